@@ -1,0 +1,54 @@
+# One library per folder of src/. Sources are listed by pattern; unit tests (x_test.cc) sit beside
+# the code and become one test binary per folder.
+
+find_program(NIBBLE_CCACHE ccache)
+if(NIBBLE_CCACHE)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${NIBBLE_CCACHE})
+endif()
+
+add_library(nibble_options INTERFACE)
+target_include_directories(nibble_options INTERFACE ${CMAKE_SOURCE_DIR}/src ${CMAKE_SOURCE_DIR}/include)
+# Floating-point results must not depend on the compiler fusing operations (see docs/architecture.md).
+target_compile_options(nibble_options INTERFACE -Wall -Wextra -Wno-missing-field-initializers
+  -ffp-contract=off -fno-math-errno)
+if(NIBBLE_DEVELOPER)
+  target_compile_options(nibble_options INTERFACE -Werror)
+endif()
+if(NIBBLE_SANITIZE)
+  target_compile_options(nibble_options INTERFACE -fsanitize=${NIBBLE_SANITIZE}
+    -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  target_link_options(nibble_options INTERFACE -fsanitize=${NIBBLE_SANITIZE})
+endif()
+if(NIBBLE_FUZZ)
+  target_compile_options(nibble_options INTERFACE -fsanitize=fuzzer-no-link)
+endif()
+
+if(NIBBLE_DEVELOPER)
+  enable_testing()
+  find_package(GTest REQUIRED)
+  include(GoogleTest)
+endif()
+
+# nibble_folder(<name> [DEPS <targets>...]): library nibble_<name> from src/<name>/**.cc, and its tests.
+function(nibble_folder name)
+  cmake_parse_arguments(ARG "" "" "DEPS;TEST_DEPS" ${ARGN})
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cc)
+  set(tests ${sources})
+  list(FILTER sources EXCLUDE REGEX "_test\\.cc$")
+  list(FILTER tests INCLUDE REGEX "_test\\.cc$")
+  add_library(nibble_${name} STATIC ${sources})
+  target_link_libraries(nibble_${name} PUBLIC nibble_options ${ARG_DEPS})
+  if(NIBBLE_DEVELOPER AND tests)
+    nibble_test(${name}_test SOURCES ${tests} DEPS nibble_${name} ${ARG_TEST_DEPS})
+  endif()
+endfunction()
+
+# nibble_test(<name> SOURCES ... DEPS ...): a gtest binary whose cases ctest lists one by one.
+# Tests run in the source root, so that relative paths to tests/ and models/ resolve.
+function(nibble_test name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS" ${ARGN})
+  add_executable(${name} ${ARG_SOURCES})
+  target_link_libraries(${name} PRIVATE ${ARG_DEPS} GTest::gmock GTest::gtest_main)
+  gtest_discover_tests(${name} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR} DISCOVERY_MODE PRE_TEST
+    PROPERTIES TIMEOUT 600)
+endfunction()
