@@ -26,16 +26,15 @@ class InternalError final : public std::logic_error {
   } while (false)
 
 /// CHECK with a formatted explanation.
-#define CHECK_MSG(condition, ...)                                                    \
-  do {                                                                               \
-    if (!(condition)) [[unlikely]] {                                                 \
-      ::nibble::throw_internal_error(__FILE__, __LINE__,                             \
-                                     #condition ": " + ::fmt::format(__VA_ARGS__));  \
-    }                                                                                \
+#define CHECK_MSG(condition, ...)                                                   \
+  do {                                                                              \
+    if (!(condition)) [[unlikely]] {                                                \
+      ::nibble::throw_internal_error(__FILE__, __LINE__,                            \
+                                     #condition ": " + ::fmt::format(__VA_ARGS__)); \
+    }                                                                               \
   } while (false)
 
-#define NIBBLE_CHECK_OP(a, op, b) \
-  CHECK_MSG((a)op(b), "{} " #op " {} does not hold", (a), (b))
+#define NIBBLE_CHECK_OP(a, op, b) CHECK_MSG((a)op(b), "{} " #op " {} does not hold", (a), (b))
 #define CHECK_EQ(a, b) NIBBLE_CHECK_OP(a, ==, b)
 #define CHECK_NE(a, b) NIBBLE_CHECK_OP(a, !=, b)
 #define CHECK_LE(a, b) NIBBLE_CHECK_OP(a, <=, b)

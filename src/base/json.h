@@ -22,6 +22,13 @@ class JsonObject final {
  public:
   using Member = std::pair<std::string, Json>;
 
+  JsonObject() = default;
+  JsonObject(const JsonObject& other);
+  JsonObject(JsonObject&& other) noexcept = default;
+  JsonObject& operator=(const JsonObject& other);
+  JsonObject& operator=(JsonObject&& other) noexcept = default;
+  ~JsonObject() = default;
+
   [[nodiscard]] const Json* find(std::string_view key) const;
   [[nodiscard]] Json* find(std::string_view key);
   /// Replaces the member's value or appends a member.
@@ -40,7 +47,9 @@ class JsonObject final {
   [[nodiscard]] size_t index_of(std::string_view key) const;
 
   std::vector<Member> members_;
-  mutable std::unordered_map<std::string_view, size_t> index_;  // empty until needed
+  // Views into members_; empty until needed, dropped on every change. Built by const lookups, so
+  // the first lookup of an object must not race with another.
+  mutable std::unordered_map<std::string_view, size_t> index_;
 };
 
 /// A JSON value. Integers keep all 64 bits; numbers written with a point or exponent are doubles.
@@ -49,17 +58,18 @@ class Json final {
   enum class Type { kNull, kBool, kInt, kUint, kDouble, kString, kArray, kObject };
 
   Json() = default;
-  Json(std::nullptr_t) {}                                       // NOLINT(google-explicit-constructor)
-  Json(bool value) : value_(value) {}                           // NOLINT(google-explicit-constructor)
-  Json(int value) : value_(static_cast<int64_t>(value)) {}      // NOLINT(google-explicit-constructor)
-  Json(int64_t value) : value_(value) {}                        // NOLINT(google-explicit-constructor)
-  Json(uint64_t value);                                         // NOLINT(google-explicit-constructor)
-  Json(double value) : value_(value) {}                         // NOLINT(google-explicit-constructor)
-  Json(std::string value) : value_(std::move(value)) {}         // NOLINT(google-explicit-constructor)
-  Json(std::string_view value) : value_(std::string(value)) {}  // NOLINT(google-explicit-constructor)
-  Json(const char* value) : value_(std::string(value)) {}       // NOLINT(google-explicit-constructor)
-  Json(JsonArray value) : value_(std::move(value)) {}           // NOLINT(google-explicit-constructor)
-  Json(JsonObject value) : value_(std::move(value)) {}          // NOLINT(google-explicit-constructor)
+  Json(std::nullptr_t) {}                                   // NOLINT(google-explicit-constructor)
+  Json(bool value) : value_(value) {}                       // NOLINT(google-explicit-constructor)
+  Json(int value) : value_(static_cast<int64_t>(value)) {}  // NOLINT(google-explicit-constructor)
+  Json(int64_t value) : value_(value) {}                    // NOLINT(google-explicit-constructor)
+  Json(uint64_t value);                                     // NOLINT(google-explicit-constructor)
+  Json(double value) : value_(value) {}                     // NOLINT(google-explicit-constructor)
+  Json(std::string value) : value_(std::move(value)) {}     // NOLINT(google-explicit-constructor)
+  Json(std::string_view value)
+      : value_(std::string(value)) {}                      // NOLINT(google-explicit-constructor)
+  Json(const char* value) : value_(std::string(value)) {}  // NOLINT(google-explicit-constructor)
+  Json(JsonArray value) : value_(std::move(value)) {}      // NOLINT(google-explicit-constructor)
+  Json(JsonObject value) : value_(std::move(value)) {}     // NOLINT(google-explicit-constructor)
 
   /// Parses one UTF-8 document. Refuses trailing text, duplicate keys, non-finite numbers, a BOM,
   /// invalid UTF-8 and nesting deeper than 256. Errors: kCorrupt with byte offset.
@@ -73,9 +83,7 @@ class Json final {
   /// True for integers that fit int64; values above are kUint.
   [[nodiscard]] bool is_int() const { return type() == Type::kInt; }
   [[nodiscard]] bool is_double() const { return type() == Type::kDouble; }
-  [[nodiscard]] bool is_number() const {
-    return is_int() || is_double() || type() == Type::kUint;
-  }
+  [[nodiscard]] bool is_number() const { return is_int() || is_double() || type() == Type::kUint; }
   [[nodiscard]] bool is_string() const { return type() == Type::kString; }
   [[nodiscard]] bool is_array() const { return type() == Type::kArray; }
   [[nodiscard]] bool is_object() const { return type() == Type::kObject; }
@@ -83,6 +91,7 @@ class Json final {
   /// The value as the given type; a CHECK fails on another type (test first).
   [[nodiscard]] bool as_bool() const;
   [[nodiscard]] int64_t as_int() const;
+  [[nodiscard]] uint64_t as_uint() const;  // an integer that is not negative
   [[nodiscard]] double as_double() const;  // any number
   [[nodiscard]] const std::string& as_string() const;
   [[nodiscard]] const JsonArray& as_array() const;

@@ -17,9 +17,9 @@ void log_line(LogLevel level, std::string_view message);
 }  // namespace nibble
 
 /// NIBBLE_LOG(kInfo, "loaded {} tensors", n);
-#define NIBBLE_LOG(level, ...)                                                        \
-  do {                                                                                \
-    if (::nibble::log_enabled(::nibble::LogLevel::level)) {                           \
-      ::nibble::log_line(::nibble::LogLevel::level, ::fmt::format(__VA_ARGS__));      \
-    }                                                                                 \
+#define NIBBLE_LOG(level, ...)                                                   \
+  do {                                                                           \
+    if (::nibble::log_enabled(::nibble::LogLevel::level)) {                      \
+      ::nibble::log_line(::nibble::LogLevel::level, ::fmt::format(__VA_ARGS__)); \
+    }                                                                            \
   } while (false)

@@ -10,7 +10,8 @@
 
 namespace nibble {
 
-/// What kind of failure the world handed us. Each maps to one process exit code and one HTTP status.
+/// What kind of failure the world handed us. Each maps to one process exit code and one HTTP
+/// status.
 enum class StatusCode {
   kOk,
   kInvalidArgument,    // a flag, request field or prompt that cannot be served
@@ -46,12 +47,15 @@ class [[nodiscard]] Status {
 };
 
 /// Process exit code of a failure: 2 invalid argument, 3 not found, 4 corrupt, 5 unsupported,
-/// 6 already exists, 7 resource exhausted, 8 I/O, 9 unavailable, 10 cancelled; 70 is an internal error.
+/// 6 already exists, 7 resource exhausted, 8 I/O, 9 unavailable, 10 cancelled; 70 is an internal
+/// error.
 [[nodiscard]] int exit_code(StatusCode code);
 [[nodiscard]] std::string_view to_string(StatusCode code);
 
 template <typename... Args>
-[[nodiscard]] Status make_error(StatusCode code, fmt::format_string<Args...> format, Args&&... args) {
+[[nodiscard]] Status make_error(StatusCode code,
+                                fmt::format_string<Args...> format,
+                                Args&&... args) {
   return Status(code, fmt::format(format, std::forward<Args>(args)...));
 }
 
@@ -59,8 +63,8 @@ template <typename... Args>
 template <typename T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : value_(std::move(value)) {}                 // NOLINT(google-explicit-constructor)
-  Result(Status status) : status_(std::move(status)) {          // NOLINT(google-explicit-constructor)
+  Result(T value) : value_(std::move(value)) {}         // NOLINT(google-explicit-constructor)
+  Result(Status status) : status_(std::move(status)) {  // NOLINT(google-explicit-constructor)
     CHECK(!status_.ok());
   }
 
@@ -91,11 +95,11 @@ class [[nodiscard]] Result {
 }  // namespace nibble
 
 /// Returns the failure of `expr` to the caller; continues otherwise.
-#define NIBBLE_RETURN_IF_ERROR(expr)                         \
-  do {                                                       \
-    if (auto nibble_status = (expr); !nibble_status.ok()) {  \
-      return nibble_status;                                  \
-    }                                                        \
+#define NIBBLE_RETURN_IF_ERROR(expr)                        \
+  do {                                                      \
+    if (auto nibble_status = (expr); !nibble_status.ok()) { \
+      return nibble_status;                                 \
+    }                                                       \
   } while (false)
 
 #define NIBBLE_CONCAT_INNER(a, b) a##b
