@@ -1,0 +1,60 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "ops/attention.h"
+#include "ops/gemm.h"
+
+namespace nibble {
+
+/// A weight matrix packed for one kernel. Owned by the layer that uses it.
+class PreparedGemm {
+ public:
+  virtual ~PreparedGemm() = default;
+  /// Runs one step's product. Allocates nothing.
+  virtual void run(const GemmArgs& args) = 0;
+  /// The weights in canonical form again: packing is invertible.
+  [[nodiscard]] virtual Result<QuantTensor> unpack() const = 0;
+  /// Replaces the weights in place (same format and shape, same memory).
+  virtual Status update(const QuantTensor& weight) = 0;
+  [[nodiscard]] virtual std::string_view kernel_name() const = 0;  // "gemm_w4a16_avx512"
+  [[nodiscard]] virtual int64_t weight_bytes() const = 0;          // read per run at m = 1
+};
+
+/// Kernels of one device. Chosen once, passed to layers, never global. Calls are made by one thread
+/// at a time; each splits its work over the backend's own threads and returns when it is done.
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  [[nodiscard]] virtual std::string_view name() const = 0;  // "cpu/avx512_vnni"
+  [[nodiscard]] virtual int threads() const = 0;
+
+  /// Packs weights for rows of activations in `act`; the source is consumed. max_m is the largest
+  /// m that run() will see (workspace is sized here).
+  virtual Result<std::unique_ptr<PreparedGemm>> prepare_gemm(QuantTensor weight,
+                                                             ActFormat act,
+                                                             int64_t max_m) = 0;
+
+  /// y[r] = x[r] / sqrt(mean(x[r]²) + eps) * weight, rows of n; x may equal y.
+  virtual void rms_norm(
+      const float* x, int64_t rows, int64_t n, const float* weight, float eps, float* y) = 0;
+  /// y[r, i] = silu(gu[r, i]) * gu[r, n + i]; gu has rows of 2n, y rows of n.
+  virtual void silu_mul(const float* gate_up, int64_t rows, int64_t n, float* y) = 0;
+  /// y[r, i] += bias[i], rows of n.
+  virtual void add_bias(float* y, int64_t rows, int64_t n, const float* bias) = 0;
+  virtual void rope_append_kv(const RopeAppendArgs& args) = 0;
+  virtual void attention(const AttentionArgs& args) = 0;
+};
+
+struct CpuBackendOptions {
+  int threads = 0;           // 0: one per core this process may use
+  std::string isa = "auto";  // auto, scalar, avx2, avx512, avx512_vnni
+};
+
+/// The CPU backend. kUnsupported, with the list of what the machine has, when it lacks the ISA.
+Result<std::unique_ptr<Backend>> make_cpu_backend(const CpuBackendOptions& options);
+
+}  // namespace nibble

@@ -1,0 +1,71 @@
+#include "core/buffer.h"
+
+#include <utility>
+
+#include <sys/mman.h>
+
+namespace nibble {
+namespace {
+
+constexpr size_t kSmallPage = 4096;
+constexpr size_t kHugePage = size_t{2} << 20;
+
+size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
+
+}  // namespace
+
+Result<Buffer> Buffer::allocate(size_t bytes) {
+  Buffer buffer;
+  buffer.size_ = bytes;
+  if (bytes == 0) {
+    return buffer;
+  }
+  const bool huge = bytes >= kHugePage;
+  const size_t wanted = round_up(bytes, huge ? kHugePage : kSmallPage);
+  const size_t mapped = huge ? wanted + kHugePage : wanted;
+  void* memory = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) {
+    return make_error(StatusCode::kResourceExhausted, "cannot allocate {} bytes of memory", bytes);
+  }
+  auto* start = static_cast<std::byte*>(memory);
+  if (huge) {  // cut the mapping down to its aligned part
+    const auto address = reinterpret_cast<size_t>(start);
+    const size_t skip = round_up(address, kHugePage) - address;
+    if (skip != 0) {
+      munmap(start, skip);
+    }
+    if (kHugePage - skip != 0) {
+      munmap(start + skip + wanted, kHugePage - skip);
+    }
+    start += skip;
+    madvise(start, wanted, MADV_HUGEPAGE);
+  }
+  buffer.data_ = start;
+  buffer.reserved_ = wanted;
+  return buffer;
+}
+
+Buffer::Buffer(Buffer&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)),
+      size_(std::exchange(other.size_, 0)),
+      reserved_(std::exchange(other.reserved_, 0)) {}
+
+Buffer& Buffer::operator=(Buffer&& other) noexcept {
+  if (this != &other) {
+    release();
+    data_ = std::exchange(other.data_, nullptr);
+    size_ = std::exchange(other.size_, 0);
+    reserved_ = std::exchange(other.reserved_, 0);
+  }
+  return *this;
+}
+
+Buffer::~Buffer() { release(); }
+
+void Buffer::release() {
+  if (data_ != nullptr) {
+    munmap(data_, reserved_);
+  }
+}
+
+}  // namespace nibble

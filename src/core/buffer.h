@@ -1,0 +1,45 @@
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "base/status.h"
+
+namespace nibble {
+
+/// Owned, uninitialised host memory, 64-byte aligned. Buffers of 2 MiB and more are 2 MiB aligned
+/// and ask for huge pages: reading weights through 4 KiB pages costs a third of the bandwidth on
+/// virtual machines (docs/performance.md). Move-only.
+class Buffer final {
+ public:
+  Buffer() = default;
+  /// Fails with kResourceExhausted, naming the size.
+  static Result<Buffer> allocate(size_t bytes);
+  Buffer(Buffer&& other) noexcept;
+  Buffer& operator=(Buffer&& other) noexcept;
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  ~Buffer();
+
+  [[nodiscard]] std::byte* data() { return data_; }
+  [[nodiscard]] const std::byte* data() const { return data_; }
+  [[nodiscard]] size_t size() const { return size_; }
+  /// The memory as elements of T; size() must be a multiple of sizeof(T).
+  template <typename T>
+  [[nodiscard]] std::span<T> as() {
+    return {reinterpret_cast<T*>(data_), size_ / sizeof(T)};
+  }
+  template <typename T>
+  [[nodiscard]] std::span<const T> as() const {
+    return {reinterpret_cast<const T*>(data_), size_ / sizeof(T)};
+  }
+
+ private:
+  void release();
+
+  std::byte* data_ = nullptr;
+  size_t size_ = 0;      // bytes asked for
+  size_t reserved_ = 0;  // bytes mapped
+};
+
+}  // namespace nibble

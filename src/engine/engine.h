@@ -1,0 +1,53 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "base/status.h"
+#include "engine/request.h"
+#include "model/model.h"
+
+namespace nibble {
+
+struct EngineOptions {
+  int64_t max_model_len = 0;             // 0: the model's max_position
+  int64_t max_num_seqs = 64;             // running at once
+  int64_t max_num_batched_tokens = 512;  // tokens of one step: decodes first, then prefill chunks
+  int64_t max_queued_requests = 1024;
+  int64_t page_size = 16;
+  int64_t num_pages = 0;  // 0: enough for max_num_seqs sequences, at most kv_bytes
+  int64_t kv_bytes = int64_t{1} << 30;
+  KvCode kv_code = KvCode::kBf16;
+  bool prefix_caching = true;
+};
+
+/// Counters and gauges since start; a consistent copy.
+struct EngineStats {
+  int64_t running = 0, waiting = 0;
+  int64_t pages_total = 0, pages_used = 0;  // used: held by sequences (cached free pages are free)
+  int64_t prompt_tokens = 0, cached_tokens = 0, generated_tokens = 0;
+  int64_t preemptions = 0, steps = 0;
+  bool healthy = true;
+};
+
+/// Continuous batching over one model. One engine thread owns scheduler, sequences and page tables;
+/// requests enter through a bounded queue and tokens leave through Request::on_event.
+class Engine {
+ public:
+  static Result<std::unique_ptr<Engine>> start(std::unique_ptr<Model> model,
+                                               const EngineOptions& options);
+  virtual ~Engine() = default;  // cancels what runs and joins the thread
+
+  /// Thread-safe. kInvalidArgument: empty prompt, token id out of range, prompt longer than
+  /// max_model_len - 1, or one that could never fit the pages; kResourceExhausted: queue full;
+  /// kUnavailable: shutting down or unhealthy.
+  virtual Status submit(Request request) = 0;
+  /// Stops taking requests; returns when all that were taken are finished or `timeout_s` is over
+  /// (the rest is cancelled then).
+  virtual void drain(double timeout_s) = 0;
+  [[nodiscard]] virtual EngineStats stats() const = 0;
+  [[nodiscard]] virtual const ModelConfig& model_config() const = 0;
+  [[nodiscard]] virtual const EngineOptions& options() const = 0;  // with defaults resolved
+};
+
+}  // namespace nibble

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace nibble {
+
+struct SamplingParams {
+  double temperature = 1.0;  // 0: greedy
+  int64_t top_k = 0;         // 0: off
+  double top_p = 1.0;
+  double min_p = 0.0;
+  double repetition_penalty = 1.0;  // over prompt and answer
+  double presence_penalty = 0.0;    // over the answer
+  double frequency_penalty = 0.0;   // over the answer
+  std::optional<uint64_t> seed;     // same seed, same text, whatever else runs
+  std::vector<std::pair<int32_t, float>> logit_bias;
+};
+
+enum class FinishReason : uint8_t { kNone, kStop, kLength, kCancelled, kError };
+
+struct TokenLogprob {
+  int32_t token = 0;
+  float logprob = 0;  // natural log, of the model's distribution before temperature and filters
+};
+
+/// What the engine says about a request. Events of one request arrive in order; the last has a
+/// finish reason. Tokens are raw ids: text is made outside the engine.
+struct TokenEvent {
+  int32_t token = -1;  // -1 on a final event without a token
+  float logprob = 0;
+  std::vector<TokenLogprob> top_logprobs;
+  FinishReason finish = FinishReason::kNone;
+  std::string error;  // for kError
+  int64_t prompt_tokens = 0;
+  int64_t cached_tokens = 0;  // prompt tokens served by the prefix cache
+};
+
+/// One generation. The submitter keeps the shared handle to cancel; everything else moves in.
+struct Request {
+  std::string id;
+  std::vector<int32_t> prompt;
+  int64_t max_tokens = 16;
+  int64_t min_tokens = 0;
+  SamplingParams sampling;
+  std::vector<int32_t> stop_tokens;  // end the answer; the token itself is delivered
+  bool ignore_eos = false;           // the model's end tokens do not end the answer
+  int top_logprobs = -1;             // -1: no logprobs; 0..20: that many alternatives
+  std::shared_ptr<std::atomic<bool>> cancelled = std::make_shared<std::atomic<bool>>(false);
+  /// Called by the engine thread for each event; must return at once (hand over to a queue).
+  std::function<void(TokenEvent)> on_event;
+};
+
+}  // namespace nibble

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "backend/backend.h"
+#include "kvcache/paged_kv_cache.h"
+#include "model/config.h"
+
+namespace nibble {
+
+/// One step's input. Row r of the batch is tokens[r]; sequences say which rows are whose.
+struct ForwardBatch {
+  std::span<const int32_t> tokens;
+  std::span<const SequenceSpan> sequences;
+  std::span<const int32_t> logit_rows;  // rows whose logits are wanted, in the order of the output
+};
+
+struct ModelOptions {
+  int64_t max_batch_tokens = 512;  // largest tokens.size() of a step; workspace is sized here
+  int64_t max_logit_rows = 64;     // largest logit_rows.size() of a step
+};
+
+/// A loaded decoder-only transformer. forward() allocates nothing and is called by one thread.
+class Model {
+ public:
+  virtual ~Model() = default;
+  [[nodiscard]] virtual const ModelConfig& config() const = 0;
+  /// Scheme of the linear layers ("w4a16_g32"), and bytes that one decoded token reads.
+  [[nodiscard]] virtual std::string_view scheme() const = 0;
+  [[nodiscard]] virtual int64_t weight_bytes() const = 0;
+
+  /// Appends the batch's keys and values to `cache` and writes logits [logit_rows, vocab_size] f32.
+  virtual void forward(const ForwardBatch& batch, PagedKvCache& cache, std::span<float> logits) = 0;
+};
+
+/// Loads a Hugging Face checkpoint folder (config.json, safetensors). The architecture and the
+/// scheme follow from the files; what they do not say clearly is refused, naming file and field.
+Result<std::unique_ptr<Model>> load_model(const std::string& model_dir,
+                                          Backend& backend,
+                                          const ModelOptions& options);
+
+}  // namespace nibble

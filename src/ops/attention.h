@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "ops/kv.h"
+
+namespace nibble {
+
+/// Causal attention over the paged cache. Queries are rotated and the step's keys and values are
+/// already in the cache (see rope_append_kv), so cached and fresh tokens are read alike.
+///   q   [tokens, heads, head_dim] f32, rows q_stride apart
+///   out [tokens, heads, head_dim] f32, rows out_stride apart
+/// A token's output does not depend on which other tokens are in the batch.
+struct AttentionArgs {
+  const float* q = nullptr;
+  int64_t q_stride = 0;
+  float* out = nullptr;
+  int64_t out_stride = 0;
+  int64_t heads = 0;           // a multiple of kv.kv_heads
+  float scale = 1.0F;          // applied to q·k
+  int64_t sliding_window = 0;  // a token sees itself and the window-1 before it; 0: all
+  KvView kv;
+  std::span<const SequenceSpan> sequences;
+};
+
+/// Rotates q in place and writes rotated k, and v, into the cache.
+///   qkv [tokens, (heads + 2 kv_heads) * head_dim] f32: q, then k, then v; rows stride apart
+///   inv_freq [head_dim/2] f32; pairs are (i, i + head_dim/2); cos and sin are multiplied by
+///   attention_factor (1 unless the scaling kind says otherwise).
+/// Position of a row follows from its sequence: kv_len - q_len + (row - q_begin).
+struct RopeAppendArgs {
+  float* qkv = nullptr;
+  int64_t stride = 0;
+  int64_t heads = 0;
+  const float* inv_freq = nullptr;
+  float attention_factor = 1.0F;
+  KvView kv;
+  std::span<const SequenceSpan> sequences;
+};
+
+/// Oracles in double precision, one token and head after another.
+void reference_attention(const AttentionArgs& args);
+void reference_rope_append(const RopeAppendArgs& args);
+
+}  // namespace nibble

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <cstdint>
+
+#include "quant/quant_tensor.h"
+
+namespace nibble {
+
+enum class GemmOutput : uint8_t { kStore, kAdd };
+
+/// y (+)= x · dequant(w)ᵀ for m rows.
+///   x [m, k] f32, rows x_stride elements apart     y [m, n] f32, rows y_stride elements apart
+/// A row of y depends only on its row of x, never on m: results do not change with batching.
+struct GemmArgs {
+  const float* x = nullptr;
+  int64_t x_stride = 0;
+  int64_t m = 0;
+  float* y = nullptr;
+  int64_t y_stride = 0;
+  GemmOutput output = GemmOutput::kStore;
+};
+
+/// Plain product in double precision over dequantized weights, with activations rounded as `act`
+/// says (per-token scales as ops/quantize_act.h). The oracle of every GEMM kernel.
+void reference_gemm(const QuantTensor& weight, ActFormat act, const GemmArgs& args);
+
+}  // namespace nibble

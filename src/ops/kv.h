@@ -1,0 +1,65 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace nibble {
+
+/// Element code of cached keys and values. Quantized forms have parameters per token and head:
+/// int8: f32 scale = absmax/127, value = code * scale; int4: f32 scale = (max-min)/15 and f32 min,
+/// value = code * scale + min, codes 0..15, two per byte, low nibble first.
+enum class KvCode : uint8_t { kF32, kBf16, kInt8, kInt4 };
+
+/// Bytes of one head's codes for one token.
+[[nodiscard]] constexpr int64_t kv_row_bytes(KvCode code, int64_t head_dim) {
+  switch (code) {
+    case KvCode::kF32:
+      return head_dim * 4;
+    case KvCode::kBf16:
+      return head_dim * 2;
+    case KvCode::kInt8:
+      return head_dim;
+    case KvCode::kInt4:
+      return head_dim / 2;
+  }
+  return 0;
+}
+
+/// f32 parameters of one head for one token.
+[[nodiscard]] constexpr int64_t kv_row_params(KvCode code) {
+  return code == KvCode::kInt4 ? 2 : (code == KvCode::kInt8 ? 1 : 0);
+}
+
+/// One layer's pages. A page holds page_size tokens; inside it each KV head is contiguous:
+///   [kv_head][ K codes [page_size, row] | K params f32 [page_size, p] | V codes | V params ]
+struct KvView {
+  KvCode code = KvCode::kBf16;
+  int64_t page_size = 0;
+  int64_t kv_heads = 0;
+  int64_t head_dim = 0;
+  std::byte* pages = nullptr;  // page p starts at pages + p * page_bytes()
+
+  [[nodiscard]] int64_t half_bytes() const {  // K or V of one head in one page
+    return page_size * (kv_row_bytes(code, head_dim) + 4 * kv_row_params(code));
+  }
+  [[nodiscard]] int64_t page_bytes() const { return kv_heads * 2 * half_bytes(); }
+  [[nodiscard]] std::byte* keys(int64_t page, int64_t kv_head) const {
+    return pages + page * page_bytes() + kv_head * 2 * half_bytes();
+  }
+  [[nodiscard]] std::byte* values(int64_t page, int64_t kv_head) const {
+    return keys(page, kv_head) + half_bytes();
+  }
+  /// Offset of the parameters inside a K or V half.
+  [[nodiscard]] int64_t params_offset() const { return page_size * kv_row_bytes(code, head_dim); }
+};
+
+/// One sequence's share of a step: rows q_begin .. q_begin+q_len of the batch are its last q_len
+/// tokens, at positions kv_len-q_len .. kv_len-1; its cache is the pages listed in order.
+struct SequenceSpan {
+  int32_t q_begin = 0;
+  int32_t q_len = 0;
+  int32_t kv_len = 0;              // including the q_len new tokens
+  const int32_t* pages = nullptr;  // ceil(kv_len / page_size) entries
+};
+
+}  // namespace nibble

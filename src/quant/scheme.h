@@ -1,0 +1,58 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "base/status.h"
+#include "core/dtype.h"
+
+namespace nibble {
+
+/// How one weight element is coded.
+enum class WeightCode : uint8_t { kF32, kF16, kBf16, kInt8, kFp8E4M3, kInt4 };
+
+/// What one weight scale covers.
+enum class ScalePer : uint8_t { kNone, kChannel, kGroup };
+
+/// Weight numbers of a matrix [n, k] (n output channels): value = code * scale.
+/// Integer codes are signed and symmetric (no zero point): int4 -8..7, int8 -128..127.
+struct WeightFormat {
+  WeightCode code = WeightCode::kBf16;
+  ScalePer scale_per = ScalePer::kNone;
+  int group_size = 0;               // along k, for kGroup; k must be a multiple
+  DType scale_dtype = DType::kF32;  // kF32 or kBF16: the type stored in the file
+
+  constexpr bool operator==(const WeightFormat&) const = default;
+  [[nodiscard]] constexpr bool quantized() const { return scale_per != ScalePer::kNone; }
+  /// Scales in one row of k weights.
+  [[nodiscard]] constexpr int64_t groups(int64_t k) const {
+    return scale_per == ScalePer::kGroup ? k / group_size
+                                         : (scale_per == ScalePer::kChannel ? 1 : 0);
+  }
+};
+
+/// How activations enter the product. The token forms take one scale per row of activations,
+/// absmax/127 or absmax/448, computed at run time.
+enum class ActFormat : uint8_t { kFloat, kInt8Token, kFp8Token };
+
+/// One row of the table that drives quantizer, file format, kernels and QAT.
+struct QuantScheme {
+  std::string_view name;
+  WeightFormat weight;
+  ActFormat act = ActFormat::kFloat;
+
+  constexpr bool operator==(const QuantScheme&) const = default;
+};
+
+/// All schemes, in the order that help texts and docs list them.
+[[nodiscard]] std::span<const QuantScheme> all_schemes();
+/// kInvalidArgument with the list of names when there is none of this name.
+[[nodiscard]] Result<QuantScheme> find_scheme(std::string_view name);
+/// Name of the row with these formats, or empty.
+[[nodiscard]] std::string_view scheme_name(const WeightFormat& weight, ActFormat act);
+/// Bits stored per weight of a row of k weights, scales included.
+[[nodiscard]] double bits_per_weight(const WeightFormat& format, int64_t k);
+
+}  // namespace nibble

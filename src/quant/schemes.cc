@@ -1,0 +1,91 @@
+#include <array>
+
+#include "quant/scheme.h"
+
+namespace nibble {
+namespace {
+
+using enum WeightCode;
+using enum ScalePer;
+
+// The only list of schemes.
+constexpr std::array kSchemes = {
+    QuantScheme{"bf16", {kBf16, kNone, 0, DType::kF32}, ActFormat::kFloat},
+    QuantScheme{"w8a8_int8", {kInt8, kChannel, 0, DType::kF32}, ActFormat::kInt8Token},
+    QuantScheme{"w8a8_fp8", {kFp8E4M3, kChannel, 0, DType::kF32}, ActFormat::kFp8Token},
+    QuantScheme{"w4a16_g32", {kInt4, kGroup, 32, DType::kBF16}, ActFormat::kFloat},
+    QuantScheme{"w4a16_g128", {kInt4, kGroup, 128, DType::kBF16}, ActFormat::kFloat},
+    QuantScheme{"w4a16_channel", {kInt4, kChannel, 0, DType::kBF16}, ActFormat::kFloat},
+    QuantScheme{"w4a8", {kInt4, kChannel, 0, DType::kF32}, ActFormat::kInt8Token},
+};
+
+constexpr bool legal(const QuantScheme& scheme) {
+  const bool grouped = scheme.weight.scale_per == kGroup;
+  const bool integer_weight = scheme.weight.code == kInt4 || scheme.weight.code == kInt8;
+  const bool group_ok = grouped == (scheme.weight.group_size > 0);
+  // One int32 sum over the whole row needs one scale for the row, and integer codes.
+  const bool int8_ok = scheme.act != ActFormat::kInt8Token ||
+                       (scheme.weight.scale_per == kChannel && integer_weight);
+  const bool scaled =
+      scheme.weight.quantized() == (integer_weight || scheme.weight.code == kFp8E4M3);
+  return group_ok && int8_ok && scaled;
+}
+
+constexpr bool all_legal() {
+  for (const QuantScheme& scheme : kSchemes) {
+    if (!legal(scheme)) {
+      return false;
+    }
+  }
+  return true;
+}
+static_assert(all_legal());
+
+}  // namespace
+
+std::span<const QuantScheme> all_schemes() { return kSchemes; }
+
+Result<QuantScheme> find_scheme(std::string_view name) {
+  std::string known;
+  for (const QuantScheme& scheme : kSchemes) {
+    if (scheme.name == name) {
+      return scheme;
+    }
+    known += known.empty() ? "" : ", ";
+    known += scheme.name;
+  }
+  return make_error(StatusCode::kInvalidArgument, "unknown scheme \"{}\"; choose one of {}", name,
+                    known);
+}
+
+std::string_view scheme_name(const WeightFormat& weight, ActFormat act) {
+  for (const QuantScheme& scheme : kSchemes) {
+    if (scheme.weight.code == weight.code && scheme.weight.scale_per == weight.scale_per &&
+        scheme.weight.group_size == weight.group_size && scheme.act == act) {
+      return scheme.name;  // the stored type of the scales is the file's affair
+    }
+  }
+  return {};
+}
+
+double bits_per_weight(const WeightFormat& format, int64_t k) {
+  const auto code_bits = [&] {
+    switch (format.code) {
+      case kF32:
+        return 32.0;
+      case kF16:
+      case kBf16:
+        return 16.0;
+      case kInt8:
+      case kFp8E4M3:
+        return 8.0;
+      case kInt4:
+        return 4.0;
+    }
+    return 0.0;
+  }();
+  return code_bits + static_cast<double>(format.groups(k) * dtype_bits(format.scale_dtype)) /
+                         static_cast<double>(k);
+}
+
+}  // namespace nibble
