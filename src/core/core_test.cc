@@ -1,0 +1,46 @@
+#include <cstdint>
+#include <utility>
+
+#include <gtest/gtest.h>
+
+#include "core/buffer.h"
+#include "core/dtype.h"
+
+namespace nibble {
+namespace {
+
+TEST(DType, NamesAndBitsAreThoseOfSafetensors) {
+  EXPECT_EQ(dtype_from_name("BF16"), DType::kBF16);
+  EXPECT_EQ(dtype_from_name("bf16"), std::nullopt);
+  EXPECT_EQ(dtype_bits(DType::kF4E2M1), 4);
+  EXPECT_EQ(dtype_bits(DType::kU64), 64);
+  for (int i = 0; i <= static_cast<int>(DType::kU64); ++i) {
+    const auto dtype = static_cast<DType>(i);
+    EXPECT_EQ(dtype_from_name(dtype_name(dtype)), dtype);
+  }
+}
+
+TEST(Buffer, IsAlignedAndMoves) {
+  for (const size_t size : {size_t{1}, size_t{4096}, (size_t{2} << 20) + 5, size_t{9} << 20}) {
+    auto buffer = Buffer::allocate(size);
+    ASSERT_TRUE(buffer.ok());
+    EXPECT_EQ(buffer->size(), size);
+    const size_t alignment = size >= (size_t{2} << 20) ? size_t{2} << 20 : 64;
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer->data()) % alignment, 0U);
+    buffer->data()[0] = std::byte{1};
+    buffer->data()[size - 1] = std::byte{2};
+    Buffer moved = std::move(*buffer);
+    EXPECT_EQ(moved.data()[size - 1], std::byte{2});
+    EXPECT_EQ(buffer->data(), nullptr);
+  }
+  EXPECT_EQ(Buffer::allocate(0)->size(), 0U);
+}
+
+TEST(Buffer, RefusesWhatCannotBeHad) {
+  const auto result = Buffer::allocate(size_t{1} << 60);
+  ASSERT_FALSE(result.ok());
+  EXPECT_EQ(result.status().code(), StatusCode::kResourceExhausted);
+}
+
+}  // namespace
+}  // namespace nibble
