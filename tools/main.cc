@@ -1,0 +1,79 @@
+#include <cstdio>
+#include <exception>
+#include <map>
+#include <string>
+
+#include "base/check.h"
+#include "base/log.h"
+#include "command.h"
+
+namespace nibble {
+
+// The subcommands, in the order of --help; cmd_<name>.cc defines them, add_commands() calls them.
+
+namespace {
+
+constexpr int kInternalErrorExit = 70;
+constexpr const char* kFooter =
+    "Results go to stdout, logs to stderr; commands with --json print one JSON object.\n"
+    "Exit codes: 0 success, 2 invalid argument, 3 not found, 4 corrupt file, 5 unsupported,\n"
+    "6 output exists, 7 out of memory, disk or pages, 8 I/O error, 9 unavailable, 10 cancelled,\n"
+    "70 internal error.";
+
+void add_commands(CLI::App& app, CommandContext& context) {
+  (void)app;
+  (void)context;
+}
+
+void add_global_options(CLI::App& app) {
+  app.set_version_flag("--version", std::string("nibble ") + NIBBLE_VERSION);
+  app.footer(kFooter);
+  app.fallthrough();
+  static constexpr const char* kHelp = "Least severe messages to log: debug, info, warning, error";
+  const std::map<std::string, LogLevel> levels = {{"debug", LogLevel::kDebug},
+                                                  {"info", LogLevel::kInfo},
+                                                  {"warning", LogLevel::kWarning},
+                                                  {"error", LogLevel::kError}};
+  app.add_option_function<std::string>(
+         "--log-level", [levels](const std::string& name) { set_log_level(levels.at(name)); },
+         kHelp)
+      ->check(CLI::IsMember({"debug", "info", "warning", "error"}))
+      ->default_str("info");
+}
+
+int run_main(int argc, char** argv) {
+  CommandContext context;
+  CLI::App app("nibble: low-bit inference and quantization of language models", "nibble");
+  add_global_options(app);
+  add_commands(app, context);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    const int code = app.exit(error);
+    return code == 0 ? 0 : exit_code(StatusCode::kInvalidArgument);
+  }
+  if (!context.action) {
+    std::fputs(app.help().c_str(), stderr);
+    return exit_code(StatusCode::kInvalidArgument);
+  }
+  const Status status = context.action();
+  if (!status.ok()) {
+    std::fprintf(stderr, "nibble: %s: %s\n", std::string(to_string(status.code())).c_str(),
+                 status.message().c_str());
+  }
+  return exit_code(status.code());
+}
+
+}  // namespace
+}  // namespace nibble
+
+int main(int argc, char** argv) {
+  try {
+    return nibble::run_main(argc, argv);
+  } catch (const nibble::InternalError& error) {
+    std::fprintf(stderr, "nibble: internal error: %s\n", error.what());
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "nibble: internal error: uncaught exception: %s\n", error.what());
+  }
+  return nibble::kInternalErrorExit;
+}
