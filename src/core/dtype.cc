@@ -15,7 +15,7 @@ struct Row {
 
 constexpr std::array<Row, 22> kRows = {{
     {DType::kBool, "BOOL", 8},
-    {DType::kF4E2M1, "F4_E2M1", 4},
+    {DType::kF4E2M1, "F4", 4},
     {DType::kF6E2M3, "F6_E2M3", 6},
     {DType::kF6E3M2, "F6_E3M2", 6},
     {DType::kU8, "U8", 8},
