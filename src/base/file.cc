@@ -1,0 +1,209 @@
+#include "base/file.h"
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+namespace nibble {
+namespace {
+
+Status system_error(const std::string& path, std::string_view what, int error) {
+  StatusCode code = StatusCode::kIo;
+  if (error == ENOENT || error == ENOTDIR) {
+    code = StatusCode::kNotFound;
+  } else if (error == ENOSPC || error == EDQUOT || error == EFBIG || error == ENOMEM) {
+    code = StatusCode::kResourceExhausted;
+  } else if (error == EEXIST) {
+    code = StatusCode::kAlreadyExists;
+  }
+  return make_error(code, "{}: cannot {}: {}", path, what, std::strerror(error));
+}
+
+class Descriptor final {
+ public:
+  explicit Descriptor(int value) : value_(value) {}
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  ~Descriptor() {
+    if (value_ >= 0) {
+      ::close(value_);
+    }
+  }
+  [[nodiscard]] int get() const { return value_; }
+
+ private:
+  int value_;
+};
+
+// Opens a regular file for reading and finds its size.
+Result<size_t> regular_file_size(int descriptor, const std::string& path) {
+  if (descriptor < 0) {
+    return system_error(path, "open", errno);
+  }
+  struct stat info = {};
+  if (::fstat(descriptor, &info) != 0) {
+    return system_error(path, "examine", errno);
+  }
+  if (!S_ISREG(info.st_mode)) {
+    return make_error(StatusCode::kInvalidArgument, "{}: not a regular file", path);
+  }
+  return static_cast<size_t>(info.st_size);
+}
+
+}  // namespace
+
+Result<std::string> read_file(const std::string& path) {
+  const Descriptor descriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  NIBBLE_ASSIGN_OR_RETURN(const size_t size, regular_file_size(descriptor.get(), path));
+  std::string text(size, '\0');
+  size_t done = 0;
+  while (done < size) {
+    const ssize_t count = ::read(descriptor.get(), text.data() + done, size - done);
+    if (count < 0 && errno == EINTR) {
+      continue;
+    }
+    if (count < 0) {
+      return system_error(path, "read", errno);
+    }
+    if (count == 0) {
+      break;  // it shrank meanwhile
+    }
+    done += static_cast<size_t>(count);
+  }
+  text.resize(done);
+  return text;
+}
+
+bool file_exists(const std::string& path) { return ::access(path.c_str(), F_OK) == 0; }
+
+std::string_view file_name(std::string_view path) {
+  const size_t slash = path.find_last_of('/');
+  return slash == std::string_view::npos ? path : path.substr(slash + 1);
+}
+
+Result<MappedFile> MappedFile::open(const std::string& path) {
+  const Descriptor descriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  MappedFile file;
+  NIBBLE_ASSIGN_OR_RETURN(file.size_, regular_file_size(descriptor.get(), path));
+  file.path_ = path;
+  if (file.size_ == 0) {
+    return file;
+  }
+  void* data = ::mmap(nullptr, file.size_, PROT_READ, MAP_PRIVATE, descriptor.get(), 0);
+  if (data == MAP_FAILED) {
+    return system_error(path, "map", errno);
+  }
+  file.data_ = static_cast<const std::byte*>(data);
+  return file;
+}
+
+MappedFile::MappedFile(MappedFile&& other) noexcept { *this = std::move(other); }
+
+MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
+  if (this != &other) {
+    release();
+    path_ = std::move(other.path_);
+    data_ = std::exchange(other.data_, nullptr);
+    size_ = std::exchange(other.size_, 0);
+  }
+  return *this;
+}
+
+MappedFile::~MappedFile() { release(); }
+
+void MappedFile::release() {
+  if (data_ != nullptr) {
+    ::munmap(const_cast<std::byte*>(data_), size_);
+    data_ = nullptr;
+  }
+}
+
+void MappedFile::drop_pages(std::span<const std::byte> part) const {
+  const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+  const auto begin = static_cast<size_t>(part.data() - data_) / page * page;
+  const auto end = static_cast<size_t>(part.data() - data_) + part.size();
+  if (data_ != nullptr && end > begin) {
+    // Advice only: a refusal costs memory, never correctness.
+    static_cast<void>(::madvise(const_cast<std::byte*>(data_ + begin), end - begin, MADV_DONTNEED));
+  }
+}
+
+Result<OutputFile> OutputFile::create(const std::string& path) {
+  OutputFile file;
+  file.path_ = path;
+  file.descriptor_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+  if (file.descriptor_ < 0) {
+    return system_error(path, "create", errno);
+  }
+  return file;
+}
+
+OutputFile::OutputFile(OutputFile&& other) noexcept { *this = std::move(other); }
+
+OutputFile& OutputFile::operator=(OutputFile&& other) noexcept {
+  if (this != &other) {
+    if (descriptor_ >= 0) {
+      ::close(descriptor_);
+    }
+    path_ = std::move(other.path_);
+    descriptor_ = std::exchange(other.descriptor_, -1);
+    bytes_written_ = other.bytes_written_;
+  }
+  return *this;
+}
+
+OutputFile::~OutputFile() {
+  if (descriptor_ >= 0) {
+    ::close(descriptor_);
+  }
+}
+
+Status OutputFile::write(std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t count = ::write(descriptor_, bytes.data(), bytes.size());
+    if (count < 0 && errno == EINTR) {
+      continue;
+    }
+    if (count < 0) {
+      return system_error(path_, "write", errno);
+    }
+    bytes = bytes.subspan(static_cast<size_t>(count));
+    bytes_written_ += count;
+  }
+  return {};
+}
+
+Status OutputFile::write(std::string_view text) {
+  return write(std::as_bytes(std::span(text.data(), text.size())));
+}
+
+Status OutputFile::finish() {
+  const int descriptor = std::exchange(descriptor_, -1);
+  if (::fsync(descriptor) != 0) {
+    const int error = errno;
+    ::close(descriptor);
+    return system_error(path_, "flush", error);
+  }
+  if (::close(descriptor) != 0) {
+    return system_error(path_, "close", errno);
+  }
+  return {};
+}
+
+Status sync_directory(const std::string& path) {
+  const Descriptor descriptor(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (descriptor.get() < 0) {
+    return system_error(path, "open", errno);
+  }
+  if (::fsync(descriptor.get()) != 0 && errno != EINVAL) {  // some file systems cannot
+    return system_error(path, "flush", errno);
+  }
+  return {};
+}
+
+}  // namespace nibble

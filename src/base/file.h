@@ -1,0 +1,73 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "base/status.h"
+
+namespace nibble {
+
+/// Whole file as bytes. Errors: kNotFound, kIo, and kInvalidArgument for a directory.
+[[nodiscard]] Result<std::string> read_file(const std::string& path);
+[[nodiscard]] bool file_exists(const std::string& path);
+/// The last part of a path: what error messages name.
+[[nodiscard]] std::string_view file_name(std::string_view path);
+
+/// A file mapped read-only. The bytes stay valid while this object lives, also when another process
+/// replaces the file by renaming over it. Move-only.
+class MappedFile final {
+ public:
+  static Result<MappedFile> open(const std::string& path);
+  MappedFile(MappedFile&& other) noexcept;
+  MappedFile& operator=(MappedFile&& other) noexcept;
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+  ~MappedFile();
+
+  [[nodiscard]] std::span<const std::byte> bytes() const { return {data_, size_}; }
+  [[nodiscard]] const std::string& path() const { return path_; }
+  /// Tells the system that this part will not be read again soon: keeps resident memory small.
+  void drop_pages(std::span<const std::byte> part) const;
+
+ private:
+  MappedFile() = default;
+  void release();
+
+  std::string path_;
+  const std::byte* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+/// A new file written from front to back. Errors name the path; a full disk is
+/// kResourceExhausted. A file that is not finished stays on disk: its owner removes the folder.
+class OutputFile final {
+ public:
+  /// kAlreadyExists when the file is there.
+  static Result<OutputFile> create(const std::string& path);
+  OutputFile(OutputFile&& other) noexcept;
+  OutputFile& operator=(OutputFile&& other) noexcept;
+  OutputFile(const OutputFile&) = delete;
+  OutputFile& operator=(const OutputFile&) = delete;
+  ~OutputFile();
+
+  Status write(std::span<const std::byte> bytes);
+  Status write(std::string_view text);
+  /// Flushes to the device and closes.
+  Status finish();
+  [[nodiscard]] int64_t bytes_written() const { return bytes_written_; }
+
+ private:
+  OutputFile() = default;
+
+  std::string path_;
+  int descriptor_ = -1;
+  int64_t bytes_written_ = 0;
+};
+
+/// Makes renames and new names in this folder durable.
+Status sync_directory(const std::string& path);
+
+}  // namespace nibble

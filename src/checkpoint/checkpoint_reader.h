@@ -1,0 +1,58 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "base/file.h"
+#include "base/status.h"
+#include "checkpoint/safetensors.h"
+
+namespace nibble {
+
+/// All tensors of a model folder, mapped read-only; nothing is read until somebody touches the
+/// bytes. Immutable and thread-safe after open().
+class CheckpointReader final {
+ public:
+  /// path: a folder with model.safetensors, or with model.safetensors.index.json and its shards, or
+  /// one .safetensors file. Only files that the index names are opened. Errors: kNotFound (no
+  /// checkpoint, a missing shard), kCorrupt (a file that contradicts its format, an index that
+  /// names a tensor which its file does not have).
+  static Result<CheckpointReader> open(const std::string& path);
+
+  /// nullptr when there is none of this name.
+  [[nodiscard]] const TensorInfo* find(std::string_view name) const;
+  /// kNotFound naming tensor and folder.
+  [[nodiscard]] Result<const TensorInfo*> require(std::string_view name) const;
+  /// In file order: shard by shard, ascending offset.
+  [[nodiscard]] const std::vector<const TensorInfo*>& tensors() const { return order_; }
+  /// "model-00001-of-00002.safetensors: tensor X": the beginning of error messages.
+  [[nodiscard]] std::string where(const TensorInfo& tensor) const;
+  /// Name of the file that holds the tensor, without folder.
+  [[nodiscard]] std::string_view file_of(const TensorInfo& tensor) const;
+  /// Bytes of tensor data over all files.
+  [[nodiscard]] int64_t total_bytes() const;
+  /// Lets the system forget a tensor's pages: for streaming through models larger than memory.
+  void drop_pages(const TensorInfo& tensor) const;
+  [[nodiscard]] const std::string& path() const { return path_; }
+
+ private:
+  struct Shard {
+    MappedFile file;
+    SafetensorsContent content;
+  };
+
+  CheckpointReader() = default;
+  Status add_file(const std::string& path);
+  Status open_sharded(const std::string& folder, const std::string& index_path);
+  [[nodiscard]] const Shard& shard_of(const TensorInfo& tensor) const;
+
+  std::string path_;
+  std::vector<Shard> shards_;
+  std::vector<const TensorInfo*> order_;
+  std::unordered_map<std::string_view, const TensorInfo*> by_name_;
+};
+
+}  // namespace nibble

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/status.h"
+#include "checkpoint/checkpoint_reader.h"
+#include "checkpoint/quant_config.h"
+#include "quant/quant_tensor.h"
+
+namespace nibble {
+
+/// The stored weights of one linear layer and the form of its activations.
+struct LinearWeights {
+  QuantTensor weight;  // [n, k]
+  ActFormat act = ActFormat::kFloat;
+};
+
+/// Reads the weights of a module ("model.layers.0.mlp.up_proj"), copying them out of the file. The
+/// tensors that exist decide: X.weight_packed (int4), X.weight with X.weight_scale (int8, int4 in
+/// bytes, fp8), or a plain X.weight in F32, F16 or BF16. The bias is not read.
+/// Errors name file and tensor: kNotFound (no such weights), kCorrupt (shapes that contradict, NaN,
+/// infinite scales or codes out of range), kUnsupported (zero points, act-order, other layouts).
+Result<LinearWeights> read_linear_weights(const CheckpointReader& reader,
+                                          const QuantConfig& config,
+                                          std::string_view module);
+
+/// One tensor that stores part of a linear layer.
+struct TensorSlot {
+  std::string suffix;  // "weight_packed"
+  DType dtype = DType::kU8;
+  std::vector<int64_t> shape;
+};
+
+/// The tensors that store a layer [n, k] of this scheme, in the order codes, scale, shape.
+std::vector<TensorSlot> linear_slots(const QuantScheme& scheme, int64_t n, int64_t k);
+/// File bytes of one slot of linear_slots() for `weight`. Scales must be representable in the
+/// slot's type.
+Result<std::vector<std::byte>> slot_bytes(const TensorSlot& slot, const QuantTensor& weight);
+
+}  // namespace nibble

@@ -1,0 +1,211 @@
+#include "checkpoint/safetensors.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include <fmt/ranges.h>
+
+#include "base/json.h"
+
+namespace nibble {
+namespace {
+
+constexpr uint64_t kMaxHeaderBytes = 100'000'000;
+constexpr std::string_view kMetadataKey = "__metadata__";
+
+struct Span {
+  int64_t begin = 0;
+  int64_t end = 0;
+};
+
+struct Entry {
+  TensorInfo tensor;
+  Span offsets;
+};
+
+Status corrupt(std::string_view where, const std::string& what) {
+  return make_error(StatusCode::kCorrupt, "{}: {}", where, what);
+}
+
+Result<uint64_t> header_size(std::span<const std::byte> file, std::string_view where) {
+  if (file.size() < 8) {
+    return corrupt(where, fmt::format("only {} bytes: a safetensors file starts with an 8-byte "
+                                      "header size; download it again",
+                                      file.size()));
+  }
+  uint64_t size = 0;
+  std::memcpy(&size, file.data(), 8);
+  if (size > kMaxHeaderBytes) {
+    return corrupt(
+        where, fmt::format("header of {} bytes exceeds the limit of {}", size, kMaxHeaderBytes));
+  }
+  if (size > file.size() - 8) {
+    return corrupt(where, fmt::format("header of {} bytes does not fit a file of {} bytes; the "
+                                      "file is cut off: download it again",
+                                      size, file.size()));
+  }
+  return size;
+}
+
+Result<std::map<std::string, std::string>> parse_metadata(const Json& json,
+                                                          std::string_view where) {
+  if (!json.is_object()) {
+    return corrupt(where, "__metadata__ is not an object");
+  }
+  std::map<std::string, std::string> metadata;
+  for (const auto& [key, value] : json.as_object()) {
+    if (!value.is_string()) {
+      return corrupt(where, fmt::format("__metadata__ field \"{}\" is not a string", key));
+    }
+    metadata.emplace(key, value.as_string());
+  }
+  return metadata;
+}
+
+Result<std::vector<int64_t>> parse_integers(const Json& object, std::string_view key) {
+  const Json* list = object.find(key);
+  if (list == nullptr || !list->is_array()) {
+    return make_error(StatusCode::kCorrupt, "field {} is missing or no list", key);
+  }
+  std::vector<int64_t> values;
+  for (const Json& item : list->as_array()) {
+    if (!item.is_int() || item.as_int() < 0) {
+      return make_error(StatusCode::kCorrupt,
+                        "field {} holds something other than non-negative integers", key);
+    }
+    values.push_back(item.as_int());
+  }
+  return values;
+}
+
+Result<Entry> parse_entry(const std::string& name, const Json& json) {
+  Entry entry;
+  entry.tensor.name = name;
+  if (!json.is_object()) {
+    return Status(StatusCode::kCorrupt, "its description is not an object");
+  }
+  const Json* dtype = json.find("dtype");
+  if (dtype == nullptr || !dtype->is_string()) {
+    return Status(StatusCode::kCorrupt, "field dtype is missing or no string");
+  }
+  const auto known = dtype_from_name(dtype->as_string());
+  if (!known) {
+    return make_error(StatusCode::kCorrupt, "unknown dtype \"{}\"", dtype->as_string());
+  }
+  entry.tensor.dtype = *known;
+  NIBBLE_ASSIGN_OR_RETURN(entry.tensor.shape, parse_integers(json, "shape"));
+  NIBBLE_ASSIGN_OR_RETURN(const std::vector<int64_t> offsets, parse_integers(json, "data_offsets"));
+  if (offsets.size() != 2) {
+    return make_error(StatusCode::kCorrupt, "data_offsets has {} entries instead of 2",
+                      offsets.size());
+  }
+  entry.offsets = {offsets[0], offsets[1]};
+  if (entry.offsets.end < entry.offsets.begin) {
+    return make_error(StatusCode::kCorrupt, "data_offsets [{}, {}] run backwards", offsets[0],
+                      offsets[1]);
+  }
+  NIBBLE_ASSIGN_OR_RETURN(const int64_t bytes,
+                          tensor_bytes(entry.tensor.dtype, entry.tensor.shape));
+  if (bytes != entry.offsets.end - entry.offsets.begin) {
+    return make_error(StatusCode::kCorrupt, "{} {} needs {} bytes but data_offsets span {}",
+                      dtype->as_string(), shape_text(entry.tensor.shape), bytes,
+                      entry.offsets.end - entry.offsets.begin);
+  }
+  return entry;
+}
+
+// Sorted by offset, the tensors must fill the data section exactly.
+Status place_entries(std::vector<Entry>& entries,
+                     std::span<const std::byte> data,
+                     std::string_view where) {
+  std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
+    return std::pair(a.offsets.begin, a.offsets.end) < std::pair(b.offsets.begin, b.offsets.end);
+  });
+  int64_t at = 0;
+  for (Entry& entry : entries) {
+    if (entry.offsets.begin != at) {
+      return corrupt(where,
+                     fmt::format("tensor {}: its data begins at {} instead of {} ({})",
+                                 entry.tensor.name, entry.offsets.begin, at,
+                                 entry.offsets.begin < at ? "tensors overlap" : "there is a hole"));
+    }
+    at = entry.offsets.end;
+    if (static_cast<uint64_t>(at) > data.size()) {
+      return corrupt(where, fmt::format("tensor {}: its data ends at {} but the file has only {} "
+                                        "data bytes; the file is cut off: download it again",
+                                        entry.tensor.name, at, data.size()));
+    }
+    entry.tensor.data = data.subspan(static_cast<size_t>(entry.offsets.begin),
+                                     static_cast<size_t>(at - entry.offsets.begin));
+  }
+  if (static_cast<uint64_t>(at) != data.size()) {
+    return corrupt(where, fmt::format("{} bytes follow the last tensor",
+                                      data.size() - static_cast<uint64_t>(at)));
+  }
+  return {};
+}
+
+}  // namespace
+
+int64_t TensorInfo::elements() const {
+  int64_t count = 1;
+  for (const int64_t dim : shape) {
+    count *= dim;
+  }
+  return count;
+}
+
+std::string shape_text(std::span<const int64_t> shape) {
+  return fmt::format("[{}]", fmt::join(shape, ", "));
+}
+
+Result<int64_t> tensor_bytes(DType dtype, std::span<const int64_t> shape) {
+  int64_t bits = dtype_bits(dtype);
+  for (const int64_t dim : shape) {
+    if (dim < 0 || __builtin_mul_overflow(bits, dim, &bits)) {
+      return make_error(StatusCode::kCorrupt, "shape {} is negative or overflows",
+                        shape_text(shape));
+    }
+  }
+  if (bits % 8 != 0) {
+    return make_error(StatusCode::kCorrupt, "{} {} is {} bits, no whole number of bytes",
+                      dtype_name(dtype), shape_text(shape), bits);
+  }
+  return bits / 8;
+}
+
+Result<SafetensorsContent> parse_safetensors(std::span<const std::byte> file,
+                                             std::string_view where) {
+  NIBBLE_ASSIGN_OR_RETURN(const uint64_t size, header_size(file, where));
+  const std::string_view header(reinterpret_cast<const char*>(file.data()) + 8, size);
+  auto json = Json::parse(header);
+  if (!json.ok()) {
+    return json.status().with_context(fmt::format("{}: header", where));
+  }
+  if (!json->is_object()) {
+    return corrupt(where, "the header is not a JSON object");
+  }
+  SafetensorsContent content;
+  std::vector<Entry> entries;
+  entries.reserve(json->as_object().size());
+  for (const auto& [name, value] : json->as_object()) {
+    if (name == kMetadataKey) {
+      NIBBLE_ASSIGN_OR_RETURN(content.metadata, parse_metadata(value, where));
+      continue;
+    }
+    auto entry = parse_entry(name, value);
+    if (!entry.ok()) {
+      return entry.status().with_context(fmt::format("{}: tensor {}", where, name));
+    }
+    entries.push_back(std::move(*entry));
+  }
+  NIBBLE_RETURN_IF_ERROR(place_entries(entries, file.subspan(8 + size), where));
+  content.tensors.reserve(entries.size());
+  for (Entry& entry : entries) {
+    content.tensors.push_back(std::move(entry.tensor));
+  }
+  return content;
+}
+
+}  // namespace nibble

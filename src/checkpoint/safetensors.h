@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/status.h"
+#include "core/dtype.h"
+
+namespace nibble {
+
+/// One tensor of a safetensors file.
+struct TensorInfo {
+  std::string name;
+  DType dtype = DType::kU8;
+  std::vector<int64_t> shape;  // empty: a scalar
+  /// Little-endian elements, row-major, inside the file's bytes. No alignment is promised.
+  std::span<const std::byte> data;
+
+  [[nodiscard]] int64_t elements() const;
+};
+
+struct SafetensorsContent {
+  std::vector<TensorInfo> tensors;  // in file order
+  std::map<std::string, std::string> metadata;
+};
+
+/// Checks a whole file and lists its tensors; the spans point into `file`. Refuses (kCorrupt) every
+/// violation that the reference reader refuses: short file, header larger than 100 MB or than the
+/// file, bad UTF-8 or JSON, duplicate names, metadata that is not text, unknown dtypes, shapes that
+/// overflow, sizes that contradict shapes, holes, overlaps and trailing bytes.
+///   where  the file's name for error messages
+Result<SafetensorsContent> parse_safetensors(std::span<const std::byte> file,
+                                             std::string_view where);
+
+/// "[2, 3]".
+[[nodiscard]] std::string shape_text(std::span<const int64_t> shape);
+
+/// Elements times bits in whole bytes; kCorrupt on a negative dimension, an overflow or a size that
+/// is not whole bytes.
+Result<int64_t> tensor_bytes(DType dtype, std::span<const int64_t> shape);
+
+}  // namespace nibble
