@@ -1,6 +1,5 @@
 #pragma once
 
-#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -11,15 +10,11 @@
 
 namespace nibble {
 
-/// How tensors of a quantized module are laid out in the file (compressed-tensors' "format").
-enum class StorageFormat : uint8_t { kPlain, kPackQuantized, kIntQuantized, kFloatQuantized };
-
 /// One entry of config_groups.
 struct QuantGroup {
   std::vector<std::string> targets;  // class name, module name, or "re:" pattern
   WeightFormat weight;
   ActFormat act = ActFormat::kFloat;
-  StorageFormat storage = StorageFormat::kPlain;
 };
 
 /// The quantization_config of config.json, as far as it says how to read codes. Which modules are

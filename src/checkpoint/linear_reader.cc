@@ -1,0 +1,323 @@
+#include "checkpoint/linear_reader.h"
+
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "base/f16.h"
+#include "quant/codec.h"
+
+namespace nibble {
+namespace {
+
+// What the reading functions share.
+struct Source {
+  const CheckpointReader& reader;
+  const QuantConfig& config;
+  std::string module;
+
+  [[nodiscard]] const TensorInfo* find(std::string_view suffix) const {
+    return reader.find(fmt::format("{}.{}", module, suffix));
+  }
+};
+
+Status corrupt(const Source& source, const TensorInfo& tensor, const std::string& what) {
+  return make_error(StatusCode::kCorrupt, "{}: {}", source.reader.where(tensor), what);
+}
+
+Status check_matrix(const Source& source, const TensorInfo& tensor) {
+  if (tensor.shape.size() != 2 || tensor.shape[0] <= 0 || tensor.shape[1] <= 0) {
+    return corrupt(source, tensor,
+                   fmt::format("expected a matrix, got shape {}", shape_text(tensor.shape)));
+  }
+  return {};
+}
+
+// Refuses tensors that would change the meaning of the codes.
+Status refuse_extras(const Source& source) {
+  for (const std::string_view suffix :
+       {"weight_zero_point", "weight_g_idx", "weight_global_scale", "input_scale",
+        "input_zero_point", "qweight", "weight_scale_inv", "weight_scale_2"}) {
+    if (const TensorInfo* tensor = source.find(suffix)) {
+      return make_error(StatusCode::kUnsupported,
+                        "{}: this kind of quantization is not supported; quantize symmetrically, "
+                        "without act-order and with dynamic activations",
+                        source.reader.where(*tensor));
+    }
+  }
+  return {};
+}
+
+Result<const QuantGroup*> require_group(const Source& source, const TensorInfo& tensor) {
+  const QuantGroup* group = source.config.group_for(source.module);
+  if (group == nullptr) {
+    return make_error(StatusCode::kCorrupt,
+                      "{}: stored quantized, but no group of quantization_config in config.json "
+                      "targets it",
+                      source.reader.where(tensor));
+  }
+  return group;
+}
+
+Result<DType> scale_type(const Source& source, const TensorInfo& scale) {
+  if (scale.dtype != DType::kF32 && scale.dtype != DType::kBF16 && scale.dtype != DType::kF16) {
+    return corrupt(
+        source, scale,
+        fmt::format("scales of type {}; expected F32, BF16 or F16", dtype_name(scale.dtype)));
+  }
+  // An F16 scale is exact in F32.
+  return scale.dtype == DType::kBF16 ? DType::kBF16 : DType::kF32;
+}
+
+float load_float(const TensorInfo& tensor, int64_t index) {
+  if (tensor.dtype == DType::kF32) {
+    float value = 0;
+    std::memcpy(&value, tensor.data.data() + index * 4, 4);
+    return value;
+  }
+  uint16_t bits = 0;
+  std::memcpy(&bits, tensor.data.data() + index * 2, 2);
+  return tensor.dtype == DType::kBF16 ? bf16_to_f32(bits) : f16_to_f32(bits);
+}
+
+// Fills weight.scales from [n, groups], [n] (channel) or one number (tensor).
+Status read_scales(const Source& source, const TensorInfo& scale, QuantTensor& weight) {
+  const int64_t groups = weight.format.groups(weight.k);
+  const int64_t count = weight.n * groups;
+  const bool channel = weight.format.scale_per == ScalePer::kChannel;
+  const std::vector<int64_t> full = {weight.n, groups};
+  const bool fits = scale.shape == full || (channel && scale.shape == std::vector{weight.n});
+  const bool single = channel && scale.elements() == 1 && scale.shape.size() <= 2;
+  if (!fits && !single) {
+    return corrupt(source, scale,
+                   fmt::format("expected scales {}, got {}; group_size in config.json may be wrong",
+                               shape_text(full), shape_text(scale.shape)));
+  }
+  const auto out = weight.scales.as<float>();
+  for (int64_t i = 0; i < count; ++i) {
+    const float value = load_float(scale, single ? 0 : i);
+    if (!std::isfinite(value)) {
+      return corrupt(source, scale,
+                     fmt::format("scale {} is {}; the quantizer that wrote it "
+                                 "divided by zero",
+                                 i, value));
+    }
+    out[static_cast<size_t>(i)] = value;
+  }
+  return {};
+}
+
+// Codes and scales of a module whose group is known. `n`, `k`: the logical shape.
+Result<QuantTensor> allocate_quantized(const Source& source,
+                                       const TensorInfo& codes,
+                                       const WeightFormat& format,
+                                       std::pair<int64_t, int64_t> shape) {
+  const TensorInfo* scale = source.find("weight_scale");
+  if (scale == nullptr) {
+    return make_error(StatusCode::kNotFound, "{}: its scales {}.weight_scale are missing",
+                      source.reader.where(codes), source.module);
+  }
+  WeightFormat stored = format;
+  NIBBLE_ASSIGN_OR_RETURN(stored.scale_dtype, scale_type(source, *scale));
+  auto weight = QuantTensor::allocate(stored, shape.first, shape.second);
+  if (!weight.ok()) {
+    return weight.status().with_context(source.reader.where(codes));
+  }
+  NIBBLE_RETURN_IF_ERROR(read_scales(source, *scale, *weight));
+  return weight;
+}
+
+// [n, k] from weight_shape when it is there (two I32 or I64), else from the packed words.
+Result<int64_t> packed_k(const Source& source, const TensorInfo& packed) {
+  const int64_t words = packed.shape[1];
+  const TensorInfo* shape = source.find("weight_shape");
+  if (shape == nullptr || shape->elements() == 0) {
+    return words * 8;
+  }
+  const bool wide = shape->dtype == DType::kI64;
+  if ((!wide && shape->dtype != DType::kI32) || shape->elements() != 2) {
+    return corrupt(source, *shape,
+                   fmt::format("expected two I32 or I64, got {} {}", dtype_name(shape->dtype),
+                               shape_text(shape->shape)));
+  }
+  int64_t values[2] = {};
+  for (size_t i = 0; i < 2; ++i) {
+    int32_t narrow = 0;
+    std::memcpy(&narrow, shape->data.data() + i * 4, 4);
+    values[i] = narrow;
+    if (wide) {
+      std::memcpy(&values[i], shape->data.data() + i * 8, 8);
+    }
+  }
+  if (values[0] != packed.shape[0] || values[1] <= (words - 1) * 8 || values[1] > words * 8) {
+    return corrupt(source, *shape,
+                   fmt::format("says [{}, {}], which contradicts weight_packed {}", values[0],
+                               values[1], shape_text(packed.shape)));
+  }
+  return values[1];
+}
+
+Result<LinearWeights> read_packed(const Source& source, const TensorInfo& packed) {
+  NIBBLE_RETURN_IF_ERROR(check_matrix(source, packed));
+  NIBBLE_ASSIGN_OR_RETURN(const QuantGroup* group, require_group(source, packed));
+  if (packed.dtype != DType::kI32 || group->weight.code != WeightCode::kInt4) {
+    return make_error(StatusCode::kUnsupported,
+                      "{}: packed {} codes whose group in config.json is not 4-bit integer",
+                      source.reader.where(packed), dtype_name(packed.dtype));
+  }
+  NIBBLE_ASSIGN_OR_RETURN(const int64_t k, packed_k(source, packed));
+  LinearWeights linear;
+  NIBBLE_ASSIGN_OR_RETURN(linear.weight,
+                          allocate_quantized(source, packed, group->weight, {packed.shape[0], k}));
+  linear.act = group->act;
+  std::memcpy(linear.weight.codes.data(), packed.data.data(), packed.data.size());
+  if (k % 8 != 0) {  // padding is 0 in the canonical form, whatever the file holds
+    for (int64_t row = 0; row < linear.weight.n; ++row) {
+      std::byte* codes = linear.weight.codes.data() + row * linear.weight.row_bytes();
+      for (int64_t i = k; i < packed.shape[1] * 8; ++i) {
+        codes[i / 2] &= static_cast<std::byte>(i % 2 == 0 ? 0xf0 : 0x0f);
+      }
+    }
+  }
+  return linear;
+}
+
+// 4-bit codes that the file stores one per byte.
+Status pack_bytes(const Source& source, const TensorInfo& codes, QuantTensor& weight) {
+  std::memset(weight.codes.data(), 0, weight.codes.size());
+  for (int64_t row = 0; row < weight.n; ++row) {
+    const std::byte* in = codes.data.data() + row * weight.k;
+    std::byte* out = weight.codes.data() + row * weight.row_bytes();
+    for (int64_t i = 0; i < weight.k; ++i) {
+      const auto value = std::to_integer<uint8_t>(in[i]);
+      const int code = static_cast<int8_t>(value);
+      if (code < -8 || code > 7) {
+        return corrupt(source, codes,
+                       fmt::format("code {} at [{}, {}] is no 4-bit number", code, row, i));
+      }
+      out[i / 2] |= static_cast<std::byte>((code + 8) << (i % 2 * 4));
+    }
+  }
+  return {};
+}
+
+Status check_fp8(const Source& source, const TensorInfo& codes) {
+  for (size_t i = 0; i < codes.data.size(); ++i) {
+    if ((std::to_integer<uint8_t>(codes.data[i]) & 0x7fU) == kE4M3Nan) {
+      return corrupt(
+          source, codes,
+          fmt::format("element {} is NaN; the quantizer that wrote it divided by zero", i));
+    }
+  }
+  return {};
+}
+
+Result<LinearWeights> read_bytes(const Source& source, const TensorInfo& codes) {
+  NIBBLE_RETURN_IF_ERROR(check_matrix(source, codes));
+  NIBBLE_ASSIGN_OR_RETURN(const QuantGroup* group, require_group(source, codes));
+  const bool fp8 = codes.dtype == DType::kF8E4M3;
+  if (fp8 != (group->weight.code == WeightCode::kFp8E4M3)) {
+    return corrupt(source, codes,
+                   fmt::format("{} codes contradict num_bits or type of its group in "
+                               "config.json",
+                               dtype_name(codes.dtype)));
+  }
+  LinearWeights linear;
+  linear.act = group->act;
+  NIBBLE_ASSIGN_OR_RETURN(linear.weight, allocate_quantized(source, codes, group->weight,
+                                                            {codes.shape[0], codes.shape[1]}));
+  if (group->weight.code == WeightCode::kInt4) {
+    NIBBLE_RETURN_IF_ERROR(pack_bytes(source, codes, linear.weight));
+    return linear;
+  }
+  if (fp8) {
+    NIBBLE_RETURN_IF_ERROR(check_fp8(source, codes));
+  }
+  std::memcpy(linear.weight.codes.data(), codes.data.data(), codes.data.size());
+  return linear;
+}
+
+Result<LinearWeights> read_plain(const Source& source, const TensorInfo& tensor) {
+  NIBBLE_RETURN_IF_ERROR(check_matrix(source, tensor));
+  WeightFormat format{WeightCode::kBf16, ScalePer::kNone, 0, DType::kF32};
+  if (tensor.dtype == DType::kF32) {
+    format.code = WeightCode::kF32;
+  } else if (tensor.dtype == DType::kF16) {
+    format.code = WeightCode::kF16;
+  } else if (tensor.dtype != DType::kBF16) {
+    return make_error(StatusCode::kUnsupported,
+                      "{}: weights of type {} without scales; expected BF16, F16 or F32",
+                      source.reader.where(tensor), dtype_name(tensor.dtype));
+  }
+  LinearWeights linear;
+  NIBBLE_ASSIGN_OR_RETURN(linear.weight,
+                          QuantTensor::allocate(format, tensor.shape[0], tensor.shape[1]));
+  std::memcpy(linear.weight.codes.data(), tensor.data.data(), tensor.data.size());
+  return linear;
+}
+
+}  // namespace
+
+Result<LinearWeights> read_linear_weights(const CheckpointReader& reader,
+                                          const QuantConfig& config,
+                                          std::string_view module) {
+  const Source source{reader, config, std::string(module)};
+  NIBBLE_RETURN_IF_ERROR(refuse_extras(source));
+  if (const TensorInfo* packed = source.find("weight_packed")) {
+    return read_packed(source, *packed);
+  }
+  NIBBLE_ASSIGN_OR_RETURN(const TensorInfo* weight,
+                          reader.require(fmt::format("{}.weight", module)));
+  if (weight->dtype == DType::kI8 || weight->dtype == DType::kF8E4M3) {
+    return read_bytes(source, *weight);
+  }
+  return read_plain(source, *weight);
+}
+
+std::vector<TensorSlot> linear_slots(const QuantScheme& scheme, int64_t n, int64_t k) {
+  const WeightFormat& format = scheme.weight;
+  const std::vector<int64_t> scales = {n, format.groups(k)};
+  switch (format.code) {
+    case WeightCode::kInt4:
+      return {{"weight_packed", DType::kI32, {n, (k + 7) / 8}},
+              {"weight_scale", format.scale_dtype, scales},
+              {"weight_shape", DType::kI64, {2}}};
+    case WeightCode::kInt8:
+      return {{"weight", DType::kI8, {n, k}}, {"weight_scale", format.scale_dtype, scales}};
+    case WeightCode::kFp8E4M3:
+      return {{"weight", DType::kF8E4M3, {n, k}}, {"weight_scale", format.scale_dtype, scales}};
+    case WeightCode::kF32:
+      return {{"weight", DType::kF32, {n, k}}};
+    case WeightCode::kF16:
+      return {{"weight", DType::kF16, {n, k}}};
+    case WeightCode::kBf16:
+      return {{"weight", DType::kBF16, {n, k}}};
+  }
+  return {};
+}
+
+Result<std::vector<std::byte>> slot_bytes(const TensorSlot& slot, const QuantTensor& weight) {
+  NIBBLE_ASSIGN_OR_RETURN(const int64_t size, tensor_bytes(slot.dtype, slot.shape));
+  std::vector<std::byte> bytes(static_cast<size_t>(size));
+  if (slot.suffix == "weight_shape") {
+    const int64_t shape[2] = {weight.n, weight.k};
+    std::memcpy(bytes.data(), shape, sizeof(shape));
+  } else if (slot.suffix == "weight_scale") {
+    const auto scales = weight.scales.as<float>();
+    for (size_t i = 0; i < scales.size(); ++i) {
+      if (slot.dtype == DType::kBF16) {
+        const uint16_t bits = f32_to_bf16(scales[i]);
+        CHECK_EQ(bf16_to_f32(bits), scales[i]);
+        std::memcpy(bytes.data() + i * 2, &bits, 2);
+      } else {
+        std::memcpy(bytes.data() + i * 4, &scales[i], 4);
+      }
+    }
+  } else {
+    CHECK_EQ(bytes.size(), weight.codes.size());
+    std::memcpy(bytes.data(), weight.codes.data(), bytes.size());
+  }
+  return bytes;
+}
+
+}  // namespace nibble
