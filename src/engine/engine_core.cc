@@ -1,0 +1,307 @@
+#include "engine/engine_core.h"
+
+#include <algorithm>
+#include <random>
+#include <utility>
+
+#include "base/check.h"
+#include "base/log.h"
+
+namespace nibble {
+namespace {
+
+SchedulerLimits limits_of(const EngineOptions& options) {
+  return {.max_num_seqs = options.max_num_seqs,
+          .max_num_batched_tokens = options.max_num_batched_tokens,
+          .page_size = options.page_size};
+}
+
+KvCacheShape cache_shape(const EngineOptions& options, const ModelConfig& config) {
+  return {.code = options.kv_code,
+          .num_layers = config.num_layers,
+          .kv_heads = config.num_kv_heads,
+          .head_dim = config.head_dim,
+          .page_size = options.page_size,
+          .num_pages = options.num_pages};
+}
+
+Status require_positive(const char* name, int64_t value) {
+  if (value > 0) {
+    return {};
+  }
+  return make_error(StatusCode::kInvalidArgument, "engine option {} is {}, but must be positive",
+                    name, value);
+}
+
+}  // namespace
+
+Result<EngineOptions> EngineCore::resolve(const EngineOptions& options, const ModelConfig& config) {
+  EngineOptions out = options;
+  NIBBLE_RETURN_IF_ERROR(require_positive("max_num_seqs", out.max_num_seqs));
+  NIBBLE_RETURN_IF_ERROR(require_positive("max_num_batched_tokens", out.max_num_batched_tokens));
+  NIBBLE_RETURN_IF_ERROR(require_positive("max_queued_requests", out.max_queued_requests));
+  NIBBLE_RETURN_IF_ERROR(require_positive("page_size", out.page_size));
+  if (out.max_model_len < 0 || out.num_pages < 0) {
+    return make_error(StatusCode::kInvalidArgument,
+                      "engine options max_model_len ({}) and num_pages ({}) must not be negative",
+                      out.max_model_len, out.num_pages);
+  }
+  if (out.max_model_len == 0) {
+    out.max_model_len = config.max_position;
+  }
+  if (config.max_position > 0 && out.max_model_len > config.max_position) {
+    return make_error(StatusCode::kInvalidArgument,
+                      "max_model_len is {}, but the model's positions end at {} "
+                      "(config.json: max_position_embeddings)",
+                      out.max_model_len, config.max_position);
+  }
+  NIBBLE_RETURN_IF_ERROR(require_positive("max_model_len", out.max_model_len));
+  out.max_num_batched_tokens = std::max(out.max_num_batched_tokens, out.max_num_seqs);
+  if (out.num_pages == 0) {
+    const int64_t per_sequence = (out.max_model_len + out.page_size - 1) / out.page_size;
+    const int64_t page_bytes = PagedKvCache::page_bytes(cache_shape(out, config));
+    out.num_pages = std::min(per_sequence * out.max_num_seqs, out.kv_bytes / page_bytes);
+    if (out.num_pages < 1) {
+      return make_error(StatusCode::kInvalidArgument,
+                        "kv_bytes is {}, but one page of the KV cache takes {}", out.kv_bytes,
+                        page_bytes);
+    }
+  }
+  if (out.max_model_len > out.num_pages * out.page_size) {
+    NIBBLE_LOG(kWarning, "the KV cache holds {} tokens: max_model_len is {} instead of {}",
+               out.num_pages * out.page_size, out.num_pages * out.page_size, out.max_model_len);
+    out.max_model_len = out.num_pages * out.page_size;
+  }
+  return out;
+}
+
+Status EngineCore::check(const Request& request,
+                         const EngineOptions& options,
+                         const ModelConfig& config) {
+  const auto invalid = StatusCode::kInvalidArgument;
+  if (request.prompt.empty()) {
+    return make_error(invalid, "the prompt has no tokens");
+  }
+  const auto length = static_cast<int64_t>(request.prompt.size());
+  if (length > options.max_model_len - 1) {
+    return make_error(invalid,
+                      "the prompt has {} tokens, but the limit is {} (max_model_len {} less one "
+                      "token of answer)",
+                      length, options.max_model_len - 1, options.max_model_len);
+  }
+  for (const int32_t token : request.prompt) {
+    if (token < 0 || token >= config.vocab_size) {
+      return make_error(invalid, "the prompt has token id {}, but the vocabulary has {} tokens",
+                        token, config.vocab_size);
+    }
+  }
+  if (request.max_tokens < 1) {
+    return make_error(invalid, "max_tokens is {}, but must be positive", request.max_tokens);
+  }
+  if (request.top_logprobs > 20) {
+    return make_error(invalid, "top_logprobs is {}, but at most 20", request.top_logprobs);
+  }
+  return Sampler::check(request.sampling, config.vocab_size);
+}
+
+Result<std::unique_ptr<EngineCore>> EngineCore::create(std::unique_ptr<Model> model,
+                                                       const EngineOptions& options) {
+  NIBBLE_ASSIGN_OR_RETURN(PagedKvCache cache,
+                          PagedKvCache::allocate(cache_shape(options, model->config())));
+  NIBBLE_ASSIGN_OR_RETURN(ModelRunner runner,
+                          ModelRunner::create(*model, std::move(cache), limits_of(options)));
+  return std::unique_ptr<EngineCore>(new EngineCore(std::move(model), options, std::move(runner)));
+}
+
+EngineCore::EngineCore(std::unique_ptr<Model> model,
+                       const EngineOptions& options,
+                       ModelRunner runner)
+    : model_(std::move(model)),
+      options_(options),
+      runner_(std::move(runner)),
+      sampler_(model_->config().vocab_size) {
+  std::random_device device;
+  unseeded_ = (uint64_t{device()} << 32) | device();
+  plan_.reserve(static_cast<size_t>(options_.max_num_seqs));
+  reset_pages();
+}
+
+void EngineCore::reset_pages() {
+  if (scheduler_) {
+    past_preemptions_ += scheduler_->preemptions();
+  }
+  scheduler_.reset();
+  pages_.reset();
+  allocator_ = std::make_unique<BlockAllocator>(options_.num_pages);
+  pages_ =
+      std::make_unique<PrefixCache>(*allocator_, options_.prefix_caching ? options_.page_size : 0);
+  scheduler_ = std::make_unique<Scheduler>(limits_of(options_), *pages_, options_.num_pages);
+}
+
+void EngineCore::add(Request request) {
+  auto sequence = std::make_unique<Sequence>();
+  sequence->arrival = next_arrival_++;
+  sequence->seed = request.sampling.seed.value_or(
+      unseeded_ + 0x9e3779b97f4a7c15ULL * static_cast<uint64_t>(next_arrival_));
+  sequence->tokens = std::move(request.prompt);
+  sequence->prompt_tokens = sequence->length();
+  if (Sampler::needs_seen(request.sampling)) {
+    for (const int32_t token : sequence->tokens) {
+      sequence->seen.emplace(token, 0);
+    }
+  }
+  sequence->request = std::move(request);
+  ++never_admitted_;
+  scheduler_->add(std::move(sequence));
+}
+
+bool EngineCore::step() {
+  plan_.clear();
+  const auto cancelled = scheduler_->remove_if(
+      [](const Sequence& s) { return s.request.cancelled->load(std::memory_order_relaxed); });
+  for (const auto& sequence : cancelled) {
+    never_admitted_ -= sequence->counted ? 0 : 1;
+    report_end(*sequence, FinishReason::kCancelled, "");
+  }
+  const auto& plan = scheduler_->schedule();
+  plan_.assign(plan.begin(), plan.end());
+  if (plan_.empty()) {
+    return false;
+  }
+  note_admissions();
+  runner_.run(plan_);
+  ++counters_.steps;
+  for (size_t i = 0; i < plan_.size(); ++i) {
+    const ScheduledSequence item = plan_[i];
+    handle_result(i, item);
+  }
+  plan_.clear();
+  return true;
+}
+
+// Counts prompts when their sequence is computed for the first time.
+void EngineCore::note_admissions() {
+  for (const auto& [sequence, num_tokens] : plan_) {
+    if (sequence->counted) {
+      continue;
+    }
+    sequence->counted = true;
+    --never_admitted_;
+    counters_.prompt_tokens += sequence->prompt_tokens;
+    counters_.cached_tokens += sequence->cached_tokens;
+  }
+}
+
+void EngineCore::handle_result(size_t index, const ScheduledSequence& item) {
+  Sequence& sequence = *item.sequence;
+  const std::span<float> logits = runner_.logits(index);
+  if (logits.empty()) {
+    scheduler_->commit(sequence, item.num_tokens);
+    return;
+  }
+  const Request& request = sequence.request;
+  banned_.clear();
+  if (sequence.generated() < request.min_tokens) {
+    for (int32_t token : request.stop_tokens) {
+      banned_.push_back(token);
+    }
+    for (const int64_t token : model_->config().eos_token_ids) {
+      banned_.push_back(static_cast<int32_t>(token));
+    }
+    std::erase_if(banned_, [&](int32_t t) { return t < 0 || t >= std::ssize(logits); });
+  }
+  auto sampled = sampler_.sample(logits, {.params = request.sampling,
+                                          .seed = sequence.seed,
+                                          .step = sequence.generated(),
+                                          .seen = sequence.seen,
+                                          .banned = banned_,
+                                          .top_logprobs = request.top_logprobs});
+  if (!sampled.ok()) {
+    pages_->clear();  // its keys and values may be damaged too: nobody else shall get them
+    finish(sequence, FinishReason::kError, sampled.status().message());
+    return;
+  }
+  scheduler_->commit(sequence, item.num_tokens);
+  accept_token(sequence, std::move(sampled).value());
+}
+
+void EngineCore::accept_token(Sequence& sequence, SampledToken sampled) {
+  const Request& request = sequence.request;
+  sequence.tokens.push_back(sampled.token);
+  if (Sampler::needs_seen(request.sampling)) {
+    ++sequence.seen[sampled.token];
+  }
+  ++counters_.generated_tokens;
+  TokenEvent event{.token = sampled.token,
+                   .logprob = sampled.logprob,
+                   .top_logprobs = std::move(sampled.top_logprobs),
+                   .prompt_tokens = sequence.prompt_tokens,
+                   .cached_tokens = sequence.cached_tokens};
+  if (ends_answer(sequence, sampled.token)) {
+    event.finish = FinishReason::kStop;
+  } else if (sequence.generated() >= request.max_tokens ||
+             sequence.length() >= options_.max_model_len) {
+    event.finish = FinishReason::kLength;
+  }
+  if (event.finish == FinishReason::kNone) {
+    request.on_event(std::move(event));
+    return;
+  }
+  const auto owned = scheduler_->remove(sequence);
+  owned->request.on_event(std::move(event));
+}
+
+bool EngineCore::ends_answer(const Sequence& sequence, int32_t token) const {
+  const Request& request = sequence.request;
+  const auto& ends = model_->config().eos_token_ids;
+  return std::ranges::find(request.stop_tokens, token) != request.stop_tokens.end() ||
+         (!request.ignore_eos && std::ranges::find(ends, token) != ends.end());
+}
+
+void EngineCore::finish(Sequence& sequence, FinishReason reason, const std::string& error) {
+  const auto owned = scheduler_->remove(sequence);
+  report_end(*owned, reason, error);
+}
+
+void EngineCore::report_end(Sequence& sequence, FinishReason reason, const std::string& error) {
+  sequence.request.on_event({.finish = reason,
+                             .error = error,
+                             .prompt_tokens = sequence.prompt_tokens,
+                             .cached_tokens = sequence.cached_tokens});
+}
+
+void EngineCore::abandon(const std::string& batch_reason, const std::string& other_reason) {
+  // Sequences that finished in this step are gone; compare addresses only.
+  std::vector<const Sequence*> batch;
+  for (const auto& item : plan_) {
+    batch.push_back(item.sequence);
+  }
+  plan_.clear();
+  const auto all = scheduler_->take_all();
+  reset_pages();
+  never_admitted_ = 0;
+  for (const auto& sequence : all) {
+    const bool in_batch = std::ranges::find(batch, sequence.get()) != batch.end();
+    report_end(*sequence, FinishReason::kError, in_batch ? batch_reason : other_reason);
+  }
+}
+
+void EngineCore::cancel_all() {
+  const auto all = scheduler_->remove_if([](const Sequence&) { return true; });
+  never_admitted_ = 0;
+  for (const auto& sequence : all) {
+    report_end(*sequence, FinishReason::kCancelled, "");
+  }
+}
+
+EngineStats EngineCore::stats() const {
+  EngineStats out = counters_;
+  out.running = scheduler_->running();
+  out.waiting = scheduler_->waiting();
+  out.pages_total = options_.num_pages;
+  out.pages_used = options_.num_pages - pages_->available_pages();
+  out.preemptions = past_preemptions_ + scheduler_->preemptions();
+  return out;
+}
+
+}  // namespace nibble

@@ -1,0 +1,78 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/engine.h"
+#include "engine/model_runner.h"
+#include "engine/sampler.h"
+#include "engine/scheduler.h"
+
+namespace nibble {
+
+/// The engine without its thread: requests go in, each step() computes once and reports tokens.
+/// Used by one thread at a time. Engine wraps it; tests drive it step by step.
+class EngineCore final {
+ public:
+  /// `options` must be resolved. kResourceExhausted when the pages' memory is not to be had.
+  static Result<std::unique_ptr<EngineCore>> create(std::unique_ptr<Model> model,
+                                                    const EngineOptions& options);
+
+  /// Fills in defaults and keeps limits consistent: max_model_len is at most what all pages hold,
+  /// max_num_batched_tokens at least max_num_seqs. kInvalidArgument names a bad field.
+  static Result<EngineOptions> resolve(const EngineOptions& options, const ModelConfig& config);
+  /// Whether a request can be served at all; see Engine::submit.
+  static Status check(const Request& request,
+                      const EngineOptions& options,
+                      const ModelConfig& config);
+
+  /// Takes a checked request.
+  void add(Request request);
+  /// Ends cancelled requests, computes one step and reports its events. False when idle. An
+  /// InternalError leaves the core in need of abandon().
+  bool step();
+  /// Ends all requests. Those of the last planned step get `batch_reason`, the others
+  /// `other_reason`; both as errors. Pages and prefix cache start afresh.
+  void abandon(const std::string& batch_reason, const std::string& other_reason);
+  /// Ends all requests as cancelled.
+  void cancel_all();
+
+  [[nodiscard]] bool idle() const { return scheduler_->idle(); }
+  [[nodiscard]] int64_t unfinished() const { return scheduler_->running() + scheduler_->waiting(); }
+  /// Requests never admitted so far.
+  [[nodiscard]] int64_t never_admitted() const { return never_admitted_; }
+  [[nodiscard]] EngineStats stats() const;
+  [[nodiscard]] const ModelConfig& model_config() const { return model_->config(); }
+  [[nodiscard]] const EngineOptions& options() const { return options_; }
+  void check_integrity() const { scheduler_->check_integrity(*allocator_); }
+
+ private:
+  EngineCore(std::unique_ptr<Model> model, const EngineOptions& options, ModelRunner runner);
+
+  void reset_pages();
+  void note_admissions();
+  void handle_result(size_t index, const ScheduledSequence& item);
+  void accept_token(Sequence& sequence, SampledToken sampled);
+  [[nodiscard]] bool ends_answer(const Sequence& sequence, int32_t token) const;
+  void finish(Sequence& sequence, FinishReason reason, const std::string& error);
+  static void report_end(Sequence& sequence, FinishReason reason, const std::string& error);
+
+  std::unique_ptr<Model> model_;
+  const EngineOptions options_;
+  ModelRunner runner_;
+  Sampler sampler_;
+  std::unique_ptr<BlockAllocator> allocator_;
+  std::unique_ptr<PrefixCache> pages_;
+  std::unique_ptr<Scheduler> scheduler_;
+  std::vector<ScheduledSequence> plan_;  // of the step being run
+  std::vector<int32_t> banned_;          // scratch
+  int64_t next_arrival_ = 0;
+  int64_t never_admitted_ = 0;
+  uint64_t unseeded_ = 0;  // state for requests without a seed
+  EngineStats counters_;   // prompt, cached and generated tokens, steps
+  int64_t past_preemptions_ = 0;
+};
+
+}  // namespace nibble

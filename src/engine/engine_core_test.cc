@@ -1,0 +1,375 @@
+#include "engine/engine_core.h"
+
+#include <algorithm>
+#include <map>
+#include <random>
+
+#include <gtest/gtest.h>
+
+#include "engine/testing/fake_model.h"
+
+namespace nibble {
+namespace {
+
+struct Answer {
+  std::vector<int32_t> tokens;
+  std::vector<TokenEvent> events;
+  FinishReason finish = FinishReason::kNone;
+  std::string error;
+};
+
+EngineOptions small_options(int64_t pages) {
+  return {.max_num_seqs = 5,
+          .max_num_batched_tokens = 12,
+          .page_size = 4,
+          .num_pages = pages,
+          .kv_code = KvCode::kF32};
+}
+
+std::unique_ptr<EngineCore> make_core(const EngineOptions& options,
+                                      std::unique_ptr<FakeModel> model = nullptr) {
+  if (!model) {
+    model = std::make_unique<FakeModel>();
+  }
+  auto resolved = EngineCore::resolve(options, model->config());
+  EXPECT_TRUE(resolved.ok()) << resolved.status().message();
+  auto core = EngineCore::create(std::move(model), *resolved);
+  EXPECT_TRUE(core.ok());
+  return std::move(core).value();
+}
+
+Request greedy(std::vector<int32_t> prompt, int64_t max_tokens, Answer& answer) {
+  Request request;
+  request.prompt = std::move(prompt);
+  request.max_tokens = max_tokens;
+  request.sampling.temperature = 0;
+  request.on_event = [&answer](TokenEvent event) {
+    EXPECT_EQ(answer.finish, FinishReason::kNone) << "an event after the last";
+    if (event.token >= 0) {
+      answer.tokens.push_back(event.token);
+    }
+    answer.finish = event.finish;
+    answer.error = event.error;
+    answer.events.push_back(std::move(event));
+  };
+  return request;
+}
+
+void run_all(EngineCore& core) {
+  int64_t steps = 0;
+  while (core.step()) {
+    core.check_integrity();
+    ASSERT_LT(++steps, 100000) << "no end";
+  }
+}
+
+// The oracle: one request alone, with pages for everything and no sharing.
+Answer alone(const Request& request) {
+  Answer answer;
+  Request copy = request;
+  copy.cancelled = std::make_shared<std::atomic<bool>>(false);
+  copy.on_event = greedy({0}, 1, answer).on_event;
+  EngineOptions options{.max_num_seqs = 1,
+                        .max_num_batched_tokens = 256,
+                        .page_size = 256,
+                        .num_pages = 1,
+                        .kv_code = KvCode::kF32,
+                        .prefix_caching = false};
+  const auto core = make_core(options);
+  core->add(std::move(copy));
+  run_all(*core);
+  return answer;
+}
+
+TEST(EngineCore, ResolvesDefaultsAndRefusesNonsense) {
+  const FakeModel model;
+  EngineOptions options = small_options(0);
+  auto resolved = EngineCore::resolve(options, model.config());
+  ASSERT_TRUE(resolved.ok());
+  EXPECT_EQ(resolved->max_model_len, 256);
+  EXPECT_EQ(resolved->num_pages, 5 * 64);
+  options.num_pages = 3;
+  EXPECT_EQ(EngineCore::resolve(options, model.config())->max_model_len, 12);
+  options.max_model_len = 257;
+  EXPECT_EQ(EngineCore::resolve(options, model.config()).status().code(),
+            StatusCode::kInvalidArgument);
+  options = small_options(0);
+  options.kv_bytes = 1;
+  EXPECT_FALSE(EngineCore::resolve(options, model.config()).ok());
+  options = small_options(0);
+  options.max_num_seqs = 0;
+  EXPECT_FALSE(EngineCore::resolve(options, model.config()).ok());
+}
+
+TEST(EngineCore, RefusesRequestsThatCannotBeServed) {
+  const FakeModel model;
+  const auto options = EngineCore::resolve(small_options(4), model.config());
+  Answer answer;
+  const auto code = [&](const Request& request) {
+    return EngineCore::check(request, *options, model.config()).code();
+  };
+  EXPECT_EQ(code(greedy({5}, 1, answer)), StatusCode::kOk);
+  EXPECT_EQ(code(greedy({}, 1, answer)), StatusCode::kInvalidArgument);
+  EXPECT_EQ(code(greedy({64}, 1, answer)), StatusCode::kInvalidArgument);
+  EXPECT_EQ(code(greedy({-1}, 1, answer)), StatusCode::kInvalidArgument);
+  EXPECT_EQ(code(greedy({5}, 0, answer)), StatusCode::kInvalidArgument);
+  EXPECT_EQ(code(greedy(std::vector<int32_t>(15, 5), 1, answer)), StatusCode::kOk);
+  EXPECT_EQ(code(greedy(std::vector<int32_t>(16, 5), 1, answer)), StatusCode::kInvalidArgument);
+}
+
+TEST(EngineCore, StopsAtLengthLimits) {
+  const auto core = make_core(small_options(4));
+  Answer by_request;
+  Answer by_model;
+  Request a = greedy({5, 6}, 3, by_request);
+  Request b = greedy({7, 8}, 1000, by_model);
+  a.ignore_eos = b.ignore_eos = true;
+  core->add(std::move(a));
+  core->add(std::move(b));
+  run_all(*core);
+  EXPECT_EQ(by_request.finish, FinishReason::kLength);
+  EXPECT_EQ(by_request.tokens.size(), 3U);
+  EXPECT_EQ(by_model.finish, FinishReason::kLength);
+  EXPECT_EQ(by_model.tokens.size(), 14U);  // 16 positions, prompt of 2
+  EXPECT_EQ(core->stats().pages_used, 0);
+}
+
+TEST(EngineCore, StopTokensMinTokensAndEndTokens) {
+  Answer free_run;
+  Request request = greedy({9, 10, 11}, 20, free_run);
+  request.ignore_eos = true;
+  const auto core = make_core(small_options(64));
+  core->add(request);
+  run_all(*core);
+  ASSERT_EQ(free_run.tokens.size(), 20U);
+  const int32_t stop = free_run.tokens[6];
+  const auto first = std::ranges::find(free_run.tokens, stop) - free_run.tokens.begin();
+
+  Answer stopped;
+  request.on_event = greedy({0}, 1, stopped).on_event;
+  request.stop_tokens = {stop};
+  core->add(request);
+  run_all(*core);
+  EXPECT_EQ(stopped.finish, FinishReason::kStop);
+  EXPECT_EQ(std::ssize(stopped.tokens), first + 1);
+  EXPECT_EQ(stopped.tokens.back(), stop);
+
+  Answer held;
+  request.on_event = greedy({0}, 1, held).on_event;
+  request.min_tokens = first + 3;
+  core->add(request);
+  run_all(*core);
+  EXPECT_GE(std::ssize(held.tokens), first + 3);
+}
+
+TEST(EngineCore, SharesPagesOfEqualPrompts) {
+  const auto core = make_core(small_options(64));
+  std::vector<int32_t> prompt(17);
+  for (size_t i = 0; i < prompt.size(); ++i) {
+    prompt[i] = static_cast<int32_t>(5 + i);
+  }
+  Answer first;
+  core->add(greedy(prompt, 8, first));
+  run_all(*core);
+  EXPECT_EQ(first.events.back().cached_tokens, 0);
+  Answer second;
+  core->add(greedy(prompt, 8, second));
+  run_all(*core);
+  EXPECT_EQ(second.events.back().cached_tokens, 16);
+  EXPECT_EQ(second.tokens, first.tokens);
+  // A full last page is still computed, since its logits are wanted.
+  prompt.resize(16);
+  Answer third;
+  core->add(greedy(prompt, 8, third));
+  run_all(*core);
+  EXPECT_EQ(third.events.back().cached_tokens, 12);
+  EXPECT_EQ(core->stats().cached_tokens, 28);
+  EXPECT_EQ(core->stats().prompt_tokens, 17 + 17 + 16);
+}
+
+TEST(EngineCore, NanFailsItsRequestAlone) {
+  const auto core = make_core(small_options(64));
+  Answer good;
+  Answer bad;
+  Request request = greedy({5, 6, 7, 8, 9}, 10, good);
+  request.ignore_eos = true;
+  core->add(request);
+  core->add(greedy({5, 6, 7, 8, FakeModel::kNanTrigger}, 10, bad));
+  run_all(*core);
+  EXPECT_EQ(bad.finish, FinishReason::kError);
+  EXPECT_NE(bad.error.find("NaN"), std::string::npos);
+  EXPECT_TRUE(bad.tokens.empty());
+  EXPECT_EQ(good.finish, FinishReason::kLength);
+  EXPECT_EQ(good.tokens, alone(request).tokens);
+}
+
+TEST(EngineCore, AbandonAnswersEverybodyAndStartsAfresh) {
+  EngineOptions options = small_options(64);
+  options.max_num_seqs = 2;
+  const auto core = make_core(options);
+  std::vector<Answer> answers(3);
+  core->add(greedy({5, 6}, 10, answers[0]));
+  core->add(greedy({5, FakeModel::kErrorTrigger}, 10, answers[1]));
+  core->add(greedy({5, 7}, 10, answers[2]));
+  EXPECT_THROW(core->step(), InternalError);
+  core->abandon("batch", "other");
+  EXPECT_EQ(answers[0].error, "batch");
+  EXPECT_EQ(answers[1].error, "batch");
+  EXPECT_EQ(answers[2].error, "other");
+  EXPECT_TRUE(core->idle());
+  core->check_integrity();
+  EXPECT_EQ(core->stats().pages_used, 0);
+}
+
+TEST(EngineCore, CancelFreesPagesWithinOneStep) {
+  EngineOptions options = small_options(16);
+  options.max_num_seqs = 2;
+  const auto core = make_core(options);
+  std::vector<Answer> answers(3);
+  std::vector<Request> requests = {greedy(std::vector<int32_t>(3, 5), 50, answers[0]),
+                                   greedy(std::vector<int32_t>(40, 6), 50, answers[1]),
+                                   greedy(std::vector<int32_t>(3, 7), 50, answers[2])};
+  for (const Request& request : requests) {
+    core->add(request);
+  }
+  core->step();  // the first decodes, the second is in its prompt, the third waits
+  EXPECT_EQ(core->stats().running, 2);
+  EXPECT_EQ(core->stats().waiting, 1);
+  for (const Request& request : requests) {
+    request.cancelled->store(true);
+  }
+  EXPECT_FALSE(core->step());
+  for (const Answer& answer : answers) {
+    EXPECT_EQ(answer.finish, FinishReason::kCancelled);
+  }
+  EXPECT_EQ(core->stats().pages_used, 0);
+  EXPECT_EQ(core->never_admitted(), 0);
+  core->check_integrity();
+}
+
+TEST(EngineCore, SeededSamplingDoesNotDependOnTheBatch) {
+  Answer alone_answer;
+  Request request = greedy({20, 21, 22}, 30, alone_answer);
+  request.sampling.temperature = 1.0;
+  request.sampling.seed = 7;
+  request.sampling.repetition_penalty = 1.1;
+  request.sampling.presence_penalty = 0.3;
+  request.sampling.top_p = 0.9;
+  request.ignore_eos = true;
+  const Answer expected = alone(request);
+  const auto core = make_core(small_options(20));
+  std::vector<Answer> others(8);
+  for (size_t i = 0; i < others.size(); ++i) {
+    if (i == 3) {
+      core->add(request);
+    }
+    core->add(greedy(std::vector<int32_t>(i + 3, static_cast<int32_t>(30 + i)), 40, others[i]));
+  }
+  run_all(*core);
+  EXPECT_EQ(alone_answer.tokens, expected.tokens);
+  EXPECT_EQ(expected.tokens.size(), 30U);
+  request.sampling.seed = 8;
+  EXPECT_NE(alone(request).tokens, expected.tokens);
+}
+
+// Thousands of random arrivals and cancellations over few pages: every answer is what the request
+// gets alone, a cancelled one a beginning of it, and the books balance after every step.
+TEST(EngineCore, RandomTrafficEqualsSequentialRuns) {
+  int64_t preemptions = 0;
+  int64_t cached = 0;
+  int64_t cancelled_count = 0;
+  for (uint32_t round = 0; round < 24; ++round) {
+    std::mt19937 random(round);
+    const auto pick = [&](int64_t low, int64_t high) {
+      return std::uniform_int_distribution<int64_t>(low, high)(random);
+    };
+    EngineOptions options{.max_num_seqs = pick(1, 8),
+                          .max_num_batched_tokens = pick(1, 24),
+                          .page_size = pick(1, 6),
+                          .num_pages = pick(8, 40),
+                          .kv_code = KvCode::kF32,
+                          .prefix_caching = round % 4 != 3};
+    const auto core = make_core(options);
+    const int64_t longest = core->options().max_model_len - 1;
+    constexpr size_t kRequests = 100;
+    std::vector<Answer> answers(kRequests);
+    std::vector<Request> requests;
+    int64_t idle_steps = 0;
+    while (requests.size() < kRequests || !core->idle()) {
+      ASSERT_LT(++idle_steps, 200000);
+      while (requests.size() < kRequests && pick(0, 3) == 0) {
+        // Few different beginnings, so that prompts share pages.
+        std::vector<int32_t> prompt(static_cast<size_t>(pick(1, std::min<int64_t>(longest, 30))));
+        const auto family = static_cast<int32_t>(pick(0, 2));
+        const int64_t branch = pick(0, 30);
+        for (size_t i = 0; i < prompt.size(); ++i) {
+          const auto at = static_cast<int32_t>(i);
+          prompt[i] = at < branch ? 4 + (family * 7 + at) % 20 : static_cast<int32_t>(pick(4, 63));
+        }
+        Request request = greedy(std::move(prompt), pick(1, 40), answers[requests.size()]);
+        if (pick(0, 3) == 0) {
+          request.sampling.temperature = 0.8;
+          request.sampling.seed = static_cast<uint64_t>(pick(0, 1000));
+          request.sampling.frequency_penalty = 0.2;
+        }
+        requests.push_back(request);
+        core->add(std::move(request));
+      }
+      if (!requests.empty() && pick(0, 40) == 0) {
+        const auto victim = static_cast<size_t>(pick(0, std::ssize(requests) - 1));
+        requests[victim].cancelled->store(true);
+      }
+      core->step();
+      core->check_integrity();
+      ASSERT_LE(core->stats().running, core->options().max_num_seqs);
+    }
+    const EngineStats stats = core->stats();
+    preemptions += stats.preemptions;
+    cached += stats.cached_tokens;
+    EXPECT_EQ(stats.pages_used, 0);
+    EXPECT_EQ(core->never_admitted(), 0);
+    for (size_t i = 0; i < kRequests; ++i) {
+      Request bounded = requests[i];
+      bounded.max_tokens =
+          std::min(bounded.max_tokens,
+                   core->options().max_model_len - static_cast<int64_t>(bounded.prompt.size()));
+      const Answer expected = alone(bounded);
+      if (answers[i].finish == FinishReason::kCancelled) {
+        ++cancelled_count;
+        ASSERT_LE(answers[i].tokens.size(), expected.tokens.size());
+        ASSERT_TRUE(std::equal(answers[i].tokens.begin(), answers[i].tokens.end(),
+                               expected.tokens.begin()));
+      } else {
+        ASSERT_EQ(answers[i].tokens, expected.tokens) << "round " << round << " request " << i;
+        ASSERT_EQ(answers[i].finish, expected.finish);
+      }
+    }
+  }
+  // The traffic met what it is meant to meet.
+  EXPECT_GT(preemptions, 100);
+  EXPECT_GT(cached, 1000);
+  EXPECT_GT(cancelled_count, 20);
+}
+
+TEST(EngineCore, DecodesAreNeverHeldUpByPrefill) {
+  const auto core = make_core(small_options(64));
+  Answer decoding;
+  Answer prefilling;
+  Request request = greedy({5, 6}, 40, decoding);
+  request.ignore_eos = true;
+  core->add(std::move(request));
+  core->step();
+  core->add(greedy(std::vector<int32_t>(100, 7), 4, prefilling));
+  for (size_t i = 2; i <= 9; ++i) {
+    core->step();
+    EXPECT_EQ(decoding.tokens.size(), i);
+    EXPECT_TRUE(prefilling.tokens.empty());
+  }
+  core->step();  // nine chunks of 11 and one token
+  EXPECT_TRUE(prefilling.tokens.empty());
+  core->step();
+  EXPECT_EQ(prefilling.tokens.size(), 1U);
+}
+
+}  // namespace
+}  // namespace nibble

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "core/buffer.h"
+#include "engine/scheduler.h"
+#include "model/model.h"
+
+namespace nibble {
+
+/// Turns a planned step into the model's input and runs it. Its buffers are made once, for the
+/// largest step.
+class ModelRunner final {
+ public:
+  /// kResourceExhausted when the logits' memory is not to be had.
+  static Result<ModelRunner> create(Model& model,
+                                    PagedKvCache cache,
+                                    const SchedulerLimits& limits);
+
+  /// Runs the model over `plan`. Afterwards logits(i) is the row of the i-th planned sequence, if
+  /// the step reaches its last token.
+  void run(std::span<const ScheduledSequence> plan);
+  /// Logits [vocab_size] of plan[index]; empty when the step ends inside its prompt.
+  [[nodiscard]] std::span<float> logits(size_t index);
+
+ private:
+  ModelRunner(Model& model, PagedKvCache cache) : model_(&model), cache_(std::move(cache)) {}
+
+  Model* model_;
+  PagedKvCache cache_;
+  Buffer logits_;  // [max_num_seqs, vocab_size] f32
+  std::vector<int32_t> tokens_;
+  std::vector<SequenceSpan> spans_;
+  std::vector<int32_t> logit_rows_;
+  std::vector<int32_t> logits_of_;  // by plan index: row of logits_, or -1
+};
+
+}  // namespace nibble

@@ -1,0 +1,84 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "engine/sequence.h"
+#include "kvcache/prefix_cache.h"
+
+namespace nibble {
+
+struct SchedulerLimits {
+  int64_t max_num_seqs = 1;
+  int64_t max_num_batched_tokens = 1;  // at least max_num_seqs, so that decodes always fit
+  int64_t page_size = 1;
+};
+
+/// A sequence's part of a step: compute its next `num_tokens` tokens.
+struct ScheduledSequence {
+  Sequence* sequence = nullptr;
+  int64_t num_tokens = 0;
+};
+
+/// Decides what each step computes. First come, first served, with continuous batching: every
+/// running decode gets one token, prefill chunks fill the rest of the step, then waiting sequences
+/// are admitted. When pages run out, the youngest running sequence gives its pages back, and is
+/// computed again later; the oldest can therefore always go on, and nobody starves.
+/// Touches no memory of the cache. Every sequence must fit into all pages together.
+class Scheduler final {
+ public:
+  Scheduler(const SchedulerLimits& limits, PrefixCache& pages, int64_t total_pages);
+
+  /// Takes a new sequence; `sequence.arrival` must be larger than all before.
+  void add(std::unique_ptr<Sequence> sequence);
+  /// Plans a step; every planned sequence has the pages it needs. Valid until the next call of a
+  /// member. Empty only if there are no sequences.
+  [[nodiscard]] const std::vector<ScheduledSequence>& schedule();
+  /// Notes that `num_tokens` more tokens of a running sequence are in its pages, and offers pages
+  /// that became full to the prefix cache.
+  void commit(Sequence& sequence, int64_t num_tokens);
+  /// Takes a sequence out, wherever it is, and returns its pages.
+  std::unique_ptr<Sequence> remove(Sequence& sequence);
+  /// Removes all sequences for which `predicate` holds, in order of arrival.
+  std::vector<std::unique_ptr<Sequence>> remove_if(
+      const std::function<bool(const Sequence&)>& predicate);
+
+  /// Gives up everything without returning pages, after an internal error made them doubtful.
+  std::vector<std::unique_ptr<Sequence>> take_all();
+
+  [[nodiscard]] int64_t running() const { return static_cast<int64_t>(running_.size()); }
+  [[nodiscard]] int64_t waiting() const { return static_cast<int64_t>(waiting_.size()); }
+  [[nodiscard]] bool idle() const { return running_.empty() && waiting_.empty(); }
+  [[nodiscard]] int64_t preemptions() const { return preemptions_; }
+  /// CHECKs: pages = free + cached + used; every reference is explained by a sequence or the
+  /// cache; orders and limits hold. For tests: walks over everything.
+  void check_integrity(const BlockAllocator& allocator) const;
+
+ private:
+  using Owned = std::unique_ptr<Sequence>;
+
+  [[nodiscard]] int64_t pages_for(int64_t tokens) const {
+    return (tokens + limits_.page_size - 1) / limits_.page_size;
+  }
+  [[nodiscard]] int64_t missing_pages(const Sequence& sequence) const;
+  void plan_running(size_t index, int64_t want);
+  [[nodiscard]] bool grow(Sequence& sequence, int64_t tokens);
+  [[nodiscard]] bool admit_next();
+  void preempt_youngest();
+  void release_pages(Sequence& sequence);
+
+  const SchedulerLimits limits_;
+  PrefixCache& pages_;
+  const int64_t total_pages_;
+  std::deque<Owned> waiting_;   // by arrival
+  std::vector<Owned> running_;  // by arrival
+  std::vector<ScheduledSequence> plan_;
+  int64_t budget_ = 0;    // tokens left in the step being planned
+  bool crowded_ = false;  // the step being planned ran out of pages: admit nobody
+  int64_t preemptions_ = 0;
+};
+
+}  // namespace nibble

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstdint>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "engine/request.h"
+#include "kvcache/prefix_cache.h"
+
+namespace nibble {
+
+/// A request inside the engine: its tokens, its pages and how far it is computed.
+struct Sequence {
+  Request request;
+  int64_t arrival = 0;  // order of service
+  uint64_t seed = 0;    // of request.sampling, or drawn when the request gave none
+
+  std::vector<int32_t> tokens;  // prompt and answer
+  int64_t prompt_tokens = 0;
+  int64_t cached_tokens = 0;  // of the prompt, at first admission
+  bool admitted = false;      // at least once
+  bool counted = false;       // in the engine's statistics
+
+  // Cache: the first `computed` tokens have keys and values in `pages`.
+  std::vector<int32_t> pages;
+  int64_t computed = 0;
+  int64_t offered_pages = 0;  // leading pages already offered to the prefix cache
+  PrefixCache::NodeId node = PrefixCache::kRoot;
+
+  /// Tokens seen so far, with how often the answer has them; kept only when penalties need it.
+  std::unordered_map<int32_t, int32_t> seen;
+
+  [[nodiscard]] int64_t length() const { return static_cast<int64_t>(tokens.size()); }
+  [[nodiscard]] int64_t generated() const { return length() - prompt_tokens; }
+  [[nodiscard]] int64_t remaining() const { return length() - computed; }
+};
+
+}  // namespace nibble

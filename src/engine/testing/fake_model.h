@@ -1,0 +1,122 @@
+#pragma once
+
+#include <atomic>
+#include <bit>
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <string_view>
+#include <thread>
+
+#include "base/check.h"
+#include "model/model.h"
+
+namespace nibble {
+
+/// A model for tests of everything above it. Keys hold the token, values its position; logits are a
+/// hash of all tokens of the sequence, read back from the pages: a wrong, stale or shared page
+/// changes the text or trips a CHECK.
+class FakeModel final : public Model {
+ public:
+  /// Special tokens of the fake world.
+  static constexpr int32_t kEos = 1;
+  static constexpr int32_t kNanTrigger = 2;    // a prompt that ends with it gets NaN logits
+  static constexpr int32_t kErrorTrigger = 3;  // computing it throws InternalError
+
+  explicit FakeModel(int64_t vocab_size = 64, int64_t max_position = 256) {
+    config_.architecture = "FakeForTests";
+    config_.vocab_size = vocab_size;
+    config_.num_layers = 2;
+    config_.num_heads = config_.num_kv_heads = 2;
+    config_.head_dim = 2;
+    config_.hidden_size = 4;
+    config_.max_position = max_position;
+    config_.eos_token_ids = {kEos};
+  }
+
+  [[nodiscard]] const ModelConfig& config() const override { return config_; }
+  [[nodiscard]] std::string_view scheme() const override { return "fake"; }
+  [[nodiscard]] int64_t weight_bytes() const override { return 0; }
+  /// Sleeps in each forward(), so that tests can act while a step runs.
+  void set_step_time(std::chrono::microseconds time) { step_time_ = time; }
+  [[nodiscard]] int64_t largest_batch() const { return largest_batch_; }
+
+  void forward(const ForwardBatch& batch, PagedKvCache& cache, std::span<float> logits) override {
+    const auto vocab = static_cast<size_t>(config_.vocab_size);
+    CHECK_EQ(logits.size(), batch.logit_rows.size() * vocab);
+    largest_batch_ = std::max(largest_batch_, static_cast<int64_t>(batch.tokens.size()));
+    if (step_time_.count() > 0) {
+      std::this_thread::sleep_for(step_time_);
+    }
+    for (const SequenceSpan& span : batch.sequences) {
+      write(batch, span, cache);
+    }
+    for (size_t i = 0; i < batch.logit_rows.size(); ++i) {
+      write_logits(batch, batch.logit_rows[i], cache, logits.subspan(i * vocab, vocab));
+    }
+  }
+
+ private:
+  // Where token `position` of a sequence has its key (or value) in a layer.
+  static std::byte* slot(const KvView& view, const SequenceSpan& span, int64_t position, bool key) {
+    const int32_t page = span.pages[position / view.page_size];
+    std::byte* half = key ? view.keys(page, 1) : view.values(page, 1);
+    return half + position % view.page_size * kv_row_bytes(view.code, view.head_dim);
+  }
+
+  void write(const ForwardBatch& batch, const SequenceSpan& span, PagedKvCache& cache) const {
+    for (int64_t layer = 0; layer < config_.num_layers; ++layer) {
+      const KvView view = cache.view(layer);
+      for (int32_t i = 0; i < span.q_len; ++i) {
+        const int32_t position = span.kv_len - span.q_len + i;
+        const int32_t token = batch.tokens[static_cast<size_t>(span.q_begin + i)];
+        CHECK_NE(token, kErrorTrigger);
+        std::memcpy(slot(view, span, position, true), &token, sizeof token);
+        std::memcpy(slot(view, span, position, false), &position, sizeof position);
+      }
+    }
+  }
+
+  void write_logits(const ForwardBatch& batch,
+                    int32_t row,
+                    PagedKvCache& cache,
+                    std::span<float> logits) const {
+    for (const SequenceSpan& span : batch.sequences) {
+      if (row < span.q_begin || row >= span.q_begin + span.q_len) {
+        continue;
+      }
+      uint64_t hash = 14695981039346656037ULL;
+      const int32_t last = span.kv_len - span.q_len + row - span.q_begin;
+      int32_t token = 0;
+      for (int32_t position = 0; position <= last; ++position) {
+        for (int64_t layer = 0; layer < config_.num_layers; ++layer) {
+          const KvView view = cache.view(layer);
+          int32_t stored = 0;
+          std::memcpy(&token, slot(view, span, position, true), sizeof token);
+          std::memcpy(&stored, slot(view, span, position, false), sizeof stored);
+          CHECK_EQ(stored, position);
+          hash = (hash ^ static_cast<uint32_t>(token)) * 1099511628211ULL;
+        }
+      }
+      for (size_t v = 0; v < logits.size(); ++v) {
+        uint64_t x = (hash ^ (v + 1)) * 0x9e3779b97f4a7c15ULL;
+        x ^= x >> 29;
+        x *= 0xbf58476d1ce4e5b9ULL;
+        logits[v] = static_cast<float>(x >> 40) * 0x1.0p-22F;  // 0 to 4
+      }
+      logits[kNanTrigger] = logits[kErrorTrigger] = -200.0F;  // only prompts have these
+      if (token == kNanTrigger) {
+        logits[logits.size() / 2] = std::numeric_limits<float>::quiet_NaN();
+      }
+      return;
+    }
+    CHECK_MSG(false, "row {} is in no sequence", row);
+  }
+
+  ModelConfig config_;
+  std::chrono::microseconds step_time_{0};
+  int64_t largest_batch_ = 0;
+};
+
+}  // namespace nibble
