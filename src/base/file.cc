@@ -182,6 +182,22 @@ Status OutputFile::write(std::string_view text) {
   return write(std::as_bytes(std::span(text.data(), text.size())));
 }
 
+Status OutputFile::write_at(int64_t offset, std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t count = ::pwrite(descriptor_, bytes.data(), bytes.size(), offset);
+    if (count < 0 && errno == EINTR) {
+      continue;
+    }
+    if (count < 0) {
+      return system_error(path_, "write", errno);
+    }
+    bytes = bytes.subspan(static_cast<size_t>(count));
+    offset += count;
+    bytes_written_ += count;
+  }
+  return {};
+}
+
 Status OutputFile::finish() {
   const int descriptor = std::exchange(descriptor_, -1);
   if (::fsync(descriptor) != 0) {

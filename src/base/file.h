@@ -41,7 +41,7 @@ class MappedFile final {
   size_t size_ = 0;
 };
 
-/// A new file written from front to back. Errors name the path; a full disk is
+/// A new file being written. Errors name the path; a full disk is
 /// kResourceExhausted. A file that is not finished stays on disk: its owner removes the folder.
 class OutputFile final {
  public:
@@ -55,6 +55,8 @@ class OutputFile final {
 
   Status write(std::span<const std::byte> bytes);
   Status write(std::string_view text);
+  /// Writes at an offset from the front, leaving the place of write() alone.
+  Status write_at(int64_t offset, std::span<const std::byte> bytes);
   /// Flushes to the device and closes.
   Status finish();
   [[nodiscard]] int64_t bytes_written() const { return bytes_written_; }

@@ -1,0 +1,129 @@
+#include "checkpoint/checkpoint_writer.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/check.h"
+#include "base/json.h"
+#include "checkpoint/safetensors.h"
+
+namespace nibble {
+namespace {
+
+bool reference_order(const TensorPlan& a, const TensorPlan& b) {
+  return a.dtype != b.dtype ? a.dtype > b.dtype : a.name < b.name;
+}
+
+}  // namespace
+
+std::string safetensors_header(std::span<const TensorPlan> tensors) {
+  JsonObject header;
+  header.append("__metadata__", Json::object({{"format", "pt"}}));
+  int64_t at = 0;
+  for (const TensorPlan& tensor : tensors) {
+    JsonArray shape(tensor.shape.begin(), tensor.shape.end());
+    header.append(tensor.name, Json::object({{"dtype", dtype_name(tensor.dtype)},
+                                             {"shape", std::move(shape)},
+                                             {"data_offsets", JsonArray{at, at + tensor.bytes}}}));
+    at += tensor.bytes;
+  }
+  std::string text = Json(std::move(header)).dump();
+  text.append((8 - text.size() % 8) % 8, ' ');
+  const uint64_t size = text.size();
+  std::string prefix(8, '\0');
+  std::memcpy(prefix.data(), &size, 8);
+  return prefix + text;
+}
+
+Result<CheckpointWriter> CheckpointWriter::create(const std::string& folder,
+                                                  std::vector<TensorPlan> plan,
+                                                  int64_t shard_bytes) {
+  CheckpointWriter writer;
+  writer.folder_ = folder;
+  writer.missing_ = plan.size();
+  NIBBLE_RETURN_IF_ERROR(writer.plan_shards(std::move(plan), shard_bytes));
+  return writer;
+}
+
+Status CheckpointWriter::plan_shards(std::vector<TensorPlan> plan, int64_t shard_bytes) {
+  shards_.emplace_back();
+  int64_t filled = 0;
+  for (TensorPlan& tensor : plan) {
+    NIBBLE_ASSIGN_OR_RETURN(tensor.bytes, tensor_bytes(tensor.dtype, tensor.shape));
+    if (!shards_.back().tensors.empty() && filled + tensor.bytes > shard_bytes) {
+      shards_.emplace_back();
+      filled = 0;
+    }
+    filled += tensor.bytes;
+    shards_.back().tensors.push_back(std::move(tensor));
+  }
+  for (size_t shard = 0; shard < shards_.size(); ++shard) {
+    std::vector<TensorPlan>& tensors = shards_[shard].tensors;
+    std::sort(tensors.begin(), tensors.end(), reference_order);
+    int64_t offset = 0;
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      if (!places_.emplace(tensors[i].name, Place{shard, i, offset, false}).second) {
+        return make_error(StatusCode::kInvalidArgument, "tensor {} would be written twice",
+                          tensors[i].name);
+      }
+      offset += tensors[i].bytes;
+    }
+  }
+  return {};
+}
+
+std::string CheckpointWriter::shard_name(size_t shard) const {
+  return shards_.size() == 1
+             ? std::string("model.safetensors")
+             : fmt::format("model-{:05}-of-{:05}.safetensors", shard + 1, shards_.size());
+}
+
+Status CheckpointWriter::write(std::string_view name, std::span<const std::byte> data) {
+  const auto found = places_.find(std::string(name));
+  CHECK_MSG(found != places_.end() && !found->second.written, "tensor {} is not expected", name);
+  Place& place = found->second;
+  Shard& shard = shards_[place.shard];
+  CHECK_EQ(static_cast<int64_t>(data.size()), shard.tensors[place.tensor].bytes);
+  if (!shard.file) {
+    NIBBLE_ASSIGN_OR_RETURN(
+        shard.file, OutputFile::create(fmt::format("{}/{}", folder_, shard_name(place.shard))));
+    NIBBLE_RETURN_IF_ERROR(shard.file->write(safetensors_header(shard.tensors)));
+    shard.data_begin = shard.file->bytes_written();
+  }
+  NIBBLE_RETURN_IF_ERROR(shard.file->write_at(shard.data_begin + place.offset, data));
+  place.written = true;
+  --missing_;
+  if (++shard.written == shard.tensors.size()) {
+    NIBBLE_RETURN_IF_ERROR(shard.file->finish());
+    bytes_written_ += shard.file->bytes_written();
+    shard.file.reset();
+  }
+  return {};
+}
+
+Status CheckpointWriter::write_index() {
+  JsonObject map;
+  int64_t total = 0;
+  for (size_t shard = 0; shard < shards_.size(); ++shard) {
+    for (const TensorPlan& tensor : shards_[shard].tensors) {
+      map.append(tensor.name, shard_name(shard));
+      total += tensor.bytes;
+    }
+  }
+  const Json index = Json::object(
+      {{"metadata", Json::object({{"total_size", total}})}, {"weight_map", std::move(map)}});
+  NIBBLE_ASSIGN_OR_RETURN(OutputFile file,
+                          OutputFile::create(folder_ + "/model.safetensors.index.json"));
+  NIBBLE_RETURN_IF_ERROR(file.write(index.dump_pretty() + "\n"));
+  NIBBLE_RETURN_IF_ERROR(file.finish());
+  bytes_written_ += file.bytes_written();
+  return {};
+}
+
+Status CheckpointWriter::finish() {
+  CHECK_EQ(missing_, size_t{0});
+  return shards_.size() > 1 ? write_index() : Status();
+}
+
+}  // namespace nibble
