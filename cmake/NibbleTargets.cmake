@@ -50,5 +50,5 @@ function(nibble_test name)
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE ${ARG_DEPS} GTest::gmock GTest::gtest_main)
   gtest_discover_tests(${name} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR} DISCOVERY_MODE PRE_TEST
-    PROPERTIES TIMEOUT 600)
+    DISCOVERY_TIMEOUT 300 PROPERTIES TIMEOUT 900)
 endfunction()

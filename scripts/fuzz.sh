@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Builds the fuzz targets (tests/fuzz/fuzz_*.cc) and runs each for a while; stops at a finding.
+# Usage: scripts/fuzz.sh [SECONDS] [TARGET...]      60 seconds and all targets by default
+set -euo pipefail
+"$(dirname "${BASH_SOURCE[0]}")/install-deps.sh" --fuzz
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+seconds="${1:-60}"; [ $# -gt 0 ] && shift
+[[ "$seconds" =~ ^[0-9]+$ ]] || fail "SECONDS must be a number, got $seconds"
+targets=("$@")
+if [ ${#targets[@]} -eq 0 ]; then
+  for source in tests/fuzz/fuzz_*.cc; do targets+=("$(basename "$source" .cc)"); done
+fi
+build fuzz "${targets[@]}"
+for target in "${targets[@]}"; do
+  note "$target for $seconds s"
+  corpus="build/fuzz/corpus/$target"; mkdir -p "$corpus"
+  seeds=(); [ -d "tests/fuzz/seeds/${target#fuzz_}" ] && seeds=("tests/fuzz/seeds/${target#fuzz_}")
+  "build/fuzz/tests/fuzz/$target" -max_total_time="$seconds" -timeout=20 -rss_limit_mb=2048 \
+    -max_len=65536 -print_final_stats=1 -artifact_prefix="build/fuzz/$target-" \
+    "$corpus" "${seeds[@]}" 2>&1 | tail -n 15
+done
+echo "${#targets[@]} targets, $seconds s each, no finding"

@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Runs the test suite under ASan+UBSan and under TSan.
+# Usage: scripts/sanitize.sh [asan|tsan]      both by default
+set -euo pipefail
+here="$(dirname "${BASH_SOURCE[0]}")"
+export ASAN_OPTIONS="${ASAN_OPTIONS:-detect_stack_use_after_return=1:strict_string_checks=1}"
+export UBSAN_OPTIONS="${UBSAN_OPTIONS:-print_stacktrace=1}"
+export TSAN_OPTIONS="${TSAN_OPTIONS:-halt_on_error=1:second_deadlock_stack=1}"
+case "${1:-both}" in
+  asan) "$here/test.sh" cpu-asan ;;
+  tsan) "$here/test.sh" cpu-tsan ;;
+  both) status=0; "$here/test.sh" cpu-asan || status=1; "$here/test.sh" cpu-tsan || status=1
+        exit "$status" ;;
+  *) echo "sanitize.sh: unknown suite $1 (use asan or tsan)" >&2; exit 2 ;;
+esac

@@ -1,0 +1,358 @@
+"""Keeps docs/architecture.md true: checks the tree against the rules of the house.
+
+Usage: check.py [--build BUILD_DIR]. Errors are printed as "path:line: rule: message" and make the
+exit status 1; warnings do not. With a build folder, the flags named in the documentation are
+compared with `nibble --help`, and the ISA objects are searched for weak symbols. Standard library
+only; runs in seconds.
+"""
+
+import argparse
+import glob
+import pathlib
+import re
+import subprocess
+import sys
+
+LEVELS = {
+    "base": 0, "core": 1, "quant": 2, "ops": 3, "checkpoint": 3, "backend": 4, "layers": 5,
+    "kvcache": 5, "quantizer": 5, "text": 5, "model": 6, "engine": 7, "train": 7, "server": 8,
+    "eval": 8, "tools": 9,
+}
+HEADER_TARGET, SOURCE_TARGET, HARD_STOP = 150, 400, 800
+
+# Each third-party header belongs to the files below one prefix.
+THIRD_PARTY = [
+    (r"boost/json", ("src/base/json_parse.cc",)),
+    (r"boost/(asio|beast|system)", ("src/server/",)),
+    (r"spdlog/", ("src/base/log.cc",)),
+    (r"CLI/", ("tools/",)),
+    (r"pcre2", ("src/text/", "src/checkpoint/quant_config.cc")),
+    (r"utf8proc", ("src/text/",)),
+    (r"(cuda|cublas|nccl)", ("src/backend/cuda/",)),
+    (r"(immintrin|x86intrin|arm_neon)\.h", ("src/backend/cpu/",)),
+]
+TRY_ALLOWED = ("src/base/json", "src/engine/engine.cc", "src/server/", "tools/main.cc")
+MAX_TRY_IN_SERVER = 1
+GETENV_ALLOWED = ("src/base/args.cc",)
+SCHEME_TABLE = "src/quant/schemes.cc"
+# Words of the scheme table that are also element types or KV formats and so appear elsewhere.
+SHARED_WORDS = {"bf16", "int8", "int4"}
+
+# Written in pieces, so that this file does not contain what it looks for.
+MACHINE_PATHS = re.compile(
+    r"(?<![\w.\-/])/(?:" + "|".join(["wo" + "rk", "ro" + "ot", "tm" + "p", "ho" + "me"]) + r")(?=/)")
+REGISTRY_HOSTS = re.compile("|".join(
+    [r"deb\." + r"debian\.org", r"py" + r"pi\.org", r"python" + r"hosted\.org",
+     r"conda\." + r"anaconda\.org", r"snapshot\." + r"debian\.org"]))
+UNFINISHED = re.compile(
+    r"\b(?:" + "|".join(["TO" + "DO", "FIX" + "ME", "XX" + "X", "HA" + "CK"]) + r")\b|"
+    + r"(?i:\bnot (?:yet )?implem" + r"ented\b|\bcoming so" + r"on\b|\bplace" + r"holder\b"
+    + r"|\bunimplem" + r"ented\b)")
+# Flags of other programs that the documentation mentions.
+FOREIGN_FLAGS = {"--preset", "--build", "--target", "--output-on-failure", "--gtest_filter",
+                 "--version", "--help", "--dry-run"}
+TOP_FOLDERS = ("src", "tools", "tests", "docs", "scripts", "cmake", "models", "bench", "include",
+               ".ci")
+PROSE_DATA = ("tests/data/", "tests/golden/", "models/", "tests/fuzz/seeds/")
+
+
+class Report:
+    """Collects findings; `errors` decide the exit status."""
+
+    def __init__(self):
+        self.errors, self.warnings = [], []
+
+    def error(self, path, line, rule, message):
+        self.errors.append(f"{path}:{line}: {rule}: {message}")
+
+    def warn(self, path, line, rule, message):
+        self.warnings.append(f"{path}:{line}: warning: {rule}: {message}")
+
+
+def strip_comments(text):
+    """Blanks // and /* */ comments, keeping line numbers and string literals."""
+    pattern = re.compile(r'R"(\w*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
+
+    def keep(match):
+        found = match.group(0)
+        return re.sub(r"[^\n]", " ", found) if found.startswith("/") else found
+
+    return pattern.sub(keep, text)
+
+
+def strip_strings(code):
+    """Blanks string literals of code without comments, keeping #include lines."""
+    lines = [line if line.lstrip().startswith("#include") else
+             re.sub(r'"(?:\\.|[^"\\])*"', '""', line) for line in code.split("\n")]
+    return "\n".join(lines)
+
+
+def folder_of(path):
+    """The house folder of a source file: "base", ..., "tools", or None outside the house."""
+    parts = path.split("/")
+    if parts[0] == "tools":
+        return "tools"
+    return parts[1] if parts[0] == "src" and len(parts) > 2 else None
+
+
+def is_test(path):
+    return path.endswith("_test.cc") or "/testing/" in path or path.startswith("tests/")
+
+
+def matches(code, pattern):
+    """Yields (line number, match) of a pattern in each line."""
+    for number, line in enumerate(code.split("\n"), 1):
+        for match in re.finditer(pattern, line):
+            yield number, match
+
+
+class Tree:
+    """The tracked and not ignored files below a root, as {relative path: text}."""
+
+    def __init__(self, root, files=None):
+        self.root = pathlib.Path(root)
+        self.names = files if files is not None else self._list()
+        self.text = {}
+        for name in self.names:
+            try:
+                self.text[name] = (self.root / name).read_text(encoding="utf-8")
+            except (UnicodeDecodeError, IsADirectoryError, FileNotFoundError):
+                pass
+        self.sources = [name for name in self.text
+                        if name.endswith((".cc", ".h", ".cu", ".cuh"))
+                        and not name.startswith(PROSE_DATA)]
+        self.code = {name: strip_comments(self.text[name]) for name in self.sources}
+        self.docs = [name for name in self.text if name.endswith(".md")
+                     and (name.startswith("docs/") or "/" not in name)]
+
+    def _list(self):
+        listing = subprocess.run(
+            ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+            cwd=self.root, capture_output=True, text=True)
+        if listing.returncode == 0:
+            return sorted(set(listing.stdout.split("\n")) - {""})
+        return sorted(str(path.relative_to(self.root)) for path in self.root.rglob("*")
+                      if path.is_file() and not str(path.relative_to(self.root)).startswith(
+                          ("build", ".git/", ".venv")))
+
+
+def check_includes(tree, report):
+    for path in tree.sources:
+        folder = folder_of(path)
+        if folder is None:
+            continue
+        if folder not in LEVELS:
+            report.error(path, 1, "levels", f"folder {folder} has no level; add it to "
+                         "docs/architecture.md and to LEVELS")
+            continue
+        for line, match in matches(tree.code[path], r'^\s*#include "([^"]+)"'):
+            target = match.group(1)
+            if target.startswith("."):
+                report.error(path, line, "includes", f'relative include "{target}"')
+            other = target.split("/")[0] if "/" in target else folder
+            if other == folder or other not in LEVELS:
+                continue
+            if LEVELS[other] > LEVELS[folder]:
+                report.error(path, line, "includes", f"{folder} includes upwards: {target}")
+            elif LEVELS[other] == LEVELS[folder]:
+                report.error(path, line, "includes", f"{folder} includes sideways: {target}")
+
+
+def check_third_party(tree, report):
+    for path in tree.sources:
+        for line, match in matches(tree.code[path], r'^\s*#include [<"]([^>"]+)[>"]'):
+            for pattern, allowed in THIRD_PARTY:
+                if re.match(pattern, match.group(1)) and not path.startswith(allowed) \
+                        and not is_test(path):
+                    report.error(path, line, "third-party",
+                                 f"{match.group(1)} belongs to {', '.join(allowed)} only")
+
+
+def check_lengths(tree, report):
+    for path in tree.sources:
+        if path.endswith(("_table.cc", "_tables.cc", "_table.h", "_tables.h")):
+            continue
+        length = tree.text[path].count("\n")
+        target = HEADER_TARGET if path.endswith((".h", ".cuh")) else SOURCE_TARGET
+        if length > HARD_STOP:
+            report.error(path, length, "length", f"{length} lines, hard stop {HARD_STOP}")
+        elif length > target:
+            report.warn(path, length, "length", f"{length} lines, target {target}")
+
+
+def check_pragma_once(tree, report):
+    for path in tree.sources:
+        if path.endswith((".h", ".cuh")) and "#pragma once" not in tree.code[path]:
+            report.error(path, 1, "header", "#pragma once is missing")
+
+
+def check_calls(tree, report):
+    """getenv, try, abort and exit only where the house allows them."""
+    tries_in_server = []
+    for path in tree.sources:
+        if is_test(path):
+            continue
+        code = strip_strings(tree.code[path])
+        for line, _ in matches(code, r"\bgetenv\s*\("):
+            if path not in GETENV_ALLOWED:
+                report.error(path, line, "getenv", f"only in {', '.join(GETENV_ALLOWED)}")
+        for line, _ in matches(code, r"\btry\s*\{"):
+            if not path.startswith(TRY_ALLOWED):
+                report.error(path, line, "try", f"only in {', '.join(TRY_ALLOWED)}")
+            if path.startswith("src/server/"):
+                tries_in_server.append((path, line))
+        if path.startswith("src/"):
+            for line, _ in matches(code, r"(?<![\w.>:])(?:std::)?(?:abort|exit|_exit|quick_exit)\s*\("):
+                report.error(path, line, "exit", "return a Status or use CHECK")
+    for path, line in tries_in_server[MAX_TRY_IN_SERVER:]:
+        report.error(path, line, "try", "the server has one route wrapper; return a Status")
+
+
+def scheme_names(tree):
+    text = tree.text.get(SCHEME_TABLE, "")
+    return set(re.findall(r'\.name = "([^"]+)"', text)) - SHARED_WORDS
+
+
+def check_scheme_literals(tree, report):
+    names = scheme_names(tree)
+    for path in tree.sources:
+        if path == SCHEME_TABLE or "/dialects/" in path or is_test(path):
+            continue
+        for line, match in matches(tree.code[path], r'"([a-z0-9_]+)"'):
+            if match.group(1) in names:
+                report.error(path, line, "schemes",
+                             f'"{match.group(1)}" is spelled only in {SCHEME_TABLE}')
+
+
+def check_words(tree, report):
+    for path, text in tree.text.items():
+        if path.startswith(PROSE_DATA) or path == "LICENSE":
+            continue
+        for line, match in matches(text, MACHINE_PATHS):
+            report.error(path, line, "machine-path", f"{match.group(0)}/ exists on one machine only")
+        for line, match in matches(text, REGISTRY_HOSTS):
+            report.error(path, line, "registry-host", f"{match.group(0)} is the user's choice")
+        for line, match in matches(text, UNFINISHED):
+            report.error(path, line, "unfinished", f'"{match.group(0)}": finish it or leave it out')
+
+
+def spans(text):
+    """Yields (line number, code) for inline code and fenced lines of a Markdown text."""
+    fenced = False
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.lstrip().startswith("```"):
+            fenced = not fenced
+        elif fenced:
+            yield number, line, True
+        else:
+            for match in re.finditer(r"`([^`]+)`", line):
+                yield number, match.group(1), False
+
+
+def expand_braces(word):
+    match = re.search(r"\{([^{}]*)\}", word)
+    if not match:
+        return [word]
+    return [result for part in match.group(1).split(",")
+            for result in expand_braces(word[:match.start()] + part + word[match.end():])]
+
+
+def check_doc_paths(tree, report):
+    for path in tree.docs:
+        base = (tree.root / path).parent
+        for line, match in matches(tree.text[path], r"\]\(([^)#\s]+)[^)]*\)"):
+            if "://" not in match.group(1) and not (base / match.group(1)).exists():
+                report.error(path, line, "doc-path", f"link to missing {match.group(1)}")
+        for line, code, _ in spans(tree.text[path]):
+            for word in re.findall(r"(?<![\w./$<{-])[\w.{][\w./{},*-]*", code):
+                word = word.rstrip(".,")
+                if not word.startswith(tuple(top + "/" for top in TOP_FOLDERS)):
+                    continue
+                for name in expand_braces(word):
+                    if not glob.glob(str(tree.root / name)):
+                        report.error(path, line, "doc-path", f"{name} does not exist")
+
+
+def help_flags(binary):
+    """All --flags of the binary and its subcommands, or None when it cannot run."""
+    def text_of(arguments):
+        return subprocess.run([binary, *arguments, "--help"], capture_output=True, text=True,
+                              timeout=20).stdout
+
+    def subcommands(text):
+        section = re.search(r"Subcommands:\n((?:[ ]+.*\n?)+)", text)
+        return re.findall(r"^  ([a-z][\w-]*)", section.group(1), re.MULTILINE) if section else []
+
+    flags, pending = set(), [[]]
+    while pending:
+        arguments = pending.pop()
+        text = text_of(arguments)
+        flags |= set(re.findall(r"--[a-z][a-z0-9-]*", text))
+        if len(arguments) < 2:
+            pending += [arguments + [name] for name in subcommands(text)]
+    return flags
+
+
+def check_doc_flags(tree, report, known):
+    """`known`: the flags of nibble --help."""
+    allowed = known | FOREIGN_FLAGS
+    for path, text in tree.text.items():
+        if path.startswith("scripts/") or path == ".ci/run":
+            allowed = allowed | set(re.findall(r"--[a-z][a-z0-9-]*", text))
+    for path in tree.docs:
+        for line, code, _ in spans(tree.text[path]):
+            for flag in re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", code):
+                if flag not in allowed:
+                    report.error(path, line, "doc-flag", f"{flag} is in no --help")
+
+
+def weak_symbols(listing):
+    """Weak std:: definitions in the output of `nm -C`: the linker may keep this copy for all."""
+    return [line.split(maxsplit=2)[2] for line in listing.split("\n")
+            if re.match(r"^[0-9a-f]+ [WV] ", line) and "std::" in line]
+
+
+def check_isa_objects(build, report):
+    objects = [path for path in pathlib.Path(build).glob("src/backend/**/*.o")
+               if re.search(r"avx|amx|vnni", path.name)]
+    for path in objects:
+        listing = subprocess.run(["nm", "-C", str(path)], capture_output=True, text=True).stdout
+        for symbol in weak_symbols(listing):
+            report.error(path.name, 0, "isa-object", f"exports weak {symbol}")
+
+
+def cache_value(build, name):
+    cache = pathlib.Path(build) / "CMakeCache.txt"
+    match = cache.exists() and re.search(rf"^{name}:\w+=(.*)$", cache.read_text(), re.MULTILINE)
+    return match.group(1) if match else ""
+
+
+def check_tree(tree, report):
+    """All rules that need only the files."""
+    for rule in (check_includes, check_third_party, check_lengths, check_pragma_once, check_calls,
+                 check_scheme_literals, check_words, check_doc_paths):
+        rule(tree, report)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--build", help="build folder with the nibble binary and the objects")
+    options = parser.parse_args()
+    root = pathlib.Path(__file__).resolve().parents[2]
+    tree, report = Tree(root), Report()
+    check_tree(tree, report)
+    if options.build:
+        binary = pathlib.Path(options.build) / "tools" / "nibble"
+        if binary.exists():
+            check_doc_flags(tree, report, help_flags(str(binary)))
+        if not cache_value(options.build, "NIBBLE_SANITIZE"):
+            check_isa_objects(options.build, report)
+    for finding in report.warnings + report.errors:
+        print(finding)
+    print(f"house: {len(report.errors)} errors, {len(report.warnings)} warnings, "
+          f"{len(tree.sources)} sources, {len(tree.docs)} documents")
+    return 1 if report.errors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
