@@ -106,6 +106,7 @@ class ThreadedEngine final : public Engine {
       cancelling = std::exchange(cancelling_, false);
       unfinished_ += static_cast<int64_t>(arrived.size());
       never_admitted_ += static_cast<int64_t>(arrived.size());
+      stats_.waiting += static_cast<int64_t>(arrived.size());
       if (stopping_) {
         cancelling = true;
       }
