@@ -1,0 +1,91 @@
+#include "server/http_text.h"
+
+#include <algorithm>
+#include <charconv>
+#include <random>
+
+#include <fmt/format.h>
+#include <strings.h>
+
+namespace nibble {
+
+std::string_view HttpRequest::header(std::string_view name) const {
+  for (const auto& [key, value] : headers) {
+    if (key.size() == name.size() && strncasecmp(key.data(), name.data(), key.size()) == 0) {
+      return value;
+    }
+  }
+  return {};
+}
+
+std::string_view reason_phrase(int status) {
+  switch (status) {
+    case 200:
+      return "OK";
+    case 400:
+      return "Bad Request";
+    case 401:
+      return "Unauthorized";
+    case 404:
+      return "Not Found";
+    case 405:
+      return "Method Not Allowed";
+    case 408:
+      return "Request Timeout";
+    case 413:
+      return "Payload Too Large";
+    case 429:
+      return "Too Many Requests";
+    case 431:
+      return "Request Header Fields Too Large";
+    case 500:
+      return "Internal Server Error";
+    case 503:
+      return "Service Unavailable";
+    default:
+      return "Unknown";
+  }
+}
+
+std::string random_id() {
+  thread_local std::mt19937_64 generator{[] {
+    std::random_device device;
+    std::seed_seq seed{device(), device(), device(), device()};
+    return std::mt19937_64(seed);
+  }()};
+  return fmt::format("{:016x}{:016x}", generator(), generator());
+}
+
+std::string response_head(const ResponseHead& head, const HttpHeaders& headers) {
+  std::string out =
+      fmt::format("HTTP/1.1 {} {}\r\nContent-Type: {}\r\nX-Request-Id: {}\r\nConnection: {}\r\n",
+                  head.status, reason_phrase(head.status), head.content_type, head.request_id,
+                  head.keep_alive ? "keep-alive" : "close");
+  for (const auto& [name, value] : headers) {
+    out += fmt::format("{}: {}\r\n", name, value);
+  }
+  return out;
+}
+
+std::string percent_decode(std::string_view text) {
+  std::string out;
+  for (size_t i = 0; i < text.size(); ++i) {
+    unsigned value = 0;
+    if (text[i] == '%' && i + 2 < text.size() &&
+        std::from_chars(&text[i + 1], &text[i + 1] + 2, value, 16).ptr == &text[i + 1] + 2) {
+      out += static_cast<char>(value);
+      i += 2;
+    } else {
+      out += text[i];
+    }
+  }
+  return out;
+}
+
+std::string usable_request_id(std::string_view given) {
+  const bool printable =
+      std::all_of(given.begin(), given.end(), [](char c) { return c > ' ' && c < 0x7f; });
+  return !given.empty() && given.size() <= 128 && printable ? std::string(given) : random_id();
+}
+
+}  // namespace nibble

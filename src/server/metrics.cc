@@ -1,0 +1,142 @@
+#include "server/metrics.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+namespace nibble {
+namespace {
+
+const std::vector<double> kTokenSeconds = {0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.075,
+                                           0.1,    0.15,  0.2,   0.3,   0.4,  0.5,   0.75, 1,
+                                           2.5,    5,     7.5,   10,    20,   40,    80};
+const std::vector<double> kRequestSeconds = {0.3, 0.5, 0.8, 1,  1.5, 2,   2.5, 5,   10,  15,  20,
+                                             30,  40,  50,  60, 120, 240, 480, 960, 1920, 7680};
+
+std::vector<double> token_counts(int64_t largest) {
+  std::vector<double> bounds;
+  for (int64_t decade = 1; decade <= largest; decade *= 10) {
+    for (const int64_t step : {1, 2, 5}) {
+      if (decade * step <= largest) {
+        bounds.push_back(static_cast<double>(decade * step));
+      }
+    }
+  }
+  return bounds;
+}
+
+std::string escaped(std::string_view text) {
+  std::string out;
+  for (const char c : text) {
+    if (c == '\\' || c == '"') {
+      out += '\\';
+    }
+    out += c == '\n' ? ' ' : c;
+  }
+  return out;
+}
+
+/// One metric with one sample.
+void write_value(std::string& out, std::string_view type, std::string_view name,
+                 std::string_view labels, double value) {
+  out += fmt::format("# HELP {0} {0}\n# TYPE {0} {1}\n{0}{{{2}}} {3}\n", name, type, labels, value);
+}
+
+}  // namespace
+
+void Histogram::observe(double value) {
+  const auto bucket = std::lower_bound(bounds_.begin(), bounds_.end(), value);
+  ++counts_[static_cast<size_t>(bucket - bounds_.begin())];
+  sum_ += value;
+}
+
+void Histogram::write(std::string& out, std::string_view name, std::string_view labels) const {
+  out += fmt::format("# HELP {0} {0}\n# TYPE {0} histogram\n", name);
+  int64_t total = 0;
+  for (size_t i = 0; i < counts_.size(); ++i) {
+    total += counts_[i];
+    const std::string bound = i < bounds_.size() ? fmt::format("{}", bounds_[i]) : "+Inf";
+    out += fmt::format("{}_bucket{{{},le=\"{}\"}} {}\n", name, labels, bound, total);
+  }
+  out += fmt::format("{0}_sum{{{1}}} {2}\n{0}_count{{{1}}} {3}\n", name, labels, sum_, total);
+}
+
+ServerMetrics::ServerMetrics(int64_t max_model_len)
+    : finished_({{"stop", 0}, {"length", 0}, {"abort", 0}, {"error", 0}}),
+      first_token_(kTokenSeconds),
+      inter_token_(kTokenSeconds),
+      per_token_(kTokenSeconds),
+      end_to_end_(kRequestSeconds),
+      decode_(kRequestSeconds),
+      prompt_tokens_(token_counts(max_model_len)),
+      generated_tokens_(token_counts(max_model_len)),
+      max_tokens_(token_counts(max_model_len)) {}
+
+void ServerMetrics::record_inter_token(double seconds) {
+  const std::lock_guard lock(mutex_);
+  inter_token_.observe(seconds);
+}
+
+void ServerMetrics::record(const RequestRecord& request) {
+  const std::lock_guard lock(mutex_);
+  ++finished_[request.finish_reason];
+  prompt_tokens_.observe(static_cast<double>(request.prompt_tokens));
+  generated_tokens_.observe(static_cast<double>(request.generated_tokens));
+  max_tokens_.observe(static_cast<double>(request.max_tokens));
+  end_to_end_.observe(request.end_to_end);
+  if (request.generated_tokens > 0) {
+    const double decode = request.end_to_end - request.time_to_first_token;
+    first_token_.observe(request.time_to_first_token);
+    decode_.observe(decode);
+    if (request.generated_tokens > 1) {
+      per_token_.observe(decode / static_cast<double>(request.generated_tokens - 1));
+    }
+  }
+}
+
+std::string ServerMetrics::render(const EngineStats& stats, const EngineOptions& options,
+                                  const std::string& model_name) const {
+  const std::string labels = fmt::format("model_name=\"{}\",engine=\"0\"", escaped(model_name));
+  std::string out;
+  const auto gauge = [&](std::string_view name, double value) {
+    write_value(out, "gauge", name, labels, value);
+  };
+  const auto counter = [&](std::string_view name, int64_t value) {
+    write_value(out, "counter", name, labels, static_cast<double>(value));
+  };
+  const double total = static_cast<double>(std::max<int64_t>(stats.pages_total, 1));
+  gauge("vllm:num_requests_running", static_cast<double>(stats.running));
+  gauge("vllm:num_requests_waiting", static_cast<double>(stats.waiting));
+  gauge("vllm:kv_cache_usage_perc", static_cast<double>(stats.pages_used) / total);
+  gauge("nibble:kv_cache_pages_used", static_cast<double>(stats.pages_used));
+  gauge("nibble:kv_cache_pages_total", static_cast<double>(stats.pages_total));
+  write_value(out, "gauge", "vllm:cache_config_info",
+              fmt::format("{},block_size=\"{}\",num_gpu_blocks=\"{}\",enable_prefix_caching=\"{}\"",
+                          labels, options.page_size, stats.pages_total, options.prefix_caching),
+              1);
+  counter("vllm:prompt_tokens_total", stats.prompt_tokens);
+  counter("vllm:generation_tokens_total", stats.generated_tokens);
+  counter("vllm:prompt_tokens_cached_total", stats.cached_tokens);
+  counter("vllm:prefix_cache_queries_total", stats.prompt_tokens);
+  counter("vllm:prefix_cache_hits_total", stats.cached_tokens);
+  counter("vllm:num_preemptions_total", stats.preemptions);
+  counter("nibble:engine_steps_total", stats.steps);
+  const std::lock_guard lock(mutex_);
+  out += "# HELP vllm:request_success_total Finished requests\n";
+  out += "# TYPE vllm:request_success_total counter\n";
+  for (const auto& [reason, count] : finished_) {
+    out += fmt::format("vllm:request_success_total{{{},finished_reason=\"{}\"}} {}\n", labels,
+                       reason, count);
+  }
+  first_token_.write(out, "vllm:time_to_first_token_seconds", labels);
+  inter_token_.write(out, "vllm:inter_token_latency_seconds", labels);
+  per_token_.write(out, "vllm:request_time_per_output_token_seconds", labels);
+  end_to_end_.write(out, "vllm:e2e_request_latency_seconds", labels);
+  decode_.write(out, "vllm:request_decode_time_seconds", labels);
+  prompt_tokens_.write(out, "vllm:request_prompt_tokens", labels);
+  generated_tokens_.write(out, "vllm:request_generation_tokens", labels);
+  max_tokens_.write(out, "vllm:request_params_max_tokens", labels);
+  return out;
+}
+
+}  // namespace nibble

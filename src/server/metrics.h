@@ -1,0 +1,58 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "engine/engine.h"
+
+namespace nibble {
+
+/// A cumulative histogram in Prometheus' sense.
+class Histogram final {
+ public:
+  Histogram() = default;
+  explicit Histogram(std::vector<double> bounds)
+      : bounds_(std::move(bounds)), counts_(bounds_.size() + 1) {}
+  void observe(double value);
+  /// Appends HELP, TYPE and samples; `labels` as "a=\"b\"".
+  void write(std::string& out, std::string_view name, std::string_view labels) const;
+
+ private:
+  std::vector<double> bounds_;   // upper, ascending
+  std::vector<int64_t> counts_;  // per bucket; the last is +Inf
+  double sum_ = 0;
+};
+
+/// What is known about a request when it ends; times in seconds.
+struct RequestRecord {
+  std::string finish_reason;  // "stop", "length", "abort", "error"
+  int64_t prompt_tokens = 0;
+  int64_t generated_tokens = 0;
+  int64_t max_tokens = 0;
+  double time_to_first_token = 0;
+  double end_to_end = 0;
+};
+
+/// The server's own counters, and the text of /metrics. Thread-safe.
+class ServerMetrics final {
+ public:
+  explicit ServerMetrics(int64_t max_model_len);
+
+  void record_inter_token(double seconds);
+  void record(const RequestRecord& request);
+  /// Prometheus text format 0.0.4, under vLLM's names.
+  [[nodiscard]] std::string render(const EngineStats& stats,
+                                   const EngineOptions& options,
+                                   const std::string& model_name) const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<std::string, int64_t> finished_;
+  Histogram first_token_, inter_token_, per_token_, end_to_end_, decode_;
+  Histogram prompt_tokens_, generated_tokens_, max_tokens_;
+};
+
+}  // namespace nibble

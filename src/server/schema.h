@@ -1,0 +1,88 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "base/json.h"
+#include "engine/request.h"
+#include "server/error.h"
+
+namespace nibble {
+
+enum class Strictness { kLenient, kStrict };  // kStrict refuses fields that nobody knows
+
+using PromptInput = std::variant<std::string, std::vector<int32_t>>;
+
+/// A checked body of /v1/chat/completions or /v1/completions.
+struct GenerationRequest {
+  std::string model;
+  // Chat only.
+  Json messages;
+  Json tools;               // null or an array
+  Json template_arguments;  // null or an object
+  bool add_generation_prompt = true;
+  // Completions only.
+  std::vector<PromptInput> prompts;
+  bool echo = false;
+  // Both.
+  bool add_special_tokens = true;
+  std::optional<int64_t> max_tokens;
+  int64_t min_tokens = 0;
+  int64_t n = 1;
+  bool stream = false;
+  bool include_usage = false;
+  bool continuous_usage = false;
+  std::vector<std::string> stop;
+  bool include_stop = false;
+  bool skip_special_tokens = true;
+  std::vector<int32_t> stop_token_ids;
+  bool ignore_eos = false;
+  int logprobs = -1;  // -1: none; else the number of alternatives
+  SamplingParams sampling;
+};
+
+/// Values for sampling fields that a request leaves out.
+struct SchemaOptions {
+  Strictness strictness = Strictness::kLenient;
+  SamplingParams defaults;
+};
+
+using ParsedRequest = std::variant<GenerationRequest, ApiError>;
+
+/// Parses and checks a request body. The error names the field in `param`.
+ParsedRequest parse_chat_request(std::string_view body, const SchemaOptions& options);
+ParsedRequest parse_completion_request(std::string_view body, const SchemaOptions& options);
+
+/// Reads typed members of a request object and keeps the first error. Absent and null members
+/// leave the target as it is.
+class FieldReader final {
+ public:
+  explicit FieldReader(const Json& object) : object_(object) {}
+
+  void text(std::string_view key, std::string& target);
+  void boolean(std::string_view key, bool& target);
+  void integer(std::string_view key, int64_t low, int64_t high, int64_t& target);
+  void number(std::string_view key, double low, double high, double& target);
+  void token_ids(std::string_view key, std::vector<int32_t>& target);
+  /// The member if it is there and not null.
+  [[nodiscard]] const Json* find(std::string_view key) const;
+  /// Refuses a member that is there and not null.
+  void refuse(std::string_view key, std::string_view reason);
+  void fail(std::string_view key, std::string message);
+  [[nodiscard]] const std::optional<ApiError>& error() const { return error_; }
+
+ private:
+  void wrong_type(std::string_view key, std::string_view expected, const Json& got);
+
+  const Json& object_;
+  std::optional<ApiError> error_;
+};
+
+/// "a string", "an array": for messages.
+[[nodiscard]] std::string_view json_type_name(const Json& value);
+
+}  // namespace nibble
