@@ -15,7 +15,7 @@ int character_length(std::string_view text) {
   if (first < 0x80) {
     return 1;
   }
-  const int length = first >= 0xC2 && first < 0xE0 ? 2
+  const int length = first >= 0xC2 && first < 0xE0   ? 2
                      : first >= 0xE0 && first < 0xF0 ? 3
                      : first >= 0xF0 && first < 0xF5 ? 4
                                                      : -1;

@@ -10,14 +10,13 @@
 #include <set>
 #include <thread>
 
+#include <boost/asio.hpp>
+#include <boost/beast/core/flat_buffer.hpp>
+#include <boost/beast/http.hpp>
 #include <fmt/format.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
-
-#include <boost/asio.hpp>
-#include <boost/beast/core/flat_buffer.hpp>
-#include <boost/beast/http.hpp>
 
 #include "base/log.h"
 #include "server/http_text.h"
@@ -281,8 +280,7 @@ void Connection::dispatch() {
   request_id_ = request.id;
   last_sent_ = Clock::now();
   watch_client();
-  const auto exchange =
-      std::make_shared<Exchange>(shared_from_this(), serial_, std::move(request));
+  const auto exchange = std::make_shared<Exchange>(shared_from_this(), serial_, std::move(request));
   const uint64_t serial = serial_;
   try {
     hub_->handler(exchange);
@@ -381,10 +379,9 @@ void Connection::send(std::string data) {
 void Connection::flush() {
   in_flight_ = std::exchange(unsent_, {});
   send_since_ = Clock::now();
-  asio::async_write(socket_, asio::buffer(in_flight_),
-                    [self = shared_from_this()](const error_code& error, size_t) {
-                      self->on_sent(error);
-                    });
+  asio::async_write(
+      socket_, asio::buffer(in_flight_),
+      [self = shared_from_this()](const error_code& error, size_t) { self->on_sent(error); });
 }
 
 void Connection::on_sent(const error_code& error) {
@@ -510,7 +507,8 @@ bool Connection::client_gone() {
 
 class Server final : public HttpServer {
  public:
-  explicit Server(std::shared_ptr<Hub> hub) : hub_(std::move(hub)), acceptor_(asio::make_strand(hub_->io)) {}
+  explicit Server(std::shared_ptr<Hub> hub)
+      : hub_(std::move(hub)), acceptor_(asio::make_strand(hub_->io)) {}
 
   ~Server() override {
     hub_->io.stop();
@@ -590,24 +588,24 @@ class Server final : public HttpServer {
 
  private:
   void accept() {
-    acceptor_.async_accept(asio::make_strand(hub_->io), [this](const error_code& error,
-                                                          tcp::socket socket) {
-      if (!acceptor_.is_open() || hub_->io.stopped()) {
-        return;
-      }
-      if (error) {  // out of descriptors, most likely: the pause lets some close
-        NIBBLE_LOG(kWarning, "cannot accept a connection: {}", error.message());
-        std::this_thread::sleep_for(std::chrono::milliseconds(10));
-      } else {
-        const auto connection = std::make_shared<Connection>(std::move(socket), hub_);
-        {
-          const std::lock_guard lock(hub_->mutex);
-          hub_->connections.insert(connection);
-        }
-        connection->post([connection] { connection->start(); });
-      }
-      accept();
-    });
+    acceptor_.async_accept(
+        asio::make_strand(hub_->io), [this](const error_code& error, tcp::socket socket) {
+          if (!acceptor_.is_open() || hub_->io.stopped()) {
+            return;
+          }
+          if (error) {  // out of descriptors, most likely: the pause lets some close
+            NIBBLE_LOG(kWarning, "cannot accept a connection: {}", error.message());
+            std::this_thread::sleep_for(std::chrono::milliseconds(10));
+          } else {
+            const auto connection = std::make_shared<Connection>(std::move(socket), hub_);
+            {
+              const std::lock_guard lock(hub_->mutex);
+              hub_->connections.insert(connection);
+            }
+            connection->post([connection] { connection->start(); });
+          }
+          accept();
+        });
   }
 
   std::shared_ptr<Hub> hub_;

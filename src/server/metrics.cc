@@ -10,7 +10,7 @@ namespace {
 const std::vector<double> kTokenSeconds = {0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.075,
                                            0.1,    0.15,  0.2,   0.3,   0.4,  0.5,   0.75, 1,
                                            2.5,    5,     7.5,   10,    20,   40,    80};
-const std::vector<double> kRequestSeconds = {0.3, 0.5, 0.8, 1,  1.5, 2,   2.5, 5,   10,  15,  20,
+const std::vector<double> kRequestSeconds = {0.3, 0.5, 0.8, 1,  1.5, 2,   2.5, 5,   10,   15,  20,
                                              30,  40,  50,  60, 120, 240, 480, 960, 1920, 7680};
 
 std::vector<double> token_counts(int64_t largest) {
@@ -37,8 +37,11 @@ std::string escaped(std::string_view text) {
 }
 
 /// One metric with one sample.
-void write_value(std::string& out, std::string_view type, std::string_view name,
-                 std::string_view labels, double value) {
+void write_value(std::string& out,
+                 std::string_view type,
+                 std::string_view name,
+                 std::string_view labels,
+                 double value) {
   out += fmt::format("# HELP {0} {0}\n# TYPE {0} {1}\n{0}{{{2}}} {3}\n", name, type, labels, value);
 }
 
@@ -94,7 +97,8 @@ void ServerMetrics::record(const RequestRecord& request) {
   }
 }
 
-std::string ServerMetrics::render(const EngineStats& stats, const EngineOptions& options,
+std::string ServerMetrics::render(const EngineStats& stats,
+                                  const EngineOptions& options,
                                   const std::string& model_name) const {
   const std::string labels = fmt::format("model_name=\"{}\",engine=\"0\"", escaped(model_name));
   std::string out;

@@ -27,10 +27,21 @@ constexpr std::array kCommonFields = {
     "bad_words", "allowed_token_ids", "prompt_logprobs", "structured_outputs", "regex", "ebnf",
     "json_schema", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
     "truncate_prompt_tokens", "return_token_ids", "no_stop_trim", "thinking_token_budget"};
-constexpr std::array kChatFields = {
-    "messages", "top_logprobs", "tools", "tool_choice", "parallel_tool_calls", "reasoning_effort",
-    "chat_template", "chat_template_kwargs", "add_generation_prompt", "continue_final_message",
-    "include_reasoning", "separate_reasoning", "modalities", "prediction", "verbosity"};
+constexpr std::array kChatFields = {"messages",
+                                    "top_logprobs",
+                                    "tools",
+                                    "tool_choice",
+                                    "parallel_tool_calls",
+                                    "reasoning_effort",
+                                    "chat_template",
+                                    "chat_template_kwargs",
+                                    "add_generation_prompt",
+                                    "continue_final_message",
+                                    "include_reasoning",
+                                    "separate_reasoning",
+                                    "modalities",
+                                    "prediction",
+                                    "verbosity"};
 constexpr std::array kCompletionFields = {"prompt", "echo", "suffix"};
 
 template <typename Fields>
@@ -159,8 +170,8 @@ void read_sampling(FieldReader& fields, SamplingParams& sampling) {
   fields.number("frequency_penalty", -2, 2, sampling.frequency_penalty);
   if (fields.find("seed") != nullptr) {
     int64_t seed = 0;
-    fields.integer("seed", std::numeric_limits<int64_t>::min(),
-                   std::numeric_limits<int64_t>::max(), seed);
+    fields.integer("seed", std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max(),
+                   seed);
     sampling.seed = static_cast<uint64_t>(seed);
   }
   read_logit_bias(fields, sampling);
@@ -390,10 +401,9 @@ ParsedRequest parse(std::string_view body, Route route, const SchemaOptions& opt
     return ApiError{400, "the request body is not valid JSON: " + json.status().message(), "", ""};
   }
   if (!json->is_object()) {
-    return ApiError{400,
-                    fmt::format("the request body must be a JSON object, not {}",
-                                json_type_name(*json)),
-                    "", ""};
+    return ApiError{
+        400, fmt::format("the request body must be a JSON object, not {}", json_type_name(*json)),
+        "", ""};
   }
   FieldReader fields(*json);
   GenerationRequest request;

@@ -13,9 +13,9 @@ namespace nibble {
 
 /// What a chat template is given.
 struct ChatInput {
-  const Json* messages = nullptr;              // an array of objects
-  const Json* tools = nullptr;                 // an array, or nullptr
-  const Json* template_arguments = nullptr;    // an object of further variables, or nullptr
+  const Json* messages = nullptr;            // an array of objects
+  const Json* tools = nullptr;               // an array, or nullptr
+  const Json* template_arguments = nullptr;  // an object of further variables, or nullptr
   bool add_generation_prompt = true;
 };
 

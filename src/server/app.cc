@@ -1,0 +1,108 @@
+#include "server/app.h"
+
+#include <algorithm>
+#include <array>
+
+#include <fmt/format.h>
+
+#include "server/error.h"
+#include "server/routes.h"
+
+namespace nibble {
+namespace {
+
+constexpr std::string_view kModelPrefix = "/v1/models/";
+
+struct RouteEntry {
+  std::string_view method;
+  std::string_view path;
+  Route route;
+};
+
+constexpr std::array kRoutes = {
+    RouteEntry{"POST", "/v1/chat/completions", route_chat},
+    RouteEntry{"POST", "/v1/completions", route_completions},
+    RouteEntry{"GET", "/v1/models", route_models},
+    RouteEntry{"GET", kModelPrefix, route_model},
+    RouteEntry{"GET", "/health", route_health},
+    RouteEntry{"GET", "/version", route_version},
+    RouteEntry{"GET", "/metrics", route_metrics},
+    RouteEntry{"POST", "/tokenize", route_tokenize},
+    RouteEntry{"POST", "/v1/tokenize", route_tokenize},
+    RouteEntry{"POST", "/detokenize", route_detokenize},
+    RouteEntry{"POST", "/v1/detokenize", route_detokenize},
+};
+
+bool matches(const RouteEntry& entry, std::string_view path) {
+  if (entry.path == kModelPrefix) {
+    return path.starts_with(kModelPrefix) && path.size() > kModelPrefix.size();
+  }
+  return entry.path == path;
+}
+
+/// Compares in a time that does not depend on where the texts differ.
+bool equal_secret(std::string_view given, std::string_view wanted) {
+  unsigned difference = given.size() == wanted.size() ? 0 : 1;
+  for (size_t i = 0; i < given.size(); ++i) {
+    difference |= static_cast<unsigned char>(given[i] ^ wanted[i % wanted.size()]);
+  }
+  return difference == 0;
+}
+
+bool authorized(const AppContext& context, const HttpRequest& request) {
+  constexpr std::string_view kBearer = "Bearer ";
+  if (context.options.api_key.empty() || request.path == "/health" || request.path == "/version" ||
+      request.path == "/metrics") {
+    return true;
+  }
+  const std::string_view header = request.header("Authorization");
+  return header.starts_with(kBearer) &&
+         equal_secret(header.substr(kBearer.size()), context.options.api_key);
+}
+
+}  // namespace
+
+std::optional<ApiError> check_model(const AppContext& context, const std::string& model) {
+  const auto& names = context.options.model_names;
+  if (model.empty() || std::find(names.begin(), names.end(), model) != names.end()) {
+    return std::nullopt;
+  }
+  return ApiError{
+      404,
+      fmt::format("The model `{}` does not exist; this server serves `{}`", model, names.front()),
+      "model", "model_not_found"};
+}
+
+void handle_request(AppContext& context, const std::shared_ptr<HttpExchange>& exchange) {
+  const HttpRequest& request = exchange->request();
+  const std::string_view method = request.method == "HEAD" ? "GET" : request.method;
+  if (!authorized(context, request)) {
+    exchange->respond(error_response({401,
+                                      "Incorrect API key: send the server's --api-key in the "
+                                      "header \"Authorization: Bearer KEY\"",
+                                      "", "invalid_api_key"}));
+    return;
+  }
+  std::string_view allowed;
+  for (const RouteEntry& entry : kRoutes) {
+    if (!matches(entry, request.path)) {
+      continue;
+    }
+    if (entry.method == method) {
+      entry.route(context, exchange);
+      return;
+    }
+    allowed = entry.method;
+  }
+  if (allowed.empty()) {
+    exchange->respond(
+        error_response({404, fmt::format("no route {} {}", method, request.path), "", ""}));
+    return;
+  }
+  HttpResponse response = error_response(
+      {405, fmt::format("{} takes {}, not {}", request.path, allowed, method), "", ""});
+  response.headers.emplace_back("Allow", allowed);
+  exchange->respond(std::move(response));
+}
+
+}  // namespace nibble

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/engine.h"
+#include "server/http.h"
+#include "server/metrics.h"
+#include "server/schema.h"
+#include "server/text_frontend.h"
+
+namespace nibble {
+
+struct AppOptions {
+  std::vector<std::string> model_names;  // at least one; the first is the one shown
+  std::string api_key;                   // "": no key is asked for
+  SchemaOptions schema;
+  std::string version;
+  int64_t created = 0;  // seconds since 1970, for /v1/models
+};
+
+/// What every route works with. The engine and the text frontend outlive it.
+struct AppContext {
+  AppContext(AppOptions app_options, Engine& app_engine, const TextFrontend& app_text)
+      : options(std::move(app_options)),
+        engine(app_engine),
+        text(app_text),
+        metrics(app_engine.options().max_model_len) {}
+
+  const AppOptions options;
+  Engine& engine;
+  const TextFrontend& text;
+  ServerMetrics metrics;
+  std::atomic<bool> ready{true};  // false: /health says 503 and new requests are refused
+};
+
+/// Finds the route of a request, asks for the key, and runs it. Every error is an error object.
+void handle_request(AppContext& context, const std::shared_ptr<HttpExchange>& exchange);
+
+/// The error that `model` causes if this server does not serve it. An empty name means ours.
+[[nodiscard]] std::optional<ApiError> check_model(const AppContext& context,
+                                                  const std::string& model);
+
+}  // namespace nibble

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <memory>
+
+#include "server/app.h"
+
+namespace nibble {
+
+// One function per route; each answers its exchange, now or later.
+using Route = void (*)(AppContext& context, const std::shared_ptr<HttpExchange>& exchange);
+
+void route_chat(AppContext& context, const std::shared_ptr<HttpExchange>& exchange);
+void route_completions(AppContext& context, const std::shared_ptr<HttpExchange>& exchange);
+void route_models(AppContext& context, const std::shared_ptr<HttpExchange>& exchange);
+void route_model(AppContext& context, const std::shared_ptr<HttpExchange>& exchange);  // /{id}
+void route_health(AppContext& context, const std::shared_ptr<HttpExchange>& exchange);
+void route_version(AppContext& context, const std::shared_ptr<HttpExchange>& exchange);
+void route_metrics(AppContext& context, const std::shared_ptr<HttpExchange>& exchange);
+void route_tokenize(AppContext& context, const std::shared_ptr<HttpExchange>& exchange);
+void route_detokenize(AppContext& context, const std::shared_ptr<HttpExchange>& exchange);
+
+}  // namespace nibble

@@ -1,0 +1,136 @@
+#include <ctime>
+
+#include "server/error.h"
+#include "server/generation.h"
+#include "server/routes.h"
+
+namespace nibble {
+namespace {
+
+class ChatFormat final : public AnswerFormat {
+ public:
+  ChatFormat(const AppContext& context, const GenerationRequest& request)
+      : text_(context.text),
+        model_(request.model.empty() ? context.options.model_names.front() : request.model),
+        wants_logprobs_(request.logprobs >= 0) {}
+
+  Json whole(const std::vector<Choice>& choices) const override {
+    JsonArray list;
+    for (const Choice& choice : choices) {
+      const Json message = Json::object({{"role", "assistant"},
+                                         {"content", choice.answer},
+                                         {"refusal", Json()},
+                                         {"reasoning_content", Json()},
+                                         {"reasoning", Json()}});
+      list.push_back(Json::object({{"index", choice.index},
+                                   {"message", message},
+                                   {"logprobs", logprobs(choice)},
+                                   {"finish_reason", choice.finish_reason},
+                                   {"stop_reason", stop_reason(choice)}}));
+    }
+    return envelope("chat.completion", std::move(list));
+  }
+
+  Json opening(const Choice& choice) const override {
+    return chunk(choice, Json::object({{"role", "assistant"}, {"content", ""}}), Json());
+  }
+
+  Json delta(const Choice& choice, const std::string& text) const override {
+    if (!choice.finish_reason.empty()) {
+      return chunk(choice, JsonObject(), logprobs(choice));
+    }
+    return chunk(choice, Json::object({{"content", text}}), logprobs(choice));
+  }
+
+  Json usage_only() const override { return envelope("chat.completion.chunk", {}); }
+
+ private:
+  Json envelope(const char* object, JsonArray choices) const {
+    return Json::object({{"id", id_},
+                         {"object", object},
+                         {"created", created_},
+                         {"model", model_},
+                         {"choices", std::move(choices)}});
+  }
+
+  Json chunk(const Choice& choice, Json delta, Json logprobs) const {
+    const bool over = !choice.finish_reason.empty();
+    Json item = Json::object({{"index", choice.index},
+                              {"delta", std::move(delta)},
+                              {"logprobs", std::move(logprobs)},
+                              {"finish_reason", over ? Json(choice.finish_reason) : Json()}});
+    if (over) {
+      item.set("stop_reason", stop_reason(choice));
+    }
+    return envelope("chat.completion.chunk", {std::move(item)});
+  }
+
+  static Json stop_reason(const Choice& choice) {
+    return choice.text.stopped() ? Json(choice.text.matched_stop()) : Json();
+  }
+
+  Json token_json(int32_t token, float logprob) const {
+    const std::string bytes = text_.token_bytes(token);
+    JsonArray values;
+    for (const char byte : bytes) {
+      values.emplace_back(static_cast<int64_t>(static_cast<unsigned char>(byte)));
+    }
+    return Json::object(
+        {{"token", bytes}, {"logprob", static_cast<double>(logprob)}, {"bytes", values}});
+  }
+
+  Json logprobs(const Choice& choice) const {
+    if (!wants_logprobs_) {
+      return {};
+    }
+    JsonArray content;
+    for (const TokenEntry& entry : choice.entries) {
+      JsonArray top;
+      for (const TokenLogprob& other : entry.event.top_logprobs) {
+        top.push_back(token_json(other.token, other.logprob));
+      }
+      Json item = token_json(entry.event.token, entry.event.logprob);
+      item.set("top_logprobs", std::move(top));
+      content.push_back(std::move(item));
+    }
+    return Json::object({{"content", std::move(content)}, {"refusal", Json()}});
+  }
+
+  const TextFrontend& text_;
+  std::string id_ = "chatcmpl-" + random_id();
+  std::string model_;
+  bool wants_logprobs_;
+  int64_t created_ = std::time(nullptr);
+};
+
+}  // namespace
+
+void route_chat(AppContext& context, const std::shared_ptr<HttpExchange>& exchange) {
+  ParsedRequest parsed = parse_chat_request(exchange->request().body, context.options.schema);
+  if (const auto* error = std::get_if<ApiError>(&parsed)) {
+    exchange->respond(error_response(*error));
+    return;
+  }
+  GenerationJob job{.request = std::move(std::get<GenerationRequest>(parsed))};
+  if (const auto error = check_model(context, job.request.model)) {
+    exchange->respond(error_response(*error));
+    return;
+  }
+  const auto given = [](const Json& value) { return value.is_null() ? nullptr : &value; };
+  auto prompt =
+      context.text.encode_chat({.messages = &job.request.messages,
+                                .tools = given(job.request.tools),
+                                .template_arguments = given(job.request.template_arguments),
+                                .add_generation_prompt = job.request.add_generation_prompt});
+  if (!prompt.ok()) {
+    ApiError error = to_api_error(prompt.status());
+    error.param = "messages";
+    exchange->respond(error_response(error));
+    return;
+  }
+  job.prompts.push_back(std::move(*prompt));
+  job.format = std::make_unique<ChatFormat>(context, job.request);
+  run_generation(context, exchange, std::move(job));
+}
+
+}  // namespace nibble

@@ -1,0 +1,20 @@
+#include "server/error.h"
+#include "server/routes.h"
+
+namespace nibble {
+
+void route_health(AppContext& context, const std::shared_ptr<HttpExchange>& exchange) {
+  if (!context.ready) {
+    exchange->respond(error_response({503, "the server is not ready or is shutting down", "", ""}));
+  } else if (!context.engine.stats().healthy) {
+    exchange->respond(error_response({503, "the engine has failed; restart the server", "", ""}));
+  } else {
+    exchange->respond({.body = R"({"status":"ok"})"});
+  }
+}
+
+void route_version(AppContext& context, const std::shared_ptr<HttpExchange>& exchange) {
+  exchange->respond({.body = Json::object({{"version", context.options.version}}).dump()});
+}
+
+}  // namespace nibble

@@ -1,0 +1,84 @@
+#include "server/error.h"
+#include "server/routes.h"
+
+namespace nibble {
+namespace {
+
+/// The body as an object; answers the exchange and returns null if it is none.
+Json read_object(const std::shared_ptr<HttpExchange>& exchange) {
+  Result<Json> body = Json::parse(exchange->request().body);
+  if (!body.ok() || !body->is_object()) {
+    exchange->respond(error_response({400,
+                                      "the request body is not a JSON object" +
+                                          (body.ok() ? "" : ": " + body.status().message()),
+                                      "", ""}));
+    return {};
+  }
+  return std::move(*body);
+}
+
+}  // namespace
+
+/// {"prompt": text} or {"messages": [...]}: the ids that a completion or chat would start from.
+void route_tokenize(AppContext& context, const std::shared_ptr<HttpExchange>& exchange) {
+  const Json body = read_object(exchange);
+  if (body.is_null()) {
+    return;
+  }
+  FieldReader fields(body);
+  std::string model, prompt;
+  bool add_special = true;
+  fields.text("model", model);
+  fields.text("prompt", prompt);
+  fields.boolean("add_special_tokens", add_special);
+  std::vector<int32_t> ids;
+  if (fields.find("messages") != nullptr) {
+    const ParsedRequest parsed = parse_chat_request(body.dump(), context.options.schema);
+    if (const auto* error = std::get_if<ApiError>(&parsed)) {
+      exchange->respond(error_response(*error));
+      return;
+    }
+    const auto& request = std::get<GenerationRequest>(parsed);
+    Result<std::vector<int32_t>> encoded = context.text.encode_chat(
+        {.messages = &request.messages, .add_generation_prompt = request.add_generation_prompt});
+    if (!encoded.ok()) {
+      exchange->respond(error_response(to_api_error(encoded.status())));
+      return;
+    }
+    ids = std::move(*encoded);
+  } else if (fields.find("prompt") == nullptr) {
+    fields.fail("prompt", "prompt: expected a string (or messages: an array)");
+  } else {
+    ids = context.text.encode(prompt, add_special);
+  }
+  const auto error = fields.error() ? fields.error() : check_model(context, model);
+  if (error) {
+    exchange->respond(error_response(*error));
+    return;
+  }
+  JsonArray list(ids.begin(), ids.end());
+  const Json answer = Json::object({{"count", static_cast<int64_t>(ids.size())},
+                                    {"max_model_len", context.engine.options().max_model_len},
+                                    {"tokens", std::move(list)}});
+  exchange->respond({.body = answer.dump()});
+}
+
+void route_detokenize(AppContext& context, const std::shared_ptr<HttpExchange>& exchange) {
+  const Json body = read_object(exchange);
+  if (body.is_null()) {
+    return;
+  }
+  FieldReader fields(body);
+  std::vector<int32_t> ids;
+  fields.token_ids("tokens", ids);
+  if (fields.find("tokens") == nullptr) {
+    fields.fail("tokens", "tokens: expected an array of token ids");
+  }
+  if (fields.error()) {
+    exchange->respond(error_response(*fields.error()));
+    return;
+  }
+  exchange->respond({.body = Json::object({{"prompt", context.text.decode(ids)}}).dump()});
+}
+
+}  // namespace nibble
