@@ -9,7 +9,10 @@ seconds="${1:-60}"; [ $# -gt 0 ] && shift
 [[ "$seconds" =~ ^[0-9]+$ ]] || fail "SECONDS must be a number, got $seconds"
 targets=("$@")
 if [ ${#targets[@]} -eq 0 ]; then
-  for source in tests/fuzz/fuzz_*.cc; do targets+=("$(basename "$source" .cc)"); done
+  for source in tests/fuzz/fuzz_*.cc; do
+    [ -e "$source" ] || fail "there is no tests/fuzz/fuzz_*.cc"
+    targets+=("$(basename "$source" .cc)")
+  done
 fi
 build fuzz "${targets[@]}"
 for target in "${targets[@]}"; do

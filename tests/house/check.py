@@ -210,11 +210,13 @@ def check_calls(tree, report):
 
 def scheme_names(tree):
     text = tree.text.get(SCHEME_TABLE, "")
-    return set(re.findall(r'\.name = "([^"]+)"', text)) - SHARED_WORDS
+    return set(re.findall(r'QuantScheme\{"([^"]+)"', text)) - SHARED_WORDS
 
 
 def check_scheme_literals(tree, report):
     names = scheme_names(tree)
+    if not names:
+        report.error(SCHEME_TABLE, 1, "schemes", "no scheme found; adapt scheme_names()")
     for path in tree.sources:
         if path == SCHEME_TABLE or "/dialects/" in path or is_test(path):
             continue

@@ -10,7 +10,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
 import check  # noqa: E402
 import summarize_tests  # noqa: E402
 
-SCHEMES = 'constexpr X k[] = {{.name = "w9a9_test"}, {.name = "bf16"}};\n'
+SCHEMES = 'QuantScheme{"bf16", {}}, QuantScheme{"w9a9_test", {}}\n'
 GOOD = {
     "src/base/a.h": "#pragma once\n",
     "src/engine/b.cc": '#include "base/a.h"\n// getenv("X") and try { in a comment\n',
@@ -86,6 +86,9 @@ class RulesTest(unittest.TestCase):
 
     def test_scheme_literal(self):
         self.expect("schemes", "src/model/c.cc", 'auto x = "w9a9_test";\n')
+
+    def test_scheme_table_without_schemes(self):
+        self.expect("schemes", "src/quant/schemes.cc", "\n")
 
     def test_scheme_literal_allowed_in_dialect_and_test(self):
         literal = 'auto x = "w9a9_test"; auto y = "bf16";\n'
