@@ -300,7 +300,7 @@ def check_doc_flags(tree, report, known):
     allowed = known | FOREIGN_FLAGS
     for path, text in tree.text.items():
         if path.startswith("scripts/") or path == ".ci/run":
-            allowed = allowed | set(re.findall(r"--[a-z][a-z0-9-]*", text))
+            allowed = allowed | set(re.findall(r"(--[a-z][a-z0-9-]*)(?=\)|\s*\|)", text))
     for path in tree.docs:
         for line, code, _ in spans(tree.text[path]):
             for flag in re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", code):
