@@ -78,8 +78,9 @@ class RulesTest(unittest.TestCase):
     def test_try(self):
         self.expect("try", "src/text/c.cc", "void f() { try { } catch (...) { } }\n")
 
-    def test_second_try_in_server(self):
-        self.expect("try", "src/server/c.cc", "try {\n}\ntry {\n}\n")
+    def test_try_in_server(self):
+        self.expect("try", "src/server/c.cc", "try {\n}\n")
+        self.expect("try", "src/server/http.cc", "try {\n}\ntry {\n}\ntry {\n}\n")
 
     def test_exit(self):
         self.expect("exit", "src/text/c.cc", "void f() { std::exit(1); }\n")
