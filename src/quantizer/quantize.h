@@ -7,6 +7,7 @@
 
 #include "base/status.h"
 #include "quant/scheme.h"
+#include "quantizer/output_folder.h"
 #include "quantizer/rtn.h"
 
 namespace nibble {
@@ -16,8 +17,6 @@ struct QuantizeProgress {
   int64_t bytes_total = 0;
   std::string tensor;  // just finished
 };
-
-enum class ExistingOutput : uint8_t { kRefuse, kReplace };
 
 struct QuantizeOptions {
   std::string source;       // folder of an unquantized model
