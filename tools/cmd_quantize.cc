@@ -66,26 +66,26 @@ Json report_json(const QuantizeReport& report, const Flags& flags) {
   for (const QuantizedTensor& tensor : report.tensors) {
     worst.push_back(Json::object({{"name", tensor.name}, {"snr_db", tensor.snr_db}}));
   }
-  return Json::object({{"scheme", flags.scheme},
-                       {"scale_rule", flags.rule},
-                       {"tensors", static_cast<int64_t>(report.tensors.size())},
-                       {"bytes_in", report.bytes_in},
-                       {"bytes_out", report.bytes_out},
-                       {"seconds", report.seconds},
-                       {"peak_rss_bytes", report.peak_rss_bytes},
-                       {"snr_db", Json::object({{"mean", report.snr_db_mean},
-                                                {"min", report.snr_db_min}})},
-                       {"worst_first", std::move(worst)}});
+  return Json::object(
+      {{"scheme", flags.scheme},
+       {"scale_rule", flags.rule},
+       {"tensors", static_cast<int64_t>(report.tensors.size())},
+       {"bytes_in", report.bytes_in},
+       {"bytes_out", report.bytes_out},
+       {"seconds", report.seconds},
+       {"peak_rss_bytes", report.peak_rss_bytes},
+       {"snr_db", Json::object({{"mean", report.snr_db_mean}, {"min", report.snr_db_min}})},
+       {"worst_first", std::move(worst)}});
 }
 
 void print_report(const QuantizeReport& report, const Flags& flags) {
   constexpr double kMega = 1e6;
-  fmt::print("{}: {} tensors, {:.1f} MB -> {:.1f} MB ({:.2f}x) in {:.1f} s, peak memory {:.0f} MB\n",
-             flags.options.destination, report.tensors.size(),
-             static_cast<double>(report.bytes_in) / kMega,
-             static_cast<double>(report.bytes_out) / kMega,
-             static_cast<double>(report.bytes_in) / static_cast<double>(report.bytes_out),
-             report.seconds, static_cast<double>(report.peak_rss_bytes) / kMega);
+  fmt::print(
+      "{}: {} tensors, {:.1f} MB -> {:.1f} MB ({:.2f}x) in {:.1f} s, peak memory {:.0f} MB\n",
+      flags.options.destination, report.tensors.size(),
+      static_cast<double>(report.bytes_in) / kMega, static_cast<double>(report.bytes_out) / kMega,
+      static_cast<double>(report.bytes_in) / static_cast<double>(report.bytes_out), report.seconds,
+      static_cast<double>(report.peak_rss_bytes) / kMega);
   fmt::print("signal to noise of weights, dB: mean {:.2f}, worst {:.2f}\n", report.snr_db_mean,
              report.snr_db_min);
   for (size_t i = 0; i < std::min(kWorstListed, report.tensors.size()); ++i) {
@@ -117,8 +117,9 @@ void add_quantize_command(CLI::App& app, CommandContext& context) {
   command->add_option("SRC", flags->options.source, "Folder of the unquantized model")->required();
   command->add_option("DST", flags->options.destination, "Folder to create")->required();
   command->add_option("--scheme", flags->scheme, "One of " + scheme_list())->required();
-  command->add_option("--scale-rule", flags->rule,
-                      "How scales are chosen: best, absmax, absmax7.5, signed, lsq, lsq_signed, mse")
+  command
+      ->add_option("--scale-rule", flags->rule,
+                   "How scales are chosen: best, absmax, absmax7.5, signed, lsq, lsq_signed, mse")
       ->capture_default_str();
   command->add_option("--ignore", flags->options.ignore,
                       "Module to leave as it is: full name or \"re:PATTERN\"; may be repeated");

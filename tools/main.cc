@@ -10,6 +10,7 @@
 namespace nibble {
 
 // The subcommands, in the order of --help; cmd_<name>.cc defines them, add_commands() calls them.
+void add_quantize_command(CLI::App& app, CommandContext& context);
 
 namespace {
 
@@ -21,8 +22,7 @@ constexpr const char* kFooter =
     "70 internal error.";
 
 void add_commands(CLI::App& app, CommandContext& context) {
-  (void)app;
-  (void)context;
+  add_quantize_command(app, context);
 }
 
 void add_global_options(CLI::App& app) {

@@ -334,9 +334,8 @@ Result<QuantizeReport> quantize_checkpoint(const QuantizeOptions& options) {
   NIBBLE_RETURN_IF_ERROR(check_options(options));
   NIBBLE_ASSIGN_OR_RETURN(const CheckpointReader reader, CheckpointReader::open(options.source));
   NIBBLE_ASSIGN_OR_RETURN(const Plan plan, make_plan(reader, options));
-  NIBBLE_ASSIGN_OR_RETURN(
-      OutputFolder folder,
-      OutputFolder::create(options.destination, options.existing));
+  NIBBLE_ASSIGN_OR_RETURN(OutputFolder folder,
+                          OutputFolder::create(options.destination, options.existing));
   NIBBLE_ASSIGN_OR_RETURN(
       CheckpointWriter writer,
       CheckpointWriter::create(folder.path(), output_tensors(plan), options.shard_bytes));
