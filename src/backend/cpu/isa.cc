@@ -1,0 +1,111 @@
+#include "backend/cpu/isa.h"
+
+#include <array>
+
+#include <fmt/ranges.h>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+namespace nibble::cpu {
+namespace {
+
+struct Features {
+  bool avx2 = false;
+  bool avx512 = false;
+  bool avx512_vnni = false;
+};
+
+#if defined(__x86_64__)
+
+constexpr bool bit(unsigned value, int index) { return (value >> index & 1U) != 0; }
+
+/// Register states that the operating system saves (XCR0): bits 1 and 2 for SSE and AVX, 5 to 7
+/// for the AVX-512 masks and registers.
+unsigned saved_states() {
+  unsigned low = 0;
+  unsigned high = 0;
+  __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return low;
+}
+
+Features detect() {
+  unsigned a = 0;
+  unsigned b = 0;
+  unsigned c = 0;
+  unsigned d = 0;
+  Features features;
+  if (__get_cpuid(1, &a, &b, &c, &d) == 0 || !bit(c, 27)) {  // no OSXSAVE
+    return features;
+  }
+  const bool fma = bit(c, 12);
+  const bool f16c = bit(c, 29);
+  const bool avx = bit(c, 28);
+  const unsigned states = saved_states();
+  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) {
+    return features;
+  }
+  features.avx2 = avx && fma && f16c && bit(b, 5) && (states & 0x06U) == 0x06U;
+  const bool foundation = bit(b, 16) && bit(b, 17) && bit(b, 30) && bit(b, 31);  // F, DQ, BW, VL
+  features.avx512 = features.avx2 && foundation && (states & 0xe6U) == 0xe6U;
+  features.avx512_vnni = features.avx512 && bit(c, 11);
+  return features;
+}
+
+#else
+
+Features detect() { return {}; }
+
+#endif
+
+struct Choice {
+  const KernelTable* table;
+  bool supported;
+};
+
+std::array<Choice, 4> choices() {
+  const Features features = detect();
+  return {Choice{&kScalarKernels, true}, Choice{&kAvx2Kernels, features.avx2},
+          Choice{&kAvx512Kernels, features.avx512},
+          Choice{&kAvx512VnniKernels, features.avx512_vnni}};
+}
+
+}  // namespace
+
+std::vector<std::string_view> supported_isas() {
+  std::vector<std::string_view> names;
+  for (const Choice& choice : choices()) {
+    if (choice.supported) {
+      names.emplace_back(choice.table->name);
+    }
+  }
+  return names;
+}
+
+Result<const KernelTable*> find_kernels(std::string_view isa) {
+  const KernelTable* best = nullptr;
+  for (const Choice& choice : choices()) {
+    if (isa == choice.table->name) {
+      if (choice.supported) {
+        return choice.table;
+      }
+      return make_error(StatusCode::kUnsupported,
+                        "this machine cannot run the {} kernels; it has {}: choose one of these or "
+                        "auto",
+                        isa, fmt::join(supported_isas(), ", "));
+    }
+    if (choice.supported) {
+      best = choice.table;
+    }
+  }
+  if (isa == "auto") {
+    return best;
+  }
+  return make_error(StatusCode::kInvalidArgument,
+                    "unknown instruction set \"{}\"; this machine has {}: choose one of these or "
+                    "auto",
+                    isa, fmt::join(supported_isas(), ", "));
+}
+
+}  // namespace nibble::cpu

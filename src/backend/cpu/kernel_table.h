@@ -1,0 +1,124 @@
+#pragma once
+
+#include <cstdint>
+
+namespace nibble::cpu {
+
+// What the backend hands to code compiled for one instruction set: plain structs without inline
+// functions, so that no symbol compiled for a newer CPU can be picked by the linker for an older
+// one.
+
+constexpr int64_t kTileRows = 16;    // output channels of one weight tile: the lanes of a vector
+constexpr int64_t kStepColumns = 8;  // input channels of one step of a tile
+constexpr int64_t kMaxBlock = 32;    // input channels summed before a scale is applied
+constexpr int64_t kKeyBlock = 64;    // keys of one step of the online softmax
+constexpr int64_t kMaxHeadDim = 512;
+constexpr int64_t kQueryRows = 32;  // query rows (token x head) of one attention task
+
+/// Weights in tiles of 16 output channels; a tile is k/8 (rounded up) steps of 8 input channels:
+///   f32, f16, bf16   [8][16] elements            int8 for f32 activations, fp8   [8][16] bytes
+///   int8 for int8 activations: [2][16][4] bytes  (four neighbours of k per lane)
+///   int4   [16] words; column c of the step is nibble 2c (c < 4) or 2(c-4)+1: masking the word
+///          gives four neighbouring columns as bytes, shifting it by 4 the other four
+/// Rows past n and columns past k are zero. Scales are [tile][group][16].
+struct PackedWeights {
+  const uint8_t* codes = nullptr;
+  int64_t tile_bytes = 0;
+  const void* scales = nullptr;
+  bool scales_are_bf16 = false;
+  int64_t n = 0;
+  int64_t k = 0;
+  int64_t groups = 0;      // scales per row; 0: none
+  int64_t group_size = 0;  // k when one scale covers the row
+  int64_t block = kMaxBlock;
+  const int32_t* row_sums = nullptr;  // int8 x int8: sum of the codes of each (padded) row
+};
+
+struct GemmTask {
+  PackedWeights w;
+  const float* x = nullptr;  // f32 activations, or E4M3 values widened to f32
+  int64_t x_stride = 0;
+  const uint8_t* xq = nullptr;  // int8 activations, rows padded with 0 to a multiple of 64
+  int64_t xq_stride = 0;
+  const float* x_scales = nullptr;  // per row, for quantized activations
+  const int32_t* x_sums = nullptr;
+  int64_t m = 0;
+  float* y = nullptr;
+  int64_t y_stride = 0;
+  bool add = false;
+};
+
+/// Rows to quantize. int8: codes (for int8 weights offset by 128) and sums; fp8: values as f32.
+struct QuantizeTask {
+  const float* x = nullptr;
+  int64_t x_stride = 0;
+  int64_t k = 0;
+  void* out = nullptr;
+  int64_t out_stride = 0;  // elements; a multiple of 64, of which the tail past k becomes 0
+  int32_t offset = 0;
+  float* scales = nullptr;
+  int32_t* sums = nullptr;
+};
+
+struct KvLayout {
+  uint8_t* pages = nullptr;
+  int64_t code = 0;  // KvCode
+  int64_t page_size = 0;
+  int64_t page_bytes = 0;
+  int64_t half_bytes = 0;
+  int64_t params_offset = 0;
+  int64_t row_bytes = 0;
+  int64_t row_params = 0;
+  int64_t head_dim = 0;
+};
+
+struct AttentionTask {
+  const float* q = nullptr;  // row of the first token, first head of the group
+  int64_t q_stride = 0;
+  float* out = nullptr;
+  int64_t out_stride = 0;
+  int64_t tokens = 0;
+  int64_t group = 0;  // query heads that share the KV head
+  float scale = 1.0F;
+  int64_t window = 0;          // 0: all
+  int64_t first_position = 0;  // of the first token
+  KvLayout kv;
+  int64_t kv_head = 0;
+  const int32_t* page_list = nullptr;
+  float* scratch = nullptr;  // attention_scratch_floats()
+};
+
+/// Floats that one attention task needs: a block of keys, one of values, and the running sums.
+constexpr int64_t kAttentionScratch =
+    (2 * kKeyBlock + 2 * kQueryRows) * kMaxHeadDim + 4 * kQueryRows + kKeyBlock;
+
+struct KernelTable {
+  const char* name = nullptr;
+  // Tiles tile_begin .. tile_end of a product.
+  using Gemm = void (*)(const GemmTask& task, int64_t tile_begin, int64_t tile_end);
+  Gemm gemm_f32 = nullptr;
+  Gemm gemm_f16 = nullptr;
+  Gemm gemm_bf16 = nullptr;
+  Gemm gemm_int8 = nullptr;
+  Gemm gemm_fp8 = nullptr;
+  Gemm gemm_int4 = nullptr;
+  Gemm gemm_int8_int8 = nullptr;
+  Gemm gemm_int4_int8 = nullptr;
+  void (*quantize_int8)(const QuantizeTask& task, int64_t row) = nullptr;
+  void (*quantize_fp8)(const QuantizeTask& task, int64_t row) = nullptr;
+  void (*rms_norm)(const float* x, int64_t n, const float* weight, float eps, float* y) = nullptr;
+  void (*silu_mul)(const float* gate, const float* up, int64_t n, float* y) = nullptr;
+  void (*add)(float* y, const float* x, int64_t n) = nullptr;
+  // Rotates one head in place by the angles whose cosines and sines are given [dim/2].
+  void (*rotate)(float* head, int64_t dim, const float* cosine, const float* sine) = nullptr;
+  // Writes one head's keys or values of one token.
+  void (*write_kv)(const KvLayout& kv, const float* x, uint8_t* row, float* params) = nullptr;
+  void (*attention)(const AttentionTask& task) = nullptr;
+};
+
+extern const KernelTable kScalarKernels;
+extern const KernelTable kAvx2Kernels;
+extern const KernelTable kAvx512Kernels;
+extern const KernelTable kAvx512VnniKernels;
+
+}  // namespace nibble::cpu

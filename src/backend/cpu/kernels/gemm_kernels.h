@@ -1,0 +1,352 @@
+#pragma once
+
+// Matrix products over packed weights; see PackedWeights for the layouts. Needs one simd_*.h
+// included before. A row's sum is taken in the same order for every m: blocks of at most 32
+// columns, in each the even and the odd columns apart, then even + odd, then the block's scale.
+
+#include "backend/cpu/kernels/common.h"
+
+namespace nibble::cpu {
+namespace {
+
+constexpr int64_t kPrefetchBytes = 1024;  // ahead of the loads: one to two steps of DRAM latency
+
+// Each codec decodes columns of a step of 16 rows.
+struct CodecF32 {
+  static constexpr int64_t kStepBytes = 512;
+  struct Step {
+    const uint8_t* p;
+  };
+  static Step step(const uint8_t* p) { return {p}; }
+  template <int kColumn>
+  static F32x16 column(const Step& s) {
+    return Simd::load(reinterpret_cast<const float*>(s.p) + kColumn * 16);
+  }
+};
+
+struct CodecF16 {
+  static constexpr int64_t kStepBytes = 256;
+  using Step = CodecF32::Step;
+  static Step step(const uint8_t* p) { return {p}; }
+  template <int kColumn>
+  static F32x16 column(const Step& s) {
+    return Simd::load_f16(s.p + kColumn * 32);
+  }
+};
+
+struct CodecBf16 {
+  static constexpr int64_t kStepBytes = 256;
+  using Step = CodecF32::Step;
+  static Step step(const uint8_t* p) { return {p}; }
+  template <int kColumn>
+  static F32x16 column(const Step& s) {
+    return load_bf16(s.p + kColumn * 32);
+  }
+};
+
+struct CodecInt8 {
+  static constexpr int64_t kStepBytes = 128;
+  using Step = CodecF32::Step;
+  static Step step(const uint8_t* p) { return {p}; }
+  template <int kColumn>
+  static F32x16 column(const Step& s) {
+    return Simd::to_float(Simd::load_s8(s.p + kColumn * 16));
+  }
+};
+
+struct CodecFp8 {  // values times 2^-8; the scales carry the 2^8
+  static constexpr int64_t kStepBytes = 128;
+  using Step = CodecF32::Step;
+  static Step step(const uint8_t* p) { return {p}; }
+  template <int kColumn>
+  static F32x16 column(const Step& s) {
+    return Simd::load_fp8(s.p + kColumn * 16);
+  }
+};
+
+struct CodecInt4 {
+  static constexpr int64_t kStepBytes = 64;
+  struct Step {
+    I32x16 word;
+  };
+  static Step step(const uint8_t* p) { return {Simd::load_int(p)}; }
+  template <int kColumn>
+  static F32x16 column(const Step& s) {
+    return Simd::nibble<kColumn % 4 * 2 + kColumn / 4>(s.word);
+  }
+};
+
+inline F32x16 load_scales(const PackedWeights& w, int64_t index) {
+  return w.scales_are_bf16 ? load_bf16(static_cast<const uint8_t*>(w.scales) + index * 32)
+                           : Simd::load(static_cast<const float*>(w.scales) + index * 16);
+}
+
+template <int kRows>
+struct RowSet {
+  const float* p[kRows];
+};
+
+template <typename Codec, int kRows, int kColumn>
+[[gnu::always_inline]] inline void add_column(const typename Codec::Step& step,
+                                              const RowSet<kRows>& x,
+                                              int64_t k,
+                                              F32x16 (&acc)[kRows][2]) {
+  const F32x16 w = Codec::template column<kColumn>(step);
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+    acc[r][kColumn % 2] = Simd::fma(Simd::set(x.p[r][k + kColumn]), w, acc[r][kColumn % 2]);
+  }
+}
+
+template <typename Codec, int kRows>
+[[gnu::always_inline]] inline void add_step(const uint8_t* codes,
+                                            const RowSet<kRows>& x,
+                                            int64_t k,
+                                            F32x16 (&acc)[kRows][2]) {
+#pragma GCC unroll 8
+  for (int64_t b = 0; b < Codec::kStepBytes; b += 64) {
+    __builtin_prefetch(codes + kPrefetchBytes + b);
+  }
+  const typename Codec::Step step = Codec::step(codes);
+  add_column<Codec, kRows, 0>(step, x, k, acc);
+  add_column<Codec, kRows, 1>(step, x, k, acc);
+  add_column<Codec, kRows, 2>(step, x, k, acc);
+  add_column<Codec, kRows, 3>(step, x, k, acc);
+  add_column<Codec, kRows, 4>(step, x, k, acc);
+  add_column<Codec, kRows, 5>(step, x, k, acc);
+  add_column<Codec, kRows, 6>(step, x, k, acc);
+  add_column<Codec, kRows, 7>(step, x, k, acc);
+}
+
+/// The last k % 8 columns: a step whose missing activations are 0.
+template <typename Codec, int kRows>
+[[gnu::noinline]] void add_tail(const uint8_t* codes,
+                                const RowSet<kRows>& x,
+                                int64_t k,
+                                int64_t columns,
+                                F32x16 (&acc)[kRows][2]) {
+  float padded[kRows][kStepColumns] = {};
+  RowSet<kRows> rows;
+  for (int r = 0; r < kRows; ++r) {
+    __builtin_memcpy(padded[r], x.p[r] + k, static_cast<size_t>(columns) * 4);
+    rows.p[r] = padded[r];
+  }
+  add_step<Codec, kRows>(codes, rows, 0, acc);
+}
+
+template <int kRows>
+[[gnu::always_inline]] inline void clear(F32x16 (&acc)[kRows][2]) {
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+    acc[r][0] = Simd::set(0.0F);
+    acc[r][1] = Simd::set(0.0F);
+  }
+}
+
+template <typename Codec, bool kGrouped, int kRows>
+[[gnu::always_inline]] inline void close_block(const PackedWeights& w,
+                                               int64_t scale_index,
+                                               const F32x16 (&acc)[kRows][2],
+                                               F32x16 (&total)[kRows]) {
+  const F32x16 scale = kGrouped ? load_scales(w, scale_index) : Simd::set(1.0F);
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+    const F32x16 sum = Simd::add(acc[r][0], acc[r][1]);
+    total[r] = kGrouped ? Simd::fma(sum, scale, total[r]) : Simd::add(total[r], sum);
+  }
+}
+
+/// One tile times kRows rows of x.
+template <typename Codec, bool kGrouped, int kRows>
+void tile_product(const PackedWeights& w,
+                  int64_t tile,
+                  const RowSet<kRows>& x,
+                  F32x16 (&result)[kRows]) {
+  const uint8_t* codes = w.codes + tile * w.tile_bytes;
+  F32x16 total[kRows];
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+    total[r] = Simd::set(0.0F);
+  }
+  const int64_t blocks_per_group = kGrouped ? w.group_size / w.block : 1;
+  int64_t scale_index = tile * w.groups;
+  int64_t block_of_group = 0;
+  int64_t k = 0;
+  const int64_t whole = w.k / w.block * w.block;
+  while (k < whole) {
+    F32x16 acc[kRows][2];
+    clear(acc);
+    for (const int64_t end = k + w.block; k < end; k += kStepColumns) {
+      add_step<Codec, kRows>(codes, x, k, acc);
+      codes += Codec::kStepBytes;
+    }
+    close_block<Codec, kGrouped, kRows>(w, scale_index, acc, total);
+    if (kGrouped && ++block_of_group == blocks_per_group) {
+      block_of_group = 0;
+      ++scale_index;
+    }
+  }
+  if (k < w.k) {  // never with groups: k is a multiple of the group size
+    F32x16 acc[kRows][2];
+    clear(acc);
+    for (; k + kStepColumns <= w.k; k += kStepColumns) {
+      add_step<Codec, kRows>(codes, x, k, acc);
+      codes += Codec::kStepBytes;
+    }
+    if (k < w.k) {
+      add_tail<Codec, kRows>(codes, x, k, w.k - k, acc);
+    }
+    close_block<Codec, false, kRows>(w, 0, acc, total);
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+    result[r] = total[r];
+  }
+}
+
+inline void write_tile_row(const GemmTask& task, int64_t row, int64_t tile, F32x16 value) {
+  float* y = task.y + row * task.y_stride + tile * kTileRows;
+  const int64_t lanes = task.w.n - tile * kTileRows;
+  if (lanes >= kTileRows) {
+    Simd::store(y, task.add ? Simd::add(Simd::load(y), value) : value);
+  } else {
+    store_some(y, lanes, task.add ? Simd::add(load_some(y, lanes), value) : value);
+  }
+}
+
+template <typename Codec, bool kGrouped, int kRows>
+void float_rows(const GemmTask& task, int64_t tile, int64_t row) {
+  RowSet<kRows> x;
+  for (int r = 0; r < kRows; ++r) {
+    x.p[r] = task.x + (row + r) * task.x_stride;
+  }
+  F32x16 sums[kRows];
+  tile_product<Codec, kGrouped, kRows>(task.w, tile, x, sums);
+  const bool scaled = !kGrouped && task.w.groups == 1;
+  const F32x16 scales = scaled ? load_scales(task.w, tile) : Simd::set(1.0F);
+  for (int r = 0; r < kRows; ++r) {
+    F32x16 value = sums[r];
+    if (scaled) {
+      const bool per_row = task.x_scales != nullptr;
+      value =
+          Simd::mul(value, per_row ? Simd::mul(scales, Simd::set(task.x_scales[row + r])) : scales);
+    }
+    write_tile_row(task, row + r, tile, value);
+  }
+}
+
+template <int kRows, typename Body>
+[[gnu::always_inline]] inline void in_row_blocks(int64_t m, const Body& body) {
+  int64_t row = 0;
+  for (; row + kRows <= m; row += kRows) {
+    body.template operator()<kRows>(row);
+  }
+  if constexpr (kRows > 4) {
+    for (; row + 4 <= m; row += 4) {
+      body.template operator()<4>(row);
+    }
+  }
+  if constexpr (kRows > 2) {
+    for (; row + 2 <= m; row += 2) {
+      body.template operator()<2>(row);
+    }
+  }
+  for (; row < m; ++row) {
+    body.template operator()<1>(row);
+  }
+}
+
+template <typename Codec, bool kGrouped>
+void float_tiles(const GemmTask& task, int64_t tile_begin, int64_t tile_end) {
+  for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
+    in_row_blocks<Simd::kRows>(task.m, [&]<int kRows>(int64_t row) {
+      float_rows<Codec, kGrouped, kRows>(task, tile, row);
+    });
+  }
+}
+
+template <typename Codec>
+void gemm_float(const GemmTask& task, int64_t tile_begin, int64_t tile_end) {
+  if (task.w.groups > 0 && task.w.group_size < task.w.k) {
+    float_tiles<Codec, true>(task, tile_begin, tile_end);
+  } else {
+    float_tiles<Codec, false>(task, tile_begin, tile_end);
+  }
+}
+
+// --- int8 activations: exact sums of integer products, one scale at the end ---
+
+/// Sixteen rows by four columns at once; kHalf picks the columns of the step.
+struct IntCodecInt8 {  // activations are offset by 128 and unsigned, weights signed
+  static constexpr int64_t kStepBytes = 128;
+  template <int kHalf>
+  static I32x16 dot(I32x16 acc, const uint8_t* w, I32x16 x) {
+    return Simd::dot_u8s8(acc, x, Simd::load_int(w + kHalf * 64));
+  }
+  static I32x16 correction(const GemmTask& task, int64_t tile, int64_t /*row*/) {
+    return Simd::shift_left<7>(Simd::load_int(task.w.row_sums + tile * kTileRows));
+  }
+};
+
+struct IntCodecInt4 {  // weights are offset by 8 and unsigned, activations signed
+  static constexpr int64_t kStepBytes = 64;
+  template <int kHalf>
+  static I32x16 dot(I32x16 acc, const uint8_t* w, I32x16 x) {
+    const I32x16 nibbles =
+        Simd::and_int(Simd::shift_right<kHalf * 4>(Simd::load_int(w)), Simd::set_int(0x0f0f0f0f));
+    return Simd::dot_u4s8(acc, nibbles, x);
+  }
+  static I32x16 correction(const GemmTask& task, int64_t /*tile*/, int64_t row) {
+    return Simd::shift_left<3>(Simd::set_int(task.x_sums[row]));
+  }
+};
+
+inline I32x16 four_bytes(const uint8_t* p) {
+  int32_t word;
+  __builtin_memcpy(&word, p, 4);
+  return Simd::set_int(word);
+}
+
+template <typename Codec, int kRows>
+void int_rows(const GemmTask& task, int64_t tile, int64_t row) {
+  const uint8_t* codes = task.w.codes + tile * task.w.tile_bytes;
+  const uint8_t* x = task.xq + row * task.xq_stride;
+  I32x16 acc[kRows][2];
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+    acc[r][0] = Simd::set_int(0);
+    acc[r][1] = Simd::set_int(0);
+  }
+  for (int64_t k = 0; k < task.w.k; k += kStepColumns) {
+#pragma GCC unroll 2
+    for (int64_t b = 0; b < Codec::kStepBytes; b += 64) {
+      __builtin_prefetch(codes + kPrefetchBytes + b);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      const uint8_t* p = x + r * task.xq_stride + k;
+      acc[r][0] = Codec::template dot<0>(acc[r][0], codes, four_bytes(p));
+      acc[r][1] = Codec::template dot<1>(acc[r][1], codes, four_bytes(p + 4));
+    }
+    codes += Codec::kStepBytes;
+  }
+  const F32x16 scales = load_scales(task.w, tile);
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+    const I32x16 sum =
+        Simd::sub_int(Simd::add_int(acc[r][0], acc[r][1]), Codec::correction(task, tile, row + r));
+    const F32x16 scale = Simd::mul(scales, Simd::set(task.x_scales[row + r]));
+    write_tile_row(task, row + r, tile, Simd::mul(Simd::to_float(sum), scale));
+  }
+}
+
+template <typename Codec>
+void gemm_int(const GemmTask& task, int64_t tile_begin, int64_t tile_end) {
+  for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
+    in_row_blocks<Simd::kRows>(
+        task.m, [&]<int kRows>(int64_t row) { int_rows<Codec, kRows>(task, tile, row); });
+  }
+}
+
+}  // namespace
+}  // namespace nibble::cpu

@@ -1,0 +1,210 @@
+#pragma once
+
+// Kernels over single rows: norms, activation functions, quantized activations, KV entries.
+
+#include "backend/cpu/kernels/common.h"
+
+namespace nibble::cpu {
+namespace {
+
+constexpr int32_t kMagnitude = 0x7fffffff;
+constexpr int32_t kInfinityBits = 0x7f800000;
+constexpr int32_t kNanBits = 0x7fc00000;
+constexpr float kFp8Max = 448.0F;
+
+void rms_norm(const float* x, int64_t n, const float* weight, float eps, float* y) {
+  F32x16 squares = Simd::set(0.0F);
+  in_vectors(n, [&](int64_t i, int64_t lanes) {
+    const F32x16 v = load_lanes(x + i, lanes);
+    squares = Simd::fma(v, v, squares);
+  });
+  const float mean = Simd::reduce_add(squares) / static_cast<float>(n);
+  const F32x16 factor = Simd::set(1.0F / sqrt_f32(mean + eps));
+  in_vectors(n, [&](int64_t i, int64_t lanes) {
+    const F32x16 scaled = Simd::mul(load_lanes(x + i, lanes), factor);
+    store_lanes(y + i, lanes, Simd::mul(scaled, load_lanes(weight + i, lanes)));
+  });
+}
+
+void silu_mul(const float* gate, const float* up, int64_t n, float* y) {
+  in_vectors(n, [&](int64_t i, int64_t lanes) {
+    const F32x16 g = load_lanes(gate + i, lanes);
+    const F32x16 e = exp(Simd::sub(Simd::set(0.0F), g));
+    const F32x16 silu = Simd::div(g, Simd::add(Simd::set(1.0F), e));
+    store_lanes(y + i, lanes, Simd::mul(silu, load_lanes(up + i, lanes)));
+  });
+}
+
+void add_row(float* y, const float* x, int64_t n) {
+  in_vectors(n, [&](int64_t i, int64_t lanes) {
+    store_lanes(y + i, lanes, Simd::add(load_lanes(y + i, lanes), load_lanes(x + i, lanes)));
+  });
+}
+
+void rotate(float* head, int64_t dim, const float* cosine, const float* sine) {
+  float* upper = head + dim / 2;
+  in_vectors(dim / 2, [&](int64_t i, int64_t lanes) {
+    const F32x16 a = load_lanes(head + i, lanes);
+    const F32x16 b = load_lanes(upper + i, lanes);
+    const F32x16 c = load_lanes(cosine + i, lanes);
+    const F32x16 s = load_lanes(sine + i, lanes);
+    const F32x16 minus_s = Simd::sub(Simd::set(0.0F), s);
+    store_lanes(head + i, lanes, Simd::fma(a, c, Simd::mul(b, minus_s)));
+    store_lanes(upper + i, lanes, Simd::fma(b, c, Simd::mul(a, s)));
+  });
+}
+
+/// Largest magnitude of a row divided by `top`; NaN when the row is not finite. Integers order
+/// magnitudes as floats do and put NaNs on top, so the order of the lanes does not matter.
+inline float row_scale(const float* x, int64_t n, float top) {
+  I32x16 largest = Simd::set_int(0);
+  in_vectors(n, [&](int64_t i, int64_t lanes) {
+    const I32x16 bits = Simd::bits(load_lanes(x + i, lanes));
+    largest = Simd::max_int(largest, Simd::and_int(bits, Simd::set_int(kMagnitude)));
+  });
+  const int32_t bits = Simd::reduce_max_int(largest);
+  return bits >= kInfinityBits ? __builtin_bit_cast(float, kNanBits)
+                               : __builtin_bit_cast(float, bits) / top;
+}
+
+/// x / scale in [-limit, limit]; 0 for a scale of 0 and for NaN.
+inline F32x16 scaled_code(F32x16 x, float scale, float limit) {
+  if (!(scale > 0.0F)) {
+    return Simd::set(0.0F);
+  }
+  const F32x16 code = Simd::div(x, Simd::set(scale));
+  return Simd::max(Simd::set(-limit), Simd::min(Simd::set(limit), code));
+}
+
+void quantize_int8(const QuantizeTask& task, int64_t row) {
+  const float* x = task.x + row * task.x_stride;
+  uint8_t* out = static_cast<uint8_t*>(task.out) + row * task.out_stride;
+  const float scale = row_scale(x, task.k, 127.0F);
+  I32x16 sum = Simd::set_int(0);
+  in_vectors(task.k, [&](int64_t i, int64_t lanes) {
+    const F32x16 code = scaled_code(load_lanes(x + i, lanes), scale, 127.0F);
+    const I32x16 q = Simd::to_int(code);
+    sum = Simd::add_int(sum, q);
+    Simd::store_u8(out + i, Simd::add_int(q, Simd::set_int(task.offset)));
+  });
+  for (int64_t i = (task.k + 15) / 16 * 16; i < task.out_stride; ++i) {
+    out[i] = 0;
+  }
+  task.scales[row] = scale;
+  task.sums[row] = Simd::reduce_add_int(sum);
+}
+
+/// |v| <= 448 rounded to E4M3, ties to even. From 2^-6 up three mantissa bits stay; below, adding
+/// and taking away 2^14, whose last place is 2^-9, rounds to the subnormal step.
+inline F32x16 round_e4m3(F32x16 v) {
+  const I32x16 bits = Simd::bits(v);
+  const I32x16 sign = Simd::and_int(bits, Simd::set_int(~kMagnitude));
+  const I32x16 magnitude = Simd::and_int(bits, Simd::set_int(kMagnitude));
+  const I32x16 odd = Simd::and_int(Simd::shift_right<20>(magnitude), Simd::set_int(1));
+  const I32x16 sum = Simd::add_int(Simd::add_int(magnitude, Simd::set_int(0x7ffff)), odd);
+  const I32x16 normal = Simd::and_int(sum, Simd::set_int(~0xfffff));
+  const F32x16 shift = Simd::set(16384.0F);
+  const F32x16 small = Simd::from_bits(magnitude);
+  const F32x16 subnormal = Simd::sub(Simd::add(small, shift), shift);
+  const F32x16 rounded =
+      Simd::select_less(small, Simd::set(0.015625F), subnormal, Simd::from_bits(normal));
+  return Simd::from_bits(Simd::or_int(Simd::bits(rounded), sign));
+}
+
+void quantize_fp8(const QuantizeTask& task, int64_t row) {
+  const float* x = task.x + row * task.x_stride;
+  float* out = static_cast<float*>(task.out) + row * task.out_stride;
+  const float scale = row_scale(x, task.k, kFp8Max);
+  in_vectors(task.k, [&](int64_t i, int64_t lanes) {
+    const F32x16 code = scaled_code(load_lanes(x + i, lanes), scale, kFp8Max);
+    Simd::store(out + i, round_e4m3(code));
+  });
+  task.scales[row] = scale;
+}
+
+inline void store_some_bytes(uint8_t* p, int64_t count, const uint8_t* bytes) {
+  __builtin_memcpy(p, bytes, static_cast<size_t>(count));
+}
+
+inline I32x16 to_bf16_bits(F32x16 v) {
+  const I32x16 bits = Simd::bits(v);
+  const I32x16 odd = Simd::and_int(Simd::shift_right<16>(bits), Simd::set_int(1));
+  const I32x16 sum = Simd::add_int(Simd::add_int(bits, Simd::set_int(0x7fff)), odd);
+  const F32x16 quiet = Simd::from_bits(Simd::or_int(bits, Simd::set_int(0x400000)));
+  // NaN compares with nothing: it takes the second choice of both selections.
+  const F32x16 infinity = Simd::from_bits(Simd::set_int(kInfinityBits));
+  const F32x16 magnitude = Simd::from_bits(Simd::and_int(bits, Simd::set_int(kMagnitude)));
+  const F32x16 rounded = Simd::from_bits(sum);
+  const F32x16 finite = Simd::select_less(magnitude, infinity, rounded, quiet);
+  const F32x16 unchanged = Simd::from_bits(bits);
+  const F32x16 top = Simd::set(3.4028234e38F);
+  const F32x16 infinite = Simd::select_less(top, magnitude, unchanged, finite);
+  return Simd::shift_right<16>(Simd::bits(infinite));
+}
+
+inline void write_kv_bf16(const float* x, int64_t dim, uint8_t* row) {
+  in_vectors(dim, [&](int64_t i, int64_t lanes) {
+    uint8_t bytes[32];
+    Simd::store_u16(bytes, to_bf16_bits(load_lanes(x + i, lanes)));
+    store_some_bytes(row + 2 * i, 2 * lanes, bytes);
+  });
+}
+
+inline void write_kv_int8(const float* x, int64_t dim, uint8_t* row, float* params) {
+  const float scale = row_scale(x, dim, 127.0F);
+  in_vectors(dim, [&](int64_t i, int64_t lanes) {
+    uint8_t bytes[16];
+    Simd::store_u8(bytes, Simd::to_int(scaled_code(load_lanes(x + i, lanes), scale, 127.0F)));
+    store_some_bytes(row + i, lanes, bytes);
+  });
+  params[0] = scale;
+}
+
+inline void write_kv_int4(const float* x, int64_t dim, uint8_t* row, float* params) {
+  F32x16 low = Simd::set(x[0]);
+  F32x16 high = low;
+  in_vectors(dim, [&](int64_t i, int64_t lanes) {
+    F32x16 v = load_lanes(x + i, lanes);
+    if (lanes != 16) {  // the missing lanes repeat the first value
+      float values[16];
+      Simd::store(values, v);
+      for (int64_t j = lanes; j < 16; ++j) {
+        values[j] = x[0];
+      }
+      v = Simd::load(values);
+    }
+    low = Simd::min(low, v);
+    high = Simd::max(high, v);
+  });
+  const float minimum = Simd::reduce_min(low);
+  const float scale = (Simd::reduce_max(high) - minimum) / 15.0F;
+  const F32x16 offset = Simd::set(minimum);
+  in_vectors(dim, [&](int64_t i, int64_t lanes) {
+    const F32x16 code = scaled_code(Simd::sub(load_lanes(x + i, lanes), offset), scale, 15.0F);
+    const F32x16 positive = Simd::max(code, Simd::set(0.0F));
+    uint8_t bytes[16];
+    Simd::store_u8(bytes, Simd::to_int(positive));
+    for (int64_t j = 0; j < lanes / 2; ++j) {
+      row[i / 2 + j] = static_cast<uint8_t>(bytes[2 * j] | (bytes[2 * j + 1] << 4));
+    }
+  });
+  params[0] = scale;
+  params[1] = minimum;
+}
+
+void write_kv(const KvLayout& kv, const float* x, uint8_t* row, float* params) {
+  switch (kv.code) {
+    case 0:
+      __builtin_memcpy(row, x, static_cast<size_t>(kv.head_dim) * 4);
+      return;
+    case 1:
+      return write_kv_bf16(x, kv.head_dim, row);
+    case 2:
+      return write_kv_int8(x, kv.head_dim, row, params);
+    default:
+      return write_kv_int4(x, kv.head_dim, row, params);
+  }
+}
+
+}  // namespace
+}  // namespace nibble::cpu

@@ -1,0 +1,35 @@
+#pragma once
+
+// All kernels over one vector vocabulary; the last line of a source file for one ISA.
+
+#include "backend/cpu/kernels/attention_kernels.h"
+#include "backend/cpu/kernels/gemm_kernels.h"
+#include "backend/cpu/kernels/row_kernels.h"
+
+namespace nibble::cpu {
+namespace {
+
+constexpr KernelTable kernels_named(const char* name) {
+  KernelTable table;
+  table.name = name;
+  table.gemm_f32 = gemm_float<CodecF32>;
+  table.gemm_f16 = gemm_float<CodecF16>;
+  table.gemm_bf16 = gemm_float<CodecBf16>;
+  table.gemm_int8 = gemm_float<CodecInt8>;
+  table.gemm_fp8 = gemm_float<CodecFp8>;
+  table.gemm_int4 = gemm_float<CodecInt4>;
+  table.gemm_int8_int8 = gemm_int<IntCodecInt8>;
+  table.gemm_int4_int8 = gemm_int<IntCodecInt4>;
+  table.quantize_int8 = quantize_int8;
+  table.quantize_fp8 = quantize_fp8;
+  table.rms_norm = rms_norm;
+  table.silu_mul = silu_mul;
+  table.add = add_row;
+  table.rotate = rotate;
+  table.write_kv = write_kv;
+  table.attention = attention;
+  return table;
+}
+
+}  // namespace
+}  // namespace nibble::cpu

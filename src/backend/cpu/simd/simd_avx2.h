@@ -1,0 +1,199 @@
+#pragma once
+
+#include <cstdint>
+
+#include <immintrin.h>
+
+// The vector vocabulary in AVX2, FMA and F16C: two registers per vector, results bit for bit
+// those of simd_scalar.h. Included by one source file.
+namespace nibble::cpu {
+namespace {
+
+struct F32x16 {
+  __m256 lo;
+  __m256 hi;
+};
+struct I32x16 {
+  __m256i lo;
+  __m256i hi;
+};
+
+struct Simd {
+  static constexpr int kRows = 2;  // 16 registers: two rows of two accumulators fill half
+
+  static F32x16 set(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+  static F32x16 load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+  static void store(float* p, F32x16 a) {
+    _mm256_storeu_ps(p, a.lo);
+    _mm256_storeu_ps(p + 8, a.hi);
+  }
+  static F32x16 add(F32x16 a, F32x16 b) {
+    return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)};
+  }
+  static F32x16 sub(F32x16 a, F32x16 b) {
+    return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)};
+  }
+  static F32x16 mul(F32x16 a, F32x16 b) {
+    return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)};
+  }
+  static F32x16 div(F32x16 a, F32x16 b) {
+    return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)};
+  }
+  static F32x16 fma(F32x16 a, F32x16 b, F32x16 c) {
+    return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
+  }
+  static F32x16 min(F32x16 a, F32x16 b) {
+    return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)};
+  }
+  static F32x16 max(F32x16 a, F32x16 b) {
+    return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)};
+  }
+  static F32x16 select_less(F32x16 a, F32x16 b, F32x16 yes, F32x16 no) {
+    return {_mm256_blendv_ps(no.lo, yes.lo, _mm256_cmp_ps(a.lo, b.lo, _CMP_LT_OQ)),
+            _mm256_blendv_ps(no.hi, yes.hi, _mm256_cmp_ps(a.hi, b.hi, _CMP_LT_OQ))};
+  }
+  static float reduce_add(F32x16 a) {
+    const __m256 x = _mm256_add_ps(a.lo, a.hi);
+    __m128 y = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    y = _mm_add_ps(y, _mm_movehl_ps(y, y));
+    return _mm_cvtss_f32(_mm_add_ss(y, _mm_movehdup_ps(y)));
+  }
+  static float reduce_max(F32x16 a) {
+    const __m256 x = _mm256_max_ps(a.lo, a.hi);
+    __m128 y = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    y = _mm_max_ps(y, _mm_movehl_ps(y, y));
+    return _mm_cvtss_f32(_mm_max_ss(y, _mm_movehdup_ps(y)));
+  }
+  static float reduce_min(F32x16 a) {
+    const __m256 x = _mm256_min_ps(a.lo, a.hi);
+    __m128 y = _mm_min_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    y = _mm_min_ps(y, _mm_movehl_ps(y, y));
+    return _mm_cvtss_f32(_mm_min_ss(y, _mm_movehdup_ps(y)));
+  }
+
+  static I32x16 set_int(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+  static I32x16 load_int(const void* p) {
+    const auto* q = static_cast<const __m256i*>(p);
+    return {_mm256_loadu_si256(q), _mm256_loadu_si256(q + 1)};
+  }
+  static void store_int(void* p, I32x16 a) {
+    auto* q = static_cast<__m256i*>(p);
+    _mm256_storeu_si256(q, a.lo);
+    _mm256_storeu_si256(q + 1, a.hi);
+  }
+  static I32x16 add_int(I32x16 a, I32x16 b) {
+    return {_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)};
+  }
+  static I32x16 sub_int(I32x16 a, I32x16 b) {
+    return {_mm256_sub_epi32(a.lo, b.lo), _mm256_sub_epi32(a.hi, b.hi)};
+  }
+  static I32x16 and_int(I32x16 a, I32x16 b) {
+    return {_mm256_and_si256(a.lo, b.lo), _mm256_and_si256(a.hi, b.hi)};
+  }
+  static I32x16 or_int(I32x16 a, I32x16 b) {
+    return {_mm256_or_si256(a.lo, b.lo), _mm256_or_si256(a.hi, b.hi)};
+  }
+  static I32x16 max_int(I32x16 a, I32x16 b) {
+    return {_mm256_max_epi32(a.lo, b.lo), _mm256_max_epi32(a.hi, b.hi)};
+  }
+  template <int kBits>
+  static I32x16 shift_left(I32x16 a) {
+    return {_mm256_slli_epi32(a.lo, kBits), _mm256_slli_epi32(a.hi, kBits)};
+  }
+  template <int kBits>
+  static I32x16 shift_right(I32x16 a) {
+    return {_mm256_srli_epi32(a.lo, kBits), _mm256_srli_epi32(a.hi, kBits)};
+  }
+  static int32_t reduce_add_int(I32x16 a) {
+    const __m256i x = _mm256_add_epi32(a.lo, a.hi);
+    __m128i y = _mm_add_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+    y = _mm_add_epi32(y, _mm_shuffle_epi32(y, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(y, _mm_shuffle_epi32(y, 0xb1)));
+  }
+  static int32_t reduce_max_int(I32x16 a) {
+    const __m256i x = _mm256_max_epi32(a.lo, a.hi);
+    __m128i y = _mm_max_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+    y = _mm_max_epi32(y, _mm_shuffle_epi32(y, 0x4e));
+    return _mm_cvtsi128_si32(_mm_max_epi32(y, _mm_shuffle_epi32(y, 0xb1)));
+  }
+
+  static I32x16 bits(F32x16 a) { return {_mm256_castps_si256(a.lo), _mm256_castps_si256(a.hi)}; }
+  static F32x16 from_bits(I32x16 a) {
+    return {_mm256_castsi256_ps(a.lo), _mm256_castsi256_ps(a.hi)};
+  }
+  static F32x16 to_float(I32x16 a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
+  static I32x16 to_int(F32x16 a) { return {_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi)}; }
+
+  static __m128i half(const uint8_t* p) {
+    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  }
+  static I32x16 load_u8(const uint8_t* p) {
+    const __m128i b = half(p);
+    return {_mm256_cvtepu8_epi32(b), _mm256_cvtepu8_epi32(_mm_srli_si128(b, 8))};
+  }
+  static I32x16 load_s8(const uint8_t* p) {
+    const __m128i b = half(p);
+    return {_mm256_cvtepi8_epi32(b), _mm256_cvtepi8_epi32(_mm_srli_si128(b, 8))};
+  }
+  static I32x16 load_u16(const uint8_t* p) {
+    return {_mm256_cvtepu16_epi32(half(p)), _mm256_cvtepu16_epi32(half(p + 16))};
+  }
+  static F32x16 load_f16(const uint8_t* p) {
+    return {_mm256_cvtph_ps(half(p)), _mm256_cvtph_ps(half(p + 16))};
+  }
+  static I32x16 load_u4(const uint8_t* p) {
+    const __m128i b = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+    const __m128i mask = _mm_set1_epi8(15);
+    const __m128i low = _mm_and_si128(b, mask);
+    const __m128i high = _mm_and_si128(_mm_srli_epi16(b, 4), mask);
+    const __m128i codes = _mm_unpacklo_epi8(low, high);
+    return {_mm256_cvtepu8_epi32(codes), _mm256_cvtepu8_epi32(_mm_srli_si128(codes, 8))};
+  }
+  static F32x16 load_fp8(const uint8_t* p) {
+    const __m256i wide = _mm256_cvtepi8_epi16(half(p));  // the sign is copied upwards
+    const __m256i bits = _mm256_slli_epi16(wide, 7);
+    const __m256i kept = _mm256_and_si256(bits, _mm256_set1_epi16(static_cast<int16_t>(0xbf80)));
+    return {_mm256_cvtph_ps(_mm256_castsi256_si128(kept)),
+            _mm256_cvtph_ps(_mm256_extracti128_si256(kept, 1))};
+  }
+  static void store_u8(uint8_t* p, I32x16 a) {
+    uint32_t lanes[16];
+    store_int(lanes, a);
+    for (int i = 0; i < 16; ++i) {
+      p[i] = static_cast<uint8_t>(lanes[i]);
+    }
+  }
+  static void store_u16(uint8_t* p, I32x16 a) {
+    uint32_t lanes[16];
+    store_int(lanes, a);
+    for (int i = 0; i < 16; ++i) {
+      __builtin_memcpy(p + 2 * i, &lanes[i], 2);
+    }
+  }
+  template <int kIndex>
+  static F32x16 nibble(I32x16 word) {
+    const I32x16 code = and_int(shift_right<4 * kIndex>(word), set_int(15));
+    return sub(to_float(code), set(8.0F));
+  }
+  /// Even and odd bytes apart in 16 bits, where no product of pairs can saturate.
+  static __m256i dot_u8s8(__m256i acc, __m256i u, __m256i s) {
+    const __m256i even = _mm256_madd_epi16(_mm256_and_si256(u, _mm256_set1_epi16(255)),
+                                           _mm256_srai_epi16(_mm256_slli_epi16(s, 8), 8));
+    const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(u, 8), _mm256_srai_epi16(s, 8));
+    return _mm256_add_epi32(acc, _mm256_add_epi32(even, odd));
+  }
+  static I32x16 dot_u8s8(I32x16 acc, I32x16 u, I32x16 s) {
+    return {dot_u8s8(acc.lo, u.lo, s.lo), dot_u8s8(acc.hi, u.hi, s.hi)};
+  }
+  /// 2 * 15 * 128 fits 16 bits.
+  static __m256i dot_u4s8(__m256i acc, __m256i u, __m256i s) {
+    const __m256i pairs = _mm256_maddubs_epi16(u, s);
+    return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+  }
+  static I32x16 dot_u4s8(I32x16 acc, I32x16 u, I32x16 s) {
+    return {dot_u4s8(acc.lo, u.lo, s.lo), dot_u4s8(acc.hi, u.hi, s.hi)};
+  }
+};
+
+}  // namespace
+}  // namespace nibble::cpu

@@ -1,0 +1,135 @@
+#pragma once
+
+#include <cstdint>
+
+#include <immintrin.h>
+
+// The vector vocabulary in AVX-512 (F, BW, VL, DQ; VNNI when the compiler may use it): one register
+// per vector, results bit for bit those of simd_scalar.h. Included by one source file per flags.
+namespace nibble::cpu {
+namespace {
+
+struct F32x16 {
+  __m512 v;
+};
+struct I32x16 {
+  __m512i v;
+};
+
+struct Simd {
+  static constexpr int kRows = 8;  // 32 registers: eight rows of two accumulators and a total
+
+  static F32x16 set(float x) { return {_mm512_set1_ps(x)}; }
+  static F32x16 load(const float* p) { return {_mm512_loadu_ps(p)}; }
+  static void store(float* p, F32x16 a) { _mm512_storeu_ps(p, a.v); }
+  static F32x16 add(F32x16 a, F32x16 b) { return {_mm512_add_ps(a.v, b.v)}; }
+  static F32x16 sub(F32x16 a, F32x16 b) { return {_mm512_sub_ps(a.v, b.v)}; }
+  static F32x16 mul(F32x16 a, F32x16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
+  static F32x16 div(F32x16 a, F32x16 b) { return {_mm512_div_ps(a.v, b.v)}; }
+  static F32x16 fma(F32x16 a, F32x16 b, F32x16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+  static F32x16 min(F32x16 a, F32x16 b) { return {_mm512_min_ps(a.v, b.v)}; }
+  static F32x16 max(F32x16 a, F32x16 b) { return {_mm512_max_ps(a.v, b.v)}; }
+  static F32x16 select_less(F32x16 a, F32x16 b, F32x16 yes, F32x16 no) {
+    return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), no.v, yes.v)};
+  }
+  static __m256 upper(__m512 a) { return _mm512_extractf32x8_ps(a, 1); }
+  static float reduce_add(F32x16 a) {
+    const __m256 x = _mm256_add_ps(_mm512_castps512_ps256(a.v), upper(a.v));
+    __m128 y = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    y = _mm_add_ps(y, _mm_movehl_ps(y, y));
+    return _mm_cvtss_f32(_mm_add_ss(y, _mm_movehdup_ps(y)));
+  }
+  static float reduce_max(F32x16 a) {
+    const __m256 x = _mm256_max_ps(_mm512_castps512_ps256(a.v), upper(a.v));
+    __m128 y = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    y = _mm_max_ps(y, _mm_movehl_ps(y, y));
+    return _mm_cvtss_f32(_mm_max_ss(y, _mm_movehdup_ps(y)));
+  }
+  static float reduce_min(F32x16 a) {
+    const __m256 x = _mm256_min_ps(_mm512_castps512_ps256(a.v), upper(a.v));
+    __m128 y = _mm_min_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    y = _mm_min_ps(y, _mm_movehl_ps(y, y));
+    return _mm_cvtss_f32(_mm_min_ss(y, _mm_movehdup_ps(y)));
+  }
+
+  static I32x16 set_int(int32_t x) { return {_mm512_set1_epi32(x)}; }
+  static I32x16 load_int(const void* p) { return {_mm512_loadu_si512(p)}; }
+  static void store_int(void* p, I32x16 a) { _mm512_storeu_si512(p, a.v); }
+  static I32x16 add_int(I32x16 a, I32x16 b) { return {_mm512_add_epi32(a.v, b.v)}; }
+  static I32x16 sub_int(I32x16 a, I32x16 b) { return {_mm512_sub_epi32(a.v, b.v)}; }
+  static I32x16 and_int(I32x16 a, I32x16 b) { return {_mm512_and_si512(a.v, b.v)}; }
+  static I32x16 or_int(I32x16 a, I32x16 b) { return {_mm512_or_si512(a.v, b.v)}; }
+  static I32x16 max_int(I32x16 a, I32x16 b) { return {_mm512_max_epi32(a.v, b.v)}; }
+  template <int kBits>
+  static I32x16 shift_left(I32x16 a) {
+    return {_mm512_slli_epi32(a.v, kBits)};
+  }
+  template <int kBits>
+  static I32x16 shift_right(I32x16 a) {
+    return {_mm512_srli_epi32(a.v, kBits)};
+  }
+  static int32_t reduce_add_int(I32x16 a) { return _mm512_reduce_add_epi32(a.v); }
+  static int32_t reduce_max_int(I32x16 a) { return _mm512_reduce_max_epi32(a.v); }
+
+  static I32x16 bits(F32x16 a) { return {_mm512_castps_si512(a.v)}; }
+  static F32x16 from_bits(I32x16 a) { return {_mm512_castsi512_ps(a.v)}; }
+  static F32x16 to_float(I32x16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
+  static I32x16 to_int(F32x16 a) { return {_mm512_cvtps_epi32(a.v)}; }
+
+  static __m128i quarter(const uint8_t* p) {
+    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  }
+  static __m256i half(const uint8_t* p) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  }
+  static I32x16 load_u8(const uint8_t* p) { return {_mm512_cvtepu8_epi32(quarter(p))}; }
+  static I32x16 load_s8(const uint8_t* p) { return {_mm512_cvtepi8_epi32(quarter(p))}; }
+  static I32x16 load_u16(const uint8_t* p) { return {_mm512_cvtepu16_epi32(half(p))}; }
+  static F32x16 load_f16(const uint8_t* p) { return {_mm512_cvtph_ps(half(p))}; }
+  /// Each byte goes to a pair of lanes: as it is, and shifted so that its high nibble is low.
+  static I32x16 load_u4(const uint8_t* p) {
+    const __m512i wide = _mm512_cvtepu8_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+    const __m512i both = _mm512_or_si512(wide, _mm512_slli_epi64(wide, 28));
+    return {_mm512_and_si512(both, _mm512_set1_epi32(15))};
+  }
+  static F32x16 load_fp8(const uint8_t* p) {
+    const __m256i wide = _mm256_cvtepi8_epi16(quarter(p));  // the sign is copied upwards
+    const __m256i bits = _mm256_slli_epi16(wide, 7);
+    return {
+        _mm512_cvtph_ps(_mm256_and_si256(bits, _mm256_set1_epi16(static_cast<int16_t>(0xbf80))))};
+  }
+  static void store_u8(uint8_t* p, I32x16 a) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a.v));
+  }
+  static void store_u16(uint8_t* p, I32x16 a) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(a.v));
+  }
+  /// A permutation reads only four bits of each index, so no mask is needed.
+  template <int kIndex>
+  static F32x16 nibble(I32x16 word) {
+    const __m512 values = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
+    return {_mm512_permutexvar_ps(shift_right<4 * kIndex>(word).v, values)};
+  }
+#if defined(__AVX512VNNI__)
+  static I32x16 dot_u8s8(I32x16 acc, I32x16 u, I32x16 s) {
+    return {_mm512_dpbusd_epi32(acc.v, u.v, s.v)};
+  }
+  static I32x16 dot_u4s8(I32x16 acc, I32x16 u, I32x16 s) { return dot_u8s8(acc, u, s); }
+#else
+  /// Even and odd bytes apart in 16 bits, where no product of pairs can saturate.
+  static I32x16 dot_u8s8(I32x16 acc, I32x16 u, I32x16 s) {
+    const __m512i even = _mm512_madd_epi16(_mm512_and_si512(u.v, _mm512_set1_epi16(255)),
+                                           _mm512_srai_epi16(_mm512_slli_epi16(s.v, 8), 8));
+    const __m512i odd = _mm512_madd_epi16(_mm512_srli_epi16(u.v, 8), _mm512_srai_epi16(s.v, 8));
+    return {_mm512_add_epi32(acc.v, _mm512_add_epi32(even, odd))};
+  }
+  /// 2 * 15 * 128 fits 16 bits.
+  static I32x16 dot_u4s8(I32x16 acc, I32x16 u, I32x16 s) {
+    const __m512i pairs = _mm512_maddubs_epi16(u.v, s.v);
+    return {_mm512_add_epi32(acc.v, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)))};
+  }
+#endif
+};
+
+}  // namespace
+}  // namespace nibble::cpu

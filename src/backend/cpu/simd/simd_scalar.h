@@ -1,0 +1,216 @@
+#pragma once
+
+#include <cstdint>
+
+#include "base/f16.h"
+
+// The vector vocabulary in plain C++: 16 lanes whose results define those of the other files.
+// Included by one source file; the unnamed namespace keeps its symbols there.
+namespace nibble::cpu {
+namespace {
+
+struct F32x16 {
+  float v[16];
+};
+struct I32x16 {
+  uint32_t v[16];
+};
+
+struct Simd {
+  static constexpr int kRows = 4;  // rows of activations that share decoded weights
+
+  template <typename Fn>
+  static F32x16 f(Fn fn) {
+    F32x16 r;
+    for (int i = 0; i < 16; ++i) {
+      r.v[i] = fn(i);
+    }
+    return r;
+  }
+  template <typename Fn>
+  static I32x16 n(Fn fn) {
+    I32x16 r;
+    for (int i = 0; i < 16; ++i) {
+      r.v[i] = static_cast<uint32_t>(fn(i));
+    }
+    return r;
+  }
+
+  static F32x16 set(float x) {
+    return f([&](int) { return x; });
+  }
+  static F32x16 load(const float* p) {
+    return f([&](int i) { return p[i]; });
+  }
+  static void store(float* p, F32x16 a) { __builtin_memcpy(p, a.v, 64); }
+  static F32x16 add(F32x16 a, F32x16 b) {
+    return f([&](int i) { return a.v[i] + b.v[i]; });
+  }
+  static F32x16 sub(F32x16 a, F32x16 b) {
+    return f([&](int i) { return a.v[i] - b.v[i]; });
+  }
+  static F32x16 mul(F32x16 a, F32x16 b) {
+    return f([&](int i) { return a.v[i] * b.v[i]; });
+  }
+  static F32x16 div(F32x16 a, F32x16 b) {
+    return f([&](int i) { return a.v[i] / b.v[i]; });
+  }
+  /// a * b + c, rounded once.
+  static F32x16 fma(F32x16 a, F32x16 b, F32x16 c) {
+    return f([&](int i) { return __builtin_fmaf(a.v[i], b.v[i], c.v[i]); });
+  }
+  /// a < b ? a : b, so b when either is NaN.
+  static F32x16 min(F32x16 a, F32x16 b) {
+    return f([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; });
+  }
+  /// a > b ? a : b, so b when either is NaN.
+  static F32x16 max(F32x16 a, F32x16 b) {
+    return f([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
+  }
+  /// a < b ? yes : no.
+  static F32x16 select_less(F32x16 a, F32x16 b, F32x16 yes, F32x16 no) {
+    return f([&](int i) { return a.v[i] < b.v[i] ? yes.v[i] : no.v[i]; });
+  }
+  static float reduce_add(F32x16 a) {
+    return tree(a, [](float x, float y) { return x + y; });
+  }
+  static float reduce_max(F32x16 a) {
+    return tree(a, [](float x, float y) { return x > y ? x : y; });
+  }
+  static float reduce_min(F32x16 a) {
+    return tree(a, [](float x, float y) { return x < y ? x : y; });
+  }
+  template <typename Fn>
+  static float tree(F32x16 a, Fn fn) {
+    for (int width = 8; width > 0; width /= 2) {
+      for (int i = 0; i < width; ++i) {
+        a.v[i] = fn(a.v[i], a.v[i + width]);
+      }
+    }
+    return a.v[0];
+  }
+
+  static I32x16 set_int(int32_t x) {
+    return n([&](int) { return x; });
+  }
+  static I32x16 load_int(const void* p) {
+    I32x16 r;
+    __builtin_memcpy(r.v, p, 64);
+    return r;
+  }
+  static void store_int(void* p, I32x16 a) { __builtin_memcpy(p, a.v, 64); }
+  static I32x16 add_int(I32x16 a, I32x16 b) {
+    return n([&](int i) { return a.v[i] + b.v[i]; });
+  }
+  static I32x16 sub_int(I32x16 a, I32x16 b) {
+    return n([&](int i) { return a.v[i] - b.v[i]; });
+  }
+  static I32x16 and_int(I32x16 a, I32x16 b) {
+    return n([&](int i) { return a.v[i] & b.v[i]; });
+  }
+  static I32x16 or_int(I32x16 a, I32x16 b) {
+    return n([&](int i) { return a.v[i] | b.v[i]; });
+  }
+  template <int kBits>
+  static I32x16 shift_left(I32x16 a) {
+    return n([&](int i) { return a.v[i] << kBits; });
+  }
+  template <int kBits>
+  static I32x16 shift_right(I32x16 a) {
+    return n([&](int i) { return a.v[i] >> kBits; });
+  }
+  static int32_t reduce_add_int(I32x16 a) {
+    uint32_t sum = 0;
+    for (const uint32_t x : a.v) {
+      sum += x;
+    }
+    return static_cast<int32_t>(sum);
+  }
+  static int32_t reduce_max_int(I32x16 a) {
+    int32_t top = static_cast<int32_t>(a.v[0]);
+    for (const uint32_t x : a.v) {
+      top = static_cast<int32_t>(x) > top ? static_cast<int32_t>(x) : top;
+    }
+    return top;
+  }
+  static I32x16 max_int(I32x16 a, I32x16 b) {
+    return n([&](int i) {
+      return static_cast<int32_t>(a.v[i]) > static_cast<int32_t>(b.v[i]) ? a.v[i] : b.v[i];
+    });
+  }
+
+  static I32x16 bits(F32x16 a) { return __builtin_bit_cast(I32x16, a); }
+  static F32x16 from_bits(I32x16 a) { return __builtin_bit_cast(F32x16, a); }
+  static F32x16 to_float(I32x16 a) {
+    return f([&](int i) { return static_cast<float>(static_cast<int32_t>(a.v[i])); });
+  }
+  /// Nearest, ties to even; INT32_MIN for NaN and what does not fit.
+  static I32x16 to_int(F32x16 a) {
+    return n([&](int i) {
+      const bool fits = a.v[i] >= -0x1p31F && a.v[i] < 0x1p31F;
+      return fits ? static_cast<int32_t>(__builtin_rintf(a.v[i])) : INT32_MIN;
+    });
+  }
+
+  static I32x16 load_u8(const uint8_t* p) {
+    return n([&](int i) { return p[i]; });
+  }
+  static I32x16 load_s8(const uint8_t* p) {
+    return n([&](int i) { return static_cast<int8_t>(p[i]); });
+  }
+  static I32x16 load_u16(const uint8_t* p) {
+    uint16_t h[16];
+    __builtin_memcpy(h, p, 32);
+    return n([&](int i) { return h[i]; });
+  }
+  static F32x16 load_f16(const uint8_t* p) {
+    const I32x16 h = load_u16(p);
+    return f([&](int i) { return f16_to_f32(static_cast<uint16_t>(h.v[i])); });
+  }
+  /// Sixteen nibbles of eight bytes, low nibble first.
+  static I32x16 load_u4(const uint8_t* p) {
+    return n([&](int i) { return (p[i / 2] >> (i % 2 * 4)) & 15; });
+  }
+  /// Sixteen E4M3 bytes times 2^-8 (their bits read as an f16); NaN codes excluded.
+  static F32x16 load_fp8(const uint8_t* p) {
+    return f([&](int i) {
+      return f16_to_f32(static_cast<uint16_t>(((p[i] & 0x80) << 8) | ((p[i] & 0x7f) << 7)));
+    });
+  }
+  /// Low bytes, low halves.
+  static void store_u8(uint8_t* p, I32x16 a) {
+    for (int i = 0; i < 16; ++i) {
+      p[i] = static_cast<uint8_t>(a.v[i]);
+    }
+  }
+  static void store_u16(uint8_t* p, I32x16 a) {
+    for (int i = 0; i < 16; ++i) {
+      const auto half = static_cast<uint16_t>(a.v[i]);
+      __builtin_memcpy(p + 2 * i, &half, 2);
+    }
+  }
+  /// Nibble kIndex of each word, minus 8.
+  template <int kIndex>
+  static F32x16 nibble(I32x16 word) {
+    return f([&](int i) {
+      return static_cast<float>(static_cast<int>((word.v[i] >> (4 * kIndex)) & 15U) - 8);
+    });
+  }
+  /// acc + the products of four unsigned bytes of u with four signed bytes of s, exact mod 2^32.
+  static I32x16 dot_u8s8(I32x16 acc, I32x16 u, I32x16 s) {
+    return n([&](int i) {
+      uint32_t sum = acc.v[i];
+      for (int b = 0; b < 32; b += 8) {
+        const auto x = static_cast<int32_t>((u.v[i] >> b) & 255U);
+        const auto y = static_cast<int32_t>(static_cast<int8_t>(s.v[i] >> b));
+        sum += static_cast<uint32_t>(x * y);
+      }
+      return sum;
+    });
+  }
+  /// The same where u's bytes are at most 15.
+  static I32x16 dot_u4s8(I32x16 acc, I32x16 u, I32x16 s) { return dot_u8s8(acc, u, s); }
+};
+
+}  // namespace
+}  // namespace nibble::cpu

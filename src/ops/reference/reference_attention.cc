@@ -1,0 +1,160 @@
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "base/check.h"
+#include "base/f16.h"
+#include "ops/attention.h"
+
+namespace nibble {
+namespace {
+
+enum class Half { kKeys, kValues };
+
+std::byte* half_of(const KvView& kv, Half half, int64_t page, int64_t kv_head) {
+  return half == Half::kKeys ? kv.keys(page, kv_head) : kv.values(page, kv_head);
+}
+
+float* params_of(const KvView& kv, std::byte* half, int64_t slot) {
+  return reinterpret_cast<float*>(half + kv.params_offset()) + slot * kv_row_params(kv.code);
+}
+
+double read_element(const KvView& kv, std::byte* half, int64_t slot, int64_t d) {
+  const std::byte* row = half + slot * kv_row_bytes(kv.code, kv.head_dim);
+  const float* params = params_of(kv, half, slot);
+  switch (kv.code) {
+    case KvCode::kF32:
+      return reinterpret_cast<const float*>(row)[d];
+    case KvCode::kBf16:
+      return bf16_to_f32(reinterpret_cast<const uint16_t*>(row)[d]);
+    case KvCode::kInt8:
+      return static_cast<double>(reinterpret_cast<const int8_t*>(row)[d]) * params[0];
+    case KvCode::kInt4: {
+      const int code = (static_cast<int>(row[d / 2]) >> (d % 2 * 4)) & 15;
+      return static_cast<double>(code) * params[0] + params[1];
+    }
+  }
+  return 0.0;
+}
+
+void write_int8(const float* values, int64_t dim, std::byte* row, float* params) {
+  float absmax = 0.0F;
+  for (int64_t d = 0; d < dim; ++d) {
+    absmax = std::max(absmax, std::fabs(values[d]));
+  }
+  params[0] = absmax / 127.0F;
+  for (int64_t d = 0; d < dim; ++d) {
+    const float code = params[0] > 0.0F ? std::nearbyint(values[d] / params[0]) : 0.0F;
+    row[d] = static_cast<std::byte>(static_cast<int8_t>(std::clamp(code, -127.0F, 127.0F)));
+  }
+}
+
+void write_int4(const float* values, int64_t dim, std::byte* row, float* params) {
+  const auto [low, high] = std::minmax_element(values, values + dim);
+  params[0] = (*high - *low) / 15.0F;
+  params[1] = *low;
+  std::fill(row, row + dim / 2, std::byte{0});
+  for (int64_t d = 0; d < dim; ++d) {
+    const float code = params[0] > 0.0F ? std::nearbyint((values[d] - *low) / params[0]) : 0.0F;
+    const auto bits = static_cast<unsigned>(std::clamp(code, 0.0F, 15.0F));
+    row[d / 2] |= static_cast<std::byte>(bits << (d % 2 * 4));
+  }
+}
+
+void write_row(const KvView& kv, std::byte* half, int64_t slot, const float* values) {
+  std::byte* row = half + slot * kv_row_bytes(kv.code, kv.head_dim);
+  float* params = params_of(kv, half, slot);
+  switch (kv.code) {
+    case KvCode::kF32:
+      std::copy(values, values + kv.head_dim, reinterpret_cast<float*>(row));
+      return;
+    case KvCode::kBf16:
+      std::transform(values, values + kv.head_dim, reinterpret_cast<uint16_t*>(row), f32_to_bf16);
+      return;
+    case KvCode::kInt8:
+      return write_int8(values, kv.head_dim, row, params);
+    case KvCode::kInt4:
+      return write_int4(values, kv.head_dim, row, params);
+  }
+}
+
+void rotate(float* head, int64_t dim, int64_t position, const RopeAppendArgs& args) {
+  for (int64_t i = 0; i < dim / 2; ++i) {
+    const double angle = static_cast<double>(position) * args.inv_freq[i];
+    const double cosine = std::cos(angle) * args.attention_factor;
+    const double sine = std::sin(angle) * args.attention_factor;
+    const double a = head[i];
+    const double b = head[i + dim / 2];
+    head[i] = static_cast<float>(a * cosine - b * sine);
+    head[i + dim / 2] = static_cast<float>(b * cosine + a * sine);
+  }
+}
+
+/// Attention of one query head over the keys first..last (inclusive) of its sequence.
+void attend(const AttentionArgs& args, const SequenceSpan& sequence, int64_t row, int64_t head) {
+  const KvView& kv = args.kv;
+  const int64_t last = sequence.kv_len - sequence.q_len + (row - sequence.q_begin);
+  const int64_t first =
+      args.sliding_window > 0 ? std::max<int64_t>(0, last - args.sliding_window + 1) : 0;
+  const int64_t kv_head = head / (args.heads / kv.kv_heads);
+  const float* q = args.q + row * args.q_stride + head * kv.head_dim;
+  std::vector<double> scores(static_cast<size_t>(last - first + 1));
+  for (int64_t t = first; t <= last; ++t) {
+    std::byte* keys = kv.keys(sequence.pages[t / kv.page_size], kv_head);
+    double dot = 0.0;
+    for (int64_t d = 0; d < kv.head_dim; ++d) {
+      dot += q[d] * read_element(kv, keys, t % kv.page_size, d);
+    }
+    scores[static_cast<size_t>(t - first)] = dot * args.scale;
+  }
+  const double top = *std::max_element(scores.begin(), scores.end());
+  double total = 0.0;
+  for (double& score : scores) {
+    score = std::exp(score - top);
+    total += score;
+  }
+  for (int64_t d = 0; d < kv.head_dim; ++d) {
+    double sum = 0.0;
+    for (int64_t t = first; t <= last; ++t) {
+      std::byte* values = kv.values(sequence.pages[t / kv.page_size], kv_head);
+      sum += scores[static_cast<size_t>(t - first)] * read_element(kv, values, t % kv.page_size, d);
+    }
+    args.out[row * args.out_stride + head * kv.head_dim + d] = static_cast<float>(sum / total);
+  }
+}
+
+}  // namespace
+
+void reference_attention(const AttentionArgs& args) {
+  CHECK_EQ(args.heads % args.kv.kv_heads, 0);
+  for (const SequenceSpan& sequence : args.sequences) {
+    for (int64_t i = 0; i < sequence.q_len; ++i) {
+      for (int64_t head = 0; head < args.heads; ++head) {
+        attend(args, sequence, sequence.q_begin + i, head);
+      }
+    }
+  }
+}
+
+void reference_rope_append(const RopeAppendArgs& args) {
+  const KvView& kv = args.kv;
+  for (const SequenceSpan& sequence : args.sequences) {
+    for (int64_t i = 0; i < sequence.q_len; ++i) {
+      const int64_t position = sequence.kv_len - sequence.q_len + i;
+      float* q = args.qkv + (sequence.q_begin + i) * args.stride;
+      float* k = q + args.heads * kv.head_dim;
+      float* v = k + kv.kv_heads * kv.head_dim;
+      for (int64_t head = 0; head < args.heads + kv.kv_heads; ++head) {
+        rotate(q + head * kv.head_dim, kv.head_dim, position, args);
+      }
+      const int64_t page = sequence.pages[position / kv.page_size];
+      const int64_t slot = position % kv.page_size;
+      for (int64_t head = 0; head < kv.kv_heads; ++head) {
+        write_row(kv, half_of(kv, Half::kKeys, page, head), slot, k + head * kv.head_dim);
+        write_row(kv, half_of(kv, Half::kValues, page, head), slot, v + head * kv.head_dim);
+      }
+    }
+  }
+}
+
+}  // namespace nibble

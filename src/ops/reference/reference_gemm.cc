@@ -1,0 +1,126 @@
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "base/check.h"
+#include "base/f16.h"
+#include "ops/gemm.h"
+
+namespace nibble {
+namespace {
+
+constexpr double kFp8Max = 448.0;
+
+double decode_e4m3(uint8_t code) {
+  const int exponent = (code >> 3) & 15;
+  const int mantissa = code & 7;
+  const double sign = (code & 0x80) != 0 ? -1.0 : 1.0;
+  if (exponent == 15 && mantissa == 7) {
+    return std::numeric_limits<double>::quiet_NaN();
+  }
+  return sign *
+         (exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 10));
+}
+
+double code_value(const QuantTensor& weight, int64_t row, int64_t column) {
+  const auto* bytes =
+      reinterpret_cast<const uint8_t*>(weight.codes.data()) + row * weight.row_bytes();
+  const auto half = [&] {
+    return static_cast<uint16_t>(bytes[2 * column] | (bytes[2 * column + 1] << 8));
+  };
+  switch (weight.format.code) {
+    case WeightCode::kF32:
+      return reinterpret_cast<const float*>(bytes)[column];
+    case WeightCode::kF16:
+      return f16_to_f32(half());
+    case WeightCode::kBf16:
+      return bf16_to_f32(half());
+    case WeightCode::kInt8:
+      return static_cast<int8_t>(bytes[column]);
+    case WeightCode::kFp8E4M3:
+      return decode_e4m3(bytes[column]);
+    case WeightCode::kInt4:
+      return ((bytes[column / 2] >> (column % 2 * 4)) & 15) - 8;
+  }
+  return 0.0;
+}
+
+double weight_value(const QuantTensor& weight, int64_t row, int64_t column) {
+  const double code = code_value(weight, row, column);
+  const int64_t groups = weight.format.groups(weight.k);
+  if (groups == 0) {
+    return code;
+  }
+  const int64_t group =
+      weight.format.scale_per == ScalePer::kGroup ? column / weight.format.group_size : 0;
+  return code * weight.scales.as<float>()[static_cast<size_t>(row * groups + group)];
+}
+
+/// The E4M3 value nearest to `value`, found by search; ties go to the even code.
+double nearest_e4m3(double value) {
+  double best = 0.0;
+  double distance = std::numeric_limits<double>::infinity();
+  for (int code = 0; code < 0x7f; ++code) {
+    const double candidate = decode_e4m3(static_cast<uint8_t>(code));
+    const double gap = std::fabs(candidate - std::fabs(value));
+    if (gap < distance || (gap == distance && code % 2 == 0)) {
+      best = candidate;
+      distance = gap;
+    }
+  }
+  return std::copysign(best, value);
+}
+
+/// One row of activations as the product sees it.
+void round_activations(ActFormat act, const float* x, std::vector<double>& row) {
+  float absmax = 0.0F;
+  bool finite = true;
+  for (size_t i = 0; i < row.size(); ++i) {
+    row[i] = x[i];
+    finite = finite && std::isfinite(x[i]);
+    absmax = std::fmax(absmax, std::fabs(x[i]));
+  }
+  if (act == ActFormat::kFloat) {
+    return;
+  }
+  if (!finite) {
+    row.assign(row.size(), std::numeric_limits<double>::quiet_NaN());
+    return;
+  }
+  const float scale = absmax / (act == ActFormat::kInt8Token ? 127.0F : 448.0F);
+  for (size_t i = 0; i < row.size(); ++i) {
+    // The quotient is rounded to f32 first, as kernels do.
+    const float quotient = scale > 0.0F ? x[i] / scale : 0.0F;
+    const double code = act == ActFormat::kInt8Token
+                            ? std::nearbyint(std::fmin(std::fmax(quotient, -127.0F), 127.0F))
+                            : nearest_e4m3(std::fmin(std::fmax(quotient, -kFp8Max), kFp8Max));
+    row[i] = code * scale;
+  }
+}
+
+}  // namespace
+
+void reference_gemm(const QuantTensor& weight, ActFormat act, const GemmArgs& args) {
+  CHECK_GE(args.x_stride, weight.k);
+  CHECK_GE(args.y_stride, weight.n);
+  std::vector<double> matrix(static_cast<size_t>(weight.n * weight.k));
+  for (int64_t n = 0; n < weight.n; ++n) {
+    for (int64_t k = 0; k < weight.k; ++k) {
+      matrix[static_cast<size_t>(n * weight.k + k)] = weight_value(weight, n, k);
+    }
+  }
+  std::vector<double> row(static_cast<size_t>(weight.k));
+  for (int64_t m = 0; m < args.m; ++m) {
+    round_activations(act, args.x + m * args.x_stride, row);
+    for (int64_t n = 0; n < weight.n; ++n) {
+      double sum = 0.0;
+      for (size_t k = 0; k < row.size(); ++k) {
+        sum += row[k] * matrix[static_cast<size_t>(n) * row.size() + k];
+      }
+      float& y = args.y[m * args.y_stride + n];
+      y = static_cast<float>(args.output == GemmOutput::kAdd ? y + sum : sum);
+    }
+  }
+}
+
+}  // namespace nibble
