@@ -32,9 +32,6 @@ Result<std::vector<Value>> Interpreter::filter_items(const Stmt& stmt, std::vect
 
 Status Interpreter::run_loop(const Stmt& stmt, std::vector<Value> items, size_t depth) {
   NIBBLE_ASSIGN_OR_RETURN(items, filter_items(stmt, std::move(items)));
-  if (items.empty()) {
-    return in_new_scope([&](Scope&) { return execute(stmt.otherwise).status(); });
-  }
   NIBBLE_ASSIGN_OR_RETURN(Loop * loop, runtime_.loop());
   loop->items = std::move(items);
   loop->depth = depth;
@@ -52,10 +49,17 @@ Status Interpreter::run_loop(const Stmt& stmt, std::vector<Value> items, size_t 
       return runtime.string(std::move(text).value());
     };
   }
-  return in_new_scope([&](Scope& scope) { return run_iterations(stmt, *loop, scope); });
+  bool is_completed = false;
+  NIBBLE_RETURN_IF_ERROR(in_new_scope([&](Scope& scope) -> Status {
+    NIBBLE_ASSIGN_OR_RETURN(is_completed, run_iterations(stmt, *loop, scope));
+    return {};
+  }));
+  return is_completed ? Status()
+                      : in_new_scope([&](Scope&) { return execute(stmt.otherwise).status(); });
 }
 
-Status Interpreter::run_iterations(const Stmt& stmt, Loop& loop, Scope& scope) {
+Result<bool> Interpreter::run_iterations(const Stmt& stmt, Loop& loop, Scope& scope) {
+  bool is_completed = false;
   for (loop.index = 0; loop.index < loop.items.size(); ++loop.index) {
     NIBBLE_RETURN_IF_ERROR(runtime_.charge(kNodeWork));
     scope.variables.clear();
@@ -65,8 +69,9 @@ Status Interpreter::run_iterations(const Stmt& stmt, Loop& loop, Scope& scope) {
     if (flow == Flow::kBreak) {
       break;
     }
+    is_completed = is_completed || flow == Flow::kNext;
   }
-  return {};
+  return is_completed;
 }
 
 Result<Value> Interpreter::make_macro(const MacroDefinition& macro) {

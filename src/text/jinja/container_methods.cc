@@ -43,7 +43,7 @@ Result<Value> list_pop(Runtime& runtime, const Value& self, const Arguments& arg
   NIBBLE_RETURN_IF_ERROR(runtime.charge(items.size()));
   index = index < 0 ? std::max(index, -size - 1) + size : index;
   if (index < 0 || index >= size) {
-    return template_error(size == 0 ? "pop from empty list" : "pop index out of range");
+    return template_error("pop: index {} of a list of {} items", index, size);
   }
   Value taken = items[static_cast<size_t>(index)];
   items.erase(items.begin() + index);

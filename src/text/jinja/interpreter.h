@@ -44,7 +44,8 @@ class Interpreter final {
   // Loops, macros and calls: calls.cc
   Status execute_for(const Stmt& stmt);
   Status run_loop(const Stmt& stmt, std::vector<Value> items, size_t depth);
-  Status run_iterations(const Stmt& stmt, Loop& loop, Scope& scope);
+  // True if some iteration ran to its end: else Jinja2 prints the else part, also after a break.
+  Result<bool> run_iterations(const Stmt& stmt, Loop& loop, Scope& scope);
   Result<std::vector<Value>> filter_items(const Stmt& stmt, std::vector<Value> items);
   Result<Value> make_macro(const MacroDefinition& macro);
   Result<Value> call_macro(const MacroDefinition& macro, Scope* defined_in, Arguments& arguments);
