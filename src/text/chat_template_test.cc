@@ -137,7 +137,7 @@ TEST(ChatTemplate, RendersShortTemplatesOfOtherModels) {
 
 TEST(ChatTemplate, RendersTheStorytellerTemplate) {
   Result<ChatTemplate> chat =
-      ChatTemplate::parse(read_file("tests/data/templates/storyteller.jinja"), "storyteller");
+      ChatTemplate::parse(read_file("models/storyteller/chat_template.jinja"), "storyteller");
   ASSERT_TRUE(chat.ok()) << chat.status().message();
   ChatInputs inputs;
   inputs.messages = *Json::parse(R"([{"role": "user", "content": " Tell a story. "}])");
