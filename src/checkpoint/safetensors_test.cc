@@ -1,0 +1,128 @@
+#include "checkpoint/safetensors.h"
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "checkpoint/checkpoint_writer.h"
+
+namespace nibble {
+namespace {
+
+using testing::HasSubstr;
+
+std::string file_bytes(const std::string& header, size_t data_bytes) {
+  const uint64_t size = header.size();
+  std::string bytes(8, '\0');
+  std::memcpy(bytes.data(), &size, 8);
+  return bytes + header + std::string(data_bytes, 'x');
+}
+
+Result<SafetensorsContent> parse(const std::string& bytes) {
+  return parse_safetensors(std::as_bytes(std::span(bytes.data(), bytes.size())), "f.safetensors");
+}
+
+struct Malformed {
+  std::string header;
+  size_t data_bytes;
+  std::string complaint;
+};
+
+TEST(Safetensors, RefusesMalformedHeaders) {
+  const std::string a4 = R"("a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]})";
+  const std::vector<Malformed> cases = {
+      {"", 0, "header"},
+      {"{", 0, "header"},
+      {"[]", 0, "not a JSON object"},
+      {"null", 0, "not a JSON object"},
+      {"{}x", 0, "header"},
+      {"{\"\xff\":1}", 0, "header"},
+      {"\xef\xbb\xbf{}", 0, "header"},
+      {"{\"a\":1}", 0, "not an object"},
+      {R"({"a":[]})", 0, "not an object"},
+      {R"({"__metadata__":1})", 0, "__metadata__"},
+      {R"({"__metadata__":{"k":1}})", 0, "\"k\" is not a string"},
+      {R"({"__metadata__":{"k":null}})", 0, "not a string"},
+      {R"({"a":{"shape":[1],"data_offsets":[0,4]}})", 4, "dtype"},
+      {R"({"a":{"dtype":7,"shape":[1],"data_offsets":[0,4]}})", 4, "dtype"},
+      {R"({"a":{"dtype":"F31","shape":[1],"data_offsets":[0,4]}})", 4, "unknown dtype \"F31\""},
+      {R"({"a":{"dtype":"f32","shape":[1],"data_offsets":[0,4]}})", 4, "unknown dtype"},
+      {R"({"a":{"dtype":"F32","data_offsets":[0,4]}})", 4, "shape"},
+      {R"({"a":{"dtype":"F32","shape":1,"data_offsets":[0,4]}})", 4, "shape"},
+      {R"({"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}})", 4, "non-negative"},
+      {R"({"a":{"dtype":"F32","shape":[1.0],"data_offsets":[0,4]}})", 4, "non-negative"},
+      {R"({"a":{"dtype":"F32","shape":["1"],"data_offsets":[0,4]}})", 4, "non-negative"},
+      {R"({"a":{"dtype":"F32","shape":[18446744073709551615],"data_offsets":[0,4]}})", 4,
+       "non-negative"},
+      {R"({"a":{"dtype":"F32","shape":[1]}})", 4, "data_offsets"},
+      {R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0]}})", 4, "instead of 2"},
+      {R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4,4]}})", 4, "instead of 2"},
+      {R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[4,0]}})", 4, "backwards"},
+      {R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[-4,0]}})", 4, "non-negative"},
+      {R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}})", 4, "needs 8 bytes"},
+      {R"({"a":{"dtype":"F32","shape":[],"data_offsets":[0,8]}})", 8, "needs 4 bytes"},
+      {R"({"a":{"dtype":"F32","shape":[0],"data_offsets":[0,4]}})", 4, "needs 0 bytes"},
+      {R"({"a":{"dtype":"F4","shape":[3],"data_offsets":[0,2]}})", 2, "whole number of bytes"},
+      {R"({"a":{"dtype":"F6_E2M3","shape":[2],"data_offsets":[0,2]}})", 2, "whole number"},
+      {R"({"a":{"dtype":"U8","shape":[4294967296,4294967296],"data_offsets":[0,4]}})", 4,
+       "overflows"},
+      {R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})", 8, "a hole"},
+      {R"({)" + a4 + R"(,"b":{"dtype":"F32","shape":[1],"data_offsets":[8,12]}})", 12, "a hole"},
+      {R"({)" + a4 + R"(,"b":{"dtype":"F32","shape":[1],"data_offsets":[2,6]}})", 8, "overlap"},
+      {R"({)" + a4 + R"(,"b":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", 4, "overlap"},
+      {"{" + a4 + "," + a4 + "}", 4, "header"},
+      {"{" + a4 + "}", 3, "cut off"},
+      {"{" + a4 + "}", 0, "cut off"},
+      {"{" + a4 + "}", 5, "1 bytes follow"},
+      {"{}", 1, "1 bytes follow"},
+      {R"({"a":{"dtype":"F32","dtype":"F32","shape":[1],"data_offsets":[0,4]}})", 4, "header"},
+  };
+  for (const Malformed& malformed : cases) {
+    const auto result = parse(file_bytes(malformed.header, malformed.data_bytes));
+    ASSERT_FALSE(result.ok()) << malformed.header;
+    EXPECT_EQ(result.status().code(), StatusCode::kCorrupt) << malformed.header;
+    EXPECT_THAT(result.status().message(), HasSubstr("f.safetensors")) << malformed.header;
+    EXPECT_THAT(result.status().message(), HasSubstr(malformed.complaint)) << malformed.header;
+  }
+}
+
+TEST(Safetensors, RefusesImpossibleHeaderSizes) {
+  EXPECT_THAT(parse("").status().message(), HasSubstr("only 0 bytes"));
+  EXPECT_THAT(parse("1234567").status().message(), HasSubstr("only 7 bytes"));
+  EXPECT_THAT(parse(std::string("\x03\0\0\0\0\0\0\0{}", 10)).status().message(),
+              HasSubstr("cut off"));
+  EXPECT_THAT(parse(std::string(16, '\xff')).status().message(), HasSubstr("exceeds the limit"));
+  const std::string just_over("\x01\xe1\xf5\x05\0\0\0\0{}", 10);  // 100,000,001
+  EXPECT_THAT(parse(just_over).status().message(), HasSubstr("exceeds the limit"));
+}
+
+TEST(Safetensors, AcceptsScalarsEmptyTensorsAndAnyOrder) {
+  const auto content = parse(file_bytes(
+      R"({"z":{"dtype":"U8","shape":[3],"data_offsets":[4,7]},"s":{"dtype":"F32","shape":[],)"
+      R"("data_offsets":[0,4]},"e":{"dtype":"I64","shape":[0,5],"data_offsets":[4,4]},)"
+      R"("f":{"dtype":"F4","shape":[2],"data_offsets":[7,8]},"__metadata__":{"format":"pt"}}  )",
+      8));
+  ASSERT_TRUE(content.ok()) << content.status().message();
+  ASSERT_EQ(content->tensors.size(), 4U);
+  EXPECT_EQ(content->tensors[0].name, "s");
+  EXPECT_EQ(content->tensors[0].elements(), 1);
+  EXPECT_EQ(content->tensors[1].name, "e");
+  EXPECT_EQ(content->tensors[1].data.size(), 0U);
+  EXPECT_EQ(content->tensors[2].data.size(), 3U);
+  EXPECT_EQ(content->metadata.at("format"), "pt");
+}
+
+TEST(Safetensors, HeaderOfTheFormatNotes) {
+  const std::vector<TensorPlan> plan = {{"a", DType::kF32, {2}, 8}};
+  const std::string expected =
+      std::string("\x58\0\0\0\0\0\0\0", 8) +
+      R"({"__metadata__":{"format":"pt"},"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})" +
+      "   ";
+  EXPECT_EQ(safetensors_header(plan), expected);
+}
+
+}  // namespace
+}  // namespace nibble
