@@ -1,0 +1,250 @@
+#include "server/app.h"
+
+#include <functional>
+
+#include <arpa/inet.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "server/testing/fake_serving.h"
+
+namespace nibble {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+
+/// A client socket that speaks plain HTTP.
+class Client final {
+ public:
+  explicit Client(uint16_t port) : socket_(::socket(AF_INET, SOCK_STREAM, 0)) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(port);
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    const timeval limit{10, 0};
+    ::setsockopt(socket_, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+    connected_ = ::connect(socket_, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0;
+  }
+  ~Client() { ::close(socket_); }
+  Client(const Client&) = delete;
+  Client& operator=(const Client&) = delete;
+
+  void send(const std::string& text) {
+    (void)!::send(socket_, text.data(), text.size(), MSG_NOSIGNAL);
+  }
+  /// Reads until `mark` was seen, the peer closes, or 10 s without data.
+  std::string read_until(const std::string& mark) {
+    std::string text;
+    char buffer[4096];
+    while (mark.empty() || text.find(mark) == std::string::npos) {
+      const ssize_t size = ::recv(socket_, buffer, sizeof(buffer), 0);
+      if (size <= 0) {
+        break;
+      }
+      text.append(buffer, static_cast<size_t>(size));
+    }
+    return text;
+  }
+  [[nodiscard]] bool connected() const { return connected_; }
+
+ private:
+  int socket_;
+  bool connected_ = false;
+};
+
+bool eventually(const std::function<bool()>& condition) {
+  for (int i = 0; i < 2000 && !condition(); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return condition();
+}
+
+class AppTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    context_ = std::make_unique<AppContext>(
+        AppOptions{.model_names = {"fake"}, .api_key = key_, .version = "1"}, engine_, text_);
+    HttpOptions options;
+    options.port = 0;
+    options.body_limit = 5000;
+    options.read_timeout_s = 0.5;
+    auto server = HttpServer::start(
+        options, [this](const auto& exchange) { handle_request(*context_, exchange); },
+        [](int status, const std::string& message) {
+          return error_response({status, message, "", ""});
+        });
+    ASSERT_TRUE(server.ok()) << server.status().message();
+    server_ = std::move(*server);
+  }
+
+  std::string call(const std::string& method,
+                   const std::string& path,
+                   const std::string& body = "",
+                   const std::string& headers = "") {
+    Client client(server_->port());
+    client.send(method + " " + path + " HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" + headers +
+                "Content-Length: " + std::to_string(body.size()) + "\r\n\r\n" + body);
+    return client.read_until("");
+  }
+  std::string chat(const std::string& content, const std::string& members) {
+    return call("POST", "/v1/chat/completions",
+                R"({"messages":[{"role":"user","content":")" + content + "\"}]," + members + "}");
+  }
+
+  std::string key_;
+  FakeEngine engine_;
+  FakeText text_;
+  std::unique_ptr<AppContext> context_;
+  std::unique_ptr<HttpServer> server_;
+};
+
+TEST_F(AppTest, AnswersAChat) {
+  const std::string answer = chat("abc", R"("max_tokens":5,"logprobs":true,"top_logprobs":2)");
+  EXPECT_THAT(answer, HasSubstr("HTTP/1.1 200 OK"));
+  EXPECT_THAT(answer, HasSubstr(R"("content":"abcab")"));
+  EXPECT_THAT(answer, HasSubstr(R"("finish_reason":"length")"));
+  EXPECT_THAT(answer, HasSubstr(R"({"token":"a","logprob":-0.5,"bytes":[97],"top_logprobs":[)"));
+  EXPECT_THAT(answer, HasSubstr(R"("prompt_tokens":3,"completion_tokens":5,"total_tokens":8)"));
+}
+
+TEST_F(AppTest, EndsAtStopStringsAndEndTokens) {
+  EXPECT_THAT(chat("hello world", R"("stop":" w")"), HasSubstr(R"("content":"hello")"));
+  EXPECT_THAT(chat("hi$", R"("n":2)"), HasSubstr(R"("index":1,"message":{"role":"assistant",)"
+                                                 R"("content":"hi")"));
+  EXPECT_TRUE(eventually([&] { return engine_.stats().running == 0; }));
+}
+
+TEST_F(AppTest, StreamsInTheDocumentedOrder) {
+  const std::string answer =
+      chat("xy", R"("max_tokens":2,"stream":true,"stream_options":{"include_usage":true})");
+  EXPECT_THAT(answer, HasSubstr("Content-Type: text/event-stream"));
+  size_t at = 0;
+  for (const char* part :
+       {R"("delta":{"role":"assistant","content":""})", R"("delta":{"content":"x"})",
+        R"("delta":{"content":"y"})", R"("delta":{},"logprobs":null,"finish_reason":"length")",
+        R"("choices":[],"usage":{"prompt_tokens":2,)", "data: [DONE]\n\n", "0\r\n\r\n"}) {
+    at = answer.find(part, at);
+    ASSERT_NE(at, std::string::npos) << part << " in\n" << answer;
+  }
+}
+
+TEST_F(AppTest, AnswersCompletionsOfSeveralPrompts) {
+  const std::string answer =
+      call("POST", "/v1/completions", R"({"prompt":["ab","cd"],"max_tokens":3,"echo":true})");
+  EXPECT_THAT(answer, HasSubstr(R"("index":0,"text":"ababa")"));
+  EXPECT_THAT(answer, HasSubstr(R"("index":1,"text":"cdcdc")"));
+  EXPECT_THAT(call("POST", "/v1/completions", R"({"prompt":[97],"max_tokens":2,"logprobs":1})"),
+              HasSubstr(R"("tokens":["a","a"],"token_logprobs":[-0.5,-0.5],"top_logprobs":)"
+                        R"([{"a":-0.5},{"a":-0.5}],"text_offset":[0,1])"));
+}
+
+TEST_F(AppTest, EveryFailureIsAnErrorObject) {
+  const auto expect = [](const std::string& answer, const char* status, const char* part) {
+    EXPECT_THAT(answer, HasSubstr("HTTP/1.1 " + std::string(status)));
+    EXPECT_THAT(answer, HasSubstr(R"({"error":{"message":)"));
+    EXPECT_THAT(answer, HasSubstr(part));
+  };
+  expect(call("GET", "/nowhere"), "404", R"("type":"not_found_error")");
+  expect(call("GET", "/v1/completions"), "405", "Allow: POST");
+  expect(call("POST", "/v1/chat/completions", "{\"a\""), "400", "not valid JSON");
+  expect(call("POST", "/v1/chat/completions", std::string(6000, 'x')), "413", "5000 bytes");
+  expect(chat("x", R"("model":"other")"), "404", R"("code":"model_not_found")");
+  expect(chat(std::string(1200, 'x'), R"("n":1)"), "400", R"("code":"context_length_exceeded")");
+  expect(chat("x", R"("max_tokens":2000)"), "400", R"("code":"context_length_exceeded")");
+  expect(chat("refuse me", R"("n":1)"), "400", "the template refuses");
+  expect(call("BREW", "/v1/models"), "405", "error");
+  expect(call("GET", "/v1/models/none"), "404", "model_not_found");
+  engine_.refuse(Status(StatusCode::kResourceExhausted, "full"));
+  expect(chat("x", R"("n":1)"), "429", "Retry-After: 1");
+  engine_.refuse(Status(StatusCode::kUnavailable, "going down"));
+  expect(chat("x", R"("n":1)"), "503", R"("type":"unavailable_error")");
+  engine_.refuse(Status(StatusCode::kIo, "broken"));
+  expect(chat("x", R"("stream":true)"), "500", R"("type":"server_error")");
+}
+
+TEST_F(AppTest, HttpItselfFailsWithErrorObjects) {
+  Client garbage(server_->port());
+  garbage.send("hello\r\n\r\n");
+  EXPECT_THAT(garbage.read_until(""), HasSubstr(R"({"error":{)"));
+  Client large(server_->port());
+  large.send("GET / HTTP/1.1\r\nX: " + std::string(40000, 'x') + "\r\n\r\n");
+  EXPECT_THAT(large.read_until(""), HasSubstr("HTTP/1.1 431"));
+  Client slow(server_->port());
+  slow.send("POST / HTTP/1.1\r\nContent-Length: 5\r\n\r\nab");
+  EXPECT_THAT(slow.read_until(""), HasSubstr("HTTP/1.1 408"));
+}
+
+TEST_F(AppTest, KeepsConnectionsAndReturnsTheRequestId) {
+  Client client(server_->port());
+  for (int i = 0; i < 3; ++i) {
+    client.send("GET /health HTTP/1.1\r\nHost: x\r\nX-Request-Id: id-" + std::to_string(i) +
+                "\r\n\r\n");
+    EXPECT_THAT(client.read_until("ok\"}"), HasSubstr("X-Request-Id: id-" + std::to_string(i)));
+  }
+  client.send("GET /health HTTP/1.1\r\n\r\nGET /version HTTP/1.1\r\n\r\n");  // pipelined
+  EXPECT_THAT(client.read_until("version"), HasSubstr("version"));
+}
+
+TEST_F(AppTest, ADroppedClientCancelsItsRequest) {
+  {
+    Client client(server_->port());
+    const std::string body = R"({"prompt":"abc","max_tokens":900,"stream":true})";
+    client.send("POST /v1/completions HTTP/1.1\r\nContent-Length: " + std::to_string(body.size()) +
+                "\r\n\r\n" + body);
+    EXPECT_THAT(client.read_until("data: "), HasSubstr("data: "));
+    EXPECT_EQ(engine_.stats().running, 1);
+  }
+  const auto dropped = std::chrono::steady_clock::now();
+  EXPECT_TRUE(eventually([&] { return engine_.stats().running == 0; }));
+  EXPECT_LT(std::chrono::steady_clock::now() - dropped, std::chrono::milliseconds(300));
+  EXPECT_TRUE(eventually([&] {
+    return call("GET", "/metrics").find("finished_reason=\"abort\"} 1") != std::string::npos;
+  }));
+}
+
+TEST_F(AppTest, DrainFinishesWhatRunsAndTakesNothingNew) {
+  Client client(server_->port());
+  const std::string body = R"({"prompt":"abc","max_tokens":200,"stream":true})";
+  client.send("POST /v1/completions HTTP/1.1\r\nContent-Length: " + std::to_string(body.size()) +
+              "\r\n\r\n" + body);
+  client.read_until("data: ");
+  server_->begin_drain();
+  EXPECT_TRUE(eventually([&] { return !Client(server_->port()).connected(); }));
+  EXPECT_THAT(client.read_until("[DONE]"), HasSubstr("[DONE]"));
+  EXPECT_TRUE(server_->wait_idle(5));
+}
+
+TEST_F(AppTest, APortInUseIsAClearError) {
+  HttpOptions options;
+  options.port = server_->port();
+  const auto second = HttpServer::start(options, nullptr, nullptr);
+  ASSERT_FALSE(second.ok());
+  EXPECT_EQ(second.status().code(), StatusCode::kIo);
+  EXPECT_THAT(second.status().message(), HasSubstr("port " + std::to_string(options.port)));
+}
+
+TEST_F(AppTest, TokenizesBothWays) {
+  EXPECT_THAT(call("POST", "/tokenize", R"({"prompt":"ab"})"), HasSubstr(R"("tokens":[97,98])"));
+  EXPECT_THAT(call("POST", "/detokenize", R"({"tokens":[97,98]})"), HasSubstr(R"("prompt":"ab")"));
+  EXPECT_THAT(call("POST", "/detokenize", R"({"tokens":"x"})"), HasSubstr("\"param\":\"tokens\""));
+}
+
+class KeyTest : public AppTest {
+ protected:
+  KeyTest() { key_ = "secret"; }
+};
+
+TEST_F(KeyTest, AsksForTheKey) {
+  EXPECT_THAT(call("GET", "/v1/models"), HasSubstr("HTTP/1.1 401"));
+  EXPECT_THAT(call("GET", "/v1/models", "", "Authorization: Bearer wrong!\r\n"),
+              HasSubstr(R"("type":"authentication_error")"));
+  EXPECT_THAT(call("GET", "/v1/models", "", "Authorization: Bearer secret\r\n"),
+              HasSubstr(R"("id":"fake")"));
+  EXPECT_THAT(call("GET", "/health"), HasSubstr("200 OK"));
+}
+
+}  // namespace
+}  // namespace nibble
