@@ -17,7 +17,8 @@ struct I32x16 {
 };
 
 struct Simd {
-  static constexpr int kRows = 4;  // rows of activations that share decoded weights
+  // Rows of activations that share decoded weights: one, or compiling takes minutes.
+  static constexpr int kRows = 1;
 
   template <typename Fn>
   static F32x16 f(Fn fn) {

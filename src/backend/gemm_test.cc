@@ -1,0 +1,291 @@
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "backend/backend.h"
+#include "backend/cpu/isa.h"
+#include "base/f16.h"
+
+namespace nibble {
+namespace {
+
+struct Problem {
+  int64_t n;
+  int64_t k;
+};
+
+constexpr Problem kProblems[] = {{1, 8},   {15, 40},   {17, 128}, {48, 344},
+                                 {33, 13}, {100, 256}, {16, 32},  {5, 1024}};
+
+std::vector<float> random_floats(int64_t count, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal(0.0F, 1.0F);
+  std::vector<float> values(static_cast<size_t>(count));
+  for (float& value : values) {
+    value = normal(random);
+  }
+  return values;
+}
+
+/// Every code of the format occurs; bytes past k in a row of nibbles are zero.
+Result<QuantTensor> random_weight(const WeightFormat& format, Problem shape, uint32_t seed) {
+  NIBBLE_ASSIGN_OR_RETURN(QuantTensor weight, QuantTensor::allocate(format, shape.n, shape.k));
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal(0.0F, 1.0F);
+  std::memset(weight.codes.data(), 0, weight.codes.size());
+  for (int64_t n = 0; n < shape.n; ++n) {
+    auto* row = reinterpret_cast<uint8_t*>(weight.codes.data()) + n * weight.row_bytes();
+    for (int64_t k = 0; k < shape.k; ++k) {
+      const float value = normal(random);
+      const auto half = format.code == WeightCode::kF16 ? f32_to_f16(value) : f32_to_bf16(value);
+      switch (format.code) {
+        case WeightCode::kF32:
+          std::memcpy(row + 4 * k, &value, 4);
+          break;
+        case WeightCode::kF16:
+        case WeightCode::kBf16:
+          std::memcpy(row + 2 * k, &half, 2);
+          break;
+        case WeightCode::kInt8:
+          row[k] = static_cast<uint8_t>(random());
+          break;
+        case WeightCode::kFp8E4M3:
+          row[k] = static_cast<uint8_t>(random());
+          row[k] = (row[k] & 0x7f) == 0x7f ? 0x80 : row[k];
+          break;
+        case WeightCode::kInt4:
+          row[k / 2] |= static_cast<uint8_t>((random() & 15U) << (k % 2 * 4));
+          break;
+      }
+    }
+  }
+  for (float& scale : weight.scales.as<float>()) {
+    scale = bf16_to_f32(f32_to_bf16(0.01F * (1.0F + std::fabs(normal(random)))));
+  }
+  return weight;
+}
+
+bool fits(const WeightFormat& format, int64_t k) {
+  return format.scale_per != ScalePer::kGroup || k % format.group_size == 0;
+}
+
+/// The schemes of the table, and formats that foreign checkpoints bring.
+std::vector<QuantScheme> tested_schemes() {
+  std::vector<QuantScheme> schemes(all_schemes().begin(), all_schemes().end());
+  using enum WeightCode;
+  using enum ScalePer;
+  schemes.push_back({"f32", {kF32, kNone, 0, DType::kF32}});
+  schemes.push_back({"f16", {kF16, kNone, 0, DType::kF32}});
+  schemes.push_back({"int8 weights only", {kInt8, kChannel, 0, DType::kF32}});
+  schemes.push_back({"fp8 weights only", {kFp8E4M3, kChannel, 0, DType::kF32}});
+  schemes.push_back({"int4, groups of 8, f32 scales", {kInt4, kGroup, 8, DType::kF32}});
+  schemes.push_back({"int4, groups of 64", {kInt4, kGroup, 64, DType::kBF16}});
+  return schemes;
+}
+
+class Gemm : public testing::Test {
+ protected:
+  void SetUp() override {
+    for (const std::string_view isa : cpu::supported_isas()) {
+      auto backend = make_cpu_backend({.threads = 3, .isa = std::string(isa)});
+      ASSERT_TRUE(backend.ok());
+      backends_.push_back(std::move(backend).value());
+    }
+  }
+
+  /// Product of one backend into poisoned memory with unused columns that must stay poisoned.
+  std::vector<float> product(PreparedGemm& gemm,
+                             Problem shape,
+                             const std::vector<float>& x,
+                             int64_t m) {
+    const int64_t stride = shape.n + 3;
+    std::vector<float> padded(static_cast<size_t>(m * stride),
+                              std::numeric_limits<float>::quiet_NaN());
+    gemm.run({.x = x.data(), .x_stride = shape.k, .m = m, .y = padded.data(), .y_stride = stride});
+    std::vector<float> y;
+    for (int64_t r = 0; r < m; ++r) {
+      const auto row = padded.begin() + r * stride;
+      y.insert(y.end(), row, row + shape.n);
+      for (int64_t i = shape.n; i < stride; ++i) {
+        EXPECT_TRUE(std::isnan(row[i])) << "column past n was written";
+      }
+    }
+    return y;
+  }
+
+  std::vector<std::unique_ptr<Backend>> backends_;
+};
+
+std::vector<float> reference(const QuantScheme& scheme,
+                             const QuantTensor& weight,
+                             const std::vector<float>& x,
+                             int64_t m) {
+  std::vector<float> y(static_cast<size_t>(m * weight.n));
+  reference_gemm(
+      weight, scheme.act,
+      {.x = x.data(), .x_stride = weight.k, .m = m, .y = y.data(), .y_stride = weight.n});
+  return y;
+}
+
+TEST_F(Gemm, EqualsTheReferenceAndAllInstructionSetsAgree) {
+  for (const QuantScheme& scheme : tested_schemes()) {
+    for (const Problem shape : kProblems) {
+      if (!fits(scheme.weight, shape.k)) {
+        continue;
+      }
+      SCOPED_TRACE(testing::Message() << scheme.name << " n=" << shape.n << " k=" << shape.k);
+      auto weight = random_weight(scheme.weight, shape, 7);
+      ASSERT_TRUE(weight.ok());
+      constexpr int64_t kMost = 33;
+      const std::vector<float> x = random_floats(kMost * shape.k, 3);
+      const std::vector<float> expected = reference(scheme, *weight, x, kMost);
+      double largest = 0.0;
+      for (const float value : expected) {
+        largest = std::max(largest, std::fabs(static_cast<double>(value)));
+      }
+      const double tolerance = 4e-7 * std::sqrt(static_cast<double>(shape.k)) * largest + 1e-30;
+      std::vector<float> first;
+      for (auto& backend : backends_) {
+        SCOPED_TRACE(backend->name());
+        auto copy = random_weight(scheme.weight, shape, 7);
+        auto gemm = backend->prepare_gemm(std::move(*copy), scheme.act, kMost);
+        ASSERT_TRUE(gemm.ok()) << gemm.status().message();
+        for (const int64_t m : {33, 17, 3, 1}) {
+          const std::vector<float> y = product(**gemm, shape, x, m);
+          for (size_t i = 0; i < y.size(); ++i) {
+            ASSERT_NEAR(y[i], expected[i], tolerance) << "element " << i << " m=" << m;
+          }
+          if (first.empty()) {
+            first = y;
+          }
+          ASSERT_EQ(std::memcmp(y.data(), first.data(), y.size() * 4), 0) << "m=" << m;
+        }
+      }
+    }
+  }
+}
+
+TEST_F(Gemm, AddsToWhatIsThere) {
+  const QuantScheme scheme = *find_scheme("w4a16_g32");
+  const Problem shape{19, 64};
+  const std::vector<float> x = random_floats(2 * shape.k, 1);
+  for (auto& backend : backends_) {
+    auto gemm =
+        backend->prepare_gemm(random_weight(scheme.weight, shape, 2).value(), scheme.act, 2);
+    ASSERT_TRUE(gemm.ok());
+    const std::vector<float> y = product(**gemm, shape, x, 2);
+    std::vector<float> sum(y.size(), 5.0F);
+    (*gemm)->run({.x = x.data(),
+                  .x_stride = shape.k,
+                  .m = 2,
+                  .y = sum.data(),
+                  .y_stride = shape.n,
+                  .output = GemmOutput::kAdd});
+    for (size_t i = 0; i < y.size(); ++i) {
+      EXPECT_EQ(sum[i], 5.0F + y[i]);
+    }
+  }
+}
+
+TEST_F(Gemm, UnpacksAndUpdatesExactly) {
+  for (const QuantScheme& scheme : tested_schemes()) {
+    const Problem shape{37, scheme.weight.scale_per == ScalePer::kGroup ? 256 : 77};
+    for (auto& backend : backends_) {
+      SCOPED_TRACE(testing::Message() << scheme.name << " " << backend->name());
+      auto gemm =
+          backend->prepare_gemm(random_weight(scheme.weight, shape, 4).value(), scheme.act, 1);
+      ASSERT_TRUE(gemm.ok()) << gemm.status().message();
+      for (const uint32_t seed : {4U, 5U}) {
+        auto expected = random_weight(scheme.weight, shape, seed);
+        if (seed == 5U) {
+          ASSERT_TRUE((*gemm)->update(*expected).ok());
+        }
+        auto unpacked = (*gemm)->unpack();
+        ASSERT_TRUE(unpacked.ok());
+        ASSERT_EQ(unpacked->codes.size(), expected->codes.size());
+        EXPECT_EQ(
+            std::memcmp(unpacked->codes.data(), expected->codes.data(), expected->codes.size()), 0);
+        ASSERT_EQ(unpacked->scales.size(), expected->scales.size());
+        if (expected->scales.size() != 0) {
+          EXPECT_EQ(std::memcmp(unpacked->scales.data(), expected->scales.data(),
+                                expected->scales.size()),
+                    0);
+        }
+      }
+      const auto other = random_weight(scheme.weight, {shape.n + 1, shape.k}, 6);
+      EXPECT_EQ((*gemm)->update(*other).code(), StatusCode::kInvalidArgument);
+    }
+  }
+}
+
+TEST_F(Gemm, RowsThatAreNotFiniteSpoilOnlyThemselves) {
+  for (const QuantScheme& scheme : tested_schemes()) {
+    const Problem shape{20, 128};
+    std::vector<float> x = random_floats(3 * shape.k, 8);
+    for (auto& backend : backends_) {
+      auto gemm =
+          backend->prepare_gemm(random_weight(scheme.weight, shape, 9).value(), scheme.act, 3);
+      ASSERT_TRUE(gemm.ok());
+      const std::vector<float> clean = product(**gemm, shape, x, 3);
+      std::vector<float> spoiled = x;
+      spoiled[static_cast<size_t>(shape.k) + 5] = std::numeric_limits<float>::quiet_NaN();
+      const std::vector<float> y = product(**gemm, shape, spoiled, 3);
+      const auto n = static_cast<size_t>(shape.n);
+      EXPECT_EQ(std::memcmp(y.data(), clean.data(), n * 4), 0);
+      EXPECT_EQ(std::memcmp(&y[2 * n], &clean[2 * n], n * 4), 0);
+      for (size_t i = n; i < 2 * n; ++i) {
+        EXPECT_TRUE(std::isnan(y[i])) << scheme.name;
+      }
+    }
+  }
+}
+
+TEST_F(Gemm, ZeroRowsGiveZero) {
+  for (const QuantScheme& scheme : tested_schemes()) {
+    const Problem shape{20, 128};
+    auto gemm = backends_.back()->prepare_gemm(random_weight(scheme.weight, shape, 9).value(),
+                                               scheme.act, 1);
+    const std::vector<float> x(static_cast<size_t>(shape.k), 0.0F);
+    for (const float value : product(**gemm, shape, x, 1)) {
+      EXPECT_EQ(value, 0.0F) << scheme.name;
+    }
+  }
+}
+
+TEST_F(Gemm, RefusesWhatItCannotMultiply) {
+  using enum WeightCode;
+  const Problem shape{4, 96};
+  const auto code_of = [&](const WeightFormat& format, ActFormat act) {
+    return backends_[0]
+        ->prepare_gemm(random_weight(format, shape, 1).value(), act, 1)
+        .status()
+        .code();
+  };
+  EXPECT_EQ(code_of({kBf16, ScalePer::kNone}, ActFormat::kInt8Token), StatusCode::kUnsupported);
+  EXPECT_EQ(code_of({kInt4, ScalePer::kGroup, 32}, ActFormat::kInt8Token),
+            StatusCode::kUnsupported);
+  EXPECT_EQ(code_of({kInt4, ScalePer::kGroup, 12}, ActFormat::kFloat), StatusCode::kUnsupported);
+  EXPECT_EQ(code_of({kInt8, ScalePer::kChannel}, ActFormat::kFp8Token), StatusCode::kUnsupported);
+  auto weight = random_weight({kFp8E4M3, ScalePer::kChannel}, shape, 1);
+  weight->codes.data()[7] = std::byte{0xff};
+  EXPECT_EQ(backends_[0]->prepare_gemm(std::move(*weight), ActFormat::kFloat, 1).status().code(),
+            StatusCode::kCorrupt);
+}
+
+TEST(CpuBackend, NamesItsKernelsAndRefusesUnknownOnes) {
+  const auto isas = cpu::supported_isas();
+  ASSERT_FALSE(isas.empty());
+  EXPECT_EQ(isas[0], "scalar");
+  const auto automatic = make_cpu_backend({});
+  ASSERT_TRUE(automatic.ok());
+  EXPECT_EQ((*automatic)->name(), "cpu/" + std::string(isas.back()));
+  EXPECT_EQ(make_cpu_backend({.isa = "sse9"}).status().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(make_cpu_backend({.threads = -1}).status().code(), StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace nibble
