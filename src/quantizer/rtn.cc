@@ -35,21 +35,20 @@ float largest_code(WeightCode code) {
 }
 
 /// The code vector that an inverse scale gives, seen by least squares: the best scale for these
-/// codes is dot / square, and it removes dot^2 / square from the error.
+/// codes is sum(x * code) / sum(code^2), and it removes sum(x * code)^2 / sum(code^2) from the
+/// error. Products are of x * inverse, so that no weight is too large or small to be squared.
 struct Fit {
-  float dot = 0;     // sum of x * code
+  float dot = 0;     // sum of x * inverse * code
   float square = 0;  // sum of code^2
-
-  [[nodiscard]] float gain() const { return square > 0 ? dot * dot / square : 0; }
-  [[nodiscard]] float scale() const { return dot / square; }
 };
 
 Fit fit_codes(std::span<const float> x, float inverse, CodeRange range) {
   std::array<float, kLanes> dot{};
   std::array<float, kLanes> square{};
   const auto add = [&](size_t lane, float value) {
-    const float code = round_half_even(std::min(std::max(value * inverse, range.low), range.high));
-    dot[lane] += value * code;
+    const float scaled = value * inverse;
+    const float code = round_half_even(std::min(std::max(scaled, range.low), range.high));
+    dot[lane] += scaled * code;
     square[lane] += code * code;
   };
   size_t i = 0;
@@ -71,46 +70,52 @@ Fit fit_codes(std::span<const float> x, float inverse, CodeRange range) {
 
 class Search final {
  public:
-  Search(std::span<const float> x, CodeRange range) : x_(x), range_(range) {}
+  Search(std::span<const float> x, float absmax, CodeRange range)
+      : x_(x), absmax_(absmax), range_(range) {}
 
-  /// Tries an inverse scale; true when it is the best so far.
-  bool attempt(float inverse) {
+  /// Tries the inverse scale steps / absmax; true when it is the best so far.
+  bool attempt(float steps) {
+    const float inverse = steps / absmax_;
     const Fit fit = fit_codes(x_, inverse, range_);
-    if (fit.gain() <= best_.gain()) {
+    const float gain = fit.square > 0 ? fit.dot * fit.dot / (fit.square * steps * steps) : 0;
+    if (gain <= best_gain_) {
       return false;
     }
-    best_ = fit;
+    best_gain_ = gain;
+    scale_ = fit.dot / fit.square / inverse;
     return true;
   }
-  [[nodiscard]] float scale() const { return best_.scale(); }
+  [[nodiscard]] float scale() const { return scale_; }
 
  private:
   std::span<const float> x_;
+  float absmax_;
   CodeRange range_;
-  Fit best_;
+  float best_gain_ = 0;
+  float scale_ = 0;
 };
 
 // llama.cpp's make_qx_quants moves the inverse scale around -8 / m; here it moves around
 // 7.5 / absmax, which reaches both 8 / |m| and 7 / |m| and keeps the scale positive.
 float lsq_scale(std::span<const float> x, float absmax, CodeRange range, ScaleRule rule) {
-  Search search(x, range);
+  Search search(x, absmax, range);
   const float middle = range.high + 0.5F;
   for (int i = -9; i <= 9; ++i) {
-    const float inverse = (middle + 0.15F * static_cast<float>(i)) / absmax;
-    search.attempt(inverse);
+    const float steps = middle + 0.15F * static_cast<float>(i);
+    search.attempt(steps);
     if (rule == ScaleRule::kLsqSigned) {
-      search.attempt(-inverse);
+      search.attempt(-steps);
     }
   }
   return search.scale();
 }
 
 float mse_scale(std::span<const float> x, float absmax, CodeRange range) {
-  Search search(x, range);
+  Search search(x, absmax, range);
   const float middle = range.high + 0.5F;
   int best = 100;
   const auto attempt = [&](int percent) {
-    return search.attempt(middle / (absmax * static_cast<float>(percent) / 100.0F));
+    return search.attempt(middle * 100.0F / static_cast<float>(percent));
   };
   for (int percent = 100; percent >= 28; percent -= 4) {
     best = attempt(percent) ? percent : best;
