@@ -38,8 +38,9 @@ class JsonObject final {
   /// Appends without looking for an equal key; the caller knows that it is new.
   void append(std::string key, Json value);
 
-  [[nodiscard]] size_t size() const { return members_.size(); }
-  [[nodiscard]] bool empty() const { return members_.empty(); }
+  // Defined below: clang needs Json complete for them.
+  [[nodiscard]] size_t size() const;
+  [[nodiscard]] bool empty() const;
   [[nodiscard]] std::vector<Member>::const_iterator begin() const;
   [[nodiscard]] std::vector<Member>::const_iterator end() const;
 
@@ -114,6 +115,9 @@ class Json final {
   std::variant<std::monostate, bool, int64_t, uint64_t, double, std::string, JsonArray, JsonObject>
       value_;
 };
+
+inline size_t JsonObject::size() const { return members_.size(); }
+inline bool JsonObject::empty() const { return members_.empty(); }
 
 /// Appends `text` as a quoted JSON string; invalid UTF-8 becomes U+FFFD.
 void append_json_string(std::string& out, std::string_view text);
