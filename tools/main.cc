@@ -11,6 +11,7 @@ namespace nibble {
 
 // The subcommands, in the order of --help; cmd_<name>.cc defines them, add_commands() calls them.
 void add_quantize_command(CLI::App& app, CommandContext& context);
+void add_inspect_command(CLI::App& app, CommandContext& context);
 
 namespace {
 
@@ -23,6 +24,7 @@ constexpr const char* kFooter =
 
 void add_commands(CLI::App& app, CommandContext& context) {
   add_quantize_command(app, context);
+  add_inspect_command(app, context);
 }
 
 void add_global_options(CLI::App& app) {

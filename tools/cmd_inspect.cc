@@ -1,0 +1,269 @@
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "checkpoint/checkpoint_reader.h"
+#include "checkpoint/quant_config.h"
+#include "command.h"
+#include "ops/kv.h"
+
+namespace nibble {
+
+void add_inspect_command(CLI::App& app, CommandContext& context);
+
+namespace {
+
+constexpr double kMega = 1e6;
+
+struct Flags {
+  std::string path;
+  std::vector<int64_t> contexts = {2048, 8192, 32768};
+  std::vector<int64_t> concurrencies = {1, 8, 32};
+  bool json = false;
+};
+
+/// What decides the size of the KV cache; zeros when config.json does not say.
+struct CacheFacts {
+  int64_t layers = 0;
+  int64_t kv_heads = 0;
+  int64_t head_dim = 0;
+  int64_t max_context = 0;
+};
+
+struct Summary {
+  std::string architecture = "unknown";
+  std::string scheme;
+  int64_t parameters = 0;
+  int64_t bytes = 0;
+  std::map<std::string, int64_t> bytes_by_kind;
+  CacheFacts cache;
+};
+
+struct KvType {
+  const char* name;
+  KvCode code;
+};
+constexpr std::array<KvType, 4> kKvTypes = {{{"f32", KvCode::kF32},
+                                             {"bf16", KvCode::kBf16},
+                                             {"int8", KvCode::kInt8},
+                                             {"int4", KvCode::kInt4}}};
+
+bool contains(std::string_view text, std::string_view part) {
+  return text.find(part) != std::string_view::npos;
+}
+
+std::string_view kind_of(std::string_view name) {
+  if (contains(name, "embed") || contains(name, "lm_head")) {
+    return "embeddings and head";
+  }
+  if (contains(name, "norm")) {
+    return "norms";
+  }
+  if (contains(name, "experts")) {
+    return "experts";
+  }
+  if (contains(name, "attn") || contains(name, "attention")) {
+    return "attention";
+  }
+  return contains(name, "mlp") ? "mlp" : "other";
+}
+
+bool ends_with(std::string_view text, std::string_view tail) {
+  return text.size() >= tail.size() && text.substr(text.size() - tail.size()) == tail;
+}
+
+// Weights that a tensor stands for: packed words hold eight, scales and shapes none.
+int64_t parameters_of(const CheckpointReader& reader, const TensorInfo& tensor) {
+  if (ends_with(tensor.name, "weight_scale") || ends_with(tensor.name, "weight_shape")) {
+    return 0;
+  }
+  constexpr std::string_view kPacked = "_packed";
+  if (!ends_with(tensor.name, kPacked)) {
+    return tensor.elements();
+  }
+  const std::string base = tensor.name.substr(0, tensor.name.size() - kPacked.size());
+  const TensorInfo* shape = reader.find(base + "_shape");
+  if (shape == nullptr || shape->dtype != DType::kI64 || shape->elements() != 2) {
+    return tensor.elements() * 8;
+  }
+  std::array<int64_t, 2> dims{};
+  std::memcpy(dims.data(), shape->data.data(), sizeof(dims));
+  return dims[0] * dims[1];
+}
+
+std::string describe_scheme(const CheckpointReader& reader, const QuantConfig& config) {
+  std::string text;
+  for (const QuantGroup& group : config.groups) {
+    const std::string_view name = scheme_name(group.weight, group.act);
+    text += text.empty() ? "" : ", ";
+    text += name.empty() ? "(a combination without a name)" : name;
+  }
+  if (!text.empty()) {
+    return text;
+  }
+  std::map<DType, int64_t> bytes;
+  for (const TensorInfo* tensor : reader.tensors()) {
+    bytes[tensor->dtype] += static_cast<int64_t>(tensor->data.size());
+  }
+  const auto largest = std::max_element(
+      bytes.begin(), bytes.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
+  std::string dtype(largest == bytes.end() ? "none" : dtype_name(largest->first));
+  std::transform(dtype.begin(), dtype.end(), dtype.begin(),
+                 [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; });
+  return dtype;
+}
+
+Status read_config(const std::string& path, Summary& summary) {
+  if (!file_exists(path + "/config.json")) {
+    return {};
+  }
+  NIBBLE_ASSIGN_OR_RETURN(const std::string text, read_file(path + "/config.json"));
+  const auto parsed = Json::parse(text);
+  if (!parsed.ok()) {
+    return parsed.status().with_context("config.json");
+  }
+  if (const Json* names = parsed->find("architectures"); names != nullptr && names->is_array() &&
+                                                         !names->as_array().empty() &&
+                                                         names->as_array()[0].is_string()) {
+    summary.architecture = names->as_array()[0].as_string();
+  }
+  const Json* nested = parsed->find("text_config");
+  const JsonReader reader(nested != nullptr ? *nested : *parsed, "config.json");
+  CacheFacts& cache = summary.cache;
+  NIBBLE_ASSIGN_OR_RETURN(cache.layers, reader.optional_int("num_hidden_layers", 0));
+  NIBBLE_ASSIGN_OR_RETURN(const int64_t heads, reader.optional_int("num_attention_heads", 0));
+  NIBBLE_ASSIGN_OR_RETURN(cache.kv_heads, reader.optional_int("num_key_value_heads", heads));
+  NIBBLE_ASSIGN_OR_RETURN(const int64_t hidden, reader.optional_int("hidden_size", 0));
+  NIBBLE_ASSIGN_OR_RETURN(cache.head_dim,
+                          reader.optional_int("head_dim", heads > 0 ? hidden / heads : 0));
+  NIBBLE_ASSIGN_OR_RETURN(cache.max_context, reader.optional_int("max_position_embeddings", 0));
+  return {};
+}
+
+Result<Summary> summarize(const std::string& path) {
+  NIBBLE_ASSIGN_OR_RETURN(const CheckpointReader reader, CheckpointReader::open(path));
+  NIBBLE_ASSIGN_OR_RETURN(const QuantConfig config, load_quant_config(path));
+  Summary summary;
+  NIBBLE_RETURN_IF_ERROR(read_config(path, summary));
+  summary.scheme = describe_scheme(reader, config);
+  summary.bytes = reader.total_bytes();
+  for (const TensorInfo* tensor : reader.tensors()) {
+    summary.parameters += parameters_of(reader, *tensor);
+    summary.bytes_by_kind[std::string(kind_of(tensor->name))] +=
+        static_cast<int64_t>(tensor->data.size());
+  }
+  return summary;
+}
+
+int64_t kv_token_bytes(const CacheFacts& cache, KvCode code) {
+  return 2 * cache.layers * cache.kv_heads *
+         (kv_row_bytes(code, cache.head_dim) + 4 * kv_row_params(code));
+}
+
+// Contexts of the table: those asked for, none beyond the model's own.
+std::vector<int64_t> contexts_of(const Flags& flags, const Summary& summary) {
+  std::vector<int64_t> contexts;
+  for (const int64_t context : flags.contexts) {
+    const int64_t most = summary.cache.max_context;
+    const int64_t fitting = most > 0 ? std::min(context, most) : context;
+    if (contexts.empty() || contexts.back() != fitting) {
+      contexts.push_back(fitting);
+    }
+  }
+  return contexts;
+}
+
+void print_json(const Summary& summary, const Flags& flags) {
+  JsonObject kinds;
+  for (const auto& [kind, bytes] : summary.bytes_by_kind) {
+    kinds.set(kind, bytes);
+  }
+  JsonArray memory;
+  for (const KvType& type : kKvTypes) {
+    const int64_t token = kv_token_bytes(summary.cache, type.code);
+    for (const int64_t context : contexts_of(flags, summary)) {
+      for (const int64_t concurrency : flags.concurrencies) {
+        memory.push_back(
+            Json::object({{"kv", type.name},
+                          {"context", context},
+                          {"concurrency", concurrency},
+                          {"kv_bytes", token * context * concurrency},
+                          {"total_bytes", summary.bytes + token * context * concurrency}}));
+      }
+    }
+  }
+  fmt::print("{}\n", Json::object({{"architecture", summary.architecture},
+                                   {"scheme", summary.scheme},
+                                   {"parameters", summary.parameters},
+                                   {"bytes", summary.bytes},
+                                   {"bytes_by_kind", std::move(kinds)},
+                                   {"memory", std::move(memory)}})
+                         .dump());
+}
+
+void print_table(const Summary& summary, const Flags& flags) {
+  fmt::print("architecture  {}\nscheme        {}\nparameters    {:.3f} million\n",
+             summary.architecture, summary.scheme, static_cast<double>(summary.parameters) / kMega);
+  const double bits = 8.0 * static_cast<double>(summary.bytes) /
+                      static_cast<double>(std::max<int64_t>(summary.parameters, 1));
+  fmt::print("weights       {:.1f} MB, {:.2f} bits per parameter\n",
+             static_cast<double>(summary.bytes) / kMega, bits);
+  for (const auto& [kind, bytes] : summary.bytes_by_kind) {
+    fmt::print("  {:<22}{:>10.1f} MB\n", kind, static_cast<double>(bytes) / kMega);
+  }
+  if (kv_token_bytes(summary.cache, KvCode::kF32) == 0) {
+    return;
+  }
+  fmt::print("memory for weights and KV cache, MB\n  {:>8}{:>12}", "context", "concurrency");
+  for (const KvType& type : kKvTypes) {
+    fmt::print("{:>12}", type.name);
+  }
+  fmt::print("\n");
+  for (const int64_t context : contexts_of(flags, summary)) {
+    for (const int64_t concurrency : flags.concurrencies) {
+      fmt::print("  {:>8}{:>12}", context, concurrency);
+      for (const KvType& type : kKvTypes) {
+        const int64_t kv = kv_token_bytes(summary.cache, type.code) * context * concurrency;
+        fmt::print("{:>12.1f}", static_cast<double>(summary.bytes + kv) / kMega);
+      }
+      fmt::print("\n");
+    }
+  }
+}
+
+Status run(const Flags& flags) {
+  NIBBLE_ASSIGN_OR_RETURN(const Summary summary, summarize(flags.path));
+  if (flags.json) {
+    print_json(summary, flags);
+  } else {
+    print_table(summary, flags);
+  }
+  return {};
+}
+
+}  // namespace
+
+void add_inspect_command(CLI::App& app, CommandContext& context) {
+  const auto flags = std::make_shared<Flags>();
+  CLI::App* command =
+      app.add_subcommand("inspect", "Describe a checkpoint and the memory it needs");
+  command->add_option("PATH", flags->path, "Model folder or .safetensors file")->required();
+  command->add_option("--context", flags->contexts, "Tokens per sequence, comma-separated")
+      ->delimiter(',')
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command->add_option("--concurrency", flags->concurrencies, "Sequences at once, comma-separated")
+      ->delimiter(',')
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command->add_flag("--json", flags->json, "Print one JSON object");
+  command->callback([flags, &context] { context.action = [flags] { return run(*flags); }; });
+}
+
+}  // namespace nibble
