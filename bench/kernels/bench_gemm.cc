@@ -1,7 +1,8 @@
 // Time of every scheme's product at shapes of real models, beside the read bandwidth of the same
-// threads measured in the same run: bench_gemm [isa] [threads].
+// threads measured in the same run: bench_gemm [isa] [threads] [scheme].
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <numeric>
@@ -24,7 +25,7 @@ constexpr Shape kShapes[] = {{4096, 4096}, {14336, 4096}, {4096, 14336}};  // Ll
 constexpr int64_t kRowCounts[] = {1, 4, 16, 128};
 constexpr int kRepeats = 7;
 constexpr int64_t kReadBytes = int64_t{512} << 20;   // beyond the caches
-constexpr int64_t kWorkingSet = int64_t{512} << 20;  // copies of a matrix, so that none is cached
+constexpr int64_t kWorkingSet = int64_t{400} << 20;  // copies of a matrix, so that none is cached
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -106,6 +107,7 @@ Status bench_shape(Backend& backend, const QuantScheme& scheme, Shape shape, dou
 }
 
 int run(int argc, char** argv) {
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);
   CpuBackendOptions options;
   options.isa = argc > 1 ? argv[1] : "auto";
   options.threads = argc > 2 ? std::atoi(argv[2]) : 0;
@@ -122,6 +124,9 @@ int run(int argc, char** argv) {
   fmt::print("{}, {} threads, reads {:.1f} GB/s (100 %)\n", (*backend)->name(),
              (*backend)->threads(), read_gbs);
   for (const QuantScheme& scheme : all_schemes()) {
+    if (argc > 3 && scheme.name != argv[3]) {
+      continue;
+    }
     for (const Shape shape : kShapes) {
       const Status status = bench_shape(**backend, scheme, shape, read_gbs);
       if (!status.ok()) {
