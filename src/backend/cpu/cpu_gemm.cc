@@ -34,17 +34,17 @@ std::string_view product_name(WeightCode code, ActFormat act) {
   const bool quantized = act != ActFormat::kFloat;
   switch (code) {
     case WeightCode::kF32:
-      return "f32";
+      return "gemm_f32";
     case WeightCode::kF16:
-      return "f16";
+      return "gemm_f16";
     case WeightCode::kBf16:
-      return "bf16";
+      return "gemm_bf16";
     case WeightCode::kInt8:
-      return quantized ? "w8a8_int8" : "w8a16_int8";
+      return quantized ? "gemm_w8a8_int8" : "gemm_w8a16_int8";
     case WeightCode::kFp8E4M3:
-      return quantized ? "w8a8_fp8" : "w8a16_fp8";
+      return quantized ? "gemm_w8a8_fp8" : "gemm_w8a16_fp8";
     case WeightCode::kInt4:
-      return quantized ? "w4a8" : "w4a16";
+      return quantized ? "gemm_w4a8" : "gemm_w4a16";
   }
   return {};
 }
@@ -56,8 +56,8 @@ CpuGemm::CpuGemm(PackedMatrix matrix, const KernelTable& kernels, ThreadPool& po
       kernels_(kernels),
       pool_(pool),
       kernel_(kernel_for(kernels, matrix_.format().code, matrix_.act())),
-      name_(fmt::format(
-          "gemm_{}_{}", product_name(matrix_.format().code, matrix_.act()), kernels.name)) {}
+      name_(
+          fmt::format("{}_{}", product_name(matrix_.format().code, matrix_.act()), kernels.name)) {}
 
 Result<std::unique_ptr<PreparedGemm>> CpuGemm::create(QuantTensor weight,
                                                       ActFormat act,
