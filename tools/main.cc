@@ -12,6 +12,9 @@ namespace nibble {
 // The subcommands, in the order of --help; cmd_<name>.cc defines them, add_commands() calls them.
 void add_quantize_command(CLI::App& app, CommandContext& context);
 void add_inspect_command(CLI::App& app, CommandContext& context);
+#ifdef NIBBLE_WITH_SERVE
+void add_serve_command(CLI::App& app, CommandContext& context);
+#endif
 
 namespace {
 
@@ -25,6 +28,9 @@ constexpr const char* kFooter =
 void add_commands(CLI::App& app, CommandContext& context) {
   add_quantize_command(app, context);
   add_inspect_command(app, context);
+#ifdef NIBBLE_WITH_SERVE
+  add_serve_command(app, context);
+#endif
 }
 
 void add_global_options(CLI::App& app) {
