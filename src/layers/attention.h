@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "layers/forward_context.h"
+#include "layers/linear.h"
+#include "layers/norm.h"
+
+namespace nibble {
+
+/// Rotation frequencies of one model, shared by its layers.
+struct RopeTable {
+  std::vector<float> inv_freq;  // [head_dim / 2], radians per position
+  float attention_factor = 1.0F;
+};
+
+struct AttentionShape {
+  int64_t heads = 0;
+  int64_t kv_heads = 0;
+  int64_t head_dim = 0;
+  int64_t sliding_window = 0;  // 0: full attention
+};
+
+/// hidden += output(attention(rope(qkv(x)))), with keys and values in the paged cache.
+class Attention final {
+ public:
+  struct Parts {
+    Linear qkv;                     // [(heads + 2 kv_heads) * head_dim, hidden]
+    Linear output;                  // [hidden, heads * head_dim]
+    std::optional<RmsNorm> q_norm;  // over head_dim, before the rotation; both or neither
+    std::optional<RmsNorm> k_norm;
+  };
+
+  Attention(Parts parts, const AttentionShape& shape, std::shared_ptr<const RopeTable> rope);
+
+  [[nodiscard]] int64_t weight_bytes() const {
+    return parts_.qkv.weight_bytes() + parts_.output.weight_bytes();
+  }
+
+  /// x, hidden [rows, hidden]. Appends the rows' keys and values to context.kv.
+  void forward(const float* x, float* hidden, const ForwardContext& context);
+
+ private:
+  void normalize_heads(const ForwardContext& context) const;
+
+  Parts parts_;
+  AttentionShape shape_;
+  std::shared_ptr<const RopeTable> rope_;
+};
+
+}  // namespace nibble

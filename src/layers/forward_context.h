@@ -1,0 +1,24 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "backend/backend.h"
+#include "ops/kv.h"
+
+namespace nibble {
+
+/// What a layer needs to run one step. The scratch memory belongs to the model and holds the
+/// largest step; layers may overwrite it.
+struct ForwardContext {
+  Backend& backend;
+  int64_t rows = 0;  // tokens of the step
+  std::span<const SequenceSpan> sequences;
+  KvView kv;                   // pages of the layer that runs
+  float* qkv = nullptr;        // [rows, (heads + 2 kv_heads) * head_dim]
+  float* attended = nullptr;   // [rows, heads * head_dim]
+  float* gate_up = nullptr;    // [rows, 2 * intermediate]
+  float* activated = nullptr;  // [rows, intermediate]
+};
+
+}  // namespace nibble

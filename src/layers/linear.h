@@ -1,0 +1,50 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "backend/backend.h"
+#include "checkpoint/linear_reader.h"
+
+namespace nibble {
+
+/// y (+)= x · wᵀ + bias, where w may be several matrices stacked by rows (q, k and v; gate and up):
+/// one product when their formats agree, else one per format.
+class Linear final {
+ public:
+  /// Packs the parts, which are consumed. All have the same k; n is the sum of theirs.
+  ///   bias      [n], or empty for none
+  ///   max_rows  largest m of run()
+  /// Errors: those of Backend::prepare_gemm, kResourceExhausted.
+  static Result<Linear> prepare(std::vector<LinearWeights> parts,
+                                std::vector<float> bias,
+                                Backend& backend,
+                                int64_t max_rows);
+
+  [[nodiscard]] int64_t n() const { return n_; }
+  [[nodiscard]] int64_t k() const { return k_; }
+  /// Bytes that one row of activations reads.
+  [[nodiscard]] int64_t weight_bytes() const;
+
+  /// x [rows, k], y [rows, n], both dense. Allocates nothing.
+  void forward(const float* x, int64_t rows, float* y, GemmOutput output, Backend& backend);
+
+ private:
+  struct Part {
+    std::unique_ptr<PreparedGemm> gemm;
+    int64_t first_column = 0;  // in y
+  };
+
+  Linear() = default;
+
+  int64_t n_ = 0;
+  int64_t k_ = 0;
+  std::vector<Part> parts_;
+  std::vector<float> bias_;
+};
+
+/// The rows of several matrices of one format and k below each other. Only one part: that part.
+Result<QuantTensor> stack_rows(std::vector<QuantTensor> parts);
+
+}  // namespace nibble

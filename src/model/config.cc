@@ -1,0 +1,155 @@
+#include "model/config.h"
+
+#include "base/file.h"
+#include "base/json.h"
+#include "model/architecture.h"
+
+namespace nibble {
+
+namespace {
+
+constexpr int64_t kMaxDimension = int64_t{1} << 31;  // far above any model; keeps products in int64
+
+Result<int64_t> read_dimension(const JsonReader& reader, std::string_view key) {
+  NIBBLE_ASSIGN_OR_RETURN(const int64_t value, reader.required_int(key));
+  if (value < 1 || value >= kMaxDimension) {
+    return make_error(StatusCode::kCorrupt, "{}: field {}: {} is out of range", reader.where(), key,
+                      value);
+  }
+  return value;
+}
+
+Result<std::string> read_architecture_name(const Json& json, const JsonReader& reader) {
+  const Json* names = json.find("architectures");
+  if (names == nullptr || !names->is_array() || names->as_array().size() != 1 ||
+      !names->as_array().front().is_string()) {
+    return make_error(StatusCode::kUnsupported,
+                      "{}: field architectures: expected a list with one name, as in "
+                      "[\"LlamaForCausalLM\"]",
+                      reader.where());
+  }
+  return names->as_array().front().as_string();
+}
+
+Status read_shape(const Json& json, const JsonReader& reader, ModelConfig& config) {
+  NIBBLE_ASSIGN_OR_RETURN(config.vocab_size, read_dimension(reader, "vocab_size"));
+  NIBBLE_ASSIGN_OR_RETURN(config.hidden_size, read_dimension(reader, "hidden_size"));
+  NIBBLE_ASSIGN_OR_RETURN(config.intermediate_size, read_dimension(reader, "intermediate_size"));
+  NIBBLE_ASSIGN_OR_RETURN(config.num_layers, read_dimension(reader, "num_hidden_layers"));
+  NIBBLE_ASSIGN_OR_RETURN(config.num_heads, read_dimension(reader, "num_attention_heads"));
+  NIBBLE_ASSIGN_OR_RETURN(config.max_position, read_dimension(reader, "max_position_embeddings"));
+  // Llama 1 has no num_key_value_heads; other families' default differs, so they must say.
+  const Json* kv_heads = json.find("num_key_value_heads");
+  const bool kv_default = config.architecture == kLlamaArchitecture.name &&
+                          (kv_heads == nullptr || kv_heads->is_null());
+  config.num_kv_heads = config.num_heads;
+  if (!kv_default) {
+    NIBBLE_ASSIGN_OR_RETURN(config.num_kv_heads, read_dimension(reader, "num_key_value_heads"));
+  }
+  // Qwen3's default is 128, the others divide.
+  const int64_t derived_head_dim =
+      config.architecture == kQwen3Architecture.name ? 128 : config.hidden_size / config.num_heads;
+  NIBBLE_ASSIGN_OR_RETURN(config.head_dim, reader.optional_int("head_dim", derived_head_dim));
+  if (config.num_heads % config.num_kv_heads != 0) {
+    return make_error(StatusCode::kCorrupt,
+                      "{}: field num_key_value_heads: {} does not divide num_attention_heads {}",
+                      reader.where(), config.num_kv_heads, config.num_heads);
+  }
+  if (config.head_dim < 2 || config.head_dim % 2 != 0 || config.head_dim >= kMaxDimension) {
+    return make_error(StatusCode::kCorrupt, "{}: field head_dim: {} must be even and positive",
+                      reader.where(), config.head_dim);
+  }
+  return {};
+}
+
+Status read_shared_fields(const Json& json, const JsonReader& reader, ModelConfig& config) {
+  NIBBLE_RETURN_IF_ERROR(read_shape(json, reader, config));
+  NIBBLE_ASSIGN_OR_RETURN(const std::string activation,
+                          reader.optional_string("hidden_act", "silu"));
+  if (activation != "silu") {
+    return make_error(StatusCode::kUnsupported,
+                      "{}: field hidden_act: \"{}\" is not supported, only \"silu\"",
+                      reader.where(), activation);
+  }
+  NIBBLE_ASSIGN_OR_RETURN(config.rms_norm_eps, reader.optional_double("rms_norm_eps", 1e-6));
+  if (!(config.rms_norm_eps > 0) || config.rms_norm_eps > 1) {
+    return make_error(StatusCode::kCorrupt, "{}: field rms_norm_eps: {} is out of range",
+                      reader.where(), config.rms_norm_eps);
+  }
+  NIBBLE_ASSIGN_OR_RETURN(config.tie_word_embeddings,
+                          reader.optional_bool("tie_word_embeddings", false));
+  NIBBLE_ASSIGN_OR_RETURN(config.rope, read_rope_config(json, reader, config.max_position));
+  config.sliding_windows.assign(static_cast<size_t>(config.num_layers), 0);
+  return {};
+}
+
+/// eos_token_id is a number, a list of numbers, or absent.
+Status read_token_ids(const Json& json, const JsonReader& reader, ModelConfig& config) {
+  NIBBLE_ASSIGN_OR_RETURN(config.bos_token_id,
+                          reader.optional_int("bos_token_id", config.bos_token_id));
+  const Json* eos = json.find("eos_token_id");
+  if (eos == nullptr || eos->is_null()) {
+    return {};
+  }
+  const JsonArray ids = eos->is_array() ? eos->as_array() : JsonArray{*eos};
+  config.eos_token_ids.clear();
+  for (const Json& id : ids) {
+    if (!id.is_int() || id.as_int() < 0 || id.as_int() >= config.vocab_size) {
+      return make_error(StatusCode::kCorrupt,
+                        "{}: field eos_token_id: expected a token id below vocab_size {}, got {}",
+                        reader.where(), config.vocab_size, id.dump());
+    }
+    config.eos_token_ids.push_back(id.as_int());
+  }
+  return {};
+}
+
+Result<Json> read_json(const std::string& path) {
+  NIBBLE_ASSIGN_OR_RETURN(const std::string text, read_file(path));
+  auto json = Json::parse(text);
+  if (!json.ok()) {
+    return json.status().with_context(path);
+  }
+  if (!json.value().is_object()) {
+    return make_error(StatusCode::kCorrupt, "{}: expected a JSON object", path);
+  }
+  return json;
+}
+
+Status read_generation_config(const std::string& path, ModelConfig& config) {
+  if (!file_exists(path)) {
+    return {};
+  }
+  NIBBLE_ASSIGN_OR_RETURN(const Json json, read_json(path));
+  const JsonReader reader(json, path);
+  NIBBLE_RETURN_IF_ERROR(read_token_ids(json, reader, config));
+  NIBBLE_ASSIGN_OR_RETURN(const bool sample, reader.optional_bool("do_sample", true));
+  NIBBLE_ASSIGN_OR_RETURN(config.default_repetition_penalty,
+                          reader.optional_double("repetition_penalty", -1));
+  if (!sample) {  // the sampling fields have no effect then
+    return {};
+  }
+  NIBBLE_ASSIGN_OR_RETURN(config.default_temperature, reader.optional_double("temperature", -1));
+  NIBBLE_ASSIGN_OR_RETURN(config.default_top_p, reader.optional_double("top_p", -1));
+  NIBBLE_ASSIGN_OR_RETURN(config.default_top_k, reader.optional_int("top_k", -1));
+  return {};
+}
+
+}  // namespace
+
+Result<ModelConfig> load_model_config(const std::string& model_dir) {
+  const std::string path = model_dir + "/config.json";
+  NIBBLE_ASSIGN_OR_RETURN(const Json json, read_json(path));
+  const JsonReader reader(json, path);
+  ModelConfig config;
+  NIBBLE_ASSIGN_OR_RETURN(config.architecture, read_architecture_name(json, reader));
+  NIBBLE_ASSIGN_OR_RETURN(const Architecture* architecture,
+                          find_architecture(config.architecture, path));
+  NIBBLE_RETURN_IF_ERROR(read_shared_fields(json, reader, config));
+  NIBBLE_RETURN_IF_ERROR(architecture->read_fields(json, reader, config));
+  NIBBLE_RETURN_IF_ERROR(read_token_ids(json, reader, config));
+  NIBBLE_RETURN_IF_ERROR(read_generation_config(model_dir + "/generation_config.json", config));
+  return config;
+}
+
+}  // namespace nibble

@@ -1,0 +1,187 @@
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/log.h"
+#include "model/decoder.h"
+#include "model/rope_frequencies.h"
+#include "model/weight_loader.h"
+#include "model/weight_map.h"
+
+namespace nibble {
+
+namespace {
+
+/// Builds the layers of one model, one after the other, and notes which formats occur.
+class DecoderLoader final {
+ public:
+  DecoderLoader(const ModelConfig& config,
+                WeightLoader& weights,
+                Backend& backend,
+                const ModelOptions& options)
+      : config_(config), weights_(weights), backend_(backend), options_(options) {
+    rope_ = std::make_shared<RopeTable>(compute_rope_table(config.rope, config.head_dim));
+  }
+
+  Result<DecoderParts> load() {
+    NIBBLE_ASSIGN_OR_RETURN(QuantTensor table, weights_.table(kEmbeddingModule, config_.vocab_size,
+                                                              config_.hidden_size));
+    std::vector<DecoderLayer> layers;
+    for (int64_t index = 0; index < config_.num_layers; ++index) {
+      NIBBLE_ASSIGN_OR_RETURN(DecoderLayer layer, load_layer(index));
+      layers.push_back(std::move(layer));
+    }
+    NIBBLE_ASSIGN_OR_RETURN(RmsNorm norm, load_norm(kFinalNormModule, config_.hidden_size));
+    NIBBLE_ASSIGN_OR_RETURN(Linear head, load_head());
+    return DecoderParts{.config = config_,
+                        .scheme = scheme_,
+                        .embedding = Embedding(std::move(table)),
+                        .layers = std::move(layers),
+                        .final_norm = std::move(norm),
+                        .head = std::move(head)};
+  }
+
+ private:
+  enum class Bias { kNone, kStored };
+  struct Projection {
+    const char* name;
+    int64_t n;
+  };
+
+  Result<RmsNorm> load_norm(const std::string& module, int64_t size) {
+    NIBBLE_ASSIGN_OR_RETURN(std::vector<float> weight, weights_.vector(module + ".weight", size));
+    return RmsNorm(std::move(weight), config_.rms_norm_eps);
+  }
+
+  /// Projections of the same input [rows, k], stacked.
+  Result<Linear> load_stacked(int64_t layer,
+                              const std::vector<Projection>& projections,
+                              int64_t k,
+                              Bias bias_mode) {
+    std::vector<LinearWeights> parts;
+    std::vector<float> bias;
+    for (const Projection& projection : projections) {
+      const std::string module = layer_module(layer, projection.name);
+      NIBBLE_ASSIGN_OR_RETURN(LinearWeights part, weights_.linear(module, projection.n, k));
+      note_scheme(part);
+      parts.push_back(std::move(part));
+      if (bias_mode == Bias::kStored) {
+        NIBBLE_RETURN_IF_ERROR(weights_.append_bias(module, projection.n, bias));
+      }
+    }
+    auto linear =
+        Linear::prepare(std::move(parts), std::move(bias), backend_, options_.max_batch_tokens);
+    return linear.ok() ? std::move(linear)
+                       : linear.status().with_context(layer_module(layer, projections[0].name));
+  }
+
+  Result<DecoderLayer> load_layer(int64_t layer) {
+    NIBBLE_ASSIGN_OR_RETURN(RmsNorm attention_norm,
+                            load_norm(layer_module(layer, "input_layernorm"), config_.hidden_size));
+    NIBBLE_ASSIGN_OR_RETURN(Attention attention, load_attention(layer));
+    NIBBLE_ASSIGN_OR_RETURN(
+        RmsNorm mlp_norm,
+        load_norm(layer_module(layer, "post_attention_layernorm"), config_.hidden_size));
+    NIBBLE_ASSIGN_OR_RETURN(GatedMlp mlp, load_mlp(layer));
+    return DecoderLayer{.attention_norm = std::move(attention_norm),
+                        .attention = std::move(attention),
+                        .mlp_norm = std::move(mlp_norm),
+                        .mlp = std::move(mlp)};
+  }
+
+  Result<Attention> load_attention(int64_t layer) {
+    const int64_t q_width = config_.num_heads * config_.head_dim;
+    const int64_t kv_width = config_.num_kv_heads * config_.head_dim;
+    NIBBLE_ASSIGN_OR_RETURN(
+        Linear qkv,
+        load_stacked(layer,
+                     {{"self_attn.q_proj", q_width},
+                      {"self_attn.k_proj", kv_width},
+                      {"self_attn.v_proj", kv_width}},
+                     config_.hidden_size, config_.qkv_bias ? Bias::kStored : Bias::kNone));
+    NIBBLE_ASSIGN_OR_RETURN(
+        Linear output, load_stacked(layer, {{"self_attn.o_proj", config_.hidden_size}}, q_width,
+                                    config_.output_bias ? Bias::kStored : Bias::kNone));
+    std::optional<RmsNorm> q_norm;
+    std::optional<RmsNorm> k_norm;
+    if (config_.qk_norm) {
+      NIBBLE_ASSIGN_OR_RETURN(q_norm,
+                              load_norm(layer_module(layer, "self_attn.q_norm"), config_.head_dim));
+      NIBBLE_ASSIGN_OR_RETURN(k_norm,
+                              load_norm(layer_module(layer, "self_attn.k_norm"), config_.head_dim));
+    }
+    const AttentionShape shape{
+        .heads = config_.num_heads,
+        .kv_heads = config_.num_kv_heads,
+        .head_dim = config_.head_dim,
+        .sliding_window = config_.sliding_windows[static_cast<size_t>(layer)]};
+    return Attention(Attention::Parts{.qkv = std::move(qkv),
+                                      .output = std::move(output),
+                                      .q_norm = std::move(q_norm),
+                                      .k_norm = std::move(k_norm)},
+                     shape, rope_);
+  }
+
+  Result<GatedMlp> load_mlp(int64_t layer) {
+    const Bias bias = config_.mlp_bias ? Bias::kStored : Bias::kNone;
+    const int64_t width = config_.intermediate_size;
+    NIBBLE_ASSIGN_OR_RETURN(Linear gate_up,
+                            load_stacked(layer, {{"mlp.gate_proj", width}, {"mlp.up_proj", width}},
+                                         config_.hidden_size, bias));
+    NIBBLE_ASSIGN_OR_RETURN(
+        Linear down, load_stacked(layer, {{"mlp.down_proj", config_.hidden_size}}, width, bias));
+    return GatedMlp(std::move(gate_up), std::move(down));
+  }
+
+  Result<Linear> load_head() {
+    const char* module = config_.tie_word_embeddings ? kEmbeddingModule : kHeadModule;
+    weights_.ignore(kHeadModule);  // a tied file may hold a copy
+    std::vector<LinearWeights> parts(1);
+    NIBBLE_ASSIGN_OR_RETURN(parts[0],
+                            weights_.linear(module, config_.vocab_size, config_.hidden_size));
+    return Linear::prepare(std::move(parts), {}, backend_, options_.max_logit_rows);
+  }
+
+  /// The scheme of the model is that of its layers; "mixed" when they differ.
+  void note_scheme(const LinearWeights& part) {
+    static constexpr std::string_view kUnlisted = "unlisted";  // F32 and F16 have no scheme row
+    const std::string_view listed = scheme_name(part.weight.format, part.act);
+    const std::string_view name = listed.empty() ? kUnlisted : listed;
+    if (scheme_.empty()) {
+      scheme_ = name;
+    } else if (scheme_ != name) {
+      scheme_ = "mixed";
+    }
+  }
+
+  const ModelConfig& config_;
+  WeightLoader& weights_;
+  Backend& backend_;
+  const ModelOptions& options_;
+  std::shared_ptr<const RopeTable> rope_;
+  std::string scheme_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Model>> load_model(const std::string& model_dir,
+                                          Backend& backend,
+                                          const ModelOptions& options) {
+  NIBBLE_ASSIGN_OR_RETURN(const ModelConfig config, load_model_config(model_dir));
+  NIBBLE_ASSIGN_OR_RETURN(WeightLoader weights, WeightLoader::open(model_dir));
+  DecoderLoader loader(config, weights, backend, options);
+  NIBBLE_ASSIGN_OR_RETURN(DecoderParts parts, loader.load());
+  NIBBLE_RETURN_IF_ERROR(weights.check_all_used());
+  if (config.rope.kind == RopeKind::kDynamicNtk) {
+    NIBBLE_LOG(kInfo,
+               "dynamic NTK scaling is not applied: contexts end at max_position_embeddings, {}",
+               config.max_position);
+  }
+  NIBBLE_LOG(kInfo, "{}: {}, {} layers, {}, on {}", model_dir, config.architecture,
+             config.num_layers, parts.scheme, backend.name());
+  return Decoder::create(std::move(parts), backend, options);
+}
+
+}  // namespace nibble

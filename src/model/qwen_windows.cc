@@ -1,0 +1,67 @@
+#include <string>
+
+#include "model/architecture.h"
+
+namespace nibble {
+
+namespace {
+
+Result<std::vector<int64_t>> windows_from_types(const JsonArray& types,
+                                                int64_t window,
+                                                const JsonReader& reader) {
+  std::vector<int64_t> windows;
+  for (const Json& type : types) {
+    const std::string name = type.is_string() ? type.as_string() : type.dump();
+    if (name != "full_attention" && name != "sliding_attention") {
+      return make_error(StatusCode::kUnsupported,
+                        "{}: field layer_types: \"{}\" is not known; full_attention and "
+                        "sliding_attention are",
+                        reader.where(), name);
+    }
+    const bool slides = name == "sliding_attention";
+    if (slides && window == 0) {
+      return make_error(StatusCode::kCorrupt,
+                        "{}: field layer_types: sliding_attention without sliding_window and "
+                        "use_sliding_window",
+                        reader.where());
+    }
+    windows.push_back(slides ? window : 0);
+  }
+  return windows;
+}
+
+}  // namespace
+
+Result<std::vector<int64_t>> read_qwen_windows(const Json& json,
+                                               const JsonReader& reader,
+                                               int64_t num_layers) {
+  static constexpr int64_t kDefaultWindow = 4096;  // defaults of transformers' Qwen2Config
+  static constexpr int64_t kDefaultFirst = 28;
+  NIBBLE_ASSIGN_OR_RETURN(const bool use_window, reader.optional_bool("use_sliding_window", false));
+  const Json* window_field = json.find("sliding_window");
+  const bool window_is_null = window_field != nullptr && window_field->is_null();
+  NIBBLE_ASSIGN_OR_RETURN(int64_t window, reader.optional_int("sliding_window", kDefaultWindow));
+  if (use_window && !window_is_null && window < 1) {
+    return make_error(StatusCode::kCorrupt, "{}: field sliding_window: {} is no window",
+                      reader.where(), window);
+  }
+  window = use_window && !window_is_null ? window : 0;
+  const Json* types = json.find("layer_types");
+  if (types != nullptr && !types->is_null()) {
+    if (!types->is_array() || static_cast<int64_t>(types->as_array().size()) != num_layers) {
+      return make_error(StatusCode::kCorrupt,
+                        "{}: field layer_types: expected one entry for each of {} layers",
+                        reader.where(), num_layers);
+    }
+    return windows_from_types(types->as_array(), window, reader);
+  }
+  NIBBLE_ASSIGN_OR_RETURN(const int64_t first,
+                          reader.optional_int("max_window_layers", kDefaultFirst));
+  std::vector<int64_t> windows;
+  for (int64_t layer = 0; layer < num_layers; ++layer) {
+    windows.push_back(layer >= first ? window : 0);
+  }
+  return windows;
+}
+
+}  // namespace nibble

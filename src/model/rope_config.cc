@@ -1,0 +1,159 @@
+#include <array>
+#include <cmath>
+#include <string>
+#include <string_view>
+
+#include "model/architecture.h"
+
+namespace nibble {
+
+namespace {
+
+constexpr double kDefaultTheta = 10000.0;
+
+Status check_known_fields(const Json& rope, const JsonReader& reader) {
+  // Fields of longrope and of the multimodal form are absent here: they change the rotation.
+  static constexpr std::array<std::string_view, 15> kKnown = {"rope_type",
+                                                              "type",
+                                                              "rope_theta",
+                                                              "factor",
+                                                              "low_freq_factor",
+                                                              "high_freq_factor",
+                                                              "original_max_position_embeddings",
+                                                              "attention_factor",
+                                                              "beta_fast",
+                                                              "beta_slow",
+                                                              "mscale",
+                                                              "mscale_all_dim",
+                                                              "truncate",
+                                                              "partial_rotary_factor",
+                                                              "finetuned"};
+  for (const auto& [key, value] : rope.as_object()) {
+    bool known = value.is_null();
+    for (const std::string_view name : kKnown) {
+      known = known || name == key;
+    }
+    if (!known) {
+      return make_error(StatusCode::kUnsupported, "{}: field {} is not known to this build",
+                        reader.where(), key);
+    }
+  }
+  NIBBLE_ASSIGN_OR_RETURN(const bool truncate, reader.optional_bool("truncate", true));
+  if (!truncate) {
+    return make_error(StatusCode::kUnsupported, "{}: field truncate: only true is supported",
+                      reader.where());
+  }
+  return {};
+}
+
+Status check_full_rotation(const JsonReader& reader) {
+  NIBBLE_ASSIGN_OR_RETURN(const double part, reader.optional_double("partial_rotary_factor", 1.0));
+  if (part != 1.0) {
+    return make_error(StatusCode::kUnsupported,
+                      "{}: field partial_rotary_factor: {} is not supported, only 1",
+                      reader.where(), part);
+  }
+  return {};
+}
+
+Result<RopeKind> parse_kind(const JsonReader& reader) {
+  NIBBLE_ASSIGN_OR_RETURN(const std::string old_name, reader.optional_string("type", "default"));
+  NIBBLE_ASSIGN_OR_RETURN(const std::string name, reader.optional_string("rope_type", old_name));
+  struct Entry {
+    std::string_view name;
+    RopeKind kind;
+  };
+  static constexpr std::array kKinds = {
+      Entry{"default", RopeKind::kDefault}, Entry{"linear", RopeKind::kLinear},
+      Entry{"dynamic", RopeKind::kDynamicNtk}, Entry{"llama3", RopeKind::kLlama3},
+      Entry{"yarn", RopeKind::kYarn}};
+  for (const Entry& entry : kKinds) {
+    if (entry.name == name) {
+      return entry.kind;
+    }
+  }
+  return make_error(StatusCode::kUnsupported,
+                    "{}: field rope_type: \"{}\" is not known to this build; default, linear, "
+                    "dynamic, llama3 and yarn are",
+                    reader.where(), name);
+}
+
+/// The factor on cos and sin that YaRN derives when the file gives none.
+Result<double> yarn_attention_factor(const JsonReader& reader, double factor) {
+  NIBBLE_ASSIGN_OR_RETURN(const double given, reader.optional_double("attention_factor", 0.0));
+  NIBBLE_ASSIGN_OR_RETURN(const double mscale, reader.optional_double("mscale", 0.0));
+  NIBBLE_ASSIGN_OR_RETURN(const double all_dim, reader.optional_double("mscale_all_dim", 0.0));
+  const auto magnitude = [factor](double scale) {
+    return factor <= 1.0 ? 1.0 : 0.1 * scale * std::log(factor) + 1.0;
+  };
+  if (given != 0.0) {
+    return given;
+  }
+  return mscale != 0.0 && all_dim != 0.0 ? magnitude(mscale) / magnitude(all_dim) : magnitude(1.0);
+}
+
+Status require_positive(const JsonReader& reader, std::string_view field, double value) {
+  if (!(value > 0.0)) {
+    return make_error(StatusCode::kCorrupt, "{}: field {}: {} must be positive", reader.where(),
+                      field, value);
+  }
+  return {};
+}
+
+Status read_scaling(const JsonReader& reader, int64_t max_position, RopeConfig& rope) {
+  if (rope.kind == RopeKind::kDefault) {
+    return {};
+  }
+  NIBBLE_ASSIGN_OR_RETURN(rope.factor, reader.required_double("factor"));
+  NIBBLE_RETURN_IF_ERROR(require_positive(reader, "factor", rope.factor));
+  static constexpr std::string_view kOriginal = "original_max_position_embeddings";
+  if (rope.kind == RopeKind::kLlama3) {
+    NIBBLE_ASSIGN_OR_RETURN(rope.low_freq_factor, reader.required_double("low_freq_factor"));
+    NIBBLE_ASSIGN_OR_RETURN(rope.high_freq_factor, reader.required_double("high_freq_factor"));
+    NIBBLE_ASSIGN_OR_RETURN(rope.original_max_position, reader.required_int(kOriginal));
+    NIBBLE_RETURN_IF_ERROR(require_positive(reader, "low_freq_factor", rope.low_freq_factor));
+    NIBBLE_RETURN_IF_ERROR(require_positive(reader, "high_freq_factor - low_freq_factor",
+                                            rope.high_freq_factor - rope.low_freq_factor));
+  } else if (rope.kind == RopeKind::kYarn) {
+    NIBBLE_ASSIGN_OR_RETURN(rope.beta_fast, reader.optional_double("beta_fast", rope.beta_fast));
+    NIBBLE_ASSIGN_OR_RETURN(rope.beta_slow, reader.optional_double("beta_slow", rope.beta_slow));
+    NIBBLE_RETURN_IF_ERROR(require_positive(reader, "beta_fast", rope.beta_fast));
+    NIBBLE_RETURN_IF_ERROR(require_positive(reader, "beta_slow", rope.beta_slow));
+    NIBBLE_ASSIGN_OR_RETURN(rope.original_max_position,
+                            reader.optional_int(kOriginal, max_position));
+    NIBBLE_ASSIGN_OR_RETURN(rope.attention_factor, yarn_attention_factor(reader, rope.factor));
+  }
+  return require_positive(reader, kOriginal, static_cast<double>(rope.original_max_position));
+}
+
+}  // namespace
+
+Result<RopeConfig> read_rope_config(const Json& json,
+                                    const JsonReader& reader,
+                                    int64_t max_position) {
+  RopeConfig rope;
+  rope.original_max_position = max_position;
+  NIBBLE_RETURN_IF_ERROR(check_full_rotation(reader));
+  NIBBLE_ASSIGN_OR_RETURN(rope.theta, reader.optional_double("rope_theta", kDefaultTheta));
+  for (const char* key : {"rope_parameters", "rope_scaling"}) {
+    const Json* fields = json.find(key);
+    if (fields == nullptr || fields->is_null()) {
+      continue;
+    }
+    if (!fields->is_object()) {
+      return make_error(StatusCode::kCorrupt, "{}: field {}: expected an object", reader.where(),
+                        key);
+    }
+    const JsonReader nested(*fields, reader.where() + ": field " + key);
+    NIBBLE_RETURN_IF_ERROR(check_known_fields(*fields, nested));
+    NIBBLE_RETURN_IF_ERROR(check_full_rotation(nested));
+    NIBBLE_ASSIGN_OR_RETURN(rope.theta, nested.optional_double("rope_theta", rope.theta));
+    NIBBLE_ASSIGN_OR_RETURN(rope.kind, parse_kind(nested));
+    NIBBLE_RETURN_IF_ERROR(read_scaling(nested, max_position, rope));
+    break;  // the newer name wins when a file has both
+  }
+  NIBBLE_RETURN_IF_ERROR(require_positive(reader, "rope_theta", rope.theta));
+  return rope;
+}
+
+}  // namespace nibble

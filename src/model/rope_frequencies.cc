@@ -1,0 +1,74 @@
+#include "model/rope_frequencies.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+namespace nibble {
+
+namespace {
+
+constexpr double kTwoPi = 2.0 * std::numbers::pi;
+
+/// Long wavelengths are stretched by `factor`, short ones kept, with a linear blend between.
+double llama3_frequency(double frequency, const RopeConfig& config) {
+  const double original = static_cast<double>(config.original_max_position);
+  const double wavelength = kTwoPi / frequency;
+  if (wavelength < original / config.high_freq_factor) {
+    return frequency;
+  }
+  if (wavelength > original / config.low_freq_factor) {
+    return frequency / config.factor;
+  }
+  const double keep = (original / wavelength - config.low_freq_factor) /
+                      (config.high_freq_factor - config.low_freq_factor);
+  return (1.0 - keep) * frequency / config.factor + keep * frequency;
+}
+
+/// The blend of YaRN runs over the index of the pair, between the pairs that turn beta_fast and
+/// beta_slow times within the original context.
+struct YarnRamp {
+  double low = 0;
+  double high = 0;
+
+  YarnRamp(const RopeConfig& config, int64_t head_dim) {
+    const auto dim = static_cast<double>(head_dim);
+    const auto pair_with_turns = [&](double turns) {
+      const double original = static_cast<double>(config.original_max_position);
+      return dim * std::log(original / (turns * kTwoPi)) / (2.0 * std::log(config.theta));
+    };
+    low = std::max(std::floor(pair_with_turns(config.beta_fast)), 0.0);
+    high = std::min(std::ceil(pair_with_turns(config.beta_slow)), dim - 1.0);
+    high += low == high ? 0.001 : 0.0;
+  }
+
+  [[nodiscard]] double frequency(double plain, int64_t pair, double factor) const {
+    const double stretch = std::clamp((static_cast<double>(pair) - low) / (high - low), 0.0, 1.0);
+    return plain / factor * stretch + plain * (1.0 - stretch);
+  }
+};
+
+}  // namespace
+
+RopeTable compute_rope_table(const RopeConfig& config, int64_t head_dim) {
+  RopeTable table;
+  const YarnRamp ramp(config, head_dim);
+  for (int64_t pair = 0; pair < head_dim / 2; ++pair) {
+    const double exponent = 2.0 * static_cast<double>(pair) / static_cast<double>(head_dim);
+    double frequency = std::pow(config.theta, -exponent);
+    if (config.kind == RopeKind::kLinear) {
+      frequency /= config.factor;
+    } else if (config.kind == RopeKind::kLlama3) {
+      frequency = llama3_frequency(frequency, config);
+    } else if (config.kind == RopeKind::kYarn) {
+      frequency = ramp.frequency(frequency, pair, config.factor);
+    }
+    table.inv_freq.push_back(static_cast<float>(frequency));
+  }
+  if (config.kind == RopeKind::kYarn) {
+    table.attention_factor = static_cast<float>(config.attention_factor);
+  }
+  return table;
+}
+
+}  // namespace nibble

@@ -1,0 +1,99 @@
+#include "model/weight_loader.h"
+
+#include <cstring>
+#include <string_view>
+#include <utility>
+
+#include "base/f16.h"
+
+namespace nibble {
+
+namespace {
+
+float read_element(DType dtype, const std::byte* data, int64_t index) {
+  if (dtype == DType::kF32) {
+    float value = 0;
+    std::memcpy(&value, data + index * 4, sizeof(value));
+    return value;
+  }
+  uint16_t half = 0;
+  std::memcpy(&half, data + index * 2, sizeof(half));
+  return dtype == DType::kBF16 ? bf16_to_f32(half) : f16_to_f32(half);
+}
+
+}  // namespace
+
+WeightLoader::WeightLoader(CheckpointReader reader, QuantConfig quant_config)
+    : reader_(std::move(reader)), quant_config_(std::move(quant_config)) {}
+
+Result<WeightLoader> WeightLoader::open(const std::string& model_dir) {
+  NIBBLE_ASSIGN_OR_RETURN(CheckpointReader reader, CheckpointReader::open(model_dir));
+  NIBBLE_ASSIGN_OR_RETURN(QuantConfig quant_config, load_quant_config(model_dir));
+  return WeightLoader(std::move(reader), std::move(quant_config));
+}
+
+Result<LinearWeights> WeightLoader::linear(const std::string& module, int64_t n, int64_t k) {
+  NIBBLE_ASSIGN_OR_RETURN(LinearWeights weights,
+                          read_linear_weights(reader_, quant_config_, module));
+  if (weights.weight.n != n || weights.weight.k != k) {
+    return make_error(StatusCode::kCorrupt,
+                      "{}: weights of {}: shape [{}, {}], but config.json needs [{}, {}]",
+                      reader_.path(), module, weights.weight.n, weights.weight.k, n, k);
+  }
+  modules_.insert(module);
+  return weights;
+}
+
+Result<QuantTensor> WeightLoader::table(const std::string& module, int64_t n, int64_t k) {
+  NIBBLE_ASSIGN_OR_RETURN(LinearWeights weights, linear(module, n, k));
+  if (weights.weight.format.quantized()) {
+    return make_error(StatusCode::kUnsupported,
+                      "{}: {} is quantized; embeddings must be F32, F16 or BF16", reader_.path(),
+                      module);
+  }
+  return std::move(weights.weight);
+}
+
+Result<std::vector<float>> WeightLoader::vector(const std::string& tensor, int64_t n) {
+  NIBBLE_ASSIGN_OR_RETURN(const TensorInfo* info, reader_.require(tensor));
+  if (info->dtype != DType::kF32 && info->dtype != DType::kF16 && info->dtype != DType::kBF16) {
+    return make_error(StatusCode::kUnsupported, "{}: expected F32, F16 or BF16, got {}",
+                      reader_.where(*info), dtype_name(info->dtype));
+  }
+  if (info->shape != std::vector<int64_t>{n}) {
+    return make_error(StatusCode::kCorrupt, "{}: expected shape [{}], got {}", reader_.where(*info),
+                      n, shape_text(info->shape));
+  }
+  std::vector<float> values(static_cast<size_t>(n));
+  for (int64_t i = 0; i < n; ++i) {
+    values[static_cast<size_t>(i)] = read_element(info->dtype, info->data.data(), i);
+  }
+  tensors_.insert(tensor);
+  return values;
+}
+
+Status WeightLoader::append_bias(const std::string& module, int64_t n, std::vector<float>& bias) {
+  NIBBLE_ASSIGN_OR_RETURN(const std::vector<float> values, vector(module + ".bias", n));
+  bias.insert(bias.end(), values.begin(), values.end());
+  return {};
+}
+
+Status WeightLoader::check_all_used() const {
+  for (const TensorInfo* info : reader_.tensors()) {
+    const std::string_view name = info->name;
+    const size_t dot = name.rfind('.');
+    const std::string_view module = name.substr(0, dot == std::string_view::npos ? 0 : dot);
+    const bool module_used = modules_.contains(module) && !name.ends_with(".bias");
+    // Old checkpoints store the rotation's frequencies, which follow from config.json.
+    const bool derived = name.ends_with(".rotary_emb.inv_freq");
+    if (!module_used && !derived && !tensors_.contains(name)) {
+      return make_error(StatusCode::kUnsupported,
+                        "{}: config.json describes a model without this tensor; the architecture "
+                        "or a field such as attention_bias or num_hidden_layers does not fit",
+                        reader_.where(*info));
+    }
+  }
+  return {};
+}
+
+}  // namespace nibble

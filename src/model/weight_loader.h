@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cstdint>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "checkpoint/checkpoint_reader.h"
+#include "checkpoint/linear_reader.h"
+#include "checkpoint/quant_config.h"
+
+namespace nibble {
+
+/// Reads a model's tensors by module name, checks their shapes, and remembers what was used, so
+/// that a checkpoint with weights that the model would ignore is refused.
+class WeightLoader final {
+ public:
+  static Result<WeightLoader> open(const std::string& model_dir);
+
+  /// A linear layer's weights [n, k]. kCorrupt naming the tensor for another shape.
+  Result<LinearWeights> linear(const std::string& module, int64_t n, int64_t k);
+  /// An unquantized table [n, k].
+  Result<QuantTensor> table(const std::string& module, int64_t n, int64_t k);
+  /// A vector [n] in F32, F16 or BF16 as f32.
+  Result<std::vector<float>> vector(const std::string& tensor, int64_t n);
+  /// Appends vector(module + ".bias") to `bias`.
+  Status append_bias(const std::string& module, int64_t n, std::vector<float>& bias);
+
+  /// Accepts the tensors of a module that the model does not need.
+  void ignore(const std::string& module) { modules_.insert(module); }
+  /// kUnsupported naming the first tensor that nothing asked for.
+  [[nodiscard]] Status check_all_used() const;
+
+ private:
+  WeightLoader(CheckpointReader reader, QuantConfig quant_config);
+
+  CheckpointReader reader_;
+  QuantConfig quant_config_;
+  std::set<std::string, std::less<>> modules_;
+  std::set<std::string, std::less<>> tensors_;
+};
+
+}  // namespace nibble
