@@ -1,0 +1,196 @@
+#include "text/pretokenizer.h"
+
+#include <deque>
+
+namespace nibble {
+namespace {
+
+struct Stretch {
+  size_t begin;
+  size_t end;
+  bool is_match;
+};
+
+// The whole text as alternating matches and stretches between them.
+std::vector<Stretch> stretches(const SplitStep& step, std::string_view text) {
+  std::vector<Stretch> out;
+  size_t covered = 0;
+  const auto put = [&](size_t begin, size_t end, bool is_match) {
+    if (begin < end) out.push_back({begin, end, is_match != step.invert});
+  };
+  step.pattern.for_each_match(text, [&](size_t begin, size_t end) {
+    put(covered, begin, false);
+    put(begin, end, true);
+    covered = end;
+  });
+  put(covered, text.size(), false);
+  return out;
+}
+
+// Joins neighbours of `parts` as the behavior asks.
+std::vector<Stretch> joined(const std::vector<Stretch>& parts, SplitBehavior behavior) {
+  std::vector<Stretch> out;
+  for (const Stretch& part : parts) {
+    bool join = false;
+    if (!out.empty()) {
+      const Stretch& last = out.back();
+      switch (behavior) {
+        case SplitBehavior::kContiguous:
+          join = last.is_match == part.is_match;
+          break;
+        case SplitBehavior::kMergedWithPrevious:
+          join = part.is_match && !last.is_match;
+          break;
+        case SplitBehavior::kMergedWithNext:
+          join = last.is_match && !part.is_match;
+          break;
+        case SplitBehavior::kIsolated:
+        case SplitBehavior::kRemoved:
+          break;
+      }
+    }
+    if (join) {
+      out.back().end = part.end;
+      out.back().is_match = part.is_match;
+    } else if (behavior != SplitBehavior::kRemoved || !part.is_match) {
+      out.push_back(part);
+    }
+  }
+  return out;
+}
+
+struct Word {
+  std::string_view text;
+  SectionPlace place;
+};
+
+// Words of one step and the texts that the step had to write itself.
+class WordList final {
+ public:
+  std::vector<Word> words;
+
+  std::string_view keep(std::string text) { return owned_.emplace_back(std::move(text)); }
+
+ private:
+  std::deque<std::string> owned_;
+};
+
+void apply(const SplitStep& step, const std::vector<Word>& in, WordList& out) {
+  for (const Word& word : in) {
+    SectionPlace place = word.place;
+    split_text(step, word.text, [&](std::string_view piece) {
+      out.words.push_back({piece, place});
+      place = SectionPlace::kLater;
+    });
+  }
+}
+
+void apply(const MetaspaceStep& step, const std::vector<Word>& in, WordList& out) {
+  for (const Word& word : in) {
+    std::string marked;
+    for (const char c : word.text) {
+      if (c == ' ') {
+        marked += step.marker;
+      } else {
+        marked += c;
+      }
+    }
+    const bool prepend =
+        step.prepend == PrependScheme::kAlways ||
+        (step.prepend == PrependScheme::kFirst && word.place == SectionPlace::kTextStart);
+    if (prepend && !marked.starts_with(step.marker)) {
+      marked.insert(0, step.marker);
+    }
+    const std::string_view text = out.keep(std::move(marked));
+    size_t begin = 0;
+    while (begin < text.size()) {
+      const size_t next = step.split ? text.find(step.marker, begin + 1) : std::string_view::npos;
+      const size_t end = next == std::string_view::npos ? text.size() : next;
+      out.words.push_back({text.substr(begin, end - begin), word.place});
+      begin = end;
+    }
+  }
+}
+
+void apply(const PrefixSpaceStep& /*step*/, const std::vector<Word>& in, WordList& out) {
+  for (const Word& word : in) {
+    out.words.push_back(word.text.starts_with(' ')
+                            ? word
+                            : Word{out.keep(" " + std::string(word.text)), word.place});
+  }
+}
+
+}  // namespace
+
+void split_text(const SplitStep& step,
+                std::string_view text,
+                const PreTokenizer::WordVisitor& visit) {
+  if (step.behavior == SplitBehavior::kIsolated) {
+    size_t covered = 0;
+    step.pattern.for_each_match(text, [&](size_t begin, size_t end) {
+      if (begin > covered) visit(text.substr(covered, begin - covered));
+      visit(text.substr(begin, end - begin));
+      covered = end;
+    });
+    if (covered < text.size()) visit(text.substr(covered));
+    return;
+  }
+  for (const Stretch& part : joined(stretches(step, text), step.behavior)) {
+    visit(text.substr(part.begin, part.end - part.begin));
+  }
+}
+
+void PreTokenizer::for_each_word(std::string_view text,
+                                 SectionPlace place,
+                                 const WordVisitor& visit) const {
+  if (text.empty()) {
+    return;
+  }
+  if (steps_.size() == 1 && std::holds_alternative<SplitStep>(steps_[0])) {
+    split_text(std::get<SplitStep>(steps_[0]), text, visit);
+    return;
+  }
+  std::deque<WordList> lists(1);
+  lists[0].words.push_back({text, place});
+  for (const Step& step : steps_) {
+    WordList& next = lists.emplace_back();
+    const std::vector<Word>& previous = lists[lists.size() - 2].words;
+    std::visit([&](const auto& concrete) { apply(concrete, previous, next); }, step);
+  }
+  for (const Word& word : lists.back().words) {
+    visit(word.text);
+  }
+}
+
+std::string_view known_split_pattern(std::string_view name) {
+  // Written in the dialect of the files; translate_regex turns them into PCRE2.
+  if (name == "gpt2") {
+    return R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+  }
+  if (name == "llama3" || name == "cl100k") {
+    return R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3})"
+           R"(| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+  }
+  if (name == "qwen2") {
+    return R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N})"
+           R"(| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+  }
+  if (name == "o200k") {
+    return R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+)"
+           R"((?i:'s|'t|'re|'ve|'m|'ll|'d)?)"
+           R"(|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*)"
+           R"((?i:'s|'t|'re|'ve|'m|'ll|'d)?)"
+           R"(|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+  }
+  if (name == "kimi_k2") {
+    return R"([\p{Han}]+)"
+           R"(|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*)"
+           R"([\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?)"
+           R"(|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+)"
+           R"([\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?)"
+           R"(|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+  }
+  return {};
+}
+
+}  // namespace nibble

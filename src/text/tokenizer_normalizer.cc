@@ -1,0 +1,112 @@
+#include "text/tokenizer_normalizer.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+
+#include <utf8proc.h>
+
+#include "base/check.h"
+#include "text/tokenizer_utf8.h"
+
+namespace nibble {
+namespace {
+
+std::string apply(const UnicodeStep& step, std::string text, SectionPlace /*place*/) {
+  using Form = UnicodeStep::Form;
+  // Nothing below U+0300 is changed by NFC, and nothing in ASCII by any form; utf8proc is slow.
+  const uint8_t unchanged_below = step.form == Form::kNfc ? 0xCC : 0x80;
+  if (std::all_of(text.begin(), text.end(), [=](char c) {
+        const auto byte = static_cast<uint8_t>(c);
+        return byte < unchanged_below;
+      })) {
+    return text;
+  }
+  int options = UTF8PROC_STABLE;
+  options |=
+      step.form == Form::kNfc || step.form == Form::kNfkc ? UTF8PROC_COMPOSE : UTF8PROC_DECOMPOSE;
+  if (step.form == Form::kNfkc || step.form == Form::kNfkd) {
+    options |= UTF8PROC_COMPAT;
+  }
+  utf8proc_uint8_t* mapped = nullptr;
+  const utf8proc_ssize_t size = utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()),
+                                             static_cast<utf8proc_ssize_t>(text.size()), &mapped,
+                                             static_cast<utf8proc_option_t>(options));
+  CHECK_MSG(size >= 0, "utf8proc refuses valid UTF-8: {}", utf8proc_errmsg(size));
+  std::string out(reinterpret_cast<const char*>(mapped), static_cast<size_t>(size));
+  std::free(mapped);
+  return out;
+}
+
+std::string apply(const PrependStep& step, std::string text, SectionPlace place) {
+  const bool wanted = step.scheme == PrependScheme::kAlways ||
+                      (step.scheme == PrependScheme::kFirst && place == SectionPlace::kTextStart);
+  return wanted && !text.empty() ? step.text + text : text;
+}
+
+std::string apply(const ReplaceTextStep& step, std::string text, SectionPlace /*place*/) {
+  return replace_all(text, step.from, step.to);
+}
+
+std::string apply(const ReplacePatternStep& step, std::string text, SectionPlace /*place*/) {
+  std::string out;
+  size_t covered = 0;
+  step.pattern.for_each_match(text, [&](size_t begin, size_t end) {
+    out.append(text, covered, begin - covered);
+    out += step.to;
+    covered = end;
+  });
+  return out.append(text, covered);
+}
+
+bool is_space(std::string_view character) {
+  const char32_t c = utf8_decode(character);
+  return (c >= 0x09 && c <= 0x0D) || c == 0x20 || c == 0x85 || c == 0xA0 || c == 0x1680 ||
+         (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F ||
+         c == 0x3000;
+}
+
+std::string apply(const StripStep& step, std::string text, SectionPlace /*place*/) {
+  size_t begin = text.size();
+  size_t end = 0;
+  for (size_t i = 0; i < text.size();) {
+    const size_t length = utf8_step(text, i).length;
+    if (!is_space(std::string_view(text).substr(i, length))) {
+      begin = std::min(begin, i);
+      end = i + length;
+    }
+    i += length;
+  }
+  if (begin >= end) {
+    return step.left || step.right ? std::string() : text;
+  }
+  return text.substr(step.left ? begin : 0,
+                     (step.right ? end : text.size()) - (step.left ? begin : 0));
+}
+
+}  // namespace
+
+std::string replace_all(std::string_view text, std::string_view from, std::string_view to) {
+  CHECK_MSG(!from.empty(), "replace_all: nothing to look for");
+  std::string out;
+  size_t covered = 0;
+  for (size_t at = text.find(from); at != std::string_view::npos; at = text.find(from, covered)) {
+    out += text.substr(covered, at - covered);
+    out += to;
+    covered = at + from.size();
+  }
+  out += text.substr(covered);
+  return out;
+}
+
+std::string Normalizer::apply(std::string_view text, SectionPlace place) const {
+  std::string current(text);
+  for (const Step& step : steps_) {
+    current = std::visit(
+        [&](const auto& concrete) { return nibble::apply(concrete, std::move(current), place); },
+        step);
+  }
+  return current;
+}
+
+}  // namespace nibble
