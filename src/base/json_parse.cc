@@ -1,6 +1,7 @@
 // The only file that includes the JSON library: its event parser fills our own value type, which
 // lets us refuse duplicate keys and non-finite numbers and avoids a second tree in memory.
 #include <cmath>
+#include <unordered_set>
 #include <vector>
 
 #include <boost/json/basic_parser_impl.hpp>
@@ -29,7 +30,7 @@ class TreeBuilder final {
   bool on_key_part(Text part, size_t, Error&) { return append(part); }
   bool on_key(Text part, size_t, Error& error) {
     append(part);
-    if (stack_.back().value.find(text_) != nullptr) {
+    if (!stack_.back().keys.insert(text_).second) {
       duplicate_ = text_;
       error = boost::json::make_error_code(boost::json::error::exception);
       return false;
@@ -68,6 +69,8 @@ class TreeBuilder final {
   struct Open {
     Json value;
     std::string key;
+    // Looking a key up in a growing object would rebuild its index each time.
+    std::unordered_set<std::string> keys = {};
   };
 
   bool append(Text part) {
@@ -75,7 +78,7 @@ class TreeBuilder final {
     return true;
   }
   bool open(Json value) {
-    stack_.push_back({std::move(value), {}});
+    stack_.push_back({std::move(value), {}, {}});
     return true;
   }
   bool close() {
