@@ -1,0 +1,187 @@
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "model/model.h"
+
+namespace nibble {
+namespace {
+
+constexpr int64_t kPageSize = 16;
+constexpr int64_t kPages = 64;
+
+/// One prompt of golden.json: kept rows of logits, computed by transformers in F32.
+struct GoldenPrompt {
+  std::vector<int32_t> tokens;
+  std::vector<int32_t> rows;
+  std::vector<float> logits;  // [rows, vocab]
+};
+
+std::vector<int32_t> int_list(const Json& json) {
+  std::vector<int32_t> values;
+  for (const Json& item : json.as_array()) {
+    values.push_back(static_cast<int32_t>(item.as_int()));
+  }
+  return values;
+}
+
+std::vector<GoldenPrompt> read_golden(const std::string& folder, int64_t vocab) {
+  const Json json = Json::parse(read_file(folder + "/golden.json").value()).value();
+  const std::string bytes = read_file(folder + "/golden.f32").value();
+  std::vector<GoldenPrompt> prompts;
+  size_t at = 0;
+  for (const Json& item : json.find("prompts")->as_array()) {
+    GoldenPrompt prompt{int_list(*item.find("tokens")), int_list(*item.find("rows")), {}};
+    prompt.logits.resize(prompt.rows.size() * static_cast<size_t>(vocab));
+    const size_t size = prompt.logits.size() * sizeof(float);
+    CHECK_LE(at + size, bytes.size());
+    std::memcpy(prompt.logits.data(), bytes.data() + at, size);
+    at += size;
+    prompts.push_back(std::move(prompt));
+  }
+  CHECK_EQ(at, bytes.size());
+  return prompts;
+}
+
+/// One sequence on its own cache, fed in pieces.
+class Runner final {
+ public:
+  Runner(Model& model, KvCode code)
+      : model_(model),
+        cache_(PagedKvCache::allocate({.code = code,
+                                       .num_layers = model.config().num_layers,
+                                       .kv_heads = model.config().num_kv_heads,
+                                       .head_dim = model.config().head_dim,
+                                       .page_size = kPageSize,
+                                       .num_pages = kPages})
+                   .value()) {
+    // Pages in descending order, so that nothing relies on their being neighbours.
+    for (int32_t page = kPages - 1; page >= 0; --page) {
+      pages_.push_back(page);
+    }
+  }
+
+  /// Logits of every token [tokens, vocab].
+  std::vector<float> feed(std::span<const int32_t> tokens) {
+    const auto count = static_cast<int32_t>(tokens.size());
+    length_ += count;
+    const SequenceSpan span{
+        .q_begin = 0, .q_len = count, .kv_len = length_, .pages = pages_.data()};
+    std::vector<int32_t> rows;
+    for (int32_t row = 0; row < count; ++row) {
+      rows.push_back(row);
+    }
+    std::vector<float> logits(tokens.size() * static_cast<size_t>(model_.config().vocab_size));
+    model_.forward({.tokens = tokens, .sequences = {&span, 1}, .logit_rows = rows}, cache_, logits);
+    return logits;
+  }
+
+  std::vector<float> feed_in_chunks(std::span<const int32_t> tokens, size_t chunk) {
+    std::vector<float> all;
+    for (size_t begin = 0; begin < tokens.size(); begin += chunk) {
+      const auto part = tokens.subspan(begin, std::min(chunk, tokens.size() - begin));
+      const std::vector<float> logits = feed(part);
+      all.insert(all.end(), logits.begin(), logits.end());
+    }
+    return all;
+  }
+
+ private:
+  Model& model_;
+  PagedKvCache cache_;
+  std::vector<int32_t> pages_;
+  int32_t length_ = 0;
+};
+
+class GoldenTest : public testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    folder_ = "tests/golden/" + GetParam();
+    backend_ = make_cpu_backend({.threads = 2}).value();
+    auto model = load_model(folder_, *backend_, {.max_batch_tokens = 512, .max_logit_rows = 512});
+    ASSERT_TRUE(model.ok()) << model.status().message();
+    model_ = std::move(model).value();
+    golden_ = read_golden(folder_, model_->config().vocab_size);
+    ASSERT_EQ(golden_.size(), 3U);
+  }
+
+  std::string folder_;
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<Model> model_;
+  std::vector<GoldenPrompt> golden_;
+};
+
+TEST_P(GoldenTest, LogitsAgreeWithTransformers) {
+  const auto vocab = static_cast<size_t>(model_->config().vocab_size);
+  for (const GoldenPrompt& prompt : golden_) {
+    const std::vector<float> logits = Runner(*model_, KvCode::kF32).feed(prompt.tokens);
+    for (size_t i = 0; i < prompt.rows.size(); ++i) {
+      double largest = 0;
+      double error = 0;
+      for (size_t j = 0; j < vocab; ++j) {
+        const double expected = prompt.logits[i * vocab + j];
+        const double actual = logits[static_cast<size_t>(prompt.rows[i]) * vocab + j];
+        largest = std::max(largest, std::abs(expected));
+        error = std::max(error, std::abs(actual - expected));
+      }
+      EXPECT_LE(error, 1e-4 * largest)
+          << "prompt of " << prompt.tokens.size() << ", row " << prompt.rows[i];
+    }
+  }
+}
+
+TEST_P(GoldenTest, DecodeAndChunkedPrefillEqualPrefillBitForBit) {
+  const GoldenPrompt& prompt = golden_.back();
+  for (const KvCode code : {KvCode::kF32, KvCode::kBf16, KvCode::kInt8, KvCode::kInt4}) {
+    const std::vector<float> whole = Runner(*model_, code).feed(prompt.tokens);
+    EXPECT_EQ(Runner(*model_, code).feed_in_chunks(prompt.tokens, 1), whole);
+    EXPECT_EQ(Runner(*model_, code).feed_in_chunks(prompt.tokens, 37), whole);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Architectures,
+                         GoldenTest,
+                         testing::Values("llama2",
+                                         "llama3",
+                                         "llama_linear",
+                                         "llama_dynamic",
+                                         "llama_yarn",
+                                         "llama_bias",
+                                         "mistral",
+                                         "qwen2",
+                                         "qwen2_window",
+                                         "qwen3"),
+                         [](const auto& info) { return info.param; });
+
+TEST(StorytellerTest, GreedyContinuationEqualsTheReference) {
+  // First ids of the reference's greedy continuation in bf16 (tests/data/README.md); the prompt is
+  // the first 11 and the model continues it.
+  const std::vector<int32_t> reference = {0,   813, 313,  264, 1054, 283, 346, 288, 1691, 803, 17,
+                                          283, 266, 3311, 378, 2213, 313, 356, 872, 566,  19,  204,
+                                          204, 7,   46,   564, 944,  286, 823, 340, 945,  419, 413};
+  constexpr size_t kPrompt = 11;
+  auto backend = make_cpu_backend({.threads = 2}).value();
+  auto model = load_model("models/storyteller", *backend, {.max_logit_rows = 64});
+  ASSERT_TRUE(model.ok()) << model.status().message();
+  const auto vocab = model.value()->config().vocab_size;
+  EXPECT_EQ(model.value()->scheme(), "bf16");
+  Runner runner(*model.value(), KvCode::kBf16);
+  std::vector<int32_t> ids(reference.begin(), reference.begin() + kPrompt);
+  std::vector<float> logits = runner.feed(ids);
+  while (ids.size() < reference.size()) {
+    const auto last = logits.end() - vocab;
+    ids.push_back(static_cast<int32_t>(std::max_element(last, logits.end()) - last));
+    logits = runner.feed({&ids.back(), 1});
+  }
+  EXPECT_EQ(ids, reference);
+}
+
+}  // namespace
+}  // namespace nibble
