@@ -10,6 +10,8 @@
 namespace nibble {
 
 // The subcommands, in the order of --help; cmd_<name>.cc defines them, add_commands() calls them.
+void add_generate_command(CLI::App& app, CommandContext& context);
+void add_chat_command(CLI::App& app, CommandContext& context);
 void add_quantize_command(CLI::App& app, CommandContext& context);
 void add_inspect_command(CLI::App& app, CommandContext& context);
 #ifdef NIBBLE_WITH_SERVE
@@ -26,6 +28,8 @@ constexpr const char* kFooter =
     "70 internal error.";
 
 void add_commands(CLI::App& app, CommandContext& context) {
+  add_generate_command(app, context);
+  add_chat_command(app, context);
   add_quantize_command(app, context);
   add_inspect_command(app, context);
 #ifdef NIBBLE_WITH_SERVE

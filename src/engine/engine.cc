@@ -171,6 +171,11 @@ class ThreadedEngine final : public Engine {
 
 }  // namespace
 
+Result<EngineOptions> Engine::resolve_options(const EngineOptions& options,
+                                              const ModelConfig& config) {
+  return EngineCore::resolve(options, config);
+}
+
 Result<std::unique_ptr<Engine>> Engine::start(std::unique_ptr<Model> model,
                                               const EngineOptions& options) {
   NIBBLE_ASSIGN_OR_RETURN(const EngineOptions resolved,

@@ -34,6 +34,12 @@ struct EngineStats {
 /// requests enter through a bounded queue and tokens leave through Request::on_event.
 class Engine {
  public:
+  /// Fills in defaults and makes limits agree: max_model_len is at most what all pages hold,
+  /// max_num_batched_tokens at least max_num_seqs. kInvalidArgument names the bad field.
+  static Result<EngineOptions> resolve_options(const EngineOptions& options,
+                                               const ModelConfig& config);
+  /// Resolves `options` and starts the thread. The model must have been loaded for steps of
+  /// max_num_batched_tokens tokens and max_num_seqs rows of logits.
   static Result<std::unique_ptr<Engine>> start(std::unique_ptr<Model> model,
                                                const EngineOptions& options);
   virtual ~Engine() = default;  // cancels what runs and joins the thread

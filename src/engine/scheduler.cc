@@ -88,13 +88,11 @@ void Scheduler::preempt_youngest() {
   ++preemptions_;
   Owned victim = std::move(running_.back());
   running_.pop_back();
-  const auto planned = std::find_if(plan_.begin(), plan_.end(), [&](const ScheduledSequence& s) {
-    return s.sequence == victim.get();
-  });
-  if (planned != plan_.end()) {
-    budget_ += planned->num_tokens;
-    plan_.erase(planned);
-  }
+  // Running sequences are the oldest of all and only the youngest can be inside its prompt, so
+  // whoever takes pages away is planned before its victim.
+  CHECK(std::none_of(plan_.begin(), plan_.end(), [&](const ScheduledSequence& item) {
+    return item.sequence == victim.get();
+  }));
   release_pages(*victim);
   insert_by_arrival(waiting_, std::move(victim));
 }

@@ -1,0 +1,147 @@
+#include "engine/session.h"
+
+#include <chrono>
+#include <filesystem>
+#include <utility>
+
+#include "base/file.h"
+#include "base/json.h"
+
+namespace nibble {
+namespace {
+
+constexpr const char* kDefaultTemplate = "default";
+
+// The template in a `chat_template` field; empty when it holds none.
+Result<std::string> template_of_field(const Json& field, const std::string& file) {
+  if (field.is_null()) {
+    return std::string();
+  }
+  if (field.is_string()) {
+    return field.as_string();
+  }
+  if (!field.is_array()) {
+    return make_error(StatusCode::kCorrupt,
+                      "{}: field chat_template: expected a string or a list of named templates",
+                      file);
+  }
+  std::string first;
+  for (const Json& item : field.as_array()) {
+    const JsonReader reader(item, file + ": field chat_template");
+    NIBBLE_ASSIGN_OR_RETURN(const std::string name, reader.required_string("name"));
+    NIBBLE_ASSIGN_OR_RETURN(std::string source, reader.required_string("template"));
+    if (name == kDefaultTemplate) {
+      return source;
+    }
+    if (first.empty()) {
+      first = std::move(source);
+    }
+  }
+  return first;
+}
+
+std::string name_of(const std::string& model_dir) {
+  std::error_code ignored;
+  const auto path = std::filesystem::weakly_canonical(model_dir, ignored);
+  return ignored ? model_dir : path.filename().string();
+}
+
+}  // namespace
+
+Result<KvCode> parse_kv_cache_dtype(const std::string& name) {
+  if (name == "auto" || name == "bf16") {
+    return KvCode::kBf16;
+  }
+  if (name == "f32") {
+    return KvCode::kF32;
+  }
+  if (name == "int8") {
+    return KvCode::kInt8;
+  }
+  if (name == "int4") {
+    return KvCode::kInt4;
+  }
+  return make_error(StatusCode::kInvalidArgument,
+                    "kv-cache-dtype is '{}', but must be auto, f32, bf16, int8 or int4", name);
+}
+
+SamplingParams default_sampling(const ModelConfig& config, const SamplingParams& fallback) {
+  SamplingParams out = fallback;
+  if (config.default_temperature >= 0) {
+    out.temperature = config.default_temperature;
+  }
+  if (config.default_top_p >= 0) {
+    out.top_p = config.default_top_p;
+  }
+  if (config.default_top_k >= 0) {
+    out.top_k = config.default_top_k;
+  }
+  if (config.default_repetition_penalty >= 0) {
+    out.repetition_penalty = config.default_repetition_penalty;
+  }
+  return out;
+}
+
+Result<ChatTemplate> load_chat_template(const std::string& model_dir) {
+  const std::string jinja = model_dir + "/chat_template.jinja";
+  if (file_exists(jinja)) {
+    NIBBLE_ASSIGN_OR_RETURN(std::string source, read_file(jinja));
+    return ChatTemplate::parse(std::move(source), "chat_template.jinja");
+  }
+  for (const char* file : {"chat_template.json", "tokenizer_config.json"}) {
+    const std::string path = model_dir + "/" + file;
+    if (!file_exists(path)) {
+      continue;
+    }
+    NIBBLE_ASSIGN_OR_RETURN(const std::string text, read_file(path));
+    auto json = Json::parse(text);
+    if (!json.ok()) {
+      return json.status().with_context(file);
+    }
+    if (const Json* field = json->find("chat_template")) {
+      NIBBLE_ASSIGN_OR_RETURN(std::string source, template_of_field(*field, file));
+      if (!source.empty()) {
+        return ChatTemplate::parse(std::move(source), std::string(file) + ": chat_template");
+      }
+    }
+  }
+  return make_error(StatusCode::kNotFound,
+                    "{} has no chat template (chat_template.jinja, or the field chat_template of "
+                    "tokenizer_config.json); send plain prompts instead",
+                    name_of(model_dir));
+}
+
+Result<ServingSession> open_session(const std::string& model_dir, const SessionOptions& options) {
+  const auto start = std::chrono::steady_clock::now();
+  if (!std::filesystem::is_directory(model_dir)) {
+    return make_error(StatusCode::kNotFound,
+                      "{} is no folder; give the folder that has the model's config.json",
+                      model_dir);
+  }
+  ServingSession session;
+  session.model_name = name_of(model_dir);
+  NIBBLE_ASSIGN_OR_RETURN(std::unique_ptr<Tokenizer> tokenizer, Tokenizer::load(model_dir));
+  session.tokenizer = std::move(tokenizer);
+  auto chat_template = load_chat_template(model_dir);
+  if (chat_template.ok()) {
+    session.chat_template = std::move(chat_template).value();
+  } else {
+    session.no_template = chat_template.status();
+  }
+  NIBBLE_ASSIGN_OR_RETURN(session.backend, make_cpu_backend(options.backend));
+  NIBBLE_ASSIGN_OR_RETURN(const ModelConfig config, load_model_config(model_dir));
+  NIBBLE_ASSIGN_OR_RETURN(const EngineOptions resolved,
+                          Engine::resolve_options(options.engine, config));
+  const ModelOptions model_options{.max_batch_tokens = resolved.max_num_batched_tokens,
+                                   .max_logit_rows = resolved.max_num_seqs};
+  NIBBLE_ASSIGN_OR_RETURN(auto model, load_model(model_dir, *session.backend, model_options));
+  session.config = model->config();
+  session.scheme = model->scheme();
+  session.backend_name = session.backend->name();
+  NIBBLE_ASSIGN_OR_RETURN(session.engine, Engine::start(std::move(model), resolved));
+  session.load_ms =
+      std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+  return session;
+}
+
+}  // namespace nibble

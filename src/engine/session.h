@@ -1,0 +1,50 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "backend/backend.h"
+#include "engine/engine.h"
+#include "text/chat_template.h"
+#include "text/tokenizer.h"
+
+namespace nibble {
+
+struct SessionOptions {
+  CpuBackendOptions backend;
+  EngineOptions engine;
+};
+
+/// A model ready to answer: everything that `generate`, `chat` and `serve` share.
+struct ServingSession {
+  std::string model_name;  // last part of the model's path
+  ModelConfig config;
+  std::string scheme;        // of the linear layers
+  std::string backend_name;  // "cpu/avx512_vnni"
+  double load_ms = 0;
+  std::unique_ptr<Backend> backend;  // outlives the engine
+  std::shared_ptr<const Tokenizer> tokenizer;
+  std::optional<ChatTemplate> chat_template;  // absent: the model has none, see no_template
+  Status no_template;                         // why chat_template is absent
+  std::unique_ptr<Engine> engine;
+};
+
+/// Loads a Hugging Face model folder and starts its engine. Errors name the file at fault. A
+/// missing or bad chat template is no error here: no_template keeps it for those who need one.
+/// (A tokenizer may know more tokens than the model: Engine::submit refuses prompts with these.)
+Result<ServingSession> open_session(const std::string& model_dir, const SessionOptions& options);
+
+/// auto, f32, bf16, int8 or int4; auto is bf16. kInvalidArgument lists the names.
+Result<KvCode> parse_kv_cache_dtype(const std::string& name);
+
+/// The model's own sampling defaults (generation_config.json); `fallback` where it has none.
+SamplingParams default_sampling(const ModelConfig& config, const SamplingParams& fallback);
+
+/// Reads the chat template of a model folder: chat_template.jinja, else chat_template.json, else
+/// `chat_template` of tokenizer_config.json (a string, or a list of {name, template} of which
+/// "default" is taken). kNotFound when there is none.
+Result<ChatTemplate> load_chat_template(const std::string& model_dir);
+
+}  // namespace nibble

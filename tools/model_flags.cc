@@ -1,0 +1,62 @@
+#include "model_flags.h"
+
+#include <algorithm>
+
+namespace nibble {
+
+void add_model_flags(CLI::App& command, ModelFlags& flags) {
+  command.add_option("MODEL", flags.model_dir, "Model folder in Hugging Face format")->required();
+  command
+      .add_option("--kv-cache-dtype", flags.kv_cache_dtype,
+                  "Keys and values are kept in this type (auto: bf16)")
+      ->check(CLI::IsMember({"auto", "f32", "bf16", "int8", "int4"}))
+      ->capture_default_str();
+  command.add_option("--threads", flags.threads, "Computing threads; 0: one per core")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command.add_option("--isa", flags.isa, "Instruction set of the kernels")
+      ->check(CLI::IsMember({"auto", "scalar", "avx2", "avx512", "avx512_vnni"}))
+      ->capture_default_str();
+}
+
+void add_answer_flags(CLI::App& command, AnswerFlags& flags, int64_t max_tokens) {
+  flags.max_tokens = max_tokens;
+  command.add_option("--max-tokens", flags.max_tokens, "Longest answer, in tokens")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command.add_option("--temperature", flags.temperature,
+                     "Randomness; 0 always takes the likeliest token");
+  command.add_option("--top-p", flags.top_p,
+                     "Draw from the likeliest tokens with this probability");
+  command.add_option("--top-k", flags.top_k, "Draw from this many likeliest tokens; 0: all");
+  command.add_option("--min-p", flags.min_p,
+                     "Draw from tokens at least this likely, relative to the likeliest");
+  command.add_option("--repetition-penalty", flags.repetition_penalty,
+                     "Above 1: makes tokens of prompt and answer less likely");
+  command.add_option("--seed", flags.seed, "The same seed gives the same answer");
+  command.add_option("--stop", flags.stop, "End the answer before this text (may be repeated)")
+      ->allow_extra_args(false);
+}
+
+Result<ServingSession> open_session(const ModelFlags& flags) {
+  SessionOptions options;
+  options.backend = {.threads = flags.threads, .isa = flags.isa};
+  options.engine.max_num_seqs = 1;
+  NIBBLE_ASSIGN_OR_RETURN(options.engine.kv_code, parse_kv_cache_dtype(flags.kv_cache_dtype));
+  return open_session(flags.model_dir, options);
+}
+
+SamplingParams sampling_of(const AnswerFlags& flags,
+                           const ModelConfig& config,
+                           double fallback_temperature) {
+  SamplingParams out = default_sampling(config, {.temperature = fallback_temperature});
+  out.temperature = flags.temperature.value_or(out.temperature);
+  out.top_p = flags.top_p.value_or(out.top_p);
+  out.top_k = flags.top_k.value_or(out.top_k);
+  out.min_p = flags.min_p.value_or(out.min_p);
+  out.repetition_penalty = flags.repetition_penalty.value_or(out.repetition_penalty);
+  out.seed = flags.seed;
+  return out;
+}
+
+}  // namespace nibble

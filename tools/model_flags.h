@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include "engine/session.h"
+
+namespace nibble {
+
+/// Flags of every command that runs a model by itself.
+struct ModelFlags {
+  std::string model_dir;
+  std::string kv_cache_dtype = "auto";
+  int threads = 0;
+  std::string isa = "auto";
+};
+
+/// Flags that shape an answer; what is not given follows the model's generation_config.json.
+struct AnswerFlags {
+  int64_t max_tokens = 0;
+  std::optional<double> temperature;
+  std::optional<double> top_p;
+  std::optional<int64_t> top_k;
+  std::optional<double> min_p;
+  std::optional<double> repetition_penalty;
+  std::optional<uint64_t> seed;
+  std::vector<std::string> stop;
+};
+
+/// Adds MODEL, --kv-cache-dtype, --threads and --isa; `flags` must outlive `command`.
+void add_model_flags(CLI::App& command, ModelFlags& flags);
+/// Adds --max-tokens (with this default), the sampling flags, --seed and --stop.
+void add_answer_flags(CLI::App& command, AnswerFlags& flags, int64_t max_tokens);
+
+/// Opens the model for one conversation at a time.
+Result<ServingSession> open_session(const ModelFlags& flags);
+/// Sampling as the flags say, else as the model says, else at `fallback_temperature`.
+SamplingParams sampling_of(const AnswerFlags& flags,
+                           const ModelConfig& config,
+                           double fallback_temperature);
+
+}  // namespace nibble
