@@ -96,7 +96,7 @@ def folder_of(path):
 
 
 def is_test(path):
-    return path.endswith("_test.cc") or "/testing/" in path or path.startswith("tests/")
+    return "_test_" in path or path.endswith("_test.cc") or "/testing/" in path or path.startswith("tests/")
 
 
 def matches(code, pattern):

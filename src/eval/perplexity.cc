@@ -1,0 +1,84 @@
+#include "eval/perplexity.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <vector>
+
+namespace nibble {
+namespace {
+
+constexpr int64_t kChunk = 64;  // tokens of one forward pass: bounds the logits in memory
+
+// -log softmax(logits)[target], in double precision.
+double negative_log_likelihood(std::span<const float> logits, int32_t target) {
+  const double largest = *std::max_element(logits.begin(), logits.end());
+  double sum = 0;
+  for (const float logit : logits) {
+    sum += std::exp(static_cast<double>(logit) - largest);
+  }
+  return std::log(sum) + largest - static_cast<double>(logits[static_cast<size_t>(target)]);
+}
+
+Status check(const Model& model, const PagedKvCache& cache, int64_t tokens, int64_t window) {
+  const int64_t room = cache.shape().num_pages * cache.shape().page_size;
+  const int64_t longest = std::min(model.config().max_position, room);
+  if (window < 2 || window > longest) {
+    return make_error(StatusCode::kInvalidArgument,
+                      "--window {}: must lie between 2 and {}, the model's context", window,
+                      longest);
+  }
+  if (tokens < 2) {
+    return make_error(StatusCode::kInvalidArgument, "the text has {} tokens; at least 2 are needed",
+                      tokens);
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<PerplexityResult> evaluate_perplexity(Model& model,
+                                             PagedKvCache& cache,
+                                             std::span<const int32_t> tokens,
+                                             int64_t window,
+                                             const std::function<void(int64_t)>& progress) {
+  const auto total = static_cast<int64_t>(tokens.size());
+  NIBBLE_RETURN_IF_ERROR(check(model, cache, total, window));
+  const int64_t vocab = model.config().vocab_size;
+  std::vector<int32_t> pages(static_cast<size_t>(cache.shape().num_pages));
+  std::iota(pages.begin(), pages.end(), 0);
+  std::vector<int32_t> rows(static_cast<size_t>(kChunk));
+  std::iota(rows.begin(), rows.end(), 0);
+  std::vector<float> logits(static_cast<size_t>(kChunk * vocab));
+  PerplexityResult result;
+  for (int64_t begin = 0; begin + 1 < total; begin += window) {
+    const int64_t end = std::min(begin + window, total);
+    for (int64_t at = begin; at < end - 1; at += kChunk) {  // the last token predicts nothing here
+      const int64_t count = std::min(kChunk, end - 1 - at);
+      const SequenceSpan span{0, static_cast<int32_t>(count),
+                              static_cast<int32_t>(at + count - begin), pages.data()};
+      model.forward({tokens.subspan(static_cast<size_t>(at), static_cast<size_t>(count)),
+                     {&span, 1},
+                     std::span<const int32_t>(rows).first(static_cast<size_t>(count))},
+                    cache, std::span<float>(logits).first(static_cast<size_t>(count * vocab)));
+      for (int64_t i = 0; i < count; ++i) {
+        const auto row = std::span<const float>(logits).subspan(static_cast<size_t>(i * vocab),
+                                                                static_cast<size_t>(vocab));
+        result.nll_sum += negative_log_likelihood(row, tokens[static_cast<size_t>(at + i + 1)]);
+      }
+      result.scored_tokens += count;
+    }
+    if (!std::isfinite(result.nll_sum)) {
+      return make_error(
+          StatusCode::kCorrupt,
+          "the model's logits are not finite in the window at token {}; its weights or "
+          "scales are damaged",
+          begin);
+    }
+    progress(end);
+  }
+  result.perplexity = std::exp(result.nll_sum / static_cast<double>(result.scored_tokens));
+  return result;
+}
+
+}  // namespace nibble

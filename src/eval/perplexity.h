@@ -1,0 +1,28 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+
+#include "model/model.h"
+
+namespace nibble {
+
+struct PerplexityResult {
+  double perplexity = 0;      // exp of the mean negative log-likelihood of the scored tokens
+  double nll_sum = 0;         // nats over all scored tokens
+  int64_t scored_tokens = 0;  // the first token of each window is context only
+};
+
+/// Perplexity of a tokenized text, cut into windows of `window` tokens without overlap (the rest at
+/// the end is a shorter window, dropped if it is a single token). `cache` needs room for one
+/// window. `progress` is called after each window with the tokens done. kInvalidArgument: window <
+/// 2, longer than the model or the cache, or fewer than two tokens; kCorrupt: a logit is not
+/// finite.
+Result<PerplexityResult> evaluate_perplexity(Model& model,
+                                             PagedKvCache& cache,
+                                             std::span<const int32_t> tokens,
+                                             int64_t window,
+                                             const std::function<void(int64_t)>& progress);
+
+}  // namespace nibble

@@ -1,0 +1,95 @@
+#include <chrono>
+#include <cstdio>
+#include <memory>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "base/log.h"
+#include "command.h"
+#include "engine/session.h"
+#include "eval/perplexity.h"
+#include "model_flags.h"
+
+namespace nibble {
+
+void add_eval_command(CLI::App& app, CommandContext& context);
+
+namespace {
+
+constexpr int64_t kPageSize = 16;
+
+struct EvalFlags {
+  ModelFlags model;
+  std::string text_file;
+  int64_t window = 512;
+  bool json = false;
+};
+
+void print(const EvalFlags& flags, const PerplexityResult& result, size_t bytes, double seconds) {
+  const double nats_per_byte = result.nll_sum / static_cast<double>(bytes);
+  if (flags.json) {
+    const Json json = Json::object({{"perplexity", result.perplexity},
+                                    {"tokens", result.scored_tokens},
+                                    {"window", flags.window},
+                                    {"seconds", seconds},
+                                    {"nats_per_byte", nats_per_byte},
+                                    {"kv_cache_dtype", flags.model.kv_cache_dtype}});
+    std::printf("%s\n", json.dump().c_str());
+    return;
+  }
+  std::printf(
+      "perplexity %.4f over %lld scored tokens, windows of %lld; %.4f nats per byte; %.1f s\n",
+      result.perplexity, static_cast<long long>(result.scored_tokens),
+      static_cast<long long>(flags.window), nats_per_byte, seconds);
+}
+
+Status run(const EvalFlags& flags) {
+  const auto start = std::chrono::steady_clock::now();
+  NIBBLE_ASSIGN_OR_RETURN(const KvCode kv_code, parse_kv_cache_dtype(flags.model.kv_cache_dtype));
+  NIBBLE_ASSIGN_OR_RETURN(const std::string text, read_file(flags.text_file));
+  NIBBLE_ASSIGN_OR_RETURN(const auto tokenizer, Tokenizer::load(flags.model.model_dir));
+  NIBBLE_ASSIGN_OR_RETURN(const auto backend, make_cpu_backend({.threads = flags.model.threads,
+                                                                .isa = flags.model.isa}));
+  NIBBLE_ASSIGN_OR_RETURN(const auto model, load_model(flags.model.model_dir, *backend, {}));
+  const ModelConfig& config = model->config();
+  NIBBLE_ASSIGN_OR_RETURN(
+      PagedKvCache cache,
+      PagedKvCache::allocate({.code = kv_code,
+                              .num_layers = config.num_layers,
+                              .kv_heads = config.num_kv_heads,
+                              .head_dim = config.head_dim,
+                              .page_size = kPageSize,
+                              .num_pages = (flags.window + kPageSize - 1) / kPageSize}));
+  const std::vector<int32_t> tokens = tokenizer->encode(text, SpecialTokens::kPlain);
+  int64_t reported = 0;
+  const auto progress = [&](int64_t done) {
+    const int64_t tenth = done * 10 / static_cast<int64_t>(tokens.size());
+    if (tenth != reported) {
+      reported = tenth;
+      NIBBLE_LOG(kInfo, "{} of {} tokens", done, tokens.size());
+    }
+  };
+  NIBBLE_ASSIGN_OR_RETURN(const PerplexityResult result,
+                          evaluate_perplexity(*model, cache, tokens, flags.window, progress));
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  print(flags, result, text.size(), seconds.count());
+  return {};
+}
+
+}  // namespace
+
+void add_eval_command(CLI::App& app, CommandContext& context) {
+  auto flags = std::make_shared<EvalFlags>();
+  CLI::App* eval = app.add_subcommand("eval", "Measure what a model knows");
+  eval->require_subcommand(1);
+  CLI::App* ppl = eval->add_subcommand("ppl", "Perplexity of a text file");
+  add_model_flags(*ppl, flags->model);
+  ppl->add_option("--text", flags->text_file, "Text file, tokenized whole without special tokens")
+      ->required();
+  ppl->add_option("--window", flags->window, "Tokens per window; windows do not overlap")
+      ->capture_default_str();
+  ppl->add_flag("--json", flags->json, "Print one JSON object");
+  ppl->callback([flags, &context] { context.action = [flags] { return run(*flags); }; });
+}
+
+}  // namespace nibble
