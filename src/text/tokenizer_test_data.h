@@ -1,11 +1,11 @@
 #pragma once
 
 #include <cstdio>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <memory>
+#include <stdexcept>
 #include <string>
 
 #include "text/tokenizer_loaders.h"
@@ -34,13 +34,6 @@ inline std::string read_maybe_packed(const std::string& path) {
   for (size_t n = 0; (n = fread(buffer, 1, sizeof buffer, pipe)) > 0;) content.append(buffer, n);
   pclose(pipe);
   return content;
-}
-
-/// A file below tokenizers/ of the shared data, "" if absent.
-inline std::string read_shared(const std::string& name) {
-  const char* shared = std::getenv("NIBBLE_SHARED");
-  return read_maybe_packed(std::string(shared == nullptr ? "../shared" : shared) +
-                           "/data/tokenizers/" + name);
 }
 
 inline std::unique_ptr<Tokenizer> must(Result<std::unique_ptr<Tokenizer>> result) {

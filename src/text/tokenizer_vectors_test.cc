@@ -1,4 +1,5 @@
 // Published text -> ids cases, produced by the models' reference tokenizers.
+#include <cstdlib>
 #include <sstream>
 
 #include <gtest/gtest.h>
@@ -8,6 +9,13 @@
 
 namespace nibble {
 namespace {
+
+// A file below tokenizers/ of the shared data, "" if absent.
+std::string read_shared(const std::string& name) {
+  const char* shared = std::getenv("NIBBLE_SHARED");
+  return test::read_maybe_packed(std::string(shared == nullptr ? "../shared" : shared) +
+                                 "/data/tokenizers/" + name);
+}
 
 // Runs every case of a .jsonl text; each has text, ids and specials.
 void check_vectors(const Tokenizer& tokenizer, const std::string& jsonl, int expected_cases) {
@@ -59,7 +67,7 @@ class SharedVectors : public testing::TestWithParam<SharedCase> {};
 
 TEST_P(SharedVectors, AllCases) {
   const SharedCase& param = GetParam();
-  const std::string content = test::read_shared(param.vocabulary);
+  const std::string content = read_shared(param.vocabulary);
   if (content.empty()) {
     GTEST_SKIP() << "shared data has no tokenizers/" << param.vocabulary
                  << "; set NIBBLE_SHARED to its folder";
@@ -72,7 +80,7 @@ TEST_P(SharedVectors, AllCases) {
                                                        config, param.vocabulary));
   for (const auto& [file, cases] : param.vectors) {
     SCOPED_TRACE(file);
-    check_vectors(*tokenizer, test::read_shared(std::string("vectors/") + file), cases);
+    check_vectors(*tokenizer, read_shared(std::string("vectors/") + file), cases);
   }
 }
 
