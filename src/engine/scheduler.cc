@@ -90,9 +90,8 @@ void Scheduler::preempt_youngest() {
   running_.pop_back();
   // Running sequences are the oldest of all and only the youngest can be inside its prompt, so
   // whoever takes pages away is planned before its victim.
-  CHECK(std::none_of(plan_.begin(), plan_.end(), [&](const ScheduledSequence& item) {
-    return item.sequence == victim.get();
-  }));
+  CHECK(std::none_of(plan_.begin(), plan_.end(),
+                     [&](const ScheduledSequence& item) { return item.sequence == victim.get(); }));
   release_pages(*victim);
   insert_by_arrival(waiting_, std::move(victim));
 }
