@@ -15,9 +15,7 @@ void add_chat_command(CLI::App& app, CommandContext& context);
 void add_quantize_command(CLI::App& app, CommandContext& context);
 void add_inspect_command(CLI::App& app, CommandContext& context);
 void add_eval_command(CLI::App& app, CommandContext& context);
-#ifdef NIBBLE_WITH_SERVE
 void add_serve_command(CLI::App& app, CommandContext& context);
-#endif
 
 namespace {
 
@@ -34,9 +32,7 @@ void add_commands(CLI::App& app, CommandContext& context) {
   add_quantize_command(app, context);
   add_inspect_command(app, context);
   add_eval_command(app, context);
-#ifdef NIBBLE_WITH_SERVE
   add_serve_command(app, context);
-#endif
 }
 
 void add_global_options(CLI::App& app) {

@@ -67,6 +67,20 @@ std::string response_head(const ResponseHead& head, const HttpHeaders& headers) 
   return out;
 }
 
+HttpTarget parse_target(std::string_view target) {
+  for (const std::string_view scheme : {"http://", "https://"}) {
+    if (target.size() >= scheme.size() &&
+        strncasecmp(target.data(), scheme.data(), scheme.size()) == 0) {
+      const size_t path = target.find_first_of("/?", scheme.size());
+      target = path == std::string_view::npos ? "/" : target.substr(path);
+      break;
+    }
+  }
+  const size_t mark = target.find('?');
+  return {.path = percent_decode(target.substr(0, mark)),
+          .query = std::string(mark == std::string_view::npos ? "" : target.substr(mark + 1))};
+}
+
 std::string percent_decode(std::string_view text) {
   std::string out;
   for (size_t i = 0; i < text.size(); ++i) {

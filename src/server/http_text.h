@@ -17,6 +17,14 @@ struct ResponseHead {
 
 /// Status line and headers, up to but without the length and the empty line.
 [[nodiscard]] std::string response_head(const ResponseHead& head, const HttpHeaders& headers);
+/// What the request line asks for.
+struct HttpTarget {
+  std::string path;   // decoded
+  std::string query;  // without the question mark
+};
+
+/// Reads "/path?query" and the absolute form "http://host/path?query".
+[[nodiscard]] HttpTarget parse_target(std::string_view target);
 /// "%2F" becomes "/"; sequences that are no escape stay.
 [[nodiscard]] std::string percent_decode(std::string_view text);
 /// `given` if it is 1 to 128 printable ASCII characters, else a random id.

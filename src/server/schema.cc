@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "base/log.h"
+#include "server/schema_routes.h"
 
 namespace nibble {
 namespace {
@@ -13,7 +14,6 @@ namespace {
 constexpr int64_t kMaxTokens = std::numeric_limits<int32_t>::max();
 constexpr int64_t kMaxChoices = 128;
 constexpr size_t kMaxStopStrings = 16;
-constexpr int64_t kMaxLogprobs = 20;
 
 // Fields of both routes that are read, or that are harmless and therefore accepted unread.
 constexpr std::array kCommonFields = {
@@ -47,19 +47,6 @@ constexpr std::array kCompletionFields = {"prompt", "echo", "suffix"};
 template <typename Fields>
 bool listed(const Fields& fields, std::string_view key) {
   return std::find(fields.begin(), fields.end(), key) != fields.end();
-}
-
-bool truthy(const Json& value) {
-  switch (value.type()) {
-    case Json::Type::kNull:
-      return false;
-    case Json::Type::kBool:
-      return value.as_bool();
-    case Json::Type::kArray:
-      return !value.as_array().empty();
-    default:
-      return true;
-  }
 }
 
 void check_unknown(const Json& body, bool chat, Strictness strictness, FieldReader& fields) {
@@ -225,174 +212,6 @@ void read_common(FieldReader& fields, const SchemaOptions& options, GenerationRe
   refuse_unsupported(fields);
 }
 
-void check_message(FieldReader& fields, const Json& message, size_t index) {
-  const std::string where = fmt::format("messages[{}]", index);
-  if (!message.is_object()) {
-    fields.fail(where, where + ": expected an object, got " + std::string(json_type_name(message)));
-    return;
-  }
-  const Json* role = message.find("role");
-  constexpr std::array kRoles = {"system", "developer", "user", "assistant", "tool", "function"};
-  if (role == nullptr || !role->is_string()) {
-    fields.fail(where + ".role", where + ".role: expected a string");
-  } else if (!listed(kRoles, role->as_string())) {
-    fields.fail(where + ".role",
-                fmt::format("{}.role: \"{}\" is not one of system, developer, user, assistant, "
-                            "tool",
-                            where, role->as_string()));
-  }
-  const Json* content = message.find("content");
-  if (content == nullptr || content->is_null()) {
-    if (message.find("tool_calls") == nullptr) {
-      fields.fail(where + ".content", where + ".content: missing");
-    }
-  } else if (!content->is_string() && !content->is_array()) {
-    fields.fail(where + ".content",
-                fmt::format("{}.content: expected a string or an array of parts, got {}", where,
-                            json_type_name(*content)));
-  }
-}
-
-/// Content given as text parts becomes one string, as templates expect it. Missing content (a turn
-/// of tool calls only) becomes "".
-void flatten_content(FieldReader& fields, Json& message, size_t index) {
-  const Json* content = message.find("content");
-  std::string text;
-  if (content != nullptr && content->is_string()) {
-    return;
-  }
-  if (content != nullptr && content->is_array()) {
-    for (const Json& part : content->as_array()) {
-      const Json* type = part.find("type");
-      const Json* value = part.find("text");
-      if (type == nullptr || !type->is_string() || type->as_string() != "text" ||
-          value == nullptr || !value->is_string()) {
-        fields.fail(fmt::format("messages[{}].content", index),
-                    fmt::format("messages[{}].content: only parts {{\"type\": \"text\", \"text\": "
-                                "\"...\"}} are supported",
-                                index));
-        return;
-      }
-      text += value->as_string();
-    }
-  }
-  message.set("content", text);
-}
-
-void read_messages(FieldReader& fields, GenerationRequest& request) {
-  const Json* messages = fields.find("messages");
-  if (messages == nullptr || !messages->is_array() || messages->as_array().empty()) {
-    fields.fail("messages", "messages: expected an array with at least one message");
-    return;
-  }
-  request.messages = *messages;
-  JsonArray& list = request.messages.as_array();
-  for (size_t i = 0; i < list.size() && !fields.error(); ++i) {
-    check_message(fields, list[i], i);
-    if (!fields.error()) {
-      flatten_content(fields, list[i], i);
-    }
-  }
-}
-
-void read_tools(FieldReader& fields, GenerationRequest& request) {
-  if (const Json* tools = fields.find("tools")) {
-    if (!tools->is_array()) {
-      fields.fail("tools", "tools: expected an array");
-      return;
-    }
-    if (!tools->as_array().empty()) {
-      request.tools = *tools;
-    }
-  }
-  const Json* choice = fields.find("tool_choice");
-  if (choice == nullptr) {
-    return;
-  }
-  if (choice->is_string() && choice->as_string() == "none") {
-    request.tools = Json();
-  } else if (!choice->is_string() || choice->as_string() != "auto") {
-    fields.fail("tool_choice",
-                "tool_choice: only \"auto\" and \"none\" are supported: this server does not "
-                "constrain the form of an answer");
-  }
-}
-
-void read_chat(FieldReader& fields, GenerationRequest& request) {
-  read_messages(fields, request);
-  read_tools(fields, request);
-  if (const Json* arguments = fields.find("chat_template_kwargs")) {
-    if (!arguments->is_object()) {
-      fields.fail("chat_template_kwargs", "chat_template_kwargs: expected an object");
-    }
-    request.template_arguments = *arguments;
-  }
-  fields.boolean("add_generation_prompt", request.add_generation_prompt);
-  fields.refuse("chat_template", "give the template to the server with --chat-template");
-  fields.refuse("continue_final_message", "use /v1/completions to continue a text");
-  bool logprobs = false;
-  int64_t top = 0;
-  fields.boolean("logprobs", logprobs);
-  fields.integer("top_logprobs", 0, kMaxLogprobs, top);
-  if (top > 0 && !logprobs) {
-    fields.fail("top_logprobs", "top_logprobs: needs logprobs to be true");
-  }
-  request.logprobs = logprobs ? static_cast<int>(top) : -1;
-  request.add_special_tokens = false;
-}
-
-bool is_id_array(const Json& value) {
-  return value.is_array() && !value.as_array().empty() && value.as_array().front().is_number();
-}
-
-void read_prompt(FieldReader& fields, GenerationRequest& request) {
-  const Json* prompt = fields.find("prompt");
-  constexpr const char* kExpected =
-      "prompt: expected a string, an array of strings, an array of token ids, or an array of such "
-      "arrays, not empty";
-  const auto read_one = [&](const Json& value) {
-    if (value.is_string()) {
-      request.prompts.emplace_back(value.as_string());
-      return;
-    }
-    std::vector<int32_t> ids;
-    const Json holder = Json::object({{"prompt", value}});
-    FieldReader inner(holder);
-    inner.token_ids("prompt", ids);
-    if (inner.error() || ids.empty()) {
-      fields.fail("prompt", inner.error() ? inner.error()->message : kExpected);
-    } else {
-      request.prompts.emplace_back(std::move(ids));
-    }
-  };
-  if (prompt == nullptr) {
-    fields.fail("prompt", kExpected);
-  } else if (prompt->is_string() || is_id_array(*prompt)) {
-    read_one(*prompt);
-  } else if (prompt->is_array() && !prompt->as_array().empty()) {
-    for (const Json& value : prompt->as_array()) {
-      read_one(value);
-    }
-  } else {
-    fields.fail("prompt", kExpected);
-  }
-}
-
-void read_completion(FieldReader& fields, GenerationRequest& request) {
-  read_prompt(fields, request);
-  fields.boolean("echo", request.echo);
-  fields.boolean("add_special_tokens", request.add_special_tokens);
-  fields.refuse("suffix", "text is only continued at its end");
-  if (fields.find("logprobs") != nullptr) {
-    int64_t count = 0;
-    fields.integer("logprobs", 0, kMaxLogprobs, count);
-    request.logprobs = static_cast<int>(count);
-    if (request.echo) {
-      fields.fail("logprobs", "logprobs: not available together with echo");
-    }
-  }
-}
-
 enum class Route { kChat, kCompletion };
 
 ParsedRequest parse(std::string_view body, Route route, const SchemaOptions& options) {
@@ -410,9 +229,9 @@ ParsedRequest parse(std::string_view body, Route route, const SchemaOptions& opt
   check_unknown(*json, route == Route::kChat, options.strictness, fields);
   read_common(fields, options, request);
   if (route == Route::kChat) {
-    read_chat(fields, request);
+    read_chat_fields(fields, request);
   } else {
-    read_completion(fields, request);
+    read_completion_fields(fields, request);
   }
   if (fields.error()) {
     return *fields.error();
@@ -428,109 +247,6 @@ ParsedRequest parse_chat_request(std::string_view body, const SchemaOptions& opt
 
 ParsedRequest parse_completion_request(std::string_view body, const SchemaOptions& options) {
   return parse(body, Route::kCompletion, options);
-}
-
-std::string_view json_type_name(const Json& value) {
-  switch (value.type()) {
-    case Json::Type::kNull:
-      return "null";
-    case Json::Type::kBool:
-      return "a boolean";
-    case Json::Type::kInt:
-    case Json::Type::kUint:
-      return "an integer";
-    case Json::Type::kDouble:
-      return "a number";
-    case Json::Type::kString:
-      return "a string";
-    case Json::Type::kArray:
-      return "an array";
-    case Json::Type::kObject:
-      return "an object";
-  }
-  return "a value";
-}
-
-const Json* FieldReader::find(std::string_view key) const {
-  const Json* value = object_.find(key);
-  return value == nullptr || value->is_null() ? nullptr : value;
-}
-
-void FieldReader::fail(std::string_view key, std::string message) {
-  if (!error_) {
-    error_ = ApiError{400, std::move(message), std::string(key), ""};
-  }
-}
-
-void FieldReader::wrong_type(std::string_view key, std::string_view expected, const Json& got) {
-  fail(key, fmt::format("{}: expected {}, got {}", key, expected, json_type_name(got)));
-}
-
-void FieldReader::refuse(std::string_view key, std::string_view reason) {
-  const Json* value = find(key);
-  if (value != nullptr && truthy(*value)) {
-    fail(key, fmt::format("{} is not supported: {}", key, reason));
-  }
-}
-
-void FieldReader::text(std::string_view key, std::string& target) {
-  if (const Json* value = find(key)) {
-    value->is_string() ? void(target = value->as_string()) : wrong_type(key, "a string", *value);
-  }
-}
-
-void FieldReader::boolean(std::string_view key, bool& target) {
-  if (const Json* value = find(key)) {
-    value->is_bool() ? void(target = value->as_bool()) : wrong_type(key, "a boolean", *value);
-  }
-}
-
-void FieldReader::integer(std::string_view key, int64_t low, int64_t high, int64_t& target) {
-  const Json* value = find(key);
-  if (value == nullptr) {
-    return;
-  }
-  if (!value->is_int()) {
-    wrong_type(key, "an integer", *value);
-  } else if (value->as_int() < low || value->as_int() > high) {
-    fail(key, low == high ? fmt::format("{}: must be {}, got {}", key, low, value->as_int())
-                          : fmt::format("{}: must be from {} to {}, got {}", key, low, high,
-                                        value->as_int()));
-  } else {
-    target = value->as_int();
-  }
-}
-
-void FieldReader::number(std::string_view key, double low, double high, double& target) {
-  const Json* value = find(key);
-  if (value == nullptr) {
-    return;
-  }
-  if (!value->is_number()) {
-    wrong_type(key, "a number", *value);
-  } else if (value->as_double() < low || value->as_double() > high) {
-    fail(key, fmt::format("{}: must be from {} to {}, got {}", key, low, high, value->as_double()));
-  } else {
-    target = value->as_double();
-  }
-}
-
-void FieldReader::token_ids(std::string_view key, std::vector<int32_t>& target) {
-  const Json* value = find(key);
-  if (value == nullptr) {
-    return;
-  }
-  if (!value->is_array()) {
-    wrong_type(key, "an array of token ids", *value);
-    return;
-  }
-  for (const Json& id : value->as_array()) {
-    if (!id.is_int() || id.as_int() < 0 || id.as_int() > std::numeric_limits<int32_t>::max()) {
-      fail(key, fmt::format("{}: {} is not a token id", key, id.dump()));
-      return;
-    }
-    target.push_back(static_cast<int32_t>(id.as_int()));
-  }
 }
 
 }  // namespace nibble

@@ -80,7 +80,7 @@ class RulesTest(unittest.TestCase):
 
     def test_try_in_server(self):
         self.expect("try", "src/server/c.cc", "try {\n}\n")
-        self.expect("try", "src/server/http.cc", "try {\n}\ntry {\n}\ntry {\n}\n")
+        self.expect("try", "src/server/http_connection.cc", "try {\n}\ntry {\n}\ntry {\n}\n")
 
     def test_exit(self):
         self.expect("exit", "src/text/c.cc", "void f() { std::exit(1); }\n")

@@ -1,4 +1,5 @@
 #include "server/error.h"
+#include "server/field_reader.h"
 #include "server/routes.h"
 
 namespace nibble {

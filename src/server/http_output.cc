@@ -1,0 +1,46 @@
+#include "server/http_output.h"
+
+#include <utility>
+
+#include <boost/asio/buffer.hpp>
+
+namespace nibble {
+namespace {
+
+constexpr size_t kMaxUnsentBytes = size_t{64} << 20;
+
+}  // namespace
+
+bool HttpOutput::send(const std::string& data, const std::shared_ptr<void>& owner) {
+  if (unsent_.size() + data.size() > kMaxUnsentBytes) {
+    return false;
+  }
+  unsent_ += data;
+  if (in_flight_.empty() && !unsent_.empty()) {
+    touch();
+    flush(owner);
+  }
+  return true;
+}
+
+void HttpOutput::flush(const std::shared_ptr<void>& owner) {
+  if (sent_ == in_flight_.size()) {
+    in_flight_ = std::exchange(unsent_, {});
+    sent_ = 0;
+  }
+  const auto rest = boost::asio::buffer(in_flight_) + sent_;
+  socket_.async_write_some(rest,
+                           [this, owner](const boost::system::error_code& error, size_t size) {
+                             touch();
+                             sent_ += size;
+                             if (!error && (sent_ < in_flight_.size() || !unsent_.empty())) {
+                               flush(owner);
+                               return;
+                             }
+                             in_flight_.clear();
+                             sent_ = 0;
+                             on_settled_(error);
+                           });
+}
+
+}  // namespace nibble

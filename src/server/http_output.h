@@ -1,0 +1,44 @@
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include <boost/asio/ip/tcp.hpp>
+
+namespace nibble {
+
+/// Bytes on their way to one client, in order. What is added while the socket is busy leaves
+/// together. Everything belongs to the socket's strand.
+class HttpOutput final {
+ public:
+  using Clock = std::chrono::steady_clock;
+  using Socket = boost::asio::ip::tcp::socket;
+  using Settled = std::function<void(const boost::system::error_code&)>;
+
+  /// `on_settled` runs when everything was sent, or with the error when the socket failed.
+  HttpOutput(Socket& socket, Settled on_settled)
+      : socket_(socket), on_settled_(std::move(on_settled)) {}
+
+  /// Adds bytes. `owner` is kept alive until they are sent. False, and nothing is added, when the
+  /// client has left too much unread: it counts as gone.
+  [[nodiscard]] bool send(const std::string& data, const std::shared_ptr<void>& owner);
+
+  [[nodiscard]] bool idle() const { return in_flight_.empty(); }
+  /// When the kernel last took bytes from here.
+  [[nodiscard]] Clock::time_point last_progress() const { return last_progress_; }
+  /// Restarts the clock of last_progress().
+  void touch() { last_progress_ = Clock::now(); }
+
+ private:
+  void flush(const std::shared_ptr<void>& owner);
+
+  Socket& socket_;
+  Settled on_settled_;
+  std::string unsent_, in_flight_;
+  size_t sent_ = 0;  // of in_flight_
+  Clock::time_point last_progress_ = Clock::now();
+};
+
+}  // namespace nibble

@@ -1,0 +1,131 @@
+#include <algorithm>
+#include <array>
+#include <string>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "server/schema_routes.h"
+
+namespace nibble {
+namespace {
+
+void check_message(FieldReader& fields, const Json& message, size_t index) {
+  const std::string where = fmt::format("messages[{}]", index);
+  if (!message.is_object()) {
+    fields.fail(where, where + ": expected an object, got " + std::string(json_type_name(message)));
+    return;
+  }
+  const Json* role = message.find("role");
+  constexpr std::array kRoles = {"system", "developer", "user", "assistant", "tool", "function"};
+  if (role == nullptr || !role->is_string()) {
+    fields.fail(where + ".role", where + ".role: expected a string");
+  } else if (std::find(kRoles.begin(), kRoles.end(), role->as_string()) == kRoles.end()) {
+    fields.fail(where + ".role",
+                fmt::format("{}.role: \"{}\" is not one of system, developer, user, assistant, "
+                            "tool",
+                            where, role->as_string()));
+  }
+  const Json* content = message.find("content");
+  if (content == nullptr || content->is_null()) {
+    if (message.find("tool_calls") == nullptr) {
+      fields.fail(where + ".content", where + ".content: missing");
+    }
+  } else if (!content->is_string() && !content->is_array()) {
+    fields.fail(where + ".content",
+                fmt::format("{}.content: expected a string or an array of parts, got {}", where,
+                            json_type_name(*content)));
+  }
+}
+
+/// Content given as text parts becomes one string, as templates expect it. Missing content (a turn
+/// of tool calls only) becomes "".
+void flatten_content(FieldReader& fields, Json& message, size_t index) {
+  const Json* content = message.find("content");
+  std::string text;
+  if (content != nullptr && content->is_string()) {
+    return;
+  }
+  if (content != nullptr && content->is_array()) {
+    for (const Json& part : content->as_array()) {
+      const Json* type = part.find("type");
+      const Json* value = part.find("text");
+      if (type == nullptr || !type->is_string() || type->as_string() != "text" ||
+          value == nullptr || !value->is_string()) {
+        fields.fail(fmt::format("messages[{}].content", index),
+                    fmt::format("messages[{}].content: only parts {{\"type\": \"text\", \"text\": "
+                                "\"...\"}} are supported",
+                                index));
+        return;
+      }
+      text += value->as_string();
+    }
+  }
+  message.set("content", text);
+}
+
+void read_messages(FieldReader& fields, GenerationRequest& request) {
+  const Json* messages = fields.find("messages");
+  if (messages == nullptr || !messages->is_array() || messages->as_array().empty()) {
+    fields.fail("messages", "messages: expected an array with at least one message");
+    return;
+  }
+  request.messages = *messages;
+  JsonArray& list = request.messages.as_array();
+  for (size_t i = 0; i < list.size() && !fields.error(); ++i) {
+    check_message(fields, list[i], i);
+    if (!fields.error()) {
+      flatten_content(fields, list[i], i);
+    }
+  }
+}
+
+void read_tools(FieldReader& fields, GenerationRequest& request) {
+  if (const Json* tools = fields.find("tools")) {
+    if (!tools->is_array()) {
+      fields.fail("tools", "tools: expected an array");
+      return;
+    }
+    if (!tools->as_array().empty()) {
+      request.tools = *tools;
+    }
+  }
+  const Json* choice = fields.find("tool_choice");
+  if (choice == nullptr) {
+    return;
+  }
+  if (choice->is_string() && choice->as_string() == "none") {
+    request.tools = Json();
+  } else if (!choice->is_string() || choice->as_string() != "auto") {
+    fields.fail("tool_choice",
+                "tool_choice: only \"auto\" and \"none\" are supported: this server does not "
+                "constrain the form of an answer");
+  }
+}
+
+}  // namespace
+
+void read_chat_fields(FieldReader& fields, GenerationRequest& request) {
+  read_messages(fields, request);
+  read_tools(fields, request);
+  if (const Json* arguments = fields.find("chat_template_kwargs")) {
+    if (!arguments->is_object()) {
+      fields.fail("chat_template_kwargs", "chat_template_kwargs: expected an object");
+    }
+    request.template_arguments = *arguments;
+  }
+  fields.boolean("add_generation_prompt", request.add_generation_prompt);
+  fields.refuse("chat_template", "give the template to the server with --chat-template");
+  fields.refuse("continue_final_message", "use /v1/completions to continue a text");
+  bool logprobs = false;
+  int64_t top = 0;
+  fields.boolean("logprobs", logprobs);
+  fields.integer("top_logprobs", 0, kMaxLogprobs, top);
+  if (top > 0 && !logprobs) {
+    fields.fail("top_logprobs", "top_logprobs: needs logprobs to be true");
+  }
+  request.logprobs = logprobs ? static_cast<int>(top) : -1;
+  request.add_special_tokens = false;
+}
+
+}  // namespace nibble

@@ -1,0 +1,17 @@
+#pragma once
+
+#include "server/field_reader.h"
+#include "server/schema.h"
+
+namespace nibble {
+
+constexpr int64_t kMaxLogprobs = 20;
+
+// What is particular to one route; errors go to `fields`.
+
+/// Reads messages, tools and the template's arguments of a chat.
+void read_chat_fields(FieldReader& fields, GenerationRequest& request);
+/// Reads the prompts of a text completion.
+void read_completion_fields(FieldReader& fields, GenerationRequest& request);
+
+}  // namespace nibble
