@@ -45,6 +45,8 @@ class Backend {
   virtual void silu_mul(const float* gate_up, int64_t rows, int64_t n, float* y) = 0;
   /// y[r, i] += bias[i], rows of n.
   virtual void add_bias(float* y, int64_t rows, int64_t n, const float* bias) = 0;
+  /// x[i] rounded to BF16, ties to even, in place.
+  virtual void round_bf16(float* x, int64_t count) = 0;
   virtual void rope_append_kv(const RopeAppendArgs& args) = 0;
   virtual void attention(const AttentionArgs& args) = 0;
 };

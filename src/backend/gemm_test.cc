@@ -80,6 +80,8 @@ std::vector<QuantScheme> tested_schemes() {
   using enum ScalePer;
   schemes.push_back({"f32", {kF32, kNone, 0, DType::kF32}});
   schemes.push_back({"f16", {kF16, kNone, 0, DType::kF32}});
+  schemes.push_back({"bf16 activations", {kBf16, kNone, 0, DType::kF32}, ActFormat::kBf16});
+  schemes.push_back({"w4a16, bf16", {kInt4, kGroup, 32, DType::kBF16}, ActFormat::kBf16});
   schemes.push_back({"int8 weights only", {kInt8, kChannel, 0, DType::kF32}});
   schemes.push_back({"fp8 weights only", {kFp8E4M3, kChannel, 0, DType::kF32}});
   schemes.push_back({"int4, groups of 8, f32 scales", {kInt4, kGroup, 8, DType::kF32}});

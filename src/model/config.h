@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "core/dtype.h"
 
 namespace nibble {
 
@@ -24,7 +25,9 @@ struct RopeConfig {
 
 /// Facts from config.json and generation_config.json, checked; no behaviour.
 struct ModelConfig {
-  std::string architecture;  // "LlamaForCausalLM"
+  std::string architecture;   // "LlamaForCausalLM"
+  DType dtype = DType::kF32;  // kF32, kF16 or kBF16; BF16 models compute linear
+                              // layers from BF16 inputs and give BF16 logits
   int64_t vocab_size = 0;
   int64_t hidden_size = 0;
   int64_t intermediate_size = 0;

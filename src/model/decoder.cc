@@ -82,6 +82,9 @@ void Decoder::write_logits(std::span<const int32_t> rows, std::span<float> logit
   const auto count = static_cast<int64_t>(rows.size());
   parts_.final_norm.forward(picked, count, picked, backend_);
   parts_.head.forward(picked, count, logits.data(), GemmOutput::kStore, backend_);
+  if (parts_.config.dtype == DType::kBF16) {
+    backend_.round_bf16(logits.data(), std::ssize(logits));
+  }
 }
 
 void Decoder::forward(const ForwardBatch& batch, PagedKvCache& cache, std::span<float> logits) {

@@ -66,6 +66,7 @@ class DecoderLoader final {
       const std::string module = layer_module(layer, projection.name);
       NIBBLE_ASSIGN_OR_RETURN(LinearWeights part, weights_.linear(module, projection.n, k));
       note_scheme(part);
+      part.act = activations_of(part);
       parts.push_back(std::move(part));
       if (bias_mode == Bias::kStored) {
         NIBBLE_RETURN_IF_ERROR(weights_.append_bias(module, projection.n, bias));
@@ -141,7 +142,13 @@ class DecoderLoader final {
     std::vector<LinearWeights> parts(1);
     NIBBLE_ASSIGN_OR_RETURN(parts[0],
                             weights_.linear(module, config_.vocab_size, config_.hidden_size));
+    parts[0].act = activations_of(parts[0]);
     return Linear::prepare(std::move(parts), {}, backend_, options_.max_logit_rows);
+  }
+
+  [[nodiscard]] ActFormat activations_of(const LinearWeights& part) const {
+    const bool bf16 = part.act == ActFormat::kFloat && config_.dtype == DType::kBF16;
+    return bf16 ? ActFormat::kBf16 : part.act;
   }
 
   /// The scheme of the model is that of its layers; "mixed" when they differ.

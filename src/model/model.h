@@ -32,7 +32,9 @@ class Model {
   [[nodiscard]] virtual std::string_view scheme() const = 0;
   [[nodiscard]] virtual int64_t weight_bytes() const = 0;
 
-  /// Appends the batch's keys and values to `cache` and writes logits [logit_rows, vocab_size] f32.
+  /// Appends the batch's keys and values to `cache` and writes logits [logit_rows, vocab_size] f32,
+  /// rounded to BF16 when that is the model's dtype: as in transformers and vLLM, near ties are
+  /// ties.
   virtual void forward(const ForwardBatch& batch, PagedKvCache& cache, std::span<float> logits) = 0;
 };
 

@@ -33,9 +33,10 @@ struct WeightFormat {
   }
 };
 
-/// How activations enter the product. The token forms take one scale per row of activations,
-/// absmax/127 or absmax/448, computed at run time.
-enum class ActFormat : uint8_t { kFloat, kInt8Token, kFp8Token };
+/// How activations enter the product. A file says kFloat; a model whose dtype is BF16 then rounds
+/// them to BF16 (kBf16), as its training did. The token forms take one scale per row of
+/// activations, absmax/127 or absmax/448, computed at run time.
+enum class ActFormat : uint8_t { kFloat, kBf16, kInt8Token, kFp8Token };
 
 /// One row of the table that drives quantizer, file format, kernels and QAT.
 struct QuantScheme {

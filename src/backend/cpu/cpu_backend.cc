@@ -91,6 +91,16 @@ class CpuBackend final : public Backend {
     for_rows(rows, n, [&](int64_t r) { kernels_.add(y + r * n, bias, n); });
   }
 
+  void round_bf16(float* x, int64_t count) override {
+    const int64_t pieces = (count + kSerialElements - 1) / kSerialElements;
+    for_rows(pieces, kSerialElements, [&](int64_t piece) {
+      const int64_t begin = piece * kSerialElements;
+      const QuantizeTask task{
+          .x = x + begin, .k = std::min(kSerialElements, count - begin), .out = x + begin};
+      kernels_.round_bf16(task, 0);
+    });
+  }
+
   void rope_append_kv(const RopeAppendArgs& args) override;
   void attention(const AttentionArgs& args) override;
 

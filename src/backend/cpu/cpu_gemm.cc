@@ -7,8 +7,9 @@
 namespace nibble::cpu {
 namespace {
 
-constexpr int64_t kRowPanel = 64;           // rows of x that stay in the second-level cache
-constexpr int64_t kChunksPerThread = 4;     // evens out threads that are interrupted
+constexpr int64_t kRowPanel = 64;        // rows of x that stay in the second-level cache
+constexpr int64_t kChunksPerThread = 4;  // evens out threads that are interrupted
+constexpr int64_t kSerialElements = 16 << 10;
 constexpr int64_t kSerialBytes = 16 << 10;  // below, starting a loop costs more than it gains
 
 KernelTable::Gemm kernel_for(const KernelTable& kernels, WeightCode code, ActFormat act) {
@@ -31,7 +32,7 @@ KernelTable::Gemm kernel_for(const KernelTable& kernels, WeightCode code, ActFor
 }
 
 std::string_view product_name(WeightCode code, ActFormat act) {
-  const bool quantized = act != ActFormat::kFloat;
+  const bool quantized = act == ActFormat::kInt8Token || act == ActFormat::kFp8Token;
   switch (code) {
     case WeightCode::kF32:
       return "gemm_f32";
@@ -95,7 +96,7 @@ Status CpuGemm::update(const QuantTensor& weight) {
   return matrix_.pack(weight, pool_);
 }
 
-void CpuGemm::quantize_activations(const GemmArgs& args) {
+void CpuGemm::round_activations(const GemmArgs& args) {
   QuantizeTask task;
   task.x = args.x;
   task.x_stride = args.x_stride;
@@ -105,9 +106,16 @@ void CpuGemm::quantize_activations(const GemmArgs& args) {
   task.offset = matrix_.format().code == WeightCode::kInt8 ? 128 : 0;
   task.scales = act_scales_.as<float>().data();
   task.sums = act_sums_.as<int32_t>().data();
-  const auto quantize =
-      matrix_.act() == ActFormat::kInt8Token ? kernels_.quantize_int8 : kernels_.quantize_fp8;
-  pool_.parallel_for(args.m, [&](int64_t row, int) { quantize(task, row); });
+  const auto round = matrix_.act() == ActFormat::kBf16        ? kernels_.round_bf16
+                     : matrix_.act() == ActFormat::kInt8Token ? kernels_.quantize_int8
+                                                              : kernels_.quantize_fp8;
+  if (args.m * task.k <= kSerialElements) {
+    for (int64_t row = 0; row < args.m; ++row) {
+      round(task, row);
+    }
+    return;
+  }
+  pool_.parallel_for(args.m, [&](int64_t row, int) { round(task, row); });
 }
 
 void CpuGemm::run(const GemmArgs& args) {
@@ -121,14 +129,15 @@ void CpuGemm::run(const GemmArgs& args) {
   whole.y = args.y;
   whole.y_stride = args.y_stride;
   whole.add = args.output == GemmOutput::kAdd;
-  const bool quantized = matrix_.act() != ActFormat::kFloat;
-  if (quantized) {
-    quantize_activations(args);
+  if (matrix_.act() != ActFormat::kFloat) {
+    round_activations(args);
     whole.x = activations_.as<float>().data();
     whole.x_stride = padded_k_;
     whole.xq = activations_.as<uint8_t>().data();
     whole.xq_stride = padded_k_;
   }
+  const bool scaled =
+      matrix_.act() == ActFormat::kInt8Token || matrix_.act() == ActFormat::kFp8Token;
   const int64_t tiles = matrix_.tiles();
   const bool serial = matrix_.bytes() * args.m <= kSerialBytes;
   const int64_t chunks = serial ? 1 : std::min(tiles, pool_.threads() * kChunksPerThread);
@@ -138,7 +147,7 @@ void CpuGemm::run(const GemmArgs& args) {
       task.m = std::min(kRowPanel, args.m - row);
       task.y += row * task.y_stride;
       task.x += matrix_.act() == ActFormat::kInt8Token ? 0 : row * task.x_stride;
-      if (quantized) {
+      if (scaled) {
         task.xq += row * task.xq_stride;
         task.x_scales = act_scales_.as<float>().data() + row;
         task.x_sums = act_sums_.as<int32_t>().data() + row;

@@ -27,7 +27,7 @@ class CpuGemm final : public PreparedGemm {
   CpuGemm(PackedMatrix matrix, const KernelTable& kernels, ThreadPool& pool);
 
   Status allocate_workspace(int64_t max_m);
-  void quantize_activations(const GemmArgs& args);
+  void round_activations(const GemmArgs& args);
 
   PackedMatrix matrix_;
   const KernelTable& kernels_;

@@ -48,7 +48,8 @@ struct GemmTask {
   bool add = false;
 };
 
-/// Rows to quantize. int8: codes (for int8 weights offset by 128) and sums; fp8: values as f32.
+/// Rows of activations to round. int8: codes (for int8 weights offset by 128) and sums; fp8 and
+/// bf16: values as f32, the latter without scales.
 struct QuantizeTask {
   const float* x = nullptr;
   int64_t x_stride = 0;
@@ -106,6 +107,7 @@ struct KernelTable {
   Gemm gemm_int4_int8 = nullptr;
   void (*quantize_int8)(const QuantizeTask& task, int64_t row) = nullptr;
   void (*quantize_fp8)(const QuantizeTask& task, int64_t row) = nullptr;
+  void (*round_bf16)(const QuantizeTask& task, int64_t row) = nullptr;
   void (*rms_norm)(const float* x, int64_t n, const float* weight, float eps, float* y) = nullptr;
   void (*silu_mul)(const float* gate, const float* up, int64_t n, float* y) = nullptr;
   void (*add)(float* y, const float* x, int64_t n) = nullptr;

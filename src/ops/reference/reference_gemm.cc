@@ -83,6 +83,12 @@ void round_activations(ActFormat act, const float* x, std::vector<double>& row) 
   if (act == ActFormat::kFloat) {
     return;
   }
+  if (act == ActFormat::kBf16) {
+    for (size_t i = 0; i < row.size(); ++i) {
+      row[i] = bf16_to_f32(f32_to_bf16(x[i]));
+    }
+    return;
+  }
   if (!finite) {
     row.assign(row.size(), std::numeric_limits<double>::quiet_NaN());
     return;

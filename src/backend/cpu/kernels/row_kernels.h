@@ -142,6 +142,15 @@ inline I32x16 to_bf16_bits(F32x16 v) {
   return Simd::shift_right<16>(Simd::bits(infinite));
 }
 
+void round_bf16(const QuantizeTask& task, int64_t row) {
+  const float* x = task.x + row * task.x_stride;
+  float* out = static_cast<float*>(task.out) + row * task.out_stride;
+  in_vectors(task.k, [&](int64_t i, int64_t lanes) {
+    const I32x16 upper = to_bf16_bits(load_lanes(x + i, lanes));
+    store_lanes(out + i, lanes, Simd::from_bits(Simd::shift_left<16>(upper)));
+  });
+}
+
 inline void write_kv_bf16(const float* x, int64_t dim, uint8_t* row) {
   in_vectors(dim, [&](int64_t i, int64_t lanes) {
     uint8_t bytes[32];

@@ -22,6 +22,7 @@ constexpr KernelTable kernels_named(const char* name) {
   table.gemm_int4_int8 = gemm_int<IntCodecInt4>;
   table.quantize_int8 = quantize_int8;
   table.quantize_fp8 = quantize_fp8;
+  table.round_bf16 = round_bf16;
   table.rms_norm = rms_norm;
   table.silu_mul = silu_mul;
   table.add = add_row;
