@@ -1,14 +1,15 @@
 #include <chrono>
-#include <cstdio>
 #include <memory>
 
 #include "base/file.h"
 #include "base/json.h"
-#include "base/log.h"
 #include "command.h"
 #include "engine/session.h"
 #include "eval/perplexity.h"
+#include "flag_checks.h"
 #include "model_flags.h"
+#include "output.h"
+#include "progress.h"
 
 namespace nibble {
 
@@ -34,13 +35,12 @@ void print(const EvalFlags& flags, const PerplexityResult& result, size_t bytes,
                                     {"seconds", seconds},
                                     {"nats_per_byte", nats_per_byte},
                                     {"kv_cache_dtype", flags.model.kv_cache_dtype}});
-    std::printf("%s\n", json.dump().c_str());
+    print_out(json.dump() + "\n");
     return;
   }
-  std::printf(
-      "perplexity %.4f over %lld scored tokens, windows of %lld; %.4f nats per byte; %.1f s\n",
-      result.perplexity, static_cast<long long>(result.scored_tokens),
-      static_cast<long long>(flags.window), nats_per_byte, seconds);
+  print_out(fmt::format(
+      "perplexity {:.4f} over {} scored tokens, windows of {}; {:.4f} nats per byte; {:.1f} s\n",
+      result.perplexity, result.scored_tokens, flags.window, nats_per_byte, seconds));
 }
 
 Status run(const EvalFlags& flags) {
@@ -52,6 +52,12 @@ Status run(const EvalFlags& flags) {
                                                                 .isa = flags.model.isa}));
   NIBBLE_ASSIGN_OR_RETURN(const auto model, load_model(flags.model.model_dir, *backend, {}));
   const ModelConfig& config = model->config();
+  if (flags.window > config.max_position) {
+    return make_error(StatusCode::kInvalidArgument,
+                      "--window {}: the model's context ends at {} (config.json: "
+                      "max_position_embeddings)",
+                      flags.window, config.max_position);
+  }
   NIBBLE_ASSIGN_OR_RETURN(
       PagedKvCache cache,
       PagedKvCache::allocate({.code = kv_code,
@@ -61,13 +67,13 @@ Status run(const EvalFlags& flags) {
                               .page_size = kPageSize,
                               .num_pages = (flags.window + kPageSize - 1) / kPageSize}));
   const std::vector<int32_t> tokens = tokenizer->encode(text, SpecialTokens::kPlain);
-  int64_t reported = 0;
+  if (tokens.size() < 2) {
+    return make_error(StatusCode::kInvalidArgument, "{}: has {} tokens, but at least 2 are needed",
+                      flags.text_file, tokens.size());
+  }
+  ProgressDisplay display("evaluated", ProgressDisplay::Unit::kTokens);
   const auto progress = [&](int64_t done) {
-    const int64_t tenth = done * 10 / static_cast<int64_t>(tokens.size());
-    if (tenth != reported) {
-      reported = tenth;
-      NIBBLE_LOG(kInfo, "{} of {} tokens", done, tokens.size());
-    }
+    display.update(done, static_cast<int64_t>(tokens.size()), "");
   };
   NIBBLE_ASSIGN_OR_RETURN(const PerplexityResult result,
                           evaluate_perplexity(*model, cache, tokens, flags.window, progress));
@@ -87,8 +93,10 @@ void add_eval_command(CLI::App& app, CommandContext& context) {
   ppl->add_option("--text", flags->text_file, "Text file, tokenized whole without special tokens")
       ->required();
   ppl->add_option("--window", flags->window, "Tokens per window; windows do not overlap")
+      ->check(whole_number(2))
       ->capture_default_str();
-  ppl->add_flag("--json", flags->json, "Print one JSON object");
+  ppl->add_flag("--json", flags->json,
+                "Print one JSON object: perplexity, tokens, window, seconds, ...");
   ppl->callback([flags, &context] { context.action = [flags] { return run(*flags); }; });
 }
 

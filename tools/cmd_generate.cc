@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "command.h"
 #include "model_flags.h"
+#include "output.h"
 
 namespace nibble {
 
@@ -31,9 +32,9 @@ int64_t peak_rss_bytes() {
   return int64_t{usage.ru_maxrss} * 1024;
 }
 
-void write_stdout(std::string_view text) {
-  std::fwrite(text.data(), 1, text.size(), stdout);
-  std::fflush(stdout);
+void stream_out(std::string_view text) {
+  print_out(text);
+  std::fflush(stdout);  // a failure shows at the end, in main
 }
 
 Json to_json(const Answer& answer, const ServingSession& session) {
@@ -58,18 +59,18 @@ Status run(const GenerateFlags& flags) {
                         .sampling = sampling_of(flags.answer, session.config, 0),
                         .stop = flags.answer.stop};
   if (flags.output == Output::kText && isatty(STDOUT_FILENO) == 1) {
-    request.on_text = write_stdout;
+    request.on_text = stream_out;
   }
   const bool streamed = static_cast<bool>(request.on_text);
   NIBBLE_ASSIGN_OR_RETURN(const Answer answer, ask(session, std::move(request)));
   if (flags.output == Output::kJson) {
-    write_stdout(to_json(answer, session).dump() + "\n");
+    print_out(to_json(answer, session).dump() + "\n");
     return {};
   }
   if (!streamed) {
-    write_stdout(answer.text);
+    print_out(answer.text);
   }
-  write_stdout("\n");
+  print_out("\n");
   NIBBLE_LOG(kInfo,
              "{} prompt + {} answer tokens ({}); load {:.0f} ms, first token {:.1f} ms, then "
              "{:.2f} ms per token; {} on {}",

@@ -11,7 +11,9 @@
 #include "checkpoint/checkpoint_reader.h"
 #include "checkpoint/quant_config.h"
 #include "command.h"
+#include "flag_checks.h"
 #include "ops/kv.h"
+#include "output.h"
 
 namespace nibble {
 
@@ -89,12 +91,17 @@ int64_t parameters_of(const CheckpointReader& reader, const TensorInfo& tensor) 
   }
   const std::string base = tensor.name.substr(0, tensor.name.size() - kPacked.size());
   const TensorInfo* shape = reader.find(base + "_shape");
+  constexpr int64_t kPerWord = 8;
+  const int64_t stored = tensor.elements() * kPerWord;  // with what fills up the last word
   if (shape == nullptr || shape->dtype != DType::kI64 || shape->elements() != 2) {
-    return tensor.elements() * 8;
+    return stored;
   }
   std::array<int64_t, 2> dims{};
   std::memcpy(dims.data(), shape->data.data(), sizeof(dims));
-  return dims[0] * dims[1];
+  int64_t product = 0;
+  const bool fits = dims[0] >= 0 && dims[1] >= 0 &&
+                    !__builtin_mul_overflow(dims[0], dims[1], &product) && product <= stored;
+  return fits ? product : stored;
 }
 
 std::string describe_scheme(const CheckpointReader& reader, const QuantConfig& config) {
@@ -119,6 +126,21 @@ std::string describe_scheme(const CheckpointReader& reader, const QuantConfig& c
   return dtype;
 }
 
+constexpr int64_t kMostSize = (int64_t{1} << 31) - 1;  // of a width or a context
+constexpr int64_t kMostCount = (1 << 16) - 1;          // of layers, heads and elements of a head
+
+Result<int64_t> read_size(const JsonReader& reader,
+                          std::string_view key,
+                          int64_t fallback,
+                          int64_t most) {
+  NIBBLE_ASSIGN_OR_RETURN(const int64_t value, reader.optional_int(key, fallback));
+  if (value < 0 || value > most) {
+    return make_error(StatusCode::kCorrupt, "{}: field {}: {} is not between 0 and {}",
+                      reader.where(), key, value, most);
+  }
+  return value;
+}
+
 Status read_config(const std::string& path, Summary& summary) {
   if (!file_exists(path + "/config.json")) {
     return {};
@@ -136,13 +158,16 @@ Status read_config(const std::string& path, Summary& summary) {
   const Json* nested = parsed->find("text_config");
   const JsonReader reader(nested != nullptr ? *nested : *parsed, "config.json");
   CacheFacts& cache = summary.cache;
-  NIBBLE_ASSIGN_OR_RETURN(cache.layers, reader.optional_int("num_hidden_layers", 0));
-  NIBBLE_ASSIGN_OR_RETURN(const int64_t heads, reader.optional_int("num_attention_heads", 0));
-  NIBBLE_ASSIGN_OR_RETURN(cache.kv_heads, reader.optional_int("num_key_value_heads", heads));
-  NIBBLE_ASSIGN_OR_RETURN(const int64_t hidden, reader.optional_int("hidden_size", 0));
-  NIBBLE_ASSIGN_OR_RETURN(cache.head_dim,
-                          reader.optional_int("head_dim", heads > 0 ? hidden / heads : 0));
-  NIBBLE_ASSIGN_OR_RETURN(cache.max_context, reader.optional_int("max_position_embeddings", 0));
+  NIBBLE_ASSIGN_OR_RETURN(cache.layers, read_size(reader, "num_hidden_layers", 0, kMostCount));
+  NIBBLE_ASSIGN_OR_RETURN(const int64_t heads,
+                          read_size(reader, "num_attention_heads", 0, kMostCount));
+  NIBBLE_ASSIGN_OR_RETURN(cache.kv_heads,
+                          read_size(reader, "num_key_value_heads", heads, kMostCount));
+  NIBBLE_ASSIGN_OR_RETURN(const int64_t hidden, read_size(reader, "hidden_size", 0, kMostSize));
+  NIBBLE_ASSIGN_OR_RETURN(
+      cache.head_dim, read_size(reader, "head_dim", heads > 0 ? hidden / heads : 0, kMostCount));
+  NIBBLE_ASSIGN_OR_RETURN(cache.max_context,
+                          read_size(reader, "max_position_embeddings", 0, kMostSize));
   return {};
 }
 
@@ -166,6 +191,13 @@ int64_t kv_token_bytes(const CacheFacts& cache, KvCode code) {
          (kv_row_bytes(code, cache.head_dim) + 4 * kv_row_params(code));
 }
 
+/// One line of the table of memory.
+struct MemoryRow {
+  int64_t context = 0;
+  int64_t concurrency = 0;
+  std::array<int64_t, kKvTypes.size()> kv_bytes{};
+};
+
 // Contexts of the table: those asked for, none beyond the model's own.
 std::vector<int64_t> contexts_of(const Flags& flags, const Summary& summary) {
   std::vector<int64_t> contexts;
@@ -179,70 +211,91 @@ std::vector<int64_t> contexts_of(const Flags& flags, const Summary& summary) {
   return contexts;
 }
 
-void print_json(const Summary& summary, const Flags& flags) {
+Result<std::vector<MemoryRow>> memory_rows(const Summary& summary, const Flags& flags) {
+  std::vector<MemoryRow> rows;
+  for (const int64_t context : contexts_of(flags, summary)) {
+    for (const int64_t concurrency : flags.concurrencies) {
+      MemoryRow row{context, concurrency, {}};
+      for (size_t i = 0; i < kKvTypes.size(); ++i) {
+        int64_t& bytes = row.kv_bytes.at(i);
+        int64_t total = 0;
+        if (__builtin_mul_overflow(kv_token_bytes(summary.cache, kKvTypes.at(i).code), context,
+                                   &bytes) ||
+            __builtin_mul_overflow(bytes, concurrency, &bytes) ||
+            __builtin_add_overflow(bytes, summary.bytes, &total)) {
+          return make_error(StatusCode::kInvalidArgument,
+                            "--context {} with --concurrency {} needs more bytes than can be "
+                            "counted; give smaller numbers",
+                            context, concurrency);
+        }
+      }
+      rows.push_back(row);
+    }
+  }
+  return rows;
+}
+
+void print_json(const Summary& summary, const std::vector<MemoryRow>& rows) {
   JsonObject kinds;
   for (const auto& [kind, bytes] : summary.bytes_by_kind) {
     kinds.set(kind, bytes);
   }
   JsonArray memory;
-  for (const KvType& type : kKvTypes) {
-    const int64_t token = kv_token_bytes(summary.cache, type.code);
-    for (const int64_t context : contexts_of(flags, summary)) {
-      for (const int64_t concurrency : flags.concurrencies) {
-        memory.push_back(
-            Json::object({{"kv", type.name},
-                          {"context", context},
-                          {"concurrency", concurrency},
-                          {"kv_bytes", token * context * concurrency},
-                          {"total_bytes", summary.bytes + token * context * concurrency}}));
-      }
+  for (size_t i = 0; i < kKvTypes.size(); ++i) {
+    for (const MemoryRow& row : rows) {
+      memory.push_back(Json::object({{"kv", kKvTypes.at(i).name},
+                                     {"context", row.context},
+                                     {"concurrency", row.concurrency},
+                                     {"kv_bytes", row.kv_bytes.at(i)},
+                                     {"total_bytes", summary.bytes + row.kv_bytes.at(i)}}));
     }
   }
-  fmt::print("{}\n", Json::object({{"architecture", summary.architecture},
-                                   {"scheme", summary.scheme},
-                                   {"parameters", summary.parameters},
-                                   {"bytes", summary.bytes},
-                                   {"bytes_by_kind", std::move(kinds)},
-                                   {"memory", std::move(memory)}})
-                         .dump());
+  print_out(Json::object({{"architecture", summary.architecture},
+                          {"scheme", summary.scheme},
+                          {"parameters", summary.parameters},
+                          {"bytes", summary.bytes},
+                          {"bytes_by_kind", std::move(kinds)},
+                          {"max_context", summary.cache.max_context},
+                          {"memory", std::move(memory)}})
+                .dump() +
+            "\n");
 }
 
-void print_table(const Summary& summary, const Flags& flags) {
-  fmt::print("architecture  {}\nscheme        {}\nparameters    {:.3f} million\n",
-             summary.architecture, summary.scheme, static_cast<double>(summary.parameters) / kMega);
+void print_table(const Summary& summary, const std::vector<MemoryRow>& rows) {
+  const auto mega = [](int64_t bytes) { return static_cast<double>(bytes) / kMega; };
   const double bits = 8.0 * static_cast<double>(summary.bytes) /
                       static_cast<double>(std::max<int64_t>(summary.parameters, 1));
-  fmt::print("weights       {:.1f} MB, {:.2f} bits per parameter\n",
-             static_cast<double>(summary.bytes) / kMega, bits);
+  print_out(fmt::format(
+      "architecture  {}\nscheme        {}\nparameters    {:.3f} million\n"
+      "weights       {:.1f} MB, {:.2f} bits per parameter\n",
+      summary.architecture, summary.scheme, mega(summary.parameters), mega(summary.bytes), bits));
   for (const auto& [kind, bytes] : summary.bytes_by_kind) {
-    fmt::print("  {:<22}{:>10.1f} MB\n", kind, static_cast<double>(bytes) / kMega);
+    print_out(fmt::format("  {:<22}{:>10.1f} MB\n", kind, mega(bytes)));
   }
   if (kv_token_bytes(summary.cache, KvCode::kF32) == 0) {
     return;
   }
-  fmt::print("memory for weights and KV cache, MB\n  {:>8}{:>12}", "context", "concurrency");
+  std::string text =
+      fmt::format("memory for weights and KV cache, MB\n  {:>8}{:>12}", "context", "concurrency");
   for (const KvType& type : kKvTypes) {
-    fmt::print("{:>12}", type.name);
+    text += fmt::format("{:>12}", type.name);
   }
-  fmt::print("\n");
-  for (const int64_t context : contexts_of(flags, summary)) {
-    for (const int64_t concurrency : flags.concurrencies) {
-      fmt::print("  {:>8}{:>12}", context, concurrency);
-      for (const KvType& type : kKvTypes) {
-        const int64_t kv = kv_token_bytes(summary.cache, type.code) * context * concurrency;
-        fmt::print("{:>12.1f}", static_cast<double>(summary.bytes + kv) / kMega);
-      }
-      fmt::print("\n");
+  for (const MemoryRow& row : rows) {
+    text += fmt::format("\n  {:>8}{:>12}", row.context, row.concurrency);
+    for (const int64_t bytes : row.kv_bytes) {
+      text += fmt::format("{:>12.1f}", mega(summary.bytes + bytes));
     }
   }
+  print_out(text + "\n");
 }
 
 Status run(const Flags& flags) {
   NIBBLE_ASSIGN_OR_RETURN(const Summary summary, summarize(flags.path));
+  NIBBLE_ASSIGN_OR_RETURN(const std::vector<MemoryRow> rows, memory_rows(summary, flags));
   if (flags.json) {
-    print_json(summary, flags);
+    print_json(summary, rows);
   } else {
-    print_table(summary, flags);
+    print_table(summary, rows);
   }
   return {};
 }
@@ -256,11 +309,11 @@ void add_inspect_command(CLI::App& app, CommandContext& context) {
   command->add_option("PATH", flags->path, "Model folder or .safetensors file")->required();
   command->add_option("--context", flags->contexts, "Tokens per sequence, comma-separated")
       ->delimiter(',')
-      ->check(CLI::PositiveNumber)
+      ->check(whole_number(1))
       ->capture_default_str();
   command->add_option("--concurrency", flags->concurrencies, "Sequences at once, comma-separated")
       ->delimiter(',')
-      ->check(CLI::PositiveNumber)
+      ->check(whole_number(1))
       ->capture_default_str();
   command->add_flag("--json", flags->json, "Print one JSON object");
   command->callback([flags, &context] { context.action = [flags] { return run(*flags); }; });

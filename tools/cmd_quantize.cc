@@ -4,10 +4,11 @@
 #include <string>
 #include <vector>
 
-#include <unistd.h>
-
 #include "base/json.h"
 #include "command.h"
+#include "flag_checks.h"
+#include "output.h"
+#include "progress.h"
 #include "quantizer/quantize.h"
 
 namespace nibble {
@@ -37,30 +38,6 @@ std::string scheme_list() {
   return names;
 }
 
-/// A bar that overwrites itself on a terminal, a line per tenth elsewhere.
-class ProgressDisplay final {
- public:
-  void operator()(const QuantizeProgress& progress) {
-    constexpr int64_t kWidth = 40;
-    const int64_t total = std::max<int64_t>(progress.bytes_total, 1);
-    const int64_t percent = progress.bytes_done * 100 / total;
-    if (terminal_) {
-      const auto filled = static_cast<size_t>(percent * kWidth / 100);
-      const std::string bar = std::string(filled, '#') + std::string(kWidth - filled, '.');
-      std::fprintf(stderr, "\r[%s] %3d%%%s", bar.c_str(), static_cast<int>(percent),
-                   percent == 100 ? "\n" : "");
-    } else if (percent / 10 > last_tenth_) {
-      last_tenth_ = percent / 10;
-      std::fprintf(stderr, "quantized %d%% (%s)\n", static_cast<int>(percent),
-                   progress.tensor.c_str());
-    }
-  }
-
- private:
-  bool terminal_ = ::isatty(STDERR_FILENO) != 0;
-  int64_t last_tenth_ = 0;
-};
-
 Json report_json(const QuantizeReport& report, const Flags& flags) {
   JsonArray worst;
   for (const QuantizedTensor& tensor : report.tensors) {
@@ -79,29 +56,39 @@ Json report_json(const QuantizeReport& report, const Flags& flags) {
 }
 
 void print_report(const QuantizeReport& report, const Flags& flags) {
-  constexpr double kMega = 1e6;
-  fmt::print(
-      "{}: {} tensors, {:.1f} MB -> {:.1f} MB ({:.2f}x) in {:.1f} s, peak memory {:.0f} MB\n",
-      flags.options.destination, report.tensors.size(),
-      static_cast<double>(report.bytes_in) / kMega, static_cast<double>(report.bytes_out) / kMega,
-      static_cast<double>(report.bytes_in) / static_cast<double>(report.bytes_out), report.seconds,
-      static_cast<double>(report.peak_rss_bytes) / kMega);
-  fmt::print("signal to noise of weights, dB: mean {:.2f}, worst {:.2f}\n", report.snr_db_mean,
-             report.snr_db_min);
-  for (size_t i = 0; i < std::min(kWorstListed, report.tensors.size()); ++i) {
-    fmt::print("  {:6.2f}  {}\n", report.tensors[i].snr_db, report.tensors[i].name);
+  const auto mega = [](int64_t bytes) { return static_cast<double>(bytes) / 1e6; };
+  print_out(fmt::format(
+      "{}: {} tensors, {:.1f} MB -> {:.1f} MB ({:.2f}x) in {:.1f} s, peak memory {:.0f} MB\n"
+      "signal to noise of weights, dB: mean {:.2f}, worst {:.2f}\n",
+      flags.options.destination, report.tensors.size(), mega(report.bytes_in),
+      mega(report.bytes_out), mega(report.bytes_in) / mega(report.bytes_out), report.seconds,
+      mega(report.peak_rss_bytes), report.snr_db_mean, report.snr_db_min));
+  const size_t listed = std::min(kWorstListed, report.tensors.size());
+  for (size_t i = 0; i < listed; ++i) {
+    print_out(fmt::format("  {:6.2f}  {}\n", report.tensors[i].snr_db, report.tensors[i].name));
+  }
+  if (listed < report.tensors.size()) {
+    print_out(
+        fmt::format("  and {} better ones (--json lists all)\n", report.tensors.size() - listed));
   }
 }
 
 Status run(Flags& flags) {
   QuantizeOptions& options = flags.options;
-  NIBBLE_ASSIGN_OR_RETURN(options.scheme, find_scheme(flags.scheme));
-  NIBBLE_ASSIGN_OR_RETURN(options.rule, parse_scale_rule(flags.rule));
+  const auto scheme = find_scheme(flags.scheme);
+  NIBBLE_RETURN_IF_ERROR(scheme.status().with_context("--scheme"));
+  options.scheme = *scheme;
+  const auto rule = parse_scale_rule(flags.rule);
+  NIBBLE_RETURN_IF_ERROR(rule.status().with_context("--scale-rule"));
+  options.rule = *rule;
   options.existing = flags.force ? ExistingOutput::kReplace : ExistingOutput::kRefuse;
-  options.progress = ProgressDisplay();
+  ProgressDisplay display("quantized", ProgressDisplay::Unit::kBytes);
+  options.progress = [&display](const QuantizeProgress& progress) {
+    display.update(progress.bytes_done, progress.bytes_total, progress.tensor);
+  };
   NIBBLE_ASSIGN_OR_RETURN(const QuantizeReport report, quantize_checkpoint(options));
   if (flags.json) {
-    fmt::print("{}\n", report_json(report, flags).dump());
+    print_out(report_json(report, flags).dump() + "\n");
   } else {
     print_report(report, flags);
   }
@@ -127,8 +114,11 @@ void add_quantize_command(CLI::App& app, CommandContext& context) {
                       "Module to quantize although it is an embedding, router or lm_head");
   command->add_option("--shard-size", flags->options.shard_bytes, "Largest weight file, like 5GB")
       ->transform(CLI::AsSizeValue(false))
+      ->check(whole_number(1))
       ->default_str("5GiB");
-  command->add_option("--threads", flags->options.threads, "Worker threads; 0: all cores");
+  command->add_option("--threads", flags->options.threads, "Worker threads; 0: all cores")
+      ->check(whole_number(0, kMostThreads))
+      ->capture_default_str();
   command->add_flag("--force", flags->force, "Replace DST if it exists");
   command->add_flag("--json", flags->json, "Print the report as one JSON object");
   command->callback([flags, &context] { context.action = [flags] { return run(*flags); }; });

@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "command.h"
 #include "engine/session.h"
+#include "flag_checks.h"
 #include "server/app.h"
 #include "server/error.h"
 #include "server/tokenizer_frontend.h"
@@ -22,6 +23,7 @@ void add_serve_command(CLI::App& app, CommandContext& context);
 
 namespace {
 
+constexpr int64_t kMostPort = 65535;
 constexpr rlim_t kWantedDescriptors = 20000;
 constexpr double kFlushSeconds = 2;  // for the last answers to reach their clients
 
@@ -139,6 +141,7 @@ void add_http_flags(CLI::App& command, Flags& flags) {
       ->envname("NIBBLE_HOST")
       ->capture_default_str();
   command.add_option("--port", flags.http.port, "Port to listen on; 0: any free one")
+      ->check(whole_number(0, kMostPort))
       ->envname("NIBBLE_PORT")
       ->capture_default_str();
   command
@@ -173,7 +176,7 @@ void add_engine_flags(CLI::App& command, Flags& flags) {
                          const char* help) {
     command.add_option(name, value, help)
         ->envname(variable)
-        ->check(CLI::NonNegativeNumber)
+        ->check(whole_number(0))
         ->capture_default_str();
   };
   count("--max-model-len,--context-length", engine.max_model_len, "NIBBLE_MAX_MODEL_LEN",
@@ -204,7 +207,7 @@ void add_engine_flags(CLI::App& command, Flags& flags) {
   command
       .add_option("--threads", flags.session.backend.threads, "Computing threads; 0: one per core")
       ->envname("NIBBLE_THREADS")
-      ->check(CLI::NonNegativeNumber)
+      ->check(whole_number(0, kMostThreads))
       ->capture_default_str();
   command.add_option("--isa", flags.session.backend.isa, "Instruction set of the kernels")
       ->envname("NIBBLE_ISA")

@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "command.h"
+#include "output.h"
 
 namespace nibble {
 
@@ -51,6 +52,23 @@ void add_global_options(CLI::App& app) {
       ->default_str("info");
 }
 
+void report(const Status& status) {
+  std::fprintf(stderr, "nibble: %s: %s\n", std::string(to_string(status.code())).c_str(),
+               status.message().c_str());
+}
+
+/// The command whose --help explains what went wrong: "nibble eval ppl".
+std::string chosen_command(const CLI::App& app) {
+  const auto chosen = app.get_subcommands();
+  return chosen.empty() ? app.get_name() : app.get_name() + " " + chosen_command(*chosen.front());
+}
+
+int report_usage(const CLI::App& app, const std::string& what) {
+  const std::string line = what.substr(0, what.find('\n'));
+  report(make_error(StatusCode::kInvalidArgument, "{}; see {} --help", line, chosen_command(app)));
+  return exit_code(StatusCode::kInvalidArgument);
+}
+
 int run_main(int argc, char** argv) {
   CommandContext context;
   CLI::App app("nibble: low-bit inference and quantization of language models", "nibble");
@@ -59,17 +77,18 @@ int run_main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    const int code = app.exit(error);
-    return code == 0 ? 0 : exit_code(StatusCode::kInvalidArgument);
+    return error.get_exit_code() == 0 ? app.exit(error) : report_usage(app, error.what());
   }
   if (!context.action) {
     std::fputs(app.help().c_str(), stderr);
-    return exit_code(StatusCode::kInvalidArgument);
+    return report_usage(app, "a subcommand is required");
   }
-  const Status status = context.action();
+  Status status = context.action();
+  if (status.ok()) {
+    status = flush_output();
+  }
   if (!status.ok()) {
-    std::fprintf(stderr, "nibble: %s: %s\n", std::string(to_string(status.code())).c_str(),
-                 status.message().c_str());
+    report(status);
   }
   return exit_code(status.code());
 }

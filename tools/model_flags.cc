@@ -1,6 +1,6 @@
 #include "model_flags.h"
 
-#include <algorithm>
+#include "flag_checks.h"
 
 namespace nibble {
 
@@ -12,7 +12,7 @@ void add_model_flags(CLI::App& command, ModelFlags& flags) {
       ->check(CLI::IsMember({"auto", "f32", "bf16", "int8", "int4"}))
       ->capture_default_str();
   command.add_option("--threads", flags.threads, "Computing threads; 0: one per core")
-      ->check(CLI::NonNegativeNumber)
+      ->check(whole_number(0, kMostThreads))
       ->capture_default_str();
   command.add_option("--isa", flags.isa, "Instruction set of the kernels")
       ->check(CLI::IsMember({"auto", "scalar", "avx2", "avx512", "avx512_vnni"}))
@@ -22,18 +22,20 @@ void add_model_flags(CLI::App& command, ModelFlags& flags) {
 void add_answer_flags(CLI::App& command, AnswerFlags& flags, int64_t max_tokens) {
   flags.max_tokens = max_tokens;
   command.add_option("--max-tokens", flags.max_tokens, "Longest answer, in tokens")
-      ->check(CLI::PositiveNumber)
+      ->check(whole_number(1))
       ->capture_default_str();
   command.add_option("--temperature", flags.temperature,
                      "Randomness; 0 always takes the likeliest token");
   command.add_option("--top-p", flags.top_p,
                      "Draw from the likeliest tokens with this probability");
-  command.add_option("--top-k", flags.top_k, "Draw from this many likeliest tokens; 0: all");
+  command.add_option("--top-k", flags.top_k, "Draw from this many likeliest tokens; 0: all")
+      ->check(whole_number(0));
   command.add_option("--min-p", flags.min_p,
                      "Draw from tokens at least this likely, relative to the likeliest");
   command.add_option("--repetition-penalty", flags.repetition_penalty,
                      "Above 1: makes tokens of prompt and answer less likely");
-  command.add_option("--seed", flags.seed, "The same seed gives the same answer");
+  command.add_option("--seed", flags.seed, "The same seed gives the same answer")
+      ->check(whole_number(0));
   command.add_option("--stop", flags.stop, "End the answer before this text (may be repeated)")
       ->allow_extra_args(false);
 }

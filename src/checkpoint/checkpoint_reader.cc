@@ -125,7 +125,10 @@ const TensorInfo* CheckpointReader::find(std::string_view name) const {
 Result<const TensorInfo*> CheckpointReader::require(std::string_view name) const {
   const TensorInfo* tensor = find(name);
   if (tensor == nullptr) {
-    return make_error(StatusCode::kNotFound, "{}: has no tensor {}", path_, name);
+    return make_error(StatusCode::kNotFound,
+                      "{}: has no tensor {}; it was cut from the checkpoint, or config.json "
+                      "describes another model",
+                      path_, name);
   }
   return tensor;
 }

@@ -25,25 +25,33 @@ KvCacheShape cache_shape(const EngineOptions& options, const ModelConfig& config
           .num_pages = options.num_pages};
 }
 
-Status require_positive(const char* name, int64_t value) {
-  if (value > 0) {
+// Limits far above any use: they keep products of options in int64.
+constexpr int64_t kMostPerStep = int64_t{1} << 20;
+constexpr int64_t kMostPageSize = 4096;
+constexpr int64_t kMostPositions = int64_t{1} << 31;
+
+// `name` is the flag of `nibble serve` that sets the option.
+Status require_between(const char* name, int64_t value, int64_t most) {
+  if (value > 0 && value <= most) {
     return {};
   }
-  return make_error(StatusCode::kInvalidArgument, "engine option {} is {}, but must be positive",
-                    name, value);
+  return make_error(StatusCode::kInvalidArgument, "{} {}: must be between 1 and {}", name, value,
+                    most);
 }
 
 }  // namespace
 
 Result<EngineOptions> EngineCore::resolve(const EngineOptions& options, const ModelConfig& config) {
   EngineOptions out = options;
-  NIBBLE_RETURN_IF_ERROR(require_positive("max_num_seqs", out.max_num_seqs));
-  NIBBLE_RETURN_IF_ERROR(require_positive("max_num_batched_tokens", out.max_num_batched_tokens));
-  NIBBLE_RETURN_IF_ERROR(require_positive("max_queued_requests", out.max_queued_requests));
-  NIBBLE_RETURN_IF_ERROR(require_positive("page_size", out.page_size));
+  NIBBLE_RETURN_IF_ERROR(require_between("--max-num-seqs", out.max_num_seqs, kMostPerStep));
+  NIBBLE_RETURN_IF_ERROR(
+      require_between("--max-num-batched-tokens", out.max_num_batched_tokens, kMostPerStep));
+  NIBBLE_RETURN_IF_ERROR(
+      require_between("--max-queued-requests", out.max_queued_requests, kMostPerStep));
+  NIBBLE_RETURN_IF_ERROR(require_between("--block-size", out.page_size, kMostPageSize));
   if (out.max_model_len < 0 || out.num_pages < 0) {
     return make_error(StatusCode::kInvalidArgument,
-                      "engine options max_model_len ({}) and num_pages ({}) must not be negative",
+                      "--max-model-len {} and the number of pages {} must not be negative",
                       out.max_model_len, out.num_pages);
   }
   if (out.max_model_len == 0) {
@@ -51,20 +59,21 @@ Result<EngineOptions> EngineCore::resolve(const EngineOptions& options, const Mo
   }
   if (config.max_position > 0 && out.max_model_len > config.max_position) {
     return make_error(StatusCode::kInvalidArgument,
-                      "max_model_len is {}, but the model's positions end at {} "
+                      "--max-model-len {}: the model's positions end at {} "
                       "(config.json: max_position_embeddings)",
                       out.max_model_len, config.max_position);
   }
-  NIBBLE_RETURN_IF_ERROR(require_positive("max_model_len", out.max_model_len));
+  NIBBLE_RETURN_IF_ERROR(require_between("--max-model-len", out.max_model_len, kMostPositions));
   out.max_num_batched_tokens = std::max(out.max_num_batched_tokens, out.max_num_seqs);
   if (out.num_pages == 0) {
     const int64_t per_sequence = (out.max_model_len + out.page_size - 1) / out.page_size;
     const int64_t page_bytes = PagedKvCache::page_bytes(cache_shape(out, config));
     out.num_pages = std::min(per_sequence * out.max_num_seqs, out.kv_bytes / page_bytes);
     if (out.num_pages < 1) {
-      return make_error(StatusCode::kInvalidArgument,
-                        "kv_bytes is {}, but one page of the KV cache takes {}", out.kv_bytes,
-                        page_bytes);
+      return make_error(StatusCode::kResourceExhausted,
+                        "one page of the KV cache takes {} bytes, more than --kv-cache-memory {}; "
+                        "check the sizes in config.json",
+                        page_bytes, out.kv_bytes);
     }
   }
   if (out.max_model_len > out.num_pages * out.page_size) {

@@ -1,5 +1,7 @@
 #include "model/config.h"
 
+#include <limits>
+
 #include "base/file.h"
 #include "base/json.h"
 #include "model/architecture.h"
@@ -8,13 +10,15 @@ namespace nibble {
 
 namespace {
 
-constexpr int64_t kMaxDimension = int64_t{1} << 31;  // far above any model; keeps products in int64
+// Far above any model; they keep products of sizes in int64.
+constexpr int64_t kMaxDimension = int64_t{1} << 31;
+constexpr int64_t kMaxCount = int64_t{1} << 16;  // of layers, heads and elements of a head
 
-Result<int64_t> read_dimension(const JsonReader& reader, std::string_view key) {
+Result<int64_t> read_dimension(const JsonReader& reader, std::string_view key, int64_t limit) {
   NIBBLE_ASSIGN_OR_RETURN(const int64_t value, reader.required_int(key));
-  if (value < 1 || value >= kMaxDimension) {
-    return make_error(StatusCode::kCorrupt, "{}: field {}: {} is out of range", reader.where(), key,
-                      value);
+  if (value < 1 || value >= limit) {
+    return make_error(StatusCode::kCorrupt, "{}: field {}: {} is not between 1 and {}",
+                      reader.where(), key, value, limit - 1);
   }
   return value;
 }
@@ -32,19 +36,24 @@ Result<std::string> read_architecture_name(const Json& json, const JsonReader& r
 }
 
 Status read_shape(const Json& json, const JsonReader& reader, ModelConfig& config) {
-  NIBBLE_ASSIGN_OR_RETURN(config.vocab_size, read_dimension(reader, "vocab_size"));
-  NIBBLE_ASSIGN_OR_RETURN(config.hidden_size, read_dimension(reader, "hidden_size"));
-  NIBBLE_ASSIGN_OR_RETURN(config.intermediate_size, read_dimension(reader, "intermediate_size"));
-  NIBBLE_ASSIGN_OR_RETURN(config.num_layers, read_dimension(reader, "num_hidden_layers"));
-  NIBBLE_ASSIGN_OR_RETURN(config.num_heads, read_dimension(reader, "num_attention_heads"));
-  NIBBLE_ASSIGN_OR_RETURN(config.max_position, read_dimension(reader, "max_position_embeddings"));
+  NIBBLE_ASSIGN_OR_RETURN(config.vocab_size, read_dimension(reader, "vocab_size", kMaxDimension));
+  NIBBLE_ASSIGN_OR_RETURN(config.hidden_size, read_dimension(reader, "hidden_size", kMaxDimension));
+  NIBBLE_ASSIGN_OR_RETURN(config.intermediate_size,
+                          read_dimension(reader, "intermediate_size", kMaxDimension));
+  NIBBLE_ASSIGN_OR_RETURN(config.num_layers,
+                          read_dimension(reader, "num_hidden_layers", kMaxCount));
+  NIBBLE_ASSIGN_OR_RETURN(config.num_heads,
+                          read_dimension(reader, "num_attention_heads", kMaxCount));
+  NIBBLE_ASSIGN_OR_RETURN(config.max_position,
+                          read_dimension(reader, "max_position_embeddings", kMaxDimension));
   // Llama 1 has no num_key_value_heads; other families' default differs, so they must say.
   const Json* kv_heads = json.find("num_key_value_heads");
   const bool kv_default = config.architecture == kLlamaArchitecture.name &&
                           (kv_heads == nullptr || kv_heads->is_null());
   config.num_kv_heads = config.num_heads;
   if (!kv_default) {
-    NIBBLE_ASSIGN_OR_RETURN(config.num_kv_heads, read_dimension(reader, "num_key_value_heads"));
+    NIBBLE_ASSIGN_OR_RETURN(config.num_kv_heads,
+                            read_dimension(reader, "num_key_value_heads", kMaxCount));
   }
   // Qwen3's default is 128, the others divide.
   const int64_t derived_head_dim =
@@ -55,9 +64,10 @@ Status read_shape(const Json& json, const JsonReader& reader, ModelConfig& confi
                       "{}: field num_key_value_heads: {} does not divide num_attention_heads {}",
                       reader.where(), config.num_kv_heads, config.num_heads);
   }
-  if (config.head_dim < 2 || config.head_dim % 2 != 0 || config.head_dim >= kMaxDimension) {
-    return make_error(StatusCode::kCorrupt, "{}: field head_dim: {} must be even and positive",
-                      reader.where(), config.head_dim);
+  if (config.head_dim < 2 || config.head_dim % 2 != 0 || config.head_dim >= kMaxCount) {
+    return make_error(StatusCode::kCorrupt,
+                      "{}: field head_dim: {} must be even, positive and below {}", reader.where(),
+                      config.head_dim, kMaxCount);
   }
   return {};
 }
@@ -126,22 +136,46 @@ Result<Json> read_json(const std::string& path) {
   return json;
 }
 
+/// A sampling default; negative if the file has none. Refuses what the sampler would refuse.
+Result<double> read_sampling(const JsonReader& reader,
+                             std::string_view key,
+                             double least,
+                             double most) {
+  constexpr double kAbsent = -1;
+  const double none = std::numeric_limits<double>::infinity();
+  NIBBLE_ASSIGN_OR_RETURN(const double value, reader.optional_double(key, none));
+  if (value == none) {
+    return kAbsent;
+  }
+  if (!(value >= least && value <= most)) {
+    return make_error(StatusCode::kCorrupt, "{}: field {}: {} is not between {} and {}",
+                      reader.where(), key, value, least, most);
+  }
+  return value;
+}
+
 Status read_generation_config(const std::string& path, ModelConfig& config) {
   if (!file_exists(path)) {
     return {};
   }
+  constexpr double kSmallest = 1e-6;  // where only values above 0 make sense
   NIBBLE_ASSIGN_OR_RETURN(const Json json, read_json(path));
   const JsonReader reader(json, path);
   NIBBLE_RETURN_IF_ERROR(read_token_ids(json, reader, config));
   NIBBLE_ASSIGN_OR_RETURN(const bool sample, reader.optional_bool("do_sample", true));
   NIBBLE_ASSIGN_OR_RETURN(config.default_repetition_penalty,
-                          reader.optional_double("repetition_penalty", -1));
+                          read_sampling(reader, "repetition_penalty", kSmallest, 100));
   if (!sample) {  // the sampling fields have no effect then
     return {};
   }
-  NIBBLE_ASSIGN_OR_RETURN(config.default_temperature, reader.optional_double("temperature", -1));
-  NIBBLE_ASSIGN_OR_RETURN(config.default_top_p, reader.optional_double("top_p", -1));
+  NIBBLE_ASSIGN_OR_RETURN(config.default_temperature, read_sampling(reader, "temperature", 0, 100));
+  NIBBLE_ASSIGN_OR_RETURN(config.default_top_p, read_sampling(reader, "top_p", kSmallest, 1));
   NIBBLE_ASSIGN_OR_RETURN(config.default_top_k, reader.optional_int("top_k", -1));
+  if (config.default_top_k < -1) {
+    return make_error(StatusCode::kCorrupt,
+                      "{}: field top_k: {} is not between 0 and the vocabulary", path,
+                      config.default_top_k);
+  }
   return {};
 }
 

@@ -32,13 +32,21 @@ Result<WeightLoader> WeightLoader::open(const std::string& model_dir) {
   return WeightLoader(std::move(reader), std::move(quant_config));
 }
 
+std::string WeightLoader::where_weight(const std::string& module) const {
+  for (const char* suffix : {".weight", ".weight_packed"}) {
+    if (const TensorInfo* info = reader_.find(module + suffix)) {
+      return reader_.where(*info);
+    }
+  }
+  return fmt::format("{}: weights of {}", reader_.path(), module);
+}
+
 Result<LinearWeights> WeightLoader::linear(const std::string& module, int64_t n, int64_t k) {
   NIBBLE_ASSIGN_OR_RETURN(LinearWeights weights,
                           read_linear_weights(reader_, quant_config_, module));
   if (weights.weight.n != n || weights.weight.k != k) {
-    return make_error(StatusCode::kCorrupt,
-                      "{}: weights of {}: shape [{}, {}], but config.json needs [{}, {}]",
-                      reader_.path(), module, weights.weight.n, weights.weight.k, n, k);
+    return make_error(StatusCode::kCorrupt, "{}: shape [{}, {}], but config.json needs [{}, {}]",
+                      where_weight(module), weights.weight.n, weights.weight.k, n, k);
   }
   modules_.insert(module);
   return weights;

@@ -34,6 +34,9 @@ class WeightLoader final {
  private:
   WeightLoader(CheckpointReader reader, QuantConfig quant_config);
 
+  /// "FILE: tensor NAME" of a linear layer's weights.
+  [[nodiscard]] std::string where_weight(const std::string& module) const;
+
   CheckpointReader reader_;
   QuantConfig quant_config_;
   std::set<std::string, std::less<>> modules_;

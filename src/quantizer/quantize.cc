@@ -69,8 +69,10 @@ class Selector final {
 
   /// Whether a module is quantized; remembers which patterns were of use.
   Result<bool> selects(std::string_view module) {
-    NIBBLE_ASSIGN_OR_RETURN(const bool ignored, any(options_.ignore, ignore_used_, module));
-    NIBBLE_ASSIGN_OR_RETURN(const bool included, any(options_.include, include_used_, module));
+    NIBBLE_ASSIGN_OR_RETURN(const bool ignored,
+                            any("--ignore", options_.ignore, ignore_used_, module));
+    NIBBLE_ASSIGN_OR_RETURN(const bool included,
+                            any("--include", options_.include, include_used_, module));
     if (ignored && included) {
       return make_error(StatusCode::kInvalidArgument, "module {} is both ignored and included",
                         module);
@@ -85,13 +87,17 @@ class Selector final {
   }
 
  private:
-  static Result<bool> any(const std::vector<std::string>& patterns,
+  static Result<bool> any(std::string_view flag,
+                          const std::vector<std::string>& patterns,
                           std::vector<bool>& used,
                           std::string_view module) {
     bool found = false;
     for (size_t i = 0; i < patterns.size(); ++i) {
-      NIBBLE_ASSIGN_OR_RETURN(const bool match, matches_module(patterns[i], module));
-      if (match) {
+      const auto match = matches_module(patterns[i], module);
+      if (!match.ok()) {
+        return match.status().with_context(fmt::format("{} {}", flag, patterns[i]));
+      }
+      if (*match) {
         used[i] = true;
         found = true;
       }
@@ -297,7 +303,7 @@ Status check_options(const QuantizeOptions& options) {
                       options.scheme.name);
   }
   if (options.shard_bytes <= 0) {
-    return make_error(StatusCode::kInvalidArgument, "a shard size of {} bytes is not positive",
+    return make_error(StatusCode::kInvalidArgument, "--shard-size: {} bytes is not positive",
                       options.shard_bytes);
   }
   std::error_code ignored;

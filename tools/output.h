@@ -1,0 +1,15 @@
+#pragma once
+
+#include <string_view>
+
+#include "base/status.h"
+
+namespace nibble {
+
+/// Writes a result to standard output. A failure shows in flush_output().
+void print_out(std::string_view text);
+/// Writes what is still buffered. kResourceExhausted or kIo when standard output took less than
+/// everything.
+Status flush_output();
+
+}  // namespace nibble
