@@ -15,7 +15,7 @@
 #include "flag_checks.h"
 #include "server/app.h"
 #include "server/error.h"
-#include "server/tokenizer_frontend.h"
+#include "server/text_frontend.h"
 
 namespace nibble {
 
@@ -132,7 +132,7 @@ Status run(Flags& flags) {
   NIBBLE_ASSIGN_OR_RETURN(flags.session.engine.kv_code, parse_kv_cache_dtype(flags.kv_cache_dtype));
   NIBBLE_ASSIGN_OR_RETURN(ServingSession session, open_session(flags.model_dir, flags.session));
   NIBBLE_RETURN_IF_ERROR(use_chat_template(flags.chat_template, session));
-  const TokenizerFrontend text(session.tokenizer, session.chat_template, session.no_template);
+  const TextFrontend text(session.tokenizer, session.chat_template, session.no_template);
   return serve_until_signal(flags, signals, session, text);
 }
 

@@ -96,7 +96,7 @@ class AppTest : public testing::Test {
 
   std::string key_;
   FakeEngine engine_;
-  FakeText text_;
+  const TextFrontend text_ = fake_text();
   std::unique_ptr<AppContext> context_;
   std::unique_ptr<HttpServer> server_;
 };
@@ -129,6 +129,27 @@ TEST_F(AppTest, StreamsInTheDocumentedOrder) {
     at = answer.find(part, at);
     ASSERT_NE(at, std::string::npos) << part << " in\n" << answer;
   }
+}
+
+TEST_F(AppTest, StreamsWholeCharactersOfTokensThatAreBytes) {
+  const std::string text = "\u00e9\u6f22\U0001f600!";  // 2, 3, 4 and 1 bytes
+  const std::string answer =
+      call("POST", "/v1/completions",
+           R"({"prompt":")" + text + R"(","max_tokens":10,"stream":true,)" + R"("logprobs":0})");
+  std::string joined;
+  int events = 0;
+  for (size_t at = 0; (at = answer.find("data: {", at)) != std::string::npos; ++events) {
+    const auto event = Json::parse(answer.substr(at + 6, answer.find("\n\n", at) - at - 6));
+    ASSERT_TRUE(event.ok()) << event.status().message();  // refuses invalid UTF-8
+    joined += event->find("choices")->as_array()[0].find("text")->as_string();
+    at += 6;
+  }
+  EXPECT_EQ(joined, text);
+  EXPECT_EQ(events, 5);  // one for each character, and the end
+  EXPECT_THAT(answer, HasSubstr(R"("tokens":["bytes:\\xc3","bytes:\\xa9"])"));
+  // Cut inside a character: what is left of it becomes U+FFFD.
+  EXPECT_THAT(call("POST", "/v1/completions", R"({"prompt":"\u00e9","max_tokens":3})"),
+              HasSubstr("\"text\":\"\u00e9\ufffd\""));
 }
 
 TEST_F(AppTest, AnswersCompletionsOfSeveralPrompts) {

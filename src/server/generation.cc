@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "server/error.h"
+#include "server/prompt.h"
 
 namespace nibble {
 namespace {
@@ -29,7 +30,6 @@ class Generation final : public std::enable_shared_from_this<Generation> {
   void start();
 
  private:
-  std::optional<ApiError> check_length(const std::vector<int32_t>& prompt) const;
   int64_t max_tokens(const std::vector<int32_t>& prompt) const;
   Status submit(Choice& choice);
   void on_event(size_t index, TokenEvent event);
@@ -58,29 +58,14 @@ int64_t Generation::max_tokens(const std::vector<int32_t>& prompt) const {
   return job_.request.max_tokens.value_or(room);
 }
 
-std::optional<ApiError> Generation::check_length(const std::vector<int32_t>& prompt) const {
-  const int64_t limit = context_.engine.options().max_model_len;
-  const int64_t wanted = job_.request.max_tokens.value_or(1);
-  const auto size = static_cast<int64_t>(prompt.size());
-  if (size + wanted <= limit) {
-    return std::nullopt;
-  }
-  return ApiError{400,
-                  fmt::format("This model's maximum context length is {} tokens, but the request "
-                              "needs {} ({} in the prompt, {} for the answer); shorten the prompt "
-                              "or lower max_tokens",
-                              limit, size + wanted, size, wanted),
-                  size >= limit ? "prompt" : "max_tokens", "context_length_exceeded"};
-}
-
 void Generation::start() {
   for (const auto& prompt : job_.prompts) {
-    if (const auto error = check_length(prompt)) {
+    if (const auto error = check_prompt(context_, prompt, job_.request)) {
       exchange_->respond(error_response(*error));
       return;
     }
     for (int64_t i = 0; i < job_.request.n; ++i) {
-      Choice& choice = choices_.emplace_back(job_.request);
+      Choice& choice = choices_.emplace_back(job_.request, context_.text.tokenizer());
       choice.index = static_cast<int64_t>(choices_.size()) - 1;
       choice.prompt = prompt;
     }
@@ -153,11 +138,10 @@ std::string Generation::take_token(Choice& choice, const TokenEvent& event) {
   ++choice.usage.completion_tokens;
   const bool final_stop =
       event.finish == FinishReason::kStop && ends_answer(event.token) && !job_.request.include_stop;
-  const bool hidden = job_.request.skip_special_tokens && context_.text.is_special(event.token);
   if (job_.request.logprobs >= 0 && !final_stop) {
     choice.entries.push_back({event, count_characters(choice.answer)});
   }
-  return final_stop || hidden ? "" : choice.text.push(context_.text.token_bytes(event.token));
+  return final_stop ? "" : choice.text.push(event.token);
 }
 
 void Generation::on_event(size_t index, TokenEvent event) {

@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "server/answer_text.h"
 #include "server/app.h"
+#include "text/text_stream.h"
 
 namespace nibble {
 
@@ -27,11 +27,15 @@ struct TokenEntry {
 
 /// One of the answers of a request.
 struct Choice {
-  explicit Choice(const GenerationRequest& request) : text(request.stop, request.include_stop) {}
+  Choice(const GenerationRequest& request, const Tokenizer& tokenizer)
+      : text(tokenizer,
+             request.stop,
+             request.include_stop ? StopText::kKeep : StopText::kOmit,
+             request.skip_special_tokens ? DecodeSpecials::kSkip : DecodeSpecials::kKeep) {}
 
   int64_t index = 0;
   std::vector<int32_t> prompt;
-  AnswerText text;
+  TextStream text;
   std::string answer;               // all text so far
   std::vector<TokenEntry> entries;  // with log probabilities; not yet sent ones when streaming
   Usage usage;

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -8,6 +10,8 @@
 
 #include "base/json.h"
 #include "base/status.h"
+#include "text/chat_template.h"
+#include "text/tokenizer.h"
 
 namespace nibble {
 
@@ -19,20 +23,29 @@ struct ChatInput {
   bool add_generation_prompt = true;
 };
 
-/// Text to tokens and back, as the routes need it. Thread-safe.
-class TextFrontend {
+/// Prompts of requests to tokens, as the routes need it. Immutable and thread-safe.
+class TextFrontend final {
  public:
-  virtual ~TextFrontend() = default;
-  /// Renders the template and tokenizes its text. Errors: kInvalidArgument if the template refuses
-  /// the messages, kUnsupported if the model has no template.
-  [[nodiscard]] virtual Result<std::vector<int32_t>> encode_chat(const ChatInput& input) const = 0;
+  /// `no_template` says why `chat_template` is absent.
+  TextFrontend(std::shared_ptr<const Tokenizer> tokenizer,
+               std::optional<ChatTemplate> chat_template,
+               Status no_template);
+
+  /// The prompt of a chat as text. Errors: kInvalidArgument if the template refuses the messages,
+  /// kUnsupported if the model has no template.
+  [[nodiscard]] Result<std::string> render_chat(const ChatInput& input) const;
   /// With the tokens that the tokenizer puts before a prompt, if `add_special`.
-  [[nodiscard]] virtual std::vector<int32_t> encode(std::string_view text,
-                                                    bool add_special) const = 0;
-  [[nodiscard]] virtual std::string decode(std::span<const int32_t> ids) const = 0;
-  /// Bytes of one token, maybe a part of a character.
-  [[nodiscard]] virtual std::string token_bytes(int32_t id) const = 0;
-  [[nodiscard]] virtual bool is_special(int32_t id) const = 0;
+  [[nodiscard]] std::vector<int32_t> encode(std::string_view text, bool add_special) const;
+  [[nodiscard]] std::string decode(std::span<const int32_t> ids) const;
+  [[nodiscard]] const Tokenizer& tokenizer() const { return *tokenizer_; }
+  /// Bytes of the longest token.
+  [[nodiscard]] size_t longest_token() const { return longest_token_; }
+
+ private:
+  std::shared_ptr<const Tokenizer> tokenizer_;
+  std::optional<ChatTemplate> template_;
+  Status no_template_;
+  size_t longest_token_ = 1;
 };
 
 }  // namespace nibble

@@ -32,7 +32,7 @@ std::string Detokenizer::push(int32_t id) {
 std::string Detokenizer::flush() {
   const bool held_back = !pending_.empty();
   pending_.clear();
-  strip_space_ = tokenizer_.strips_leading_space();
+  strip_space_ = strips_space_;
   return held_back ? std::string(kReplacementCharacter) : std::string();
 }
 

@@ -46,7 +46,8 @@ class TextStream final {
              std::vector<std::string> stops,
              StopText mode = StopText::kOmit,
              DecodeSpecials specials = DecodeSpecials::kSkip)
-      : detokenizer_(tokenizer, specials), filter_(std::move(stops), mode) {}
+      : detokenizer_(tokenizer, specials, DecodeFrom::kContinuation),
+        filter_(std::move(stops), mode) {}
 
   /// Text that this token adds for certain; maybe empty. Nothing after a stop.
   [[nodiscard]] std::string push(int32_t token) { return filter_.push(detokenizer_.push(token)); }

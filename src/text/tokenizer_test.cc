@@ -140,6 +140,21 @@ TEST(Detokenizer, NeverCutsACharacter) {
   EXPECT_EQ(detokenizer.flush(), "");
 }
 
+TEST(Detokenizer, OnlyAWholeTextLosesItsFirstSpace) {
+  const auto tokenizer = test::must(tokenizer_from_json(character_level_json(), {}));
+  const auto ids = tokenizer->encode("ab", SpecialTokens::kParse);
+  const auto text = [&](DecodeFrom from) {
+    Detokenizer detokenizer(*tokenizer, DecodeSpecials::kSkip, from);
+    std::string out;
+    for (const int32_t id : ids) {
+      out += detokenizer.push(id);
+    }
+    return out;
+  };
+  EXPECT_EQ(text(DecodeFrom::kTextStart), "ab");
+  EXPECT_EQ(text(DecodeFrom::kContinuation), " ab");
+}
+
 TEST(Detokenizer, InvalidBytesBecomeReplacementCharacters) {
   const auto tokenizer = test::gpt2();
   const auto byte = [&](char c) { return tokenizer->token_to_id(std::string(1, c)).value(); };

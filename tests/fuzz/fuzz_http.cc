@@ -6,9 +6,9 @@
 
 #include "base/check.h"
 #include "base/log.h"
-#include "server/answer_text.h"
 #include "server/http_text.h"
 #include "server/schema.h"
+#include "text/text_stream.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace nibble;  // NOLINT(google-build-using-namespace)
@@ -27,9 +27,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const auto& request = std::get<GenerationRequest>(parsed);
     CHECK(request.n >= 1 && request.sampling.temperature >= 0 && request.sampling.top_p > 0);
     CHECK(!request.prompts.empty() || request.messages.is_array());
-    AnswerText text(request.stop, request.include_stop);
-    text.push(body);
-    text.finish();
+    StopFilter text(request.stop, request.include_stop ? StopText::kKeep : StopText::kOmit);
+    const std::string shown = text.push(body) + text.finish();
+    CHECK(text.stopped() || shown == body);
   }
   CHECK(percent_decode(body).size() <= body.size());
   CHECK(!usable_request_id(body).empty());

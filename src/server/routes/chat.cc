@@ -2,6 +2,7 @@
 
 #include "server/error.h"
 #include "server/generation.h"
+#include "server/prompt.h"
 #include "server/routes.h"
 
 namespace nibble {
@@ -10,7 +11,7 @@ namespace {
 class ChatFormat final : public AnswerFormat {
  public:
   ChatFormat(const AppContext& context, const GenerationRequest& request)
-      : text_(context.text),
+      : tokenizer_(context.text.tokenizer()),
         model_(request.model.empty() ? context.options.model_names.front() : request.model),
         wants_logprobs_(request.logprobs >= 0) {}
 
@@ -66,11 +67,11 @@ class ChatFormat final : public AnswerFormat {
   }
 
   static Json stop_reason(const Choice& choice) {
-    return choice.text.stopped() ? Json(choice.text.matched_stop()) : Json();
+    return choice.text.stopped() ? Json(choice.text.stop_string()) : Json();
   }
 
   Json token_json(int32_t token, float logprob) const {
-    const std::string bytes = text_.token_bytes(token);
+    const std::string& bytes = tokenizer_.token_bytes(token);
     JsonArray values;
     for (const char byte : bytes) {
       values.emplace_back(static_cast<int64_t>(static_cast<unsigned char>(byte)));
@@ -96,7 +97,7 @@ class ChatFormat final : public AnswerFormat {
     return Json::object({{"content", std::move(content)}, {"refusal", Json()}});
   }
 
-  const TextFrontend& text_;
+  const Tokenizer& tokenizer_;
   std::string id_ = "chatcmpl-" + random_id();
   std::string model_;
   bool wants_logprobs_;
@@ -116,19 +117,12 @@ void route_chat(AppContext& context, const std::shared_ptr<HttpExchange>& exchan
     exchange->respond(error_response(*error));
     return;
   }
-  const auto given = [](const Json& value) { return value.is_null() ? nullptr : &value; };
-  auto prompt =
-      context.text.encode_chat({.messages = &job.request.messages,
-                                .tools = given(job.request.tools),
-                                .template_arguments = given(job.request.template_arguments),
-                                .add_generation_prompt = job.request.add_generation_prompt});
-  if (!prompt.ok()) {
-    ApiError error = to_api_error(prompt.status());
-    error.param = "messages";
-    exchange->respond(error_response(error));
+  PromptTokens prompt = chat_prompt(context, job.request);
+  if (const auto* error = std::get_if<ApiError>(&prompt)) {
+    exchange->respond(error_response(*error));
     return;
   }
-  job.prompts.push_back(std::move(*prompt));
+  job.prompts.push_back(std::move(std::get<std::vector<int32_t>>(prompt)));
   job.format = std::make_unique<ChatFormat>(context, job.request);
   run_generation(context, exchange, std::move(job));
 }

@@ -1,8 +1,12 @@
 #include <ctime>
 
+#include <fmt/format.h>
+
 #include "server/error.h"
 #include "server/generation.h"
+#include "server/prompt.h"
 #include "server/routes.h"
+#include "text/tokenizer_utf8.h"
 
 namespace nibble {
 namespace {
@@ -51,7 +55,20 @@ class CompletionFormat final : public AnswerFormat {
                          {"text", text},
                          {"logprobs", logprobs(choice)},
                          {"finish_reason", over ? Json(choice.finish_reason) : Json()},
-                         {"stop_reason", stopped ? Json(choice.text.matched_stop()) : Json()}});
+                         {"stop_reason", stopped ? Json(choice.text.stop_string()) : Json()}});
+  }
+
+  /// A token's text; "bytes:\\xe2\\x82" for a part of a character, so that labels differ.
+  std::string label(int32_t token) const {
+    const std::string& bytes = text_.tokenizer().token_bytes(token);
+    if (utf8_valid(bytes)) {
+      return bytes;
+    }
+    std::string out = "bytes:";
+    for (const char byte : bytes) {
+      out += fmt::format("\\x{:02x}", static_cast<unsigned char>(byte));
+    }
+    return out;
   }
 
   Json logprobs(const Choice& choice) const {
@@ -62,9 +79,9 @@ class CompletionFormat final : public AnswerFormat {
     for (const TokenEntry& entry : choice.entries) {
       JsonObject top;
       for (const TokenLogprob& other : entry.event.top_logprobs) {
-        top.set(text_.token_bytes(other.token), static_cast<double>(other.logprob));
+        top.set(label(other.token), static_cast<double>(other.logprob));
       }
-      tokens.emplace_back(text_.token_bytes(entry.event.token));
+      tokens.emplace_back(label(entry.event.token));
       values.emplace_back(static_cast<double>(entry.event.logprob));
       tops.emplace_back(std::move(top));
       offsets.emplace_back(entry.text_offset);
@@ -99,10 +116,15 @@ void route_completions(AppContext& context, const std::shared_ptr<HttpExchange>&
   for (const PromptInput& prompt : job.request.prompts) {
     if (const auto* ids = std::get_if<std::vector<int32_t>>(&prompt)) {
       job.prompts.push_back(*ids);
-    } else {
-      job.prompts.push_back(
-          context.text.encode(std::get<std::string>(prompt), job.request.add_special_tokens));
+      continue;
     }
+    PromptTokens tokens =
+        text_prompt(context, std::get<std::string>(prompt), job.request.add_special_tokens);
+    if (const auto* error = std::get_if<ApiError>(&tokens)) {
+      exchange->respond(error_response(*error));
+      return;
+    }
+    job.prompts.push_back(std::move(std::get<std::vector<int32_t>>(tokens)));
   }
   if (!job.request.max_tokens) {
     job.request.max_tokens = kDefaultMaxTokens;

@@ -1,5 +1,6 @@
 #include "server/error.h"
 #include "server/field_reader.h"
+#include "server/prompt.h"
 #include "server/routes.h"
 
 namespace nibble {
@@ -32,31 +33,28 @@ void route_tokenize(AppContext& context, const std::shared_ptr<HttpExchange>& ex
   fields.text("model", model);
   fields.text("prompt", prompt);
   fields.boolean("add_special_tokens", add_special);
-  std::vector<int32_t> ids;
+  PromptTokens tokens;
   if (fields.find("messages") != nullptr) {
     const ParsedRequest parsed = parse_chat_request(body.dump(), context.options.schema);
     if (const auto* error = std::get_if<ApiError>(&parsed)) {
       exchange->respond(error_response(*error));
       return;
     }
-    const auto& request = std::get<GenerationRequest>(parsed);
-    Result<std::vector<int32_t>> encoded = context.text.encode_chat(
-        {.messages = &request.messages, .add_generation_prompt = request.add_generation_prompt});
-    if (!encoded.ok()) {
-      exchange->respond(error_response(to_api_error(encoded.status())));
-      return;
-    }
-    ids = std::move(*encoded);
+    tokens = chat_prompt(context, std::get<GenerationRequest>(parsed));
   } else if (fields.find("prompt") == nullptr) {
     fields.fail("prompt", "prompt: expected a string (or messages: an array)");
   } else {
-    ids = context.text.encode(prompt, add_special);
+    tokens = text_prompt(context, prompt, add_special);
   }
-  const auto error = fields.error() ? fields.error() : check_model(context, model);
+  auto error = fields.error() ? fields.error() : check_model(context, model);
+  if (!error && std::holds_alternative<ApiError>(tokens)) {
+    error = std::get<ApiError>(tokens);
+  }
   if (error) {
     exchange->respond(error_response(*error));
     return;
   }
+  const auto& ids = std::get<std::vector<int32_t>>(tokens);
   JsonArray list(ids.begin(), ids.end());
   const Json answer = Json::object({{"count", static_cast<int64_t>(ids.size())},
                                     {"max_model_len", context.engine.options().max_model_len},

@@ -5,50 +5,43 @@
 #include <condition_variable>
 #include <deque>
 #include <mutex>
+#include <numeric>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "base/check.h"
 #include "engine/engine.h"
 #include "server/text_frontend.h"
 
 namespace nibble {
 
-/// Byte tokens: id = byte; 256 ends an answer.
-class FakeText final : public TextFrontend {
- public:
-  static constexpr int32_t kEnd = 256;
+/// The id that ends an answer of the fake; every byte is the token of its own value.
+constexpr int32_t kFakeEnd = 256;
 
-  Result<std::vector<int32_t>> encode_chat(const ChatInput& input) const override {
-    std::string text;
-    for (const Json& message : input.messages->as_array()) {
-      text += message.find("content")->as_string();
-    }
-    if (text == "refuse me") {
-      return make_error(StatusCode::kInvalidArgument, "the template refuses");
-    }
-    return encode(text, false);
+/// Byte tokens, and a chat template that puts the contents one after the other.
+inline TextFrontend fake_text() {
+  TokenizerParts parts;
+  BpeVocabulary vocabulary;
+  for (int byte = 0; byte < kFakeEnd; ++byte) {
+    vocabulary.pieces.emplace_back(1, static_cast<char>(byte));
   }
-  std::vector<int32_t> encode(std::string_view text, bool) const override {
-    std::vector<int32_t> ids;
-    for (const char c : text) {
-      ids.push_back(static_cast<unsigned char>(c));
-    }
-    return ids;
-  }
-  std::string decode(std::span<const int32_t> ids) const override {
-    std::string text;
-    for (const int32_t id : ids) {
-      text += token_bytes(id);
-    }
-    return text;
-  }
-  std::string token_bytes(int32_t id) const override {
-    return id < 256 ? std::string(1, static_cast<char>(id)) : "";
-  }
-  bool is_special(int32_t id) const override { return id == kEnd; }
-};
+  parts.token_bytes = vocabulary.pieces;
+  parts.token_bytes.emplace_back("<end>");
+  parts.added_tokens.push_back({.id = kFakeEnd, .content = "<end>", .special = true});
+  std::vector<uint32_t> ranks(vocabulary.pieces.size());
+  std::iota(ranks.begin(), ranks.end(), 0U);
+  parts.model = BpeModel::from_ranks(std::move(vocabulary), std::move(ranks), {});
+  auto tokenizer = Tokenizer::create(std::move(parts));
+  auto chat = ChatTemplate::parse(
+      "{% if messages[0].content == 'refuse me' %}{{ raise_exception('the template refuses') }}"
+      "{% endif %}{% for message in messages %}{{ message.content }}{% endfor %}"
+      "{% if tools %}{{ tools | length }}{% endif %}",
+      "fake");
+  CHECK(tokenizer.ok() && chat.ok());
+  return TextFrontend(std::move(tokenizer).value(), std::move(chat).value(), Status());
+}
 
 /// Answers with the prompt's own bytes, over and over, one token per step for each request.
 class FakeEngine final : public Engine {
@@ -56,7 +49,8 @@ class FakeEngine final : public Engine {
   FakeEngine() {
     options_.max_model_len = 1000;
     options_.max_queued_requests = 100;
-    config_.eos_token_ids = {FakeText::kEnd};
+    config_.eos_token_ids = {kFakeEnd};
+    config_.vocab_size = kFakeEnd + 1;
     thread_ = std::thread([this] { run(); });
   }
   ~FakeEngine() override {
@@ -101,14 +95,14 @@ class FakeEngine final : public Engine {
       event.finish = FinishReason::kCancelled;
     } else {
       const auto at = static_cast<size_t>(one.produced++) % request.prompt.size();
-      event.token = request.prompt[at] == '$' ? FakeText::kEnd : request.prompt[at];
+      event.token = request.prompt[at] == '$' ? kFakeEnd : request.prompt[at];
       event.logprob = -0.5F;
       for (int i = 0; i < request.top_logprobs; ++i) {
         event.top_logprobs.push_back({event.token + i, -0.5F - static_cast<float>(i)});
       }
-      event.finish = event.token == FakeText::kEnd && !request.ignore_eos ? FinishReason::kStop
-                     : one.produced == request.max_tokens                 ? FinishReason::kLength
-                                                                          : FinishReason::kNone;
+      event.finish = event.token == kFakeEnd && !request.ignore_eos ? FinishReason::kStop
+                     : one.produced == request.max_tokens           ? FinishReason::kLength
+                                                                    : FinishReason::kNone;
     }
     request.on_event(event);
     return event.finish != FinishReason::kNone;

@@ -1,15 +1,21 @@
-#include "server/tokenizer_frontend.h"
+#include "server/text_frontend.h"
+
+#include <algorithm>
+#include <utility>
 
 namespace nibble {
-
-TokenizerFrontend::TokenizerFrontend(std::shared_ptr<const Tokenizer> tokenizer,
-                                     std::optional<ChatTemplate> chat_template,
-                                     Status no_template)
+TextFrontend::TextFrontend(std::shared_ptr<const Tokenizer> tokenizer,
+                           std::optional<ChatTemplate> chat_template,
+                           Status no_template)
     : tokenizer_(std::move(tokenizer)),
       template_(std::move(chat_template)),
-      no_template_(std::move(no_template)) {}
+      no_template_(std::move(no_template)) {
+  for (int32_t id = 0; id < tokenizer_->vocab_size(); ++id) {
+    longest_token_ = std::max(longest_token_, tokenizer_->token_bytes(id).size());
+  }
+}
 
-Result<std::vector<int32_t>> TokenizerFrontend::encode_chat(const ChatInput& input) const {
+Result<std::string> TextFrontend::render_chat(const ChatInput& input) const {
   if (!template_) {
     return make_error(StatusCode::kUnsupported,
                       "this model has no chat template ({}); use /v1/completions, or start the "
@@ -28,21 +34,16 @@ Result<std::vector<int32_t>> TokenizerFrontend::encode_chat(const ChatInput& inp
       input.add_generation_prompt ? GenerationPrompt::kAdd : GenerationPrompt::kOmit;
   values.bos_token = tokenizer_->bos_token();
   values.eos_token = tokenizer_->eos_token();
-  NIBBLE_ASSIGN_OR_RETURN(const std::string prompt, template_->render(values));
-  return tokenizer_->encode(prompt, SpecialTokens::kParse);
+  return template_->render(values);
 }
 
-std::vector<int32_t> TokenizerFrontend::encode(std::string_view text, bool add_special) const {
+std::vector<int32_t> TextFrontend::encode(std::string_view text, bool add_special) const {
   return add_special ? tokenizer_->encode_prompt(text)
                      : tokenizer_->encode(text, SpecialTokens::kParse);
 }
 
-std::string TokenizerFrontend::decode(std::span<const int32_t> ids) const {
+std::string TextFrontend::decode(std::span<const int32_t> ids) const {
   return tokenizer_->decode(ids, DecodeSpecials::kSkip);
 }
-
-std::string TokenizerFrontend::token_bytes(int32_t id) const { return tokenizer_->token_bytes(id); }
-
-bool TokenizerFrontend::is_special(int32_t id) const { return tokenizer_->is_special(id); }
 
 }  // namespace nibble

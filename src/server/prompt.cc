@@ -1,0 +1,91 @@
+#include "server/prompt.h"
+
+#include <string>
+
+#include <fmt/format.h>
+
+namespace nibble {
+namespace {
+
+// Normalization may make a text shorter; no published normalizer comes near this.
+constexpr size_t kNormalizedSlack = 4;
+constexpr const char* kTooLong = "context_length_exceeded";
+
+const char* prompt_field(const GenerationRequest& request) {
+  return request.messages.is_array() ? "messages" : "prompt";
+}
+
+/// Refuses what cannot fit however well it tokenizes, without the work of tokenizing it.
+std::optional<ApiError> check_size(const AppContext& context,
+                                   std::string_view text,
+                                   const char* param) {
+  const int64_t limit = context.engine.options().max_model_len;
+  const size_t longest = context.text.longest_token();
+  if (text.size() <= static_cast<size_t>(limit) * longest * kNormalizedSlack) {
+    return std::nullopt;
+  }
+  return ApiError{400,
+                  fmt::format("This model's maximum context length is {} tokens of at most {} "
+                              "bytes each, but the prompt has {} bytes; shorten the prompt",
+                              limit, longest, text.size()),
+                  param, kTooLong};
+}
+
+}  // namespace
+
+PromptTokens chat_prompt(const AppContext& context, const GenerationRequest& request) {
+  const auto given = [](const Json& value) { return value.is_null() ? nullptr : &value; };
+  const Result<std::string> text =
+      context.text.render_chat({.messages = &request.messages,
+                                .tools = given(request.tools),
+                                .template_arguments = given(request.template_arguments),
+                                .add_generation_prompt = request.add_generation_prompt});
+  if (!text.ok()) {
+    ApiError error = to_api_error(text.status());
+    error.param = "messages";
+    return error;
+  }
+  if (auto error = check_size(context, *text, "messages")) {
+    return *std::move(error);
+  }
+  return context.text.encode(*text, false);
+}
+
+PromptTokens text_prompt(const AppContext& context, std::string_view text, bool add_special) {
+  if (auto error = check_size(context, text, "prompt")) {
+    return *std::move(error);
+  }
+  return context.text.encode(text, add_special);
+}
+
+std::optional<ApiError> check_prompt(const AppContext& context,
+                                     const std::vector<int32_t>& prompt,
+                                     const GenerationRequest& request) {
+  const char* field = prompt_field(request);
+  const int64_t limit = context.engine.options().max_model_len;
+  const int64_t wanted = request.max_tokens.value_or(1);
+  const auto size = static_cast<int64_t>(prompt.size());
+  if (size + wanted > limit) {
+    return ApiError{400,
+                    fmt::format("This model's maximum context length is {} tokens, but the request "
+                                "needs {} ({} in the prompt, {} for the answer); shorten the "
+                                "prompt or lower max_tokens",
+                                limit, size + wanted, size, wanted),
+                    size >= limit ? field : "max_tokens", kTooLong};
+  }
+  if (prompt.empty()) {
+    return ApiError{400, fmt::format("{}: the prompt has no tokens", field), field, ""};
+  }
+  const int64_t vocabulary = context.engine.model_config().vocab_size;
+  for (const int32_t token : prompt) {
+    if (token < 0 || token >= vocabulary) {
+      return ApiError{400,
+                      fmt::format("{}: token id {} is not below the vocabulary's size {}", field,
+                                  token, vocabulary),
+                      field, ""};
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace nibble
