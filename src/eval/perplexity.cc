@@ -51,8 +51,9 @@ Result<PerplexityResult> evaluate_perplexity(Model& model,
   std::iota(rows.begin(), rows.end(), 0);
   std::vector<float> logits(static_cast<size_t>(kChunk * vocab));
   PerplexityResult result;
-  for (int64_t begin = 0; begin + 1 < total; begin += window) {
-    const int64_t end = std::min(begin + window, total);
+  const int64_t length = std::min(window, total);
+  for (int64_t begin = 0; begin + length <= total; begin += length) {
+    const int64_t end = begin + length;
     for (int64_t at = begin; at < end - 1; at += kChunk) {  // the last token predicts nothing here
       const int64_t count = std::min(kChunk, end - 1 - at);
       const SequenceSpan span{0, static_cast<int32_t>(count),

@@ -14,11 +14,11 @@ struct PerplexityResult {
   int64_t scored_tokens = 0;  // the first token of each window is context only
 };
 
-/// Perplexity of a tokenized text, cut into windows of `window` tokens without overlap (the rest at
-/// the end is a shorter window, dropped if it is a single token). `cache` needs room for one
-/// window. `progress` is called after each window with the tokens done. kInvalidArgument: window <
-/// 2, longer than the model or the cache, or fewer than two tokens; kCorrupt: a logit is not
-/// finite.
+/// Perplexity of a tokenized text, cut into windows of `window` tokens without overlap. What is
+/// left at the end is not scored, as published figures do; a text shorter than one window is one
+/// window. `cache` needs room for one window. `progress` is called after each window with the
+/// tokens done. kInvalidArgument: window < 2, longer than the model or the cache, or fewer than two
+/// tokens; kCorrupt: a logit is not finite.
 Result<PerplexityResult> evaluate_perplexity(Model& model,
                                              PagedKvCache& cache,
                                              std::span<const int32_t> tokens,
