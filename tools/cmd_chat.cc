@@ -22,9 +22,9 @@ namespace {
 
 constexpr const char* kHelp =
     "/reset  forget the conversation\n"
-    "/exit   leave (so does the end of input, or Ctrl-C while nothing is being answered)\n"
+    "/quit   leave (so does /exit, and Ctrl-D)\n"
     "/help   this text\n"
-    "Ctrl-C stops the answer that is being written.\n";
+    "Ctrl-C stops the answer that is being written, or drops the line being typed.\n";
 
 struct ChatFlags {
   ModelFlags model;
@@ -73,42 +73,50 @@ class Interrupts final {
 // Lines of standard input, given up at Ctrl-C.
 class LineReader final {
  public:
+  enum class Outcome { kLine, kInterrupted, kEnd };
+
   explicit LineReader(Interrupts& interrupts) : interrupts_(interrupts) {}
 
-  // The next line; nothing at the end of input or at Ctrl-C.
-  std::optional<std::string> next() {
+  // Reads the next line into `line`. Ctrl-C drops what was typed of it.
+  Outcome next(std::string& line) {
     while (true) {
       if (const size_t end = buffer_.find('\n'); end != std::string::npos) {
-        std::string line = buffer_.substr(0, end);
+        line = buffer_.substr(0, end);
         buffer_.erase(0, end + 1);
-        return line;
+        return Outcome::kLine;
       }
-      if (!fill()) {
-        return buffer_.empty() ? std::nullopt : std::optional(std::exchange(buffer_, ""));
+      const Outcome outcome = fill();
+      if (outcome == Outcome::kEnd && !buffer_.empty()) {
+        line = std::exchange(buffer_, "");
+        return Outcome::kLine;
+      }
+      if (outcome != Outcome::kLine) {
+        return outcome;
       }
     }
   }
 
  private:
-  bool fill() {
+  // Reads what is there: kLine when something came.
+  Outcome fill() {
     pollfd fds[] = {{.fd = STDIN_FILENO, .events = POLLIN, .revents = 0},
                     {.fd = interrupts_.fd(), .events = POLLIN, .revents = 0}};
     while (poll(fds, 2, -1) < 0) {
       if (errno != EINTR) {
-        return false;
+        return Outcome::kEnd;
       }
     }
     if (interrupts_.take()) {
       buffer_.clear();
-      return false;
+      return Outcome::kInterrupted;
     }
     char block[4096];
     const ssize_t count = read(STDIN_FILENO, block, sizeof block);
     if (count <= 0) {
-      return false;
+      return Outcome::kEnd;
     }
     buffer_.append(block, static_cast<size_t>(count));
-    return true;
+    return Outcome::kLine;
   }
 
   Interrupts& interrupts_;
@@ -178,9 +186,37 @@ class Conversation final {
   JsonArray messages_;
 };
 
+enum class Next { kContinue, kLeave };
+
+// Does what the line says: a command, a turn, or nothing.
+Result<Next> obey(const std::string& line, Conversation& conversation, bool terminal) {
+  if (line == "/quit" || line == "/exit") {
+    return Next::kLeave;
+  }
+  if (line == "/help") {
+    say(kHelp);
+  } else if (line == "/reset") {
+    conversation.reset();
+  } else if (line.starts_with("/")) {
+    say(fmt::format("There is no command {}.\n{}", line, kHelp));
+  } else if (line.find_first_not_of(" \t\r") != std::string::npos) {
+    const Status status = conversation.answer(line);
+    if (!status.ok() && !terminal) {
+      return status;
+    }
+    if (!status.ok()) {
+      say(fmt::format("{} (/reset starts again)\n", status.message()));
+    }
+  }
+  return Next::kContinue;
+}
+
 Status run(const ChatFlags& flags) {
   Interrupts interrupts;  // before any thread is started
   NIBBLE_ASSIGN_OR_RETURN(ServingSession session, open_session(flags.model));
+  if (interrupts.take()) {
+    return make_error(StatusCode::kCancelled, "interrupted while the model was loaded");
+  }
   if (!session.chat_template) {
     return session.no_template;
   }
@@ -190,30 +226,24 @@ Status run(const ChatFlags& flags) {
   }
   Conversation conversation(session, flags, interrupts);
   LineReader lines(interrupts);
+  std::string line;
   while (true) {
     if (terminal) {
       say("> ");
     }
-    const auto line = lines.next();
-    if (!line || *line == "/exit") {
+    const LineReader::Outcome outcome = lines.next(line);
+    if (outcome == LineReader::Outcome::kInterrupted && terminal) {
+      say("\n(Ctrl-D or /quit leaves)\n");
+      continue;
+    }
+    if (outcome != LineReader::Outcome::kLine) {
       break;
     }
-    if (*line == "/help") {
-      say(kHelp);
-    } else if (*line == "/reset") {
-      conversation.reset();
-    } else if (line->starts_with("/")) {
-      say(fmt::format("There is no command {}.\n{}", *line, kHelp));
-    } else if (line->find_first_not_of(" \t\r") != std::string::npos) {
-      const Status status = conversation.answer(*line);
-      interrupts.take();
-      if (!status.ok() && !terminal) {
-        return status;
-      }
-      if (!status.ok()) {
-        say(fmt::format("{} (/reset starts again)\n", status.message()));
-      }
+    NIBBLE_ASSIGN_OR_RETURN(const Next next, obey(line, conversation, terminal));
+    if (next == Next::kLeave) {
+      return {};
     }
+    interrupts.take();
   }
   if (terminal) {
     say("\n");
@@ -231,8 +261,10 @@ void add_chat_command(CLI::App& app, CommandContext& context) {
   command->add_option("--system", flags->system, "System message of the conversation");
   add_answer_flags(*command, flags->answer, kMaxTokens);
   command->footer(
-      "Without --temperature and a default in generation_config.json, the temperature "
-      "is 0.7.");
+      "/quit or Ctrl-D leaves, Ctrl-C stops the answer, /reset starts again, /help lists all "
+      "commands.\nWithout --temperature and a default in generation_config.json, the temperature "
+      "is 0.7.\n\n" +
+      app.get_footer());
   command->callback([flags, &context] { context.action = [flags] { return run(*flags); }; });
 }
 

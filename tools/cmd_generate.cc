@@ -92,8 +92,8 @@ void add_generate_command(CLI::App& app, CommandContext& context) {
       "--json", [flags] { flags->output = Output::kJson; },
       "Print one JSON object: text, tokens, prompt_tokens, finish_reason, ttft_ms, tpot_ms, ...");
   command->footer(
-      "Without --temperature and a default in generation_config.json, the answer is "
-      "greedy.");
+      "Without --temperature and a default in generation_config.json, the answer is greedy.\n\n" +
+      app.get_footer());
   command->callback([flags, &context] { context.action = [flags] { return run(*flags); }; });
 }
 

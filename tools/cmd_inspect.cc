@@ -309,13 +309,17 @@ void add_inspect_command(CLI::App& app, CommandContext& context) {
   command->add_option("PATH", flags->path, "Model folder or .safetensors file")->required();
   command->add_option("--context", flags->contexts, "Tokens per sequence, comma-separated")
       ->delimiter(',')
+      ->allow_extra_args(false)
       ->check(whole_number(1))
       ->capture_default_str();
   command->add_option("--concurrency", flags->concurrencies, "Sequences at once, comma-separated")
       ->delimiter(',')
+      ->allow_extra_args(false)
       ->check(whole_number(1))
       ->capture_default_str();
-  command->add_flag("--json", flags->json, "Print one JSON object");
+  command->add_flag(
+      "--json", flags->json,
+      "Print one JSON object: architecture, scheme, parameters, bytes, bytes_by_kind, memory, ...");
   command->callback([flags, &context] { context.action = [flags] { return run(*flags); }; });
 }
 

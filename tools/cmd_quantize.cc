@@ -108,10 +108,15 @@ void add_quantize_command(CLI::App& app, CommandContext& context) {
       ->add_option("--scale-rule", flags->rule,
                    "How scales are chosen: best, absmax, absmax7.5, signed, lsq, lsq_signed, mse")
       ->capture_default_str();
-  command->add_option("--ignore", flags->options.ignore,
-                      "Module to leave as it is: full name or \"re:PATTERN\"; may be repeated");
-  command->add_option("--include", flags->options.include,
-                      "Module to quantize although it is an embedding, router or lm_head");
+  command
+      ->add_option("--ignore", flags->options.ignore,
+                   "Module to leave as it is: full name or \"re:PATTERN\"; may be repeated")
+      ->allow_extra_args(false);
+  command
+      ->add_option(
+          "--include", flags->options.include,
+          "Module to quantize although it is an embedding, router or lm_head; may be repeated")
+      ->allow_extra_args(false);
   command->add_option("--shard-size", flags->options.shard_bytes, "Largest weight file, like 5GB")
       ->transform(CLI::AsSizeValue(false))
       ->check(whole_number(1))
@@ -120,7 +125,14 @@ void add_quantize_command(CLI::App& app, CommandContext& context) {
       ->check(whole_number(0, kMostThreads))
       ->capture_default_str();
   command->add_flag("--force", flags->force, "Replace DST if it exists");
-  command->add_flag("--json", flags->json, "Print the report as one JSON object");
+  command->add_flag("--json", flags->json,
+                    "Print one JSON object: scheme, tensors, bytes_in, bytes_out, seconds, "
+                    "peak_rss_bytes, snr_db, ...");
+  command->footer(
+      "Embeddings, norms, routers and lm_head stay as they are unless --include names them. DST "
+      "appears\nwhole or not at all; a run that is killed leaves DST.tmp-PID, which the next run "
+      "removes.\n\n" +
+      app.get_footer());
   command->callback([flags, &context] { context.action = [flags] { return run(*flags); }; });
 }
 

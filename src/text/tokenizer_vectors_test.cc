@@ -63,6 +63,8 @@ struct SharedCase {
   std::vector<std::pair<const char*, int>> vectors;  // file below vectors/, cases
 };
 
+void PrintTo(const SharedCase& shared, std::ostream* out) { *out << shared.name; }
+
 class SharedVectors : public testing::TestWithParam<SharedCase> {};
 
 TEST_P(SharedVectors, AllCases) {

@@ -11,12 +11,6 @@
 namespace nibble::cpu {
 namespace {
 
-struct Features {
-  bool avx2 = false;
-  bool avx512 = false;
-  bool avx512_vnni = false;
-};
-
 #if defined(__x86_64__)
 
 constexpr bool bit(unsigned value, int index) { return (value >> index & 1U) != 0; }
@@ -30,12 +24,12 @@ unsigned saved_states() {
   return low;
 }
 
-Features detect() {
+CpuFeatures detect() {
   unsigned a = 0;
   unsigned b = 0;
   unsigned c = 0;
   unsigned d = 0;
-  Features features;
+  CpuFeatures features;
   if (__get_cpuid(1, &a, &b, &c, &d) == 0 || !bit(c, 27)) {  // no OSXSAVE
     return features;
   }
@@ -55,7 +49,7 @@ Features detect() {
 
 #else
 
-Features detect() { return {}; }
+CpuFeatures detect() { return {}; }
 
 #endif
 
@@ -64,8 +58,7 @@ struct Choice {
   bool supported;
 };
 
-std::array<Choice, 4> choices() {
-  const Features features = detect();
+std::array<Choice, 4> choices(const CpuFeatures& features) {
   return {Choice{&kScalarKernels, true}, Choice{&kAvx2Kernels, features.avx2},
           Choice{&kAvx512Kernels, features.avx512},
           Choice{&kAvx512VnniKernels, features.avx512_vnni}};
@@ -73,9 +66,11 @@ std::array<Choice, 4> choices() {
 
 }  // namespace
 
-std::vector<std::string_view> supported_isas() {
+CpuFeatures detect_cpu_features() { return detect(); }
+
+std::vector<std::string_view> supported_isas(const CpuFeatures& features) {
   std::vector<std::string_view> names;
-  for (const Choice& choice : choices()) {
+  for (const Choice& choice : choices(features)) {
     if (choice.supported) {
       names.emplace_back(choice.table->name);
     }
@@ -83,9 +78,9 @@ std::vector<std::string_view> supported_isas() {
   return names;
 }
 
-Result<const KernelTable*> find_kernels(std::string_view isa) {
+Result<const KernelTable*> find_kernels(std::string_view isa, const CpuFeatures& features) {
   const KernelTable* best = nullptr;
-  for (const Choice& choice : choices()) {
+  for (const Choice& choice : choices(features)) {
     if (isa == choice.table->name) {
       if (choice.supported) {
         return choice.table;
@@ -93,7 +88,7 @@ Result<const KernelTable*> find_kernels(std::string_view isa) {
       return make_error(StatusCode::kUnsupported,
                         "this machine cannot run the {} kernels; it has {}: choose one of these or "
                         "auto",
-                        isa, fmt::join(supported_isas(), ", "));
+                        isa, fmt::join(supported_isas(features), ", "));
     }
     if (choice.supported) {
       best = choice.table;
@@ -105,7 +100,7 @@ Result<const KernelTable*> find_kernels(std::string_view isa) {
   return make_error(StatusCode::kInvalidArgument,
                     "unknown instruction set \"{}\"; this machine has {}: choose one of these or "
                     "auto",
-                    isa, fmt::join(supported_isas(), ", "));
+                    isa, fmt::join(supported_isas(features), ", "));
 }
 
 }  // namespace nibble::cpu

@@ -9,12 +9,23 @@
 
 namespace nibble::cpu {
 
+/// What of the processor the kernels can use, as far as the operating system saves its registers.
+struct CpuFeatures {
+  bool avx2 = false;         // with FMA and F16C
+  bool avx512 = false;       // F, DQ, BW, VL
+  bool avx512_vnni = false;  // and VNNI
+};
+
+[[nodiscard]] CpuFeatures detect_cpu_features();
+
 /// Names of the instruction sets that this machine and its operating system support, slowest
 /// first; always begins with "scalar".
-[[nodiscard]] std::vector<std::string_view> supported_isas();
+[[nodiscard]] std::vector<std::string_view> supported_isas(
+    const CpuFeatures& features = detect_cpu_features());
 
 /// Kernels of the named instruction set; "auto" is the last of supported_isas(). kUnsupported with
 /// the list when the machine lacks it, kInvalidArgument for an unknown name.
-[[nodiscard]] Result<const KernelTable*> find_kernels(std::string_view isa);
+[[nodiscard]] Result<const KernelTable*> find_kernels(
+    std::string_view isa, const CpuFeatures& features = detect_cpu_features());
 
 }  // namespace nibble::cpu
