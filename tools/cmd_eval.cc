@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <chrono>
 #include <memory>
 
@@ -72,9 +73,9 @@ Status run(const EvalFlags& flags) {
                       flags.text_file, tokens.size());
   }
   ProgressDisplay display("evaluated", ProgressDisplay::Unit::kTokens);
-  const auto progress = [&](int64_t done) {
-    display.update(done, static_cast<int64_t>(tokens.size()), "");
-  };
+  const auto size = static_cast<int64_t>(tokens.size());
+  const int64_t evaluated = size - size % std::min(size, flags.window);  // whole windows only
+  const auto progress = [&](int64_t done) { display.update(done, evaluated, ""); };
   NIBBLE_ASSIGN_OR_RETURN(const PerplexityResult result,
                           evaluate_perplexity(*model, cache, tokens, flags.window, progress));
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;

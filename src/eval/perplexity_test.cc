@@ -94,10 +94,10 @@ TEST(Perplexity, EqualsTheHandComputedValue) {
   EXPECT_NEAR(result->perplexity, std::cbrt(1 / (0.625 * 0.625 * 0.125)), 1e-5);
 }
 
-// Windows 0 1 2 | 2 0 1 | 2: the first token of each is context only, the lone last one is dropped.
+// Windows 0 1 2 | 2 0 1 | 2 2: the first token of each is context only, the rest is dropped.
 TEST(Perplexity, WindowsDoNotOverlap) {
   Oracle model(5);
-  const auto result = evaluate(model, {0, 1, 2, 2, 0, 1, 2}, 3);
+  const auto result = evaluate(model, {0, 1, 2, 2, 0, 1, 2, 2}, 3);
   ASSERT_TRUE(result.ok());
   EXPECT_EQ(result->scored_tokens, 4);
   EXPECT_NEAR(result->perplexity, 1 / 0.625, 1e-5);      // without the step 2 -> 2 between windows
@@ -140,7 +140,7 @@ TEST(Perplexity, RefusesImpossibleWindowsAndTexts) {
 
 TEST(Perplexity, RefusesLogitsThatAreNotNumbers) {
   Oracle model(1);
-  const Status status = evaluate(model, {0, 1, 2, kBroken, 0}, 3).status();
+  const Status status = evaluate(model, {0, 1, 2, kBroken, 0, 1}, 3).status();
   EXPECT_EQ(status.code(), StatusCode::kCorrupt);
   EXPECT_THAT(status.message(), HasSubstr("window at token 3"));
 }

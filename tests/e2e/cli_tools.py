@@ -80,7 +80,8 @@ def f32(shape, generator, scale=0.05):
     count = 1
     for dim in shape:
         count *= dim
-    return "F32", shape, array.array("f", (generator.gauss(0, scale) for _ in range(count))).tobytes()
+    values = array.array("f", (generator.gauss(0, scale) for _ in range(count)))
+    return "F32", shape, values.tobytes()
 
 
 HIDDEN, INTERMEDIATE, VOCAB = 32, 64, 4096

@@ -296,9 +296,9 @@ def test_heads_that_do_not_divide(model):
     check(model, CORRUPT, "config.json", "num_key_value_heads", names=RUNNING)
 
 
-@pytest.mark.parametrize("rope", [{"rope_type": "spiral", "factor": 2.0}, 5, {"rope_type": "linear"},
-                                  {"rope_type": "linear", "factor": -1},
-                                  {"rope_type": "yarn", "factor": "big"}])
+@pytest.mark.parametrize("rope", [
+    {"rope_type": "spiral", "factor": 2.0}, 5, {"rope_type": "linear"},
+    {"rope_type": "linear", "factor": -1}, {"rope_type": "yarn", "factor": "big"}])
 def test_unknown_rope(model, rope):
     model.edit_json("config.json", rope_scaling=rope)
     for name in RUNNING:
