@@ -2,9 +2,10 @@
 #include <csignal>
 #include <cstdio>
 #include <ctime>
+#include <future>
 #include <memory>
 #include <string>
-#include <vector>
+#include <utility>
 
 #include <sys/resource.h>
 
@@ -12,9 +13,9 @@
 #include "base/log.h"
 #include "command.h"
 #include "engine/session.h"
-#include "flag_checks.h"
+#include "serve_flags.h"
 #include "server/app.h"
-#include "server/error.h"
+#include "server/gate.h"
 #include "server/text_frontend.h"
 
 namespace nibble {
@@ -23,22 +24,8 @@ void add_serve_command(CLI::App& app, CommandContext& context);
 
 namespace {
 
-constexpr int64_t kMostPort = 65535;
 constexpr rlim_t kWantedDescriptors = 20000;
 constexpr double kFlushSeconds = 2;  // for the last answers to reach their clients
-
-struct Flags {
-  std::string model_dir;
-  std::vector<std::string> names;
-  std::string api_key;
-  HttpOptions http;
-  SessionOptions session;
-  std::string kv_cache_dtype = "auto";
-  std::string chat_template;
-  std::string generation_config = "auto";
-  double shutdown_timeout_s = 30;
-  bool strict = false;
-};
 
 /// Lets as many clients connect as the system allows.
 void raise_descriptor_limit() {
@@ -60,6 +47,15 @@ class ShutdownSignals final {
     sigaddset(&set_, SIGTERM);
     pthread_sigmask(SIG_BLOCK, &set_, nullptr);
   }
+  /// Runs `task` on a thread of its own, and lets a signal end the process meanwhile.
+  template <typename Task>
+  auto interruptible(Task task) const {
+    auto result = std::async(std::launch::async, std::move(task));
+    pthread_sigmask(SIG_UNBLOCK, &set_, nullptr);
+    result.wait();
+    pthread_sigmask(SIG_BLOCK, &set_, nullptr);
+    return result.get();
+  }
   /// Waits for the first; the next one ends the process at once.
   void wait() const {
     int signal = 0;
@@ -72,7 +68,7 @@ class ShutdownSignals final {
   sigset_t set_{};
 };
 
-SamplingParams sampling_defaults(const Flags& flags, const ModelConfig& config) {
+SamplingParams sampling_defaults(const ServeFlags& flags, const ModelConfig& config) {
   if (flags.generation_config == "none") {
     return {};
   }
@@ -92,138 +88,74 @@ Status use_chat_template(const std::string& path, ServingSession& session) {
   return {};
 }
 
-/// Answers until a signal; then lets what runs finish.
-Status serve_until_signal(const Flags& flags,
-                          const ShutdownSignals& signals,
-                          ServingSession& session,
-                          const TextFrontend& text) {
+Result<AppOptions> app_options(const ServeFlags& flags, const ServingSession& session) {
   AppOptions options{.model_names = flags.names,
                      .api_key = flags.api_key,
                      .version = NIBBLE_VERSION,
-                     .created = std::time(nullptr)};
+                     .created = std::time(nullptr),
+                     .stream_interval = flags.stream_interval};
   options.schema = {.strictness = flags.strict ? Strictness::kStrict : Strictness::kLenient,
                     .defaults = sampling_defaults(flags, session.config)};
+  NIBBLE_ASSIGN_OR_RETURN(options.schema.template_arguments, template_arguments_of(flags));
   if (options.model_names.empty()) {
     options.model_names = {session.model_name, flags.model_dir};
   }
-  AppContext context(std::move(options), *session.engine, text);
-  NIBBLE_ASSIGN_OR_RETURN(
-      const std::unique_ptr<HttpServer> server,
-      HttpServer::start(
-          flags.http, [&context](const auto& exchange) { handle_request(context, exchange); },
-          [](int status, const std::string& message) {
-            return error_response({status, message, "", ""});
-          }));
-  fmt::print(stderr, "nibble: serving {} ({}) at http://{}:{}/v1\n",
-             context.options.model_names.front(), session.scheme, flags.http.host, server->port());
-  signals.wait();
-  context.ready = false;
-  server->begin_drain();
-  session.engine->drain(flags.shutdown_timeout_s);
-  if (!server->wait_idle(kFlushSeconds)) {
-    NIBBLE_LOG(kWarning, "closing connections whose clients do not");
-  }
-  return {};
+  return options;
 }
 
-Status run(Flags& flags) {
+Result<ServingSession> load(const ServeFlags& flags) {
+  NIBBLE_ASSIGN_OR_RETURN(ServingSession session, open_session(flags.model_dir, flags.session));
+  NIBBLE_RETURN_IF_ERROR(use_chat_template(flags.chat_template, session));
+  NIBBLE_RETURN_IF_ERROR(prove_engine(*session.engine));
+  return session;
+}
+
+/// Answers until a signal; then lets what runs finish.
+void serve_until_signal(const ServeFlags& flags,
+                        const ShutdownSignals& signals,
+                        HttpServer& server,
+                        AppContext& context) {
+  fmt::print(stderr, "nibble: serving {} at http://{}:{}/v1\n", context.options.model_names.front(),
+             flags.http.host, server.port());
+  signals.wait();
+  context.ready = false;
+  server.begin_drain();
+  context.engine.drain(flags.shutdown_timeout_s);
+  server.stop_listening();
+  if (!server.wait_idle(kFlushSeconds)) {
+    NIBBLE_LOG(kWarning, "closing connections whose clients do not");
+  }
+}
+
+Status run(ServeFlags& flags) {
+  NIBBLE_RETURN_IF_ERROR(check_refusals(flags));
   raise_descriptor_limit();
   const ShutdownSignals signals;
   NIBBLE_ASSIGN_OR_RETURN(flags.session.engine.kv_code, parse_kv_cache_dtype(flags.kv_cache_dtype));
-  NIBBLE_ASSIGN_OR_RETURN(ServingSession session, open_session(flags.model_dir, flags.session));
-  NIBBLE_RETURN_IF_ERROR(use_chat_template(flags.chat_template, session));
+  AppGate gate(NIBBLE_VERSION);
+  NIBBLE_ASSIGN_OR_RETURN(std::unique_ptr<HttpServer> server,
+                          HttpServer::start(flags.http, gate.callbacks()));
+  NIBBLE_ASSIGN_OR_RETURN(ServingSession session,
+                          signals.interruptible([&flags] { return load(flags); }));
+  NIBBLE_ASSIGN_OR_RETURN(AppOptions options, app_options(flags, session));
   const TextFrontend text(session.tokenizer, session.chat_template, session.no_template);
-  return serve_until_signal(flags, signals, session, text);
-}
-
-void add_http_flags(CLI::App& command, Flags& flags) {
-  command.add_option("--host", flags.http.host, "Address to listen on; 0.0.0.0: all")
-      ->envname("NIBBLE_HOST")
-      ->capture_default_str();
-  command.add_option("--port", flags.http.port, "Port to listen on; 0: any free one")
-      ->check(whole_number(0, kMostPort))
-      ->envname("NIBBLE_PORT")
-      ->capture_default_str();
-  command
-      .add_option("--served-model-name", flags.names,
-                  "Names that requests may use (default: the folder's name and path)")
-      ->envname("NIBBLE_SERVED_MODEL_NAME");
-  command.add_option("--api-key", flags.api_key, "Key that clients must send as Bearer")
-      ->envname("NIBBLE_API_KEY");
-  command
-      .add_option("--shutdown-timeout", flags.shutdown_timeout_s,
-                  "Seconds that running requests get after SIGTERM")
-      ->envname("NIBBLE_SHUTDOWN_TIMEOUT")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
-  command.add_flag("--strict", flags.strict, "Refuse request fields that are unknown")
-      ->envname("NIBBLE_STRICT");
-  command
-      .add_option("--chat-template", flags.chat_template,
-                  "File with the Jinja template to use instead of the model's")
-      ->envname("NIBBLE_CHAT_TEMPLATE");
-  command
-      .add_option("--generation-config", flags.generation_config,
-                  "Sampling defaults: auto takes the model's generation_config.json")
-      ->envname("NIBBLE_GENERATION_CONFIG")
-      ->check(CLI::IsMember({"auto", "none"}))
-      ->capture_default_str();
-}
-
-void add_engine_flags(CLI::App& command, Flags& flags) {
-  EngineOptions& engine = flags.session.engine;
-  const auto count = [&](const std::string& name, int64_t& value, const char* variable,
-                         const char* help) {
-    command.add_option(name, value, help)
-        ->envname(variable)
-        ->check(whole_number(0))
-        ->capture_default_str();
-  };
-  count("--max-model-len,--context-length", engine.max_model_len, "NIBBLE_MAX_MODEL_LEN",
-        "Longest prompt and answer together, in tokens; 0: the model's");
-  count("--max-num-seqs,--max-running-requests", engine.max_num_seqs, "NIBBLE_MAX_NUM_SEQS",
-        "Requests that run at once");
-  count("--max-num-batched-tokens,--chunked-prefill-size", engine.max_num_batched_tokens,
-        "NIBBLE_MAX_NUM_BATCHED_TOKENS", "Tokens of one step");
-  count("--max-queued-requests", engine.max_queued_requests, "NIBBLE_MAX_QUEUED_REQUESTS",
-        "Requests that may wait; more are answered with 429");
-  count("--block-size,--page-size", engine.page_size, "NIBBLE_BLOCK_SIZE",
-        "Tokens of one page of the KV cache");
-  command
-      .add_option("--kv-cache-memory", engine.kv_bytes, "Most memory for the KV cache, e.g. 2GiB")
-      ->envname("NIBBLE_KV_CACHE_MEMORY")
-      ->transform(CLI::AsSizeValue(false))
-      ->capture_default_str();
-  command
-      .add_flag("--enable-prefix-caching,!--no-enable-prefix-caching", engine.prefix_caching,
-                "Share the pages of equal prompt beginnings (default: on)")
-      ->envname("NIBBLE_ENABLE_PREFIX_CACHING");
-  command
-      .add_option("--kv-cache-dtype", flags.kv_cache_dtype,
-                  "Keys and values are kept in this type (auto: bf16)")
-      ->envname("NIBBLE_KV_CACHE_DTYPE")
-      ->check(CLI::IsMember({"auto", "f32", "bf16", "int8", "int4"}))
-      ->capture_default_str();
-  command
-      .add_option("--threads", flags.session.backend.threads, "Computing threads; 0: one per core")
-      ->envname("NIBBLE_THREADS")
-      ->check(whole_number(0, kMostThreads))
-      ->capture_default_str();
-  command.add_option("--isa", flags.session.backend.isa, "Instruction set of the kernels")
-      ->envname("NIBBLE_ISA")
-      ->check(CLI::IsMember({"auto", "scalar", "avx2", "avx512", "avx512_vnni"}))
-      ->capture_default_str();
+  AppContext context(std::move(options), *session.engine, text);
+  NIBBLE_LOG(kInfo, "{}: {}, {}, context {}, loaded in {:.0f} ms", session.model_name,
+             session.scheme, session.backend_name, session.engine->options().max_model_len,
+             session.load_ms);
+  gate.open(context);
+  serve_until_signal(flags, signals, *server, context);
+  server.reset();  // before what its requests use
+  return {};
 }
 
 }  // namespace
 
 void add_serve_command(CLI::App& app, CommandContext& context) {
-  const auto flags = std::make_shared<Flags>();
+  const auto flags = std::make_shared<ServeFlags>();
   CLI::App* command =
       app.add_subcommand("serve", "Serve a model to OpenAI clients until SIGTERM or Ctrl-C");
-  command->add_option("MODEL", flags->model_dir, "Model folder in Hugging Face format")->required();
-  add_http_flags(*command, *flags);
-  add_engine_flags(*command, *flags);
+  add_serve_flags(*command, *flags);
   command->callback([flags, &context] { context.action = [flags] { return run(*flags); }; });
 }
 

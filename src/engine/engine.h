@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "base/status.h"
 #include "engine/request.h"
@@ -19,6 +20,7 @@ struct EngineOptions {
   int64_t kv_bytes = int64_t{1} << 30;
   KvCode kv_code = KvCode::kBf16;
   bool prefix_caching = true;
+  std::optional<uint64_t> seed;  // of requests without one; absent: the system chooses
 };
 
 /// Counters and gauges since start; a consistent copy.

@@ -130,7 +130,7 @@ EngineCore::EngineCore(std::unique_ptr<Model> model,
       runner_(std::move(runner)),
       sampler_(model_->config().vocab_size) {
   std::random_device device;
-  unseeded_ = (uint64_t{device()} << 32) | device();
+  unseeded_ = options_.seed.value_or((uint64_t{device()} << 32) | device());
   plan_.reserve(static_cast<size_t>(options_.max_num_seqs));
   reset_pages();
 }

@@ -129,9 +129,10 @@ Result<ServingSession> open_session(const std::string& model_dir, const SessionO
   }
   ServingSession session;
   session.model_name = name_of(model_dir);
-  NIBBLE_ASSIGN_OR_RETURN(std::unique_ptr<Tokenizer> tokenizer, Tokenizer::load(model_dir));
+  const std::string& text_dir = options.tokenizer_dir.empty() ? model_dir : options.tokenizer_dir;
+  NIBBLE_ASSIGN_OR_RETURN(std::unique_ptr<Tokenizer> tokenizer, Tokenizer::load(text_dir));
   session.tokenizer = std::move(tokenizer);
-  auto chat_template = load_chat_template(model_dir);
+  auto chat_template = load_chat_template(text_dir);
   if (chat_template.ok()) {
     session.chat_template = std::move(chat_template).value();
   } else {

@@ -15,6 +15,7 @@ namespace nibble {
 struct SessionOptions {
   CpuBackendOptions backend;
   EngineOptions engine;
+  std::string tokenizer_dir;  // of tokenizer and chat template; "": the model's folder
 };
 
 /// A model ready to answer: everything that `generate`, `chat` and `serve` share.

@@ -4,6 +4,7 @@
 #include <array>
 
 #include <fmt/format.h>
+#include <strings.h>
 
 #include "server/error.h"
 #include "server/routes.h"
@@ -25,6 +26,8 @@ constexpr std::array kRoutes = {
     RouteEntry{"GET", "/v1/models", route_models},
     RouteEntry{"GET", kModelPrefix, route_model},
     RouteEntry{"GET", "/health", route_health},
+    RouteEntry{"GET", "/ready", route_health},
+    RouteEntry{"GET", "/ping", route_health},
     RouteEntry{"GET", "/version", route_version},
     RouteEntry{"GET", "/metrics", route_metrics},
     RouteEntry{"POST", "/tokenize", route_tokenize},
@@ -49,14 +52,24 @@ bool equal_secret(std::string_view given, std::string_view wanted) {
   return difference == 0;
 }
 
+std::string_view plain_method(const HttpRequest& request) {
+  return request.method == "HEAD" ? "GET" : std::string_view(request.method);
+}
+
+/// What monitors ask for without a key.
+bool is_open(std::string_view path) {
+  constexpr std::array kOpen = {"/health", "/ready", "/ping", "/version", "/metrics"};
+  return std::find(kOpen.begin(), kOpen.end(), path) != kOpen.end();
+}
+
 bool authorized(const AppContext& context, const HttpRequest& request) {
   constexpr std::string_view kBearer = "Bearer ";
-  if (context.options.api_key.empty() || request.path == "/health" || request.path == "/version" ||
-      request.path == "/metrics") {
+  if (context.options.api_key.empty() || is_open(request.path)) {
     return true;
   }
   const std::string_view header = request.header("Authorization");
-  return header.starts_with(kBearer) &&
+  return header.size() >= kBearer.size() &&
+         strncasecmp(header.data(), kBearer.data(), kBearer.size()) == 0 &&
          equal_secret(header.substr(kBearer.size()), context.options.api_key);
 }
 
@@ -73,36 +86,45 @@ std::optional<ApiError> check_model(const AppContext& context, const std::string
       "model", "model_not_found"};
 }
 
-void handle_request(AppContext& context, const std::shared_ptr<HttpExchange>& exchange) {
-  const HttpRequest& request = exchange->request();
-  const std::string_view method = request.method == "HEAD" ? "GET" : request.method;
+std::optional<HttpResponse> check_head(const AppContext& context, const HttpRequest& request) {
   if (!authorized(context, request)) {
-    exchange->respond(error_response({401,
-                                      "Incorrect API key: send the server's --api-key in the "
-                                      "header \"Authorization: Bearer KEY\"",
-                                      "", "invalid_api_key"}));
-    return;
+    return error_response({401,
+                           "Incorrect API key: send the server's --api-key in the header "
+                           "\"Authorization: Bearer KEY\"",
+                           "", "invalid_api_key"});
   }
+  const std::string_view method = plain_method(request);
   std::string_view allowed;
   for (const RouteEntry& entry : kRoutes) {
-    if (!matches(entry, request.path)) {
-      continue;
+    if (matches(entry, request.path)) {
+      allowed = entry.method;
     }
-    if (entry.method == method) {
-      entry.route(context, exchange);
-      return;
-    }
-    allowed = entry.method;
   }
   if (allowed.empty()) {
-    exchange->respond(
-        error_response({404, fmt::format("no route {} {}", method, request.path), "", ""}));
+    return error_response({404, fmt::format("no route {} {}", method, request.path), "", ""});
+  }
+  if (allowed != method) {
+    HttpResponse response = error_response(
+        {405, fmt::format("{} takes {}, not {}", request.path, allowed, method), "", ""});
+    response.headers.emplace_back("Allow", allowed);
+    return response;
+  }
+  if (method == "POST" && !context.ready) {
+    return error_response({503, "the server is shutting down", "", ""});
+  }
+  return std::nullopt;
+}
+
+void handle_request(AppContext& context, const std::shared_ptr<HttpExchange>& exchange) {
+  const HttpRequest& request = exchange->request();
+  if (auto refusal = check_head(context, request)) {
+    exchange->respond(*std::move(refusal));
     return;
   }
-  HttpResponse response = error_response(
-      {405, fmt::format("{} takes {}, not {}", request.path, allowed, method), "", ""});
-  response.headers.emplace_back("Allow", allowed);
-  exchange->respond(std::move(response));
+  const auto entry = std::find_if(kRoutes.begin(), kRoutes.end(), [&](const RouteEntry& route) {
+    return matches(route, request.path);
+  });
+  entry->route(context, exchange);
 }
 
 }  // namespace nibble

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,7 +20,8 @@ struct AppOptions {
   std::string api_key;                   // "": no key is asked for
   SchemaOptions schema;
   std::string version;
-  int64_t created = 0;  // seconds since 1970, for /v1/models
+  int64_t created = 0;          // seconds since 1970, for /v1/models
+  int64_t stream_interval = 1;  // tokens that a stream sends at a time
 };
 
 /// What every route works with. The engine and the text frontend outlive it.
@@ -34,10 +36,15 @@ struct AppContext {
   Engine& engine;
   const TextFrontend& text;
   ServerMetrics metrics;
-  std::atomic<bool> ready{true};  // false: /health says 503 and new requests are refused
+  std::atomic<bool> ready{true};  // false: /health and every POST answer 503
 };
 
-/// Finds the route of a request, asks for the key, and runs it. Every error is an error object.
+/// The answer to a request that is refused for its head: 401 without the key, 404 for an unknown
+/// route, 405 for the wrong method, 503 for a POST while shutting down.
+[[nodiscard]] std::optional<HttpResponse> check_head(const AppContext& context,
+                                                     const HttpRequest& request);
+
+/// Checks the head of a request and runs its route. Every error is an error object.
 void handle_request(AppContext& context, const std::shared_ptr<HttpExchange>& exchange);
 
 /// The error that `model` causes if this server does not serve it. An empty name means ours.

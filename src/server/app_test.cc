@@ -1,105 +1,14 @@
 #include "server/app.h"
 
-#include <functional>
+#include <string>
 
-#include <arpa/inet.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
-#include "server/testing/fake_serving.h"
+#include "server/testing/app_fixture.h"
 
 namespace nibble {
 namespace {
 
-using testing::HasSubstr;
-using testing::Not;
-
-/// A client socket that speaks plain HTTP.
-class Client final {
- public:
-  explicit Client(uint16_t port) : socket_(::socket(AF_INET, SOCK_STREAM, 0)) {
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_port = htons(port);
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    const timeval limit{10, 0};
-    ::setsockopt(socket_, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
-    connected_ = ::connect(socket_, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0;
-  }
-  ~Client() { ::close(socket_); }
-  Client(const Client&) = delete;
-  Client& operator=(const Client&) = delete;
-
-  void send(const std::string& text) {
-    (void)!::send(socket_, text.data(), text.size(), MSG_NOSIGNAL);
-  }
-  /// Reads until `mark` was seen, the peer closes, or 10 s without data.
-  std::string read_until(const std::string& mark) {
-    std::string text;
-    char buffer[4096];
-    while (mark.empty() || text.find(mark) == std::string::npos) {
-      const ssize_t size = ::recv(socket_, buffer, sizeof(buffer), 0);
-      if (size <= 0) {
-        break;
-      }
-      text.append(buffer, static_cast<size_t>(size));
-    }
-    return text;
-  }
-  [[nodiscard]] bool connected() const { return connected_; }
-
- private:
-  int socket_;
-  bool connected_ = false;
-};
-
-bool eventually(const std::function<bool()>& condition) {
-  for (int i = 0; i < 2000 && !condition(); ++i) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  return condition();
-}
-
-class AppTest : public testing::Test {
- protected:
-  void SetUp() override {
-    context_ = std::make_unique<AppContext>(
-        AppOptions{.model_names = {"fake"}, .api_key = key_, .version = "1"}, engine_, text_);
-    HttpOptions options;
-    options.port = 0;
-    options.body_limit = 5000;
-    options.read_timeout_s = 0.5;
-    auto server = HttpServer::start(
-        options, [this](const auto& exchange) { handle_request(*context_, exchange); },
-        [](int status, const std::string& message) {
-          return error_response({status, message, "", ""});
-        });
-    ASSERT_TRUE(server.ok()) << server.status().message();
-    server_ = std::move(*server);
-  }
-
-  std::string call(const std::string& method,
-                   const std::string& path,
-                   const std::string& body = "",
-                   const std::string& headers = "") {
-    Client client(server_->port());
-    client.send(method + " " + path + " HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" + headers +
-                "Content-Length: " + std::to_string(body.size()) + "\r\n\r\n" + body);
-    return client.read_until("");
-  }
-  std::string chat(const std::string& content, const std::string& members) {
-    return call("POST", "/v1/chat/completions",
-                R"({"messages":[{"role":"user","content":")" + content + "\"}]," + members + "}");
-  }
-
-  std::string key_;
-  FakeEngine engine_;
-  const TextFrontend text_ = fake_text();
-  std::unique_ptr<AppContext> context_;
-  std::unique_ptr<HttpServer> server_;
-};
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 TEST_F(AppTest, AnswersAChat) {
   const std::string answer = chat("abc", R"("max_tokens":5,"logprobs":true,"top_logprobs":2)");
@@ -174,10 +83,18 @@ TEST_F(AppTest, EveryFailureIsAnErrorObject) {
   expect(call("POST", "/v1/chat/completions", std::string(6000, 'x')), "413", "5000 bytes");
   expect(chat("x", R"("model":"other")"), "404", R"("code":"model_not_found")");
   expect(chat(std::string(1200, 'x'), R"("n":1)"), "400", R"("code":"context_length_exceeded")");
+  expect(chat(std::string(1200, 'x'), R"("n":1)"), "400", "(1200 in the prompt, 1 for the answer)");
   expect(chat("x", R"("max_tokens":2000)"), "400", R"("code":"context_length_exceeded")");
   expect(chat("refuse me", R"("n":1)"), "400", "the template refuses");
   expect(call("BREW", "/v1/models"), "405", "error");
   expect(call("GET", "/v1/models/none"), "404", "model_not_found");
+  expect(chat("", R"("n":1)"), "400", R"("param":"messages")");
+  expect(chat("x", R"("logit_bias":{"300":1})"), "400", R"("param":"logit_bias")");
+  expect(chat("x", R"("stop_token_ids":[257])"), "400", R"("param":"stop_token_ids")");
+  expect(chat("x", R"("n":101)"), "400", R"("param":"n")");
+  expect(call("POST", "/v1/completions", R"({"prompt":[1,300]})"), "400", R"("param":"prompt")");
+  expect(call("POST", "/v1/completions", R"({"prompt":["a","b"],"n":51})"), "400",
+         R"("param":"prompt")");
   engine_.refuse(Status(StatusCode::kResourceExhausted, "full"));
   expect(chat("x", R"("n":1)"), "429", "Retry-After: 1");
   engine_.refuse(Status(StatusCode::kUnavailable, "going down"));
@@ -186,16 +103,17 @@ TEST_F(AppTest, EveryFailureIsAnErrorObject) {
   expect(chat("x", R"("stream":true)"), "500", R"("type":"server_error")");
 }
 
-TEST_F(AppTest, HttpItselfFailsWithErrorObjects) {
-  Client garbage(server_->port());
-  garbage.send("hello\r\n\r\n");
-  EXPECT_THAT(garbage.read_until(""), HasSubstr(R"({"error":{)"));
-  Client large(server_->port());
-  large.send("GET / HTTP/1.1\r\nX: " + std::string(40000, 'x') + "\r\n\r\n");
-  EXPECT_THAT(large.read_until(""), HasSubstr("HTTP/1.1 431"));
-  Client slow(server_->port());
-  slow.send("POST / HTTP/1.1\r\nContent-Length: 5\r\n\r\nab");
-  EXPECT_THAT(slow.read_until(""), HasSubstr("HTTP/1.1 408"));
+TEST_F(AppTest, AStreamMaySendSeveralTokensAtATime) {
+  context_ = std::make_unique<AppContext>(AppOptions{.model_names = {"fake"}, .stream_interval = 4},
+                                          engine_, text_);
+  gate_.open(*context_);
+  const std::string answer =
+      call("POST", "/v1/completions", R"({"prompt":"abc","max_tokens":6,"stream":true})");
+  size_t at = 0;
+  for (const char* text : {R"("text":"a")", R"("text":"bcab")", R"("text":"c")"}) {
+    at = answer.find(text, at);
+    EXPECT_NE(at, std::string::npos) << text << " in\n" << answer;
+  }
 }
 
 TEST_F(AppTest, KeepsConnectionsAndReturnsTheRequestId) {
@@ -228,20 +146,46 @@ TEST_F(AppTest, ADroppedClientCancelsItsRequest) {
 
 TEST_F(AppTest, DrainFinishesWhatRunsAndTakesNothingNew) {
   Client client(server_->port());
-  const std::string body = R"({"prompt":"abc","max_tokens":200,"stream":true})";
-  client.send("POST /v1/completions HTTP/1.1\r\nContent-Length: " + std::to_string(body.size()) +
-              "\r\n\r\n" + body);
-  client.read_until("data: ");
+  begin_stream(client, 200);
+  context_->ready = false;
   server_->begin_drain();
-  EXPECT_TRUE(eventually([&] { return !Client(server_->port()).connected(); }));
+  EXPECT_THAT(call("GET", "/health"), HasSubstr("HTTP/1.1 503"));
+  EXPECT_THAT(chat("x", R"("n":1)"), HasSubstr(R"("type":"unavailable_error")"));
+  EXPECT_THAT(call("GET", "/metrics"), HasSubstr("HTTP/1.1 200"));
   EXPECT_THAT(client.read_until("[DONE]"), HasSubstr("[DONE]"));
+  server_->stop_listening();
   EXPECT_TRUE(server_->wait_idle(5));
+  EXPECT_FALSE(Client(server_->port()).connected());
+}
+
+class LoadingTest : public AppTest {
+ protected:
+  LoadingTest() { loading_ = true; }
+};
+
+TEST_F(LoadingTest, IsUnavailableUntilTheModelIsThere) {
+  for (const char* path : {"/health", "/ready", "/v1/models", "/metrics"}) {
+    const std::string answer = call("GET", path);
+    EXPECT_THAT(answer, HasSubstr("HTTP/1.1 503")) << path;
+    EXPECT_THAT(answer, HasSubstr(R"("type":"unavailable_error")")) << path;
+  }
+  EXPECT_THAT(chat("x", R"("n":1)"), HasSubstr("the model is being loaded"));
+  EXPECT_THAT(call("GET", "/version"), HasSubstr(R"({"version":"1"})"));
+  ASSERT_TRUE(prove_engine(engine_).ok());
+  gate_.open(*context_);
+  EXPECT_THAT(call("GET", "/health"), HasSubstr("HTTP/1.1 200"));
+  EXPECT_THAT(chat("ab", R"("max_tokens":2)"), HasSubstr(R"("content":"ab")"));
+}
+
+TEST_F(LoadingTest, AnEngineThatFailsIsFoundOutAtOnce) {
+  engine_.refuse(Status(StatusCode::kUnavailable, "broken"));
+  EXPECT_EQ(prove_engine(engine_).code(), StatusCode::kUnavailable);
 }
 
 TEST_F(AppTest, APortInUseIsAClearError) {
   HttpOptions options;
   options.port = server_->port();
-  const auto second = HttpServer::start(options, nullptr, nullptr);
+  const auto second = HttpServer::start(options, {});
   ASSERT_FALSE(second.ok());
   EXPECT_EQ(second.status().code(), StatusCode::kIo);
   EXPECT_THAT(second.status().message(), HasSubstr("port " + std::to_string(options.port)));
@@ -262,7 +206,10 @@ TEST_F(KeyTest, AsksForTheKey) {
   EXPECT_THAT(call("GET", "/v1/models"), HasSubstr("HTTP/1.1 401"));
   EXPECT_THAT(call("GET", "/v1/models", "", "Authorization: Bearer wrong!\r\n"),
               HasSubstr(R"("type":"authentication_error")"));
-  EXPECT_THAT(call("GET", "/v1/models", "", "Authorization: Bearer secret\r\n"),
+  EXPECT_THAT(call("POST", "/v1/completions", "{", "Authorization: Bearer secret2\r\n"),
+              HasSubstr("HTTP/1.1 401"));
+  EXPECT_THAT(call("GET", "/nowhere"), HasSubstr("HTTP/1.1 401"));
+  EXPECT_THAT(call("GET", "/v1/models", "", "authorization: bearer secret\r\n"),
               HasSubstr(R"("id":"fake")"));
   EXPECT_THAT(call("GET", "/health"), HasSubstr("200 OK"));
 }

@@ -3,6 +3,11 @@
 #include "base/json.h"
 
 namespace nibble {
+namespace {
+
+constexpr size_t kMostShown = 1000;  // bytes: messages quote what clients send
+
+}  // namespace
 
 std::string_view error_type(int status) {
   switch (status) {
@@ -20,10 +25,13 @@ std::string_view error_type(int status) {
 }
 
 std::string error_json(const ApiError& error) {
-  const auto text_or_null = [](const std::string& text) {
-    return text.empty() ? Json() : Json(text);
+  const auto shortened = [](const std::string& text) {
+    return text.size() <= kMostShown ? text : text.substr(0, kMostShown) + "...";
   };
-  const Json body = Json::object({{"message", error.message},
+  const auto text_or_null = [&](const std::string& text) {
+    return text.empty() ? Json() : Json(shortened(text));
+  };
+  const Json body = Json::object({{"message", shortened(error.message)},
                                   {"type", error_type(error.status)},
                                   {"param", text_or_null(error.param)},
                                   {"code", text_or_null(error.code)}});

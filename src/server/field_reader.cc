@@ -101,7 +101,7 @@ void FieldReader::number(std::string_view key, double low, double high, double& 
   }
   if (!value->is_number()) {
     wrong_type(key, "a number", *value);
-  } else if (value->as_double() < low || value->as_double() > high) {
+  } else if (!(value->as_double() >= low && value->as_double() <= high)) {
     fail(key, fmt::format("{}: must be from {} to {}, got {}", key, low, high, value->as_double()));
   } else {
     target = value->as_double();

@@ -1,6 +1,7 @@
 #include "server/generation.h"
 
 #include <algorithm>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -34,6 +35,7 @@ class Generation final : public std::enable_shared_from_this<Generation> {
   Status submit(Choice& choice);
   void on_event(size_t index, TokenEvent event);
   std::string take_token(Choice& choice, const TokenEvent& event);
+  void stream_text(Choice& choice, const std::string& text, bool last);
   void end_choice(Choice& choice, FinishReason reason);
   void record(const Choice& choice, const std::string& reason);
   void fail(const ApiError& error);
@@ -59,6 +61,10 @@ int64_t Generation::max_tokens(const std::vector<int32_t>& prompt) const {
 }
 
 void Generation::start() {
+  if (const auto error = check_request(context_, job_.request, job_.prompts.size())) {
+    exchange_->respond(error_response(*error));
+    return;
+  }
   for (const auto& prompt : job_.prompts) {
     if (const auto error = check_prompt(context_, prompt, job_.request)) {
       exchange_->respond(error_response(*error));
@@ -167,13 +173,26 @@ void Generation::on_event(size_t index, TokenEvent event) {
     text += choice.text.finish();
   }
   choice.answer += text;
-  if (job_.request.stream && !text.empty()) {
-    send_event(&choice, job_.format->delta(choice, text));
-    choice.entries.clear();
+  if (job_.request.stream) {
+    stream_text(choice, text, event.finish != FinishReason::kNone);
   }
   if (event.finish != FinishReason::kNone) {
     end_choice(choice, event.finish);
   }
+}
+
+/// Sends text when it is the first, the last, or there is enough of it.
+void Generation::stream_text(Choice& choice, const std::string& text, bool last) {
+  choice.unsent += text;
+  ++choice.unsent_tokens;
+  const bool due = last || choice.usage.completion_tokens == 1 ||
+                   choice.unsent_tokens >= context_.options.stream_interval;
+  if (!due || choice.unsent.empty()) {
+    return;
+  }
+  send_event(&choice, job_.format->delta(choice, std::exchange(choice.unsent, {})));
+  choice.unsent_tokens = 0;
+  choice.entries.clear();
 }
 
 void Generation::end_choice(Choice& choice, FinishReason reason) {

@@ -36,7 +36,9 @@ struct Choice {
   int64_t index = 0;
   std::vector<int32_t> prompt;
   TextStream text;
-  std::string answer;               // all text so far
+  std::string answer;  // all text so far
+  std::string unsent;  // of these, not yet streamed
+  int64_t unsent_tokens = 0;
   std::vector<TokenEntry> entries;  // with log probabilities; not yet sent ones when streaming
   Usage usage;
   std::string finish_reason;  // "" while running

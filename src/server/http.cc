@@ -1,8 +1,11 @@
 #include "server/http.h"
 
 #include <algorithm>
+#include <chrono>
 #include <set>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include <boost/asio.hpp>
 
@@ -17,12 +20,15 @@ using boost::system::error_code;
 using tcp = asio::ip::tcp;
 
 constexpr int kListenBacklog = 4096;
+constexpr auto kAcceptPause = std::chrono::milliseconds(50);
 
 /// Accepts connections and runs the threads that serve them.
 class Server final : public HttpServer {
  public:
   explicit Server(std::shared_ptr<HttpHub> hub)
-      : hub_(std::move(hub)), acceptor_(asio::make_strand(hub_->io)) {}
+      : hub_(std::move(hub)),
+        acceptor_(asio::make_strand(hub_->io)),
+        pause_(acceptor_.get_executor()) {}
 
   ~Server() override {
     hub_->io.stop();
@@ -84,14 +90,19 @@ class Server final : public HttpServer {
 
   void begin_drain() override {
     hub_->draining = true;
-    asio::post(acceptor_.get_executor(), [this] {
-      error_code ignored;
-      acceptor_.close(ignored);
-    });
     const std::lock_guard lock(hub_->mutex);
     for (const auto& connection : hub_->connections) {
       connection->post([connection] { connection->drain(); });
     }
+  }
+
+  void stop_listening() override {
+    hub_->listening = false;
+    asio::post(acceptor_.get_executor(), [this] {
+      error_code ignored;
+      acceptor_.close(ignored);
+    });
+    begin_drain();
   }
 
   bool wait_idle(double timeout_s) override {
@@ -102,28 +113,41 @@ class Server final : public HttpServer {
 
  private:
   void accept() {
-    acceptor_.async_accept(
-        asio::make_strand(hub_->io), [this](const error_code& error, tcp::socket socket) {
-          if (!acceptor_.is_open() || hub_->io.stopped()) {
-            return;
-          }
-          if (error) {  // out of descriptors, most likely: the pause lets some close
-            NIBBLE_LOG(kWarning, "cannot accept a connection: {}", error.message());
-            std::this_thread::sleep_for(std::chrono::milliseconds(10));
-          } else {
-            const auto connection = std::make_shared<HttpConnection>(std::move(socket), hub_);
-            {
-              const std::lock_guard lock(hub_->mutex);
-              hub_->connections.insert(connection);
-            }
-            connection->post([connection] { connection->start(); });
-          }
+    acceptor_.async_accept(asio::make_strand(hub_->io),
+                           [this](const error_code& error, tcp::socket socket) {
+                             if (acceptor_.is_open() && !hub_->io.stopped()) {
+                               on_accept(error, std::move(socket));
+                             }
+                           });
+  }
+
+  void on_accept(const error_code& error, tcp::socket socket) {
+    if (error) {  // out of descriptors, most likely: the pause lets some close
+      if (!std::exchange(accept_fails_, true)) {
+        NIBBLE_LOG(kWarning, "cannot accept connections: {}", error.message());
+      }
+      pause_.expires_after(kAcceptPause);
+      pause_.async_wait([this](const error_code& cancelled) {
+        if (!cancelled && acceptor_.is_open()) {
           accept();
-        });
+        }
+      });
+      return;
+    }
+    accept_fails_ = false;
+    const auto connection = std::make_shared<HttpConnection>(std::move(socket), hub_);
+    {
+      const std::lock_guard lock(hub_->mutex);
+      hub_->connections.insert(connection);
+    }
+    connection->post([connection] { connection->start(); });
+    accept();
   }
 
   std::shared_ptr<HttpHub> hub_;
   tcp::acceptor acceptor_;
+  asio::steady_timer pause_;
+  bool accept_fails_ = false;
   std::vector<std::thread> threads_;
   uint16_t port_ = 0;
 };
@@ -131,12 +155,10 @@ class Server final : public HttpServer {
 }  // namespace
 
 Result<std::unique_ptr<HttpServer>> HttpServer::start(const HttpOptions& options,
-                                                      HttpHandler handler,
-                                                      HttpErrorBody error_body) {
+                                                      HttpCallbacks callbacks) {
   auto hub = std::make_shared<HttpHub>();
   hub->options = options;
-  hub->handler = std::move(handler);
-  hub->error_body = std::move(error_body);
+  hub->callbacks = std::move(callbacks);
   auto server = std::make_unique<Server>(std::move(hub));
   NIBBLE_RETURN_IF_ERROR(server->listen());
   server->serve();

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -59,6 +60,15 @@ class HttpExchange {
 /// throws (500).
 using HttpErrorBody = std::function<HttpResponse(int status, const std::string& message)>;
 using HttpHandler = std::function<void(const std::shared_ptr<HttpExchange>&)>;
+/// Looks at a request whose body has not come: an answer refuses it, and its body is not read.
+using HttpHeadCheck = std::function<std::optional<HttpResponse>(const HttpRequest& head)>;
+
+/// What a server needs of the application. Called from the server's threads.
+struct HttpCallbacks {
+  HttpHandler handle;
+  HttpHeadCheck check_head;
+  HttpErrorBody error_body;
+};
 
 struct HttpOptions {
   std::string host = "127.0.0.1";
@@ -78,16 +88,17 @@ class HttpServer {
   /// Listens and begins to serve. Errors: kInvalidArgument for a host that is no address,
   /// kIo for a port in use or not permitted.
   static Result<std::unique_ptr<HttpServer>> start(const HttpOptions& options,
-                                                   HttpHandler handler,
-                                                   HttpErrorBody error_body);
+                                                   HttpCallbacks callbacks);
   /// Closes every connection at once and joins the threads.
   virtual ~HttpServer() = default;
 
   /// The port that is listened on.
   [[nodiscard]] virtual uint16_t port() const = 0;
-  /// Closes the listening port and idle connections; answers begun are finished, and every
-  /// connection is closed after its current answer.
+  /// Closes idle connections; answers begun are finished, and every connection is closed after its
+  /// current answer. New connections are still answered, so that clients learn what happens.
   virtual void begin_drain() = 0;
+  /// Closes the listening port, and connections without a request under way.
+  virtual void stop_listening() = 0;
   /// Waits until no connection is left; false when `timeout_s` is over first.
   virtual bool wait_idle(double timeout_s) = 0;
 };

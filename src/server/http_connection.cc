@@ -6,9 +6,6 @@
 #include <boost/asio.hpp>
 #include <boost/beast/http.hpp>
 #include <fmt/format.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <sys/socket.h>
 
 #include "base/log.h"
 #include "server/http_exchange.h"
@@ -21,7 +18,6 @@ namespace {
 namespace asio = boost::asio;
 namespace beast_http = boost::beast::http;
 
-constexpr auto kWatchInterval = std::chrono::milliseconds(100);
 constexpr double kLingerSeconds = 2;
 constexpr auto kTick = std::chrono::milliseconds(250);
 constexpr size_t kReadSize = size_t{64} << 10;
@@ -43,7 +39,10 @@ HttpConnection::HttpConnection(Socket socket, std::shared_ptr<HttpHub> hub)
     : hub_(std::move(hub)),
       socket_(std::move(socket)),
       tick_(socket_.get_executor()),
-      watch_(socket_.get_executor()),
+      watch_(
+          socket_,
+          [this] { return phase_ == Phase::kAnswering && !complete_; },
+          [this] { close(); }),
       output_(socket_, [this](const error_code& error) { on_settled(error); }),
       // Bounds what is held of a header or of a chunk's frame; bodies pass through it.
       buffer_(hub_->options.header_limit + kReadSize) {}
@@ -56,9 +55,14 @@ void HttpConnection::start() {
 }
 
 void HttpConnection::drain() {
-  if (phase_ == Phase::kIdle && buffer_.size() == 0) {
+  if (phase_ == Phase::kIdle && over()) {
     close();
   }
+}
+
+/// Between requests: whether none may follow.
+bool HttpConnection::over() const {
+  return hub_->draining && buffer_.size() == 0 && (serial_ > 0 || !hub_->listening);
 }
 
 void HttpConnection::close() {
@@ -71,7 +75,7 @@ void HttpConnection::close() {
   socket_.shutdown(Socket::shutdown_both, ignored);
   socket_.close(ignored);
   tick_.cancel();
-  watch_.cancel();
+  watch_.stop();
   const auto callback = std::exchange(on_disconnect_, nullptr);
   if (interrupted && callback) {
     callback();
@@ -83,7 +87,7 @@ void HttpConnection::read_head() {
   phase_ = Phase::kIdle;
   phase_since_ = Clock::now();
   partial_ = late_ = false;
-  if (hub_->draining && buffer_.size() == 0) {
+  if (over()) {
     close();
     return;
   }
@@ -103,8 +107,29 @@ void HttpConnection::read_head() {
                                 });
 }
 
+/// A request that will be refused for its head is not worth reading.
+bool HttpConnection::refused_early() {
+  if (parser_->is_done()) {
+    return false;
+  }
+  const HttpRequest head = to_http_request(parser_->get());
+  auto answer = hub_->callbacks.check_head(head);
+  if (!answer) {
+    return false;
+  }
+  head_only_ = head.method == "HEAD";
+  request_id_ = head.id;
+  begin_answer();
+  keep_alive_ = false;
+  respond(serial_, *std::move(answer));
+  return true;
+}
+
 void HttpConnection::read_body() {
   phase_ = Phase::kReading;
+  if (refused_early()) {
+    return;
+  }
   const auto expect = parser_->get()[beast_http::field::expect];
   if (boost::beast::iequals(expect, "100-continue") && !parser_->is_done()) {
     send("HTTP/1.1 100 Continue\r\n\r\n");
@@ -156,7 +181,7 @@ void HttpConnection::refuse(int status, const std::string& message) {
   keep_alive_ = false;
   head_only_ = false;
   request_id_ = random_id();
-  respond(serial_, hub_->error_body(status, message));
+  respond(serial_, hub_->callbacks.error_body(status, message));
 }
 
 void HttpConnection::dispatch() {
@@ -167,15 +192,16 @@ void HttpConnection::dispatch() {
   head_only_ = message.method() == beast_http::verb::head;
   HttpRequest request = to_http_request(std::move(message));
   request_id_ = request.id;
-  watch_client();
+  watch_.start(shared_from_this());
   const auto exchange = make_exchange(shared_from_this(), serial_, std::move(request));
   const uint64_t serial = serial_;
   try {
-    hub_->handler(exchange);
+    hub_->callbacks.handle(exchange);
   } catch (const std::exception& error) {  // the route wrapper: see docs/architecture.md
     NIBBLE_LOG(kError, "request {}: internal error: {}", request_id_, error.what());
     if (!started(serial)) {
-      respond(serial, hub_->error_body(500, "internal error; the server's log says more"));
+      respond(serial,
+              hub_->callbacks.error_body(500, "internal error; the server's log says more"));
     } else {
       close();
     }
@@ -189,7 +215,7 @@ void HttpConnection::post(std::function<void()> task) {
     } catch (const std::exception& error) {  // the route wrapper, for what comes later
       NIBBLE_LOG(kError, "request {}: internal error: {}", self->request_id_, error.what());
       if (self->phase_ == Phase::kAnswering && !self->started_) {
-        self->respond(self->serial_, self->hub_->error_body(500, "internal error"));
+        self->respond(self->serial_, self->hub_->callbacks.error_body(500, "internal error"));
       } else {
         self->close();
       }
@@ -274,7 +300,7 @@ void HttpConnection::on_settled(const error_code& error) {
 
 void HttpConnection::answer_complete() {
   if (keep_alive_) {
-    watch_.cancel();
+    watch_.stop();
     read_head();
     return;
   }
@@ -353,46 +379,6 @@ void HttpConnection::check_arrival(Clock::time_point now) {
   }
   late_ = true;
   socket_.cancel();
-}
-
-/// While a request is being answered: waits until the socket is readable, then asks the kernel
-/// whether that is a pipelined request or the end of the connection.
-void HttpConnection::watch_client() {
-  if (waiting_readable_) {
-    return;
-  }
-  waiting_readable_ = true;
-  socket_.async_wait(Socket::wait_read, [self = shared_from_this()](const error_code& error) {
-    self->waiting_readable_ = false;
-    if (self->phase_ != Phase::kAnswering || self->complete_) {
-      return;
-    }
-    if (error || self->client_gone()) {
-      self->close();
-      return;
-    }
-    error_code ignored;
-    if (self->socket_.available(ignored) == 0) {
-      self->watch_client();
-      return;
-    }
-    // A pipelined request stays readable: look again now and then.
-    self->watch_.expires_after(kWatchInterval);
-    self->watch_.async_wait([self](const error_code& cancelled) {
-      if (!cancelled && self->phase_ == Phase::kAnswering && !self->complete_) {
-        self->watch_client();
-      }
-    });
-  });
-}
-
-bool HttpConnection::client_gone() {
-  tcp_info info{};
-  socklen_t size = sizeof(info);
-  if (getsockopt(socket_.native_handle(), IPPROTO_TCP, TCP_INFO, &info, &size) != 0) {
-    return true;
-  }
-  return info.tcpi_state != TCP_ESTABLISHED;
 }
 
 }  // namespace nibble

@@ -20,6 +20,7 @@
 
 #include "server/http.h"
 #include "server/http_output.h"
+#include "server/http_peer_watch.h"
 
 namespace nibble {
 
@@ -29,9 +30,9 @@ class HttpConnection;
 struct HttpHub {
   boost::asio::io_context io;  // outlives every connection
   HttpOptions options;
-  HttpHandler handler;
-  HttpErrorBody error_body;
-  std::atomic<bool> draining{false};
+  HttpCallbacks callbacks;
+  std::atomic<bool> listening{true};  // new connections are welcome
+  std::atomic<bool> draining{false};  // connections close after their answer
   std::mutex mutex;
   std::condition_variable changed;
   std::set<std::shared_ptr<HttpConnection>> connections;  // under mutex
@@ -49,7 +50,7 @@ class HttpConnection final : public std::enable_shared_from_this<HttpConnection>
   HttpConnection(Socket socket, std::shared_ptr<HttpHub> hub);
 
   void start();
-  /// Closes if nothing is under way.
+  /// Closes between two requests, and before the first when no more connections are taken.
   void drain();
   void close();
   /// Runs `task` on the strand. Thread-safe.
@@ -68,7 +69,9 @@ class HttpConnection final : public std::enable_shared_from_this<HttpConnection>
   using Clock = std::chrono::steady_clock;
   using Parser = boost::beast::http::request_parser<boost::beast::http::string_body>;
 
+  [[nodiscard]] bool over() const;
   void read_head();
+  [[nodiscard]] bool refused_early();
   void read_body();
   void dispatch();
   void begin_answer();
@@ -77,8 +80,6 @@ class HttpConnection final : public std::enable_shared_from_this<HttpConnection>
   void arm_tick();
   void on_tick();
   void check_arrival(Clock::time_point now);
-  void watch_client();
-  [[nodiscard]] bool client_gone();
   void send(const std::string& data);
   void on_settled(const error_code& error);
   void answer_complete();
@@ -90,7 +91,7 @@ class HttpConnection final : public std::enable_shared_from_this<HttpConnection>
   std::shared_ptr<HttpHub> hub_;
   Socket socket_;
   boost::asio::steady_timer tick_;
-  boost::asio::steady_timer watch_;
+  HttpPeerWatch watch_;
   HttpOutput output_;
   boost::beast::flat_buffer buffer_;
   std::optional<Parser> parser_;
@@ -99,7 +100,6 @@ class HttpConnection final : public std::enable_shared_from_this<HttpConnection>
   Clock::time_point phase_since_ = Clock::now();
   bool started_ = false, streaming_ = false, complete_ = false;
   bool keep_alive_ = true, chunked_ = true, head_only_ = false, event_stream_ = false;
-  bool waiting_readable_ = false;
   bool partial_ = false, late_ = false, lingering_ = false;  // about the request being read
   std::string request_id_;
   std::function<void()> on_disconnect_;

@@ -58,6 +58,37 @@ PromptTokens text_prompt(const AppContext& context, std::string_view text, bool 
   return context.text.encode(text, add_special);
 }
 
+std::optional<ApiError> check_request(const AppContext& context,
+                                      const GenerationRequest& request,
+                                      size_t num_prompts) {
+  const int64_t most = context.engine.options().max_queued_requests;
+  if (static_cast<int64_t>(num_prompts) > most / request.n) {
+    return ApiError{400,
+                    fmt::format("{} prompts with n = {}: at most {} answers can be asked for at "
+                                "once (--max-queued-requests)",
+                                num_prompts, request.n, most),
+                    num_prompts > 1 ? "prompt" : "n", ""};
+  }
+  const int64_t vocabulary = context.engine.model_config().vocab_size;
+  const auto unknown = [&](const char* field, int64_t token) {
+    return ApiError{400,
+                    fmt::format("{}: token id {} is not below the vocabulary's size {}", field,
+                                token, vocabulary),
+                    field, ""};
+  };
+  for (const auto& [token, bias] : request.sampling.logit_bias) {
+    if (token >= vocabulary) {
+      return unknown("logit_bias", token);
+    }
+  }
+  for (const int32_t token : request.stop_token_ids) {
+    if (token >= vocabulary) {
+      return unknown("stop_token_ids", token);
+    }
+  }
+  return std::nullopt;
+}
+
 std::optional<ApiError> check_prompt(const AppContext& context,
                                      const std::vector<int32_t>& prompt,
                                      const GenerationRequest& request) {

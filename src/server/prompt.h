@@ -20,8 +20,13 @@ using PromptTokens = std::variant<std::vector<int32_t>, ApiError>;
                                        std::string_view text,
                                        bool add_special);
 
+/// Refuses more answers than could ever wait, and token ids that the model lacks.
+[[nodiscard]] std::optional<ApiError> check_request(const AppContext& context,
+                                                    const GenerationRequest& request,
+                                                    size_t num_prompts);
+
 /// Refuses a prompt that does not fit the context with its answer, or has tokens that the model
-/// lacks. `param` names the request's field.
+/// lacks.
 [[nodiscard]] std::optional<ApiError> check_prompt(const AppContext& context,
                                                    const std::vector<int32_t>& prompt,
                                                    const GenerationRequest& request);

@@ -9,6 +9,9 @@ namespace nibble {
 // One function per route; each answers its exchange, now or later.
 using Route = void (*)(AppContext& context, const std::shared_ptr<HttpExchange>& exchange);
 
+/// The answer of /version.
+[[nodiscard]] HttpResponse version_response(const std::string& version);
+
 void route_chat(AppContext& context, const std::shared_ptr<HttpExchange>& exchange);
 void route_completions(AppContext& context, const std::shared_ptr<HttpExchange>& exchange);
 void route_models(AppContext& context, const std::shared_ptr<HttpExchange>& exchange);

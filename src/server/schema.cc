@@ -14,6 +14,7 @@ namespace {
 constexpr int64_t kMaxTokens = std::numeric_limits<int32_t>::max();
 constexpr int64_t kMaxChoices = 128;
 constexpr size_t kMaxStopStrings = 16;
+constexpr size_t kShownBytes = 64;  // of a name that a client made up
 
 // Fields of both routes that are read, or that are harmless and therefore accepted unread.
 constexpr std::array kCommonFields = {
@@ -50,20 +51,26 @@ bool listed(const Fields& fields, std::string_view key) {
 }
 
 void check_unknown(const Json& body, bool chat, Strictness strictness, FieldReader& fields) {
+  std::string first;
+  size_t count = 0;
   for (const auto& [key, value] : body.as_object()) {
-    const bool known = listed(kCommonFields, key) ||
-                       (chat ? listed(kChatFields, key) : listed(kCompletionFields, key));
-    if (known) {
+    if (listed(kCommonFields, key) ||
+        (chat ? listed(kChatFields, key) : listed(kCompletionFields, key))) {
       continue;
     }
-    if (strictness == Strictness::kStrict) {
-      fields.fail(key, fmt::format("unknown field \"{}\"; remove it, or start the server without "
-                                   "--strict to have such fields ignored",
-                                   key));
-      return;
-    }
-    NIBBLE_LOG(kWarning, "request field \"{}\" is unknown and ignored", key);
+    first = ++count == 1 ? key.substr(0, kShownBytes) : first;
   }
+  if (count == 0) {
+    return;
+  }
+  if (strictness == Strictness::kStrict) {
+    fields.fail(first, fmt::format("unknown field \"{}\"; remove it, or start the server without "
+                                   "--strict to have such fields ignored",
+                                   first));
+    return;
+  }
+  NIBBLE_LOG(kWarning, "ignored {} unknown request fields, the first is {}", count,
+             Json(first).dump());  // as JSON: it may hold anything
 }
 
 void refuse_unsupported(FieldReader& fields) {
@@ -108,7 +115,9 @@ void read_stop(FieldReader& fields, GenerationRequest& request) {
     fields.fail("stop", "stop: expected a string or an array of strings");
     return;
   }
-  std::erase(request.stop, "");
+  if (std::find(request.stop.begin(), request.stop.end(), "") != request.stop.end()) {
+    fields.fail("stop", "stop: an empty string would end every answer at once; leave it out");
+  }
   if (request.stop.size() > kMaxStopStrings) {
     fields.fail("stop", fmt::format("stop: at most {} strings, got {}", kMaxStopStrings,
                                     request.stop.size()));
@@ -229,7 +238,7 @@ ParsedRequest parse(std::string_view body, Route route, const SchemaOptions& opt
   check_unknown(*json, route == Route::kChat, options.strictness, fields);
   read_common(fields, options, request);
   if (route == Route::kChat) {
-    read_chat_fields(fields, request);
+    read_chat_fields(fields, options, request);
   } else {
     read_completion_fields(fields, request);
   }

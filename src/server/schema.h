@@ -49,6 +49,7 @@ struct GenerationRequest {
 struct SchemaOptions {
   Strictness strictness = Strictness::kLenient;
   SamplingParams defaults;
+  Json template_arguments;  // null or an object; those of a request come before them
 };
 
 using ParsedRequest = std::variant<GenerationRequest, ApiError>;

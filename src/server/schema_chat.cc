@@ -103,17 +103,31 @@ void read_tools(FieldReader& fields, GenerationRequest& request) {
   }
 }
 
+void read_template_arguments(FieldReader& fields,
+                             const SchemaOptions& options,
+                             GenerationRequest& request) {
+  request.template_arguments = options.template_arguments;
+  const Json* arguments = fields.find("chat_template_kwargs");
+  if (arguments == nullptr) {
+    return;
+  }
+  if (!arguments->is_object()) {
+    fields.fail("chat_template_kwargs", "chat_template_kwargs: expected an object");
+    return;
+  }
+  for (const auto& [key, value] : arguments->as_object()) {
+    request.template_arguments.set(key, value);
+  }
+}
+
 }  // namespace
 
-void read_chat_fields(FieldReader& fields, GenerationRequest& request) {
+void read_chat_fields(FieldReader& fields,
+                      const SchemaOptions& options,
+                      GenerationRequest& request) {
   read_messages(fields, request);
   read_tools(fields, request);
-  if (const Json* arguments = fields.find("chat_template_kwargs")) {
-    if (!arguments->is_object()) {
-      fields.fail("chat_template_kwargs", "chat_template_kwargs: expected an object");
-    }
-    request.template_arguments = *arguments;
-  }
+  read_template_arguments(fields, options, request);
   fields.boolean("add_generation_prompt", request.add_generation_prompt);
   fields.refuse("chat_template", "give the template to the server with --chat-template");
   fields.refuse("continue_final_message", "use /v1/completions to continue a text");

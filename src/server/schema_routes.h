@@ -10,7 +10,9 @@ constexpr int64_t kMaxLogprobs = 20;
 // What is particular to one route; errors go to `fields`.
 
 /// Reads messages, tools and the template's arguments of a chat.
-void read_chat_fields(FieldReader& fields, GenerationRequest& request);
+void read_chat_fields(FieldReader& fields,
+                      const SchemaOptions& options,
+                      GenerationRequest& request);
 /// Reads the prompts of a text completion.
 void read_completion_fields(FieldReader& fields, GenerationRequest& request);
 

@@ -68,6 +68,13 @@ TEST(Schema, NamesTheFieldThatIsWrong) {
   EXPECT_EQ(param_of(R"("stream":true,"stream_options":{"include_usage":1})"),
             "stream_options.include_usage");
   EXPECT_EQ(param_of(R"("stop":[1])"), "stop");
+  EXPECT_EQ(param_of(R"("stop":"")"), "stop");
+  EXPECT_EQ(param_of(R"("stop":["a",""])"), "stop");
+  EXPECT_EQ(param_of(R"("max_tokens":-1)"), "max_tokens");
+  EXPECT_EQ(param_of(R"("max_tokens":99999999999)"), "max_tokens");
+  EXPECT_EQ(param_of(R"("max_tokens":99999999999999999999)"), "max_tokens");
+  EXPECT_EQ(param_of(R"("seed":"x")"), "seed");
+  EXPECT_EQ(param_of(R"("chat_template_kwargs":[])"), "chat_template_kwargs");
   EXPECT_EQ(param_of(R"("logit_bias":{"x":1})"), "logit_bias");
   EXPECT_EQ(param_of(R"("logit_bias":{"1":101})"), "logit_bias");
   EXPECT_EQ(param_of(R"("top_logprobs":2)"), "top_logprobs");
@@ -100,6 +107,30 @@ TEST(Schema, UnknownFieldsAreRefusedOnlyWhenStrict) {
   const std::string body = R"({"messages":[{"role":"user","content":"x"}],"wibble":1})";
   EXPECT_EQ(chat_error(body, Strictness::kStrict).param, "wibble");
   EXPECT_TRUE(std::holds_alternative<GenerationRequest>(parse_chat_request(body, {})));
+}
+
+TEST(Schema, NumbersThatAreNoneAreNoJson) {
+  for (const char* value : {"NaN", "Infinity", "-Infinity", "1e999", "0x1", "01", "+1"}) {
+    const ApiError error = chat_error(
+        R"({"messages":[{"role":"user","content":"x"}],"temperature":)" + std::string(value) + "}");
+    EXPECT_NE(error.message.find("JSON"), std::string::npos) << value;
+  }
+}
+
+TEST(Schema, TakesSixteenStopStringsAndNoMore) {
+  std::string list = "\"a\"";
+  for (int i = 1; i < 16; ++i) {
+    list += ",\"a\"";
+  }
+  EXPECT_EQ(chat(",\"stop\":[" + list + "]").stop.size(), 16U);
+  EXPECT_EQ(param_of("\"stop\":[" + list + ",\"b\"]"), "stop");
+}
+
+TEST(Schema, TheServersTemplateArgumentsComeAfterTheRequests) {
+  const SchemaOptions options{.template_arguments = *Json::parse(R"({"a":1,"b":2})")};
+  const ParsedRequest parsed = parse_chat_request(
+      R"({"messages":[{"role":"user","content":"x"}],"chat_template_kwargs":{"b":3}})", options);
+  EXPECT_EQ(std::get<GenerationRequest>(parsed).template_arguments.dump(), R"({"a":1,"b":3})");
 }
 
 TEST(Schema, RefusesWhatIsNoObject) {

@@ -14,7 +14,11 @@ void route_health(AppContext& context, const std::shared_ptr<HttpExchange>& exch
 }
 
 void route_version(AppContext& context, const std::shared_ptr<HttpExchange>& exchange) {
-  exchange->respond({.body = Json::object({{"version", context.options.version}}).dump()});
+  exchange->respond(version_response(context.options.version));
+}
+
+HttpResponse version_response(const std::string& version) {
+  return {.body = Json::object({{"version", version}}).dump()};
 }
 
 }  // namespace nibble

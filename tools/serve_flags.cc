@@ -1,0 +1,222 @@
+#include "serve_flags.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "flag_checks.h"
+
+namespace nibble {
+namespace {
+
+constexpr int64_t kMostPort = 65535;
+constexpr const char* kCompatibility = "Flags of other servers";
+constexpr const char* kOneDevice = "this server computes on the CPU of one machine";
+
+/// A flag of vLLM or SGLang that takes a value. Values in `accepted` change nothing here, all
+/// others are refused.
+struct ForeignFlag {
+  const char* names;
+  std::vector<std::string> accepted;
+  const char* reason;
+};
+
+const std::vector<ForeignFlag>& foreign_flags() {
+  static const std::vector<ForeignFlag> kFlags = {
+      {"--ssl-keyfile", {}, "put a proxy that speaks TLS in front of the server"},
+      {"--ssl-certfile", {}, "put a proxy that speaks TLS in front of the server"},
+      {"--dtype", {"auto"}, "the types of the checkpoint are used"},
+      {"--quantization",
+       {"auto", "compressed-tensors"},
+       "the scheme is read from the checkpoint; make another one with nibble quantize"},
+      {"--load-format", {"auto", "safetensors"}, "models are read from safetensors"},
+      {"--kv-cache-dtype-skip-layers", {}, "all layers use --kv-cache-dtype"},
+      {"--gpu-memory-utilization,--mem-fraction-static",
+       {},
+       "this server computes on the CPU; bound its cache with --kv-cache-memory"},
+      {"--tensor-parallel-size,--tp", {"1"}, kOneDevice},
+      {"--pipeline-parallel-size,--pp", {"1"}, kOneDevice},
+      {"--data-parallel-size,--dp", {"1"}, kOneDevice},
+      {"--nnodes", {"1"}, kOneDevice},
+      {"--node-rank", {"0"}, kOneDevice},
+      {"--dist-init-addr", {}, kOneDevice},
+      {"--numa", {}, "start the server under numactl"},
+      {"--max-cudagraph-capture-size", {"0"}, kOneDevice},
+      {"--speculative-config", {}, "answers are not guessed ahead"},
+      {"--reasoning-parser", {}, "reasoning is left in the answer's text"},
+      {"--tool-call-parser", {}, "tool calls are left in the answer's text"},
+      {"--otlp-traces-endpoint", {}, "there are no traces; scrape /metrics"},
+      {"--config", {}, "give flags, or the variables that --help names"},
+  };
+  return kFlags;
+}
+
+void add_foreign_flags(CLI::App& command, ServeFlags& flags) {
+  for (const ForeignFlag& flag : foreign_flags()) {
+    const std::string names = flag.names;
+    const std::string name = names.substr(0, names.find(','));
+    const auto take = [&flags, &flag, name](const std::string& value) {
+      if (std::find(flag.accepted.begin(), flag.accepted.end(), value) == flag.accepted.end()) {
+        flags.refusals.push_back(
+            fmt::format("{} {} is not supported: {}", name, value, flag.reason));
+      }
+    };
+    const std::string help =
+        flag.accepted.empty()
+            ? fmt::format("Refused: {}", flag.reason)
+            : fmt::format("Only {}: {}", fmt::join(flag.accepted, ", "), flag.reason);
+    command.add_option_function<std::string>(names, take, help)->group(kCompatibility);
+  }
+  const auto bare = [&](const std::string& name, const std::string& help) {
+    command.add_flag(name, help)->group(kCompatibility);
+  };
+  bare("--trust-remote-code", "Accepted without effect: no code of a model is ever run");
+  bare("--enforce-eager", "Accepted without effect: the CPU always runs eagerly");
+  bare("--enable-metrics", "Accepted without effect: /metrics is always there");
+  const auto refuse = [&](const char* name, const char* reason) {
+    command
+        .add_flag_callback(
+            name,
+            [&flags, name, reason] {
+              flags.refusals.push_back(fmt::format("{} is not supported: {}", name, reason));
+            },
+            fmt::format("Refused: {}", reason))
+        ->group(kCompatibility);
+  };
+  refuse("--enable-expert-parallel", kOneDevice);
+  refuse("--enable-auto-tool-choice", "tool calls are left in the answer's text");
+}
+
+void add_http_flags(CLI::App& command, ServeFlags& flags) {
+  command.add_option("--host", flags.http.host, "Address to listen on; 0.0.0.0: all")
+      ->envname("NIBBLE_HOST")
+      ->capture_default_str();
+  command.add_option("--port", flags.http.port, "Port to listen on; 0: any free one")
+      ->check(whole_number(0, kMostPort))
+      ->envname("NIBBLE_PORT")
+      ->capture_default_str();
+  command.add_option("--api-key", flags.api_key, "Key that clients must send as Bearer")
+      ->envname("NIBBLE_API_KEY");
+  command
+      .add_option("--shutdown-timeout", flags.shutdown_timeout_s,
+                  "Seconds that running requests get after SIGTERM")
+      ->envname("NIBBLE_SHUTDOWN_TIMEOUT")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command
+      .add_option("--stream-interval", flags.stream_interval,
+                  "Tokens that a stream sends at a time")
+      ->envname("NIBBLE_STREAM_INTERVAL")
+      ->check(whole_number(1))
+      ->capture_default_str();
+  command.add_flag("--strict", flags.strict, "Refuse request fields that are unknown")
+      ->envname("NIBBLE_STRICT");
+}
+
+void add_model_flags(CLI::App& command, ServeFlags& flags) {
+  command.add_option("MODEL,--model", flags.model_dir, "Model folder in Hugging Face format")
+      ->envname("NIBBLE_MODEL")
+      ->required();
+  command
+      .add_option("--served-model-name", flags.names,
+                  "Names that requests may use (default: the folder's name and path)")
+      ->envname("NIBBLE_SERVED_MODEL_NAME");
+  command
+      .add_option("--tokenizer", flags.session.tokenizer_dir,
+                  "Folder of the tokenizer and chat template (default: the model's)")
+      ->envname("NIBBLE_TOKENIZER");
+  command
+      .add_option("--chat-template", flags.chat_template,
+                  "File with the Jinja template to use instead of the model's")
+      ->envname("NIBBLE_CHAT_TEMPLATE");
+  command
+      .add_option("--default-chat-template-kwargs", flags.template_arguments,
+                  "JSON object of variables for the chat template; chat_template_kwargs of a "
+                  "request come before them")
+      ->envname("NIBBLE_DEFAULT_CHAT_TEMPLATE_KWARGS");
+  command
+      .add_option("--generation-config", flags.generation_config,
+                  "Sampling defaults: auto takes the model's generation_config.json")
+      ->envname("NIBBLE_GENERATION_CONFIG")
+      ->check(CLI::IsMember({"auto", "none"}))
+      ->capture_default_str();
+}
+
+void add_engine_flags(CLI::App& command, ServeFlags& flags) {
+  EngineOptions& engine = flags.session.engine;
+  const auto count = [&](const std::string& name, int64_t& value, const char* variable,
+                         const char* help) {
+    command.add_option(name, value, help)
+        ->envname(variable)
+        ->check(whole_number(0))
+        ->capture_default_str();
+  };
+  count("-c,--max-model-len,--context-length", engine.max_model_len, "NIBBLE_MAX_MODEL_LEN",
+        "Longest prompt and answer together, in tokens; 0: the model's");
+  count("--max-num-seqs,--max-running-requests", engine.max_num_seqs, "NIBBLE_MAX_NUM_SEQS",
+        "Requests that run at once");
+  count("--max-num-batched-tokens,--chunked-prefill-size", engine.max_num_batched_tokens,
+        "NIBBLE_MAX_NUM_BATCHED_TOKENS", "Tokens of one step");
+  count("--max-queued-requests", engine.max_queued_requests, "NIBBLE_MAX_QUEUED_REQUESTS",
+        "Requests that may wait; more are answered with 429");
+  count("--block-size,--page-size", engine.page_size, "NIBBLE_BLOCK_SIZE",
+        "Tokens of one page of the KV cache");
+  command
+      .add_option("--kv-cache-memory", engine.kv_bytes, "Most memory for the KV cache, e.g. 2GiB")
+      ->envname("NIBBLE_KV_CACHE_MEMORY")
+      ->transform(CLI::AsSizeValue(false))
+      ->capture_default_str();
+  command
+      .add_flag("--enable-prefix-caching,!--no-enable-prefix-caching", engine.prefix_caching,
+                "Share the pages of equal prompt beginnings (default: on)")
+      ->envname("NIBBLE_ENABLE_PREFIX_CACHING");
+  command
+      .add_option("--kv-cache-dtype", flags.kv_cache_dtype,
+                  "Keys and values are kept in this type (auto: bf16)")
+      ->envname("NIBBLE_KV_CACHE_DTYPE")
+      ->check(CLI::IsMember({"auto", "f32", "bf16", "int8", "int4"}))
+      ->capture_default_str();
+  command
+      .add_option("--seed", engine.seed,
+                  "Random numbers of requests without a seed begin here (default: the system's)")
+      ->envname("NIBBLE_SEED");
+  command
+      .add_option("--threads", flags.session.backend.threads, "Computing threads; 0: one per core")
+      ->envname("NIBBLE_THREADS")
+      ->check(whole_number(0, kMostThreads))
+      ->capture_default_str();
+  command.add_option("--isa", flags.session.backend.isa, "Instruction set of the kernels")
+      ->envname("NIBBLE_ISA")
+      ->check(CLI::IsMember({"auto", "scalar", "avx2", "avx512", "avx512_vnni"}))
+      ->capture_default_str();
+}
+
+}  // namespace
+
+void add_serve_flags(CLI::App& command, ServeFlags& flags) {
+  add_model_flags(command, flags);
+  add_http_flags(command, flags);
+  add_engine_flags(command, flags);
+  add_foreign_flags(command, flags);
+}
+
+Status check_refusals(const ServeFlags& flags) {
+  return flags.refusals.empty() ? Status()
+                                : Status(StatusCode::kUnsupported, flags.refusals.front());
+}
+
+Result<Json> template_arguments_of(const ServeFlags& flags) {
+  if (flags.template_arguments.empty()) {
+    return Json();
+  }
+  Result<Json> json = Json::parse(flags.template_arguments);
+  if (!json.ok() || !json->is_object()) {
+    return make_error(StatusCode::kInvalidArgument,
+                      "--default-chat-template-kwargs: expected a JSON object such as "
+                      "{{\"enable_thinking\": false}}{}{}",
+                      json.ok() ? "" : ": ", json.ok() ? "" : json.status().message());
+  }
+  return json;
+}
+
+}  // namespace nibble
