@@ -100,7 +100,9 @@ Status EngineCore::check(const Request& request,
   }
   for (const int32_t token : request.prompt) {
     if (token < 0 || token >= config.vocab_size) {
-      return make_error(invalid, "the prompt has token id {}, but the vocabulary has {} tokens",
+      return make_error(invalid,
+                        "the prompt has token id {}, but the model's vocabulary has {} tokens; the "
+                        "tokenizer may belong to another model",
                         token, config.vocab_size);
     }
   }

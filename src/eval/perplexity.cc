@@ -20,7 +20,10 @@ double negative_log_likelihood(std::span<const float> logits, int32_t target) {
   return std::log(sum) + largest - static_cast<double>(logits[static_cast<size_t>(target)]);
 }
 
-Status check(const Model& model, const PagedKvCache& cache, int64_t tokens, int64_t window) {
+Status check(const Model& model,
+             const PagedKvCache& cache,
+             std::span<const int32_t> tokens,
+             int64_t window) {
   const int64_t room = cache.shape().num_pages * cache.shape().page_size;
   const int64_t longest = std::min(model.config().max_position, room);
   if (window < 2 || window > longest) {
@@ -28,9 +31,18 @@ Status check(const Model& model, const PagedKvCache& cache, int64_t tokens, int6
                       "--window {}: must lie between 2 and {}, the model's context", window,
                       longest);
   }
-  if (tokens < 2) {
+  if (tokens.size() < 2) {
     return make_error(StatusCode::kInvalidArgument, "the text has {} tokens; at least 2 are needed",
-                      tokens);
+                      tokens.size());
+  }
+  const int64_t vocab = model.config().vocab_size;
+  for (const int32_t token : tokens) {
+    if (token < 0 || token >= vocab) {
+      return make_error(StatusCode::kInvalidArgument,
+                        "the text has token id {}, but the model's vocabulary has {} tokens; the "
+                        "tokenizer belongs to another model",
+                        token, vocab);
+    }
   }
   return {};
 }
@@ -43,7 +55,7 @@ Result<PerplexityResult> evaluate_perplexity(Model& model,
                                              int64_t window,
                                              const std::function<void(int64_t)>& progress) {
   const auto total = static_cast<int64_t>(tokens.size());
-  NIBBLE_RETURN_IF_ERROR(check(model, cache, total, window));
+  NIBBLE_RETURN_IF_ERROR(check(model, cache, tokens, window));
   const int64_t vocab = model.config().vocab_size;
   std::vector<int32_t> pages(static_cast<size_t>(cache.shape().num_pages));
   std::iota(pages.begin(), pages.end(), 0);

@@ -136,6 +136,9 @@ TEST(Perplexity, RefusesImpossibleWindowsAndTexts) {
   }
   EXPECT_EQ(evaluate(model, {0}, 10).status().code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(evaluate(model, {}, 10).status().code(), StatusCode::kInvalidArgument);
+  for (const int32_t token : {-1, 4}) {
+    EXPECT_THAT(evaluate(model, {0, token}, 10).status().message(), HasSubstr("token id"));
+  }
 }
 
 TEST(Perplexity, RefusesLogitsThatAreNotNumbers) {

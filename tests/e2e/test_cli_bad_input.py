@@ -12,8 +12,8 @@ import subprocess
 import pytest
 
 from cli_tools import (
-    BINARY, CONFIG, CORRUPT, EXHAUSTED, EXISTS, INVALID, IO, NOT_FOUND, ROOT, UNSUPPORTED, Model,
-    fails, nibble, succeeds)
+    BINARY, CONFIG, CORRUPT, EXHAUSTED, EXISTS, INVALID, IO, NOT_FOUND, ROOT, TINY_TENSORS, UNSUPPORTED,
+    Model, fails, nibble, succeeds)
 
 Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
 
@@ -420,6 +420,16 @@ def test_tokenizer_field(model, edit, word):
         code = nibble(*commands(model)[name]).returncode
         assert code in (CORRUPT, UNSUPPORTED)
         fails(code, "tokenizer.json", word, arguments=commands(model)[name])
+
+
+def test_tokenizer_of_another_model(model):
+    """Its ids reach beyond the model's vocabulary."""
+    model.edit_json("config.json", vocab_size=100)
+    dtype, shape, data = TINY_TENSORS["model.embed_tokens.weight"]
+    model.write_tensors(embed_tokens=(dtype, [100, shape[1]], data[:100 * shape[1] * 4]))
+    check(model, INVALID, "token id", "100", "tokenizer", names=["eval"])
+    fails(INVALID, "token id", "100", "tokenizer",
+          arguments=["generate", model, "--prompt", "Once upon a time"])
 
 
 def test_chat_template(model):
