@@ -1,6 +1,7 @@
 #include "engine/engine_core.h"
 
 #include <algorithm>
+#include <chrono>
 #include <random>
 #include <utility>
 
@@ -197,6 +198,9 @@ void EngineCore::note_admissions() {
       continue;
     }
     sequence->counted = true;
+    sequence->queue_seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - sequence->request.made)
+            .count();
     --never_admitted_;
     counters_.prompt_tokens += sequence->prompt_tokens;
     counters_.cached_tokens += sequence->cached_tokens;
@@ -247,7 +251,8 @@ void EngineCore::accept_token(Sequence& sequence, SampledToken sampled) {
                    .logprob = sampled.logprob,
                    .top_logprobs = std::move(sampled.top_logprobs),
                    .prompt_tokens = sequence.prompt_tokens,
-                   .cached_tokens = sequence.cached_tokens};
+                   .cached_tokens = sequence.cached_tokens,
+                   .queue_seconds = sequence.queue_seconds};
   if (ends_answer(sequence, sampled.token)) {
     event.finish = FinishReason::kStop;
   } else if (sequence.generated() >= request.max_tokens ||
@@ -278,7 +283,8 @@ void EngineCore::report_end(Sequence& sequence, FinishReason reason, const std::
   sequence.request.on_event({.finish = reason,
                              .error = error,
                              .prompt_tokens = sequence.prompt_tokens,
-                             .cached_tokens = sequence.cached_tokens});
+                             .cached_tokens = sequence.cached_tokens,
+                             .queue_seconds = sequence.queue_seconds});
 }
 
 void EngineCore::abandon(const std::string& batch_reason, const std::string& other_reason) {

@@ -41,6 +41,7 @@ struct TokenEvent {
   std::string error;  // for kError
   int64_t prompt_tokens = 0;
   int64_t cached_tokens = 0;  // prompt tokens served by the prefix cache
+  double queue_seconds = 0;   // from the making of the request to its first step
 };
 
 /// One generation. The submitter keeps the shared handle to cancel; everything else moves in.
@@ -54,6 +55,7 @@ struct Request {
   bool ignore_eos = false;           // the model's end tokens do not end the answer
   int top_logprobs = -1;             // -1: no logprobs; 0..20: that many alternatives
   std::shared_ptr<std::atomic<bool>> cancelled = std::make_shared<std::atomic<bool>>(false);
+  std::chrono::steady_clock::time_point made = std::chrono::steady_clock::now();
   /// Called by the engine thread for each event; must return at once (hand over to a queue).
   std::function<void(TokenEvent)> on_event;
 };

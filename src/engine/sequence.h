@@ -21,6 +21,7 @@ struct Sequence {
   int64_t cached_tokens = 0;  // of the prompt, at first admission
   bool admitted = false;      // at least once
   bool counted = false;       // in the engine's statistics
+  double queue_seconds = 0;   // until it was counted
 
   // Cache: the first `computed` tokens have keys and values in `pages`.
   std::vector<int32_t> pages;

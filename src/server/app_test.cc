@@ -194,7 +194,36 @@ TEST_F(AppTest, APortInUseIsAClearError) {
 TEST_F(AppTest, TokenizesBothWays) {
   EXPECT_THAT(call("POST", "/tokenize", R"({"prompt":"ab"})"), HasSubstr(R"("tokens":[97,98])"));
   EXPECT_THAT(call("POST", "/detokenize", R"({"tokens":[97,98]})"), HasSubstr(R"("prompt":"ab")"));
+  EXPECT_THAT(call("POST", "/detokenize", R"({"tokens":[257]})"),
+              HasSubstr("\"param\":\"tokens\""));
   EXPECT_THAT(call("POST", "/detokenize", R"({"tokens":"x"})"), HasSubstr("\"param\":\"tokens\""));
+}
+
+TEST_F(AppTest, ReportsTheMetricsThatDashboardsKnow) {
+  chat("abc", R"("max_tokens":5,"n":2)");
+  const std::string text = call("GET", "/metrics");
+  const std::string labels = R"({model_name="fake",engine="0")";
+  for (const char* gauge :
+       {"num_requests_running", "num_requests_waiting", "kv_cache_usage_perc",
+        "prompt_tokens_total", "generation_tokens_total", "prompt_tokens_cached_total",
+        "prefix_cache_queries_total", "prefix_cache_hits_total", "num_preemptions_total"}) {
+    EXPECT_THAT(text, HasSubstr("\nvllm:" + std::string(gauge) + labels + "} ")) << gauge;
+  }
+  EXPECT_THAT(text, HasSubstr("vllm:num_requests_waiting_by_reason" + labels + R"(,reason="capa)"));
+  EXPECT_THAT(text, HasSubstr("vllm:prompt_tokens_by_source_total" + labels + R"(,source="local)"));
+  EXPECT_THAT(text, HasSubstr(R"(cache_dtype="bf16"} 1)"));
+  EXPECT_THAT(text, HasSubstr(R"(,finished_reason="length"} 2)"));
+  for (const char* histogram :
+       {"time_to_first_token_seconds", "request_time_per_output_token_seconds",
+        "e2e_request_latency_seconds", "request_queue_time_seconds", "request_prefill_time_seconds",
+        "request_decode_time_seconds", "request_inference_time_seconds", "request_prompt_tokens",
+        "request_generation_tokens", "request_params_max_tokens", "request_params_n",
+        "request_prefill_kv_computed_tokens"}) {
+    EXPECT_THAT(text, HasSubstr("vllm:" + std::string(histogram) + "_count" + labels + "} 2"))
+        << histogram;
+  }
+  EXPECT_THAT(text, HasSubstr("vllm:inter_token_latency_seconds_count" + labels + "} 8"));
+  EXPECT_THAT(text, HasSubstr("vllm:request_generation_tokens_sum" + labels + "} 10"));
 }
 
 class KeyTest : public AppTest {

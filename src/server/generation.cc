@@ -61,10 +61,6 @@ int64_t Generation::max_tokens(const std::vector<int32_t>& prompt) const {
 }
 
 void Generation::start() {
-  if (const auto error = check_request(context_, job_.request, job_.prompts.size())) {
-    exchange_->respond(error_response(*error));
-    return;
-  }
   for (const auto& prompt : job_.prompts) {
     if (const auto error = check_prompt(context_, prompt, job_.request)) {
       exchange_->respond(error_response(*error));
@@ -153,6 +149,7 @@ std::string Generation::take_token(Choice& choice, const TokenEvent& event) {
 void Generation::on_event(size_t index, TokenEvent event) {
   Choice& choice = choices_[index];
   choice.usage.cached_tokens = std::max(choice.usage.cached_tokens, event.cached_tokens);
+  choice.queue_seconds = event.queue_seconds;
   if (over_ || !choice.finish_reason.empty()) {
     return;
   }
@@ -212,7 +209,10 @@ void Generation::record(const Choice& choice, const std::string& reason) {
   context_.metrics.record({.finish_reason = reason,
                            .prompt_tokens = choice.usage.prompt_tokens,
                            .generated_tokens = choice.usage.completion_tokens,
+                           .cached_tokens = choice.usage.cached_tokens,
                            .max_tokens = max_tokens(choice.prompt),
+                           .num_choices = job_.request.n,
+                           .queue = choice.queue_seconds,
                            .time_to_first_token = seconds_between(started_, choice.first_token),
                            .end_to_end = seconds_between(started_, now)});
 }

@@ -41,6 +41,7 @@ struct Choice {
   int64_t unsent_tokens = 0;
   std::vector<TokenEntry> entries;  // with log probabilities; not yet sent ones when streaming
   Usage usage;
+  double queue_seconds = 0;
   std::string finish_reason;  // "" while running
   std::shared_ptr<std::atomic<bool>> cancelled;
   std::chrono::steady_clock::time_point first_token, last_token;

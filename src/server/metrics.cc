@@ -36,6 +36,20 @@ std::string escaped(std::string_view text) {
   return out;
 }
 
+std::string_view cache_dtype(KvCode code) {
+  switch (code) {
+    case KvCode::kF32:
+      return "f32";
+    case KvCode::kBf16:
+      return "bf16";
+    case KvCode::kInt8:
+      return "int8";
+    case KvCode::kInt4:
+      return "int4";
+  }
+  return "";
+}
+
 /// One metric with one sample.
 void write_value(std::string& out,
                  std::string_view type,
@@ -71,9 +85,14 @@ ServerMetrics::ServerMetrics(int64_t max_model_len)
       per_token_(kTokenSeconds),
       end_to_end_(kRequestSeconds),
       decode_(kRequestSeconds),
+      queue_(kRequestSeconds),
+      prefill_(kRequestSeconds),
+      inference_(kRequestSeconds),
       prompt_tokens_(token_counts(max_model_len)),
       generated_tokens_(token_counts(max_model_len)),
-      max_tokens_(token_counts(max_model_len)) {}
+      max_tokens_(token_counts(max_model_len)),
+      computed_tokens_(token_counts(max_model_len)),
+      num_choices_({1, 2, 5, 10, 20}) {}
 
 void ServerMetrics::record_inter_token(double seconds) {
   const std::lock_guard lock(mutex_);
@@ -86,11 +105,16 @@ void ServerMetrics::record(const RequestRecord& request) {
   prompt_tokens_.observe(static_cast<double>(request.prompt_tokens));
   generated_tokens_.observe(static_cast<double>(request.generated_tokens));
   max_tokens_.observe(static_cast<double>(request.max_tokens));
+  num_choices_.observe(static_cast<double>(request.num_choices));
   end_to_end_.observe(request.end_to_end);
   if (request.generated_tokens > 0) {
     const double decode = request.end_to_end - request.time_to_first_token;
     first_token_.observe(request.time_to_first_token);
     decode_.observe(decode);
+    queue_.observe(request.queue);
+    prefill_.observe(std::max(request.time_to_first_token - request.queue, 0.0));
+    inference_.observe(std::max(request.end_to_end - request.queue, 0.0));
+    computed_tokens_.observe(static_cast<double>(request.prompt_tokens - request.cached_tokens));
     if (request.generated_tokens > 1) {
       per_token_.observe(decode / static_cast<double>(request.generated_tokens - 1));
     }
@@ -111,16 +135,29 @@ std::string ServerMetrics::render(const EngineStats& stats,
   const double total = static_cast<double>(std::max<int64_t>(stats.pages_total, 1));
   gauge("vllm:num_requests_running", static_cast<double>(stats.running));
   gauge("vllm:num_requests_waiting", static_cast<double>(stats.waiting));
+  write_value(out, "gauge", "vllm:num_requests_waiting_by_reason", labels + ",reason=\"capacity\"",
+              static_cast<double>(stats.waiting));
   gauge("vllm:kv_cache_usage_perc", static_cast<double>(stats.pages_used) / total);
   gauge("nibble:kv_cache_pages_used", static_cast<double>(stats.pages_used));
   gauge("nibble:kv_cache_pages_total", static_cast<double>(stats.pages_total));
   write_value(out, "gauge", "vllm:cache_config_info",
-              fmt::format("{},block_size=\"{}\",num_gpu_blocks=\"{}\",enable_prefix_caching=\"{}\"",
-                          labels, options.page_size, stats.pages_total, options.prefix_caching),
+              fmt::format("{},block_size=\"{}\",num_gpu_blocks=\"{}\",enable_prefix_caching=\"{}\","
+                          "cache_dtype=\"{}\"",
+                          labels, options.page_size, stats.pages_total, options.prefix_caching,
+                          cache_dtype(options.kv_code)),
               1);
   counter("vllm:prompt_tokens_total", stats.prompt_tokens);
   counter("vllm:generation_tokens_total", stats.generated_tokens);
   counter("vllm:prompt_tokens_cached_total", stats.cached_tokens);
+  out +=
+      "# HELP vllm:prompt_tokens_by_source_total Prompt tokens computed, and found in the cache\n";
+  out += "# TYPE vllm:prompt_tokens_by_source_total counter\n";
+  for (const auto& [source, count] :
+       {std::pair{"local_compute", stats.prompt_tokens - stats.cached_tokens},
+        std::pair{"local_cache_hit", stats.cached_tokens}}) {
+    out += fmt::format("vllm:prompt_tokens_by_source_total{{{},source=\"{}\"}} {}\n", labels,
+                       source, count);
+  }
   counter("vllm:prefix_cache_queries_total", stats.prompt_tokens);
   counter("vllm:prefix_cache_hits_total", stats.cached_tokens);
   counter("vllm:num_preemptions_total", stats.preemptions);
@@ -137,6 +174,11 @@ std::string ServerMetrics::render(const EngineStats& stats,
   per_token_.write(out, "vllm:request_time_per_output_token_seconds", labels);
   end_to_end_.write(out, "vllm:e2e_request_latency_seconds", labels);
   decode_.write(out, "vllm:request_decode_time_seconds", labels);
+  queue_.write(out, "vllm:request_queue_time_seconds", labels);
+  prefill_.write(out, "vllm:request_prefill_time_seconds", labels);
+  inference_.write(out, "vllm:request_inference_time_seconds", labels);
+  computed_tokens_.write(out, "vllm:request_prefill_kv_computed_tokens", labels);
+  num_choices_.write(out, "vllm:request_params_n", labels);
   prompt_tokens_.write(out, "vllm:request_prompt_tokens", labels);
   generated_tokens_.write(out, "vllm:request_generation_tokens", labels);
   max_tokens_.write(out, "vllm:request_params_max_tokens", labels);

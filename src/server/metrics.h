@@ -31,7 +31,10 @@ struct RequestRecord {
   std::string finish_reason;  // "stop", "length", "abort", "error"
   int64_t prompt_tokens = 0;
   int64_t generated_tokens = 0;
+  int64_t cached_tokens = 0;  // of the prompt
   int64_t max_tokens = 0;
+  int64_t num_choices = 1;  // the request's n
+  double queue = 0;         // until the first step
   double time_to_first_token = 0;
   double end_to_end = 0;
 };
@@ -52,7 +55,8 @@ class ServerMetrics final {
   mutable std::mutex mutex_;
   std::map<std::string, int64_t> finished_;
   Histogram first_token_, inter_token_, per_token_, end_to_end_, decode_;
-  Histogram prompt_tokens_, generated_tokens_, max_tokens_;
+  Histogram queue_, prefill_, inference_;
+  Histogram prompt_tokens_, generated_tokens_, max_tokens_, computed_tokens_, num_choices_;
 };
 
 }  // namespace nibble

@@ -26,9 +26,14 @@ void check_message(FieldReader& fields, const Json& message, size_t index) {
                             "tool",
                             where, role->as_string()));
   }
+  const Json* calls = message.find("tool_calls");
+  if (calls != nullptr && !calls->is_null() && !calls->is_array()) {
+    fields.fail(where + ".tool_calls", fmt::format("{}.tool_calls: expected an array, got {}",
+                                                   where, json_type_name(*calls)));
+  }
   const Json* content = message.find("content");
   if (content == nullptr || content->is_null()) {
-    if (message.find("tool_calls") == nullptr) {
+    if (calls == nullptr) {
       fields.fail(where + ".content", where + ".content: missing");
     }
   } else if (!content->is_string() && !content->is_array()) {

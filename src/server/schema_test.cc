@@ -95,6 +95,8 @@ TEST(Schema, ChecksMessages) {
   EXPECT_EQ(chat_error(R"({"messages":[{"role":"user"}]})").param, "messages[0].content");
   EXPECT_EQ(chat_error(R"({"messages":[{"role":"user","content":[{"type":"image_url"}]}]})").param,
             "messages[0].content");
+  EXPECT_EQ(chat_error(R"({"messages":[{"role":"assistant","tool_calls":5}]})").param,
+            "messages[0].tool_calls");
   const ParsedRequest parts = parse_chat_request(
       R"({"messages":[{"role":"user","content":[{"type":"text","text":"a"},
          {"type":"text","text":"b"}]}]})",

@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import time
+import urllib.error
 import urllib.request
 
 import openai
@@ -240,10 +241,14 @@ def test_disconnect_frees_pages(server):
     assert server.metric("nibble:kv_cache_pages_used") > 0
     for stream in streams:
         stream.close()
-    closed = time.monotonic()
+    closed, steps = time.monotonic(), server.metric("nibble:engine_steps_total")
     assert eventually(lambda: server.metric("nibble:kv_cache_pages_used") == 0, 2.0)
     assert server.metric("vllm:num_requests_running") == 0
-    print(f"pages free {time.monotonic() - closed:.3f} s after the disconnect")
+    # The engine steps only while something runs: these are the steps until it saw the disconnect.
+    # One after the sockets are closed; a few more when the machine is busy with other things.
+    steps = server.metric("nibble:engine_steps_total") - steps
+    assert steps <= 20
+    print(f"pages free {time.monotonic() - closed:.3f} s and {steps:.0f} steps after the disconnect")
 
 
 def test_64_streams_equal_their_sequential_answers(server):
@@ -263,6 +268,76 @@ def test_64_streams_equal_their_sequential_answers(server):
     assert answers == expected
 
 
+def test_every_route_answers_with_error_objects(server):
+    def error(method, path, body=None, key=KEY):
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+        connection.request(method, path, body, {"Authorization": f"Bearer {key}"})
+        response = connection.getresponse()
+        found = json.loads(response.read())["error"]
+        assert set(found) == {"message", "type", "param", "code"} and found["message"]
+        return response.status, found["type"]
+
+    gets = ["/v1/models", "/v1/models/x", "/health", "/ready", "/ping", "/version", "/metrics"]
+    posts = ["/v1/chat/completions", "/v1/completions", "/tokenize", "/v1/tokenize", "/detokenize",
+             "/v1/detokenize"]
+    for path in gets:
+        assert error("POST", path, "{}") == (405, "invalid_request_error")
+    for path in posts:
+        assert error("GET", path) == (405, "invalid_request_error")
+        assert error("POST", path, '{"') == (400, "invalid_request_error")
+        assert error("POST", path, "{}", key="wrong") == (401, "authentication_error")
+        assert error("POST", path, "x" * (17 << 20)) == (413, "invalid_request_error")
+    assert error("GET", "/nowhere") == (404, "not_found_error")
+    assert error("GET", "/nowhere", key="wrong") == (401, "authentication_error")
+
+
+def test_characters_are_whole_however_tokens_cut_them(server):
+    # A token that is a part of a character, over and over: nothing that is no UTF-8 may come out.
+    _, tokens = server.post("/tokenize", json.dumps({"prompt": "\U0001f980"}))
+    part = next(t for t in tokens["tokens"] if "\ufffd" in server.post(
+        "/detokenize", json.dumps({"tokens": [t]}))[1]["prompt"])
+    forced = dict(max_tokens=6, logit_bias={str(part): 100})
+    whole = server.complete(**forced).choices[0].text
+    assert "\ufffd" in whole
+    streamed = [chunk.choices[0].text for chunk in server.complete(stream=True, **forced)]
+    assert "".join(streamed) == whole
+
+
+def test_flags_of_other_servers():
+    def refused(*flags):
+        run = subprocess.run([BINARY, "serve", MODEL, *flags], cwd=ROOT, capture_output=True,
+                             text=True, timeout=60)
+        return run.returncode, run.stderr
+
+    code, message = refused("--tensor-parallel-size", "2")
+    assert code == 5 and "--tensor-parallel-size 2 is not supported: " in message
+    code, message = refused("--enable-expert-parallel")
+    assert code == 5 and "--enable-expert-parallel is not supported: " in message
+    code, message = refused("--default-chat-template-kwargs", "[]")
+    assert code == 2 and "--default-chat-template-kwargs" in message
+    code, message = refused("--kv-cache-dtype", "fp8")
+    assert code == 2 and "int4" in message
+    running = Server(
+        "--tensor-parallel-size", "1", "--dtype", "auto", "--trust-remote-code", "--enforce-eager",
+        "--tokenizer", MODEL, "--seed", "7", "--stream-interval", "5", "-c", "512",
+        "--default-chat-template-kwargs", '{"enable_thinking": false}',
+    )
+    try:
+        assert running.client.models.list().data[0].max_model_len == 512
+        chunks = list(running.complete(max_tokens=11, stream=True, extra_body={"ignore_eos": True}))
+        assert len(chunks) <= 5
+        answers = [running.complete(temperature=1).choices[0].text]
+    finally:
+        assert running.stop() == 0
+    again = Server("-c", "512", "--seed", "7", "--no-enable-prefix-caching")
+    try:
+        list(again.complete(max_tokens=11, stream=True, extra_body={"ignore_eos": True}))
+        answers.append(again.complete(temperature=1).choices[0].text)
+    finally:
+        assert again.stop() == 0
+    assert answers[0] == answers[1]
+
+
 def test_sigterm_drains_and_port_in_use_is_reported():
     running = Server("--shutdown-timeout", "60")
     second = subprocess.run(
@@ -271,9 +346,16 @@ def test_sigterm_drains_and_port_in_use_is_reported():
     )
     assert second.returncode == 8
     assert str(running.port) in second.stderr
-    stream = iter(running.complete(max_tokens=300, stream=True, extra_body={"ignore_eos": True}))
+    stream = iter(running.complete(max_tokens=900, stream=True, extra_body={"ignore_eos": True}))
     chunks = [next(stream)]
     running.process.send_signal(signal.SIGTERM)
+    assert eventually(lambda: not running.healthy())
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(f"http://127.0.0.1:{running.port}/health", timeout=5)
+    assert caught.value.code == 503
+    with pytest.raises(openai.InternalServerError) as caught:
+        running.complete()
+    assert caught.value.status_code == 503 and caught.value.type == "unavailable_error"
     chunks += list(stream)
     assert chunks[-1].choices[0].finish_reason == "length"
     assert running.process.wait(timeout=60) == 0

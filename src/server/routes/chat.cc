@@ -117,6 +117,10 @@ void route_chat(AppContext& context, const std::shared_ptr<HttpExchange>& exchan
     exchange->respond(error_response(*error));
     return;
   }
+  if (const auto error = check_request(context, job.request, 1)) {
+    exchange->respond(error_response(*error));
+    return;
+  }
   PromptTokens prompt = chat_prompt(context, job.request);
   if (const auto* error = std::get_if<ApiError>(&prompt)) {
     exchange->respond(error_response(*error));

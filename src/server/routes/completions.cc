@@ -113,6 +113,10 @@ void route_completions(AppContext& context, const std::shared_ptr<HttpExchange>&
     exchange->respond(error_response(*error));
     return;
   }
+  if (const auto error = check_request(context, job.request, job.request.prompts.size())) {
+    exchange->respond(error_response(*error));
+    return;
+  }
   for (const PromptInput& prompt : job.request.prompts) {
     if (const auto* ids = std::get_if<std::vector<int32_t>>(&prompt)) {
       job.prompts.push_back(*ids);

@@ -1,3 +1,5 @@
+#include <fmt/format.h>
+
 #include "server/error.h"
 #include "server/field_reader.h"
 #include "server/prompt.h"
@@ -72,6 +74,13 @@ void route_detokenize(AppContext& context, const std::shared_ptr<HttpExchange>& 
   fields.token_ids("tokens", ids);
   if (fields.find("tokens") == nullptr) {
     fields.fail("tokens", "tokens: expected an array of token ids");
+  }
+  const int32_t vocabulary = context.text.tokenizer().vocab_size();
+  for (const int32_t id : ids) {
+    if (id >= vocabulary) {
+      fields.fail("tokens",
+                  fmt::format("tokens: {} is not below the vocabulary's size {}", id, vocabulary));
+    }
   }
   if (fields.error()) {
     exchange->respond(error_response(*fields.error()));
