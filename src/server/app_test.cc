@@ -40,6 +40,20 @@ TEST_F(AppTest, StreamsInTheDocumentedOrder) {
   }
 }
 
+TEST_F(AppTest, StreamsLogprobsOfEachTokenOnce) {
+  const std::string answer =
+      chat("xy", R"("max_tokens":2,"stream":true,"logprobs":true,"top_logprobs":1)");
+  EXPECT_THAT(answer, HasSubstr(R"("delta":{"content":"x"},"logprobs":{"content":[{"token":"x",)"));
+  EXPECT_THAT(answer, HasSubstr(R"("delta":{"content":"y"},"logprobs":{"content":[{"token":"y",)"));
+  EXPECT_THAT(answer, HasSubstr(R"("delta":{},"logprobs":null,"finish_reason":"length")"));
+  // Tokens without text of their own come with the next event: here a stop string, held back.
+  const std::string stopped =
+      chat("abc", R"("max_tokens":9,"stream":true,"logprobs":true,"stop":["bcx","ca"])");
+  EXPECT_THAT(stopped, HasSubstr(R"("delta":{"content":"a"},"logprobs":{"content":[{"token":"a")"));
+  EXPECT_THAT(stopped, HasSubstr(R"("delta":{"content":"b"},"logprobs":{"content":[{"token":"b")"));
+  EXPECT_THAT(stopped, HasSubstr(R"("stop_reason":"ca")"));
+}
+
 TEST_F(AppTest, StreamsWholeCharactersOfTokensThatAreBytes) {
   const std::string text = "\u00e9\u6f22\U0001f600!";  // 2, 3, 4 and 1 bytes
   const std::string answer =

@@ -72,7 +72,8 @@ class Server final : public HttpServer {
       acceptor_.listen(kListenBacklog, error);
     }
     if (error) {
-      return make_error(StatusCode::kIo, "cannot listen on {} port {}: {}; choose another --port",
+      return make_error(StatusCode::kIo,
+                        "cannot listen on {} port {}: {}; choose another --port or --host",
                         options.host, options.port, error.message());
     }
     port_ = acceptor_.local_endpoint(error).port();

@@ -13,7 +13,8 @@ class ChatFormat final : public AnswerFormat {
   ChatFormat(const AppContext& context, const GenerationRequest& request)
       : tokenizer_(context.text.tokenizer()),
         model_(request.model.empty() ? context.options.model_names.front() : request.model),
-        wants_logprobs_(request.logprobs >= 0) {}
+        wants_logprobs_(request.logprobs >= 0),
+        streams_(request.stream) {}
 
   Json whole(const std::vector<Choice>& choices) const override {
     JsonArray list;
@@ -81,7 +82,7 @@ class ChatFormat final : public AnswerFormat {
   }
 
   Json logprobs(const Choice& choice) const {
-    if (!wants_logprobs_) {
+    if (!wants_logprobs_ || (choice.entries.empty() && streams_)) {
       return {};
     }
     JsonArray content;
@@ -101,6 +102,7 @@ class ChatFormat final : public AnswerFormat {
   std::string id_ = "chatcmpl-" + random_id();
   std::string model_;
   bool wants_logprobs_;
+  bool streams_;  // events without a token have no logprobs
   int64_t created_ = std::time(nullptr);
 };
 

@@ -19,6 +19,7 @@ class CompletionFormat final : public AnswerFormat {
       : text_(context.text),
         model_(request.model.empty() ? context.options.model_names.front() : request.model),
         wants_logprobs_(request.logprobs >= 0),
+        streams_(request.stream),
         echo_(request.echo) {}
 
   Json whole(const std::vector<Choice>& choices) const override {
@@ -72,7 +73,7 @@ class CompletionFormat final : public AnswerFormat {
   }
 
   Json logprobs(const Choice& choice) const {
-    if (!wants_logprobs_) {
+    if (!wants_logprobs_ || (choice.entries.empty() && streams_)) {
       return {};
     }
     JsonArray tokens, values, tops, offsets;
@@ -96,6 +97,7 @@ class CompletionFormat final : public AnswerFormat {
   std::string id_ = "cmpl-" + random_id();
   std::string model_;
   bool wants_logprobs_;
+  bool streams_;  // events without a token have no logprobs
   bool echo_;
   int64_t created_ = std::time(nullptr);
 };
