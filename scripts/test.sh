@@ -16,13 +16,17 @@ note "ctest"
 ctest --preset "$preset" -j "$(jobs)" --output-junit "$reports/ctest.xml" >&2 ||
   note "ctest reported failures"
 
-python_tests=(tests/e2e/*_test.py tests/e2e/test_*.py)
-if [ "$preset" = cpu ] && ls "${python_tests[@]}" >/dev/null 2>&1; then
+case "$preset" in
+  cpu) python_tests=(tests/e2e) ;;
+  cpu-asan) python_tests=(tests/e2e/test_cli_bad_input.py tests/e2e/test_cli_commands.py) ;;
+  *) python_tests=() ;;
+esac
+if [ ${#python_tests[@]} -gt 0 ]; then
   note "end-to-end tests (Python)"
   [ -x .venv/bin/python ] || python3 -m venv .venv >&2
   if .venv/bin/python -c 'import openai, pytest' 2>/dev/null ||
      .venv/bin/python -m pip install --quiet --disable-pip-version-check openai pytest >&2; then
-    NIBBLE_BIN="$NIBBLE_ROOT/build/$preset/tools/nibble" .venv/bin/python -m pytest -q tests/e2e \
+    NIBBLE_BIN="$NIBBLE_ROOT/build/$preset/tools/nibble" .venv/bin/python -m pytest -q "${python_tests[@]}" \
       --junit-xml "$reports/pytest.xml" >&2 || note "pytest reported failures"
     [ -f "$reports/pytest.xml" ] || echo "pytest stopped without a report" > "$reports/pytest.broken"
   elif [ "${CI:-}" = true ]; then

@@ -17,8 +17,8 @@ struct PerplexityResult {
 /// Perplexity of a tokenized text, cut into windows of `window` tokens without overlap. What is
 /// left at the end is not scored, as published figures do; a text shorter than one window is one
 /// window. `cache` needs room for one window. `progress` is called after each window with the
-/// tokens done. kInvalidArgument: window < 2, longer than the model or the cache, or fewer than two
-/// tokens; kCorrupt: a logit is not finite.
+/// tokens done. kInvalidArgument: window < 2, longer than the model or the cache; fewer than two
+/// tokens, or one outside the vocabulary. kCorrupt: a logit is not finite.
 Result<PerplexityResult> evaluate_perplexity(Model& model,
                                              PagedKvCache& cache,
                                              std::span<const int32_t> tokens,

@@ -152,10 +152,14 @@ class DecoderLoader final {
   }
 
   /// The scheme of the model is that of its layers; "mixed" when they differ.
+  /// F32 and F16 are read but have no row in the table of schemes.
+  static std::string_view unlisted_name(WeightCode code) {
+    return code == WeightCode::kF32 ? "f32" : code == WeightCode::kF16 ? "f16" : "unlisted";
+  }
+
   void note_scheme(const LinearWeights& part) {
-    static constexpr std::string_view kUnlisted = "unlisted";  // F32 and F16 have no scheme row
     const std::string_view listed = scheme_name(part.weight.format, part.act);
-    const std::string_view name = listed.empty() ? kUnlisted : listed;
+    const std::string_view name = listed.empty() ? unlisted_name(part.weight.format.code) : listed;
     if (scheme_.empty()) {
       scheme_ = name;
     } else if (scheme_ != name) {
