@@ -12,8 +12,8 @@ import subprocess
 import pytest
 
 from cli_tools import (
-    BINARY, CONFIG, CORRUPT, EXHAUSTED, EXISTS, INVALID, IO, NOT_FOUND, ROOT, TINY_TENSORS, UNSUPPORTED,
-    Model, fails, nibble, succeeds)
+    BINARY, CONFIG, CORRUPT, EXHAUSTED, EXISTS, INVALID, IO, NOT_FOUND, ROOT, TINY_TENSORS,
+    UNSUPPORTED, Model, fails, nibble, succeeds)
 
 Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
 

@@ -97,7 +97,7 @@ def test_eval_json(model):
     assert VOCAB / 2 < value["perplexity"] < VOCAB * 2
     whole = json_of("eval", "ppl", model, "--text", text, "--window", 64)
     assert value["tokens"] % 15 == 0 and whole["tokens"] % 63 == 0
-    assert value["tokens"] // 15 >= whole["tokens"] // 63 * 4  # windows, of which 4 make a large one
+    assert value["tokens"] // 15 >= whole["tokens"] // 63 * 4  # four small windows make a large one
 
 
 def test_quantize_json(model):
