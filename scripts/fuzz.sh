@@ -18,9 +18,14 @@ build fuzz "${targets[@]}"
 for target in "${targets[@]}"; do
   note "$target for $seconds s"
   corpus="build/fuzz/corpus/$target"; mkdir -p "$corpus"
-  seeds=(); [ -d "tests/fuzz/seeds/${target#fuzz_}" ] && seeds=("tests/fuzz/seeds/${target#fuzz_}")
-  "build/fuzz/tests/fuzz/$target" -max_total_time="$seconds" -timeout=20 -rss_limit_mb=2048 \
-    -max_len=65536 -print_final_stats=1 -artifact_prefix="build/fuzz/$target-" \
-    "$corpus" "${seeds[@]}" 2>&1 | tail -n 15
+  seeds="tests/fuzz/corpus/${target#fuzz_}"
+  [ -d "$seeds" ] || fail "$seeds is missing: every target has seeds (tests/fuzz/make_corpus.py)"
+  dictionary="tests/fuzz/dictionaries/${target#fuzz_}.dict"
+  log="build/fuzz/$target.log"
+  "build/fuzz/tests/fuzz/$target" -dict="$dictionary" -max_total_time="$seconds" -timeout=20 \
+    -rss_limit_mb=2048 -max_len=65536 -print_final_stats=1 \
+    -artifact_prefix="build/fuzz/$target-" "$corpus" "$seeds" >"$log" 2>&1 ||
+    { tail -n 60 "$log" >&2; fail "$target found something; the input is build/fuzz/$target-*"; }
+  grep -E '^#[0-9]+\s+DONE|^Done|^stat::' "$log"
 done
 echo "${#targets[@]} targets, $seconds s each, no finding"

@@ -124,8 +124,7 @@ Status read_token_ids(const Json& json, const JsonReader& reader, ModelConfig& c
   return {};
 }
 
-Result<Json> read_json(const std::string& path) {
-  NIBBLE_ASSIGN_OR_RETURN(const std::string text, read_file(path));
+Result<Json> parse_object(std::string_view text, std::string_view path) {
   auto json = Json::parse(text);
   if (!json.ok()) {
     return json.status().with_context(path);
@@ -154,13 +153,10 @@ Result<double> read_sampling(const JsonReader& reader,
   return value;
 }
 
-Status read_generation_config(const std::string& path, ModelConfig& config) {
-  if (!file_exists(path)) {
-    return {};
-  }
+Status read_generation_config(std::string_view text, std::string_view path, ModelConfig& config) {
   constexpr double kSmallest = 1e-6;  // where only values above 0 make sense
-  NIBBLE_ASSIGN_OR_RETURN(const Json json, read_json(path));
-  const JsonReader reader(json, path);
+  NIBBLE_ASSIGN_OR_RETURN(const Json json, parse_object(text, path));
+  const JsonReader reader(json, std::string(path));
   NIBBLE_RETURN_IF_ERROR(read_token_ids(json, reader, config));
   NIBBLE_ASSIGN_OR_RETURN(const bool sample, reader.optional_bool("do_sample", true));
   NIBBLE_ASSIGN_OR_RETURN(config.default_repetition_penalty,
@@ -181,20 +177,39 @@ Status read_generation_config(const std::string& path, ModelConfig& config) {
 
 }  // namespace
 
-Result<ModelConfig> load_model_config(const std::string& model_dir) {
-  const std::string path = model_dir + "/config.json";
-  NIBBLE_ASSIGN_OR_RETURN(const Json json, read_json(path));
-  const JsonReader reader(json, path);
+Result<ModelConfig> parse_model_config(const ModelConfigText& files) {
+  NIBBLE_ASSIGN_OR_RETURN(const Json json, parse_object(files.text, files.path));
+  const JsonReader reader(json, std::string(files.path));
   ModelConfig config;
   NIBBLE_ASSIGN_OR_RETURN(config.architecture, read_architecture_name(json, reader));
   NIBBLE_ASSIGN_OR_RETURN(const Architecture* architecture,
-                          find_architecture(config.architecture, path));
+                          find_architecture(config.architecture, files.path));
   NIBBLE_ASSIGN_OR_RETURN(config.dtype, read_dtype(reader));
   NIBBLE_RETURN_IF_ERROR(read_shared_fields(json, reader, config));
   NIBBLE_RETURN_IF_ERROR(architecture->read_fields(json, reader, config));
   NIBBLE_RETURN_IF_ERROR(read_token_ids(json, reader, config));
-  NIBBLE_RETURN_IF_ERROR(read_generation_config(model_dir + "/generation_config.json", config));
+  if (!files.generation_text.empty()) {
+    NIBBLE_RETURN_IF_ERROR(
+        read_generation_config(files.generation_text, files.generation_path, config));
+  }
   return config;
+}
+
+Result<ModelConfig> load_model_config(const std::string& model_dir) {
+  const std::string path = model_dir + "/config.json";
+  NIBBLE_ASSIGN_OR_RETURN(const std::string text, read_file(path));
+  const std::string generation_path = model_dir + "/generation_config.json";
+  std::string generation_text;
+  if (file_exists(generation_path)) {
+    NIBBLE_ASSIGN_OR_RETURN(generation_text, read_file(generation_path));
+    if (generation_text.empty()) {
+      return make_error(StatusCode::kCorrupt, "{}: the file is empty", generation_path);
+    }
+  }
+  return parse_model_config({.text = text,
+                             .path = path,
+                             .generation_text = generation_text,
+                             .generation_path = generation_path});
 }
 
 }  // namespace nibble

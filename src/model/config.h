@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/status.h"
@@ -56,5 +57,15 @@ struct ModelConfig {
 /// Reads model_dir/config.json (and generation_config.json if present). kUnsupported names an
 /// architecture, rope type or field that this build cannot honour.
 Result<ModelConfig> load_model_config(const std::string& model_dir);
+
+/// The same from the two files' text; `path` and `generation_path` are for messages. An empty
+/// `generation_text` stands for a checkpoint without generation_config.json.
+struct ModelConfigText {
+  std::string_view text;
+  std::string_view path = "config.json";
+  std::string_view generation_text = {};
+  std::string_view generation_path = "generation_config.json";
+};
+Result<ModelConfig> parse_model_config(const ModelConfigText& files);
 
 }  // namespace nibble

@@ -92,6 +92,16 @@ Result<double> yarn_attention_factor(const JsonReader& reader, double factor) {
   return mscale != 0.0 && all_dim != 0.0 ? magnitude(mscale) / magnitude(all_dim) : magnitude(1.0);
 }
 
+/// Keeps the frequencies finite; no published model is near either end.
+Status require_moderate(const JsonReader& reader, std::string_view field, double value) {
+  constexpr double kLimit = 1e6;
+  if (!(value >= 1 / kLimit && value <= kLimit)) {
+    return make_error(StatusCode::kCorrupt, "{}: field {}: {} is not between {} and {}",
+                      reader.where(), field, value, 1 / kLimit, kLimit);
+  }
+  return {};
+}
+
 Status require_positive(const JsonReader& reader, std::string_view field, double value) {
   if (!(value > 0.0)) {
     return make_error(StatusCode::kCorrupt, "{}: field {}: {} must be positive", reader.where(),
@@ -105,7 +115,7 @@ Status read_scaling(const JsonReader& reader, int64_t max_position, RopeConfig& 
     return {};
   }
   NIBBLE_ASSIGN_OR_RETURN(rope.factor, reader.required_double("factor"));
-  NIBBLE_RETURN_IF_ERROR(require_positive(reader, "factor", rope.factor));
+  NIBBLE_RETURN_IF_ERROR(require_moderate(reader, "factor", rope.factor));
   static constexpr std::string_view kOriginal = "original_max_position_embeddings";
   if (rope.kind == RopeKind::kLlama3) {
     NIBBLE_ASSIGN_OR_RETURN(rope.low_freq_factor, reader.required_double("low_freq_factor"));
@@ -117,11 +127,12 @@ Status read_scaling(const JsonReader& reader, int64_t max_position, RopeConfig& 
   } else if (rope.kind == RopeKind::kYarn) {
     NIBBLE_ASSIGN_OR_RETURN(rope.beta_fast, reader.optional_double("beta_fast", rope.beta_fast));
     NIBBLE_ASSIGN_OR_RETURN(rope.beta_slow, reader.optional_double("beta_slow", rope.beta_slow));
-    NIBBLE_RETURN_IF_ERROR(require_positive(reader, "beta_fast", rope.beta_fast));
-    NIBBLE_RETURN_IF_ERROR(require_positive(reader, "beta_slow", rope.beta_slow));
+    NIBBLE_RETURN_IF_ERROR(require_moderate(reader, "beta_fast", rope.beta_fast));
+    NIBBLE_RETURN_IF_ERROR(require_moderate(reader, "beta_slow", rope.beta_slow));
     NIBBLE_ASSIGN_OR_RETURN(rope.original_max_position,
                             reader.optional_int(kOriginal, max_position));
     NIBBLE_ASSIGN_OR_RETURN(rope.attention_factor, yarn_attention_factor(reader, rope.factor));
+    NIBBLE_RETURN_IF_ERROR(require_moderate(reader, "attention_factor", rope.attention_factor));
   }
   return require_positive(reader, kOriginal, static_cast<double>(rope.original_max_position));
 }
@@ -152,7 +163,10 @@ Result<RopeConfig> read_rope_config(const Json& json,
     NIBBLE_RETURN_IF_ERROR(read_scaling(nested, max_position, rope));
     break;  // the newer name wins when a file has both
   }
-  NIBBLE_RETURN_IF_ERROR(require_positive(reader, "rope_theta", rope.theta));
+  if (!(rope.theta > 1.0)) {
+    return make_error(StatusCode::kCorrupt, "{}: field rope_theta: {} must be above 1",
+                      reader.where(), rope.theta);
+  }
   return rope;
 }
 

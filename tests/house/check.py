@@ -53,7 +53,7 @@ FOREIGN_FLAGS = {"--preset", "--build", "--target", "--output-on-failure", "--gt
                  "--version", "--help", "--dry-run"}
 TOP_FOLDERS = ("src", "tools", "tests", "docs", "scripts", "cmake", "models", "bench", "include",
                ".ci")
-PROSE_DATA = ("tests/data/", "tests/golden/", "models/", "tests/fuzz/seeds/")
+PROSE_DATA = ("tests/data/", "tests/golden/", "models/", "tests/fuzz/corpus/")
 
 
 class Report:

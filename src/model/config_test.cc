@@ -1,0 +1,100 @@
+#include "model/config.h"
+
+#include <cmath>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "base/json.h"
+#include "model/rope_frequencies.h"
+
+namespace nibble {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+/// A small config.json of one architecture, with members added or replaced.
+std::string config_text(const std::string& architecture,
+                        const std::vector<std::pair<std::string, std::string>>& members = {}) {
+  Json json = Json::parse(R"({"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48,
+      "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+      "max_position_embeddings": 128, "rms_norm_eps": 1e-5})")
+                  .value();
+  json.set("architectures", JsonArray{Json(architecture)});
+  for (const auto& [key, text] : members) {
+    json.set(key, Json::parse(text).value());
+  }
+  return json.dump();
+}
+
+TEST(ModelConfigTest, ReadsTextAndGenerationDefaults) {
+  const std::string text = config_text("LlamaForCausalLM", {{"eos_token_id", "3"}});
+  const auto plain = parse_model_config({.text = text});
+  ASSERT_TRUE(plain.ok()) << plain.status().message();
+  EXPECT_EQ(plain->num_kv_heads, 2);
+  EXPECT_THAT(plain->eos_token_ids, ElementsAre(3));
+  EXPECT_LT(plain->default_temperature, 0);
+  const auto full = parse_model_config(
+      {.text = text, .generation_text = R"({"eos_token_id": [5, 6], "temperature": 0.5})"});
+  ASSERT_TRUE(full.ok()) << full.status().message();
+  EXPECT_THAT(full->eos_token_ids, ElementsAre(5, 6));
+  EXPECT_EQ(full->default_temperature, 0.5);
+}
+
+TEST(ModelConfigTest, RefusalsNameFileAndField) {
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"[]", "config.json: expected a JSON object"},
+      {"{", "config.json: JSON"},
+      {"{}", "field architectures"},
+      {config_text("NoSuchModel"), "NoSuchModel"},
+      {config_text("LlamaForCausalLM", {{"num_hidden_layers", "0"}}), "num_hidden_layers: 0"},
+      {config_text("LlamaForCausalLM", {{"num_key_value_heads", "3"}}), "num_key_value_heads: 3"},
+      {config_text("LlamaForCausalLM", {{"eos_token_id", "64"}}), "eos_token_id"},
+  };
+  for (const auto& [text, message] : cases) {
+    const auto config = parse_model_config({.text = text});
+    ASSERT_FALSE(config.ok()) << text;
+    EXPECT_THAT(config.status().message(), HasSubstr(message));
+  }
+}
+
+// A few bytes of text must not ask for gigabytes before any weight is looked at.
+TEST(ModelConfigTest, LyingSizesAreRefusedBeforeTheyAllocate) {
+  for (const char* key : {"num_hidden_layers", "num_attention_heads", "head_dim"}) {
+    const std::string text = config_text("MistralForCausalLM", {{key, "2147483646"}});
+    const auto config = parse_model_config({.text = text});
+    ASSERT_FALSE(config.ok()) << key;
+    EXPECT_THAT(config.status().message(), HasSubstr(std::string(key) + ": 2147483646"));
+  }
+}
+
+TEST(ModelConfigTest, RotationsThatWouldNotBeFiniteAreRefused) {
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {R"({"rope_theta": 1e-300})", "rope_theta"},
+      {R"({"rope_type": "yarn", "factor": 4, "rope_theta": 1})", "rope_theta"},
+      {R"({"rope_type": "linear", "factor": 1e-300})", "factor"},
+      {R"({"rope_type": "yarn", "factor": 4, "beta_fast": 1e-320})", "beta_fast"},
+      {R"({"rope_type": "yarn", "factor": 4, "mscale": 1e308, "mscale_all_dim": 1e-9})",
+       "attention_factor"},
+  };
+  for (const auto& [rope, field] : cases) {
+    const std::string text = config_text("LlamaForCausalLM", {{"rope_scaling", rope}});
+    const auto config = parse_model_config({.text = text});
+    ASSERT_FALSE(config.ok()) << rope;
+    EXPECT_THAT(config.status().message(), HasSubstr(field));
+  }
+  const std::string good =
+      config_text("LlamaForCausalLM", {{"rope_scaling", R"({"rope_type": "yarn", "factor": 4})"}});
+  const auto config = parse_model_config({.text = good});
+  ASSERT_TRUE(config.ok()) << config.status().message();
+  for (const float frequency : compute_rope_table(config->rope, config->head_dim).inv_freq) {
+    EXPECT_TRUE(std::isfinite(frequency));
+  }
+}
+
+}  // namespace
+}  // namespace nibble

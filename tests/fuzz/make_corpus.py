@@ -1,0 +1,188 @@
+"""Writes the seed corpora of the fuzz targets, tests/fuzz/corpus/<target>/, from test data of this
+repository and from small documents written here. Run from the repository root; standard library
+only. The result is committed: rerun it only to change the seeds.
+"""
+
+import json
+import pathlib
+import struct
+
+CORPUS = pathlib.Path("tests/fuzz/corpus")
+
+
+def write(target, name, content):
+    folder = CORPUS / target
+    folder.mkdir(parents=True, exist_ok=True)
+    if not isinstance(content, bytes):
+        content = (content if isinstance(content, str) else
+                   json.dumps(content, ensure_ascii=False, separators=(",", ":"))).encode()
+    (folder / name).write_bytes(content)
+
+
+def safetensors(header, data):
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def make_safetensors():
+    write("safetensors", "empty", safetensors({}, b""))
+    write("safetensors", "two", safetensors(
+        {"__metadata__": {"format": "pt"},
+         "a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]},
+         "b": {"dtype": "BF16", "shape": [4], "data_offsets": [24, 32]}}, bytes(range(32))))
+    write("safetensors", "scalar_and_empty", safetensors(
+        {"s": {"dtype": "I64", "shape": [], "data_offsets": [0, 8]},
+         "e": {"dtype": "F8_E4M3", "shape": [0, 5], "data_offsets": [8, 8]}}, bytes(8)))
+    write("safetensors", "lies", safetensors(
+        {"a": {"dtype": "F16", "shape": [1 << 62, 8], "data_offsets": [0, 16]}}, bytes(16)))
+
+
+def make_config():
+    for path in sorted(pathlib.Path("tests/golden").glob("*/config.json")):
+        config = json.loads(path.read_text())
+        generation = {"eos_token_id": [1, 2], "temperature": 0.6, "top_p": 0.9, "top_k": 20,
+                      "do_sample": True, "repetition_penalty": 1.05}
+        text = json.dumps(config, separators=(",", ":"))
+        write("config", path.parent.name, text + "\0" + json.dumps(generation))
+    write("config", "storyteller", pathlib.Path("models/storyteller/config.json").read_bytes())
+
+
+def weights(bits, strategy, **more):
+    return {"num_bits": bits, "type": "int", "symmetric": True, "strategy": strategy, **more}
+
+
+def make_quant_config():
+    def config(**groups):
+        return {"quantization_config": {
+            "quant_method": "compressed-tensors", "format": "pack-quantized",
+            "config_groups": groups, "ignore": ["lm_head", "re:.*mlp\\.gate$"]}}
+
+    dynamic = {"num_bits": 8, "type": "float", "dynamic": True, "strategy": "token",
+               "symmetric": True}
+    write("quant_config", "int4_group", config(
+        group_0={"targets": ["Linear"], "weights": weights(4, "group", group_size=32),
+                 "input_activations": None}))
+    write("quant_config", "fp8", config(
+        group_0={"targets": ["Linear"], "weights": {**weights(8, "channel"), "type": "float"},
+                 "input_activations": dynamic}))
+    write("quant_config", "two_groups", config(
+        a={"targets": ["Linear"], "weights": weights(4, "channel")},
+        b={"targets": ["re:.*(down|up)_proj"], "weights": weights(8, "channel")}))
+    write("quant_config", "nested", {"text_config": config(
+        group_0={"targets": ["Linear"], "weights": weights(4, "channel")})})
+
+
+def byte_alphabet():
+    """The printable stand-ins of the 256 bytes in byte-level vocabularies."""
+    kept = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    table, extra = {}, 0
+    for byte in range(256):
+        if byte in kept:
+            table[byte] = chr(byte)
+        else:
+            table[byte] = chr(256 + extra)
+            extra += 1
+    return table
+
+
+def make_tokenizer():
+    tokens = list(byte_alphabet().values()) + ["he", "ll", "hell", "hello", "\u0120a"]
+    merges = ["h e", "l l", "he ll", "hell o", "\u0120 a"]
+    special = {"id": len(tokens), "content": "<|end|>", "special": True, "single_word": False,
+               "lstrip": False, "rstrip": False, "normalized": False}
+    model = {"type": "BPE", "vocab": {token: i for i, token in enumerate(tokens)},
+             "merges": merges, "byte_fallback": False, "ignore_merges": False,
+             "unk_token": None, "dropout": None, "fuse_unk": False}
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True,
+             "use_regex": True}
+    base = {"version": "1.0", "added_tokens": [special], "normalizer": None,
+            "pre_tokenizer": level, "post_processor": None, "decoder": level, "model": model}
+    write("tokenizer", "byte_level", base)
+    pattern = ("(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}|"
+               " ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+")
+    split = {"type": "Sequence", "pretokenizers": [
+        {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False},
+        {**level, "use_regex": False}]}
+    template = {"type": "TemplateProcessing",
+                "single": [{"SpecialToken": {"id": "<|end|>", "type_id": 0}},
+                           {"Sequence": {"id": "A", "type_id": 0}}],
+                "pair": [], "special_tokens": {
+                    "<|end|>": {"id": "<|end|>", "ids": [len(tokens)], "tokens": ["<|end|>"]}}}
+    write("tokenizer", "split_regex",
+          {**base, "normalizer": {"type": "NFC"}, "pre_tokenizer": split,
+           "post_processor": template,
+           "model": {**model, "merges": [m.split(" ") for m in merges], "ignore_merges": True}})
+    pieces = ["<unk>", "<s>", "</s>"] + [f"<0x{byte:02X}>" for byte in range(256)]
+    pieces += ["\u2581", "\u2581a", "a", "b", "ab", "\u2581ab"]
+    write("tokenizer", "byte_fallback", {
+        "version": "1.0", "added_tokens": [
+            {**special, "id": i, "content": pieces[i]} for i in range(3)],
+        "normalizer": {"type": "Sequence", "normalizers": [
+            {"type": "Prepend", "prepend": "\u2581"},
+            {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}]},
+        "pre_tokenizer": None, "post_processor": None,
+        "decoder": {"type": "Sequence", "decoders": [
+            {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "},
+            {"type": "ByteFallback"}, {"type": "Fuse"},
+            {"type": "Strip", "content": " ", "start": 1, "stop": 0}]},
+        "model": {**model, "vocab": {piece: i for i, piece in enumerate(pieces)},
+                  "merges": ["a b", "\u2581 a", "\u2581a b"], "byte_fallback": True,
+                  "unk_token": "<unk>", "fuse_unk": True}})
+    write("tokenizer", "tokenizer_config", {
+        "add_bos_token": True, "bos_token": "<s>",
+        "eos_token": {"content": "</s>", "lstrip": False}, "chat_template": "{{ messages }}",
+        "added_tokens_decoder": {"0": {"content": "<unk>", "special": True}}})
+    write("tokenizer", "sentencepiece", sentencepiece(pieces))
+
+
+def sentencepiece(pieces):
+    """A ModelProto: repeated pieces {piece, score, type} and a BPE trainer_spec."""
+    out = b""
+    for index, piece in enumerate(pieces):
+        text = piece.encode()
+        kind = 2 if index == 0 else 3 if index < 3 else 6 if piece.startswith("<0x") else 1
+        body = b"\x0a" + bytes([len(text)]) + text + b"\x15" + struct.pack("<f", -index)
+        body += b"\x18" + bytes([kind])
+        out += b"\x0a" + bytes([len(body)]) + body
+    trainer = b"\x18\x02\x98\x02\x01"  # model_type BPE, byte_fallback
+    return out + b"\x12" + bytes([len(trainer)]) + trainer
+
+
+def make_chat_template():
+    for path in sorted(pathlib.Path("tests/data/templates").glob("*.jinja")):
+        if path.stat().st_size < 8000:
+            write("chat_template", path.stem, path.read_bytes())
+    cases = json.loads(pathlib.Path("tests/data/templates/jinja_cases.json").read_text())["cases"]
+    for index in range(0, len(cases), 8):
+        part = "\n".join(case["template"] for case in cases[index:index + 8] if "template" in case)
+        write("chat_template", f"cases_{index // 8:02}", part)
+
+
+def make_http():
+    messages = [{"role": "system", "content": "Be brief."},
+                {"role": "user", "content": [{"type": "text", "text": "Hi \u4e16\u754c"}]}]
+    tools = [{"type": "function", "function": {"name": "f", "description": "d", "parameters": {
+        "type": "object", "properties": {"x": {"type": "integer"}}}}}]
+    write("http", "chat", b"\x01" + json.dumps(
+        {"model": "m", "messages": messages, "stream": True,
+         "stream_options": {"include_usage": True}, "stop": ["\n", "END"], "logprobs": True,
+         "top_logprobs": 3, "max_completion_tokens": 5, "seed": 7, "n": 2}).encode())
+    write("http", "chat_strict", b"\x03" + json.dumps(
+        {"model": "m", "messages": messages, "tools": tools, "tool_choice": "auto",
+         "chat_template_kwargs": {"a": 1}, "add_generation_prompt": False,
+         "temperature": 0.5, "top_p": 0.9, "frequency_penalty": 1}).encode())
+    write("http", "completion", b"\x00" + json.dumps(
+        {"model": "m", "prompt": ["a", "b"], "echo": True, "logprobs": 2, "max_tokens": 3,
+         "top_k": 4, "min_p": 0.1, "repetition_penalty": 1.1, "ignore_eos": True,
+         "stop_token_ids": [1, 2], "min_tokens": 1}).encode())
+    write("http", "completion_ids", b"\x02" + json.dumps(
+        {"model": "m", "prompt": [[1, 2, 3], [4]], "presence_penalty": -1,
+         "logit_bias": {"5": 1}, "skip_special_tokens": False}).encode())
+    write("http", "path", b"\x00/v1/models/a%2Fb%zz%?x=1")
+
+
+if __name__ == "__main__":
+    for make in (make_safetensors, make_config, make_quant_config, make_tokenizer,
+                 make_chat_template, make_http):
+        make()
