@@ -74,12 +74,13 @@ struct HttpOptions {
   std::string host = "127.0.0.1";
   uint16_t port = 8000;  // 0: any free port
   int threads = 2;
-  uint64_t body_limit = uint64_t{16} << 20;  // bytes; more is answered with 413
-  uint32_t header_limit = 32 << 10;          // bytes; more is answered with 431
-  double read_timeout_s = 30;                // for one request to arrive, from its first byte
-  double idle_timeout_s = 75;                // for a kept connection to send its next request
-  double write_timeout_s = 60;               // without any progress: the client counts as gone
-  double ping_interval_s = 15;               // a comment line in a silent event stream
+  uint64_t body_limit = uint64_t{16} << 20;   // bytes; more is answered with 413
+  uint64_t bodies_limit = uint64_t{1} << 30;  // of all requests together; more is answered with 503
+  uint32_t header_limit = 32 << 10;           // bytes; more is answered with 431
+  double read_timeout_s = 30;                 // for one request to arrive, from its first byte
+  double idle_timeout_s = 75;                 // for a kept connection to send its next request
+  double write_timeout_s = 60;                // without any progress: the client counts as gone
+  double ping_interval_s = 15;                // a comment line in a silent event stream
 };
 
 /// HTTP/1.1 server on its own threads. Hides the network library.

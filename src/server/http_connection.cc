@@ -71,6 +71,7 @@ void HttpConnection::close() {
   }
   const bool interrupted = phase_ == Phase::kAnswering && !complete_;
   phase_ = Phase::kClosed;
+  hold(0);
   error_code ignored;
   socket_.shutdown(Socket::shutdown_both, ignored);
   socket_.close(ignored);
@@ -87,6 +88,7 @@ void HttpConnection::read_head() {
   phase_ = Phase::kIdle;
   phase_since_ = Clock::now();
   partial_ = late_ = false;
+  hold(0);
   if (over()) {
     close();
     return;
@@ -134,17 +136,29 @@ void HttpConnection::read_body() {
   if (boost::beast::iequals(expect, "100-continue") && !parser_->is_done()) {
     send("HTTP/1.1 100 Continue\r\n\r\n");
   }
-  beast_http::async_read(socket_, buffer_, *parser_,
-                         [self = shared_from_this()](const error_code& error, size_t) {
-                           if (self->phase_ == Phase::kClosed) {
-                             return;
-                           }
-                           if (error) {
-                             self->on_read_error(error);
-                           } else {
-                             self->dispatch();
-                           }
-                         });
+  parser_->eager(true);
+  read_more();
+}
+
+void HttpConnection::read_more() {
+  if (parser_->is_done()) {
+    dispatch();
+    return;
+  }
+  beast_http::async_read_some(
+      socket_, buffer_, *parser_, [self = shared_from_this()](const error_code& error, size_t) {
+        if (self->phase_ == Phase::kClosed) {
+          return;
+        }
+        self->hold(self->parser_->get().body().size());
+        if (error) {
+          self->on_read_error(error);
+        } else if (self->hub_->body_bytes > self->hub_->options.bodies_limit) {
+          self->refuse(503, "too many large requests at once; try again later");
+        } else {
+          self->read_more();
+        }
+      });
 }
 
 void HttpConnection::on_read_error(const error_code& error) {
@@ -177,6 +191,7 @@ void HttpConnection::begin_answer() {
 
 /// Answers a request that never became whole, and closes afterwards.
 void HttpConnection::refuse(int status, const std::string& message) {
+  hold(0);
   begin_answer();
   keep_alive_ = false;
   head_only_ = false;

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -31,8 +32,9 @@ struct HttpHub {
   boost::asio::io_context io;  // outlives every connection
   HttpOptions options;
   HttpCallbacks callbacks;
-  std::atomic<bool> listening{true};  // new connections are welcome
-  std::atomic<bool> draining{false};  // connections close after their answer
+  std::atomic<bool> listening{true};    // new connections are welcome
+  std::atomic<uint64_t> body_bytes{0};  // of requests that are being read or answered
+  std::atomic<bool> draining{false};    // connections close after their answer
   std::mutex mutex;
   std::condition_variable changed;
   std::set<std::shared_ptr<HttpConnection>> connections;  // under mutex
@@ -73,6 +75,12 @@ class HttpConnection final : public std::enable_shared_from_this<HttpConnection>
   void read_head();
   [[nodiscard]] bool refused_early();
   void read_body();
+  void read_more();
+  /// Says how large the body is that this connection keeps in memory.
+  void hold(uint64_t bytes) {
+    hub_->body_bytes += bytes - held_;  // modulo 2^64: may become less
+    held_ = bytes;
+  }
   void dispatch();
   void begin_answer();
   void refuse(int status, const std::string& message);
@@ -97,6 +105,7 @@ class HttpConnection final : public std::enable_shared_from_this<HttpConnection>
   std::optional<Parser> parser_;
   Phase phase_ = Phase::kIdle;
   uint64_t serial_ = 0;
+  uint64_t held_ = 0;  // our part of the hub's body_bytes
   Clock::time_point phase_since_ = Clock::now();
   bool started_ = false, streaming_ = false, complete_ = false;
   bool keep_alive_ = true, chunked_ = true, head_only_ = false, event_stream_ = false;

@@ -103,6 +103,25 @@ TEST_F(HttpTest, SlowClientsHoldNobodyUp) {
   EXPECT_EQ(silent.read_until(""), "");
 }
 
+TEST_F(HttpTest, LargeBodiesTogetherAreBounded) {
+  const std::string body(4999, ' ');
+  const std::string head = "POST /tokenize HTTP/1.1\r\nContent-Length: 5000\r\n\r\n";
+  std::vector<std::unique_ptr<Client>> slow;
+  for (int i = 0; i < 3; ++i) {
+    slow.push_back(std::make_unique<Client>(server_->port()));
+    slow.back()->send(head + body);
+  }
+  // Whichever came last goes over the limit of 12000 bytes, and is refused for it.
+  int refused = 0;
+  for (const auto& client : slow) {
+    refused += client->read_until("").find("HTTP/1.1 503") != std::string::npos ? 1 : 0;
+  }
+  EXPECT_EQ(refused, 1);
+  slow.clear();
+  EXPECT_THAT(call("POST", "/tokenize", R"({"prompt":")" + std::string(800, 'x') + "\"}"),
+              HasSubstr("HTTP/1.1 200"));
+}
+
 TEST_F(HttpTest, AnswersPipelinedRequestsInOrder) {
   Client client(server_->port());
   std::string all;

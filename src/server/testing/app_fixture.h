@@ -74,6 +74,7 @@ class AppTest : public ::testing::Test {
     HttpOptions options;
     options.port = 0;
     options.body_limit = 5000;
+    options.bodies_limit = 12000;
     options.read_timeout_s = 0.5;
     options.idle_timeout_s = 1;
     auto server = HttpServer::start(options, gate_.callbacks());
