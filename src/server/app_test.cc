@@ -19,6 +19,16 @@ TEST_F(AppTest, AnswersAChat) {
   EXPECT_THAT(answer, HasSubstr(R"("prompt_tokens":3,"completion_tokens":5,"total_tokens":8)"));
 }
 
+TEST_F(AppTest, ToolsReachTheTemplateAndAnswersStayText) {
+  const std::string tools = R"("max_tokens":4,"tools":[{"type":"function"}])";
+  const std::string answer = chat("abc", tools);
+  EXPECT_THAT(answer, HasSubstr(R"("content":"abc1")"));  // the fake's template counts tools
+  EXPECT_THAT(answer, Not(HasSubstr("tool_calls")));
+  EXPECT_THAT(chat("abc", tools + R"(,"tool_choice":"none")"), HasSubstr(R"("content":"abca")"));
+  EXPECT_THAT(chat("abc", tools + R"(,"tool_choice":"required")"),
+              HasSubstr(R"("param":"tool_choice")"));
+}
+
 TEST_F(AppTest, EndsAtStopStringsAndEndTokens) {
   EXPECT_THAT(chat("hello world", R"("stop":" w")"), HasSubstr(R"("content":"hello")"));
   EXPECT_THAT(chat("hi$", R"("n":2)"), HasSubstr(R"("index":1,"message":{"role":"assistant",)"
