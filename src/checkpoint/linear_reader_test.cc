@@ -1,5 +1,7 @@
 #include "checkpoint/linear_reader.h"
 
+#include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -30,6 +32,10 @@ std::string raw(const std::vector<T>& values) {
   std::string bytes(values.size() * sizeof(T), '\0');
   std::memcpy(bytes.data(), values.data(), bytes.size());
   return bytes;
+}
+
+bool same_bytes(const Buffer& a, const Buffer& b) {
+  return std::ranges::equal(a.as<std::byte>(), b.as<std::byte>());
 }
 
 class LinearReader : public testing::Test {
@@ -243,10 +249,8 @@ TEST_F(LinearReader, EverySchemeRoundTrips) {
     ASSERT_TRUE(linear.ok()) << scheme.name << linear.status().message();
     EXPECT_EQ(linear->weight.format, scheme.weight) << scheme.name;
     EXPECT_EQ(linear->act, scheme.act) << scheme.name;
-    EXPECT_EQ(std::memcmp(linear->weight.codes.data(), weight.codes.data(), weight.codes.size()),
-              0);
-    EXPECT_EQ(std::memcmp(linear->weight.scales.data(), weight.scales.data(), weight.scales.size()),
-              0);
+    EXPECT_TRUE(same_bytes(linear->weight.codes, weight.codes)) << scheme.name;
+    EXPECT_TRUE(same_bytes(linear->weight.scales, weight.scales)) << scheme.name;
   }
 }
 
