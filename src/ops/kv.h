@@ -6,8 +6,10 @@
 namespace nibble {
 
 /// Element code of cached keys and values. Quantized forms have parameters per token and head:
-/// int8: f32 scale = absmax/127, value = code * scale; int4: f32 scale = (max-min)/15 and f32 min,
-/// value = code * scale + min, codes 0..15, two per byte, low nibble first.
+/// int8: f32 scale = absmax/127, value = code * scale; int4: f32 scale and offset, value =
+/// code * scale + offset, codes 0..15, two per byte, low nibble first. Of the ranges min..max
+/// clipped around their middle to 1, 0.95, ... 0.7, each gives codes and these a least-squares
+/// line; the best line's nearest codes are stored.
 enum class KvCode : uint8_t { kF32, kBf16, kInt8, kInt4 };
 
 /// Bytes of one head's codes for one token.

@@ -133,7 +133,7 @@ ScaleRule resolve(ScaleRule rule, const WeightFormat& format) {
     if (!int4) {
       return ScaleRule::kAbsMax;
     }
-    return format.scale_per == ScalePer::kGroup ? ScaleRule::kLsq : ScaleRule::kMse;
+    return format.scale_per == ScalePer::kGroup ? ScaleRule::kLsqSigned : ScaleRule::kMse;
   }
   return fp8 ? ScaleRule::kAbsMax : rule;  // a float format has no unused code to win
 }

@@ -12,7 +12,7 @@ namespace nibble {
 /// How the scale of a group of weights is chosen; codes are then the nearest ones for the scale as
 /// it is stored.
 enum class ScaleRule : uint8_t {
-  kBest,        // int4 in groups: kLsq; int4 per channel: kMse; int8 and fp8: kAbsMax
+  kBest,        // int4 in groups: kLsqSigned; int4 per channel: kMse; int8 and fp8: kAbsMax
   kAbsMax,      // absmax over the largest code: 7, 127 or 448
   kAbsMaxHalf,  // absmax / 7.5 (127.5): half a step is clipped at the positive end
   kSigned,      // the full range -8..7, turned towards the element of largest magnitude

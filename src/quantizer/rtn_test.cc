@@ -67,17 +67,25 @@ TEST(Rtn, ChannelRulesReachThePublishedSignalToNoise) {
   EXPECT_NEAR(half, 16.65, 0.3);
 }
 
-TEST(Rtn, BestIsNoWorseThanThePlainRulesAndPositive) {
+TEST(Rtn, BestIsNoWorseThanTheOtherRules) {
   const std::vector<float> x = gaussian(4096);
   for (const QuantScheme& scheme : all_schemes()) {
     if (scheme.weight.code != WeightCode::kInt4) {
       continue;
     }
     const Row best = quantize(scheme.name, ScaleRule::kBest, x);
-    for (const ScaleRule rule : {ScaleRule::kAbsMax, ScaleRule::kAbsMaxHalf}) {
-      EXPECT_GE(best.snr_db, quantize(scheme.name, rule, x).snr_db) << scheme.name;
+    for (const ScaleRule rule :
+         {ScaleRule::kAbsMax, ScaleRule::kAbsMaxHalf, ScaleRule::kSigned, ScaleRule::kLsq}) {
+      EXPECT_GE(best.snr_db + 0.02, quantize(scheme.name, rule, x).snr_db) << scheme.name;
     }
-    for (const float scale : best.scales) {
+  }
+}
+
+TEST(Rtn, UnsignedRulesGivePositiveScales) {
+  const std::vector<float> x = gaussian(4096);
+  for (const ScaleRule rule :
+       {ScaleRule::kAbsMax, ScaleRule::kAbsMaxHalf, ScaleRule::kLsq, ScaleRule::kMse}) {
+    for (const float scale : quantize("w4a16_g32", rule, x).scales) {
       EXPECT_GT(scale, 0);
     }
   }

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "base/check.h"
@@ -49,14 +50,58 @@ void write_int8(const float* values, int64_t dim, std::byte* row, float* params)
   }
 }
 
+double code_of(double value, double scale, double offset) {
+  return scale > 0.0 ? std::clamp(std::nearbyint((value - offset) / scale), 0.0, 15.0) : 0.0;
+}
+
+/// Squared error of the row on the least-squares line through its codes; the line replaces scale
+/// and offset.
+double refit(const float* values, int64_t dim, double& scale, double& offset) {
+  double code_mean = 0.0;
+  double mean = 0.0;
+  for (int64_t d = 0; d < dim; ++d) {
+    code_mean += code_of(values[d], scale, offset) / static_cast<double>(dim);
+    mean += values[d] / static_cast<double>(dim);
+  }
+  double variance = 0.0;
+  double covariance = 0.0;
+  for (int64_t d = 0; d < dim; ++d) {
+    const double code = code_of(values[d], scale, offset) - code_mean;
+    variance += code * code;
+    covariance += code * (values[d] - mean);
+  }
+  const double fitted = variance > 0.0 ? covariance / variance : 0.0;
+  double error = 0.0;
+  for (int64_t d = 0; d < dim; ++d) {
+    const double code = code_of(values[d], scale, offset) - code_mean;
+    error += std::pow(values[d] - mean - fitted * code, 2);
+  }
+  scale = fitted;
+  offset = mean - fitted * code_mean;
+  return error;
+}
+
 void write_int4(const float* values, int64_t dim, std::byte* row, float* params) {
   const auto [low, high] = std::minmax_element(values, values + dim);
-  params[0] = (*high - *low) / 15.0F;
-  params[1] = *low;
+  const double middle = 0.5 * (static_cast<double>(*low) + *high);
+  double best_scale = 0.0;
+  double best_offset = middle;
+  double least = std::numeric_limits<double>::infinity();
+  for (int step = 0; step < 7; ++step) {
+    double scale = (static_cast<double>(*high) - *low) * (1.0 - 0.05 * step) / 15.0;
+    double offset = middle - 7.5 * scale;
+    const double error = refit(values, dim, scale, offset);
+    if (error < least) {
+      least = error;
+      best_scale = scale;
+      best_offset = offset;
+    }
+  }
+  params[0] = static_cast<float>(best_scale);
+  params[1] = static_cast<float>(best_offset);
   std::fill(row, row + dim / 2, std::byte{0});
   for (int64_t d = 0; d < dim; ++d) {
-    const float code = params[0] > 0.0F ? std::nearbyint((values[d] - *low) / params[0]) : 0.0F;
-    const auto bits = static_cast<unsigned>(std::clamp(code, 0.0F, 15.0F));
+    const auto bits = static_cast<unsigned>(code_of(values[d], best_scale, best_offset));
     row[d / 2] |= static_cast<std::byte>(bits << (d % 2 * 4));
   }
 }

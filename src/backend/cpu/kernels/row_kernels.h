@@ -11,6 +11,7 @@ constexpr int32_t kMagnitude = 0x7fffffff;
 constexpr int32_t kInfinityBits = 0x7f800000;
 constexpr int32_t kNanBits = 0x7fc00000;
 constexpr float kFp8Max = 448.0F;
+constexpr int kKvClipSteps = 7;  // ranges clipped to 1, 0.95, ... 0.7 of themselves
 
 void rms_norm(const float* x, int64_t n, const float* weight, float eps, float* y) {
   F32x16 squares = Simd::set(0.0F);
@@ -169,36 +170,93 @@ inline void write_kv_int8(const float* x, int64_t dim, uint8_t* row, float* para
   params[0] = scale;
 }
 
+/// A row's values around their middle as scale * code + offset, codes 0..15.
+struct CodeLine {
+  float scale = 0.0F;
+  float offset = 0.0F;
+};
+
+/// The row minus `middle`, and 1 in the lanes that exist.
+template <typename Body>
+[[gnu::always_inline]] inline void in_centred(const float* x,
+                                              int64_t dim,
+                                              float middle,
+                                              const Body& body) {
+  static constexpr float kOnes[16] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+  in_vectors(dim, [&](int64_t i, int64_t lanes) {
+    const F32x16 mask = load_lanes(kOnes, lanes);
+    body(i, lanes, Simd::mul(Simd::sub(load_lanes(x + i, lanes), Simd::set(middle)), mask), mask);
+  });
+}
+
+inline I32x16 code_on(CodeLine line, F32x16 v) {
+  const F32x16 code = Simd::mul(Simd::sub(v, Simd::set(line.offset)), Simd::set(1 / line.scale));
+  return Simd::to_int(Simd::max(Simd::set(0.0F), Simd::min(Simd::set(15.0F), code)));
+}
+
+/// The line of least squared error among those fitted to the codes that clipped ranges give.
+inline CodeLine fit_code_line(const float* x, int64_t dim, float middle, float range) {
+  CodeLine best;
+  float most = 0.0F;  // squares that the line explains
+  for (int step = 0; step < kKvClipSteps; ++step) {
+    const float scale = range * (1.0F - 0.05F * static_cast<float>(step)) / 15.0F;
+    const CodeLine clipped{scale, -7.5F * scale};
+    F32x16 sum_c = Simd::set(0.0F);
+    F32x16 sum_cc = sum_c;
+    F32x16 sum_x = sum_c;
+    F32x16 sum_xc = sum_c;
+    in_centred(x, dim, middle, [&](int64_t, int64_t, F32x16 v, F32x16 mask) {
+      const F32x16 code = Simd::mul(Simd::to_float(code_on(clipped, v)), mask);
+      sum_c = Simd::add(sum_c, code);
+      sum_cc = Simd::fma(code, code, sum_cc);
+      sum_x = Simd::add(sum_x, v);
+      sum_xc = Simd::fma(v, code, sum_xc);
+    });
+    const auto n = static_cast<float>(dim);
+    const float c = Simd::reduce_add(sum_c);
+    const float mean = Simd::reduce_add(sum_x) / n;
+    const float variance = Simd::reduce_add(sum_cc) - c * (c / n);
+    const float covariance = Simd::reduce_add(sum_xc) - c * mean;
+    if (variance > 0.0F && covariance * (covariance / variance) > most) {
+      most = covariance * (covariance / variance);
+      best.scale = covariance / variance;
+      best.offset = mean - best.scale * (c / n);
+    }
+  }
+  return best;
+}
+
 inline void write_kv_int4(const float* x, int64_t dim, uint8_t* row, float* params) {
   F32x16 low = Simd::set(x[0]);
   F32x16 high = low;
   in_vectors(dim, [&](int64_t i, int64_t lanes) {
-    F32x16 v = load_lanes(x + i, lanes);
-    if (lanes != 16) {  // the missing lanes repeat the first value
-      float values[16];
-      Simd::store(values, v);
-      for (int64_t j = lanes; j < 16; ++j) {
-        values[j] = x[0];
-      }
-      v = Simd::load(values);
+    float values[16];
+    Simd::store(values, load_lanes(x + i, lanes));
+    for (int64_t j = lanes; j < 16; ++j) {
+      values[j] = x[0];
     }
-    low = Simd::min(low, v);
-    high = Simd::max(high, v);
+    low = Simd::min(low, Simd::load(values));
+    high = Simd::max(high, Simd::load(values));
   });
-  const float minimum = Simd::reduce_min(low);
-  const float scale = (Simd::reduce_max(high) - minimum) / 15.0F;
-  const F32x16 offset = Simd::set(minimum);
-  in_vectors(dim, [&](int64_t i, int64_t lanes) {
-    const F32x16 code = scaled_code(Simd::sub(load_lanes(x + i, lanes), offset), scale, 15.0F);
-    const F32x16 positive = Simd::max(code, Simd::set(0.0F));
-    uint8_t bytes[16];
-    Simd::store_u8(bytes, Simd::to_int(positive));
+  const float least = Simd::reduce_min(low);
+  const float range = Simd::reduce_max(high) - least;
+  const float middle = least + 0.5F * range;
+  const float spoiled = row_scale(x, dim, 1.0F) * 0.0F;  // NaN when a value is not finite, else 0
+  CodeLine line;
+  if (spoiled == 0.0F && range > 0.0F) {
+    line = fit_code_line(x, dim, middle, range);
+  }
+  in_centred(x, dim, middle, [&](int64_t i, int64_t lanes, F32x16 v, F32x16) {
+    uint8_t bytes[16] = {};
+    if (line.scale > 0.0F) {
+      Simd::store_u8(bytes, code_on(line, v));
+    }
     for (int64_t j = 0; j < lanes / 2; ++j) {
       row[i / 2 + j] = static_cast<uint8_t>(bytes[2 * j] | (bytes[2 * j + 1] << 4));
     }
   });
-  params[0] = scale;
-  params[1] = minimum;
+  params[0] = line.scale;
+  params[1] = line.offset + middle + spoiled;
 }
 
 void write_kv(const KvLayout& kv, const float* x, uint8_t* row, float* params) {
