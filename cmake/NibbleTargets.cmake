@@ -15,9 +15,8 @@ if(NIBBLE_DEVELOPER)
   target_compile_options(nibble_options INTERFACE -Werror)
 endif()
 if(NIBBLE_SANITIZE)
-  # Instrumented code confuses GCC's flow analysis: it warns of values that are set.
   target_compile_options(nibble_options INTERFACE -fsanitize=${NIBBLE_SANITIZE}
-    -fno-omit-frame-pointer -Wno-error=maybe-uninitialized -fno-sanitize-recover=all)
+    -fno-omit-frame-pointer -fno-sanitize-recover=all)
   target_link_options(nibble_options INTERFACE -fsanitize=${NIBBLE_SANITIZE})
   # gcc's manual: with sanitizers -Wmaybe-uninitialized has false positives (std::variant here).
   target_compile_options(nibble_options INTERFACE $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
