@@ -180,6 +180,12 @@ def make_http():
         {"model": "m", "prompt": [[1, 2, 3], [4]], "presence_penalty": -1,
          "logit_bias": {"5": 1}, "skip_special_tokens": False}).encode())
     write("http", "path", b"\x00/v1/models/a%2Fb%zz%?x=1")
+    body = json.dumps({"model": "m", "prompt": "a"}).encode()
+    head = b"POST /v1/completions?x=1 HTTP/1.1\r\nHost: a\r\nX-Request-Id: r-1\r\n"
+    write("http", "request", b"\x04" + head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+    write("http", "request_chunked", b"\x04" + head + b"Transfer-Encoding: chunked\r\n\r\n"
+          + b"%x;e=1\r\n%s\r\n0\r\nT: 1\r\n\r\n" % (len(body), body))
+    write("http", "request_get", b"\x04GET /health HTTP/1.0\r\nAuthorization: Bearer k\r\n\r\n")
 
 
 if __name__ == "__main__":
