@@ -31,7 +31,8 @@ done
 mkdir -p "$root/usr/local/share/ca-certificates"
 cp /usr/local/share/ca-certificates/*.crt "$root/usr/local/share/ca-certificates/" 2>/dev/null || true
 git clone --quiet --no-hardlinks "file://$NIBBLE_ROOT" "$root/nibble"
-mount --bind /dev "$root/dev" && mount -t proc proc "$root/proc"
+mount --bind /dev "$root/dev" && mount --bind /dev/pts "$root/dev/pts"
+mount -t proc proc "$root/proc"
 
 pass=(env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/nibble/build TERM=dumb)
 while IFS='=' read -r name value; do

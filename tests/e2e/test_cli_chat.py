@@ -77,7 +77,7 @@ class Chat:
 
 
 @pytest.fixture
-def start():
+def start(terminals):
     chats = []
 
     def begin(*flags):

@@ -216,7 +216,7 @@ def progress_commands(tmp_path):
 
 
 @pytest.mark.parametrize("command", ["quantize", "eval"])
-def test_progress_on_a_terminal(tmp_path, command):
+def test_progress_on_a_terminal(terminals, tmp_path, command):
     arguments, _, rate = progress_commands(tmp_path)[command]
     output, shown = on_terminal(*arguments)
     assert isinstance(json.loads(output), dict)
