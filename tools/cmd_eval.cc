@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <memory>
 
 #include "base/file.h"
@@ -27,8 +28,12 @@ struct EvalFlags {
   bool json = false;
 };
 
-void print(const EvalFlags& flags, const PerplexityResult& result, size_t bytes, double seconds) {
-  const double nats_per_byte = result.nll_sum / static_cast<double>(bytes);
+/// `tokens_per_byte` makes models of different vocabularies comparable: nats per token times it.
+void print(const EvalFlags& flags,
+           const PerplexityResult& result,
+           double tokens_per_byte,
+           double seconds) {
+  const double nats_per_byte = std::log(result.perplexity) * tokens_per_byte;
   if (flags.json) {
     const Json json = Json::object({{"perplexity", result.perplexity},
                                     {"tokens", result.scored_tokens},
@@ -79,7 +84,8 @@ Status run(const EvalFlags& flags) {
   NIBBLE_ASSIGN_OR_RETURN(const PerplexityResult result,
                           evaluate_perplexity(*model, cache, tokens, flags.window, progress));
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-  print(flags, result, text.size(), seconds.count());
+  print(flags, result, static_cast<double>(size) / static_cast<double>(text.size()),
+        seconds.count());
   return {};
 }
 
