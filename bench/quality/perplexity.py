@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Perplexity of every scheme and KV cache type of one model, as JSON lines and a Markdown table.
 
-    bench/quality/perplexity.py models/storyteller --text FILE --out bench/results/NAME.jsonl
+    bench/quality/perplexity.py models/storyteller TEXT bench/results/NAME.jsonl
 
 Each row quantizes the model afresh (`nibble quantize`), measures (`nibble eval ppl`), and appends
-one object to --out. Rows that --out already has are kept, so an interrupted run continues.
+one object to the last argument. Rows that this file already has are kept, so an interrupted run continues.
 """
 import argparse
 import json
@@ -59,8 +59,8 @@ def print_table(rows):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model")
-    parser.add_argument("--text", required=True)
-    parser.add_argument("--out", required=True, type=pathlib.Path)
+    parser.add_argument("text")
+    parser.add_argument("out", type=pathlib.Path)
     parser.add_argument("--window", type=int, default=512)
     parser.add_argument("--nibble", default="build/cpu/tools/nibble")
     args = parser.parse_args()
