@@ -44,7 +44,7 @@ awk -v a="$before" -v b="$after" -v s="$scheme" \
 note "a story"
 prompt="It was a dark and stormy night"
 printf '%s' "$prompt"
-"$nibble" generate "$quantized_model" --prompt "$prompt" --max-tokens 120 \
+"$nibble" --log-level warning generate "$quantized_model" --prompt "$prompt" --max-tokens 120 \
   --temperature 0.7 --top-p 0.9 --seed 1
 echo
 
