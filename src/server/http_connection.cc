@@ -150,10 +150,10 @@ void HttpConnection::read_more() {
         if (self->phase_ == Phase::kClosed) {
           return;
         }
-        self->hold(self->parser_->get().body().size());
+        const bool held = self->hold(self->parser_->get().body().size());
         if (error) {
           self->on_read_error(error);
-        } else if (self->hub_->body_bytes > self->hub_->options.bodies_limit) {
+        } else if (!held) {
           self->refuse(503, "too many large requests at once; try again later");
         } else {
           self->read_more();

@@ -76,10 +76,16 @@ class HttpConnection final : public std::enable_shared_from_this<HttpConnection>
   [[nodiscard]] bool refused_early();
   void read_body();
   void read_more();
-  /// Says how large the body is that this connection keeps in memory.
-  void hold(uint64_t bytes) {
-    hub_->body_bytes += bytes - held_;  // modulo 2^64: may become less
-    held_ = bytes;
+  /// Says how large the body is that this connection keeps in memory. False, and none is counted,
+  /// when the bodies of all connections would go over the limit.
+  bool hold(uint64_t bytes) {
+    uint64_t total = hub_->body_bytes;
+    uint64_t part = 0;
+    do {
+      part = total - held_ + bytes > hub_->options.bodies_limit ? 0 : bytes;
+    } while (!hub_->body_bytes.compare_exchange_weak(total, total - held_ + part));
+    held_ = part;
+    return part == bytes;
   }
   void dispatch();
   void begin_answer();

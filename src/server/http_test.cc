@@ -111,7 +111,7 @@ TEST_F(HttpTest, LargeBodiesTogetherAreBounded) {
     slow.push_back(std::make_unique<Client>(server_->port()));
     slow.back()->send(head + body);
   }
-  // Whichever came last goes over the limit of 12000 bytes, and is refused for it.
+  // Whichever would go over the limit of 12000 bytes is refused, and makes room for the others.
   int refused = 0;
   for (const auto& client : slow) {
     refused += client->read_until("").find("HTTP/1.1 503") != std::string::npos ? 1 : 0;
