@@ -83,7 +83,7 @@ SamplingParams sampling_defaults(const ServeFlags& flags, const ModelConfig& con
 Status use_chat_template(const std::string& path, ServingSession& session) {
   if (!path.empty()) {
     NIBBLE_ASSIGN_OR_RETURN(std::string source, read_file(path));
-    NIBBLE_ASSIGN_OR_RETURN(session.chat_template, ChatTemplate::parse(std::move(source), path));
+    NIBBLE_ASSIGN_OR_RETURN(session.chat_template, ChatTemplate::parse(source, path));
   }
   return {};
 }

@@ -211,6 +211,8 @@ Json::Json(uint64_t value) {
   }
 }
 
+// The members are moved out of, one binding at a time.
+// NOLINTNEXTLINE(performance-unnecessary-value-param)
 Json Json::object(std::vector<JsonObject::Member> members) {
   JsonObject result;
   for (auto& [key, value] : members) {

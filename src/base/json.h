@@ -59,18 +59,19 @@ class Json final {
   enum class Type { kNull, kBool, kInt, kUint, kDouble, kString, kArray, kObject };
 
   Json() = default;
-  Json(std::nullptr_t) {}                                   // NOLINT(google-explicit-constructor)
-  Json(bool value) : value_(value) {}                       // NOLINT(google-explicit-constructor)
-  Json(int value) : value_(static_cast<int64_t>(value)) {}  // NOLINT(google-explicit-constructor)
-  Json(int64_t value) : value_(value) {}                    // NOLINT(google-explicit-constructor)
-  Json(uint64_t value);                                     // NOLINT(google-explicit-constructor)
-  Json(double value) : value_(value) {}                     // NOLINT(google-explicit-constructor)
-  Json(std::string value) : value_(std::move(value)) {}     // NOLINT(google-explicit-constructor)
-  Json(std::string_view value)
-      : value_(std::string(value)) {}                      // NOLINT(google-explicit-constructor)
-  Json(const char* value) : value_(std::string(value)) {}  // NOLINT(google-explicit-constructor)
-  Json(JsonArray value) : value_(std::move(value)) {}      // NOLINT(google-explicit-constructor)
-  Json(JsonObject value) : value_(std::move(value)) {}     // NOLINT(google-explicit-constructor)
+  // NOLINTBEGIN(google-explicit-constructor): a literal is a value
+  Json(std::nullptr_t) {}
+  Json(bool value) : value_(value) {}
+  Json(int value) : value_(static_cast<int64_t>(value)) {}
+  Json(int64_t value) : value_(value) {}
+  Json(uint64_t value);
+  Json(double value) : value_(value) {}
+  Json(std::string value) : value_(std::move(value)) {}
+  Json(std::string_view value) : value_(std::string(value)) {}
+  Json(const char* value) : value_(std::string(value)) {}
+  Json(JsonArray value) : value_(std::move(value)) {}
+  Json(JsonObject value) : value_(std::move(value)) {}
+  // NOLINTEND(google-explicit-constructor)
 
   /// Parses one UTF-8 document. Refuses trailing text, duplicate keys, non-finite numbers, a BOM,
   /// invalid UTF-8 and nesting deeper than 256. Errors: kCorrupt with byte offset.

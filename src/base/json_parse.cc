@@ -13,6 +13,7 @@ namespace {
 
 class TreeBuilder final {
  public:
+  // NOLINTBEGIN(readability-identifier-naming): names that the parser uses
   static constexpr size_t max_object_size = static_cast<size_t>(-1);
   static constexpr size_t max_array_size = static_cast<size_t>(-1);
   static constexpr size_t max_key_size = static_cast<size_t>(-1);
@@ -20,7 +21,6 @@ class TreeBuilder final {
   using Error = boost::json::error_code;
   using Text = boost::json::string_view;
 
-  // NOLINTBEGIN(readability-identifier-naming): names the parser calls
   bool on_document_begin(Error&) { return true; }
   bool on_document_end(Error&) { return true; }
   bool on_object_begin(Error&) { return open(Json(JsonObject())); }

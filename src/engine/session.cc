@@ -41,8 +41,8 @@ Result<std::string> template_of_field(const Json& field, const std::string& file
 }
 
 // A template of a model folder that does not parse is a damaged file, not a wrong request.
-Result<ChatTemplate> parse_template(std::string source, const std::string& where) {
-  auto parsed = ChatTemplate::parse(std::move(source), where);
+Result<ChatTemplate> parse_template(std::string_view source, const std::string& where) {
+  auto parsed = ChatTemplate::parse(source, where);
   if (!parsed.ok() && parsed.status().code() == StatusCode::kInvalidArgument) {
     return Status(StatusCode::kCorrupt, parsed.status().message());
   }
@@ -95,7 +95,7 @@ Result<ChatTemplate> load_chat_template(const std::string& model_dir) {
   const std::string jinja = model_dir + "/chat_template.jinja";
   if (file_exists(jinja)) {
     NIBBLE_ASSIGN_OR_RETURN(std::string source, read_file(jinja));
-    return parse_template(std::move(source), "chat_template.jinja");
+    return parse_template(source, "chat_template.jinja");
   }
   for (const char* file : {"chat_template.json", "tokenizer_config.json"}) {
     const std::string path = model_dir + "/" + file;
@@ -110,7 +110,7 @@ Result<ChatTemplate> load_chat_template(const std::string& model_dir) {
     if (const Json* field = json->find("chat_template")) {
       NIBBLE_ASSIGN_OR_RETURN(std::string source, template_of_field(*field, file));
       if (!source.empty()) {
-        return parse_template(std::move(source), std::string(file) + ": chat_template");
+        return parse_template(source, std::string(file) + ": chat_template");
       }
     }
   }

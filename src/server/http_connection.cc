@@ -123,7 +123,7 @@ bool HttpConnection::refused_early() {
   request_id_ = head.id;
   begin_answer();
   keep_alive_ = false;
-  respond(serial_, *std::move(answer));
+  respond(serial_, *answer);
   return true;
 }
 
@@ -238,7 +238,7 @@ void HttpConnection::post(std::function<void()> task) {
   });
 }
 
-void HttpConnection::respond(uint64_t serial, HttpResponse response) {
+void HttpConnection::respond(uint64_t serial, const HttpResponse& response) {
   if (!current(serial) || started_) {
     return;
   }

@@ -59,7 +59,7 @@ class HttpConnection final : public std::enable_shared_from_this<HttpConnection>
   void post(std::function<void()> task);
 
   // The answering side, for the exchange; `serial` says which request it means.
-  void respond(uint64_t serial, HttpResponse response);
+  void respond(uint64_t serial, const HttpResponse& response);
   void start_stream(uint64_t serial, const std::string& content_type);
   void write(uint64_t serial, std::string_view piece);
   void finish(uint64_t serial);

@@ -14,9 +14,7 @@ class ConnectionExchange final : public HttpExchange {
 
   const HttpRequest& request() const override { return request_; }
   void post(std::function<void()> task) override { connection_->post(std::move(task)); }
-  void respond(HttpResponse response) override {
-    connection_->respond(serial_, std::move(response));
-  }
+  void respond(HttpResponse response) override { connection_->respond(serial_, response); }
   void start_stream(const std::string& content_type) override {
     connection_->start_stream(serial_, content_type);
   }

@@ -32,11 +32,9 @@ void read_prompt(FieldReader& fields, GenerationRequest& request) {
       request.prompts.emplace_back(std::move(ids));
     }
   };
-  if (prompt == nullptr) {
-    fields.fail("prompt", kExpected);
-  } else if (prompt->is_string() || is_id_array(*prompt)) {
+  if (prompt != nullptr && (prompt->is_string() || is_id_array(*prompt))) {
     read_one(*prompt);
-  } else if (prompt->is_array() && !prompt->as_array().empty()) {
+  } else if (prompt != nullptr && prompt->is_array() && !prompt->as_array().empty()) {
     for (const Json& value : prompt->as_array()) {
       read_one(value);
     }

@@ -43,7 +43,7 @@ Status define_inputs(const ChatInputs& inputs, jinja::Scope& scope, jinja::Runti
 
 }  // namespace
 
-Result<ChatTemplate> ChatTemplate::parse(std::string source, std::string name) {
+Result<ChatTemplate> ChatTemplate::parse(std::string_view source, std::string name) {
   Result<jinja::ParsedTemplate> parsed = jinja::parse_template(source);
   if (!parsed.ok()) {
     return parsed.status().with_context(fmt::format("chat template {}", name));

@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "base/json.h"
 #include "base/status.h"
@@ -35,7 +36,7 @@ class ChatTemplate final {
   /// `name` stands in error messages, for instance the file's path.
   /// Errors: kInvalidArgument with the line for syntax that Jinja2 refuses or that is not supported
   /// (extends, block, include, import).
-  static Result<ChatTemplate> parse(std::string source, std::string name);
+  static Result<ChatTemplate> parse(std::string_view source, std::string name);
 
   /// The prompt. Errors: kInvalidArgument, with the template's own message when it refuses the
   /// conversation (raise_exception), else with the template's name and line; also when the work,

@@ -121,7 +121,7 @@ Status Interpreter::print(const Value& value) {
 Status Interpreter::in_new_scope(const std::function<Status(Scope&)>& action) {
   NIBBLE_ASSIGN_OR_RETURN(Scope * inner, runtime_.scope(scope_));
   Scope* const outer = std::exchange(scope_, inner);
-  const Status status = action(*inner);
+  Status status = action(*inner);
   scope_ = outer;
   return status;
 }

@@ -22,7 +22,7 @@ class TokenStream final {
   [[nodiscard]] int line() const { return current().line; }
 
   Token take() {
-    const Token token = current();
+    Token token = current();
     position_ += position_ + 1 < tokens_.size() ? 1 : 0;
     return token;
   }
