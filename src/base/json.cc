@@ -112,7 +112,9 @@ size_t utf8_length(std::string_view text, size_t i) {
   return overlong || surrogate || too_large ? 0 : length;
 }
 
-std::string_view type_name(const Json& value) {
+}  // namespace
+
+std::string_view json_type_name(const Json& value) {
   switch (value.type()) {
     case Json::Type::kNull:
       return "null";
@@ -132,8 +134,6 @@ std::string_view type_name(const Json& value) {
   }
   return "nothing";
 }
-
-}  // namespace
 
 size_t JsonObject::index_of(std::string_view key) const {
   if (members_.size() < kIndexFrom) {
@@ -365,7 +365,7 @@ Status JsonReader::wrong_type(std::string_view key, std::string_view expected) c
                       expected);
   }
   return make_error(StatusCode::kCorrupt, "{}: field \"{}\": expected {}, got {}", where_, key,
-                    expected, type_name(*member));
+                    expected, json_type_name(*member));
 }
 
 Result<int64_t> JsonReader::required_int(std::string_view key) const {

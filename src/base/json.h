@@ -125,6 +125,8 @@ void append_json_string(std::string& out, std::string_view text);
 /// Shortest text that reads back as `value`, always with a point or exponent ("1.0", "1e+22"):
 /// the form of Python's repr.
 [[nodiscard]] std::string format_double(double value);
+/// "a string", "an array": for messages.
+[[nodiscard]] std::string_view json_type_name(const Json& value);
 
 /// Typed access to required and optional members, with errors that name the path ("config.json:
 /// field hidden_size: expected an integer, got a string").

@@ -23,27 +23,6 @@ bool truthy(const Json& value) {
 
 }  // namespace
 
-std::string_view json_type_name(const Json& value) {
-  switch (value.type()) {
-    case Json::Type::kNull:
-      return "null";
-    case Json::Type::kBool:
-      return "a boolean";
-    case Json::Type::kInt:
-    case Json::Type::kUint:
-      return "an integer";
-    case Json::Type::kDouble:
-      return "a number";
-    case Json::Type::kString:
-      return "a string";
-    case Json::Type::kArray:
-      return "an array";
-    case Json::Type::kObject:
-      return "an object";
-  }
-  return "a value";
-}
-
 const Json* FieldReader::find(std::string_view key) const {
   const Json* value = object_.find(key);
   return value == nullptr || value->is_null() ? nullptr : value;

@@ -36,7 +36,4 @@ class FieldReader final {
   std::optional<ApiError> error_;
 };
 
-/// "a string", "an array": for messages.
-[[nodiscard]] std::string_view json_type_name(const Json& value);
-
 }  // namespace nibble
