@@ -238,10 +238,7 @@ Result<ExprPtr> ExpressionParser::parse_filters(ExprPtr subject) {
     } else if (tokens_.current().is_name("is")) {
       NIBBLE_ASSIGN_OR_RETURN(subject, parse_test(std::move(subject)));
     } else if (tokens_.current().is_operator("(")) {
-      ExprPtr call = make(ExprKind::kCall);
-      call->children.push_back(std::move(subject));
-      NIBBLE_ASSIGN_OR_RETURN(call->arguments, parse_arguments());
-      NIBBLE_ASSIGN_OR_RETURN(subject, finish(std::move(call)));
+      NIBBLE_ASSIGN_OR_RETURN(subject, parse_call(std::move(subject)));
     } else {
       return subject;
     }
@@ -286,6 +283,13 @@ Result<ExprPtr> ExpressionParser::parse_test(ExprPtr subject) {
   negation->operators = {Operator::kNot};
   negation->children.push_back(std::move(expr));
   return finish(std::move(negation));
+}
+
+Result<ExprPtr> ExpressionParser::parse_call(ExprPtr subject) {
+  ExprPtr call = make(ExprKind::kCall);
+  call->children.push_back(std::move(subject));
+  NIBBLE_ASSIGN_OR_RETURN(call->arguments, parse_arguments());
+  return finish(std::move(call));
 }
 
 Result<std::vector<Argument>> ExpressionParser::parse_arguments() {

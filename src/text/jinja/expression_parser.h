@@ -55,6 +55,7 @@ class ExpressionParser final {
   Result<ExprPtr> parse_dict();
   Result<ExprPtr> parse_parentheses();
   Result<ExprPtr> parse_postfix(ExprPtr subject);
+  Result<ExprPtr> parse_call(ExprPtr subject);
   Result<ExprPtr> parse_subscript(ExprPtr subject);
   Result<ExprPtr> parse_attribute(ExprPtr subject);
   Result<ExprPtr> parse_test(ExprPtr subject);

@@ -198,10 +198,7 @@ Result<ExprPtr> ExpressionParser::parse_postfix(ExprPtr subject) {
     } else if (tokens_.current().is_operator("[")) {
       NIBBLE_ASSIGN_OR_RETURN(subject, parse_subscript(std::move(subject)));
     } else if (tokens_.current().is_operator("(")) {
-      ExprPtr call = make(ExprKind::kCall);
-      call->children.push_back(std::move(subject));
-      NIBBLE_ASSIGN_OR_RETURN(call->arguments, parse_arguments());
-      NIBBLE_ASSIGN_OR_RETURN(subject, finish(std::move(call)));
+      NIBBLE_ASSIGN_OR_RETURN(subject, parse_call(std::move(subject)));
     } else {
       return subject;
     }
