@@ -12,6 +12,10 @@ constexpr int64_t kChunksPerThread = 4;  // evens out threads that are interrupt
 constexpr int64_t kSerialElements = 16 << 10;
 constexpr int64_t kSerialBytes = 16 << 10;  // below, starting a loop costs more than it gains
 
+bool has_token_scales(ActFormat act) {
+  return act == ActFormat::kInt8Token || act == ActFormat::kFp8Token;
+}
+
 KernelTable::Gemm kernel_for(const KernelTable& kernels, WeightCode code, ActFormat act) {
   const bool integer = act == ActFormat::kInt8Token;
   switch (code) {
@@ -32,7 +36,7 @@ KernelTable::Gemm kernel_for(const KernelTable& kernels, WeightCode code, ActFor
 }
 
 std::string_view product_name(WeightCode code, ActFormat act) {
-  const bool quantized = act == ActFormat::kInt8Token || act == ActFormat::kFp8Token;
+  const bool quantized = has_token_scales(act);
   switch (code) {
     case WeightCode::kF32:
       return "gemm_f32";
@@ -136,8 +140,7 @@ void CpuGemm::run(const GemmArgs& args) {
     whole.xq = activations_.as<uint8_t>().data();
     whole.xq_stride = padded_k_;
   }
-  const bool scaled =
-      matrix_.act() == ActFormat::kInt8Token || matrix_.act() == ActFormat::kFp8Token;
+  const bool scaled = has_token_scales(matrix_.act());
   const int64_t tiles = matrix_.tiles();
   const bool serial = matrix_.bytes() * args.m <= kSerialBytes;
   const int64_t chunks = serial ? 1 : std::min(tiles, pool_.threads() * kChunksPerThread);

@@ -196,6 +196,11 @@ inline I32x16 code_on(CodeLine line, F32x16 v) {
 
 /// The line of least squared error among those fitted to the codes that clipped ranges give.
 inline CodeLine fit_code_line(const float* x, int64_t dim, float middle, float range) {
+  const auto n = static_cast<float>(dim);
+  F32x16 sum_x = Simd::set(0.0F);
+  in_centred(x, dim, middle,
+             [&](int64_t, int64_t, F32x16 v, F32x16) { sum_x = Simd::add(sum_x, v); });
+  const float mean = Simd::reduce_add(sum_x) / n;
   CodeLine best;
   float most = 0.0F;  // squares that the line explains
   for (int step = 0; step < kKvClipSteps; ++step) {
@@ -203,18 +208,14 @@ inline CodeLine fit_code_line(const float* x, int64_t dim, float middle, float r
     const CodeLine clipped{scale, -7.5F * scale};
     F32x16 sum_c = Simd::set(0.0F);
     F32x16 sum_cc = sum_c;
-    F32x16 sum_x = sum_c;
     F32x16 sum_xc = sum_c;
     in_centred(x, dim, middle, [&](int64_t, int64_t, F32x16 v, F32x16 mask) {
       const F32x16 code = Simd::mul(Simd::to_float(code_on(clipped, v)), mask);
       sum_c = Simd::add(sum_c, code);
       sum_cc = Simd::fma(code, code, sum_cc);
-      sum_x = Simd::add(sum_x, v);
       sum_xc = Simd::fma(v, code, sum_xc);
     });
-    const auto n = static_cast<float>(dim);
     const float c = Simd::reduce_add(sum_c);
-    const float mean = Simd::reduce_add(sum_x) / n;
     const float variance = Simd::reduce_add(sum_cc) - c * (c / n);
     const float covariance = Simd::reduce_add(sum_xc) - c * mean;
     if (variance > 0.0F && covariance * (covariance / variance) > most) {
