@@ -15,7 +15,7 @@ void add_model_flags(CLI::App& command, ModelFlags& flags) {
       ->check(whole_number(0, kMostThreads))
       ->capture_default_str();
   command.add_option("--isa", flags.isa, "Instruction set of the kernels")
-      ->check(CLI::IsMember({"auto", "scalar", "avx2", "avx512", "avx512_vnni"}))
+      ->check(CLI::IsMember({"auto", "scalar", "avx2", "avx2_vnni", "avx512_bw", "avx512", "amx"}))
       ->capture_default_str();
 }
 

@@ -187,7 +187,7 @@ void add_engine_flags(CLI::App& command, ServeFlags& flags) {
       ->capture_default_str();
   command.add_option("--isa", flags.session.backend.isa, "Instruction set of the kernels")
       ->envname("NIBBLE_ISA")
-      ->check(CLI::IsMember({"auto", "scalar", "avx2", "avx512", "avx512_vnni"}))
+      ->check(CLI::IsMember({"auto", "scalar", "avx2", "avx2_vnni", "avx512_bw", "avx512", "amx"}))
       ->capture_default_str();
 }
 

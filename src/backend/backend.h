@@ -29,7 +29,7 @@ class PreparedGemm {
 class Backend {
  public:
   virtual ~Backend() = default;
-  [[nodiscard]] virtual std::string_view name() const = 0;  // "cpu/avx512_vnni"
+  [[nodiscard]] virtual std::string_view name() const = 0;  // "cpu/avx512"
   [[nodiscard]] virtual int threads() const = 0;
 
   /// Packs weights for rows of activations in `act`; the source is consumed. max_m is the largest
@@ -53,7 +53,7 @@ class Backend {
 
 struct CpuBackendOptions {
   int threads = 0;           // 0: one per core this process may use
-  std::string isa = "auto";  // auto, scalar, avx2, avx512, avx512_vnni
+  std::string isa = "auto";  // auto, or a name of cpu::supported_isas()
 };
 
 /// The CPU backend. kUnsupported, with the list of what the machine has, when it lacks the ISA.

@@ -23,7 +23,7 @@ struct ServingSession {
   std::string model_name;  // last part of the model's path
   ModelConfig config;
   std::string scheme;        // of the linear layers
-  std::string backend_name;  // "cpu/avx512_vnni"
+  std::string backend_name;  // "cpu/avx512"
   double load_ms = 0;
   std::unique_ptr<Backend> backend;  // outlives the engine
   std::shared_ptr<const Tokenizer> tokenizer;

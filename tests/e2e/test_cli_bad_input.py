@@ -544,7 +544,7 @@ def test_flags(model, arguments, words):
 
 def test_isa_that_this_cpu_lacks(model):
     """Every instruction set runs or is refused, and the refusal lists what runs here."""
-    for isa in ("scalar", "avx2", "avx512", "avx512_vnni"):
+    for isa in ("scalar", "avx2", "avx2_vnni", "avx512_bw", "avx512", "amx"):
         arguments = [*commands(model)["generate"], "--isa", isa]
         if nibble(*arguments).returncode != 0:
             fails(UNSUPPORTED, isa, "scalar", arguments=arguments)

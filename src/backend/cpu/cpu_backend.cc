@@ -202,7 +202,11 @@ Result<std::unique_ptr<Backend>> make_cpu_backend(const CpuBackendOptions& optio
     return make_error(StatusCode::kInvalidArgument,
                       "threads is {}; give 0 for all cores, or a count", options.threads);
   }
-  NIBBLE_ASSIGN_OR_RETURN(const auto* kernels, cpu::find_kernels(options.isa));
+  const cpu::CpuFeatures features = cpu::detect_cpu_features();
+  NIBBLE_ASSIGN_OR_RETURN(const auto* kernels, cpu::find_kernels(options.isa, features));
+  if (options.isa == "auto") {
+    cpu::log_missing(features, kernels->name);
+  }
   auto backend = std::make_unique<cpu::CpuBackend>(*kernels, options.threads);
   NIBBLE_RETURN_IF_ERROR(backend->allocate_scratch());
   return std::unique_ptr<Backend>(std::move(backend));

@@ -1,8 +1,14 @@
 #include "backend/cpu/isa.h"
 
 #include <array>
+#include <cerrno>
+#include <cstring>
 
 #include <fmt/ranges.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "base/log.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -22,6 +28,13 @@ unsigned saved_states() {
   unsigned high = 0;
   __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
   return low;
+}
+
+/// Asks Linux for the tile registers, which a process gets on demand only; errno, or 0.
+int request_tiles() {
+  constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
+  constexpr long kTileData = 18;               // the state's number in XCR0
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0 ? 0 : errno;
 }
 
 CpuFeatures detect() {
@@ -44,6 +57,14 @@ CpuFeatures detect() {
   const bool foundation = bit(b, 16) && bit(b, 17) && bit(b, 30) && bit(b, 31);  // F, DQ, BW, VL
   features.avx512 = features.avx2 && foundation && (states & 0xe6U) == 0xe6U;
   features.avx512_vnni = features.avx512 && bit(c, 11);
+  const bool tiles = bit(d, 22) && bit(d, 24) && bit(d, 25);  // AMX-BF16, -TILE, -INT8
+  if (__get_cpuid_count(7, 1, &a, &b, &c, &d) != 0) {
+    features.avx2_vnni = features.avx2 && bit(a, 4);
+  }
+  if (tiles && features.avx512_vnni) {
+    features.amx_refusal = request_tiles();
+    features.amx = features.amx_refusal == 0;
+  }
   return features;
 }
 
@@ -58,10 +79,13 @@ struct Choice {
   bool supported;
 };
 
-std::array<Choice, 4> choices(const CpuFeatures& features) {
-  return {Choice{&kScalarKernels, true}, Choice{&kAvx2Kernels, features.avx2},
-          Choice{&kAvx512Kernels, features.avx512},
-          Choice{&kAvx512VnniKernels, features.avx512_vnni}};
+std::array<Choice, 6> choices(const CpuFeatures& features) {
+  return {Choice{&kScalarKernels, true},
+          Choice{&kAvx2Kernels, features.avx2},
+          Choice{&kAvx2VnniKernels, features.avx2_vnni},
+          Choice{&kAvx512BwKernels, features.avx512},
+          Choice{&kAvx512Kernels, features.avx512_vnni},
+          Choice{&kAmxKernels, features.amx}};
 }
 
 }  // namespace
@@ -76,6 +100,18 @@ std::vector<std::string_view> supported_isas(const CpuFeatures& features) {
     }
   }
   return names;
+}
+
+void log_missing(const CpuFeatures& features, std::string_view chosen) {
+  if (features.amx_refusal != 0) {
+    NIBBLE_LOG(kWarning,
+               "the operating system refuses this processor's AMX ({}): using the {} kernels",
+               std::strerror(features.amx_refusal), chosen);
+  }
+  if (!features.avx2) {
+    NIBBLE_LOG(kWarning, "this processor has no AVX2: using the {} kernels, which are slow",
+               chosen);
+  }
 }
 
 Result<const KernelTable*> find_kernels(std::string_view isa, const CpuFeatures& features) {

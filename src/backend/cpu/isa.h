@@ -12,8 +12,11 @@ namespace nibble::cpu {
 /// What of the processor the kernels can use, as far as the operating system saves its registers.
 struct CpuFeatures {
   bool avx2 = false;         // with FMA and F16C
+  bool avx2_vnni = false;    // and AVX-VNNI
   bool avx512 = false;       // F, DQ, BW, VL
   bool avx512_vnni = false;  // and VNNI
+  bool amx = false;          // tiles of int8 and bf16, permitted by the operating system
+  int amx_refusal = 0;       // errno of a processor's AMX that the operating system refused
 };
 
 [[nodiscard]] CpuFeatures detect_cpu_features();
@@ -22,6 +25,9 @@ struct CpuFeatures {
 /// first; always begins with "scalar".
 [[nodiscard]] std::vector<std::string_view> supported_isas(
     const CpuFeatures& features = detect_cpu_features());
+
+/// Warns when the choice `chosen` is worse than the processor could do, or has no vectors at all.
+void log_missing(const CpuFeatures& features, std::string_view chosen);
 
 /// Kernels of the named instruction set; "auto" is the last of supported_isas(). kUnsupported with
 /// the list when the machine lacks it, kInvalidArgument for an unknown name.

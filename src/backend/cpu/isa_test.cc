@@ -16,17 +16,22 @@ constexpr cpu::CpuFeatures kPlain = {};
 constexpr cpu::CpuFeatures kHaswell = {.avx2 = true};
 constexpr cpu::CpuFeatures kSkylake = {.avx2 = true, .avx512 = true};
 constexpr cpu::CpuFeatures kIceLake = {.avx2 = true, .avx512 = true, .avx512_vnni = true};
+constexpr cpu::CpuFeatures kAlderLake = {.avx2 = true, .avx2_vnni = true};
+constexpr cpu::CpuFeatures kSapphireRapids = {
+    .avx2 = true, .avx2_vnni = true, .avx512 = true, .avx512_vnni = true, .amx = true};
 
 TEST(Isa, AutoTakesTheBestOfTheMachine) {
   EXPECT_STREQ(cpu::find_kernels("auto", kPlain).value()->name, "scalar");
   EXPECT_STREQ(cpu::find_kernels("auto", kHaswell).value()->name, "avx2");
-  EXPECT_STREQ(cpu::find_kernels("auto", kSkylake).value()->name, "avx512");
-  EXPECT_STREQ(cpu::find_kernels("auto", kIceLake).value()->name, "avx512_vnni");
+  EXPECT_STREQ(cpu::find_kernels("auto", kSkylake).value()->name, "avx512_bw");
+  EXPECT_STREQ(cpu::find_kernels("auto", kIceLake).value()->name, "avx512");
+  EXPECT_STREQ(cpu::find_kernels("auto", kAlderLake).value()->name, "avx2_vnni");
+  EXPECT_STREQ(cpu::find_kernels("auto", kSapphireRapids).value()->name, "amx");
 }
 
 TEST(Isa, ListsWhatTheMachineHas) {
   EXPECT_THAT(cpu::supported_isas(kPlain), ElementsAre("scalar"));
-  EXPECT_THAT(cpu::supported_isas(kSkylake), ElementsAre("scalar", "avx2", "avx512"));
+  EXPECT_THAT(cpu::supported_isas(kSkylake), ElementsAre("scalar", "avx2", "avx512_bw"));
 }
 
 TEST(Isa, ALesserOneCanBeForced) {

@@ -16,7 +16,8 @@ constexpr int64_t kMaxHeadDim = 512;
 constexpr int64_t kQueryRows = 32;  // query rows (token x head) of one attention task
 
 /// Weights in tiles of 16 output channels; a tile is k/8 (rounded up) steps of 8 input channels:
-///   f32, f16, bf16   [8][16] elements            int8 for f32 activations, fp8   [8][16] bytes
+///   f32, f16   [8][16] elements            int8 for f32 activations, fp8   [8][16] bytes
+///   bf16   [4][16][2] elements (two neighbours of k per lane: a row of an AMX tile)
 ///   int8 for int8 activations: [2][16][4] bytes  (four neighbours of k per lane)
 ///   int4   [16] words; column c of the step is nibble 2c (c < 4) or 2(c-4)+1: masking the word
 ///          gives four neighbouring columns as bytes, shifting it by 4 the other four
@@ -120,7 +121,9 @@ struct KernelTable {
 
 extern const KernelTable kScalarKernels;
 extern const KernelTable kAvx2Kernels;
+extern const KernelTable kAvx2VnniKernels;
+extern const KernelTable kAvx512BwKernels;
 extern const KernelTable kAvx512Kernels;
-extern const KernelTable kAvx512VnniKernels;
+extern const KernelTable kAmxKernels;
 
 }  // namespace nibble::cpu

@@ -53,9 +53,14 @@ uint32_t padding_mask(int64_t columns) {
   return columns >= kStepColumns ? 0U : ~0U << (4 * columns);
 }
 
+/// Neighbours of k that lie side by side in a lane.
+int64_t lane_columns(WeightCode code, ActFormat act) {
+  return act == ActFormat::kInt8Token ? 4 : (code == WeightCode::kBf16 ? 2 : 1);
+}
+
 /// Element (lane, column) of a step.
-int64_t element_index(int64_t lane, int64_t column, bool by_four) {
-  return by_four ? column / 4 * 64 + lane * 4 + column % 4 : column * kTileRows + lane;
+int64_t element_index(int64_t lane, int64_t column, int64_t together) {
+  return (column / together * kTileRows + lane) * together + column % together;
 }
 
 Status check_formats(const WeightFormat& format, ActFormat act, int64_t k) {
@@ -144,7 +149,7 @@ void PackedMatrix::pack_tile(const QuantTensor& weight, int64_t tile) {
   const int64_t tile_bytes = steps() * step_bytes(format_.code);
   auto* out = reinterpret_cast<uint8_t*>(codes_.data()) + tile * tile_bytes;
   const bool words = format_.code == WeightCode::kInt4;
-  const bool by_four = act_ == ActFormat::kInt8Token;
+  const int64_t together = lane_columns(format_.code, act_);
   const int64_t size = code_bytes(format_.code);
   const int64_t groups = format_.groups(k_);
   for (int64_t lane = 0; lane < kTileRows; ++lane) {
@@ -168,7 +173,7 @@ void PackedMatrix::pack_tile(const QuantTensor& weight, int64_t tile) {
       }
       for (int64_t c = 0; c < kStepColumns; ++c) {
         const int64_t column = step * kStepColumns + c;
-        uint8_t* element = target + element_index(lane, c, by_four) * size;
+        uint8_t* element = target + element_index(lane, c, together) * size;
         if (real && column < k_) {
           std::memcpy(element, codes + column * size, static_cast<size_t>(size));
           sum += static_cast<int8_t>(codes[column * size]);
@@ -210,7 +215,7 @@ Result<QuantTensor> PackedMatrix::unpack() const {
 void PackedMatrix::unpack_tile(QuantTensor& weight, int64_t tile) const {
   const int64_t tile_bytes = steps() * step_bytes(format_.code);
   const auto* source = reinterpret_cast<const uint8_t*>(codes_.data()) + tile * tile_bytes;
-  const bool by_four = act_ == ActFormat::kInt8Token;
+  const int64_t together = lane_columns(format_.code, act_);
   const int64_t size = code_bytes(format_.code);
   const int64_t groups = format_.groups(k_);
   for (int64_t lane = 0; lane < kTileRows && tile * kTileRows + lane < n_; ++lane) {
@@ -227,7 +232,7 @@ void PackedMatrix::unpack_tile(QuantTensor& weight, int64_t tile) const {
       }
       for (int64_t c = 0; c < kStepColumns && step * kStepColumns + c < k_; ++c) {
         std::memcpy(codes + (step * kStepColumns + c) * size,
-                    from + element_index(lane, c, by_four) * size, static_cast<size_t>(size));
+                    from + element_index(lane, c, together) * size, static_cast<size_t>(size));
       }
     }
     for (int64_t g = 0; g < groups; ++g) {

@@ -2,7 +2,8 @@
 
 // Matrix products over packed weights; see PackedWeights for the layouts. Needs one simd_*.h
 // included before. A row's sum is taken in the same order for every m: blocks of at most 32
-// columns, in each the even and the odd columns apart, then even + odd, then the block's scale.
+// columns, in each the even and the odd columns apart, then even + odd (what one AMX tile product
+// does); blocks are added within a group, then the group's scale is applied.
 
 #include "backend/cpu/kernels/common.h"
 
@@ -34,13 +35,16 @@ struct CodecF16 {
   }
 };
 
-struct CodecBf16 {
+struct CodecBf16 {  // a lane's word is two neighbours of k, the lower one low
   static constexpr int64_t kStepBytes = 256;
   using Step = CodecF32::Step;
   static Step step(const uint8_t* p) { return {p}; }
   template <int kColumn>
   static F32x16 column(const Step& s) {
-    return load_bf16(s.p + kColumn * 32);
+    const I32x16 pair = Simd::load_int(s.p + kColumn / 2 * 64);
+    return Simd::from_bits(kColumn % 2 == 0
+                               ? Simd::shift_left<16>(pair)
+                               : Simd::and_int(pair, Simd::set_int(static_cast<int>(0xffff0000U))));
   }
 };
 
@@ -143,47 +147,66 @@ template <int kRows>
   }
 }
 
-template <typename Codec, bool kGrouped, int kRows>
-[[gnu::always_inline]] inline void close_block(const PackedWeights& w,
-                                               int64_t scale_index,
+/// How scales lie along k: none, or one per group of one block or of several.
+enum class Groups { kNone, kOneBlock, kManyBlocks };
+
+/// Adds the sum of a block of columns; the scale follows once per group.
+template <Groups kGroups, int kRows>
+[[gnu::always_inline]] inline void close_block(F32x16 scale,
                                                const F32x16 (&acc)[kRows][2],
+                                               F32x16 (&group)[kRows],
                                                F32x16 (&total)[kRows]) {
-  const F32x16 scale = kGrouped ? load_scales(w, scale_index) : Simd::set(1.0F);
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
     const F32x16 sum = Simd::add(acc[r][0], acc[r][1]);
-    total[r] = kGrouped ? Simd::fma(sum, scale, total[r]) : Simd::add(total[r], sum);
+    if constexpr (kGroups == Groups::kNone) {
+      total[r] = Simd::add(total[r], sum);
+    } else if constexpr (kGroups == Groups::kOneBlock) {
+      total[r] = Simd::fma(sum, scale, total[r]);
+    } else {
+      group[r] = Simd::add(group[r], sum);
+    }
+  }
+}
+
+template <int kRows>
+[[gnu::always_inline]] inline void set_zero(F32x16 (&sums)[kRows]) {
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+    sums[r] = Simd::set(0.0F);
   }
 }
 
 /// One tile times kRows rows of x.
-template <typename Codec, bool kGrouped, int kRows>
+template <typename Codec, Groups kGroups, int kRows>
 void tile_product(const PackedWeights& w,
                   int64_t tile,
                   const RowSet<kRows>& x,
-                  F32x16 (&result)[kRows]) {
+                  F32x16 (&total)[kRows]) {
   const uint8_t* codes = w.codes + tile * w.tile_bytes;
-  F32x16 total[kRows];
-#pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r) {
-    total[r] = Simd::set(0.0F);
-  }
-  const int64_t blocks_per_group = kGrouped ? w.group_size / w.block : 1;
-  int64_t scale_index = tile * w.groups;
-  int64_t block_of_group = 0;
-  int64_t k = 0;
+  set_zero(total);
   const int64_t whole = w.k / w.block * w.block;
+  const int64_t group_size = kGroups == Groups::kManyBlocks ? w.group_size : w.block;
+  int64_t scale_index = tile * w.groups;
+  int64_t k = 0;
   while (k < whole) {
-    F32x16 acc[kRows][2];
-    clear(acc);
-    for (const int64_t end = k + w.block; k < end; k += kStepColumns) {
-      add_step<Codec, kRows>(codes, x, k, acc);
-      codes += Codec::kStepBytes;
+    F32x16 group[kRows];
+    set_zero(group);
+    const F32x16 scale = kGroups == Groups::kNone ? Simd::set(1.0F) : load_scales(w, scale_index++);
+    for (const int64_t group_end = k + group_size; k < group_end;) {
+      F32x16 acc[kRows][2];
+      clear(acc);
+      for (const int64_t end = k + w.block; k < end; k += kStepColumns) {
+        add_step<Codec, kRows>(codes, x, k, acc);
+        codes += Codec::kStepBytes;
+      }
+      close_block<kGroups>(scale, acc, group, total);
     }
-    close_block<Codec, kGrouped, kRows>(w, scale_index, acc, total);
-    if (kGrouped && ++block_of_group == blocks_per_group) {
-      block_of_group = 0;
-      ++scale_index;
+    if constexpr (kGroups == Groups::kManyBlocks) {
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+        total[r] = Simd::fma(group[r], scale, total[r]);
+      }
     }
   }
   if (k < w.k) {  // never with groups: k is a multiple of the group size
@@ -196,11 +219,7 @@ void tile_product(const PackedWeights& w,
     if (k < w.k) {
       add_tail<Codec, kRows>(codes, x, k, w.k - k, acc);
     }
-    close_block<Codec, false, kRows>(w, 0, acc, total);
-  }
-#pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r) {
-    result[r] = total[r];
+    close_block<Groups::kNone>(Simd::set(1.0F), acc, total, total);
   }
 }
 
@@ -214,15 +233,15 @@ inline void write_tile_row(const GemmTask& task, int64_t row, int64_t tile, F32x
   }
 }
 
-template <typename Codec, bool kGrouped, int kRows>
+template <typename Codec, Groups kGroups, int kRows>
 void float_rows(const GemmTask& task, int64_t tile, int64_t row) {
   RowSet<kRows> x;
   for (int r = 0; r < kRows; ++r) {
     x.p[r] = task.x + (row + r) * task.x_stride;
   }
   F32x16 sums[kRows];
-  tile_product<Codec, kGrouped, kRows>(task.w, tile, x, sums);
-  const bool scaled = !kGrouped && task.w.groups == 1;
+  tile_product<Codec, kGroups, kRows>(task.w, tile, x, sums);
+  const bool scaled = kGroups == Groups::kNone && task.w.groups == 1;
   const F32x16 scales = scaled ? load_scales(task.w, tile) : Simd::set(1.0F);
   for (int r = 0; r < kRows; ++r) {
     F32x16 value = sums[r];
@@ -256,22 +275,24 @@ template <int kRows, typename Body>
   }
 }
 
-template <typename Codec, bool kGrouped>
+template <typename Codec, Groups kGroups>
 void float_tiles(const GemmTask& task, int64_t tile_begin, int64_t tile_end) {
   for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
     in_row_blocks<Simd::kRows>(task.m, [&]<int kRows>(int64_t row) {
-      float_rows<Codec, kGrouped, kRows>(task, tile, row);
+      float_rows<Codec, kGroups, kRows>(task, tile, row);
     });
   }
 }
 
 template <typename Codec>
 void gemm_float(const GemmTask& task, int64_t tile_begin, int64_t tile_end) {
-  if (task.w.groups > 0 && task.w.group_size < task.w.k) {
-    float_tiles<Codec, true>(task, tile_begin, tile_end);
-  } else {
-    float_tiles<Codec, false>(task, tile_begin, tile_end);
+  if (task.w.groups == 0 || task.w.group_size == task.w.k) {
+    return float_tiles<Codec, Groups::kNone>(task, tile_begin, tile_end);
   }
+  if (task.w.group_size == task.w.block) {
+    return float_tiles<Codec, Groups::kOneBlock>(task, tile_begin, tile_end);
+  }
+  return float_tiles<Codec, Groups::kManyBlocks>(task, tile_begin, tile_end);
 }
 
 // --- int8 activations: exact sums of integer products, one scale at the end ---

@@ -175,6 +175,11 @@ struct Simd {
     const I32x16 code = and_int(shift_right<4 * kIndex>(word), set_int(15));
     return sub(to_float(code), set(8.0F));
   }
+#if defined(__AVXVNNI__)
+  static __m256i dot_u8s8(__m256i acc, __m256i u, __m256i s) {
+    return _mm256_dpbusd_avx_epi32(acc, u, s);
+  }
+#else
   /// Even and odd bytes apart in 16 bits, where no product of pairs can saturate.
   static __m256i dot_u8s8(__m256i acc, __m256i u, __m256i s) {
     const __m256i even = _mm256_madd_epi16(_mm256_and_si256(u, _mm256_set1_epi16(255)),
@@ -182,14 +187,19 @@ struct Simd {
     const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(u, 8), _mm256_srai_epi16(s, 8));
     return _mm256_add_epi32(acc, _mm256_add_epi32(even, odd));
   }
+#endif
   static I32x16 dot_u8s8(I32x16 acc, I32x16 u, I32x16 s) {
     return {dot_u8s8(acc.lo, u.lo, s.lo), dot_u8s8(acc.hi, u.hi, s.hi)};
   }
+#if defined(__AVXVNNI__)
+  static __m256i dot_u4s8(__m256i acc, __m256i u, __m256i s) { return dot_u8s8(acc, u, s); }
+#else
   /// 2 * 15 * 128 fits 16 bits.
   static __m256i dot_u4s8(__m256i acc, __m256i u, __m256i s) {
     const __m256i pairs = _mm256_maddubs_epi16(u, s);
     return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
   }
+#endif
   static I32x16 dot_u4s8(I32x16 acc, I32x16 u, I32x16 s) {
     return {dot_u4s8(acc.lo, u.lo, s.lo), dot_u4s8(acc.hi, u.hi, s.hi)};
   }

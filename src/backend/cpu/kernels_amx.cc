@@ -4,6 +4,6 @@
 
 namespace nibble::cpu {
 
-const KernelTable kAvx512VnniKernels = kernels_named("avx512_vnni");
+const KernelTable kAmxKernels = kernels_named("amx");
 
 }  // namespace nibble::cpu
