@@ -1,12 +1,12 @@
 #include <cstdio>
 #include <memory>
 
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include "answer.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "base/process.h"
 #include "command.h"
 #include "model_flags.h"
 #include "output.h"
@@ -25,12 +25,6 @@ struct GenerateFlags {
   std::string prompt;
   Output output = Output::kText;
 };
-
-int64_t peak_rss_bytes() {
-  rusage usage{};
-  getrusage(RUSAGE_SELF, &usage);
-  return int64_t{usage.ru_maxrss} * 1024;
-}
 
 void stream_out(std::string_view text) {
   print_out(text);

@@ -63,7 +63,8 @@ Status CheckpointWriter::plan_shards(std::vector<TensorPlan> plan, int64_t shard
     std::sort(tensors.begin(), tensors.end(), reference_order);
     int64_t offset = 0;
     for (size_t i = 0; i < tensors.size(); ++i) {
-      if (!places_.emplace(tensors[i].name, Place{shard, i, offset, false}).second) {
+      if (!places_.emplace(tensors[i].name, Place{.shard = shard, .tensor = i, .offset = offset})
+               .second) {
         return make_error(StatusCode::kInvalidArgument, "tensor {} would be written twice",
                           tensors[i].name);
       }
@@ -81,18 +82,33 @@ std::string CheckpointWriter::shard_name(size_t shard) const {
 
 Status CheckpointWriter::write(std::string_view name, std::span<const std::byte> data) {
   const auto found = places_.find(std::string(name));
-  CHECK_MSG(found != places_.end() && !found->second.written, "tensor {} is not expected", name);
+  CHECK_MSG(found != places_.end(), "tensor {} is not expected", name);
+  const Place& place = found->second;
+  CHECK_EQ(static_cast<int64_t>(data.size()), shards_[place.shard].tensors[place.tensor].bytes);
+  return write_part(name, data);
+}
+
+Status CheckpointWriter::write_part(std::string_view name, std::span<const std::byte> part) {
+  const auto found = places_.find(std::string(name));
+  CHECK_MSG(found != places_.end() && !found->second.complete, "tensor {} is not expected", name);
   Place& place = found->second;
   Shard& shard = shards_[place.shard];
-  CHECK_EQ(static_cast<int64_t>(data.size()), shard.tensors[place.tensor].bytes);
+  const int64_t bytes = shard.tensors[place.tensor].bytes;
+  const auto size = static_cast<int64_t>(part.size());
+  CHECK_LE(place.written + size, bytes);
   if (!shard.file) {
     NIBBLE_ASSIGN_OR_RETURN(
         shard.file, OutputFile::create(fmt::format("{}/{}", folder_, shard_name(place.shard))));
     NIBBLE_RETURN_IF_ERROR(shard.file->write(safetensors_header(shard.tensors)));
     shard.data_begin = shard.file->bytes_written();
   }
-  NIBBLE_RETURN_IF_ERROR(shard.file->write_at(shard.data_begin + place.offset, data));
-  place.written = true;
+  NIBBLE_RETURN_IF_ERROR(
+      shard.file->write_at(shard.data_begin + place.offset + place.written, part));
+  place.written += size;
+  if (place.written < bytes) {
+    return {};
+  }
+  place.complete = true;
   --missing_;
   if (++shard.written == shard.tensors.size()) {
     NIBBLE_RETURN_IF_ERROR(shard.file->finish());

@@ -43,6 +43,8 @@ class CheckpointWriter final {
   /// Writes the data of a planned tensor, in any order. Files are flushed and closed when their
   /// last tensor arrives: writing in the plan's order keeps one file open.
   Status write(std::string_view name, std::span<const std::byte> data);
+  /// Writes the next part of a tensor that is made in pieces; its parts come in order.
+  Status write_part(std::string_view name, std::span<const std::byte> part);
   /// Writes the index. Every tensor must have been written.
   Status finish();
   /// Bytes of all files, headers included.
@@ -59,7 +61,8 @@ class CheckpointWriter final {
     size_t shard = 0;
     size_t tensor = 0;  // index into Shard::tensors
     int64_t offset = 0;
-    bool written = false;
+    int64_t written = 0;  // bytes
+    bool complete = false;
   };
 
   CheckpointWriter() = default;

@@ -80,11 +80,10 @@ class DecoderLoader final {
 
   Result<DecoderLayer> load_layer(int64_t layer) {
     NIBBLE_ASSIGN_OR_RETURN(RmsNorm attention_norm,
-                            load_norm(layer_module(layer, "input_layernorm"), config_.hidden_size));
+                            load_norm(layer_module(layer, kAttentionNorm), config_.hidden_size));
     NIBBLE_ASSIGN_OR_RETURN(Attention attention, load_attention(layer));
-    NIBBLE_ASSIGN_OR_RETURN(
-        RmsNorm mlp_norm,
-        load_norm(layer_module(layer, "post_attention_layernorm"), config_.hidden_size));
+    NIBBLE_ASSIGN_OR_RETURN(RmsNorm mlp_norm,
+                            load_norm(layer_module(layer, kMlpNorm), config_.hidden_size));
     NIBBLE_ASSIGN_OR_RETURN(GatedMlp mlp, load_mlp(layer));
     return DecoderLayer{.attention_norm = std::move(attention_norm),
                         .attention = std::move(attention),
@@ -97,21 +96,18 @@ class DecoderLoader final {
     const int64_t kv_width = config_.num_kv_heads * config_.head_dim;
     NIBBLE_ASSIGN_OR_RETURN(
         Linear qkv,
-        load_stacked(layer,
-                     {{"self_attn.q_proj", q_width},
-                      {"self_attn.k_proj", kv_width},
-                      {"self_attn.v_proj", kv_width}},
-                     config_.hidden_size, config_.qkv_bias ? Bias::kStored : Bias::kNone));
-    NIBBLE_ASSIGN_OR_RETURN(
-        Linear output, load_stacked(layer, {{"self_attn.o_proj", config_.hidden_size}}, q_width,
-                                    config_.output_bias ? Bias::kStored : Bias::kNone));
+        load_stacked(
+            layer,
+            {{kQueryProjection, q_width}, {kKeyProjection, kv_width}, {kValueProjection, kv_width}},
+            config_.hidden_size, config_.qkv_bias ? Bias::kStored : Bias::kNone));
+    NIBBLE_ASSIGN_OR_RETURN(Linear output,
+                            load_stacked(layer, {{kAttentionOutput, config_.hidden_size}}, q_width,
+                                         config_.output_bias ? Bias::kStored : Bias::kNone));
     std::optional<RmsNorm> q_norm;
     std::optional<RmsNorm> k_norm;
     if (config_.qk_norm) {
-      NIBBLE_ASSIGN_OR_RETURN(q_norm,
-                              load_norm(layer_module(layer, "self_attn.q_norm"), config_.head_dim));
-      NIBBLE_ASSIGN_OR_RETURN(k_norm,
-                              load_norm(layer_module(layer, "self_attn.k_norm"), config_.head_dim));
+      NIBBLE_ASSIGN_OR_RETURN(q_norm, load_norm(layer_module(layer, kQueryNorm), config_.head_dim));
+      NIBBLE_ASSIGN_OR_RETURN(k_norm, load_norm(layer_module(layer, kKeyNorm), config_.head_dim));
     }
     const AttentionShape shape{
         .heads = config_.num_heads,
@@ -129,10 +125,10 @@ class DecoderLoader final {
     const Bias bias = config_.mlp_bias ? Bias::kStored : Bias::kNone;
     const int64_t width = config_.intermediate_size;
     NIBBLE_ASSIGN_OR_RETURN(Linear gate_up,
-                            load_stacked(layer, {{"mlp.gate_proj", width}, {"mlp.up_proj", width}},
+                            load_stacked(layer, {{kGateProjection, width}, {kUpProjection, width}},
                                          config_.hidden_size, bias));
     NIBBLE_ASSIGN_OR_RETURN(
-        Linear down, load_stacked(layer, {{"mlp.down_proj", config_.hidden_size}}, width, bias));
+        Linear down, load_stacked(layer, {{kDownProjection, config_.hidden_size}}, width, bias));
     return GatedMlp(std::move(gate_up), std::move(down));
   }
 

@@ -9,14 +9,12 @@
 #include <thread>
 #include <utility>
 
-#include <sys/resource.h>
-
 #include "base/f16.h"
+#include "base/process.h"
 #include "checkpoint/checkpoint_reader.h"
 #include "checkpoint/checkpoint_writer.h"
 #include "checkpoint/linear_reader.h"
 #include "quantizer/model_files.h"
-#include "quantizer/output_folder.h"
 
 namespace nibble {
 namespace {
@@ -292,9 +290,7 @@ void summarize(QuantizeReport& report) {
     report.snr_db_mean += tensor.snr_db / static_cast<double>(report.tensors.size());
   }
   report.snr_db_min = report.tensors.front().snr_db;
-  struct rusage usage = {};
-  ::getrusage(RUSAGE_SELF, &usage);
-  report.peak_rss_bytes = static_cast<int64_t>(usage.ru_maxrss) * 1024;
+  report.peak_rss_bytes = peak_rss_bytes();
 }
 
 Status check_options(const QuantizeOptions& options) {

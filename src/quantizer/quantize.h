@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "base/status.h"
+#include "checkpoint/output_folder.h"
 #include "quant/scheme.h"
-#include "quantizer/output_folder.h"
 #include "quantizer/rtn.h"
 
 namespace nibble {

@@ -26,6 +26,7 @@ ALL_BUT_EVAL = {
     "eval ppl": ["MODEL", "--text", "--window", "--json", "512", "perplexity, tokens, window"],
     "serve": ["MODEL", "--host", "--port", "--api-key", "--max-model-len", "--kv-cache-dtype",
               "--max-num-seqs"],
+    "make-dummy": ["--config", "--out", "--layers", "--seed", "--dtype", "--json", "--force"],
 }
 
 
@@ -47,7 +48,7 @@ def test_help_of_a_command(command):
 
 def test_help_names_every_command_and_exit_code():
     result = succeeds("--help")
-    for command in ("generate", "chat", "quantize", "inspect", "eval", "serve"):
+    for command in ("generate", "chat", "quantize", "inspect", "eval", "serve", "make-dummy"):
         assert re.search(rf"^  {command} ", result.stdout, re.MULTILINE)
     for code in (0, *KINDS, 10, 70):
         assert re.search(rf"\b{code} [a-zI]", result.stdout), code

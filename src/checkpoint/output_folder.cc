@@ -1,4 +1,4 @@
-#include "quantizer/output_folder.h"
+#include "checkpoint/output_folder.h"
 
 #include <cerrno>
 #include <charconv>

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "checkpoint/output_folder.h"
+#include "core/dtype.h"
+
+namespace nibble {
+
+struct DummyOptions {
+  std::string config;       // a config.json of a known architecture
+  std::string destination;  // folder to create
+  int64_t layers = 0;       // 0: as many as the config has, else at most that
+  uint64_t seed = 0;
+  std::optional<DType> dtype;  // kF32, kF16 or kBF16; empty: the config's
+  int64_t shard_bytes = int64_t{5} << 30;
+  ExistingOutput existing = ExistingOutput::kRefuse;
+  int threads = 0;                                                        // 0: one per core
+  std::function<void(int64_t bytes_done, int64_t bytes_total)> progress;  // may be empty
+};
+
+struct DummyReport {
+  std::string architecture;
+  DType dtype = DType::kF32;
+  int64_t layers = 0;
+  int64_t tensors = 0;
+  int64_t parameters = 0;
+  int64_t bytes = 0;  // weight files
+  double seconds = 0;
+  int64_t peak_rss_bytes = 0;
+};
+
+/// Writes a checkpoint with random weights: config.json (with fewer layers, another dtype, without
+/// a quantization_config), weights, generation_config.json and a byte-level tokenizer. Norms are 1;
+/// all other values are Gaussian with deviation 0.02, drawn from 65536 quantiles. A tensor depends
+/// on the seed, its name and the dtype only, not on the threads or the number of layers.
+///
+/// The folder appears whole or not at all (OutputFolder); memory is bounded by a block of a tensor.
+/// Errors: those of parse_model_config() and OutputFolder, kNotFound for the config,
+/// kInvalidArgument for more layers than the config has, kResourceExhausted (disk full), kIo.
+Result<DummyReport> make_dummy_checkpoint(const DummyOptions& options);
+
+}  // namespace nibble

@@ -1,0 +1,117 @@
+"""make-dummy: models with random weights, and what it refuses. NIBBLE_BIN names the binary; run
+from the repository root."""
+
+import json
+import os
+import pathlib
+
+import pytest
+
+from cli_tools import (
+    CORRUPT, EXISTS, INVALID, NOT_FOUND, ROOT, UNSUPPORTED, fails, json_of, succeeds)
+
+CONFIGS = pathlib.Path(os.environ.get("NIBBLE_SHARED", ROOT.parent / "shared")) / "data/configs"
+SMALL = {
+    "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "hidden_act": "silu",
+    "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256, "vocab_size": 512,
+    "rms_norm_eps": 1e-5, "bos_token_id": 1, "eos_token_id": [2, 300], "torch_dtype": "bfloat16",
+}
+
+
+def write_config(path, **fields):
+    value = {**SMALL, **fields}
+    path.write_text(json.dumps({k: v for k, v in value.items() if v is not ...}))
+    return path
+
+
+@pytest.fixture
+def config(tmp_path):
+    return write_config(tmp_path / "config.json")
+
+
+# --- make-dummy ----------------------------------------------------------------------------------
+
+def test_make_dummy_json_and_what_can_be_done_with_it(config, tmp_path):
+    out = tmp_path / "dummy"
+    value = json_of("make-dummy", "--config", config, "--out", out, "--layers", 2)
+    assert {"architecture", "dtype", "layers", "tensors", "parameters", "bytes", "seconds",
+            "peak_rss_bytes"} == set(value)
+    assert value["architecture"] == "LlamaForCausalLM" and value["dtype"] == "BF16"
+    parameters = 2 * 512 * 64 + 64 + 2 * (2 * 64 + 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128)
+    assert value["parameters"] == parameters
+    assert value["bytes"] == (out / "model.safetensors").stat().st_size > 2 * parameters
+    inspected = json_of("inspect", out)
+    assert inspected["parameters"] == parameters and inspected["scheme"] == "bf16"
+    answer = json_of("generate", out, "--prompt", "héllo", "--max-tokens", 4)
+    assert answer["prompt_tokens"] == 1 + len("héllo".encode())
+    succeeds("quantize", out, tmp_path / "w4", "--scheme", "w4a16_g32")
+    assert len(json_of("generate", tmp_path / "w4", "--prompt", "x", "--max-tokens", 2)["tokens"])
+
+
+def test_make_dummy_is_reproducible(config, tmp_path):
+    def weights(name, *flags):
+        succeeds("make-dummy", "--config", config, "--out", tmp_path / name, *flags)
+        return (tmp_path / name / "model.safetensors").read_bytes()
+
+    first = weights("one", "--threads", 1)
+    assert first == weights("two", "--threads", 3)
+    assert first != weights("three", "--seed", 7)
+    assert len(weights("wide", "--dtype", "f32")) > 1.9 * len(first)
+    assert json.loads((tmp_path / "wide/config.json").read_text())["dtype"] == "float32"
+
+
+def test_make_dummy_replaces_only_when_told(config, tmp_path):
+    arguments = ["make-dummy", "--config", config, "--out", tmp_path / "out"]
+    succeeds(*arguments)
+    before = (tmp_path / "out/model.safetensors").read_bytes()
+    fails(EXISTS, "out", "--force", arguments=arguments + ["--seed", 5])
+    assert (tmp_path / "out/model.safetensors").read_bytes() == before
+    succeeds(*arguments, "--seed", 5, "--force")
+    assert (tmp_path / "out/model.safetensors").read_bytes() != before
+
+
+@pytest.mark.parametrize("fields, code, words", [
+    ({"architectures": ["RwkvForCausalLM"]}, UNSUPPORTED, ["RwkvForCausalLM", "LlamaForCausalLM"]),
+    ({"architectures": ...}, UNSUPPORTED, ["architectures"]),
+    ({"hidden_size": ...}, CORRUPT, ["hidden_size", "missing"]),
+    ({"num_hidden_layers": ...}, CORRUPT, ["num_hidden_layers", "missing"]),
+    ({"vocab_size": -5}, CORRUPT, ["vocab_size", "-5"]),
+    ({"num_key_value_heads": 3}, CORRUPT, ["num_key_value_heads"]),
+])
+def test_make_dummy_refuses_a_config(tmp_path, fields, code, words):
+    config = write_config(tmp_path / "config.json", **fields)
+    fails(code, "config.json", *words,
+          arguments=["make-dummy", "--config", config, "--out", tmp_path / "out"])
+    assert sorted(os.listdir(tmp_path)) == ["config.json"]
+
+
+@pytest.mark.parametrize("arguments, code, words", [
+    (["--config", "CONFIG"], INVALID, ["--out"]),
+    (["--out", "OUT"], INVALID, ["--config"]),
+    (["--config", "nowhere.json", "--out", "OUT"], NOT_FOUND, ["nowhere.json"]),
+    (["--config", "CONFIG", "--out", "OUT", "--layers", "5"], INVALID, ["--layers 5", "4"]),
+    (["--config", "CONFIG", "--out", "OUT", "--layers", "0"], INVALID, ["--layers"]),
+    (["--config", "CONFIG", "--out", "OUT", "--dtype", "int8"], INVALID, ["--dtype", "bf16"]),
+    (["--config", "CONFIG", "--out", "OUT", "--seed", "x"], INVALID, ["--seed"]),
+    (["--config", "CONFIG", "--out", "OUT", "--threads", "-1"], INVALID, ["--threads"]),
+    (["--config", "CONFIG", "--out", "/"], INVALID, ["/"]),
+])
+def test_make_dummy_flags(config, tmp_path, arguments, code, words):
+    names = {"CONFIG": config, "OUT": tmp_path / "out"}
+    fails(code, *words, arguments=["make-dummy", *(names.get(a, a) for a in arguments)])
+    assert sorted(os.listdir(tmp_path)) == ["config.json"]
+
+
+@pytest.mark.parametrize("name", ["Qwen_Qwen3-0.6B", "meta-llama_Meta-Llama-3.1-8B"])
+def test_make_dummy_reads_published_configs(tmp_path, name):
+    path = CONFIGS / f"{name}.json"
+    if not path.exists():
+        pytest.skip(f"needs {path}")
+    fields = json.loads(path.read_text())
+    fields.update(hidden_size=512, intermediate_size=256, vocab_size=fields["eos_token_id"] + 1)
+    small = tmp_path / "config.json"
+    small.write_text(json.dumps(fields))
+    value = json_of("make-dummy", "--config", small, "--out", tmp_path / "out", "--layers", 1)
+    assert value["architecture"] == fields["architectures"][0] and value["layers"] == 1
+    assert json_of("generate", tmp_path / "out", "--prompt", "x", "--max-tokens", 2)["tokens"]
