@@ -54,8 +54,7 @@ Status run(const EvalFlags& flags) {
   NIBBLE_ASSIGN_OR_RETURN(const KvCode kv_code, parse_kv_cache_dtype(flags.model.kv_cache_dtype));
   NIBBLE_ASSIGN_OR_RETURN(const std::string text, read_file(flags.text_file));
   NIBBLE_ASSIGN_OR_RETURN(const auto tokenizer, Tokenizer::load(flags.model.model_dir));
-  NIBBLE_ASSIGN_OR_RETURN(const auto backend, make_cpu_backend({.threads = flags.model.threads,
-                                                                .isa = flags.model.isa}));
+  NIBBLE_ASSIGN_OR_RETURN(const auto backend, make_cpu_backend(backend_of(flags.model)));
   NIBBLE_ASSIGN_OR_RETURN(const auto model, load_model(flags.model.model_dir, *backend, {}));
   const ModelConfig& config = model->config();
   if (flags.window > config.max_position) {

@@ -4,6 +4,27 @@
 
 namespace nibble {
 
+void add_thread_flags(CLI::App& command, const ThreadFlags& flags) {
+  command
+      .add_option("--threads", flags.threads,
+                  "Computing threads; 0: one per core; at most the CPUs that are allowed")
+      ->check(whole_number(0, kMostThreads))
+      ->capture_default_str();
+  command.add_flag_callback(
+      "--pin", [&pinning = flags.pinning] { pinning = Pinning::kCores; },
+      "Hold every computing thread to a core of its own");
+  command
+      .add_option_function<std::string>(
+          "--numa",
+          [&numa = flags.numa](const std::string& mode) {
+            numa = mode == "off" ? NumaMode::kOff : NumaMode::kAuto;
+          },
+          "auto spreads threads and weights evenly over the memory nodes; off leaves it to the "
+          "system")
+      ->check(CLI::IsMember({"auto", "off"}))
+      ->default_str("auto");
+}
+
 void add_model_flags(CLI::App& command, ModelFlags& flags) {
   command.add_option("MODEL", flags.model_dir, "Model folder in Hugging Face format")->required();
   command
@@ -11,9 +32,7 @@ void add_model_flags(CLI::App& command, ModelFlags& flags) {
                   "Keys and values are kept in this type (auto: bf16)")
       ->check(CLI::IsMember({"auto", "f32", "bf16", "int8", "int4"}))
       ->capture_default_str();
-  command.add_option("--threads", flags.threads, "Computing threads; 0: one per core")
-      ->check(whole_number(0, kMostThreads))
-      ->capture_default_str();
+  add_thread_flags(command, {flags.threads, flags.pinning, flags.numa});
   command.add_option("--isa", flags.isa, "Instruction set of the kernels")
       ->check(CLI::IsMember({"auto", "scalar", "avx2", "avx2_vnni", "avx512_bw", "avx512", "amx"}))
       ->capture_default_str();
@@ -40,9 +59,13 @@ void add_answer_flags(CLI::App& command, AnswerFlags& flags, int64_t max_tokens)
       ->allow_extra_args(false);
 }
 
+CpuBackendOptions backend_of(const ModelFlags& flags) {
+  return {.threads = flags.threads, .isa = flags.isa, .pinning = flags.pinning, .numa = flags.numa};
+}
+
 Result<ServingSession> open_session(const ModelFlags& flags) {
   SessionOptions options;
-  options.backend = {.threads = flags.threads, .isa = flags.isa};
+  options.backend = backend_of(flags);
   options.engine.max_num_seqs = 1;
   NIBBLE_ASSIGN_OR_RETURN(options.engine.kv_code, parse_kv_cache_dtype(flags.kv_cache_dtype));
   return open_session(flags.model_dir, options);

@@ -17,6 +17,8 @@ struct ModelFlags {
   std::string kv_cache_dtype = "auto";
   int threads = 0;
   std::string isa = "auto";
+  Pinning pinning = Pinning::kOff;
+  NumaMode numa = NumaMode::kAuto;
 };
 
 /// Flags that shape an answer; what is not given follows the model's generation_config.json.
@@ -31,10 +33,23 @@ struct AnswerFlags {
   std::vector<std::string> stop;
 };
 
-/// Adds MODEL, --kv-cache-dtype, --threads and --isa; `flags` must outlive `command`.
+/// Adds MODEL, --kv-cache-dtype, --isa and the flags of threads; `flags` must outlive `command`.
 void add_model_flags(CLI::App& command, ModelFlags& flags);
 /// Adds --max-tokens (with this default), the sampling flags, --seed and --stop.
 void add_answer_flags(CLI::App& command, AnswerFlags& flags, int64_t max_tokens);
+
+/// Where --threads, --pin and --numa go.
+struct ThreadFlags {
+  int& threads;
+  Pinning& pinning;
+  NumaMode& numa;
+};
+
+/// Adds --threads, --pin and --numa; what `flags` refers to must outlive `command`.
+void add_thread_flags(CLI::App& command, const ThreadFlags& flags);
+
+/// The backend that the flags ask for.
+CpuBackendOptions backend_of(const ModelFlags& flags);
 
 /// Opens the model for one conversation at a time.
 Result<ServingSession> open_session(const ModelFlags& flags);

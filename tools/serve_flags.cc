@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "flag_checks.h"
+#include "model_flags.h"
 
 namespace nibble {
 namespace {
@@ -40,7 +41,6 @@ const std::vector<ForeignFlag>& foreign_flags() {
       {"--nnodes", {"1"}, kOneDevice},
       {"--node-rank", {"0"}, kOneDevice},
       {"--dist-init-addr", {}, kOneDevice},
-      {"--numa", {}, "start the server under numactl"},
       {"--max-cudagraph-capture-size", {"0"}, kOneDevice},
       {"--speculative-config", {}, "answers are not guessed ahead"},
       {"--reasoning-parser", {}, "reasoning is left in the answer's text"},
@@ -180,11 +180,11 @@ void add_engine_flags(CLI::App& command, ServeFlags& flags) {
       .add_option("--seed", engine.seed,
                   "Random numbers of requests without a seed begin here (default: the system's)")
       ->envname("NIBBLE_SEED");
-  command
-      .add_option("--threads", flags.session.backend.threads, "Computing threads; 0: one per core")
-      ->envname("NIBBLE_THREADS")
-      ->check(whole_number(0, kMostThreads))
-      ->capture_default_str();
+  CpuBackendOptions& backend = flags.session.backend;
+  add_thread_flags(command, {backend.threads, backend.pinning, backend.numa});
+  command.get_option("--threads")->envname("NIBBLE_THREADS");
+  command.get_option("--pin")->envname("NIBBLE_PIN");
+  command.get_option("--numa")->envname("NIBBLE_NUMA");
   command.add_option("--isa", flags.session.backend.isa, "Instruction set of the kernels")
       ->envname("NIBBLE_ISA")
       ->check(CLI::IsMember({"auto", "scalar", "avx2", "avx2_vnni", "avx512_bw", "avx512", "amx"}))

@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 
+#include "base/cpu_topology.h"
 #include "ops/attention.h"
 #include "ops/gemm.h"
 
@@ -51,9 +52,18 @@ class Backend {
   virtual void attention(const AttentionArgs& args) = 0;
 };
 
+/// What happens to a number of threads that is larger than the CPUs that the process may use.
+enum class ThreadLimit : uint8_t {
+  kUsableCpus,  // it is lowered, with a warning in the log: such threads only wait for each other
+  kNone,        // it is taken, for tests of the distribution of work
+};
+
 struct CpuBackendOptions {
-  int threads = 0;           // 0: one per core this process may use
+  int threads = 0;           // 0: one per core this process may use; not more than it has CPUs
   std::string isa = "auto";  // auto, or a name of cpu::supported_isas()
+  Pinning pinning = Pinning::kOff;
+  NumaMode numa = NumaMode::kAuto;
+  ThreadLimit limit = ThreadLimit::kUsableCpus;
 };
 
 /// The CPU backend. kUnsupported, with the list of what the machine has, when it lacks the ISA.

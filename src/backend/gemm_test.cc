@@ -93,7 +93,8 @@ class Gemm : public testing::Test {
  protected:
   void SetUp() override {
     for (const std::string_view isa : cpu::supported_isas()) {
-      auto backend = make_cpu_backend({.threads = 3, .isa = std::string(isa)});
+      auto backend =
+          make_cpu_backend({.threads = 3, .isa = std::string(isa), .limit = ThreadLimit::kNone});
       ASSERT_TRUE(backend.ok());
       backends_.push_back(std::move(backend).value());
     }

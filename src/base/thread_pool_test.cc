@@ -1,6 +1,9 @@
 #include "base/thread_pool.h"
 
+#include <atomic>
 #include <chrono>
+#include <thread>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -51,6 +54,58 @@ TEST(ThreadPool, ResultsOfALoopAreVisibleToTheCaller) {
       ASSERT_EQ(value, loop);
     }
   }
+}
+
+TEST(ThreadPool, EveryThreadStartsWithItsOwnPartOfTheChunks) {
+  constexpr int kThreads = 3;
+  ThreadPool pool(kThreads);
+  // Nobody is done before all have begun, so that nobody can steal a first chunk.
+  std::atomic<int> begun{0};
+  std::vector<int> taken_by(30, -1);
+  pool.parallel_for(30, [&](int64_t chunk, int thread) {
+    taken_by[static_cast<size_t>(chunk)] = thread;
+    if (chunk % 10 == 0) {
+      begun++;
+      while (begun < kThreads) {
+        std::this_thread::yield();
+      }
+    }
+  });
+  EXPECT_EQ(taken_by[0], 0);
+  EXPECT_EQ(taken_by[10], 1);
+  EXPECT_EQ(taken_by[20], 2);
+}
+
+TEST(ThreadPool, ThreadsTakeChunksOfOneThatIsHeldUp) {
+  ThreadPool pool(2);
+  std::atomic<int> others{0};
+  pool.parallel_for(20, [&](int64_t chunk, int) {
+    if (chunk == 0) {  // whoever has it waits until all the others are done
+      while (others < 19) {
+        std::this_thread::yield();
+      }
+    } else {
+      others++;
+    }
+  });
+  EXPECT_EQ(others, 19);
+}
+
+TEST(ThreadPool, CallsMayComeFromOneThreadAfterTheOther) {
+  ThreadPool pool(plan_threads(read_cpu_topology(), {.threads = 2, .pinning = Pinning::kCores}));
+  const std::vector<int> before = allowed_cpus();
+  const auto sum = [&] {
+    std::atomic<int> total{0};
+    pool.parallel_for(10, [&](int64_t chunk, int) { total += static_cast<int>(chunk); });
+    return total.load();
+  };
+  EXPECT_EQ(sum(), 45);
+  EXPECT_EQ(allowed_cpus(), before);  // who made the pool is held only during a loop
+  std::thread([&] {
+    EXPECT_EQ(sum(), 45);
+    EXPECT_EQ(allowed_cpus().size(), 1U);
+  }).join();
+  EXPECT_EQ(sum(), 45);
 }
 
 TEST(ThreadPool, DefaultWidthIsTheAffinityOfTheProcess) {

@@ -9,6 +9,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/cpu_topology.h"
 #include "base/f16.h"
 #include "base/process.h"
 #include "checkpoint/checkpoint_reader.h"
@@ -267,9 +268,7 @@ Result<QuantizedTensor> run_step(const CheckpointReader& reader,
     NIBBLE_RETURN_IF_ERROR(writer.write(step.tensor->name, step.tensor->data));
     return report;
   }
-  const int threads = options.threads > 0
-                          ? options.threads
-                          : static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+  const int threads = options.threads > 0 ? options.threads : usable_cores();
   NIBBLE_ASSIGN_OR_RETURN(const Quantized result,
                           quantize_matrix(reader, *step.tensor, options, threads));
   for (const TensorSlot& slot : step.slots) {

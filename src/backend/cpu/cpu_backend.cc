@@ -5,6 +5,7 @@
 #include "backend/cpu/cpu_gemm.h"
 #include "backend/cpu/isa.h"
 #include "base/check.h"
+#include "base/log.h"
 
 namespace nibble {
 namespace cpu {
@@ -58,8 +59,8 @@ Piece find_piece(std::span<const SequenceSpan> sequences, int64_t unit, int64_t 
 
 class CpuBackend final : public Backend {
  public:
-  CpuBackend(const KernelTable& kernels, int threads)
-      : kernels_(kernels), name_(fmt::format("cpu/{}", kernels.name)), pool_(threads) {}
+  CpuBackend(const KernelTable& kernels, const ThreadPlan& plan)
+      : kernels_(kernels), name_(fmt::format("cpu/{}", kernels.name)), pool_(plan) {}
 
   Status allocate_scratch() {
     const int64_t bytes = pool_.threads() * kAttentionScratch * 4;
@@ -197,6 +198,24 @@ void CpuBackend::attention(const AttentionArgs& args) {
 }  // namespace
 }  // namespace cpu
 
+namespace {
+
+ThreadPlan plan_of(const CpuBackendOptions& options) {
+  const CpuTopology topology = read_cpu_topology();
+  ThreadOptions wanted{
+      .threads = options.threads, .pinning = options.pinning, .numa = options.numa};
+  const int most = topology.usable_cpus();
+  if (options.limit == ThreadLimit::kUsableCpus && wanted.threads > most) {
+    NIBBLE_LOG(kWarning, "{} threads were asked for, but this process may use {} CPUs{}: taking {}",
+               wanted.threads, most,
+               topology.quota == most ? " (the quota of its control group)" : "", most);
+    wanted.threads = most;
+  }
+  return plan_threads(topology, wanted);
+}
+
+}  // namespace
+
 Result<std::unique_ptr<Backend>> make_cpu_backend(const CpuBackendOptions& options) {
   if (options.threads < 0) {
     return make_error(StatusCode::kInvalidArgument,
@@ -207,7 +226,7 @@ Result<std::unique_ptr<Backend>> make_cpu_backend(const CpuBackendOptions& optio
   if (options.isa == "auto") {
     cpu::log_missing(features, kernels->name);
   }
-  auto backend = std::make_unique<cpu::CpuBackend>(*kernels, options.threads);
+  auto backend = std::make_unique<cpu::CpuBackend>(*kernels, plan_of(options));
   NIBBLE_RETURN_IF_ERROR(backend->allocate_scratch());
   return std::unique_ptr<Backend>(std::move(backend));
 }
