@@ -17,6 +17,7 @@ void add_quantize_command(CLI::App& app, CommandContext& context);
 void add_inspect_command(CLI::App& app, CommandContext& context);
 void add_eval_command(CLI::App& app, CommandContext& context);
 void add_serve_command(CLI::App& app, CommandContext& context);
+void add_bench_command(CLI::App& app, CommandContext& context);
 void add_make_dummy_command(CLI::App& app, CommandContext& context);
 
 namespace {
@@ -35,6 +36,7 @@ void add_commands(CLI::App& app, CommandContext& context) {
   add_inspect_command(app, context);
   add_eval_command(app, context);
   add_serve_command(app, context);
+  add_bench_command(app, context);
   add_make_dummy_command(app, context);
 }
 

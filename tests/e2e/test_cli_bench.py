@@ -1,5 +1,5 @@
-"""make-dummy: models with random weights, and what it refuses. NIBBLE_BIN names the binary; run
-from the repository root."""
+"""make-dummy and bench: models with random weights, their speed, and what is refused. NIBBLE_BIN
+names the binary; run from the repository root."""
 
 import json
 import os
@@ -115,3 +115,76 @@ def test_make_dummy_reads_published_configs(tmp_path, name):
     value = json_of("make-dummy", "--config", small, "--out", tmp_path / "out", "--layers", 1)
     assert value["architecture"] == fields["architectures"][0] and value["layers"] == 1
     assert json_of("generate", tmp_path / "out", "--prompt", "x", "--max-tokens", 2)["tokens"]
+
+
+# --- bench offline -------------------------------------------------------------------------------
+
+@pytest.fixture(scope="module")
+def dummy(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bench")
+    config = write_config(folder / "config.json")
+    succeeds("make-dummy", "--config", config, "--out", folder / "dummy")
+    return folder / "dummy"
+
+
+def offline(model, *flags):
+    return json_of("bench", "offline", model, "--repeats", 2, *flags, timeout=300)
+
+
+def test_bench_offline_json(dummy):
+    value = offline(dummy, "--input-len", 40, "--output-len", 6)
+    assert {"prefill_tps", "decode_tps", "bytes_per_token", "read_gbps", "roofline_percent",
+            "peak_rss_bytes", "batch", "input_len", "output_len", "context", "scheme", "backend",
+            "kv_cache_dtype", "load_ms", "decode_ms_median", "prefill_ms_median"} <= set(value)
+    assert (value["batch"], value["input_len"], value["output_len"]) == (1, 40, 6)
+    assert value["scheme"] == "bf16" and value["kv_cache_dtype"] == "bf16"
+    assert abs(value["prefill_tps"] - 40e3 / value["prefill_ms_median"]) < 1e-6 * value["prefill_tps"]
+    assert abs(value["decode_tps"] - 1e3 / value["decode_ms_median"]) < 1e-6 * value["decode_tps"]
+    linear = 4 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128) + 512 * 64
+    assert 2 * linear <= value["weight_bytes"] < 3 * linear
+    kv = 4 * 2 * 16 * 2 * 2 * (40 + 3)  # layers, heads, channels, K and V, bytes, length
+    assert value["kv_bytes"] == kv and value["bytes_per_token"] == value["weight_bytes"] + kv
+    assert value["read_gbps"] > 0.5 and value["peak_rss_bytes"] < 1 << 30
+    percent = 100 * value["bytes_per_token"] * value["decode_tps"] / value["read_gbps"] / 1e9
+    assert abs(percent - value["roofline_percent"]) < 1e-6 * percent
+
+
+def test_bench_offline_shapes(dummy):
+    """Many sequences, a context that ends inside a page, chunks smaller than the prompts."""
+    value = offline(dummy, "--batch", 5, "--context", 37, "--input-len", 21, "--output-len", 3,
+                    "--max-num-batched-tokens", 16, "--kv-cache-dtype", "int8", "--threads", 1,
+                    "--isa", "scalar")
+    assert value["batch"] == 5 and value["context"] == 37 and value["threads"] == 1
+    assert value["backend"] == "cpu/scalar" and value["kv_cache_dtype"] == "int8"
+    # 32 of 37 tokens of context are whole pages in the prefix cache.
+    computed = value["prefill_tps"] * value["prefill_ms_median"] / 1e3
+    assert round(computed) == 5 * (37 - 32 + 21)
+
+
+def test_bench_offline_table(dummy):
+    text = succeeds("bench", "offline", dummy, "--input-len", 8, "--output-len", 2, "--repeats",
+                    1).stdout
+    for word in ("prefill", "decode", "tokens/s", "GB/s", "resident", "bf16"):
+        assert word in text
+
+
+@pytest.mark.parametrize("flags, code, words", [
+    (["--context", "200", "--input-len", "50", "--output-len", "10"], INVALID,
+     ["--context 200", "--input-len 50", "256", "max_position_embeddings"]),
+    (["--batch", "0"], INVALID, ["--batch"]),
+    (["--input-len", "0"], INVALID, ["--input-len"]),
+    (["--output-len", "x"], INVALID, ["--output-len"]),
+    (["--context", "-1"], INVALID, ["--context"]),
+    (["--repeats", "0"], INVALID, ["--repeats"]),
+    (["--max-num-batched-tokens", "0"], INVALID, ["--max-num-batched-tokens"]),
+    (["--kv-cache-dtype", "fp4"], INVALID, ["--kv-cache-dtype"]),
+    (["--isa", "neon"], INVALID, ["--isa"]),
+])
+def test_bench_offline_flags(dummy, flags, code, words):
+    fails(code, *words, arguments=["bench", "offline", dummy, *flags])
+
+
+def test_bench_without_a_model_or_a_subcommand(tmp_path):
+    fails(INVALID, "MODEL", arguments=["bench", "offline"])
+    fails(INVALID, arguments=["bench"])
+    fails(NOT_FOUND, "config.json", arguments=["bench", "offline", tmp_path / "nowhere"])

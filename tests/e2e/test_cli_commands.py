@@ -26,6 +26,9 @@ ALL_BUT_EVAL = {
     "eval ppl": ["MODEL", "--text", "--window", "--json", "512", "perplexity, tokens, window"],
     "serve": ["MODEL", "--host", "--port", "--api-key", "--max-model-len", "--kv-cache-dtype",
               "--max-num-seqs"],
+    "bench offline": ["MODEL", "--batch", "--input-len", "--output-len", "--context", "--repeats",
+                      "--json", "--threads", "--isa", "--kv-cache-dtype", "--seed",
+                      "--max-num-batched-tokens", "prefill_tps, decode_tps, bytes_per_token"],
     "make-dummy": ["--config", "--out", "--layers", "--seed", "--dtype", "--json", "--force"],
 }
 
@@ -48,7 +51,7 @@ def test_help_of_a_command(command):
 
 def test_help_names_every_command_and_exit_code():
     result = succeeds("--help")
-    for command in ("generate", "chat", "quantize", "inspect", "eval", "serve", "make-dummy"):
+    for command in ("generate", "chat", "quantize", "inspect", "eval", "serve", "bench", "make-dummy"):
         assert re.search(rf"^  {command} ", result.stdout, re.MULTILINE)
     for code in (0, *KINDS, 10, 70):
         assert re.search(rf"\b{code} [a-zI]", result.stdout), code

@@ -1,0 +1,137 @@
+#include "backend/cpu/ceilings.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <vector>
+
+#include "backend/cpu/ceiling_loops.h"
+#include "backend/cpu/isa.h"
+#include "core/buffer.h"
+
+namespace nibble::cpu {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kTimings = 7;
+constexpr int64_t kReadBytes = int64_t{1} << 30;
+constexpr int64_t kReadChunk = int64_t{4} << 20;  // of one thread's turn
+constexpr double kPeakSeconds = 0.02;             // of one timing
+
+double median(std::vector<double>& values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+template <typename Fn>
+double seconds_of(const Fn& fn) {
+  const auto begin = Clock::now();
+  fn();
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+/// For machines without 64-byte loads; the compiler takes what the baseline has.
+uint64_t read_loop_plain(const std::byte* data, int64_t bytes) {
+  const auto* words = reinterpret_cast<const uint64_t*>(data);
+  uint64_t sums[16] = {};
+  for (int64_t i = 0; i < bytes / 8; i += 16) {
+    __builtin_prefetch(words + i + kReadAhead / 8);
+    __builtin_prefetch(words + i + kReadAhead / 8 + 8);
+    for (int64_t j = 0; j < 16; ++j) {
+      sums[j] += words[i + j];
+    }
+  }
+  uint64_t sum = 0;
+  for (const uint64_t part : sums) {
+    sum += part;
+  }
+  return sum;
+}
+
+/// 1e12 operations a second of `loop`, run by every thread at once.
+double peak(ThreadPool& pool, void (*loop)(int64_t), int64_t ops) {
+  const auto run = [&](int64_t turns) {
+    return seconds_of(
+        [&] { pool.parallel_for(pool.threads(), [&](int64_t, int) { loop(turns); }); });
+  };
+  int64_t turns = 1024;
+  while (run(turns) < kPeakSeconds / 4) {
+    turns *= 2;
+  }
+  turns *= 4;
+  std::vector<double> seconds;
+  for (int i = 0; i < kTimings; ++i) {
+    seconds.push_back(run(turns));
+  }
+  return static_cast<double>(ops * turns * pool.threads()) / median(seconds) * 1e-12;
+}
+
+}  // namespace
+
+std::optional<double> Ceilings::peak_tops(std::string_view isa, ActFormat act) const {
+  const bool integer = act == ActFormat::kInt8Token;
+  if (isa == "amx") {
+    return integer ? amx_int8_tops : amx_bf16_tops;
+  }
+  if (isa == "avx512") {
+    return integer ? vnni512_tops : fma512_tops;
+  }
+  if (isa == "avx512_bw") {
+    return fma512_tops;
+  }
+  if (isa == "avx2_vnni") {
+    return integer ? vnni256_tops : fma256_tops;
+  }
+  return isa == "avx2" ? fma256_tops : std::nullopt;
+}
+
+Result<double> measure_read_gbps(ThreadPool& pool) {
+  NIBBLE_ASSIGN_OR_RETURN(Buffer memory, Buffer::allocate(kReadBytes));
+  const auto read = detect_cpu_features().avx512 ? read_loop_avx512 : read_loop_plain;
+  const int64_t chunks = kReadBytes / kReadChunk;
+  std::vector<uint64_t> sums(static_cast<size_t>(chunks));
+  pool.parallel_for(chunks, [&](int64_t chunk, int) {
+    std::memset(memory.data() + chunk * kReadChunk, 1, kReadChunk);
+  });
+  const auto run = [&] {
+    return seconds_of([&] {
+      pool.parallel_for(chunks, [&](int64_t chunk, int) {
+        sums[static_cast<size_t>(chunk)] = read(memory.data() + chunk * kReadChunk, kReadChunk);
+      });
+    });
+  };
+  std::vector<double> seconds;
+  for (int i = 0; i < kTimings; ++i) {
+    seconds.push_back(run());
+  }
+  CHECK(std::ranges::all_of(sums, [](uint64_t sum) { return sum != 0; }));
+  return static_cast<double>(kReadBytes) / median(seconds) * 1e-9;
+}
+
+Result<Ceilings> measure_ceilings(ThreadPool& pool) {
+  const CpuFeatures features = detect_cpu_features();
+  Ceilings out;
+  NIBBLE_ASSIGN_OR_RETURN(out.read_gbps, measure_read_gbps(pool));
+  if (features.avx2) {
+    out.fma256_tops = peak(pool, fma256_loop, kFma256Ops);
+  }
+  if (features.avx2_vnni) {
+    out.vnni256_tops = peak(pool, vnni256_loop, kVnni256Ops);
+  }
+  if (features.avx512) {
+    out.fma512_tops = peak(pool, fma512_loop, kFma512Ops);
+  }
+  if (features.avx512_vnni) {
+    out.vnni512_tops = peak(pool, vnni512_loop, kVnni512Ops);
+  }
+  if (features.amx) {
+    out.amx_int8_tops = peak(pool, amx_int8_loop, kAmxInt8Ops);
+    out.amx_bf16_tops = peak(pool, amx_bf16_loop, kAmxBf16Ops);
+  }
+  return out;
+}
+
+}  // namespace nibble::cpu

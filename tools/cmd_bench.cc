@@ -1,0 +1,23 @@
+#include <algorithm>
+
+#include "base/check.h"
+#include "bench.h"
+
+namespace nibble {
+
+void add_bench_command(CLI::App& app, CommandContext& context);
+
+double median(std::vector<double> values) {
+  CHECK(!values.empty());
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+void add_bench_command(CLI::App& app, CommandContext& context) {
+  CLI::App* bench = app.add_subcommand("bench", "Measure speed, beside what the machine can do");
+  bench->require_subcommand(1);
+  add_bench_offline(*bench, context);
+}
+
+}  // namespace nibble
