@@ -7,6 +7,11 @@ namespace nibble {
 
 void add_bench_command(CLI::App& app, CommandContext& context);
 
+ThreadPlan bench_threads(const CpuBackendOptions& options, int threads) {
+  return plan_threads(read_cpu_topology(),
+                      {.threads = threads, .pinning = options.pinning, .numa = options.numa});
+}
+
 double median(std::vector<double> values) {
   CHECK(!values.empty());
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
@@ -18,6 +23,7 @@ void add_bench_command(CLI::App& app, CommandContext& context) {
   CLI::App* bench = app.add_subcommand("bench", "Measure speed, beside what the machine can do");
   bench->require_subcommand(1);
   add_bench_offline(*bench, context);
+  add_bench_kernels(*bench, context);
 }
 
 }  // namespace nibble

@@ -67,8 +67,7 @@ Result<OfflineReport> measure(const OfflineFlags& flags) {
   NIBBLE_ASSIGN_OR_RETURN(const EngineOptions options,
                           OfflineBench::options_for(shape, base, config));
   const auto begin = Clock::now();
-  NIBBLE_ASSIGN_OR_RETURN(const auto backend, make_cpu_backend({.threads = flags.model.threads,
-                                                                .isa = flags.model.isa}));
+  NIBBLE_ASSIGN_OR_RETURN(const auto backend, make_cpu_backend(backend_of(flags.model)));
   NIBBLE_ASSIGN_OR_RETURN(auto model,
                           load_model(flags.model.model_dir, *backend,
                                      {.max_batch_tokens = options.max_num_batched_tokens,
@@ -87,7 +86,7 @@ Result<OfflineReport> measure(const OfflineFlags& flags) {
     NIBBLE_RETURN_IF_ERROR(bench.run_round(timings));
   }
   report.peak_rss_bytes = peak_rss_bytes();  // before the memory that measures the bandwidth
-  ThreadPool pool(report.threads);
+  ThreadPool pool(bench_threads(backend_of(flags.model), report.threads));
   NIBBLE_ASSIGN_OR_RETURN(report.read_gbps, cpu::measure_read_gbps(pool));
 
   report.prefill_ms = median(timings.prefill_ms);

@@ -25,6 +25,12 @@ void add_thread_flags(CLI::App& command, const ThreadFlags& flags) {
       ->default_str("auto");
 }
 
+void add_isa_flag(CLI::App& command, std::string& isa) {
+  command.add_option("--isa", isa, "Instruction set of the kernels")
+      ->check(CLI::IsMember({"auto", "scalar", "avx2", "avx2_vnni", "avx512_bw", "avx512", "amx"}))
+      ->capture_default_str();
+}
+
 void add_model_flags(CLI::App& command, ModelFlags& flags) {
   command.add_option("MODEL", flags.model_dir, "Model folder in Hugging Face format")->required();
   command
@@ -33,9 +39,7 @@ void add_model_flags(CLI::App& command, ModelFlags& flags) {
       ->check(CLI::IsMember({"auto", "f32", "bf16", "int8", "int4"}))
       ->capture_default_str();
   add_thread_flags(command, {flags.threads, flags.pinning, flags.numa});
-  command.add_option("--isa", flags.isa, "Instruction set of the kernels")
-      ->check(CLI::IsMember({"auto", "scalar", "avx2", "avx2_vnni", "avx512_bw", "avx512", "amx"}))
-      ->capture_default_str();
+  add_isa_flag(command, flags.isa);
 }
 
 void add_answer_flags(CLI::App& command, AnswerFlags& flags, int64_t max_tokens) {

@@ -47,6 +47,8 @@ struct ThreadFlags {
 
 /// Adds --threads, --pin and --numa; what `flags` refers to must outlive `command`.
 void add_thread_flags(CLI::App& command, const ThreadFlags& flags);
+/// Adds --isa.
+void add_isa_flag(CLI::App& command, std::string& isa);
 
 /// The backend that the flags ask for.
 CpuBackendOptions backend_of(const ModelFlags& flags);

@@ -188,3 +188,50 @@ def test_bench_without_a_model_or_a_subcommand(tmp_path):
     fails(INVALID, "MODEL", arguments=["bench", "offline"])
     fails(INVALID, arguments=["bench"])
     fails(NOT_FOUND, "config.json", arguments=["bench", "offline", tmp_path / "nowhere"])
+
+
+# --- bench kernels -------------------------------------------------------------------------------
+
+CEILINGS = {"read_gbps", "amx_int8_tops", "amx_bf16_tops", "vnni_int8_tops"}
+KERNEL = {"name", "scheme", "isa", "m", "n", "k", "us", "gbps", "tops", "roofline_percent"}
+
+
+def test_bench_kernels_json():
+    value = json_of("bench", "kernels", "--backend", "cpu", "--scheme", "w8a8_int8", "--m", "1,3",
+                    "--n", 4096, "--k", 4096, timeout=300)
+    assert set(value) == {"ceilings", "kernels"} and set(value["ceilings"]) == CEILINGS
+    assert value["ceilings"]["read_gbps"] > 0.5
+    assert all(tops is None or tops > 0.01 for tops in value["ceilings"].values())
+    assert [row["m"] for row in value["kernels"]] == [1, 3]
+    for row in value["kernels"]:
+        assert set(row) == KERNEL
+        assert (row["scheme"], row["n"], row["k"]) == ("w8a8_int8", 4096, 4096)
+        assert row["name"].startswith("gemm_w8a8_int8") and row["isa"] in row["name"]
+        operations = 2 * row["m"] * 4096 * 4096
+        assert abs(row["tops"] * row["us"] * 1e6 - operations) < 1e-6 * operations
+        assert 4096 * 4096 <= row["gbps"] * row["us"] * 1e3 < 1.1 * 4096 * 4096
+    # A product of one row is bound by reading.
+    one, read = value["kernels"][0], value["ceilings"]["read_gbps"]
+    assert abs(one["roofline_percent"] - 100 * one["gbps"] / read) < 1e-6 * one["roofline_percent"]
+
+
+def test_bench_kernels_table():
+    text = succeeds("bench", "kernels", "--scheme", "w4a8", "--m", "1", "--n", "1024", "--k", "8192",
+                    "--isa", "scalar", "--threads", 1, timeout=300).stdout
+    for word in ("cpu/scalar", "GB/s", "GOPS", "w4a8", "8192"):
+        assert word in text
+
+
+@pytest.mark.parametrize("flags, words", [
+    (["--backend", "cuda"], ["--backend", "cpu"]),
+    (["--scheme", "w9"], ["--scheme", "w9", "w4a16_g32"]),
+    (["--isa", "neon"], ["--isa"]),
+    (["--m", "0"], ["--m"]),
+    (["--m", "1,x"], ["--m"]),
+    (["--n", "64"], ["--n 64", "--k"]),
+    (["--n", "64", "--k", "0"], ["--k"]),
+    (["--n", "64", "--k", "100"], ["--k 100", "group", "w4a16_g32"]),
+    (["--threads", "-1"], ["--threads"]),
+])
+def test_bench_kernels_flags(flags, words):
+    fails(INVALID, *words, arguments=["bench", "kernels", *flags])

@@ -29,6 +29,8 @@ ALL_BUT_EVAL = {
     "bench offline": ["MODEL", "--batch", "--input-len", "--output-len", "--context", "--repeats",
                       "--json", "--threads", "--isa", "--kv-cache-dtype", "--seed",
                       "--max-num-batched-tokens", "prefill_tps, decode_tps, bytes_per_token"],
+    "bench kernels": ["--backend", "--isa", "--threads", "--pin", "--numa", "--scheme", "--m", "--n",
+                      "--k", "--json", "amx_int8_tops"],
     "make-dummy": ["--config", "--out", "--layers", "--seed", "--dtype", "--json", "--force"],
 }
 

@@ -1,0 +1,179 @@
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/json.h"
+#include "bench.h"
+#include "flag_checks.h"
+#include "gemm_bench.h"
+#include "model_flags.h"
+#include "output.h"
+
+namespace nibble {
+
+namespace {
+
+constexpr int64_t kMostRows = 16384;
+constexpr int64_t kMostChannels = int64_t{1} << 20;
+
+struct KernelFlags {
+  CpuBackendOptions backend;
+  std::string device = "cpu";
+  std::string scheme;  // empty: all
+  std::vector<int64_t> row_counts = {1, 4, 16, 64, 256, 1024};
+  int64_t n = 0;  // 0: the shapes of kShapes
+  int64_t k = 0;
+  bool json = false;
+};
+
+// Of a Llama with 1.1 B parameters, and of one with 8 B.
+constexpr GemmShape kShapes[] = {{2048, 2048}, {5632, 2048}, {2048, 5632}, {4096, 4096}};
+
+struct SchemeTimings {
+  std::string scheme;
+  std::vector<GemmTiming> timings;
+};
+
+Json optional_json(const std::optional<double>& value) { return value ? Json(*value) : Json(); }
+
+Json ceilings_json(const cpu::Ceilings& ceilings) {
+  return Json::object({{"read_gbps", ceilings.read_gbps},
+                       {"amx_int8_tops", optional_json(ceilings.amx_int8_tops)},
+                       {"amx_bf16_tops", optional_json(ceilings.amx_bf16_tops)},
+                       {"vnni_int8_tops", optional_json(ceilings.vnni_int8_tops())}});
+}
+
+Json timing_json(const GemmTiming& timing, const std::string& scheme, std::string_view isa) {
+  return Json::object({{"name", timing.kernel},
+                       {"scheme", scheme},
+                       {"isa", isa},
+                       {"m", timing.m},
+                       {"n", timing.shape.n},
+                       {"k", timing.shape.k},
+                       {"us", timing.us},
+                       {"gbps", timing.gbps},
+                       {"tops", timing.tops},
+                       {"roofline_percent", timing.roofline_percent}});
+}
+
+void print_ceilings(const cpu::Ceilings& ceilings, const Backend& backend) {
+  const auto text = [](const std::optional<double>& tops) {
+    return tops ? fmt::format("{:.2f}", *tops) : std::string("none");
+  };
+  print_out(fmt::format(
+      "{}, {} threads: reads {:.1f} GB/s; peaks in TOPS: AMX int8 {}, AMX bf16 {}, VNNI int8 {}, "
+      "f32 {}\n",
+      backend.name(), backend.threads(), ceilings.read_gbps, text(ceilings.amx_int8_tops),
+      text(ceilings.amx_bf16_tops), text(ceilings.vnni_int8_tops()),
+      text(ceilings.fma512_tops ? ceilings.fma512_tops : ceilings.fma256_tops)));
+  print_out(fmt::format("{:14} {:28} {:>5} {:>6} {:>6} {:>10} {:>7} {:>8} {:>7}\n", "scheme",
+                        "kernel", "m", "n", "k", "us", "GB/s", "GOPS", "roof %"));
+}
+
+void print_timings(const SchemeTimings& all) {
+  for (const GemmTiming& timing : all.timings) {
+    print_out(fmt::format("{:14} {:28} {:5} {:6} {:6} {:10.1f} {:7.2f} {:8.1f} {:7.1f}\n",
+                          all.scheme, timing.kernel, timing.m, timing.shape.n, timing.shape.k,
+                          timing.us, timing.gbps, timing.tops * 1e3, timing.roofline_percent));
+  }
+}
+
+Result<std::vector<QuantScheme>> chosen_schemes(const std::string& name) {
+  if (name.empty()) {
+    return std::vector<QuantScheme>(all_schemes().begin(), all_schemes().end());
+  }
+  const auto scheme = find_scheme(name);
+  NIBBLE_RETURN_IF_ERROR(scheme.status().with_context("--scheme"));
+  return std::vector<QuantScheme>{*scheme};
+}
+
+/// kInvalidArgument for a k that no scheme of the list can group.
+Status check_shape(const KernelFlags& flags, const std::vector<QuantScheme>& schemes) {
+  if ((flags.n == 0) != (flags.k == 0)) {
+    return make_error(StatusCode::kInvalidArgument,
+                      "--n {} --k {}: give both sizes of the product, or none", flags.n, flags.k);
+  }
+  for (const QuantScheme& scheme : schemes) {
+    const int group = scheme.weight.group_size;
+    if (group > 0 && flags.k % group != 0) {
+      return make_error(StatusCode::kInvalidArgument,
+                        "--k {} is no multiple of the group size of {}; choose another --scheme or "
+                        "a multiple of {}",
+                        flags.k, scheme.name, group);
+    }
+  }
+  return {};
+}
+
+Status run(const KernelFlags& flags) {
+  NIBBLE_ASSIGN_OR_RETURN(const auto schemes, chosen_schemes(flags.scheme));
+  NIBBLE_RETURN_IF_ERROR(check_shape(flags, schemes));
+  NIBBLE_ASSIGN_OR_RETURN(const auto backend, make_cpu_backend(flags.backend));
+  GemmBenchOptions options;
+  options.isa = backend->name().substr(backend->name().find('/') + 1);
+  options.row_counts = flags.row_counts;
+  options.shapes.assign(std::begin(kShapes), std::end(kShapes));
+  if (flags.n > 0) {
+    options.shapes = {{flags.n, flags.k}};
+  }
+  {
+    ThreadPool pool(bench_threads(flags.backend, backend->threads()));
+    NIBBLE_ASSIGN_OR_RETURN(options.ceilings, cpu::measure_ceilings(pool));
+  }
+  if (!flags.json) {
+    print_ceilings(options.ceilings, *backend);
+  }
+  JsonArray kernels;
+  for (const QuantScheme& scheme : schemes) {
+    SchemeTimings all{.scheme = std::string(scheme.name)};
+    NIBBLE_ASSIGN_OR_RETURN(all.timings, bench_gemm(*backend, scheme, options));
+    for (const GemmTiming& timing : all.timings) {
+      kernels.push_back(timing_json(timing, all.scheme, options.isa));
+    }
+    if (!flags.json) {
+      print_timings(all);
+    }
+  }
+  if (flags.json) {
+    const Json json = Json::object(
+        {{"ceilings", ceilings_json(options.ceilings)}, {"kernels", std::move(kernels)}});
+    print_out(json.dump() + "\n");
+  }
+  return {};
+}
+
+}  // namespace
+
+void add_bench_kernels(CLI::App& bench, CommandContext& context) {
+  auto flags = std::make_shared<KernelFlags>();
+  CLI::App* command =
+      bench.add_subcommand("kernels", "Matrix products of every scheme, beside the ceilings");
+  command->add_option("--backend", flags->device, "Where the kernels run")
+      ->check(CLI::IsMember({"cpu"}))
+      ->capture_default_str();
+  CpuBackendOptions& backend = flags->backend;
+  add_isa_flag(*command, backend.isa);
+  add_thread_flags(*command, {backend.threads, backend.pinning, backend.numa});
+  command->add_option("--scheme", flags->scheme, "Only this scheme");
+  command->add_option("--m", flags->row_counts, "Rows of activations, like 1,16,256")
+      ->delimiter(',')
+      ->check(whole_number(1, kMostRows))
+      ->capture_default_str();
+  command->add_option("--n", flags->n, "Output channels of the only shape")
+      ->check(whole_number(1, kMostChannels));
+  command->add_option("--k", flags->k, "Input channels of the only shape")
+      ->check(whole_number(1, kMostChannels));
+  command->add_flag("--json", flags->json,
+                    "Print one JSON object: ceilings (read_gbps, amx_int8_tops, ...), kernels "
+                    "(name, scheme, isa, m, n, k, us, gbps, tops, roofline_percent)");
+  command->footer(
+      "Weights come from memory, medians of at least 5 runs. The roofline is the longer of reading "
+      "the weights\nat the bandwidth, and of all operations at the peak of the instructions, both "
+      "measured in this run.\n\n" +
+      bench.get_footer());
+  command->callback([flags, &context] { context.action = [flags] { return run(*flags); }; });
+}
+
+}  // namespace nibble

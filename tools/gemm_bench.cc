@@ -1,0 +1,184 @@
+#include "gemm_bench.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <random>
+#include <utility>
+
+#include "base/f16.h"
+#include "bench.h"
+
+namespace nibble {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int64_t kColdBytes = int64_t{400} << 20;  // beyond the caches
+constexpr int64_t kTimings = 7;
+constexpr int64_t kTimingsOfMany = 5;  // of products that take long
+constexpr int64_t kManyRows = 256;
+
+/// Random codes as the canonical form has them: no NaN, padding of rows zero.
+Result<QuantTensor> random_weight(const WeightFormat& format, GemmShape shape) {
+  NIBBLE_ASSIGN_OR_RETURN(QuantTensor weight, QuantTensor::allocate(format, shape.n, shape.k));
+  std::mt19937_64 random(1);
+  auto* bytes = reinterpret_cast<uint8_t*>(weight.codes.data());
+  const size_t size = weight.codes.size();
+  for (size_t i = 0; i < size; i += 8) {
+    const uint64_t word = random();
+    std::memcpy(bytes + i, &word, std::min<size_t>(8, size - i));
+  }
+  if (format.code == WeightCode::kBf16) {
+    for (uint16_t& value : weight.codes.as<uint16_t>()) {
+      value = static_cast<uint16_t>((value & 0x807fU) | 0x3c80U);  // magnitudes 2^-6 to 2^-5
+    }
+  } else if (format.code == WeightCode::kFp8E4M3) {
+    for (size_t i = 0; i < size; ++i) {
+      bytes[i] &= (bytes[i] & 0x7fU) == 0x7fU ? 0xbfU : 0xffU;  // not the NaN
+    }
+  } else if (format.code == WeightCode::kInt4) {
+    const int64_t row = weight.row_bytes();
+    for (int64_t n = 0; n < shape.n; ++n) {
+      for (int64_t k = shape.k; k < row * 2; ++k) {
+        bytes[n * row + k / 2] &= k % 2 == 0 ? 0xf0U : 0x0fU;
+      }
+    }
+  }
+  std::uniform_real_distribution<float> scale(0.005F, 0.015F);
+  for (float& value : weight.scales.as<float>()) {
+    value = bf16_to_f32(f32_to_bf16(scale(random)));
+  }
+  return weight;
+}
+
+Result<QuantTensor> copy_of(const QuantTensor& weight) {
+  NIBBLE_ASSIGN_OR_RETURN(QuantTensor copy,
+                          QuantTensor::allocate(weight.format, weight.n, weight.k));
+  std::memcpy(copy.codes.data(), weight.codes.data(), weight.codes.size());
+  if (weight.scales.size() > 0) {
+    std::memcpy(copy.scales.data(), weight.scales.data(), weight.scales.size());
+  }
+  return copy;
+}
+
+struct PackedCopy {
+  size_t shape = 0;  // index into GemmBenchOptions::shapes
+  std::unique_ptr<PreparedGemm> gemm;
+};
+
+/// Copies of all shapes in turn, until a round over them reads more than the caches hold.
+Result<std::vector<PackedCopy>> make_copies(Backend& backend,
+                                            const QuantScheme& scheme,
+                                            const GemmBenchOptions& options) {
+  const ActFormat act = scheme.act == ActFormat::kFloat ? ActFormat::kBf16 : scheme.act;
+  std::vector<QuantTensor> weights;
+  for (const GemmShape shape : options.shapes) {
+    NIBBLE_ASSIGN_OR_RETURN(QuantTensor weight, random_weight(scheme.weight, shape));
+    weights.push_back(std::move(weight));
+  }
+  std::vector<PackedCopy> copies;
+  for (int64_t bytes = 0; bytes < kColdBytes;) {
+    for (size_t shape = 0; shape < weights.size(); ++shape) {
+      NIBBLE_ASSIGN_OR_RETURN(QuantTensor weight, copy_of(weights[shape]));
+      NIBBLE_ASSIGN_OR_RETURN(
+          auto gemm,
+          backend.prepare_gemm(std::move(weight), act, std::ranges::max(options.row_counts)));
+      bytes += gemm->weight_bytes();
+      copies.push_back({shape, std::move(gemm)});
+    }
+  }
+  return copies;
+}
+
+std::vector<float> random_activations(int64_t count) {
+  std::mt19937 random(2);
+  std::normal_distribution<float> normal;
+  std::vector<float> values(static_cast<size_t>(count));
+  std::ranges::generate(values, [&] { return normal(random); });
+  return values;
+}
+
+/// Goes round the copies, on through all calls.
+class GemmRounds final {
+ public:
+  GemmRounds(std::vector<PackedCopy> copies, const GemmBenchOptions& options)
+      : copies_(std::move(copies)), options_(options) {
+    int64_t widest_k = 0;
+    int64_t widest_n = 0;
+    for (const GemmShape shape : options_.shapes) {
+      widest_k = std::max(widest_k, shape.k);
+      widest_n = std::max(widest_n, shape.n);
+    }
+    const int64_t rows = std::ranges::max(options_.row_counts);
+    x_ = random_activations(rows * widest_k);
+    y_.resize(static_cast<size_t>(rows * widest_n));
+  }
+
+  /// Microseconds of each product of m rows, by shape.
+  std::vector<std::vector<double>> time(int64_t m) {
+    const size_t timings = m < kManyRows ? kTimings : kTimingsOfMany;
+    std::vector<std::vector<double>> us(options_.shapes.size());
+    run_next(m, nullptr);  // wakes the threads
+    while (std::ranges::any_of(us, [&](const auto& list) { return list.size() < timings; })) {
+      run_next(m, &us);
+    }
+    return us;
+  }
+
+  [[nodiscard]] const PreparedGemm& first_of(size_t shape) const { return *copies_[shape].gemm; }
+
+ private:
+  void run_next(int64_t m, std::vector<std::vector<double>>* us) {
+    PackedCopy& copy = copies_[next_];
+    next_ = (next_ + 1) % copies_.size();
+    const GemmShape shape = options_.shapes[copy.shape];
+    const auto begin = Clock::now();
+    copy.gemm->run(
+        {.x = x_.data(), .x_stride = shape.k, .m = m, .y = y_.data(), .y_stride = shape.n});
+    const std::chrono::duration<double, std::micro> took = Clock::now() - begin;
+    if (us != nullptr) {
+      (*us)[copy.shape].push_back(took.count());
+    }
+  }
+
+  std::vector<PackedCopy> copies_;
+  const GemmBenchOptions& options_;
+  std::vector<float> x_;
+  std::vector<float> y_;
+  size_t next_ = 0;
+};
+
+}  // namespace
+
+Result<std::vector<GemmTiming>> bench_gemm(Backend& backend,
+                                           const QuantScheme& scheme,
+                                           const GemmBenchOptions& options) {
+  NIBBLE_ASSIGN_OR_RETURN(auto copies, make_copies(backend, scheme, options));
+  GemmRounds rounds(std::move(copies), options);
+  const auto peak = options.ceilings.peak_tops(options.isa, scheme.act);
+  std::vector<GemmTiming> timings;
+  for (const int64_t m : options.row_counts) {
+    const auto us = rounds.time(m);
+    for (size_t i = 0; i < options.shapes.size(); ++i) {
+      const GemmShape shape = options.shapes[i];
+      const PreparedGemm& gemm = rounds.first_of(i);
+      const auto bytes = static_cast<double>(gemm.weight_bytes());
+      const double ops = 2.0 * static_cast<double>(m * shape.n * shape.k);
+      const double seconds = median(us[i]) * 1e-6;
+      const double reading = bytes / (options.ceilings.read_gbps * 1e9);
+      const double computing = peak ? ops / (*peak * 1e12) : 0.0;
+      timings.push_back({.kernel = std::string(gemm.kernel_name()),
+                         .m = m,
+                         .shape = shape,
+                         .us = seconds * 1e6,
+                         .gbps = bytes / seconds * 1e-9,
+                         .tops = ops / seconds * 1e-12,
+                         .roofline_percent = 100 * std::max(reading, computing) / seconds});
+    }
+  }
+  return timings;
+}
+
+}  // namespace nibble

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "backend/backend.h"
+#include "backend/cpu/ceilings.h"
+
+namespace nibble {
+
+struct GemmShape {
+  int64_t n = 0;  // output channels
+  int64_t k = 0;  // input channels
+};
+
+struct GemmTiming {
+  std::string kernel;
+  int64_t m = 0;
+  GemmShape shape;
+  double us = 0;                // median
+  double gbps = 0;              // bytes of the weights a second
+  double tops = 0;              // two operations per weight and row
+  double roofline_percent = 0;  // of the slower of: reading the weights once, all operations
+};
+
+struct GemmBenchOptions {
+  std::string_view isa;             // of the backend
+  std::vector<GemmShape> shapes;    // measured in turns
+  std::vector<int64_t> row_counts;  // each m
+  cpu::Ceilings ceilings;
+};
+
+/// Times a scheme's product as a model of BF16 runs it: activations of weight-only schemes are
+/// rounded to BF16. Weights and activations are random; the weights come from memory, because the
+/// runs go round copies of more than 400 MB. At least 5 timings of each shape and m.
+Result<std::vector<GemmTiming>> bench_gemm(Backend& backend,
+                                           const QuantScheme& scheme,
+                                           const GemmBenchOptions& options);
+
+}  // namespace nibble
