@@ -22,6 +22,9 @@ uint64_t read_loop_avx512(const std::byte* data, int64_t bytes) {
 
 void fma512_loop(int64_t turns) {
   __m512 sums[12] = {};
+  for (__m512& sum : sums) {
+    __asm__ volatile("" : "+v"(sum));  // else equal sums become one
+  }
   __m512 x = _mm512_set1_ps(1.25F);
   __m512 y = _mm512_set1_ps(-0.75F);
   for (int64_t turn = 0; turn < turns; ++turn) {
