@@ -2,12 +2,14 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 
 #include "base/cpu_topology.h"
 #include "ops/attention.h"
 #include "ops/gemm.h"
+#include "quant/quant_view.h"
 
 namespace nibble {
 
@@ -33,11 +35,18 @@ class Backend {
   [[nodiscard]] virtual std::string_view name() const = 0;  // "cpu/avx512"
   [[nodiscard]] virtual int threads() const = 0;
 
-  /// Packs weights for rows of activations in `act`; the source is consumed. max_m is the largest
-  /// m that run() will see (workspace is sized here).
-  virtual Result<std::unique_ptr<PreparedGemm>> prepare_gemm(QuantTensor weight,
+  /// Packs the rows of several matrices of one format and k, one below the other, for rows of
+  /// activations in `act`. max_m is the largest m that run() will see (workspace is sized here).
+  virtual Result<std::unique_ptr<PreparedGemm>> prepare_gemm(std::span<const QuantView> parts,
                                                              ActFormat act,
                                                              int64_t max_m) = 0;
+  /// The same for one matrix.
+  Result<std::unique_ptr<PreparedGemm>> prepare_gemm(const QuantTensor& weight,
+                                                     ActFormat act,
+                                                     int64_t max_m) {
+    const QuantView view = view_of(weight);
+    return prepare_gemm({&view, 1}, act, max_m);
+  }
 
   /// y[r] = x[r] / sqrt(mean(x[r]²) + eps) * weight, rows of n; x may equal y.
   virtual void rms_norm(

@@ -123,15 +123,19 @@ void MappedFile::release() {
   }
 }
 
-void MappedFile::drop_pages(std::span<const std::byte> part) const {
+void MappedFile::advise(std::span<const std::byte> part, int advice) const {
   const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
   const auto begin = static_cast<size_t>(part.data() - data_) / page * page;
   const auto end = static_cast<size_t>(part.data() - data_) + part.size();
   if (data_ != nullptr && end > begin) {
-    // Advice only: a refusal costs memory, never correctness.
-    static_cast<void>(::madvise(const_cast<std::byte*>(data_ + begin), end - begin, MADV_DONTNEED));
+    // Advice only: a refusal costs time or memory, never correctness.
+    static_cast<void>(::madvise(const_cast<std::byte*>(data_ + begin), end - begin, advice));
   }
 }
+
+void MappedFile::read_ahead(std::span<const std::byte> part) const { advise(part, MADV_WILLNEED); }
+
+void MappedFile::drop_pages(std::span<const std::byte> part) const { advise(part, MADV_DONTNEED); }
 
 Result<OutputFile> OutputFile::create(const std::string& path) {
   OutputFile file;

@@ -29,12 +29,15 @@ class MappedFile final {
 
   [[nodiscard]] std::span<const std::byte> bytes() const { return {data_, size_}; }
   [[nodiscard]] const std::string& path() const { return path_; }
+  /// Tells the system that this part will be read soon.
+  void read_ahead(std::span<const std::byte> part) const;
   /// Tells the system that this part will not be read again soon: keeps resident memory small.
   void drop_pages(std::span<const std::byte> part) const;
 
  private:
   MappedFile() = default;
   void release();
+  void advise(std::span<const std::byte> part, int advice) const;
 
   std::string path_;
   const std::byte* data_ = nullptr;

@@ -160,6 +160,10 @@ int64_t CheckpointReader::total_bytes() const {
   return total;
 }
 
+void CheckpointReader::read_ahead(const TensorInfo& tensor) const {
+  shard_of(tensor).file.read_ahead(tensor.data);
+}
+
 void CheckpointReader::drop_pages(const TensorInfo& tensor) const {
   shard_of(tensor).file.drop_pages(tensor.data);
 }

@@ -34,6 +34,8 @@ class CheckpointReader final {
   [[nodiscard]] std::string_view file_of(const TensorInfo& tensor) const;
   /// Bytes of tensor data over all files.
   [[nodiscard]] int64_t total_bytes() const;
+  /// Starts to read a tensor's bytes from the disk, without waiting for them.
+  void read_ahead(const TensorInfo& tensor) const;
   /// Lets the system forget a tensor's pages: for streaming through models larger than memory.
   void drop_pages(const TensorInfo& tensor) const;
   [[nodiscard]] const std::string& path() const { return path_; }

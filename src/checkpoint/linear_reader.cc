@@ -1,5 +1,6 @@
 #include "checkpoint/linear_reader.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <utility>
@@ -69,21 +70,39 @@ Result<DType> scale_type(const Source& source, const TensorInfo& scale) {
   return scale.dtype == DType::kBF16 ? DType::kBF16 : DType::kF32;
 }
 
-float load_float(const TensorInfo& tensor, int64_t index) {
-  if (tensor.dtype == DType::kF32) {
-    float value = 0;
-    std::memcpy(&value, tensor.data.data() + index * 4, 4);
-    return value;
+// The compiler turns loops of this fixed length into vector code.
+constexpr int64_t kBlock = 64;
+
+// Whether no number has all the bits of `exponent`: those of infinity and NaN.
+template <typename Bits>
+bool all_finite(const std::byte* data, int64_t count, Bits exponent) {
+  for (int64_t begin = 0; begin < count; begin += kBlock) {
+    Bits block[kBlock] = {};
+    const int64_t size = std::min(kBlock, count - begin);
+    std::memcpy(block, data + begin * static_cast<int64_t>(sizeof(Bits)),
+                static_cast<size_t>(size) * sizeof(Bits));
+    Bits found = 0;
+    for (const Bits bits : block) {
+      found |= static_cast<Bits>((bits & exponent) == exponent);
+    }
+    if (found != 0) {
+      return false;
+    }
   }
-  uint16_t bits = 0;
-  std::memcpy(&bits, tensor.data.data() + index * 2, 2);
-  return tensor.dtype == DType::kBF16 ? bf16_to_f32(bits) : f16_to_f32(bits);
+  return true;
 }
 
-// Fills weight.scales from [n, groups], [n] (channel) or one number (tensor).
-Status read_scales(const Source& source, const TensorInfo& scale, QuantTensor& weight) {
+bool all_finite(const TensorInfo& scales) {
+  const std::byte* data = scales.data.data();
+  const int64_t count = scales.elements();
+  return scales.dtype == DType::kF32
+             ? all_finite<uint32_t>(data, count, 0x7f800000U)
+             : all_finite<uint16_t>(data, count, scales.dtype == DType::kBF16 ? 0x7f80U : 0x7c00U);
+}
+
+// Points `weight` to its scales: [n, groups], [n] (channel) or one number (tensor).
+Status map_scales(const Source& source, const TensorInfo& scale, QuantView& weight) {
   const int64_t groups = weight.format.groups(weight.k);
-  const int64_t count = weight.n * groups;
   const bool channel = weight.format.scale_per == ScalePer::kChannel;
   const std::vector<int64_t> full = {weight.n, groups};
   const bool fits = scale.shape == full || (channel && scale.shape == std::vector{weight.n});
@@ -93,38 +112,48 @@ Status read_scales(const Source& source, const TensorInfo& scale, QuantTensor& w
                    fmt::format("expected scales {}, got {}; group_size in config.json may be wrong",
                                shape_text(full), shape_text(scale.shape)));
   }
-  const auto out = weight.scales.as<float>();
-  for (int64_t i = 0; i < count; ++i) {
-    const float value = load_float(scale, single ? 0 : i);
-    if (!std::isfinite(value)) {
-      return corrupt(source, scale,
-                     fmt::format("scale {} is {}; the quantizer that wrote it "
-                                 "divided by zero",
-                                 i, value));
-    }
-    out[static_cast<size_t>(i)] = value;
+  weight.scales = scale.data.data();
+  weight.scale_type = scale.dtype;
+  weight.scale_count = single ? QuantView::Scales::kOneForAll : QuantView::Scales::kEach;
+  if (all_finite(scale)) {
+    return {};
   }
-  return {};
+  int64_t index = 0;
+  while (std::isfinite(weight.scale(index))) {
+    ++index;
+  }
+  return corrupt(source, scale,
+                 fmt::format("scale {} is {}; the quantizer that wrote it divided by zero", index,
+                             weight.scale(index)));
 }
 
-// Codes and scales of a module whose group is known. `n`, `k`: the logical shape.
-Result<QuantTensor> allocate_quantized(const Source& source,
-                                       const TensorInfo& codes,
-                                       const WeightFormat& format,
-                                       std::pair<int64_t, int64_t> shape) {
+// Codes and scales of a module whose group is known, for codes that need no other form. `shape`:
+// the logical one, [n, k].
+Result<MappedLinear> map_quantized(const Source& source,
+                                   const TensorInfo& codes,
+                                   const QuantGroup& group,
+                                   std::pair<int64_t, int64_t> shape) {
   const TensorInfo* scale = source.find("weight_scale");
   if (scale == nullptr) {
     return make_error(StatusCode::kNotFound, "{}: its scales {}.weight_scale are missing",
                       source.reader.where(codes), source.module);
   }
-  WeightFormat stored = format;
-  NIBBLE_ASSIGN_OR_RETURN(stored.scale_dtype, scale_type(source, *scale));
-  auto weight = QuantTensor::allocate(stored, shape.first, shape.second);
-  if (!weight.ok()) {
-    return weight.status().with_context(source.reader.where(codes));
+  MappedLinear linear;
+  linear.act = group.act;
+  QuantView& weight = linear.weight;
+  weight.format = group.weight;
+  NIBBLE_ASSIGN_OR_RETURN(weight.format.scale_dtype, scale_type(source, *scale));
+  weight.n = shape.first;
+  weight.k = shape.second;
+  weight.codes = codes.data.data();
+  weight.name = source.reader.where(codes);
+  if (weight.format.scale_per == ScalePer::kGroup && weight.k % weight.format.group_size != 0) {
+    return make_error(StatusCode::kUnsupported,
+                      "{}: {} input channels are not a multiple of the group size {}", weight.name,
+                      weight.k, weight.format.group_size);
   }
-  NIBBLE_RETURN_IF_ERROR(read_scales(source, *scale, *weight));
-  return weight;
+  NIBBLE_RETURN_IF_ERROR(map_scales(source, *scale, weight));
+  return linear;
 }
 
 // [n, k] from weight_shape when it is there (two I32 or I64), else from the packed words.
@@ -157,7 +186,7 @@ Result<int64_t> packed_k(const Source& source, const TensorInfo& packed) {
   return values[1];
 }
 
-Result<LinearWeights> read_packed(const Source& source, const TensorInfo& packed) {
+Result<MappedLinear> map_packed(const Source& source, const TensorInfo& packed) {
   NIBBLE_RETURN_IF_ERROR(check_matrix(source, packed));
   NIBBLE_ASSIGN_OR_RETURN(const QuantGroup* group, require_group(source, packed));
   if (packed.dtype != DType::kI32 || group->weight.code != WeightCode::kInt4) {
@@ -166,28 +195,18 @@ Result<LinearWeights> read_packed(const Source& source, const TensorInfo& packed
                       source.reader.where(packed), dtype_name(packed.dtype));
   }
   NIBBLE_ASSIGN_OR_RETURN(const int64_t k, packed_k(source, packed));
-  LinearWeights linear;
-  NIBBLE_ASSIGN_OR_RETURN(linear.weight,
-                          allocate_quantized(source, packed, group->weight, {packed.shape[0], k}));
-  linear.act = group->act;
-  std::memcpy(linear.weight.codes.data(), packed.data.data(), packed.data.size());
-  if (k % 8 != 0) {  // padding is 0 in the canonical form, whatever the file holds
-    for (int64_t row = 0; row < linear.weight.n; ++row) {
-      std::byte* codes = linear.weight.codes.data() + row * linear.weight.row_bytes();
-      for (int64_t i = k; i < packed.shape[1] * 8; ++i) {
-        codes[i / 2] &= static_cast<std::byte>(i % 2 == 0 ? 0xf0 : 0x0f);
-      }
-    }
-  }
-  return linear;
+  return map_quantized(source, packed, *group, {packed.shape[0], k});
 }
 
 // 4-bit codes that the file stores one per byte.
-Status pack_bytes(const Source& source, const TensorInfo& codes, QuantTensor& weight) {
-  std::memset(weight.codes.data(), 0, weight.codes.size());
+Status pack_bytes(const Source& source, const TensorInfo& codes, MappedLinear& linear) {
+  QuantView& weight = linear.weight;
+  NIBBLE_ASSIGN_OR_RETURN(linear.repacked,
+                          Buffer::allocate(static_cast<size_t>(weight.n * weight.row_bytes())));
+  std::memset(linear.repacked.data(), 0, linear.repacked.size());
   for (int64_t row = 0; row < weight.n; ++row) {
     const std::byte* in = codes.data.data() + row * weight.k;
-    std::byte* out = weight.codes.data() + row * weight.row_bytes();
+    std::byte* out = linear.repacked.data() + row * weight.row_bytes();
     for (int64_t i = 0; i < weight.k; ++i) {
       const auto value = std::to_integer<uint8_t>(in[i]);
       const int code = static_cast<int8_t>(value);
@@ -198,21 +217,22 @@ Status pack_bytes(const Source& source, const TensorInfo& codes, QuantTensor& we
       out[i / 2] |= static_cast<std::byte>((code + 8) << (i % 2 * 4));
     }
   }
+  weight.codes = linear.repacked.data();
   return {};
 }
 
-Status check_fp8(const Source& source, const TensorInfo& codes) {
-  for (size_t i = 0; i < codes.data.size(); ++i) {
-    if ((std::to_integer<uint8_t>(codes.data[i]) & 0x7fU) == kE4M3Nan) {
-      return corrupt(
-          source, codes,
-          fmt::format("element {} is NaN; the quantizer that wrote it divided by zero", i));
+Status check_fp8(const QuantView& weight) {
+  for (int64_t i = 0; i < weight.n * weight.k; ++i) {
+    if ((std::to_integer<uint8_t>(weight.codes[i]) & 0x7fU) == kE4M3Nan) {
+      return make_error(StatusCode::kCorrupt,
+                        "{}: element {} is NaN; the quantizer that wrote it divided by zero",
+                        weight.name, i);
     }
   }
   return {};
 }
 
-Result<LinearWeights> read_bytes(const Source& source, const TensorInfo& codes) {
+Result<MappedLinear> map_bytes(const Source& source, const TensorInfo& codes) {
   NIBBLE_RETURN_IF_ERROR(check_matrix(source, codes));
   NIBBLE_ASSIGN_OR_RETURN(const QuantGroup* group, require_group(source, codes));
   const bool fp8 = codes.dtype == DType::kF8E4M3;
@@ -222,56 +242,64 @@ Result<LinearWeights> read_bytes(const Source& source, const TensorInfo& codes) 
                                "config.json",
                                dtype_name(codes.dtype)));
   }
-  LinearWeights linear;
-  linear.act = group->act;
-  NIBBLE_ASSIGN_OR_RETURN(linear.weight, allocate_quantized(source, codes, group->weight,
-                                                            {codes.shape[0], codes.shape[1]}));
+  NIBBLE_ASSIGN_OR_RETURN(MappedLinear linear,
+                          map_quantized(source, codes, *group, {codes.shape[0], codes.shape[1]}));
   if (group->weight.code == WeightCode::kInt4) {
-    NIBBLE_RETURN_IF_ERROR(pack_bytes(source, codes, linear.weight));
-    return linear;
+    NIBBLE_RETURN_IF_ERROR(pack_bytes(source, codes, linear));
   }
-  if (fp8) {
-    NIBBLE_RETURN_IF_ERROR(check_fp8(source, codes));
-  }
-  std::memcpy(linear.weight.codes.data(), codes.data.data(), codes.data.size());
   return linear;
 }
 
-Result<LinearWeights> read_plain(const Source& source, const TensorInfo& tensor) {
+Result<MappedLinear> map_plain(const Source& source, const TensorInfo& tensor) {
   NIBBLE_RETURN_IF_ERROR(check_matrix(source, tensor));
-  WeightFormat format{WeightCode::kBf16, ScalePer::kNone, 0, DType::kF32};
+  MappedLinear linear;
+  QuantView& weight = linear.weight;
+  weight.format = {WeightCode::kBf16, ScalePer::kNone, 0, DType::kF32};
   if (tensor.dtype == DType::kF32) {
-    format.code = WeightCode::kF32;
+    weight.format.code = WeightCode::kF32;
   } else if (tensor.dtype == DType::kF16) {
-    format.code = WeightCode::kF16;
+    weight.format.code = WeightCode::kF16;
   } else if (tensor.dtype != DType::kBF16) {
     return make_error(StatusCode::kUnsupported,
                       "{}: weights of type {} without scales; expected BF16, F16 or F32",
                       source.reader.where(tensor), dtype_name(tensor.dtype));
   }
-  LinearWeights linear;
-  NIBBLE_ASSIGN_OR_RETURN(linear.weight,
-                          QuantTensor::allocate(format, tensor.shape[0], tensor.shape[1]));
-  std::memcpy(linear.weight.codes.data(), tensor.data.data(), tensor.data.size());
+  weight.n = tensor.shape[0];
+  weight.k = tensor.shape[1];
+  weight.codes = tensor.data.data();
+  weight.name = source.reader.where(tensor);
   return linear;
 }
 
 }  // namespace
 
-Result<LinearWeights> read_linear_weights(const CheckpointReader& reader,
-                                          const QuantConfig& config,
-                                          std::string_view module) {
+Result<MappedLinear> map_linear_weights(const CheckpointReader& reader,
+                                        const QuantConfig& config,
+                                        std::string_view module) {
   const Source source{reader, config, std::string(module)};
   NIBBLE_RETURN_IF_ERROR(refuse_extras(source));
   if (const TensorInfo* packed = source.find("weight_packed")) {
-    return read_packed(source, *packed);
+    return map_packed(source, *packed);
   }
   NIBBLE_ASSIGN_OR_RETURN(const TensorInfo* weight,
                           reader.require(fmt::format("{}.weight", module)));
   if (weight->dtype == DType::kI8 || weight->dtype == DType::kF8E4M3) {
-    return read_bytes(source, *weight);
+    return map_bytes(source, *weight);
   }
-  return read_plain(source, *weight);
+  return map_plain(source, *weight);
+}
+
+Result<LinearWeights> read_linear_weights(const CheckpointReader& reader,
+                                          const QuantConfig& config,
+                                          std::string_view module) {
+  NIBBLE_ASSIGN_OR_RETURN(const MappedLinear mapped, map_linear_weights(reader, config, module));
+  if (mapped.weight.format.code == WeightCode::kFp8E4M3) {
+    NIBBLE_RETURN_IF_ERROR(check_fp8(mapped.weight));
+  }
+  LinearWeights linear;
+  linear.act = mapped.act;
+  NIBBLE_ASSIGN_OR_RETURN(linear.weight, copy_of(mapped.weight));
+  return linear;
 }
 
 std::vector<TensorSlot> linear_slots(const QuantScheme& scheme, int64_t n, int64_t k) {

@@ -1,5 +1,6 @@
 #include "core/buffer.h"
 
+#include <algorithm>
 #include <utility>
 
 #include <sys/mman.h>
@@ -9,6 +10,8 @@ namespace {
 
 constexpr size_t kSmallPage = 4096;
 constexpr size_t kHugePage = size_t{2} << 20;
+constexpr size_t kArenaBlock = size_t{128} << 20;
+constexpr size_t kArenaUnit = 64;
 
 size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
 
@@ -48,7 +51,8 @@ Result<Buffer> Buffer::allocate(size_t bytes) {
 Buffer::Buffer(Buffer&& other) noexcept
     : data_(std::exchange(other.data_, nullptr)),
       size_(std::exchange(other.size_, 0)),
-      reserved_(std::exchange(other.reserved_, 0)) {}
+      reserved_(std::exchange(other.reserved_, 0)),
+      block_(std::move(other.block_)) {}
 
 Buffer& Buffer::operator=(Buffer&& other) noexcept {
   if (this != &other) {
@@ -56,6 +60,7 @@ Buffer& Buffer::operator=(Buffer&& other) noexcept {
     data_ = std::exchange(other.data_, nullptr);
     size_ = std::exchange(other.size_, 0);
     reserved_ = std::exchange(other.reserved_, 0);
+    block_ = std::move(other.block_);
   }
   return *this;
 }
@@ -63,9 +68,27 @@ Buffer& Buffer::operator=(Buffer&& other) noexcept {
 Buffer::~Buffer() { release(); }
 
 void Buffer::release() {
-  if (data_ != nullptr) {
+  if (reserved_ != 0) {
     munmap(data_, reserved_);
   }
+}
+
+Result<Buffer> BufferArena::allocate(size_t bytes) {
+  Buffer buffer;
+  if (bytes == 0) {
+    return buffer;
+  }
+  const size_t wanted = round_up(bytes, kArenaUnit);
+  if (block_ == nullptr || block_->size() - used_ < wanted) {
+    NIBBLE_ASSIGN_OR_RETURN(Buffer block, Buffer::allocate(std::max(wanted, kArenaBlock)));
+    block_ = std::make_shared<Buffer>(std::move(block));
+    used_ = 0;
+  }
+  buffer.data_ = block_->data() + used_;
+  buffer.size_ = bytes;
+  buffer.block_ = block_;
+  used_ += wanted;
+  return buffer;
 }
 
 }  // namespace nibble

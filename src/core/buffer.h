@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <span>
 
 #include "base/status.h"
@@ -35,11 +36,27 @@ class Buffer final {
   }
 
  private:
+  friend class BufferArena;
+
   void release();
 
   std::byte* data_ = nullptr;
   size_t size_ = 0;      // bytes asked for
-  size_t reserved_ = 0;  // bytes mapped
+  size_t reserved_ = 0;  // bytes mapped; 0: they belong to block_
+  std::shared_ptr<const Buffer> block_;
+};
+
+/// Cuts buffers out of large blocks, so that many of them share huge pages without gaps. A block
+/// lives as long as one of its buffers; memory that nobody touched is not resident. One thread at a
+/// time.
+class BufferArena final {
+ public:
+  /// Uninitialised and 64-byte aligned, like Buffer::allocate().
+  Result<Buffer> allocate(size_t bytes);
+
+ private:
+  std::shared_ptr<Buffer> block_;
+  size_t used_ = 0;  // bytes of block_
 };
 
 }  // namespace nibble

@@ -1,5 +1,7 @@
+#include <algorithm>
 #include <cstdint>
 #include <utility>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -40,6 +42,30 @@ TEST(Buffer, RefusesWhatCannotBeHad) {
   const auto result = Buffer::allocate(size_t{1} << 60);
   ASSERT_FALSE(result.ok());
   EXPECT_EQ(result.status().code(), StatusCode::kResourceExhausted);
+}
+
+TEST(BufferArena, CutsBuffersThatOutliveIt) {
+  std::vector<Buffer> buffers;
+  {
+    BufferArena arena;
+    for (const size_t size : {size_t{1}, size_t{100}, size_t{3} << 20, size_t{200} << 20}) {
+      auto buffer = arena.allocate(size);
+      ASSERT_TRUE(buffer.ok());
+      EXPECT_EQ(buffer->size(), size);
+      EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer->data()) % 64, 0U);
+      buffers.push_back(std::move(*buffer));
+    }
+    EXPECT_EQ(arena.allocate(0)->size(), 0U);
+  }
+  EXPECT_EQ(buffers[1].data() - buffers[0].data(), 64);  // neighbours in one block
+  for (size_t i = 0; i < buffers.size(); ++i) {
+    std::fill_n(buffers[i].data(), buffers[i].size(), static_cast<std::byte>(i + 1));
+  }
+  for (size_t i = 0; i < buffers.size(); ++i) {
+    const Buffer moved = std::move(buffers[i]);
+    EXPECT_EQ(moved.data()[0], static_cast<std::byte>(i + 1));
+    EXPECT_EQ(moved.data()[moved.size() - 1], static_cast<std::byte>(i + 1));
+  }
 }
 
 }  // namespace

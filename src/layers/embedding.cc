@@ -1,6 +1,6 @@
 #include "layers/embedding.h"
 
-#include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "base/check.h"
@@ -8,7 +8,8 @@
 
 namespace nibble {
 
-Embedding::Embedding(QuantTensor table) : table_(std::move(table)) {
+Embedding::Embedding(QuantView table, std::shared_ptr<const void> owner)
+    : table_(std::move(table)), owner_(std::move(owner)) {
   CHECK(!table_.format.quantized());
 }
 
@@ -16,13 +17,16 @@ void Embedding::gather(std::span<const int32_t> tokens, float* out) const {
   const int64_t k = table_.k;
   for (const int32_t token : tokens) {
     CHECK_MSG(token >= 0 && token < table_.n, "token {} outside 0..{}", token, table_.n - 1);
-    const std::byte* row = table_.codes.data() + token * table_.row_bytes();
+    const std::byte* row = table_.codes + token * table_.row_bytes();
     if (table_.format.code == WeightCode::kF32) {
-      std::copy_n(reinterpret_cast<const float*>(row), k, out);
+      std::memcpy(out, row, static_cast<size_t>(k) * sizeof(float));
     } else {
-      const auto* halves = reinterpret_cast<const uint16_t*>(row);
       const auto widen = table_.format.code == WeightCode::kBf16 ? bf16_to_f32 : f16_to_f32;
-      std::transform(halves, halves + k, out, widen);
+      for (int64_t i = 0; i < k; ++i) {  // files align tensors to nothing
+        uint16_t half = 0;
+        std::memcpy(&half, row + i * 2, sizeof half);
+        out[i] = widen(half);
+      }
     }
     out += k;
   }

@@ -1,17 +1,19 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 
-#include "quant/quant_tensor.h"
+#include "quant/quant_view.h"
 
 namespace nibble {
 
-/// The token table [vocab, hidden], in F32, F16 or BF16 as the file stores it.
+/// The token table [vocab, hidden], in F32, F16 or BF16, where it lies in the file: of a large
+/// table only the rows of tokens that occur are ever resident.
 class Embedding final {
  public:
-  /// `table` must not be quantized.
-  explicit Embedding(QuantTensor table);
+  /// `table` must not be quantized; `owner` keeps its memory.
+  Embedding(QuantView table, std::shared_ptr<const void> owner);
 
   [[nodiscard]] int64_t vocab_size() const { return table_.n; }
   [[nodiscard]] int64_t hidden_size() const { return table_.k; }
@@ -20,7 +22,8 @@ class Embedding final {
   void gather(std::span<const int32_t> tokens, float* out) const;
 
  private:
-  QuantTensor table_;
+  QuantView table_;
+  std::shared_ptr<const void> owner_;
 };
 
 }  // namespace nibble

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "backend/backend.h"
@@ -13,11 +14,11 @@ namespace nibble {
 /// one product when their formats agree, else one per format.
 class Linear final {
  public:
-  /// Packs the parts, which are consumed. All have the same k; n is the sum of theirs.
+  /// Packs the parts, which are not needed afterwards. All have the same k; n is the sum of theirs.
   ///   bias      [n], or empty for none
   ///   max_rows  largest m of run()
   /// Errors: those of Backend::prepare_gemm, kResourceExhausted.
-  static Result<Linear> prepare(std::vector<LinearWeights> parts,
+  static Result<Linear> prepare(std::span<const MappedLinear> parts,
                                 std::vector<float> bias,
                                 Backend& backend,
                                 int64_t max_rows);
@@ -43,8 +44,5 @@ class Linear final {
   std::vector<Part> parts_;
   std::vector<float> bias_;
 };
-
-/// The rows of several matrices of one format and k below each other. Only one part: that part.
-Result<QuantTensor> stack_rows(std::vector<QuantTensor> parts);
 
 }  // namespace nibble

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
@@ -14,6 +15,8 @@ namespace nibble {
 
 namespace {
 
+constexpr int64_t kLayersAhead = 3;  // layers whose weights the disk reads while one is packed
+
 /// Builds the layers of one model, one after the other, and notes which formats occur.
 class DecoderLoader final {
  public:
@@ -26,10 +29,16 @@ class DecoderLoader final {
   }
 
   Result<DecoderParts> load() {
-    NIBBLE_ASSIGN_OR_RETURN(QuantTensor table, weights_.table(kEmbeddingModule, config_.vocab_size,
-                                                              config_.hidden_size));
+    NIBBLE_ASSIGN_OR_RETURN(
+        QuantView table, weights_.table(kEmbeddingModule, config_.vocab_size, config_.hidden_size));
     std::vector<DecoderLayer> layers;
+    for (int64_t index = 0; index < std::min(kLayersAhead, config_.num_layers); ++index) {
+      weights_.read_ahead(layer_module(index, ""));
+    }
     for (int64_t index = 0; index < config_.num_layers; ++index) {
+      // Packing is faster than disks: what comes next is read meanwhile.
+      const int64_t ahead = index + kLayersAhead;
+      weights_.read_ahead(ahead < config_.num_layers ? layer_module(ahead, "") : head_module());
       NIBBLE_ASSIGN_OR_RETURN(DecoderLayer layer, load_layer(index));
       layers.push_back(std::move(layer));
     }
@@ -37,7 +46,7 @@ class DecoderLoader final {
     NIBBLE_ASSIGN_OR_RETURN(Linear head, load_head());
     return DecoderParts{.config = config_,
                         .scheme = scheme_,
-                        .embedding = Embedding(std::move(table)),
+                        .embedding = Embedding(std::move(table), weights_.files()),
                         .layers = std::move(layers),
                         .final_norm = std::move(norm),
                         .head = std::move(head)};
@@ -60,11 +69,11 @@ class DecoderLoader final {
                               const std::vector<Projection>& projections,
                               int64_t k,
                               Bias bias_mode) {
-    std::vector<LinearWeights> parts;
+    std::vector<MappedLinear> parts;
     std::vector<float> bias;
     for (const Projection& projection : projections) {
       const std::string module = layer_module(layer, projection.name);
-      NIBBLE_ASSIGN_OR_RETURN(LinearWeights part, weights_.linear(module, projection.n, k));
+      NIBBLE_ASSIGN_OR_RETURN(MappedLinear part, weights_.linear(module, projection.n, k));
       note_scheme(part);
       part.act = activations_of(part);
       parts.push_back(std::move(part));
@@ -72,8 +81,10 @@ class DecoderLoader final {
         NIBBLE_RETURN_IF_ERROR(weights_.append_bias(module, projection.n, bias));
       }
     }
-    auto linear =
-        Linear::prepare(std::move(parts), std::move(bias), backend_, options_.max_batch_tokens);
+    auto linear = Linear::prepare(parts, std::move(bias), backend_, options_.max_batch_tokens);
+    for (const Projection& projection : projections) {
+      weights_.release(layer_module(layer, projection.name));
+    }
     return linear.ok() ? std::move(linear)
                        : linear.status().with_context(layer_module(layer, projections[0].name));
   }
@@ -133,16 +144,22 @@ class DecoderLoader final {
   }
 
   Result<Linear> load_head() {
-    const char* module = config_.tie_word_embeddings ? kEmbeddingModule : kHeadModule;
+    const char* module = head_module();
     weights_.ignore(kHeadModule);  // a tied file may hold a copy
-    std::vector<LinearWeights> parts(1);
+    std::vector<MappedLinear> parts(1);
     NIBBLE_ASSIGN_OR_RETURN(parts[0],
                             weights_.linear(module, config_.vocab_size, config_.hidden_size));
     parts[0].act = activations_of(parts[0]);
-    return Linear::prepare(std::move(parts), {}, backend_, options_.max_logit_rows);
+    auto head = Linear::prepare(parts, {}, backend_, options_.max_logit_rows);
+    weights_.release(module);
+    return head;
   }
 
-  [[nodiscard]] ActFormat activations_of(const LinearWeights& part) const {
+  [[nodiscard]] const char* head_module() const {
+    return config_.tie_word_embeddings ? kEmbeddingModule : kHeadModule;
+  }
+
+  [[nodiscard]] ActFormat activations_of(const MappedLinear& part) const {
     const bool bf16 = part.act == ActFormat::kFloat && config_.dtype == DType::kBF16;
     return bf16 ? ActFormat::kBf16 : part.act;
   }
@@ -153,7 +170,7 @@ class DecoderLoader final {
     return code == WeightCode::kF32 ? "f32" : code == WeightCode::kF16 ? "f16" : "unlisted";
   }
 
-  void note_scheme(const LinearWeights& part) {
+  void note_scheme(const MappedLinear& part) {
     const std::string_view listed = scheme_name(part.weight.format, part.act);
     const std::string_view name = listed.empty() ? unlisted_name(part.weight.format.code) : listed;
     if (scheme_.empty()) {

@@ -24,7 +24,8 @@ float read_element(DType dtype, const std::byte* data, int64_t index) {
 }  // namespace
 
 WeightLoader::WeightLoader(CheckpointReader reader, QuantConfig quant_config)
-    : reader_(std::move(reader)), quant_config_(std::move(quant_config)) {}
+    : reader_(std::make_shared<const CheckpointReader>(std::move(reader))),
+      quant_config_(std::move(quant_config)) {}
 
 Result<WeightLoader> WeightLoader::open(const std::string& model_dir) {
   NIBBLE_ASSIGN_OR_RETURN(CheckpointReader reader, CheckpointReader::open(model_dir));
@@ -34,16 +35,16 @@ Result<WeightLoader> WeightLoader::open(const std::string& model_dir) {
 
 std::string WeightLoader::where_weight(const std::string& module) const {
   for (const char* suffix : {".weight", ".weight_packed"}) {
-    if (const TensorInfo* info = reader_.find(module + suffix)) {
-      return reader_.where(*info);
+    if (const TensorInfo* info = reader_->find(module + suffix)) {
+      return reader_->where(*info);
     }
   }
-  return fmt::format("{}: weights of {}", reader_.path(), module);
+  return fmt::format("{}: weights of {}", reader_->path(), module);
 }
 
-Result<LinearWeights> WeightLoader::linear(const std::string& module, int64_t n, int64_t k) {
-  NIBBLE_ASSIGN_OR_RETURN(LinearWeights weights,
-                          read_linear_weights(reader_, quant_config_, module));
+Result<MappedLinear> WeightLoader::linear(const std::string& module, int64_t n, int64_t k) {
+  NIBBLE_ASSIGN_OR_RETURN(MappedLinear weights,
+                          map_linear_weights(*reader_, quant_config_, module));
   if (weights.weight.n != n || weights.weight.k != k) {
     return make_error(StatusCode::kCorrupt, "{}: shape [{}, {}], but config.json needs [{}, {}]",
                       where_weight(module), weights.weight.n, weights.weight.k, n, k);
@@ -52,25 +53,25 @@ Result<LinearWeights> WeightLoader::linear(const std::string& module, int64_t n,
   return weights;
 }
 
-Result<QuantTensor> WeightLoader::table(const std::string& module, int64_t n, int64_t k) {
-  NIBBLE_ASSIGN_OR_RETURN(LinearWeights weights, linear(module, n, k));
+Result<QuantView> WeightLoader::table(const std::string& module, int64_t n, int64_t k) {
+  NIBBLE_ASSIGN_OR_RETURN(MappedLinear weights, linear(module, n, k));
   if (weights.weight.format.quantized()) {
     return make_error(StatusCode::kUnsupported,
-                      "{}: {} is quantized; embeddings must be F32, F16 or BF16", reader_.path(),
+                      "{}: {} is quantized; embeddings must be F32, F16 or BF16", reader_->path(),
                       module);
   }
   return std::move(weights.weight);
 }
 
 Result<std::vector<float>> WeightLoader::vector(const std::string& tensor, int64_t n) {
-  NIBBLE_ASSIGN_OR_RETURN(const TensorInfo* info, reader_.require(tensor));
+  NIBBLE_ASSIGN_OR_RETURN(const TensorInfo* info, reader_->require(tensor));
   if (info->dtype != DType::kF32 && info->dtype != DType::kF16 && info->dtype != DType::kBF16) {
     return make_error(StatusCode::kUnsupported, "{}: expected F32, F16 or BF16, got {}",
-                      reader_.where(*info), dtype_name(info->dtype));
+                      reader_->where(*info), dtype_name(info->dtype));
   }
   if (info->shape != std::vector<int64_t>{n}) {
-    return make_error(StatusCode::kCorrupt, "{}: expected shape [{}], got {}", reader_.where(*info),
-                      n, shape_text(info->shape));
+    return make_error(StatusCode::kCorrupt, "{}: expected shape [{}], got {}",
+                      reader_->where(*info), n, shape_text(info->shape));
   }
   std::vector<float> values(static_cast<size_t>(n));
   for (int64_t i = 0; i < n; ++i) {
@@ -86,8 +87,24 @@ Status WeightLoader::append_bias(const std::string& module, int64_t n, std::vect
   return {};
 }
 
+void WeightLoader::read_ahead(const std::string& prefix) const {
+  for (const TensorInfo* info : reader_->tensors()) {
+    if (info->name.starts_with(prefix)) {
+      reader_->read_ahead(*info);
+    }
+  }
+}
+
+void WeightLoader::release(const std::string& module) const {
+  for (const char* suffix : {".weight", ".weight_packed", ".weight_scale"}) {
+    if (const TensorInfo* info = reader_->find(module + suffix)) {
+      reader_->drop_pages(*info);
+    }
+  }
+}
+
 Status WeightLoader::check_all_used() const {
-  for (const TensorInfo* info : reader_.tensors()) {
+  for (const TensorInfo* info : reader_->tensors()) {
     const std::string_view name = info->name;
     const size_t dot = name.rfind('.');
     const std::string_view module = name.substr(0, dot == std::string_view::npos ? 0 : dot);
@@ -98,7 +115,7 @@ Status WeightLoader::check_all_used() const {
       return make_error(StatusCode::kUnsupported,
                         "{}: config.json describes a model without this tensor; the architecture "
                         "or a field such as attention_bias or num_hidden_layers does not fit",
-                        reader_.where(*info));
+                        reader_->where(*info));
     }
   }
   return {};

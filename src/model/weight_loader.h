@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <set>
 #include <string>
 #include <vector>
@@ -17,14 +18,22 @@ class WeightLoader final {
  public:
   static Result<WeightLoader> open(const std::string& model_dir);
 
-  /// A linear layer's weights [n, k]. kCorrupt naming the tensor for another shape.
-  Result<LinearWeights> linear(const std::string& module, int64_t n, int64_t k);
-  /// An unquantized table [n, k].
-  Result<QuantTensor> table(const std::string& module, int64_t n, int64_t k);
+  /// A linear layer's weights [n, k], in the mapped file. kCorrupt naming the tensor for another
+  /// shape.
+  Result<MappedLinear> linear(const std::string& module, int64_t n, int64_t k);
+  /// An unquantized table [n, k], in the mapped file.
+  Result<QuantView> table(const std::string& module, int64_t n, int64_t k);
   /// A vector [n] in F32, F16 or BF16 as f32.
   Result<std::vector<float>> vector(const std::string& tensor, int64_t n);
   /// Appends vector(module + ".bias") to `bias`.
   Status append_bias(const std::string& module, int64_t n, std::vector<float>& bias);
+
+  /// What keeps mapped weights in place.
+  [[nodiscard]] std::shared_ptr<const void> files() const { return reader_; }
+  /// Starts to read the tensors whose names begin with `prefix` into the system's cache.
+  void read_ahead(const std::string& prefix) const;
+  /// Lets pages of this module's tensors go that were read; the system's cache keeps them.
+  void release(const std::string& module) const;
 
   /// Accepts the tensors of a module that the model does not need.
   void ignore(const std::string& module) { modules_.insert(module); }
@@ -37,7 +46,7 @@ class WeightLoader final {
   /// "FILE: tensor NAME" of a linear layer's weights.
   [[nodiscard]] std::string where_weight(const std::string& module) const;
 
-  CheckpointReader reader_;
+  std::shared_ptr<const CheckpointReader> reader_;
   QuantConfig quant_config_;
   std::set<std::string, std::less<>> modules_;
   std::set<std::string, std::less<>> tensors_;

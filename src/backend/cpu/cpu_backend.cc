@@ -71,10 +71,10 @@ class CpuBackend final : public Backend {
   [[nodiscard]] std::string_view name() const override { return name_; }
   [[nodiscard]] int threads() const override { return pool_.threads(); }
 
-  Result<std::unique_ptr<PreparedGemm>> prepare_gemm(QuantTensor weight,
+  Result<std::unique_ptr<PreparedGemm>> prepare_gemm(std::span<const QuantView> parts,
                                                      ActFormat act,
                                                      int64_t max_m) override {
-    return CpuGemm::create(std::move(weight), act, max_m, kernels_, pool_);
+    return CpuGemm::create(parts, act, max_m, kernels_, weights_, pool_);
   }
 
   void rms_norm(
@@ -122,6 +122,7 @@ class CpuBackend final : public Backend {
   const KernelTable& kernels_;
   std::string name_;
   ThreadPool pool_;
+  BufferArena weights_;
   Buffer scratch_;
 };
 

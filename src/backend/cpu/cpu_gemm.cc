@@ -64,13 +64,14 @@ CpuGemm::CpuGemm(PackedMatrix matrix, const KernelTable& kernels, ThreadPool& po
       name_(
           fmt::format("{}_{}", product_name(matrix_.format().code, matrix_.act()), kernels.name)) {}
 
-Result<std::unique_ptr<PreparedGemm>> CpuGemm::create(QuantTensor weight,
+Result<std::unique_ptr<PreparedGemm>> CpuGemm::create(std::span<const QuantView> parts,
                                                       ActFormat act,
                                                       int64_t max_m,
                                                       const KernelTable& kernels,
+                                                      BufferArena& arena,
                                                       ThreadPool& pool) {
   CHECK_GT(max_m, 0);
-  NIBBLE_ASSIGN_OR_RETURN(PackedMatrix matrix, PackedMatrix::create(weight, act, pool));
+  NIBBLE_ASSIGN_OR_RETURN(PackedMatrix matrix, PackedMatrix::create(parts, act, arena, pool));
   std::unique_ptr<CpuGemm> gemm(new CpuGemm(std::move(matrix), kernels, pool));
   NIBBLE_RETURN_IF_ERROR(gemm->allocate_workspace(max_m));
   return std::unique_ptr<PreparedGemm>(std::move(gemm));
@@ -97,7 +98,7 @@ Status CpuGemm::update(const QuantTensor& weight) {
                       "quantize them with the model's scheme",
                       weight.n, weight.k, matrix_.n(), matrix_.k());
   }
-  return matrix_.pack(weight, pool_);
+  return matrix_.update(view_of(weight), pool_);
 }
 
 void CpuGemm::round_activations(const GemmArgs& args) {

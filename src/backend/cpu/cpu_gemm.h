@@ -11,10 +11,11 @@ namespace nibble::cpu {
 class CpuGemm final : public PreparedGemm {
  public:
   /// Both references must outlive the object.
-  static Result<std::unique_ptr<PreparedGemm>> create(QuantTensor weight,
+  static Result<std::unique_ptr<PreparedGemm>> create(std::span<const QuantView> parts,
                                                       ActFormat act,
                                                       int64_t max_m,
                                                       const KernelTable& kernels,
+                                                      BufferArena& arena,
                                                       ThreadPool& pool);
 
   void run(const GemmArgs& args) override;

@@ -1,7 +1,10 @@
 #include "backend/cpu/packing.h"
 
+#include <array>
+#include <atomic>
 #include <cstring>
 
+#include "backend/cpu/transpose.h"
 #include "base/check.h"
 #include "base/f16.h"
 
@@ -31,18 +34,10 @@ int64_t step_bytes(WeightCode code) {
   return code == WeightCode::kInt4 ? kTileRows * 4 : kTileRows * kStepColumns * code_bytes(code);
 }
 
-/// Four nibbles, one per byte.
-uint32_t spread(uint32_t x) {
-  x = (x | (x << 8)) & 0x00ff00ffU;
-  return (x | (x << 4)) & 0x0f0f0f0fU;
-}
-
 uint32_t gather(uint32_t x) {
   x = (x | (x >> 4)) & 0x00ff00ffU;
   return (x | (x >> 8)) & 0xffffU;
 }
-
-uint32_t interleave(uint32_t word) { return spread(word & 0xffffU) | spread(word >> 16) << 4; }
 
 uint32_t deinterleave(uint32_t word) {
   return gather(word & 0x0f0f0f0fU) | gather(word >> 4 & 0x0f0f0f0fU) << 16;
@@ -86,8 +81,13 @@ Status check_formats(const WeightFormat& format, ActFormat act, int64_t k) {
   return {};
 }
 
-bool scales_fit_bf16(const QuantTensor& weight) {
-  for (const float scale : weight.scales.as<float>()) {
+bool scales_fit_bf16(const QuantView& weight) {
+  if (weight.scale_type == DType::kBF16) {
+    return true;
+  }
+  const int64_t count = weight.n * weight.format.groups(weight.k);
+  for (int64_t i = 0; i < count; ++i) {
+    const float scale = weight.scale(i);
     if (bf16_to_f32(f32_to_bf16(scale)) != scale) {
       return false;
     }
@@ -95,105 +95,208 @@ bool scales_fit_bf16(const QuantTensor& weight) {
   return true;
 }
 
+WordOrder word_order(WeightCode code, ActFormat act) {
+  switch (code) {
+    case WeightCode::kF32:
+    case WeightCode::kBf16:
+      return WordOrder::kWords;
+    case WeightCode::kF16:
+      return WordOrder::kHalves;
+    case WeightCode::kInt8:
+    case WeightCode::kFp8E4M3:
+      return act == ActFormat::kInt8Token ? WordOrder::kWords : WordOrder::kBytes;
+    case WeightCode::kInt4:
+      return WordOrder::kNibbles;
+  }
+  return WordOrder::kWords;
+}
+
+// The compiler turns loops of this fixed length into vector code.
+constexpr int64_t kBlock = 64;
+
+bool has_nan(const uint8_t* codes, int64_t count) {
+  uint8_t found = 0;
+  int64_t i = 0;
+  for (; i + kBlock <= count; i += kBlock) {
+    for (int64_t j = 0; j < kBlock; ++j) {
+      found |= static_cast<uint8_t>((codes[i + j] & 0x7fU) == 0x7fU);
+    }
+  }
+  for (; i < count; ++i) {
+    found |= static_cast<uint8_t>((codes[i] & 0x7fU) == 0x7fU);
+  }
+  return found != 0;
+}
+
+int32_t sum_of(const uint8_t* codes, int64_t count) {
+  int32_t sum = 0;
+  int64_t i = 0;
+  for (; i + kBlock <= count; i += kBlock) {
+    for (int64_t j = 0; j < kBlock; ++j) {
+      sum += static_cast<int8_t>(codes[i + j]);
+    }
+  }
+  for (; i < count; ++i) {
+    sum += static_cast<int8_t>(codes[i]);
+  }
+  return sum;
+}
+
+const uint8_t* row_codes(const QuantView& part, int64_t row) {
+  return reinterpret_cast<const uint8_t*>(part.codes) + row * part.row_bytes();
+}
+
+Status nan_codes(const QuantView& part) {
+  return make_error(StatusCode::kCorrupt, "{}: contains NaN; quantize the model again", part.name);
+}
+
 }  // namespace
 
-Result<PackedMatrix> PackedMatrix::create(const QuantTensor& weight,
+Result<PackedMatrix> PackedMatrix::create(Parts parts,
                                           ActFormat act,
+                                          BufferArena& arena,
                                           ThreadPool& pool) {
-  NIBBLE_RETURN_IF_ERROR(check_formats(weight.format, act, weight.k));
+  CHECK(!parts.empty());
+  const QuantView& first = parts.front();
+  const WeightFormat& format = first.format;
+  NIBBLE_RETURN_IF_ERROR(check_formats(format, act, first.k));
   PackedMatrix packed;
-  packed.format_ = weight.format;
+  packed.format_ = format;
   packed.act_ = act;
-  packed.n_ = weight.n;
-  packed.k_ = weight.k;
-  packed.scale_factor_ = weight.format.code == WeightCode::kFp8E4M3 ? kFp8Factor : 1.0F;
-  packed.bf16_scales_ = weight.format.scale_dtype == DType::kBF16 && scales_fit_bf16(weight);
-  const int64_t code_size = packed.tiles() * packed.steps() * step_bytes(weight.format.code);
-  NIBBLE_ASSIGN_OR_RETURN(packed.codes_, Buffer::allocate(static_cast<size_t>(code_size)));
-  const int64_t scales = packed.tiles() * kTileRows * weight.format.groups(weight.k);
-  const int64_t scale_bytes = scales * (packed.bf16_scales_ ? 2 : 4);
-  NIBBLE_ASSIGN_OR_RETURN(packed.scales_, Buffer::allocate(static_cast<size_t>(scale_bytes)));
-  if (act == ActFormat::kInt8Token && weight.format.code == WeightCode::kInt8) {
-    const int64_t sums = packed.tiles() * kTileRows * 4;
-    NIBBLE_ASSIGN_OR_RETURN(packed.row_sums_, Buffer::allocate(static_cast<size_t>(sums)));
+  packed.k_ = first.k;
+  packed.scale_factor_ = format.code == WeightCode::kFp8E4M3 ? kFp8Factor : 1.0F;
+  packed.bf16_scales_ = format.scale_dtype == DType::kBF16;
+  for (const QuantView& part : parts) {
+    CHECK(part.format == format);
+    CHECK_EQ(part.k, packed.k_);
+    packed.n_ += part.n;
+    packed.bf16_scales_ = packed.bf16_scales_ && scales_fit_bf16(part);
   }
-  NIBBLE_RETURN_IF_ERROR(packed.pack(weight, pool));
+  const int64_t rows = packed.tiles() * kTileRows;
+  const int64_t code_size = packed.tiles() * packed.packed_steps() * step_bytes(format.code);
+  NIBBLE_ASSIGN_OR_RETURN(packed.codes_, arena.allocate(static_cast<size_t>(code_size)));
+  const int64_t scale_bytes = rows * format.groups(packed.k_) * (packed.bf16_scales_ ? 2 : 4);
+  NIBBLE_ASSIGN_OR_RETURN(packed.scales_, arena.allocate(static_cast<size_t>(scale_bytes)));
+  if (act == ActFormat::kInt8Token && format.code == WeightCode::kInt8) {
+    NIBBLE_ASSIGN_OR_RETURN(packed.row_sums_, arena.allocate(static_cast<size_t>(rows * 4)));
+  }
+  NIBBLE_RETURN_IF_ERROR(packed.pack(parts, pool));
   return packed;
 }
 
-Status PackedMatrix::pack(const QuantTensor& weight, ThreadPool& pool) {
+Status PackedMatrix::update(const QuantView& weight, ThreadPool& pool) {
   CHECK(weight.format == format_);
   CHECK_EQ(weight.n, n_);
   CHECK_EQ(weight.k, k_);
-  CHECK_EQ(weight.codes.size(), static_cast<size_t>(n_ * weight.row_bytes()));
-  CHECK_EQ(weight.scales.size(), static_cast<size_t>(n_ * format_.groups(k_)) * 4);
   if (bf16_scales_ && !scales_fit_bf16(weight)) {
     return make_error(StatusCode::kInvalidArgument,
-                      "weight scales are not representable in BF16, in which this matrix [{}, {}] "
-                      "keeps them; round them first",
-                      n_, k_);
+                      "{}: scales are not representable in BF16, in which this matrix keeps them; "
+                      "round them first",
+                      weight.name);
   }
-  if (format_.code == WeightCode::kFp8E4M3) {
-    for (const uint8_t code : weight.codes.as<uint8_t>()) {
-      if ((code & 0x7fU) == 0x7fU) {
-        return make_error(StatusCode::kCorrupt,
-                          "fp8 weights [{}, {}] contain NaN; quantize the model again", n_, k_);
-      }
+  for (int64_t row = 0; row < n_; ++row) {
+    if (!is_valid({&weight, row})) {
+      return nan_codes(weight);
     }
   }
-  pool.parallel_for(tiles(), [&](int64_t tile, int) { pack_tile(weight, tile); });
-  return {};
+  return pack({&weight, 1}, pool);
 }
 
-void PackedMatrix::pack_tile(const QuantTensor& weight, int64_t tile) {
-  const int64_t tile_bytes = steps() * step_bytes(format_.code);
-  auto* out = reinterpret_cast<uint8_t*>(codes_.data()) + tile * tile_bytes;
-  const bool words = format_.code == WeightCode::kInt4;
-  const int64_t together = lane_columns(format_.code, act_);
-  const int64_t size = code_bytes(format_.code);
-  const int64_t groups = format_.groups(k_);
-  for (int64_t lane = 0; lane < kTileRows; ++lane) {
+Status PackedMatrix::pack(Parts parts, ThreadPool& pool) {
+  std::atomic<int64_t> bad_tile = -1;
+  pool.parallel_for(tiles(), [&](int64_t tile, int) {
+    if (!pack_tile(parts, tile)) {
+      bad_tile = tile;
+    }
+  });
+  if (bad_tile < 0) {
+    return {};
+  }
+  for (const QuantView& part : parts) {
+    for (int64_t row = 0; row < part.n; ++row) {
+      if (!is_valid({&part, row})) {
+        return nan_codes(part);
+      }
+    }
+  }
+  return nan_codes(parts.front());
+}
+
+bool PackedMatrix::is_valid(const RowSource& row) const {
+  return format_.code != WeightCode::kFp8E4M3 || !has_nan(row_codes(*row.part, row.row), k_);
+}
+
+int64_t PackedMatrix::packed_steps() const {
+  const int64_t unit = act_ == ActFormat::kInt8Token ? 8 : 4;
+  return (steps() + unit - 1) / unit * unit;
+}
+
+bool PackedMatrix::pack_tile(Parts parts, int64_t tile) {
+  std::array<RowSource, kTileRows> rows;
+  RowsToTranspose source;
+  source.bytes = parts.front().row_bytes();
+  if (format_.code == WeightCode::kInt4) {
+    source.fill = kZeroNibbles;
+    source.last_word = ~padding_mask(k_ - (steps() - 1) * kStepColumns);
+  }
+  bool valid = true;
+  size_t part = 0;
+  int64_t begin = 0;  // row at which the part begins
+  for (int64_t lane = 0; lane < kTileRows && tile * kTileRows + lane < n_; ++lane) {
     const int64_t row = tile * kTileRows + lane;
-    const bool real = row < n_;
-    const auto* codes = reinterpret_cast<const uint8_t*>(weight.codes.data()) +
-                        (real ? row : 0) * weight.row_bytes();
-    int32_t sum = 0;
-    for (int64_t step = 0; step < steps(); ++step) {
-      uint8_t* target = out + step * step_bytes(format_.code);
-      if (words) {
-        uint32_t word = kZeroNibbles;
-        if (real) {
-          std::memcpy(&word, codes + step * 4, 4);
-          const uint32_t mask = padding_mask(k_ - step * kStepColumns);
-          word = (word & ~mask) | (kZeroNibbles & mask);
-        }
-        word = interleave(word);
-        std::memcpy(target + lane * 4, &word, 4);
-        continue;
-      }
-      for (int64_t c = 0; c < kStepColumns; ++c) {
-        const int64_t column = step * kStepColumns + c;
-        uint8_t* element = target + element_index(lane, c, together) * size;
-        if (real && column < k_) {
-          std::memcpy(element, codes + column * size, static_cast<size_t>(size));
-          sum += static_cast<int8_t>(codes[column * size]);
-        } else {
-          std::memset(element, 0, static_cast<size_t>(size));
-        }
-      }
+    while (row - begin >= parts[part].n) {
+      begin += parts[part++].n;
     }
-    if (row_sums_.size() != 0) {
-      row_sums_.as<int32_t>()[static_cast<size_t>(row)] = sum;
+    const auto i = static_cast<size_t>(lane);
+    rows[i] = {&parts[part], row - begin};
+    source.rows[i] = row_codes(parts[part], row - begin);
+    valid = valid && is_valid(rows[i]);
+  }
+  const int64_t tile_bytes = packed_steps() * step_bytes(format_.code);
+  transpose_rows(source, tile_bytes / (kTileRows * 4), word_order(format_.code, act_),
+                 reinterpret_cast<uint8_t*>(codes_.data()) + tile * tile_bytes);
+  if (row_sums_.size() != 0) {
+    for (size_t lane = 0; lane < rows.size(); ++lane) {
+      row_sums_.as<int32_t>()[static_cast<size_t>(tile * kTileRows) + lane] =
+          source.rows[lane] != nullptr ? sum_of(source.rows[lane], k_) : 0;
     }
-    for (int64_t g = 0; g < groups; ++g) {
-      const float scale =
-          real ? weight.scales.as<float>()[static_cast<size_t>(row * groups + g)] : 0.0F;
-      const auto index = static_cast<size_t>((tile * groups + g) * kTileRows + lane);
-      if (bf16_scales_) {
-        scales_.as<uint16_t>()[index] = f32_to_bf16(scale * scale_factor_);
-      } else {
-        scales_.as<float>()[index] = scale * scale_factor_;
-      }
+  }
+  if (scales_.size() != 0) {
+    pack_scales(rows, tile);
+  }
+  return valid;
+}
+
+void PackedMatrix::pack_scales(std::span<const RowSource> rows, int64_t tile) {
+  const int64_t groups = format_.groups(k_);
+  const DType type = bf16_scales_ ? DType::kBF16 : DType::kF32;
+  const int64_t size = bf16_scales_ ? 2 : 4;
+  std::byte* out = scales_.data() + tile * groups * kTileRows * size;
+  RowsToTranspose source;
+  source.bytes = groups * size;
+  bool as_stored = scale_factor_ == 1.0F && source.bytes % 4 == 0;
+  for (size_t lane = 0; lane < rows.size(); ++lane) {
+    const auto [part, row] = rows[lane];
+    if (part != nullptr) {
+      as_stored =
+          as_stored && part->scale_type == type && part->scale_count == QuantView::Scales::kEach;
+      source.rows[lane] = reinterpret_cast<const uint8_t*>(part->scales) + row * source.bytes;
+    }
+  }
+  if (as_stored) {
+    transpose_rows(source, source.bytes / 4, bf16_scales_ ? WordOrder::kHalves : WordOrder::kWords,
+                   reinterpret_cast<uint8_t*>(out));
+    return;
+  }
+  for (int64_t i = 0; i < groups * kTileRows; ++i) {
+    const auto [part, row] = rows[static_cast<size_t>(i % kTileRows)];
+    const float scale =
+        part == nullptr ? 0.0F : part->scale(row * groups + i / kTileRows) * scale_factor_;
+    if (bf16_scales_) {
+      const uint16_t bits = f32_to_bf16(scale);
+      std::memcpy(out + i * 2, &bits, 2);
+    } else {
+      std::memcpy(out + i * 4, &scale, 4);
     }
   }
 }
@@ -213,7 +316,7 @@ Result<QuantTensor> PackedMatrix::unpack() const {
 }
 
 void PackedMatrix::unpack_tile(QuantTensor& weight, int64_t tile) const {
-  const int64_t tile_bytes = steps() * step_bytes(format_.code);
+  const int64_t tile_bytes = packed_steps() * step_bytes(format_.code);
   const auto* source = reinterpret_cast<const uint8_t*>(codes_.data()) + tile * tile_bytes;
   const int64_t together = lane_columns(format_.code, act_);
   const int64_t size = code_bytes(format_.code);
@@ -245,7 +348,7 @@ void PackedMatrix::unpack_tile(QuantTensor& weight, int64_t tile) const {
 PackedWeights PackedMatrix::view() const {
   PackedWeights view;
   view.codes = reinterpret_cast<const uint8_t*>(codes_.data());
-  view.tile_bytes = steps() * step_bytes(format_.code);
+  view.tile_bytes = packed_steps() * step_bytes(format_.code);
   view.scales = scales_.data();
   view.scales_are_bf16 = bf16_scales_;
   view.n = n_;

@@ -1,0 +1,52 @@
+#include "quant/quant_view.h"
+
+#include <cstring>
+
+#include "base/f16.h"
+
+namespace nibble {
+
+float QuantView::scale(int64_t index) const {
+  index = scale_count == Scales::kEach ? index : 0;
+  if (scale_type == DType::kF32) {
+    float value = 0;
+    std::memcpy(&value, scales + index * 4, 4);
+    return value;
+  }
+  uint16_t bits = 0;
+  std::memcpy(&bits, scales + index * 2, 2);
+  return scale_type == DType::kBF16 ? bf16_to_f32(bits) : f16_to_f32(bits);
+}
+
+QuantView view_of(const QuantTensor& tensor) {
+  return {.format = tensor.format,
+          .n = tensor.n,
+          .k = tensor.k,
+          .codes = tensor.codes.data(),
+          .scales = tensor.scales.data(),
+          .scale_type = DType::kF32,
+          .scale_count = QuantView::Scales::kEach,
+          .name = fmt::format("weights [{}, {}]", tensor.n, tensor.k)};
+}
+
+Result<QuantTensor> copy_of(const QuantView& view) {
+  NIBBLE_ASSIGN_OR_RETURN(QuantTensor tensor, QuantTensor::allocate(view.format, view.n, view.k));
+  std::memcpy(tensor.codes.data(), view.codes, tensor.codes.size());
+  if (view.format.code == WeightCode::kInt4 && view.k % 8 != 0) {
+    const uint32_t kept = (1U << (4 * (view.k % 8))) - 1;
+    for (int64_t row = 1; row <= view.n; ++row) {
+      std::byte* last = tensor.codes.data() + row * view.row_bytes() - 4;
+      uint32_t word = 0;
+      std::memcpy(&word, last, 4);
+      word &= kept;
+      std::memcpy(last, &word, 4);
+    }
+  }
+  const auto scales = tensor.scales.as<float>();
+  for (size_t i = 0; i < scales.size(); ++i) {
+    scales[i] = view.scale(static_cast<int64_t>(i));
+  }
+  return tensor;
+}
+
+}  // namespace nibble

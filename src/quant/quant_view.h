@@ -1,0 +1,41 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "quant/quant_tensor.h"
+
+namespace nibble {
+
+/// Weights in the canonical form of QuantTensor that lie in memory of somebody else: a mapped file,
+/// or a QuantTensor. Copying them is left to whoever needs another form.
+///
+///   codes   n rows of row_bytes(), aligned to nothing; what lies past k in the last word of an
+///   int4
+///           row may be anything
+///   scales  [n, groups] in scale_type, aligned to nothing, or one number for all of them
+struct QuantView {
+  enum class Scales : uint8_t { kEach, kOneForAll };
+
+  WeightFormat format;
+  int64_t n = 0;
+  int64_t k = 0;
+  const std::byte* codes = nullptr;
+  const std::byte* scales = nullptr;
+  DType scale_type = DType::kF32;  // kF32, kBF16 or kF16
+  Scales scale_count = Scales::kEach;
+  std::string name;  // what error messages call it
+
+  [[nodiscard]] int64_t row_bytes() const { return QuantTensor::code_row_bytes(format.code, k); }
+  /// Scale `index` of [n, groups].
+  [[nodiscard]] float scale(int64_t index) const;
+};
+
+/// A view of all of `tensor`, which must stay where it is.
+[[nodiscard]] QuantView view_of(const QuantTensor& tensor);
+/// The weights in memory of their own, padding cleared. kUnsupported when k is no multiple of the
+/// group size, kResourceExhausted.
+[[nodiscard]] Result<QuantTensor> copy_of(const QuantView& view);
+
+}  // namespace nibble
