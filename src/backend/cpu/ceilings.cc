@@ -62,10 +62,8 @@ double peak(ThreadPool& pool, void (*loop)(int64_t), int64_t ops) {
     turns *= 2;
   }
   turns *= 4;
-  std::vector<double> seconds;
-  for (int i = 0; i < kTimings; ++i) {
-    seconds.push_back(run(turns));
-  }
+  std::vector<double> seconds(kTimings);
+  std::ranges::generate(seconds, [&] { return run(turns); });
   return static_cast<double>(ops * turns * pool.threads()) / median(seconds) * 1e-12;
 }
 
@@ -103,10 +101,8 @@ Result<double> measure_read_gbps(ThreadPool& pool) {
       });
     });
   };
-  std::vector<double> seconds;
-  for (int i = 0; i < kTimings; ++i) {
-    seconds.push_back(run());
-  }
+  std::vector<double> seconds(kTimings);
+  std::ranges::generate(seconds, run);
   CHECK(std::ranges::all_of(sums, [](uint64_t sum) { return sum != 0; }));
   return static_cast<double>(kReadBytes) / median(seconds) * 1e-9;
 }
