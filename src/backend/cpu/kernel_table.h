@@ -2,6 +2,8 @@
 
 #include <cstdint>
 
+#include "backend/cpu/attention_task.h"
+
 namespace nibble::cpu {
 
 // What the backend hands to code compiled for one instruction set: plain structs without inline
@@ -11,9 +13,6 @@ namespace nibble::cpu {
 constexpr int64_t kTileRows = 16;    // output channels of one weight tile: the lanes of a vector
 constexpr int64_t kStepColumns = 8;  // input channels of one step of a tile
 constexpr int64_t kMaxBlock = 32;    // input channels summed before a scale is applied
-constexpr int64_t kKeyBlock = 64;    // keys of one step of the online softmax
-constexpr int64_t kMaxHeadDim = 512;
-constexpr int64_t kQueryRows = 32;  // query rows (token x head) of one attention task
 
 /// Weights in tiles of 16 output channels; a tile is k/8 (rounded up) steps of 8 input channels:
 ///   f32, f16   [8][16] elements            int8 for f32 activations, fp8   [8][16] bytes
@@ -62,38 +61,6 @@ struct QuantizeTask {
   int32_t* sums = nullptr;
 };
 
-struct KvLayout {
-  uint8_t* pages = nullptr;
-  int64_t code = 0;  // KvCode
-  int64_t page_size = 0;
-  int64_t page_bytes = 0;
-  int64_t half_bytes = 0;
-  int64_t params_offset = 0;
-  int64_t row_bytes = 0;
-  int64_t row_params = 0;
-  int64_t head_dim = 0;
-};
-
-struct AttentionTask {
-  const float* q = nullptr;  // row of the first token, first head of the group
-  int64_t q_stride = 0;
-  float* out = nullptr;
-  int64_t out_stride = 0;
-  int64_t tokens = 0;
-  int64_t group = 0;  // query heads that share the KV head
-  float scale = 1.0F;
-  int64_t window = 0;          // 0: all
-  int64_t first_position = 0;  // of the first token
-  KvLayout kv;
-  int64_t kv_head = 0;
-  const int32_t* page_list = nullptr;
-  float* scratch = nullptr;  // attention_scratch_floats()
-};
-
-/// Floats that one attention task needs: a block of keys, one of values, and the running sums.
-constexpr int64_t kAttentionScratch =
-    (2 * kKeyBlock + 2 * kQueryRows) * kMaxHeadDim + 4 * kQueryRows + kKeyBlock;
-
 struct KernelTable {
   const char* name = nullptr;
   // Tiles tile_begin .. tile_end of a product.
@@ -116,7 +83,13 @@ struct KernelTable {
   void (*rotate)(float* head, int64_t dim, const float* cosine, const float* sine) = nullptr;
   // Writes one head's keys or values of one token.
   void (*write_kv)(const KvLayout& kv, const float* x, uint8_t* row, float* params) = nullptr;
+  int64_t attention_rows = 0;  // query rows that a task should have where there are enough
   void (*attention)(const AttentionTask& task) = nullptr;
+  // Adds the sums of pieces in order, `stride` floats apart, and writes the task's results.
+  void (*merge_attention)(const AttentionTask& task,
+                          const float* partials,
+                          int64_t pieces,
+                          int64_t stride) = nullptr;
 };
 
 extern const KernelTable kScalarKernels;

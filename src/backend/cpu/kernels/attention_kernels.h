@@ -1,195 +1,377 @@
 #pragma once
 
-// Attention of the query heads that share one KV head, for some consecutive tokens of a sequence.
-// Keys come in blocks of 64 that start at multiples of 64, whatever the page size, and each query
-// row walks the blocks that it sees in order with an online softmax. So its result depends on
-// its own position and the cache alone: a prompt in pieces gives the bits of a prompt at once.
+// Attention over BF16, INT8 and INT4 caches: what tiles of BF16 products do on CPUs that have them
+// (amx/amx_attention.h), lane by lane. The rules that give the same bits everywhere:
+// - Queries are rounded to BF16. Keys and values enter as BF16 numbers or as their integer codes
+//   (INT4: minus 7.5), which are BF16 numbers; a token's scale multiplies its score or weight.
+// - A product sums blocks of 32 elements: two sums from 0, of the even and of the odd elements, by
+//   fused multiply-adds in order; their sum is then added to the total.
+// - Keys come in blocks of 128 from multiples of 128 on. A row's weights are 2^(score - top); top
+//   becomes the largest score of a block that has one more than 8 above it, so that sums are
+//   rescaled rarely and a row that sees one key gives it weight 1.
+// - Sums of weights are kept per lane, key modulo 16, and added at the end of a piece of 1024 keys.
+// Keys that a row does not see have weight 0 and change no bit: a row's result depends on its own
+// position and the cache alone.
 
-#include "backend/cpu/kernels/common.h"
+#include "backend/cpu/kernels/attention_f32.h"
 
 namespace nibble::cpu {
 namespace {
 
-inline F32x16 decode_kv(int64_t code, const uint8_t* p, int64_t i, const float* params) {
-  switch (code) {
-    case 0:
-      return Simd::load(reinterpret_cast<const float*>(p) + i);
-    case 1:
-      return load_bf16(p + 2 * i);
-    case 2:
-      return Simd::mul(Simd::to_float(Simd::load_s8(p + i)), Simd::set(params[0]));
-    default:
-      return Simd::fma(Simd::to_float(Simd::load_u4(p + i / 2)), Simd::set(params[0]),
-                       Simd::set(params[1]));
-  }
-}
+constexpr float kMiddleCode = 7.5F;
+constexpr float kTopSlack = 8.0F;
+constexpr int64_t kDotVectors = Simd::kRows >= 8 ? 4 : 2;  // as many sums as registers hold
 
-/// One token's keys or values as f32, padded with zeros to a multiple of 16.
-template <int kCode>
-void decode_kv_row(const KvLayout& kv, const uint8_t* row, const float* params, float* out) {
-  in_vectors(kv.head_dim, [&](int64_t i, int64_t lanes) {
-    if (lanes == 16) {
-      Simd::store(out + i, decode_kv(kCode, row, i, params));
-      return;
-    }
-    uint8_t bytes[64] = {};  // head_dim is a multiple of 8: half a vector is left
-    const int64_t start = i * kv.row_bytes / kv.head_dim;
-    __builtin_memcpy(bytes, row + start, static_cast<size_t>(kv.row_bytes - start));
-    float values[16];
-    Simd::store(values, decode_kv(kCode, bytes, 0, params));
-    for (int64_t j = 0; j < 16; ++j) {
-      out[i + j] = j < lanes ? values[j] : 0.0F;
-    }
-  });
-}
-
-/// Keys and values of positions first .. last-1 of the block.
-template <int kCode>
-void decode_kv_block(
-    const AttentionTask& task, int64_t block, int64_t first, int64_t last, int64_t padded_dim) {
-  const KvLayout& kv = task.kv;
-  float* keys = task.scratch;
-  float* values = keys + kKeyBlock * padded_dim;
-  for (int64_t t = first; t < last; ++t) {
-    const int64_t slot = t % kv.page_size;
-    const uint8_t* head = kv.pages + task.page_list[t / kv.page_size] * kv.page_bytes +
-                          task.kv_head * 2 * kv.half_bytes;
-    const int64_t row = slot * kv.row_bytes;
-    const int64_t params = kv.params_offset + slot * kv.row_params * 4;
-    const int64_t index = (t - block) * padded_dim;
-    decode_kv_row<kCode>(kv, head + row, reinterpret_cast<const float*>(head + params),
-                         keys + index);
-    head += kv.half_bytes;
-    decode_kv_row<kCode>(kv, head + row, reinterpret_cast<const float*>(head + params),
-                         values + index);
-  }
-}
-
-struct QueryRow {
-  const float* q;      // [padded_dim]
-  float* acc;          // [padded_dim]
-  float* top;          // largest score so far
-  float* denominator;  // sum of exp(score - top)
+/// A block of keys and values in scratch, and the parameters of each key.
+struct KeyBlock {
+  float* keys;         // [head_dim padded to 32][kKeyBlock]
+  float* values;       // [kKeyBlock][head_dim padded to 16]
+  float* score_scale;  // all [kKeyBlock]
+  float* score_offset;
+  float* value_scale;
+  float* value_offset;
 };
 
-/// Folds keys first .. last-1 of a block (indices within it) into one row.
-void attend_block(const float* keys,
-                  const float* values,
-                  int64_t padded_dim,
-                  int64_t first,
-                  int64_t last,
-                  float scale,
-                  const QueryRow& row) {
-  float scores[kKeyBlock];
-  for (int64_t j = 0; j < kKeyBlock; ++j) {
-    scores[j] = -__builtin_inff();
+struct QueryRows {
+  float* q;        // [rows][head_dim padded to 32], BF16 numbers
+  float* q_sum;    // [rows]
+  float* sums;     // [rows][16]: weights by lane
+  float* offsets;  // [rows][16]: weights times value_offset by lane
+};
+
+template <int kCode>
+F32x16 load_codes(const uint8_t* row, int64_t i) {
+  if constexpr (kCode == 1) {
+    return load_bf16(row + 2 * i);
+  } else if constexpr (kCode == 2) {
+    return Simd::to_float(Simd::load_s8(row + i));
+  } else {
+    return Simd::sub(Simd::to_float(Simd::load_u4(row + i / 2)), Simd::set(kMiddleCode));
   }
-  for (int64_t j = first; j < last; ++j) {
-    F32x16 dot = Simd::set(0.0F);
-    for (int64_t d = 0; d < padded_dim; d += 16) {
-      dot = Simd::fma(Simd::load(row.q + d), Simd::load(keys + j * padded_dim + d), dot);
-    }
-    scores[j] = Simd::reduce_add(dot) * scale;
+}
+
+/// Codes i .. i+15 of a row, 0 past its end.
+template <int kCode>
+F32x16 row_codes(const KvLayout& kv, const uint8_t* row, int64_t i) {
+  if (i + 16 <= kv.head_dim) {
+    return load_codes<kCode>(row, i);
   }
-  F32x16 largest = Simd::set(*row.top);
-  for (int64_t j = 0; j < kKeyBlock; j += 16) {
-    largest = Simd::max(largest, Simd::load(scores + j));
+  uint8_t bytes[64] = {};  // head_dim is a multiple of 8: half a vector is left
+  const int64_t start = i * kv.row_bytes / kv.head_dim;
+  __builtin_memcpy(bytes, row + start, static_cast<size_t>(kv.row_bytes - start));
+  float values[16];
+  Simd::store(values, load_codes<kCode>(bytes, 0));
+  return load_some(values, kv.head_dim - i);
+}
+
+inline bool is_finite(float x) { return x - x == 0.0F; }
+
+/// A value that is not finite must not reach rows that do not see it, as 0 * NaN would: its row
+/// becomes 0 and its score NaN, which spoils just those that see it.
+template <int kCode>
+void load_params(const KvRow& key, const KvRow& value, float scale, int64_t j, KeyBlock& block) {
+  if constexpr (kCode == 1) {
+    block.score_scale[j] = scale;
+    return;
   }
-  const float top = Simd::reduce_max(largest);
-  F32x16 sum = Simd::set(0.0F);
-  for (int64_t j = 0; j < kKeyBlock; j += 16) {
-    const F32x16 p = exp(Simd::sub(Simd::load(scores + j), Simd::set(top)));
-    Simd::store(scores + j, p);
-    sum = Simd::add(sum, p);
+  float value_scale = value.params[0];
+  float value_offset = 0.0F;
+  block.score_scale[j] = key.params[0] * scale;
+  if constexpr (kCode == 3) {
+    block.score_offset[j] = __builtin_fmaf(kMiddleCode, key.params[0], key.params[1]) * scale;
+    value_offset = __builtin_fmaf(kMiddleCode, value_scale, value.params[1]);
   }
-  float old[16];
-  Simd::store(old, exp(Simd::set(*row.top - top)));
-  *row.top = top;
-  *row.denominator = __builtin_fmaf(*row.denominator, old[0], Simd::reduce_add(sum));
-  for (int64_t d = 0; d < padded_dim; d += 64) {
-    const int64_t vectors = padded_dim - d < 64 ? (padded_dim - d) / 16 : 4;
-    F32x16 acc[4];
-    for (int64_t i = 0; i < vectors; ++i) {
-      acc[i] = Simd::mul(Simd::load(row.acc + d + 16 * i), Simd::set(old[0]));
-    }
-    if (vectors == 4) {
-      for (int64_t j = first; j < last; ++j) {
-        const F32x16 p = Simd::set(scores[j]);
-        const float* v = values + j * padded_dim + d;
-#pragma GCC unroll 4
-        for (int64_t i = 0; i < 4; ++i) {
-          acc[i] = Simd::fma(p, Simd::load(v + 16 * i), acc[i]);
-        }
-      }
+  if (!is_finite(value_scale) || !is_finite(value_offset)) {
+    value_scale = 0.0F;
+    value_offset = 0.0F;
+    block.score_scale[j] = __builtin_nanf("");
+  }
+  block.value_scale[j] = value_scale;
+  block.value_offset[j] = value_offset;
+}
+
+/// Fills keys `begin` (a multiple of 16) .. begin+15 of the block; those outside first .. last-1
+/// become zeros.
+template <int kCode>
+void load_keys(const AttentionTask& task,
+               const KvRows& rows,
+               const int64_t (&range)[2],
+               int64_t begin,
+               KeyBlock& block) {
+  const int64_t dim = task.kv.head_dim;
+  const int64_t padded_dim = round_up(dim, 16);
+  const float scale = task.scale * kLog2E;
+  for (int64_t j = begin; j < begin + 16; ++j) {
+    if (j >= range[0] && j < range[1]) {
+      load_params<kCode>(rows.keys[j - range[0]], rows.values[j - range[0]], scale, j, block);
     } else {
-      for (int64_t j = first; j < last; ++j) {
-        for (int64_t i = 0; i < vectors; ++i) {
-          acc[i] = Simd::fma(Simd::set(scores[j]), Simd::load(values + j * padded_dim + d + 16 * i),
-                             acc[i]);
-        }
-      }
+      block.score_scale[j] = block.score_offset[j] = 0.0F;
+      block.value_scale[j] = block.value_offset[j] = 0.0F;
     }
-    for (int64_t i = 0; i < vectors; ++i) {
-      Simd::store(row.acc + d + 16 * i, acc[i]);
+  }
+  for (int64_t d = 0; d < padded_dim; d += 16) {
+    F32x16 keys[16];
+    for (int64_t i = 0; i < 16; ++i) {
+      const int64_t j = begin + i;
+      const bool exists = j >= range[0] && j < range[1];
+      const F32x16 zero = Simd::set(0.0F);
+      keys[i] = exists ? row_codes<kCode>(task.kv, rows.keys[j - range[0]].codes, d) : zero;
+      const F32x16 values =
+          exists ? row_codes<kCode>(task.kv, rows.values[j - range[0]].codes, d) : zero;
+      Simd::store(block.values + j * padded_dim + d, values);
+    }
+    Simd::transpose(keys);
+    for (int64_t i = 0; i < 16; ++i) {
+      Simd::store(block.keys + (d + i) * kKeyBlock + begin, keys[i]);
     }
   }
 }
 
-inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
-inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+/// Values that are not finite, see load_params, where some rows do not see all keys.
+inline void contain_values(int64_t dim, const int64_t (&range)[2], KeyBlock& block) {
+  const int64_t padded_dim = round_up(dim, 16);
+  for (int64_t j = range[0]; j < range[1]; ++j) {
+    float* values = block.values + j * padded_dim;
+    F32x16 sum = Simd::set(0.0F);
+    for (int64_t d = 0; d < padded_dim; d += 16) {
+      sum = Simd::fma(Simd::load(values + d), Simd::set(0.0F), sum);
+    }
+    if (!is_finite(Simd::reduce_add(sum))) {
+      __builtin_memset(values, 0, static_cast<size_t>(padded_dim) * 4);
+      block.score_scale[j] = __builtin_nanf("");
+    }
+  }
+}
+
+/// Scores of keys j .. j + 16 kDotVectors - 1 before scaling.
+inline void dot_keys(const float* q, const float* keys, int64_t dim, float* scores) {
+  F32x16 total[kDotVectors];
+  for (int64_t i = 0; i < kDotVectors; ++i) {
+    total[i] = Simd::set(0.0F);
+  }
+  for (int64_t begin = 0; begin < dim; begin += kDotBlock) {
+    F32x16 even[kDotVectors];
+    F32x16 odd[kDotVectors];
+    for (int64_t i = 0; i < kDotVectors; ++i) {
+      even[i] = odd[i] = Simd::set(0.0F);
+    }
+    for (int64_t d = begin; d < begin + kDotBlock; d += 2) {
+      const F32x16 a = Simd::set(q[d]);
+      const F32x16 b = Simd::set(q[d + 1]);
+      for (int64_t i = 0; i < kDotVectors; ++i) {
+        even[i] = Simd::fma(a, Simd::load(keys + d * kKeyBlock + 16 * i), even[i]);
+        odd[i] = Simd::fma(b, Simd::load(keys + (d + 1) * kKeyBlock + 16 * i), odd[i]);
+      }
+    }
+    for (int64_t i = 0; i < kDotVectors; ++i) {
+      total[i] = Simd::add(total[i], Simd::add(even[i], odd[i]));
+    }
+  }
+  for (int64_t i = 0; i < kDotVectors; ++i) {
+    Simd::store(scores + 16 * i, total[i]);
+  }
+}
+
+/// acc += weights · values over 32 keys, for kCount vectors of dimensions.
+template <int64_t kCount>
+void add_values(const float* weights, const float* values, int64_t stride, float* acc) {
+  F32x16 even[kCount];
+  F32x16 odd[kCount];
+  for (int64_t i = 0; i < kCount; ++i) {
+    even[i] = odd[i] = Simd::set(0.0F);
+  }
+  for (int64_t j = 0; j < kDotBlock; j += 2) {
+    const F32x16 a = Simd::set(weights[j]);
+    const F32x16 b = Simd::set(weights[j + 1]);
+    for (int64_t i = 0; i < kCount; ++i) {
+      even[i] = Simd::fma(a, Simd::load(values + j * stride + 16 * i), even[i]);
+      odd[i] = Simd::fma(b, Simd::load(values + (j + 1) * stride + 16 * i), odd[i]);
+    }
+  }
+  for (int64_t i = 0; i < kCount; ++i) {
+    Simd::store(acc + 16 * i, Simd::add(Simd::load(acc + 16 * i), Simd::add(even[i], odd[i])));
+  }
+}
+
+inline F32x16 nearest_bf16(F32x16 x) {
+  return Simd::from_bits(Simd::shift_left<16>(to_bf16_bits(x)));
+}
+
+/// The keys of one block that a row sees, and the row's sums.
+struct BlockRow {
+  int64_t first;
+  int64_t last;
+  const float* q;
+  float q_sum;
+  float* sums;
+  float* offsets;
+  float* acc;
+  float* top;
+};
+
+/// Scaled scores of keys lo .. hi-1, -inf for those the row does not see; raises the row's top.
+template <int kCode>
+void score_keys(const KeyBlock& block, int64_t padded_dim, const BlockRow& row, float* scores) {
+  const int64_t lo = row.first / kDotBlock * kDotBlock;
+  const int64_t hi = round_up(row.last, kDotBlock);
+  for (int64_t j = lo; j < hi; j += 16 * kDotVectors) {
+    const int64_t from = smaller(j, kKeyBlock - 16 * kDotVectors);
+    dot_keys(row.q, block.keys + from, round_up(padded_dim, kDotBlock), scores + from);
+  }
+  for (int64_t j = lo; j < hi; j += 16) {
+    const F32x16 score = Simd::load(scores + j);
+    const F32x16 scale = Simd::load(block.score_scale + j);
+    if constexpr (kCode == 3) {
+      const F32x16 offset = Simd::mul(Simd::load(block.score_offset + j), Simd::set(row.q_sum));
+      Simd::store(scores + j, Simd::fma(score, scale, offset));
+    } else {
+      Simd::store(scores + j, Simd::mul(score, scale));
+    }
+  }
+  for (int64_t j = lo; j < row.first; ++j) {
+    scores[j] = -__builtin_inff();
+  }
+  for (int64_t j = row.last; j < hi; ++j) {
+    scores[j] = -__builtin_inff();
+  }
+  F32x16 largest = Simd::set(kLowest);
+  for (int64_t j = lo; j < hi; j += 16) {
+    largest = Simd::max(Simd::load(scores + j), largest);
+  }
+  const float top = Simd::reduce_max(largest);
+  if (top > *row.top + kTopSlack) {
+    const float factor = exp2_weight(*row.top - top);
+    *row.top = top;
+    Simd::store(row.sums, Simd::mul(Simd::load(row.sums), Simd::set(factor)));
+    Simd::store(row.offsets, Simd::mul(Simd::load(row.offsets), Simd::set(factor)));
+    for (int64_t d = 0; d < padded_dim; d += 16) {
+      Simd::store(row.acc + d, Simd::mul(Simd::load(row.acc + d), Simd::set(factor)));
+    }
+  }
+}
+
+template <int kCode>
+void attend_block(const KeyBlock& block, int64_t dim, const BlockRow& row) {
+  const int64_t padded_dim = round_up(dim, 16);
+  const int64_t lo = row.first / kDotBlock * kDotBlock;
+  const int64_t hi = round_up(row.last, kDotBlock);
+  float scores[kKeyBlock];
+  score_keys<kCode>(block, padded_dim, row, scores);
+  F32x16 sum = Simd::load(row.sums);
+  F32x16 offset = Simd::load(row.offsets);
+  for (int64_t j = lo; j < hi; j += 16) {
+    F32x16 weight = exp2_weight(Simd::sub(Simd::load(scores + j), Simd::set(*row.top)));
+    sum = Simd::add(sum, weight);
+    if constexpr (kCode == 3) {
+      offset = Simd::fma(weight, Simd::load(block.value_offset + j), offset);
+    }
+    if constexpr (kCode != 1) {
+      weight = Simd::mul(weight, Simd::load(block.value_scale + j));
+    }
+    Simd::store(scores + j, nearest_bf16(weight));
+  }
+  Simd::store(row.sums, sum);
+  Simd::store(row.offsets, offset);
+  for (int64_t j = lo; j < hi; j += kDotBlock) {
+    const float* values = block.values + j * padded_dim;
+    int64_t d = 0;
+    for (; d + 16 * kDotVectors <= padded_dim; d += 16 * kDotVectors) {
+      add_values<kDotVectors>(scores + j, values + d, padded_dim, row.acc + d);
+    }
+    for (; d < padded_dim; d += 16) {
+      add_values<1>(scores + j, values + d, padded_dim, row.acc + d);
+    }
+  }
+}
+
+/// Queries as BF16 numbers and their sums.
+inline void load_queries(const AttentionTask& task, const QueryRows& queries) {
+  const int64_t dim = task.kv.head_dim;
+  const int64_t width = round_up(dim, kDotBlock);
+  for (int64_t r = 0; r < task.tokens * task.group; ++r) {
+    const float* source = task.q + r / task.group * task.q_stride + r % task.group * dim;
+    F32x16 sum = Simd::set(0.0F);
+    for (int64_t d = 0; d < width; d += 16) {
+      const F32x16 q = load_lanes(source + d, larger(0, smaller(16, dim - d)));
+      const F32x16 rounded = nearest_bf16(q);
+      Simd::store(queries.q + r * width + d, rounded);
+      sum = Simd::add(sum, rounded);
+    }
+    queries.q_sum[r] = Simd::reduce_add(sum);
+  }
+}
+
+/// Sums over the keys first .. end-1, which lie in one piece.
+template <int kCode>
+void sum_piece(const AttentionTask& task,
+               const int64_t (&keys)[2],
+               const RowStates& states,
+               const QueryRows& queries,
+               KeyBlock& block) {
+  const int64_t dim = task.kv.head_dim;
+  const int64_t padded_dim = round_up(dim, 16);
+  const int64_t rows = task.tokens * task.group;
+  clear_states(states, rows, padded_dim);
+  __builtin_memset(queries.sums, 0, static_cast<size_t>(rows) * 64);
+  __builtin_memset(queries.offsets, 0, static_cast<size_t>(rows) * 64);
+  for (int64_t at = keys[0] / kKeyBlock * kKeyBlock; at < keys[1]; at += kKeyBlock) {
+    const int64_t range[2] = {larger(keys[0], at) - at, smaller(keys[1], at + kKeyBlock) - at};
+    KvRows found;
+    find_rows(task, at + range[0], at + range[1], found);
+    const int64_t end = round_up(range[1], kDotBlock);
+    for (int64_t j = range[0] / kDotBlock * kDotBlock; j < end; j += 16) {
+      load_keys<kCode>(task, found, range, j, block);
+    }
+    if (kCode == 1 && task.tokens > 1) {
+      contain_values(dim, range, block);
+    }
+    for (int64_t r = 0; r < rows; ++r) {
+      const int64_t position = task.first_position + r / task.group;
+      const int64_t first = larger(first_visible(task, position) - at, range[0]);
+      const int64_t last = smaller(position + 1 - at, range[1]);
+      if (first < last) {
+        attend_block<kCode>(block, dim,
+                            {first, last, queries.q + r * round_up(dim, kDotBlock),
+                             queries.q_sum[r], queries.sums + r * 16, queries.offsets + r * 16,
+                             states.acc + r * padded_dim, states.top + r});
+      }
+    }
+  }
+  for (int64_t r = 0; r < rows; ++r) {
+    states.sum[r] = Simd::reduce_add(Simd::load(queries.sums + r * 16));
+    const F32x16 offset = Simd::set(Simd::reduce_add(Simd::load(queries.offsets + r * 16)));
+    for (int64_t d = r * padded_dim; kCode == 3 && d < (r + 1) * padded_dim; d += 16) {
+      Simd::store(states.acc + d, Simd::add(Simd::load(states.acc + d), offset));
+    }
+  }
+}
 
 template <int kCode>
 void attention_of(const AttentionTask& task) {
-  const int64_t dim = task.kv.head_dim;
-  const int64_t padded_dim = (dim + 15) / 16 * 16;
+  const int64_t padded_dim = round_up(task.kv.head_dim, 16);
+  const int64_t width = round_up(task.kv.head_dim, kDotBlock);
   const int64_t rows = task.tokens * task.group;
-  float* keys = task.scratch;
-  float* values = keys + kKeyBlock * padded_dim;
-  float* q = values + kKeyBlock * padded_dim;
-  float* acc = q + kQueryRows * padded_dim;
-  float* top = acc + kQueryRows * padded_dim;
-  float* denominator = top + kQueryRows;
-  for (int64_t r = 0; r < rows; ++r) {
-    const float* source = task.q + r / task.group * task.q_stride + r % task.group * dim;
-    for (int64_t d = 0; d < padded_dim; d += 16) {
-      Simd::store(q + r * padded_dim + d, load_lanes(source + d, smaller(16, dim - d)));
-      Simd::store(acc + r * padded_dim + d, Simd::set(0.0F));
-    }
-    top[r] = -__builtin_inff();
-    denominator[r] = 0.0F;
-  }
-  const int64_t window = task.window;
-  const auto first_key = [&](int64_t position) {
-    return window > 0 ? larger(0, position - window + 1) : 0;
+  float* at = task.scratch;
+  const auto take = [&](int64_t floats) {
+    float* memory = at;
+    at += round_up(floats, 16);
+    return memory;
   };
-  const int64_t first = first_key(task.first_position);
-  const int64_t end = task.first_position + task.tokens;
-  for (int64_t block = first / kKeyBlock * kKeyBlock; block < end; block += kKeyBlock) {
-    decode_kv_block<kCode>(task, block, larger(first, block), smaller(end, block + kKeyBlock),
-                           padded_dim);
-    for (int64_t r = 0; r < rows; ++r) {
-      const int64_t position = task.first_position + r / task.group;
-      const int64_t begin = larger(first_key(position), block) - block;
-      const int64_t last = smaller(position + 1, block + kKeyBlock) - block;
-      if (begin < last) {
-        const QueryRow row{q + r * padded_dim, acc + r * padded_dim, top + r, denominator + r};
-        attend_block(keys, values, padded_dim, begin, last, task.scale, row);
-      }
-    }
-  }
-  for (int64_t r = 0; r < rows; ++r) {
-    float* out = task.out + r / task.group * task.out_stride + r % task.group * dim;
-    in_vectors(dim, [&](int64_t i, int64_t lanes) {
-      const F32x16 sum = Simd::load(acc + r * padded_dim + i);
-      store_lanes(out + i, lanes, Simd::div(sum, Simd::set(denominator[r])));
-    });
-  }
+  KeyBlock block{take(kKeyBlock * width), take(kKeyBlock * padded_dim),
+                 take(kKeyBlock),         take(kKeyBlock),
+                 take(kKeyBlock),         take(kKeyBlock)};
+  const QueryRows queries{take(rows * width), take(rows), take(rows * 16), take(rows * 16)};
+  __builtin_memset(block.keys, 0, static_cast<size_t>(kKeyBlock * width) * 4);
+  load_queries(task, queries);
+  in_pieces(task, at, [&](int64_t first, int64_t end, const RowStates& states) {
+    sum_piece<kCode>(task, {first, end}, states, queries, block);
+  });
 }
 
 void attention(const AttentionTask& task) {
   switch (task.kv.code) {
     case 0:
-      return attention_of<0>(task);
+      return attention_f32(task);
     case 1:
       return attention_of<1>(task);
     case 2:

@@ -28,7 +28,9 @@ constexpr KernelTable kernels_named(const char* name) {
   table.add = add_row;
   table.rotate = rotate;
   table.write_kv = write_kv;
+  table.attention_rows = 32;
   table.attention = attention;
+  table.merge_attention = merge_attention;
   return table;
 }
 

@@ -117,6 +117,44 @@ struct Simd {
     return _mm_cvtsi128_si32(_mm_max_epi32(y, _mm_shuffle_epi32(y, 0xb1)));
   }
 
+  /// Lane j of row i becomes lane i of row j: pairs, quartets and halves change places.
+  static void transpose(__m256 (&r)[8]) {
+    __m256 pair[8];
+    for (int i = 0; i < 8; i += 2) {
+      pair[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
+      pair[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+    }
+    __m256 quartet[8];
+    for (int i = 0; i < 8; i += 4) {
+      for (int j = 0; j < 2; ++j) {
+        const __m256 a = pair[i + j];
+        const __m256 b = pair[i + j + 2];
+        quartet[i + 2 * j] = _mm256_shuffle_ps(a, b, 0x44);
+        quartet[i + 2 * j + 1] = _mm256_shuffle_ps(a, b, 0xee);
+      }
+    }
+    for (int i = 0; i < 4; ++i) {
+      r[i] = _mm256_permute2f128_ps(quartet[i], quartet[i + 4], 0x20);
+      r[i + 4] = _mm256_permute2f128_ps(quartet[i], quartet[i + 4], 0x31);
+    }
+  }
+  static void transpose(F32x16 (&rows)[16]) {
+    __m256 quarter[4][8];  // upper left, lower left, upper right, lower right
+    for (int i = 0; i < 8; ++i) {
+      quarter[0][i] = rows[i].lo;
+      quarter[1][i] = rows[i + 8].lo;
+      quarter[2][i] = rows[i].hi;
+      quarter[3][i] = rows[i + 8].hi;
+    }
+    for (auto& q : quarter) {
+      transpose(q);
+    }
+    for (int i = 0; i < 8; ++i) {
+      rows[i] = {quarter[0][i], quarter[1][i]};
+      rows[i + 8] = {quarter[2][i], quarter[3][i]};
+    }
+  }
+
   static I32x16 bits(F32x16 a) { return {_mm256_castps_si256(a.lo), _mm256_castps_si256(a.hi)}; }
   static F32x16 from_bits(I32x16 a) {
     return {_mm256_castsi256_ps(a.lo), _mm256_castsi256_ps(a.hi)};

@@ -71,6 +71,33 @@ struct Simd {
   static int32_t reduce_add_int(I32x16 a) { return _mm512_reduce_add_epi32(a.v); }
   static int32_t reduce_max_int(I32x16 a) { return _mm512_reduce_max_epi32(a.v); }
 
+  /// Lane j of row i becomes lane i of row j: pairs, quartets, then blocks of four lanes change
+  /// places.
+  static void transpose(F32x16 (&rows)[16]) {
+    __m512 pair[16];
+    for (int i = 0; i < 16; i += 2) {
+      pair[i] = _mm512_unpacklo_ps(rows[i].v, rows[i + 1].v);
+      pair[i + 1] = _mm512_unpackhi_ps(rows[i].v, rows[i + 1].v);
+    }
+    __m512 quartet[16];  // [4 i + j]: column j of rows 4i .. 4i+3, for each block of four columns
+    for (int i = 0; i < 16; i += 4) {
+      quartet[i] = _mm512_shuffle_ps(pair[i], pair[i + 2], 0x44);
+      quartet[i + 1] = _mm512_shuffle_ps(pair[i], pair[i + 2], 0xee);
+      quartet[i + 2] = _mm512_shuffle_ps(pair[i + 1], pair[i + 3], 0x44);
+      quartet[i + 3] = _mm512_shuffle_ps(pair[i + 1], pair[i + 3], 0xee);
+    }
+    for (int j = 0; j < 4; ++j) {
+      const __m512 even_upper = _mm512_shuffle_f32x4(quartet[j], quartet[4 + j], 0x88);
+      const __m512 odd_upper = _mm512_shuffle_f32x4(quartet[j], quartet[4 + j], 0xdd);
+      const __m512 even_lower = _mm512_shuffle_f32x4(quartet[8 + j], quartet[12 + j], 0x88);
+      const __m512 odd_lower = _mm512_shuffle_f32x4(quartet[8 + j], quartet[12 + j], 0xdd);
+      rows[j].v = _mm512_shuffle_f32x4(even_upper, even_lower, 0x88);
+      rows[8 + j].v = _mm512_shuffle_f32x4(even_upper, even_lower, 0xdd);
+      rows[4 + j].v = _mm512_shuffle_f32x4(odd_upper, odd_lower, 0x88);
+      rows[12 + j].v = _mm512_shuffle_f32x4(odd_upper, odd_lower, 0xdd);
+    }
+  }
+
   static I32x16 bits(F32x16 a) { return {_mm512_castps_si512(a.v)}; }
   static F32x16 from_bits(I32x16 a) { return {_mm512_castsi512_ps(a.v)}; }
   static F32x16 to_float(I32x16 a) { return {_mm512_cvtepi32_ps(a.v)}; }

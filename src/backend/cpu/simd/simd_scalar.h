@@ -140,6 +140,17 @@ struct Simd {
     });
   }
 
+  /// Lane j of row i becomes lane i of row j.
+  static void transpose(F32x16 (&rows)[16]) {
+    for (int i = 0; i < 16; ++i) {
+      for (int j = 0; j < i; ++j) {
+        const float lower = rows[i].v[j];
+        rows[i].v[j] = rows[j].v[i];
+        rows[j].v[i] = lower;
+      }
+    }
+  }
+
   static I32x16 bits(F32x16 a) { return __builtin_bit_cast(I32x16, a); }
   static F32x16 from_bits(I32x16 a) { return __builtin_bit_cast(F32x16, a); }
   static F32x16 to_float(I32x16 a) {

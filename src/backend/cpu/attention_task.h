@@ -1,0 +1,59 @@
+#pragma once
+
+#include <cstdint>
+
+namespace nibble::cpu {
+
+// What the backend hands to the attention kernels. Plain structs: see kernel_table.h.
+
+constexpr int64_t kMaxHeadDim = 512;
+constexpr int64_t kQueryRows = 256;   // query rows (token x head) of one attention task, at most
+constexpr int64_t kF32KeyBlock = 64;  // keys of one step of the online softmax over an F32 cache
+constexpr int64_t kKeyBlock = 128;    // the same over the other caches
+constexpr int64_t kDotBlock = 32;     // elements of a product that are summed before the total
+constexpr int64_t kKeyPiece = 1024;   // keys after which the sums of a row start afresh
+
+struct KvLayout {
+  uint8_t* pages = nullptr;
+  int64_t code = 0;  // KvCode
+  int64_t page_size = 0;
+  int64_t page_bytes = 0;
+  int64_t half_bytes = 0;
+  int64_t params_offset = 0;
+  int64_t row_bytes = 0;
+  int64_t row_params = 0;
+  int64_t head_dim = 0;
+};
+
+/// The query heads of one KV head, for some consecutive tokens of a sequence.
+struct AttentionTask {
+  const float* q = nullptr;  // row of the first token, first head of the group
+  int64_t q_stride = 0;
+  float* out = nullptr;
+  int64_t out_stride = 0;
+  int64_t tokens = 0;
+  int64_t group = 0;  // query heads that share the KV head; tokens * group <= kQueryRows
+  float scale = 1.0F;
+  int64_t window = 0;          // 0: all
+  int64_t first_position = 0;  // of the first token
+  KvLayout kv;
+  int64_t kv_head = 0;
+  const int32_t* page_list = nullptr;
+  float* scratch = nullptr;  // kAttentionScratch floats, 64-byte aligned
+  // Null: all keys, results to out. Else only the keys of one piece (kKeyPiece keys from a multiple
+  // of kKeyPiece on), whose sums go here: attention_states_floats(), not for F32 caches.
+  float* partial = nullptr;
+  int64_t piece = 0;
+};
+
+/// Sums over one piece of the keys, per row: [rows][padded head_dim], [rows] tops, [rows] sums.
+static constexpr int64_t attention_states_floats(int64_t rows, int64_t head_dim) {
+  return rows * ((head_dim + 15) / 16 * 16 + 2);
+}
+
+/// Floats that one attention task needs: a block of keys and of values, and for each row the query,
+/// the running sums and those of the earlier pieces.
+constexpr int64_t kAttentionScratch =
+    (2 * kKeyBlock + 3 * kQueryRows) * kMaxHeadDim + 64 * kQueryRows + 16 * kKeyBlock;
+
+}  // namespace nibble::cpu

@@ -1,0 +1,270 @@
+#include "backend/cpu/cpu_attention.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "base/check.h"
+
+namespace nibble::cpu {
+namespace {
+
+constexpr int64_t kRotationRows = 4096;  // rows of a batch whose rotations are kept
+constexpr int64_t kPartialFloats = int64_t{4} << 20;
+constexpr int64_t kTasksPerThread = 4;  // so many let threads end at about the same time
+constexpr int64_t kFewestRows = 16;     // rows of a task when there are not enough tasks
+
+KvLayout layout_of(const KvView& kv) {
+  static_assert(static_cast<int>(KvCode::kF32) == 0 && static_cast<int>(KvCode::kBf16) == 1 &&
+                static_cast<int>(KvCode::kInt8) == 2 && static_cast<int>(KvCode::kInt4) == 3);
+  CHECK_EQ(kv.head_dim % 8, 0);
+  CHECK_LE(kv.head_dim, kMaxHeadDim);
+  KvLayout layout;
+  layout.pages = reinterpret_cast<uint8_t*>(kv.pages);
+  layout.code = static_cast<int64_t>(kv.code);
+  layout.page_size = kv.page_size;
+  layout.page_bytes = kv.page_bytes();
+  layout.half_bytes = kv.half_bytes();
+  layout.params_offset = kv.params_offset();
+  layout.row_bytes = kv_row_bytes(kv.code, kv.head_dim);
+  layout.row_params = kv_row_params(kv.code);
+  layout.head_dim = kv.head_dim;
+  return layout;
+}
+
+/// Blocks of `unit` new tokens that a step's sequences fall into.
+int64_t count_blocks(std::span<const SequenceSpan> sequences, int64_t unit) {
+  int64_t blocks = 0;
+  for (const SequenceSpan& sequence : sequences) {
+    blocks += (sequence.q_len + unit - 1) / unit;
+  }
+  return blocks;
+}
+
+struct TokenBlock {
+  const SequenceSpan* sequence;
+  int64_t first_token;  // within the sequence's new tokens
+};
+
+TokenBlock find_block(std::span<const SequenceSpan> sequences, int64_t unit, int64_t index) {
+  for (const SequenceSpan& sequence : sequences) {
+    const int64_t blocks = (sequence.q_len + unit - 1) / unit;
+    if (index < blocks) {
+      return {&sequence, index * unit};
+    }
+    index -= blocks;
+  }
+  CHECK_MSG(false, "block {} is past the last sequence", index);
+  return {};
+}
+
+/// Pieces of kKeyPiece keys that a sequence's new tokens see.
+struct PieceRange {
+  int64_t first;
+  int64_t count;
+};
+
+PieceRange pieces_of(const SequenceSpan& sequence, int64_t window) {
+  const int64_t oldest = sequence.kv_len - sequence.q_len;
+  const int64_t key = window > 0 ? std::max<int64_t>(0, oldest - window + 1) : 0;
+  const int64_t first = key / kKeyPiece;
+  return {first, (sequence.kv_len + kKeyPiece - 1) / kKeyPiece - first};
+}
+
+}  // namespace
+
+Status CpuAttention::allocate_scratch() {
+  const auto allocate = [](Buffer& buffer, int64_t bytes) -> Status {
+    NIBBLE_ASSIGN_OR_RETURN(buffer, Buffer::allocate(static_cast<size_t>(bytes)));
+    return {};
+  };
+  NIBBLE_RETURN_IF_ERROR(allocate(scratch_, pool_.threads() * kAttentionScratch * 4));
+  NIBBLE_RETURN_IF_ERROR(allocate(partials_, kPartialFloats * 4));
+  NIBBLE_RETURN_IF_ERROR(allocate(rotations_, kRotationRows * kMaxHeadDim * 4));
+  return allocate(rotation_positions_, kRotationRows * 8);
+}
+
+void CpuAttention::rope_append_kv(const RopeAppendArgs& args) {
+  const KvLayout layout = layout_of(args.kv);
+  select_rotation(args);
+  pool_.parallel_for(count_blocks(args.sequences, 1), [&](int64_t index, int) {
+    const TokenBlock block = find_block(args.sequences, 1, index);
+    rope_append_token(args, layout, *block.sequence, block.first_token);
+  });
+}
+
+/// Forgets the kept rotations when they are of another kind.
+void CpuAttention::select_rotation(const RopeAppendArgs& args) {
+  const int64_t dim = args.kv.head_dim;
+  const auto bytes = static_cast<size_t>(dim / 2) * sizeof(float);
+  if (rotation_dim_ == dim && attention_factor_ == args.attention_factor &&
+      std::memcmp(inv_freq_, args.inv_freq, bytes) == 0) {
+    return;
+  }
+  rotation_dim_ = dim;
+  attention_factor_ = args.attention_factor;
+  std::memcpy(inv_freq_, args.inv_freq, bytes);
+  std::ranges::fill(rotation_positions_.as<int64_t>(), -1);
+}
+
+/// Cosines and sines [dim/2] each; written to `spare` for rows past those that are kept.
+const float* CpuAttention::rotation_of(const RopeAppendArgs& args,
+                                       int64_t row,
+                                       int64_t position,
+                                       float* spare) {
+  const int64_t dim = args.kv.head_dim;
+  float* cosine = spare;
+  if (row < kRotationRows) {
+    cosine = rotations_.as<float>().data() + row * dim;
+    int64_t& kept = rotation_positions_.as<int64_t>()[static_cast<size_t>(row)];
+    if (kept == position) {
+      return cosine;
+    }
+    kept = position;
+  }
+  float* sine = cosine + dim / 2;
+  for (int64_t i = 0; i < dim / 2; ++i) {
+    const double angle = static_cast<double>(position) * args.inv_freq[i];
+    cosine[i] = static_cast<float>(std::cos(angle) * args.attention_factor);
+    sine[i] = static_cast<float>(std::sin(angle) * args.attention_factor);
+  }
+  return cosine;
+}
+
+void CpuAttention::rope_append_token(const RopeAppendArgs& args,
+                                     const KvLayout& layout,
+                                     const SequenceSpan& sequence,
+                                     int64_t token) {
+  const int64_t dim = layout.head_dim;
+  const int64_t row = sequence.q_begin + token;
+  const int64_t position = sequence.kv_len - sequence.q_len + token;
+  float spare[kMaxHeadDim];
+  const float* cosine = rotation_of(args, row, position, spare);
+  float* q = args.qkv + row * args.stride;
+  float* k = q + args.heads * dim;
+  float* v = k + args.kv.kv_heads * dim;
+  for (int64_t head = 0; head < args.heads + args.kv.kv_heads; ++head) {
+    kernels_.rotate(q + head * dim, dim, cosine, cosine + dim / 2);
+  }
+  const int64_t page = sequence.pages[position / layout.page_size];
+  const int64_t slot = position % layout.page_size;
+  for (int64_t head = 0; head < args.kv.kv_heads; ++head) {
+    uint8_t* half = layout.pages + page * layout.page_bytes + head * 2 * layout.half_bytes;
+    for (float* values : {k + head * dim, v + head * dim}) {
+      auto* params =
+          reinterpret_cast<float*>(half + layout.params_offset) + slot * layout.row_params;
+      kernels_.write_kv(layout, values, half + slot * layout.row_bytes, params);
+      half += layout.half_bytes;
+    }
+  }
+}
+
+/// How a step's attention falls into tasks. The results do not depend on it.
+struct CpuAttention::Plan {
+  KvLayout layout;
+  int64_t group = 0;
+  int64_t unit = 0;    // tokens of a task
+  int64_t pieces = 0;  // tasks per block of tokens and KV head, in each its own piece; 0: one task
+  int64_t blocks = 0;  // of tokens
+
+  /// All keys of a block of tokens and one KV head; `index` < blocks * kv_heads.
+  [[nodiscard]] AttentionTask task(const AttentionArgs& args, int64_t index, float* scratch) const;
+};
+
+AttentionTask CpuAttention::Plan::task(const AttentionArgs& args,
+                                       int64_t index,
+                                       float* scratch) const {
+  const int64_t kv_head = index % args.kv.kv_heads;
+  const TokenBlock block = find_block(args.sequences, unit, index / args.kv.kv_heads);
+  const SequenceSpan& sequence = *block.sequence;
+  const int64_t row = sequence.q_begin + block.first_token;
+  const int64_t offset = kv_head * group * layout.head_dim;
+  AttentionTask task;
+  task.q = args.q + row * args.q_stride + offset;
+  task.q_stride = args.q_stride;
+  task.out = args.out + row * args.out_stride + offset;
+  task.out_stride = args.out_stride;
+  task.tokens = std::min<int64_t>(unit, sequence.q_len - block.first_token);
+  task.group = group;
+  task.scale = args.scale;
+  task.window = args.sliding_window;
+  task.first_position = sequence.kv_len - sequence.q_len + block.first_token;
+  task.kv = layout;
+  task.kv_head = kv_head;
+  task.page_list = sequence.pages;
+  task.scratch = scratch;
+  return task;
+}
+
+CpuAttention::Plan CpuAttention::plan_of(const AttentionArgs& args) const {
+  CHECK_EQ(args.heads % args.kv.kv_heads, 0);
+  Plan plan;
+  plan.layout = layout_of(args.kv);
+  plan.group = args.heads / args.kv.kv_heads;
+  CHECK_LE(plan.group, kQueryRows);
+  const int64_t wanted = kTasksPerThread * pool_.threads();
+  for (int64_t rows = kernels_.attention_rows;; rows /= 2) {
+    plan.unit = std::max<int64_t>(1, rows / plan.group);
+    plan.blocks = count_blocks(args.sequences, plan.unit);
+    if (rows <= kFewestRows || plan.blocks * args.kv.kv_heads >= wanted) {
+      break;
+    }
+  }
+  const int64_t tasks = plan.blocks * args.kv.kv_heads;
+  if (args.kv.code == KvCode::kF32 || pool_.threads() == 1 || tasks >= wanted) {
+    return plan;
+  }
+  int64_t pieces = 0;
+  for (const SequenceSpan& sequence : args.sequences) {
+    pieces = std::max(pieces, pieces_of(sequence, args.sliding_window).count);
+  }
+  const int64_t floats = attention_states_floats(plan.unit * plan.group, args.kv.head_dim);
+  if (pieces > 1 && tasks * pieces * floats <= kPartialFloats) {
+    plan.pieces = pieces;
+  }
+  return plan;
+}
+
+void CpuAttention::attention(const AttentionArgs& args) {
+  const Plan plan = plan_of(args);
+  if (plan.pieces > 0) {
+    run_pieces(args, plan);
+    return;
+  }
+  const int64_t tasks = plan.blocks * args.kv.kv_heads;
+  pool_.parallel_for(tasks, [&](int64_t index, int thread) {
+    // The last tokens of a sequence see most keys: they begin.
+    float* scratch = scratch_.as<float>().data() + thread * kAttentionScratch;
+    kernels_.attention(plan.task(args, tasks - 1 - index, scratch));
+  });
+}
+
+/// Each piece of the keys as a task of its own; then their sums are merged in order.
+void CpuAttention::run_pieces(const AttentionArgs& args, const Plan& plan) {
+  const int64_t tasks = plan.blocks * args.kv.kv_heads;
+  const int64_t floats = attention_states_floats(plan.unit * plan.group, args.kv.head_dim);
+  const auto pieces_for = [&](const AttentionTask& task) {  // those that its tokens see
+    const auto tokens = static_cast<int32_t>(task.tokens);
+    const auto end = static_cast<int32_t>(task.first_position) + tokens;
+    return pieces_of({.q_len = tokens, .kv_len = end}, args.sliding_window);
+  };
+  pool_.parallel_for(tasks * plan.pieces, [&](int64_t index, int thread) {
+    float* scratch = scratch_.as<float>().data() + thread * kAttentionScratch;
+    AttentionTask task = plan.task(args, index / plan.pieces, scratch);
+    const PieceRange range = pieces_for(task);
+    const int64_t piece = index % plan.pieces;
+    if (piece < range.count) {
+      task.piece = range.first + piece;
+      task.partial = partials_.as<float>().data() + index * floats;
+      kernels_.attention(task);
+    }
+  });
+  pool_.parallel_for(tasks, [&](int64_t index, int thread) {
+    float* scratch = scratch_.as<float>().data() + thread * kAttentionScratch;
+    const AttentionTask task = plan.task(args, index, scratch);
+    const float* partials = partials_.as<float>().data() + index * plan.pieces * floats;
+    kernels_.merge_attention(task, partials, pieces_for(task).count, floats);
+  });
+}
+
+}  // namespace nibble::cpu

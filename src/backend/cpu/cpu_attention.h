@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstdint>
+
+#include "backend/cpu/kernel_table.h"
+#include "base/thread_pool.h"
+#include "core/buffer.h"
+#include "ops/attention.h"
+
+namespace nibble::cpu {
+
+/// Rotation, cache writes and attention of the CPU backend, spread over its threads. All scratch
+/// memory is allocated once; pages that a model does not need are never touched.
+class CpuAttention final {
+ public:
+  CpuAttention(const KernelTable& kernels, ThreadPool& pool) : kernels_(kernels), pool_(pool) {}
+
+  Status allocate_scratch();
+
+  void rope_append_kv(const RopeAppendArgs& args);
+  void attention(const AttentionArgs& args);
+
+ private:
+  struct Plan;
+
+  void select_rotation(const RopeAppendArgs& args);
+  void rope_append_token(const RopeAppendArgs& args,
+                         const KvLayout& layout,
+                         const SequenceSpan& sequence,
+                         int64_t token);
+  const float* rotation_of(const RopeAppendArgs& args, int64_t row, int64_t position, float* spare);
+  [[nodiscard]] Plan plan_of(const AttentionArgs& args) const;
+  void run_pieces(const AttentionArgs& args, const Plan& plan);
+
+  const KernelTable& kernels_;
+  ThreadPool& pool_;
+  Buffer scratch_;   // per thread
+  Buffer partials_;  // sums over pieces that run as tasks of their own
+  // Cosines and sines of each row of the batch, kept from layer to layer while its position stays.
+  Buffer rotations_;           // [row][cos [dim/2], sin [dim/2]]
+  Buffer rotation_positions_;  // [row] int64, -1: none
+  float inv_freq_[kMaxHeadDim / 2] = {};
+  float attention_factor_ = 0.0F;
+  int64_t rotation_dim_ = 0;
+};
+
+}  // namespace nibble::cpu

@@ -1,0 +1,163 @@
+#pragma once
+
+// Parts of attention that all caches but F32 share: weights of keys, where rows of the cache lie,
+// and the sums of a task's query rows over pieces of the keys.
+
+#include "backend/cpu/kernels/row_kernels.h"
+
+namespace nibble::cpu {
+namespace {
+
+constexpr float kLowest = -3.4028234e38F;
+constexpr float kLog2E = 1.44269504F;
+constexpr float kLeastLog2 = -40.0F;  // weights below 2^-40 of the largest are zero
+
+inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
+
+/// 2^x for x <= 100, and exactly 0 below kLeastLog2, so that no weight or product with one is
+/// subnormal. Exact for integers. x = n + f, |f| <= 1/2; 2^f by the polynomial of degree 4 with
+/// f(0) = 1 of least relative error, 2.9e-6 (fitted; weights are rounded to BF16 afterwards).
+inline F32x16 exp2_weight(F32x16 x) {
+  const F32x16 shift = Simd::set(12582912.0F);  // 1.5 * 2^23: integers are the low bits of the sum
+  const F32x16 n = Simd::add(x, shift);
+  const F32x16 f = Simd::sub(x, Simd::sub(n, shift));
+  F32x16 p = Simd::set(0.00958285576F);
+  p = Simd::fma(p, f, Simd::set(0.0559064402F));
+  p = Simd::fma(p, f, Simd::set(0.240240987F));
+  p = Simd::fma(p, f, Simd::set(0.693124192F));
+  p = Simd::fma(p, f, Simd::set(1.0F));
+  const I32x16 bits = Simd::add_int(Simd::bits(p), Simd::shift_left<23>(Simd::bits(n)));
+  return Simd::select_less(x, Simd::set(kLeastLog2), Simd::set(0.0F), Simd::from_bits(bits));
+}
+
+inline float exp2_weight(float x) {
+  float lanes[16];
+  Simd::store(lanes, exp2_weight(Simd::set(x)));
+  return lanes[0];
+}
+
+/// One head's keys or values of a token.
+struct KvRow {
+  const uint8_t* codes;
+  const float* params;
+};
+
+/// Where the rows of positions first .. last-1 lie; they are last - first <= kKeyBlock.
+struct KvRows {
+  KvRow keys[kKeyBlock];
+  KvRow values[kKeyBlock];
+};
+
+inline void find_rows(const AttentionTask& task, int64_t first, int64_t last, KvRows& rows) {
+  const KvLayout& kv = task.kv;
+  int64_t page = first / kv.page_size;
+  int64_t slot = first % kv.page_size;
+  for (int64_t i = 0; i < last - first; ++page, slot = 0) {
+    const uint8_t* head =
+        kv.pages + task.page_list[page] * kv.page_bytes + task.kv_head * 2 * kv.half_bytes;
+    for (; slot < kv.page_size && i < last - first; ++slot, ++i) {
+      const uint8_t* codes = head + slot * kv.row_bytes;
+      const uint8_t* params = head + kv.params_offset + slot * kv.row_params * 4;
+      rows.keys[i] = {codes, reinterpret_cast<const float*>(params)};
+      rows.values[i] = {codes + kv.half_bytes,
+                        reinterpret_cast<const float*>(params + kv.half_bytes)};
+    }
+  }
+}
+
+inline int64_t first_visible(const AttentionTask& task, int64_t position) {
+  return task.window > 0 ? larger(0, position - task.window + 1) : 0;
+}
+
+/// Sums over keys of a task's query rows: values weighted by 2^(score - top), and the weights.
+struct RowStates {
+  float* acc;  // [rows][padded head_dim]
+  float* top;  // [rows]
+  float* sum;  // [rows]
+};
+
+inline RowStates states_at(float* p, int64_t rows, int64_t padded_dim) {
+  return {p, p + rows * padded_dim, p + rows * (padded_dim + 1)};
+}
+
+inline void clear_states(const RowStates& states, int64_t rows, int64_t padded_dim) {
+  __builtin_memset(states.acc, 0, static_cast<size_t>(rows * padded_dim) * 4);
+  for (int64_t r = 0; r < rows; ++r) {
+    states.top[r] = kLowest;
+    states.sum[r] = 0.0F;
+  }
+}
+
+/// total += piece. Adding a piece without visible keys changes no bit.
+inline void merge_states(const RowStates& total,
+                         const RowStates& piece,
+                         int64_t rows,
+                         int64_t padded_dim) {
+  for (int64_t r = 0; r < rows; ++r) {
+    const float top = total.top[r] > piece.top[r] ? total.top[r] : piece.top[r];
+    const float keep = exp2_weight(total.top[r] - top);
+    const float add = exp2_weight(piece.top[r] - top);
+    total.top[r] = top;
+    total.sum[r] = __builtin_fmaf(piece.sum[r], add, total.sum[r] * keep);
+    for (int64_t d = r * padded_dim; d < (r + 1) * padded_dim; d += 16) {
+      const F32x16 kept = Simd::mul(Simd::load(total.acc + d), Simd::set(keep));
+      Simd::store(total.acc + d, Simd::fma(Simd::load(piece.acc + d), Simd::set(add), kept));
+    }
+  }
+}
+
+inline void write_results(const AttentionTask& task, const RowStates& total, int64_t padded_dim) {
+  const int64_t dim = task.kv.head_dim;
+  for (int64_t r = 0; r < task.tokens * task.group; ++r) {
+    float* out = task.out + r / task.group * task.out_stride + r % task.group * dim;
+    in_vectors(dim, [&](int64_t i, int64_t lanes) {
+      const F32x16 sum = Simd::load(total.acc + r * padded_dim + i);
+      store_lanes(out + i, lanes, Simd::div(sum, Simd::set(total.sum[r])));
+    });
+  }
+}
+
+void merge_attention(const AttentionTask& task,
+                     const float* partials,
+                     int64_t pieces,
+                     int64_t stride) {
+  const int64_t rows = task.tokens * task.group;
+  const int64_t padded_dim = round_up(task.kv.head_dim, 16);
+  const RowStates total = states_at(task.scratch, rows, padded_dim);
+  clear_states(total, rows, padded_dim);
+  for (int64_t piece = 0; piece < pieces; ++piece) {
+    float* partial = const_cast<float*>(partials) + piece * stride;
+    merge_states(total, states_at(partial, rows, padded_dim), rows, padded_dim);
+  }
+  write_results(task, total, padded_dim);
+}
+
+/// Walks the pieces that the task's rows see: sums(first key, end key, states) fills the states
+/// with the sums over keys of one piece. `memory` holds two sets of states.
+template <typename Sums>
+void in_pieces(const AttentionTask& task, float* memory, const Sums& sums) {
+  const int64_t rows = task.tokens * task.group;
+  const int64_t padded_dim = round_up(task.kv.head_dim, 16);
+  const int64_t first = first_visible(task, task.first_position);
+  const int64_t end = task.first_position + task.tokens;
+  if (task.partial != nullptr) {
+    const int64_t begin = task.piece * kKeyPiece;
+    sums(larger(first, begin), smaller(end, begin + kKeyPiece),
+         states_at(task.partial, rows, padded_dim));
+    return;
+  }
+  const RowStates total = states_at(memory, rows, padded_dim);
+  const int64_t size = round_up(attention_states_floats(rows, task.kv.head_dim), 16);
+  const RowStates piece = states_at(memory + size, rows, padded_dim);
+  clear_states(total, rows, padded_dim);
+  for (int64_t begin = first / kKeyPiece * kKeyPiece; begin < end; begin += kKeyPiece) {
+    sums(larger(first, begin), smaller(end, begin + kKeyPiece), piece);
+    merge_states(total, piece, rows, padded_dim);
+  }
+  write_results(task, total, padded_dim);
+}
+
+}  // namespace
+}  // namespace nibble::cpu
