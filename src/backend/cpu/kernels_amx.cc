@@ -1,9 +1,11 @@
 #include "backend/cpu/simd/simd_avx512.h"
 // The vocabulary comes first.
 #include "backend/cpu/kernels/table.h"
+// Tiles come on top of the vector kernels.
+#include "backend/cpu/amx/amx_attention.h"
 
 namespace nibble::cpu {
 
-const KernelTable kAmxKernels = kernels_named("amx");
+const KernelTable kAmxKernels = with_tile_attention(kernels_named("amx"));
 
 }  // namespace nibble::cpu

@@ -20,7 +20,7 @@ inline void copy_f32_block(
   float* keys = task.scratch;
   float* values = keys + kF32KeyBlock * padded_dim;
   KvRows rows;
-  find_rows(task, first, last, rows);
+  find_rows(task, first, last, 0, rows);
   for (int64_t i = 0; i < last - first; ++i) {
     const int64_t at = (first - block + i) * padded_dim;
     const auto* key = reinterpret_cast<const float*>(rows.keys[i].codes);

@@ -317,7 +317,7 @@ void sum_piece(const AttentionTask& task,
   for (int64_t at = keys[0] / kKeyBlock * kKeyBlock; at < keys[1]; at += kKeyBlock) {
     const int64_t range[2] = {larger(keys[0], at) - at, smaller(keys[1], at + kKeyBlock) - at};
     KvRows found;
-    find_rows(task, at + range[0], at + range[1], found);
+    find_rows(task, at + range[0], at + range[1], 0, found);
     const int64_t end = round_up(range[1], kDotBlock);
     for (int64_t j = range[0] / kDotBlock * kDotBlock; j < end; j += 16) {
       load_keys<kCode>(task, found, range, j, block);

@@ -44,20 +44,23 @@ struct KvRow {
   const float* params;
 };
 
-/// Where the rows of positions first .. last-1 lie; they are last - first <= kKeyBlock.
+/// Where the rows of a block lie.
 struct KvRows {
   KvRow keys[kKeyBlock];
   KvRow values[kKeyBlock];
 };
 
-inline void find_rows(const AttentionTask& task, int64_t first, int64_t last, KvRows& rows) {
+/// Rows of positions first .. last-1, from index `at` on.
+inline void find_rows(
+    const AttentionTask& task, int64_t first, int64_t last, int64_t at, KvRows& rows) {
   const KvLayout& kv = task.kv;
   int64_t page = first / kv.page_size;
   int64_t slot = first % kv.page_size;
-  for (int64_t i = 0; i < last - first; ++page, slot = 0) {
+  const int64_t end = at + last - first;
+  for (int64_t i = at; i < end; ++page, slot = 0) {
     const uint8_t* head =
         kv.pages + task.page_list[page] * kv.page_bytes + task.kv_head * 2 * kv.half_bytes;
-    for (; slot < kv.page_size && i < last - first; ++slot, ++i) {
+    for (; slot < kv.page_size && i < end; ++slot, ++i) {
       const uint8_t* codes = head + slot * kv.row_bytes;
       const uint8_t* params = head + kv.params_offset + slot * kv.row_params * 4;
       rows.keys[i] = {codes, reinterpret_cast<const float*>(params)};
