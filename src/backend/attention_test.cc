@@ -230,7 +230,10 @@ TEST(Attention, LongContextsGiveTheSameBitsOnAnyThreads) {
       for (const std::string_view isa : cpu::supported_isas()) {
         for (const int threads : {1, 2, 3, 7}) {
           SCOPED_TRACE(testing::Message() << isa << " threads " << threads);
-          auto backend = make_cpu_backend({.threads = threads, .isa = std::string(isa)}).value();
+          auto backend =
+              make_cpu_backend(
+                  {.threads = threads, .isa = std::string(isa), .limit = ThreadLimit::kNone})
+                  .value();
           CachedRun cached = filled;
           cached.rebase();
           cached.step(backend.get(), {2, 1});

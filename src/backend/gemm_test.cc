@@ -225,6 +225,33 @@ TEST_F(Gemm, UnpacksAndUpdatesExactly) {
   }
 }
 
+TEST_F(Gemm, PartsEqualTheSameRowsInOneMatrix) {
+  for (const QuantScheme& scheme : tested_schemes()) {
+    const Problem shape{53, 128};  // parts end within tiles
+    QuantTensor whole = random_weight(scheme.weight, shape, 11).value();
+    std::vector<QuantView> parts;
+    int64_t begin = 0;
+    const int64_t groups = scheme.weight.groups(shape.k);
+    for (const int64_t rows : {3, 1, 30, 19}) {
+      QuantView part = view_of(whole);
+      part.n = rows;
+      part.codes += begin * whole.row_bytes();
+      if (groups != 0) {
+        part.scales += begin * groups * 4;
+      }
+      parts.push_back(part);
+      begin += rows;
+    }
+    const std::vector<float> x = random_floats(2 * shape.k, 12);
+    for (auto& backend : backends_) {
+      auto stacked = backend->prepare_gemm(parts, scheme.act, 2);
+      auto single = backend->prepare_gemm(whole, scheme.act, 2);
+      ASSERT_TRUE(stacked.ok() && single.ok());
+      EXPECT_EQ(product(**stacked, shape, x, 2), product(**single, shape, x, 2)) << scheme.name;
+    }
+  }
+}
+
 TEST_F(Gemm, RowsThatAreNotFiniteSpoilOnlyThemselves) {
   for (const QuantScheme& scheme : tested_schemes()) {
     const Problem shape{20, 128};

@@ -15,7 +15,7 @@ namespace nibble {
 
 namespace {
 
-constexpr int64_t kLayersAhead = 3;  // layers whose weights the disk reads while one is packed
+constexpr int64_t kLayersAhead = 4;  // layers whose weights the disk reads while one is packed
 
 /// Builds the layers of one model, one after the other, and notes which formats occur.
 class DecoderLoader final {

@@ -1,0 +1,61 @@
+#include "quant/quant_view.h"
+
+#include <cstring>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+namespace nibble {
+namespace {
+
+TEST(QuantView, ReadsScalesOfEveryTypeAtAnyAddress) {
+  std::vector<std::byte> memory(9);
+  QuantView view{.scales = memory.data() + 1};  // scales 2 and -0.5
+  view.scale_type = DType::kF32;
+  const float numbers[] = {2.0F, -0.5F};
+  std::memcpy(memory.data() + 1, numbers, 8);
+  EXPECT_EQ(view.scale(0), 2.0F);
+  EXPECT_EQ(view.scale(1), -0.5F);
+  view.scale_count = QuantView::Scales::kOneForAll;
+  EXPECT_EQ(view.scale(1), 2.0F);
+  view.scale_count = QuantView::Scales::kEach;
+  view.scale_type = DType::kBF16;
+  const uint16_t bf16[] = {0x4000, 0xbf00};
+  std::memcpy(memory.data() + 1, bf16, 4);
+  EXPECT_EQ(view.scale(0), 2.0F);
+  EXPECT_EQ(view.scale(1), -0.5F);
+  view.scale_type = DType::kF16;
+  const uint16_t f16[] = {0x4000, 0xb800};
+  std::memcpy(memory.data() + 1, f16, 4);
+  EXPECT_EQ(view.scale(0), 2.0F);
+  EXPECT_EQ(view.scale(1), -0.5F);
+}
+
+TEST(QuantView, CopiesAreCanonical) {
+  const uint8_t codes[] = {0x10, 0xff, 0xff, 0xff, 0x32, 0xf4, 0xff, 0xff};
+  const uint16_t scale = 0x3fc0;
+  const QuantView view{.format = {WeightCode::kInt4, ScalePer::kChannel, 0, DType::kBF16},
+                       .n = 2,
+                       .k = 3,
+                       .codes = reinterpret_cast<const std::byte*>(codes),
+                       .scales = reinterpret_cast<const std::byte*>(&scale),
+                       .scale_type = DType::kBF16,
+                       .scale_count = QuantView::Scales::kOneForAll,
+                       .name = "test"};
+  const auto copy = copy_of(view);
+  ASSERT_TRUE(copy.ok());
+  const auto bytes = copy->codes.as<uint8_t>();
+  EXPECT_EQ(std::vector<uint8_t>(bytes.begin(), bytes.end()),
+            (std::vector<uint8_t>{0x10, 0x0f, 0, 0, 0x32, 0x04, 0, 0}));
+  const auto scales = copy->scales.as<float>();
+  EXPECT_EQ(std::vector<float>(scales.begin(), scales.end()), (std::vector<float>{1.5F, 1.5F}));
+  const QuantView again = view_of(*copy);
+  EXPECT_EQ(again.n, 2);
+  EXPECT_EQ(again.scale(1), 1.5F);
+  QuantView odd = view;
+  odd.format = {WeightCode::kInt4, ScalePer::kGroup, 2, DType::kBF16};
+  EXPECT_EQ(copy_of(odd).status().code(), StatusCode::kUnsupported);
+}
+
+}  // namespace
+}  // namespace nibble
