@@ -30,10 +30,11 @@ void Attention::normalize_heads(const ForwardContext& context) const {
   }
 }
 
-void Attention::forward(const float* x, float* hidden, const ForwardContext& context) {
+void Attention::forward(float* hidden, const ForwardContext& context) {
   Backend& backend = context.backend;
   const int64_t stride = parts_.qkv.n();
-  parts_.qkv.forward(x, context.rows, context.qkv, GemmOutput::kStore, backend);
+  parts_.qkv.forward(
+      {.x = hidden, .m = context.rows, .y = context.qkv, .input = parts_.norm.input()}, backend);
   normalize_heads(context);
   backend.rope_append_kv(RopeAppendArgs{.qkv = context.qkv,
                                         .stride = stride,
@@ -52,7 +53,8 @@ void Attention::forward(const float* x, float* hidden, const ForwardContext& con
                                   .sliding_window = shape_.sliding_window,
                                   .kv = context.kv,
                                   .sequences = context.sequences});
-  parts_.output.forward(context.attended, context.rows, hidden, GemmOutput::kAdd, backend);
+  parts_.output.forward(
+      {.x = context.attended, .m = context.rows, .y = hidden, .output = GemmOutput::kAdd}, backend);
 }
 
 }  // namespace nibble

@@ -24,10 +24,11 @@ struct AttentionShape {
   int64_t sliding_window = 0;  // 0: full attention
 };
 
-/// hidden += output(attention(rope(qkv(x)))), with keys and values in the paged cache.
+/// hidden += output(attention(rope(qkv(norm(hidden))))), with keys and values in the paged cache.
 class Attention final {
  public:
   struct Parts {
+    RmsNorm norm;
     Linear qkv;                     // [(heads + 2 kv_heads) * head_dim, hidden]
     Linear output;                  // [hidden, heads * head_dim]
     std::optional<RmsNorm> q_norm;  // over head_dim, before the rotation; both or neither
@@ -40,8 +41,8 @@ class Attention final {
     return parts_.qkv.weight_bytes() + parts_.output.weight_bytes();
   }
 
-  /// x, hidden [rows, hidden]. Appends the rows' keys and values to context.kv.
-  void forward(const float* x, float* hidden, const ForwardContext& context);
+  /// hidden [rows, hidden]. Appends the rows' keys and values to context.kv.
+  void forward(float* hidden, const ForwardContext& context);
 
  private:
   void normalize_heads(const ForwardContext& context) const;

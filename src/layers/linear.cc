@@ -41,17 +41,16 @@ int64_t Linear::weight_bytes() const {
   return bytes;
 }
 
-void Linear::forward(const float* x, int64_t rows, float* y, GemmOutput output, Backend& backend) {
+void Linear::forward(GemmArgs args, Backend& backend) {
+  float* y = args.y;
+  args.x_stride = args.input.kind == GemmInput::Kind::kSiluMul ? 2 * k_ : k_;
+  args.y_stride = n_;
   for (const Part& part : parts_) {
-    part.gemm->run(GemmArgs{.x = x,
-                            .x_stride = k_,
-                            .m = rows,
-                            .y = y + part.first_column,
-                            .y_stride = n_,
-                            .output = output});
+    args.y = y + part.first_column;
+    part.gemm->run(args);
   }
   if (!bias_.empty()) {
-    backend.add_bias(y, rows, n_, bias_.data());
+    backend.add_bias(y, args.m, n_, bias_.data());
   }
 }
 

@@ -28,8 +28,9 @@ class Linear final {
   /// Bytes that one row of activations reads.
   [[nodiscard]] int64_t weight_bytes() const;
 
-  /// x [rows, k], y [rows, n], both dense. Allocates nothing.
-  void forward(const float* x, int64_t rows, float* y, GemmOutput output, Backend& backend);
+  /// x [m, k] (or what args.input says) and y [m, n], both dense: strides are filled in here.
+  /// Allocates nothing.
+  void forward(GemmArgs args, Backend& backend);
 
  private:
   struct Part {

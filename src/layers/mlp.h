@@ -5,28 +5,36 @@
 
 #include "layers/forward_context.h"
 #include "layers/linear.h"
+#include "layers/norm.h"
 
 namespace nibble {
 
-/// hidden += down(silu(gate(x)) * up(x)), gate and up being one stacked product.
+/// hidden += down(silu(gate(norm(hidden))) * up(norm(hidden))), gate and up being one stacked
+/// product; the norm and silu·mul happen where the products read their rows.
 class GatedMlp final {
  public:
   /// gate_up [2 * intermediate, hidden]; down [hidden, intermediate].
-  GatedMlp(Linear gate_up, Linear down) : gate_up_(std::move(gate_up)), down_(std::move(down)) {}
+  GatedMlp(RmsNorm norm, Linear gate_up, Linear down)
+      : norm_(std::move(norm)), gate_up_(std::move(gate_up)), down_(std::move(down)) {}
 
   [[nodiscard]] int64_t weight_bytes() const {
     return gate_up_.weight_bytes() + down_.weight_bytes();
   }
 
-  /// x, hidden [rows, hidden].
-  void forward(const float* x, float* hidden, const ForwardContext& context) {
-    Backend& backend = context.backend;
-    gate_up_.forward(x, context.rows, context.gate_up, GemmOutput::kStore, backend);
-    backend.silu_mul(context.gate_up, context.rows, down_.k(), context.activated);
-    down_.forward(context.activated, context.rows, hidden, GemmOutput::kAdd, backend);
+  /// hidden [rows, hidden].
+  void forward(float* hidden, const ForwardContext& context) {
+    gate_up_.forward({.x = hidden, .m = context.rows, .y = context.gate_up, .input = norm_.input()},
+                     context.backend);
+    down_.forward({.x = context.gate_up,
+                   .m = context.rows,
+                   .y = hidden,
+                   .output = GemmOutput::kAdd,
+                   .input = {.kind = GemmInput::Kind::kSiluMul}},
+                  context.backend);
   }
 
  private:
+  RmsNorm norm_;
   Linear gate_up_;
   Linear down_;
 };

@@ -16,6 +16,11 @@ class RmsNorm final {
 
   [[nodiscard]] int64_t size() const { return static_cast<int64_t>(weight_.size()); }
 
+  /// The norm as the first step of a product.
+  [[nodiscard]] GemmInput input() const {
+    return {.kind = GemmInput::Kind::kRmsNorm, .norm_weight = weight_.data(), .eps = eps_};
+  }
+
   /// x, y [rows, size()]; they may be the same memory.
   void forward(const float* x, int64_t rows, float* y, Backend& backend) const {
     backend.rms_norm(x, rows, size(), weight_.data(), eps_, y);

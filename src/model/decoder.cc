@@ -29,13 +29,11 @@ Status Decoder::allocate_scratch() {
     int64_t width;
   };
   const int64_t rows = options_.max_batch_tokens;
-  const Request requests[] = {
-      {hidden_, rows, config.hidden_size},
-      {normed_, std::max(rows, options_.max_logit_rows), config.hidden_size},
-      {qkv_, rows, heads + 2 * kv_heads},
-      {attended_, rows, heads},
-      {gate_up_, rows, 2 * config.intermediate_size},
-      {activated_, rows, config.intermediate_size}};
+  const Request requests[] = {{hidden_, rows, config.hidden_size},
+                              {picked_, options_.max_logit_rows, config.hidden_size},
+                              {qkv_, rows, heads + 2 * kv_heads},
+                              {attended_, rows, heads},
+                              {gate_up_, rows, 2 * config.intermediate_size}};
   for (const Request& request : requests) {
     const auto bytes = static_cast<size_t>(request.rows * request.width) * sizeof(float);
     NIBBLE_ASSIGN_OR_RETURN(request.buffer, Buffer::allocate(bytes));
@@ -75,13 +73,13 @@ void Decoder::check_batch(const ForwardBatch& batch,
 void Decoder::write_logits(std::span<const int32_t> rows, std::span<float> logits) {
   const int64_t width = parts_.config.hidden_size;
   const float* hidden = hidden_.as<float>().data();
-  float* picked = normed_.as<float>().data();
+  float* picked = picked_.as<float>().data();
   for (size_t i = 0; i < rows.size(); ++i) {
     std::copy_n(hidden + rows[i] * width, width, picked + static_cast<int64_t>(i) * width);
   }
   const auto count = static_cast<int64_t>(rows.size());
-  parts_.final_norm.forward(picked, count, picked, backend_);
-  parts_.head.forward(picked, count, logits.data(), GemmOutput::kStore, backend_);
+  parts_.head.forward(
+      {.x = picked, .m = count, .y = logits.data(), .input = parts_.final_norm.input()}, backend_);
   if (parts_.config.dtype == DType::kBF16) {
     backend_.round_bf16(logits.data(), std::ssize(logits));
   }
@@ -93,7 +91,6 @@ void Decoder::forward(const ForwardBatch& batch, PagedKvCache& cache, std::span<
     return;
   }
   float* hidden = hidden_.as<float>().data();
-  float* normed = normed_.as<float>().data();
   const auto rows = static_cast<int64_t>(batch.tokens.size());
   ForwardContext context{.backend = backend_,
                          .rows = rows,
@@ -101,16 +98,13 @@ void Decoder::forward(const ForwardBatch& batch, PagedKvCache& cache, std::span<
                          .kv = {},
                          .qkv = qkv_.as<float>().data(),
                          .attended = attended_.as<float>().data(),
-                         .gate_up = gate_up_.as<float>().data(),
-                         .activated = activated_.as<float>().data()};
+                         .gate_up = gate_up_.as<float>().data()};
   parts_.embedding.gather(batch.tokens, hidden);
   int64_t index = 0;
   for (DecoderLayer& layer : parts_.layers) {
     context.kv = cache.view(index++);
-    layer.attention_norm.forward(hidden, rows, normed, backend_);
-    layer.attention.forward(normed, hidden, context);
-    layer.mlp_norm.forward(hidden, rows, normed, backend_);
-    layer.mlp.forward(normed, hidden, context);
+    layer.attention.forward(hidden, context);
+    layer.mlp.forward(hidden, context);
   }
   if (!batch.logit_rows.empty()) {
     write_logits(batch.logit_rows, logits);

@@ -15,9 +15,7 @@
 namespace nibble {
 
 struct DecoderLayer {
-  RmsNorm attention_norm;
   Attention attention;
-  RmsNorm mlp_norm;
   GatedMlp mlp;
 };
 
@@ -56,13 +54,12 @@ class Decoder final : public Model {
   DecoderParts parts_;
   Backend& backend_;
   ModelOptions options_;
-  // Scratch, f32, each [max_batch_tokens, width].
+  // Scratch, f32, each [max_batch_tokens, width], picked_ [max_logit_rows, width].
   Buffer hidden_;  // the residual stream
-  Buffer normed_;  // input of a branch
+  Buffer picked_;  // its rows whose logits are wanted
   Buffer qkv_;
   Buffer attended_;
   Buffer gate_up_;
-  Buffer activated_;
 };
 
 }  // namespace nibble

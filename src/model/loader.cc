@@ -90,21 +90,16 @@ class DecoderLoader final {
   }
 
   Result<DecoderLayer> load_layer(int64_t layer) {
-    NIBBLE_ASSIGN_OR_RETURN(RmsNorm attention_norm,
-                            load_norm(layer_module(layer, kAttentionNorm), config_.hidden_size));
     NIBBLE_ASSIGN_OR_RETURN(Attention attention, load_attention(layer));
-    NIBBLE_ASSIGN_OR_RETURN(RmsNorm mlp_norm,
-                            load_norm(layer_module(layer, kMlpNorm), config_.hidden_size));
     NIBBLE_ASSIGN_OR_RETURN(GatedMlp mlp, load_mlp(layer));
-    return DecoderLayer{.attention_norm = std::move(attention_norm),
-                        .attention = std::move(attention),
-                        .mlp_norm = std::move(mlp_norm),
-                        .mlp = std::move(mlp)};
+    return DecoderLayer{.attention = std::move(attention), .mlp = std::move(mlp)};
   }
 
   Result<Attention> load_attention(int64_t layer) {
     const int64_t q_width = config_.num_heads * config_.head_dim;
     const int64_t kv_width = config_.num_kv_heads * config_.head_dim;
+    NIBBLE_ASSIGN_OR_RETURN(RmsNorm norm,
+                            load_norm(layer_module(layer, kAttentionNorm), config_.hidden_size));
     NIBBLE_ASSIGN_OR_RETURN(
         Linear qkv,
         load_stacked(
@@ -125,7 +120,8 @@ class DecoderLoader final {
         .kv_heads = config_.num_kv_heads,
         .head_dim = config_.head_dim,
         .sliding_window = config_.sliding_windows[static_cast<size_t>(layer)]};
-    return Attention(Attention::Parts{.qkv = std::move(qkv),
+    return Attention(Attention::Parts{.norm = std::move(norm),
+                                      .qkv = std::move(qkv),
                                       .output = std::move(output),
                                       .q_norm = std::move(q_norm),
                                       .k_norm = std::move(k_norm)},
@@ -135,12 +131,14 @@ class DecoderLoader final {
   Result<GatedMlp> load_mlp(int64_t layer) {
     const Bias bias = config_.mlp_bias ? Bias::kStored : Bias::kNone;
     const int64_t width = config_.intermediate_size;
+    NIBBLE_ASSIGN_OR_RETURN(RmsNorm norm,
+                            load_norm(layer_module(layer, kMlpNorm), config_.hidden_size));
     NIBBLE_ASSIGN_OR_RETURN(Linear gate_up,
                             load_stacked(layer, {{kGateProjection, width}, {kUpProjection, width}},
                                          config_.hidden_size, bias));
     NIBBLE_ASSIGN_OR_RETURN(
         Linear down, load_stacked(layer, {{kDownProjection, config_.hidden_size}}, width, bias));
-    return GatedMlp(std::move(gate_up), std::move(down));
+    return GatedMlp(std::move(norm), std::move(gate_up), std::move(down));
   }
 
   Result<Linear> load_head() {

@@ -8,8 +8,20 @@ namespace nibble {
 
 enum class GemmOutput : uint8_t { kStore, kAdd };
 
-/// y (+)= x · dequant(w)ᵀ for m rows.
-///   x [m, k] f32, rows x_stride elements apart     y [m, n] f32, rows y_stride elements apart
+/// What is done to each row of x before it is rounded and multiplied.
+///   kPlain    nothing
+///   kRmsNorm  x / sqrt(mean(x²) + eps) * norm_weight[k]
+///   kSiluMul  rows hold gate [k], then up [k]: silu(gate) * up
+struct GemmInput {
+  enum class Kind : uint8_t { kPlain, kRmsNorm, kSiluMul };
+  Kind kind = Kind::kPlain;
+  const float* norm_weight = nullptr;
+  float eps = 0.0F;
+};
+
+/// y (+)= input(x) · dequant(w)ᵀ for m rows.
+///   x [m, k] f32 ([m, 2 k] for kSiluMul), rows x_stride elements apart     y [m, n] f32, rows
+///   y_stride elements apart
 /// A row of y depends only on its row of x, never on m: results do not change with batching.
 struct GemmArgs {
   const float* x = nullptr;
@@ -18,6 +30,7 @@ struct GemmArgs {
   float* y = nullptr;
   int64_t y_stride = 0;
   GemmOutput output = GemmOutput::kStore;
+  GemmInput input = {};
 };
 
 /// Plain product in double precision over dequantized weights, with activations rounded as `act`

@@ -10,7 +10,7 @@ namespace nibble {
 namespace cpu {
 namespace {
 
-constexpr int64_t kSerialElements = 4096;  // below, one thread does the rows of an elementwise loop
+constexpr int64_t kRoundedPiece = 4096;  // elements of one task of round_bf16()
 
 class CpuBackend final : public Backend {
  public:
@@ -25,31 +25,30 @@ class CpuBackend final : public Backend {
   Result<std::unique_ptr<PreparedGemm>> prepare_gemm(std::span<const QuantView> parts,
                                                      ActFormat act,
                                                      int64_t max_m) override {
-    return CpuGemm::create(parts, act, max_m, kernels_, weights_, pool_);
+    return CpuGemm::create(parts, act, max_m, kernels_, weights_, workspace_);
   }
 
   void rms_norm(
       const float* x, int64_t rows, int64_t n, const float* weight, float eps, float* y) override {
-    for_rows(rows, n, [&](int64_t r) { kernels_.rms_norm(x + r * n, n, weight, eps, y + r * n); });
+    for_rows(pool_, rows, n,
+             [&](int64_t r, int) { kernels_.rms_norm(x + r * n, n, weight, eps, y + r * n); });
   }
 
   void silu_mul(const float* gate_up, int64_t rows, int64_t n, float* y) override {
-    for_rows(rows, n, [&](int64_t r) {
+    for_rows(pool_, rows, n, [&](int64_t r, int) {
       kernels_.silu_mul(gate_up + 2 * r * n, gate_up + (2 * r + 1) * n, n, y + r * n);
     });
   }
 
   void add_bias(float* y, int64_t rows, int64_t n, const float* bias) override {
-    for_rows(rows, n, [&](int64_t r) { kernels_.add(y + r * n, bias, n); });
+    for_rows(pool_, rows, n, [&](int64_t r, int) { kernels_.add(y + r * n, bias, n); });
   }
 
   void round_bf16(float* x, int64_t count) override {
-    const int64_t pieces = (count + kSerialElements - 1) / kSerialElements;
-    for_rows(pieces, kSerialElements, [&](int64_t piece) {
-      const int64_t begin = piece * kSerialElements;
-      const QuantizeTask task{
-          .x = x + begin, .k = std::min(kSerialElements, count - begin), .out = x + begin};
-      kernels_.round_bf16(task, 0);
+    const int64_t pieces = (count + kRoundedPiece - 1) / kRoundedPiece;
+    for_rows(pool_, pieces, kRoundedPiece, [&](int64_t piece, int) {
+      const int64_t begin = piece * kRoundedPiece;
+      kernels_.round_bf16(x + begin, std::min(kRoundedPiece, count - begin), x + begin);
     });
   }
 
@@ -57,21 +56,11 @@ class CpuBackend final : public Backend {
   void attention(const AttentionArgs& args) override { attention_.attention(args); }
 
  private:
-  template <typename Fn>
-  void for_rows(int64_t rows, int64_t n, const Fn& fn) {
-    if (rows * n <= kSerialElements) {
-      for (int64_t r = 0; r < rows; ++r) {
-        fn(r);
-      }
-      return;
-    }
-    pool_.parallel_for(rows, [&](int64_t r, int) { fn(r); });
-  }
-
   const KernelTable& kernels_;
   std::string name_;
   ThreadPool pool_;
   BufferArena weights_;
+  Workspace workspace_{pool_};
   CpuAttention attention_{kernels_, pool_};
 };
 

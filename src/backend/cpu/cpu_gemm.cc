@@ -7,88 +7,79 @@
 namespace nibble::cpu {
 namespace {
 
-constexpr int64_t kRowPanel = 64;        // rows of x that stay in the second-level cache
-constexpr int64_t kChunksPerThread = 4;  // evens out threads that are interrupted
-constexpr int64_t kSerialElements = 16 << 10;
+constexpr int64_t kRowPanel = 64;           // rows of x that stay in the second-level cache
+constexpr int64_t kChunksPerThread = 4;     // evens out threads that are interrupted
 constexpr int64_t kSerialBytes = 16 << 10;  // below, starting a loop costs more than it gains
+// From this many rows on tiles beat vectors, which fill no more than one row of a tile each.
+constexpr int64_t kFewestTileRows = 5;
+constexpr int64_t kMostGroupColumns = 1024;  // a group's panel must fit the scratch memory
 
 bool has_token_scales(ActFormat act) {
   return act == ActFormat::kInt8Token || act == ActFormat::kFp8Token;
 }
 
-KernelTable::Gemm kernel_for(const KernelTable& kernels, WeightCode code, ActFormat act) {
+/// How a product of one weight code and form of activations is called and computed.
+struct Product {
+  std::string_view name;
+  KernelTable::Gemm rows = nullptr;
+  KernelTable::TileGemm tiles = nullptr;
+};
+
+Product product_of(const KernelTable& kernels, WeightCode code, ActFormat act) {
   const bool integer = act == ActFormat::kInt8Token;
   switch (code) {
     case WeightCode::kF32:
-      return kernels.gemm_f32;
+      return {"gemm_f32", kernels.gemm_f32, nullptr};
     case WeightCode::kF16:
-      return kernels.gemm_f16;
+      return {"gemm_f16", kernels.gemm_f16, nullptr};
     case WeightCode::kBf16:
-      return kernels.gemm_bf16;
+      return {"gemm_bf16", kernels.gemm_bf16, kernels.tiles_bf16};
     case WeightCode::kInt8:
-      return integer ? kernels.gemm_int8_int8 : kernels.gemm_int8;
+      return integer ? Product{"gemm_w8a8_int8", kernels.gemm_int8_int8, kernels.tiles_int8_int8}
+                     : Product{"gemm_w8a16_int8", kernels.gemm_int8, kernels.tiles_int8};
     case WeightCode::kFp8E4M3:
-      return kernels.gemm_fp8;
+      return {act == ActFormat::kFp8Token ? "gemm_w8a8_fp8" : "gemm_w8a16_fp8", kernels.gemm_fp8,
+              kernels.tiles_fp8};
     case WeightCode::kInt4:
-      return integer ? kernels.gemm_int4_int8 : kernels.gemm_int4;
-  }
-  return nullptr;
-}
-
-std::string_view product_name(WeightCode code, ActFormat act) {
-  const bool quantized = has_token_scales(act);
-  switch (code) {
-    case WeightCode::kF32:
-      return "gemm_f32";
-    case WeightCode::kF16:
-      return "gemm_f16";
-    case WeightCode::kBf16:
-      return "gemm_bf16";
-    case WeightCode::kInt8:
-      return quantized ? "gemm_w8a8_int8" : "gemm_w8a16_int8";
-    case WeightCode::kFp8E4M3:
-      return quantized ? "gemm_w8a8_fp8" : "gemm_w8a16_fp8";
-    case WeightCode::kInt4:
-      return quantized ? "gemm_w4a8" : "gemm_w4a16";
+      return integer ? Product{"gemm_w4a8", kernels.gemm_int4_int8, kernels.tiles_int4_int8}
+                     : Product{"gemm_w4a16", kernels.gemm_int4, kernels.tiles_int4};
   }
   return {};
 }
 
+/// Tiles hold int8 and bf16: activations in f32 do not fit, nor groups that end inside a tile.
+bool fits_tiles(const PackedWeights& w, ActFormat act) {
+  const bool groups_fit =
+      w.groups <= 1 || (w.group_size % 32 == 0 && w.group_size <= kMostGroupColumns);
+  return act != ActFormat::kFloat && groups_fit;
+}
+
 }  // namespace
 
-CpuGemm::CpuGemm(PackedMatrix matrix, const KernelTable& kernels, ThreadPool& pool)
-    : matrix_(std::move(matrix)),
-      kernels_(kernels),
-      pool_(pool),
-      kernel_(kernel_for(kernels, matrix_.format().code, matrix_.act())),
-      name_(
-          fmt::format("{}_{}", product_name(matrix_.format().code, matrix_.act()), kernels.name)) {}
+CpuGemm::CpuGemm(PackedMatrix matrix, const KernelTable& kernels, Workspace& workspace)
+    : matrix_(std::move(matrix)), kernels_(kernels), workspace_(workspace) {
+  const Product product = product_of(kernels, matrix_.format().code, matrix_.act());
+  row_kernel_ = product.rows;
+  tile_kernel_ = fits_tiles(matrix_.view(), matrix_.act()) ? product.tiles : nullptr;
+  name_ = fmt::format("{}_{}", product.name, kernels.name);
+}
 
 Result<std::unique_ptr<PreparedGemm>> CpuGemm::create(std::span<const QuantView> parts,
                                                       ActFormat act,
                                                       int64_t max_m,
                                                       const KernelTable& kernels,
                                                       BufferArena& arena,
-                                                      ThreadPool& pool) {
+                                                      Workspace& workspace) {
   CHECK_GT(max_m, 0);
-  NIBBLE_ASSIGN_OR_RETURN(PackedMatrix matrix, PackedMatrix::create(parts, act, arena, pool));
-  std::unique_ptr<CpuGemm> gemm(new CpuGemm(std::move(matrix), kernels, pool));
-  NIBBLE_RETURN_IF_ERROR(gemm->allocate_workspace(max_m));
-  return std::unique_ptr<PreparedGemm>(std::move(gemm));
-}
-
-Status CpuGemm::allocate_workspace(int64_t max_m) {
-  max_m_ = max_m;
-  if (matrix_.act() == ActFormat::kFloat) {
-    return {};
+  NIBBLE_ASSIGN_OR_RETURN(PackedMatrix matrix,
+                          PackedMatrix::create(parts, act, arena, workspace.pool()));
+  std::unique_ptr<CpuGemm> gemm(new CpuGemm(std::move(matrix), kernels, workspace));
+  gemm->max_m_ = max_m;
+  NIBBLE_RETURN_IF_ERROR(workspace.reserve(max_m, gemm->matrix_.k()));
+  if (gemm->in_tiles(max_m)) {
+    NIBBLE_RETURN_IF_ERROR(workspace.reserve_tiles());
   }
-  padded_k_ = (matrix_.k() + 63) / 64 * 64;
-  const int64_t element = matrix_.act() == ActFormat::kInt8Token ? 1 : 4;
-  NIBBLE_ASSIGN_OR_RETURN(activations_,
-                          Buffer::allocate(static_cast<size_t>(max_m * padded_k_ * element)));
-  NIBBLE_ASSIGN_OR_RETURN(act_scales_, Buffer::allocate(static_cast<size_t>(max_m * 4)));
-  NIBBLE_ASSIGN_OR_RETURN(act_sums_, Buffer::allocate(static_cast<size_t>(max_m * 4)));
-  return {};
+  return std::unique_ptr<PreparedGemm>(std::move(gemm));
 }
 
 Status CpuGemm::update(const QuantTensor& weight) {
@@ -98,66 +89,144 @@ Status CpuGemm::update(const QuantTensor& weight) {
                       "quantize them with the model's scheme",
                       weight.n, weight.k, matrix_.n(), matrix_.k());
   }
-  return matrix_.update(view_of(weight), pool_);
+  return matrix_.update(view_of(weight), workspace_.pool());
 }
 
-void CpuGemm::round_activations(const GemmArgs& args) {
-  QuantizeTask task;
-  task.x = args.x;
-  task.x_stride = args.x_stride;
-  task.k = matrix_.k();
-  task.out = activations_.data();
-  task.out_stride = padded_k_;
-  task.offset = matrix_.format().code == WeightCode::kInt8 ? 128 : 0;
-  task.scales = act_scales_.as<float>().data();
-  task.sums = act_sums_.as<int32_t>().data();
-  const auto round = matrix_.act() == ActFormat::kBf16        ? kernels_.round_bf16
-                     : matrix_.act() == ActFormat::kInt8Token ? kernels_.quantize_int8
-                                                              : kernels_.quantize_fp8;
-  if (args.m * task.k <= kSerialElements) {
-    for (int64_t row = 0; row < args.m; ++row) {
-      round(task, row);
-    }
+bool CpuGemm::in_tiles(int64_t m) const { return tile_kernel_ != nullptr && m >= kFewestTileRows; }
+
+const float* CpuGemm::input_row(const GemmArgs& args, int64_t row, float* buffer) const {
+  const float* x = args.x + row * args.x_stride;
+  const int64_t k = matrix_.k();
+  switch (args.input.kind) {
+    case GemmInput::Kind::kPlain:
+      return x;
+    case GemmInput::Kind::kRmsNorm:
+      kernels_.rms_norm(x, k, args.input.norm_weight, args.input.eps, buffer);
+      return buffer;
+    case GemmInput::Kind::kSiluMul:
+      kernels_.silu_mul(x, x + k, k, buffer);
+      return buffer;
+  }
+  return nullptr;
+}
+
+void CpuGemm::round_row(const GemmArgs& args, int64_t row, int thread) {
+  const int64_t k = matrix_.k();
+  const ActFormat act = matrix_.act();
+  float* buffer = workspace_.row(thread);
+  const float* x = input_row(args, row, buffer);
+  const int64_t per_piece = act == ActFormat::kInt8Token ? 64 : 32;
+  const int64_t pieces = (k + per_piece - 1) / per_piece;
+  auto* bytes = reinterpret_cast<uint8_t*>(workspace_.activations());
+  uint8_t* tile_row = bytes + row / 16 * pieces * 1024 + row % 16 * 64;
+  if (act == ActFormat::kInt8Token) {
+    const bool tiles = in_tiles(args.m);
+    const Int8RowResult result =
+        kernels_.quantize_int8({.x = x,
+                                .k = k,
+                                .offset = matrix_.format().code == WeightCode::kInt8 ? 128 : 0,
+                                .out = tiles ? tile_row : bytes + row * pieces * 64,
+                                .piece_stride = tiles ? 1024 : 64});
+    workspace_.scales()[row] = result.scale;
+    workspace_.sums()[row] = result.sum;
     return;
   }
-  pool_.parallel_for(args.m, [&](int64_t row, int) { round(task, row); });
+  float* out = in_tiles(args.m) ? buffer : reinterpret_cast<float*>(bytes) + row * k;
+  switch (act) {
+    case ActFormat::kBf16:
+      kernels_.round_bf16(x, k, out);
+      break;
+    case ActFormat::kFp8Token:
+      workspace_.scales()[row] = kernels_.quantize_fp8(x, k, out);
+      break;
+    default:
+      std::copy_n(x, k, out);
+  }
+  if (in_tiles(args.m)) {
+    kernels_.pack_pieces(out, k, tile_row, 1024);
+  }
+}
+
+ProductTask CpuGemm::product_task(const GemmArgs& args, int64_t row) const {
+  ProductTask task;
+  task.w = matrix_.view();
+  task.m = args.m - row;
+  task.y = args.y + row * args.y_stride;
+  task.y_stride = args.y_stride;
+  task.add = args.output == GemmOutput::kAdd;
+  if (has_token_scales(matrix_.act())) {
+    task.x_scales = workspace_.scales() + row;
+    task.x_sums = workspace_.sums() + row;
+  }
+  return task;
 }
 
 void CpuGemm::run(const GemmArgs& args) {
+  const int64_t k = matrix_.k();
   CHECK_LE(args.m, max_m_);
-  CHECK_GE(args.x_stride, matrix_.k());
+  CHECK_GE(args.x_stride, args.input.kind == GemmInput::Kind::kSiluMul ? 2 * k : k);
   CHECK_GE(args.y_stride, matrix_.n());
+  const bool as_given =
+      matrix_.act() == ActFormat::kFloat && args.input.kind == GemmInput::Kind::kPlain;
+  if (!as_given) {
+    for_rows(workspace_.pool(), args.m, k,
+             [&](int64_t row, int thread) { round_row(args, row, thread); });
+  }
+  if (in_tiles(args.m)) {
+    multiply_tiles(args);
+  } else {
+    multiply_rows(args);
+  }
+}
+
+void CpuGemm::multiply_rows(const GemmArgs& args) {
   GemmTask whole;
-  whole.w = matrix_.view();
   whole.x = args.x;
   whole.x_stride = args.x_stride;
-  whole.y = args.y;
-  whole.y_stride = args.y_stride;
-  whole.add = args.output == GemmOutput::kAdd;
-  if (matrix_.act() != ActFormat::kFloat) {
-    round_activations(args);
-    whole.x = activations_.as<float>().data();
-    whole.x_stride = padded_k_;
-    whole.xq = activations_.as<uint8_t>().data();
-    whole.xq_stride = padded_k_;
+  if (matrix_.act() != ActFormat::kFloat || args.input.kind != GemmInput::Kind::kPlain) {
+    whole.x = reinterpret_cast<const float*>(workspace_.activations());
+    whole.x_stride = matrix_.k();
   }
-  const bool scaled = has_token_scales(matrix_.act());
+  const auto* codes = reinterpret_cast<const uint8_t*>(workspace_.activations());
+  whole.xq_stride = (matrix_.k() + 63) / 64 * 64;
+  const bool integer = matrix_.act() == ActFormat::kInt8Token;
   const int64_t tiles = matrix_.tiles();
+  ThreadPool& pool = workspace_.pool();
   const bool serial = matrix_.bytes() * args.m <= kSerialBytes;
-  const int64_t chunks = serial ? 1 : std::min(tiles, pool_.threads() * kChunksPerThread);
-  pool_.parallel_for(chunks, [&](int64_t chunk, int) {
+  const int64_t chunks = serial ? 1 : std::min(tiles, pool.threads() * kChunksPerThread);
+  pool.parallel_for(chunks, [&](int64_t chunk, int) {
     for (int64_t row = 0; row < args.m; row += kRowPanel) {
       GemmTask task = whole;
+      static_cast<ProductTask&>(task) = product_task(args, row);
       task.m = std::min(kRowPanel, args.m - row);
-      task.y += row * task.y_stride;
-      task.x += matrix_.act() == ActFormat::kInt8Token ? 0 : row * task.x_stride;
-      if (scaled) {
-        task.xq += row * task.xq_stride;
-        task.x_scales = act_scales_.as<float>().data() + row;
-        task.x_sums = act_sums_.as<int32_t>().data() + row;
-      }
-      kernel_(task, tiles * chunk / chunks, tiles * (chunk + 1) / chunks);
+      task.x += integer ? 0 : row * task.x_stride;
+      task.xq = codes + row * task.xq_stride;
+      row_kernel_(task, tiles * chunk / chunks, tiles * (chunk + 1) / chunks);
     }
+  });
+}
+
+void CpuGemm::multiply_tiles(const GemmArgs& args) {
+  constexpr int64_t kUnit = 4;  // weight tiles that a kernel likes to take at once
+  ThreadPool& pool = workspace_.pool();
+  const int64_t per_piece = matrix_.act() == ActFormat::kInt8Token ? 64 : 32;
+  const int64_t pieces = (matrix_.k() + per_piece - 1) / per_piece;
+  const auto* x = reinterpret_cast<const uint8_t*>(workspace_.activations());
+  const int64_t tiles = matrix_.tiles();
+  const int64_t units = (tiles + kUnit - 1) / kUnit;
+  const int64_t chunks = std::min(units, pool.threads() * kChunksPerThread);
+  const int64_t panels = (args.m + kTileSumRows - 1) / kTileSumRows;
+  pool.parallel_for(chunks * panels, [&](int64_t index, int thread) {
+    const int64_t chunk = index % chunks;
+    const int64_t row = index / chunks * kTileSumRows;
+    TileGemmTask task;
+    static_cast<ProductTask&>(task) = product_task(args, row);
+    task.m = std::min(kTileSumRows, task.m);
+    task.x = x + row / 16 * pieces * 1024;
+    task.x_pieces = pieces;
+    task.scratch = workspace_.tile_scratch(thread);
+    tile_kernel_(task, units * chunk / chunks * kUnit,
+                 std::min(tiles, units * (chunk + 1) / chunks * kUnit));
   });
 }
 

@@ -4,10 +4,12 @@
 
 #include "backend/backend.h"
 #include "backend/cpu/packing.h"
+#include "backend/cpu/workspace.h"
 
 namespace nibble::cpu {
 
-/// One packed matrix and the kernel that multiplies with it.
+/// One packed matrix and the kernels that multiply with it: one for a few rows, which reads the
+/// weights as fast as memory gives them, and with AMX one for many.
 class CpuGemm final : public PreparedGemm {
  public:
   /// Both references must outlive the object.
@@ -16,7 +18,7 @@ class CpuGemm final : public PreparedGemm {
                                                       int64_t max_m,
                                                       const KernelTable& kernels,
                                                       BufferArena& arena,
-                                                      ThreadPool& pool);
+                                                      Workspace& workspace);
 
   void run(const GemmArgs& args) override;
   [[nodiscard]] Result<QuantTensor> unpack() const override { return matrix_.unpack(); }
@@ -25,21 +27,23 @@ class CpuGemm final : public PreparedGemm {
   [[nodiscard]] int64_t weight_bytes() const override { return matrix_.bytes(); }
 
  private:
-  CpuGemm(PackedMatrix matrix, const KernelTable& kernels, ThreadPool& pool);
+  CpuGemm(PackedMatrix matrix, const KernelTable& kernels, Workspace& workspace);
 
-  Status allocate_workspace(int64_t max_m);
-  void round_activations(const GemmArgs& args);
+  void round_row(const GemmArgs& args, int64_t row, int thread);
+  /// The row of activations that the product sees, before rounding.
+  const float* input_row(const GemmArgs& args, int64_t row, float* buffer) const;
+  void multiply_rows(const GemmArgs& args);
+  void multiply_tiles(const GemmArgs& args);
+  [[nodiscard]] ProductTask product_task(const GemmArgs& args, int64_t row) const;
+  [[nodiscard]] bool in_tiles(int64_t m) const;
 
   PackedMatrix matrix_;
   const KernelTable& kernels_;
-  ThreadPool& pool_;
-  KernelTable::Gemm kernel_ = nullptr;
+  Workspace& workspace_;
+  KernelTable::Gemm row_kernel_ = nullptr;
+  KernelTable::TileGemm tile_kernel_ = nullptr;  // null: rows only
   std::string name_;
   int64_t max_m_ = 0;
-  int64_t padded_k_ = 0;  // row length of quantized activations
-  Buffer activations_;    // int8 codes, or f32 values of fp8 codes
-  Buffer act_scales_;
-  Buffer act_sums_;
 };
 
 }  // namespace nibble::cpu

@@ -34,12 +34,9 @@ struct PackedWeights {
   const int32_t* row_sums = nullptr;  // int8 x int8: sum of the codes of each (padded) row
 };
 
-struct GemmTask {
+/// What products of rows and of tiles have in common.
+struct ProductTask {
   PackedWeights w;
-  const float* x = nullptr;  // f32 activations, or E4M3 values widened to f32
-  int64_t x_stride = 0;
-  const uint8_t* xq = nullptr;  // int8 activations, rows padded with 0 to a multiple of 64
-  int64_t xq_stride = 0;
   const float* x_scales = nullptr;  // per row, for quantized activations
   const int32_t* x_sums = nullptr;
   int64_t m = 0;
@@ -48,17 +45,39 @@ struct GemmTask {
   bool add = false;
 };
 
-/// Rows of activations to round. int8: codes (for int8 weights offset by 128) and sums; fp8 and
-/// bf16: values as f32, the latter without scales.
-struct QuantizeTask {
-  const float* x = nullptr;
+struct GemmTask : ProductTask {
+  const float* x = nullptr;  // f32 activations, or bf16 or E4M3 values widened to f32
   int64_t x_stride = 0;
+  const uint8_t* xq = nullptr;  // int8 activations, rows padded with 0 to a multiple of 64
+  int64_t xq_stride = 0;
+};
+
+constexpr int64_t kTileSumRows = 512;     // most rows of a tile task
+constexpr int64_t kTileSumColumns = 256;  // output channels whose sums are kept at once
+constexpr int64_t kTilePanelBytes = 40 << 10;
+constexpr int64_t kTileScratchBytes = kTilePanelBytes + kTileSumRows * kTileSumColumns * 4;
+
+/// For AMX. Activations come in tiles: pieces of 64 bytes (64 int8 or 32 bf16 columns) of 16 rows,
+/// [m/16][x_pieces][16][64], the last piece padded with zeros.
+struct TileGemmTask : ProductTask {
+  const uint8_t* x = nullptr;
+  int64_t x_pieces = 0;
+  uint8_t* scratch = nullptr;  // kTileScratchBytes, 64-byte aligned
+};
+
+/// A row to round to int8: its codes plus `offset`, in pieces of 64 bytes that begin piece_stride
+/// bytes apart, the last one padded with zeros.
+struct Int8Row {
+  const float* x = nullptr;
   int64_t k = 0;
-  void* out = nullptr;
-  int64_t out_stride = 0;  // elements; a multiple of 64, of which the tail past k becomes 0
   int32_t offset = 0;
-  float* scales = nullptr;
-  int32_t* sums = nullptr;
+  uint8_t* out = nullptr;
+  int64_t piece_stride = 64;
+};
+
+struct Int8RowResult {
+  float scale;  // absmax / 127; NaN when the row is not finite
+  int32_t sum;  // of the codes
 };
 
 struct KernelTable {
@@ -73,9 +92,20 @@ struct KernelTable {
   Gemm gemm_int4 = nullptr;
   Gemm gemm_int8_int8 = nullptr;
   Gemm gemm_int4_int8 = nullptr;
-  void (*quantize_int8)(const QuantizeTask& task, int64_t row) = nullptr;
-  void (*quantize_fp8)(const QuantizeTask& task, int64_t row) = nullptr;
-  void (*round_bf16)(const QuantizeTask& task, int64_t row) = nullptr;
+  // The same with AMX tiles, for bf16 and fp8 activations and int8 ones; null without AMX.
+  using TileGemm = void (*)(const TileGemmTask& task, int64_t tile_begin, int64_t tile_end);
+  TileGemm tiles_bf16 = nullptr;
+  TileGemm tiles_int8 = nullptr;
+  TileGemm tiles_fp8 = nullptr;
+  TileGemm tiles_int4 = nullptr;
+  TileGemm tiles_int8_int8 = nullptr;
+  TileGemm tiles_int4_int8 = nullptr;
+  // A row of values that bf16 holds, as bf16 pieces of 64 bytes, piece_stride bytes apart.
+  void (*pack_pieces)(const float* row, int64_t k, uint8_t* out, int64_t piece_stride) = nullptr;
+  Int8RowResult (*quantize_int8)(const Int8Row& row) = nullptr;
+  // k values rounded to E4M3 after division by the scale that is returned, or to BF16, as f32.
+  float (*quantize_fp8)(const float* x, int64_t k, float* out) = nullptr;
+  void (*round_bf16)(const float* x, int64_t k, float* out) = nullptr;
   void (*rms_norm)(const float* x, int64_t n, const float* weight, float eps, float* y) = nullptr;
   void (*silu_mul)(const float* gate, const float* up, int64_t n, float* y) = nullptr;
   void (*add)(float* y, const float* x, int64_t n) = nullptr;

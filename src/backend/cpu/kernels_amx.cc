@@ -3,9 +3,10 @@
 #include "backend/cpu/kernels/table.h"
 // Tiles come on top of the vector kernels.
 #include "backend/cpu/amx/amx_attention.h"
+#include "backend/cpu/amx/amx_gemm.h"
 
 namespace nibble::cpu {
 
-const KernelTable kAmxKernels = with_tile_attention(kernels_named("amx"));
+const KernelTable kAmxKernels = with_tile_attention(with_tiles(kernels_named("amx")));
 
 }  // namespace nibble::cpu

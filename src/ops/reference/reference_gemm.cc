@@ -9,7 +9,7 @@
 namespace nibble {
 namespace {
 
-constexpr double kFp8Max = 448.0;
+constexpr float kFp8Max = 448.0F;
 
 double decode_e4m3(uint8_t code) {
   const int exponent = (code >> 3) & 15;
@@ -93,13 +93,13 @@ void round_activations(ActFormat act, const float* x, std::vector<double>& row) 
     row.assign(row.size(), std::numeric_limits<double>::quiet_NaN());
     return;
   }
-  const float scale = absmax / (act == ActFormat::kInt8Token ? 127.0F : 448.0F);
+  const float top = act == ActFormat::kInt8Token ? 127.0F : kFp8Max;
+  const float scale = absmax / top;
+  const float factor = std::isfinite(top / absmax) ? top / absmax : 0.0F;
   for (size_t i = 0; i < row.size(); ++i) {
-    // The quotient is rounded to f32 first, as kernels do.
-    const float quotient = scale > 0.0F ? x[i] / scale : 0.0F;
-    const double code = act == ActFormat::kInt8Token
-                            ? std::nearbyint(std::fmin(std::fmax(quotient, -127.0F), 127.0F))
-                            : nearest_e4m3(std::fmin(std::fmax(quotient, -kFp8Max), kFp8Max));
+    const float scaled = x[i] * factor;  // in f32, as kernels do
+    const double code =
+        act == ActFormat::kInt8Token ? std::nearbyint(scaled) : nearest_e4m3(scaled);
     row[i] = code * scale;
   }
 }

@@ -223,7 +223,7 @@ void tile_product(const PackedWeights& w,
   }
 }
 
-inline void write_tile_row(const GemmTask& task, int64_t row, int64_t tile, F32x16 value) {
+inline void write_tile_row(const ProductTask& task, int64_t row, int64_t tile, F32x16 value) {
   float* y = task.y + row * task.y_stride + tile * kTileRows;
   const int64_t lanes = task.w.n - tile * kTileRows;
   if (lanes >= kTileRows) {
@@ -304,7 +304,7 @@ struct IntCodecInt8 {  // activations are offset by 128 and unsigned, weights si
   static I32x16 dot(I32x16 acc, const uint8_t* w, I32x16 x) {
     return Simd::dot_u8s8(acc, x, Simd::load_int(w + kHalf * 64));
   }
-  static I32x16 correction(const GemmTask& task, int64_t tile, int64_t /*row*/) {
+  static I32x16 correction(const ProductTask& task, int64_t tile, int64_t /*row*/) {
     return Simd::shift_left<7>(Simd::load_int(task.w.row_sums + tile * kTileRows));
   }
 };
@@ -317,7 +317,7 @@ struct IntCodecInt4 {  // weights are offset by 8 and unsigned, activations sign
         Simd::and_int(Simd::shift_right<kHalf * 4>(Simd::load_int(w)), Simd::set_int(0x0f0f0f0f));
     return Simd::dot_u4s8(acc, nibbles, x);
   }
-  static I32x16 correction(const GemmTask& task, int64_t /*tile*/, int64_t row) {
+  static I32x16 correction(const ProductTask& task, int64_t /*tile*/, int64_t row) {
     return Simd::shift_left<3>(Simd::set_int(task.x_sums[row]));
   }
 };

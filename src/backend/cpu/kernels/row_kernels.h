@@ -77,22 +77,32 @@ inline F32x16 scaled_code(F32x16 x, float scale, float limit) {
   return Simd::max(Simd::set(-limit), Simd::min(Simd::set(limit), code));
 }
 
-void quantize_int8(const QuantizeTask& task, int64_t row) {
-  const float* x = task.x + row * task.x_stride;
-  uint8_t* out = static_cast<uint8_t*>(task.out) + row * task.out_stride;
-  const float scale = row_scale(x, task.k, 127.0F);
+/// What a row is multiplied with to span -top..top: 0 for a row of zeros (or of values so small
+/// that their factor is infinite), anything for a row that is not finite.
+inline F32x16 row_factor(float largest, float top) {
+  const float factor = top / largest;
+  return Simd::set(factor < __builtin_inff() ? factor : 0.0F);
+}
+
+Int8RowResult quantize_int8(const Int8Row& row) {
+  const float largest = row_scale(row.x, row.k, 1.0F);
+  const F32x16 factor = row_factor(largest, 127.0F);
+  const I32x16 offset = Simd::set_int(row.offset);
   I32x16 sum = Simd::set_int(0);
-  in_vectors(task.k, [&](int64_t i, int64_t lanes) {
-    const F32x16 code = scaled_code(load_lanes(x + i, lanes), scale, 127.0F);
-    const I32x16 q = Simd::to_int(code);
-    sum = Simd::add_int(sum, q);
-    Simd::store_u8(out + i, Simd::add_int(q, Simd::set_int(task.offset)));
-  });
-  for (int64_t i = (task.k + 15) / 16 * 16; i < task.out_stride; ++i) {
-    out[i] = 0;
+  uint8_t* out = row.out;
+  for (int64_t piece = 0; piece < row.k; piece += 64) {
+    const int64_t columns = row.k - piece < 64 ? row.k - piece : 64;
+    in_vectors(columns, [&](int64_t i, int64_t lanes) {
+      const I32x16 q = Simd::to_int(Simd::mul(load_lanes(row.x + piece + i, lanes), factor));
+      sum = Simd::add_int(sum, q);
+      Simd::store_u8(out + i, Simd::add_int(q, offset));
+    });
+    for (int64_t i = (columns + 15) / 16 * 16; i < 64; ++i) {
+      out[i] = 0;
+    }
+    out += row.piece_stride;
   }
-  task.scales[row] = scale;
-  task.sums[row] = Simd::reduce_add_int(sum);
+  return {largest / 127.0F, Simd::reduce_add_int(sum)};
 }
 
 /// |v| <= 448 rounded to E4M3, ties to even. From 2^-6 up three mantissa bits stay; below, adding
@@ -112,15 +122,13 @@ inline F32x16 round_e4m3(F32x16 v) {
   return Simd::from_bits(Simd::or_int(Simd::bits(rounded), sign));
 }
 
-void quantize_fp8(const QuantizeTask& task, int64_t row) {
-  const float* x = task.x + row * task.x_stride;
-  float* out = static_cast<float*>(task.out) + row * task.out_stride;
-  const float scale = row_scale(x, task.k, kFp8Max);
-  in_vectors(task.k, [&](int64_t i, int64_t lanes) {
-    const F32x16 code = scaled_code(load_lanes(x + i, lanes), scale, kFp8Max);
-    Simd::store(out + i, round_e4m3(code));
+float quantize_fp8(const float* x, int64_t k, float* out) {
+  const float largest = row_scale(x, k, 1.0F);
+  const F32x16 factor = row_factor(largest, kFp8Max);
+  in_vectors(k, [&](int64_t i, int64_t lanes) {
+    store_lanes(out + i, lanes, round_e4m3(Simd::mul(load_lanes(x + i, lanes), factor)));
   });
-  task.scales[row] = scale;
+  return largest / kFp8Max;
 }
 
 inline void store_some_bytes(uint8_t* p, int64_t count, const uint8_t* bytes) {
@@ -143,10 +151,8 @@ inline I32x16 to_bf16_bits(F32x16 v) {
   return Simd::shift_right<16>(Simd::bits(infinite));
 }
 
-void round_bf16(const QuantizeTask& task, int64_t row) {
-  const float* x = task.x + row * task.x_stride;
-  float* out = static_cast<float*>(task.out) + row * task.out_stride;
-  in_vectors(task.k, [&](int64_t i, int64_t lanes) {
+void round_bf16(const float* x, int64_t k, float* out) {
+  in_vectors(k, [&](int64_t i, int64_t lanes) {
     const I32x16 upper = to_bf16_bits(load_lanes(x + i, lanes));
     store_lanes(out + i, lanes, Simd::from_bits(Simd::shift_left<16>(upper)));
   });

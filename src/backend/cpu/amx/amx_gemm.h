@@ -1,0 +1,589 @@
+#pragma once
+
+// Matrix products with AMX tiles; same sums as gemm_kernels.h, bit for bit. One tile product adds
+// 64 bytes of k: 64 int8 or 32 bf16 columns. Needs simd_avx512.h and gemm_kernels.h before.
+//
+// A thread walks blocks of 16 weight tiles (256 output channels), in each the columns in blocks of
+// 16 tile products, in each pairs of weight tiles. Such a pair's panel (32 KiB, expanded to bytes
+// or bf16 where the weights are packed tighter) stays in the first-level cache while all rows of
+// activations pass by from the second level, 32 rows and 32 channels in four tiles of sums at once.
+
+#include <utility>
+
+#include "backend/cpu/amx/tiles.h"
+#include "backend/cpu/kernels/gemm_kernels.h"
+
+namespace nibble::cpu {
+namespace {
+
+constexpr int64_t kBlockTiles = kTileSumColumns / kTileRows;  // weight tiles of a block
+constexpr int64_t kBlockProducts = 8;                         // tile products of a block along k
+
+// --- how a weight tile of one product becomes 16 rows of 64 bytes ---
+
+/// Weights that lie in memory as tiles.
+struct DirectPanel {
+  static constexpr int64_t kSourceBytes = kTileBytes;
+  static constexpr bool kDirect = true;
+};
+
+/// int4 as unsigned bytes for int8 activations.
+struct Int4Bytes {
+  static constexpr int64_t kSourceBytes = 512;
+  static constexpr bool kDirect = false;
+  static void expand(const uint8_t* source, uint8_t* tile) {
+    const __m512i mask = _mm512_set1_epi8(15);
+#pragma GCC unroll 8
+    for (int64_t step = 0; step < 8; ++step) {
+      const __m512i words = _mm512_loadu_si512(source + step * 64);
+      _mm512_store_si512(tile + step * 128, _mm512_and_si512(words, mask));
+      _mm512_store_si512(tile + step * 128 + 64,
+                         _mm512_and_si512(_mm512_srli_epi16(words, 4), mask));
+    }
+  }
+};
+
+/// int4 as bf16 pairs. A permutation of 16-bit lanes looks at five bits of each index, and its
+/// table repeats after 16, so bits above a nibble need no masking.
+struct Int4Pairs {
+  static constexpr int64_t kSourceBytes = 256;
+  static constexpr bool kDirect = false;
+  template <int kLow, int kHigh>
+  static __m512i pair(__m512i words, __m512i table) {  // shifts right; negative: left
+    const __m512i low = _mm512_srli_epi32(words, kLow);
+    const __m512i high =
+        kHigh < 0 ? _mm512_slli_epi32(words, -kHigh) : _mm512_srli_epi32(words, kHigh);
+    return _mm512_permutexvar_epi16(_mm512_mask_blend_epi16(0xaaaaaaaaU, low, high), table);
+  }
+  static void expand(const uint8_t* source, uint8_t* tile) {
+    const __m256i values = _mm256_setr_epi16(
+        static_cast<int16_t>(0xc100), static_cast<int16_t>(0xc0e0), static_cast<int16_t>(0xc0c0),
+        static_cast<int16_t>(0xc0a0), static_cast<int16_t>(0xc080), static_cast<int16_t>(0xc040),
+        static_cast<int16_t>(0xc000), static_cast<int16_t>(0xbf80), 0, 0x3f80, 0x4000, 0x4040,
+        0x4080, 0x40a0, 0x40c0, 0x40e0);  // -8 to 7
+    const __m512i table = _mm512_broadcast_i64x4(values);
+#pragma GCC unroll 4
+    for (int64_t step = 0; step < 4; ++step) {
+      const __m512i words = _mm512_loadu_si512(source + step * 64);
+      uint8_t* out = tile + step * 256;
+      // Columns (0, 1), (2, 3), (4, 5), (6, 7); column c is nibble 2c, for c >= 4 nibble 2(c-4)+1.
+      _mm512_store_si512(out, pair<0, -8>(words, table));
+      _mm512_store_si512(out + 64, pair<16, 8>(words, table));
+      _mm512_store_si512(out + 128, pair<4, -4>(words, table));
+      _mm512_store_si512(out + 192, pair<20, 12>(words, table));
+    }
+  }
+};
+
+/// Any codec whose values bf16 holds exactly.
+template <typename Codec>
+struct CodecPairs {
+  static constexpr int64_t kSourceBytes = 4 * Codec::kStepBytes;
+  static constexpr bool kDirect = false;
+  template <int kColumn>
+  static void pair(const typename Codec::Step& step, uint8_t* out) {
+    const I32x16 low = Simd::bits(Codec::template column<kColumn>(step));
+    const I32x16 high = Simd::bits(Codec::template column<kColumn + 1>(step));
+    const I32x16 mask = Simd::set_int(static_cast<int>(0xffff0000U));
+    Simd::store_int(out, Simd::or_int(Simd::shift_right<16>(low), Simd::and_int(high, mask)));
+  }
+  static void expand(const uint8_t* source, uint8_t* tile) {
+    for (int64_t i = 0; i < 4; ++i) {
+      const typename Codec::Step step = Codec::step(source + i * Codec::kStepBytes);
+      uint8_t* out = tile + i * 256;
+      pair<0>(step, out);
+      pair<2>(step, out + 64);
+      pair<4>(step, out + 128);
+      pair<6>(step, out + 192);
+    }
+  }
+};
+
+// --- what is done with sums ---
+
+/// The results of one tile of sums: rows row .. row+rows of the task, channels of weight tile
+/// `tile`.
+template <typename Kind>
+void write_sums(const TileGemmTask& task, int64_t row, int64_t tile, const uint8_t* sums) {
+  const F32x16 scales = task.w.groups == 1 ? load_scales(task.w, tile) : Simd::set(1.0F);
+  const int64_t rows = task.m - row < 16 ? task.m - row : 16;
+  for (int64_t r = 0; r < rows; ++r) {
+    write_tile_row(task, row + r, tile, Kind::value(task, row + r, tile, scales, sums + r * 64));
+  }
+}
+
+/// bf16 products: the scale of the row of weights, if any, times that of the activations, if any.
+struct FloatSums {
+  static F32x16 value(
+      const TileGemmTask& task, int64_t row, int64_t /*tile*/, F32x16 scales, const uint8_t* sums) {
+    const F32x16 sum = Simd::load(reinterpret_cast<const float*>(sums));
+    if (task.w.groups != 1) {
+      return sum;
+    }
+    const bool per_row = task.x_scales != nullptr;
+    return Simd::mul(sum, per_row ? Simd::mul(scales, Simd::set(task.x_scales[row])) : scales);
+  }
+  template <int kC, int kA, int kB>
+  static void product() {
+    dot_bf16<kC, kA, kB>();
+  }
+};
+
+template <typename Codec>
+struct IntSums {
+  static F32x16 value(
+      const TileGemmTask& task, int64_t row, int64_t tile, F32x16 scales, const uint8_t* sums) {
+    const I32x16 sum = Simd::sub_int(Simd::load_int(sums), Codec::correction(task, tile, row));
+    return Simd::mul(Simd::to_float(sum), Simd::mul(scales, Simd::set(task.x_scales[row])));
+  }
+};
+
+struct Int8Sums : IntSums<IntCodecInt8> {
+  template <int kC, int kA, int kB>
+  static void product() {
+    dot_u8s8<kC, kA, kB>();
+  }
+};
+
+struct Int4Sums : IntSums<IntCodecInt4> {
+  template <int kC, int kA, int kB>
+  static void product() {
+    dot_s8u8<kC, kA, kB>();
+  }
+};
+
+// --- the walk ---
+
+/// Fetches the weight tiles of the next panel, a little with every tile product.
+struct Prefetcher {
+  const uint8_t* next;
+  const uint8_t* end;
+  int64_t tiles;
+  int64_t tile_stride;
+  int64_t per_product;  // bytes of each tile
+  void step() {
+    for (int64_t i = 0; i < per_product && next < end; i += 64) {
+      for (int64_t tile = 0; tile < tiles; ++tile) {
+        _mm_prefetch(reinterpret_cast<const char*>(next + tile * tile_stride), _MM_HINT_T1);
+      }
+      next += 64;
+    }
+  }
+};
+
+/// Columns [first, first + products) of a pair of weight tiles, as AMX reads them.
+struct PanelPair {
+  const uint8_t* tiles[2];
+  int64_t products;
+};
+
+/// kM x kN tiles of sums (1 or 2 each) over the panel's columns; x points at the panel's first
+/// activations of the first tile of rows.
+template <typename Kind, int kM, int kN>
+[[gnu::always_inline]] inline void multiply(const PanelPair& panel,
+                                            const uint8_t* x,
+                                            int64_t x_tile_stride,
+                                            Prefetcher& prefetch) {
+  const uint8_t* second = x + x_tile_stride;
+  for (int64_t p = 0; p < panel.products; ++p) {
+    const int64_t at = p * kTileBytes;
+    prefetch.step();
+    load_tile<6>(panel.tiles[0] + at);
+    load_tile<4>(x + at);
+    Kind::template product<0, 4, 6>();
+    if constexpr (kN == 2) {
+      load_tile<7>(panel.tiles[1] + at);
+      Kind::template product<1, 4, 7>();
+    }
+    if constexpr (kM == 2) {
+      load_tile<5>(second + at);
+      Kind::template product<2, 5, 6>();
+      if constexpr (kN == 2) {
+        Kind::template product<3, 5, 7>();
+      }
+    }
+  }
+}
+
+template <int kM, int kN>
+inline void zero_sums() {
+  zero_tile<0>();
+  if constexpr (kN == 2) {
+    zero_tile<1>();
+  }
+  if constexpr (kM == 2) {
+    zero_tile<2>();
+    if constexpr (kN == 2) {
+      zero_tile<3>();
+    }
+  }
+}
+
+/// Sums of the second tile of rows lie `stride` bytes after those of the first.
+template <int kM, int kN>
+inline void load_sums(const uint8_t* sums, int64_t stride) {
+  load_tile<0>(sums);
+  if constexpr (kN == 2) {
+    load_tile<1>(sums + kTileBytes);
+  }
+  if constexpr (kM == 2) {
+    load_tile<2>(sums + stride);
+    if constexpr (kN == 2) {
+      load_tile<3>(sums + stride + kTileBytes);
+    }
+  }
+}
+
+template <int kM, int kN>
+inline void store_sums(uint8_t* sums, int64_t stride) {
+  store_tile<0>(sums);
+  if constexpr (kN == 2) {
+    store_tile<1>(sums + kTileBytes);
+  }
+  if constexpr (kM == 2) {
+    store_tile<2>(sums + stride);
+    if constexpr (kN == 2) {
+      store_tile<3>(sums + stride + kTileBytes);
+    }
+  }
+}
+
+/// Where a block of products lies along k.
+struct KBlock {
+  int64_t first;  // product
+  int64_t count;
+  bool starts;  // sums begin at zero
+  bool ends;    // sums are complete
+};
+
+template <typename Kind, int kM, int kN>
+void multiply_rows(const TileGemmTask& task,
+                   const PanelPair& panel,
+                   const KBlock& block,
+                   int64_t tile,
+                   int64_t row,
+                   uint8_t* sums,
+                   Prefetcher& prefetch) {
+  const int64_t x_tile_stride = task.x_pieces * kTileBytes;
+  const uint8_t* x = task.x + row / 16 * x_tile_stride + block.first * kTileBytes;
+  constexpr int64_t kStride = 2 * kTileBytes;
+  if (block.starts) {
+    zero_sums<kM, kN>();
+  } else {
+    load_sums<kM, kN>(sums, kStride);
+  }
+  multiply<Kind, kM, kN>(panel, x, x_tile_stride, prefetch);
+  store_sums<kM, kN>(sums, kStride);
+  if (!block.ends) {
+    return;
+  }
+  for (int64_t i = 0; i < kM; ++i) {
+    for (int64_t j = 0; j < kN; ++j) {
+      write_sums<Kind>(task, row + 16 * i, tile + j, sums + i * kStride + j * kTileBytes);
+    }
+  }
+}
+
+/// All rows times one or two weight tiles, over one block of columns.
+template <typename Kind, int kN>
+void multiply_panel(const TileGemmTask& task,
+                    const PanelPair& panel,
+                    const KBlock& block,
+                    int64_t tile,
+                    int64_t tile_in_block,
+                    Prefetcher& prefetch) {
+  const int64_t row_pairs = (task.m + 31) / 32;
+  uint8_t* sums = task.scratch + kTilePanelBytes + tile_in_block / 2 * row_pairs * 4 * kTileBytes;
+  int64_t row = 0;
+  for (; row + 16 < task.m; row += 32) {
+    multiply_rows<Kind, 2, kN>(task, panel, block, tile, row, sums, prefetch);
+    sums += 4 * kTileBytes;
+  }
+  if (row < task.m) {
+    multiply_rows<Kind, 1, kN>(task, panel, block, tile, row, sums, prefetch);
+  }
+}
+
+/// Expands `tiles` weight tiles of a block into scratch, one after the other.
+template <typename Panel>
+void expand_panel(const TileGemmTask& task, int64_t tile, int64_t tiles, const KBlock& block) {
+  uint8_t* out = task.scratch;
+  for (int64_t i = 0; i < tiles; ++i) {
+    const uint8_t* source =
+        task.w.codes + (tile + i) * task.w.tile_bytes + block.first * Panel::kSourceBytes;
+    for (int64_t p = 0; p < block.count; ++p) {
+      Panel::expand(source + p * Panel::kSourceBytes, out);
+      out += kTileBytes;
+    }
+  }
+}
+
+template <typename Panel>
+PanelPair make_panel(const TileGemmTask& task, int64_t tile, int64_t tiles, const KBlock& block) {
+  if constexpr (Panel::kDirect) {
+    const uint8_t* source = task.w.codes + tile * task.w.tile_bytes + block.first * kTileBytes;
+    return {{source, source + task.w.tile_bytes}, block.count};
+  } else {
+    expand_panel<Panel>(task, tile, tiles, block);
+    return {{task.scratch, task.scratch + block.count * kTileBytes}, block.count};
+  }
+}
+
+/// Some weight tiles over a block of columns: one step of the walk.
+struct Place {
+  int64_t tile;
+  int64_t k;  // first product
+};
+
+/// The walk over blocks of weight tiles, in them blocks of columns, in them a few tiles at once.
+struct Walk {
+  int64_t end;       // weight tile
+  int64_t products;  // along k
+  int64_t k_block;   // products of a block
+  int64_t tiles;     // weight tiles of a step
+  int64_t block_begin;
+  [[nodiscard]] int64_t block_end() const {
+    return block_begin + kBlockTiles < end ? block_begin + kBlockTiles : end;
+  }
+  [[nodiscard]] Place after(Place place) const {
+    if (place.tile + tiles < block_end()) {
+      return {place.tile + tiles, place.k};
+    }
+    return place.k + k_block < products ? Place{block_begin, place.k + k_block}
+                                        : Place{block_end(), 0};
+  }
+  void move_to(Place place) { block_begin = place.tile >= block_end() ? place.tile : block_begin; }
+  [[nodiscard]] KBlock columns(Place place) const {
+    const int64_t left = products - place.k;
+    return {place.k, left < k_block ? left : k_block, place.k == 0, left <= k_block};
+  }
+};
+
+/// Spreads the fetch of the weights at `next` over the `count` tile products before them.
+template <typename Panel>
+Prefetcher prefetch_at(const TileGemmTask& task, const Walk& walk, Place next, int64_t count) {
+  const uint8_t* begin =
+      task.w.codes + next.tile * task.w.tile_bytes + next.k * Panel::kSourceBytes;
+  const int64_t bytes = next.tile < walk.end ? walk.columns(next).count * Panel::kSourceBytes : 0;
+  return {begin, begin + bytes, walk.tiles, task.w.tile_bytes, (bytes + count - 1) / count};
+}
+
+/// Sums that run over all of k: no scales, or one per row of weights.
+template <typename Panel, typename Kind>
+void tile_gemm(const TileGemmTask& task, int64_t tile_begin, int64_t tile_end) {
+  configure_tiles(task.m < 16 ? task.m : 16);
+  const int64_t row_pairs = (task.m + 31) / 32;
+  Walk walk{.end = tile_end,
+            .products = task.x_pieces,
+            .k_block = kBlockProducts,
+            .tiles = 2,
+            .block_begin = tile_begin};
+  for (Place place{tile_begin, 0}; place.tile < tile_end;) {
+    const KBlock block = walk.columns(place);
+    const int64_t tile = place.tile;
+    const int64_t in_block = tile - walk.block_begin;
+    const int64_t tiles = walk.block_end() - tile < 2 ? 1 : 2;
+    place = walk.after(place);
+    Prefetcher prefetch = prefetch_at<Panel>(task, walk, place, row_pairs * block.count);
+    const PanelPair panel = make_panel<Panel>(task, tile, tiles, block);
+    if (tiles == 2) {
+      multiply_panel<Kind, 2>(task, panel, block, tile, in_block, prefetch);
+    } else {
+      multiply_panel<Kind, 1>(task, panel, block, tile, in_block, prefetch);
+    }
+    walk.move_to(place);
+  }
+  release_tiles();
+}
+
+// --- one scale per group: sums leave the tiles after every group ---
+
+/// total += scale * (sum of a group), 16 rows.
+inline void add_group(const uint8_t* sums, F32x16 scale, F32x16 (&total)[16]) {
+#pragma GCC unroll 16
+  for (int64_t r = 0; r < 16; ++r) {
+    total[r] =
+        Simd::fma(Simd::load(reinterpret_cast<const float*>(sums) + r * 16), scale, total[r]);
+  }
+}
+
+/// Where the groups of one tile of sums lie within a block of columns.
+struct GroupedTile {
+  const uint8_t* x;
+  const uint8_t* w;
+  int64_t scale_index;
+  int64_t groups;
+  int64_t products;  // of a group
+  uint8_t* sums;     // eight tiles
+  [[nodiscard]] GroupedTile after(int64_t count) const {
+    const int64_t bytes = count * products * kTileBytes;
+    return {x + bytes, w + bytes, scale_index + count, groups - count, products, sums};
+  }
+};
+
+template <int kC>
+[[gnu::always_inline]] inline void multiply_group(const GroupedTile& tile, int64_t group) {
+  const uint8_t* x = tile.x + group * tile.products * kTileBytes;
+  const uint8_t* w = tile.w + group * tile.products * kTileBytes;
+  zero_tile<kC>();
+  for (int64_t p = 0; p < tile.products * kTileBytes; p += kTileBytes) {
+    load_tile<4 + kC % 2>(x + p);
+    load_tile<6 + kC % 2>(w + p);
+    dot_bf16<kC, 4 + kC % 2, 6 + kC % 2>();
+  }
+}
+
+constexpr int kPipelineGroups = 8;
+
+/// One stage of a pipeline: a product takes 52 cycles, so group `i` is multiplied while the sums of
+/// group i - 4, which are in memory by then, are scaled and added, and those of i - 2 are stored.
+template <int kI>
+[[gnu::always_inline]] inline void group_stage(const GroupedTile& tile,
+                                               const PackedWeights& w,
+                                               F32x16 (&total)[16]) {
+  if constexpr (kI < kPipelineGroups) {
+    multiply_group<kI % 4>(tile, kI);
+  }
+  if constexpr (kI >= 4) {
+    add_group(tile.sums + (kI - 4) * kTileBytes, load_scales(w, tile.scale_index + kI - 4), total);
+  }
+  if constexpr (kI >= 2 && kI - 2 < kPipelineGroups) {
+    store_tile<(kI - 2) % 4>(tile.sums + (kI - 2) * kTileBytes);
+  }
+}
+
+template <int... kStages>
+[[gnu::always_inline]] inline void pipeline(std::integer_sequence<int, kStages...> /*stages*/,
+                                            const GroupedTile& tile,
+                                            const PackedWeights& w,
+                                            F32x16 (&total)[16]) {
+  (group_stage<kStages>(tile, w, total), ...);
+}
+
+/// One tile of sums over a block of columns.
+[[gnu::always_inline]] inline void multiply_grouped(GroupedTile tile,
+                                                    const PackedWeights& w,
+                                                    F32x16 (&total)[16],
+                                                    Prefetcher& prefetch) {
+  for (int64_t p = 0; p < tile.groups * tile.products; ++p) {
+    prefetch.step();
+  }
+  while (tile.groups >= kPipelineGroups) {
+    pipeline(std::make_integer_sequence<int, kPipelineGroups + 4>(), tile, w, total);
+    tile = tile.after(kPipelineGroups);
+  }
+  while (tile.groups > 0) {
+    multiply_group<0>(tile, 0);
+    store_tile<0>(tile.sums);
+    add_group(tile.sums, load_scales(w, tile.scale_index), total);
+    tile = tile.after(1);
+  }
+}
+
+/// Sixteen rows times the step's weight tiles over a block of columns.
+inline void grouped_rows(const TileGemmTask& task,
+                         const KBlock& block,
+                         int64_t tile,
+                         int64_t tiles,
+                         int64_t row,
+                         uint8_t* sums,
+                         Prefetcher& prefetch) {
+  const int64_t products = task.w.group_size / 32;
+  const uint8_t* x = task.x + (row / 16 * task.x_pieces + block.first) * kTileBytes;
+  uint8_t* buffer = task.scratch + kTilePanelBytes - 8 * kTileBytes;
+  const uint8_t* panel = task.scratch;
+  for (int64_t i = 0; i < tiles; ++i) {
+    auto* kept = reinterpret_cast<float*>(sums + i * kTileBytes);
+    F32x16 total[16];
+#pragma GCC unroll 16
+    for (int64_t r = 0; r < 16; ++r) {
+      total[r] = block.starts ? Simd::set(0.0F) : Simd::load(kept + r * 16);
+    }
+    const GroupedTile grouped{x,
+                              panel + i * block.count * kTileBytes,
+                              (tile + i) * task.w.groups + block.first / products,
+                              block.count / products,
+                              products,
+                              buffer};
+    multiply_grouped(grouped, task.w, total, prefetch);
+#pragma GCC unroll 16
+    for (int64_t r = 0; r < 16; ++r) {
+      Simd::store(kept + r * 16, total[r]);
+    }
+    if (block.ends) {
+      write_sums<FloatSums>(task, row, tile + i, sums + i * kTileBytes);
+    }
+  }
+}
+
+/// Weights with groups of a multiple of 32 columns. Steps of about 32 tiles: with 4 weight tiles,
+/// 8 products along k, so that the activations of 16 rows are fetched once for four tiles.
+template <typename Panel>
+void tile_gemm_grouped(const TileGemmTask& task, int64_t tile_begin, int64_t tile_end) {
+  configure_tiles(task.m < 16 ? task.m : 16);
+  constexpr int64_t kPanelTiles = 16;
+  const int64_t products = task.w.group_size / 32;
+  const int64_t least = products < 4 ? 8 : 16;  // at least four groups fill the pipeline
+  const int64_t k_block = products < least ? least / products * products : products;
+  const int64_t step_tiles = k_block < kPanelTiles ? kPanelTiles / k_block : 1;
+  Walk walk{.end = tile_end,
+            .products = task.x_pieces,
+            .k_block = k_block,
+            .tiles = step_tiles < 4 ? step_tiles : 4,
+            .block_begin = tile_begin};
+  for (Place place{tile_begin, 0}; place.tile < tile_end;) {
+    const KBlock block = walk.columns(place);
+    const int64_t tile = place.tile;
+    uint8_t* sums = task.scratch + kTilePanelBytes + (tile - walk.block_begin) * kTileBytes;
+    const int64_t left = walk.block_end() - tile;
+    const int64_t tiles = left < walk.tiles ? left : walk.tiles;
+    place = walk.after(place);
+    Prefetcher prefetch =
+        prefetch_at<Panel>(task, walk, place, (task.m + 15) / 16 * tiles * block.count);
+    expand_panel<Panel>(task, tile, tiles, block);
+    for (int64_t row = 0; row < task.m; row += 16) {
+      grouped_rows(task, block, tile, tiles, row, sums + row / 16 * kBlockTiles * kTileBytes,
+                   prefetch);
+    }
+    walk.move_to(place);
+  }
+  release_tiles();
+}
+
+template <typename Panel>
+void tile_gemm_float(const TileGemmTask& task, int64_t tile_begin, int64_t tile_end) {
+  if constexpr (!Panel::kDirect) {
+    if (task.w.groups > 1) {
+      return tile_gemm_grouped<Panel>(task, tile_begin, tile_end);
+    }
+  }
+  tile_gemm<Panel, FloatSums>(task, tile_begin, tile_end);
+}
+
+/// A row of values that bf16 holds exactly, as pieces of 32 columns `stride` bytes apart, padded
+/// with zeros.
+void pack_pieces(const float* row, int64_t k, uint8_t* out, int64_t stride) {
+  for (int64_t i = 0; i < k; i += 32) {
+    const int64_t left = k - i;
+    const F32x16 low = load_lanes(row + i, left < 16 ? left : 16);
+    const F32x16 high =
+        left > 16 ? load_lanes(row + i + 16, left < 32 ? left - 16 : 16) : Simd::set(0.0F);
+    Simd::store_u16(out, Simd::shift_right<16>(Simd::bits(low)));
+    Simd::store_u16(out + 32, Simd::shift_right<16>(Simd::bits(high)));
+    out += stride;
+  }
+}
+
+constexpr KernelTable with_tiles(KernelTable table) {
+  table.tiles_bf16 = tile_gemm_float<DirectPanel>;
+  table.tiles_int8 = tile_gemm_float<CodecPairs<CodecInt8>>;
+  table.tiles_fp8 = tile_gemm_float<CodecPairs<CodecFp8>>;
+  table.tiles_int4 = tile_gemm_float<Int4Pairs>;
+  table.tiles_int8_int8 = tile_gemm<DirectPanel, Int8Sums>;
+  table.tiles_int4_int8 = tile_gemm<Int4Bytes, Int4Sums>;
+  table.pack_pieces = pack_pieces;
+  return table;
+}
+
+}  // namespace
+}  // namespace nibble::cpu
