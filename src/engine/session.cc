@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <filesystem>
+#include <future>
 #include <utility>
 
 #include "base/file.h"
@@ -120,16 +121,10 @@ Result<ChatTemplate> load_chat_template(const std::string& model_dir) {
                     name_of(model_dir));
 }
 
-Result<ServingSession> open_session(const std::string& model_dir, const SessionOptions& options) {
-  const auto start = std::chrono::steady_clock::now();
-  if (!std::filesystem::is_directory(model_dir)) {
-    return make_error(StatusCode::kNotFound,
-                      "{} is no folder; give the folder that has the model's config.json",
-                      model_dir);
-  }
-  ServingSession session;
-  session.model_name = name_of(model_dir);
-  const std::string& text_dir = options.tokenizer_dir.empty() ? model_dir : options.tokenizer_dir;
+namespace {
+
+// Tokenizer and chat template of a folder.
+Status load_text(const std::string& text_dir, ServingSession& session) {
   NIBBLE_ASSIGN_OR_RETURN(std::unique_ptr<Tokenizer> tokenizer, Tokenizer::load(text_dir));
   session.tokenizer = std::move(tokenizer);
   auto chat_template = load_chat_template(text_dir);
@@ -138,6 +133,13 @@ Result<ServingSession> open_session(const std::string& model_dir, const SessionO
   } else {
     session.no_template = chat_template.status();
   }
+  return {};
+}
+
+// Backend, model and the engine that runs it.
+Status load_engine(const std::string& model_dir,
+                   const SessionOptions& options,
+                   ServingSession& session) {
   NIBBLE_ASSIGN_OR_RETURN(session.backend, make_cpu_backend(options.backend));
   NIBBLE_ASSIGN_OR_RETURN(const ModelConfig config, load_model_config(model_dir));
   NIBBLE_ASSIGN_OR_RETURN(const EngineOptions resolved,
@@ -149,6 +151,26 @@ Result<ServingSession> open_session(const std::string& model_dir, const SessionO
   session.scheme = model->scheme();
   session.backend_name = session.backend->name();
   NIBBLE_ASSIGN_OR_RETURN(session.engine, Engine::start(std::move(model), resolved));
+  return {};
+}
+
+}  // namespace
+
+Result<ServingSession> open_session(const std::string& model_dir, const SessionOptions& options) {
+  const auto start = std::chrono::steady_clock::now();
+  if (!std::filesystem::is_directory(model_dir)) {
+    return make_error(StatusCode::kNotFound,
+                      "{} is no folder; give the folder that has the model's config.json",
+                      model_dir);
+  }
+  ServingSession session;
+  session.model_name = name_of(model_dir);
+  const std::string& text_dir = options.tokenizer_dir.empty() ? model_dir : options.tokenizer_dir;
+  // Large tokenizers take as long as the weights: both are read at once.
+  auto text = std::async(std::launch::async, [&] { return load_text(text_dir, session); });
+  const Status loaded = load_engine(model_dir, options, session);
+  NIBBLE_RETURN_IF_ERROR(text.get());
+  NIBBLE_RETURN_IF_ERROR(loaded);
   session.load_ms =
       std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
   return session;
