@@ -31,19 +31,21 @@ class DecoderLoader final {
   Result<DecoderParts> load() {
     NIBBLE_ASSIGN_OR_RETURN(
         QuantView table, weights_.table(kEmbeddingModule, config_.vocab_size, config_.hidden_size));
-    std::vector<DecoderLayer> layers;
-    for (int64_t index = 0; index < std::min(kLayersAhead, config_.num_layers); ++index) {
+    // The head, the largest matrix, comes first: its file pages are gone before the layers are there.
+    weights_.read_ahead(head_module());
+    for (int64_t index = 0; index < kLayersAhead; ++index) {
       weights_.read_ahead(layer_module(index, ""));
     }
+    NIBBLE_ASSIGN_OR_RETURN(Linear head, load_head());
+    std::vector<DecoderLayer> layers;
     for (int64_t index = 0; index < config_.num_layers; ++index) {
       // Packing is faster than disks: what comes next is read meanwhile.
-      const int64_t ahead = index + kLayersAhead;
-      weights_.read_ahead(ahead < config_.num_layers ? layer_module(ahead, "") : head_module());
+      weights_.read_ahead(layer_module(index + kLayersAhead, ""));
       NIBBLE_ASSIGN_OR_RETURN(DecoderLayer layer, load_layer(index));
       layers.push_back(std::move(layer));
     }
     NIBBLE_ASSIGN_OR_RETURN(RmsNorm norm, load_norm(kFinalNormModule, config_.hidden_size));
-    NIBBLE_ASSIGN_OR_RETURN(Linear head, load_head());
+    weights_.release_all();
     return DecoderParts{.config = config_,
                         .scheme = scheme_,
                         .embedding = Embedding(std::move(table), weights_.files()),
@@ -142,7 +144,7 @@ class DecoderLoader final {
   }
 
   Result<Linear> load_head() {
-    const char* module = head_module();
+    const char* const module = head_module();
     weights_.ignore(kHeadModule);  // a tied file may hold a copy
     std::vector<MappedLinear> parts(1);
     NIBBLE_ASSIGN_OR_RETURN(parts[0],

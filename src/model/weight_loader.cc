@@ -103,6 +103,12 @@ void WeightLoader::release(const std::string& module) const {
   }
 }
 
+void WeightLoader::release_all() const {
+  for (const TensorInfo* info : reader_->tensors()) {
+    reader_->drop_pages(*info);
+  }
+}
+
 Status WeightLoader::check_all_used() const {
   for (const TensorInfo* info : reader_->tensors()) {
     const std::string_view name = info->name;

@@ -35,6 +35,8 @@ class WeightLoader final {
   /// Lets pages of this module's tensors go that were read; the system's cache keeps them.
   void release(const std::string& module) const;
 
+  void release_all() const;
+
   /// Accepts the tensors of a module that the model does not need.
   void ignore(const std::string& module) { modules_.insert(module); }
   /// kUnsupported naming the first tensor that nothing asked for.
