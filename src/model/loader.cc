@@ -31,7 +31,8 @@ class DecoderLoader final {
   Result<DecoderParts> load() {
     NIBBLE_ASSIGN_OR_RETURN(
         QuantView table, weights_.table(kEmbeddingModule, config_.vocab_size, config_.hidden_size));
-    // The head, the largest matrix, comes first: its file pages are gone before the layers are there.
+    // The head, the largest matrix, comes first: its file pages are gone before the layers are
+    // there.
     weights_.read_ahead(head_module());
     for (int64_t index = 0; index < kLayersAhead; ++index) {
       weights_.read_ahead(layer_module(index, ""));
