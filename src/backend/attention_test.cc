@@ -218,7 +218,7 @@ TEST(Attention, EqualsTheReferenceInAnyPiecesOnEveryInstructionSet) {
 TEST(Attention, LongContextsGiveTheSameBitsOnAnyThreads) {
   for (const KvCode code : {KvCode::kBf16, KvCode::kInt8, KvCode::kInt4}) {
     for (const Shape& shape :
-         {Shape{code, 8, 1, 64, 16, 0, {2085, 1030}}, Shape{code, 2, 2, 32, 16, 1500, {2600, 1}}}) {
+         {Shape{code, 8, 1, 64, 16, 0, {4200, 1030}}, Shape{code, 2, 2, 32, 16, 1500, {2600, 1}}}) {
       SCOPED_TRACE(testing::Message() << "code " << static_cast<int>(code));
       auto filler = make_cpu_backend({.threads = 2}).value();
       CachedRun filled(shape);

@@ -7,11 +7,11 @@ namespace nibble::cpu {
 // What the backend hands to the attention kernels. Plain structs: see kernel_table.h.
 
 constexpr int64_t kMaxHeadDim = 512;
-constexpr int64_t kQueryRows = 256;   // query rows (token x head) of one attention task, at most
-constexpr int64_t kF32KeyBlock = 64;  // keys of one step of the online softmax over an F32 cache
-constexpr int64_t kKeyBlock = 128;    // the same over the other caches
-constexpr int64_t kDotBlock = 32;     // elements of a product that are summed before the total
-constexpr int64_t kKeyPiece = 1024;   // keys after which the sums of a row start afresh
+constexpr int64_t kQueryRows = 256;  // query rows (token x head) of one attention task, at most
+constexpr int64_t kKeyBlock = 64;    // keys of one step of the online softmax
+constexpr int64_t kKeyChunk = 512;   // keys that are packed at a time for many query rows
+constexpr int64_t kDotBlock = 32;    // elements of a product that are summed before the total
+constexpr int64_t kKeyPiece = 2048;  // keys after which the sums of a row start afresh
 
 struct KvLayout {
   uint8_t* pages = nullptr;
@@ -51,9 +51,9 @@ static constexpr int64_t attention_states_floats(int64_t rows, int64_t head_dim)
   return rows * ((head_dim + 15) / 16 * 16 + 2);
 }
 
-/// Floats that one attention task needs: a block of keys and of values, and for each row the query,
-/// the running sums and those of the earlier pieces.
+/// Floats that one attention task needs: keys and values, and for each row the query, the running
+/// sums and those of the earlier pieces.
 constexpr int64_t kAttentionScratch =
-    (2 * kKeyBlock + 3 * kQueryRows) * kMaxHeadDim + 64 * kQueryRows + 16 * kKeyBlock;
+    (kKeyChunk + 3 * kQueryRows) * kMaxHeadDim + 64 * kQueryRows + 16 * kKeyChunk;
 
 }  // namespace nibble::cpu

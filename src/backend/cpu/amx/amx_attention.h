@@ -10,7 +10,8 @@
 namespace nibble::cpu {
 namespace {
 
-constexpr int64_t kPairRows = 32;  // query rows of one step: two tiles
+constexpr int64_t kKeyGroups = kKeyBlock / 16;                 // tiles of scores of a row tile
+constexpr int64_t kWeightBytes = kKeyBlock / 32 * kTileBytes;  // weights of a row tile
 
 /// What a task works on; tiles are 1024 bytes each.
 struct TileTask {
@@ -18,14 +19,15 @@ struct TileTask {
   int64_t width = 0;    // head_dim in blocks of 32
   bool narrow = false;  // up to 16 rows
   uint8_t* queries;     // [row tile][width] rows of 32 dims; narrow: transposed
-  float* q_sum;         // [rows, padded to 32]
+  float* q_sum;         // [rows, padded to 16]
   float* sums;          // [row][16] weights by lane
   float* offsets;       // [row][16]
   float* top;           // [row]
   int32_t* positions;   // [row], -1 for rows that are not there
   uint8_t* acc;         // [row tile][2 width] of 16 dims
-  uint8_t* scores;      // [2][key group of 16]
-  uint8_t* weights;     // [2][kKeyBlock / 32]
+  // Of two row tiles in turn, so that tiles are not loaded right after they were stored.
+  uint8_t* scores[2];   // [kKeyGroups]
+  uint8_t* weights[2];  // [kKeyBlock / 32]
   TileBlock block;
 };
 
@@ -47,7 +49,7 @@ inline uint8_t* acc_tile(const TileTask& t, int64_t row_tile, int64_t d) {
 
 inline void load_query_tiles(const AttentionTask& task, const TileTask& t) {
   const int64_t dim = task.kv.head_dim;
-  for (int64_t r = 0; r < round_up(t.rows, t.narrow ? 16 : kPairRows); ++r) {
+  for (int64_t r = 0; r < round_up(t.rows, 16); ++r) {
     const bool exists = r < t.rows;
     const float* source =
         exists ? task.q + r / task.group * task.q_stride + r % task.group * dim : nullptr;
@@ -67,89 +69,92 @@ inline void load_query_tiles(const AttentionTask& task, const TileTask& t) {
   }
 }
 
-/// Scores of two row tiles and the keys of a block.
-inline void score_pair(const TileTask& t, int64_t row_tile, const TileRange& range) {
-  for (int64_t g = range.begin / 16; g < range.end / 16; g += 2) {
+/// 32 dims of the scores of a row tile and all keys of the block; the last step stores them.
+template <bool kNarrow>
+void score_step(
+    const TileTask& t, const TileBlock& block, int64_t row_tile, int64_t k, uint8_t* scores) {
+  static_assert(kKeyGroups == 4);
+  if (k == 0) {
     zero_tile<0>();
     zero_tile<1>();
     zero_tile<2>();
     zero_tile<3>();
-    for (int64_t k = 0; k < t.width; ++k) {
-      load_tile<4>(query_tile(t, row_tile, k));
-      load_tile<6>(key_tile(t.block, g, k));
-      dot_bf16<0, 4, 6>();
-      load_tile<7>(key_tile(t.block, g + 1, k));
-      dot_bf16<1, 4, 7>();
-      load_tile<5>(query_tile(t, row_tile + 1, k));
-      dot_bf16<2, 5, 6>();
-      dot_bf16<3, 5, 7>();
-    }
-    uint8_t* scores = t.scores + g * kTileBytes;
+  }
+  load_tile<4>(query_tile(t, row_tile, k));
+  load_tile<5>(key_tile(block, 0, k));
+  load_tile<6>(key_tile(block, 1, k));
+  if constexpr (kNarrow) {
+    dot_bf16<0, 5, 4>();
+    dot_bf16<1, 6, 4>();
+  } else {
+    dot_bf16<0, 4, 5>();
+    dot_bf16<1, 4, 6>();
+  }
+  load_tile<7>(key_tile(block, 2, k));
+  load_tile<5>(key_tile(block, 3, k));
+  if constexpr (kNarrow) {
+    dot_bf16<2, 7, 4>();
+    dot_bf16<3, 5, 4>();
+  } else {
+    dot_bf16<2, 4, 7>();
+    dot_bf16<3, 4, 5>();
+  }
+  if (k == t.width - 1) {
     store_tile<0>(scores);
     store_tile<1>(scores + kTileBytes);
-    store_tile<2>(scores + kKeyBlock / 16 * kTileBytes);
-    store_tile<3>(scores + (kKeyBlock / 16 + 1) * kTileBytes);
+    store_tile<2>(scores + 2 * kTileBytes);
+    store_tile<3>(scores + 3 * kTileBytes);
   }
 }
 
-/// Scores of the only row tile and the keys of a block.
-inline void score_narrow(const TileTask& t, const TileRange& range) {
-  for (int64_t g = range.begin / 16; g < range.end / 16; g += 2) {
-    zero_tile<0>();
-    zero_tile<1>();
-    for (int64_t k = 0; k < t.width; ++k) {
-      load_tile<6>(query_tile(t, 0, k));
-      load_tile<4>(key_tile(t.block, g, k));
-      dot_bf16<0, 4, 6>();
-      load_tile<5>(key_tile(t.block, g + 1, k));
-      dot_bf16<1, 5, 6>();
-    }
-    uint8_t* scores = t.scores + g * kTileBytes;
-    store_tile<0>(scores);
-    store_tile<1>(scores + kTileBytes);
-  }
-  for (int64_t g = range.begin / 16; g < range.end / 16; ++g) {
-    transpose_tile(t.scores + g * kTileBytes, t.scores + g * kTileBytes);
-  }
-}
-
-/// acc += weights · values for two row tiles.
-inline void add_pair(const TileTask& t, int64_t row_tile, const TileRange& range) {
-  for (int64_t d = 0; d < 2 * t.width; d += 2) {
+/// acc += weights · values of a row tile for 64 dims (`d` counts tiles of 16) and 32 keys.
+inline void add_step(const TileTask& t,
+                     const TileBlock& block,
+                     int64_t row_tile,
+                     int64_t d,
+                     int64_t j,
+                     const TileRange& range,
+                     const uint8_t* weights) {
+  const bool wide = d + 2 < 2 * t.width;
+  if (32 * j == range.begin) {
     load_tile<0>(acc_tile(t, row_tile, d));
     load_tile<1>(acc_tile(t, row_tile, d + 1));
-    load_tile<2>(acc_tile(t, row_tile + 1, d));
-    load_tile<3>(acc_tile(t, row_tile + 1, d + 1));
-    for (int64_t k = range.begin / 32; k < range.end / 32; ++k) {
-      load_tile<4>(t.weights + k * kTileBytes);
-      load_tile<6>(value_tile(t.block, k, d));
-      dot_bf16<0, 4, 6>();
-      load_tile<7>(value_tile(t.block, k, d + 1));
-      dot_bf16<1, 4, 7>();
-      load_tile<5>(t.weights + (kKeyBlock / 32 + k) * kTileBytes);
-      dot_bf16<2, 5, 6>();
-      dot_bf16<3, 5, 7>();
+    if (wide) {
+      load_tile<2>(acc_tile(t, row_tile, d + 2));
+      load_tile<3>(acc_tile(t, row_tile, d + 3));
     }
+  }
+  load_tile<4>(weights + j * kTileBytes);
+  load_tile<5>(value_tile(block, j, d));
+  dot_bf16<0, 4, 5>();
+  load_tile<6>(value_tile(block, j, d + 1));
+  dot_bf16<1, 4, 6>();
+  if (wide) {
+    load_tile<7>(value_tile(block, j, d + 2));
+    dot_bf16<2, 4, 7>();
+    load_tile<5>(value_tile(block, j, d + 3));
+    dot_bf16<3, 4, 5>();
+  }
+  if (32 * (j + 1) == range.end) {
     store_tile<0>(acc_tile(t, row_tile, d));
     store_tile<1>(acc_tile(t, row_tile, d + 1));
-    store_tile<2>(acc_tile(t, row_tile + 1, d));
-    store_tile<3>(acc_tile(t, row_tile + 1, d + 1));
+    if (wide) {
+      store_tile<2>(acc_tile(t, row_tile, d + 2));
+      store_tile<3>(acc_tile(t, row_tile, d + 3));
+    }
   }
 }
 
-inline void add_narrow(const TileTask& t, const TileRange& range) {
-  for (int64_t d = 0; d < 2 * t.width; d += 2) {
-    load_tile<0>(acc_tile(t, 0, d));
-    load_tile<1>(acc_tile(t, 0, d + 1));
-    for (int64_t k = range.begin / 32; k < range.end / 32; ++k) {
-      load_tile<4>(t.weights + k * kTileBytes);
-      load_tile<6>(value_tile(t.block, k, d));
-      dot_bf16<0, 4, 6>();
-      load_tile<7>(value_tile(t.block, k, d + 1));
-      dot_bf16<1, 4, 7>();
+/// acc += weights · values of a row tile.
+inline void add_values_of(const TileTask& t,
+                          const TileBlock& block,
+                          int64_t row_tile,
+                          const TileRange& range,
+                          const uint8_t* weights) {
+  for (int64_t d = 0; d < 2 * t.width; d += 4) {
+    for (int64_t j = range.begin / 32; j < range.end / 32; ++j) {
+      add_step(t, block, row_tile, d, j, range, weights);
     }
-    store_tile<0>(acc_tile(t, 0, d));
-    store_tile<1>(acc_tile(t, 0, d + 1));
   }
 }
 
@@ -160,124 +165,143 @@ inline __mmask16 lanes_between(int64_t g, int64_t first, int64_t last) {
   return static_cast<__mmask16>((1U << high) - 1U) & static_cast<__mmask16>(~((1U << low) - 1U));
 }
 
-/// Scales the scores of a row tile in place; returns the largest of each row that is not NaN.
+/// One query row and the keys of a block.
+struct TileRow {
+  int64_t row;
+  int64_t group_begin;  // key groups of 16
+  int64_t group_end;
+  int64_t first;  // keys that it sees: first .. last-1
+  int64_t last;
+  const float* scores;  // 256 apart per key group
+};
+
 template <int kCode>
-__m512 scale_scores(const AttentionTask& task,
-                    const TileTask& t,
-                    int64_t row_tile,
-                    const TileRange& range,
-                    uint8_t* tiles) {
-  F32x16 largest[16];
-  const int64_t count = smaller(16, t.rows - row_tile * 16);
-  for (int64_t r = 0; r < 16; ++r) {
-    largest[r] = Simd::set(kLowest);
+F32x16 scaled_group(const TileBlock& block, const TileRow& r, int64_t g, F32x16 q_sum, F32x16 add) {
+  if constexpr (kCode == 3) {
+    add = Simd::fma(Simd::load(block.score_offset + 16 * g), q_sum, add);
   }
-  for (int64_t r = 0; r < count; ++r) {
-    const int64_t row = row_tile * 16 + r;
-    auto* scores = reinterpret_cast<float*>(tiles + r * 64);
-    const F32x16 q_sum = Simd::set(t.q_sum[row]);
-    const int64_t position = t.positions[row];
-    const int64_t first = first_visible(task, position) - range.at;
-    __m512 top = largest[r].v;
-    for (int64_t g = range.begin / 16; g < range.end / 16; ++g) {
-      const F32x16 scale = Simd::load(t.block.score_scale + 16 * g);
-      F32x16 score = Simd::load(scores + g * 256);
-      if constexpr (kCode == 3) {
-        const F32x16 offset = Simd::mul(Simd::load(t.block.score_offset + 16 * g), q_sum);
-        score = Simd::fma(score, scale, offset);
-      } else {
-        score = Simd::mul(score, scale);
-      }
-      if (range.masked) {
-        const __mmask16 seen = lanes_between(g, first, position + 1 - range.at);
-        score.v = _mm512_mask_mov_ps(_mm512_set1_ps(-__builtin_inff()), seen, score.v);
-      }
-      Simd::store(scores + g * 256, score);
-      top = _mm512_max_ps(score.v, top);
-    }
-    largest[r].v = top;
-  }
-  Simd::transpose(largest);
-  F32x16 all = largest[0];
-  for (int i = 1; i < 16; ++i) {
-    all = Simd::max(largest[i], all);
-  }
-  return all.v;
+  return Simd::fma(Simd::load(r.scores + 256 * g), Simd::load(block.score_scale + 16 * g), add);
 }
 
-/// Raises the tops of rows that have a score far above theirs, and rescales their sums.
-inline void raise_tops(const TileTask& t, int64_t row_tile, __m512 largest) {
-  float* tops = t.top + row_tile * 16;
-  const __m512 old = _mm512_loadu_ps(tops);
-  const __m512 bound = _mm512_add_ps(old, _mm512_set1_ps(kTopSlack));
-  const __mmask16 raised = _mm512_cmp_ps_mask(largest, bound, _CMP_GT_OQ);
-  if (raised == 0) {
+/// Makes the largest score the row's top and rescales its sums.
+template <int kCode>
+[[gnu::noinline]] void raise_top(const TileTask& t, const TileBlock& block, const TileRow& r) {
+  F32x16 largest = Simd::set(kLowest);
+  for (int64_t g = r.group_begin; g < r.group_end; ++g) {
+    const F32x16 q_sum = Simd::set(t.q_sum[r.row]);
+    const F32x16 score = scaled_group<kCode>(block, r, g, q_sum, Simd::set(0.0F));
+    const __mmask16 seen = lanes_between(g, r.first, r.last);
+    largest.v = _mm512_mask_max_ps(largest.v, seen, score.v, largest.v);
+  }
+  const float top = Simd::reduce_max(largest);
+  const F32x16 factor = Simd::set(exp2_weight(t.top[r.row] - top));
+  t.top[r.row] = top;
+  float* sums = t.sums + r.row * 16;
+  float* offsets = t.offsets + r.row * 16;
+  Simd::store(sums, Simd::mul(Simd::load(sums), factor));
+  Simd::store(offsets, Simd::mul(Simd::load(offsets), factor));
+  for (int64_t d = 0; d < 2 * t.width; ++d) {
+    auto* acc = reinterpret_cast<float*>(acc_tile(t, r.row / 16, d) + r.row % 16 * 64);
+    Simd::store(acc, Simd::mul(Simd::load(acc), factor));
+  }
+}
+
+/// Scores of a row become weights in BF16; their sums are kept. kFull: it sees the whole block.
+template <int kCode, bool kFull>
+[[gnu::always_inline]] inline void weigh_row(const TileTask& t,
+                                             const TileBlock& block,
+                                             const TileRow& r,
+                                             uint8_t* weights) {
+  constexpr int64_t kGroups = kKeyBlock / 16;
+  const int64_t begin = kFull ? 0 : r.group_begin;
+  const int64_t end = kFull ? kGroups : r.group_end;
+  const F32x16 q_sum = Simd::set(t.q_sum[r.row]);
+  F32x16 exponents[kGroups];
+  const auto scale = [&]() __attribute__((always_inline)) {
+    const F32x16 minus_top = Simd::set(-t.top[r.row]);
+    F32x16 largest = Simd::set(kLowest);
+#pragma GCC unroll 8
+    for (int64_t g = begin; g < end; ++g) {
+      F32x16 x = scaled_group<kCode>(block, r, g, q_sum, minus_top);
+      if constexpr (!kFull) {
+        const __m512 unseen = _mm512_set1_ps(-__builtin_inff());
+        x.v = _mm512_mask_mov_ps(unseen, lanes_between(g, r.first, r.last), x.v);
+      }
+      exponents[g] = x;
+      largest = Simd::max(x, largest);
+    }
+    return _mm512_cmp_ps_mask(largest.v, _mm512_set1_ps(kTopSlack), _CMP_GT_OQ) != 0;
+  };
+  if (__builtin_expect(scale(), 0) != 0) {
+    raise_top<kCode>(t, block, r);
+    scale();
+  }
+  F32x16 sum = Simd::load(t.sums + r.row * 16);
+  F32x16 offset = Simd::load(t.offsets + r.row * 16);
+#pragma GCC unroll 4
+  for (int64_t g = begin; g < end; g += 2) {
+    F32x16 weight[2];
+#pragma GCC unroll 2
+    for (int64_t i = 0; i < 2; ++i) {
+      weight[i] = exp2_weight(exponents[g + i]);
+      if constexpr (!kFull) {
+        weight[i].v = _mm512_maskz_mov_ps(lanes_between(g + i, r.first, r.last), weight[i].v);
+      }
+      sum = Simd::add(sum, weight[i]);
+      if constexpr (kCode == 3) {
+        offset = Simd::fma(weight[i], Simd::load(block.value_offset + 16 * (g + i)), offset);
+      }
+      if constexpr (kCode != 1) {
+        weight[i] = Simd::mul(weight[i], Simd::load(block.value_scale + 16 * (g + i)));
+      }
+    }
+    const auto pair = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(weight[1].v, weight[0].v));
+    _mm512_storeu_si512(weights + g / 2 * kTileBytes, pair);
+  }
+  Simd::store(t.sums + r.row * 16, sum);
+  if constexpr (kCode == 3) {
+    Simd::store(t.offsets + r.row * 16, offset);
+  }
+}
+
+/// Rows first .. last-1 of a row tile.
+template <int kCode>
+void weigh_rows(const AttentionTask& task,
+                const TileTask& t,
+                const TileBlock& block,
+                const int64_t (&rows)[2],
+                const TileRange& range,
+                int64_t buffer) {
+  const int64_t last = smaller(rows[1], t.rows);
+  const auto row_at = [&](int64_t row) {
+    const uint8_t* scores = t.scores[buffer] + row % 16 * 64;
+    return TileRow{row, range.begin / 16, range.end / 16,
+                   0,   kKeyBlock,        reinterpret_cast<const float*>(scores)};
+  };
+  if (!range.masked && range.end - range.begin == kKeyBlock) {
+    for (int64_t row = rows[0]; row < last; ++row) {
+      weigh_row<kCode, true>(t, block, row_at(row), t.weights[buffer] + row % 16 * 64);
+    }
     return;
   }
-  const __m512 top = _mm512_mask_mov_ps(old, raised, largest);
-  _mm512_storeu_ps(tops, top);
-  float factors[16];
-  Simd::store(factors, exp2_weight(F32x16{_mm512_sub_ps(old, top)}));
-  for (int64_t r = 0; r < 16; ++r) {
-    if ((raised >> r & 1) == 0) {
-      continue;
+  for (int64_t row = rows[0]; row < last; ++row) {
+    TileRow r = row_at(row);
+    if (range.masked) {
+      r.first = first_visible(task, t.positions[row]) - range.at;
+      r.last = t.positions[row] + 1 - range.at;
     }
-    const F32x16 factor = Simd::set(factors[r]);
-    float* sums = t.sums + (row_tile * 16 + r) * 16;
-    float* offsets = t.offsets + (row_tile * 16 + r) * 16;
-    Simd::store(sums, Simd::mul(Simd::load(sums), factor));
-    Simd::store(offsets, Simd::mul(Simd::load(offsets), factor));
-    for (int64_t d = 0; d < 2 * t.width; ++d) {
-      auto* acc = reinterpret_cast<float*>(acc_tile(t, row_tile, d) + r * 64);
-      Simd::store(acc, Simd::mul(Simd::load(acc), factor));
-    }
+    weigh_row<kCode, false>(t, block, r, t.weights[buffer] + row % 16 * 64);
   }
 }
 
-/// Scores of a row tile become weights in BF16; their sums are kept.
-template <int kCode>
-void weigh(const TileTask& t,
-           int64_t row_tile,
-           const TileRange& range,
-           const uint8_t* tiles,
-           uint8_t* weights) {
-  const int64_t count = smaller(16, t.rows - row_tile * 16);
-  for (int64_t r = 0; r < count; ++r) {
-    const int64_t row = row_tile * 16 + r;
-    const auto* scores = reinterpret_cast<const float*>(tiles + r * 64);
-    const F32x16 top = Simd::set(t.top[row]);
-    F32x16 sum = Simd::load(t.sums + row * 16);
-    F32x16 offset = Simd::load(t.offsets + row * 16);
-    for (int64_t g = range.begin / 16; g < range.end / 16; g += 2) {
-      F32x16 weight[2];
-      for (int64_t i = 0; i < 2; ++i) {
-        weight[i] = tile_weight(Simd::sub(Simd::load(scores + (g + i) * 256), top));
-        sum = Simd::add(sum, weight[i]);
-        if constexpr (kCode == 3) {
-          offset = Simd::fma(weight[i], Simd::load(t.block.value_offset + 16 * (g + i)), offset);
-        }
-        if constexpr (kCode != 1) {
-          weight[i] = Simd::mul(weight[i], Simd::load(t.block.value_scale + 16 * (g + i)));
-        }
-      }
-      const auto pair = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(weight[1].v, weight[0].v));
-      _mm512_storeu_si512(weights + g / 2 * kTileBytes + r * 64, pair);
-    }
-    Simd::store(t.sums + row * 16, sum);
-    if constexpr (kCode == 3) {
-      Simd::store(t.offsets + row * 16, offset);
-    }
-  }
-}
-
-/// The keys that row tiles first_tile .. last_tile see of `keys` (within the block at `at`).
+/// The keys that a row tile sees of `keys` (within the block at `at`).
 inline TileRange range_of(const AttentionTask& task,
                           const TileTask& t,
                           int64_t at,
                           const int64_t (&keys)[2],
-                          const int64_t (&row_tiles)[2]) {
-  const int64_t oldest = t.positions[row_tiles[0] * 16];
-  const int64_t newest = t.positions[smaller(t.rows, row_tiles[1] * 16) - 1];
+                          int64_t row_tile) {
+  const int64_t oldest = t.positions[row_tile * 16];
+  const int64_t newest = t.positions[smaller(t.rows, row_tile * 16 + 16) - 1];
   const int64_t begin = larger(keys[0], first_visible(task, oldest) - at);
   const int64_t end = smaller(keys[1], newest + 1 - at);
   TileRange range{at, begin / 32 * 32, round_up(end, 32), false};
@@ -289,33 +313,138 @@ inline TileRange range_of(const AttentionTask& task,
   return range;
 }
 
+constexpr int64_t kGroupTiles = 4;  // row tiles whose queries and sums stay in the L1 cache
+
+/// One row tile and one block.
+struct TileStep {
+  int64_t row_tile = 0;
+  TileBlock block;
+  TileRange range{};
+};
+
+/// The order of a chunk's steps: groups of row tiles, in each the blocks, in each the row tiles. A
+/// row tile never follows itself: there are two or more, in groups of nearly the same size.
+struct TileOrder {
+  int64_t tiles;
+  int64_t groups;
+  int64_t blocks;
+  int64_t group = 0;
+  int64_t block = 0;
+  int64_t tile = 0;
+
+  [[nodiscard]] bool done() const { return group == groups; }
+  void advance() {
+    if (++tile < (group + 1) * tiles / groups) {
+      return;
+    }
+    if (++block == blocks) {
+      block = 0;
+      ++group;
+    }
+    tile = group * tiles / groups;
+  }
+};
+
+/// Block `index` of a chunk.
+inline TileBlock block_of(const TileBlock& chunk, int64_t index) {
+  TileBlock block = chunk;
+  block.keys += index * kKeyBlock * 64 * chunk.width;
+  block.values += index * kKeyBlock * 64 * chunk.width;
+  block.score_scale += index * kKeyBlock;
+  block.score_offset += index * kKeyBlock;
+  block.value_scale += index * kKeyBlock;
+  block.value_offset += index * kKeyBlock;
+  return block;
+}
+
+/// All rows and a packed chunk of blocks. The scores of the next step and the sums of the one
+/// before go between the weights of a step, so that tiles are stored well before they are loaded.
 template <int kCode>
-void attend_tiles(const AttentionTask& task,
+void attend_chunk(const AttentionTask& task,
                   const TileTask& t,
-                  int64_t at,
-                  const int64_t (&keys)[2]) {
-  const int64_t step = t.narrow ? 1 : 2;
-  for (int64_t row_tile = 0; row_tile * 16 < t.rows; row_tile += step) {
-    const TileRange range = range_of(task, t, at, keys, {row_tile, row_tile + step});
-    if (range.begin >= range.end) {
-      continue;
+                  const int64_t (&keys)[2],
+                  int64_t first_block) {
+  const int64_t tiles = (t.rows + 15) / 16;
+  const int64_t blocks = (keys[1] - first_block + kKeyBlock - 1) / kKeyBlock;
+  TileOrder order{tiles, (tiles + kGroupTiles - 1) / kGroupTiles, blocks};
+  const auto take_step = [&] {
+    TileStep step;
+    if (!order.done()) {
+      step.row_tile = order.tile;
+      step.block = block_of(t.block, order.block);
+      const PackRange pack = pack_range(keys, first_block + order.block * kKeyBlock);
+      step.range = range_of(task, t, pack.at, pack.range, step.row_tile);
+      order.advance();
     }
-    if (t.narrow) {
-      score_narrow(t, range);
-    } else {
-      score_pair(t, row_tile, range);
+    return step;
+  };
+  TileStep next = take_step();
+  TileStep now;
+  TileStep before;
+  const int64_t steps = tiles * blocks;
+  for (int64_t i = -1; i <= steps; ++i) {
+    const int64_t here = i & 1;
+    if (next.range.begin < next.range.end) {
+      for (int64_t k = 0; k < t.width; ++k) {
+        score_step<false>(t, next.block, next.row_tile, k, t.scores[1 - here]);
+      }
     }
-    for (int64_t i = 0; i < step && (row_tile + i) * 16 < t.rows; ++i) {
-      uint8_t* scores = t.scores + i * kKeyBlock / 16 * kTileBytes;
-      const __m512 largest = scale_scores<kCode>(task, t, row_tile + i, range, scores);
-      raise_tops(t, row_tile + i, largest);
-      weigh<kCode>(t, row_tile + i, range, scores, t.weights + i * kKeyBlock / 32 * kTileBytes);
+    const int64_t row = now.row_tile * 16;
+    if (now.range.begin < now.range.end) {
+      weigh_rows<kCode>(task, t, now.block, {row, row + 16}, now.range, here);
     }
-    if (t.narrow) {
-      add_narrow(t, range);
-    } else {
-      add_pair(t, row_tile, range);
+    if (before.range.begin < before.range.end) {
+      add_values_of(t, before.block, before.row_tile, before.range, t.weights[1 - here]);
     }
+    before = now;
+    now = next;
+    next = take_step();
+  }
+}
+
+template <int kCode, bool kWhole>
+void sum_wide(const AttentionTask& task, const TileTask& t, const int64_t (&keys)[2]) {
+  KvRows rows;
+  for (int64_t at = keys[0] / kKeyBlock * kKeyBlock; at < keys[1]; at += kKeyChunk) {
+    const int64_t chunk[2] = {larger(keys[0], at), smaller(keys[1], at + kKeyChunk)};
+    for (int64_t b = 0; at + b * kKeyBlock < chunk[1]; ++b) {
+      const PackRange pack = pack_range(chunk, at + b * kKeyBlock);
+      const TileBlock block = block_of(t.block, b);
+      find_block(task, pack, rows);
+      pack_params<kCode>(task, pack, rows, block);
+      pack_keys<kCode, kWhole>(task, pack, rows, false, block);
+      pack_values<kCode, kWhole>(task, pack, rows, block);
+    }
+    attend_chunk<kCode>(task, t, chunk, at);
+  }
+}
+
+/// The next block's keys are packed between the weights and their products.
+template <int kCode, bool kWhole>
+void sum_narrow(const AttentionTask& task, const TileTask& t, const int64_t (&keys)[2]) {
+  KvRows rows;
+  const auto begin_block = [&](const PackRange& pack) {
+    find_block(task, pack, rows);
+    pack_keys<kCode, kWhole>(task, pack, rows, true, t.block);
+  };
+  PackRange pack = pack_range(keys, keys[0] / kKeyBlock * kKeyBlock);
+  begin_block(pack);
+  while (pack.at < keys[1]) {
+    const TileRange range = range_of(task, t, pack.at, pack.range, 0);
+    for (int64_t k = 0; k < t.width; ++k) {
+      score_step<true>(t, t.block, 0, k, t.scores[0]);
+    }
+    pack_params<kCode>(task, pack, rows, t.block);
+    pack_values<kCode, kWhole>(task, pack, rows, t.block);
+    for (int64_t g = range.begin / 16; g < range.end / 16; ++g) {
+      transpose_tile(t.scores[0] + g * kTileBytes, t.scores[0] + g * kTileBytes);
+    }
+    weigh_rows<kCode>(task, t, t.block, {0, t.rows}, range, 0);
+    pack = pack_range(keys, pack.at + kKeyBlock);
+    if (pack.at < keys[1]) {
+      begin_block(pack);
+    }
+    add_values_of(t, t.block, 0, range, t.weights[0]);
   }
 }
 
@@ -342,17 +471,17 @@ void sum_tiles(const AttentionTask& task,
                const TileTask& t,
                const int64_t (&keys)[2],
                const RowStates& states) {
-  const int64_t rows = round_up(t.rows, kPairRows);
+  const int64_t rows = round_up(t.rows, 16);
   __builtin_memset(t.sums, 0, static_cast<size_t>(rows) * 64);
   __builtin_memset(t.offsets, 0, static_cast<size_t>(rows) * 64);
   __builtin_memset(t.acc, 0, static_cast<size_t>(rows / 16 * 2 * t.width * kTileBytes));
   for (int64_t r = 0; r < rows; ++r) {
     t.top[r] = kLowest;
   }
-  for (int64_t at = keys[0] / kKeyBlock * kKeyBlock; at < keys[1]; at += kKeyBlock) {
-    const int64_t range[2] = {larger(keys[0], at) - at, smaller(keys[1], at + kKeyBlock) - at};
-    pack_block<kCode>(task, at, range, t.narrow, t.block);
-    attend_tiles<kCode>(task, t, at, range);
+  if (task.kv.head_dim % 32 == 0) {
+    t.narrow ? sum_narrow<kCode, true>(task, t, keys) : sum_wide<kCode, true>(task, t, keys);
+  } else {
+    t.narrow ? sum_narrow<kCode, false>(task, t, keys) : sum_wide<kCode, false>(task, t, keys);
   }
   write_states<kCode>(task, t, states);
 }
@@ -363,7 +492,7 @@ void attention_in_tiles(const AttentionTask& task) {
   t.rows = task.tokens * task.group;
   t.width = round_up(task.kv.head_dim, 32) / 32;
   t.narrow = t.rows <= 16;
-  const int64_t rows = round_up(t.rows, kPairRows);
+  const int64_t rows = round_up(t.rows, 16);
   auto* at = reinterpret_cast<uint8_t*>(task.scratch);
   const auto take = [&](int64_t bytes) {
     uint8_t* memory = at;
@@ -372,14 +501,17 @@ void attention_in_tiles(const AttentionTask& task) {
   };
   const auto take_floats = [&](int64_t count) { return reinterpret_cast<float*>(take(count * 4)); };
   t.block.width = t.width;
-  t.block.keys = take(kKeyBlock * t.width * 64);
-  t.block.values = take(kKeyBlock * t.width * 64);
-  t.scores = take(kPairRows * kKeyBlock * 4);
-  t.weights = take(kPairRows * kKeyBlock * 2);
-  t.block.score_scale = take_floats(kKeyBlock);
-  t.block.score_offset = take_floats(kKeyBlock);
-  t.block.value_scale = take_floats(kKeyBlock);
-  t.block.value_offset = take_floats(kKeyBlock);
+  const int64_t keys = t.narrow ? kKeyBlock : kKeyChunk;
+  t.block.keys = take(keys * t.width * 64);
+  t.block.values = take(keys * t.width * 64);
+  for (int i = 0; i < 2; ++i) {
+    t.scores[i] = take(kKeyGroups * kTileBytes);
+    t.weights[i] = take(kWeightBytes);
+  }
+  t.block.score_scale = take_floats(keys);
+  t.block.score_offset = take_floats(keys);
+  t.block.value_scale = take_floats(keys);
+  t.block.value_offset = take_floats(keys);
   t.queries = take(rows * t.width * 64);
   t.acc = take(rows * t.width * 128);
   t.sums = take_floats(rows * 16);

@@ -27,21 +27,6 @@ inline uint8_t* value_tile(const TileBlock& block, int64_t group, int64_t d) {
   return block.values + (group * 2 * block.width + d) * kTileBytes;
 }
 
-/// exp2_weight with the comparison as a mask.
-inline F32x16 tile_weight(F32x16 x) {
-  const __m512 shift = _mm512_set1_ps(12582912.0F);
-  const __m512 n = _mm512_add_ps(x.v, shift);
-  const __m512 f = _mm512_sub_ps(x.v, _mm512_sub_ps(n, shift));
-  __m512 p = _mm512_set1_ps(0.00958285576F);
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.0559064402F));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.240240987F));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.693124192F));
-  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0F));
-  const __m512i exponent = _mm512_slli_epi32(_mm512_castps_si512(n), 23);
-  const __mmask16 counts = _mm512_cmp_ps_mask(x.v, _mm512_set1_ps(kLeastLog2), _CMP_NLT_UQ);
-  return {_mm512_castsi512_ps(_mm512_maskz_add_epi32(counts, _mm512_castps_si512(p), exponent))};
-}
-
 /// Element j of row i becomes element i of row j, in units of four bytes.
 inline void transpose_tile(const uint8_t* from, uint8_t* to) {
   F32x16 rows[16];
@@ -64,13 +49,22 @@ inline __m512i look_up_codes(__m512i indices) {
   return _mm512_permutexvar_epi16(indices, _mm512_load_si512(kCodeTable));
 }
 
-/// Bytes of 32 codes of a row, 0 past its end (`dims` of them are there).
-template <int kCode>
-__m512i load_bytes(const uint8_t* row, int64_t d, int64_t dims) {
-  const int64_t bits = kCode == 1 ? 16 : (kCode == 2 ? 8 : 4);
-  const int64_t bytes = dims * bits / 8;
-  const auto mask = static_cast<__mmask64>(~uint64_t{0}) >> (64 - bytes);
-  return _mm512_maskz_loadu_epi8(mask, row + d * bits / 8);
+/// Bytes of 32 codes of a row, 0 past its end; kWhole: the row has them all.
+template <int kCode, bool kWhole>
+__m512i load_bytes(const uint8_t* row, int64_t d, int64_t dim) {
+  constexpr int64_t kBits = kCode == 1 ? 16 : (kCode == 2 ? 8 : 4);
+  const uint8_t* from = row + d * kBits / 8;
+  if constexpr (!kWhole) {
+    const int64_t bytes = smaller(32, dim - d) * kBits / 8;
+    const auto mask = static_cast<__mmask64>(~uint64_t{0}) >> (64 - bytes);
+    return _mm512_maskz_loadu_epi8(mask, from);
+  } else if constexpr (kCode == 1) {
+    return _mm512_loadu_si512(from);
+  } else if constexpr (kCode == 2) {
+    return _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+  } else {
+    return _mm512_castsi128_si512(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+  }
 }
 
 inline __m512 floats_of_bytes(__m128i bytes) {
@@ -78,9 +72,9 @@ inline __m512 floats_of_bytes(__m128i bytes) {
 }
 
 /// 32 dims of a key in BF16.
-template <int kCode>
-__m512i key_dims(const uint8_t* row, int64_t d, int64_t dims) {
-  const __m512i bytes = load_bytes<kCode>(row, d, dims);
+template <int kCode, bool kWhole>
+__m512i key_dims(const uint8_t* row, int64_t d, int64_t dim) {
+  const __m512i bytes = load_bytes<kCode, kWhole>(row, d, dim);
   if constexpr (kCode == 1) {
     return bytes;
   } else if constexpr (kCode == 2) {
@@ -144,14 +138,11 @@ F32x16 acc_dims(const uint8_t* row, int64_t half) {
 }
 
 /// BF16 values that are not finite, see load_params: their row becomes 0, their score NaN.
-inline void contain_tile_values(const KvRow& value,
-                                int64_t dim,
-                                int64_t j,
-                                const TileBlock& block) {
+inline void contain_values(const KvRow& value, int64_t dim, int64_t j, const TileBlock& block) {
+  const __m512i infinity = _mm512_set1_epi16(0x7f80);
   __mmask32 spoiled = 0;
   for (int64_t d = 0; d < dim; d += 32) {
-    const __m512i words = load_bytes<1>(value.codes, d, smaller(32, dim - d));
-    const __m512i infinity = _mm512_set1_epi16(0x7f80);
+    const __m512i words = load_bytes<1, false>(value.codes, d, dim);
     spoiled |=
         _mm512_cmpge_epu16_mask(_mm512_and_si512(words, _mm512_set1_epi16(0x7fff)), infinity);
   }
@@ -169,58 +160,121 @@ inline void contain_tile_values(const KvRow& value,
 
 alignas(64) constexpr uint8_t kZeroRow[kMaxHeadDim * 2] = {};
 
+/// Part of a block of keys: those in `range` exist, the groups of 32 from begin to end are packed.
+struct PackRange {
+  int64_t at;  // position of the block
+  int64_t range[2];
+  int64_t begin;
+  int64_t end;
+};
+
+inline PackRange pack_range(const int64_t (&keys)[2], int64_t at) {
+  PackRange pack{at, {larger(keys[0], at) - at, smaller(keys[1], at + kKeyBlock) - at}, 0, 0};
+  pack.begin = pack.range[0] / 32 * 32;
+  pack.end = round_up(pack.range[1], 32);
+  return pack;
+}
+
 /// Where the rows of a block's keys lie; those that are not there are zeros.
-inline void find_block(const AttentionTask& task,
-                       int64_t at,
-                       const int64_t (&range)[2],
-                       KvRows& rows) {
+inline void find_block(const AttentionTask& task, const PackRange& pack, KvRows& rows) {
   static constexpr float kNoParams[2] = {0.0F, 0.0F};
-  find_rows(task, at + range[0], at + range[1], range[0], rows);
   const KvRow none{kZeroRow, kNoParams};
-  for (int64_t j = range[0] / 32 * 32; j < range[0]; ++j) {
+  find_rows(task, pack.at + pack.range[0], pack.at + pack.range[1], pack.range[0], rows);
+  for (int64_t j = pack.begin; j < pack.range[0]; ++j) {
     rows.keys[j] = rows.values[j] = none;
   }
-  for (int64_t j = range[1]; j < round_up(range[1], 32); ++j) {
+  for (int64_t j = pack.range[1]; j < pack.end; ++j) {
     rows.keys[j] = rows.values[j] = none;
   }
 }
 
-/// Fills the tiles of the keys `range` of the block at `at`, in whole groups of 32.
+/// load_params of whole vectors.
 template <int kCode>
-void pack_block(const AttentionTask& task,
-                int64_t at,
-                const int64_t (&range)[2],
-                bool narrow,
-                TileBlock block) {
-  const int64_t dim = task.kv.head_dim;
-  KvRows rows;
-  find_block(task, at, range, rows);
-  const float scale = task.scale * kLog2E;
-  KeyBlock params{nullptr,           nullptr,           block.score_scale, block.score_offset,
-                  block.value_scale, block.value_offset};
-  for (int64_t j = range[0] / 32 * 32; j < round_up(range[1], 32); j += 2) {
-    load_params<kCode>(rows.keys[j], rows.values[j], scale, j, params);
-    load_params<kCode>(rows.keys[j + 1], rows.values[j + 1], scale, j + 1, params);
+void pack_params(const AttentionTask& task,
+                 const PackRange& pack,
+                 const KvRows& rows,
+                 const TileBlock& block) {
+  const F32x16 scale = Simd::set(task.scale * kLog2E);
+  for (int64_t j = pack.begin; kCode != 1 && j < pack.end; ++j) {
+    block.score_scale[j] = rows.keys[j].params[0];
+    block.value_scale[j] = rows.values[j].params[0];
+    if constexpr (kCode == 3) {
+      block.score_offset[j] = rows.keys[j].params[1];
+      block.value_offset[j] = rows.values[j].params[1];
+    }
+  }
+  for (int64_t j = pack.begin; j < pack.end; j += 16) {
+    if constexpr (kCode == 1) {
+      Simd::store(block.score_scale + j, scale);
+      continue;
+    }
+    const F32x16 middle = Simd::set(kMiddleCode);
+    const F32x16 key_scale = Simd::load(block.score_scale + j);
+    const F32x16 value_scale = Simd::load(block.value_scale + j);
+    F32x16 zero = Simd::sub(value_scale, value_scale);  // or NaN
+    if constexpr (kCode == 3) {
+      const F32x16 key_offset = Simd::load(block.score_offset + j);
+      const F32x16 key_middle = Simd::fma(middle, key_scale, key_offset);
+      Simd::store(block.score_offset + j, Simd::mul(key_middle, scale));
+      const F32x16 value_offset = Simd::load(block.value_offset + j);
+      const F32x16 value_middle = Simd::fma(middle, value_scale, value_offset);
+      zero = Simd::add(zero, Simd::sub(value_middle, value_middle));
+      Simd::store(block.value_offset + j, value_middle);
+    }
+    const __mmask16 spoiled = _mm512_cmp_ps_mask(zero.v, zero.v, _CMP_UNORD_Q);
+    const __m512 nan = _mm512_set1_ps(__builtin_nanf(""));
+    Simd::store(block.score_scale + j,
+                {_mm512_mask_mov_ps(Simd::mul(key_scale, scale).v, spoiled, nan)});
+    if (spoiled != 0) {
+      _mm512_mask_storeu_ps(block.value_scale + j, spoiled, _mm512_setzero_ps());
+      _mm512_mask_storeu_ps(block.value_offset + j, spoiled, _mm512_setzero_ps());
+    }
+  }
+}
+
+template <int kCode, bool kWhole>
+void pack_keys(const AttentionTask& task,
+               const PackRange& pack,
+               const KvRows& rows,
+               bool narrow,
+               const TileBlock& block) {
+  for (int64_t j = pack.begin; j < pack.end; j += 16) {
     for (int64_t k = 0; k < block.width; ++k) {
-      const int64_t dims = smaller(32, dim - 32 * k);
-      for (int64_t i = j; i < j + 2; ++i) {
-        uint8_t* row = key_tile(block, j / 16, k) + i % 16 * 64;
-        _mm512_storeu_si512(row, key_dims<kCode>(rows.keys[i].codes, 32 * k, dims));
+      F32x16 keys[16];
+#pragma GCC unroll 16
+      for (int64_t i = 0; i < 16; ++i) {
+        keys[i].v = _mm512_castsi512_ps(
+            key_dims<kCode, kWhole>(rows.keys[j + i].codes, 32 * k, task.kv.head_dim));
       }
-      const __m512i bytes[2] = {load_bytes<kCode>(rows.values[j].codes, 32 * k, dims),
-                                load_bytes<kCode>(rows.values[j + 1].codes, 32 * k, dims)};
-      const int64_t row = j % 32 / 2 * 64;
+      if (!narrow) {
+        Simd::transpose(keys);
+      }
+      auto* tile = reinterpret_cast<float*>(key_tile(block, j / 16, k));
+#pragma GCC unroll 16
+      for (int64_t i = 0; i < 16; ++i) {
+        Simd::store(tile + 16 * i, keys[i]);
+      }
+    }
+  }
+}
+
+template <int kCode, bool kWhole>
+void pack_values(const AttentionTask& task,
+                 const PackRange& pack,
+                 const KvRows& rows,
+                 const TileBlock& block) {
+  const int64_t dim = task.kv.head_dim;
+  for (int64_t j = pack.begin; j < pack.end; j += 2) {
+    const int64_t row = j % 32 / 2 * 64;
+    for (int64_t k = 0; k < block.width; ++k) {
+      const __m512i bytes[2] = {load_bytes<kCode, kWhole>(rows.values[j].codes, 32 * k, dim),
+                                load_bytes<kCode, kWhole>(rows.values[j + 1].codes, 32 * k, dim)};
       value_dims<kCode>(bytes, value_tile(block, j / 32, 2 * k) + row,
                         value_tile(block, j / 32, 2 * k + 1) + row);
     }
   }
-  for (int64_t j = range[0]; kCode == 1 && task.tokens > 1 && j < range[1]; ++j) {
-    contain_tile_values(rows.values[j], dim, j, block);
-  }
-  for (int64_t g = range[0] / 32 * 2; !narrow && g < round_up(range[1], 32) / 16; ++g) {
-    for (int64_t k = 0; k < block.width; ++k) {
-      transpose_tile(key_tile(block, g, k), key_tile(block, g, k));
-    }
+  for (int64_t j = pack.range[0]; kCode == 1 && task.tokens > 1 && j < pack.range[1]; ++j) {
+    contain_values(rows.values[j], dim, j, block);
   }
 }
 

@@ -18,7 +18,7 @@ inline void copy_padded(const float* row, int64_t dim, float* out) {
 inline void copy_f32_block(
     const AttentionTask& task, int64_t block, int64_t first, int64_t last, int64_t padded_dim) {
   float* keys = task.scratch;
-  float* values = keys + kF32KeyBlock * padded_dim;
+  float* values = keys + kKeyBlock * padded_dim;
   KvRows rows;
   find_rows(task, first, last, 0, rows);
   for (int64_t i = 0; i < last - first; ++i) {
@@ -45,8 +45,8 @@ void attend_block(const float* keys,
                   int64_t last,
                   float scale,
                   const QueryRow& row) {
-  float scores[kF32KeyBlock];
-  for (int64_t j = 0; j < kF32KeyBlock; ++j) {
+  float scores[kKeyBlock];
+  for (int64_t j = 0; j < kKeyBlock; ++j) {
     scores[j] = -__builtin_inff();
   }
   for (int64_t j = first; j < last; ++j) {
@@ -57,12 +57,12 @@ void attend_block(const float* keys,
     scores[j] = Simd::reduce_add(dot) * scale;
   }
   F32x16 largest = Simd::set(*row.top);
-  for (int64_t j = 0; j < kF32KeyBlock; j += 16) {
+  for (int64_t j = 0; j < kKeyBlock; j += 16) {
     largest = Simd::max(largest, Simd::load(scores + j));
   }
   const float top = Simd::reduce_max(largest);
   F32x16 sum = Simd::set(0.0F);
-  for (int64_t j = 0; j < kF32KeyBlock; j += 16) {
+  for (int64_t j = 0; j < kKeyBlock; j += 16) {
     const F32x16 p = exp(Simd::sub(Simd::load(scores + j), Simd::set(top)));
     Simd::store(scores + j, p);
     sum = Simd::add(sum, p);
@@ -105,8 +105,8 @@ inline void attention_f32(const AttentionTask& task) {
   const int64_t padded_dim = (dim + 15) / 16 * 16;
   const int64_t rows = task.tokens * task.group;
   float* keys = task.scratch;
-  float* values = keys + kF32KeyBlock * padded_dim;
-  float* q = values + kF32KeyBlock * padded_dim;
+  float* values = keys + kKeyBlock * padded_dim;
+  float* q = values + kKeyBlock * padded_dim;
   float* acc = q + kQueryRows * padded_dim;
   float* top = acc + kQueryRows * padded_dim;
   float* denominator = top + kQueryRows;
@@ -121,13 +121,12 @@ inline void attention_f32(const AttentionTask& task) {
   }
   const int64_t first = first_visible(task, task.first_position);
   const int64_t end = task.first_position + task.tokens;
-  for (int64_t block = first / kF32KeyBlock * kF32KeyBlock; block < end; block += kF32KeyBlock) {
-    copy_f32_block(task, block, larger(first, block), smaller(end, block + kF32KeyBlock),
-                   padded_dim);
+  for (int64_t block = first / kKeyBlock * kKeyBlock; block < end; block += kKeyBlock) {
+    copy_f32_block(task, block, larger(first, block), smaller(end, block + kKeyBlock), padded_dim);
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t position = task.first_position + r / task.group;
       const int64_t begin = larger(first_visible(task, position), block) - block;
-      const int64_t last = smaller(position + 1, block + kF32KeyBlock) - block;
+      const int64_t last = smaller(position + 1, block + kKeyBlock) - block;
       if (begin < last) {
         const QueryRow row{q + r * padded_dim, acc + r * padded_dim, top + r, denominator + r};
         attend_block(keys, values, padded_dim, begin, last, task.scale, row);

@@ -6,10 +6,10 @@
 //   (INT4: minus 7.5), which are BF16 numbers; a token's scale multiplies its score or weight.
 // - A product sums blocks of 32 elements: two sums from 0, of the even and of the odd elements, by
 //   fused multiply-adds in order; their sum is then added to the total.
-// - Keys come in blocks of 128 from multiples of 128 on. A row's weights are 2^(score - top); top
-//   becomes the largest score of a block that has one more than 8 above it, so that sums are
-//   rescaled rarely and a row that sees one key gives it weight 1.
-// - Sums of weights are kept per lane, key modulo 16, and added at the end of a piece of 1024 keys.
+// - Keys come in blocks of 64 from multiples of 64 on. A row's weights are 2^(score - top), where
+//   the subtraction is fused with the scaling; top becomes the largest score of a block that has
+//   one more than 8 above it, so that sums are rescaled rarely and a single key has weight 1.
+// - Sums of weights are kept per lane, key modulo 16, and added at the end of a piece of 2048 keys.
 // Keys that a row does not see have weight 0 and change no bit: a row's result depends on its own
 // position and the cache alone.
 
@@ -209,45 +209,61 @@ struct BlockRow {
   float* top;
 };
 
-/// Scaled scores of keys lo .. hi-1, -inf for those the row does not see; raises the row's top.
+/// Scores of keys 16 g .. 16 g + 15 after scaling, plus `add`.
 template <int kCode>
-void score_keys(const KeyBlock& block, int64_t padded_dim, const BlockRow& row, float* scores) {
+F32x16 scaled(F32x16 score, const KeyBlock& block, int64_t j, float q_sum, F32x16 add) {
+  if constexpr (kCode == 3) {
+    add = Simd::fma(Simd::load(block.score_offset + j), Simd::set(q_sum), add);
+  }
+  return Simd::fma(score, Simd::load(block.score_scale + j), add);
+}
+
+/// Scaled scores of keys lo .. hi-1 plus `add`, -inf for those that the row does not see; returns
+/// the largest.
+template <int kCode>
+float scale_scores(
+    const KeyBlock& block, const BlockRow& row, const float* scores, float add, float* result) {
   const int64_t lo = row.first / kDotBlock * kDotBlock;
   const int64_t hi = round_up(row.last, kDotBlock);
+  for (int64_t j = lo; j < hi; j += 16) {
+    const F32x16 score = Simd::load(scores + j);
+    Simd::store(result + j, scaled<kCode>(score, block, j, row.q_sum, Simd::set(add)));
+  }
+  for (int64_t j = lo; j < row.first; ++j) {
+    result[j] = -__builtin_inff();
+  }
+  for (int64_t j = row.last; j < hi; ++j) {
+    result[j] = -__builtin_inff();
+  }
+  F32x16 largest = Simd::set(kLowest);
+  for (int64_t j = lo; j < hi; j += 16) {
+    largest = Simd::max(Simd::load(result + j), largest);
+  }
+  return Simd::reduce_max(largest);
+}
+
+/// Exponents of the weights of keys lo .. hi-1; raises the row's top when one is above kTopSlack.
+template <int kCode>
+void score_keys(const KeyBlock& block, int64_t padded_dim, const BlockRow& row, float* exponents) {
+  const int64_t lo = row.first / kDotBlock * kDotBlock;
+  const int64_t hi = round_up(row.last, kDotBlock);
+  float scores[kKeyBlock];
   for (int64_t j = lo; j < hi; j += 16 * kDotVectors) {
     const int64_t from = smaller(j, kKeyBlock - 16 * kDotVectors);
     dot_keys(row.q, block.keys + from, round_up(padded_dim, kDotBlock), scores + from);
   }
-  for (int64_t j = lo; j < hi; j += 16) {
-    const F32x16 score = Simd::load(scores + j);
-    const F32x16 scale = Simd::load(block.score_scale + j);
-    if constexpr (kCode == 3) {
-      const F32x16 offset = Simd::mul(Simd::load(block.score_offset + j), Simd::set(row.q_sum));
-      Simd::store(scores + j, Simd::fma(score, scale, offset));
-    } else {
-      Simd::store(scores + j, Simd::mul(score, scale));
-    }
+  if (!(scale_scores<kCode>(block, row, scores, -*row.top, exponents) > kTopSlack)) {
+    return;
   }
-  for (int64_t j = lo; j < row.first; ++j) {
-    scores[j] = -__builtin_inff();
+  const float top = scale_scores<kCode>(block, row, scores, 0.0F, exponents);
+  const float factor = exp2_weight(*row.top - top);
+  *row.top = top;
+  Simd::store(row.sums, Simd::mul(Simd::load(row.sums), Simd::set(factor)));
+  Simd::store(row.offsets, Simd::mul(Simd::load(row.offsets), Simd::set(factor)));
+  for (int64_t d = 0; d < padded_dim; d += 16) {
+    Simd::store(row.acc + d, Simd::mul(Simd::load(row.acc + d), Simd::set(factor)));
   }
-  for (int64_t j = row.last; j < hi; ++j) {
-    scores[j] = -__builtin_inff();
-  }
-  F32x16 largest = Simd::set(kLowest);
-  for (int64_t j = lo; j < hi; j += 16) {
-    largest = Simd::max(Simd::load(scores + j), largest);
-  }
-  const float top = Simd::reduce_max(largest);
-  if (top > *row.top + kTopSlack) {
-    const float factor = exp2_weight(*row.top - top);
-    *row.top = top;
-    Simd::store(row.sums, Simd::mul(Simd::load(row.sums), Simd::set(factor)));
-    Simd::store(row.offsets, Simd::mul(Simd::load(row.offsets), Simd::set(factor)));
-    for (int64_t d = 0; d < padded_dim; d += 16) {
-      Simd::store(row.acc + d, Simd::mul(Simd::load(row.acc + d), Simd::set(factor)));
-    }
-  }
+  scale_scores<kCode>(block, row, scores, -top, exponents);
 }
 
 template <int kCode>
@@ -255,12 +271,14 @@ void attend_block(const KeyBlock& block, int64_t dim, const BlockRow& row) {
   const int64_t padded_dim = round_up(dim, 16);
   const int64_t lo = row.first / kDotBlock * kDotBlock;
   const int64_t hi = round_up(row.last, kDotBlock);
-  float scores[kKeyBlock];
+  float scores[kKeyBlock];  // exponents, then weights
   score_keys<kCode>(block, padded_dim, row, scores);
   F32x16 sum = Simd::load(row.sums);
   F32x16 offset = Simd::load(row.offsets);
   for (int64_t j = lo; j < hi; j += 16) {
-    F32x16 weight = exp2_weight(Simd::sub(Simd::load(scores + j), Simd::set(*row.top)));
+    const F32x16 exponent = Simd::load(scores + j);
+    F32x16 weight = exp2_weight(exponent);
+    weight = Simd::select_less(exponent, Simd::set(kLowest), Simd::set(0.0F), weight);
     sum = Simd::add(sum, weight);
     if constexpr (kCode == 3) {
       offset = Simd::fma(weight, Simd::load(block.value_offset + j), offset);

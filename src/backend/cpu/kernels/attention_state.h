@@ -10,26 +10,25 @@ namespace {
 
 constexpr float kLowest = -3.4028234e38F;
 constexpr float kLog2E = 1.44269504F;
-constexpr float kLeastLog2 = -40.0F;  // weights below 2^-40 of the largest are zero
+constexpr float kLeastLog2 = -64.0F;  // smaller weights count as 2^-64
 
 inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
 
-/// 2^x for x <= 100, and exactly 0 below kLeastLog2, so that no weight or product with one is
-/// subnormal. Exact for integers. x = n + f, |f| <= 1/2; 2^f by the polynomial of degree 4 with
-/// f(0) = 1 of least relative error, 2.9e-6 (fitted; weights are rounded to BF16 afterwards).
+/// 2^x for x <= 100, 2^-64 below -64, so that no weight or product with one is subnormal. Exact for
+/// integers. x = n + f, |f| <= 1/2; 2^f by the polynomial of degree 4 with f(0) = 1 of least
+/// relative error, 2.9e-6 (fitted); weights are rounded to BF16 afterwards.
 inline F32x16 exp2_weight(F32x16 x) {
   const F32x16 shift = Simd::set(12582912.0F);  // 1.5 * 2^23: integers are the low bits of the sum
-  const F32x16 n = Simd::add(x, shift);
-  const F32x16 f = Simd::sub(x, Simd::sub(n, shift));
-  F32x16 p = Simd::set(0.00958285576F);
-  p = Simd::fma(p, f, Simd::set(0.0559064402F));
+  const F32x16 clamped = Simd::max(Simd::set(kLeastLog2), x);  // NaN stays
+  const F32x16 n = Simd::add(clamped, shift);
+  const F32x16 f = Simd::sub(clamped, Simd::sub(n, shift));
+  F32x16 p = Simd::fma(Simd::set(0.00958285576F), f, Simd::set(0.0559064402F));
   p = Simd::fma(p, f, Simd::set(0.240240987F));
   p = Simd::fma(p, f, Simd::set(0.693124192F));
   p = Simd::fma(p, f, Simd::set(1.0F));
-  const I32x16 bits = Simd::add_int(Simd::bits(p), Simd::shift_left<23>(Simd::bits(n)));
-  return Simd::select_less(x, Simd::set(kLeastLog2), Simd::set(0.0F), Simd::from_bits(bits));
+  return Simd::from_bits(Simd::add_int(Simd::bits(p), Simd::shift_left<23>(Simd::bits(n))));
 }
 
 inline float exp2_weight(float x) {
