@@ -7,4 +7,7 @@ namespace nibble {
 /// The most memory that this process had resident at once, in bytes.
 [[nodiscard]] int64_t peak_rss_bytes();
 
+/// Gives the system back what the allocator keeps of freed memory.
+void release_free_memory();
+
 }  // namespace nibble

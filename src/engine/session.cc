@@ -7,6 +7,7 @@
 
 #include "base/file.h"
 #include "base/json.h"
+#include "base/process.h"
 
 namespace nibble {
 namespace {
@@ -171,6 +172,7 @@ Result<ServingSession> open_session(const std::string& model_dir, const SessionO
   const Status loaded = load_engine(model_dir, options, session);
   NIBBLE_RETURN_IF_ERROR(text.get());
   NIBBLE_RETURN_IF_ERROR(loaded);
+  release_free_memory();  // parsing a large tokenizer leaves tens of megabytes
   session.load_ms =
       std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
   return session;
