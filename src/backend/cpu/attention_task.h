@@ -7,7 +7,7 @@ namespace nibble::cpu {
 // What the backend hands to the attention kernels. Plain structs: see kernel_table.h.
 
 constexpr int64_t kMaxHeadDim = 512;
-constexpr int64_t kQueryRows = 256;  // query rows (token x head) of one attention task, at most
+constexpr int64_t kQueryRows = 512;  // query rows (token x head) of one attention task, at most
 constexpr int64_t kKeyBlock = 64;    // keys of one step of the online softmax
 constexpr int64_t kKeyChunk = 512;   // keys that are packed at a time for many query rows
 constexpr int64_t kDotBlock = 32;    // elements of a product that are summed before the total
@@ -54,6 +54,6 @@ static constexpr int64_t attention_states_floats(int64_t rows, int64_t head_dim)
 /// Floats that one attention task needs: keys and values, and for each row the query, the running
 /// sums and those of the earlier pieces.
 constexpr int64_t kAttentionScratch =
-    (kKeyChunk + 3 * kQueryRows) * kMaxHeadDim + 64 * kQueryRows + 16 * kKeyChunk;
+    (kKeyChunk + 4 * kQueryRows) * kMaxHeadDim + 64 * kQueryRows + 16 * kKeyChunk;
 
 }  // namespace nibble::cpu

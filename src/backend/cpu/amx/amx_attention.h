@@ -410,6 +410,7 @@ void sum_wide(const AttentionTask& task, const TileTask& t, const int64_t (&keys
     for (int64_t b = 0; at + b * kKeyBlock < chunk[1]; ++b) {
       const PackRange pack = pack_range(chunk, at + b * kKeyBlock);
       const TileBlock block = block_of(t.block, b);
+      prefetch_rows(task, pack.at + kKeyBlock, pack.at + 2 * kKeyBlock, keys[1]);
       find_block(task, pack, rows);
       pack_params<kCode>(task, pack, rows, block);
       pack_keys<kCode, kWhole>(task, pack, rows, false, block);
@@ -419,7 +420,8 @@ void sum_wide(const AttentionTask& task, const TileTask& t, const int64_t (&keys
   }
 }
 
-/// The next block's keys are packed between the weights and their products.
+/// The next block's keys are packed between the weights and their products, those of the block
+/// after it asked for in four parts between other work.
 template <int kCode, bool kWhole>
 void sum_narrow(const AttentionTask& task, const TileTask& t, const int64_t (&keys)[2]) {
   KvRows rows;
@@ -427,20 +429,30 @@ void sum_narrow(const AttentionTask& task, const TileTask& t, const int64_t (&ke
     find_block(task, pack, rows);
     pack_keys<kCode, kWhole>(task, pack, rows, true, t.block);
   };
+  const auto prefetch = [&](int64_t at, int64_t part) {
+    const int64_t first = at + 2 * kKeyBlock + part * kKeyBlock / 4;
+    prefetch_rows(task, first, first + kKeyBlock / 4, keys[1]);
+  };
   PackRange pack = pack_range(keys, keys[0] / kKeyBlock * kKeyBlock);
+  prefetch_rows(task, pack.at + pack.range[0], pack.at + 2 * kKeyBlock, keys[1]);
   begin_block(pack);
   while (pack.at < keys[1]) {
+    const int64_t at = pack.at;
+    prefetch(at, 0);
     const TileRange range = range_of(task, t, pack.at, pack.range, 0);
     for (int64_t k = 0; k < t.width; ++k) {
       score_step<true>(t, t.block, 0, k, t.scores[0]);
     }
     pack_params<kCode>(task, pack, rows, t.block);
+    prefetch(at, 1);
     pack_values<kCode, kWhole>(task, pack, rows, t.block);
+    prefetch(at, 2);
     for (int64_t g = range.begin / 16; g < range.end / 16; ++g) {
       transpose_tile(t.scores[0] + g * kTileBytes, t.scores[0] + g * kTileBytes);
     }
     weigh_rows<kCode>(task, t, t.block, {0, t.rows}, range, 0);
-    pack = pack_range(keys, pack.at + kKeyBlock);
+    prefetch(at, 3);
+    pack = pack_range(keys, at + kKeyBlock);
     if (pack.at < keys[1]) {
       begin_block(pack);
     }

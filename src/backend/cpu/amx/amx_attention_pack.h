@@ -188,6 +188,30 @@ inline void find_block(const AttentionTask& task, const PackRange& pack, KvRows&
   }
 }
 
+inline void prefetch_bytes(const uint8_t* from, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) {
+    _mm_prefetch(reinterpret_cast<const char*>(from + i), _MM_HINT_T0);
+  }
+}
+
+/// Asks for keys and values of positions first .. last-1, `last` at most `end`: pages lie anywhere,
+/// so that the processor's own prefetching stops after each.
+inline void prefetch_rows(const AttentionTask& task, int64_t first, int64_t last, int64_t end) {
+  const KvLayout& kv = task.kv;
+  last = smaller(last, end);
+  for (int64_t t = first; t < last;) {
+    const int64_t slot = t % kv.page_size;
+    const int64_t count = smaller(last - t, kv.page_size - slot);
+    const uint8_t* half = kv.pages + task.page_list[t / kv.page_size] * kv.page_bytes +
+                          task.kv_head * 2 * kv.half_bytes;
+    for (int i = 0; i < 2; ++i, half += kv.half_bytes) {
+      prefetch_bytes(half + slot * kv.row_bytes, count * kv.row_bytes);
+      prefetch_bytes(half + kv.params_offset + slot * kv.row_params * 4, count * kv.row_params * 4);
+    }
+    t += count;
+  }
+}
+
 /// load_params of whole vectors.
 template <int kCode>
 void pack_params(const AttentionTask& task,
