@@ -151,6 +151,11 @@ void in_pieces(const AttentionTask& task, float* memory, const Sums& sums) {
     return;
   }
   const RowStates total = states_at(memory, rows, padded_dim);
+  if (first / kKeyPiece == (end - 1) / kKeyPiece) {  // adding to nothing would change no bit
+    sums(first, end, total);
+    write_results(task, total, padded_dim);
+    return;
+  }
   const int64_t size = round_up(attention_states_floats(rows, task.kv.head_dim), 16);
   const RowStates piece = states_at(memory + size, rows, padded_dim);
   clear_states(total, rows, padded_dim);
