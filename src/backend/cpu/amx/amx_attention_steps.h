@@ -257,9 +257,10 @@ template <int kCode, bool kFull>
                                                       r.seen_of(g + i))};
       }
       if constexpr (kCode != 1) {
-        weight[i].v =
-            _mm512_maskz_mul_ps(kFull ? static_cast<__mmask16>(0xffff) : r.seen_of(g + i),
-                                weight[i].v, Simd::load(block.value_scale + 16 * (g + i)).v);
+        const F32x16 value_scale = Simd::load(block.value_scale + 16 * (g + i));
+        weight[i] = kFull
+                        ? Simd::mul(weight[i], value_scale)
+                        : F32x16{_mm512_maskz_mul_ps(r.seen_of(g + i), weight[i].v, value_scale.v)};
       }
     }
     const auto pair = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(weight[1].v, weight[0].v));
