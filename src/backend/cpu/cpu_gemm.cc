@@ -12,7 +12,7 @@ constexpr int64_t kChunksPerThread = 4;     // evens out threads that are interr
 constexpr int64_t kSerialBytes = 16 << 10;  // below, starting a loop costs more than it gains
 // From this many rows on tiles beat vectors, which fill no more than one row of a tile each.
 constexpr int64_t kFewestTileRows = 5;
-constexpr int64_t kMostGroupColumns = 1024;  // a group's panel must fit the scratch memory
+constexpr int64_t kMostGroupColumns = 128;  // eight groups must fit the scratch memory
 
 bool has_token_scales(ActFormat act) {
   return act == ActFormat::kInt8Token || act == ActFormat::kFp8Token;

@@ -101,17 +101,6 @@ struct CodecPairs {
 
 // --- what is done with sums ---
 
-/// The results of one tile of sums: rows row .. row+rows of the task, channels of weight tile
-/// `tile`.
-template <typename Kind>
-void write_sums(const TileGemmTask& task, int64_t row, int64_t tile, const uint8_t* sums) {
-  const F32x16 scales = task.w.groups == 1 ? load_scales(task.w, tile) : Simd::set(1.0F);
-  const int64_t rows = task.m - row < 16 ? task.m - row : 16;
-  for (int64_t r = 0; r < rows; ++r) {
-    write_tile_row(task, row + r, tile, Kind::value(task, row + r, tile, scales, sums + r * 64));
-  }
-}
-
 /// bf16 products: the scale of the row of weights, if any, times that of the activations, if any.
 struct FloatSums {
   static F32x16 value(
@@ -152,6 +141,41 @@ struct Int4Sums : IntSums<IntCodecInt4> {
   }
 };
 
+constexpr int64_t kFinishedRows = 8;
+
+/// Turns finished sums into results a few rows at a time, between the tile products of the next
+/// sums: reading sums at once would wait for the products, and the products for the reading.
+template <typename Kind>
+struct Finisher {
+  const TileGemmTask& task;
+  const uint8_t* sums = nullptr;  // [row tiles][weight tiles][16][16]
+  int64_t row = 0;
+  int64_t tile = 0;
+  int64_t tiles = 1;  // of weights
+  int64_t next = 0;   // row of `sums`
+  int64_t end = 0;
+
+  /// The next eight rows: half a tile.
+  void step() {
+    if (next == end) {
+      return;
+    }
+    const int64_t first = row + next / (16 * tiles) * 16 + next % 16;
+    const int64_t at = tile + next / 16 % tiles;
+    const F32x16 scales = task.w.groups == 1 ? load_scales(task.w, at) : Simd::set(1.0F);
+    for (int64_t r = 0; r < kFinishedRows && first + r < task.m; ++r) {
+      write_tile_row(task, first + r, at,
+                     Kind::value(task, first + r, at, scales, sums + (next + r) * 64));
+    }
+    next += kFinishedRows;
+  }
+  void finish() {
+    while (next < end) {
+      step();
+    }
+  }
+};
+
 // --- the walk ---
 
 /// Fetches the weight tiles of the next panel, a little with every tile product.
@@ -183,11 +207,13 @@ template <typename Kind, int kM, int kN>
 [[gnu::always_inline]] inline void multiply(const PanelPair& panel,
                                             const uint8_t* x,
                                             int64_t x_tile_stride,
-                                            Prefetcher& prefetch) {
+                                            Prefetcher& prefetch,
+                                            Finisher<Kind>& finisher) {
   const uint8_t* second = x + x_tile_stride;
   for (int64_t p = 0; p < panel.products; ++p) {
     const int64_t at = p * kTileBytes;
     prefetch.step();
+    finisher.step();
     load_tile<6>(panel.tiles[0] + at);
     load_tile<4>(x + at);
     Kind::template product<0, 4, 6>();
@@ -219,31 +245,31 @@ inline void zero_sums() {
   }
 }
 
-/// Sums of the second tile of rows lie `stride` bytes after those of the first.
+/// Sums lie as [kM][kN] tiles.
 template <int kM, int kN>
-inline void load_sums(const uint8_t* sums, int64_t stride) {
+inline void load_sums(const uint8_t* sums) {
   load_tile<0>(sums);
   if constexpr (kN == 2) {
     load_tile<1>(sums + kTileBytes);
   }
   if constexpr (kM == 2) {
-    load_tile<2>(sums + stride);
+    load_tile<2>(sums + kN * kTileBytes);
     if constexpr (kN == 2) {
-      load_tile<3>(sums + stride + kTileBytes);
+      load_tile<3>(sums + 3 * kTileBytes);
     }
   }
 }
 
 template <int kM, int kN>
-inline void store_sums(uint8_t* sums, int64_t stride) {
+inline void store_sums(uint8_t* sums) {
   store_tile<0>(sums);
   if constexpr (kN == 2) {
     store_tile<1>(sums + kTileBytes);
   }
   if constexpr (kM == 2) {
-    store_tile<2>(sums + stride);
+    store_tile<2>(sums + kN * kTileBytes);
     if constexpr (kN == 2) {
-      store_tile<3>(sums + stride + kTileBytes);
+      store_tile<3>(sums + 3 * kTileBytes);
     }
   }
 }
@@ -256,51 +282,65 @@ struct KBlock {
   bool ends;    // sums are complete
 };
 
+/// What a thread carries through the walk.
+template <typename Kind>
+struct TileState {
+  const TileGemmTask& task;
+  Finisher<Kind> finisher{task};
+  int64_t finished = 0;  // alternates between two places for sums that are complete
+};
+
 template <typename Kind, int kM, int kN>
-void multiply_rows(const TileGemmTask& task,
+void multiply_rows(TileState<Kind>& state,
                    const PanelPair& panel,
                    const KBlock& block,
                    int64_t tile,
                    int64_t row,
                    uint8_t* sums,
                    Prefetcher& prefetch) {
+  const TileGemmTask& task = state.task;
   const int64_t x_tile_stride = task.x_pieces * kTileBytes;
   const uint8_t* x = task.x + row / 16 * x_tile_stride + block.first * kTileBytes;
-  constexpr int64_t kStride = 2 * kTileBytes;
   if (block.starts) {
     zero_sums<kM, kN>();
   } else {
-    load_sums<kM, kN>(sums, kStride);
+    load_sums<kM, kN>(sums);
   }
-  multiply<Kind, kM, kN>(panel, x, x_tile_stride, prefetch);
-  store_sums<kM, kN>(sums, kStride);
+  multiply<Kind, kM, kN>(panel, x, x_tile_stride, prefetch, state.finisher);
   if (!block.ends) {
+    store_sums<kM, kN>(sums);
     return;
   }
-  for (int64_t i = 0; i < kM; ++i) {
-    for (int64_t j = 0; j < kN; ++j) {
-      write_sums<Kind>(task, row + 16 * i, tile + j, sums + i * kStride + j * kTileBytes);
-    }
-  }
+  state.finisher.finish();
+  uint8_t* complete =
+      task.scratch + kTilePanelBytes - (4 + 4 * (state.finished++ % 2)) * kTileBytes;
+  store_sums<kM, kN>(complete);
+  state.finisher.sums = complete;
+  state.finisher.row = row;
+  state.finisher.tile = tile;
+  state.finisher.tiles = kN;
+  state.finisher.next = 0;
+  state.finisher.end = kM * kN * 16;
 }
 
 /// All rows times one or two weight tiles, over one block of columns.
 template <typename Kind, int kN>
-void multiply_panel(const TileGemmTask& task,
+void multiply_panel(TileState<Kind>& state,
                     const PanelPair& panel,
                     const KBlock& block,
                     int64_t tile,
                     int64_t tile_in_block,
                     Prefetcher& prefetch) {
+  const TileGemmTask& task = state.task;
   const int64_t row_pairs = (task.m + 31) / 32;
   uint8_t* sums = task.scratch + kTilePanelBytes + tile_in_block / 2 * row_pairs * 4 * kTileBytes;
   int64_t row = 0;
   for (; row + 16 < task.m; row += 32) {
-    multiply_rows<Kind, 2, kN>(task, panel, block, tile, row, sums, prefetch);
+    multiply_rows<Kind, 2, kN>(state, panel, block, tile, row, sums, prefetch);
     sums += 4 * kTileBytes;
   }
   if (row < task.m) {
-    multiply_rows<Kind, 1, kN>(task, panel, block, tile, row, sums, prefetch);
+    multiply_rows<Kind, 1, kN>(state, panel, block, tile, row, sums, prefetch);
   }
 }
 
@@ -378,6 +418,7 @@ void tile_gemm(const TileGemmTask& task, int64_t tile_begin, int64_t tile_end) {
             .k_block = kBlockProducts,
             .tiles = 2,
             .block_begin = tile_begin};
+  TileState<Kind> state{task};
   for (Place place{tile_begin, 0}; place.tile < tile_end;) {
     const KBlock block = walk.columns(place);
     const int64_t tile = place.tile;
@@ -387,12 +428,13 @@ void tile_gemm(const TileGemmTask& task, int64_t tile_begin, int64_t tile_end) {
     Prefetcher prefetch = prefetch_at<Panel>(task, walk, place, row_pairs * block.count);
     const PanelPair panel = make_panel<Panel>(task, tile, tiles, block);
     if (tiles == 2) {
-      multiply_panel<Kind, 2>(task, panel, block, tile, in_block, prefetch);
+      multiply_panel<Kind, 2>(state, panel, block, tile, in_block, prefetch);
     } else {
-      multiply_panel<Kind, 1>(task, panel, block, tile, in_block, prefetch);
+      multiply_panel<Kind, 1>(state, panel, block, tile, in_block, prefetch);
     }
     walk.move_to(place);
   }
+  state.finisher.finish();
   release_tiles();
 }
 
@@ -407,144 +449,188 @@ inline void add_group(const uint8_t* sums, F32x16 scale, F32x16 (&total)[16]) {
   }
 }
 
-/// Where the groups of one tile of sums lie within a block of columns.
-struct GroupedTile {
-  const uint8_t* x;
-  const uint8_t* w;
-  int64_t scale_index;
-  int64_t groups;
+constexpr int kRunGroups = 8;  // groups of one run of the pipeline
+constexpr int64_t kRingTiles = 8;
+
+/// Eight groups of one tile of sums.
+struct GroupRun {
+  const uint8_t* x = nullptr;
+  const uint8_t* w = nullptr;
+  float* kept = nullptr;  // totals of the runs before along k
+  int64_t scale_index = 0;
+  int64_t row = 0;
+  int64_t tile = 0;
+  bool starts = false;
+  bool ends = false;
+};
+
+/// A pipeline over runs. A tile product takes 52 cycles, so while group i of a run is multiplied,
+/// the sums of group i - 4, which are in memory by then, are scaled and added, and those of i - 2
+/// are stored; the first groups of a run go with the last ones of the run before, so that the
+/// pipeline never drains.
+struct GroupPipeline {
+  const TileGemmTask& task;
   int64_t products;  // of a group
-  uint8_t* sums;     // eight tiles
-  [[nodiscard]] GroupedTile after(int64_t count) const {
-    const int64_t bytes = count * products * kTileBytes;
-    return {x + bytes, w + bytes, scale_index + count, groups - count, products, sums};
+  uint8_t* ring;     // kRingTiles tiles
+  GroupRun before;   // kept == nullptr: none
+  F32x16 total[16];
+
+  template <int kC>
+  [[gnu::always_inline]] void multiply(const GroupRun& run, int64_t group) {
+    const uint8_t* x = run.x + group * products * kTileBytes;
+    const uint8_t* w = run.w + group * products * kTileBytes;
+    zero_tile<kC>();
+    for (int64_t p = 0; p < products * kTileBytes; p += kTileBytes) {
+      load_tile<4 + kC % 2>(x + p);
+      load_tile<6 + kC % 2>(w + p);
+      dot_bf16<kC, 4 + kC % 2, 6 + kC % 2>();
+    }
+  }
+
+  template <int kGroup>
+  [[gnu::always_inline]] void add(const GroupRun& run) {
+    add_group(ring + kGroup * kTileBytes, load_scales(task.w, run.scale_index + kGroup), total);
+  }
+
+  template <int kI>
+  [[gnu::always_inline]] void stage(const GroupRun& run) {
+    multiply<kI % 4>(run, kI);
+    add<(kI + 4) % kRunGroups>(kI < 4 ? before : run);
+    store_tile<(kI + 2) % 4>(ring + (kI + 6) % kRunGroups * kTileBytes);
+    if constexpr (kI == 3) {
+      end_run();
+      begin_run(run);
+    }
+  }
+
+  [[gnu::always_inline]] void begin_run(const GroupRun& run) {
+#pragma GCC unroll 16
+    for (int64_t r = 0; r < 16; ++r) {
+      total[r] = run.starts ? Simd::set(0.0F) : Simd::load(run.kept + r * 16);
+    }
+  }
+
+  [[gnu::always_inline]] void end_run() {
+    if (before.kept == nullptr) {
+      return;
+    }
+    if (!before.ends) {
+#pragma GCC unroll 16
+      for (int64_t r = 0; r < 16; ++r) {
+        Simd::store(before.kept + r * 16, total[r]);
+      }
+      return;
+    }
+    const int64_t rows = task.m - before.row;
+#pragma GCC unroll 16
+    for (int64_t r = 0; r < 16; ++r) {
+      if (r < rows) {
+        write_tile_row(task, before.row + r, before.tile, total[r]);
+      }
+    }
+  }
+
+  template <int... kStages>
+  [[gnu::always_inline]] void stages(std::integer_sequence<int, kStages...> /*stages*/,
+                                     const GroupRun& run) {
+    (stage<kStages>(run), ...);
+  }
+
+  /// The run's last groups wait for the next one.
+  [[gnu::always_inline]] void push(const GroupRun& run) {
+    stages(std::make_integer_sequence<int, kRunGroups>(), run);
+    before = run;
+  }
+
+  /// Completes the last run.
+  void drain() {
+    store_tile<2>(ring + 6 * kTileBytes);
+    store_tile<3>(ring + 7 * kTileBytes);
+    add<4>(before);
+    add<5>(before);
+    add<6>(before);
+    add<7>(before);
+    end_run();
+  }
+
+  /// Fewer than eight groups, one after the other, without the pipeline.
+  void run_short(const GroupRun& run, int64_t groups) {
+    if (before.kept != nullptr) {
+      drain();
+      before.kept = nullptr;
+    }
+    begin_run(run);
+    for (int64_t g = 0; g < groups; ++g) {
+      multiply<0>(run, g);
+      store_tile<0>(ring);
+      add_group(ring, load_scales(task.w, run.scale_index + g), total);
+    }
+    before = run;
+    end_run();
+    before.kept = nullptr;
   }
 };
 
-template <int kC>
-[[gnu::always_inline]] inline void multiply_group(const GroupedTile& tile, int64_t group) {
-  const uint8_t* x = tile.x + group * tile.products * kTileBytes;
-  const uint8_t* w = tile.w + group * tile.products * kTileBytes;
-  zero_tile<kC>();
-  for (int64_t p = 0; p < tile.products * kTileBytes; p += kTileBytes) {
-    load_tile<4 + kC % 2>(x + p);
-    load_tile<6 + kC % 2>(w + p);
-    dot_bf16<kC, 4 + kC % 2, 6 + kC % 2>();
-  }
-}
-
-constexpr int kPipelineGroups = 8;
-
-/// One stage of a pipeline: a product takes 52 cycles, so group `i` is multiplied while the sums of
-/// group i - 4, which are in memory by then, are scaled and added, and those of i - 2 are stored.
-template <int kI>
-[[gnu::always_inline]] inline void group_stage(const GroupedTile& tile,
-                                               const PackedWeights& w,
-                                               F32x16 (&total)[16]) {
-  if constexpr (kI < kPipelineGroups) {
-    multiply_group<kI % 4>(tile, kI);
-  }
-  if constexpr (kI >= 4) {
-    add_group(tile.sums + (kI - 4) * kTileBytes, load_scales(w, tile.scale_index + kI - 4), total);
-  }
-  if constexpr (kI >= 2 && kI - 2 < kPipelineGroups) {
-    store_tile<(kI - 2) % 4>(tile.sums + (kI - 2) * kTileBytes);
-  }
-}
-
-template <int... kStages>
-[[gnu::always_inline]] inline void pipeline(std::integer_sequence<int, kStages...> /*stages*/,
-                                            const GroupedTile& tile,
-                                            const PackedWeights& w,
-                                            F32x16 (&total)[16]) {
-  (group_stage<kStages>(tile, w, total), ...);
-}
-
-/// One tile of sums over a block of columns.
-[[gnu::always_inline]] inline void multiply_grouped(GroupedTile tile,
-                                                    const PackedWeights& w,
-                                                    F32x16 (&total)[16],
-                                                    Prefetcher& prefetch) {
-  for (int64_t p = 0; p < tile.groups * tile.products; ++p) {
+/// All rows times the step's weight tiles over a block of columns.
+inline void grouped_panel(GroupPipeline& pipeline,
+                          const KBlock& block,
+                          int64_t tile,
+                          int64_t tiles,
+                          uint8_t* sums,
+                          Prefetcher& prefetch) {
+  const TileGemmTask& task = pipeline.task;
+  const int64_t groups = block.count / pipeline.products;
+  for (int64_t row = 0; row < task.m; row += 16) {
     prefetch.step();
+    for (int64_t i = 0; i < tiles; ++i) {
+      const GroupRun run{
+          .x = task.x + (row / 16 * task.x_pieces + block.first) * kTileBytes,
+          .w = task.scratch + i * block.count * kTileBytes,
+          .kept = reinterpret_cast<float*>(sums),
+          .scale_index = (tile + i) * task.w.groups + block.first / pipeline.products,
+          .row = row,
+          .tile = tile + i,
+          .starts = block.starts,
+          .ends = block.ends};
+      if (groups == kRunGroups) {
+        pipeline.push(run);
+      } else {
+        pipeline.run_short(run, groups);
+      }
+      sums += kTileBytes;
+    }
   }
-  while (tile.groups >= kPipelineGroups) {
-    pipeline(std::make_integer_sequence<int, kPipelineGroups + 4>(), tile, w, total);
-    tile = tile.after(kPipelineGroups);
-  }
-  while (tile.groups > 0) {
-    multiply_group<0>(tile, 0);
-    store_tile<0>(tile.sums);
-    add_group(tile.sums, load_scales(w, tile.scale_index), total);
-    tile = tile.after(1);
+  if (groups == kRunGroups) {
+    pipeline.drain();
+    pipeline.before.kept = nullptr;
   }
 }
 
-/// Sixteen rows times the step's weight tiles over a block of columns.
-inline void grouped_rows(const TileGemmTask& task,
-                         const KBlock& block,
-                         int64_t tile,
-                         int64_t tiles,
-                         int64_t row,
-                         uint8_t* sums,
-                         Prefetcher& prefetch) {
-  const int64_t products = task.w.group_size / 32;
-  const uint8_t* x = task.x + (row / 16 * task.x_pieces + block.first) * kTileBytes;
-  uint8_t* buffer = task.scratch + kTilePanelBytes - 8 * kTileBytes;
-  const uint8_t* panel = task.scratch;
-  for (int64_t i = 0; i < tiles; ++i) {
-    auto* kept = reinterpret_cast<float*>(sums + i * kTileBytes);
-    F32x16 total[16];
-#pragma GCC unroll 16
-    for (int64_t r = 0; r < 16; ++r) {
-      total[r] = block.starts ? Simd::set(0.0F) : Simd::load(kept + r * 16);
-    }
-    const GroupedTile grouped{x,
-                              panel + i * block.count * kTileBytes,
-                              (tile + i) * task.w.groups + block.first / products,
-                              block.count / products,
-                              products,
-                              buffer};
-    multiply_grouped(grouped, task.w, total, prefetch);
-#pragma GCC unroll 16
-    for (int64_t r = 0; r < 16; ++r) {
-      Simd::store(kept + r * 16, total[r]);
-    }
-    if (block.ends) {
-      write_sums<FloatSums>(task, row, tile + i, sums + i * kTileBytes);
-    }
-  }
-}
-
-/// Weights with groups of a multiple of 32 columns. Steps of about 32 tiles: with 4 weight tiles,
-/// 8 products along k, so that the activations of 16 rows are fetched once for four tiles.
+/// Weights with groups of a multiple of 32 columns, eight groups and one or two weight tiles at
+/// once.
 template <typename Panel>
 void tile_gemm_grouped(const TileGemmTask& task, int64_t tile_begin, int64_t tile_end) {
   configure_tiles(task.m < 16 ? task.m : 16);
-  constexpr int64_t kPanelTiles = 16;
   const int64_t products = task.w.group_size / 32;
-  const int64_t least = products < 4 ? 8 : 16;  // at least four groups fill the pipeline
-  const int64_t k_block = products < least ? least / products * products : products;
-  const int64_t step_tiles = k_block < kPanelTiles ? kPanelTiles / k_block : 1;
   Walk walk{.end = tile_end,
             .products = task.x_pieces,
-            .k_block = k_block,
-            .tiles = step_tiles < 4 ? step_tiles : 4,
+            .k_block = kRunGroups * products,
+            .tiles = products == 1 ? 2 : 1,
             .block_begin = tile_begin};
+  GroupPipeline pipeline{.task = task,
+                         .products = products,
+                         .ring = task.scratch + kTilePanelBytes - kRingTiles * kTileBytes};
+  const int64_t row_tiles = (task.m + 15) / 16;
   for (Place place{tile_begin, 0}; place.tile < tile_end;) {
     const KBlock block = walk.columns(place);
     const int64_t tile = place.tile;
-    uint8_t* sums = task.scratch + kTilePanelBytes + (tile - walk.block_begin) * kTileBytes;
-    const int64_t left = walk.block_end() - tile;
-    const int64_t tiles = left < walk.tiles ? left : walk.tiles;
+    uint8_t* sums =
+        task.scratch + kTilePanelBytes + (tile - walk.block_begin) * row_tiles * kTileBytes;
+    const int64_t tiles = walk.block_end() - tile < walk.tiles ? 1 : walk.tiles;
     place = walk.after(place);
-    Prefetcher prefetch =
-        prefetch_at<Panel>(task, walk, place, (task.m + 15) / 16 * tiles * block.count);
+    Prefetcher prefetch = prefetch_at<Panel>(task, walk, place, row_tiles);
     expand_panel<Panel>(task, tile, tiles, block);
-    for (int64_t row = 0; row < task.m; row += 16) {
-      grouped_rows(task, block, tile, tiles, row, sums + row / 16 * kBlockTiles * kTileBytes,
-                   prefetch);
-    }
+    grouped_panel(pipeline, block, tile, tiles, sums, prefetch);
     walk.move_to(place);
   }
   release_tiles();
