@@ -110,6 +110,13 @@ const float* CpuGemm::input_row(const GemmArgs& args, int64_t row, float* buffer
   return nullptr;
 }
 
+int64_t CpuGemm::slab_stride(int64_t m) { return (m + 15) / 16 * kSlabPieces * 1024; }
+
+uint8_t* CpuGemm::tile_row(int64_t row) {
+  return reinterpret_cast<uint8_t*>(workspace_.activations()) + row / 16 * kSlabPieces * 1024 +
+         row % 16 * 64;
+}
+
 void CpuGemm::round_row(const GemmArgs& args, int64_t row, int thread) {
   const int64_t k = matrix_.k();
   const ActFormat act = matrix_.act();
@@ -118,15 +125,15 @@ void CpuGemm::round_row(const GemmArgs& args, int64_t row, int thread) {
   const int64_t per_piece = act == ActFormat::kInt8Token ? 64 : 32;
   const int64_t pieces = (k + per_piece - 1) / per_piece;
   auto* bytes = reinterpret_cast<uint8_t*>(workspace_.activations());
-  uint8_t* tile_row = bytes + row / 16 * pieces * 1024 + row % 16 * 64;
   if (act == ActFormat::kInt8Token) {
     const bool tiles = in_tiles(args.m);
     const Int8RowResult result =
         kernels_.quantize_int8({.x = x,
                                 .k = k,
                                 .offset = matrix_.format().code == WeightCode::kInt8 ? 128 : 0,
-                                .out = tiles ? tile_row : bytes + row * pieces * 64,
-                                .piece_stride = tiles ? 1024 : 64});
+                                .out = tiles ? tile_row(row) : bytes + row * pieces * 64,
+                                .piece_stride = tiles ? 1024 : 64,
+                                .slab_stride = tiles ? slab_stride(args.m) : 512});
     workspace_.scales()[row] = result.scale;
     workspace_.sums()[row] = result.sum;
     return;
@@ -143,7 +150,7 @@ void CpuGemm::round_row(const GemmArgs& args, int64_t row, int thread) {
       std::copy_n(x, k, out);
   }
   if (in_tiles(args.m)) {
-    kernels_.pack_pieces(out, k, tile_row, 1024);
+    kernels_.pack_pieces(out, k, tile_row(row), slab_stride(args.m));
   }
 }
 
@@ -222,7 +229,8 @@ void CpuGemm::multiply_tiles(const GemmArgs& args) {
     TileGemmTask task;
     static_cast<ProductTask&>(task) = product_task(args, row);
     task.m = std::min(kTileSumRows, task.m);
-    task.x = x + row / 16 * pieces * 1024;
+    task.x = x + row / 16 * kSlabPieces * 1024;
+    task.slab_stride = slab_stride(args.m);
     task.x_pieces = pieces;
     task.scratch = workspace_.tile_scratch(thread);
     tile_kernel_(task, units * chunk / chunks * kUnit,

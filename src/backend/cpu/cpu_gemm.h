@@ -30,6 +30,9 @@ class CpuGemm final : public PreparedGemm {
   CpuGemm(PackedMatrix matrix, const KernelTable& kernels, Workspace& workspace);
 
   void round_row(const GemmArgs& args, int64_t row, int thread);
+  // Where a row's first piece lies among the tiles of TileGemmTask, and how far apart slabs are.
+  [[nodiscard]] uint8_t* tile_row(int64_t row);
+  [[nodiscard]] static int64_t slab_stride(int64_t m);
   /// The row of activations that the product sees, before rounding.
   const float* input_row(const GemmArgs& args, int64_t row, float* buffer) const;
   void multiply_rows(const GemmArgs& args);

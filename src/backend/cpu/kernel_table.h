@@ -57,22 +57,27 @@ constexpr int64_t kTileSumColumns = 256;  // output channels whose sums are kept
 constexpr int64_t kTilePanelBytes = 40 << 10;
 constexpr int64_t kTileScratchBytes = kTilePanelBytes + kTileSumRows * kTileSumColumns * 4;
 
+constexpr int64_t kSlabPieces = 8;
+
 /// For AMX. Activations come in tiles: pieces of 64 bytes (64 int8 or 32 bf16 columns) of 16 rows,
-/// [m/16][x_pieces][16][64], the last piece padded with zeros.
+/// [slab of 8 pieces][m/16][8][16][64], the last piece padded with zeros. Rows of a slab follow
+/// each other, so that a slab takes all sets of a cache alike.
 struct TileGemmTask : ProductTask {
   const uint8_t* x = nullptr;
   int64_t x_pieces = 0;
+  int64_t slab_stride = 0;
   uint8_t* scratch = nullptr;  // kTileScratchBytes, 64-byte aligned
 };
 
-/// A row to round to int8: its codes plus `offset`, in pieces of 64 bytes that begin piece_stride
-/// bytes apart, the last one padded with zeros.
+/// A row to round to int8: its codes plus `offset`, in pieces of 64 bytes (see TileGemmTask), the
+/// last one padded with zeros.
 struct Int8Row {
   const float* x = nullptr;
   int64_t k = 0;
   int32_t offset = 0;
   uint8_t* out = nullptr;
   int64_t piece_stride = 64;
+  int64_t slab_stride = 512;  // of kSlabPieces pieces
 };
 
 struct Int8RowResult {
@@ -100,8 +105,8 @@ struct KernelTable {
   TileGemm tiles_int4 = nullptr;
   TileGemm tiles_int8_int8 = nullptr;
   TileGemm tiles_int4_int8 = nullptr;
-  // A row of values that bf16 holds, as bf16 pieces of 64 bytes, piece_stride bytes apart.
-  void (*pack_pieces)(const float* row, int64_t k, uint8_t* out, int64_t piece_stride) = nullptr;
+  // A row of values that bf16 holds, as bf16 pieces of TileGemmTask.
+  void (*pack_pieces)(const float* row, int64_t k, uint8_t* out, int64_t slab_stride) = nullptr;
   Int8RowResult (*quantize_int8)(const Int8Row& row) = nullptr;
   // k values rounded to E4M3 after division by the scale that is returned, or to BF16, as f32.
   float (*quantize_fp8)(const float* x, int64_t k, float* out) = nullptr;

@@ -21,7 +21,7 @@ int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit
 
 Status Workspace::reserve(int64_t rows, int64_t k) {
   const int64_t padded_rows = round_up(rows, kTileRows);  // activations may come in tiles
-  const int64_t padded_k = round_up(k, 64);
+  const int64_t padded_k = round_up(k, 64 * kSlabPieces);
   NIBBLE_RETURN_IF_ERROR(grow(activations_, padded_rows * padded_k * 4));
   NIBBLE_RETURN_IF_ERROR(grow(scales_, padded_rows * 4));
   NIBBLE_RETURN_IF_ERROR(grow(sums_, padded_rows * 4));
@@ -29,6 +29,9 @@ Status Workspace::reserve(int64_t rows, int64_t k) {
   return grow(rows_, pool_.threads() * row_floats_ * 4);
 }
 
-Status Workspace::reserve_tiles() { return grow(tiles_, pool_.threads() * kTileScratchBytes); }
+Status Workspace::reserve_tiles() {
+  constexpr int64_t kHugePage = int64_t{2} << 20;  // small pages would take up the TLB
+  return grow(tiles_, round_up(pool_.threads() * kTileScratchBytes, kHugePage));
+}
 
 }  // namespace nibble::cpu

@@ -17,7 +17,6 @@ namespace nibble::cpu {
 namespace {
 
 constexpr int64_t kBlockTiles = kTileSumColumns / kTileRows;  // weight tiles of a block
-constexpr int64_t kBlockProducts = 8;                         // tile products of a block along k
 
 // --- how a weight tile of one product becomes 16 rows of 64 bytes ---
 
@@ -101,6 +100,28 @@ struct CodecPairs {
 
 // --- what is done with sums ---
 
+/// Where the sums of a tile of rows and a weight tile of the block are kept: [pair of weight tiles]
+/// [pair of row tiles][2][2] tiles.
+inline uint8_t* kept_sums(const TileGemmTask& task, int64_t row, int64_t tile_in_block) {
+  const int64_t row_pairs = (task.m + 31) / 32;
+  const int64_t group = tile_in_block / 2 * row_pairs + row / 32;
+  return task.scratch + kTilePanelBytes +
+         (4 * group + row / 16 % 2 * 2 + tile_in_block % 2) * kTileBytes;
+}
+
+/// Turns a block's sums into results, row by row: memory takes long runs of a row faster than
+/// pieces of many rows.
+template <typename Kind>
+void write_block(const TileGemmTask& task, int64_t tile_begin, int64_t tile_end) {
+  for (int64_t row = 0; row < task.m; ++row) {
+    for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
+      const F32x16 scales = task.w.groups == 1 ? load_scales(task.w, tile) : Simd::set(1.0F);
+      const uint8_t* sums = kept_sums(task, row, tile - tile_begin) + row % 16 * 64;
+      write_tile_row(task, row, tile, Kind::value(task, row, tile, scales, sums));
+    }
+  }
+}
+
 /// bf16 products: the scale of the row of weights, if any, times that of the activations, if any.
 struct FloatSums {
   static F32x16 value(
@@ -141,41 +162,6 @@ struct Int4Sums : IntSums<IntCodecInt4> {
   }
 };
 
-constexpr int64_t kFinishedRows = 8;
-
-/// Turns finished sums into results a few rows at a time, between the tile products of the next
-/// sums: reading sums at once would wait for the products, and the products for the reading.
-template <typename Kind>
-struct Finisher {
-  const TileGemmTask& task;
-  const uint8_t* sums = nullptr;  // [row tiles][weight tiles][16][16]
-  int64_t row = 0;
-  int64_t tile = 0;
-  int64_t tiles = 1;  // of weights
-  int64_t next = 0;   // row of `sums`
-  int64_t end = 0;
-
-  /// The next eight rows: half a tile.
-  void step() {
-    if (next == end) {
-      return;
-    }
-    const int64_t first = row + next / (16 * tiles) * 16 + next % 16;
-    const int64_t at = tile + next / 16 % tiles;
-    const F32x16 scales = task.w.groups == 1 ? load_scales(task.w, at) : Simd::set(1.0F);
-    for (int64_t r = 0; r < kFinishedRows && first + r < task.m; ++r) {
-      write_tile_row(task, first + r, at,
-                     Kind::value(task, first + r, at, scales, sums + (next + r) * 64));
-    }
-    next += kFinishedRows;
-  }
-  void finish() {
-    while (next < end) {
-      step();
-    }
-  }
-};
-
 // --- the walk ---
 
 /// Fetches the weight tiles of the next panel, a little with every tile product.
@@ -201,19 +187,26 @@ struct PanelPair {
   int64_t products;
 };
 
+/// What is fetched while a panel is multiplied.
+struct Ahead {
+  Prefetcher weights;
+  Prefetcher rows;
+  void step() {
+    weights.step();
+    rows.step();
+  }
+};
+
 /// kM x kN tiles of sums (1 or 2 each) over the panel's columns; x points at the panel's first
 /// activations of the first tile of rows.
 template <typename Kind, int kM, int kN>
 [[gnu::always_inline]] inline void multiply(const PanelPair& panel,
                                             const uint8_t* x,
-                                            int64_t x_tile_stride,
-                                            Prefetcher& prefetch,
-                                            Finisher<Kind>& finisher) {
-  const uint8_t* second = x + x_tile_stride;
+                                            Ahead& ahead) {
+  const uint8_t* second = x + kSlabPieces * kTileBytes;
   for (int64_t p = 0; p < panel.products; ++p) {
     const int64_t at = p * kTileBytes;
-    prefetch.step();
-    finisher.step();
+    ahead.step();
     load_tile<6>(panel.tiles[0] + at);
     load_tile<4>(x + at);
     Kind::template product<0, 4, 6>();
@@ -245,31 +238,31 @@ inline void zero_sums() {
   }
 }
 
-/// Sums lie as [kM][kN] tiles.
+/// Sums of the second tile of rows lie `stride` bytes after those of the first.
 template <int kM, int kN>
-inline void load_sums(const uint8_t* sums) {
+inline void load_sums(const uint8_t* sums, int64_t stride) {
   load_tile<0>(sums);
   if constexpr (kN == 2) {
     load_tile<1>(sums + kTileBytes);
   }
   if constexpr (kM == 2) {
-    load_tile<2>(sums + kN * kTileBytes);
+    load_tile<2>(sums + stride);
     if constexpr (kN == 2) {
-      load_tile<3>(sums + 3 * kTileBytes);
+      load_tile<3>(sums + stride + kTileBytes);
     }
   }
 }
 
 template <int kM, int kN>
-inline void store_sums(uint8_t* sums) {
+inline void store_sums(uint8_t* sums, int64_t stride) {
   store_tile<0>(sums);
   if constexpr (kN == 2) {
     store_tile<1>(sums + kTileBytes);
   }
   if constexpr (kM == 2) {
-    store_tile<2>(sums + kN * kTileBytes);
+    store_tile<2>(sums + stride);
     if constexpr (kN == 2) {
-      store_tile<3>(sums + 3 * kTileBytes);
+      store_tile<3>(sums + stride + kTileBytes);
     }
   }
 }
@@ -282,65 +275,43 @@ struct KBlock {
   bool ends;    // sums are complete
 };
 
-/// What a thread carries through the walk.
-template <typename Kind>
-struct TileState {
-  const TileGemmTask& task;
-  Finisher<Kind> finisher{task};
-  int64_t finished = 0;  // alternates between two places for sums that are complete
-};
+/// The activations of a tile of rows in a block of columns, which is one slab.
+inline const uint8_t* block_rows(const TileGemmTask& task, const KBlock& block, int64_t row) {
+  return task.x + block.first / kSlabPieces * task.slab_stride +
+         row / 16 * kSlabPieces * kTileBytes;
+}
 
 template <typename Kind, int kM, int kN>
-void multiply_rows(TileState<Kind>& state,
+void multiply_rows(const TileGemmTask& task,
                    const PanelPair& panel,
                    const KBlock& block,
-                   int64_t tile,
                    int64_t row,
                    uint8_t* sums,
-                   Prefetcher& prefetch) {
-  const TileGemmTask& task = state.task;
-  const int64_t x_tile_stride = task.x_pieces * kTileBytes;
-  const uint8_t* x = task.x + row / 16 * x_tile_stride + block.first * kTileBytes;
+                   Ahead& ahead) {
+  const uint8_t* x = block_rows(task, block, row);
+  constexpr int64_t kStride = 2 * kTileBytes;
   if (block.starts) {
     zero_sums<kM, kN>();
   } else {
-    load_sums<kM, kN>(sums);
+    load_sums<kM, kN>(sums, kStride);
   }
-  multiply<Kind, kM, kN>(panel, x, x_tile_stride, prefetch, state.finisher);
-  if (!block.ends) {
-    store_sums<kM, kN>(sums);
-    return;
-  }
-  state.finisher.finish();
-  uint8_t* complete =
-      task.scratch + kTilePanelBytes - (4 + 4 * (state.finished++ % 2)) * kTileBytes;
-  store_sums<kM, kN>(complete);
-  state.finisher.sums = complete;
-  state.finisher.row = row;
-  state.finisher.tile = tile;
-  state.finisher.tiles = kN;
-  state.finisher.next = 0;
-  state.finisher.end = kM * kN * 16;
+  multiply<Kind, kM, kN>(panel, x, ahead);
+  store_sums<kM, kN>(sums, kStride);
 }
 
 /// All rows times one or two weight tiles, over one block of columns.
 template <typename Kind, int kN>
-void multiply_panel(TileState<Kind>& state,
+void multiply_panel(const TileGemmTask& task,
                     const PanelPair& panel,
                     const KBlock& block,
-                    int64_t tile,
                     int64_t tile_in_block,
-                    Prefetcher& prefetch) {
-  const TileGemmTask& task = state.task;
-  const int64_t row_pairs = (task.m + 31) / 32;
-  uint8_t* sums = task.scratch + kTilePanelBytes + tile_in_block / 2 * row_pairs * 4 * kTileBytes;
+                    Ahead& ahead) {
   int64_t row = 0;
   for (; row + 16 < task.m; row += 32) {
-    multiply_rows<Kind, 2, kN>(state, panel, block, tile, row, sums, prefetch);
-    sums += 4 * kTileBytes;
+    multiply_rows<Kind, 2, kN>(task, panel, block, row, kept_sums(task, row, tile_in_block), ahead);
   }
   if (row < task.m) {
-    multiply_rows<Kind, 1, kN>(state, panel, block, tile, row, sums, prefetch);
+    multiply_rows<Kind, 1, kN>(task, panel, block, row, kept_sums(task, row, tile_in_block), ahead);
   }
 }
 
@@ -408,6 +379,18 @@ Prefetcher prefetch_at(const TileGemmTask& task, const Walk& walk, Place next, i
   return {begin, begin + bytes, walk.tiles, task.w.tile_bytes, (bytes + count - 1) / count};
 }
 
+/// Fetches the share that the step of `tile` has of the activations of the next block of columns.
+inline Prefetcher rows_ahead(
+    const TileGemmTask& task, const Walk& walk, int64_t tile, const KBlock& block, int64_t count) {
+  const int64_t steps = (walk.block_end() - walk.block_begin + walk.tiles - 1) / walk.tiles;
+  const int64_t step = (tile - walk.block_begin) / walk.tiles;
+  const int64_t slab = block.ends ? 0 : block.first / kSlabPieces + 1;
+  const int64_t bytes = (task.m + 15) / 16 * kSlabPieces * kTileBytes;
+  const uint8_t* begin = task.x + slab * task.slab_stride;
+  const int64_t share = (bytes / steps + 63) / 64 * 64;
+  return {begin + share * step, begin + share * (step + 1), 1, 0, (share + count - 1) / count};
+}
+
 /// Sums that run over all of k: no scales, or one per row of weights.
 template <typename Panel, typename Kind>
 void tile_gemm(const TileGemmTask& task, int64_t tile_begin, int64_t tile_end) {
@@ -415,26 +398,29 @@ void tile_gemm(const TileGemmTask& task, int64_t tile_begin, int64_t tile_end) {
   const int64_t row_pairs = (task.m + 31) / 32;
   Walk walk{.end = tile_end,
             .products = task.x_pieces,
-            .k_block = kBlockProducts,
+            .k_block = kSlabPieces,
             .tiles = 2,
             .block_begin = tile_begin};
-  TileState<Kind> state{task};
   for (Place place{tile_begin, 0}; place.tile < tile_end;) {
     const KBlock block = walk.columns(place);
     const int64_t tile = place.tile;
     const int64_t in_block = tile - walk.block_begin;
     const int64_t tiles = walk.block_end() - tile < 2 ? 1 : 2;
     place = walk.after(place);
-    Prefetcher prefetch = prefetch_at<Panel>(task, walk, place, row_pairs * block.count);
+    const int64_t products = row_pairs * block.count;
+    Ahead ahead{prefetch_at<Panel>(task, walk, place, products),
+                rows_ahead(task, walk, tile, block, products)};
     const PanelPair panel = make_panel<Panel>(task, tile, tiles, block);
     if (tiles == 2) {
-      multiply_panel<Kind, 2>(state, panel, block, tile, in_block, prefetch);
+      multiply_panel<Kind, 2>(task, panel, block, in_block, ahead);
     } else {
-      multiply_panel<Kind, 1>(state, panel, block, tile, in_block, prefetch);
+      multiply_panel<Kind, 1>(task, panel, block, in_block, ahead);
+    }
+    if (block.ends && tile + tiles == walk.block_end()) {
+      write_block<Kind>(task, walk.block_begin, walk.block_end());
     }
     walk.move_to(place);
   }
-  state.finisher.finish();
   release_tiles();
 }
 
@@ -449,188 +435,135 @@ inline void add_group(const uint8_t* sums, F32x16 scale, F32x16 (&total)[16]) {
   }
 }
 
-constexpr int kRunGroups = 8;  // groups of one run of the pipeline
-constexpr int64_t kRingTiles = 8;
-
-/// Eight groups of one tile of sums.
-struct GroupRun {
-  const uint8_t* x = nullptr;
-  const uint8_t* w = nullptr;
-  float* kept = nullptr;  // totals of the runs before along k
-  int64_t scale_index = 0;
-  int64_t row = 0;
-  int64_t tile = 0;
-  bool starts = false;
-  bool ends = false;
-};
-
-/// A pipeline over runs. A tile product takes 52 cycles, so while group i of a run is multiplied,
-/// the sums of group i - 4, which are in memory by then, are scaled and added, and those of i - 2
-/// are stored; the first groups of a run go with the last ones of the run before, so that the
-/// pipeline never drains.
-struct GroupPipeline {
-  const TileGemmTask& task;
+/// Where the groups of one tile of sums lie within a block of columns.
+struct GroupedTile {
+  const uint8_t* x;
+  const uint8_t* w;
+  int64_t scale_index;
+  int64_t groups;
   int64_t products;  // of a group
-  uint8_t* ring;     // kRingTiles tiles
-  GroupRun before;   // kept == nullptr: none
-  F32x16 total[16];
-
-  template <int kC>
-  [[gnu::always_inline]] void multiply(const GroupRun& run, int64_t group) {
-    const uint8_t* x = run.x + group * products * kTileBytes;
-    const uint8_t* w = run.w + group * products * kTileBytes;
-    zero_tile<kC>();
-    for (int64_t p = 0; p < products * kTileBytes; p += kTileBytes) {
-      load_tile<4 + kC % 2>(x + p);
-      load_tile<6 + kC % 2>(w + p);
-      dot_bf16<kC, 4 + kC % 2, 6 + kC % 2>();
-    }
-  }
-
-  template <int kGroup>
-  [[gnu::always_inline]] void add(const GroupRun& run) {
-    add_group(ring + kGroup * kTileBytes, load_scales(task.w, run.scale_index + kGroup), total);
-  }
-
-  template <int kI>
-  [[gnu::always_inline]] void stage(const GroupRun& run) {
-    multiply<kI % 4>(run, kI);
-    add<(kI + 4) % kRunGroups>(kI < 4 ? before : run);
-    store_tile<(kI + 2) % 4>(ring + (kI + 6) % kRunGroups * kTileBytes);
-    if constexpr (kI == 3) {
-      end_run();
-      begin_run(run);
-    }
-  }
-
-  [[gnu::always_inline]] void begin_run(const GroupRun& run) {
-#pragma GCC unroll 16
-    for (int64_t r = 0; r < 16; ++r) {
-      total[r] = run.starts ? Simd::set(0.0F) : Simd::load(run.kept + r * 16);
-    }
-  }
-
-  [[gnu::always_inline]] void end_run() {
-    if (before.kept == nullptr) {
-      return;
-    }
-    if (!before.ends) {
-#pragma GCC unroll 16
-      for (int64_t r = 0; r < 16; ++r) {
-        Simd::store(before.kept + r * 16, total[r]);
-      }
-      return;
-    }
-    const int64_t rows = task.m - before.row;
-#pragma GCC unroll 16
-    for (int64_t r = 0; r < 16; ++r) {
-      if (r < rows) {
-        write_tile_row(task, before.row + r, before.tile, total[r]);
-      }
-    }
-  }
-
-  template <int... kStages>
-  [[gnu::always_inline]] void stages(std::integer_sequence<int, kStages...> /*stages*/,
-                                     const GroupRun& run) {
-    (stage<kStages>(run), ...);
-  }
-
-  /// The run's last groups wait for the next one.
-  [[gnu::always_inline]] void push(const GroupRun& run) {
-    stages(std::make_integer_sequence<int, kRunGroups>(), run);
-    before = run;
-  }
-
-  /// Completes the last run.
-  void drain() {
-    store_tile<2>(ring + 6 * kTileBytes);
-    store_tile<3>(ring + 7 * kTileBytes);
-    add<4>(before);
-    add<5>(before);
-    add<6>(before);
-    add<7>(before);
-    end_run();
-  }
-
-  /// Fewer than eight groups, one after the other, without the pipeline.
-  void run_short(const GroupRun& run, int64_t groups) {
-    if (before.kept != nullptr) {
-      drain();
-      before.kept = nullptr;
-    }
-    begin_run(run);
-    for (int64_t g = 0; g < groups; ++g) {
-      multiply<0>(run, g);
-      store_tile<0>(ring);
-      add_group(ring, load_scales(task.w, run.scale_index + g), total);
-    }
-    before = run;
-    end_run();
-    before.kept = nullptr;
+  uint8_t* sums;     // eight tiles
+  [[nodiscard]] GroupedTile after(int64_t count) const {
+    const int64_t bytes = count * products * kTileBytes;
+    return {x + bytes, w + bytes, scale_index + count, groups - count, products, sums};
   }
 };
 
-/// All rows times the step's weight tiles over a block of columns.
-inline void grouped_panel(GroupPipeline& pipeline,
-                          const KBlock& block,
-                          int64_t tile,
-                          int64_t tiles,
-                          uint8_t* sums,
-                          Prefetcher& prefetch) {
-  const TileGemmTask& task = pipeline.task;
-  const int64_t groups = block.count / pipeline.products;
-  for (int64_t row = 0; row < task.m; row += 16) {
-    prefetch.step();
-    for (int64_t i = 0; i < tiles; ++i) {
-      const GroupRun run{
-          .x = task.x + (row / 16 * task.x_pieces + block.first) * kTileBytes,
-          .w = task.scratch + i * block.count * kTileBytes,
-          .kept = reinterpret_cast<float*>(sums),
-          .scale_index = (tile + i) * task.w.groups + block.first / pipeline.products,
-          .row = row,
-          .tile = tile + i,
-          .starts = block.starts,
-          .ends = block.ends};
-      if (groups == kRunGroups) {
-        pipeline.push(run);
-      } else {
-        pipeline.run_short(run, groups);
-      }
-      sums += kTileBytes;
-    }
-  }
-  if (groups == kRunGroups) {
-    pipeline.drain();
-    pipeline.before.kept = nullptr;
+template <int kC>
+[[gnu::always_inline]] inline void multiply_group(const GroupedTile& tile, int64_t group) {
+  const uint8_t* x = tile.x + group * tile.products * kTileBytes;
+  const uint8_t* w = tile.w + group * tile.products * kTileBytes;
+  zero_tile<kC>();
+  for (int64_t p = 0; p < tile.products * kTileBytes; p += kTileBytes) {
+    load_tile<4 + kC % 2>(x + p);
+    load_tile<6 + kC % 2>(w + p);
+    dot_bf16<kC, 4 + kC % 2, 6 + kC % 2>();
   }
 }
 
-/// Weights with groups of a multiple of 32 columns, eight groups and one or two weight tiles at
-/// once.
+constexpr int kPipelineGroups = 8;
+
+/// One stage of a pipeline: a product takes 52 cycles, so group `i` is multiplied while the sums of
+/// group i - 4, which are in memory by then, are scaled and added, and those of i - 2 are stored.
+template <int kI>
+[[gnu::always_inline]] inline void group_stage(const GroupedTile& tile,
+                                               const PackedWeights& w,
+                                               F32x16 (&total)[16]) {
+  if constexpr (kI < kPipelineGroups) {
+    multiply_group<kI % 4>(tile, kI);
+  }
+  if constexpr (kI >= 4) {
+    add_group(tile.sums + (kI - 4) * kTileBytes, load_scales(w, tile.scale_index + kI - 4), total);
+  }
+  if constexpr (kI >= 2 && kI - 2 < kPipelineGroups) {
+    store_tile<(kI - 2) % 4>(tile.sums + (kI - 2) * kTileBytes);
+  }
+}
+
+template <int... kStages>
+[[gnu::always_inline]] inline void pipeline(std::integer_sequence<int, kStages...> /*stages*/,
+                                            const GroupedTile& tile,
+                                            const PackedWeights& w,
+                                            F32x16 (&total)[16]) {
+  (group_stage<kStages>(tile, w, total), ...);
+}
+
+/// One tile of sums over a block of columns.
+[[gnu::always_inline]] inline void multiply_grouped(GroupedTile tile,
+                                                    const PackedWeights& w,
+                                                    F32x16 (&total)[16]) {
+  while (tile.groups >= kPipelineGroups) {
+    pipeline(std::make_integer_sequence<int, kPipelineGroups + 4>(), tile, w, total);
+    tile = tile.after(kPipelineGroups);
+  }
+  while (tile.groups > 0) {
+    multiply_group<0>(tile, 0);
+    store_tile<0>(tile.sums);
+    add_group(tile.sums, load_scales(w, tile.scale_index), total);
+    tile = tile.after(1);
+  }
+}
+
+/// Sixteen rows times the step's weight tiles over a block of columns.
+inline void grouped_rows(const TileGemmTask& task,
+                         const KBlock& block,
+                         int64_t tile,
+                         int64_t tiles,
+                         int64_t row,
+                         int64_t tile_in_block) {
+  const int64_t products = task.w.group_size / 32;
+  const uint8_t* x = block_rows(task, block, row);
+  uint8_t* buffer = task.scratch + kTilePanelBytes - 8 * kTileBytes;
+  const uint8_t* panel = task.scratch;
+  for (int64_t i = 0; i < tiles; ++i) {
+    auto* kept = reinterpret_cast<float*>(kept_sums(task, row, tile_in_block + i));
+    F32x16 total[16];
+#pragma GCC unroll 16
+    for (int64_t r = 0; r < 16; ++r) {
+      total[r] = block.starts ? Simd::set(0.0F) : Simd::load(kept + r * 16);
+    }
+    const GroupedTile grouped{x,
+                              panel + i * block.count * kTileBytes,
+                              (tile + i) * task.w.groups + block.first / products,
+                              block.count / products,
+                              products,
+                              buffer};
+    multiply_grouped(grouped, task.w, total);
+#pragma GCC unroll 16
+    for (int64_t r = 0; r < 16; ++r) {
+      Simd::store(kept + r * 16, total[r]);
+    }
+  }
+}
+
+/// Weights with groups of a multiple of 32 columns. Steps of about 32 tiles: with 4 weight tiles,
+/// 8 products along k, so that the activations of 16 rows are fetched once for four tiles.
 template <typename Panel>
 void tile_gemm_grouped(const TileGemmTask& task, int64_t tile_begin, int64_t tile_end) {
   configure_tiles(task.m < 16 ? task.m : 16);
-  const int64_t products = task.w.group_size / 32;
   Walk walk{.end = tile_end,
             .products = task.x_pieces,
-            .k_block = kRunGroups * products,
-            .tiles = products == 1 ? 2 : 1,
+            .k_block = kSlabPieces,
+            .tiles = 2,
             .block_begin = tile_begin};
-  GroupPipeline pipeline{.task = task,
-                         .products = products,
-                         .ring = task.scratch + kTilePanelBytes - kRingTiles * kTileBytes};
-  const int64_t row_tiles = (task.m + 15) / 16;
   for (Place place{tile_begin, 0}; place.tile < tile_end;) {
     const KBlock block = walk.columns(place);
     const int64_t tile = place.tile;
-    uint8_t* sums =
-        task.scratch + kTilePanelBytes + (tile - walk.block_begin) * row_tiles * kTileBytes;
-    const int64_t tiles = walk.block_end() - tile < walk.tiles ? 1 : walk.tiles;
+    const int64_t in_block = tile - walk.block_begin;
+    const int64_t left = walk.block_end() - tile;
+    const int64_t tiles = left < walk.tiles ? left : walk.tiles;
     place = walk.after(place);
-    Prefetcher prefetch = prefetch_at<Panel>(task, walk, place, row_tiles);
+    const int64_t row_tiles = (task.m + 15) / 16;
+    Ahead ahead{prefetch_at<Panel>(task, walk, place, row_tiles),
+                rows_ahead(task, walk, tile, block, row_tiles)};
     expand_panel<Panel>(task, tile, tiles, block);
-    grouped_panel(pipeline, block, tile, tiles, sums, prefetch);
+    for (int64_t row = 0; row < task.m; row += 16) {
+      ahead.step();
+      grouped_rows(task, block, tile, tiles, row, in_block);
+    }
+    if (block.ends && tile + tiles == walk.block_end()) {
+      write_block<FloatSums>(task, walk.block_begin, walk.block_end());
+    }
     walk.move_to(place);
   }
   release_tiles();
@@ -646,9 +579,8 @@ void tile_gemm_float(const TileGemmTask& task, int64_t tile_begin, int64_t tile_
   tile_gemm<Panel, FloatSums>(task, tile_begin, tile_end);
 }
 
-/// A row of values that bf16 holds exactly, as pieces of 32 columns `stride` bytes apart, padded
-/// with zeros.
-void pack_pieces(const float* row, int64_t k, uint8_t* out, int64_t stride) {
+/// A row of values that bf16 holds exactly, as the pieces of TileGemmTask, padded with zeros.
+void pack_pieces(const float* row, int64_t k, uint8_t* out, int64_t slab_stride) {
   for (int64_t i = 0; i < k; i += 32) {
     const int64_t left = k - i;
     const F32x16 low = load_lanes(row + i, left < 16 ? left : 16);
@@ -656,7 +588,8 @@ void pack_pieces(const float* row, int64_t k, uint8_t* out, int64_t stride) {
         left > 16 ? load_lanes(row + i + 16, left < 32 ? left - 16 : 16) : Simd::set(0.0F);
     Simd::store_u16(out, Simd::shift_right<16>(Simd::bits(low)));
     Simd::store_u16(out + 32, Simd::shift_right<16>(Simd::bits(high)));
-    out += stride;
+    const bool slab_ends = i / 32 % kSlabPieces == kSlabPieces - 1;
+    out += slab_ends ? slab_stride - (kSlabPieces - 1) * kTileBytes : kTileBytes;
   }
 }
 

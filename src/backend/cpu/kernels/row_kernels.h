@@ -100,7 +100,8 @@ Int8RowResult quantize_int8(const Int8Row& row) {
     for (int64_t i = (columns + 15) / 16 * 16; i < 64; ++i) {
       out[i] = 0;
     }
-    out += row.piece_stride;
+    const bool slab_ends = piece / 64 % kSlabPieces == kSlabPieces - 1;
+    out += slab_ends ? row.slab_stride - (kSlabPieces - 1) * row.piece_stride : row.piece_stride;
   }
   return {largest / 127.0F, Simd::reduce_add_int(sum)};
 }
