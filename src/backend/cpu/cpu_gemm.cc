@@ -12,7 +12,6 @@ constexpr int64_t kChunksPerThread = 4;     // evens out threads that are interr
 constexpr int64_t kSerialBytes = 16 << 10;  // below, starting a loop costs more than it gains
 // From this many rows on tiles beat vectors, which fill no more than one row of a tile each.
 constexpr int64_t kFewestTileRows = 5;
-constexpr int64_t kMostGroupColumns = 128;  // eight groups must fit the scratch memory
 
 bool has_token_scales(ActFormat act) {
   return act == ActFormat::kInt8Token || act == ActFormat::kFp8Token;
@@ -47,10 +46,10 @@ Product product_of(const KernelTable& kernels, WeightCode code, ActFormat act) {
   return {};
 }
 
-/// Tiles hold int8 and bf16: activations in f32 do not fit, nor groups that end inside a tile.
+/// Tiles hold int8 and bf16: activations in f32 do not fit, nor groups of unusual sizes.
 bool fits_tiles(const PackedWeights& w, ActFormat act) {
-  const bool groups_fit =
-      w.groups <= 1 || (w.group_size % 32 == 0 && w.group_size <= kMostGroupColumns);
+  const int64_t group = w.group_size;
+  const bool groups_fit = w.groups <= 1 || group == 32 || group == 64 || group == 128;
   return act != ActFormat::kFloat && groups_fit;
 }
 
@@ -138,19 +137,18 @@ void CpuGemm::round_row(const GemmArgs& args, int64_t row, int thread) {
     workspace_.sums()[row] = result.sum;
     return;
   }
-  float* out = in_tiles(args.m) ? buffer : reinterpret_cast<float*>(bytes) + row * k;
-  switch (act) {
-    case ActFormat::kBf16:
-      kernels_.round_bf16(x, k, out);
-      break;
-    case ActFormat::kFp8Token:
-      workspace_.scales()[row] = kernels_.quantize_fp8(x, k, out);
-      break;
-    default:
-      std::copy_n(x, k, out);
+  const bool tiles = in_tiles(args.m);
+  float* out = tiles ? buffer : reinterpret_cast<float*>(bytes) + row * k;
+  if (act == ActFormat::kFp8Token) {
+    workspace_.scales()[row] = kernels_.quantize_fp8(x, k, out);
+    x = out;
   }
-  if (in_tiles(args.m)) {
-    kernels_.pack_pieces(out, k, tile_row(row), slab_stride(args.m));
+  if (tiles) {
+    kernels_.round_pieces(x, k, tile_row(row), slab_stride(args.m));
+  } else if (act == ActFormat::kBf16) {
+    kernels_.round_bf16(x, k, out);
+  } else if (act == ActFormat::kFloat) {
+    std::copy_n(x, k, out);
   }
 }
 

@@ -105,8 +105,8 @@ struct KernelTable {
   TileGemm tiles_int4 = nullptr;
   TileGemm tiles_int8_int8 = nullptr;
   TileGemm tiles_int4_int8 = nullptr;
-  // A row of values that bf16 holds, as bf16 pieces of TileGemmTask.
-  void (*pack_pieces)(const float* row, int64_t k, uint8_t* out, int64_t slab_stride) = nullptr;
+  // A row rounded to bf16, as pieces of TileGemmTask.
+  void (*round_pieces)(const float* row, int64_t k, uint8_t* out, int64_t slab_stride) = nullptr;
   Int8RowResult (*quantize_int8)(const Int8Row& row) = nullptr;
   // k values rounded to E4M3 after division by the scale that is returned, or to BF16, as f32.
   float (*quantize_fp8)(const float* x, int64_t k, float* out) = nullptr;

@@ -12,6 +12,7 @@
 
 #include "backend/cpu/amx/tiles.h"
 #include "backend/cpu/kernels/gemm_kernels.h"
+#include "backend/cpu/kernels/row_kernels.h"
 
 namespace nibble::cpu {
 namespace {
@@ -440,105 +441,104 @@ struct GroupedTile {
   const uint8_t* x;
   const uint8_t* w;
   int64_t scale_index;
-  int64_t groups;
-  int64_t products;  // of a group
-  uint8_t* sums;     // eight tiles
-  [[nodiscard]] GroupedTile after(int64_t count) const {
-    const int64_t bytes = count * products * kTileBytes;
-    return {x + bytes, w + bytes, scale_index + count, groups - count, products, sums};
-  }
+  uint8_t* ring;  // kSlabPieces tiles
 };
 
-template <int kC>
-[[gnu::always_inline]] inline void multiply_group(const GroupedTile& tile, int64_t group) {
-  const uint8_t* x = tile.x + group * tile.products * kTileBytes;
-  const uint8_t* w = tile.w + group * tile.products * kTileBytes;
+template <int kC, int kProducts>
+[[gnu::always_inline]] inline void multiply_group(const uint8_t* x, const uint8_t* w) {
   zero_tile<kC>();
-  for (int64_t p = 0; p < tile.products * kTileBytes; p += kTileBytes) {
+#pragma GCC unroll 4
+  for (int64_t p = 0; p < kProducts * kTileBytes; p += kTileBytes) {
     load_tile<4 + kC % 2>(x + p);
     load_tile<6 + kC % 2>(w + p);
     dot_bf16<kC, 4 + kC % 2, 6 + kC % 2>();
   }
 }
 
-constexpr int kPipelineGroups = 8;
+/// A slab's groups as a pipeline. A tile product takes 52 cycles and its sums pass through memory
+/// to the vector unit, so while group i is multiplied, the sums of an earlier one are stored and
+/// those of a still earlier one scaled and added.
+template <int kProducts>
+struct GroupPipeline {
+  static constexpr int kGroups = kSlabPieces / kProducts;
+  static constexpr int kStoreLag = kProducts == 1 ? 2 : 1;
+  static constexpr int kAddLag = kProducts == 1 ? 4 : 2;
 
-/// One stage of a pipeline: a product takes 52 cycles, so group `i` is multiplied while the sums of
-/// group i - 4, which are in memory by then, are scaled and added, and those of i - 2 are stored.
-template <int kI>
-[[gnu::always_inline]] inline void group_stage(const GroupedTile& tile,
-                                               const PackedWeights& w,
-                                               F32x16 (&total)[16]) {
-  if constexpr (kI < kPipelineGroups) {
-    multiply_group<kI % 4>(tile, kI);
+  template <int kI>
+  [[gnu::always_inline]] static void stage(const GroupedTile& tile,
+                                           const PackedWeights& w,
+                                           F32x16 (&total)[16]) {
+    if constexpr (kI < kGroups) {
+      constexpr int64_t kAt = kI * kProducts * kTileBytes;
+      multiply_group<kI % 4, kProducts>(tile.x + kAt, tile.w + kAt);
+    }
+    if constexpr (kI >= kAddLag) {
+      add_group(tile.ring + (kI - kAddLag) * kTileBytes,
+                load_scales(w, tile.scale_index + kI - kAddLag), total);
+    }
+    if constexpr (kI >= kStoreLag && kI - kStoreLag < kGroups) {
+      store_tile<(kI - kStoreLag) % 4>(tile.ring + (kI - kStoreLag) * kTileBytes);
+    }
   }
-  if constexpr (kI >= 4) {
-    add_group(tile.sums + (kI - 4) * kTileBytes, load_scales(w, tile.scale_index + kI - 4), total);
-  }
-  if constexpr (kI >= 2 && kI - 2 < kPipelineGroups) {
-    store_tile<(kI - 2) % 4>(tile.sums + (kI - 2) * kTileBytes);
-  }
-}
 
-template <int... kStages>
-[[gnu::always_inline]] inline void pipeline(std::integer_sequence<int, kStages...> /*stages*/,
+  template <int... kStages>
+  [[gnu::always_inline]] static void stages(std::integer_sequence<int, kStages...> /*stages*/,
                                             const GroupedTile& tile,
                                             const PackedWeights& w,
                                             F32x16 (&total)[16]) {
-  (group_stage<kStages>(tile, w, total), ...);
-}
-
-/// One tile of sums over a block of columns.
-[[gnu::always_inline]] inline void multiply_grouped(GroupedTile tile,
-                                                    const PackedWeights& w,
-                                                    F32x16 (&total)[16]) {
-  while (tile.groups >= kPipelineGroups) {
-    pipeline(std::make_integer_sequence<int, kPipelineGroups + 4>(), tile, w, total);
-    tile = tile.after(kPipelineGroups);
+    (stage<kStages>(tile, w, total), ...);
   }
-  while (tile.groups > 0) {
-    multiply_group<0>(tile, 0);
-    store_tile<0>(tile.sums);
-    add_group(tile.sums, load_scales(w, tile.scale_index), total);
-    tile = tile.after(1);
-  }
-}
 
-/// Sixteen rows times the step's weight tiles over a block of columns.
-inline void grouped_rows(const TileGemmTask& task,
-                         const KBlock& block,
-                         int64_t tile,
-                         int64_t tiles,
-                         int64_t row,
-                         int64_t tile_in_block) {
-  const int64_t products = task.w.group_size / 32;
-  const uint8_t* x = block_rows(task, block, row);
-  uint8_t* buffer = task.scratch + kTilePanelBytes - 8 * kTileBytes;
-  const uint8_t* panel = task.scratch;
-  for (int64_t i = 0; i < tiles; ++i) {
-    auto* kept = reinterpret_cast<float*>(kept_sums(task, row, tile_in_block + i));
-    F32x16 total[16];
-#pragma GCC unroll 16
-    for (int64_t r = 0; r < 16; ++r) {
-      total[r] = block.starts ? Simd::set(0.0F) : Simd::load(kept + r * 16);
+  /// total += the sums of a block of columns of `count` tile products.
+  [[gnu::always_inline]] static void run(const GroupedTile& tile,
+                                         int64_t count,
+                                         const PackedWeights& w,
+                                         F32x16 (&total)[16]) {
+    if (count == kSlabPieces) {
+      return stages(std::make_integer_sequence<int, kGroups + kAddLag>(), tile, w, total);
     }
-    const GroupedTile grouped{x,
-                              panel + i * block.count * kTileBytes,
-                              (tile + i) * task.w.groups + block.first / products,
-                              block.count / products,
-                              products,
-                              buffer};
-    multiply_grouped(grouped, task.w, total);
-#pragma GCC unroll 16
-    for (int64_t r = 0; r < 16; ++r) {
-      Simd::store(kept + r * 16, total[r]);
+    for (int64_t p = 0; p < count; p += kProducts) {
+      multiply_group<0, kProducts>(tile.x + p * kTileBytes, tile.w + p * kTileBytes);
+      store_tile<0>(tile.ring);
+      add_group(tile.ring, load_scales(w, tile.scale_index + p / kProducts), total);
     }
   }
+};
+
+/// All rows times the step's one or two weight tiles over a block of columns.
+template <int kProducts>
+void multiply_grouped(const TileGemmTask& task,
+                      const KBlock& block,
+                      int64_t tile,
+                      int64_t tiles,
+                      int64_t tile_in_block,
+                      Ahead& ahead) {
+  const PackedWeights w = task.w;
+  const int64_t scale_index = tile * w.groups + block.first / kProducts;
+  for (int64_t row = 0; row < task.m; row += 16) {
+    ahead.step();
+    const uint8_t* x = block_rows(task, block, row);
+    for (int64_t i = 0; i < tiles; ++i) {
+      auto* kept = reinterpret_cast<float*>(kept_sums(task, row, tile_in_block + i));
+      F32x16 total[16];
+#pragma GCC unroll 16
+      for (int64_t r = 0; r < 16; ++r) {
+        total[r] = block.starts ? Simd::set(0.0F) : Simd::load(kept + r * 16);
+      }
+      const GroupedTile grouped{x, task.scratch + i * block.count * kTileBytes,
+                                scale_index + i * w.groups,
+                                task.scratch + kTilePanelBytes - kSlabPieces * kTileBytes};
+      GroupPipeline<kProducts>::run(grouped, block.count, w, total);
+#pragma GCC unroll 16
+      for (int64_t r = 0; r < 16; ++r) {
+        Simd::store(kept + r * 16, total[r]);
+      }
+    }
+  }
 }
 
-/// Weights with groups of a multiple of 32 columns. Steps of about 32 tiles: with 4 weight tiles,
-/// 8 products along k, so that the activations of 16 rows are fetched once for four tiles.
-template <typename Panel>
+/// Weights in groups of 32, 64 or 128 columns.
+template <typename Panel, int kProducts>
 void tile_gemm_grouped(const TileGemmTask& task, int64_t tile_begin, int64_t tile_end) {
   configure_tiles(task.m < 16 ? task.m : 16);
   Walk walk{.end = tile_end,
@@ -549,18 +549,13 @@ void tile_gemm_grouped(const TileGemmTask& task, int64_t tile_begin, int64_t til
   for (Place place{tile_begin, 0}; place.tile < tile_end;) {
     const KBlock block = walk.columns(place);
     const int64_t tile = place.tile;
-    const int64_t in_block = tile - walk.block_begin;
-    const int64_t left = walk.block_end() - tile;
-    const int64_t tiles = left < walk.tiles ? left : walk.tiles;
+    const int64_t tiles = walk.block_end() - tile < 2 ? 1 : 2;
     place = walk.after(place);
     const int64_t row_tiles = (task.m + 15) / 16;
     Ahead ahead{prefetch_at<Panel>(task, walk, place, row_tiles),
                 rows_ahead(task, walk, tile, block, row_tiles)};
     expand_panel<Panel>(task, tile, tiles, block);
-    for (int64_t row = 0; row < task.m; row += 16) {
-      ahead.step();
-      grouped_rows(task, block, tile, tiles, row, in_block);
-    }
+    multiply_grouped<kProducts>(task, block, tile, tiles, tile - walk.block_begin, ahead);
     if (block.ends && tile + tiles == walk.block_end()) {
       write_block<FloatSums>(task, walk.block_begin, walk.block_end());
     }
@@ -572,22 +567,29 @@ void tile_gemm_grouped(const TileGemmTask& task, int64_t tile_begin, int64_t til
 template <typename Panel>
 void tile_gemm_float(const TileGemmTask& task, int64_t tile_begin, int64_t tile_end) {
   if constexpr (!Panel::kDirect) {
-    if (task.w.groups > 1) {
-      return tile_gemm_grouped<Panel>(task, tile_begin, tile_end);
+    const int64_t products = task.w.groups > 1 ? task.w.group_size / 32 : 0;
+    if (products == 1) {
+      return tile_gemm_grouped<Panel, 1>(task, tile_begin, tile_end);
+    }
+    if (products == 2) {
+      return tile_gemm_grouped<Panel, 2>(task, tile_begin, tile_end);
+    }
+    if (products == 4) {
+      return tile_gemm_grouped<Panel, 4>(task, tile_begin, tile_end);
     }
   }
   tile_gemm<Panel, FloatSums>(task, tile_begin, tile_end);
 }
 
-/// A row of values that bf16 holds exactly, as the pieces of TileGemmTask, padded with zeros.
-void pack_pieces(const float* row, int64_t k, uint8_t* out, int64_t slab_stride) {
+/// A row rounded to bf16, as the pieces of TileGemmTask, padded with zeros.
+void round_pieces(const float* row, int64_t k, uint8_t* out, int64_t slab_stride) {
   for (int64_t i = 0; i < k; i += 32) {
     const int64_t left = k - i;
     const F32x16 low = load_lanes(row + i, left < 16 ? left : 16);
     const F32x16 high =
         left > 16 ? load_lanes(row + i + 16, left < 32 ? left - 16 : 16) : Simd::set(0.0F);
-    Simd::store_u16(out, Simd::shift_right<16>(Simd::bits(low)));
-    Simd::store_u16(out + 32, Simd::shift_right<16>(Simd::bits(high)));
+    Simd::store_u16(out, to_bf16_bits(low));
+    Simd::store_u16(out + 32, to_bf16_bits(high));
     const bool slab_ends = i / 32 % kSlabPieces == kSlabPieces - 1;
     out += slab_ends ? slab_stride - (kSlabPieces - 1) * kTileBytes : kTileBytes;
   }
@@ -600,7 +602,7 @@ constexpr KernelTable with_tiles(KernelTable table) {
   table.tiles_int4 = tile_gemm_float<Int4Pairs>;
   table.tiles_int8_int8 = tile_gemm<DirectPanel, Int8Sums>;
   table.tiles_int4_int8 = tile_gemm<Int4Bytes, Int4Sums>;
-  table.pack_pieces = pack_pieces;
+  table.round_pieces = round_pieces;
   return table;
 }
 
