@@ -368,11 +368,65 @@ void int_rows(const GemmTask& task, int64_t tile, int64_t row) {
   }
 }
 
+template <typename Codec, int kHalf, int kRows>
+[[gnu::always_inline]] inline void add_pair_half(const uint8_t* codes,
+                                                 int64_t tile_bytes,
+                                                 const uint8_t* x,
+                                                 int64_t x_stride,
+                                                 I32x16 (&acc)[kRows][2]) {
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+    const I32x16 four = four_bytes(x + r * x_stride + 4 * kHalf);
+    acc[r][0] = Codec::template dot<kHalf>(acc[r][0], codes, four);
+    acc[r][1] = Codec::template dot<kHalf>(acc[r][1], codes + tile_bytes, four);
+  }
+}
+
+/// Two weight tiles times kRows rows: each activation that is loaded is used twice.
+template <typename Codec, int kRows>
+void int_pair(const GemmTask& task, int64_t tile, int64_t row) {
+  const uint8_t* codes = task.w.codes + tile * task.w.tile_bytes;
+  const uint8_t* x = task.xq + row * task.xq_stride;
+  I32x16 acc[kRows][2];
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+    acc[r][0] = Simd::set_int(0);
+    acc[r][1] = Simd::set_int(0);
+  }
+  for (int64_t k = 0; k < task.w.k; k += kStepColumns) {
+    add_pair_half<Codec, 0>(codes, task.w.tile_bytes, x + k, task.xq_stride, acc);
+    add_pair_half<Codec, 1>(codes, task.w.tile_bytes, x + k, task.xq_stride, acc);
+    codes += Codec::kStepBytes;
+  }
+  for (int64_t t = 0; t < 2; ++t) {
+    const F32x16 scales = load_scales(task.w, tile + t);
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) {
+      const I32x16 sum = Simd::sub_int(acc[r][t], Codec::correction(task, tile + t, row + r));
+      const F32x16 scale = Simd::mul(scales, Simd::set(task.x_scales[row + r]));
+      write_tile_row(task, row + r, tile + t, Simd::mul(Simd::to_float(sum), scale));
+    }
+  }
+}
+
 template <typename Codec>
 void gemm_int(const GemmTask& task, int64_t tile_begin, int64_t tile_end) {
+  int64_t paired = 0;  // rows that pairs of tiles take
+  int64_t pairs_end = tile_begin;
+  if constexpr (Simd::kPairRows > 0) {
+    paired = task.m / Simd::kPairRows * Simd::kPairRows;
+    pairs_end = tile_begin + (tile_end - tile_begin) / 2 * 2;
+    for (int64_t tile = tile_begin; tile < pairs_end; tile += 2) {
+      for (int64_t row = 0; row < paired; row += Simd::kPairRows) {
+        int_pair<Codec, Simd::kPairRows>(task, tile, row);
+      }
+    }
+  }
   for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
-    in_row_blocks<Simd::kRows>(
-        task.m, [&]<int kRows>(int64_t row) { int_rows<Codec, kRows>(task, tile, row); });
+    const int64_t first = tile < pairs_end ? paired : 0;
+    in_row_blocks<Simd::kRows>(task.m - first, [&]<int kRows>(int64_t row) {
+      int_rows<Codec, kRows>(task, tile, first + row);
+    });
   }
 }
 

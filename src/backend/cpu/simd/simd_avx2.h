@@ -19,6 +19,7 @@ struct I32x16 {
 };
 
 struct Simd {
+  static constexpr int kPairRows = 0;
   static constexpr int kRows = 2;  // 16 registers: two rows of two accumulators fill half
 
   static F32x16 set(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }

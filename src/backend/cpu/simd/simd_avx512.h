@@ -17,7 +17,8 @@ struct I32x16 {
 };
 
 struct Simd {
-  static constexpr int kRows = 8;  // 32 registers: eight rows of two accumulators and a total
+  static constexpr int kPairRows = 12;  // rows of integer products that two weight tiles share
+  static constexpr int kRows = 8;       // 32 registers: eight rows of two accumulators and a total
 
   static F32x16 set(float x) { return {_mm512_set1_ps(x)}; }
   static F32x16 load(const float* p) { return {_mm512_loadu_ps(p)}; }

@@ -18,6 +18,7 @@ struct I32x16 {
 
 struct Simd {
   // Rows of activations that share decoded weights: one, or compiling takes minutes.
+  static constexpr int kPairRows = 0;
   static constexpr int kRows = 1;
 
   template <typename Fn>
