@@ -33,9 +33,9 @@ def free_port():
 
 
 class Server:
-    def __init__(self, *flags):
+    def __init__(self, *flags, model=MODEL):
         self.port = free_port()
-        command = [BINARY, "serve", MODEL, "--port", str(self.port), "--api-key", KEY, *flags]
+        command = [BINARY, "serve", str(model), "--port", str(self.port), "--api-key", KEY, *flags]
         self.process = subprocess.Popen(
             command, cwd=ROOT, stderr=subprocess.PIPE, text=True, errors="replace"
         )
@@ -341,7 +341,7 @@ def test_flags_of_other_servers():
 def test_sigterm_drains_and_port_in_use_is_reported():
     running = Server("--shutdown-timeout", "60")
     second = subprocess.run(
-        [BINARY, "serve", MODEL, "--port", str(running.port)],
+        [BINARY, "serve", str(model), "--port", str(running.port)],
         cwd=ROOT, capture_output=True, text=True, timeout=120,
     )
     assert second.returncode == 8

@@ -8,10 +8,11 @@ namespace nibble::cpu {
 // Loops that do nothing but load, or nothing but multiply, each compiled for its instruction set
 // (ceilings_*.cc). A caller must know that the machine has it.
 
-/// Sums the bytes' words, 64 bytes at a time, with prefetches kReadAhead bytes ahead. `bytes` is a
-/// multiple of kReadStep.
+/// Sums the bytes' words, 64 bytes at a time, with prefetches as products of one row have them.
+/// `bytes` is a multiple of kReadStep.
 inline constexpr int64_t kReadStep = 512;
-inline constexpr int64_t kReadAhead = 1024;
+inline constexpr int64_t kReadAhead = 4096;      // into the first level
+inline constexpr int64_t kReadFarAhead = 16384;  // into the second
 uint64_t read_loop_avx512(const std::byte* data, int64_t bytes);
 
 /// Multiplications and additions of registers, that many times; each gives the operations of one

@@ -40,6 +40,8 @@ uint64_t read_loop_plain(const std::byte* data, int64_t bytes) {
   for (int64_t i = 0; i < bytes / 8; i += 16) {
     __builtin_prefetch(words + i + kReadAhead / 8);
     __builtin_prefetch(words + i + kReadAhead / 8 + 8);
+    __builtin_prefetch(words + i + kReadFarAhead / 8, 0, 2);
+    __builtin_prefetch(words + i + kReadFarAhead / 8 + 8, 0, 2);
     for (int64_t j = 0; j < 16; ++j) {
       sums[j] += words[i + j];
     }

@@ -10,6 +10,7 @@ uint64_t read_loop_avx512(const std::byte* data, int64_t bytes) {
 #pragma GCC unroll 8
     for (int i = 0; i < 8; ++i) {
       _mm_prefetch(reinterpret_cast<const char*>(data) + kReadAhead + 64 * i, _MM_HINT_T0);
+      _mm_prefetch(reinterpret_cast<const char*>(data) + kReadFarAhead + 64 * i, _MM_HINT_T1);
       sums[i] = _mm512_add_epi64(sums[i], _mm512_load_si512(data + 64 * i));
     }
   }
