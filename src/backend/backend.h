@@ -51,8 +51,6 @@ class Backend {
   /// y[r] = x[r] / sqrt(mean(x[r]²) + eps) * weight, rows of n; x may equal y.
   virtual void rms_norm(
       const float* x, int64_t rows, int64_t n, const float* weight, float eps, float* y) = 0;
-  /// y[r, i] = silu(gu[r, i]) * gu[r, n + i]; gu has rows of 2n, y rows of n.
-  virtual void silu_mul(const float* gate_up, int64_t rows, int64_t n, float* y) = 0;
   /// y[r, i] += bias[i], rows of n.
   virtual void add_bias(float* y, int64_t rows, int64_t n, const float* bias) = 0;
   /// x[i] rounded to BF16, ties to even, in place.

@@ -18,8 +18,8 @@ struct Problem {
   int64_t k;
 };
 
-constexpr Problem kProblems[] = {{1, 8},   {15, 40},   {17, 128}, {48, 344},
-                                 {33, 13}, {100, 256}, {16, 32},  {5, 1024}};
+constexpr Problem kProblems[] = {{1, 8},     {15, 40}, {17, 128}, {48, 344},  {33, 13},
+                                 {100, 256}, {16, 32}, {5, 1024}, {300, 1152}};
 
 std::vector<float> random_floats(int64_t count, uint32_t seed) {
   std::mt19937 random(seed);
@@ -190,6 +190,52 @@ TEST_F(Gemm, AddsToWhatIsThere) {
                   .output = GemmOutput::kAdd});
     for (size_t i = 0; i < y.size(); ++i) {
       EXPECT_EQ(sum[i], 5.0F + y[i]);
+    }
+  }
+}
+
+TEST_F(Gemm, ManyRowsGiveTheBitsOfEachAlone) {
+  constexpr int64_t kRows = 600;  // more than a tile task takes
+  const Problem shape{40, 640};
+  const std::vector<float> x = random_floats(kRows * shape.k, 1);
+  for (const QuantScheme& scheme : tested_schemes()) {
+    Backend& backend = *backends_.back();
+    auto gemm =
+        backend.prepare_gemm(random_weight(scheme.weight, shape, 2).value(), scheme.act, kRows);
+    ASSERT_TRUE(gemm.ok());
+    const std::vector<float> all = product(**gemm, shape, x, kRows);
+    for (const int64_t row : {0, 15, 16, 511, 512, 599}) {
+      const auto begin = x.begin() + row * shape.k;
+      const std::vector<float> alone = product(**gemm, shape, {begin, begin + shape.k}, 1);
+      EXPECT_EQ(
+          std::memcmp(alone.data(), &all[static_cast<size_t>(row * shape.n)], alone.size() * 4), 0)
+          << scheme.name << " row " << row;
+    }
+  }
+}
+
+TEST_F(Gemm, NormsItsInputAsTheNormAloneDoes) {
+  for (const QuantScheme& scheme : tested_schemes()) {
+    const Problem shape{20, 256};
+    const std::vector<float> x = random_floats(33 * shape.k, 1);
+    const std::vector<float> norm = random_floats(shape.k, 2);
+    for (auto& backend : backends_) {
+      auto gemm =
+          backend->prepare_gemm(random_weight(scheme.weight, shape, 2).value(), scheme.act, 33);
+      ASSERT_TRUE(gemm.ok());
+      std::vector<float> normed(x.size());
+      backend->rms_norm(x.data(), 33, shape.k, norm.data(), 1e-5F, normed.data());
+      for (const int64_t m : {1, 33}) {
+        const std::vector<float> expected = product(**gemm, shape, normed, m);
+        std::vector<float> y(expected.size());
+        (*gemm)->run({.x = x.data(),
+                      .x_stride = shape.k,
+                      .m = m,
+                      .y = y.data(),
+                      .y_stride = shape.n,
+                      .input = {GemmInput::Kind::kRmsNorm, norm.data(), 1e-5F}});
+        EXPECT_EQ(std::memcmp(y.data(), expected.data(), y.size() * 4), 0) << scheme.name;
+      }
     }
   }
 }

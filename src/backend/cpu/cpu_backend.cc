@@ -34,12 +34,6 @@ class CpuBackend final : public Backend {
              [&](int64_t r, int) { kernels_.rms_norm(x + r * n, n, weight, eps, y + r * n); });
   }
 
-  void silu_mul(const float* gate_up, int64_t rows, int64_t n, float* y) override {
-    for_rows(pool_, rows, n, [&](int64_t r, int) {
-      kernels_.silu_mul(gate_up + 2 * r * n, gate_up + (2 * r + 1) * n, n, y + r * n);
-    });
-  }
-
   void add_bias(float* y, int64_t rows, int64_t n, const float* bias) override {
     for_rows(pool_, rows, n, [&](int64_t r, int) { kernels_.add(y + r * n, bias, n); });
   }

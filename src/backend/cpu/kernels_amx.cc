@@ -3,7 +3,7 @@
 #include "backend/cpu/kernels/table.h"
 // Tiles come on top of the vector kernels.
 #include "backend/cpu/amx/amx_attention.h"
-#include "backend/cpu/amx/amx_gemm.h"
+#include "backend/cpu/amx/amx_table.h"
 
 namespace nibble::cpu {
 

@@ -1,0 +1,90 @@
+#pragma once
+
+// How the packed weights of one tile product become 16 rows of 64 bytes.
+
+#include "backend/cpu/amx/tiles.h"
+#include "backend/cpu/kernels/gemm_kernels.h"
+
+namespace nibble::cpu {
+namespace {
+
+/// Weights that lie in memory as tiles.
+struct DirectPanel {
+  static constexpr int64_t kSourceBytes = kTileBytes;
+  static constexpr bool kDirect = true;
+};
+
+/// int4 as unsigned bytes for int8 activations.
+struct Int4Bytes {
+  static constexpr int64_t kSourceBytes = 512;
+  static constexpr bool kDirect = false;
+  static void expand(const uint8_t* source, uint8_t* tile) {
+    const __m512i mask = _mm512_set1_epi8(15);
+#pragma GCC unroll 8
+    for (int64_t step = 0; step < 8; ++step) {
+      const __m512i words = _mm512_loadu_si512(source + step * 64);
+      _mm512_store_si512(tile + step * 128, _mm512_and_si512(words, mask));
+      _mm512_store_si512(tile + step * 128 + 64,
+                         _mm512_and_si512(_mm512_srli_epi16(words, 4), mask));
+    }
+  }
+};
+
+/// int4 as bf16 pairs. A permutation of 16-bit lanes looks at five bits of each index, and its
+/// table repeats after 16, so bits above a nibble need no masking.
+struct Int4Pairs {
+  static constexpr int64_t kSourceBytes = 256;
+  static constexpr bool kDirect = false;
+  template <int kLow, int kHigh>
+  static __m512i pair(__m512i words, __m512i table) {  // shifts right; negative: left
+    const __m512i low = _mm512_srli_epi32(words, kLow);
+    const __m512i high =
+        kHigh < 0 ? _mm512_slli_epi32(words, -kHigh) : _mm512_srli_epi32(words, kHigh);
+    return _mm512_permutexvar_epi16(_mm512_mask_blend_epi16(0xaaaaaaaaU, low, high), table);
+  }
+  static void expand(const uint8_t* source, uint8_t* tile) {
+    const __m256i values = _mm256_setr_epi16(
+        static_cast<int16_t>(0xc100), static_cast<int16_t>(0xc0e0), static_cast<int16_t>(0xc0c0),
+        static_cast<int16_t>(0xc0a0), static_cast<int16_t>(0xc080), static_cast<int16_t>(0xc040),
+        static_cast<int16_t>(0xc000), static_cast<int16_t>(0xbf80), 0, 0x3f80, 0x4000, 0x4040,
+        0x4080, 0x40a0, 0x40c0, 0x40e0);  // -8 to 7
+    const __m512i table = _mm512_broadcast_i64x4(values);
+#pragma GCC unroll 4
+    for (int64_t step = 0; step < 4; ++step) {
+      const __m512i words = _mm512_loadu_si512(source + step * 64);
+      uint8_t* out = tile + step * 256;
+      // Columns (0, 1), (2, 3), (4, 5), (6, 7); column c is nibble 2c, for c >= 4 nibble 2(c-4)+1.
+      _mm512_store_si512(out, pair<0, -8>(words, table));
+      _mm512_store_si512(out + 64, pair<16, 8>(words, table));
+      _mm512_store_si512(out + 128, pair<4, -4>(words, table));
+      _mm512_store_si512(out + 192, pair<20, 12>(words, table));
+    }
+  }
+};
+
+/// Any codec whose values bf16 holds exactly.
+template <typename Codec>
+struct CodecPairs {
+  static constexpr int64_t kSourceBytes = 4 * Codec::kStepBytes;
+  static constexpr bool kDirect = false;
+  template <int kColumn>
+  static void pair(const typename Codec::Step& step, uint8_t* out) {
+    const I32x16 low = Simd::bits(Codec::template column<kColumn>(step));
+    const I32x16 high = Simd::bits(Codec::template column<kColumn + 1>(step));
+    const I32x16 mask = Simd::set_int(static_cast<int>(0xffff0000U));
+    Simd::store_int(out, Simd::or_int(Simd::shift_right<16>(low), Simd::and_int(high, mask)));
+  }
+  static void expand(const uint8_t* source, uint8_t* tile) {
+    for (int64_t i = 0; i < 4; ++i) {
+      const typename Codec::Step step = Codec::step(source + i * Codec::kStepBytes);
+      uint8_t* out = tile + i * 256;
+      pair<0>(step, out);
+      pair<2>(step, out + 64);
+      pair<4>(step, out + 128);
+      pair<6>(step, out + 192);
+    }
+  }
+};
+
+}  // namespace
+}  // namespace nibble::cpu

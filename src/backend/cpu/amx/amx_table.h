@@ -1,0 +1,54 @@
+#pragma once
+
+// The AMX kernels as entries of a kernel table.
+
+#include "backend/cpu/amx/amx_grouped.h"
+#include "backend/cpu/kernels/row_kernels.h"
+
+namespace nibble::cpu {
+namespace {
+
+template <typename Panel>
+void tile_gemm_float(const TileGemmTask& task, int64_t tile_begin, int64_t tile_end) {
+  if constexpr (!Panel::kDirect) {
+    const int64_t products = task.w.groups > 1 ? task.w.group_size / 32 : 0;
+    if (products == 1) {
+      return tile_gemm_grouped<Panel, 1>(task, tile_begin, tile_end);
+    }
+    if (products == 2) {
+      return tile_gemm_grouped<Panel, 2>(task, tile_begin, tile_end);
+    }
+    if (products == 4) {
+      return tile_gemm_grouped<Panel, 4>(task, tile_begin, tile_end);
+    }
+  }
+  tile_gemm<Panel, FloatSums>(task, tile_begin, tile_end);
+}
+
+/// A row rounded to bf16, as the pieces of TileGemmTask, padded with zeros.
+void round_pieces(const float* row, int64_t k, uint8_t* out, int64_t slab_stride) {
+  for (int64_t i = 0; i < k; i += 32) {
+    const int64_t left = k - i;
+    const F32x16 low = load_lanes(row + i, left < 16 ? left : 16);
+    const F32x16 high =
+        left > 16 ? load_lanes(row + i + 16, left < 32 ? left - 16 : 16) : Simd::set(0.0F);
+    Simd::store_u16(out, to_bf16_bits(low));
+    Simd::store_u16(out + 32, to_bf16_bits(high));
+    const bool slab_ends = i / 32 % kSlabPieces == kSlabPieces - 1;
+    out += slab_ends ? slab_stride - (kSlabPieces - 1) * kTileBytes : kTileBytes;
+  }
+}
+
+constexpr KernelTable with_tiles(KernelTable table) {
+  table.tiles_bf16 = tile_gemm_float<DirectPanel>;
+  table.tiles_int8 = tile_gemm_float<CodecPairs<CodecInt8>>;
+  table.tiles_fp8 = tile_gemm_float<CodecPairs<CodecFp8>>;
+  table.tiles_int4 = tile_gemm_float<Int4Pairs>;
+  table.tiles_int8_int8 = tile_gemm<DirectPanel, Int8Sums>;
+  table.tiles_int4_int8 = tile_gemm<Int4Bytes, Int4Sums>;
+  table.round_pieces = round_pieces;
+  return table;
+}
+
+}  // namespace
+}  // namespace nibble::cpu
