@@ -12,6 +12,7 @@ constexpr int64_t kChunksPerThread = 4;     // evens out threads that are interr
 constexpr int64_t kSerialBytes = 16 << 10;  // below, starting a loop costs more than it gains
 // From this many rows on tiles beat vectors, which fill no more than one row of a tile each.
 constexpr int64_t kFewestTileRows = 5;
+constexpr int64_t kFewestPanelRows = 64;  // of a task: each expands the weights anew
 
 bool has_token_scales(ActFormat act) {
   return act == ActFormat::kInt8Token || act == ActFormat::kFp8Token;
@@ -220,13 +221,17 @@ void CpuGemm::multiply_tiles(const GemmArgs& args) {
   const int64_t tiles = matrix_.tiles();
   const int64_t units = (tiles + kUnit - 1) / kUnit;
   const int64_t chunks = std::min(units, pool.threads() * kChunksPerThread);
-  const int64_t panels = (args.m + kTileSumRows - 1) / kTileSumRows;
+  int64_t panel_rows = kTileSumRows;
+  while (panel_rows > kFewestPanelRows && chunks * args.m < 2 * pool.threads() * panel_rows) {
+    panel_rows /= 2;  // more cores than weight tiles to share out
+  }
+  const int64_t panels = (args.m + panel_rows - 1) / panel_rows;
   pool.parallel_for(chunks * panels, [&](int64_t index, int thread) {
     const int64_t chunk = index % chunks;
-    const int64_t row = index / chunks * kTileSumRows;
+    const int64_t row = index / chunks * panel_rows;
     TileGemmTask task;
     static_cast<ProductTask&>(task) = product_task(args, row);
-    task.m = std::min(kTileSumRows, task.m);
+    task.m = std::min(panel_rows, task.m);
     task.x = x + row / 16 * kSlabPieces * 1024;
     task.slab_stride = slab_stride(args.m);
     task.x_pieces = pieces;
