@@ -9,7 +9,7 @@
 
 namespace nibble::cpu {
 
-/// What the machine gives to loops that do nothing else, with all threads of a pool; medians.
+/// What the machine gives to loops that do nothing else, with all threads of a pool; best of seven.
 struct Ceilings {
   double read_gbps = 0;  // 1e9 bytes a second, of memory beyond the caches in 2 MiB pages
   // 1e12 operations a second from registers, two per multiply-add; empty where the machine lacks
