@@ -44,8 +44,7 @@ template <typename Codec>
 struct IntSums {
   static F32x16 value(
       const TileGemmTask& task, int64_t row, int64_t tile, F32x16 scales, const uint8_t* sums) {
-    const I32x16 sum = Simd::sub_int(Simd::load_int(sums), Codec::correction(task, tile, row));
-    return Simd::mul(Simd::to_float(sum), Simd::mul(scales, Simd::set(task.x_scales[row])));
+    return int_result<Codec>(task, row, tile, scales, Simd::load_int(sums));
   }
 };
 
@@ -184,11 +183,24 @@ PanelPair make_panel(const TileGemmTask& task, int64_t tile, int64_t tiles, cons
   }
 }
 
-/// Sums that run over all of k: no scales, or one per row of weights.
-template <typename Panel, typename Kind>
-void tile_gemm(const TileGemmTask& task, int64_t tile_begin, int64_t tile_end) {
+/// One step of the walk.
+struct PanelStep {
+  KBlock block;
+  int64_t tile;
+  int64_t tile_in_block;
+  int64_t tiles;  // 1 or 2
+  Ahead ahead;
+};
+
+/// multiply(step) for every step, and the results of each block of weight tiles when its sums are
+/// complete. multiply() calls step.ahead.step() ahead_steps(block) times.
+template <typename Panel, typename Kind, typename AheadSteps, typename Multiply>
+[[gnu::always_inline]] inline void for_panels(const TileGemmTask& task,
+                                              int64_t tile_begin,
+                                              int64_t tile_end,
+                                              const AheadSteps& ahead_steps,
+                                              const Multiply& multiply) {
   configure_tiles(task.m < 16 ? task.m : 16);
-  const int64_t row_pairs = (task.m + 31) / 32;
   Walk walk{.end = tile_end,
             .products = task.x_pieces,
             .k_block = kSlabPieces,
@@ -197,24 +209,35 @@ void tile_gemm(const TileGemmTask& task, int64_t tile_begin, int64_t tile_end) {
   for (Place place{tile_begin, 0}; place.tile < tile_end;) {
     const KBlock block = walk.columns(place);
     const int64_t tile = place.tile;
-    const int64_t in_block = tile - walk.block_begin;
     const int64_t tiles = walk.block_end() - tile < 2 ? 1 : 2;
     place = walk.after(place);
-    const int64_t products = row_pairs * block.count;
-    Ahead ahead{prefetch_at<Panel>(task, walk, place, products),
-                rows_ahead(task, walk, tile, block, products)};
-    const PanelPair panel = make_panel<Panel>(task, tile, tiles, block);
-    if (tiles == 2) {
-      multiply_panel<Kind, 2>(task, panel, block, in_block, ahead);
-    } else {
-      multiply_panel<Kind, 1>(task, panel, block, in_block, ahead);
-    }
+    const int64_t count = ahead_steps(block);
+    PanelStep step{block, tile, tile - walk.block_begin, tiles,
+                   Ahead{prefetch_at<Panel>(task, walk, place, count),
+                         rows_ahead(task, walk, tile, block, count)}};
+    multiply(step);
     if (block.ends && tile + tiles == walk.block_end()) {
       write_block<Kind>(task, walk.block_begin, walk.block_end());
     }
     walk.move_to(place);
   }
   release_tiles();
+}
+
+/// Sums that run over all of k: no scales, or one per row of weights.
+template <typename Panel, typename Kind>
+void tile_gemm(const TileGemmTask& task, int64_t tile_begin, int64_t tile_end) {
+  const int64_t row_pairs = (task.m + 31) / 32;
+  for_panels<Panel, Kind>(
+      task, tile_begin, tile_end, [&](const KBlock& block) { return row_pairs * block.count; },
+      [&](PanelStep& step) {
+        const PanelPair panel = make_panel<Panel>(task, step.tile, step.tiles, step.block);
+        if (step.tiles == 2) {
+          multiply_panel<Kind, 2>(task, panel, step.block, step.tile_in_block, step.ahead);
+        } else {
+          multiply_panel<Kind, 1>(task, panel, step.block, step.tile_in_block, step.ahead);
+        }
+      });
 }
 
 }  // namespace

@@ -88,21 +88,17 @@ struct GroupPipeline {
   }
 };
 
-/// All rows times the step's one or two weight tiles over a block of columns.
+/// All rows times the step's weight tiles over a block of columns.
 template <int kProducts>
-void multiply_grouped(const TileGemmTask& task,
-                      const KBlock& block,
-                      int64_t tile,
-                      int64_t tiles,
-                      int64_t tile_in_block,
-                      Ahead& ahead) {
+void multiply_grouped(const TileGemmTask& task, PanelStep& step) {
+  const KBlock& block = step.block;
   const PackedWeights w = task.w;
-  const int64_t scale_index = tile * w.groups + block.first / kProducts;
+  const int64_t scale_index = step.tile * w.groups + block.first / kProducts;
   for (int64_t row = 0; row < task.m; row += 16) {
-    ahead.step();
+    step.ahead.step();
     const uint8_t* x = block_rows(task, block, row);
-    for (int64_t i = 0; i < tiles; ++i) {
-      auto* kept = reinterpret_cast<float*>(kept_sums(task, row, tile_in_block + i));
+    for (int64_t i = 0; i < step.tiles; ++i) {
+      auto* kept = reinterpret_cast<float*>(kept_sums(task, row, step.tile_in_block + i));
       F32x16 total[16];
 #pragma GCC unroll 16
       for (int64_t r = 0; r < 16; ++r) {
@@ -123,28 +119,12 @@ void multiply_grouped(const TileGemmTask& task,
 /// Weights in groups of 32, 64 or 128 columns.
 template <typename Panel, int kProducts>
 void tile_gemm_grouped(const TileGemmTask& task, int64_t tile_begin, int64_t tile_end) {
-  configure_tiles(task.m < 16 ? task.m : 16);
-  Walk walk{.end = tile_end,
-            .products = task.x_pieces,
-            .k_block = kSlabPieces,
-            .tiles = 2,
-            .block_begin = tile_begin};
-  for (Place place{tile_begin, 0}; place.tile < tile_end;) {
-    const KBlock block = walk.columns(place);
-    const int64_t tile = place.tile;
-    const int64_t tiles = walk.block_end() - tile < 2 ? 1 : 2;
-    place = walk.after(place);
-    const int64_t row_tiles = (task.m + 15) / 16;
-    Ahead ahead{prefetch_at<Panel>(task, walk, place, row_tiles),
-                rows_ahead(task, walk, tile, block, row_tiles)};
-    expand_panel<Panel>(task, tile, tiles, block);
-    multiply_grouped<kProducts>(task, block, tile, tiles, tile - walk.block_begin, ahead);
-    if (block.ends && tile + tiles == walk.block_end()) {
-      write_block<FloatSums>(task, walk.block_begin, walk.block_end());
-    }
-    walk.move_to(place);
-  }
-  release_tiles();
+  for_panels<Panel, FloatSums>(
+      task, tile_begin, tile_end, [&](const KBlock& /*block*/) { return (task.m + 15) / 16; },
+      [&](PanelStep& step) {
+        expand_panel<Panel>(task, step.tile, step.tiles, step.block);
+        multiply_grouped<kProducts>(task, step);
+      });
 }
 
 }  // namespace

@@ -338,6 +338,14 @@ inline I32x16 four_bytes(const uint8_t* p) {
   return Simd::set_int(word);
 }
 
+/// A row of one tile from the sum of its products.
+template <typename Codec>
+[[gnu::always_inline]] inline F32x16 int_result(
+    const ProductTask& task, int64_t row, int64_t tile, F32x16 scales, I32x16 products) {
+  const I32x16 sum = Simd::sub_int(products, Codec::correction(task, tile, row));
+  return Simd::mul(Simd::to_float(sum), Simd::mul(scales, Simd::set(task.x_scales[row])));
+}
+
 template <typename Codec, int kRows>
 void int_rows(const GemmTask& task, int64_t tile, int64_t row) {
   const uint8_t* codes = task.w.codes + tile * task.w.tile_bytes;
@@ -361,10 +369,8 @@ void int_rows(const GemmTask& task, int64_t tile, int64_t row) {
   const F32x16 scales = load_scales(task.w, tile);
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
-    const I32x16 sum =
-        Simd::sub_int(Simd::add_int(acc[r][0], acc[r][1]), Codec::correction(task, tile, row + r));
-    const F32x16 scale = Simd::mul(scales, Simd::set(task.x_scales[row + r]));
-    write_tile_row(task, row + r, tile, Simd::mul(Simd::to_float(sum), scale));
+    const I32x16 sum = Simd::add_int(acc[r][0], acc[r][1]);
+    write_tile_row(task, row + r, tile, int_result<Codec>(task, row + r, tile, scales, sum));
   }
 }
 
@@ -402,9 +408,8 @@ void int_pair(const GemmTask& task, int64_t tile, int64_t row) {
     const F32x16 scales = load_scales(task.w, tile + t);
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
-      const I32x16 sum = Simd::sub_int(acc[r][t], Codec::correction(task, tile + t, row + r));
-      const F32x16 scale = Simd::mul(scales, Simd::set(task.x_scales[row + r]));
-      write_tile_row(task, row + r, tile + t, Simd::mul(Simd::to_float(sum), scale));
+      write_tile_row(task, row + r, tile + t,
+                     int_result<Codec>(task, row + r, tile + t, scales, acc[r][t]));
     }
   }
 }
