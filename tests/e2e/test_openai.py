@@ -341,7 +341,7 @@ def test_flags_of_other_servers():
 def test_sigterm_drains_and_port_in_use_is_reported():
     running = Server("--shutdown-timeout", "60")
     second = subprocess.run(
-        [BINARY, "serve", str(model), "--port", str(running.port)],
+        [BINARY, "serve", MODEL, "--port", str(running.port)],
         cwd=ROOT, capture_output=True, text=True, timeout=120,
     )
     assert second.returncode == 8
