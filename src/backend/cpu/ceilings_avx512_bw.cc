@@ -18,7 +18,13 @@ uint64_t read_loop_avx512(const std::byte* data, int64_t bytes) {
   for (int i = 1; i < 8; ++i) {
     sum = _mm512_add_epi64(sum, sums[i]);
   }
-  return static_cast<uint64_t>(_mm512_reduce_add_epi64(sum));
+  uint64_t lanes[8];
+  _mm512_storeu_si512(lanes, sum);
+  uint64_t total = 0;
+  for (const uint64_t lane : lanes) {
+    total += lane;
+  }
+  return total;
 }
 
 void fma512_loop(int64_t turns) {
