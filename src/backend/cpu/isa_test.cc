@@ -1,5 +1,7 @@
 #include "backend/cpu/isa.h"
 
+#include <cerrno>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -27,6 +29,26 @@ TEST(Isa, AutoTakesTheBestOfTheMachine) {
   EXPECT_STREQ(cpu::find_kernels("auto", kIceLake).value()->name, "avx512");
   EXPECT_STREQ(cpu::find_kernels("auto", kAlderLake).value()->name, "avx2_vnni");
   EXPECT_STREQ(cpu::find_kernels("auto", kSapphireRapids).value()->name, "amx");
+}
+
+TEST(Isa, TilesThatTheSystemRefusesAreNamedAndPassedOver) {
+  cpu::CpuFeatures refused = kSapphireRapids;
+  refused.amx = false;
+  refused.amx_refusal = EPERM;
+  EXPECT_STREQ(cpu::find_kernels("auto", refused).value()->name, "avx512");
+  EXPECT_THAT(cpu::find_kernels("amx", refused).status().message(),
+              HasSubstr("cannot run the amx kernels"));
+  testing::internal::CaptureStderr();
+  cpu::log_missing(refused, "avx512");
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_THAT(log, HasSubstr("refuses this processor's AMX (Operation not permitted)"));
+  EXPECT_THAT(log, HasSubstr("avx512"));
+}
+
+TEST(Isa, PlainKernelsComeWithAWarning) {
+  testing::internal::CaptureStderr();
+  cpu::log_missing(kPlain, "scalar");
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("no AVX2"));
 }
 
 TEST(Isa, ListsWhatTheMachineHas) {
