@@ -11,9 +11,8 @@ namespace nibble {
 /// Weights in the canonical form of QuantTensor that lie in memory of somebody else: a mapped file,
 /// or a QuantTensor. Copying them is left to whoever needs another form.
 ///
-///   codes   n rows of row_bytes(), aligned to nothing; what lies past k in the last word of an
-///   int4
-///           row may be anything
+///   codes   n rows of row_bytes(), aligned to nothing; what lies past k in the last word of
+///           an int4 row may be anything
 ///   scales  [n, groups] in scale_type, aligned to nothing, or one number for all of them
 struct QuantView {
   enum class Scales : uint8_t { kEach, kOneForAll };

@@ -1,6 +1,7 @@
 #include <immintrin.h>
 
 #include "backend/cpu/ceiling_loops.h"
+#include "backend/cpu/register_loop.h"
 
 namespace nibble::cpu {
 
@@ -28,22 +29,8 @@ uint64_t read_loop_avx512(const std::byte* data, int64_t bytes) {
 }
 
 void fma512_loop(int64_t turns) {
-  __m512 sums[12] = {};
-  for (__m512& sum : sums) {
-    __asm__ volatile("" : "+v"(sum));  // else equal sums become one
-  }
-  __m512 x = _mm512_set1_ps(1.25F);
-  __m512 y = _mm512_set1_ps(-0.75F);
-  for (int64_t turn = 0; turn < turns; ++turn) {
-    __asm__ volatile("" : "+v"(x), "+v"(y));
-#pragma GCC unroll 12
-    for (__m512& sum : sums) {
-      sum = _mm512_fmadd_ps(x, y, sum);
-    }
-  }
-  for (__m512& sum : sums) {
-    __asm__ volatile("" : "+v"(sum));
-  }
+  register_loop(_mm512_set1_ps(1.25F), _mm512_set1_ps(-0.75F), turns,
+                [](auto sum, auto a, auto b) { return _mm512_fmadd_ps(a, b, sum); });
 }
 
 }  // namespace nibble::cpu

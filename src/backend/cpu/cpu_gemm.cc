@@ -110,11 +110,20 @@ const float* CpuGemm::input_row(const GemmArgs& args, int64_t row, float* buffer
   return nullptr;
 }
 
-int64_t CpuGemm::slab_stride(int64_t m) { return (m + 15) / 16 * kSlabPieces * 1024; }
+int64_t CpuGemm::pieces() const {
+  const int64_t columns = matrix_.act() == ActFormat::kInt8Token ? 64 : 32;
+  return (matrix_.k() + columns - 1) / columns;
+}
+
+bool CpuGemm::takes_input_as_given(const GemmArgs& args) const {
+  return matrix_.act() == ActFormat::kFloat && args.input.kind == GemmInput::Kind::kPlain;
+}
+
+int64_t CpuGemm::slab_stride(int64_t m) { return (m + 15) / 16 * kSlabPieces * kTileBytes; }
 
 uint8_t* CpuGemm::tile_row(int64_t row) {
-  return reinterpret_cast<uint8_t*>(workspace_.activations()) + row / 16 * kSlabPieces * 1024 +
-         row % 16 * 64;
+  return reinterpret_cast<uint8_t*>(workspace_.activations()) +
+         row / 16 * kSlabPieces * kTileBytes + row % 16 * 64;
 }
 
 void CpuGemm::round_row(const GemmArgs& args, int64_t row, int thread) {
@@ -122,8 +131,6 @@ void CpuGemm::round_row(const GemmArgs& args, int64_t row, int thread) {
   const ActFormat act = matrix_.act();
   float* buffer = workspace_.row(thread);
   const float* x = input_row(args, row, buffer);
-  const int64_t per_piece = act == ActFormat::kInt8Token ? 64 : 32;
-  const int64_t pieces = (k + per_piece - 1) / per_piece;
   auto* bytes = reinterpret_cast<uint8_t*>(workspace_.activations());
   if (act == ActFormat::kInt8Token) {
     const bool tiles = in_tiles(args.m);
@@ -131,8 +138,8 @@ void CpuGemm::round_row(const GemmArgs& args, int64_t row, int thread) {
         kernels_.quantize_int8({.x = x,
                                 .k = k,
                                 .offset = matrix_.format().code == WeightCode::kInt8 ? 128 : 0,
-                                .out = tiles ? tile_row(row) : bytes + row * pieces * 64,
-                                .piece_stride = tiles ? 1024 : 64,
+                                .out = tiles ? tile_row(row) : bytes + row * pieces() * 64,
+                                .piece_stride = tiles ? kTileBytes : 64,
                                 .slab_stride = tiles ? slab_stride(args.m) : 512});
     workspace_.scales()[row] = result.scale;
     workspace_.sums()[row] = result.sum;
@@ -172,9 +179,7 @@ void CpuGemm::run(const GemmArgs& args) {
   CHECK_LE(args.m, max_m_);
   CHECK_GE(args.x_stride, args.input.kind == GemmInput::Kind::kSiluMul ? 2 * k : k);
   CHECK_GE(args.y_stride, matrix_.n());
-  const bool as_given =
-      matrix_.act() == ActFormat::kFloat && args.input.kind == GemmInput::Kind::kPlain;
-  if (!as_given) {
+  if (!takes_input_as_given(args)) {
     for_rows(workspace_.pool(), args.m, k,
              [&](int64_t row, int thread) { round_row(args, row, thread); });
   }
@@ -189,12 +194,12 @@ void CpuGemm::multiply_rows(const GemmArgs& args) {
   GemmTask whole;
   whole.x = args.x;
   whole.x_stride = args.x_stride;
-  if (matrix_.act() != ActFormat::kFloat || args.input.kind != GemmInput::Kind::kPlain) {
+  if (!takes_input_as_given(args)) {
     whole.x = reinterpret_cast<const float*>(workspace_.activations());
     whole.x_stride = matrix_.k();
   }
   const auto* codes = reinterpret_cast<const uint8_t*>(workspace_.activations());
-  whole.xq_stride = (matrix_.k() + 63) / 64 * 64;
+  whole.xq_stride = pieces() * 64;
   const bool integer = matrix_.act() == ActFormat::kInt8Token;
   const int64_t tiles = matrix_.tiles();
   ThreadPool& pool = workspace_.pool();
@@ -215,8 +220,6 @@ void CpuGemm::multiply_rows(const GemmArgs& args) {
 void CpuGemm::multiply_tiles(const GemmArgs& args) {
   constexpr int64_t kUnit = 4;  // weight tiles that a kernel likes to take at once
   ThreadPool& pool = workspace_.pool();
-  const int64_t per_piece = matrix_.act() == ActFormat::kInt8Token ? 64 : 32;
-  const int64_t pieces = (matrix_.k() + per_piece - 1) / per_piece;
   const auto* x = reinterpret_cast<const uint8_t*>(workspace_.activations());
   const int64_t tiles = matrix_.tiles();
   const int64_t units = (tiles + kUnit - 1) / kUnit;
@@ -232,9 +235,9 @@ void CpuGemm::multiply_tiles(const GemmArgs& args) {
     TileGemmTask task;
     static_cast<ProductTask&>(task) = product_task(args, row);
     task.m = std::min(panel_rows, task.m);
-    task.x = x + row / 16 * kSlabPieces * 1024;
+    task.x = x + row / 16 * kSlabPieces * kTileBytes;
     task.slab_stride = slab_stride(args.m);
-    task.x_pieces = pieces;
+    task.x_pieces = pieces();
     task.scratch = workspace_.tile_scratch(thread);
     tile_kernel_(task, units * chunk / chunks * kUnit,
                  std::min(tiles, units * (chunk + 1) / chunks * kUnit));

@@ -30,6 +30,9 @@ class CpuGemm final : public PreparedGemm {
   CpuGemm(PackedMatrix matrix, const KernelTable& kernels, Workspace& workspace);
 
   void round_row(const GemmArgs& args, int64_t row, int thread);
+  /// Pieces of 64 bytes of a row of rounded activations (int8 or bf16).
+  [[nodiscard]] int64_t pieces() const;
+  [[nodiscard]] bool takes_input_as_given(const GemmArgs& args) const;
   // Where a row's first piece lies among the tiles of TileGemmTask, and how far apart slabs are.
   [[nodiscard]] uint8_t* tile_row(int64_t row);
   [[nodiscard]] static int64_t slab_stride(int64_t m);

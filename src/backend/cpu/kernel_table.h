@@ -57,6 +57,7 @@ constexpr int64_t kTileSumColumns = 256;  // output channels whose sums are kept
 constexpr int64_t kTilePanelBytes = 40 << 10;
 constexpr int64_t kTileScratchBytes = kTilePanelBytes + kTileSumRows * kTileSumColumns * 4;
 
+constexpr int64_t kTileBytes = 1024;  // 16 rows of 64 bytes
 constexpr int64_t kSlabPieces = 8;
 
 /// For AMX. Activations come in tiles: pieces of 64 bytes (64 int8 or 32 bf16 columns) of 16 rows,

@@ -109,31 +109,31 @@ inline void zero_sums() {
   }
 }
 
-/// Sums of the second tile of rows lie `stride` bytes after those of the first.
+/// Sums as kept_sums() places them: two weight tiles side by side for each tile of rows.
 template <int kM, int kN>
-inline void load_sums(const uint8_t* sums, int64_t stride) {
+inline void load_sums(const uint8_t* sums) {
   load_tile<0>(sums);
   if constexpr (kN == 2) {
     load_tile<1>(sums + kTileBytes);
   }
   if constexpr (kM == 2) {
-    load_tile<2>(sums + stride);
+    load_tile<2>(sums + 2 * kTileBytes);
     if constexpr (kN == 2) {
-      load_tile<3>(sums + stride + kTileBytes);
+      load_tile<3>(sums + 3 * kTileBytes);
     }
   }
 }
 
 template <int kM, int kN>
-inline void store_sums(uint8_t* sums, int64_t stride) {
+inline void store_sums(uint8_t* sums) {
   store_tile<0>(sums);
   if constexpr (kN == 2) {
     store_tile<1>(sums + kTileBytes);
   }
   if constexpr (kM == 2) {
-    store_tile<2>(sums + stride);
+    store_tile<2>(sums + 2 * kTileBytes);
     if constexpr (kN == 2) {
-      store_tile<3>(sums + stride + kTileBytes);
+      store_tile<3>(sums + 3 * kTileBytes);
     }
   }
 }
@@ -146,14 +146,13 @@ void multiply_rows(const TileGemmTask& task,
                    uint8_t* sums,
                    Ahead& ahead) {
   const uint8_t* x = block_rows(task, block, row);
-  constexpr int64_t kStride = 2 * kTileBytes;
   if (block.starts) {
     zero_sums<kM, kN>();
   } else {
-    load_sums<kM, kN>(sums, kStride);
+    load_sums<kM, kN>(sums);
   }
   multiply<Kind, kM, kN>(panel, x, ahead);
-  store_sums<kM, kN>(sums, kStride);
+  store_sums<kM, kN>(sums);
 }
 
 /// All rows times one or two weight tiles, over one block of columns.
@@ -201,15 +200,11 @@ template <typename Panel, typename Kind, typename AheadSteps, typename Multiply>
                                               const AheadSteps& ahead_steps,
                                               const Multiply& multiply) {
   configure_tiles(task.m < 16 ? task.m : 16);
-  Walk walk{.end = tile_end,
-            .products = task.x_pieces,
-            .k_block = kSlabPieces,
-            .tiles = 2,
-            .block_begin = tile_begin};
+  Walk walk{.end = tile_end, .products = task.x_pieces, .block_begin = tile_begin};
   for (Place place{tile_begin, 0}; place.tile < tile_end;) {
     const KBlock block = walk.columns(place);
     const int64_t tile = place.tile;
-    const int64_t tiles = walk.block_end() - tile < 2 ? 1 : 2;
+    const int64_t tiles = walk.block_end() - tile < kStepTiles ? 1 : kStepTiles;
     place = walk.after(place);
     const int64_t count = ahead_steps(block);
     PanelStep step{block, tile, tile - walk.block_begin, tiles,

@@ -11,6 +11,7 @@ namespace nibble::cpu {
 namespace {
 
 constexpr int64_t kBlockTiles = kTileSumColumns / kTileRows;  // weight tiles of a block
+constexpr int64_t kStepTiles = 2;                             // of a step
 
 /// Where a block of products lies along k.
 struct KBlock {
@@ -86,23 +87,21 @@ struct Place {
 struct Walk {
   int64_t end;       // weight tile
   int64_t products;  // along k
-  int64_t k_block;   // products of a block
-  int64_t tiles;     // weight tiles of a step
   int64_t block_begin;
   [[nodiscard]] int64_t block_end() const {
     return block_begin + kBlockTiles < end ? block_begin + kBlockTiles : end;
   }
   [[nodiscard]] Place after(Place place) const {
-    if (place.tile + tiles < block_end()) {
-      return {place.tile + tiles, place.k};
+    if (place.tile + kStepTiles < block_end()) {
+      return {place.tile + kStepTiles, place.k};
     }
-    return place.k + k_block < products ? Place{block_begin, place.k + k_block}
-                                        : Place{block_end(), 0};
+    return place.k + kSlabPieces < products ? Place{block_begin, place.k + kSlabPieces}
+                                            : Place{block_end(), 0};
   }
   void move_to(Place place) { block_begin = place.tile >= block_end() ? place.tile : block_begin; }
   [[nodiscard]] KBlock columns(Place place) const {
     const int64_t left = products - place.k;
-    return {place.k, left < k_block ? left : k_block, place.k == 0, left <= k_block};
+    return {place.k, left < kSlabPieces ? left : kSlabPieces, place.k == 0, left <= kSlabPieces};
   }
 };
 
@@ -112,14 +111,14 @@ Prefetcher prefetch_at(const TileGemmTask& task, const Walk& walk, Place next, i
   const uint8_t* begin =
       task.w.codes + next.tile * task.w.tile_bytes + next.k * Panel::kSourceBytes;
   const int64_t bytes = next.tile < walk.end ? walk.columns(next).count * Panel::kSourceBytes : 0;
-  return {begin, begin + bytes, walk.tiles, task.w.tile_bytes, (bytes + count - 1) / count};
+  return {begin, begin + bytes, kStepTiles, task.w.tile_bytes, (bytes + count - 1) / count};
 }
 
 /// Fetches the share that the step of `tile` has of the activations of the next block of columns.
 inline Prefetcher rows_ahead(
     const TileGemmTask& task, const Walk& walk, int64_t tile, const KBlock& block, int64_t count) {
-  const int64_t steps = (walk.block_end() - walk.block_begin + walk.tiles - 1) / walk.tiles;
-  const int64_t step = (tile - walk.block_begin) / walk.tiles;
+  const int64_t steps = (walk.block_end() - walk.block_begin + kStepTiles - 1) / kStepTiles;
+  const int64_t step = (tile - walk.block_begin) / kStepTiles;
   const int64_t slab = block.ends ? 0 : block.first / kSlabPieces + 1;
   const int64_t bytes = (task.m + 15) / 16 * kSlabPieces * kTileBytes;
   const uint8_t* begin = task.x + slab * task.slab_stride;

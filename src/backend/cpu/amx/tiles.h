@@ -4,13 +4,13 @@
 
 #include <immintrin.h>
 
+#include "backend/cpu/kernel_table.h"
+
 // AMX tiles: eight registers of 16 rows of 64 bytes. Included by the one source file with these
 // flags. GCC 12's own intrinsics take no template arguments and do not say that they read and
 // write memory, so that stores before them get lost; hence these.
 namespace nibble::cpu {
 namespace {
-
-constexpr int64_t kTileBytes = 1024;
 
 struct alignas(64) TileConfig {
   uint8_t palette = 1;
