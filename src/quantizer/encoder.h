@@ -1,0 +1,85 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/status.h"
+#include "checkpoint/linear_reader.h"
+#include "quant/scheme.h"
+#include "quantizer/rtn.h"
+
+namespace nibble {
+
+/// What a first pass over a matrix, or over matrices that share a scale, learns.
+struct Extent {
+  float absmax = 0;
+};
+
+/// What became of the weights of some rows. Sums are exact enough and taken in a fixed order, so
+/// that reports do not depend on threads: add() rows in ascending order.
+struct RowsError {
+  int64_t count = 0;
+  double signal = 0;    // sum of w^2
+  double noise = 0;     // sum of (w - decoded)^2
+  double product = 0;   // sum of w * decoded
+  double energy = 0;    // sum of decoded^2
+  float max_error = 0;  // largest |w - decoded|
+  int64_t clipped = 0;  // weights beyond the outermost code, by more than half a step
+  int64_t zeros = 0;    // weights that are not zero and became zero
+  float scale_low = 0;  // smallest and largest magnitude of a scale
+  float scale_high = 0;
+
+  void add(const RowsError& next);
+  [[nodiscard]] double snr_db() const;
+  [[nodiscard]] double cosine() const;
+};
+
+/// Turns rows of one matrix [n, k] into the bytes of the tensors that store it. Immutable and
+/// thread-safe: rows may be encoded in any order and on any thread with the same result.
+class MatrixEncoder {
+ public:
+  virtual ~MatrixEncoder() = default;
+  MatrixEncoder(const MatrixEncoder&) = delete;
+  MatrixEncoder& operator=(const MatrixEncoder&) = delete;
+
+  /// Whether encode() needs the Extent of all rows (one scale for a tensor).
+  [[nodiscard]] virtual bool needs_extent() const = 0;
+  /// Rows are encoded in blocks of this many (the last may be shorter): 1, 8 or 128.
+  [[nodiscard]] virtual int64_t row_block() const = 0;
+  /// The stored tensors, in the order of linear_slots().
+  [[nodiscard]] const std::vector<TensorSlot>& slots() const { return slots_; }
+  /// Which bytes of slot `slot` rows [row, row + rows) fill; row is a multiple of row_block().
+  /// A slot that belongs to no row (a shape, a tensor's one scale) is filled by row 0.
+  struct Place {
+    int64_t offset = 0;
+    int64_t bytes = 0;
+  };
+  [[nodiscard]] virtual Place place(size_t slot, int64_t row, int64_t rows) const = 0;
+  /// Encodes rows [row, row + rows), at most row_block() of them.
+  ///   x    [rows, k] f32
+  ///   out  one pointer per slot to place(slot, row, rows).bytes bytes; aligned to nothing
+  /// kCorrupt for a weight that is NaN or infinite, naming row and column; the caller adds the
+  /// tensor.
+  virtual Status encode(int64_t row,
+                        int64_t rows,
+                        const float* x,
+                        const Extent& extent,
+                        std::span<std::byte* const> out,
+                        RowsError& error) const = 0;
+
+ protected:
+  MatrixEncoder() = default;
+
+  std::vector<TensorSlot> slots_;
+};
+
+/// The encoder of a scheme. kUnsupported when k is no multiple of the group size.
+Result<std::unique_ptr<MatrixEncoder>> make_encoder(const QuantScheme& scheme,
+                                                    ScaleRule rule,
+                                                    int64_t n,
+                                                    int64_t k);
+
+}  // namespace nibble
