@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "checkpoint/dialect.h"
 #include "checkpoint/linear_reader.h"
 #include "quant/scheme.h"
 #include "quantizer/rtn.h"
@@ -60,9 +61,11 @@ class MatrixEncoder {
   [[nodiscard]] virtual Place place(size_t slot, int64_t row, int64_t rows) const = 0;
   /// Encodes rows [row, row + rows), at most row_block() of them.
   ///   x    [rows, k] f32
+  ///   extent  of all rows of all matrices that share the scale; unused unless needs_extent()
   ///   out  one pointer per slot to place(slot, row, rows).bytes bytes; aligned to nothing
+  ///   error  out: of these rows alone
   /// kCorrupt for a weight that is NaN or infinite, naming row and column; the caller adds the
-  /// tensor.
+  /// tensor. Bytes and sums are the same on every machine.
   virtual Status encode(int64_t row,
                         int64_t rows,
                         const float* x,
@@ -76,10 +79,21 @@ class MatrixEncoder {
   std::vector<TensorSlot> slots_;
 };
 
-/// The encoder of a scheme. kUnsupported when k is no multiple of the group size.
-Result<std::unique_ptr<MatrixEncoder>> make_encoder(const QuantScheme& scheme,
-                                                    ScaleRule rule,
+/// How matrices are encoded.
+struct EncoderOptions {
+  QuantScheme scheme;
+  ScaleRule rule = ScaleRule::kBest;
+  Dialect dialect = Dialect::kCompressedTensors;  // default_dialect(scheme) unless asked otherwise
+};
+
+/// The encoder of matrices [n, k]. kUnsupported when k is no multiple of the group size, or the
+/// dialect cannot store the scheme; kInvalidArgument when the rule does not apply to the scheme.
+Result<std::unique_ptr<MatrixEncoder>> make_encoder(const EncoderOptions& options,
                                                     int64_t n,
                                                     int64_t k);
+
+/// Largest magnitude of rows [rows, k], for the Extent of an encoder that needs it. kCorrupt for a
+/// weight that is NaN or infinite, naming row (counted from `row`) and column.
+Result<float> absmax_of(const float* x, int64_t row, int64_t rows, int64_t k);
 
 }  // namespace nibble

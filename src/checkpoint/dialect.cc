@@ -1,0 +1,71 @@
+#include "checkpoint/dialect.h"
+
+#include <array>
+#include <utility>
+
+namespace nibble {
+namespace {
+
+constexpr std::array<std::pair<std::string_view, Dialect>, 3> kNames = {{
+    {"compressed-tensors", Dialect::kCompressedTensors},
+    {"quark", Dialect::kQuark},
+    {"fp8", Dialect::kFp8Block},
+}};
+
+bool can_store(Dialect dialect, const QuantScheme& scheme) {
+  if (!scheme.weight.quantized()) {
+    return true;
+  }
+  return dialect == Dialect::kCompressedTensors;
+}
+
+}  // namespace
+
+Result<Dialect> parse_dialect(std::string_view name) {
+  std::string known;
+  for (const auto& [text, dialect] : kNames) {
+    if (text == name) {
+      return dialect;
+    }
+    known += known.empty() ? "" : ", ";
+    known += text;
+  }
+  return make_error(StatusCode::kInvalidArgument, "unknown format \"{}\"; choose one of {}", name,
+                    known);
+}
+
+std::string_view dialect_name(Dialect dialect) {
+  for (const auto& [text, value] : kNames) {
+    if (value == dialect) {
+      return text;
+    }
+  }
+  return {};
+}
+
+Dialect default_dialect(const QuantScheme& scheme) {
+  for (const auto& [text, dialect] : kNames) {
+    if (can_store(dialect, scheme)) {
+      return dialect;
+    }
+  }
+  return Dialect::kCompressedTensors;
+}
+
+Status check_dialect(Dialect dialect, const QuantScheme& scheme) {
+  if (can_store(dialect, scheme)) {
+    return {};
+  }
+  std::string able;
+  for (const auto& [text, other] : kNames) {
+    if (can_store(other, scheme)) {
+      able += able.empty() ? "" : ", ";
+      able += text;
+    }
+  }
+  return make_error(StatusCode::kUnsupported,
+                    "format {} cannot store scheme {}; choose another with --format: {}",
+                    dialect_name(dialect), scheme.name, able);
+}
+
+}  // namespace nibble
