@@ -35,6 +35,11 @@ class Backend {
   [[nodiscard]] virtual std::string_view name() const = 0;  // "cpu/avx512"
   [[nodiscard]] virtual int threads() const = 0;
 
+  /// kUnsupported, with the reason and a remedy, for weights and activations that prepare_gemm()
+  /// has no kernel for.
+  [[nodiscard]] virtual Status check_gemm(const WeightFormat& format,
+                                          ActFormat act,
+                                          int64_t k) const = 0;
   /// Packs the rows of several matrices of one format and k, one below the other, for rows of
   /// activations in `act`. max_m is the largest m that run() will see (workspace is sized here).
   virtual Result<std::unique_ptr<PreparedGemm>> prepare_gemm(std::span<const QuantView> parts,

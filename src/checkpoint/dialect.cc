@@ -13,10 +13,20 @@ constexpr std::array<std::pair<std::string_view, Dialect>, 3> kNames = {{
 }};
 
 bool can_store(Dialect dialect, const QuantScheme& scheme) {
-  if (!scheme.weight.quantized()) {
+  const WeightFormat& weight = scheme.weight;
+  if (!weight.quantized()) {
     return true;
   }
-  return dialect == Dialect::kCompressedTensors;
+  switch (dialect) {
+    case Dialect::kCompressedTensors:
+      return true;
+    case Dialect::kQuark:
+      return weight.code == WeightCode::kInt4 && weight.scale_per == ScalePer::kChannel &&
+             scheme.act == ActFormat::kInt8Token;
+    case Dialect::kFp8Block:
+      return weight.code == WeightCode::kFp8E4M3 && weight.scale_per == ScalePer::kBlock;
+  }
+  return false;
 }
 
 }  // namespace
@@ -44,12 +54,8 @@ std::string_view dialect_name(Dialect dialect) {
 }
 
 Dialect default_dialect(const QuantScheme& scheme) {
-  for (const auto& [text, dialect] : kNames) {
-    if (can_store(dialect, scheme)) {
-      return dialect;
-    }
-  }
-  return Dialect::kCompressedTensors;
+  return scheme.weight.scale_per == ScalePer::kBlock ? Dialect::kFp8Block
+                                                     : Dialect::kCompressedTensors;
 }
 
 Status check_dialect(Dialect dialect, const QuantScheme& scheme) {

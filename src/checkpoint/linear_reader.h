@@ -6,6 +6,7 @@
 
 #include "base/status.h"
 #include "checkpoint/checkpoint_reader.h"
+#include "checkpoint/linear_slots.h"
 #include "checkpoint/quant_config.h"
 #include "quant/quant_view.h"
 
@@ -38,18 +39,5 @@ Result<MappedLinear> map_linear_weights(const CheckpointReader& reader,
 Result<LinearWeights> read_linear_weights(const CheckpointReader& reader,
                                           const QuantConfig& config,
                                           std::string_view module);
-
-/// One tensor that stores part of a linear layer.
-struct TensorSlot {
-  std::string suffix;  // "weight_packed"
-  DType dtype = DType::kU8;
-  std::vector<int64_t> shape;
-};
-
-/// The tensors that store a layer [n, k] of this scheme, in the order codes, scale, shape.
-std::vector<TensorSlot> linear_slots(const QuantScheme& scheme, int64_t n, int64_t k);
-/// File bytes of one slot of linear_slots() for `weight`. Scales must be representable in the
-/// slot's type.
-Result<std::vector<std::byte>> slot_bytes(const TensorSlot& slot, const QuantTensor& weight);
 
 }  // namespace nibble

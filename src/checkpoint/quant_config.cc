@@ -9,6 +9,7 @@
 
 #include "base/file.h"
 #include "checkpoint/dialects/compressed_tensors.h"
+#include "checkpoint/quant_config_writer.h"
 
 namespace nibble {
 namespace {
@@ -122,7 +123,9 @@ Result<QuantConfig> load_quant_config(const std::string& model_dir) {
 }
 
 Json quant_config_json(const QuantScheme& scheme, const std::vector<std::string>& ignore) {
-  return compressed_tensors::config_json(scheme, ignore);
+  auto json = stored_config_json({.uses = {{scheme, {}}}, .ignore = ignore});
+  CHECK(json.ok());
+  return std::move(json).value();
 }
 
 }  // namespace nibble

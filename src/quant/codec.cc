@@ -1,5 +1,6 @@
 #include "quant/codec.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "base/check.h"
@@ -9,16 +10,18 @@
 namespace nibble {
 namespace {
 
-// Visits runs of weights under one scale: visit(begin, end, scale).
+// Visits runs of weights under one scale: visit(begin, end, scale, zero point).
 template <typename Visit>
-void for_each_group(const WeightFormat& format, int64_t k, const float* scales, Visit visit) {
-  if (format.scale_per != ScalePer::kGroup) {
-    visit(int64_t{0}, k, format.quantized() ? scales[0] : 1.0F);
+void for_each_group(const WeightFormat& format, int64_t k, RowScales row, Visit visit) {
+  if (!format.grouped()) {
+    visit(int64_t{0}, k, format.quantized() ? row.scales[0] : 1.0F, 0);
     return;
   }
-  CHECK_EQ(k % format.group_size, 0);
-  for (int64_t g = 0; g < k / format.group_size; ++g) {
-    visit(g * format.group_size, (g + 1) * format.group_size, scales[g]);
+  const int64_t size = format.group_size;
+  CHECK(format.scale_per == ScalePer::kBlock || k % size == 0);
+  const bool zeros = format.zero_points == ZeroPoints::kPerScale;
+  for (int64_t g = 0; g * size < k; ++g) {
+    visit(g * size, std::min(k, (g + 1) * size), row.scales[g], zeros ? row.zeros[g] : 0);
   }
 }
 
@@ -35,56 +38,68 @@ T load(const std::byte* codes, int64_t index) {
 }
 
 // Nibble i of the row is bits 4(i % 2).. of byte i / 2: the little-endian image of the words.
-void encode_int4(const float* x, int64_t begin, int64_t end, float scale, std::byte* codes) {
-  constexpr CodeRange kRange = code_range(WeightCode::kInt4);
-  for (int64_t i = begin; i < end; ++i) {
-    const auto nibble = static_cast<unsigned>(encode_int(x[i], scale, kRange) + 8);
-    codes[i / 2] |= static_cast<std::byte>(nibble << (i % 2 * 4));
+void store_nibble(std::byte* codes, int64_t index, int nibble) {
+  codes[index / 2] |= static_cast<std::byte>(nibble << (index % 2 * 4));
+}
+
+int load_nibble(const std::byte* codes, int64_t index) {
+  return (std::to_integer<int>(codes[index / 2]) >> (index % 2 * 4)) & 15;
+}
+
+void encode_one(WeightCode code, float x, float scale, int zero, std::byte* codes, int64_t i) {
+  switch (code) {
+    case WeightCode::kInt4:
+      store_nibble(codes, i, encode_int(x, scale, static_cast<float>(zero), code_range(code)) + 8);
+      break;
+    case WeightCode::kFp4E2M1:
+      store_nibble(codes, i, encode_e2m1(x / scale));
+      break;
+    case WeightCode::kInt8:
+      store(codes, i, static_cast<int8_t>(encode_int(x, scale, code_range(code))));
+      break;
+    case WeightCode::kFp8E4M3:
+      store(codes, i, encode_e4m3(x / scale));
+      break;
+    case WeightCode::kBf16:
+      store(codes, i, f32_to_bf16(x));
+      break;
+    case WeightCode::kF16:
+      store(codes, i, f32_to_f16(x));
+      break;
+    case WeightCode::kF32:
+      store(codes, i, x);
+      break;
   }
 }
 
-void decode_int4(const std::byte* codes, int64_t begin, int64_t end, float scale, float* out) {
-  for (int64_t i = begin; i < end; ++i) {
-    const int nibble = (std::to_integer<int>(codes[i / 2]) >> (i % 2 * 4)) & 15;
-    out[i] = static_cast<float>(nibble - 8) * scale;
+float decode_one(WeightCode code, const std::byte* codes, int64_t i, float scale, int zero) {
+  switch (code) {
+    case WeightCode::kInt4:
+      return static_cast<float>(load_nibble(codes, i) - 8 - zero) * scale;
+    case WeightCode::kFp4E2M1:
+      return decode_e2m1(static_cast<uint8_t>(load_nibble(codes, i))) * scale;
+    case WeightCode::kInt8:
+      return static_cast<float>(load<int8_t>(codes, i)) * scale;
+    case WeightCode::kFp8E4M3:
+      return decode_e4m3(load<uint8_t>(codes, i)) * scale;
+    case WeightCode::kBf16:
+      return bf16_to_f32(load<uint16_t>(codes, i));
+    case WeightCode::kF16:
+      return f16_to_f32(load<uint16_t>(codes, i));
+    case WeightCode::kF32:
+      return load<float>(codes, i);
   }
+  return 0;
 }
 
 }  // namespace
 
 void encode_row(
-    const WeightFormat& format, const float* x, int64_t k, const float* scales, std::byte* codes) {
-  if (format.code == WeightCode::kInt4) {
-    std::memset(codes, 0, static_cast<size_t>(QuantTensor::code_row_bytes(format.code, k)));
-  }
-  for_each_group(format, k, scales, [&](int64_t begin, int64_t end, float scale) {
-    switch (format.code) {
-      case WeightCode::kInt4:
-        encode_int4(x, begin, end, scale, codes);
-        break;
-      case WeightCode::kInt8:
-        for (int64_t i = begin; i < end; ++i) {
-          store(codes, i, static_cast<int8_t>(encode_int(x[i], scale, code_range(format.code))));
-        }
-        break;
-      case WeightCode::kFp8E4M3:
-        for (int64_t i = begin; i < end; ++i) {
-          store(codes, i, encode_e4m3(x[i] / scale));
-        }
-        break;
-      case WeightCode::kBf16:
-        for (int64_t i = begin; i < end; ++i) {
-          store(codes, i, f32_to_bf16(x[i]));
-        }
-        break;
-      case WeightCode::kF16:
-        for (int64_t i = begin; i < end; ++i) {
-          store(codes, i, f32_to_f16(x[i]));
-        }
-        break;
-      case WeightCode::kF32:
-        std::memcpy(codes, x, static_cast<size_t>(k) * sizeof(float));
-        break;
+    const WeightFormat& format, const float* x, int64_t k, RowScales scales, std::byte* codes) {
+  std::memset(codes, 0, static_cast<size_t>(QuantTensor::code_row_bytes(format.code, k)));
+  for_each_group(format, k, scales, [&](int64_t begin, int64_t end, float scale, int zero) {
+    for (int64_t i = begin; i < end; ++i) {
+      encode_one(format.code, x[i], scale, zero, codes, i);
     }
   });
 }
@@ -92,61 +107,23 @@ void encode_row(
 void decode_row(const QuantTensor& tensor, int64_t row, float* out) {
   const WeightFormat& format = tensor.format;
   const std::byte* codes = tensor.codes.data() + row * tensor.row_bytes();
-  const float* scales = tensor.scales.as<float>().data() + row * format.groups(tensor.k);
-  for_each_group(format, tensor.k, scales, [&](int64_t begin, int64_t end, float scale) {
-    switch (format.code) {
-      case WeightCode::kInt4:
-        decode_int4(codes, begin, end, scale, out);
-        break;
-      case WeightCode::kInt8:
-        for (int64_t i = begin; i < end; ++i) {
-          out[i] = static_cast<float>(load<int8_t>(codes, i)) * scale;
-        }
-        break;
-      case WeightCode::kFp8E4M3:
-        for (int64_t i = begin; i < end; ++i) {
-          out[i] = decode_e4m3(load<uint8_t>(codes, i)) * scale;
-        }
-        break;
-      case WeightCode::kBf16:
-        for (int64_t i = begin; i < end; ++i) {
-          out[i] = bf16_to_f32(load<uint16_t>(codes, i));
-        }
-        break;
-      case WeightCode::kF16:
-        for (int64_t i = begin; i < end; ++i) {
-          out[i] = f16_to_f32(load<uint16_t>(codes, i));
-        }
-        break;
-      case WeightCode::kF32:
-        std::memcpy(out, codes, static_cast<size_t>(tensor.k) * sizeof(float));
-        break;
+  const int64_t first = row * format.groups(tensor.k);
+  const RowScales scales = {tensor.scales.as<float>().data() + first,
+                            tensor.zeros.as<int8_t>().data() + first};
+  for_each_group(format, tensor.k, scales, [&](int64_t begin, int64_t end, float scale, int zero) {
+    for (int64_t i = begin; i < end; ++i) {
+      out[i] = decode_one(format.code, codes, i, scale, zero);
     }
   });
 }
 
 void fake_quant_row(
-    const WeightFormat& format, const float* x, int64_t k, const float* scales, float* out) {
-  for_each_group(format, k, scales, [&](int64_t begin, int64_t end, float scale) {
+    const WeightFormat& format, const float* x, int64_t k, RowScales scales, float* out) {
+  for_each_group(format, k, scales, [&](int64_t begin, int64_t end, float scale, int zero) {
     for (int64_t i = begin; i < end; ++i) {
-      switch (format.code) {
-        case WeightCode::kInt4:
-        case WeightCode::kInt8:
-          out[i] = static_cast<float>(encode_int(x[i], scale, code_range(format.code))) * scale;
-          break;
-        case WeightCode::kFp8E4M3:
-          out[i] = decode_e4m3(encode_e4m3(x[i] / scale)) * scale;
-          break;
-        case WeightCode::kBf16:
-          out[i] = bf16_to_f32(f32_to_bf16(x[i]));
-          break;
-        case WeightCode::kF16:
-          out[i] = f16_to_f32(f32_to_f16(x[i]));
-          break;
-        case WeightCode::kF32:
-          out[i] = x[i];
-          break;
-      }
+      std::byte code[4] = {};
+      encode_one(format.code, x[i], scale, zero, code, 0);
+      out[i] = decode_one(format.code, code, 0, scale, zero);
     }
   });
 }

@@ -97,13 +97,77 @@ TEST(EncodeInt, RoundsHalfToEvenAndClamps) {
   EXPECT_EQ(encode_int(-7.5F, 1.0F, code_range(WeightCode::kInt4)), -8);
 }
 
+TEST(E2M1, NearestValueTiesToEven) {
+  const double values[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+  for (int i = -8000; i <= 8000; ++i) {
+    const double x = i / 1000.0;
+    int nearest = 0;
+    for (int code = 1; code < 8; ++code) {
+      const double gain =
+          std::fabs(std::fabs(x) - values[nearest]) - std::fabs(std::fabs(x) - values[code]);
+      nearest = gain > 0 || (gain == 0 && code % 2 == 0) ? code : nearest;
+    }
+    const int sign = std::signbit(x) ? 8 : 0;
+    EXPECT_EQ(encode_e2m1(static_cast<float>(x)), sign | nearest) << x;
+  }
+  EXPECT_EQ(encode_e2m1(std::numeric_limits<float>::infinity()), 7);
+  EXPECT_EQ(encode_e2m1(-1e-40F), 8);
+  for (int code = 0; code < 16; ++code) {
+    EXPECT_EQ(encode_e2m1(decode_e2m1(static_cast<uint8_t>(code))), code);
+    EXPECT_EQ(std::fabs(decode_e2m1(static_cast<uint8_t>(code))), values[code & 7]);
+  }
+}
+
+TEST(E8M0, EveryPowerOfTwo) {
+  for (int code = 0; code < 255; ++code) {
+    const float power = decode_e8m0(static_cast<uint8_t>(code));
+    EXPECT_EQ(power, std::ldexp(1.0, code - 127));
+    EXPECT_EQ(encode_e8m0(power), code);
+  }
+  EXPECT_TRUE(std::isnan(decode_e8m0(255)));
+}
+
+TEST(Int4, ZeroPointsShiftTheCodes) {
+  constexpr CodeRange kRange = code_range(WeightCode::kInt4);
+  for (int zero = -8; zero <= 7; ++zero) {
+    for (int code = -8; code <= 7; ++code) {
+      const float value = static_cast<float>(code - zero) * 0.75F;
+      EXPECT_EQ(encode_int(value, 0.75F, static_cast<float>(zero), kRange), code);
+    }
+  }
+}
+
+TEST(EncodeRow, Mxfp4RampOfTheFormatNotes) {
+  const WeightFormat format{WeightCode::kFp4E2M1, ScalePer::kGroup, 32, DType::kF8E8M0};
+  std::vector<float> ramp(32);
+  for (int i = 0; i < 32; ++i) {
+    ramp[static_cast<size_t>(i)] = static_cast<float>(i - 16) / 8;
+  }
+  std::vector<uint8_t> bytes(16);
+  const float scale = decode_e8m0(0x7e);
+  encode_row(format, ramp.data(), 32, {&scale}, reinterpret_cast<std::byte*>(bytes.data()));
+  EXPECT_EQ(bytes, (std::vector<uint8_t>{0xee, 0xde, 0xdd, 0xcc, 0xcc, 0xab, 0xaa, 0x89, 0x00, 0x21,
+                                         0x22, 0x43, 0x44, 0x54, 0x55, 0x66}));
+}
+
+TEST(QuantSchemes, BitsPerWeight) {
+  const auto bits = [](std::string_view name) {
+    return bits_per_weight(find_scheme(name).value().weight, 4096);
+  };
+  EXPECT_EQ(bits("w4a16_g32"), 4.5);
+  EXPECT_EQ(bits("w4a16_g128_asym"), 4 + 20.0 / 128);
+  EXPECT_EQ(bits("mxfp4"), 4.25);
+  EXPECT_EQ(bits("w8a8_fp8_expert"), 8);
+  EXPECT_NEAR(bits("w8a8_fp8_block"), 8 + 32.0 / 16384, 1e-9);
+}
+
 std::vector<uint8_t> encoded(const WeightFormat& format,
                              const std::vector<float>& x,
                              const std::vector<float>& scales) {
   const auto k = static_cast<int64_t>(x.size());
   std::vector<uint8_t> bytes(static_cast<size_t>(QuantTensor::code_row_bytes(format.code, k)),
                              0xee);
-  encode_row(format, x.data(), k, scales.data(), reinterpret_cast<std::byte*>(bytes.data()));
+  encode_row(format, x.data(), k, {scales.data()}, reinterpret_cast<std::byte*>(bytes.data()));
   return bytes;
 }
 
@@ -155,16 +219,27 @@ TEST_P(EveryScheme, DecodeInvertsEncodeWithinHalfAStep) {
     for (int64_t g = 0; g < groups; ++g) {
       scales[g] = 0.5F + 0.125F * static_cast<float>(g + row);
     }
-    encode_row(scheme.weight, x.data(), k, scales, tensor.codes.data() + row * tensor.row_bytes());
+    RowScales row_scales = {scales};
+    if (scheme.weight.zero_points == ZeroPoints::kPerScale) {
+      int8_t* zeros = tensor.zeros.as<int8_t>().data() + row * groups;
+      for (int64_t g = 0; g < groups; ++g) {
+        zeros[g] = static_cast<int8_t>(g % 7 - 3);
+      }
+      row_scales.zeros = zeros;
+    }
+    encode_row(scheme.weight, x.data(), k, row_scales,
+               tensor.codes.data() + row * tensor.row_bytes());
     decode_row(tensor, row, out.data());
-    fake_quant_row(scheme.weight, x.data(), k, scales, faked.data());
+    fake_quant_row(scheme.weight, x.data(), k, row_scales, faked.data());
     EXPECT_EQ(std::memcmp(out.data(), faked.data(), out.size() * sizeof(float)), 0);
     for (int64_t i = 0; i < k; ++i) {
       const auto at = static_cast<size_t>(i);
       const float scale = groups == 0 ? 0.0F : scales[i * groups / k];
       const bool integer =
           scheme.weight.code == WeightCode::kInt4 || scheme.weight.code == WeightCode::kInt8;
-      const float tolerance = integer ? scale * 0.5001F : std::fabs(x[at]) / 15 + scale * 0.001F;
+      const bool fp4 = scheme.weight.code == WeightCode::kFp4E2M1;
+      const float floating = std::fabs(x[at]) / (fp4 ? 4.99F : 15) + scale * (fp4 ? 0.26F : 0.001F);
+      const float tolerance = integer ? scale * 0.5001F : floating;
       EXPECT_NEAR(out[at], x[at], tolerance) << scheme.name << " " << i;
     }
   }

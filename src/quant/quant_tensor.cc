@@ -14,6 +14,8 @@ int64_t QuantTensor::code_row_bytes(WeightCode code, int64_t k) {
       return k;
     case WeightCode::kInt4:
       return (k + 7) / 8 * 4;
+    case WeightCode::kFp4E2M1:
+      return (k + 1) / 2;
   }
   return 0;
 }
@@ -34,6 +36,10 @@ Result<QuantTensor> QuantTensor::allocate(const WeightFormat& format, int64_t n,
                           Buffer::allocate(static_cast<size_t>(n * tensor.row_bytes())));
   NIBBLE_ASSIGN_OR_RETURN(tensor.scales,
                           Buffer::allocate(static_cast<size_t>(n * format.groups(k)) * 4));
+  if (format.zero_points == ZeroPoints::kPerScale) {
+    NIBBLE_ASSIGN_OR_RETURN(tensor.zeros,
+                            Buffer::allocate(static_cast<size_t>(n * format.groups(k))));
+  }
   return tensor;
 }
 

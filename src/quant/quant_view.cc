@@ -30,6 +30,9 @@ QuantView view_of(const QuantTensor& tensor) {
 }
 
 Result<QuantTensor> copy_of(const QuantView& view) {
+  if (view.format.zero_points != ZeroPoints::kNone) {
+    return make_error(StatusCode::kUnsupported, "{}: views carry no zero points", view.name);
+  }
   NIBBLE_ASSIGN_OR_RETURN(QuantTensor tensor, QuantTensor::allocate(view.format, view.n, view.k));
   std::memcpy(tensor.codes.data(), view.codes, tensor.codes.size());
   if (view.format.code == WeightCode::kInt4 && view.k % 8 != 0) {

@@ -34,7 +34,7 @@ struct QuantView {
 /// A view of all of `tensor`, which must stay where it is.
 [[nodiscard]] QuantView view_of(const QuantTensor& tensor);
 /// The weights in memory of their own, padding cleared. kUnsupported when k is no multiple of the
-/// group size, kResourceExhausted.
+/// group size or the format has zero points, kResourceExhausted.
 [[nodiscard]] Result<QuantTensor> copy_of(const QuantView& view);
 
 }  // namespace nibble

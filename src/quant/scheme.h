@@ -11,32 +11,43 @@
 namespace nibble {
 
 /// How one weight element is coded.
-enum class WeightCode : uint8_t { kF32, kF16, kBf16, kInt8, kFp8E4M3, kInt4 };
+enum class WeightCode : uint8_t { kF32, kF16, kBf16, kInt8, kFp8E4M3, kInt4, kFp4E2M1 };
 
-/// What one weight scale covers.
-enum class ScalePer : uint8_t { kNone, kChannel, kGroup };
+/// What one weight scale covers: nothing, a row, group_size weights of a row, the matrix, or
+/// group_size rows of group_size weights.
+enum class ScalePer : uint8_t { kNone, kChannel, kGroup, kTensor, kBlock };
 
-/// Weight numbers of a matrix [n, k] (n output channels): value = code * scale.
-/// Integer codes are signed and symmetric (no zero point): int4 -8..7, int8 -128..127.
+/// Whether each scale has a zero point, an integer in the range of the codes.
+enum class ZeroPoints : uint8_t { kNone, kPerScale };
+
+/// Weight numbers of a matrix [n, k] (n output channels): value = (code - zero point) * scale.
+/// Integer codes are signed: int4 -8..7, int8 -128..127.
 struct WeightFormat {
   WeightCode code = WeightCode::kBf16;
   ScalePer scale_per = ScalePer::kNone;
-  int group_size = 0;               // along k, for kGroup; k must be a multiple
-  DType scale_dtype = DType::kF32;  // kF32 or kBF16: the type stored in the file
+  int group_size = 0;               // for kGroup, where k must be a multiple, and kBlock
+  DType scale_dtype = DType::kF32;  // the type stored in the file: kF32, kBF16 or kF8E8M0
+  ZeroPoints zero_points = ZeroPoints::kNone;
 
   constexpr bool operator==(const WeightFormat&) const = default;
   [[nodiscard]] constexpr bool quantized() const { return scale_per != ScalePer::kNone; }
-  /// Scales in one row of k weights.
+  [[nodiscard]] constexpr bool grouped() const {
+    return scale_per == ScalePer::kGroup || scale_per == ScalePer::kBlock;
+  }
+  /// Scales that one row of k weights uses.
   [[nodiscard]] constexpr int64_t groups(int64_t k) const {
-    return scale_per == ScalePer::kGroup ? k / group_size
-                                         : (scale_per == ScalePer::kChannel ? 1 : 0);
+    if (grouped()) {
+      return (k + group_size - 1) / group_size;
+    }
+    return quantized() ? 1 : 0;
   }
 };
 
 /// How activations enter the product. A file says kFloat; a model whose dtype is BF16 then rounds
 /// them to BF16 (kBf16), as its training did. The token forms take one scale per row of
-/// activations, absmax/127 or absmax/448, computed at run time.
-enum class ActFormat : uint8_t { kFloat, kBf16, kInt8Token, kFp8Token };
+/// activations, absmax/127 or absmax/448, computed at run time; kFp8Group takes one for every 128
+/// of a row.
+enum class ActFormat : uint8_t { kFloat, kBf16, kInt8Token, kFp8Token, kFp8Group };
 
 /// One row of the table that drives quantizer, file format, kernels and QAT.
 struct QuantScheme {
@@ -53,7 +64,7 @@ struct QuantScheme {
 [[nodiscard]] Result<QuantScheme> find_scheme(std::string_view name);
 /// Name of the row with these formats, or empty.
 [[nodiscard]] std::string_view scheme_name(const WeightFormat& weight, ActFormat act);
-/// Bits stored per weight of a row of k weights, scales included.
+/// Bits stored per weight of a row of k weights, scales and zero points included.
 [[nodiscard]] double bits_per_weight(const WeightFormat& format, int64_t k);
 
 }  // namespace nibble

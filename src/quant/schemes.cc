@@ -13,22 +13,33 @@ constexpr std::array kSchemes = {
     QuantScheme{"bf16", {kBf16, kNone, 0, DType::kF32}, ActFormat::kFloat},
     QuantScheme{"w8a8_int8", {kInt8, kChannel, 0, DType::kF32}, ActFormat::kInt8Token},
     QuantScheme{"w8a8_fp8", {kFp8E4M3, kChannel, 0, DType::kF32}, ActFormat::kFp8Token},
+    QuantScheme{"w8a8_fp8_expert", {kFp8E4M3, kTensor, 0, DType::kF32}, ActFormat::kFp8Token},
+    QuantScheme{"w8a8_fp8_block", {kFp8E4M3, kBlock, 128, DType::kF32}, ActFormat::kFp8Group},
     QuantScheme{"w4a16_g32", {kInt4, kGroup, 32, DType::kBF16}, ActFormat::kFloat},
     QuantScheme{"w4a16_g128", {kInt4, kGroup, 128, DType::kBF16}, ActFormat::kFloat},
     QuantScheme{"w4a16_channel", {kInt4, kChannel, 0, DType::kBF16}, ActFormat::kFloat},
+    QuantScheme{"w4a16_g32_asym",
+                {kInt4, kGroup, 32, DType::kBF16, ZeroPoints::kPerScale},
+                ActFormat::kFloat},
+    QuantScheme{"w4a16_g128_asym",
+                {kInt4, kGroup, 128, DType::kBF16, ZeroPoints::kPerScale},
+                ActFormat::kFloat},
+    QuantScheme{"mxfp4", {kFp4E2M1, kGroup, 32, DType::kF8E8M0}, ActFormat::kFloat},
     QuantScheme{"w4a8", {kInt4, kChannel, 0, DType::kF32}, ActFormat::kInt8Token},
 };
 
 constexpr bool legal(const QuantScheme& scheme) {
-  const bool grouped = scheme.weight.scale_per == kGroup;
+  const bool grouped = scheme.weight.grouped();
   const bool integer_weight = scheme.weight.code == kInt4 || scheme.weight.code == kInt8;
   const bool group_ok = grouped == (scheme.weight.group_size > 0);
   // One int32 sum over the whole row needs one scale for the row, and integer codes.
   const bool int8_ok = scheme.act != ActFormat::kInt8Token ||
                        (scheme.weight.scale_per == kChannel && integer_weight);
-  const bool scaled =
-      scheme.weight.quantized() == (integer_weight || scheme.weight.code == kFp8E4M3);
-  return group_ok && int8_ok && scaled;
+  const bool coded =
+      integer_weight || scheme.weight.code == kFp8E4M3 || scheme.weight.code == kFp4E2M1;
+  const bool zeros_ok =
+      scheme.weight.zero_points == ZeroPoints::kNone || scheme.weight.code == kInt4;
+  return group_ok && int8_ok && zeros_ok && scheme.weight.quantized() == coded;
 }
 
 constexpr bool all_legal() {
@@ -61,7 +72,8 @@ Result<QuantScheme> find_scheme(std::string_view name) {
 std::string_view scheme_name(const WeightFormat& weight, ActFormat act) {
   for (const QuantScheme& scheme : kSchemes) {
     if (scheme.weight.code == weight.code && scheme.weight.scale_per == weight.scale_per &&
-        scheme.weight.group_size == weight.group_size && scheme.act == act) {
+        scheme.weight.group_size == weight.group_size &&
+        scheme.weight.zero_points == weight.zero_points && scheme.act == act) {
       return scheme.name;  // the stored type of the scales is the file's affair
     }
   }
@@ -80,12 +92,18 @@ double bits_per_weight(const WeightFormat& format, int64_t k) {
       case kFp8E4M3:
         return 8.0;
       case kInt4:
+      case kFp4E2M1:
         return 4.0;
     }
     return 0.0;
   }();
-  return code_bits + static_cast<double>(format.groups(k) * dtype_bits(format.scale_dtype)) /
-                         static_cast<double>(k);
+  if (format.scale_per == kTensor) {
+    return code_bits;  // one scale for all rows
+  }
+  const int zero_bits = format.zero_points == ZeroPoints::kPerScale ? 4 : 0;
+  const int rows = format.scale_per == kBlock ? format.group_size : 1;
+  const auto scales = static_cast<double>(format.groups(k)) / rows;
+  return code_bits + scales * (dtype_bits(format.scale_dtype) + zero_bits) / static_cast<double>(k);
 }
 
 }  // namespace nibble

@@ -57,7 +57,7 @@ class RowEncoder final : public MatrixEncoder {
       const float* values = x + i * k_;
       quantize_row(format_, rule_, {values, static_cast<size_t>(k_)}, scales.data(),
                    out[0] + place(0, i, 1).offset);
-      fake_quant_row(format_, values, k_, scales.data(), decoded.data());
+      fake_quant_row(format_, values, k_, {scales.data()}, decoded.data());
       error.add(row_error(values, decoded.data(), scales));
       if (out.size() > 1) {
         store_scales(scales, out[1] + place(1, i, 1).offset);
@@ -151,6 +151,10 @@ Result<std::unique_ptr<MatrixEncoder>> make_encoder(const EncoderOptions& option
                       "{} input channels are no multiple of the group size {} of {}; leave the "
                       "module out with --ignore or choose another scheme",
                       k, format.group_size, options.scheme.name);
+  }
+  const bool shared = format.scale_per == ScalePer::kTensor || format.scale_per == ScalePer::kBlock;
+  if (shared || format.zero_points != ZeroPoints::kNone || format.code == WeightCode::kFp4E2M1) {
+    return make_error(StatusCode::kUnsupported, "scheme {}: no encoder", options.scheme.name);
   }
   return std::unique_ptr<MatrixEncoder>(std::make_unique<RowEncoder>(options, n, k));
 }

@@ -15,6 +15,7 @@
 #include "checkpoint/checkpoint_reader.h"
 #include "checkpoint/checkpoint_writer.h"
 #include "checkpoint/linear_reader.h"
+#include "quantizer/encoder.h"
 #include "quantizer/model_files.h"
 
 namespace nibble {
@@ -297,6 +298,7 @@ Status check_options(const QuantizeOptions& options) {
     return make_error(StatusCode::kInvalidArgument, "scheme {} does not quantize; choose another",
                       options.scheme.name);
   }
+  NIBBLE_RETURN_IF_ERROR(make_encoder({.scheme = options.scheme}, 1, int64_t{1} << 20).status());
   if (options.shard_bytes <= 0) {
     return make_error(StatusCode::kInvalidArgument, "--shard-size: {} bytes is not positive",
                       options.shard_bytes);

@@ -211,9 +211,9 @@ QuantError quantize_row(const WeightFormat& format,
   for (int64_t g = 0; g < groups; ++g) {
     scales[g] = group_scale(x.subspan(static_cast<size_t>(g) * width, width), format, rule);
   }
-  encode_row(format, x.data(), k, scales, codes);
+  encode_row(format, x.data(), k, {scales}, codes);
   std::vector<float> decoded(x.size());
-  fake_quant_row(format, x.data(), k, scales, decoded.data());
+  fake_quant_row(format, x.data(), k, {scales}, decoded.data());
   QuantError error;
   for (size_t i = 0; i < x.size(); ++i) {
     const double difference = static_cast<double>(x[i]) - static_cast<double>(decoded[i]);

@@ -22,6 +22,12 @@ class CpuBackend final : public Backend {
   [[nodiscard]] std::string_view name() const override { return name_; }
   [[nodiscard]] int threads() const override { return pool_.threads(); }
 
+  [[nodiscard]] Status check_gemm(const WeightFormat& format,
+                                  ActFormat act,
+                                  int64_t k) const override {
+    return check_formats(format, act, k);
+  }
+
   Result<std::unique_ptr<PreparedGemm>> prepare_gemm(std::span<const QuantView> parts,
                                                      ActFormat act,
                                                      int64_t max_m) override {

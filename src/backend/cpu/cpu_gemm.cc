@@ -43,6 +43,8 @@ Product product_of(const KernelTable& kernels, WeightCode code, ActFormat act) {
     case WeightCode::kInt4:
       return integer ? Product{"gemm_w4a8", kernels.gemm_int4_int8, kernels.tiles_int4_int8}
                      : Product{"gemm_w4a16", kernels.gemm_int4, kernels.tiles_int4};
+    case WeightCode::kFp4E2M1:
+      return {};  // refused when packing
   }
   return {};
 }

@@ -25,6 +25,7 @@ int64_t code_bytes(WeightCode code) {
     case WeightCode::kFp8E4M3:
       return 1;
     case WeightCode::kInt4:
+    case WeightCode::kFp4E2M1:
       return 0;  // half a byte: packed by words
   }
   return 0;
@@ -58,29 +59,6 @@ int64_t element_index(int64_t lane, int64_t column, int64_t together) {
   return (column / together * kTileRows + lane) * together + column % together;
 }
 
-Status check_formats(const WeightFormat& format, ActFormat act, int64_t k) {
-  const bool integer = format.code == WeightCode::kInt8 || format.code == WeightCode::kInt4;
-  const bool grouped = format.scale_per == ScalePer::kGroup && format.group_size != k;
-  if (act == ActFormat::kInt8Token && (!integer || format.groups(k) != 1)) {
-    return make_error(StatusCode::kUnsupported,
-                      "int8 activations need int8 or int4 weights with one scale per output "
-                      "channel; quantize to one of these, or run with float activations");
-  }
-  if (act == ActFormat::kFp8Token &&
-      (format.code != WeightCode::kFp8E4M3 || format.groups(k) != 1)) {
-    return make_error(StatusCode::kUnsupported,
-                      "fp8 activations need fp8 weights with one scale per output channel; "
-                      "quantize to these, or run with float activations");
-  }
-  const int group = format.group_size;
-  if (grouped &&
-      (group % kStepColumns != 0 || (group % kMaxBlock != 0 && kMaxBlock % group != 0))) {
-    return make_error(StatusCode::kUnsupported,
-                      "group size {}: this backend takes 8, 16, 32 and multiples of 32", group);
-  }
-  return {};
-}
-
 bool scales_fit_bf16(const QuantView& weight) {
   if (weight.scale_type == DType::kBF16) {
     return true;
@@ -106,6 +84,7 @@ WordOrder word_order(WeightCode code, ActFormat act) {
     case WeightCode::kFp8E4M3:
       return act == ActFormat::kInt8Token ? WordOrder::kWords : WordOrder::kBytes;
     case WeightCode::kInt4:
+    case WeightCode::kFp4E2M1:
       return WordOrder::kNibbles;
   }
   return WordOrder::kWords;
@@ -151,6 +130,45 @@ Status nan_codes(const QuantView& part) {
 }
 
 }  // namespace
+
+Status check_formats(const WeightFormat& format, ActFormat act, int64_t k) {
+  const char* missing = nullptr;
+  if (format.zero_points != ZeroPoints::kNone) {
+    missing = "weights with zero points";
+  } else if (format.code == WeightCode::kFp4E2M1) {
+    missing = "fp4 weights";
+  } else if (format.scale_per == ScalePer::kBlock || act == ActFormat::kFp8Group) {
+    missing = "fp8 weights with a scale per block";
+  } else if (format.scale_per == ScalePer::kTensor) {
+    missing = "weights with one scale for the matrix, unless it is repeated per channel";
+  }
+  if (missing != nullptr) {
+    return make_error(StatusCode::kUnsupported,
+                      "this backend has no kernels for {}; quantize the model again, with --scheme "
+                      "w4a16_g32 or w8a8_fp8",
+                      missing);
+  }
+  const bool integer = format.code == WeightCode::kInt8 || format.code == WeightCode::kInt4;
+  const bool grouped = format.scale_per == ScalePer::kGroup && format.group_size != k;
+  if (act == ActFormat::kInt8Token && (!integer || format.groups(k) != 1)) {
+    return make_error(StatusCode::kUnsupported,
+                      "int8 activations need int8 or int4 weights with one scale per output "
+                      "channel; quantize to one of these, or run with float activations");
+  }
+  if (act == ActFormat::kFp8Token &&
+      (format.code != WeightCode::kFp8E4M3 || format.groups(k) != 1)) {
+    return make_error(StatusCode::kUnsupported,
+                      "fp8 activations need fp8 weights with one scale per output channel; "
+                      "quantize to these, or run with float activations");
+  }
+  const int group = format.group_size;
+  if (grouped &&
+      (group % kStepColumns != 0 || (group % kMaxBlock != 0 && kMaxBlock % group != 0))) {
+    return make_error(StatusCode::kUnsupported,
+                      "group size {}: this backend takes 8, 16, 32 and multiples of 32", group);
+  }
+  return {};
+}
 
 Result<PackedMatrix> PackedMatrix::create(Parts parts,
                                           ActFormat act,

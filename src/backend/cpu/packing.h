@@ -10,6 +10,9 @@
 
 namespace nibble::cpu {
 
+/// kUnsupported, with the reason and a remedy, for what PackedMatrix does not take.
+[[nodiscard]] Status check_formats(const WeightFormat& format, ActFormat act, int64_t k);
+
 /// Owned memory of one packed matrix; PackedWeights describes the layout.
 class PackedMatrix final {
  public:

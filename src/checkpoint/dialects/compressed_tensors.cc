@@ -211,19 +211,6 @@ Result<QuantGroup> parse_group(const Json& object, const std::string& where) {
   return group;
 }
 
-Json activation_json(ActFormat act) {
-  if (act == ActFormat::kFloat) {
-    return nullptr;
-  }
-  return Json::object({{"num_bits", 8},
-                       {"type", act == ActFormat::kInt8Token ? "int" : "float"},
-                       {"symmetric", true},
-                       {"strategy", "token"},
-                       {"group_size", nullptr},
-                       {"dynamic", true},
-                       {"actorder", nullptr}});
-}
-
 }  // namespace
 
 Result<QuantConfig> parse_config(const Json& config, const std::string& where) {
@@ -247,33 +234,6 @@ Result<QuantConfig> parse_config(const Json& config, const std::string& where) {
     result.groups.push_back(std::move(group));
   }
   return result;
-}
-
-Json config_json(const QuantScheme& scheme, const std::vector<std::string>& ignore) {
-  CHECK(scheme.weight.quantized());
-  const bool grouped = scheme.weight.scale_per == ScalePer::kGroup;
-  const bool fp8 = scheme.weight.code == WeightCode::kFp8E4M3;
-  const bool int4 = scheme.weight.code == WeightCode::kInt4;
-  const char* format = fp8 ? "float-quantized" : (int4 ? "pack-quantized" : "int-quantized");
-  Json weights = Json::object({{"num_bits", int4 ? 4 : 8},
-                               {"type", fp8 ? "float" : "int"},
-                               {"symmetric", true},
-                               {"strategy", grouped ? "group" : "channel"},
-                               {"group_size", grouped ? Json(scheme.weight.group_size) : Json()},
-                               {"dynamic", false},
-                               {"actorder", nullptr}});
-  Json group = Json::object({{"targets", JsonArray{"Linear"}},
-                             {"weights", std::move(weights)},
-                             {"input_activations", activation_json(scheme.act)},
-                             {"output_activations", nullptr},
-                             {"format", format}});
-  JsonArray ignored(ignore.begin(), ignore.end());
-  return Json::object({{"quant_method", kMethod},
-                       {"format", format},
-                       {"quantization_status", "compressed"},
-                       {"kv_cache_scheme", nullptr},
-                       {"config_groups", Json::object({{"group_0", std::move(group)}})},
-                       {"ignore", std::move(ignored)}});
 }
 
 }  // namespace nibble::compressed_tensors

@@ -17,7 +17,4 @@ inline constexpr std::string_view kMethod = "compressed-tensors";
 /// fields, asymmetric or act-ordered weights, static activations and other formats.
 Result<QuantConfig> parse_config(const Json& config, const std::string& where);
 
-/// The inverse, for one scheme on all linear layers except `ignore`.
-Json config_json(const QuantScheme& scheme, const std::vector<std::string>& ignore);
-
 }  // namespace nibble::compressed_tensors

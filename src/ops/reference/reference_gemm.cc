@@ -22,6 +22,11 @@ double decode_e4m3(uint8_t code) {
          (exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 10));
 }
 
+double decode_e2m1(int code) {
+  constexpr double kValues[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+  return (code & 8) != 0 ? -kValues[code & 7] : kValues[code & 7];
+}
+
 double code_value(const QuantTensor& weight, int64_t row, int64_t column) {
   const auto* bytes =
       reinterpret_cast<const uint8_t*>(weight.codes.data()) + row * weight.row_bytes();
@@ -41,18 +46,22 @@ double code_value(const QuantTensor& weight, int64_t row, int64_t column) {
       return decode_e4m3(bytes[column]);
     case WeightCode::kInt4:
       return ((bytes[column / 2] >> (column % 2 * 4)) & 15) - 8;
+    case WeightCode::kFp4E2M1:
+      return decode_e2m1(bytes[column / 2] >> (column % 2 * 4));
   }
   return 0.0;
 }
 
 double weight_value(const QuantTensor& weight, int64_t row, int64_t column) {
-  const double code = code_value(weight, row, column);
+  double code = code_value(weight, row, column);
   const int64_t groups = weight.format.groups(weight.k);
   if (groups == 0) {
     return code;
   }
-  const int64_t group =
-      weight.format.scale_per == ScalePer::kGroup ? column / weight.format.group_size : 0;
+  const int64_t group = weight.format.grouped() ? column / weight.format.group_size : 0;
+  if (weight.format.zero_points == ZeroPoints::kPerScale) {
+    code -= weight.zeros.as<int8_t>()[static_cast<size_t>(row * groups + group)];
+  }
   return code * weight.scales.as<float>()[static_cast<size_t>(row * groups + group)];
 }
 
