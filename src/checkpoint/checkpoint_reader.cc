@@ -148,6 +148,11 @@ std::string_view CheckpointReader::file_of(const TensorInfo& tensor) const {
   return file_name(shard_of(tensor).file.path());
 }
 
+const std::map<std::string, std::string>& CheckpointReader::metadata_of(
+    const TensorInfo& tensor) const {
+  return shard_of(tensor).content.metadata;
+}
+
 std::string CheckpointReader::where(const TensorInfo& tensor) const {
   return fmt::format("{}: tensor {}", file_of(tensor), tensor.name);
 }

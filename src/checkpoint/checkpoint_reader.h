@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -32,6 +33,9 @@ class CheckpointReader final {
   [[nodiscard]] std::string where(const TensorInfo& tensor) const;
   /// Name of the file that holds the tensor, without folder.
   [[nodiscard]] std::string_view file_of(const TensorInfo& tensor) const;
+  /// Metadata of the file that holds the tensor.
+  [[nodiscard]] const std::map<std::string, std::string>& metadata_of(
+      const TensorInfo& tensor) const;
   /// Bytes of tensor data over all files.
   [[nodiscard]] int64_t total_bytes() const;
   /// Starts to read a tensor's bytes from the disk, without waiting for them.

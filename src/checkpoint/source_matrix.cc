@@ -1,25 +1,190 @@
 #include "checkpoint/source_matrix.h"
 
+#include <algorithm>
+#include <array>
 #include <string_view>
+#include <unordered_set>
+#include <utility>
 
+#include "checkpoint/source_formats.h"
 #include "checkpoint/source_plain.h"
 
 namespace nibble {
+namespace {
 
-Result<SourceModel> list_source_matrices(const CheckpointReader& reader,
-                                         [[maybe_unused]] const Json& config) {
-  constexpr std::string_view kSuffix = ".weight";
-  SourceModel model;
-  for (const TensorInfo* tensor : reader.tensors()) {
-    const std::string_view name = tensor->name;
-    if (name.ends_with(kSuffix) && is_plain_matrix(*tensor)) {
-      const std::string_view module = name.substr(0, name.size() - kSuffix.size());
-      model.matrices.push_back(make_plain_source(reader, *tensor, std::string(module)));
-    } else {
-      model.others.push_back(tensor);
+// Parts of stored matrices: left over, they are scales without codes.
+constexpr std::array<std::string_view, 7> kParts = {
+    "weight_scale",      "weight_scale_inv", "weight_scale_2", "weight_global_scale",
+    "weight_zero_point", "weight_g_idx",     "weight_shape"};
+constexpr std::array<std::string_view, 3> kWordParts = {"qzeros", "scales", "g_idx"};
+
+/// "model.layers.0.mlp.up_proj" and "weight"; the whole name is the suffix when it has no dot.
+struct SplitName {
+  std::string_view module;
+  std::string_view suffix;
+};
+
+SplitName split_name(std::string_view name) {
+  const size_t dot = name.rfind('.');
+  return dot == std::string_view::npos ? SplitName{{}, name}
+                                       : SplitName{name.substr(0, dot), name.substr(dot + 1)};
+}
+
+FusedModel fused_model(const Json& config) {
+  FusedModel model;
+  for (const Json* from : {&config, config.find("text_config")}) {
+    const Json* type = from == nullptr ? nullptr : from->find("model_type");
+    const Json* size = from == nullptr ? nullptr : from->find("hidden_size");
+    if (type != nullptr && type->is_string() && size != nullptr && size->is_int()) {
+      model = {type->as_string(), size->as_int()};
     }
   }
   return model;
+}
+
+/// Walks over all tensors in file order.
+class Lister final {
+ public:
+  Lister(const CheckpointReader& reader, const SourceConfig& config, FusedModel model)
+      : context_{reader, config}, model_(std::move(model)) {}
+
+  Result<SourceModel> list() {
+    for (const TensorInfo* tensor : context_.reader.tensors()) {
+      NIBBLE_RETURN_IF_ERROR(visit(*tensor));
+    }
+    NIBBLE_RETURN_IF_ERROR(check_modules());
+    for (const TensorInfo* tensor : context_.reader.tensors()) {
+      if (used_.count(tensor) == 0) {
+        NIBBLE_RETURN_IF_ERROR(check_orphan(*tensor));
+        out_.others.push_back(tensor);
+      }
+    }
+    return std::move(out_);
+  }
+
+ private:
+  Status visit(const TensorInfo& tensor) {
+    const SplitName name = split_name(tensor.name);
+    const std::string module(name.module);
+    if (name.suffix == "weight_packed") {
+      NIBBLE_RETURN_IF_ERROR(check_alone(tensor, module, {"weight", "qweight"}));
+      return add(packed_facts(context_, tensor, module));
+    }
+    if (name.suffix == "qweight") {
+      NIBBLE_RETURN_IF_ERROR(check_alone(tensor, module, {"weight"}));
+      return add(word_facts(context_, tensor, module));
+    }
+    if (name.suffix == "weight" && !module.empty()) {
+      return visit_weight(tensor, module);
+    }
+    if (tensor.name.ends_with(kBlocksSuffix)) {
+      return add_experts(tensor, append_expert_blocks(context_, tensor, out_.matrices));
+    }
+    if (is_fused_experts(tensor, model_)) {
+      return add_experts(tensor, append_fused_experts(context_, tensor, model_, out_.matrices));
+    }
+    return {};
+  }
+
+  // A plain matrix, or codes that need scales. Vectors and what has more axes stay as they are.
+  Status visit_weight(const TensorInfo& tensor, const std::string& module) {
+    if (is_plain_matrix(tensor)) {
+      NIBBLE_RETURN_IF_ERROR(
+          check_alone(tensor, module, {"weight_scale", "weight_scale_inv", "weight_scale_2"}));
+      out_.matrices.push_back(make_plain_source(context_.reader, tensor, module));
+      used_.insert(&tensor);
+      return {};
+    }
+    const bool codes = tensor.dtype == DType::kI8 || tensor.dtype == DType::kU8 ||
+                       tensor.dtype == DType::kI32 || tensor.dtype == DType::kF8E4M3;
+    const bool has_scales = context_.find(module, "weight_scale") != nullptr ||
+                            context_.find(module, "weight_scale_inv") != nullptr;
+    if (!codes || (tensor.shape.size() != 2 && !has_scales)) {
+      return is_small_float(tensor.dtype)
+                 ? context_.unsupported(tensor, fmt::format("codes of type {} are not read",
+                                                            dtype_name(tensor.dtype)))
+                 : Status();
+    }
+    return add(weight_facts(context_, tensor, module));
+  }
+
+  static bool is_small_float(DType dtype) {
+    return dtype == DType::kF4E2M1 || dtype == DType::kF6E2M3 || dtype == DType::kF6E3M2 ||
+           dtype == DType::kF8E5M2 || dtype == DType::kF8E4M3FNUZ || dtype == DType::kF8E5M2FNUZ;
+  }
+
+  // One tensor for all experts and others for each of them would be two weights of one module.
+  [[nodiscard]] Status check_modules() const {
+    std::unordered_set<std::string_view> modules;
+    for (const auto& matrix : out_.matrices) {
+      if (!modules.insert(matrix->module()).second) {
+        return make_error(StatusCode::kCorrupt, "{}: the weights of {} are stored twice",
+                          matrix->where(), matrix->module());
+      }
+    }
+    return {};
+  }
+
+  // None of these may stand beside the tensor.
+  [[nodiscard]] Status check_alone(const TensorInfo& tensor,
+                                   const std::string& module,
+                                   std::initializer_list<std::string_view> suffixes) const {
+    for (const std::string_view suffix : suffixes) {
+      if (const TensorInfo* other = context_.find(module, suffix)) {
+        return context_.corrupt(tensor, fmt::format("there is also {}; the weights of {} are "
+                                                    "described twice",
+                                                    other->name, module));
+      }
+    }
+    return {};
+  }
+
+  Status add(Result<CodedFacts> facts) {
+    if (!facts.ok()) {
+      return facts.status();
+    }
+    out_.matrices.push_back(make_coded_source(context_.reader, std::move(*facts)));
+    use(*out_.matrices.back());
+    return {};
+  }
+
+  Status add_experts(const TensorInfo& tensor, Status status) {
+    if (status.ok()) {
+      use(*out_.matrices.back());
+      used_.insert(&tensor);
+    }
+    return status;
+  }
+
+  void use(const SourceMatrix& matrix) {
+    used_.insert(matrix.tensors().begin(), matrix.tensors().end());
+  }
+
+  [[nodiscard]] Status check_orphan(const TensorInfo& tensor) const {
+    const std::string_view suffix = split_name(tensor.name).suffix;
+    const SourceMethod method = context_.config.method;
+    const bool words = method == SourceMethod::kGptq || method == SourceMethod::kAwq;
+    const bool part =
+        std::find(kParts.begin(), kParts.end(), suffix) != kParts.end() ||
+        (words && std::find(kWordParts.begin(), kWordParts.end(), suffix) != kWordParts.end()) ||
+        (method == SourceMethod::kMxfp4 && suffix.ends_with(kScalesSuffix));
+    return part ? context_.corrupt(tensor,
+                                   "belongs to no codes; their tensor was cut from the checkpoint, "
+                                   "or they are stored in a form that has no such part")
+                : Status();
+  }
+
+  SourceContext context_;
+  FusedModel model_;
+  SourceModel out_;
+  std::unordered_set<const TensorInfo*> used_;
+};
+
+}  // namespace
+
+Result<SourceModel> list_source_matrices(const CheckpointReader& reader, const Json& config) {
+  NIBBLE_ASSIGN_OR_RETURN(const SourceConfig source, read_source_config(config, reader.path()));
+  return Lister(reader, source, fused_model(config)).list();
 }
 
 }  // namespace nibble

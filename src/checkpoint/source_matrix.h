@@ -23,7 +23,8 @@ class SourceMatrix {
   SourceMatrix& operator=(const SourceMatrix&) = delete;
 
   /// Values of rows [row, row + rows) into out [rows, k] f32: exactly what the stored codes and
-  /// scales mean, rounded once to f32. Infinities and NaN of plain weights pass; a NaN code of an
+  /// scales mean, rounded once to f32; scales of several stages are first multiplied (divided by a
+  /// global scale) in f32. Infinities and NaN of plain weights pass; a NaN code of an
   /// 8-bit float or a scale that is NaN or infinite is kCorrupt, naming file, tensor and place.
   virtual Status decode(int64_t row, int64_t rows, float* out) const = 0;
   /// The mapped bytes that decode() of these rows touches: for reading ahead and dropping pages.

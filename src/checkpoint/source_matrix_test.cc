@@ -9,7 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "base/f16.h"
-#include "checkpoint/source_plain.h"
+#include "checkpoint/source_kernels.h"
 
 namespace nibble {
 namespace {
