@@ -4,7 +4,6 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
-#include <limits>
 #include <utility>
 
 #include "base/f16.h"
@@ -13,14 +12,6 @@
 
 namespace nibble {
 namespace {
-
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-
-// 2^(byte - 127); 255 is NaN.
-float decode_e8m0(uint8_t byte) {
-  const uint32_t bits = byte == 0 ? 0x00400000U : static_cast<uint32_t>(byte) << 23;
-  return byte == 255 ? kNan : std::bit_cast<float>(bits);
-}
 
 // Index of the first number that is NaN or infinite, or the number of them.
 size_t first_not_finite(std::span<const float> values) {
