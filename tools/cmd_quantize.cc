@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <charconv>
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -10,6 +11,7 @@
 #include "output.h"
 #include "progress.h"
 #include "quantizer/quantize.h"
+#include "stop_on_signal.h"
 
 namespace nibble {
 
@@ -23,6 +25,11 @@ struct Flags {
   QuantizeOptions options;
   std::string scheme;
   std::string rule = "best";
+  std::string format;
+  std::string kv_cache = "none";
+  std::string part;
+  bool finish = false;
+  bool dry_run = false;
   bool force = false;
   bool json = false;
 };
@@ -30,13 +37,13 @@ struct Flags {
 std::string scheme_list() {
   std::string names;
   for (const QuantScheme& scheme : all_schemes()) {
-    if (scheme.weight.quantized()) {
-      names += names.empty() ? "" : ", ";
-      names += scheme.name;
-    }
+    names += names.empty() ? "" : ", ";
+    names += scheme.name;
   }
   return names;
 }
+
+double mega(int64_t bytes) { return static_cast<double>(bytes) / 1e6; }
 
 Json report_json(const QuantizeReport& report, const Flags& flags) {
   JsonArray worst;
@@ -51,12 +58,27 @@ Json report_json(const QuantizeReport& report, const Flags& flags) {
        {"bytes_out", report.bytes_out},
        {"seconds", report.seconds},
        {"peak_rss_bytes", report.peak_rss_bytes},
+       {"already_there", report.already_there},
        {"snr_db", Json::object({{"mean", report.snr_db_mean}, {"min", report.snr_db_min}})},
        {"worst_first", std::move(worst)}});
 }
 
+Json part_json(const QuantizeReport& report, const Flags& flags) {
+  return Json::object({{"part", flags.part},
+                       {"bytes_in", report.bytes_in},
+                       {"bytes_out", report.bytes_out},
+                       {"shards_done", report.shards_done},
+                       {"shards_total", report.shards_total},
+                       {"seconds", report.seconds},
+                       {"peak_rss_bytes", report.peak_rss_bytes}});
+}
+
 void print_report(const QuantizeReport& report, const Flags& flags) {
-  const auto mega = [](int64_t bytes) { return static_cast<double>(bytes) / 1e6; };
+  if (report.already_there) {
+    print_out(fmt::format("{}: is there already, made from the same source with the same options\n",
+                          flags.options.destination));
+    return;
+  }
   print_out(fmt::format(
       "{}: {} tensors, {:.1f} MB -> {:.1f} MB ({:.2f}x) in {:.1f} s, peak memory {:.0f} MB\n"
       "signal to noise of weights, dB: mean {:.2f}, worst {:.2f}\n",
@@ -68,31 +90,173 @@ void print_report(const QuantizeReport& report, const Flags& flags) {
     print_out(fmt::format("  {:6.2f}  {}\n", report.tensors[i].snr_db, report.tensors[i].name));
   }
   if (listed < report.tensors.size()) {
-    print_out(
-        fmt::format("  and {} better ones (--json lists all)\n", report.tensors.size() - listed));
+    print_out(fmt::format("  and {} better ones (all are in {})\n", report.tensors.size() - listed,
+                          kReportName));
   }
 }
 
-Status run(Flags& flags) {
+void print_part(const QuantizeReport& report, const Flags& flags) {
+  print_out(fmt::format(
+      "part {}: {} of {} weight files, {:.1f} MB -> {:.1f} MB, in {:.1f} s, peak memory {:.0f} MB; "
+      "when all parts are done, --finish completes {}\n",
+      flags.part, report.shards_done, report.shards_total, mega(report.bytes_in),
+      mega(report.bytes_out), report.seconds, mega(report.peak_rss_bytes),
+      flags.options.destination));
+}
+
+// One line a tensor: "action name bytes -> bytes file; rule".
+void print_plan(const Json& plan) {
+  for (const Json& tensor : plan.find("tensors")->as_array()) {
+    const std::string& rule = tensor.find("rule")->as_string();
+    print_out(fmt::format("{:<14} {} {} {} -> {} bytes, {}{}{}\n",
+                          tensor.find("action")->as_string(), tensor.find("name")->as_string(),
+                          tensor.find("source")->as_string(), tensor.find("bytes_in")->as_int(),
+                          tensor.find("bytes_out")->as_int(), tensor.find("file")->as_string(),
+                          rule.empty() ? "" : "; ", rule));
+  }
+  print_out(fmt::format("{} tensors, {:.1f} MB -> {:.1f} MB in {} weight files; rules: {}\n",
+                        plan.find("tensors")->as_array().size(),
+                        mega(plan.find("bytes_in")->as_int()),
+                        mega(plan.find("bytes_out")->as_int()), plan.find("shards")->as_int(),
+                        plan.find("rules")->as_string()));
+}
+
+Result<QuantizeShare> parse_share(const Flags& flags) {
+  QuantizeShare share;
+  if (flags.finish) {
+    share.kind = QuantizeShare::Kind::kFinish;
+    return share;
+  }
+  if (flags.part.empty()) {
+    return share;
+  }
+  share.kind = QuantizeShare::Kind::kPart;
+  const char* end = flags.part.data() + flags.part.size();
+  const auto [slash, error] = std::from_chars(flags.part.data(), end, share.part);
+  if (error == std::errc() && slash != end && *slash == '/') {
+    const auto [last, second_error] = std::from_chars(slash + 1, end, share.parts);
+    if (second_error == std::errc() && last == end && share.parts >= 1 && share.part >= 1 &&
+        share.part <= share.parts) {
+      return share;
+    }
+  }
+  return make_error(StatusCode::kInvalidArgument,
+                    "--part {}: not of the form I/N with I from 1 to N", flags.part);
+}
+
+Status fill_options(Flags& flags) {
   QuantizeOptions& options = flags.options;
   const auto scheme = find_scheme(flags.scheme);
   NIBBLE_RETURN_IF_ERROR(scheme.status().with_context("--scheme"));
-  options.scheme = *scheme;
+  options.plan.rules.scheme = *scheme;
   const auto rule = parse_scale_rule(flags.rule);
   NIBBLE_RETURN_IF_ERROR(rule.status().with_context("--scale-rule"));
-  options.rule = *rule;
+  options.plan.scale_rule = *rule;
+  if (!flags.format.empty()) {
+    const auto dialect = parse_dialect(flags.format);
+    NIBBLE_RETURN_IF_ERROR(dialect.status().with_context("--format"));
+    options.plan.dialect = *dialect;
+  }
+  const auto kv_cache = parse_kv_cache_scheme(flags.kv_cache);
+  NIBBLE_RETURN_IF_ERROR(kv_cache.status().with_context("--kv-cache-scheme"));
+  options.plan.kv_cache = *kv_cache;
   options.existing = flags.force ? ExistingOutput::kReplace : ExistingOutput::kRefuse;
+  NIBBLE_ASSIGN_OR_RETURN(options.share, parse_share(flags));
+  return {};
+}
+
+std::string more_text(const QuantizeProgress& progress) {
+  std::string text = fmt::format("{}/{} tensors", progress.tensors_done, progress.tensors_total);
+  if (!progress.worst_tensor.empty()) {
+    text += fmt::format(", worst {:.1f} dB {}", progress.worst_snr_db, progress.worst_tensor);
+  }
+  return text;
+}
+
+Status run(Flags& flags) {
+  NIBBLE_RETURN_IF_ERROR(fill_options(flags));
+  QuantizeOptions& options = flags.options;
+  if (flags.dry_run) {
+    NIBBLE_ASSIGN_OR_RETURN(const Json plan, describe_plan(options));
+    if (flags.json) {
+      print_out(plan.dump() + "\n");
+    } else {
+      print_plan(plan);
+    }
+    return {};
+  }
+  const StopOnSignal stop;
+  options.stop = &stop.flag();
   ProgressDisplay display("quantized", ProgressDisplay::Unit::kBytes);
   options.progress = [&display](const QuantizeProgress& progress) {
-    display.update(progress.bytes_done, progress.bytes_total, progress.tensor);
+    display.start_from(progress.bytes_before);
+    display.update(progress.bytes_done, progress.bytes_total, progress.tensor, more_text(progress));
   };
   NIBBLE_ASSIGN_OR_RETURN(const QuantizeReport report, quantize_checkpoint(options));
+  const bool part = options.share.kind == QuantizeShare::Kind::kPart && !report.already_there;
   if (flags.json) {
-    print_out(report_json(report, flags).dump() + "\n");
+    print_out((part ? part_json(report, flags) : report_json(report, flags)).dump() + "\n");
+  } else if (part) {
+    print_part(report, flags);
   } else {
     print_report(report, flags);
   }
   return {};
+}
+
+void add_selection_flags(CLI::App& command, Flags& flags) {
+  RuleOptions& rules = flags.options.plan.rules;
+  command.add_option("--scheme", flags.scheme, "One of " + scheme_list())->required();
+  command
+      .add_option("--scale-rule", flags.rule,
+                  "How scales are chosen: best, absmax, absmax7.5, signed, lsq, lsq_signed, mse")
+      ->capture_default_str();
+  command.add_option("--format", flags.format,
+                     "How it is stored: compressed-tensors, quark or fp8; the scheme decides if "
+                     "this is not given");
+  command
+      .add_option("--kv-cache-scheme", flags.kv_cache,
+                  "What config.json says about the KV cache: none or fp8")
+      ->capture_default_str();
+  command
+      .add_option("--rule", rules.rules,
+                  "PATTERN=SCHEME or PATTERN=keep for some modules: a full name, a name with *, or "
+                  "\"re:PATTERN\"; the first that matches decides; may be repeated")
+      ->allow_extra_args(false);
+  command.add_option("--rules", rules.rules_file,
+                     "File with more of them, one a line; # begins a comment");
+  command
+      .add_option("--ignore", rules.ignore,
+                  "Module to leave as it is: a pattern like those of --rule; may be repeated")
+      ->allow_extra_args(false);
+  command
+      .add_option("--include", rules.include,
+                  "Module to quantize although it is an embedding, router or lm_head; may be "
+                  "repeated")
+      ->allow_extra_args(false);
+}
+
+void add_work_flags(CLI::App& command, Flags& flags) {
+  QuantizeOptions& options = flags.options;
+  command.add_option("--shard-size", options.plan.shard_bytes, "Largest weight file, like 5GB")
+      ->transform(CLI::AsSizeValue(false))
+      ->check(whole_number(1))
+      ->default_str("5GiB");
+  command.add_option("--memory", options.memory, "Memory that is never exceeded, like 512MiB")
+      ->transform(CLI::AsSizeValue(false))
+      ->check(whole_number(1))
+      ->default_str("2GiB");
+  command.add_option("--threads", options.threads, "Worker threads; 0: all cores")
+      ->check(whole_number(0, kMostThreads))
+      ->capture_default_str();
+  CLI::Option* part = command.add_option("--part", flags.part,
+                                         "I/N: make only the I-th of N shares of the weight files");
+  command.add_flag("--finish", flags.finish, "Complete DST when all parts are done")
+      ->excludes(part);
+  command.add_option("--min-snr", options.min_snr_db,
+                     "Fail, without DST, if a tensor's signal to noise is below this, in dB");
+  command.add_flag("--dry-run", flags.dry_run, "Only print what would become of every tensor");
+  command.add_flag("--force", flags.force, "Replace DST if it exists, and other unfinished work");
 }
 
 }  // namespace
@@ -101,37 +265,17 @@ void add_quantize_command(CLI::App& app, CommandContext& context) {
   const auto flags = std::make_shared<Flags>();
   CLI::App* command = app.add_subcommand(
       "quantize", "Quantize a model folder into a new one that vLLM and transformers load too");
-  command->add_option("SRC", flags->options.source, "Folder of the unquantized model")->required();
+  command->add_option("SRC", flags->options.source, "Folder of the model")->required();
   command->add_option("DST", flags->options.destination, "Folder to create")->required();
-  command->add_option("--scheme", flags->scheme, "One of " + scheme_list())->required();
-  command
-      ->add_option("--scale-rule", flags->rule,
-                   "How scales are chosen: best, absmax, absmax7.5, signed, lsq, lsq_signed, mse")
-      ->capture_default_str();
-  command
-      ->add_option("--ignore", flags->options.ignore,
-                   "Module to leave as it is: full name or \"re:PATTERN\"; may be repeated")
-      ->allow_extra_args(false);
-  command
-      ->add_option(
-          "--include", flags->options.include,
-          "Module to quantize although it is an embedding, router or lm_head; may be repeated")
-      ->allow_extra_args(false);
-  command->add_option("--shard-size", flags->options.shard_bytes, "Largest weight file, like 5GB")
-      ->transform(CLI::AsSizeValue(false))
-      ->check(whole_number(1))
-      ->default_str("5GiB");
-  command->add_option("--threads", flags->options.threads, "Worker threads; 0: all cores")
-      ->check(whole_number(0, kMostThreads))
-      ->capture_default_str();
-  command->add_flag("--force", flags->force, "Replace DST if it exists");
+  add_selection_flags(*command, *flags);
+  add_work_flags(*command, *flags);
   command->add_flag("--json", flags->json,
                     "Print one JSON object: scheme, tensors, bytes_in, bytes_out, seconds, "
                     "peak_rss_bytes, snr_db, ...");
   command->footer(
       "Embeddings, norms, routers and lm_head stay as they are unless --include names them. DST "
-      "appears\nwhole or not at all; a run that is killed leaves DST.tmp-PID, which the next run "
-      "removes.\n\n" +
+      "appears\nwhole or not at all; until then the work is in DST.partial, and the same command "
+      "continues it after\na crash, a full disk or Ctrl-C.\n\n" +
       app.get_footer());
   command->callback([flags, &context] { context.action = [flags] { return run(*flags); }; });
 }

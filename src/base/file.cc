@@ -1,5 +1,6 @@
 #include "base/file.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -12,17 +13,8 @@
 namespace nibble {
 namespace {
 
-Status system_error(const std::string& path, std::string_view what, int error) {
-  StatusCode code = StatusCode::kIo;
-  if (error == ENOENT || error == ENOTDIR) {
-    code = StatusCode::kNotFound;
-  } else if (error == ENOSPC || error == EDQUOT || error == EFBIG || error == ENOMEM) {
-    code = StatusCode::kResourceExhausted;
-  } else if (error == EEXIST) {
-    code = StatusCode::kAlreadyExists;
-  }
-  return make_error(code, "{}: cannot {}: {}", path, what, std::strerror(error));
-}
+// A fault on a mapped file maps the pages around it too, in aligned pieces of this size.
+constexpr size_t kFaultAround = 64 << 10;
 
 class Descriptor final {
  public:
@@ -43,11 +35,11 @@ class Descriptor final {
 // Opens a regular file for reading and finds its size.
 Result<size_t> regular_file_size(int descriptor, const std::string& path) {
   if (descriptor < 0) {
-    return system_error(path, "open", errno);
+    return file_error(path, "open", errno);
   }
   struct stat info = {};
   if (::fstat(descriptor, &info) != 0) {
-    return system_error(path, "examine", errno);
+    return file_error(path, "examine", errno);
   }
   if (!S_ISREG(info.st_mode)) {
     return make_error(StatusCode::kInvalidArgument, "{}: not a regular file", path);
@@ -56,6 +48,18 @@ Result<size_t> regular_file_size(int descriptor, const std::string& path) {
 }
 
 }  // namespace
+
+Status file_error(const std::string& path, std::string_view what, int error) {
+  StatusCode code = StatusCode::kIo;
+  if (error == ENOENT || error == ENOTDIR) {
+    code = StatusCode::kNotFound;
+  } else if (error == ENOSPC || error == EDQUOT || error == EFBIG || error == ENOMEM) {
+    code = StatusCode::kResourceExhausted;
+  } else if (error == EEXIST) {
+    code = StatusCode::kAlreadyExists;
+  }
+  return make_error(code, "{}: cannot {}: {}", path, what, std::strerror(error));
+}
 
 Result<std::string> read_file(const std::string& path) {
   const Descriptor descriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
@@ -68,7 +72,7 @@ Result<std::string> read_file(const std::string& path) {
       continue;
     }
     if (count < 0) {
-      return system_error(path, "read", errno);
+      return file_error(path, "read", errno);
     }
     if (count == 0) {
       break;  // it shrank meanwhile
@@ -96,7 +100,7 @@ Result<MappedFile> MappedFile::open(const std::string& path) {
   }
   void* data = ::mmap(nullptr, file.size_, PROT_READ, MAP_PRIVATE, descriptor.get(), 0);
   if (data == MAP_FAILED) {
-    return system_error(path, "map", errno);
+    return file_error(path, "map", errno);
   }
   file.data_ = static_cast<const std::byte*>(data);
   return file;
@@ -123,26 +127,30 @@ void MappedFile::release() {
   }
 }
 
-void MappedFile::advise(std::span<const std::byte> part, int advice) const {
-  const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
-  const auto begin = static_cast<size_t>(part.data() - data_) / page * page;
-  const auto end = static_cast<size_t>(part.data() - data_) + part.size();
-  if (data_ != nullptr && end > begin) {
+void MappedFile::advise(std::span<const std::byte> part, size_t unit, int advice) const {
+  const auto begin = static_cast<size_t>(part.data() - data_) / unit * unit;
+  const auto last = static_cast<size_t>(part.data() - data_) + part.size();
+  const size_t end = std::min(size_, (last + unit - 1) / unit * unit);
+  if (data_ != nullptr && !part.empty() && end > begin) {
     // Advice only: a refusal costs time or memory, never correctness.
     static_cast<void>(::madvise(const_cast<std::byte*>(data_ + begin), end - begin, advice));
   }
 }
 
-void MappedFile::read_ahead(std::span<const std::byte> part) const { advise(part, MADV_WILLNEED); }
+void MappedFile::read_ahead(std::span<const std::byte> part) const {
+  advise(part, static_cast<size_t>(::sysconf(_SC_PAGESIZE)), MADV_WILLNEED);
+}
 
-void MappedFile::drop_pages(std::span<const std::byte> part) const { advise(part, MADV_DONTNEED); }
+void MappedFile::drop_pages(std::span<const std::byte> part) const {
+  advise(part, kFaultAround, MADV_DONTNEED);
+}
 
 Result<OutputFile> OutputFile::create(const std::string& path) {
   OutputFile file;
   file.path_ = path;
   file.descriptor_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
   if (file.descriptor_ < 0) {
-    return system_error(path, "create", errno);
+    return file_error(path, "create", errno);
   }
   return file;
 }
@@ -174,7 +182,7 @@ Status OutputFile::write(std::span<const std::byte> bytes) {
       continue;
     }
     if (count < 0) {
-      return system_error(path_, "write", errno);
+      return file_error(path_, "write", errno);
     }
     bytes = bytes.subspan(static_cast<size_t>(count));
     bytes_written_ += count;
@@ -193,7 +201,7 @@ Status OutputFile::write_at(int64_t offset, std::span<const std::byte> bytes) {
       continue;
     }
     if (count < 0) {
-      return system_error(path_, "write", errno);
+      return file_error(path_, "write", errno);
     }
     bytes = bytes.subspan(static_cast<size_t>(count));
     offset += count;
@@ -207,10 +215,10 @@ Status OutputFile::finish() {
   if (::fsync(descriptor) != 0) {
     const int error = errno;
     ::close(descriptor);
-    return system_error(path_, "flush", error);
+    return file_error(path_, "flush", error);
   }
   if (::close(descriptor) != 0) {
-    return system_error(path_, "close", errno);
+    return file_error(path_, "close", errno);
   }
   return {};
 }
@@ -218,10 +226,10 @@ Status OutputFile::finish() {
 Status sync_directory(const std::string& path) {
   const Descriptor descriptor(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (descriptor.get() < 0) {
-    return system_error(path, "open", errno);
+    return file_error(path, "open", errno);
   }
   if (::fsync(descriptor.get()) != 0 && errno != EINVAL) {  // some file systems cannot
-    return system_error(path, "flush", errno);
+    return file_error(path, "flush", errno);
   }
   return {};
 }

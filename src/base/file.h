@@ -31,13 +31,14 @@ class MappedFile final {
   [[nodiscard]] const std::string& path() const { return path_; }
   /// Tells the system that this part will be read soon.
   void read_ahead(std::span<const std::byte> part) const;
-  /// Tells the system that this part will not be read again soon: keeps resident memory small.
+  /// Tells the system that this part will not be read again soon: keeps resident memory small. Also
+  /// unmaps the neighbours that the system mapped along; whoever reads them maps them again.
   void drop_pages(std::span<const std::byte> part) const;
 
  private:
   MappedFile() = default;
   void release();
-  void advise(std::span<const std::byte> part, int advice) const;
+  void advise(std::span<const std::byte> part, size_t unit, int advice) const;
 
   std::string path_;
   const std::byte* data_ = nullptr;
@@ -74,5 +75,8 @@ class OutputFile final {
 
 /// Makes renames and new names in this folder durable.
 Status sync_directory(const std::string& path);
+
+/// "PATH: cannot WHAT: ..." for an errno; a full disk is kResourceExhausted.
+[[nodiscard]] Status file_error(const std::string& path, std::string_view what, int error);
 
 }  // namespace nibble

@@ -53,6 +53,7 @@ Status CheckpointReader::add_file(const std::string& path) {
   }
   NIBBLE_ASSIGN_OR_RETURN(SafetensorsContent content,
                           parse_safetensors(mapped->bytes(), file_name(path)));
+  mapped->drop_pages(mapped->bytes());  // the header has been read
   shards_.push_back({std::move(*mapped), std::move(content)});
   for (const TensorInfo& tensor : shards_.back().content.tensors) {
     const auto [found, inserted] = by_name_.emplace(tensor.name, &tensor);
@@ -165,12 +166,32 @@ int64_t CheckpointReader::total_bytes() const {
   return total;
 }
 
-void CheckpointReader::read_ahead(const TensorInfo& tensor) const {
-  shard_of(tensor).file.read_ahead(tensor.data);
+const MappedFile& CheckpointReader::file_at(std::span<const std::byte> part) const {
+  for (const Shard& shard : shards_) {
+    const std::span<const std::byte> bytes = shard.file.bytes();
+    if (!bytes.empty() && part.data() >= bytes.data() &&
+        part.data() + part.size() <= bytes.data() + bytes.size()) {
+      return shard.file;
+    }
+  }
+  CHECK_MSG(false, "{} bytes belong to no file of {}", part.size(), path_);
+  return shards_.front().file;
 }
 
-void CheckpointReader::drop_pages(const TensorInfo& tensor) const {
-  shard_of(tensor).file.drop_pages(tensor.data);
+void CheckpointReader::read_ahead(const TensorInfo& tensor) const { read_ahead(tensor.data); }
+
+void CheckpointReader::drop_pages(const TensorInfo& tensor) const { drop_pages(tensor.data); }
+
+void CheckpointReader::read_ahead(std::span<const std::byte> part) const {
+  if (!part.empty()) {
+    file_at(part).read_ahead(part);
+  }
+}
+
+void CheckpointReader::drop_pages(std::span<const std::byte> part) const {
+  if (!part.empty()) {
+    file_at(part).drop_pages(part);
+  }
 }
 
 }  // namespace nibble

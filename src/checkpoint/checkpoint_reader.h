@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <map>
+#include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -42,6 +43,9 @@ class CheckpointReader final {
   void read_ahead(const TensorInfo& tensor) const;
   /// Lets the system forget a tensor's pages: for streaming through models larger than memory.
   void drop_pages(const TensorInfo& tensor) const;
+  /// The same for any bytes of the mapped files.
+  void read_ahead(std::span<const std::byte> part) const;
+  void drop_pages(std::span<const std::byte> part) const;
   [[nodiscard]] const std::string& path() const { return path_; }
 
  private:
@@ -54,6 +58,7 @@ class CheckpointReader final {
   Status add_file(const std::string& path);
   Status open_sharded(const std::string& folder, const std::string& index_path);
   [[nodiscard]] const Shard& shard_of(const TensorInfo& tensor) const;
+  [[nodiscard]] const MappedFile& file_at(std::span<const std::byte> part) const;
 
   std::string path_;
   std::vector<Shard> shards_;

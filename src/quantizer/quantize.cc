@@ -1,370 +1,375 @@
 #include "quantizer/quantize.h"
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
-#include <cmath>
-#include <cstring>
+#include <cstdio>
 #include <filesystem>
-#include <thread>
+#include <optional>
+#include <unordered_map>
 #include <utility>
 
 #include "base/cpu_topology.h"
-#include "base/f16.h"
+#include "base/file.h"
+#include "base/log.h"
 #include "base/process.h"
 #include "checkpoint/checkpoint_reader.h"
-#include "checkpoint/checkpoint_writer.h"
-#include "checkpoint/linear_reader.h"
-#include "quantizer/encoder.h"
 #include "quantizer/model_files.h"
+#include "quantizer/work_folder.h"
 
 namespace nibble {
 namespace {
 
-constexpr std::string_view kWeightSuffix = ".weight";
-constexpr int64_t kRowsPerTask = 16;
-
-/// What becomes of one tensor of the source.
-struct Step {
-  const TensorInfo* tensor = nullptr;
-  std::string module;             // empty: copied byte for byte
-  std::vector<TensorSlot> slots;  // of the quantized module
-};
-
-struct Plan {
-  std::vector<Step> steps;
-  std::vector<std::string> ignore;  // linear modules that stay as they are
-};
-
-bool is_float(DType dtype) {
-  return dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16;
-}
-
-// "a.b" of a floating-point matrix "a.b.weight"; empty otherwise.
-std::string_view matrix_module(const TensorInfo& tensor) {
-  const std::string_view name = tensor.name;
-  const bool weight = name.size() > kWeightSuffix.size() &&
-                      name.substr(name.size() - kWeightSuffix.size()) == kWeightSuffix;
-  if (!weight || tensor.shape.size() != 2 || tensor.elements() == 0 || !is_float(tensor.dtype)) {
-    return {};
-  }
-  return name.substr(0, name.size() - kWeightSuffix.size());
-}
-
-std::string_view last_component(std::string_view module) {
-  return module.substr(module.find_last_of('.') + 1);  // npos + 1 is 0
-}
-
-bool is_embedding(std::string_view module) {
-  const std::string_view last = last_component(module);
-  return last.find("embed") != std::string_view::npos || last == "wte" || last == "wpe";
-}
-
-class Selector final {
- public:
-  explicit Selector(const QuantizeOptions& options)
-      : options_(options),
-        ignore_used_(options.ignore.size()),
-        include_used_(options.include.size()) {}
-
-  /// Whether a module is quantized; remembers which patterns were of use.
-  Result<bool> selects(std::string_view module) {
-    NIBBLE_ASSIGN_OR_RETURN(const bool ignored,
-                            any("--ignore", options_.ignore, ignore_used_, module));
-    NIBBLE_ASSIGN_OR_RETURN(const bool included,
-                            any("--include", options_.include, include_used_, module));
-    if (ignored && included) {
-      return make_error(StatusCode::kInvalidArgument, "module {} is both ignored and included",
-                        module);
-    }
-    return !ignored && (included || quantizable_by_default(module));
-  }
-
-  /// kInvalidArgument for a pattern that matched nothing.
-  [[nodiscard]] Status check_all_used() const {
-    NIBBLE_RETURN_IF_ERROR(check_used(options_.ignore, ignore_used_, "--ignore"));
-    return check_used(options_.include, include_used_, "--include");
-  }
-
- private:
-  static Result<bool> any(std::string_view flag,
-                          const std::vector<std::string>& patterns,
-                          std::vector<bool>& used,
-                          std::string_view module) {
-    bool found = false;
-    for (size_t i = 0; i < patterns.size(); ++i) {
-      const auto match = matches_module(patterns[i], module);
-      if (!match.ok()) {
-        return match.status().with_context(fmt::format("{} {}", flag, patterns[i]));
-      }
-      if (*match) {
-        used[i] = true;
-        found = true;
-      }
-    }
-    return found;
-  }
-
-  static Status check_used(const std::vector<std::string>& patterns,
-                           const std::vector<bool>& used,
-                           std::string_view flag) {
-    for (size_t i = 0; i < patterns.size(); ++i) {
-      if (!used[i]) {
-        return make_error(StatusCode::kInvalidArgument,
-                          "{} {}: matches no module; give a module's full name or \"re:PATTERN\"",
-                          flag, patterns[i]);
-      }
-    }
-    return {};
-  }
-
-  const QuantizeOptions& options_;
-  std::vector<bool> ignore_used_;
-  std::vector<bool> include_used_;
-};
-
-Status check_group(const CheckpointReader& reader,
-                   const TensorInfo& tensor,
-                   const QuantizeOptions& options) {
-  const WeightFormat& format = options.scheme.weight;
-  if (format.scale_per == ScalePer::kGroup && tensor.shape[1] % format.group_size != 0) {
-    return make_error(StatusCode::kUnsupported,
-                      "{}: {} input channels are no multiple of the group size {} of {}; leave the "
-                      "module out with --ignore or choose another scheme",
-                      reader.where(tensor), tensor.shape[1], format.group_size,
-                      options.scheme.name);
-  }
-  return {};
-}
-
-Result<Plan> make_plan(const CheckpointReader& reader, const QuantizeOptions& options) {
-  Plan plan;
-  Selector selector(options);
-  bool head_seen = false;
-  for (const TensorInfo* tensor : reader.tensors()) {
-    Step step{tensor, {}, {}};
-    const std::string_view module = matrix_module(*tensor);
-    if (!module.empty()) {
-      NIBBLE_ASSIGN_OR_RETURN(const bool selected, selector.selects(module));
-      head_seen = head_seen || last_component(module) == "lm_head";
-      if (selected) {
-        NIBBLE_RETURN_IF_ERROR(check_group(reader, *tensor, options));
-        step.module = module;
-        step.slots = linear_slots(options.scheme, tensor->shape[0], tensor->shape[1]);
-      } else if (!is_embedding(module)) {
-        plan.ignore.emplace_back(module);
-      }
-    }
-    plan.steps.push_back(std::move(step));
-  }
-  NIBBLE_RETURN_IF_ERROR(selector.check_all_used());
-  if (!head_seen) {
-    plan.ignore.emplace_back("lm_head");  // tied to the embedding, yet a Linear to loaders
-  }
-  const bool any = std::any_of(plan.steps.begin(), plan.steps.end(),
-                               [](const Step& step) { return !step.module.empty(); });
-  if (!any) {
-    return make_error(StatusCode::kInvalidArgument, "{}: no module is left to quantize",
-                      options.source);
-  }
-  return plan;
-}
-
-std::vector<TensorPlan> output_tensors(const Plan& plan) {
-  std::vector<TensorPlan> tensors;
-  for (const Step& step : plan.steps) {
-    if (step.module.empty()) {
-      tensors.push_back({step.tensor->name, step.tensor->dtype, step.tensor->shape, 0});
-    }
-    for (const TensorSlot& slot : step.slots) {
-      tensors.push_back(
-          {fmt::format("{}.{}", step.module, slot.suffix), slot.dtype, slot.shape, 0});
-    }
-  }
-  return tensors;
-}
-
-// One row as f32; false if a weight is not finite.
-bool load_row(const TensorInfo& tensor, int64_t row, std::span<float> out) {
-  const int64_t k = tensor.shape[1];
-  const int64_t width = dtype_bits(tensor.dtype) / 8;
-  const std::byte* data = tensor.data.data() + row * k * width;
-  if (tensor.dtype == DType::kF32) {
-    std::memcpy(out.data(), data, static_cast<size_t>(k) * 4);
-  } else {
-    for (int64_t i = 0; i < k; ++i) {
-      uint16_t bits = 0;
-      std::memcpy(&bits, data + i * 2, 2);
-      out[static_cast<size_t>(i)] =
-          tensor.dtype == DType::kBF16 ? bf16_to_f32(bits) : f16_to_f32(bits);
-    }
-  }
-  return std::all_of(out.begin(), out.end(), [](float value) { return std::isfinite(value); });
-}
-
-struct Quantized {
-  QuantTensor weight;
-  QuantError error;
-};
-
-/// Rows are shared out over threads; sums are taken in row order afterwards.
-Result<Quantized> quantize_matrix(const CheckpointReader& reader,
-                                  const TensorInfo& tensor,
-                                  const QuantizeOptions& options,
-                                  int threads) {
-  const int64_t n = tensor.shape[0];
-  const int64_t k = tensor.shape[1];
-  Quantized result;
-  NIBBLE_ASSIGN_OR_RETURN(result.weight, QuantTensor::allocate(options.scheme.weight, n, k));
-  std::vector<QuantError> errors(static_cast<size_t>(n));
-  std::atomic<int64_t> next_row{0};
-  std::atomic<int64_t> bad_row{-1};
-  const auto work = [&] {
-    std::vector<float> row_values(static_cast<size_t>(k));
-    const int64_t groups = options.scheme.weight.groups(k);
-    for (int64_t begin = next_row.fetch_add(kRowsPerTask); begin < n && bad_row < 0;
-         begin = next_row.fetch_add(kRowsPerTask)) {
-      for (int64_t row = begin; row < std::min(n, begin + kRowsPerTask); ++row) {
-        if (!load_row(tensor, row, row_values)) {
-          bad_row = row;
-          return;
-        }
-        errors[static_cast<size_t>(row)] =
-            quantize_row(options.scheme.weight, options.rule, row_values,
-                         result.weight.scales.as<float>().data() + row * groups,
-                         result.weight.codes.data() + row * result.weight.row_bytes());
-      }
-    }
-  };
-  std::vector<std::thread> workers;
-  const auto useful = std::min<int64_t>(threads, (n + kRowsPerTask - 1) / kRowsPerTask);
-  for (int64_t i = 1; i < useful; ++i) {
-    workers.emplace_back(work);
-  }
-  work();
-  for (std::thread& worker : workers) {
-    worker.join();
-  }
-  if (bad_row >= 0) {
-    return make_error(StatusCode::kCorrupt,
-                      "{}: row {} holds NaN or infinity; leave the module out with --ignore",
-                      reader.where(tensor), bad_row.load());
-  }
-  for (const QuantError& error : errors) {
-    result.error.signal += error.signal;
-    result.error.noise += error.noise;
-  }
-  return result;
-}
-
-Result<QuantizedTensor> run_step(const CheckpointReader& reader,
-                                 const Step& step,
-                                 const QuantizeOptions& options,
-                                 CheckpointWriter& writer) {
-  QuantizedTensor report;
-  report.name = step.module;
-  report.bytes_in = static_cast<int64_t>(step.tensor->data.size());
-  if (step.module.empty()) {
-    report.bytes_out = report.bytes_in;
-    NIBBLE_RETURN_IF_ERROR(writer.write(step.tensor->name, step.tensor->data));
-    return report;
-  }
-  const int threads = options.threads > 0 ? options.threads : usable_cores();
-  NIBBLE_ASSIGN_OR_RETURN(const Quantized result,
-                          quantize_matrix(reader, *step.tensor, options, threads));
-  for (const TensorSlot& slot : step.slots) {
-    NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::byte> bytes, slot_bytes(slot, result.weight));
-    NIBBLE_RETURN_IF_ERROR(writer.write(fmt::format("{}.{}", step.module, slot.suffix), bytes));
-    report.bytes_out += static_cast<int64_t>(bytes.size());
-  }
-  report.snr_db = result.error.snr_db();
-  return report;
-}
-
-void summarize(QuantizeReport& report) {
-  std::sort(report.tensors.begin(), report.tensors.end(),
-            [](const QuantizedTensor& a, const QuantizedTensor& b) {
-              return a.snr_db != b.snr_db ? a.snr_db < b.snr_db : a.name < b.name;
-            });
-  for (const QuantizedTensor& tensor : report.tensors) {
-    report.snr_db_mean += tensor.snr_db / static_cast<double>(report.tensors.size());
-  }
-  report.snr_db_min = report.tensors.front().snr_db;
-  report.peak_rss_bytes = peak_rss_bytes();
-}
+namespace fs = std::filesystem;
 
 Status check_options(const QuantizeOptions& options) {
-  if (!options.scheme.weight.quantized()) {
-    return make_error(StatusCode::kInvalidArgument, "scheme {} does not quantize; choose another",
-                      options.scheme.name);
-  }
-  NIBBLE_RETURN_IF_ERROR(make_encoder({.scheme = options.scheme}, 1, int64_t{1} << 20).status());
-  if (options.shard_bytes <= 0) {
+  if (options.plan.shard_bytes <= 0) {
     return make_error(StatusCode::kInvalidArgument, "--shard-size: {} bytes is not positive",
-                      options.shard_bytes);
+                      options.plan.shard_bytes);
+  }
+  const QuantizeShare& share = options.share;
+  if (share.parts < 1 || share.part < 1 || share.part > share.parts) {
+    return make_error(StatusCode::kInvalidArgument,
+                      "--part {}/{}: not of the form I/N with I from 1 to N", share.part,
+                      share.parts);
   }
   std::error_code ignored;
-  if (std::filesystem::equivalent(options.source, options.destination, ignored)) {
+  if (fs::equivalent(options.source, options.destination, ignored)) {
     return make_error(StatusCode::kInvalidArgument, "{}: source and destination are the same",
                       options.source);
   }
-  NIBBLE_ASSIGN_OR_RETURN(const std::string text, read_file(options.source + "/config.json"));
-  const auto config = Json::parse(text);
-  if (!config.ok()) {
-    return config.status().with_context("config.json");
-  }
-  const Json* nested = config->find("text_config");
-  if (config->find("quantization_config") != nullptr ||
-      (nested != nullptr && nested->find("quantization_config") != nullptr)) {
-    return make_error(StatusCode::kUnsupported,
-                      "{}: has a quantization_config already; start from the unquantized model",
-                      options.source);
-  }
   return {};
 }
 
-}  // namespace
-
-bool quantizable_by_default(std::string_view module) {
-  const std::string_view last = last_component(module);
-  return !is_embedding(module) && last.find("norm") == std::string_view::npos &&
-         last != "lm_head" && last != "gate" && last != "router" && last != "shared_expert_gate" &&
-         last != "classifier" && last != "score";
+Result<Json> read_config(const std::string& folder) {
+  NIBBLE_ASSIGN_OR_RETURN(const std::string text, read_file(folder + "/config.json"));
+  auto config = Json::parse(text);
+  if (!config.ok()) {
+    return config.status().with_context("config.json");
+  }
+  if (!config->is_object()) {
+    return make_error(StatusCode::kCorrupt, "config.json: not a JSON object");
+  }
+  return std::move(*config);
 }
+
+/// One call of quantize_checkpoint().
+class Run final {
+ public:
+  Run(const QuantizeOptions& options, const CheckpointReader& reader, const QuantizePlan& plan)
+      : options_(options), reader_(reader), plan_(plan), records_(plan.jobs.size()) {}
+
+  Result<QuantizeReport> run() {
+    NIBBLE_ASSIGN_OR_RETURN(destination_, WorkFolder::destination_of(options_.destination));
+    NIBBLE_RETURN_IF_ERROR(settle_leftover());
+    if (auto report = finished_in(destination_)) {
+      report->already_there = true;
+      return std::move(*report);
+    }
+    if (options_.existing == ExistingOutput::kRefuse && file_exists(destination_)) {
+      return make_error(StatusCode::kAlreadyExists,
+                        "{}: exists already; choose another name or give --force to replace it",
+                        destination_);
+    }
+    const bool part = options_.share.kind == QuantizeShare::Kind::kPart;
+    NIBBLE_ASSIGN_OR_RETURN(
+        WorkFolder folder,
+        WorkFolder::open(destination_, part ? WorkFolder::Sharing::kWithOtherParts
+                                            : WorkFolder::Sharing::kAlone));
+    auto report = work_in(folder);
+    return report.ok() ? std::move(report)
+                       : Result<QuantizeReport>(after_failure(folder, report.status()));
+  }
+
+ private:
+  // Before anything is created.
+  [[nodiscard]] Status check_memory() const {
+    std::vector<size_t> jobs;
+    for (const size_t shard : my_shards()) {
+      const std::vector<size_t>& more = plan_.shards[shard].jobs;
+      jobs.insert(jobs.end(), more.begin(), more.end());
+    }
+    return plan_memory(plan_, jobs, 1, options_.memory).status();
+  }
+
+  // A replacement that was killed left either the new output or the old one.
+  Status settle_leftover() {
+    const std::string leftover = WorkFolder::leftover_of(destination_);
+    if (!file_exists(leftover)) {
+      return {};
+    }
+    const bool complete = finished_in(leftover).has_value() && !finished_in(destination_);
+    if (complete && file_exists(destination_)) {
+      return options_.existing == ExistingOutput::kReplace
+                 ? exchange_folders(leftover, destination_)
+                 : Status();
+    }
+    NIBBLE_LOG(kWarning, "removing {}, left by an interrupted replacement", leftover);
+    std::error_code ignored;
+    fs::remove_all(leftover, ignored);
+    return {};
+  }
+
+  [[nodiscard]] std::optional<QuantizeReport> finished_in(const std::string& folder) const {
+    auto report = read_report(folder, plan_.hash);
+    for (size_t shard = 0; report && shard < plan_.shards.size(); ++shard) {
+      if (!shard_complete(plan_, folder, shard)) {
+        report.reset();
+      }
+    }
+    return report;
+  }
+
+  Result<QuantizeReport> work_in(WorkFolder& folder) {
+    if (options_.share.kind != QuantizeShare::Kind::kPart) {
+      if (auto report = finished_in(folder.path())) {  // killed just before the renaming
+        NIBBLE_RETURN_IF_ERROR(check_snr(*report, folder));
+        NIBBLE_RETURN_IF_ERROR(folder.commit(options_.existing));
+        return std::move(*report);
+      }
+    }
+    NIBBLE_RETURN_IF_ERROR(read_journals(folder));
+    if (options_.share.kind != QuantizeShare::Kind::kFinish) {
+      NIBBLE_RETURN_IF_ERROR(do_share(folder));
+    }
+    if (options_.share.kind == QuantizeShare::Kind::kPart) {
+      return part_report(folder);
+    }
+    NIBBLE_RETURN_IF_ERROR(check_complete(folder));
+    return finish(folder);
+  }
+
+  // What all parts have done.
+  Status read_journals(WorkFolder& folder) {
+    std::unordered_map<std::string, size_t> index;
+    for (size_t i = 0; i < plan_.jobs.size(); ++i) {
+      index.emplace(plan_.jobs[i].name(), i);
+    }
+    for (const std::string& name : folder.journals()) {
+      NIBBLE_ASSIGN_OR_RETURN(JournalContent content,
+                              read_journal(fmt::format("{}/{}", folder.path(), name)));
+      if (!content.plan.empty() && content.plan != plan_.hash) {
+        NIBBLE_RETURN_IF_ERROR(discard(folder, content));
+        records_.assign(plan_.jobs.size(), std::nullopt);
+        return {};
+      }
+      for (auto& [job, record] : content.jobs) {
+        if (const auto found = index.find(job); found != index.end()) {
+          records_[found->second] = std::move(record);
+        }
+      }
+    }
+    return {};
+  }
+
+  // Work of another plan is in the way.
+  Status discard(WorkFolder& folder, const JournalContent& content) {
+    const bool precious = !content.jobs.empty() && options_.existing == ExistingOutput::kRefuse;
+    if (precious || options_.share.kind != QuantizeShare::Kind::kWhole) {
+      return make_error(
+          StatusCode::kInvalidArgument,
+          "{}: holds unfinished work with other options, or of a source that changed "
+          "since; give the same options to continue it, or delete the folder{}",
+          folder.path(),
+          options_.share.kind == QuantizeShare::Kind::kWhole ? ", or give --force" : "");
+    }
+    NIBBLE_LOG(kWarning, "{}: removing unfinished work with other options", folder.path());
+    return folder.clear();
+  }
+
+  [[nodiscard]] std::vector<int64_t> shard_weights() const {
+    std::vector<int64_t> weights;
+    for (const PlannedShard& shard : plan_.shards) {
+      weights.push_back(shard.file_bytes);
+      for (const size_t job : shard.jobs) {
+        weights.back() += plan_.jobs[job].bytes_in;
+      }
+    }
+    return weights;
+  }
+
+  [[nodiscard]] std::vector<size_t> my_shards() const {
+    return shards_of_part(shard_weights(), options_.share.part, options_.share.parts);
+  }
+
+  Status do_share(const WorkFolder& folder) {
+    const std::vector<size_t> shards = my_shards();
+    const std::string path = fmt::format("{}/{}", folder.path(),
+                                         journal_name(options_.share.part, options_.share.parts));
+    JournalContent content;
+    NIBBLE_ASSIGN_OR_RETURN(Journal journal, Journal::open(path, plan_.hash, content));
+    const int threads = options_.threads > 0 ? options_.threads : usable_cores();
+    NIBBLE_ASSIGN_OR_RETURN(const auto store, ShardStore::open(plan_, folder.path(), shards,
+                                                               journal, records_, threads));
+    PipelineOptions pipeline;
+    NIBBLE_ASSIGN_OR_RETURN(pipeline.budget,
+                            plan_memory(plan_, store->jobs_to_do(), threads, options_.memory));
+    pipeline.stop = options_.stop;
+    pipeline.progress = options_.progress;
+    for (const size_t shard : shards) {
+      for (const size_t job : plan_.shards[shard].jobs) {
+        pipeline.begin.bytes_total += plan_.jobs[job].bytes_in;
+        ++pipeline.begin.tensors_total;
+        if (records_[job]) {
+          pipeline.begin.bytes_done += plan_.jobs[job].bytes_in;
+          ++pipeline.begin.tensors_done;
+        }
+      }
+    }
+    pipeline.begin.bytes_before = pipeline.begin.bytes_done;
+    return run_pipeline(reader_, plan_, *store, pipeline);
+  }
+
+  QuantizeReport part_report(const WorkFolder& folder) const {
+    QuantizeReport report;
+    report.shards_total = static_cast<int64_t>(plan_.shards.size());
+    for (const size_t shard : my_shards()) {
+      report.shards_done += shard_complete(plan_, folder.path(), shard) ? 1 : 0;
+      report.bytes_out += plan_.shards[shard].file_bytes;
+      for (const size_t job : plan_.shards[shard].jobs) {
+        report.bytes_in += plan_.jobs[job].bytes_in;
+      }
+    }
+    return report;
+  }
+
+  // All files and all records are there. kUnavailable names the parts that are not done.
+  [[nodiscard]] Status check_complete(const WorkFolder& folder) const {
+    std::vector<size_t> missing;
+    for (size_t shard = 0; shard < plan_.shards.size(); ++shard) {
+      const std::vector<size_t>& jobs = plan_.shards[shard].jobs;
+      if (!shard_complete(plan_, folder.path(), shard) ||
+          !std::all_of(jobs.begin(), jobs.end(),
+                       [&](size_t job) { return records_[job].has_value(); })) {
+        missing.push_back(shard);
+      }
+    }
+    if (missing.empty()) {
+      return {};
+    }
+    return make_error(
+        StatusCode::kUnavailable,
+        "{}: {} of {} weight files are missing, the first is {}{}; run the parts that "
+        "make them, then --finish again",
+        folder.path(), missing.size(), plan_.shards.size(), plan_.shards[missing.front()].name,
+        parts_of(missing, folder));
+  }
+
+  // ": part 2/4 lacks 3 files, part 4/4 lacks 1 files", as the journals are divided.
+  [[nodiscard]] std::string parts_of(const std::vector<size_t>& missing,
+                                     const WorkFolder& folder) const {
+    int parts = 1;
+    for (const std::string& name : folder.journals()) {
+      int part = 0;
+      int of = 0;
+      if (std::sscanf(name.c_str(), "journal-%d-of-%d.jsonl", &part, &of) == 2) {
+        parts = std::max(parts, of);
+      }
+    }
+    std::string text;
+    for (int part = 1; parts > 1 && part <= parts; ++part) {
+      const std::vector<size_t> own = shards_of_part(shard_weights(), part, parts);
+      const auto count = std::count_if(missing.begin(), missing.end(), [&](size_t shard) {
+        return std::binary_search(own.begin(), own.end(), shard);
+      });
+      if (count > 0) {
+        text += fmt::format("{} part {}/{} lacks {}", text.empty() ? ":" : ",", part, parts, count);
+      }
+    }
+    return text;
+  }
+
+  Result<QuantizeReport> finish(WorkFolder& folder) {
+    NIBBLE_RETURN_IF_ERROR(write_weight_index(plan_, folder.path()));
+    NIBBLE_RETURN_IF_ERROR(copy_model_files(options_.source, folder.path()));
+    NIBBLE_RETURN_IF_ERROR(write_config(options_.source, folder.path(), plan_.quantization_config));
+    QuantizeReport report = make_report(plan_, reader_.total_bytes(), records_);
+    const std::string source = WorkFolder::destination_of(options_.source).value();
+    NIBBLE_RETURN_IF_ERROR(write_report(report, plan_, file_name(source), folder.path()));
+    NIBBLE_RETURN_IF_ERROR(check_snr(report, folder));
+    NIBBLE_RETURN_IF_ERROR(folder.commit(options_.existing));
+    return report;
+  }
+
+  [[nodiscard]] Status check_snr(const QuantizeReport& report, const WorkFolder& folder) const {
+    if (options_.min_snr_db <= 0 || report.snr_db_min >= options_.min_snr_db) {
+      return {};
+    }
+    const auto below = std::count_if(
+        report.tensors.begin(), report.tensors.end(),
+        [&](const QuantizedTensor& tensor) { return tensor.snr_db < options_.min_snr_db; });
+    return make_error(
+        StatusCode::kInvalidArgument,
+        "--min-snr {}: {} tensors are below it, the worst is {} with {:.2f} dB; {} was "
+        "not made, all are listed in {}/{}",
+        options_.min_snr_db, below, report.tensors.front().name, report.snr_db_min, destination_,
+        folder.path(), kReportName);
+  }
+
+  // Says how to go on; work that nobody can go on with is removed.
+  Status after_failure(WorkFolder& folder, const Status& status) const {
+    const StatusCode code = status.code();
+    if (code == StatusCode::kResourceExhausted || code == StatusCode::kCancelled ||
+        code == StatusCode::kIo) {
+      return Status(code, fmt::format("{}; what is done is kept in {}, and the same command "
+                                      "continues there",
+                                      status.message(), folder.path()));
+    }
+    if (code == StatusCode::kCorrupt && options_.share.kind == QuantizeShare::Kind::kWhole) {
+      folder.remove();
+    }
+    return status;
+  }
+
+  const QuantizeOptions& options_;
+  const CheckpointReader& reader_;
+  const QuantizePlan& plan_;
+  std::string destination_;
+  std::vector<std::optional<JobRecord>> records_;
+};
+
+}  // namespace
 
 Result<QuantizeReport> quantize_checkpoint(const QuantizeOptions& options) {
   const auto begin = std::chrono::steady_clock::now();
   NIBBLE_RETURN_IF_ERROR(check_options(options));
+  NIBBLE_ASSIGN_OR_RETURN(const Json config, read_config(options.source));
   NIBBLE_ASSIGN_OR_RETURN(const CheckpointReader reader, CheckpointReader::open(options.source));
-  NIBBLE_ASSIGN_OR_RETURN(const Plan plan, make_plan(reader, options));
-  NIBBLE_ASSIGN_OR_RETURN(OutputFolder folder,
-                          OutputFolder::create(options.destination, options.existing));
-  NIBBLE_ASSIGN_OR_RETURN(
-      CheckpointWriter writer,
-      CheckpointWriter::create(folder.path(), output_tensors(plan), options.shard_bytes));
-  QuantizeReport report;
-  report.bytes_in = reader.total_bytes();
-  int64_t done = 0;
-  for (const Step& step : plan.steps) {
-    NIBBLE_ASSIGN_OR_RETURN(QuantizedTensor tensor, run_step(reader, step, options, writer));
-    reader.drop_pages(*step.tensor);
-    done += tensor.bytes_in;
-    if (options.progress) {
-      options.progress({done, report.bytes_in, step.tensor->name});
-    }
-    if (!step.module.empty()) {
-      report.tensors.push_back(std::move(tensor));
-    }
-  }
-  NIBBLE_RETURN_IF_ERROR(writer.finish());
-  NIBBLE_RETURN_IF_ERROR(copy_model_files(options.source, folder.path()));
-  NIBBLE_RETURN_IF_ERROR(
-      write_config(options.source, folder.path(), quant_config_json(options.scheme, plan.ignore)));
-  NIBBLE_RETURN_IF_ERROR(folder.commit());
-  report.bytes_out = writer.bytes_written();
-  summarize(report);
+  NIBBLE_ASSIGN_OR_RETURN(const QuantizePlan plan, make_plan(reader, config, options.plan));
+  NIBBLE_ASSIGN_OR_RETURN(QuantizeReport report, Run(options, reader, plan).run());
+  report.peak_rss_bytes = peak_rss_bytes();
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return report;
+}
+
+Result<Json> describe_plan(const QuantizeOptions& options) {
+  NIBBLE_RETURN_IF_ERROR(check_options(options));
+  NIBBLE_ASSIGN_OR_RETURN(const Json config, read_config(options.source));
+  NIBBLE_ASSIGN_OR_RETURN(const CheckpointReader reader, CheckpointReader::open(options.source));
+  NIBBLE_ASSIGN_OR_RETURN(const QuantizePlan plan, make_plan(reader, config, options.plan));
+  JsonArray tensors;
+  for (const PlanJob& job : plan.jobs) {
+    JsonArray shape;
+    for (const int64_t dim : job.matrix != nullptr
+                                 ? std::vector<int64_t>{job.matrix->n(), job.matrix->k()}
+                                 : job.tensor->shape) {
+      shape.emplace_back(dim);
+    }
+    tensors.push_back(Json::object(
+        {{"name", job.name()},
+         {"action", job.matrix != nullptr ? job.scheme.name : std::string_view("keep")},
+         {"rule", job.rule},
+         {"source", job.matrix != nullptr ? job.matrix->format()
+                                          : std::string(dtype_name(job.tensor->dtype))},
+         {"shape", std::move(shape)},
+         {"bytes_in", job.bytes_in},
+         {"bytes_out", job.bytes_out()},
+         {"file", plan.shards[job.shard].name}}));
+  }
+  return Json::object({{"rules", plan.family},
+                       {"shards", static_cast<int64_t>(plan.shards.size())},
+                       {"bytes_in", reader.total_bytes()},
+                       {"bytes_out", plan.bytes_out},
+                       {"tensors", std::move(tensors)}});
 }
 
 }  // namespace nibble

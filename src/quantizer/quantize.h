@@ -1,69 +1,64 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <string>
-#include <vector>
 
+#include "base/json.h"
 #include "base/status.h"
 #include "checkpoint/output_folder.h"
-#include "quant/scheme.h"
-#include "quantizer/rtn.h"
+#include "quantizer/pipeline.h"
+#include "quantizer/plan.h"
+#include "quantizer/quantize_report.h"
 
 namespace nibble {
 
-struct QuantizeProgress {
-  int64_t bytes_done = 0;
-  int64_t bytes_total = 0;
-  std::string tensor;  // just finished
+/// Which share of the work a run does.
+struct QuantizeShare {
+  enum class Kind : uint8_t { kWhole, kPart, kFinish };
+
+  Kind kind = Kind::kWhole;
+  int part = 1;  // 1-based, of kPart
+  int parts = 1;
 };
 
 struct QuantizeOptions {
-  std::string source;       // folder of an unquantized model
+  std::string source;       // folder of a model
   std::string destination;  // folder to create
-  QuantScheme scheme;
-  ScaleRule rule = ScaleRule::kBest;
-  /// Modules to leave alone or to quantize although they are excluded by default: exact names
-  /// without ".weight", or "re:" patterns. One that matches nothing is an error.
-  std::vector<std::string> ignore;
-  std::vector<std::string> include;
-  int64_t shard_bytes = int64_t{5} << 30;
+  PlanOptions plan;
   ExistingOutput existing = ExistingOutput::kRefuse;
-  int threads = 0;                                        // 0: as many as the machine has
-  std::function<void(const QuantizeProgress&)> progress;  // may be empty; called on one thread
+  QuantizeShare share;
+  int threads = 0;                          // 0: as many as the machine has
+  int64_t memory = int64_t{2} << 30;        // resident bytes that are never exceeded
+  double min_snr_db = 0;                    // a tensor below it fails the run; 0: none does
+  const std::atomic<bool>* stop = nullptr;  // becomes true when the run should end early
+  std::function<void(const QuantizeProgress&)> progress;  // may be empty; never called in parallel
 };
 
-struct QuantizedTensor {
-  std::string name;  // module
-  double snr_db = 0;
-  int64_t bytes_in = 0;
-  int64_t bytes_out = 0;
-};
-
-struct QuantizeReport {
-  std::vector<QuantizedTensor> tensors;  // worst first
-  int64_t bytes_in = 0;                  // tensor data read
-  int64_t bytes_out = 0;                 // weight files written
-  double seconds = 0;
-  int64_t peak_rss_bytes = 0;
-  double snr_db_mean = 0;
-  double snr_db_min = 0;
-};
-
-/// Quantizes every linear layer of a model folder, by rounding to nearest, into a new folder that
-/// compressed-tensors loaders understand; all other tensors and files pass byte for byte. Excluded
-/// by default: embeddings, norms, routers and lm_head.
+/// Quantizes the matrices of a model folder that the rules select into a new folder that other
+/// programs load too; all other tensors and files pass byte for byte. Plans first, from headers
+/// alone; then streams, so that memory is bounded whatever the model's size.
 ///
-/// The output appears at once and whole, or not at all: it is built in "DESTINATION.tmp-<pid>",
-/// flushed and renamed. Folders that killed runs left are removed by the next run. Memory: one
-/// tensor and its codes. The result does not depend on the number of threads.
+/// The output is built in "DESTINATION.partial", with a journal of what is done, and appears at
+/// once and whole. A run that was stopped, killed, or ran out of disk space is continued by the
+/// same call, also after a power loss; the bytes are then those of a run without interruption. They
+/// do not depend on threads, memory or the machine. A destination that is the same output already
+/// is a success.
 ///
-/// Errors: kAlreadyExists, kInvalidArgument (patterns, an unquantized scheme), kUnsupported (source
-/// already quantized, input channels that are no multiple of the group size), kCorrupt (NaN in
-/// weights), kResourceExhausted (disk full), kNotFound, kIo.
+/// Shares: parts write disjoint sets of the weight files, in any order or at the same time, also on
+/// several machines with one file system; kFinish checks that all are there and completes the
+/// folder.
+///
+/// Errors: kAlreadyExists; those of make_plan(); kInvalidArgument (too little memory, min_snr_db
+/// not reached, work of another plan in the way); kCorrupt (NaN in weights: the work is removed);
+/// kResourceExhausted (disk full), kIo, kCancelled (stopped): the work is kept; kUnavailable
+/// (another process does the same, parts missing); kNotFound.
 Result<QuantizeReport> quantize_checkpoint(const QuantizeOptions& options);
 
-/// Whether the default rules quantize a matrix of this module.
-[[nodiscard]] bool quantizable_by_default(std::string_view module);
+/// What quantize_checkpoint() would do, without doing it: {"rules", "shards", "bytes_in",
+/// "bytes_out", "tensors": [{"name", "action", "rule", "source", "shape", "bytes_in", "bytes_out",
+/// "file"}]}.
+Result<Json> describe_plan(const QuantizeOptions& options);
 
 }  // namespace nibble

@@ -13,7 +13,7 @@ import pytest
 
 from cli_tools import (
     BINARY, CONFIG, CORRUPT, EXHAUSTED, EXISTS, INVALID, IO, NOT_FOUND, ROOT, TINY_TENSORS,
-    UNSUPPORTED, Model, fails, nibble, succeeds)
+    UNSUPPORTED, Model, fails, json_of, nibble, succeeds)
 
 Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
 
@@ -208,7 +208,7 @@ def test_tensor_that_nobody_uses(model):
 def test_weights_that_are_not_numbers(model):
     nan = struct.pack("<f", float("nan"))
     model.write_tensors(down_proj=("F32", [32, 64], nan * 2048))
-    check(model, CORRUPT, "model.safetensors", "down_proj", "NaN", "--ignore", names=["quantize"])
+    check(model, CORRUPT, "model.safetensors", "down_proj", "nan", "--ignore", names=["quantize"])
     check(model, CORRUPT, "not finite", names=["eval"])
 
 
@@ -379,8 +379,14 @@ def test_quantization_config_gone(quantized):
     check(quantized, CORRUPT, "quantization_config", "_proj", names=RUNNING)
 
 
-def test_quantizing_twice(quantized):
-    check(quantized, UNSUPPORTED, str(quantized), "quantization_config", names=["quantize"])
+def test_quantizing_what_is_quantized(quantized):
+    """Codes are decoded and fitted again; the same scheme finds the same numbers."""
+    output = quantized.folder.parent / "again"
+    value = json_of("quantize", quantized, output, "--scheme", "w4a16_g32")
+    assert value["snr_db"]["min"] == 200
+    config = json.loads((output / "config.json").read_text())
+    before = json.loads((quantized.folder / "config.json").read_text())
+    assert config["quantization_config"] == before["quantization_config"]
 
 
 # --- tokenizer -----------------------------------------------------------------------------------
@@ -604,9 +610,11 @@ def limit_files():
 
 def test_full_disk(model):
     output = model.folder.parent / "output"
-    fails(EXHAUSTED, "output.tmp-", "write",
+    fails(EXHAUSTED, "output.partial", "write", "continues",
           arguments=["quantize", model, output, "--scheme", "w4a8"], preexec_fn=limit_files)
-    assert os.listdir(output.parent) == ["model"]
+    assert sorted(os.listdir(output.parent)) == ["model", "output.partial"]
+    succeeds("quantize", model, output, "--scheme", "w4a8")
+    assert sorted(os.listdir(output.parent)) == ["model", "output"]
 
 
 def test_result_on_a_full_disk(model):

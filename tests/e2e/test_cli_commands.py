@@ -20,7 +20,8 @@ ALL_BUT_EVAL = {
     "chat": ["MODEL", "--system", "--max-tokens", "--temperature", "--seed", "Ctrl-C", "/quit",
              "Ctrl-D", "/reset"],
     "quantize": ["SRC", "DST", "--scheme", "--ignore", "--include", "--scale-rule", "--json",
-                 "--force", "--threads", "w8a8_int8", "w8a8_fp8", "w4a16_g32", "w4a16_g128", "w4a8",
+                 "--force", "--threads", "--rule", "--rules", "--memory", "--part", "--finish", "--min-snr",
+                 "--dry-run", "w8a8_int8", "w8a8_fp8", "w4a16_g32", "w4a16_g128", "w4a8",
                  "absmax7.5", "norms", "routers", "scheme, tensors, bytes_in, bytes_out"],
     "inspect": ["PATH", "--context", "--concurrency", "--json"],
     "eval ppl": ["MODEL", "--text", "--window", "--json", "512", "perplexity, tokens, window"],
@@ -74,7 +75,7 @@ def test_help_is_true(command):
 
 def test_repeated_flags_do_not_swallow_positionals(model):
     output = model.folder.parent / "output"
-    succeeds("quantize", "--ignore", "re:.*q_proj", "--ignore", "re:.*k_proj", model, output,
+    succeeds("quantize", "--ignore", "re:.*[qk]_proj", "--ignore", "re:.*v_proj", model, output,
              "--scheme", "w4a8")
     succeeds("inspect", "--context", "16,32", model)
 
@@ -179,7 +180,7 @@ def test_quantize_leaves_embeddings_norms_routers_and_heads(tmp_path):
     assert {"model.layers.0.mlp.gate", "lm_head"} <= set(ignored)
     told = json_of("quantize", model, tmp_path / "told", "--scheme", "w8a8_int8",
                    "--include", "model.layers.0.mlp.gate", "--include", "lm_head",
-                   "--ignore", "re:.*q_proj")
+                   "--ignore", "re:.*[qkv]_proj")
     names = {tensor["name"] for tensor in told["worst_first"]}
     assert {"model.layers.0.mlp.gate", "lm_head"} <= names
     assert "model.layers.0.self_attn.q_proj" not in names
@@ -210,35 +211,39 @@ def on_terminal(*arguments):
     return output, shown.decode()
 
 
+QUANTIZE_DETAIL = r", \d+/74 tensors(, worst \d+\.\d dB [\w.]+)?"
+
+
 def progress_commands(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("Once upon a time there was a king. " * 200)
     return {
         "quantize": (["quantize", STORYTELLER, tmp_path / "output", "--scheme", "w4a8", "--json"],
-                     "quantized", r"\d+\.\d MB/s"),
+                     "quantized", r"\d+\.\d MB/s", QUANTIZE_DETAIL),
         "eval": (["eval", "ppl", STORYTELLER, "--text", text, "--window", 128, "--json"],
-                 "evaluated", r"\d+ tokens/s"),
+                 "evaluated", r"\d+ tokens/s", ""),
     }
 
 
 @pytest.mark.parametrize("command", ["quantize", "eval"])
 def test_progress_on_a_terminal(terminals, tmp_path, command):
-    arguments, _, rate = progress_commands(tmp_path)[command]
+    arguments, _, rate, detail = progress_commands(tmp_path)[command]
     output, shown = on_terminal(*arguments)
     assert isinstance(json.loads(output), dict)
     bars = re.findall(r"\r\[[#.]{30}\] +(\d+)% ([^\x1b]*)\x1b", shown)
     percents = [int(percent) for percent, _ in bars]
     assert percents == sorted(percents) and percents[-1] == 100
-    assert re.fullmatch(rate + r", \d+:\d\d left", bars[0][1]), bars[0]
-    assert re.fullmatch(rate + r", took \d+:\d\d", bars[-1][1]), bars[-1]
+    assert re.fullmatch(rate + r", \d+:\d\d left" + detail, bars[0][1]), bars[0]
+    assert re.fullmatch(rate + r", took \d+:\d\d" + detail, bars[-1][1]), bars[-1]
 
 
 @pytest.mark.parametrize("command", ["quantize", "eval"])
 def test_progress_elsewhere_is_plain_lines(tmp_path, command):
-    arguments, verb, rate = progress_commands(tmp_path)[command]
+    arguments, verb, rate, detail = progress_commands(tmp_path)[command]
     result = succeeds(*arguments)
     assert isinstance(json.loads(result.stdout), dict)
     assert "\r" not in result.stderr and "\x1b" not in result.stderr
-    lines = re.findall(rf"^{verb} (\d+)%.*, {rate}, (?:\d+:\d\d left|took \d+:\d\d)$",
-                       result.stderr, re.MULTILINE)
-    assert 2 <= len(lines) <= 10 and lines[-1] == "100"
+    lines = re.findall(
+        rf"^({verb} (\d+)%.*, {rate}, (?:\d+:\d\d left|took \d+:\d\d){detail})$",
+        result.stderr, re.MULTILINE)
+    assert 2 <= len(lines) <= 10 and lines[-1][1] == "100"

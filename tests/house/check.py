@@ -28,6 +28,7 @@ THIRD_PARTY = [
     (r"CLI/", ("tools/",)),
     (r"pcre2", ("src/text/", "src/checkpoint/quant_config.cc")),
     (r"utf8proc", ("src/text/",)),
+    (r"xxhash", ("src/quantizer/digest.cc",)),
     (r"(cuda|cublas|nccl)", ("src/backend/cuda/",)),
     (r"(immintrin|x86intrin|arm_neon)\.h", ("src/backend/cpu/",)),
 ]

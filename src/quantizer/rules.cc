@@ -1,0 +1,214 @@
+#include "quantizer/rules.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "base/file.h"
+
+namespace nibble {
+namespace {
+
+constexpr std::string_view kKeep = "keep";
+
+struct ModelFamily {
+  std::string_view name;
+  std::string_view model_type;    // of config.json, or of its text_config
+  std::string_view architecture;  // the beginning of architectures[0]
+  bool fp8_everywhere = false;    // FP8 is what the model was trained in
+};
+
+// Mixtures of experts whose routed experts are nearly all of their weights: only these are worth
+// a loss.
+constexpr std::array kExpertFamilies = {
+    ModelFamily{"kimi_k25", "kimi_k25", "KimiK25"},
+    ModelFamily{"kimi_k2", "kimi_k2", "KimiK2"},
+    ModelFamily{"deepseek_v3", "deepseek_v3", "DeepseekV3", true},
+    ModelFamily{"gpt_oss", "gpt_oss", "GptOss"},
+};
+
+std::string_view text_field(const Json& config, std::string_view key) {
+  const Json* value = config.find(key);
+  return value != nullptr && value->is_string() ? std::string_view(value->as_string())
+                                                : std::string_view();
+}
+
+std::string_view first_architecture(const Json& config) {
+  const Json* list = config.find("architectures");
+  const bool named = list != nullptr && list->is_array() && !list->as_array().empty() &&
+                     list->as_array().front().is_string();
+  return named ? std::string_view(list->as_array().front().as_string()) : std::string_view();
+}
+
+const Json& text_config(const Json& config) {
+  const Json* nested = config.find("text_config");
+  return nested != nullptr && nested->is_object() ? *nested : config;
+}
+
+const ModelFamily* find_family(const Json& config) {
+  const std::string_view type = text_field(config, "model_type");
+  const std::string_view inner = text_field(text_config(config), "model_type");
+  const std::string_view architecture = first_architecture(config);
+  for (const ModelFamily& family : kExpertFamilies) {
+    if (type == family.model_type || inner == family.model_type ||
+        architecture.substr(0, family.architecture.size()) == family.architecture) {
+      return &family;
+    }
+  }
+  return nullptr;
+}
+
+int64_t hidden_layers(const Json& config) {
+  const Json* layers = text_config(config).find("num_hidden_layers");
+  return layers != nullptr && layers->is_int() ? layers->as_int() : 0;
+}
+
+std::string_view trimmed(std::string_view text) {
+  constexpr std::string_view kBlank = " \t\r";
+  const size_t begin = text.find_first_not_of(kBlank);
+  return begin == std::string_view::npos
+             ? std::string_view()
+             : text.substr(begin, text.find_last_not_of(kBlank) - begin + 1);
+}
+
+}  // namespace
+
+Result<RuleSet> RuleSet::create(const RuleOptions& options, const Json& config) {
+  RuleSet set;
+  set.scheme_ = options.scheme;
+  set.hidden_layers_ = hidden_layers(config);
+  for (const std::string& text : options.rules) {
+    NIBBLE_RETURN_IF_ERROR(set.add_rule(text, "--rule " + text));
+  }
+  if (!options.rules_file.empty()) {
+    NIBBLE_RETURN_IF_ERROR(set.add_rules_file(options.rules_file));
+  }
+  NIBBLE_RETURN_IF_ERROR(set.add_patterns("--ignore", options.ignore, set.ignore_));
+  NIBBLE_RETURN_IF_ERROR(set.add_patterns("--include", options.include, set.include_));
+  const ModelFamily* family = find_family(config);
+  set.family_ = family == nullptr ? "default" : std::string(family->name);
+  const bool fp8 = options.scheme.weight.code == WeightCode::kFp8E4M3;
+  set.experts_only_ = family != nullptr && !(fp8 && family->fp8_everywhere);
+  return set;
+}
+
+Status RuleSet::add_rule(std::string_view text, const std::string& origin) {
+  const size_t equals = text.find_last_of('=');  // an expression may hold one
+  if (equals == std::string_view::npos) {
+    return make_error(StatusCode::kInvalidArgument,
+                      "{}: not of the form PATTERN=SCHEME or PATTERN=keep", origin);
+  }
+  auto pattern = ModulePattern::parse(trimmed(text.substr(0, equals)));
+  NIBBLE_RETURN_IF_ERROR(pattern.status().with_context(origin));
+  const std::string_view name = trimmed(text.substr(equals + 1));
+  std::optional<QuantScheme> scheme;
+  if (name != kKeep) {
+    const auto found = find_scheme(name);
+    NIBBLE_RETURN_IF_ERROR(found.status().with_context(origin));
+    scheme = *found;
+  }
+  rules_.push_back({origin, std::move(*pattern), scheme});
+  return {};
+}
+
+Status RuleSet::add_rules_file(const std::string& path) {
+  auto text = read_file(path);
+  NIBBLE_RETURN_IF_ERROR(text.status().with_context("--rules"));
+  const std::string_view all = *text;
+  int number = 1;
+  for (size_t at = 0; at < all.size(); ++number) {
+    const size_t end = std::min(all.find('\n', at), all.size());
+    const std::string_view line = trimmed(all.substr(at, end - at));
+    at = end + 1;
+    if (!line.empty() && line.front() != '#') {
+      NIBBLE_RETURN_IF_ERROR(
+          add_rule(line, fmt::format("--rules {}:{}: {}", file_name(path), number, line)));
+    }
+  }
+  return {};
+}
+
+Status RuleSet::add_patterns(std::string_view flag,
+                             const std::vector<std::string>& texts,
+                             std::vector<Rule>& rules) {
+  for (const std::string& text : texts) {
+    const std::string origin = fmt::format("{} {}", flag, text);
+    auto pattern = ModulePattern::parse(text);
+    NIBBLE_RETURN_IF_ERROR(pattern.status().with_context(origin));
+    rules.push_back({origin, std::move(*pattern), std::nullopt});
+  }
+  return {};
+}
+
+Result<const RuleSet::Rule*> RuleSet::first_match(std::vector<Rule>& rules,
+                                                  std::string_view module) {
+  const Rule* first = nullptr;
+  for (Rule& rule : rules) {
+    const auto match = rule.pattern.matches(module);
+    NIBBLE_RETURN_IF_ERROR(match.status().with_context(rule.origin));
+    if (*match) {
+      rule.used = true;
+      first = first == nullptr ? &rule : first;
+    }
+  }
+  return first;
+}
+
+Result<Decision> RuleSet::decide(std::string_view module) {
+  NIBBLE_ASSIGN_OR_RETURN(const Rule* rule, first_match(rules_, module));
+  NIBBLE_ASSIGN_OR_RETURN(const Rule* ignored, first_match(ignore_, module));
+  NIBBLE_ASSIGN_OR_RETURN(const Rule* included, first_match(include_, module));
+  if (ignored != nullptr && included != nullptr) {
+    return make_error(StatusCode::kInvalidArgument, "module {} is both ignored and included",
+                      module);
+  }
+  const bool named = included != nullptr;
+  if (rule != nullptr) {
+    return Decision{rule->scheme, rule->origin, named};
+  }
+  if (ignored != nullptr) {
+    return Decision{std::nullopt, ignored->origin, false};
+  }
+  if (included != nullptr) {
+    return Decision{scheme_, included->origin, true};
+  }
+  return model_decision(module);
+}
+
+Decision RuleSet::model_decision(std::string_view module) const {
+  if (!scheme_.weight.quantized()) {
+    return {scheme_, fmt::format("{}: whatever is quantized", scheme_.name)};
+  }
+  const ModuleKind kind = this->kind(module);
+  if (kind == ModuleKind::kRoutedExpert) {
+    return {scheme_, family_ + ": routed experts"};
+  }
+  if (experts_only_) {
+    return {std::nullopt, family_ + ": routed experts only"};
+  }
+  if (kind == ModuleKind::kLinear) {
+    return {scheme_, family_ + ": linear layers"};
+  }
+  return {std::nullopt, fmt::format("{}: {} stays", family_, kind_name(kind))};
+}
+
+Status RuleSet::check_all_used() const {
+  for (const std::vector<Rule>* rules : {&rules_, &ignore_, &include_}) {
+    for (const Rule& rule : *rules) {
+      if (!rule.used) {
+        return make_error(StatusCode::kInvalidArgument,
+                          "{}: matches no module; give a module's full name, a name with *, or "
+                          "\"re:PATTERN\"",
+                          rule.origin);
+      }
+    }
+  }
+  return {};
+}
+
+bool quantizable_by_default(std::string_view module) {
+  const ModuleKind kind = module_kind(module, 0);
+  return kind == ModuleKind::kLinear || kind == ModuleKind::kRoutedExpert;
+}
+
+}  // namespace nibble

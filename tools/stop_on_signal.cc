@@ -1,0 +1,31 @@
+#include "stop_on_signal.h"
+
+#include <pthread.h>
+
+namespace nibble {
+
+StopOnSignal::StopOnSignal() {
+  sigemptyset(&signals_);
+  sigaddset(&signals_, SIGINT);
+  sigaddset(&signals_, SIGTERM);
+  pthread_sigmask(SIG_BLOCK, &signals_, &before_);
+  watcher_ = std::thread([this] { watch(); });
+}
+
+StopOnSignal::~StopOnSignal() {
+  done_ = true;
+  pthread_kill(watcher_.native_handle(), SIGTERM);  // wakes it
+  watcher_.join();
+  pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+}
+
+void StopOnSignal::watch() {
+  while (!done_) {
+    int signal = 0;
+    if (sigwait(&signals_, &signal) == 0) {
+      stop_ = true;
+    }
+  }
+}
+
+}  // namespace nibble
