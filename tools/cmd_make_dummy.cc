@@ -74,7 +74,9 @@ void add_make_dummy_command(CLI::App& app, CommandContext& context) {
   command->add_option("--seed", options.seed, "The same seed gives the same weights")
       ->check(whole_number(0))
       ->capture_default_str();
-  command->add_option("--dtype", flags->dtype, "Type of the weights; auto: the config's")
+  command
+      ->add_option("--dtype", flags->dtype,
+                   "Type of the weights, unquantized; auto: as the config says")
       ->check(CLI::IsMember({"auto", "bf16", "f16", "f32"}))
       ->capture_default_str();
   command->add_option("--shard-size", options.shard_bytes, "Largest weight file, like 5GB")
@@ -90,7 +92,9 @@ void add_make_dummy_command(CLI::App& app, CommandContext& context) {
                     "bytes, seconds, peak_rss_bytes");
   command->footer(
       "Norms are 1, all other weights Gaussian with deviation 0.02. The tokenizer has one token "
-      "per byte;\nother tokens decode to nothing.\n\n" +
+      "per byte;\nother tokens decode to nothing. DeepSeek V3, Kimi K2 and K2.5, Qwen3-MoE and "
+      "gpt-oss keep the\nquantization of their config (INT4 groups, FP8 blocks, MXFP4) unless "
+      "--dtype names a type.\n\n" +
       app.get_footer());
   command->callback([flags, &context] { context.action = [flags] { return run(*flags); }; });
 }

@@ -1,0 +1,65 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "base/json.h"
+#include "base/status.h"
+#include "checkpoint/checkpoint_writer.h"
+#include "core/dtype.h"
+
+namespace nibble {
+
+/// What the elements of a random tensor are. Codes and scales together give numbers like those of
+/// kGaussian.
+enum class DummyContent : uint8_t {
+  kOnes,       // norms
+  kGaussian,   // deviation 0.02
+  kInt4Codes,  // offset binary -7..7, eight in an I32
+  kInt4Scales,
+  kShape,      // I32 [2]: n and k
+  kE2M1Codes,  // two in a U8
+  kE8M0Scales,
+  kE4M3Codes,
+  kE4M3Scales,
+};
+
+struct DummyTensor {
+  std::string name;
+  DType dtype = DType::kBF16;
+  std::vector<int64_t> shape;
+  DummyContent content = DummyContent::kGaussian;
+  int64_t n = 0;  // kShape
+  int64_t k = 0;
+};
+
+/// Every tensor of a mixture-of-experts checkpoint, in the order of the layers, stored as its
+/// quantization_config says: routed experts as compressed-tensors INT4 in groups, or all linear
+/// layers as FP8 in blocks of 128x128, or experts as MXFP4 (gpt-oss); else everything in `dtype`.
+/// Knows DeepseekV3ForCausalLM (DeepSeek V3 and R1, Kimi K2), KimiK25ForConditionalGeneration
+/// (without its vision tower), Qwen3MoeForCausalLM and GptOssForCausalLM.
+///   config  of the text model, with quantization_config where that is kept
+/// Errors name the field: kUnsupported, kCorrupt.
+struct DummyMoeOptions {
+  std::string architecture;
+  std::string where;  // for messages
+  DType dtype = DType::kBF16;
+};
+Result<std::vector<DummyTensor>> list_moe_tensors(const Json& config,
+                                                  const DummyMoeOptions& options);
+[[nodiscard]] bool is_moe_architecture(std::string_view architecture);
+
+/// Generates tensors in blocks on all cores and hands them to the writer. Every element depends on
+/// the seed, the name of its tensor, its content and its place only.
+struct DummyWriteOptions {
+  uint64_t seed = 0;
+  int threads = 0;
+  std::function<void(int64_t bytes_done, int64_t bytes_total)> progress;  // may be empty
+};
+Status write_dummy_tensors(const std::vector<DummyTensor>& tensors,
+                           const DummyWriteOptions& options,
+                           CheckpointWriter& writer);
+
+}  // namespace nibble
