@@ -17,15 +17,15 @@ constexpr std::string_view kQuantKey = "quantization_config";
 constexpr std::array<std::string_view, 7> kWeightSuffixes = {
     ".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pth", ".pt", ".gguf"};
 
+// What says how the source was quantized: no longer true of the result.
+constexpr std::array<std::string_view, 4> kStaleFiles = {
+    "quantize_config.json", "hf_quant_config.json", "quantization_report.json",
+    "quantization_report.html"};
+
 bool is_weight_file(std::string_view name) {
   return std::any_of(kWeightSuffixes.begin(), kWeightSuffixes.end(), [&](std::string_view suffix) {
     return name.size() >= suffix.size() && name.substr(name.size() - suffix.size()) == suffix;
   });
-}
-
-// Of the quantization that made the source.
-bool is_report(std::string_view name) {
-  return name == "quantization_report.json" || name == "quantization_report.html";
 }
 
 // A file that an interrupted run left is replaced.
@@ -61,19 +61,30 @@ int64_t tensor_bytes_of(const QuantizePlan& plan) {
 
 }  // namespace
 
-Status copy_model_files(const std::string& source, const std::string& destination) {
+Result<std::vector<std::string>> list_model_files(const std::string& folder) {
+  std::vector<std::string> names;
   std::error_code error;
-  for (fs::directory_iterator it(source, error), end; !error && it != end; it.increment(error)) {
-    const std::string name = it->path().filename().string();
-    if (!it->is_regular_file() || name == "config.json" || name.front() == '.' ||
-        is_weight_file(name) || is_report(name)) {
-      continue;
+  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+    std::string name = it->path().filename().string();
+    const bool stale = std::find(kStaleFiles.begin(), kStaleFiles.end(), name) != kStaleFiles.end();
+    if (it->is_regular_file() && name != "config.json" && name.front() != '.' && !stale &&
+        !is_weight_file(name)) {
+      names.push_back(std::move(name));
     }
-    NIBBLE_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::open(it->path().string()));
-    NIBBLE_RETURN_IF_ERROR(write_file(destination + "/" + name, file.bytes()));
   }
   if (error) {
-    return make_error(StatusCode::kIo, "{}: cannot list it: {}", source, error.message());
+    return make_error(StatusCode::kIo, "{}: cannot list it: {}", folder, error.message());
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+Status copy_model_files(const std::string& source, const std::string& destination) {
+  NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::string> names, list_model_files(source));
+  for (const std::string& name : names) {
+    NIBBLE_ASSIGN_OR_RETURN(const MappedFile file,
+                            MappedFile::open(fmt::format("{}/{}", source, name)));
+    NIBBLE_RETURN_IF_ERROR(write_file(fmt::format("{}/{}", destination, name), file.bytes()));
   }
   return {};
 }

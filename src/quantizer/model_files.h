@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "base/json.h"
 #include "base/status.h"
@@ -8,9 +9,12 @@
 
 namespace nibble {
 
-/// Copies tokenizer, templates, licences and other small files of a model folder; not config.json,
-/// weights, their index, reports of a quantization, hidden files or subfolders. Copies are flushed
-/// and replace what is there.
+/// Names of the small files that a quantized model keeps: tokenizer, templates, licences; not
+/// config.json, weights, their index, what tells of an earlier quantization, hidden files or
+/// subfolders. Sorted.
+Result<std::vector<std::string>> list_model_files(const std::string& folder);
+
+/// Copies these files. Copies are flushed and replace what is there.
 Status copy_model_files(const std::string& source, const std::string& destination);
 
 /// config.json of `source` with every quantization_config, nested ones included, replaced by one at
