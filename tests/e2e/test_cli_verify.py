@@ -110,7 +110,7 @@ def test_another_shape(tmp_path, pair):
     other = Model(tmp_path / "other")
     generator = random.Random(4)
     rows = struct.pack("<2048f", *(generator.gauss(0, 1) for _ in range(2048)))
-    other.write_tensors(up_proj=("F32", [64, 32], rows))
+    other.write_tensors(up_proj=("F32", [32, 64], rows))
     result = nibble("verify", other, pair[1], "--json")
     found = json.loads(result.stdout)
     assert result.returncode == CORRUPT and "up_proj" in found["problems"][0]
