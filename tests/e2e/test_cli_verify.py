@@ -9,7 +9,7 @@ import struct
 import pytest
 from cli_tools import CORRUPT, NOT_FOUND, TINY_TENSORS, Model, fails, json_of, nibble, succeeds
 
-SCHEMES = ["w8a8_int8", "w8a8_fp8", "w4a16_g32", "w4a8", "bf16"]
+SCHEMES = ["w8a8_int8", "w8a8_fp8", "w4a16_g32", "w4a8"]
 
 
 @pytest.fixture(name="pair")
@@ -56,6 +56,13 @@ def test_a_sound_result(tmp_path, scheme):
     assert math.isclose(verified["snr_db_mean"], report["snr_db"]["mean"], abs_tol=1e-3)
     worst = verified["worst_first"][0]
     assert math.isclose(worst["snr_db"], report["snr_db"]["min"], abs_tol=1e-3)
+
+
+def test_a_decoded_model(pair, tmp_path):
+    succeeds("quantize", pair[1], tmp_path / "decoded", "--scheme", "bf16")
+    verified = json_of("verify", pair[1], tmp_path / "decoded")
+    assert verified["quantized"] == 7
+    assert verified["worst_first"][0]["snr_db"] > 50  # codes times scales, rounded to BF16
 
 
 def test_a_model_equals_itself(tmp_path):
