@@ -70,6 +70,7 @@ class Run final {
                         "{}: exists already; choose another name or give --force to replace it",
                         destination_);
     }
+    NIBBLE_RETURN_IF_ERROR(check_memory());
     const bool part = options_.share.kind == QuantizeShare::Kind::kPart;
     NIBBLE_ASSIGN_OR_RETURN(
         WorkFolder folder,
