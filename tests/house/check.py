@@ -51,7 +51,10 @@ UNFINISHED = re.compile(
     + r"|\bunimplem" + r"ented\b)")
 # Flags of other programs that the documentation mentions.
 FOREIGN_FLAGS = {"--preset", "--build", "--target", "--output-on-failure", "--gtest_filter",
-                 "--version", "--help", "--dry-run"}
+                 "--version", "--help", "--dry-run",
+                 # Slurm and GNU parallel
+                 "--array", "--cpus-per-task", "--mem", "--requeue", "--parsable", "--dependency",
+                 "--wrap", "--sshloginfile", "--retries"}
 TOP_FOLDERS = ("src", "tools", "tests", "docs", "scripts", "cmake", "models", "bench", "include",
                ".ci")
 PROSE_DATA = ("tests/data/", "tests/golden/", "models/", "tests/fuzz/corpus/")
