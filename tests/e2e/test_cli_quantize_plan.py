@@ -177,11 +177,3 @@ def test_what_stays_quantized_is_described(model):
     bits = {group["weights"]["num_bits"]: group["targets"]
             for group in config["config_groups"].values()}
     assert all("mlp" in target for target in bits[4]) and all("attn" in t for t in bits[8])
-
-
-def test_what_cannot_be_described_is_refused(model):
-    small = Model(model.folder.parent / "source")
-    succeeds("quantize", model, model.folder.parent / "small", "--scheme", "w4a16_g32")
-    small.folder = model.folder.parent / "small"
-    refused(small, "w8a8_fp8_block", "=bf16", scheme="w8a8_fp8_block",
-            more=["--ignore", "*.mlp.*"], code=UNSUPPORTED)
