@@ -5,7 +5,7 @@
 #include <cstring>
 #include <utility>
 
-#include "base/f16.h"
+#include "checkpoint/linear_repack.h"
 #include "quant/codec.h"
 
 namespace nibble {
@@ -40,10 +40,11 @@ Status refuse_extras(const Source& source) {
        {"weight_zero_point", "weight_g_idx", "weight_global_scale", "input_scale",
         "input_zero_point", "qweight", "weight_scale_inv", "weight_scale_2"}) {
     if (const TensorInfo* tensor = source.find(suffix)) {
-      return make_error(StatusCode::kUnsupported,
-                        "{}: this kind of quantization is not supported; quantize symmetrically, "
-                        "without act-order and with dynamic activations",
-                        source.reader.where(*tensor));
+      return make_error(
+          StatusCode::kUnsupported,
+          "{}: this kind of quantization cannot be run; quantize the checkpoint again: "
+          "nibble quantize SRC DST --scheme NAME",
+          source.reader.where(*tensor));
     }
   }
   return {};
@@ -277,6 +278,9 @@ Result<MappedLinear> map_linear_weights(const CheckpointReader& reader,
                                         const QuantConfig& config,
                                         std::string_view module) {
   const Source source{reader, config, std::string(module)};
+  if (is_repacked(reader, config, source.module)) {
+    return map_repacked(reader, config, source.module);
+  }
   NIBBLE_RETURN_IF_ERROR(refuse_extras(source));
   if (const TensorInfo* packed = source.find("weight_packed")) {
     return map_packed(source, *packed);

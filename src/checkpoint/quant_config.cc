@@ -9,6 +9,7 @@
 
 #include "base/file.h"
 #include "checkpoint/dialects/compressed_tensors.h"
+#include "checkpoint/dialects/foreign_config.h"
 #include "checkpoint/quant_config_writer.h"
 
 namespace nibble {
@@ -101,12 +102,8 @@ Result<QuantConfig> parse_quant_config(const Json& model_config, std::string_vie
   }
   NIBBLE_ASSIGN_OR_RETURN(const std::string method,
                           JsonReader(*found, path).required_string("quant_method"));
-  if (method != compressed_tensors::kMethod) {
-    return make_error(StatusCode::kUnsupported,
-                      "{}: quant_method \"{}\" is not supported; convert the checkpoint to {}",
-                      path, method, compressed_tensors::kMethod);
-  }
-  return compressed_tensors::parse_config(*found, path);
+  return method == compressed_tensors::kMethod ? compressed_tensors::parse_config(*found, path)
+                                               : parse_foreign_config(*found, path);
 }
 
 Result<QuantConfig> load_quant_config(const std::string& model_dir) {

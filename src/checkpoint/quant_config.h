@@ -6,6 +6,7 @@
 
 #include "base/json.h"
 #include "base/status.h"
+#include "checkpoint/source_config.h"
 #include "quant/scheme.h"
 
 namespace nibble {
@@ -22,6 +23,7 @@ struct QuantGroup {
 struct QuantConfig {
   std::vector<QuantGroup> groups;   // empty: nothing is quantized
   std::vector<std::string> ignore;  // as written
+  SourceConfig source;              // of other methods than compressed-tensors: their own words
 
   /// The group whose parameters apply to a module that is stored quantized: exact name or "re:"
   /// pattern first, then the class "Linear". nullptr when none matches.
@@ -31,8 +33,9 @@ struct QuantConfig {
 };
 
 /// Reads quantization_config from a parsed config.json: at the top, else under text_config; an
-/// absent one gives an empty QuantConfig. `where` names the file. kUnsupported names the field or
-/// value that this build cannot honour, an unknown field included.
+/// absent one gives an empty QuantConfig. Runs: compressed-tensors, Quark's W4A8, symmetric GPTQ
+/// and FP8 with a scale per tensor or channel. `where` names the file. kUnsupported names the field
+/// or value that this build cannot honour, an unknown field of compressed-tensors included.
 Result<QuantConfig> parse_quant_config(const Json& model_config, std::string_view where);
 /// The same from folder/config.json; for a single file or a folder without config.json it is
 /// empty.

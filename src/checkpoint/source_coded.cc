@@ -123,7 +123,49 @@ class CodedMatrix final : public SourceMatrix {
     return spans;
   }
 
+  Status repack(std::byte* codes, float* scales) const {
+    NIBBLE_RETURN_IF_ERROR(check_shape());
+    std::vector<int32_t> index;
+    NIBBLE_RETURN_IF_ERROR(read_index(index));
+    if (!index.empty()) {
+      return make_error(StatusCode::kUnsupported,
+                        "{}: columns out of the order of their groups (act-order) do not run; "
+                        "quantize the checkpoint again: nibble quantize SRC DST --scheme NAME",
+                        reader_.where(*facts_.group_index));
+    }
+    const auto groups = static_cast<size_t>(facts_.groups());
+    RowScales row_scales{std::vector<float>(groups), {}};
+    if (facts_.zero.form != ZeroLayout::Form::kNone) {
+      row_scales.zeros.resize(groups);
+    }
+    const int64_t words = k_ / 8;
+    for (int64_t row = 0; row < n_; ++row) {
+      NIBBLE_RETURN_IF_ERROR(read_scales(row, row_scales));
+      if (std::any_of(row_scales.zeros.begin(), row_scales.zeros.end(),
+                      [](float zero) { return zero != 0; })) {
+        return make_error(StatusCode::kUnsupported,
+                          "{}: zero points do not run; quantize the checkpoint again: nibble "
+                          "quantize SRC DST --scheme NAME",
+                          reader_.where(*facts_.zero.tensor));
+      }
+      std::copy(row_scales.scales.begin(), row_scales.scales.end(), scales + row * facts_.groups());
+      repack_row(row, words, codes + row * words * 4);
+    }
+    return {};
+  }
+
  private:
+  void repack_row(int64_t row, int64_t words, std::byte* out) const {
+    const CodeLayout& codes = facts_.codes;
+    const std::byte* data = codes.tensor->data.data();
+    if (codes.axis == CodeLayout::Axis::kRows) {
+      return canonical_words(codes.nibbles, data + code_offset(row), words, out);
+    }
+    for (int64_t word = 0; word < words; ++word) {
+      std::memcpy(out + word * 4, data + code_offset(word) + row * 4, 4);
+    }
+  }
+
   [[nodiscard]] int64_t code_offset(int64_t row) const {
     return facts_.codes.offset + row * facts_.codes.row_bytes;
   }
@@ -352,6 +394,18 @@ int ZeroLayout::at(int64_t row, int64_t group, int64_t groups, int64_t n) const 
 
 std::unique_ptr<SourceMatrix> make_coded_source(const CheckpointReader& reader, CodedFacts facts) {
   return std::make_unique<CodedMatrix>(reader, std::move(facts));
+}
+
+Result<RepackedInt4> repack_int4(const CheckpointReader& reader, const CodedFacts& facts) {
+  CHECK(facts.codes.form == CodeForm::kNibbles && facts.k % 8 == 0);
+  CHECK(facts.codes.axis != CodeLayout::Axis::kAcross);
+  RepackedInt4 out;
+  NIBBLE_ASSIGN_OR_RETURN(out.codes, Buffer::allocate(static_cast<size_t>(facts.n * facts.k / 2)));
+  NIBBLE_ASSIGN_OR_RETURN(
+      out.scales, Buffer::allocate(static_cast<size_t>(facts.n * facts.groups()) * sizeof(float)));
+  NIBBLE_RETURN_IF_ERROR(
+      CodedMatrix(reader, facts).repack(out.codes.data(), out.scales.as<float>().data()));
+  return out;
 }
 
 Result<std::pair<int64_t, int64_t>> read_shape_tensor(const CheckpointReader& reader,

@@ -97,16 +97,20 @@ Result<SourceConfig> read_source_config(const Json& config, const std::string& f
   if (found.json.is_null()) {
     return SourceConfig{};
   }
-  if (!found.json.is_object()) {
-    return make_error(StatusCode::kCorrupt, "{}: not a JSON object", found.where);
+  return parse_source_config(found.json, found.where);
+}
+
+Result<SourceConfig> parse_source_config(const Json& config, const std::string& where) {
+  if (!config.is_object()) {
+    return make_error(StatusCode::kCorrupt, "{}: not a JSON object", where);
   }
   NIBBLE_ASSIGN_OR_RETURN(const std::string method,
-                          JsonReader(found.json, found.where).required_string("quant_method"));
+                          JsonReader(config, where).required_string("quant_method"));
   for (const SourceDialect& dialect : source_dialects()) {
     if (dialect.method == method) {
-      auto result = dialect.parse(found.json, found.where);
+      auto result = dialect.parse(config, where);
       if (result.ok()) {
-        result->where = found.where;
+        result->where = where;
       }
       return result;
     }
@@ -114,7 +118,7 @@ Result<SourceConfig> read_source_config(const Json& config, const std::string& f
   return make_error(StatusCode::kUnsupported,
                     "{}: quant_method \"{}\" is not read; known are compressed-tensors, gptq, awq, "
                     "fp8, mxfp4, quark and modelopt. Quantize from the unquantized checkpoint",
-                    found.where, method);
+                    where, method);
 }
 
 }  // namespace nibble

@@ -57,4 +57,7 @@ struct SourceConfig {
 /// value that would change the meaning of codes and is not known.
 Result<SourceConfig> read_source_config(const Json& config, const std::string& folder);
 
+/// One quantization_config object; `where` names it.
+Result<SourceConfig> parse_source_config(const Json& config, const std::string& where);
+
 }  // namespace nibble

@@ -253,6 +253,15 @@ void decode_across(NibbleForm nibbles, const AcrossBlock& block, float* out) {
   use_wide() ? across_wide(nibbles, block, out) : across_of(nibbles, block, out);
 }
 
+void canonical_words(NibbleForm nibbles, const std::byte* in, int64_t count, std::byte* out) {
+  for (int64_t i = 0; i < count; ++i) {
+    uint32_t word = 0;
+    std::memcpy(&word, in + i * 4, 4);
+    word = canonical(word, nibbles);
+    std::memcpy(out + i * 4, &word, 4);
+  }
+}
+
 void apply_scales(
     const float* scales, const float* zeros, int64_t group_size, int64_t count, float* x) {
   use_wide() ? scales_wide(scales, zeros, group_size, count, x)

@@ -43,6 +43,10 @@ struct AcrossBlock {
 };
 void decode_across(NibbleForm nibbles, const AcrossBlock& block, float* out);
 
+/// Words in the form of QuantTensor: element i in bits 4i..4i+3, offset binary. in and out may be
+/// the same memory, aligned to nothing.
+void canonical_words(NibbleForm nibbles, const std::byte* in, int64_t count, std::byte* out);
+
 /// x[i] = (x[i] - zeros[g]) * scales[g] with g = i / group_size, each rounded to f32.
 ///   x [count] f32   zeros may be nullptr: nothing is subtracted
 void apply_scales(

@@ -34,7 +34,7 @@ Result<WeightLoader> WeightLoader::open(const std::string& model_dir) {
 }
 
 std::string WeightLoader::where_weight(const std::string& module) const {
-  for (const char* suffix : {".weight", ".weight_packed"}) {
+  for (const char* suffix : {".weight", ".weight_packed", ".qweight"}) {
     if (const TensorInfo* info = reader_->find(module + suffix)) {
       return reader_->where(*info);
     }
@@ -96,7 +96,8 @@ void WeightLoader::read_ahead(const std::string& prefix) const {
 }
 
 void WeightLoader::release(const std::string& module) const {
-  for (const char* suffix : {".weight", ".weight_packed", ".weight_scale"}) {
+  for (const char* suffix :
+       {".weight", ".weight_packed", ".qweight", ".weight_scale", ".weight_scale_2", ".scales"}) {
     if (const TensorInfo* info = reader_->find(module + suffix)) {
       reader_->drop_pages(*info);
     }
