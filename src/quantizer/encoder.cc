@@ -2,114 +2,79 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "base/check.h"
-#include "base/f16.h"
-#include "quant/codec.h"
-#include "quant/fake_quant.h"
+#include "quantizer/encoders/row_encoder.h"
+#include "quantizer/kernels/find_row_kernels.h"
 
 namespace nibble {
 namespace {
 
-Status check_finite(const float* x, int64_t row, int64_t rows, int64_t k) {
-  for (int64_t i = 0; i < rows * k; ++i) {
-    if (!std::isfinite(x[i])) {
-      return make_error(StatusCode::kCorrupt,
-                        "weight [{}, {}] is {}; leave the module out with --ignore", row + i / k,
-                        i % k, x[i]);
-    }
+/// Whether the rule says how to choose scales of this scheme in this dialect.
+bool rule_applies(ScaleRule rule, const EncoderOptions& options) {
+  const WeightFormat& format = options.scheme.weight;
+  if (rule == ScaleRule::kBest) {
+    return true;
+  }
+  if (format.zero_points != ZeroPoints::kNone) {
+    return rule == ScaleRule::kMinMax;
+  }
+  if (rule == ScaleRule::kQuark) {
+    return options.dialect == Dialect::kQuark;
+  }
+  switch (format.code) {
+    case WeightCode::kInt4:
+    case WeightCode::kInt8:
+      return rule != ScaleRule::kMinMax;
+    case WeightCode::kFp8E4M3:
+    case WeightCode::kFp4E2M1:
+      return rule == ScaleRule::kAbsMax;
+    default:
+      return false;
+  }
+}
+
+Status check_options(const EncoderOptions& options, int64_t k) {
+  NIBBLE_RETURN_IF_ERROR(check_dialect(options.dialect, options.scheme));
+  const WeightFormat& format = options.scheme.weight;
+  if (format.scale_per == ScalePer::kGroup && k % format.group_size != 0) {
+    return make_error(StatusCode::kUnsupported,
+                      "{} input channels are no multiple of the group size {} of {}; leave the "
+                      "module out with --ignore or choose another scheme",
+                      k, format.group_size, options.scheme.name);
+  }
+  if (!rule_applies(options.rule, options)) {
+    return make_error(StatusCode::kInvalidArgument,
+                      "--scale-rule {} does not apply to scheme {} in format {}; leave it out",
+                      scale_rule_name(options.rule), options.scheme.name,
+                      dialect_name(options.dialect));
   }
   return {};
 }
 
-/// Codes and scales of one row each, and a shape that belongs to no row.
-class RowEncoder final : public MatrixEncoder {
- public:
-  RowEncoder(const EncoderOptions& options, int64_t n, int64_t k)
-      : format_(options.scheme.weight), rule_(options.rule), n_(n), k_(k) {
-    slots_ = linear_slots(options.scheme, n, k);
-  }
+using Make = EncoderPointer (*)(const EncoderOptions&, const rows::RowKernels&, int64_t, int64_t);
 
-  [[nodiscard]] bool needs_extent() const override { return false; }
-  [[nodiscard]] int64_t row_block() const override { return 8; }
-
-  [[nodiscard]] Place place(size_t slot, int64_t row, int64_t rows) const override {
-    if (slot == 2) {
-      return {0, row == 0 ? 16 : 0};
-    }
-    const int64_t bytes = slot == 0 ? QuantTensor::code_row_bytes(format_.code, k_)
-                                    : format_.groups(k_) * dtype_bits(format_.scale_dtype) / 8;
-    return {row * bytes, rows * bytes};
-  }
-
-  Status encode(int64_t row,
-                int64_t rows,
-                const float* x,
-                const Extent& /*extent*/,
-                std::span<std::byte* const> out,
-                RowsError& error) const override {
-    NIBBLE_RETURN_IF_ERROR(check_finite(x, row, rows, k_));
-    error = {};
-    std::vector<float> scales(static_cast<size_t>(format_.groups(k_)));
-    std::vector<float> decoded(static_cast<size_t>(k_));
-    for (int64_t i = 0; i < rows; ++i) {
-      const float* values = x + i * k_;
-      quantize_row(format_, rule_, {values, static_cast<size_t>(k_)}, scales.data(),
-                   out[0] + place(0, i, 1).offset);
-      fake_quant_row(format_, values, k_, {scales.data()}, decoded.data());
-      error.add(row_error(values, decoded.data(), scales));
-      if (out.size() > 1) {
-        store_scales(scales, out[1] + place(1, i, 1).offset);
+Make maker(const EncoderOptions& options) {
+  const WeightFormat& format = options.scheme.weight;
+  switch (format.code) {
+    case WeightCode::kInt4:
+    case WeightCode::kInt8:
+      if (format.zero_points != ZeroPoints::kNone) {
+        return make_zero_point_encoder;
       }
-    }
-    if (out.size() > 2 && row == 0) {
-      const int64_t shape[2] = {n_, k_};
-      std::memcpy(out[2], shape, sizeof(shape));
-    }
-    return {};
+      return options.dialect == Dialect::kQuark ? make_progressive_encoder : make_int_encoder;
+    case WeightCode::kFp8E4M3:
+      return make_fp8_encoder;
+    case WeightCode::kFp4E2M1:
+      return make_fp4_encoder;
+    case WeightCode::kBf16:
+      return make_bf16_encoder;
+    case WeightCode::kF32:
+    case WeightCode::kF16:
+      break;
   }
-
- private:
-  [[nodiscard]] RowsError row_error(const float* x,
-                                    const float* decoded,
-                                    const std::vector<float>& scales) const {
-    RowsError error;
-    error.count = k_;
-    for (int64_t i = 0; i < k_; ++i) {
-      const double from = x[i];
-      const double to = decoded[i];
-      error.signal += from * from;
-      error.noise += (from - to) * (from - to);
-      error.product += from * to;
-      error.energy += to * to;
-      error.max_error = std::max(error.max_error, std::fabs(x[i] - decoded[i]));
-      error.zeros += x[i] != 0 && decoded[i] == 0 ? 1 : 0;
-    }
-    for (size_t i = 0; i < scales.size(); ++i) {
-      const float size = std::fabs(scales[i]);
-      error.scale_low = i == 0 ? size : std::min(error.scale_low, size);
-      error.scale_high = std::max(error.scale_high, size);
-    }
-    return error;
-  }
-
-  void store_scales(const std::vector<float>& scales, std::byte* out) const {
-    for (size_t i = 0; i < scales.size(); ++i) {
-      if (format_.scale_dtype == DType::kBF16) {
-        const uint16_t bits = f32_to_bf16(scales[i]);
-        std::memcpy(out + i * 2, &bits, 2);
-      } else {
-        std::memcpy(out + i * 4, &scales[i], 4);
-      }
-    }
-  }
-
-  WeightFormat format_;
-  ScaleRule rule_;
-  int64_t n_;
-  int64_t k_;
-};
+  return nullptr;
+}
 
 }  // namespace
 
@@ -144,28 +109,30 @@ Result<std::unique_ptr<MatrixEncoder>> make_encoder(const EncoderOptions& option
                                                     int64_t k) {
   CHECK_GT(n, 0);
   CHECK_GT(k, 0);
-  NIBBLE_RETURN_IF_ERROR(check_dialect(options.dialect, options.scheme));
-  const WeightFormat& format = options.scheme.weight;
-  if (format.scale_per == ScalePer::kGroup && k % format.group_size != 0) {
-    return make_error(StatusCode::kUnsupported,
-                      "{} input channels are no multiple of the group size {} of {}; leave the "
-                      "module out with --ignore or choose another scheme",
-                      k, format.group_size, options.scheme.name);
+  NIBBLE_RETURN_IF_ERROR(check_options(options, k));
+  NIBBLE_ASSIGN_OR_RETURN(const rows::RowKernels* kernels, rows::find_row_kernels(options.isa));
+  const Make make = maker(options);
+  if (make == nullptr) {
+    return make_error(StatusCode::kUnsupported, "scheme {} is not a target; choose another",
+                      options.scheme.name);
   }
-  const bool shared = format.scale_per == ScalePer::kTensor || format.scale_per == ScalePer::kBlock;
-  if (shared || format.zero_points != ZeroPoints::kNone || format.code == WeightCode::kFp4E2M1) {
-    return make_error(StatusCode::kUnsupported, "scheme {}: no encoder", options.scheme.name);
-  }
-  return std::unique_ptr<MatrixEncoder>(std::make_unique<RowEncoder>(options, n, k));
+  return make(options, *kernels, n, k);
 }
 
 Result<float> absmax_of(const float* x, int64_t row, int64_t rows, int64_t k) {
-  NIBBLE_RETURN_IF_ERROR(check_finite(x, row, rows, k));
+  NIBBLE_ASSIGN_OR_RETURN(const rows::RowKernels* kernels, rows::find_row_kernels("auto"));
   float largest = 0;
-  for (int64_t i = 0; i < rows * k; ++i) {
-    largest = std::max(largest, std::fabs(x[i]));
+  kernels->absmax(x, 1, rows * k, &largest);
+  if (std::isfinite(largest)) {
+    return largest;
   }
-  return largest;
+  int64_t i = 0;
+  while (std::isfinite(x[i])) {
+    ++i;
+  }
+  return make_error(StatusCode::kCorrupt,
+                    "weight [{}, {}] is {}; leave the module out with --ignore", row + i / k, i % k,
+                    x[i]);
 }
 
 }  // namespace nibble

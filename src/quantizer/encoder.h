@@ -84,6 +84,7 @@ struct EncoderOptions {
   QuantScheme scheme;
   ScaleRule rule = ScaleRule::kBest;
   Dialect dialect = Dialect::kCompressedTensors;  // default_dialect(scheme) unless asked otherwise
+  std::string_view isa = "auto";                  // or scalar, avx2, avx512: all give the same bits
 };
 
 /// The encoder of matrices [n, k]. kUnsupported when k is no multiple of the group size, or the

@@ -19,7 +19,7 @@ constexpr size_t kLanes = 8;  // independent sums, so that the loops vectorise
 constexpr float kZeroScaleF32 = 0x1p-23F;
 constexpr float kZeroScaleBf16 = 0x1p-7F;
 
-constexpr std::array<std::pair<std::string_view, ScaleRule>, 8> kRuleNames = {{
+constexpr std::array<std::pair<std::string_view, ScaleRule>, 10> kRuleNames = {{
     {"best", ScaleRule::kBest},
     {"absmax", ScaleRule::kAbsMax},
     {"absmax7", ScaleRule::kAbsMax},
@@ -28,6 +28,8 @@ constexpr std::array<std::pair<std::string_view, ScaleRule>, 8> kRuleNames = {{
     {"lsq", ScaleRule::kLsq},
     {"lsq_signed", ScaleRule::kLsqSigned},
     {"mse", ScaleRule::kMse},
+    {"minmax", ScaleRule::kMinMax},
+    {"quark", ScaleRule::kQuark},
 }};
 
 float largest_code(WeightCode code) {
@@ -146,6 +148,8 @@ float ideal_scale(std::span<const float> x,
   const CodeRange range = code_range(format.code);
   switch (resolve(rule, format)) {
     case ScaleRule::kBest:
+    case ScaleRule::kMinMax:
+    case ScaleRule::kQuark:
     case ScaleRule::kAbsMax:
       return absmax / top;
     case ScaleRule::kAbsMaxHalf:
@@ -190,6 +194,15 @@ Result<ScaleRule> parse_scale_rule(std::string_view name) {
   }
   return make_error(StatusCode::kInvalidArgument, "unknown scale rule \"{}\"; choose one of {}",
                     name, known);
+}
+
+std::string_view scale_rule_name(ScaleRule rule) {
+  for (const auto& [text, value] : kRuleNames) {
+    if (value == rule) {
+      return text;
+    }
+  }
+  return {};
 }
 
 double QuantError::snr_db() const {

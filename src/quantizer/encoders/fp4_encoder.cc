@@ -1,0 +1,68 @@
+#include <algorithm>
+#include <bit>
+
+#include "quant/codec.h"
+#include "quantizer/encoders/row_encoder.h"
+
+namespace nibble {
+namespace {
+
+constexpr int kMostExponent = 252;  // 6 * 2^(252 - 127) is finite
+
+/// The power of two that the "even" rule takes: that of absmax rounded to one bit of mantissa, less
+/// the two octaves up to 4.
+float even_power(float absmax) {
+  const uint32_t bits = std::bit_cast<uint32_t>(absmax) + 0x200000U;
+  const int exponent = static_cast<int>(bits >> 23) - 2;
+  return decode_e8m0(static_cast<uint8_t>(std::clamp(exponent, 0, kMostExponent)));
+}
+
+/// E2M1 in groups with a power of two each.
+class Fp4Encoder final : public RowEncoder {
+ public:
+  using RowEncoder::RowEncoder;
+
+  Status encode(int64_t row,
+                int64_t rows,
+                const float* x,
+                const Extent& /*extent*/,
+                std::span<std::byte* const> out,
+                RowsError& error) const override {
+    Tally tally;
+    const int64_t width = format_.group_size;
+    const int64_t groups_in_all = rows * format_.groups(k_);
+    for (int64_t g = 0; g < groups_in_all; g += rows::kMostGroups) {
+      const int64_t groups = std::min(rows::kMostGroups, groups_in_all - g);
+      const float* values = x + g * width;
+      float absmax[rows::kMostGroups];
+      float powers[rows::kMostGroups];
+      kernels_.absmax(values, groups, width, absmax);
+      NIBBLE_RETURN_IF_ERROR(check_finite({row, rows, x}, absmax, groups));
+      std::transform(absmax, absmax + groups, powers, even_power);
+      if (rule_ != ScaleRule::kAbsMax) {
+        kernels_.exponent({.x = values, .groups = groups, .width = width, .absmax = absmax},
+                          powers);
+      }
+      encode_groups(
+          kernels_.fp4,
+          {.x = values, .groups = groups, .width = width, .absmax = absmax, .scales = powers},
+          out[0] + g * width / 2, tally);
+      for (int64_t i = 0; i < groups; ++i) {
+        out[1][g + i] = static_cast<std::byte>(encode_e8m0(powers[i]));
+      }
+    }
+    error = total(tally);
+    return {};
+  }
+};
+
+}  // namespace
+
+EncoderPointer make_fp4_encoder(const EncoderOptions& options,
+                                const rows::RowKernels& kernels,
+                                int64_t n,
+                                int64_t k) {
+  return std::make_unique<Fp4Encoder>(options, kernels, n, k);
+}
+
+}  // namespace nibble

@@ -1,0 +1,143 @@
+#include <algorithm>
+#include <cstring>
+
+#include "quant/codec.h"
+#include "quantizer/encoders/int_scales.h"
+#include "quantizer/encoders/row_encoder.h"
+
+namespace nibble {
+namespace {
+
+float fp8_scale(float absmax) {
+  return vanishes(absmax) ? zero_scale(DType::kF32)
+                          : stored_scale(DType::kF32, absmax / kE4M3Max, kE4M3Max);
+}
+
+/// One scale per row.
+class Fp8ChannelEncoder final : public RowEncoder {
+ public:
+  using RowEncoder::RowEncoder;
+
+  Status encode(int64_t row,
+                int64_t rows,
+                const float* x,
+                const Extent& /*extent*/,
+                std::span<std::byte* const> out,
+                RowsError& error) const override {
+    Tally tally;
+    for (int64_t i = 0; i < rows; ++i) {
+      float absmax = 0;
+      kernels_.absmax(x + i * k_, 1, k_, &absmax);
+      NIBBLE_RETURN_IF_ERROR(check_finite({row, rows, x}, &absmax, 1));
+      const float scale = fp8_scale(absmax);
+      encode_groups(
+          kernels_.fp8,
+          {.x = x + i * k_, .groups = 1, .width = k_, .absmax = &absmax, .scales = &scale},
+          out[0] + i * k_, tally);
+      store_scale(DType::kF32, scale, out[1] + i * 4);
+    }
+    error = total(tally);
+    return {};
+  }
+};
+
+/// One scale for all rows.
+class Fp8TensorEncoder final : public RowEncoder {
+ public:
+  using RowEncoder::RowEncoder;
+
+  [[nodiscard]] bool needs_extent() const override { return true; }
+
+  Status encode(int64_t row,
+                int64_t rows,
+                const float* x,
+                const Extent& extent,
+                std::span<std::byte* const> out,
+                RowsError& error) const override {
+    Tally tally;
+    const float scale = fp8_scale(extent.absmax);
+    for (int64_t i = 0; i < rows; ++i) {
+      float absmax = 0;
+      kernels_.absmax(x + i * k_, 1, k_, &absmax);
+      NIBBLE_RETURN_IF_ERROR(check_finite({row, rows, x}, &absmax, 1));
+      encode_groups(
+          kernels_.fp8,
+          {.x = x + i * k_, .groups = 1, .width = k_, .absmax = &absmax, .scales = &scale},
+          out[0] + i * k_, tally);
+    }
+    if (row == 0) {
+      store_scale(DType::kF32, scale, out[1]);
+    }
+    error = total(tally);
+    return {};
+  }
+};
+
+/// One scale per block of rows and columns; blocks at the edges use their own weights only.
+class Fp8BlockEncoder final : public RowEncoder {
+ public:
+  using RowEncoder::RowEncoder;
+
+  [[nodiscard]] int64_t row_block() const override { return format_.group_size; }
+
+  Status encode(int64_t row,
+                int64_t rows,
+                const float* x,
+                const Extent& /*extent*/,
+                std::span<std::byte* const> out,
+                RowsError& error) const override {
+    Tally tally;
+    const int64_t blocks = format_.groups(k_);
+    std::vector<float> scales(static_cast<size_t>(blocks));
+    for (int64_t b = 0; b < blocks; ++b) {
+      float largest = 0;
+      for (int64_t i = 0; i < rows; ++i) {
+        float absmax = 0;
+        kernels_.absmax(x + i * k_ + b * format_.group_size, 1, width(b), &absmax);
+        NIBBLE_RETURN_IF_ERROR(check_finite({row, rows, x}, &absmax, 1));
+        largest = std::max(largest, absmax);
+      }
+      scales[static_cast<size_t>(b)] = fp8_scale(largest);
+      store_scale(DType::kF32, scales[static_cast<size_t>(b)], out[1] + b * 4);
+    }
+    for (int64_t i = 0; i < rows; ++i) {
+      for (int64_t b = 0; b < blocks; ++b) {
+        const int64_t at = i * k_ + b * format_.group_size;
+        float absmax = 0;
+        kernels_.absmax(x + at, 1, width(b), &absmax);
+        encode_groups(kernels_.fp8,
+                      {.x = x + at,
+                       .groups = 1,
+                       .width = width(b),
+                       .absmax = &absmax,
+                       .scales = &scales[static_cast<size_t>(b)]},
+                      out[0] + at, tally);
+      }
+    }
+    error = total(tally);
+    return {};
+  }
+
+ private:
+  [[nodiscard]] int64_t width(int64_t block) const {
+    return std::min<int64_t>(format_.group_size, k_ - block * format_.group_size);
+  }
+};
+
+}  // namespace
+
+EncoderPointer make_fp8_encoder(const EncoderOptions& options,
+                                const rows::RowKernels& kernels,
+                                int64_t n,
+                                int64_t k) {
+  switch (options.scheme.weight.scale_per) {
+    case ScalePer::kTensor:
+      return std::make_unique<Fp8TensorEncoder>(options, kernels, n, k);
+    case ScalePer::kBlock:
+      return std::make_unique<Fp8BlockEncoder>(options, kernels, n, k);
+    default:
+      return std::make_unique<Fp8ChannelEncoder>(options, kernels, n, k);
+  }
+}
+
+}  // namespace nibble

@@ -1,0 +1,82 @@
+#include <algorithm>
+
+#include "quant/codec.h"
+#include "quantizer/encoders/int_scales.h"
+#include "quantizer/encoders/row_encoder.h"
+
+namespace nibble {
+namespace {
+
+/// INT4 and INT8 without zero points, one scale per group or channel.
+class IntEncoder final : public RowEncoder {
+ public:
+  using RowEncoder::RowEncoder;
+
+  Status encode(int64_t row,
+                int64_t rows,
+                const float* x,
+                const Extent& /*extent*/,
+                std::span<std::byte* const> out,
+                RowsError& error) const override {
+    Tally tally;
+    const int64_t per_row = format_.groups(k_);
+    const int64_t width = k_ / per_row;
+    // Rows of groups follow each other without a gap; rows of channels end on whole words.
+    const int64_t step = format_.grouped() ? rows::kMostGroups : 1;
+    for (int64_t g = 0; g < rows * per_row; g += step) {
+      const int64_t groups = std::min(step, rows * per_row - g);
+      std::byte* codes =
+          out[0] + (format_.grouped() ? code_bytes(g * width) : g * code_row_bytes());
+      NIBBLE_RETURN_IF_ERROR(encode_part({row, rows, x},
+                                         {.x = x + g * width, .groups = groups, .width = width},
+                                         codes, out[1] + g * scale_bytes(), tally));
+    }
+    if (out.size() > 2) {
+      write_shape(row, out[2]);
+    }
+    error = total(tally);
+    return {};
+  }
+
+ private:
+  [[nodiscard]] int64_t code_bytes(int64_t count) const {
+    return format_.code == WeightCode::kInt4 ? count / 2 : count;
+  }
+  [[nodiscard]] int64_t scale_bytes() const { return dtype_bits(format_.scale_dtype) / 8; }
+
+  Status encode_part(
+      const Rows& all, Encoded part, std::byte* codes, std::byte* scales_out, Tally& tally) const {
+    float absmax[rows::kMostGroups];
+    float scales[rows::kMostGroups];
+    kernels_.absmax(part.x, part.groups, part.width, absmax);
+    NIBBLE_RETURN_IF_ERROR(check_finite(all, absmax, part.groups));
+    const CodeRange range = code_range(format_.code);
+    int_scales(kernels_, format_, resolve_rule(rule_, format_),
+               {.x = part.x,
+                .groups = part.groups,
+                .width = part.width,
+                .absmax = absmax,
+                .low = range.low,
+                .high = range.high},
+               scales);
+    part.absmax = absmax;
+    part.scales = scales;
+    encode_groups(format_.code == WeightCode::kInt4 ? kernels_.int4 : kernels_.int8, part, codes,
+                  tally);
+    for (int64_t g = 0; g < part.groups; ++g) {
+      store_scale(format_.scale_dtype, scales[g], scales_out + g * scale_bytes());
+    }
+    return {};
+  }
+};
+
+}  // namespace
+
+EncoderPointer make_int_encoder(const EncoderOptions& options,
+                                const rows::RowKernels& kernels,
+                                int64_t n,
+                                int64_t k) {
+  return std::make_unique<IntEncoder>(options, kernels, n, k);
+}
+
+}  // namespace nibble

@@ -1,0 +1,144 @@
+#include "quantizer/encoders/row_encoder.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "base/f16.h"
+#include "quant/fake_quant.h"
+
+namespace nibble {
+namespace {
+
+// Squares between these, and sums of 512 of them, stay normal numbers.
+constexpr float kSquareLow = 0x1p-40F;
+constexpr float kSquareHigh = 0x1p40F;
+
+}  // namespace
+
+RowEncoder::RowEncoder(const EncoderOptions& options,
+                       const rows::RowKernels& kernels,
+                       int64_t n,
+                       int64_t k)
+    : format_(options.scheme.weight), rule_(options.rule), kernels_(kernels), n_(n), k_(k) {
+  slots_ = linear_slots(options.scheme, options.dialect, n, k);
+}
+
+MatrixEncoder::Place RowEncoder::place(size_t slot, int64_t row, int64_t rows) const {
+  const TensorSlot& tensor = slots_[slot];
+  if (tensor.shape.size() == 1 && tensor.shape[0] != n_) {  // a shape, or the tensor's one scale
+    return {0, row == 0 ? tensor.shape[0] * dtype_bits(tensor.dtype) / 8 : 0};
+  }
+  const int64_t width = tensor.shape.size() == 1 ? 1 : tensor.shape[1];
+  const int64_t bytes = width * dtype_bits(tensor.dtype) / 8;
+  if (tensor.shape[0] == n_) {
+    return {row * bytes, rows * bytes};
+  }
+  // Several rows share one of the tensor.
+  return {row / row_block() * bytes, (rows + row_block() - 1) / row_block() * bytes};
+}
+
+Status RowEncoder::check_finite(const Rows& all, const float* absmax, int64_t count) const {
+  if (std::all_of(absmax, absmax + count, [](float value) { return std::isfinite(value); })) {
+    return {};
+  }
+  return absmax_of(all.x, all.row, all.rows, k_).status();
+}
+
+bool RowEncoder::extreme(const Encoded& encoded) {
+  return std::any_of(encoded.absmax, encoded.absmax + encoded.groups, [](float value) {
+    return value != 0 && (value < kSquareLow || value > kSquareHigh);
+  });
+}
+
+void RowEncoder::encode_groups(rows::RowKernels::Encode encode,
+                               const Encoded& encoded,
+                               std::byte* codes,
+                               Tally& tally) const {
+  const rows::EncodeArgs args = {.x = encoded.x,
+                                 .groups = encoded.groups,
+                                 .width = encoded.width,
+                                 .scales = encoded.scales,
+                                 .zeros = encoded.zeros,
+                                 .codes = reinterpret_cast<uint8_t*>(codes)};
+  note(encoded, tally);
+  if (!extreme(encoded)) {
+    encode(args, tally.sums);
+    return;
+  }
+  rows::Sums unused;
+  encode(args, unused);
+  tally.rest.clipped += unused.clipped;
+  WeightFormat one = format_;
+  one.scale_per = encoded.scales == nullptr ? ScalePer::kNone : ScalePer::kChannel;
+  one.group_size = 0;
+  std::vector<float> decoded(static_cast<size_t>(encoded.width));
+  for (int64_t g = 0; g < encoded.groups; ++g) {
+    const float* x = encoded.x + g * encoded.width;
+    const auto zero = static_cast<int8_t>(encoded.zeros == nullptr ? 0 : encoded.zeros[g]);
+    const float scale = encoded.scales == nullptr ? 1.0F : encoded.scales[g];
+    one.zero_points = ZeroPoints::kNone;
+    if (encoded.zeros != nullptr) {
+      one.scale_per = ScalePer::kGroup;
+      one.group_size = static_cast<int>(encoded.width);
+      one.zero_points = ZeroPoints::kPerScale;
+    }
+    fake_quant_row(one, x, encoded.width, {&scale, &zero}, decoded.data());
+    add_decoded(x, decoded.data(), encoded.width, tally.rest);
+  }
+}
+
+void RowEncoder::note(const Encoded& encoded, Tally& tally) {
+  RowsError& rest = tally.rest;
+  for (int64_t g = 0; encoded.scales != nullptr && g < encoded.groups; ++g) {
+    const float size = std::fabs(encoded.scales[g]);
+    rest.scale_low = rest.count == 0 && g == 0 ? size : std::min(rest.scale_low, size);
+    rest.scale_high = std::max(rest.scale_high, size);
+  }
+  rest.count += encoded.groups * encoded.width;
+}
+
+RowsError RowEncoder::total(const Tally& tally) {
+  RowsError error = tally.rest;
+  for (int i = 0; i < rows::kLanes; ++i) {
+    error.signal += tally.sums.signal[i];
+    error.noise += tally.sums.noise[i];
+    error.product += tally.sums.product[i];
+    error.energy += tally.sums.energy[i];
+    error.max_error = std::max(error.max_error, tally.sums.max_error[i]);
+  }
+  error.clipped += tally.sums.clipped;
+  error.zeros += tally.sums.lost;
+  return error;
+}
+
+void RowEncoder::write_shape(int64_t row, std::byte* out) const {
+  if (row == 0) {
+    const int64_t shape[2] = {n_, k_};
+    std::memcpy(out, shape, sizeof(shape));
+  }
+}
+
+void add_decoded(const float* x, const float* decoded, int64_t count, RowsError& error) {
+  for (int64_t i = 0; i < count; ++i) {
+    const double from = x[i];
+    const double to = decoded[i];
+    error.signal += from * from;
+    error.noise += (from - to) * (from - to);
+    error.product += from * to;
+    error.energy += to * to;
+    error.max_error = std::max(error.max_error, std::fabs(x[i] - decoded[i]));
+    error.zeros += x[i] != 0 && decoded[i] == 0 ? 1 : 0;
+  }
+}
+
+void store_scale(DType dtype, float scale, std::byte* out) {
+  if (dtype == DType::kBF16) {
+    const uint16_t bits = f32_to_bf16(scale);
+    std::memcpy(out, &bits, 2);
+  } else {
+    std::memcpy(out, &scale, 4);
+  }
+}
+
+}  // namespace nibble

@@ -1,0 +1,99 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "quantizer/encoder.h"
+#include "quantizer/kernels/row_kernels.h"
+
+namespace nibble {
+
+/// What all encoders share: formats, kernels, and how sums of kernels become a RowsError.
+class RowEncoder : public MatrixEncoder {
+ public:
+  RowEncoder(const EncoderOptions& options, const rows::RowKernels& kernels, int64_t n, int64_t k);
+
+  [[nodiscard]] bool needs_extent() const override { return false; }
+  [[nodiscard]] int64_t row_block() const override { return 8; }
+  [[nodiscard]] Place place(size_t slot, int64_t row, int64_t rows) const override;
+
+ protected:
+  /// Rows that are being encoded, [rows, k].
+  struct Rows {
+    int64_t row = 0;
+    int64_t rows = 0;
+    const float* x = nullptr;
+  };
+  /// Neighbouring weights and what became of them.
+  struct Encoded {
+    const float* x = nullptr;  // [groups, width]
+    int64_t groups = 0;
+    int64_t width = 0;
+    const float* absmax = nullptr;  // [groups]
+    const float* scales = nullptr;  // [groups]; nullptr when the format has none
+    const float* zeros = nullptr;   // [groups] or nullptr
+  };
+
+  /// kCorrupt, naming the place, when one of `count` extents is not finite.
+  [[nodiscard]] Status check_finite(const Rows& all, const float* absmax, int64_t count) const;
+  /// Whether single-precision sums of the squares of these weights can overflow or vanish.
+  [[nodiscard]] static bool extreme(const Encoded& encoded);
+  /// What was lost so far: the sums of kernels, and all else.
+  struct Tally {
+    rows::Sums sums;
+    RowsError rest;
+  };
+  /// Encodes with `encode` and adds up what was lost; of extreme weights in double precision, from
+  /// what fake_quant_row() makes of them.
+  void encode_groups(rows::RowKernels::Encode encode,
+                     const Encoded& encoded,
+                     std::byte* codes,
+                     Tally& tally) const;
+  /// Notes count and scales of weights whose sums are elsewhere.
+  static void note(const Encoded& encoded, Tally& tally);
+  [[nodiscard]] static RowsError total(const Tally& tally);
+  void write_shape(int64_t row, std::byte* out) const;
+  [[nodiscard]] int64_t code_row_bytes() const {
+    return QuantTensor::code_row_bytes(format_.code, k_);
+  }
+
+  WeightFormat format_;
+  ScaleRule rule_;
+  const rows::RowKernels& kernels_;
+  int64_t n_;
+  int64_t k_;
+};
+
+/// Adds sums of single rows given their decoded values, in double precision.
+void add_decoded(const float* x, const float* decoded, int64_t count, RowsError& error);
+/// Stores a scale of 16 or 32 bits.
+void store_scale(DType dtype, float scale, std::byte* out);
+
+/// The encoders; arguments are checked by make_encoder().
+using EncoderPointer = std::unique_ptr<MatrixEncoder>;
+EncoderPointer make_int_encoder(const EncoderOptions& options,
+                                const rows::RowKernels& kernels,
+                                int64_t n,
+                                int64_t k);
+EncoderPointer make_zero_point_encoder(const EncoderOptions& options,
+                                       const rows::RowKernels& kernels,
+                                       int64_t n,
+                                       int64_t k);
+EncoderPointer make_progressive_encoder(const EncoderOptions& options,
+                                        const rows::RowKernels& kernels,
+                                        int64_t n,
+                                        int64_t k);
+EncoderPointer make_fp8_encoder(const EncoderOptions& options,
+                                const rows::RowKernels& kernels,
+                                int64_t n,
+                                int64_t k);
+EncoderPointer make_fp4_encoder(const EncoderOptions& options,
+                                const rows::RowKernels& kernels,
+                                int64_t n,
+                                int64_t k);
+EncoderPointer make_bf16_encoder(const EncoderOptions& options,
+                                 const rows::RowKernels& kernels,
+                                 int64_t n,
+                                 int64_t k);
+
+}  // namespace nibble

@@ -1,0 +1,374 @@
+#pragma once
+
+#include "quantizer/kernels/encode_lanes.h"
+
+// Extents and searches of scales over the vocabulary Lanes. Narrow groups lie side by side, one per
+// lane; a wide one is spread over the lanes.
+namespace nibble::rows {
+namespace {
+
+/// Calls visit(sixteen weights) over a row, the last padded with zeros.
+template <typename Visit>
+inline void for_each_vector(const float* x, int64_t width, Visit visit) {
+  int64_t i = 0;
+  for (; i + kLanes <= width; i += kLanes) {
+    visit(Lanes::load(x + i));
+  }
+  if (i < width) {
+    float rest[kLanes] = {};
+    __builtin_memcpy(rest, x + i, static_cast<size_t>(width - i) * 4);
+    visit(Lanes::load(rest));
+  }
+}
+
+void group_absmax(const float* x, int64_t groups, int64_t width, float* out) {
+  for (int64_t g = 0; g < groups; ++g) {
+    I largest = Lanes::set_int(0);  // as integers, so that NaN is the largest
+    for_each_vector(x + g * width, width, [&](F values) {
+      largest = Lanes::max_int(Lanes::bits(magnitude(values)), largest);
+    });
+    const int32_t bits = Lanes::reduce_max_int(largest);
+    __builtin_memcpy(out + g, &bits, 4);
+  }
+}
+
+void group_minmax(const float* x, int64_t groups, int64_t width, float* low, float* high) {
+  for (int64_t g = 0; g < groups; ++g) {
+    const float* values = x + g * width;
+    F least = Lanes::set(values[0]);
+    F most = least;
+    int64_t i = 0;
+    for (; i + kLanes <= width; i += kLanes) {
+      least = Lanes::min(least, Lanes::load(values + i));
+      most = Lanes::max(most, Lanes::load(values + i));
+    }
+    low[g] = Lanes::reduce_min(least);
+    high[g] = Lanes::reduce_max(most);
+    for (; i < width; ++i) {
+      low[g] = values[i] < low[g] ? values[i] : low[g];
+      high[g] = values[i] > high[g] ? values[i] : high[g];
+    }
+  }
+}
+
+/// Up to sixteen groups turned so that lane g of vector i is weight i of group g.
+struct Columns {
+  alignas(64) float x[kMostColumnWidth * kLanes];
+  int64_t width = 0;
+
+  explicit Columns(const SearchArgs& args) : width(args.width) {
+    for (int64_t begin = 0; begin < width; begin += kLanes) {
+      F block[kLanes];
+      for (int64_t g = 0; g < kLanes; ++g) {
+        block[g] = g < args.groups ? Lanes::load(args.x + g * width + begin) : Lanes::set(0);
+      }
+      Lanes::transpose(block);
+      for (int64_t i = 0; i < kLanes; ++i) {
+        Lanes::store(x + (begin + i) * kLanes, block[i]);
+      }
+    }
+  }
+  /// visit(parity, weights): even and odd vectors, so that two sums are under way.
+  template <typename Visit>
+  inline void for_each(Visit visit) const {
+    for (int64_t i = 0; i < width; i += 2) {
+      visit(0, Lanes::load(x + i * kLanes));
+      visit(1, Lanes::load(x + (i + 1) * kLanes));
+    }
+  }
+  static F total(F even, F odd) { return Lanes::add(even, odd); }
+};
+
+/// One group over all lanes.
+struct Row {
+  const float* x;
+  int64_t width;
+
+  template <typename Visit>
+  inline void for_each(Visit visit) const {
+    int64_t i = 0;
+    for (; i + 2 * kLanes <= width; i += 2 * kLanes) {
+      visit(0, Lanes::load(x + i));
+      visit(1, Lanes::load(x + i + kLanes));
+    }
+    for_each_vector(x + i, width - i, [&](F values) { visit(0, values); });
+  }
+  static F total(F even, F odd) { return Lanes::set(Lanes::reduce_add(Lanes::add(even, odd))); }
+};
+
+/// Codes seen by least squares: the best scale for them is sum(x * code) / sum(code^2), and it
+/// removes sum(x * code)^2 / sum(code^2) from the error. `dot` is the sum of x * inverse * code, so
+/// that no weight is too large or small to be squared.
+struct Fit {
+  F dot;
+  F square;
+};
+
+struct Best {
+  F gain = Lanes::set(0);  // gain / cost is the error removed
+  F cost = Lanes::set(1);
+  F dot = Lanes::set(0);
+  F square = Lanes::set(1);
+  F inverse = Lanes::set(1);
+  F label = Lanes::set(0);
+
+  void offer(const Fit& fit, F steps, F candidate_inverse, F candidate_label) {
+    const F new_gain = Lanes::mul(fit.dot, fit.dot);
+    const F new_cost = Lanes::mul(fit.square, Lanes::mul(steps, steps));
+    const F old_side = Lanes::mul(gain, new_cost);
+    const F new_side = Lanes::mul(new_gain, cost);
+    const auto better = [&](F yes, F no) {
+      return Lanes::select_less(old_side, new_side, yes, no);
+    };
+    gain = better(new_gain, gain);
+    cost = better(new_cost, cost);
+    dot = better(fit.dot, dot);
+    square = better(fit.square, square);
+    inverse = better(candidate_inverse, inverse);
+    label = better(candidate_label, label);
+  }
+  [[nodiscard]] F scale() const { return Lanes::div(Lanes::div(dot, square), inverse); }
+};
+
+template <typename Source>
+Fit fit_clipped(const Source& source, F inverse, F low, F high) {
+  F dot[2] = {Lanes::set(0), Lanes::set(0)};
+  F square[2] = {Lanes::set(0), Lanes::set(0)};
+  source.for_each([&](int parity, F x) {
+    const F scaled = Lanes::mul(x, inverse);
+    const F code = Lanes::min(Lanes::max(round_even(scaled), low), high);
+    dot[parity] = Lanes::fma(scaled, code, dot[parity]);
+    square[parity] = Lanes::fma(code, code, square[parity]);
+  });
+  return {Source::total(dot[0], dot[1]), Source::total(square[0], square[1])};
+}
+
+template <typename Source>
+Fit fit_inside(const Source& source, F inverse) {
+  F dot[2] = {Lanes::set(0), Lanes::set(0)};
+  F square[2] = {Lanes::set(0), Lanes::set(0)};
+  source.for_each([&](int parity, F x) {
+    const F scaled = Lanes::mul(x, inverse);
+    const F code = round_even(scaled);
+    dot[parity] = Lanes::fma(scaled, code, dot[parity]);
+    square[parity] = Lanes::fma(code, code, square[parity]);
+  });
+  return {Source::total(dot[0], dot[1]), Source::total(square[0], square[1])};
+}
+
+/// Fits of inverse and -inverse, whose codes differ in what the range clips.
+struct FitPair {
+  Fit plain;
+  Fit turned;
+};
+
+template <typename Source>
+FitPair fit_both(const Source& source, F inverse, const SearchArgs& args) {
+  const F low = Lanes::set(args.low);
+  const F high = Lanes::set(args.high);
+  const F turned_low = Lanes::set(-args.high);
+  const F turned_high = Lanes::set(-args.low);
+  const F zero = Lanes::set(0);
+  F dot[2][2] = {{zero, zero}, {zero, zero}};
+  F square[2][2] = {{zero, zero}, {zero, zero}};
+  source.for_each([&](int parity, F x) {
+    const F scaled = Lanes::mul(x, inverse);
+    const F nearest = round_even(scaled);
+    const F code = Lanes::min(Lanes::max(nearest, low), high);
+    const F turned = Lanes::min(Lanes::max(nearest, turned_low), turned_high);
+    dot[0][parity] = Lanes::fma(scaled, code, dot[0][parity]);
+    square[0][parity] = Lanes::fma(code, code, square[0][parity]);
+    dot[1][parity] = Lanes::fma(scaled, turned, dot[1][parity]);
+    square[1][parity] = Lanes::fma(turned, turned, square[1][parity]);
+  });
+  return {{Source::total(dot[0][0], dot[0][1]), Source::total(square[0][0], square[0][1])},
+          {Source::total(dot[1][0], dot[1][1]), Source::total(square[1][0], square[1][1])}};
+}
+
+// llama.cpp's make_qx_quants moves the inverse scale around -8 / m; here it moves around
+// 7.5 / absmax, which reaches both 8 / |m| and 7 / |m|. Inside the range both signs fit alike.
+template <bool kSigned, typename Source>
+F lsq_of(const Source& source, F absmax, const SearchArgs& args) {
+  [[maybe_unused]] const F low = Lanes::set(args.low);
+  [[maybe_unused]] const F high = Lanes::set(args.high);
+  const F zero = Lanes::set(0);
+  const float middle = args.high + 0.5F;
+  Best best;
+  for (int i = -9; i <= 9; ++i) {
+    const float count = middle + 0.15F * static_cast<float>(i);
+    const F steps = Lanes::set(count);
+    const F inverse = Lanes::div(steps, absmax);
+    if (i < 0) {
+      best.offer(fit_inside(source, inverse), steps, inverse, zero);
+      continue;
+    }
+    if constexpr (kSigned) {
+      const FitPair fits = fit_both(source, inverse, args);
+      best.offer(fits.plain, steps, inverse, zero);
+      best.offer(fits.turned, steps, Lanes::sub(zero, inverse), zero);
+    } else {
+      best.offer(fit_clipped(source, inverse, low, high), steps, inverse, zero);
+    }
+  }
+  return best.scale();
+}
+
+template <typename Source>
+F mse_of(const Source& source, F absmax, const SearchArgs& args) {
+  const F low = Lanes::set(args.low);
+  const F high = Lanes::set(args.high);
+  const F most = Lanes::set(100);
+  const F scaled_middle = Lanes::set((args.high + 0.5F) * 100.0F);
+  Best best;
+  best.label = most;
+  const auto attempt = [&](F percent) {
+    const F steps = Lanes::div(scaled_middle, percent);
+    const F inverse = Lanes::div(steps, absmax);
+    best.offer(fit_clipped(source, inverse, low, high), steps, inverse, percent);
+  };
+  for (int percent = 100; percent >= 28; percent -= 4) {
+    attempt(Lanes::set(static_cast<float>(percent)));
+  }
+  const F coarse = best.label;
+  for (const int step : {-3, -2, -1, 1, 2, 3}) {
+    attempt(Lanes::min(Lanes::add(coarse, Lanes::set(static_cast<float>(step))), most));
+  }
+  return best.scale();
+}
+
+inline bool side_by_side(const SearchArgs& args) {
+  return args.width <= kMostColumnWidth && args.width % kLanes == 0;
+}
+
+inline F load_groups(const float* values, int64_t groups, float rest) {
+  float lanes[kLanes];
+  for (int64_t g = 0; g < kLanes; ++g) {
+    lanes[g] = g < groups ? values[g] : rest;
+  }
+  return Lanes::load(lanes);
+}
+
+inline void store_groups(F values, int64_t groups, float* out) {
+  float lanes[kLanes];
+  Lanes::store(lanes, values);
+  for (int64_t g = 0; g < groups; ++g) {
+    out[g] = lanes[g];
+  }
+}
+
+/// scales[g] = search(source, absmax) for every group.
+template <typename Search>
+inline void search_groups(const SearchArgs& args, float* scales, Search search) {
+  if (side_by_side(args)) {
+    const Columns columns(args);
+    store_groups(search(columns, load_groups(args.absmax, args.groups, 1)), args.groups, scales);
+    return;
+  }
+  for (int64_t g = 0; g < args.groups; ++g) {
+    const Row row{args.x + g * args.width, args.width};
+    store_groups(search(row, Lanes::set(args.absmax[g])), 1, scales + g);
+  }
+}
+
+void search_lsq(const SearchArgs& args, float* scales) {
+  search_groups(args, scales,
+                [&](const auto& source, F absmax) { return lsq_of<false>(source, absmax, args); });
+}
+
+void search_lsq_signed(const SearchArgs& args, float* scales) {
+  search_groups(args, scales,
+                [&](const auto& source, F absmax) { return lsq_of<true>(source, absmax, args); });
+}
+
+void search_mse(const SearchArgs& args, float* scales) {
+  search_groups(args, scales,
+                [&](const auto& source, F absmax) { return mse_of(source, absmax, args); });
+}
+
+inline F round_bf16(F x) {
+  const I bits = Lanes::bits(x);
+  const I odd = Lanes::and_int(Lanes::shift_right<16>(bits), Lanes::set_int(1));
+  const I rounded = Lanes::add_int(Lanes::add_int(bits, Lanes::set_int(0x7fff)), odd);
+  return Lanes::from_bits(Lanes::and_int(rounded, Lanes::set_int(-65536)));
+}
+
+// Errors are compared in steps of the first candidate, whose square cannot overflow.
+void search_shrink(const SearchArgs& args, const float* low, const float* high, float* factors) {
+  const Columns columns(args);
+  const F range_low = Lanes::set(args.low);
+  const F range_high = Lanes::set(args.high);
+  const F steps = Lanes::set(args.high - args.low);
+  const F least = load_groups(low, args.groups, -1);
+  const F most = load_groups(high, args.groups, 1);
+  F best_error = Lanes::set(3e38F);
+  F best_factor = Lanes::set(1);
+  F first = Lanes::set(1);
+  for (int percent = 100; percent >= 70; percent -= 3) {
+    const F factor = Lanes::set(static_cast<float>(percent) / 100);
+    const F bottom = Lanes::mul(least, factor);
+    const F top = Lanes::mul(most, factor);
+    const F scale = round_bf16(Lanes::sub(Lanes::div(top, steps), Lanes::div(bottom, steps)));
+    first = percent == 100 ? scale : first;
+    const F zero = round_even(Lanes::min(
+        Lanes::max(Lanes::sub(range_low, Lanes::div(bottom, scale)), range_low), range_high));
+    const F inverse = Lanes::div(Lanes::set(1), scale);
+    F noise[2] = {Lanes::set(0), Lanes::set(0)};
+    columns.for_each([&](int parity, F x) {
+      const F shifted = Lanes::fma(x, inverse, zero);
+      const F code = round_even(Lanes::min(Lanes::max(shifted, range_low), range_high));
+      const F error = Lanes::sub(shifted, code);
+      noise[parity] = Lanes::fma(error, error, noise[parity]);
+    });
+    const F ratio = Lanes::div(scale, first);
+    const F error = Lanes::mul(Lanes::add(noise[0], noise[1]), Lanes::mul(ratio, ratio));
+    best_factor = Lanes::select_less(error, best_error, factor, best_factor);
+    best_error = Lanes::select_less(error, best_error, error, best_error);
+  }
+  store_groups(best_factor, args.groups, factors);
+}
+
+void search_exponent(const SearchArgs& args, float* powers) {
+  const Columns columns(args);
+  const F middle = load_groups(powers, args.groups, 1);
+  const F least = Lanes::set(0x1p-127F);
+  const F largest = Lanes::set(0x1p125F);
+  F best_error = Lanes::set(3e38F);
+  F best = middle;
+  for (const float factor : {1.0F, 0.5F, 2.0F}) {
+    const F power = Lanes::min(Lanes::max(Lanes::mul(middle, Lanes::set(factor)), least), largest);
+    const F inverse = Lanes::div(Lanes::set(1), power);  // exact
+    F noise[2] = {Lanes::set(0), Lanes::set(0)};
+    columns.for_each([&](int parity, F x) {
+      const F scaled = Lanes::mul(x, inverse);
+      const F error = Lanes::sub(scaled, encode_float<E2M1>(scaled).value);
+      noise[parity] = Lanes::fma(error, error, noise[parity]);
+    });
+    const F ratio = Lanes::div(power, middle);
+    const F error = Lanes::mul(Lanes::add(noise[0], noise[1]), Lanes::mul(ratio, ratio));
+    best = Lanes::select_less(error, best_error, power, best);
+    best_error = Lanes::select_less(error, best_error, error, best_error);
+  }
+  store_groups(best, args.groups, powers);
+}
+
+constexpr RowKernels rows_named(std::string_view isa) {
+  return {.isa = isa,
+          .absmax = group_absmax,
+          .minmax = group_minmax,
+          .lsq = search_lsq,
+          .lsq_signed = search_lsq_signed,
+          .mse = search_mse,
+          .shrink = search_shrink,
+          .exponent = search_exponent,
+          .int4 = encode_groups<IntCodec<4, 8, false>>,
+          .int4_zeros = encode_groups<IntCodec<4, 8, true>>,
+          .int8 = encode_groups<IntCodec<8, 0, false>>,
+          .fp8 = encode_groups<FloatCodec<E4M3, false>>,
+          .fp4 = encode_groups<FloatCodec<E2M1, true>>,
+          .bf16 = encode_groups<Bf16Codec>,
+          .progressive = encode_progressive,
+          .reorder = reorder_words};
+}
+
+}  // namespace
+}  // namespace nibble::rows
