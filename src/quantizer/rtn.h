@@ -16,11 +16,11 @@ enum class ScaleRule : uint8_t {
   kAbsMax,      // absmax over the largest code: 7, 127 or 448; fp4: the "even" exponent
   kAbsMaxHalf,  // absmax / 7.5 (127.5): half a step is clipped at the positive end
   kSigned,      // the full range -8..7, turned towards the element of largest magnitude
-  kLsq,         // integers: 19 candidates of absmax / (6.15 .. 8.85), each refitted by least squares
-  kLsqSigned,   // kLsq with either sign of the scale
-  kMse,         // the range shrunk from 1 down to 0.28 in steps of 0.01, refitted by least squares
-  kMinMax,      // zero points: from the smallest to the largest weight
-  kQuark,       // two stages of scales: AMD Quark's arithmetic
+  kLsq,        // integers: 19 candidates of absmax / (6.15 .. 8.85), each refitted by least squares
+  kLsqSigned,  // kLsq with either sign of the scale
+  kMse,        // the range shrunk from 1 down to 0.28 in steps of 0.01, refitted by least squares
+  kMinMax,     // zero points: from the smallest to the largest weight
+  kQuark,      // two stages of scales: AMD Quark's arithmetic
 };
 
 /// Accepts best, absmax, absmax7, absmax7.5, signed, lsq, lsq_signed, mse, minmax and quark.
@@ -35,16 +35,5 @@ struct QuantError {
   /// 10 log10(signal / noise); capped at 200 for an exact result.
   [[nodiscard]] double snr_db() const;
 };
-
-/// Round to nearest: scales and codes of one row.
-///   x       [k] f32, finite
-///   scales  [format.groups(k)] out; positive (or, for the signed rules, negative where that is
-///           nearer), representable in format.scale_dtype, never zero
-///   codes   out, as encode_row() writes them
-QuantError quantize_row(const WeightFormat& format,
-                        ScaleRule rule,
-                        std::span<const float> x,
-                        float* scales,
-                        std::byte* codes);
 
 }  // namespace nibble
