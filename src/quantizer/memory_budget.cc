@@ -18,7 +18,9 @@ struct Needs {
   int64_t values = 0;
   int64_t output = 0;
   int64_t mapped = 0;  // of one chunk
-  int64_t whole = 0;   // of one job
+  // Of scattered jobs, whose pages stay until they are done: the largest, and its chunks.
+  int64_t scattered = 0;
+  int64_t chunks = 1;
 };
 
 Needs most_needed(const QuantizePlan& plan, const std::vector<size_t>& jobs) {
@@ -29,8 +31,12 @@ Needs most_needed(const QuantizePlan& plan, const std::vector<size_t>& jobs) {
     for (const auto& part : job.touched(0)) {
       mapped += static_cast<int64_t>(part.size()) + kPageSlop;
     }
-    most.mapped = std::max(most.mapped, mapped);
-    most.whole = std::max(most.whole, job.bytes_in + kPageSlop);
+    if (job.scattered && mapped > most.scattered) {
+      most.scattered = mapped;
+      most.chunks = job.chunk_count();
+    } else if (!job.scattered) {
+      most.mapped = std::max(most.mapped, mapped);
+    }
     if (job.matrix != nullptr) {
       int64_t output = 0;
       for (size_t slot = 0; slot < job.outputs.size(); ++slot) {
@@ -58,8 +64,9 @@ Result<MemoryBudget> plan_memory(const QuantizePlan& plan,
   const Needs most = most_needed(plan, jobs);
   const int64_t base = rss_bytes() + kSlack + static_cast<int64_t>(plan.jobs.size()) * kRecordBytes;
   const auto needed = [&](int64_t count) {
-    // Chunks whose bytes are scattered over their tensor share its pages.
-    const int64_t mapped = std::min(count * most.mapped, 2 * most.whole);
+    // Jobs under way at once; a set with one extent is read before its first member is done.
+    const int64_t jobs_open = count / most.chunks + 4;
+    const int64_t mapped = std::max(count * most.mapped, jobs_open * most.scattered);
     return base + count * (most.values + most.output + kPerThread) + mapped;
   };
   int64_t count = threads;

@@ -93,10 +93,16 @@ class Pipeline final {
       NIBBLE_RETURN_IF_ERROR(store_.begin(job.shard));
       status = job.matrix != nullptr ? encode(task, buffers) : copy(task);
     }
-    for (const auto& part : job.touched(task.chunk)) {
-      reader_.drop_pages(part);
+    if (!job.scattered) {
+      drop_pages(job, task.chunk);
     }
     return status;
+  }
+
+  void drop_pages(const PlanJob& job, int64_t chunk) const {
+    for (const auto& part : job.touched(chunk)) {
+      reader_.drop_pages(part);
+    }
   }
 
   // Calls fn(row, rows, values) for the decoded rows of a chunk.
@@ -215,6 +221,9 @@ class Pipeline final {
       }
       open_.erase(task.job);
       report(job, task, &record.error);
+    }
+    if (job.scattered) {
+      drop_pages(job, 0);
     }
     return store_.finish_job(task.job, std::move(record));
   }

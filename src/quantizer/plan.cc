@@ -62,6 +62,10 @@ MatrixEncoder::Place PlanJob::place(size_t output, int64_t chunk_index) const {
 }
 
 std::vector<std::span<const std::byte>> PlanJob::touched(int64_t chunk_index) const {
+  if (scattered) {
+    return chunk_index == 0 ? matrix->touched(0, matrix->n())
+                            : std::vector<std::span<const std::byte>>();
+  }
   const Range range = chunk(chunk_index);
   if (matrix != nullptr) {
     return matrix->touched(range.begin, range.count);
@@ -145,6 +149,8 @@ class Planner final {
     job.rule = decided.decision.rule;
     job.chunk_rows_ = chunk_rows_of(**encoder, matrix.k());
     job.bytes_in = bytes_of(matrix.touched(0, matrix.n()));
+    job.scattered =
+        bytes_of(job.touched(0)) * job.chunk_count() > 2 * job.bytes_in && job.chunk_count() > 1;
     for (const TensorSlot& slot : (*encoder)->slots()) {
       const std::string name = fmt::format("{}.{}", matrix.module(), slot.suffix);
       job.outputs.push_back({{name, slot.dtype, slot.shape, 0}, 0});

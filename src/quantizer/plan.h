@@ -40,6 +40,9 @@ struct PlanJob {
   size_t shard = 0;
   std::optional<size_t> extent_set;  // matrices that share the extent; set if the encoder needs it
   int64_t bytes_in = 0;
+  /// Chunks of rows read bytes all over their tensors (codes packed along the other axis), so that
+  /// pages serve many chunks.
+  bool scattered = false;
 
   /// The module, or the tensor's name.
   [[nodiscard]] const std::string& name() const {
@@ -56,7 +59,7 @@ struct PlanJob {
   [[nodiscard]] Range chunk(int64_t index) const;
   /// What a chunk fills of output `output`, from the beginning of that tensor.
   [[nodiscard]] MatrixEncoder::Place place(size_t output, int64_t chunk_index) const;
-  /// The mapped bytes that a chunk reads.
+  /// The mapped bytes that a chunk reads; of a scattered job, what all chunks read, for the first.
   [[nodiscard]] std::vector<std::span<const std::byte>> touched(int64_t chunk_index) const;
 
  private:

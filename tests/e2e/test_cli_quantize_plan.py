@@ -1,14 +1,27 @@
 """The plan of `nibble quantize`: rules, what --dry-run prints, and what is refused before any data
 is read."""
 
+import array
 import copy
 import json
+import random
+import struct
 
 import pytest
 
 from cli_tools import (
     CONFIG, INVALID, NOT_FOUND, TINY_TENSORS, UNSUPPORTED, Model, fails, json_of, succeeds,
     write_safetensors)
+
+
+
+def read_safetensors(path):
+    data = path.read_bytes()
+    size = struct.unpack("<Q", data[:8])[0]
+    header = json.loads(data[8:8 + size])
+    return {name: data[8 + size:][slice(*info["data_offsets"])]
+            for name, info in header.items() if name != "__metadata__"}
+
 
 LAYER = "model.layers.0."
 ATTENTION = [f"{LAYER}self_attn.{name}_proj" for name in "qkvo"]
@@ -177,3 +190,58 @@ def test_what_stays_quantized_is_described(model):
     bits = {group["weights"]["num_bits"]: group["targets"]
             for group in config["config_groups"].values()}
     assert all("mlp" in target for target in bits[4]) and all("attn" in t for t in bits[8])
+
+
+def test_what_cannot_be_described_is_refused(model):
+    small = Model(model.folder.parent / "source")
+    succeeds("quantize", model, model.folder.parent / "small", "--scheme", "w4a16_g32")
+    small.folder = model.folder.parent / "small"
+    refused(small, "would stay int4 g32", "=bf16", scheme="w8a8_fp8_block",
+            more=["--ignore", "*.mlp.*"], code=UNSUPPORTED)
+
+
+def test_fused_layers_share_their_one_scale(model):
+    output = model.folder.parent / "output"
+    succeeds("quantize", model, output, "--scheme", "w8a8_fp8_expert")
+    scales = {name: data for name, data in read_safetensors(output / "model.safetensors").items()
+              if name.endswith("weight_scale")}
+    attention = {scales[name + ".weight_scale"] for name in ATTENTION[:3]}
+    assert len(attention) == 1 and scales[ATTENTION[3] + ".weight_scale"] not in attention
+    assert (scales[LAYER + "mlp.gate_proj.weight_scale"] == scales[LAYER + "mlp.up_proj.weight_scale"]
+            != scales[LAYER + "mlp.down_proj.weight_scale"])
+    # The one scale is that of the largest weight of all three.
+    largest = max(abs(value) for name in ATTENTION[:3]
+                  for value in array.array("f", TINY_TENSORS[name + ".weight"][2]))
+    assert abs(struct.unpack("<f", attention.pop())[0] / (largest / 448) - 1) < 1e-6
+
+
+def test_codes_packed_along_the_other_axis(tmp_path):
+    """GPTQ words hold rows of K: the chunks of one matrix read all of its pages."""
+    n, k, group = 20_000, 128, 64
+    generator = random.Random(5)
+    half = struct.pack("<e", 0.01)
+    tensors = {
+        LAYER + "mlp.up_proj.qweight": ("I32", [k // 8, n], generator.randbytes(k // 8 * n * 4)),
+        LAYER + "mlp.up_proj.qzeros": ("I32", [k // group, n // 8], b"\x77" * (k // group * n // 2)),
+        LAYER + "mlp.up_proj.scales": ("F16", [k // group, n], half * (k // group * n)),
+        LAYER + "mlp.up_proj.g_idx": ("I32", [k], struct.pack(f"<{k}i", *(i // group
+                                                                        for i in range(k)))),
+    }
+    source = tmp_path / "source"
+    source.mkdir()
+    write_safetensors(source / "model.safetensors", tensors)
+    (source / "config.json").write_text(json.dumps({**CONFIG, "quantization_config": {
+        "quant_method": "gptq", "bits": 4, "group_size": group, "desc_act": False, "sym": True,
+        "checkpoint_format": "gptq"}}))
+    made = []
+    for threads in (1, 3):
+        output = tmp_path / f"output{threads}"
+        succeeds("quantize", source, output, "--scheme", "bf16", "--threads", threads)
+        made.append(read_safetensors(output / "model.safetensors")[LAYER + "mlp.up_proj.weight"])
+    assert made[0] == made[1]
+    words = struct.unpack(f"<{k // 8 * n}I", tensors[LAYER + "mlp.up_proj.qweight"][2])
+    for row, column in ((0, 0), (1, 127), (8191, 5), (8192, 77), (19_999, 127), (12_345, 64)):
+        code = words[column // 8 * n + row] >> (column % 8 * 4) & 15
+        value = (code - 8) * struct.unpack("<e", half)[0]
+        stored = struct.unpack("<f", b"\0\0" + made[0][2 * (row * k + column):][:2])[0]
+        assert abs(stored - value) <= abs(value) / 256, (row, column)
