@@ -190,6 +190,11 @@ Result<int64_t> packed_k(const Source& source, const TensorInfo& packed) {
 Result<MappedLinear> map_packed(const Source& source, const TensorInfo& packed) {
   NIBBLE_RETURN_IF_ERROR(check_matrix(source, packed));
   NIBBLE_ASSIGN_OR_RETURN(const QuantGroup* group, require_group(source, packed));
+  if (source.config.source.method != SourceMethod::kNone) {
+    return corrupt(source, packed,
+                   fmt::format("a tensor of compressed-tensors, but {} names another quant_method",
+                               source.config.source.where));
+  }
   if (packed.dtype != DType::kI32 || group->weight.code != WeightCode::kInt4) {
     return make_error(StatusCode::kUnsupported,
                       "{}: packed {} codes whose group in config.json is not 4-bit integer",

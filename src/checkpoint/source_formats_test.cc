@@ -184,7 +184,8 @@ TEST_P(Vectors, AgreeBitForBit) {
 
 INSTANTIATE_TEST_SUITE_P(Formats,
                          Vectors,
-                         testing::Values("tests/data/formats/oracle_vectors.json"));
+                         testing::Values("tests/data/formats/oracle_vectors.json",
+                                         "tests/data/formats/package_vectors.json"));
 
 // The examples of docs/formats.md, section by section.
 class Examples : public Sources {
