@@ -27,6 +27,7 @@ struct Flags {
   std::string rule = "best";
   std::string format;
   std::string kv_cache = "none";
+  std::string others = "keep";
   std::string part;
   bool finish = false;
   bool dry_run = false;
@@ -160,6 +161,8 @@ Status fill_options(Flags& flags) {
   const auto kv_cache = parse_kv_cache_scheme(flags.kv_cache);
   NIBBLE_RETURN_IF_ERROR(kv_cache.status().with_context("--kv-cache-scheme"));
   options.plan.kv_cache = *kv_cache;
+  options.plan.rules.others =
+      flags.others == "keep" ? OtherMatrices::kKeep : OtherMatrices::kDecode;
   options.existing = flags.force ? ExistingOutput::kReplace : ExistingOutput::kRefuse;
   NIBBLE_ASSIGN_OR_RETURN(options.share, parse_share(flags));
   return {};
@@ -225,6 +228,12 @@ void add_selection_flags(CLI::App& command, Flags& flags) {
       ->allow_extra_args(false);
   command.add_option("--rules", rules.rules_file,
                      "File with more of them, one a line; # begins a comment");
+  command
+      .add_option("--others", flags.others,
+                  "What becomes of quantized matrices that the model's rules leave out: keep or "
+                  "bf16")
+      ->check(CLI::IsMember({"keep", "bf16"}))
+      ->capture_default_str();
   command
       .add_option("--ignore", rules.ignore,
                   "Module to leave as it is: a pattern like those of --rule; may be repeated")

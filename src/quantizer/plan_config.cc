@@ -130,10 +130,9 @@ class ConfigCollector final {
   static Status cannot_keep(const DecidedMatrix& decided) {
     return make_error(StatusCode::kUnsupported,
                       "{}: would stay {} ({}), which the written config cannot describe beside the "
-                      "other schemes; give a rule that quantizes it too, or decodes it, like "
-                      "--rule '{}=bf16'",
-                      decided.matrix->where(), decided.matrix->format(), decided.decision.rule,
-                      decided.matrix->module());
+                      "other schemes; --others bf16 decodes what the model's rules leave out, "
+                      "--rule 'PATTERN=SCHEME' makes another choice",
+                      decided.matrix->where(), decided.matrix->format(), decided.decision.rule);
   }
 
   [[nodiscard]] std::vector<std::string> others(const std::vector<std::string>& modules) const {

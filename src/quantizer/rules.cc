@@ -76,6 +76,9 @@ std::string_view trimmed(std::string_view text) {
 Result<RuleSet> RuleSet::create(const RuleOptions& options, const Json& config) {
   RuleSet set;
   set.scheme_ = options.scheme;
+  if (options.others == OtherMatrices::kDecode) {
+    NIBBLE_ASSIGN_OR_RETURN(set.others_, find_scheme("bf16"));
+  }
   set.hidden_layers_ = hidden_layers(config);
   for (const std::string& text : options.rules) {
     NIBBLE_RETURN_IF_ERROR(set.add_rule(text, "--rule " + text));
@@ -184,12 +187,12 @@ Decision RuleSet::model_decision(std::string_view module) const {
     return {scheme_, family_ + ": routed experts"};
   }
   if (experts_only_) {
-    return {std::nullopt, family_ + ": routed experts only"};
+    return {others_, family_ + ": routed experts only"};
   }
   if (kind == ModuleKind::kLinear) {
     return {scheme_, family_ + ": linear layers"};
   }
-  return {std::nullopt, fmt::format("{}: {} stays", family_, kind_name(kind))};
+  return {others_, fmt::format("{}: {} stays", family_, kind_name(kind))};
 }
 
 Status RuleSet::check_all_used() const {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -13,6 +14,10 @@
 
 namespace nibble {
 
+/// What becomes of matrices that the ready-made rules do not select but that the source stores
+/// quantized.
+enum class OtherMatrices : uint8_t { kKeep, kDecode };
+
 /// What decides which matrices are quantized, and how.
 struct RuleOptions {
   QuantScheme scheme;                // of all that the model's own rules select
@@ -20,6 +25,7 @@ struct RuleOptions {
   std::string rules_file;            // more of them, one a line, after `rules`; # begins a comment
   std::vector<std::string> ignore;   // patterns of modules to leave as they are
   std::vector<std::string> include;  // patterns of modules to quantize whatever they are
+  OtherMatrices others = OtherMatrices::kKeep;
 };
 
 /// What becomes of one matrix, and why.
@@ -68,6 +74,7 @@ class RuleSet final {
   std::vector<Rule> ignore_;
   std::vector<Rule> include_;
   QuantScheme scheme_;
+  std::optional<QuantScheme> others_;
   std::string family_;
   bool experts_only_ = false;
   int64_t hidden_layers_ = 0;

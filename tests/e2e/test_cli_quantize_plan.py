@@ -196,8 +196,22 @@ def test_what_cannot_be_described_is_refused(model):
     small = Model(model.folder.parent / "source")
     succeeds("quantize", model, model.folder.parent / "small", "--scheme", "w4a16_g32")
     small.folder = model.folder.parent / "small"
-    refused(small, "would stay int4 g32", "=bf16", scheme="w8a8_fp8_block",
+    refused(small, "would stay int4 g32", "--others bf16", scheme="w8a8_fp8_block",
             more=["--ignore", "*.mlp.*"], code=UNSUPPORTED)
+
+
+def test_others_are_decoded(model):
+    """FP8 blocks everywhere; only the experts become INT4, the rest BF16."""
+    config = {"model_type": "deepseek_v3"}
+    with_tensors(model, config, **experts())
+    blocks = Model(model.folder.parent / "blocks")
+    blocks.folder = model.folder.parent / "fp8"
+    succeeds("quantize", model, blocks.folder, "--scheme", "w8a8_fp8_block")
+    refused(blocks, "--others bf16", code=UNSUPPORTED)
+    planned = actions(plan(blocks, "--others", "bf16"))
+    assert planned[LAYER + "mlp.experts.2.up_proj"] == "w4a16_g32"
+    assert planned[LAYER + "self_attn.q_proj"] == "bf16"
+    assert planned["model.embed_tokens.weight"] == "keep"
 
 
 def test_fused_layers_share_their_one_scale(model):
