@@ -73,6 +73,25 @@ def make_quant_config():
         group_0={"targets": ["Linear"], "weights": weights(4, "channel")})})
 
 
+def make_sources():
+    """Small checkpoints in every stored form, and the configs of the dialects that run."""
+    cases = json.loads(pathlib.Path("tests/data/formats/oracle_vectors.json").read_text())
+    for case in cases:
+        name = case["name"].replace(",", "").replace(" ", "_")
+        config = {"quantization_config": case["config"]}
+        lines = "\n".join(f"{tensor} {info['dtype']} {','.join(map(str, info['shape']))}"
+                          for tensor, info in case["tensors"].items())
+        fill = bytes.fromhex(next(iter(case["tensors"].values()))["hex"])[:64]
+        head = json.dumps(config, separators=(",", ":")) + "\0" + lines + "\0"
+        write("sources", name, head.encode() + fill)
+        if name in ("quark_w4a8_order", "gptq_sym", "fp8_per_tensor"):
+            write("quant_config", name, config)
+    fused = {"model_type": "gpt_oss", "hidden_size": 8}
+    write("sources", "fused", (json.dumps(fused) + "\0l.mlp.experts.gate_up_proj BF16 2,8,6\n"
+                               "l.mlp.experts.down_proj BF16 2,3,8\nnorm.weight F32 8\0")
+          .encode() + b"\x80\x3f\x00\xc0")
+
+
 def byte_alphabet():
     """The printable stand-ins of the 256 bytes in byte-level vocabularies."""
     kept = [*range(33, 127), *range(161, 173), *range(174, 256)]
@@ -189,6 +208,6 @@ def make_http():
 
 
 if __name__ == "__main__":
-    for make in (make_safetensors, make_config, make_quant_config, make_tokenizer,
+    for make in (make_safetensors, make_config, make_quant_config, make_sources, make_tokenizer,
                  make_chat_template, make_http):
         make()
