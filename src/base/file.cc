@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
 #include <utility>
 
@@ -13,8 +14,9 @@
 namespace nibble {
 namespace {
 
-// A fault on a mapped file maps the pages around it too, in aligned pieces of this size.
-constexpr size_t kFaultAround = 64 << 10;
+// A fault on a mapped file maps the pages around it too: since Linux 6.18 the whole large folio,
+// but nothing beyond the aligned piece of this size, which one page of page tables covers.
+constexpr size_t kFaultAround = 2 << 20;
 
 class Descriptor final {
  public:
@@ -128,13 +130,17 @@ void MappedFile::release() {
 }
 
 void MappedFile::advise(std::span<const std::byte> part, size_t unit, int advice) const {
-  const auto begin = static_cast<size_t>(part.data() - data_) / unit * unit;
-  const auto last = static_cast<size_t>(part.data() - data_) + part.size();
-  const size_t end = std::min(size_, (last + unit - 1) / unit * unit);
-  if (data_ != nullptr && !part.empty() && end > begin) {
-    // Advice only: a refusal costs time or memory, never correctness.
-    static_cast<void>(::madvise(const_cast<std::byte*>(data_ + begin), end - begin, advice));
+  if (part.empty()) {
+    return;
   }
+  // Units are those of addresses: the mapping itself begins at any page.
+  const auto front = reinterpret_cast<uintptr_t>(data_);
+  const auto first = reinterpret_cast<uintptr_t>(part.data());
+  const uintptr_t begin = std::max(front, first / unit * unit);
+  const uintptr_t end = std::min(front + size_, (first + part.size() + unit - 1) / unit * unit);
+  // Advice only: a refusal costs time or memory, never correctness.
+  static_cast<void>(
+      ::madvise(const_cast<std::byte*>(data_ + (begin - front)), end - begin, advice));
 }
 
 void MappedFile::read_ahead(std::span<const std::byte> part) const {

@@ -11,7 +11,7 @@ constexpr int64_t kMega = int64_t{1} << 20;
 constexpr int64_t kValueBytes = 256 << 10;  // decoded rows should stay in the second-level cache
 constexpr int64_t kSlack = 12 * kMega;      // stacks, allocator, code not touched so far
 constexpr int64_t kPerThread = kMega;
-constexpr int64_t kPageSlop = 128 << 10;  // what the system maps around a run of bytes
+constexpr int64_t kPageSlop = 4 * kMega;  // what the system maps around a run of bytes
 constexpr int64_t kRecordBytes = 400;     // of what is remembered of a job that is done
 
 struct Needs {
