@@ -84,17 +84,8 @@ class CodedMatrix final : public SourceMatrix {
       decode_all_across(row, rows, out);
     }
     for (int64_t i = 0; i < rows; ++i) {
-      float* x = out + i * k_;
-      if (facts_.codes.axis == CodeLayout::Axis::kRows) {
-        NIBBLE_RETURN_IF_ERROR(decode_row_codes(row + i, x));
-      }
       NIBBLE_RETURN_IF_ERROR(read_scales(row + i, row_scales));
-      const float* zeros = row_scales.zeros.empty() ? nullptr : row_scales.zeros.data();
-      if (index.empty()) {
-        apply_scales(row_scales.scales.data(), zeros, facts_.group_size, k_, x);
-      } else {
-        apply_scales_by_index(row_scales.scales.data(), zeros, index.data(), k_, x);
-      }
+      NIBBLE_RETURN_IF_ERROR(decode_one(row + i, row_scales, index, out + i * k_));
     }
     return {};
   }
@@ -221,9 +212,41 @@ class CodedMatrix final : public SourceMatrix {
     return {};
   }
 
-  [[nodiscard]] Status decode_row_codes(int64_t row, float* out) const {
+  // One row, whose levels are already there unless codes lie in rows.
+  [[nodiscard]] Status decode_one(int64_t row,
+                                  const RowScales& row_scales,
+                                  const std::vector<int32_t>& index,
+                                  float* x) const {
     const CodeLayout& codes = facts_.codes;
-    const std::byte* in = codes.tensor->data.data() + code_offset(row);
+    const float* scales = row_scales.scales.data();
+    const float* zeros = row_scales.zeros.empty() ? nullptr : row_scales.zeros.data();
+    if (codes.axis == CodeLayout::Axis::kRows) {
+      const std::byte* in = codes.tensor->data.data() + code_offset(row);
+      NIBBLE_RETURN_IF_ERROR(check_codes(row, in));
+      const bool one = facts_.groups() == 1;
+      if (zeros == nullptr && index.empty() && (one || facts_.group_size % 32 == 0)) {
+        decode_scaled({.form = codes.form,
+                       .nibbles = codes.nibbles,
+                       .in = in,
+                       .count = k_,
+                       .scales = scales,
+                       .group_size = one ? k_ : facts_.group_size},
+                      x);
+        return {};
+      }
+      decode_levels(codes.form, codes.nibbles, in, k_, x);
+    }
+    if (index.empty()) {
+      apply_scales(scales, zeros, facts_.group_size, k_, x);
+    } else {
+      apply_scales_by_index(scales, zeros, index.data(), k_, x);
+    }
+    return {};
+  }
+
+  // Codes that mean no number.
+  [[nodiscard]] Status check_codes(int64_t row, const std::byte* in) const {
+    const CodeLayout& codes = facts_.codes;
     if (codes.form == CodeForm::kE4M3 && has_e4m3_nan(in, k_)) {
       int64_t column = 0;
       while (!has_e4m3_nan(in + column, 1)) {
@@ -234,19 +257,16 @@ class CodedMatrix final : public SourceMatrix {
                                  "by zero",
                                  module_, row, column));
     }
-    decode_levels(codes.form, codes.nibbles, in, k_, out);
-    if (codes.four_bits) {
-      return check_narrow(row, out);
-    }
-    return {};
+    return codes.four_bits ? check_narrow(row, in) : Status();
   }
 
   // 4-bit codes in bytes.
-  [[nodiscard]] Status check_narrow(int64_t row, const float* levels) const {
+  [[nodiscard]] Status check_narrow(int64_t row, const std::byte* in) const {
     for (int64_t i = 0; i < k_; ++i) {
-      if (levels[i] < -8 || levels[i] > 7) {
+      const int code = static_cast<int8_t>(std::to_integer<uint8_t>(in[i]));
+      if (code < -8 || code > 7) {
         return corrupt(*facts_.codes.tensor,
-                       fmt::format("code {} at [{}, {}] is no 4-bit number", levels[i], row, i));
+                       fmt::format("code {} at [{}, {}] is no 4-bit number", code, row, i));
       }
     }
     return {};

@@ -145,6 +145,57 @@ template <int kBits, int kMantissa, uint32_t kBias>
   }
 }
 
+constexpr int64_t kHalf = kBlock / 2;  // numbers that share a scale at least
+
+/// The scale of one half of a block after another, without a division.
+struct ScaleCursor {
+  const float* scale = nullptr;
+  int64_t halves = 0;  // in a group
+  int64_t used = 0;
+
+  [[gnu::always_inline]] float next() {
+    const float value = *scale;
+    if (++used == halves) {
+      used = 0;
+      ++scale;
+    }
+    return value;
+  }
+};
+
+[[gnu::always_inline]] inline void scaled_block(
+    const ScaledCodes& codes, const std::byte* in, float low, float high, float* out) {
+  float block[kBlock];
+  block_of(codes.form, codes.nibbles, in, block);
+  for (int64_t i = 0; i < kHalf; ++i) {
+    out[i] = block[i] * low;
+  }
+  for (int64_t i = kHalf; i < kBlock; ++i) {
+    out[i] = block[i] * high;
+  }
+}
+
+[[gnu::always_inline]] inline void scaled_of(const ScaledCodes& codes, float* out) {
+  const int64_t shift = is_half_byte(codes.form) ? 1 : 0;
+  ScaleCursor cursor{codes.scales, (codes.group_size + kHalf - 1) / kHalf};
+  int64_t at = 0;
+  for (; at + kBlock <= codes.count; at += kBlock) {
+    const float low = cursor.next();
+    scaled_block(codes, codes.in + (at >> shift), low, cursor.next(), out + at);
+  }
+  if (at < codes.count) {
+    const int64_t rest = codes.count - at;
+    const int64_t unit = codes.form == CodeForm::kNibbles ? 8 : 1 + shift;
+    std::byte bytes[kBlock] = {};
+    float block[kBlock];
+    std::memcpy(bytes, codes.in + (at >> shift),
+                static_cast<size_t>((rest + unit - 1) / unit * unit) >> shift);
+    const float low = cursor.next();
+    scaled_block(codes, bytes, low, rest > kHalf ? cursor.next() : low, block);
+    std::memcpy(out + at, block, static_cast<size_t>(rest) * sizeof(float));
+  }
+}
+
 [[gnu::always_inline]] inline void across_of(NibbleForm nibbles,
                                              const AcrossBlock& block,
                                              float* out) {
@@ -222,6 +273,8 @@ NIBBLE_WIDE void levels_wide(
   levels_of(form, nibbles, in, count, out);
 }
 
+NIBBLE_WIDE void scaled_wide(const ScaledCodes& codes, float* out) { scaled_of(codes, out); }
+
 NIBBLE_WIDE void across_wide(NibbleForm nibbles, const AcrossBlock& block, float* out) {
   across_of(nibbles, block, out);
 }
@@ -247,6 +300,10 @@ void decode_levels(
     CodeForm form, NibbleForm nibbles, const std::byte* in, int64_t count, float* out) {
   use_wide() ? levels_wide(form, nibbles, in, count, out)
              : levels_of(form, nibbles, in, count, out);
+}
+
+void decode_scaled(const ScaledCodes& codes, float* out) {
+  use_wide() ? scaled_wide(codes, out) : scaled_of(codes, out);
 }
 
 void decode_across(NibbleForm nibbles, const AcrossBlock& block, float* out) {

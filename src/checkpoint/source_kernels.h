@@ -29,6 +29,18 @@ struct NibbleForm {
 void decode_levels(
     CodeForm form, NibbleForm nibbles, const std::byte* in, int64_t count, float* out);
 
+/// decode_levels() and apply_scales() without zeros in one pass, with the same bits. group_size
+/// must be a multiple of 32.
+struct ScaledCodes {
+  CodeForm form = CodeForm::kInt8;
+  NibbleForm nibbles;
+  const std::byte* in = nullptr;
+  int64_t count = 0;
+  const float* scales = nullptr;
+  int64_t group_size = 0;
+};
+void decode_scaled(const ScaledCodes& codes, float* out);
+
 /// Numbers of nibbles that lie along the other axis of a matrix.
 ///   in    `count` words, `stride` bytes apart; each holds eight elements of different rows
 ///   out   element e of word i goes to out[(e - first) * row_stride + i], for e in
