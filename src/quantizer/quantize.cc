@@ -14,6 +14,7 @@
 #include "base/process.h"
 #include "checkpoint/checkpoint_reader.h"
 #include "quantizer/model_files.h"
+#include "quantizer/plan_hash.h"
 #include "quantizer/work_folder.h"
 
 namespace nibble {
@@ -280,6 +281,12 @@ class Run final {
   }
 
   Result<QuantizeReport> finish(WorkFolder& folder) {
+    NIBBLE_ASSIGN_OR_RETURN(const std::string hash,
+                            plan_hash(plan_, reader_, options_.plan.scale_rule));
+    if (hash != plan_.hash) {
+      return make_error(StatusCode::kCorrupt, "{}: changed while it was read; start again",
+                        options_.source);
+    }
     NIBBLE_RETURN_IF_ERROR(write_weight_index(plan_, folder.path()));
     NIBBLE_RETURN_IF_ERROR(copy_model_files(options_.source, folder.path()));
     NIBBLE_RETURN_IF_ERROR(write_config(options_.source, folder.path(), plan_.quantization_config));

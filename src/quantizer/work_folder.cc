@@ -23,6 +23,7 @@ constexpr std::string_view kWorkSuffix = ".partial";
 constexpr std::string_view kReplaceSuffix = ".replacing";
 constexpr std::string_view kLockName = ".lock";
 constexpr std::string_view kJournalPrefix = "journal-";
+constexpr std::string_view kReportFile = "quantization_report.json";  // there once all else is
 
 Status rename_error(const std::string& from, const std::string& to) {
   const StatusCode code =
@@ -48,6 +49,21 @@ bool same_file(int descriptor, const std::string& path) {
   struct stat there = {};
   return ::fstat(descriptor, &mine) == 0 && ::stat(path.c_str(), &there) == 0 &&
          mine.st_dev == there.st_dev && mine.st_ino == there.st_ino;
+}
+
+// Whether a folder of this name was made by an earlier run; an empty one can be used as well.
+bool is_ours(const std::string& path) {
+  std::error_code error;
+  bool any = false;
+  for (fs::directory_iterator it(path, error), end; !error && it != end; it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    if (name == kLockName || name == kReportFile ||
+        name.substr(0, kJournalPrefix.size()) == kJournalPrefix) {
+      return true;
+    }
+    any = true;
+  }
+  return !any;
 }
 
 }  // namespace
@@ -80,6 +96,11 @@ Result<WorkFolder> WorkFolder::open(const std::string& destination, Sharing shar
   fs::create_directories(folder.path_, error);
   if (error) {
     return make_error(StatusCode::kIo, "{}: cannot create it: {}", folder.path_, error.message());
+  }
+  if (!is_ours(folder.path_)) {
+    return make_error(StatusCode::kAlreadyExists,
+                      "{}: is needed for unfinished work, but holds something else; move it away",
+                      folder.path_);
   }
   NIBBLE_RETURN_IF_ERROR(folder.lock(sharing));
   return folder;

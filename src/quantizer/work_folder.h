@@ -21,7 +21,8 @@ class WorkFolder final {
   /// What a replacement that was interrupted left; it exists only then.
   static std::string leftover_of(const std::string& destination);
 
-  /// Creates or reopens the folder and locks it. kUnavailable when another process works there
+  /// Creates or reopens the folder and locks it. kAlreadyExists when a folder of this name holds
+  /// something else, kUnavailable when another process works there
   /// (alone, or in parts and this one wants to be alone).
   static Result<WorkFolder> open(const std::string& destination, Sharing sharing);
   WorkFolder(WorkFolder&& other) noexcept;

@@ -11,7 +11,8 @@ import time
 
 import pytest
 
-from cli_tools import BINARY, EXHAUSTED, INVALID, ROOT, STORYTELLER, fails, json_of, succeeds
+from cli_tools import (
+    BINARY, CORRUPT, EXHAUSTED, EXISTS, INVALID, ROOT, STORYTELLER, fails, json_of, succeeds)
 
 CANCELLED = 10
 # Slow enough and in enough files that interruptions fall everywhere.
@@ -195,3 +196,33 @@ def test_least_signal_to_noise(tmp_path, whole):
     assert (tmp_path / "output.partial/quantization_report.json").exists()
     succeeds(*command(output), "--min-snr", "10")
     assert contents(output) == whole
+
+
+def test_a_folder_of_somebody_else(tmp_path):
+    (tmp_path / "output.partial").mkdir()
+    (tmp_path / "output.partial/mine").write_text("kept")
+    fails(EXISTS, "output.partial", arguments=command(tmp_path / "output"))
+    assert [path.name for path in (tmp_path / "output.partial").iterdir()] == ["mine"]
+
+
+def test_a_source_that_changes(tmp_path):
+    """Between two runs its work is of no use; during a run the run fails."""
+    source = shutil.copytree(STORYTELLER, tmp_path / "source")
+    output = tmp_path / "output"
+    arguments = ["quantize", source, output, *ARGUMENTS]
+    with subprocess.Popen([BINARY, *map(str, arguments)], cwd=ROOT, stderr=subprocess.PIPE,
+                          stdout=subprocess.DEVNULL) as process:
+        work = tmp_path / "output.partial"
+        while process.poll() is None and not complete_files(work):
+            time.sleep(0.0005)
+        os.utime(source / "config.json")
+        message = process.communicate()[1].decode()
+    assert process.returncode == CORRUPT and "changed while it was read" in message
+    assert not output.exists() and not work.exists()
+    with subprocess.Popen([BINARY, *map(str, arguments)], cwd=ROOT, stderr=subprocess.DEVNULL,
+                          stdout=subprocess.DEVNULL) as process:
+        while process.poll() is None and not complete_files(work):
+            time.sleep(0.0005)
+        process.kill()
+    os.utime(source / "model-00002-of-00002.safetensors")
+    fails(INVALID, "output.partial", "changed", arguments=arguments)
