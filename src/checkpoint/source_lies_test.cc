@@ -309,6 +309,18 @@ std::vector<Lie> lies_of_floats() {
          t["l.mlp.experts.gate_up_proj_scales"].shape = {1, 4, 1};
        },
        "l.mlp.experts.gate_up_proj_scales", "expected U8 [2, 4, 1]"},
+      {"blocks under the names of OpenAI",
+       {{"block.0.mlp.mlp1_weight.blocks", {DType::kU8, {2, 4, 1, 16}, ""}}},
+       kMxfp4,
+       [](Tensors&) {},
+       "block.0.mlp.mlp1_weight.blocks",
+       "not read"},
+      {"all experts in FP8",
+       {{"l.mlp.experts.down_proj", {DType::kF8E4M3, {2, 4, 16}, ""}}},
+       kFp8,
+       [](Tensors&) {},
+       "l.mlp.experts.down_proj",
+       "not read"},
       {"experts stored twice", kExperts, kMxfp4,
        [](Tensors& t) {
          t["l.mlp.experts.1.up_proj.weight"] = {DType::kBF16, {2, 32}, ""};

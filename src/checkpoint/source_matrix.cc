@@ -83,7 +83,19 @@ class Lister final {
     if (is_fused_experts(tensor, model_)) {
       return add_experts(tensor, append_fused_experts(context_, tensor, model_, out_.matrices));
     }
-    return {};
+    return check_known(tensor, name);
+  }
+
+  // Experts in forms that would otherwise pass as tensors without weights.
+  [[nodiscard]] Status check_known(const TensorInfo& tensor, const SplitName& name) const {
+    const bool openai = name.suffix == "blocks" && tensor.dtype == DType::kU8;
+    const bool coded = name.module.ends_with(".experts") && !is_plain(tensor.dtype) &&
+                       (name.suffix == "gate_up_proj" || name.suffix == "down_proj");
+    return openai || coded
+               ? context_.unsupported(tensor,
+                                      "codes of all experts in this form are not read; convert the "
+                                      "checkpoint to the names of transformers, experts one by one")
+               : Status();
   }
 
   // A plain matrix, or codes that need scales. Vectors and what has more axes stay as they are.

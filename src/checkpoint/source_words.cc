@@ -3,6 +3,10 @@
 namespace nibble {
 namespace {
 
+std::string group_text(const SourceGroup& group) {
+  return group.group_size == -1 ? "per channel" : fmt::format("g{}", group.group_size);
+}
+
 // Zero points in words along the output channels: [groups, n / 8].
 Status use_zero_words(const SourceContext& context,
                       const TensorInfo& codes,
@@ -46,7 +50,7 @@ Result<CodedFacts> gptq_facts(const SourceContext& context,
     NIBBLE_RETURN_IF_ERROR(context.expect(*facts.group_index, DType::kI32, {facts.k}));
   }
   facts.format =
-      fmt::format("GPTQ int4 g{}{}", group.group_size, group.symmetric ? "" : ", zero points");
+      fmt::format("GPTQ int4 {}{}", group_text(group), group.symmetric ? "" : ", zero points");
   return facts;
 }
 
@@ -65,7 +69,7 @@ Result<CodedFacts> awq_facts(const SourceContext& context,
                  .row_bytes = codes.shape[1] * 4};
   NIBBLE_RETURN_IF_ERROR(use_columns(context, codes, group, facts));
   NIBBLE_RETURN_IF_ERROR(use_zero_words(context, codes, {.nibbles = {.reordered = true}}, facts));
-  facts.format = fmt::format("AWQ int4 g{}, zero points", group.group_size);
+  facts.format = fmt::format("AWQ int4 {}, zero points", group_text(group));
   return facts;
 }
 
