@@ -80,19 +80,24 @@ bool ends_with(std::string_view text, std::string_view tail) {
   return text.size() >= tail.size() && text.substr(text.size() - tail.size()) == tail;
 }
 
-// Weights that a tensor stands for: packed words hold eight, scales and shapes none.
+// Weights that a tensor stands for: words hold eight, packed bytes two, companions of codes none.
 int64_t parameters_of(const CheckpointReader& reader, const TensorInfo& tensor) {
-  if (ends_with(tensor.name, "weight_scale") || ends_with(tensor.name, "weight_shape")) {
-    return 0;
+  for (const std::string_view companion : {"weight_scale", "weight_scale_2", "weight_scale_inv",
+                                           "weight_zero_point", "weight_shape"}) {
+    if (ends_with(tensor.name, companion)) {
+      return 0;
+    }
   }
   constexpr std::string_view kPacked = "_packed";
+  const int64_t per_element = tensor.dtype == DType::kI32 ? 8 : 2;
   if (!ends_with(tensor.name, kPacked)) {
-    return tensor.elements();
+    const bool words =
+        tensor.dtype == DType::kI32 && reader.find(tensor.name + "_scale") != nullptr;
+    return tensor.elements() * (words ? per_element : 1);
   }
   const std::string base = tensor.name.substr(0, tensor.name.size() - kPacked.size());
   const TensorInfo* shape = reader.find(base + "_shape");
-  constexpr int64_t kPerWord = 8;
-  const int64_t stored = tensor.elements() * kPerWord;  // with what fills up the last word
+  const int64_t stored = tensor.elements() * per_element;  // with what fills up the last word
   if (shape == nullptr || shape->dtype != DType::kI64 || shape->elements() != 2) {
     return stored;
   }

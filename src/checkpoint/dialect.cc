@@ -54,8 +54,14 @@ std::string_view dialect_name(Dialect dialect) {
 }
 
 Dialect default_dialect(const QuantScheme& scheme) {
-  return scheme.weight.scale_per == ScalePer::kBlock ? Dialect::kFp8Block
-                                                     : Dialect::kCompressedTensors;
+  if (scheme.weight.quantized()) {
+    for (const Dialect special : {Dialect::kQuark, Dialect::kFp8Block}) {
+      if (can_store(special, scheme)) {
+        return special;
+      }
+    }
+  }
+  return Dialect::kCompressedTensors;
 }
 
 Status check_dialect(Dialect dialect, const QuantScheme& scheme) {

@@ -16,9 +16,6 @@
 namespace nibble {
 namespace {
 
-constexpr ScaleRule kRules[] = {ScaleRule::kBest,   ScaleRule::kAbsMax, ScaleRule::kAbsMaxHalf,
-                                ScaleRule::kSigned, ScaleRule::kLsq,    ScaleRule::kLsqSigned,
-                                ScaleRule::kMse,    ScaleRule::kMinMax, ScaleRule::kQuark};
 constexpr Dialect kDialects[] = {Dialect::kCompressedTensors, Dialect::kQuark, Dialect::kFp8Block};
 
 std::vector<float> gaussian(size_t count, float size = 1) {
@@ -97,7 +94,7 @@ std::vector<EncoderOptions> all_options() {
   std::vector<EncoderOptions> all;
   for (const QuantScheme& scheme : all_schemes()) {
     for (const Dialect dialect : kDialects) {
-      for (const ScaleRule rule : kRules) {
+      for (const ScaleRule rule : all_scale_rules()) {
         const EncoderOptions options = {.scheme = scheme, .rule = rule, .dialect = dialect};
         const bool plain = !scheme.weight.quantized() && dialect != Dialect::kCompressedTensors;
         if (!plain && make_encoder(options, 1, 128).ok()) {

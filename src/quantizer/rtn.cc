@@ -45,6 +45,13 @@ std::string_view scale_rule_name(ScaleRule rule) {
   return {};
 }
 
+std::span<const ScaleRule> all_scale_rules() {
+  using enum ScaleRule;
+  static constexpr ScaleRule kAll[] = {kAbsMax, kAbsMaxHalf, kSigned, kLsq, kLsqSigned,
+                                       kMse,    kMinMax,     kQuark,  kBest};
+  return kAll;
+}
+
 double QuantError::snr_db() const {
   constexpr double kMostDb = 200;
   if (noise <= 0) {

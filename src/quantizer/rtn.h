@@ -26,6 +26,8 @@ enum class ScaleRule : uint8_t {
 /// Accepts best, absmax, absmax7, absmax7.5, signed, lsq, lsq_signed, mse, minmax and quark.
 Result<ScaleRule> parse_scale_rule(std::string_view name);
 [[nodiscard]] std::string_view scale_rule_name(ScaleRule rule);
+/// Every rule once.
+[[nodiscard]] std::span<const ScaleRule> all_scale_rules();
 
 /// Squared sums that tell how well a tensor survived.
 struct QuantError {

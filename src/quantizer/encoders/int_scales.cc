@@ -1,39 +1,49 @@
 #include "quantizer/encoders/int_scales.h"
 
+#include <algorithm>
 #include <cmath>
-#include <limits>
-
-#include "base/f16.h"
+#include <vector>
 
 namespace nibble {
 namespace {
 
-constexpr float kZeroScaleF32 = 0x1p-23F;
-constexpr float kZeroScaleBf16 = 0x1p-7F;
-// Below this the quotients overflow and the scale would round to zero.
-constexpr float kVanishing = 1e3F * std::numeric_limits<float>::min();
+// Of what the searches take as it is.
+constexpr float kSearchLow = 0x1p-100F;
+constexpr float kSearchHigh = 0x1p100F;
 
-float in_storage(DType dtype, float scale) {
-  return dtype == DType::kBF16 ? bf16_to_f32(f32_to_bf16(scale)) : scale;
+bool out_of_range(float absmax) {
+  return !vanishes(absmax) && (absmax < kSearchLow || absmax > kSearchHigh);
+}
+
+using Search = rows::RowKernels::Search;
+
+/// Searches weights that are too large or small after making them numbers near 1, by powers of two.
+void search_scaled(Search search, const rows::SearchArgs& args, float* scales) {
+  std::vector<float> x(args.x, args.x + args.groups * args.width);
+  float absmax[rows::kMostGroups];
+  int exponents[rows::kMostGroups];
+  for (int64_t g = 0; g < args.groups; ++g) {
+    absmax[g] = std::frexp(args.absmax[g], &exponents[g]);
+    for (int64_t i = g * args.width; i < (g + 1) * args.width; ++i) {
+      float& value = x[static_cast<size_t>(i)];
+      value = std::ldexp(value, -exponents[g]);
+    }
+  }
+  rows::SearchArgs scaled = args;
+  scaled.x = x.data();
+  scaled.absmax = absmax;
+  search(scaled, scales);
+  for (int64_t g = 0; g < args.groups; ++g) {
+    scales[g] = std::ldexp(scales[g], exponents[g]);
+  }
+}
+
+void run_search(Search search, const rows::SearchArgs& args, float* scales) {
+  const bool scaled = std::any_of(args.absmax, args.absmax + args.groups, out_of_range);
+  scaled ? search_scaled(search, args, scales) : search(args, scales);
 }
 
 }  // namespace
-
-float zero_scale(DType scale_dtype) {
-  return scale_dtype == DType::kBF16 ? kZeroScaleBf16 : kZeroScaleF32;
-}
-
-bool vanishes(float absmax) { return absmax < kVanishing; }
-
-float stored_scale(DType scale_dtype, float scale, float steps) {
-  constexpr float kShrink = 0.99F;
-  float stored = in_storage(scale_dtype, scale);
-  while (!std::isfinite(stored * steps)) {
-    scale *= kShrink;
-    stored = in_storage(scale_dtype, scale);
-  }
-  return stored;
-}
 
 ScaleRule resolve_rule(ScaleRule rule, const WeightFormat& format) {
   if (rule != ScaleRule::kBest) {
@@ -55,13 +65,13 @@ void int_scales(const rows::RowKernels& kernels,
   float high[rows::kMostGroups];
   switch (rule) {
     case ScaleRule::kLsq:
-      kernels.lsq(args, scales);
+      run_search(kernels.lsq, args, scales);
       break;
     case ScaleRule::kLsqSigned:
-      kernels.lsq_signed(args, scales);
+      run_search(kernels.lsq_signed, args, scales);
       break;
     case ScaleRule::kMse:
-      kernels.mse(args, scales);
+      run_search(kernels.mse, args, scales);
       break;
     case ScaleRule::kSigned:
       kernels.minmax(args.x, args.groups, args.width, low, high);

@@ -1,5 +1,9 @@
 #pragma once
 
+#include <cmath>
+#include <limits>
+
+#include "base/f16.h"
 #include "quant/scheme.h"
 #include "quantizer/kernels/row_kernels.h"
 #include "quantizer/rtn.h"
@@ -8,11 +12,27 @@ namespace nibble {
 
 /// The scale of a group whose weights are all zero, or too small to be divided by: what
 /// compressed-tensors stores, 2^-23 in F32 and 2^-7 in BF16.
-[[nodiscard]] float zero_scale(DType scale_dtype);
-/// Whether a group of this largest magnitude counts as one of zeros.
-[[nodiscard]] bool vanishes(float absmax);
+[[nodiscard]] inline float zero_scale(DType scale_dtype) {
+  return scale_dtype == DType::kBF16 ? 0x1p-7F : 0x1p-23F;
+}
+
+/// Whether a group of this largest magnitude counts as one of zeros: below it quotients overflow
+/// and the scale would round to zero.
+[[nodiscard]] inline bool vanishes(float absmax) {
+  return absmax < 1e3F * std::numeric_limits<float>::min();
+}
+
 /// `scale` as it is stored, made smaller where `steps` times it would be infinite.
-[[nodiscard]] float stored_scale(DType scale_dtype, float scale, float steps);
+[[nodiscard]] inline float stored_scale(DType scale_dtype, float scale, float steps) {
+  constexpr float kShrink = 0.99F;
+  const auto stored = [&] {
+    return scale_dtype == DType::kBF16 ? bf16_to_f32(f32_to_bf16(scale)) : scale;
+  };
+  while (!std::isfinite(stored() * steps)) {
+    scale *= kShrink;
+  }
+  return stored();
+}
 
 /// The rule that "best" stands for.
 [[nodiscard]] ScaleRule resolve_rule(ScaleRule rule, const WeightFormat& format);

@@ -90,10 +90,16 @@ void RowEncoder::encode_groups(rows::RowKernels::Encode encode,
 
 void RowEncoder::note(const Encoded& encoded, Tally& tally) {
   RowsError& rest = tally.rest;
-  for (int64_t g = 0; encoded.scales != nullptr && g < encoded.groups; ++g) {
-    const float size = std::fabs(encoded.scales[g]);
-    rest.scale_low = rest.count == 0 && g == 0 ? size : std::min(rest.scale_low, size);
-    rest.scale_high = std::max(rest.scale_high, size);
+  if (encoded.scales != nullptr) {
+    float low = rest.count == 0 ? std::fabs(encoded.scales[0]) : rest.scale_low;
+    float high = rest.scale_high;
+    for (int64_t g = 0; g < encoded.groups; ++g) {
+      const float size = std::fabs(encoded.scales[g]);
+      low = std::min(low, size);
+      high = std::max(high, size);
+    }
+    rest.scale_low = low;
+    rest.scale_high = high;
   }
   rest.count += encoded.groups * encoded.width;
 }

@@ -20,7 +20,8 @@ struct Parameters {
 
 /// Scale and zero point of weights from low to high, which contain 0: those of compressed-tensors.
 Parameters parameters(DType scale_dtype, float low, float high) {
-  const float range = high / kSteps - low / kSteps;  // high - low may overflow
+  const float width = high - low;
+  const float range = std::isfinite(width) ? width / kSteps : high / kSteps - low / kSteps;
   Parameters result;
   result.scale = vanishes(range) ? zero_scale(scale_dtype) : stored_scale(scale_dtype, range, 1);
   // Where the outermost value would be infinite the scale shrinks.

@@ -63,7 +63,8 @@ struct RowKernels {
   void (*absmax)(const float* x, int64_t groups, int64_t width, float* out);
   /// Smallest and largest weight of each group of finite ones.
   void (*minmax)(const float* x, int64_t groups, int64_t width, float* low, float* high);
-  /// Ideal scales [groups], before they are rounded to how they are stored.
+  /// Ideal scales [groups], before they are rounded to how they are stored. Of magnitudes from
+  /// 2^-100 to 2^100: int_scales() brings others there.
   Search lsq;
   Search lsq_signed;
   Search mse;

@@ -97,117 +97,120 @@ struct Row {
 };
 
 /// Codes seen by least squares: the best scale for them is sum(x * code) / sum(code^2), and it
-/// removes sum(x * code)^2 / sum(code^2) from the error. `dot` is the sum of x * inverse * code, so
-/// that no weight is too large or small to be squared.
+/// removes sum(x * code)^2 / sum(code^2) from the error.
 struct Fit {
   F dot;
   F square;
 };
 
+/// Nearest integer of x * inverse, ties to even, where its magnitude is below 2^22.
+inline F nearest_step(F x, F inverse) {
+  const F magic = Lanes::set(12582912.0F);
+  return Lanes::sub(Lanes::fma(x, inverse, magic), magic);
+}
+
+struct FitSum {
+  F dot[2] = {Lanes::set(0), Lanes::set(0)};
+  F square[2] = {Lanes::set(0), Lanes::set(0)};
+
+  inline void add(int parity, F x, F code) {
+    dot[parity] = Lanes::fma(x, code, dot[parity]);
+    square[parity] = Lanes::fma(code, code, square[parity]);
+  }
+  template <typename Source>
+  [[nodiscard]] Fit total(const Source& /*source*/) const {
+    return {Source::total(dot[0], dot[1]), Source::total(square[0], square[1])};
+  }
+};
+
+/// The best candidate so far. Sums are taken relative to absmax, so that their products stay far
+/// from the limits of single precision.
 struct Best {
-  F gain = Lanes::set(0);  // gain / cost is the error removed
-  F cost = Lanes::set(1);
+  F unit;                  // 1 / absmax
+  F gain = Lanes::set(0);  // gain / square is the error removed
   F dot = Lanes::set(0);
   F square = Lanes::set(1);
-  F inverse = Lanes::set(1);
   F label = Lanes::set(0);
 
-  void offer(const Fit& fit, F steps, F candidate_inverse, F candidate_label) {
-    const F new_gain = Lanes::mul(fit.dot, fit.dot);
-    const F new_cost = Lanes::mul(fit.square, Lanes::mul(steps, steps));
-    const F old_side = Lanes::mul(gain, new_cost);
-    const F new_side = Lanes::mul(new_gain, cost);
+  void offer(const Fit& fit, F candidate) {
+    const F new_dot = Lanes::mul(fit.dot, unit);
+    const F new_gain = Lanes::mul(new_dot, new_dot);
+    const F old_side = Lanes::mul(gain, fit.square);
+    const F new_side = Lanes::mul(new_gain, square);
     const auto better = [&](F yes, F no) {
       return Lanes::select_less(old_side, new_side, yes, no);
     };
     gain = better(new_gain, gain);
-    cost = better(new_cost, cost);
     dot = better(fit.dot, dot);
     square = better(fit.square, square);
-    inverse = better(candidate_inverse, inverse);
-    label = better(candidate_label, label);
+    label = better(candidate, label);
   }
-  [[nodiscard]] F scale() const { return Lanes::div(Lanes::div(dot, square), inverse); }
+  [[nodiscard]] F scale() const { return Lanes::div(dot, square); }
 };
+
+/// Codes that the range does not clip.
+template <typename Source>
+Fit fit_inside(const Source& source, F inverse) {
+  FitSum sum;
+  source.for_each([&](int parity, F x) { sum.add(parity, x, nearest_step(x, inverse)); });
+  return sum.total(source);
+}
 
 template <typename Source>
 Fit fit_clipped(const Source& source, F inverse, F low, F high) {
-  F dot[2] = {Lanes::set(0), Lanes::set(0)};
-  F square[2] = {Lanes::set(0), Lanes::set(0)};
+  FitSum sum;
   source.for_each([&](int parity, F x) {
-    const F scaled = Lanes::mul(x, inverse);
-    const F code = Lanes::min(Lanes::max(round_even(scaled), low), high);
-    dot[parity] = Lanes::fma(scaled, code, dot[parity]);
-    square[parity] = Lanes::fma(code, code, square[parity]);
+    sum.add(parity, x, Lanes::min(Lanes::max(nearest_step(x, inverse), low), high));
   });
-  return {Source::total(dot[0], dot[1]), Source::total(square[0], square[1])};
+  return sum.total(source);
 }
 
-template <typename Source>
-Fit fit_inside(const Source& source, F inverse) {
-  F dot[2] = {Lanes::set(0), Lanes::set(0)};
-  F square[2] = {Lanes::set(0), Lanes::set(0)};
-  source.for_each([&](int parity, F x) {
-    const F scaled = Lanes::mul(x, inverse);
-    const F code = round_even(scaled);
-    dot[parity] = Lanes::fma(scaled, code, dot[parity]);
-    square[parity] = Lanes::fma(code, code, square[parity]);
-  });
-  return {Source::total(dot[0], dot[1]), Source::total(square[0], square[1])};
-}
-
-/// Fits of inverse and -inverse, whose codes differ in what the range clips.
+/// Fits of inverse and, with the sign of its codes turned, of -inverse: they differ in what the
+/// range clips. kOneStep: no code is beyond the range by more than one step.
 struct FitPair {
   Fit plain;
   Fit turned;
 };
 
-template <typename Source>
+template <bool kOneStep, typename Source>
 FitPair fit_both(const Source& source, F inverse, const SearchArgs& args) {
   const F low = Lanes::set(args.low);
   const F high = Lanes::set(args.high);
   const F turned_low = Lanes::set(-args.high);
   const F turned_high = Lanes::set(-args.low);
-  const F zero = Lanes::set(0);
-  F dot[2][2] = {{zero, zero}, {zero, zero}};
-  F square[2][2] = {{zero, zero}, {zero, zero}};
+  FitSum plain;
+  FitSum turned;
   source.for_each([&](int parity, F x) {
-    const F scaled = Lanes::mul(x, inverse);
-    const F nearest = round_even(scaled);
-    const F code = Lanes::min(Lanes::max(nearest, low), high);
-    const F turned = Lanes::min(Lanes::max(nearest, turned_low), turned_high);
-    dot[0][parity] = Lanes::fma(scaled, code, dot[0][parity]);
-    square[0][parity] = Lanes::fma(code, code, square[0][parity]);
-    dot[1][parity] = Lanes::fma(scaled, turned, dot[1][parity]);
-    square[1][parity] = Lanes::fma(turned, turned, square[1][parity]);
+    const F nearest = nearest_step(x, inverse);
+    const F above = kOneStep ? nearest : Lanes::max(nearest, low);
+    const F below = kOneStep ? nearest : Lanes::min(nearest, turned_high);
+    plain.add(parity, x, Lanes::min(above, high));
+    turned.add(parity, x, Lanes::max(below, turned_low));
   });
-  return {{Source::total(dot[0][0], dot[0][1]), Source::total(square[0][0], square[0][1])},
-          {Source::total(dot[1][0], dot[1][1]), Source::total(square[1][0], square[1][1])}};
+  FitPair pair = {plain.total(source), turned.total(source)};
+  pair.turned.dot = Lanes::sub(Lanes::set(0), pair.turned.dot);
+  return pair;
 }
 
 // llama.cpp's make_qx_quants moves the inverse scale around -8 / m; here it moves around
 // 7.5 / absmax, which reaches both 8 / |m| and 7 / |m|. Inside the range both signs fit alike.
 template <bool kSigned, typename Source>
 F lsq_of(const Source& source, F absmax, const SearchArgs& args) {
-  [[maybe_unused]] const F low = Lanes::set(args.low);
-  [[maybe_unused]] const F high = Lanes::set(args.high);
-  const F zero = Lanes::set(0);
+  const F none = Lanes::set(0);
   const float middle = args.high + 0.5F;
-  Best best;
+  Best best{Lanes::div(Lanes::set(1), absmax)};
   for (int i = -9; i <= 9; ++i) {
-    const float count = middle + 0.15F * static_cast<float>(i);
-    const F steps = Lanes::set(count);
-    const F inverse = Lanes::div(steps, absmax);
+    const float steps = middle + 0.15F * static_cast<float>(i);
+    const F inverse = Lanes::mul(Lanes::set(steps), best.unit);
     if (i < 0) {
-      best.offer(fit_inside(source, inverse), steps, inverse, zero);
-      continue;
-    }
-    if constexpr (kSigned) {
-      const FitPair fits = fit_both(source, inverse, args);
-      best.offer(fits.plain, steps, inverse, zero);
-      best.offer(fits.turned, steps, Lanes::sub(zero, inverse), zero);
+      best.offer(fit_inside(source, inverse), none);
+    } else if (kSigned) {
+      const FitPair fits = steps < middle + 0.99F ? fit_both<true>(source, inverse, args)
+                                                  : fit_both<false>(source, inverse, args);
+      best.offer(fits.plain, none);
+      best.offer(fits.turned, none);
     } else {
-      best.offer(fit_clipped(source, inverse, low, high), steps, inverse, zero);
+      best.offer(fit_clipped(source, inverse, Lanes::set(args.low), Lanes::set(args.high)), none);
     }
   }
   return best.scale();
@@ -218,20 +221,20 @@ F mse_of(const Source& source, F absmax, const SearchArgs& args) {
   const F low = Lanes::set(args.low);
   const F high = Lanes::set(args.high);
   const F most = Lanes::set(100);
-  const F scaled_middle = Lanes::set((args.high + 0.5F) * 100.0F);
-  Best best;
+  const float middle = (args.high + 0.5F) * 100.0F;
+  Best best{Lanes::div(Lanes::set(1), absmax)};
   best.label = most;
-  const auto attempt = [&](F percent) {
-    const F steps = Lanes::div(scaled_middle, percent);
-    const F inverse = Lanes::div(steps, absmax);
-    best.offer(fit_clipped(source, inverse, low, high), steps, inverse, percent);
+  const auto attempt = [&](F steps, F percent) {
+    best.offer(fit_clipped(source, Lanes::mul(steps, best.unit), low, high), percent);
   };
-  for (int percent = 100; percent >= 28; percent -= 4) {
-    attempt(Lanes::set(static_cast<float>(percent)));
+  for (int i = 100; i >= 28; i -= 4) {
+    const auto percent = static_cast<float>(i);
+    attempt(Lanes::set(middle / percent), Lanes::set(percent));
   }
   const F coarse = best.label;
   for (const int step : {-3, -2, -1, 1, 2, 3}) {
-    attempt(Lanes::min(Lanes::add(coarse, Lanes::set(static_cast<float>(step))), most));
+    const F percent = Lanes::min(Lanes::add(coarse, Lanes::set(static_cast<float>(step))), most);
+    attempt(Lanes::div(Lanes::set(middle), percent), percent);
   }
   return best.scale();
 }
