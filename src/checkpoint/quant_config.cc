@@ -102,8 +102,16 @@ Result<QuantConfig> parse_quant_config(const Json& model_config, std::string_vie
   }
   NIBBLE_ASSIGN_OR_RETURN(const std::string method,
                           JsonReader(*found, path).required_string("quant_method"));
-  return method == compressed_tensors::kMethod ? compressed_tensors::parse_config(*found, path)
-                                               : parse_foreign_config(*found, path);
+  if (method != compressed_tensors::kMethod) {
+    return parse_foreign_config(*found, path);
+  }
+  auto config = compressed_tensors::parse_config(*found, path);
+  if (config.status().code() == StatusCode::kUnsupported) {
+    return make_error(StatusCode::kUnsupported,
+                      "{}; quantize the checkpoint again: nibble quantize SRC DST --scheme NAME",
+                      config.status().message());
+  }
+  return config;
 }
 
 Result<QuantConfig> load_quant_config(const std::string& model_dir) {
