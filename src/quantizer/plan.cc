@@ -16,7 +16,8 @@ namespace nibble {
 namespace {
 
 constexpr int64_t kChunkBytes = int64_t{2} << 20;  // of a matrix in BF16
-constexpr int64_t kCopyBytes = int64_t{4} << 20;   // of a passed tensor
+// Of a passed tensor: hashed, then copied while it is in the cache.
+constexpr int64_t kCopyBytes = int64_t{1} << 20;
 constexpr int64_t kManyRows = 128;
 constexpr int64_t kFewRows = 8;
 
