@@ -1,6 +1,7 @@
 #include "progress.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <utility>
 
@@ -32,7 +33,7 @@ std::string rate_text(double per_second, ProgressDisplay::Unit unit) {
 // "1:05" or "2:00:07".
 std::string clock_text(double seconds) {
   constexpr double kLongest = 359999;  // 99:59:59
-  const auto whole = static_cast<int64_t>(std::min(seconds, kLongest) + 0.5);
+  const int64_t whole = std::lround(std::min(seconds, kLongest));
   return whole < 3600 ? fmt::format("{}:{:02}", whole / 60, whole % 60)
                       : fmt::format("{}:{:02}:{:02}", whole / 3600, whole / 60 % 60, whole % 60);
 }

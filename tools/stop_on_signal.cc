@@ -14,7 +14,7 @@ StopOnSignal::StopOnSignal() {
 
 StopOnSignal::~StopOnSignal() {
   done_ = true;
-  pthread_kill(watcher_.native_handle(), SIGTERM);  // wakes it
+  pthread_kill(watcher_.native_handle(), SIGINT);  // wakes it
   watcher_.join();
   pthread_sigmask(SIG_SETMASK, &before_, nullptr);
 }
