@@ -17,6 +17,8 @@ namespace {
 // A fault on a mapped file maps the pages around it too: since Linux 6.18 the whole large folio,
 // but nothing beyond the aligned piece of this size, which one page of page tables covers.
 constexpr size_t kFaultAround = 2 << 20;
+// Bytes after which they are sent to the device, so that unwritten pages do not pile up.
+constexpr int64_t kWriteBehind = int64_t{16} << 20;
 
 class Descriptor final {
  public:
@@ -47,6 +49,17 @@ Result<size_t> regular_file_size(int descriptor, const std::string& path) {
     return make_error(StatusCode::kInvalidArgument, "{}: not a regular file", path);
   }
   return static_cast<size_t>(info.st_size);
+}
+
+// After every kWriteBehind bytes: waits for what the call before started, and lets go of those
+// pages. They serve again at once, while new ones are slow to get in a virtual machine (measured:
+// 1.5 GB/s instead of 0.2). All of it is advice, so a refusal does not matter.
+void write_behind(int descriptor, int64_t before, int64_t after) {
+  if (before / kWriteBehind != after / kWriteBehind) {
+    static_cast<void>(
+        ::sync_file_range(descriptor, 0, 0, SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE));
+    static_cast<void>(::posix_fadvise(descriptor, 0, 0, POSIX_FADV_DONTNEED));
+  }
 }
 
 }  // namespace
@@ -182,6 +195,7 @@ OutputFile::~OutputFile() {
 }
 
 Status OutputFile::write(std::span<const std::byte> bytes) {
+  const int64_t before = bytes_written_;
   while (!bytes.empty()) {
     const ssize_t count = ::write(descriptor_, bytes.data(), bytes.size());
     if (count < 0 && errno == EINTR) {
@@ -193,6 +207,7 @@ Status OutputFile::write(std::span<const std::byte> bytes) {
     bytes = bytes.subspan(static_cast<size_t>(count));
     bytes_written_ += count;
   }
+  write_behind(descriptor_, before, bytes_written_);
   return {};
 }
 
@@ -201,6 +216,7 @@ Status OutputFile::write(std::string_view text) {
 }
 
 Status OutputFile::write_at(int64_t offset, std::span<const std::byte> bytes) {
+  const int64_t before = bytes_written_;
   while (!bytes.empty()) {
     const ssize_t count = ::pwrite(descriptor_, bytes.data(), bytes.size(), offset);
     if (count < 0 && errno == EINTR) {
@@ -213,6 +229,7 @@ Status OutputFile::write_at(int64_t offset, std::span<const std::byte> bytes) {
     offset += count;
     bytes_written_ += count;
   }
+  write_behind(descriptor_, before, bytes_written_);
   return {};
 }
 

