@@ -6,11 +6,13 @@
 MODEL is an unquantized BF16 checkpoint of some GB. Every row is the median of N runs; "warm" reads
 from the page cache, "cold" after the source's pages were dropped. The result's pages are written to
 the device before a run ends (the program flushes every shard). Ceilings, measured before and after
-the rows in WORK_FOLDER: reading the model's files cold, and writing and flushing as many bytes as
-the largest result has.
+the rows: reading the model's files cold, and writing half as many bytes into WORK_FOLDER and
+flushing them, through the page cache and past it (O_DIRECT).
 """
 import argparse
+import concurrent.futures
 import json
+import mmap
 import os
 import pathlib
 import shutil
@@ -44,32 +46,53 @@ def warm(folder):
                 pass
 
 
-def read_ceiling(folder):
-    """GB/s of reading cold files in large blocks, the system reading ahead."""
+def blocks_of(paths, shares):
+    """(path, offset, bytes) of every block, dealt out in turn."""
+    found = [(path, at, min(BLOCK, path.stat().st_size - at)) for path in paths
+             for at in range(0, path.stat().st_size, BLOCK)]
+    return [found[share::shares] for share in range(shares)]
+
+
+def read_ceiling(folder, flags):
+    """GB/s of two threads reading cold files in blocks of 8 MiB."""
     drop(folder)
+
+    def read(blocks):
+        buffer = mmap.mmap(-1, BLOCK)  # aligned, as direct reading needs
+        for path, at, size in blocks:
+            file = os.open(path, os.O_RDONLY | flags)
+            os.preadv(file, [buffer], at)
+            os.close(file)
+        return sum(size for _, _, size in blocks)
+
     begin = time.perf_counter()
-    total = 0
-    buffer = bytearray(BLOCK)
-    for path in weights(folder):
-        with open(path, "rb", buffering=0) as file:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
-            while count := file.readinto(buffer):
-                total += count
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        total = sum(pool.map(read, blocks_of(weights(folder), 2)))
     return total / (time.perf_counter() - begin) / 1e9
 
 
-def write_ceiling(work, size):
-    """GB/s of writing and flushing `size` bytes."""
+def write_ceiling(work, size, flags):
+    """GB/s of writing `size` bytes in blocks of 8 MiB and flushing them."""
     path = work / "ceiling.bin"
-    block = os.urandom(BLOCK)
+    block = mmap.mmap(-1, BLOCK)
+    block[:] = os.urandom(BLOCK)
     begin = time.perf_counter()
-    with open(path, "wb", buffering=0) as file:
-        for _ in range(size // BLOCK):
-            file.write(block)
-        os.fsync(file.fileno())
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | flags)
+    for _ in range(size // BLOCK):
+        os.write(file, block)
+    os.fsync(file)
+    os.close(file)
     seconds = time.perf_counter() - begin
     path.unlink()
     return size // BLOCK * BLOCK / seconds / 1e9
+
+
+def ceilings_line(args, when):
+    size = sum(path.stat().st_size for path in weights(args.model)) // 2
+    return (f"Disk {when} the rows, GB/s: read cold {read_ceiling(args.model, 0):.2f}, directly "
+            f"{read_ceiling(args.model, os.O_DIRECT):.2f}; write and flush "
+            f"{write_ceiling(args.work, size, 0):.2f}, directly "
+            f"{write_ceiling(args.work, size, os.O_DIRECT):.2f}.")
 
 
 def quantize(args, source, work, scheme, rule, cold):
@@ -104,8 +127,7 @@ def main():
             (args.model, "BF16", "w4a8", "absmax"), (args.model, "BF16", "w4a8", "quark"),
             (args.model, "BF16", "w4a8", "best"), (int4, "INT4 g32", "w4a8", "absmax"),
             (int4, "INT4 g32", "w4a8", "best"), (args.model, "BF16", "w8a8_fp8", "best")]
-    largest = sum(path.stat().st_size for path in weights(args.model)) // 2
-    ceilings = [(read_ceiling(args.model), write_ceiling(args.work, largest))]
+    before = ceilings_line(args, "before")
     memory = run_json(args.nibble, "bench", "kernels", "--scheme", "bf16", "--m", "1", "--n",
                       "1024", "--k", "1024", "--threads", args.threads)["ceilings"]["read_gbps"]
     lines = ["| Source | Target | Rule | Pages | s, median (best) | Input GB/s | G weights/s "
@@ -121,11 +143,7 @@ def main():
                 f"{count / median / 1e9:.2f} | {report['peak_rss_bytes'] / 1e6:.0f} | "
                 f"{report['snr_db']['mean']:.2f} |")
             print(lines[-1], flush=True)
-    ceilings.append((read_ceiling(args.model), write_ceiling(args.work, largest)))
-    lines.append("")
-    for when, (read, write) in zip(("before", "after"), ceilings):
-        lines.append(f"Disk {when} the rows: read {read:.2f} GB/s cold, write with flush "
-                     f"{write:.2f} GB/s.")
+    lines += ["", before, ceilings_line(args, "after")]
     lines.append(f"Memory: read {memory:.1f} GB/s with {args.threads} threads.")
     print("\n".join(lines[-3:]))
     if args.out:

@@ -90,7 +90,11 @@ std::array<Choice, 6> choices(const CpuFeatures& features) {
 
 }  // namespace
 
-CpuFeatures detect_cpu_features() { return detect(); }
+CpuFeatures detect_cpu_features() {
+  // Asked once: in a virtual machine every cpuid instruction leaves it, for ten microseconds.
+  static const CpuFeatures kFeatures = detect();
+  return kFeatures;
+}
 
 std::vector<std::string_view> supported_isas(const CpuFeatures& features) {
   std::vector<std::string_view> names;
