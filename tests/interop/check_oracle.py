@@ -7,8 +7,6 @@ Quantizes MODEL_DIR by every rule that other tools have too, and compares the te
 with what the oracle encodes from the same weights: they must be the same bytes. Results of the
 rules that search are decoded by the oracle and must be what `nibble quantize --scheme bf16` makes of
 them.
-
-needs: pip install safetensors numpy
 """
 import argparse
 import json
