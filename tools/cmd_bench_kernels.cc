@@ -109,13 +109,13 @@ Status check_shape(const KernelFlags& flags, const std::vector<QuantScheme>& sch
 
 Status run(const KernelFlags& flags) {
   NIBBLE_ASSIGN_OR_RETURN(auto schemes, chosen_schemes(flags.scheme));
-  NIBBLE_RETURN_IF_ERROR(check_shape(flags, schemes));
   NIBBLE_ASSIGN_OR_RETURN(const auto backend, make_cpu_backend(flags.backend));
   if (flags.scheme.empty()) {
     std::erase_if(schemes, [&](const QuantScheme& scheme) {
       return !backend->check_gemm(scheme.weight, scheme.act, 4096).ok();
     });
   }
+  NIBBLE_RETURN_IF_ERROR(check_shape(flags, schemes));
   GemmBenchOptions options;
   options.isa = backend->name().substr(backend->name().find('/') + 1);
   options.row_counts = flags.row_counts;
