@@ -28,10 +28,8 @@ class StepList {
       const int64_t end = (group + 1) * tiles / groups;
       for (int64_t block = 0; block < blocks; ++block) {
         const PackRange pack = pack_range(keys, first_block + block * kKeyBlock);
-        const TileRange range = range_of(task, t, block, pack.at, pack.range, 0);
-        const bool all = !range.masked && task.window == 0;  // later rows see what the first sees
         for (int64_t tile = group * tiles / groups; tile < end; ++tile) {
-          add({tile, all ? range : range_of(task, t, block, pack.at, pack.range, tile)});
+          add({tile, range_of(task, t, block, pack.at, pack.range, tile)});
         }
       }
     }

@@ -87,32 +87,29 @@ class RowWeigher {
     }
   }
 
-  /// Weighs the next row, if one is left. Rows with exponents out of range are left for later.
+  /// Weighs the next row, if one is left. Rows whose top must rise are left for later.
   [[gnu::always_inline]] void next() {
     if (row_ < rows_.count) {
-      skipped_ |= static_cast<uint32_t>(weigh(row_)) << row_;
+      rising_ |= static_cast<uint32_t>(weigh(row_)) << row_;
       ++row_;
     }
   }
 
-  /// Weighs all that are left; returns the rows with exponents out of range.
+  /// Weighs all that are left; returns the rows whose top must rise.
   [[gnu::always_inline]] uint32_t finish() {
     while (row_ < rows_.count) {
       next();
     }
-    return skipped_;
+    return rising_;
   }
 
-  /// Scores become weights in BF16; their sums are kept. Does nothing and returns true when an
-  /// exponent is not within kLeastExponent .. kTopExponent; kSure: those are clamped.
+  /// Scores become weights in BF16; their sums are kept. Does nothing and returns true when a score
+  /// is too high; kSure: not then either.
   template <bool kSure = false>
   [[gnu::always_inline]] bool weigh(int64_t row) {
     const uint64_t seen = kFull ? ~uint64_t{0} : rows_.seen_by(row);
     F32x16 weight[kKeyGroups];
-    find_exponents(row, seen, weight);
-    if (kSure) {
-      clamp(weight);
-    } else if (__builtin_expect(out_of_range(weight), 0) != 0) {
+    if (find_exponents(row, seen, weight) && !kSure) {
       return true;
     }
     F32x16 sum = Simd::load(rows_.sums + row * 16);
@@ -148,46 +145,21 @@ class RowWeigher {
     return false;
   }
 
-  /// Exponents of a row's weights; kLeastExponent for keys that it does not see.
-  [[gnu::always_inline]] void find_exponents(int64_t row,
+  /// Exponents of a row's weights, at least kLeastExponent; true when one is above kTopExponent.
+  [[gnu::always_inline]] bool find_exponents(int64_t row,
                                              uint64_t seen,
                                              F32x16 (&exponents)[kKeyGroups]) {
     const F32x16 shift = Simd::set(rows_.shift[row]);
+    const F32x16 least = Simd::set(kLeastExponent);
 #pragma GCC unroll 4
     for (int64_t g = 0; g < kKeyGroups; ++g) {
-      exponents[g] = scaled_group<kCode>(rows_, row, g, score_scale_[g], shift);
-      if constexpr (!kFull) {
-        exponents[g].v =
-            _mm512_mask_mov_ps(Simd::set(kLeastExponent).v, group_of(seen, g), exponents[g].v);
-      }
+      const F32x16 x = Simd::max(least, scaled_group<kCode>(rows_, row, g, score_scale_[g], shift));
+      exponents[g].v = kFull ? x.v : _mm512_mask_mov_ps(least.v, group_of(seen, g), x.v);
     }
-  }
-
-  [[gnu::always_inline]] static void clamp(F32x16 (&exponents)[kKeyGroups]) {
-    for (F32x16& exponent : exponents) {
-      exponent = Simd::max(Simd::set(kLeastExponent), exponent);  // NaN stays
-    }
-  }
-
-  [[gnu::always_inline]] static bool too_high(const F32x16 (&exponents)[kKeyGroups]) {
     static_assert(kKeyGroups == 4);
     return Simd::any_bits_above(Simd::max_bits(Simd::max_bits(exponents[0], exponents[1]),
                                                Simd::max_bits(exponents[2], exponents[3])),
                                 kTopExponent);
-  }
-
-  /// Whether one is not within kLeastExponent .. kTopExponent: all numbers there begin with the
-  /// same ten bits.
-  [[gnu::always_inline]] static bool out_of_range(const F32x16 (&exponents)[kKeyGroups]) {
-    static_assert(kLeastExponent == 384.0F && kTopExponent == 512.0F - 0x1p-15F);
-    constexpr int kEitherDiffers = 0x7e;  // (a ^ c) | (b ^ c)
-    const __m512i least = Simd::bits(Simd::set(kLeastExponent)).v;
-    const __m512i low = _mm512_ternarylogic_epi32(
-        Simd::bits(exponents[0]).v, Simd::bits(exponents[1]).v, least, kEitherDiffers);
-    const __m512i high = _mm512_ternarylogic_epi32(
-        Simd::bits(exponents[2]).v, Simd::bits(exponents[3]).v, least, kEitherDiffers);
-    const __m512i begin = _mm512_set1_epi32(static_cast<int>(0xffc00000U));
-    return _mm512_test_epi32_mask(_mm512_or_si512(low, high), begin) != 0;
   }
 
  private:
@@ -195,12 +167,12 @@ class RowWeigher {
   F32x16 score_scale_[kKeyGroups];
   F32x16 value_scale_[kKeyGroups];
   int64_t row_ = 0;
-  uint32_t skipped_ = 0;
+  uint32_t rising_ = 0;
 };
 
-/// kExponentBase minus the largest score that a row sees.
+/// Makes a row's largest score its top and rescales its sums, then weighs it.
 template <int kCode>
-float shift_to_top(const TileRows& rows, int64_t row) {
+void raise_top(const TileTask& t, const TileRows& rows, int64_t row_tile, int64_t row) {
   F32x16 largest = Simd::set(kLowest);
   const uint64_t seen = rows.seen_by(row);
   for (int64_t g = 0; g < kKeyGroups; ++g) {
@@ -208,13 +180,7 @@ float shift_to_top(const TileRows& rows, int64_t row) {
     const F32x16 score = scaled_group<kCode>(rows, row, g, scale, Simd::set(0.0F));
     largest.v = _mm512_mask_max_ps(largest.v, group_of(seen, g), score.v, largest.v);
   }
-  return kExponentBase - Simd::reduce_max(largest);
-}
-
-/// Makes a row's largest score its top and rescales its sums.
-template <int kCode>
-void raise_top(const TileTask& t, const TileRows& rows, int64_t row_tile, int64_t row) {
-  const float shift = shift_to_top<kCode>(rows, row);
+  const float shift = kExponentBase - Simd::reduce_max(largest);
   const F32x16 factor = Simd::set(exp2_weight(shift - rows.shift[row]));
   rows.shift[row] = shift;
   float* sums = rows.sums + row * 16;
@@ -225,40 +191,21 @@ void raise_top(const TileTask& t, const TileRows& rows, int64_t row_tile, int64_
     auto* acc = reinterpret_cast<float*>(acc_tile(t, row_tile, d) + row * 64);
     Simd::store(acc, Simd::mul(Simd::load(acc), factor));
   }
-}
-
-/// Weighs rows with exponents out of range: raises the tops of those with high ones.
-template <int kCode>
-[[gnu::noinline]] void weigh_skipped(const TileTask& t,
-                                     const TileRows& rows,
-                                     int64_t row_tile,
-                                     uint32_t skipped) {
   RowWeigher<kCode, false> weigher(rows);
-  const auto too_high = [&](int64_t row) {
-    F32x16 exponents[kKeyGroups];
-    weigher.find_exponents(row, rows.seen_by(row), exponents);
-    weigher.clamp(exponents);
-    return weigher.too_high(exponents);
-  };
-  for (; skipped != 0; skipped &= skipped - 1) {
-    const int64_t row = __builtin_ctz(skipped);
-    if (too_high(row)) {
-      raise_top<kCode>(t, rows, row_tile, row);
-      if (too_high(row)) {
-        Simd::store(rows.sums + row * 16, Simd::set(__builtin_nanf("")));
-      }
-    }
-    weigher.template weigh<true>(row);
+  F32x16 exponents[kKeyGroups];
+  if (weigher.find_exponents(row, seen, exponents)) {
+    Simd::store(sums, Simd::set(__builtin_nanf("")));
   }
+  weigher.template weigh<true>(row);
 }
 
-/// Raises the tops of rows that have seen no key: they have nothing to rescale.
 template <int kCode>
-[[gnu::noinline]] void find_first_tops(const TileRows& rows) {
-  for (int64_t row = 0; row < rows.count; ++row) {
-    if (rows.shift[row] == kExponentBase - kLowest) {
-      rows.shift[row] = shift_to_top<kCode>(rows, row);
-    }
+[[gnu::noinline]] void raise_tops(const TileTask& t,
+                                  const TileRows& rows,
+                                  int64_t row_tile,
+                                  uint32_t rising) {
+  for (; rising != 0; rising &= rising - 1) {
+    raise_top<kCode>(t, rows, row_tile, __builtin_ctz(rising));
   }
 }
 
@@ -270,13 +217,10 @@ void weigh_rows(const AttentionTask& task,
                 int64_t row_tile,
                 int64_t buffer) {
   const TileRows rows(task, t, range, row_tile, buffer);
-  if (rows.shift[0] == kExponentBase - kLowest) {
-    find_first_tops<kCode>(rows);
-  }
-  const uint32_t skipped = range.masked ? RowWeigher<kCode, false>(rows).finish()
-                                        : RowWeigher<kCode, true>(rows).finish();
-  if (skipped != 0) {
-    weigh_skipped<kCode>(t, rows, row_tile, skipped);
+  const uint32_t rising = range.masked ? RowWeigher<kCode, false>(rows).finish()
+                                       : RowWeigher<kCode, true>(rows).finish();
+  if (rising != 0) {
+    raise_tops<kCode>(t, rows, row_tile, rising);
   }
 }
 
@@ -298,9 +242,6 @@ void mixed_steps(const AttentionTask& task,
                  const TileStep& before,
                  int64_t here) {
   const TileRows tile_rows(task, t, now.range, now.row_tile, here);
-  if (tile_rows.shift[0] == kExponentBase - kLowest) {
-    find_first_tops<kCode>(tile_rows);
-  }
   RowWeigher<kCode, kFull> rows(tile_rows);
   const int64_t keys = kKeyGroups * next.range.block;
   uint8_t* scores = t.scores[1 - here];
@@ -330,53 +271,36 @@ void mixed_steps(const AttentionTask& task,
       rows.next();
     }
   }
-  // Tiles of scores leave as those of sums come.
-  const int64_t first = before.range.begin / 32;
+  store_tile<0>(scores);
+  store_tile<1>(scores + kTileBytes);
+  store_tile<2>(scores + 2 * kTileBytes);
+  store_tile<3>(scores + 3 * kTileBytes);
   for (int64_t d = 0; d < 2 * t.width; d += 4) {
     const bool wide = d + 2 < 2 * t.width;
-    for (int64_t j = first; j < before.range.end / 32; ++j) {
-      const bool begins = j == first;
+    load_tile<0>(acc_tile(t, before.row_tile, d));
+    load_tile<1>(acc_tile(t, before.row_tile, d + 1));
+    if (wide) {
+      load_tile<2>(acc_tile(t, before.row_tile, d + 2));
+      load_tile<3>(acc_tile(t, before.row_tile, d + 3));
+    }
+    for (int64_t j = before.range.begin / 32; j < before.range.end / 32; ++j) {
       load_tile<4>(weights + j * kTileBytes);
-      if (begins) {
-        if (d == 0) {
-          store_tile<0>(scores);
-        }
-        load_tile<0>(acc_tile(t, before.row_tile, d));
-      }
       load_tile<5>(value_tile(t.block, 2 * before.range.block + j, d));
       dot_bf16<0, 4, 5>();
       rows.next();
-      if (begins) {
-        if (d == 0) {
-          store_tile<1>(scores + kTileBytes);
-        }
-        load_tile<1>(acc_tile(t, before.row_tile, d + 1));
-      }
       load_tile<6>(value_tile(t.block, 2 * before.range.block + j, d + 1));
       dot_bf16<1, 4, 6>();
       if constexpr (kRows == 4) {
         rows.next();
       }
-      if (begins && d == 0) {
-        store_tile<2>(scores + 2 * kTileBytes);
-      }
       if (wide) {
-        if (begins) {
-          load_tile<2>(acc_tile(t, before.row_tile, d + 2));
-        }
         load_tile<7>(value_tile(t.block, 2 * before.range.block + j, d + 2));
         dot_bf16<2, 4, 7>();
       }
       if constexpr (kRows >= 2) {
         rows.next();
       }
-      if (begins && d == 0) {
-        store_tile<3>(scores + 3 * kTileBytes);
-      }
       if (wide) {
-        if (begins) {
-          load_tile<3>(acc_tile(t, before.row_tile, d + 3));
-        }
         load_tile<5>(value_tile(t.block, 2 * before.range.block + j, d + 3));
         dot_bf16<3, 4, 5>();
       }
@@ -391,9 +315,9 @@ void mixed_steps(const AttentionTask& task,
       store_tile<3>(acc_tile(t, before.row_tile, d + 3));
     }
   }
-  const uint32_t skipped = rows.finish();
-  if (__builtin_expect(skipped, 0) != 0) {
-    weigh_skipped<kCode>(t, tile_rows, now.row_tile, skipped);
+  const uint32_t rising = rows.finish();
+  if (__builtin_expect(rising, 0) != 0) {
+    raise_tops<kCode>(t, tile_rows, now.row_tile, rising);
   }
 }
 

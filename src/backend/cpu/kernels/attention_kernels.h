@@ -8,7 +8,7 @@
 //   fused multiply-adds in order; their sum is then added to the total.
 // - Keys come in blocks of 64 from multiples of 64 on. A row's weights are 2^(score - top), where
 //   the subtraction is fused with the scaling and rounded to 15 binary places (weight_of); top
-//   becomes the largest score of a block that has one 32 or more above it, so that sums are
+//   becomes the largest score of a block that has one more than 8 above it, so that sums are
 //   rescaled rarely and a single key has weight 1. A score that is not finite makes the row NaN.
 // - Sums of weights are kept per lane, key modulo 16, and added at the end of a piece of 2048 keys.
 // Keys that a row does not see have weight 0 and change no bit: a row's result depends on its own
