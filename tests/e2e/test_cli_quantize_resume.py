@@ -57,8 +57,11 @@ def random_moment(choose):
 
 
 def complete_files(work):
-    """Inodes of the weight files that were complete when the run ended."""
-    return {path.name: path.stat().st_ino for path in work.glob("*.safetensors")}
+    """Inodes of the weight files that are complete; none when the folder has been renamed."""
+    try:
+        return {path.name: path.stat().st_ino for path in work.glob("*.safetensors")}
+    except FileNotFoundError:  # renamed while it was listed
+        return {}
 
 
 def check_resumed(output, expected):
