@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "base/f16.h"
 
 // Loops of fixed length over local arrays, which compilers turn into vector code. Each function
 // exists twice, for the baseline and for AVX2: integer operations, exact conversions and single
@@ -237,34 +238,46 @@ struct ScaleCursor {
   }
 }
 
-[[gnu::always_inline]] inline float f32_from_bf16(uint16_t bits) {
-  return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
-}
-
 [[gnu::always_inline]] inline float f32_from_f16(uint16_t bits) {
   const uint32_t special = (bits & 0x7fffU) >= 0x7c00U ? 0x7f800000U : 0U;
   return std::bit_cast<float>(std::bit_cast<uint32_t>(small_float<15, 10, 112>(bits)) | special);
 }
 
-template <float (*kConvert)(uint16_t)>
-[[gnu::always_inline]] inline void halves_of(const std::byte* in, int64_t count, float* out) {
+// One vector at a time: an array between the two types would be stored narrow and loaded wide,
+// which no processor forwards (measured: 3.5 times the time). Pages are fetched ahead, since the
+// processor's own streams end at 4 KiB.
+[[gnu::always_inline]] inline void bf16_of(const std::byte* in, int64_t count, float* out) {
+  using Halves [[gnu::vector_size(16)]] = uint16_t;
+  using Words [[gnu::vector_size(32)]] = uint32_t;
+  constexpr int64_t kLanes = 8;
+  constexpr int64_t kAhead = 2048;  // bytes
+  int64_t at = 0;
+  for (; at + kLanes <= count; at += kLanes) {
+    Halves halves;
+    std::memcpy(&halves, in + at * 2, sizeof(halves));
+    if (at % 32 == 0) {
+      __builtin_prefetch(in + at * 2 + kAhead);
+    }
+    const Words words = __builtin_convertvector(halves, Words) << 16;
+    std::memcpy(out + at, &words, sizeof(words));
+  }
+  for (; at < count; ++at) {
+    uint16_t half = 0;
+    std::memcpy(&half, in + at * 2, 2);
+    out[at] = bf16_to_f32(half);
+  }
+}
+
+[[gnu::always_inline]] inline void f16_of(const std::byte* in, int64_t count, float* out) {
   for (int64_t at = 0; at < count; at += kBlock) {
-    const int64_t size = std::min(kBlock, count - at);
+    const auto size = static_cast<size_t>(std::min(kBlock, count - at));
     uint16_t block[kBlock] = {};
     float values[kBlock];
-    if (size == kBlock) {
-      std::memcpy(block, in + at * 2, sizeof(block));
-    } else {
-      std::memcpy(block, in + at * 2, static_cast<size_t>(size) * 2);
-    }
+    std::memcpy(block, in + at * 2, size * 2);
     for (int64_t i = 0; i < kBlock; ++i) {
-      values[i] = kConvert(block[i]);
+      values[i] = f32_from_f16(block[i]);
     }
-    if (size == kBlock) {
-      std::memcpy(out + at, values, sizeof(values));
-    } else {
-      std::memcpy(out + at, values, static_cast<size_t>(size) * 4);
-    }
+    std::memcpy(out + at, values, size * 4);
   }
 }
 
@@ -285,13 +298,11 @@ NIBBLE_WIDE void scales_wide(
 }
 
 NIBBLE_WIDE void halves_wide(DType dtype, const std::byte* in, int64_t count, float* out) {
-  dtype == DType::kF16 ? halves_of<f32_from_f16>(in, count, out)
-                       : halves_of<f32_from_bf16>(in, count, out);
+  dtype == DType::kF16 ? f16_of(in, count, out) : bf16_of(in, count, out);
 }
 
 void halves_narrow(DType dtype, const std::byte* in, int64_t count, float* out) {
-  dtype == DType::kF16 ? halves_of<f32_from_f16>(in, count, out)
-                       : halves_of<f32_from_bf16>(in, count, out);
+  dtype == DType::kF16 ? f16_of(in, count, out) : bf16_of(in, count, out);
 }
 
 }  // namespace
