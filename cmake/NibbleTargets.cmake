@@ -9,10 +9,10 @@ endif()
 add_library(nibble_options INTERFACE)
 target_include_directories(nibble_options INTERFACE ${CMAKE_SOURCE_DIR}/src ${CMAKE_SOURCE_DIR}/include)
 # Floating-point results must not depend on the compiler fusing operations (see docs/architecture.md).
-target_compile_options(nibble_options INTERFACE -Wall -Wextra -Wno-missing-field-initializers
-  -ffp-contract=off -fno-math-errno)
+target_compile_options(nibble_options INTERFACE
+  "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wno-missing-field-initializers;-ffp-contract=off;-fno-math-errno>")
 if(NIBBLE_DEVELOPER)
-  target_compile_options(nibble_options INTERFACE -Werror)
+  target_compile_options(nibble_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Werror>)
 endif()
 if(NIBBLE_SANITIZE)
   target_compile_options(nibble_options INTERFACE -fsanitize=${NIBBLE_SANITIZE}
@@ -35,6 +35,7 @@ endif()
 function(nibble_folder name)
   cmake_parse_arguments(ARG "" "" "DEPS;TEST_DEPS" ${ARGN})
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cc)
+  list(FILTER sources EXCLUDE REGEX "/backend/cuda/")  # a library of its own
   set(tests ${sources})
   list(FILTER sources EXCLUDE REGEX "_test\\.cc$")
   list(FILTER tests INCLUDE REGEX "_test\\.cc$")

@@ -1,0 +1,74 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+
+#include <cuda_runtime_api.h>
+
+#include "backend/cuda/device_info.h"
+#include "backend/cuda/launch.h"
+#include "base/status.h"
+#include "quant/scheme.h"
+
+namespace nibble::cuda {
+
+/// One linear layer: y [m, n] (+)= x [m, k] · dequant(w [n, k])ᵀ (+ bias).
+struct GemmProblem {
+  WeightFormat weight;
+  ActFormat act = ActFormat::kBf16;  // type of x: kBf16 bf16, kInt8Token int8, kFp8Token e4m3
+  int64_t n = 0;
+  int64_t k = 0;
+};
+
+enum class GemmResult : uint8_t { kBf16, kF32, kAddF32 };  // stored, stored, added to what is there
+
+/// One step's product. All pointers are device memory; x and y are 16-byte aligned.
+struct GemmLaunch {
+  const void* x = nullptr;          // [m, k] dense
+  const float* x_scales = nullptr;  // [m], for the token forms
+  const void* packed = nullptr;     // the weights, as pack() left them
+  const float* bias = nullptr;      // [n], or none
+  void* y = nullptr;                // [m, n] rows y_stride elements apart
+  int64_t y_stride = 0;
+  int64_t m = 0;
+  GemmResult result = GemmResult::kBf16;
+  void* workspace = nullptr;  // workspace_bytes(), zero before the first run, left zero
+};
+
+/// A family's kernels for one problem on one device. Calls are stream-ordered; none allocates
+/// device memory, so run() may be captured in a graph.
+class GemmKernel {
+ public:
+  virtual ~GemmKernel() = default;
+  /// Bytes of packed weights and scales together.
+  [[nodiscard]] virtual size_t packed_bytes() const = 0;
+  /// codes, scales: the canonical form of QuantTensor ([n, groups] f32), in device memory.
+  virtual cudaError_t pack(const void* codes,
+                           const float* scales,
+                           void* packed,
+                           cudaStream_t stream) const = 0;
+  /// The inverse, bit for bit.
+  virtual cudaError_t unpack(const void* packed,
+                             void* codes,
+                             float* scales,
+                             cudaStream_t stream) const = 0;
+  /// Workspace for every m up to max_m.
+  [[nodiscard]] virtual size_t workspace_bytes(int64_t max_m) const = 0;
+  /// Results of integer activations do not depend on m: each row is the same in every batch.
+  virtual cudaError_t run(const GemmLaunch& args, const LaunchContext& context) const = 0;
+};
+
+/// What a family offers; listed in registry.cc, best first.
+struct GemmEntry {
+  std::string_view name;  // "gemm_w4a8_sm90": the file's stem and the value of --kernel
+  bool (*accepts)(const GemmProblem& problem, const DeviceInfo& device);
+  Result<std::unique_ptr<GemmKernel>> (*make)(const GemmProblem& problem, const DeviceInfo& device);
+};
+
+/// All families.
+[[nodiscard]] std::span<const GemmEntry> gemm_entries();
+
+}  // namespace nibble::cuda

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include "backend/cuda/device_info.h"
+
+/// Ends a test as skipped, with the reason, where there is no GPU.
+#define NIBBLE_NEEDS_GPU()                                   \
+  do {                                                       \
+    const auto info = ::nibble::cuda::query_device(0);       \
+    if (!info.ok()) GTEST_SKIP() << info.status().message(); \
+  } while (false)
+
+namespace nibble::cuda::testing {
+
+/// Device memory of a test; starts poisoned with 0xff bytes (NaN in every float type).
+template <typename T>
+class DeviceArray final {
+ public:
+  explicit DeviceArray(size_t size) : size_(size) {
+    EXPECT_EQ(cudaMalloc(reinterpret_cast<void**>(&data_), bytes() + 256), cudaSuccess);
+    EXPECT_EQ(cudaMemset(data_, 0xff, bytes() + 256), cudaSuccess);
+  }
+  explicit DeviceArray(const std::vector<T>& values) : DeviceArray(values.size()) {
+    EXPECT_EQ(cudaMemcpy(data_, values.data(), bytes(), cudaMemcpyHostToDevice), cudaSuccess);
+  }
+  DeviceArray(const DeviceArray&) = delete;
+  DeviceArray& operator=(const DeviceArray&) = delete;
+  ~DeviceArray() { cudaFree(data_); }
+
+  [[nodiscard]] T* data() const { return data_; }
+  [[nodiscard]] size_t size() const { return size_; }
+  [[nodiscard]] size_t bytes() const { return size_ * sizeof(T); }
+  void zero() { EXPECT_EQ(cudaMemset(data_, 0, bytes()), cudaSuccess); }
+  /// Waits for the device.
+  [[nodiscard]] std::vector<T> host() const {
+    std::vector<T> values(size_);
+    EXPECT_EQ(cudaMemcpy(values.data(), data_, bytes(), cudaMemcpyDeviceToHost), cudaSuccess);
+    return values;
+  }
+
+ private:
+  T* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+}  // namespace nibble::cuda::testing
