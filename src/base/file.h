@@ -5,8 +5,10 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "base/status.h"
+#include "base/writable_file.h"
 
 namespace nibble {
 
@@ -45,18 +47,12 @@ class MappedFile final {
   size_t size_ = 0;
 };
 
-/// A new file being written. Errors name the path; a full disk is
-/// kResourceExhausted. A file that is not finished stays on disk: its owner removes the folder.
+/// A new file being written. Move-only. Errors name the path; a full disk is kResourceExhausted. A
+/// file that is not finished stays on disk: its owner removes the folder.
 class OutputFile final {
  public:
   /// kAlreadyExists when the file is there.
   static Result<OutputFile> create(const std::string& path);
-  OutputFile(OutputFile&& other) noexcept;
-  OutputFile& operator=(OutputFile&& other) noexcept;
-  OutputFile(const OutputFile&) = delete;
-  OutputFile& operator=(const OutputFile&) = delete;
-  ~OutputFile();
-
   Status write(std::span<const std::byte> bytes);
   Status write(std::string_view text);
   /// Writes at an offset from the front, leaving the place of write() alone.
@@ -66,10 +62,10 @@ class OutputFile final {
   [[nodiscard]] int64_t bytes_written() const { return bytes_written_; }
 
  private:
-  OutputFile() = default;
+  explicit OutputFile(WritableFile file) : file_(std::move(file)) {}
 
-  std::string path_;
-  int descriptor_ = -1;
+  WritableFile file_;
+  int64_t end_ = 0;  // where write() goes on
   int64_t bytes_written_ = 0;
 };
 

@@ -12,18 +12,6 @@ constexpr std::string_view kDown = "down_proj";
 constexpr int64_t kBlockSize = 32;
 constexpr int64_t kBlockBytes = 16;
 
-/// "model.layers.0.mlp.experts" and "gate_up_proj".
-struct ExpertName {
-  std::string_view experts;
-  std::string_view projection;
-};
-
-ExpertName split_name(std::string_view name) {
-  const size_t dot = name.rfind('.');
-  return dot == std::string_view::npos ? ExpertName{{}, name}
-                                       : ExpertName{name.substr(0, dot), name.substr(dot + 1)};
-}
-
 /// One of the matrices that the rows of an expert make up.
 struct Share {
   std::string_view projection;
@@ -47,8 +35,8 @@ std::vector<Share> halves(std::string_view projection, int64_t rows) {
   return {{"gate_proj", 0, 1, rows / 2}, {"up_proj", rows / 2, 1, rows / 2}};
 }
 
-std::string expert_module(const ExpertName& name, int64_t expert, std::string_view projection) {
-  return fmt::format("{}.{}.{}", name.experts, expert, projection);
+std::string expert_module(std::string_view experts, int64_t expert, std::string_view projection) {
+  return fmt::format("{}.{}.{}", experts, expert, projection);
 }
 
 // How the tensor that holds all experts lies, by model type.
@@ -79,21 +67,20 @@ Status append_expert_blocks(const SourceContext& context,
                             SourceList& out) {
   const std::string_view full = blocks.name;
   const std::string base(full.substr(0, full.size() - kBlocksSuffix.size()));
-  const ExpertName name = split_name(base);
+  const SplitName name = split_name(base);
   if (context.config.method != SourceMethod::kMxfp4) {
     return context.corrupt(blocks,
                            "blocks of MXFP4, but config.json has no quantization_config of "
                            "quant_method mxfp4");
   }
-  if (name.projection != kGateUp && name.projection != kDown) {
+  if (name.suffix != kGateUp && name.suffix != kDown) {
     return context.unsupported(blocks,
                                "only gate_up_proj_blocks and down_proj_blocks are read; convert "
                                "the checkpoint to the names of transformers");
   }
   const std::vector<int64_t>& shape = blocks.shape;
   if (blocks.dtype != DType::kU8 || shape.size() != 4 || shape[0] <= 0 || shape[1] <= 0 ||
-      shape[2] <= 0 || shape[3] != kBlockBytes ||
-      (name.projection == kGateUp && shape[1] % 2 != 0)) {
+      shape[2] <= 0 || shape[3] != kBlockBytes || (name.suffix == kGateUp && shape[1] % 2 != 0)) {
     return context.corrupt(blocks, fmt::format("expected U8 [experts, rows, blocks, 16], got {} {}",
                                                dtype_name(blocks.dtype), shape_text(shape)));
   }
@@ -104,10 +91,10 @@ Status append_expert_blocks(const SourceContext& context,
   NIBBLE_RETURN_IF_ERROR(context.expect(*scales, DType::kU8, {shape[0], shape[1], shape[2]}));
   const int64_t row_bytes = shape[2] * kBlockBytes;
   for (int64_t expert = 0; expert < shape[0]; ++expert) {
-    for (const Share& share : interleaved(name.projection, shape[1])) {
+    for (const Share& share : interleaved(name.suffix, shape[1])) {
       const int64_t first = expert * shape[1] + share.first;
       CodedFacts facts;
-      facts.module = expert_module(name, expert, share.projection);
+      facts.module = expert_module(name.module, expert, share.projection);
       facts.format = "MXFP4";
       facts.n = share.rows;
       facts.k = shape[2] * kBlockSize;
@@ -127,9 +114,9 @@ Status append_expert_blocks(const SourceContext& context,
 }
 
 bool is_fused_experts(const TensorInfo& tensor, const FusedModel& model) {
-  const ExpertName name = split_name(tensor.name);
-  return is_plain(tensor.dtype) && tensor.shape.size() == 3 && name.experts.ends_with(".experts") &&
-         (name.projection == kGateUp || name.projection == kDown) && tensor.elements() > 0 &&
+  const SplitName name = split_name(tensor.name);
+  return is_plain(tensor.dtype) && tensor.shape.size() == 3 && name.module.ends_with(".experts") &&
+         (name.suffix == kGateUp || name.suffix == kDown) && tensor.elements() > 0 &&
          find_fused_layout(model.type) != nullptr;
 }
 
@@ -137,18 +124,18 @@ Status append_fused_experts(const SourceContext& context,
                             const TensorInfo& tensor,
                             const FusedModel& model,
                             SourceList& out) {
-  const ExpertName name = split_name(tensor.name);
+  const SplitName name = split_name(tensor.name);
   const FusedLayout& layout = *find_fused_layout(model.type);
   const int64_t rows = tensor.shape[layout.transposed ? 2 : 1];
   const int64_t columns = tensor.shape[layout.transposed ? 1 : 2];
-  const bool gate_up = name.projection == kGateUp;
+  const bool gate_up = name.suffix == kGateUp;
   if ((gate_up ? columns : rows) != model.hidden_size || (gate_up && rows % 2 != 0)) {
     return context.corrupt(tensor,
                            fmt::format("shape {} does not fit model_type {} with hidden_size {}",
                                        shape_text(tensor.shape), model.type, model.hidden_size));
   }
   const auto shares =
-      layout.interleaved ? interleaved(name.projection, rows) : halves(name.projection, rows);
+      layout.interleaved ? interleaved(name.suffix, rows) : halves(name.suffix, rows);
   const int64_t row_stride = layout.transposed ? 1 : columns;
   for (int64_t expert = 0; expert < tensor.shape[0]; ++expert) {
     for (const Share& share : shares) {
@@ -158,8 +145,8 @@ Status append_fused_experts(const SourceContext& context,
                               .offset = expert * rows * columns + share.first * row_stride,
                               .row_stride = share.step * row_stride,
                               .column_stride = layout.transposed ? rows : 1};
-      out.push_back(
-          make_plain_source(context.reader, plain, expert_module(name, expert, share.projection)));
+      out.push_back(make_plain_source(context.reader, plain,
+                                      expert_module(name.module, expert, share.projection)));
     }
   }
   return {};

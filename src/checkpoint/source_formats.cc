@@ -43,6 +43,12 @@ Status wrong_shape(const SourceContext& context,
 
 }  // namespace
 
+SplitName split_name(std::string_view name) {
+  const size_t dot = name.rfind('.');
+  return dot == std::string_view::npos ? SplitName{{}, name}
+                                       : SplitName{name.substr(0, dot), name.substr(dot + 1)};
+}
+
 const TensorInfo* SourceContext::find(std::string_view module, std::string_view suffix) const {
   return reader.find(fmt::format("{}.{}", module, suffix));
 }

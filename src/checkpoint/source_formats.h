@@ -11,6 +11,13 @@
 
 namespace nibble {
 
+/// "model.layers.0.mlp.up_proj" and "weight"; the whole name is the suffix when it has no dot.
+struct SplitName {
+  std::string_view module;
+  std::string_view suffix;
+};
+[[nodiscard]] SplitName split_name(std::string_view name);
+
 /// What the functions that recognise stored matrices share.
 struct SourceContext {
   const CheckpointReader& reader;

@@ -18,18 +18,6 @@ constexpr std::array<std::string_view, 7> kParts = {
     "weight_zero_point", "weight_g_idx",     "weight_shape"};
 constexpr std::array<std::string_view, 3> kWordParts = {"qzeros", "scales", "g_idx"};
 
-/// "model.layers.0.mlp.up_proj" and "weight"; the whole name is the suffix when it has no dot.
-struct SplitName {
-  std::string_view module;
-  std::string_view suffix;
-};
-
-SplitName split_name(std::string_view name) {
-  const size_t dot = name.rfind('.');
-  return dot == std::string_view::npos ? SplitName{{}, name}
-                                       : SplitName{name.substr(0, dot), name.substr(dot + 1)};
-}
-
 FusedModel fused_model(const Json& config) {
   FusedModel model;
   for (const Json* from : {&config, config.find("text_config")}) {
@@ -193,6 +181,14 @@ class Lister final {
 };
 
 }  // namespace
+
+int64_t bytes_of(std::span<const std::span<const std::byte>> parts) {
+  int64_t sum = 0;
+  for (const auto& part : parts) {
+    sum += static_cast<int64_t>(part.size());
+  }
+  return sum;
+}
 
 Result<SourceModel> list_source_matrices(const CheckpointReader& reader, const Json& config) {
   NIBBLE_ASSIGN_OR_RETURN(const SourceConfig source, read_source_config(config, reader.path()));

@@ -53,6 +53,9 @@ class SourceMatrix {
   std::string where_;
 };
 
+/// Bytes of all parts, as touched() lists them.
+[[nodiscard]] int64_t bytes_of(std::span<const std::span<const std::byte>> parts);
+
 /// All that a checkpoint stores.
 struct SourceModel {
   std::vector<std::unique_ptr<SourceMatrix>> matrices;  // in file order of their codes

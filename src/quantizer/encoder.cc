@@ -52,9 +52,7 @@ Status check_options(const EncoderOptions& options, int64_t k) {
   return {};
 }
 
-using Make = EncoderPointer (*)(const EncoderOptions&, const rows::RowKernels&, int64_t, int64_t);
-
-Make maker(const EncoderOptions& options) {
+EncoderFactory* factory_of(const EncoderOptions& options) {
   const WeightFormat& format = options.scheme.weight;
   switch (format.code) {
     case WeightCode::kInt4:
@@ -111,7 +109,7 @@ Result<std::unique_ptr<MatrixEncoder>> make_encoder(const EncoderOptions& option
   CHECK_GT(k, 0);
   NIBBLE_RETURN_IF_ERROR(check_options(options, k));
   NIBBLE_ASSIGN_OR_RETURN(const rows::RowKernels* kernels, rows::find_row_kernels(options.isa));
-  const Make make = maker(options);
+  EncoderFactory* const make = factory_of(options);
   if (make == nullptr) {
     return make_error(StatusCode::kUnsupported, "scheme {} is not a target; choose another",
                       options.scheme.name);

@@ -89,10 +89,8 @@ Status copy_model_files(const std::string& source, const std::string& destinatio
   return {};
 }
 
-Status write_config(const std::string& source,
-                    const std::string& destination,
-                    const Json& quantization_config) {
-  NIBBLE_ASSIGN_OR_RETURN(const std::string text, read_file(source + "/config.json"));
+Result<Json> read_config(const std::string& folder) {
+  NIBBLE_ASSIGN_OR_RETURN(const std::string text, read_file(folder + "/config.json"));
   auto config = Json::parse(text);
   if (!config.ok()) {
     return config.status().with_context("config.json");
@@ -100,11 +98,18 @@ Status write_config(const std::string& source,
   if (!config->is_object()) {
     return make_error(StatusCode::kCorrupt, "config.json: not a JSON object");
   }
-  remove_nested(*config);
+  return std::move(*config);
+}
+
+Status write_config(const std::string& source,
+                    const std::string& destination,
+                    const Json& quantization_config) {
+  NIBBLE_ASSIGN_OR_RETURN(Json config, read_config(source));
+  remove_nested(config);
   if (!quantization_config.is_null()) {
-    config->set(std::string(kQuantKey), quantization_config);
+    config.set(std::string(kQuantKey), quantization_config);
   }
-  const std::string written = config->dump_pretty() + "\n";
+  const std::string written = config.dump_pretty() + "\n";
   return write_file(destination + "/config.json",
                     std::as_bytes(std::span(written.data(), written.size())));
 }

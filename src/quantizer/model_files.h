@@ -17,6 +17,8 @@ Result<std::vector<std::string>> list_model_files(const std::string& folder);
 /// Copies these files. Copies are flushed and replace what is there.
 Status copy_model_files(const std::string& source, const std::string& destination);
 
+/// config.json of a folder, an object.
+Result<Json> read_config(const std::string& folder);
 /// config.json of `source` with every quantization_config, nested ones included, replaced by one at
 /// the top; by none if that is null.
 Status write_config(const std::string& source,

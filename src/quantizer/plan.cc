@@ -27,14 +27,6 @@ int64_t chunk_rows_of(const MatrixEncoder& encoder, int64_t k) {
   return std::max(step, wanted / step * step);
 }
 
-int64_t bytes_of(const std::vector<std::span<const std::byte>>& parts) {
-  int64_t sum = 0;
-  for (const auto& part : parts) {
-    sum += static_cast<int64_t>(part.size());
-  }
-  return sum;
-}
-
 }  // namespace
 
 int64_t PlanJob::bytes_out() const {

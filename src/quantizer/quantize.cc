@@ -41,18 +41,6 @@ Status check_options(const QuantizeOptions& options) {
   return {};
 }
 
-Result<Json> read_config(const std::string& folder) {
-  NIBBLE_ASSIGN_OR_RETURN(const std::string text, read_file(folder + "/config.json"));
-  auto config = Json::parse(text);
-  if (!config.ok()) {
-    return config.status().with_context("config.json");
-  }
-  if (!config->is_object()) {
-    return make_error(StatusCode::kCorrupt, "config.json: not a JSON object");
-  }
-  return std::move(*config);
-}
-
 /// One call of quantize_checkpoint().
 class Run final {
  public:

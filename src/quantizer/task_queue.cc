@@ -4,17 +4,6 @@
 #include <utility>
 
 namespace nibble {
-namespace {
-
-int64_t bytes_of(const std::vector<std::span<const std::byte>>& parts) {
-  int64_t sum = 0;
-  for (const auto& part : parts) {
-    sum += static_cast<int64_t>(part.size());
-  }
-  return sum;
-}
-
-}  // namespace
 
 TaskQueue::TaskQueue(const QuantizePlan& plan, std::vector<size_t> jobs, int64_t window)
     : plan_(plan), jobs_(std::move(jobs)), window_(window), measuring_(plan.extent_sets.size()) {}

@@ -3,12 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstring>
-#include <filesystem>
 #include <mutex>
 #include <unordered_map>
 
-#include "base/file.h"
 #include "base/thread_pool.h"
 #include "checkpoint/source_matrix.h"
 #include "quantizer/quantize_report.h"
@@ -98,11 +95,7 @@ double cosine(const Sums& sums) {
 // Lets the system forget what these rows lie in, unless other rows lie in the same bytes.
 void forget(const CheckpointReader& reader, const SourceMatrix& matrix, int64_t row, int64_t rows) {
   const auto parts = matrix.touched(row, rows);
-  size_t bytes = 0;
-  for (const auto& part : parts) {
-    bytes += part.size();
-  }
-  if (bytes <= static_cast<size_t>(rows * matrix.k()) * sizeof(float)) {
+  if (bytes_of(parts) <= rows * matrix.k() * static_cast<int64_t>(sizeof(float))) {
     for (const auto& part : parts) {
       reader.drop_pages(part);
     }

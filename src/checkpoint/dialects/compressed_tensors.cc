@@ -5,6 +5,8 @@
 #include <span>
 #include <utility>
 
+#include "checkpoint/dialects/source_dialects.h"
+
 namespace nibble::compressed_tensors {
 namespace {
 
@@ -37,26 +39,18 @@ struct Arguments {
   bool dynamic = false;
 };
 
-Status unsupported(std::string_view where, std::string_view what) {
-  return make_error(StatusCode::kUnsupported, "{}: {}", where, what);
-}
-
 Status check_fields(const Json& object,
                     std::span<const std::string_view> known,
                     const std::string& where) {
   if (!object.is_object()) {
-    return make_error(StatusCode::kCorrupt, "{}: not a JSON object", where);
+    return corrupt_at(where, "not a JSON object");
   }
   for (const auto& [key, value] : object.as_object()) {
     if (std::find(known.begin(), known.end(), key) == known.end()) {
-      return unsupported(where, fmt::format("unknown field \"{}\"", key));
+      return unsupported_at(where, fmt::format("unknown field \"{}\"", key));
     }
   }
   return {};
-}
-
-bool absent(const Json* value) {
-  return value == nullptr || value->is_null() || (value->is_object() && value->as_object().empty());
 }
 
 Result<std::vector<std::string>> string_list(const Json& object,
@@ -88,12 +82,12 @@ Result<std::vector<std::string>> string_list(const Json& object,
 Status check_actorder(const Json& object, const std::string& where) {
   const Json* order = object.find("actorder");
   const bool harmless =
-      absent(order) || (order->is_bool() && !order->as_bool()) ||
+      is_absent(order) || (order->is_bool() && !order->as_bool()) ||
       (order->is_string() && (order->as_string() == "weight" || order->as_string() == "static"));
   return harmless ? Status()
-                  : unsupported(where,
-                                "field actorder: reordered columns are not supported; "
-                                "quantize with actorder null, static or weight");
+                  : unsupported_at(where,
+                                   "field actorder: reordered columns are not supported; "
+                                   "quantize with actorder null, static or weight");
 }
 
 Result<Arguments> parse_arguments(const Json& object, const std::string& where) {
@@ -108,16 +102,16 @@ Result<Arguments> parse_arguments(const Json& object, const std::string& where) 
       reader.optional_string("strategy", arguments.group_size > 0 ? "group" : "tensor"));
   NIBBLE_ASSIGN_OR_RETURN(const bool symmetric, reader.optional_bool("symmetric", true));
   if (!symmetric) {
-    return unsupported(where, "field symmetric: zero points are not supported");
+    return unsupported_at(where, "field symmetric: zero points are not supported");
   }
   const Json* dynamic = object.find("dynamic");
   if (dynamic != nullptr && dynamic->is_string()) {
-    return unsupported(where,
-                       fmt::format("field dynamic: \"{}\" is not supported", dynamic->as_string()));
+    return unsupported_at(
+        where, fmt::format("field dynamic: \"{}\" is not supported", dynamic->as_string()));
   }
   NIBBLE_ASSIGN_OR_RETURN(arguments.dynamic, reader.optional_bool("dynamic", false));
-  if (!absent(object.find("block_structure"))) {
-    return unsupported(where, "field block_structure: block scales are not supported");
+  if (!is_absent(object.find("block_structure"))) {
+    return unsupported_at(where, "field block_structure: block scales are not supported");
   }
   NIBBLE_RETURN_IF_ERROR(check_actorder(object, where));
   return arguments;
@@ -126,7 +120,7 @@ Result<Arguments> parse_arguments(const Json& object, const std::string& where) 
 Result<WeightFormat> weight_format(const Arguments& arguments, const std::string& where) {
   WeightFormat format;
   if (arguments.dynamic) {
-    return unsupported(where, "field dynamic: weights cannot be dynamic");
+    return unsupported_at(where, "field dynamic: weights cannot be dynamic");
   }
   if (arguments.type == "int" && arguments.num_bits == 4) {
     format.code = WeightCode::kInt4;
@@ -135,34 +129,34 @@ Result<WeightFormat> weight_format(const Arguments& arguments, const std::string
   } else if (arguments.type == "float" && arguments.num_bits == 8) {
     format.code = WeightCode::kFp8E4M3;
   } else {
-    return unsupported(where, fmt::format("{}-bit {} weights are not supported", arguments.num_bits,
-                                          arguments.type));
+    return unsupported_at(where, fmt::format("{}-bit {} weights are not supported",
+                                             arguments.num_bits, arguments.type));
   }
   if (arguments.strategy == "channel" || arguments.strategy == "tensor") {
     format.scale_per = ScalePer::kChannel;  // one scale of a tensor is repeated when it is read
   } else if (arguments.strategy == "group") {
     if (arguments.group_size <= 0 || arguments.group_size > (1 << 20)) {
-      return unsupported(
+      return unsupported_at(
           where, fmt::format("field group_size: {} is not a group size", arguments.group_size));
     }
     format.scale_per = ScalePer::kGroup;
     format.group_size = static_cast<int>(arguments.group_size);
   } else {
-    return unsupported(where, fmt::format("field strategy: \"{}\" is not supported for weights",
-                                          arguments.strategy));
+    return unsupported_at(where, fmt::format("field strategy: \"{}\" is not supported for weights",
+                                             arguments.strategy));
   }
   return format;
 }
 
 Result<ActFormat> activation_format(const Json* object, const std::string& where) {
-  if (absent(object)) {
+  if (is_absent(object)) {
     return ActFormat::kFloat;
   }
   NIBBLE_ASSIGN_OR_RETURN(const Arguments arguments, parse_arguments(*object, where));
   if (arguments.strategy != "token" || !arguments.dynamic || arguments.num_bits != 8) {
-    return unsupported(where,
-                       "only dynamic 8-bit activations with one scale per token (strategy "
-                       "token) are supported");
+    return unsupported_at(where,
+                          "only dynamic 8-bit activations with one scale per token (strategy "
+                          "token) are supported");
   }
   if (arguments.type == "int") {
     return ActFormat::kInt8Token;
@@ -170,21 +164,21 @@ Result<ActFormat> activation_format(const Json* object, const std::string& where
   if (arguments.type == "float") {
     return ActFormat::kFp8Token;
   }
-  return unsupported(where, fmt::format("field type: \"{}\" is not supported", arguments.type));
+  return unsupported_at(where, fmt::format("field type: \"{}\" is not supported", arguments.type));
 }
 
 Status check_format(const Json& object, const std::string& where) {
   const Json* format = object.find("format");
-  if (absent(format)) {
+  if (is_absent(format)) {
     return {};
   }
   const bool known = format->is_string() && (std::find(kFormats.begin(), kFormats.end(),
                                                        format->as_string()) != kFormats.end() ||
                                              format->as_string() == "mixed-precision");
   return known ? Status()
-               : unsupported(where, fmt::format("field format: {} is not supported; known are "
-                                                "pack-quantized, int-quantized, float-quantized",
-                                                format->dump()));
+               : unsupported_at(where, fmt::format("field format: {} is not supported; known are "
+                                                   "pack-quantized, int-quantized, float-quantized",
+                                                   format->dump()));
 }
 
 Result<QuantGroup> parse_group(const Json& object, const std::string& where) {
@@ -193,20 +187,22 @@ Result<QuantGroup> parse_group(const Json& object, const std::string& where) {
   QuantGroup group;
   NIBBLE_ASSIGN_OR_RETURN(group.targets, string_list(object, "targets", where));
   const Json* weights = object.find("weights");
-  if (absent(weights)) {
-    return unsupported(where, "field weights: a group without quantized weights is not supported");
+  if (is_absent(weights)) {
+    return unsupported_at(where,
+                          "field weights: a group without quantized weights is not supported");
   }
   const std::string weights_path = where + ".weights";
   NIBBLE_ASSIGN_OR_RETURN(const Arguments arguments, parse_arguments(*weights, weights_path));
   NIBBLE_ASSIGN_OR_RETURN(group.weight, weight_format(arguments, weights_path));
   NIBBLE_ASSIGN_OR_RETURN(
       group.act, activation_format(object.find("input_activations"), where + ".input_activations"));
-  if (!absent(object.find("output_activations"))) {
-    return unsupported(where, "field output_activations: quantized outputs are not supported");
+  if (!is_absent(object.find("output_activations"))) {
+    return unsupported_at(where, "field output_activations: quantized outputs are not supported");
   }
   if (group.act == ActFormat::kInt8Token &&
       (group.weight.code == WeightCode::kFp8E4M3 || group.weight.scale_per == ScalePer::kGroup)) {
-    return unsupported(where, "int8 activations need integer weights with one scale per channel");
+    return unsupported_at(where,
+                          "int8 activations need integer weights with one scale per channel");
   }
   return group;
 }
@@ -217,8 +213,8 @@ Result<QuantConfig> parse_config(const Json& config, const std::string& where) {
   NIBBLE_RETURN_IF_ERROR(check_fields(config, kConfigFields, where));
   NIBBLE_RETURN_IF_ERROR(check_format(config, where));
   for (const std::string_view field : {"sparsity_config", "transform_config"}) {
-    if (!absent(config.find(field))) {
-      return unsupported(where, fmt::format("field {} is not supported", field));
+    if (!is_absent(config.find(field))) {
+      return unsupported_at(where, fmt::format("field {} is not supported", field));
     }
   }
   QuantConfig result;

@@ -19,24 +19,12 @@ constexpr std::array<std::string_view, 13> kWeightFields = {
     "block_structure", "dynamic",  "actorder",  "observer",   "observer_kwargs",
     "scale_dtype",     "zp_dtype", "is_mx"};
 
-Status corrupt(const std::string& where, const std::string& what) {
-  return make_error(StatusCode::kCorrupt, "{}: {}", where, what);
-}
-
-Status unsupported(const std::string& where, const std::string& what) {
-  return make_error(StatusCode::kUnsupported, "{}: {}", where, what);
-}
-
-bool absent(const Json* value) {
-  return value == nullptr || value->is_null() || (value->is_object() && value->as_object().empty());
-}
-
 Status read_block(const Json& weights, const std::string& where, SourceGroup& group) {
   const Json* block = weights.find("block_structure");
   const bool two = block != nullptr && block->is_array() && block->as_array().size() == 2 &&
                    block->as_array()[0].is_int() && block->as_array()[1].is_int();
   if (!two || block->as_array()[0].as_int() <= 0 || block->as_array()[1].as_int() <= 0) {
-    return corrupt(where, "field block_structure: expected two positive integers");
+    return corrupt_at(where, "field block_structure: expected two positive integers");
   }
   group.block_rows = block->as_array()[0].as_int();
   group.block_columns = block->as_array()[1].as_int();
@@ -56,24 +44,25 @@ Status read_strategy(const Json& weights, const std::string& where, SourceGroup&
   if (strategy == "group" || strategy == "tensor_group") {
     group.strategy = Strategy::kGroup;
     if (group.group_size <= 0 || group.group_size > kMaxGroup) {
-      return corrupt(where, fmt::format("field group_size: {} is no group size", group.group_size));
+      return corrupt_at(where,
+                        fmt::format("field group_size: {} is no group size", group.group_size));
     }
   } else if (strategy == "tensor" || strategy == "channel") {
     group.strategy = strategy == "tensor" ? Strategy::kTensor : Strategy::kChannel;
   } else {
-    return unsupported(where,
-                       fmt::format("field strategy: \"{}\" is not read for weights", strategy));
+    return unsupported_at(where,
+                          fmt::format("field strategy: \"{}\" is not read for weights", strategy));
   }
   return {};
 }
 
 Status read_weights(const Json& weights, const std::string& where, SourceGroup& group) {
   if (!weights.is_object()) {
-    return corrupt(where, "not a JSON object");
+    return corrupt_at(where, "not a JSON object");
   }
   for (const auto& [key, value] : weights.as_object()) {
     if (std::find(kWeightFields.begin(), kWeightFields.end(), key) == kWeightFields.end()) {
-      return unsupported(where, fmt::format("unknown field \"{}\"", key));
+      return unsupported_at(where, fmt::format("unknown field \"{}\"", key));
     }
   }
   const JsonReader reader(weights, where);
@@ -81,15 +70,15 @@ Status read_weights(const Json& weights, const std::string& where, SourceGroup& 
   NIBBLE_ASSIGN_OR_RETURN(const std::string type, reader.optional_string("type", "int"));
   NIBBLE_ASSIGN_OR_RETURN(group.symmetric, reader.optional_bool("symmetric", true));
   if (type != "int" && type != "float") {
-    return unsupported(where, fmt::format("field type: \"{}\" is not read", type));
+    return unsupported_at(where, fmt::format("field type: \"{}\" is not read", type));
   }
   if (group.bits != 4 && group.bits != 8) {
-    return unsupported(
+    return unsupported_at(
         where, fmt::format("field num_bits: {}-bit codes are not read, only 4 and 8", group.bits));
   }
   group.number = type == "int" ? Number::kInt : Number::kFloat;
   if (group.number == Number::kFloat && !group.symmetric) {
-    return unsupported(where, "field symmetric: floats with zero points are not read");
+    return unsupported_at(where, "field symmetric: floats with zero points are not read");
   }
   return read_strategy(weights, where, group);
 }
@@ -98,15 +87,15 @@ Result<SourceGroup> read_group(const Json& json, const std::string& where) {
   SourceGroup group;
   group.where = where;
   if (!json.is_object()) {
-    return corrupt(where, "not a JSON object");
+    return corrupt_at(where, "not a JSON object");
   }
   const Json* targets = json.find("targets");
   if (targets == nullptr || !targets->is_array()) {
-    return corrupt(where, "field targets is missing or no list");
+    return corrupt_at(where, "field targets is missing or no list");
   }
   for (const Json& target : targets->as_array()) {
     if (!target.is_string()) {
-      return corrupt(where, "field targets holds something other than text");
+      return corrupt_at(where, "field targets holds something other than text");
     }
     const auto compiles = matches_module(target.as_string(), "");
     if (!compiles.ok()) {
@@ -115,7 +104,7 @@ Result<SourceGroup> read_group(const Json& json, const std::string& where) {
     group.targets.push_back(target.as_string());
   }
   const Json* weights = json.find("weights");
-  if (!absent(weights)) {
+  if (!is_absent(weights)) {
     NIBBLE_RETURN_IF_ERROR(read_weights(*weights, where + ".weights", group));
   }
   return group;
@@ -127,20 +116,20 @@ Result<SourceConfig> parse_compressed_tensors_source(const Json& config, const s
   SourceConfig result;
   result.method = SourceMethod::kCompressedTensors;
   const Json* sparsity = config.find("sparsity_config");
-  if (!absent(sparsity)) {
+  if (!is_absent(sparsity)) {
     const Json* format = sparsity->find("format");
     if (format == nullptr || !format->is_string() || format->as_string() != "dense") {
-      return unsupported(where, "field sparsity_config: sparse weights are not read");
+      return unsupported_at(where, "field sparsity_config: sparse weights are not read");
     }
   }
   const Json* transform = config.find("transform_config");
-  const Json* transforms = absent(transform) ? nullptr : transform->find("config_groups");
-  if (!absent(transform) && !(transforms != nullptr && absent(transforms))) {
-    return unsupported(where, "field transform_config: rotated weights are not read");
+  const Json* transforms = is_absent(transform) ? nullptr : transform->find("config_groups");
+  if (!is_absent(transform) && !(transforms != nullptr && is_absent(transforms))) {
+    return unsupported_at(where, "field transform_config: rotated weights are not read");
   }
   const Json* groups = config.find("config_groups");
   if (groups == nullptr || !groups->is_object()) {
-    return corrupt(where, "field config_groups is missing or no object");
+    return corrupt_at(where, "field config_groups is missing or no object");
   }
   for (const auto& [name, value] : groups->as_object()) {
     NIBBLE_ASSIGN_OR_RETURN(SourceGroup group,

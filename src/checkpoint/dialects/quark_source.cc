@@ -10,18 +10,6 @@ namespace {
 using Number = SourceGroup::Number;
 using Strategy = SourceGroup::Strategy;
 
-Status corrupt(const std::string& where, const std::string& what) {
-  return make_error(StatusCode::kCorrupt, "{}: {}", where, what);
-}
-
-Status unsupported(const std::string& where, const std::string& what) {
-  return make_error(StatusCode::kUnsupported, "{}: {}", where, what);
-}
-
-bool absent(const Json* value) {
-  return value == nullptr || value->is_null() || (value->is_object() && value->as_object().empty());
-}
-
 Status read_dtype(const std::string& dtype, const std::string& where, SourceGroup& group) {
   if (dtype == "int4" || dtype == "uint4") {
     group.bits = 4;
@@ -33,7 +21,7 @@ Status read_dtype(const std::string& dtype, const std::string& where, SourceGrou
     group.bits = dtype == "fp4" ? 4 : 8;
     group.number = Number::kFloat;
   } else {
-    return unsupported(where, fmt::format("field dtype: \"{}\" is not read", dtype));
+    return unsupported_at(where, fmt::format("field dtype: \"{}\" is not read", dtype));
   }
   return {};
 }
@@ -43,7 +31,7 @@ Result<SourceGroup> read_stage(const Json& json, const std::string& where) {
   SourceGroup group;
   group.where = where;
   if (!json.is_object()) {
-    return corrupt(where, "not a JSON object");
+    return corrupt_at(where, "not a JSON object");
   }
   const JsonReader reader(json, where);
   NIBBLE_ASSIGN_OR_RETURN(const std::string dtype, reader.required_string("dtype"));
@@ -57,14 +45,15 @@ Result<SourceGroup> read_stage(const Json& json, const std::string& where) {
     group.strategy = Strategy::kGroup;
     NIBBLE_ASSIGN_OR_RETURN(group.group_size, reader.required_int("group_size"));
     if (group.group_size <= 0 || group.group_size > (1 << 20)) {
-      return corrupt(where, fmt::format("field group_size: {} is no group size", group.group_size));
+      return corrupt_at(where,
+                        fmt::format("field group_size: {} is no group size", group.group_size));
     }
   } else {
-    return unsupported(where, fmt::format("field qscheme: \"{}\" is not read", scheme));
+    return unsupported_at(where, fmt::format("field qscheme: \"{}\" is not read", scheme));
   }
   NIBBLE_ASSIGN_OR_RETURN(const int64_t axis, reader.optional_int("ch_axis", 0));
   if (group.strategy == Strategy::kChannel && axis != 0) {
-    return unsupported(where, fmt::format("field ch_axis: {} is not read, only 0", axis));
+    return unsupported_at(where, fmt::format("field ch_axis: {} is not read, only 0", axis));
   }
   return group;
 }
@@ -75,7 +64,7 @@ Result<SourceGroup> read_stages(const JsonArray& list, const std::string& where)
     return read_stage(list[0], where + "[0]");
   }
   if (list.size() != 2) {
-    return unsupported(where, fmt::format("{} stages are not read", list.size()));
+    return unsupported_at(where, fmt::format("{} stages are not read", list.size()));
   }
   NIBBLE_ASSIGN_OR_RETURN(SourceGroup first, read_stage(list[0], where + "[0]"));
   const JsonReader second(list[1], where + "[1]");
@@ -88,8 +77,8 @@ Result<SourceGroup> read_stages(const JsonArray& list, const std::string& where)
                      first.strategy == Strategy::kTensor && last.number == Number::kInt &&
                      last.bits == 4 && last.symmetric && last.strategy == Strategy::kChannel;
   if (!known) {
-    return unsupported(where,
-                       "only fp8_e4m3 per_tensor followed by symmetric int4 per_channel is read");
+    return unsupported_at(
+        where, "only fp8_e4m3 per_tensor followed by symmetric int4 per_channel is read");
   }
   last.progressive = true;
   return last;
@@ -98,7 +87,7 @@ Result<SourceGroup> read_stages(const JsonArray& list, const std::string& where)
 // Without quantized weights the group has no bits.
 Result<SourceGroup> read_layer(const Json& json, const std::string& where) {
   const Json* weight = json.find("weight");
-  if (absent(weight)) {
+  if (is_absent(weight)) {
     return SourceGroup{};
   }
   return weight->is_array() ? read_stages(weight->as_array(), where + ".weight")
@@ -107,7 +96,7 @@ Result<SourceGroup> read_layer(const Json& json, const std::string& where) {
 
 Status read_pack_method(const Json& config, const std::string& where, SourceConfig& result) {
   const Json* section = config.find("export");
-  if (absent(section)) {
+  if (is_absent(section)) {
     return {};
   }
   const JsonReader reader(*section, where + ".export");
@@ -115,11 +104,12 @@ Status read_pack_method(const Json& config, const std::string& where, SourceConf
   NIBBLE_ASSIGN_OR_RETURN(const std::string format,
                           reader.optional_string("weight_format", "real_quantized"));
   if (pack != "reorder" && pack != "order") {
-    return unsupported(reader.where(), fmt::format("field pack_method: \"{}\" is not read", pack));
+    return unsupported_at(reader.where(),
+                          fmt::format("field pack_method: \"{}\" is not read", pack));
   }
   if (format != "real_quantized") {
-    return unsupported(reader.where(),
-                       fmt::format("field weight_format: \"{}\" is not read", format));
+    return unsupported_at(reader.where(),
+                          fmt::format("field weight_format: \"{}\" is not read", format));
   }
   result.quark_reorder = pack == "reorder";
   return {};
@@ -131,13 +121,13 @@ Result<SourceConfig> parse_quark_source(const Json& config, const std::string& w
   SourceConfig result;
   result.method = SourceMethod::kQuark;
   NIBBLE_RETURN_IF_ERROR(read_pack_method(config, where, result));
-  if (!absent(config.find("layer_type_quant_config"))) {
-    return unsupported(where, "field layer_type_quant_config: parameters by class are not read");
+  if (!is_absent(config.find("layer_type_quant_config"))) {
+    return unsupported_at(where, "field layer_type_quant_config: parameters by class are not read");
   }
   const Json* layers = config.find("layer_quant_config");
-  if (!absent(layers)) {
+  if (!is_absent(layers)) {
     if (!layers->is_object()) {
-      return corrupt(where, "field layer_quant_config is no object");
+      return corrupt_at(where, "field layer_quant_config is no object");
     }
     for (const auto& [pattern, value] : layers->as_object()) {
       const std::string path = fmt::format("{}.layer_quant_config.{}", where, pattern);
@@ -149,7 +139,7 @@ Result<SourceConfig> parse_quark_source(const Json& config, const std::string& w
     }
   }
   const Json* global = config.find("global_quant_config");
-  if (!absent(global)) {
+  if (!is_absent(global)) {
     NIBBLE_ASSIGN_OR_RETURN(SourceGroup group, read_layer(*global, where + ".global_quant_config"));
     if (group.bits != 0) {
       group.targets = {"glob:*"};

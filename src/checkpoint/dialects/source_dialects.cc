@@ -11,10 +11,6 @@ using Strategy = SourceGroup::Strategy;
 
 constexpr std::string_view kEverything = "glob:*";
 
-Status unsupported(const std::string& where, const std::string& what) {
-  return make_error(StatusCode::kUnsupported, "{}: {}", where, what);
-}
-
 SourceConfig one_group(SourceMethod method, SourceGroup group, const std::string& where) {
   SourceConfig config;
   config.method = method;
@@ -31,13 +27,14 @@ Status check_dynamic(const Json& config, const std::string& where) {
     return {};
   }
   if (!dynamic->is_object()) {
-    return make_error(StatusCode::kCorrupt, "{}: field dynamic is no object", where);
+    return corrupt_at(where, "field dynamic is no object");
   }
   for (const auto& [pattern, value] : dynamic->as_object()) {
     if (!pattern.starts_with("-:")) {
-      return unsupported(where, fmt::format("field dynamic: parameters for single modules (\"{}\") "
-                                            "are not read",
-                                            pattern));
+      return unsupported_at(where,
+                            fmt::format("field dynamic: parameters for single modules (\"{}\") "
+                                        "are not read",
+                                        pattern));
     }
   }
   return {};
@@ -49,12 +46,12 @@ Result<SourceGroup> int4_group(const Json& config, const std::string& where) {
   NIBBLE_ASSIGN_OR_RETURN(group.bits, reader.required_int("bits"));
   NIBBLE_ASSIGN_OR_RETURN(group.group_size, reader.optional_int("group_size", -1));
   if (group.bits != 4) {
-    return unsupported(
+    return unsupported_at(
         where, fmt::format("field bits: {}-bit codes are not read, only 4-bit ones", group.bits));
   }
   if (group.group_size != -1 && (group.group_size <= 0 || group.group_size > (1 << 20))) {
-    return unsupported(where,
-                       fmt::format("field group_size: {} is no group size", group.group_size));
+    return unsupported_at(where,
+                          fmt::format("field group_size: {} is no group size", group.group_size));
   }
   group.number = Number::kUint;
   group.strategy = Strategy::kGroup;
@@ -69,12 +66,13 @@ Result<SourceConfig> parse_gptq(const Json& config, const std::string& where) {
                           reader.optional_string("checkpoint_format", "gptq"));
   NIBBLE_ASSIGN_OR_RETURN(const std::string pack, reader.optional_string("pack_dtype", "int32"));
   if (format != "gptq" && format != "gptq_v2") {
-    return unsupported(where, fmt::format("field checkpoint_format: \"{}\" is not read, only gptq "
-                                          "and gptq_v2",
-                                          format));
+    return unsupported_at(where,
+                          fmt::format("field checkpoint_format: \"{}\" is not read, only gptq "
+                                      "and gptq_v2",
+                                      format));
   }
   if (pack != "int32") {
-    return unsupported(where, fmt::format("field pack_dtype: \"{}\" is not read", pack));
+    return unsupported_at(where, fmt::format("field pack_dtype: \"{}\" is not read", pack));
   }
   NIBBLE_RETURN_IF_ERROR(check_dynamic(config, where));
   SourceConfig result = one_group(SourceMethod::kGptq, std::move(group), where);
@@ -88,10 +86,11 @@ Result<SourceConfig> parse_awq(const Json& config, const std::string& where) {
   NIBBLE_ASSIGN_OR_RETURN(const bool zero_point, reader.optional_bool("zero_point", true));
   NIBBLE_ASSIGN_OR_RETURN(const std::string version, reader.optional_string("version", "gemm"));
   if (version != "gemm" && version != "GEMM") {
-    return unsupported(where, fmt::format("field version: \"{}\" is not read, only gemm", version));
+    return unsupported_at(where,
+                          fmt::format("field version: \"{}\" is not read, only gemm", version));
   }
   if (!zero_point) {
-    return unsupported(where, "field zero_point: files without zero points are not read");
+    return unsupported_at(where, "field zero_point: files without zero points are not read");
   }
   group.symmetric = false;
   return one_group(SourceMethod::kAwq, std::move(group), where);
@@ -104,16 +103,17 @@ Result<SourceConfig> parse_fp8(const Json& config, const std::string& where) {
   group.bits = 8;
   NIBBLE_ASSIGN_OR_RETURN(const std::string fmt, reader.optional_string("fmt", "e4m3"));
   if (fmt != "e4m3") {
-    return unsupported(where, fmt::format("field fmt: \"{}\" is not read, only e4m3", fmt));
+    return unsupported_at(where, fmt::format("field fmt: \"{}\" is not read, only e4m3", fmt));
   }
   const Json* block = config.find("weight_block_size");
   if (block != nullptr && !block->is_null()) {
     const bool two = block->is_array() && block->as_array().size() == 2 &&
                      block->as_array()[0].is_int() && block->as_array()[1].is_int();
     if (!two || block->as_array()[0].as_int() <= 0 || block->as_array()[1].as_int() <= 0) {
-      return make_error(StatusCode::kCorrupt,
-                        "{}: field weight_block_size: expected two positive integers, got {}",
-                        where, block->dump());
+      return corrupt_at(where,
+                        fmt::format("field weight_block_size: expected two positive integers, "
+                                    "got {}",
+                                    block->dump()));
     }
     group.strategy = Strategy::kBlock;
     group.block_rows = block->as_array()[0].as_int();
@@ -126,7 +126,8 @@ Result<SourceConfig> parse_mxfp4(const Json& config, const std::string& where) {
   const JsonReader reader(config, where);
   NIBBLE_ASSIGN_OR_RETURN(const int64_t size, reader.optional_int("group_size", 32));
   if (size != 32) {
-    return unsupported(where, fmt::format("field group_size: {}; blocks of MXFP4 have 32", size));
+    return unsupported_at(where,
+                          fmt::format("field group_size: {}; blocks of MXFP4 have 32", size));
   }
   SourceGroup group;
   group.number = Number::kFloat;
@@ -146,15 +147,15 @@ Result<SourceConfig> parse_modelopt(const Json& config, const std::string& where
     group.bits = 4;
     group.strategy = Strategy::kGroup;
     if (group.group_size != 16) {
-      return unsupported(
+      return unsupported_at(
           where, fmt::format("field group_size: {}; blocks of NVFP4 have 16", group.group_size));
     }
   } else if (algorithm == "FP8") {
     group.bits = 8;
   } else {
-    return unsupported(where, fmt::format("field quant_algo: \"{}\" is not read, only NVFP4 and "
-                                          "FP8",
-                                          algorithm));
+    return unsupported_at(where, fmt::format("field quant_algo: \"{}\" is not read, only NVFP4 and "
+                                             "FP8",
+                                             algorithm));
   }
   return one_group(SourceMethod::kModelOpt, std::move(group), where);
 }
@@ -172,5 +173,17 @@ constexpr std::array<SourceDialect, 7> kDialects = {{
 }  // namespace
 
 std::span<const SourceDialect> source_dialects() { return kDialects; }
+
+Status corrupt_at(std::string_view where, std::string_view what) {
+  return make_error(StatusCode::kCorrupt, "{}: {}", where, what);
+}
+
+Status unsupported_at(std::string_view where, std::string_view what) {
+  return make_error(StatusCode::kUnsupported, "{}: {}", where, what);
+}
+
+bool is_absent(const Json* value) {
+  return value == nullptr || value->is_null() || (value->is_object() && value->as_object().empty());
+}
 
 }  // namespace nibble

@@ -22,4 +22,10 @@ struct SourceDialect {
 Result<SourceConfig> parse_compressed_tensors_source(const Json& config, const std::string& where);
 Result<SourceConfig> parse_quark_source(const Json& config, const std::string& where);
 
+/// Errors "WHERE: WHAT" of the parsers.
+[[nodiscard]] Status corrupt_at(std::string_view where, std::string_view what);
+[[nodiscard]] Status unsupported_at(std::string_view where, std::string_view what);
+/// A field that is not there, null or {}.
+[[nodiscard]] bool is_absent(const Json* value);
+
 }  // namespace nibble

@@ -18,8 +18,7 @@ class Bf16Encoder final : public RowEncoder {
     Tally tally;
     for (int64_t i = 0; i < rows; ++i) {
       float absmax = 0;
-      kernels_.absmax(x + i * k_, 1, k_, &absmax);
-      NIBBLE_RETURN_IF_ERROR(check_finite({row, rows, x}, &absmax, 1));
+      NIBBLE_RETURN_IF_ERROR(find_absmax({row, rows, x}, x + i * k_, 1, k_, &absmax));
       if (absmax >= kBeyond) {
         return make_error(StatusCode::kCorrupt,
                           "row {} holds a weight of {}, which BF16 cannot; leave the module out "

@@ -36,8 +36,7 @@ class Fp4Encoder final : public RowEncoder {
       const float* values = x + g * width;
       float absmax[rows::kMostGroups];
       float powers[rows::kMostGroups];
-      kernels_.absmax(values, groups, width, absmax);
-      NIBBLE_RETURN_IF_ERROR(check_finite({row, rows, x}, absmax, groups));
+      NIBBLE_RETURN_IF_ERROR(find_absmax({row, rows, x}, values, groups, width, absmax));
       std::transform(absmax, absmax + groups, powers, even_power);
       if (rule_ != ScaleRule::kAbsMax) {
         kernels_.exponent({.x = values, .groups = groups, .width = width, .absmax = absmax},

@@ -13,40 +13,14 @@ float fp8_scale(float absmax) {
                           : stored_scale(DType::kF32, absmax / kE4M3Max, kE4M3Max);
 }
 
-/// One scale per row.
-class Fp8ChannelEncoder final : public RowEncoder {
+/// One scale per row, or one for all rows.
+class Fp8RowEncoder final : public RowEncoder {
  public:
   using RowEncoder::RowEncoder;
 
-  Status encode(int64_t row,
-                int64_t rows,
-                const float* x,
-                const Extent& /*extent*/,
-                std::span<std::byte* const> out,
-                RowsError& error) const override {
-    Tally tally;
-    for (int64_t i = 0; i < rows; ++i) {
-      float absmax = 0;
-      kernels_.absmax(x + i * k_, 1, k_, &absmax);
-      NIBBLE_RETURN_IF_ERROR(check_finite({row, rows, x}, &absmax, 1));
-      const float scale = fp8_scale(absmax);
-      encode_groups(
-          kernels_.fp8,
-          {.x = x + i * k_, .groups = 1, .width = k_, .absmax = &absmax, .scales = &scale},
-          out[0] + i * k_, tally);
-      store_scale(DType::kF32, scale, out[1] + i * 4);
-    }
-    error = total(tally);
-    return {};
+  [[nodiscard]] bool needs_extent() const override {
+    return format_.scale_per == ScalePer::kTensor;
   }
-};
-
-/// One scale for all rows.
-class Fp8TensorEncoder final : public RowEncoder {
- public:
-  using RowEncoder::RowEncoder;
-
-  [[nodiscard]] bool needs_extent() const override { return true; }
 
   Status encode(int64_t row,
                 int64_t rows,
@@ -55,18 +29,17 @@ class Fp8TensorEncoder final : public RowEncoder {
                 std::span<std::byte* const> out,
                 RowsError& error) const override {
     Tally tally;
-    const float scale = fp8_scale(extent.absmax);
     for (int64_t i = 0; i < rows; ++i) {
       float absmax = 0;
-      kernels_.absmax(x + i * k_, 1, k_, &absmax);
-      NIBBLE_RETURN_IF_ERROR(check_finite({row, rows, x}, &absmax, 1));
+      NIBBLE_RETURN_IF_ERROR(find_absmax({row, rows, x}, x + i * k_, 1, k_, &absmax));
+      const float scale = fp8_scale(needs_extent() ? extent.absmax : absmax);
       encode_groups(
           kernels_.fp8,
           {.x = x + i * k_, .groups = 1, .width = k_, .absmax = &absmax, .scales = &scale},
           out[0] + i * k_, tally);
-    }
-    if (row == 0) {
-      store_scale(DType::kF32, scale, out[1]);
+      if (!needs_extent() || row + i == 0) {
+        store_scale(DType::kF32, scale, out[1] + i * 4);
+      }
     }
     error = total(tally);
     return {};
@@ -93,8 +66,8 @@ class Fp8BlockEncoder final : public RowEncoder {
       float largest = 0;
       for (int64_t i = 0; i < rows; ++i) {
         float absmax = 0;
-        kernels_.absmax(x + i * k_ + b * format_.group_size, 1, width(b), &absmax);
-        NIBBLE_RETURN_IF_ERROR(check_finite({row, rows, x}, &absmax, 1));
+        NIBBLE_RETURN_IF_ERROR(
+            find_absmax({row, rows, x}, x + i * k_ + b * format_.group_size, 1, width(b), &absmax));
         largest = std::max(largest, absmax);
       }
       scales[static_cast<size_t>(b)] = fp8_scale(largest);
@@ -130,14 +103,10 @@ EncoderPointer make_fp8_encoder(const EncoderOptions& options,
                                 const rows::RowKernels& kernels,
                                 int64_t n,
                                 int64_t k) {
-  switch (options.scheme.weight.scale_per) {
-    case ScalePer::kTensor:
-      return std::make_unique<Fp8TensorEncoder>(options, kernels, n, k);
-    case ScalePer::kBlock:
-      return std::make_unique<Fp8BlockEncoder>(options, kernels, n, k);
-    default:
-      return std::make_unique<Fp8ChannelEncoder>(options, kernels, n, k);
+  if (options.scheme.weight.scale_per == ScalePer::kBlock) {
+    return std::make_unique<Fp8BlockEncoder>(options, kernels, n, k);
   }
+  return std::make_unique<Fp8RowEncoder>(options, kernels, n, k);
 }
 
 }  // namespace nibble

@@ -48,8 +48,7 @@ class IntEncoder final : public RowEncoder {
       const Rows& all, Encoded part, std::byte* codes, std::byte* scales_out, Tally& tally) const {
     float absmax[rows::kMostGroups];
     float scales[rows::kMostGroups];
-    kernels_.absmax(part.x, part.groups, part.width, absmax);
-    NIBBLE_RETURN_IF_ERROR(check_finite(all, absmax, part.groups));
+    NIBBLE_RETURN_IF_ERROR(find_absmax(all, part.x, part.groups, part.width, absmax));
     const CodeRange range = code_range(format_.code);
     int_scales(kernels_, format_, resolve_rule(rule_, format_),
                {.x = part.x,

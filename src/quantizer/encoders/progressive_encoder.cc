@@ -31,8 +31,7 @@ class ProgressiveEncoder final : public RowEncoder {
     for (int64_t i = 0; i < rows; ++i) {
       const float* values = x + i * k_;
       float absmax = 0;
-      kernels_.absmax(values, 1, k_, &absmax);
-      NIBBLE_RETURN_IF_ERROR(check_finite({row, rows, x}, &absmax, 1));
+      NIBBLE_RETURN_IF_ERROR(find_absmax({row, rows, x}, values, 1, k_, &absmax));
       std::byte* codes = out[0] + i * code_row_bytes();
       const float second = exact ? encode_exact(values, absmax, first, codes, tally)
                                  : encode_quark(values, absmax, first, codes, tally);

@@ -38,8 +38,10 @@ MatrixEncoder::Place RowEncoder::place(size_t slot, int64_t row, int64_t rows) c
   return {row / row_block() * bytes, (rows + row_block() - 1) / row_block() * bytes};
 }
 
-Status RowEncoder::check_finite(const Rows& all, const float* absmax, int64_t count) const {
-  if (std::all_of(absmax, absmax + count, [](float value) { return std::isfinite(value); })) {
+Status RowEncoder::find_absmax(
+    const Rows& all, const float* x, int64_t groups, int64_t width, float* absmax) const {
+  kernels_.absmax(x, groups, width, absmax);
+  if (std::all_of(absmax, absmax + groups, [](float value) { return std::isfinite(value); })) {
     return {};
   }
   return absmax_of(all.x, all.row, all.rows, k_).status();

@@ -34,8 +34,10 @@ class RowEncoder : public MatrixEncoder {
     const float* zeros = nullptr;   // [groups] or nullptr
   };
 
-  /// kCorrupt, naming the place, when one of `count` extents is not finite.
-  [[nodiscard]] Status check_finite(const Rows& all, const float* absmax, int64_t count) const;
+  /// Largest magnitudes of `groups` neighbouring runs of `width` weights from x on, which lie in
+  /// `all`. kCorrupt, naming the place, when one is not finite.
+  Status find_absmax(
+      const Rows& all, const float* x, int64_t groups, int64_t width, float* absmax) const;
   /// Whether single-precision sums of the squares of these weights can overflow or vanish.
   [[nodiscard]] static bool extreme(const Encoded& encoded);
   /// What was lost so far: the sums of kernels, and all else.
@@ -71,29 +73,15 @@ void store_scale(DType dtype, float scale, std::byte* out);
 
 /// The encoders; arguments are checked by make_encoder().
 using EncoderPointer = std::unique_ptr<MatrixEncoder>;
-EncoderPointer make_int_encoder(const EncoderOptions& options,
-                                const rows::RowKernels& kernels,
-                                int64_t n,
-                                int64_t k);
-EncoderPointer make_zero_point_encoder(const EncoderOptions& options,
-                                       const rows::RowKernels& kernels,
-                                       int64_t n,
-                                       int64_t k);
-EncoderPointer make_progressive_encoder(const EncoderOptions& options,
-                                        const rows::RowKernels& kernels,
-                                        int64_t n,
-                                        int64_t k);
-EncoderPointer make_fp8_encoder(const EncoderOptions& options,
-                                const rows::RowKernels& kernels,
-                                int64_t n,
-                                int64_t k);
-EncoderPointer make_fp4_encoder(const EncoderOptions& options,
-                                const rows::RowKernels& kernels,
-                                int64_t n,
-                                int64_t k);
-EncoderPointer make_bf16_encoder(const EncoderOptions& options,
-                                 const rows::RowKernels& kernels,
-                                 int64_t n,
-                                 int64_t k);
+using EncoderFactory = EncoderPointer(const EncoderOptions& options,
+                                      const rows::RowKernels& kernels,
+                                      int64_t n,
+                                      int64_t k);
+EncoderFactory make_int_encoder;
+EncoderFactory make_zero_point_encoder;
+EncoderFactory make_progressive_encoder;
+EncoderFactory make_fp8_encoder;
+EncoderFactory make_fp4_encoder;
+EncoderFactory make_bf16_encoder;
 
 }  // namespace nibble

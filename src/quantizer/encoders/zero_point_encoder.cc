@@ -59,8 +59,7 @@ class ZeroPointEncoder final : public RowEncoder {
       float absmax[rows::kMostGroups];
       float scales[rows::kMostGroups];
       float zeros[rows::kMostGroups];
-      kernels_.absmax(part.x, groups, width, absmax);
-      NIBBLE_RETURN_IF_ERROR(check_finite({row, rows, x}, absmax, groups));
+      NIBBLE_RETURN_IF_ERROR(find_absmax({row, rows, x}, part.x, groups, width, absmax));
       choose(part, absmax, scales, zeros);
       part.absmax = absmax;
       part.scales = scales;
