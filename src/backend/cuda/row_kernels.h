@@ -1,0 +1,97 @@
+#pragma once
+
+#include <cstdint>
+
+#include <cuda_runtime_api.h>
+
+#include "backend/cuda/launch.h"
+#include "core/dtype.h"
+#include "quant/scheme.h"
+
+namespace nibble::cuda {
+
+/// The row-wise operations of a decoder. All pointers are device memory, aligned to 16 bytes; rows
+/// are dense unless a stride is given. Calls are stream-ordered and allocate nothing, so they may
+/// be captured in a graph. Each row's result depends on that row alone, and is the same in every
+/// run. cudaErrorInvalidValue for what row_width_ok() or a comment here excludes; nothing is
+/// launched then. Zero rows are no work.
+
+/// Whether a row of n elements can be handled: a positive multiple of 8.
+[[nodiscard]] constexpr bool row_width_ok(int64_t n) { return n > 0 && n % 8 == 0; }
+
+/// Rows of activations for the next matrix product, rounded as quant/codec.h and the CPU do:
+///   kBf16       values [rows, n] bf16, ties to even
+///   kInt8Token  values [rows, n] int8, x * (127 / absmax) to the nearest, ties to even; scales
+///               [rows] absmax / 127
+///   kFp8Token   values [rows, n] e4m3, x * (448 / absmax) likewise; scales [rows] absmax / 448
+/// A row of zeros has scale 0 and codes 0; one that is not finite has a NaN as its scale.
+struct QuantizedRows {
+  ActFormat format = ActFormat::kBf16;
+  void* values = nullptr;
+  float* scales = nullptr;
+};
+
+/// out[r] = x[s] / sqrt(mean(x[s]^2) + eps) * weight, where s = row_index[r], or r without index.
+///   x [*, n] f32     row_index [rows] int32     weight [n] f32
+struct RmsNormArgs {
+  const float* x = nullptr;
+  const int32_t* row_index = nullptr;
+  const float* weight = nullptr;
+  float eps = 0.0F;
+  int64_t rows = 0;
+  int64_t n = 0;
+  QuantizedRows out;
+};
+cudaError_t rms_norm_quantize(const RmsNormArgs& args, const LaunchContext& context);
+
+/// out[r] = silu(gate) * up, computed in f32.
+///   gate_up [rows, 2 * n] bf16, rows `stride` elements apart: gate [n], then up [n]. The stride is
+///   a multiple of 8; 0 stands for 2 * n.
+struct SiluMulArgs {
+  const void* gate_up = nullptr;
+  int64_t stride = 0;
+  int64_t rows = 0;
+  int64_t n = 0;
+  QuantizedRows out;
+};
+cudaError_t silu_mul_quantize(const SiluMulArgs& args, const LaunchContext& context);
+
+/// out[r] = x[r], for the token forms.
+///   x [rows, n] bf16, rows `stride` elements apart, a multiple of 8; 0 stands for n
+struct QuantizeRowsArgs {
+  const void* x = nullptr;
+  int64_t stride = 0;
+  int64_t rows = 0;
+  int64_t n = 0;
+  QuantizedRows out;
+};
+cudaError_t quantize_rows(const QuantizeRowsArgs& args, const LaunchContext& context);
+
+/// out[r] = table[tokens[r]] in f32; NaN for a token that is not in the table.
+///   table [vocab, n] of kBF16, kF16 or kF32     tokens [rows] int32     out [rows, n]
+struct EmbeddingArgs {
+  const void* table = nullptr;
+  DType dtype = DType::kBF16;
+  int64_t vocab = 0;
+  const int32_t* tokens = nullptr;
+  int64_t rows = 0;
+  int64_t n = 0;
+  float* out = nullptr;
+};
+cudaError_t gather_embeddings(const EmbeddingArgs& args, const LaunchContext& context);
+
+/// x [count] f32 rounded to bf16, ties to even, in place.
+cudaError_t round_bf16(float* x, int64_t count, const LaunchContext& context);
+
+/// Feeds a step's picks to the next step without a detour over the host:
+/// next[target[i]] = sampled[i] where target[i] >= 0.
+///   sampled, target [count] int32     next [*] int32; targets differ from each other
+struct FeedbackArgs {
+  const int32_t* sampled = nullptr;
+  const int32_t* target = nullptr;
+  int64_t count = 0;
+  int32_t* next = nullptr;
+};
+cudaError_t feed_back_tokens(const FeedbackArgs& args, const LaunchContext& context);
+
+}  // namespace nibble::cuda
