@@ -1,0 +1,87 @@
+#pragma once
+
+#include <cstdint>
+
+namespace nibble::cuda::ptx {
+
+/// Address of shared memory as PTX instructions take it.
+__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// Transaction barriers in shared memory (PTX ISA, mbarrier): a phase ends when `count` arrivals
+// and all expected bytes have come. Phases alternate in parity, the first has parity 0.
+
+__device__ __forceinline__ void barrier_init(uint32_t barrier, uint32_t count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
+}
+
+/// Makes initialised barriers visible to the copy engine and the other blocks of a cluster. A
+/// __syncthreads (or cluster barrier) must follow.
+__device__ __forceinline__ void barrier_init_fence() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+/// Arrives and adds `bytes` to what the phase waits for.
+__device__ __forceinline__ void barrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+#endif
+}
+
+/// Waits until the phase of this parity has ended.
+__device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) {
+#if __CUDA_ARCH__ >= 900
+  uint32_t done = 0;
+  while (done == 0) {
+    asm volatile(
+        "{\n.reg .pred p;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n}"
+        : "=r"(done)
+        : "r"(barrier), "r"(parity)
+        : "memory");
+  }
+#endif
+}
+
+/// Synchronises `threads` threads (a multiple of 32) of the block on hardware barrier `index`, 1 to
+/// 15 (__syncthreads uses 0).
+__device__ __forceinline__ void group_sync(uint32_t index, uint32_t threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(index), "r"(threads) : "memory");
+}
+
+/// Orders this thread's ordinary writes to shared memory before later reads of them by the copy
+/// engine or the tensor cores. A barrier must follow.
+__device__ __forceinline__ void fence_shared_to_async() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+/// Gives the warpgroup's registers back, down to kCount per thread (24 to 256 in steps of 8). All
+/// four warps must execute it.
+template <int kCount>
+__device__ __forceinline__ void registers_release() {
+#if __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
+#endif
+}
+
+/// Waits for free registers and takes them, up to kCount per thread.
+template <int kCount>
+__device__ __forceinline__ void registers_take() {
+#if __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
+#endif
+}
+
+}  // namespace nibble::cuda::ptx

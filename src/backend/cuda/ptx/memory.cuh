@@ -1,0 +1,76 @@
+#pragma once
+
+#include <cstdint>
+
+namespace nibble::cuda::ptx {
+
+/// 16 bytes of shared memory.
+__device__ __forceinline__ uint4 load_shared16(uint32_t address) {
+  uint4 value;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "r"(address));
+  return value;
+}
+
+__device__ __forceinline__ void store_shared16(uint32_t address, uint4 value) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(value.x),
+               "r"(value.y), "r"(value.z), "r"(value.w)
+               : "memory");
+}
+
+/// 16 bytes that nobody writes during the kernel, read once.
+__device__ __forceinline__ uint4 load_stream16(const void* pointer) {
+  uint4 value;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "l"(pointer));
+  return value;
+}
+
+/// Adds `value` with the effect of a release of this thread's earlier writes (and of those that a
+/// barrier ordered before it) and an acquire of what earlier adders released; returns what was
+/// there.
+__device__ __forceinline__ uint32_t add_acquire_release(uint32_t* pointer, uint32_t value) {
+  uint32_t before = 0;
+  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(pointer), "r"(value)
+               : "memory");
+  return before;
+}
+
+/// Stores four 8x8 matrices of 16-bit elements, each transposed: lane l gives the address of one
+/// 16-byte row, registers hold mma fragments.
+__device__ __forceinline__ void store_matrix4_transposed(uint32_t address, const uint32_t (&v)[4]) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+      "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3])
+      : "memory");
+#endif
+}
+
+/// a in the low half, b in the high half, rounded to nearest even.
+__device__ __forceinline__ uint32_t pack_bf16(float a, float b) {
+  uint32_t packed = 0;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(b), "f"(a));
+  return packed;
+}
+
+/// Any function of three bits, applied to each bit position (PTX ISA, lop3).
+template <int kTable>
+__device__ __forceinline__ uint32_t lop3(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t result = 0;
+  asm("lop3.b32 %0, %1, %2, %3, %4;" : "=r"(result) : "r"(a), "r"(b), "r"(c), "n"(kTable));
+  return result;
+}
+
+/// x * scale + offset on two bf16 each.
+__device__ __forceinline__ uint32_t fma_bf16x2(uint32_t x, uint32_t scale, uint32_t offset) {
+  uint32_t result = 0;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(x), "r"(scale), "r"(offset));
+  return result;
+}
+
+}  // namespace nibble::cuda::ptx
