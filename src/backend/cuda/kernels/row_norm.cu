@@ -1,0 +1,61 @@
+// RMS norm of f32 rows, picked by an index or in order, rounded for the next matrix product.
+// One block owns a row and reads it once; wide rows (above 32768) are read from the cache again.
+
+#include "backend/cuda/kernels/row_common.cuh"
+#include "backend/cuda/ptx/dependency.cuh"
+
+namespace nibble::cuda {
+namespace {
+
+template <int kPieces>
+__global__ __launch_bounds__(kMaxRowThreads) void rms_norm_kernel(const RmsNormArgs args) {
+  constexpr int kKept = kPieces > 0 ? kPieces : 1;
+  constexpr bool kEarly = kPieces == 1 || kPieces == 2;  // weights fit in registers beside the row
+  F32x8 weight[kKept] = {};
+  if constexpr (kEarly) {
+    for_each_piece<kPieces>(args.n,
+                            [&](int p, int64_t i) { weight[p] = load_f32x8(args.weight + i); });
+  }
+  ptx::wait_for_predecessor();
+  ptx::allow_successor();
+
+  const int64_t row = blockIdx.x;
+  const int64_t source = args.row_index != nullptr ? args.row_index[row] : row;
+  const float* x = args.x + source * args.n;
+  F32x8 kept[kKept];
+  float sum = 0.0F;
+  for_each_piece<kPieces>(args.n, [&](int p, int64_t i) {
+    kept[p] = load_f32x8(x + i);
+#pragma unroll
+    for (const float value : kept[p].v) {
+      sum = fmaf(value, value, sum);
+    }
+  });
+  __shared__ float shared[32];
+  sum = reduce_block(sum, 0.0F, shared, [](float a, float b) { return a + b; });
+  const float mean = sum / static_cast<float>(args.n);
+  const float factor = 1.0F / sqrtf(mean + args.eps);
+
+  store_row<kPieces>(args.out, row, args.n, [&](int p, int64_t i) {
+    F32x8 y = kPieces > 0 ? kept[p] : load_f32x8(x + i);
+    const F32x8 w = kEarly ? weight[p] : load_f32x8(args.weight + i);
+#pragma unroll
+    for (int j = 0; j < kPiece; ++j) {
+      y.v[j] = y.v[j] * factor * w.v[j];
+    }
+    return y;
+  });
+}
+
+}  // namespace
+
+cudaError_t rms_norm_quantize(const RmsNormArgs& args, const LaunchContext& context) {
+  if (!can_store(args.out, args.rows, args.n)) {
+    return cudaErrorInvalidValue;
+  }
+  static constexpr void (*kKernels[4])(RmsNormArgs) = {rms_norm_kernel<0>, rms_norm_kernel<1>,
+                                                       rms_norm_kernel<2>, rms_norm_kernel<4>};
+  return launch_rows(kKernels, args, context);
+}
+
+}  // namespace nibble::cuda
