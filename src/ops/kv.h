@@ -10,7 +10,8 @@ namespace nibble {
 /// code * scale + offset, codes 0..15, two per byte, low nibble first. Of the ranges min..max
 /// clipped around their middle to 1, 0.95, ... 0.7, each gives codes and these a least-squares
 /// line; the best line's nearest codes are stored.
-enum class KvCode : uint8_t { kF32, kBf16, kInt8, kInt4 };
+/// fp8 (e4m3, one scale per layer) exists in the CUDA backend alone.
+enum class KvCode : uint8_t { kF32, kBf16, kInt8, kInt4, kFp8 };
 
 /// Bytes of one head's codes for one token.
 [[nodiscard]] constexpr int64_t kv_row_bytes(KvCode code, int64_t head_dim) {
@@ -20,6 +21,7 @@ enum class KvCode : uint8_t { kF32, kBf16, kInt8, kInt4 };
     case KvCode::kBf16:
       return head_dim * 2;
     case KvCode::kInt8:
+    case KvCode::kFp8:
       return head_dim;
     case KvCode::kInt4:
       return head_dim / 2;

@@ -46,6 +46,8 @@ std::string_view cache_dtype(KvCode code) {
       return "int8";
     case KvCode::kInt4:
       return "int4";
+    case KvCode::kFp8:
+      return "fp8";
   }
   return "";
 }

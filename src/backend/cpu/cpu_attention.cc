@@ -17,6 +17,7 @@ constexpr int64_t kFewestRows = 16;     // rows of a task when there are not eno
 KvLayout layout_of(const KvView& kv) {
   static_assert(static_cast<int>(KvCode::kF32) == 0 && static_cast<int>(KvCode::kBf16) == 1 &&
                 static_cast<int>(KvCode::kInt8) == 2 && static_cast<int>(KvCode::kInt4) == 3);
+  CHECK_MSG(kv.code != KvCode::kFp8, "the CPU has no fp8 cache; use bf16, int8 or int4");
   CHECK_EQ(kv.head_dim % 8, 0);
   CHECK_LE(kv.head_dim, kMaxHeadDim);
   KvLayout layout;

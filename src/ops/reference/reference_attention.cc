@@ -34,7 +34,10 @@ double read_element(const KvView& kv, std::byte* half, int64_t slot, int64_t d) 
       const int code = (static_cast<int>(row[d / 2]) >> (d % 2 * 4)) & 15;
       return static_cast<double>(code) * params[0] + params[1];
     }
+    case KvCode::kFp8:
+      break;
   }
+  CHECK_MSG(false, "caches of format {} exist on the GPU alone", static_cast<int>(kv.code));
   return 0.0;
 }
 
@@ -120,7 +123,10 @@ void write_row(const KvView& kv, std::byte* half, int64_t slot, const float* val
       return write_int8(values, kv.head_dim, row, params);
     case KvCode::kInt4:
       return write_int4(values, kv.head_dim, row, params);
+    case KvCode::kFp8:
+      break;
   }
+  CHECK_MSG(false, "caches of format {} exist on the GPU alone", static_cast<int>(kv.code));
 }
 
 void rotate(float* head, int64_t dim, int64_t position, const RopeAppendArgs& args) {

@@ -1,0 +1,92 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include <cuda_runtime_api.h>
+
+#include "backend/cuda/kv_layout.h"
+#include "backend/cuda/launch.h"
+#include "base/status.h"
+
+namespace nibble::cuda {
+
+/// What the launches of one kind of layers have in common.
+struct AttentionShape {
+  KvLayout kv;
+  int32_t heads = 0;           // query heads, a multiple of kv.kv_heads
+  int32_t sliding_window = 0;  // a token sees itself and the window-1 before it; 0: all
+  float scale = 1.0F;          // applied to q·k
+  float k_scale = 1.0F;        // fp8 caches: value = code * scale
+  float v_scale = 1.0F;
+};
+
+/// A step, in device memory. The host's `sequences` and `rows` are upper bounds (a graph's bucket):
+/// sequences past the real ones have kv_len 0 and q_begin[s] = q_begin[s+1], rows past the real
+/// ones row_sequence -1. The arrays, and what the cache held before the step, must have been
+/// written before the kernel in front of plan_attention began (by a copy, say): kernels read them
+/// early.
+struct StepMetadata {
+  const int32_t* q_begin = nullptr;     // [sequences + 1]: rows of a sequence are its last tokens
+  const int32_t* kv_len = nullptr;      // [sequences], with the step's tokens
+  const int32_t* page_table = nullptr;  // [sequences, page_table_stride]
+  int64_t page_table_stride = 0;
+  const int32_t* row_position = nullptr;  // [rows]
+  const int32_t* row_sequence = nullptr;  // [rows]
+  int32_t sequences = 0;
+  int32_t rows = 0;
+};
+
+/// Ok when there are kernels for the shape on the current device: head_dim 64, 128 or 256; pages of
+/// whole tiles; bf16, fp8, int8 or int4.
+[[nodiscard]] Status check_attention(const AttentionShape& shape);
+
+/// How a step's work is cut into equal shares. Made on the device once per step and shape (layers
+/// that differ in the window alone need one each), before the layers.
+[[nodiscard]] size_t attention_plan_bytes(const AttentionShape& shape,
+                                          int32_t max_sequences,
+                                          int32_t max_rows);
+cudaError_t plan_attention(const AttentionShape& shape,
+                           const StepMetadata& step,
+                           void* plan,
+                           const LaunchContext& context);
+
+/// q and k of each row are normalised (if asked), rotated; q stays in place, k and v go to the
+/// cache.
+struct RopeAppendLaunch {
+  AttentionShape shape;
+  StepMetadata step;
+  void* pages = nullptr;  // of the layer, page_bytes() each
+  void* qkv = nullptr;    // [rows, (heads + 2 kv_heads) * head_dim] bf16: q, k, v
+  int64_t qkv_stride = 0;
+  const float* inv_freq = nullptr;  // [head_dim/2]; pairs are (i, i + head_dim/2)
+  float attention_factor = 1.0F;    // multiplies cos and sin
+  const float* q_norm = nullptr;    // [head_dim] RMS norm of each head before the rotation, or none
+  const float* k_norm = nullptr;
+  float norm_eps = 1e-6F;
+};
+cudaError_t rope_append(const RopeAppendLaunch& args, const LaunchContext& context);
+
+/// out = softmax(scale q·K) V for the step's rows, causally, over the cache (with the step's
+/// tokens).
+struct AttentionLaunch {
+  AttentionShape shape;
+  StepMetadata step;
+  const void* plan = nullptr;   // plan_attention's, of this step and shape
+  const void* pages = nullptr;  // of the layer
+  const void* q = nullptr;      // [rows, heads * head_dim] bf16, rotated; 16-byte aligned rows
+  int64_t q_stride = 0;
+  void* out = nullptr;  // [rows, heads * head_dim] bf16
+  int64_t out_stride = 0;
+  void* workspace = nullptr;  // attention_workspace_bytes(), zero before the first run, left zero
+};                            // where it must be zero; launches of one stream may share it
+[[nodiscard]] size_t attention_workspace_bytes(const AttentionShape& shape);
+
+/// The sequences of the step with one row. The grid depends on the shape and the device alone: a
+/// captured launch serves any lengths. Results do not depend on timing.
+cudaError_t decode_attention(const AttentionLaunch& args, const LaunchContext& context);
+
+/// The sequences with more than one row; not to be launched where there is none.
+cudaError_t prefill_attention(const AttentionLaunch& args, const LaunchContext& context);
+
+}  // namespace nibble::cuda

@@ -1,0 +1,67 @@
+#pragma once
+
+#include <cstdint>
+
+#include "ops/kv.h"
+
+namespace nibble::cuda {
+
+/// Pages of one layer on the GPU. A page holds page_size tokens, in it each KV head is contiguous,
+/// and of a head every tile of kv_tile_tokens(code) tokens:
+///   [page][kv_head][tile][ K rows | V rows | parameters ]
+/// Rows hold head_dim elements in the order of ops/kv.h (int4: two per byte, low nibble first), but
+/// 16-byte chunks change places so that eight rows' same chunk lies in different banks
+/// (kv_row_offset); rows above 128 bytes are cut into columns of 128 bytes. bf16 rows are so what
+/// wgmma reads as its 128-byte swizzle.
+/// int8 codes are stored plus 128. Parameters are fp16 per token and head: int8 {scale}, value =
+/// (code - 128) * scale; int4 {scale, offset}, value = code * scale + offset; K's, then V's, in the
+/// order of kv_parameter_index. fp8 is e4m3 with one scale per layer and none per token, as vLLM
+/// and SGLang keep it (1 unless the checkpoint says otherwise): values past 448 are clipped.
+struct KvLayout {
+  KvCode code = KvCode::kBf16;
+  int32_t page_size = 64;
+  int32_t kv_heads = 0;
+  int32_t head_dim = 0;
+};
+
+/// Tokens of a tile; page_size must be a multiple.
+[[nodiscard]] constexpr int32_t kv_tile_tokens(KvCode code) {
+  return code == KvCode::kInt4 ? 64 : (code == KvCode::kBf16 ? 16 : 32);
+}
+
+/// The page size to use.
+[[nodiscard]] constexpr int32_t preferred_page_size(KvCode /*code*/) { return 64; }
+
+/// fp16 parameters per token and head of K, as many of V.
+[[nodiscard]] constexpr int32_t kv_parameters(KvCode code) {
+  return code == KvCode::kInt4 ? 2 : (code == KvCode::kInt8 ? 1 : 0);
+}
+
+/// Bytes of the K rows of a tile, as many of the V rows.
+[[nodiscard]] constexpr int32_t kv_tile_rows_bytes(KvCode code, int32_t head_dim) {
+  return kv_tile_tokens(code) * static_cast<int32_t>(kv_row_bytes(code, head_dim));
+}
+
+[[nodiscard]] constexpr int32_t kv_tile_bytes(KvCode code, int32_t head_dim) {
+  return 2 * (kv_tile_rows_bytes(code, head_dim) + 2 * kv_tile_tokens(code) * kv_parameters(code));
+}
+
+[[nodiscard]] constexpr int64_t page_bytes(const KvLayout& kv) {
+  return int64_t{kv.kv_heads} * (kv.page_size / kv_tile_tokens(kv.code)) *
+         kv_tile_bytes(kv.code, kv.head_dim);
+}
+
+/// Where byte `byte` of row `token` lies within the K (or V) rows of a tile.
+[[nodiscard]] constexpr int32_t kv_row_offset(int32_t row_bytes, int32_t token, int32_t byte) {
+  const int32_t width = row_bytes < 128 ? row_bytes : 128;  // of a column
+  const int32_t line = (token % 8) * width + byte % width;  // within 8 rows of a column
+  const int32_t swizzled = line ^ ((line >> 3) & 0x70);
+  return (token / 8) * 8 * row_bytes + (byte / width) * 8 * width + swizzled;
+}
+
+/// Which of the tile's parameter sets belongs to a token: those of tokens 8 apart are neighbours.
+[[nodiscard]] constexpr int32_t kv_parameter_index(KvCode code, int32_t token) {
+  return token % 8 * (kv_tile_tokens(code) / 8) + token / 8;
+}
+
+}  // namespace nibble::cuda
