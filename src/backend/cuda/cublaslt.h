@@ -1,0 +1,92 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <tuple>
+
+#include <cublasLt.h>
+
+#include "backend/cuda/device_info.h"
+#include "base/status.h"
+
+namespace nibble::cuda {
+
+/// The functions of libcublasLt that we call.
+struct CublasLtApi {
+  decltype(&::cublasLtCreate) create = nullptr;
+  decltype(&::cublasLtDestroy) destroy = nullptr;
+  decltype(&::cublasLtMatmul) matmul = nullptr;
+  decltype(&::cublasLtMatmulAlgoGetHeuristic) heuristic = nullptr;
+  decltype(&::cublasLtMatmulDescCreate) desc_create = nullptr;
+  decltype(&::cublasLtMatmulDescDestroy) desc_destroy = nullptr;
+  decltype(&::cublasLtMatmulDescSetAttribute) desc_set = nullptr;
+  decltype(&::cublasLtMatrixLayoutCreate) layout_create = nullptr;
+  decltype(&::cublasLtMatrixLayoutDestroy) layout_destroy = nullptr;
+  decltype(&::cublasLtMatmulPreferenceCreate) preference_create = nullptr;
+  decltype(&::cublasLtMatmulPreferenceDestroy) preference_destroy = nullptr;
+  decltype(&::cublasLtMatmulPreferenceSetAttribute) preference_set = nullptr;
+
+  /// Opens the library by name with dlopen, once per process; it is never linked, so that machines
+  /// without it start. kUnavailable, naming the library and the remedy, when it is missing or lacks
+  /// a function.
+  static Result<const CublasLtApi*> open(const char* library = "libcublasLt.so.13");
+};
+
+/// A product y [m, n] = x [m, k] · w [n, k]ᵀ of BF16 operands.
+struct CublasLtProblem {
+  int64_t m = 0, n = 0, k = 0;
+  int64_t y_stride = 0;
+  bool f32_result = false;  // y is f32, else bf16
+  bool bias = false;        // of the type of y
+};
+
+struct CublasLtOperands {
+  const void* x = nullptr;
+  const void* w = nullptr;
+  const void* bias = nullptr;
+  void* y = nullptr;
+  float beta = 0.0F;
+};
+
+/// A handle on one GPU with the workspace that its products share, and the algorithms chosen so
+/// far. Products run on one stream at a time.
+class CublasLt final {
+ public:
+  static constexpr size_t kWorkspaceBytes = size_t{32} << 20;
+  static constexpr size_t kScratchBytes = size_t{1} << 20;
+
+  /// The one of this GPU, made at the first call and kept while somebody holds it.
+  static Result<std::shared_ptr<CublasLt>> open(const DeviceInfo& device);
+  CublasLt(const CublasLt&) = delete;
+  CublasLt& operator=(const CublasLt&) = delete;
+  ~CublasLt();
+
+  /// Chooses the algorithm of a problem, if that has not been done. Host work only.
+  Status plan(const CublasLtProblem& problem);
+  /// Enqueues the product; plans it first where plan() was not called for its bucket of m.
+  /// May be captured. kUnavailable with cuBLAS's code when the library refuses.
+  Status run(const CublasLtProblem& problem, const CublasLtOperands& args, cudaStream_t stream);
+  /// kScratchBytes for whoever prepares operands on the stream of the product.
+  [[nodiscard]] void* scratch() const;
+
+ private:
+  struct Plan;
+  using Key = std::tuple<int64_t, int64_t, int64_t, bool, bool, bool>;
+
+  CublasLt(const CublasLtApi* api, cublasLtHandle_t handle, void* workspace);
+  Result<cublasLtMatmulAlgo_t> choose(const CublasLtProblem& problem);
+
+  const CublasLtApi* api_;
+  cublasLtHandle_t handle_;
+  void* workspace_;  // kWorkspaceBytes, then kScratchBytes
+  std::mutex mutex_;
+  std::map<Key, cublasLtMatmulAlgo_t> algorithms_;
+};
+
+/// The bucket of m that shares an algorithm: the next power of two, at most 8192.
+[[nodiscard]] int64_t cublaslt_bucket(int64_t m);
+
+}  // namespace nibble::cuda
