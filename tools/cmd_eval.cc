@@ -65,12 +65,12 @@ Status run(const EvalFlags& flags) {
   }
   NIBBLE_ASSIGN_OR_RETURN(
       PagedKvCache cache,
-      PagedKvCache::allocate({.code = kv_code,
-                              .num_layers = config.num_layers,
-                              .kv_heads = config.num_kv_heads,
-                              .head_dim = config.head_dim,
-                              .page_size = kPageSize,
-                              .num_pages = (flags.window + kPageSize - 1) / kPageSize}));
+      model->make_cache({.code = kv_code,
+                         .num_layers = config.num_layers,
+                         .kv_heads = config.num_kv_heads,
+                         .head_dim = config.head_dim,
+                         .page_size = kPageSize,
+                         .num_pages = (flags.window + kPageSize - 1) / kPageSize}));
   const std::vector<int32_t> tokens = tokenizer->encode(text, SpecialTokens::kPlain);
   if (tokens.size() < 2) {
     return make_error(StatusCode::kInvalidArgument, "{}: has {} tokens, but at least 2 are needed",

@@ -1,12 +1,14 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
 
 #include "base/cpu_topology.h"
+#include "core/device_buffer.h"
 #include "ops/attention.h"
 #include "ops/gemm.h"
 #include "quant/quant_view.h"
@@ -27,13 +29,74 @@ class PreparedGemm {
   [[nodiscard]] virtual int64_t weight_bytes() const = 0;          // read per run at m = 1
 };
 
+/// What a step works on; row r of its activations belongs to tokens[r].
+struct StepInput {
+  std::span<const int32_t> tokens;
+  std::span<const SequenceSpan> sequences;
+  std::span<const int32_t> logit_rows;  // rows whose logits are wanted
+};
+
+/// Rows that the layers of a step compute: those of its input, or more on devices that record the
+/// work of a step for a few sizes only. What is in the rows past the input's is nobody's concern.
+struct StepShape {
+  int64_t rows = 0;
+  int64_t logit_rows = 0;
+};
+
+/// Sizes of the largest step.
+struct StepLimits {
+  int64_t rows = 0;
+  int64_t sequences = 0;
+  int64_t positions = 0;  // of one sequence
+};
+
+/// The token table [vocab, hidden] of a model.
+class PreparedTable {
+ public:
+  virtual ~PreparedTable() = default;
+  [[nodiscard]] virtual int64_t rows() const = 0;
+  [[nodiscard]] virtual int64_t width() const = 0;
+  /// out[r] = table[tokens[r]] as f32, [tokens, width()]. Ids must be in 0..rows()-1.
+  virtual void gather(const StepInput& input, const StepShape& shape, float* out) const = 0;
+};
+
 /// Kernels of one device. Chosen once, passed to layers, never global. Calls are made by one thread
-/// at a time; each splits its work over the backend's own threads and returns when it is done.
+/// at a time and take effect in their order; on CPUs each splits its work over the backend's own
+/// threads and returns when it is done, on GPUs only read() and run_step()'s end wait. Pointers are
+/// to the backend's memory unless a parameter is a span.
 class Backend {
  public:
   virtual ~Backend() = default;
   [[nodiscard]] virtual std::string_view name() const = 0;  // "cpu/avx512"
   [[nodiscard]] virtual int threads() const = 0;
+
+  /// Type of the activations between the parts of a layer. The residual stream and logits are F32
+  /// everywhere.
+  [[nodiscard]] virtual DType activation_type() const { return DType::kF32; }
+  /// Whether the backend's memory is the host's.
+  [[nodiscard]] virtual bool host_memory() const { return true; }
+  /// Uninitialised. kResourceExhausted, naming the size.
+  virtual Result<DeviceBuffer> allocate(size_t bytes);
+  /// A copy of `values`.
+  virtual Result<DeviceBuffer> upload(std::span<const float> values);
+  /// Copies to the host what earlier calls left at `from`.
+  virtual void read(const float* from, std::span<float> to);
+  /// Bytes of one page of one layer's cache.
+  [[nodiscard]] virtual int64_t kv_page_bytes(const KvView& shape) const {
+    return shape.page_bytes();
+  }
+  /// `table` must not be quantized; `owner` keeps its memory.
+  virtual Result<std::unique_ptr<PreparedTable>> prepare_table(
+      const QuantView& table, std::shared_ptr<const void> owner) = 0;
+
+  /// Sizes what run_step() needs; called once, before it.
+  virtual Status prepare_steps(const StepLimits& limits);
+  /// Calls `layers`, which issues the calls below for one step. A backend may record them for a
+  /// shape and repeat the record for later inputs of that shape instead: for one `owner` they must
+  /// depend on nothing but the shape.
+  virtual void run_step(const StepInput& input,
+                        const void* owner,
+                        const std::function<void(const StepShape&)>& layers);
 
   /// kUnsupported, with the reason and a remedy, for weights and activations that prepare_gemm()
   /// has no kernel for.
@@ -53,11 +116,9 @@ class Backend {
     return prepare_gemm({&view, 1}, act, max_m);
   }
 
-  /// y[r] = x[r] / sqrt(mean(x[r]²) + eps) * weight, rows of n; x may equal y.
-  virtual void rms_norm(
-      const float* x, int64_t rows, int64_t n, const float* weight, float eps, float* y) = 0;
-  /// y[r, i] += bias[i], rows of n.
-  virtual void add_bias(float* y, int64_t rows, int64_t n, const float* bias) = 0;
+  /// to[i] = from[input.logit_rows[i]], rows of width.
+  virtual void pick_rows(
+      const StepInput& input, const StepShape& shape, const float* from, int64_t width, float* to);
   /// x[i] rounded to BF16, ties to even, in place.
   virtual void round_bf16(float* x, int64_t count) = 0;
   virtual void rope_append_kv(const RopeAppendArgs& args) = 0;

@@ -8,6 +8,7 @@
 
 #include "backend/backend.h"
 #include "backend/cpu/isa.h"
+#include "backend/testing/gemm_input.h"
 #include "base/f16.h"
 
 namespace nibble {
@@ -214,6 +215,16 @@ TEST_F(Gemm, AddsToWhatIsThere) {
     for (size_t i = 0; i < y.size(); ++i) {
       EXPECT_EQ(sum[i], 5.0F + y[i]);
     }
+    const std::vector<float> bias = random_floats(shape.n, 3);
+    (*gemm)->run({.x = x.data(),
+                  .x_stride = shape.k,
+                  .m = 2,
+                  .y = sum.data(),
+                  .y_stride = shape.n,
+                  .bias = bias.data()});
+    for (size_t i = 0; i < y.size(); ++i) {
+      EXPECT_EQ(sum[i], y[i] + bias[i % bias.size()]);
+    }
   }
 }
 
@@ -246,8 +257,8 @@ TEST_F(Gemm, NormsItsInputAsTheNormAloneDoes) {
       auto gemm =
           backend->prepare_gemm(random_weight(scheme.weight, shape, 2).value(), scheme.act, 33);
       ASSERT_TRUE(gemm.ok());
-      std::vector<float> normed(x.size());
-      backend->rms_norm(x.data(), 33, shape.k, norm.data(), 1e-5F, normed.data());
+      const std::vector<float> normed = input_of(*backend, x.data(), 33, shape.k,
+                                                 {GemmInput::Kind::kRmsNorm, norm.data(), 1e-5F});
       for (const int64_t m : {1, 33}) {
         const std::vector<float> expected = product(**gemm, shape, normed, m);
         std::vector<float> y(expected.size());

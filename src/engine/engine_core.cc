@@ -119,7 +119,7 @@ Status EngineCore::check(const Request& request,
 Result<std::unique_ptr<EngineCore>> EngineCore::create(std::unique_ptr<Model> model,
                                                        const EngineOptions& options) {
   NIBBLE_ASSIGN_OR_RETURN(PagedKvCache cache,
-                          PagedKvCache::allocate(cache_shape(options, model->config())));
+                          model->make_cache(cache_shape(options, model->config())));
   NIBBLE_ASSIGN_OR_RETURN(ModelRunner runner,
                           ModelRunner::create(*model, std::move(cache), limits_of(options)));
   return std::unique_ptr<EngineCore>(new EngineCore(std::move(model), options, std::move(runner)));

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "core/buffer.h"
+#include "backend/backend.h"
 #include "ops/kv.h"
 
 namespace nibble {
@@ -19,17 +19,21 @@ struct KvCacheShape {
 /// The memory of all pages of all layers; who owns which page is BlockAllocator's affair.
 class PagedKvCache final {
  public:
-  /// kResourceExhausted, naming the size, when the memory is not to be had.
+  /// In host memory, for CPUs. kResourceExhausted, naming the size, when it is not to be had.
   static Result<PagedKvCache> allocate(const KvCacheShape& shape);
+  /// The same in the memory of `backend`.
+  static Result<PagedKvCache> allocate(const KvCacheShape& shape, Backend& backend);
 
   [[nodiscard]] const KvCacheShape& shape() const { return shape_; }
-  [[nodiscard]] KvView view(int64_t layer);
-  /// Bytes of one page over all layers.
+  [[nodiscard]] KvView view(int64_t layer) const;
+  /// Bytes of one page over all layers: in host memory, and in the memory of `backend`.
   [[nodiscard]] static int64_t page_bytes(const KvCacheShape& shape);
+  [[nodiscard]] static int64_t page_bytes(const KvCacheShape& shape, const Backend& backend);
 
  private:
   KvCacheShape shape_;
-  Buffer memory_;
+  DeviceBuffer memory_;
+  int64_t layer_bytes_ = 0;
 };
 
 }  // namespace nibble

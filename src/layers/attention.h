@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <vector>
+#include <utility>
 
 #include "layers/forward_context.h"
 #include "layers/linear.h"
@@ -13,8 +13,11 @@ namespace nibble {
 
 /// Rotation frequencies of one model, shared by its layers.
 struct RopeTable {
-  std::vector<float> inv_freq;  // [head_dim / 2], radians per position
+  DeviceBuffer inv_freq;  // [head_dim / 2] f32, radians per position
   float attention_factor = 1.0F;
+
+  RopeTable(DeviceBuffer frequencies, float factor)
+      : inv_freq(std::move(frequencies)), attention_factor(factor) {}
 };
 
 struct AttentionShape {
@@ -45,8 +48,6 @@ class Attention final {
   void forward(float* hidden, const ForwardContext& context);
 
  private:
-  void normalize_heads(const ForwardContext& context) const;
-
   Parts parts_;
   AttentionShape shape_;
   std::shared_ptr<const RopeTable> rope_;

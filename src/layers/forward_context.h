@@ -14,10 +14,10 @@ struct ForwardContext {
   Backend& backend;
   int64_t rows = 0;  // tokens of the step
   std::span<const SequenceSpan> sequences;
-  KvView kv;                  // pages of the layer that runs
-  float* qkv = nullptr;       // [rows, (heads + 2 kv_heads) * head_dim]
-  float* attended = nullptr;  // [rows, heads * head_dim]
-  float* gate_up = nullptr;   // [rows, 2 * intermediate]
+  KvView kv;             // pages of the layer that runs
+  Activations qkv;       // [rows, (heads + 2 kv_heads) * head_dim]
+  Activations attended;  // [rows, heads * head_dim]
+  Activations gate_up;   // [rows, 2 * intermediate]
 };
 
 }  // namespace nibble

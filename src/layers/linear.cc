@@ -7,7 +7,7 @@
 namespace nibble {
 
 Result<Linear> Linear::prepare(std::span<const MappedLinear> parts,
-                               std::vector<float> bias,
+                               std::span<const float> bias,
                                Backend& backend,
                                int64_t max_rows) {
   CHECK(!parts.empty());
@@ -28,29 +28,29 @@ Result<Linear> Linear::prepare(std::span<const MappedLinear> parts,
     NIBBLE_ASSIGN_OR_RETURN(auto gemm, backend.prepare_gemm(run, first.act, max_rows));
     linear.parts_.push_back(Part{.gemm = std::move(gemm), .first_column = first_column});
   }
-  CHECK(bias.empty() || static_cast<int64_t>(bias.size()) == linear.n_);
-  linear.bias_ = std::move(bias);
+  if (!bias.empty()) {
+    CHECK_EQ(std::ssize(bias), linear.n_);
+    NIBBLE_ASSIGN_OR_RETURN(linear.bias_, backend.upload(bias));
+  }
   return linear;
 }
 
 int64_t Linear::weight_bytes() const {
-  auto bytes = static_cast<int64_t>(bias_.size() * sizeof(float));
+  auto bytes = static_cast<int64_t>(bias_.size());
   for (const Part& part : parts_) {
     bytes += part.gemm->weight_bytes();
   }
   return bytes;
 }
 
-void Linear::forward(GemmArgs args, Backend& backend) {
-  float* y = args.y;
+void Linear::forward(GemmArgs args) {
+  const Activations y = args.y;
   args.x_stride = args.input.kind == GemmInput::Kind::kSiluMul ? 2 * k_ : k_;
   args.y_stride = n_;
   for (const Part& part : parts_) {
-    args.y = y + part.first_column;
+    args.y = y.at(part.first_column);
+    args.bias = bias_.size() > 0 ? bias_.as<float>() + part.first_column : nullptr;
     part.gemm->run(args);
-  }
-  if (!bias_.empty()) {
-    backend.add_bias(y, args.m, n_, bias_.data());
   }
 }
 

@@ -15,11 +15,11 @@ namespace nibble {
 class Linear final {
  public:
   /// Packs the parts, which are not needed afterwards. All have the same k; n is the sum of theirs.
-  ///   bias      [n], or empty for none
+  ///   bias      [n], or empty for none; copied to the backend
   ///   max_rows  largest m of run()
   /// Errors: those of Backend::prepare_gemm, kResourceExhausted.
   static Result<Linear> prepare(std::span<const MappedLinear> parts,
-                                std::vector<float> bias,
+                                std::span<const float> bias,
                                 Backend& backend,
                                 int64_t max_rows);
 
@@ -30,7 +30,7 @@ class Linear final {
 
   /// x [m, k] (or what args.input says) and y [m, n], both dense: strides are filled in here.
   /// Allocates nothing.
-  void forward(GemmArgs args, Backend& backend);
+  void forward(GemmArgs args);
 
  private:
   struct Part {
@@ -43,7 +43,7 @@ class Linear final {
   int64_t n_ = 0;
   int64_t k_ = 0;
   std::vector<Part> parts_;
-  std::vector<float> bias_;
+  DeviceBuffer bias_;
 };
 
 }  // namespace nibble

@@ -23,14 +23,13 @@ class GatedMlp final {
 
   /// hidden [rows, hidden].
   void forward(float* hidden, const ForwardContext& context) {
-    gate_up_.forward({.x = hidden, .m = context.rows, .y = context.gate_up, .input = norm_.input()},
-                     context.backend);
+    gate_up_.forward(
+        {.x = hidden, .m = context.rows, .y = context.gate_up, .input = norm_.input()});
     down_.forward({.x = context.gate_up,
                    .m = context.rows,
                    .y = hidden,
                    .output = GemmOutput::kAdd,
-                   .input = {.kind = GemmInput::Kind::kSiluMul}},
-                  context.backend);
+                   .input = {.kind = GemmInput::Kind::kSiluMul}});
   }
 
  private:

@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <utility>
-#include <vector>
 
 #include "backend/backend.h"
 
@@ -11,23 +10,20 @@ namespace nibble {
 /// RMSNorm with a learned weight per channel, in f32.
 class RmsNorm final {
  public:
-  RmsNorm(std::vector<float> weight, double eps)
+  /// weight [channels] f32, in the backend's memory.
+  RmsNorm(DeviceBuffer weight, double eps)
       : weight_(std::move(weight)), eps_(static_cast<float>(eps)) {}
 
-  [[nodiscard]] int64_t size() const { return static_cast<int64_t>(weight_.size()); }
+  [[nodiscard]] const float* weight() const { return weight_.as<float>(); }
+  [[nodiscard]] float eps() const { return eps_; }
 
   /// The norm as the first step of a product.
   [[nodiscard]] GemmInput input() const {
-    return {.kind = GemmInput::Kind::kRmsNorm, .norm_weight = weight_.data(), .eps = eps_};
-  }
-
-  /// x, y [rows, size()]; they may be the same memory.
-  void forward(const float* x, int64_t rows, float* y, Backend& backend) const {
-    backend.rms_norm(x, rows, size(), weight_.data(), eps_, y);
+    return {.kind = GemmInput::Kind::kRmsNorm, .norm_weight = weight(), .eps = eps_};
   }
 
  private:
-  std::vector<float> weight_;
+  DeviceBuffer weight_;
   float eps_;
 };
 

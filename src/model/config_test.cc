@@ -91,7 +91,7 @@ TEST(ModelConfigTest, RotationsThatWouldNotBeFiniteAreRefused) {
       config_text("LlamaForCausalLM", {{"rope_scaling", R"({"rope_type": "yarn", "factor": 4})"}});
   const auto config = parse_model_config({.text = good});
   ASSERT_TRUE(config.ok()) << config.status().message();
-  for (const float frequency : compute_rope_table(config->rope, config->head_dim).inv_freq) {
+  for (const float frequency : compute_rope_frequencies(config->rope, config->head_dim).inv_freq) {
     EXPECT_TRUE(std::isfinite(frequency));
   }
 }

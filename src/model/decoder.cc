@@ -1,6 +1,5 @@
 #include "model/decoder.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "base/check.h"
@@ -24,21 +23,30 @@ Status Decoder::allocate_scratch() {
   const int64_t heads = config.num_heads * config.head_dim;
   const int64_t kv_heads = config.num_kv_heads * config.head_dim;
   struct Request {
-    Buffer& buffer;
+    DeviceBuffer& buffer;
     int64_t rows;
     int64_t width;
+    DType type;
   };
   const int64_t rows = options_.max_batch_tokens;
-  const Request requests[] = {{hidden_, rows, config.hidden_size},
-                              {picked_, options_.max_logit_rows, config.hidden_size},
-                              {qkv_, rows, heads + 2 * kv_heads},
-                              {attended_, rows, heads},
-                              {gate_up_, rows, 2 * config.intermediate_size}};
+  const int64_t picked = options_.max_logit_rows;
+  const DType type = backend_.activation_type();
+  const int64_t logit_width = backend_.host_memory() ? 0 : config.vocab_size;
+  const Request requests[] = {{hidden_, rows, config.hidden_size, DType::kF32},
+                              {picked_, picked, config.hidden_size, DType::kF32},
+                              {logits_, picked, logit_width, DType::kF32},
+                              {qkv_, rows, heads + 2 * kv_heads, type},
+                              {attended_, rows, heads, type},
+                              {gate_up_, rows, 2 * config.intermediate_size, type}};
   for (const Request& request : requests) {
-    const auto bytes = static_cast<size_t>(request.rows * request.width) * sizeof(float);
-    NIBBLE_ASSIGN_OR_RETURN(request.buffer, Buffer::allocate(bytes));
+    const auto bytes =
+        static_cast<size_t>(request.rows * request.width * dtype_bits(request.type) / 8);
+    if (bytes > 0) {
+      NIBBLE_ASSIGN_OR_RETURN(request.buffer, backend_.allocate(bytes));
+    }
   }
-  return {};
+  return backend_.prepare_steps(
+      {.rows = rows, .sequences = picked, .positions = config.max_position});
 }
 
 int64_t Decoder::weight_bytes() const {
@@ -70,18 +78,34 @@ void Decoder::check_batch(const ForwardBatch& batch,
   }
 }
 
-void Decoder::write_logits(std::span<const int32_t> rows, std::span<float> logits) {
-  const int64_t width = parts_.config.hidden_size;
-  const float* hidden = hidden_.as<float>().data();
-  float* picked = picked_.as<float>().data();
-  for (size_t i = 0; i < rows.size(); ++i) {
-    std::copy_n(hidden + rows[i] * width, width, picked + static_cast<int64_t>(i) * width);
-  }
-  const auto count = static_cast<int64_t>(rows.size());
+void Decoder::write_logits(const StepInput& input, const StepShape& shape, float* logits) {
+  auto* picked = picked_.as<float>();
+  backend_.pick_rows(input, shape, hidden_.as<float>(), parts_.config.hidden_size, picked);
   parts_.head.forward(
-      {.x = picked, .m = count, .y = logits.data(), .input = parts_.final_norm.input()}, backend_);
+      {.x = picked, .m = shape.logit_rows, .y = logits, .input = parts_.final_norm.input()});
   if (parts_.config.dtype == DType::kBF16) {
-    backend_.round_bf16(logits.data(), std::ssize(logits));
+    backend_.round_bf16(logits, shape.logit_rows * parts_.config.vocab_size);
+  }
+}
+
+void Decoder::run_layers(const StepInput& input,
+                         const StepShape& shape,
+                         const PagedKvCache& cache) {
+  const DType type = backend_.activation_type();
+  auto* hidden = hidden_.as<float>();
+  ForwardContext context{.backend = backend_,
+                         .rows = shape.rows,
+                         .sequences = input.sequences,
+                         .kv = {},
+                         .qkv = {qkv_.as<void>(), type},
+                         .attended = {attended_.as<void>(), type},
+                         .gate_up = {gate_up_.as<void>(), type}};
+  parts_.embedding->gather(input, shape, hidden);
+  int64_t index = 0;
+  for (DecoderLayer& layer : parts_.layers) {
+    context.kv = cache.view(index++);
+    layer.attention.forward(hidden, context);
+    layer.mlp.forward(hidden, context);
   }
 }
 
@@ -90,24 +114,16 @@ void Decoder::forward(const ForwardBatch& batch, PagedKvCache& cache, std::span<
   if (batch.tokens.empty()) {
     return;
   }
-  float* hidden = hidden_.as<float>().data();
-  const auto rows = static_cast<int64_t>(batch.tokens.size());
-  ForwardContext context{.backend = backend_,
-                         .rows = rows,
-                         .sequences = batch.sequences,
-                         .kv = {},
-                         .qkv = qkv_.as<float>().data(),
-                         .attended = attended_.as<float>().data(),
-                         .gate_up = gate_up_.as<float>().data()};
-  parts_.embedding.gather(batch.tokens, hidden);
-  int64_t index = 0;
-  for (DecoderLayer& layer : parts_.layers) {
-    context.kv = cache.view(index++);
-    layer.attention.forward(hidden, context);
-    layer.mlp.forward(hidden, context);
-  }
-  if (!batch.logit_rows.empty()) {
-    write_logits(batch.logit_rows, logits);
+  const StepInput input{batch.tokens, batch.sequences, batch.logit_rows};
+  float* out = backend_.host_memory() ? logits.data() : logits_.as<float>();
+  backend_.run_step(input, this, [&](const StepShape& shape) {
+    run_layers(input, shape, cache);
+    if (shape.logit_rows > 0) {
+      write_logits(input, shape, out);
+    }
+  });
+  if (!backend_.host_memory()) {
+    backend_.read(out, logits);
   }
 }
 

@@ -1,12 +1,11 @@
 #pragma once
 
-#include <optional>
+#include <memory>
 #include <string>
 #include <vector>
 
-#include "core/buffer.h"
+#include "core/device_buffer.h"
 #include "layers/attention.h"
-#include "layers/embedding.h"
 #include "layers/linear.h"
 #include "layers/mlp.h"
 #include "layers/norm.h"
@@ -23,7 +22,7 @@ struct DecoderLayer {
 struct DecoderParts {
   ModelConfig config;
   std::string scheme;
-  Embedding embedding;
+  std::unique_ptr<PreparedTable> embedding;
   std::vector<DecoderLayer> layers;
   RmsNorm final_norm;
   Linear head;  // [vocab, hidden]
@@ -40,6 +39,9 @@ class Decoder final : public Model {
   [[nodiscard]] const ModelConfig& config() const override { return parts_.config; }
   [[nodiscard]] std::string_view scheme() const override { return parts_.scheme; }
   [[nodiscard]] int64_t weight_bytes() const override;
+  Result<PagedKvCache> make_cache(const KvCacheShape& shape) override {
+    return PagedKvCache::allocate(shape, backend_);
+  }
   void forward(const ForwardBatch& batch, PagedKvCache& cache, std::span<float> logits) override;
 
  private:
@@ -49,17 +51,19 @@ class Decoder final : public Model {
   void check_batch(const ForwardBatch& batch,
                    const PagedKvCache& cache,
                    std::span<const float> logits) const;
-  void write_logits(std::span<const int32_t> rows, std::span<float> logits);
+  void run_layers(const StepInput& input, const StepShape& shape, const PagedKvCache& cache);
+  void write_logits(const StepInput& input, const StepShape& shape, float* logits);
 
   DecoderParts parts_;
   Backend& backend_;
   ModelOptions options_;
-  // Scratch, f32, each [max_batch_tokens, width], picked_ [max_logit_rows, width].
-  Buffer hidden_;  // the residual stream
-  Buffer picked_;  // its rows whose logits are wanted
-  Buffer qkv_;
-  Buffer attended_;
-  Buffer gate_up_;
+  // Scratch: [max_batch_tokens, width], and [max_logit_rows, width] for picked_ and logits_.
+  DeviceBuffer hidden_;  // f32, the residual stream
+  DeviceBuffer picked_;  // f32, its rows whose logits are wanted
+  DeviceBuffer logits_;  // f32; empty where the backend writes to the caller's memory
+  DeviceBuffer qkv_;     // these in the backend's type of activations
+  DeviceBuffer attended_;
+  DeviceBuffer gate_up_;
 };
 
 }  // namespace nibble

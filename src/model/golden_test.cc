@@ -55,12 +55,13 @@ class Runner final {
  public:
   Runner(Model& model, KvCode code)
       : model_(model),
-        cache_(PagedKvCache::allocate({.code = code,
-                                       .num_layers = model.config().num_layers,
-                                       .kv_heads = model.config().num_kv_heads,
-                                       .head_dim = model.config().head_dim,
-                                       .page_size = kPageSize,
-                                       .num_pages = kPages})
+        cache_(model
+                   .make_cache({.code = code,
+                                .num_layers = model.config().num_layers,
+                                .kv_heads = model.config().num_kv_heads,
+                                .head_dim = model.config().head_dim,
+                                .page_size = kPageSize,
+                                .num_pages = kPages})
                    .value()) {
     // Pages in descending order, so that nothing relies on their being neighbours.
     for (int32_t page = kPages - 1; page >= 0; --page) {

@@ -24,13 +24,15 @@ class DecoderLoader final {
                 WeightLoader& weights,
                 Backend& backend,
                 const ModelOptions& options)
-      : config_(config), weights_(weights), backend_(backend), options_(options) {
-    rope_ = std::make_shared<RopeTable>(compute_rope_table(config.rope, config.head_dim));
-  }
+      : config_(config), weights_(weights), backend_(backend), options_(options) {}
 
   Result<DecoderParts> load() {
+    const RopeFrequencies rope = compute_rope_frequencies(config_.rope, config_.head_dim);
+    NIBBLE_ASSIGN_OR_RETURN(DeviceBuffer inv_freq, backend_.upload(rope.inv_freq));
+    rope_ = std::make_shared<RopeTable>(std::move(inv_freq), rope.attention_factor);
     NIBBLE_ASSIGN_OR_RETURN(
-        QuantView table, weights_.table(kEmbeddingModule, config_.vocab_size, config_.hidden_size));
+        const QuantView table,
+        weights_.table(kEmbeddingModule, config_.vocab_size, config_.hidden_size));
     // The head, the largest matrix, comes first: its file pages are gone before the layers are
     // there.
     weights_.read_ahead(head_module());
@@ -46,10 +48,11 @@ class DecoderLoader final {
       layers.push_back(std::move(layer));
     }
     NIBBLE_ASSIGN_OR_RETURN(RmsNorm norm, load_norm(kFinalNormModule, config_.hidden_size));
+    NIBBLE_ASSIGN_OR_RETURN(auto embedding, backend_.prepare_table(table, weights_.files()));
     weights_.release_all();
     return DecoderParts{.config = config_,
                         .scheme = scheme_,
-                        .embedding = Embedding(std::move(table), weights_.files()),
+                        .embedding = std::move(embedding),
                         .layers = std::move(layers),
                         .final_norm = std::move(norm),
                         .head = std::move(head)};
@@ -63,8 +66,9 @@ class DecoderLoader final {
   };
 
   Result<RmsNorm> load_norm(const std::string& module, int64_t size) {
-    NIBBLE_ASSIGN_OR_RETURN(std::vector<float> weight, weights_.vector(module + ".weight", size));
-    return RmsNorm(std::move(weight), config_.rms_norm_eps);
+    NIBBLE_ASSIGN_OR_RETURN(const auto weight, weights_.vector(module + ".weight", size));
+    NIBBLE_ASSIGN_OR_RETURN(DeviceBuffer copy, backend_.upload(weight));
+    return RmsNorm(std::move(copy), config_.rms_norm_eps);
   }
 
   /// Projections of the same input [rows, k], stacked.
@@ -84,7 +88,7 @@ class DecoderLoader final {
         NIBBLE_RETURN_IF_ERROR(weights_.append_bias(module, projection.n, bias));
       }
     }
-    auto linear = Linear::prepare(parts, std::move(bias), backend_, options_.max_batch_tokens);
+    auto linear = Linear::prepare(parts, bias, backend_, options_.max_batch_tokens);
     for (const Projection& projection : projections) {
       weights_.release(layer_module(layer, projection.name));
     }

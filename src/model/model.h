@@ -32,6 +32,10 @@ class Model {
   [[nodiscard]] virtual std::string_view scheme() const = 0;
   [[nodiscard]] virtual int64_t weight_bytes() const = 0;
 
+  /// A cache in the memory that the model computes in.
+  virtual Result<PagedKvCache> make_cache(const KvCacheShape& shape) {
+    return PagedKvCache::allocate(shape);
+  }
   /// Appends the batch's keys and values to `cache` and writes logits [logit_rows, vocab_size] f32,
   /// rounded to BF16 when that is the model's dtype: as in transformers and vLLM, near ties are
   /// ties.

@@ -50,8 +50,8 @@ struct YarnRamp {
 
 }  // namespace
 
-RopeTable compute_rope_table(const RopeConfig& config, int64_t head_dim) {
-  RopeTable table;
+RopeFrequencies compute_rope_frequencies(const RopeConfig& config, int64_t head_dim) {
+  RopeFrequencies table;
   const YarnRamp ramp(config, head_dim);
   for (int64_t pair = 0; pair < head_dim / 2; ++pair) {
     const double exponent = 2.0 * static_cast<double>(pair) / static_cast<double>(head_dim);

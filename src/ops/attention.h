@@ -3,19 +3,20 @@
 #include <cstdint>
 #include <span>
 
+#include "ops/activations.h"
 #include "ops/kv.h"
 
 namespace nibble {
 
 /// Causal attention over the paged cache. Queries are rotated and the step's keys and values are
 /// already in the cache (see rope_append_kv), so cached and fresh tokens are read alike.
-///   q   [tokens, heads, head_dim] f32, rows q_stride apart
-///   out [tokens, heads, head_dim] f32, rows out_stride apart
+///   q   [tokens, heads, head_dim], rows q_stride apart
+///   out [tokens, heads, head_dim], rows out_stride apart
 /// A token's output does not depend on which other tokens are in the batch.
 struct AttentionArgs {
-  const float* q = nullptr;
+  ConstActivations q;
   int64_t q_stride = 0;
-  float* out = nullptr;
+  Activations out;
   int64_t out_stride = 0;
   int64_t heads = 0;           // a multiple of kv.kv_heads
   float scale = 1.0F;          // applied to q·k
@@ -24,19 +25,23 @@ struct AttentionArgs {
   std::span<const SequenceSpan> sequences;
 };
 
-/// Rotates q in place and writes rotated k, and v, into the cache.
-///   qkv [tokens, (heads + 2 kv_heads) * head_dim] f32: q, then k, then v; rows stride apart
+/// Normalizes the heads of q and k where the model does, rotates q in place and writes rotated k,
+/// and v, into the cache.
+///   qkv [tokens, (heads + 2 kv_heads) * head_dim]: q, then k, then v; rows stride apart
 ///   inv_freq [head_dim/2] f32; pairs are (i, i + head_dim/2); cos and sin are multiplied by
 ///   attention_factor (1 unless the scaling kind says otherwise).
 /// Position of a row follows from its sequence: kv_len - q_len + (row - q_begin).
 struct RopeAppendArgs {
-  float* qkv = nullptr;
+  Activations qkv;
   int64_t stride = 0;
   int64_t heads = 0;
   const float* inv_freq = nullptr;
   float attention_factor = 1.0F;
   KvView kv;
   std::span<const SequenceSpan> sequences;
+  const float* q_norm = nullptr;  // [head_dim] weights of an RMSNorm of each head; null: none
+  const float* k_norm = nullptr;
+  float norm_eps = 0.0F;
 };
 
 /// Oracles in double precision, one token and head after another.

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "ops/activations.h"
 #include "quant/quant_tensor.h"
 
 namespace nibble {
@@ -19,18 +20,20 @@ struct GemmInput {
   float eps = 0.0F;
 };
 
-/// y (+)= input(x) · dequant(w)ᵀ for m rows.
-///   x [m, k] f32 ([m, 2 k] for kSiluMul), rows x_stride elements apart     y [m, n] f32, rows
-///   y_stride elements apart
+/// y (+)= input(x) · dequant(w)ᵀ (+ bias) for m rows.
+///   x [m, k] ([m, 2 k] for kSiluMul), rows x_stride elements apart
+///   y [m, n], rows y_stride elements apart; F32 for kAdd
+///   bias [n] f32, or null; like norm_weight it lies in the backend's memory
 /// A row of y depends only on its row of x, never on m: results do not change with batching.
 struct GemmArgs {
-  const float* x = nullptr;
+  ConstActivations x;
   int64_t x_stride = 0;
   int64_t m = 0;
-  float* y = nullptr;
+  Activations y;
   int64_t y_stride = 0;
   GemmOutput output = GemmOutput::kStore;
   GemmInput input = {};
+  const float* bias = nullptr;
 };
 
 /// Plain product in double precision over dequantized weights, with activations rounded as `act`

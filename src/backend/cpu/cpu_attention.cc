@@ -141,11 +141,16 @@ void CpuAttention::rope_append_token(const RopeAppendArgs& args,
   const int64_t position = sequence.kv_len - sequence.q_len + token;
   float spare[kMaxHeadDim];
   const float* cosine = rotation_of(args, row, position, spare);
-  float* q = args.qkv + row * args.stride;
+  float* q = args.qkv.f32() + row * args.stride;
   float* k = q + args.heads * dim;
   float* v = k + args.kv.kv_heads * dim;
   for (int64_t head = 0; head < args.heads + args.kv.kv_heads; ++head) {
-    kernels_.rotate(q + head * dim, dim, cosine, cosine + dim / 2);
+    float* values = q + head * dim;
+    const float* norm = head < args.heads ? args.q_norm : args.k_norm;
+    if (norm != nullptr) {
+      kernels_.rms_norm(values, dim, norm, args.norm_eps, values);
+    }
+    kernels_.rotate(values, dim, cosine, cosine + dim / 2);
   }
   const int64_t page = sequence.pages[position / layout.page_size];
   const int64_t slot = position % layout.page_size;
@@ -181,9 +186,9 @@ AttentionTask CpuAttention::Plan::task(const AttentionArgs& args,
   const int64_t row = sequence.q_begin + block.first_token;
   const int64_t offset = kv_head * group * layout.head_dim;
   AttentionTask task;
-  task.q = args.q + row * args.q_stride + offset;
+  task.q = args.q.f32() + row * args.q_stride + offset;
   task.q_stride = args.q_stride;
-  task.out = args.out + row * args.out_stride + offset;
+  task.out = args.out.f32() + row * args.out_stride + offset;
   task.out_stride = args.out_stride;
   task.tokens = std::min<int64_t>(unit, sequence.q_len - block.first_token);
   task.group = group;

@@ -3,6 +3,7 @@
 #include "backend/backend.h"
 #include "backend/cpu/cpu_attention.h"
 #include "backend/cpu/cpu_gemm.h"
+#include "backend/cpu/cpu_table.h"
 #include "backend/cpu/isa.h"
 #include "base/log.h"
 
@@ -34,14 +35,9 @@ class CpuBackend final : public Backend {
     return CpuGemm::create(parts, act, max_m, kernels_, weights_, workspace_);
   }
 
-  void rms_norm(
-      const float* x, int64_t rows, int64_t n, const float* weight, float eps, float* y) override {
-    for_rows(pool_, rows, n,
-             [&](int64_t r, int) { kernels_.rms_norm(x + r * n, n, weight, eps, y + r * n); });
-  }
-
-  void add_bias(float* y, int64_t rows, int64_t n, const float* bias) override {
-    for_rows(pool_, rows, n, [&](int64_t r, int) { kernels_.add(y + r * n, bias, n); });
+  Result<std::unique_ptr<PreparedTable>> prepare_table(const QuantView& table,
+                                                       std::shared_ptr<const void> owner) override {
+    return std::unique_ptr<PreparedTable>(std::make_unique<CpuTable>(table, std::move(owner)));
   }
 
   void round_bf16(float* x, int64_t count) override {

@@ -97,7 +97,7 @@ Status CpuGemm::update(const QuantTensor& weight) {
 bool CpuGemm::in_tiles(int64_t m) const { return tile_kernel_ != nullptr && m >= kFewestTileRows; }
 
 const float* CpuGemm::input_row(const GemmArgs& args, int64_t row, float* buffer) const {
-  const float* x = args.x + row * args.x_stride;
+  const float* x = args.x.f32() + row * args.x_stride;
   const int64_t k = matrix_.k();
   switch (args.input.kind) {
     case GemmInput::Kind::kPlain:
@@ -166,7 +166,7 @@ ProductTask CpuGemm::product_task(const GemmArgs& args, int64_t row) const {
   ProductTask task;
   task.w = matrix_.view();
   task.m = args.m - row;
-  task.y = args.y + row * args.y_stride;
+  task.y = args.y.f32() + row * args.y_stride;
   task.y_stride = args.y_stride;
   task.add = args.output == GemmOutput::kAdd;
   if (has_token_scales(matrix_.act())) {
@@ -190,11 +190,16 @@ void CpuGemm::run(const GemmArgs& args) {
   } else {
     multiply_rows(args);
   }
+  if (args.bias != nullptr) {
+    for_rows(workspace_.pool(), args.m, matrix_.n(), [&](int64_t row, int) {
+      kernels_.add(args.y.f32() + row * args.y_stride, args.bias, matrix_.n());
+    });
+  }
 }
 
 void CpuGemm::multiply_rows(const GemmArgs& args) {
   GemmTask whole;
-  whole.x = args.x;
+  whole.x = args.x.f32();
   whole.x_stride = args.x_stride;
   if (!takes_input_as_given(args)) {
     whole.x = reinterpret_cast<const float*>(workspace_.activations());

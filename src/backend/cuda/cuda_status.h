@@ -8,8 +8,8 @@
 
 namespace nibble::cuda {
 
-/// Ok for cudaSuccess; otherwise kUnavailable (kResourceExhausted for missing memory) with CUDA's name
-/// and text of the error and `what` was tried.
+/// Ok for cudaSuccess; otherwise kUnavailable (kResourceExhausted for missing memory) with CUDA's
+/// name and text of the error and `what` was tried.
 Status check(cudaError_t error, std::string_view what);
 
 }  // namespace nibble::cuda

@@ -148,7 +148,7 @@ void attend(const AttentionArgs& args, const SequenceSpan& sequence, int64_t row
   const int64_t first =
       args.sliding_window > 0 ? std::max<int64_t>(0, last - args.sliding_window + 1) : 0;
   const int64_t kv_head = head / (args.heads / kv.kv_heads);
-  const float* q = args.q + row * args.q_stride + head * kv.head_dim;
+  const float* q = args.q.f32() + row * args.q_stride + head * kv.head_dim;
   std::vector<double> scores(static_cast<size_t>(last - first + 1));
   for (int64_t t = first; t <= last; ++t) {
     std::byte* keys = kv.keys(sequence.pages[t / kv.page_size], kv_head);
@@ -170,7 +170,8 @@ void attend(const AttentionArgs& args, const SequenceSpan& sequence, int64_t row
       std::byte* values = kv.values(sequence.pages[t / kv.page_size], kv_head);
       sum += scores[static_cast<size_t>(t - first)] * read_element(kv, values, t % kv.page_size, d);
     }
-    args.out[row * args.out_stride + head * kv.head_dim + d] = static_cast<float>(sum / total);
+    args.out.f32()[row * args.out_stride + head * kv.head_dim + d] =
+        static_cast<float>(sum / total);
   }
 }
 
@@ -187,15 +188,34 @@ void reference_attention(const AttentionArgs& args) {
   }
 }
 
+namespace {
+
+void normalize(float* head, int64_t dim, const float* weight, float eps) {
+  double squares = 0.0;
+  for (int64_t i = 0; i < dim; ++i) {
+    squares += static_cast<double>(head[i]) * head[i];
+  }
+  const double factor = 1.0 / std::sqrt(squares / static_cast<double>(dim) + eps);
+  for (int64_t i = 0; i < dim; ++i) {
+    head[i] = static_cast<float>(head[i] * factor * weight[i]);
+  }
+}
+
+}  // namespace
+
 void reference_rope_append(const RopeAppendArgs& args) {
   const KvView& kv = args.kv;
   for (const SequenceSpan& sequence : args.sequences) {
     for (int64_t i = 0; i < sequence.q_len; ++i) {
       const int64_t position = sequence.kv_len - sequence.q_len + i;
-      float* q = args.qkv + (sequence.q_begin + i) * args.stride;
+      float* q = args.qkv.f32() + (sequence.q_begin + i) * args.stride;
       float* k = q + args.heads * kv.head_dim;
       float* v = k + kv.kv_heads * kv.head_dim;
       for (int64_t head = 0; head < args.heads + kv.kv_heads; ++head) {
+        const float* norm = head < args.heads ? args.q_norm : args.k_norm;
+        if (norm != nullptr) {
+          normalize(q + head * kv.head_dim, kv.head_dim, norm, args.norm_eps);
+        }
         rotate(q + head * kv.head_dim, kv.head_dim, position, args);
       }
       const int64_t page = sequence.pages[position / kv.page_size];

@@ -126,13 +126,14 @@ void reference_gemm(const QuantTensor& weight, ActFormat act, const GemmArgs& ar
   }
   std::vector<double> row(static_cast<size_t>(weight.k));
   for (int64_t m = 0; m < args.m; ++m) {
-    round_activations(act, args.x + m * args.x_stride, row);
+    round_activations(act, args.x.f32() + m * args.x_stride, row);
     for (int64_t n = 0; n < weight.n; ++n) {
       double sum = 0.0;
       for (size_t k = 0; k < row.size(); ++k) {
         sum += row[k] * matrix[static_cast<size_t>(n) * row.size() + k];
       }
-      float& y = args.y[m * args.y_stride + n];
+      float& y = args.y.f32()[m * args.y_stride + n];
+      sum += args.bias != nullptr ? args.bias[n] : 0.0F;
       y = static_cast<float>(args.output == GemmOutput::kAdd ? y + sum : sum);
     }
   }

@@ -1,4 +1,4 @@
-#include "layers/embedding.h"
+#include "backend/cpu/cpu_table.h"
 
 #include <cstring>
 #include <utility>
@@ -6,16 +6,16 @@
 #include "base/check.h"
 #include "base/f16.h"
 
-namespace nibble {
+namespace nibble::cpu {
 
-Embedding::Embedding(QuantView table, std::shared_ptr<const void> owner)
+CpuTable::CpuTable(QuantView table, std::shared_ptr<const void> owner)
     : table_(std::move(table)), owner_(std::move(owner)) {
   CHECK(!table_.format.quantized());
 }
 
-void Embedding::gather(std::span<const int32_t> tokens, float* out) const {
+void CpuTable::gather(const StepInput& input, const StepShape& /*shape*/, float* out) const {
   const int64_t k = table_.k;
-  for (const int32_t token : tokens) {
+  for (const int32_t token : input.tokens) {
     CHECK_MSG(token >= 0 && token < table_.n, "token {} outside 0..{}", token, table_.n - 1);
     const std::byte* row = table_.codes + token * table_.row_bytes();
     if (table_.format.code == WeightCode::kF32) {
@@ -32,4 +32,4 @@ void Embedding::gather(std::span<const int32_t> tokens, float* out) const {
   }
 }
 
-}  // namespace nibble
+}  // namespace nibble::cpu

@@ -1,0 +1,46 @@
+#include "backend/backend.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "core/buffer.h"
+
+namespace nibble {
+
+// The defaults are those of backends whose memory is the host's.
+
+Result<DeviceBuffer> Backend::allocate(size_t bytes) {
+  NIBBLE_ASSIGN_OR_RETURN(Buffer buffer, Buffer::allocate(bytes));
+  const auto owner = std::make_shared<Buffer>(std::move(buffer));
+  return DeviceBuffer(owner->data(), bytes, [owner](void*) {});
+}
+
+Result<DeviceBuffer> Backend::upload(std::span<const float> values) {
+  NIBBLE_ASSIGN_OR_RETURN(DeviceBuffer buffer, allocate(values.size_bytes()));
+  std::ranges::copy(values, buffer.as<float>());
+  return buffer;
+}
+
+void Backend::read(const float* from, std::span<float> to) {
+  std::copy_n(from, to.size(), to.data());
+}
+
+Status Backend::prepare_steps(const StepLimits& /*limits*/) { return {}; }
+
+void Backend::run_step(const StepInput& input,
+                       const void* /*owner*/,
+                       const std::function<void(const StepShape&)>& layers) {
+  layers({.rows = std::ssize(input.tokens), .logit_rows = std::ssize(input.logit_rows)});
+}
+
+void Backend::pick_rows(
+    const StepInput& input, const StepShape& shape, const float* from, int64_t width, float* to) {
+  for (int64_t i = 0; i < shape.logit_rows; ++i) {
+    const int32_t row = input.logit_rows[static_cast<size_t>(i)];
+    CHECK_MSG(row >= 0 && row < shape.rows, "logit row {} of {}", row, shape.rows);
+    std::copy_n(from + row * width, width, to + i * width);
+  }
+}
+
+}  // namespace nibble
