@@ -1,0 +1,362 @@
+#include "backend/cuda/row_kernels.h"
+
+#include <cmath>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "backend/cpu/kernel_table.h"
+#include "backend/cuda/testing/gpu_test.h"
+#include "base/f16.h"
+#include "quant/codec.h"
+
+namespace nibble::cuda {
+namespace {
+
+using testing::DeviceArray;
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+// One, several and no pieces in registers; the last is read twice.
+constexpr int64_t kWidths[] = {8, 264, 1000, 4096, 4104, 8192, 14336, 32768, 40960};
+
+std::vector<float> random_values(size_t count, uint32_t seed, float spread) {
+  std::mt19937 generator(seed);
+  std::normal_distribution<float> normal(0.0F, spread);
+  std::vector<float> values(count);
+  for (float& value : values) {
+    value = normal(generator);
+  }
+  return values;
+}
+
+std::vector<uint16_t> to_bf16(const std::vector<float>& values) {
+  std::vector<uint16_t> out;
+  for (const float value : values) {
+    out.push_back(f32_to_bf16(value));
+  }
+  return out;
+}
+
+/// What a kernel wrote, as numbers.
+struct Output {
+  std::vector<uint8_t> bytes;
+  std::vector<float> scales;
+};
+
+/// Device memory for the result, and guards behind it.
+class OutputArrays {
+ public:
+  OutputArrays(ActFormat format, int64_t rows, int64_t n)
+      : format_(format),
+        values_(static_cast<size_t>(rows * n * (format == ActFormat::kBf16 ? 2 : 1)) + 64),
+        scales_(static_cast<size_t>(rows) + 16) {}
+
+  [[nodiscard]] QuantizedRows rows() const { return {format_, values_.data(), scales_.data()}; }
+
+  [[nodiscard]] Output take() const {
+    Output out{values_.host(), scales_.host()};
+    for (size_t i = out.bytes.size() - 64; i < out.bytes.size(); ++i) {
+      EXPECT_EQ(out.bytes[i], 0xff) << "written behind the values";
+    }
+    for (size_t i = out.scales.size() - 16; i < out.scales.size(); ++i) {
+      EXPECT_TRUE(std::isnan(out.scales[i])) << "written behind the scales";
+    }
+    return out;
+  }
+
+ private:
+  ActFormat format_;
+  DeviceArray<uint8_t> values_;
+  DeviceArray<float> scales_;
+};
+
+double value_at(const Output& out, ActFormat format, int64_t row, int64_t n, int64_t i) {
+  const auto at = static_cast<size_t>(row * n + i);
+  const auto scale = static_cast<double>(out.scales[static_cast<size_t>(row)]);
+  switch (format) {
+    case ActFormat::kInt8Token:
+      return static_cast<int8_t>(out.bytes[at]) * scale;
+    case ActFormat::kFp8Token:
+      return decode_e4m3(out.bytes[at]) * scale;
+    default:
+      return bf16_to_f32(
+          static_cast<uint16_t>(out.bytes[2 * at] | (uint16_t{out.bytes[2 * at + 1]} << 8)));
+  }
+}
+
+/// Every value lies as near to `wanted` [rows, n] as its format's step allows, and a bit more for
+/// sums and functions in single precision.
+void expect_near(const Output& out,
+                 ActFormat format,
+                 int64_t rows,
+                 int64_t n,
+                 const std::vector<double>& wanted) {
+  for (int64_t row = 0; row < rows; ++row) {
+    double absmax = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      absmax = std::max(absmax, std::fabs(wanted[static_cast<size_t>(row * n + i)]));
+    }
+    for (int64_t i = 0; i < n; ++i) {
+      const double want = wanted[static_cast<size_t>(row * n + i)];
+      double bound = std::fabs(want) * 0x1.01p-9 + absmax * 1e-6;
+      if (format == ActFormat::kInt8Token) {
+        bound = absmax / 127 * 0.501;
+      } else if (format == ActFormat::kFp8Token) {
+        bound = std::fabs(want) * 0x1.01p-4 + absmax / 448 * 0x1.01p-10 + absmax * 1e-6;
+      }
+      ASSERT_NEAR(value_at(out, format, row, n, i), want, bound)
+          << "row " << row << " element " << i << " of " << n;
+    }
+  }
+}
+
+/// The codes and the scale of a row, by the CPU's functions.
+void expect_cpu_codes(
+    const Output& out, ActFormat format, int64_t row, int64_t n, const float* values) {
+  const auto* codes = out.bytes.data() + row * n;
+  const float scale = out.scales[static_cast<size_t>(row)];
+  if (format == ActFormat::kInt8Token) {
+    std::vector<uint8_t> wanted(static_cast<size_t>((n + 511) / 512 * 512));
+    const cpu::Int8RowResult result =
+        cpu::kScalarKernels.quantize_int8({.x = values, .k = n, .offset = 0, .out = wanted.data()});
+    EXPECT_EQ(result.scale, scale);
+    for (int64_t i = 0; i < n; ++i) {
+      ASSERT_EQ(wanted[static_cast<size_t>(i)], codes[i]) << "row " << row << " element " << i;
+    }
+    return;
+  }
+  std::vector<float> wanted(static_cast<size_t>(n));
+  EXPECT_EQ(cpu::kScalarKernels.quantize_fp8(values, n, wanted.data()), scale);
+  for (int64_t i = 0; i < n; ++i) {
+    ASSERT_EQ(encode_e4m3(wanted[static_cast<size_t>(i)]), codes[i])
+        << "row " << row << " element " << i;
+  }
+}
+
+constexpr ActFormat kFormats[] = {ActFormat::kBf16, ActFormat::kInt8Token, ActFormat::kFp8Token};
+
+TEST(RowKernels, NormsRowsInEveryForm) {
+  NIBBLE_NEEDS_GPU();
+  uint32_t seed = 1;
+  for (const int64_t n : kWidths) {
+    for (const int64_t rows : {1, 3, 17}) {
+      const auto x = random_values(static_cast<size_t>(rows * n), ++seed, 3.0F);
+      const auto weight = random_values(static_cast<size_t>(n), ++seed, 1.0F);
+      const DeviceArray<float> device_x(x);
+      const DeviceArray<float> device_weight(weight);
+      std::vector<double> wanted(x.size());
+      for (int64_t row = 0; row < rows; ++row) {
+        double sum = 0;
+        for (int64_t i = 0; i < n; ++i) {
+          sum += double{x[static_cast<size_t>(row * n + i)]} * x[static_cast<size_t>(row * n + i)];
+        }
+        for (int64_t i = 0; i < n; ++i) {
+          const auto at = static_cast<size_t>(row * n + i);
+          wanted[at] = x[at] / std::sqrt(sum / static_cast<double>(n) + 1e-5) *
+                       weight[static_cast<size_t>(i)];
+        }
+      }
+      for (const ActFormat format : kFormats) {
+        const OutputArrays out(format, rows, n);
+        const RmsNormArgs args{.x = device_x.data(),
+                               .weight = device_weight.data(),
+                               .eps = 1e-5F,
+                               .rows = rows,
+                               .n = n,
+                               .out = out.rows()};
+        ASSERT_EQ(rms_norm_quantize(args, {}), cudaSuccess);
+        expect_near(out.take(), format, rows, n, wanted);
+      }
+    }
+  }
+}
+
+TEST(RowKernels, NormsOfPickedRowsEqualThoseOfAll) {
+  NIBBLE_NEEDS_GPU();
+  const int64_t n = 4096;
+  const DeviceArray<float> x(random_values(static_cast<size_t>(9 * n), 5, 2.0F));
+  const DeviceArray<float> weight(random_values(static_cast<size_t>(n), 6, 1.0F));
+  const std::vector<int32_t> picked = {8, 0, 3, 3, 5};
+  const DeviceArray<int32_t> index(picked);
+  const OutputArrays all(ActFormat::kInt8Token, 9, n);
+  const OutputArrays some(ActFormat::kInt8Token, 5, n);
+  RmsNormArgs args{
+      .x = x.data(), .weight = weight.data(), .eps = 1e-6F, .rows = 9, .n = n, .out = all.rows()};
+  ASSERT_EQ(rms_norm_quantize(args, {}), cudaSuccess);
+  args.rows = 5;
+  args.row_index = index.data();
+  args.out = some.rows();
+  ASSERT_EQ(rms_norm_quantize(args, {}), cudaSuccess);
+  const Output every = all.take();
+  const Output chosen = some.take();
+  for (size_t row = 0; row < picked.size(); ++row) {
+    const auto source = static_cast<size_t>(picked[row]);
+    EXPECT_EQ(chosen.scales[row], every.scales[source]);
+    for (size_t i = 0; i < static_cast<size_t>(n); ++i) {
+      ASSERT_EQ(chosen.bytes[row * static_cast<size_t>(n) + i],
+                every.bytes[source * static_cast<size_t>(n) + i]);
+    }
+  }
+}
+
+TEST(RowKernels, MultipliesGatesInEveryForm) {
+  NIBBLE_NEEDS_GPU();
+  uint32_t seed = 100;
+  for (const int64_t n : kWidths) {
+    for (const int64_t rows : {1, 3, 17}) {
+      const int64_t stride = rows == 3 ? 2 * n + 8 : 2 * n;
+      const auto bits = to_bf16(random_values(static_cast<size_t>(rows * stride), ++seed, 3.0F));
+      const DeviceArray<uint16_t> gate_up(bits);
+      std::vector<double> wanted(static_cast<size_t>(rows * n));
+      for (int64_t row = 0; row < rows; ++row) {
+        for (int64_t i = 0; i < n; ++i) {
+          const double gate = bf16_to_f32(bits[static_cast<size_t>(row * stride + i)]);
+          const double up = bf16_to_f32(bits[static_cast<size_t>(row * stride + n + i)]);
+          wanted[static_cast<size_t>(row * n + i)] = gate / (1 + std::exp(-gate)) * up;
+        }
+      }
+      for (const ActFormat format : kFormats) {
+        const OutputArrays out(format, rows, n);
+        const SiluMulArgs args{.gate_up = gate_up.data(),
+                               .stride = rows == 3 ? stride : 0,
+                               .rows = rows,
+                               .n = n,
+                               .out = out.rows()};
+        ASSERT_EQ(silu_mul_quantize(args, {}), cudaSuccess);
+        expect_near(out.take(), format, rows, n, wanted);
+      }
+    }
+  }
+}
+
+TEST(RowKernels, RoundsRowsAsTheCpuDoes) {
+  NIBBLE_NEEDS_GPU();
+  uint32_t seed = 200;
+  for (const int64_t n : kWidths) {
+    for (const int64_t rows : {1, 3, 17}) {
+      for (const float spread : {1e-3F, 1.0F, 1e20F}) {
+        auto bits = to_bf16(random_values(static_cast<size_t>(rows * n), ++seed, spread));
+        for (int64_t i = 0; rows > 1 && i < n; ++i) {
+          bits[static_cast<size_t>(n + i)] = i % 2 == 0 ? 0x0000 : 0x8000;  // zeros of both signs
+        }
+        std::vector<float> values;
+        for (const uint16_t b : bits) {
+          values.push_back(bf16_to_f32(b));
+        }
+        const DeviceArray<uint16_t> x(bits);
+        for (const ActFormat format : {ActFormat::kInt8Token, ActFormat::kFp8Token}) {
+          const OutputArrays out(format, rows, n);
+          const QuantizeRowsArgs args{.x = x.data(), .rows = rows, .n = n, .out = out.rows()};
+          ASSERT_EQ(quantize_rows(args, {}), cudaSuccess);
+          const Output result = out.take();
+          for (int64_t row = 0; row < rows; ++row) {
+            expect_cpu_codes(result, format, row, n, values.data() + row * n);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(RowKernels, RowsThatAreNotFiniteHaveNanScales) {
+  NIBBLE_NEEDS_GPU();
+  const int64_t n = 256;
+  auto values = random_values(static_cast<size_t>(4 * n), 7, 1.0F);
+  values[5] = kInf;
+  values[static_cast<size_t>(n) + 200] = -kInf;
+  values[static_cast<size_t>(2 * n) + 31] = std::nanf("");
+  const DeviceArray<uint16_t> x(to_bf16(values));
+  for (const ActFormat format : {ActFormat::kInt8Token, ActFormat::kFp8Token}) {
+    const OutputArrays out(format, 4, n);
+    ASSERT_EQ(quantize_rows({.x = x.data(), .rows = 4, .n = n, .out = out.rows()}, {}),
+              cudaSuccess);
+    const Output result = out.take();
+    for (size_t row = 0; row < 4; ++row) {
+      EXPECT_EQ(std::isnan(result.scales[row]), row < 3) << row;
+    }
+  }
+}
+
+TEST(RowKernels, RoundsToBf16InPlace) {
+  NIBBLE_NEEDS_GPU();
+  for (const size_t count : {1, 3, 4, 1023, 5000}) {
+    auto values = random_values(count, 9, 100.0F);
+    values[0] = -kInf;
+    const DeviceArray<float> x(values);
+    ASSERT_EQ(round_bf16(x.data(), static_cast<int64_t>(count), {}), cudaSuccess);
+    const auto result = x.host();
+    for (size_t i = 0; i < count; ++i) {
+      ASSERT_EQ(result[i], bf16_to_f32(f32_to_bf16(values[i])));
+    }
+  }
+}
+
+TEST(RowKernels, GathersEmbeddings) {
+  NIBBLE_NEEDS_GPU();
+  const std::vector<int32_t> tokens = {4, 0, 6, -1, 7, 3};  // the table has 7
+  const DeviceArray<int32_t> device_tokens(tokens);
+  for (const size_t n : {8, 1000, 4104}) {
+    const auto values = random_values(7 * n, 11, 1.0F);
+    std::vector<uint16_t> halves;
+    for (const float value : values) {
+      halves.push_back(f32_to_f16(value));
+    }
+    const DeviceArray<float> f32(values);
+    const DeviceArray<uint16_t> f16(halves);
+    const DeviceArray<uint16_t> bf16(to_bf16(values));
+    for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+      const DeviceArray<float> out(tokens.size() * n);
+      const void* table = dtype == DType::kF32   ? static_cast<const void*>(f32.data())
+                          : dtype == DType::kF16 ? f16.data()
+                                                 : bf16.data();
+      const EmbeddingArgs args{.table = table,
+                               .dtype = dtype,
+                               .vocab = 7,
+                               .tokens = device_tokens.data(),
+                               .rows = static_cast<int64_t>(tokens.size()),
+                               .n = static_cast<int64_t>(n),
+                               .out = out.data()};
+      ASSERT_EQ(gather_embeddings(args, {}), cudaSuccess);
+      const auto result = out.host();
+      for (size_t row = 0; row < tokens.size(); ++row) {
+        for (size_t i = 0; i < n; ++i) {
+          const float got = result[row * n + i];
+          if (tokens[row] < 0 || tokens[row] >= 7) {
+            ASSERT_TRUE(std::isnan(got));
+            continue;
+          }
+          const size_t at = static_cast<size_t>(tokens[row]) * n + i;
+          const float want = dtype == DType::kF32   ? values[at]
+                             : dtype == DType::kF16 ? f16_to_f32(halves[at])
+                                                    : bf16_to_f32(f32_to_bf16(values[at]));
+          ASSERT_EQ(got, want);
+        }
+      }
+    }
+  }
+}
+
+TEST(RowKernels, FeedsTokensBack) {
+  NIBBLE_NEEDS_GPU();
+  const DeviceArray<int32_t> sampled(std::vector<int32_t>{10, 11, 12, 13});
+  const DeviceArray<int32_t> target(std::vector<int32_t>{3, -1, 0, 1});
+  const DeviceArray<int32_t> next(std::vector<int32_t>{-5, -5, -5, -5});
+  ASSERT_EQ(
+      feed_back_tokens(
+          {.sampled = sampled.data(), .target = target.data(), .count = 4, .next = next.data()},
+          {}),
+      cudaSuccess);
+  EXPECT_EQ(next.host(), (std::vector<int32_t>{12, 13, -5, 10}));
+}
+
+TEST(RowKernels, RefusesWhatTheyCannotDo) {
+  EXPECT_EQ(rms_norm_quantize({.rows = 1, .n = 12}, {}), cudaErrorInvalidValue);
+  EXPECT_EQ(silu_mul_quantize({.stride = 4, .rows = 1, .n = 8}, {}), cudaErrorInvalidValue);
+  EXPECT_EQ(quantize_rows({.rows = 1, .n = 8}, {}), cudaErrorInvalidValue);  // to bf16
+  EXPECT_EQ(gather_embeddings({.dtype = DType::kI8, .rows = 1, .n = 8}, {}), cudaErrorInvalidValue);
+  EXPECT_EQ(round_bf16(nullptr, -1, {}), cudaErrorInvalidValue);
+  EXPECT_EQ(rms_norm_quantize({.rows = 0, .n = 8}, {}), cudaSuccess);
+}
+
+}  // namespace
+}  // namespace nibble::cuda
