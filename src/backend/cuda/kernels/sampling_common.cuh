@@ -1,0 +1,117 @@
+#pragma once
+
+#include <cstdint>
+
+#include "backend/cuda/sampling.h"
+
+namespace nibble::cuda {
+
+inline constexpr unsigned kEveryLane = 0xffffffffU;
+inline constexpr uint32_t kMagnitudeBits = 0x7fffffffU;
+inline constexpr uint32_t kInfinity = 0x7f800000U;
+inline constexpr uint32_t kBanned =
+    0xffabcdefU;  // stands for a banned logit: a NaN nobody computes
+
+/// Scratch of a call.
+struct SampleWorkspace {
+  unsigned long long* best = nullptr;  // [rows] largest pick_key(), 0 before the first
+  double* log_sum = nullptr;           // [rows] log(sum(exp(logits)))
+  uint32_t* not_finite = nullptr;      // [rows]
+  float* replaced = nullptr;           // [max_edits] logits before the edits
+};
+
+__device__ inline SampleWorkspace sample_workspace(const SampleArgs& args) {
+  SampleWorkspace out;
+  out.best = static_cast<unsigned long long*>(args.workspace);
+  out.log_sum = reinterpret_cast<double*>(out.best + args.max_rows);
+  out.not_finite = reinterpret_cast<uint32_t*>(out.log_sum + args.max_rows);
+  out.replaced = reinterpret_cast<float*>(out.not_finite + args.max_rows);
+  return out;
+}
+
+__device__ __forceinline__ bool is_finite(float x) {
+  return (__float_as_uint(x) & kMagnitudeBits) < kInfinity;
+}
+
+/// Integers in the order of finite floats; both zeros give the same.
+__device__ __forceinline__ uint32_t ordered_bits(float x) {
+  const uint32_t bits = (__float_as_uint(x) & kMagnitudeBits) == 0 ? 0 : __float_as_uint(x);
+  return (bits >> 31) != 0 ? ~bits : bits | 0x80000000U;
+}
+
+__device__ __forceinline__ float from_ordered_bits(uint32_t bits) {
+  return __uint_as_float((bits >> 31) != 0 ? bits & kMagnitudeBits : ~bits);
+}
+
+/// A larger key is a likelier token; of equals, the smaller id. Never 0.
+__device__ __forceinline__ unsigned long long pick_key(float logit, int32_t token) {
+  return (static_cast<unsigned long long>(ordered_bits(logit)) << 32) |
+         (0xffffffffU - static_cast<uint32_t>(token));
+}
+
+__device__ __forceinline__ int32_t key_token(unsigned long long key) {
+  return static_cast<int32_t>(0xffffffffU - static_cast<uint32_t>(key));
+}
+
+__device__ __forceinline__ float key_logit(unsigned long long key) {
+  return from_ordered_bits(static_cast<uint32_t>(key >> 32));
+}
+
+/// Combines one value per thread of a block (a multiple of 32 threads), in a fixed order; all get
+/// the result. `shared` has 32 elements and is free again on return.
+template <typename T, typename Combine>
+__device__ T combine_block(T value, T neutral, T* shared, const Combine& combine) {
+  for (int offset = 16; offset > 0; offset /= 2) {
+    value = combine(value, __shfl_xor_sync(kEveryLane, value, offset));
+  }
+  if (threadIdx.x % 32 == 0) {
+    shared[threadIdx.x / 32] = value;
+  }
+  __syncthreads();
+  value = threadIdx.x % 32 < blockDim.x / 32 ? shared[threadIdx.x % 32] : neutral;
+  for (int offset = 16; offset > 0; offset /= 2) {
+    value = combine(value, __shfl_xor_sync(kEveryLane, value, offset));
+  }
+  __syncthreads();
+  return value;
+}
+
+template <typename T>
+__device__ T sum_block(T value, T* shared) {
+  return combine_block(value, T{0}, shared, [](T a, T b) { return a + b; });
+}
+
+template <typename T>
+__device__ T max_block(T value, T* shared) {
+  return combine_block(value, T{0}, shared, [](T a, T b) { return a > b ? a : b; });
+}
+
+/// body(logit, token) for the tokens of a row from `first` to `end`, by `threads` threads of which
+/// this is number `thread`; each takes ascending tokens. `first` is a multiple of 4.
+template <typename Body>
+__device__ __forceinline__ void for_each_logit(
+    const float* logits, int64_t first, int64_t end, int thread, int threads, const Body& body) {
+  const bool aligned = reinterpret_cast<uintptr_t>(logits) % 16 == 0;
+#pragma unroll 2
+  for (int64_t i = first + 4 * thread; i < end; i += 4 * threads) {
+    const auto token = static_cast<int32_t>(i);
+    if (aligned && i + 4 <= end) {
+      const float4 v = *reinterpret_cast<const float4*>(logits + i);
+      body(v.x, token);
+      body(v.y, token + 1);
+      body(v.z, token + 2);
+      body(v.w, token + 3);
+    } else {
+      for (int j = 0; j < 4 && i + j < end; ++j) {
+        body(logits[i + j], token + j);
+      }
+    }
+  }
+}
+
+/// Writes the alternatives of rows with logprobs, and log_sum. Before the edits.
+cudaError_t launch_top_logprobs(const SampleArgs& args, const LaunchContext& context);
+/// Picks every row's token, given best and not_finite, which it leaves zero.
+cudaError_t launch_pick(const SampleArgs& args, const LaunchContext& context);
+
+}  // namespace nibble::cuda

@@ -1,0 +1,83 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include <cuda_runtime_api.h>
+
+#include "backend/cuda/launch.h"
+
+namespace nibble::cuda {
+
+inline constexpr int kMaxTopLogprobs = 20;
+
+/// How one row's token is picked: the fields of SamplingParams and SamplerInput that the device
+/// needs.
+struct RowSampling {
+  uint64_t seed = 0;
+  int64_t step = 0;  // tokens generated before
+  double top_p = 1.0;
+  float inverse_temperature = 0.0F;  // float(1 / max(temperature, 1e-6)); 0: greedy
+  float min_p = 0.0F;
+  int32_t top_k = 0;      // 0: off
+  int32_t logprobs = -1;  // -1: none; 0..kMaxTopLogprobs: that many alternatives
+};
+
+/// A change of one logit before the pick: + bias; then / repetition where that is positive, or *
+/// repetition; then - penalty. A bias of -infinity bans the token.
+struct LogitEdit {
+  int32_t row = 0;
+  int32_t token = 0;
+  float bias = 0.0F;
+  float repetition = 1.0F;
+  float penalty = 0.0F;
+};
+
+enum class PickStatus : int32_t {
+  kOk,
+  kNotFinite,  // the logits have a NaN or an infinity
+  kNoneLeft,   // all tokens are banned
+};
+
+struct TopLogprob {
+  int32_t token = 0;  // -1 where the vocabulary has fewer
+  float logprob = 0.0F;
+};
+
+/// Picks a token from every row of logits. All pointers are device memory.
+///   logits [rows, vocab] f32, rows `stride` elements apart; overwritten
+///   sampling [rows]
+///   edits [edit_count[0]] (at most max_edits), no two for the same row and token; or none
+///   tokens [rows]: -1 unless the status is kOk     status [rows]
+///   logprobs [rows], top [rows, kMaxTopLogprobs]: written for rows with logprobs >= 0; both or
+///   none workspace: sample_workspace_bytes(), 8-byte aligned, zero before the first run, left zero
+///
+/// The order and the meaning of all steps are those of engine/sampler.h, and the same seed and step
+/// draw the same number. Weights are summed as integers, in steps of 2^-44 of the largest: the sums
+/// are exact, so a row's pick depends neither on its neighbours nor on the order of threads. It
+/// differs from the CPU's where the draw lies within the rounding of exp() of a boundary, about
+/// once in a million draws. Log-probabilities agree to 1e-5.
+struct SampleArgs {
+  float* logits = nullptr;
+  int64_t stride = 0;
+  int64_t rows = 0;
+  int64_t vocab = 0;
+  const RowSampling* sampling = nullptr;
+  const LogitEdit* edits = nullptr;
+  const int32_t* edit_count = nullptr;
+  int64_t max_edits = 0;
+  int32_t* tokens = nullptr;
+  PickStatus* status = nullptr;
+  float* logprobs = nullptr;
+  TopLogprob* top = nullptr;
+  void* workspace = nullptr;
+  int64_t max_rows = 0;  // that the workspace was made for
+};
+
+[[nodiscard]] size_t sample_workspace_bytes(int64_t max_rows, int64_t max_edits);
+
+/// Stream-ordered; allocates nothing; two launches, one more with edits and one with logprobs.
+/// cudaErrorInvalidValue for a vocabulary above 2^19 or below 1 and for more than 65535 rows.
+cudaError_t sample_tokens(const SampleArgs& args, const LaunchContext& context);
+
+}  // namespace nibble::cuda
