@@ -25,6 +25,9 @@ struct GemmProblem {
 
 enum class GemmResult : uint8_t { kBf16, kF32, kAddF32 };  // stored, stored, added to what is there
 
+/// Start of every workspace that kernels count in; the rest of a workspace holds anything.
+inline constexpr size_t kGemmCounterBytes = 16384;
+
 /// One step's product. All pointers are device memory; x and y are 16-byte aligned.
 struct GemmLaunch {
   const void* x = nullptr;          // [m, k] dense
@@ -35,7 +38,8 @@ struct GemmLaunch {
   int64_t y_stride = 0;
   int64_t m = 0;
   GemmResult result = GemmResult::kBf16;
-  void* workspace = nullptr;  // workspace_bytes(), zero before the first run, left zero
+  // workspace_bytes(); its first kGemmCounterBytes zero before the first run, and left zero
+  void* workspace = nullptr;
 };
 
 /// A family's kernels for one problem on one device. Calls are stream-ordered; none allocates

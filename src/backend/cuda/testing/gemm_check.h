@@ -20,7 +20,7 @@ struct GemmCheck {
 };
 
 /// Runs the entry on random weights: the scheme must be accepted, unpack must invert pack bit for
-/// bit, results must be right and repeatable and the workspace must be left as zeros.
+/// bit, results must be right and repeatable and the workspace's counters must be left as zeros.
 void check_gemm(const GemmEntry& entry, const GemmCheck& check);
 
 }  // namespace nibble::cuda::testing

@@ -1,0 +1,102 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include <cuda.h>
+
+#include "backend/cuda/gemm_kernel.h"
+#include "backend/cuda/kernels/gemm_sm90_schedule.h"
+
+namespace nibble::cuda {
+
+/// Parameters of the kernels of gemm_sm90.cuh.
+struct GemmSm90Args {
+  const uint8_t* weights = nullptr;  // [row_blocks][k_blocks] units
+  const float* weight_scales = nullptr;
+  const float* x_scales = nullptr;
+  const float* bias = nullptr;
+  void* y = nullptr;
+  uint32_t* counters = nullptr;  // [split_tiles][2], zero
+  void* parts = nullptr;         // [split_blocks][2][2] sums of a warpgroup
+  int64_t y_stride = 0;
+  int m = 0, n = 0;
+  int row_blocks = 0, k_blocks = 0;
+  GemmResult result = GemmResult::kBf16;
+  GemmSchedule schedule;
+};
+
+/// One instance of the kernel, with what the choice among them needs.
+struct GemmSm90Tile {
+  int tokens = 0;
+  int row_blocks = 0;  // of 64 rows
+  int depth = 0;       // K blocks of a step
+  int resident = 0;    // blocks of a multiprocessor
+  unsigned threads = 0;
+  size_t shared_bytes = 0;
+  void (*kernel)(CUtensorMap x, GemmSm90Args args) = nullptr;
+};
+
+/// What the families of this main loop differ in. Weights are units of 64 rows x one K block (128
+/// bytes of x); rows are filled up to whole units, K to `depth` blocks, with zeros.
+struct GemmSm90Family {
+  std::string_view name;
+  std::span<const GemmSm90Tile> tiles;
+  int unit_bytes = 0;
+  int block_elements = 0;
+  int depth = 1;
+  double clocks_per_unit_token = 2.0;  // of the tensor cores
+  /// codes [n, k] canonical to units, or back.
+  cudaError_t (*pack)(const void* codes, int64_t n, int64_t k, void* units, cudaStream_t) = nullptr;
+  cudaError_t (*unpack)(const void* units, int64_t n, int64_t k, void* codes, cudaStream_t) =
+      nullptr;
+};
+
+class GemmSm90 final : public GemmKernel {
+ public:
+  static Result<std::unique_ptr<GemmKernel>> make(const GemmSm90Family& family,
+                                                  const GemmProblem& problem,
+                                                  const DeviceInfo& device);
+
+  GemmSm90(const GemmSm90Family& family,
+           const GemmProblem& problem,
+           const DeviceInfo& device,
+           void* encode_map);
+  [[nodiscard]] size_t packed_bytes() const override;
+  cudaError_t pack(const void* codes,
+                   const float* scales,
+                   void* packed,
+                   cudaStream_t stream) const override;
+  cudaError_t unpack(const void* packed,
+                     void* codes,
+                     float* scales,
+                     cudaStream_t stream) const override;
+  [[nodiscard]] size_t workspace_bytes(int64_t max_m) const override;
+  cudaError_t run(const GemmLaunch& args, const LaunchContext& context) const override;
+
+  /// Index of the tile that run() takes.
+  [[nodiscard]] int choose(int64_t m) const;
+  cudaError_t run_tile(int tile, const GemmLaunch& args, const LaunchContext& context) const;
+
+ private:
+  struct Plan {
+    GemmSchedule schedule;
+    double clocks = 0.0;
+  };
+  [[nodiscard]] Plan plan(const GemmSm90Tile& tile, int64_t m) const;
+  [[nodiscard]] size_t code_bytes() const;
+
+  const GemmSm90Family& family_;
+  int64_t n_, k_;
+  int sms_;
+  int row_blocks_, k_blocks_;  // of the packed weights
+  void* encode_map_;           // the driver's cuTensorMapEncodeTiled
+};
+
+/// INT4 weights per channel x INT8 activations per token; INT8 x INT8; E4M3 x E4M3.
+extern const GemmEntry kGemmW4A8Sm90;
+extern const GemmEntry kGemmW8A8Int8Sm90;
+extern const GemmEntry kGemmW8A8Fp8Sm90;
+
+}  // namespace nibble::cuda

@@ -1,0 +1,121 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#ifdef __CUDACC__
+#define NIBBLE_HOST_DEVICE __host__ __device__
+#else
+#define NIBBLE_HOST_DEVICE
+#endif
+
+namespace nibble::cuda {
+
+/// How the blocks of a grid share the tiles of a product. A tile takes `steps` steps along K. Tiles
+/// 0 .. whole_tiles - 1 go round the blocks, each to one of them; the steps of the others, laid end
+/// to end, are cut into split_blocks equal runs (stream-K), and who ends a tile last adds its
+/// parts.
+struct GemmSchedule {
+  int row_tiles = 0, token_tiles = 0, steps = 0;
+  int whole_tiles = 0, split_tiles = 0, split_blocks = 0;
+  int blocks = 0;     // of the grid
+  double time = 0.0;  // expected, in steps
+
+  /// First step of a block's run, among split_tiles * steps; of block split_blocks, their end.
+  [[nodiscard]] NIBBLE_HOST_DEVICE int run_begin(int block) const {
+    return static_cast<int>(static_cast<int64_t>(split_tiles) * steps * block / split_blocks);
+  }
+  /// Block whose run holds this step.
+  [[nodiscard]] NIBBLE_HOST_DEVICE int block_of(int step) const {
+    const int64_t total = static_cast<int64_t>(split_tiles) * steps;
+    return static_cast<int>(((static_cast<int64_t>(step) + 1) * split_blocks - 1) / total);
+  }
+};
+
+/// A run of steps of one tile.
+struct GemmPart {
+  int row_tile = 0, token_tile = 0;
+  int begin = 0, end = 0;  // steps
+  int split = -1;          // number of the tile among the split ones, or -1
+};
+
+/// Goes through the parts of one block, split tiles first.
+class GemmParts {
+ public:
+  NIBBLE_HOST_DEVICE GemmParts(const GemmSchedule& schedule, int block)
+      : schedule_(schedule), whole_(block) {
+    if (block < schedule.split_blocks) {
+      step_ = schedule.run_begin(block);
+      end_ = schedule.run_begin(block + 1);
+    }
+  }
+  /// False after the last part.
+  NIBBLE_HOST_DEVICE bool next(GemmPart& part) {
+    int tile = 0;
+    if (step_ < end_) {
+      part.split = step_ / schedule_.steps;
+      part.begin = step_ - part.split * schedule_.steps;
+      part.end =
+          schedule_.steps < part.begin + end_ - step_ ? schedule_.steps : part.begin + end_ - step_;
+      step_ += part.end - part.begin;
+      tile = schedule_.whole_tiles + part.split;
+    } else if (whole_ < schedule_.whole_tiles) {
+      part.split = -1;
+      part.begin = 0;
+      part.end = schedule_.steps;
+      tile = whole_;
+      whole_ += schedule_.blocks;
+    } else {
+      return false;
+    }
+    // Bands of kBand token tiles, so that the blocks at work share activations that stay in L2
+    // while weights are read once per band.
+    const int band = tile / (kBand * schedule_.row_tiles);
+    const int rest = tile - band * kBand * schedule_.row_tiles;
+    const int left = schedule_.token_tiles - band * kBand;
+    const int width = left < kBand ? left : kBand;
+    part.row_tile = rest / width;
+    part.token_tile = band * kBand + rest % width;
+    return true;
+  }
+
+ private:
+  static constexpr int kBand = 16;
+  const GemmSchedule& schedule_;
+  int step_ = 0, end_ = 0;
+  int whole_;
+};
+
+/// Shares row_tiles x token_tiles tiles among up to `blocks` blocks. `fixed` and `per_part`: what
+/// adding up a split tile costs, in steps, altogether and for each of its parts.
+inline GemmSchedule make_schedule(
+    int row_tiles, int token_tiles, int steps, int blocks, double fixed, double per_part) {
+  const int tiles = row_tiles * token_tiles;
+  GemmSchedule schedule{.row_tiles = row_tiles, .token_tiles = token_tiles, .steps = steps};
+  schedule.split_tiles = tiles % blocks;
+  schedule.whole_tiles = tiles - schedule.split_tiles;
+  schedule.blocks = schedule.whole_tiles > 0 ? blocks : schedule.split_tiles;
+  schedule.time = static_cast<double>(schedule.whole_tiles) / blocks * steps;
+  if (schedule.split_tiles == 0) {
+    return schedule;
+  }
+  schedule.split_blocks = schedule.split_tiles;  // not split at all
+  double best = steps;
+  const auto consider = [&](int candidate, double parts) {
+    const double run = static_cast<double>(schedule.split_tiles) * steps / candidate;
+    const double time = static_cast<int>(run + 0.999) + fixed + per_part * parts;
+    if (run >= 1.0 && time < best) {
+      best = time;
+      schedule.split_blocks = candidate;
+    }
+  };
+  for (int parts = 2; parts * schedule.split_tiles <= blocks; ++parts) {
+    consider(parts * schedule.split_tiles, parts);
+  }
+  consider(blocks, static_cast<double>(blocks) / schedule.split_tiles + 1.0);
+  schedule.blocks = std::max(schedule.blocks, schedule.split_blocks);
+  schedule.time += best;
+  return schedule;
+}
+
+}  // namespace nibble::cuda
