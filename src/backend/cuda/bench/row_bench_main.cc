@@ -12,6 +12,7 @@
 #include "backend/cuda/cuda_status.h"
 #include "backend/cuda/row_kernels.h"
 #include "backend/cuda/sampling.h"
+#include "base/check.h"
 
 namespace nibble::cuda {
 namespace {
@@ -21,10 +22,7 @@ constexpr int kReplays = 15;
 
 void require(cudaError_t error, const char* what) {
   const Status status = check(error, what);
-  if (!status.ok()) {
-    std::fprintf(stderr, "row_bench: %s\n", status.message().c_str());
-    std::exit(1);
-  }
+  CHECK_MSG(status.ok(), "{}", status.message());
 }
 
 template <typename T>
@@ -168,7 +166,12 @@ void bench_picks() {
 }  // namespace nibble::cuda
 
 int main() {
-  nibble::cuda::bench_rows();
-  nibble::cuda::bench_picks();
+  try {
+    nibble::cuda::bench_rows();
+    nibble::cuda::bench_picks();
+  } catch (const nibble::InternalError& error) {
+    std::fprintf(stderr, "row_bench: %s\n", error.what());
+    return 1;
+  }
   return 0;
 }
