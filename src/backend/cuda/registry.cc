@@ -2,6 +2,7 @@
 
 #include "backend/cuda/gemm_kernel.h"
 #include "backend/cuda/kernels/gemm_bf16_cublaslt.h"
+#include "backend/cuda/kernels/gemm_sm80.h"
 #include "backend/cuda/kernels/gemm_sm90.h"
 
 namespace nibble::cuda {
@@ -12,6 +13,11 @@ std::span<const GemmEntry> gemm_entries() {
       kGemmW4A8Sm90,
       kGemmW8A8Int8Sm90,
       kGemmW8A8Fp8Sm90,
+      // For every shape with k % 64 == 0, on sm_80 and up.
+      kGemmW4A8Sm80,
+      kGemmW8A8Int8Sm80,
+      kGemmW4A16Sm80,
+      kGemmBf16Sm80,
   };
   return kEntries;
 }
