@@ -38,7 +38,7 @@ class Fp8RowEncoder final : public RowEncoder {
           {.x = x + i * k_, .groups = 1, .width = k_, .absmax = &absmax, .scales = &scale},
           out[0] + i * k_, tally);
       if (!needs_extent() || row + i == 0) {
-        store_scale(DType::kF32, scale, out[1] + i * 4);
+        store_scales(DType::kF32, &scale, 1, out[1] + i * 4);
       }
     }
     error = total(tally);
@@ -71,8 +71,8 @@ class Fp8BlockEncoder final : public RowEncoder {
         largest = std::max(largest, absmax);
       }
       scales[static_cast<size_t>(b)] = fp8_scale(largest);
-      store_scale(DType::kF32, scales[static_cast<size_t>(b)], out[1] + b * 4);
     }
+    store_scales(DType::kF32, scales.data(), blocks, out[1]);
     for (int64_t i = 0; i < rows; ++i) {
       for (int64_t b = 0; b < blocks; ++b) {
         const int64_t at = i * k_ + b * format_.group_size;

@@ -62,9 +62,7 @@ class IntEncoder final : public RowEncoder {
     part.scales = scales;
     encode_groups(format_.code == WeightCode::kInt4 ? kernels_.int4 : kernels_.int8, part, codes,
                   tally);
-    for (int64_t g = 0; g < part.groups; ++g) {
-      store_scale(format_.scale_dtype, scales[g], scales_out + g * scale_bytes());
-    }
+    store_scales(format_.scale_dtype, scales, part.groups, scales_out);
     return {};
   }
 };

@@ -37,10 +37,10 @@ class ProgressiveEncoder final : public RowEncoder {
                                  : encode_quark(values, absmax, first, codes, tally);
       kernels_.reorder(reinterpret_cast<uint8_t*>(codes), code_row_bytes() / 4);
       clear_padding(codes);
-      store_scale(DType::kF32, second, out[2] + i * 4);
+      store_scales(DType::kF32, &second, 1, out[2] + i * 4);
     }
     if (row == 0) {
-      store_scale(DType::kF32, first, out[1]);
+      store_scales(DType::kF32, &first, 1, out[1]);
     }
     error = total(tally);
     return {};

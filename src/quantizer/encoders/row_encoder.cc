@@ -140,12 +140,14 @@ void add_decoded(const float* x, const float* decoded, int64_t count, RowsError&
   }
 }
 
-void store_scale(DType dtype, float scale, std::byte* out) {
-  if (dtype == DType::kBF16) {
-    const uint16_t bits = f32_to_bf16(scale);
-    std::memcpy(out, &bits, 2);
-  } else {
-    std::memcpy(out, &scale, 4);
+void store_scales(DType dtype, const float* scales, int64_t count, std::byte* out) {
+  if (dtype != DType::kBF16) {
+    std::memcpy(out, scales, static_cast<size_t>(count) * sizeof(float));
+    return;
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    const uint16_t bits = f32_to_bf16(scales[i]);
+    std::memcpy(out + i * 2, &bits, 2);
   }
 }
 

@@ -68,8 +68,8 @@ class RowEncoder : public MatrixEncoder {
 
 /// Adds sums of single rows given their decoded values, in double precision.
 void add_decoded(const float* x, const float* decoded, int64_t count, RowsError& error);
-/// Stores a scale of 16 or 32 bits.
-void store_scale(DType dtype, float scale, std::byte* out);
+/// Stores scales as BF16 or F32.
+void store_scales(DType dtype, const float* scales, int64_t count, std::byte* out);
 
 /// The encoders; arguments are checked by make_encoder().
 using EncoderPointer = std::unique_ptr<MatrixEncoder>;

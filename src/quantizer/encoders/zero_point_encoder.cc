@@ -65,8 +65,8 @@ class ZeroPointEncoder final : public RowEncoder {
       part.scales = scales;
       part.zeros = zeros;
       encode_groups(kernels_.int4_zeros, part, out[0] + g * width / 2, tally);
+      store_scales(format_.scale_dtype, scales, groups, out[1] + g * scale_bytes());
       for (int64_t i = 0; i < groups; ++i) {
-        store_scale(format_.scale_dtype, scales[i], out[1] + (g + i) * scale_bytes());
         store_zero(g + i, static_cast<int>(zeros[i]), out[2]);
       }
     }
