@@ -14,8 +14,8 @@ namespace {
 // from the L2 cache (what large products reach), and the share of the tensor cores' rate that a
 // main loop sustains.
 constexpr double kMemoryBytes = 19.0;
-constexpr double kCacheBytes = 34.0;
-constexpr double kSustained = 0.85;
+constexpr double kCacheBytes = 46.0;
+constexpr double kSustained = 0.9;
 constexpr double kExchangeClocks = 1800.0;  // to leave sums in memory and to find the last
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

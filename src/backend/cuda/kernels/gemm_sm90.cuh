@@ -63,19 +63,39 @@ struct RingPlace {
 
 // --- the copying warp, one thread of it ---
 
+// What a block prefetches to the L2 cache before its predecessor has ended, beyond its ring: with
+// 132 blocks about a third of the cache.
+constexpr int kPrefetchBytes = 160 * 1024;
+
+// Units of one step of the tile's block b of rows; beyond the end, those of the last block, whose
+// sums are not stored again.
+template <typename Codec, typename Tile>
+__device__ __forceinline__ const uint8_t* units_of(const GemmSm90Args& args,
+                                                   const GemmPart& part,
+                                                   int step,
+                                                   int b) {
+  const int block = min(part.row_tile * Tile::kRowBlocks + b, args.row_blocks - 1);
+  return args.weights +
+         (static_cast<int64_t>(block) * args.k_blocks + step * Tile::kDepth) * Codec::kUnitBytes;
+}
+
 template <typename Codec, typename Tile>
 __device__ void copy_weights(
     const GemmSm90Args& args, const GemmPart& part, int step, uint32_t stage, uint32_t barrier) {
-  using Shared = GemmShared<Codec, Tile>;
   constexpr int kBytes = Tile::kDepth * Codec::kUnitBytes;
 #pragma unroll
   for (int b = 0; b < Tile::kRowBlocks; ++b) {
-    // Rows beyond the end repeat the last block: their sums are not stored.
-    const int block = min(part.row_tile * Tile::kRowBlocks + b, args.row_blocks - 1);
-    const int64_t unit = static_cast<int64_t>(block) * args.k_blocks + step * Tile::kDepth;
-    ptx::bulk_copy(stage + b * kBytes, args.weights + unit * Codec::kUnitBytes, kBytes, barrier);
+    ptx::bulk_copy(stage + b * kBytes, units_of<Codec, Tile>(args, part, step, b), kBytes, barrier);
   }
-  static_assert(Tile::kRowBlocks * kBytes == Shared::kWeightBytes);
+}
+
+template <typename Codec, typename Tile>
+__device__ void prefetch_weights(const GemmSm90Args& args, const GemmPart& part, int step) {
+#pragma unroll
+  for (int b = 0; b < Tile::kRowBlocks; ++b) {
+    ptx::bulk_prefetch(units_of<Codec, Tile>(args, part, step, b),
+                       Tile::kDepth * Codec::kUnitBytes);
+  }
 }
 
 template <typename Codec, typename Tile>
@@ -95,15 +115,22 @@ __device__ void fill_ring(const CUtensorMap& x, const GemmSm90Args& args, uint32
   using Shared = GemmShared<Codec, Tile>;
   const uint32_t full = base + Shared::kBarriers;
   const uint32_t empty = full + 8 * Tile::kStages;
+  ptx::prefetch_tensor_map(x);
   GemmPart part;
-  {  // Weights of the first ring, then, when the predecessor has ended, its activations.
+  {  // Weights of the first ring, and to the L2 cache what the chip reads until the predecessor
+     // ends.
+    constexpr int kAhead = Tile::kStages + kPrefetchBytes / Shared::kWeightBytes;
     GemmParts parts(args.schedule, blockIdx.x);
     int count = 0;
-    while (count < Tile::kStages && parts.next(part)) {
-      for (int step = part.begin; step < part.end && count < Tile::kStages; ++step, ++count) {
-        ptx::barrier_arrive_expect(full + 8 * count, Shared::kStageBytes);
-        copy_weights<Codec, Tile>(args, part, step, base + count * Shared::kStageBytes,
-                                  full + 8 * count);
+    while (count < kAhead && parts.next(part)) {
+      for (int step = part.begin; step < part.end && count < kAhead; ++step, ++count) {
+        if (count < Tile::kStages) {
+          ptx::barrier_arrive_expect(full + 8 * count, Shared::kStageBytes);
+          copy_weights<Codec, Tile>(args, part, step, base + count * Shared::kStageBytes,
+                                    full + 8 * count);
+        } else {
+          prefetch_weights<Codec, Tile>(args, part, step);
+        }
       }
     }
   }
@@ -124,9 +151,22 @@ __device__ void fill_ring(const CUtensorMap& x, const GemmSm90Args& args, uint32
       place.advance();
     }
   }
+  // Only now, so that the successor's weights follow ours instead of driving them from the cache.
+  ptx::allow_successor();
 }
 
 // --- the multiplying warpgroups ---
+
+template <typename Sum, int kBlocks, int kCount>
+__device__ __forceinline__ void clear(Sum (&sums)[kBlocks][kCount]) {
+#pragma unroll
+  for (int b = 0; b < kBlocks; ++b) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      sums[b][i] = 0;
+    }
+  }
+}
 
 // Products of one unit, as one group.
 template <typename Codec, int kTokens>
@@ -260,7 +300,6 @@ __device__ __forceinline__ bool combine(
       __stcg(mine + (b * kWords + i) * 128, word);
     }
   }
-  __threadfence();
   sync_group(group);
   if (thread == 0) {
     uint32_t* counter = args.counters + part.split * Tile::kGroups + group;
@@ -274,15 +313,13 @@ __device__ __forceinline__ bool combine(
   if (flags[group] == 0) {
     return false;
   }
-  __threadfence();
-#pragma unroll
-  for (int b = 0; b < Tile::kBlocks; ++b) {
-#pragma unroll
-    for (int i = 0; i < Tile::kTokens / 2; ++i) {
-      sums[b][i] = 0;
-    }
+  if constexpr (std::is_same_v<Sum, float>) {
+    clear(sums);
   }
   for (int block = first; block <= last; ++block) {
+    if (std::is_same_v<Sum, int32_t> && block == static_cast<int>(blockIdx.x)) {
+      continue;  // the order of integers does not matter
+    }
     const Sum4* theirs = slot(block);
 #pragma unroll
     for (int b = 0; b < Tile::kBlocks; ++b) {
@@ -303,67 +340,95 @@ __device__ __forceinline__ bool combine(
 __device__ __forceinline__ void store_pair(
     const GemmSm90Args& args, int row, int token, float first, float second) {
   const int64_t at = token * args.y_stride + row;
-  const bool both = row + 1 < args.n;
-  const bool paired = both && args.y_stride % 2 == 0;
-  if (args.result == GemmResult::kBf16) {
-    auto* y = static_cast<__nv_bfloat16*>(args.y) + at;
-    if (paired) {
-      *reinterpret_cast<uint32_t*>(y) = ptx::pack_bf16(first, second);
-      return;
-    }
-    y[0] = __float2bfloat16(first);
-    if (both) {
-      y[1] = __float2bfloat16(second);
+  if (row + 1 < args.n && args.y_stride % 2 == 0) {
+    if (args.result == GemmResult::kBf16) {
+      *reinterpret_cast<uint32_t*>(static_cast<__nv_bfloat16*>(args.y) + at) =
+          ptx::pack_bf16(first, second);
+    } else if (args.result == GemmResult::kF32) {
+      *reinterpret_cast<float2*>(static_cast<float*>(args.y) + at) = float2{first, second};
+    } else {
+      ptx::add_pair(static_cast<float*>(args.y) + at, first, second);
     }
     return;
   }
-  auto* y = static_cast<float*>(args.y) + at;
-  const bool add = args.result == GemmResult::kAddF32;
-  if (paired) {
-    auto* pair = reinterpret_cast<float2*>(y);
-    const float2 old = add ? *pair : float2{0.0F, 0.0F};
-    *pair = add ? float2{old.x + first, old.y + second} : float2{first, second};
-    return;
+  const float values[2] = {first, second};
+  for (int i = 0; i < 2 && row + i < args.n; ++i) {
+    if (args.result == GemmResult::kBf16) {
+      static_cast<__nv_bfloat16*>(args.y)[at + i] = __float2bfloat16(values[i]);
+    } else {
+      float* y = static_cast<float*>(args.y) + at + i;
+      *y = values[i] + (args.result == GemmResult::kAddF32 ? *y : 0.0F);
+    }
   }
-  y[0] = add ? y[0] + first : first;
-  if (both) {
-    y[1] = add ? y[1] + second : second;
+}
+
+// Scales and bias of a thread's channels, read while the products run.
+template <int kBlocks>
+struct ChannelTerms {
+  float2 scale[kBlocks];
+  float2 bias[kBlocks];
+};
+
+template <typename Codec, typename Tile>
+__device__ __forceinline__ int first_channel(const GemmPart& part, int group, int thread, int b) {
+  const int block = part.row_tile * Tile::kRowBlocks + group * Tile::kBlocks + b;
+  return 64 * block + 16 * (thread >> 5) + 2 * ((thread & 31) >> 2);
+}
+
+template <typename Codec, typename Tile>
+__device__ __forceinline__ ChannelTerms<Tile::kBlocks> load_terms(const GemmSm90Args& args,
+                                                                  const GemmPart& part,
+                                                                  int group,
+                                                                  int thread) {
+  ChannelTerms<Tile::kBlocks> terms;
+#pragma unroll
+  for (int b = 0; b < Tile::kBlocks; ++b) {
+    const int row = first_channel<Codec, Tile>(part, group, thread, b);
+    const bool inside = row < args.n;
+    const float* scales = args.weight_scales + (inside ? row : 0);  // filled up to whole blocks
+    terms.scale[b] = float2{__ldg(scales) * Codec::kScale, __ldg(scales + 1) * Codec::kScale};
+    terms.bias[b] = float2{0.0F, 0.0F};
+    if (args.bias != nullptr && inside) {
+      terms.bias[b].x = __ldg(args.bias + row);
+      terms.bias[b].y = row + 1 < args.n ? __ldg(args.bias + row + 1) : 0.0F;
+    }
   }
+  return terms;
 }
 
 template <typename Codec, typename Tile>
 __device__ __forceinline__ void store(
     const ptx::MmaSum<Codec::kType> (&sums)[Tile::kBlocks][Tile::kTokens / 2],
     const GemmSm90Args& args,
+    const ChannelTerms<Tile::kBlocks>& terms,
     const GemmPart& part,
     int group,
     int thread) {
-  const int lane = thread & 31;
-  const int token0 = part.token_tile * Tile::kTokens + 2 * (lane & 3);
+  constexpr int kAtOnce = Tile::kTokens < 64 ? Tile::kTokens / 4 : 16;  // scales read before stores
+  const int token0 = part.token_tile * Tile::kTokens + 2 * (thread & 3);
 #pragma unroll
-  for (int b = 0; b < Tile::kBlocks; ++b) {
-    const int block = part.row_tile * Tile::kRowBlocks + group * Tile::kBlocks + b;
-    const int row = 64 * block + 16 * (thread >> 5) + 2 * (lane >> 2);
-    if (row >= args.n) {
-      continue;
-    }
-    const float2 scale = *reinterpret_cast<const float2*>(args.weight_scales + row);
-    float2 bias{0.0F, 0.0F};
-    if (args.bias != nullptr) {
-      bias.x = args.bias[row];
-      bias.y = row + 1 < args.n ? args.bias[row + 1] : 0.0F;
+  for (int start = 0; start < Tile::kTokens / 4; start += kAtOnce) {
+    float x_scales[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int token = token0 + 8 * ((start + i) / 2) + i % 2;
+      x_scales[i] = __ldcg(args.x_scales + min(token, args.m - 1));  // L1 may hold older ones
     }
 #pragma unroll
-    for (int i = 0; i < Tile::kTokens / 2; i += 4) {
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int token = token0 + 8 * ((start + i) / 2) + i % 2;
+      if (token >= args.m) {
+        continue;
+      }
 #pragma unroll
-      for (int t = 0; t < 2; ++t) {
-        const int token = token0 + 2 * i + t;
-        if (token < args.m) {
-          const float x_scale = args.x_scales[token];
-          const float first = static_cast<float>(sums[b][i + t]);
-          const float second = static_cast<float>(sums[b][i + 2 + t]);
-          store_pair(args, row, token, first * (scale.x * Codec::kScale * x_scale) + bias.x,
-                     second * (scale.y * Codec::kScale * x_scale) + bias.y);
+      for (int b = 0; b < Tile::kBlocks; ++b) {
+        const int row = first_channel<Codec, Tile>(part, group, thread, b);
+        const int at = 4 * ((start + i) / 2) + i % 2;
+        const float first = static_cast<float>(sums[b][at]);
+        const float second = static_cast<float>(sums[b][at + 2]);
+        if (row < args.n) {
+          store_pair(args, row, token, first * (terms.scale[b].x * x_scales[i]) + terms.bias[b].x,
+                     second * (terms.scale[b].y * x_scales[i]) + terms.bias[b].y);
         }
       }
     }
@@ -382,16 +447,11 @@ __device__ __forceinline__ void multiply_parts(const GemmSm90Args& args,
   RingPlace<Tile::kStages> place;
   while (parts.next(part)) {
     ptx::MmaSum<Codec::kType> sums[Tile::kBlocks][Tile::kTokens / 2];
-#pragma unroll
-    for (int b = 0; b < Tile::kBlocks; ++b) {
-#pragma unroll
-      for (int i = 0; i < Tile::kTokens / 2; ++i) {
-        sums[b][i] = 0;
-      }
-    }
+    clear(sums);
+    const auto terms = load_terms<Codec, Tile>(args, part, group, thread);
     accumulate<Codec, Tile>(sums, place, part.end - part.begin, group, thread, base);
     if (part.split < 0 || combine<Codec, Tile>(sums, args, part, group, thread, flags)) {
-      store<Codec, Tile>(sums, args, part, group, thread);
+      store<Codec, Tile>(sums, args, terms, part, group, thread);
     }
   }
 }
@@ -413,7 +473,6 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident)
     ptx::barrier_init_fence();
   }
   __syncthreads();
-  ptx::allow_successor();
   if (warp >= 4 * Tile::kGroups) {
     if constexpr (Tile::kTakesRegisters) {
       ptx::registers_release<24>();

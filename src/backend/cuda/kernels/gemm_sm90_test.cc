@@ -10,7 +10,7 @@
 namespace nibble::cuda {
 namespace {
 
-constexpr int kTileCount = 7;
+constexpr int kTileCount = 8;
 
 /// A kernel that takes one tile at every m.
 class OneTile final : public GemmKernel {

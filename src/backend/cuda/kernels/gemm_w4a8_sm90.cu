@@ -106,6 +106,7 @@ constexpr GemmSm90Tile kTiles[] = {gemm_tile<Int4Codec, GemmTile<8, 1, 2, 6, 2>>
                                    gemm_tile<Int4Codec, GemmTile<32, 1, 2, 4, 2>>(),
                                    gemm_tile<Int4Codec, GemmTile<64, 1, 2, 3, 2>>(),
                                    gemm_tile<Int4Codec, GemmTile<64, 2, 1, 8, 1>>(),
+                                   gemm_tile<Int4Codec, GemmTile<128, 1, 2, 4, 1>>(),
                                    gemm_tile<Int4Codec, GemmTile<128, 2, 1, 6, 1>>(),
                                    gemm_tile<Int4Codec, GemmTile<256, 1, 1, 5, 1>>()};
 

@@ -78,6 +78,7 @@ inline constexpr GemmSm90Tile kTiles[] = {gemm_tile<ByteCodec<kType>, GemmTile<8
                                           gemm_tile<ByteCodec<kType>, GemmTile<32, 1, 1, 5, 2>>(),
                                           gemm_tile<ByteCodec<kType>, GemmTile<64, 1, 1, 4, 2>>(),
                                           gemm_tile<ByteCodec<kType>, GemmTile<64, 2, 1, 5, 1>>(),
+                                          gemm_tile<ByteCodec<kType>, GemmTile<128, 1, 1, 6, 1>>(),
                                           gemm_tile<ByteCodec<kType>, GemmTile<128, 2, 1, 4, 1>>(),
                                           gemm_tile<ByteCodec<kType>, GemmTile<256, 1, 1, 4, 1>>()};
 

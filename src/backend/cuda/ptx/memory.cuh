@@ -40,6 +40,16 @@ __device__ __forceinline__ uint32_t add_acquire_release(uint32_t* pointer, uint3
   return before;
 }
 
+/// Adds to two neighbouring floats, rounded to nearest, without waiting for what is there. Aligned
+/// to 8 bytes. Subnormal sums become zeros.
+__device__ __forceinline__ void add_pair(float* pointer, float first, float second) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(pointer), "f"(first),
+               "f"(second)
+               : "memory");
+#endif
+}
+
 /// Stores four 8x8 matrices of 16-bit elements, each transposed: lane l gives the address of one
 /// 16-byte row, registers hold mma fragments.
 __device__ __forceinline__ void store_matrix4_transposed(uint32_t address, const uint32_t (&v)[4]) {
