@@ -19,6 +19,20 @@ __device__ __forceinline__ void store_shared16(uint32_t address, uint4 value) {
                : "memory");
 }
 
+/// 8 bytes of shared memory.
+__device__ __forceinline__ uint2 load_shared8(uint32_t address) {
+  uint2 value;
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];"
+               : "=r"(value.x), "=r"(value.y)
+               : "r"(address)
+               : "memory");
+  return value;
+}
+
+__device__ __forceinline__ void store_shared2(uint32_t address, uint16_t value) {
+  asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "h"(value) : "memory");
+}
+
 /// 16 bytes that nobody writes during the kernel, read once.
 __device__ __forceinline__ uint4 load_stream16(const void* pointer) {
   uint4 value;

@@ -1,0 +1,302 @@
+#include "backend/cuda/attention.h"
+
+#include <cmath>
+#include <cstring>
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include "backend/cuda/testing/attention_case.h"
+#include "base/f16.h"
+#include "ops/attention.h"
+
+namespace nibble::cuda {
+namespace {
+
+using testing::AttentionCase;
+using testing::CaseSequence;
+using testing::DeviceArray;
+
+constexpr KvCode kCodes[] = {KvCode::kBf16, KvCode::kFp8, KvCode::kInt8, KvCode::kInt4};
+
+AttentionShape shape_of(KvCode code, int heads, int kv_heads, int head_dim, int page_size = 64) {
+  AttentionShape shape;
+  shape.kv = {code, page_size, kv_heads, head_dim};
+  shape.heads = heads;
+  shape.scale = 1.0F / std::sqrt(static_cast<float>(head_dim));
+  if (code == KvCode::kFp8) {
+    shape.k_scale = 0.5F;
+    shape.v_scale = 2.0F;
+  }
+  return shape;
+}
+
+std::string name_of(const AttentionShape& shape) {
+  const char* code[] = {"f32", "bf16", "int8", "int4", "fp8"};
+  return fmt::format("{} heads {}/{} dim {} page {} window {}", code[static_cast<int>(shape.kv.code)],
+                     shape.heads, shape.kv.kv_heads, shape.kv.head_dim, shape.kv.page_size,
+                     shape.sliding_window);
+}
+
+// Rounding of the weights (bf16 or fp16) and of the result.
+constexpr double kTolerance = 6e-3;
+
+void check_case(const AttentionShape& shape, const std::vector<CaseSequence>& sequences) {
+  SCOPED_TRACE(name_of(shape));
+  AttentionCase test(shape, sequences, 7U + static_cast<uint32_t>(shape.kv.head_dim));
+  test.fill_cache();
+  test.run({nullptr, false});
+  test.check(kTolerance);
+  const std::vector<uint16_t> first = test.out->host();
+  test.run({nullptr, true});
+  EXPECT_EQ(first, test.out->host()) << "two runs differ";
+}
+
+std::vector<CaseSequence> decode_lengths() {
+  return {{1, 1}, {1, 3}, {1, 17}, {1, 63}, {1, 64}, {1, 65}, {1, 257}, {1, 700}};
+}
+
+TEST(DecodeAttention, EveryFormatAndHeadDim) {
+  NIBBLE_NEEDS_GPU();
+  for (const KvCode code : kCodes) {
+    for (const int dim : {64, 128, 256}) {
+      check_case(shape_of(code, 8, 2, dim), decode_lengths());
+    }
+  }
+}
+
+TEST(DecodeAttention, QueryHeadsPerKvHead) {
+  NIBBLE_NEEDS_GPU();
+  for (const KvCode code : {KvCode::kBf16, KvCode::kInt4}) {
+    for (const int ratio : {1, 5, 7, 8, 12, 16, 20}) {
+      check_case(shape_of(code, ratio, 1, 128), {{1, 40}, {1, 300}});
+    }
+    check_case(shape_of(code, 10, 1, 256), {{1, 40}, {1, 300}});
+    check_case(shape_of(code, 16, 1, 64), {{1, 40}, {1, 300}});
+  }
+}
+
+TEST(DecodeAttention, SlidingWindow) {
+  NIBBLE_NEEDS_GPU();
+  for (const KvCode code : kCodes) {
+    for (const int window : {1, 50, 64, 100}) {
+      AttentionShape shape = shape_of(code, 4, 2, 128);
+      shape.sliding_window = window;
+      check_case(shape, decode_lengths());
+    }
+  }
+}
+
+TEST(DecodeAttention, PageSizes) {
+  NIBBLE_NEEDS_GPU();
+  for (const int page : {16, 32, 48, 128}) {
+    for (const KvCode code : kCodes) {
+      const AttentionShape shape = shape_of(code, 4, 2, 128, page);
+      if (check_attention(shape).ok()) {
+        check_case(shape, decode_lengths());
+      }
+    }
+  }
+}
+
+TEST(DecodeAttention, LongSequencesAreCutAndManyShareBlocks) {
+  NIBBLE_NEEDS_GPU();
+  for (const KvCode code : kCodes) {
+    check_case(shape_of(code, 4, 1, 128), {{1, 9001}, {1, 5}, {1, 2000}});
+    std::vector<CaseSequence> many;
+    for (int i = 0; i < 70; ++i) {
+      many.push_back({1, 1 + i * 37 % 900});
+    }
+    check_case(shape_of(code, 4, 4, 64), many);
+  }
+}
+
+TEST(PrefillAttention, EveryFormatAndHeadDim) {
+  NIBBLE_NEEDS_GPU();
+  for (const KvCode code : kCodes) {
+    for (const int dim : {64, 128, 256}) {
+      check_case(shape_of(code, 4, 2, dim), {{2, 2}, {17, 17}, {64, 64}, {130, 130}, {65, 300}});
+    }
+  }
+}
+
+TEST(PrefillAttention, WindowAndPageSizes) {
+  NIBBLE_NEEDS_GPU();
+  for (const KvCode code : kCodes) {
+    for (const int page : {16, 32, 64}) {
+      AttentionShape shape = shape_of(code, 4, 2, 128, page);
+      shape.sliding_window = page == 32 ? 1 : 70;
+      if (check_attention(shape).ok()) {
+        check_case(shape, {{100, 230}, {3, 200}, {2, 129}});
+      }
+    }
+  }
+}
+
+TEST(Attention, MixedSteps) {
+  NIBBLE_NEEDS_GPU();
+  for (const KvCode code : kCodes) {
+    check_case(shape_of(code, 8, 2, 128), {{1, 300}, {90, 200}, {1, 1}, {5, 5}, {1, 129}});
+  }
+}
+
+TEST(Attention, ACapturedStepServesOtherLengths) {
+  NIBBLE_NEEDS_GPU();
+  for (const KvCode code : kCodes) {
+    AttentionCase test(shape_of(code, 8, 2, 128), {{1, 900}, {1, 400}, {1, 77}}, 3);
+    test.fill_cache();
+    cudaStream_t stream = nullptr;
+    ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+    ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+    test.launch_all({stream, true});
+    cudaGraph_t graph = nullptr;
+    ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+    cudaGraphExec_t executable = nullptr;
+    ASSERT_EQ(cudaGraphInstantiate(&executable, graph, 0), cudaSuccess);
+    for (const std::vector<CaseSequence>& lengths :
+         {std::vector<CaseSequence>{{1, 900}, {1, 400}, {1, 77}},
+          std::vector<CaseSequence>{{1, 3}, {1, 399}, {1, 12}},
+          std::vector<CaseSequence>{{1, 901 - 1}, {1, 1}, {1, 64}}}) {
+      test.change_lengths(lengths);
+      ASSERT_EQ(cudaGraphLaunch(executable, stream), cudaSuccess);
+      ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+      test.check(kTolerance);
+    }
+    cudaGraphExecDestroy(executable);
+    cudaGraphDestroy(graph);
+    cudaStreamDestroy(stream);
+  }
+}
+
+TEST(CheckAttention, RefusesWhatHasNoKernel) {
+  NIBBLE_NEEDS_GPU();
+  EXPECT_TRUE(check_attention(shape_of(KvCode::kInt4, 8, 2, 128)).ok());
+  EXPECT_FALSE(check_attention(shape_of(KvCode::kInt4, 8, 2, 128, 32)).ok());
+  EXPECT_FALSE(check_attention(shape_of(KvCode::kBf16, 8, 3, 128)).ok());
+  EXPECT_FALSE(check_attention(shape_of(KvCode::kBf16, 8, 2, 96)).ok());
+  EXPECT_FALSE(check_attention(shape_of(KvCode::kF32, 8, 2, 128)).ok());
+}
+
+/// k and v of the case's tokens as the CPU's oracle leaves them in a cache of this format, after an
+/// optional norm of the heads.
+struct Oracle {
+  KvView kv;
+  std::vector<std::byte> pages;
+  std::vector<float> qkv;
+  std::vector<int32_t> table;
+};
+
+Oracle append_on_host(const AttentionCase& test,
+                      KvCode code,
+                      const std::vector<float>& norm,
+                      const std::vector<float>& inv_freq) {
+  const KvLayout& kv = test.shape.kv;
+  Oracle oracle;
+  oracle.qkv = test.qkv;
+  const int64_t heads = test.shape.heads + 2 * kv.kv_heads;
+  for (size_t start = 0; start < oracle.qkv.size(); start += static_cast<size_t>(kv.head_dim)) {
+    const auto head = static_cast<int64_t>(start) / kv.head_dim % heads;
+    if (norm.empty() || head >= test.shape.heads + kv.kv_heads) {
+      continue;
+    }
+    double squares = 0.0;
+    for (int d = 0; d < kv.head_dim; ++d) {
+      squares += std::pow(oracle.qkv[start + static_cast<size_t>(d)], 2);
+    }
+    const double factor = 1.0 / std::sqrt(squares / kv.head_dim + 1e-6);
+    for (size_t d = 0; d < static_cast<size_t>(kv.head_dim); ++d) {
+      oracle.qkv[start + d] = static_cast<float>(oracle.qkv[start + d] * factor * norm[d]);
+    }
+  }
+  const int32_t tokens = test.sequences[0].kv_len;
+  oracle.kv = {code, tokens, kv.kv_heads, kv.head_dim, nullptr};
+  oracle.pages.resize(static_cast<size_t>(oracle.kv.page_bytes()));
+  oracle.kv.pages = oracle.pages.data();
+  oracle.table = {0};
+  const SequenceSpan span{0, tokens, tokens, oracle.table.data()};
+  RopeAppendArgs args;
+  args.qkv = oracle.qkv.data();
+  args.stride = heads * kv.head_dim;
+  args.heads = test.shape.heads;
+  args.inv_freq = inv_freq.data();
+  args.kv = oracle.kv;
+  args.sequences = {&span, 1};
+  reference_rope_append(args);
+  return oracle;
+}
+
+double oracle_value(const Oracle& oracle, int32_t token, int32_t head, bool value, int32_t d) {
+  const KvView& kv = oracle.kv;
+  const std::byte* half = value ? kv.values(0, head) : kv.keys(0, head);
+  const std::byte* row = half + token * kv_row_bytes(kv.code, kv.head_dim);
+  float parameters[2] = {};
+  std::memcpy(parameters, half + kv.params_offset() + token * kv_row_params(kv.code) * 4,
+              static_cast<size_t>(kv_row_params(kv.code)) * 4);
+  if (kv.code == KvCode::kInt4) {
+    return ((static_cast<int>(row[d / 2]) >> (d % 2 * 4)) & 15) * parameters[0] + parameters[1];
+  }
+  if (kv.code == KvCode::kInt8) {
+    return static_cast<int8_t>(row[d]) * static_cast<double>(parameters[0]);
+  }
+  float exact = 0.0F;
+  std::memcpy(&exact, row + d * 4, 4);
+  return exact;
+}
+
+/// Mean squared error of the GPU's cache, and of the CPU's of the same format, against F32.
+void check_append(KvCode code, int head_dim, int tokens, bool with_norm) {
+  AttentionCase test(shape_of(code, 4, 2, head_dim), {{1, tokens}}, 11);
+  SCOPED_TRACE(name_of(test.shape));
+  std::vector<float> norm;
+  for (int d = 0; with_norm && d < head_dim; ++d) {
+    norm.push_back(0.5F + 0.01F * static_cast<float>(d));
+  }
+  const DeviceArray<float> device_norm(norm);
+  test.q_norm = with_norm ? device_norm.data() : nullptr;
+  test.k_norm = test.q_norm;
+  test.fill_cache();
+  const std::vector<float> inv_freq = test.inv_freq->host();
+  const Oracle exact = append_on_host(test, KvCode::kF32, norm, inv_freq);
+  const bool quantized = code == KvCode::kInt4 || code == KvCode::kInt8;
+  const Oracle same = append_on_host(test, quantized ? code : KvCode::kF32, norm, inv_freq);
+  double ours = 0.0;
+  double theirs = 0.0;
+  double power = 0.0;
+  for (int token = 0; token < tokens; ++token) {
+    for (int index = 0; index < 2 * 2 * head_dim; ++index) {
+      const int head = index / head_dim % 2;
+      const bool value = index / head_dim >= 2;
+      const int d = index % head_dim;
+      const double truth = oracle_value(exact, token, head, value, d);
+      ours += std::pow(test.cached(0, token, head, value, d) - truth, 2);
+      theirs += std::pow(oracle_value(same, token, head, value, d) - truth, 2);
+      power += truth * truth;
+    }
+  }
+  if (quantized) {
+    EXPECT_LE(ours, 1.01 * theirs + 1e-6 * power);
+    EXPECT_GE(ours, 0.9 * theirs);
+  } else {
+    EXPECT_LE(std::sqrt(ours / power), code == KvCode::kBf16 ? 0.002 : 0.03);
+  }
+  const std::vector<uint16_t> rotated = test.device_qkv->host();
+  const size_t width = exact.qkv.size() / static_cast<size_t>(tokens);
+  for (size_t i = 0; i < exact.qkv.size(); ++i) {
+    if (i % width < 4 * static_cast<size_t>(head_dim)) {
+      ASSERT_NEAR(bf16_to_f32(rotated[i]), exact.qkv[i], 0.004 * std::fabs(exact.qkv[i]) + 1e-5);
+    }
+  }
+}
+
+TEST(RopeAppend, RotatesAndQuantizesAsTheOracle) {
+  NIBBLE_NEEDS_GPU();
+  for (const KvCode code : kCodes) {
+    for (const int dim : {64, 128, 256}) {
+      check_append(code, dim, 150, false);
+      check_append(code, dim, 90, true);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace nibble::cuda

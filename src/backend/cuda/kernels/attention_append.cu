@@ -1,0 +1,368 @@
+// Rotates the step's queries in place and writes its rotated keys, and values, to the cache in the
+// cache's format. One warp per head of a row; optional RMS norm of each head of q and k before the
+// rotation (Qwen3). Angles are reduced in double precision: positions reach 10^6.
+//
+// int4 follows ops/kv.h: of seven ranges, the one whose codes a line fits best. It differs in that
+// scale and offset are fp16, so the codes are those nearest on the rounded line.
+
+#include <cuda_fp16.h>
+
+#include "backend/cuda/attention.h"
+#include "backend/cuda/ptx/dependency.cuh"
+#include "backend/cuda/ptx/memory.cuh"
+#include "backend/cuda/ptx/mma.cuh"
+
+namespace nibble::cuda {
+namespace {
+
+constexpr int kWarps = 8;
+constexpr int kManyRows = 128;  // from here on a warp does several heads of a row
+
+struct AppendArgs {
+  uint16_t* qkv;
+  int64_t stride;
+  const int32_t* row_position;
+  const int32_t* row_sequence;
+  const int32_t* page_table;
+  int64_t page_table_stride;
+  uint8_t* pages;
+  int64_t page_bytes;
+  int32_t page_size;
+  int32_t heads;
+  int32_t kv_heads;
+  const float* inv_freq;
+  float attention_factor;
+  const float* q_norm;
+  const float* k_norm;
+  float norm_eps;
+  float k_factor;  // fp8: 1 / scale
+  float v_factor;
+};
+
+/// Elements of a head: kEach neighbours of its first half, as many of the second; kLanes lanes hold
+/// any.
+template <int kDim>
+struct HeadValues {
+  static constexpr int kEach = kDim >= 128 ? kDim / 64 : 2;
+  static constexpr int kLanes = kDim / 2 / kEach;
+  float v[2][kEach];
+};
+
+__device__ __forceinline__ float sum_warp(float value) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) {
+    value += __shfl_xor_sync(~0U, value, step);
+  }
+  return value;
+}
+
+__device__ __forceinline__ float max_warp(float value) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) {
+    value = fmaxf(value, __shfl_xor_sync(~0U, value, step));
+  }
+  return value;
+}
+
+template <int kDim>
+__device__ __forceinline__ HeadValues<kDim> load_head(const uint16_t* head, int lane) {
+  using Values = HeadValues<kDim>;
+  Values x = {};
+  if (lane < Values::kLanes) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int i = 0; i < Values::kEach; i += 2) {
+        const uint32_t two = *reinterpret_cast<const uint32_t*>(head + half * (kDim / 2) +
+                                                                lane * Values::kEach + i);
+        x.v[half][i] = __uint_as_float(two << 16);
+        x.v[half][i + 1] = __uint_as_float(two & 0xffff0000U);
+      }
+    }
+  }
+  return x;
+}
+
+template <int kDim>
+__device__ __forceinline__ void normalise(HeadValues<kDim>& x,
+                                          const float* weight,
+                                          float eps,
+                                          int lane) {
+  using Values = HeadValues<kDim>;
+  float squares = 0.0F;
+#pragma unroll
+  for (int i = 0; i < 2 * Values::kEach; ++i) {
+    const float value = x.v[i / Values::kEach][i % Values::kEach];
+    squares = fmaf(value, value, squares);
+  }
+  const float factor = rsqrtf(sum_warp(squares) / kDim + eps);
+  if (lane < Values::kLanes) {
+#pragma unroll
+    for (int i = 0; i < 2 * Values::kEach; ++i) {
+      const int half = i / Values::kEach;
+      const int d = half * (kDim / 2) + lane * Values::kEach + i % Values::kEach;
+      x.v[half][i % Values::kEach] *= factor * weight[d];
+    }
+  }
+}
+
+/// Scale and offset of the best of seven ranges, fp16.
+template <int kDim>
+__device__ __forceinline__ __half2 fit_int4(const HeadValues<kDim>& x, int lane) {
+  using Values = HeadValues<kDim>;
+  constexpr int kEach = Values::kEach;
+  const bool holds = lane < Values::kLanes;
+  float own = 0.0F;
+  float high = -INFINITY;
+  float low = -INFINITY;  // of the negated values
+#pragma unroll
+  for (int i = 0; i < 2 * kEach; ++i) {
+    const float value = x.v[i / kEach][i % kEach];
+    own += value;
+    high = fmaxf(high, holds ? value : -INFINITY);
+    low = fmaxf(low, holds ? -value : -INFINITY);
+  }
+  const float mean = sum_warp(own) / kDim;
+  high = max_warp(high) - mean;
+  low = -max_warp(low) - mean;
+  float best_scale = 0.0F;
+  float best_code = 0.0F;  // mean of the codes
+  float best = 0.0F;
+  for (int step = 0; step < 7 && high > low; ++step) {
+    const float scale = (high - low) * (1.0F - 0.05F * static_cast<float>(step)) / 15.0F;
+    const float offset = 0.5F * (high + low) - 7.5F * scale;
+    const float inverse = 1.0F / scale;
+    uint32_t codes = 0;  // sum of codes, sum of squares above bit 16
+    float product = 0.0F;
+#pragma unroll
+    for (int i = 0; i < 2 * kEach; ++i) {
+      const float value = x.v[i / kEach][i % kEach] - mean;
+      const float code = fminf(fmaxf(rintf((value - offset) * inverse), 0.0F), 15.0F);
+      const auto integer = static_cast<uint32_t>(code);
+      codes += holds ? integer + (integer * integer << 16) : 0;
+      product = fmaf(code, holds ? value : 0.0F, product);
+    }
+    codes = __reduce_add_sync(~0U, codes);
+    product = sum_warp(product);
+    const float sum = static_cast<float>(codes & 0xffffU);
+    const float variance = static_cast<float>(codes >> 16) - sum * sum / kDim;
+    const float explained = variance > 0.0F ? product * product / variance : 0.0F;
+    if (explained > best) {
+      best = explained;
+      best_scale = product / variance;
+      best_code = sum / kDim;
+    }
+  }
+  const __half scale = __float2half_rn(fminf(best_scale, 65504.0F));
+  const float offset = mean - __half2float(scale) * best_code;
+  return __halves2half2(scale, __float2half_rn(fminf(fmaxf(offset, -65504.0F), 65504.0F)));
+}
+
+/// Bytes of a half-row's `kCount` bytes from `byte` on.
+template <int kCount>
+__device__ __forceinline__ void store_bytes(uint8_t* at, uint64_t bits) {
+  if constexpr (kCount == 1) {
+    *at = static_cast<uint8_t>(bits);
+  } else if constexpr (kCount == 2) {
+    *reinterpret_cast<uint16_t*>(at) = static_cast<uint16_t>(bits);
+  } else if constexpr (kCount == 4) {
+    *reinterpret_cast<uint32_t*>(at) = static_cast<uint32_t>(bits);
+  } else {
+    *reinterpret_cast<uint64_t*>(at) = bits;
+  }
+}
+
+/// Writes K (or V) of one token: `rows` and `parameters` of its tile.
+template <KvCode kCode, int kDim>
+__device__ __forceinline__ void store_head(const HeadValues<kDim>& x,
+                                           float factor,
+                                           int token,
+                                           int lane,
+                                           uint8_t* rows,
+                                           uint8_t* parameters) {
+  using Values = HeadValues<kDim>;
+  constexpr int kEach = Values::kEach;
+  constexpr int kRow = static_cast<int>(kv_row_bytes(kCode, kDim));
+  constexpr int kBytes = kRow * kEach / kDim;  // of a lane, of each half
+  float scale = 1.0F;
+  float offset = 0.0F;
+  if constexpr (kCode == KvCode::kInt4) {
+    const __half2 line = fit_int4<kDim>(x, lane);
+    scale = __low2float(line);
+    offset = __high2float(line);
+    if (lane == 0) {
+      reinterpret_cast<__half2*>(parameters)[kv_parameter_index(kCode, token)] = line;
+    }
+  } else if constexpr (kCode == KvCode::kInt8) {
+    float top = 0.0F;
+#pragma unroll
+    for (int i = 0; i < 2 * kEach; ++i) {
+      top = fmaxf(top, fabsf(x.v[i / kEach][i % kEach]));
+    }
+    const __half rounded = __float2half_rn(fminf(max_warp(top) / 127.0F, 65504.0F));
+    scale = __half2float(rounded);
+    if (lane == 0) {
+      reinterpret_cast<__half*>(parameters)[kv_parameter_index(kCode, token)] = rounded;
+    }
+  }
+  if (lane >= Values::kLanes) {
+    return;
+  }
+  const float inverse = scale > 0.0F ? 1.0F / scale : 0.0F;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    uint64_t bits = 0;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const float value = x.v[half][i];
+      if constexpr (kCode == KvCode::kInt4) {
+        const float code = fminf(fmaxf(rintf((value - offset) * inverse), 0.0F), 15.0F);
+        bits |= static_cast<uint64_t>(static_cast<uint32_t>(code)) << (4 * i);
+      } else if constexpr (kCode == KvCode::kInt8) {
+        const float code = fminf(fmaxf(rintf(value * inverse), -127.0F), 127.0F);
+        bits |= static_cast<uint64_t>(static_cast<uint32_t>(code + 128.0F)) << (8 * i);
+      } else if (i % 2 == 0) {
+        const float next = x.v[half][i + 1];
+        if constexpr (kCode == KvCode::kFp8) {
+          bits |= static_cast<uint64_t>(ptx::narrow_e4m3(value * factor, next * factor)) << (8 * i);
+        } else {
+          bits |= static_cast<uint64_t>(ptx::pack_bf16(value, next)) << (16 * i);
+        }
+      }
+    }
+    const int byte = half * (kRow / 2) + lane * kBytes;
+    store_bytes<kBytes>(rows + kv_row_offset(kRow, token, byte), bits);
+  }
+}
+
+template <KvCode kCode, int kDim>
+__global__ __launch_bounds__(32 * kWarps) void append_kernel(const AppendArgs args) {
+  using Values = HeadValues<kDim>;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int row = static_cast<int>(blockIdx.x);
+  const int32_t sequence = args.row_sequence[row];
+  const int32_t position = args.row_position[row];
+  float cosine[Values::kEach] = {};
+  float sine[Values::kEach] = {};
+  if (lane < Values::kLanes) {
+#pragma unroll
+    for (int i = 0; i < Values::kEach; ++i) {
+      const double angle =
+          static_cast<double>(position) * args.inv_freq[lane * Values::kEach + i];
+      const double turns = rint(angle * 0.15915494309189535);
+      sincosf(static_cast<float>(fma(turns, -6.283185307179586, angle)), &sine[i], &cosine[i]);
+      sine[i] *= args.attention_factor;
+      cosine[i] *= args.attention_factor;
+    }
+  }
+  ptx::wait_for_predecessor();
+  ptx::allow_successor();
+  if (sequence < 0) {
+    return;
+  }
+  constexpr int kTokens = kv_tile_tokens(kCode);
+  const int32_t page = args.page_table[sequence * args.page_table_stride +
+                                       position / args.page_size];
+  const int32_t slot = position % args.page_size;
+  const int32_t tiles = args.page_size / kTokens;
+  const int step = static_cast<int>(gridDim.y) * kWarps;
+  for (int head = static_cast<int>(blockIdx.y) * kWarps + static_cast<int>(threadIdx.x) / 32;
+       head < args.heads + 2 * args.kv_heads; head += step) {
+    uint16_t* const at = args.qkv + row * args.stride + int64_t{head} * kDim;
+    HeadValues<kDim> x = load_head<kDim>(at, lane);
+    const bool is_query = head < args.heads;
+    const bool is_value = head >= args.heads + args.kv_heads;
+    if (!is_value) {
+      const float* norm = is_query ? args.q_norm : args.k_norm;
+      if (norm != nullptr) {
+        normalise<kDim>(x, norm, args.norm_eps, lane);
+      }
+#pragma unroll
+      for (int i = 0; i < Values::kEach; ++i) {
+        const float a = x.v[0][i];
+        const float b = x.v[1][i];
+        x.v[0][i] = a * cosine[i] - b * sine[i];
+        x.v[1][i] = b * cosine[i] + a * sine[i];
+      }
+    }
+    if (is_query) {
+      if (lane < Values::kLanes) {
+#pragma unroll
+        for (int i = 0; i < 2 * Values::kEach; i += 2) {
+          const int half = i / Values::kEach;
+          const int d = half * (kDim / 2) + lane * Values::kEach + i % Values::kEach;
+          *reinterpret_cast<uint32_t*>(at + d) =
+              ptx::pack_bf16(x.v[half][i % Values::kEach], x.v[half][i % Values::kEach + 1]);
+        }
+      }
+      continue;
+    }
+    const int kv_head = head - args.heads - (is_value ? args.kv_heads : 0);
+    constexpr int kRows = kv_tile_rows_bytes(kCode, kDim);
+    constexpr int kParameters = 2 * kTokens * kv_parameters(kCode);
+    uint8_t* const tile = args.pages + page * args.page_bytes +
+                          int64_t{kv_head * tiles + slot / kTokens} * kv_tile_bytes(kCode, kDim);
+    store_head<kCode, kDim>(x, is_value ? args.v_factor : args.k_factor, slot % kTokens, lane,
+                            tile + (is_value ? kRows : 0),
+                            tile + 2 * kRows + (is_value ? kParameters : 0));
+  }
+}
+
+template <KvCode kCode>
+cudaError_t launch_append(const AppendArgs& args,
+                          int head_dim,
+                          int32_t rows,
+                          const LaunchContext& context) {
+  const int all = args.heads + 2 * args.kv_heads;
+  const int groups = rows >= kManyRows ? 1 : (all + kWarps - 1) / kWarps;
+  const Grid grid{dim3(static_cast<unsigned>(rows), static_cast<unsigned>(groups)), 32 * kWarps, 0};
+  switch (head_dim) {
+    case 64:
+      return launch(append_kernel<kCode, 64>, grid, context, args);
+    case 128:
+      return launch(append_kernel<kCode, 128>, grid, context, args);
+    case 256:
+      return launch(append_kernel<kCode, 256>, grid, context, args);
+    default:
+      return cudaErrorInvalidValue;
+  }
+}
+
+}  // namespace
+
+cudaError_t rope_append(const RopeAppendLaunch& args, const LaunchContext& context) {
+  const KvLayout& kv = args.shape.kv;
+  AppendArgs out{};
+  out.qkv = static_cast<uint16_t*>(args.qkv);
+  out.stride = args.qkv_stride;
+  out.row_position = args.step.row_position;
+  out.row_sequence = args.step.row_sequence;
+  out.page_table = args.step.page_table;
+  out.page_table_stride = args.step.page_table_stride;
+  out.pages = static_cast<uint8_t*>(args.pages);
+  out.page_bytes = page_bytes(kv);
+  out.page_size = kv.page_size;
+  out.heads = args.shape.heads;
+  out.kv_heads = kv.kv_heads;
+  out.inv_freq = args.inv_freq;
+  out.attention_factor = args.attention_factor;
+  out.q_norm = args.q_norm;
+  out.k_norm = args.k_norm;
+  out.norm_eps = args.norm_eps;
+  out.k_factor = 1.0F / args.shape.k_scale;
+  out.v_factor = 1.0F / args.shape.v_scale;
+  switch (kv.code) {
+    case KvCode::kBf16:
+      return launch_append<KvCode::kBf16>(out, kv.head_dim, args.step.rows, context);
+    case KvCode::kFp8:
+      return launch_append<KvCode::kFp8>(out, kv.head_dim, args.step.rows, context);
+    case KvCode::kInt8:
+      return launch_append<KvCode::kInt8>(out, kv.head_dim, args.step.rows, context);
+    case KvCode::kInt4:
+      return launch_append<KvCode::kInt4>(out, kv.head_dim, args.step.rows, context);
+    default:
+      return cudaErrorInvalidValue;
+  }
+}
+
+}  // namespace nibble::cuda

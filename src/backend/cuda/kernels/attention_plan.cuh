@@ -1,0 +1,69 @@
+#pragma once
+
+#include <cstdint>
+
+#include "backend/cuda/attention.h"
+
+namespace nibble::cuda {
+
+constexpr int kDecodeWarps = 4;
+constexpr int kPrefillRows = 64;  // rows of a sequence that a block of prefill serves
+
+/// Sequence with one row in the step: its tiles first..end are read. Others have none.
+struct PlannedSequence {
+  int32_t first_tile;
+  int32_t end_tile;
+  int32_t kv_len;
+  int32_t row;
+};
+
+/// Where a block of decode begins in the order (sequence, item, tile); item = KV head and group of
+/// its query heads.
+struct PlannedStart {
+  int32_t sequence;
+  int32_t item;
+  int32_t tile;
+  int32_t unused;
+};
+
+struct PlannedRows {
+  int32_t sequence;
+  int32_t first_row;  // of the sequence's rows
+};
+
+/// The plan in device memory. Tiles of all sequences and items are in one line of `total` tiles;
+/// block b of the first `blocks` takes share_begin(b) .. share_begin(b + 1) of it.
+struct PlanView {
+  int32_t* header = nullptr;  // [4]: blocks, total, prefill blocks
+  PlannedSequence* sequences = nullptr;
+  PlannedStart* starts = nullptr;      // [grid]
+  int32_t* sequence_begin = nullptr;   // [sequences + 1] place in the line
+  PlannedRows* prefill = nullptr;      // [prefill_blocks()]
+  size_t bytes = 0;
+};
+
+/// Sizes that follow from a shape and the device.
+struct DecodeGrid {
+  int32_t blocks = 0;       // of the launch
+  int32_t columns = 0;      // query heads that share a pass over the cache: 8 or 16
+  int32_t groups = 0;       // passes per KV head
+  int32_t stages = 0;       // of each warp's ring
+  int32_t shared_bytes = 0;
+};
+
+[[nodiscard]] DecodeGrid decode_grid(const AttentionShape& shape);
+/// log2(e) * scale in the units in which the kernels keep scores.
+[[nodiscard]] float score_factor(const AttentionShape& shape);
+[[nodiscard]] int64_t prefill_blocks(int64_t sequences, int64_t rows);
+[[nodiscard]] PlanView view_plan(void* plan, int32_t blocks, int32_t sequences, int32_t rows);
+
+/// First tile of a block's share: block * total / blocks.
+[[nodiscard]] constexpr int32_t share_begin(int32_t block, int32_t blocks, int32_t total) {
+  return static_cast<int32_t>(int64_t{total} * block / blocks);
+}
+/// The block in whose share a tile is.
+[[nodiscard]] constexpr int32_t share_owner(int32_t tile, int32_t blocks, int32_t total) {
+  return static_cast<int32_t>(((int64_t{tile} + 1) * blocks - 1) / total);
+}
+
+}  // namespace nibble::cuda

@@ -1,0 +1,308 @@
+#include "backend/cuda/testing/attention_case.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+#include "base/f16.h"
+
+namespace nibble::cuda::testing {
+namespace {
+
+double f8_value(uint8_t bits) {
+  const int exponent = (bits >> 3) & 15;
+  const int mantissa = bits & 7;
+  const double magnitude =
+      exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 10);
+  return (bits & 0x80) != 0 ? -magnitude : magnitude;
+}
+
+int32_t round_up(int32_t value, int32_t unit) { return (value + unit - 1) / unit * unit; }
+
+}  // namespace
+
+AttentionCase::AttentionCase(const AttentionShape& the_shape,
+                             std::vector<CaseSequence> the_sequences,
+                             uint32_t seed)
+    : shape(the_shape), sequences(std::move(the_sequences)) {
+  std::mt19937 random(seed);
+  const KvLayout& kv = shape.kv;
+  int32_t longest = 1;
+  for (const CaseSequence& sequence : sequences) {
+    longest = std::max(longest, sequence.kv_len);
+  }
+  pages_per_sequence_ = round_up(longest, kv.page_size) / kv.page_size;
+  stride_ = pages_per_sequence_ + 3;
+  const auto count = static_cast<int32_t>(sequences.size());
+  std::vector<int32_t> order(static_cast<size_t>(count * pages_per_sequence_));
+  std::iota(order.begin(), order.end(), 1);
+  std::shuffle(order.begin(), order.end(), random);
+  host_table_.assign(static_cast<size_t>(stride_ * count), -1);
+  for (int32_t s = 0; s < count; ++s) {
+    std::copy_n(order.begin() + s * pages_per_sequence_, pages_per_sequence_,
+                host_table_.begin() + s * stride_);
+  }
+  page_table_ = std::make_unique<DeviceArray<int32_t>>(host_table_);
+  pages_ = std::make_unique<DeviceArray<uint8_t>>(
+      static_cast<size_t>(page_bytes(kv)) * (order.size() + 1));
+
+  std::vector<CaseSequence> all = sequences;
+  for (CaseSequence& sequence : all) {
+    sequence.q_len = sequence.kv_len;
+  }
+  all_ = upload(all, 0);
+  step_ = upload(sequences, 2);
+  const int64_t width = int64_t{shape.heads + 2 * kv.kv_heads} * kv.head_dim;
+  std::normal_distribution<float> normal;
+  qkv.resize(static_cast<size_t>(width * all_.rows));
+  std::vector<uint16_t> bits(qkv.size());
+  for (size_t i = 0; i < qkv.size(); ++i) {
+    const int64_t column = static_cast<int64_t>(i) % width / kv.head_dim;
+    const bool key = column >= shape.heads && column < shape.heads + kv.kv_heads;
+    bits[i] = f32_to_bf16(normal(random) * (key ? 2.0F : 1.0F) + (key ? 0.3F : 0.1F));
+    qkv[i] = bf16_to_f32(bits[i]);
+  }
+  device_qkv = std::make_unique<DeviceArray<uint16_t>>(bits);
+  std::vector<float> frequencies(static_cast<size_t>(kv.head_dim / 2));
+  for (size_t i = 0; i < frequencies.size(); ++i) {
+    frequencies[i] = static_cast<float>(
+        std::pow(10000.0, -static_cast<double>(i) / static_cast<double>(frequencies.size())));
+  }
+  inv_freq = std::make_unique<DeviceArray<float>>(frequencies);
+  const auto out_size = static_cast<size_t>(step_.rows * shape.heads * kv.head_dim);
+  out = std::make_unique<DeviceArray<uint16_t>>(out_size);
+  plan_ = std::make_unique<DeviceArray<uint8_t>>(
+      attention_plan_bytes(shape, step_.sequences, step_.rows));
+  workspace_ = std::make_unique<DeviceArray<uint8_t>>(attention_workspace_bytes(shape));
+  workspace_->zero();
+}
+
+AttentionCase::Arrays AttentionCase::upload(const std::vector<CaseSequence>& sequences,
+                                            int32_t padding) {
+  std::vector<int32_t> begin{0};
+  std::vector<int32_t> length;
+  std::vector<int32_t> position;
+  std::vector<int32_t> owner;
+  for (size_t s = 0; s < sequences.size(); ++s) {
+    for (int32_t i = 0; i < sequences[s].q_len; ++i) {
+      position.push_back(sequences[s].kv_len - sequences[s].q_len + i);
+      owner.push_back(static_cast<int32_t>(s));
+    }
+    begin.push_back(static_cast<int32_t>(position.size()));
+    length.push_back(sequences[s].kv_len);
+  }
+  for (int32_t i = 0; i < padding; ++i) {
+    begin.push_back(begin.back());
+    length.push_back(0);
+    position.push_back(0);
+    owner.push_back(-1);
+  }
+  Arrays arrays;
+  arrays.sequences = static_cast<int32_t>(length.size());
+  arrays.rows = static_cast<int32_t>(position.size());
+  arrays.q_begin = std::make_unique<DeviceArray<int32_t>>(begin);
+  arrays.kv_len = std::make_unique<DeviceArray<int32_t>>(length);
+  arrays.position = std::make_unique<DeviceArray<int32_t>>(position);
+  arrays.sequence = std::make_unique<DeviceArray<int32_t>>(owner);
+  return arrays;
+}
+
+StepMetadata AttentionCase::Arrays::view(const std::unique_ptr<DeviceArray<int32_t>>& table,
+                                         int64_t stride) const {
+  StepMetadata step;
+  step.q_begin = q_begin->data();
+  step.kv_len = kv_len->data();
+  step.page_table = table->data();
+  step.page_table_stride = stride;
+  step.row_position = position->data();
+  step.row_sequence = sequence->data();
+  step.sequences = sequences;
+  step.rows = rows;
+  return step;
+}
+
+void AttentionCase::change_lengths(std::vector<CaseSequence> changed) {
+  sequences = std::move(changed);
+  const Arrays arrays = upload(sequences, 2);
+  const auto copy = [](DeviceArray<int32_t>& to, const DeviceArray<int32_t>& from) {
+    ASSERT_EQ(to.size(), from.size());
+    EXPECT_EQ(cudaMemcpy(to.data(), from.data(), to.bytes(), cudaMemcpyDeviceToDevice),
+              cudaSuccess);
+  };
+  copy(*step_.q_begin, *arrays.q_begin);
+  copy(*step_.kv_len, *arrays.kv_len);
+  copy(*step_.position, *arrays.position);
+  copy(*step_.sequence, *arrays.sequence);
+}
+
+void AttentionCase::fill_cache() {
+  RopeAppendLaunch append;
+  append.shape = shape;
+  append.step = all_tokens();
+  append.pages = pages_->data();
+  append.qkv = device_qkv->data();
+  append.qkv_stride = int64_t{shape.heads + 2 * shape.kv.kv_heads} * shape.kv.head_dim;
+  append.inv_freq = inv_freq->data();
+  append.q_norm = q_norm;
+  append.k_norm = k_norm;
+  ASSERT_EQ(rope_append(append, {nullptr, false}), cudaSuccess);
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  const std::vector<uint16_t> rotated = device_qkv->host();
+  const int64_t width = int64_t{shape.heads} * shape.kv.head_dim;
+  std::vector<uint16_t> queries(static_cast<size_t>(width * step_.rows), 0);
+  int64_t from = 0;
+  int64_t to = 0;
+  for (const CaseSequence& sequence : sequences) {
+    from += sequence.kv_len - sequence.q_len;
+    for (int32_t i = 0; i < sequence.q_len; ++i, ++from, ++to) {
+      std::copy_n(rotated.begin() + from * append.qkv_stride, width, queries.begin() + to * width);
+    }
+  }
+  q = std::make_unique<DeviceArray<uint16_t>>(queries);
+  read_cache();
+}
+
+void AttentionCase::launch_all(const LaunchContext& context) {
+  AttentionLaunch launch;
+  launch.shape = shape;
+  launch.step = step();
+  launch.plan = plan_->data();
+  launch.pages = pages_->data();
+  launch.q = q->data();
+  launch.q_stride = int64_t{shape.heads} * shape.kv.head_dim;
+  launch.out = out->data();
+  launch.out_stride = launch.q_stride;
+  launch.workspace = workspace_->data();
+  EXPECT_EQ(plan_attention(shape, launch.step, plan_->data(), {context.stream, false}),
+            cudaSuccess);
+  EXPECT_EQ(decode_attention(launch, context), cudaSuccess);
+  if (std::ranges::any_of(sequences, [](const CaseSequence& s) { return s.q_len > 1; })) {
+    EXPECT_EQ(prefill_attention(launch, context), cudaSuccess);
+  }
+}
+
+void AttentionCase::run(const LaunchContext& context) {
+  launch_all(context);
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+}
+
+double AttentionCase::cached(
+    int32_t sequence, int32_t token, int32_t head, bool value, int32_t d) const {
+  const KvLayout& kv = shape.kv;
+  const int32_t tile_tokens = kv_tile_tokens(kv.code);
+  const int32_t page =
+      host_table_[static_cast<size_t>(sequence * stride_ + token / kv.page_size)];
+  const int32_t slot = token % kv.page_size;
+  const uint8_t* tile =
+      host_pages_.data() + page * page_bytes(kv) +
+      int64_t{head * (kv.page_size / tile_tokens) + slot / tile_tokens} *
+          kv_tile_bytes(kv.code, kv.head_dim);
+  const int32_t inside = slot % tile_tokens;
+  const uint8_t* rows = tile + (value ? kv_tile_rows_bytes(kv.code, kv.head_dim) : 0);
+  const auto row_bytes = static_cast<int32_t>(kv_row_bytes(kv.code, kv.head_dim));
+  const int32_t byte = static_cast<int32_t>(int64_t{d} * row_bytes / kv.head_dim);
+  const uint8_t* at = rows + kv_row_offset(row_bytes, inside, byte);
+  const uint8_t* parameters = tile + 2 * kv_tile_rows_bytes(kv.code, kv.head_dim) +
+                              (value ? 2 * tile_tokens * kv_parameters(kv.code) : 0) +
+                              2 * kv_parameters(kv.code) * kv_parameter_index(kv.code, inside);
+  uint16_t half[2] = {};
+  std::memcpy(half, parameters, static_cast<size_t>(2 * kv_parameters(kv.code)));
+  switch (kv.code) {
+    case KvCode::kInt4:
+      return ((*at >> (d % 2 * 4)) & 15) * static_cast<double>(f16_to_f32(half[0])) +
+             f16_to_f32(half[1]);
+    case KvCode::kInt8:
+      return (*at - 128) * static_cast<double>(f16_to_f32(half[0]));
+    case KvCode::kFp8:
+      return f8_value(*at) * (value ? shape.v_scale : shape.k_scale);
+    default:
+      std::memcpy(half, at, 2);
+      return bf16_to_f32(half[0]);
+  }
+}
+
+std::vector<double> AttentionCase::expected() const {
+  const KvLayout& kv = shape.kv;
+  const int64_t width = int64_t{shape.heads} * kv.head_dim;
+  const std::vector<uint16_t> queries = q->host();
+  std::vector<double> result;
+  int64_t row = 0;
+  for (size_t s = 0; s < sequences.size(); ++s) {
+    const auto [q_len, kv_len] = sequences[s];
+    const auto size = static_cast<size_t>(int64_t{kv_len} * kv.kv_heads * kv.head_dim);
+    std::vector<double> cache[2] = {std::vector<double>(size), std::vector<double>(size)};
+    for (size_t i = 0; i < size; ++i) {
+      const auto d = static_cast<int32_t>(i % static_cast<size_t>(kv.head_dim));
+      const auto head_token = static_cast<int32_t>(i / static_cast<size_t>(kv.head_dim));
+      for (const int which : {0, 1}) {
+        cache[which][i] = cached(static_cast<int32_t>(s), head_token % kv_len, head_token / kv_len,
+                                 which == 1, d);
+      }
+    }
+    for (int32_t i = 0; i < q_len; ++i, ++row) {
+      for (int32_t head = 0; head < shape.heads; ++head) {
+        const int32_t kv_head = head / (shape.heads / kv.kv_heads);
+        const int32_t last = kv_len - q_len + i;
+        const int32_t first =
+            shape.sliding_window > 0 ? std::max(0, last - shape.sliding_window + 1) : 0;
+        std::vector<double> sum(static_cast<size_t>(kv.head_dim), 0.0);
+        double total = 0.0;
+        double top = -1e30;
+        std::vector<double> scores;
+        for (int32_t t = first; t <= last; ++t) {
+          const double* key = cache[0].data() + int64_t{kv_head * kv_len + t} * kv.head_dim;
+          double dot = 0.0;
+          for (int32_t d = 0; d < kv.head_dim; ++d) {
+            const auto at = static_cast<size_t>(row * width + head * kv.head_dim + d);
+            dot += bf16_to_f32(queries[at]) * key[d];
+          }
+          scores.push_back(dot * shape.scale);
+          top = std::max(top, scores.back());
+        }
+        for (int32_t t = first; t <= last; ++t) {
+          const double* values = cache[1].data() + int64_t{kv_head * kv_len + t} * kv.head_dim;
+          const double weight = std::exp(scores[static_cast<size_t>(t - first)] - top);
+          total += weight;
+          for (int32_t d = 0; d < kv.head_dim; ++d) {
+            sum[static_cast<size_t>(d)] += weight * values[d];
+          }
+        }
+        for (const double value : sum) {
+          result.push_back(value / total);
+        }
+      }
+    }
+  }
+  return result;
+}
+
+void AttentionCase::check(double tolerance) const {
+  const std::vector<double> want = expected();
+  const std::vector<uint16_t> got = out->host();
+  const auto dim = static_cast<size_t>(shape.kv.head_dim);
+  double worst = 0.0;
+  size_t worst_row = 0;
+  for (size_t row = 0; row < want.size() / dim; ++row) {
+    double error = 0.0;
+    double norm = 0.0;
+    for (size_t d = 0; d < dim; ++d) {
+      const double difference = bf16_to_f32(got[row * dim + d]) - want[row * dim + d];
+      error += difference * difference;
+      norm += want[row * dim + d] * want[row * dim + d];
+    }
+    const double relative = std::sqrt(error / norm);
+    if (!(relative <= worst)) {
+      worst = relative;
+      worst_row = row;
+    }
+  }
+  ::testing::Test::RecordProperty("relative_error", std::to_string(worst));
+  EXPECT_LE(worst, tolerance) << "row " << worst_row / static_cast<size_t>(shape.heads) << " head "
+                              << worst_row % static_cast<size_t>(shape.heads);
+  for (size_t i = want.size(); i < got.size(); ++i) {
+    ASSERT_EQ(got[i], 0xffff) << "a padded row was written";
+  }
+}
+
+}  // namespace nibble::cuda::testing

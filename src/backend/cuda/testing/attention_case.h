@@ -1,0 +1,75 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "backend/cuda/attention.h"
+#include "backend/cuda/testing/gpu_test.h"
+#include "ops/attention.h"
+
+namespace nibble::cuda::testing {
+
+/// A sequence of a test's step: its last q_len tokens are the step's.
+struct CaseSequence {
+  int32_t q_len;
+  int32_t kv_len;
+};
+
+/// Host and device side of one step: random sequences, their pages scattered and interleaved.
+class AttentionCase final {
+ public:
+  AttentionCase(const AttentionShape& shape, std::vector<CaseSequence> sequences, uint32_t seed);
+
+  /// The step's arrays with every token of every sequence in it (to fill a cache), or just the last.
+  [[nodiscard]] StepMetadata all_tokens() const { return all_.view(page_table_, stride_); }
+  [[nodiscard]] StepMetadata step() const { return step_.view(page_table_, stride_); }
+  /// Other lengths in the same device arrays (same number of sequences and rows).
+  void change_lengths(std::vector<CaseSequence> sequences);
+
+  /// Puts all tokens' k and v into the cache and takes over the step's rotated q.
+  void fill_cache();
+  /// Plan, decode and prefill as the step needs them.
+  void run(const LaunchContext& context);
+  void launch_all(const LaunchContext& context);
+  /// Attention over what the cache holds, in double precision: [rows, heads * head_dim].
+  [[nodiscard]] std::vector<double> expected() const;
+  /// Compares the output with expected(), row by row.
+  void check(double tolerance) const;
+  /// Element of the cache as the device holds it.
+  [[nodiscard]] double cached(int32_t sequence, int32_t token, int32_t head, bool value, int32_t d)
+      const;
+  void read_cache() { host_pages_ = pages_->host(); }
+
+  AttentionShape shape;
+  std::vector<CaseSequence> sequences;
+  std::vector<float> qkv;  // of all tokens, before rotation, exact in bf16
+  std::unique_ptr<DeviceArray<uint16_t>> device_qkv;
+  std::unique_ptr<DeviceArray<float>> inv_freq;
+  std::unique_ptr<DeviceArray<uint16_t>> q;
+  std::unique_ptr<DeviceArray<uint16_t>> out;
+  const float* q_norm = nullptr;
+  const float* k_norm = nullptr;
+
+ private:
+  struct Arrays {
+    std::unique_ptr<DeviceArray<int32_t>> q_begin, kv_len, position, sequence;
+    int32_t sequences = 0;
+    int32_t rows = 0;
+    [[nodiscard]] StepMetadata view(const std::unique_ptr<DeviceArray<int32_t>>& table,
+                                    int64_t stride) const;
+  };
+  static Arrays upload(const std::vector<CaseSequence>& sequences, int32_t padding);
+
+  Arrays all_, step_;
+  int64_t stride_ = 0;
+  int32_t pages_per_sequence_ = 0;
+  std::vector<int32_t> host_table_;
+  std::unique_ptr<DeviceArray<int32_t>> page_table_;
+  std::unique_ptr<DeviceArray<uint8_t>> pages_;
+  std::vector<uint8_t> host_pages_;
+  std::unique_ptr<DeviceArray<uint8_t>> plan_, all_plan_, workspace_;
+};
+
+}  // namespace nibble::cuda::testing
