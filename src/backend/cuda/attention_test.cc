@@ -33,9 +33,9 @@ AttentionShape shape_of(KvCode code, int heads, int kv_heads, int head_dim, int 
 
 std::string name_of(const AttentionShape& shape) {
   const char* code[] = {"f32", "bf16", "int8", "int4", "fp8"};
-  return fmt::format("{} heads {}/{} dim {} page {} window {}", code[static_cast<int>(shape.kv.code)],
-                     shape.heads, shape.kv.kv_heads, shape.kv.head_dim, shape.kv.page_size,
-                     shape.sliding_window);
+  return fmt::format("{} heads {}/{} dim {} page {} window {}",
+                     code[static_cast<int>(shape.kv.code)], shape.heads, shape.kv.kv_heads,
+                     shape.kv.head_dim, shape.kv.page_size, shape.sliding_window);
 }
 
 // Rounding of the weights (bf16 or fp16) and of the result.

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <numeric>
 #include <random>
@@ -11,6 +10,7 @@
 #include <vector>
 
 #include "backend/cuda/attention.h"
+#include "base/check.h"
 
 namespace nibble::cuda {
 namespace {
@@ -21,10 +21,7 @@ constexpr int kKvHeads = 8;
 constexpr int kDim = 128;
 
 void expect(cudaError_t error, const char* what) {
-  if (error != cudaSuccess) {
-    std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(error));
-    std::exit(1);
-  }
+  CHECK_MSG(error == cudaSuccess, "{}: {}", what, cudaGetErrorString(error));
 }
 
 template <typename T>
@@ -127,10 +124,17 @@ Problem make_problem(KvCode code, int sequences, int q_len, int kv_len) {
 }
 
 void release(const Problem& p) {
-  const void* const all[] = {p.step.q_begin, p.step.kv_len,       p.step.page_table,
-                             p.pages,        p.step.row_position, p.step.row_sequence,
-                             p.qkv,          p.out,               p.plan,
-                             p.workspace,    p.inv_freq};
+  const void* const all[] = {p.step.q_begin,
+                             p.step.kv_len,
+                             p.step.page_table,
+                             p.pages,
+                             p.step.row_position,
+                             p.step.row_sequence,
+                             p.qkv,
+                             p.out,
+                             p.plan,
+                             p.workspace,
+                             p.inv_freq};
   for (const void* memory : all) {
     cudaFree(const_cast<void*>(memory));
   }
@@ -209,7 +213,8 @@ constexpr Format kFormats[] = {{KvCode::kBf16, "bf16"},
                                {KvCode::kInt4, "int4"}};
 
 void bench_decode() {
-  constexpr int kShapes[][2] = {{1, 1024}, {32, 4096}, {64, 8192}, {1, 131072}, {1, 8192}, {8, 4096}};
+  constexpr int kShapes[][2] = {{1, 1024},   {32, 4096}, {64, 8192},
+                                {1, 131072}, {1, 8192},  {8, 4096}};
   std::printf("decode, %d query and %d KV heads x %d\n", kHeads, kKvHeads, kDim);
   std::printf("%-6s %5s %7s %9s %7s %6s %8s %12s\n", "kv", "batch", "length", "us", "TB/s", "%",
               "vs bf16", "with append");

@@ -73,8 +73,8 @@ __device__ __forceinline__ HeadValues<kDim> load_head(const uint16_t* head, int 
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
       for (int i = 0; i < Values::kEach; i += 2) {
-        const uint32_t two = *reinterpret_cast<const uint32_t*>(head + half * (kDim / 2) +
-                                                                lane * Values::kEach + i);
+        const uint32_t two =
+            *reinterpret_cast<const uint32_t*>(head + half * (kDim / 2) + lane * Values::kEach + i);
         x.v[half][i] = __uint_as_float(two << 16);
         x.v[half][i + 1] = __uint_as_float(two & 0xffff0000U);
       }
@@ -247,8 +247,7 @@ __global__ __launch_bounds__(32 * kWarps) void append_kernel(const AppendArgs ar
   if (lane < Values::kLanes) {
 #pragma unroll
     for (int i = 0; i < Values::kEach; ++i) {
-      const double angle =
-          static_cast<double>(position) * args.inv_freq[lane * Values::kEach + i];
+      const double angle = static_cast<double>(position) * args.inv_freq[lane * Values::kEach + i];
       const double turns = rint(angle * 0.15915494309189535);
       sincosf(static_cast<float>(fma(turns, -6.283185307179586, angle)), &sine[i], &cosine[i]);
       sine[i] *= args.attention_factor;
@@ -261,8 +260,8 @@ __global__ __launch_bounds__(32 * kWarps) void append_kernel(const AppendArgs ar
     return;
   }
   constexpr int kTokens = kv_tile_tokens(kCode);
-  const int32_t page = args.page_table[sequence * args.page_table_stride +
-                                       position / args.page_size];
+  const int32_t page =
+      args.page_table[sequence * args.page_table_stride + position / args.page_size];
   const int32_t slot = position % args.page_size;
   const int32_t tiles = args.page_size / kTokens;
   const int step = static_cast<int>(gridDim.y) * kWarps;

@@ -1,7 +1,6 @@
-#include "backend/cuda/kernels/attention_decode.cuh"
-
 #include <bit>
 
+#include "backend/cuda/kernels/attention_decode.cuh"
 #include "backend/cuda/kernels/attention_launch.h"
 
 namespace nibble::cuda {

@@ -103,7 +103,8 @@ struct TileRing {
                                  : walker.at.tile / args.tiles_per_page;
   }
   __device__ void look_up(const DecodeArgs& args) {
-    page = __ldg(args.page_table + walker.at.sequence * args.page_table_stride + page_of_tile(args));
+    page =
+        __ldg(args.page_table + walker.at.sequence * args.page_table_stride + page_of_tile(args));
   }
   /// The next tile holds tokens of this step.
   [[nodiscard]] __device__ bool is_fresh() const {
@@ -297,8 +298,10 @@ __device__ __forceinline__ void tile_scores(uint32_t tile,
 
 /// Masks tokens outside of low..high-1 of a tile.
 template <typename Tile, int kTiles>
-__device__ __forceinline__ void mask_scores(
-    float (&scores)[Tile::kTokens / 16][kTiles][4], int low, int high, int g) {
+__device__ __forceinline__ void mask_scores(float (&scores)[Tile::kTokens / 16][kTiles][4],
+                                            int low,
+                                            int high,
+                                            int g) {
 #pragma unroll
   for (int i = 0; i < Tile::kTokens / 8; ++i) {
     const int token = i * 8 + g;
@@ -404,15 +407,14 @@ __device__ __forceinline__ void add_tile(uint32_t tile,
           state.offset[n][c] += weight[c];
         }
       }
-      weights[i / 2][n][i % 2] =
-          ptx::transpose_matrix(pack_operand<Tile>(weight[0], weight[1]));
+      weights[i / 2][n][i % 2] = ptx::transpose_matrix(pack_operand<Tile>(weight[0], weight[1]));
     }
   }
 #pragma unroll
   for (int group = 0; group < kGroups; ++group) {
     uint32_t words[2][Tile::kChunks];
-    load_words<Tile, true>(
-        tile + Tile::kRowsBytes + static_cast<uint32_t>(group * 16 * Tile::kRow), offsets, words);
+    load_words<Tile, true>(tile + Tile::kRowsBytes + static_cast<uint32_t>(group * 16 * Tile::kRow),
+                           offsets, words);
 #pragma unroll
     for (int step = 0; step < Tile::kSteps; ++step) {
       uint32_t a[4];
@@ -495,17 +497,13 @@ __device__ __forceinline__ void add4(float4& sum, float4 v, float s) {
 }
 
 __device__ __forceinline__ void store_bf16x4(uint16_t* out, float4 v) {
-  *reinterpret_cast<uint2*>(out) =
-      make_uint2(ptx::pack_bf16(v.x, v.y), ptx::pack_bf16(v.z, v.w));
+  *reinterpret_cast<uint2*>(out) = make_uint2(ptx::pack_bf16(v.x, v.y), ptx::pack_bf16(v.z, v.w));
 }
 
 /// Merges the blocks' partial results of a head group, in the order of the line.
 template <int kDim, int kColumns>
-__device__ __noinline__ void merge_blocks(const DecodeArgs& args,
-                                          const PartialSlots& slots,
-                                          int heads,
-                                          float factor,
-                                          uint16_t* out) {
+__device__ __noinline__ void merge_blocks(
+    const DecodeArgs& args, const PartialSlots& slots, int heads, float factor, uint16_t* out) {
   for (int e = static_cast<int>(threadIdx.x); e < heads * kDim / 4; e += kDecodeThreads) {
     const int head = e / (kDim / 4);
     const int d = e % (kDim / 4) * 4;
@@ -531,8 +529,8 @@ __device__ __noinline__ void merge_blocks(const DecodeArgs& args,
 }
 
 template <typename Tile, int kColumns>
-__global__ __launch_bounds__(kDecodeThreads, 2) void decode_kernel(
-    const __grid_constant__ DecodeArgs args) {
+__global__ __launch_bounds__(kDecodeThreads,
+                             2) void decode_kernel(const __grid_constant__ DecodeArgs args) {
   constexpr int kDim = Tile::kHeadDim;
   extern __shared__ __align__(1024) uint8_t shared[];
   const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -566,7 +564,8 @@ __global__ __launch_bounds__(kDecodeThreads, 2) void decode_kernel(
   walker.start(args, {start.x, start.y, start.z, 0});
 
   TileRing<Tile> ring;
-  ring.slots = ptx::shared_address(shared) + static_cast<uint32_t>(warp * args.stages * Tile::kBytes);
+  ring.slots =
+      ptx::shared_address(shared) + static_cast<uint32_t>(warp * args.stages * Tile::kBytes);
   ring.barriers = ptx::shared_address(barriers + warp * 4);
   ring.stages = args.stages;
   ring.remaining = (end - begin - warp + kDecodeWarps - 1) / kDecodeWarps;
@@ -616,8 +615,7 @@ __global__ __launch_bounds__(kDecodeThreads, 2) void decode_kernel(
 
     // The head is whole if all its tiles are ours.
     const int32_t head_begin = at - (walker.at.tile - walker.sequence.first_tile);
-    const int32_t head_end =
-        head_begin + walker.sequence.end_tile - walker.sequence.first_tile;
+    const int32_t head_end = head_begin + walker.sequence.end_tile - walker.sequence.first_tile;
     const bool whole = head_begin >= begin && head_end <= end;
     uint16_t* const out = args.out + row * args.out_stride + column;
     PartialSlots slots{};
@@ -642,8 +640,7 @@ __global__ __launch_bounds__(kDecodeThreads, 2) void decode_kernel(
         const float2 part = tops[w * kColumns + head];
         const float weight = ptx::exp2_approx((part.x - top) * args.score_factor);
         head_total = fmaf(part.y, weight, head_total);
-        add4(sum,
-             *reinterpret_cast<const float4*>(sums + w * warp_sums + head * (kDim + 4) + d),
+        add4(sum, *reinterpret_cast<const float4*>(sums + w * warp_sums + head * (kDim + 4) + d),
              weight);
       }
       if (whole) {
@@ -683,8 +680,8 @@ cudaError_t launch_decode_kernel(const DecodeArgs& args,
                                  const DecodeGrid& grid,
                                  const LaunchContext& context) {
   const auto kernel = decode_kernel<KvTile<kCode, kDim>, kColumns>;
-  const cudaError_t status = cudaFuncSetAttribute(
-      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, grid.shared_bytes);
+  const cudaError_t status =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, grid.shared_bytes);
   if (status != cudaSuccess) {
     return status;
   }

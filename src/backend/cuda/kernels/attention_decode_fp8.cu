@@ -4,9 +4,9 @@
 namespace nibble::cuda {
 
 cudaError_t launch_decode_fp8(const DecodeArgs& args,
-                               const DecodeGrid& grid,
-                               int head_dim,
-                               const LaunchContext& context) {
+                              const DecodeGrid& grid,
+                              int head_dim,
+                              const LaunchContext& context) {
   return launch_decode<KvCode::kFp8>(args, grid, head_dim, context);
 }
 

@@ -194,13 +194,15 @@ Status check_attention(const AttentionShape& shape) {
     return refuse("query heads must be a multiple of KV heads; their number", shape.heads);
   }
   if (kv.page_size <= 0 || kv.page_size % kv_tile_tokens(kv.code) != 0) {
-    return refuse("pages must hold a multiple of 16 (bf16), 32 (8 bits) or 64 (int4) tokens; theirs",
-                  kv.page_size);
+    return refuse(
+        "pages must hold a multiple of 16 (bf16), 32 (8 bits) or 64 (int4) tokens; theirs",
+        kv.page_size);
   }
   const int capability = 10 * device_attribute(cudaDevAttrComputeCapabilityMajor) +
                          device_attribute(cudaDevAttrComputeCapabilityMinor);
   if (capability < (kv.code == KvCode::kFp8 ? 89 : 80)) {
-    return refuse("the device's compute capability must be 8.0 (fp8: 8.9); times 10 it", capability);
+    return refuse("the device's compute capability must be 8.0 (fp8: 8.9); times 10 it",
+                  capability);
   }
   return {};
 }

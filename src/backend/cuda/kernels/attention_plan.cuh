@@ -36,18 +36,18 @@ struct PlannedRows {
 struct PlanView {
   int32_t* header = nullptr;  // [4]: blocks, total, prefill blocks
   PlannedSequence* sequences = nullptr;
-  PlannedStart* starts = nullptr;      // [grid]
-  int32_t* sequence_begin = nullptr;   // [sequences + 1] place in the line
-  PlannedRows* prefill = nullptr;      // [prefill_blocks()]
+  PlannedStart* starts = nullptr;     // [grid]
+  int32_t* sequence_begin = nullptr;  // [sequences + 1] place in the line
+  PlannedRows* prefill = nullptr;     // [prefill_blocks()]
   size_t bytes = 0;
 };
 
 /// Sizes that follow from a shape and the device.
 struct DecodeGrid {
-  int32_t blocks = 0;       // of the launch
-  int32_t columns = 0;      // query heads that share a pass over the cache: 8 or 16
-  int32_t groups = 0;       // passes per KV head
-  int32_t stages = 0;       // of each warp's ring
+  int32_t blocks = 0;   // of the launch
+  int32_t columns = 0;  // query heads that share a pass over the cache: 8 or 16
+  int32_t groups = 0;   // passes per KV head
+  int32_t stages = 0;   // of each warp's ring
   int32_t shared_bytes = 0;
 };
 

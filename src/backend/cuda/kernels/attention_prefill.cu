@@ -1,6 +1,5 @@
-#include "backend/cuda/kernels/attention_prefill.cuh"
-
 #include "backend/cuda/kernels/attention_launch.h"
+#include "backend/cuda/kernels/attention_prefill.cuh"
 
 namespace nibble::cuda {
 
@@ -23,8 +22,8 @@ cudaError_t prefill_attention(const AttentionLaunch& args, const LaunchContext& 
   out.window = shape.sliding_window;
   out.score_factor = score_factor(shape);
   out.value_factor = shape.kv.code == KvCode::kFp8 ? shape.v_scale : 1.0F;
-  out.plan = view_plan(const_cast<void*>(args.plan), decode_grid(shape).blocks,
-                       args.step.sequences, args.step.rows);
+  out.plan = view_plan(const_cast<void*>(args.plan), decode_grid(shape).blocks, args.step.sequences,
+                       args.step.rows);
   const dim3 blocks(static_cast<unsigned>(prefill_blocks(args.step.sequences, args.step.rows)),
                     static_cast<unsigned>(shape.heads));
   switch (shape.kv.code) {

@@ -117,11 +117,8 @@ struct PrefillState {
 };
 
 template <typename Tile>
-__device__ __forceinline__ void load_rows(PrefillState<Tile>& state,
-                                          const uint16_t* q,
-                                          int64_t stride,
-                                          int rows,
-                                          int lane) {
+__device__ __forceinline__ void load_rows(
+    PrefillState<Tile>& state, const uint16_t* q, int64_t stride, int rows, int lane) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int row = lane / 4 + 8 * r;
@@ -224,8 +221,10 @@ __device__ __forceinline__ void chunk_scores(uint32_t slot,
 
 /// Masks what rows at positions `position` and `position` + 8 do not see; `token` is the chunk's
 /// first plus this lane's column.
-__device__ __forceinline__ void mask_chunk(
-    float (&scores)[kChunkColumns][4], int position, int token, int window) {
+__device__ __forceinline__ void mask_chunk(float (&scores)[kChunkColumns][4],
+                                           int position,
+                                           int token,
+                                           int window) {
 #pragma unroll
   for (int i = 0; i < kChunkColumns; ++i) {
 #pragma unroll

@@ -44,8 +44,8 @@ AttentionCase::AttentionCase(const AttentionShape& the_shape,
                 host_table_.begin() + s * stride_);
   }
   page_table_ = std::make_unique<DeviceArray<int32_t>>(host_table_);
-  pages_ = std::make_unique<DeviceArray<uint8_t>>(
-      static_cast<size_t>(page_bytes(kv)) * (order.size() + 1));
+  pages_ = std::make_unique<DeviceArray<uint8_t>>(static_cast<size_t>(page_bytes(kv)) *
+                                                  (order.size() + 1));
 
   std::vector<CaseSequence> all = sequences;
   for (CaseSequence& sequence : all) {
@@ -191,13 +191,11 @@ double AttentionCase::cached(
     int32_t sequence, int32_t token, int32_t head, bool value, int32_t d) const {
   const KvLayout& kv = shape.kv;
   const int32_t tile_tokens = kv_tile_tokens(kv.code);
-  const int32_t page =
-      host_table_[static_cast<size_t>(sequence * stride_ + token / kv.page_size)];
+  const int32_t page = host_table_[static_cast<size_t>(sequence * stride_ + token / kv.page_size)];
   const int32_t slot = token % kv.page_size;
-  const uint8_t* tile =
-      host_pages_.data() + page * page_bytes(kv) +
-      int64_t{head * (kv.page_size / tile_tokens) + slot / tile_tokens} *
-          kv_tile_bytes(kv.code, kv.head_dim);
+  const uint8_t* tile = host_pages_.data() + page * page_bytes(kv) +
+                        int64_t{head * (kv.page_size / tile_tokens) + slot / tile_tokens} *
+                            kv_tile_bytes(kv.code, kv.head_dim);
   const int32_t inside = slot % tile_tokens;
   const uint8_t* rows = tile + (value ? kv_tile_rows_bytes(kv.code, kv.head_dim) : 0);
   const auto row_bytes = static_cast<int32_t>(kv_row_bytes(kv.code, kv.head_dim));

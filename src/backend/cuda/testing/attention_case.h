@@ -22,7 +22,8 @@ class AttentionCase final {
  public:
   AttentionCase(const AttentionShape& shape, std::vector<CaseSequence> sequences, uint32_t seed);
 
-  /// The step's arrays with every token of every sequence in it (to fill a cache), or just the last.
+  /// The step's arrays with every token of every sequence in it (to fill a cache), or just the
+  /// last.
   [[nodiscard]] StepMetadata all_tokens() const { return all_.view(page_table_, stride_); }
   [[nodiscard]] StepMetadata step() const { return step_.view(page_table_, stride_); }
   /// Other lengths in the same device arrays (same number of sequences and rows).
@@ -38,8 +39,8 @@ class AttentionCase final {
   /// Compares the output with expected(), row by row.
   void check(double tolerance) const;
   /// Element of the cache as the device holds it.
-  [[nodiscard]] double cached(int32_t sequence, int32_t token, int32_t head, bool value, int32_t d)
-      const;
+  [[nodiscard]] double cached(
+      int32_t sequence, int32_t token, int32_t head, bool value, int32_t d) const;
   void read_cache() { host_pages_ = pages_->host(); }
 
   AttentionShape shape;
