@@ -85,63 +85,70 @@ __device__ __forceinline__ void for_each_piece(int64_t n, const Body& body) {
   }
 }
 
-/// Combines one value per thread of a block, whose size is a multiple of 32, in a fixed order; all
-/// threads get the result. `shared` has 32 words and may be used again after the next barrier.
-template <typename T, typename Combine>
-__device__ __forceinline__ T reduce_block(T value, T neutral, T* shared, const Combine& combine) {
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) {
-    value = combine(value, __shfl_xor_sync(kAllLanes, value, offset));
-  }
+/// The largest of one word per thread of a block of a multiple of 32 threads. `shared` has 32 words
+/// and may be used again after the next barrier.
+__device__ __forceinline__ uint32_t max_of_block(uint32_t value, uint32_t* shared) {
+  value = __reduce_max_sync(kAllLanes, value);
   if (threadIdx.x % 32 == 0) {
     shared[threadIdx.x / 32] = value;
   }
   __syncthreads();
-  value = threadIdx.x % 32 < blockDim.x / 32 ? shared[threadIdx.x % 32] : neutral;
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) {
-    value = combine(value, __shfl_xor_sync(kAllLanes, value, offset));
-  }
-  return value;
+  value = threadIdx.x % 32 < blockDim.x / 32 ? shared[threadIdx.x % 32] : 0;
+  return __reduce_max_sync(kAllLanes, value);
 }
 
-/// Rounds and stores one row. load(p, i) gives the eight values from element i on.
+/// Bits of a magnitude: integers order them as floats do, and put NaNs on top.
+__device__ __forceinline__ uint32_t magnitude_bits(float x) {
+  return __float_as_uint(x) & 0x7fffffffU;
+}
+
+/// How a row is rounded, from its largest magnitude.
+struct RowFactor {
+  float scale;
+  float factor;  // what values are multiplied with
+};
+
+__device__ __forceinline__ RowFactor row_factor(float absmax, ActFormat format) {
+  const float top = format == ActFormat::kInt8Token ? 127.0F : 448.0F;
+  const float infinity = __uint_as_float(0x7f800000U);
+  const float factor = top / absmax;
+  return {(absmax < infinity ? absmax : __uint_as_float(0x7fc00000U)) / top,
+          factor < infinity ? factor : 0.0F};
+}
+
+__device__ __forceinline__ void store_codes(uint8_t* out,
+                                            const F32x8& x,
+                                            float factor,
+                                            ActFormat format) {
+  *reinterpret_cast<uint2*>(out) =
+      format == ActFormat::kInt8Token
+          ? make_uint2(int8x4_bits(x.v, factor), int8x4_bits(x.v + 4, factor))
+          : make_uint2(e4m3x4_bits(x.v, factor), e4m3x4_bits(x.v + 4, factor));
+}
+
+/// Rounds and stores a row of a token form. load(p, i) gives the eight values from element i on.
 template <int kPieces, typename Load>
 __device__ __forceinline__ void store_row(const QuantizedRows& out,
                                           int64_t row,
                                           int64_t n,
                                           const Load& load) {
-  if (out.format == ActFormat::kBf16) {
-    __nv_bfloat16* values = static_cast<__nv_bfloat16*>(out.values) + row * n;
-    for_each_piece<kPieces>(n, [&](int p, int64_t i) { store_bf16x8(values + i, load(p, i)); });
-    return;
-  }
   F32x8 kept[kPieces > 0 ? kPieces : 1];
-  uint32_t largest = 0;  // bits of magnitudes: integers order them as floats do, NaN on top
+  uint32_t largest = 0;
   for_each_piece<kPieces>(n, [&](int p, int64_t i) {
     kept[p] = load(p, i);
 #pragma unroll
     for (const float x : kept[p].v) {
-      largest = max(largest, __float_as_uint(x) & 0x7fffffffU);
+      largest = max(largest, magnitude_bits(x));
     }
   });
   __shared__ uint32_t shared[32];
-  largest = reduce_block(largest, 0U, shared, [](uint32_t a, uint32_t b) { return max(a, b); });
-
-  const float absmax = __uint_as_float(largest < 0x7f800000U ? largest : 0x7fc00000U);
-  const bool integer = out.format == ActFormat::kInt8Token;
-  const float top = integer ? 127.0F : 448.0F;
-  const float quotient = top / absmax;
-  const float factor = quotient < __uint_as_float(0x7f800000U) ? quotient : 0.0F;
+  const RowFactor to = row_factor(__uint_as_float(max_of_block(largest, shared)), out.format);
   if (threadIdx.x == 0) {
-    out.scales[row] = absmax / top;
+    out.scales[row] = to.scale;
   }
   uint8_t* values = static_cast<uint8_t*>(out.values) + row * n;
   for_each_piece<kPieces>(n, [&](int p, int64_t i) {
-    const F32x8 x = kPieces > 0 ? kept[p] : load(p, i);
-    *reinterpret_cast<uint2*>(values + i) =
-        integer ? make_uint2(int8x4_bits(x.v, factor), int8x4_bits(x.v + 4, factor))
-                : make_uint2(e4m3x4_bits(x.v, factor), e4m3x4_bits(x.v + 4, factor));
+    store_codes(values + i, kPieces > 0 ? kept[p] : load(p, i), to.factor, out.format);
   });
 }
 

@@ -1,5 +1,8 @@
 // silu(gate) * up of bf16 rows, rounded for the next matrix product. The token forms need a row's
-// largest value, so one block owns a row; bf16 needs none and spreads over the whole GPU.
+// largest value, so one block owns a row, or, where rows are few and the GPU has clusters, one
+// cluster of eight blocks; bf16 needs none and spreads over the whole GPU.
+
+#include <cooperative_groups.h>
 
 #include "backend/cuda/kernels/row_common.cuh"
 #include "backend/cuda/ptx/dependency.cuh"
@@ -7,7 +10,11 @@
 namespace nibble::cuda {
 namespace {
 
+namespace cg = cooperative_groups;
+
 constexpr int kFlatThreads = 256;
+constexpr int kCluster = 8;
+constexpr int64_t kClusterRows = 64;  // up to so many rows: 512 blocks, all of them under way
 
 __device__ __forceinline__ F32x8 silu_mul_piece(const __nv_bfloat16* gate_up,
                                                 int64_t n,
@@ -32,6 +39,50 @@ __global__ __launch_bounds__(kMaxRowThreads) void silu_mul_kernel(const SiluMulA
                      [&](int, int64_t i) { return silu_mul_piece(gate_up, args.n, i); });
 }
 
+/// One piece per thread, one row per cluster.
+__global__ __cluster_dims__(kCluster)
+    __launch_bounds__(kMaxRowThreads) void silu_mul_cluster_kernel(const SiluMulArgs args) {
+#if __CUDA_ARCH__ >= 900
+  __shared__ uint32_t largest;
+  if (threadIdx.x == 0) {
+    largest = 0;
+  }
+  __syncthreads();
+  ptx::wait_for_predecessor();
+  ptx::allow_successor();
+  const cg::cluster_group cluster = cg::this_cluster();
+  const int64_t row = blockIdx.x / kCluster;
+  const int64_t i = (int64_t{blockIdx.x % kCluster} * blockDim.x + threadIdx.x) * kPiece;
+  F32x8 y = {};
+  uint32_t own = 0;
+  if (i < args.n) {
+    y = silu_mul_piece(static_cast<const __nv_bfloat16*>(args.gate_up) + row * args.stride, args.n,
+                       i);
+#pragma unroll
+    for (const float value : y.v) {
+      own = max(own, magnitude_bits(value));
+    }
+  }
+  own = __reduce_max_sync(kAllLanes, own);
+  if (threadIdx.x % 32 == 0) {
+    atomicMax(&largest, own);
+  }
+  cluster.sync();
+  own = *cluster.map_shared_rank(&largest, threadIdx.x % kCluster);
+  own = __reduce_max_sync(kAllLanes, own);
+  cluster.barrier_arrive();  // this block has read the others' words
+  const RowFactor to = row_factor(__uint_as_float(own), args.out.format);
+  if (blockIdx.x % kCluster == 0 && threadIdx.x == 0) {
+    args.out.scales[row] = to.scale;
+  }
+  if (i < args.n) {
+    store_codes(static_cast<uint8_t*>(args.out.values) + row * args.n + i, y, to.factor,
+                args.out.format);
+  }
+  cluster.barrier_wait();  // its own word has been read
+#endif
+}
+
 __global__ __launch_bounds__(kFlatThreads) void silu_mul_flat_kernel(const SiluMulArgs args) {
   ptx::wait_for_predecessor();
   ptx::allow_successor();
@@ -45,6 +96,14 @@ __global__ __launch_bounds__(kFlatThreads) void silu_mul_flat_kernel(const SiluM
   const auto* gate_up = static_cast<const __nv_bfloat16*>(args.gate_up) + row * args.stride;
   auto* out = static_cast<__nv_bfloat16*>(args.out.values) + row * args.n;
   store_bf16x8(out + i, silu_mul_piece(gate_up, args.n, i));
+}
+
+bool has_clusters() {
+  int device = 0;
+  int major = 0;
+  return cudaGetDevice(&device) == cudaSuccess &&
+         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
+         major >= 9;
 }
 
 }  // namespace
@@ -62,6 +121,13 @@ cudaError_t silu_mul_quantize(const SiluMulArgs& given, const LaunchContext& con
     }
     const Grid grid{.blocks = dim3(static_cast<unsigned>(blocks)), .threads = kFlatThreads};
     return launch(silu_mul_flat_kernel, grid, context, args);
+  }
+  const int64_t slice = (args.n / kPiece + kCluster - 1) / kCluster;  // pieces of a block
+  if (args.rows > 0 && args.rows <= kClusterRows && slice >= 64 && slice <= kMaxRowThreads &&
+      has_clusters()) {
+    const Grid grid{.blocks = dim3(static_cast<unsigned>(args.rows * kCluster)),
+                    .threads = static_cast<unsigned>((slice + 31) / 32 * 32)};
+    return launch(silu_mul_cluster_kernel, grid, context, args);
   }
   static constexpr void (*kKernels[4])(SiluMulArgs) = {silu_mul_kernel<0>, silu_mul_kernel<1>,
                                                        silu_mul_kernel<2>, silu_mul_kernel<4>};

@@ -91,20 +91,29 @@ __device__ T max_block(T value, T* shared) {
 template <typename Body>
 __device__ __forceinline__ void for_each_logit(
     const float* logits, int64_t first, int64_t end, int thread, int threads, const Body& body) {
-  const bool aligned = reinterpret_cast<uintptr_t>(logits) % 16 == 0;
-#pragma unroll 2
-  for (int64_t i = first + 4 * thread; i < end; i += 4 * threads) {
-    const auto token = static_cast<int32_t>(i);
-    if (aligned && i + 4 <= end) {
-      const float4 v = *reinterpret_cast<const float4*>(logits + i);
-      body(v.x, token);
-      body(v.y, token + 1);
-      body(v.z, token + 2);
-      body(v.w, token + 3);
-    } else {
-      for (int j = 0; j < 4 && i + j < end; ++j) {
-        body(logits[i + j], token + j);
+  constexpr int kBatch = 4;  // loads under way per thread
+  const auto last = static_cast<int>(end);
+  const int stride = 4 * threads;
+  int token = static_cast<int>(first) + 4 * thread;
+  if (reinterpret_cast<uintptr_t>(logits) % 16 == 0) {
+    for (; token + (kBatch - 1) * stride + 4 <= last; token += kBatch * stride) {
+      float4 v[kBatch];
+#pragma unroll
+      for (int u = 0; u < kBatch; ++u) {
+        v[u] = *reinterpret_cast<const float4*>(logits + token + u * stride);
       }
+#pragma unroll
+      for (int u = 0; u < kBatch; ++u) {
+        body(v[u].x, token + u * stride);
+        body(v[u].y, token + u * stride + 1);
+        body(v[u].z, token + u * stride + 2);
+        body(v[u].w, token + u * stride + 3);
+      }
+    }
+  }
+  for (; token < last; token += stride) {
+    for (int j = 0; j < 4 && token + j < last; ++j) {
+      body(logits[token + j], token + j);
     }
   }
 }

@@ -6,7 +6,8 @@
 // tokens in their order. With them it walks the most likely ones first: a histogram over equal
 // steps of the exponent says how deep the kept tokens reach, these are collected and sorted in
 // shared memory, and sums along the list give every boundary. Where they do not fit (a flat
-// distribution) boundaries are found by bisection over the keys, a pass over the row per step.
+// distribution) each boundary is found by itself, in a histogram of one bin of the histogram, of
+// which a list is sorted; where thousands of logits are equal, by bisection over the keys.
 
 #include "backend/cuda/kernels/sampling_common.cuh"
 #include "backend/cuda/ptx/dependency.cuh"
@@ -22,11 +23,14 @@ constexpr int kWarps = kThreads / 32;
 constexpr int kBins = 2 * kThreads;
 constexpr float kBinsPerNat = 32.0F;
 constexpr int kListSize = 4096;
-constexpr float kWeightOne = 0x1p44F;  // 2^19 weights of at most this stay below 2^64
+constexpr int kRun = kListSize / kThreads;  // elements of the list per thread
+constexpr int kWeightBits = 44;             // 2^19 weights of at most 1 << 44 stay below 2^64
+constexpr double kWeightOne = 0x1p44;
 
 struct Histogram {
-  Weight weights[kBins];
   uint32_t counts[kBins];
+  uint32_t low[kBins];  // weights: their lower and their upper words
+  uint32_t high[kBins];
 };
 
 struct PickShared {
@@ -39,6 +43,10 @@ struct PickShared {
   uint32_t counts[kWarps];
   uint32_t list_count;
   int bin;
+  uint32_t bin_count;     // tokens of the bin
+  uint32_t count_before;  // those of the bins before it
+  Weight weight_before;
+  Key key;
   int32_t token;
 };
 
@@ -52,13 +60,42 @@ struct Row {
   __device__ float weight(float logit) const {
     return __float_as_uint(logit) == kBanned ? 0.0F : expf((logit - largest) * inverse);
   }
-  __device__ int bin(float logit) const {
-    return min(kBins - 1, static_cast<int>((largest - logit) * inverse * kBinsPerNat));
-  }
+  /// Place on the axis of bins, from the largest logit on.
+  __device__ float place(float logit) const { return (largest - logit) * inverse * kBinsPerNat; }
 };
 
+__device__ __forceinline__ int bin_of(float place) {
+  return min(kBins - 1, static_cast<int>(place));
+}
+
+/// weight * kWeightOne, rounded down, for weights of at most 1: by shifts, as the conversion to 64
+/// bits is slow.
 __device__ __forceinline__ Weight fixed(float weight) {
-  return __float2ull_rz(weight * kWeightOne);
+  const uint32_t bits = __float_as_uint(weight);
+  const int shift = static_cast<int>(bits >> 23) - (127 + 23 - kWeightBits);
+  const uint32_t mantissa = (bits & 0x7fffffU) | 0x800000U;
+  return shift >= 0 ? static_cast<Weight>(mantissa) << shift
+                    : static_cast<Weight>(mantissa >> min(-shift, 31));
+}
+
+/// 64-bit sums by 32-bit atomics, which shared memory has: the carry follows the lower word.
+__device__ __forceinline__ void count_token(Histogram& histogram, int bin, Weight weight) {
+  atomicAdd(histogram.counts + bin, 1U);
+  const auto low = static_cast<uint32_t>(weight);
+  const uint32_t before = atomicAdd(histogram.low + bin, low);
+  const auto high = static_cast<uint32_t>(weight >> 32) + (before + low < before ? 1U : 0U);
+  if (high != 0) {
+    atomicAdd(histogram.high + bin, high);
+  }
+}
+
+__device__ __forceinline__ void clear(Histogram& histogram) {
+  for (int i = static_cast<int>(threadIdx.x); i < kBins; i += kThreads) {
+    histogram.counts[i] = 0;
+    histogram.low[i] = 0;
+    histogram.high[i] = 0;
+  }
+  __syncthreads();
 }
 
 /// The step's number in [0, 1), as Sampler::uniform().
@@ -110,6 +147,15 @@ __device__ int64_t warp_piece(int64_t vocab) {
   return (vocab + kThreads * 4 - 1) / (kThreads * 4) * 128;
 }
 
+/// `value` of this lane and those before it.
+__device__ __forceinline__ Weight scan_warp(Weight value) {
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const Weight other = __shfl_up_sync(kEveryLane, value, offset);
+    value += threadIdx.x % 32 >= static_cast<unsigned>(offset) ? other : 0;
+  }
+  return value;
+}
+
 /// The token at which the sum of weights of at least min_p passes the target. `below` is the sum of
 /// the warps before this one, `own` this warp's.
 __device__ void draw_in_order(
@@ -117,55 +163,71 @@ __device__ void draw_in_order(
   if (target < below || target >= below + own) {
     return;
   }
-  const int lane = static_cast<int>(threadIdx.x % 32);
-  const int64_t begin = threadIdx.x / 32 * warp_piece(row.vocab);
-  Weight passed = below;
-  for (int64_t i = begin; passed <= target; i += 32) {
-    const int64_t token = i + lane;
-    const float w = token < row.vocab ? row.weight(row.logits[token]) : 0.0F;
-    Weight sum = w >= min_p ? fixed(w) : 0;
-    for (int offset = 1; offset < 32; offset *= 2) {
-      const Weight other = __shfl_up_sync(kEveryLane, sum, offset);
-      sum += lane >= offset ? other : 0;
-    }
-    const unsigned over = __ballot_sync(kEveryLane, passed + sum > target);
+  const auto steps_of = [&](float logit) {
+    const float w = row.weight(logit);
+    return w >= min_p ? fixed(w) : 0;
+  };
+  // Which lane's run of the warp's piece has it, and then which token of the run.
+  const auto lane = static_cast<int>(threadIdx.x % 32);
+  const int64_t run = warp_piece(row.vocab) / 32;
+  const int64_t begin = (threadIdx.x / 32 * 32 + lane) * run;
+  Weight sum = 0;
+  for_each_logit(row.logits, begin, min(begin + run, row.vocab), 0, 1,
+                 [&](float logit, int32_t) { sum += steps_of(logit); });
+  const Weight up_to = below + scan_warp(sum);
+  const int owner = __ffs(static_cast<int>(__ballot_sync(kEveryLane, up_to > target))) - 1;
+  Weight passed = __shfl_sync(kEveryLane, up_to - sum, owner);
+  for (int64_t first = __shfl_sync(kEveryLane, begin, owner); passed <= target; first += 32) {
+    const int64_t token = first + lane;
+    const Weight reached = passed + scan_warp(token < row.vocab ? steps_of(row.logits[token]) : 0);
+    const unsigned over = __ballot_sync(kEveryLane, reached > target);
     if (over != 0 && lane == __ffs(static_cast<int>(over)) - 1) {
       shared.token = static_cast<int32_t>(token);
     }
-    passed += __shfl_sync(kEveryLane, sum, 31);
+    passed = __shfl_sync(kEveryLane, reached, 31);
   }
 }
 
 // ---- draws by likelihood, in a list -----------------------------------------------------------
 
-/// The first bin up to which the counts reach `count`, or the weights `weight`; -1 when the tokens
-/// of these bins do not fit in the list. The histogram is no longer needed afterwards.
-__device__ int last_bin(uint32_t count, double weight, PickShared& shared) {
+/// Finds the first bin up to which enough(count, weight) holds, the last bin if there is none, and
+/// what stands before it. `count` and `weight` stand before the histogram, which is not needed any
+/// more afterwards; the list is empty.
+template <typename Enough>
+__device__ void find_bin(uint32_t count, Weight weight, const Enough& enough, PickShared& shared) {
   const unsigned i = 2 * threadIdx.x;
-  const uint32_t c0 = shared.histogram.counts[i];
-  const uint32_t c1 = shared.histogram.counts[i + 1];
-  const Weight w0 = shared.histogram.weights[i];
-  const Weight w1 = shared.histogram.weights[i + 1];
-  const uint32_t counts = scan_block(c0 + c1, shared.counts);
-  const Weight weights = scan_block(w0 + w1, shared.sums);
-  const auto enough = [&](uint32_t c, Weight w) {
-    return c >= count && static_cast<double>(w) >= weight;
-  };
+  uint32_t counts[2];
+  Weight weights[2];
+  for (int j = 0; j < 2; ++j) {
+    counts[j] = shared.histogram.counts[i + j];
+    weights[j] =
+        (static_cast<Weight>(shared.histogram.high[i + j]) << 32) + shared.histogram.low[i + j];
+  }
+  count += scan_block(counts[0] + counts[1], shared.counts) - counts[0] - counts[1];
+  weight += scan_block(weights[0] + weights[1], shared.sums) - weights[0] - weights[1];
   if (threadIdx.x == 0) {
-    shared.bin = kBins - 1;
     shared.list_count = 0;
+    shared.bin = kBins - 1;
   }
   __syncthreads();
-  if (enough(counts, weights) && !enough(counts - c0 - c1, weights - w0 - w1)) {
-    shared.bin = static_cast<int>(enough(counts - c1, weights - w1) ? i : i + 1);
+  for (int j = 0; j < 2; ++j) {
+    if (!enough(count, weight) && enough(count + counts[j], weight + weights[j])) {
+      shared.bin = static_cast<int>(i) + j;
+    }
+    count += counts[j];
+    weight += weights[j];
   }
   __syncthreads();
-  const auto bin = static_cast<unsigned>(shared.bin);
-  if (bin / 2 == threadIdx.x && (bin % 2 == 0 ? counts - c1 : counts) > kListSize) {
-    shared.bin = -1;
+  for (int j = 1; j >= 0; --j) {
+    count -= counts[j];
+    weight -= weights[j];
+    if (shared.bin == static_cast<int>(i) + j) {
+      shared.bin_count = counts[j];
+      shared.count_before = count;
+      shared.weight_before = weight;
+    }
   }
   __syncthreads();
-  return shared.bin;
 }
 
 /// Sorts the list, descending. Its size is a power of two.
@@ -186,13 +248,13 @@ __device__ void sort_list(Key* list, int size) {
   }
 }
 
-/// Collects the tokens of the bins up to `bin`, sorts them and draws.
-///   total: weight of the row, for a top-p without top-k
-__device__ void draw_from_list(
-    const Row& row, const RowSampling& sampling, int bin, Weight total, PickShared& shared) {
+/// Fills the list with the tokens whose places are wanted, which must fit, and sorts it. Returns
+/// their number.
+template <typename Wanted>
+__device__ int collect(const Row& row, const Wanted& wanted, PickShared& shared) {
   for_each_logit(row.logits, 0, row.vocab, static_cast<int>(threadIdx.x), kThreads,
                  [&](float logit, int32_t token) {
-                   if (row.weight(logit) > 0 && row.bin(logit) <= bin) {
+                   if (wanted(row.place(logit)) && row.weight(logit) > 0) {
                      shared.list[atomicAdd(&shared.list_count, 1U)] = pick_key(logit, token);
                    }
                  });
@@ -207,9 +269,17 @@ __device__ void draw_from_list(
   }
   __syncthreads();
   sort_list(shared.list, size);
+  return count;
+}
+
+/// Draws from the tokens of the bins up to `bin`.
+///   total: weight of the row, for a top-p without top-k
+__device__ void draw_from_list(
+    const Row& row, const RowSampling& sampling, int bin, Weight total, PickShared& shared) {
+  const int count = collect(
+      row, [&](float place) { return bin_of(place) <= bin; }, shared);
 
   // Each thread sums a run of the list; passed[j] is the weight up to and with its element j.
-  constexpr int kRun = kListSize / kThreads;
   const int first = static_cast<int>(threadIdx.x) * kRun;
   int kept = sampling.top_k > 0 ? min(sampling.top_k, count) : count;
   float weights[kRun];
@@ -250,7 +320,7 @@ __device__ void draw_from_list(
   __syncthreads();
 }
 
-// ---- draws by likelihood, by bisection --------------------------------------------------------
+// ---- draws by likelihood, boundary by boundary ------------------------------------------------
 
 struct Measure {
   uint32_t count;
@@ -272,14 +342,15 @@ __device__ Measure measure(const Row& row, Key least, float min_p, PickShared& s
   return {sum_block(count, shared.counts), sum_block(weight, shared.sums)};
 }
 
-/// The largest key from which on enough(measure) holds.
+/// As find_key(), for any distribution: a pass over the row for each bit of the answer.
 template <typename Enough>
 __device__ Key bisect(const Row& row, const Enough& enough, PickShared& shared) {
   Key low = 0;  // enough
   Key high = pick_key(row.largest, 0) + 1;
   while (high - low > 1) {
     const Key middle = low + (high - low) / 2;
-    if (enough(measure(row, middle, 0.0F, shared))) {
+    const Measure m = measure(row, middle, 0.0F, shared);
+    if (enough(m.count, m.weight)) {
       low = middle;
     } else {
       high = middle;
@@ -288,22 +359,78 @@ __device__ Key bisect(const Row& row, const Enough& enough, PickShared& shared) 
   return low;
 }
 
-__device__ void draw_by_bisection(const Row& row, const RowSampling& sampling, PickShared& shared) {
+/// The key of the first token, likeliest first, up to which enough(count, weight) holds.
+template <typename Enough>
+__device__ Key find_key(const Row& row, const Enough& enough, PickShared& shared) {
+  uint32_t count = 0;
+  Weight weight = 0;
+  int bins[2] = {-1, -1};  // a bin, and a bin of its own histogram
+  const auto inside = [&](float place) {
+    return (bins[0] < 0 || bin_of(place) == bins[0]) &&
+           (bins[1] < 0 || bin_of((place - bins[0]) * kBins) == bins[1]);
+  };
+  for (int level = 0; level < 2 && (level == 0 || shared.bin_count > kListSize); ++level) {
+    clear(shared.histogram);
+    for_each_logit(row.logits, 0, row.vocab, static_cast<int>(threadIdx.x), kThreads,
+                   [&](float logit, int32_t) {
+                     const float place = row.place(logit);
+                     const float w = row.weight(logit);
+                     if (w > 0 && inside(place)) {
+                       const int bin = bin_of(level == 0 ? place : (place - bins[0]) * kBins);
+                       count_token(shared.histogram, bin, fixed(w));
+                     }
+                   });
+    __syncthreads();
+    find_bin(count, weight, enough, shared);
+    bins[level] = shared.bin;
+    count = shared.count_before;
+    weight = shared.weight_before;
+  }
+  if (shared.bin_count > kListSize) {
+    return bisect(row, enough, shared);
+  }
+  const int size = collect(row, inside, shared);
+  const int first = static_cast<int>(threadIdx.x) * kRun;
+  Weight weights[kRun];
+  Weight sum = 0;
+  for (int j = 0; j < kRun; ++j) {
+    weights[j] = first + j < size ? fixed(row.weight(key_logit(shared.list[first + j]))) : 0;
+    sum += weights[j];
+  }
+  weight += scan_block(sum, shared.sums) - sum;
+  if (threadIdx.x == 0) {
+    shared.key = shared.list[size - 1];
+  }
+  __syncthreads();
+  for (int j = 0; j < kRun; ++j) {
+    const uint32_t before = count + static_cast<uint32_t>(first + j);
+    if (first + j < size && !enough(before, weight) && enough(before + 1, weight + weights[j])) {
+      shared.key = shared.list[first + j];
+    }
+    weight += weights[j];
+  }
+  __syncthreads();
+  return shared.key;
+}
+
+__device__ void draw_by_boundaries(const Row& row,
+                                   const RowSampling& sampling,
+                                   PickShared& shared) {
   Key least = 0;
   if (sampling.top_k > 0) {
-    const auto count = static_cast<uint32_t>(sampling.top_k);
-    least = bisect(
-        row, [&](const Measure& m) { return m.count >= count; }, shared);
+    const auto wanted = static_cast<uint32_t>(sampling.top_k);
+    least = find_key(
+        row, [&](uint32_t count, Weight) { return count >= wanted; }, shared);
   }
   if (sampling.top_p < 1) {
     const Weight total = measure(row, least, 0.0F, shared).weight;
     const double part = sampling.top_p * static_cast<double>(total);
-    least = bisect(
-        row, [&](const Measure& m) { return static_cast<double>(m.weight) >= part; }, shared);
+    least = find_key(
+        row, [&](uint32_t, Weight weight) { return static_cast<double>(weight) >= part; }, shared);
   }
   const Weight target = draw_target(sampling, measure(row, least, sampling.min_p, shared).weight);
-  const Key key = bisect(
-      row, [&](const Measure& m) { return m.weight > target; }, shared);
+  const Key key = find_key(
+      row, [&](uint32_t, Weight weight) { return weight > target; }, shared);
   if (threadIdx.x == 0) {
     shared.token = key_token(key);
   }
@@ -317,11 +444,7 @@ __device__ int32_t draw(const Row& row, const RowSampling& sampling, PickShared&
   const bool top_p = sampling.top_p < 1;
   const bool ranked = sampling.top_k > 0 || top_p;
   if (ranked) {
-    for (int i = static_cast<int>(threadIdx.x); i < kBins; i += kThreads) {
-      shared.histogram.counts[i] = 0;
-      shared.histogram.weights[i] = 0;
-    }
-    __syncthreads();
+    clear(shared.histogram);
   }
   const int64_t piece = warp_piece(row.vocab);
   const int64_t begin = threadIdx.x / 32 * piece;
@@ -336,12 +459,10 @@ __device__ int32_t draw(const Row& row, const RowSampling& sampling, PickShared&
                      ++count;
                      all += steps;
                      likely += w >= sampling.min_p ? steps : 0;
-                     if (ranked) {
-                       const int bin = row.bin(logit);
-                       atomicAdd(shared.histogram.counts + bin, 1U);
-                       if (top_p) {
-                         atomicAdd(shared.histogram.weights + bin, steps);
-                       }
+                     if (top_p) {
+                       count_token(shared.histogram, bin_of(row.place(logit)), steps);
+                     } else if (ranked) {
+                       atomicAdd(shared.histogram.counts + bin_of(row.place(logit)), 1U);
                      }
                    }
                  });
@@ -362,11 +483,16 @@ __device__ int32_t draw(const Row& row, const RowSampling& sampling, PickShared&
   }
   const bool top_k = effective.top_k > 0;
   const double part = top_k ? 0.0 : sampling.top_p * static_cast<double>(all);
-  const int bin = last_bin(top_k ? static_cast<uint32_t>(effective.top_k) : 0U, part, shared);
-  if (bin >= 0) {
-    draw_from_list(row, effective, bin, all, shared);
+  find_bin(
+      0, 0,
+      [&](uint32_t c, Weight w) {
+        return top_k ? c >= static_cast<uint32_t>(effective.top_k) : static_cast<double>(w) >= part;
+      },
+      shared);
+  if (shared.count_before + shared.bin_count <= kListSize) {
+    draw_from_list(row, effective, shared.bin, all, shared);
   } else {
-    draw_by_bisection(row, effective, shared);
+    draw_by_boundaries(row, effective, shared);
   }
   return shared.token;
 }
@@ -451,8 +577,8 @@ __global__ __launch_bounds__(kThreads) void top_logprobs_kernel(const SampleArgs
   for_each_logit(row.logits, 0, row.vocab, static_cast<int>(threadIdx.x), kThreads,
                  [&](float logit, int32_t) { sum += fixed(row.weight(logit)); });
   sum = sum_block(sum, shared.sums);
-  const double log_sum = static_cast<double>(row.largest) +
-                         log(static_cast<double>(sum) / static_cast<double>(kWeightOne));
+  const double log_sum =
+      static_cast<double>(row.largest) + log(static_cast<double>(sum) / kWeightOne);
   if (threadIdx.x == 0) {
     sample_workspace(args).log_sum[r] = log_sum;
   }
