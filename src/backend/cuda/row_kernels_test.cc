@@ -171,6 +171,62 @@ TEST(RowKernels, NormsRowsInEveryForm) {
   }
 }
 
+/// Sums and functions may differ in their last bits, so a value next to the middle between two
+/// codes may go to either.
+void expect_nearly_cpu_codes(const Output& out, int64_t row, int64_t n, const float* values) {
+  std::vector<uint8_t> wanted(static_cast<size_t>((n + 511) / 512 * 512));
+  const cpu::Int8RowResult result =
+      cpu::kScalarKernels.quantize_int8({.x = values, .k = n, .offset = 0, .out = wanted.data()});
+  EXPECT_NEAR(out.scales[static_cast<size_t>(row)] / result.scale, 1.0F, 2e-6F);
+  int64_t differences = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const int got = static_cast<int8_t>(out.bytes[static_cast<size_t>(row * n + i)]);
+    const int want = static_cast<int8_t>(wanted[static_cast<size_t>(i)]);
+    ASSERT_LE(std::abs(got - want), 1) << "row " << row << " element " << i;
+    differences += got != want ? 1 : 0;
+  }
+  EXPECT_LE(differences, 2 + n / 1000);
+}
+
+TEST(RowKernels, NormsAndGatesAgreeWithTheCpu) {
+  NIBBLE_NEEDS_GPU();
+  for (const int64_t n : {264, 4096, 14336}) {
+    const int64_t rows = 5;
+    const auto x = random_values(static_cast<size_t>(rows * n), 41, 2.0F);
+    const auto weight = random_values(static_cast<size_t>(n), 42, 1.0F);
+    const auto bits = to_bf16(random_values(static_cast<size_t>(rows * 2 * n), 43, 2.0F));
+    const DeviceArray<float> device_x(x);
+    const DeviceArray<float> device_weight(weight);
+    const DeviceArray<uint16_t> gate_up(bits);
+    const OutputArrays normed(ActFormat::kInt8Token, rows, n);
+    const OutputArrays gated(ActFormat::kInt8Token, rows, n);
+    const RmsNormArgs norm{.x = device_x.data(),
+                           .weight = device_weight.data(),
+                           .eps = 1e-5F,
+                           .rows = rows,
+                           .n = n,
+                           .out = normed.rows()};
+    ASSERT_EQ(rms_norm_quantize(norm, {}), cudaSuccess);
+    ASSERT_EQ(silu_mul_quantize(
+                  {.gate_up = gate_up.data(), .rows = rows, .n = n, .out = gated.rows()}, {}),
+              cudaSuccess);
+    const Output norm_result = normed.take();
+    const Output gate_result = gated.take();
+    std::vector<float> row_values(static_cast<size_t>(n));
+    std::vector<float> halves;
+    for (const uint16_t b : bits) {
+      halves.push_back(bf16_to_f32(b));
+    }
+    for (int64_t row = 0; row < rows; ++row) {
+      cpu::kScalarKernels.rms_norm(x.data() + row * n, n, weight.data(), 1e-5F, row_values.data());
+      expect_nearly_cpu_codes(norm_result, row, n, row_values.data());
+      const float* gate = halves.data() + row * 2 * n;
+      cpu::kScalarKernels.silu_mul(gate, gate + n, n, row_values.data());
+      expect_nearly_cpu_codes(gate_result, row, n, row_values.data());
+    }
+  }
+}
+
 TEST(RowKernels, NormsOfPickedRowsEqualThoseOfAll) {
   NIBBLE_NEEDS_GPU();
   const int64_t n = 4096;
