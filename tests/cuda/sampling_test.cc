@@ -128,8 +128,11 @@ Picks pick_on_gpu(const std::vector<float>& logits,
   EXPECT_EQ(sample_tokens(args, {}), cudaSuccess);
   EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   const std::vector<uint8_t> left = workspace.host();
-  for (size_t i = 0; i < static_cast<size_t>(8 * max_rows); ++i) {
-    EXPECT_EQ(left[i], 0) << "the workspace is not left zero";
+  for (size_t i = 0; i < static_cast<size_t>(8 * max_rows * 2049); ++i) {
+    if (left[i] != 0) {  // best keys and histograms
+      ADD_FAILURE() << "the workspace is not left zero at " << i;
+      break;
+    }
   }
   return {tokens.host(), status.host(), logprobs.host(), top.host()};
 }
@@ -185,6 +188,38 @@ TEST(Sampling, GreedyPicksTheLargestAndOfEqualsTheFirst) {
         logits[static_cast<size_t>(2 * stride + i)] = -3.0e38F;
       }
       EXPECT_EQ(count_differences(logits, vocab, stride, draws({.temperature = 0}, rows)), 0);
+    }
+  }
+}
+
+TEST(Sampling, GreedyCallsTakeTheLikeliest) {
+  NIBBLE_NEEDS_GPU();
+  const size_t rows = 3;
+  const int64_t vocab = 5000;
+  const auto logits = random_logits(rows * 5000, 17, 2.0F);
+  const DeviceArray<float> device_logits(logits);
+  const DeviceArray<RowSampling> sampling(
+      std::vector<RowSampling>(rows, {.inverse_temperature = 1.0F}));  // not read
+  const DeviceArray<int32_t> tokens(rows);
+  const DeviceArray<PickStatus> status(rows);
+  DeviceArray<uint8_t> workspace(sample_workspace_bytes(3, 0));
+  workspace.zero();
+  const SampleArgs args{.range = PickRange::kGreedy,
+                        .logits = device_logits.data(),
+                        .stride = vocab,
+                        .rows = 3,
+                        .vocab = vocab,
+                        .sampling = sampling.data(),
+                        .tokens = tokens.data(),
+                        .status = status.data(),
+                        .workspace = workspace.data(),
+                        .max_rows = 3};
+  for (int call = 0; call < 2; ++call) {
+    ASSERT_EQ(sample_tokens(args, {}), cudaSuccess);
+    const auto picked = tokens.host();
+    for (size_t row = 0; row < rows; ++row) {
+      const Ask greedy{.params = {.temperature = 0}};
+      EXPECT_EQ(picked[row], pick_on_cpu(logits, vocab, vocab, row, greedy).value().token);
     }
   }
 }

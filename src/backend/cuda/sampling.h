@@ -39,6 +39,9 @@ enum class PickStatus : int32_t {
   kNoneLeft,   // all tokens are banned
 };
 
+/// What the rows of a call may ask for. kGreedy (no temperature) saves a launch.
+enum class PickRange : uint8_t { kGreedy, kAny };
+
 struct TopLogprob {
   int32_t token = 0;  // -1 where the vocabulary has fewer
   float logprob = 0.0F;
@@ -58,6 +61,7 @@ struct TopLogprob {
 /// differs from the CPU's where the draw lies within the rounding of exp() of a boundary, about
 /// once in a million draws. Log-probabilities agree to 1e-5.
 struct SampleArgs {
+  PickRange range = PickRange::kAny;
   float* logits = nullptr;
   int64_t stride = 0;
   int64_t rows = 0;
@@ -76,7 +80,8 @@ struct SampleArgs {
 
 [[nodiscard]] size_t sample_workspace_bytes(int64_t max_rows, int64_t max_edits);
 
-/// Stream-ordered; allocates nothing; two launches, one more with edits and one with logprobs.
+/// Stream-ordered; allocates nothing; three launches, two for kGreedy, one more with edits and one
+/// with logprobs.
 /// cudaErrorInvalidValue for a vocabulary above 2^19 or below 1 and for more than 65535 rows.
 cudaError_t sample_tokens(const SampleArgs& args, const LaunchContext& context);
 

@@ -146,15 +146,17 @@ void bench_picks() {
                        cudaMemcpyHostToDevice),
             "copying");
     for (const int64_t rows : {1, 64, 256}) {
-      const SampleArgs args{.logits = logits,
-                            .stride = kVocab,
-                            .rows = rows,
-                            .vocab = kVocab,
-                            .sampling = sampling,
-                            .tokens = tokens,
-                            .status = status,
-                            .workspace = workspace,
-                            .max_rows = kMaxRows};
+      const SampleArgs args{
+          .range = kind.inverse_temperature > 0 ? PickRange::kAny : PickRange::kGreedy,
+          .logits = logits,
+          .stride = kVocab,
+          .rows = rows,
+          .vocab = kVocab,
+          .sampling = sampling,
+          .tokens = tokens,
+          .status = status,
+          .workspace = workspace,
+          .max_rows = kMaxRows};
       report(name, rows, kVocab,
              time_chain([&](const LaunchContext& c) { return sample_tokens(args, c); }),
              static_cast<double>(rows * kVocab) * 4);

@@ -51,12 +51,15 @@ __device__ __forceinline__ void store_bf16x8(__nv_bfloat16* p, const F32x8& x) {
 
 /// Four codes of x * factor in a word. Values that are not finite give any code.
 __device__ __forceinline__ uint32_t int8x4_bits(const float* x, float factor) {
-  uint32_t word = 0;
+  uint32_t codes[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    word |= (static_cast<uint32_t>(__float2int_rn(x[i] * factor)) & 0xffU) << (8 * i);
+    // 1.5 * 2^23: the sum's last place is 1, so its low byte is the code, rounded half to even.
+    // Much faster than the conversion, of which an SM does 16 per clock.
+    codes[i] = __float_as_uint(__fadd_rn(__fmul_rn(x[i], factor), 12582912.0F));
   }
-  return word;
+  return __byte_perm(__byte_perm(codes[0], codes[1], 0x0040),
+                     __byte_perm(codes[2], codes[3], 0x0040), 0x5410);
 }
 
 __device__ __forceinline__ uint32_t e4m3x4_bits(const float* x, float factor) {

@@ -1,7 +1,5 @@
 // RMS norm of f32 rows, picked by an index or in order, rounded for the next matrix product.
 // One block owns a row and reads it once; wide rows (above 32768) are read from the cache again.
-// The scale of the token forms comes from the largest |x * weight|, found together with the sum of
-// squares: it is the largest normalized value but for the last bit, and saves a second exchange.
 
 #include "backend/cuda/kernels/row_common.cuh"
 #include "backend/cuda/ptx/dependency.cuh"
@@ -9,27 +7,21 @@
 namespace nibble::cuda {
 namespace {
 
-struct SumAndPeak {
-  float sum;
-  uint32_t peak;
-};
-
-/// Sum and largest over a block, in a fixed order.
-__device__ __forceinline__ SumAndPeak reduce_block(SumAndPeak value, SumAndPeak* shared) {
-  const auto reduce_warp = [](SumAndPeak v) {
+/// The sum of one value per thread of a block of a multiple of 32 threads, in a fixed order.
+__device__ __forceinline__ float sum_of_block(float value, float* shared) {
+  const auto sum_of_warp = [](float v) {
 #pragma unroll
     for (int offset = 16; offset > 0; offset /= 2) {
-      v.sum += __shfl_xor_sync(kAllLanes, v.sum, offset);
+      v += __shfl_xor_sync(kAllLanes, v, offset);
     }
-    return SumAndPeak{v.sum, __reduce_max_sync(kAllLanes, v.peak)};
+    return v;
   };
-  value = reduce_warp(value);
+  value = sum_of_warp(value);
   if (threadIdx.x % 32 == 0) {
     shared[threadIdx.x / 32] = value;
   }
   __syncthreads();
-  return reduce_warp(threadIdx.x % 32 < blockDim.x / 32 ? shared[threadIdx.x % 32]
-                                                        : SumAndPeak{0.0F, 0});
+  return sum_of_warp(threadIdx.x % 32 < blockDim.x / 32 ? shared[threadIdx.x % 32] : 0.0F);
 }
 
 template <int kPieces>
@@ -48,20 +40,19 @@ __global__ __launch_bounds__(kMaxRowThreads) void rms_norm_kernel(const RmsNormA
   const int64_t source = args.row_index != nullptr ? args.row_index[row] : row;
   const float* x = args.x + source * args.n;
   F32x8 kept[kKept];
-  SumAndPeak found{0.0F, 0};  // the peak of x * weight: the norm's factor is the same for all
+  float sum = 0.0F;
   for_each_piece<kPieces>(args.n, [&](int p, int64_t i) {
     kept[p] = load_f32x8(x + i);
-    const F32x8 w = kEarly ? weight[p] : load_f32x8(args.weight + i);
 #pragma unroll
-    for (int j = 0; j < kPiece; ++j) {
-      found.sum = fmaf(kept[p].v[j], kept[p].v[j], found.sum);
-      found.peak = max(found.peak, magnitude_bits(kept[p].v[j] * w.v[j]));
+    for (const float value : kept[p].v) {
+      sum = fmaf(value, value, sum);
     }
   });
-  __shared__ SumAndPeak shared[32];
-  found = reduce_block(found, shared);
-  const float mean = found.sum / static_cast<float>(args.n);
+  __shared__ float shared[32];
+  sum = sum_of_block(sum, shared);
+  const float mean = sum / static_cast<float>(args.n);
   const float factor = 1.0F / sqrtf(mean + args.eps);
+
   const auto normalized = [&](int p, int64_t i) {
     F32x8 y = kPieces > 0 ? kept[p] : load_f32x8(x + i);
     const F32x8 w = kEarly ? weight[p] : load_f32x8(args.weight + i);
@@ -71,21 +62,13 @@ __global__ __launch_bounds__(kMaxRowThreads) void rms_norm_kernel(const RmsNormA
     }
     return y;
   };
-
   if (args.out.format == ActFormat::kBf16) {
     auto* out = static_cast<__nv_bfloat16*>(args.out.values) + row * args.n;
     for_each_piece<kPieces>(args.n,
                             [&](int p, int64_t i) { store_bf16x8(out + i, normalized(p, i)); });
-    return;
+  } else {
+    store_row<kPieces>(args.out, row, args.n, normalized);
   }
-  const RowFactor to = row_factor(__uint_as_float(found.peak) * factor, args.out.format);
-  if (threadIdx.x == 0) {
-    args.out.scales[row] = to.scale;
-  }
-  uint8_t* out = static_cast<uint8_t*>(args.out.values) + row * args.n;
-  for_each_piece<kPieces>(args.n, [&](int p, int64_t i) {
-    store_codes(out + i, normalized(p, i), to.factor, args.out.format);
-  });
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
-// Picks of tokens, part one: edits of the logits, and the likeliest token of every row. A row is
-// spread over blocks of 8192 logits, whose best keys meet in one atomic maximum per block.
+// Picks of tokens, part one: edits of the logits, the likeliest token of every row, and what draws
+// need to know of a row. A row is spread over blocks: their best keys meet in an atomic maximum,
+// and their histograms in atomic sums of integers, so that the order does not matter.
 
 #include "backend/cuda/kernels/sampling_common.cuh"
 #include "backend/cuda/ptx/dependency.cuh"
@@ -9,7 +10,6 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kChunk = 8192;  // logits per block: 64 rows of 128256 make 1024 blocks
-constexpr int64_t kMaxVocab = int64_t{1} << 19;
 constexpr int64_t kMaxRows = 65535;
 
 __global__ __launch_bounds__(kThreads) void edit_kernel(const SampleArgs args) {
@@ -44,7 +44,7 @@ __global__ __launch_bounds__(kThreads) void argmax_kernel(const SampleArgs args)
   const int64_t row = blockIdx.y;
   const int64_t first = int64_t{blockIdx.x} * kChunk;
   const int64_t end = min(first + kChunk, args.vocab);
-  unsigned long long best = 0;
+  Key best = 0;
   float largest = -__uint_as_float(kInfinity);
   int32_t token = -1;
   bool bad = false;
@@ -59,7 +59,7 @@ __global__ __launch_bounds__(kThreads) void argmax_kernel(const SampleArgs args)
   if (token >= 0) {
     best = pick_key(largest, token);
   }
-  __shared__ unsigned long long shared[32];
+  __shared__ Key shared[32];
   best = max_block(best, shared);
   const int any_bad = __syncthreads_or(bad ? 1 : 0);
   if (threadIdx.x == 0) {
@@ -71,10 +71,53 @@ __global__ __launch_bounds__(kThreads) void argmax_kernel(const SampleArgs args)
   }
 }
 
+/// The weights of pieces of the rows that draw, and the histograms of those that rank.
+__global__ __launch_bounds__(kThreads) void weigh_kernel(const SampleArgs args) {
+  ptx::wait_for_predecessor();
+  ptx::allow_successor();
+  __shared__ Histogram histogram;
+  __shared__ Weight sums[32];
+  const int64_t number = blockIdx.y;
+  const SampleWorkspace workspace = sample_workspace(args);
+  const RowSampling sampling = args.sampling[number];
+  const Key best = workspace.best[number];
+  if (!(sampling.inverse_temperature > 0) || best == 0 || workspace.not_finite[number] != 0) {
+    return;
+  }
+  const Row row{args.logits + number * args.stride, args.vocab, key_logit(best),
+                sampling.inverse_temperature};
+  const bool ranked = is_ranked(sampling);
+  if (ranked) {
+    clear(histogram);
+  }
+  const int64_t first = int64_t{blockIdx.x} * kPieceTokens;
+  Weight sum = 0;
+  for_each_logit(row.logits, first, min(first + kPieceTokens, args.vocab),
+                 static_cast<int>(threadIdx.x), kThreads, [&](float logit, int32_t) {
+                   const float w = row.weight(logit);
+                   sum += w >= sampling.min_p ? fixed(w) : 0;
+                   if (ranked && w > 0) {
+                     count_token(histogram, bin_of(row.place(logit)), fixed(w));
+                   }
+                 });
+  sum = sum_block(sum, sums);  // and a barrier
+  if (threadIdx.x == 0) {
+    workspace.pieces[number * kMaxPieces + blockIdx.x] = sum;
+  }
+  for (int i = static_cast<int>(threadIdx.x); ranked && i < kBins; i += kThreads) {
+    if (histogram.counts[i] > 0) {
+      atomicAdd(workspace.counts + number * kBins + i, histogram.counts[i]);
+      atomicAdd(workspace.weights + number * kBins + i,
+                (static_cast<Weight>(histogram.high[i]) << 32) + histogram.low[i]);
+    }
+  }
+}
+
 }  // namespace
 
 size_t sample_workspace_bytes(int64_t max_rows, int64_t max_edits) {
-  return static_cast<size_t>(max_rows * 20 + max_edits * 4);
+  constexpr int64_t kRowBytes = 8 + 8 * kBins + 8 * kMaxPieces + 8 + 4 * kBins + 4;
+  return static_cast<size_t>(max_rows * kRowBytes + max_edits * 4);
 }
 
 cudaError_t sample_tokens(const SampleArgs& args, const LaunchContext& context) {
@@ -98,6 +141,11 @@ cudaError_t sample_tokens(const SampleArgs& args, const LaunchContext& context) 
     const dim3 blocks(static_cast<unsigned>((args.vocab + kChunk - 1) / kChunk),
                       static_cast<unsigned>(args.rows));
     error = launch(argmax_kernel, {.blocks = blocks, .threads = kThreads}, context, args);
+  }
+  if (error == cudaSuccess && args.range == PickRange::kAny) {
+    const dim3 blocks(static_cast<unsigned>((args.vocab + kPieceTokens - 1) / kPieceTokens),
+                      static_cast<unsigned>(args.rows));
+    error = launch(weigh_kernel, {.blocks = blocks, .threads = kThreads}, context, args);
   }
   return error == cudaSuccess ? launch_pick(args, context) : error;
 }

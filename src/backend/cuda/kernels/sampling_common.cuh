@@ -12,21 +12,44 @@ inline constexpr uint32_t kInfinity = 0x7f800000U;
 inline constexpr uint32_t kBanned =
     0xffabcdefU;  // stands for a banned logit: a NaN nobody computes
 
-/// Scratch of a call.
+inline constexpr int kPieceTokens = 4096;
+inline constexpr int64_t kMaxVocab = int64_t{1} << 19;
+inline constexpr int kMaxPieces = static_cast<int>(kMaxVocab / kPieceTokens);
+inline constexpr int kBins = 2048;
+inline constexpr float kBinsPerNat = 32.0F;
+inline constexpr int kWeightBits = 44;  // 2^19 weights of at most 1 << 44 stay below 2^64
+inline constexpr double kWeightOne = 0x1p44;
+
+using Key = unsigned long long;
+using Weight = unsigned long long;
+
+/// Scratch of a call; * is zero between calls.
 struct SampleWorkspace {
-  unsigned long long* best = nullptr;  // [rows] largest pick_key(), 0 before the first
-  double* log_sum = nullptr;           // [rows] log(sum(exp(logits)))
-  uint32_t* not_finite = nullptr;      // [rows]
-  float* replaced = nullptr;           // [max_edits] logits before the edits
+  Key* best = nullptr;             // * [rows] largest pick_key(), 0 before the first
+  Weight* weights = nullptr;       // * [rows, kBins] of rows that rank their tokens
+  Weight* pieces = nullptr;        // [rows, kMaxPieces] weights that min_p leaves
+  double* log_sum = nullptr;       // [rows] log(sum(exp(logits)))
+  uint32_t* counts = nullptr;      // * [rows, kBins]
+  uint32_t* not_finite = nullptr;  // * [rows]
+  float* replaced = nullptr;       // [max_edits] logits before the edits
 };
 
+/// sample_workspace_bytes() has their sum.
 __device__ inline SampleWorkspace sample_workspace(const SampleArgs& args) {
   SampleWorkspace out;
-  out.best = static_cast<unsigned long long*>(args.workspace);
-  out.log_sum = reinterpret_cast<double*>(out.best + args.max_rows);
-  out.not_finite = reinterpret_cast<uint32_t*>(out.log_sum + args.max_rows);
+  out.best = static_cast<Key*>(args.workspace);
+  out.weights = out.best + args.max_rows;
+  out.pieces = out.weights + args.max_rows * kBins;
+  out.log_sum = reinterpret_cast<double*>(out.pieces + args.max_rows * kMaxPieces);
+  out.counts = reinterpret_cast<uint32_t*>(out.log_sum + args.max_rows);
+  out.not_finite = out.counts + args.max_rows * kBins;
   out.replaced = reinterpret_cast<float*>(out.not_finite + args.max_rows);
   return out;
+}
+
+/// Whether a draw walks the tokens by likelihood.
+__device__ __forceinline__ bool is_ranked(const RowSampling& sampling) {
+  return sampling.top_k > 0 || sampling.top_p < 1;
 }
 
 __device__ __forceinline__ bool is_finite(float x) {
@@ -116,6 +139,60 @@ __device__ __forceinline__ void for_each_logit(
       body(logits[token + j], token + j);
     }
   }
+}
+
+struct Histogram {
+  uint32_t counts[kBins];
+  uint32_t low[kBins];  // weights: their lower and their upper words
+  uint32_t high[kBins];
+};
+
+/// A row and its distribution.
+struct Row {
+  const float* logits;
+  int64_t vocab;
+  float largest;
+  float inverse;
+
+  __device__ float weight(float logit) const {
+    return __float_as_uint(logit) == kBanned ? 0.0F : expf((logit - largest) * inverse);
+  }
+  /// Place on the axis of bins, from the largest logit on.
+  __device__ float place(float logit) const { return (largest - logit) * inverse * kBinsPerNat; }
+};
+
+__device__ __forceinline__ int bin_of(float place) {
+  return min(kBins - 1, static_cast<int>(place));
+}
+
+/// weight * kWeightOne, rounded down, for weights of at most 1: by shifts, as the conversion to 64
+/// bits is slow.
+__device__ __forceinline__ Weight fixed(float weight) {
+  const uint32_t bits = __float_as_uint(weight);
+  const int shift = static_cast<int>(bits >> 23) - (127 + 23 - kWeightBits);
+  const uint32_t mantissa = (bits & 0x7fffffU) | 0x800000U;
+  return shift >= 0 ? static_cast<Weight>(mantissa) << shift
+                    : static_cast<Weight>(mantissa >> min(-shift, 31));
+}
+
+/// 64-bit sums by 32-bit atomics, which shared memory has: the carry follows the lower word.
+__device__ __forceinline__ void count_token(Histogram& histogram, int bin, Weight weight) {
+  atomicAdd(histogram.counts + bin, 1U);
+  const auto low = static_cast<uint32_t>(weight);
+  const uint32_t before = atomicAdd(histogram.low + bin, low);
+  const auto high = static_cast<uint32_t>(weight >> 32) + (before + low < before ? 1U : 0U);
+  if (high != 0) {
+    atomicAdd(histogram.high + bin, high);
+  }
+}
+
+__device__ __forceinline__ void clear(Histogram& histogram) {
+  for (unsigned i = threadIdx.x; i < kBins; i += blockDim.x) {
+    histogram.counts[i] = 0;
+    histogram.low[i] = 0;
+    histogram.high[i] = 0;
+  }
+  __syncthreads();
 }
 
 /// Writes the alternatives of rows with logprobs, and log_sum. Before the edits.

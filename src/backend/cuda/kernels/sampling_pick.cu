@@ -3,11 +3,12 @@
 //
 // Weights exp((logit - largest) / temperature) are counted as integers, in steps of 2^-44, so that
 // sums are exact and do not depend on their order. Without top-k and top-p the draw walks the
-// tokens in their order. With them it walks the most likely ones first: a histogram over equal
-// steps of the exponent says how deep the kept tokens reach, these are collected and sorted in
-// shared memory, and sums along the list give every boundary. Where they do not fit (a flat
-// distribution) each boundary is found by itself, in a histogram of one bin of the histogram, of
-// which a list is sorted; where thousands of logits are equal, by bisection over the keys.
+// tokens in their order, by the sums of pieces of the row. With them it walks the most likely ones
+// first: the histogram over equal steps of the exponent says how deep the kept tokens reach, these
+// are collected and sorted in shared memory, and sums along the list give every boundary. Where
+// they do not fit (a flat distribution) each boundary is found by itself, in a histogram of one bin
+// of the histogram, of which a list is sorted; where thousands of logits are equal, by bisection
+// over the keys.
 
 #include "backend/cuda/kernels/sampling_common.cuh"
 #include "backend/cuda/ptx/dependency.cuh"
@@ -15,23 +16,11 @@
 namespace nibble::cuda {
 namespace {
 
-using Key = unsigned long long;
-using Weight = unsigned long long;
-
 constexpr int kThreads = 1024;
 constexpr int kWarps = kThreads / 32;
-constexpr int kBins = 2 * kThreads;
-constexpr float kBinsPerNat = 32.0F;
+static_assert(kBins == 2 * kThreads);
 constexpr int kListSize = 4096;
 constexpr int kRun = kListSize / kThreads;  // elements of the list per thread
-constexpr int kWeightBits = 44;             // 2^19 weights of at most 1 << 44 stay below 2^64
-constexpr double kWeightOne = 0x1p44;
-
-struct Histogram {
-  uint32_t counts[kBins];
-  uint32_t low[kBins];  // weights: their lower and their upper words
-  uint32_t high[kBins];
-};
 
 struct PickShared {
   union {
@@ -49,54 +38,6 @@ struct PickShared {
   Key key;
   int32_t token;
 };
-
-/// A row and its distribution.
-struct Row {
-  const float* logits;
-  int64_t vocab;
-  float largest;
-  float inverse;
-
-  __device__ float weight(float logit) const {
-    return __float_as_uint(logit) == kBanned ? 0.0F : expf((logit - largest) * inverse);
-  }
-  /// Place on the axis of bins, from the largest logit on.
-  __device__ float place(float logit) const { return (largest - logit) * inverse * kBinsPerNat; }
-};
-
-__device__ __forceinline__ int bin_of(float place) {
-  return min(kBins - 1, static_cast<int>(place));
-}
-
-/// weight * kWeightOne, rounded down, for weights of at most 1: by shifts, as the conversion to 64
-/// bits is slow.
-__device__ __forceinline__ Weight fixed(float weight) {
-  const uint32_t bits = __float_as_uint(weight);
-  const int shift = static_cast<int>(bits >> 23) - (127 + 23 - kWeightBits);
-  const uint32_t mantissa = (bits & 0x7fffffU) | 0x800000U;
-  return shift >= 0 ? static_cast<Weight>(mantissa) << shift
-                    : static_cast<Weight>(mantissa >> min(-shift, 31));
-}
-
-/// 64-bit sums by 32-bit atomics, which shared memory has: the carry follows the lower word.
-__device__ __forceinline__ void count_token(Histogram& histogram, int bin, Weight weight) {
-  atomicAdd(histogram.counts + bin, 1U);
-  const auto low = static_cast<uint32_t>(weight);
-  const uint32_t before = atomicAdd(histogram.low + bin, low);
-  const auto high = static_cast<uint32_t>(weight >> 32) + (before + low < before ? 1U : 0U);
-  if (high != 0) {
-    atomicAdd(histogram.high + bin, high);
-  }
-}
-
-__device__ __forceinline__ void clear(Histogram& histogram) {
-  for (int i = static_cast<int>(threadIdx.x); i < kBins; i += kThreads) {
-    histogram.counts[i] = 0;
-    histogram.low[i] = 0;
-    histogram.high[i] = 0;
-  }
-  __syncthreads();
-}
 
 /// The step's number in [0, 1), as Sampler::uniform().
 __device__ double uniform(uint64_t seed, int64_t step) {
@@ -142,50 +83,37 @@ __device__ T scan_block(T value, T* shared) {
 
 // ---- draws in the order of the tokens ---------------------------------------------------------
 
-/// Tokens per warp: every warp walks one piece of the row.
-__device__ int64_t warp_piece(int64_t vocab) {
-  return (vocab + kThreads * 4 - 1) / (kThreads * 4) * 128;
-}
-
-/// `value` of this lane and those before it.
-__device__ __forceinline__ Weight scan_warp(Weight value) {
-  for (int offset = 1; offset < 32; offset *= 2) {
-    const Weight other = __shfl_up_sync(kEveryLane, value, offset);
-    value += threadIdx.x % 32 >= static_cast<unsigned>(offset) ? other : 0;
+/// Draws by the sums of the row's pieces.
+__device__ void draw_in_order(const Row& row,
+                              const RowSampling& sampling,
+                              const Weight* pieces,
+                              PickShared& shared) {
+  const auto thread = static_cast<int64_t>(threadIdx.x);
+  const Weight own = thread * kPieceTokens < row.vocab ? pieces[thread] : 0;
+  const Weight up_to = scan_block(own, shared.sums);
+  const Weight target = draw_target(sampling, max_block(up_to, shared.sums));
+  if (up_to > target && up_to - own <= target) {
+    shared.bin = static_cast<int>(thread);
+    shared.weight_before = up_to - own;
   }
-  return value;
-}
-
-/// The token at which the sum of weights of at least min_p passes the target. `below` is the sum of
-/// the warps before this one, `own` this warp's.
-__device__ void draw_in_order(
-    const Row& row, float min_p, Weight target, Weight below, Weight own, PickShared& shared) {
-  if (target < below || target >= below + own) {
-    return;
-  }
-  const auto steps_of = [&](float logit) {
-    const float w = row.weight(logit);
-    return w >= min_p ? fixed(w) : 0;
-  };
-  // Which lane's run of the warp's piece has it, and then which token of the run.
-  const auto lane = static_cast<int>(threadIdx.x % 32);
-  const int64_t run = warp_piece(row.vocab) / 32;
-  const int64_t begin = (threadIdx.x / 32 * 32 + lane) * run;
+  __syncthreads();
+  constexpr int kEach = kPieceTokens / kThreads;
+  const int64_t first = int64_t{shared.bin} * kPieceTokens + thread * kEach;
+  Weight steps[kEach];
   Weight sum = 0;
-  for_each_logit(row.logits, begin, min(begin + run, row.vocab), 0, 1,
-                 [&](float logit, int32_t) { sum += steps_of(logit); });
-  const Weight up_to = below + scan_warp(sum);
-  const int owner = __ffs(static_cast<int>(__ballot_sync(kEveryLane, up_to > target))) - 1;
-  Weight passed = __shfl_sync(kEveryLane, up_to - sum, owner);
-  for (int64_t first = __shfl_sync(kEveryLane, begin, owner); passed <= target; first += 32) {
-    const int64_t token = first + lane;
-    const Weight reached = passed + scan_warp(token < row.vocab ? steps_of(row.logits[token]) : 0);
-    const unsigned over = __ballot_sync(kEveryLane, reached > target);
-    if (over != 0 && lane == __ffs(static_cast<int>(over)) - 1) {
-      shared.token = static_cast<int32_t>(token);
-    }
-    passed = __shfl_sync(kEveryLane, reached, 31);
+  for (int j = 0; j < kEach; ++j) {
+    const float w = first + j < row.vocab ? row.weight(row.logits[first + j]) : 0.0F;
+    steps[j] = w >= sampling.min_p ? fixed(w) : 0;
+    sum += steps[j];
   }
+  Weight passed = shared.weight_before + scan_block(sum, shared.sums) - sum;
+  for (int j = 0; j < kEach; ++j) {
+    if (passed <= target && passed + steps[j] > target) {
+      shared.token = static_cast<int32_t>(first) + j;
+    }
+    passed += steps[j];
+  }
+  __syncthreads();
 }
 
 // ---- draws by likelihood, in a list -----------------------------------------------------------
@@ -439,60 +367,55 @@ __device__ void draw_by_boundaries(const Row& row,
 
 // ---- kernels ----------------------------------------------------------------------------------
 
-/// Draws a token; all threads get it.
-__device__ int32_t draw(const Row& row, const RowSampling& sampling, PickShared& shared) {
-  const bool top_p = sampling.top_p < 1;
-  const bool ranked = sampling.top_k > 0 || top_p;
-  if (ranked) {
-    clear(shared.histogram);
+/// Takes the row's histogram over, and leaves zeros in its place. Returns the number of tokens and
+/// their weight.
+__device__ Measure take_histogram(const SampleWorkspace& workspace,
+                                  int64_t row,
+                                  PickShared& shared) {
+  Measure total{0, 0};
+  for (int i = static_cast<int>(threadIdx.x); i < kBins; i += kThreads) {
+    const uint32_t count = workspace.counts[row * kBins + i];
+    const Weight weight = workspace.weights[row * kBins + i];
+    workspace.counts[row * kBins + i] = 0;
+    workspace.weights[row * kBins + i] = 0;
+    shared.histogram.counts[i] = count;
+    shared.histogram.low[i] = static_cast<uint32_t>(weight);
+    shared.histogram.high[i] = static_cast<uint32_t>(weight >> 32);
+    total.count += count;
+    total.weight += weight;
   }
-  const int64_t piece = warp_piece(row.vocab);
-  const int64_t begin = threadIdx.x / 32 * piece;
-  uint32_t count = 0;
-  Weight all = 0;
-  Weight likely = 0;  // those that min_p leaves
-  for_each_logit(row.logits, begin, min(begin + piece, row.vocab),
-                 static_cast<int>(threadIdx.x % 32), 32, [&](float logit, int32_t) {
-                   const float w = row.weight(logit);
-                   const Weight steps = fixed(w);
-                   if (w > 0) {
-                     ++count;
-                     all += steps;
-                     likely += w >= sampling.min_p ? steps : 0;
-                     if (top_p) {
-                       count_token(shared.histogram, bin_of(row.place(logit)), steps);
-                     } else if (ranked) {
-                       atomicAdd(shared.histogram.counts + bin_of(row.place(logit)), 1U);
-                     }
-                   }
-                 });
-  count = sum_block(count, shared.counts);
-  if (!top_p && (sampling.top_k == 0 || static_cast<uint32_t>(sampling.top_k) >= count)) {
-    const Weight up_to = scan_block(likely, shared.sums);
-    const Weight own_end = __shfl_sync(kEveryLane, up_to, 31);
-    const Weight own = own_end - __shfl_sync(kEveryLane, up_to - likely, 0);
-    const Weight target = draw_target(sampling, sum_block(likely, shared.sums));
-    draw_in_order(row, sampling.min_p, target, own_end - own, own, shared);
-    __syncthreads();
+  return {sum_block(total.count, shared.counts), sum_block(total.weight, shared.sums)};
+}
+
+/// Draws a token; all threads get it.
+__device__ int32_t draw(const Row& row,
+                        RowSampling sampling,
+                        const SampleWorkspace& workspace,
+                        int64_t number,
+                        PickShared& shared) {
+  Measure total{0, 0};
+  if (is_ranked(sampling)) {
+    total = take_histogram(workspace, number, shared);
+    if (static_cast<uint32_t>(sampling.top_k) >= total.count) {
+      sampling.top_k = 0;  // all tokens
+    }
+  }
+  if (!is_ranked(sampling)) {
+    draw_in_order(row, sampling, workspace.pieces + number * kMaxPieces, shared);
     return shared.token;
   }
-  all = sum_block(all, shared.sums);
-  RowSampling effective = sampling;
-  if (static_cast<uint32_t>(sampling.top_k) >= count) {
-    effective.top_k = 0;
-  }
-  const bool top_k = effective.top_k > 0;
-  const double part = top_k ? 0.0 : sampling.top_p * static_cast<double>(all);
+  const auto top_k = static_cast<uint32_t>(sampling.top_k);
+  const double part = sampling.top_p * static_cast<double>(total.weight);
   find_bin(
       0, 0,
-      [&](uint32_t c, Weight w) {
-        return top_k ? c >= static_cast<uint32_t>(effective.top_k) : static_cast<double>(w) >= part;
+      [&](uint32_t count, Weight weight) {
+        return top_k > 0 ? count >= top_k : static_cast<double>(weight) >= part;
       },
       shared);
   if (shared.count_before + shared.bin_count <= kListSize) {
-    draw_from_list(row, effective, shared.bin, all, shared);
+    draw_from_list(row, sampling, shared.bin, total.weight, shared);
   } else {
-    draw_by_boundaries(row, effective, shared);
+    draw_by_boundaries(row, sampling, shared);
   }
   return shared.token;
 }
@@ -533,10 +456,10 @@ __global__ __launch_bounds__(kThreads) void pick_kernel(const SampleArgs args) {
   int32_t token = -1;
   if (finite && best != 0) {
     token = key_token(best);
-    if (sampling.inverse_temperature > 0) {
+    if (args.range == PickRange::kAny && sampling.inverse_temperature > 0) {
       const Row view{args.logits + row * args.stride, args.vocab, key_logit(best),
                      sampling.inverse_temperature};
-      token = draw(view, sampling, shared);
+      token = draw(view, sampling, workspace, row, shared);
     }
   }
   if (threadIdx.x == 0) {
