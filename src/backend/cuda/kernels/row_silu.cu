@@ -40,8 +40,7 @@ __global__ __launch_bounds__(kMaxRowThreads) void silu_mul_kernel(const SiluMulA
 }
 
 /// One piece per thread, one row per cluster.
-__global__ __cluster_dims__(kCluster)
-    __launch_bounds__(kMaxRowThreads) void silu_mul_cluster_kernel(const SiluMulArgs args) {
+__global__ __launch_bounds__(kMaxRowThreads) void silu_mul_cluster_kernel(const SiluMulArgs args) {
 #if __CUDA_ARCH__ >= 900
   __shared__ uint32_t largest;
   if (threadIdx.x == 0) {
@@ -106,6 +105,24 @@ bool has_clusters() {
          major >= 9;
 }
 
+/// launch(), in clusters.
+cudaError_t launch_clusters(const SiluMulArgs& args,
+                            unsigned threads,
+                            const LaunchContext& context) {
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim = {kCluster, 1, 1};
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(args.rows * kCluster));
+  config.blockDim = dim3(threads);
+  config.stream = context.stream;
+  config.attrs = attributes;
+  config.numAttrs = context.overlap ? 2 : 1;
+  return cudaLaunchKernelEx(&config, silu_mul_cluster_kernel, args);
+}
+
 }  // namespace
 
 cudaError_t silu_mul_quantize(const SiluMulArgs& given, const LaunchContext& context) {
@@ -125,9 +142,7 @@ cudaError_t silu_mul_quantize(const SiluMulArgs& given, const LaunchContext& con
   const int64_t slice = (args.n / kPiece + kCluster - 1) / kCluster;  // pieces of a block
   if (args.rows > 0 && args.rows <= kClusterRows && slice >= 64 && slice <= kMaxRowThreads &&
       has_clusters()) {
-    const Grid grid{.blocks = dim3(static_cast<unsigned>(args.rows * kCluster)),
-                    .threads = static_cast<unsigned>((slice + 31) / 32 * 32)};
-    return launch(silu_mul_cluster_kernel, grid, context, args);
+    return launch_clusters(args, static_cast<unsigned>((slice + 31) / 32 * 32), context);
   }
   static constexpr void (*kKernels[4])(SiluMulArgs) = {silu_mul_kernel<0>, silu_mul_kernel<1>,
                                                        silu_mul_kernel<2>, silu_mul_kernel<4>};
