@@ -16,7 +16,9 @@ namespace {
 constexpr double kMemoryBytes = 19.0;
 constexpr double kCacheBytes = 46.0;
 constexpr double kSustained = 0.9;
-constexpr double kExchangeClocks = 1800.0;  // to leave sums in memory and to find the last
+constexpr double kPartBytes = 25.0;         // as the last of a split tile reads parts
+constexpr double kStartClocks = 3000.0;     // of a kernel that does not fit beside its predecessor
+constexpr double kExchangeClocks = 3000.0;  // to leave sums in memory and to find the last
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -111,15 +113,19 @@ GemmSm90::Plan GemmSm90::plan(const GemmSm90Tile& tile, int64_t m) const {
   const double x_bytes = static_cast<double>(tile.depth) * std::min<int64_t>(tile.tokens, m) * 128;
   const double mma = units * family_.clocks_per_unit_token * std::max(tile.tokens, 32) / kSustained;
   const double step = std::max({mma, (weight_bytes + x_bytes) / kCacheBytes,
-                                weight_bytes / kMemoryBytes / std::min(token_tiles, sms_ / 2)});
+                                weight_bytes / kMemoryBytes / std::min(token_tiles, sms_ / 2)}) +
+                      0.1 * (weight_bytes + x_bytes) / kCacheBytes;  // of equals, the lighter
   const double part_bytes = tile.row_blocks * 64.0 * tile.tokens * 4.0;
-  const double exchange = part_bytes / kCacheBytes;
+  const double exchange = part_bytes / kPartBytes;
   Plan plan;
   plan.schedule = make_schedule(row_tiles, token_tiles, steps, sms_,
                                 (kExchangeClocks + exchange) / step, exchange / step);
   const double tiles_per_block =
       static_cast<double>(row_tiles) * token_tiles / plan.schedule.blocks;
-  plan.clocks = plan.schedule.time * step + tiles_per_block * part_bytes / 32.0;
+  plan.clocks = plan.schedule.time * step + tiles_per_block * part_bytes / 64.0;
+  if (tile.resident == 1) {
+    plan.clocks += kStartClocks;
+  }
   return plan;
 }
 

@@ -63,10 +63,6 @@ struct RingPlace {
 
 // --- the copying warp, one thread of it ---
 
-// What a block prefetches to the L2 cache before its predecessor has ended, beyond its ring: with
-// 132 blocks about a third of the cache.
-constexpr int kPrefetchBytes = 160 * 1024;
-
 // Units of one step of the tile's block b of rows; beyond the end, those of the last block, whose
 // sums are not stored again.
 template <typename Codec, typename Tile>
@@ -90,15 +86,6 @@ __device__ void copy_weights(
 }
 
 template <typename Codec, typename Tile>
-__device__ void prefetch_weights(const GemmSm90Args& args, const GemmPart& part, int step) {
-#pragma unroll
-  for (int b = 0; b < Tile::kRowBlocks; ++b) {
-    ptx::bulk_prefetch(units_of<Codec, Tile>(args, part, step, b),
-                       Tile::kDepth * Codec::kUnitBytes);
-  }
-}
-
-template <typename Codec, typename Tile>
 __device__ void copy_x(
     const CUtensorMap& x, const GemmPart& part, int step, uint32_t stage, uint32_t barrier) {
   using Shared = GemmShared<Codec, Tile>;
@@ -117,20 +104,14 @@ __device__ void fill_ring(const CUtensorMap& x, const GemmSm90Args& args, uint32
   const uint32_t empty = full + 8 * Tile::kStages;
   ptx::prefetch_tensor_map(x);
   GemmPart part;
-  {  // Weights of the first ring, and to the L2 cache what the chip reads until the predecessor
-     // ends.
-    constexpr int kAhead = Tile::kStages + kPrefetchBytes / Shared::kWeightBytes;
+  {  // Weights of the first ring, then, when the predecessor has ended, its activations.
     GemmParts parts(args.schedule, blockIdx.x);
     int count = 0;
-    while (count < kAhead && parts.next(part)) {
-      for (int step = part.begin; step < part.end && count < kAhead; ++step, ++count) {
-        if (count < Tile::kStages) {
-          ptx::barrier_arrive_expect(full + 8 * count, Shared::kStageBytes);
-          copy_weights<Codec, Tile>(args, part, step, base + count * Shared::kStageBytes,
-                                    full + 8 * count);
-        } else {
-          prefetch_weights<Codec, Tile>(args, part, step);
-        }
+    while (count < Tile::kStages && parts.next(part)) {
+      for (int step = part.begin; step < part.end && count < Tile::kStages; ++step, ++count) {
+        ptx::barrier_arrive_expect(full + 8 * count, Shared::kStageBytes);
+        copy_weights<Codec, Tile>(args, part, step, base + count * Shared::kStageBytes,
+                                  full + 8 * count);
       }
     }
   }
@@ -151,8 +132,6 @@ __device__ void fill_ring(const CUtensorMap& x, const GemmSm90Args& args, uint32
       place.advance();
     }
   }
-  // Only now, so that the successor's weights follow ours instead of driving them from the cache.
-  ptx::allow_successor();
 }
 
 // --- the multiplying warpgroups ---
@@ -336,32 +315,6 @@ __device__ __forceinline__ bool combine(
   return true;
 }
 
-// Stores two neighbouring channels of one token.
-__device__ __forceinline__ void store_pair(
-    const GemmSm90Args& args, int row, int token, float first, float second) {
-  const int64_t at = token * args.y_stride + row;
-  if (row + 1 < args.n && args.y_stride % 2 == 0) {
-    if (args.result == GemmResult::kBf16) {
-      *reinterpret_cast<uint32_t*>(static_cast<__nv_bfloat16*>(args.y) + at) =
-          ptx::pack_bf16(first, second);
-    } else if (args.result == GemmResult::kF32) {
-      *reinterpret_cast<float2*>(static_cast<float*>(args.y) + at) = float2{first, second};
-    } else {
-      ptx::add_pair(static_cast<float*>(args.y) + at, first, second);
-    }
-    return;
-  }
-  const float values[2] = {first, second};
-  for (int i = 0; i < 2 && row + i < args.n; ++i) {
-    if (args.result == GemmResult::kBf16) {
-      static_cast<__nv_bfloat16*>(args.y)[at + i] = __float2bfloat16(values[i]);
-    } else {
-      float* y = static_cast<float*>(args.y) + at + i;
-      *y = values[i] + (args.result == GemmResult::kAddF32 ? *y : 0.0F);
-    }
-  }
-}
-
 // Scales and bias of a thread's channels, read while the products run.
 template <int kBlocks>
 struct ChannelTerms {
@@ -386,7 +339,7 @@ __device__ __forceinline__ ChannelTerms<Tile::kBlocks> load_terms(const GemmSm90
     const int row = first_channel<Codec, Tile>(part, group, thread, b);
     const bool inside = row < args.n;
     const float* scales = args.weight_scales + (inside ? row : 0);  // filled up to whole blocks
-    terms.scale[b] = float2{__ldg(scales) * Codec::kScale, __ldg(scales + 1) * Codec::kScale};
+    terms.scale[b] = float2{__ldg(scales), __ldg(scales + 1)};
     terms.bias[b] = float2{0.0F, 0.0F};
     if (args.bias != nullptr && inside) {
       terms.bias[b].x = __ldg(args.bias + row);
@@ -396,16 +349,52 @@ __device__ __forceinline__ ChannelTerms<Tile::kBlocks> load_terms(const GemmSm90
   return terms;
 }
 
-template <typename Codec, typename Tile>
-__device__ __forceinline__ void store(
+// How results leave: pairs of channels at once where n and the rows' distance are even.
+template <GemmResult kResult, bool kPairs>
+__device__ __forceinline__ void store_pair(void* y, bool both, float first, float second) {
+  if constexpr (kResult == GemmResult::kBf16) {
+    if constexpr (kPairs) {
+      *static_cast<uint32_t*>(y) = ptx::pack_bf16(first, second);
+    } else {
+      auto* values = static_cast<__nv_bfloat16*>(y);
+      values[0] = __float2bfloat16(first);
+      if (both) {
+        values[1] = __float2bfloat16(second);
+      }
+    }
+  } else {
+    constexpr bool kAdd = kResult == GemmResult::kAddF32;
+    auto* values = static_cast<float*>(y);
+    if constexpr (kPairs && kAdd) {
+      ptx::add_pair(values, first, second);
+    } else if constexpr (kPairs) {
+      *static_cast<float2*>(y) = float2{first, second};
+    } else {
+      values[0] = first + (kAdd ? values[0] : 0.0F);
+      if (both) {
+        values[1] = second + (kAdd ? values[1] : 0.0F);
+      }
+    }
+  }
+}
+
+template <typename Codec, typename Tile, GemmResult kResult, bool kPairs>
+__device__ __forceinline__ void store_tile(
     const ptx::MmaSum<Codec::kType> (&sums)[Tile::kBlocks][Tile::kTokens / 2],
     const GemmSm90Args& args,
     const ChannelTerms<Tile::kBlocks>& terms,
     const GemmPart& part,
     int group,
     int thread) {
-  constexpr int kAtOnce = Tile::kTokens < 64 ? Tile::kTokens / 4 : 16;  // scales read before stores
+  // Scales of tokens read before the stores that follow: their latencies overlap.
+  constexpr int kAtOnce = Tile::kTokens < 32 ? Tile::kTokens / 4 : 8;
+  constexpr int kBytes = kResult == GemmResult::kBf16 ? 2 : 4;
   const int token0 = part.token_tile * Tile::kTokens + 2 * (thread & 3);
+  const int tokens = args.m - token0;
+  const int64_t stride = args.y_stride * kBytes;
+  const int row0 = first_channel<Codec, Tile>(part, group, thread, 0);
+  uint8_t* y =
+      static_cast<uint8_t*>(args.y) + token0 * stride + static_cast<int64_t>(row0) * kBytes;
 #pragma unroll
   for (int start = 0; start < Tile::kTokens / 4; start += kAtOnce) {
     float x_scales[kAtOnce];
@@ -416,22 +405,45 @@ __device__ __forceinline__ void store(
     }
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const int token = token0 + 8 * ((start + i) / 2) + i % 2;
-      if (token >= args.m) {
-        continue;
-      }
+      const int token = 8 * ((start + i) / 2) + i % 2;
 #pragma unroll
       for (int b = 0; b < Tile::kBlocks; ++b) {
-        const int row = first_channel<Codec, Tile>(part, group, thread, b);
         const int at = 4 * ((start + i) / 2) + i % 2;
-        const float first = static_cast<float>(sums[b][at]);
-        const float second = static_cast<float>(sums[b][at + 2]);
-        if (row < args.n) {
-          store_pair(args, row, token, first * (terms.scale[b].x * x_scales[i]) + terms.bias[b].x,
-                     second * (terms.scale[b].y * x_scales[i]) + terms.bias[b].y);
+        const float scale = Codec::kScale * x_scales[i];
+        const float first = static_cast<float>(sums[b][at]) * (terms.scale[b].x * scale);
+        const float second = static_cast<float>(sums[b][at + 2]) * (terms.scale[b].y * scale);
+        if (token < tokens && row0 + 64 * b < args.n) {
+          store_pair<kResult, kPairs>(y + token * stride + 64 * kBytes * b,
+                                      row0 + 64 * b + 1 < args.n, first + terms.bias[b].x,
+                                      second + terms.bias[b].y);
         }
       }
     }
+  }
+}
+
+template <typename Codec, typename Tile>
+__device__ __forceinline__ void store(
+    const ptx::MmaSum<Codec::kType> (&sums)[Tile::kBlocks][Tile::kTokens / 2],
+    const GemmSm90Args& args,
+    const ChannelTerms<Tile::kBlocks>& terms,
+    const GemmPart& part,
+    int group,
+    int thread) {
+  const bool pairs = args.n % 2 == 0 && args.y_stride % 2 == 0;
+  const auto with = [&]<GemmResult kResult>() {
+    if (pairs) {
+      store_tile<Codec, Tile, kResult, true>(sums, args, terms, part, group, thread);
+    } else {
+      store_tile<Codec, Tile, kResult, false>(sums, args, terms, part, group, thread);
+    }
+  };
+  if (args.result == GemmResult::kBf16) {
+    with.template operator()<GemmResult::kBf16>();
+  } else if (args.result == GemmResult::kF32) {
+    with.template operator()<GemmResult::kF32>();
+  } else {
+    with.template operator()<GemmResult::kAddF32>();
   }
 }
 
@@ -441,18 +453,21 @@ __device__ __forceinline__ void multiply_parts(const GemmSm90Args& args,
                                                uint32_t base,
                                                volatile uint32_t* flags) {
   const int thread = static_cast<int>(threadIdx.x & 127);
-  ptx::wait_for_predecessor();
   GemmParts parts(args.schedule, blockIdx.x);
   GemmPart part;
   RingPlace<Tile::kStages> place;
-  while (parts.next(part)) {
+  bool more = parts.next(part);
+  ChannelTerms<Tile::kBlocks> terms = load_terms<Codec, Tile>(args, part, group, thread);
+  ptx::wait_for_predecessor();
+  while (more) {
     ptx::MmaSum<Codec::kType> sums[Tile::kBlocks][Tile::kTokens / 2];
     clear(sums);
-    const auto terms = load_terms<Codec, Tile>(args, part, group, thread);
     accumulate<Codec, Tile>(sums, place, part.end - part.begin, group, thread, base);
     if (part.split < 0 || combine<Codec, Tile>(sums, args, part, group, thread, flags)) {
       store<Codec, Tile>(sums, args, terms, part, group, thread);
     }
+    more = parts.next(part);
+    terms = load_terms<Codec, Tile>(args, part, group, thread);
   }
 }
 
@@ -473,16 +488,17 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident)
     ptx::barrier_init_fence();
   }
   __syncthreads();
+  ptx::allow_successor();
   if (warp >= 4 * Tile::kGroups) {
     if constexpr (Tile::kTakesRegisters) {
-      ptx::registers_release<24>();
+      ptx::registers_release<40>();
     }
     if (threadIdx.x == 128 * Tile::kGroups) {
       fill_ring<Codec, Tile>(x, args, base);
     }
   } else {
     if constexpr (Tile::kTakesRegisters) {
-      ptx::registers_take<240>();
+      ptx::registers_take<232>();
     }
     multiply_parts<Codec, Tile>(args, warp >> 2, base, flags);
   }

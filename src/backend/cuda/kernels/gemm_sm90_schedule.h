@@ -103,7 +103,7 @@ inline GemmSchedule make_schedule(
   double best = steps;
   const auto consider = [&](int candidate, double parts) {
     const double run = static_cast<double>(schedule.split_tiles) * steps / candidate;
-    const double time = static_cast<int>(run + 0.999) + fixed + per_part * parts;
+    const double time = run + 0.3 + fixed + per_part * parts;
     if (run >= 1.0 && time < best) {
       best = time;
       schedule.split_blocks = candidate;
