@@ -207,7 +207,20 @@ def make_http():
     write("http", "request_get", b"\x04GET /health HTTP/1.0\r\nAuthorization: Bearer k\r\n\r\n")
 
 
+def make_encoder():
+    similar = bytes((37 * i * i + 11 * i) % 251 for i in range(61))
+    sizes = struct.pack(">16f", 1, -1, 0, -0.0, 3e38, -3e38, 1e-38, -1e-45, 1e30, 448, 6, 7.5,
+                        -8, 65504, 1e-30, 2 ** -126)
+    for scheme in range(12):
+        for rule in range(9) if scheme in (5, 7, 11) else (0,):
+            dialect = 1 if rule == 8 else 2 if scheme == 4 else 0
+            write("encoder", f"similar_{scheme}_{rule}",
+                  bytes([0x80 | scheme, rule, dialect + 3 * 2, 31]) + similar)
+        write("encoder", f"sizes_{scheme}", bytes([scheme, 0, 3 * 3, 15]) + sizes)
+        write("encoder", f"odd_{scheme}", bytes([0x80 | scheme, 0, 3 * 8, 200]) + similar)
+
+
 if __name__ == "__main__":
     for make in (make_safetensors, make_config, make_quant_config, make_sources, make_tokenizer,
-                 make_chat_template, make_http):
+                 make_chat_template, make_http, make_encoder):
         make()
