@@ -142,7 +142,8 @@ DecodeGrid decode_grid(const AttentionShape& shape) {
   }
   grid.stages = std::min(grid.stages, 4);
   grid.shared_bytes = fixed + grid.stages * stage;
-  grid.blocks = per_sm * device_attribute(cudaDevAttrMultiProcessorCount);
+  grid.blocks = std::min(per_sm * device_attribute(cudaDevAttrMultiProcessorCount),
+                         max_parts(kv.head_dim));
   return grid;
 }
 

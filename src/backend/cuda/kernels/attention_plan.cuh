@@ -51,6 +51,11 @@ struct DecodeGrid {
   int32_t shared_bytes = 0;
 };
 
+/// Blocks that may share a head: their weights take the place of the warps' sums in shared memory.
+[[nodiscard]] constexpr int32_t max_parts(int32_t head_dim) {
+  return head_dim < 72 ? kDecodeWarps * (head_dim + 4) : 288;
+}
+
 [[nodiscard]] DecodeGrid decode_grid(const AttentionShape& shape);
 /// log2(e) * scale in the units in which the kernels keep scores.
 [[nodiscard]] float score_factor(const AttentionShape& shape);
