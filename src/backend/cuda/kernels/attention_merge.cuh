@@ -35,8 +35,10 @@ __device__ __forceinline__ void store_bf16x4(uint16_t* out, float4 v) {
 /// Share of each partial result in its head, to `weights` [head][max_parts(kDim)] in shared memory.
 /// A warp takes a head at a time; its loads are under way together.
 template <int kDim, int kColumns>
-__device__ __forceinline__ void partial_weights(
-    const DecodeArgs& args, const PartialSlots& slots, int heads, float* weights) {
+__device__ __forceinline__ void partial_weights(const DecodeArgs& args,
+                                                const PartialSlots& slots,
+                                                int heads,
+                                                float* weights) {
   constexpr int kParts = max_parts(kDim);
   constexpr int kEach = (kParts + 31) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;

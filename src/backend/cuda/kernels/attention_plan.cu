@@ -111,6 +111,8 @@ __global__ __launch_bounds__(kThreads) void plan_kernel(const PlanArgs args) {
 
 constexpr size_t align_up(size_t value) { return (value + 255) / 256 * 256; }
 
+}  // namespace
+
 int device_attribute(cudaDeviceAttr attribute) {
   int device = 0;
   int value = 0;
@@ -120,8 +122,6 @@ int device_attribute(cudaDeviceAttr attribute) {
   }
   return value;
 }
-
-}  // namespace
 
 DecodeGrid decode_grid(const AttentionShape& shape) {
   const KvLayout& kv = shape.kv;
@@ -142,8 +142,8 @@ DecodeGrid decode_grid(const AttentionShape& shape) {
   }
   grid.stages = std::min(grid.stages, 4);
   grid.shared_bytes = fixed + grid.stages * stage;
-  grid.blocks = std::min(per_sm * device_attribute(cudaDevAttrMultiProcessorCount),
-                         max_parts(kv.head_dim));
+  grid.blocks =
+      std::min(per_sm * device_attribute(cudaDevAttrMultiProcessorCount), max_parts(kv.head_dim));
   return grid;
 }
 

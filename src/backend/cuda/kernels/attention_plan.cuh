@@ -7,7 +7,7 @@
 namespace nibble::cuda {
 
 constexpr int kDecodeWarps = 4;
-constexpr int kPrefillRows = 64;  // rows of a sequence that a block of prefill serves
+constexpr int kPrefillRows = 128;  // rows of a sequence that a block of prefill serves
 
 /// Sequence with one row in the step: its tiles first..end are read. Others have none.
 struct PlannedSequence {
@@ -55,6 +55,9 @@ struct DecodeGrid {
 [[nodiscard]] constexpr int32_t max_parts(int32_t head_dim) {
   return head_dim < 72 ? kDecodeWarps * (head_dim + 4) : 288;
 }
+
+/// Of the current device; 0 where there is none.
+[[nodiscard]] int device_attribute(cudaDeviceAttr attribute);
 
 [[nodiscard]] DecodeGrid decode_grid(const AttentionShape& shape);
 /// log2(e) * scale in the units in which the kernels keep scores.

@@ -28,6 +28,9 @@ cudaError_t prefill_attention(const AttentionLaunch& args, const LaunchContext& 
                     static_cast<unsigned>(shape.heads));
   switch (shape.kv.code) {
     case KvCode::kBf16:
+      if (shape.kv.head_dim <= 128 && device_attribute(cudaDevAttrComputeCapabilityMajor) == 9) {
+        return launch_prefill_sm90(out, shape.kv.head_dim, blocks, context);
+      }
       return launch_prefill_bf16(out, shape.kv.head_dim, blocks, context);
     case KvCode::kFp8:
       return launch_prefill_fp8(out, shape.kv.head_dim, blocks, context);

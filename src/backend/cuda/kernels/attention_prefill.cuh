@@ -51,7 +51,9 @@ struct PrefillTask {
   int32_t known;  // tokens in the cache
 };
 
-__device__ __forceinline__ PrefillTask prefill_task(const PrefillArgs& args, int32_t index) {
+__device__ __forceinline__ PrefillTask prefill_task(const PrefillArgs& args,
+                                                    int32_t index,
+                                                    int32_t head) {
   const int2 planned = __ldcg(reinterpret_cast<const int2*>(args.plan.prefill) + index);
   PrefillTask task{};
   task.sequence = planned.x;
@@ -61,7 +63,7 @@ __device__ __forceinline__ PrefillTask prefill_task(const PrefillArgs& args, int
   task.rows = min(kPrefillRows, q_len - planned.y);
   task.first_row = begin + planned.y;
   task.first_position = task.known - q_len + planned.y;
-  task.kv_head = static_cast<int32_t>(blockIdx.y) / args.ratio;
+  task.kv_head = head / args.ratio;
   const int32_t oldest = args.window > 0 ? max(0, task.first_position - args.window + 1) : 0;
   task.first_chunk = oldest / kPrefillChunk;
   task.end_chunk = (task.first_position + task.rows - 1) / kPrefillChunk + 1;
@@ -392,7 +394,7 @@ __global__ __launch_bounds__(kPrefillThreads) void prefill_kernel(
     ptx::barrier_init_fence();
   }
   __syncthreads();
-  const PrefillTask task = prefill_task(args, index);
+  const PrefillTask task = prefill_task(args, index, static_cast<int32_t>(blockIdx.y));
   fetch_chunk<Tile>(args, task, task.first_chunk, slots, full);
 #if __CUDA_ARCH__ < 900
   ptx::copy_commit();

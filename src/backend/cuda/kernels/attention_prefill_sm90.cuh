@@ -1,0 +1,340 @@
+#pragma once
+
+// Causal attention of many rows per sequence over the paged cache with warpgroup products (sm_90a),
+// head_dim 64 and 128.
+//
+// A block serves kPrefillRows rows of a sequence and one query head: two warpgroups of 64 rows
+// multiply, the first warp of a third fetches. Keys and values come in chunks of 64 tokens; a bf16
+// page is already what wgmma reads (kv_layout.h). As in FlashAttention-3 (Shah et al. 2024) the
+// product of the next chunk's scores runs while this chunk's weights and values are multiplied, and
+// the softmax of one warpgroup while the other multiplies.
+
+#include "backend/cuda/kernels/attention_prefill.cuh"
+#include "backend/cuda/ptx/wgmma.cuh"
+
+namespace nibble::cuda {
+
+constexpr int kSm90Stages = 4;
+constexpr int kSm90Threads = 384;
+
+/// A chunk in shared memory: 64 K rows, then 64 V rows, in groups of 8 tokens, each group in
+/// columns of 64 elements (1024 bytes, 128-byte swizzle).
+template <int kDim>
+struct Sm90Chunk {
+  static constexpr uint32_t kGroup = kDim * 16;  // bytes of 8 tokens
+  static constexpr uint32_t kRows = 8 * kGroup;  // bytes of K, as many of V
+  static constexpr uint32_t kBytes = 2 * kRows;
+
+  /// Operand of elements 16 step..+15 of all keys.
+  static __device__ __forceinline__ uint64_t keys(uint32_t slot, int step) {
+    const auto at = slot + static_cast<uint32_t>(step / 4 * 1024 + step % 4 * 32);
+    return describe(at, 16);
+  }
+  /// Operand of the values of tokens 16 step..+15; its columns are contiguous.
+  static __device__ __forceinline__ uint64_t values(uint32_t slot, int step) {
+    return describe(slot + kRows + static_cast<uint32_t>(step) * 2 * kGroup, 1024);
+  }
+
+ private:
+  /// `leading`: bytes from 64 columns to the next, where columns are contiguous.
+  static __device__ __forceinline__ uint64_t describe(uint32_t address, uint32_t leading) {
+    return static_cast<uint64_t>((address & 0x3ffffU) >> 4) |
+           (static_cast<uint64_t>(leading >> 4) << 16) |
+           (static_cast<uint64_t>(kGroup >> 4) << 32) | (1ULL << 62);
+  }
+};
+
+struct Sm90Barriers {
+  uint32_t full;   // [kSm90Stages]
+  uint32_t empty;  // [kSm90Stages]
+  uint32_t raw;
+};
+
+/// The fetching warp: all chunks of the task, in order.
+template <int kDim>
+__device__ __forceinline__ void fetch_chunks(const PrefillArgs& args,
+                                             const PrefillTask& task,
+                                             uint32_t slots,
+                                             const Sm90Barriers& barriers,
+                                             int lane) {
+  using Chunk = Sm90Chunk<kDim>;
+  using Tile = KvTile<KvCode::kBf16, kDim>;
+  for (int32_t i = 0; i < task.end_chunk - task.first_chunk; ++i) {
+    const auto stage = static_cast<uint32_t>(i % kSm90Stages);
+    const uint32_t slot = slots + stage * Chunk::kBytes;
+    const uint32_t full = barriers.full + 8 * stage;
+    if (i >= kSm90Stages) {
+      ptx::barrier_wait(barriers.empty + 8 * stage, static_cast<uint32_t>(i / kSm90Stages - 1) % 2);
+    }
+    const int32_t first_tile = (task.first_chunk + i) * (kPrefillChunk / Tile::kTokens);
+    const int32_t known = task.known - (task.first_chunk + i) * kPrefillChunk;
+    const int32_t tiles =
+        min(kPrefillChunk / Tile::kTokens, (known + Tile::kTokens - 1) / Tile::kTokens);
+    const bool whole = known >= kPrefillChunk;
+    const uint32_t barrier = whole ? full : barriers.raw;
+    if (lane == 0) {
+      ptx::barrier_arrive_expect(barrier, static_cast<uint32_t>(tiles * Tile::kBytes));
+    }
+    __syncwarp();
+    if (lane < tiles) {
+      const int32_t tile = first_tile + lane;
+      const int32_t in_table = tile / args.tiles_per_page;
+      const int64_t page =
+          max(0, __ldg(args.page_table + task.sequence * args.page_table_stride + in_table));
+      const uint8_t* source =
+          args.pages + page * args.page_bytes +
+          int64_t{task.kv_head * args.tiles_per_page + tile - in_table * args.tiles_per_page} *
+              Tile::kBytes;
+      const uint32_t to = slot + static_cast<uint32_t>(lane * Tile::kRowsBytes);
+      ptx::bulk_copy(to, source, Tile::kRowsBytes, barrier);
+      ptx::bulk_copy(to + Chunk::kRows, source + Tile::kRowsBytes, Tile::kRowsBytes, barrier);
+    }
+    __syncwarp();
+    if (!whole) {  // the last chunk: values past the end must be finite
+      ptx::barrier_wait(barriers.raw, 0);
+      for (int token = max(0, known); token < kPrefillChunk; ++token) {
+        if (lane < Tile::kChunks) {
+          const int offset = kv_row_offset(Tile::kRow, token, lane * 16);
+          ptx::store_shared16(slot + Chunk::kRows + static_cast<uint32_t>(offset),
+                              make_uint4(0, 0, 0, 0));
+        }
+      }
+      ptx::fence_shared_to_async();
+      __syncwarp();
+      if (lane == 0) {
+        ptx::barrier_arrive(full);
+      }
+    }
+  }
+}
+
+/// Softmax state of rows g and g + 8 of this lane's warp.
+struct Sm90Rows {
+  float top[2] = {-INFINITY, -INFINITY};
+  float total[2] = {0.0F, 0.0F};
+};
+
+/// Scores [8 tokens / 2][4] become weights; `keep` is what earlier sums are to be multiplied by.
+__device__ __forceinline__ void weigh(float (&scores)[kPrefillChunk / 2],
+                                      float factor,
+                                      Sm90Rows& rows,
+                                      float (&keep)[2]) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float top = rows.top[r];
+#pragma unroll
+    for (int i = 0; i < kPrefillChunk / 8; ++i) {
+      top = fmaxf(top, fmaxf(scores[4 * i + 2 * r], scores[4 * i + 2 * r + 1]));
+    }
+    top = fmaxf(top, __shfl_xor_sync(~0U, top, 1));
+    top = fmaxf(top, __shfl_xor_sync(~0U, top, 2));
+    const float shift = top == -INFINITY ? 0.0F : top * factor;  // a row that has seen nothing yet
+    keep[r] = ptx::exp2_approx(fmaf(rows.top[r], factor, -shift));
+    rows.top[r] = top;
+    rows.total[r] *= keep[r];
+#pragma unroll
+    for (int i = 0; i < kPrefillChunk / 8; ++i) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        float& score = scores[4 * i + 2 * r + c];
+        score = ptx::exp2_approx(fmaf(score, factor, -shift));
+        rows.total[r] += score;
+      }
+    }
+  }
+}
+
+/// Weights as the operand of the next product: [16 tokens][register].
+__device__ __forceinline__ void pack_weights(const float (&scores)[kPrefillChunk / 2],
+                                             uint32_t (&weights)[kPrefillChunk / 16][4]) {
+#pragma unroll
+  for (int i = 0; i < kPrefillChunk / 4; ++i) {
+    weights[i / 4][i % 4] = ptx::pack_bf16(scores[2 * i], scores[2 * i + 1]);
+  }
+}
+
+template <int kDim>
+__device__ __forceinline__ void start_scores(uint32_t slot,
+                                             const uint32_t (&q)[kDim / 16][4],
+                                             float (&scores)[kPrefillChunk / 2]) {
+#pragma unroll
+  for (float& score : scores) {
+    score = 0.0F;
+  }
+  ptx::mma_fence();
+#pragma unroll
+  for (int step = 0; step < kDim / 16; ++step) {
+    ptx::mma_registers<ptx::MmaType::kBf16, kPrefillChunk>(scores, q[step],
+                                                           Sm90Chunk<kDim>::keys(slot, step));
+  }
+  ptx::mma_commit();
+}
+
+template <int kDim>
+__device__ __forceinline__ void start_values(uint32_t slot,
+                                             const uint32_t (&weights)[kPrefillChunk / 16][4],
+                                             float (&sums)[kDim / 2]) {
+  ptx::mma_fence();
+#pragma unroll
+  for (int step = 0; step < kPrefillChunk / 16; ++step) {
+    ptx::mma_registers<ptx::MmaType::kBf16, kDim, true>(sums, weights[step],
+                                                        Sm90Chunk<kDim>::values(slot, step));
+  }
+  ptx::mma_commit();
+}
+
+/// A multiplying warpgroup: rows [64] from `row` of the step on, `rows` of them real.
+template <int kDim>
+__device__ __forceinline__ void attend_rows(const PrefillArgs& args,
+                                            const PrefillTask& task,
+                                            int group,
+                                            int head,
+                                            uint32_t slots,
+                                            const Sm90Barriers& barriers) {
+  using Chunk = Sm90Chunk<kDim>;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int own_row = group * 64 + static_cast<int>(threadIdx.x) / 32 % 4 * 16 + lane / 4;
+  const int32_t position = task.first_position + own_row;
+  uint32_t q[kDim / 16][4];
+#pragma unroll
+  for (int i = 0; i < kDim / 4; ++i) {
+    const int row = own_row + 8 * (i & 1);
+    const int64_t at = (task.first_row + row) * args.q_stride + head * kDim + i / 4 * 16 +
+                       (i >> 1 & 1) * 8 + lane % 4 * 2;
+    q[i / 4][i % 4] = row < task.rows ? __ldcg(reinterpret_cast<const unsigned*>(args.q + at)) : 0U;
+  }
+  // Chunks past this warpgroup's last row are the block's last: nobody waits for their slots.
+  const int32_t last_row = min(task.rows, (group + 1) * 64) - 1;
+  const int32_t count =
+      min(task.end_chunk, (task.first_position + last_row) / kPrefillChunk + 1) - task.first_chunk;
+  const int32_t first_own = task.first_position + group * 64;
+  const auto mask = [&](float(&scores)[kPrefillChunk / 2], int32_t i) {
+    const int32_t token = (task.first_chunk + i) * kPrefillChunk;
+    const bool early = args.window > 0 && token <= first_own + 63 - args.window;
+    if (token + kPrefillChunk - 1 <= first_own && !early) {
+      return;
+    }
+#pragma unroll
+    for (int e = 0; e < kPrefillChunk / 2; ++e) {
+      const int back = position + (e >> 1 & 1) * 8 - (token + e / 4 * 8 + lane % 4 * 2 + e % 2);
+      const bool seen = back >= 0 && (args.window == 0 || back < args.window);
+      scores[e] = seen ? scores[e] : -INFINITY;
+    }
+  };
+
+  Sm90Rows rows;
+  float keep[2];
+  float scores[kPrefillChunk / 2];
+  uint32_t weights[kPrefillChunk / 16][4];
+  float sums[kDim / 2];
+#pragma unroll
+  for (float& sum : sums) {
+    sum = 0.0F;
+  }
+  ptx::barrier_wait(barriers.full, 0);
+  start_scores<kDim>(slots, q, scores);
+  ptx::mma_wait<0>();
+  ptx::pin(scores);
+  mask(scores, 0);
+  weigh(scores, args.score_factor, rows, keep);
+  pack_weights(scores, weights);
+  for (int32_t i = 0; i + 1 < count; ++i) {
+    const auto stage = static_cast<uint32_t>(i % kSm90Stages);
+    const auto next = static_cast<uint32_t>((i + 1) % kSm90Stages);
+    ptx::barrier_wait(barriers.full + 8 * next, static_cast<uint32_t>((i + 1) / kSm90Stages) % 2);
+    start_scores<kDim>(slots + next * Chunk::kBytes, q, scores);
+    start_values<kDim>(slots + stage * Chunk::kBytes, weights, sums);
+    ptx::mma_wait<1>();
+    ptx::pin(scores);
+    mask(scores, i + 1);
+    weigh(scores, args.score_factor, rows, keep);
+    ptx::mma_wait<0>();
+    ptx::pin(sums);
+    if (lane == 0) {
+      ptx::barrier_arrive(barriers.empty + 8 * stage);
+    }
+#pragma unroll
+    for (int e = 0; e < kDim / 2; ++e) {
+      sums[e] *= keep[e >> 1 & 1];
+    }
+    pack_weights(scores, weights);
+  }
+  start_values<kDim>(slots + static_cast<uint32_t>((count - 1) % kSm90Stages) * Chunk::kBytes,
+                     weights, sums);
+  ptx::mma_wait<0>();
+  ptx::pin(sums);
+
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float total = rows.total[r];
+    total += __shfl_xor_sync(~0U, total, 1);
+    total += __shfl_xor_sync(~0U, total, 2);
+    const float inverse = 1.0F / total;
+    const int row = own_row + 8 * r;
+    if (row >= task.rows) {
+      continue;
+    }
+    uint16_t* const out =
+        args.out + (task.first_row + row) * args.out_stride + head * kDim + lane % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < kDim / 8; ++i) {
+      *reinterpret_cast<uint32_t*>(out + 8 * i) =
+          ptx::pack_bf16(sums[4 * i + 2 * r] * inverse, sums[4 * i + 2 * r + 1] * inverse);
+    }
+  }
+}
+
+/// Grid: query heads, blocks of rows.
+template <int kDim>
+__global__ __launch_bounds__(kSm90Threads,
+                             1) void prefill_sm90_kernel(const __grid_constant__ PrefillArgs args) {
+  extern __shared__ __align__(1024) uint8_t shared[];
+  __shared__ __align__(8) uint64_t storage[2 * kSm90Stages + 1];
+  Sm90Barriers barriers{};
+  barriers.full = ptx::shared_address(storage);
+  barriers.empty = barriers.full + 8 * kSm90Stages;
+  barriers.raw = barriers.empty + 8 * kSm90Stages;
+  if (threadIdx.x == 0) {
+    for (uint32_t i = 0; i < kSm90Stages; ++i) {
+      ptx::barrier_init(barriers.full + 8 * i, 1);
+      ptx::barrier_init(barriers.empty + 8 * i, 8);  // warps that multiply
+    }
+    ptx::barrier_init(barriers.raw, 1);
+    ptx::barrier_init_fence();
+  }
+  ptx::wait_for_predecessor();
+  ptx::allow_successor();
+  __syncthreads();
+  const auto index = static_cast<int32_t>(gridDim.y - 1 - blockIdx.y);  // long rows first
+  if (index >= __ldcg(args.plan.header + 2)) {
+    return;
+  }
+  const auto head = static_cast<int32_t>(blockIdx.x);
+  const PrefillTask task = prefill_task(args, index, head);
+  const uint32_t slots = ptx::shared_address(shared);
+  const int group = static_cast<int>(threadIdx.x) / 128;
+  if (group == 0) {
+    ptx::registers_release<40>();
+    if (threadIdx.x < 32) {
+      fetch_chunks<kDim>(args, task, slots, barriers, static_cast<int>(threadIdx.x));
+    }
+  } else {
+    ptx::registers_take<232>();
+    attend_rows<kDim>(args, task, group - 1, head, slots, barriers);
+  }
+}
+
+template <int kDim>
+cudaError_t launch_prefill_sm90_kernel(const PrefillArgs& args,
+                                       dim3 blocks,
+                                       const LaunchContext& context) {
+  constexpr int kShared = kSm90Stages * static_cast<int>(Sm90Chunk<kDim>::kBytes);
+  const auto kernel = prefill_sm90_kernel<kDim>;
+  const cudaError_t status =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
+  return status != cudaSuccess
+             ? status
+             : launch(kernel, {dim3(blocks.y, blocks.x), kSm90Threads, kShared}, context, args);
+}
+
+}  // namespace nibble::cuda
