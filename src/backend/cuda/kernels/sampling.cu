@@ -87,6 +87,7 @@ __global__ __launch_bounds__(kThreads) void weigh_kernel(const SampleArgs args) 
   const Row row{args.logits + number * args.stride, args.vocab, key_logit(best),
                 sampling.inverse_temperature};
   const bool ranked = is_ranked(sampling);
+  const bool weighed = sampling.top_p < 1;  // top-k alone needs numbers only
   if (ranked) {
     clear(histogram);
   }
@@ -96,8 +97,10 @@ __global__ __launch_bounds__(kThreads) void weigh_kernel(const SampleArgs args) 
                  static_cast<int>(threadIdx.x), kThreads, [&](float logit, int32_t) {
                    const float w = row.weight(logit);
                    sum += w >= sampling.min_p ? fixed(w) : 0;
-                   if (ranked && w > 0) {
+                   if (weighed && w > 0) {
                      count_token(histogram, bin_of(row.place(logit)), fixed(w));
+                   } else if (ranked && w > 0) {
+                     atomicAdd(histogram.counts + bin_of(row.place(logit)), 1U);
                    }
                  });
   sum = sum_block(sum, sums);  // and a barrier
@@ -107,8 +110,10 @@ __global__ __launch_bounds__(kThreads) void weigh_kernel(const SampleArgs args) 
   for (int i = static_cast<int>(threadIdx.x); ranked && i < kBins; i += kThreads) {
     if (histogram.counts[i] > 0) {
       atomicAdd(workspace.counts + number * kBins + i, histogram.counts[i]);
-      atomicAdd(workspace.weights + number * kBins + i,
-                (static_cast<Weight>(histogram.high[i]) << 32) + histogram.low[i]);
+      if (weighed) {
+        atomicAdd(workspace.weights + number * kBins + i,
+                  (static_cast<Weight>(histogram.high[i]) << 32) + histogram.low[i]);
+      }
     }
   }
 }
