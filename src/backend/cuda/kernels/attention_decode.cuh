@@ -345,13 +345,14 @@ __global__ __launch_bounds__(kDecodeThreads,
   auto* const sums = reinterpret_cast<float*>(tops + kDecodeWarps * kColumns);
   const int warp_sums = heads_at_most * (kDim + 4);
 
-  const int32_t blocks = __ldcg(args.plan.header);
-  const int32_t total = __ldcg(args.plan.header + 1);
   const auto block = static_cast<int32_t>(blockIdx.x);
-  if (block >= blocks) {
+  LineWalker walker;
+  const BlockShare share = walker.start(args, block);
+  if (share.begin == share.end) {
     ptx::wait_for_predecessor();  // a grid that has ended tells its successor that all before have
     return;
   }
+  const auto [begin, end, blocks, total] = share;
   if (lane == 0) {
     for (int i = 0; i < args.stages; ++i) {
       ptx::barrier_init(ptx::shared_address(barriers + warp * 4 + i), 1);
@@ -359,12 +360,6 @@ __global__ __launch_bounds__(kDecodeThreads,
     ptx::barrier_init_fence();
   }
   __syncwarp();
-  const int32_t begin = share_begin(block, blocks, total);
-  const int32_t end = share_begin(block + 1, blocks, total);
-  const int4 start = __ldcg(reinterpret_cast<const int4*>(args.plan.starts) + block);
-  LineWalker walker;
-  walker.start(args, {start.x, start.y, start.z, 0});
-
   TileRing<Tile> ring;
   ring.slots =
       ptx::shared_address(shared) + static_cast<uint32_t>(warp * args.stages * Tile::kBytes);

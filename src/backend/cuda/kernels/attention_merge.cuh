@@ -88,7 +88,7 @@ __device__ __forceinline__ void partial_weights(const DecodeArgs& args,
 template <int kDim, int kColumns>
 __device__ __noinline__ void merge_blocks(
     const DecodeArgs& args, const PartialSlots& slots, int heads, float* weights, uint16_t* out) {
-  constexpr int kBatch = 12;  // loads under way per thread
+  constexpr int kBatch = 17;  // loads under way per thread
   partial_weights<kDim, kColumns>(args, slots, heads, weights);
   __syncthreads();
   const int32_t count = slots.last_block - slots.first_block + 1;

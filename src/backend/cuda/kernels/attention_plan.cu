@@ -94,18 +94,28 @@ __global__ __launch_bounds__(kThreads) void plan_kernel(const PlanArgs args) {
   const int32_t blocks = min(args.grid, (total + kDecodeWarps - 1) / kDecodeWarps);
   if (threadIdx.x == 0) {
     plan.sequence_begin[args.sequences] = total;
-    plan.header[0] = blocks;
-    plan.header[1] = total;
-    plan.header[2] = prefill_total;
-    plan.header[3] = 0;
+    *plan.prefill_count = prefill_total;
   }
   __syncthreads();
-  for (int32_t block = static_cast<int32_t>(threadIdx.x); block < blocks; block += kThreads) {
+  for (int32_t block = static_cast<int32_t>(threadIdx.x); block < args.grid; block += kThreads) {
+    if (block >= blocks) {
+      plan.starts[block] = {};
+      continue;
+    }
     const int32_t place = share_begin(block, blocks, total);
     const int32_t s = find_sequence(plan.sequence_begin, args.sequences, place);
-    const int32_t tiles = plan.sequences[s].end_tile - plan.sequences[s].first_tile;
+    const PlannedSequence first = plan.sequences[s];
+    const int32_t tiles = first.end_tile - first.first_tile;
     const int32_t inside = place - plan.sequence_begin[s];
-    plan.starts[block] = {s, inside / tiles, plan.sequences[s].first_tile + inside % tiles, 0};
+    plan.starts[block] = {s,
+                          inside / tiles,
+                          first.first_tile + inside % tiles,
+                          place,
+                          share_begin(block + 1, blocks, total),
+                          blocks,
+                          total,
+                          0,
+                          first};
   }
 }
 
@@ -171,7 +181,7 @@ PlanView view_plan(void* plan, int32_t blocks, int32_t sequences, int32_t rows) 
     pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(bytes + view.bytes);
     view.bytes += align_up(static_cast<size_t>(count) * sizeof(*pointer));
   };
-  take(view.header, 4);
+  take(view.prefill_count, 1);
   take(view.starts, blocks);
   take(view.sequences, sequences);
   take(view.sequence_begin, sequences + 1);

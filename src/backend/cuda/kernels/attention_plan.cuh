@@ -17,14 +17,20 @@ struct PlannedSequence {
   int32_t row;
 };
 
-/// Where a block of decode begins in the order (sequence, item, tile); item = KV head and group of
-/// its query heads.
-struct PlannedStart {
+/// A block's share begin..end of the line, and where it begins: item = KV head and group of its
+/// query heads. All that a block needs to begin, in one piece.
+struct alignas(16) PlannedStart {
   int32_t sequence;
   int32_t item;
   int32_t tile;
+  int32_t begin;
+  int32_t end;
+  int32_t blocks;
+  int32_t total;
   int32_t unused;
+  PlannedSequence first;
 };
+static_assert(sizeof(PlannedStart) == 48);
 
 struct PlannedRows {
   int32_t sequence;
@@ -34,7 +40,7 @@ struct PlannedRows {
 /// The plan in device memory. Tiles of all sequences and items are in one line of `total` tiles;
 /// block b of the first `blocks` takes share_begin(b) .. share_begin(b + 1) of it.
 struct PlanView {
-  int32_t* header = nullptr;  // [4]: blocks, total, prefill blocks
+  int32_t* prefill_count = nullptr;  // [1]
   PlannedSequence* sequences = nullptr;
   PlannedStart* starts = nullptr;     // [grid]
   int32_t* sequence_begin = nullptr;  // [sequences + 1] place in the line

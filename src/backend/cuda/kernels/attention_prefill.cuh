@@ -380,7 +380,7 @@ __global__ __launch_bounds__(kPrefillThreads) void prefill_kernel(
   ptx::wait_for_predecessor();
   ptx::allow_successor();
   const auto index = static_cast<int32_t>(gridDim.x - 1 - blockIdx.x);  // long rows first
-  if (index >= __ldcg(args.plan.header + 2)) {
+  if (index >= __ldcg(args.plan.prefill_count)) {
     return;
   }
   const int warp = static_cast<int>(threadIdx.x) / 32;

@@ -306,7 +306,7 @@ __global__ __launch_bounds__(kSm90Threads,
   ptx::allow_successor();
   __syncthreads();
   const auto index = static_cast<int32_t>(gridDim.y - 1 - blockIdx.y);  // long rows first
-  if (index >= __ldcg(args.plan.header + 2)) {
+  if (index >= __ldcg(args.plan.prefill_count)) {
     return;
   }
   const auto head = static_cast<int32_t>(blockIdx.x);

@@ -43,14 +43,28 @@ struct LinePlace {
   int32_t tile;
 };
 
+/// What a block takes of the line.
+struct BlockShare {
+  int32_t begin;
+  int32_t end;
+  int32_t blocks;  // that share the line
+  int32_t total;   // length of the line
+};
+
 /// Walks along the line of tiles.
 struct LineWalker {
   LinePlace at;
   PlannedSequence sequence;
 
-  __device__ void start(const DecodeArgs& args, const PlannedStart& from) {
-    at = {from.sequence, from.item, from.tile};
-    load(args);
+  /// To where a block begins.
+  __device__ BlockShare start(const DecodeArgs& args, int32_t block) {
+    const auto* from = reinterpret_cast<const int4*>(args.plan.starts + block);
+    const int4 a = __ldcg(from);
+    const int4 b = __ldcg(from + 1);
+    const int4 c = __ldcg(from + 2);
+    at = {a.x, a.y, a.z};
+    sequence = {c.x, c.y, c.z, c.w};
+    return {a.w, b.x, b.y, b.z};
   }
   /// `count` tiles on. The caller knows that there are so many.
   __device__ void advance(const DecodeArgs& args, int32_t count) {
