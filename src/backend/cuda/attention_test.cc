@@ -1,5 +1,6 @@
 #include "backend/cuda/attention.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -38,15 +39,19 @@ std::string name_of(const AttentionShape& shape) {
                      shape.kv.head_dim, shape.kv.page_size, shape.sliding_window);
 }
 
-// Rounding of the weights (bf16 or fp16) and of the result.
+// Rounding of the weights (bf16 or fp16) and of the result; prefill also rounds what it widens.
 constexpr double kTolerance = 6e-3;
+constexpr double kWidenedTolerance = 1.2e-2;
 
 void check_case(const AttentionShape& shape, const std::vector<CaseSequence>& sequences) {
   SCOPED_TRACE(name_of(shape));
   AttentionCase test(shape, sequences, 7U + static_cast<uint32_t>(shape.kv.head_dim));
   test.fill_cache();
   test.run({nullptr, false});
-  test.check(kTolerance);
+  const bool widens =
+      shape.kv.code != KvCode::kBf16 &&
+      std::ranges::any_of(sequences, [](const CaseSequence& s) { return s.q_len > 1; });
+  test.check(widens ? kWidenedTolerance : kTolerance);
   const std::vector<uint16_t> first = test.out->host();
   test.run({nullptr, true});
   EXPECT_EQ(first, test.out->host()) << "two runs differ";

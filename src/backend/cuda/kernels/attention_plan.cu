@@ -117,6 +117,7 @@ __global__ __launch_bounds__(kThreads) void plan_kernel(const PlanArgs args) {
                           0,
                           first};
   }
+  __threadfence();  // decode reads the plan before it waits
 }
 
 constexpr size_t align_up(size_t value) { return (value + 255) / 256 * 256; }

@@ -26,11 +26,11 @@ cudaError_t prefill_attention(const AttentionLaunch& args, const LaunchContext& 
                        args.step.rows);
   const dim3 blocks(static_cast<unsigned>(prefill_blocks(args.step.sequences, args.step.rows)),
                     static_cast<unsigned>(shape.heads));
+  if (shape.kv.head_dim <= 128 && device_attribute(cudaDevAttrComputeCapabilityMajor) == 9) {
+    return launch_prefill_sm90(out, shape.kv.code, shape.kv.head_dim, blocks, context);
+  }
   switch (shape.kv.code) {
     case KvCode::kBf16:
-      if (shape.kv.head_dim <= 128 && device_attribute(cudaDevAttrComputeCapabilityMajor) == 9) {
-        return launch_prefill_sm90(out, shape.kv.head_dim, blocks, context);
-      }
       return launch_prefill_bf16(out, shape.kv.head_dim, blocks, context);
     case KvCode::kFp8:
       return launch_prefill_fp8(out, shape.kv.head_dim, blocks, context);

@@ -3,12 +3,20 @@
 
 namespace nibble::cuda {
 
-cudaError_t launch_prefill_sm90(const PrefillArgs& args,
-                                int head_dim,
-                                dim3 blocks,
-                                const LaunchContext& context) {
-  return head_dim == 64 ? launch_prefill_sm90_kernel<64>(args, blocks, context)
-                        : launch_prefill_sm90_kernel<128>(args, blocks, context);
+cudaError_t launch_prefill_sm90(
+    const PrefillArgs& args, KvCode code, int head_dim, dim3 blocks, const LaunchContext& context) {
+  switch (code) {
+    case KvCode::kBf16:
+      return launch_prefill_sm90_code<KvCode::kBf16>(args, head_dim, blocks, context);
+    case KvCode::kFp8:
+      return launch_prefill_sm90_fp8(args, head_dim, blocks, context);
+    case KvCode::kInt8:
+      return launch_prefill_sm90_int8(args, head_dim, blocks, context);
+    case KvCode::kInt4:
+      return launch_prefill_sm90_int4(args, head_dim, blocks, context);
+    default:
+      return cudaErrorInvalidValue;
+  }
 }
 
 }  // namespace nibble::cuda

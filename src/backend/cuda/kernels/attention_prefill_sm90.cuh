@@ -4,10 +4,11 @@
 // head_dim 64 and 128.
 //
 // A block serves kPrefillRows rows of a sequence and one query head: two warpgroups of 64 rows
-// multiply, the first warp of a third fetches. Keys and values come in chunks of 64 tokens; a bf16
-// page is already what wgmma reads (kv_layout.h). As in FlashAttention-3 (Shah et al. 2024) the
-// product of the next chunk's scores runs while this chunk's weights and values are multiplied, and
-// the softmax of one warpgroup while the other multiplies.
+// multiply, a third fetches. Keys and values come in chunks of 64 tokens; a bf16 page is already
+// what wgmma reads (kv_layout.h), other formats are widened to bf16 by the third warpgroup. As in
+// FlashAttention-3 (Shah et al. 2024) the product of the next chunk's scores runs while this
+// chunk's weights and values are multiplied, and the softmax of one warpgroup while the other
+// multiplies.
 
 #include "backend/cuda/kernels/attention_prefill.cuh"
 #include "backend/cuda/ptx/wgmma.cuh"
@@ -16,6 +17,7 @@ namespace nibble::cuda {
 
 constexpr int kSm90Stages = 4;
 constexpr int kSm90Threads = 384;
+constexpr int kSm90RawSlots = 3;  // chunks as the cache has them, to be widened
 
 /// A chunk in shared memory: 64 K rows, then 64 V rows, in groups of 8 tokens, each group in
 /// columns of 64 elements (1024 bytes, 128-byte swizzle).
@@ -47,7 +49,7 @@ struct Sm90Chunk {
 struct Sm90Barriers {
   uint32_t full;   // [kSm90Stages]
   uint32_t empty;  // [kSm90Stages]
-  uint32_t raw;
+  uint32_t raw;    // [kSm90RawSlots]
 };
 
 /// The fetching warp: all chunks of the task, in order.
@@ -104,6 +106,149 @@ __device__ __forceinline__ void fetch_chunks(const PrefillArgs& args,
       if (lane == 0) {
         ptx::barrier_arrive(full);
       }
+    }
+  }
+}
+
+/// Asks for a chunk's tiles as they are. One warp.
+template <typename Tile>
+__device__ __forceinline__ void fetch_raw(const PrefillArgs& args,
+                                          const PrefillTask& task,
+                                          int32_t chunk,
+                                          uint32_t slot,
+                                          uint32_t barrier,
+                                          int lane) {
+  constexpr int kTiles = kPrefillChunk / Tile::kTokens;
+  const int32_t first = chunk * kTiles;
+  const int32_t tiles = min(kTiles, (task.known + Tile::kTokens - 1) / Tile::kTokens - first);
+  if (lane == 0) {
+    ptx::barrier_arrive_expect(barrier, static_cast<uint32_t>(tiles * Tile::kBytes));
+  }
+  __syncwarp();
+  if (lane < tiles) {
+    const int32_t in_table = (first + lane) / args.tiles_per_page;
+    const int64_t page =
+        max(0, __ldg(args.page_table + task.sequence * args.page_table_stride + in_table));
+    const int32_t tile =
+        task.kv_head * args.tiles_per_page + first + lane - in_table * args.tiles_per_page;
+    ptx::bulk_copy(slot + static_cast<uint32_t>(lane * Tile::kBytes),
+                   args.pages + page * args.page_bytes + int64_t{tile} * Tile::kBytes, Tile::kBytes,
+                   barrier);
+  }
+  __syncwarp();
+}
+
+/// Eight elements of K or V as bf16. `code`: their codes, 4 or 8 bytes; `parameters`: the token's.
+template <KvCode kCode>
+__device__ __forceinline__ uint4 widen(uint2 code, uint32_t parameters) {
+  float v[8];
+  const float scale = __half2float(__ushort_as_half(static_cast<uint16_t>(parameters)));
+  if constexpr (kCode == KvCode::kInt4) {
+    // 128 + code, exact in bf16, is widened by a shift.
+    const float offset =
+        __half2float(__ushort_as_half(static_cast<uint16_t>(parameters >> 16))) - 128.0F * scale;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t two = ((code.x >> (4 * i)) & 0x000f000fU) | 0x43004300U;
+      v[i] = fmaf(__uint_as_float(two << 16), scale, offset);
+      v[i + 4] = fmaf(__uint_as_float(two & 0xffff0000U), scale, offset);
+    }
+  } else if constexpr (kCode == KvCode::kInt8) {
+    const float offset = -(32768.0F + 128.0F) * scale;  // bytes 00 code 00 47: 32768 + code
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const uint32_t bits = __byte_perm(i < 4 ? code.x : code.y, 0x47000000U, 0x7404 | i % 4 << 4);
+      v[i] = fmaf(__uint_as_float(bits), scale, offset);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t word = i < 2 ? code.x : code.y;
+      const uint32_t two = ptx::widen_e4m3(i % 2 == 0 ? word : word >> 16);
+      v[2 * i] = __half2float(__ushort_as_half(static_cast<uint16_t>(two)));
+      v[2 * i + 1] = __half2float(__ushort_as_half(static_cast<uint16_t>(two >> 16)));
+    }
+  }
+  return make_uint4(ptx::pack_bf16(v[0], v[1]), ptx::pack_bf16(v[2], v[3]),
+                    ptx::pack_bf16(v[4], v[5]), ptx::pack_bf16(v[6], v[7]));
+}
+
+/// Widens 32 tokens of K or of V of a chunk: the share of one of four warps. Tokens from `known` on
+/// become zero.
+template <typename Tile>
+__device__ __forceinline__ void widen_rows(
+    uint32_t raw, uint32_t slot, int warp, int known, int lane) {
+  using Chunk = Sm90Chunk<Tile::kHeadDim>;
+  constexpr int kUnits = Tile::kHeadDim / 8;  // of a row, 8 elements each
+  constexpr int kUnitBytes = Tile::kRow / kUnits;
+  const bool values = warp >= 2;
+  const int unit = lane % kUnits;
+#pragma unroll 4
+  for (int i = 0; i < kUnits; ++i) {
+    const int token = warp % 2 * 32 + i * (32 / kUnits) + lane / kUnits;
+    const int inside = token % Tile::kTokens;
+    const uint32_t tile = raw + static_cast<uint32_t>(token / Tile::kTokens * Tile::kBytes);
+    const uint32_t from =
+        tile + static_cast<uint32_t>((values ? Tile::kRowsBytes : 0) +
+                                     kv_row_offset(Tile::kRow, inside, unit * kUnitBytes));
+    uint2 code = make_uint2(0, 0);
+    if constexpr (kUnitBytes == 4) {
+      code.x = ptx::load_shared4(from);
+    } else {
+      code = ptx::load_shared8(from);
+    }
+    uint32_t parameters = 0;
+    if constexpr (Tile::kInteger) {
+      constexpr int kBytes = 2 * kv_parameters(Tile::kFormat);
+      const int at = 2 * Tile::kRowsBytes + (values ? Tile::kParameterBytes : 0) +
+                     kBytes * kv_parameter_index(Tile::kFormat, inside);
+      parameters = kBytes == 4 ? ptx::load_shared4(tile + static_cast<uint32_t>(at))
+                               : ptx::load_shared2(tile + static_cast<uint32_t>(at));
+    }
+    const uint4 wide = widen<Tile::kFormat>(code, parameters);
+    const int to = kv_row_offset(2 * Tile::kHeadDim, token, unit * 16);
+    ptx::store_shared16(slot + (values ? Chunk::kRows : 0) + static_cast<uint32_t>(to),
+                        token < known ? wide : make_uint4(0, 0, 0, 0));
+  }
+}
+
+/// The fetching warpgroup, for caches that are not bf16.
+template <typename Tile>
+__device__ __forceinline__ void widen_chunks(const PrefillArgs& args,
+                                             const PrefillTask& task,
+                                             uint32_t slots,
+                                             const Sm90Barriers& barriers,
+                                             int warp,
+                                             int lane) {
+  using Chunk = Sm90Chunk<Tile::kHeadDim>;
+  constexpr uint32_t kRaw = kPrefillChunk / Tile::kTokens * Tile::kBytes;
+  const uint32_t raw = slots + kSm90Stages * Chunk::kBytes;
+  const int32_t count = task.end_chunk - task.first_chunk;
+  const auto fetch = [&](int32_t i) {
+    if (warp == 0 && i < count) {
+      const auto at = static_cast<uint32_t>(i % kSm90RawSlots);
+      fetch_raw<Tile>(args, task, task.first_chunk + i, raw + at * kRaw, barriers.raw + 8 * at,
+                      lane);
+    }
+  };
+  for (int32_t i = 0; i < kSm90RawSlots - 1; ++i) {
+    fetch(i);
+  }
+  for (int32_t i = 0; i < count; ++i) {
+    const auto stage = static_cast<uint32_t>(i % kSm90Stages);
+    const auto at = static_cast<uint32_t>(i % kSm90RawSlots);
+    ptx::group_sync(1, 128);  // chunk i - 1 has been read: its slot is free
+    fetch(i + kSm90RawSlots - 1);
+    ptx::barrier_wait(barriers.raw + 8 * at, static_cast<uint32_t>(i / kSm90RawSlots) % 2);
+    if (i >= kSm90Stages) {
+      ptx::barrier_wait(barriers.empty + 8 * stage, static_cast<uint32_t>(i / kSm90Stages - 1) % 2);
+    }
+    widen_rows<Tile>(raw + at * kRaw, slots + stage * Chunk::kBytes, warp,
+                     task.known - (task.first_chunk + i) * kPrefillChunk, lane);
+    ptx::fence_shared_to_async();
+    __syncwarp();
+    if (lane == 0) {
+      ptx::barrier_arrive(barriers.full + 8 * stage);
     }
   }
 }
@@ -184,14 +329,16 @@ __device__ __forceinline__ void start_values(uint32_t slot,
 }
 
 /// A multiplying warpgroup: rows [64] from `row` of the step on, `rows` of them real.
-template <int kDim>
+template <typename Tile>
 __device__ __forceinline__ void attend_rows(const PrefillArgs& args,
                                             const PrefillTask& task,
                                             int group,
                                             int head,
                                             uint32_t slots,
                                             const Sm90Barriers& barriers) {
+  constexpr int kDim = Tile::kHeadDim;
   using Chunk = Sm90Chunk<kDim>;
+  const float factor = args.score_factor * Tile::kCodeUnit;  // codes have become values
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int own_row = group * 64 + static_cast<int>(threadIdx.x) / 32 % 4 * 16 + lane / 4;
   const int32_t position = task.first_position + own_row;
@@ -236,7 +383,7 @@ __device__ __forceinline__ void attend_rows(const PrefillArgs& args,
   ptx::mma_wait<0>();
   ptx::pin(scores);
   mask(scores, 0);
-  weigh(scores, args.score_factor, rows, keep);
+  weigh(scores, factor, rows, keep);
   pack_weights(scores, weights);
   for (int32_t i = 0; i + 1 < count; ++i) {
     const auto stage = static_cast<uint32_t>(i % kSm90Stages);
@@ -247,7 +394,7 @@ __device__ __forceinline__ void attend_rows(const PrefillArgs& args,
     ptx::mma_wait<1>();
     ptx::pin(scores);
     mask(scores, i + 1);
-    weigh(scores, args.score_factor, rows, keep);
+    weigh(scores, factor, rows, keep);
     ptx::mma_wait<0>();
     ptx::pin(sums);
     if (lane == 0) {
@@ -269,7 +416,7 @@ __device__ __forceinline__ void attend_rows(const PrefillArgs& args,
     float total = rows.total[r];
     total += __shfl_xor_sync(~0U, total, 1);
     total += __shfl_xor_sync(~0U, total, 2);
-    const float inverse = 1.0F / total;
+    const float inverse = args.value_factor / total;
     const int row = own_row + 8 * r;
     if (row >= task.rows) {
       continue;
@@ -285,21 +432,25 @@ __device__ __forceinline__ void attend_rows(const PrefillArgs& args,
 }
 
 /// Grid: query heads, blocks of rows.
-template <int kDim>
+template <typename Tile>
 __global__ __launch_bounds__(kSm90Threads,
                              1) void prefill_sm90_kernel(const __grid_constant__ PrefillArgs args) {
+  constexpr int kDim = Tile::kHeadDim;
+  constexpr bool kWide = Tile::kFormat == KvCode::kBf16;
   extern __shared__ __align__(1024) uint8_t shared[];
-  __shared__ __align__(8) uint64_t storage[2 * kSm90Stages + 1];
+  __shared__ __align__(8) uint64_t storage[2 * kSm90Stages + kSm90RawSlots];
   Sm90Barriers barriers{};
   barriers.full = ptx::shared_address(storage);
   barriers.empty = barriers.full + 8 * kSm90Stages;
   barriers.raw = barriers.empty + 8 * kSm90Stages;
   if (threadIdx.x == 0) {
     for (uint32_t i = 0; i < kSm90Stages; ++i) {
-      ptx::barrier_init(barriers.full + 8 * i, 1);
-      ptx::barrier_init(barriers.empty + 8 * i, 8);  // warps that multiply
+      ptx::barrier_init(barriers.full + 8 * i, kWide ? 1 : 4);  // warps that widen
+      ptx::barrier_init(barriers.empty + 8 * i, 8);             // warps that multiply
     }
-    ptx::barrier_init(barriers.raw, 1);
+    for (uint32_t i = 0; i < kSm90RawSlots; ++i) {
+      ptx::barrier_init(barriers.raw + 8 * i, 1);
+    }
     ptx::barrier_init_fence();
   }
   ptx::wait_for_predecessor();
@@ -314,27 +465,46 @@ __global__ __launch_bounds__(kSm90Threads,
   const uint32_t slots = ptx::shared_address(shared);
   const int group = static_cast<int>(threadIdx.x) / 128;
   if (group == 0) {
-    ptx::registers_release<40>();
-    if (threadIdx.x < 32) {
-      fetch_chunks<kDim>(args, task, slots, barriers, static_cast<int>(threadIdx.x));
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    if constexpr (kWide) {
+      ptx::registers_release<40>();
+      if (warp == 0) {
+        fetch_chunks<kDim>(args, task, slots, barriers, lane);
+      }
+    } else {
+      ptx::registers_release<88>();
+      widen_chunks<Tile>(args, task, slots, barriers, warp, lane);
     }
   } else {
-    ptx::registers_take<232>();
-    attend_rows<kDim>(args, task, group - 1, head, slots, barriers);
+    ptx::registers_take<kWide ? 232 : 208>();
+    attend_rows<Tile>(args, task, group - 1, head, slots, barriers);
   }
 }
 
-template <int kDim>
+template <KvCode kCode, int kDim>
 cudaError_t launch_prefill_sm90_kernel(const PrefillArgs& args,
                                        dim3 blocks,
                                        const LaunchContext& context) {
-  constexpr int kShared = kSm90Stages * static_cast<int>(Sm90Chunk<kDim>::kBytes);
-  const auto kernel = prefill_sm90_kernel<kDim>;
+  using Tile = KvTile<kCode, kDim>;
+  constexpr int kRaw =
+      kCode == KvCode::kBf16 ? 0 : kSm90RawSlots * (kPrefillChunk / Tile::kTokens) * Tile::kBytes;
+  constexpr int kShared = kSm90Stages * static_cast<int>(Sm90Chunk<kDim>::kBytes) + kRaw;
+  const auto kernel = prefill_sm90_kernel<Tile>;
   const cudaError_t status =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
   return status != cudaSuccess
              ? status
              : launch(kernel, {dim3(blocks.y, blocks.x), kSm90Threads, kShared}, context, args);
+}
+
+template <KvCode kCode>
+cudaError_t launch_prefill_sm90_code(const PrefillArgs& args,
+                                     int head_dim,
+                                     dim3 blocks,
+                                     const LaunchContext& context) {
+  return head_dim == 64 ? launch_prefill_sm90_kernel<kCode, 64>(args, blocks, context)
+                        : launch_prefill_sm90_kernel<kCode, 128>(args, blocks, context);
 }
 
 }  // namespace nibble::cuda
