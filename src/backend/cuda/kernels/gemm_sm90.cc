@@ -71,7 +71,8 @@ size_t GemmSm90::code_bytes() const {
 }
 
 size_t GemmSm90::packed_bytes() const {
-  return code_bytes() + static_cast<size_t>(row_blocks_) * 64 * sizeof(float);
+  const size_t scales = family_.pack_scales == nullptr ? static_cast<size_t>(row_blocks_) * 64 : 0;
+  return code_bytes() + scales * sizeof(float);
 }
 
 cudaError_t GemmSm90::pack(const void* codes,
@@ -81,6 +82,9 @@ cudaError_t GemmSm90::pack(const void* codes,
   auto* end = static_cast<uint8_t*>(packed) + code_bytes();
   if (const cudaError_t error = family_.pack(codes, n_, k_, packed, stream); error != cudaSuccess) {
     return error;
+  }
+  if (family_.pack_scales != nullptr) {
+    return family_.pack_scales(scales, n_, k_, packed, stream);
   }
   const size_t bytes = static_cast<size_t>(n_) * sizeof(float);
   if (const cudaError_t error =
@@ -99,6 +103,9 @@ cudaError_t GemmSm90::unpack(const void* packed,
       error != cudaSuccess) {
     return error;
   }
+  if (family_.unpack_scales != nullptr) {
+    return family_.unpack_scales(packed, n_, k_, scales, stream);
+  }
   return cudaMemcpyAsync(scales, static_cast<const uint8_t*>(packed) + code_bytes(),
                          static_cast<size_t>(n_) * sizeof(float), cudaMemcpyDeviceToDevice, stream);
 }
@@ -112,13 +119,14 @@ GemmSm90::Plan GemmSm90::plan(const GemmSm90Tile& tile, int64_t m) const {
   const double weight_bytes = static_cast<double>(units) * family_.unit_bytes;
   const double x_bytes = static_cast<double>(tile.depth) * std::min<int64_t>(tile.tokens, m) * 128;
   const double mma = units * family_.clocks_per_unit_token * std::max(tile.tokens, 32) / kSustained;
-  const double step = std::max({mma, (weight_bytes + x_bytes) / kCacheBytes,
-                                weight_bytes / kMemoryBytes / std::min(token_tiles, sms_ / 2)}) +
-                      0.1 * (weight_bytes + x_bytes) / kCacheBytes;  // of equals, the lighter
+  const double step =
+      tile.launched * (std::max({mma, (weight_bytes + x_bytes) / kCacheBytes,
+                                 weight_bytes / kMemoryBytes / std::min(token_tiles, sms_ / 2)}) +
+                       0.1 * (weight_bytes + x_bytes) / kCacheBytes);  // of equals, the lighter
   const double part_bytes = tile.row_blocks * 64.0 * tile.tokens * 4.0;
   const double exchange = part_bytes / kPartBytes;
   Plan plan;
-  plan.schedule = make_schedule(row_tiles, token_tiles, steps, sms_,
+  plan.schedule = make_schedule(row_tiles, token_tiles, steps, sms_ * tile.launched / tile.cluster,
                                 (kExchangeClocks + exchange) / step, exchange / step);
   const double tiles_per_block =
       static_cast<double>(row_tiles) * token_tiles / plan.schedule.blocks;
@@ -130,6 +138,9 @@ GemmSm90::Plan GemmSm90::plan(const GemmSm90Tile& tile, int64_t m) const {
 }
 
 int GemmSm90::choose(int64_t m) const {
+  if (family_.tile_for != nullptr) {
+    return family_.tile_for(m);
+  }
   int best = 0;
   double least = 0.0;
   for (size_t i = 0; i < family_.tiles.size(); ++i) {
@@ -151,7 +162,7 @@ size_t GemmSm90::workspace_bytes(int64_t max_m) const {
     if (fits(family_, tile, max_m)) {
       const size_t part = static_cast<size_t>(tile.row_blocks) * 64 *
                           static_cast<size_t>(tile.tokens) * sizeof(float);
-      bytes = std::max(bytes, static_cast<size_t>(sms_) * 2 * part);
+      bytes = std::max(bytes, static_cast<size_t>(sms_ * tile.launched / tile.cluster) * 2 * part);
     }
   }
   return kGemmCounterBytes + bytes;
@@ -170,7 +181,7 @@ cudaError_t GemmSm90::run_tile(int index,
   const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(k_), static_cast<cuuint64_t>(args.m)};
   const cuuint64_t strides[1] = {static_cast<cuuint64_t>(k_) * (wide ? 2 : 1)};
   const cuuint32_t box[2] = {static_cast<cuuint32_t>(family_.block_elements),
-                             static_cast<cuuint32_t>(tile.tokens)};
+                             static_cast<cuuint32_t>(tile.tokens / tile.cluster)};
   const cuuint32_t ones[2] = {1, 1};
   const auto encode = reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(encode_map_);
   if (encode(&map, wide ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_UINT8, 2,
@@ -196,10 +207,20 @@ cudaError_t GemmSm90::run_tile(int index,
       .k_blocks = k_blocks_,
       .result = args.result,
       .schedule = plan(tile, args.m).schedule};
-  const Grid grid{.blocks = dim3(static_cast<unsigned>(kernel_args.schedule.blocks)),
-                  .threads = tile.threads,
-                  .shared_bytes = tile.shared_bytes};
-  return launch(tile.kernel, grid, context, map, kernel_args);
+  const auto cluster = static_cast<unsigned>(tile.cluster);
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim = {cluster, 1, 1};
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(kernel_args.schedule.blocks) * cluster);
+  config.blockDim = dim3(tile.threads);
+  config.dynamicSmemBytes = tile.shared_bytes;
+  config.stream = context.stream;
+  config.attrs = cluster > 1 ? attributes : attributes + 1;
+  config.numAttrs = (cluster > 1 ? 1 : 0) + (context.overlap ? 1 : 0);
+  return cudaLaunchKernelEx(&config, tile.kernel, map, kernel_args);
 }
 
 }  // namespace nibble::cuda

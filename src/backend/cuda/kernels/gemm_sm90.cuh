@@ -231,12 +231,18 @@ __device__ __forceinline__ void accumulate(
   release();
 }
 
-// Of one warpgroup; the numbers of barriers are constants, so that only these are taken.
+// Of one warpgroup of at most four; the numbers of barriers are constants, so that only these are
+// taken.
 __device__ __forceinline__ void sync_group(int group) {
-  if (group == 0) {
-    ptx::group_sync(1, 128);
-  } else {
-    ptx::group_sync(2, 128);
+  switch (group % 4) {
+    case 0:
+      return ptx::group_sync(1, 128);
+    case 1:
+      return ptx::group_sync(2, 128);
+    case 2:
+      return ptx::group_sync(3, 128);
+    default:
+      return ptx::group_sync(4, 128);
   }
 }
 
@@ -247,6 +253,7 @@ __device__ __forceinline__ bool combine(
     ptx::MmaSum<Codec::kType> (&sums)[Tile::kBlocks][Tile::kTokens / 2],
     const GemmSm90Args& args,
     const GemmPart& part,
+    int own,
     int group,
     int thread,
     volatile uint32_t* flags) {
@@ -266,7 +273,7 @@ __device__ __forceinline__ bool combine(
     return static_cast<Sum4*>(args.parts) +
            ((block * 2 + start) * Tile::kGroups + group) * (Tile::kBlocks * kWords * 128) + thread;
   };
-  Sum4* mine = slot(blockIdx.x);
+  Sum4* mine = slot(own);
 #pragma unroll
   for (int b = 0; b < Tile::kBlocks; ++b) {
 #pragma unroll
@@ -296,7 +303,7 @@ __device__ __forceinline__ bool combine(
     clear(sums);
   }
   for (int block = first; block <= last; ++block) {
-    if (std::is_same_v<Sum, int32_t> && block == static_cast<int>(blockIdx.x)) {
+    if (std::is_same_v<Sum, int32_t> && block == own) {
       continue;  // the order of integers does not matter
     }
     const Sum4* theirs = slot(block);
@@ -463,7 +470,8 @@ __device__ __forceinline__ void multiply_parts(const GemmSm90Args& args,
     ptx::MmaSum<Codec::kType> sums[Tile::kBlocks][Tile::kTokens / 2];
     clear(sums);
     accumulate<Codec, Tile>(sums, place, part.end - part.begin, group, thread, base);
-    if (part.split < 0 || combine<Codec, Tile>(sums, args, part, group, thread, flags)) {
+    if (part.split < 0 ||
+        combine<Codec, Tile>(sums, args, part, blockIdx.x, group, thread, flags)) {
       store<Codec, Tile>(sums, args, terms, part, group, thread);
     }
     more = parts.next(part);

@@ -32,7 +32,9 @@ struct GemmSm90Tile {
   int tokens = 0;
   int row_blocks = 0;  // of 64 rows
   int depth = 0;       // K blocks of a step
-  int resident = 0;    // blocks of a multiprocessor
+  int resident = 0;    // blocks that fit a multiprocessor
+  int launched = 1;    // blocks of one launch on a multiprocessor
+  int cluster = 1;     // blocks that share a tile, each with some of its rows
   unsigned threads = 0;
   size_t shared_bytes = 0;
   void (*kernel)(CUtensorMap x, GemmSm90Args args) = nullptr;
@@ -51,6 +53,13 @@ struct GemmSm90Family {
   cudaError_t (*pack)(const void* codes, int64_t n, int64_t k, void* units, cudaStream_t) = nullptr;
   cudaError_t (*unpack)(const void* units, int64_t n, int64_t k, void* codes, cudaStream_t) =
       nullptr;
+  /// Group scales [n, groups] into units, or back; without, each row has one, behind the units.
+  cudaError_t (*pack_scales)(const float* scales, int64_t n, int64_t k, void* units, cudaStream_t) =
+      nullptr;
+  cudaError_t (*unpack_scales)(
+      const void* units, int64_t n, int64_t k, float* scales, cudaStream_t) = nullptr;
+  /// Index of the tile for m tokens; without, the model of plan() chooses.
+  int (*tile_for)(int64_t m) = nullptr;
 };
 
 class GemmSm90 final : public GemmKernel {

@@ -13,6 +13,13 @@ __device__ __forceinline__ uint4 load_shared16(uint32_t address) {
   return value;
 }
 
+/// 4 bytes of shared memory.
+__device__ __forceinline__ uint32_t load_shared4(uint32_t address) {
+  uint32_t value = 0;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(address));
+  return value;
+}
+
 __device__ __forceinline__ void store_shared16(uint32_t address, uint4 value) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(value.x),
                "r"(value.y), "r"(value.z), "r"(value.w)

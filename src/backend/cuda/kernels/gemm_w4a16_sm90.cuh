@@ -1,0 +1,447 @@
+#pragma once
+
+#include <cstdint>
+
+#include "backend/cuda/kernels/gemm_sm90.cuh"
+#include "backend/cuda/kernels/gemm_w4a16_layout.cuh"
+#include "backend/cuda/ptx/cluster.cuh"
+
+// The main loop of gemm_sm90.cuh for INT4 weights in groups: a block is a warp that copies and
+// kGroups warpgroups that decode weights to BF16 in registers and multiply. Decoding, not memory,
+// is what limits a decode step (issue slots), so the loop is built to spend few instructions: eight
+// weights take seven integer and four floating-point ones. Groups of 128 with few tokens are summed
+// unscaled (exact integers) and the sums scaled; otherwise each weight is scaled, four more.
+namespace nibble::cuda {
+
+/// kBlocks x 64 rows for each of kGroups warpgroups, kTokens tokens, 128 of K in each of kStages
+/// stages. kResident blocks fit a multiprocessor, kLaunched of one launch run on it. kCluster
+/// blocks share the tokens: each copies some of them for all.
+template <int kTokens_,
+          int kBlocks_,
+          int kGroups_,
+          int kStages_,
+          int kResident_,
+          int kLaunched_,
+          int kCluster_ = 1>
+struct W4A16Tile {
+  static constexpr int kTokens = kTokens_, kBlocks = kBlocks_, kGroups = kGroups_;
+  static constexpr int kStages = kStages_, kResident = kResident_, kLaunched = kLaunched_;
+  static constexpr int kCluster = kCluster_;
+  static constexpr int kDepth = 2;  // K blocks of 64
+  static constexpr int kRowBlocks = kGroups * kBlocks;
+  static constexpr int kSums = kBlocks * kTokens / 2;  // of a thread
+  // Where sums need them, the copying warp is a warpgroup whose registers the others take.
+  static constexpr bool kTakesRegisters = kResident == 1;
+  static constexpr int kThreads = kGroups * 128 + (kTakesRegisters ? 128 : 32);
+};
+
+template <int kGroupSize, typename Tile>
+struct W4A16Loop {
+  using Layout = Int4GroupLayout<kGroupSize>;
+  struct Codec {  // what combine() asks for; to it a cluster is one block
+    static constexpr ptx::MmaType kType = ptx::MmaType::kBf16;
+  };
+  struct Cluster {
+    static constexpr int kTokens = Tile::kTokens, kBlocks = Tile::kBlocks;
+    static constexpr int kGroups = Tile::kGroups * Tile::kCluster;
+  };
+  static constexpr int kTokens = Tile::kTokens, kBlocks = Tile::kBlocks, kStages = Tile::kStages;
+  static constexpr int kSums = kTokens / 2;  // of a thread and row block
+  static constexpr int kUnits = 2 * kBlocks;
+  static constexpr bool kScaleSums = kGroupSize == 128 && kBlocks == 1 && kTokens <= 16;
+
+  // A stage: pairs of units of the row blocks, then two tiles of x.
+  static constexpr int kWeightBytes = Tile::kRowBlocks * Layout::kPairBytes;
+  static constexpr int kX = (kWeightBytes + 1023) / 1024 * 1024;
+  static constexpr int kXBytes = kTokens * 128;
+  static constexpr int kCopiedBytes = kWeightBytes + 2 * kXBytes;
+  static constexpr int kStageBytes = kX + 2 * kXBytes;
+  static constexpr int kBarriers = kStages * kStageBytes;  // full, then empty
+  static constexpr int kFlags = kBarriers + 16 * kStages;
+  static constexpr int kBytes =
+      kFlags + 4 * Cluster::kGroups + 1024;  // the base is rounded up to 1024
+
+  // A stage of the ring: its offset from the base, its full barrier and the parity of its phase.
+  struct Place {
+    uint32_t offset, barrier, parity;
+    __device__ __forceinline__ explicit Place(uint32_t base)
+        : offset(0), barrier(base + kBarriers), parity(0) {}
+    __device__ __forceinline__ void advance(uint32_t base) {
+      offset += kStageBytes;
+      barrier += 8;
+      if (offset == kStages * kStageBytes) {
+        offset = 0;
+        barrier = base + kBarriers;
+        parity ^= 1;
+      }
+    }
+  };
+
+  // Number of this block's cluster, and of the first of its row blocks.
+  static __device__ __forceinline__ int cluster_index() { return blockIdx.x / Tile::kCluster; }
+  static __device__ __forceinline__ int first_row_block(const GemmPart& part) {
+    return (part.row_tile * Tile::kCluster + blockIdx.x % Tile::kCluster) * Tile::kRowBlocks;
+  }
+
+  // --- the copying warp, one thread of it ---
+
+  // A step of the tile's block b of rows; beyond the end, of the last block, whose sums are not
+  // stored again.
+  static __device__ __forceinline__ const uint8_t* pair_of(const GemmSm90Args& args,
+                                                           const GemmPart& part,
+                                                           int step,
+                                                           int b) {
+    const int block = min(first_row_block(part) + b, args.row_blocks - 1);
+    const int64_t pair = static_cast<int64_t>(block) * (args.k_blocks / 2) + step;
+    return args.weights + pair * Layout::kPairBytes;
+  }
+
+  static __device__ __forceinline__ void copy_weights(
+      const GemmSm90Args& args, const GemmPart& part, int step, uint32_t stage, uint32_t barrier) {
+    ptx::barrier_arrive_expect(barrier, kCopiedBytes);
+#pragma unroll
+    for (int b = 0; b < Tile::kRowBlocks; ++b) {
+      ptx::bulk_copy(stage + b * Layout::kPairBytes, pair_of(args, part, step, b),
+                     Layout::kPairBytes, barrier);
+    }
+  }
+
+  // A tile of x; in a cluster this block's share of it, to all.
+  static __device__ __forceinline__ void copy_x(
+      const CUtensorMap& x, uint32_t to, int column, int token, uint32_t barrier) {
+    if constexpr (Tile::kCluster == 1) {
+      ptx::tensor_copy(to, x, column, token, barrier);
+    } else {
+      const int rank = blockIdx.x % Tile::kCluster;
+      ptx::tensor_copy_to_all(to + rank * (kXBytes / Tile::kCluster), x, column,
+                              token + rank * (kTokens / Tile::kCluster), barrier,
+                              (1 << Tile::kCluster) - 1);
+    }
+  }
+
+  static __device__ __forceinline__ void fill_ring(const CUtensorMap& x,
+                                                   const GemmSm90Args& args,
+                                                   uint32_t base) {
+    ptx::prefetch_tensor_map(x);
+    GemmPart part;
+    {  // Weights of the first ring; activations have to wait until the predecessor has ended.
+      GemmParts parts(args.schedule, cluster_index());
+      int count = 0;
+      while (count < kStages && parts.next(part)) {
+        for (int step = part.begin; step < part.end && count < kStages; ++step, ++count) {
+          copy_weights(args, part, step, base + count * kStageBytes, base + kBarriers + 8 * count);
+        }
+      }
+    }
+    ptx::wait_for_predecessor();
+    GemmParts parts(args.schedule, cluster_index());
+    Place place(base);
+    int count = 0;
+    while (parts.next(part)) {
+      for (int step = part.begin; step < part.end; ++step, ++count) {
+        const uint32_t stage = base + place.offset;
+        if (count >= kStages) {
+          ptx::barrier_wait(place.barrier + 8 * kStages, place.parity ^ 1);
+          copy_weights(args, part, step, stage, place.barrier);
+        }
+#pragma unroll
+        for (int d = 0; d < 2; ++d) {
+          copy_x(x, stage + kX + d * kXBytes, (2 * step + d) * 64, part.token_tile * kTokens,
+                 place.barrier);
+        }
+        place.advance(base);
+      }
+    }
+  }
+
+  // --- the multiplying warpgroups ---
+
+  // Codes of one unit as this thread's fragments: exact integers, or times the scales of its two
+  // rows.
+  static __device__ __forceinline__ void decode(const uint4& codes,
+                                                const uint32_t (&scales)[2],
+                                                uint32_t (&a)[4][4]) {
+    const uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const uint32_t pair = scales[kGroupSize == 32 ? k / 2 : 0];
+      const uint32_t scale[2] = {__byte_perm(pair, 0, 0x1010), __byte_perm(pair, 0, 0x3232)};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        // code + 8 in the mantissa of 128, less 136; -136 times a scale would not be exact.
+        const uint32_t biased = ptx::lop3<0xea>(words[k] >> (4 * i), 0x000f000fU, 0x43004300U);
+        a[k][i] = ptx::fma_bf16x2(biased, 0x3f803f80U, 0xc308c308U);
+        if constexpr (!kScaleSums) {
+          a[k][i] = ptx::fma_bf16x2(a[k][i], scale[i & 1], 0x80008000U);
+        }
+      }
+      ptx::pin(a[k]);
+    }
+  }
+
+  // Where this thread finds the codes (and scales) of unit u of the stage at `place`.
+  struct Reader {
+    uint32_t codes, scales;  // of the warpgroup's first row block in the first stage
+    __device__ __forceinline__ Reader(uint32_t base, int group, int thread)
+        : codes(base + group * kBlocks * Layout::kPairBytes + thread * 16),
+          scales(base + group * kBlocks * Layout::kPairBytes + thread / 4 * 4) {}
+    __device__ __forceinline__ uint4 read(const Place& place, int u, uint32_t (&scale)[2]) const {
+      const int pair = u % kBlocks * Layout::kPairBytes, d = u / kBlocks;
+      const uint32_t at = scales + place.offset + pair + Layout::scales(d);
+      if constexpr (!kScaleSums) {
+        scale[0] = ptx::load_shared4(at);
+        scale[1] = kGroupSize == 32 ? ptx::load_shared4(at + 128) : 0;
+      }
+      return ptx::load_shared16(codes + place.offset + pair + Layout::codes(d));
+    }
+    __device__ __forceinline__ uint32_t read_scales(const Place& place) const {
+      return ptx::load_shared4(scales + place.offset + Layout::scales(0));
+    }
+  };
+
+  static __device__ __forceinline__ void multiply(float (&sums)[kSums],
+                                                  const uint32_t (&a)[4][4],
+                                                  uint32_t x) {
+    ptx::mma_fence();
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      constexpr uint64_t kHigh = 0x4000004000000000U;  // as swizzled_descriptor
+      ptx::mma_registers<ptx::MmaType::kBf16, kTokens>(sums, a[k], kHigh | (x + 2 * k));
+    }
+    ptx::mma_commit();
+  }
+
+  // sums += part times the scales of the thread's rows; part is then free.
+  static __device__ __forceinline__ void scale_sums(float (&sums)[kSums],
+                                                    float (&part)[kSums],
+                                                    uint32_t pair) {
+    ptx::pin(part);
+    const float scale[2] = {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000U)};
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+      sums[i] = fmaf(part[i], scale[(i >> 1) & 1], sums[i]);
+      part[i] = 0.0F;
+    }
+  }
+
+  // Sums of one part: `steps` stages of the ring from `place` on.
+  static __device__ __forceinline__ void accumulate(
+      float (&sums)[kBlocks][kSums], Place& place, int steps, const Reader& reader, uint32_t base) {
+    uint32_t a[2][4][4];
+    float parts[2][kScaleSums ? kSums : 1] = {};
+    uint32_t scale[2] = {}, scale_before = 0;
+    uint32_t before = 0;  // the barrier to arrive at when the products before have ended, or none
+    const uint32_t lane = threadIdx.x & 31;
+    const bool arrives = lane < Tile::kCluster;
+    const uint32_t x = ((base + kX) >> 4) | 0x10000U;
+    const auto release = [&] {
+      if (arrives && before != 0) {
+        if constexpr (Tile::kCluster == 1) {
+          ptx::barrier_arrive(before);
+        } else {
+          ptx::barrier_arrive_at(before, lane);  // all fill this block's stages
+        }
+      }
+    };
+    // Multiplies unit u of a stage, which is decoded in a[u & 1], and decodes the next; false after
+    // the last of the part. kHalf alternates between stages.
+    const auto unit = [&]<int kHalf, int u>() {
+      const uint32_t x_unit = x + (place.offset >> 4) + u / kBlocks * (kXBytes >> 4);
+      if constexpr (kScaleSums) {
+        multiply(parts[kHalf], a[u & 1], x_unit);
+      } else {
+        multiply(sums[u % kBlocks], a[u & 1], x_unit);
+      }
+      [[maybe_unused]] uint32_t scale_now = 0;
+      if constexpr (kScaleSums && u == 0) {
+        scale_now = reader.read_scales(place);
+      }
+      if constexpr (u + 1 == kUnits) {
+        before = place.barrier + 8 * kStages;
+        place.advance(base);
+        if (--steps == 0) {
+          return false;
+        }
+        ptx::barrier_wait(place.barrier, place.parity);
+      }
+      const uint4 codes = reader.read(place, (u + 1) % kUnits, scale);
+      ptx::mma_wait<1>();
+      if constexpr (u == 0) {
+        if constexpr (kScaleSums) {
+          scale_sums(sums[0], parts[kHalf ^ 1], scale_before);
+          scale_before = scale_now;
+        }
+        release();
+      }
+      decode(codes, scale, a[(u + 1) & 1]);
+      return true;
+    };
+    const auto stage = [&]<int kHalf>() {
+      if constexpr (kUnits == 2) {
+        return unit.template operator()<kHalf, 0>() && unit.template operator()<kHalf, 1>();
+      } else {
+        return unit.template operator()<kHalf, 0>() && unit.template operator()<kHalf, 1>() &&
+               unit.template operator()<kHalf, 2>() && unit.template operator()<kHalf, 3>();
+      }
+    };
+    const auto finish = [&]<int kHalf>() {
+      ptx::mma_wait<0>();
+      release();
+      if constexpr (kScaleSums) {
+        scale_sums(sums[0], parts[kHalf], scale_before);
+      }
+    };
+    ptx::barrier_wait(place.barrier, place.parity);
+    decode(reader.read(place, 0, scale), scale, a[0]);
+    if constexpr (kScaleSums) {
+      while (true) {
+        if (!stage.template operator()<0>()) {
+          finish.template operator()<0>();
+          break;
+        }
+        if (!stage.template operator()<1>()) {
+          finish.template operator()<1>();
+          break;
+        }
+      }
+    } else {
+      while (stage.template operator()<0>()) {
+      }
+      finish.template operator()<0>();
+    }
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+      ptx::pin(sums[b]);
+    }
+  }
+
+  template <GemmResult kResult, bool kPairs>
+  static __device__ __forceinline__ void store_as(const float (&sums)[kBlocks][kSums],
+                                                  const GemmSm90Args& args,
+                                                  const GemmPart& part,
+                                                  int group,
+                                                  int thread) {
+    constexpr int kBytes = kResult == GemmResult::kBf16 ? 2 : 4;
+    const int lane = thread & 31;
+    const int token0 = part.token_tile * kTokens + 2 * (lane & 3);
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+      const int block = first_row_block(part) + group * kBlocks + b;
+      const int row = 64 * block + 16 * (thread >> 5) + 2 * (lane >> 2);
+      if (row >= args.n) {
+        continue;
+      }
+      const bool both = row + 1 < args.n;
+      float2 bias{0.0F, 0.0F};
+      if (args.bias != nullptr) {
+        bias.x = args.bias[row];
+        bias.y = both ? args.bias[row + 1] : 0.0F;
+      }
+      auto* y = static_cast<uint8_t*>(args.y) + static_cast<int64_t>(row) * kBytes;
+#pragma unroll
+      for (int i = 0; i < kSums; i += 4) {
+#pragma unroll
+        for (int t = 0; t < 2; ++t) {
+          const int token = token0 + 2 * i + t;
+          if (token < args.m) {
+            store_pair<kResult, kPairs>(y + token * args.y_stride * kBytes, both,
+                                        sums[b][i + t] + bias.x, sums[b][i + 2 + t] + bias.y);
+          }
+        }
+      }
+    }
+  }
+
+  static __device__ __forceinline__ void store(const float (&sums)[kBlocks][kSums],
+                                               const GemmSm90Args& args,
+                                               const GemmPart& part,
+                                               int group,
+                                               int thread) {
+    const auto as = [&]<GemmResult kResult>() {
+      if (args.n % 2 == 0 && args.y_stride % 2 == 0) {
+        store_as<kResult, true>(sums, args, part, group, thread);
+      } else {
+        store_as<kResult, false>(sums, args, part, group, thread);
+      }
+    };
+    switch (args.result) {
+      case GemmResult::kBf16:
+        return as.template operator()<GemmResult::kBf16>();
+      case GemmResult::kF32:
+        return as.template operator()<GemmResult::kF32>();
+      case GemmResult::kAddF32:
+        return as.template operator()<GemmResult::kAddF32>();
+    }
+  }
+
+  static __device__ __forceinline__ void multiply_parts(const GemmSm90Args& args,
+                                                        int group,
+                                                        uint32_t base,
+                                                        volatile uint32_t* flags) {
+    const int thread = static_cast<int>(threadIdx.x & 127);
+    ptx::wait_for_predecessor();
+    GemmParts parts(args.schedule, cluster_index());
+    GemmPart part;
+    Place place(base);
+    const Reader reader(base, group, thread);
+    while (parts.next(part)) {
+      float sums[kBlocks][kSums] = {};
+      accumulate(sums, place, part.end - part.begin, reader, base);
+      const int rank = blockIdx.x % Tile::kCluster;
+      if (part.split < 0 || combine<Codec, Cluster>(sums, args, part, cluster_index(),
+                                                    rank * Tile::kGroups + group, thread, flags)) {
+        store(sums, args, part, group, thread);
+      }
+    }
+  }
+};
+
+/// y of the tiles that args.schedule gives to this block. x [m, k] bf16 in boxes of 64 x kTokens.
+template <int kGroupSize, typename Tile>
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kResident)
+    gemm_w4a16_sm90(const __grid_constant__ CUtensorMap x,
+                    const __grid_constant__ GemmSm90Args args) {
+  using Loop = W4A16Loop<kGroupSize, Tile>;
+  extern __shared__ uint8_t shared[];
+  const uint32_t raw = ptx::shared_address(shared);
+  uint32_t bases[1] = {(raw + 1023U) & ~1023U};
+  ptx::pin(bases);  // or it is computed again and again
+  const uint32_t base = bases[0];
+  auto* flags = reinterpret_cast<volatile uint32_t*>(shared + (base - raw) + Loop::kFlags);
+  const int warp = __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x >> 5), 0);
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < Tile::kStages; ++s) {
+      ptx::barrier_init(base + Loop::kBarriers + 8 * s, 1);
+      ptx::barrier_init(base + Loop::kBarriers + 8 * (Tile::kStages + s),
+                        4 * Tile::kGroups * Tile::kCluster);
+    }
+    ptx::barrier_init_fence();
+  }
+  if constexpr (Tile::kCluster == 1) {
+    __syncthreads();
+  } else {
+    ptx::cluster_sync();
+  }
+  ptx::allow_successor();
+  // What the block was launched with is all there is: 168, 128 or 96 for each thread.
+  constexpr int kTaken = Tile::kGroups == 2 ? 232 : Tile::kGroups == 3 ? 152 : 104;
+  constexpr int kLeft = Tile::kGroups == 4 ? 56 : 40;
+  if (warp >= 4 * Tile::kGroups) {
+    if constexpr (Tile::kTakesRegisters) {
+      ptx::registers_release<kLeft>();
+    }
+    if (threadIdx.x == 128 * Tile::kGroups) {
+      Loop::fill_ring(x, args, base);
+    }
+  } else {
+    if constexpr (Tile::kTakesRegisters) {
+      ptx::registers_take<kTaken>();
+    }
+    Loop::multiply_parts(args, warp >> 2, base, flags);
+  }
+  if constexpr (Tile::kCluster > 1) {
+    ptx::cluster_sync();  // the others may still arrive at this block's barriers
+  }
+}
+
+}  // namespace nibble::cuda

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <array>
+
+#include "backend/cuda/kernels/gemm_w4a16_sm90.cuh"
+
+namespace nibble::cuda {
+
+template <int kGroupSize, typename Tile>
+GemmSm90Tile describe_w4a16_tile() {
+  return {.tokens = Tile::kTokens,
+          .row_blocks = Tile::kRowBlocks * Tile::kCluster,
+          .depth = Tile::kDepth,
+          .resident = Tile::kResident,
+          .launched = Tile::kLaunched,
+          .cluster = Tile::kCluster,
+          .threads = Tile::kThreads,
+          .shared_bytes = W4A16Loop<kGroupSize, Tile>::kBytes,
+          .kernel = gemm_w4a16_sm90<kGroupSize, Tile>};
+}
+
+template <int kGroupSize>
+std::span<const GemmSm90Tile> w4a16_tiles() {
+  static const std::array kTiles = {
+      describe_w4a16_tile<kGroupSize, W4A16Tile<8, 1, 2, 8, 2, 2>>(),
+      describe_w4a16_tile<kGroupSize, W4A16Tile<16, 1, 2, 7, 2, 2>>(),
+      describe_w4a16_tile<kGroupSize, W4A16Tile<32, 1, 2, 5, 2, 2>>(),
+      describe_w4a16_tile<kGroupSize, W4A16Tile<64, 1, 4, 6, 1, 1>>(),
+      describe_w4a16_tile<kGroupSize, W4A16Tile<128, 1, 3, 4, 1, 1>>(),
+      describe_w4a16_tile<kGroupSize, W4A16Tile<256, 1, 2, 3, 1, 1>>(),
+      describe_w4a16_tile<kGroupSize, W4A16Tile<256, 1, 2, 3, 1, 1, 2>>(),
+  };
+  return kTiles;
+}
+
+}  // namespace nibble::cuda

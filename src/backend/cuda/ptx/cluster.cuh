@@ -1,0 +1,56 @@
+#pragma once
+
+#include <cstdint>
+
+#include <cuda.h>
+
+namespace nibble::cuda::ptx {
+
+// Blocks of a cluster (PTX ISA): they run at the same time and reach each other's shared memory.
+
+__device__ __forceinline__ uint32_t cluster_rank() {
+  uint32_t rank = 0;
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+#endif
+  return rank;
+}
+
+/// All threads of all blocks of the cluster meet; what they wrote to shared memory is visible.
+__device__ __forceinline__ void cluster_sync() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+#endif
+}
+
+/// Arrives at the barrier that has the address `barrier` in the block `rank`.
+__device__ __forceinline__ void barrier_arrive_at(uint32_t barrier, uint32_t rank) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{\n.reg .b32 there;\n"
+      "mapa.shared::cluster.u32 there, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(barrier),
+      "r"(rank)
+      : "memory");
+#endif
+}
+
+/// tensor_copy() to the same place in all blocks whose bits are set in `blocks`; each one's barrier
+/// counts the bytes.
+__device__ __forceinline__ void tensor_copy_to_all(uint32_t destination,
+                                                   const CUtensorMap& map,
+                                                   int column,
+                                                   int row,
+                                                   uint32_t barrier,
+                                                   uint16_t blocks) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(destination),
+      "l"(&map), "r"(column), "r"(row), "r"(barrier), "h"(blocks)
+      : "memory");
+#endif
+}
+
+}  // namespace nibble::cuda::ptx
