@@ -10,6 +10,14 @@ namespace nibble {
 
 // The defaults are those of backends whose memory is the host's.
 
+Result<double> Backend::measure_read_gbps() {
+  return make_error(StatusCode::kUnsupported, "{} does not measure its memory", name());
+}
+
+Result<Json> Backend::bench_kernels(const KernelBenchOptions& /*options*/) {
+  return make_error(StatusCode::kUnsupported, "{} has no benchmark of its kernels", name());
+}
+
 Result<DeviceBuffer> Backend::allocate(size_t bytes) {
   NIBBLE_ASSIGN_OR_RETURN(Buffer buffer, Buffer::allocate(bytes));
   const auto owner = std::make_shared<Buffer>(std::move(buffer));
@@ -22,14 +30,29 @@ Result<DeviceBuffer> Backend::upload(std::span<const float> values) {
   return buffer;
 }
 
+void Backend::pick_tokens(float* /*logits*/,
+                          int64_t /*vocab*/,
+                          const PickInput& /*input*/,
+                          std::span<PickedRow> /*out*/) {
+  CHECK_MSG(false, "{} picks no tokens", name());
+}
+
 void Backend::read(const float* from, std::span<float> to) {
   std::copy_n(from, to.size(), to.data());
+}
+
+Status Backend::check_kv(const KvView& shape, int64_t /*heads*/) const {
+  if (shape.code == KvCode::kFp8) {
+    return make_error(StatusCode::kUnsupported,
+                      "an fp8 cache needs --device cuda; use --kv-cache-dtype int8 on CPUs");
+  }
+  return {};
 }
 
 Status Backend::prepare_steps(const StepLimits& /*limits*/) { return {}; }
 
 void Backend::run_step(const StepInput& input,
-                       const void* /*owner*/,
+                       int64_t /*program*/,
                        const std::function<void(const StepShape&)>& layers) {
   layers({.rows = std::ssize(input.tokens), .logit_rows = std::ssize(input.logit_rows)});
 }

@@ -7,10 +7,13 @@
 #include <string>
 #include <string_view>
 
+#include "backend/kernel_bench.h"
 #include "base/cpu_topology.h"
+#include "base/json.h"
 #include "core/device_buffer.h"
 #include "ops/attention.h"
 #include "ops/gemm.h"
+#include "ops/picks.h"
 #include "quant/quant_view.h"
 
 namespace nibble {
@@ -34,6 +37,7 @@ struct StepInput {
   std::span<const int32_t> tokens;
   std::span<const SequenceSpan> sequences;
   std::span<const int32_t> logit_rows;  // rows whose logits are wanted
+  int64_t page_size = 0;                // tokens of a page of the cache
 };
 
 /// Rows that the layers of a step compute: those of its input, or more on devices that record the
@@ -75,27 +79,46 @@ class Backend {
   [[nodiscard]] virtual DType activation_type() const { return DType::kF32; }
   /// Whether the backend's memory is the host's.
   [[nodiscard]] virtual bool host_memory() const { return true; }
+  /// Bytes that are free in the backend's memory; 0 where that is the host's.
+  [[nodiscard]] virtual int64_t free_memory() const { return 0; }
+  /// Of devices other than the CPU (whose benchmarks are programs of their own): GB/s at which the
+  /// device reads its memory; and {"ceilings", "kernels"} of its matrix products.
+  virtual Result<double> measure_read_gbps();
+  virtual Result<Json> bench_kernels(const KernelBenchOptions& options);
   /// Uninitialised. kResourceExhausted, naming the size.
   virtual Result<DeviceBuffer> allocate(size_t bytes);
   /// A copy of `values`.
   virtual Result<DeviceBuffer> upload(std::span<const float> values);
+  /// Whether pick_tokens() may be called.
+  [[nodiscard]] virtual bool picks_tokens() const { return false; }
+  /// Picks a token from each row of logits [rows, vocab], as Sampler does; they are overwritten.
+  virtual void pick_tokens(float* logits,
+                           int64_t vocab,
+                           const PickInput& input,
+                           std::span<PickedRow> out);
   /// Copies to the host what earlier calls left at `from`.
   virtual void read(const float* from, std::span<float> to);
   /// Bytes of one page of one layer's cache.
   [[nodiscard]] virtual int64_t kv_page_bytes(const KvView& shape) const {
     return shape.page_bytes();
   }
+  /// Tokens of a page where nobody says otherwise.
+  [[nodiscard]] virtual int64_t preferred_page_size(KvCode /*code*/) const { return 16; }
+  /// kUnsupported, with the remedy, for a cache of this shape that there are no kernels for.
+  [[nodiscard]] virtual Status check_kv(const KvView& shape, int64_t heads) const;
   /// `table` must not be quantized; `owner` keeps its memory.
   virtual Result<std::unique_ptr<PreparedTable>> prepare_table(
       const QuantView& table, std::shared_ptr<const void> owner) = 0;
 
+  /// A number for run_step() that nobody has had: of a model with its cache.
+  int64_t new_program() { return ++programs_; }
   /// Sizes what run_step() needs; called once, before it.
   virtual Status prepare_steps(const StepLimits& limits);
   /// Calls `layers`, which issues the calls below for one step. A backend may record them for a
-  /// shape and repeat the record for later inputs of that shape instead: for one `owner` they must
-  /// depend on nothing but the shape.
+  /// shape and repeat the record for later inputs of that shape instead: for one `program` they
+  /// must depend on nothing but the shape.
   virtual void run_step(const StepInput& input,
-                        const void* owner,
+                        int64_t program,
                         const std::function<void(const StepShape&)>& layers);
 
   /// kUnsupported, with the reason and a remedy, for weights and activations that prepare_gemm()
@@ -123,6 +146,9 @@ class Backend {
   virtual void round_bf16(float* x, int64_t count) = 0;
   virtual void rope_append_kv(const RopeAppendArgs& args) = 0;
   virtual void attention(const AttentionArgs& args) = 0;
+
+ private:
+  int64_t programs_ = 0;
 };
 
 /// What happens to a number of threads that is larger than the CPUs that the process may use.

@@ -40,6 +40,7 @@ Result<PagedKvCache> PagedKvCache::allocate(const KvCacheShape& shape, Backend& 
   cache.layer_bytes_ = backend.kv_page_bytes(page_shape(shape)) * shape.num_pages;
   const auto bytes = static_cast<size_t>(cache.layer_bytes_ * shape.num_layers);
   NIBBLE_ASSIGN_OR_RETURN(cache.memory_, backend.allocate(bytes));
+  cache.program_ = backend.new_program();
   return cache;
 }
 

@@ -57,14 +57,11 @@ int64_t Decoder::weight_bytes() const {
   return bytes;
 }
 
-void Decoder::check_batch(const ForwardBatch& batch,
-                          const PagedKvCache& cache,
-                          std::span<const float> logits) const {
+void Decoder::check_batch(const ForwardBatch& batch, const PagedKvCache& cache) const {
   const ModelConfig& config = parts_.config;
   const auto rows = static_cast<int64_t>(batch.tokens.size());
   CHECK_LE(rows, options_.max_batch_tokens);
   CHECK_LE(static_cast<int64_t>(batch.logit_rows.size()), options_.max_logit_rows);
-  CHECK_EQ(logits.size(), batch.logit_rows.size() * static_cast<size_t>(config.vocab_size));
   CHECK_EQ(cache.shape().num_layers, config.num_layers);
   CHECK_EQ(cache.shape().kv_heads, config.num_kv_heads);
   CHECK_EQ(cache.shape().head_dim, config.head_dim);
@@ -109,21 +106,39 @@ void Decoder::run_layers(const StepInput& input,
   }
 }
 
-void Decoder::forward(const ForwardBatch& batch, PagedKvCache& cache, std::span<float> logits) {
-  check_batch(batch, cache, logits);
+void Decoder::run(const ForwardBatch& batch, const PagedKvCache& cache, float* logits) {
+  check_batch(batch, cache);
   if (batch.tokens.empty()) {
     return;
   }
-  const StepInput input{batch.tokens, batch.sequences, batch.logit_rows};
-  float* out = backend_.host_memory() ? logits.data() : logits_.as<float>();
-  backend_.run_step(input, this, [&](const StepShape& shape) {
+  const StepInput input{batch.tokens, batch.sequences, batch.logit_rows, cache.shape().page_size};
+  backend_.run_step(input, cache.program(), [&](const StepShape& shape) {
     run_layers(input, shape, cache);
     if (shape.logit_rows > 0) {
-      write_logits(input, shape, out);
+      write_logits(input, shape, logits);
     }
   });
-  if (!backend_.host_memory()) {
-    backend_.read(out, logits);
+}
+
+void Decoder::forward(const ForwardBatch& batch, PagedKvCache& cache, std::span<float> logits) {
+  const auto vocab = static_cast<size_t>(parts_.config.vocab_size);
+  CHECK_EQ(logits.size(), batch.logit_rows.size() * vocab);
+  if (backend_.host_memory()) {
+    run(batch, cache, logits.data());
+    return;
+  }
+  run(batch, cache, logits_.as<float>());
+  backend_.read(logits_.as<float>(), logits);
+}
+
+void Decoder::forward_and_pick(const ForwardBatch& batch,
+                               PagedKvCache& cache,
+                               const PickInput& input,
+                               std::span<PickedRow> out) {
+  CHECK_EQ(input.rows.size(), batch.logit_rows.size());
+  run(batch, cache, logits_.as<float>());
+  if (!input.rows.empty()) {
+    backend_.pick_tokens(logits_.as<float>(), parts_.config.vocab_size, input, out);
   }
 }
 

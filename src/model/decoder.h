@@ -43,14 +43,18 @@ class Decoder final : public Model {
     return PagedKvCache::allocate(shape, backend_);
   }
   void forward(const ForwardBatch& batch, PagedKvCache& cache, std::span<float> logits) override;
+  [[nodiscard]] bool picks_tokens() const override { return backend_.picks_tokens(); }
+  void forward_and_pick(const ForwardBatch& batch,
+                        PagedKvCache& cache,
+                        const PickInput& input,
+                        std::span<PickedRow> out) override;
 
  private:
   Decoder(DecoderParts parts, Backend& backend, const ModelOptions& options);
 
   Status allocate_scratch();
-  void check_batch(const ForwardBatch& batch,
-                   const PagedKvCache& cache,
-                   std::span<const float> logits) const;
+  void check_batch(const ForwardBatch& batch, const PagedKvCache& cache) const;
+  void run(const ForwardBatch& batch, const PagedKvCache& cache, float* logits);
   void run_layers(const StepInput& input, const StepShape& shape, const PagedKvCache& cache);
   void write_logits(const StepInput& input, const StepShape& shape, float* logits);
 

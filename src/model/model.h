@@ -6,6 +6,7 @@
 #include <string>
 
 #include "backend/backend.h"
+#include "base/check.h"
 #include "kvcache/paged_kv_cache.h"
 #include "model/config.h"
 
@@ -40,6 +41,16 @@ class Model {
   /// rounded to BF16 when that is the model's dtype: as in transformers and vLLM, near ties are
   /// ties.
   virtual void forward(const ForwardBatch& batch, PagedKvCache& cache, std::span<float> logits) = 0;
+  /// Whether forward_and_pick() may be called.
+  [[nodiscard]] virtual bool picks_tokens() const { return false; }
+  /// forward(), but the logits stay where they are: tokens are picked there, one for each of
+  /// logit_rows.
+  virtual void forward_and_pick(const ForwardBatch& /*batch*/,
+                                PagedKvCache& /*cache*/,
+                                const PickInput& /*input*/,
+                                std::span<PickedRow> /*out*/) {
+    CHECK_MSG(false, "this model picks no tokens");
+  }
 };
 
 /// Loads a Hugging Face checkpoint folder (config.json, safetensors). The architecture and the

@@ -6,46 +6,18 @@
 #include <cuda_runtime_api.h>
 
 #include "backend/cuda/launch.h"
+#include "ops/picks.h"
 
 namespace nibble::cuda {
 
-inline constexpr int kMaxTopLogprobs = 20;
-
-/// How one row's token is picked: the fields of SamplingParams and SamplerInput that the device
-/// needs.
-struct RowSampling {
-  uint64_t seed = 0;
-  int64_t step = 0;  // tokens generated before
-  double top_p = 1.0;
-  float inverse_temperature = 0.0F;  // float(1 / max(temperature, 1e-6)); 0: greedy
-  float min_p = 0.0F;
-  int32_t top_k = 0;      // 0: off
-  int32_t logprobs = -1;  // -1: none; 0..kMaxTopLogprobs: that many alternatives
-};
-
-/// A change of one logit before the pick: + bias; then / repetition where that is positive, or *
-/// repetition; then - penalty. A bias of -infinity bans the token.
-struct LogitEdit {
-  int32_t row = 0;
-  int32_t token = 0;
-  float bias = 0.0F;
-  float repetition = 1.0F;
-  float penalty = 0.0F;
-};
-
-enum class PickStatus : int32_t {
-  kOk,
-  kNotFinite,  // the logits have a NaN or an infinity
-  kNoneLeft,   // all tokens are banned
-};
+using nibble::kMaxTopLogprobs;
+using nibble::LogitEdit;
+using nibble::PickStatus;
+using nibble::RowSampling;
+using nibble::TopLogprob;
 
 /// What the rows of a call may ask for. kGreedy (no temperature) saves a launch.
 enum class PickRange : uint8_t { kGreedy, kAny };
-
-struct TopLogprob {
-  int32_t token = 0;  // -1 where the vocabulary has fewer
-  float logprob = 0.0F;
-};
 
 /// Picks a token from every row of logits. All pointers are device memory.
 ///   logits [rows, vocab] f32, rows `stride` elements apart; overwritten

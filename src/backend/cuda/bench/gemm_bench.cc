@@ -365,6 +365,17 @@ Result<GemmBenchReport> bench_gemms(const DeviceInfo& device, const GemmBenchOpt
   return report;
 }
 
+std::string gemm_timing_head() {
+  return fmt::format("{:22} {:12} {:>5} {:>13} {:>9} {:>6} {:>7} {:>6} {:>6} {:>8}", "kernel",
+                     "scheme", "m", "n x k", "us", "TB/s", "TOPS", "roof%", "x bf16", "error");
+}
+
+std::string gemm_timing_line(const GemmTiming& t) {
+  return fmt::format("{:22} {:12} {:5} {:7}x{:5} {:9.2f} {:6.2f} {:7.1f} {:6.1f} {:6.2f} {:8.1e}",
+                     t.kernel, t.scheme, t.m, t.shape.n, t.shape.k, t.us, t.tbps, t.tops,
+                     t.roofline_percent, t.vs_bf16, t.error);
+}
+
 Json gemm_bench_json(const DeviceInfo& device, const GemmBenchReport& report) {
   const std::string isa = "sm_" + std::to_string(device.major) + std::to_string(device.minor);
   JsonArray kernels;

@@ -67,6 +67,10 @@ Result<GemmBenchReport> bench_gemms(const DeviceInfo& device, const GemmBenchOpt
 /// TB/s of a bare read of 4 GiB.
 Result<double> measure_read_tbps(const DeviceInfo& device);
 
+/// A timing as a line of a table, and the table's head.
+[[nodiscard]] std::string gemm_timing_line(const GemmTiming& timing);
+[[nodiscard]] std::string gemm_timing_head();
+
 /// {"ceilings": {"read_tbps", ..}, "kernels": [{"name", "scheme", "isa", "m", "n", "k", "us",
 /// "tbps", "tops", "roofline_percent", "vs_bf16"}]}
 [[nodiscard]] Json gemm_bench_json(const DeviceInfo& device, const GemmBenchReport& report);

@@ -82,14 +82,9 @@ Status run(int argc, char** argv) {
     NIBBLE_RETURN_IF_ERROR(parse(argv[i], argv[i + 1], options, json));
   }
   NIBBLE_ASSIGN_OR_RETURN(const DeviceInfo device, query_device(0));
-  std::printf("# %s, %d SMs\n%-22s %-12s %5s %13s %9s %6s %7s %6s %6s %8s\n", device.name.c_str(),
-              device.sms, "kernel", "scheme", "m", "n x k", "us", "TB/s", "TOPS", "roof%", "x bf16",
-              "error");
+  std::printf("# %s, %d SMs\n%s\n", device.name.c_str(), device.sms, gemm_timing_head().c_str());
   options.progress = [](const GemmTiming& t) {
-    std::printf("%-22s %-12s %5ld %7ldx%5ld %9.2f %6.2f %7.1f %6.1f %6.2f %8.1e\n",
-                t.kernel.c_str(), t.scheme.c_str(), static_cast<long>(t.m),
-                static_cast<long>(t.shape.n), static_cast<long>(t.shape.k), t.us, t.tbps, t.tops,
-                t.roofline_percent, t.vs_bf16, t.error);
+    std::printf("%s\n", gemm_timing_line(t).c_str());
     std::fflush(stdout);
   };
   NIBBLE_ASSIGN_OR_RETURN(const GemmBenchReport report, bench_gemms(device, options));

@@ -1,0 +1,392 @@
+#include "backend/cuda/cuda_backend.h"
+
+#include <algorithm>
+#include <optional>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "backend/cuda/attention.h"
+#include "backend/cuda/bench/gemm_bench.h"
+#include "backend/cuda/cuda_gemm.h"
+#include "backend/cuda/cuda_status.h"
+#include "backend/cuda/picker.h"
+#include "backend/cuda/row_kernels.h"
+#include "backend/cuda/step_buffers.h"
+#include "backend/cuda/step_recorder.h"
+#include "base/check.h"
+#include "base/log.h"
+
+namespace nibble {
+namespace cuda {
+namespace {
+
+void must(const Status& status) { CHECK_MSG(status.ok(), "{}", status.message()); }
+void must(cudaError_t error, std::string_view what) { must(check(error, what)); }
+
+/// The input of the step that runs, and where it is on the GPU.
+struct RunningStep {
+  StepBuffers buffers;
+  bool decodes = false;   // it has sequences of one row
+  bool prefills = false;  // and of several
+};
+
+class CudaTable final : public PreparedTable {
+ public:
+  CudaTable(const QuantView& table,
+            DeviceBuffer memory,
+            DType dtype,
+            cudaStream_t stream,
+            const std::optional<RunningStep>& step)
+      : rows_(table.n),
+        width_(table.k),
+        memory_(std::move(memory)),
+        dtype_(dtype),
+        stream_(stream),
+        step_(step) {}
+
+  [[nodiscard]] int64_t rows() const override { return rows_; }
+  [[nodiscard]] int64_t width() const override { return width_; }
+  void gather(const StepInput& input, const StepShape& shape, float* out) const override {
+    for (const int32_t token : input.tokens) {
+      CHECK_MSG(token >= 0 && token < rows_, "token {} outside 0..{}", token, rows_ - 1);
+    }
+    must(gather_embeddings({.table = memory_.as<void>(),
+                            .dtype = dtype_,
+                            .vocab = rows_,
+                            .tokens = step_->buffers.tokens(),
+                            .rows = shape.rows,
+                            .n = width_,
+                            .out = out},
+                           {stream_}),
+         "embedding");
+  }
+
+ private:
+  int64_t rows_;
+  int64_t width_;
+  DeviceBuffer memory_;
+  DType dtype_;
+  cudaStream_t stream_;
+  const std::optional<RunningStep>& step_;
+};
+
+/// How attention is shared out in the step that runs, for one kind of layers.
+struct AttentionPlan {
+  AttentionShape shape;
+  DeviceBuffer plan;
+  bool made = false;  // in this step
+};
+
+bool same(const AttentionShape& a, const AttentionShape& b) {
+  return a.kv.code == b.kv.code && a.kv.page_size == b.kv.page_size &&
+         a.kv.kv_heads == b.kv.kv_heads && a.kv.head_dim == b.kv.head_dim && a.heads == b.heads &&
+         a.sliding_window == b.sliding_window && a.scale == b.scale;
+}
+
+KvLayout layout_of(const KvView& kv) {
+  return {.code = kv.code,
+          .page_size = static_cast<int32_t>(kv.page_size),
+          .kv_heads = static_cast<int32_t>(kv.kv_heads),
+          .head_dim = static_cast<int32_t>(kv.head_dim)};
+}
+
+class CudaBackend final : public Backend {
+ public:
+  CudaBackend(DeviceInfo device, CudaBackendOptions options)
+      : device_(std::move(device)),
+        options_(std::move(options)),
+        name_(fmt::format("cuda:{}/{}", device_.index, device_.name)) {}
+  ~CudaBackend() override {
+    if (stream_ != nullptr) {
+      cudaStreamSynchronize(stream_);
+      recorder_.reset();
+      cudaStreamDestroy(stream_);
+    }
+  }
+
+  Status start() {
+    NIBBLE_RETURN_IF_ERROR(check(cudaSetDevice(device_.index), "choosing the GPU"));
+    NIBBLE_RETURN_IF_ERROR(
+        check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "making a stream"));
+    recorder_ = std::make_unique<StepRecorder>(stream_);
+    NIBBLE_ASSIGN_OR_RETURN(Uploader uploader, Uploader::create(stream_));
+    uploader_ = std::make_unique<Uploader>(std::move(uploader));
+    return {};
+  }
+
+  [[nodiscard]] std::string_view name() const override { return name_; }
+  [[nodiscard]] int threads() const override { return 1; }
+  [[nodiscard]] DType activation_type() const override { return DType::kBF16; }
+  [[nodiscard]] bool host_memory() const override { return false; }
+  [[nodiscard]] int64_t free_memory() const override {
+    return static_cast<int64_t>(free_device_memory());
+  }
+
+  Result<DeviceBuffer> allocate(size_t bytes) override {
+    return allocate_device(bytes, "the model's memory");
+  }
+
+  Result<DeviceBuffer> upload(std::span<const float> values) override {
+    NIBBLE_ASSIGN_OR_RETURN(DeviceBuffer buffer, allocate_device(values.size_bytes(), "a vector"));
+    NIBBLE_RETURN_IF_ERROR(check(
+        cudaMemcpy(buffer.as<void>(), values.data(), values.size_bytes(), cudaMemcpyHostToDevice),
+        "copying to the GPU"));
+    return buffer;
+  }
+
+  [[nodiscard]] bool picks_tokens() const override { return true; }
+
+  void pick_tokens(float* logits,
+                   int64_t vocab,
+                   const PickInput& input,
+                   std::span<PickedRow> out) override {
+    must(picker_->pick(logits, vocab, input, out, stream_));
+  }
+
+  void read(const float* from, std::span<float> to) override {
+    must(cudaMemcpyAsync(to.data(), from, to.size_bytes(), cudaMemcpyDeviceToHost, stream_),
+         "copying logits");
+    must(cudaStreamSynchronize(stream_), "a step");
+  }
+
+  [[nodiscard]] int64_t kv_page_bytes(const KvView& shape) const override {
+    return page_bytes(layout_of(shape));
+  }
+
+  [[nodiscard]] int64_t preferred_page_size(KvCode code) const override {
+    return cuda::preferred_page_size(code);
+  }
+
+  [[nodiscard]] Status check_kv(const KvView& shape, int64_t heads) const override {
+    return check_attention({.kv = layout_of(shape), .heads = static_cast<int32_t>(heads)});
+  }
+
+  Result<double> measure_read_gbps() override {
+    NIBBLE_ASSIGN_OR_RETURN(const double tbps, measure_read_tbps(device_));
+    return tbps * 1e3;
+  }
+
+  Result<Json> bench_kernels(const KernelBenchOptions& options) override {
+    GemmBenchOptions chosen{.schemes = options.schemes,
+                            .shapes = standard_gemm_shapes(),
+                            .row_counts = options.row_counts};
+    if (!options.shapes.empty()) {
+      chosen.shapes.clear();
+      for (const auto& [n, k] : options.shapes) {
+        chosen.shapes.push_back({n, k});
+      }
+    }
+    if (chosen.row_counts.empty()) {
+      chosen.row_counts = standard_gemm_rows();
+    }
+    if (options.progress) {
+      chosen.progress = [&options](const GemmTiming& timing) {
+        options.progress(gemm_timing_line(timing));
+      };
+    }
+    NIBBLE_ASSIGN_OR_RETURN(const GemmBenchReport report, bench_gemms(device_, chosen));
+    return gemm_bench_json(device_, report);
+  }
+
+  Result<std::unique_ptr<PreparedTable>> prepare_table(
+      const QuantView& table, std::shared_ptr<const void> /*owner*/) override {
+    const WeightCode code = table.format.code;
+    const DType dtype = code == WeightCode::kBf16  ? DType::kBF16
+                        : code == WeightCode::kF16 ? DType::kF16
+                                                   : DType::kF32;
+    const auto bytes = static_cast<size_t>(table.n * table.row_bytes());
+    NIBBLE_ASSIGN_OR_RETURN(DeviceBuffer memory, allocate_device(bytes, "the embedding"));
+    NIBBLE_RETURN_IF_ERROR(uploader_->upload(table.codes, bytes, memory.as<void>()));
+    NIBBLE_RETURN_IF_ERROR(check(cudaStreamSynchronize(stream_), "copying the embedding"));
+    return std::unique_ptr<PreparedTable>(
+        std::make_unique<CudaTable>(table, std::move(memory), dtype, stream_, step_));
+  }
+
+  [[nodiscard]] Status check_gemm(const WeightFormat& format,
+                                  ActFormat act,
+                                  int64_t k) const override {
+    return CudaGemm::choose({format, product_type(act), 128, k}, device_, options_.kernel).status();
+  }
+
+  Result<std::unique_ptr<PreparedGemm>> prepare_gemm(std::span<const QuantView> parts,
+                                                     ActFormat act,
+                                                     int64_t max_m) override {
+    GemmProblem problem{parts.front().format, product_type(act), 0, parts.front().k};
+    for (const QuantView& part : parts) {
+      problem.n += part.n;
+    }
+    auto entry = CudaGemm::choose(problem, device_, options_.kernel);
+    if (!entry.ok() && !options_.kernel.empty()) {
+      entry = CudaGemm::choose(problem, device_, "");
+    }
+    if (!entry.ok()) {
+      return entry.status().with_context(parts.front().name);
+    }
+    if (logged_.emplace(problem.n, problem.k, (*entry)->name).second) {
+      NIBBLE_LOG(kInfo, "[{}, {}]: {}", problem.n, problem.k, (*entry)->name);
+    }
+    return CudaGemm::create(
+        parts, **entry, problem, max_m,
+        {.device = device_, .stream = stream_, .scratch = scratch_, .uploader = *uploader_});
+  }
+
+  Status prepare_steps(const StepLimits& limits) override {
+    limits_ = limits;
+    NIBBLE_ASSIGN_OR_RETURN(StepBuffers buffers, StepBuffers::create(limits));
+    step_.emplace(RunningStep{std::move(buffers)});
+    NIBBLE_ASSIGN_OR_RETURN(picker_, Picker::create(limits.sequences));
+    return {};
+  }
+
+  void run_step(const StepInput& input,
+                int64_t program,
+                const std::function<void(const StepShape&)>& layers) override {
+    StepShape shape{std::ssize(input.tokens), std::ssize(input.logit_rows)};
+    const auto one = [](const SequenceSpan& s) { return s.q_len == 1; };
+    step_->decodes = std::ranges::any_of(input.sequences, one);
+    step_->prefills = !std::ranges::all_of(input.sequences, one);
+    const bool record = options_.record_steps && !step_->prefills &&
+                        shape.rows == shape.logit_rows && std::ranges::is_sorted(input.logit_rows);
+    if (record) {
+      shape.rows = StepRecorder::bucket(shape.rows, std::min(limits_.rows, limits_.sequences));
+      shape.logit_rows = shape.rows;
+    }
+    must(step_->buffers.write(input, shape, stream_));
+    for (AttentionPlan& plan : plans_) {
+      plan.made = false;
+    }
+    if (record) {
+      must(recorder_->run(program, shape.rows, [&] { layers(shape); }));
+    } else {
+      layers(shape);
+    }
+  }
+
+  void pick_rows(const StepInput& /*input*/,
+                 const StepShape& shape,
+                 const float* from,
+                 int64_t width,
+                 float* to) override {
+    // The rows of a table in F32 whose tokens are the wanted rows.
+    must(gather_embeddings({.table = from,
+                            .dtype = DType::kF32,
+                            .vocab = shape.rows,
+                            .tokens = step_->buffers.logit_rows(),
+                            .rows = shape.logit_rows,
+                            .n = width,
+                            .out = to},
+                           {stream_}),
+         "picking rows");
+  }
+
+  void round_bf16(float* x, int64_t count) override {
+    must(cuda::round_bf16(x, count, {stream_}), "rounding");
+  }
+
+  void rope_append_kv(const RopeAppendArgs& args) override {
+    must(
+        rope_append({.shape = {.kv = layout_of(args.kv), .heads = static_cast<int32_t>(args.heads)},
+                     .step = step_->buffers.metadata(),
+                     .pages = args.kv.pages,
+                     .qkv = args.qkv.data,
+                     .qkv_stride = args.stride,
+                     .inv_freq = args.inv_freq,
+                     .attention_factor = args.attention_factor,
+                     .q_norm = args.q_norm,
+                     .k_norm = args.k_norm,
+                     .norm_eps = args.norm_eps},
+                    {stream_}),
+        "rope");
+  }
+
+  void attention(const AttentionArgs& args) override {
+    CHECK(args.q.type == DType::kBF16 && args.out.type == DType::kBF16);
+    const AttentionShape shape{.kv = layout_of(args.kv),
+                               .heads = static_cast<int32_t>(args.heads),
+                               .sliding_window = static_cast<int32_t>(args.sliding_window),
+                               .scale = args.scale};
+    AttentionPlan& plan = plan_of(shape);
+    const AttentionLaunch launch{.shape = shape,
+                                 .step = step_->buffers.metadata(),
+                                 .plan = plan.plan.as<void>(),
+                                 .pages = args.kv.pages,
+                                 .q = args.q.data,
+                                 .q_stride = args.q_stride,
+                                 .out = args.out.data,
+                                 .out_stride = args.out_stride,
+                                 .workspace = attention_workspace_.as<void>()};
+    // The plan is read early: what comes right behind it must not overlap it.
+    const LaunchContext context{.stream = stream_, .overlap = plan.made};
+    if (!plan.made) {
+      must(plan_attention(shape, launch.step, plan.plan.as<void>(), {stream_}), "attention plan");
+      plan.made = true;
+    }
+    if (step_->decodes) {
+      must(decode_attention(launch, context), "attention");
+    }
+    if (step_->prefills) {
+      must(prefill_attention(launch, context), "attention");
+    }
+  }
+
+ private:
+  // The products take BF16 where the file says nothing of activations.
+  static ActFormat product_type(ActFormat act) {
+    return act == ActFormat::kFloat ? ActFormat::kBf16 : act;
+  }
+
+  AttentionPlan& plan_of(const AttentionShape& shape) {
+    const auto found =
+        std::ranges::find_if(plans_, [&](const AttentionPlan& p) { return same(p.shape, shape); });
+    if (found != plans_.end()) {
+      return *found;
+    }
+    const size_t bytes = attention_plan_bytes(shape, static_cast<int32_t>(limits_.sequences),
+                                              static_cast<int32_t>(limits_.rows));
+    auto plan = allocate_device(bytes, "the plan of attention");
+    must(plan.status());
+    const size_t workspace = attention_workspace_bytes(shape);
+    if (workspace > attention_workspace_.size()) {
+      auto memory = allocate_zeroed(workspace, "attention");
+      must(memory.status());
+      retired_.push_back(std::move(attention_workspace_));  // recorded steps may use it
+      attention_workspace_ = std::move(memory).value();
+    }
+    plans_.push_back({.shape = shape, .plan = std::move(plan).value()});
+    return plans_.back();
+  }
+
+  const DeviceInfo device_;
+  const CudaBackendOptions options_;
+  const std::string name_;
+  cudaStream_t stream_ = nullptr;
+  std::unique_ptr<StepRecorder> recorder_;
+  std::unique_ptr<Uploader> uploader_;
+  GemmScratch scratch_;
+  StepLimits limits_;
+  std::optional<RunningStep> step_;
+  std::optional<Picker> picker_;
+  std::vector<AttentionPlan> plans_;
+  DeviceBuffer attention_workspace_;
+  std::vector<DeviceBuffer> retired_;
+  std::set<std::tuple<int64_t, int64_t, std::string_view>> logged_;
+};
+
+}  // namespace
+}  // namespace cuda
+
+Result<std::unique_ptr<Backend>> make_cuda_backend(const CudaBackendOptions& options) {
+  NIBBLE_ASSIGN_OR_RETURN(cuda::DeviceInfo device, cuda::query_device(options.device));
+  if (device.major < 8) {
+    return make_error(
+        StatusCode::kUnsupported,
+        "{} has compute capability {}.{}; kernels need 8.0 or later: use --device cpu", device.name,
+        device.major, device.minor);
+  }
+  auto backend = std::make_unique<cuda::CudaBackend>(std::move(device), options);
+  NIBBLE_RETURN_IF_ERROR(backend->start());
+  return std::unique_ptr<Backend>(std::move(backend));
+}
+
+}  // namespace nibble

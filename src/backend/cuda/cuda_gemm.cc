@@ -1,0 +1,212 @@
+#include "backend/cuda/cuda_gemm.h"
+
+#include <cstring>
+#include <utility>
+
+#include "backend/cuda/cuda_status.h"
+#include "backend/cuda/row_kernels.h"
+#include "base/check.h"
+
+namespace nibble::cuda {
+namespace {
+
+void must(cudaError_t error, std::string_view what) {
+  CHECK_MSG(error == cudaSuccess, "{}: {}", what, cudaGetErrorString(error));
+}
+
+bool token_scales(ActFormat act) {
+  return act == ActFormat::kInt8Token || act == ActFormat::kFp8Token;
+}
+
+std::string_view name_of(ActFormat act) {
+  switch (act) {
+    case ActFormat::kFloat:
+    case ActFormat::kBf16:
+      return "BF16";
+    case ActFormat::kInt8Token:
+      return "INT8";
+    case ActFormat::kFp8Token:
+    case ActFormat::kFp8Group:
+      return "FP8";
+  }
+  return "";
+}
+
+}  // namespace
+
+Result<const GemmEntry*> CudaGemm::choose(const GemmProblem& problem,
+                                          const DeviceInfo& device,
+                                          std::string_view kernel) {
+  std::string names;
+  for (const GemmEntry& entry : gemm_entries()) {
+    names += fmt::format("{}{}", names.empty() ? "" : ", ", entry.name);
+    if ((kernel.empty() || entry.name == kernel) && entry.accepts(problem, device)) {
+      return &entry;
+    }
+  }
+  const std::string_view scheme = scheme_name(
+      problem.weight, problem.act == ActFormat::kBf16 ? ActFormat::kFloat : problem.act);
+  return make_error(
+      StatusCode::kUnsupported,
+      "no CUDA kernel for weights [{}, {}] in {} with {} activations on {} (sm_{}{}); "
+      "{}quantize with --scheme to another scheme or use --device cpu",
+      problem.n, problem.k, scheme.empty() ? "this format" : scheme, name_of(problem.act),
+      device.name, device.major, device.minor,
+      kernel.empty() ? "" : fmt::format("--kernel {} (of {}) does not fit; ", kernel, names));
+}
+
+Result<std::unique_ptr<PreparedGemm>> CudaGemm::create(std::span<const QuantView> parts,
+                                                       const GemmEntry& entry,
+                                                       const GemmProblem& problem,
+                                                       int64_t max_m,
+                                                       const GemmContext& context) {
+  std::unique_ptr<CudaGemm> gemm(new CudaGemm(problem, context, max_m));
+  gemm->name_ = entry.name;
+  NIBBLE_ASSIGN_OR_RETURN(gemm->kernel_, entry.make(problem, context.device));
+  NIBBLE_RETURN_IF_ERROR(
+      context.scratch.reserve(max_m, problem.k, gemm->kernel_->workspace_bytes(max_m)));
+  NIBBLE_ASSIGN_OR_RETURN(gemm->packed_,
+                          allocate_device(gemm->kernel_->packed_bytes(), "a weight matrix"));
+  NIBBLE_RETURN_IF_ERROR(gemm->load(parts));
+  return std::unique_ptr<PreparedGemm>(std::move(gemm));
+}
+
+Status CudaGemm::load(std::span<const QuantView> parts) {
+  size_t bytes = 0;
+  for (const QuantView& part : parts) {
+    bytes += static_cast<size_t>(part.n * part.row_bytes());
+  }
+  const int64_t groups = problem_.weight.groups(problem_.k);
+  const auto scale_bytes = static_cast<size_t>(problem_.n * groups) * sizeof(float);
+  NIBBLE_ASSIGN_OR_RETURN(DeviceBuffer codes, allocate_device(bytes, "a matrix being packed"));
+  DeviceBuffer scales;
+  NIBBLE_RETURN_IF_ERROR(upload_codes(parts, codes.as<std::byte>()));
+  if (scale_bytes > 0) {
+    NIBBLE_ASSIGN_OR_RETURN(scales, allocate_device(scale_bytes, "scales being packed"));
+    NIBBLE_RETURN_IF_ERROR(upload_scales(parts, scales.as<float>()));
+  }
+  NIBBLE_RETURN_IF_ERROR(check(
+      kernel_->pack(codes.as<void>(), scales.as<float>(), packed_.as<void>(), context_.stream),
+      "packing weights"));
+  return check(cudaStreamSynchronize(context_.stream), "packing weights");
+}
+
+Status CudaGemm::upload_codes(std::span<const QuantView> parts, std::byte* to) {
+  for (const QuantView& part : parts) {
+    const auto bytes = static_cast<size_t>(part.n * part.row_bytes());
+    NIBBLE_RETURN_IF_ERROR(context_.uploader.upload(part.codes, bytes, to));
+    to += bytes;
+  }
+  return {};
+}
+
+Status CudaGemm::upload_scales(std::span<const QuantView> parts, float* to) {
+  const int64_t groups = problem_.weight.groups(problem_.k);
+  for (const QuantView& part : parts) {
+    const auto count = static_cast<size_t>(part.n * groups);
+    const auto fill = [&](size_t begin, size_t size, std::byte* out) {
+      for (size_t at = 0; at < size; at += sizeof(float)) {
+        const float scale = part.scale(static_cast<int64_t>((begin + at) / sizeof(float)));
+        std::memcpy(out + at, &scale, sizeof(float));
+      }
+    };
+    NIBBLE_RETURN_IF_ERROR(context_.uploader.upload(count * sizeof(float), fill, to));
+    to += count;
+  }
+  return {};
+}
+
+const void* CudaGemm::prepare_input(const GemmArgs& args) const {
+  const LaunchContext launch{context_.stream};
+  const GemmScratch& scratch = context_.scratch;
+  const QuantizedRows out{problem_.act, scratch.values(), scratch.scales()};
+  switch (args.input.kind) {
+    case GemmInput::Kind::kRmsNorm:
+      CHECK_EQ(args.x_stride, problem_.k);
+      must(rms_norm_quantize({.x = args.x.f32(),
+                              .weight = args.input.norm_weight,
+                              .eps = args.input.eps,
+                              .rows = args.m,
+                              .n = problem_.k,
+                              .out = out},
+                             launch),
+           "norm");
+      return scratch.values();
+    case GemmInput::Kind::kSiluMul:
+      CHECK(args.x.type == DType::kBF16);
+      must(silu_mul_quantize({.gate_up = args.x.data,
+                              .stride = args.x_stride,
+                              .rows = args.m,
+                              .n = problem_.k,
+                              .out = out},
+                             launch),
+           "silu");
+      return scratch.values();
+    case GemmInput::Kind::kPlain:
+      break;
+  }
+  CHECK(args.x.type == DType::kBF16);
+  if (!token_scales(problem_.act)) {
+    CHECK_EQ(args.x_stride, problem_.k);
+    return args.x.data;
+  }
+  must(quantize_rows(
+           {.x = args.x.data, .stride = args.x_stride, .rows = args.m, .n = problem_.k, .out = out},
+           launch),
+       "rounding activations");
+  return scratch.values();
+}
+
+void CudaGemm::run(const GemmArgs& args) {
+  CHECK_LE(args.m, max_m_);
+  const void* x = prepare_input(args);
+  const bool add = args.output == GemmOutput::kAdd;
+  const bool f32 = args.y.type == DType::kF32;
+  CHECK(f32 || !add);
+  must(kernel_->run({.x = x,
+                     .x_scales = context_.scratch.scales(),
+                     .packed = packed_.as<void>(),
+                     .bias = args.bias,
+                     .y = args.y.data,
+                     .y_stride = args.y_stride,
+                     .m = args.m,
+                     .result = add   ? GemmResult::kAddF32
+                               : f32 ? GemmResult::kF32
+                                     : GemmResult::kBf16,
+                     .workspace = context_.scratch.workspace()},
+                    {context_.stream}),
+       name_);
+}
+
+Result<QuantTensor> CudaGemm::unpack() const {
+  NIBBLE_ASSIGN_OR_RETURN(QuantTensor weight,
+                          QuantTensor::allocate(problem_.weight, problem_.n, problem_.k));
+  NIBBLE_ASSIGN_OR_RETURN(DeviceBuffer codes,
+                          allocate_device(weight.codes.size() + 1, "a matrix being unpacked"));
+  NIBBLE_ASSIGN_OR_RETURN(DeviceBuffer scales,
+                          allocate_device(weight.scales.size() + 1, "scales being unpacked"));
+  NIBBLE_RETURN_IF_ERROR(check(
+      kernel_->unpack(packed_.as<void>(), codes.as<void>(), scales.as<float>(), context_.stream),
+      "unpacking weights"));
+  NIBBLE_RETURN_IF_ERROR(check(cudaStreamSynchronize(context_.stream), "unpacking weights"));
+  NIBBLE_RETURN_IF_ERROR(check(cudaMemcpy(weight.codes.data(), codes.as<void>(),
+                                          weight.codes.size(), cudaMemcpyDeviceToHost),
+                               "copying weights"));
+  NIBBLE_RETURN_IF_ERROR(check(cudaMemcpy(weight.scales.data(), scales.as<void>(),
+                                          weight.scales.size(), cudaMemcpyDeviceToHost),
+                               "copying scales"));
+  return weight;
+}
+
+Status CudaGemm::update(const QuantTensor& weight) {
+  if (!(weight.format == problem_.weight) || weight.n != problem_.n || weight.k != problem_.k) {
+    return make_error(StatusCode::kInvalidArgument,
+                      "new weights [{}, {}] differ in format or shape from the [{}, {}] in use; "
+                      "quantize them with the model's scheme",
+                      weight.n, weight.k, problem_.n, problem_.k);
+  }
+  const QuantView view = view_of(weight);
+  return load({&view, 1});
+}
+
+}  // namespace nibble::cuda

@@ -1,0 +1,64 @@
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+
+#include "backend/backend.h"
+#include "backend/cuda/gemm_kernel.h"
+#include "backend/cuda/scratch.h"
+#include "backend/cuda/uploader.h"
+
+namespace nibble::cuda {
+
+/// What products need of their backend; outlives them.
+struct GemmContext {
+  const DeviceInfo& device;
+  cudaStream_t stream = nullptr;
+  GemmScratch& scratch;
+  Uploader& uploader;
+};
+
+/// One packed matrix on the GPU: its input is normed, multiplied or rounded by one kernel, then
+/// multiplied by another.
+class CudaGemm final : public PreparedGemm {
+ public:
+  /// The first family that takes the problem, or the one named `kernel`. kUnsupported, with the
+  /// reason, when there is none.
+  static Result<const GemmEntry*> choose(const GemmProblem& problem,
+                                         const DeviceInfo& device,
+                                         std::string_view kernel);
+  static Result<std::unique_ptr<PreparedGemm>> create(std::span<const QuantView> parts,
+                                                      const GemmEntry& entry,
+                                                      const GemmProblem& problem,
+                                                      int64_t max_m,
+                                                      const GemmContext& context);
+
+  void run(const GemmArgs& args) override;
+  [[nodiscard]] Result<QuantTensor> unpack() const override;
+  Status update(const QuantTensor& weight) override;
+  [[nodiscard]] std::string_view kernel_name() const override { return name_; }
+  [[nodiscard]] int64_t weight_bytes() const override {
+    return static_cast<int64_t>(packed_.size());
+  }
+
+ private:
+  CudaGemm(const GemmProblem& problem, const GemmContext& context, int64_t max_m)
+      : problem_(problem), context_(context), max_m_(max_m) {}
+
+  /// Brings the rows of `parts` to the GPU and packs them over what was there.
+  Status load(std::span<const QuantView> parts);
+  Status upload_codes(std::span<const QuantView> parts, std::byte* to);
+  Status upload_scales(std::span<const QuantView> parts, float* to);
+  /// The rows that the product reads, made of args.x.
+  const void* prepare_input(const GemmArgs& args) const;
+
+  GemmProblem problem_;
+  GemmContext context_;
+  int64_t max_m_ = 0;
+  std::string name_;
+  std::unique_ptr<GemmKernel> kernel_;
+  DeviceBuffer packed_;
+};
+
+}  // namespace nibble::cuda

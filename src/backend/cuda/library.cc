@@ -1,0 +1,15 @@
+#include "backend/cuda/cuda_backend.h"
+
+// The exported names of libnibble_cuda.so.
+
+extern "C" {
+
+extern const int nibble_cuda_interface;
+const int nibble_cuda_interface = nibble::kCudaInterface;
+
+void nibble_cuda_make_backend(const nibble::CudaBackendOptions& options,
+                              nibble::Result<std::unique_ptr<nibble::Backend>>& result) {
+  result = nibble::make_cuda_backend(options);
+}
+
+}  // extern "C"

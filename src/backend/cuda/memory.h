@@ -1,0 +1,25 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string_view>
+
+#include "base/status.h"
+#include "core/device_buffer.h"
+
+namespace nibble::cuda {
+
+/// GPU memory of the current device, uninitialised, 256-byte aligned. kResourceExhausted names
+/// `what` it was for, the size, and what the GPU has left.
+Result<DeviceBuffer> allocate_device(size_t bytes, std::string_view what);
+
+/// The same, filled with zeros.
+Result<DeviceBuffer> allocate_zeroed(size_t bytes, std::string_view what);
+
+/// Page-locked host memory, which copies to and from the GPU run beside kernels.
+Result<DeviceBuffer> allocate_pinned(size_t bytes);
+
+/// GPU memory that is free now, of all processes. 0 when the driver does not say.
+size_t free_device_memory();
+
+}  // namespace nibble::cuda

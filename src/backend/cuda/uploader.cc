@@ -1,0 +1,67 @@
+#include "backend/cuda/uploader.h"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <utility>
+
+#include "backend/cuda/cuda_status.h"
+#include "backend/cuda/memory.h"
+#include "base/cpu_topology.h"
+
+namespace nibble::cuda {
+namespace {
+
+constexpr int kMostThreads = 8;             // more than memory bandwidth takes
+constexpr size_t kShare = size_t{1} << 20;  // bytes that a thread fills at a time
+
+}  // namespace
+
+Result<Uploader> Uploader::create(cudaStream_t stream) {
+  Uploader uploader(stream);
+  const int threads = std::min(kMostThreads, read_cpu_topology().usable_cpus());
+  uploader.pool_ = std::make_unique<ThreadPool>(threads);
+  for (Piece& piece : uploader.pieces_) {
+    NIBBLE_ASSIGN_OR_RETURN(piece.memory, allocate_pinned(kPiece));
+    NIBBLE_RETURN_IF_ERROR(
+        check(cudaEventCreateWithFlags(&piece.copied, cudaEventDisableTiming), "making an event"));
+  }
+  return uploader;
+}
+
+Uploader::~Uploader() {
+  for (const Piece& piece : pieces_) {
+    if (piece.copied != nullptr && piece.memory.size() > 0) {
+      cudaEventSynchronize(piece.copied);
+      cudaEventDestroy(piece.copied);
+    }
+  }
+}
+
+Status Uploader::upload(size_t bytes, const Fill& fill, void* to) {
+  for (size_t begin = 0; begin < bytes; begin += kPiece) {
+    const size_t size = std::min(kPiece, bytes - begin);
+    Piece& piece = pieces_[next_];
+    next_ = (next_ + 1) % pieces_.size();
+    NIBBLE_RETURN_IF_ERROR(check(cudaEventSynchronize(piece.copied), "copying to the GPU"));
+    auto* out = piece.memory.as<std::byte>();
+    pool_->parallel_for(static_cast<int64_t>((size + kShare - 1) / kShare), [&](int64_t i, int) {
+      const size_t at = static_cast<size_t>(i) * kShare;
+      fill(begin + at, std::min(kShare, size - at), out + at);
+    });
+    NIBBLE_RETURN_IF_ERROR(check(cudaMemcpyAsync(static_cast<std::byte*>(to) + begin, out, size,
+                                                 cudaMemcpyHostToDevice, stream_),
+                                 "copying to the GPU"));
+    NIBBLE_RETURN_IF_ERROR(check(cudaEventRecord(piece.copied, stream_), "recording an event"));
+  }
+  return {};
+}
+
+Status Uploader::upload(const std::byte* from, size_t bytes, void* to) {
+  return upload(
+      bytes,
+      [from](size_t begin, size_t count, std::byte* out) { std::memcpy(out, from + begin, count); },
+      to);
+}
+
+}  // namespace nibble::cuda

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include <cuda_runtime_api.h>
+
+#include "base/status.h"
+#include "base/thread_pool.h"
+#include "core/device_buffer.h"
+
+namespace nibble::cuda {
+
+/// Streams bytes from the host to the GPU through two page-locked pieces: threads fill one while
+/// the other travels.
+class Uploader final {
+ public:
+  static constexpr size_t kPiece = size_t{32} << 20;
+
+  static Result<Uploader> create(cudaStream_t stream);
+  Uploader(Uploader&&) = default;
+  Uploader& operator=(Uploader&&) = delete;
+  ~Uploader();
+
+  /// Writes `bytes` bytes to `to`. fill(begin, count, out) makes those from `begin` on and is
+  /// called by several threads at once, for ranges that begin at multiples of 4096. Returns when
+  /// the last piece is on its way.
+  using Fill = std::function<void(size_t begin, size_t count, std::byte* out)>;
+  Status upload(size_t bytes, const Fill& fill, void* to);
+  /// Bytes that lie in host memory.
+  Status upload(const std::byte* from, size_t bytes, void* to);
+
+ private:
+  struct Piece {
+    DeviceBuffer memory;
+    cudaEvent_t copied = nullptr;
+  };
+
+  explicit Uploader(cudaStream_t stream) : stream_(stream) {}
+
+  cudaStream_t stream_;
+  std::unique_ptr<ThreadPool> pool_;
+  std::array<Piece, 2> pieces_;
+  size_t next_ = 0;
+};
+
+}  // namespace nibble::cuda

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace nibble {
+
+/// What a device's own benchmark of its matrix products times.
+struct KernelBenchOptions {
+  struct Shape {
+    int64_t n = 0;
+    int64_t k = 0;
+  };
+  std::vector<std::string> schemes;                       // none: all that the device runs
+  std::vector<Shape> shapes;                              // none: those of the published tables
+  std::vector<int64_t> row_counts;                        // none: likewise
+  std::function<void(const std::string& line)> progress;  // a line of a table at a time; or empty
+};
+
+}  // namespace nibble

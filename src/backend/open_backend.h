@@ -1,0 +1,36 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "backend/backend.h"
+
+namespace nibble {
+
+struct CudaBackendOptions {
+  int device = 0;
+  std::string kernel;        // family of matrix products to use wherever it fits; "": the best
+  bool record_steps = true;  // decode steps as CUDA graphs
+};
+
+/// Which device computes, and how.
+struct BackendOptions {
+  std::string device = "auto";  // auto, cpu, cuda or cuda:N
+  CpuBackendOptions cpu;
+  CudaBackendOptions cuda;   // its device is what `device` says
+  std::string cuda_library;  // path of libnibble_cuda.so; "": beside the program, or in ../lib
+};
+
+/// Opens the device that `options` name. "auto" is the first GPU where libnibble_cuda.so is
+/// installed and can use one, else the CPU; the log says which and why. A device that was named is
+/// never replaced by another: kUnavailable or kUnsupported with the reason and the remedy.
+Result<std::unique_ptr<Backend>> open_backend(const BackendOptions& options);
+
+/// Version of the interface between the program and libnibble_cuda.so, which must be built from the
+/// same sources. Raise it when Backend changes.
+inline constexpr int kCudaInterface = 1;
+/// The library's function nibble_cuda_make_backend; nibble_cuda_interface is the number above.
+using MakeCudaBackend = void(const CudaBackendOptions& options,
+                             Result<std::unique_ptr<Backend>>& result);
+
+}  // namespace nibble

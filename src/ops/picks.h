@@ -1,0 +1,59 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+
+namespace nibble {
+
+inline constexpr int kMaxTopLogprobs = 20;
+
+/// How one row's token is picked on a device: the fields of SamplingParams and SamplerInput
+/// (engine/sampler.h) that matter there.
+struct RowSampling {
+  uint64_t seed = 0;
+  int64_t step = 0;  // tokens generated before
+  double top_p = 1.0;
+  float inverse_temperature = 0.0F;  // float(1 / max(temperature, 1e-6)); 0: greedy
+  float min_p = 0.0F;
+  int32_t top_k = 0;      // 0: off
+  int32_t logprobs = -1;  // -1: none; 0..kMaxTopLogprobs: that many alternatives
+};
+
+/// A change of one logit before the pick: + bias; then / repetition where that is positive, or *
+/// repetition; then - penalty. A bias of -infinity bans the token.
+struct LogitEdit {
+  int32_t row = 0;
+  int32_t token = 0;
+  float bias = 0.0F;
+  float repetition = 1.0F;
+  float penalty = 0.0F;
+};
+
+enum class PickStatus : int32_t {
+  kOk,
+  kNotFinite,  // the logits have a NaN or an infinity
+  kNoneLeft,   // all tokens are banned
+};
+
+struct TopLogprob {
+  int32_t token = 0;  // -1 where the vocabulary has fewer
+  float logprob = 0.0F;
+};
+
+/// What a step's tokens are picked by: one entry for each row of logits, and at most
+/// kMaxLogitEdits edits, no two for the same row and token.
+struct PickInput {
+  std::span<const RowSampling> rows;
+  std::span<const LogitEdit> edits;
+};
+inline constexpr int64_t kMaxLogitEdits = int64_t{1} << 16;
+
+struct PickedRow {
+  int32_t token = -1;
+  PickStatus status = PickStatus::kOk;
+  float logprob = 0.0F;  // with top: of rows with logprobs >= 0
+  std::array<TopLogprob, kMaxTopLogprobs> top = {};
+};
+
+}  // namespace nibble
