@@ -172,8 +172,9 @@ class ThreadedEngine final : public Engine {
 }  // namespace
 
 Result<EngineOptions> Engine::resolve_options(const EngineOptions& options,
-                                              const ModelConfig& config) {
-  return EngineCore::resolve(options, config);
+                                              const ModelConfig& config,
+                                              const Backend* backend) {
+  return EngineCore::resolve(options, config, backend);
 }
 
 Result<std::unique_ptr<Engine>> Engine::start(std::unique_ptr<Model> model,

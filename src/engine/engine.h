@@ -15,9 +15,9 @@ struct EngineOptions {
   int64_t max_num_seqs = 64;             // running at once
   int64_t max_num_batched_tokens = 512;  // tokens of one step: decodes first, then prefill chunks
   int64_t max_queued_requests = 1024;
-  int64_t page_size = 16;
+  int64_t page_size = 0;  // 0: what the backend likes best
   int64_t num_pages = 0;  // 0: enough for max_num_seqs sequences, at most kv_bytes
-  int64_t kv_bytes = int64_t{1} << 30;
+  int64_t kv_bytes = 0;   // 0: 1 GiB of host memory, or what a GPU has left
   KvCode kv_code = KvCode::kBf16;
   bool prefix_caching = true;
   std::optional<uint64_t> seed;  // of requests without one; absent: the system chooses
@@ -37,9 +37,11 @@ struct EngineStats {
 class Engine {
  public:
   /// Fills in defaults and makes limits agree: max_model_len is at most what all pages hold,
-  /// max_num_batched_tokens at least max_num_seqs. kInvalidArgument names the bad field.
+  /// max_num_batched_tokens at least max_num_seqs. kInvalidArgument names the bad field. Without a
+  /// backend, sizes are those of CPUs.
   static Result<EngineOptions> resolve_options(const EngineOptions& options,
-                                               const ModelConfig& config);
+                                               const ModelConfig& config,
+                                               const Backend* backend = nullptr);
   /// Resolves `options` and starts the thread. The model must have been loaded for steps of
   /// max_num_batched_tokens tokens and max_num_seqs rows of logits.
   static Result<std::unique_ptr<Engine>> start(std::unique_ptr<Model> model,

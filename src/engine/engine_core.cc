@@ -29,6 +29,8 @@ KvCacheShape cache_shape(const EngineOptions& options, const ModelConfig& config
 // Limits far above any use: they keep products of options in int64.
 constexpr int64_t kMostPerStep = int64_t{1} << 20;
 constexpr int64_t kMostPageSize = 4096;
+constexpr int64_t kPageSize = 16;  // of CPUs
+constexpr int64_t kKvBytes = int64_t{1} << 30;
 constexpr int64_t kMostPositions = int64_t{1} << 31;
 
 // `name` is the flag of `nibble serve` that sets the option.
@@ -42,8 +44,14 @@ Status require_between(const char* name, int64_t value, int64_t most) {
 
 }  // namespace
 
-Result<EngineOptions> EngineCore::resolve(const EngineOptions& options, const ModelConfig& config) {
+Result<EngineOptions> EngineCore::resolve(const EngineOptions& options,
+                                          const ModelConfig& config,
+                                          const Backend* backend) {
   EngineOptions out = options;
+  if (out.page_size == 0) {
+    out.page_size = backend != nullptr ? backend->preferred_page_size(out.kv_code) : kPageSize;
+  }
+  out.kv_bytes = out.kv_bytes == 0 ? kKvBytes : out.kv_bytes;
   NIBBLE_RETURN_IF_ERROR(require_between("--max-num-seqs", out.max_num_seqs, kMostPerStep));
   NIBBLE_RETURN_IF_ERROR(
       require_between("--max-num-batched-tokens", out.max_num_batched_tokens, kMostPerStep));
@@ -68,7 +76,9 @@ Result<EngineOptions> EngineCore::resolve(const EngineOptions& options, const Mo
   out.max_num_batched_tokens = std::max(out.max_num_batched_tokens, out.max_num_seqs);
   if (out.num_pages == 0) {
     const int64_t per_sequence = (out.max_model_len + out.page_size - 1) / out.page_size;
-    const int64_t page_bytes = PagedKvCache::page_bytes(cache_shape(out, config));
+    const KvCacheShape shape = cache_shape(out, config);
+    const int64_t page_bytes = backend != nullptr ? PagedKvCache::page_bytes(shape, *backend)
+                                                  : PagedKvCache::page_bytes(shape);
     out.num_pages = std::min(per_sequence * out.max_num_seqs, out.kv_bytes / page_bytes);
     if (out.num_pages < 1) {
       return make_error(StatusCode::kResourceExhausted,
@@ -181,7 +191,7 @@ bool EngineCore::step() {
     return false;
   }
   note_admissions();
-  runner_.run(plan_);
+  run_plan();
   ++counters_.steps;
   for (size_t i = 0; i < plan_.size(); ++i) {
     const ScheduledSequence item = plan_[i];
@@ -207,13 +217,26 @@ void EngineCore::note_admissions() {
   }
 }
 
-void EngineCore::handle_result(size_t index, const ScheduledSequence& item) {
-  Sequence& sequence = *item.sequence;
-  const std::span<float> logits = runner_.logits(index);
-  if (logits.empty()) {
-    scheduler_->commit(sequence, item.num_tokens);
-    return;
+// Computes the plan, with the picks where the model makes them.
+void EngineCore::run_plan() {
+  picked_ = model_->picks_tokens();
+  if (picked_) {
+    picks_.clear();
+    for (const auto& [sequence, num_tokens] : plan_) {
+      if (sequence->computed + num_tokens == sequence->length()) {
+        picks_.add(sampler_input(*sequence));
+      }
+    }
+    picked_ = picks_.fits();
   }
+  if (picked_) {
+    runner_.run_and_pick(plan_, picks_.input());
+  } else {
+    runner_.run(plan_);
+  }
+}
+
+SamplerInput EngineCore::sampler_input(const Sequence& sequence) {
   const Request& request = sequence.request;
   banned_.clear();
   if (sequence.generated() < request.min_tokens) {
@@ -223,21 +246,47 @@ void EngineCore::handle_result(size_t index, const ScheduledSequence& item) {
     for (const int64_t token : model_->config().eos_token_ids) {
       banned_.push_back(static_cast<int32_t>(token));
     }
-    std::erase_if(banned_, [&](int32_t t) { return t < 0 || t >= std::ssize(logits); });
+    const int64_t vocab = model_->config().vocab_size;
+    std::erase_if(banned_, [&](int32_t t) { return t < 0 || t >= vocab; });
   }
-  auto sampled = sampler_.sample(logits, {.params = request.sampling,
-                                          .seed = sequence.seed,
-                                          .step = sequence.generated(),
-                                          .seen = sequence.seen,
-                                          .banned = banned_,
-                                          .top_logprobs = request.top_logprobs});
-  if (!sampled.ok()) {
+  return {.params = request.sampling,
+          .seed = sequence.seed,
+          .step = sequence.generated(),
+          .seen = sequence.seen,
+          .banned = banned_,
+          .top_logprobs = request.top_logprobs};
+}
+
+// Empty when the step ends inside the prompt.
+std::optional<Result<SampledToken>> EngineCore::sample(size_t index, const Sequence& sequence) {
+  if (picked_) {
+    const PickedRow* row = runner_.picked(index);
+    if (row == nullptr) {
+      return std::nullopt;
+    }
+    return PickBuilder::result(*row, sequence.request.top_logprobs);
+  }
+  const std::span<float> logits = runner_.logits(index);
+  if (logits.empty()) {
+    return std::nullopt;
+  }
+  return sampler_.sample(logits, sampler_input(sequence));
+}
+
+void EngineCore::handle_result(size_t index, const ScheduledSequence& item) {
+  Sequence& sequence = *item.sequence;
+  auto sampled = sample(index, sequence);
+  if (!sampled) {
+    scheduler_->commit(sequence, item.num_tokens);
+    return;
+  }
+  if (!sampled->ok()) {
     pages_->clear();  // its keys and values may be damaged too: nobody else shall get them
-    finish(sequence, FinishReason::kError, sampled.status().message());
+    finish(sequence, FinishReason::kError, sampled->status().message());
     return;
   }
   scheduler_->commit(sequence, item.num_tokens);
-  accept_token(sequence, std::move(sampled).value());
+  accept_token(sequence, std::move(*sampled).value());
 }
 
 void EngineCore::accept_token(Sequence& sequence, SampledToken sampled) {

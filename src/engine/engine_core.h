@@ -2,11 +2,13 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "engine/engine.h"
 #include "engine/model_runner.h"
+#include "engine/pick_builder.h"
 #include "engine/sampler.h"
 #include "engine/scheduler.h"
 
@@ -22,7 +24,9 @@ class EngineCore final {
 
   /// Fills in defaults and keeps limits consistent: max_model_len is at most what all pages hold,
   /// max_num_batched_tokens at least max_num_seqs. kInvalidArgument names a bad field.
-  static Result<EngineOptions> resolve(const EngineOptions& options, const ModelConfig& config);
+  static Result<EngineOptions> resolve(const EngineOptions& options,
+                                       const ModelConfig& config,
+                                       const Backend* backend = nullptr);
   /// Whether a request can be served at all; see Engine::submit.
   static Status check(const Request& request,
                       const EngineOptions& options,
@@ -53,6 +57,9 @@ class EngineCore final {
 
   void reset_pages();
   void note_admissions();
+  void run_plan();
+  [[nodiscard]] SamplerInput sampler_input(const Sequence& sequence);
+  [[nodiscard]] std::optional<Result<SampledToken>> sample(size_t index, const Sequence& sequence);
   void handle_result(size_t index, const ScheduledSequence& item);
   void accept_token(Sequence& sequence, SampledToken sampled);
   [[nodiscard]] bool ends_answer(const Sequence& sequence, int32_t token) const;
@@ -63,6 +70,8 @@ class EngineCore final {
   const EngineOptions options_;
   ModelRunner runner_;
   Sampler sampler_;
+  PickBuilder picks_;    // of the step being run
+  bool picked_ = false;  // whether it was picked by them
   std::unique_ptr<BlockAllocator> allocator_;
   std::unique_ptr<PrefixCache> pages_;
   std::unique_ptr<Scheduler> scheduler_;

@@ -18,7 +18,7 @@ Result<ModelRunner> ModelRunner::create(Model& model,
   return runner;
 }
 
-void ModelRunner::run(std::span<const ScheduledSequence> plan) {
+ForwardBatch ModelRunner::batch_of(std::span<const ScheduledSequence> plan) {
   tokens_.clear();
   spans_.clear();
   logit_rows_.clear();
@@ -40,9 +40,25 @@ void ModelRunner::run(std::span<const ScheduledSequence> plan) {
       logits_of_.push_back(-1);
     }
   }
+  return {.tokens = tokens_, .sequences = spans_, .logit_rows = logit_rows_};
+}
+
+void ModelRunner::run(std::span<const ScheduledSequence> plan) {
+  const ForwardBatch batch = batch_of(plan);
   const auto vocab = static_cast<size_t>(model_->config().vocab_size);
-  const ForwardBatch batch{.tokens = tokens_, .sequences = spans_, .logit_rows = logit_rows_};
   model_->forward(batch, cache_, logits_.as<float>().first(logit_rows_.size() * vocab));
+}
+
+void ModelRunner::run_and_pick(std::span<const ScheduledSequence> plan, const PickInput& picks) {
+  const ForwardBatch batch = batch_of(plan);
+  picked_.resize(logit_rows_.size());
+  model_->forward_and_pick(batch, cache_, picks, picked_);
+}
+
+const PickedRow* ModelRunner::picked(size_t index) const {
+  CHECK_LT(index, logits_of_.size());
+  const int32_t row = logits_of_[index];
+  return row < 0 ? nullptr : &picked_[static_cast<size_t>(row)];
 }
 
 std::span<float> ModelRunner::logits(size_t index) {

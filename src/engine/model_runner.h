@@ -22,15 +22,23 @@ class ModelRunner final {
   /// Runs the model over `plan`. Afterwards logits(i) is the row of the i-th planned sequence, if
   /// the step reaches its last token.
   void run(std::span<const ScheduledSequence> plan);
+  /// Runs the model and picks tokens where it computes: `picks` has a row for each planned sequence
+  /// whose last token the step reaches, in their order. Afterwards picked(i) is what it became.
+  void run_and_pick(std::span<const ScheduledSequence> plan, const PickInput& picks);
   /// Logits [vocab_size] of plan[index]; empty when the step ends inside its prompt.
   [[nodiscard]] std::span<float> logits(size_t index);
+  /// The pick of plan[index]; null when the step ends inside its prompt.
+  [[nodiscard]] const PickedRow* picked(size_t index) const;
 
  private:
   ModelRunner(Model& model, PagedKvCache cache) : model_(&model), cache_(std::move(cache)) {}
 
+  [[nodiscard]] ForwardBatch batch_of(std::span<const ScheduledSequence> plan);
+
   Model* model_;
   PagedKvCache cache_;
-  Buffer logits_;  // [max_num_seqs, vocab_size] f32
+  Buffer logits_;                  // [max_num_seqs, vocab_size] f32
+  std::vector<PickedRow> picked_;  // [logit rows]
   std::vector<int32_t> tokens_;
   std::vector<SequenceSpan> spans_;
   std::vector<int32_t> logit_rows_;

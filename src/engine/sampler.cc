@@ -47,6 +47,16 @@ Status out_of_range(const char* name, double value, const char* range) {
 
 }  // namespace
 
+Status not_finite_logits() {
+  return {StatusCode::kCorrupt,
+          "the model's logits have a NaN or an infinity; its weights are damaged or its numbers "
+          "overflow"};
+}
+
+Status no_token_left() {
+  return {StatusCode::kCorrupt, "bans, biases and penalties leave no token to pick"};
+}
+
 Sampler::Sampler(int64_t vocab_size) { candidates_.reserve(static_cast<size_t>(vocab_size)); }
 
 Status Sampler::check(const SamplingParams& p, int64_t vocab_size) {
@@ -106,9 +116,7 @@ double Sampler::uniform(uint64_t seed, int64_t step) {
 
 Result<SampledToken> Sampler::sample(std::span<float> logits, const SamplerInput& input) {
   if (!all_finite(logits)) {
-    return Status(StatusCode::kCorrupt,
-                  "the model's logits have a NaN or an infinity; its weights are damaged or its "
-                  "numbers overflow");
+    return not_finite_logits();
   }
   SampledToken out;
   double log_sum = 0;
@@ -123,7 +131,7 @@ Result<SampledToken> Sampler::sample(std::span<float> logits, const SamplerInput
   out.token = argmax(logits);
   const float largest = logits[static_cast<size_t>(out.token)];
   if (!std::isfinite(largest)) {
-    return Status(StatusCode::kCorrupt, "bans, biases and penalties leave no token to pick");
+    return no_token_left();
   }
   if (input.params.temperature != 0) {
     out.token = draw(logits, largest, input);

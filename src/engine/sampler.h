@@ -27,6 +27,10 @@ struct SampledToken {
   std::vector<TokenLogprob> top_logprobs;  // most likely first
 };
 
+/// Why a row has no token.
+[[nodiscard]] Status not_finite_logits();
+[[nodiscard]] Status no_token_left();
+
 /// Picks tokens. The order is: log-probabilities of the untouched logits; bias; repetition, then
 /// presence and frequency penalties; bans; greedy choice, or temperature, top-k, top-p (of what
 /// top-k left), min-p (of the most likely one's probability), and a draw. Ties go to the smaller

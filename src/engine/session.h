@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "backend/backend.h"
+#include "backend/open_backend.h"
 #include "engine/engine.h"
 #include "text/chat_template.h"
 #include "text/tokenizer.h"
@@ -13,7 +13,7 @@
 namespace nibble {
 
 struct SessionOptions {
-  CpuBackendOptions backend;
+  BackendOptions backend;
   EngineOptions engine;
   std::string tokenizer_dir;  // of tokenizer and chat template; "": the model's folder
 };
@@ -37,7 +37,7 @@ struct ServingSession {
 /// (A tokenizer may know more tokens than the model: Engine::submit refuses prompts with these.)
 Result<ServingSession> open_session(const std::string& model_dir, const SessionOptions& options);
 
-/// auto, f32, bf16, int8 or int4; auto is bf16. kInvalidArgument lists the names.
+/// auto, f32, bf16, fp8, int8 or int4; auto is bf16. kInvalidArgument lists the names.
 Result<KvCode> parse_kv_cache_dtype(const std::string& name);
 
 /// The model's own sampling defaults (generation_config.json); `fallback` where it has none.
