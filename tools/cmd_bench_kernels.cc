@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "backend/open_backend.h"
 #include "base/json.h"
 #include "bench.h"
 #include "flag_checks.h"
@@ -21,6 +22,8 @@ constexpr int64_t kMostChannels = int64_t{1} << 20;
 struct KernelFlags {
   CpuBackendOptions backend;
   std::string device = "cpu";
+  std::string cuda_library;
+  bool rows_given = false;
   std::string scheme;  // empty: all
   std::vector<int64_t> row_counts = {1, 4, 16, 64, 256, 1024};
   int64_t n = 0;  // 0: the shapes of kShapes
@@ -107,8 +110,36 @@ Status check_shape(const KernelFlags& flags, const std::vector<QuantScheme>& sch
   return {};
 }
 
+/// The kernels of a GPU, timed by its backend.
+Status run_on_gpu(const KernelFlags& flags) {
+  NIBBLE_ASSIGN_OR_RETURN(const auto backend, open_backend({.device = flags.device,
+                                                            .cuda_library = flags.cuda_library}));
+  KernelBenchOptions options;
+  if (!flags.scheme.empty()) {
+    options.schemes = {flags.scheme};
+  }
+  if (flags.rows_given) {
+    options.row_counts = flags.row_counts;
+  }
+  if (flags.n > 0) {
+    options.shapes = {{flags.n, flags.k}};
+  }
+  if (!flags.json) {
+    options.progress = [](const std::string& line) { print_out(line + "\n"); };
+  }
+  NIBBLE_ASSIGN_OR_RETURN(const Json report, backend->bench_kernels(options));
+  if (flags.json) {
+    print_out(report.dump() + "\n");
+  }
+  return {};
+}
+
 Status run(const KernelFlags& flags) {
   NIBBLE_ASSIGN_OR_RETURN(auto schemes, chosen_schemes(flags.scheme));
+  if (flags.device != "cpu") {
+    NIBBLE_RETURN_IF_ERROR(check_shape(flags, schemes));
+    return run_on_gpu(flags);
+  }
   NIBBLE_ASSIGN_OR_RETURN(const auto backend, make_cpu_backend(flags.backend));
   if (flags.scheme.empty()) {
     std::erase_if(schemes, [&](const QuantScheme& scheme) {
@@ -155,9 +186,13 @@ void add_bench_kernels(CLI::App& bench, CommandContext& context) {
   auto flags = std::make_shared<KernelFlags>();
   CLI::App* command =
       bench.add_subcommand("kernels", "Matrix products of every scheme, beside the ceilings");
-  command->add_option("--backend", flags->device, "Where the kernels run")
-      ->check(CLI::IsMember({"cpu"}))
+  command
+      ->add_option("--backend", flags->device,
+                   "Where the kernels run: cpu, cuda or cuda:N. On GPUs --m and the shapes have "
+                   "other defaults, and figures are ratios to BF16 through cuBLASLt")
       ->capture_default_str();
+  command->add_option("--cuda-library", flags->cuda_library,
+                      "Path of libnibble_cuda.so (default: beside the program, or in ../lib)");
   CpuBackendOptions& backend = flags->backend;
   add_isa_flag(*command, backend.isa);
   add_thread_flags(*command, {backend.threads, backend.pinning, backend.numa});
@@ -178,7 +213,10 @@ void add_bench_kernels(CLI::App& bench, CommandContext& context) {
       "the weights\nat the bandwidth, and of all operations at the peak of the instructions, both "
       "measured in this run.\n\n" +
       bench.get_footer());
-  command->callback([flags, &context] { context.action = [flags] { return run(*flags); }; });
+  command->callback([flags, command, &context] {
+    flags->rows_given = command->count("--m") > 0;
+    context.action = [flags] { return run(*flags); };
+  });
 }
 
 }  // namespace nibble

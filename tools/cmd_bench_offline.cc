@@ -64,10 +64,11 @@ Result<OfflineReport> measure(const OfflineFlags& flags) {
   base.max_num_batched_tokens = flags.max_num_batched_tokens;
   NIBBLE_ASSIGN_OR_RETURN(base.kv_code, parse_kv_cache_dtype(flags.model.kv_cache_dtype));
   NIBBLE_ASSIGN_OR_RETURN(const ModelConfig config, load_model_config(flags.model.model_dir));
+  const auto begin = Clock::now();
+  NIBBLE_ASSIGN_OR_RETURN(const auto backend, open_backend(backend_of(flags.model)));
+  base.page_size = backend->preferred_page_size(base.kv_code);
   NIBBLE_ASSIGN_OR_RETURN(const EngineOptions options,
                           OfflineBench::options_for(shape, base, config));
-  const auto begin = Clock::now();
-  NIBBLE_ASSIGN_OR_RETURN(const auto backend, make_cpu_backend(backend_of(flags.model)));
   NIBBLE_ASSIGN_OR_RETURN(auto model,
                           load_model(flags.model.model_dir, *backend,
                                      {.max_batch_tokens = options.max_num_batched_tokens,
@@ -86,8 +87,12 @@ Result<OfflineReport> measure(const OfflineFlags& flags) {
     NIBBLE_RETURN_IF_ERROR(bench.run_round(timings));
   }
   report.peak_rss_bytes = peak_rss_bytes();  // before the memory that measures the bandwidth
-  ThreadPool pool(bench_threads(backend_of(flags.model), report.threads));
-  NIBBLE_ASSIGN_OR_RETURN(report.read_gbps, cpu::measure_read_gbps(pool));
+  if (backend->host_memory()) {
+    ThreadPool pool(bench_threads(backend_of(flags.model).cpu, report.threads));
+    NIBBLE_ASSIGN_OR_RETURN(report.read_gbps, cpu::measure_read_gbps(pool));
+  } else {
+    NIBBLE_ASSIGN_OR_RETURN(report.read_gbps, backend->measure_read_gbps());
+  }
 
   report.prefill_ms = median(timings.prefill_ms);
   report.decode_ms = median(timings.decode_ms);

@@ -19,8 +19,6 @@ void add_eval_command(CLI::App& app, CommandContext& context);
 
 namespace {
 
-constexpr int64_t kPageSize = 16;
-
 struct EvalFlags {
   ModelFlags model;
   std::string text_file;
@@ -54,7 +52,7 @@ Status run(const EvalFlags& flags) {
   NIBBLE_ASSIGN_OR_RETURN(const KvCode kv_code, parse_kv_cache_dtype(flags.model.kv_cache_dtype));
   NIBBLE_ASSIGN_OR_RETURN(const std::string text, read_file(flags.text_file));
   NIBBLE_ASSIGN_OR_RETURN(const auto tokenizer, Tokenizer::load(flags.model.model_dir));
-  NIBBLE_ASSIGN_OR_RETURN(const auto backend, make_cpu_backend(backend_of(flags.model)));
+  NIBBLE_ASSIGN_OR_RETURN(const auto backend, open_backend(backend_of(flags.model)));
   NIBBLE_ASSIGN_OR_RETURN(const auto model, load_model(flags.model.model_dir, *backend, {}));
   const ModelConfig& config = model->config();
   if (flags.window > config.max_position) {
@@ -63,14 +61,20 @@ Status run(const EvalFlags& flags) {
                       "max_position_embeddings)",
                       flags.window, config.max_position);
   }
+  const int64_t page_size = backend->preferred_page_size(kv_code);
+  NIBBLE_RETURN_IF_ERROR(backend->check_kv({.code = kv_code,
+                                            .page_size = page_size,
+                                            .kv_heads = config.num_kv_heads,
+                                            .head_dim = config.head_dim},
+                                           config.num_heads));
   NIBBLE_ASSIGN_OR_RETURN(
       PagedKvCache cache,
       model->make_cache({.code = kv_code,
                          .num_layers = config.num_layers,
                          .kv_heads = config.num_kv_heads,
                          .head_dim = config.head_dim,
-                         .page_size = kPageSize,
-                         .num_pages = (flags.window + kPageSize - 1) / kPageSize}));
+                         .page_size = page_size,
+                         .num_pages = (flags.window + page_size - 1) / page_size}));
   const std::vector<int32_t> tokens = tokenizer->encode(text, SpecialTokens::kPlain);
   if (tokens.size() < 2) {
     return make_error(StatusCode::kInvalidArgument, "{}: has {} tokens, but at least 2 are needed",

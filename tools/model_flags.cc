@@ -31,15 +31,25 @@ void add_isa_flag(CLI::App& command, std::string& isa) {
       ->capture_default_str();
 }
 
+void add_device_flags(CLI::App& command, std::string& device, std::string& cuda_library) {
+  command
+      .add_option("--device", device,
+                  "Computes: cpu, cuda or cuda:N; auto is the first GPU that can be used, else cpu")
+      ->capture_default_str();
+  command.add_option("--cuda-library", cuda_library,
+                     "Path of libnibble_cuda.so (default: beside the program, or in ../lib)");
+}
+
 void add_model_flags(CLI::App& command, ModelFlags& flags) {
   command.add_option("MODEL", flags.model_dir, "Model folder in Hugging Face format")->required();
   command
       .add_option("--kv-cache-dtype", flags.kv_cache_dtype,
                   "Keys and values are kept in this type (auto: bf16)")
-      ->check(CLI::IsMember({"auto", "f32", "bf16", "int8", "int4"}))
+      ->check(CLI::IsMember({"auto", "f32", "bf16", "fp8", "int8", "int4"}))
       ->capture_default_str();
   add_thread_flags(command, {flags.threads, flags.pinning, flags.numa});
   add_isa_flag(command, flags.isa);
+  add_device_flags(command, flags.device, flags.cuda_library);
 }
 
 void add_answer_flags(CLI::App& command, AnswerFlags& flags, int64_t max_tokens) {
@@ -63,8 +73,13 @@ void add_answer_flags(CLI::App& command, AnswerFlags& flags, int64_t max_tokens)
       ->allow_extra_args(false);
 }
 
-CpuBackendOptions backend_of(const ModelFlags& flags) {
-  return {.threads = flags.threads, .isa = flags.isa, .pinning = flags.pinning, .numa = flags.numa};
+BackendOptions backend_of(const ModelFlags& flags) {
+  return {.device = flags.device,
+          .cpu = {.threads = flags.threads,
+                  .isa = flags.isa,
+                  .pinning = flags.pinning,
+                  .numa = flags.numa},
+          .cuda_library = flags.cuda_library};
 }
 
 Result<ServingSession> open_session(const ModelFlags& flags) {

@@ -17,6 +17,8 @@ struct ModelFlags {
   std::string kv_cache_dtype = "auto";
   int threads = 0;
   std::string isa = "auto";
+  std::string device = "auto";
+  std::string cuda_library;
   Pinning pinning = Pinning::kOff;
   NumaMode numa = NumaMode::kAuto;
 };
@@ -50,8 +52,10 @@ void add_thread_flags(CLI::App& command, const ThreadFlags& flags);
 /// Adds --isa.
 void add_isa_flag(CLI::App& command, std::string& isa);
 
+/// Adds --device and --cuda-library.
+void add_device_flags(CLI::App& command, std::string& device, std::string& cuda_library);
 /// The backend that the flags ask for.
-CpuBackendOptions backend_of(const ModelFlags& flags);
+BackendOptions backend_of(const ModelFlags& flags);
 
 /// Opens the model for one conversation at a time.
 Result<ServingSession> open_session(const ModelFlags& flags);

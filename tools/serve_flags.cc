@@ -174,21 +174,24 @@ void add_engine_flags(CLI::App& command, ServeFlags& flags) {
       .add_option("--kv-cache-dtype", flags.kv_cache_dtype,
                   "Keys and values are kept in this type (auto: bf16)")
       ->envname("NIBBLE_KV_CACHE_DTYPE")
-      ->check(CLI::IsMember({"auto", "f32", "bf16", "int8", "int4"}))
+      ->check(CLI::IsMember({"auto", "f32", "bf16", "fp8", "int8", "int4"}))
       ->capture_default_str();
   command
       .add_option("--seed", engine.seed,
                   "Random numbers of requests without a seed begin here (default: the system's)")
       ->envname("NIBBLE_SEED");
-  CpuBackendOptions& backend = flags.session.backend;
+  CpuBackendOptions& backend = flags.session.backend.cpu;
   add_thread_flags(command, {backend.threads, backend.pinning, backend.numa});
   command.get_option("--threads")->envname("NIBBLE_THREADS");
   command.get_option("--pin")->envname("NIBBLE_PIN");
   command.get_option("--numa")->envname("NIBBLE_NUMA");
-  command.add_option("--isa", flags.session.backend.isa, "Instruction set of the kernels")
+  command.add_option("--isa", backend.isa, "Instruction set of the kernels")
       ->envname("NIBBLE_ISA")
       ->check(CLI::IsMember({"auto", "scalar", "avx2", "avx2_vnni", "avx512_bw", "avx512", "amx"}))
       ->capture_default_str();
+  add_device_flags(command, flags.session.backend.device, flags.session.backend.cuda_library);
+  command.get_option("--device")->envname("NIBBLE_DEVICE");
+  command.get_option("--cuda-library")->envname("NIBBLE_CUDA_LIBRARY");
 }
 
 }  // namespace

@@ -1,0 +1,229 @@
+// Whole models on the GPU: their logits beside the CPU's, and what the engine makes of them.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "backend/cuda/cuda_backend.h"
+#include "backend/cuda/device_info.h"
+#include "base/file.h"
+#include "engine/engine_core.h"
+#include "model/model.h"
+#include "quantizer/quantize.h"
+#include "text/tokenizer.h"
+
+namespace nibble {
+namespace {
+
+constexpr const char* kModel = "models/storyteller";
+constexpr int64_t kPages = 16;
+
+/// The storyteller in `scheme`, quantized once per run of the tests.
+std::string model_in(const std::string& scheme) {
+  if (scheme == "bf16") {
+    return kModel;
+  }
+  const auto folder = std::filesystem::temp_directory_path() / ("nibble_cuda_test_" + scheme);
+  QuantizeOptions options;
+  options.source = kModel;
+  options.destination = folder;
+  options.plan.rules.scheme = find_scheme(scheme).value();
+  options.existing = ExistingOutput::kReplace;
+  const auto report = quantize_checkpoint(options);
+  EXPECT_TRUE(report.ok()) << report.status().message();
+  return folder;
+}
+
+std::vector<int32_t> text_tokens(size_t count) {
+  const auto tokenizer = Tokenizer::load(kModel).value();
+  const std::string text = read_file("tests/data/text/the_black_cat.txt").value();
+  std::vector<int32_t> tokens = tokenizer->encode(text, SpecialTokens::kPlain);
+  tokens.resize(count);
+  return tokens;
+}
+
+/// One sequence on a cache of its own, fed in pieces.
+class Runner final {
+ public:
+  Runner(Model& model, Backend& backend, KvCode code) : model_(model) {
+    const int64_t page_size = backend.preferred_page_size(code);
+    cache_ =
+        std::make_unique<PagedKvCache>(model
+                                           .make_cache({.code = code,
+                                                        .num_layers = model.config().num_layers,
+                                                        .kv_heads = model.config().num_kv_heads,
+                                                        .head_dim = model.config().head_dim,
+                                                        .page_size = page_size,
+                                                        .num_pages = kPages})
+                                           .value());
+    for (int32_t page = kPages - 1; page >= 0; --page) {
+      pages_.push_back(page);
+    }
+  }
+
+  /// Logits of every token [tokens, vocab].
+  std::vector<float> feed(std::span<const int32_t> tokens) {
+    const auto count = static_cast<int32_t>(tokens.size());
+    length_ += count;
+    const SequenceSpan span{
+        .q_begin = 0, .q_len = count, .kv_len = length_, .pages = pages_.data()};
+    std::vector<int32_t> rows(tokens.size());
+    for (int32_t row = 0; row < count; ++row) {
+      rows[static_cast<size_t>(row)] = row;
+    }
+    std::vector<float> logits(tokens.size() * static_cast<size_t>(model_.config().vocab_size));
+    model_.forward({.tokens = tokens, .sequences = {&span, 1}, .logit_rows = rows}, *cache_,
+                   logits);
+    return logits;
+  }
+
+  /// The first `prompt` tokens at once, the others one by one.
+  std::vector<float> feed_as_served(std::span<const int32_t> tokens, size_t prompt) {
+    std::vector<float> all = feed(tokens.first(prompt));
+    for (size_t i = prompt; i < tokens.size(); ++i) {
+      const std::vector<float> logits = feed(tokens.subspan(i, 1));
+      all.insert(all.end(), logits.begin(), logits.end());
+    }
+    return all;
+  }
+
+ private:
+  Model& model_;
+  std::unique_ptr<PagedKvCache> cache_;
+  std::vector<int32_t> pages_;
+  int32_t length_ = 0;
+};
+
+/// ‖a − b‖ / ‖b‖.
+double distance(const std::vector<float>& a, const std::vector<float>& b) {
+  double difference = 0.0;
+  double size = 0.0;
+  for (size_t i = 0; i < b.size(); ++i) {
+    difference += std::pow(static_cast<double>(a[i]) - b[i], 2);
+    size += std::pow(static_cast<double>(b[i]), 2);
+  }
+  return std::sqrt(difference / size);
+}
+
+/// Share of rows [vocab] whose largest logits agree.
+double agreement(const std::vector<float>& a, const std::vector<float>& b, int64_t vocab) {
+  const auto top = [&](const std::vector<float>& x, int64_t row) {
+    const auto begin = x.begin() + row * vocab;
+    return std::max_element(begin, begin + vocab) - begin;
+  };
+  const int64_t rows = std::ssize(b) / vocab;
+  int64_t same = 0;
+  for (int64_t row = 0; row < rows; ++row) {
+    same += top(a, row) == top(b, row) ? 1 : 0;
+  }
+  return static_cast<double>(same) / static_cast<double>(rows);
+}
+
+class CudaModel : public testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    const auto device = cuda::query_device(0);
+    if (!device.ok()) {
+      GTEST_SKIP() << device.status().message();
+    }
+    folder_ = model_in(GetParam());
+    cuda_ = make_cuda_backend({}).value();
+    cpu_ = make_cpu_backend({}).value();
+  }
+
+  std::unique_ptr<Model> load(Backend& backend) {
+    auto model = load_model(folder_, backend, {.max_batch_tokens = 512, .max_logit_rows = 512});
+    EXPECT_TRUE(model.ok()) << model.status().message();
+    return std::move(model).value();
+  }
+
+  std::string folder_;
+  std::unique_ptr<Backend> cuda_;
+  std::unique_ptr<Backend> cpu_;
+};
+
+// BF16 activations between layers differ from the CPU's F32 by 2^-9 of each value, which moves some
+// rounded activations by a step: logits may differ by as much as the scheme itself costs, and 1 %.
+TEST_P(CudaModel, LogitsAreTheCpusWithinTheSchemesOwnError) {
+  const std::vector<int32_t> tokens = text_tokens(150);
+  const auto unquantized = load_model(kModel, *cpu_, {.max_logit_rows = 512}).value();
+  const auto ideal = Runner(*unquantized, *cpu_, KvCode::kBf16).feed_as_served(tokens, 100);
+  const auto on_cpu = load(*cpu_);
+  const auto on_gpu = load(*cuda_);
+  const int64_t vocab = on_cpu->config().vocab_size;
+  for (const KvCode code : {KvCode::kBf16, KvCode::kInt8, KvCode::kInt4}) {
+    const auto expected = Runner(*on_cpu, *cpu_, code).feed_as_served(tokens, 100);
+    const auto actual = Runner(*on_gpu, *cuda_, code).feed_as_served(tokens, 100);
+    const double error = distance(actual, expected);
+    const double own_error = distance(expected, ideal);
+    const double same = agreement(actual, expected, vocab);
+    const double own_same = agreement(expected, ideal, vocab);
+    std::printf("%-12s kv %d: distance %.5f (scheme %.5f), same top token %.3f (scheme %.3f)\n",
+                GetParam().c_str(), static_cast<int>(code), error, own_error, same, own_same);
+    EXPECT_LE(error, 0.01 + own_error);
+    EXPECT_GE(same, own_same - 0.1);
+  }
+}
+
+// The kernels of prefill and decode sum in other orders.
+TEST_P(CudaModel, ChunksAndStepsGiveTheLogitsOfOnePrefill) {
+  const std::vector<int32_t> tokens = text_tokens(150);
+  const auto model = load(*cuda_);
+  const auto whole = Runner(*model, *cuda_, KvCode::kBf16).feed(tokens);
+  const auto served = Runner(*model, *cuda_, KvCode::kBf16).feed_as_served(tokens, 37);
+  EXPECT_LE(distance(served, whole), 0.04);
+}
+
+/// Greedy answers of `batch` requests through the engine.
+std::vector<std::vector<int32_t>> answers(std::unique_ptr<Model> model,
+                                          Backend& backend,
+                                          int batch) {
+  EngineOptions options;
+  options.max_num_seqs = 8;
+  options.max_model_len = 512;
+  options = EngineCore::resolve(options, model->config(), &backend).value();
+  auto core = EngineCore::create(std::move(model), options).value();
+  std::vector<std::vector<int32_t>> out(static_cast<size_t>(batch));
+  const std::vector<int32_t> tokens = text_tokens(200);
+  for (int i = 0; i < batch; ++i) {
+    Request request;
+    request.prompt.assign(tokens.begin() + i, tokens.begin() + 20 + 7 * i);
+    request.max_tokens = 40;
+    request.ignore_eos = true;
+    request.sampling.temperature = 0;
+    request.on_event = [&out, i](const TokenEvent& event) {
+      EXPECT_EQ(event.error, "");
+      out[static_cast<size_t>(i)].push_back(event.token);
+    };
+    core->add(std::move(request));
+  }
+  while (core->step()) {
+  }
+  core->check_integrity();
+  return out;
+}
+
+TEST_P(CudaModel, AnswersDoNotDependOnTheBatch) {
+  const auto many = answers(load(*cuda_), *cuda_, 5);
+  const auto one = answers(load(*cuda_), *cuda_, 1);
+  ASSERT_EQ(one[0].size(), 40U);
+  EXPECT_EQ(many[0], one[0]);
+  for (const auto& answer : many) {
+    EXPECT_EQ(answer.size(), 40U);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Schemes,
+    CudaModel,
+    testing::Values("bf16", "w4a16_g32", "w4a16_g128", "w4a8", "w8a8_int8", "w8a8_fp8"),
+    [](const auto& info) { return info.param; });
+
+}  // namespace
+}  // namespace nibble
