@@ -26,13 +26,7 @@ __device__ __forceinline__ void store_shared16(uint32_t address, uint4 value) {
                : "memory");
 }
 
-/// 4 bytes of shared memory.
-__device__ __forceinline__ uint32_t load_shared4(uint32_t address) {
-  uint32_t value = 0;
-  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
-  return value;
-}
-
+/// 2 bytes of shared memory.
 __device__ __forceinline__ uint16_t load_shared2(uint32_t address) {
   uint16_t value = 0;
   asm volatile("ld.shared.u16 %0, [%1];" : "=h"(value) : "r"(address) : "memory");
