@@ -181,34 +181,56 @@ __device__ __forceinline__ void widen_rows(
   using Chunk = Sm90Chunk<Tile::kHeadDim>;
   constexpr int kUnits = Tile::kHeadDim / 8;  // of a row, 8 elements each
   constexpr int kUnitBytes = Tile::kRow / kUnits;
+  constexpr int kPhases = 8 * kUnits / 32;  // steps of the warp over 8 tokens
+  constexpr int kParameter = 2 * kv_parameters(Tile::kFormat);
   const bool values = warp >= 2;
-  const int unit = lane % kUnits;
-#pragma unroll 4
-  for (int i = 0; i < kUnits; ++i) {
-    const int token = warp % 2 * 32 + i * (32 / kUnits) + lane / kUnits;
-    const int inside = token % Tile::kTokens;
-    const uint32_t tile = raw + static_cast<uint32_t>(token / Tile::kTokens * Tile::kBytes);
-    const uint32_t from =
-        tile + static_cast<uint32_t>((values ? Tile::kRowsBytes : 0) +
-                                     kv_row_offset(Tile::kRow, inside, unit * kUnitBytes));
-    uint2 code = make_uint2(0, 0);
-    if constexpr (kUnitBytes == 4) {
-      code.x = ptx::load_shared4(from);
-    } else {
-      code = ptx::load_shared8(from);
+  const int first = warp % 2 * 32;
+  const uint32_t tile = raw + static_cast<uint32_t>(first / Tile::kTokens * Tile::kBytes);
+  const int inside = first % Tile::kTokens;
+  const uint32_t from =
+      tile + static_cast<uint32_t>((values ? Tile::kRowsBytes : 0) + inside * Tile::kRow);
+  const uint32_t to =
+      slot + (values ? Chunk::kRows : 0) + static_cast<uint32_t>(first / 8) * Chunk::kGroup;
+  const uint32_t parameters_at =
+      tile + static_cast<uint32_t>(2 * Tile::kRowsBytes + (values ? Tile::kParameterBytes : 0) +
+                                   inside / 8 * kParameter);
+  uint32_t from_offset[kPhases];
+  uint32_t to_offset[kPhases];
+  uint32_t parameter_offset[kPhases];
+#pragma unroll
+  for (int j = 0; j < kPhases; ++j) {
+    const int token = j * (32 / kUnits) + lane / kUnits;  // of the 8
+    const int unit = lane % kUnits;
+    from_offset[j] = static_cast<uint32_t>(kv_row_offset(Tile::kRow, token, unit * kUnitBytes));
+    to_offset[j] = static_cast<uint32_t>(kv_row_offset(2 * Tile::kHeadDim, token, unit * 16));
+    parameter_offset[j] =
+        static_cast<uint32_t>(kv_parameter_index(Tile::kFormat, token) * kParameter);
+  }
+#pragma unroll
+  for (int group = 0; group < 4; ++group) {
+    uint2 code[kPhases];
+    uint32_t parameters[kPhases] = {};
+#pragma unroll
+    for (int j = 0; j < kPhases; ++j) {
+      const uint32_t at = from + static_cast<uint32_t>(group * 8 * Tile::kRow) + from_offset[j];
+      if constexpr (kUnitBytes == 4) {
+        code[j] = make_uint2(ptx::load_shared4(at), 0);
+      } else {
+        code[j] = ptx::load_shared8(at);
+      }
+      if constexpr (Tile::kInteger) {
+        const uint32_t own =
+            parameters_at + static_cast<uint32_t>(group * kParameter) + parameter_offset[j];
+        parameters[j] = kParameter == 4 ? ptx::load_shared4(own) : ptx::load_shared2(own);
+      }
     }
-    uint32_t parameters = 0;
-    if constexpr (Tile::kInteger) {
-      constexpr int kBytes = 2 * kv_parameters(Tile::kFormat);
-      const int at = 2 * Tile::kRowsBytes + (values ? Tile::kParameterBytes : 0) +
-                     kBytes * kv_parameter_index(Tile::kFormat, inside);
-      parameters = kBytes == 4 ? ptx::load_shared4(tile + static_cast<uint32_t>(at))
-                               : ptx::load_shared2(tile + static_cast<uint32_t>(at));
+#pragma unroll
+    for (int j = 0; j < kPhases; ++j) {
+      const int token = first + group * 8 + j * (32 / kUnits) + lane / kUnits;
+      const uint4 wide = widen<Tile::kFormat>(code[j], parameters[j]);
+      ptx::store_shared16(to + static_cast<uint32_t>(group) * Chunk::kGroup + to_offset[j],
+                          token < known ? wide : make_uint4(0, 0, 0, 0));
     }
-    const uint4 wide = widen<Tile::kFormat>(code, parameters);
-    const int to = kv_row_offset(2 * Tile::kHeadDim, token, unit * 16);
-    ptx::store_shared16(slot + (values ? Chunk::kRows : 0) + static_cast<uint32_t>(to),
-                        token < known ? wide : make_uint4(0, 0, 0, 0));
   }
 }
 
