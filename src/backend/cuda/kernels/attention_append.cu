@@ -111,6 +111,7 @@ template <int kDim>
 __device__ __forceinline__ __half2 fit_int4(const HeadValues<kDim>& x, int lane) {
   using Values = HeadValues<kDim>;
   constexpr int kEach = Values::kEach;
+  constexpr int kRanges = 7;
   const bool holds = lane < Values::kLanes;
   float own = 0.0F;
   float high = -INFINITY;
@@ -125,31 +126,47 @@ __device__ __forceinline__ __half2 fit_int4(const HeadValues<kDim>& x, int lane)
   const float mean = sum_warp(own) / kDim;
   high = max_warp(high) - mean;
   low = -max_warp(low) - mean;
-  float best_scale = 0.0F;
-  float best_code = 0.0F;  // mean of the codes
-  float best = 0.0F;
-  for (int step = 0; step < 7 && high > low; ++step) {
-    const float scale = (high - low) * (1.0F - 0.05F * static_cast<float>(step)) / 15.0F;
+  // All ranges' sums first, so that their reductions overlap.
+  uint32_t codes[kRanges];  // sum of codes, sum of squares above bit 16
+  float product[kRanges];
+#pragma unroll
+  for (int range = 0; range < kRanges; ++range) {
+    const float scale = (high - low) * (1.0F - 0.05F * static_cast<float>(range)) / 15.0F;
     const float offset = 0.5F * (high + low) - 7.5F * scale;
-    const float inverse = 1.0F / scale;
-    uint32_t codes = 0;  // sum of codes, sum of squares above bit 16
-    float product = 0.0F;
+    const float inverse = high > low ? 1.0F / scale : 0.0F;
+    codes[range] = 0;
+    product[range] = 0.0F;
 #pragma unroll
     for (int i = 0; i < 2 * kEach; ++i) {
       const float value = x.v[i / kEach][i % kEach] - mean;
       const float code = fminf(fmaxf(rintf((value - offset) * inverse), 0.0F), 15.0F);
       const auto integer = static_cast<uint32_t>(code);
-      codes += holds ? integer + (integer * integer << 16) : 0;
-      product = fmaf(code, holds ? value : 0.0F, product);
+      codes[range] += holds ? integer + (integer * integer << 16) : 0;
+      product[range] = fmaf(code, holds ? value : 0.0F, product[range]);
     }
-    codes = __reduce_add_sync(~0U, codes);
-    product = sum_warp(product);
-    const float sum = static_cast<float>(codes & 0xffffU);
-    const float variance = static_cast<float>(codes >> 16) - sum * sum / kDim;
-    const float explained = variance > 0.0F ? product * product / variance : 0.0F;
+  }
+#pragma unroll
+  for (int range = 0; range < kRanges; ++range) {
+    codes[range] = __reduce_add_sync(~0U, codes[range]);
+  }
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) {
+#pragma unroll
+    for (int range = 0; range < kRanges; ++range) {
+      product[range] += __shfl_xor_sync(~0U, product[range], step);
+    }
+  }
+  float best_scale = 0.0F;
+  float best_code = 0.0F;  // mean of the codes
+  float best = 0.0F;
+#pragma unroll
+  for (int range = 0; range < kRanges; ++range) {
+    const float sum = static_cast<float>(codes[range] & 0xffffU);
+    const float variance = static_cast<float>(codes[range] >> 16) - sum * sum / kDim;
+    const float explained = variance > 0.0F ? product[range] * product[range] / variance : 0.0F;
     if (explained > best) {
       best = explained;
-      best_scale = product / variance;
+      best_scale = product[range] / variance;
       best_code = sum / kDim;
     }
   }
@@ -238,6 +255,7 @@ __device__ __forceinline__ void store_head(const HeadValues<kDim>& x,
 template <KvCode kCode, int kDim>
 __global__ __launch_bounds__(32 * kWarps) void append_kernel(const AppendArgs args) {
   using Values = HeadValues<kDim>;
+  ptx::allow_successor();  // attention fetches what earlier steps wrote meanwhile
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int row = static_cast<int>(blockIdx.x);
   const int32_t sequence = args.row_sequence[row];
@@ -255,7 +273,6 @@ __global__ __launch_bounds__(32 * kWarps) void append_kernel(const AppendArgs ar
     }
   }
   ptx::wait_for_predecessor();
-  ptx::allow_successor();
   if (sequence < 0) {
     return;
   }
