@@ -17,6 +17,7 @@ struct Grid {
   dim3 blocks = {};
   unsigned threads = 0;     // per block
   size_t shared_bytes = 0;  // dynamic; above 48 KiB the kernel's limit must have been raised
+  unsigned cluster = 1;     // neighbouring blocks (in x) that run at the same time
 };
 
 /// Launches kernel(args...). Allocates nothing and may be captured in a graph.
@@ -25,16 +26,23 @@ cudaError_t launch(void (*kernel)(Parameters...),
                    const Grid& grid,
                    const LaunchContext& context,
                    Arguments... args) {
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attributes[2] = {};
+  unsigned count = 0;
+  if (context.overlap) {
+    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (grid.cluster > 1) {
+    attributes[count].id = cudaLaunchAttributeClusterDimension;
+    attributes[count++].val.clusterDim = {grid.cluster, 1, 1};
+  }
   cudaLaunchConfig_t config{};
   config.gridDim = grid.blocks;
   config.blockDim = dim3(grid.threads);
   config.dynamicSmemBytes = grid.shared_bytes;
   config.stream = context.stream;
-  config.attrs = &attribute;
-  config.numAttrs = context.overlap ? 1 : 0;
+  config.attrs = attributes;
+  config.numAttrs = count;
   return cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(args)...);
 }
 

@@ -1,30 +1,64 @@
 #include "backend/cuda/kernels/gemm_sm90.h"
 
 #include <algorithm>
+#include <iterator>
+#include <utility>
 
 #include <cudaTypedefs.h>
 #include <cuda_runtime.h>
 
 #include "backend/cuda/cuda_status.h"
+#include "base/check.h"
 
 namespace nibble::cuda {
 namespace {
 
-// Rates of an H200 per multiprocessor and clock (kernels_micro, measured): bytes from memory, bytes
-// from the L2 cache (what large products reach), and the share of the tensor cores' rate that a
-// main loop sustains.
-constexpr double kMemoryBytes = 19.0;
-constexpr double kCacheBytes = 46.0;
-constexpr double kSustained = 0.9;
-constexpr double kPartBytes = 25.0;         // as the last of a split tile reads parts
-constexpr double kStartClocks = 3000.0;     // of a kernel that does not fit beside its predecessor
-constexpr double kExchangeClocks = 3000.0;  // to leave sums in memory and to find the last
+// What the choice of a tile reckons with, per multiprocessor and clock; fitted to an H200 (W4A8 at
+// 16 to 4096 rows of the three shapes of the benchmarks: within 10 %).
+constexpr double kMemoryBytes = 19.0;      // from memory
+constexpr double kCacheBytes = 40.0;       // from the L2 cache
+constexpr double kBesideBytes = 45.0;      // the same beside a stream from memory
+constexpr double kPartBytes = 25.0;        // sums of a split tile, as its last block reads them
+constexpr double kStoreBytes = 40.0;       // sums, as they are stored
+constexpr double kClusterClocks = 1500.0;  // for each block of a cluster that shares a tile
+constexpr double kStartClocks = 3000.0;    // of a kernel that does not fit beside its predecessor
+constexpr int kClusters[] = {2, 4};        // 8 were slower: they wait for each other's places
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Whether a tile is not mostly empty at m tokens; the first tile, the smallest, serves all.
-bool fits(const GemmSm90Family& family, const GemmSm90Tile& tile, int64_t m) {
+bool serves(const GemmSm90Family& family, const GemmSm90Tile& tile, int64_t m) {
   return tile.tokens < 2 * m || tile.tokens == family.tiles.front().tokens;
+}
+
+// Nor so small that weights are read again.
+bool fits(const GemmSm90Family& family, const GemmSm90Tile& tile, int64_t m) {
+  return tile.tokens >= std::min<int64_t>(m, 128) && serves(family, tile, m);
+}
+
+// Clusters of each size that run at the same time.
+std::array<int, 2> count_clusters(const GemmSm90Tile& tile) {
+  std::array<int, 2> counts{};
+  for (size_t i = 0; i < counts.size() && tile.clusters; ++i) {
+    const auto cluster = static_cast<unsigned>(kClusters[i]);
+    cudaLaunchAttribute attribute{};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {cluster, 1, 1};
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(cluster * 128);
+    config.blockDim = dim3(tile.threads);
+    config.dynamicSmemBytes = tile.shared_bytes;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    int count = 0;
+    if (cudaOccupancyMaxActiveClusters(&count, reinterpret_cast<const void*>(tile.kernel),
+                                       &config) == cudaSuccess) {
+      counts[i] = count / tile.resident;  // the rest is for the next kernel
+    } else {
+      cudaGetLastError();
+    }
+  }
+  return counts;
 }
 
 }  // namespace
@@ -48,8 +82,11 @@ Result<std::unique_ptr<GemmKernel>> GemmSm90::make(const GemmSm90Family& family,
                                                       static_cast<int>(tile.shared_bytes)),
                                  family.name));
   }
-  return std::unique_ptr<GemmKernel>(
-      std::make_unique<GemmSm90>(family, problem, device, encode_map));
+  auto kernel = std::make_unique<GemmSm90>(family, problem, device, encode_map);
+  for (const GemmSm90Tile& tile : family.tiles) {
+    kernel->clusters_.push_back(count_clusters(tile));
+  }
+  return std::unique_ptr<GemmKernel>(std::move(kernel));
 }
 
 GemmSm90::GemmSm90(const GemmSm90Family& family,
@@ -110,7 +147,8 @@ cudaError_t GemmSm90::unpack(const void* packed,
                          static_cast<size_t>(n_) * sizeof(float), cudaMemcpyDeviceToDevice, stream);
 }
 
-GemmSm90::Plan GemmSm90::plan(const GemmSm90Tile& tile, int64_t m) const {
+GemmSm90::Plan GemmSm90::plan(size_t tile_index, int64_t m, bool in_pairs) const {
+  const GemmSm90Tile& tile = family_.tiles[tile_index];
   const int row_tiles = static_cast<int>(ceil_div(row_blocks_, tile.row_blocks));
   const int token_tiles = static_cast<int>(ceil_div(m, tile.tokens));
   const int steps = static_cast<int>(
@@ -118,22 +156,37 @@ GemmSm90::Plan GemmSm90::plan(const GemmSm90Tile& tile, int64_t m) const {
   const int units = tile.row_blocks * tile.depth;
   const double weight_bytes = static_cast<double>(units) * family_.unit_bytes;
   const double x_bytes = static_cast<double>(tile.depth) * std::min<int64_t>(tile.tokens, m) * 128;
-  const double mma = units * family_.clocks_per_unit_token * std::max(tile.tokens, 32) / kSustained;
+  const double mma = units * family_.clocks_per_unit_token * std::max(tile.tokens, 32);
+  // The cache serves activations beside what comes from memory, not at the same time.
   const double step =
       tile.launched * (std::max({mma, (weight_bytes + x_bytes) / kCacheBytes,
-                                 weight_bytes / kMemoryBytes / std::min(token_tiles, sms_ / 2)}) +
+                                 weight_bytes / kMemoryBytes / std::max(1.0, token_tiles / 1.5) +
+                                     x_bytes / kBesideBytes}) +
                        0.1 * (weight_bytes + x_bytes) / kCacheBytes);  // of equals, the lighter
   const double part_bytes = tile.row_blocks * 64.0 * tile.tokens * 4.0;
   const double exchange = part_bytes / kPartBytes;
   Plan plan;
   plan.schedule = make_schedule(row_tiles, token_tiles, steps, sms_ * tile.launched / tile.cluster,
-                                (kExchangeClocks + exchange) / step, exchange / step);
+                                (family_.exchange_clocks + exchange) / step, exchange / step);
+  for (size_t i = 0; i < std::size(kClusters) && in_pairs; ++i) {
+    const int cluster = kClusters[i];
+    if (cluster <= steps && row_tiles * token_tiles <= clusters_[tile_index][i]) {
+      const GemmSchedule shared =
+          make_cluster_schedule(row_tiles, token_tiles, steps, cluster,
+                                (kClusterClocks * cluster + exchange / 4 / cluster) / step);
+      if (shared.time < plan.schedule.time) {
+        plan.schedule = shared;
+      }
+    }
+  }
   const double tiles_per_block =
       static_cast<double>(row_tiles) * token_tiles / plan.schedule.blocks;
-  plan.clocks = plan.schedule.time * step + tiles_per_block * part_bytes / 64.0;
+  plan.clocks = plan.schedule.time * step + tiles_per_block * part_bytes / kStoreBytes;
   if (tile.resident == 1) {
     plan.clocks += kStartClocks;
   }
+  // Of equals, the one whose tokens share a tile: their weights are fetched once.
+  plan.clocks *= token_tiles == 1 ? 0.97 : token_tiles == 2 ? 0.99 : 1.0;
   return plan;
 }
 
@@ -141,25 +194,26 @@ int GemmSm90::choose(int64_t m) const {
   if (family_.tile_for != nullptr) {
     return family_.tile_for(m);
   }
-  int best = 0;
+  int best = -1;
   double least = 0.0;
   for (size_t i = 0; i < family_.tiles.size(); ++i) {
     if (!fits(family_, family_.tiles[i], m)) {
       continue;
     }
-    const double clocks = plan(family_.tiles[i], m).clocks;
-    if (i == 0 || clocks < least) {
+    const double clocks = plan(i, m, true).clocks;
+    if (best < 0 || clocks < least) {
       best = static_cast<int>(i);
       least = clocks;
     }
   }
+  CHECK(best >= 0);
   return best;
 }
 
 size_t GemmSm90::workspace_bytes(int64_t max_m) const {
   size_t bytes = 0;
   for (const GemmSm90Tile& tile : family_.tiles) {
-    if (fits(family_, tile, max_m)) {
+    if (serves(family_, tile, max_m)) {
       const size_t part = static_cast<size_t>(tile.row_blocks) * 64 *
                           static_cast<size_t>(tile.tokens) * sizeof(float);
       bytes = std::max(bytes, static_cast<size_t>(sms_ * tile.launched / tile.cluster) * 2 * part);
@@ -206,21 +260,14 @@ cudaError_t GemmSm90::run_tile(int index,
       .row_blocks = row_blocks_,
       .k_blocks = k_blocks_,
       .result = args.result,
-      .schedule = plan(tile, args.m).schedule};
-  const auto cluster = static_cast<unsigned>(tile.cluster);
-  cudaLaunchAttribute attributes[2] = {};
-  attributes[0].id = cudaLaunchAttributeClusterDimension;
-  attributes[0].val.clusterDim = {cluster, 1, 1};
-  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[1].val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(kernel_args.schedule.blocks) * cluster);
-  config.blockDim = dim3(tile.threads);
-  config.dynamicSmemBytes = tile.shared_bytes;
-  config.stream = context.stream;
-  config.attrs = cluster > 1 ? attributes : attributes + 1;
-  config.numAttrs = (cluster > 1 ? 1 : 0) + (context.overlap ? 1 : 0);
-  return cudaLaunchKernelEx(&config, tile.kernel, map, kernel_args);
+      .schedule =
+          plan(static_cast<size_t>(index), args.m, n_ % 2 == 0 && args.y_stride % 2 == 0).schedule};
+  const int cluster = std::max(tile.cluster, kernel_args.schedule.cluster);
+  const Grid grid{.blocks = dim3(static_cast<unsigned>(kernel_args.schedule.blocks * tile.cluster)),
+                  .threads = tile.threads,
+                  .shared_bytes = tile.shared_bytes,
+                  .cluster = static_cast<unsigned>(cluster)};
+  return launch(tile.kernel, grid, context, map, kernel_args);
 }
 
 }  // namespace nibble::cuda

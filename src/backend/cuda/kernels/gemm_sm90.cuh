@@ -2,13 +2,11 @@
 
 #include <cstdint>
 
-#include <cuda_bf16.h>
-
-#include "backend/cuda/kernels/gemm_sm90.h"
+#include "backend/cuda/kernels/gemm_sm90_store.cuh"
+#include "backend/cuda/kernels/gemm_sm90_tile.cuh"
 #include "backend/cuda/ptx/barrier.cuh"
 #include "backend/cuda/ptx/copy.cuh"
 #include "backend/cuda/ptx/dependency.cuh"
-#include "backend/cuda/ptx/memory.cuh"
 #include "backend/cuda/ptx/wgmma.cuh"
 
 // Main loop of the Hopper matrix products: yᵀ = w · xᵀ, so that the weights are the operand of 64
@@ -20,46 +18,6 @@
 // shared memory. Weights never change, so the first ring is filled before the kernel waits for its
 // predecessor.
 namespace nibble::cuda {
-
-/// One tile of a block: kBlocks x 64 rows for each warpgroup, kTokens tokens, kDepth x 128 bytes of
-/// x along K in each of kStages stages. kResident blocks fit a multiprocessor.
-template <int kTokens_, int kBlocks_, int kDepth_, int kStages_, int kResident_>
-struct GemmTile {
-  static constexpr int kTokens = kTokens_, kBlocks = kBlocks_, kDepth = kDepth_;
-  static constexpr int kStages = kStages_, kResident = kResident_;
-  static constexpr int kGroups = 2;
-  static constexpr int kRowBlocks = kGroups * kBlocks;  // of 64 rows
-  // With a block per multiprocessor the copying warp is a warpgroup, whose registers the others
-  // take.
-  static constexpr bool kTakesRegisters = kResident == 1;
-  static constexpr int kThreads = kGroups * 128 + (kTakesRegisters ? 128 : 32);
-  static constexpr int kUnits = kBlocks * kDepth;  // of a warpgroup in a stage
-  static_assert(kUnits == 1 || kUnits == 2);
-};
-
-template <typename Codec, typename Tile>
-struct GemmShared {
-  static constexpr int kWeightBytes = Tile::kRowBlocks * Tile::kDepth * Codec::kUnitBytes;
-  static constexpr int kXBytes = Tile::kTokens * 128;  // of one K block
-  static constexpr int kStageBytes = kWeightBytes + Tile::kDepth * kXBytes;
-  static constexpr int kBarriers = Tile::kStages * kStageBytes;  // full, then empty
-  static constexpr int kFlags = kBarriers + 16 * Tile::kStages;
-  static constexpr int kBytes = kFlags + 16 + 1024;  // the base is rounded up to 1024
-  static_assert(kStageBytes % 1024 == 0);
-};
-
-// Number of a stage in the ring and the parity of its phase.
-template <int kStages>
-struct RingPlace {
-  int stage = 0;
-  uint32_t parity = 0;
-  __device__ __forceinline__ void advance() {
-    if (++stage == kStages) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
-};
 
 // --- the copying warp, one thread of it ---
 
@@ -135,17 +93,6 @@ __device__ void fill_ring(const CUtensorMap& x, const GemmSm90Args& args, uint32
 }
 
 // --- the multiplying warpgroups ---
-
-template <typename Sum, int kBlocks, int kCount>
-__device__ __forceinline__ void clear(Sum (&sums)[kBlocks][kCount]) {
-#pragma unroll
-  for (int b = 0; b < kBlocks; ++b) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      sums[b][i] = 0;
-    }
-  }
-}
 
 // Products of one unit, as one group.
 template <typename Codec, int kTokens>
@@ -231,229 +178,6 @@ __device__ __forceinline__ void accumulate(
   release();
 }
 
-// Of one warpgroup of at most four; the numbers of barriers are constants, so that only these are
-// taken.
-__device__ __forceinline__ void sync_group(int group) {
-  switch (group % 4) {
-    case 0:
-      return ptx::group_sync(1, 128);
-    case 1:
-      return ptx::group_sync(2, 128);
-    case 2:
-      return ptx::group_sync(3, 128);
-    default:
-      return ptx::group_sync(4, 128);
-  }
-}
-
-// Leaves this warpgroup's sums of a split tile in memory; the warpgroup that comes last gets true
-// and the sums of all parts, added in the order of the blocks.
-template <typename Codec, typename Tile>
-__device__ __forceinline__ bool combine(
-    ptx::MmaSum<Codec::kType> (&sums)[Tile::kBlocks][Tile::kTokens / 2],
-    const GemmSm90Args& args,
-    const GemmPart& part,
-    int own,
-    int group,
-    int thread,
-    volatile uint32_t* flags) {
-  using Sum = ptx::MmaSum<Codec::kType>;
-  using Sum4 = std::conditional_t<std::is_same_v<Sum, float>, float4, int4>;
-  constexpr int kWords = Tile::kTokens / 8;  // 16-byte words of a row block
-  const GemmSchedule& schedule = args.schedule;
-  const int first = schedule.block_of(part.split * schedule.steps);
-  const int last = schedule.block_of((part.split + 1) * schedule.steps - 1);
-  if (first == last) {
-    return true;
-  }
-  // A block's run holds the end of one split tile, whole ones, and the start of another: where it
-  // began before the tile, these sums are the start.
-  const auto slot = [&](int block) {
-    const int start = schedule.run_begin(block) < part.split * schedule.steps ? 1 : 0;
-    return static_cast<Sum4*>(args.parts) +
-           ((block * 2 + start) * Tile::kGroups + group) * (Tile::kBlocks * kWords * 128) + thread;
-  };
-  Sum4* mine = slot(own);
-#pragma unroll
-  for (int b = 0; b < Tile::kBlocks; ++b) {
-#pragma unroll
-    for (int i = 0; i < kWords; ++i) {
-      Sum4 word;
-      word.x = sums[b][4 * i];
-      word.y = sums[b][4 * i + 1];
-      word.z = sums[b][4 * i + 2];
-      word.w = sums[b][4 * i + 3];
-      __stcg(mine + (b * kWords + i) * 128, word);
-    }
-  }
-  sync_group(group);
-  if (thread == 0) {
-    uint32_t* counter = args.counters + part.split * Tile::kGroups + group;
-    const bool done = ptx::add_acquire_release(counter, 1) == static_cast<uint32_t>(last - first);
-    if (done) {
-      *counter = 0;
-    }
-    flags[group] = done ? 1 : 0;
-  }
-  sync_group(group);
-  if (flags[group] == 0) {
-    return false;
-  }
-  if constexpr (std::is_same_v<Sum, float>) {
-    clear(sums);
-  }
-  for (int block = first; block <= last; ++block) {
-    if (std::is_same_v<Sum, int32_t> && block == own) {
-      continue;  // the order of integers does not matter
-    }
-    const Sum4* theirs = slot(block);
-#pragma unroll
-    for (int b = 0; b < Tile::kBlocks; ++b) {
-#pragma unroll
-      for (int i = 0; i < kWords; ++i) {
-        const Sum4 word = __ldcg(theirs + (b * kWords + i) * 128);
-        sums[b][4 * i] += word.x;
-        sums[b][4 * i + 1] += word.y;
-        sums[b][4 * i + 2] += word.z;
-        sums[b][4 * i + 3] += word.w;
-      }
-    }
-  }
-  return true;
-}
-
-// Scales and bias of a thread's channels, read while the products run.
-template <int kBlocks>
-struct ChannelTerms {
-  float2 scale[kBlocks];
-  float2 bias[kBlocks];
-};
-
-template <typename Codec, typename Tile>
-__device__ __forceinline__ int first_channel(const GemmPart& part, int group, int thread, int b) {
-  const int block = part.row_tile * Tile::kRowBlocks + group * Tile::kBlocks + b;
-  return 64 * block + 16 * (thread >> 5) + 2 * ((thread & 31) >> 2);
-}
-
-template <typename Codec, typename Tile>
-__device__ __forceinline__ ChannelTerms<Tile::kBlocks> load_terms(const GemmSm90Args& args,
-                                                                  const GemmPart& part,
-                                                                  int group,
-                                                                  int thread) {
-  ChannelTerms<Tile::kBlocks> terms;
-#pragma unroll
-  for (int b = 0; b < Tile::kBlocks; ++b) {
-    const int row = first_channel<Codec, Tile>(part, group, thread, b);
-    const bool inside = row < args.n;
-    const float* scales = args.weight_scales + (inside ? row : 0);  // filled up to whole blocks
-    terms.scale[b] = float2{__ldg(scales), __ldg(scales + 1)};
-    terms.bias[b] = float2{0.0F, 0.0F};
-    if (args.bias != nullptr && inside) {
-      terms.bias[b].x = __ldg(args.bias + row);
-      terms.bias[b].y = row + 1 < args.n ? __ldg(args.bias + row + 1) : 0.0F;
-    }
-  }
-  return terms;
-}
-
-// How results leave: pairs of channels at once where n and the rows' distance are even.
-template <GemmResult kResult, bool kPairs>
-__device__ __forceinline__ void store_pair(void* y, bool both, float first, float second) {
-  if constexpr (kResult == GemmResult::kBf16) {
-    if constexpr (kPairs) {
-      *static_cast<uint32_t*>(y) = ptx::pack_bf16(first, second);
-    } else {
-      auto* values = static_cast<__nv_bfloat16*>(y);
-      values[0] = __float2bfloat16(first);
-      if (both) {
-        values[1] = __float2bfloat16(second);
-      }
-    }
-  } else {
-    constexpr bool kAdd = kResult == GemmResult::kAddF32;
-    auto* values = static_cast<float*>(y);
-    if constexpr (kPairs && kAdd) {
-      ptx::add_pair(values, first, second);
-    } else if constexpr (kPairs) {
-      *static_cast<float2*>(y) = float2{first, second};
-    } else {
-      values[0] = first + (kAdd ? values[0] : 0.0F);
-      if (both) {
-        values[1] = second + (kAdd ? values[1] : 0.0F);
-      }
-    }
-  }
-}
-
-template <typename Codec, typename Tile, GemmResult kResult, bool kPairs>
-__device__ __forceinline__ void store_tile(
-    const ptx::MmaSum<Codec::kType> (&sums)[Tile::kBlocks][Tile::kTokens / 2],
-    const GemmSm90Args& args,
-    const ChannelTerms<Tile::kBlocks>& terms,
-    const GemmPart& part,
-    int group,
-    int thread) {
-  // Scales of tokens read before the stores that follow: their latencies overlap.
-  constexpr int kAtOnce = Tile::kTokens < 32 ? Tile::kTokens / 4 : 8;
-  constexpr int kBytes = kResult == GemmResult::kBf16 ? 2 : 4;
-  const int token0 = part.token_tile * Tile::kTokens + 2 * (thread & 3);
-  const int tokens = args.m - token0;
-  const int64_t stride = args.y_stride * kBytes;
-  const int row0 = first_channel<Codec, Tile>(part, group, thread, 0);
-  uint8_t* y =
-      static_cast<uint8_t*>(args.y) + token0 * stride + static_cast<int64_t>(row0) * kBytes;
-#pragma unroll
-  for (int start = 0; start < Tile::kTokens / 4; start += kAtOnce) {
-    float x_scales[kAtOnce];
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const int token = token0 + 8 * ((start + i) / 2) + i % 2;
-      x_scales[i] = __ldcg(args.x_scales + min(token, args.m - 1));  // L1 may hold older ones
-    }
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const int token = 8 * ((start + i) / 2) + i % 2;
-#pragma unroll
-      for (int b = 0; b < Tile::kBlocks; ++b) {
-        const int at = 4 * ((start + i) / 2) + i % 2;
-        const float scale = Codec::kScale * x_scales[i];
-        const float first = static_cast<float>(sums[b][at]) * (terms.scale[b].x * scale);
-        const float second = static_cast<float>(sums[b][at + 2]) * (terms.scale[b].y * scale);
-        if (token < tokens && row0 + 64 * b < args.n) {
-          store_pair<kResult, kPairs>(y + token * stride + 64 * kBytes * b,
-                                      row0 + 64 * b + 1 < args.n, first + terms.bias[b].x,
-                                      second + terms.bias[b].y);
-        }
-      }
-    }
-  }
-}
-
-template <typename Codec, typename Tile>
-__device__ __forceinline__ void store(
-    const ptx::MmaSum<Codec::kType> (&sums)[Tile::kBlocks][Tile::kTokens / 2],
-    const GemmSm90Args& args,
-    const ChannelTerms<Tile::kBlocks>& terms,
-    const GemmPart& part,
-    int group,
-    int thread) {
-  const bool pairs = args.n % 2 == 0 && args.y_stride % 2 == 0;
-  const auto with = [&]<GemmResult kResult>() {
-    if (pairs) {
-      store_tile<Codec, Tile, kResult, true>(sums, args, terms, part, group, thread);
-    } else {
-      store_tile<Codec, Tile, kResult, false>(sums, args, terms, part, group, thread);
-    }
-  };
-  if (args.result == GemmResult::kBf16) {
-    with.template operator()<GemmResult::kBf16>();
-  } else if (args.result == GemmResult::kF32) {
-    with.template operator()<GemmResult::kF32>();
-  } else {
-    with.template operator()<GemmResult::kAddF32>();
-  }
-}
-
 template <typename Codec, typename Tile>
 __device__ __forceinline__ void multiply_parts(const GemmSm90Args& args,
                                                int group,
@@ -470,8 +194,17 @@ __device__ __forceinline__ void multiply_parts(const GemmSm90Args& args,
     ptx::MmaSum<Codec::kType> sums[Tile::kBlocks][Tile::kTokens / 2];
     clear(sums);
     accumulate<Codec, Tile>(sums, place, part.end - part.begin, group, thread, base);
-    if (part.split < 0 ||
-        combine<Codec, Tile>(sums, args, part, blockIdx.x, group, thread, flags)) {
+    bool stored = false;
+    if constexpr (Tile::kClusters) {
+      if (args.schedule.cluster > 1) {
+        with_result(args.result, [&]<GemmResult kResult>() {
+          store_cluster<Codec, Tile, kResult>(sums, args, terms, part, group, thread, base);
+        });
+        stored = true;
+      }
+    }
+    if (!stored && (part.split < 0 ||
+                    combine<Codec, Tile>(sums, args, part, blockIdx.x, group, thread, flags))) {
       store<Codec, Tile>(sums, args, terms, part, group, thread);
     }
     more = parts.next(part);

@@ -1,8 +1,10 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include <cuda.h>
 
@@ -30,11 +32,12 @@ struct GemmSm90Args {
 /// One instance of the kernel, with what the choice among them needs.
 struct GemmSm90Tile {
   int tokens = 0;
-  int row_blocks = 0;  // of 64 rows
-  int depth = 0;       // K blocks of a step
-  int resident = 0;    // blocks that fit a multiprocessor
-  int launched = 1;    // blocks of one launch on a multiprocessor
-  int cluster = 1;     // blocks that share a tile, each with some of its rows
+  int row_blocks = 0;     // of 64 rows
+  int depth = 0;          // K blocks of a step
+  int resident = 0;       // blocks that fit a multiprocessor
+  int launched = 1;       // blocks of one launch on a multiprocessor
+  int cluster = 1;        // blocks that share a tile, each with some of its rows
+  bool clusters = false;  // whether clusters of blocks may share a tile's steps
   unsigned threads = 0;
   size_t shared_bytes = 0;
   void (*kernel)(CUtensorMap x, GemmSm90Args args) = nullptr;
@@ -49,6 +52,7 @@ struct GemmSm90Family {
   int block_elements = 0;
   int depth = 1;
   double clocks_per_unit_token = 2.0;  // of the tensor cores
+  double exchange_clocks = 3000.0;  // to leave a split tile's sums in memory and to find the last
   /// codes [n, k] canonical to units, or back.
   cudaError_t (*pack)(const void* codes, int64_t n, int64_t k, void* units, cudaStream_t) = nullptr;
   cudaError_t (*unpack)(const void* units, int64_t n, int64_t k, void* codes, cudaStream_t) =
@@ -93,14 +97,15 @@ class GemmSm90 final : public GemmKernel {
     GemmSchedule schedule;
     double clocks = 0.0;
   };
-  [[nodiscard]] Plan plan(const GemmSm90Tile& tile, int64_t m) const;
+  [[nodiscard]] Plan plan(size_t tile, int64_t m, bool in_pairs) const;
   [[nodiscard]] size_t code_bytes() const;
 
   const GemmSm90Family& family_;
   int64_t n_, k_;
   int sms_;
-  int row_blocks_, k_blocks_;  // of the packed weights
-  void* encode_map_;           // the driver's cuTensorMapEncodeTiled
+  int row_blocks_, k_blocks_;                 // of the packed weights
+  void* encode_map_;                          // the driver's cuTensorMapEncodeTiled
+  std::vector<std::array<int, 2>> clusters_;  // of 2 and 4 blocks at once, for each tile
 };
 
 /// INT4 weights per channel x INT8 activations per token; INT8 x INT8; E4M3 x E4M3.

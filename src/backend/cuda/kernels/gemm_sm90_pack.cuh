@@ -12,6 +12,9 @@ namespace nibble::cuda {
 /// Sums stay within an int32: 16 * 8 * 127 or 128 * 127 times k, and -128 in x where it occurs.
 inline constexpr int64_t kGemmMaxIntegerK = 131008;
 
+/// Measured: tiles split to fill the last few multiprocessors cost more than they save.
+inline constexpr double kGemmExchangeClocks = 6000.0;
+
 struct GemmUnits {
   int row_blocks = 0, k_blocks = 0;
   [[nodiscard]] unsigned units() const { return static_cast<unsigned>(row_blocks * k_blocks); }
@@ -40,6 +43,7 @@ constexpr GemmSm90Tile gemm_tile() {
           .row_blocks = Tile::kRowBlocks,
           .depth = Tile::kDepth,
           .resident = Tile::kResident,
+          .clusters = Tile::kClusters,
           .threads = Tile::kThreads,
           .shared_bytes = GemmShared<Codec, Tile>::kBytes,
           .kernel = gemm_sm90<Codec, Tile>};

@@ -19,6 +19,7 @@ struct GemmSchedule {
   int row_tiles = 0, token_tiles = 0, steps = 0;
   int whole_tiles = 0, split_tiles = 0, split_blocks = 0;
   int blocks = 0;     // of the grid
+  int cluster = 1;    // blocks that share each tile through shared memory; then all are split
   double time = 0.0;  // expected, in steps
 
   /// First step of a block's run, among split_tiles * steps; of block split_blocks, their end.
@@ -116,6 +117,21 @@ inline GemmSchedule make_schedule(
   schedule.blocks = std::max(schedule.blocks, schedule.split_blocks);
   schedule.time += best;
   return schedule;
+}
+
+/// Every tile to a cluster of blocks, each an equal run of its steps. `cost`: of adding up, in
+/// steps.
+inline GemmSchedule make_cluster_schedule(
+    int row_tiles, int token_tiles, int steps, int cluster, double cost) {
+  const int tiles = row_tiles * token_tiles;
+  return {.row_tiles = row_tiles,
+          .token_tiles = token_tiles,
+          .steps = steps,
+          .split_tiles = tiles,
+          .split_blocks = tiles * cluster,
+          .blocks = tiles * cluster,
+          .cluster = cluster,
+          .time = static_cast<double>((steps + cluster - 1) / cluster) + cost};
 }
 
 }  // namespace nibble::cuda

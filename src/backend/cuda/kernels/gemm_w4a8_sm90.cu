@@ -104,7 +104,7 @@ cudaError_t unpack(const void* units, int64_t n, int64_t k, void* codes, cudaStr
 constexpr GemmSm90Tile kTiles[] = {gemm_tile<Int4Codec, GemmTile<8, 1, 2, 6, 2>>(),
                                    gemm_tile<Int4Codec, GemmTile<16, 1, 2, 5, 2>>(),
                                    gemm_tile<Int4Codec, GemmTile<32, 1, 2, 4, 2>>(),
-                                   gemm_tile<Int4Codec, GemmTile<64, 1, 2, 3, 2>>(),
+                                   gemm_tile<Int4Codec, GemmTile<64, 1, 2, 6, 1>>(),
                                    gemm_tile<Int4Codec, GemmTile<64, 2, 1, 8, 1>>(),
                                    gemm_tile<Int4Codec, GemmTile<128, 1, 2, 4, 1>>(),
                                    gemm_tile<Int4Codec, GemmTile<128, 2, 1, 6, 1>>(),
@@ -115,6 +115,7 @@ constexpr GemmSm90Family kFamily{.name = "gemm_w4a8_sm90",
                                  .unit_bytes = Int4Codec::kUnitBytes,
                                  .block_elements = Int4Codec::kBlockElements,
                                  .depth = kDepth,
+                                 .exchange_clocks = kGemmExchangeClocks,
                                  .pack = pack,
                                  .unpack = unpack};
 

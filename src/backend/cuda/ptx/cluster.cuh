@@ -24,6 +24,27 @@ __device__ __forceinline__ void cluster_sync() {
 #endif
 }
 
+/// The address of the same place in the block `rank`, for load_cluster16.
+__device__ __forceinline__ uint32_t peer_address(uint32_t address, uint32_t rank) {
+  uint32_t peer = 0;
+#if __CUDA_ARCH__ >= 900
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(peer) : "r"(address), "r"(rank));
+#endif
+  return peer;
+}
+
+/// 16 bytes of another block's shared memory.
+__device__ __forceinline__ uint4 load_cluster16(uint32_t address) {
+  uint4 value{};
+#if __CUDA_ARCH__ >= 900
+  asm volatile("ld.shared::cluster.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "r"(address)
+               : "memory");
+#endif
+  return value;
+}
+
 /// Arrives at the barrier that has the address `barrier` in the block `rank`.
 __device__ __forceinline__ void barrier_arrive_at(uint32_t barrier, uint32_t rank) {
 #if __CUDA_ARCH__ >= 900
