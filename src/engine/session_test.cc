@@ -90,7 +90,7 @@ TEST(Session, ErrorsNameTheFolder) {
 TEST(Session, StorytellerAnswersAloneAsInACrowd) {
   const auto answers = [](int64_t max_num_seqs, int64_t num_pages) {
     SessionOptions options;
-    options.backend.threads = 2;
+    options.backend.cpu.threads = 2;
     options.engine = {.max_model_len = 128,
                       .max_num_seqs = max_num_seqs,
                       .max_num_batched_tokens = 16,
