@@ -166,7 +166,11 @@ GemmSm90::Plan GemmSm90::plan(size_t tile_index, int64_t m, bool in_pairs) const
   const double part_bytes = tile.row_blocks * 64.0 * tile.tokens * 4.0;
   const double exchange = part_bytes / kPartBytes;
   Plan plan;
-  plan.schedule = make_schedule(row_tiles, token_tiles, steps, sms_ * tile.launched / tile.cluster,
+  int blocks = sms_ * tile.launched / tile.cluster;
+  if (const int tiles = row_tiles * token_tiles; family_.equal_parts && 2 * tiles <= blocks) {
+    blocks -= blocks % tiles;
+  }
+  plan.schedule = make_schedule(row_tiles, token_tiles, steps, blocks,
                                 (family_.exchange_clocks + exchange) / step, exchange / step);
   for (size_t i = 0; i < std::size(kClusters) && in_pairs; ++i) {
     const int cluster = kClusters[i];

@@ -62,6 +62,9 @@ struct GemmSm90Family {
       nullptr;
   cudaError_t (*unpack_scales)(
       const void* units, int64_t n, int64_t k, float* scales, cudaStream_t) = nullptr;
+  /// Splits tiles into equal parts where each falls to two blocks or more, so that no block works
+  /// on two of them: for a loop that stands still while sums are exchanged.
+  bool equal_parts = false;
   /// Index of the tile for m tokens; without, the model of plan() chooses.
   int (*tile_for)(int64_t m) = nullptr;
 };

@@ -173,6 +173,7 @@ GemmSm90Family make_family() {
                 return run(unpack_scales<kGroup>, n * k / kGroup,
                            pack_args(const_cast<void*>(units), scales, n, k), stream);
               },
+          .equal_parts = true,
           .tile_for = tile_for};
 }
 

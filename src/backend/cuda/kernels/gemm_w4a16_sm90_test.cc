@@ -21,7 +21,7 @@ TEST(GemmW4A16Sm90, EqualsTheReference) {
     testing::check_gemm(kGemmW4A16Sm90, {.scheme = scheme,
                                          .n = 200,
                                          .k = 1280,
-                                         .row_counts = {1, 16, 33, 65, 130, 300},
+                                         .row_counts = {1, 16, 33, 65, 130, 300, 600},
                                          .tolerance = kTolerance,
                                          .seed = 2});
     testing::check_gemm(kGemmW4A16Sm90, {.scheme = scheme,
