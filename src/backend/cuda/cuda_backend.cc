@@ -177,6 +177,13 @@ class CudaBackend final : public Backend {
         chosen.shapes.push_back({n, k});
       }
     }
+    if (device_.hopper()) {  // the families of older GPUs are not what would run
+      for (const GemmEntry& entry : gemm_entries()) {
+        if (!entry.name.ends_with("_sm80")) {
+          chosen.kernels.emplace_back(entry.name);
+        }
+      }
+    }
     if (chosen.row_counts.empty()) {
       chosen.row_counts = standard_gemm_rows();
     }

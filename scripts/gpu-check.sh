@@ -1,0 +1,80 @@
+#!/usr/bin/env bash
+# Builds for CUDA (or takes a build), runs all tests that need a GPU, times kernels and a model of
+# Llama 3 8B's shape, and prints one table. Needs a GPU; nvcc 13 unless --build is given; 40 GB of
+# disk and as much memory for --models.
+# Usage: scripts/gpu-check.sh [--build DIR] [--out DIR] [--work DIR] [--skip tests,kernels,models]
+#   --build  folder with nibble, libnibble_cuda.so, cuda_test, cuda_model_test, attention_bench
+#   --out    where h200-kernels.json and h200-models.json go (default build/gpu-check)
+#   --work   where the model's files go (default a temporary folder, removed afterwards)
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+build="" out=build/gpu-check work="" skip=""
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --build|--out|--work|--skip)
+      [ $# -ge 2 ] || { echo "gpu-check.sh: $1 needs a value" >&2; exit 2; }
+      printf -v "${1#--}" '%s' "$2"; shift 2 ;;
+    *) echo "gpu-check.sh: unknown option $1 (use --build, --out, --work, --skip)" >&2; exit 2 ;;
+  esac
+done
+skipped() { [[ ",$skip," == *",$1,"* ]]; }
+
+nvidia-smi --query-gpu=name,driver_version,memory.free --format=csv,noheader || {
+  echo "gpu-check.sh: nvidia-smi finds no GPU; run this where there is one" >&2; exit 9; }
+if [ -z "$build" ]; then
+  source scripts/common.sh
+  build cuda-sm90 nibble nibble_cuda cuda_test cuda_model_test attention_bench
+  cuda=build/cuda-sm90
+  build=build/gpu-check/bin
+  mkdir -p "$build"
+  cp "$cuda"/tools/{nibble,libnibble_cuda.so} "$cuda"/src/backend/cuda/{cuda_test,attention_bench} \
+    "$cuda"/tests/cuda/cuda_model_test "$build"
+fi
+mkdir -p "$out"
+out="$(cd "$out" && pwd)"
+failed=0
+
+if ! skipped tests; then
+  for test in cuda_test cuda_model_test; do
+    "$build/$test" > "$out/$test.log" 2>&1 || { failed=1; grep -B12 'FAILED' "$out/$test.log" | head -60; }
+    grep -E '^\[  (PASSED|SKIPPED|FAILED)' "$out/$test.log" | head -5 | sed "s/^/$test: /"
+  done
+fi
+if ! skipped kernels; then
+  "$build/attention_bench" > "$out/attention.txt"
+  for shape in "28672 8192" "8192 8192" "4096 14336"; do
+    read -r n k <<< "$shape"
+    "$build/nibble" --log-level warning bench kernels --backend cuda --n "$n" --k "$k" --json \
+      > "$out/kernels-$n-$k.json"
+  done
+fi
+if ! skipped models; then
+  cleanup=""
+  [ -n "$work" ] || { work="$(mktemp -d)"; cleanup="$work"; }
+  trap '[ -z "$cleanup" ] || rm -rf "$cleanup"' EXIT
+  nibble() { "$build/nibble" --log-level warning "$@"; }
+  [ -d "$work/bf16" ] || nibble make-dummy --config bench/configs/llama-3-8b.json --out "$work/bf16" --json
+  for scheme in w4a16_g128 w4a8 w8a8_fp8 w8a8_int8; do
+    [ -d "$work/$scheme" ] || nibble quantize "$work/bf16" "$work/$scheme" --scheme $scheme \
+      --scale-rule absmax --json > /dev/null
+  done
+  : > "$out/models.jsonl"
+  measure() { nibble bench offline "$work/$1" --device cuda --json "${@:2}" >> "$out/models.jsonl"; }
+  for scheme in bf16 w4a16_g128 w4a8 w8a8_fp8 w8a8_int8; do
+    measure $scheme --batch 1 --context 1008 --input-len 16 --output-len 64 --repeats 2
+    measure $scheme --batch 1 --input-len 8192 --output-len 4 --repeats 5 --max-num-batched-tokens 8192
+    for kv in bf16 int4; do
+      for batch in 64 256; do
+        measure $scheme --batch $batch --context 1008 --input-len 16 --output-len 16 --repeats 2 \
+          --max-num-batched-tokens 8192 --kv-cache-dtype $kv
+      done
+    done
+  done
+  start=$(date +%s%N)
+  "$build/nibble" generate "$work/w4a16_g128" --device cuda --prompt hello --max-tokens 1 \
+    > /dev/null 2> "$out/start.log"
+  echo "{\"start_to_end_s\": $(( ($(date +%s%N) - start) / 1000000 ))e-3}" > "$out/start.json"
+fi
+python3 scripts/gpu_table.py "$out"
+exit $failed

@@ -1,0 +1,86 @@
+"""Gathers what scripts/gpu-check.sh measured: h200-kernels.json, h200-models.json and one table.
+
+Usage: gpu_table.py FOLDER       NIBBLE_COMMIT names the commit where there is no git
+"""
+
+import datetime
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+
+def commit():
+    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    return os.environ.get("NIBBLE_COMMIT") or found.stdout.strip() or "unknown"
+
+
+def meta():
+    name = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"],
+                          capture_output=True, text=True).stdout.strip()
+    return {"command": "scripts/gpu-check.sh", "commit": commit(), "device": name,
+            "date": datetime.date.today().isoformat()}
+
+
+def attention_rows(text):
+    """Rows of attention_bench's two tables as objects keyed by the table's own head."""
+    rows, part, head = [], "", []
+    for line in text.splitlines():
+        words = line.split()
+        if line.startswith(("prefill", "decode")):
+            part = line
+        elif words and words[0] == "kv":
+            head = words
+        elif len(words) > 3 and words[0] in ("bf16", "fp8", "int8", "int4"):
+            rows.append({"part": part.split(",")[0], "line": line.strip(), "kv": words[0],
+                         "batch": int(words[1])})
+    return rows
+
+
+def kernels(folder):
+    parts = [json.loads(path.read_text()) for path in sorted(folder.glob("kernels-*.json"))]
+    if not parts:
+        return
+    out = {**meta(), "ceilings": parts[0]["ceilings"],
+           "kernels": [row for part in parts for row in part["kernels"]],
+           "attention": attention_rows((folder / "attention.txt").read_text())}
+    (folder / "h200-kernels.json").write_text(json.dumps(out, indent=1) + "\n")
+    print(f"\nread ceiling {out['ceilings']['read_tbps']:.2f} TB/s; time of BF16 / time of ours")
+    counts = sorted({row["m"] for row in out["kernels"]})
+    print(f"{'n x k':>14} {'scheme':12}" + "".join(f"{m:>8}" for m in counts))
+    table = {}
+    for row in out["kernels"]:
+        table.setdefault((row["n"], row["k"], row["scheme"]), {})[row["m"]] = row
+    for (n, k, scheme), cells in table.items():
+        print(f"{n:>7}x{k:<6} {scheme:12}" + "".join(
+            f"{cells[m]['vs_bf16']:8.2f}" if m in cells else " " * 8 for m in counts))
+    print()
+    print((folder / "attention.txt").read_text())
+
+
+def models(folder):
+    path = folder / "models.jsonl"
+    if not path.exists():
+        return
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    start = json.loads((folder / "start.json").read_text())
+    (folder / "h200-models.json").write_text(
+        json.dumps({**meta(), **start, "models": rows}, indent=1) + "\n")
+    print(f"{'scheme':12} {'kv':5} {'batch':>5} {'context':>7} {'input':>6} {'prefill tok/s':>13} "
+          f"{'decode ms':>9} {'tok/s':>8} {'% of read':>9}")
+    for row in rows:
+        print(f"{row['scheme']:12} {row['kv_cache_dtype']:5} {row['batch']:5} {row['context']:7} "
+              f"{row['input_len']:6} {row['prefill_tps']:13.0f} {row['decode_ms_median']:9.3f} "
+              f"{row['decode_tps']:8.0f} {row['roofline_percent']:9.1f}")
+    print(f"process start to end of a one-token answer, w4a16_g128: {start['start_to_end_s']} s")
+
+
+def main():
+    folder = pathlib.Path(sys.argv[1])
+    kernels(folder)
+    models(folder)
+
+
+if __name__ == "__main__":
+    main()
