@@ -6,16 +6,18 @@
 #   --build  folder with nibble, libnibble_cuda.so, cuda_test, cuda_model_test, attention_bench
 #   --out    where h200-kernels.json and h200-models.json go (default build/gpu-check)
 #   --work   where the model's files go (default a temporary folder, removed afterwards)
+#   --schemes, --batches   of the models, e.g. --schemes "bf16 w4a8" --batches "64 256"
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-build="" out=build/gpu-check work="" skip=""
+build="" out=build/gpu-check work="" skip="" batches="64 256"
+schemes="bf16 w4a16_g128 w4a8 w8a8_fp8 w8a8_int8"
 while [ $# -gt 0 ]; do
   case "$1" in
-    --build|--out|--work|--skip)
+    --build|--out|--work|--skip|--schemes|--batches)
       [ $# -ge 2 ] || { echo "gpu-check.sh: $1 needs a value" >&2; exit 2; }
       printf -v "${1#--}" '%s' "$2"; shift 2 ;;
-    *) echo "gpu-check.sh: unknown option $1 (use --build, --out, --work, --skip)" >&2; exit 2 ;;
+    *) echo "gpu-check.sh: unknown option $1 (see its head)" >&2; exit 2 ;;
   esac
 done
 skipped() { [[ ",$skip," == *",$1,"* ]]; }
@@ -54,18 +56,18 @@ if ! skipped models; then
   [ -n "$work" ] || { work="$(mktemp -d)"; cleanup="$work"; }
   trap '[ -z "$cleanup" ] || rm -rf "$cleanup"' EXIT
   nibble() { "$build/nibble" --log-level warning "$@"; }
-  [ -d "$work/bf16" ] || nibble make-dummy --config bench/configs/llama-3-8b.json --out "$work/bf16" --json
-  for scheme in w4a16_g128 w4a8 w8a8_fp8 w8a8_int8; do
-    [ -d "$work/$scheme" ] || nibble quantize "$work/bf16" "$work/$scheme" --scheme $scheme \
+  [ -d "$work/bf16" ] || nibble make-dummy --config bench/configs/llama_8b.json --out "$work/bf16" --json
+  for scheme in $schemes; do
+    [ $scheme = bf16 ] || [ -d "$work/$scheme" ] || nibble quantize "$work/bf16" "$work/$scheme" --scheme $scheme \
       --scale-rule absmax --json > /dev/null
   done
   : > "$out/models.jsonl"
   measure() { nibble bench offline "$work/$1" --device cuda --json "${@:2}" >> "$out/models.jsonl"; }
-  for scheme in bf16 w4a16_g128 w4a8 w8a8_fp8 w8a8_int8; do
+  for scheme in $schemes; do
     measure $scheme --batch 1 --context 1008 --input-len 16 --output-len 64 --repeats 2
     measure $scheme --batch 1 --input-len 8192 --output-len 4 --repeats 5 --max-num-batched-tokens 8192
     for kv in bf16 int4; do
-      for batch in 64 256; do
+      for batch in $batches; do
         measure $scheme --batch $batch --context 1008 --input-len 16 --output-len 16 --repeats 2 \
           --max-num-batched-tokens 8192 --kv-cache-dtype $kv
       done

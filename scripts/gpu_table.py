@@ -64,7 +64,8 @@ def models(folder):
     if not path.exists():
         return
     rows = [json.loads(line) for line in path.read_text().splitlines()]
-    start = json.loads((folder / "start.json").read_text())
+    start_path = folder / "start.json"
+    start = json.loads(start_path.read_text()) if start_path.exists() else {}
     (folder / "h200-models.json").write_text(
         json.dumps({**meta(), **start, "models": rows}, indent=1) + "\n")
     print(f"{'scheme':12} {'kv':5} {'batch':>5} {'context':>7} {'input':>6} {'prefill tok/s':>13} "
@@ -73,7 +74,8 @@ def models(folder):
         print(f"{row['scheme']:12} {row['kv_cache_dtype']:5} {row['batch']:5} {row['context']:7} "
               f"{row['input_len']:6} {row['prefill_tps']:13.0f} {row['decode_ms_median']:9.3f} "
               f"{row['decode_tps']:8.0f} {row['roofline_percent']:9.1f}")
-    print(f"process start to end of a one-token answer, w4a16_g128: {start['start_to_end_s']} s")
+    if start:
+        print(f"process start to end of a one-token answer, w4a16_g128: {start['start_to_end_s']} s")
 
 
 def main():

@@ -62,11 +62,6 @@ Status run(const EvalFlags& flags) {
                       flags.window, config.max_position);
   }
   const int64_t page_size = backend->preferred_page_size(kv_code);
-  NIBBLE_RETURN_IF_ERROR(backend->check_kv({.code = kv_code,
-                                            .page_size = page_size,
-                                            .kv_heads = config.num_kv_heads,
-                                            .head_dim = config.head_dim},
-                                           config.num_heads));
   NIBBLE_ASSIGN_OR_RETURN(
       PagedKvCache cache,
       model->make_cache({.code = kv_code,

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kMostPort = 65535;
 constexpr const char* kCompatibility = "Flags of other servers";
-constexpr const char* kOneDevice = "this server computes on the CPU of one machine";
+constexpr const char* kOneDevice = "this server computes on one device";
 
 /// A flag of vLLM or SGLang that takes a value. Values in `accepted` change nothing here, all
 /// others are refused.
@@ -34,7 +34,7 @@ const std::vector<ForeignFlag>& foreign_flags() {
       {"--kv-cache-dtype-skip-layers", {}, "all layers use --kv-cache-dtype"},
       {"--gpu-memory-utilization,--mem-fraction-static",
        {},
-       "this server computes on the CPU; bound its cache with --kv-cache-memory"},
+       "the cache takes what a GPU has left; bound it with --kv-cache-memory"},
       {"--tensor-parallel-size,--tp", {"1"}, kOneDevice},
       {"--pipeline-parallel-size,--pp", {"1"}, kOneDevice},
       {"--data-parallel-size,--dp", {"1"}, kOneDevice},
@@ -71,7 +71,11 @@ void add_foreign_flags(CLI::App& command, ServeFlags& flags) {
     command.add_flag(name, help)->group(kCompatibility);
   };
   bare("--trust-remote-code", "Accepted without effect: no code of a model is ever run");
-  bare("--enforce-eager", "Accepted without effect: the CPU always runs eagerly");
+  command
+      .add_flag_callback(
+          "--enforce-eager", [&flags] { flags.session.backend.cuda.record_steps = false; },
+          "Launch every kernel of a GPU's decode steps anew instead of CUDA graphs")
+      ->group(kCompatibility);
   bare("--enable-metrics", "Accepted without effect: /metrics is always there");
   const auto refuse = [&](const char* name, const char* reason) {
     command

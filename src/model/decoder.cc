@@ -49,6 +49,15 @@ Status Decoder::allocate_scratch() {
       {.rows = rows, .sequences = picked, .positions = config.max_position});
 }
 
+Result<PagedKvCache> Decoder::make_cache(const KvCacheShape& shape) {
+  NIBBLE_RETURN_IF_ERROR(backend_.check_kv({.code = shape.code,
+                                            .page_size = shape.page_size,
+                                            .kv_heads = shape.kv_heads,
+                                            .head_dim = shape.head_dim},
+                                           parts_.config.num_heads));
+  return PagedKvCache::allocate(shape, backend_);
+}
+
 int64_t Decoder::weight_bytes() const {
   int64_t bytes = parts_.head.weight_bytes();
   for (const DecoderLayer& layer : parts_.layers) {

@@ -39,9 +39,7 @@ class Decoder final : public Model {
   [[nodiscard]] const ModelConfig& config() const override { return parts_.config; }
   [[nodiscard]] std::string_view scheme() const override { return parts_.scheme; }
   [[nodiscard]] int64_t weight_bytes() const override;
-  Result<PagedKvCache> make_cache(const KvCacheShape& shape) override {
-    return PagedKvCache::allocate(shape, backend_);
-  }
+  Result<PagedKvCache> make_cache(const KvCacheShape& shape) override;
   void forward(const ForwardBatch& batch, PagedKvCache& cache, std::span<float> logits) override;
   [[nodiscard]] bool picks_tokens() const override { return backend_.picks_tokens(); }
   void forward_and_pick(const ForwardBatch& batch,

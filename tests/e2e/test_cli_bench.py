@@ -223,7 +223,7 @@ def test_bench_kernels_table():
 
 
 @pytest.mark.parametrize("flags, words", [
-    (["--backend", "cuda"], ["--backend", "cpu"]),
+    (["--backend", "tpu"], ["tpu", "cuda:N"]),
     (["--scheme", "w9"], ["--scheme", "w9", "w4a16_g32"]),
     (["--isa", "neon"], ["--isa"]),
     (["--m", "0"], ["--m"]),

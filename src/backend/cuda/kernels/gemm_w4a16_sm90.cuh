@@ -235,6 +235,7 @@ struct W4A16Loop {
     const bool arrives = lane < Tile::kCluster;
     const uint32_t x = ((base + kX) >> 4) | 0x10000U;
     const auto release = [&] {
+      __syncwarp();  // all lanes have read the stage
       if (arrives && before != 0) {
         if constexpr (Tile::kCluster == 1) {
           ptx::barrier_arrive(before);
@@ -286,10 +287,10 @@ struct W4A16Loop {
     };
     const auto finish = [&]<int kHalf>() {
       ptx::mma_wait<0>();
-      release();
       if constexpr (kScaleSums) {
         scale_sums(sums[0], parts[kHalf], scale_before);
       }
+      release();
     };
     ptx::barrier_wait(place.barrier, place.parity);
     decode(reader.read(place, 0, scale), scale, a[0]);
