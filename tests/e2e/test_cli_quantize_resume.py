@@ -112,7 +112,11 @@ def test_disk_full(tmp_path, whole, kilobytes):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_stopped(tmp_path, whole, number):
     output = tmp_path / "output"
-    work, code = end_at(output, 3, 0, number)
+    for _ in range(20):  # a run may end before the signal arrives
+        work, code = end_at(output, 1, 0, number)
+        if code != 0:
+            break
+        shutil.rmtree(output)
     assert code == CANCELLED
     assert not output.exists() and list(work.glob("journal-*.jsonl"))
     check_resumed(output, whole)
