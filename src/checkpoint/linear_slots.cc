@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "base/f16.h"
+#include "base/math.h"
 #include "checkpoint/safetensors.h"
 #include "quant/codec.h"
 
@@ -11,8 +12,6 @@ namespace nibble {
 namespace {
 
 constexpr int64_t kCodesPerWord = 8;
-
-int64_t ceil_div(int64_t count, int64_t size) { return (count + size - 1) / size; }
 
 std::vector<int64_t> scale_shape(const WeightFormat& format, int64_t n, int64_t k) {
   switch (format.scale_per) {

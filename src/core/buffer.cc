@@ -5,6 +5,8 @@
 
 #include <sys/mman.h>
 
+#include "base/math.h"
+
 namespace nibble {
 namespace {
 
@@ -12,8 +14,6 @@ constexpr size_t kSmallPage = 4096;
 constexpr size_t kHugePage = size_t{2} << 20;
 constexpr size_t kArenaBlock = size_t{128} << 20;
 constexpr size_t kArenaUnit = 64;
-
-size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
 
 }  // namespace
 

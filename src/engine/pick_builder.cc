@@ -15,15 +15,15 @@ void PickBuilder::add(const SamplerInput& input) {
   const auto row = static_cast<int32_t>(rows_.size());
   const size_t first = edits_.size();
   const bool greedy = params.temperature == 0;
-  rows_.push_back({.seed = input.seed,
-                   .step = input.step,
-                   .top_p = params.top_p,
-                   .inverse_temperature =
-                       greedy ? 0.0F : static_cast<float>(1.0 / std::max(params.temperature, 1e-6)),
-                   .min_p = static_cast<float>(params.min_p),
-                   .top_k = static_cast<int32_t>(
-                       std::min<int64_t>(params.top_k, std::numeric_limits<int32_t>::max())),
-                   .logprobs = input.top_logprobs});
+  rows_.push_back(
+      {.seed = input.seed,
+       .step = input.step,
+       .top_p = params.top_p,
+       .inverse_temperature = greedy ? 0.0F : Sampler::inverse_temperature(params.temperature),
+       .min_p = static_cast<float>(params.min_p),
+       .top_k = static_cast<int32_t>(
+           std::min<int64_t>(params.top_k, std::numeric_limits<int32_t>::max())),
+       .logprobs = input.top_logprobs});
   for (const auto& [token, bias] : params.logit_bias) {
     edits_.push_back({.row = row, .token = token, .bias = bias});
   }

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "ops/picks.h"
+
 namespace nibble {
 namespace {
 
@@ -99,21 +101,6 @@ bool Sampler::needs_seen(const SamplingParams& p) {
   return p.repetition_penalty != 1 || p.presence_penalty != 0 || p.frequency_penalty != 0;
 }
 
-double Sampler::uniform(uint64_t seed, int64_t step) {
-  // A counter run through a mixer twice: a stateless generator, so a preempted or re-batched
-  // sequence draws the same numbers.
-  uint64_t x = seed;
-  for (const uint64_t word : {static_cast<uint64_t>(step), uint64_t{0x5851f42d4c957f2d}}) {
-    x += word * 0x9e3779b97f4a7c15ULL + 0x632be59bd9b4e019ULL;
-    x ^= x >> 30;
-    x *= 0xbf58476d1ce4e5b9ULL;
-    x ^= x >> 27;
-    x *= 0x94d049bb133111ebULL;
-    x ^= x >> 31;
-  }
-  return static_cast<double>(x >> 11) * 0x1.0p-53;
-}
-
 Result<SampledToken> Sampler::sample(std::span<float> logits, const SamplerInput& input) {
   if (!all_finite(logits)) {
     return not_finite_logits();
@@ -162,7 +149,7 @@ double Sampler::take_top(std::span<const float> logits, int count, SampledToken&
 
 int32_t Sampler::draw(std::span<const float> logits, float largest, const SamplerInput& input) {
   const SamplingParams& params = input.params;
-  const auto inverse = static_cast<float>(1.0 / std::max(params.temperature, 1e-6));
+  const auto inverse = inverse_temperature(params.temperature);
   candidates_.clear();
   for (size_t i = 0; i < logits.size(); ++i) {
     if (const float weight = std::exp((logits[i] - largest) * inverse); weight > 0) {
@@ -182,7 +169,7 @@ int32_t Sampler::draw(std::span<const float> logits, float largest, const Sample
   for (const Candidate& c : candidates_) {
     sum += c.weight;
   }
-  const double target = uniform(input.seed, input.step) * sum;
+  const double target = draw_uniform(input.seed, input.step) * sum;
   double passed = 0;
   for (const Candidate& c : candidates_) {
     passed += c.weight;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <unordered_map>
@@ -46,8 +47,10 @@ class Sampler final {
   /// kInvalidArgument names the parameter that is out of range, and the range.
   [[nodiscard]] static Status check(const SamplingParams& params, int64_t vocab_size);
   [[nodiscard]] static bool needs_seen(const SamplingParams& params);
-  /// A number in [0, 1) fixed by its arguments; numbers of different steps are independent.
-  [[nodiscard]] static double uniform(uint64_t seed, int64_t step);
+  /// What logits are multiplied by before a draw.
+  [[nodiscard]] static float inverse_temperature(double temperature) {
+    return static_cast<float>(1.0 / std::max(temperature, 1e-6));
+  }
 
  private:
   struct Candidate {

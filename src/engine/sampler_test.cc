@@ -7,6 +7,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "ops/picks.h"
+
 namespace nibble {
 namespace {
 
@@ -149,15 +151,15 @@ TEST(Sampler, ExtremeLogitsAndTemperatures) {
 }
 
 TEST(Sampler, UniformIsFixedAndFlat) {
-  EXPECT_EQ(Sampler::uniform(5, 9), Sampler::uniform(5, 9));
+  EXPECT_EQ(draw_uniform(5, 9), draw_uniform(5, 9));
   double mean = 0;
   double lag = 0;
   for (int i = 0; i < 100000; ++i) {
-    const double u = Sampler::uniform(1, i);
+    const double u = draw_uniform(1, i);
     ASSERT_GE(u, 0);
     ASSERT_LT(u, 1);
     mean += u / 100000;
-    lag += (u - 0.5) * (Sampler::uniform(2, i) - 0.5) / 100000;
+    lag += (u - 0.5) * (draw_uniform(2, i) - 0.5) / 100000;
   }
   EXPECT_NEAR(mean, 0.5, 0.005);
   EXPECT_NEAR(lag, 0, 0.002);

@@ -10,12 +10,10 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "model/model.h"
+#include "model/testing/sequence_runner.h"
 
 namespace nibble {
 namespace {
-
-constexpr int64_t kPageSize = 16;
-constexpr int64_t kPages = 64;
 
 /// One prompt of golden.json: kept rows of logits, computed by transformers in F32.
 struct GoldenPrompt {
@@ -50,57 +48,6 @@ std::vector<GoldenPrompt> read_golden(const std::string& folder, int64_t vocab) 
   return prompts;
 }
 
-/// One sequence on its own cache, fed in pieces.
-class Runner final {
- public:
-  Runner(Model& model, KvCode code)
-      : model_(model),
-        cache_(model
-                   .make_cache({.code = code,
-                                .num_layers = model.config().num_layers,
-                                .kv_heads = model.config().num_kv_heads,
-                                .head_dim = model.config().head_dim,
-                                .page_size = kPageSize,
-                                .num_pages = kPages})
-                   .value()) {
-    // Pages in descending order, so that nothing relies on their being neighbours.
-    for (int32_t page = kPages - 1; page >= 0; --page) {
-      pages_.push_back(page);
-    }
-  }
-
-  /// Logits of every token [tokens, vocab].
-  std::vector<float> feed(std::span<const int32_t> tokens) {
-    const auto count = static_cast<int32_t>(tokens.size());
-    length_ += count;
-    const SequenceSpan span{
-        .q_begin = 0, .q_len = count, .kv_len = length_, .pages = pages_.data()};
-    std::vector<int32_t> rows;
-    for (int32_t row = 0; row < count; ++row) {
-      rows.push_back(row);
-    }
-    std::vector<float> logits(tokens.size() * static_cast<size_t>(model_.config().vocab_size));
-    model_.forward({.tokens = tokens, .sequences = {&span, 1}, .logit_rows = rows}, cache_, logits);
-    return logits;
-  }
-
-  std::vector<float> feed_in_chunks(std::span<const int32_t> tokens, size_t chunk) {
-    std::vector<float> all;
-    for (size_t begin = 0; begin < tokens.size(); begin += chunk) {
-      const auto part = tokens.subspan(begin, std::min(chunk, tokens.size() - begin));
-      const std::vector<float> logits = feed(part);
-      all.insert(all.end(), logits.begin(), logits.end());
-    }
-    return all;
-  }
-
- private:
-  Model& model_;
-  PagedKvCache cache_;
-  std::vector<int32_t> pages_;
-  int32_t length_ = 0;
-};
-
 class GoldenTest : public testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
@@ -122,7 +69,8 @@ class GoldenTest : public testing::TestWithParam<std::string> {
 TEST_P(GoldenTest, LogitsAgreeWithTransformers) {
   const auto vocab = static_cast<size_t>(model_->config().vocab_size);
   for (const GoldenPrompt& prompt : golden_) {
-    const std::vector<float> logits = Runner(*model_, KvCode::kF32).feed(prompt.tokens);
+    const std::vector<float> logits =
+        SequenceRunner(*model_, *backend_, KvCode::kF32).feed(prompt.tokens);
     for (size_t i = 0; i < prompt.rows.size(); ++i) {
       double largest = 0;
       double error = 0;
@@ -141,9 +89,9 @@ TEST_P(GoldenTest, LogitsAgreeWithTransformers) {
 TEST_P(GoldenTest, DecodeAndChunkedPrefillEqualPrefillBitForBit) {
   const GoldenPrompt& prompt = golden_.back();
   for (const KvCode code : {KvCode::kF32, KvCode::kBf16, KvCode::kInt8, KvCode::kInt4}) {
-    const std::vector<float> whole = Runner(*model_, code).feed(prompt.tokens);
-    EXPECT_EQ(Runner(*model_, code).feed_in_chunks(prompt.tokens, 1), whole);
-    EXPECT_EQ(Runner(*model_, code).feed_in_chunks(prompt.tokens, 37), whole);
+    const std::vector<float> whole = SequenceRunner(*model_, *backend_, code).feed(prompt.tokens);
+    EXPECT_EQ(SequenceRunner(*model_, *backend_, code).feed_in_chunks(prompt.tokens, 1), whole);
+    EXPECT_EQ(SequenceRunner(*model_, *backend_, code).feed_in_chunks(prompt.tokens, 37), whole);
   }
 }
 
@@ -182,7 +130,7 @@ TEST_F(StorytellerTest, GreedyContinuationEqualsTransformersInBf16) {
   const std::vector<int32_t> expected = int_list(*golden.find("ids"));
   const int64_t prompt = golden.find("prompt_tokens")->as_int();
   const auto vocab = model_->config().vocab_size;
-  Runner runner(*model_, KvCode::kBf16);
+  SequenceRunner runner(*model_, *backend_, KvCode::kBf16);
   std::vector<int32_t> ids(expected.begin(), expected.begin() + prompt);
   std::vector<float> logits = runner.feed(ids);
   while (ids.size() < expected.size()) {

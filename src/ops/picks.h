@@ -20,6 +20,22 @@ struct RowSampling {
   int32_t logprobs = -1;  // -1: none; 0..kMaxTopLogprobs: that many alternatives
 };
 
+/// The number in [0, 1) that a token is drawn by. A counter run through a mixer twice: a stateless
+/// generator, so a preempted or re-batched sequence draws the same numbers, on every device.
+constexpr double draw_uniform(uint64_t seed, int64_t step) {
+  uint64_t x = seed;
+  const uint64_t words[2] = {static_cast<uint64_t>(step), 0x5851f42d4c957f2dULL};
+  for (const uint64_t word : words) {
+    x += word * 0x9e3779b97f4a7c15ULL + 0x632be59bd9b4e019ULL;
+    x ^= x >> 30;
+    x *= 0xbf58476d1ce4e5b9ULL;
+    x ^= x >> 27;
+    x *= 0x94d049bb133111ebULL;
+    x ^= x >> 31;
+  }
+  return static_cast<double>(x >> 11) * 0x1.0p-53;
+}
+
 /// A change of one logit before the pick: + bias; then / repetition where that is positive, or *
 /// repetition; then - penalty. A bias of -infinity bans the token.
 struct LogitEdit {

@@ -15,6 +15,7 @@
 #include "base/file.h"
 #include "engine/engine_core.h"
 #include "model/model.h"
+#include "model/testing/sequence_runner.h"
 #include "quantizer/quantize.h"
 #include "text/tokenizer.h"
 
@@ -22,7 +23,6 @@ namespace nibble {
 namespace {
 
 constexpr const char* kModel = "models/storyteller";
-constexpr int64_t kPages = 16;
 
 /// The storyteller in `scheme`, quantized once per run of the tests.
 std::string model_in(const std::string& scheme) {
@@ -47,58 +47,6 @@ std::vector<int32_t> text_tokens(size_t count) {
   tokens.resize(count);
   return tokens;
 }
-
-/// One sequence on a cache of its own, fed in pieces.
-class Runner final {
- public:
-  Runner(Model& model, Backend& backend, KvCode code) : model_(model) {
-    const int64_t page_size = backend.preferred_page_size(code);
-    cache_ =
-        std::make_unique<PagedKvCache>(model
-                                           .make_cache({.code = code,
-                                                        .num_layers = model.config().num_layers,
-                                                        .kv_heads = model.config().num_kv_heads,
-                                                        .head_dim = model.config().head_dim,
-                                                        .page_size = page_size,
-                                                        .num_pages = kPages})
-                                           .value());
-    for (int32_t page = kPages - 1; page >= 0; --page) {
-      pages_.push_back(page);
-    }
-  }
-
-  /// Logits of every token [tokens, vocab].
-  std::vector<float> feed(std::span<const int32_t> tokens) {
-    const auto count = static_cast<int32_t>(tokens.size());
-    length_ += count;
-    const SequenceSpan span{
-        .q_begin = 0, .q_len = count, .kv_len = length_, .pages = pages_.data()};
-    std::vector<int32_t> rows(tokens.size());
-    for (int32_t row = 0; row < count; ++row) {
-      rows[static_cast<size_t>(row)] = row;
-    }
-    std::vector<float> logits(tokens.size() * static_cast<size_t>(model_.config().vocab_size));
-    model_.forward({.tokens = tokens, .sequences = {&span, 1}, .logit_rows = rows}, *cache_,
-                   logits);
-    return logits;
-  }
-
-  /// The first `prompt` tokens at once, the others one by one.
-  std::vector<float> feed_as_served(std::span<const int32_t> tokens, size_t prompt) {
-    std::vector<float> all = feed(tokens.first(prompt));
-    for (size_t i = prompt; i < tokens.size(); ++i) {
-      const std::vector<float> logits = feed(tokens.subspan(i, 1));
-      all.insert(all.end(), logits.begin(), logits.end());
-    }
-    return all;
-  }
-
- private:
-  Model& model_;
-  std::unique_ptr<PagedKvCache> cache_;
-  std::vector<int32_t> pages_;
-  int32_t length_ = 0;
-};
 
 /// ‖a − b‖ / ‖b‖.
 double distance(const std::vector<float>& a, const std::vector<float>& b) {
@@ -153,13 +101,14 @@ class CudaModel : public testing::TestWithParam<std::string> {
 TEST_P(CudaModel, LogitsAreTheCpusWithinTheSchemesOwnError) {
   const std::vector<int32_t> tokens = text_tokens(150);
   const auto unquantized = load_model(kModel, *cpu_, {.max_logit_rows = 512}).value();
-  const auto ideal = Runner(*unquantized, *cpu_, KvCode::kBf16).feed_as_served(tokens, 100);
+  const auto ideal =
+      SequenceRunner(*unquantized, *cpu_, KvCode::kBf16).feed_in_chunks(tokens, 1, 100);
   const auto on_cpu = load(*cpu_);
   const auto on_gpu = load(*cuda_);
   const int64_t vocab = on_cpu->config().vocab_size;
   for (const KvCode code : {KvCode::kBf16, KvCode::kInt8, KvCode::kInt4}) {
-    const auto expected = Runner(*on_cpu, *cpu_, code).feed_as_served(tokens, 100);
-    const auto actual = Runner(*on_gpu, *cuda_, code).feed_as_served(tokens, 100);
+    const auto expected = SequenceRunner(*on_cpu, *cpu_, code).feed_in_chunks(tokens, 1, 100);
+    const auto actual = SequenceRunner(*on_gpu, *cuda_, code).feed_in_chunks(tokens, 1, 100);
     const double error = distance(actual, expected);
     const double own_error = distance(expected, ideal);
     const double same = agreement(actual, expected, vocab);
@@ -175,8 +124,8 @@ TEST_P(CudaModel, LogitsAreTheCpusWithinTheSchemesOwnError) {
 TEST_P(CudaModel, ChunksAndStepsGiveTheLogitsOfOnePrefill) {
   const std::vector<int32_t> tokens = text_tokens(150);
   const auto model = load(*cuda_);
-  const auto whole = Runner(*model, *cuda_, KvCode::kBf16).feed(tokens);
-  const auto served = Runner(*model, *cuda_, KvCode::kBf16).feed_as_served(tokens, 37);
+  const auto whole = SequenceRunner(*model, *cuda_, KvCode::kBf16).feed(tokens);
+  const auto served = SequenceRunner(*model, *cuda_, KvCode::kBf16).feed_in_chunks(tokens, 1, 37);
   EXPECT_LE(distance(served, whole), 0.04);
 }
 

@@ -13,19 +13,10 @@ namespace nibble::cuda {
 namespace {
 
 using testing::DeviceArray;
+using testing::random_values;
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 using Seen = std::unordered_map<int32_t, int32_t>;
-
-std::vector<float> random_logits(size_t count, uint32_t seed, float spread) {
-  std::mt19937 generator(seed);
-  std::normal_distribution<float> normal(0.0F, spread);
-  std::vector<float> values(count);
-  for (float& value : values) {
-    value = normal(generator);
-  }
-  return values;
-}
 
 /// One row's request.
 struct Ask {
@@ -179,7 +170,7 @@ TEST(Sampling, GreedyPicksTheLargestAndOfEqualsTheFirst) {
   for (const int64_t vocab : {1, 3, 7, 1000, 8193, 50257, 128256}) {
     for (const int64_t stride : {vocab, vocab + 5}) {
       const size_t rows = 7;
-      auto logits = random_logits(rows * static_cast<size_t>(stride), 3, 2.0F);
+      auto logits = random_values(rows * static_cast<size_t>(stride), 3, 2.0F);
       for (float& logit : logits) {
         logit = std::round(logit * 4) / 4;  // many ties
       }
@@ -196,7 +187,7 @@ TEST(Sampling, GreedyCallsTakeTheLikeliest) {
   NIBBLE_NEEDS_GPU();
   const size_t rows = 3;
   const int64_t vocab = 5000;
-  const auto logits = random_logits(rows * 5000, 17, 2.0F);
+  const auto logits = random_values(rows * 5000, 17, 2.0F);
   const DeviceArray<float> device_logits(logits);
   const DeviceArray<RowSampling> sampling(
       std::vector<RowSampling>(rows, {.inverse_temperature = 1.0F}));  // not read
@@ -244,7 +235,7 @@ TEST(Sampling, DrawsAsTheCpuDoes) {
   uint32_t seed = 50;
   for (const SamplingParams& params : kinds) {
     for (const int64_t vocab : {5, 4000, 32001}) {
-      const auto logits = random_logits(64 * static_cast<size_t>(vocab), ++seed, 2.5F);
+      const auto logits = random_values(64 * static_cast<size_t>(vocab), ++seed, 2.5F);
       differences += count_differences(logits, vocab, vocab, draws(params, 64));
     }
   }
@@ -264,7 +255,7 @@ TEST(Sampling, DrawsFromFlatDistributions) {
   for (const SamplingParams& params : kinds) {
     for (const float spread : {0.0F, 0.01F, 0.5F}) {
       const int64_t vocab = 20000;
-      const auto logits = random_logits(8 * static_cast<size_t>(vocab), ++seed, spread);
+      const auto logits = random_values(8 * static_cast<size_t>(vocab), ++seed, spread);
       differences += count_differences(logits, vocab, vocab, draws(params, 8));
     }
   }
@@ -275,7 +266,7 @@ TEST(Sampling, AppliesBiasPenaltiesAndBans) {
   NIBBLE_NEEDS_GPU();
   const int64_t vocab = 3000;
   const size_t rows = 48;
-  const auto logits = random_logits(rows * static_cast<size_t>(vocab), 21, 3.0F);
+  const auto logits = random_values(rows * static_cast<size_t>(vocab), 21, 3.0F);
   std::vector<Ask> asks;
   std::mt19937 generator(4);
   for (size_t row = 0; row < rows; ++row) {
@@ -299,7 +290,7 @@ TEST(Sampling, AppliesBiasPenaltiesAndBans) {
 TEST(Sampling, ReportsWhatCannotBePicked) {
   NIBBLE_NEEDS_GPU();
   const int64_t vocab = 9000;
-  auto logits = random_logits(5 * static_cast<size_t>(vocab), 8, 1.0F);
+  auto logits = random_values(5 * static_cast<size_t>(vocab), 8, 1.0F);
   logits[8999] = std::nanf("");
   logits[static_cast<size_t>(vocab) + 1] = kInf;
   logits[static_cast<size_t>(2 * vocab) + 4000] = -kInf;
@@ -322,7 +313,7 @@ TEST(Sampling, LogProbabilitiesAreThoseOfTheModel) {
   NIBBLE_NEEDS_GPU();
   for (const int64_t vocab : {3, 1000, 32001}) {
     const size_t rows = 6;
-    const auto logits = random_logits(rows * static_cast<size_t>(vocab), 31, 3.0F);
+    const auto logits = random_values(rows * static_cast<size_t>(vocab), 31, 3.0F);
     std::vector<Ask> asks = draws({.temperature = 1.0, .top_k = 30}, rows);
     for (size_t row = 0; row < rows; ++row) {
       asks[row].logprobs = std::vector<int>{0, 1, 2, 20, 5, -1}[row];

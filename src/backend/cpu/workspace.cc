@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/math.h"
+
 namespace nibble::cpu {
 namespace {
 
@@ -14,8 +16,6 @@ Status grow(Buffer& buffer, int64_t bytes) {
   NIBBLE_ASSIGN_OR_RETURN(buffer, Buffer::allocate(static_cast<size_t>(bytes)));
   return {};
 }
-
-int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
 }  // namespace
 

@@ -21,9 +21,6 @@ namespace nibble {
 namespace cuda {
 namespace {
 
-void must(const Status& status) { CHECK_MSG(status.ok(), "{}", status.message()); }
-void must(cudaError_t error, std::string_view what) { must(check(error, what)); }
-
 /// The input of the step that runs, and where it is on the GPU.
 struct RunningStep {
   StepBuffers buffers;

@@ -10,10 +10,6 @@
 namespace nibble::cuda {
 namespace {
 
-void must(cudaError_t error, std::string_view what) {
-  CHECK_MSG(error == cudaSuccess, "{}: {}", what, cudaGetErrorString(error));
-}
-
 bool token_scales(ActFormat act) {
   return act == ActFormat::kInt8Token || act == ActFormat::kFp8Token;
 }

@@ -38,4 +38,11 @@ Result<DeviceBuffer> allocate_pinned(size_t bytes) {
   return DeviceBuffer(data, bytes, [](void* memory) { cudaFreeHost(memory); });
 }
 
+Result<Event> make_event() {
+  cudaEvent_t event = nullptr;
+  NIBBLE_RETURN_IF_ERROR(
+      check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "making an event"));
+  return Event(event);
+}
+
 }  // namespace nibble::cuda

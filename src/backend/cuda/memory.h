@@ -3,7 +3,11 @@
 #include <cstddef>
 #include <memory>
 #include <string_view>
+#include <type_traits>
 
+#include <cuda_runtime_api.h>
+
+#include "base/math.h"
 #include "base/status.h"
 #include "core/device_buffer.h"
 
@@ -18,6 +22,21 @@ Result<DeviceBuffer> allocate_zeroed(size_t bytes, std::string_view what);
 
 /// Page-locked host memory, which copies to and from the GPU run beside kernels.
 Result<DeviceBuffer> allocate_pinned(size_t bytes);
+
+/// Where the next `bytes` of a buffer lie, aligned to 256 bytes; moves `end` behind them.
+inline size_t place(size_t& end, size_t bytes) {
+  const size_t at = end;
+  end = round_up(end + bytes, 256);
+  return at;
+}
+
+struct EventDeleter {
+  void operator()(cudaEvent_t event) const { cudaEventDestroy(event); }
+};
+using Event = std::unique_ptr<std::remove_pointer_t<cudaEvent_t>, EventDeleter>;
+
+/// An event without a time.
+Result<Event> make_event();
 
 /// GPU memory that is free now, of all processes. 0 when the driver does not say.
 size_t free_device_memory();

@@ -6,15 +6,6 @@
 #include "base/check.h"
 
 namespace nibble::cuda {
-namespace {
-
-size_t place(size_t& end, size_t bytes) {
-  const size_t at = end;
-  end += (bytes + 255) / 256 * 256;
-  return at;
-}
-
-}  // namespace
 
 Result<Picker> Picker::create(int64_t max_rows) {
   Picker out;

@@ -14,20 +14,11 @@ namespace nibble::cuda {
 namespace {
 
 using testing::DeviceArray;
+using testing::random_values;
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 // One, several and no pieces in registers; the last is read twice.
 constexpr int64_t kWidths[] = {8, 264, 1000, 4096, 4104, 8192, 14336, 32768, 40960};
-
-std::vector<float> random_values(size_t count, uint32_t seed, float spread) {
-  std::mt19937 generator(seed);
-  std::normal_distribution<float> normal(0.0F, spread);
-  std::vector<float> values(count);
-  for (float& value : values) {
-    value = normal(generator);
-  }
-  return values;
-}
 
 std::vector<uint16_t> to_bf16(const std::vector<float>& values) {
   std::vector<uint16_t> out;

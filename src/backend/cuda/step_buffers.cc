@@ -3,18 +3,18 @@
 #include <algorithm>
 
 #include "backend/cuda/cuda_status.h"
-#include "backend/cuda/memory.h"
 #include "base/check.h"
+#include "base/math.h"
 
 namespace nibble::cuda {
 namespace {
 
-constexpr int64_t kAlign = 64;  // int32 elements: 256 bytes
+constexpr int64_t kAlignedPages = 64;  // 256 bytes of page numbers
 
-int64_t place(int64_t& end, int64_t count) {
-  const int64_t at = end;
-  end += (count + kAlign - 1) / kAlign * kAlign;
-  return at;
+// Places of `count` int32, counted in int32.
+int64_t place_ints(size_t& end, int64_t count) {
+  return static_cast<int64_t>(place(end, static_cast<size_t>(count) * sizeof(int32_t)) /
+                              sizeof(int32_t));
 }
 
 }  // namespace
@@ -22,20 +22,18 @@ int64_t place(int64_t& end, int64_t count) {
 Result<StepBuffers> StepBuffers::create(const StepLimits& limits) {
   StepBuffers out;
   out.limits_ = limits;
-  place(out.pages_per_sequence_, (limits.positions + kSmallestPage - 1) / kSmallestPage);
-  int64_t end = 0;
-  out.tokens_at_ = place(end, limits.rows);
-  out.logit_rows_at_ = place(end, limits.sequences);
-  out.positions_at_ = place(end, limits.rows);
-  out.row_sequences_at_ = place(end, limits.rows);
-  out.q_begin_at_ = place(end, limits.sequences + 1);
-  out.kv_len_at_ = place(end, limits.sequences);
-  out.pages_at_ = place(end, limits.sequences * out.pages_per_sequence_);
-  const auto bytes = static_cast<size_t>(end) * sizeof(int32_t);
-  NIBBLE_ASSIGN_OR_RETURN(out.device_, allocate_zeroed(bytes, "a step's page tables"));
-  NIBBLE_ASSIGN_OR_RETURN(out.pinned_, allocate_pinned(bytes));
-  NIBBLE_RETURN_IF_ERROR(
-      check(cudaEventCreateWithFlags(&out.copied_, cudaEventDisableTiming), "making an event"));
+  out.pages_per_sequence_ = round_up(ceil_div(limits.positions, kSmallestPage), kAlignedPages);
+  size_t end = 0;
+  out.tokens_at_ = place_ints(end, limits.rows);
+  out.logit_rows_at_ = place_ints(end, limits.sequences);
+  out.positions_at_ = place_ints(end, limits.rows);
+  out.row_sequences_at_ = place_ints(end, limits.rows);
+  out.q_begin_at_ = place_ints(end, limits.sequences + 1);
+  out.kv_len_at_ = place_ints(end, limits.sequences);
+  out.pages_at_ = place_ints(end, limits.sequences * out.pages_per_sequence_);
+  NIBBLE_ASSIGN_OR_RETURN(out.device_, allocate_zeroed(end, "a step's page tables"));
+  NIBBLE_ASSIGN_OR_RETURN(out.pinned_, allocate_pinned(end));
+  NIBBLE_ASSIGN_OR_RETURN(out.copied_, make_event());
   out.metadata_ = {.q_begin = out.device_int(out.q_begin_at_),
                    .kv_len = out.device_int(out.kv_len_at_),
                    .page_table = out.device_int(out.pages_at_),
@@ -58,7 +56,7 @@ void StepBuffers::fill(const StepInput& input, const StepShape& shape) {
       host[positions_at_ + span.q_begin + i] = span.kv_len - span.q_len + i;
       host[row_sequences_at_ + span.q_begin + i] = sequence;
     }
-    const int64_t pages = (span.kv_len + input.page_size - 1) / input.page_size;
+    const int64_t pages = ceil_div<int64_t>(span.kv_len, input.page_size);
     std::copy_n(span.pages, pages, host + pages_at_ + sequence * pages_per_sequence_);
     ++sequence;
   }
@@ -86,7 +84,7 @@ Status StepBuffers::write(const StepInput& input, const StepShape& shape, cudaSt
   CHECK_GE(input.page_size, kSmallestPage);
   CHECK_LE(shape.rows, limits_.rows);
   CHECK_LE(metadata_.sequences, limits_.sequences);
-  NIBBLE_RETURN_IF_ERROR(check(cudaEventSynchronize(copied_), "the step before"));
+  NIBBLE_RETURN_IF_ERROR(check(cudaEventSynchronize(copied_.get()), "the step before"));
   fill(input, shape);
   const auto copy = [&](int64_t at, int64_t count) {
     return check(cudaMemcpyAsync(device_.as<int32_t>() + at, pinned_.as<int32_t>() + at,
@@ -97,7 +95,7 @@ Status StepBuffers::write(const StepInput& input, const StepShape& shape, cudaSt
   NIBBLE_RETURN_IF_ERROR(copy(0, pages_at_));
   int64_t longest = 0;
   for (const SequenceSpan& span : input.sequences) {
-    longest = std::max<int64_t>(longest, (span.kv_len + input.page_size - 1) / input.page_size);
+    longest = std::max<int64_t>(longest, ceil_div<int64_t>(span.kv_len, input.page_size));
   }
   const auto pitch = static_cast<size_t>(pages_per_sequence_) * sizeof(int32_t);
   NIBBLE_RETURN_IF_ERROR(check(
@@ -105,7 +103,7 @@ Status StepBuffers::write(const StepInput& input, const StepShape& shape, cudaSt
                         pitch, static_cast<size_t>(longest) * sizeof(int32_t),
                         static_cast<size_t>(sequences), cudaMemcpyHostToDevice, stream),
       "copying page tables"));
-  return check(cudaEventRecord(copied_, stream), "recording an event");
+  return check(cudaEventRecord(copied_.get(), stream), "recording an event");
 }
 
 }  // namespace nibble::cuda

@@ -6,6 +6,7 @@
 
 #include "backend/backend.h"
 #include "backend/cuda/attention.h"
+#include "backend/cuda/memory.h"
 
 namespace nibble::cuda {
 
@@ -36,7 +37,7 @@ class StepBuffers final {
   int64_t q_begin_at_ = 0, kv_len_at_ = 0, pages_at_ = 0;
   DeviceBuffer device_;
   DeviceBuffer pinned_;
-  cudaEvent_t copied_ = nullptr;
+  Event copied_;
   StepMetadata metadata_;
 };
 

@@ -23,17 +23,15 @@ Result<Uploader> Uploader::create(cudaStream_t stream) {
   uploader.pool_ = std::make_unique<ThreadPool>(threads);
   for (Piece& piece : uploader.pieces_) {
     NIBBLE_ASSIGN_OR_RETURN(piece.memory, allocate_pinned(kPiece));
-    NIBBLE_RETURN_IF_ERROR(
-        check(cudaEventCreateWithFlags(&piece.copied, cudaEventDisableTiming), "making an event"));
+    NIBBLE_ASSIGN_OR_RETURN(piece.copied, make_event());
   }
   return uploader;
 }
 
 Uploader::~Uploader() {
   for (const Piece& piece : pieces_) {
-    if (piece.copied != nullptr && piece.memory.size() > 0) {
-      cudaEventSynchronize(piece.copied);
-      cudaEventDestroy(piece.copied);
+    if (piece.copied != nullptr) {
+      cudaEventSynchronize(piece.copied.get());
     }
   }
 }
@@ -43,7 +41,7 @@ Status Uploader::upload(size_t bytes, const Fill& fill, void* to) {
     const size_t size = std::min(kPiece, bytes - begin);
     Piece& piece = pieces_[next_];
     next_ = (next_ + 1) % pieces_.size();
-    NIBBLE_RETURN_IF_ERROR(check(cudaEventSynchronize(piece.copied), "copying to the GPU"));
+    NIBBLE_RETURN_IF_ERROR(check(cudaEventSynchronize(piece.copied.get()), "copying to the GPU"));
     auto* out = piece.memory.as<std::byte>();
     pool_->parallel_for(static_cast<int64_t>((size + kShare - 1) / kShare), [&](int64_t i, int) {
       const size_t at = static_cast<size_t>(i) * kShare;
@@ -52,7 +50,8 @@ Status Uploader::upload(size_t bytes, const Fill& fill, void* to) {
     NIBBLE_RETURN_IF_ERROR(check(cudaMemcpyAsync(static_cast<std::byte*>(to) + begin, out, size,
                                                  cudaMemcpyHostToDevice, stream_),
                                  "copying to the GPU"));
-    NIBBLE_RETURN_IF_ERROR(check(cudaEventRecord(piece.copied, stream_), "recording an event"));
+    NIBBLE_RETURN_IF_ERROR(
+        check(cudaEventRecord(piece.copied.get(), stream_), "recording an event"));
   }
   return {};
 }

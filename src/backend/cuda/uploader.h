@@ -8,9 +8,9 @@
 
 #include <cuda_runtime_api.h>
 
+#include "backend/cuda/memory.h"
 #include "base/status.h"
 #include "base/thread_pool.h"
-#include "core/device_buffer.h"
 
 namespace nibble::cuda {
 
@@ -36,7 +36,7 @@ class Uploader final {
  private:
   struct Piece {
     DeviceBuffer memory;
-    cudaEvent_t copied = nullptr;
+    Event copied;
   };
 
   explicit Uploader(cudaStream_t stream) : stream_(stream) {}

@@ -24,29 +24,11 @@ size_t attention_workspace_bytes(const AttentionShape& shape) {
 cudaError_t decode_attention(const AttentionLaunch& args, const LaunchContext& context) {
   const AttentionShape& shape = args.shape;
   const DecodeGrid grid = decode_grid(shape);
-  const int32_t per_page = shape.kv.page_size / kv_tile_tokens(shape.kv.code);
-  DecodeArgs out{};
-  out.q = static_cast<const uint16_t*>(args.q);
-  out.q_stride = args.q_stride;
-  out.out = static_cast<uint16_t*>(args.out);
-  out.out_stride = args.out_stride;
-  out.pages = static_cast<const uint8_t*>(args.pages);
-  out.page_bytes = page_bytes(shape.kv);
-  out.page_table = args.step.page_table;
-  out.page_table_stride = args.step.page_table_stride;
-  out.tiles_per_page = per_page;
-  out.tiles_shift = std::has_single_bit(static_cast<uint32_t>(per_page))
-                        ? std::countr_zero(static_cast<uint32_t>(per_page))
-                        : -1;
-  out.kv_heads = shape.kv.kv_heads;
-  out.ratio = shape.heads / shape.kv.kv_heads;
+  const auto per_page = static_cast<uint32_t>(shape.kv.page_size / kv_tile_tokens(shape.kv.code));
+  DecodeArgs out{paged_args(args)};
+  out.tiles_shift = std::has_single_bit(per_page) ? std::countr_zero(per_page) : -1;
   out.groups = grid.groups;
-  out.window = shape.sliding_window;
   out.stages = grid.stages;
-  out.score_factor = score_factor(shape);
-  out.value_factor = shape.kv.code == KvCode::kFp8 ? shape.v_scale : 1.0F;
-  out.plan =
-      view_plan(const_cast<void*>(args.plan), grid.blocks, args.step.sequences, args.step.rows);
   auto* workspace = static_cast<uint8_t*>(args.workspace);
   const auto blocks = static_cast<size_t>(grid.blocks);
   out.arrivals = reinterpret_cast<uint32_t*>(workspace);

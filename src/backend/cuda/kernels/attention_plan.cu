@@ -5,6 +5,7 @@
 #include <numbers>
 
 #include "backend/cuda/kernels/attention_plan.cuh"
+#include "backend/cuda/memory.h"
 #include "backend/cuda/ptx/dependency.cuh"
 
 namespace nibble::cuda {
@@ -120,8 +121,6 @@ __global__ __launch_bounds__(kThreads) void plan_kernel(const PlanArgs args) {
   __threadfence();  // decode reads the plan before it waits
 }
 
-constexpr size_t align_up(size_t value) { return (value + 255) / 256 * 256; }
-
 }  // namespace
 
 int device_attribute(cudaDeviceAttr attribute) {
@@ -175,12 +174,32 @@ int64_t prefill_blocks(int64_t sequences, int64_t rows) {
   return rows / kPrefillRows + std::min(sequences, rows / 2);
 }
 
+PagedArgs paged_args(const AttentionLaunch& launch) {
+  const AttentionShape& shape = launch.shape;
+  return {.q = static_cast<const uint16_t*>(launch.q),
+          .q_stride = launch.q_stride,
+          .out = static_cast<uint16_t*>(launch.out),
+          .out_stride = launch.out_stride,
+          .pages = static_cast<const uint8_t*>(launch.pages),
+          .page_bytes = page_bytes(shape.kv),
+          .page_table = launch.step.page_table,
+          .page_table_stride = launch.step.page_table_stride,
+          .tiles_per_page = shape.kv.page_size / kv_tile_tokens(shape.kv.code),
+          .kv_heads = shape.kv.kv_heads,
+          .ratio = shape.heads / shape.kv.kv_heads,
+          .window = shape.sliding_window,
+          .score_factor = score_factor(shape),
+          .value_factor = shape.kv.code == KvCode::kFp8 ? shape.v_scale : 1.0F,
+          .plan = view_plan(const_cast<void*>(launch.plan), decode_grid(shape).blocks,
+                            launch.step.sequences, launch.step.rows)};
+}
+
 PlanView view_plan(void* plan, int32_t blocks, int32_t sequences, int32_t rows) {
   PlanView view;
   auto* bytes = static_cast<uint8_t*>(plan);
   const auto take = [&](auto*& pointer, int64_t count) {
-    pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(bytes + view.bytes);
-    view.bytes += align_up(static_cast<size_t>(count) * sizeof(*pointer));
+    pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(
+        bytes + place(view.bytes, static_cast<size_t>(count) * sizeof(*pointer)));
   };
   take(view.prefill_count, 1);
   take(view.starts, blocks);

@@ -48,6 +48,25 @@ struct PlanView {
   size_t bytes = 0;
 };
 
+/// What decode and prefill alike are told of a launch.
+struct PagedArgs {
+  const uint16_t* q;
+  int64_t q_stride;
+  uint16_t* out;
+  int64_t out_stride;
+  const uint8_t* pages;
+  int64_t page_bytes;
+  const int32_t* page_table;
+  int64_t page_table_stride;
+  int32_t tiles_per_page;
+  int32_t kv_heads;
+  int32_t ratio;  // query heads per KV head
+  int32_t window;
+  float score_factor;  // what scores, in units of codes, are multiplied by to be exponents of 2
+  float value_factor;  // fp8: V's scale
+  PlanView plan;
+};
+
 /// Sizes that follow from a shape and the device.
 struct DecodeGrid {
   int32_t blocks = 0;   // of the launch
@@ -69,6 +88,7 @@ struct DecodeGrid {
 /// log2(e) * scale in the units in which the kernels keep scores.
 [[nodiscard]] float score_factor(const AttentionShape& shape);
 [[nodiscard]] int64_t prefill_blocks(int64_t sequences, int64_t rows);
+[[nodiscard]] PagedArgs paged_args(const AttentionLaunch& launch);
 [[nodiscard]] PlanView view_plan(void* plan, int32_t blocks, int32_t sequences, int32_t rows);
 
 /// First tile of a block's share: block * total / blocks.

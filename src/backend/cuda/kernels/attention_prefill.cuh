@@ -14,24 +14,9 @@
 
 namespace nibble::cuda {
 
-struct PrefillArgs {
-  const uint16_t* q;
-  int64_t q_stride;
-  uint16_t* out;
-  int64_t out_stride;
-  const uint8_t* pages;
-  int64_t page_bytes;
+struct PrefillArgs : PagedArgs {
   const int32_t* q_begin;
   const int32_t* kv_len;
-  const int32_t* page_table;
-  int64_t page_table_stride;
-  int32_t tiles_per_page;
-  int32_t kv_heads;
-  int32_t ratio;
-  int32_t window;
-  float score_factor;
-  float value_factor;
-  PlanView plan;
 };
 
 constexpr int kPrefillWarps = kPrefillRows / 16;
@@ -50,6 +35,19 @@ struct PrefillTask {
   int32_t end_chunk;
   int32_t known;  // tokens in the cache
 };
+
+/// A tile of a task's KV head, in the cache.
+__device__ __forceinline__ const uint8_t* tile_of_task(const PrefillArgs& args,
+                                                       const PrefillTask& task,
+                                                       int32_t tile,
+                                                       int tile_bytes) {
+  const int32_t in_table = tile / args.tiles_per_page;
+  const int64_t page =
+      max(0, __ldg(args.page_table + task.sequence * args.page_table_stride + in_table));
+  return args.pages + page * args.page_bytes +
+         int64_t{task.kv_head * args.tiles_per_page + tile - in_table * args.tiles_per_page} *
+             tile_bytes;
+}
 
 __device__ __forceinline__ PrefillTask prefill_task(const PrefillArgs& args,
                                                     int32_t index,
@@ -87,14 +85,7 @@ __device__ __forceinline__ void fetch_chunk(const PrefillArgs& args,
   ptx::barrier_arrive_expect(barrier, static_cast<uint32_t>(count * Tile::kBytes));
 #endif
   for (int32_t i = 0; i < count; ++i) {
-    const int32_t tile = first + i;
-    const int32_t in_table = tile / args.tiles_per_page;
-    const int64_t page =
-        max(0, __ldg(args.page_table + task.sequence * args.page_table_stride + in_table));
-    const uint8_t* source =
-        args.pages + page * args.page_bytes +
-        int64_t{task.kv_head * args.tiles_per_page + tile - in_table * args.tiles_per_page} *
-            Tile::kBytes;
+    const uint8_t* source = tile_of_task(args, task, first + i, Tile::kBytes);
     const uint32_t to = slot + static_cast<uint32_t>(i * Tile::kBytes);
 #if __CUDA_ARCH__ >= 900
     ptx::bulk_copy(to, source, Tile::kBytes, barrier);

@@ -79,14 +79,7 @@ __device__ __forceinline__ void fetch_chunks(const PrefillArgs& args,
     }
     __syncwarp();
     if (lane < tiles) {
-      const int32_t tile = first_tile + lane;
-      const int32_t in_table = tile / args.tiles_per_page;
-      const int64_t page =
-          max(0, __ldg(args.page_table + task.sequence * args.page_table_stride + in_table));
-      const uint8_t* source =
-          args.pages + page * args.page_bytes +
-          int64_t{task.kv_head * args.tiles_per_page + tile - in_table * args.tiles_per_page} *
-              Tile::kBytes;
+      const uint8_t* source = tile_of_task(args, task, first_tile + lane, Tile::kBytes);
       const uint32_t to = slot + static_cast<uint32_t>(lane * Tile::kRowsBytes);
       ptx::bulk_copy(to, source, Tile::kRowsBytes, barrier);
       ptx::bulk_copy(to + Chunk::kRows, source + Tile::kRowsBytes, Tile::kRowsBytes, barrier);
@@ -126,14 +119,8 @@ __device__ __forceinline__ void fetch_raw(const PrefillArgs& args,
   }
   __syncwarp();
   if (lane < tiles) {
-    const int32_t in_table = (first + lane) / args.tiles_per_page;
-    const int64_t page =
-        max(0, __ldg(args.page_table + task.sequence * args.page_table_stride + in_table));
-    const int32_t tile =
-        task.kv_head * args.tiles_per_page + first + lane - in_table * args.tiles_per_page;
     ptx::bulk_copy(slot + static_cast<uint32_t>(lane * Tile::kBytes),
-                   args.pages + page * args.page_bytes + int64_t{tile} * Tile::kBytes, Tile::kBytes,
-                   barrier);
+                   tile_of_task(args, task, first + lane, Tile::kBytes), Tile::kBytes, barrier);
   }
   __syncwarp();
 }

@@ -10,25 +10,10 @@
 
 namespace nibble::cuda {
 
-struct DecodeArgs {
-  const uint16_t* q;
-  int64_t q_stride;
-  uint16_t* out;
-  int64_t out_stride;
-  const uint8_t* pages;
-  int64_t page_bytes;
-  const int32_t* page_table;
-  int64_t page_table_stride;
-  int32_t tiles_per_page;
-  int32_t tiles_shift;  // log2 of it, or -1
-  int32_t kv_heads;
-  int32_t ratio;   // query heads per KV head
-  int32_t groups;  // passes per KV head
-  int32_t window;
+struct DecodeArgs : PagedArgs {
+  int32_t tiles_shift;  // log2 of tiles_per_page, or -1
+  int32_t groups;       // passes per KV head
   int32_t stages;
-  float score_factor;  // what scores, in units of codes, are multiplied by to be exponents of 2
-  float value_factor;  // fp8: V's scale
-  PlanView plan;
   float* partial_sums;   // [2 grid][kColumns][head_dim]
   float2* partial_tops;  // [2 grid][kColumns]: top, total
   uint32_t* arrivals;    // [grid], zero

@@ -9,6 +9,7 @@
 
 #include "backend/cuda/cuda_status.h"
 #include "base/check.h"
+#include "base/math.h"
 
 namespace nibble::cuda {
 namespace {
@@ -23,8 +24,6 @@ constexpr double kStoreBytes = 40.0;       // sums, as they are stored
 constexpr double kClusterClocks = 1500.0;  // for each block of a cluster that shares a tile
 constexpr double kStartClocks = 3000.0;    // of a kernel that does not fit beside its predecessor
 constexpr int kClusters[] = {2, 4};        // 8 were slower: they wait for each other's places
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Whether a tile is not mostly empty at m tokens; the first tile, the smallest, serves all.
 bool serves(const GemmSm90Family& family, const GemmSm90Tile& tile, int64_t m) {
@@ -151,8 +150,7 @@ GemmSm90::Plan GemmSm90::plan(size_t tile_index, int64_t m, bool in_pairs) const
   const GemmSm90Tile& tile = family_.tiles[tile_index];
   const int row_tiles = static_cast<int>(ceil_div(row_blocks_, tile.row_blocks));
   const int token_tiles = static_cast<int>(ceil_div(m, tile.tokens));
-  const int steps = static_cast<int>(
-      ceil_div(ceil_div(k_, family_.block_elements), static_cast<int64_t>(tile.depth)));
+  const int steps = static_cast<int>(ceil_div(ceil_div(k_, family_.block_elements), tile.depth));
   const int units = tile.row_blocks * tile.depth;
   const double weight_bytes = static_cast<double>(units) * family_.unit_bytes;
   const double x_bytes = static_cast<double>(tile.depth) * std::min<int64_t>(tile.tokens, m) * 128;
@@ -272,6 +270,16 @@ cudaError_t GemmSm90::run_tile(int index,
                   .shared_bytes = tile.shared_bytes,
                   .cluster = static_cast<unsigned>(cluster)};
   return launch(tile.kernel, grid, context, map, kernel_args);
+}
+
+bool scaled_by_channel_and_token(const GemmProblem& problem,
+                                 const DeviceInfo& device,
+                                 WeightCode code,
+                                 ActFormat act) {
+  return device.hopper() && problem.weight.code == code &&
+         problem.weight.scale_per == ScalePer::kChannel &&
+         problem.weight.zero_points == ZeroPoints::kNone && problem.act == act && problem.n >= 1 &&
+         problem.k >= 64 && problem.k % 64 == 0 && problem.k <= kGemmMaxIntegerK;
 }
 
 }  // namespace nibble::cuda

@@ -111,6 +111,16 @@ class GemmSm90 final : public GemmKernel {
   std::vector<std::array<int, 2>> clusters_;  // of 2 and 4 blocks at once, for each tile
 };
 
+/// Sums stay within an int32: 16 * 8 * 127 or 128 * 127 times k, and -128 in x where it occurs.
+inline constexpr int64_t kGemmMaxIntegerK = 131008;
+
+/// Whether the weights are `code` with a scale per channel, without zero points, the activations
+/// `act`, and the sizes what GemmSm90 takes.
+[[nodiscard]] bool scaled_by_channel_and_token(const GemmProblem& problem,
+                                               const DeviceInfo& device,
+                                               WeightCode code,
+                                               ActFormat act);
+
 /// INT4 weights per channel x INT8 activations per token; INT8 x INT8; E4M3 x E4M3.
 extern const GemmEntry kGemmW4A8Sm90;
 extern const GemmEntry kGemmW8A8Int8Sm90;

@@ -9,9 +9,6 @@
 // in pairs.
 namespace nibble::cuda {
 
-/// Sums stay within an int32: 16 * 8 * 127 or 128 * 127 times k, and -128 in x where it occurs.
-inline constexpr int64_t kGemmMaxIntegerK = 131008;
-
 /// Measured: tiles split to fill the last few multiprocessors cost more than they save.
 inline constexpr double kGemmExchangeClocks = 6000.0;
 

@@ -120,10 +120,7 @@ constexpr GemmSm90Family kFamily{.name = "gemm_w4a8_sm90",
                                  .unpack = unpack};
 
 bool accepts(const GemmProblem& problem, const DeviceInfo& device) {
-  return device.hopper() && problem.weight.code == WeightCode::kInt4 &&
-         problem.weight.scale_per == ScalePer::kChannel &&
-         problem.weight.zero_points == ZeroPoints::kNone && problem.act == ActFormat::kInt8Token &&
-         problem.n >= 1 && problem.k >= 64 && problem.k % 64 == 0 && problem.k <= kGemmMaxIntegerK;
+  return scaled_by_channel_and_token(problem, device, WeightCode::kInt4, ActFormat::kInt8Token);
 }
 
 Result<std::unique_ptr<GemmKernel>> make(const GemmProblem& problem, const DeviceInfo& device) {

@@ -99,18 +99,11 @@ constexpr GemmSm90Family kFp8Family{.name = "gemm_w8a8_fp8_sm90",
                                     .pack = pack,
                                     .unpack = unpack};
 
-bool accepts(const GemmProblem& problem, const DeviceInfo& device, WeightCode code, ActFormat act) {
-  return device.hopper() && problem.weight.code == code &&
-         problem.weight.scale_per == ScalePer::kChannel &&
-         problem.weight.zero_points == ZeroPoints::kNone && problem.act == act && problem.n >= 1 &&
-         problem.k >= 64 && problem.k % 64 == 0 && problem.k <= kGemmMaxIntegerK;
-}
-
 bool accepts_int8(const GemmProblem& problem, const DeviceInfo& device) {
-  return accepts(problem, device, WeightCode::kInt8, ActFormat::kInt8Token);
+  return scaled_by_channel_and_token(problem, device, WeightCode::kInt8, ActFormat::kInt8Token);
 }
 bool accepts_fp8(const GemmProblem& problem, const DeviceInfo& device) {
-  return accepts(problem, device, WeightCode::kFp8E4M3, ActFormat::kFp8Token);
+  return scaled_by_channel_and_token(problem, device, WeightCode::kFp8E4M3, ActFormat::kFp8Token);
 }
 
 Result<std::unique_ptr<GemmKernel>> make_int8(const GemmProblem& problem,

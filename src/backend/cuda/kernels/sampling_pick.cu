@@ -39,24 +39,9 @@ struct PickShared {
   int32_t token;
 };
 
-/// The step's number in [0, 1), as Sampler::uniform().
-__device__ double uniform(uint64_t seed, int64_t step) {
-  uint64_t x = seed;
-  const uint64_t words[2] = {static_cast<uint64_t>(step), 0x5851f42d4c957f2dULL};
-  for (const uint64_t word : words) {
-    x += word * 0x9e3779b97f4a7c15ULL + 0x632be59bd9b4e019ULL;
-    x ^= x >> 30;
-    x *= 0xbf58476d1ce4e5b9ULL;
-    x ^= x >> 27;
-    x *= 0x94d049bb133111ebULL;
-    x ^= x >> 31;
-  }
-  return static_cast<double>(x >> 11) * 0x1.0p-53;
-}
-
 /// The draw picks the first token up to which the weights sum to more than this.
 __device__ Weight draw_target(const RowSampling& sampling, Weight total) {
-  const double target = uniform(sampling.seed, sampling.step) * static_cast<double>(total);
+  const double target = draw_uniform(sampling.seed, sampling.step) * static_cast<double>(total);
   const auto rounded = static_cast<Weight>(target);
   return rounded < total ? rounded : total - 1;
 }

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "base/f16.h"
+#include "base/math.h"
 
 namespace nibble::cuda::testing {
 namespace {
@@ -17,8 +18,6 @@ double f8_value(uint8_t bits) {
       exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 10);
   return (bits & 0x80) != 0 ? -magnitude : magnitude;
 }
-
-int32_t round_up(int32_t value, int32_t unit) { return (value + unit - 1) / unit * unit; }
 
 }  // namespace
 

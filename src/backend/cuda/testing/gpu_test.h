@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <random>
 #include <span>
 #include <vector>
 
@@ -17,6 +18,17 @@
   } while (false)
 
 namespace nibble::cuda::testing {
+
+/// Normally distributed values, the same for the same seed.
+inline std::vector<float> random_values(size_t count, uint32_t seed, float spread) {
+  std::mt19937 generator(seed);
+  std::normal_distribution<float> normal(0.0F, spread);
+  std::vector<float> values(count);
+  for (float& value : values) {
+    value = normal(generator);
+  }
+  return values;
+}
 
 /// Device memory of a test; starts poisoned with 0xff bytes (NaN in every float type).
 template <typename T>
