@@ -9,7 +9,6 @@ namespace nibble {
 
 struct CudaBackendOptions {
   int device = 0;
-  std::string kernel;        // family of matrix products to use wherever it fits; "": the best
   bool record_steps = true;  // decode steps as CUDA graphs
 };
 

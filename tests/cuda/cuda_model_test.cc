@@ -1,7 +1,6 @@
 // Whole models on the GPU: their logits beside the CPU's, and what the engine makes of them.
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -15,6 +14,7 @@
 #include "base/file.h"
 #include "engine/engine_core.h"
 #include "model/model.h"
+#include "model/testing/distance.h"
 #include "model/testing/sequence_runner.h"
 #include "quantizer/quantize.h"
 #include "text/tokenizer.h"
@@ -46,17 +46,6 @@ std::vector<int32_t> text_tokens(size_t count) {
   std::vector<int32_t> tokens = tokenizer->encode(text, SpecialTokens::kPlain);
   tokens.resize(count);
   return tokens;
-}
-
-/// ‖a − b‖ / ‖b‖.
-double distance(const std::vector<float>& a, const std::vector<float>& b) {
-  double difference = 0.0;
-  double size = 0.0;
-  for (size_t i = 0; i < b.size(); ++i) {
-    difference += std::pow(static_cast<double>(a[i]) - b[i], 2);
-    size += std::pow(static_cast<double>(b[i]), 2);
-  }
-  return std::sqrt(difference / size);
 }
 
 /// Share of rows [vocab] whose largest logits agree.

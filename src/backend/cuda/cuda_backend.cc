@@ -210,22 +210,28 @@ class CudaBackend final : public Backend {
   [[nodiscard]] Status check_gemm(const WeightFormat& format,
                                   ActFormat act,
                                   int64_t k) const override {
-    return CudaGemm::choose({format, product_type(act), 128, k}, device_, options_.kernel).status();
+    return CudaGemm::choose({CudaGemm::device_format(format), product_type(act), 128, k}, device_)
+        .status();
   }
 
   Result<std::unique_ptr<PreparedGemm>> prepare_gemm(std::span<const QuantView> parts,
                                                      ActFormat act,
                                                      int64_t max_m) override {
-    GemmProblem problem{parts.front().format, product_type(act), 0, parts.front().k};
+    const WeightFormat& format = parts.front().format;
+    GemmProblem problem{CudaGemm::device_format(format), product_type(act), 0, parts.front().k};
     for (const QuantView& part : parts) {
       problem.n += part.n;
     }
-    auto entry = CudaGemm::choose(problem, device_, options_.kernel);
-    if (!entry.ok() && !options_.kernel.empty()) {
-      entry = CudaGemm::choose(problem, device_, "");
-    }
+    const auto entry = CudaGemm::choose(problem, device_);
     if (!entry.ok()) {
       return entry.status().with_context(parts.front().name);
+    }
+    const bool rounds =
+        problem.weight.code != format.code || problem.weight.scale_dtype != format.scale_dtype;
+    if (rounds && !rounding_logged_) {
+      rounding_logged_ = true;
+      NIBBLE_LOG(kWarning, "{} (and maybe others): F16 and F32 are rounded to BF16 on GPUs",
+                 parts.front().name);
     }
     if (logged_.emplace(problem.n, problem.k, (*entry)->name).second) {
       NIBBLE_LOG(kInfo, "[{}, {}]: {}", problem.n, problem.k, (*entry)->name);
@@ -374,6 +380,7 @@ class CudaBackend final : public Backend {
   std::vector<AttentionPlan> plans_;
   DeviceBuffer attention_workspace_;
   std::vector<DeviceBuffer> retired_;
+  bool rounding_logged_ = false;
   std::set<std::tuple<int64_t, int64_t, std::string_view>> logged_;
 };
 

@@ -6,6 +6,7 @@
 #include "backend/cuda/cuda_status.h"
 #include "backend/cuda/row_kernels.h"
 #include "base/check.h"
+#include "base/f16.h"
 
 namespace nibble::cuda {
 namespace {
@@ -28,15 +29,42 @@ std::string_view name_of(ActFormat act) {
   return "";
 }
 
+// Weights [begin, begin + count) of an F16 or F32 matrix.
+void round_to_bf16(const QuantView& part, size_t begin, size_t count, std::byte* out) {
+  const auto convert = [&]<typename T>(auto widen) {
+    const std::byte* from = part.codes + begin * sizeof(T);
+    for (size_t i = 0; i < count; ++i) {
+      T value;
+      std::memcpy(&value, from + i * sizeof(T), sizeof(T));
+      const uint16_t rounded = f32_to_bf16(widen(value));
+      std::memcpy(out + i * sizeof(rounded), &rounded, sizeof(rounded));
+    }
+  };
+  if (part.format.code == WeightCode::kF16) {
+    convert.operator()<uint16_t>(f16_to_f32);
+  } else {
+    convert.operator()<float>([](float value) { return value; });
+  }
+}
+
 }  // namespace
 
-Result<const GemmEntry*> CudaGemm::choose(const GemmProblem& problem,
-                                          const DeviceInfo& device,
-                                          std::string_view kernel) {
-  std::string names;
+WeightFormat CudaGemm::device_format(WeightFormat format) {
+  if (format.code == WeightCode::kF16 || format.code == WeightCode::kF32) {
+    format.code = WeightCode::kBf16;
+  }
+  if (format.scale_per == ScalePer::kGroup && format.scale_dtype == DType::kF32) {
+    format.scale_dtype = DType::kBF16;
+  }
+  if (format.scale_per == ScalePer::kTensor) {  // the same scale for every channel
+    format.scale_per = ScalePer::kChannel;
+  }
+  return format;
+}
+
+Result<const GemmEntry*> CudaGemm::choose(const GemmProblem& problem, const DeviceInfo& device) {
   for (const GemmEntry& entry : gemm_entries()) {
-    names += fmt::format("{}{}", names.empty() ? "" : ", ", entry.name);
-    if ((kernel.empty() || entry.name == kernel) && entry.accepts(problem, device)) {
+    if (entry.accepts(problem, device)) {
       return &entry;
     }
   }
@@ -45,10 +73,9 @@ Result<const GemmEntry*> CudaGemm::choose(const GemmProblem& problem,
   return make_error(
       StatusCode::kUnsupported,
       "no CUDA kernel for weights [{}, {}] in {} with {} activations on {} (sm_{}{}); "
-      "{}quantize with --scheme to another scheme or use --device cpu",
+      "quantize with --scheme to another scheme or use --device cpu",
       problem.n, problem.k, scheme.empty() ? "this format" : scheme, name_of(problem.act),
-      device.name, device.major, device.minor,
-      kernel.empty() ? "" : fmt::format("--kernel {} (of {}) does not fit; ", kernel, names));
+      device.name, device.major, device.minor);
 }
 
 Result<std::unique_ptr<PreparedGemm>> CudaGemm::create(std::span<const QuantView> parts,
@@ -68,10 +95,8 @@ Result<std::unique_ptr<PreparedGemm>> CudaGemm::create(std::span<const QuantView
 }
 
 Status CudaGemm::load(std::span<const QuantView> parts) {
-  size_t bytes = 0;
-  for (const QuantView& part : parts) {
-    bytes += static_cast<size_t>(part.n * part.row_bytes());
-  }
+  const int64_t row_bytes = QuantTensor::code_row_bytes(problem_.weight.code, problem_.k);
+  const auto bytes = static_cast<size_t>(problem_.n * row_bytes);
   const int64_t groups = problem_.weight.groups(problem_.k);
   const auto scale_bytes = static_cast<size_t>(problem_.n * groups) * sizeof(float);
   NIBBLE_ASSIGN_OR_RETURN(DeviceBuffer codes, allocate_device(bytes, "a matrix being packed"));
@@ -89,8 +114,16 @@ Status CudaGemm::load(std::span<const QuantView> parts) {
 
 Status CudaGemm::upload_codes(std::span<const QuantView> parts, std::byte* to) {
   for (const QuantView& part : parts) {
-    const auto bytes = static_cast<size_t>(part.n * part.row_bytes());
-    NIBBLE_RETURN_IF_ERROR(context_.uploader.upload(part.codes, bytes, to));
+    const int64_t row_bytes = QuantTensor::code_row_bytes(problem_.weight.code, problem_.k);
+    const auto bytes = static_cast<size_t>(part.n * row_bytes);
+    if (part.format.code == problem_.weight.code) {
+      NIBBLE_RETURN_IF_ERROR(context_.uploader.upload(part.codes, bytes, to));
+    } else {
+      const auto round = [&part](size_t begin, size_t size, std::byte* out) {
+        round_to_bf16(part, begin / 2, size / 2, out);
+      };
+      NIBBLE_RETURN_IF_ERROR(context_.uploader.upload(bytes, round, to));
+    }
     to += bytes;
   }
   return {};
@@ -195,7 +228,8 @@ Result<QuantTensor> CudaGemm::unpack() const {
 }
 
 Status CudaGemm::update(const QuantTensor& weight) {
-  if (!(weight.format == problem_.weight) || weight.n != problem_.n || weight.k != problem_.k) {
+  if (!(device_format(weight.format) == problem_.weight) || weight.n != problem_.n ||
+      weight.k != problem_.k) {
     return make_error(StatusCode::kInvalidArgument,
                       "new weights [{}, {}] differ in format or shape from the [{}, {}] in use; "
                       "quantize them with the model's scheme",

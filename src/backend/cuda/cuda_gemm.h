@@ -23,11 +23,11 @@ struct GemmContext {
 /// multiplied by another.
 class CudaGemm final : public PreparedGemm {
  public:
-  /// The first family that takes the problem, or the one named `kernel`. kUnsupported, with the
-  /// reason, when there is none.
-  static Result<const GemmEntry*> choose(const GemmProblem& problem,
-                                         const DeviceInfo& device,
-                                         std::string_view kernel);
+  /// The format in which the GPU keeps weights of `format`: F16 and F32, of unquantized weights
+  /// and of scales of groups, become BF16, and a scale of the matrix one for each channel.
+  static WeightFormat device_format(WeightFormat format);
+  /// The first family that takes the problem. kUnsupported, with the reason, when there is none.
+  static Result<const GemmEntry*> choose(const GemmProblem& problem, const DeviceInfo& device);
   static Result<std::unique_ptr<PreparedGemm>> create(std::span<const QuantView> parts,
                                                       const GemmEntry& entry,
                                                       const GemmProblem& problem,

@@ -1,0 +1,78 @@
+"""Checks the machine code of the CUDA kernels: each family uses the instructions that it is made
+for, and keeps its values in registers. Needs cuobjdump and nvdisasm (CUDA toolkit, or the packages
+nvidia-cuda-cuobjdump and nvidia-cuda-nvdisasm) and c++filt (binutils).
+
+Usage: check_sass.py LIBRARY [--table]
+"""
+
+import collections
+import re
+import subprocess
+import sys
+
+# Kernels by the name that c++filt gives: instructions of which each kernel has at least one, and
+# the most loads and stores of local memory in one kernel (indexed arrays and spills outside loops).
+FAMILIES = [
+    (r"gemm_sm90<.*w4a8_sm90|gemm_sm90<.*Int4Codec", ("IGMMA", "UBLKCP"), 0),
+    (r"gemm_sm90<.*ByteCodec", ("IGMMA|QGMMA", "UBLKCP"), 10),
+    (r"gemm_w4a16_sm90<", ("HGMMA|HMMA", "UBLKCP"), 32),
+    (r"sm80::gemm_kernel<.*Codec(W4A8|W8A8)\b", ("IMMA", "LDGSTS"), 0),
+    (r"sm80::gemm_kernel<", ("HMMA", "LDGSTS"), 0),
+    (r"prefill_sm90_kernel<", ("HGMMA", "UBLKCP"), 0),
+    (r"prefill_kernel<.*256>", ("HMMA", "UBLKCP|LDGSTS"), 70),
+    (r"prefill_kernel<", ("HMMA", "UBLKCP|LDGSTS"), 0),
+    (r"decode_kernel<", ("HMMA", "UBLKCP|LDGSTS"), 64),
+]
+LOCAL = {"LDL", "STL"}
+FUNCTION = re.compile(r"Function : (\S+)")
+ARCHITECTURE = re.compile(r"arch = (sm_\w+)")
+INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,6}\*/\s+(?:@!?U?P\S+\s+)?([A-Z][A-Z0-9_]*)")
+
+
+def instructions(library):
+    """{(architecture, kernel): Counter of instructions}"""
+    dump = subprocess.Popen(["cuobjdump", "-sass", library], stdout=subprocess.PIPE, text=True)
+    kernels, counts, architecture = {}, None, ""
+    for line in dump.stdout:
+        if match := INSTRUCTION.search(line):
+            counts[match[1]] += 1
+        elif match := ARCHITECTURE.search(line):
+            architecture = match[1]
+        elif match := FUNCTION.search(line):
+            counts = kernels.setdefault((architecture, match[1]), collections.Counter())
+    if dump.wait() != 0 or not kernels:
+        sys.exit(f"check_sass.py: cuobjdump finds no machine code in {library}")
+    return kernels
+
+
+def main():
+    library, *flags = sys.argv[1:]
+    kernels = instructions(library)
+    names = subprocess.run(["c++filt"], input="\n".join(name for _, name in kernels), text=True,
+                           capture_output=True, check=True).stdout.splitlines()
+    errors, seen = [], collections.Counter()
+    for (architecture, _), name, counts in zip(kernels, names, kernels.values()):
+        family = next((f for f in FAMILIES if re.search(f[0], name)), None)
+        if family is None or "sm90" in family[0] and architecture == "sm_80":
+            continue  # kernels for Hopper are empty elsewhere
+        pattern, wanted, most = family
+        seen[pattern] += 1
+        local = sum(counts[op] for op in LOCAL)
+        title = f"{architecture} {name.split('(')[0] if '(' not in name[:40] else name}"[:150]
+        if "--table" in flags:
+            print(f"{sum(counts.values()):6} instructions, {local:3} local  {title}")
+        for operation in wanted:
+            if not any(counts[op] for op in operation.split("|")):
+                errors.append(f"{title}: no {operation}")
+        if local > most:
+            errors.append(f"{title}: {local} loads and stores of local memory, at most {most}")
+    errors += [f"no kernel matches {f[0]}" for f in FAMILIES if not seen[f[0]]]
+    for error in errors:
+        print(error, file=sys.stderr)
+    print(f"check_sass.py: {len(kernels)} kernels, {sum(seen.values())} with rules, "
+          f"{len(errors)} errors")
+    sys.exit(1 if errors else 0)
+
+
+if __name__ == "__main__":
+    main()
