@@ -3,7 +3,8 @@
 # Llama 3 8B's shape, and prints one table. Needs a GPU; nvcc 13 unless --build is given; 40 GB of
 # disk and as much memory for --models.
 # Usage: scripts/gpu-check.sh [--build DIR] [--out DIR] [--work DIR] [--skip tests,kernels,models]
-#   --build  folder with nibble, libnibble_cuda.so, cuda_test, cuda_model_test, attention_bench
+#   --build  folder with nibble, libnibble_cuda.so, libnibble_cuda_faulty.so, cuda_test,
+#            cuda_model_test, attention_bench
 #   --out    where h200-kernels.json and h200-models.json go (default build/gpu-check)
 #   --work   where the model's files go (default a temporary folder, removed afterwards)
 #   --schemes, --batches   of the models, e.g. --schemes "bf16 w4a8" --batches "64 256"
@@ -26,12 +27,12 @@ nvidia-smi --query-gpu=name,driver_version,memory.free --format=csv,noheader || 
   echo "gpu-check.sh: nvidia-smi finds no GPU; run this where there is one" >&2; exit 9; }
 if [ -z "$build" ]; then
   source scripts/common.sh
-  build cuda-sm90 nibble nibble_cuda cuda_test cuda_model_test attention_bench
+  build cuda-sm90 nibble nibble_cuda nibble_cuda_faulty cuda_test cuda_model_test attention_bench
   cuda=build/cuda-sm90
   build=build/gpu-check/bin
   mkdir -p "$build"
   cp "$cuda"/tools/{nibble,libnibble_cuda.so} "$cuda"/src/backend/cuda/{cuda_test,attention_bench} \
-    "$cuda"/tests/cuda/cuda_model_test "$build"
+    "$cuda"/tests/cuda/{cuda_model_test,libnibble_cuda_faulty.so} "$build"
 fi
 mkdir -p "$out"
 out="$(cd "$out" && pwd)"
@@ -42,6 +43,9 @@ if ! skipped tests; then
     "$build/$test" > "$out/$test.log" 2>&1 || { failed=1; grep -B12 'FAILED' "$out/$test.log" | head -60; }
     grep -E '^\[  (PASSED|SKIPPED|FAILED)' "$out/$test.log" | head -5 | sed "s/^/$test: /"
   done
+  NIBBLE_BIN="$build/nibble" NIBBLE_FAULTY_LIBRARY="$build/libnibble_cuda_faulty.so" \
+    python3 tests/e2e/test_gpu.py > "$out/test_gpu.log" 2>&1 || failed=1
+  grep -E '^(FAIL|ERROR|Ran|OK)' "$out/test_gpu.log" | sed "s/^/test_gpu: /"
 fi
 if ! skipped kernels; then
   "$build/attention_bench" > "$out/attention.txt"
@@ -72,6 +76,11 @@ if ! skipped models; then
           --max-num-batched-tokens 8192 --kv-cache-dtype $kv
       done
     done
+  done
+  : > "$out/capacity.jsonl"
+  for kv in bf16 fp8 int8 int4; do
+    nibble bench capacity "$work/w4a16_g128" --device cuda --kv-cache-dtype $kv --json \
+      >> "$out/capacity.jsonl" || failed=1
   done
   start=$(date +%s%N)
   "$build/nibble" generate "$work/w4a16_g128" --device cuda --prompt hello --max-tokens 1 \

@@ -59,23 +59,36 @@ def kernels(folder):
     print((folder / "attention.txt").read_text())
 
 
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
 def models(folder):
-    path = folder / "models.jsonl"
-    if not path.exists():
+    rows = lines(folder / "models.jsonl")
+    if not rows:
         return
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
     start_path = folder / "start.json"
     start = json.loads(start_path.read_text()) if start_path.exists() else {}
+    capacity = lines(folder / "capacity.jsonl")
     (folder / "h200-models.json").write_text(
-        json.dumps({**meta(), **start, "models": rows}, indent=1) + "\n")
+        json.dumps({**meta(), **start, "models": rows, "capacity": capacity}, indent=1) + "\n")
     print(f"{'scheme':12} {'kv':5} {'batch':>5} {'context':>7} {'input':>6} {'prefill tok/s':>13} "
           f"{'decode ms':>9} {'tok/s':>8} {'% of read':>9}")
     for row in rows:
         print(f"{row['scheme']:12} {row['kv_cache_dtype']:5} {row['batch']:5} {row['context']:7} "
               f"{row['input_len']:6} {row['prefill_tps']:13.0f} {row['decode_ms_median']:9.3f} "
               f"{row['decode_tps']:8.0f} {row['roofline_percent']:9.1f}")
+    for row in capacity:
+        print(f"capacity beside {row['scheme']}, {row['kv_cache_dtype']:5}: {row['tokens']:9} tokens, "
+              f"{row['sequences_of_longest']} x {row['longest_context']} or {row['sequences']} x "
+              f"{row['context_of_each']}; {row['measured_other_bytes'] / 1e9:.2f} GB beside the "
+              f"cache, planned {planned(row) / 1e9:.2f}; {row['free_bytes_after'] / 1e9:.2f} left")
     if start:
         print(f"process start to end of a one-token answer, w4a16_g128: {start['start_to_end_s']} s")
+
+
+def planned(row):
+    return sum(row[f"planned_{part}_bytes"] for part in ("weight", "scratch", "reserve"))
 
 
 def main():

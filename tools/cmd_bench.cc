@@ -25,6 +25,7 @@ void add_bench_command(CLI::App& app, CommandContext& context) {
   add_bench_offline(*bench, context);
   add_bench_kernels(*bench, context);
   add_bench_quantize(*bench, context);
+  add_bench_capacity(*bench, context);
 }
 
 }  // namespace nibble

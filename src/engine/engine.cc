@@ -40,7 +40,7 @@ class ThreadedEngine final : public Engine {
       const std::lock_guard lock(mutex_);
       if (!stats_.healthy) {
         return make_error(StatusCode::kUnavailable,
-                          "the engine failed and serves no more; restart it");
+                          "the engine failed and serves no more ({}); restart it", stats_.failure);
       }
       if (refusing_) {
         return make_error(StatusCode::kUnavailable, "the engine is shutting down");
@@ -133,7 +133,8 @@ class ThreadedEngine final : public Engine {
     } catch (const std::exception& error) {
       NIBBLE_LOG(kError, "engine step failed: {}", error.what());
       healthy_ = false;
-      core_->abandon(std::string("internal error: ") + error.what(), kFailed);
+      failure_ = error.what();
+      core_->abandon("internal error: " + failure_, kFailed);
       return false;
     }
   }
@@ -143,6 +144,7 @@ class ThreadedEngine final : public Engine {
     const std::lock_guard lock(mutex_);
     stats_ = now;
     stats_.healthy = healthy_;
+    stats_.failure = failure_;
     unfinished_ = core_->unfinished();
     never_admitted_ = core_->never_admitted();
     if (unfinished_ == 0) {
@@ -153,7 +155,8 @@ class ThreadedEngine final : public Engine {
   std::unique_ptr<EngineCore> core_;  // the engine thread's alone once that runs
   const ModelConfig config_;
   const EngineOptions options_;
-  bool healthy_ = true;  // the engine thread's
+  bool healthy_ = true;  // this and the next are the engine thread's
+  std::string failure_;
 
   mutable std::mutex mutex_;  // guards everything below
   std::condition_variable wake_;

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "base/status.h"
 #include "engine/request.h"
@@ -30,6 +31,7 @@ struct EngineStats {
   int64_t prompt_tokens = 0, cached_tokens = 0, generated_tokens = 0;
   int64_t preemptions = 0, steps = 0;
   bool healthy = true;
+  std::string failure;  // why it is not
 };
 
 /// Continuous batching over one model. One engine thread owns scheduler, sequences and page tables;

@@ -191,8 +191,11 @@ TEST(Engine, InternalErrorFailsTheBatchAndMarksUnhealthy) {
   EXPECT_EQ(bad.wait_end().finish, FinishReason::kError);
   EXPECT_EQ(good.wait_end().finish, FinishReason::kError);
   EXPECT_TRUE(eventually([&] { return !engine->stats().healthy; }));
+  EXPECT_NE(engine->stats().failure, "");
   Collector refused;
-  EXPECT_EQ(engine->submit(make_request({5}, 1, refused)).code(), StatusCode::kUnavailable);
+  const Status refusal = engine->submit(make_request({5}, 1, refused));
+  EXPECT_EQ(refusal.code(), StatusCode::kUnavailable);
+  EXPECT_NE(refusal.message().find(engine->stats().failure), std::string::npos);
   EXPECT_EQ(engine->stats().pages_used, 0);
   engine->drain(10);
 }

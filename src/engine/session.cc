@@ -9,6 +9,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/process.h"
+#include "engine/memory_plan.h"
 
 namespace nibble {
 namespace {
@@ -141,59 +142,14 @@ Status load_text(const std::string& text_dir, ServingSession& session) {
   return {};
 }
 
-/// Gives the cache what a GPU has left beside weights and scratch memory, before anything is
-/// loaded. kResourceExhausted when that is nothing; kUnsupported for a cache without kernels.
-Result<EngineOptions> plan_memory(const EngineOptions& options,
-                                  const std::string& model_dir,
-                                  const ModelConfig& config,
-                                  const Backend& backend) {
-  const KvView kv{.code = options.kv_code,
-                  .page_size = options.page_size != 0
-                                   ? options.page_size
-                                   : backend.preferred_page_size(options.kv_code),
-                  .kv_heads = config.num_kv_heads,
-                  .head_dim = config.head_dim};
-  NIBBLE_RETURN_IF_ERROR(backend.check_kv(kv, config.num_heads));
-  EngineOptions out = options;
-  if (backend.host_memory() || options.kv_bytes != 0) {
-    return out;
-  }
-  constexpr int64_t kReserve = int64_t{1} << 30;  // the driver's, libraries' and recorded steps'
-  int64_t weights = 0;
-  for (const auto& entry : std::filesystem::directory_iterator(model_dir)) {
-    if (entry.path().extension() == ".safetensors") {
-      weights += static_cast<int64_t>(entry.file_size());
-    }
-  }
-  const int64_t table = config.vocab_size * config.hidden_size * 2;  // tied: as table and as head
-  weights += config.tie_word_embeddings ? table : 0;
-  const int64_t row = config.hidden_size * 8 + config.intermediate_size * 8 +
-                      (config.num_heads * 4 + config.num_kv_heads * 4) * config.head_dim;
-  const int64_t scratch = options.max_num_batched_tokens * row +
-                          options.max_num_seqs * (config.vocab_size + config.hidden_size) * 4;
-  const int64_t free = backend.free_memory();
-  out.kv_bytes = free - free / 16 - weights - scratch - kReserve;
-  if (out.kv_bytes <= 0) {
-    return make_error(StatusCode::kResourceExhausted,
-                      "{}: weights take {} MiB and scratch memory {} MiB, but {} has {} MiB free; "
-                      "lower --max-num-batched-tokens, end what else uses the GPU, or quantize",
-                      model_dir, weights >> 20, scratch >> 20, backend.name(), free >> 20);
-  }
-  NIBBLE_LOG(kInfo, "GPU memory: {} MiB free, {} weights, {} scratch, {} for the KV cache",
-             free >> 20, weights >> 20, scratch >> 20, out.kv_bytes >> 20);
-  return out;
-}
-
 // Backend, model and the engine that runs it.
 Status load_engine(const std::string& model_dir,
                    const SessionOptions& options,
                    ServingSession& session) {
   NIBBLE_ASSIGN_OR_RETURN(session.backend, open_backend(options.backend));
   NIBBLE_ASSIGN_OR_RETURN(const ModelConfig config, load_model_config(model_dir));
-  NIBBLE_ASSIGN_OR_RETURN(const EngineOptions wanted,
-                          plan_memory(options.engine, model_dir, config, *session.backend));
   NIBBLE_ASSIGN_OR_RETURN(const EngineOptions resolved,
-                          Engine::resolve_options(wanted, config, session.backend.get()));
+                          resolve_in_memory(options.engine, model_dir, config, *session.backend));
   const ModelOptions model_options{.max_batch_tokens = resolved.max_num_batched_tokens,
                                    .max_logit_rows = resolved.max_num_seqs};
   NIBBLE_ASSIGN_OR_RETURN(auto model, load_model(model_dir, *session.backend, model_options));

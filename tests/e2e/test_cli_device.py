@@ -76,3 +76,9 @@ def test_fp8_caches_need_a_gpu():
     run = nibble("bench", "offline", MODEL, "--device", "cpu", "--kv-cache-dtype", "fp8", "--json")
     assert run.returncode == 5 and "int8" in run.stderr
     assert run.stdout == "" or json.loads(run.stdout)
+
+
+def test_memory_is_planned_for_gpus():
+    run = nibble("bench", "capacity", MODEL, "--device", "cpu", "--json")
+    assert run.returncode == 5 and "--device cuda" in run.stderr
+    assert run.stdout == ""

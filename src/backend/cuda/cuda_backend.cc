@@ -1,6 +1,7 @@
 #include "backend/cuda/cuda_backend.h"
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <set>
 #include <utility>
@@ -12,6 +13,7 @@
 #include "backend/cuda/cuda_status.h"
 #include "backend/cuda/picker.h"
 #include "backend/cuda/row_kernels.h"
+#include "backend/cuda/self_check.h"
 #include "backend/cuda/step_buffers.h"
 #include "backend/cuda/step_recorder.h"
 #include "base/check.h"
@@ -90,9 +92,10 @@ KvLayout layout_of(const KvView& kv) {
 
 class CudaBackend final : public Backend {
  public:
-  CudaBackend(DeviceInfo device, CudaBackendOptions options)
+  CudaBackend(DeviceInfo device, CudaBackendOptions options, std::span<const GemmEntry> entries)
       : device_(std::move(device)),
         options_(std::move(options)),
+        entries_(entries),
         name_(fmt::format("cuda:{}/{}", device_.index, device_.name)) {}
   ~CudaBackend() override {
     if (stream_ != nullptr) {
@@ -103,10 +106,19 @@ class CudaBackend final : public Backend {
   }
 
   Status start() {
-    NIBBLE_RETURN_IF_ERROR(check(cudaSetDevice(device_.index), "choosing the GPU"));
+    const Status chosen = check(cudaSetDevice(device_.index), "choosing the GPU");
+    if (chosen.code() == StatusCode::kResourceExhausted) {
+      return make_error(chosen.code(),
+                        "{}: {} has not even the memory to begin: end what else uses it (see "
+                        "nvidia-smi), or use --device cpu",
+                        chosen.message(), name_);
+    }
+    NIBBLE_RETURN_IF_ERROR(chosen);
+    NIBBLE_RETURN_IF_ERROR(check_capability(device_, probe_device_code()));
     NIBBLE_RETURN_IF_ERROR(
         check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "making a stream"));
     recorder_ = std::make_unique<StepRecorder>(stream_);
+    self_check_ = std::make_unique<SelfCheck>(stream_);
     NIBBLE_ASSIGN_OR_RETURN(Uploader uploader, Uploader::create(stream_));
     uploader_ = std::make_unique<Uploader>(std::move(uploader));
     return {};
@@ -156,7 +168,12 @@ class CudaBackend final : public Backend {
   }
 
   [[nodiscard]] Status check_kv(const KvView& shape, int64_t heads) const override {
-    return check_attention({.kv = layout_of(shape), .heads = static_cast<int32_t>(heads)});
+    const AttentionShape attention{
+        .kv = layout_of(shape),
+        .heads = static_cast<int32_t>(heads),
+        .scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(shape.head_dim)))};
+    NIBBLE_RETURN_IF_ERROR(check_attention(attention));
+    return self_check_->check_attention(attention);
   }
 
   Result<double> measure_read_gbps() override {
@@ -210,7 +227,8 @@ class CudaBackend final : public Backend {
   [[nodiscard]] Status check_gemm(const WeightFormat& format,
                                   ActFormat act,
                                   int64_t k) const override {
-    return CudaGemm::choose({CudaGemm::device_format(format), product_type(act), 128, k}, device_)
+    return CudaGemm::choose(entries_, {CudaGemm::device_format(format), product_type(act), 128, k},
+                            device_)
         .status();
   }
 
@@ -222,7 +240,7 @@ class CudaBackend final : public Backend {
     for (const QuantView& part : parts) {
       problem.n += part.n;
     }
-    const auto entry = CudaGemm::choose(problem, device_);
+    const auto entry = CudaGemm::choose(entries_, problem, device_);
     if (!entry.ok()) {
       return entry.status().with_context(parts.front().name);
     }
@@ -236,9 +254,13 @@ class CudaBackend final : public Backend {
     if (logged_.emplace(problem.n, problem.k, (*entry)->name).second) {
       NIBBLE_LOG(kInfo, "[{}, {}]: {}", problem.n, problem.k, (*entry)->name);
     }
-    return CudaGemm::create(
-        parts, **entry, problem, max_m,
-        {.device = device_, .stream = stream_, .scratch = scratch_, .uploader = *uploader_});
+    NIBBLE_ASSIGN_OR_RETURN(
+        auto gemm,
+        CudaGemm::create(
+            parts, **entry, problem, max_m,
+            {.device = device_, .stream = stream_, .scratch = scratch_, .uploader = *uploader_}));
+    NIBBLE_RETURN_IF_ERROR(self_check_->check_product(*gemm, parts, problem.act, max_m));
+    return gemm;
   }
 
   Status prepare_steps(const StepLimits& limits) override {
@@ -246,6 +268,8 @@ class CudaBackend final : public Backend {
     NIBBLE_ASSIGN_OR_RETURN(StepBuffers buffers, StepBuffers::create(limits));
     step_.emplace(RunningStep{std::move(buffers)});
     NIBBLE_ASSIGN_OR_RETURN(picker_, Picker::create(limits.sequences));
+    NIBBLE_LOG(kInfo, "self-test: {} checks in {:.0f} ms", self_check_->checks(),
+               self_check_->milliseconds());
     return {};
   }
 
@@ -369,10 +393,12 @@ class CudaBackend final : public Backend {
 
   const DeviceInfo device_;
   const CudaBackendOptions options_;
+  const std::span<const GemmEntry> entries_;
   const std::string name_;
   cudaStream_t stream_ = nullptr;
   std::unique_ptr<StepRecorder> recorder_;
   std::unique_ptr<Uploader> uploader_;
+  std::unique_ptr<SelfCheck> self_check_;
   GemmScratch scratch_;
   StepLimits limits_;
   std::optional<RunningStep> step_;
@@ -387,15 +413,10 @@ class CudaBackend final : public Backend {
 }  // namespace
 }  // namespace cuda
 
-Result<std::unique_ptr<Backend>> make_cuda_backend(const CudaBackendOptions& options) {
+Result<std::unique_ptr<Backend>> make_cuda_backend(const CudaBackendOptions& options,
+                                                   std::span<const cuda::GemmEntry> entries) {
   NIBBLE_ASSIGN_OR_RETURN(cuda::DeviceInfo device, cuda::query_device(options.device));
-  if (device.major < 8) {
-    return make_error(
-        StatusCode::kUnsupported,
-        "{} has compute capability {}.{}; kernels need 8.0 or later: use --device cpu", device.name,
-        device.major, device.minor);
-  }
-  auto backend = std::make_unique<cuda::CudaBackend>(std::move(device), options);
+  auto backend = std::make_unique<cuda::CudaBackend>(std::move(device), options, entries);
   NIBBLE_RETURN_IF_ERROR(backend->start());
   return std::unique_ptr<Backend>(std::move(backend));
 }

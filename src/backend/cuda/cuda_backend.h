@@ -1,13 +1,18 @@
 #pragma once
 
 #include <memory>
+#include <span>
 
+#include "backend/cuda/gemm_kernel.h"
 #include "backend/open_backend.h"
 
 namespace nibble {
 
 /// The backend of one NVIDIA GPU. kUnavailable, with the remedy, without GPU, driver or a library
 /// that is needed; kUnsupported for GPUs that there are no kernels for.
-Result<std::unique_ptr<Backend>> make_cuda_backend(const CudaBackendOptions& options);
+/// `entries` are the families of products to choose from; they must outlive the backend.
+Result<std::unique_ptr<Backend>> make_cuda_backend(
+    const CudaBackendOptions& options,
+    std::span<const cuda::GemmEntry> entries = cuda::gemm_entries());
 
 }  // namespace nibble

@@ -62,8 +62,10 @@ WeightFormat CudaGemm::device_format(WeightFormat format) {
   return format;
 }
 
-Result<const GemmEntry*> CudaGemm::choose(const GemmProblem& problem, const DeviceInfo& device) {
-  for (const GemmEntry& entry : gemm_entries()) {
+Result<const GemmEntry*> CudaGemm::choose(std::span<const GemmEntry> entries,
+                                          const GemmProblem& problem,
+                                          const DeviceInfo& device) {
+  for (const GemmEntry& entry : entries) {
     if (entry.accepts(problem, device)) {
       return &entry;
     }

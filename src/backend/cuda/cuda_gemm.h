@@ -26,8 +26,11 @@ class CudaGemm final : public PreparedGemm {
   /// The format in which the GPU keeps weights of `format`: F16 and F32, of unquantized weights
   /// and of scales of groups, become BF16, and a scale of the matrix one for each channel.
   static WeightFormat device_format(WeightFormat format);
-  /// The first family that takes the problem. kUnsupported, with the reason, when there is none.
-  static Result<const GemmEntry*> choose(const GemmProblem& problem, const DeviceInfo& device);
+  /// The first of `entries` that takes the problem. kUnsupported, with the reason, when there is
+  /// none.
+  static Result<const GemmEntry*> choose(std::span<const GemmEntry> entries,
+                                         const GemmProblem& problem,
+                                         const DeviceInfo& device);
   static Result<std::unique_ptr<PreparedGemm>> create(std::span<const QuantView> parts,
                                                       const GemmEntry& entry,
                                                       const GemmProblem& problem,

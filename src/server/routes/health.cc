@@ -4,10 +4,12 @@
 namespace nibble {
 
 void route_health(AppContext& context, const std::shared_ptr<HttpExchange>& exchange) {
+  const EngineStats stats = context.engine.stats();
   if (!context.ready) {
     exchange->respond(error_response({503, "the server is not ready or is shutting down", "", ""}));
-  } else if (!context.engine.stats().healthy) {
-    exchange->respond(error_response({503, "the engine has failed; restart the server", "", ""}));
+  } else if (!stats.healthy) {
+    exchange->respond(error_response(
+        {503, "the engine has failed; restart the server: " + stats.failure, "", ""}));
   } else {
     exchange->respond({.body = R"({"status":"ok"})"});
   }

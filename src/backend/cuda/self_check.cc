@@ -1,0 +1,304 @@
+#include "backend/cuda/self_check.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "backend/cuda/cuda_gemm.h"
+#include "backend/cuda/row_kernels.h"
+#include "backend/cuda/self_check_data.h"
+#include "base/f16.h"
+#include "quant/codec.h"
+
+namespace nibble::cuda {
+namespace {
+
+constexpr int64_t kEdgeRows = 24;  // of the matrix at each end and in its middle
+// Activations: a single row, a batch that fills no tile, and one that takes the kernels of prefill.
+constexpr int64_t kRowCounts[] = {1, 17, 200};
+constexpr uint32_t kSeed = 20;
+
+/// Rows of the stacked matrix that are compared.
+std::vector<int64_t> sampled_rows(int64_t n) {
+  std::vector<int64_t> rows;
+  for (int64_t row = 0; row < n; ++row) {
+    const int64_t middle = row - (n - kEdgeRows) / 2;
+    if (row < kEdgeRows || row >= n - kEdgeRows || (middle >= 0 && middle < kEdgeRows)) {
+      rows.push_back(row);
+    }
+  }
+  return rows;
+}
+
+/// The part that has row `row` of the stacked matrix, which becomes the row within it.
+const QuantView& part_of(std::span<const QuantView> parts, int64_t& row) {
+  for (const QuantView& part : parts) {
+    if (row < part.n) {
+      return part;
+    }
+    row -= part.n;
+  }
+  CHECK_MSG(false, "no such row");
+  return parts.front();
+}
+
+Result<QuantTensor> copy_rows(std::span<const QuantView> parts, std::span<const int64_t> rows) {
+  const QuantView& first = parts.front();
+  NIBBLE_ASSIGN_OR_RETURN(QuantTensor out,
+                          QuantTensor::allocate(first.format, std::ssize(rows), first.k));
+  const auto bytes = static_cast<size_t>(first.row_bytes());
+  const int64_t groups = first.format.groups(first.k);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    int64_t row = rows[i];
+    const QuantView& part = part_of(parts, row);
+    std::memcpy(out.codes.data() + i * bytes, part.codes + row * part.row_bytes(), bytes);
+    for (int64_t group = 0; group < groups; ++group) {
+      out.scales.as<float>()[i * static_cast<size_t>(groups) + static_cast<size_t>(group)] =
+          part.scale(row * groups + group);
+    }
+  }
+  return out;
+}
+
+/// `weight` rounded to the format in which the GPU keeps it.
+Result<QuantTensor> as_on_device(QuantTensor weight) {
+  const WeightFormat format = CudaGemm::device_format(weight.format);
+  if (format.scale_dtype == DType::kBF16) {
+    for (float& scale : weight.scales.as<float>()) {
+      scale = bf16_to_f32(f32_to_bf16(scale));
+    }
+  }
+  if (format.code == weight.format.code) {
+    weight.format = format;
+    return weight;
+  }
+  NIBBLE_ASSIGN_OR_RETURN(QuantTensor out, QuantTensor::allocate(format, weight.n, weight.k));
+  std::vector<float> values(static_cast<size_t>(weight.k));
+  for (int64_t row = 0; row < weight.n; ++row) {
+    decode_row(weight, row, values.data());
+    std::ranges::transform(values, out.codes.as<uint16_t>().begin() + row * weight.k, f32_to_bf16);
+  }
+  return out;
+}
+
+/// "down_proj" of "model.safetensors: tensor model.layers.3.mlp.down_proj.weight".
+std::string layer_kind(std::string_view name) {
+  const size_t end = name.rfind('.');
+  if (end == std::string_view::npos || end == 0) {
+    return std::string(name);
+  }
+  const size_t begin = name.rfind('.', end - 1);
+  return std::string(name.substr(begin == std::string_view::npos ? 0 : begin + 1, end - begin - 1));
+}
+
+double silu(double x) { return x / (1.0 + std::exp(-x)); }
+
+/// Value of element `at` of what a row kernel wrote.
+double value_of(const QuantizedRows& out, std::span<const std::byte> values, size_t at) {
+  if (out.format == ActFormat::kBf16) {
+    uint16_t bits = 0;
+    std::memcpy(&bits, values.data() + 2 * at, 2);
+    return bf16_to_f32(bits);
+  }
+  const auto code = static_cast<uint8_t>(values[at]);
+  return out.format == ActFormat::kInt8Token ? static_cast<int8_t>(code) : decode_e4m3(code);
+}
+
+/// How far an element may be from the number that it rounds: half a step, and a little for the
+/// arithmetic in F32 before.
+double rounding_of(ActFormat act, double want, double scale) {
+  switch (act) {
+    case ActFormat::kInt8Token:
+      return 0.51 * scale;
+    case ActFormat::kFp8Token:
+      return std::fabs(want) * 0.0626 + scale * 0x1p-9;
+    default:
+      return std::fabs(want) * 0x1p-8 + 1e-6;
+  }
+}
+
+/// A matrix on the GPU beside some of its rows.
+struct Product {
+  PreparedGemm& gemm;
+  ActFormat act;
+  int64_t n = 0, k = 0;
+  std::vector<int64_t> rows;
+  QuantTensor weight;  // these
+};
+
+/// Multiplies m rows of x [*, k] on the GPU and compares the last one's results.
+Result<Difference> last_row(const Product& product,
+                            const std::vector<uint16_t>& x,
+                            const DeviceBuffer& device_x,
+                            int64_t m,
+                            cudaStream_t stream) {
+  NIBBLE_ASSIGN_OR_RETURN(const DeviceBuffer y,
+                          poisoned_device(static_cast<size_t>(m * product.n) * sizeof(float)));
+  product.gemm.run({.x = Activations(device_x.as<void>(), DType::kBF16),
+                    .x_stride = product.k,
+                    .m = m,
+                    .y = y.as<float>(),
+                    .y_stride = product.n});
+  NIBBLE_RETURN_IF_ERROR(check(cudaStreamSynchronize(stream), product.gemm.kernel_name()));
+  const std::vector<int64_t>& rows = product.rows;
+  std::vector<float> input(static_cast<size_t>(product.k)), want(rows.size()), got(rows.size());
+  const auto begin = x.begin() + (m - 1) * product.k;
+  std::transform(begin, begin + product.k, input.begin(), bf16_to_f32);
+  reference_gemm(product.weight, product.act,
+                 {.x = input.data(),
+                  .x_stride = product.k,
+                  .m = 1,
+                  .y = want.data(),
+                  .y_stride = product.weight.n});
+  for (size_t first = 0, end = 0; first < rows.size(); first = end) {  // neighbours at once
+    for (end = first + 1; end < rows.size() && rows[end] == rows[end - 1] + 1; ++end) {
+    }
+    NIBBLE_RETURN_IF_ERROR(copy_back(y, static_cast<size_t>((m - 1) * product.n + rows[first]),
+                                     std::span(got).subspan(first, end - first)));
+  }
+  Difference difference;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    if (std::isfinite(want[i])) {  // what the file itself says to be none is no kernel's fault
+      difference.add(got[i], want[i], m - 1, rows[i]);
+    }
+  }
+  return difference;
+}
+
+}  // namespace
+
+double Difference::relative() const { return std::sqrt(squares / total); }
+
+double product_tolerance(const WeightFormat& weight, ActFormat act) {
+  switch (act) {
+    case ActFormat::kInt8Token:  // sums are exact; two scales are applied in F32
+      return 1e-6;
+    case ActFormat::kFp8Token:  // the tensor cores keep about 14 bits of a running sum
+    case ActFormat::kFp8Group:
+      return 1e-2;
+    case ActFormat::kFloat:
+    case ActFormat::kBf16:
+      break;
+  }
+  return weight.quantized() ? 2e-3 : 1e-4;  // scaled weights are rounded; or F32 sums alone
+}
+
+Status SelfCheck::check_product(PreparedGemm& gemm,
+                                std::span<const QuantView> parts,
+                                ActFormat act,
+                                int64_t max_m) {
+  const auto start = std::chrono::steady_clock::now();
+  const QuantView& first = parts.front();
+  Product product{.gemm = gemm, .act = act, .n = 0, .k = first.k, .rows = {}, .weight = {}};
+  for (const QuantView& part : parts) {
+    product.n += part.n;
+  }
+  const auto key = std::tuple{std::string(gemm.kernel_name()) + " " + layer_kind(first.name),
+                              product.n, product.k, first.format.group_size, static_cast<int>(act)};
+  if (!products_.insert(key).second) {
+    return {};
+  }
+  product.rows = sampled_rows(product.n);
+  NIBBLE_ASSIGN_OR_RETURN(QuantTensor weight, copy_rows(parts, product.rows));
+  NIBBLE_ASSIGN_OR_RETURN(product.weight, as_on_device(std::move(weight)));
+  const int64_t most = std::min(max_m, std::ranges::max(kRowCounts));
+  const std::vector<uint16_t> x = random_bf16(static_cast<size_t>(most * product.k), kSeed);
+  NIBBLE_ASSIGN_OR_RETURN(const DeviceBuffer device_x, device_copy(x));
+  const double tolerance = product_tolerance(product.weight.format, act);
+  for (const int64_t m : kRowCounts) {
+    if (m > most && m > 1) {
+      break;
+    }
+    NIBBLE_ASSIGN_OR_RETURN(const Difference difference,
+                            last_row(product, x, device_x, m, stream_));
+    if (!difference.within(tolerance)) {
+      int64_t output = difference.column;
+      const QuantView& part = part_of(parts, output);
+      return make_error(
+          StatusCode::kUnavailable,
+          "self-test: kernel {} computes {} wrongly on this GPU: with {} rows of activations its "
+          "results differ from the reference by {:.2g} of their size ({:.2g} is allowed), most at "
+          "output {}: {:.6g} instead of {:.6g}; serve with --device cpu, and report it",
+          gemm.kernel_name(), part.name, m, difference.relative(), tolerance, output,
+          difference.got, difference.want);
+    }
+  }
+  ++checks_;
+  NIBBLE_RETURN_IF_ERROR(check_rows(act, product.k));
+  milliseconds_ += milliseconds_since(start);
+  return {};
+}
+
+Status SelfCheck::check_rows(ActFormat act, int64_t n) {
+  if (!rows_.emplace(act, n).second) {
+    return {};
+  }
+  constexpr int64_t kRows = 3;
+  constexpr float kEps = 1e-5F;
+  const auto width = static_cast<size_t>(n);
+  const std::vector<uint16_t> gate_up = random_bf16(2 * kRows * width, kSeed + 1);
+  std::vector<float> x(kRows * width), weight(width);
+  for (size_t i = 0; i < x.size(); ++i) {
+    x[i] = bf16_to_f32(gate_up[i]);
+  }
+  for (size_t i = 0; i < width; ++i) {
+    weight[i] = bf16_to_f32(gate_up[x.size() + i]);
+  }
+  NIBBLE_ASSIGN_OR_RETURN(const DeviceBuffer device_gate_up, device_copy(gate_up));
+  NIBBLE_ASSIGN_OR_RETURN(const DeviceBuffer device_x, device_copy(x));
+  NIBBLE_ASSIGN_OR_RETURN(const DeviceBuffer device_weight, device_copy(weight));
+  NIBBLE_ASSIGN_OR_RETURN(const DeviceBuffer values, poisoned_device(x.size() * 2));
+  NIBBLE_ASSIGN_OR_RETURN(const DeviceBuffer scales, poisoned_device(kRows * sizeof(float)));
+  const QuantizedRows out{act, values.as<void>(), scales.as<float>()};
+  const bool scaled = act != ActFormat::kBf16;
+  const auto compare = [&](std::string_view kernel, const auto& reference) -> Status {
+    NIBBLE_RETURN_IF_ERROR(check(cudaStreamSynchronize(stream_), kernel));
+    std::vector<std::byte> bytes(x.size() * (scaled ? 1 : 2));
+    std::vector<float> row_scales(kRows, 1.0F);
+    NIBBLE_RETURN_IF_ERROR(copy_back(values, 0, std::span(bytes)));
+    if (scaled) {
+      NIBBLE_RETURN_IF_ERROR(copy_back(scales, 0, std::span(row_scales)));
+    }
+    for (size_t i = 0; i < x.size(); ++i) {
+      const double want = reference(i / width, i % width);
+      const double scale = row_scales[i / width];
+      const double got = value_of(out, bytes, i) * scale;
+      if (!(std::fabs(got - want) <= rounding_of(act, want, scale))) {
+        return make_error(
+            StatusCode::kUnavailable,
+            "self-test: kernel {} is wrong on this GPU: of rows of {}, element {} is {:.6g} "
+            "instead of {:.6g}; serve with --device cpu, and report it",
+            kernel, n, i % width, got, want);
+      }
+    }
+    ++checks_;
+    return {};
+  };
+  NIBBLE_RETURN_IF_ERROR(check(rms_norm_quantize({.x = device_x.as<float>(),
+                                                  .weight = device_weight.as<float>(),
+                                                  .eps = kEps,
+                                                  .rows = kRows,
+                                                  .n = n,
+                                                  .out = out},
+                                                 {stream_}),
+                               "rms_norm_quantize"));
+  double norms[kRows] = {};
+  for (size_t i = 0; i < x.size(); ++i) {
+    norms[i / width] += static_cast<double>(x[i]) * x[i] / static_cast<double>(n);
+  }
+  NIBBLE_RETURN_IF_ERROR(compare("rms_norm_quantize", [&](size_t row, size_t column) {
+    return x[row * width + column] / std::sqrt(norms[row] + kEps) * weight[column];
+  }));
+  NIBBLE_RETURN_IF_ERROR(check(
+      silu_mul_quantize({.gate_up = device_gate_up.as<void>(), .rows = kRows, .n = n, .out = out},
+                        {stream_}),
+      "silu_mul_quantize"));
+  return compare("silu_mul_quantize", [&](size_t row, size_t column) {
+    const uint16_t* gate = gate_up.data() + row * 2 * width;
+    return silu(bf16_to_f32(gate[column])) * bf16_to_f32(gate[width + column]);
+  });
+}
+
+}  // namespace nibble::cuda

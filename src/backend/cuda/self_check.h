@@ -1,0 +1,57 @@
+#pragma once
+
+#include <cstdint>
+#include <set>
+#include <span>
+#include <string>
+#include <tuple>
+
+#include <cuda_runtime_api.h>
+
+#include "backend/backend.h"
+#include "backend/cuda/attention.h"
+
+namespace nibble::cuda {
+
+/// Checks, while a model is loaded, that the kernels that are going to serve it are right on this
+/// GPU: against the plain references of ops/ in double precision, on the model's own weights, once
+/// for each kind of layer. What differs is refused: kUnavailable names the kernel, the tensor and
+/// the difference. Calls wait for the stream; what they allocate is free again afterwards.
+class SelfCheck final {
+ public:
+  explicit SelfCheck(cudaStream_t stream) : stream_(stream) {}
+
+  /// Random rows of activations times `gemm`, which holds `parts`: outputs at both ends and in the
+  /// middle of the matrix beside reference_gemm() on the rows of `parts`, which come from the file
+  /// and not from the packed memory. Then the norm and the SiLU of such rows. Done for the first
+  /// matrix of each kernel, format, shape and last part of the tensor's name.
+  Status check_product(PreparedGemm& gemm,
+                       std::span<const QuantView> parts,
+                       ActFormat act,
+                       int64_t max_m);
+
+  /// A random sequence on a cache of its own: rotated, appended, attended to by prefill and by
+  /// decode, beside reference_attention() over an F32 cache. shape.scale must be
+  /// 1 / sqrt(head_dim); done once for each shape.
+  Status check_attention(const AttentionShape& shape);
+
+  [[nodiscard]] int64_t checks() const { return checks_; }
+  [[nodiscard]] double milliseconds() const { return milliseconds_; }
+
+ private:
+  Status check_rows(ActFormat act, int64_t n);
+
+  cudaStream_t stream_;
+  std::set<std::tuple<std::string, int64_t, int64_t, int, int>> products_;
+  std::set<std::tuple<int, int, int64_t, int64_t, int64_t, int64_t>> attentions_;
+  std::set<std::pair<ActFormat, int64_t>> rows_;
+  int64_t checks_ = 0;
+  double milliseconds_ = 0;
+};
+
+/// ‖y − reference‖ / ‖reference‖ that results of a product may have in F32: what its tests allow.
+[[nodiscard]] double product_tolerance(const WeightFormat& weight, ActFormat act);
+/// The same of attention over a cache, where the reference's keys and values are not rounded.
+[[nodiscard]] double attention_tolerance(KvCode code);
+
+}  // namespace nibble::cuda

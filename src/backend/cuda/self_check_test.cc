@@ -1,0 +1,169 @@
+#include "backend/cuda/self_check.h"
+
+#include <cmath>
+#include <random>
+
+#include "backend/cuda/cuda_backend.h"
+#include "backend/cuda/testing/faulty_gemm.h"
+#include "backend/cuda/testing/gpu_test.h"
+#include "base/f16.h"
+#include "quant/scheme.h"
+
+namespace nibble::cuda {
+namespace {
+
+QuantTensor random_weight(const WeightFormat& format, int64_t n, int64_t k, uint32_t seed) {
+  std::mt19937 random(seed);
+  QuantTensor weight = QuantTensor::allocate(format, n, k).value();
+  for (uint8_t& byte : weight.codes.as<uint8_t>()) {
+    byte = static_cast<uint8_t>(random());
+    if (format.code == WeightCode::kFp8E4M3 && (byte & 0x7f) == 0x7f) {
+      byte = 0x7e;
+    }
+  }
+  if (format.code == WeightCode::kBf16) {
+    for (uint16_t& value : weight.codes.as<uint16_t>()) {
+      value = f32_to_bf16(std::normal_distribution<float>()(random));
+    }
+  }
+  if (format.code == WeightCode::kF16) {
+    for (uint16_t& value : weight.codes.as<uint16_t>()) {
+      value = static_cast<uint16_t>((value & 0x83ffU) | 0x3800U);
+    }
+  }
+  if (format.code == WeightCode::kF32) {
+    for (float& value : weight.codes.as<float>()) {
+      value = std::normal_distribution<float>()(random);
+    }
+  }
+  for (float& scale : weight.scales.as<float>()) {
+    scale = bf16_to_f32(f32_to_bf16(0.01F + 0.01F * static_cast<float>(random() % 64)));
+  }
+  return weight;
+}
+
+/// Two matrices, one below the other, as a layer prepares them.
+struct Layer {
+  Layer(const QuantScheme& scheme, int64_t n, int64_t k)
+      : upper(random_weight(scheme.weight, n, k, 1)),
+        lower(random_weight(scheme.weight, n / 2, k, 2)),
+        parts{view_of(upper), view_of(lower)},
+        act(scheme.act == ActFormat::kFloat ? ActFormat::kBf16 : scheme.act) {
+    parts[0].name = "file: tensor model.layers.0.mlp.gate_proj.weight";
+    parts[1].name = "file: tensor model.layers.0.mlp.up_proj.weight";
+  }
+  QuantTensor upper, lower;
+  std::vector<QuantView> parts;
+  ActFormat act;
+};
+
+bool has(const Status& status, std::string_view text) {
+  return status.message().find(text) != std::string::npos;
+}
+
+TEST(SelfCheck, PassesWhatIsRight) {
+  NIBBLE_NEEDS_GPU();
+  const auto backend = make_cuda_backend({}).value();
+  for (const char* name : {"bf16", "w8a8_int8", "w8a8_fp8", "w4a16_g32", "w4a16_g128", "w4a8"}) {
+    for (const auto& [n, k] : {std::pair<int64_t, int64_t>{4096, 14336}, {96, 256}}) {
+      const Layer layer(find_scheme(name).value(), n, k);
+      for (const int64_t max_m : {512, 1, 5}) {
+        const auto gemm = backend->prepare_gemm(layer.parts, layer.act, max_m);
+        EXPECT_TRUE(gemm.ok()) << name << ": " << gemm.status().message();
+      }
+    }
+  }
+}
+
+TEST(SelfCheck, PassesWhatIsRoundedOnTheGpu) {
+  NIBBLE_NEEDS_GPU();
+  const auto backend = make_cuda_backend({}).value();
+  for (const WeightCode code : {WeightCode::kF16, WeightCode::kF32}) {
+    const Layer layer({.name = "", .weight = {.code = code}}, 128, 512);
+    const auto gemm = backend->prepare_gemm(layer.parts, layer.act, 64);
+    EXPECT_TRUE(gemm.ok()) << gemm.status().message();
+  }
+}
+
+TEST(SelfCheck, TakesLittleTime) {
+  NIBBLE_NEEDS_GPU();
+  const auto backend = make_cuda_backend({}).value();
+  for (const char* name : {"bf16", "w8a8_int8", "w8a8_fp8", "w4a16_g128", "w4a8"}) {
+    SelfCheck test(nullptr);
+    for (const auto& [n, k] : {std::pair<int64_t, int64_t>{4096, 4096},
+                               {2736, 4096},
+                               {38224, 4096},
+                               {2736, 14336}}) {  // those of 8B, nearly
+      const Layer layer(find_scheme(name).value(), n, k);
+      const auto gemm = backend->prepare_gemm(layer.parts, layer.act, 512).value();
+      EXPECT_TRUE(test.check_product(*gemm, layer.parts, layer.act, 512).ok());
+      const int64_t checks = test.checks();
+      EXPECT_TRUE(test.check_product(*gemm, layer.parts, layer.act, 512).ok());
+      EXPECT_EQ(test.checks(), checks) << "done twice";
+    }
+    std::printf("%-12s %d checks in %.1f ms\n", name, static_cast<int>(test.checks()),
+                test.milliseconds());
+    EXPECT_LE(test.milliseconds(), 400);
+  }
+}
+
+TEST(SelfCheck, NamesAKernelThatIsWrong) {
+  NIBBLE_NEEDS_GPU();
+  const auto backend = make_cuda_backend({}).value();
+  for (const char* name : {"bf16", "w8a8_int8", "w8a8_fp8", "w4a16_g32", "w4a16_g128", "w4a8"}) {
+    Layer layer(find_scheme(name).value(), 512, 1024);
+    const auto gemm = backend->prepare_gemm(layer.parts, layer.act, 256).value();
+    // The file now says something else about the last row of the second matrix.
+    const auto bytes = static_cast<size_t>(layer.lower.row_bytes());
+    for (uint8_t& byte : layer.lower.codes.as<uint8_t>().last(bytes)) {
+      byte ^= 0x80;
+    }
+    const Status status = SelfCheck(nullptr).check_product(*gemm, layer.parts, layer.act, 256);
+    EXPECT_EQ(status.code(), StatusCode::kUnavailable) << name;
+    EXPECT_TRUE(has(status, gemm->kernel_name())) << status.message();
+    EXPECT_TRUE(has(status, "up_proj")) << status.message();
+    EXPECT_TRUE(has(status, "output 255:")) << status.message();
+    std::printf("%s\n", status.message().c_str());
+  }
+}
+
+TEST(SelfCheck, RefusesDamagedWeights) {
+  NIBBLE_NEEDS_GPU();
+  const auto backend =
+      make_cuda_backend({}, testing::faulty_gemms(testing::Fault::kDamagedWeights)).value();
+  for (const char* name : {"bf16", "w8a8_int8", "w8a8_fp8", "w4a16_g128", "w4a8"}) {
+    const Layer layer(find_scheme(name).value(), 512, 1024);
+    const auto gemm = backend->prepare_gemm(layer.parts, layer.act, 64);
+    EXPECT_EQ(gemm.status().code(), StatusCode::kUnavailable) << name;
+    EXPECT_TRUE(has(gemm.status(), "self-test: kernel gemm_")) << gemm.status().message();
+  }
+}
+
+TEST(SelfCheck, ChecksAttentionOverEveryCache) {
+  NIBBLE_NEEDS_GPU();
+  for (const int32_t head_dim : {64, 128, 256}) {
+    for (const KvCode code : {KvCode::kBf16, KvCode::kFp8, KvCode::kInt8, KvCode::kInt4}) {
+      for (const int32_t window : {0, 50}) {
+        AttentionShape shape{
+            .kv = {.code = code, .kv_heads = 8, .head_dim = head_dim},
+            .heads = 32,
+            .sliding_window = window,
+            .scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(head_dim)))};
+        SelfCheck test(nullptr);
+        const Status right = test.check_attention(shape);
+        EXPECT_TRUE(right.ok()) << right.message();
+        EXPECT_EQ(test.checks(), 1);
+        std::printf("head %d kv %d: %.1f ms\n", head_dim, static_cast<int>(code),
+                    test.milliseconds());
+        shape.scale *= 3;
+        const Status wrong = SelfCheck(nullptr).check_attention(shape);
+        EXPECT_EQ(wrong.code(), StatusCode::kUnavailable);
+        EXPECT_TRUE(has(wrong, "attention of 32 heads")) << wrong.message();
+        std::printf("%s\n", wrong.message().c_str());
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace nibble::cuda

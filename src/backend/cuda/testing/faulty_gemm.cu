@@ -1,0 +1,97 @@
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "backend/cuda/launch.h"
+#include "backend/cuda/testing/faulty_gemm.h"
+#include "base/check.h"
+
+namespace nibble::cuda::testing {
+namespace {
+
+constexpr size_t kMostFamilies = 24;
+constexpr size_t kDamagedBytes = 4096;
+
+Fault fault_in_force = Fault::kNone;
+uint32_t runs_before_trap = 0;
+
+__device__ uint32_t runs_so_far = 0;
+
+__global__ void count_and_trap(uint32_t limit) {
+  if (atomicAdd(&runs_so_far, 1U) >= limit) {
+    __trap();
+  }
+}
+
+/// A kernel of a real family that is not what it seems.
+class FaultyGemm final : public GemmKernel {
+ public:
+  explicit FaultyGemm(std::unique_ptr<GemmKernel> kernel) : kernel_(std::move(kernel)) {}
+
+  [[nodiscard]] size_t packed_bytes() const override { return kernel_->packed_bytes(); }
+  cudaError_t pack(const void* codes,
+                   const float* scales,
+                   void* packed,
+                   cudaStream_t stream) const override {
+    const cudaError_t error = kernel_->pack(codes, scales, packed, stream);
+    if (error != cudaSuccess || fault_in_force != Fault::kDamagedWeights) {
+      return error;
+    }
+    return cudaMemsetAsync(packed, 0x25, std::min(kDamagedBytes, packed_bytes()), stream);
+  }
+  cudaError_t unpack(const void* packed,
+                     void* codes,
+                     float* scales,
+                     cudaStream_t stream) const override {
+    return kernel_->unpack(packed, codes, scales, stream);
+  }
+  [[nodiscard]] size_t workspace_bytes(int64_t max_m) const override {
+    return kernel_->workspace_bytes(max_m);
+  }
+  cudaError_t run(const GemmLaunch& args, const LaunchContext& context) const override {
+    if (fault_in_force == Fault::kTrap) {
+      const LaunchContext apart{.stream = context.stream, .overlap = false};
+      const cudaError_t error =
+          launch(count_and_trap, {.blocks = {1, 1, 1}, .threads = 1}, apart, runs_before_trap);
+      if (error != cudaSuccess) {
+        return error;
+      }
+      return kernel_->run(args, apart);
+    }
+    return kernel_->run(args, context);
+  }
+
+ private:
+  std::unique_ptr<GemmKernel> kernel_;
+};
+
+template <size_t Index>
+bool accepts(const GemmProblem& problem, const DeviceInfo& device) {
+  return gemm_entries()[Index].accepts(problem, device);
+}
+
+template <size_t Index>
+Result<std::unique_ptr<GemmKernel>> make(const GemmProblem& problem, const DeviceInfo& device) {
+  NIBBLE_ASSIGN_OR_RETURN(auto kernel, gemm_entries()[Index].make(problem, device));
+  return std::unique_ptr<GemmKernel>(std::make_unique<FaultyGemm>(std::move(kernel)));
+}
+
+template <size_t... Index>
+std::array<GemmEntry, kMostFamilies> wrap(std::index_sequence<Index...>) {
+  const auto families = gemm_entries();
+  return {GemmEntry{Index < families.size() ? families[Index].name : "", accepts<Index>,
+                    make<Index>}...};
+}
+
+}  // namespace
+
+std::span<const GemmEntry> faulty_gemms(Fault fault, uint32_t runs) {
+  CHECK_LE(gemm_entries().size(), kMostFamilies);
+  static const std::array<GemmEntry, kMostFamilies> kEntries =
+      wrap(std::make_index_sequence<kMostFamilies>());
+  fault_in_force = fault;
+  runs_before_trap = runs;
+  return std::span(kEntries).first(gemm_entries().size());
+}
+
+}  // namespace nibble::cuda::testing

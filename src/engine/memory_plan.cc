@@ -1,0 +1,93 @@
+#include "engine/memory_plan.h"
+
+#include <filesystem>
+
+#include "base/log.h"
+
+namespace nibble {
+namespace {
+
+constexpr int64_t kReserve = int64_t{1} << 30;
+
+int64_t bytes_of_weight_files(const std::string& model_dir) {
+  int64_t bytes = 0;
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator(model_dir, ignored)) {
+    if (entry.path().extension() == ".safetensors") {
+      bytes += static_cast<int64_t>(entry.file_size(ignored));
+    }
+  }
+  return bytes;
+}
+
+std::string figures(const MemoryPlan& plan, const Backend& backend) {
+  return fmt::format(
+      "weights take {} MiB, scratch memory {} MiB, {} MiB stay in reserve, and {} "
+      "has {} MiB free",
+      plan.weights >> 20, plan.scratch >> 20, plan.reserve >> 20, backend.name(), plan.free >> 20);
+}
+
+}  // namespace
+
+MemoryPlan plan_memory(const EngineOptions& options,
+                       const std::string& model_dir,
+                       const ModelConfig& config,
+                       const Backend& backend) {
+  const int64_t table = config.vocab_size * config.hidden_size * 2;  // tied: as table and as head
+  const int64_t row = config.hidden_size * 8 + config.intermediate_size * 8 +
+                      (config.num_heads * 4 + config.num_kv_heads * 4) * config.head_dim;
+  MemoryPlan plan;
+  plan.free = backend.free_memory();
+  plan.weights = bytes_of_weight_files(model_dir) + (config.tie_word_embeddings ? table : 0);
+  plan.scratch = options.max_num_batched_tokens * row +
+                 options.max_num_seqs * (config.vocab_size + config.hidden_size) * 4;
+  plan.reserve = kReserve;
+  plan.margin = plan.free / 16;
+  return plan;
+}
+
+Result<EngineOptions> resolve_in_memory(const EngineOptions& options,
+                                        const std::string& model_dir,
+                                        const ModelConfig& config,
+                                        const Backend& backend) {
+  const KvView kv{.code = options.kv_code,
+                  .page_size = options.page_size != 0
+                                   ? options.page_size
+                                   : backend.preferred_page_size(options.kv_code),
+                  .kv_heads = config.num_kv_heads,
+                  .head_dim = config.head_dim};
+  NIBBLE_RETURN_IF_ERROR(backend.check_kv(kv, config.num_heads));
+  if (backend.host_memory()) {
+    return Engine::resolve_options(options, config, &backend);
+  }
+  const MemoryPlan plan = plan_memory(options, model_dir, config, backend);
+  EngineOptions wanted = options;
+  if (options.kv_bytes == 0) {
+    wanted.kv_bytes = plan.cache();
+  }
+  if (wanted.kv_bytes <= 0) {
+    return make_error(StatusCode::kResourceExhausted,
+                      "{}: no memory for a KV cache: {}; lower --max-num-batched-tokens, end what "
+                      "else uses the GPU, or quantize",
+                      model_dir, figures(plan, backend));
+  }
+  NIBBLE_ASSIGN_OR_RETURN(const EngineOptions out,
+                          Engine::resolve_options(wanted, config, &backend));
+  const int64_t cache = out.num_pages *
+                        backend.kv_page_bytes({.code = out.kv_code,
+                                               .page_size = out.page_size,
+                                               .kv_heads = config.num_kv_heads,
+                                               .head_dim = config.head_dim}) *
+                        config.num_layers;
+  if (cache > plan.most_cache()) {
+    return make_error(StatusCode::kResourceExhausted,
+                      "{}: the KV cache of {} MiB does not fit: {}; lower --kv-cache-memory, or "
+                      "end what else uses the GPU",
+                      model_dir, cache >> 20, figures(plan, backend));
+  }
+  NIBBLE_LOG(kInfo, "GPU memory: {} MiB free, {} weights, {} scratch, {} for the KV cache",
+             plan.free >> 20, plan.weights >> 20, plan.scratch >> 20, cache >> 20);
+  return out;
+}
+
+}  // namespace nibble

@@ -1,0 +1,373 @@
+"""nibble on a GPU: what it serves, and what it says when the GPU, its driver or its memory fail.
+
+NIBBLE_BIN names the binary (default build/cuda-sm90/tools/nibble), beside which libnibble_cuda.so
+lies; NIBBLE_FAULTY_LIBRARY a build of that library whose GPU has a fault (default: beside it, or in
+build/cuda-sm90/tests/cuda). Without library or GPU, what needs them is skipped. Standard library
+only: run by pytest, or by `python3 tests/e2e/test_gpu.py`.
+"""
+
+import contextlib
+import ctypes
+import http.client
+import json
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BUILD = ROOT / "build/cuda-sm90"
+BINARY = pathlib.Path(os.environ.get("NIBBLE_BIN", BUILD / "tools/nibble")).absolute()
+LIBRARY = BINARY.parent / "libnibble_cuda.so"
+MODEL = ROOT / "models/storyteller"
+INVALID, UNSUPPORTED, EXHAUSTED, UNAVAILABLE, INTERNAL = 2, 5, 7, 9, 70
+
+
+def faulty_library():
+    given = os.environ.get("NIBBLE_FAULTY_LIBRARY")
+    places = [given] if given else [BINARY.parent / "libnibble_cuda_faulty.so",
+                                    BUILD / "tests/cuda/libnibble_cuda_faulty.so"]
+    return next((pathlib.Path(place).absolute() for place in places
+                 if pathlib.Path(place).exists()), None)
+
+
+def has_gpu():
+    try:
+        return subprocess.run(["nvidia-smi"], capture_output=True).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+needs_library = unittest.skipUnless(LIBRARY.exists(), "no libnibble_cuda.so beside nibble")
+needs_gpu = unittest.skipUnless(LIBRARY.exists() and has_gpu(), "no GPU, or no build for one")
+needs_faults = unittest.skipUnless(LIBRARY.exists() and has_gpu() and faulty_library(),
+                                   "no GPU, or no libnibble_cuda_faulty.so")
+
+
+def nibble(*arguments, library_path=None, timeout=120, **environment):
+    changed = {**os.environ, **environment}
+    if library_path:
+        before = os.environ.get("LD_LIBRARY_PATH", "")
+        changed["LD_LIBRARY_PATH"] = f"{library_path}:{before}" if before else str(library_path)
+    return subprocess.run([BINARY, *map(str, arguments)], cwd=ROOT, capture_output=True, text=True,
+                          errors="replace", timeout=timeout, env=changed)
+
+
+def generate(*flags, model=MODEL, tokens=8, prompt="Once upon a time", **options):
+    return nibble("generate", model, "--prompt", prompt, "--max-tokens", tokens, "--temperature",
+                  0, *flags, **options)
+
+
+OLD_DRIVER = """
+#include <string.h>
+int cuInit(unsigned flags) { return 0; }
+int cuDriverGetVersion(int* version) { *version = 12040; return 0; }
+int cuGetProcAddress_v2(const char* name, void** out, int version, long flags, void* status) {
+  *out = strcmp(name, "cuInit") == 0 ? (void*)cuInit
+       : strcmp(name, "cuDriverGetVersion") == 0 ? (void*)cuDriverGetVersion
+       : strcmp(name, "cuGetProcAddress") == 0 ? (void*)cuGetProcAddress_v2 : (void*)0;
+  return *out ? 0 : 500;
+}
+"""
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+
+    def refused(self, run, code, *words):
+        """One message of the program, with every word; nothing on stdout."""
+        self.assertEqual(run.returncode, code, run.stderr)
+        messages = [line for line in run.stderr.splitlines() if line.startswith("nibble: ")]
+        self.assertEqual(len(messages), 1, run.stderr)
+        for word in words:
+            self.assertIn(word, messages[0])
+        self.assertEqual(run.stdout, "")
+        print(f"\n  {messages[0]}", file=sys.stderr)
+
+    def fault(self, text):
+        """The flags of a GPU with this fault."""
+        library = self.folder / "libnibble_cuda_faulty.so"
+        if not library.exists():
+            library.symlink_to(faulty_library())
+        (self.folder / "fault").write_text(text)
+        return ["--device", "cuda", "--cuda-library", library]
+
+
+class Server:
+    """`nibble serve` on a free port."""
+
+    def __init__(self, *flags, model=MODEL):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        command = [BINARY, "serve", model, "--port", self.port, *flags]
+        self.log = tempfile.TemporaryFile("w+")
+        self.process = subprocess.Popen(list(map(str, command)), cwd=ROOT, stderr=self.log)
+        deadline = time.monotonic() + 60
+        while self.get("/health")[0] != 200:
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                self.process.kill()
+                self.log.seek(0)
+                raise RuntimeError(f"no server: {self.log.read()}")
+            time.sleep(0.05)
+
+    def get(self, path):
+        try:
+            return self.request("GET", path, None)
+        except OSError:
+            return 0, ""
+
+    def request(self, method, path, body):
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        with contextlib.closing(connection):
+            connection.request(method, path, None if body is None else json.dumps(body),
+                               {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            return response.status, response.read().decode(errors="replace")
+
+    def complete(self, **fields):
+        return self.request("POST", "/v1/completions",
+                            {"prompt": "Once upon a time", "temperature": 0, **fields})
+
+    def stop(self):
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(timeout=30)
+        finally:
+            self.process.kill()
+            self.process.wait()
+            self.log.close()
+
+
+@needs_gpu
+class Answers(Case):
+    def test_text_of_int8_is_that_of_the_cpu(self):
+        # Between layers the GPU keeps BF16 and the CPU F32, so a near tie may fall the other way
+        # and the rest of its text with it.
+        model = self.folder / "w8a8_int8"
+        self.assertEqual(nibble("quantize", MODEL, model, "--scheme", "w8a8_int8").returncode, 0)
+        prompts = ["Once upon a time", "The little dog", "Tom had a red ball", "One day, Lily",
+                   "In the forest", "Mum said", "The sun was", "A big bear"]
+        equal = same = length = 0
+        for prompt in prompts:
+            texts = [generate("--device", device, model=model, tokens=24, prompt=prompt)
+                     for device in ("cpu", "cuda")]
+            for run in texts:
+                self.assertEqual(run.returncode, 0, run.stderr)
+            cpu, gpu = (run.stdout for run in texts)
+            equal += cpu == gpu
+            same += len(os.path.commonprefix([cpu, gpu]))
+            length += len(cpu)
+        print(f"\n  {equal} of {len(prompts)} texts equal the CPU's, {same} of {length} characters "
+              "before the first difference", file=sys.stderr)
+        self.assertGreaterEqual(equal, 1)
+        self.assertGreaterEqual(same, length // 4)
+
+    def test_serves_and_is_healthy(self):
+        server = Server("--device", "cuda")
+        try:
+            status, body = server.complete(max_tokens=20)
+            self.assertEqual(status, 200, body)
+            self.assertEqual(json.loads(body)["usage"]["completion_tokens"], 20)
+            self.assertEqual(server.get("/health"), (200, '{"status":"ok"}'))
+        finally:
+            self.assertEqual(server.stop(), 0)
+
+    def test_more_gpus_than_there_are(self):
+        self.refused(generate("--device", "cuda:64"), INVALID, "no GPU 64")
+
+
+@needs_faults
+class Faults(Case):
+    def test_the_library_without_fault_answers(self):
+        good = generate(*self.fault("none"))
+        self.assertEqual(good.returncode, 0, good.stderr)
+        self.assertEqual(good.stdout, generate("--device", "cuda").stdout)
+
+    def test_a_kernel_that_is_wrong_is_not_served(self):
+        for command in (generate, lambda *flags: nibble("serve", MODEL, "--port", 0, *flags)):
+            self.refused(command(*self.fault("damaged")), UNAVAILABLE, "self-test",
+                         "kernel gemm_bf16", "embed_tokens", "reference", "--device cpu")
+
+    def test_a_server_outlives_a_fault_and_says_so(self):
+        server = Server(*self.fault("trap 3000"), "--max-num-seqs", 4)
+        try:
+            begin = time.monotonic()
+            status, body = server.complete(max_tokens=900, ignore_eos=True)
+            self.assertEqual(status, 500, body)
+            error = json.loads(body)["error"]
+            self.assertIn("cudaError", error["message"])
+            self.assertLess(time.monotonic() - begin, 30)
+            status, body = server.get("/health")
+            self.assertEqual(status, 503)
+            self.assertIn("cudaError", json.loads(body)["error"]["message"])
+            print(f"\n  /health: {body}", file=sys.stderr)
+            status, body = server.complete(max_tokens=4)
+            self.assertEqual(status, 503)
+            self.assertIn("failed", json.loads(body)["error"]["message"])
+            self.assertEqual(server.get("/metrics")[0], 200)
+        finally:
+            self.assertGreaterEqual(server.stop(), 0)  # ended by itself, not by a signal
+
+    def test_a_stream_ends_with_an_error_object(self):
+        server = Server(*self.fault("trap 3000"))
+        try:
+            status, body = server.complete(max_tokens=900, ignore_eos=True, stream=True)
+            self.assertEqual(status, 200)
+            events = [line[6:] for line in body.splitlines() if line.startswith("data: ")]
+            self.assertGreater(len(events), 10)
+            errors = [event for event in events if '"error"' in event]
+            self.assertEqual(len(errors), 1, events[-3:])
+            self.assertIn("cudaError", json.loads(errors[0])["error"]["message"])
+        finally:
+            server.stop()
+
+    def test_one_answer_ends_with_a_message(self):
+        run = generate(*self.fault("trap 3000"), tokens=900)
+        if run.returncode == 0:  # the story ended before the fault
+            run = generate(*self.fault("trap 200"), tokens=900)
+        self.assertEqual(run.returncode, UNAVAILABLE, run.stderr)
+        self.assertIn("cudaError", run.stderr)
+
+    def test_a_benchmark_ends_with_a_message(self):
+        run = nibble("bench", "offline", MODEL, *self.fault("trap 3000"), "--json")
+        self.assertIn(run.returncode, (UNAVAILABLE, INTERNAL), run.stderr)
+        self.assertIn("cudaError", run.stderr)
+        self.assertEqual(run.stdout, "")
+
+
+@needs_library
+class Drivers(Case):
+    def shadow(self, name):
+        """A folder with a library of this name that has none of its functions."""
+        with open("/proc/self/maps") as maps:
+            ctypes.CDLL("libm.so.6")
+            other = next(line.split()[-1] for line in maps if "/libm" in line)
+        shutil.copy(other, self.folder / name)
+        return self.folder
+
+    def test_no_driver(self):
+        if has_gpu():
+            self.skipTest("this machine has a driver")
+        self.refused(generate("--device", "cuda"), UNAVAILABLE, "no NVIDIA driver", "--device cpu")
+
+    def test_a_driver_that_is_none(self):
+        run = generate("--device", "cuda", library_path=self.shadow("libcuda.so.1"))
+        self.refused(run, UNAVAILABLE, "no GPU can be used", "--device cpu")
+
+    def test_an_old_driver(self):
+        compiler = shutil.which("cc") or shutil.which("gcc")
+        if not compiler:
+            self.skipTest("no C compiler for a driver of an old version")
+        source = self.folder / "cuda.c"
+        source.write_text(OLD_DRIVER)
+        subprocess.run([compiler, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o",
+                        self.folder / "libcuda.so.1", source], check=True)
+        run = generate("--device", "cuda", library_path=self.folder)
+        self.refused(run, UNAVAILABLE, "CUDA 12.4", "needs 13", "--device cpu")
+
+    @needs_gpu
+    def test_a_hidden_gpu(self):
+        run = generate("--device", "cuda", CUDA_VISIBLE_DEVICES="")
+        self.refused(run, UNAVAILABLE, "CUDA_VISIBLE_DEVICES", "--device cpu")
+        run = generate("--device", "auto", CUDA_VISIBLE_DEVICES="")
+        self.assertEqual(run.returncode, 0, run.stderr)
+        self.assertIn("computing on the CPU", run.stderr)
+        self.assertEqual(run.stdout, generate("--device", "cpu").stdout)
+
+    @needs_gpu
+    def test_no_cublaslt(self):
+        run = generate("--device", "cuda", library_path=self.shadow("libcublasLt.so.13"))
+        self.refused(run, UNAVAILABLE, "libcublasLt.so.13", "cublasLt", "--device cpu")
+
+
+HOLDER = """
+import ctypes, sys
+cuda = ctypes.CDLL("libcuda.so.1")
+def call(name, *arguments):
+    code = getattr(cuda, name)(*arguments)
+    assert code == 0, f"{name}: {code}"
+context, device = ctypes.c_void_p(), ctypes.c_int()
+call("cuInit", 0)
+call("cuDeviceGet", ctypes.byref(device), 0)
+call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+call("cuCtxSetCurrent", context)
+free, total, memory = ctypes.c_size_t(), ctypes.c_size_t(), ctypes.c_uint64()
+for piece in (1 << 30, 64 << 20, 8 << 20, 2 << 20):
+    while True:
+        call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
+        if free.value < int(sys.argv[1]) + piece:
+            break
+        if cuda.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(piece)) != 0:
+            break
+print(free.value, flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def held_memory(left):
+    """Another process holds all of the GPU's memory but about `left` bytes."""
+    process = subprocess.Popen([sys.executable, "-c", HOLDER, str(left)], stdin=subprocess.PIPE,
+                               stdout=subprocess.PIPE, text=True)
+    try:
+        yield int(process.stdout.readline())
+    finally:
+        process.stdin.close()
+        process.stdout.close()
+        process.wait(timeout=60)
+
+
+@needs_gpu
+class Memory(Case):
+    def test_a_cache_larger_than_the_gpu(self):
+        run = nibble("serve", MODEL, "--port", 0, "--device", "cuda", "--kv-cache-memory", "4TiB",
+                     "--max-num-seqs", 1000000)
+        self.refused(run, EXHAUSTED, "KV cache", "MiB does not fit", "weights take",
+                     "MiB free", "--kv-cache-memory")
+
+    def test_another_process_holds_the_memory(self):
+        with held_memory(700 << 20):
+            self.refused(generate("--device", "cuda"), EXHAUSTED, "no memory for a KV cache",
+                         "weights take", "MiB free", "end what else uses the GPU")
+        with held_memory(4 << 30):
+            run = generate("--device", "cuda")
+            self.assertEqual(run.returncode, 0, run.stderr)
+
+    def test_another_process_holds_nearly_all(self):
+        with held_memory(0) as left:
+            run = generate("--device", "cuda")
+            self.assertIn(run.returncode, (EXHAUSTED, UNAVAILABLE), run.stderr)
+            messages = [line for line in run.stderr.splitlines() if line.startswith("nibble: ")]
+            self.assertEqual(len(messages), 1, run.stderr)
+            print(f"\n  {left >> 20} MiB left: {messages[0]}", file=sys.stderr)
+
+    def test_a_benchmark_that_does_not_fit(self):
+        with held_memory(700 << 20):
+            run = nibble("bench", "offline", MODEL, "--device", "cuda", "--batch", 4096,
+                         "--input-len", 60, "--output-len", 4, "--max-num-batched-tokens", 65536,
+                         "--json")
+            self.refused(run, EXHAUSTED, "MiB of GPU memory", "MiB are free")
+
+    def test_what_is_planned_fits(self):
+        for kv in ("bf16", "fp8", "int8", "int4"):
+            run = nibble("bench", "capacity", MODEL, "--device", "cuda", "--kv-cache-dtype", kv,
+                         "--json")
+            self.assertEqual(run.returncode, 0, run.stderr)
+            report = json.loads(run.stdout)
+            self.assertGreater(report["free_bytes_after"], 0)
+            self.assertGreaterEqual(report["cache_bytes"], 0.85 * report["free_bytes_before"])
+            print(f"\n  {run.stdout.strip()}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
