@@ -1,0 +1,118 @@
+#include "engine/memory_plan.h"
+
+#include <filesystem>
+#include <fstream>
+
+#include <gtest/gtest.h>
+
+namespace nibble {
+namespace {
+
+constexpr int64_t kMiB = int64_t{1} << 20;
+
+/// A GPU with so much memory that computes nothing.
+class FakeGpu final : public Backend {
+ public:
+  explicit FakeGpu(int64_t free) : free_(free) {}
+
+  [[nodiscard]] std::string_view name() const override { return "gpu"; }
+  [[nodiscard]] int threads() const override { return 1; }
+  [[nodiscard]] bool host_memory() const override { return false; }
+  [[nodiscard]] int64_t free_memory() const override { return free_; }
+  Result<std::unique_ptr<PreparedTable>> prepare_table(const QuantView&,
+                                                       std::shared_ptr<const void>) override {
+    return make_error(StatusCode::kUnsupported, "no tables");
+  }
+  [[nodiscard]] Status check_gemm(const WeightFormat&, ActFormat, int64_t) const override {
+    return {};
+  }
+  Result<std::unique_ptr<PreparedGemm>> prepare_gemm(std::span<const QuantView>,
+                                                     ActFormat,
+                                                     int64_t) override {
+    return make_error(StatusCode::kUnsupported, "no products");
+  }
+  [[nodiscard]] Status check_kv(const KvView&, int64_t) const override { return {}; }
+  void round_bf16(float*, int64_t) override {}
+  void rope_append_kv(const RopeAppendArgs&) override {}
+  void attention(const AttentionArgs&) override {}
+
+ private:
+  int64_t free_;
+};
+
+class MemoryPlanTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = testing::TempDir() + "/memory_plan_test";
+    std::filesystem::create_directories(folder_);
+    std::filesystem::resize_file(make("model-1.safetensors"), 300 * kMiB);
+    std::filesystem::resize_file(make("model-2.safetensors"), 200 * kMiB);
+    std::filesystem::resize_file(make("other.bin"), 700 * kMiB);
+    config_.dtype = DType::kBF16;
+    config_.vocab_size = 1024;
+    config_.hidden_size = 512;
+    config_.intermediate_size = 1024;
+    config_.num_layers = 4;
+    config_.num_heads = 8;
+    config_.num_kv_heads = 4;
+    config_.head_dim = 64;
+    config_.max_position = 8192;
+    config_.sliding_windows = {0, 0, 0, 0};
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+
+  std::string make(const std::string& name) {
+    const std::string path = folder_ + "/" + name;
+    EXPECT_TRUE(std::ofstream(path).good());
+    return path;
+  }
+
+  std::string folder_;
+  ModelConfig config_;
+};
+
+TEST_F(MemoryPlanTest, CountsTheFilesOfWeights) {
+  const FakeGpu gpu(4096 * kMiB);
+  const MemoryPlan plan = plan_memory({}, folder_, config_, gpu);
+  EXPECT_EQ(plan.free, 4096 * kMiB);
+  EXPECT_EQ(plan.weights, 500 * kMiB);
+  EXPECT_EQ(plan.free, plan.weights + plan.scratch + plan.reserve + plan.margin + plan.cache());
+  config_.tie_word_embeddings = true;
+  EXPECT_EQ(plan_memory({}, folder_, config_, gpu).weights, 501 * kMiB);
+}
+
+TEST_F(MemoryPlanTest, TheCacheGetsWhatIsLeft) {
+  const FakeGpu gpu(4096 * kMiB);
+  const MemoryPlan plan = plan_memory({}, folder_, config_, gpu);
+  EngineOptions options;
+  options.max_num_seqs = 4096;
+  const auto resolved = resolve_in_memory(options, folder_, config_, gpu);
+  ASSERT_TRUE(resolved.ok()) << resolved.status().message();
+  EXPECT_LE(resolved->kv_bytes, plan.cache());
+  EXPECT_GT(resolved->kv_bytes, plan.cache() - 64 * kMiB);  // 4096 rows of logits
+  const int64_t page = 4 * gpu.kv_page_bytes({KvCode::kBf16, resolved->page_size, 4, 64, nullptr});
+  EXPECT_LE(resolved->num_pages * page, resolved->kv_bytes);
+  EXPECT_GT((resolved->num_pages + 1) * page, resolved->kv_bytes);
+}
+
+TEST_F(MemoryPlanTest, RefusesWithTheFigures) {
+  EngineOptions options;
+  options.max_num_seqs = 4096;
+  const auto none = resolve_in_memory(options, folder_, config_, FakeGpu(1200 * kMiB));
+  EXPECT_EQ(none.status().code(), StatusCode::kResourceExhausted);
+  for (const char* word : {"weights take 500 MiB", "1200 MiB free", "scratch memory"}) {
+    EXPECT_NE(none.status().message().find(word), std::string::npos) << none.status().message();
+  }
+  options.kv_bytes = 4000 * kMiB;
+  const auto large = resolve_in_memory(options, folder_, config_, FakeGpu(4096 * kMiB));
+  EXPECT_EQ(large.status().code(), StatusCode::kResourceExhausted);
+  for (const char* word : {"cache of 4000 MiB", "4096 MiB free", "--kv-cache-memory"}) {
+    EXPECT_NE(large.status().message().find(word), std::string::npos) << large.status().message();
+  }
+  // What was asked for may use the margin, too.
+  options.kv_bytes = plan_memory(options, folder_, config_, FakeGpu(4096 * kMiB)).most_cache();
+  EXPECT_TRUE(resolve_in_memory(options, folder_, config_, FakeGpu(4096 * kMiB)).ok());
+}
+
+}  // namespace
+}  // namespace nibble
