@@ -9,6 +9,7 @@
 #include <cuda_bf16.h>
 
 #include "backend/cuda/kernels/gemm_sm90.h"
+#include "backend/cuda/kernels/gemm_w4a16_decode_sm90.h"
 #include "backend/cuda/kernels/gemm_w4a16_layout.cuh"
 #include "backend/cuda/kernels/gemm_w4a16_sm90.h"
 #include "backend/cuda/launch.h"
@@ -26,11 +27,12 @@ struct PackArgs {
   int64_t n = 0, k = 0;
   int64_t row_bytes = 0;  // of canonical codes
   int64_t k_blocks = 0;   // packed units of a row block, even
+  int64_t row_blocks = 0;
 };
 
 template <int kGroup>
 __device__ uint8_t* unit_pair(const PackArgs& args, int64_t block, int64_t k_block) {
-  const int64_t pair = (block * args.k_blocks + k_block) / 2;
+  const int64_t pair = k_block / 2 * args.row_blocks + block;
   return static_cast<uint8_t*>(args.packed) + pair * Int4GroupLayout<kGroup>::kPairBytes;
 }
 
@@ -53,9 +55,11 @@ __global__ void pack_codes(PackArgs args) {
     const uint32_t two = row < args.n && k < args.k ? codes[row * args.row_bytes + k / 2] : 0U;
     packed |= (two & 15U) << (4 * i) | (two >> 4) << (4 * i + 16);
   }
-  auto* words = reinterpret_cast<uint32_t*>(unit_pair<kGroup>(args, block, k_block) +
-                                            Int4GroupLayout<kGroup>::codes(k_block % 2));
-  words[word] = packed;
+  using Layout = Int4GroupLayout<kGroup>;
+  auto* words =
+      reinterpret_cast<uint32_t*>(unit_pair<kGroup>(args, block, k_block) +
+                                  thread / 32 * Layout::kSliceBytes + Layout::codes(k_block % 2));
+  words[lane * 4 + step] = packed;
 }
 
 /// One thread for a byte of canonical codes, padding of rows included.
@@ -68,11 +72,13 @@ __global__ void unpack_codes(PackArgs args) {
   }
   uint32_t two = 0;
   if (k < args.k) {
-    const int thread = static_cast<int>(row % 64 / 16 * 32 + row % 16 / 2 * 4 + k % 8 / 2);
+    using Layout = Int4GroupLayout<kGroup>;
+    const int lane = static_cast<int>(row % 16 / 2 * 4 + k % 8 / 2);
     const int i = static_cast<int>(row % 2 + k % 16 / 8 * 2);
     const auto* words = reinterpret_cast<const uint32_t*>(
-        unit_pair<kGroup>(args, row / 64, k / 64) + Int4GroupLayout<kGroup>::codes(k / 64 % 2));
-    const uint32_t word = words[thread * 4 + k % 64 / 16] >> (4 * i);
+        unit_pair<kGroup>(args, row / 64, k / 64) + row % 64 / 16 * Layout::kSliceBytes +
+        Layout::codes(k / 64 % 2));
+    const uint32_t word = words[lane * 4 + k % 64 / 16] >> (4 * i);
     two = (word & 15U) | (word >> 16 & 15U) << 4;
   }
   static_cast<uint8_t*>(args.plain)[index] = static_cast<uint8_t>(two);
@@ -83,11 +89,11 @@ template <int kGroup>
 __device__ __nv_bfloat16* scale_place(const PackArgs& args, int64_t row, int64_t group) {
   const int64_t k_block = group * kGroup / 64;
   const int64_t within = kGroup < 64 ? group % (64 / kGroup) : 0;
-  const int64_t at = row % 64 / 16 * 16 + row % 16;  // [warp][lane / 4][2]
-  return reinterpret_cast<__nv_bfloat16*>(unit_pair<kGroup>(args, row / 64, k_block) +
-                                          Int4GroupLayout<kGroup>::scales(k_block % 2) +
-                                          within * 128) +
-         at;
+  using Layout = Int4GroupLayout<kGroup>;
+  return reinterpret_cast<__nv_bfloat16*>(
+             unit_pair<kGroup>(args, row / 64, k_block) + row % 64 / 16 * Layout::kSliceBytes +
+             Layout::scales(k_block % 2) + within * Layout::kGroupBytes) +
+         row % 16;  // [lane / 4][2]
 }
 
 /// One thread for a scale, the zeros of padding included.
@@ -122,7 +128,8 @@ PackArgs pack_args(void* packed, void* plain, int64_t n, int64_t k) {
           .n = n,
           .k = k,
           .row_bytes = QuantTensor::code_row_bytes(WeightCode::kInt4, k),
-          .k_blocks = (k + 127) / 128 * 2};
+          .k_blocks = (k + 127) / 128 * 2,
+          .row_blocks = (n + 63) / 64};
 }
 
 cudaError_t run(void (*kernel)(PackArgs),
@@ -134,11 +141,11 @@ cudaError_t run(void (*kernel)(PackArgs),
                 {.stream = stream, .overlap = false}, args);
 }
 
-/// Index among the tiles, the fastest of eleven for each m by gemm_bench on an H200.
+/// Index among the tiles, the fastest of nine for each m by gemm_bench on an H200.
 int tile_for(int64_t m) {
-  constexpr int64_t kLargest[] = {8, 16, 32, 64, 128, 512};
+  constexpr int64_t kLargest[] = {32, 64, 128, 512};
   int tile = 0;
-  while (tile < 6 && m > kLargest[tile]) {
+  while (tile < 4 && m > kLargest[tile]) {
     ++tile;
   }
   return tile;
@@ -191,8 +198,43 @@ bool accepts(const GemmProblem& problem, const DeviceInfo& device) {
          problem.k % weight.group_size == 0 && problem.n >= 1;
 }
 
+/// Few tokens go to the kernels of gemm_w4a16_decode_sm90.cuh, more to this family's tiles.
+class GemmW4A16Sm90 final : public GemmKernel {
+ public:
+  GemmW4A16Sm90(std::unique_ptr<GemmKernel> wide, const W4A16Decode& decode, int64_t most)
+      : wide_(std::move(wide)), decode_(decode), most_(most) {}
+  [[nodiscard]] size_t packed_bytes() const override { return wide_->packed_bytes(); }
+  cudaError_t pack(const void* codes,
+                   const float* scales,
+                   void* packed,
+                   cudaStream_t stream) const override {
+    return wide_->pack(codes, scales, packed, stream);
+  }
+  cudaError_t unpack(const void* packed,
+                     void* codes,
+                     float* scales,
+                     cudaStream_t stream) const override {
+    return wide_->unpack(packed, codes, scales, stream);
+  }
+  [[nodiscard]] size_t workspace_bytes(int64_t max_m) const override {
+    return wide_->workspace_bytes(max_m);
+  }
+  cudaError_t run(const GemmLaunch& args, const LaunchContext& context) const override {
+    return args.m <= most_ ? decode_.run(args, context) : wide_->run(args, context);
+  }
+
+ private:
+  std::unique_ptr<GemmKernel> wide_;
+  W4A16Decode decode_;
+  int64_t most_;  // tokens that decode_ takes
+};
+
 Result<std::unique_ptr<GemmKernel>> make(const GemmProblem& problem, const DeviceInfo& device) {
-  return GemmSm90::make(family(problem.weight.group_size), problem, device);
+  NIBBLE_ASSIGN_OR_RETURN(auto wide,
+                          GemmSm90::make(family(problem.weight.group_size), problem, device));
+  NIBBLE_ASSIGN_OR_RETURN(const W4A16Decode decode, W4A16Decode::make(problem, device));
+  return std::unique_ptr<GemmKernel>(std::make_unique<GemmW4A16Sm90>(
+      std::move(wide), decode, problem.k % 128 == 0 ? kW4A16DecodeTokens : 0));
 }
 
 }  // namespace

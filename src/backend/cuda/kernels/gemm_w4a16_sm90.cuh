@@ -7,10 +7,9 @@
 #include "backend/cuda/ptx/cluster.cuh"
 
 // The main loop of gemm_sm90.cuh for INT4 weights in groups: a block is a warp that copies and
-// kGroups warpgroups that decode weights to BF16 in registers and multiply. Decoding, not memory,
-// is what limits a decode step (issue slots), so the loop is built to spend few instructions: eight
-// weights take seven integer and four floating-point ones. Groups of 128 with few tokens are summed
-// unscaled (exact integers) and the sums scaled; otherwise each weight is scaled, four more.
+// kGroups warpgroups that decode weights to BF16 in registers and multiply. Eight weights take
+// seven integer and eight floating-point operations. Few tokens are the work of
+// gemm_w4a16_decode_sm90.cuh.
 namespace nibble::cuda {
 
 /// kBlocks x 64 rows for each of kGroups warpgroups, kTokens tokens, 128 of K in each of kStages
@@ -48,13 +47,11 @@ struct W4A16Loop {
   static constexpr int kTokens = Tile::kTokens, kBlocks = Tile::kBlocks, kStages = Tile::kStages;
   static constexpr int kSums = kTokens / 2;  // of a thread and row block
   static constexpr int kUnits = 2 * kBlocks;
-  static constexpr bool kScaleSums = kGroupSize == 128 && kBlocks == 1 && kTokens <= 16;
 
   // A stage: pairs of units of the row blocks, then two tiles of x.
   static constexpr int kWeightBytes = Tile::kRowBlocks * Layout::kPairBytes;
   static constexpr int kX = (kWeightBytes + 1023) / 1024 * 1024;
   static constexpr int kXBytes = kTokens * 128;
-  static constexpr int kCopiedBytes = kWeightBytes + 2 * kXBytes;
   static constexpr int kStageBytes = kX + 2 * kXBytes;
   static constexpr int kBarriers = kStages * kStageBytes;  // full, then empty
   static constexpr int kFlags = kBarriers + 16 * kStages;
@@ -85,24 +82,15 @@ struct W4A16Loop {
 
   // --- the copying warp, one thread of it ---
 
-  // A step of the tile's block b of rows; beyond the end, of the last block, whose sums are not
-  // stored again.
-  static __device__ __forceinline__ const uint8_t* pair_of(const GemmSm90Args& args,
-                                                           const GemmPart& part,
-                                                           int step,
-                                                           int b) {
-    const int block = min(first_row_block(part) + b, args.row_blocks - 1);
-    const int64_t pair = static_cast<int64_t>(block) * (args.k_blocks / 2) + step;
-    return args.weights + pair * Layout::kPairBytes;
-  }
-
+  // A step of this block's rows, those that exist: sums of others are not stored.
   static __device__ __forceinline__ void copy_weights(
       const GemmSm90Args& args, const GemmPart& part, int step, uint32_t stage, uint32_t barrier) {
-    ptx::barrier_arrive_expect(barrier, kCopiedBytes);
-#pragma unroll
-    for (int b = 0; b < Tile::kRowBlocks; ++b) {
-      ptx::bulk_copy(stage + b * Layout::kPairBytes, pair_of(args, part, step, b),
-                     Layout::kPairBytes, barrier);
+    const int first = first_row_block(part);
+    const int bytes = max(0, min(Tile::kRowBlocks, args.row_blocks - first)) * Layout::kPairBytes;
+    ptx::barrier_arrive_expect(barrier, bytes + 2 * kXBytes);
+    if (bytes > 0) {
+      const int64_t pair = static_cast<int64_t>(step) * args.row_blocks + first;
+      ptx::bulk_copy(stage, args.weights + pair * Layout::kPairBytes, bytes, barrier);
     }
   }
 
@@ -156,8 +144,7 @@ struct W4A16Loop {
 
   // --- the multiplying warpgroups ---
 
-  // Codes of one unit as this thread's fragments: exact integers, or times the scales of its two
-  // rows.
+  // Codes of one unit as this thread's fragments, times the scales of its two rows.
   static __device__ __forceinline__ void decode(const uint4& codes,
                                                 const uint32_t (&scales)[2],
                                                 uint32_t (&a)[4][4]) {
@@ -171,9 +158,7 @@ struct W4A16Loop {
         // code + 8 in the mantissa of 128, less 136; -136 times a scale would not be exact.
         const uint32_t biased = ptx::lop3<0xea>(words[k] >> (4 * i), 0x000f000fU, 0x43004300U);
         a[k][i] = ptx::fma_bf16x2(biased, 0x3f803f80U, 0xc308c308U);
-        if constexpr (!kScaleSums) {
-          a[k][i] = ptx::fma_bf16x2(a[k][i], scale[i & 1], 0x80008000U);
-        }
+        a[k][i] = ptx::fma_bf16x2(a[k][i], scale[i & 1], 0x80008000U);
       }
       ptx::pin(a[k]);
     }
@@ -183,19 +168,16 @@ struct W4A16Loop {
   struct Reader {
     uint32_t codes, scales;  // of the warpgroup's first row block in the first stage
     __device__ __forceinline__ Reader(uint32_t base, int group, int thread)
-        : codes(base + group * kBlocks * Layout::kPairBytes + thread * 16),
-          scales(base + group * kBlocks * Layout::kPairBytes + thread / 4 * 4) {}
+        : codes(base + group * kBlocks * Layout::kPairBytes + thread / 32 * Layout::kSliceBytes +
+                thread % 32 * 16),
+          scales(base + group * kBlocks * Layout::kPairBytes + thread / 32 * Layout::kSliceBytes +
+                 thread % 32 / 4 * 4) {}
     __device__ __forceinline__ uint4 read(const Place& place, int u, uint32_t (&scale)[2]) const {
       const int pair = u % kBlocks * Layout::kPairBytes, d = u / kBlocks;
       const uint32_t at = scales + place.offset + pair + Layout::scales(d);
-      if constexpr (!kScaleSums) {
-        scale[0] = ptx::load_shared4(at);
-        scale[1] = kGroupSize == 32 ? ptx::load_shared4(at + 128) : 0;
-      }
+      scale[0] = ptx::load_shared4(at);
+      scale[1] = kGroupSize == 32 ? ptx::load_shared4(at + Layout::kGroupBytes) : 0;
       return ptx::load_shared16(codes + place.offset + pair + Layout::codes(d));
-    }
-    __device__ __forceinline__ uint32_t read_scales(const Place& place) const {
-      return ptx::load_shared4(scales + place.offset + Layout::scales(0));
     }
   };
 
@@ -211,25 +193,11 @@ struct W4A16Loop {
     ptx::mma_commit();
   }
 
-  // sums += part times the scales of the thread's rows; part is then free.
-  static __device__ __forceinline__ void scale_sums(float (&sums)[kSums],
-                                                    float (&part)[kSums],
-                                                    uint32_t pair) {
-    ptx::pin(part);
-    const float scale[2] = {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000U)};
-#pragma unroll
-    for (int i = 0; i < kSums; ++i) {
-      sums[i] = fmaf(part[i], scale[(i >> 1) & 1], sums[i]);
-      part[i] = 0.0F;
-    }
-  }
-
   // Sums of one part: `steps` stages of the ring from `place` on.
   static __device__ __forceinline__ void accumulate(
       float (&sums)[kBlocks][kSums], Place& place, int steps, const Reader& reader, uint32_t base) {
     uint32_t a[2][4][4];
-    float parts[2][kScaleSums ? kSums : 1] = {};
-    uint32_t scale[2] = {}, scale_before = 0;
+    uint32_t scale[2] = {};
     uint32_t before = 0;  // the barrier to arrive at when the products before have ended, or none
     const uint32_t lane = threadIdx.x & 31;
     const bool arrives = lane < Tile::kCluster;
@@ -245,18 +213,9 @@ struct W4A16Loop {
       }
     };
     // Multiplies unit u of a stage, which is decoded in a[u & 1], and decodes the next; false after
-    // the last of the part. kHalf alternates between stages.
-    const auto unit = [&]<int kHalf, int u>() {
-      const uint32_t x_unit = x + (place.offset >> 4) + u / kBlocks * (kXBytes >> 4);
-      if constexpr (kScaleSums) {
-        multiply(parts[kHalf], a[u & 1], x_unit);
-      } else {
-        multiply(sums[u % kBlocks], a[u & 1], x_unit);
-      }
-      [[maybe_unused]] uint32_t scale_now = 0;
-      if constexpr (kScaleSums && u == 0) {
-        scale_now = reader.read_scales(place);
-      }
+    // the last of the part.
+    const auto unit = [&]<int u>() {
+      multiply(sums[u % kBlocks], a[u & 1], x + (place.offset >> 4) + u / kBlocks * (kXBytes >> 4));
       if constexpr (u + 1 == kUnits) {
         before = place.barrier + 8 * kStages;
         place.advance(base);
@@ -268,48 +227,25 @@ struct W4A16Loop {
       const uint4 codes = reader.read(place, (u + 1) % kUnits, scale);
       ptx::mma_wait<1>();
       if constexpr (u == 0) {
-        if constexpr (kScaleSums) {
-          scale_sums(sums[0], parts[kHalf ^ 1], scale_before);
-          scale_before = scale_now;
-        }
         release();
       }
       decode(codes, scale, a[(u + 1) & 1]);
       return true;
     };
-    const auto stage = [&]<int kHalf>() {
+    const auto stage = [&] {
       if constexpr (kUnits == 2) {
-        return unit.template operator()<kHalf, 0>() && unit.template operator()<kHalf, 1>();
+        return unit.template operator()<0>() && unit.template operator()<1>();
       } else {
-        return unit.template operator()<kHalf, 0>() && unit.template operator()<kHalf, 1>() &&
-               unit.template operator()<kHalf, 2>() && unit.template operator()<kHalf, 3>();
+        return unit.template operator()<0>() && unit.template operator()<1>() &&
+               unit.template operator()<2>() && unit.template operator()<3>();
       }
-    };
-    const auto finish = [&]<int kHalf>() {
-      ptx::mma_wait<0>();
-      if constexpr (kScaleSums) {
-        scale_sums(sums[0], parts[kHalf], scale_before);
-      }
-      release();
     };
     ptx::barrier_wait(place.barrier, place.parity);
     decode(reader.read(place, 0, scale), scale, a[0]);
-    if constexpr (kScaleSums) {
-      while (true) {
-        if (!stage.template operator()<0>()) {
-          finish.template operator()<0>();
-          break;
-        }
-        if (!stage.template operator()<1>()) {
-          finish.template operator()<1>();
-          break;
-        }
-      }
-    } else {
-      while (stage.template operator()<0>()) {
-      }
-      finish.template operator()<0>();
+    while (stage()) {
     }
+    ptx::mma_wait<0>();
+    release();
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
       ptx::pin(sums[b]);

@@ -39,6 +39,39 @@ TEST(GemmW4A16Sm90, EqualsTheReference) {
                                        .seed = 4});
 }
 
+// What decides how a few tokens' product is dealt out: tiles of one slice and of many, more tiles
+// than blocks, rows and K that end within a tile, clusters.
+TEST(GemmW4A16Sm90, FewTokensEqualTheReference) {
+  NIBBLE_NEEDS_GPU();
+  if (!query_device(0).value().hopper()) {
+    GTEST_SKIP() << "needs a Hopper GPU";
+  }
+  struct Shape {
+    int64_t n, k;
+    std::vector<int64_t> row_counts;
+  };
+  const Shape shapes[] = {{6160, 1024, {1, 5, 16}}, {9000, 384, {1, 3, 9}},
+                          {40000, 256, {1, 4, 11}}, {64, 8192, {1, 8, 16}},
+                          {1040, 4224, {2, 13}},    {4200, 1152, {1, 7, 12}}};
+  uint32_t seed = 10;
+  for (const std::string_view scheme : {"w4a16_g128", "w4a16_g32"}) {
+    for (const Shape& shape : shapes) {
+      testing::check_gemm(kGemmW4A16Sm90, {.scheme = scheme,
+                                           .n = shape.n,
+                                           .k = shape.k,
+                                           .row_counts = shape.row_counts,
+                                           .tolerance = kTolerance,
+                                           .seed = ++seed});
+    }
+  }
+  testing::check_gemm(kGemmW4A16Sm90, {.scheme = "w4a16_g32",
+                                       .n = 2051,
+                                       .k = 1312,
+                                       .row_counts = {1, 6, 10},
+                                       .tolerance = kTolerance,
+                                       .seed = 9});
+}
+
 TEST(GemmW4A16Sm90, RefusesOtherWeights) {
   const WeightFormat g128{.code = WeightCode::kInt4,
                           .scale_per = ScalePer::kGroup,

@@ -22,8 +22,6 @@ GemmSm90Tile describe_w4a16_tile() {
 template <int kGroupSize>
 std::span<const GemmSm90Tile> w4a16_tiles() {
   static const std::array kTiles = {
-      describe_w4a16_tile<kGroupSize, W4A16Tile<8, 1, 2, 8, 2, 2>>(),
-      describe_w4a16_tile<kGroupSize, W4A16Tile<16, 1, 2, 7, 2, 2>>(),
       describe_w4a16_tile<kGroupSize, W4A16Tile<32, 1, 2, 5, 2, 2>>(),
       describe_w4a16_tile<kGroupSize, W4A16Tile<64, 1, 4, 6, 1, 1>>(),
       describe_w4a16_tile<kGroupSize, W4A16Tile<128, 1, 3, 4, 1, 1>>(),

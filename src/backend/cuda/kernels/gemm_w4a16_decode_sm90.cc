@@ -1,0 +1,126 @@
+#include "backend/cuda/kernels/gemm_w4a16_decode_sm90.h"
+
+#include <algorithm>
+
+#include <cuda_runtime.h>
+
+#include "backend/cuda/cuda_status.h"
+
+namespace nibble::cuda {
+namespace {
+
+// What the choice of a plan reckons with, per multiprocessor and clock.
+constexpr double kMemoryBytes = 19.0;      // of weights
+constexpr double kBesideBytes = 45.0;      // of activations, from the L2 cache
+constexpr double kTileClocks = 600.0;      // to add up and store a tile
+constexpr double kClusterClocks = 1500.0;  // for each block of a cluster
+constexpr int kMaxTile = 16;               // slices
+constexpr int kLeastStages = 5;
+
+int ceil_div(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b); }
+
+int slice_bytes(int group_size) { return group_size == 32 ? 1152 : 1056; }
+
+int tokens_for(int64_t m) {
+  return m <= kW4A16DecodeSizes[0] ? kW4A16DecodeSizes[0] : kW4A16DecodeSizes[1];
+}
+
+W4A16DecodeKernel kernel_for(int group_size, int tokens) {
+  return group_size == 32 ? w4a16_decode_kernel<32>(tokens) : w4a16_decode_kernel<128>(tokens);
+}
+
+}  // namespace
+
+W4A16DecodePlan plan_w4a16_decode(int64_t n, int64_t k, int group_size, int64_t m, int sms) {
+  const int pairs = ceil_div(k, 128), tokens = tokens_for(m);
+  W4A16DecodePlan plan{.slices = ceil_div(n, 16), .one_row = m == 1};
+  double least = 0.0;
+  for (const int cluster : {1, 2}) {
+    if (cluster > pairs) {
+      continue;
+    }
+    const int places = sms / cluster;
+    const int rounds = ceil_div(plan.slices, static_cast<int64_t>(places) * kMaxTile);
+    const int tiles = std::min(plan.slices, rounds * places);
+    const int tile = ceil_div(plan.slices, tiles);
+    if (cluster > 1 && rounds > 1) {
+      continue;
+    }
+    const double pair_clocks =
+        tile * slice_bytes(group_size) / kMemoryBytes + static_cast<double>(m) * 256 / kBesideBytes;
+    const double clocks = rounds * (ceil_div(pairs, cluster) * pair_clocks + kTileClocks) +
+                          (cluster > 1 ? kClusterClocks * cluster : 0.0);
+    if (plan.tile == 0 || clocks < least) {
+      least = clocks;
+      plan.tile = tile;
+      plan.tiles = tiles;
+      plan.cluster = cluster;
+      plan.blocks = std::min(tiles, places) * cluster;
+    }
+  }
+  plan.row_warps = (plan.tile + 1) / 2;
+  plan.k_warps = 1;
+  while (2 * plan.k_warps * plan.row_warps <= kW4A16DecodeWarps &&
+         2 * plan.k_warps * plan.cluster <= pairs) {
+    plan.k_warps *= 2;
+  }
+  // As much in a stage as leaves stages enough.
+  const int ring = kW4A16DecodeShared - w4a16_decode_rest(tokens);
+  const int pair_bytes = plan.tile * slice_bytes(group_size) + 256 * (plan.one_row ? 1 : tokens);
+  plan.step_pairs = plan.k_warps;
+  while (plan.step_pairs > 1 && ring / (plan.step_pairs * pair_bytes) < kLeastStages) {
+    plan.step_pairs /= 2;
+  }
+  plan.weight_bytes = plan.step_pairs * plan.tile * slice_bytes(group_size);
+  plan.x_bytes = plan.step_pairs * 256 * (plan.one_row ? 1 : tokens);
+  plan.stages = std::min(kW4A16DecodeStages, ring / (plan.weight_bytes + plan.x_bytes));
+  // Each stage always falls to the same set of warps.
+  plan.stages -= plan.stages % (plan.k_warps / plan.step_pairs);
+  return plan;
+}
+
+Result<W4A16Decode> W4A16Decode::make(const GemmProblem& problem, const DeviceInfo& device) {
+  W4A16Decode decode;
+  decode.n_ = problem.n;
+  decode.k_ = problem.k;
+  decode.group_size_ = problem.weight.group_size;
+  decode.sms_ = device.sms;
+  NIBBLE_ASSIGN_OR_RETURN(decode.maps_, TensorMaps::find());
+  for (const int tokens : kW4A16DecodeSizes) {
+    const auto* kernel = reinterpret_cast<const void*>(kernel_for(decode.group_size_, tokens));
+    NIBBLE_RETURN_IF_ERROR(
+        check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                   kW4A16DecodeShared),
+              "gemm_w4a16_decode_sm90"));
+  }
+  return decode;
+}
+
+cudaError_t W4A16Decode::run(const GemmLaunch& args, const LaunchContext& context) const {
+  const W4A16DecodePlan plan = plan_w4a16_decode(n_, k_, group_size_, args.m, sms_);
+  const int tokens = tokens_for(args.m);
+  CUtensorMap map{};
+  if (!plan.one_row && !maps_.map_bf16(args.x, args.m, k_, tokens, 2 * plan.step_pairs, map)) {
+    return cudaErrorInvalidValue;
+  }
+  const W4A16DecodeArgs kernel_args{.weights = static_cast<const uint8_t*>(args.packed),
+                                    .x = args.x,
+                                    .bias = args.bias,
+                                    .y = args.y,
+                                    .y_stride = args.y_stride,
+                                    .m = static_cast<int>(args.m),
+                                    .n = static_cast<int>(n_),
+                                    .k = static_cast<int>(k_),
+                                    .pairs = ceil_div(k_, 128),
+                                    .packed_slices = ceil_div(n_, 64) * 4,
+                                    .result = args.result,
+                                    .plan = plan};
+  return launch(kernel_for(group_size_, tokens),
+                {.blocks = dim3(static_cast<unsigned>(plan.blocks)),
+                 .threads = kW4A16DecodeThreads,
+                 .shared_bytes = kW4A16DecodeShared,
+                 .cluster = static_cast<unsigned>(plan.cluster)},
+                context, map, kernel_args);
+}
+
+}  // namespace nibble::cuda

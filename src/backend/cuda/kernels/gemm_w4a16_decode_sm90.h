@@ -1,0 +1,79 @@
+#pragma once
+
+#include <cstdint>
+
+#include <cuda.h>
+
+#include "backend/cuda/gemm_kernel.h"
+#include "backend/cuda/tensor_map.h"
+
+namespace nibble::cuda {
+
+/// Most tokens that the kernels of gemm_w4a16_decode_sm90.cuh take.
+inline constexpr int kW4A16DecodeTokens = 16;
+
+/// How the blocks share the rows of the weights, and each block's warps its tile of them. The
+/// blocks of a cluster share K. In a block, row_warps warps have two slices each, for k_warps parts
+/// of K.
+struct W4A16DecodePlan {
+  int slices = 0;           // of 16 rows
+  int tiles = 0, tile = 0;  // tiles that share them equally, slices of the largest
+  int cluster = 1, blocks = 0;
+  int row_warps = 0, k_warps = 0;
+  int step_pairs = 0;  // of 128 of K, in a stage of the ring; divides k_warps
+  int stages = 0;
+  int weight_bytes = 0, x_bytes = 0;  // of a stage
+  bool one_row = false;               // of x, copied as it is
+};
+
+/// Parameters of the kernels.
+struct W4A16DecodeArgs {
+  const uint8_t* weights = nullptr;  // Int4GroupLayout
+  const void* x = nullptr;           // [m, k] bf16
+  const float* bias = nullptr;
+  void* y = nullptr;
+  int64_t y_stride = 0;
+  int m = 0, n = 0, k = 0;
+  int pairs = 0;  // of 128 of K
+  int packed_slices = 0;
+  GemmResult result = GemmResult::kBf16;
+  W4A16DecodePlan plan;
+};
+
+/// The best plan for m tokens on `sms` multiprocessors, for groups of 32 or 128.
+[[nodiscard]] W4A16DecodePlan plan_w4a16_decode(
+    int64_t n, int64_t k, int group_size, int64_t m, int sms);
+
+/// Products of few tokens with weights of one shape in the layout of Int4GroupLayout.
+class W4A16Decode {
+ public:
+  static Result<W4A16Decode> make(const GemmProblem& problem, const DeviceInfo& device);
+  cudaError_t run(const GemmLaunch& args, const LaunchContext& context) const;
+
+ private:
+  int64_t n_ = 0, k_ = 0;
+  int group_size_ = 0, sms_ = 0;
+  TensorMaps maps_;
+};
+
+using W4A16DecodeKernel = void (*)(CUtensorMap x, W4A16DecodeArgs args);
+
+/// Instances for up to 8 and up to 16 tokens.
+inline constexpr int kW4A16DecodeSizes[] = {8, 16};
+template <int kGroupSize>
+[[nodiscard]] W4A16DecodeKernel w4a16_decode_kernel(int tokens);
+
+/// Their threads: warps that multiply, and warps that copy, each other stages.
+inline constexpr int kW4A16DecodeWarps = 8;
+inline constexpr int kW4A16DecodeCopiers = 1;
+inline constexpr unsigned kW4A16DecodeThreads = 32 * (kW4A16DecodeWarps + kW4A16DecodeCopiers);
+
+/// Shared memory of a block, so that two fit a multiprocessor; of it what is no ring: sums of the
+/// warps, 512 bytes for each of their slices and eight tokens, and barriers of up to 32 stages.
+inline constexpr int kW4A16DecodeShared = 115712;
+inline constexpr int kW4A16DecodeStages = 32;
+[[nodiscard]] constexpr int w4a16_decode_rest(int tokens) {
+  return 2 * kW4A16DecodeWarps * (tokens / 8) * 512 + 16 * kW4A16DecodeStages + 1024;
+}
+
+}  // namespace nibble::cuda
