@@ -1,6 +1,7 @@
 #include "quantizer/pipeline.h"
 
 #include <algorithm>
+#include <cstring>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -8,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/block_file.h"
+#include "base/queue.h"
 #include "quantizer/digest.h"
 #include "quantizer/task_queue.h"
 
@@ -32,16 +35,29 @@ class Pipeline final {
         store_(store),
         options_(options),
         queue_(plan, store.jobs_to_do(), options.budget.read_window),
+        free_(static_cast<size_t>(options.budget.chunks)),
+        encoded_(static_cast<size_t>(options.budget.chunks)),
         progress_(options.begin) {}
 
   Status run() {
+    for (int i = 0; i < options_.budget.chunks; ++i) {
+      free_.push(std::make_unique<Chunk>(options_.budget.output_bytes));
+    }
+    std::vector<std::thread> writers;
+    for (int i = 0; i < options_.budget.writers; ++i) {
+      writers.emplace_back([this] { write_chunks(); });
+    }
     std::vector<std::thread> helpers;
     for (int i = 1; i < options_.budget.threads; ++i) {
-      helpers.emplace_back([this] { work(); });
+      helpers.emplace_back([this] { compute_chunks(); });
     }
-    work();
+    compute_chunks();
     for (std::thread& helper : helpers) {
       helper.join();
+    }
+    encoded_.close();
+    for (std::thread& writer : writers) {
+      writer.join();
     }
     NIBBLE_RETURN_IF_ERROR(queue_.failure());
     if (stop_asked()) {
@@ -51,52 +67,70 @@ class Pipeline final {
   }
 
  private:
-  // One thread's buffers.
-  struct Buffers {
-    std::vector<float> values;
-    std::vector<std::byte> output;
-    std::vector<std::byte*> begins;  // by slot: where the chunk's piece begins in `output`
-    std::vector<std::byte*> next;    // by slot: where the next rows go
-    std::vector<std::span<const std::byte>> ahead;
+  // What a task has for the file.
+  struct Chunk {
+    explicit Chunk(int64_t bytes) : memory(bytes) {}
+
+    Task task;
+    BlockMemory memory;
+    std::vector<std::span<std::byte>> pieces;  // by slot; none when there is nothing to write
+    std::vector<Digest> digests;               // by slot
+    RowsError error;
   };
 
   [[nodiscard]] bool stop_asked() const { return options_.stop != nullptr && *options_.stop; }
 
-  void work() {
-    Buffers buffers;
-    buffers.values.resize(static_cast<size_t>(options_.budget.value_bytes) / sizeof(float));
-    buffers.output.resize(static_cast<size_t>(options_.budget.output_bytes));
+  // Never waits for the device while a chunk is free.
+  void compute_chunks() {
+    std::vector<float> values(static_cast<size_t>(options_.budget.value_bytes) / sizeof(float));
+    std::vector<std::span<const std::byte>> ahead;
     while (true) {
+      auto chunk = std::move(*free_.pop());
       if (stop_asked()) {
         queue_.stop();
       }
-      const auto task = queue_.next(buffers.ahead);
+      const auto task = queue_.next(ahead);
       if (!task) {
+        free_.push(std::move(chunk));
         return;
       }
-      for (const auto& part : buffers.ahead) {
+      for (const auto& part : ahead) {
         reader_.read_ahead(part);
       }
-      const Status status = do_task(*task, buffers);
-      if (!status.ok()) {
-        queue_.fail(*task, status);
+      chunk->task = *task;
+      chunk->memory.clear();
+      chunk->pieces.clear();
+      chunk->digests.clear();
+      Status status = compute(*task, values.data(), *chunk);
+      if (!plan_.jobs[task->job].scattered) {
+        drop_pages(plan_.jobs[task->job], task->chunk);
       }
+      if (!status.ok()) {
+        chunk->pieces.clear();
+        queue_.fail(*task, std::move(status));
+      }
+      (chunk->pieces.empty() ? free_ : encoded_).push(std::move(chunk));
     }
   }
 
-  Status do_task(const Task& task, Buffers& buffers) {
-    const PlanJob& job = plan_.jobs[task.job];
-    Status status;
+  void write_chunks() {
+    while (auto chunk = encoded_.pop()) {
+      if (Status status = write(**chunk); !status.ok()) {
+        queue_.fail((*chunk)->task, std::move(status));
+      }
+      free_.push(std::move(*chunk));
+    }
+  }
+
+  Status compute(const Task& task, float* values, Chunk& chunk) {
     if (task.kind == Task::Kind::kMeasure) {
-      status = measure(task, buffers);
-    } else {
-      NIBBLE_RETURN_IF_ERROR(store_.begin(job.shard));
-      status = job.matrix != nullptr ? encode(task, buffers) : copy(task);
+      return measure(task, values);
     }
-    if (!job.scattered) {
-      drop_pages(job, task.chunk);
+    if (plan_.jobs[task.job].matrix != nullptr) {
+      return encode(task, values, chunk);
     }
-    return status;
+    copy(task, chunk);
+    return {};
   }
 
   void drop_pages(const PlanJob& job, int64_t chunk) const {
@@ -107,24 +141,24 @@ class Pipeline final {
 
   // Calls fn(row, rows, values) for the decoded rows of a chunk.
   template <typename Fn>
-  Status for_rows(const Task& task, Buffers& buffers, const Fn& fn) {
+  Status for_rows(const Task& task, float* values, const Fn& fn) {
     const PlanJob& job = plan_.jobs[task.job];
     const PlanJob::Range range = job.chunk(task.chunk);
     const int64_t step = rows_at_once(job);
     for (int64_t row = range.begin; row < range.begin + range.count; row += step) {
       const int64_t rows = std::min(step, range.begin + range.count - row);
-      NIBBLE_RETURN_IF_ERROR(job.matrix->decode(row, rows, buffers.values.data()));
-      const Status status = fn(row, rows, buffers.values.data());
+      NIBBLE_RETURN_IF_ERROR(job.matrix->decode(row, rows, values));
+      const Status status = fn(row, rows, values);
       NIBBLE_RETURN_IF_ERROR(status.with_context(job.matrix->where()));
     }
     return {};
   }
 
-  Status measure(const Task& task, Buffers& buffers) {
+  Status measure(const Task& task, float* values) {
     const int64_t k = plan_.jobs[task.job].matrix->k();
     float largest = 0;
     NIBBLE_RETURN_IF_ERROR(
-        for_rows(task, buffers, [&](int64_t row, int64_t rows, const float* x) -> Status {
+        for_rows(task, values, [&](int64_t row, int64_t rows, const float* x) -> Status {
           NIBBLE_ASSIGN_OR_RETURN(const float absmax, absmax_of(x, row, rows, k));
           largest = std::max(largest, absmax);
           return {};
@@ -133,39 +167,40 @@ class Pipeline final {
     return {};
   }
 
-  Status encode(const Task& task, Buffers& buffers) {
+  Status encode(const Task& task, float* values, Chunk& chunk) {
     const auto extent = queue_.extent_of(task.job);
     if (!extent) {
       return {};  // another thread failed or was stopped; its report stands
     }
     const PlanJob& job = plan_.jobs[task.job];
-    std::byte* at = buffers.output.data();
-    buffers.begins.clear();
-    for (size_t slot = 0; slot < job.outputs.size(); ++slot) {
-      buffers.begins.push_back(at);
-      at += job.place(slot, task.chunk).bytes;
-    }
-    buffers.next = buffers.begins;
-    RowsError error;
-    NIBBLE_RETURN_IF_ERROR(for_rows(task, buffers, [&](int64_t row, int64_t rows, const float* x) {
-      return encode_rows(job, {row, rows}, x, *extent, buffers, error);
+    std::vector<std::byte*> next = make_room(task, chunk);  // by slot: where the next rows go
+    chunk.error = {};
+    NIBBLE_RETURN_IF_ERROR(for_rows(task, values, [&](int64_t row, int64_t rows, const float* x) {
+      return encode_rows(job, {row, rows}, x, *extent, next, chunk.error);
     }));
-    std::vector<Digest> digests;
+    for (const std::span<std::byte> piece : chunk.pieces) {
+      chunk.digests.push_back(digest_of(piece));
+    }
+    return {};
+  }
+
+  std::vector<std::byte*> make_room(const Task& task, Chunk& chunk) {
+    const PlanJob& job = plan_.jobs[task.job];
+    std::vector<std::byte*> begins;
     for (size_t slot = 0; slot < job.outputs.size(); ++slot) {
       const MatrixEncoder::Place place = job.place(slot, task.chunk);
-      const std::span<const std::byte> bytes(buffers.begins[slot],
-                                             static_cast<size_t>(place.bytes));
-      digests.push_back(digest_of(bytes));
-      NIBBLE_RETURN_IF_ERROR(store_.write(job, slot, place.offset, bytes));
+      chunk.pieces.push_back(
+          chunk.memory.take(job.outputs[slot].offset + place.offset, place.bytes));
+      begins.push_back(chunk.pieces.back().data());
     }
-    return chunk_done(task, digests, error);
+    return begins;
   }
 
   static Status encode_rows(const PlanJob& job,
                             PlanJob::Range rows,
                             const float* x,
                             const Extent& extent,
-                            Buffers& buffers,
+                            std::vector<std::byte*>& next,
                             RowsError& error) {
     const int64_t block = job.encoder->row_block();
     for (int64_t done = 0; done < rows.count; done += block) {
@@ -173,23 +208,33 @@ class Pipeline final {
       const int64_t count = std::min(block, rows.count - done);
       RowsError part;
       NIBBLE_RETURN_IF_ERROR(
-          job.encoder->encode(row, count, x + done * job.matrix->k(), extent, buffers.next, part));
+          job.encoder->encode(row, count, x + done * job.matrix->k(), extent, next, part));
       error.add(part);
-      for (size_t slot = 0; slot < buffers.next.size(); ++slot) {
-        buffers.next[slot] += job.encoder->place(slot, row, count).bytes;
+      for (size_t slot = 0; slot < next.size(); ++slot) {
+        next[slot] += job.encoder->place(slot, row, count).bytes;
       }
     }
     return {};
   }
 
-  Status copy(const Task& task) {
+  void copy(const Task& task, Chunk& chunk) {
     const PlanJob& job = plan_.jobs[task.job];
     const PlanJob::Range range = job.chunk(task.chunk);
-    const auto bytes = job.tensor->data.subspan(static_cast<size_t>(range.begin),
-                                                static_cast<size_t>(range.count));
-    const std::vector<Digest> digests = {digest_of(bytes)};
-    NIBBLE_RETURN_IF_ERROR(store_.write(job, 0, range.begin, bytes));
-    return chunk_done(task, digests, {});
+    std::byte* const to = make_room(task, chunk)[0];
+    std::memcpy(to, job.tensor->data.data() + range.begin, static_cast<size_t>(range.count));
+    chunk.digests = {digest_of(chunk.pieces[0])};
+    chunk.error = {};
+  }
+
+  Status write(const Chunk& chunk) {
+    const Task& task = chunk.task;
+    const PlanJob& job = plan_.jobs[task.job];
+    NIBBLE_RETURN_IF_ERROR(store_.begin(job.shard));
+    for (size_t slot = 0; slot < job.outputs.size(); ++slot) {
+      NIBBLE_RETURN_IF_ERROR(
+          store_.write(job, slot, job.place(slot, task.chunk).offset, chunk.pieces[slot]));
+    }
+    return chunk_done(task, chunk.digests, chunk.error);
   }
 
   Status chunk_done(const Task& task, const std::vector<Digest>& digests, const RowsError& error) {
@@ -255,6 +300,8 @@ class Pipeline final {
   ShardStore& store_;
   const PipelineOptions& options_;
   TaskQueue queue_;
+  BoundedQueue<std::unique_ptr<Chunk>> free_;
+  BoundedQueue<std::unique_ptr<Chunk>> encoded_;
   std::mutex mutex_;  // open_, progress_
   std::unordered_map<size_t, OpenJob> open_;
   QuantizeProgress progress_;

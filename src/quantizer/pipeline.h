@@ -31,8 +31,8 @@ struct PipelineOptions {
   QuantizeProgress begin;                                 // what is done before
 };
 
-/// Does the jobs that a store has to do: threads decode, encode, hash and write chunks, while the
-/// system reads ahead. Bytes and statistics do not depend on threads or memory.
+/// Does the jobs that a store has to do: threads decode, encode and hash chunks, while others write
+/// them and the system reads ahead. Bytes and statistics do not depend on threads or memory.
 ///
 /// After a failure the work that is done stays done. Errors: kCancelled when stopped; of several
 /// failures the first in the order of the plan: kCorrupt, kResourceExhausted, kIo.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <thread>
 
@@ -148,20 +149,22 @@ Status ShardStore::begin(size_t shard) {
   if (state.file) {
     return {};
   }
-  NIBBLE_ASSIGN_OR_RETURN(state.file,
-                          SharedFile::open_locked(partial_path(folder_, plan_.shards[shard])));
+  const PlannedShard& planned = plan_.shards[shard];
+  NIBBLE_ASSIGN_OR_RETURN(
+      state.file, BlockFile::open_locked(partial_path(folder_, planned), planned.file_bytes));
   const std::string header = plan_.header(shard);
-  return state.file->write_at(0, std::as_bytes(std::span(header.data(), header.size())));
+  const auto bytes = static_cast<int64_t>(header.size());
+  BlockMemory memory(BlockMemory::needed(bytes));
+  const std::span<std::byte> staged = memory.take(0, bytes);
+  std::memcpy(staged.data(), header.data(), header.size());
+  return state.file->write(0, staged);
 }
 
 Status ShardStore::write(const PlanJob& job,
                          size_t output,
                          int64_t offset,
-                         std::span<const std::byte> bytes) {
-  if (bytes.empty()) {
-    return {};
-  }
-  return shards_[job.shard]->file->write_at(job.outputs[output].offset + offset, bytes);
+                         std::span<std::byte> bytes) {
+  return shards_[job.shard]->file->write(job.outputs[output].offset + offset, bytes);
 }
 
 Status ShardStore::finish_job(size_t job, JobRecord record) {
@@ -176,7 +179,8 @@ Status ShardStore::finish_job(size_t job, JobRecord record) {
 
 Status ShardStore::finish_shard(size_t shard) {
   const PlannedShard& planned = plan_.shards[shard];
-  SharedFile& file = *shards_[shard]->file;
+  NIBBLE_RETURN_IF_ERROR(shards_[shard]->file->flush());
+  SharedFile& file = shards_[shard]->file->file();
   NIBBLE_ASSIGN_OR_RETURN(const int64_t bytes, file.size());
   if (bytes !=
       planned.file_bytes) {  // empty tensors at the end, or rubbish that an earlier run left

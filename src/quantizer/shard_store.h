@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "base/shared_file.h"
+#include "base/block_file.h"
 #include "base/status.h"
 #include "quantizer/journal.h"
 #include "quantizer/plan.h"
@@ -32,15 +32,17 @@ class ShardStore final {
   [[nodiscard]] const std::vector<size_t>& jobs_to_do() const { return jobs_; }
   /// Opens the file of a shard before its first write. Thread-safe.
   Status begin(size_t shard);
-  /// Writes part of an output of a job whose shard has begun. Thread-safe.
-  Status write(const PlanJob& job, size_t output, int64_t offset, std::span<const std::byte> bytes);
-  /// Records a job all of whose bytes are written; completes the file with its last one.
-  /// Thread-safe.
+  /// Writes part of an output of a job whose shard has begun, every byte once; `bytes` are in
+  /// memory that BlockMemory::take() gave for their place in the file. Thread-safe.
+  Status write(const PlanJob& job, size_t output, int64_t offset, std::span<std::byte> bytes);
+  /// Records a job all of whose bytes are written; completes the file with its last one. What a
+  /// block shares with jobs that are not done waits in memory: a kill loses it, and the job's hash
+  /// tells the next run. Thread-safe.
   Status finish_job(size_t job, JobRecord record);
 
  private:
   struct Shard {
-    std::optional<SharedFile> file;
+    std::unique_ptr<BlockFile> file;
     std::atomic<int64_t> missing{0};  // jobs
   };
 

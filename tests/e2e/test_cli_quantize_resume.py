@@ -233,3 +233,38 @@ def test_a_source_that_changes(tmp_path):
         process.kill()
     os.utime(source / "model-00002-of-00002.safetensors")
     fails(INVALID, "output.partial", "changed", arguments=arguments)
+
+
+def in_file_system(tmp_path, kind, more, script):
+    """Runs a shell script with $MOUNT on a file system of its own; skips where that is not let."""
+    mount = tmp_path / "mount"
+    mount.mkdir()
+    made = f"mount -t {kind} {more} {mount} || exit 99; export MOUNT={mount}; "
+    result = subprocess.run(["unshare", "-rm", "sh", "-c", made + script], text=True, cwd=ROOT,
+                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    if result.returncode == 99 or "unshare" in result.stdout:
+        pytest.skip(f"cannot mount {kind} here: {result.stdout.strip()}")
+    return result
+
+
+def shell(output):
+    return " ".join([str(BINARY), *map(str, command(output))])
+
+
+def test_a_file_system_that_refuses_direct_writes(tmp_path, whole):
+    result = in_file_system(tmp_path, "ramfs", "none",
+                            f"{shell('$MOUNT/output')} && cp -r $MOUNT/output {tmp_path}/output")
+    assert result.returncode == 0, result.stdout
+    assert contents(tmp_path / "output") == whole
+
+
+@pytest.mark.parametrize("kilobytes", [300, 900, 1500, 2500, 3300])
+def test_a_file_system_that_is_full(tmp_path, whole, kilobytes):
+    run = shell("$MOUNT/output")
+    result = in_file_system(
+        tmp_path, "tmpfs", f"-o size={kilobytes}k none",
+        f"{run} && exit 1; test $? = {EXHAUSTED} || exit 2; test ! -e $MOUNT/output || exit 3; "
+        f"mount -o remount,size=64m $MOUNT && {run} && cp -r $MOUNT/output {tmp_path}/output")
+    assert result.returncode == 0, result.stdout
+    assert "the same command continues" in result.stdout
+    assert contents(tmp_path / "output") == whole

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 namespace nibble {
@@ -41,6 +42,18 @@ void search_scaled(Search search, const rows::SearchArgs& args, float* scales) {
 void run_search(Search search, const rows::SearchArgs& args, float* scales) {
   const bool scaled = std::any_of(args.absmax, args.absmax + args.groups, out_of_range);
   scaled ? search_scaled(search, args, scales) : search(args, scales);
+}
+
+/// Scales as they are stored; false when one of them is out of the ordinary.
+bool store_ordinary(DType dtype, const rows::SearchArgs& args, const float* scales, float* stored) {
+  int odd = 0;
+  for (int64_t g = 0; g < args.groups; ++g) {
+    stored[g] = dtype == DType::kBF16 ? bf16_to_f32(f32_to_bf16(scales[g])) : scales[g];
+    odd |=
+        static_cast<int>(vanishes(args.absmax[g])) |
+        static_cast<int>(!(std::fabs(stored[g] * args.low) <= std::numeric_limits<float>::max()));
+  }
+  return odd == 0;
 }
 
 }  // namespace
@@ -89,6 +102,11 @@ void int_scales(const rows::RowKernels& kernels,
         scales[g] = args.absmax[g] / args.high;
       }
       break;
+  }
+  float stored[rows::kMostGroups];
+  if (store_ordinary(format.scale_dtype, args, scales, stored)) {
+    std::copy_n(stored, args.groups, scales);
+    return;
   }
   for (int64_t g = 0; g < args.groups; ++g) {
     scales[g] = vanishes(args.absmax[g]) ? zero_scale(format.scale_dtype)
