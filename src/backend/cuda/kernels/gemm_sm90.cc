@@ -14,30 +14,37 @@
 namespace nibble::cuda {
 namespace {
 
-// What the choice of a tile reckons with, per multiprocessor and clock; fitted to an H200 (W4A8 at
-// 16 to 4096 rows of the three shapes of the benchmarks: within 10 %).
-constexpr double kMemoryBytes = 19.0;      // from memory
-constexpr double kCacheBytes = 40.0;       // from the L2 cache
-constexpr double kBesideBytes = 45.0;      // the same beside a stream from memory
-constexpr double kPartBytes = 25.0;        // sums of a split tile, as its last block reads them
-constexpr double kStoreBytes = 40.0;       // sums, as they are stored
-constexpr double kClusterClocks = 1500.0;  // for each block of a cluster that shares a tile
-constexpr double kStartClocks = 3000.0;    // of a kernel that does not fit beside its predecessor
-constexpr int kClusters[] = {2, 4};        // 8 were slower: they wait for each other's places
+// What the choice of a tile and a schedule reckons with, in clocks of a multiprocessor; fitted to
+// 1300 timings on an H200 (bench/gemm_sm90_sweep_main.cc; nine shapes and schemes, 1 to 4096 rows:
+// what it chooses takes half a percent longer than the best).
+constexpr double kFetchedBytes = 50.0;    // into shared memory, per clock
+constexpr double kClusterClocks = 800.0;  // to add up a tile that a cluster shares
+constexpr double kClusterBytes = 15.0;    // of its sums, per clock
+constexpr double kMemoryClocks = 6000.0;  // to add up a tile whose parts meet in memory
+constexpr double kPartBytes = 25.0;       // of each part, per clock
+constexpr double kBesideAnother = 1.3;    // time of two blocks on a multiprocessor over one's
+constexpr int kLeastSteps = 6;            // of a part of a tile
+constexpr int kClusters[] = {2, 3, 4};    // 8 were slower: they wait for each other's places
 
-// Whether a tile is not mostly empty at m tokens; the first tile, the smallest, serves all.
+// What share() reckons with, for a family with a tile for each m.
+constexpr double kMemoryBytes = 19.0;       // from memory, per clock
+constexpr double kCacheBytes = 40.0;        // from the L2 cache
+constexpr double kBesideBytes = 45.0;       // the same beside a stream from memory
+constexpr double kExchangeClocks = 3000.0;  // to leave sums in memory and to find the last part
+
+// Whether a tile is not mostly empty at m tokens.
 bool serves(const GemmSm90Family& family, const GemmSm90Tile& tile, int64_t m) {
-  return tile.tokens < 2 * m || tile.tokens == family.tiles.front().tokens;
+  return tile.tokens < 2 * std::max<int64_t>(m, family.tiles.front().tokens);
 }
 
-// Nor so small that weights are read again.
+// Nor so small that weights are fetched more often than products are worth.
 bool fits(const GemmSm90Family& family, const GemmSm90Tile& tile, int64_t m) {
-  return tile.tokens >= std::min<int64_t>(m, 128) && serves(family, tile, m);
+  return tile.tokens >= std::min<int64_t>(m, 64) && serves(family, tile, m);
 }
 
 // Clusters of each size that run at the same time.
-std::array<int, 2> count_clusters(const GemmSm90Tile& tile) {
-  std::array<int, 2> counts{};
+std::array<int, std::size(kClusters)> count_clusters(const GemmSm90Tile& tile) {
+  std::array<int, std::size(kClusters)> counts{};
   for (size_t i = 0; i < counts.size() && tile.clusters; ++i) {
     const auto cluster = static_cast<unsigned>(kClusters[i]);
     cudaLaunchAttribute attribute{};
@@ -52,7 +59,7 @@ std::array<int, 2> count_clusters(const GemmSm90Tile& tile) {
     int count = 0;
     if (cudaOccupancyMaxActiveClusters(&count, reinterpret_cast<const void*>(tile.kernel),
                                        &config) == cudaSuccess) {
-      counts[i] = count / tile.resident;  // the rest is for the next kernel
+      counts[i] = count;
     } else {
       cudaGetLastError();
     }
@@ -146,9 +153,7 @@ cudaError_t GemmSm90::unpack(const void* packed,
                          static_cast<size_t>(n_) * sizeof(float), cudaMemcpyDeviceToDevice, stream);
 }
 
-GemmSm90::Plan GemmSm90::plan(size_t tile_index, int64_t m, bool in_pairs) const {
-  const GemmSm90Tile& tile = family_.tiles[tile_index];
-  const int row_tiles = static_cast<int>(ceil_div(row_blocks_, tile.row_blocks));
+GemmSchedule GemmSm90::share(const GemmSm90Tile& tile, int row_tiles, int64_t m) const {
   const int token_tiles = static_cast<int>(ceil_div(m, tile.tokens));
   const int steps = static_cast<int>(ceil_div(ceil_div(k_, family_.block_elements), tile.depth));
   const int units = tile.row_blocks * tile.depth;
@@ -160,36 +165,55 @@ GemmSm90::Plan GemmSm90::plan(size_t tile_index, int64_t m, bool in_pairs) const
       tile.launched * (std::max({mma, (weight_bytes + x_bytes) / kCacheBytes,
                                  weight_bytes / kMemoryBytes / std::max(1.0, token_tiles / 1.5) +
                                      x_bytes / kBesideBytes}) +
-                       0.1 * (weight_bytes + x_bytes) / kCacheBytes);  // of equals, the lighter
-  const double part_bytes = tile.row_blocks * 64.0 * tile.tokens * 4.0;
-  const double exchange = part_bytes / kPartBytes;
-  Plan plan;
+                       0.1 * (weight_bytes + x_bytes) / kCacheBytes);
+  const double exchange = tile.row_blocks * 64.0 * tile.tokens * 4.0 / kPartBytes;
   int blocks = sms_ * tile.launched / tile.cluster;
   if (const int tiles = row_tiles * token_tiles; family_.equal_parts && 2 * tiles <= blocks) {
     blocks -= blocks % tiles;
   }
-  plan.schedule = make_schedule(row_tiles, token_tiles, steps, blocks,
-                                (family_.exchange_clocks + exchange) / step, exchange / step);
+  return make_schedule(row_tiles, token_tiles, steps, blocks, (kExchangeClocks + exchange) / step,
+                       exchange / step);
+}
+
+GemmSm90::Plan GemmSm90::plan(size_t tile_index, int64_t m, bool in_pairs) const {
+  const GemmSm90Tile& tile = family_.tiles[tile_index];
+  const int row_tiles = static_cast<int>(ceil_div(row_blocks_, tile.row_blocks));
+  if (family_.tile_for != nullptr) {
+    return {.schedule = share(tile, row_tiles, m)};
+  }
+  const int token_tiles = static_cast<int>(ceil_div(m, tile.tokens));
+  const int tiles = row_tiles * token_tiles;
+  const int steps = static_cast<int>(ceil_div(ceil_div(k_, family_.block_elements), tile.depth));
+  const int units = tile.row_blocks * tile.depth;
+  const double bytes = static_cast<double>(units) * family_.unit_bytes +
+                       static_cast<double>(tile.depth) * std::min<int64_t>(tile.tokens, m) * 128;
+  const double step =
+      units * family_.clocks_per_unit_token * std::max(tile.tokens, 32) + bytes / kFetchedBytes;
+  const double part_bytes = tile.row_blocks * 64.0 * tile.tokens * 4.0;
+  Plan best{.schedule = make_parts_schedule(row_tiles, token_tiles, steps, sms_, 1),
+            .clocks = static_cast<double>(ceil_div(tiles, sms_)) * steps * step};
+  const auto consider = [&best](const GemmSchedule& schedule, double clocks) {
+    if (clocks < best.clocks) {
+      best = {.schedule = schedule, .clocks = clocks};
+    }
+  };
   for (size_t i = 0; i < std::size(kClusters) && in_pairs; ++i) {
     const int cluster = kClusters[i];
-    if (cluster <= steps && row_tiles * token_tiles <= clusters_[tile_index][i]) {
-      const GemmSchedule shared =
-          make_cluster_schedule(row_tiles, token_tiles, steps, cluster,
-                                (kClusterClocks * cluster + exchange / 4 / cluster) / step);
-      if (shared.time < plan.schedule.time) {
-        plan.schedule = shared;
-      }
+    const int blocks = tiles * cluster;
+    if (tiles <= clusters_[tile_index][i] && steps >= kLeastSteps * cluster &&
+        2 * blocks <= 3 * sms_) {
+      consider(make_cluster_schedule(row_tiles, token_tiles, steps, cluster),
+               static_cast<double>(ceil_div(steps, cluster)) * step *
+                       (blocks > sms_ ? kBesideAnother : 1.0) +
+                   kClusterClocks + part_bytes / kClusterBytes);
     }
   }
-  const double tiles_per_block =
-      static_cast<double>(row_tiles) * token_tiles / plan.schedule.blocks;
-  plan.clocks = plan.schedule.time * step + tiles_per_block * part_bytes / kStoreBytes;
-  if (tile.resident == 1) {
-    plan.clocks += kStartClocks;
+  if (const int parts = std::min(sms_ / tiles, steps / kLeastSteps); parts > 1) {
+    consider(make_parts_schedule(row_tiles, token_tiles, steps, sms_, parts),
+             static_cast<double>(ceil_div(steps, parts)) * step + kMemoryClocks +
+                 (parts + 1) * part_bytes / kPartBytes);
   }
-  // Of equals, the one whose tokens share a tile: their weights are fetched once.
-  plan.clocks *= token_tiles == 1 ? 0.97 : token_tiles == 2 ? 0.99 : 1.0;
-  return plan;
+  return best;
 }
 
 int GemmSm90::choose(int64_t m) const {
@@ -228,9 +252,22 @@ cudaError_t GemmSm90::run(const GemmLaunch& args, const LaunchContext& context) 
   return run_tile(choose(args.m), args, context);
 }
 
+GemmSchedule GemmSm90::schedule(int index, int64_t m) const {
+  return plan(static_cast<size_t>(index), m, n_ % 2 == 0).schedule;
+}
+
 cudaError_t GemmSm90::run_tile(int index,
                                const GemmLaunch& args,
                                const LaunchContext& context) const {
+  const bool in_pairs = n_ % 2 == 0 && args.y_stride % 2 == 0;
+  return run_schedule(index, plan(static_cast<size_t>(index), args.m, in_pairs).schedule, args,
+                      context);
+}
+
+cudaError_t GemmSm90::run_schedule(int index,
+                                   const GemmSchedule& schedule,
+                                   const GemmLaunch& args,
+                                   const LaunchContext& context) const {
   const GemmSm90Tile& tile = family_.tiles[static_cast<size_t>(index)];
   const bool wide = family_.block_elements == 64;  // bf16
   CUtensorMap map{};
@@ -262,8 +299,7 @@ cudaError_t GemmSm90::run_tile(int index,
       .row_blocks = row_blocks_,
       .k_blocks = k_blocks_,
       .result = args.result,
-      .schedule =
-          plan(static_cast<size_t>(index), args.m, n_ % 2 == 0 && args.y_stride % 2 == 0).schedule};
+      .schedule = schedule};
   const int cluster = std::max(tile.cluster, kernel_args.schedule.cluster);
   const Grid grid{.blocks = dim3(static_cast<unsigned>(kernel_args.schedule.blocks * tile.cluster)),
                   .threads = tile.threads,

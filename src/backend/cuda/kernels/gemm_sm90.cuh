@@ -94,15 +94,15 @@ __device__ void fill_ring(const CUtensorMap& x, const GemmSm90Args& args, uint32
 
 // --- the multiplying warpgroups ---
 
-// Products of one unit, as one group.
+// Products of one unit, as one group. x: low word of the descriptor.
 template <typename Codec, int kTokens>
 __device__ __forceinline__ void multiply(ptx::MmaSum<Codec::kType> (&sums)[kTokens / 2],
                                          const uint32_t (&a)[4][4],
-                                         uint64_t x) {
+                                         uint32_t x) {
   ptx::mma_fence();
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
-    ptx::mma_registers<Codec::kType, kTokens>(sums, a[k], x + 2 * k);
+    ptx::mma_registers<Codec::kType, kTokens>(sums, a[k], ptx::with_swizzle(x + 2 * k));
   }
   ptx::mma_commit();
 }
@@ -117,58 +117,70 @@ __device__ __forceinline__ void accumulate(
     int thread,
     uint32_t base) {
   using Shared = GemmShared<Codec, Tile>;
+  constexpr int kUnits = Tile::kUnits;
   const uint32_t full = base + Shared::kBarriers;
   const uint32_t empty = full + 8 * Tile::kStages;
+  const uint32_t x0 = ptx::descriptor_address(base + Shared::kWeightBytes);
+  uint32_t x = 0;  // of the stage's tile
+  typename Codec::Fetched fetched[kUnits];
   uint32_t a[2][4][4];
-  // Unit u of a stage: block u % kBlocks of rows, K block u / kBlocks.
-  const auto load = [&](int u, uint32_t(&to)[4][4]) {
-    const int unit = (group * Tile::kBlocks + u % Tile::kBlocks) * Tile::kDepth + u / Tile::kBlocks;
-    Codec::load(base + place.stage * Shared::kStageBytes + unit * Codec::kUnitBytes, thread, to);
+  // Waits for the next stage and fetches its units: block u % kBlocks of rows, K block u / kBlocks.
+  const auto fetch = [&] {
+    ptx::barrier_wait(full + 8 * place.stage, place.parity);
+    x = x0 + place.stage * (Shared::kStageBytes / 16);
+#pragma unroll
+    for (int u = 0; u < kUnits; ++u) {
+      const int unit =
+          (group * Tile::kBlocks + u % Tile::kBlocks) * Tile::kDepth + u / Tile::kBlocks;
+      fetched[u] =
+          Codec::fetch(base + place.stage * Shared::kStageBytes + unit * Codec::kUnitBytes, thread);
+    }
+  };
+  const auto expand = [&](int u, uint32_t(&to)[4][4]) {
+    Codec::expand(fetched[u], to);
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       ptx::pin(to[k]);
     }
   };
-  const auto x_of = [&](int u) {
-    return ptx::swizzled_descriptor(base + place.stage * Shared::kStageBytes +
-                                    Shared::kWeightBytes + (u / Tile::kBlocks) * Shared::kXBytes);
-  };
   int before = -1;  // the stage that the products now under way leave behind
   const auto release = [&] {
+    __syncwarp();  // all lanes have what they read: products have taken it
     if (before >= 0 && (thread & 31) == 0) {
       ptx::barrier_arrive(empty + 8 * before);
     }
   };
-  const auto next_stage = [&] {
-    before = place.stage;
-    place.advance();
-  };
 
-  ptx::barrier_wait(full + 8 * place.stage, place.parity);
-  load(0, a[0]);
-  while (true) {
-    multiply<Codec, Tile::kTokens>(sums[0], a[0], x_of(0));
-    ptx::mma_wait<1>();
-    release();
-    if constexpr (Tile::kUnits == 1) {
-      next_stage();
-      if (--steps == 0) {
-        break;
+  fetch();
+  expand(0, a[0]);
+  bool more = true;
+  while (more) {
+#pragma unroll
+    for (int i = 0; i < 2 && more; ++i) {  // a stage of one unit, or a unit
+      const int u = i % kUnits;
+      multiply<Codec, Tile::kTokens>(sums[u % Tile::kBlocks], a[i],
+                                     x + u / Tile::kBlocks * (Shared::kXBytes / 16));
+      const bool last = u == kUnits - 1;
+      if (!last) {
+        ptx::mma_wait<1>();
+        release();
+      } else {
+        more = --steps > 0;
+        const int stage = place.stage;
+        place.advance();
+        if (more) {
+          fetch();
+        }
+        ptx::mma_wait<1>();
+        if (kUnits == 1) {
+          release();
+        }
+        before = stage;
       }
-      ptx::barrier_wait(full + 8 * place.stage, place.parity);
+      if (!last || more) {
+        expand((u + 1) % kUnits, a[1 - i]);
+      }
     }
-    load(Tile::kUnits - 1, a[1]);
-    multiply<Codec, Tile::kTokens>(sums[Tile::kBlocks - 1], a[1], x_of(Tile::kUnits - 1));
-    ptx::mma_wait<1>();
-    if constexpr (Tile::kUnits == 1) {
-      release();
-    }
-    next_stage();
-    if (--steps == 0) {
-      break;
-    }
-    ptx::barrier_wait(full + 8 * place.stage, place.parity);
-    load(0, a[0]);
   }
   ptx::mma_wait<0>();
 #pragma unroll
@@ -176,6 +188,12 @@ __device__ __forceinline__ void accumulate(
     ptx::pin(sums[b]);
   }
   release();
+}
+
+// The same in all threads of a warp, so that the compiler keeps what depends on it in uniform
+// registers, from which products take their descriptors.
+__device__ __forceinline__ bool uniform(bool value) {
+  return __shfl_sync(0xffffffffU, value ? 1 : 0, 0) != 0;
 }
 
 template <typename Codec, typename Tile>
@@ -187,13 +205,15 @@ __device__ __forceinline__ void multiply_parts(const GemmSm90Args& args,
   GemmParts parts(args.schedule, blockIdx.x);
   GemmPart part;
   RingPlace<Tile::kStages> place;
-  bool more = parts.next(part);
+  bool more = uniform(parts.next(part));
   ChannelTerms<Tile::kBlocks> terms = load_terms<Codec, Tile>(args, part, group, thread);
   ptx::wait_for_predecessor();
   while (more) {
     ptx::MmaSum<Codec::kType> sums[Tile::kBlocks][Tile::kTokens / 2];
     clear(sums);
-    accumulate<Codec, Tile>(sums, place, part.end - part.begin, group, thread, base);
+    const TokenTerms<Tile::kTokens> tokens = load_terms<Tile>(args, part, thread);
+    const int steps = __shfl_sync(0xffffffffU, part.end - part.begin, 0);  // to uniform registers
+    accumulate<Codec, Tile>(sums, place, steps, group, thread, base);
     bool stored = false;
     if constexpr (Tile::kClusters) {
       if (args.schedule.cluster > 1) {
@@ -205,9 +225,9 @@ __device__ __forceinline__ void multiply_parts(const GemmSm90Args& args,
     }
     if (!stored && (part.split < 0 ||
                     combine<Codec, Tile>(sums, args, part, blockIdx.x, group, thread, flags))) {
-      store<Codec, Tile>(sums, args, terms, part, group, thread);
+      store<Codec, Tile>(sums, args, terms, tokens, part, group, thread);
     }
-    more = parts.next(part);
+    more = uniform(parts.next(part));
     terms = load_terms<Codec, Tile>(args, part, group, thread);
   }
 }
@@ -218,7 +238,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident)
   using Shared = GemmShared<Codec, Tile>;
   extern __shared__ uint8_t shared[];
   const uint32_t raw = ptx::shared_address(shared);
-  const uint32_t base = (raw + 1023U) & ~1023U;
+  const uint32_t base = __shfl_sync(0xffffffffU, (raw + 1023U) & ~1023U, 0);
   auto* flags = reinterpret_cast<volatile uint32_t*>(shared + (base - raw) + Shared::kFlags);
   const int warp = __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x >> 5), 0);
   if (threadIdx.x == 0) {

@@ -52,7 +52,6 @@ struct GemmSm90Family {
   int block_elements = 0;
   int depth = 1;
   double clocks_per_unit_token = 2.0;  // of the tensor cores
-  double exchange_clocks = 3000.0;  // to leave a split tile's sums in memory and to find the last
   /// codes [n, k] canonical to units, or back.
   cudaError_t (*pack)(const void* codes, int64_t n, int64_t k, void* units, cudaStream_t) = nullptr;
   cudaError_t (*unpack)(const void* units, int64_t n, int64_t k, void* codes, cudaStream_t) =
@@ -65,7 +64,7 @@ struct GemmSm90Family {
   /// Splits tiles into equal parts where each falls to two blocks or more, so that no block works
   /// on two of them: for a loop that stands still while sums are exchanged.
   bool equal_parts = false;
-  /// Index of the tile for m tokens; without, the model of plan() chooses.
+  /// Index of the tile for m tokens; without, plan() chooses.
   int (*tile_for)(int64_t m) = nullptr;
 };
 
@@ -94,12 +93,20 @@ class GemmSm90 final : public GemmKernel {
   /// Index of the tile that run() takes.
   [[nodiscard]] int choose(int64_t m) const;
   cudaError_t run_tile(int tile, const GemmLaunch& args, const LaunchContext& context) const;
+  /// With another schedule than run_tile()'s: tests and benchmarks.
+  cudaError_t run_schedule(int tile,
+                           const GemmSchedule& schedule,
+                           const GemmLaunch& args,
+                           const LaunchContext& context) const;
+  [[nodiscard]] GemmSchedule schedule(int tile, int64_t m) const;
+  [[nodiscard]] std::span<const GemmSm90Tile> tiles() const { return family_.tiles; }
 
  private:
   struct Plan {
     GemmSchedule schedule;
     double clocks = 0.0;
   };
+  [[nodiscard]] GemmSchedule share(const GemmSm90Tile& tile, int row_tiles, int64_t m) const;
   [[nodiscard]] Plan plan(size_t tile, int64_t m, bool in_pairs) const;
   [[nodiscard]] size_t code_bytes() const;
 
@@ -108,7 +115,7 @@ class GemmSm90 final : public GemmKernel {
   int sms_;
   int row_blocks_, k_blocks_;                 // of the packed weights
   void* encode_map_;                          // the driver's cuTensorMapEncodeTiled
-  std::vector<std::array<int, 2>> clusters_;  // of 2 and 4 blocks at once, for each tile
+  std::vector<std::array<int, 3>> clusters_;  // of 2, 3 and 4 blocks at once, for each tile
 };
 
 /// Sums stay within an int32: 16 * 8 * 127 or 128 * 127 times k, and -128 in x where it occurs.

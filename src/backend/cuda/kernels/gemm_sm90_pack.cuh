@@ -9,9 +9,6 @@
 // in pairs.
 namespace nibble::cuda {
 
-/// Measured: tiles split to fill the last few multiprocessors cost more than they save.
-inline constexpr double kGemmExchangeClocks = 6000.0;
-
 struct GemmUnits {
   int row_blocks = 0, k_blocks = 0;
   [[nodiscard]] unsigned units() const { return static_cast<unsigned>(row_blocks * k_blocks); }

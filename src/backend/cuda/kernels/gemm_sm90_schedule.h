@@ -119,10 +119,23 @@ inline GemmSchedule make_schedule(
   return schedule;
 }
 
-/// Every tile to a cluster of blocks, each an equal run of its steps. `cost`: of adding up, in
-/// steps.
-inline GemmSchedule make_cluster_schedule(
-    int row_tiles, int token_tiles, int steps, int cluster, double cost) {
+/// Tiles go round `blocks` blocks as they are, the last ones to some of them; or, where there are
+/// at most `blocks` / `parts` tiles, each is cut into equal parts for as many blocks.
+inline GemmSchedule make_parts_schedule(
+    int row_tiles, int token_tiles, int steps, int blocks, int parts) {
+  const int tiles = row_tiles * token_tiles;
+  const int split = tiles % blocks;
+  return {.row_tiles = row_tiles,
+          .token_tiles = token_tiles,
+          .steps = steps,
+          .whole_tiles = tiles - split,
+          .split_tiles = split,
+          .split_blocks = split * parts,
+          .blocks = tiles > split ? blocks : split * parts};
+}
+
+/// Every tile to a cluster of blocks, each an equal run of its steps.
+inline GemmSchedule make_cluster_schedule(int row_tiles, int token_tiles, int steps, int cluster) {
   const int tiles = row_tiles * token_tiles;
   return {.row_tiles = row_tiles,
           .token_tiles = token_tiles,
@@ -130,8 +143,7 @@ inline GemmSchedule make_cluster_schedule(
           .split_tiles = tiles,
           .split_blocks = tiles * cluster,
           .blocks = tiles * cluster,
-          .cluster = cluster,
-          .time = static_cast<double>((steps + cluster - 1) / cluster) + cost};
+          .cluster = cluster};
 }
 
 }  // namespace nibble::cuda

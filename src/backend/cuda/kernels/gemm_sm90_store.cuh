@@ -85,20 +85,30 @@ __device__ __forceinline__ bool combine(
   if constexpr (std::is_same_v<Sum, float>) {
     clear(sums);
   }
-  for (int block = first; block <= last; ++block) {
-    if (std::is_same_v<Sum, int32_t> && block == own) {
-      continue;  // the order of integers does not matter
+  // Parts read at once, so that their latencies overlap.
+  constexpr int kAtOnce = Tile::kBlocks * kWords <= 2 ? 4 : Tile::kBlocks * kWords <= 4 ? 2 : 1;
+  for (int block = first; block <= last; block += kAtOnce) {
+    Sum4 words[kAtOnce][Tile::kBlocks * kWords];
+#pragma unroll
+    for (int p = 0; p < kAtOnce; ++p) {
+      // The order of integers does not matter.
+      const bool added = block + p <= last && (std::is_same_v<Sum, float> || block + p != own);
+      const Sum4* theirs = slot(block + p);
+#pragma unroll
+      for (int w = 0; w < Tile::kBlocks * kWords; ++w) {
+        words[p][w] = added ? __ldcg(theirs + w * 128) : Sum4{0, 0, 0, 0};
+      }
     }
-    const Sum4* theirs = slot(block);
 #pragma unroll
-    for (int b = 0; b < Tile::kBlocks; ++b) {
+    for (int p = 0; p < kAtOnce; ++p) {
 #pragma unroll
-      for (int i = 0; i < kWords; ++i) {
-        const Sum4 word = __ldcg(theirs + (b * kWords + i) * 128);
-        sums[b][4 * i] += word.x;
-        sums[b][4 * i + 1] += word.y;
-        sums[b][4 * i + 2] += word.z;
-        sums[b][4 * i + 3] += word.w;
+      for (int w = 0; w < Tile::kBlocks * kWords; ++w) {
+        auto& own_sums = sums[w / kWords];
+        const int i = w % kWords;
+        own_sums[4 * i] += words[p][w].x;
+        own_sums[4 * i + 1] += words[p][w].y;
+        own_sums[4 * i + 2] += words[p][w].z;
+        own_sums[4 * i + 3] += words[p][w].w;
       }
     }
   }
@@ -134,6 +144,29 @@ __device__ __forceinline__ ChannelTerms<Tile::kBlocks> load_terms(const GemmSm90
     if (args.bias != nullptr && inside) {
       terms.bias[b].x = __ldg(args.bias + row);
       terms.bias[b].y = row + 1 < args.n ? __ldg(args.bias + row + 1) : 0.0F;
+    }
+  }
+  return terms;
+}
+
+// Scales of a thread's tokens; of small tiles, read while the products run.
+template <int kTokens>
+struct TokenTerms {
+  static constexpr bool kEarly = kTokens <= 32;
+  float scale[kEarly ? kTokens / 4 : 1];
+};
+
+template <typename Tile>
+__device__ __forceinline__ TokenTerms<Tile::kTokens> load_terms(const GemmSm90Args& args,
+                                                                const GemmPart& part,
+                                                                int thread) {
+  TokenTerms<Tile::kTokens> terms{};
+  if constexpr (TokenTerms<Tile::kTokens>::kEarly) {
+    const int token0 = part.token_tile * Tile::kTokens + 2 * (thread & 3);
+#pragma unroll
+    for (int i = 0; i < Tile::kTokens / 4; ++i) {
+      const int token = token0 + 8 * (i / 2) + i % 2;
+      terms.scale[i] = __ldcg(args.x_scales + min(token, args.m - 1));  // L1 may hold older ones
     }
   }
   return terms;
@@ -185,6 +218,7 @@ __device__ __forceinline__ void store_tile(
     const ptx::MmaSum<Codec::kType> (&sums)[Tile::kBlocks][Tile::kTokens / 2],
     const GemmSm90Args& args,
     const ChannelTerms<Tile::kBlocks>& terms,
+    const TokenTerms<Tile::kTokens>& token_terms,
     const GemmPart& part,
     int group,
     int thread) {
@@ -202,8 +236,12 @@ __device__ __forceinline__ void store_tile(
     float x_scales[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const int token = token0 + 8 * ((start + i) / 2) + i % 2;
-      x_scales[i] = __ldcg(args.x_scales + min(token, args.m - 1));  // L1 may hold older ones
+      if constexpr (TokenTerms<Tile::kTokens>::kEarly) {
+        x_scales[i] = token_terms.scale[start + i];
+      } else {
+        const int token = token0 + 8 * ((start + i) / 2) + i % 2;
+        x_scales[i] = __ldcg(args.x_scales + min(token, args.m - 1));
+      }
     }
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
@@ -229,15 +267,16 @@ __device__ __forceinline__ void store(
     const ptx::MmaSum<Codec::kType> (&sums)[Tile::kBlocks][Tile::kTokens / 2],
     const GemmSm90Args& args,
     const ChannelTerms<Tile::kBlocks>& terms,
+    const TokenTerms<Tile::kTokens>& tokens,
     const GemmPart& part,
     int group,
     int thread) {
   const bool pairs = args.n % 2 == 0 && args.y_stride % 2 == 0;
   const auto with = [&]<GemmResult kResult>() {
     if (pairs) {
-      store_tile<Codec, Tile, kResult, true>(sums, args, terms, part, group, thread);
+      store_tile<Codec, Tile, kResult, true>(sums, args, terms, tokens, part, group, thread);
     } else {
-      store_tile<Codec, Tile, kResult, false>(sums, args, terms, part, group, thread);
+      store_tile<Codec, Tile, kResult, false>(sums, args, terms, tokens, part, group, thread);
     }
   };
   with_result(args.result, with);
@@ -257,7 +296,8 @@ __device__ __forceinline__ void store_cluster(
   using Sum = ptx::MmaSum<Codec::kType>;
   constexpr int kOctets = Tile::kTokens / 8;
   constexpr int kWords = Tile::kBlocks * kOctets;  // 16-byte words of a thread: 2 tokens' pairs
-  constexpr int kMost = (kWords + 1) / 2;
+  constexpr int kChunk = kWords < 16 ? (kWords + 1) / 2 : 8;  // of them in registers
+  constexpr int kPeers = kChunk < 4 ? 4 : 8 / kChunk;         // read at once
   constexpr int kBytes = kResult == GemmResult::kBf16 ? 2 : 4;
   static_assert(kWords * 2048 * Tile::kGroups <= GemmShared<Codec, Tile>::kBarriers);
   const uint32_t mine = base + (group * kWords * 128 + thread) * 16;
@@ -270,52 +310,74 @@ __device__ __forceinline__ void store_cluster(
         uint4{__builtin_bit_cast(uint32_t, four[0]), __builtin_bit_cast(uint32_t, four[1]),
               __builtin_bit_cast(uint32_t, four[2]), __builtin_bit_cast(uint32_t, four[3])});
   }
-  ptx::cluster_sync();
+  ptx::cluster_arrive();
   const int blocks = args.schedule.cluster;
   const int share = (kWords + blocks - 1) / blocks;
-  const int first = static_cast<int>(ptx::cluster_rank()) * share;
-  Sum total[kMost][4];
-  clear(total);
-  for (int peer = 0; peer < blocks; ++peer) {
-    const uint32_t from = ptx::peer_address(mine + first * 2048, peer);
-    uint4 words[kMost];
+  const int own = static_cast<int>(ptx::cluster_rank()) * share;
+  const int end = min(own + share, kWords);
+  const auto token_of = [&](int word) {
+    return part.token_tile * Tile::kTokens + 8 * (word % kOctets) + 2 * (thread & 3);
+  };
+  for (int first = own; first < own + share; first += kChunk) {
+    float x_scales[kChunk][2];
 #pragma unroll
-    for (int j = 0; j < kMost; ++j) {
-      if (j < share && first + j < kWords) {
-        words[j] = ptx::load_cluster16(from + j * 2048);
+    for (int j = 0; j < kChunk; ++j) {
+#pragma unroll
+      for (int t = 0; t < 2; ++t) {
+        x_scales[j][t] = __ldcg(args.x_scales + min(token_of(first + j) + t, args.m - 1));
       }
     }
+    if (first == own) {
+      ptx::cluster_wait();
+    }
+    Sum total[kChunk][4];
+    clear(total);
+    for (int peer = 0; peer < blocks; peer += kPeers) {
+      uint4 words[kPeers][kChunk] = {};
 #pragma unroll
-    for (int j = 0; j < kMost; ++j) {
-      if (j < share && first + j < kWords) {
-        total[j][0] += __builtin_bit_cast(Sum, words[j].x);
-        total[j][1] += __builtin_bit_cast(Sum, words[j].y);
-        total[j][2] += __builtin_bit_cast(Sum, words[j].z);
-        total[j][3] += __builtin_bit_cast(Sum, words[j].w);
+      for (int p = 0; p < kPeers; ++p) {
+        const uint32_t from = ptx::peer_address(mine + first * 2048, peer + p);
+#pragma unroll
+        for (int j = 0; j < kChunk; ++j) {
+          if (first + j < end && peer + p < blocks) {
+            words[p][j] = ptx::load_cluster16(from + j * 2048);
+          }
+        }
+      }
+#pragma unroll
+      for (int p = 0; p < kPeers; ++p) {
+#pragma unroll
+        for (int j = 0; j < kChunk; ++j) {
+          total[j][0] += __builtin_bit_cast(Sum, words[p][j].x);
+          total[j][1] += __builtin_bit_cast(Sum, words[p][j].y);
+          total[j][2] += __builtin_bit_cast(Sum, words[p][j].z);
+          total[j][3] += __builtin_bit_cast(Sum, words[p][j].w);
+        }
+      }
+    }
+    if (first + kChunk >= own + share) {
+      ptx::cluster_arrive();
+    }
+#pragma unroll
+    for (int j = 0; j < kChunk; ++j) {
+      const int b = (first + j) / kOctets;
+      const int row = first_channel<Codec, Tile>(part, group, thread, b);
+      const float2 scale = b == 0 ? terms.scale[0] : terms.scale[Tile::kBlocks - 1];
+      const float2 bias = b == 0 ? terms.bias[0] : terms.bias[Tile::kBlocks - 1];
+#pragma unroll
+      for (int t = 0; t < 2; ++t) {
+        const int token = token_of(first + j) + t;
+        const float x_scale = Codec::kScale * x_scales[j][t];
+        if (first + j < end && token < args.m && row < args.n) {
+          store_pair<kResult, true>(
+              static_cast<uint8_t*>(args.y) + (token * args.y_stride + row) * kBytes, true,
+              static_cast<float>(total[j][t]) * (scale.x * x_scale) + bias.x,
+              static_cast<float>(total[j][2 + t]) * (scale.y * x_scale) + bias.y);
+        }
       }
     }
   }
-  ptx::cluster_sync();  // nobody leaves while others read
-#pragma unroll
-  for (int j = 0; j < kMost; ++j) {
-    const int b = (first + j) / kOctets;
-    const int row = first_channel<Codec, Tile>(part, group, thread, b);
-    const int token0 =
-        part.token_tile * Tile::kTokens + 8 * ((first + j) % kOctets) + 2 * (thread & 3);
-    const float2 scale = b == 0 ? terms.scale[0] : terms.scale[Tile::kBlocks - 1];
-    const float2 bias = b == 0 ? terms.bias[0] : terms.bias[Tile::kBlocks - 1];
-#pragma unroll
-    for (int t = 0; t < 2; ++t) {
-      const int token = token0 + t;
-      const float x_scale = Codec::kScale * __ldcg(args.x_scales + min(token, args.m - 1));
-      if (j < share && first + j < kWords && token < args.m && row < args.n) {
-        store_pair<kResult, true>(
-            static_cast<uint8_t*>(args.y) + (token * args.y_stride + row) * kBytes, true,
-            static_cast<float>(total[j][t]) * (scale.x * x_scale) + bias.x,
-            static_cast<float>(total[j][2 + t]) * (scale.y * x_scale) + bias.y);
-      }
-    }
-  }
+  ptx::cluster_wait();  // nobody leaves while others read
 }
 
 }  // namespace nibble::cuda

@@ -10,8 +10,6 @@
 namespace nibble::cuda {
 namespace {
 
-constexpr int kTileCount = 8;
-
 /// A kernel that takes one tile at every m.
 class OneTile final : public GemmKernel {
  public:
@@ -55,9 +53,9 @@ std::vector<GemmEntry> one_tile_entries(std::index_sequence<kTiles...>) {
                     .make = make_one_tile<kEntry, static_cast<int>(kTiles)>}...};
 }
 
-template <const GemmEntry& kEntry>
+template <const GemmEntry& kEntry, size_t kTiles>
 void check_tiles(std::string_view scheme, double tolerance) {
-  const auto entries = one_tile_entries<kEntry>(std::make_index_sequence<kTileCount>());
+  const auto entries = one_tile_entries<kEntry>(std::make_index_sequence<kTiles>());
   for (size_t tile = 0; tile < entries.size(); ++tile) {
     SCOPED_TRACE(::testing::Message() << "tile " << tile);
     testing::check_gemm(entries[tile], {.scheme = scheme,
@@ -99,7 +97,7 @@ TEST(GemmSm90, Int4TimesInt8EqualsTheReference) {
 }
 TEST(GemmSm90, Int4TimesInt8InEveryTile) {
   NIBBLE_NEEDS_GPU();
-  check_tiles<kGemmW4A8Sm90>("w4a8", 1e-6);
+  check_tiles<kGemmW4A8Sm90, 7>("w4a8", 1e-6);
 }
 TEST(GemmSm90, Int8TimesInt8EqualsTheReference) {
   NIBBLE_NEEDS_GPU();
@@ -107,7 +105,7 @@ TEST(GemmSm90, Int8TimesInt8EqualsTheReference) {
 }
 TEST(GemmSm90, Int8TimesInt8InEveryTile) {
   NIBBLE_NEEDS_GPU();
-  check_tiles<kGemmW8A8Int8Sm90>("w8a8_int8", 1e-6);
+  check_tiles<kGemmW8A8Int8Sm90, 7>("w8a8_int8", 1e-6);
 }
 // The tensor cores keep about 14 bits of a running sum, cut and not rounded at each of k / 32
 // steps.
@@ -117,7 +115,7 @@ TEST(GemmSm90, E4M3TimesE4M3EqualsTheReference) {
 }
 TEST(GemmSm90, E4M3TimesE4M3InEveryTile) {
   NIBBLE_NEEDS_GPU();
-  check_tiles<kGemmW8A8Fp8Sm90>("w8a8_fp8", 1e-2);
+  check_tiles<kGemmW8A8Fp8Sm90, 7>("w8a8_fp8", 1e-2);
 }
 
 TEST(GemmSm90, RefusesWhatItCannotMultiply) {
@@ -185,6 +183,14 @@ TEST(GemmSm90, SchedulesTakeEveryStepOnce) {
       EXPECT_LE(schedule.blocks, 132);
       check_schedule(schedule);
     }
+  }
+  for (const auto& [rows, tokens, parts] : std::vector<std::array<int, 3>>{
+           {1, 1, 1}, {1, 1, 9}, {32, 1, 4}, {33, 2, 2}, {112, 1, 1}, {66, 2, 1}, {224, 3, 1}}) {
+    SCOPED_TRACE(::testing::Message() << rows << " x " << tokens << " in " << parts);
+    check_schedule(make_parts_schedule(rows, tokens, 11, 132, parts));
+  }
+  for (const int cluster : {2, 3, 4}) {
+    check_schedule(make_cluster_schedule(5, 3, 11, cluster));
   }
   const GemmSchedule even = make_schedule(32, 1, 56, 132, 0.0, 0.0);
   EXPECT_GE(even.split_blocks, 128);

@@ -21,8 +21,8 @@ struct GemmTile {
   static constexpr bool kTakesRegisters = kResident == 1;
   static constexpr int kThreads = kGroups * 128 + (kTakesRegisters ? 128 : 32);
   static constexpr int kUnits = kBlocks * kDepth;  // of a warpgroup in a stage
-  // Larger tiles have no registers for sums over clusters.
-  static constexpr bool kClusters = kBlocks * kTokens <= 128;
+  // Sums of larger tiles take longer to exchange than to be computed by fewer blocks.
+  static constexpr bool kClusters = kBlocks == 1 && kTokens <= 128;
   static_assert(kUnits == 1 || kUnits == 2);
 };
 

@@ -20,10 +20,17 @@ struct Int4Codec {
   static constexpr int kBlockElements = 128;
   static constexpr float kScale = 1.0F / 16.0F;
 
-  static __device__ __forceinline__ void load(uint32_t unit, int thread, uint32_t (&a)[4][4]) {
+  struct Fetched {
+    uint4 halves[2];
+  };
+  static __device__ __forceinline__ Fetched fetch(uint32_t unit, int thread) {
+    return {
+        {ptx::load_shared16(unit + thread * 16), ptx::load_shared16(unit + 2048 + thread * 16)}};
+  }
+  static __device__ __forceinline__ void expand(const Fetched& fetched, uint32_t (&a)[4][4]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const uint4 q = ptx::load_shared16(unit + half * 2048 + thread * 16);
+      const uint4 q = fetched.halves[half];
       const uint32_t words[4] = {q.x, q.y, q.z, q.w};
 #pragma unroll
       for (int w = 0; w < 4; ++w) {
@@ -107,15 +114,13 @@ constexpr GemmSm90Tile kTiles[] = {gemm_tile<Int4Codec, GemmTile<8, 1, 2, 6, 2>>
                                    gemm_tile<Int4Codec, GemmTile<64, 1, 2, 6, 1>>(),
                                    gemm_tile<Int4Codec, GemmTile<64, 2, 1, 8, 1>>(),
                                    gemm_tile<Int4Codec, GemmTile<128, 1, 2, 4, 1>>(),
-                                   gemm_tile<Int4Codec, GemmTile<128, 2, 1, 6, 1>>(),
-                                   gemm_tile<Int4Codec, GemmTile<256, 1, 1, 5, 1>>()};
+                                   gemm_tile<Int4Codec, GemmTile<128, 2, 1, 6, 1>>()};
 
 constexpr GemmSm90Family kFamily{.name = "gemm_w4a8_sm90",
                                  .tiles = kTiles,
                                  .unit_bytes = Int4Codec::kUnitBytes,
                                  .block_elements = Int4Codec::kBlockElements,
                                  .depth = kDepth,
-                                 .exchange_clocks = kGemmExchangeClocks,
                                  .pack = pack,
                                  .unpack = unpack};
 

@@ -16,10 +16,16 @@ struct ByteCodec {
   static constexpr int kBlockElements = 128;
   static constexpr float kScale = 1.0F;
 
-  static __device__ __forceinline__ void load(uint32_t unit, int thread, uint32_t (&a)[4][4]) {
+  struct Fetched {  // nothing but the place: the words are operands as they are
+    uint32_t address;
+  };
+  static __device__ __forceinline__ Fetched fetch(uint32_t unit, int thread) {
+    return {unit + thread * 16};
+  }
+  static __device__ __forceinline__ void expand(const Fetched& fetched, uint32_t (&a)[4][4]) {
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
-      const uint4 word = ptx::load_shared16(unit + step * 2048 + thread * 16);
+      const uint4 word = ptx::load_shared16(fetched.address + step * 2048);
       a[step][0] = word.x;
       a[step][1] = word.y;
       a[step][2] = word.z;
@@ -79,15 +85,13 @@ inline constexpr GemmSm90Tile kTiles[] = {gemm_tile<ByteCodec<kType>, GemmTile<8
                                           gemm_tile<ByteCodec<kType>, GemmTile<64, 1, 1, 8, 1>>(),
                                           gemm_tile<ByteCodec<kType>, GemmTile<64, 2, 1, 5, 1>>(),
                                           gemm_tile<ByteCodec<kType>, GemmTile<128, 1, 1, 6, 1>>(),
-                                          gemm_tile<ByteCodec<kType>, GemmTile<128, 2, 1, 4, 1>>(),
-                                          gemm_tile<ByteCodec<kType>, GemmTile<256, 1, 1, 4, 1>>()};
+                                          gemm_tile<ByteCodec<kType>, GemmTile<128, 2, 1, 4, 1>>()};
 
 constexpr GemmSm90Family kInt8Family{.name = "gemm_w8a8_int8_sm90",
                                      .tiles = kTiles<ptx::MmaType::kInt8>,
                                      .unit_bytes = 4 * kUnitWords,
                                      .block_elements = 128,
                                      .depth = 1,
-                                     .exchange_clocks = kGemmExchangeClocks,
                                      .pack = pack,
                                      .unpack = unpack};
 constexpr GemmSm90Family kFp8Family{.name = "gemm_w8a8_fp8_sm90",
@@ -95,7 +99,6 @@ constexpr GemmSm90Family kFp8Family{.name = "gemm_w8a8_fp8_sm90",
                                     .unit_bytes = 4 * kUnitWords,
                                     .block_elements = 128,
                                     .depth = 1,
-                                    .exchange_clocks = kGemmExchangeClocks,
                                     .pack = pack,
                                     .unpack = unpack};
 

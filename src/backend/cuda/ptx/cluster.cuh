@@ -24,6 +24,18 @@ __device__ __forceinline__ void cluster_sync() {
 #endif
 }
 
+/// The two halves of cluster_sync().
+__device__ __forceinline__ void cluster_arrive() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void cluster_wait() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+#endif
+}
+
 /// The address of the same place in the block `rank`, for load_cluster16.
 __device__ __forceinline__ uint32_t peer_address(uint32_t address, uint32_t rank) {
   uint32_t peer = 0;

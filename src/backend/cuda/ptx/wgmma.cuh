@@ -51,12 +51,18 @@ __device__ __forceinline__ void pin(T (&registers)[kCount]) {
   }
 }
 
-/// Descriptor of a matrix of 128-byte rows with the 128-byte swizzle (16-byte chunk c of row r lies
-/// at chunk c ^ (r % 8)), its base a multiple of 1024. The next 32 bytes of K: + 2; a further
-/// 1024 bytes: + 64.
+/// Low word of the descriptor of a matrix of 128-byte rows, its base a multiple of 1024. The next
+/// 32 bytes of K: + 2; a further 1024 bytes: + 64.
+__device__ __forceinline__ uint32_t descriptor_address(uint32_t address) {
+  return (address & 0x3ffffU) >> 4 | 1U << 16;
+}
+/// The descriptor, for the 128-byte swizzle: 16-byte chunk c of row r lies at chunk c ^ (r % 8).
+__device__ __forceinline__ uint64_t with_swizzle(uint32_t descriptor_address) {
+  return static_cast<uint64_t>(64U | 1U << 30) << 32 | descriptor_address;
+}
+/// Both at once.
 __device__ __forceinline__ uint64_t swizzled_descriptor(uint32_t address) {
-  return static_cast<uint64_t>((address & 0x3ffffU) >> 4) | (1ULL << 16) | (64ULL << 32) |
-         (1ULL << 62);
+  return with_swizzle(descriptor_address(address));
 }
 
 // Operand lists of the instruction, for 4 to 128 sums per thread.

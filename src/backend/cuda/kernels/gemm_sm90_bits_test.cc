@@ -1,0 +1,150 @@
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "backend/cuda/kernels/gemm_sm90.h"
+#include "backend/cuda/testing/gpu_test.h"
+#include "quant/quant_tensor.h"
+#include "quant/scheme.h"
+
+// Integer products give a row the same bits whatever the batch, the tile and the schedule.
+namespace nibble::cuda {
+namespace {
+
+constexpr int64_t kMostRows = 300;
+constexpr int64_t kGap = 4;  // from one row of results to the next
+
+/// A product of random codes with kMostRows random rows.
+class Subject final {
+ public:
+  Subject(const GemmEntry& entry, std::string_view scheme_name, int64_t n, int64_t k)
+      : n_(n), k_(k), random_(static_cast<uint32_t>(n + k)) {
+    const QuantScheme scheme = find_scheme(scheme_name).value();
+    const DeviceInfo device = query_device(0).value();
+    kernel_ =
+        entry.make({.weight = scheme.weight, .act = scheme.act, .n = n, .k = k}, device).value();
+    gemm_ = dynamic_cast<const GemmSm90*>(kernel_.get());
+    const int64_t row_bytes = QuantTensor::code_row_bytes(scheme.weight.code, k);
+    const DeviceArray codes(random_bytes(static_cast<size_t>(n * row_bytes)));
+    const DeviceArray scales(random_scales(static_cast<size_t>(n)));
+    packed_ = std::make_unique<Bytes>(kernel_->packed_bytes());
+    EXPECT_EQ(kernel_->pack(codes.data(), scales.data(), packed_->data(), nullptr), cudaSuccess);
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    x_ = std::make_unique<Bytes>(random_bytes(static_cast<size_t>(kMostRows * k)));
+    x_scales_ = std::make_unique<testing::DeviceArray<float>>(
+        random_scales(static_cast<size_t>(kMostRows)));
+    // Room for the sums of two blocks on each multiprocessor in any tile.
+    workspace_ = std::make_unique<Bytes>(size_t{96} << 20);
+    workspace_->zero();
+  }
+  [[nodiscard]] const GemmSm90& gemm() const { return *gemm_; }
+
+  /// Rows 0 .. m - 1 with the product's own choice, or with a tile and a schedule.
+  std::vector<float> run(int64_t m, int tile = -1, const GemmSchedule* schedule = nullptr) {
+    const testing::DeviceArray<float> y(static_cast<size_t>(m * (n_ + kGap)));
+    const GemmLaunch args{.x = x_->data(),
+                          .x_scales = x_scales_->data(),
+                          .packed = packed_->data(),
+                          .y = y.data(),
+                          .y_stride = n_ + kGap,
+                          .m = m,
+                          .result = GemmResult::kF32,
+                          .workspace = workspace_->data()};
+    EXPECT_EQ(schedule == nullptr ? kernel_->run(args, {})
+                                  : gemm_->run_schedule(tile, *schedule, args, {}),
+              cudaSuccess);
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    return y.host();
+  }
+
+ private:
+  using Bytes = testing::DeviceArray<uint8_t>;
+  template <typename T>
+  using DeviceArray = testing::DeviceArray<T>;
+
+  std::vector<uint8_t> random_bytes(size_t count) {
+    std::vector<uint8_t> bytes(count);
+    for (uint8_t& byte : bytes) {
+      byte = static_cast<uint8_t>(random_());
+    }
+    return bytes;
+  }
+  std::vector<float> random_scales(size_t count) {
+    std::vector<float> scales(count);
+    for (float& scale : scales) {
+      scale = std::uniform_real_distribution<float>(0.5F, 2.0F)(random_);
+    }
+    return scales;
+  }
+
+  int64_t n_, k_;
+  std::mt19937 random_;
+  std::unique_ptr<GemmKernel> kernel_;
+  const GemmSm90* gemm_ = nullptr;
+  std::unique_ptr<Bytes> packed_, x_, workspace_;
+  std::unique_ptr<testing::DeviceArray<float>> x_scales_;
+};
+
+/// Ways to share a tile's steps: by one block, clusters, equal parts and runs of equal length.
+std::vector<GemmSchedule> schedules(const GemmSm90& gemm, int index, int64_t m, bool clusters) {
+  const GemmSm90Tile& tile = gemm.tiles()[static_cast<size_t>(index)];
+  const GemmSchedule own = gemm.schedule(index, m);
+  const int tiles = own.row_tiles * own.token_tiles;
+  std::vector<GemmSchedule> all{own};
+  for (const int cluster : {2, 3, 4, 8}) {
+    if (clusters && tile.clusters && cluster <= own.steps) {
+      all.push_back(make_cluster_schedule(own.row_tiles, own.token_tiles, own.steps, cluster));
+    }
+  }
+  const int most = std::min(132, tiles * own.steps);
+  for (const int blocks : {tiles, 2 * tiles, 3 * tiles, tiles + 1, (tiles + most) / 2, most}) {
+    if (blocks >= tiles && blocks <= most) {
+      GemmSchedule split = own;
+      split.cluster = 1;
+      split.whole_tiles = 0;
+      split.split_tiles = tiles;
+      split.split_blocks = split.blocks = blocks;
+      all.push_back(split);
+    }
+  }
+  return all;
+}
+
+void expect_rows(const std::vector<float>& all, const std::vector<float>& some) {
+  ASSERT_EQ(std::memcmp(all.data(), some.data(), some.size() * sizeof(float)), 0);
+}
+
+void check_bits(const GemmEntry& entry, std::string_view scheme, int64_t n, int64_t k) {
+  Subject subject(entry, scheme, n, k);
+  const std::vector<float> all = subject.run(kMostRows);
+  for (int64_t m = 1; m < kMostRows; ++m) {
+    SCOPED_TRACE(::testing::Message() << scheme << " n " << n << " k " << k << " m " << m);
+    expect_rows(all, subject.run(m));
+  }
+  const int tiles = static_cast<int>(subject.gemm().tiles().size());
+  for (const int64_t m : {1, 8, 17, 64, 65, 129, 256, 300}) {
+    for (int tile = 0; tile < tiles; ++tile) {
+      for (const GemmSchedule& schedule : schedules(subject.gemm(), tile, m, n % 2 == 0)) {
+        SCOPED_TRACE(::testing::Message()
+                     << scheme << " n " << n << " k " << k << " m " << m << " tile " << tile
+                     << " cluster " << schedule.cluster << " split " << schedule.split_blocks
+                     << " of " << schedule.split_tiles);
+        expect_rows(all, subject.run(m, tile, &schedule));
+      }
+    }
+  }
+}
+
+TEST(GemmSm90, Int4TimesInt8GivesARowTheSameBits) {
+  NIBBLE_NEEDS_GPU();
+  check_bits(kGemmW4A8Sm90, "w4a8", 328, 1536);
+  check_bits(kGemmW4A8Sm90, "w4a8", 67, 704);
+}
+TEST(GemmSm90, Int8TimesInt8GivesARowTheSameBits) {
+  NIBBLE_NEEDS_GPU();
+  check_bits(kGemmW8A8Int8Sm90, "w8a8_int8", 328, 1536);
+  check_bits(kGemmW8A8Int8Sm90, "w8a8_int8", 67, 704);
+}
+
+}  // namespace
+}  // namespace nibble::cuda
