@@ -345,6 +345,7 @@ __global__ __launch_bounds__(kDecodeThreads,
   auto* const sums = reinterpret_cast<float*>(tops + kDecodeWarps * kColumns);
   const int warp_sums = heads_at_most * (kDim + 4);
 
+  ptx::allow_successor();
   const auto block = static_cast<int32_t>(blockIdx.x);
   LineWalker walker;
   const BlockShare share = walker.start(args, block);
@@ -380,7 +381,6 @@ __global__ __launch_bounds__(kDecodeThreads,
     }
   }
   ptx::wait_for_predecessor();
-  ptx::allow_successor();
   for (; filled < args.stages; ++filled) {
     ring.fill(args, lane);
   }

@@ -28,8 +28,8 @@ __device__ __forceinline__ F32x8 load_table_piece(const float* p) { return load_
 /// Blocks of kThreads pieces (x) of a row (y).
 template <typename Element>
 __global__ __launch_bounds__(kThreads) void gather_kernel(const EmbeddingArgs args) {
-  ptx::wait_for_predecessor();
   ptx::allow_successor();
+  ptx::wait_for_predecessor();
   const int64_t i = (int64_t{blockIdx.y} * kThreads + threadIdx.x) * kPiece;
   if (i >= args.n) {
     return;
@@ -50,8 +50,8 @@ __global__ __launch_bounds__(kThreads) void gather_kernel(const EmbeddingArgs ar
 }
 
 __global__ __launch_bounds__(kThreads) void feed_back_kernel(const FeedbackArgs args) {
-  ptx::wait_for_predecessor();
   ptx::allow_successor();
+  ptx::wait_for_predecessor();
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i < args.count && args.target[i] >= 0) {
     args.next[args.target[i]] = args.sampled[i];

@@ -33,8 +33,8 @@ __global__ __launch_bounds__(kMaxRowThreads) void rms_norm_kernel(const RmsNormA
     for_each_piece<kPieces>(args.n,
                             [&](int p, int64_t i) { weight[p] = load_f32x8(args.weight + i); });
   }
-  ptx::wait_for_predecessor();
   ptx::allow_successor();
+  ptx::wait_for_predecessor();
 
   const int64_t row = blockIdx.x;
   const int64_t source = args.row_index != nullptr ? args.row_index[row] : row;

@@ -10,16 +10,16 @@ constexpr int kFlatThreads = 256;
 
 template <int kPieces>
 __global__ __launch_bounds__(kMaxRowThreads) void quantize_kernel(const QuantizeRowsArgs args) {
-  ptx::wait_for_predecessor();
   ptx::allow_successor();
+  ptx::wait_for_predecessor();
   const int64_t row = blockIdx.x;
   const auto* x = static_cast<const __nv_bfloat16*>(args.x) + row * args.stride;
   store_row<kPieces>(args.out, row, args.n, [&](int, int64_t i) { return load_bf16x8(x + i); });
 }
 
 __global__ __launch_bounds__(kFlatThreads) void round_bf16_kernel(float* x, int64_t count) {
-  ptx::wait_for_predecessor();
   ptx::allow_successor();
+  ptx::wait_for_predecessor();
   const int64_t first = (int64_t{blockIdx.x} * kFlatThreads + threadIdx.x) * 4;
   if (first + 4 <= count) {
     float4 v = *reinterpret_cast<const float4*>(x + first);

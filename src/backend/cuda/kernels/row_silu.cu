@@ -31,8 +31,8 @@ __device__ __forceinline__ F32x8 silu_mul_piece(const __nv_bfloat16* gate_up,
 
 template <int kPieces>
 __global__ __launch_bounds__(kMaxRowThreads) void silu_mul_kernel(const SiluMulArgs args) {
-  ptx::wait_for_predecessor();
   ptx::allow_successor();
+  ptx::wait_for_predecessor();
   const int64_t row = blockIdx.x;
   const auto* gate_up = static_cast<const __nv_bfloat16*>(args.gate_up) + row * args.stride;
   store_row<kPieces>(args.out, row, args.n,
@@ -47,8 +47,8 @@ __global__ __launch_bounds__(kMaxRowThreads) void silu_mul_cluster_kernel(const 
     largest = 0;
   }
   __syncthreads();
-  ptx::wait_for_predecessor();
   ptx::allow_successor();
+  ptx::wait_for_predecessor();
   const cg::cluster_group cluster = cg::this_cluster();
   const int64_t row = blockIdx.x / kCluster;
   const int64_t i = (int64_t{blockIdx.x % kCluster} * blockDim.x + threadIdx.x) * kPiece;
@@ -83,8 +83,8 @@ __global__ __launch_bounds__(kMaxRowThreads) void silu_mul_cluster_kernel(const 
 }
 
 __global__ __launch_bounds__(kFlatThreads) void silu_mul_flat_kernel(const SiluMulArgs args) {
-  ptx::wait_for_predecessor();
   ptx::allow_successor();
+  ptx::wait_for_predecessor();
   const int64_t pieces = args.n / kPiece;
   const int64_t index = int64_t{blockIdx.x} * kFlatThreads + threadIdx.x;
   if (index >= args.rows * pieces) {

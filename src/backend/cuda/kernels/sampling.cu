@@ -13,8 +13,8 @@ constexpr int kChunk = 8192;  // logits per block: 64 rows of 128256 make 1024 b
 constexpr int64_t kMaxRows = 65535;
 
 __global__ __launch_bounds__(kThreads) void edit_kernel(const SampleArgs args) {
-  ptx::wait_for_predecessor();
   ptx::allow_successor();
+  ptx::wait_for_predecessor();
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= args.max_edits || i >= args.edit_count[0]) {
     return;
@@ -39,8 +39,8 @@ __global__ __launch_bounds__(kThreads) void edit_kernel(const SampleArgs args) {
 }
 
 __global__ __launch_bounds__(kThreads) void argmax_kernel(const SampleArgs args) {
-  ptx::wait_for_predecessor();
   ptx::allow_successor();
+  ptx::wait_for_predecessor();
   const int64_t row = blockIdx.y;
   const int64_t first = int64_t{blockIdx.x} * kChunk;
   const int64_t end = min(first + kChunk, args.vocab);
@@ -73,8 +73,8 @@ __global__ __launch_bounds__(kThreads) void argmax_kernel(const SampleArgs args)
 
 /// The weights of pieces of the rows that draw, and the histograms of those that rank.
 __global__ __launch_bounds__(kThreads) void weigh_kernel(const SampleArgs args) {
-  ptx::wait_for_predecessor();
   ptx::allow_successor();
+  ptx::wait_for_predecessor();
   __shared__ Histogram histogram;
   __shared__ Weight sums[32];
   const int64_t number = blockIdx.y;

@@ -425,8 +425,8 @@ __device__ void write_logprob(const SampleArgs& args,
 }
 
 __global__ __launch_bounds__(kThreads) void pick_kernel(const SampleArgs args) {
-  ptx::wait_for_predecessor();
   ptx::allow_successor();
+  ptx::wait_for_predecessor();
   __shared__ PickShared shared;
   const int64_t row = blockIdx.x;
   const SampleWorkspace workspace = sample_workspace(args);
@@ -470,8 +470,8 @@ __device__ Key next_likeliest(const Row& row, Key above, PickShared& shared) {
 }
 
 __global__ __launch_bounds__(kThreads) void top_logprobs_kernel(const SampleArgs args) {
-  ptx::wait_for_predecessor();
   ptx::allow_successor();
+  ptx::wait_for_predecessor();
   __shared__ PickShared shared;
   const int64_t r = blockIdx.x;
   const int wanted = args.sampling[r].logprobs;
