@@ -126,23 +126,26 @@ __device__ __forceinline__ __half2 fit_int4(const HeadValues<kDim>& x, int lane)
   const float mean = sum_warp(own) / kDim;
   high = max_warp(high) - mean;
   low = -max_warp(low) - mean;
-  // All ranges' sums first, so that their reductions overlap.
+  // All ranges' sums first, so that their reductions overlap. Range r is 1 - r / 20 of the whole,
+  // about its middle; codes come from the sum with 3 * 2^22, whose last bits they are.
+  constexpr float kRound = 12582912.0F;
+  const float middle = 0.5F * (high + low);
+  const float inverse = high > low ? 15.0F / (high - low) : 0.0F;  // of the whole range's scale
   uint32_t codes[kRanges];  // sum of codes, sum of squares above bit 16
   float product[kRanges];
 #pragma unroll
   for (int range = 0; range < kRanges; ++range) {
-    const float scale = (high - low) * (1.0F - 0.05F * static_cast<float>(range)) / 15.0F;
-    const float offset = 0.5F * (high + low) - 7.5F * scale;
-    const float inverse = high > low ? 1.0F / scale : 0.0F;
+    const float own_inverse = inverse * (20.0F / static_cast<float>(20 - range));
     codes[range] = 0;
     product[range] = 0.0F;
 #pragma unroll
     for (int i = 0; i < 2 * kEach; ++i) {
       const float value = x.v[i / kEach][i % kEach] - mean;
-      const float code = fminf(fmaxf(rintf((value - offset) * inverse), 0.0F), 15.0F);
-      const auto integer = static_cast<uint32_t>(code);
+      const float place = fmaf(value - middle, own_inverse, 7.5F);
+      const float rounded = fminf(fmaxf(place, 0.0F), 15.0F) + kRound;
+      const uint32_t integer = __float_as_uint(rounded) & 15U;
       codes[range] += holds ? integer + (integer * integer << 16) : 0;
-      product[range] = fmaf(code, holds ? value : 0.0F, product[range]);
+      product[range] = fmaf(rounded - kRound, holds ? value : 0.0F, product[range]);
     }
   }
 #pragma unroll
@@ -156,20 +159,22 @@ __device__ __forceinline__ __half2 fit_int4(const HeadValues<kDim>& x, int lane)
       product[range] += __shfl_xor_sync(~0U, product[range], step);
     }
   }
-  float best_scale = 0.0F;
-  float best_code = 0.0F;  // mean of the codes
-  float best = 0.0F;
+  float best_product = 0.0F;  // explained: product^2 / variance
+  float best_variance = 1.0F;
+  float best_sum = 0.0F;
 #pragma unroll
   for (int range = 0; range < kRanges; ++range) {
     const float sum = static_cast<float>(codes[range] & 0xffffU);
     const float variance = static_cast<float>(codes[range] >> 16) - sum * sum / kDim;
-    const float explained = variance > 0.0F ? product[range] * product[range] / variance : 0.0F;
-    if (explained > best) {
-      best = explained;
-      best_scale = product[range] / variance;
-      best_code = sum / kDim;
+    if (variance > 0.0F &&
+        product[range] * product[range] * best_variance > best_product * best_product * variance) {
+      best_product = product[range];
+      best_variance = variance;
+      best_sum = sum;
     }
   }
+  const float best_scale = best_product / best_variance;
+  const float best_code = best_sum / kDim;
   const __half scale = __float2half_rn(fminf(best_scale, 65504.0F));
   const float offset = mean - __half2float(scale) * best_code;
   return __halves2half2(scale, __float2half_rn(fminf(fmaxf(offset, -65504.0F), 65504.0F)));
@@ -233,8 +238,8 @@ __device__ __forceinline__ void store_head(const HeadValues<kDim>& x,
     for (int i = 0; i < kEach; ++i) {
       const float value = x.v[half][i];
       if constexpr (kCode == KvCode::kInt4) {
-        const float code = fminf(fmaxf(rintf((value - offset) * inverse), 0.0F), 15.0F);
-        bits |= static_cast<uint64_t>(static_cast<uint32_t>(code)) << (4 * i);
+        const float code = fminf(fmaxf((value - offset) * inverse, 0.0F), 15.0F) + 12582912.0F;
+        bits |= static_cast<uint64_t>(__float_as_uint(code) & 15U) << (4 * i);
       } else if constexpr (kCode == KvCode::kInt8) {
         const float code = fminf(fmaxf(rintf(value * inverse), -127.0F), 127.0F);
         bits |= static_cast<uint64_t>(static_cast<uint32_t>(code + 128.0F)) << (8 * i);
