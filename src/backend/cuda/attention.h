@@ -35,6 +35,7 @@ struct StepMetadata {
   const int32_t* row_sequence = nullptr;  // [rows]
   int32_t sequences = 0;
   int32_t rows = 0;
+  int32_t longest = INT32_MAX;  // no kv_len of a sequence with one row is larger
 };
 
 /// Ok when there are kernels for the shape on the current device: head_dim 64, 128 or 256; pages of
@@ -82,9 +83,15 @@ struct AttentionLaunch {
 };                            // where it must be zero; launches of one stream may share it
 [[nodiscard]] size_t attention_workspace_bytes(const AttentionShape& shape);
 
-/// The sequences of the step with one row. The grid depends on the shape and the device alone: a
-/// captured launch serves any lengths. Results do not depend on timing.
+/// Where step.longest is at most this, decode_attention() may choose kernels for short sequences.
+inline constexpr int32_t kShortAttention = 8192;
+
+/// The sequences of the step with one row. The grid depends on the shape, the device and the step's
+/// numbers on the host alone: a captured launch serves any lengths up to step.longest. Results do
+/// not depend on timing.
 cudaError_t decode_attention(const AttentionLaunch& args, const LaunchContext& context);
+/// Whether it needs the plan; prefill_attention() always does.
+[[nodiscard]] bool decode_reads_plan(const AttentionShape& shape, const StepMetadata& step);
 
 /// The sequences with more than one row; not to be launched where there is none.
 cudaError_t prefill_attention(const AttentionLaunch& args, const LaunchContext& context);

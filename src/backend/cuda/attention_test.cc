@@ -43,9 +43,12 @@ std::string name_of(const AttentionShape& shape) {
 constexpr double kTolerance = 6e-3;
 constexpr double kWidenedTolerance = 1.2e-2;
 
-void check_case(const AttentionShape& shape, const std::vector<CaseSequence>& sequences) {
+void check_case(const AttentionShape& shape,
+                const std::vector<CaseSequence>& sequences,
+                int32_t longest = INT32_MAX) {
   SCOPED_TRACE(name_of(shape));
   AttentionCase test(shape, sequences, 7U + static_cast<uint32_t>(shape.kv.head_dim));
+  test.longest = longest;
   test.fill_cache();
   test.run({nullptr, false});
   const bool widens =
@@ -113,6 +116,36 @@ TEST(DecodeAttention, LongSequencesAreCutAndManyShareBlocks) {
       many.push_back({1, 1 + i * 37 % 900});
     }
     check_case(shape_of(code, 4, 4, 64), many);
+  }
+}
+
+/// Kernels for short sequences, where the shape and the number of sequences have them.
+void check_short(const AttentionShape& shape, const std::vector<CaseSequence>& sequences) {
+  StepMetadata step;
+  step.sequences = static_cast<int32_t>(sequences.size()) + 2;  // with the case's padding
+  step.longest = kShortAttention;
+  EXPECT_EQ(decode_reads_plan(shape, step), !query_device(0).value().hopper()) << name_of(shape);
+  check_case(shape, sequences, kShortAttention);
+}
+
+TEST(DecodeAttention, FewShortSequences) {
+  NIBBLE_NEEDS_GPU();
+  for (const KvCode code : kCodes) {
+    for (const int dim : {64, 128}) {
+      check_short(shape_of(code, 8, 2, dim), decode_lengths());
+      check_short(shape_of(code, 32, 8, dim), {{1, 1040}});
+      check_short(shape_of(code, 32, 8, dim), {{1, 511}, {1, 8192}});
+    }
+    for (const int ratio : {1, 2, 3, 5, 7, 8}) {
+      check_short(shape_of(code, ratio, 1, 128), {{1, 40}, {1, 2100}});
+    }
+    for (const int window : {1, 50, 64, 100, 1000}) {
+      AttentionShape shape = shape_of(code, 4, 2, 128);
+      shape.sliding_window = window;
+      check_short(shape, decode_lengths());
+    }
+    check_short(shape_of(code, 4, 2, 128, 192), decode_lengths());
+    check_short(shape_of(code, 8, 2, 128), {{1, 300}, {90, 200}, {1, 1}, {5, 5}, {1, 129}});
   }
 }
 

@@ -291,7 +291,8 @@ class CudaBackend final : public Backend {
       plan.made = false;
     }
     if (record) {
-      must(recorder_->run(program, shape.rows, [&] { layers(shape); }));
+      const bool is_short = step_->buffers.metadata().longest <= kShortAttention;
+      must(recorder_->run(2 * program + (is_short ? 1 : 0), shape.rows, [&] { layers(shape); }));
     } else {
       layers(shape);
     }
@@ -350,9 +351,10 @@ class CudaBackend final : public Backend {
                                  .out = args.out.data,
                                  .out_stride = args.out_stride,
                                  .workspace = attention_workspace_.as<void>()};
+    const bool planned = step_->prefills || decode_reads_plan(shape, launch.step);
     // The plan is read early: what comes right behind it must not overlap it.
-    const LaunchContext context{.stream = stream_, .overlap = plan.made};
-    if (!plan.made) {
+    const LaunchContext context{.stream = stream_, .overlap = plan.made || !planned};
+    if (planned && !plan.made) {
       must(plan_attention(shape, launch.step, plan.plan.as<void>(), {stream_}), "attention plan");
       plan.made = true;
     }

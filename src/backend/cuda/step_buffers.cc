@@ -93,16 +93,18 @@ Status StepBuffers::write(const StepInput& input, const StepShape& shape, cudaSt
                  "copying a step's input");
   };
   NIBBLE_RETURN_IF_ERROR(copy(0, pages_at_));
-  int64_t longest = 0;
+  int32_t longest = 0;
   for (const SequenceSpan& span : input.sequences) {
-    longest = std::max<int64_t>(longest, ceil_div<int64_t>(span.kv_len, input.page_size));
+    longest = std::max(longest, span.kv_len);
   }
+  metadata_.longest = longest <= kShortAttention ? kShortAttention : INT32_MAX;
   const auto pitch = static_cast<size_t>(pages_per_sequence_) * sizeof(int32_t);
-  NIBBLE_RETURN_IF_ERROR(check(
-      cudaMemcpy2DAsync(device_.as<int32_t>() + pages_at_, pitch, pinned_.as<int32_t>() + pages_at_,
-                        pitch, static_cast<size_t>(longest) * sizeof(int32_t),
-                        static_cast<size_t>(sequences), cudaMemcpyHostToDevice, stream),
-      "copying page tables"));
+  NIBBLE_RETURN_IF_ERROR(
+      check(cudaMemcpy2DAsync(
+                device_.as<int32_t>() + pages_at_, pitch, pinned_.as<int32_t>() + pages_at_, pitch,
+                static_cast<size_t>(ceil_div<int64_t>(longest, input.page_size)) * sizeof(int32_t),
+                static_cast<size_t>(sequences), cudaMemcpyHostToDevice, stream),
+            "copying page tables"));
   return check(cudaEventRecord(copied_.get(), stream), "recording an event");
 }
 

@@ -22,6 +22,7 @@ class StepBuffers final {
   /// of a decode step. Waits only for the copy of the step before.
   Status write(const StepInput& input, const StepShape& shape, cudaStream_t stream);
 
+  /// Of the step written last; `longest` is one of few values, for records.
   [[nodiscard]] const StepMetadata& metadata() const { return metadata_; }
   [[nodiscard]] const int32_t* tokens() const { return device_int(tokens_at_); }
   [[nodiscard]] const int32_t* logit_rows() const { return device_int(logit_rows_at_); }

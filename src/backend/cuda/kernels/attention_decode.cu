@@ -11,6 +11,18 @@ size_t partial_floats(const DecodeGrid& grid, int head_dim) {
          static_cast<size_t>(head_dim);
 }
 
+/// Blocks of attention_decode_short.cuh, where it is worth it: its clusters run at the same time.
+int32_t short_blocks(const AttentionShape& shape, const StepMetadata& step) {
+  constexpr int32_t kCluster = 8;
+  const DecodeGrid grid = decode_grid(shape);
+  const int64_t blocks = int64_t{step.sequences} * shape.kv.kv_heads * grid.groups * kCluster;
+  const bool fits = step.longest <= kShortAttention && blocks <= grid.blocks && grid.columns == 8 &&
+                    shape.kv.head_dim <= 128;
+  return fits && device_attribute(cudaDevAttrComputeCapabilityMajor) >= 9
+             ? static_cast<int32_t>(blocks)
+             : 0;
+}
+
 }  // namespace
 
 size_t attention_workspace_bytes(const AttentionShape& shape) {
@@ -21,13 +33,20 @@ size_t attention_workspace_bytes(const AttentionShape& shape) {
          partial_floats(grid, shape.kv.head_dim) * sizeof(float);
 }
 
+bool decode_reads_plan(const AttentionShape& shape, const StepMetadata& step) {
+  return short_blocks(shape, step) == 0;
+}
+
 cudaError_t decode_attention(const AttentionLaunch& args, const LaunchContext& context) {
   const AttentionShape& shape = args.shape;
-  const DecodeGrid grid = decode_grid(shape);
+  DecodeGrid grid = decode_grid(shape);
+  grid.short_blocks = short_blocks(shape, args.step);
   const auto per_page = static_cast<uint32_t>(shape.kv.page_size / kv_tile_tokens(shape.kv.code));
   DecodeArgs out{paged_args(args)};
   out.tiles_shift = std::has_single_bit(per_page) ? std::countr_zero(per_page) : -1;
   out.groups = grid.groups;
+  out.q_begin = args.step.q_begin;
+  out.kv_len = args.step.kv_len;
   out.stages = grid.stages;
   auto* workspace = static_cast<uint8_t*>(args.workspace);
   const auto blocks = static_cast<size_t>(grid.blocks);

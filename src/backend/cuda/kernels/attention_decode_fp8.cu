@@ -1,4 +1,4 @@
-#include "backend/cuda/kernels/attention_decode.cuh"
+#include "backend/cuda/kernels/attention_decode_short.cuh"
 #include "backend/cuda/kernels/attention_launch.h"
 
 namespace nibble::cuda {
@@ -7,7 +7,7 @@ cudaError_t launch_decode_fp8(const DecodeArgs& args,
                               const DecodeGrid& grid,
                               int head_dim,
                               const LaunchContext& context) {
-  return launch_decode<KvCode::kFp8>(args, grid, head_dim, context);
+  return launch_decode_either<KvCode::kFp8>(args, grid, head_dim, context);
 }
 
 }  // namespace nibble::cuda

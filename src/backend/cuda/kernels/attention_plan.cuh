@@ -74,6 +74,7 @@ struct DecodeGrid {
   int32_t groups = 0;   // passes per KV head
   int32_t stages = 0;   // of each warp's ring
   int32_t shared_bytes = 0;
+  int32_t short_blocks = 0;  // of attention_decode_short.cuh; 0: the launch is not one of it
 };
 
 /// Blocks that may share a head: their weights take the place of the warps' sums in shared memory.

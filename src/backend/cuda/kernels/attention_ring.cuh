@@ -11,8 +11,10 @@
 namespace nibble::cuda {
 
 struct DecodeArgs : PagedArgs {
-  int32_t tiles_shift;  // log2 of tiles_per_page, or -1
-  int32_t groups;       // passes per KV head
+  int32_t tiles_shift;     // log2 of tiles_per_page, or -1
+  int32_t groups;          // passes per KV head
+  const int32_t* q_begin;  // of the step
+  const int32_t* kv_len;
   int32_t stages;
   float* partial_sums;   // [2 grid][kColumns][head_dim]
   float2* partial_tops;  // [2 grid][kColumns]: top, total

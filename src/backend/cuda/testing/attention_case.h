@@ -25,7 +25,11 @@ class AttentionCase final {
   /// The step's arrays with every token of every sequence in it (to fill a cache), or just the
   /// last.
   [[nodiscard]] StepMetadata all_tokens() const { return all_.view(page_table_, stride_); }
-  [[nodiscard]] StepMetadata step() const { return step_.view(page_table_, stride_); }
+  [[nodiscard]] StepMetadata step() const {
+    StepMetadata step = step_.view(page_table_, stride_);
+    step.longest = longest;
+    return step;
+  }
   /// Other lengths in the same device arrays (same number of sequences and rows).
   void change_lengths(std::vector<CaseSequence> sequences);
 
@@ -52,6 +56,7 @@ class AttentionCase final {
   std::unique_ptr<DeviceArray<uint16_t>> out;
   const float* q_norm = nullptr;
   const float* k_norm = nullptr;
+  int32_t longest = INT32_MAX;  // of the step's metadata
 
  private:
   struct Arrays {
