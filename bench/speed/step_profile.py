@@ -22,7 +22,7 @@ import tempfile
 
 KINDS = [("rms_norm", "norm + quantize"), ("silu_mul", "silu + quantize"),
          ("append_kernel", "rope + append"), ("plan_kernel", "attention plan"),
-         ("decode_kernel", "attention"), ("round_bf16", "round logits"),
+         ("decode_kernel", "attention"), ("decode_short", "attention"), ("round_bf16", "round logits"),
          ("quantize_kernel", "quantize"), ("gather_kernel", "embedding"), ("feed_back", "feedback"),
          ("argmax_kernel", "sampling"), ("weigh_kernel", "sampling"), ("pick_kernel", "sampling"),
          ("edit_kernel", "sampling")]

@@ -30,10 +30,15 @@ Result<DeviceBuffer> Backend::upload(std::span<const float> values) {
   return buffer;
 }
 
-void Backend::pick_tokens(float* /*logits*/,
-                          int64_t /*vocab*/,
-                          const PickInput& /*input*/,
-                          std::span<PickedRow> /*out*/) {
+void Backend::start_picks(const PickInput& /*input*/) {
+  CHECK_MSG(false, "{} picks no tokens", name());
+}
+
+void Backend::pick_tokens(float* /*logits*/, int64_t /*vocab*/) {
+  CHECK_MSG(false, "{} picks no tokens", name());
+}
+
+void Backend::finish_picks(std::span<PickedRow> /*out*/) {
   CHECK_MSG(false, "{} picks no tokens", name());
 }
 

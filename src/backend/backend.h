@@ -38,6 +38,7 @@ struct StepInput {
   std::span<const SequenceSpan> sequences;
   std::span<const int32_t> logit_rows;  // rows whose logits are wanted
   int64_t page_size = 0;                // tokens of a page of the cache
+  bool fed = false;  // tokens are what the step before picked, row by row; `tokens` says how many
 };
 
 /// Rows that the layers of a step compute: those of its input, or more on devices that record the
@@ -89,13 +90,15 @@ class Backend {
   virtual Result<DeviceBuffer> allocate(size_t bytes);
   /// A copy of `values`.
   virtual Result<DeviceBuffer> upload(std::span<const float> values);
-  /// Whether pick_tokens() may be called.
+  /// Whether steps may pick their tokens, by the three calls that follow, and may be fed.
   [[nodiscard]] virtual bool picks_tokens() const { return false; }
-  /// Picks a token from each row of logits [rows, vocab], as Sampler does; they are overwritten.
-  virtual void pick_tokens(float* logits,
-                           int64_t vocab,
-                           const PickInput& input,
-                           std::span<PickedRow> out);
+  /// How the tokens of the step that run_step() runs next are picked.
+  virtual void start_picks(const PickInput& input);
+  /// Within run_step(): picks a token from each row of logits [rows, vocab], as Sampler does; they
+  /// are overwritten.
+  virtual void pick_tokens(float* logits, int64_t vocab);
+  /// Waits for the picks of the earliest step that has not been finished; of two at most.
+  virtual void finish_picks(std::span<PickedRow> out);
   /// Copies to the host what earlier calls left at `from`.
   virtual void read(const float* from, std::span<float> to);
   /// Bytes of one page of one layer's cache.

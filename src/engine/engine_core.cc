@@ -178,6 +178,31 @@ void EngineCore::add(Request request) {
 }
 
 bool EngineCore::step() {
+  if (!ahead_ && !plan_step()) {
+    return false;
+  }
+  ahead_ = false;
+  if (may_run_ahead()) {
+    run_ahead();
+  }
+  if (picked_) {
+    runner_.finish();
+  }
+  ++counters_.steps;
+  for (size_t i = 0; i < plan_.size(); ++i) {
+    const ScheduledSequence item = plan_[i];
+    if (item.sequence != nullptr) {  // else it ended in the step before
+      handle_result(i, item);
+    }
+  }
+  if (!ahead_) {
+    plan_.clear();
+  }
+  return true;
+}
+
+// Plans and runs or starts a step. False when there is nothing to do.
+bool EngineCore::plan_step() {
   plan_.clear();
   const auto cancelled = scheduler_->remove_if(
       [](const Sequence& s) { return s.request.cancelled->load(std::memory_order_relaxed); });
@@ -192,13 +217,36 @@ bool EngineCore::step() {
   }
   note_admissions();
   run_plan();
-  ++counters_.steps;
-  for (size_t i = 0; i < plan_.size(); ++i) {
-    const ScheduledSequence item = plan_[i];
-    handle_result(i, item);
-  }
-  plan_.clear();
   return true;
+}
+
+// Whether the next step can be told before this one's tokens are known: the same sequences, each
+// with one token more.
+bool EngineCore::may_run_ahead() const {
+  return picked_ && !scheduler_->may_admit() &&
+         std::ranges::all_of(plan_, [&](const ScheduledSequence& item) {
+           if (item.sequence == nullptr) {
+             return false;
+           }
+           const Sequence& sequence = *item.sequence;
+           const Request& request = sequence.request;
+           return item.num_tokens == 1 && sequence.remaining() == 1 &&
+                  sequence.generated() + 1 < request.max_tokens &&
+                  sequence.length() + 1 < options_.max_model_len &&
+                  !Sampler::needs_seen(request.sampling) &&
+                  !request.cancelled->load(std::memory_order_relaxed);
+         });
+}
+
+void EngineCore::run_ahead() {
+  picks_.clear();
+  for (const ScheduledSequence& item : plan_) {
+    picks_.add(sampler_input(*item.sequence, 1));
+  }
+  if (picks_.fits() && scheduler_->extend(plan_)) {
+    runner_.start(plan_, picks_.input(), true);
+    ahead_ = true;
+  }
 }
 
 // Counts prompts when their sequence is computed for the first time.
@@ -217,29 +265,31 @@ void EngineCore::note_admissions() {
   }
 }
 
-// Computes the plan, with the picks where the model makes them.
+// Computes the plan, or starts it where the model picks tokens.
 void EngineCore::run_plan() {
   picked_ = model_->picks_tokens();
   if (picked_) {
     picks_.clear();
     for (const auto& [sequence, num_tokens] : plan_) {
       if (sequence->computed + num_tokens == sequence->length()) {
-        picks_.add(sampler_input(*sequence));
+        picks_.add(sampler_input(*sequence, 0));
       }
     }
     picked_ = picks_.fits();
   }
   if (picked_) {
-    runner_.run_and_pick(plan_, picks_.input());
+    runner_.start(plan_, picks_.input(), false);
   } else {
     runner_.run(plan_);
   }
 }
 
-SamplerInput EngineCore::sampler_input(const Sequence& sequence) {
+// For the sequence's next token, or the one `ahead` tokens later.
+SamplerInput EngineCore::sampler_input(const Sequence& sequence, int64_t ahead) {
   const Request& request = sequence.request;
+  const int64_t step = sequence.generated() + ahead;
   banned_.clear();
-  if (sequence.generated() < request.min_tokens) {
+  if (step < request.min_tokens) {
     for (int32_t token : request.stop_tokens) {
       banned_.push_back(token);
     }
@@ -251,7 +301,7 @@ SamplerInput EngineCore::sampler_input(const Sequence& sequence) {
   }
   return {.params = request.sampling,
           .seed = sequence.seed,
-          .step = sequence.generated(),
+          .step = step,
           .seen = sequence.seen,
           .banned = banned_,
           .top_logprobs = request.top_logprobs};
@@ -270,7 +320,7 @@ std::optional<Result<SampledToken>> EngineCore::sample(size_t index, const Seque
   if (logits.empty()) {
     return std::nullopt;
   }
-  return sampler_.sample(logits, sampler_input(sequence));
+  return sampler_.sample(logits, sampler_input(sequence, 0));
 }
 
 void EngineCore::handle_result(size_t index, const ScheduledSequence& item) {
@@ -312,7 +362,7 @@ void EngineCore::accept_token(Sequence& sequence, SampledToken sampled) {
     request.on_event(std::move(event));
     return;
   }
-  const auto owned = scheduler_->remove(sequence);
+  const auto owned = take_out(sequence);
   owned->request.on_event(std::move(event));
 }
 
@@ -323,8 +373,16 @@ bool EngineCore::ends_answer(const Sequence& sequence, int32_t token) const {
          (!request.ignore_eos && std::ranges::find(ends, token) != ends.end());
 }
 
+// Takes a sequence of the plan out of it and of the scheduler.
+std::unique_ptr<Sequence> EngineCore::take_out(Sequence& sequence) {
+  for (ScheduledSequence& item : plan_) {
+    item.sequence = item.sequence == &sequence ? nullptr : item.sequence;
+  }
+  return scheduler_->remove(sequence);
+}
+
 void EngineCore::finish(Sequence& sequence, FinishReason reason, const std::string& error) {
-  const auto owned = scheduler_->remove(sequence);
+  const auto owned = take_out(sequence);
   report_end(*owned, reason, error);
 }
 
@@ -343,6 +401,7 @@ void EngineCore::abandon(const std::string& batch_reason, const std::string& oth
     batch.push_back(item.sequence);
   }
   plan_.clear();
+  ahead_ = false;
   const auto all = scheduler_->take_all();
   reset_pages();
   never_admitted_ = 0;
@@ -353,6 +412,9 @@ void EngineCore::abandon(const std::string& batch_reason, const std::string& oth
 }
 
 void EngineCore::cancel_all() {
+  for (ScheduledSequence& item : plan_) {
+    item.sequence = nullptr;  // of a step that has been started ahead: for nobody now
+  }
   const auto all = scheduler_->remove_if([](const Sequence&) { return true; });
   never_admitted_ = 0;
   for (const auto& sequence : all) {

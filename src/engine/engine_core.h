@@ -34,8 +34,10 @@ class EngineCore final {
 
   /// Takes a checked request.
   void add(Request request);
-  /// Ends cancelled requests, computes one step and reports its events. False when idle. An
-  /// InternalError leaves the core in need of abandon().
+  /// Ends cancelled requests, computes one step and reports its events. False when idle. Where the
+  /// model picks tokens, the next step may already be under way when the call returns: what changes
+  /// its sequences then takes effect a step later. An InternalError leaves the core in need of
+  /// abandon().
   bool step();
   /// Ends all requests. Those of the last planned step get `batch_reason`, the others
   /// `other_reason`; both as errors. Pages and prefix cache start afresh.
@@ -56,13 +58,17 @@ class EngineCore final {
   EngineCore(std::unique_ptr<Model> model, const EngineOptions& options, ModelRunner runner);
 
   void reset_pages();
+  [[nodiscard]] bool plan_step();
   void note_admissions();
   void run_plan();
-  [[nodiscard]] SamplerInput sampler_input(const Sequence& sequence);
+  [[nodiscard]] bool may_run_ahead() const;
+  void run_ahead();
+  [[nodiscard]] SamplerInput sampler_input(const Sequence& sequence, int64_t ahead);
   [[nodiscard]] std::optional<Result<SampledToken>> sample(size_t index, const Sequence& sequence);
   void handle_result(size_t index, const ScheduledSequence& item);
   void accept_token(Sequence& sequence, SampledToken sampled);
   [[nodiscard]] bool ends_answer(const Sequence& sequence, int32_t token) const;
+  [[nodiscard]] std::unique_ptr<Sequence> take_out(Sequence& sequence);
   void finish(Sequence& sequence, FinishReason reason, const std::string& error);
   static void report_end(Sequence& sequence, FinishReason reason, const std::string& error);
 
@@ -72,6 +78,7 @@ class EngineCore final {
   Sampler sampler_;
   PickBuilder picks_;    // of the step being run
   bool picked_ = false;  // whether it was picked by them
+  bool ahead_ = false;   // the step after plan_ has been started, with the same sequences
   std::unique_ptr<BlockAllocator> allocator_;
   std::unique_ptr<PrefixCache> pages_;
   std::unique_ptr<Scheduler> scheduler_;

@@ -272,9 +272,75 @@ TEST(EngineCore, SeededSamplingDoesNotDependOnTheBatch) {
   EXPECT_NE(alone(request).tokens, expected.tokens);
 }
 
+std::unique_ptr<FakeModel> picking_model() {
+  auto model = std::make_unique<FakeModel>();
+  model->set_picking(true);
+  return model;
+}
+
+TEST(EngineCore, StartsStepsBeforeTokensAreKnown) {
+  auto model = picking_model();
+  const FakeModel& watched = *model;
+  const auto core = make_core(small_options(64), std::move(model));
+  std::vector<Answer> answers(3);
+  Request request = greedy({5, 6, 7}, 12, answers[0]);
+  request.ignore_eos = true;
+  core->add(request);
+  for (size_t i = 1; i <= 12; ++i) {
+    EXPECT_TRUE(core->step());
+    EXPECT_EQ(answers[0].tokens.size(), i) << "one token a step";
+  }
+  EXPECT_EQ(watched.fed_steps(), 10);  // all but the prompt's and the one after it
+  EXPECT_EQ(answers[0].tokens, alone(request).tokens);
+  EXPECT_FALSE(core->step());
+
+  // One that ends while the next step is under way, and one that comes then.
+  request.on_event = greedy({0}, 1, answers[1]).on_event;
+  request.stop_tokens = {answers[0].tokens[5]};
+  core->add(request);
+  while (answers[1].finish == FinishReason::kNone) {
+    EXPECT_TRUE(core->step());
+    core->check_integrity();
+  }
+  EXPECT_EQ(answers[1].finish, FinishReason::kStop);
+  EXPECT_EQ(core->stats().pages_used, 0);
+  core->add(greedy({9, 8}, 5, answers[2]));
+  run_all(*core);
+  EXPECT_EQ(answers[2].tokens, alone(greedy({9, 8}, 5, answers[1])).tokens);
+
+  // One that is cancelled then.
+  Answer cancelled;
+  request = greedy({5, 6, 7}, 100, cancelled);
+  request.ignore_eos = true;
+  core->add(request);
+  core->step();
+  core->step();
+  core->cancel_all();
+  EXPECT_EQ(cancelled.finish, FinishReason::kCancelled);
+  EXPECT_TRUE(core->idle());
+  EXPECT_TRUE(core->step()) << "ends what was under way";
+  EXPECT_FALSE(core->step());
+  EXPECT_EQ(core->stats().pages_used, 0);
+}
+
+TEST(EngineCore, PenaltiesAreNotPickedAhead) {
+  auto model = picking_model();
+  const FakeModel& watched = *model;
+  const auto core = make_core(small_options(64), std::move(model));
+  Answer answer;
+  Request request = greedy({5, 6, 7}, 12, answer);
+  request.ignore_eos = true;
+  request.sampling.frequency_penalty = 0.5;
+  core->add(request);
+  run_all(*core);
+  EXPECT_EQ(watched.fed_steps(), 0);
+  EXPECT_EQ(answer.tokens, alone(request).tokens);
+}
+
 // Thousands of random arrivals and cancellations over few pages: every answer is what the request
 // gets alone, a cancelled one a beginning of it, and the books balance after every step.
-TEST(EngineCore, RandomTrafficEqualsSequentialRuns) {
+void random_traffic(bool picking) {
+  int64_t fed_steps = 0;
   int64_t preemptions = 0;
   int64_t cached = 0;
   int64_t cancelled_count = 0;
@@ -289,7 +355,10 @@ TEST(EngineCore, RandomTrafficEqualsSequentialRuns) {
                           .num_pages = pick(8, 40),
                           .kv_code = KvCode::kF32,
                           .prefix_caching = round % 4 != 3};
-    const auto core = make_core(options);
+    auto model = std::make_unique<FakeModel>();
+    model->set_picking(picking);
+    const FakeModel& watched = *model;
+    const auto core = make_core(options, std::move(model));
     const int64_t longest = core->options().max_model_len - 1;
     constexpr size_t kRequests = 100;
     std::vector<Answer> answers(kRequests);
@@ -310,8 +379,9 @@ TEST(EngineCore, RandomTrafficEqualsSequentialRuns) {
         if (pick(0, 3) == 0) {
           request.sampling.temperature = 0.8;
           request.sampling.seed = static_cast<uint64_t>(pick(0, 1000));
-          request.sampling.frequency_penalty = 0.2;
+          request.sampling.frequency_penalty = picking ? 0.0 : 0.2;
         }
+        request.min_tokens = pick(0, 3) == 0 ? 4 : 0;
         requests.push_back(request);
         core->add(std::move(request));
       }
@@ -324,6 +394,7 @@ TEST(EngineCore, RandomTrafficEqualsSequentialRuns) {
       ASSERT_LE(core->stats().running, core->options().max_num_seqs);
     }
     const EngineStats stats = core->stats();
+    fed_steps += watched.fed_steps();
     preemptions += stats.preemptions;
     cached += stats.cached_tokens;
     EXPECT_EQ(stats.pages_used, 0);
@@ -349,7 +420,12 @@ TEST(EngineCore, RandomTrafficEqualsSequentialRuns) {
   EXPECT_GT(preemptions, 100);
   EXPECT_GT(cached, 1000);
   EXPECT_GT(cancelled_count, 20);
+  EXPECT_EQ(fed_steps > 1000, picking);
 }
+
+TEST(EngineCore, RandomTrafficEqualsSequentialRuns) { random_traffic(false); }
+
+TEST(EngineCore, RandomTrafficOfStepsStartedAheadEqualsSequentialRuns) { random_traffic(true); }
 
 TEST(EngineCore, DecodesAreNeverHeldUpByPrefill) {
   const auto core = make_core(small_options(64));

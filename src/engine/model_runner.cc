@@ -1,5 +1,8 @@
 #include "engine/model_runner.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "base/check.h"
 
 namespace nibble {
@@ -18,41 +21,57 @@ Result<ModelRunner> ModelRunner::create(Model& model,
   return runner;
 }
 
-ForwardBatch ModelRunner::batch_of(std::span<const ScheduledSequence> plan) {
+ForwardBatch ModelRunner::batch_of(std::span<const ScheduledSequence> plan, bool ahead) {
   tokens_.clear();
   spans_.clear();
   logit_rows_.clear();
   logits_of_.clear();
   for (const auto& [sequence, num_tokens] : plan) {
     const auto begin = static_cast<int32_t>(tokens_.size());
-    const auto first = sequence->tokens.begin() + sequence->computed;
-    tokens_.insert(tokens_.end(), first, first + num_tokens);
-    const int64_t kv_len = sequence->computed + num_tokens;
-    CHECK_LE(kv_len, sequence->length());
+    const int64_t length = sequence->length() + (ahead ? 1 : 0);
+    const int64_t kv_len = sequence->computed + num_tokens + (ahead ? 1 : 0);
+    CHECK_LE(kv_len, length);
+    if (ahead) {
+      CHECK_EQ(num_tokens, 1);
+      tokens_.push_back(0);
+    } else {
+      const auto first = sequence->tokens.begin() + sequence->computed;
+      tokens_.insert(tokens_.end(), first, first + num_tokens);
+    }
     spans_.push_back({.q_begin = begin,
                       .q_len = static_cast<int32_t>(num_tokens),
                       .kv_len = static_cast<int32_t>(kv_len),
                       .pages = sequence->pages.data()});
-    if (kv_len == sequence->length()) {
+    if (kv_len == length) {
       logits_of_.push_back(static_cast<int32_t>(logit_rows_.size()));
       logit_rows_.push_back(static_cast<int32_t>(tokens_.size()) - 1);
     } else {
       logits_of_.push_back(-1);
     }
   }
-  return {.tokens = tokens_, .sequences = spans_, .logit_rows = logit_rows_};
+  return {.tokens = tokens_, .sequences = spans_, .logit_rows = logit_rows_, .fed = ahead};
 }
 
 void ModelRunner::run(std::span<const ScheduledSequence> plan) {
-  const ForwardBatch batch = batch_of(plan);
+  const ForwardBatch batch = batch_of(plan, false);
   const auto vocab = static_cast<size_t>(model_->config().vocab_size);
   model_->forward(batch, cache_, logits_.as<float>().first(logit_rows_.size() * vocab));
 }
 
-void ModelRunner::run_and_pick(std::span<const ScheduledSequence> plan, const PickInput& picks) {
-  const ForwardBatch batch = batch_of(plan);
-  picked_.resize(logit_rows_.size());
-  model_->forward_and_pick(batch, cache_, picks, picked_);
+void ModelRunner::start(std::span<const ScheduledSequence> plan,
+                        const PickInput& picks,
+                        bool ahead) {
+  model_->start(batch_of(plan, ahead), cache_, picks);
+  started_.push_back(logits_of_);
+}
+
+void ModelRunner::finish() {
+  CHECK(!started_.empty());
+  logits_of_ = std::move(started_.front());
+  started_.pop_front();
+  picked_.resize(
+      static_cast<size_t>(std::ranges::count_if(logits_of_, [](int32_t row) { return row >= 0; })));
+  model_->finish(picked_);
 }
 
 const PickedRow* ModelRunner::picked(size_t index) const {

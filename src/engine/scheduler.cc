@@ -136,6 +136,25 @@ bool Scheduler::admit_next() {
   return true;
 }
 
+bool Scheduler::extend(std::span<const ScheduledSequence> plan) {
+  const auto missing = [&](const ScheduledSequence& item) {
+    return pages_for(item.sequence->length() + 1) - std::ssize(item.sequence->pages);
+  };
+  int64_t needed = 0;
+  for (const ScheduledSequence& item : plan) {
+    needed += std::max<int64_t>(missing(item), 0);
+  }
+  if (needed > pages_.available_pages()) {
+    return false;
+  }
+  for (const ScheduledSequence& item : plan) {
+    while (missing(item) > 0) {
+      item.sequence->pages.push_back(pages_.acquire().value());
+    }
+  }
+  return true;
+}
+
 void Scheduler::commit(Sequence& sequence, int64_t num_tokens) {
   sequence.computed += num_tokens;
   CHECK_LE(sequence.computed, sequence.length());

@@ -4,6 +4,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "engine/sequence.h"
@@ -37,6 +38,12 @@ class Scheduler final {
   /// Plans a step; every planned sequence has the pages it needs. Valid until the next call of a
   /// member. Empty only if there are no sequences.
   [[nodiscard]] const std::vector<ScheduledSequence>& schedule();
+  /// Gives every planned sequence pages for one more token than it will have, if so many are free.
+  [[nodiscard]] bool extend(std::span<const ScheduledSequence> plan);
+  /// Whether schedule() may admit a sequence that waits.
+  [[nodiscard]] bool may_admit() const {
+    return !waiting_.empty() && running() < limits_.max_num_seqs;
+  }
   /// Notes that `num_tokens` more tokens of a running sequence are in its pages, and offers pages
   /// that became full to the prefix cache.
   void commit(Sequence& sequence, int64_t num_tokens);

@@ -115,16 +115,20 @@ void Decoder::run_layers(const StepInput& input,
   }
 }
 
-void Decoder::run(const ForwardBatch& batch, const PagedKvCache& cache, float* logits) {
+void Decoder::run(const ForwardBatch& batch, const PagedKvCache& cache, float* logits, bool picks) {
   check_batch(batch, cache);
   if (batch.tokens.empty()) {
     return;
   }
-  const StepInput input{batch.tokens, batch.sequences, batch.logit_rows, cache.shape().page_size};
+  const StepInput input{batch.tokens, batch.sequences, batch.logit_rows, cache.shape().page_size,
+                        batch.fed};
   backend_.run_step(input, cache.program(), [&](const StepShape& shape) {
     run_layers(input, shape, cache);
     if (shape.logit_rows > 0) {
       write_logits(input, shape, logits);
+    }
+    if (picks) {
+      backend_.pick_tokens(logits, parts_.config.vocab_size);
     }
   });
 }
@@ -133,21 +137,25 @@ void Decoder::forward(const ForwardBatch& batch, PagedKvCache& cache, std::span<
   const auto vocab = static_cast<size_t>(parts_.config.vocab_size);
   CHECK_EQ(logits.size(), batch.logit_rows.size() * vocab);
   if (backend_.host_memory()) {
-    run(batch, cache, logits.data());
+    run(batch, cache, logits.data(), false);
     return;
   }
-  run(batch, cache, logits_.as<float>());
+  run(batch, cache, logits_.as<float>(), false);
   backend_.read(logits_.as<float>(), logits);
 }
 
-void Decoder::forward_and_pick(const ForwardBatch& batch,
-                               PagedKvCache& cache,
-                               const PickInput& input,
-                               std::span<PickedRow> out) {
+void Decoder::start(const ForwardBatch& batch, PagedKvCache& cache, const PickInput& input) {
   CHECK_EQ(input.rows.size(), batch.logit_rows.size());
-  run(batch, cache, logits_.as<float>());
-  if (!input.rows.empty()) {
-    backend_.pick_tokens(logits_.as<float>(), parts_.config.vocab_size, input, out);
+  const bool picks = !input.rows.empty();
+  if (picks) {
+    backend_.start_picks(input);
+  }
+  run(batch, cache, logits_.as<float>(), picks);
+}
+
+void Decoder::finish(std::span<PickedRow> out) {
+  if (!out.empty()) {
+    backend_.finish_picks(out);
   }
 }
 

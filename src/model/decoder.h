@@ -42,17 +42,15 @@ class Decoder final : public Model {
   Result<PagedKvCache> make_cache(const KvCacheShape& shape) override;
   void forward(const ForwardBatch& batch, PagedKvCache& cache, std::span<float> logits) override;
   [[nodiscard]] bool picks_tokens() const override { return backend_.picks_tokens(); }
-  void forward_and_pick(const ForwardBatch& batch,
-                        PagedKvCache& cache,
-                        const PickInput& input,
-                        std::span<PickedRow> out) override;
+  void start(const ForwardBatch& batch, PagedKvCache& cache, const PickInput& input) override;
+  void finish(std::span<PickedRow> out) override;
 
  private:
   Decoder(DecoderParts parts, Backend& backend, const ModelOptions& options);
 
   Status allocate_scratch();
   void check_batch(const ForwardBatch& batch, const PagedKvCache& cache) const;
-  void run(const ForwardBatch& batch, const PagedKvCache& cache, float* logits);
+  void run(const ForwardBatch& batch, const PagedKvCache& cache, float* logits, bool picks);
   void run_layers(const StepInput& input, const StepShape& shape, const PagedKvCache& cache);
   void write_logits(const StepInput& input, const StepShape& shape, float* logits);
 

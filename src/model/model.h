@@ -17,6 +17,7 @@ struct ForwardBatch {
   std::span<const int32_t> tokens;
   std::span<const SequenceSpan> sequences;
   std::span<const int32_t> logit_rows;  // rows whose logits are wanted, in the order of the output
+  bool fed = false;  // tokens are what the step before picked, row by row; `tokens` says how many
 };
 
 struct ModelOptions {
@@ -41,14 +42,19 @@ class Model {
   /// rounded to BF16 when that is the model's dtype: as in transformers and vLLM, near ties are
   /// ties.
   virtual void forward(const ForwardBatch& batch, PagedKvCache& cache, std::span<float> logits) = 0;
-  /// Whether forward_and_pick() may be called.
+  /// Whether start() and finish() may be called.
   [[nodiscard]] virtual bool picks_tokens() const { return false; }
   /// forward(), but the logits stay where they are: tokens are picked there, one for each of
-  /// logit_rows.
-  virtual void forward_and_pick(const ForwardBatch& /*batch*/,
-                                PagedKvCache& /*cache*/,
-                                const PickInput& /*input*/,
-                                std::span<PickedRow> /*out*/) {
+  /// logit_rows, and finish() gives them. Need not wait: one more step may be started before this
+  /// one is finished, and its tokens may be this one's picks (batch.fed).
+  virtual void start(const ForwardBatch& /*batch*/,
+                     PagedKvCache& /*cache*/,
+                     const PickInput& /*input*/) {
+    CHECK_MSG(false, "this model picks no tokens");
+  }
+  /// Waits for the earliest step that was started.
+  ///   out: as many as its logit_rows
+  virtual void finish(std::span<PickedRow> /*out*/) {
     CHECK_MSG(false, "this model picks no tokens");
   }
 };

@@ -47,7 +47,7 @@ class CudaTable final : public PreparedTable {
   [[nodiscard]] int64_t rows() const override { return rows_; }
   [[nodiscard]] int64_t width() const override { return width_; }
   void gather(const StepInput& input, const StepShape& shape, float* out) const override {
-    for (const int32_t token : input.tokens) {
+    for (const int32_t token : input.fed ? std::span<const int32_t>() : input.tokens) {
       CHECK_MSG(token >= 0 && token < rows_, "token {} outside 0..{}", token, rows_ - 1);
     }
     must(gather_embeddings({.table = memory_.as<void>(),
@@ -146,12 +146,16 @@ class CudaBackend final : public Backend {
 
   [[nodiscard]] bool picks_tokens() const override { return true; }
 
-  void pick_tokens(float* logits,
-                   int64_t vocab,
-                   const PickInput& input,
-                   std::span<PickedRow> out) override {
-    must(picker_->pick(logits, vocab, input, out, stream_));
+  void start_picks(const PickInput& input) override {
+    picker_->start(input);
+    picking_ = true;
   }
+
+  void pick_tokens(float* logits, int64_t vocab) override {
+    must(picker_->pick(logits, vocab, logit_rows_, step_->buffers.next_tokens(), stream_));
+  }
+
+  void finish_picks(std::span<PickedRow> out) override { must(picker_->finish(out)); }
 
   void read(const float* from, std::span<float> to) override {
     must(cudaMemcpyAsync(to.data(), from, to.size_bytes(), cudaMemcpyDeviceToHost, stream_),
@@ -287,14 +291,25 @@ class CudaBackend final : public Backend {
       shape.logit_rows = shape.rows;
     }
     must(step_->buffers.write(input, shape, stream_));
+    const bool picks = std::exchange(picking_, false);
+    logit_rows_ = shape.logit_rows;
+    if (picks) {
+      must(picker_->upload(shape.logit_rows, stream_));
+    }
     for (AttentionPlan& plan : plans_) {
       plan.made = false;
     }
     if (record) {
+      // What is recorded depends on these, too.
       const bool is_short = step_->buffers.metadata().longest <= kShortAttention;
-      must(recorder_->run(2 * program + (is_short ? 1 : 0), shape.rows, [&] { layers(shape); }));
+      const int64_t kind = (picks ? 2 + 2 * picker_->kind() : 0) + (is_short ? 1 : 0);
+      must(recorder_->run(program * (2 * Picker::kKinds + 2) + kind, shape.rows,
+                          [&] { layers(shape); }));
     } else {
       layers(shape);
+    }
+    if (picks) {
+      must(picker_->download(stream_));
     }
   }
 
@@ -405,6 +420,8 @@ class CudaBackend final : public Backend {
   StepLimits limits_;
   std::optional<RunningStep> step_;
   std::optional<Picker> picker_;
+  bool picking_ = false;    // by the next step
+  int64_t logit_rows_ = 0;  // of the step that runs
   std::vector<AttentionPlan> plans_;
   DeviceBuffer attention_workspace_;
   std::vector<DeviceBuffer> retired_;

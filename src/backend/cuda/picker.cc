@@ -20,75 +20,100 @@ Result<Picker> Picker::create(int64_t max_rows) {
   places.logprobs = place(places.end, rows * sizeof(float));
   places.top = place(places.end, rows * kMaxTopLogprobs * sizeof(TopLogprob));
   NIBBLE_ASSIGN_OR_RETURN(out.device_, allocate_zeroed(places.end, "the sampler"));
-  NIBBLE_ASSIGN_OR_RETURN(out.pinned_, allocate_pinned(places.end));
+  for (Copy& copy : out.copies_) {
+    NIBBLE_ASSIGN_OR_RETURN(copy.pinned, allocate_pinned(places.end));
+    NIBBLE_ASSIGN_OR_RETURN(copy.done, make_event());
+  }
   NIBBLE_ASSIGN_OR_RETURN(
       out.workspace_,
       allocate_zeroed(sample_workspace_bytes(max_rows, kMaxLogitEdits), "the sampler"));
   return out;
 }
 
-Status Picker::pick(float* logits,
-                    int64_t vocab,
-                    const PickInput& input,
-                    std::span<PickedRow> out,
-                    cudaStream_t stream) {
-  const auto rows = std::ssize(input.rows);
-  const auto edits = std::ssize(input.edits);
-  CHECK_LE(rows, max_rows_);
-  CHECK_LE(edits, kMaxLogitEdits);
-  CHECK_EQ(std::ssize(out), rows);
-  const bool logprobs =
+void Picker::start(const PickInput& input) {
+  CHECK_LE(std::ssize(input.rows), max_rows_);
+  CHECK_LE(std::ssize(input.edits), kMaxLogitEdits);
+  CHECK_LT(started_ - finished_, uint64_t{2});
+  Copy& copy = copies_[started_++ % 2];
+  copy.rows = std::ssize(input.rows);
+  copy.edits = std::ssize(input.edits);
+  copy.logprobs =
       std::ranges::any_of(input.rows, [](const RowSampling& row) { return row.logprobs >= 0; });
-  const bool draws = std::ranges::any_of(
+  copy.draws = std::ranges::any_of(
       input.rows, [](const RowSampling& row) { return row.inverse_temperature != 0.0F; });
-  std::ranges::copy(input.rows, on_host<RowSampling>(places_.sampling));
-  *on_host<int32_t>(places_.edit_count) = static_cast<int32_t>(edits);
-  std::ranges::copy(input.edits, on_host<LogitEdit>(places_.edits));
-  const auto copy = [&](size_t from, size_t bytes, cudaMemcpyKind kind) {
-    const bool up = kind == cudaMemcpyHostToDevice;
-    std::byte* device = on_device<std::byte>(from);
-    std::byte* host = on_host<std::byte>(from);
-    return check(cudaMemcpyAsync(up ? device : host, up ? host : device, bytes, kind, stream),
-                 "copying picks");
-  };
-  const size_t sent =
-      edits > 0 ? places_.edits + input.edits.size_bytes() : input.rows.size_bytes();
-  NIBBLE_RETURN_IF_ERROR(copy(0, sent, cudaMemcpyHostToDevice));
-  NIBBLE_RETURN_IF_ERROR(check(
-      sample_tokens({.range = draws ? PickRange::kAny : PickRange::kGreedy,
+  std::ranges::copy(input.rows, copy.at<RowSampling>(places_.sampling));
+  *copy.at<int32_t>(places_.edit_count) = static_cast<int32_t>(copy.edits);
+  std::ranges::copy(input.edits, copy.at<LogitEdit>(places_.edits));
+}
+
+int Picker::kind() const {
+  const Copy& copy = latest();
+  return (copy.draws ? 1 : 0) + (copy.logprobs ? 2 : 0) + (copy.edits > 0 ? 4 : 0);
+}
+
+Status Picker::upload(int64_t rows, cudaStream_t stream) {
+  const Copy& copy = latest();
+  CHECK_LE(rows, max_rows_);
+  std::fill(copy.at<RowSampling>(places_.sampling) + copy.rows,
+            copy.at<RowSampling>(places_.sampling) + rows, RowSampling{});
+  const size_t bytes = copy.edits > 0
+                           ? places_.edits + static_cast<size_t>(copy.edits) * sizeof(LogitEdit)
+                           : static_cast<size_t>(rows) * sizeof(RowSampling);
+  return check(cudaMemcpyAsync(device_.as<void>(), copy.pinned.as<void>(), bytes,
+                               cudaMemcpyHostToDevice, stream),
+               "copying picks");
+}
+
+Status Picker::pick(
+    float* logits, int64_t vocab, int64_t rows, int32_t* next, cudaStream_t stream) {
+  const Copy& copy = latest();
+  const bool edits = copy.edits > 0;
+  return check(
+      sample_tokens({.range = copy.draws ? PickRange::kAny : PickRange::kGreedy,
                      .logits = logits,
                      .stride = vocab,
                      .rows = rows,
                      .vocab = vocab,
                      .sampling = on_device<RowSampling>(places_.sampling),
-                     .edits = edits > 0 ? on_device<LogitEdit>(places_.edits) : nullptr,
-                     .edit_count = edits > 0 ? on_device<int32_t>(places_.edit_count) : nullptr,
-                     .max_edits = edits > 0 ? kMaxLogitEdits : 0,
+                     .edits = edits ? on_device<LogitEdit>(places_.edits) : nullptr,
+                     .edit_count = edits ? on_device<int32_t>(places_.edit_count) : nullptr,
+                     .max_edits = edits ? kMaxLogitEdits : 0,
                      .tokens = on_device<int32_t>(places_.tokens),
+                     .next = next,
                      .status = on_device<PickStatus>(places_.status),
-                     .logprobs = logprobs ? on_device<float>(places_.logprobs) : nullptr,
-                     .top = logprobs ? on_device<TopLogprob>(places_.top) : nullptr,
+                     .logprobs = copy.logprobs ? on_device<float>(places_.logprobs) : nullptr,
+                     .top = copy.logprobs ? on_device<TopLogprob>(places_.top) : nullptr,
                      .workspace = workspace_.as<void>(),
                      .max_rows = max_rows_},
-                    {stream, false}),
-      "picking tokens"));
-  const size_t back = (logprobs ? places_.end : places_.logprobs) - places_.tokens;
-  NIBBLE_RETURN_IF_ERROR(copy(places_.tokens, back, cudaMemcpyDeviceToHost));
-  NIBBLE_RETURN_IF_ERROR(check(cudaStreamSynchronize(stream), "a step"));
-  collect(input, out);
-  return {};
+                    {stream}),
+      "picking tokens");
 }
 
-void Picker::collect(const PickInput& input, std::span<PickedRow> out) const {
+Status Picker::download(cudaStream_t stream) {
+  const Copy& copy = latest();
+  const size_t end = copy.logprobs ? places_.end : places_.logprobs;
+  NIBBLE_RETURN_IF_ERROR(check(
+      cudaMemcpyAsync(copy.at<std::byte>(places_.tokens), on_device<std::byte>(places_.tokens),
+                      end - places_.tokens, cudaMemcpyDeviceToHost, stream),
+      "copying picks"));
+  return check(cudaEventRecord(copy.done.get(), stream), "recording an event");
+}
+
+Status Picker::finish(std::span<PickedRow> out) {
+  CHECK_LT(finished_, started_);
+  const Copy& copy = copies_[finished_++ % 2];
+  CHECK_EQ(std::ssize(out), copy.rows);
+  NIBBLE_RETURN_IF_ERROR(check(cudaEventSynchronize(copy.done.get()), "a step"));
   for (size_t row = 0; row < out.size(); ++row) {
-    out[row].token = on_host<int32_t>(places_.tokens)[row];
-    out[row].status = on_host<PickStatus>(places_.status)[row];
-    if (input.rows[row].logprobs >= 0) {
-      out[row].logprob = on_host<float>(places_.logprobs)[row];
-      std::copy_n(on_host<TopLogprob>(places_.top) + row * kMaxTopLogprobs, kMaxTopLogprobs,
+    out[row].token = copy.at<int32_t>(places_.tokens)[row];
+    out[row].status = copy.at<PickStatus>(places_.status)[row];
+    if (copy.at<RowSampling>(places_.sampling)[row].logprobs >= 0) {
+      out[row].logprob = copy.at<float>(places_.logprobs)[row];
+      std::copy_n(copy.at<TopLogprob>(places_.top) + row * kMaxTopLogprobs, kMaxTopLogprobs,
                   out[row].top.begin());
     }
   }
+  return {};
 }
 
 }  // namespace nibble::cuda

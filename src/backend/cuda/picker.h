@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 
@@ -11,17 +12,27 @@
 
 namespace nibble::cuda {
 
-/// Picks a step's tokens on the GPU: parameters travel there, tokens back.
+/// Picks steps' tokens on the GPU: parameters travel there, tokens back. A step may be started
+/// while the picks of the one before are under way, so there are two page-locked copies.
 class Picker final {
  public:
+  static constexpr int kKinds = 8;
+
   static Result<Picker> create(int64_t max_rows);
 
-  /// Picks from logits [rows, vocab] f32 in device memory, which are overwritten, and waits.
-  Status pick(float* logits,
-              int64_t vocab,
-              const PickInput& input,
-              std::span<PickedRow> out,
-              cudaStream_t stream);
+  /// Takes down how the next step's tokens are picked.
+  void start(const PickInput& input);
+  /// Which kernels that takes, below kKinds: records of them serve steps of the same kind alone.
+  [[nodiscard]] int kind() const;
+  /// Copies what start() took down to the GPU; rows past it are picked greedily.
+  Status upload(int64_t rows, cudaStream_t stream);
+  /// Launches the kernels for logits [rows, vocab] f32 in device memory, which are overwritten.
+  ///   next [rows]: gets the tokens too, or none
+  Status pick(float* logits, int64_t vocab, int64_t rows, int32_t* next, cudaStream_t stream);
+  /// Copies the tokens back.
+  Status download(cudaStream_t stream);
+  /// Waits for the earliest step's tokens that have not been asked for.
+  Status finish(std::span<PickedRow> out);
 
  private:
   // Both ways, in device and page-locked memory alike.
@@ -30,21 +41,31 @@ class Picker final {
     size_t tokens = 0, status = 0, logprobs = 0, top = 0;  // and back
     size_t end = 0;
   };
+  struct Copy {
+    DeviceBuffer pinned;
+    Event done;
+    int64_t rows = 0, edits = 0;
+    bool draws = false, logprobs = false;
+
+    template <typename T>
+    [[nodiscard]] T* at(size_t place) const {
+      return reinterpret_cast<T*>(pinned.as<std::byte>() + place);
+    }
+  };
   template <typename T>
   [[nodiscard]] T* on_device(size_t at) const {
     return reinterpret_cast<T*>(device_.as<std::byte>() + at);
   }
-  template <typename T>
-  [[nodiscard]] T* on_host(size_t at) const {
-    return reinterpret_cast<T*>(pinned_.as<std::byte>() + at);
-  }
-  void collect(const PickInput& input, std::span<PickedRow> out) const;
+  /// Of the step started last.
+  [[nodiscard]] const Copy& latest() const { return copies_[(started_ + 1) % 2]; }
 
   int64_t max_rows_ = 0;
   Places places_;
   DeviceBuffer device_;
-  DeviceBuffer pinned_;
   DeviceBuffer workspace_;
+  std::array<Copy, 2> copies_;  // of steps with even and odd numbers
+  uint64_t started_ = 0;        // steps
+  uint64_t finished_ = 0;
 };
 
 }  // namespace nibble::cuda

@@ -24,6 +24,7 @@ enum class PickRange : uint8_t { kGreedy, kAny };
 ///   sampling [rows]
 ///   edits [edit_count[0]] (at most max_edits), no two for the same row and token; or none
 ///   tokens [rows]: -1 unless the status is kOk     status [rows]
+///   next [rows]: the tokens once more, or none
 ///   logprobs [rows], top [rows, kMaxTopLogprobs]: written for rows with logprobs >= 0; both or
 ///   none workspace: sample_workspace_bytes(), 8-byte aligned, zero before the first run, left zero
 ///
@@ -43,6 +44,7 @@ struct SampleArgs {
   const int32_t* edit_count = nullptr;
   int64_t max_edits = 0;
   int32_t* tokens = nullptr;
+  int32_t* next = nullptr;
   PickStatus* status = nullptr;
   float* logprobs = nullptr;
   TopLogprob* top = nullptr;

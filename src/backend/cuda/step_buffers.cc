@@ -19,92 +19,125 @@ int64_t place_ints(size_t& end, int64_t count) {
 
 }  // namespace
 
+StepBuffers::Places StepBuffers::place_rows(size_t& end, int64_t rows, int64_t sequences) {
+  Places places;
+  places.tokens = place_ints(end, rows);
+  places.logit_rows = place_ints(end, sequences);
+  places.positions = place_ints(end, rows);
+  places.row_sequences = place_ints(end, rows);
+  places.q_begin = place_ints(end, sequences + 1);
+  places.kv_len = place_ints(end, sequences);
+  places.end = static_cast<int64_t>(end / sizeof(int32_t));
+  return places;
+}
+
 Result<StepBuffers> StepBuffers::create(const StepLimits& limits) {
   StepBuffers out;
   out.limits_ = limits;
   out.pages_per_sequence_ = round_up(ceil_div(limits.positions, kSmallestPage), kAlignedPages);
   size_t end = 0;
-  out.tokens_at_ = place_ints(end, limits.rows);
-  out.logit_rows_at_ = place_ints(end, limits.sequences);
-  out.positions_at_ = place_ints(end, limits.rows);
-  out.row_sequences_at_ = place_ints(end, limits.rows);
-  out.q_begin_at_ = place_ints(end, limits.sequences + 1);
-  out.kv_len_at_ = place_ints(end, limits.sequences);
+  out.few_ = place_rows(end, std::min(limits.rows, limits.sequences), limits.sequences);
+  out.many_ = place_rows(end, limits.rows, limits.sequences);
   out.pages_at_ = place_ints(end, limits.sequences * out.pages_per_sequence_);
+  out.sent_pages_.resize(static_cast<size_t>(limits.sequences));
   NIBBLE_ASSIGN_OR_RETURN(out.device_, allocate_zeroed(end, "a step's page tables"));
   NIBBLE_ASSIGN_OR_RETURN(out.pinned_, allocate_pinned(end));
   NIBBLE_ASSIGN_OR_RETURN(out.copied_, make_event());
-  out.metadata_ = {.q_begin = out.device_int(out.q_begin_at_),
-                   .kv_len = out.device_int(out.kv_len_at_),
-                   .page_table = out.device_int(out.pages_at_),
-                   .page_table_stride = out.pages_per_sequence_,
-                   .row_position = out.device_int(out.positions_at_),
-                   .row_sequence = out.device_int(out.row_sequences_at_)};
+  out.metadata_ = {.page_table = out.device_int(out.pages_at_),
+                   .page_table_stride = out.pages_per_sequence_};
   return out;
 }
 
-void StepBuffers::fill(const StepInput& input, const StepShape& shape) {
+StepBuffers::ChangedPages StepBuffers::fill(const StepInput& input, const StepShape& shape) {
   auto* host = pinned_.as<int32_t>();
+  const Places& at = places();
   const auto rows = std::ssize(input.tokens);
-  std::ranges::copy(input.tokens, host + tokens_at_);
-  std::ranges::copy(input.logit_rows, host + logit_rows_at_);
+  ChangedPages changed{.begin = std::ssize(input.sequences)};
+  std::ranges::copy(input.tokens, host + at.tokens);
+  std::ranges::copy(input.logit_rows, host + at.logit_rows);
   int32_t sequence = 0;
   for (const SequenceSpan& span : input.sequences) {
-    host[q_begin_at_ + sequence] = span.q_begin;
-    host[kv_len_at_ + sequence] = span.kv_len;
+    host[at.q_begin + sequence] = span.q_begin;
+    host[at.kv_len + sequence] = span.kv_len;
     for (int32_t i = 0; i < span.q_len; ++i) {
-      host[positions_at_ + span.q_begin + i] = span.kv_len - span.q_len + i;
-      host[row_sequences_at_ + span.q_begin + i] = sequence;
+      host[at.positions + span.q_begin + i] = span.kv_len - span.q_len + i;
+      host[at.row_sequences + span.q_begin + i] = sequence;
     }
     const int64_t pages = ceil_div<int64_t>(span.kv_len, input.page_size);
-    std::copy_n(span.pages, pages, host + pages_at_ + sequence * pages_per_sequence_);
+    int32_t* const row = host + pages_at_ + sequence * pages_per_sequence_;
+    if (pages > sent_pages_[static_cast<size_t>(sequence)] ||
+        !std::equal(row, row + pages, span.pages)) {
+      std::copy_n(span.pages, pages, row);
+      changed = {.begin = std::min<int64_t>(changed.begin, sequence),
+                 .end = sequence + 1,
+                 .pages = std::max(changed.pages, pages)};
+    }
     ++sequence;
   }
   for (int64_t s = sequence; s <= metadata_.sequences; ++s) {
-    host[q_begin_at_ + s] = static_cast<int32_t>(rows);
+    host[at.q_begin + s] = static_cast<int32_t>(rows);
     if (s < metadata_.sequences) {
-      host[kv_len_at_ + s] = 0;
+      host[at.kv_len + s] = 0;
     }
   }
   for (int64_t row = rows; row < shape.rows; ++row) {
-    host[tokens_at_ + row] = 0;
-    host[positions_at_ + row] = 0;
-    host[row_sequences_at_ + row] = -1;
+    host[at.tokens + row] = 0;
+    host[at.positions + row] = 0;
+    host[at.row_sequences + row] = -1;
   }
   for (int64_t i = std::ssize(input.logit_rows); i < shape.logit_rows; ++i) {
-    host[logit_rows_at_ + i] = 0;
+    host[at.logit_rows + i] = 0;
   }
+  return changed;
+}
+
+Status StepBuffers::copy_pages(const ChangedPages& changed, cudaStream_t stream) {
+  if (changed.begin >= changed.end) {
+    return {};
+  }
+  const auto pitch = static_cast<size_t>(pages_per_sequence_) * sizeof(int32_t);
+  const int64_t at = pages_at_ + changed.begin * pages_per_sequence_;
+  for (int64_t s = changed.begin; s < changed.end; ++s) {
+    int64_t& sent = sent_pages_[static_cast<size_t>(s)];
+    sent = std::max(sent, changed.pages);
+  }
+  return check(cudaMemcpy2DAsync(device_int(at), pitch, pinned_.as<int32_t>() + at, pitch,
+                                 static_cast<size_t>(changed.pages) * sizeof(int32_t),
+                                 static_cast<size_t>(changed.end - changed.begin),
+                                 cudaMemcpyHostToDevice, stream),
+               "copying page tables");
 }
 
 Status StepBuffers::write(const StepInput& input, const StepShape& shape, cudaStream_t stream) {
   const auto sequences = std::ssize(input.sequences);
   const bool padded = shape.rows > std::ssize(input.tokens);
-  metadata_.rows = static_cast<int32_t>(shape.rows);
-  metadata_.sequences = static_cast<int32_t>(padded ? shape.rows : sequences);
   CHECK_GE(input.page_size, kSmallestPage);
   CHECK_LE(shape.rows, limits_.rows);
+  is_many_ = shape.rows > limits_.sequences;
+  CHECK(!(is_many_ && input.fed));
+  const Places& at = places();
+  metadata_.rows = static_cast<int32_t>(shape.rows);
+  metadata_.sequences = static_cast<int32_t>(padded ? shape.rows : sequences);
   CHECK_LE(metadata_.sequences, limits_.sequences);
-  NIBBLE_RETURN_IF_ERROR(check(cudaEventSynchronize(copied_.get()), "the step before"));
-  fill(input, shape);
-  const auto copy = [&](int64_t at, int64_t count) {
-    return check(cudaMemcpyAsync(device_.as<int32_t>() + at, pinned_.as<int32_t>() + at,
-                                 static_cast<size_t>(count) * sizeof(int32_t),
-                                 cudaMemcpyHostToDevice, stream),
-                 "copying a step's input");
-  };
-  NIBBLE_RETURN_IF_ERROR(copy(0, pages_at_));
+  metadata_.q_begin = device_int(at.q_begin);
+  metadata_.kv_len = device_int(at.kv_len);
+  metadata_.row_position = device_int(at.positions);
+  metadata_.row_sequence = device_int(at.row_sequences);
   int32_t longest = 0;
   for (const SequenceSpan& span : input.sequences) {
     longest = std::max(longest, span.kv_len);
   }
   metadata_.longest = longest <= kShortAttention ? kShortAttention : INT32_MAX;
-  const auto pitch = static_cast<size_t>(pages_per_sequence_) * sizeof(int32_t);
+
+  NIBBLE_RETURN_IF_ERROR(check(cudaEventSynchronize(copied_.get()), "the step before"));
+  const ChangedPages changed = fill(input, shape);
+  const int64_t begin = input.fed ? at.logit_rows : at.tokens;
   NIBBLE_RETURN_IF_ERROR(
-      check(cudaMemcpy2DAsync(
-                device_.as<int32_t>() + pages_at_, pitch, pinned_.as<int32_t>() + pages_at_, pitch,
-                static_cast<size_t>(ceil_div<int64_t>(longest, input.page_size)) * sizeof(int32_t),
-                static_cast<size_t>(sequences), cudaMemcpyHostToDevice, stream),
-            "copying page tables"));
+      check(cudaMemcpyAsync(device_int(begin), pinned_.as<int32_t>() + begin,
+                            static_cast<size_t>(at.end - begin) * sizeof(int32_t),
+                            cudaMemcpyHostToDevice, stream),
+            "copying a step's input"));
+  NIBBLE_RETURN_IF_ERROR(copy_pages(changed, stream));
   return check(cudaEventRecord(copied_.get(), stream), "recording an event");
 }
 

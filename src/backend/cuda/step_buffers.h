@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include <cuda_runtime_api.h>
 
@@ -22,20 +23,38 @@ class StepBuffers final {
   /// of a decode step. Waits only for the copy of the step before.
   Status write(const StepInput& input, const StepShape& shape, cudaStream_t stream);
 
-  /// Of the step written last; `longest` is one of few values, for records.
+  /// Of the step written last; `longest` is one of few values, for records. Steps of as many rows
+  /// as there are sequences at most have the same addresses.
   [[nodiscard]] const StepMetadata& metadata() const { return metadata_; }
-  [[nodiscard]] const int32_t* tokens() const { return device_int(tokens_at_); }
-  [[nodiscard]] const int32_t* logit_rows() const { return device_int(logit_rows_at_); }
+  [[nodiscard]] const int32_t* tokens() const { return device_int(places().tokens); }
+  [[nodiscard]] const int32_t* logit_rows() const { return device_int(places().logit_rows); }
+  /// [sequences]: where a step that is fed finds its tokens.
+  [[nodiscard]] int32_t* next_tokens() const { return device_int(few_.tokens); }
 
  private:
-  [[nodiscard]] const int32_t* device_int(int64_t at) const { return device_.as<int32_t>() + at; }
-  void fill(const StepInput& input, const StepShape& shape);
+  // Places in both copies, in int32; of steps with few rows, and with many.
+  struct Places {
+    int64_t tokens = 0, logit_rows = 0, positions = 0, row_sequences = 0, q_begin = 0, kv_len = 0;
+    int64_t end = 0;
+  };
+  // Rows of the page table that are not on the GPU as they should be.
+  struct ChangedPages {
+    int64_t begin = 0, end = 0;  // sequences
+    int64_t pages = 0;           // the most of one
+  };
+
+  [[nodiscard]] int32_t* device_int(int64_t at) const { return device_.as<int32_t>() + at; }
+  [[nodiscard]] const Places& places() const { return is_many_ ? many_ : few_; }
+  static Places place_rows(size_t& end, int64_t rows, int64_t sequences);
+  ChangedPages fill(const StepInput& input, const StepShape& shape);
+  Status copy_pages(const ChangedPages& changed, cudaStream_t stream);
 
   StepLimits limits_;
   int64_t pages_per_sequence_ = 0;
-  // Places in both copies, in int32.
-  int64_t tokens_at_ = 0, logit_rows_at_ = 0, positions_at_ = 0, row_sequences_at_ = 0;
-  int64_t q_begin_at_ = 0, kv_len_at_ = 0, pages_at_ = 0;
+  Places few_, many_;
+  bool is_many_ = false;  // the step written last
+  int64_t pages_at_ = 0;
+  std::vector<int64_t> sent_pages_;  // of each sequence, that the GPU has as the host
   DeviceBuffer device_;
   DeviceBuffer pinned_;
   Event copied_;

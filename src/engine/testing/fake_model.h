@@ -1,15 +1,21 @@
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <bit>
 #include <chrono>
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <limits>
 #include <string_view>
 #include <thread>
+#include <unordered_map>
+#include <utility>
+#include <vector>
 
 #include "base/check.h"
+#include "engine/sampler.h"
 #include "model/model.h"
 
 namespace nibble {
@@ -42,6 +48,45 @@ class FakeModel final : public Model {
   void set_step_time(std::chrono::microseconds time) { step_time_ = time; }
   [[nodiscard]] int64_t largest_batch() const { return largest_batch_; }
 
+  /// Has it pick tokens, as models on GPUs do, with results that come late.
+  void set_picking(bool picking) { picking_ = picking; }
+  [[nodiscard]] int64_t fed_steps() const { return fed_steps_; }
+  [[nodiscard]] bool picks_tokens() const override { return picking_; }
+
+  void start(const ForwardBatch& batch, PagedKvCache& cache, const PickInput& input) override {
+    CHECK_LT(started_.size(), size_t{2});
+    ForwardBatch fed = batch;
+    if (batch.fed) {
+      ++fed_steps_;
+      CHECK_EQ(batch.tokens.size(), last_tokens_.size());
+      fed.tokens = last_tokens_;
+    }
+    const auto vocab = static_cast<size_t>(config_.vocab_size);
+    std::vector<float> logits(input.rows.size() * vocab);
+    forward(fed, cache, logits);
+    for (const LogitEdit& edit : input.edits) {
+      float& logit =
+          logits[static_cast<size_t>(edit.row) * vocab + static_cast<size_t>(edit.token)];
+      const float biased = logit + edit.bias;
+      logit = (biased > 0 ? biased / edit.repetition : biased * edit.repetition) - edit.penalty;
+    }
+    std::vector<PickedRow> picks(input.rows.size());
+    std::vector<int32_t> tokens;
+    for (size_t row = 0; row < picks.size(); ++row) {
+      picks[row] = pick(std::span(logits).subspan(row * vocab, vocab), input.rows[row]);
+      tokens.push_back(std::max(picks[row].token, 0));
+    }
+    last_tokens_ = std::move(tokens);
+    started_.push_back(std::move(picks));
+  }
+
+  void finish(std::span<PickedRow> out) override {
+    CHECK(!started_.empty());
+    CHECK_EQ(out.size(), started_.front().size());
+    std::ranges::copy(started_.front(), out.begin());
+    started_.pop_front();
+  }
+
   void forward(const ForwardBatch& batch, PagedKvCache& cache, std::span<float> logits) override {
     const auto vocab = static_cast<size_t>(config_.vocab_size);
     CHECK_EQ(logits.size(), batch.logit_rows.size() * vocab);
@@ -58,6 +103,27 @@ class FakeModel final : public Model {
   }
 
  private:
+  static PickedRow pick(std::span<float> logits, const RowSampling& by) {
+    SamplingParams params;
+    params.temperature = by.inverse_temperature == 0 ? 0 : 1.0 / by.inverse_temperature;
+    params.top_p = by.top_p;
+    params.min_p = by.min_p;
+    params.top_k = by.top_k;
+    std::ranges::replace(logits, -std::numeric_limits<float>::infinity(), -1e30F);  // banned
+    Sampler sampler(std::ssize(logits));
+    const std::unordered_map<int32_t, int32_t> seen;
+    const auto sampled = sampler.sample(logits, {.params = params,
+                                                 .seed = by.seed,
+                                                 .step = by.step,
+                                                 .seen = seen,
+                                                 .banned = {},
+                                                 .top_logprobs = -1});
+    if (!sampled.ok()) {
+      return {.token = -1, .status = PickStatus::kNotFinite};
+    }
+    return {.token = sampled->token};
+  }
+
   // Where token `position` of a sequence has its key (or value) in a layer.
   static std::byte* slot(const KvView& view, const SequenceSpan& span, int64_t position, bool key) {
     const int32_t page = span.pages[position / view.page_size];
@@ -117,6 +183,10 @@ class FakeModel final : public Model {
   ModelConfig config_;
   std::chrono::microseconds step_time_{0};
   int64_t largest_batch_ = 0;
+  bool picking_ = false;
+  int64_t fed_steps_ = 0;
+  std::vector<int32_t> last_tokens_;  // picked by the step started last
+  std::deque<std::vector<PickedRow>> started_;
 };
 
 }  // namespace nibble

@@ -449,6 +449,9 @@ __global__ __launch_bounds__(kThreads) void pick_kernel(const SampleArgs args) {
   }
   if (threadIdx.x == 0) {
     args.tokens[row] = token;
+    if (args.next != nullptr) {
+      args.next[row] = token;
+    }
     args.status[row] = !finite     ? PickStatus::kNotFinite
                        : best == 0 ? PickStatus::kNoneLeft
                                    : PickStatus::kOk;
