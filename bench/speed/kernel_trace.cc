@@ -1,12 +1,11 @@
-// Writes when each kernel and copy of a program began and ended on the GPU, with CUPTI. The driver
-// loads it into any CUDA program: CUDA_INJECTION64_PATH=libkernel_trace.so KERNEL_TRACE_OUT=FILE.
+// Writes when each kernel and copy of a program began and ended on the GPU, with CUPTI, to
+// kernel_trace.txt in the current folder. The driver loads it into any CUDA program:
+// CUDA_INJECTION64_PATH=/path/of/libkernel_trace.so.
 // A line per record: kernel or copy, begin and end in ns, launch (of a whole graph: one number),
 // blocks, bytes copied, name. step_profile.py makes a table of it.
 //
 // g++ -O2 -shared -fPIC -std=c++20 kernel_trace.cc -I CUDA/include -L CUDA/lib64 -lcupti
 //     -o libkernel_trace.so
-
-#include <cupti.h>
 
 #include <cstdint>
 #include <cstdio>
@@ -14,6 +13,8 @@
 #include <mutex>
 #include <string>
 #include <vector>
+
+#include <cupti.h>
 
 namespace {
 
@@ -72,8 +73,7 @@ void CUPTIAPI take_buffer(CUcontext, uint32_t, uint8_t* buffer, size_t, size_t v
 
 void write_all() {
   cuptiActivityFlushAll(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED);
-  const char* path = std::getenv("KERNEL_TRACE_OUT");
-  std::FILE* file = std::fopen(path != nullptr ? path : "kernel_trace.txt", "w");
+  std::FILE* file = std::fopen("kernel_trace.txt", "w");
   if (file == nullptr) {
     std::perror("kernel_trace");
     return;

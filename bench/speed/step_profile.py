@@ -82,18 +82,18 @@ def share_out(step):
 
 
 def profile(args, batch):
-    command = [args.nibble, "--log-level", "warning", "bench", "offline", args.model, "--device",
-               "cuda", "--batch", str(batch), "--context", str(args.context), "--input-len", "16",
-               "--output-len", "32", "--repeats", "2", "--max-num-batched-tokens", "8192",
-               "--kv-cache-dtype", args.kv, "--json", *args.more]
+    command = [os.path.abspath(args.nibble), "--log-level", "warning", "bench", "offline",
+               os.path.abspath(args.model), "--device", "cuda", "--batch", str(batch), "--context",
+               str(args.context), "--input-len", "16", "--output-len", "32", "--repeats", "2",
+               "--max-num-batched-tokens", "8192", "--kv-cache-dtype", args.kv, "--json",
+               *args.more]
     plain = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
     with tempfile.TemporaryDirectory() as folder:
-        trace = os.path.join(folder, "trace")
-        environment = dict(os.environ, CUDA_INJECTION64_PATH=os.path.abspath(args.trace),
-                           KERNEL_TRACE_OUT=trace)
-        traced = json.loads(subprocess.run(command, check=True, capture_output=True,
+        environment = dict(os.environ, CUDA_INJECTION64_PATH=os.path.abspath(args.trace))
+        traced = json.loads(subprocess.run(command, check=True, capture_output=True, cwd=folder,
                                            env=environment).stdout)
-        steps = [share_out(step) for step in steps_of(read(trace))]
+        trace = read(os.path.join(folder, "kernel_trace.txt"))
+        steps = [share_out(step) for step in steps_of(trace)]
     # Rounds begin with prefills: those steps hold more than a recorded step and its picks.
     size = statistics.mode(sum(n for _, n in step.values()) for step in steps)
     steps = [step for step in steps if sum(n for _, n in step.values()) == size]
