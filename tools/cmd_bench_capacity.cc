@@ -118,8 +118,9 @@ Result<double> decode(Model& model, PagedKvCache& cache, const CapacityReport& r
   double ms = 0;
   for (int round = 0; round < 2; ++round) {  // the first may record
     const auto begin = std::chrono::steady_clock::now();
-    model.forward_and_pick({.tokens = tokens, .sequences = spans, .logit_rows = rows}, cache,
-                           {.rows = greedy, .edits = {}}, picked);
+    model.start({.tokens = tokens, .sequences = spans, .logit_rows = rows}, cache,
+                {.rows = greedy, .edits = {}});
+    model.finish(picked);
     ms =
         std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
   }
