@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/check.h"
+#include "base/f16.h"
 #include "quantizer/encoders/row_encoder.h"
 #include "quantizer/kernels/find_row_kernels.h"
 
@@ -131,6 +132,14 @@ Result<float> absmax_of(const float* x, int64_t row, int64_t rows, int64_t k) {
   return make_error(StatusCode::kCorrupt,
                     "weight [{}, {}] is {}; leave the module out with --ignore", row + i / k, i % k,
                     x[i]);
+}
+
+std::optional<float> absmax_of_bf16(std::span<const std::byte> numbers) {
+  const auto kernels = rows::find_row_kernels("auto");
+  CHECK(kernels.ok());
+  const float largest = bf16_to_f32((*kernels)->absmax_bf16(
+      reinterpret_cast<const uint8_t*>(numbers.data()), static_cast<int64_t>(numbers.size() / 2)));
+  return std::isfinite(largest) ? std::optional(largest) : std::nullopt;
 }
 
 }  // namespace nibble

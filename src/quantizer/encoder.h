@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -96,5 +97,8 @@ Result<std::unique_ptr<MatrixEncoder>> make_encoder(const EncoderOptions& option
 /// Largest magnitude of rows [rows, k], for the Extent of an encoder that needs it. kCorrupt for a
 /// weight that is NaN or infinite, naming row (counted from `row`) and column.
 Result<float> absmax_of(const float* x, int64_t row, int64_t rows, int64_t k);
+
+/// The same of BF16 numbers as they are stored; empty when one of them is not finite.
+std::optional<float> absmax_of_bf16(std::span<const std::byte> numbers);
 
 }  // namespace nibble

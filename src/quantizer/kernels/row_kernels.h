@@ -61,6 +61,9 @@ struct RowKernels {
 
   /// Largest magnitude of each group; infinite or NaN when a weight is.
   void (*absmax)(const float* x, int64_t groups, int64_t width, float* out);
+  /// Bits of the largest magnitude of BF16 numbers; beyond those of the largest finite one when a
+  /// number is infinite or NaN. Aligned to nothing.
+  uint16_t (*absmax_bf16)(const uint8_t* x, int64_t count);
   /// Smallest and largest weight of each group of finite ones.
   void (*minmax)(const float* x, int64_t groups, int64_t width, float* low, float* high);
   /// Ideal scales [groups], before they are rounded to how they are stored. Of magnitudes from

@@ -21,6 +21,17 @@ inline void for_each_vector(const float* x, int64_t width, Visit visit) {
   }
 }
 
+uint16_t bf16_absmax(const uint8_t* x, int64_t count) {
+  uint16_t most = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    uint16_t bits = 0;
+    __builtin_memcpy(&bits, x + 2 * i, 2);
+    bits &= 0x7fff;
+    most = bits > most ? bits : most;
+  }
+  return most;
+}
+
 void group_absmax(const float* x, int64_t groups, int64_t width, float* out) {
   for (int64_t g = 0; g < groups; ++g) {
     I largest = Lanes::set_int(0);  // as integers, so that NaN is the largest
@@ -357,6 +368,7 @@ void search_exponent(const SearchArgs& args, float* powers) {
 constexpr RowKernels rows_named(std::string_view isa) {
   return {.isa = isa,
           .absmax = group_absmax,
+          .absmax_bf16 = bf16_absmax,
           .minmax = group_minmax,
           .lsq = search_lsq,
           .lsq_signed = search_lsq_signed,
