@@ -1,5 +1,6 @@
 #include "backend/cuda/kernels/gemm_w4a16_sm90.h"
 
+#include "backend/cuda/kernels/gemm_w4a16_decode_sm90.h"
 #include "backend/cuda/testing/gemm_check.h"
 #include "backend/cuda/testing/gpu_test.h"
 
@@ -70,6 +71,32 @@ TEST(GemmW4A16Sm90, FewTokensEqualTheReference) {
                                        .row_counts = {1, 6, 10},
                                        .tolerance = kTolerance,
                                        .seed = 9});
+}
+
+TEST(GemmW4A16Sm90, PlansForFewTokensFit) {
+  for (const int64_t n : {16, 64, 200, 2051, 6144, 8192, 28672, 40000, 128256}) {
+    for (const int64_t k : {128, 640, 4096, 14336, 28672}) {
+      for (int64_t m = 1; m <= kW4A16DecodeTokens; ++m) {
+        for (const int sms : {8, 114, 132}) {
+          for (const int group : {32, 128}) {
+            const W4A16DecodePlan plan = plan_w4a16_decode(n, k, group, m, sms);
+            const int tokens = m <= 8 ? 8 : 16;
+            SCOPED_TRACE(::testing::Message() << n << " x " << k << " m " << m << " sms " << sms);
+            EXPECT_GE(plan.tile * plan.tiles, plan.slices);
+            EXPECT_LE(plan.blocks, sms);
+            EXPECT_EQ(plan.blocks % plan.cluster, 0);
+            EXPECT_GE(2 * plan.row_warps, plan.tile);
+            EXPECT_LE(plan.row_warps * plan.k_warps, kW4A16DecodeWarps);
+            EXPECT_EQ(plan.k_warps % plan.step_pairs, 0);
+            EXPECT_EQ(plan.stages % (plan.k_warps / plan.step_pairs), 0);
+            EXPECT_GE(plan.stages, 2);
+            const int ring = plan.stages * (plan.weight_bytes + plan.x_bytes);
+            EXPECT_LE(ring + w4a16_decode_rest(tokens), kW4A16DecodeShared);
+          }
+        }
+      }
+    }
+  }
 }
 
 TEST(GemmW4A16Sm90, RefusesOtherWeights) {
