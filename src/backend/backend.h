@@ -75,9 +75,12 @@ class Backend {
   [[nodiscard]] virtual std::string_view name() const = 0;  // "cpu/avx512"
   [[nodiscard]] virtual int threads() const = 0;
 
-  /// Type of the activations between the parts of a layer. The residual stream and logits are F32
-  /// everywhere.
-  [[nodiscard]] virtual DType activation_type() const { return DType::kF32; }
+  /// Type of the activations between the parts of a layer (results of qkv and gate_up products,
+  /// rotated queries, results of attention) of a model whose dtype is `model`: BF16 for BF16
+  /// models, which were trained with it. The residual stream and logits are F32 everywhere.
+  [[nodiscard]] virtual DType activation_type(DType model) const {
+    return model == DType::kBF16 ? DType::kBF16 : DType::kF32;
+  }
   /// Whether the backend's memory is the host's.
   [[nodiscard]] virtual bool host_memory() const { return true; }
   /// Bytes that are free in the backend's memory; 0 where that is the host's.

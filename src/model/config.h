@@ -28,7 +28,8 @@ struct RopeConfig {
 struct ModelConfig {
   std::string architecture;   // "LlamaForCausalLM"
   DType dtype = DType::kF32;  // kF32, kF16 or kBF16; BF16 models compute linear
-                              // layers from BF16 inputs and give BF16 logits
+                              // layers from BF16 inputs, hand BF16 from part to
+                              // part of a layer and give BF16 logits
   int64_t vocab_size = 0;
   int64_t hidden_size = 0;
   int64_t intermediate_size = 0;

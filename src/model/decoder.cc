@@ -7,7 +7,10 @@
 namespace nibble {
 
 Decoder::Decoder(DecoderParts parts, Backend& backend, const ModelOptions& options)
-    : parts_(std::move(parts)), backend_(backend), options_(options) {}
+    : parts_(std::move(parts)),
+      backend_(backend),
+      options_(options),
+      activation_type_(backend.activation_type(parts_.config.dtype)) {}
 
 Result<std::unique_ptr<Model>> Decoder::create(DecoderParts parts,
                                                Backend& backend,
@@ -30,7 +33,7 @@ Status Decoder::allocate_scratch() {
   };
   const int64_t rows = options_.max_batch_tokens;
   const int64_t picked = options_.max_logit_rows;
-  const DType type = backend_.activation_type();
+  const DType type = activation_type_;
   const int64_t logit_width = backend_.host_memory() ? 0 : config.vocab_size;
   const Request requests[] = {{hidden_, rows, config.hidden_size, DType::kF32},
                               {picked_, picked, config.hidden_size, DType::kF32},
@@ -97,7 +100,7 @@ void Decoder::write_logits(const StepInput& input, const StepShape& shape, float
 void Decoder::run_layers(const StepInput& input,
                          const StepShape& shape,
                          const PagedKvCache& cache) {
-  const DType type = backend_.activation_type();
+  const DType type = activation_type_;
   auto* hidden = hidden_.as<float>();
   ForwardContext context{.backend = backend_,
                          .rows = shape.rows,

@@ -57,11 +57,12 @@ class Decoder final : public Model {
   DecoderParts parts_;
   Backend& backend_;
   ModelOptions options_;
+  DType activation_type_;
   // Scratch: [max_batch_tokens, width], and [max_logit_rows, width] for picked_ and logits_.
   DeviceBuffer hidden_;  // f32, the residual stream
   DeviceBuffer picked_;  // f32, its rows whose logits are wanted
   DeviceBuffer logits_;  // f32; empty where the backend writes to the caller's memory
-  DeviceBuffer qkv_;     // these in the backend's type of activations
+  DeviceBuffer qkv_;     // these in activation_type_
   DeviceBuffer attended_;
   DeviceBuffer gate_up_;
 };

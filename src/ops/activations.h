@@ -6,7 +6,8 @@
 namespace nibble {
 
 /// Rows of activations in a backend's memory: F32, or BF16 where Backend::activation_type() says
-/// that layers exchange them so. Converts from float*, which is F32.
+/// that layers exchange them so; numbers are rounded to nearest, ties to even. Converts from
+/// float*, which is F32.
 struct Activations {
   void* data = nullptr;
   DType type = DType::kF32;
@@ -34,10 +35,15 @@ struct ConstActivations {
   ConstActivations(const float* f32) : data(f32) {}  // NOLINT(google-explicit-constructor)
   ConstActivations(Activations rows)                 // NOLINT(google-explicit-constructor)
       : data(rows.data), type(rows.type) {}
+  ConstActivations(const void* memory, DType kind) : data(memory), type(kind) {}
 
   [[nodiscard]] const float* f32() const {
     CHECK(type == DType::kF32);
     return static_cast<const float*>(data);
+  }
+  /// What begins `elements` later.
+  [[nodiscard]] ConstActivations at(int64_t elements) const {
+    return {static_cast<const std::byte*>(data) + elements * dtype_bits(type) / 8, type};
   }
 };
 

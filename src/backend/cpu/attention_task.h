@@ -13,6 +13,17 @@ constexpr int64_t kKeyChunk = 512;   // keys that are packed at a time for many 
 constexpr int64_t kDotBlock = 32;    // elements of a product that are summed before the total
 constexpr int64_t kKeyPiece = 2048;  // keys after which the sums of a row start afresh
 
+/// Activations: F32 or BF16 numbers. Strides and offsets count numbers.
+enum class Element : uint8_t { kF32, kBf16 };
+struct Numbers {
+  void* data = nullptr;
+  Element type = Element::kF32;
+};
+struct ConstNumbers {
+  const void* data = nullptr;
+  Element type = Element::kF32;
+};
+
 struct KvLayout {
   uint8_t* pages = nullptr;
   int64_t code = 0;  // KvCode
@@ -27,9 +38,9 @@ struct KvLayout {
 
 /// The query heads of one KV head, for some consecutive tokens of a sequence.
 struct AttentionTask {
-  const float* q = nullptr;  // row of the first token, first head of the group
+  ConstNumbers q;  // row of the first token, first head of the group
   int64_t q_stride = 0;
-  float* out = nullptr;
+  Numbers out;
   int64_t out_stride = 0;
   int64_t tokens = 0;
   int64_t group = 0;  // query heads that share the KV head; tokens * group <= kQueryRows

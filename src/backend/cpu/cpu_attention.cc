@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "backend/cpu/numbers.h"
 #include "base/check.h"
 
 namespace nibble::cpu {
@@ -141,27 +142,29 @@ void CpuAttention::rope_append_token(const RopeAppendArgs& args,
   const int64_t position = sequence.kv_len - sequence.q_len + token;
   float spare[kMaxHeadDim];
   const float* cosine = rotation_of(args, row, position, spare);
-  float* q = args.qkv.f32() + row * args.stride;
-  float* k = q + args.heads * dim;
-  float* v = k + args.kv.kv_heads * dim;
-  for (int64_t head = 0; head < args.heads + args.kv.kv_heads; ++head) {
-    float* values = q + head * dim;
-    const float* norm = head < args.heads ? args.q_norm : args.k_norm;
-    if (norm != nullptr) {
-      kernels_.rms_norm(values, dim, norm, args.norm_eps, values);
-    }
-    kernels_.rotate(values, dim, cosine, cosine + dim / 2);
-  }
   const int64_t page = sequence.pages[position / layout.page_size];
   const int64_t slot = position % layout.page_size;
-  for (int64_t head = 0; head < args.kv.kv_heads; ++head) {
-    uint8_t* half = layout.pages + page * layout.page_bytes + head * 2 * layout.half_bytes;
-    for (float* values : {k + head * dim, v + head * dim}) {
-      auto* params =
-          reinterpret_cast<float*>(half + layout.params_offset) + slot * layout.row_params;
-      kernels_.write_kv(layout, values, half + slot * layout.row_bytes, params);
-      half += layout.half_bytes;
+  const int64_t kv_heads = args.kv.kv_heads;
+  for (int64_t head = 0; head < args.heads + 2 * kv_heads; ++head) {
+    const Numbers numbers = numbers_of(args.qkv.at(row * args.stride + head * dim));
+    const int64_t kv_head = head - args.heads;  // negative: a query; then keys, then values
+    float values[kMaxHeadDim];
+    kernels_.load({numbers.data, numbers.type}, dim, values);
+    if (kv_head < kv_heads) {
+      const float* norm = kv_head < 0 ? args.q_norm : args.k_norm;
+      if (norm != nullptr) {
+        kernels_.rms_norm(values, dim, norm, args.norm_eps, values);
+      }
+      kernels_.rotate(values, dim, cosine, cosine + dim / 2);
     }
+    if (kv_head < 0) {
+      kernels_.store(values, dim, numbers);
+      continue;
+    }
+    uint8_t* half = layout.pages + page * layout.page_bytes +
+                    (kv_head % kv_heads * 2 + kv_head / kv_heads) * layout.half_bytes;
+    auto* params = reinterpret_cast<float*>(half + layout.params_offset) + slot * layout.row_params;
+    kernels_.write_kv(layout, values, half + slot * layout.row_bytes, params);
   }
 }
 
@@ -186,9 +189,9 @@ AttentionTask CpuAttention::Plan::task(const AttentionArgs& args,
   const int64_t row = sequence.q_begin + block.first_token;
   const int64_t offset = kv_head * group * layout.head_dim;
   AttentionTask task;
-  task.q = args.q.f32() + row * args.q_stride + offset;
+  task.q = numbers_of(args.q.at(row * args.q_stride + offset));
   task.q_stride = args.q_stride;
-  task.out = args.out.f32() + row * args.out_stride + offset;
+  task.out = numbers_of(args.out.at(row * args.out_stride + offset));
   task.out_stride = args.out_stride;
   task.tokens = std::min<int64_t>(unit, sequence.q_len - block.first_token);
   task.group = group;

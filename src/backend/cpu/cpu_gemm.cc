@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "backend/cpu/numbers.h"
 #include "base/check.h"
 
 namespace nibble::cpu {
@@ -97,19 +98,23 @@ Status CpuGemm::update(const QuantTensor& weight) {
 bool CpuGemm::in_tiles(int64_t m) const { return tile_kernel_ != nullptr && m >= kFewestTileRows; }
 
 const float* CpuGemm::input_row(const GemmArgs& args, int64_t row, float* buffer) const {
-  const float* x = args.x.f32() + row * args.x_stride;
+  const ConstActivations given = args.x.at(row * args.x_stride);
   const int64_t k = matrix_.k();
-  switch (args.input.kind) {
-    case GemmInput::Kind::kPlain:
-      return x;
-    case GemmInput::Kind::kRmsNorm:
-      kernels_.rms_norm(x, k, args.input.norm_weight, args.input.eps, buffer);
-      return buffer;
-    case GemmInput::Kind::kSiluMul:
-      kernels_.silu_mul(x, x + k, k, buffer);
-      return buffer;
+  if (args.input.kind == GemmInput::Kind::kSiluMul) {
+    kernels_.silu_mul(numbers_of(given), k, buffer);
+    return buffer;
   }
-  return nullptr;
+  const float* x = buffer;
+  if (given.type == DType::kF32) {
+    x = given.f32();
+  } else {
+    kernels_.load(numbers_of(given), k, buffer);
+  }
+  if (args.input.kind == GemmInput::Kind::kRmsNorm) {
+    kernels_.rms_norm(x, k, args.input.norm_weight, args.input.eps, buffer);
+    return buffer;
+  }
+  return x;
 }
 
 int64_t CpuGemm::pieces() const {
@@ -118,7 +123,8 @@ int64_t CpuGemm::pieces() const {
 }
 
 bool CpuGemm::takes_input_as_given(const GemmArgs& args) const {
-  return matrix_.act() == ActFormat::kFloat && args.input.kind == GemmInput::Kind::kPlain;
+  return matrix_.act() == ActFormat::kFloat && args.input.kind == GemmInput::Kind::kPlain &&
+         args.x.type == DType::kF32;
 }
 
 int64_t CpuGemm::slab_stride(int64_t m) { return (m + 15) / 16 * kSlabPieces * kTileBytes; }
@@ -166,9 +172,10 @@ ProductTask CpuGemm::product_task(const GemmArgs& args, int64_t row) const {
   ProductTask task;
   task.w = matrix_.view();
   task.m = args.m - row;
-  task.y = args.y.f32() + row * args.y_stride;
+  task.y = numbers_of(args.y.at(row * args.y_stride));
   task.y_stride = args.y_stride;
   task.add = args.output == GemmOutput::kAdd;
+  task.bias = args.bias;
   if (has_token_scales(matrix_.act())) {
     task.x_scales = workspace_.scales() + row;
     task.x_sums = workspace_.sums() + row;
@@ -181,6 +188,7 @@ void CpuGemm::run(const GemmArgs& args) {
   CHECK_LE(args.m, max_m_);
   CHECK_GE(args.x_stride, args.input.kind == GemmInput::Kind::kSiluMul ? 2 * k : k);
   CHECK_GE(args.y_stride, matrix_.n());
+  CHECK(args.y.type == DType::kF32 || args.output == GemmOutput::kStore);
   if (!takes_input_as_given(args)) {
     for_rows(workspace_.pool(), args.m, k,
              [&](int64_t row, int thread) { round_row(args, row, thread); });
@@ -190,20 +198,15 @@ void CpuGemm::run(const GemmArgs& args) {
   } else {
     multiply_rows(args);
   }
-  if (args.bias != nullptr) {
-    for_rows(workspace_.pool(), args.m, matrix_.n(), [&](int64_t row, int) {
-      kernels_.add(args.y.f32() + row * args.y_stride, args.bias, matrix_.n());
-    });
-  }
 }
 
 void CpuGemm::multiply_rows(const GemmArgs& args) {
   GemmTask whole;
-  whole.x = args.x.f32();
-  whole.x_stride = args.x_stride;
-  if (!takes_input_as_given(args)) {
-    whole.x = reinterpret_cast<const float*>(workspace_.activations());
-    whole.x_stride = matrix_.k();
+  whole.x = reinterpret_cast<const float*>(workspace_.activations());
+  whole.x_stride = matrix_.k();
+  if (takes_input_as_given(args)) {
+    whole.x = args.x.f32();
+    whole.x_stride = args.x_stride;
   }
   const auto* codes = reinterpret_cast<const uint8_t*>(workspace_.activations());
   whole.xq_stride = pieces() * 64;

@@ -40,9 +40,10 @@ struct ProductTask {
   const float* x_scales = nullptr;  // per row, for quantized activations
   const int32_t* x_sums = nullptr;
   int64_t m = 0;
-  float* y = nullptr;
+  Numbers y;  // F32 when added to
   int64_t y_stride = 0;
   bool add = false;
+  const float* bias = nullptr;  // [n] or null
 };
 
 struct GemmTask : ProductTask {
@@ -113,8 +114,9 @@ struct KernelTable {
   float (*quantize_fp8)(const float* x, int64_t k, float* out) = nullptr;
   void (*round_bf16)(const float* x, int64_t k, float* out) = nullptr;
   void (*rms_norm)(const float* x, int64_t n, const float* weight, float eps, float* y) = nullptr;
-  void (*silu_mul)(const float* gate, const float* up, int64_t n, float* y) = nullptr;
-  void (*add)(float* y, const float* x, int64_t n) = nullptr;
+  void (*silu_mul)(ConstNumbers gate_up, int64_t n, float* y) = nullptr;  // gate [n], up [n]
+  void (*load)(ConstNumbers x, int64_t n, float* y) = nullptr;
+  void (*store)(const float* x, int64_t n, Numbers y) = nullptr;  // rounded where y is BF16
   // Rotates one head in place by the angles whose cosines and sines are given [dim/2].
   void (*rotate)(float* head, int64_t dim, const float* cosine, const float* sine) = nullptr;
   // Writes one head's keys or values of one token.

@@ -126,7 +126,7 @@ class CudaBackend final : public Backend {
 
   [[nodiscard]] std::string_view name() const override { return name_; }
   [[nodiscard]] int threads() const override { return 1; }
-  [[nodiscard]] DType activation_type() const override { return DType::kBF16; }
+  [[nodiscard]] DType activation_type(DType /*model*/) const override { return DType::kBF16; }
   [[nodiscard]] bool host_memory() const override { return false; }
   [[nodiscard]] int64_t free_memory() const override {
     return static_cast<int64_t>(free_device_memory());

@@ -23,7 +23,9 @@ struct Lanes : cpu::Simd {
     _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm512_cvtepi64_epi8(pairs));
   }
   static void store_bytes(uint8_t* p, cpu::I32x16 codes) { store_u8(p, codes); }
-  static void store_halves(uint8_t* p, cpu::I32x16 codes) { store_u16(p, codes); }
+  static void store_halves(uint8_t* p, cpu::I32x16 codes) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(codes.v));
+  }
 };
 
 }  // namespace

@@ -25,7 +25,12 @@ struct Lanes : cpu::Simd {
   /// Low bytes of the lanes.
   static void store_bytes(uint8_t* p, cpu::I32x16 codes) { store_u8(p, codes); }
   /// Low halves of the lanes.
-  static void store_halves(uint8_t* p, cpu::I32x16 codes) { store_u16(p, codes); }
+  static void store_halves(uint8_t* p, cpu::I32x16 codes) {
+    for (int i = 0; i < 16; ++i) {
+      const auto half = static_cast<uint16_t>(codes.v[i]);
+      __builtin_memcpy(p + 2 * i, &half, 2);
+    }
+  }
 };
 
 }  // namespace

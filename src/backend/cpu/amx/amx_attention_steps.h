@@ -50,16 +50,16 @@ inline void load_query_tiles(const AttentionTask& task, const TileTask& t) {
   const int64_t dim = task.kv.head_dim;
   for (int64_t r = 0; r < round_up(t.rows, 16); ++r) {
     const bool exists = r < t.rows;
-    const float* source =
-        exists ? task.q + r / task.group * task.q_stride + r % task.group * dim : nullptr;
+    const int64_t source = r / task.group * task.q_stride + r % task.group * dim;
     t.positions[r] = exists ? static_cast<int32_t>(task.first_position + r / task.group) : -1;
     F32x16 sum = Simd::set(0.0F);
     for (int64_t d = 0; d < 32 * t.width; d += 16) {
       const int64_t lanes = exists ? larger(0, smaller(16, dim - d)) : 0;
-      const F32x16 q = lanes > 0 ? nearest_bf16(load_lanes(source + d, lanes)) : Simd::set(0.0F);
+      const F32x16 q =
+          lanes > 0 ? nearest_bf16(load_numbers(task.q, source + d, lanes)) : Simd::set(0.0F);
       sum = Simd::add(sum, q);
       uint8_t* row = query_tile(t, r / 16, d / 32) + r % 16 * 64 + d % 32 * 2;
-      Simd::store_u16(row, Simd::shift_right<16>(Simd::bits(q)));
+      Simd::store_bf16(row, q);
     }
     t.q_sum[r] = Simd::reduce_add(sum);
   }

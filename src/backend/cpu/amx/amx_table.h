@@ -32,8 +32,8 @@ void round_pieces(const float* row, int64_t k, uint8_t* out, int64_t slab_stride
     const F32x16 low = load_lanes(row + i, left < 16 ? left : 16);
     const F32x16 high =
         left > 16 ? load_lanes(row + i + 16, left < 32 ? left - 16 : 16) : Simd::set(0.0F);
-    Simd::store_u16(out, to_bf16_bits(low));
-    Simd::store_u16(out + 32, to_bf16_bits(high));
+    Simd::store_bf16(out, low);
+    Simd::store_bf16(out + 32, high);
     const bool slab_ends = i / 32 % kSlabPieces == kSlabPieces - 1;
     out += slab_ends ? slab_stride - (kSlabPieces - 1) * kTileBytes : kTileBytes;
   }

@@ -183,9 +183,5 @@ void add_values(const float* weights, const float* values, int64_t stride, float
   }
 }
 
-inline F32x16 nearest_bf16(F32x16 x) {
-  return Simd::from_bits(Simd::shift_left<16>(to_bf16_bits(x)));
-}
-
 }  // namespace
 }  // namespace nibble::cpu

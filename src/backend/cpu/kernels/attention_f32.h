@@ -111,9 +111,9 @@ inline void attention_f32(const AttentionTask& task) {
   float* top = acc + kQueryRows * padded_dim;
   float* denominator = top + kQueryRows;
   for (int64_t r = 0; r < rows; ++r) {
-    const float* source = task.q + r / task.group * task.q_stride + r % task.group * dim;
+    const int64_t source = r / task.group * task.q_stride + r % task.group * dim;
     for (int64_t d = 0; d < padded_dim; d += 16) {
-      Simd::store(q + r * padded_dim + d, load_lanes(source + d, smaller(16, dim - d)));
+      Simd::store(q + r * padded_dim + d, load_numbers(task.q, source + d, smaller(16, dim - d)));
       Simd::store(acc + r * padded_dim + d, Simd::set(0.0F));
     }
     top[r] = -__builtin_inff();
@@ -134,10 +134,10 @@ inline void attention_f32(const AttentionTask& task) {
     }
   }
   for (int64_t r = 0; r < rows; ++r) {
-    float* out = task.out + r / task.group * task.out_stride + r % task.group * dim;
+    const int64_t out = r / task.group * task.out_stride + r % task.group * dim;
     in_vectors(dim, [&](int64_t i, int64_t lanes) {
       const F32x16 sum = Simd::load(acc + r * padded_dim + i);
-      store_lanes(out + i, lanes, Simd::div(sum, Simd::set(denominator[r])));
+      store_numbers(task.out, out + i, lanes, Simd::div(sum, Simd::set(denominator[r])));
     });
   }
 }

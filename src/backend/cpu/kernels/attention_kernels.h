@@ -128,10 +128,10 @@ inline void load_queries(const AttentionTask& task, const QueryRows& queries) {
   const int64_t dim = task.kv.head_dim;
   const int64_t width = round_up(dim, kDotBlock);
   for (int64_t r = 0; r < task.tokens * task.group; ++r) {
-    const float* source = task.q + r / task.group * task.q_stride + r % task.group * dim;
+    const int64_t source = r / task.group * task.q_stride + r % task.group * dim;
     F32x16 sum = Simd::set(0.0F);
     for (int64_t d = 0; d < width; d += 16) {
-      const F32x16 q = load_lanes(source + d, larger(0, smaller(16, dim - d)));
+      const F32x16 q = load_numbers(task.q, source + d, larger(0, smaller(16, dim - d)));
       const F32x16 rounded = nearest_bf16(q);
       Simd::store(queries.q + r * width + d, rounded);
       sum = Simd::add(sum, rounded);

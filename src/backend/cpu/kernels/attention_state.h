@@ -113,10 +113,10 @@ inline void merge_states(const RowStates& total,
 inline void write_results(const AttentionTask& task, const RowStates& total, int64_t padded_dim) {
   const int64_t dim = task.kv.head_dim;
   for (int64_t r = 0; r < task.tokens * task.group; ++r) {
-    float* out = task.out + r / task.group * task.out_stride + r % task.group * dim;
+    const int64_t out = r / task.group * task.out_stride + r % task.group * dim;
     in_vectors(dim, [&](int64_t i, int64_t lanes) {
       const F32x16 sum = Simd::load(total.acc + r * padded_dim + i);
-      store_lanes(out + i, lanes, Simd::div(sum, Simd::set(total.sum[r])));
+      store_numbers(task.out, out + i, lanes, Simd::div(sum, Simd::set(total.sum[r])));
     });
   }
 }

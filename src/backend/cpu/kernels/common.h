@@ -51,6 +51,50 @@ inline void store_lanes(float* p, int64_t lanes, F32x16 value) {
   }
 }
 
+/// Rounded to BF16, ties to even; NaN stays NaN.
+inline F32x16 nearest_bf16(F32x16 v) {
+  const I32x16 bits = Simd::bits(v);
+  const I32x16 odd = Simd::and_int(Simd::shift_right<16>(bits), Simd::set_int(1));
+  const I32x16 sum = Simd::add_int(Simd::add_int(bits, Simd::set_int(0x7fff)), odd);
+  const F32x16 quiet = Simd::from_bits(Simd::or_int(bits, Simd::set_int(0x400000)));
+  // max takes its second operand when that is NaN, which is less than nothing.
+  const F32x16 at_least_0 = Simd::max(Simd::set(0.0F), v);
+  const F32x16 result =
+      Simd::select_less(Simd::set(-1.0F), at_least_0, Simd::from_bits(sum), quiet);
+  return Simd::from_bits(
+      Simd::and_int(Simd::bits(result), Simd::set_int(static_cast<int>(0xffff0000U))));
+}
+
+/// Lanes i .. i + lanes - 1 of a row.
+[[gnu::always_inline]] inline F32x16 load_numbers(ConstNumbers x, int64_t i, int64_t lanes) {
+  if (x.type == Element::kF32) {
+    return load_lanes(static_cast<const float*>(x.data) + i, lanes);
+  }
+  const uint8_t* p = static_cast<const uint8_t*>(x.data) + 2 * i;
+  if (lanes == 16) {
+    return load_bf16(p);
+  }
+  uint8_t bytes[32] = {};
+  __builtin_memcpy(bytes, p, static_cast<size_t>(lanes) * 2);
+  return load_bf16(bytes);
+}
+
+[[gnu::always_inline]] inline void store_numbers(Numbers y,
+                                                 int64_t i,
+                                                 int64_t lanes,
+                                                 F32x16 value) {
+  if (y.type == Element::kF32) {
+    return store_lanes(static_cast<float*>(y.data) + i, lanes, value);
+  }
+  uint8_t* p = static_cast<uint8_t*>(y.data) + 2 * i;
+  if (lanes == 16) {
+    return Simd::store_bf16(p, value);
+  }
+  uint8_t bytes[32];
+  Simd::store_bf16(bytes, value);
+  __builtin_memcpy(p, bytes, static_cast<size_t>(lanes) * 2);
+}
+
 /// e^x: 0 below -87 (before the result would be subnormal), e^88 above 88; NaN stays NaN.
 /// x = n ln 2 + r, |r| <= ln 2 / 2; e^r by its Taylor polynomial of degree 7, whose remainder
 /// r^8/8! is below 6e-9; ln 2 is split in two so that n * high is exact.

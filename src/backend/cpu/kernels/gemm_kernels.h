@@ -234,13 +234,17 @@ void tile_product(const PackedWeights& w,
 }
 
 inline void write_tile_row(const ProductTask& task, int64_t row, int64_t tile, F32x16 value) {
-  float* y = task.y + row * task.y_stride + tile * kTileRows;
-  const int64_t lanes = task.w.n - tile * kTileRows;
-  if (lanes >= kTileRows) {
-    Simd::store(y, task.add ? Simd::add(Simd::load(y), value) : value);
-  } else {
-    store_some(y, lanes, task.add ? Simd::add(load_some(y, lanes), value) : value);
+  const int64_t column = tile * kTileRows;
+  const int64_t left = task.w.n - column;
+  const int64_t lanes = left < kTileRows ? left : kTileRows;
+  const int64_t at = row * task.y_stride + column;
+  if (task.bias != nullptr) {
+    value = Simd::add(value, load_lanes(task.bias + column, lanes));
   }
+  if (task.add) {
+    value = Simd::add(load_lanes(static_cast<const float*>(task.y.data) + at, lanes), value);
+  }
+  store_numbers(task.y, at, lanes, value);
 }
 
 template <typename Codec, Groups kGroups, int kRows>

@@ -27,19 +27,23 @@ void rms_norm(const float* x, int64_t n, const float* weight, float eps, float* 
   });
 }
 
-void silu_mul(const float* gate, const float* up, int64_t n, float* y) {
+void silu_mul(ConstNumbers gate_up, int64_t n, float* y) {
   in_vectors(n, [&](int64_t i, int64_t lanes) {
-    const F32x16 g = load_lanes(gate + i, lanes);
+    const F32x16 g = load_numbers(gate_up, i, lanes);
     const F32x16 e = exp(Simd::sub(Simd::set(0.0F), g));
     const F32x16 silu = Simd::div(g, Simd::add(Simd::set(1.0F), e));
-    store_lanes(y + i, lanes, Simd::mul(silu, load_lanes(up + i, lanes)));
+    store_lanes(y + i, lanes, Simd::mul(silu, load_numbers(gate_up, n + i, lanes)));
   });
 }
 
-void add_row(float* y, const float* x, int64_t n) {
-  in_vectors(n, [&](int64_t i, int64_t lanes) {
-    store_lanes(y + i, lanes, Simd::add(load_lanes(y + i, lanes), load_lanes(x + i, lanes)));
-  });
+void load_row(ConstNumbers x, int64_t n, float* y) {
+  in_vectors(
+      n, [&](int64_t i, int64_t lanes) { store_lanes(y + i, lanes, load_numbers(x, i, lanes)); });
+}
+
+void store_row(const float* x, int64_t n, Numbers y) {
+  in_vectors(
+      n, [&](int64_t i, int64_t lanes) { store_numbers(y, i, lanes, load_lanes(x + i, lanes)); });
 }
 
 void rotate(float* head, int64_t dim, const float* cosine, const float* sine) {
@@ -132,38 +136,9 @@ float quantize_fp8(const float* x, int64_t k, float* out) {
   return largest / kFp8Max;
 }
 
-inline void store_some_bytes(uint8_t* p, int64_t count, const uint8_t* bytes) {
-  __builtin_memcpy(p, bytes, static_cast<size_t>(count));
-}
-
-inline I32x16 to_bf16_bits(F32x16 v) {
-  const I32x16 bits = Simd::bits(v);
-  const I32x16 odd = Simd::and_int(Simd::shift_right<16>(bits), Simd::set_int(1));
-  const I32x16 sum = Simd::add_int(Simd::add_int(bits, Simd::set_int(0x7fff)), odd);
-  const F32x16 quiet = Simd::from_bits(Simd::or_int(bits, Simd::set_int(0x400000)));
-  // NaN compares with nothing: it takes the second choice of both selections.
-  const F32x16 infinity = Simd::from_bits(Simd::set_int(kInfinityBits));
-  const F32x16 magnitude = Simd::from_bits(Simd::and_int(bits, Simd::set_int(kMagnitude)));
-  const F32x16 rounded = Simd::from_bits(sum);
-  const F32x16 finite = Simd::select_less(magnitude, infinity, rounded, quiet);
-  const F32x16 unchanged = Simd::from_bits(bits);
-  const F32x16 top = Simd::set(3.4028234e38F);
-  const F32x16 infinite = Simd::select_less(top, magnitude, unchanged, finite);
-  return Simd::shift_right<16>(Simd::bits(infinite));
-}
-
 void round_bf16(const float* x, int64_t k, float* out) {
   in_vectors(k, [&](int64_t i, int64_t lanes) {
-    const I32x16 upper = to_bf16_bits(load_lanes(x + i, lanes));
-    store_lanes(out + i, lanes, Simd::from_bits(Simd::shift_left<16>(upper)));
-  });
-}
-
-inline void write_kv_bf16(const float* x, int64_t dim, uint8_t* row) {
-  in_vectors(dim, [&](int64_t i, int64_t lanes) {
-    uint8_t bytes[32];
-    Simd::store_u16(bytes, to_bf16_bits(load_lanes(x + i, lanes)));
-    store_some_bytes(row + 2 * i, 2 * lanes, bytes);
+    store_lanes(out + i, lanes, nearest_bf16(load_lanes(x + i, lanes)));
   });
 }
 
@@ -172,7 +147,7 @@ inline void write_kv_int8(const float* x, int64_t dim, uint8_t* row, float* para
   in_vectors(dim, [&](int64_t i, int64_t lanes) {
     uint8_t bytes[16];
     Simd::store_u8(bytes, Simd::to_int(scaled_code(load_lanes(x + i, lanes), scale, 127.0F)));
-    store_some_bytes(row + i, lanes, bytes);
+    __builtin_memcpy(row + i, bytes, static_cast<size_t>(lanes));
   });
   params[0] = scale;
 }
@@ -273,7 +248,7 @@ void write_kv(const KvLayout& kv, const float* x, uint8_t* row, float* params) {
       __builtin_memcpy(row, x, static_cast<size_t>(kv.head_dim) * 4);
       return;
     case 1:
-      return write_kv_bf16(x, kv.head_dim, row);
+      return store_row(x, kv.head_dim, {row, Element::kBf16});
     case 2:
       return write_kv_int8(x, kv.head_dim, row, params);
     default:

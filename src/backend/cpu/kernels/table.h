@@ -25,7 +25,8 @@ constexpr KernelTable kernels_named(const char* name) {
   table.round_bf16 = round_bf16;
   table.rms_norm = rms_norm;
   table.silu_mul = silu_mul;
-  table.add = add_row;
+  table.load = load_row;
+  table.store = store_row;
   table.rotate = rotate;
   table.write_kv = write_kv;
   table.attention_rows = 32;

@@ -202,12 +202,17 @@ struct Simd {
       p[i] = static_cast<uint8_t>(lanes[i]);
     }
   }
-  static void store_u16(uint8_t* p, I32x16 a) {
-    uint32_t lanes[16];
-    store_int(lanes, a);
-    for (int i = 0; i < 16; ++i) {
-      __builtin_memcpy(p + 2 * i, &lanes[i], 2);
-    }
+  static __m256i bf16_bits(__m256 a) {
+    const __m256i bits = _mm256_castps_si256(a);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i sum = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+    const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(a, a, _CMP_UNORD_Q));
+    return _mm256_srli_epi32(_mm256_blendv_epi8(sum, quiet, nan), 16);
+  }
+  static void store_bf16(uint8_t* p, F32x16 a) {
+    const __m256i halves = _mm256_packus_epi32(bf16_bits(a.lo), bf16_bits(a.hi));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(halves, 0xd8));
   }
   template <int kIndex>
   static F32x16 nibble(I32x16 word) {

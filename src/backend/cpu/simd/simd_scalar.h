@@ -190,15 +190,15 @@ struct Simd {
       return f16_to_f32(static_cast<uint16_t>(((p[i] & 0x80) << 8) | ((p[i] & 0x7f) << 7)));
     });
   }
-  /// Low bytes, low halves.
+  /// Low bytes.
   static void store_u8(uint8_t* p, I32x16 a) {
     for (int i = 0; i < 16; ++i) {
       p[i] = static_cast<uint8_t>(a.v[i]);
     }
   }
-  static void store_u16(uint8_t* p, I32x16 a) {
+  static void store_bf16(uint8_t* p, F32x16 a) {
     for (int i = 0; i < 16; ++i) {
-      const auto half = static_cast<uint16_t>(a.v[i]);
+      const uint16_t half = f32_to_bf16(a.v[i]);
       __builtin_memcpy(p + 2 * i, &half, 2);
     }
   }
