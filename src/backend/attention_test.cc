@@ -9,6 +9,7 @@
 
 #include "backend/backend.h"
 #include "backend/cpu/isa.h"
+#include "backend/testing/bf16_rows.h"
 #include "backend/testing/gemm_input.h"
 #include "base/f16.h"
 
@@ -25,6 +26,7 @@ struct Shape {
   int64_t page_size;
   int64_t window;
   int32_t lengths[2] = {150, 37};
+  DType activations = DType::kF32;
 };
 
 std::vector<float> random_floats(int64_t count, uint32_t seed) {
@@ -59,6 +61,9 @@ class CachedRun {
       }
       std::shuffle(tables_[s].begin(), tables_[s].end(), std::mt19937(7));
       inputs_[s] = random_floats(shape.lengths[s] * row_, 11U + static_cast<uint32_t>(s));
+      if (shape.activations == DType::kBF16) {
+        inputs_[s] = to_f32(to_bf16(inputs_[s]));
+      }
       outputs_[s].assign(static_cast<size_t>(shape.lengths[s] * width_), 0.0F);
     }
     for (int64_t i = 0; i < shape.head_dim / 2; ++i) {
@@ -72,6 +77,9 @@ class CachedRun {
     inputs_[s][static_cast<size_t>(token * row_ + element)] =
         std::numeric_limits<float>::quiet_NaN();
   }
+
+  /// The same BF16 numbers, handed over as F32.
+  void wide_activations() { shape_.activations = DType::kF32; }
 
   /// Feeds the next counts[s] tokens of each sequence as one batch; no backend: the oracle.
   void step(Backend* backend, const int32_t (&counts)[2]) {
@@ -88,19 +96,28 @@ class CachedRun {
     }
     std::vector<float> out(static_cast<size_t>(rows * width_),
                            std::numeric_limits<float>::quiet_NaN());
-    const RopeAppendArgs rope{qkv.data(), row_,  shape_.heads, inv_freq_.data(),
-                              1.25F,      view_, spans};
-    const AttentionArgs attention{
+    RopeAppendArgs rope{qkv.data(), row_, shape_.heads, inv_freq_.data(), 1.25F, view_, spans};
+    AttentionArgs attention{
         qkv.data(),    row_,         out.data(),
         width_,        shape_.heads, 1.0F / std::sqrt(static_cast<float>(shape_.head_dim)),
         shape_.window, view_,        spans};
+    std::vector<uint16_t> narrow_qkv = to_bf16(qkv);
+    std::vector<uint16_t> narrow_out = to_bf16(out);
     if (backend == nullptr) {
       reference_rope_append(rope);
       round_queries(qkv);
       reference_attention(attention);
     } else {
+      if (shape_.activations == DType::kBF16) {
+        rope.qkv = {narrow_qkv.data(), DType::kBF16};
+        attention.q = rope.qkv;
+        attention.out = {narrow_out.data(), DType::kBF16};
+      }
       backend->rope_append_kv(rope);
       backend->attention(attention);
+      if (shape_.activations == DType::kBF16) {
+        out = to_f32(narrow_out);
+      }
     }
     for (int32_t s = 0; s < 2; ++s) {
       const SequenceSpan& span = spans[static_cast<size_t>(s)];
@@ -212,6 +229,41 @@ TEST(Attention, EqualsTheReferenceInAnyPiecesOnEveryInstructionSet) {
           expect_same_bits(first->memory(), whole->memory());
         }
         first = std::move(whole);
+      }
+    }
+  }
+}
+
+// All caches but F32 meet queries rounded to BF16, whatever they are in memory.
+TEST(Attention, Bf16InAndOutEqualsF32RoundedOnce) {
+  for (const KvCode code : kCodes) {
+    for (Shape shape :
+         {Shape{code, 4, 2, 64, 16, 0}, Shape{code, 3, 1, 24, 8, 20}, Shape{code, 2, 2, 136, 7, 0},
+          Shape{code, 8, 1, 128, 16, 0}, Shape{code, 34, 2, 64, 16, 0, {70, 9}}}) {
+      shape.activations = DType::kBF16;
+      CachedRun expected(shape);
+      CachedRun first(shape);
+      for (const std::string_view isa : cpu::supported_isas()) {
+        SCOPED_TRACE(testing::Message() << isa << " code " << static_cast<int>(code) << " head_dim "
+                                        << shape.head_dim);
+        auto backend = make_cpu_backend({.threads = 2, .isa = std::string(isa)}).value();
+        const CachedRun actual = run(shape, backend.get(), {1000, 1000});
+        const CachedRun single = run(shape, backend.get(), {1, 1});
+        if (isa == "scalar") {
+          expected.wide_activations();
+          expected.finish(backend.get(), {1000, 1000});
+          first = actual;
+        }
+        for (int s = 0; s < 2; ++s) {
+          if (code == KvCode::kF32) {
+            expect_near(actual.outputs(s), expected.outputs(s), 2e-2);
+          } else {
+            expect_same_bits(actual.outputs(s), to_f32(to_bf16(expected.outputs(s))));
+          }
+          expect_same_bits(actual.outputs(s), first.outputs(s));
+          expect_same_bits(single.outputs(s), first.outputs(s));
+        }
+        expect_same_bits(actual.memory(), expected.memory());
       }
     }
   }

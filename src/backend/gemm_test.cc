@@ -8,6 +8,7 @@
 
 #include "backend/backend.h"
 #include "backend/cpu/isa.h"
+#include "backend/testing/bf16_rows.h"
 #include "backend/testing/gemm_input.h"
 #include "base/f16.h"
 
@@ -270,6 +271,75 @@ TEST_F(Gemm, NormsItsInputAsTheNormAloneDoes) {
                       .input = {GemmInput::Kind::kRmsNorm, norm.data(), 1e-5F}});
         EXPECT_EQ(std::memcmp(y.data(), expected.data(), y.size() * 4), 0) << scheme.name;
       }
+    }
+  }
+}
+
+// Rows in BF16 are the same numbers; results in BF16 are those in F32, rounded once.
+TEST_F(Gemm, Bf16InAndOutEqualsF32RoundedOnce) {
+  constexpr int64_t kRows = 33;
+  for (const QuantScheme& scheme : tested_schemes()) {
+    const Problem shape{300, scheme.weight.scale_per == ScalePer::kGroup ? 256 : 77};
+    const std::vector<uint16_t> x = to_bf16(random_floats(2 * kRows * shape.k, 1));
+    const std::vector<float> wide = to_f32(x);
+    const std::vector<float> norm = random_floats(shape.k, 2);
+    const std::vector<float> bias = random_floats(shape.n, 3);
+    for (auto& backend : backends_) {
+      auto gemm =
+          backend->prepare_gemm(random_weight(scheme.weight, shape, 4).value(), scheme.act, kRows);
+      ASSERT_TRUE(gemm.ok());
+      using enum GemmInput::Kind;
+      for (const GemmInput::Kind kind : {kPlain, kRmsNorm, kSiluMul}) {
+        SCOPED_TRACE(testing::Message() << scheme.name << " " << backend->name() << " input "
+                                        << static_cast<int>(kind));
+        for (const int64_t m : {int64_t{1}, int64_t{4}, kRows}) {
+          const int64_t stride = shape.n + 3;
+          std::vector<float> expected(static_cast<size_t>(m * stride), 1.0F);
+          std::vector<uint16_t> y = to_bf16(expected);
+          GemmArgs args{.x = wide.data(),
+                        .x_stride = 2 * shape.k,
+                        .m = m,
+                        .y = expected.data(),
+                        .y_stride = stride,
+                        .input = {kind, norm.data(), 1e-5F},
+                        .bias = bias.data()};
+          (*gemm)->run(args);
+          args.x = {x.data(), DType::kBF16};
+          args.y = {y.data(), DType::kBF16};
+          (*gemm)->run(args);
+          ASSERT_EQ(y, to_bf16(expected)) << "m=" << m;
+        }
+      }
+    }
+  }
+}
+
+// With weights of one the product of one column is its activation.
+TEST_F(Gemm, RoundsEveryKindOfNumberToBf16) {
+  const float special[] = {0.0F,
+                           1e-40F,
+                           -1e-44F,
+                           1.17549435e-38F,
+                           1.00390625F,
+                           1.01171875F,
+                           -1.00390625F,
+                           3.4e38F,
+                           -3.4028234e38F,
+                           std::numeric_limits<float>::infinity(),
+                           std::numeric_limits<float>::quiet_NaN()};
+  std::vector<float> x(std::begin(special), std::end(special));
+  const std::vector<float> more = random_floats(500, 1);
+  x.insert(x.end(), more.begin(), more.end());
+  QuantTensor one = QuantTensor::allocate({WeightCode::kF32, ScalePer::kNone}, 20, 1).value();
+  std::ranges::fill(one.codes.as<float>(), 1.0F);
+  const auto rows = static_cast<int64_t>(x.size());
+  for (auto& backend : backends_) {
+    auto gemm = backend->prepare_gemm(one, ActFormat::kFloat, rows).value();
+    std::vector<uint16_t> y(x.size() * 20);
+    gemm->run(
+        {.x = x.data(), .x_stride = 1, .m = rows, .y = {y.data(), DType::kBF16}, .y_stride = 20});
+    for (size_t i = 0; i < y.size(); ++i) {
+      ASSERT_EQ(y[i], f32_to_bf16(x[i / 20])) << backend->name() << " " << x[i / 20];
     }
   }
 }
