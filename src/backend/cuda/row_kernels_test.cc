@@ -204,15 +204,11 @@ TEST(RowKernels, NormsAndGatesAgreeWithTheCpu) {
     const Output norm_result = normed.take();
     const Output gate_result = gated.take();
     std::vector<float> row_values(static_cast<size_t>(n));
-    std::vector<float> halves;
-    for (const uint16_t b : bits) {
-      halves.push_back(bf16_to_f32(b));
-    }
     for (int64_t row = 0; row < rows; ++row) {
       cpu::kScalarKernels.rms_norm(x.data() + row * n, n, weight.data(), 1e-5F, row_values.data());
       expect_nearly_cpu_codes(norm_result, row, n, row_values.data());
-      const float* gate = halves.data() + row * 2 * n;
-      cpu::kScalarKernels.silu_mul(gate, gate + n, n, row_values.data());
+      cpu::kScalarKernels.silu_mul({bits.data() + row * 2 * n, cpu::Element::kBf16}, n,
+                                   row_values.data());
       expect_nearly_cpu_codes(gate_result, row, n, row_values.data());
     }
   }
