@@ -10,7 +10,8 @@ namespace nibble::cuda {
 namespace {
 
 constexpr int32_t kLastPage = 36;  // tokens of the sequence in its second page
-constexpr int32_t kCompared = 4;   // its last tokens: three of the prefill and the decoded one
+constexpr int32_t kDecoded = 2;    // its last tokens: by the kernels for any length, and for short
+constexpr int32_t kCompared = 4;   // these and as many of the prefill
 constexpr int32_t kPages[] = {2, 0};
 constexpr int32_t kPageCount = 3;
 constexpr double kTheta = 10000.0;
@@ -38,8 +39,9 @@ class AttentionCheck final {
         allocate_zeroed(static_cast<size_t>(page_bytes(shape_.kv) * kPageCount), "the self-test"));
     NIBBLE_ASSIGN_OR_RETURN(workspace_,
                             allocate_zeroed(attention_workspace_bytes(shape_) + 1, "attention"));
-    NIBBLE_RETURN_IF_ERROR(step(0, tokens_ - 1));
-    NIBBLE_RETURN_IF_ERROR(step(tokens_ - 1, 1));
+    NIBBLE_RETURN_IF_ERROR(step(0, tokens_ - kDecoded, INT32_MAX));
+    NIBBLE_RETURN_IF_ERROR(step(tokens_ - 2, 1, INT32_MAX));
+    NIBBLE_RETURN_IF_ERROR(step(tokens_ - 1, 1, kShortAttention));
     const std::vector<float> want = reference();
     std::vector<uint16_t> got(kCompared * width);
     NIBBLE_RETURN_IF_ERROR(
@@ -53,8 +55,9 @@ class AttentionCheck final {
   }
 
  private:
-  /// Appends `rows` tokens from `first` on and attends for them.
-  Status step(int32_t first, int32_t rows) {
+  /// Appends `rows` tokens from `first` on and attends for them. Decode takes its kernels by
+  /// `longest`.
+  Status step(int32_t first, int32_t rows, int32_t longest) {
     std::vector<int32_t> numbers = {0, rows, first + rows, kPages[0], kPages[1]};
     for (int32_t row = 0; row < rows; ++row) {
       numbers.push_back(first + row);
@@ -69,7 +72,8 @@ class AttentionCheck final {
                                 .row_position = at + 5,
                                 .row_sequence = at + 5 + rows,
                                 .sequences = 1,
-                                .rows = rows};
+                                .rows = rows,
+                                .longest = longest};
     NIBBLE_ASSIGN_OR_RETURN(
         const DeviceBuffer plan,
         allocate_zeroed(attention_plan_bytes(shape_, 1, rows) + 1, "the plan of attention"));
@@ -197,8 +201,8 @@ Status SelfCheck::check_attention(const AttentionShape& shape) {
         "differs from the reference by {:.2g} of its size ({:.2g} is allowed), most at output {}: "
         "{:.6g} instead of {:.6g}; choose another --kv-cache-dtype or --device cpu, and report it",
         shape.heads, shape.kv.kv_heads, shape.kv.head_dim, name_of(shape.kv.code),
-        difference.row == kCompared - 1 ? "decode" : "prefill", difference.relative(), tolerance,
-        difference.column, difference.got, difference.want);
+        difference.row >= kCompared - kDecoded ? "decode" : "prefill", difference.relative(),
+        tolerance, difference.column, difference.got, difference.want);
   }
   ++checks_;
   milliseconds_ += milliseconds_since(start);
