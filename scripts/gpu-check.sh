@@ -72,7 +72,7 @@ if ! skipped models; then
     measure $scheme --batch 1 --input-len 8192 --output-len 4 --repeats 5 --max-num-batched-tokens 8192
     for kv in bf16 int4; do
       for batch in $batches; do
-        measure $scheme --batch $batch --context 1008 --input-len 16 --output-len 16 --repeats 2 \
+        measure $scheme --batch $batch --context 1008 --input-len 16 --output-len 16 --repeats $((batch < 256 ? 2 : 1)) \
           --max-num-batched-tokens 8192 --kv-cache-dtype $kv
       done
     done

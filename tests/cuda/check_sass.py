@@ -13,9 +13,11 @@ import sys
 # Kernels by the name that c++filt gives: instructions of which each kernel has at least one, and
 # the most loads and stores of local memory in one kernel (indexed arrays and spills outside loops).
 FAMILIES = [
-    (r"gemm_sm90<.*w4a8_sm90|gemm_sm90<.*Int4Codec", ("IGMMA", "UBLKCP"), 0),
-    (r"gemm_sm90<.*ByteCodec", ("IGMMA|QGMMA", "UBLKCP"), 10),
-    (r"gemm_w4a16_sm90<", ("HGMMA|HMMA", "UBLKCP"), 32),
+    (r"gemm_sm90<.*w4a8_sm90|gemm_sm90<.*Int4Codec", ("IGMMA", "UBLKCP"), 16),
+    (r"gemm_sm90<.*ByteCodec", ("IGMMA|QGMMA", "UBLKCP"), 16),
+    (r"gemm_w4a16_decode_sm90<.* 8>", ("HMMA", "UBLKCP"), 0),
+    (r"gemm_w4a16_decode_sm90<.* 16>", ("HMMA", "UBLKCP"), 32),
+    (r"gemm_w4a16_sm90<", ("HGMMA", "UBLKCP"), 32),
     (r"sm80::gemm_kernel<.*Codec(W4A8|W8A8)\b", ("IMMA", "LDGSTS"), 0),
     (r"sm80::gemm_kernel<", ("HMMA", "LDGSTS"), 0),
     (r"prefill_sm90_kernel<", ("HGMMA", "UBLKCP"), 0),
@@ -58,7 +60,7 @@ def main():
         pattern, wanted, most = family
         seen[pattern] += 1
         local = sum(counts[op] for op in LOCAL)
-        title = f"{architecture} {name.split('(')[0] if '(' not in name[:40] else name}"[:150]
+        title = f"{architecture} {name.replace('(anonymous namespace)::', '').split('(')[0]}"
         if "--table" in flags:
             print(f"{sum(counts.values()):6} instructions, {local:3} local  {title}")
         for operation in wanted:

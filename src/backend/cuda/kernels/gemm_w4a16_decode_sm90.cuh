@@ -430,7 +430,7 @@ struct W4A16DecodeLoop {
 /// y of the tiles that args.plan gives to this block. x [m, k] bf16, in boxes of kTokens rows x 64
 /// of K, as many as a step takes.
 template <int kGroupSize, int kTokens>
-__global__ void __launch_bounds__(kW4A16DecodeThreads, 2)
+__global__ void __launch_bounds__(kW4A16DecodeThreads, 1)
     gemm_w4a16_decode_sm90(const __grid_constant__ CUtensorMap x,
                            const __grid_constant__ W4A16DecodeArgs args) {
   using Loop = W4A16DecodeLoop<kGroupSize, kTokens>;
