@@ -169,8 +169,8 @@ class Answers(Case):
             length += len(cpu)
         print(f"\n  {equal} of {len(prompts)} texts equal the CPU's, {same} of {length} characters "
               "before the first difference", file=sys.stderr)
-        self.assertGreaterEqual(equal, 1)
-        self.assertGreaterEqual(same, length // 4)
+        self.assertGreaterEqual(equal, 6)
+        self.assertGreaterEqual(same, 3 * length // 4)
 
     def test_serves_and_is_healthy(self):
         server = Server("--device", "cuda")
