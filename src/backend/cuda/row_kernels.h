@@ -83,15 +83,4 @@ cudaError_t gather_embeddings(const EmbeddingArgs& args, const LaunchContext& co
 /// x [count] f32 rounded to bf16, ties to even, in place.
 cudaError_t round_bf16(float* x, int64_t count, const LaunchContext& context);
 
-/// Feeds a step's picks to the next step without a detour over the host:
-/// next[target[i]] = sampled[i] where target[i] >= 0.
-///   sampled, target [count] int32     next [*] int32; targets differ from each other
-struct FeedbackArgs {
-  const int32_t* sampled = nullptr;
-  const int32_t* target = nullptr;
-  int64_t count = 0;
-  int32_t* next = nullptr;
-};
-cudaError_t feed_back_tokens(const FeedbackArgs& args, const LaunchContext& context);
-
 }  // namespace nibble::cuda

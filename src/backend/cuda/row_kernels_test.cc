@@ -379,19 +379,6 @@ TEST(RowKernels, GathersEmbeddings) {
   }
 }
 
-TEST(RowKernels, FeedsTokensBack) {
-  NIBBLE_NEEDS_GPU();
-  const DeviceArray<int32_t> sampled(std::vector<int32_t>{10, 11, 12, 13});
-  const DeviceArray<int32_t> target(std::vector<int32_t>{3, -1, 0, 1});
-  const DeviceArray<int32_t> next(std::vector<int32_t>{-5, -5, -5, -5});
-  ASSERT_EQ(
-      feed_back_tokens(
-          {.sampled = sampled.data(), .target = target.data(), .count = 4, .next = next.data()},
-          {}),
-      cudaSuccess);
-  EXPECT_EQ(next.host(), (std::vector<int32_t>{12, 13, -5, 10}));
-}
-
 TEST(RowKernels, RefusesWhatTheyCannotDo) {
   EXPECT_EQ(rms_norm_quantize({.rows = 1, .n = 12}, {}), cudaErrorInvalidValue);
   EXPECT_EQ(silu_mul_quantize({.stride = 4, .rows = 1, .n = 8}, {}), cudaErrorInvalidValue);

@@ -49,15 +49,6 @@ __global__ __launch_bounds__(kThreads) void gather_kernel(const EmbeddingArgs ar
   out[1] = make_float4(x.v[4], x.v[5], x.v[6], x.v[7]);
 }
 
-__global__ __launch_bounds__(kThreads) void feed_back_kernel(const FeedbackArgs args) {
-  ptx::allow_successor();
-  ptx::wait_for_predecessor();
-  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (i < args.count && args.target[i] >= 0) {
-    args.next[args.target[i]] = args.sampled[i];
-  }
-}
-
 }  // namespace
 
 cudaError_t gather_embeddings(const EmbeddingArgs& args, const LaunchContext& context) {
@@ -82,17 +73,6 @@ cudaError_t gather_embeddings(const EmbeddingArgs& args, const LaunchContext& co
     default:
       return cudaErrorInvalidValue;
   }
-}
-
-cudaError_t feed_back_tokens(const FeedbackArgs& args, const LaunchContext& context) {
-  if (args.count < 0 || args.count > INT32_MAX) {
-    return cudaErrorInvalidValue;
-  }
-  if (args.count == 0) {
-    return cudaSuccess;
-  }
-  const auto blocks = static_cast<unsigned>((args.count + kThreads - 1) / kThreads);
-  return launch(feed_back_kernel, Grid{.blocks = dim3(blocks), .threads = kThreads}, context, args);
 }
 
 }  // namespace nibble::cuda
