@@ -10,6 +10,7 @@
 #include "engine/memory_plan.h"
 #include "flag_checks.h"
 #include "model_flags.h"
+#include "ops/kv_name.h"
 #include "output.h"
 
 namespace nibble {
@@ -193,10 +194,9 @@ int64_t planned_without_cache(const CapacityReport& report) {
 }
 
 Json to_json(const CapacityReport& report, const CapacityFlags& flags) {
-  const std::string type =
-      flags.model.kv_cache_dtype == "auto" ? "bf16" : flags.model.kv_cache_dtype;
+  const KvCode code = parse_kv_cache_dtype(flags.model.kv_cache_dtype).value();
   return Json::object({{"scheme", report.scheme},
-                       {"kv_cache_dtype", type},
+                       {"kv_cache_dtype", kv_code_name(code)},
                        {"backend", report.backend},
                        {"tokens", report.pages * report.page_size},
                        {"page_size", report.page_size},

@@ -8,6 +8,7 @@
 #include "flag_checks.h"
 #include "model_flags.h"
 #include "offline_bench.h"
+#include "ops/kv_name.h"
 #include "output.h"
 
 namespace nibble {
@@ -42,8 +43,8 @@ struct OfflineReport {
   int64_t peak_rss_bytes = 0;
 };
 
-std::string cache_type(const ModelFlags& flags) {
-  return flags.kv_cache_dtype == "auto" ? "bf16" : flags.kv_cache_dtype;
+std::string_view cache_type(const ModelFlags& flags) {
+  return kv_code_name(parse_kv_cache_dtype(flags.kv_cache_dtype).value());
 }
 
 /// Bytes of keys and values that a decode step reads for one sequence of this length.

@@ -12,7 +12,7 @@
 #include "checkpoint/quant_config.h"
 #include "command.h"
 #include "flag_checks.h"
-#include "ops/kv.h"
+#include "ops/kv_name.h"
 #include "output.h"
 
 namespace nibble {
@@ -47,14 +47,8 @@ struct Summary {
   CacheFacts cache;
 };
 
-struct KvType {
-  const char* name;
-  KvCode code;
-};
-constexpr std::array<KvType, 4> kKvTypes = {{{"f32", KvCode::kF32},
-                                             {"bf16", KvCode::kBf16},
-                                             {"int8", KvCode::kInt8},
-                                             {"int4", KvCode::kInt4}}};
+constexpr std::array<KvCode, 4> kKvCodes = {KvCode::kF32, KvCode::kBf16, KvCode::kInt8,
+                                            KvCode::kInt4};
 
 bool contains(std::string_view text, std::string_view part) {
   return text.find(part) != std::string_view::npos;
@@ -200,7 +194,7 @@ int64_t kv_token_bytes(const CacheFacts& cache, KvCode code) {
 struct MemoryRow {
   int64_t context = 0;
   int64_t concurrency = 0;
-  std::array<int64_t, kKvTypes.size()> kv_bytes{};
+  std::array<int64_t, kKvCodes.size()> kv_bytes{};
 };
 
 // Contexts of the table: those asked for, none beyond the model's own.
@@ -221,10 +215,10 @@ Result<std::vector<MemoryRow>> memory_rows(const Summary& summary, const Flags& 
   for (const int64_t context : contexts_of(flags, summary)) {
     for (const int64_t concurrency : flags.concurrencies) {
       MemoryRow row{context, concurrency, {}};
-      for (size_t i = 0; i < kKvTypes.size(); ++i) {
+      for (size_t i = 0; i < kKvCodes.size(); ++i) {
         int64_t& bytes = row.kv_bytes.at(i);
         int64_t total = 0;
-        if (__builtin_mul_overflow(kv_token_bytes(summary.cache, kKvTypes.at(i).code), context,
+        if (__builtin_mul_overflow(kv_token_bytes(summary.cache, kKvCodes.at(i)), context,
                                    &bytes) ||
             __builtin_mul_overflow(bytes, concurrency, &bytes) ||
             __builtin_add_overflow(bytes, summary.bytes, &total)) {
@@ -246,9 +240,9 @@ void print_json(const Summary& summary, const std::vector<MemoryRow>& rows) {
     kinds.set(kind, bytes);
   }
   JsonArray memory;
-  for (size_t i = 0; i < kKvTypes.size(); ++i) {
+  for (size_t i = 0; i < kKvCodes.size(); ++i) {
     for (const MemoryRow& row : rows) {
-      memory.push_back(Json::object({{"kv", kKvTypes.at(i).name},
+      memory.push_back(Json::object({{"kv", kv_code_name(kKvCodes.at(i))},
                                      {"context", row.context},
                                      {"concurrency", row.concurrency},
                                      {"kv_bytes", row.kv_bytes.at(i)},
@@ -282,8 +276,8 @@ void print_table(const Summary& summary, const std::vector<MemoryRow>& rows) {
   }
   std::string text =
       fmt::format("memory for weights and KV cache, MB\n  {:>8}{:>12}", "context", "concurrency");
-  for (const KvType& type : kKvTypes) {
-    text += fmt::format("{:>12}", type.name);
+  for (const KvCode code : kKvCodes) {
+    text += fmt::format("{:>12}", kv_code_name(code));
   }
   for (const MemoryRow& row : rows) {
     text += fmt::format("\n  {:>8}{:>12}", row.context, row.concurrency);

@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "base/process.h"
 #include "engine/memory_plan.h"
+#include "ops/kv_name.h"
 
 namespace nibble {
 namespace {
@@ -62,20 +63,14 @@ std::string name_of(const std::string& model_dir) {
 }  // namespace
 
 Result<KvCode> parse_kv_cache_dtype(const std::string& name) {
-  if (name == "auto" || name == "bf16") {
+  for (const KvCode code :
+       {KvCode::kBf16, KvCode::kF32, KvCode::kInt8, KvCode::kInt4, KvCode::kFp8}) {
+    if (name == kv_code_name(code)) {
+      return code;
+    }
+  }
+  if (name == "auto") {
     return KvCode::kBf16;
-  }
-  if (name == "f32") {
-    return KvCode::kF32;
-  }
-  if (name == "int8") {
-    return KvCode::kInt8;
-  }
-  if (name == "int4") {
-    return KvCode::kInt4;
-  }
-  if (name == "fp8") {
-    return KvCode::kFp8;
   }
   return make_error(StatusCode::kInvalidArgument,
                     "kv-cache-dtype is '{}', but must be auto, f32, bf16, fp8, int8 or int4", name);

@@ -4,6 +4,8 @@
 
 #include <fmt/format.h>
 
+#include "ops/kv_name.h"
+
 namespace nibble {
 namespace {
 
@@ -34,22 +36,6 @@ std::string escaped(std::string_view text) {
     out += c == '\n' ? ' ' : c;
   }
   return out;
-}
-
-std::string_view cache_dtype(KvCode code) {
-  switch (code) {
-    case KvCode::kF32:
-      return "f32";
-    case KvCode::kBf16:
-      return "bf16";
-    case KvCode::kInt8:
-      return "int8";
-    case KvCode::kInt4:
-      return "int4";
-    case KvCode::kFp8:
-      return "fp8";
-  }
-  return "";
 }
 
 /// One metric with one sample.
@@ -146,7 +132,7 @@ std::string ServerMetrics::render(const EngineStats& stats,
               fmt::format("{},block_size=\"{}\",num_gpu_blocks=\"{}\",enable_prefix_caching=\"{}\","
                           "cache_dtype=\"{}\"",
                           labels, options.page_size, stats.pages_total, options.prefix_caching,
-                          cache_dtype(options.kv_code)),
+                          kv_code_name(options.kv_code)),
               1);
   counter("vllm:prompt_tokens_total", stats.prompt_tokens);
   counter("vllm:generation_tokens_total", stats.generated_tokens);

@@ -5,6 +5,7 @@
 #include "backend/cuda/self_check_data.h"
 #include "base/f16.h"
 #include "ops/attention.h"
+#include "ops/kv_name.h"
 
 namespace nibble::cuda {
 namespace {
@@ -146,22 +147,6 @@ class AttentionCheck final {
   DeviceBuffer device_qkv_, device_inv_freq_, out_, pages_, workspace_;
 };
 
-std::string_view name_of(KvCode code) {
-  switch (code) {
-    case KvCode::kF32:
-      return "f32";
-    case KvCode::kBf16:
-      return "bf16";
-    case KvCode::kInt8:
-      return "int8";
-    case KvCode::kInt4:
-      return "int4";
-    case KvCode::kFp8:
-      return "fp8";
-  }
-  return "";
-}
-
 }  // namespace
 
 double attention_tolerance(KvCode code) {
@@ -200,7 +185,7 @@ Status SelfCheck::check_attention(const AttentionShape& shape) {
         "self-test: attention of {} heads over {} x {} in {} is wrong on this GPU ({}): it "
         "differs from the reference by {:.2g} of its size ({:.2g} is allowed), most at output {}: "
         "{:.6g} instead of {:.6g}; choose another --kv-cache-dtype or --device cpu, and report it",
-        shape.heads, shape.kv.kv_heads, shape.kv.head_dim, name_of(shape.kv.code),
+        shape.heads, shape.kv.kv_heads, shape.kv.head_dim, kv_code_name(shape.kv.code),
         difference.row >= kCompared - kDecoded ? "decode" : "prefill", difference.relative(),
         tolerance, difference.column, difference.got, difference.want);
   }
