@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <memory>
 #include <utility>
 
@@ -19,6 +20,9 @@ namespace {
 
 constexpr std::string_view kYardstick = "gemm_bf16_cublaslt";
 constexpr double kMaxError = 0.01;  // BF16 rounds decoded weights and results by 2^-9 at most
+constexpr int64_t kFewRows = 16;
+// Least launches of a graph: as in a model's step, its start weighs little beside them.
+constexpr int64_t kShortLaunches = 32, kLongLaunches = 4, kShortRows = 256;
 
 /// What all kernels of one scheme and shape share: canonical weights, and activations of each m.
 struct Subject {
@@ -153,15 +157,21 @@ cudaError_t run_once(const Candidate& candidate,
       {.stream = stream});
 }
 
-/// Captures one launch on each copy of the weights.
+/// Launches in a graph at m rows: every copy of the weights equally often.
+int64_t launches_at(const Candidate& candidate, int64_t m) {
+  const int64_t least = m <= kShortRows ? kShortLaunches : kLongLaunches;
+  return (least + candidate.copies - 1) / candidate.copies * candidate.copies;
+}
+
+/// Captures launches that take the copies of the weights in turn.
 Status capture(Candidate& candidate, const Subject& subject, int64_t m, Timer& timer) {
   cudaStream_t stream = timer.stream();
   cudaGraph_t graph = nullptr;
   NIBBLE_RETURN_IF_ERROR(
       check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capturing a graph"));
   cudaError_t error = cudaSuccess;
-  for (int64_t copy = 0; copy < candidate.copies && error == cudaSuccess; ++copy) {
-    error = run_once(candidate, subject, m, copy, subject.y.as<void>(), stream);
+  for (int64_t i = 0; i < launches_at(candidate, m) && error == cudaSuccess; ++i) {
+    error = run_once(candidate, subject, m, i % candidate.copies, subject.y.as<void>(), stream);
   }
   const cudaError_t ended = cudaStreamEndCapture(stream, &graph);
   NIBBLE_RETURN_IF_ERROR(check(error, candidate.name));
@@ -246,7 +256,7 @@ Status bench_rows(std::vector<Candidate>& candidates,
       NIBBLE_ASSIGN_OR_RETURN(const double us, timer.time([&] {
         return check(cudaGraphLaunch(candidate.graph, timer.stream()), candidate.name);
       }));
-      candidate.us.push_back(us / static_cast<double>(candidate.copies));
+      candidate.us.push_back(us / static_cast<double>(launches_at(candidate, m)));
     }
   }
   for (size_t i = 0; i < candidates.size(); ++i) {
@@ -314,6 +324,31 @@ bool taken(const QuantScheme& scheme,
   });
 }
 
+/// Every chosen scheme and shape at these row counts.
+Status bench_all(const std::vector<int64_t>& row_counts,
+                 const DeviceInfo& device,
+                 const GemmBenchOptions& options,
+                 Timer& timer,
+                 GemmBenchReport& report) {
+  if (row_counts.empty()) {
+    return {};
+  }
+  const int64_t max_m = *std::max_element(row_counts.begin(), row_counts.end());
+  for (const QuantScheme& scheme : all_schemes()) {
+    for (const GemmShape shape : options.shapes) {
+      if (!listed(options.schemes, scheme.name) || !taken(scheme, shape, device, options)) {
+        continue;
+      }
+      NIBBLE_ASSIGN_OR_RETURN(const Subject subject, make_subject(scheme, shape, max_m, timer));
+      NIBBLE_ASSIGN_OR_RETURN(auto candidates, make_candidates(subject, device, options, timer));
+      for (const int64_t m : row_counts) {
+        NIBBLE_RETURN_IF_ERROR(bench_rows(candidates, subject, m, options, timer, report));
+      }
+    }
+  }
+  return {};
+}
+
 }  // namespace
 
 std::vector<GemmShape> standard_gemm_shapes() {
@@ -349,19 +384,12 @@ Result<GemmBenchReport> bench_gemms(const DeviceInfo& device, const GemmBenchOpt
   NIBBLE_RETURN_IF_ERROR(check(cudaSetDevice(device.index), "choosing a GPU"));
   NIBBLE_ASSIGN_OR_RETURN(report.ceilings.read_tbps, measure_read_tbps(device));
   NIBBLE_ASSIGN_OR_RETURN(const auto timer, Timer::make());
-  const int64_t max_m = *std::max_element(options.row_counts.begin(), options.row_counts.end());
-  for (const QuantScheme& scheme : all_schemes()) {
-    for (const GemmShape shape : options.shapes) {
-      if (!listed(options.schemes, scheme.name) || !taken(scheme, shape, device, options)) {
-        continue;
-      }
-      NIBBLE_ASSIGN_OR_RETURN(const Subject subject, make_subject(scheme, shape, max_m, *timer));
-      NIBBLE_ASSIGN_OR_RETURN(auto candidates, make_candidates(subject, device, options, *timer));
-      for (const int64_t m : options.row_counts) {
-        NIBBLE_RETURN_IF_ERROR(bench_rows(candidates, subject, m, options, *timer, report));
-      }
-    }
-  }
+  // Few rows of all first: the clocks of a GPU fall behind long products.
+  std::vector<int64_t> few, many;
+  std::partition_copy(options.row_counts.begin(), options.row_counts.end(), std::back_inserter(few),
+                      std::back_inserter(many), [](int64_t m) { return m <= kFewRows; });
+  NIBBLE_RETURN_IF_ERROR(bench_all(few, device, options, *timer, report));
+  NIBBLE_RETURN_IF_ERROR(bench_all(many, device, options, *timer, report));
   return report;
 }
 
