@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(kConsumers + 32) read_ring(const uint8_t* data
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < kStages; ++stage) {
       ptx::barrier_init(full + 8 * stage, 1);
-      ptx::barrier_init(empty + 8 * stage, kConsumers / 32);
+      ptx::barrier_init(empty + 8 * stage, kConsumers / 32 * ptx::kWarpArrivals);
     }
     ptx::barrier_init_fence();
   }
@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kConsumers + 32) read_ring(const uint8_t* data
   };
   if (threadIdx.x == kConsumers) {
     for (size_t piece = blockIdx.x; piece < pieces; piece += gridDim.x) {
-      ptx::barrier_wait(empty + 8 * stage, parity ^ 1);  // passes at once in the first round
+      ptx::barrier_wait_to_refill(empty + 8 * stage, parity ^ 1);  // at once in the first round
       ptx::barrier_arrive_expect(full + 8 * stage, kStageBytes);
       ptx::bulk_copy(buffer + stage * kStageBytes, data + piece * kStageBytes, kStageBytes,
                      full + 8 * stage);
@@ -49,10 +49,7 @@ __global__ void __launch_bounds__(kConsumers + 32) read_ring(const uint8_t* data
         const uint4 value = ptx::load_shared16(buffer + stage * kStageBytes + at);
         seen ^= value.x ^ value.y ^ value.z ^ value.w;
       }
-      __syncwarp();
-      if (threadIdx.x % 32 == 0) {
-        ptx::barrier_arrive(empty + 8 * stage);
-      }
+      ptx::warp_arrive(empty + 8 * stage);
       advance();
     }
   }

@@ -66,7 +66,8 @@ __device__ __forceinline__ void fetch_chunks(const PrefillArgs& args,
     const uint32_t slot = slots + stage * Chunk::kBytes;
     const uint32_t full = barriers.full + 8 * stage;
     if (i >= kSm90Stages) {
-      ptx::barrier_wait(barriers.empty + 8 * stage, static_cast<uint32_t>(i / kSm90Stages - 1) % 2);
+      ptx::barrier_wait_to_refill(barriers.empty + 8 * stage,
+                                  static_cast<uint32_t>(i / kSm90Stages - 1) % 2);
     }
     const int32_t first_tile = (task.first_chunk + i) * (kPrefillChunk / Tile::kTokens);
     const int32_t known = task.known - (task.first_chunk + i) * kPrefillChunk;
@@ -250,15 +251,13 @@ __device__ __forceinline__ void widen_chunks(const PrefillArgs& args,
     fetch(i + kSm90RawSlots - 1);
     ptx::barrier_wait(barriers.raw + 8 * at, static_cast<uint32_t>(i / kSm90RawSlots) % 2);
     if (i >= kSm90Stages) {
-      ptx::barrier_wait(barriers.empty + 8 * stage, static_cast<uint32_t>(i / kSm90Stages - 1) % 2);
+      ptx::barrier_wait_to_refill(barriers.empty + 8 * stage,
+                                  static_cast<uint32_t>(i / kSm90Stages - 1) % 2);
     }
     widen_rows<Tile>(raw + at * kRaw, slots + stage * Chunk::kBytes, warp,
                      task.known - (task.first_chunk + i) * kPrefillChunk, lane);
     ptx::fence_shared_to_async();
-    __syncwarp();
-    if (lane == 0) {
-      ptx::barrier_arrive(barriers.full + 8 * stage);
-    }
+    ptx::warp_arrive(barriers.full + 8 * stage);
   }
 }
 
@@ -406,9 +405,7 @@ __device__ __forceinline__ void attend_rows(const PrefillArgs& args,
     weigh(scores, factor, rows, keep);
     ptx::mma_wait<0>();
     ptx::pin(sums);
-    if (lane == 0) {
-      ptx::barrier_arrive(barriers.empty + 8 * stage);
-    }
+    ptx::warp_arrive(barriers.empty + 8 * stage);
 #pragma unroll
     for (int e = 0; e < kDim / 2; ++e) {
       sums[e] *= keep[e >> 1 & 1];
@@ -454,8 +451,9 @@ __global__ __launch_bounds__(kSm90Threads,
   barriers.raw = barriers.empty + 8 * kSm90Stages;
   if (threadIdx.x == 0) {
     for (uint32_t i = 0; i < kSm90Stages; ++i) {
-      ptx::barrier_init(barriers.full + 8 * i, kWide ? 1 : 4);  // warps that widen
-      ptx::barrier_init(barriers.empty + 8 * i, 8);             // warps that multiply
+      ptx::barrier_init(barriers.full + 8 * i,
+                        kWide ? 1 : 4 * ptx::kWarpArrivals);              // warps that widen
+      ptx::barrier_init(barriers.empty + 8 * i, 8 * ptx::kWarpArrivals);  // warps that multiply
     }
     for (uint32_t i = 0; i < kSm90RawSlots; ++i) {
       ptx::barrier_init(barriers.raw + 8 * i, 1);

@@ -82,7 +82,7 @@ __device__ void fill_ring(const CUtensorMap& x, const GemmSm90Args& args, uint32
       const uint32_t stage = base + place.stage * Shared::kStageBytes;
       const uint32_t barrier = full + 8 * place.stage;
       if (count >= Tile::kStages) {
-        ptx::barrier_wait(empty + 8 * place.stage, place.parity ^ 1);
+        ptx::barrier_wait_to_refill(empty + 8 * place.stage, place.parity ^ 1);
         ptx::barrier_arrive_expect(barrier, Shared::kStageBytes);
         copy_weights<Codec, Tile>(args, part, step, stage, barrier);
       }
@@ -145,9 +145,8 @@ __device__ __forceinline__ void accumulate(
   };
   int before = -1;  // the stage that the products now under way leave behind
   const auto release = [&] {
-    __syncwarp();  // all lanes have what they read: products have taken it
-    if (before >= 0 && (thread & 31) == 0) {
-      ptx::barrier_arrive(empty + 8 * before);
+    if (before >= 0) {  // all lanes have what they read: products have taken it
+      ptx::warp_arrive(empty + 8 * before);
     }
   };
 
@@ -244,7 +243,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident)
   if (threadIdx.x == 0) {
     for (int s = 0; s < Tile::kStages; ++s) {
       ptx::barrier_init(base + Shared::kBarriers + 8 * s, 1);
-      ptx::barrier_init(base + Shared::kBarriers + 8 * (Tile::kStages + s), 4 * Tile::kGroups);
+      ptx::barrier_init(base + Shared::kBarriers + 8 * (Tile::kStages + s),
+                        4 * Tile::kGroups * ptx::kWarpArrivals);
     }
     ptx::barrier_init_fence();
   }

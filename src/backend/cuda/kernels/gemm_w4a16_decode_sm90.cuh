@@ -147,7 +147,7 @@ struct W4A16DecodeLoop {
         const int pairs = min(step_pairs, share.end - pair);
         const bool mine = count % kW4A16DecodeCopiers == copier;
         if (mine && count >= stages) {
-          ptx::barrier_wait(place.empty(slot), parity);
+          ptx::barrier_wait_to_refill(place.empty(slot), parity);
           source.copy(args, place, pairs, slot);
         } else {
           source.skip(pairs);
@@ -290,10 +290,7 @@ struct W4A16DecodeLoop {
         multiply_pair(sums, {first, two ? first + Layout::kSliceBytes : first},
                       x + slot * plan.x_bytes, x_lane, box_bytes);
       }
-      __syncwarp();  // all lanes have read the stage
-      if ((threadIdx.x & 31) == 0) {
-        ptx::barrier_arrive(place.empty(slot));
-      }
+      ptx::warp_arrive(place.empty(slot));
       pair += sets * plan.step_pairs;
       slot += sets;
       if (slot >= plan.stages) {
@@ -440,7 +437,8 @@ __global__ void __launch_bounds__(kW4A16DecodeThreads, 1)
   if (threadIdx.x == 0) {
     for (int s = 0; s < args.plan.stages; ++s) {
       ptx::barrier_init(place.full(s), 1);
-      ptx::barrier_init(place.empty(s), args.plan.row_warps * args.plan.step_pairs);
+      ptx::barrier_init(place.empty(s),
+                        args.plan.row_warps * args.plan.step_pairs * ptx::kWarpArrivals);
     }
     ptx::barrier_init_fence();
   }

@@ -129,7 +129,7 @@ struct W4A16Loop {
       for (int step = part.begin; step < part.end; ++step, ++count) {
         const uint32_t stage = base + place.offset;
         if (count >= kStages) {
-          ptx::barrier_wait(place.barrier + 8 * kStages, place.parity ^ 1);
+          ptx::barrier_wait_to_refill(place.barrier + 8 * kStages, place.parity ^ 1);
           copy_weights(args, part, step, stage, place.barrier);
         }
 #pragma unroll
@@ -199,16 +199,13 @@ struct W4A16Loop {
     uint32_t a[2][4][4];
     uint32_t scale[2] = {};
     uint32_t before = 0;  // the barrier to arrive at when the products before have ended, or none
-    const uint32_t lane = threadIdx.x & 31;
-    const bool arrives = lane < Tile::kCluster;
     const uint32_t x = ((base + kX) >> 4) | 0x10000U;
     const auto release = [&] {
-      __syncwarp();  // all lanes have read the stage
-      if (arrives && before != 0) {
+      if (before != 0) {  // all lanes have read the stage
         if constexpr (Tile::kCluster == 1) {
-          ptx::barrier_arrive(before);
+          ptx::warp_arrive(before);
         } else {
-          ptx::barrier_arrive_at(before, lane);  // all fill this block's stages
+          ptx::warp_arrive_at_all<Tile::kCluster>(before);  // all fill this block's stages
         }
       }
     };
@@ -350,7 +347,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident)
     for (int s = 0; s < Tile::kStages; ++s) {
       ptx::barrier_init(base + Loop::kBarriers + 8 * s, 1);
       ptx::barrier_init(base + Loop::kBarriers + 8 * (Tile::kStages + s),
-                        4 * Tile::kGroups * Tile::kCluster);
+                        4 * Tile::kGroups * Tile::kCluster * ptx::kWarpArrivals);
     }
     ptx::barrier_init_fence();
   }

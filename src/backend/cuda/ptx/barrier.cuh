@@ -53,6 +53,36 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
 #endif
 }
 
+/// Arrivals that a warp_arrive() counts as.
+#ifdef NIBBLE_RACECHECK
+constexpr uint32_t kWarpArrivals = 32;
+#else
+constexpr uint32_t kWarpArrivals = 1;
+#endif
+
+/// What all lanes have done in shared memory before it happens before whatever waits for the phase.
+/// The whole warp calls it.
+///
+/// One lane arrives for all: __syncwarp orders the others' accesses before its arrival, which
+/// releases, at the scope of the block, also what it has observed to happen (PTX ISA, causality
+/// order is transitive). racecheck follows only what a thread itself does at a barrier; for it
+/// NIBBLE_RACECHECK makes every lane arrive, which orders the same accesses, one by one.
+__device__ __forceinline__ void warp_arrive(uint32_t barrier) {
+  if constexpr (kWarpArrivals == 32) {
+    barrier_arrive(barrier);
+  } else {
+    __syncwarp();
+    if ((threadIdx.x & 31) == 0) {
+      barrier_arrive(barrier);
+    }
+  }
+}
+
+/// Waits until all have arrived who read a stage of a ring, before it is copied to again.
+__device__ __forceinline__ void barrier_wait_to_refill(uint32_t barrier, uint32_t parity) {
+  barrier_wait(barrier, parity);
+}
+
 /// Synchronises `threads` threads (a multiple of 32) of the block on hardware barrier `index`, 1 to
 /// 15 (__syncthreads uses 0).
 __device__ __forceinline__ void group_sync(uint32_t index, uint32_t threads) {

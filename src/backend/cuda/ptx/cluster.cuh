@@ -4,6 +4,8 @@
 
 #include <cuda.h>
 
+#include "backend/cuda/ptx/barrier.cuh"
+
 namespace nibble::cuda::ptx {
 
 // Blocks of a cluster (PTX ISA): they run at the same time and reach each other's shared memory.
@@ -67,6 +69,23 @@ __device__ __forceinline__ void barrier_arrive_at(uint32_t barrier, uint32_t ran
       "r"(rank)
       : "memory");
 #endif
+}
+
+/// warp_arrive() at the barriers that have the address `barrier` in the kBlocks blocks of a
+/// cluster.
+template <int kBlocks>
+__device__ __forceinline__ void warp_arrive_at_all(uint32_t barrier) {
+  static_assert(kBlocks <= 32);
+  if constexpr (kWarpArrivals == 32) {
+    for (uint32_t rank = 0; rank < kBlocks; ++rank) {
+      barrier_arrive_at(barrier, rank);
+    }
+  } else {
+    __syncwarp();
+    if ((threadIdx.x & 31) < kBlocks) {
+      barrier_arrive_at(barrier, threadIdx.x & 31);
+    }
+  }
 }
 
 /// tensor_copy() to the same place in all blocks whose bits are set in `blocks`; each one's barrier
