@@ -128,24 +128,41 @@ void check_short(const AttentionShape& shape, const std::vector<CaseSequence>& s
   check_case(shape, sequences, kShortAttention);
 }
 
-TEST(DecodeAttention, FewShortSequences) {
+class ShortDecodeAttention : public ::testing::TestWithParam<KvCode> {};
+
+TEST_P(ShortDecodeAttention, FewSequences) {
+  NIBBLE_NEEDS_GPU();
+  const KvCode code = GetParam();
+  for (const int dim : {64, 128}) {
+    check_short(shape_of(code, 8, 2, dim), decode_lengths());
+  }
+  for (const int ratio : {1, 2, 3, 5, 7, 8}) {
+    check_short(shape_of(code, ratio, 1, 128), {{1, 40}, {1, 600}});
+  }
+  for (const int window : {1, 50, 64, 100}) {
+    AttentionShape shape = shape_of(code, 4, 2, 128);
+    shape.sliding_window = window;
+    check_short(shape, decode_lengths());
+  }
+  check_short(shape_of(code, 4, 2, 128, 192), decode_lengths());
+  check_short(shape_of(code, 8, 2, 128), {{1, 300}, {90, 200}, {1, 1}, {5, 5}, {1, 129}});
+}
+
+INSTANTIATE_TEST_SUITE_P(Caches, ShortDecodeAttention, ::testing::ValuesIn(kCodes));
+
+TEST(DecodeAttention, FewLongerSequences) {
   NIBBLE_NEEDS_GPU();
   for (const KvCode code : kCodes) {
     for (const int dim : {64, 128}) {
-      check_short(shape_of(code, 8, 2, dim), decode_lengths());
       check_short(shape_of(code, 32, 8, dim), {{1, 1040}});
       check_short(shape_of(code, 32, 8, dim), {{1, 511}, {1, 8192}});
     }
     for (const int ratio : {1, 2, 3, 5, 7, 8}) {
       check_short(shape_of(code, ratio, 1, 128), {{1, 40}, {1, 2100}});
     }
-    for (const int window : {1, 50, 64, 100, 1000}) {
-      AttentionShape shape = shape_of(code, 4, 2, 128);
-      shape.sliding_window = window;
-      check_short(shape, decode_lengths());
-    }
-    check_short(shape_of(code, 4, 2, 128, 192), decode_lengths());
-    check_short(shape_of(code, 8, 2, 128), {{1, 300}, {90, 200}, {1, 1}, {5, 5}, {1, 129}});
+    AttentionShape shape = shape_of(code, 4, 2, 128);
+    shape.sliding_window = 1000;
+    check_short(shape, {{1, 999}, {1, 1000}, {1, 1001}, {1, 2100}});
   }
 }
 

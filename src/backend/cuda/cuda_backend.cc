@@ -23,6 +23,9 @@ namespace nibble {
 namespace cuda {
 namespace {
 
+/// Sliding window of the self-test: within its sequence, as a model's own seldom is.
+constexpr int32_t kCheckedWindow = 50;
+
 /// The input of the step that runs, and where it is on the GPU.
 struct RunningStep {
   StepBuffers buffers;
@@ -172,11 +175,13 @@ class CudaBackend final : public Backend {
   }
 
   [[nodiscard]] Status check_kv(const KvView& shape, int64_t heads) const override {
-    const AttentionShape attention{
+    AttentionShape attention{
         .kv = layout_of(shape),
         .heads = static_cast<int32_t>(heads),
         .scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(shape.head_dim)))};
     NIBBLE_RETURN_IF_ERROR(check_attention(attention));
+    NIBBLE_RETURN_IF_ERROR(self_check_->check_attention(attention));
+    attention.sliding_window = kCheckedWindow;
     return self_check_->check_attention(attention);
   }
 
@@ -220,6 +225,7 @@ class CudaBackend final : public Backend {
     const DType dtype = code == WeightCode::kBf16  ? DType::kBF16
                         : code == WeightCode::kF16 ? DType::kF16
                                                    : DType::kF32;
+    vocab_ = std::max(vocab_, table.n);
     const auto bytes = static_cast<size_t>(table.n * table.row_bytes());
     NIBBLE_ASSIGN_OR_RETURN(DeviceBuffer memory, allocate_device(bytes, "the embedding"));
     NIBBLE_RETURN_IF_ERROR(uploader_->upload(table.codes, bytes, memory.as<void>()));
@@ -272,6 +278,9 @@ class CudaBackend final : public Backend {
     NIBBLE_ASSIGN_OR_RETURN(StepBuffers buffers, StepBuffers::create(limits));
     step_.emplace(RunningStep{std::move(buffers)});
     NIBBLE_ASSIGN_OR_RETURN(picker_, Picker::create(limits.sequences));
+    if (vocab_ > 0) {
+      NIBBLE_RETURN_IF_ERROR(self_check_->check_sampling(vocab_));
+    }
     NIBBLE_LOG(kInfo, "self-test: {} checks in {:.0f} ms", self_check_->checks(),
                self_check_->milliseconds());
     return {};
@@ -420,6 +429,7 @@ class CudaBackend final : public Backend {
   StepLimits limits_;
   std::optional<RunningStep> step_;
   std::optional<Picker> picker_;
+  int64_t vocab_ = 0;       // rows of the largest table
   bool picking_ = false;    // by the next step
   int64_t logit_rows_ = 0;  // of the step that runs
   std::vector<AttentionPlan> plans_;

@@ -32,8 +32,11 @@ class SelfCheck final {
 
   /// A random sequence on a cache of its own: rotated, appended, attended to by prefill and by
   /// decode, beside reference_attention() over an F32 cache. shape.scale must be
-  /// 1 / sqrt(head_dim); done once for each shape.
+  /// 1 / sqrt(head_dim); done once for each shape. A window wider than the sequence hides nothing.
   Status check_attention(const AttentionShape& shape);
+
+  /// The largest of random logits [vocab], and one that is drawn, beside sums in double precision.
+  Status check_sampling(int64_t vocab);
 
   [[nodiscard]] int64_t checks() const { return checks_; }
   [[nodiscard]] double milliseconds() const { return milliseconds_; }

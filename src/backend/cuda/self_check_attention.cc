@@ -182,10 +182,11 @@ Status SelfCheck::check_attention(const AttentionShape& shape) {
   if (!difference.within(tolerance)) {
     return make_error(
         StatusCode::kUnavailable,
-        "self-test: attention of {} heads over {} x {} in {} is wrong on this GPU ({}): it "
+        "self-test: attention of {} heads over {} x {} in {}{} is wrong on this GPU ({}): it "
         "differs from the reference by {:.2g} of its size ({:.2g} is allowed), most at output {}: "
         "{:.6g} instead of {:.6g}; choose another --kv-cache-dtype or --device cpu, and report it",
         shape.heads, shape.kv.kv_heads, shape.kv.head_dim, kv_code_name(shape.kv.code),
+        shape.sliding_window > 0 ? " with a window" : "",
         difference.row >= kCompared - kDecoded ? "decode" : "prefill", difference.relative(),
         tolerance, difference.column, difference.got, difference.want);
   }

@@ -140,6 +140,17 @@ TEST(SelfCheck, RefusesDamagedWeights) {
   }
 }
 
+TEST(SelfCheck, PassesTheSampler) {
+  NIBBLE_NEEDS_GPU();
+  for (const int64_t vocab : {1, 3, 1000, 32001, 128256}) {
+    SelfCheck test(nullptr);
+    const Status right = test.check_sampling(vocab);
+    EXPECT_TRUE(right.ok()) << right.message();
+    EXPECT_EQ(test.checks(), 1);
+    std::printf("vocabulary %d: %.1f ms\n", static_cast<int>(vocab), test.milliseconds());
+  }
+}
+
 TEST(SelfCheck, ChecksAttentionOverEveryCache) {
   NIBBLE_NEEDS_GPU();
   for (const int32_t head_dim : {64, 128, 256}) {

@@ -36,6 +36,7 @@ struct ShortRing {
       const int32_t in_page = tile(filled) % args.tiles_per_page;
       const auto slot = static_cast<uint32_t>(filled % stages);
       const uint32_t barrier = barriers + 8U * slot;
+      ptx::fence_before_refill();
       ptx::barrier_arrive_expect(barrier, Tile::kBytes);
       ptx::bulk_copy(
           slots + slot * Tile::kBytes,

@@ -82,6 +82,7 @@ __device__ __forceinline__ void fetch_chunk(const PrefillArgs& args,
   if (threadIdx.x != 0) {
     return;
   }
+  ptx::fence_before_refill();
   ptx::barrier_arrive_expect(barrier, static_cast<uint32_t>(count * Tile::kBytes));
 #endif
   for (int32_t i = 0; i < count; ++i) {

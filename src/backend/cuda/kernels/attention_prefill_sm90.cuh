@@ -66,8 +66,7 @@ __device__ __forceinline__ void fetch_chunks(const PrefillArgs& args,
     const uint32_t slot = slots + stage * Chunk::kBytes;
     const uint32_t full = barriers.full + 8 * stage;
     if (i >= kSm90Stages) {
-      ptx::barrier_wait_to_refill(barriers.empty + 8 * stage,
-                                  static_cast<uint32_t>(i / kSm90Stages - 1) % 2);
+      ptx::barrier_wait(barriers.empty + 8 * stage, static_cast<uint32_t>(i / kSm90Stages - 1) % 2);
     }
     const int32_t first_tile = (task.first_chunk + i) * (kPrefillChunk / Tile::kTokens);
     const int32_t known = task.known - (task.first_chunk + i) * kPrefillChunk;
@@ -120,6 +119,7 @@ __device__ __forceinline__ void fetch_raw(const PrefillArgs& args,
   }
   __syncwarp();
   if (lane < tiles) {
+    ptx::fence_before_refill();
     ptx::bulk_copy(slot + static_cast<uint32_t>(lane * Tile::kBytes),
                    tile_of_task(args, task, first + lane, Tile::kBytes), Tile::kBytes, barrier);
   }
@@ -251,8 +251,7 @@ __device__ __forceinline__ void widen_chunks(const PrefillArgs& args,
     fetch(i + kSm90RawSlots - 1);
     ptx::barrier_wait(barriers.raw + 8 * at, static_cast<uint32_t>(i / kSm90RawSlots) % 2);
     if (i >= kSm90Stages) {
-      ptx::barrier_wait_to_refill(barriers.empty + 8 * stage,
-                                  static_cast<uint32_t>(i / kSm90Stages - 1) % 2);
+      ptx::barrier_wait(barriers.empty + 8 * stage, static_cast<uint32_t>(i / kSm90Stages - 1) % 2);
     }
     widen_rows<Tile>(raw + at * kRaw, slots + stage * Chunk::kBytes, warp,
                      task.known - (task.first_chunk + i) * kPrefillChunk, lane);
@@ -405,7 +404,9 @@ __device__ __forceinline__ void attend_rows(const PrefillArgs& args,
     weigh(scores, factor, rows, keep);
     ptx::mma_wait<0>();
     ptx::pin(sums);
-    ptx::warp_arrive(barriers.empty + 8 * stage);
+    if (lane == 0) {  // what has read the chunk is the tensor cores, and they are done
+      ptx::barrier_arrive(barriers.empty + 8 * stage);
+    }
 #pragma unroll
     for (int e = 0; e < kDim / 2; ++e) {
       sums[e] *= keep[e >> 1 & 1];
@@ -452,8 +453,8 @@ __global__ __launch_bounds__(kSm90Threads,
   if (threadIdx.x == 0) {
     for (uint32_t i = 0; i < kSm90Stages; ++i) {
       ptx::barrier_init(barriers.full + 8 * i,
-                        kWide ? 1 : 4 * ptx::kWarpArrivals);              // warps that widen
-      ptx::barrier_init(barriers.empty + 8 * i, 8 * ptx::kWarpArrivals);  // warps that multiply
+                        kWide ? 1 : 4 * ptx::kWarpArrivals);  // warps that widen
+      ptx::barrier_init(barriers.empty + 8 * i, 8);           // warps that multiply
     }
     for (uint32_t i = 0; i < kSm90RawSlots; ++i) {
       ptx::barrier_init(barriers.raw + 8 * i, 1);

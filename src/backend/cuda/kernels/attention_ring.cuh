@@ -113,6 +113,7 @@ struct TileRing {
 #if __CUDA_ARCH__ >= 900
       if (lane == 0) {
         const uint32_t barrier = barriers + 8U * static_cast<uint32_t>(write_slot);
+        ptx::fence_before_refill();
         ptx::barrier_arrive_expect(barrier, Tile::kBytes);
         ptx::bulk_copy(slot, source, Tile::kBytes, barrier, ptx::CacheHint::kEvictFirst);
       }

@@ -53,48 +53,36 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
 #endif
 }
 
-/// Arrivals that a warp_arrive() counts as.
-#ifdef NIBBLE_RACECHECK
-constexpr uint32_t kWarpArrivals = 32;
-#else
-constexpr uint32_t kWarpArrivals = 1;
+/// Orders ordinary accesses to shared memory before later ones by the copy engine or the tensor
+/// cores; where it is another thread that starts these, a barrier must follow.
+__device__ __forceinline__ void fence_shared_to_async() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
-
-/// What all lanes have done in shared memory before it happens before whatever waits for the phase.
-/// The whole warp calls it.
-///
-/// One lane arrives for all: __syncwarp orders the others' accesses before its arrival, which
-/// releases, at the scope of the block, also what it has observed to happen (PTX ISA, causality
-/// order is transitive). racecheck follows only what a thread itself does at a barrier; for it
-/// NIBBLE_RACECHECK makes every lane arrive, which orders the same accesses, one by one.
-__device__ __forceinline__ void warp_arrive(uint32_t barrier) {
-  if constexpr (kWarpArrivals == 32) {
-    barrier_arrive(barrier);
-  } else {
-    __syncwarp();
-    if ((threadIdx.x & 31) == 0) {
-      barrier_arrive(barrier);
-    }
-  }
 }
+
+/// Arrivals that a warp_arrive() counts as.
+constexpr uint32_t kWarpArrivals = 32;
+
+/// What the lanes have done in shared memory before it happens before whatever waits for the phase.
+/// Every lane arrives for itself: compute-sanitizer's racecheck does not see that __syncwarp and an
+/// arrival of one lane order the same, and one lane's arrival is not faster.
+__device__ __forceinline__ void warp_arrive(uint32_t barrier) { barrier_arrive(barrier); }
+
+/// Ordinary reads of shared memory that happen before it also happen before this thread's next bulk
+/// copies, which write through another proxy.
+__device__ __forceinline__ void fence_before_refill() { fence_shared_to_async(); }
 
 /// Waits until all have arrived who read a stage of a ring, before it is copied to again.
 __device__ __forceinline__ void barrier_wait_to_refill(uint32_t barrier, uint32_t parity) {
   barrier_wait(barrier, parity);
+  fence_before_refill();
 }
 
 /// Synchronises `threads` threads (a multiple of 32) of the block on hardware barrier `index`, 1 to
 /// 15 (__syncthreads uses 0).
 __device__ __forceinline__ void group_sync(uint32_t index, uint32_t threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(index), "r"(threads) : "memory");
-}
-
-/// Orders this thread's ordinary writes to shared memory before later reads of them by the copy
-/// engine or the tensor cores. A barrier must follow.
-__device__ __forceinline__ void fence_shared_to_async() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#endif
 }
 
 /// Gives the warpgroup's registers back, down to kCount per thread (24 to 256 in steps of 8). All

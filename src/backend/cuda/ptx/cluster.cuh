@@ -4,8 +4,6 @@
 
 #include <cuda.h>
 
-#include "backend/cuda/ptx/barrier.cuh"
-
 namespace nibble::cuda::ptx {
 
 // Blocks of a cluster (PTX ISA): they run at the same time and reach each other's shared memory.
@@ -75,16 +73,9 @@ __device__ __forceinline__ void barrier_arrive_at(uint32_t barrier, uint32_t ran
 /// cluster.
 template <int kBlocks>
 __device__ __forceinline__ void warp_arrive_at_all(uint32_t barrier) {
-  static_assert(kBlocks <= 32);
-  if constexpr (kWarpArrivals == 32) {
-    for (uint32_t rank = 0; rank < kBlocks; ++rank) {
-      barrier_arrive_at(barrier, rank);
-    }
-  } else {
-    __syncwarp();
-    if ((threadIdx.x & 31) < kBlocks) {
-      barrier_arrive_at(barrier, threadIdx.x & 31);
-    }
+#pragma unroll
+  for (uint32_t rank = 0; rank < kBlocks; ++rank) {
+    barrier_arrive_at(barrier, rank);
   }
 }
 

@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# Runs the kernels' tests on a GPU under compute-sanitizer, each test in a process of its own, and
+# fails if anything is reported. Needs a GPU and compute-sanitizer; nvcc 13 unless --build is given.
+# Usage: scripts/gpu-sanitize.sh [--build DIR] [--out DIR] [--tools memcheck,racecheck,synccheck]
+#   --build  folder with cuda_test
+#   --out    where the tools' output goes (default build/gpu-sanitize)
+#   --tests  filter of GoogleTest (default: all but those of large shapes or thousands of launches)
+#   --jobs   tests that run at the same time (default: number of cores, at most 16)
+#   --limit  seconds for one test (default 120); one that takes longer counts as failed
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+build="" out=build/gpu-sanitize tools=memcheck,racecheck,synccheck limit=120
+jobs=$(nproc)
+((jobs <= 16)) || jobs=16
+tests='*-*Longer*:*TheSameBits:SelfCheck.*:DeviceInfo.*:*Schedules*:CublasLt.*:CheckAttention.*:*Refuses*:*Plans*'
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --build|--out|--tools|--tests|--jobs|--limit)
+      [ $# -ge 2 ] || { echo "gpu-sanitize.sh: $1 needs a value" >&2; exit 2; }
+      printf -v "${1#--}" '%s' "$2"; shift 2 ;;
+    *) echo "gpu-sanitize.sh: unknown option $1 (see its head)" >&2; exit 2 ;;
+  esac
+done
+PATH="$PATH:/usr/local/cuda/bin"
+command -v compute-sanitizer > /dev/null || {
+  echo "gpu-sanitize.sh: no compute-sanitizer; it comes with the CUDA toolkit" >&2; exit 9; }
+nvidia-smi -L || { echo "gpu-sanitize.sh: nvidia-smi finds no GPU" >&2; exit 9; }
+if [ -z "$build" ]; then
+  source scripts/common.sh
+  build cuda-sm90 cuda_test
+  build=build/cuda-sm90/src/backend/cuda
+fi
+mkdir -p "$out"
+
+# One test under one tool: its log, and a line with what became of it.
+check_test() {
+  local tool=$1 test=$2 log="$out/$1-${2//\//_}.log" start=$SECONDS status=0 verdict=ok
+  timeout -k 5 "$limit" compute-sanitizer --tool "$tool" --print-limit 20 --error-exitcode 86 \
+    --show-backtrace device "$build/cuda_test" --gtest_filter="$test" > "$log" 2>&1 || status=$?
+  if ! grep -qE '^=+ (ERROR SUMMARY: 0 errors|RACECHECK SUMMARY: 0 hazards)' "$log"; then
+    verdict="$(grep -hE '^=+ (ERROR|RACECHECK) SUMMARY' "$log" | tr -d = || true)"
+    verdict="FAILED ${verdict:-after $limit s}"
+  elif [ $status -ne 0 ]; then
+    verdict="FAILED status $status"
+  fi
+  printf '%-10s %-55s %4d s  %s\n' "$tool" "$test" $((SECONDS - start)) "$verdict"
+}
+export -f check_test
+export build out limit
+
+"$build/cuda_test" --gtest_list_tests --gtest_filter="$tests" |
+  awk '/^[^ ]/ { suite = $1; next } { print suite $1 }' | grep '\.' > "$out/tests.txt"
+for tool in ${tools//,/ }; do
+  sed "s/^/$tool /" "$out/tests.txt"
+done | xargs -P "$jobs" -L 1 bash -c 'check_test "$@"' check_test | tee "$out/summary.txt"
+checked=$(wc -l < "$out/summary.txt")
+failed=$(grep -c FAILED "$out/summary.txt" || true)
+echo "gpu-sanitize: $checked runs, $failed failed (logs in $out)"
+[ "$checked" -gt 0 ] && [ "$failed" -eq 0 ]
