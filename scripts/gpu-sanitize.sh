@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Runs the kernels' tests on a GPU under compute-sanitizer, each test in a process of its own, and
-# fails if anything is reported. Needs a GPU and compute-sanitizer; nvcc 13 unless --build is given.
+# Runs the tests of kernels and of small whole models on a GPU under compute-sanitizer, each test in
+# a process of its own, and fails if anything is reported. Needs a GPU and compute-sanitizer; nvcc
+# 13 unless --build is given.
 # Usage: scripts/gpu-sanitize.sh [--build DIR] [--out DIR] [--tools memcheck,racecheck,synccheck]
-#   --build  folder with cuda_test
+#   --build  folder with cuda_test and cuda_model_test
 #   --out    where the tools' output goes (default build/gpu-sanitize)
 #   --tests  filter of GoogleTest (default: all but those of large shapes or thousands of launches)
 #   --jobs   tests that run at the same time (default: number of cores, at most 16)
@@ -13,7 +14,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 build="" out=build/gpu-sanitize tools=memcheck,racecheck,synccheck limit=120
 jobs=$(nproc)
 ((jobs <= 16)) || jobs=16
-tests='*-*Longer*:*TheSameBits:SelfCheck.*:DeviceInfo.*:*Schedules*:CublasLt.*:CheckAttention.*:*Refuses*:*Plans*'
+tests='*-*Longer*:*TheSameBits:*DeathTest*:SelfCheck.*:DeviceInfo.*:CublasLt.*:CheckAttention.*:'
+tests+='*SchedulesTake*:*Refuses*:*PlansFor*'
 while [ $# -gt 0 ]; do
   case "$1" in
     --build|--out|--tools|--tests|--jobs|--limit)
@@ -28,29 +30,37 @@ command -v compute-sanitizer > /dev/null || {
 nvidia-smi -L || { echo "gpu-sanitize.sh: nvidia-smi finds no GPU" >&2; exit 9; }
 if [ -z "$build" ]; then
   source scripts/common.sh
-  build cuda-sm90 cuda_test
-  build=build/cuda-sm90/src/backend/cuda
+  build cuda-sm90 cuda_test cuda_model_test
+  build="$out/bin"
+  mkdir -p "$build"
+  cp build/cuda-sm90/{src/backend/cuda/cuda_test,tests/cuda/cuda_model_test} "$build"
 fi
 mkdir -p "$out"
 
-# One test under one tool: its log, and a line with what became of it.
+# One test of a program under one tool: its log, and a line with what became of it.
 check_test() {
-  local tool=$1 test=$2 log="$out/$1-${2//\//_}.log" start=$SECONDS status=0 verdict=ok
-  timeout -k 5 "$limit" compute-sanitizer --tool "$tool" --print-limit 20 --error-exitcode 86 \
-    --show-backtrace device "$build/cuda_test" --gtest_filter="$test" > "$log" 2>&1 || status=$?
+  local tool=$1 program=$2 test=$3 start=$SECONDS status=0 verdict=ok
+  local log="$out/$tool-${test//\//_}.log" own
+  own="$(mktemp -d)"  # tests of models write their copies there
+  TMPDIR="$own" timeout -k 5 "$limit" compute-sanitizer --tool "$tool" --print-limit 20 \
+    --error-exitcode 86 --show-backtrace device "$build/$program" --gtest_filter="$test" \
+    > "$log" 2>&1 || status=$?
+  rm -rf "$own"
   if ! grep -qE '^=+ (ERROR SUMMARY: 0 errors|RACECHECK SUMMARY: 0 hazards)' "$log"; then
     verdict="$(grep -hE '^=+ (ERROR|RACECHECK) SUMMARY' "$log" | tr -d = || true)"
-    verdict="FAILED ${verdict:-after $limit s}"
+    verdict="FAILED ${verdict:-without a result, status $status}"
   elif [ $status -ne 0 ]; then
     verdict="FAILED status $status"
   fi
-  printf '%-10s %-55s %4d s  %s\n' "$tool" "$test" $((SECONDS - start)) "$verdict"
+  printf '%-10s %-72s %4d s  %s\n' "$tool" "$test" $((SECONDS - start)) "$verdict"
 }
 export -f check_test
 export build out limit
 
-"$build/cuda_test" --gtest_list_tests --gtest_filter="$tests" |
-  awk '/^[^ ]/ { suite = $1; next } { print suite $1 }' | grep '\.' > "$out/tests.txt"
+for program in cuda_test cuda_model_test; do
+  "$build/$program" --gtest_list_tests --gtest_filter="$tests" |
+    awk -v program=$program '/^[^ ]/ { suite = $1; next } { print program, suite $1 }'
+done > "$out/tests.txt"
 for tool in ${tools//,/ }; do
   sed "s/^/$tool /" "$out/tests.txt"
 done | xargs -P "$jobs" -L 1 bash -c 'check_test "$@"' check_test | tee "$out/summary.txt"
