@@ -81,6 +81,18 @@ class CachedRun {
   /// The same BF16 numbers, handed over as F32.
   void wide_activations() { shape_.activations = DType::kF32; }
 
+  /// Multiplies each token's keys by 1 + growth * token.
+  void sharpen(float growth) {
+    const int64_t begin = shape_.heads * shape_.head_dim;
+    for (auto& inputs : inputs_) {
+      for (int64_t i = 0; i < static_cast<int64_t>(inputs.size()); ++i) {
+        if (i % row_ >= begin && i % row_ < begin + shape_.kv_heads * shape_.head_dim) {
+          inputs[static_cast<size_t>(i)] *= 1.0F + growth * static_cast<float>(i / row_);
+        }
+      }
+    }
+  }
+
   /// Feeds the next counts[s] tokens of each sequence as one batch; no backend: the oracle.
   void step(Backend* backend, const int32_t (&counts)[2]) {
     std::vector<float> qkv;
@@ -264,6 +276,43 @@ TEST(Attention, Bf16InAndOutEqualsF32RoundedOnce) {
           expect_same_bits(single.outputs(s), first.outputs(s));
         }
         expect_same_bits(actual.memory(), expected.memory());
+      }
+    }
+  }
+}
+
+// Scores of later keys are ever larger: rows' tops rise far above where they began, out of the
+// range of weights, and most weights are the smallest.
+TEST(Attention, GrowingScoresGiveTheSameBitsOnEveryInstructionSet) {
+  for (const KvCode code : {KvCode::kBf16, KvCode::kInt8, KvCode::kInt4}) {
+    for (const Shape& shape :
+         {Shape{code, 8, 1, 64, 16, 0, {400, 37}}, Shape{code, 2, 1, 32, 16, 100, {300, 150}}}) {
+      SCOPED_TRACE(testing::Message() << "code " << static_cast<int>(code));
+      const auto run_sharp = [&](Backend* backend, const int32_t(&counts)[2]) {
+        CachedRun result(shape);
+        result.sharpen(0.2F);
+        result.finish(backend, counts);
+        return result;
+      };
+      const CachedRun expected = run_sharp(nullptr, {1000, 1000});
+      std::unique_ptr<CachedRun> first;
+      for (const std::string_view isa : cpu::supported_isas()) {
+        SCOPED_TRACE(isa);
+        auto backend = make_cpu_backend({.threads = 2, .isa = std::string(isa)}).value();
+        auto whole = std::make_unique<CachedRun>(run_sharp(backend.get(), {1000, 1000}));
+        const CachedRun single = run_sharp(backend.get(), {1, 1});
+        const CachedRun pieces = run_sharp(backend.get(), {90, 33});
+        for (int s = 0; s < 2; ++s) {
+          if (code == KvCode::kBf16) {  // codes of others differ too much where rotations do
+            expect_near(whole->outputs(s), expected.outputs(s), 0.1);
+          }
+          expect_same_bits(single.outputs(s), whole->outputs(s));
+          expect_same_bits(pieces.outputs(s), whole->outputs(s));
+          if (first != nullptr) {
+            expect_same_bits(first->outputs(s), whole->outputs(s));
+          }
+        }
+        first = std::move(whole);
       }
     }
   }

@@ -5,42 +5,75 @@
 // Many query rows: scores = Q·Kᵀ, keys transposed once per block for all rows of the task. Up to 16
 // rows, as in decoding: scoresᵀ = K·Qᵀ takes the keys as they lie, and the scores are transposed.
 
-#include "backend/cpu/amx/amx_attention_steps.h"
+#include "backend/cpu/amx/amx_attention_rows.h"
 
 namespace nibble::cpu {
 namespace {
 
 constexpr int64_t kGroupTiles = 4;  // row tiles whose queries and sums stay in the L1 cache
 
-/// One row tile and one block.
-struct TileStep {
-  int64_t row_tile = 0;
-  TileBlock block;
-  TileRange range{};
-};
+/// The steps of a chunk that see keys, between two empty ones at each end: groups of row tiles, in
+/// each the blocks, in each the row tiles. A row tile never follows itself.
+class StepList {
+ public:
+  StepList(const AttentionTask& task,
+           const TileTask& t,
+           const int64_t (&keys)[2],
+           int64_t first_block) {
+    steps_[0] = steps_[1] = TileStep{};
+    const int64_t tiles = (t.rows + 15) / 16;
+    const int64_t groups = (tiles + kGroupTiles - 1) / kGroupTiles;
+    const int64_t blocks = (keys[1] - first_block + kKeyBlock - 1) / kKeyBlock;
+    for (int64_t group = 0; group < groups; ++group) {
+      const int64_t end = (group + 1) * tiles / groups;
+      for (int64_t block = 0; block < blocks; ++block) {
+        const PackRange pack = pack_range(keys, first_block + block * kKeyBlock);
+        const TileRange range = range_of(task, t, block, pack.at, pack.range, 0);
+        const bool all = !range.masked && task.window == 0;  // later rows see what the first sees
+        for (int64_t tile = group * tiles / groups; tile < end; ++tile) {
+          add({tile, all ? range : range_of(task, t, block, pack.at, pack.range, tile)});
+        }
+      }
+    }
+    steps_[count_] = steps_[count_ + 1] = TileStep{};
+  }
 
-/// The order of a chunk's steps: groups of row tiles, in each the blocks, in each the row tiles. A
-/// row tile never follows itself: there are two or more, in groups of nearly the same size.
-struct TileOrder {
-  int64_t tiles;
-  int64_t groups;
-  int64_t blocks;
-  int64_t group = 0;
-  int64_t block = 0;
-  int64_t tile = 0;
+  /// Calls step(next, now, before, index).
+  template <typename Step>
+  void walk(const Step& step) const {
+    for (int64_t i = 0; i < count_; ++i) {
+      step(steps_[i + 2], steps_[i + 1], steps_[i], i);
+    }
+  }
 
-  [[nodiscard]] bool done() const { return group == groups; }
-  void advance() {
-    if (++tile < (group + 1) * tiles / groups) {
+ private:
+  void add(const TileStep& step) {
+    if (!step.exists()) {
       return;
     }
-    if (++block == blocks) {
-      block = 0;
-      ++group;
+    if (steps_[count_ - 1].exists() && steps_[count_ - 1].row_tile == step.row_tile) {
+      steps_[count_++] = TileStep{};
     }
-    tile = group * tiles / groups;
+    steps_[count_++] = step;
   }
+
+  // Row tiles by blocks, as many empty ones between them at most, and those at the ends.
+  TileStep steps_[2 * (kQueryRows / 16) * (kKeyChunk / kKeyBlock) + 4];
+  int64_t count_ = 2;
 };
+
+/// All rows and a packed chunk of blocks. The scores of the next step and the sums of the one
+/// before go between the weights of a step, so that tiles are stored well before they are loaded.
+template <int kCode>
+void attend_chunk(const AttentionTask& task,
+                  const TileTask& t,
+                  const int64_t (&keys)[2],
+                  int64_t first_block) {
+  const StepList steps(task, t, keys, first_block);
+  steps.walk([&](const TileStep& next, const TileStep& now, const TileStep& before, int64_t i) {
+    run_steps<kCode>(task, t, next, now, before, i & 1);
+  });
+}
 
 /// Block `index` of a chunk.
 inline TileBlock block_of(const TileBlock& chunk, int64_t index) {
@@ -52,50 +85,6 @@ inline TileBlock block_of(const TileBlock& chunk, int64_t index) {
   block.value_scale += index * kKeyBlock;
   block.value_offset += index * kKeyBlock;
   return block;
-}
-
-/// All rows and a packed chunk of blocks. The scores of the next step and the sums of the one
-/// before go between the weights of a step, so that tiles are stored well before they are loaded.
-template <int kCode>
-void attend_chunk(const AttentionTask& task,
-                  const TileTask& t,
-                  const int64_t (&keys)[2],
-                  int64_t first_block) {
-  const int64_t tiles = (t.rows + 15) / 16;
-  const int64_t blocks = (keys[1] - first_block + kKeyBlock - 1) / kKeyBlock;
-  TileOrder order{tiles, (tiles + kGroupTiles - 1) / kGroupTiles, blocks};
-  const auto take_step = [&] {
-    TileStep step;
-    if (!order.done()) {
-      step.row_tile = order.tile;
-      step.block = block_of(t.block, order.block);
-      const PackRange pack = pack_range(keys, first_block + order.block * kKeyBlock);
-      step.range = range_of(task, t, pack.at, pack.range, step.row_tile);
-      order.advance();
-    }
-    return step;
-  };
-  TileStep next = take_step();
-  TileStep now;
-  TileStep before;
-  const int64_t steps = tiles * blocks;
-  for (int64_t i = -1; i <= steps; ++i) {
-    const int64_t here = i & 1;
-    if (next.range.begin < next.range.end) {
-      for (int64_t k = 0; k < t.width; ++k) {
-        score_step<false>(t, next.block, next.row_tile, k, t.scores[1 - here]);
-      }
-    }
-    if (now.range.begin < now.range.end) {
-      weigh_rows<kCode>(task, t, now.block, now.range, now.row_tile, here);
-    }
-    if (before.range.begin < before.range.end) {
-      add_values_of(t, before.block, before.row_tile, before.range, t.weights[1 - here]);
-    }
-    before = now;
-    now = next;
-    next = take_step();
-  }
 }
 
 template <int kCode, bool kWhole>
@@ -135,9 +124,9 @@ void sum_narrow(const AttentionTask& task, const TileTask& t, const int64_t (&ke
   while (pack.at < keys[1]) {
     const int64_t at = pack.at;
     prefetch(at, 0);
-    const TileRange range = range_of(task, t, pack.at, pack.range, 0);
+    const TileRange range = range_of(task, t, 0, pack.at, pack.range, 0);
     for (int64_t k = 0; k < t.width; ++k) {
-      score_step<true>(t, t.block, 0, k, t.scores[0]);
+      score_step<true>(t, 0, 0, k, t.scores[0]);
     }
     pack_params<kCode>(task, pack, rows, t.block);
     prefetch(at, 1);
@@ -146,13 +135,13 @@ void sum_narrow(const AttentionTask& task, const TileTask& t, const int64_t (&ke
     for (int64_t g = range.begin / 16; g < range.end / 16; ++g) {
       transpose_tile(t.scores[0] + g * kTileBytes, t.scores[0] + g * kTileBytes);
     }
-    weigh_rows<kCode>(task, t, t.block, range, 0, 0);
+    weigh_rows<kCode>(task, t, range, 0, 0);
     prefetch(at, 3);
     pack = pack_range(keys, at + kKeyBlock);
     if (pack.at < keys[1]) {
       begin_block(pack);
     }
-    add_values_of(t, t.block, 0, range, t.weights[0]);
+    add_values_of(t, 0, range, t.weights[0]);
   }
 }
 
@@ -160,7 +149,7 @@ template <int kCode>
 void write_states(const AttentionTask& task, const TileTask& t, const RowStates& states) {
   const int64_t padded_dim = round_up(task.kv.head_dim, 16);
   for (int64_t r = 0; r < t.rows; ++r) {
-    states.top[r] = t.top[r];
+    states.top[r] = kExponentBase - t.shift[r];
     states.sum[r] = Simd::reduce_add(Simd::load(t.sums + r * 16));
     const F32x16 offset = Simd::set(Simd::reduce_add(Simd::load(t.offsets + r * 16)));
     for (int64_t d = 0; d < padded_dim; d += 16) {
@@ -184,7 +173,7 @@ void sum_tiles(const AttentionTask& task,
   __builtin_memset(t.offsets, 0, static_cast<size_t>(rows) * 64);
   __builtin_memset(t.acc, 0, static_cast<size_t>(rows / 16 * 2 * t.width * kTileBytes));
   for (int64_t r = 0; r < rows; ++r) {
-    t.top[r] = kLowest;
+    t.shift[r] = kExponentBase - kLowest;
   }
   if (task.kv.head_dim % 32 == 0) {
     t.narrow ? sum_narrow<kCode, true>(task, t, keys) : sum_wide<kCode, true>(task, t, keys);
@@ -225,7 +214,7 @@ void attention_in_tiles(const AttentionTask& task) {
   t.sums = take_floats(rows * 16);
   t.offsets = take_floats(rows * 16);
   t.q_sum = take_floats(rows);
-  t.top = take_floats(rows);
+  t.shift = take_floats(rows);
   t.positions = reinterpret_cast<int32_t*>(take(rows * 4));
   load_query_tiles(task, t);
   configure_tiles(16);

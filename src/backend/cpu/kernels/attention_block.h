@@ -9,7 +9,6 @@ namespace nibble::cpu {
 namespace {
 
 constexpr float kMiddleCode = 7.5F;
-constexpr float kTopSlack = 8.0F;
 constexpr int64_t kDotVectors = Simd::kRows >= 8 ? 4 : 2;  // as many sums as registers hold
 
 /// A block of keys and values in scratch, and the parameters of each key.
@@ -27,6 +26,7 @@ struct QueryRows {
   float* q_sum;    // [rows]
   float* sums;     // [rows][16]: weights by lane
   float* offsets;  // [rows][16]: weights times value_offset by lane
+  float* shift;    // [rows]: kExponentBase - top
 };
 
 template <int kCode>

@@ -7,8 +7,9 @@
 // - A product sums blocks of 32 elements: two sums from 0, of the even and of the odd elements, by
 //   fused multiply-adds in order; their sum is then added to the total.
 // - Keys come in blocks of 64 from multiples of 64 on. A row's weights are 2^(score - top), where
-//   the subtraction is fused with the scaling; top becomes the largest score of a block that has
-//   one more than 8 above it, so that sums are rescaled rarely and a single key has weight 1.
+//   the subtraction is fused with the scaling and rounded to 15 binary places (weight_of); top
+//   becomes the largest score of a block that has one 32 or more above it, so that sums are
+//   rescaled rarely and a single key has weight 1. A score that is not finite makes the row NaN.
 // - Sums of weights are kept per lane, key modulo 16, and added at the end of a piece of 2048 keys.
 // Keys that a row does not see have weight 0 and change no bit: a row's result depends on its own
 // position and the cache alone.
@@ -27,7 +28,7 @@ struct BlockRow {
   float* sums;
   float* offsets;
   float* acc;
-  float* top;
+  float* shift;  // kExponentBase - top
 };
 
 /// Scores of keys 16 g .. 16 g + 15 after scaling, plus `add`.
@@ -39,31 +40,50 @@ F32x16 scaled(F32x16 score, const KeyBlock& block, int64_t j, float q_sum, F32x1
   return Simd::fma(score, Simd::load(block.score_scale + j), add);
 }
 
-/// Scaled scores of keys lo .. hi-1 plus `add`, -inf for those that the row does not see; returns
-/// the largest.
+/// Exponents of the weights of keys lo .. hi-1 for the row's top: at least kLeastExponent, 0 for
+/// keys that the row does not see. True when one is above kTopExponent or NaN.
 template <int kCode>
-float scale_scores(
-    const KeyBlock& block, const BlockRow& row, const float* scores, float add, float* result) {
+bool find_exponents(const KeyBlock& block,
+                    const BlockRow& row,
+                    const float* scores,
+                    float* result) {
   const int64_t lo = row.first / kDotBlock * kDotBlock;
   const int64_t hi = round_up(row.last, kDotBlock);
+  const F32x16 shift = Simd::set(*row.shift);
   for (int64_t j = lo; j < hi; j += 16) {
-    const F32x16 score = Simd::load(scores + j);
-    Simd::store(result + j, scaled<kCode>(score, block, j, row.q_sum, Simd::set(add)));
+    const F32x16 exponent = scaled<kCode>(Simd::load(scores + j), block, j, row.q_sum, shift);
+    Simd::store(result + j, Simd::max(Simd::set(kLeastExponent), exponent));  // NaN stays
   }
   for (int64_t j = lo; j < row.first; ++j) {
-    result[j] = -__builtin_inff();
+    result[j] = 0.0F;
   }
   for (int64_t j = row.last; j < hi; ++j) {
-    result[j] = -__builtin_inff();
+    result[j] = 0.0F;
   }
-  F32x16 largest = Simd::set(kLowest);
+  F32x16 largest = Simd::set(0.0F);
   for (int64_t j = lo; j < hi; j += 16) {
-    largest = Simd::max(Simd::load(result + j), largest);
+    largest = Simd::max_bits(Simd::load(result + j), largest);
   }
-  return Simd::reduce_max(largest);
+  return Simd::any_bits_above(largest, kTopExponent);
 }
 
-/// Exponents of the weights of keys lo .. hi-1; raises the row's top when one is above kTopSlack.
+/// The largest scaled score that the row sees.
+template <int kCode>
+float top_score(const KeyBlock& block, const BlockRow& row, const float* scores) {
+  float largest = kLowest;
+  for (int64_t j = row.first / 16 * 16; j < row.last; j += 16) {
+    float lanes[16];
+    const F32x16 zero = Simd::set(0.0F);
+    Simd::store(lanes, scaled<kCode>(Simd::load(scores + j), block, j, row.q_sum, zero));
+    for (int64_t i = larger(j, row.first); i < smaller(j + 16, row.last); ++i) {
+      largest = lanes[i - j] > largest ? lanes[i - j] : largest;
+    }
+  }
+  return largest;
+}
+
+/// Exponents of the weights of keys lo .. hi-1; raises the row's top when one is above
+/// kTopExponent.
 template <int kCode>
 void score_keys(const KeyBlock& block, int64_t padded_dim, const BlockRow& row, float* exponents) {
   const int64_t lo = row.first / kDotBlock * kDotBlock;
@@ -73,18 +93,20 @@ void score_keys(const KeyBlock& block, int64_t padded_dim, const BlockRow& row, 
     const int64_t from = smaller(j, kKeyBlock - 16 * kDotVectors);
     dot_keys(row.q, block.keys + from, round_up(padded_dim, kDotBlock), scores + from);
   }
-  if (!(scale_scores<kCode>(block, row, scores, -*row.top, exponents) > kTopSlack)) {
+  if (!find_exponents<kCode>(block, row, scores, exponents)) {
     return;
   }
-  const float top = scale_scores<kCode>(block, row, scores, 0.0F, exponents);
-  const float factor = exp2_weight(*row.top - top);
-  *row.top = top;
+  const float shift = kExponentBase - top_score<kCode>(block, row, scores);
+  const float factor = exp2_weight(shift - *row.shift);
+  *row.shift = shift;
   Simd::store(row.sums, Simd::mul(Simd::load(row.sums), Simd::set(factor)));
   Simd::store(row.offsets, Simd::mul(Simd::load(row.offsets), Simd::set(factor)));
   for (int64_t d = 0; d < padded_dim; d += 16) {
     Simd::store(row.acc + d, Simd::mul(Simd::load(row.acc + d), Simd::set(factor)));
   }
-  scale_scores<kCode>(block, row, scores, -top, exponents);
+  if (find_exponents<kCode>(block, row, scores, exponents)) {
+    Simd::store(row.sums, Simd::set(__builtin_nanf("")));
+  }
 }
 
 template <int kCode>
@@ -98,8 +120,9 @@ void attend_block(const KeyBlock& block, int64_t dim, const BlockRow& row) {
   F32x16 offset = Simd::load(row.offsets);
   for (int64_t j = lo; j < hi; j += 16) {
     const F32x16 exponent = Simd::load(scores + j);
-    F32x16 weight = exp2_weight(exponent);
-    weight = Simd::select_less(exponent, Simd::set(kLowest), Simd::set(0.0F), weight);
+    const F32x16 zero = Simd::set(0.0F);
+    F32x16 weight =
+        Simd::select_less(exponent, Simd::set(kLeastExponent), zero, weight_of(exponent));
     sum = Simd::add(sum, weight);
     if constexpr (kCode == 3) {
       offset = Simd::fma(weight, Simd::load(block.value_offset + j), offset);
@@ -151,6 +174,9 @@ void sum_piece(const AttentionTask& task,
   const int64_t padded_dim = round_up(dim, 16);
   const int64_t rows = task.tokens * task.group;
   clear_states(states, rows, padded_dim);
+  for (int64_t r = 0; r < rows; ++r) {
+    queries.shift[r] = kExponentBase - kLowest;
+  }
   __builtin_memset(queries.sums, 0, static_cast<size_t>(rows) * 64);
   __builtin_memset(queries.offsets, 0, static_cast<size_t>(rows) * 64);
   for (int64_t at = keys[0] / kKeyBlock * kKeyBlock; at < keys[1]; at += kKeyBlock) {
@@ -172,11 +198,12 @@ void sum_piece(const AttentionTask& task,
         attend_block<kCode>(block, dim,
                             {first, last, queries.q + r * round_up(dim, kDotBlock),
                              queries.q_sum[r], queries.sums + r * 16, queries.offsets + r * 16,
-                             states.acc + r * padded_dim, states.top + r});
+                             states.acc + r * padded_dim, queries.shift + r});
       }
     }
   }
   for (int64_t r = 0; r < rows; ++r) {
+    states.top[r] = kExponentBase - queries.shift[r];
     states.sum[r] = Simd::reduce_add(Simd::load(queries.sums + r * 16));
     const F32x16 offset = Simd::set(Simd::reduce_add(Simd::load(queries.offsets + r * 16)));
     for (int64_t d = r * padded_dim; kCode == 3 && d < (r + 1) * padded_dim; d += 16) {
@@ -199,7 +226,8 @@ void attention_of(const AttentionTask& task) {
   KeyBlock block{take(kKeyBlock * width), take(kKeyBlock * padded_dim),
                  take(kKeyBlock),         take(kKeyBlock),
                  take(kKeyBlock),         take(kKeyBlock)};
-  const QueryRows queries{take(rows * width), take(rows), take(rows * 16), take(rows * 16)};
+  const QueryRows queries{take(rows * width), take(rows), take(rows * 16), take(rows * 16),
+                          take(rows)};
   __builtin_memset(block.keys, 0, static_cast<size_t>(kKeyBlock * width) * 4);
   load_queries(task, queries);
   in_pieces(task, at, [&](int64_t first, int64_t end, const RowStates& states) {

@@ -156,6 +156,24 @@ struct Simd {
     }
   }
 
+  /// 1.m of each lane's 23 bits of mantissa m.
+  static F32x16 mantissa(I32x16 a) {
+    return from_bits(or_int(and_int(a, set_int(0x7fffff)), set_int(0x3f800000)));
+  }
+  /// The larger bits, as unsigned numbers: above all others for NaN.
+  static F32x16 max_bits(F32x16 a, F32x16 b) {
+    const I32x16 x = bits(a);
+    const I32x16 y = bits(b);
+    return from_bits({_mm256_max_epu32(x.lo, y.lo), _mm256_max_epu32(x.hi, y.hi)});
+  }
+  /// Whether any lane's bits exceed those of a positive `limit`.
+  static bool any_bits_above(F32x16 a, float limit) {
+    const I32x16 top = bits(set(limit));
+    const I32x16 largest = bits(max_bits(a, set(limit)));
+    const __m256i same = _mm256_and_si256(_mm256_cmpeq_epi32(largest.lo, top.lo),
+                                          _mm256_cmpeq_epi32(largest.hi, top.hi));
+    return _mm256_movemask_epi8(same) != -1;
+  }
   static I32x16 bits(F32x16 a) { return {_mm256_castps_si256(a.lo), _mm256_castps_si256(a.hi)}; }
   static F32x16 from_bits(I32x16 a) {
     return {_mm256_castsi256_ps(a.lo), _mm256_castsi256_ps(a.hi)};

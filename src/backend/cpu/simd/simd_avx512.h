@@ -99,6 +99,22 @@ struct Simd {
     }
   }
 
+  /// 1.m of each lane's 23 bits of mantissa m.
+  static F32x16 mantissa(I32x16 a) {
+    const __m512i one = _mm512_set1_epi32(0x3f800000);
+    return {_mm512_castsi512_ps(
+        _mm512_ternarylogic_epi32(a.v, _mm512_set1_epi32(0x7fffff), one, 0xea))};
+  }
+  /// The larger bits, as unsigned numbers: above all others for NaN.
+  static F32x16 max_bits(F32x16 a, F32x16 b) {
+    return {
+        _mm512_castsi512_ps(_mm512_max_epu32(_mm512_castps_si512(a.v), _mm512_castps_si512(b.v)))};
+  }
+  /// Whether any lane's bits exceed those of a positive `limit`.
+  static bool any_bits_above(F32x16 a, float limit) {
+    const __m512i top = _mm512_castps_si512(_mm512_set1_ps(limit));
+    return _mm512_cmpgt_epu32_mask(_mm512_castps_si512(a.v), top) != 0;
+  }
   static I32x16 bits(F32x16 a) { return {_mm512_castps_si512(a.v)}; }
   static F32x16 from_bits(I32x16 a) { return {_mm512_castsi512_ps(a.v)}; }
   static F32x16 to_float(I32x16 a) { return {_mm512_cvtepi32_ps(a.v)}; }

@@ -152,6 +152,26 @@ struct Simd {
     }
   }
 
+  /// 1.m of each lane's 23 bits of mantissa m.
+  static F32x16 mantissa(I32x16 a) {
+    return from_bits(n([&](int i) { return (a.v[i] & 0x7fffffU) | 0x3f800000U; }));
+  }
+  /// The larger bits, as unsigned numbers: above all others for NaN.
+  static F32x16 max_bits(F32x16 a, F32x16 b) {
+    const I32x16 x = bits(a);
+    const I32x16 y = bits(b);
+    return from_bits(n([&](int i) { return x.v[i] > y.v[i] ? x.v[i] : y.v[i]; }));
+  }
+  /// Whether any lane's bits exceed those of a positive `limit`.
+  static bool any_bits_above(F32x16 a, float limit) {
+    const auto top = __builtin_bit_cast(uint32_t, limit);
+    bool above = false;
+    for (const uint32_t x : bits(a).v) {
+      above = above || x > top;
+    }
+    return above;
+  }
+
   static I32x16 bits(F32x16 a) { return __builtin_bit_cast(I32x16, a); }
   static F32x16 from_bits(I32x16 a) { return __builtin_bit_cast(F32x16, a); }
   static F32x16 to_float(I32x16 a) {

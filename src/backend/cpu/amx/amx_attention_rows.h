@@ -1,0 +1,442 @@
+#pragma once
+
+// Weights of the rows of a row tile: exponents of BF16 products become BF16 weights.
+
+#include "backend/cpu/amx/amx_attention_steps.h"
+
+namespace nibble::cpu {
+namespace {
+
+/// Bits first .. last-1 of those that exist.
+inline uint64_t bits_between(int64_t first, int64_t last) {
+  static_assert(kKeyBlock == 64);
+  first = larger(first, 0);
+  last = smaller(last, kKeyBlock);
+  return first < last ? ~uint64_t{0} >> (64 - (last - first)) << first : 0;
+}
+
+/// What the rows of a row tile and the keys of a block share; arrays begin at the tile's first row.
+struct TileRows {
+  const uint8_t* scores;
+  uint8_t* weights;
+  float* sums;
+  float* offsets;
+  float* shift;
+  const float* q_sum;
+  const int32_t* positions;
+  const float* score_scale;
+  const float* score_offset;
+  const float* value_scale;
+  const float* value_offset;
+  int64_t count;  // rows
+  int64_t at;     // position of the block
+  int64_t first;  // of the block's keys that count
+  int64_t window;
+
+  TileRows(const AttentionTask& task,
+           const TileTask& t,
+           const TileRange& range,
+           int64_t row_tile,
+           int64_t buffer)
+      : scores(t.scores[buffer]),
+        weights(t.weights[buffer]),
+        sums(t.sums + row_tile * 256),
+        offsets(t.offsets + row_tile * 256),
+        shift(t.shift + row_tile * 16),
+        q_sum(t.q_sum + row_tile * 16),
+        positions(t.positions + row_tile * 16),
+        score_scale(t.block.score_scale + range.block * kKeyBlock),
+        score_offset(t.block.score_offset + range.block * kKeyBlock),
+        value_scale(t.block.value_scale + range.block * kKeyBlock),
+        value_offset(t.block.value_offset + range.block * kKeyBlock),
+        count(smaller(16, t.rows - row_tile * 16)),
+        at(range.at),
+        first(range.first),
+        window(task.window) {}
+
+  /// Bit j: row `row` sees key j.
+  [[nodiscard]] uint64_t seen_by(int64_t row) const {
+    const int64_t position = positions[row];
+    const int64_t oldest = window > 0 ? larger(0, position - window + 1) : 0;
+    return bits_between(larger(oldest - at, first), position + 1 - at);
+  }
+};
+
+inline __mmask16 group_of(uint64_t seen, int64_t g) {
+  return static_cast<__mmask16>(seen >> (16 * g));
+}
+
+template <int kCode>
+[[gnu::always_inline]] inline F32x16 scaled_group(
+    const TileRows& rows, int64_t row, int64_t g, F32x16 scale, F32x16 add) {
+  if constexpr (kCode == 3) {
+    add = Simd::fma(Simd::load(rows.score_offset + 16 * g), Simd::set(rows.q_sum[row]), add);
+  }
+  const auto* scores = reinterpret_cast<const float*>(rows.scores + row * 64 + g * kTileBytes);
+  return Simd::fma(Simd::load(scores), scale, add);
+}
+
+/// Weighs the rows of a row tile, one at a time. kFull: they all see the whole block.
+template <int kCode, bool kFull>
+class RowWeigher {
+ public:
+  [[gnu::always_inline]] explicit RowWeigher(const TileRows& rows) : rows_(rows) {
+    for (int64_t g = 0; g < kKeyGroups; ++g) {
+      score_scale_[g] = Simd::load(rows.score_scale + 16 * g);
+      value_scale_[g] = kCode == 1 ? Simd::set(1.0F) : Simd::load(rows.value_scale + 16 * g);
+    }
+  }
+
+  /// Weighs the next row, if one is left. Rows with exponents out of range are left for later.
+  [[gnu::always_inline]] void next() {
+    if (row_ < rows_.count) {
+      skipped_ |= static_cast<uint32_t>(weigh(row_)) << row_;
+      ++row_;
+    }
+  }
+
+  /// Weighs all that are left; returns the rows with exponents out of range.
+  [[gnu::always_inline]] uint32_t finish() {
+    while (row_ < rows_.count) {
+      next();
+    }
+    return skipped_;
+  }
+
+  /// Scores become weights in BF16; their sums are kept. Does nothing and returns true when an
+  /// exponent is not within kLeastExponent .. kTopExponent; kSure: those are clamped.
+  template <bool kSure = false>
+  [[gnu::always_inline]] bool weigh(int64_t row) {
+    const uint64_t seen = kFull ? ~uint64_t{0} : rows_.seen_by(row);
+    F32x16 weight[kKeyGroups];
+    find_exponents(row, seen, weight);
+    if (kSure) {
+      clamp(weight);
+    } else if (__builtin_expect(out_of_range(weight), 0) != 0) {
+      return true;
+    }
+    F32x16 sum = Simd::load(rows_.sums + row * 16);
+    F32x16 offset = Simd::load(rows_.offsets + row * 16);
+#pragma GCC unroll 4
+    for (int64_t g = 0; g < kKeyGroups; ++g) {
+      const __mmask16 mask = group_of(seen, g);
+      weight[g] = weight_of(weight[g]);
+      if constexpr (!kFull) {
+        weight[g].v = _mm512_maskz_mov_ps(mask, weight[g].v);
+      }
+      sum = Simd::add(sum, weight[g]);
+      if constexpr (kCode == 3) {
+        const F32x16 value_offset = Simd::load(rows_.value_offset + 16 * g);
+        offset.v = kFull ? Simd::fma(weight[g], value_offset, offset).v
+                         : _mm512_mask3_fmadd_ps(weight[g].v, value_offset.v, offset.v, mask);
+      }
+      if constexpr (kCode != 1) {
+        weight[g].v = kFull ? Simd::mul(weight[g], value_scale_[g]).v
+                            : _mm512_maskz_mul_ps(mask, weight[g].v, value_scale_[g].v);
+      }
+    }
+#pragma GCC unroll 2
+    for (int64_t g = 0; g < kKeyGroups; g += 2) {
+      const auto pair =
+          reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(weight[g + 1].v, weight[g].v));
+      _mm512_storeu_si512(rows_.weights + row * 64 + g / 2 * kTileBytes, pair);
+    }
+    Simd::store(rows_.sums + row * 16, sum);
+    if constexpr (kCode == 3) {
+      Simd::store(rows_.offsets + row * 16, offset);
+    }
+    return false;
+  }
+
+  /// Exponents of a row's weights; kLeastExponent for keys that it does not see.
+  [[gnu::always_inline]] void find_exponents(int64_t row,
+                                             uint64_t seen,
+                                             F32x16 (&exponents)[kKeyGroups]) {
+    const F32x16 shift = Simd::set(rows_.shift[row]);
+#pragma GCC unroll 4
+    for (int64_t g = 0; g < kKeyGroups; ++g) {
+      exponents[g] = scaled_group<kCode>(rows_, row, g, score_scale_[g], shift);
+      if constexpr (!kFull) {
+        exponents[g].v =
+            _mm512_mask_mov_ps(Simd::set(kLeastExponent).v, group_of(seen, g), exponents[g].v);
+      }
+    }
+  }
+
+  [[gnu::always_inline]] static void clamp(F32x16 (&exponents)[kKeyGroups]) {
+    for (F32x16& exponent : exponents) {
+      exponent = Simd::max(Simd::set(kLeastExponent), exponent);  // NaN stays
+    }
+  }
+
+  [[gnu::always_inline]] static bool too_high(const F32x16 (&exponents)[kKeyGroups]) {
+    static_assert(kKeyGroups == 4);
+    return Simd::any_bits_above(Simd::max_bits(Simd::max_bits(exponents[0], exponents[1]),
+                                               Simd::max_bits(exponents[2], exponents[3])),
+                                kTopExponent);
+  }
+
+  /// Whether one is not within kLeastExponent .. kTopExponent: all numbers there begin with the
+  /// same ten bits.
+  [[gnu::always_inline]] static bool out_of_range(const F32x16 (&exponents)[kKeyGroups]) {
+    static_assert(kLeastExponent == 384.0F && kTopExponent == 512.0F - 0x1p-15F);
+    constexpr int kEitherDiffers = 0x7e;  // (a ^ c) | (b ^ c)
+    const __m512i least = Simd::bits(Simd::set(kLeastExponent)).v;
+    const __m512i low = _mm512_ternarylogic_epi32(
+        Simd::bits(exponents[0]).v, Simd::bits(exponents[1]).v, least, kEitherDiffers);
+    const __m512i high = _mm512_ternarylogic_epi32(
+        Simd::bits(exponents[2]).v, Simd::bits(exponents[3]).v, least, kEitherDiffers);
+    const __m512i begin = _mm512_set1_epi32(static_cast<int>(0xffc00000U));
+    return _mm512_test_epi32_mask(_mm512_or_si512(low, high), begin) != 0;
+  }
+
+ private:
+  TileRows rows_;
+  F32x16 score_scale_[kKeyGroups];
+  F32x16 value_scale_[kKeyGroups];
+  int64_t row_ = 0;
+  uint32_t skipped_ = 0;
+};
+
+/// kExponentBase minus the largest score that a row sees.
+template <int kCode>
+float shift_to_top(const TileRows& rows, int64_t row) {
+  F32x16 largest = Simd::set(kLowest);
+  const uint64_t seen = rows.seen_by(row);
+  for (int64_t g = 0; g < kKeyGroups; ++g) {
+    const F32x16 scale = Simd::load(rows.score_scale + 16 * g);
+    const F32x16 score = scaled_group<kCode>(rows, row, g, scale, Simd::set(0.0F));
+    largest.v = _mm512_mask_max_ps(largest.v, group_of(seen, g), score.v, largest.v);
+  }
+  return kExponentBase - Simd::reduce_max(largest);
+}
+
+/// Makes a row's largest score its top and rescales its sums.
+template <int kCode>
+void raise_top(const TileTask& t, const TileRows& rows, int64_t row_tile, int64_t row) {
+  const float shift = shift_to_top<kCode>(rows, row);
+  const F32x16 factor = Simd::set(exp2_weight(shift - rows.shift[row]));
+  rows.shift[row] = shift;
+  float* sums = rows.sums + row * 16;
+  float* offsets = rows.offsets + row * 16;
+  Simd::store(sums, Simd::mul(Simd::load(sums), factor));
+  Simd::store(offsets, Simd::mul(Simd::load(offsets), factor));
+  for (int64_t d = 0; d < 2 * t.width; ++d) {
+    auto* acc = reinterpret_cast<float*>(acc_tile(t, row_tile, d) + row * 64);
+    Simd::store(acc, Simd::mul(Simd::load(acc), factor));
+  }
+}
+
+/// Weighs rows with exponents out of range: raises the tops of those with high ones.
+template <int kCode>
+[[gnu::noinline]] void weigh_skipped(const TileTask& t,
+                                     const TileRows& rows,
+                                     int64_t row_tile,
+                                     uint32_t skipped) {
+  RowWeigher<kCode, false> weigher(rows);
+  const auto too_high = [&](int64_t row) {
+    F32x16 exponents[kKeyGroups];
+    weigher.find_exponents(row, rows.seen_by(row), exponents);
+    weigher.clamp(exponents);
+    return weigher.too_high(exponents);
+  };
+  for (; skipped != 0; skipped &= skipped - 1) {
+    const int64_t row = __builtin_ctz(skipped);
+    if (too_high(row)) {
+      raise_top<kCode>(t, rows, row_tile, row);
+      if (too_high(row)) {
+        Simd::store(rows.sums + row * 16, Simd::set(__builtin_nanf("")));
+      }
+    }
+    weigher.template weigh<true>(row);
+  }
+}
+
+/// Raises the tops of rows that have seen no key: they have nothing to rescale.
+template <int kCode>
+[[gnu::noinline]] void find_first_tops(const TileRows& rows) {
+  for (int64_t row = 0; row < rows.count; ++row) {
+    if (rows.shift[row] == kExponentBase - kLowest) {
+      rows.shift[row] = shift_to_top<kCode>(rows, row);
+    }
+  }
+}
+
+/// The rows of a row tile.
+template <int kCode>
+void weigh_rows(const AttentionTask& task,
+                const TileTask& t,
+                const TileRange& range,
+                int64_t row_tile,
+                int64_t buffer) {
+  const TileRows rows(task, t, range, row_tile, buffer);
+  if (rows.shift[0] == kExponentBase - kLowest) {
+    find_first_tops<kCode>(rows);
+  }
+  const uint32_t skipped = range.masked ? RowWeigher<kCode, false>(rows).finish()
+                                        : RowWeigher<kCode, true>(rows).finish();
+  if (skipped != 0) {
+    weigh_skipped<kCode>(t, rows, row_tile, skipped);
+  }
+}
+
+/// One row tile and one block of a chunk. Written long before it is read, so that no tile waits.
+struct TileStep {
+  int64_t row_tile;
+  TileRange range;
+
+  [[nodiscard]] bool exists() const { return range.begin < range.end; }
+};
+
+/// Scores of step `next`, weights of `now` and sums of `before`, which all exist. Rows are weighed
+/// between tile instructions, kRows for four products, so that the processor works on both at once.
+template <int kCode, bool kFull, int kRows>
+void mixed_steps(const AttentionTask& task,
+                 const TileTask& t,
+                 const TileStep& next,
+                 const TileStep& now,
+                 const TileStep& before,
+                 int64_t here) {
+  const TileRows tile_rows(task, t, now.range, now.row_tile, here);
+  if (tile_rows.shift[0] == kExponentBase - kLowest) {
+    find_first_tops<kCode>(tile_rows);
+  }
+  RowWeigher<kCode, kFull> rows(tile_rows);
+  const int64_t keys = kKeyGroups * next.range.block;
+  uint8_t* scores = t.scores[1 - here];
+  const uint8_t* weights = t.weights[1 - here];
+  zero_tile<0>();
+  zero_tile<1>();
+  zero_tile<2>();
+  zero_tile<3>();
+  for (int64_t k = 0; k < t.width; ++k) {
+    load_tile<4>(query_tile(t, next.row_tile, k));
+    load_tile<5>(key_tile(t.block, keys, k));
+    dot_bf16<0, 4, 5>();
+    rows.next();
+    load_tile<6>(key_tile(t.block, keys + 1, k));
+    dot_bf16<1, 4, 6>();
+    if constexpr (kRows == 4) {
+      rows.next();
+    }
+    load_tile<7>(key_tile(t.block, keys + 2, k));
+    dot_bf16<2, 4, 7>();
+    if constexpr (kRows >= 2) {
+      rows.next();
+    }
+    load_tile<5>(key_tile(t.block, keys + 3, k));
+    dot_bf16<3, 4, 5>();
+    if constexpr (kRows == 4) {
+      rows.next();
+    }
+  }
+  // Tiles of scores leave as those of sums come.
+  const int64_t first = before.range.begin / 32;
+  for (int64_t d = 0; d < 2 * t.width; d += 4) {
+    const bool wide = d + 2 < 2 * t.width;
+    for (int64_t j = first; j < before.range.end / 32; ++j) {
+      const bool begins = j == first;
+      load_tile<4>(weights + j * kTileBytes);
+      if (begins) {
+        if (d == 0) {
+          store_tile<0>(scores);
+        }
+        load_tile<0>(acc_tile(t, before.row_tile, d));
+      }
+      load_tile<5>(value_tile(t.block, 2 * before.range.block + j, d));
+      dot_bf16<0, 4, 5>();
+      rows.next();
+      if (begins) {
+        if (d == 0) {
+          store_tile<1>(scores + kTileBytes);
+        }
+        load_tile<1>(acc_tile(t, before.row_tile, d + 1));
+      }
+      load_tile<6>(value_tile(t.block, 2 * before.range.block + j, d + 1));
+      dot_bf16<1, 4, 6>();
+      if constexpr (kRows == 4) {
+        rows.next();
+      }
+      if (begins && d == 0) {
+        store_tile<2>(scores + 2 * kTileBytes);
+      }
+      if (wide) {
+        if (begins) {
+          load_tile<2>(acc_tile(t, before.row_tile, d + 2));
+        }
+        load_tile<7>(value_tile(t.block, 2 * before.range.block + j, d + 2));
+        dot_bf16<2, 4, 7>();
+      }
+      if constexpr (kRows >= 2) {
+        rows.next();
+      }
+      if (begins && d == 0) {
+        store_tile<3>(scores + 3 * kTileBytes);
+      }
+      if (wide) {
+        if (begins) {
+          load_tile<3>(acc_tile(t, before.row_tile, d + 3));
+        }
+        load_tile<5>(value_tile(t.block, 2 * before.range.block + j, d + 3));
+        dot_bf16<3, 4, 5>();
+      }
+      if constexpr (kRows == 4) {
+        rows.next();
+      }
+    }
+    store_tile<0>(acc_tile(t, before.row_tile, d));
+    store_tile<1>(acc_tile(t, before.row_tile, d + 1));
+    if (wide) {
+      store_tile<2>(acc_tile(t, before.row_tile, d + 2));
+      store_tile<3>(acc_tile(t, before.row_tile, d + 3));
+    }
+  }
+  const uint32_t skipped = rows.finish();
+  if (__builtin_expect(skipped, 0) != 0) {
+    weigh_skipped<kCode>(t, tile_rows, now.row_tile, skipped);
+  }
+}
+
+/// The same, of the steps that exist, one after the other.
+template <int kCode>
+void plain_steps(const AttentionTask& task,
+                 const TileTask& t,
+                 const TileStep& next,
+                 const TileStep& now,
+                 const TileStep& before,
+                 int64_t here) {
+  for (int64_t k = 0; next.exists() && k < t.width; ++k) {
+    score_step<false>(t, next.range.block, next.row_tile, k, t.scores[1 - here]);
+  }
+  if (now.exists()) {
+    weigh_rows<kCode>(task, t, now.range, now.row_tile, here);
+  }
+  if (before.exists()) {
+    add_values_of(t, before.row_tile, before.range, t.weights[1 - here]);
+  }
+}
+
+template <int kCode>
+void run_steps(const AttentionTask& task,
+               const TileTask& t,
+               const TileStep& next,
+               const TileStep& now,
+               const TileStep& before,
+               int64_t here) {
+  if (!next.exists() || !now.exists() || !before.exists()) {
+    return plain_steps<kCode>(task, t, next, now, before, here);
+  }
+  if (now.range.masked) {
+    return mixed_steps<kCode, false, 2>(task, t, next, now, before, here);
+  }
+  if (t.width <= 2) {
+    mixed_steps<kCode, true, 4>(task, t, next, now, before, here);
+  } else if (t.width <= 4) {
+    mixed_steps<kCode, true, 2>(task, t, next, now, before, here);
+  } else {
+    mixed_steps<kCode, true, 1>(task, t, next, now, before, here);
+  }
+}
+
+}  // namespace
+}  // namespace nibble::cpu
