@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Runs the tests of kernels, and memcheck's of small models, on a GPU under compute-sanitizer, each
-# test in a process of its own, and fails if anything is reported. Needs a GPU and
-# compute-sanitizer; nvcc 13 unless --build is given.
+# Runs the tests of kernels and of small whole models on a GPU under compute-sanitizer, each test in
+# a process of its own, and fails if anything is reported. Needs a GPU and compute-sanitizer; nvcc
+# 13 unless --build is given.
 # Usage: scripts/gpu-sanitize.sh [--build DIR] [--out DIR] [--tools memcheck,racecheck,synccheck]
 #   --build  folder with cuda_test and cuda_model_test
 #   --out    where the tools' output goes (default build/gpu-sanitize)
-#   --tests  filter of GoogleTest (default: all but those of long sequences or without kernels)
+#   --tests  filter of GoogleTest (default: all but those of large shapes or thousands of launches)
 #   --jobs   tests that run at the same time (default: number of cores, at most 16)
 #   --limit  seconds for one test (default 120); one that takes longer counts as failed
 set -euo pipefail
@@ -14,7 +14,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 build="" out=build/gpu-sanitize tools=memcheck,racecheck,synccheck limit=120
 jobs=$(nproc)
 ((jobs <= 16)) || jobs=16
-tests='*-*Longer*:*DeathTest*:SelfCheck.*:DeviceInfo.*:CublasLt.*:CheckAttention.*:'
+tests='*-*Longer*:*TheSameBits:*DeathTest*:SelfCheck.*:DeviceInfo.*:CublasLt.*:CheckAttention.*:'
 tests+='*SchedulesTake*:*Refuses*:*PlansFor*'
 while [ $# -gt 0 ]; do
   case "$1" in
@@ -55,17 +55,14 @@ check_test() {
   printf '%-10s %-72s %4d s  %s\n' "$tool" "$test" $((SECONDS - start)) "$verdict"
 }
 export -f check_test
-export build out limit NIBBLE_BRIEF_TESTS=1
+export build out limit
 
-tests_of() {
-  "$build/$1" --gtest_list_tests --gtest_filter="$tests" |
-    awk -v program="$1" '/^[^ ]/ { suite = $1; next } { print program, suite $1 }'
-}
+for program in cuda_test cuda_model_test; do
+  "$build/$program" --gtest_list_tests --gtest_filter="$tests" |
+    awk -v program=$program '/^[^ ]/ { suite = $1; next } { print program, suite $1 }'
+done > "$out/tests.txt"
 for tool in ${tools//,/ }; do
-  tests_of cuda_test | sed "s/^/$tool /"
-  if [[ $tool =~ memcheck|initcheck ]]; then
-    tests_of cuda_model_test | sed "s/^/$tool /"
-  fi
+  sed "s/^/$tool /" "$out/tests.txt"
 done | xargs -P "$jobs" -L 1 bash -c 'check_test "$@"' check_test | tee "$out/summary.txt"
 checked=$(wc -l < "$out/summary.txt")
 failed=$(grep -c FAILED "$out/summary.txt" || true)

@@ -11,6 +11,7 @@
 #include "backend/cuda/kernels/gemm_sm90.h"
 #include "backend/cuda/kernels/gemm_w4a16_decode_sm90.h"
 #include "backend/cuda/kernels/gemm_w4a16_layout.cuh"
+#include "backend/cuda/kernels/gemm_w4a16_planes_sm90.h"
 #include "backend/cuda/kernels/gemm_w4a16_sm90.h"
 #include "backend/cuda/launch.h"
 #include "quant/quant_tensor.h"
@@ -198,11 +199,15 @@ bool accepts(const GemmProblem& problem, const DeviceInfo& device) {
          problem.k % weight.group_size == 0 && problem.n >= 1;
 }
 
-/// Few tokens go to the kernels of gemm_w4a16_decode_sm90.cuh, more to this family's tiles.
+/// Very few tokens go to the kernels of gemm_w4a16_planes_sm90.cuh, few to those of
+/// gemm_w4a16_decode_sm90.cuh, more to this family's tiles.
 class GemmW4A16Sm90 final : public GemmKernel {
  public:
-  GemmW4A16Sm90(std::unique_ptr<GemmKernel> wide, const W4A16Decode& decode, int64_t most)
-      : wide_(std::move(wide)), decode_(decode), most_(most) {}
+  GemmW4A16Sm90(std::unique_ptr<GemmKernel> wide,
+                const W4A16Planes& planes,
+                const W4A16Decode& decode,
+                int64_t most)
+      : wide_(std::move(wide)), planes_(planes), decode_(decode), most_(most) {}
   [[nodiscard]] size_t packed_bytes() const override { return wide_->packed_bytes(); }
   cudaError_t pack(const void* codes,
                    const float* scales,
@@ -220,11 +225,14 @@ class GemmW4A16Sm90 final : public GemmKernel {
     return wide_->workspace_bytes(max_m);
   }
   cudaError_t run(const GemmLaunch& args, const LaunchContext& context) const override {
-    return args.m <= most_ ? decode_.run(args, context) : wide_->run(args, context);
+    return planes_.is_best(args.m) ? planes_.run(args, context)
+           : args.m <= most_       ? decode_.run(args, context)
+                                   : wide_->run(args, context);
   }
 
  private:
   std::unique_ptr<GemmKernel> wide_;
+  W4A16Planes planes_;
   W4A16Decode decode_;
   int64_t most_;  // tokens that decode_ takes
 };
@@ -232,9 +240,10 @@ class GemmW4A16Sm90 final : public GemmKernel {
 Result<std::unique_ptr<GemmKernel>> make(const GemmProblem& problem, const DeviceInfo& device) {
   NIBBLE_ASSIGN_OR_RETURN(auto wide,
                           GemmSm90::make(family(problem.weight.group_size), problem, device));
+  NIBBLE_ASSIGN_OR_RETURN(const W4A16Planes planes, W4A16Planes::make(problem, device));
   NIBBLE_ASSIGN_OR_RETURN(const W4A16Decode decode, W4A16Decode::make(problem, device));
   return std::unique_ptr<GemmKernel>(std::make_unique<GemmW4A16Sm90>(
-      std::move(wide), decode, problem.k % 128 == 0 ? kW4A16DecodeTokens : 0));
+      std::move(wide), planes, decode, problem.k % 128 == 0 ? kW4A16DecodeTokens : 0));
 }
 
 }  // namespace

@@ -1,0 +1,133 @@
+#include "backend/cuda/kernels/gemm_w4a16_planes_sm90.h"
+
+#include <algorithm>
+
+#include <cuda_runtime.h>
+
+#include "backend/cuda/cuda_status.h"
+
+namespace nibble::cuda {
+namespace {
+
+// What the choice of a plan reckons with, per multiprocessor and clock.
+constexpr double kMemoryBytes = 19.0;        // of weights
+constexpr double kTileClocks = 600.0;        // to add up and store a tile
+constexpr double kClusterClocks = 1500.0;    // for each block of a cluster
+constexpr double kConvertClocks = 12.0;      // for 128 of K of a token
+constexpr int kMaxTile = kW4A16PlanesWarps;  // slices; each warp adds up one
+constexpr int kLeastStages = 5;
+constexpr int kLeastRing = 65536;
+
+int ceil_div(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b); }
+
+int slice_bytes(int group_size) { return group_size == 32 ? 1152 : 1056; }
+
+W4A16PlanesKernel kernel_for(int group_size, int tokens) {
+  return group_size == 32 ? w4a16_planes_kernel<32>(tokens) : w4a16_planes_kernel<128>(tokens);
+}
+
+int ring_bytes(int64_t m, int x_bytes) {
+  return kW4A16PlanesMostShared - w4a16_planes_rest(static_cast<int>(m)) - x_bytes;
+}
+
+}  // namespace
+
+W4A16PlanesPlan plan_w4a16_planes(int64_t n, int64_t k, int group_size, int64_t m, int sms) {
+  const int pairs = ceil_div(k, 128);
+  W4A16PlanesPlan plan{.slices = ceil_div(n, 16)};
+  double least = 0.0;
+  for (const int cluster : {1, 2}) {
+    const int x_bytes = static_cast<int>(m) * ceil_div(pairs, cluster) * kW4A16RecordBytes;
+    const int places = sms / cluster;
+    const int rounds = ceil_div(plan.slices, static_cast<int64_t>(places) * kMaxTile);
+    if (cluster > pairs || ring_bytes(m, x_bytes) < kLeastRing || (cluster > 1 && rounds > 1)) {
+      continue;
+    }
+    const int tiles = std::min(plan.slices, rounds * places);
+    const int tile = ceil_div(plan.slices, tiles);
+    const double pair_clocks =
+        rounds * tile * slice_bytes(group_size) / kMemoryBytes + m * kConvertClocks;
+    const double clocks = ceil_div(pairs, cluster) * pair_clocks + rounds * kTileClocks +
+                          (cluster > 1 ? kClusterClocks * cluster : 0.0);
+    if (plan.blocks == 0 || clocks < least) {
+      least = clocks;
+      plan.tile = tile;
+      plan.tiles = tiles;
+      plan.cluster = cluster;
+      plan.blocks = std::min(tiles, places) * cluster;
+      plan.x_bytes = x_bytes;
+    }
+  }
+  if (plan.blocks == 0) {
+    return plan;
+  }
+  plan.row_warps = (plan.tile + 1) / 2;
+  plan.k_warps = 1;
+  while (2 * plan.k_warps * plan.row_warps <= kW4A16PlanesWarps &&
+         2 * plan.k_warps * plan.cluster <= pairs) {
+    plan.k_warps *= 2;
+  }
+  // As much in a stage as leaves stages enough.
+  const int ring = ring_bytes(m, plan.x_bytes);
+  const int pair_bytes = plan.tile * slice_bytes(group_size);
+  plan.step_pairs = plan.k_warps;
+  while (plan.step_pairs > 1 && ring / (plan.step_pairs * pair_bytes) < kLeastStages) {
+    plan.step_pairs /= 2;
+  }
+  plan.weight_bytes = plan.step_pairs * pair_bytes;
+  // More stages than there are steps serve nothing.
+  const int rounds = ceil_div(plan.tiles, plan.blocks / plan.cluster);
+  const int steps = rounds * ceil_div(ceil_div(pairs, plan.cluster), plan.step_pairs);
+  plan.stages = std::min({kW4A16PlanesStages, ring / plan.weight_bytes, steps});
+  plan.shared_bytes =
+      std::max(kW4A16PlanesLeastShared, plan.stages * plan.weight_bytes + plan.x_bytes +
+                                            w4a16_planes_rest(static_cast<int>(m)));
+  return plan;
+}
+
+Result<W4A16Planes> W4A16Planes::make(const GemmProblem& problem, const DeviceInfo& device) {
+  W4A16Planes planes;
+  planes.n_ = problem.n;
+  planes.k_ = problem.k;
+  planes.group_size_ = problem.weight.group_size;
+  for (int64_t m = 1; m <= kW4A16PlanesTokens; ++m) {
+    planes.plans_[m] = plan_w4a16_planes(problem.n, problem.k, planes.group_size_, m, device.sms);
+  }
+  for (const int tokens : {1, kW4A16PlanesTokens}) {
+    const auto* kernel = reinterpret_cast<const void*>(kernel_for(planes.group_size_, tokens));
+    NIBBLE_RETURN_IF_ERROR(
+        check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                   kW4A16PlanesMostShared),
+              "gemm_w4a16_planes_sm90"));
+  }
+  return planes;
+}
+
+bool W4A16Planes::is_best(int64_t m) const {
+  // With little to read, making the planes outweighs the quicker products.
+  return m == 1 && plans_[m].blocks > 0 && plans_[m].tile >= 4;
+}
+
+cudaError_t W4A16Planes::run(const GemmLaunch& args, const LaunchContext& context) const {
+  const W4A16PlanesPlan& plan = plans_[args.m];
+  const W4A16PlanesArgs kernel_args{.weights = static_cast<const uint8_t*>(args.packed),
+                                    .x = args.x,
+                                    .bias = args.bias,
+                                    .y = args.y,
+                                    .y_stride = args.y_stride,
+                                    .m = static_cast<int>(args.m),
+                                    .n = static_cast<int>(n_),
+                                    .k = static_cast<int>(k_),
+                                    .pairs = ceil_div(k_, 128),
+                                    .packed_slices = ceil_div(n_, 64) * 4,
+                                    .result = args.result,
+                                    .plan = plan};
+  return launch(kernel_for(group_size_, static_cast<int>(args.m)),
+                {.blocks = dim3(static_cast<unsigned>(plan.blocks)),
+                 .threads = kW4A16PlanesThreads,
+                 .shared_bytes = static_cast<size_t>(plan.shared_bytes),
+                 .cluster = static_cast<unsigned>(plan.cluster)},
+                context, kernel_args);
+}
+
+}  // namespace nibble::cuda

@@ -1,0 +1,501 @@
+#pragma once
+
+#include <cstdint>
+
+#include <cuda_bf16.h>
+
+#include "backend/cuda/kernels/gemm_w4a16_layout.cuh"
+#include "backend/cuda/kernels/gemm_w4a16_planes_sm90.h"
+#include "backend/cuda/ptx/barrier.cuh"
+#include "backend/cuda/ptx/cluster.cuh"
+#include "backend/cuda/ptx/copy.cuh"
+#include "backend/cuda/ptx/dependency.cuh"
+#include "backend/cuda/ptx/memory.cuh"
+#include "backend/cuda/ptx/mma_sum.cuh"
+#include "backend/cuda/ptx/store.cuh"
+
+// yᵀ = w · xᵀ of very few tokens and INT4 weights in groups, by tensor cores for INT8: the columns
+// of one product, eight, hold three planes of each of two tokens.
+//
+// The activations of a token become, 128 of K at a time, integers of 23 bits under one power of
+// two: all that lie less than 2^14 below the largest keep every bit, smaller ones an error of 2^-22
+// of the largest, as a sum in f32 has it. Three planes of signed bytes hold such an integer as
+// p2 2^16 + p1 2^8 + p0; products of weights with planes are exact, and groups are added in f32
+// under the scale of weights times that of activations times the plane's power. Weights take three
+// integer operations for eight: the codes of one row, alternate nibbles of a word, become 16 times
+// the weight where they lie. Infinities and NaN make all results of their token NaN.
+//
+// Rows are dealt to the multiprocessors in slices of 16, so that all have nearly the same to read
+// and no sums cross between them (or within a cluster at most), and warps of a block share K. The
+// warps make the planes of all activations while the copy engine fills the ring with weights.
+namespace nibble::cuda {
+
+template <int kGroupSize, int kTokens>
+struct W4A16PlanesLoop {
+  using Layout = Int4GroupLayout<kGroupSize>;
+  static constexpr int kOctets = (kTokens + 1) / 2;
+  static constexpr int kPairBytes = kTokens * kW4A16RecordBytes;  // of activations
+  using Sums = float[2][kOctets][4];                              // of a warp's two slices
+
+  // Where things lie in shared memory: a ring of weights, activations [pair][token], sums, barriers
+  // (full, empty). Of a token's 128 of K there are planes [unit of 64][plane][t][16 of K], in words
+  // of four elements, and scales [t % 2] of the two columns of lanes with this t, with offsets.
+  struct Place {
+    uint32_t weights, x, sums, barriers;
+    __device__ __forceinline__ Place(uint32_t base, const W4A16PlanesPlan& plan)
+        : weights(base),
+          x(weights + plan.stages * plan.weight_bytes),
+          sums(x + plan.x_bytes),
+          barriers(sums + 2 * kW4A16PlanesWarps * kTokens * 64) {}
+    __device__ __forceinline__ uint32_t full(int slot) const { return barriers + 8 * slot; }
+    __device__ __forceinline__ uint32_t empty(int slot) const {
+      return barriers + 8 * (kW4A16PlanesStages + slot);
+    }
+  };
+
+  // This block's part of the work: tiles `tile`, `tile + step`, ... and pairs [begin, end) of K.
+  struct Share {
+    int tile, tile_step, begin, end, steps;
+    __device__ __forceinline__ explicit Share(const W4A16PlanesArgs& args) {
+      const int cluster = args.plan.cluster;
+      const int rank = static_cast<int>(blockIdx.x) % cluster;
+      tile = static_cast<int>(blockIdx.x) / cluster;
+      tile_step = args.plan.blocks / cluster;
+      begin = args.pairs * rank / cluster;
+      end = args.pairs * (rank + 1) / cluster;
+      steps = (end - begin + args.plan.step_pairs - 1) / args.plan.step_pairs;
+    }
+  };
+
+  // First slice of a tile.
+  static __device__ __forceinline__ int first_slice(const W4A16PlanesArgs& args, int tile) {
+    return static_cast<int>(static_cast<int64_t>(args.plan.slices) * tile / args.plan.tiles);
+  }
+
+  // --- the copying thread ---
+
+  // Weights are constant: it need not wait for the predecessor.
+  static __device__ __forceinline__ void fill_ring(const W4A16PlanesArgs& args,
+                                                   const Place& place,
+                                                   const Share& share) {
+    const int64_t row_bytes = static_cast<int64_t>(args.packed_slices) * Layout::kSliceBytes;
+    const int step_pairs = args.plan.step_pairs;
+    int slot = 0;
+    uint32_t parity = 1;
+    for (int tile = share.tile; tile < args.plan.tiles; tile += share.tile_step) {
+      const int first = first_slice(args, tile);
+      const uint32_t bytes = (first_slice(args, tile + 1) - first) * Layout::kSliceBytes;
+      const uint8_t* from = args.weights + share.begin * row_bytes + first * Layout::kSliceBytes;
+      for (int pair = share.begin; pair < share.end; pair += step_pairs) {
+        const int pairs = min(step_pairs, share.end - pair);
+        const uint32_t full = place.full(slot);
+        uint32_t to = place.weights + slot * args.plan.weight_bytes;
+        ptx::barrier_wait_to_refill(place.empty(slot), parity);
+        ptx::barrier_arrive_expect(full, pairs * bytes);
+#pragma unroll 1
+        for (int i = 0; i < pairs; ++i) {
+          ptx::bulk_copy(to, from, bytes, full);
+          to += args.plan.tile * Layout::kSliceBytes;
+          from += row_bytes;
+        }
+        if (++slot == args.plan.stages) {
+          slot = 0;
+          parity ^= 1;
+        }
+      }
+    }
+  }
+
+  // --- activations ---
+
+  // What a lane makes planes of: of 16 of K, four times, the elements 2t, 2t + 1, 2t + 8, 2t + 9.
+  using Piece = uint32_t[4][2];
+
+  // Piece `lane` of eight of 128 of K from k0 of a token.
+  static __device__ __forceinline__ void load_piece(
+      Piece& piece, const W4A16PlanesArgs& args, int token, int k0, int lane) {
+    const int first = k0 + lane / 4 * 64;
+    const auto* x = static_cast<const uint8_t*>(args.x) +
+                    2 * (static_cast<int64_t>(token) * args.k + first) + lane % 4 * 4;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const bool inside = first + 16 * j < args.k;
+        piece[j][i] = inside ? __ldcg(reinterpret_cast<const uint32_t*>(x + 32 * j + 16 * i)) : 0U;
+      }
+    }
+  }
+
+  // Added to an integer of less than 2^22 it makes the number 1.5 * 2^23 + integer.
+  static constexpr int32_t kNumber = 0x4b400000;
+
+  // Writes a piece's part of the record of a token's 128 of K.
+  static __device__ __forceinline__ void make_planes(const Piece& piece,
+                                                     uint32_t record,
+                                                     bool there,
+                                                     int lane) {
+    constexpr uint32_t kTop = 0x80808080U;
+    uint32_t largest = 0;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      largest = __vmaxu2(largest, __vmaxu2(piece[j][0] & 0x7fff7fffU, piece[j][1] & 0x7fff7fffU));
+    }
+#pragma unroll
+    for (int i = 1; i < 8; i *= 2) {
+      largest = __vmaxu2(largest, __shfl_xor_sync(0xffffffffU, largest, i));
+    }
+    // The largest's power of two, biased by 127: below 2^-101 it counts as that; from 2^110 on, as
+    // of infinities and NaN, the scale is NaN.
+    const uint32_t exponent = max(max(largest & 0xffffU, largest >> 16) >> 7, 26U);
+    const float multiplier = __uint_as_float((275U - exponent) << 23);  // to less than 2^22
+    const float number = __int_as_float(kNumber);
+    uint32_t words[3][4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      int32_t y[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {  // 0x8080 makes bytes signed
+        const uint32_t two = piece[j][i % 2];
+        const float x = __uint_as_float(i < 2 ? two << 16 : two & 0xffff0000U);
+        y[i] = __float_as_int(fmaf(x, multiplier, number)) - (kNumber - 0x8080);
+      }
+      const uint32_t low0 = __byte_perm(y[0], y[1], 0x5140);
+      const uint32_t low1 = __byte_perm(y[2], y[3], 0x5140);
+      const uint32_t high0 = __byte_perm(y[0], y[1], 0x0062);
+      const uint32_t high1 = __byte_perm(y[2], y[3], 0x6200);
+      words[0][j] = __byte_perm(low0, low1, 0x5410) ^ kTop;
+      words[1][j] = __byte_perm(low0, low1, 0x7632) ^ kTop;
+      words[2][j] = __byte_perm(high0, high1, 0x7610);
+    }
+    if (!there) {
+      return;
+    }
+#pragma unroll
+    for (int p = 0; p < 3; ++p) {
+      ptx::store_shared16(record + lane / 4 * 192 + p * 64 + lane % 4 * 16,
+                          uint4{words[p][0], words[p][1], words[p][2], words[p][3]});
+    }
+    if (lane < 2) {  // of p0 and p1, and of p2 and nothing; also undoes the 16 of the weights
+      const float scale = __uint_as_float(exponent < 237 ? (exponent - 25U) << 23 : 0x7fc00000U);
+      const float first = lane == 0 ? scale : scale * 65536.0F;
+      const float second = lane == 0 ? scale * 256.0F : scale * 0.0F;
+      ptx::store_shared16(
+          record + kW4A16PlaneBytes + lane * 16,
+          uint4{__float_as_uint(first), __float_as_uint(second), __float_as_uint(first * -number),
+                __float_as_uint(second * -number)});
+    }
+  }
+
+  // This block's part of the activations, by all warps: a token's 128 of K by eight lanes.
+  static __device__ __forceinline__ void convert(const W4A16PlanesArgs& args,
+                                                 const Place& place,
+                                                 const Share& share) {
+    constexpr int kStep = 4 * kW4A16PlanesWarps;
+    const int tokens = kTokens <= 2 ? kTokens : args.m;
+    const int lane = static_cast<int>(threadIdx.x & 7);
+    const int begin = static_cast<int>(threadIdx.x >> 5) * 4;
+    const int own = static_cast<int>(threadIdx.x >> 3 & 3);
+    const int count = (share.end - share.begin) * tokens;
+    Piece next;
+    const auto load = [&](int i) {
+      const int at = min(i, count - 1), pair = at / tokens;
+      load_piece(next, args, at - pair * tokens, (share.begin + pair) * 128, lane);
+    };
+    if (begin < count) {
+      load(begin + own);
+    }
+#pragma unroll 1
+    for (int first = begin; first < count; first += kStep) {
+      Piece piece;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        piece[j][0] = next[j][0];
+        piece[j][1] = next[j][1];
+      }
+      const int i = first + own, pair = i / tokens;
+      if (first + kStep < count) {
+        load(i + kStep);
+      }
+      make_planes(piece, place.x + (pair * kTokens + i - pair * tokens) * kW4A16RecordBytes,
+                  i < count, lane);
+    }
+  }
+
+  // --- products ---
+
+  // 16 times the weights of 32 of K: the codes of two words as a fragment.
+  static __device__ __forceinline__ void place_codes(const uint32_t (&words)[2], uint32_t (&a)[4]) {
+    constexpr uint32_t kHigh = 0xf0f0f0f0U, kSigns = 0x80808080U;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      a[2 * i] = ptx::lop3<0x78>(kSigns, words[i] << 4, kHigh);
+      a[2 * i + 1] = ptx::lop3<0x78>(kSigns, words[i], kHigh);
+    }
+  }
+
+  // What a lane reads of a pair: codes and scales of two slices, planes and scales of the columns
+  // that it has in fragments and in sums.
+  struct Pointers {
+    uint32_t codes[2], w_scales[2], planes[kOctets], x_scales[kOctets];
+  };
+
+  // One pair.
+  static __device__ __forceinline__ void multiply_pair(Sums& sums, const Pointers& at) {
+    constexpr int32_t kStart[4] = {kNumber, kNumber, kNumber, kNumber};
+    float scale[kOctets][2], offset[kOctets][2];
+#pragma unroll
+    for (int o = 0; o < kOctets; ++o) {
+      const uint4 four = ptx::load_shared16(at.x_scales[o]);
+      scale[o][0] = __uint_as_float(four.x), scale[o][1] = __uint_as_float(four.y);
+      offset[o][0] = __uint_as_float(four.z), offset[o][1] = __uint_as_float(four.w);
+    }
+    int32_t group[2][kOctets][4];
+#pragma unroll
+    for (int u = 0; u < 2; ++u) {
+      uint32_t b[kOctets][4];
+#pragma unroll
+      for (int o = 0; o < kOctets; ++o) {
+        const uint4 four = ptx::load_shared16(at.planes[o] + u * 192);
+        b[o][0] = four.x, b[o][1] = four.y, b[o][2] = four.z, b[o][3] = four.w;
+      }
+#pragma unroll
+      for (int s = 0; s < 2; ++s) {
+        const uint4 four = ptx::load_shared16(at.codes[s] + Layout::codes(u));
+        const uint32_t words[2][2] = {{four.x, four.y}, {four.z, four.w}};
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          uint32_t a[4];
+          place_codes(words[half], a);
+          const bool first = kGroupSize == 32 || (u == 0 && half == 0);
+          const bool last = kGroupSize == 32 || (u == 1 && half == 1);
+#pragma unroll
+          for (int o = 0; o < kOctets; ++o) {
+            if (first) {
+              ptx::warp_mma_s8_sum(group[s][o], a, b[o][2 * half], b[o][2 * half + 1], kStart);
+            } else {
+              ptx::warp_mma_s8_sum(group[s][o], a, b[o][2 * half], b[o][2 * half + 1], group[s][o]);
+            }
+          }
+          if (last) {
+            const uint32_t two =
+                ptx::load_shared4(at.w_scales[s] + Layout::scales(u) +
+                                  (kGroupSize == 32 ? half * Layout::kGroupBytes : 0));
+            const float w_scale[2] = {__uint_as_float(two << 16),
+                                      __uint_as_float(two & 0xffff0000U)};
+#pragma unroll
+            for (int o = 0; o < kOctets; ++o) {
+#pragma unroll
+              for (int i = 0; i < 4; ++i) {
+                const float value =
+                    fmaf(__int_as_float(group[s][o][i]), scale[o][i % 2], offset[o][i % 2]);
+                sums[s][o][i] = fmaf(value, w_scale[i / 2], sums[s][o][i]);
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+
+  // This warp's steps of a tile, whose first is the `count`th of the block. Sets of warps take the
+  // steps in turn, a warp of each for every pair of a step and two slices.
+  static __device__ __forceinline__ void accumulate(Sums& sums,
+                                                    const W4A16PlanesArgs& args,
+                                                    const Place& place,
+                                                    const Share& share,
+                                                    int slices,
+                                                    int count) {
+    const W4A16PlanesPlan& plan = args.plan;
+    const int warp = static_cast<int>(threadIdx.x >> 5);
+    const int row_warp = warp % plan.row_warps, k_warp = warp / plan.row_warps;
+    const int set = k_warp / plan.step_pairs, of = k_warp % plan.step_pairs;
+    const int sets = plan.k_warps / plan.step_pairs;
+    const int stride = sets * plan.step_pairs;  // of this warp's pairs
+    const int slot = (count + set) % plan.stages;
+    uint32_t parity = (count + set) / plan.stages & 1;
+    uint32_t full = place.full(slot), stage = slot * plan.weight_bytes;
+    const uint32_t ring_bytes = plan.stages * plan.weight_bytes;
+    const uint32_t stage_step = sets * plan.weight_bytes;
+    // Of a pair beyond K or slices that are none there is nothing to do but to give stages back.
+    const int limit = 2 * row_warp < slices ? share.end - share.begin : 0;
+    int pair = set * plan.step_pairs + of;
+
+    const uint32_t lane = threadIdx.x & 31, g = lane / 4, t = lane % 4;
+    const uint32_t weights = place.weights + (of * plan.tile + 2 * row_warp) *
+                                                 static_cast<uint32_t>(Layout::kSliceBytes);
+    const uint32_t codes = weights + lane * 16, w_scales = weights + g * 4;
+    const uint32_t second = 2 * row_warp + 1 < slices ? Layout::kSliceBytes : 0;
+    uint32_t planes = place.x + pair * kPairBytes + g / 4 % kTokens * kW4A16RecordBytes +
+                      min(g % 4, 2) * 64 + t * 16;  // the fourth column of a token counts nothing
+    uint32_t x_scales = place.x + pair * kPairBytes + t / 2 % kTokens * kW4A16RecordBytes +
+                        kW4A16PlaneBytes + t % 2 * 16;
+    const uint32_t x_step = stride * kPairBytes;
+    for (int step = set; step < share.steps; step += sets) {
+      ptx::barrier_wait(full, parity);
+      if (pair < limit) {
+        Pointers at;
+        at.codes[0] = codes + stage, at.w_scales[0] = w_scales + stage;
+        at.codes[1] = at.codes[0] + second, at.w_scales[1] = at.w_scales[0] + second;
+#pragma unroll
+        for (int o = 0; o < kOctets; ++o) {
+          at.planes[o] = planes + o * 2 * kW4A16RecordBytes;
+          at.x_scales[o] = x_scales + o * 2 * kW4A16RecordBytes;
+        }
+        multiply_pair(sums, at);
+      }
+      ptx::warp_arrive(full + 8 * kW4A16PlanesStages);  // the stage has been read
+      pair += stride;
+      planes += x_step;
+      x_scales += x_step;
+      stage += stage_step;
+      full += 8 * sets;
+      if (stage >= ring_bytes) {
+        stage -= ring_bytes;
+        full -= 8 * plan.stages;
+        parity ^= 1;
+      }
+    }
+  }
+
+  // --- results ---
+
+  static __device__ __forceinline__ void store(const W4A16PlanesArgs& args,
+                                               int token,
+                                               int row,
+                                               float value) {
+    const int64_t at = token * args.y_stride + row;
+    if (args.result == GemmResult::kBf16) {
+      static_cast<__nv_bfloat16*>(args.y)[at] = __float2bfloat16_rn(value);
+    } else if (args.result == GemmResult::kF32) {
+      static_cast<float*>(args.y)[at] = value;
+    } else {
+      atomicAdd(static_cast<float*>(args.y) + at, value);
+    }
+  }
+
+  // Adds up what the warps of this block, or of all of its cluster, have of the tile, always in the
+  // same order, and stores it.
+  static __device__ __forceinline__ void finish(const Sums& sums,
+                                                const W4A16PlanesArgs& args,
+                                                const Place& place,
+                                                int first,
+                                                int slices,
+                                                bool last) {
+    constexpr int kWords = 4 * kTokens;  // of four channels of a token, in a slice
+    constexpr int kParts = 32 / kWords;  // of the sums to be added, each by other lanes
+    constexpr int kSliceBytes = 16 * kWords;
+    const W4A16PlanesPlan& plan = args.plan;
+    const int warp = static_cast<int>(threadIdx.x >> 5), lane = static_cast<int>(threadIdx.x & 31);
+    // Planes of a token lie in two neighbouring lanes: t even has two, t odd the third.
+#pragma unroll
+    for (int s = 0; s < 2; ++s) {
+#pragma unroll
+      for (int o = 0; o < kOctets; ++o) {
+        float2 two{sums[s][o][0] + sums[s][o][1], sums[s][o][2] + sums[s][o][3]};
+        two.x += __shfl_xor_sync(0xffffffffU, two.x, 1);
+        two.y += __shfl_xor_sync(0xffffffffU, two.y, 1);
+        const int token = 2 * o + lane % 4 / 2;
+        if (lane % 2 == 0 && token < kTokens) {
+          ptx::store_shared8(place.sums + (2 * warp + s) * kSliceBytes + token * 64 + lane / 4 * 8,
+                             uint2{__float_as_uint(two.x), __float_as_uint(two.y)});
+        }
+      }
+    }
+    const int rank = static_cast<int>(blockIdx.x) % plan.cluster;
+    const int slice = warp * plan.cluster + rank, word = lane % kWords, part = lane / kWords;
+    const int token = word / 4, row = 16 * (first + slice) + word % 4 * 4;
+    float bias[4] = {};
+    if (args.bias != nullptr && slice < slices) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        bias[i] = row + i < args.n ? args.bias[row + i] : 0.0F;
+      }
+    }
+    if (plan.cluster == 1) {
+      ptx::group_sync(1, 32 * kW4A16PlanesWarps);
+    } else {
+      ptx::cluster_sync();
+    }
+    if (slice < slices) {
+      float total[4] = {};
+      for (int peer = 0; peer < plan.cluster; ++peer) {
+#pragma unroll 4
+        for (int k_warp = part; k_warp < plan.k_warps; k_warp += kParts) {
+          const uint32_t at =
+              place.sums + (2 * k_warp * plan.row_warps + slice) * kSliceBytes + word * 16;
+          const uint4 four = plan.cluster == 1 ? ptx::load_shared16(at)
+                                               : ptx::load_cluster16(ptx::peer_address(at, peer));
+          total[0] += __uint_as_float(four.x);
+          total[1] += __uint_as_float(four.y);
+          total[2] += __uint_as_float(four.z);
+          total[3] += __uint_as_float(four.w);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+#pragma unroll
+        for (int p = kWords; p < 32; p *= 2) {
+          total[i] += __shfl_xor_sync(0xffffffffU, total[i], p);
+        }
+        if (i % kParts == part && token < args.m && row + i < args.n) {
+          store(args, token, row + i, total[i] + bias[i]);
+        }
+      }
+    }
+    if (plan.cluster > 1) {
+      ptx::cluster_sync();  // nobody leaves while others read
+    } else if (!last) {
+      ptx::group_sync(1, 32 * kW4A16PlanesWarps);
+    }
+  }
+
+  static __device__ __forceinline__ void multiply_tiles(const W4A16PlanesArgs& args,
+                                                        const Place& place,
+                                                        const Share& share) {
+    ptx::wait_for_predecessor();
+    convert(args, place, share);
+    const bool works = static_cast<int>(threadIdx.x >> 5) < args.plan.row_warps * args.plan.k_warps;
+    ptx::group_sync(1, 32 * kW4A16PlanesWarps);
+    int count = 0;
+    for (int tile = share.tile; tile < args.plan.tiles; tile += share.tile_step) {
+      const int first = first_slice(args, tile), slices = first_slice(args, tile + 1) - first;
+      Sums sums = {};
+      if (works) {
+        accumulate(sums, args, place, share, slices, count);
+      }
+      count += share.steps;
+      finish(sums, args, place, first, slices, tile + share.tile_step >= args.plan.tiles);
+    }
+  }
+};
+
+/// y of the tiles that args.plan gives to this block.
+template <int kGroupSize, int kTokens>
+__global__ void __launch_bounds__(kW4A16PlanesThreads, 1)
+    gemm_w4a16_planes_sm90(const __grid_constant__ W4A16PlanesArgs args) {
+  using Loop = W4A16PlanesLoop<kGroupSize, kTokens>;
+  extern __shared__ uint8_t shared[];
+  const uint32_t base = (ptx::shared_address(shared) + 127U) & ~127U;
+  const typename Loop::Share share(args);
+  const typename Loop::Place place(base, args.plan);
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < args.plan.stages; ++s) {
+      ptx::barrier_init(place.full(s), 1);
+      ptx::barrier_init(place.empty(s),
+                        args.plan.row_warps * args.plan.step_pairs * ptx::kWarpArrivals);
+    }
+    ptx::barrier_init_fence();
+  }
+  __syncthreads();
+  ptx::allow_successor();
+  if (threadIdx.x >= 32 * kW4A16PlanesWarps) {
+    if (threadIdx.x % 32 == 0) {
+      Loop::fill_ring(args, place, share);
+    }
+  } else {
+    Loop::multiply_tiles(args, place, share);
+  }
+}
+
+}  // namespace nibble::cuda

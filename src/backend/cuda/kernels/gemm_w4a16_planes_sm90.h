@@ -1,0 +1,84 @@
+#pragma once
+
+#include <cstdint>
+
+#include "backend/cuda/gemm_kernel.h"
+
+namespace nibble::cuda {
+
+/// Most tokens that the kernels of gemm_w4a16_planes_sm90.cuh take.
+inline constexpr int kW4A16PlanesTokens = 2;
+
+/// How the blocks share the rows of the weights, and each block's warps its tile of them. The
+/// blocks of a cluster share K. In a block, row_warps warps have two slices each, for k_warps parts
+/// of K.
+struct W4A16PlanesPlan {
+  int slices = 0;           // of 16 rows
+  int tiles = 0, tile = 0;  // tiles that share them equally, slices of the largest
+  int cluster = 1;
+  int blocks = 0;  // 0: the activations leave too little shared memory to the weights
+  int row_warps = 0, k_warps = 0;
+  int step_pairs = 0;  // of 128 of K, in a stage of the ring; divides k_warps
+  int stages = 0;
+  int weight_bytes = 0;  // of a stage
+  int x_bytes = 0;       // planes and scales of all activations of a block
+  int shared_bytes = 0;
+};
+
+/// Parameters of the kernels.
+struct W4A16PlanesArgs {
+  const uint8_t* weights = nullptr;  // Int4GroupLayout
+  const void* x = nullptr;           // [m, k] bf16
+  const float* bias = nullptr;
+  void* y = nullptr;
+  int64_t y_stride = 0;
+  int m = 0, n = 0, k = 0;
+  int pairs = 0;  // of 128 of K
+  int packed_slices = 0;
+  GemmResult result = GemmResult::kBf16;
+  W4A16PlanesPlan plan;
+};
+
+/// The best plan for m tokens on `sms` multiprocessors, for groups of 32 or 128.
+[[nodiscard]] W4A16PlanesPlan plan_w4a16_planes(
+    int64_t n, int64_t k, int group_size, int64_t m, int sms);
+
+/// Products of very few tokens with weights of one shape in the layout of Int4GroupLayout.
+class W4A16Planes {
+ public:
+  static Result<W4A16Planes> make(const GemmProblem& problem, const DeviceInfo& device);
+  /// Whether run() is the fastest for m tokens; it takes all that a plan fits.
+  [[nodiscard]] bool is_best(int64_t m) const;
+  cudaError_t run(const GemmLaunch& args, const LaunchContext& context) const;
+
+ private:
+  int64_t n_ = 0, k_ = 0;
+  int group_size_ = 0;
+  W4A16PlanesPlan plans_[kW4A16PlanesTokens + 1];  // for each number of tokens
+};
+
+using W4A16PlanesKernel = void (*)(W4A16PlanesArgs args);
+
+/// The instance for 1 or 2 tokens.
+template <int kGroupSize>
+[[nodiscard]] W4A16PlanesKernel w4a16_planes_kernel(int tokens);
+
+/// Their threads: warps that multiply, and one that copies.
+inline constexpr int kW4A16PlanesWarps = 16;
+inline constexpr unsigned kW4A16PlanesThreads = 32 * (kW4A16PlanesWarps + 1);
+
+/// Bytes of 128 of K of a token: three planes, and twice four numbers that scale them.
+inline constexpr int kW4A16PlaneBytes = 3 * 128;
+inline constexpr int kW4A16RecordBytes = kW4A16PlaneBytes + 32;
+
+/// Shared memory of a block: never so little that a multiprocessor takes two
+/// (gemm_w4a16_decode_sm90.h says why). Of it neither ring nor activations: sums of the warps, 64
+/// bytes for each of their slices and tokens, and barriers of up to 32 stages.
+inline constexpr int kW4A16PlanesMostShared = 212992;
+inline constexpr int kW4A16PlanesLeastShared = 118784;
+inline constexpr int kW4A16PlanesStages = 32;
+[[nodiscard]] constexpr int w4a16_planes_rest(int tokens) {
+  return 2 * kW4A16PlanesWarps * tokens * 64 + 16 * kW4A16PlanesStages + 128;
+}
+
+}  // namespace nibble::cuda
