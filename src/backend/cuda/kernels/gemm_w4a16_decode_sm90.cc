@@ -15,7 +15,7 @@ constexpr double kBesideBytes = 45.0;      // of activations, from the L2 cache
 constexpr double kTileClocks = 600.0;      // to add up and store a tile
 constexpr double kClusterClocks = 1500.0;  // for each block of a cluster
 constexpr int kMaxTile = 16;               // slices
-constexpr int kLeastStages = 5;
+constexpr int kLeastStages = 6;
 
 int ceil_div(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b); }
 
@@ -58,24 +58,32 @@ W4A16DecodePlan plan_w4a16_decode(int64_t n, int64_t k, int group_size, int64_t 
       plan.blocks = std::min(tiles, places) * cluster;
     }
   }
+  plan.least = plan.slices / plan.tiles;
+  plan.larger = plan.slices % plan.tiles;
   plan.row_warps = (plan.tile + 1) / 2;
-  plan.k_warps = 1;
-  while (2 * plan.k_warps * plan.row_warps <= kW4A16DecodeWarps &&
-         2 * plan.k_warps * plan.cluster <= pairs) {
-    plan.k_warps *= 2;
-  }
-  // As much in a stage as leaves stages enough.
+  plan.k_warps =
+      std::max(1, std::min(kW4A16DecodeWarps / plan.row_warps, pairs / (2 * plan.cluster)));
+  // As much in a stage as leaves stages enough; each stage always falls to the same set of warps.
   const int ring = kW4A16DecodeShared - w4a16_decode_rest(tokens);
-  const int pair_bytes = plan.tile * slice_bytes(group_size) + 256 * (plan.one_row ? 1 : tokens);
-  plan.step_pairs = plan.k_warps;
-  while (plan.step_pairs > 1 && ring / (plan.step_pairs * pair_bytes) < kLeastStages) {
-    plan.step_pairs /= 2;
+  const int pair_x = 256 * (plan.one_row ? 1 : tokens);
+  const int pair_starts = 128 / group_size * tokens * 8;
+  for (int step = plan.k_warps; step >= 1; --step) {
+    if (plan.k_warps % step != 0) {
+      continue;
+    }
+    plan.step_pairs = step;
+    plan.sets = plan.k_warps / step;
+    plan.x_bytes = step * pair_x;
+    plan.weights_at = step * (pair_x + pair_starts);
+    plan.stage_bytes =
+        ceil_div(plan.weights_at + step * plan.tile * slice_bytes(group_size), 1024) * 1024;
+    plan.stages = std::min(kW4A16DecodeStages, ring / plan.stage_bytes) / plan.sets * plan.sets;
+    plan.set_bytes = plan.sets * plan.stage_bytes;
+    plan.ring_bytes = plan.stages * plan.stage_bytes;
+    if (plan.stages >= kLeastStages) {
+      break;
+    }
   }
-  plan.weight_bytes = plan.step_pairs * plan.tile * slice_bytes(group_size);
-  plan.x_bytes = plan.step_pairs * 256 * (plan.one_row ? 1 : tokens);
-  plan.stages = std::min(kW4A16DecodeStages, ring / (plan.weight_bytes + plan.x_bytes));
-  // Each stage always falls to the same set of warps.
-  plan.stages -= plan.stages % (plan.k_warps / plan.step_pairs);
   return plan;
 }
 

@@ -12,6 +12,7 @@
 #include "backend/cuda/ptx/memory.cuh"
 #include "backend/cuda/ptx/mma.cuh"
 #include "backend/cuda/ptx/mma_sum.cuh"
+#include "backend/cuda/ptx/shared_word.cuh"
 
 // yᵀ = w · xᵀ of few tokens and INT4 weights in groups, bound by the reading of weights: rows are
 // dealt to the multiprocessors in slices of 16, so that all have nearly the same to read and no
@@ -19,32 +20,45 @@
 //
 // A weight is never decoded alone: placed in the mantissa of 128 it is the BF16 number code + 136,
 // two weights in one or two integer operations. What that adds to the sums of a group, 136 times
-// the sum of x, comes from one more product, of a constant matrix of -136, which a warp's slices
-// share; group sums are then scaled in f32. Source of the placing: Kim, Henry, Fahim, Awadalla,
-// "Who Says Elephants Can't Run: Bringing Large Scale MoE Models into Cloud Scale Production",
-// 2022.
+// the sum of x, one warp of the block takes off beforehand: the sums of a group start from it.
+// Group sums are then scaled in f32. Source of the placing: Kim, Henry, Fahim, Awadalla, "Who Says
+// Elephants Can't Run: Bringing Large Scale MoE Models into Cloud Scale Production", 2022.
 namespace nibble::cuda {
 
 template <int kGroupSize, int kTokens>
 struct W4A16DecodeLoop {
   using Layout = Int4GroupLayout<kGroupSize>;
   static constexpr int kOctets = kTokens / 8;
-  static constexpr int kBoxBytes = kTokens * 128;  // of x, 64 of K
-  using Sums = float[2][kOctets][4];               // of a warp's two slices
+  static constexpr int kBoxBytes = kTokens * 128;   // of x, 64 of K
+  static constexpr int kGroups = 128 / kGroupSize;  // of a pair
+  using Sums = float[2][kOctets][4];                // of a warp's two slices
 
-  // Where things lie in shared memory: a ring of x, one of weights, sums, barriers (full, empty).
+  // Starts of a group's sums, eight tokens: for each lane % 4 those of its two tokens, twice.
+  static constexpr int kStartBytes = 64;
+  static constexpr int kPairStartBytes = kGroups * kOctets * kStartBytes;
+
+  // Where things lie in shared memory: the ring, sums, barriers. A stage is x, starts, weights.
   struct Place {
-    uint32_t x, weights, sums, barriers;
+    uint32_t ring, sums, barriers;
+    int stage_bytes;
     __device__ __forceinline__ Place(uint32_t base, const W4A16DecodePlan& plan)
-        : x(base),
-          weights(x + plan.stages * plan.x_bytes),
-          sums(weights + plan.stages * plan.weight_bytes),
-          barriers(sums + 2 * kW4A16DecodeWarps * kOctets * 512) {}
+        : ring(base),
+          sums(ring + plan.stages * plan.stage_bytes),
+          barriers(sums + 2 * kW4A16DecodeWarps * kOctets * 512),
+          stage_bytes(plan.stage_bytes) {}
+    __device__ __forceinline__ uint32_t stage(int slot) const { return ring + slot * stage_bytes; }
+    // Weights and starts are there; x is; all of it is used up.
     __device__ __forceinline__ uint32_t full(int slot) const { return barriers + 8 * slot; }
-    __device__ __forceinline__ uint32_t empty(int slot) const {
+    __device__ __forceinline__ uint32_t x_full(int slot) const {
       return barriers + 8 * (kW4A16DecodeStages + slot);
     }
+    __device__ __forceinline__ uint32_t empty(int slot) const { return full(slot) + kToEmpty; }
+    static constexpr uint32_t kToEmpty = 16 * kW4A16DecodeStages;
   };
+
+  static __device__ __forceinline__ int ceil_div(int a, int b) {
+    return a <= 0 ? 0 : (a + b - 1) / b;
+  }
 
   // This block's part of the work: tiles `tile`, `tile + step`, ... and pairs [begin, end) of K.
   struct Share {
@@ -56,16 +70,16 @@ struct W4A16DecodeLoop {
       tile_step = args.plan.blocks / cluster;
       begin = args.pairs * rank / cluster;
       end = args.pairs * (rank + 1) / cluster;
-      steps = (end - begin + args.plan.step_pairs - 1) / args.plan.step_pairs;
+      steps = ceil_div(end - begin, args.plan.step_pairs);
     }
   };
 
   // First slice of a tile.
   static __device__ __forceinline__ int first_slice(const W4A16DecodeArgs& args, int tile) {
-    return static_cast<int>(static_cast<int64_t>(args.plan.slices) * tile / args.plan.tiles);
+    return tile * args.plan.least + min(tile, args.plan.larger);
   }
 
-  // --- the copying warps, one thread of each ---
+  // --- the copying thread ---
 
   // A tile's weights as the copies of its steps find them.
   struct Source {
@@ -79,15 +93,14 @@ struct W4A16DecodeLoop {
       from = args.weights + share.begin * row_bytes + first * Layout::kSliceBytes;
     }
     __device__ __forceinline__ void skip(int pairs) { from += pairs * row_bytes; }
-    // Weights of the next step, `pairs` pairs; the barrier is told of its activations, too.
+    // Weights of the next step, `pairs` pairs.
     __device__ __forceinline__ void copy(const W4A16DecodeArgs& args,
                                          const Place& place,
                                          int pairs,
                                          int slot) {
       const uint32_t barrier = place.full(slot);
-      uint32_t to = place.weights + slot * args.plan.weight_bytes;
-      ptx::barrier_arrive_expect(
-          barrier, pairs * bytes + (args.plan.one_row ? pairs * 256 : args.plan.x_bytes));
+      uint32_t to = place.stage(slot) + args.plan.weights_at;
+      ptx::barrier_arrive_expect(barrier, pairs * bytes);
 #pragma unroll 1
       for (int i = 0; i < pairs; ++i) {
         ptx::bulk_copy(to, from, bytes, barrier);
@@ -104,58 +117,122 @@ struct W4A16DecodeLoop {
                                                 int pair,
                                                 int pairs,
                                                 int slot) {
-    const uint32_t to = place.x + slot * args.plan.x_bytes;
+    const uint32_t to = place.stage(slot), barrier = place.x_full(slot);
     if (args.plan.one_row) {
-      ptx::bulk_copy(to, static_cast<const uint8_t*>(args.x) + pair * 256, pairs * 256,
-                     place.full(slot));
+      ptx::barrier_arrive_expect(barrier, pairs * 256);
+      ptx::bulk_copy(to, static_cast<const uint8_t*>(args.x) + pair * 256, pairs * 256, barrier);
     } else {
-      ptx::tensor_copy(to, x, 0, 0, 2 * pair, place.full(slot));
+      ptx::barrier_arrive_expect(barrier, args.plan.x_bytes);
+      ptx::tensor_copy(to, x, 0, 0, 2 * pair, barrier);
     }
   }
 
-  // Copier `copier` of all fills every kW4A16DecodeCopiers-th stage.
-  static __device__ __forceinline__ void fill_ring(const CUtensorMap& x,
-                                                   const W4A16DecodeArgs& args,
-                                                   const Place& place,
-                                                   int copier) {
+  // Weights of the first ring, which nobody has to wait for.
+  static __device__ __forceinline__ void start_ring(const W4A16DecodeArgs& args,
+                                                    const Place& place) {
     const Share share(args);
-    if (!args.plan.one_row) {
-      ptx::prefetch_tensor_map(x);
-    }
     const int stages = args.plan.stages, step_pairs = args.plan.step_pairs;
-    // Weights of the first ring; activations have to wait until the predecessor has ended.
     int count = 0;
     for (int tile = share.tile; tile < args.plan.tiles && count < stages; tile += share.tile_step) {
       Source source(args, share, tile);
       for (int pair = share.begin; pair < share.end && count < stages;
            pair += step_pairs, ++count) {
-        const int pairs = min(step_pairs, share.end - pair);
-        if (count % kW4A16DecodeCopiers == copier) {
-          source.copy(args, place, pairs, count);
-        } else {
-          source.skip(pairs);
-        }
+        source.copy(args, place, min(step_pairs, share.end - pair), count);
       }
     }
+  }
+
+  // Everything else.
+  static __device__ __forceinline__ void fill_ring(const CUtensorMap& x,
+                                                   const W4A16DecodeArgs& args,
+                                                   const Place& place) {
+    const Share share(args);
+    const int stages = args.plan.stages, step_pairs = args.plan.step_pairs;
     ptx::wait_for_predecessor();
-    count = 0;
-    int slot = 0;
+    int count = 0, slot = 0;
     uint32_t parity = 1;
     for (int tile = share.tile; tile < args.plan.tiles; tile += share.tile_step) {
       Source source(args, share, tile);
       for (int pair = share.begin; pair < share.end; pair += step_pairs, ++count) {
         const int pairs = min(step_pairs, share.end - pair);
-        const bool mine = count % kW4A16DecodeCopiers == copier;
-        if (mine && count >= stages) {
+        if (count >= stages) {
           ptx::barrier_wait_to_refill(place.empty(slot), parity);
           source.copy(args, place, pairs, slot);
         } else {
           source.skip(pairs);
         }
-        if (mine) {
-          copy_x(x, args, place, pair, pairs, slot);
-        }
+        copy_x(x, args, place, pair, pairs, slot);
         if (++slot == stages) {
+          slot = 0;
+          parity ^= 1;
+        }
+      }
+    }
+  }
+
+  // --- activations ---
+
+  // Bytes of 64 of K of x in a stage.
+  static __device__ __forceinline__ uint32_t box_bytes(const W4A16DecodeArgs& args) {
+    return kTokens == 8 && args.plan.one_row ? 128 : kBoxBytes;
+  }
+
+  // Where the lane's row of load_matrix4 begins in a box: matrix l / 8 is eight of K, its row l % 8
+  // a token; swizzled, but for one row. Bit 6 tells the halves of a box apart.
+  static __device__ __forceinline__ uint32_t lane_of_x(const W4A16DecodeArgs& args) {
+    const int lane = static_cast<int>(threadIdx.x & 31), row = lane & 7, eight = lane >> 3;
+    return kTokens == 8 && args.plan.one_row ? eight * 16 : row * 128 + (eight ^ row) * 16;
+  }
+
+  // Starts of the sums of one pair: a product of x, four eights of K as rows of tokens twice over,
+  // with a constant. x: of the pair, with the lane's offset.
+  static __device__ __forceinline__ void store_starts(uint32_t x, uint32_t box, uint32_t to) {
+    constexpr uint32_t kBias = 0xc308c308U;  // -136 twice
+    constexpr float kZeros[4] = {0.0F, 0.0F, 0.0F, 0.0F};
+    const uint32_t lane = threadIdx.x & 31;  // of token lane / 4
+    const uint32_t at = to + (lane >> 3) * 16 + (lane >> 2 & 1) * 4 + (lane & 1) * 8;
+    float totals[kGroups][kOctets] = {};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+#pragma unroll
+      for (int o = 0; o < kOctets; ++o) {
+        uint32_t a[4];
+        ptx::load_matrix4(a, (x ^ (64 * (i % 2))) + i / 2 * box + o * 1024);
+        float d[4];
+        ptx::warp_mma_bf16_sum(d, a, kBias, kBias, kZeros);
+        totals[i * kGroups / 4][o] += d[0] + d[2];
+      }
+    }
+    if ((lane & 2) == 0) {
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g) {
+#pragma unroll
+        for (int o = 0; o < kOctets; ++o) {
+          ptx::store_shared4(at + (g * kOctets + o) * kStartBytes, __float_as_uint(totals[g][o]));
+        }
+      }
+    }
+  }
+
+  // One warp: starts of all steps, as their activations come.
+  static __device__ __forceinline__ void sum_x(const W4A16DecodeArgs& args, const Place& place) {
+    const Share share(args);
+    const uint32_t box = box_bytes(args), x_lane = lane_of_x(args);
+    const int step_pairs = args.plan.step_pairs;
+    int slot = 0;
+    uint32_t parity = 0;
+    for (int tile = share.tile; tile < args.plan.tiles; tile += share.tile_step) {
+      for (int pair = share.begin; pair < share.end; pair += step_pairs) {
+        const int pairs = min(step_pairs, share.end - pair);
+        const uint32_t stage = place.stage(slot);
+        ptx::barrier_wait(place.x_full(slot), parity);
+#pragma unroll 2
+        for (int i = 0; i < pairs; ++i) {
+          store_starts(stage + x_lane + 2 * i * box, box,
+                       stage + args.plan.x_bytes + i * kPairStartBytes);
+        }
+        ptx::warp_arrive(place.full(slot));
+        if (++slot == args.plan.stages) {
           slot = 0;
           parity ^= 1;
         }
@@ -187,44 +264,54 @@ struct W4A16DecodeLoop {
     }
   }
 
-  // d = a b, added to d unless it is the first of a group; `first` is known when this is compiled.
-  static __device__ __forceinline__ void add_product(
-      float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, bool first) {
-    constexpr float kZeros[4] = {0.0F, 0.0F, 0.0F, 0.0F};
-    if (first) {
-      ptx::warp_mma_bf16_sum(d, a, b0, b1, kZeros);
-    } else {
-      ptx::warp_mma_bf16_sum(d, a, b0, b1, d);
+  // What a lane reads of a stage: offsets in it.
+  struct Reader {
+    uint32_t codes, scales;  // of the first slice
+    uint32_t second;         // from the first slice to the second, or none
+    uint32_t x, starts;
+    __device__ __forceinline__ Reader(const W4A16DecodeArgs& args, int row_warp, int of, bool two)
+        : second(two ? Layout::kSliceBytes : 0) {
+      const uint32_t lane = threadIdx.x & 31;
+      const uint32_t slice = args.plan.weights_at + (of * args.plan.tile + 2 * row_warp) *
+                                                        static_cast<uint32_t>(Layout::kSliceBytes);
+      codes = slice + lane * 16;
+      scales = slice + lane / 4 * 4;
+      x = 2 * of * box_bytes(args) + lane_of_x(args);
+      starts = args.plan.x_bytes + of * kPairStartBytes + (lane & 3) * 16;
     }
-  }
+  };
 
-  // One pair: weights of two slices at w, x at `x` with the lane's offset in it.
-  static __device__ __forceinline__ void multiply_pair(
-      Sums& sums, const uint32_t (&w)[2], uint32_t x, uint32_t x_lane, uint32_t box_bytes) {
-    constexpr uint32_t kBias[4] = {0xc308c308U, 0xc308c308U, 0xc308c308U, 0xc308c308U};  // -136
-    const uint32_t lane = threadIdx.x & 31;
-    float group[2][kOctets][4], bias[kOctets][4];
+  // One pair of the stage, two slices.
+  static __device__ __forceinline__ void multiply_pair(Sums& sums,
+                                                       const Reader& reader,
+                                                       uint32_t stage,
+                                                       uint32_t box) {
+    const uint32_t x0 = stage + reader.x, x[2] = {x0, x0 ^ 64};
+    const uint32_t codes[2] = {stage + reader.codes, stage + reader.codes + reader.second};
+    const uint32_t scales[2] = {stage + reader.scales, stage + reader.scales + reader.second};
+    float group[2][kOctets][4], start[kOctets][4];
 #pragma unroll
     for (int u = 0; u < 2; ++u) {
       uint32_t words[2][4];
 #pragma unroll
       for (int s = 0; s < 2; ++s) {
-        const uint4 four = ptx::load_shared16(w[s] + Layout::codes(u) + lane * 16);
+        const uint4 four = ptx::load_shared16(codes[s] + Layout::codes(u));
         words[s][0] = four.x, words[s][1] = four.y, words[s][2] = four.z, words[s][3] = four.w;
       }
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
+        const bool first = kGroupSize == 32 || (u == 0 && half == 0);
+        const bool last = kGroupSize == 32 || (u == 1 && half == 1);
         uint32_t b[kOctets][4];
 #pragma unroll
         for (int o = 0; o < kOctets; ++o) {
-          ptx::load_matrix4(b[o], x + u * box_bytes + (x_lane ^ (64 * half)) + o * 1024);
-        }
-        const bool first = kGroupSize == 32 || (u == 0 && half == 0);
-        const bool last = kGroupSize == 32 || (u == 1 && half == 1);
-#pragma unroll
-        for (int o = 0; o < kOctets; ++o) {
-          add_product(bias[o], kBias, b[o][0], b[o][1], first);
-          add_product(bias[o], kBias, b[o][2], b[o][3], false);
+          ptx::load_matrix4(b[o], x[half] + u * box + o * 1024);
+          if (first) {
+            const uint4 four = ptx::load_shared16(
+                stage + reader.starts + ((2 * u + half) * kGroups / 4 * kOctets + o) * kStartBytes);
+            start[o][0] = __uint_as_float(four.x), start[o][1] = __uint_as_float(four.y);
+            start[o][2] = __uint_as_float(four.z), start[o][3] = __uint_as_float(four.w);
+          }
         }
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
@@ -234,27 +321,18 @@ struct W4A16DecodeLoop {
             place_codes(words[s][2 * half + e], a);
 #pragma unroll
             for (int o = 0; o < kOctets; ++o) {
-              if (kGroupSize == 32 && e == 0) {  // with what is taken away again
-                ptx::warp_mma_bf16_sum(group[s][o], a, b[o][0], b[o][1], bias[o]);
+              if (first && e == 0) {
+                ptx::warp_mma_bf16_sum(group[s][o], a, b[o][0], b[o][1], start[o]);
               } else {
-                add_product(group[s][o], a, b[o][2 * e], b[o][2 * e + 1], first && e == 0);
+                ptx::warp_mma_bf16_sum(group[s][o], a, b[o][2 * e], b[o][2 * e + 1], group[s][o]);
               }
             }
           }
         }
 #pragma unroll
         for (int s = 0; s < 2 && last; ++s) {
-          if constexpr (kGroupSize == 128) {
-#pragma unroll
-            for (int o = 0; o < kOctets; ++o) {
-#pragma unroll
-              for (int i = 0; i < 4; ++i) {
-                group[s][o][i] += bias[o][i];
-              }
-            }
-          }
           scale_sums(sums[s], group[s],
-                     ptx::load_shared4(w[s] + Layout::scales(u) + lane / 4 * 4 +
+                     ptx::load_shared4(scales[s] + Layout::scales(u) +
                                        (kGroupSize == 32 ? half * Layout::kGroupBytes : 0)));
         }
       }
@@ -268,35 +346,43 @@ struct W4A16DecodeLoop {
                                                     const Place& place,
                                                     const Share& share,
                                                     int slices,
-                                                    int count,
-                                                    uint32_t x_lane) {
+                                                    int count) {
     const W4A16DecodePlan& plan = args.plan;
     const int warp = static_cast<int>(threadIdx.x >> 5);
     const int row_warp = warp % plan.row_warps, k_warp = warp / plan.row_warps;
     const int set = k_warp / plan.step_pairs, of = k_warp % plan.step_pairs;
-    const int sets = plan.k_warps / plan.step_pairs;
-    const bool some = 2 * row_warp < slices, two = 2 * row_warp + 1 < slices;
-    const uint32_t box_bytes = plan.one_row ? 128 : kBoxBytes;
-    const uint32_t x = place.x + of * 2 * box_bytes;
-    const uint32_t w = place.weights +
-                       (of * plan.tile + 2 * row_warp) * static_cast<uint32_t>(Layout::kSliceBytes);
-    int pair = share.begin + set * plan.step_pairs + of;
-    int slot = (count + set) % plan.stages;
+    const Reader reader(args, row_warp, of, 2 * row_warp + 1 < slices);
+    const uint32_t box = box_bytes(args);
+    // Steps of the set, and those that hold a pair of this warp: of a tile that is a slice smaller
+    // the last warps may have no rows, and of the last step some no pair.
+    const int first = set * plan.step_pairs;
+    int steps = ceil_div(share.end - share.begin - first, plan.k_warps);
+    int pairs = ceil_div(share.end - share.begin - first - of, plan.k_warps);
+    if (2 * row_warp >= slices) {
+      pairs = 0;
+    }
+    steps -= pairs;
+    const int slot = (count + set) % plan.stages;
     uint32_t parity = (count + set) / plan.stages & 1;
-    for (int step = set; step < share.steps; step += sets) {
-      ptx::barrier_wait(place.full(slot), parity);
-      if (some && pair < share.end) {
-        const uint32_t first = w + slot * plan.weight_bytes;
-        multiply_pair(sums, {first, two ? first + Layout::kSliceBytes : first},
-                      x + slot * plan.x_bytes, x_lane, box_bytes);
-      }
-      ptx::warp_arrive(place.empty(slot));
-      pair += sets * plan.step_pairs;
-      slot += sets;
-      if (slot >= plan.stages) {
-        slot -= plan.stages;
+    uint32_t stage = place.stage(slot), barrier = place.full(slot);
+    const auto release = [&] {
+      ptx::warp_arrive(barrier + Place::kToEmpty);
+      stage += plan.set_bytes;
+      barrier += 8 * plan.sets;
+      if (barrier >= place.full(plan.stages)) {
+        stage -= plan.ring_bytes;
+        barrier -= 8 * plan.stages;
         parity ^= 1;
       }
+    };
+    for (; pairs > 0; --pairs) {
+      ptx::barrier_wait(barrier, parity);
+      multiply_pair(sums, reader, stage, box);
+      release();
+    }
+    for (; steps > 0; --steps) {
+      ptx::barrier_wait(barrier, parity);
+      release();
     }
   }
 
@@ -381,6 +467,7 @@ struct W4A16DecodeLoop {
       const int slice = i / kOctets, octet = i % kOctets;
       float total[4] = {};
       for (int peer = 0; peer < plan.cluster; ++peer) {
+#pragma unroll 4
         for (int k_warp = 0; k_warp < plan.k_warps; ++k_warp) {
           const uint32_t at = place.sums +
                               ((2 * k_warp * plan.row_warps + slice) * kOctets + octet) * 512 +
@@ -406,17 +493,13 @@ struct W4A16DecodeLoop {
                                                         const Place& place) {
     ptx::wait_for_predecessor();
     const Share share(args);
-    const int lane = static_cast<int>(threadIdx.x & 31);
     const bool works = static_cast<int>(threadIdx.x >> 5) < args.plan.row_warps * args.plan.k_warps;
-    // Matrix l / 8 of load_matrix4 is eight of K, its row l % 8 a token; swizzled, but for one row.
-    const int row = lane & 7, eight = lane >> 3;
-    const uint32_t x_lane = args.plan.one_row ? eight * 16 : row * 128 + (eight ^ row) * 16;
     int count = 0;
     for (int tile = share.tile; tile < args.plan.tiles; tile += share.tile_step) {
       const int first = first_slice(args, tile), slices = first_slice(args, tile + 1) - first;
       Sums sums = {};
       if (works) {
-        accumulate(sums, args, place, share, slices, count, x_lane);
+        accumulate(sums, args, place, share, slices, count);
       }
       count += share.steps;
       finish(sums, args, place, first, slices, tile + share.tile_step >= args.plan.tiles);
@@ -434,22 +517,30 @@ __global__ void __launch_bounds__(kW4A16DecodeThreads, 1)
   extern __shared__ uint8_t shared[];
   const uint32_t base = (ptx::shared_address(shared) + 1023U) & ~1023U;
   const typename Loop::Place place(base, args.plan);
-  if (threadIdx.x == 0) {
-    for (int s = 0; s < args.plan.stages; ++s) {
-      ptx::barrier_init(place.full(s), 1);
-      ptx::barrier_init(place.empty(s),
-                        args.plan.row_warps * args.plan.step_pairs * ptx::kWarpArrivals);
+  const int warp = static_cast<int>(threadIdx.x >> 5), lane = static_cast<int>(threadIdx.x & 31);
+  if (warp == kW4A16DecodeWarps) {
+    if (lane < args.plan.stages) {
+      ptx::barrier_init(place.full(lane), 1 + ptx::kWarpArrivals);
+      ptx::barrier_init(place.x_full(lane), 1);
+      ptx::barrier_init(place.empty(lane), args.plan.row_warps * args.plan.step_pairs * ptx::kWarpArrivals);
+      ptx::barrier_init_fence();
     }
-    ptx::barrier_init_fence();
+    __syncwarp();
+    if (lane == 0) {
+      if (!args.plan.one_row) {
+        ptx::prefetch_tensor_map(x);
+      }
+      Loop::start_ring(args, place);
+    }
   }
   __syncthreads();
   ptx::allow_successor();
-  if (threadIdx.x >= 32 * kW4A16DecodeWarps) {
-    if (threadIdx.x % 32 == 0) {
-      Loop::fill_ring(x, args, place, static_cast<int>(threadIdx.x / 32) - kW4A16DecodeWarps);
-    }
-  } else {
+  if (warp < kW4A16DecodeWarps) {
     Loop::multiply_tiles(args, place);
+  } else if (warp > kW4A16DecodeWarps) {
+    Loop::sum_x(args, place);
+  } else if (lane == 0) {
+    Loop::fill_ring(x, args, place);
   }
 }
 

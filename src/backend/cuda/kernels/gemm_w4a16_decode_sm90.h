@@ -16,14 +16,17 @@ inline constexpr int kW4A16DecodeTokens = 16;
 /// blocks of a cluster share K. In a block, row_warps warps have two slices each, for k_warps parts
 /// of K.
 struct W4A16DecodePlan {
-  int slices = 0;           // of 16 rows
-  int tiles = 0, tile = 0;  // tiles that share them equally, slices of the largest
+  int slices = 0;             // of 16 rows
+  int tiles = 0, tile = 0;    // tiles that share them equally, slices of the largest
+  int least = 0, larger = 0;  // slices of a tile, the first so many tiles with one more
   int cluster = 1, blocks = 0;
   int row_warps = 0, k_warps = 0;
   int step_pairs = 0;  // of 128 of K, in a stage of the ring; divides k_warps
-  int stages = 0;
-  int weight_bytes = 0, x_bytes = 0;  // of a stage
-  bool one_row = false;               // of x, copied as it is
+  int sets = 0;        // of warps that take stages in turn: k_warps / step_pairs
+  int stages = 0;      // a multiple of sets
+  int x_bytes = 0, weights_at = 0, stage_bytes = 0;  // of a stage
+  int set_bytes = 0, ring_bytes = 0;                 // of a stage for each set, of all stages
+  bool one_row = false;                              // of x, copied as it is
 };
 
 /// Parameters of the kernels.
@@ -63,19 +66,19 @@ inline constexpr int kW4A16DecodeSizes[] = {8, 16};
 template <int kGroupSize>
 [[nodiscard]] W4A16DecodeKernel w4a16_decode_kernel(int tokens);
 
-/// Their threads: warps that multiply, and warps that copy, each other stages.
-inline constexpr int kW4A16DecodeWarps = 16;
-inline constexpr int kW4A16DecodeCopiers = 1;
-inline constexpr unsigned kW4A16DecodeThreads = 32 * (kW4A16DecodeWarps + kW4A16DecodeCopiers);
+/// Their threads: warps that multiply, one that copies, one that sums up activations. More warps
+/// that multiply would have too few registers.
+inline constexpr int kW4A16DecodeWarps = 21;
+inline constexpr unsigned kW4A16DecodeThreads = 32 * (kW4A16DecodeWarps + 2);
 
 /// Shared memory of a block: one fills a multiprocessor. Where two fit, both may be given to the
 /// same launch behind a kernel that ends unevenly, and others stay idle: models took a quarter
 /// longer. Of it what is no ring: sums of the warps, 512 bytes for each of their slices and eight
 /// tokens, and barriers of up to 32 stages.
-inline constexpr int kW4A16DecodeShared = 212992;
+inline constexpr int kW4A16DecodeShared = 231424;
 inline constexpr int kW4A16DecodeStages = 32;
 [[nodiscard]] constexpr int w4a16_decode_rest(int tokens) {
-  return 2 * kW4A16DecodeWarps * (tokens / 8) * 512 + 16 * kW4A16DecodeStages + 1024;
+  return 2 * kW4A16DecodeWarps * (tokens / 8) * 512 + 24 * kW4A16DecodeStages + 1024;
 }
 
 }  // namespace nibble::cuda
