@@ -33,7 +33,7 @@ W4A16DecodeKernel kernel_for(int group_size, int tokens) {
 
 W4A16DecodePlan plan_w4a16_decode(int64_t n, int64_t k, int group_size, int64_t m, int sms) {
   const int pairs = ceil_div(k, 128), tokens = tokens_for(m);
-  W4A16DecodePlan plan{.slices = ceil_div(n, 16), .one_row = m == 1};
+  W4A16DecodePlan plan{.slices = ceil_div(n, 16)};
   double least = 0.0;
   for (const int cluster : {1, 2}) {
     if (cluster > pairs) {
@@ -65,7 +65,7 @@ W4A16DecodePlan plan_w4a16_decode(int64_t n, int64_t k, int group_size, int64_t 
       std::max(1, std::min(kW4A16DecodeWarps / plan.row_warps, pairs / (2 * plan.cluster)));
   // As much in a stage as leaves stages enough; each stage always falls to the same set of warps.
   const int ring = kW4A16DecodeShared - w4a16_decode_rest(tokens);
-  const int pair_x = 256 * (plan.one_row ? 1 : tokens);
+  const int pair_x = 256 * tokens;
   const int pair_starts = 128 / group_size * tokens * 8;
   for (int step = plan.k_warps; step >= 1; --step) {
     if (plan.k_warps % step != 0) {
@@ -93,7 +93,6 @@ Result<W4A16Decode> W4A16Decode::make(const GemmProblem& problem, const DeviceIn
   decode.k_ = problem.k;
   decode.group_size_ = problem.weight.group_size;
   decode.sms_ = device.sms;
-  NIBBLE_ASSIGN_OR_RETURN(decode.maps_, TensorMaps::find());
   for (const int tokens : kW4A16DecodeSizes) {
     const auto* kernel = reinterpret_cast<const void*>(kernel_for(decode.group_size_, tokens));
     NIBBLE_RETURN_IF_ERROR(
@@ -107,10 +106,6 @@ Result<W4A16Decode> W4A16Decode::make(const GemmProblem& problem, const DeviceIn
 cudaError_t W4A16Decode::run(const GemmLaunch& args, const LaunchContext& context) const {
   const W4A16DecodePlan plan = plan_w4a16_decode(n_, k_, group_size_, args.m, sms_);
   const int tokens = tokens_for(args.m);
-  CUtensorMap map{};
-  if (!plan.one_row && !maps_.map_bf16(args.x, args.m, k_, tokens, 2 * plan.step_pairs, map)) {
-    return cudaErrorInvalidValue;
-  }
   const W4A16DecodeArgs kernel_args{.weights = static_cast<const uint8_t*>(args.packed),
                                     .x = args.x,
                                     .bias = args.bias,
@@ -128,7 +123,7 @@ cudaError_t W4A16Decode::run(const GemmLaunch& args, const LaunchContext& contex
                  .threads = kW4A16DecodeThreads,
                  .shared_bytes = kW4A16DecodeShared,
                  .cluster = static_cast<unsigned>(plan.cluster)},
-                context, map, kernel_args);
+                context, kernel_args);
 }
 
 }  // namespace nibble::cuda

@@ -8,6 +8,7 @@
 #include "backend/cuda/ptx/barrier.cuh"
 #include "backend/cuda/ptx/cluster.cuh"
 #include "backend/cuda/ptx/copy.cuh"
+#include "backend/cuda/ptx/copy_arrive.cuh"
 #include "backend/cuda/ptx/dependency.cuh"
 #include "backend/cuda/ptx/memory.cuh"
 #include "backend/cuda/ptx/mma.cuh"
@@ -60,9 +61,10 @@ struct W4A16DecodeLoop {
     return a <= 0 ? 0 : (a + b - 1) / b;
   }
 
-  // This block's part of the work: tiles `tile`, `tile + step`, ... and pairs [begin, end) of K.
+  // This block's part of the work: tiles `tile`, `tile + step`, ... and pairs [begin, end) of K,
+  // `steps` steps for each of `tiles` tiles.
   struct Share {
-    int tile, tile_step, begin, end, steps;
+    int tile, tile_step, begin, end, steps, tiles;
     __device__ __forceinline__ explicit Share(const W4A16DecodeArgs& args) {
       const int cluster = args.plan.cluster;
       const int rank = static_cast<int>(blockIdx.x) % cluster;
@@ -71,6 +73,7 @@ struct W4A16DecodeLoop {
       begin = args.pairs * rank / cluster;
       end = args.pairs * (rank + 1) / cluster;
       steps = ceil_div(end - begin, args.plan.step_pairs);
+      tiles = ceil_div(args.plan.tiles - tile, tile_step);
     }
   };
 
@@ -92,7 +95,6 @@ struct W4A16DecodeLoop {
       bytes = (first_slice(args, tile + 1) - first) * Layout::kSliceBytes;
       from = args.weights + share.begin * row_bytes + first * Layout::kSliceBytes;
     }
-    __device__ __forceinline__ void skip(int pairs) { from += pairs * row_bytes; }
     // Weights of the next step, `pairs` pairs.
     __device__ __forceinline__ void copy(const W4A16DecodeArgs& args,
                                          const Place& place,
@@ -110,58 +112,19 @@ struct W4A16DecodeLoop {
     }
   };
 
-  // Activations of one step: boxes of 64 of K, or the one row as it is.
-  static __device__ __forceinline__ void copy_x(const CUtensorMap& x,
-                                                const W4A16DecodeArgs& args,
-                                                const Place& place,
-                                                int pair,
-                                                int pairs,
-                                                int slot) {
-    const uint32_t to = place.stage(slot), barrier = place.x_full(slot);
-    if (args.plan.one_row) {
-      ptx::barrier_arrive_expect(barrier, pairs * 256);
-      ptx::bulk_copy(to, static_cast<const uint8_t*>(args.x) + pair * 256, pairs * 256, barrier);
-    } else {
-      ptx::barrier_arrive_expect(barrier, args.plan.x_bytes);
-      ptx::tensor_copy(to, x, 0, 0, 2 * pair, barrier);
-    }
-  }
-
-  // Weights of the first ring, which nobody has to wait for.
-  static __device__ __forceinline__ void start_ring(const W4A16DecodeArgs& args,
-                                                    const Place& place) {
-    const Share share(args);
-    const int stages = args.plan.stages, step_pairs = args.plan.step_pairs;
-    int count = 0;
-    for (int tile = share.tile; tile < args.plan.tiles && count < stages; tile += share.tile_step) {
-      Source source(args, share, tile);
-      for (int pair = share.begin; pair < share.end && count < stages;
-           pair += step_pairs, ++count) {
-        source.copy(args, place, min(step_pairs, share.end - pair), count);
-      }
-    }
-  }
-
-  // Everything else.
-  static __device__ __forceinline__ void fill_ring(const CUtensorMap& x,
-                                                   const W4A16DecodeArgs& args,
+  static __device__ __forceinline__ void fill_ring(const W4A16DecodeArgs& args,
                                                    const Place& place) {
     const Share share(args);
     const int stages = args.plan.stages, step_pairs = args.plan.step_pairs;
-    ptx::wait_for_predecessor();
     int count = 0, slot = 0;
     uint32_t parity = 1;
     for (int tile = share.tile; tile < args.plan.tiles; tile += share.tile_step) {
       Source source(args, share, tile);
       for (int pair = share.begin; pair < share.end; pair += step_pairs, ++count) {
-        const int pairs = min(step_pairs, share.end - pair);
         if (count >= stages) {
           ptx::barrier_wait_to_refill(place.empty(slot), parity);
-          source.copy(args, place, pairs, slot);
-        } else {
-          source.skip(pairs);
         }
-        copy_x(x, args, place, pair, pairs, slot);
+        source.copy(args, place, min(step_pairs, share.end - pair), slot);
         if (++slot == stages) {
           slot = 0;
           parity ^= 1;
@@ -172,21 +135,58 @@ struct W4A16DecodeLoop {
 
   // --- activations ---
 
-  // Bytes of 64 of K of x in a stage.
-  static __device__ __forceinline__ uint32_t box_bytes(const W4A16DecodeArgs& args) {
-    return kTokens == 8 && args.plan.one_row ? 128 : kBoxBytes;
+  // One warp: activations of all steps, in boxes of 64 of K whose eights of K are swizzled by the
+  // token. They do not go the way of the weights: they would have to wait behind a ring of them.
+  // Rows beyond the last token stay as they are, what comes of them is not stored.
+  static __device__ __forceinline__ void load_x(const W4A16DecodeArgs& args, const Place& place) {
+    const Share share(args);
+    const int stages = args.plan.stages, step_pairs = args.plan.step_pairs;
+    const int lane = static_cast<int>(threadIdx.x & 31);
+    const int eight = lane & 15, odd = lane >> 4;  // of a pair's 16 eights, and row
+    const int64_t row_bytes = static_cast<int64_t>(args.k) * 2;
+    const uint8_t* from = static_cast<const uint8_t*>(args.x) + odd * row_bytes + eight * 16;
+    const uint32_t place_of_lane = eight / 8 * kBoxBytes + odd * 128 + ((eight & 7) ^ odd) * 16;
+    ptx::wait_for_predecessor();
+    int slot = 0;
+    uint32_t parity = 1;
+    for (int count = 0; count < share.tiles * share.steps;) {
+      for (int pair = share.begin; pair < share.end; pair += step_pairs, ++count) {
+        if (count >= stages) {
+          ptx::barrier_wait(place.empty(slot), parity);
+        }
+        const int pairs = min(step_pairs, share.end - pair);
+        uint32_t to = place.stage(slot) + place_of_lane;
+        const uint8_t* source = from + pair * 256;
+#pragma unroll 1
+        for (int i = 0; i < pairs; ++i) {
+#pragma unroll
+          for (int row = 0; row < kTokens; row += 2) {
+            if (row + odd < args.m) {
+              ptx::copy_async16((to ^ (16 * (row & 6))) + row * 128, source + row * row_bytes);
+            }
+          }
+          to += 2 * kBoxBytes;
+          source += 256;
+        }
+        ptx::copy_arrive(place.x_full(slot));
+        if (++slot == stages) {
+          slot = 0;
+          parity ^= 1;
+        }
+      }
+    }
   }
 
   // Where the lane's row of load_matrix4 begins in a box: matrix l / 8 is eight of K, its row l % 8
-  // a token; swizzled, but for one row. Bit 6 tells the halves of a box apart.
-  static __device__ __forceinline__ uint32_t lane_of_x(const W4A16DecodeArgs& args) {
-    const int lane = static_cast<int>(threadIdx.x & 31), row = lane & 7, eight = lane >> 3;
-    return kTokens == 8 && args.plan.one_row ? eight * 16 : row * 128 + (eight ^ row) * 16;
+  // a token. Bit 6 tells the halves of a box apart.
+  static __device__ __forceinline__ uint32_t lane_of_x() {
+    const uint32_t lane = threadIdx.x & 31, row = lane & 7, eight = lane >> 3;
+    return row * 128 + (eight ^ row) * 16;
   }
 
   // Starts of the sums of one pair: a product of x, four eights of K as rows of tokens twice over,
   // with a constant. x: of the pair, with the lane's offset.
-  static __device__ __forceinline__ void store_starts(uint32_t x, uint32_t box, uint32_t to) {
+  static __device__ __forceinline__ void store_starts(uint32_t x, uint32_t to) {
     constexpr uint32_t kBias = 0xc308c308U;  // -136 twice
     constexpr float kZeros[4] = {0.0F, 0.0F, 0.0F, 0.0F};
     const uint32_t lane = threadIdx.x & 31;  // of token lane / 4
@@ -197,7 +197,7 @@ struct W4A16DecodeLoop {
 #pragma unroll
       for (int o = 0; o < kOctets; ++o) {
         uint32_t a[4];
-        ptx::load_matrix4(a, (x ^ (64 * (i % 2))) + i / 2 * box + o * 1024);
+        ptx::load_matrix4(a, (x ^ (64 * (i % 2))) + i / 2 * kBoxBytes + o * 1024);
         float d[4];
         ptx::warp_mma_bf16_sum(d, a, kBias, kBias, kZeros);
         totals[i * kGroups / 4][o] += d[0] + d[2];
@@ -214,28 +214,34 @@ struct W4A16DecodeLoop {
     }
   }
 
-  // One warp: starts of all steps, as their activations come.
-  static __device__ __forceinline__ void sum_x(const W4A16DecodeArgs& args, const Place& place) {
+  // Warp `own` of kW4A16DecodeSumWarps: starts of the steps in each so manieth stage, as their
+  // activations come.
+  static __device__ __forceinline__ void sum_x(const W4A16DecodeArgs& args,
+                                               const Place& place,
+                                               int own) {
     const Share share(args);
-    const uint32_t box = box_bytes(args), x_lane = lane_of_x(args);
-    const int step_pairs = args.plan.step_pairs;
-    int slot = 0;
+    const int step_pairs = args.plan.step_pairs, total = share.tiles * share.steps;
+    int slot = own;
     uint32_t parity = 0;
-    for (int tile = share.tile; tile < args.plan.tiles; tile += share.tile_step) {
-      for (int pair = share.begin; pair < share.end; pair += step_pairs) {
-        const int pairs = min(step_pairs, share.end - pair);
-        const uint32_t stage = place.stage(slot);
-        ptx::barrier_wait(place.x_full(slot), parity);
+    for (int count = own; count < total;) {
+      const int first = count % share.steps * step_pairs;
+      const int pairs = min(step_pairs, share.end - share.begin - first);
+      uint32_t x = place.stage(slot) + lane_of_x();
+      uint32_t to = place.stage(slot) + args.plan.x_bytes;
+      ptx::barrier_wait(place.x_full(slot), parity);
 #pragma unroll 2
-        for (int i = 0; i < pairs; ++i) {
-          store_starts(stage + x_lane + 2 * i * box, box,
-                       stage + args.plan.x_bytes + i * kPairStartBytes);
-        }
-        ptx::warp_arrive(place.full(slot));
-        if (++slot == args.plan.stages) {
-          slot = 0;
-          parity ^= 1;
-        }
+      for (int i = 0; i < pairs; ++i) {
+        store_starts(x, to);
+        x += 2 * kBoxBytes;
+        to += kPairStartBytes;
+      }
+      ptx::warp_arrive(place.full(slot));
+      slot += kW4A16DecodeSumWarps;
+      count += kW4A16DecodeSumWarps;
+      if (slot >= args.plan.stages) {
+        count += args.plan.stages - slot + own;
+        slot = own;
+        parity ^= 1;
       }
     }
   }
@@ -276,7 +282,7 @@ struct W4A16DecodeLoop {
                                                         static_cast<uint32_t>(Layout::kSliceBytes);
       codes = slice + lane * 16;
       scales = slice + lane / 4 * 4;
-      x = 2 * of * box_bytes(args) + lane_of_x(args);
+      x = 2 * of * kBoxBytes + lane_of_x();
       starts = args.plan.x_bytes + of * kPairStartBytes + (lane & 3) * 16;
     }
   };
@@ -284,8 +290,7 @@ struct W4A16DecodeLoop {
   // One pair of the stage, two slices.
   static __device__ __forceinline__ void multiply_pair(Sums& sums,
                                                        const Reader& reader,
-                                                       uint32_t stage,
-                                                       uint32_t box) {
+                                                       uint32_t stage) {
     const uint32_t x0 = stage + reader.x, x[2] = {x0, x0 ^ 64};
     const uint32_t codes[2] = {stage + reader.codes, stage + reader.codes + reader.second};
     const uint32_t scales[2] = {stage + reader.scales, stage + reader.scales + reader.second};
@@ -305,7 +310,7 @@ struct W4A16DecodeLoop {
         uint32_t b[kOctets][4];
 #pragma unroll
         for (int o = 0; o < kOctets; ++o) {
-          ptx::load_matrix4(b[o], x[half] + u * box + o * 1024);
+          ptx::load_matrix4(b[o], x[half] + u * kBoxBytes + o * 1024);
           if (first) {
             const uint4 four = ptx::load_shared16(
                 stage + reader.starts + ((2 * u + half) * kGroups / 4 * kOctets + o) * kStartBytes);
@@ -352,7 +357,6 @@ struct W4A16DecodeLoop {
     const int row_warp = warp % plan.row_warps, k_warp = warp / plan.row_warps;
     const int set = k_warp / plan.step_pairs, of = k_warp % plan.step_pairs;
     const Reader reader(args, row_warp, of, 2 * row_warp + 1 < slices);
-    const uint32_t box = box_bytes(args);
     // Steps of the set, and those that hold a pair of this warp: of a tile that is a slice smaller
     // the last warps may have no rows, and of the last step some no pair.
     const int first = set * plan.step_pairs;
@@ -377,7 +381,7 @@ struct W4A16DecodeLoop {
     };
     for (; pairs > 0; --pairs) {
       ptx::barrier_wait(barrier, parity);
-      multiply_pair(sums, reader, stage, box);
+      multiply_pair(sums, reader, stage);
       release();
     }
     for (; steps > 0; --steps) {
@@ -507,12 +511,10 @@ struct W4A16DecodeLoop {
   }
 };
 
-/// y of the tiles that args.plan gives to this block. x [m, k] bf16, in boxes of kTokens rows x 64
-/// of K, as many as a step takes.
+/// y of the tiles that args.plan gives to this block. x [m, k] bf16.
 template <int kGroupSize, int kTokens>
 __global__ void __launch_bounds__(kW4A16DecodeThreads, 1)
-    gemm_w4a16_decode_sm90(const __grid_constant__ CUtensorMap x,
-                           const __grid_constant__ W4A16DecodeArgs args) {
+    gemm_w4a16_decode_sm90(const __grid_constant__ W4A16DecodeArgs args) {
   using Loop = W4A16DecodeLoop<kGroupSize, kTokens>;
   extern __shared__ uint8_t shared[];
   const uint32_t base = (ptx::shared_address(shared) + 1023U) & ~1023U;
@@ -521,26 +523,24 @@ __global__ void __launch_bounds__(kW4A16DecodeThreads, 1)
   if (warp == kW4A16DecodeWarps) {
     if (lane < args.plan.stages) {
       ptx::barrier_init(place.full(lane), 1 + ptx::kWarpArrivals);
-      ptx::barrier_init(place.x_full(lane), 1);
-      ptx::barrier_init(place.empty(lane), args.plan.row_warps * args.plan.step_pairs * ptx::kWarpArrivals);
-      ptx::barrier_init_fence();
+      ptx::barrier_init(place.x_full(lane), 32);
+      ptx::barrier_init(place.empty(lane),
+                        args.plan.row_warps * args.plan.step_pairs * ptx::kWarpArrivals);
     }
-    __syncwarp();
-    if (lane == 0) {
-      if (!args.plan.one_row) {
-        ptx::prefetch_tensor_map(x);
-      }
-      Loop::start_ring(args, place);
-    }
+    ptx::barrier_init_fence();
   }
   __syncthreads();
   ptx::allow_successor();
   if (warp < kW4A16DecodeWarps) {
     Loop::multiply_tiles(args, place);
-  } else if (warp > kW4A16DecodeWarps) {
-    Loop::sum_x(args, place);
-  } else if (lane == 0) {
-    Loop::fill_ring(x, args, place);
+  } else if (warp == kW4A16DecodeWarps) {
+    if (lane == 0) {
+      Loop::fill_ring(args, place);
+    }
+  } else if (warp == kW4A16DecodeWarps + 1) {
+    Loop::load_x(args, place);
+  } else {
+    Loop::sum_x(args, place, warp - kW4A16DecodeWarps - 2);
   }
 }
 

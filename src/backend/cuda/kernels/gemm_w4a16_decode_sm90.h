@@ -2,10 +2,7 @@
 
 #include <cstdint>
 
-#include <cuda.h>
-
 #include "backend/cuda/gemm_kernel.h"
-#include "backend/cuda/tensor_map.h"
 
 namespace nibble::cuda {
 
@@ -26,7 +23,6 @@ struct W4A16DecodePlan {
   int stages = 0;      // a multiple of sets
   int x_bytes = 0, weights_at = 0, stage_bytes = 0;  // of a stage
   int set_bytes = 0, ring_bytes = 0;                 // of a stage for each set, of all stages
-  bool one_row = false;                              // of x, copied as it is
 };
 
 /// Parameters of the kernels.
@@ -56,20 +52,20 @@ class W4A16Decode {
  private:
   int64_t n_ = 0, k_ = 0;
   int group_size_ = 0, sms_ = 0;
-  TensorMaps maps_;
 };
 
-using W4A16DecodeKernel = void (*)(CUtensorMap x, W4A16DecodeArgs args);
+using W4A16DecodeKernel = void (*)(W4A16DecodeArgs args);
 
 /// Instances for up to 8 and up to 16 tokens.
 inline constexpr int kW4A16DecodeSizes[] = {8, 16};
 template <int kGroupSize>
 [[nodiscard]] W4A16DecodeKernel w4a16_decode_kernel(int tokens);
 
-/// Their threads: warps that multiply, one that copies, one that sums up activations. More warps
-/// that multiply would have too few registers.
-inline constexpr int kW4A16DecodeWarps = 21;
-inline constexpr unsigned kW4A16DecodeThreads = 32 * (kW4A16DecodeWarps + 2);
+/// Their threads: warps that multiply, then one that copies weights, one that loads activations and
+/// those that sum them up. 20 warps can have 96 registers for each thread.
+inline constexpr int kW4A16DecodeWarps = 16;
+inline constexpr int kW4A16DecodeSumWarps = 2;
+inline constexpr unsigned kW4A16DecodeThreads = 32 * (kW4A16DecodeWarps + 2 + kW4A16DecodeSumWarps);
 
 /// Shared memory of a block: one fills a multiprocessor. Where two fit, both may be given to the
 /// same launch behind a kernel that ends unevenly, and others stay idle: models took a quarter
