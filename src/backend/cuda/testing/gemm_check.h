@@ -10,7 +10,8 @@
 namespace nibble::cuda::testing {
 
 /// What a check of one family covers. Every m runs with every result type, with and without bias,
-/// at rows wider than n, over poisoned memory, against sums in double precision.
+/// at rows wider than n, over poisoned memory, against sums in double precision. Brief tests run
+/// once with a bias for BF16 and once more to add.
 struct GemmCheck {
   std::string_view scheme;
   int64_t n = 0, k = 0;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdlib>
 #include <random>
 #include <span>
 #include <vector>
@@ -18,6 +19,10 @@
   } while (false)
 
 namespace nibble::cuda::testing {
+
+/// Whether tests are to launch each kernel a few times only: under compute-sanitizer a launch costs
+/// a tenth of a second.
+inline bool brief_tests() { return std::getenv("NIBBLE_BRIEF_TESTS") != nullptr; }
 
 /// Normally distributed values, the same for the same seed.
 inline std::vector<float> random_values(size_t count, uint32_t seed, float spread) {
