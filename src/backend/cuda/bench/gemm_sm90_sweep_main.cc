@@ -7,9 +7,10 @@
 // length).
 
 #include <algorithm>
+#include <bit>
 #include <charconv>
+#include <cmath>
 #include <cstdio>
-#include <cstring>
 #include <map>
 #include <string>
 #include <string_view>
@@ -19,6 +20,8 @@
 #include "backend/cuda/bench/bench_timer.h"
 #include "backend/cuda/cuda_status.h"
 #include "backend/cuda/kernels/gemm_sm90.h"
+#include "backend/cuda/kernels/gemm_w4a16_sm90.h"
+#include "quant/quant_tensor.h"
 #include "quant/scheme.h"
 
 namespace nibble::cuda {
@@ -72,6 +75,9 @@ Result<Options> parse(int argc, char** argv) {
 /// The scheme's product for Hopper, or none.
 Result<std::unique_ptr<GemmKernel>> make_kernel(const GemmProblem& problem,
                                                 const DeviceInfo& device) {
+  if (problem.weight.scale_per == ScalePer::kGroup && problem.act == ActFormat::kBf16) {
+    return make_w4a16_wide(problem, device);
+  }
   for (const GemmEntry& entry : gemm_entries()) {
     if (entry.accepts(problem, device)) {
       NIBBLE_ASSIGN_OR_RETURN(auto kernel, entry.make(problem, device));
@@ -108,7 +114,8 @@ class Sweep final {
   Status prepare() {
     NIBBLE_ASSIGN_OR_RETURN(device_, query_device(0));
     NIBBLE_ASSIGN_OR_RETURN(timer_, Timer::make());
-    NIBBLE_ASSIGN_OR_RETURN(const QuantScheme scheme, find_scheme(options_.scheme));
+    NIBBLE_ASSIGN_OR_RETURN(QuantScheme scheme, find_scheme(options_.scheme));
+    scheme.act = scheme.act == ActFormat::kFloat ? ActFormat::kBf16 : scheme.act;
     n_ = options_.lists["shape"][0];
     k_ = options_.lists["shape"][1];
     NIBBLE_ASSIGN_OR_RETURN(
@@ -121,20 +128,25 @@ class Sweep final {
     copies_ = std::max<size_t>(2, 3 * static_cast<size_t>(device_.l2_bytes) / stride_ + 1);
     const auto rows = static_cast<size_t>(max_m_);
     NIBBLE_ASSIGN_OR_RETURN(packed_, DeviceMemory::allocate(stride_ * copies_));
-    NIBBLE_ASSIGN_OR_RETURN(x_, DeviceMemory::allocate(rows * static_cast<size_t>(k_)));
+    NIBBLE_ASSIGN_OR_RETURN(x_, DeviceMemory::allocate(rows * static_cast<size_t>(k_) * 2));
     NIBBLE_ASSIGN_OR_RETURN(x_scales_, DeviceMemory::allocate(rows * 4));
     NIBBLE_ASSIGN_OR_RETURN(y_, DeviceMemory::allocate(rows * static_cast<size_t>(n_) * 2));
     NIBBLE_ASSIGN_OR_RETURN(workspace_, DeviceMemory::allocate(size_t{256} << 20));
     cudaStream_t stream = timer_->stream();
-    const auto scales = static_cast<size_t>((n_ + 63) / 64 * 64);
-    for (size_t copy = 0; copy < copies_; ++copy) {  // the same random units in each
-      auto* units = packed_.as<uint8_t>() + copy * stride_;
-      const size_t bytes = kernel_->packed_bytes() - scales * 4;
-      NIBBLE_RETURN_IF_ERROR(
-          check(random_codes(scheme.weight.code, units, bytes, 1, stream), "filling weights"));
-      NIBBLE_RETURN_IF_ERROR(
-          check(random_scales(reinterpret_cast<float*>(units + bytes), scales, false, 2, stream),
-                "filling scales"));
+    const WeightFormat& weight = scheme.weight;
+    const auto code_bytes = static_cast<size_t>(n_ * QuantTensor::code_row_bytes(weight.code, k_));
+    const bool grouped = weight.scale_per == ScalePer::kGroup;
+    const auto scales = static_cast<size_t>(n_ * (grouped ? k_ / weight.group_size : 1));
+    NIBBLE_ASSIGN_OR_RETURN(const DeviceMemory codes, DeviceMemory::allocate(code_bytes));
+    NIBBLE_ASSIGN_OR_RETURN(const DeviceMemory values, DeviceMemory::allocate(scales * 4));
+    NIBBLE_RETURN_IF_ERROR(check(random_codes(weight.code, codes.as<void>(), code_bytes, 1, stream),
+                                 "filling weights"));
+    NIBBLE_RETURN_IF_ERROR(
+        check(random_scales(values.as<float>(), scales, false, 2, stream), "filling scales"));
+    for (size_t copy = 0; copy < copies_; ++copy) {
+      NIBBLE_RETURN_IF_ERROR(check(kernel_->pack(codes.as<void>(), values.as<float>(),
+                                                 packed_.as<uint8_t>() + copy * stride_, stream),
+                                   "packing weights"));
     }
     NIBBLE_RETURN_IF_ERROR(check(
         random_activations(scheme.act, x_.as<void>(), rows * static_cast<size_t>(k_), 3, stream),
@@ -199,12 +211,17 @@ class Sweep final {
     if (expected_.empty()) {
       expected_ = y;
     }
-    size_t different = 0;
+    const auto value = [](uint16_t bits) {
+      return static_cast<double>(std::bit_cast<float>(static_cast<uint32_t>(bits) << 16));
+    };
+    double squares = 0.0, norm = 0.0;
     for (size_t i = 0; i < y.size(); ++i) {
-      different += y[i] == expected_[i] ? 0 : 1;
+      const double expected = value(expected_[i]), off = value(y[i]) - expected;
+      squares += off * off;
+      norm += expected * expected;
     }
-    return different == 0 ? std::string("same")
-                          : std::to_string(different) + " of " + std::to_string(y.size());
+    return squares == 0.0 ? std::string("same")
+                          : "off by " + std::to_string(std::sqrt(squares / norm));
   }
 
   Status measure(int64_t m, int tile, const GemmSchedule& schedule, char mark) {

@@ -24,13 +24,8 @@ constexpr double kMemoryClocks = 6000.0;  // to add up a tile whose parts meet i
 constexpr double kPartBytes = 25.0;       // of each part, per clock
 constexpr double kBesideAnother = 1.3;    // time of two blocks on a multiprocessor over one's
 constexpr int kLeastSteps = 6;            // of a part of a tile
-constexpr int kClusters[] = {2, 3, 4};    // 8 were slower: they wait for each other's places
-
-// What share() reckons with, for a family with a tile for each m.
-constexpr double kMemoryBytes = 19.0;       // from memory, per clock
-constexpr double kCacheBytes = 40.0;        // from the L2 cache
-constexpr double kBesideBytes = 45.0;       // the same beside a stream from memory
-constexpr double kExchangeClocks = 3000.0;  // to leave sums in memory and to find the last part
+constexpr int kClusters[] = {2, 3, 4, 8};
+constexpr size_t kUsed = 3;  // clusters of 8 were slower: they wait for each other's places
 
 // Whether a tile is not mostly empty at m tokens.
 bool serves(const GemmSm90Family& family, const GemmSm90Tile& tile, int64_t m) {
@@ -153,34 +148,16 @@ cudaError_t GemmSm90::unpack(const void* packed,
                          static_cast<size_t>(n_) * sizeof(float), cudaMemcpyDeviceToDevice, stream);
 }
 
-GemmSchedule GemmSm90::share(const GemmSm90Tile& tile, int row_tiles, int64_t m) const {
-  const int token_tiles = static_cast<int>(ceil_div(m, tile.tokens));
-  const int steps = static_cast<int>(ceil_div(ceil_div(k_, family_.block_elements), tile.depth));
-  const int units = tile.row_blocks * tile.depth;
-  const double weight_bytes = static_cast<double>(units) * family_.unit_bytes;
-  const double x_bytes = static_cast<double>(tile.depth) * std::min<int64_t>(tile.tokens, m) * 128;
-  const double mma = units * family_.clocks_per_unit_token * std::max(tile.tokens, 32);
-  // The cache serves activations beside what comes from memory, not at the same time.
-  const double step =
-      tile.launched * (std::max({mma, (weight_bytes + x_bytes) / kCacheBytes,
-                                 weight_bytes / kMemoryBytes / std::max(1.0, token_tiles / 1.5) +
-                                     x_bytes / kBesideBytes}) +
-                       0.1 * (weight_bytes + x_bytes) / kCacheBytes);
-  const double exchange = tile.row_blocks * 64.0 * tile.tokens * 4.0 / kPartBytes;
-  int blocks = sms_ * tile.launched / tile.cluster;
-  if (const int tiles = row_tiles * token_tiles; family_.equal_parts && 2 * tiles <= blocks) {
-    blocks -= blocks % tiles;
-  }
-  return make_schedule(row_tiles, token_tiles, steps, blocks, (kExchangeClocks + exchange) / step,
-                       exchange / step);
-}
-
-GemmSm90::Plan GemmSm90::plan(size_t tile_index, int64_t m, bool in_pairs) const {
+GemmSm90Plan GemmSm90::plan(size_t tile_index, int64_t m, bool in_pairs) const {
   const GemmSm90Tile& tile = family_.tiles[tile_index];
-  const int row_tiles = static_cast<int>(ceil_div(row_blocks_, tile.row_blocks));
-  if (family_.tile_for != nullptr) {
-    return {.schedule = share(tile, row_tiles, m)};
+  if (family_.plan != nullptr) {
+    GemmSm90Sizes sizes{.k = k_, .m = m, .row_blocks = row_blocks_, .sms = sms_};
+    if (in_pairs) {
+      sizes.clusters = clusters_[tile_index];
+    }
+    return family_.plan(tile, sizes);
   }
+  const int row_tiles = static_cast<int>(ceil_div(row_blocks_, tile.row_blocks));
   const int token_tiles = static_cast<int>(ceil_div(m, tile.tokens));
   const int tiles = row_tiles * token_tiles;
   const int steps = static_cast<int>(ceil_div(ceil_div(k_, family_.block_elements), tile.depth));
@@ -190,14 +167,14 @@ GemmSm90::Plan GemmSm90::plan(size_t tile_index, int64_t m, bool in_pairs) const
   const double step =
       units * family_.clocks_per_unit_token * std::max(tile.tokens, 32) + bytes / kFetchedBytes;
   const double part_bytes = tile.row_blocks * 64.0 * tile.tokens * 4.0;
-  Plan best{.schedule = make_parts_schedule(row_tiles, token_tiles, steps, sms_, 1),
-            .clocks = static_cast<double>(ceil_div(tiles, sms_)) * steps * step};
+  GemmSm90Plan best{.schedule = make_parts_schedule(row_tiles, token_tiles, steps, sms_, 1),
+                    .clocks = static_cast<double>(ceil_div(tiles, sms_)) * steps * step};
   const auto consider = [&best](const GemmSchedule& schedule, double clocks) {
     if (clocks < best.clocks) {
       best = {.schedule = schedule, .clocks = clocks};
     }
   };
-  for (size_t i = 0; i < std::size(kClusters) && in_pairs; ++i) {
+  for (size_t i = 0; i < kUsed && in_pairs; ++i) {
     const int cluster = kClusters[i];
     const int blocks = tiles * cluster;
     if (tiles <= clusters_[tile_index][i] && steps >= kLeastSteps * cluster &&
@@ -217,9 +194,6 @@ GemmSm90::Plan GemmSm90::plan(size_t tile_index, int64_t m, bool in_pairs) const
 }
 
 int GemmSm90::choose(int64_t m) const {
-  if (family_.tile_for != nullptr) {
-    return family_.tile_for(m);
-  }
   int best = -1;
   double least = 0.0;
   for (size_t i = 0; i < family_.tiles.size(); ++i) {

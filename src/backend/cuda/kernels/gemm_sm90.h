@@ -43,6 +43,21 @@ struct GemmSm90Tile {
   void (*kernel)(CUtensorMap x, GemmSm90Args args) = nullptr;
 };
 
+/// How a product is shared among blocks, and the clocks of a multiprocessor that this is reckoned
+/// to take.
+struct GemmSm90Plan {
+  GemmSchedule schedule;
+  double clocks = 0.0;
+};
+
+/// A product and the device it runs on.
+struct GemmSm90Sizes {
+  int64_t k = 0, m = 0;
+  int row_blocks = 0;
+  int sms = 0;
+  std::array<int, 4> clusters{};  // of 2, 3, 4 and 8 blocks that may share a tile, at once
+};
+
 /// What the families of this main loop differ in. Weights are units of 64 rows x one K block (128
 /// bytes of x); rows are filled up to whole units, K to `depth` blocks, with zeros.
 struct GemmSm90Family {
@@ -61,11 +76,9 @@ struct GemmSm90Family {
       nullptr;
   cudaError_t (*unpack_scales)(
       const void* units, int64_t n, int64_t k, float* scales, cudaStream_t) = nullptr;
-  /// Splits tiles into equal parts where each falls to two blocks or more, so that no block works
-  /// on two of them: for a loop that stands still while sums are exchanged.
-  bool equal_parts = false;
-  /// Index of the tile for m tokens; without, plan() chooses.
-  int (*tile_for)(int64_t m) = nullptr;
+  /// The best plan with this tile, which is not mostly empty; without, a plan for products whose
+  /// sums are scaled when they are complete.
+  GemmSm90Plan (*plan)(const GemmSm90Tile& tile, const GemmSm90Sizes& sizes) = nullptr;
 };
 
 class GemmSm90 final : public GemmKernel {
@@ -102,12 +115,7 @@ class GemmSm90 final : public GemmKernel {
   [[nodiscard]] std::span<const GemmSm90Tile> tiles() const { return family_.tiles; }
 
  private:
-  struct Plan {
-    GemmSchedule schedule;
-    double clocks = 0.0;
-  };
-  [[nodiscard]] GemmSchedule share(const GemmSm90Tile& tile, int row_tiles, int64_t m) const;
-  [[nodiscard]] Plan plan(size_t tile, int64_t m, bool in_pairs) const;
+  [[nodiscard]] GemmSm90Plan plan(size_t tile, int64_t m, bool in_pairs) const;
   [[nodiscard]] size_t code_bytes() const;
 
   const GemmSm90Family& family_;
@@ -115,7 +123,7 @@ class GemmSm90 final : public GemmKernel {
   int sms_;
   int row_blocks_, k_blocks_;                 // of the packed weights
   void* encode_map_;                          // the driver's cuTensorMapEncodeTiled
-  std::vector<std::array<int, 3>> clusters_;  // of 2, 3 and 4 blocks at once, for each tile
+  std::vector<std::array<int, 4>> clusters_;  // of 2, 3, 4 and 8 blocks at once, for each tile
 };
 
 /// Sums stay within an int32: 16 * 8 * 127 or 128 * 127 times k, and -128 in x where it occurs.

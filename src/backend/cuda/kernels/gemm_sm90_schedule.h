@@ -18,18 +18,24 @@ namespace nibble::cuda {
 struct GemmSchedule {
   int row_tiles = 0, token_tiles = 0, steps = 0;
   int whole_tiles = 0, split_tiles = 0, split_blocks = 0;
-  int blocks = 0;     // of the grid
-  int cluster = 1;    // blocks that share each tile through shared memory; then all are split
-  double time = 0.0;  // expected, in steps
+  int blocks = 0;   // of the grid
+  int cluster = 1;  // blocks that share each tile through shared memory; then all are split
 
   /// First step of a block's run, among split_tiles * steps; of block split_blocks, their end.
   [[nodiscard]] NIBBLE_HOST_DEVICE int run_begin(int block) const {
-    return static_cast<int>(static_cast<int64_t>(split_tiles) * steps * block / split_blocks);
+    return static_cast<int>(total_steps() * static_cast<uint32_t>(block) /
+                            static_cast<uint32_t>(split_blocks));
   }
   /// Block whose run holds this step.
   [[nodiscard]] NIBBLE_HOST_DEVICE int block_of(int step) const {
-    const int64_t total = static_cast<int64_t>(split_tiles) * steps;
-    return static_cast<int>(((static_cast<int64_t>(step) + 1) * split_blocks - 1) / total);
+    return static_cast<int>(
+        ((static_cast<uint32_t>(step) + 1) * static_cast<uint32_t>(split_blocks) - 1) /
+        total_steps());
+  }
+  /// Of the split tiles. Times split_blocks it fits 32 bits, whose division is fast: there are
+  /// fewer split tiles than blocks, a few hundred.
+  [[nodiscard]] NIBBLE_HOST_DEVICE uint32_t total_steps() const {
+    return static_cast<uint32_t>(split_tiles) * static_cast<uint32_t>(steps);
   }
 };
 
@@ -87,36 +93,18 @@ class GemmParts {
   int whole_;
 };
 
-/// Shares row_tiles x token_tiles tiles among up to `blocks` blocks. `fixed` and `per_part`: what
-/// adding up a split tile costs, in steps, altogether and for each of its parts.
-inline GemmSchedule make_schedule(
-    int row_tiles, int token_tiles, int steps, int blocks, double fixed, double per_part) {
+/// Tiles go round `blocks` blocks as they are, the last ones in runs of equal length.
+inline GemmSchedule make_runs_schedule(int row_tiles, int token_tiles, int steps, int blocks) {
   const int tiles = row_tiles * token_tiles;
-  GemmSchedule schedule{.row_tiles = row_tiles, .token_tiles = token_tiles, .steps = steps};
-  schedule.split_tiles = tiles % blocks;
-  schedule.whole_tiles = tiles - schedule.split_tiles;
-  schedule.blocks = schedule.whole_tiles > 0 ? blocks : schedule.split_tiles;
-  schedule.time = static_cast<double>(schedule.whole_tiles) / blocks * steps;
-  if (schedule.split_tiles == 0) {
-    return schedule;
-  }
-  schedule.split_blocks = schedule.split_tiles;  // not split at all
-  double best = steps;
-  const auto consider = [&](int candidate, double parts) {
-    const double run = static_cast<double>(schedule.split_tiles) * steps / candidate;
-    const double time = run + 0.3 + fixed + per_part * parts;
-    if (run >= 1.0 && time < best) {
-      best = time;
-      schedule.split_blocks = candidate;
-    }
-  };
-  for (int parts = 2; parts * schedule.split_tiles <= blocks; ++parts) {
-    consider(parts * schedule.split_tiles, parts);
-  }
-  consider(blocks, static_cast<double>(blocks) / schedule.split_tiles + 1.0);
-  schedule.blocks = std::max(schedule.blocks, schedule.split_blocks);
-  schedule.time += best;
-  return schedule;
+  const int split = tiles % blocks;
+  const int runs = std::min(blocks, split * steps);
+  return {.row_tiles = row_tiles,
+          .token_tiles = token_tiles,
+          .steps = steps,
+          .whole_tiles = tiles - split,
+          .split_tiles = split,
+          .split_blocks = runs,
+          .blocks = tiles > split ? blocks : runs};
 }
 
 /// Tiles go round `blocks` blocks as they are, the last ones to some of them; or, where there are

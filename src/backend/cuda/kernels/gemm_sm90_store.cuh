@@ -82,7 +82,9 @@ __device__ __forceinline__ bool combine(
   if (flags[group] == 0) {
     return false;
   }
-  if constexpr (std::is_same_v<Sum, float>) {
+  // The order of integers does not matter, nor that of two numbers.
+  const bool keeps = !std::is_same_v<Sum, float> || last - first == 1;
+  if (!keeps) {
     clear(sums);
   }
   // Parts read at once, so that their latencies overlap.
@@ -91,8 +93,7 @@ __device__ __forceinline__ bool combine(
     Sum4 words[kAtOnce][Tile::kBlocks * kWords];
 #pragma unroll
     for (int p = 0; p < kAtOnce; ++p) {
-      // The order of integers does not matter.
-      const bool added = block + p <= last && (std::is_same_v<Sum, float> || block + p != own);
+      const bool added = block + p <= last && (!keeps || block + p != own);
       const Sum4* theirs = slot(block + p);
 #pragma unroll
       for (int w = 0; w < Tile::kBlocks * kWords; ++w) {

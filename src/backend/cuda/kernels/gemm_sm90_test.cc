@@ -177,12 +177,10 @@ TEST(GemmSm90, SchedulesTakeEveryStepOnce) {
                                                                            {66, 2, 8},
                                                                            {1, 40, 3},
                                                                            {7, 37, 11}}) {
-    for (const double cost : {0.0, 0.5, 4.0}) {
-      SCOPED_TRACE(::testing::Message() << rows << " x " << tokens << " x " << steps);
-      const GemmSchedule schedule = make_schedule(rows, tokens, steps, 132, cost, cost);
-      EXPECT_LE(schedule.blocks, 132);
-      check_schedule(schedule);
-    }
+    SCOPED_TRACE(::testing::Message() << rows << " x " << tokens << " x " << steps);
+    const GemmSchedule schedule = make_runs_schedule(rows, tokens, steps, 132);
+    EXPECT_LE(schedule.blocks, 132);
+    check_schedule(schedule);
   }
   for (const auto& [rows, tokens, parts] : std::vector<std::array<int, 3>>{
            {1, 1, 1}, {1, 1, 9}, {32, 1, 4}, {33, 2, 2}, {112, 1, 1}, {66, 2, 1}, {224, 3, 1}}) {
@@ -192,9 +190,8 @@ TEST(GemmSm90, SchedulesTakeEveryStepOnce) {
   for (const int cluster : {2, 3, 4}) {
     check_schedule(make_cluster_schedule(5, 3, 11, cluster));
   }
-  const GemmSchedule even = make_schedule(32, 1, 56, 132, 0.0, 0.0);
-  EXPECT_GE(even.split_blocks, 128);
-  EXPECT_EQ(make_schedule(132, 2, 64, 132, 1.0, 1.0).split_tiles, 0);
+  EXPECT_EQ(make_runs_schedule(32, 1, 56, 132).split_blocks, 132);
+  EXPECT_EQ(make_runs_schedule(132, 2, 64, 132).split_tiles, 0);
 }
 
 }  // namespace

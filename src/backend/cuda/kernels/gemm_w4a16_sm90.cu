@@ -11,6 +11,7 @@
 #include "backend/cuda/kernels/gemm_sm90.h"
 #include "backend/cuda/kernels/gemm_w4a16_decode_sm90.h"
 #include "backend/cuda/kernels/gemm_w4a16_layout.cuh"
+#include "backend/cuda/kernels/gemm_w4a16_plan_sm90.h"
 #include "backend/cuda/kernels/gemm_w4a16_planes_sm90.h"
 #include "backend/cuda/kernels/gemm_w4a16_sm90.h"
 #include "backend/cuda/launch.h"
@@ -142,16 +143,6 @@ cudaError_t run(void (*kernel)(PackArgs),
                 {.stream = stream, .overlap = false}, args);
 }
 
-/// Index among the tiles, the fastest of nine for each m by gemm_bench on an H200.
-int tile_for(int64_t m) {
-  constexpr int64_t kLargest[] = {32, 64, 128, 512};
-  int tile = 0;
-  while (tile < 4 && m > kLargest[tile]) {
-    ++tile;
-  }
-  return tile;
-}
-
 template <int kGroup>
 GemmSm90Family make_family() {
   return {.name = kGroup == 32 ? "gemm_w4a16_sm90 g32" : "gemm_w4a16_sm90 g128",
@@ -181,8 +172,7 @@ GemmSm90Family make_family() {
                 return run(unpack_scales<kGroup>, n * k / kGroup,
                            pack_args(const_cast<void*>(units), scales, n, k), stream);
               },
-          .equal_parts = true,
-          .tile_for = tile_for};
+          .plan = plan_w4a16};
 }
 
 const GemmSm90Family& family(int group_size) {
@@ -238,8 +228,7 @@ class GemmW4A16Sm90 final : public GemmKernel {
 };
 
 Result<std::unique_ptr<GemmKernel>> make(const GemmProblem& problem, const DeviceInfo& device) {
-  NIBBLE_ASSIGN_OR_RETURN(auto wide,
-                          GemmSm90::make(family(problem.weight.group_size), problem, device));
+  NIBBLE_ASSIGN_OR_RETURN(auto wide, make_w4a16_wide(problem, device));
   NIBBLE_ASSIGN_OR_RETURN(const W4A16Planes planes, W4A16Planes::make(problem, device));
   NIBBLE_ASSIGN_OR_RETURN(const W4A16Decode decode, W4A16Decode::make(problem, device));
   return std::unique_ptr<GemmKernel>(std::make_unique<GemmW4A16Sm90>(
@@ -247,6 +236,11 @@ Result<std::unique_ptr<GemmKernel>> make(const GemmProblem& problem, const Devic
 }
 
 }  // namespace
+
+Result<std::unique_ptr<GemmKernel>> make_w4a16_wide(const GemmProblem& problem,
+                                                    const DeviceInfo& device) {
+  return GemmSm90::make(family(problem.weight.group_size), problem, device);
+}
 
 const GemmEntry kGemmW4A16Sm90 = {"gemm_w4a16_sm90", accepts, make};
 

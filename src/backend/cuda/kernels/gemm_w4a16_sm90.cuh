@@ -4,6 +4,7 @@
 
 #include "backend/cuda/kernels/gemm_sm90.cuh"
 #include "backend/cuda/kernels/gemm_w4a16_layout.cuh"
+#include "backend/cuda/kernels/gemm_w4a16_store_sm90.cuh"
 #include "backend/cuda/ptx/cluster.cuh"
 
 // The main loop of gemm_sm90.cuh for INT4 weights in groups: a block is a warp that copies and
@@ -32,6 +33,8 @@ struct W4A16Tile {
   // Where sums need them, the copying warp is a warpgroup whose registers the others take.
   static constexpr bool kTakesRegisters = kResident == 1;
   static constexpr int kThreads = kGroups * 128 + (kTakesRegisters ? 128 : 32);
+  // Whether clusters of blocks may share a tile's steps.
+  static constexpr bool kShares = kCluster == 1;
 };
 
 template <int kGroupSize, typename Tile>
@@ -55,8 +58,8 @@ struct W4A16Loop {
   static constexpr int kStageBytes = kX + 2 * kXBytes;
   static constexpr int kBarriers = kStages * kStageBytes;  // full, then empty
   static constexpr int kFlags = kBarriers + 16 * kStages;
-  static constexpr int kBytes =
-      kFlags + 4 * Cluster::kGroups + 1024;  // the base is rounded up to 1024
+  static constexpr int kBytes = kFlags + 4 * Cluster::kGroups;
+  static_assert(Tile::kRowBlocks * kTokens * 256 <= kBarriers);  // sums fit
 
   // A stage of the ring: its offset from the base, its full barrier and the parity of its phase.
   struct Place {
@@ -73,6 +76,12 @@ struct W4A16Loop {
       }
     }
   };
+
+  // The same in all threads of a warp, said so that the compiler keeps what depends on it in
+  // uniform registers, from which products take their descriptors.
+  static __device__ __forceinline__ int uniform(int value) {
+    return __shfl_sync(0xffffffffU, value, 0);
+  }
 
   // Number of this block's cluster, and of the first of its row blocks.
   static __device__ __forceinline__ int cluster_index() { return blockIdx.x / Tile::kCluster; }
@@ -144,15 +153,18 @@ struct W4A16Loop {
 
   // --- the multiplying warpgroups ---
 
+  // Scales of a unit's groups for this thread's two rows, each as a pair of the same.
+  static constexpr int kScales = kGroupSize == 32 ? 2 : 1;
+  using Scales = uint32_t[kScales][2];
+
   // Codes of one unit as this thread's fragments, times the scales of its two rows.
   static __device__ __forceinline__ void decode(const uint4& codes,
-                                                const uint32_t (&scales)[2],
+                                                const Scales& scales,
                                                 uint32_t (&a)[4][4]) {
     const uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      const uint32_t pair = scales[kGroupSize == 32 ? k / 2 : 0];
-      const uint32_t scale[2] = {__byte_perm(pair, 0, 0x1010), __byte_perm(pair, 0, 0x3232)};
+      const auto& scale = scales[kScales == 2 ? k / 2 : 0];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         // code + 8 in the mantissa of 128, less 136; -136 times a scale would not be exact.
@@ -172,23 +184,28 @@ struct W4A16Loop {
                 thread % 32 * 16),
           scales(base + group * kBlocks * Layout::kPairBytes + thread / 32 * Layout::kSliceBytes +
                  thread % 32 / 4 * 4) {}
-    __device__ __forceinline__ uint4 read(const Place& place, int u, uint32_t (&scale)[2]) const {
+    __device__ __forceinline__ uint4 read(const Place& place, int u, Scales& scale) const {
       const int pair = u % kBlocks * Layout::kPairBytes, d = u / kBlocks;
       const uint32_t at = scales + place.offset + pair + Layout::scales(d);
-      scale[0] = ptx::load_shared4(at);
-      scale[1] = kGroupSize == 32 ? ptx::load_shared4(at + Layout::kGroupBytes) : 0;
+      if (d == 0 || !Layout::kShared) {
+#pragma unroll
+        for (int g = 0; g < kScales; ++g) {
+          const uint32_t pair = ptx::load_shared4(at + g * Layout::kGroupBytes);
+          scale[g][0] = __byte_perm(pair, 0, 0x1010);
+          scale[g][1] = __byte_perm(pair, 0, 0x3232);
+        }
+      }
       return ptx::load_shared16(codes + place.offset + pair + Layout::codes(d));
     }
   };
 
   static __device__ __forceinline__ void multiply(float (&sums)[kSums],
                                                   const uint32_t (&a)[4][4],
-                                                  uint32_t x) {
+                                                  uint64_t x) {
     ptx::mma_fence();
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      constexpr uint64_t kHigh = 0x4000004000000000U;  // as swizzled_descriptor
-      ptx::mma_registers<ptx::MmaType::kBf16, kTokens>(sums, a[k], kHigh | (x + 2 * k));
+      ptx::mma_registers<ptx::MmaType::kBf16, kTokens>(sums, a[k], x + 2 * k);
     }
     ptx::mma_commit();
   }
@@ -197,114 +214,47 @@ struct W4A16Loop {
   static __device__ __forceinline__ void accumulate(
       float (&sums)[kBlocks][kSums], Place& place, int steps, const Reader& reader, uint32_t base) {
     uint32_t a[2][4][4];
-    uint32_t scale[2] = {};
-    uint32_t before = 0;  // the barrier to arrive at when the products before have ended, or none
-    const uint32_t x = ((base + kX) >> 4) | 0x10000U;
-    const auto release = [&] {
-      if (before != 0) {  // all lanes have read the stage
-        if constexpr (Tile::kCluster == 1) {
-          ptx::warp_arrive(before);
-        } else {
-          ptx::warp_arrive_at_all<Tile::kCluster>(before);  // all fill this block's stages
-        }
-      }
-    };
-    // Multiplies unit u of a stage, which is decoded in a[u & 1], and decodes the next; false after
-    // the last of the part.
-    const auto unit = [&]<int u>() {
-      multiply(sums[u % kBlocks], a[u & 1], x + (place.offset >> 4) + u / kBlocks * (kXBytes >> 4));
-      if constexpr (u + 1 == kUnits) {
-        before = place.barrier + 8 * kStages;
-        place.advance(base);
-        if (--steps == 0) {
-          return false;
-        }
-        ptx::barrier_wait(place.barrier, place.parity);
-      }
-      const uint4 codes = reader.read(place, (u + 1) % kUnits, scale);
-      ptx::mma_wait<1>();
-      if constexpr (u == 0) {
-        release();
-      }
-      decode(codes, scale, a[(u + 1) & 1]);
-      return true;
-    };
-    const auto stage = [&] {
-      if constexpr (kUnits == 2) {
-        return unit.template operator()<0>() && unit.template operator()<1>();
+    Scales scales[kBlocks];                      // of the units decoded last
+    uint32_t before = 0;                         // the barrier of the stage before, or none
+    const auto release = [](uint32_t barrier) {  // all lanes have read its stage
+      if constexpr (Tile::kCluster == 1) {
+        ptx::warp_arrive(barrier);
       } else {
-        return unit.template operator()<0>() && unit.template operator()<1>() &&
-               unit.template operator()<2>() && unit.template operator()<3>();
+        ptx::warp_arrive_at_all<Tile::kCluster>(barrier);  // all fill this block's stages
       }
     };
+    const uint64_t x = ptx::swizzled_descriptor(base + kX);
     ptx::barrier_wait(place.barrier, place.parity);
-    decode(reader.read(place, 0, scale), scale, a[0]);
-    while (stage()) {
+    decode(reader.read(place, 0, scales[0]), scales[0], a[0]);
+    while (true) {
+#pragma unroll
+      for (int u = 0; u + 1 < kUnits; ++u) {
+        multiply(sums[u % kBlocks], a[u & 1],
+                 x + (place.offset >> 4) + u / kBlocks * (kXBytes >> 4));
+        auto& scale = scales[(u + 1) % kBlocks];
+        const uint4 codes = reader.read(place, u + 1, scale);
+        ptx::mma_wait<1>();
+        if (u == 0 && before != 0) {
+          release(before);
+        }
+        decode(codes, scale, a[(u + 1) & 1]);
+      }
+      multiply(sums[(kUnits - 1) % kBlocks], a[1], x + (place.offset >> 4) + (kXBytes >> 4));
+      before = place.barrier + 8 * kStages;
+      place.advance(base);
+      if (--steps == 0) {
+        break;
+      }
+      ptx::barrier_wait(place.barrier, place.parity);
+      const uint4 codes = reader.read(place, 0, scales[0]);
+      ptx::mma_wait<1>();
+      decode(codes, scales[0], a[0]);
     }
     ptx::mma_wait<0>();
-    release();
+    release(before);
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
       ptx::pin(sums[b]);
-    }
-  }
-
-  template <GemmResult kResult, bool kPairs>
-  static __device__ __forceinline__ void store_as(const float (&sums)[kBlocks][kSums],
-                                                  const GemmSm90Args& args,
-                                                  const GemmPart& part,
-                                                  int group,
-                                                  int thread) {
-    constexpr int kBytes = kResult == GemmResult::kBf16 ? 2 : 4;
-    const int lane = thread & 31;
-    const int token0 = part.token_tile * kTokens + 2 * (lane & 3);
-#pragma unroll
-    for (int b = 0; b < kBlocks; ++b) {
-      const int block = first_row_block(part) + group * kBlocks + b;
-      const int row = 64 * block + 16 * (thread >> 5) + 2 * (lane >> 2);
-      if (row >= args.n) {
-        continue;
-      }
-      const bool both = row + 1 < args.n;
-      float2 bias{0.0F, 0.0F};
-      if (args.bias != nullptr) {
-        bias.x = args.bias[row];
-        bias.y = both ? args.bias[row + 1] : 0.0F;
-      }
-      auto* y = static_cast<uint8_t*>(args.y) + static_cast<int64_t>(row) * kBytes;
-#pragma unroll
-      for (int i = 0; i < kSums; i += 4) {
-#pragma unroll
-        for (int t = 0; t < 2; ++t) {
-          const int token = token0 + 2 * i + t;
-          if (token < args.m) {
-            store_pair<kResult, kPairs>(y + token * args.y_stride * kBytes, both,
-                                        sums[b][i + t] + bias.x, sums[b][i + 2 + t] + bias.y);
-          }
-        }
-      }
-    }
-  }
-
-  static __device__ __forceinline__ void store(const float (&sums)[kBlocks][kSums],
-                                               const GemmSm90Args& args,
-                                               const GemmPart& part,
-                                               int group,
-                                               int thread) {
-    const auto as = [&]<GemmResult kResult>() {
-      if (args.n % 2 == 0 && args.y_stride % 2 == 0) {
-        store_as<kResult, true>(sums, args, part, group, thread);
-      } else {
-        store_as<kResult, false>(sums, args, part, group, thread);
-      }
-    };
-    switch (args.result) {
-      case GemmResult::kBf16:
-        return as.template operator()<GemmResult::kBf16>();
-      case GemmResult::kF32:
-        return as.template operator()<GemmResult::kF32>();
-      case GemmResult::kAddF32:
-        return as.template operator()<GemmResult::kAddF32>();
     }
   }
 
@@ -320,11 +270,21 @@ struct W4A16Loop {
     const Reader reader(base, group, thread);
     while (parts.next(part)) {
       float sums[kBlocks][kSums] = {};
-      accumulate(sums, place, part.end - part.begin, reader, base);
+      accumulate(sums, place, uniform(part.end - part.begin), reader, base);
+      const int block = first_row_block(part) + group * kBlocks;
+      const int token = part.token_tile * kTokens;
+      bool stored = false;
+      if constexpr (Tile::kShares) {
+        if (args.schedule.cluster > 1) {
+          store_shared_sums<Tile::kGroups>(sums, args, block, token, group, thread, base);
+          stored = true;
+        }
+      }
       const int rank = blockIdx.x % Tile::kCluster;
-      if (part.split < 0 || combine<Codec, Cluster>(sums, args, part, cluster_index(),
-                                                    rank * Tile::kGroups + group, thread, flags)) {
-        store(sums, args, part, group, thread);
+      if (!stored && (part.split < 0 ||
+                      combine<Codec, Cluster>(sums, args, part, cluster_index(),
+                                              rank * Tile::kGroups + group, thread, flags))) {
+        store_sums(sums, args, block, token, thread);
       }
     }
   }
@@ -336,12 +296,9 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident)
     gemm_w4a16_sm90(const __grid_constant__ CUtensorMap x,
                     const __grid_constant__ GemmSm90Args args) {
   using Loop = W4A16Loop<kGroupSize, Tile>;
-  extern __shared__ uint8_t shared[];
-  const uint32_t raw = ptx::shared_address(shared);
-  uint32_t bases[1] = {(raw + 1023U) & ~1023U};
-  ptx::pin(bases);  // or it is computed again and again
-  const uint32_t base = bases[0];
-  auto* flags = reinterpret_cast<volatile uint32_t*>(shared + (base - raw) + Loop::kFlags);
+  extern __shared__ __align__(1024) uint8_t shared[];
+  const uint32_t base = ptx::shared_address(shared);
+  auto* flags = reinterpret_cast<volatile uint32_t*>(shared + Loop::kFlags);
   const int warp = __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x >> 5), 0);
   if (threadIdx.x == 0) {
     for (int s = 0; s < Tile::kStages; ++s) {

@@ -32,6 +32,12 @@ TEST(GemmW4A16Sm90, EqualsTheReference) {
                                          .tolerance = kTolerance,
                                          .seed = 3});
   }
+  testing::check_gemm(kGemmW4A16Sm90, {.scheme = "w4a16_g128",
+                                       .n = 1040,
+                                       .k = 4224,
+                                       .row_counts = {17, 64, 100, 200, 256},
+                                       .tolerance = kTolerance,
+                                       .seed = 5});
   testing::check_gemm(kGemmW4A16Sm90, {.scheme = "w4a16_g32",
                                        .n = 130,
                                        .k = 96,

@@ -14,6 +14,7 @@ GemmSm90Tile describe_w4a16_tile() {
           .resident = Tile::kResident,
           .launched = Tile::kLaunched,
           .cluster = Tile::kCluster,
+          .clusters = Tile::kShares,
           .threads = Tile::kThreads,
           .shared_bytes = W4A16Loop<kGroupSize, Tile>::kBytes,
           .kernel = gemm_w4a16_sm90<kGroupSize, Tile>};
@@ -22,9 +23,15 @@ GemmSm90Tile describe_w4a16_tile() {
 template <int kGroupSize>
 std::span<const GemmSm90Tile> w4a16_tiles() {
   static const std::array kTiles = {
-      describe_w4a16_tile<kGroupSize, W4A16Tile<32, 1, 2, 5, 2, 2>>(),
+      describe_w4a16_tile<kGroupSize, W4A16Tile<32, 1, 4, 8, 1, 1>>(),
+      describe_w4a16_tile<kGroupSize, W4A16Tile<32, 1, 2, 10, 1, 1, 2>>(),
       describe_w4a16_tile<kGroupSize, W4A16Tile<64, 1, 4, 6, 1, 1>>(),
-      describe_w4a16_tile<kGroupSize, W4A16Tile<128, 1, 3, 4, 1, 1>>(),
+      describe_w4a16_tile<kGroupSize, W4A16Tile<64, 2, 2, 6, 1, 1>>(),
+      describe_w4a16_tile<kGroupSize, W4A16Tile<64, 1, 2, 8, 1, 1, 2>>(),
+      describe_w4a16_tile<kGroupSize, W4A16Tile<96, 1, 2, 6, 1, 1, 2>>(),
+      describe_w4a16_tile<kGroupSize, W4A16Tile<128, 2, 2, 4, 1, 1>>(),
+      describe_w4a16_tile<kGroupSize, W4A16Tile<128, 1, 2, 5, 1, 1, 2>>(),
+      describe_w4a16_tile<kGroupSize, W4A16Tile<192, 1, 2, 3, 1, 1, 2>>(),
       describe_w4a16_tile<kGroupSize, W4A16Tile<256, 1, 2, 3, 1, 1>>(),
       describe_w4a16_tile<kGroupSize, W4A16Tile<256, 1, 2, 3, 1, 1, 2>>(),
   };

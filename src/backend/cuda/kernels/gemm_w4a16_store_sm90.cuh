@@ -1,0 +1,169 @@
+#pragma once
+
+#include <cstdint>
+
+#include "backend/cuda/kernels/gemm_sm90_store.cuh"
+#include "backend/cuda/ptx/barrier.cuh"
+#include "backend/cuda/ptx/cluster.cuh"
+#include "backend/cuda/ptx/memory.cuh"
+
+// How the sums of gemm_w4a16_sm90.cuh leave. A thread's words are four sums each: two tokens of two
+// neighbouring channels (ptx/wgmma.cuh and Int4GroupLayout).
+namespace nibble::cuda {
+
+// One of a pair of channels' results, or both, as args.result says.
+template <bool kPairs>
+__device__ __forceinline__ void store_result(
+    const GemmSm90Args& args, int64_t at, bool both, float first, float second) {
+  if (args.result == GemmResult::kBf16) {
+    store_pair<GemmResult::kBf16, kPairs>(static_cast<uint16_t*>(args.y) + at, both, first, second);
+  } else if (args.result == GemmResult::kF32) {
+    store_pair<GemmResult::kF32, kPairs>(static_cast<float*>(args.y) + at, both, first, second);
+  } else {
+    store_pair<GemmResult::kAddF32, kPairs>(static_cast<float*>(args.y) + at, both, first, second);
+  }
+}
+
+// Biases of the channels `row` and `row` + 1.
+__device__ __forceinline__ float2 load_bias(const GemmSm90Args& args, int row) {
+  float2 bias{0.0F, 0.0F};
+  if (args.bias != nullptr && row < args.n) {
+    bias.x = __ldg(args.bias + row);
+    bias.y = row + 1 < args.n ? __ldg(args.bias + row + 1) : 0.0F;
+  }
+  return bias;
+}
+
+// Sums of a whole tile, bias added. first_block: this warpgroup's first row block.
+template <int kBlocks, int kSums>
+__device__ __forceinline__ void store_sums(const float (&sums)[kBlocks][kSums],
+                                           const GemmSm90Args& args,
+                                           int first_block,
+                                           int first_token,
+                                           int thread) {
+  const int lane = thread & 31;
+  const int token0 = first_token + 2 * (lane & 3);
+  const auto with = [&]<bool kPairs>() {
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+      const int row = 64 * (first_block + b) + 16 * (thread >> 5) + 2 * (lane >> 2);
+      if (row >= args.n) {
+        continue;
+      }
+      const float2 bias = load_bias(args, row);
+#pragma unroll
+      for (int i = 0; i < kSums; i += 4) {
+#pragma unroll
+        for (int t = 0; t < 2; ++t) {
+          const int token = token0 + 2 * i + t;
+          if (token < args.m) {
+            store_result<kPairs>(args, token * args.y_stride + row, row + 1 < args.n,
+                                 sums[b][i + t] + bias.x, sums[b][i + 2 + t] + bias.y);
+          }
+        }
+      }
+    }
+  };
+  if (args.n % 2 == 0 && args.y_stride % 2 == 0) {
+    with.template operator()<true>();
+  } else {
+    with.template operator()<false>();
+  }
+}
+
+// What the blocks of a cluster left of their sums at `mine` (in this block and, at the same place,
+// in the others): this block adds and stores a part of them. n and the rows' distance are even.
+template <int kPeers, int kBlocks, int kSums>
+__device__ __forceinline__ void add_peers(
+    const GemmSm90Args& args, int first_block, int first_token, int thread, uint32_t mine) {
+  constexpr int kOctets = kSums / 4;
+  constexpr int kWords = kBlocks * kOctets;
+  constexpr int kShare = (kWords + kPeers - 1) / kPeers;
+  constexpr int kFit = (kBlocks * kSums > 64 ? 16 : 8) / kPeers;  // read at once
+  constexpr int kChunk = kShare < kFit ? kShare : kFit > 0 ? kFit : 1;
+  const int rank = static_cast<int>(ptx::cluster_rank());
+  const int lane = thread & 31;
+  const int row0 = 64 * first_block + 16 * (thread >> 5) + 2 * (lane >> 2);
+  float2 bias[kBlocks];
+#pragma unroll
+  for (int b = 0; b < kBlocks; ++b) {
+    bias[b] = load_bias(args, row0 + 64 * b);
+  }
+  const int end = min((rank + 1) * kShare, kWords);
+  for (int first = rank * kShare; first < end; first += kChunk) {
+    uint4 words[kPeers][kChunk];
+#pragma unroll
+    for (int p = 0; p < kPeers; ++p) {
+      const uint32_t from = ptx::peer_address(mine + first * 2048, p);
+#pragma unroll
+      for (int j = 0; j < kChunk; ++j) {
+        words[p][j] = uint4{0, 0, 0, 0};
+        if (first + j < end) {
+          words[p][j] = ptx::load_cluster16(from + j * 2048);
+        }
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kChunk; ++j) {
+      float total[4] = {};
+#pragma unroll
+      for (int p = 0; p < kPeers; ++p) {
+        total[0] += __uint_as_float(words[p][j].x);
+        total[1] += __uint_as_float(words[p][j].y);
+        total[2] += __uint_as_float(words[p][j].z);
+        total[3] += __uint_as_float(words[p][j].w);
+      }
+      const int b = (first + j) / kOctets;
+      const int row = row0 + 64 * b;
+      const float2 own = b == 0 ? bias[0] : bias[kBlocks - 1];
+#pragma unroll
+      for (int t = 0; t < 2; ++t) {
+        const int token = first_token + 8 * ((first + j) % kOctets) + 2 * (lane & 3) + t;
+        if (first + j < end && token < args.m && row < args.n) {
+          store_result<true>(args, token * args.y_stride + row, true, total[t] + own.x,
+                             total[2 + t] + own.y);
+        }
+      }
+    }
+  }
+}
+
+// Sums of a tile whose steps the blocks of a cluster shared. ring: where kGroups warpgroups have
+// room for their sums, in a ring of stages that is used up.
+template <int kGroups, int kBlocks, int kSums>
+__device__ __forceinline__ void store_shared_sums(const float (&sums)[kBlocks][kSums],
+                                                  const GemmSm90Args& args,
+                                                  int first_block,
+                                                  int first_token,
+                                                  int group,
+                                                  int thread,
+                                                  uint32_t ring) {
+  constexpr int kOctets = kSums / 4;
+  constexpr int kWords = kBlocks * kOctets;
+  const uint32_t mine = ring + (group * kWords * 128 + thread) * 16;
+  ptx::group_sync(5, 128 * kGroups);  // all warpgroups have left the ring
+#pragma unroll
+  for (int w = 0; w < kWords; ++w) {
+    const float* four = sums[w / kOctets] + 4 * (w % kOctets);
+    ptx::store_shared16(mine + w * 2048, uint4{__float_as_uint(four[0]), __float_as_uint(four[1]),
+                                               __float_as_uint(four[2]), __float_as_uint(four[3])});
+  }
+  ptx::cluster_sync();
+  switch (args.schedule.cluster) {
+    case 2:
+      add_peers<2, kBlocks, kSums>(args, first_block, first_token, thread, mine);
+      break;
+    case 3:
+      add_peers<3, kBlocks, kSums>(args, first_block, first_token, thread, mine);
+      break;
+    case 4:
+      add_peers<4, kBlocks, kSums>(args, first_block, first_token, thread, mine);
+      break;
+    default:
+      add_peers<8, kBlocks, kSums>(args, first_block, first_token, thread, mine);
+      break;
+  }
+  ptx::cluster_sync();  // nobody leaves while others read
+}
+
+}  // namespace nibble::cuda
