@@ -44,17 +44,21 @@ def kind_of(record):
 
 
 def name_products(kinds):
-    """Tells the products apart by what stands around them."""
+    """Tells the products apart by what stands around them, and by their order where nothing does."""
     named = list(kinds)
-    for i, kind in enumerate(kinds):
-        if kind != "product":
-            continue
-        before = next((k for k in reversed(kinds[:i]) if k != "product"), "")
-        after = next((k for k in kinds[i + 1:] if k != "product"), "")
-        named[i] = "product " + ("qkv" if after == "rope + append" else
-                                 "gate_up" if after == "silu + quantize" else
-                                 "down" if before == "silu + quantize" else
-                                 "o" if before in ("attention", "quantize") else "head")
+    starts = [i for i, kind in enumerate(kinds)
+              if kind == "product" and (i == 0 or kinds[i - 1] != "product")]
+    for start in starts:
+        end = next((i for i in range(start, len(kinds)) if kinds[i] != "product"), len(kinds))
+        before = kinds[start - 1] if start > 0 else ""
+        after = kinds[end] if end < len(kinds) else ""
+        names = ([] if before != "silu + quantize" else ["down"]) + (
+            [] if before not in ("attention", "quantize") else ["o"])
+        last = ("qkv" if after in ("rope + append", "attention") else
+                "gate_up" if after == "silu + quantize" else "head")
+        names += [last] * (end - start - len(names))
+        for i, name in zip(range(start, end), names):
+            named[i] = "product " + name
     return named
 
 

@@ -93,6 +93,12 @@ cudaError_t decode_attention(const AttentionLaunch& args, const LaunchContext& c
 /// Whether it needs the plan; prefill_attention() always does.
 [[nodiscard]] bool decode_reads_plan(const AttentionShape& shape, const StepMetadata& step);
 
+/// rope_append() and decode_attention() in one, where that reads no plan and no sequence has more
+/// than one row. q is left as it was: args.q is not read.
+cudaError_t append_decode_attention(const RopeAppendLaunch& append,
+                                    const AttentionLaunch& args,
+                                    const LaunchContext& context);
+
 /// The sequences with more than one row; not to be launched where there is none.
 cudaError_t prefill_attention(const AttentionLaunch& args, const LaunchContext& context);
 

@@ -124,8 +124,25 @@ void check_short(const AttentionShape& shape, const std::vector<CaseSequence>& s
   StepMetadata step;
   step.sequences = static_cast<int32_t>(sequences.size()) + 2;  // with the case's padding
   step.longest = kShortAttention;
-  EXPECT_EQ(decode_reads_plan(shape, step), !query_device(0).value().hopper()) << name_of(shape);
+  const bool hopper = query_device(0).value().hopper();
+  EXPECT_EQ(decode_reads_plan(shape, step), !hopper) << name_of(shape);
   check_case(shape, sequences, kShortAttention);
+  const auto appended = [](const CaseSequence& s) { return s.q_len == 1 && s.kv_len < 2500; };
+  if (hopper && std::ranges::all_of(sequences, appended)) {
+    SCOPED_TRACE(name_of(shape));
+    const std::vector<float> norm(static_cast<size_t>(shape.kv.head_dim), 1.25F);
+    const DeviceArray<float> device_norm(norm);
+    for (const bool normed : {false, true}) {
+      AttentionCase test(shape, sequences, 5U + static_cast<uint32_t>(shape.heads));
+      test.longest = kShortAttention;
+      test.q_norm = test.k_norm = normed ? device_norm.data() : nullptr;
+      test.fill_cache();
+      for (const bool overlap : {false, true}) {
+        test.run_appending({nullptr, overlap});
+        test.check(kTolerance);
+      }
+    }
+  }
 }
 
 class ShortDecodeAttention : public ::testing::TestWithParam<KvCode> {};

@@ -344,19 +344,23 @@ class CudaBackend final : public Backend {
   }
 
   void rope_append_kv(const RopeAppendArgs& args) override {
-    must(
-        rope_append({.shape = {.kv = layout_of(args.kv), .heads = static_cast<int32_t>(args.heads)},
-                     .step = step_->buffers.metadata(),
-                     .pages = args.kv.pages,
-                     .qkv = args.qkv.data,
-                     .qkv_stride = args.stride,
-                     .inv_freq = args.inv_freq,
-                     .attention_factor = args.attention_factor,
-                     .q_norm = args.q_norm,
-                     .k_norm = args.k_norm,
-                     .norm_eps = args.norm_eps},
-                    {stream_}),
-        "rope");
+    CHECK(!append_.has_value());
+    const RopeAppendLaunch launch{
+        .shape = {.kv = layout_of(args.kv), .heads = static_cast<int32_t>(args.heads)},
+        .step = step_->buffers.metadata(),
+        .pages = args.kv.pages,
+        .qkv = args.qkv.data,
+        .qkv_stride = args.stride,
+        .inv_freq = args.inv_freq,
+        .attention_factor = args.attention_factor,
+        .q_norm = args.q_norm,
+        .k_norm = args.k_norm,
+        .norm_eps = args.norm_eps};
+    if (!step_->prefills && !decode_reads_plan(launch.shape, launch.step)) {
+      append_ = launch;  // the attention that follows does it
+    } else {
+      must(rope_append(launch, {stream_}), "rope");
+    }
   }
 
   void attention(const AttentionArgs& args) override {
@@ -375,6 +379,11 @@ class CudaBackend final : public Backend {
                                  .out = args.out.data,
                                  .out_stride = args.out_stride,
                                  .workspace = attention_workspace_.as<void>()};
+    if (const auto append = std::exchange(append_, std::nullopt)) {
+      CHECK(append->pages == args.kv.pages && append->qkv == args.q.data);
+      must(append_decode_attention(*append, launch, {stream_}), "attention");
+      return;
+    }
     const bool planned = step_->prefills || decode_reads_plan(shape, launch.step);
     // The plan is read early: what comes right behind it must not overlap it.
     const LaunchContext context{.stream = stream_, .overlap = plan.made || !planned};
@@ -429,9 +438,10 @@ class CudaBackend final : public Backend {
   StepLimits limits_;
   std::optional<RunningStep> step_;
   std::optional<Picker> picker_;
-  int64_t vocab_ = 0;       // rows of the largest table
-  bool picking_ = false;    // by the next step
-  int64_t logit_rows_ = 0;  // of the step that runs
+  int64_t vocab_ = 0;                       // rows of the largest table
+  bool picking_ = false;                    // by the next step
+  int64_t logit_rows_ = 0;                  // of the step that runs
+  std::optional<RopeAppendLaunch> append_;  // of the layer's attention, which is to come
   std::vector<AttentionPlan> plans_;
   DeviceBuffer attention_workspace_;
   std::vector<DeviceBuffer> retired_;

@@ -81,16 +81,12 @@ class AttentionCheck final {
     uint16_t* qkv = device_qkv_.as<uint16_t>() + first * stride_;
     const int64_t width = static_cast<int64_t>(shape_.heads) * shape_.kv.head_dim;
     const LaunchContext context{.stream = stream_, .overlap = false};
-    NIBBLE_RETURN_IF_ERROR(check(rope_append({.shape = shape_,
-                                              .step = metadata,
-                                              .pages = pages_.as<void>(),
-                                              .qkv = qkv,
-                                              .qkv_stride = stride_,
-                                              .inv_freq = device_inv_freq_.as<float>()},
-                                             context),
-                                 "rope"));
-    NIBBLE_RETURN_IF_ERROR(
-        check(plan_attention(shape_, metadata, plan.as<void>(), context), "attention plan"));
+    const RopeAppendLaunch append{.shape = shape_,
+                                  .step = metadata,
+                                  .pages = pages_.as<void>(),
+                                  .qkv = qkv,
+                                  .qkv_stride = stride_,
+                                  .inv_freq = device_inv_freq_.as<float>()};
     const AttentionLaunch launch{.shape = shape_,
                                  .step = metadata,
                                  .plan = plan.as<void>(),
@@ -100,9 +96,16 @@ class AttentionCheck final {
                                  .out = out_.as<uint16_t>() + first * width,
                                  .out_stride = width,
                                  .workspace = workspace_.as<void>()};
-    NIBBLE_RETURN_IF_ERROR(
-        check(rows > 1 ? prefill_attention(launch, context) : decode_attention(launch, context),
-              "attention"));
+    if (rows == 1 && !decode_reads_plan(shape_, metadata)) {
+      NIBBLE_RETURN_IF_ERROR(check(append_decode_attention(append, launch, context), "attention"));
+    } else {
+      NIBBLE_RETURN_IF_ERROR(check(rope_append(append, context), "rope"));
+      NIBBLE_RETURN_IF_ERROR(
+          check(plan_attention(shape_, metadata, plan.as<void>(), context), "attention plan"));
+      NIBBLE_RETURN_IF_ERROR(
+          check(rows > 1 ? prefill_attention(launch, context) : decode_attention(launch, context),
+                "attention"));
+    }
     return check(cudaStreamSynchronize(stream_), "attention");
   }
 

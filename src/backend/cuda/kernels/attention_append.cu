@@ -1,16 +1,8 @@
 // Rotates the step's queries in place and writes its rotated keys, and values, to the cache in the
-// cache's format. One warp per head of a row; optional RMS norm of each head of q and k before the
-// rotation (Qwen3). Angles are reduced in double precision: positions reach 10^6.
-//
-// int4 follows ops/kv.h: of seven ranges, the one whose codes a line fits best. It differs in that
-// scale and offset are fp16, so the codes are those nearest on the rounded line.
+// cache's format (attention_append.cuh).
 
-#include <cuda_fp16.h>
-
-#include "backend/cuda/attention.h"
+#include "backend/cuda/kernels/attention_append.cuh"
 #include "backend/cuda/ptx/dependency.cuh"
-#include "backend/cuda/ptx/memory.cuh"
-#include "backend/cuda/ptx/mma.cuh"
 
 namespace nibble::cuda {
 namespace {
@@ -18,265 +10,16 @@ namespace {
 constexpr int kWarps = 8;
 constexpr int kManyRows = 128;  // from here on a warp does several heads of a row
 
-struct AppendArgs {
-  uint16_t* qkv;
-  int64_t stride;
-  const int32_t* row_position;
-  const int32_t* row_sequence;
-  const int32_t* page_table;
-  int64_t page_table_stride;
-  uint8_t* pages;
-  int64_t page_bytes;
-  int32_t page_size;
-  int32_t heads;
-  int32_t kv_heads;
-  const float* inv_freq;
-  float attention_factor;
-  const float* q_norm;
-  const float* k_norm;
-  float norm_eps;
-  float k_factor;  // fp8: 1 / scale
-  float v_factor;
-};
-
-/// Elements of a head: kEach neighbours of its first half, as many of the second; kLanes lanes hold
-/// any.
-template <int kDim>
-struct HeadValues {
-  static constexpr int kEach = kDim >= 128 ? kDim / 64 : 2;
-  static constexpr int kLanes = kDim / 2 / kEach;
-  float v[2][kEach];
-};
-
-__device__ __forceinline__ float sum_warp(float value) {
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) {
-    value += __shfl_xor_sync(~0U, value, step);
-  }
-  return value;
-}
-
-__device__ __forceinline__ float max_warp(float value) {
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) {
-    value = fmaxf(value, __shfl_xor_sync(~0U, value, step));
-  }
-  return value;
-}
-
-template <int kDim>
-__device__ __forceinline__ HeadValues<kDim> load_head(const uint16_t* head, int lane) {
-  using Values = HeadValues<kDim>;
-  Values x = {};
-  if (lane < Values::kLanes) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-#pragma unroll
-      for (int i = 0; i < Values::kEach; i += 2) {
-        const uint32_t two =
-            *reinterpret_cast<const uint32_t*>(head + half * (kDim / 2) + lane * Values::kEach + i);
-        x.v[half][i] = __uint_as_float(two << 16);
-        x.v[half][i + 1] = __uint_as_float(two & 0xffff0000U);
-      }
-    }
-  }
-  return x;
-}
-
-template <int kDim>
-__device__ __forceinline__ void normalise(HeadValues<kDim>& x,
-                                          const float* weight,
-                                          float eps,
-                                          int lane) {
-  using Values = HeadValues<kDim>;
-  float squares = 0.0F;
-#pragma unroll
-  for (int i = 0; i < 2 * Values::kEach; ++i) {
-    const float value = x.v[i / Values::kEach][i % Values::kEach];
-    squares = fmaf(value, value, squares);
-  }
-  const float factor = rsqrtf(sum_warp(squares) / kDim + eps);
-  if (lane < Values::kLanes) {
-#pragma unroll
-    for (int i = 0; i < 2 * Values::kEach; ++i) {
-      const int half = i / Values::kEach;
-      const int d = half * (kDim / 2) + lane * Values::kEach + i % Values::kEach;
-      x.v[half][i % Values::kEach] *= factor * weight[d];
-    }
-  }
-}
-
-/// Scale and offset of the best of seven ranges, fp16.
-template <int kDim>
-__device__ __forceinline__ __half2 fit_int4(const HeadValues<kDim>& x, int lane) {
-  using Values = HeadValues<kDim>;
-  constexpr int kEach = Values::kEach;
-  constexpr int kRanges = 7;
-  const bool holds = lane < Values::kLanes;
-  float own = 0.0F;
-  float high = -INFINITY;
-  float low = -INFINITY;  // of the negated values
-#pragma unroll
-  for (int i = 0; i < 2 * kEach; ++i) {
-    const float value = x.v[i / kEach][i % kEach];
-    own += value;
-    high = fmaxf(high, holds ? value : -INFINITY);
-    low = fmaxf(low, holds ? -value : -INFINITY);
-  }
-  const float mean = sum_warp(own) / kDim;
-  high = max_warp(high) - mean;
-  low = -max_warp(low) - mean;
-  // All ranges' sums first, so that their reductions overlap. Range r is 1 - r / 20 of the whole,
-  // about its middle; codes come from the sum with 3 * 2^22, whose last bits they are.
-  constexpr float kRound = 12582912.0F;
-  const float middle = 0.5F * (high + low);
-  const float inverse = high > low ? 15.0F / (high - low) : 0.0F;  // of the whole range's scale
-  uint32_t codes[kRanges];  // sum of codes, sum of squares above bit 16
-  float product[kRanges];
-#pragma unroll
-  for (int range = 0; range < kRanges; ++range) {
-    const float own_inverse = inverse * (20.0F / static_cast<float>(20 - range));
-    codes[range] = 0;
-    product[range] = 0.0F;
-#pragma unroll
-    for (int i = 0; i < 2 * kEach; ++i) {
-      const float value = x.v[i / kEach][i % kEach] - mean;
-      const float place = fmaf(value - middle, own_inverse, 7.5F);
-      const float rounded = fminf(fmaxf(place, 0.0F), 15.0F) + kRound;
-      const uint32_t integer = __float_as_uint(rounded) & 15U;
-      codes[range] += holds ? integer + (integer * integer << 16) : 0;
-      product[range] = fmaf(rounded - kRound, holds ? value : 0.0F, product[range]);
-    }
-  }
-#pragma unroll
-  for (int range = 0; range < kRanges; ++range) {
-    codes[range] = __reduce_add_sync(~0U, codes[range]);
-  }
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) {
-#pragma unroll
-    for (int range = 0; range < kRanges; ++range) {
-      product[range] += __shfl_xor_sync(~0U, product[range], step);
-    }
-  }
-  float best_product = 0.0F;  // explained: product^2 / variance
-  float best_variance = 1.0F;
-  float best_sum = 0.0F;
-#pragma unroll
-  for (int range = 0; range < kRanges; ++range) {
-    const float sum = static_cast<float>(codes[range] & 0xffffU);
-    const float variance = static_cast<float>(codes[range] >> 16) - sum * sum / kDim;
-    if (variance > 0.0F &&
-        product[range] * product[range] * best_variance > best_product * best_product * variance) {
-      best_product = product[range];
-      best_variance = variance;
-      best_sum = sum;
-    }
-  }
-  const float best_scale = best_product / best_variance;
-  const float best_code = best_sum / kDim;
-  const __half scale = __float2half_rn(fminf(best_scale, 65504.0F));
-  const float offset = mean - __half2float(scale) * best_code;
-  return __halves2half2(scale, __float2half_rn(fminf(fmaxf(offset, -65504.0F), 65504.0F)));
-}
-
-/// Bytes of a half-row's `kCount` bytes from `byte` on.
-template <int kCount>
-__device__ __forceinline__ void store_bytes(uint8_t* at, uint64_t bits) {
-  if constexpr (kCount == 1) {
-    *at = static_cast<uint8_t>(bits);
-  } else if constexpr (kCount == 2) {
-    *reinterpret_cast<uint16_t*>(at) = static_cast<uint16_t>(bits);
-  } else if constexpr (kCount == 4) {
-    *reinterpret_cast<uint32_t*>(at) = static_cast<uint32_t>(bits);
-  } else {
-    *reinterpret_cast<uint64_t*>(at) = bits;
-  }
-}
-
-/// Writes K (or V) of one token: `rows` and `parameters` of its tile.
-template <KvCode kCode, int kDim>
-__device__ __forceinline__ void store_head(const HeadValues<kDim>& x,
-                                           float factor,
-                                           int token,
-                                           int lane,
-                                           uint8_t* rows,
-                                           uint8_t* parameters) {
-  using Values = HeadValues<kDim>;
-  constexpr int kEach = Values::kEach;
-  constexpr int kRow = static_cast<int>(kv_row_bytes(kCode, kDim));
-  constexpr int kBytes = kRow * kEach / kDim;  // of a lane, of each half
-  float scale = 1.0F;
-  float offset = 0.0F;
-  if constexpr (kCode == KvCode::kInt4) {
-    const __half2 line = fit_int4<kDim>(x, lane);
-    scale = __low2float(line);
-    offset = __high2float(line);
-    if (lane == 0) {
-      reinterpret_cast<__half2*>(parameters)[kv_parameter_index(kCode, token)] = line;
-    }
-  } else if constexpr (kCode == KvCode::kInt8) {
-    float top = 0.0F;
-#pragma unroll
-    for (int i = 0; i < 2 * kEach; ++i) {
-      top = fmaxf(top, fabsf(x.v[i / kEach][i % kEach]));
-    }
-    const __half rounded = __float2half_rn(fminf(max_warp(top) / 127.0F, 65504.0F));
-    scale = __half2float(rounded);
-    if (lane == 0) {
-      reinterpret_cast<__half*>(parameters)[kv_parameter_index(kCode, token)] = rounded;
-    }
-  }
-  if (lane >= Values::kLanes) {
-    return;
-  }
-  const float inverse = scale > 0.0F ? 1.0F / scale : 0.0F;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    uint64_t bits = 0;
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      const float value = x.v[half][i];
-      if constexpr (kCode == KvCode::kInt4) {
-        const float code = fminf(fmaxf((value - offset) * inverse, 0.0F), 15.0F) + 12582912.0F;
-        bits |= static_cast<uint64_t>(__float_as_uint(code) & 15U) << (4 * i);
-      } else if constexpr (kCode == KvCode::kInt8) {
-        const float code = fminf(fmaxf(rintf(value * inverse), -127.0F), 127.0F);
-        bits |= static_cast<uint64_t>(static_cast<uint32_t>(code + 128.0F)) << (8 * i);
-      } else if (i % 2 == 0) {
-        const float next = x.v[half][i + 1];
-        if constexpr (kCode == KvCode::kFp8) {
-          bits |= static_cast<uint64_t>(ptx::narrow_e4m3(value * factor, next * factor)) << (8 * i);
-        } else {
-          bits |= static_cast<uint64_t>(ptx::pack_bf16(value, next)) << (16 * i);
-        }
-      }
-    }
-    const int byte = half * (kRow / 2) + lane * kBytes;
-    store_bytes<kBytes>(rows + kv_row_offset(kRow, token, byte), bits);
-  }
-}
-
 template <KvCode kCode, int kDim>
 __global__ __launch_bounds__(32 * kWarps) void append_kernel(const AppendArgs args) {
-  using Values = HeadValues<kDim>;
   ptx::allow_successor();  // attention fetches what earlier steps wrote meanwhile
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int row = static_cast<int>(blockIdx.x);
   const int32_t sequence = args.row_sequence[row];
   const int32_t position = args.row_position[row];
-  float cosine[Values::kEach] = {};
-  float sine[Values::kEach] = {};
-  if (lane < Values::kLanes) {
-#pragma unroll
-    for (int i = 0; i < Values::kEach; ++i) {
-      const double angle = static_cast<double>(position) * args.inv_freq[lane * Values::kEach + i];
-      const double turns = rint(angle * 0.15915494309189535);
-      sincosf(static_cast<float>(fma(turns, -6.283185307179586, angle)), &sine[i], &cosine[i]);
-      sine[i] *= args.attention_factor;
-      cosine[i] *= args.attention_factor;
-    }
-  }
+  Rotation<kDim> rotation;
+  rotation.load(args, lane);
+  rotation.set(args, position);
   ptx::wait_for_predecessor();
   if (sequence < 0) {
     return;
@@ -298,34 +41,17 @@ __global__ __launch_bounds__(32 * kWarps) void append_kernel(const AppendArgs ar
       if (norm != nullptr) {
         normalise<kDim>(x, norm, args.norm_eps, lane);
       }
-#pragma unroll
-      for (int i = 0; i < Values::kEach; ++i) {
-        const float a = x.v[0][i];
-        const float b = x.v[1][i];
-        x.v[0][i] = a * cosine[i] - b * sine[i];
-        x.v[1][i] = b * cosine[i] + a * sine[i];
-      }
+      rotation.apply(x);
     }
     if (is_query) {
-      if (lane < Values::kLanes) {
-#pragma unroll
-        for (int i = 0; i < 2 * Values::kEach; i += 2) {
-          const int half = i / Values::kEach;
-          const int d = half * (kDim / 2) + lane * Values::kEach + i % Values::kEach;
-          *reinterpret_cast<uint32_t*>(at + d) =
-              ptx::pack_bf16(x.v[half][i % Values::kEach], x.v[half][i % Values::kEach + 1]);
-        }
-      }
+      store_query<kDim>(x, at, lane);
       continue;
     }
     const int kv_head = head - args.heads - (is_value ? args.kv_heads : 0);
-    constexpr int kRows = kv_tile_rows_bytes(kCode, kDim);
-    constexpr int kParameters = 2 * kTokens * kv_parameters(kCode);
     uint8_t* const tile = args.pages + page * args.page_bytes +
                           int64_t{kv_head * tiles + slot / kTokens} * kv_tile_bytes(kCode, kDim);
     store_head<kCode, kDim>(x, is_value ? args.v_factor : args.k_factor, slot % kTokens, lane,
-                            tile + (is_value ? kRows : 0),
-                            tile + 2 * kRows + (is_value ? kParameters : 0));
+                            {head_place<kCode, kDim>(tile, is_value)});
   }
 }
 
@@ -351,27 +77,33 @@ cudaError_t launch_append(const AppendArgs& args,
 
 }  // namespace
 
-cudaError_t rope_append(const RopeAppendLaunch& args, const LaunchContext& context) {
-  const KvLayout& kv = args.shape.kv;
+AppendArgs append_args(const RopeAppendLaunch& launch) {
+  const KvLayout& kv = launch.shape.kv;
   AppendArgs out{};
-  out.qkv = static_cast<uint16_t*>(args.qkv);
-  out.stride = args.qkv_stride;
-  out.row_position = args.step.row_position;
-  out.row_sequence = args.step.row_sequence;
-  out.page_table = args.step.page_table;
-  out.page_table_stride = args.step.page_table_stride;
-  out.pages = static_cast<uint8_t*>(args.pages);
+  out.qkv = static_cast<uint16_t*>(launch.qkv);
+  out.stride = launch.qkv_stride;
+  out.row_position = launch.step.row_position;
+  out.row_sequence = launch.step.row_sequence;
+  out.page_table = launch.step.page_table;
+  out.page_table_stride = launch.step.page_table_stride;
+  out.pages = static_cast<uint8_t*>(launch.pages);
   out.page_bytes = page_bytes(kv);
   out.page_size = kv.page_size;
-  out.heads = args.shape.heads;
+  out.heads = launch.shape.heads;
   out.kv_heads = kv.kv_heads;
-  out.inv_freq = args.inv_freq;
-  out.attention_factor = args.attention_factor;
-  out.q_norm = args.q_norm;
-  out.k_norm = args.k_norm;
-  out.norm_eps = args.norm_eps;
-  out.k_factor = 1.0F / args.shape.k_scale;
-  out.v_factor = 1.0F / args.shape.v_scale;
+  out.inv_freq = launch.inv_freq;
+  out.attention_factor = launch.attention_factor;
+  out.q_norm = launch.q_norm;
+  out.k_norm = launch.k_norm;
+  out.norm_eps = launch.norm_eps;
+  out.k_factor = 1.0F / launch.shape.k_scale;
+  out.v_factor = 1.0F / launch.shape.v_scale;
+  return out;
+}
+
+cudaError_t rope_append(const RopeAppendLaunch& args, const LaunchContext& context) {
+  const KvLayout& kv = args.shape.kv;
+  const AppendArgs out = append_args(args);
   switch (kv.code) {
     case KvCode::kBf16:
       return launch_append<KvCode::kBf16>(out, kv.head_dim, args.step.rows, context);

@@ -37,12 +37,17 @@ bool decode_reads_plan(const AttentionShape& shape, const StepMetadata& step) {
   return short_blocks(shape, step) == 0;
 }
 
-cudaError_t decode_attention(const AttentionLaunch& args, const LaunchContext& context) {
+namespace {
+
+cudaError_t decode(const AttentionLaunch& args,
+                   const AppendArgs& append,
+                   const LaunchContext& context) {
   const AttentionShape& shape = args.shape;
   DecodeGrid grid = decode_grid(shape);
   grid.short_blocks = short_blocks(shape, args.step);
   const auto per_page = static_cast<uint32_t>(shape.kv.page_size / kv_tile_tokens(shape.kv.code));
   DecodeArgs out{paged_args(args)};
+  out.append = append;
   out.tiles_shift = std::has_single_bit(per_page) ? std::countr_zero(per_page) : -1;
   out.groups = grid.groups;
   out.q_begin = args.step.q_begin;
@@ -66,6 +71,19 @@ cudaError_t decode_attention(const AttentionLaunch& args, const LaunchContext& c
     default:
       return cudaErrorInvalidValue;
   }
+}
+
+}  // namespace
+
+cudaError_t decode_attention(const AttentionLaunch& args, const LaunchContext& context) {
+  return decode(args, {}, context);
+}
+
+cudaError_t append_decode_attention(const RopeAppendLaunch& append,
+                                    const AttentionLaunch& args,
+                                    const LaunchContext& context) {
+  return decode_reads_plan(args.shape, args.step) ? cudaErrorInvalidValue
+                                                  : decode(args, append_args(append), context);
 }
 
 }  // namespace nibble::cuda

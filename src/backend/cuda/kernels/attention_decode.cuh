@@ -55,7 +55,8 @@ struct DecodeQuery {
   uint32_t b[Tile::kSteps][kColumns / 8][2];
   float sum[kColumns / 8][2];
 
-  /// `q`: first of `heads` rows [head_dim]; columns past them are zero.
+  /// `q`: first of `heads` rows [head_dim], in shared memory or not; columns past them are zero.
+  template <bool kShared = false>
   __device__ void load(const uint16_t* q, int heads, int lane) {
 #pragma unroll
     for (int n = 0; n < kColumns / 8; ++n) {
@@ -65,7 +66,7 @@ struct DecodeQuery {
 #pragma unroll
       for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
         uint32_t pairs[Tile::kPairs];
-        load_query_chunk<Tile>(row, chunk, lane % 4, pairs, own);
+        load_query_chunk<Tile, kShared>(row, chunk, lane % 4, pairs, own);
 #pragma unroll
         for (int p = 0; p < Tile::kPairs; ++p) {
           const int pair = chunk * Tile::kPairs + p;

@@ -4,7 +4,12 @@
 // counts is how long one result takes. A cluster of blocks serves one KV head of one sequence; its
 // warps take the tiles in turn, all of them asked for before the kernel waits for its predecessor,
 // and the blocks merge their warps' results through each other's shared memory. No plan is read.
+//
+// The kernel can also do what attention_append.cu does, for the step's tokens: each block rotates
+// its own query heads, and the warp that has the last tile puts the step's key and value into its
+// copy of the tile and into the cache.
 
+#include "backend/cuda/kernels/attention_append.cuh"
 #include "backend/cuda/kernels/attention_decode.cuh"
 #include "backend/cuda/ptx/cluster.cuh"
 
@@ -25,6 +30,15 @@ struct ShortRing {
   int32_t filled = 0;
 
   __device__ int32_t tile(int32_t index) const { return first + index * kShortWarps; }
+  /// Where it lies, on page `of`.
+  __device__ int64_t place(const DecodeArgs& args,
+                           int32_t kv_head,
+                           int32_t index,
+                           int64_t of) const {
+    const int32_t in_page = tile(index) % args.tiles_per_page;
+    return of * args.page_bytes +
+           static_cast<int64_t>(kv_head * args.tiles_per_page + in_page) * Tile::kBytes;
+  }
 
   /// Asks for the next tile, if any.
   __device__ void fill(const DecodeArgs& args, int32_t kv_head, int lane) {
@@ -33,16 +47,12 @@ struct ShortRing {
     }
     const int64_t of = __shfl_sync(~0U, page, filled);
     if (lane == 0) {
-      const int32_t in_page = tile(filled) % args.tiles_per_page;
       const auto slot = static_cast<uint32_t>(filled % stages);
       const uint32_t barrier = barriers + 8U * slot;
       ptx::fence_before_refill();
       ptx::barrier_arrive_expect(barrier, Tile::kBytes);
-      ptx::bulk_copy(
-          slots + slot * Tile::kBytes,
-          args.pages + of * args.page_bytes +
-              static_cast<int64_t>(kv_head * args.tiles_per_page + in_page) * Tile::kBytes,
-          Tile::kBytes, barrier, ptx::CacheHint::kEvictFirst);
+      ptx::bulk_copy(slots + slot * Tile::kBytes, args.pages + place(args, kv_head, filled, of),
+                     Tile::kBytes, barrier, ptx::CacheHint::kEvictFirst);
     }
     ++filled;
   }
@@ -119,6 +129,55 @@ __device__ __forceinline__ void merge_cluster(
   }
 }
 
+/// The step's token of a sequence, as the product has left it.
+template <typename Tile>
+struct FreshToken {
+  static constexpr int kDim = Tile::kHeadDim;
+  Rotation<kDim> rotation;
+  HeadValues<kDim> key;
+  HeadValues<kDim> value;
+
+  /// Rotates `heads` query heads from head `first` on into shared memory, the block's warps in
+  /// turn.
+  __device__ void put_queries(const AppendArgs& args,
+                              int64_t row,
+                              int first,
+                              int heads,
+                              int warp,
+                              int lane,
+                              uint16_t* to) const {
+    const uint16_t* from = args.qkv + row * args.stride + int64_t{first} * kDim;
+    for (int head = warp; head < heads; head += kDecodeWarps) {
+      HeadValues<kDim> x = load_head<kDim>(from + head * kDim, lane);
+      if (args.q_norm != nullptr) {
+        normalise<kDim>(x, args.q_norm, args.norm_eps, lane);
+      }
+      rotation.apply(x);
+      store_query<kDim>(x, to + head * kDim, lane);
+    }
+  }
+  __device__ void load(const AppendArgs& args, int64_t row, int kv_head, int lane) {
+    const uint16_t* from = args.qkv + row * args.stride + int64_t{args.heads + kv_head} * kDim;
+    key = load_head<kDim>(from, lane);
+    value = load_head<kDim>(from + int64_t{args.kv_heads} * kDim, lane);
+  }
+  /// Puts key and value of the tile's token `token` into two copies of the tile.
+  __device__ void put(const AppendArgs& args, int token, int lane, uint8_t* copy, uint8_t* cached) {
+    constexpr KvCode kCode = Tile::kFormat;
+    if (args.k_norm != nullptr) {
+      normalise<kDim>(key, args.k_norm, args.norm_eps, lane);
+    }
+    rotation.apply(key);
+    store_head<kCode, kDim>(
+        key, args.k_factor, token, lane,
+        {head_place<kCode, kDim>(copy, false), head_place<kCode, kDim>(cached, false)});
+    store_head<kCode, kDim>(
+        value, args.v_factor, token, lane,
+        {head_place<kCode, kDim>(copy, true), head_place<kCode, kDim>(cached, true)});
+    __syncwarp();
+  }
+};
+
 template <typename Tile, int kColumns>
 __global__ __launch_bounds__(kDecodeThreads,
                              2) void decode_short_kernel(const __grid_constant__ DecodeArgs args) {
@@ -133,6 +192,11 @@ __global__ __launch_bounds__(kDecodeThreads,
   auto* const sums = reinterpret_cast<float*>(tops + kDecodeWarps * kColumns);
   const int warp_sums = min(args.ratio, kColumns) * (kDim + 4);
 
+  const bool appends = args.append.qkv != nullptr;
+  FreshToken<Tile> fresh;
+  if (appends) {
+    fresh.rotation.load(args.append, lane);
+  }
   const int32_t items = args.kv_heads * args.groups;
   const int32_t cluster = static_cast<int32_t>(blockIdx.x) / kShortCluster;
   const int32_t sequence = cluster / items;
@@ -167,9 +231,13 @@ __global__ __launch_bounds__(kDecodeThreads,
     ptx::barrier_init_fence();
   }
   __syncwarp();
-  // The last tile holds the step's token, which the predecessor writes.
-  while (ring.filled < min(args.stages, ring.count) && ring.tile(ring.filled) + 1 < end_tile) {
+  // The last tile holds the step's token, which the predecessor writes, unless we do.
+  const int32_t early_end = appends ? end_tile : end_tile - 1;
+  while (ring.filled < min(args.stages, ring.count) && ring.tile(ring.filled) < early_end) {
     ring.fill(args, kv_head, lane);
+  }
+  if (appends) {
+    fresh.rotation.set(args.append, kv_len - 1);
   }
   const LaneOffsets offsets = lane_offsets<Tile>(lane);
   DecodeState<Tile, kColumns> state;
@@ -181,10 +249,28 @@ __global__ __launch_bounds__(kDecodeThreads,
   }
   const int64_t column = int64_t{kv_head * args.ratio + first_head} * kDim;
   DecodeQuery<Tile, kColumns> query;
-  query.load(args.q + row * args.q_stride + column, heads, lane);
+  if (appends) {
+    if (ring.count > 0 && ring.tile(ring.count - 1) + 1 == end_tile) {
+      fresh.load(args.append, row, kv_head, lane);
+    }
+    auto* const queries = reinterpret_cast<uint16_t*>(sums);  // where warp 0's sums will be
+    fresh.put_queries(args.append, row, kv_head * args.ratio + first_head, heads, warp, lane,
+                      queries);
+    __syncthreads();
+    query.template load<true>(queries, heads, lane);
+    __syncthreads();
+  } else {
+    query.load(args.q + row * args.q_stride + column, heads, lane);
+  }
   for (int32_t i = 0; i < ring.count; ++i) {
     const int32_t token = ring.tile(i) * Tile::kTokens;
     const uint32_t tile = ring.wait(i);
+    if (appends && ring.tile(i) + 1 == end_tile) {
+      uint8_t* const copy = shared + (tile - ptx::shared_address(shared));
+      const int64_t page = __shfl_sync(~0U, ring.page, i);
+      uint8_t* const cached = args.append.pages + ring.place(args, kv_head, i, page);
+      fresh.put(args.append, kv_len - 1 - token, lane, copy, first_head == 0 ? cached : copy);
+    }
     add_tile<Tile, kColumns>(tile, oldest - token, kv_len - token, query, offsets,
                              args.score_factor, lane, state);
     __syncwarp();  // all lanes have read the tile: its slot takes the next one

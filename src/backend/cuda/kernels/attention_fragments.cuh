@@ -163,14 +163,19 @@ __device__ __forceinline__ uint32_t value_pair(uint32_t word, int p) {
 
 /// The operand's registers for the pairs of one chunk of q: elements of `row` [head_dim] bf16 at
 /// key_dim. A null row is zeros. Adds the elements to `sum`.
-template <typename Tile>
+template <typename Tile, bool kShared = false>
 __device__ __forceinline__ void load_query_chunk(
     const uint16_t* row, int chunk, int t, uint32_t (&q)[Tile::kPairs], float& sum) {
   constexpr int kWords = Tile::kPairs;  // each two consecutive elements
   uint32_t word[kWords] = {};
   if (row != nullptr) {
     const uint16_t* start = row + Tile::key_dim(chunk * Tile::kPairs, t, 0);
-    if constexpr (kWords == 4) {
+    if constexpr (kShared) {
+#pragma unroll
+      for (int i = 0; i < kWords; ++i) {
+        word[i] = *reinterpret_cast<const uint32_t*>(start + 2 * i);
+      }
+    } else if constexpr (kWords == 4) {
       const uint4 v = __ldcg(reinterpret_cast<const uint4*>(start));
       word[0] = v.x, word[1] = v.y, word[2] = v.z, word[3] = v.w;
     } else if constexpr (kWords == 2) {

@@ -3,6 +3,7 @@
 // How decode gets its tiles: the walk along a block's share of the plan's line, and the ring of
 // each warp that tiles are copied into ahead of their use.
 
+#include "backend/cuda/kernels/attention_append.cuh"
 #include "backend/cuda/kernels/attention_fragments.cuh"
 #include "backend/cuda/kernels/attention_plan.cuh"
 #include "backend/cuda/ptx/barrier.cuh"
@@ -19,6 +20,7 @@ struct DecodeArgs : PagedArgs {
   float* partial_sums;   // [2 grid][kColumns][head_dim]
   float2* partial_tops;  // [2 grid][kColumns]: top, total
   uint32_t* arrivals;    // [grid], zero
+  AppendArgs append;     // of attention_decode_short.cuh: of the step's own tokens, or of none
 };
 
 constexpr int kDecodeThreads = 32 * kDecodeWarps;

@@ -135,16 +135,21 @@ void AttentionCase::change_lengths(std::vector<CaseSequence> changed) {
   copy(*step_.sequence, *arrays.sequence);
 }
 
-void AttentionCase::fill_cache() {
+RopeAppendLaunch AttentionCase::append_launch(const StepMetadata& step, uint16_t* rows) const {
   RopeAppendLaunch append;
   append.shape = shape;
-  append.step = all_tokens();
+  append.step = step;
   append.pages = pages_->data();
-  append.qkv = device_qkv->data();
+  append.qkv = rows;
   append.qkv_stride = int64_t{shape.heads + 2 * shape.kv.kv_heads} * shape.kv.head_dim;
   append.inv_freq = inv_freq->data();
   append.q_norm = q_norm;
   append.k_norm = k_norm;
+  return append;
+}
+
+void AttentionCase::fill_cache() {
+  const RopeAppendLaunch append = append_launch(all_tokens(), device_qkv->data());
   ASSERT_EQ(rope_append(append, {nullptr, false}), cudaSuccess);
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   const std::vector<uint16_t> rotated = device_qkv->host();
@@ -162,7 +167,7 @@ void AttentionCase::fill_cache() {
   read_cache();
 }
 
-void AttentionCase::launch_all(const LaunchContext& context) {
+AttentionLaunch AttentionCase::attention_launch() const {
   AttentionLaunch launch;
   launch.shape = shape;
   launch.step = step();
@@ -173,6 +178,47 @@ void AttentionCase::launch_all(const LaunchContext& context) {
   launch.out = out->data();
   launch.out_stride = launch.q_stride;
   launch.workspace = workspace_->data();
+  return launch;
+}
+
+void AttentionCase::run_appending(const LaunchContext& context) {
+  const KvLayout& kv = shape.kv;
+  const auto width = static_cast<size_t>((shape.heads + 2 * kv.kv_heads) * kv.head_dim);
+  std::vector<uint8_t> pages = host_pages_;
+  std::vector<uint16_t> rows(width * static_cast<size_t>(step_.rows), 0xffff);
+  size_t from = 0;
+  for (size_t s = 0; s < sequences.size(); ++s) {
+    const int32_t last = sequences[s].kv_len - 1;
+    from += static_cast<size_t>(last) * width;
+    for (size_t i = 0; i < width; ++i, ++from) {
+      rows[s * width + i] = f32_to_bf16(qkv[from]);
+    }
+    const auto row_bytes = static_cast<int32_t>(kv_row_bytes(kv.code, kv.head_dim));
+    for (int32_t i = 0; i < 2 * kv.kv_heads * row_bytes; ++i) {
+      const CachePlace at = place(static_cast<int32_t>(s), last, i / row_bytes / 2,
+                                  i / row_bytes % 2 == 1, i % row_bytes);
+      pages[at.row] = 0xff;
+      std::memset(pages.data() + at.parameters, 0xff,
+                  static_cast<size_t>(2 * kv_parameters(kv.code)));
+    }
+  }
+  const DeviceArray<uint16_t> device_rows(rows);
+  const auto upload_pages = [&] {
+    ASSERT_EQ(cudaMemcpy(pages_->data(), pages.data(), pages.size(), cudaMemcpyHostToDevice),
+              cudaSuccess);
+  };
+  upload_pages();
+  AttentionLaunch launch = attention_launch();
+  launch.q = nullptr;
+  const RopeAppendLaunch append =
+      append_launch(launch.step, const_cast<uint16_t*>(device_rows.data()));
+  EXPECT_EQ(append_decode_attention(append, launch, context), cudaSuccess);
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  EXPECT_TRUE(pages_->host() == host_pages_) << "the cache differs";
+}
+
+void AttentionCase::launch_all(const LaunchContext& context) {
+  const AttentionLaunch launch = attention_launch();
   EXPECT_EQ(plan_attention(shape, launch.step, plan_->data(), {context.stream, false}),
             cudaSuccess);
   EXPECT_EQ(decode_attention(launch, context), cudaSuccess);
@@ -186,23 +232,33 @@ void AttentionCase::run(const LaunchContext& context) {
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
 }
 
-double AttentionCase::cached(
-    int32_t sequence, int32_t token, int32_t head, bool value, int32_t d) const {
+AttentionCase::CachePlace AttentionCase::place(
+    int32_t sequence, int32_t token, int32_t head, bool value, int32_t byte) const {
   const KvLayout& kv = shape.kv;
   const int32_t tile_tokens = kv_tile_tokens(kv.code);
   const int32_t page = host_table_[static_cast<size_t>(sequence * stride_ + token / kv.page_size)];
   const int32_t slot = token % kv.page_size;
-  const uint8_t* tile = host_pages_.data() + page * page_bytes(kv) +
-                        int64_t{head * (kv.page_size / tile_tokens) + slot / tile_tokens} *
-                            kv_tile_bytes(kv.code, kv.head_dim);
+  const int64_t tile =
+      page * page_bytes(kv) + int64_t{head * (kv.page_size / tile_tokens) + slot / tile_tokens} *
+                                  kv_tile_bytes(kv.code, kv.head_dim);
   const int32_t inside = slot % tile_tokens;
-  const uint8_t* rows = tile + (value ? kv_tile_rows_bytes(kv.code, kv.head_dim) : 0);
+  const int64_t rows = tile + (value ? kv_tile_rows_bytes(kv.code, kv.head_dim) : 0);
   const auto row_bytes = static_cast<int32_t>(kv_row_bytes(kv.code, kv.head_dim));
-  const int32_t byte = static_cast<int32_t>(int64_t{d} * row_bytes / kv.head_dim);
-  const uint8_t* at = rows + kv_row_offset(row_bytes, inside, byte);
-  const uint8_t* parameters = tile + 2 * kv_tile_rows_bytes(kv.code, kv.head_dim) +
-                              (value ? 2 * tile_tokens * kv_parameters(kv.code) : 0) +
-                              2 * kv_parameters(kv.code) * kv_parameter_index(kv.code, inside);
+  const int64_t parameters = tile + 2 * kv_tile_rows_bytes(kv.code, kv.head_dim) +
+                             (value ? 2 * tile_tokens * kv_parameters(kv.code) : 0) +
+                             2 * kv_parameters(kv.code) * kv_parameter_index(kv.code, inside);
+  return {.row = static_cast<size_t>(rows + kv_row_offset(row_bytes, inside, byte)),
+          .parameters = static_cast<size_t>(parameters)};
+}
+
+double AttentionCase::cached(
+    int32_t sequence, int32_t token, int32_t head, bool value, int32_t d) const {
+  const KvLayout& kv = shape.kv;
+  const auto row_bytes = static_cast<int32_t>(kv_row_bytes(kv.code, kv.head_dim));
+  const auto byte = static_cast<int32_t>(int64_t{d} * row_bytes / kv.head_dim);
+  const CachePlace where = place(sequence, token, head, value, byte);
+  const uint8_t* at = host_pages_.data() + where.row;
+  const uint8_t* parameters = host_pages_.data() + where.parameters;
   uint16_t half[2] = {};
   std::memcpy(half, parameters, static_cast<size_t>(2 * kv_parameters(kv.code)));
   switch (kv.code) {

@@ -35,6 +35,9 @@ class AttentionCase final {
 
   /// Puts all tokens' k and v into the cache and takes over the step's rotated q.
   void fill_cache();
+  /// append_decode_attention() of the step, whose tokens are not in the cache before, and must be
+  /// as fill_cache() left them after it.
+  void run_appending(const LaunchContext& context);
   /// Plan, decode and prefill as the step needs them.
   void run(const LaunchContext& context);
   void launch_all(const LaunchContext& context);
@@ -66,6 +69,16 @@ class AttentionCase final {
     [[nodiscard]] StepMetadata view(const std::unique_ptr<DeviceArray<int32_t>>& table,
                                     int64_t stride) const;
   };
+  /// The attention of the step; launch_all() makes its plan.
+  [[nodiscard]] AttentionLaunch attention_launch() const;
+  [[nodiscard]] RopeAppendLaunch append_launch(const StepMetadata& step, uint16_t* rows) const;
+  /// Where in the cache a byte of a row is, and a row's parameters.
+  struct CachePlace {
+    size_t row;
+    size_t parameters;
+  };
+  [[nodiscard]] CachePlace place(
+      int32_t sequence, int32_t token, int32_t head, bool value, int32_t byte) const;
   static Arrays upload(const std::vector<CaseSequence>& sequences, int32_t padding);
 
   Arrays all_, step_;
