@@ -36,7 +36,8 @@ W4A16PlanesPlan plan_w4a16_planes(int64_t n, int64_t k, int group_size, int64_t 
   const int pairs = ceil_div(k, 128);
   W4A16PlanesPlan plan{.slices = ceil_div(n, 16)};
   double least = 0.0;
-  for (const int cluster : {1, 2}) {
+  for (const int shift : {0, 1}) {
+    const int cluster = 1 << shift;
     const int x_bytes = static_cast<int>(m) * ceil_div(pairs, cluster) * kW4A16RecordBytes;
     const int places = sms / cluster;
     const int rounds = ceil_div(plan.slices, static_cast<int64_t>(places) * kMaxTile);
@@ -53,7 +54,7 @@ W4A16PlanesPlan plan_w4a16_planes(int64_t n, int64_t k, int group_size, int64_t 
       least = clocks;
       plan.tile = tile;
       plan.tiles = tiles;
-      plan.cluster = cluster;
+      plan.cluster_shift = shift;
       plan.blocks = std::min(tiles, places) * cluster;
       plan.x_bytes = x_bytes;
     }
@@ -61,23 +62,25 @@ W4A16PlanesPlan plan_w4a16_planes(int64_t n, int64_t k, int group_size, int64_t 
   if (plan.blocks == 0) {
     return plan;
   }
+  const int cluster = 1 << plan.cluster_shift;
+  plan.tile_slices = plan.slices / plan.tiles;
+  plan.larger_tiles = plan.slices % plan.tiles;
   plan.row_warps = (plan.tile + 1) / 2;
-  plan.k_warps = 1;
-  while (2 * plan.k_warps * plan.row_warps <= kW4A16PlanesWarps &&
-         2 * plan.k_warps * plan.cluster <= pairs) {
-    plan.k_warps *= 2;
+  while ((2 << plan.k_shift) * plan.row_warps <= kW4A16PlanesWarps &&
+         (2 << plan.k_shift) * cluster <= pairs) {
+    ++plan.k_shift;
   }
   // As much in a stage as leaves stages enough.
   const int ring = ring_bytes(m, plan.x_bytes);
   const int pair_bytes = plan.tile * slice_bytes(group_size);
-  plan.step_pairs = plan.k_warps;
-  while (plan.step_pairs > 1 && ring / (plan.step_pairs * pair_bytes) < kLeastStages) {
-    plan.step_pairs /= 2;
+  plan.step_shift = plan.k_shift;
+  while (plan.step_shift > 0 && ring / (pair_bytes << plan.step_shift) < kLeastStages) {
+    --plan.step_shift;
   }
-  plan.weight_bytes = plan.step_pairs * pair_bytes;
+  plan.weight_bytes = pair_bytes << plan.step_shift;
   // More stages than there are steps serve nothing.
-  const int rounds = ceil_div(plan.tiles, plan.blocks / plan.cluster);
-  const int steps = rounds * ceil_div(ceil_div(pairs, plan.cluster), plan.step_pairs);
+  const int rounds = ceil_div(plan.tiles, plan.blocks / cluster);
+  const int steps = rounds * ceil_div(ceil_div(pairs, cluster), 1 << plan.step_shift);
   plan.stages = std::min({kW4A16PlanesStages, ring / plan.weight_bytes, steps});
   plan.shared_bytes =
       std::max(kW4A16PlanesLeastShared, plan.stages * plan.weight_bytes + plan.x_bytes +
@@ -126,7 +129,7 @@ cudaError_t W4A16Planes::run(const GemmLaunch& args, const LaunchContext& contex
                 {.blocks = dim3(static_cast<unsigned>(plan.blocks)),
                  .threads = kW4A16PlanesThreads,
                  .shared_bytes = static_cast<size_t>(plan.shared_bytes),
-                 .cluster = static_cast<unsigned>(plan.cluster)},
+                 .cluster = 1U << plan.cluster_shift},
                 context, kernel_args);
 }
 

@@ -57,19 +57,27 @@ struct W4A16PlanesLoop {
   struct Share {
     int tile, tile_step, begin, end, steps;
     __device__ __forceinline__ explicit Share(const W4A16PlanesArgs& args) {
-      const int cluster = args.plan.cluster;
-      const int rank = static_cast<int>(blockIdx.x) % cluster;
-      tile = static_cast<int>(blockIdx.x) / cluster;
-      tile_step = args.plan.blocks / cluster;
-      begin = args.pairs * rank / cluster;
-      end = args.pairs * (rank + 1) / cluster;
-      steps = (end - begin + args.plan.step_pairs - 1) / args.plan.step_pairs;
+      const W4A16PlanesPlan& plan = args.plan;
+      const int rank = rank_of(plan);
+      tile = static_cast<int>(blockIdx.x) >> plan.cluster_shift;
+      tile_step = plan.blocks >> plan.cluster_shift;
+      begin = args.pairs * rank >> plan.cluster_shift;
+      end = args.pairs * (rank + 1) >> plan.cluster_shift;
+      steps = (end - begin + (1 << plan.step_shift) - 1) >> plan.step_shift;
     }
   };
 
-  // First slice of a tile.
-  static __device__ __forceinline__ int first_slice(const W4A16PlanesArgs& args, int tile) {
-    return static_cast<int>(static_cast<int64_t>(args.plan.slices) * tile / args.plan.tiles);
+  // Number of this block in its cluster.
+  static __device__ __forceinline__ int rank_of(const W4A16PlanesPlan& plan) {
+    return static_cast<int>(blockIdx.x) & ((1 << plan.cluster_shift) - 1);
+  }
+
+  // First slice of a tile, and how many it has.
+  static __device__ __forceinline__ int first_slice(const W4A16PlanesPlan& plan, int tile) {
+    return tile * plan.tile_slices + min(tile, plan.larger_tiles);
+  }
+  static __device__ __forceinline__ int slices_of(const W4A16PlanesPlan& plan, int tile) {
+    return plan.tile_slices + (tile < plan.larger_tiles ? 1 : 0);
   }
 
   // --- the copying thread ---
@@ -79,13 +87,14 @@ struct W4A16PlanesLoop {
                                                    const Place& place,
                                                    const Share& share) {
     const int64_t row_bytes = static_cast<int64_t>(args.packed_slices) * Layout::kSliceBytes;
-    const int step_pairs = args.plan.step_pairs;
+    const int step_pairs = 1 << args.plan.step_shift;
     int slot = 0;
     uint32_t parity = 1;
     for (int tile = share.tile; tile < args.plan.tiles; tile += share.tile_step) {
-      const int first = first_slice(args, tile);
-      const uint32_t bytes = (first_slice(args, tile + 1) - first) * Layout::kSliceBytes;
-      const uint8_t* from = args.weights + share.begin * row_bytes + first * Layout::kSliceBytes;
+      const int first = first_slice(args.plan, tile);
+      const uint32_t bytes = slices_of(args.plan, tile) * Layout::kSliceBytes;
+      const uint8_t* from = args.weights + share.begin * row_bytes +
+                            first * static_cast<int64_t>(Layout::kSliceBytes);
       for (int pair = share.begin; pair < share.end; pair += step_pairs) {
         const int pairs = min(step_pairs, share.end - pair);
         const uint32_t full = place.full(slot);
@@ -298,44 +307,59 @@ struct W4A16PlanesLoop {
     }
   }
 
-  // This warp's steps of a tile, whose first is the `count`th of the block. Sets of warps take the
-  // steps in turn, a warp of each for every pair of a step and two slices.
+  // Where this warp reads. Sets of warps take the steps in turn, a warp of each for every pair of a
+  // step and two slices.
+  struct Reader {
+    int row_warp, set, sets, pair, stride;
+    uint32_t codes, w_scales, planes, x_scales;
+    __device__ __forceinline__ Reader(const W4A16PlanesPlan& plan, const Place& place) {
+      const int warp = static_cast<int>(threadIdx.x >> 5);
+      const int k_warp = warp & ((1 << plan.k_shift) - 1);
+      const int of = k_warp & ((1 << plan.step_shift) - 1);
+      row_warp = warp >> plan.k_shift;
+      set = k_warp >> plan.step_shift;
+      sets = 1 << (plan.k_shift - plan.step_shift);
+      stride = 1 << plan.k_shift;
+      pair = k_warp;
+      const uint32_t lane = threadIdx.x & 31, g = lane / 4, t = lane % 4;
+      const uint32_t weights = place.weights + (of * plan.tile + 2 * row_warp) *
+                                                   static_cast<uint32_t>(Layout::kSliceBytes);
+      codes = weights + lane * 16;
+      w_scales = weights + g * 4;
+      planes = place.x + pair * kPairBytes + g / 4 % kTokens * kW4A16RecordBytes +
+               min(g % 4, 2) * 64 + t * 16;  // the fourth column of a token counts nothing
+      x_scales = place.x + pair * kPairBytes + t / 2 % kTokens * kW4A16RecordBytes +
+                 kW4A16PlaneBytes + t % 2 * 16;
+    }
+  };
+
+  // This warp's steps of a tile, whose first is the `count`th of the block.
   static __device__ __forceinline__ void accumulate(Sums& sums,
-                                                    const W4A16PlanesArgs& args,
+                                                    const W4A16PlanesPlan& plan,
                                                     const Place& place,
                                                     const Share& share,
+                                                    const Reader& reader,
                                                     int slices,
                                                     int count) {
-    const W4A16PlanesPlan& plan = args.plan;
-    const int warp = static_cast<int>(threadIdx.x >> 5);
-    const int row_warp = warp % plan.row_warps, k_warp = warp / plan.row_warps;
-    const int set = k_warp / plan.step_pairs, of = k_warp % plan.step_pairs;
-    const int sets = plan.k_warps / plan.step_pairs;
-    const int stride = sets * plan.step_pairs;  // of this warp's pairs
-    const int slot = (count + set) % plan.stages;
-    uint32_t parity = (count + set) / plan.stages & 1;
+    int slot = reader.set;
+    uint32_t parity = 0;
+    if (count > 0) {
+      slot = (count + reader.set) % plan.stages;
+      parity = (count + reader.set) / plan.stages & 1;
+    }
     uint32_t full = place.full(slot), stage = slot * plan.weight_bytes;
     const uint32_t ring_bytes = plan.stages * plan.weight_bytes;
-    const uint32_t stage_step = sets * plan.weight_bytes;
+    const uint32_t stage_step = reader.sets * plan.weight_bytes;
     // Of a pair beyond K or slices that are none there is nothing to do but to give stages back.
-    const int limit = 2 * row_warp < slices ? share.end - share.begin : 0;
-    int pair = set * plan.step_pairs + of;
-
-    const uint32_t lane = threadIdx.x & 31, g = lane / 4, t = lane % 4;
-    const uint32_t weights = place.weights + (of * plan.tile + 2 * row_warp) *
-                                                 static_cast<uint32_t>(Layout::kSliceBytes);
-    const uint32_t codes = weights + lane * 16, w_scales = weights + g * 4;
-    const uint32_t second = 2 * row_warp + 1 < slices ? Layout::kSliceBytes : 0;
-    uint32_t planes = place.x + pair * kPairBytes + g / 4 % kTokens * kW4A16RecordBytes +
-                      min(g % 4, 2) * 64 + t * 16;  // the fourth column of a token counts nothing
-    uint32_t x_scales = place.x + pair * kPairBytes + t / 2 % kTokens * kW4A16RecordBytes +
-                        kW4A16PlaneBytes + t % 2 * 16;
-    const uint32_t x_step = stride * kPairBytes;
-    for (int step = set; step < share.steps; step += sets) {
+    const int limit = 2 * reader.row_warp < slices ? share.end - share.begin : 0;
+    const uint32_t second = 2 * reader.row_warp + 1 < slices ? Layout::kSliceBytes : 0;
+    uint32_t planes = reader.planes, x_scales = reader.x_scales;
+    int pair = reader.pair;
+    for (int step = reader.set; step < share.steps; step += reader.sets) {
       ptx::barrier_wait(full, parity);
       if (pair < limit) {
         Pointers at;
-        at.codes[0] = codes + stage, at.w_scales[0] = w_scales + stage;
+        at.codes[0] = reader.codes + stage, at.w_scales[0] = reader.w_scales + stage;
         at.codes[1] = at.codes[0] + second, at.w_scales[1] = at.w_scales[0] + second;
 #pragma unroll
         for (int o = 0; o < kOctets; ++o) {
@@ -345,11 +369,11 @@ struct W4A16PlanesLoop {
         multiply_pair(sums, at);
       }
       ptx::warp_arrive(full + 8 * kW4A16PlanesStages);  // the stage has been read
-      pair += stride;
-      planes += x_step;
-      x_scales += x_step;
+      pair += reader.stride;
+      planes += reader.stride * kPairBytes;
+      x_scales += reader.stride * kPairBytes;
       stage += stage_step;
-      full += 8 * sets;
+      full += 8 * reader.sets;
       if (stage >= ring_bytes) {
         stage -= ring_bytes;
         full -= 8 * plan.stages;
@@ -402,8 +426,8 @@ struct W4A16PlanesLoop {
         }
       }
     }
-    const int rank = static_cast<int>(blockIdx.x) % plan.cluster;
-    const int slice = warp * plan.cluster + rank, word = lane % kWords, part = lane / kWords;
+    const int slice = (warp << plan.cluster_shift) + rank_of(plan), word = lane % kWords,
+              part = lane / kWords;
     const int token = word / 4, row = 16 * (first + slice) + word % 4 * 4;
     float bias[4] = {};
     if (args.bias != nullptr && slice < slices) {
@@ -412,20 +436,22 @@ struct W4A16PlanesLoop {
         bias[i] = row + i < args.n ? args.bias[row + i] : 0.0F;
       }
     }
-    if (plan.cluster == 1) {
+    if (plan.cluster_shift == 0) {
       ptx::group_sync(1, 32 * kW4A16PlanesWarps);
     } else {
       ptx::cluster_sync();
     }
     if (slice < slices) {
       float total[4] = {};
-      for (int peer = 0; peer < plan.cluster; ++peer) {
+      const uint32_t own =
+          place.sums + ((slice / 2 << plan.k_shift) * 2 + slice % 2) * kSliceBytes + word * 16;
+      for (int peer = 0; peer < 1 << plan.cluster_shift; ++peer) {
 #pragma unroll 4
-        for (int k_warp = part; k_warp < plan.k_warps; k_warp += kParts) {
-          const uint32_t at =
-              place.sums + (2 * k_warp * plan.row_warps + slice) * kSliceBytes + word * 16;
-          const uint4 four = plan.cluster == 1 ? ptx::load_shared16(at)
-                                               : ptx::load_cluster16(ptx::peer_address(at, peer));
+        for (int k_warp = part; k_warp < 1 << plan.k_shift; k_warp += kParts) {
+          const uint32_t at = own + 2 * k_warp * kSliceBytes;
+          const uint4 four = plan.cluster_shift == 0
+                                 ? ptx::load_shared16(at)
+                                 : ptx::load_cluster16(ptx::peer_address(at, peer));
           total[0] += __uint_as_float(four.x);
           total[1] += __uint_as_float(four.y);
           total[2] += __uint_as_float(four.z);
@@ -443,7 +469,7 @@ struct W4A16PlanesLoop {
         }
       }
     }
-    if (plan.cluster > 1) {
+    if (plan.cluster_shift > 0) {
       ptx::cluster_sync();  // nobody leaves while others read
     } else if (!last) {
       ptx::group_sync(1, 32 * kW4A16PlanesWarps);
@@ -453,19 +479,22 @@ struct W4A16PlanesLoop {
   static __device__ __forceinline__ void multiply_tiles(const W4A16PlanesArgs& args,
                                                         const Place& place,
                                                         const Share& share) {
+    const Reader reader(args.plan, place);
+    const bool works = static_cast<int>(threadIdx.x >> 5) < args.plan.row_warps
+                                                                << args.plan.k_shift;
     ptx::wait_for_predecessor();
     convert(args, place, share);
-    const bool works = static_cast<int>(threadIdx.x >> 5) < args.plan.row_warps * args.plan.k_warps;
     ptx::group_sync(1, 32 * kW4A16PlanesWarps);
     int count = 0;
     for (int tile = share.tile; tile < args.plan.tiles; tile += share.tile_step) {
-      const int first = first_slice(args, tile), slices = first_slice(args, tile + 1) - first;
+      const int slices = slices_of(args.plan, tile);
       Sums sums = {};
       if (works) {
-        accumulate(sums, args, place, share, slices, count);
+        accumulate(sums, args.plan, place, share, reader, slices, count);
       }
       count += share.steps;
-      finish(sums, args, place, first, slices, tile + share.tile_step >= args.plan.tiles);
+      finish(sums, args, place, first_slice(args.plan, tile), slices,
+             tile + share.tile_step >= args.plan.tiles);
     }
   }
 };
@@ -479,22 +508,22 @@ __global__ void __launch_bounds__(kW4A16PlanesThreads, 1)
   const uint32_t base = (ptx::shared_address(shared) + 127U) & ~127U;
   const typename Loop::Share share(args);
   const typename Loop::Place place(base, args.plan);
-  if (threadIdx.x == 0) {
-    for (int s = 0; s < args.plan.stages; ++s) {
-      ptx::barrier_init(place.full(s), 1);
-      ptx::barrier_init(place.empty(s),
-                        args.plan.row_warps * args.plan.step_pairs * ptx::kWarpArrivals);
+  const int lane = static_cast<int>(threadIdx.x) - 32 * kW4A16PlanesWarps;
+  static_assert(kW4A16PlanesStages == 32);
+  if (lane >= 0) {
+    if (lane < args.plan.stages) {
+      ptx::barrier_init(place.full(lane), 1);
+      ptx::barrier_init(place.empty(lane),
+                        (args.plan.row_warps << args.plan.step_shift) * ptx::kWarpArrivals);
     }
     ptx::barrier_init_fence();
   }
   __syncthreads();
   ptx::allow_successor();
-  if (threadIdx.x >= 32 * kW4A16PlanesWarps) {
-    if (threadIdx.x % 32 == 0) {
-      Loop::fill_ring(args, place, share);
-    }
-  } else {
+  if (lane < 0) {
     Loop::multiply_tiles(args, place, share);
+  } else if (lane == 0) {
+    Loop::fill_ring(args, place, share);
   }
 }
 

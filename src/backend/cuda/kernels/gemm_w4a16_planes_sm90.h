@@ -10,15 +10,19 @@ namespace nibble::cuda {
 inline constexpr int kW4A16PlanesTokens = 2;
 
 /// How the blocks share the rows of the weights, and each block's warps its tile of them. The
-/// blocks of a cluster share K. In a block, row_warps warps have two slices each, for k_warps parts
-/// of K.
+/// blocks of a cluster share K. In a block, row_warps times 2^k_shift warps have two slices each
+/// and a part of K.
 struct W4A16PlanesPlan {
-  int slices = 0;           // of 16 rows
-  int tiles = 0, tile = 0;  // tiles that share them equally, slices of the largest
-  int cluster = 1;
-  int blocks = 0;  // 0: the activations leave too little shared memory to the weights
-  int row_warps = 0, k_warps = 0;
-  int step_pairs = 0;  // of 128 of K, in a stage of the ring; divides k_warps
+  int slices = 0;       // of 16 rows
+  int tiles = 0;        // of slices
+  int tile = 0;         // slices of the largest
+  int tile_slices = 0;  // of the last; the first `larger_tiles` have one more
+  int larger_tiles = 0;
+  int cluster_shift = 0;  // clusters of 2^this blocks
+  int blocks = 0;         // 0: the activations leave too little shared memory to the weights
+  int row_warps = 0;
+  int k_shift = 0;
+  int step_shift = 0;  // a stage of the ring holds 2^this pairs, of 128 of K; at most k_shift
   int stages = 0;
   int weight_bytes = 0;  // of a stage
   int x_bytes = 0;       // planes and scales of all activations of a block

@@ -254,13 +254,15 @@ TEST(GemmW4A16PlanesSm90, PlansFit) {
             EXPECT_GE(plan.tile * plan.tiles, plan.slices);
             EXPECT_LE(plan.tile, kW4A16PlanesWarps);
             EXPECT_LE(plan.blocks, sms);
-            EXPECT_EQ(plan.blocks % plan.cluster, 0);
+            EXPECT_EQ(plan.tile_slices * plan.tiles + plan.larger_tiles, plan.slices);
+            EXPECT_EQ(plan.blocks % (1 << plan.cluster_shift), 0);
             EXPECT_GE(2 * plan.row_warps, plan.tile);
-            EXPECT_LE(plan.row_warps * plan.k_warps, kW4A16PlanesWarps);
-            EXPECT_EQ(plan.k_warps % plan.step_pairs, 0);
-            const int sets = plan.k_warps / plan.step_pairs;
-            const int pairs = static_cast<int>((k + 127) / 128 / plan.cluster);
-            EXPECT_GE(plan.stages, std::min(sets, pairs / plan.step_pairs));
+            EXPECT_LE(plan.row_warps << plan.k_shift, kW4A16PlanesWarps);
+            EXPECT_LE(plan.step_shift, plan.k_shift);
+            // Sets of warps have different stages.
+            const int steps =
+                static_cast<int>((k + 127) / 128 >> plan.cluster_shift >> plan.step_shift);
+            EXPECT_GE(plan.stages, std::min(1 << (plan.k_shift - plan.step_shift), steps));
             EXPECT_LE(plan.shared_bytes, kW4A16PlanesMostShared);
           }
         }
