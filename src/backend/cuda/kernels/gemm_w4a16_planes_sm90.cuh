@@ -88,18 +88,22 @@ struct W4A16PlanesLoop {
                                                    const Share& share) {
     const int64_t row_bytes = static_cast<int64_t>(args.packed_slices) * Layout::kSliceBytes;
     const int step_pairs = 1 << args.plan.step_shift;
-    int slot = 0;
-    uint32_t parity = 1;
+    int count = 0, slot = 0;
+    uint32_t parity = 0;
     for (int tile = share.tile; tile < args.plan.tiles; tile += share.tile_step) {
       const int first = first_slice(args.plan, tile);
       const uint32_t bytes = slices_of(args.plan, tile) * Layout::kSliceBytes;
       const uint8_t* from = args.weights + share.begin * row_bytes +
                             first * static_cast<int64_t>(Layout::kSliceBytes);
-      for (int pair = share.begin; pair < share.end; pair += step_pairs) {
+      for (int pair = share.begin; pair < share.end; pair += step_pairs, ++count) {
         const int pairs = min(step_pairs, share.end - pair);
         const uint32_t full = place.full(slot);
         uint32_t to = place.weights + slot * args.plan.weight_bytes;
-        ptx::barrier_wait_to_refill(place.empty(slot), parity);
+        if (count >= args.plan.stages) {
+          ptx::barrier_wait_to_refill(place.empty(slot), parity);
+        } else if (count >= args.plan.ahead) {
+          ptx::barrier_wait(place.full(count - args.plan.ahead), 0);
+        }
         ptx::barrier_arrive_expect(full, pairs * bytes);
 #pragma unroll 1
         for (int i = 0; i < pairs; ++i) {
@@ -109,7 +113,7 @@ struct W4A16PlanesLoop {
         }
         if (++slot == args.plan.stages) {
           slot = 0;
-          parity ^= 1;
+          parity ^= count >= args.plan.stages ? 1 : 0;
         }
       }
     }
@@ -206,28 +210,28 @@ struct W4A16PlanesLoop {
     const int begin = static_cast<int>(threadIdx.x >> 5) * 4;
     const int own = static_cast<int>(threadIdx.x >> 3 & 3);
     const int count = (share.end - share.begin) * tokens;
-    Piece next;
-    const auto load = [&](int i) {
-      const int at = min(i, count - 1), pair = at / tokens;
-      load_piece(next, args, at - pair * tokens, (share.begin + pair) * 128, lane);
+    const auto load = [&](Piece& piece, int first) {
+      if (first < count) {
+        const int at = min(first + own, count - 1), pair = at / tokens;
+        load_piece(piece, args, at - pair * tokens, (share.begin + pair) * 128, lane);
+      }
     };
-    if (begin < count) {
-      load(begin + own);
-    }
+    const auto make = [&](const Piece& piece, int first) {
+      if (first < count) {
+        const int i = first + own, pair = i / tokens;
+        make_planes(piece, place.x + (pair * kTokens + i - pair * tokens) * kW4A16RecordBytes,
+                    i < count, lane);
+      }
+    };
+    Piece pieces[2];  // their latencies overlap
+    load(pieces[0], begin);
+    load(pieces[1], begin + kStep);
 #pragma unroll 1
-    for (int first = begin; first < count; first += kStep) {
-      Piece piece;
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        piece[j][0] = next[j][0];
-        piece[j][1] = next[j][1];
-      }
-      const int i = first + own, pair = i / tokens;
-      if (first + kStep < count) {
-        load(i + kStep);
-      }
-      make_planes(piece, place.x + (pair * kTokens + i - pair * tokens) * kW4A16RecordBytes,
-                  i < count, lane);
+    for (int first = begin; first < count; first += 2 * kStep) {
+      make(pieces[0], first);
+      load(pieces[0], first + 2 * kStep);
+      make(pieces[1], first + kStep);
+      load(pieces[1], first + 3 * kStep);
     }
   }
 
