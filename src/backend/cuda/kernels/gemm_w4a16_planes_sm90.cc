@@ -15,11 +15,8 @@ constexpr double kTileClocks = 600.0;        // to add up and store a tile
 constexpr double kClusterClocks = 1500.0;    // for each block of a cluster
 constexpr double kConvertClocks = 12.0;      // for 128 of K of a token
 constexpr int kMaxTile = kW4A16PlanesWarps;  // slices; each warp adds up one
-constexpr int kLeastStages = 9;
+constexpr int kLeastStages = 5;
 constexpr int kLeastRing = 65536;
-// Bytes under way to each multiprocessor while rings are filled for the first time. Activations
-// wait behind them in the queues of the L2 cache and the memory: of whole rings for 4 us.
-constexpr int kAheadBytes = 32768;
 
 int ceil_div(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b); }
 
@@ -85,7 +82,6 @@ W4A16PlanesPlan plan_w4a16_planes(int64_t n, int64_t k, int group_size, int64_t 
   const int rounds = ceil_div(plan.tiles, plan.blocks / cluster);
   const int steps = rounds * ceil_div(ceil_div(pairs, cluster), 1 << plan.step_shift);
   plan.stages = std::min({kW4A16PlanesStages, ring / plan.weight_bytes, steps});
-  plan.ahead = std::max(2, kAheadBytes / plan.weight_bytes);
   plan.shared_bytes =
       std::max(kW4A16PlanesLeastShared, plan.stages * plan.weight_bytes + plan.x_bytes +
                                             w4a16_planes_rest(static_cast<int>(m)));

@@ -10,6 +10,7 @@
 #include "backend/cuda/ptx/cluster.cuh"
 #include "backend/cuda/ptx/copy.cuh"
 #include "backend/cuda/ptx/dependency.cuh"
+#include "backend/cuda/ptx/group.cuh"
 #include "backend/cuda/ptx/memory.cuh"
 #include "backend/cuda/ptx/mma_sum.cuh"
 #include "backend/cuda/ptx/store.cuh"
@@ -88,21 +89,18 @@ struct W4A16PlanesLoop {
                                                    const Share& share) {
     const int64_t row_bytes = static_cast<int64_t>(args.packed_slices) * Layout::kSliceBytes;
     const int step_pairs = 1 << args.plan.step_shift;
-    int count = 0, slot = 0;
-    uint32_t parity = 0;
+    int slot = 0, round = 0;  // the first waits for nothing
     for (int tile = share.tile; tile < args.plan.tiles; tile += share.tile_step) {
       const int first = first_slice(args.plan, tile);
       const uint32_t bytes = slices_of(args.plan, tile) * Layout::kSliceBytes;
       const uint8_t* from = args.weights + share.begin * row_bytes +
                             first * static_cast<int64_t>(Layout::kSliceBytes);
-      for (int pair = share.begin; pair < share.end; pair += step_pairs, ++count) {
+      for (int pair = share.begin; pair < share.end; pair += step_pairs) {
         const int pairs = min(step_pairs, share.end - pair);
         const uint32_t full = place.full(slot);
         uint32_t to = place.weights + slot * args.plan.weight_bytes;
-        if (count >= args.plan.stages) {
-          ptx::barrier_wait_to_refill(place.empty(slot), parity);
-        } else if (count >= args.plan.ahead) {
-          ptx::barrier_wait(place.full(count - args.plan.ahead), 0);
+        if (round > 0) {
+          ptx::barrier_wait_to_refill(place.empty(slot), (round - 1) & 1);
         }
         ptx::barrier_arrive_expect(full, pairs * bytes);
 #pragma unroll 1
@@ -113,7 +111,7 @@ struct W4A16PlanesLoop {
         }
         if (++slot == args.plan.stages) {
           slot = 0;
-          parity ^= count >= args.plan.stages ? 1 : 0;
+          ++round;
         }
       }
     }
@@ -121,23 +119,52 @@ struct W4A16PlanesLoop {
 
   // --- activations ---
 
+  // A token's 128 of K is made into a record by eight lanes; a warp makes four at once. All blocks
+  // read the same activations at the same time: in whole lines, or the L2 cache is long at it.
+  static constexpr int kAtOnce = 4;
+  using Lines = uint4[2];  // a lane's part of four times 256 bytes
+
+  static __device__ __forceinline__ void load_lines(
+      Lines& lines, const W4A16PlanesArgs& args, const Share& share, int first, int count) {
+    const int lane = static_cast<int>(threadIdx.x & 31);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int record = first + 2 * i + lane / 16;
+      const int k = (share.begin + record / kTokens) * 128 + lane % 16 * 8;
+      lines[i] = uint4{0, 0, 0, 0};
+      if (record < count && k < args.k) {
+        const auto* x = static_cast<const __nv_bfloat16*>(args.x) +
+                        record % kTokens * static_cast<int64_t>(args.k) + k;
+        lines[i] = __ldcg(reinterpret_cast<const uint4*>(x));
+      }
+    }
+  }
+
   // What a lane makes planes of: of 16 of K, four times, the elements 2t, 2t + 1, 2t + 8, 2t + 9.
   using Piece = uint32_t[4][2];
 
-  // Piece `lane` of eight of 128 of K from k0 of a token.
-  static __device__ __forceinline__ void load_piece(
-      Piece& piece, const W4A16PlanesArgs& args, int token, int k0, int lane) {
-    const int first = k0 + lane / 4 * 64;
-    const auto* x = static_cast<const uint8_t*>(args.x) +
-                    2 * (static_cast<int64_t>(token) * args.k + first) + lane % 4 * 4;
+  // Piece `lane` of eight of a record, by way of where the record will be.
+  static __device__ __forceinline__ void exchange(
+      Piece& piece, const Lines& lines, uint32_t records, int first, int count) {
+    const int lane = static_cast<int>(threadIdx.x & 31);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (first + 2 * i + lane / 16 < count) {
+        ptx::store_shared16(records + (2 * i + lane / 16) * kW4A16RecordBytes + lane % 16 * 16,
+                            lines[i]);
+      }
+    }
+    __syncwarp();
+    const uint32_t from =
+        records + lane / 8 * kW4A16RecordBytes + lane / 4 % 2 * 128 + lane % 4 * 4;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const bool inside = first + 16 * j < args.k;
-        piece[j][i] = inside ? __ldcg(reinterpret_cast<const uint32_t*>(x + 32 * j + 16 * i)) : 0U;
+        piece[j][i] = first + lane / 8 < count ? ptx::load_shared4(from + 32 * j + 16 * i) : 0U;
       }
     }
+    __syncwarp();
   }
 
   // Added to an integer of less than 2^22 it makes the number 1.5 * 2^23 + integer.
@@ -200,38 +227,32 @@ struct W4A16PlanesLoop {
     }
   }
 
-  // This block's part of the activations, by all warps: a token's 128 of K by eight lanes.
+  // This block's part of the activations, by all warps.
   static __device__ __forceinline__ void convert(const W4A16PlanesArgs& args,
                                                  const Place& place,
                                                  const Share& share) {
-    constexpr int kStep = 4 * kW4A16PlanesWarps;
-    const int tokens = kTokens <= 2 ? kTokens : args.m;
-    const int lane = static_cast<int>(threadIdx.x & 7);
-    const int begin = static_cast<int>(threadIdx.x >> 5) * 4;
-    const int own = static_cast<int>(threadIdx.x >> 3 & 3);
-    const int count = (share.end - share.begin) * tokens;
-    const auto load = [&](Piece& piece, int first) {
+    constexpr int kStep = kAtOnce * kW4A16PlanesWarps;
+    const int count = (share.end - share.begin) * kTokens;
+    const int own = static_cast<int>(threadIdx.x >> 3 & 3),
+              lane = static_cast<int>(threadIdx.x & 7);
+    const auto make = [&](const Lines& lines, int first) {
       if (first < count) {
-        const int at = min(first + own, count - 1), pair = at / tokens;
-        load_piece(piece, args, at - pair * tokens, (share.begin + pair) * 128, lane);
+        Piece piece;
+        const uint32_t records = place.x + first * kW4A16RecordBytes;
+        exchange(piece, lines, records, first, count);
+        make_planes(piece, records + own * kW4A16RecordBytes, first + own < count, lane);
       }
     };
-    const auto make = [&](const Piece& piece, int first) {
-      if (first < count) {
-        const int i = first + own, pair = i / tokens;
-        make_planes(piece, place.x + (pair * kTokens + i - pair * tokens) * kW4A16RecordBytes,
-                    i < count, lane);
-      }
-    };
-    Piece pieces[2];  // their latencies overlap
-    load(pieces[0], begin);
-    load(pieces[1], begin + kStep);
+    Lines lines[2];  // their latencies overlap
+    int first = static_cast<int>(threadIdx.x >> 5) * kAtOnce;
+    load_lines(lines[0], args, share, first, count);
+    load_lines(lines[1], args, share, first + kStep, count);
 #pragma unroll 1
-    for (int first = begin; first < count; first += 2 * kStep) {
-      make(pieces[0], first);
-      load(pieces[0], first + 2 * kStep);
-      make(pieces[1], first + kStep);
-      load(pieces[1], first + 3 * kStep);
+    for (; first < count; first += 2 * kStep) {
+      make(lines[0], first);
+      load_lines(lines[0], args, share, first + 2 * kStep, count);
+      make(lines[1], first + kStep);
+      load_lines(lines[1], args, share, first + 3 * kStep, count);
     }
   }
 
@@ -449,13 +470,16 @@ struct W4A16PlanesLoop {
       float total[4] = {};
       const uint32_t own =
           place.sums + ((slice / 2 << plan.k_shift) * 2 + slice % 2) * kSliceBytes + word * 16;
+#pragma unroll 1
       for (int peer = 0; peer < 1 << plan.cluster_shift; ++peer) {
-#pragma unroll 4
-        for (int k_warp = part; k_warp < 1 << plan.k_shift; k_warp += kParts) {
-          const uint32_t at = own + 2 * k_warp * kSliceBytes;
-          const uint4 four = plan.cluster_shift == 0
-                                 ? ptx::load_shared16(at)
-                                 : ptx::load_cluster16(ptx::peer_address(at, peer));
+#pragma unroll
+        for (int k_warp = 0; k_warp < kW4A16PlanesWarps; k_warp += kParts) {
+          const uint32_t at = own + 2 * (k_warp + part) * kSliceBytes;
+          uint4 four{0, 0, 0, 0};
+          if (k_warp + part < 1 << plan.k_shift) {
+            four = plan.cluster_shift == 0 ? ptx::load_shared16(at)
+                                           : ptx::load_cluster16(ptx::peer_address(at, peer));
+          }
           total[0] += __uint_as_float(four.x);
           total[1] += __uint_as_float(four.y);
           total[2] += __uint_as_float(four.z);
@@ -488,7 +512,7 @@ struct W4A16PlanesLoop {
                                                                 << args.plan.k_shift;
     ptx::wait_for_predecessor();
     convert(args, place, share);
-    ptx::group_sync(1, 32 * kW4A16PlanesWarps);
+    ptx::group_sync(2, kW4A16PlanesThreads);  // barriers have been initialised, too
     int count = 0;
     for (int tile = share.tile; tile < args.plan.tiles; tile += share.tile_step) {
       const int slices = slices_of(args.plan, tile);
@@ -512,21 +536,22 @@ __global__ void __launch_bounds__(kW4A16PlanesThreads, 1)
   const uint32_t base = (ptx::shared_address(shared) + 127U) & ~127U;
   const typename Loop::Share share(args);
   const typename Loop::Place place(base, args.plan);
+  ptx::allow_successor();
   const int lane = static_cast<int>(threadIdx.x) - 32 * kW4A16PlanesWarps;
   static_assert(kW4A16PlanesStages == 32);
-  if (lane >= 0) {
-    if (lane < args.plan.stages) {
-      ptx::barrier_init(place.full(lane), 1);
-      ptx::barrier_init(place.empty(lane),
-                        (args.plan.row_warps << args.plan.step_shift) * ptx::kWarpArrivals);
-    }
-    ptx::barrier_init_fence();
-  }
-  __syncthreads();
-  ptx::allow_successor();
   if (lane < 0) {
     Loop::multiply_tiles(args, place, share);
-  } else if (lane == 0) {
+    return;
+  }
+  if (lane < args.plan.stages) {
+    ptx::barrier_init(place.full(lane), 1);
+    ptx::barrier_init(place.empty(lane),
+                      (args.plan.row_warps << args.plan.step_shift) * ptx::kWarpArrivals);
+  }
+  ptx::barrier_init_fence();
+  __syncwarp();
+  ptx::group_arrive(2, kW4A16PlanesThreads);
+  if (lane == 0) {
     Loop::fill_ring(args, place, share);
   }
 }

@@ -27,7 +27,6 @@ struct W4A16PlanesPlan {
   int weight_bytes = 0;  // of a stage
   int x_bytes = 0;       // planes and scales of all activations of a block
   int shared_bytes = 0;
-  int ahead = 0;  // stages under way at most while the ring is filled for the first time
 };
 
 /// Parameters of the kernels.
