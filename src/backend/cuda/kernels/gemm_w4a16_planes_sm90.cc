@@ -15,7 +15,7 @@ constexpr double kTileClocks = 600.0;        // to add up and store a tile
 constexpr double kClusterClocks = 1500.0;    // for each block of a cluster
 constexpr double kConvertClocks = 12.0;      // for 128 of K of a token
 constexpr int kMaxTile = kW4A16PlanesWarps;  // slices; each warp adds up one
-constexpr int kLeastStages = 5;
+constexpr int kLeastStages = 4;
 constexpr int kLeastRing = 65536;
 
 int ceil_div(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b); }
@@ -106,10 +106,7 @@ Result<W4A16Planes> W4A16Planes::make(const GemmProblem& problem, const DeviceIn
   return planes;
 }
 
-bool W4A16Planes::is_best(int64_t m) const {
-  // With little to read, making the planes outweighs the quicker products.
-  return m == 1 && plans_[m].blocks > 0 && plans_[m].tile >= 4;
-}
+bool W4A16Planes::takes(int64_t m) const { return m <= kW4A16PlanesTokens && plans_[m].blocks > 0; }
 
 cudaError_t W4A16Planes::run(const GemmLaunch& args, const LaunchContext& context) const {
   const W4A16PlanesPlan& plan = plans_[args.m];

@@ -51,8 +51,8 @@ struct W4A16PlanesArgs {
 class W4A16Planes {
  public:
   static Result<W4A16Planes> make(const GemmProblem& problem, const DeviceInfo& device);
-  /// Whether run() is the fastest for m tokens; it takes all that a plan fits.
-  [[nodiscard]] bool is_best(int64_t m) const;
+  /// Whether run() takes m tokens.
+  [[nodiscard]] bool takes(int64_t m) const;
   cudaError_t run(const GemmLaunch& args, const LaunchContext& context) const;
 
  private:

@@ -215,7 +215,7 @@ class GemmW4A16Sm90 final : public GemmKernel {
     return wide_->workspace_bytes(max_m);
   }
   cudaError_t run(const GemmLaunch& args, const LaunchContext& context) const override {
-    return planes_.is_best(args.m) ? planes_.run(args, context)
+    return planes_.takes(args.m) ? planes_.run(args, context)
            : args.m <= most_       ? decode_.run(args, context)
                                    : wide_->run(args, context);
   }
