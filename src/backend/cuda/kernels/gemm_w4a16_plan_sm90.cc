@@ -8,20 +8,23 @@
 namespace nibble::cuda {
 namespace {
 
-// In clocks of a multiprocessor, fitted to 250 timings on an H200 (bench/gemm_sm90_sweep_main.cc;
-// three shapes, 32 to 256 rows): what it chooses takes half a percent longer than the best.
-constexpr double kDecodeClocks = 116.0;  // of 64 rows x 64 of K, at least
-constexpr double kUnitClocks = 42.0;     // to multiply them, and for each token
-constexpr double kTokenClocks = 1.83;
-constexpr double kStepClocks = 153.0;   // more for each step
-constexpr double kFetchedBytes = 33.0;  // into shared memory, per clock
-constexpr double kCacheBytes = 32.0;    // out of the L2 cache, copies to a whole cluster once
-constexpr double kMemoryBytes = 14.9;   // of weights from memory
-constexpr double kLaunchClocks = 6800.0;
-constexpr double kClusterClocks = 1900.0;   // to add sums in a cluster
-constexpr double kExchangeClocks = 4300.0;  // to leave sums in memory and to find the last part
-constexpr double kRunsClocks = 5000.0;      // more where a block has parts of two tiles
-constexpr double kPartBytes = 59.0;         // of each part, per clock
+// In clocks of a multiprocessor, fitted to 500 timings on an H200 (bench/gemm_sm90_sweep_main.cc;
+// three shapes, 32 to 256 rows): what it chooses takes about one percent longer than the best.
+constexpr double kDecodeClocks = 112.0;  // of 64 rows x 64 of K, at least
+constexpr double kUnitClocks = 47.0;     // to multiply them, and for each token
+constexpr double kTokenClocks = 1.73;
+constexpr double kStepClocks = 193.0;   // more for each step
+constexpr double kFetchedBytes = 34.0;  // into shared memory, per clock
+constexpr double kCacheBytes = 32.0;    // out of the L2 cache, copies to a whole pair once
+constexpr double kMemoryBytes = 14.1;   // of weights from memory
+constexpr double kLaunchClocks = 3200.0;
+constexpr double kClusterClocks = 4800.0;   // to add sums in a cluster
+constexpr double kExchangeClocks = 5900.0;  // to leave sums in memory and to find the last part
+constexpr double kFewBytes = 50e3;          // of a block's sums that are exchanged meanwhile
+constexpr double kPartBytes = 6.0;          // of the others, per clock
+constexpr double kFurtherBytes = 60.0;      // of each part from the third on
+constexpr double kRunsClocks = 4000.0;      // more where a block has parts of two tiles
+constexpr double kRunsBytes = 8.7;          // of their sums, per clock
 constexpr int kLeastSteps = 4;              // of a part of a tile
 constexpr int kClusters[] = {2, 3, 4, 8};
 constexpr int64_t kMostTokens = 512;  // from here on the largest tile of a pair is the best
@@ -43,8 +46,7 @@ GemmSm90Plan plan_w4a16(const GemmSm90Tile& tile, const GemmSm90Sizes& sizes) {
       {units * std::max(kDecodeClocks, kUnitClocks + kTokenClocks * tile.tokens) + kStepClocks,
        (weights + x) / kFetchedBytes, (weights + x / tile.cluster) / kCacheBytes,
        weights / kMemoryBytes / token_tiles});
-  const double exchange =
-      tile.row_blocks / tile.cluster * 64.0 * tile.tokens * 4.0 / kPartBytes / step;
+  const double sums = tile.row_blocks / tile.cluster * 64.0 * tile.tokens * 4.0;  // bytes
   const int blocks = sizes.sms * tile.launched / tile.cluster;
   const bool passed = sizes.m > kMostTokens && (tile.cluster == 1 || tile.tokens < 256);
   const double start = kLaunchClocks + (passed ? 1e12 : 0.0);
@@ -66,13 +68,15 @@ GemmSm90Plan plan_w4a16(const GemmSm90Tile& tile, const GemmSm90Sizes& sizes) {
   const double rounds = static_cast<double>(tiles / blocks * steps);
   for (int parts = 2; left > 0 && parts * left <= blocks && steps >= kLeastSteps * parts; ++parts) {
     consider(make_parts_schedule(row_tiles, token_tiles, steps, blocks, parts),
-             rounds + static_cast<double>(ceil_div(steps, parts)) + kExchangeClocks / step +
-                 exchange * (parts > 2 ? parts : 1));
+             rounds + static_cast<double>(ceil_div(steps, parts)) +
+                 (kExchangeClocks + std::max(0.0, sums - kFewBytes) / kPartBytes +
+                  (parts - 2) * sums / kFurtherBytes) /
+                     step);
   }
   const double run = static_cast<double>(left) * steps / blocks;
   if (2 * left > blocks && run >= kLeastSteps) {
     consider(make_runs_schedule(row_tiles, token_tiles, steps, blocks),
-             rounds + run + (kExchangeClocks + kRunsClocks) / step + exchange);
+             rounds + run + (kExchangeClocks + kRunsClocks + sums / kRunsBytes) / step);
   }
   return best;
 }

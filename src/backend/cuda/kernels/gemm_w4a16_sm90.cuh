@@ -40,13 +40,6 @@ struct W4A16Tile {
 template <int kGroupSize, typename Tile>
 struct W4A16Loop {
   using Layout = Int4GroupLayout<kGroupSize>;
-  struct Codec {  // what combine() asks for; to it a cluster is one block
-    static constexpr ptx::MmaType kType = ptx::MmaType::kBf16;
-  };
-  struct Cluster {
-    static constexpr int kTokens = Tile::kTokens, kBlocks = Tile::kBlocks;
-    static constexpr int kGroups = Tile::kGroups * Tile::kCluster;
-  };
   static constexpr int kTokens = Tile::kTokens, kBlocks = Tile::kBlocks, kStages = Tile::kStages;
   static constexpr int kSums = kTokens / 2;  // of a thread and row block
   static constexpr int kUnits = 2 * kBlocks;
@@ -58,7 +51,7 @@ struct W4A16Loop {
   static constexpr int kStageBytes = kX + 2 * kXBytes;
   static constexpr int kBarriers = kStages * kStageBytes;  // full, then empty
   static constexpr int kFlags = kBarriers + 16 * kStages;
-  static constexpr int kBytes = kFlags + 4 * Cluster::kGroups;
+  static constexpr int kBytes = kFlags + 4 * Tile::kGroups * Tile::kCluster;
   static_assert(Tile::kRowBlocks * kTokens * 256 <= kBarriers);  // sums fit
 
   // A stage of the ring: its offset from the base, its full barrier and the parity of its phase.
@@ -116,22 +109,25 @@ struct W4A16Loop {
     }
   }
 
+  // Weights of the first ring. Activations have to wait until the predecessor has ended, and in a
+  // cluster until all have their barriers.
+  static __device__ __forceinline__ void start_ring(const GemmSm90Args& args, uint32_t base) {
+    GemmParts parts(args.schedule, cluster_index());
+    GemmPart part;
+    int count = 0;
+    while (count < kStages && parts.next(part)) {
+      for (int step = part.begin; step < part.end && count < kStages; ++step, ++count) {
+        copy_weights(args, part, step, base + count * kStageBytes, base + kBarriers + 8 * count);
+      }
+    }
+  }
+
   static __device__ __forceinline__ void fill_ring(const CUtensorMap& x,
                                                    const GemmSm90Args& args,
                                                    uint32_t base) {
-    ptx::prefetch_tensor_map(x);
-    GemmPart part;
-    {  // Weights of the first ring; activations have to wait until the predecessor has ended.
-      GemmParts parts(args.schedule, cluster_index());
-      int count = 0;
-      while (count < kStages && parts.next(part)) {
-        for (int step = part.begin; step < part.end && count < kStages; ++step, ++count) {
-          copy_weights(args, part, step, base + count * kStageBytes, base + kBarriers + 8 * count);
-        }
-      }
-    }
     ptx::wait_for_predecessor();
     GemmParts parts(args.schedule, cluster_index());
+    GemmPart part;
     Place place(base);
     int count = 0;
     while (parts.next(part)) {
@@ -153,18 +149,20 @@ struct W4A16Loop {
 
   // --- the multiplying warpgroups ---
 
-  // Scales of a unit's groups for this thread's two rows, each as a pair of the same.
+  // A thread's codes of a unit and, for its two rows, the scales of each group, as pairs of the
+  // same.
   static constexpr int kScales = kGroupSize == 32 ? 2 : 1;
-  using Scales = uint32_t[kScales][2];
+  struct Fetched {
+    uint4 codes;
+    uint32_t scales[kScales][2];
+  };
 
   // Codes of one unit as this thread's fragments, times the scales of its two rows.
-  static __device__ __forceinline__ void decode(const uint4& codes,
-                                                const Scales& scales,
-                                                uint32_t (&a)[4][4]) {
-    const uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
+  static __device__ __forceinline__ void decode(const Fetched& fetched, uint32_t (&a)[4][4]) {
+    const uint32_t words[4] = {fetched.codes.x, fetched.codes.y, fetched.codes.z, fetched.codes.w};
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      const auto& scale = scales[kScales == 2 ? k / 2 : 0];
+      const auto& scale = fetched.scales[kScales == 2 ? k / 2 : 0];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         // code + 8 in the mantissa of 128, less 136; -136 times a scale would not be exact.
@@ -184,18 +182,25 @@ struct W4A16Loop {
                 thread % 32 * 16),
           scales(base + group * kBlocks * Layout::kPairBytes + thread / 32 * Layout::kSliceBytes +
                  thread % 32 / 4 * 4) {}
-    __device__ __forceinline__ uint4 read(const Place& place, int u, Scales& scale) const {
-      const int pair = u % kBlocks * Layout::kPairBytes, d = u / kBlocks;
-      const uint32_t at = scales + place.offset + pair + Layout::scales(d);
+    // Unit u of the stage; `before` is the one fetched before it.
+    __device__ __forceinline__ void fetch(const Place& place,
+                                          int u,
+                                          Fetched& unit,
+                                          const Fetched& before) const {
+      const int block = u % kBlocks * Layout::kPairBytes, d = u / kBlocks;
+      const uint32_t at = scales + place.offset + block + Layout::scales(d);
       if (d == 0 || !Layout::kShared) {
 #pragma unroll
         for (int g = 0; g < kScales; ++g) {
           const uint32_t pair = ptx::load_shared4(at + g * Layout::kGroupBytes);
-          scale[g][0] = __byte_perm(pair, 0, 0x1010);
-          scale[g][1] = __byte_perm(pair, 0, 0x3232);
+          unit.scales[g][0] = __byte_perm(pair, 0, 0x1010);
+          unit.scales[g][1] = __byte_perm(pair, 0, 0x3232);
         }
+      } else if constexpr (kBlocks == 1) {  // of two, `unit` held the other of this row block
+        unit.scales[0][0] = before.scales[0][0];
+        unit.scales[0][1] = before.scales[0][1];
       }
-      return ptx::load_shared16(codes + place.offset + pair + Layout::codes(d));
+      unit.codes = ptx::load_shared16(codes + place.offset + block + Layout::codes(d));
     }
   };
 
@@ -214,7 +219,7 @@ struct W4A16Loop {
   static __device__ __forceinline__ void accumulate(
       float (&sums)[kBlocks][kSums], Place& place, int steps, const Reader& reader, uint32_t base) {
     uint32_t a[2][4][4];
-    Scales scales[kBlocks];                      // of the units decoded last
+    Fetched fetched[2];                          // units of even and odd numbers
     uint32_t before = 0;                         // the barrier of the stage before, or none
     const auto release = [](uint32_t barrier) {  // all lanes have read its stage
       if constexpr (Tile::kCluster == 1) {
@@ -225,30 +230,40 @@ struct W4A16Loop {
     };
     const uint64_t x = ptx::swizzled_descriptor(base + kX);
     ptx::barrier_wait(place.barrier, place.parity);
-    decode(reader.read(place, 0, scales[0]), scales[0], a[0]);
+    reader.fetch(place, 0, fetched[0], fetched[1]);
+    reader.fetch(place, 1, fetched[1], fetched[0]);
+    decode(fetched[0], a[0]);
     while (true) {
+      // Units are decoded while the one before is multiplied, and fetched still one earlier.
+      const uint64_t here = x + (place.offset >> 4);
+      const uint32_t empty = place.barrier + 8 * kStages;
+      const bool more = --steps > 0;
 #pragma unroll
       for (int u = 0; u + 1 < kUnits; ++u) {
-        multiply(sums[u % kBlocks], a[u & 1],
-                 x + (place.offset >> 4) + u / kBlocks * (kXBytes >> 4));
-        auto& scale = scales[(u + 1) % kBlocks];
-        const uint4 codes = reader.read(place, u + 1, scale);
+        multiply(sums[u % kBlocks], a[u & 1], here + u / kBlocks * (kXBytes >> 4));
+        if (u + 2 == kUnits) {
+          place.advance(base);
+          if (more) {
+            ptx::barrier_wait(place.barrier, place.parity);
+          }
+        }
+        if (u + 2 < kUnits || more) {
+          reader.fetch(place, (u + 2) % kUnits, fetched[u & 1], fetched[(u + 1) & 1]);
+        }
         ptx::mma_wait<1>();
         if (u == 0 && before != 0) {
           release(before);
         }
-        decode(codes, scale, a[(u + 1) & 1]);
+        decode(fetched[(u + 1) & 1], a[(u + 1) & 1]);
       }
-      multiply(sums[(kUnits - 1) % kBlocks], a[1], x + (place.offset >> 4) + (kXBytes >> 4));
-      before = place.barrier + 8 * kStages;
-      place.advance(base);
-      if (--steps == 0) {
+      multiply(sums[(kUnits - 1) % kBlocks], a[1], here + (kXBytes >> 4));
+      before = empty;
+      if (!more) {
         break;
       }
-      ptx::barrier_wait(place.barrier, place.parity);
-      const uint4 codes = reader.read(place, 0, scales[0]);
+      reader.fetch(place, 1, fetched[1], fetched[0]);
       ptx::mma_wait<1>();
-      decode(codes, scales[0], a[0]);
+      decode(fetched[0], a[0]);
     }
     ptx::mma_wait<0>();
     release(before);
@@ -281,9 +296,9 @@ struct W4A16Loop {
         }
       }
       const int rank = blockIdx.x % Tile::kCluster;
-      if (!stored && (part.split < 0 ||
-                      combine<Codec, Cluster>(sums, args, part, cluster_index(),
-                                              rank * Tile::kGroups + group, thread, flags))) {
+      if (!stored && (part.split < 0 || add_parts<Tile::kGroups * Tile::kCluster>(
+                                            sums, args, part, cluster_index(),
+                                            rank * Tile::kGroups + group, thread, flags))) {
         store_sums(sums, args, block, token, thread);
       }
     }
@@ -300,13 +315,15 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident)
   const uint32_t base = ptx::shared_address(shared);
   auto* flags = reinterpret_cast<volatile uint32_t*>(shared + Loop::kFlags);
   const int warp = __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x >> 5), 0);
-  if (threadIdx.x == 0) {
+  if (threadIdx.x == 128 * Tile::kGroups) {
+    ptx::prefetch_tensor_map(x);
     for (int s = 0; s < Tile::kStages; ++s) {
       ptx::barrier_init(base + Loop::kBarriers + 8 * s, 1);
       ptx::barrier_init(base + Loop::kBarriers + 8 * (Tile::kStages + s),
                         4 * Tile::kGroups * Tile::kCluster * ptx::kWarpArrivals);
     }
     ptx::barrier_init_fence();
+    Loop::start_ring(args, base);
   }
   if constexpr (Tile::kCluster == 1) {
     __syncthreads();

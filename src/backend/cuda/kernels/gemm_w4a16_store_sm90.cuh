@@ -71,6 +71,98 @@ __device__ __forceinline__ void store_sums(const float (&sums)[kBlocks][kSums],
   }
 }
 
+// Adds the parts of a split tile in the order of the blocks that summed them: leaves these sums in
+// memory, or, if it comes last, has the sums of all and returns true. own: number of this block's
+// cluster; kGroups: warpgroups of a cluster, of which this is `group`.
+template <int kGroups, int kBlocks, int kSums>
+__device__ __forceinline__ bool add_parts(float (&sums)[kBlocks][kSums],
+                                          const GemmSm90Args& args,
+                                          const GemmPart& part,
+                                          int own,
+                                          int group,
+                                          int thread,
+                                          volatile uint32_t* flags) {
+  constexpr int kOctets = kSums / 4;
+  constexpr int kWords = kBlocks * kOctets;  // of 16 bytes
+  const GemmSchedule& schedule = args.schedule;
+  const int first = schedule.block_of(part.split * schedule.steps);
+  const int last = schedule.block_of((part.split + 1) * schedule.steps - 1);
+  if (first == last) {
+    return true;
+  }
+  // A block's run holds the end of one split tile and the start of another: where it began before
+  // the tile, these sums are the start.
+  const auto slot = [&](int block) {
+    const int start = schedule.run_begin(block) < part.split * schedule.steps ? 1 : 0;
+    return static_cast<float4*>(args.parts) +
+           ((block * 2 + start) * kGroups + group) * (kWords * 128) + thread;
+  };
+  uint32_t* counter = args.counters + part.split * kGroups + group;
+  const uint32_t others = last - first;
+  const auto arrived = [&](uint32_t count) {  // parts left by others, this one counted as `count`
+    if (thread == 0) {
+      const uint32_t before = ptx::add_acquire_release(counter, count);
+      if (before == others) {
+        *counter = 0;
+      }
+      flags[group] = before;
+    }
+    sync_group(group);
+    return flags[group] == others;
+  };
+  // The start of a tile is the last part of its block's run; most often the end, another's first,
+  // has long been left in memory, and these sums need not be.
+  const bool two = others == 1;  // whose order does not matter
+  bool done =
+      two && part.begin == 0 && schedule.split_blocks % schedule.split_tiles != 0 && arrived(0);
+  if (!done) {
+    float4* mine = slot(own);
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) {
+      const float* four = sums[w / kOctets] + 4 * (w % kOctets);
+      __stcg(mine + w * 128, float4{four[0], four[1], four[2], four[3]});
+    }
+    sync_group(group);
+    if (!arrived(1)) {
+      return false;
+    }
+  }
+  if (!two) {
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) {
+        sums[b][i] = 0.0F;
+      }
+    }
+  }
+  constexpr int kAtOnce = kGroups >= 4 || kWords > 16 ? 1 : kWords > 8 ? 2 : 4;  // parts
+  for (int block = first; block <= last; block += kAtOnce) {
+    float4 words[kAtOnce][kWords];
+#pragma unroll
+    for (int p = 0; p < kAtOnce; ++p) {
+      const bool added = block + p <= last && !(two && block + p == own);
+      const float4* theirs = slot(block + p);
+#pragma unroll
+      for (int w = 0; w < kWords; ++w) {
+        words[p][w] = added ? __ldcg(theirs + w * 128) : float4{0.0F, 0.0F, 0.0F, 0.0F};
+      }
+    }
+#pragma unroll
+    for (int p = 0; p < kAtOnce; ++p) {
+#pragma unroll
+      for (int w = 0; w < kWords; ++w) {
+        float* four = sums[w / kOctets] + 4 * (w % kOctets);
+        four[0] += words[p][w].x;
+        four[1] += words[p][w].y;
+        four[2] += words[p][w].z;
+        four[3] += words[p][w].w;
+      }
+    }
+  }
+  return true;
+}
+
 // What the blocks of a cluster left of their sums at `mine` (in this block and, at the same place,
 // in the others): this block adds and stores a part of them. n and the rows' distance are even.
 template <int kPeers, int kBlocks, int kSums>

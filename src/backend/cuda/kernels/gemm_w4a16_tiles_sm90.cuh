@@ -24,12 +24,13 @@ template <int kGroupSize>
 std::span<const GemmSm90Tile> w4a16_tiles() {
   static const std::array kTiles = {
       describe_w4a16_tile<kGroupSize, W4A16Tile<32, 1, 4, 8, 1, 1>>(),
-      describe_w4a16_tile<kGroupSize, W4A16Tile<32, 1, 2, 10, 1, 1, 2>>(),
+      describe_w4a16_tile<kGroupSize, W4A16Tile<32, 1, 2, 10, 1, 1>>(),
       describe_w4a16_tile<kGroupSize, W4A16Tile<64, 1, 4, 6, 1, 1>>(),
-      describe_w4a16_tile<kGroupSize, W4A16Tile<64, 2, 2, 6, 1, 1>>(),
-      describe_w4a16_tile<kGroupSize, W4A16Tile<64, 1, 2, 8, 1, 1, 2>>(),
+      describe_w4a16_tile<kGroupSize, W4A16Tile<64, 1, 2, 8, 1, 1>>(),
+      describe_w4a16_tile<kGroupSize, W4A16Tile<96, 1, 2, 6, 1, 1>>(),
       describe_w4a16_tile<kGroupSize, W4A16Tile<96, 1, 2, 6, 1, 1, 2>>(),
       describe_w4a16_tile<kGroupSize, W4A16Tile<128, 2, 2, 4, 1, 1>>(),
+      describe_w4a16_tile<kGroupSize, W4A16Tile<128, 1, 2, 5, 1, 1>>(),
       describe_w4a16_tile<kGroupSize, W4A16Tile<128, 1, 2, 5, 1, 1, 2>>(),
       describe_w4a16_tile<kGroupSize, W4A16Tile<192, 1, 2, 3, 1, 1, 2>>(),
       describe_w4a16_tile<kGroupSize, W4A16Tile<256, 1, 2, 3, 1, 1>>(),
