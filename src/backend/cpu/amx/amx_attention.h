@@ -10,7 +10,7 @@
 namespace nibble::cpu {
 namespace {
 
-constexpr int64_t kGroupTiles = 4;  // row tiles whose queries and sums stay in the L1 cache
+constexpr int64_t kGroupTiles = 2;  // row tiles that share what the first cache holds of a block
 
 /// The steps of a chunk that see keys, between two empty ones at each end: groups of row tiles, in
 /// each the blocks, in each the row tiles. A row tile never follows itself.
@@ -24,14 +24,23 @@ class StepList {
     const int64_t tiles = (t.rows + 15) / 16;
     const int64_t groups = (tiles + kGroupTiles - 1) / kGroupTiles;
     const int64_t blocks = (keys[1] - first_block + kKeyBlock - 1) / kKeyBlock;
+    TileRange first[kKeyChunk / kKeyBlock];  // of the first row tile
+    for (int64_t block = 0; block < blocks; ++block) {
+      const PackRange pack = pack_range(keys, first_block + block * kKeyBlock);
+      first[block] = range_of(task, t, block, pack.at, pack.range, 0);
+    }
     for (int64_t group = 0; group < groups; ++group) {
       const int64_t end = (group + 1) * tiles / groups;
       for (int64_t block = 0; block < blocks; ++block) {
-        const PackRange pack = pack_range(keys, first_block + block * kKeyBlock);
-        const TileRange range = range_of(task, t, block, pack.at, pack.range, 0);
+        const TileRange& range = first[block];
         const bool all = !range.masked && task.window == 0;  // later rows see what the first sees
         for (int64_t tile = group * tiles / groups; tile < end; ++tile) {
-          add({tile, all ? range : range_of(task, t, block, pack.at, pack.range, tile)});
+          if (all) {
+            add({tile, range});
+            continue;
+          }
+          const PackRange pack = pack_range(keys, first_block + block * kKeyBlock);
+          add({tile, range_of(task, t, block, pack.at, pack.range, tile)});
         }
       }
     }
@@ -141,7 +150,7 @@ void sum_narrow(const AttentionTask& task, const TileTask& t, const int64_t (&ke
     if (pack.at < keys[1]) {
       begin_block(pack);
     }
-    add_values_of(t, 0, range, t.weights[0]);
+    add_values_of(t, 0, range, t.scores[0]);
   }
 }
 
@@ -203,7 +212,6 @@ void attention_in_tiles(const AttentionTask& task) {
   t.block.values = take(keys * t.width * 64);
   for (int i = 0; i < 2; ++i) {
     t.scores[i] = take(kKeyGroups * kTileBytes);
-    t.weights[i] = take(kWeightBytes);
   }
   t.block.score_scale = take_floats(keys);
   t.block.score_offset = take_floats(keys);

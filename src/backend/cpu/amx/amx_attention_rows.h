@@ -17,8 +17,7 @@ inline uint64_t bits_between(int64_t first, int64_t last) {
 
 /// What the rows of a row tile and the keys of a block share; arrays begin at the tile's first row.
 struct TileRows {
-  const uint8_t* scores;
-  uint8_t* weights;
+  uint8_t* scores;  // of which weights take the first tiles
   float* sums;
   float* offsets;
   float* shift;
@@ -39,7 +38,6 @@ struct TileRows {
            int64_t row_tile,
            int64_t buffer)
       : scores(t.scores[buffer]),
-        weights(t.weights[buffer]),
         sums(t.sums + row_tile * 256),
         offsets(t.offsets + row_tile * 256),
         shift(t.shift + row_tile * 16),
@@ -76,11 +74,33 @@ template <int kCode>
   return Simd::fma(Simd::load(scores), scale, add);
 }
 
+/// The same number, of which the compiler does not know that it could make it again for each row.
+inline F32x16 kept(F32x16 x) {
+  __asm__("" : "+v"(x.v));
+  return x;
+}
+
+inline F32x16 kept(float x) { return kept(Simd::set(x)); }
+
+inline __m512i kept_bits(uint32_t x) {
+  return Simd::bits(kept(Simd::from_bits(Simd::set_int(static_cast<int32_t>(x))))).v;
+}
+
+inline WeightConstants kept(WeightConstants constants) {
+  for (F32x16& x : constants.factors) {
+    x = kept(x);
+  }
+  constants.one = kept(constants.one);
+  constants.mantissa = kept(constants.mantissa);
+  return constants;
+}
+
 /// Weighs the rows of a row tile, one at a time. kFull: they all see the whole block.
 template <int kCode, bool kFull>
 class RowWeigher {
  public:
-  [[gnu::always_inline]] explicit RowWeigher(const TileRows& rows) : rows_(rows) {
+  [[gnu::always_inline]] explicit RowWeigher(const TileRows& rows)
+      : rows_(rows), least_(kept(kLeastExponent)), begin_(kept_bits(0xffc00000U)) {
     for (int64_t g = 0; g < kKeyGroups; ++g) {
       score_scale_[g] = Simd::load(rows.score_scale + 16 * g);
       value_scale_[g] = kCode == 1 ? Simd::set(1.0F) : Simd::load(rows.value_scale + 16 * g);
@@ -120,7 +140,7 @@ class RowWeigher {
 #pragma GCC unroll 4
     for (int64_t g = 0; g < kKeyGroups; ++g) {
       const __mmask16 mask = group_of(seen, g);
-      weight[g] = weight_of(weight[g]);
+      weight[g] = weight_of(weight[g], constants_);
       if constexpr (!kFull) {
         weight[g].v = _mm512_maskz_mov_ps(mask, weight[g].v);
       }
@@ -139,7 +159,7 @@ class RowWeigher {
     for (int64_t g = 0; g < kKeyGroups; g += 2) {
       const auto pair =
           reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(weight[g + 1].v, weight[g].v));
-      _mm512_storeu_si512(rows_.weights + row * 64 + g / 2 * kTileBytes, pair);
+      _mm512_storeu_si512(rows_.scores + row * 64 + g / 2 * kTileBytes, pair);
     }
     Simd::store(rows_.sums + row * 16, sum);
     if constexpr (kCode == 3) {
@@ -178,22 +198,24 @@ class RowWeigher {
 
   /// Whether one is not within kLeastExponent .. kTopExponent: all numbers there begin with the
   /// same ten bits.
-  [[gnu::always_inline]] static bool out_of_range(const F32x16 (&exponents)[kKeyGroups]) {
+  [[gnu::always_inline]] bool out_of_range(const F32x16 (&exponents)[kKeyGroups]) const {
     static_assert(kLeastExponent == 384.0F && kTopExponent == 512.0F - 0x1p-15F);
     constexpr int kEitherDiffers = 0x7e;  // (a ^ c) | (b ^ c)
-    const __m512i least = Simd::bits(Simd::set(kLeastExponent)).v;
+    const __m512i least = Simd::bits(least_).v;
     const __m512i low = _mm512_ternarylogic_epi32(
         Simd::bits(exponents[0]).v, Simd::bits(exponents[1]).v, least, kEitherDiffers);
     const __m512i high = _mm512_ternarylogic_epi32(
         Simd::bits(exponents[2]).v, Simd::bits(exponents[3]).v, least, kEitherDiffers);
-    const __m512i begin = _mm512_set1_epi32(static_cast<int>(0xffc00000U));
-    return _mm512_test_epi32_mask(_mm512_or_si512(low, high), begin) != 0;
+    return _mm512_test_epi32_mask(_mm512_or_si512(low, high), begin_) != 0;
   }
 
  private:
   TileRows rows_;
   F32x16 score_scale_[kKeyGroups];
   F32x16 value_scale_[kKeyGroups];
+  WeightConstants constants_ = kept(WeightConstants{});
+  F32x16 least_;
+  __m512i begin_;
   int64_t row_ = 0;
   uint32_t skipped_ = 0;
 };
@@ -288,8 +310,9 @@ struct TileStep {
   [[nodiscard]] bool exists() const { return range.begin < range.end; }
 };
 
-/// Scores of step `next`, weights of `now` and sums of `before`, which all exist. Rows are weighed
-/// between tile instructions, kRows for four products, so that the processor works on both at once.
+/// Sums of step `before`, scores of `next` and weights of `now`, which all exist. Rows are weighed
+/// between tile instructions, kRows for two products, so that the processor works on both at once.
+/// Products alternate between tiles 0, 1 and 2, 3: two are stored while the others are summed.
 template <int kCode, bool kFull, int kRows>
 void mixed_steps(const AttentionTask& task,
                  const TileTask& t,
@@ -302,95 +325,86 @@ void mixed_steps(const AttentionTask& task,
     find_first_tops<kCode>(tile_rows);
   }
   RowWeigher<kCode, kFull> rows(tile_rows);
-  const int64_t keys = kKeyGroups * next.range.block;
+  const int64_t width = t.width;
   uint8_t* scores = t.scores[1 - here];
-  const uint8_t* weights = t.weights[1 - here];
-  zero_tile<0>();
-  zero_tile<1>();
-  zero_tile<2>();
-  zero_tile<3>();
-  for (int64_t k = 0; k < t.width; ++k) {
-    load_tile<4>(query_tile(t, next.row_tile, k));
-    load_tile<5>(key_tile(t.block, keys, k));
-    dot_bf16<0, 4, 5>();
+  const int64_t begin = before.range.begin / 32;
+  const int64_t end = before.range.end / 32;
+  for (int64_t d = 0; d < 2 * width; d += 4) {
+    uint8_t* acc = acc_tile(t, before.row_tile, d);
+    const uint8_t* values = value_tile(t.block, 2 * before.range.block, d);
+    load_tile<0>(acc);
+    load_tile<1>(acc + kTileBytes);
+    for (int64_t j = begin; j < end; ++j) {
+      load_tile<4>(scores + j * kTileBytes);
+      load_tile<6>(values + j * 2 * width * kTileBytes);
+      dot_bf16<0, 4, 6>();
+      load_tile<7>(values + (j * 2 * width + 1) * kTileBytes);
+      rows.next();
+      dot_bf16<1, 4, 7>();
+      if constexpr (kRows == 2) {
+        rows.next();
+      }
+    }
+    if (d + 2 == 2 * width) {
+      store_tile<0>(acc);
+      store_tile<1>(acc + kTileBytes);
+      break;
+    }
+    load_tile<2>(acc + 2 * kTileBytes);
+    load_tile<3>(acc + 3 * kTileBytes);
+    for (int64_t j = begin; j < end; ++j) {
+      load_tile<5>(scores + j * kTileBytes);
+      load_tile<6>(values + (j * 2 * width + 2) * kTileBytes);
+      dot_bf16<2, 5, 6>();
+      load_tile<7>(values + (j * 2 * width + 3) * kTileBytes);
+      rows.next();
+      dot_bf16<3, 5, 7>();
+      if (j == begin) {
+        store_tile<0>(acc);
+        store_tile<1>(acc + kTileBytes);
+      }
+      if constexpr (kRows == 2) {
+        rows.next();
+      }
+    }
+    store_tile<2>(acc + 2 * kTileBytes);
+    store_tile<3>(acc + 3 * kTileBytes);
+  }
+  const uint8_t* queries = query_tile(t, next.row_tile, 0);
+  const uint8_t* keys = key_tile(t.block, kKeyGroups * next.range.block, 0);
+  load_zeros<0>();
+  load_zeros<1>();
+  for (int64_t k = 0; k < width; ++k) {
+    load_tile<4>(queries + k * kTileBytes);
+    load_tile<6>(keys + k * kTileBytes);
+    dot_bf16<0, 4, 6>();
+    load_tile<7>(keys + (width + k) * kTileBytes);
     rows.next();
-    load_tile<6>(key_tile(t.block, keys + 1, k));
-    dot_bf16<1, 4, 6>();
-    if constexpr (kRows == 4) {
-      rows.next();
-    }
-    load_tile<7>(key_tile(t.block, keys + 2, k));
-    dot_bf16<2, 4, 7>();
-    if constexpr (kRows >= 2) {
-      rows.next();
-    }
-    load_tile<5>(key_tile(t.block, keys + 3, k));
-    dot_bf16<3, 4, 5>();
-    if constexpr (kRows == 4) {
+    dot_bf16<1, 4, 7>();
+    if constexpr (kRows == 2) {
       rows.next();
     }
   }
-  // Tiles of scores leave as those of sums come.
-  const int64_t first = before.range.begin / 32;
-  for (int64_t d = 0; d < 2 * t.width; d += 4) {
-    const bool wide = d + 2 < 2 * t.width;
-    for (int64_t j = first; j < before.range.end / 32; ++j) {
-      const bool begins = j == first;
-      load_tile<4>(weights + j * kTileBytes);
-      if (begins) {
-        if (d == 0) {
-          store_tile<0>(scores);
-        }
-        load_tile<0>(acc_tile(t, before.row_tile, d));
-      }
-      load_tile<5>(value_tile(t.block, 2 * before.range.block + j, d));
-      dot_bf16<0, 4, 5>();
-      rows.next();
-      if (begins) {
-        if (d == 0) {
-          store_tile<1>(scores + kTileBytes);
-        }
-        load_tile<1>(acc_tile(t, before.row_tile, d + 1));
-      }
-      load_tile<6>(value_tile(t.block, 2 * before.range.block + j, d + 1));
-      dot_bf16<1, 4, 6>();
-      if constexpr (kRows == 4) {
-        rows.next();
-      }
-      if (begins && d == 0) {
-        store_tile<2>(scores + 2 * kTileBytes);
-      }
-      if (wide) {
-        if (begins) {
-          load_tile<2>(acc_tile(t, before.row_tile, d + 2));
-        }
-        load_tile<7>(value_tile(t.block, 2 * before.range.block + j, d + 2));
-        dot_bf16<2, 4, 7>();
-      }
-      if constexpr (kRows >= 2) {
-        rows.next();
-      }
-      if (begins && d == 0) {
-        store_tile<3>(scores + 3 * kTileBytes);
-      }
-      if (wide) {
-        if (begins) {
-          load_tile<3>(acc_tile(t, before.row_tile, d + 3));
-        }
-        load_tile<5>(value_tile(t.block, 2 * before.range.block + j, d + 3));
-        dot_bf16<3, 4, 5>();
-      }
-      if constexpr (kRows == 4) {
-        rows.next();
-      }
+  keys += 2 * width * kTileBytes;
+  load_zeros<2>();
+  load_zeros<3>();
+  for (int64_t k = 0; k < width; ++k) {
+    load_tile<5>(queries + k * kTileBytes);
+    load_tile<6>(keys + k * kTileBytes);
+    dot_bf16<2, 5, 6>();
+    load_tile<7>(keys + (width + k) * kTileBytes);
+    rows.next();
+    dot_bf16<3, 5, 7>();
+    if (k == 0) {
+      store_tile<0>(scores);
+      store_tile<1>(scores + kTileBytes);
     }
-    store_tile<0>(acc_tile(t, before.row_tile, d));
-    store_tile<1>(acc_tile(t, before.row_tile, d + 1));
-    if (wide) {
-      store_tile<2>(acc_tile(t, before.row_tile, d + 2));
-      store_tile<3>(acc_tile(t, before.row_tile, d + 3));
+    if constexpr (kRows == 2) {
+      rows.next();
     }
   }
+  store_tile<2>(scores + 2 * kTileBytes);
+  store_tile<3>(scores + 3 * kTileBytes);
   const uint32_t skipped = rows.finish();
   if (__builtin_expect(skipped, 0) != 0) {
     weigh_skipped<kCode>(t, tile_rows, now.row_tile, skipped);
@@ -405,14 +419,14 @@ void plain_steps(const AttentionTask& task,
                  const TileStep& now,
                  const TileStep& before,
                  int64_t here) {
+  if (before.exists()) {
+    add_values_of(t, before.row_tile, before.range, t.scores[1 - here]);
+  }
   for (int64_t k = 0; next.exists() && k < t.width; ++k) {
     score_step<false>(t, next.range.block, next.row_tile, k, t.scores[1 - here]);
   }
   if (now.exists()) {
     weigh_rows<kCode>(task, t, now.range, now.row_tile, here);
-  }
-  if (before.exists()) {
-    add_values_of(t, before.row_tile, before.range, t.weights[1 - here]);
   }
 }
 
@@ -427,11 +441,9 @@ void run_steps(const AttentionTask& task,
     return plain_steps<kCode>(task, t, next, now, before, here);
   }
   if (now.range.masked) {
-    return mixed_steps<kCode, false, 2>(task, t, next, now, before, here);
+    return mixed_steps<kCode, false, 1>(task, t, next, now, before, here);
   }
   if (t.width <= 2) {
-    mixed_steps<kCode, true, 4>(task, t, next, now, before, here);
-  } else if (t.width <= 4) {
     mixed_steps<kCode, true, 2>(task, t, next, now, before, here);
   } else {
     mixed_steps<kCode, true, 1>(task, t, next, now, before, here);

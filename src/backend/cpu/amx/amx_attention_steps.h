@@ -8,8 +8,7 @@
 namespace nibble::cpu {
 namespace {
 
-constexpr int64_t kKeyGroups = kKeyBlock / 16;                 // tiles of scores of a row tile
-constexpr int64_t kWeightBytes = kKeyBlock / 32 * kTileBytes;  // weights of a row tile
+constexpr int64_t kKeyGroups = kKeyBlock / 16;  // tiles of scores of a row tile
 
 /// What a task works on; tiles are 1024 bytes each.
 struct TileTask {
@@ -23,9 +22,9 @@ struct TileTask {
   float* shift;         // [row] kExponentBase - top
   int32_t* positions;   // [row], -1 for rows that are not there
   uint8_t* acc;         // [row tile][2 width] of 16 dims
-  // Of two row tiles in turn, so that tiles are not loaded right after they were stored.
-  uint8_t* scores[2];   // [kKeyGroups]
-  uint8_t* weights[2];  // [kKeyBlock / 32]
+  // Of two row tiles in turn, so that tiles are not loaded right after they were stored; the rows
+  // of weights take the place of those of the first scores.
+  uint8_t* scores[2];  // [kKeyGroups]
   TileBlock block;
 };
 

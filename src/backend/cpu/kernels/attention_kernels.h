@@ -118,11 +118,12 @@ void attend_block(const KeyBlock& block, int64_t dim, const BlockRow& row) {
   score_keys<kCode>(block, padded_dim, row, scores);
   F32x16 sum = Simd::load(row.sums);
   F32x16 offset = Simd::load(row.offsets);
+  const WeightConstants constants;
   for (int64_t j = lo; j < hi; j += 16) {
     const F32x16 exponent = Simd::load(scores + j);
     const F32x16 zero = Simd::set(0.0F);
-    F32x16 weight =
-        Simd::select_less(exponent, Simd::set(kLeastExponent), zero, weight_of(exponent));
+    F32x16 weight = Simd::select_less(exponent, Simd::set(kLeastExponent), zero,
+                                      weight_of(exponent, constants));
     sum = Simd::add(sum, weight);
     if constexpr (kCode == 3) {
       offset = Simd::fma(weight, Simd::load(block.value_offset + j), offset);

@@ -43,18 +43,26 @@ constexpr float kExponentBase = 480.0F;
 constexpr float kLeastExponent = kExponentBase + kLeastLog2;
 constexpr float kTopExponent = kExponentBase + 32.0F - 0x1p-15F;  // above: the row's top rises
 
+/// Of weight_of: loops keep them in registers.
+struct WeightConstants {
+  static constexpr float kUnit = 0x1p32F;  // 2^(512 - kExponentBase): integers count modulo 512
+  F32x16 factors[4] = {Simd::set(kUnit * 0.0385335609F), Simd::set(kUnit * -0.00177822495F),
+                       Simd::set(kUnit * -0.264485836F), Simd::set(kUnit * 1.22773051F)};
+  F32x16 mantissa = Simd::from_bits(Simd::set_int(0x7fffff));
+  F32x16 one = Simd::set(1.0F);
+};
+
 /// 2^x of kExponentBase + x, -96 <= x < 32, exact for integers. Shifted by eight bits, x's fraction
 /// f is a mantissa and its integer part adds to an exponent: (1 + f) 2^x / 2^f. The polynomial is
 /// 1 + (2^f - 1 - f) / 2 as a function of 1 + f, of least error with f(0) = 1 (fitted); just below
 /// a power of two, half a step of a number is one of the next, so adding bits adds 2^f - 1 - f.
 /// Relative error 8.6e-5; weights are rounded to BF16 afterwards.
-inline F32x16 weight_of(F32x16 exponent) {
-  constexpr float kUnit = 0x1p32F;  // 2^(512 - kExponentBase): integer parts count modulo 512
+inline F32x16 weight_of(F32x16 exponent, const WeightConstants& constants) {
   const I32x16 x = Simd::shift_left<8>(Simd::bits(exponent));
-  const F32x16 m = Simd::mantissa(x);
-  F32x16 p = Simd::fma(Simd::set(kUnit * 0.0385335609F), m, Simd::set(kUnit * -0.00177822495F));
-  p = Simd::fma(p, m, Simd::set(kUnit * -0.264485836F));
-  p = Simd::fma(p, m, Simd::set(kUnit * 1.22773051F));
+  const F32x16 m = Simd::and_or(x, constants.mantissa, constants.one);
+  F32x16 p = Simd::fma(constants.factors[0], m, constants.factors[1]);
+  p = Simd::fma(p, m, constants.factors[2]);
+  p = Simd::fma(p, m, constants.factors[3]);
   return Simd::from_bits(Simd::add_int(x, Simd::bits(p)));
 }
 

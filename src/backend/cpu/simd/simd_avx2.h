@@ -156,9 +156,9 @@ struct Simd {
     }
   }
 
-  /// 1.m of each lane's 23 bits of mantissa m.
-  static F32x16 mantissa(I32x16 a) {
-    return from_bits(or_int(and_int(a, set_int(0x7fffff)), set_int(0x3f800000)));
+  /// (a & b) | c of each lane's bits.
+  static F32x16 and_or(I32x16 a, F32x16 b, F32x16 c) {
+    return from_bits(or_int(and_int(a, bits(b)), bits(c)));
   }
   /// The larger bits, as unsigned numbers: above all others for NaN.
   static F32x16 max_bits(F32x16 a, F32x16 b) {

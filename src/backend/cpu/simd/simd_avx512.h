@@ -99,11 +99,9 @@ struct Simd {
     }
   }
 
-  /// 1.m of each lane's 23 bits of mantissa m.
-  static F32x16 mantissa(I32x16 a) {
-    const __m512i one = _mm512_set1_epi32(0x3f800000);
-    return {_mm512_castsi512_ps(
-        _mm512_ternarylogic_epi32(a.v, _mm512_set1_epi32(0x7fffff), one, 0xea))};
+  /// (a & b) | c of each lane's bits.
+  static F32x16 and_or(I32x16 a, F32x16 b, F32x16 c) {
+    return from_bits({_mm512_ternarylogic_epi32(a.v, bits(b).v, bits(c).v, 0xea)});
   }
   /// The larger bits, as unsigned numbers: above all others for NaN.
   static F32x16 max_bits(F32x16 a, F32x16 b) {
