@@ -14,8 +14,8 @@ constexpr double kMemoryBytes = 19.0;      // of weights
 constexpr double kBesideBytes = 45.0;      // of activations, from the L2 cache
 constexpr double kTileClocks = 600.0;      // to add up and store a tile
 constexpr double kClusterClocks = 1500.0;  // for each block of a cluster
+constexpr int kEarlyBytes = 65536;         // of weights, see W4A16DecodePlan::early
 constexpr int kMaxTile = 16;               // slices
-constexpr int kLeastStages = 6;
 
 int ceil_div(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b); }
 
@@ -25,8 +25,9 @@ int tokens_for(int64_t m) {
   return m <= kW4A16DecodeSizes[0] ? kW4A16DecodeSizes[0] : kW4A16DecodeSizes[1];
 }
 
-W4A16DecodeKernel kernel_for(int group_size, int tokens) {
-  return group_size == 32 ? w4a16_decode_kernel<32>(tokens) : w4a16_decode_kernel<128>(tokens);
+W4A16DecodeKernel kernel_for(int group_size, int tokens, int warps) {
+  return group_size == 32 ? w4a16_decode_kernel<32>(tokens, warps)
+                          : w4a16_decode_kernel<128>(tokens, warps);
 }
 
 }  // namespace
@@ -47,7 +48,7 @@ W4A16DecodePlan plan_w4a16_decode(int64_t n, int64_t k, int group_size, int64_t 
       continue;
     }
     const double pair_clocks =
-        tile * slice_bytes(group_size) / kMemoryBytes + static_cast<double>(m) * 256 / kBesideBytes;
+        tile * slice_bytes(group_size) / kMemoryBytes + tokens * 256 / kBesideBytes;
     const double clocks = rounds * (ceil_div(pairs, cluster) * pair_clocks + kTileClocks) +
                           (cluster > 1 ? kClusterClocks * cluster : 0.0);
     if (plan.tile == 0 || clocks < least) {
@@ -61,10 +62,10 @@ W4A16DecodePlan plan_w4a16_decode(int64_t n, int64_t k, int group_size, int64_t 
   plan.least = plan.slices / plan.tiles;
   plan.larger = plan.slices % plan.tiles;
   plan.row_warps = (plan.tile + 1) / 2;
-  plan.k_warps =
-      std::max(1, std::min(kW4A16DecodeWarps / plan.row_warps, pairs / (2 * plan.cluster)));
+  plan.warps = tokens == 16 && plan.row_warps == 7 ? 14 : 16;
+  plan.k_warps = std::max(1, std::min(plan.warps / plan.row_warps, pairs / (2 * plan.cluster)));
   // As much in a stage as leaves stages enough; each stage always falls to the same set of warps.
-  const int ring = kW4A16DecodeShared - w4a16_decode_rest(tokens);
+  const int ring = kW4A16DecodeShared - w4a16_decode_rest(tokens, plan.warps);
   const int pair_x = 256 * tokens;
   const int pair_starts = 128 / group_size * tokens * 8;
   for (int step = plan.k_warps; step >= 1; --step) {
@@ -80,10 +81,13 @@ W4A16DecodePlan plan_w4a16_decode(int64_t n, int64_t k, int group_size, int64_t 
     plan.stages = std::min(kW4A16DecodeStages, ring / plan.stage_bytes) / plan.sets * plan.sets;
     plan.set_bytes = plan.sets * plan.stage_bytes;
     plan.ring_bytes = plan.stages * plan.stage_bytes;
-    if (plan.stages >= kLeastStages) {
+    if (plan.stages >= (tokens == 8 ? 6 : 3)) {
       break;
     }
   }
+  plan.early =
+      std::min(plan.stages,
+               std::max(1, kEarlyBytes / (plan.step_pairs * plan.tile * slice_bytes(group_size))));
   return plan;
 }
 
@@ -94,11 +98,14 @@ Result<W4A16Decode> W4A16Decode::make(const GemmProblem& problem, const DeviceIn
   decode.group_size_ = problem.weight.group_size;
   decode.sms_ = device.sms;
   for (const int tokens : kW4A16DecodeSizes) {
-    const auto* kernel = reinterpret_cast<const void*>(kernel_for(decode.group_size_, tokens));
-    NIBBLE_RETURN_IF_ERROR(
-        check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                   kW4A16DecodeShared),
-              "gemm_w4a16_decode_sm90"));
+    for (const int warps : kW4A16DecodeWarps) {
+      const auto* kernel =
+          reinterpret_cast<const void*>(kernel_for(decode.group_size_, tokens, warps));
+      NIBBLE_RETURN_IF_ERROR(
+          check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                     kW4A16DecodeShared),
+                "gemm_w4a16_decode_sm90"));
+    }
   }
   return decode;
 }
@@ -118,9 +125,9 @@ cudaError_t W4A16Decode::run(const GemmLaunch& args, const LaunchContext& contex
                                     .packed_slices = ceil_div(n_, 64) * 4,
                                     .result = args.result,
                                     .plan = plan};
-  return launch(kernel_for(group_size_, tokens),
+  return launch(kernel_for(group_size_, tokens, plan.warps),
                 {.blocks = dim3(static_cast<unsigned>(plan.blocks)),
-                 .threads = kW4A16DecodeThreads,
+                 .threads = w4a16_decode_threads(plan.warps),
                  .shared_bytes = kW4A16DecodeShared,
                  .cluster = static_cast<unsigned>(plan.cluster)},
                 context, kernel_args);

@@ -26,9 +26,10 @@
 // Elephants Can't Run: Bringing Large Scale MoE Models into Cloud Scale Production", 2022.
 namespace nibble::cuda {
 
-template <int kGroupSize, int kTokens>
+template <int kGroupSize, int kTokens, int kWarps>
 struct W4A16DecodeLoop {
   using Layout = Int4GroupLayout<kGroupSize>;
+  static constexpr int kSumWarps = w4a16_decode_sum_warps(kWarps);
   static constexpr int kOctets = kTokens / 8;
   static constexpr int kBoxBytes = kTokens * 128;   // of x, 64 of K
   static constexpr int kGroups = 128 / kGroupSize;  // of a pair
@@ -45,7 +46,7 @@ struct W4A16DecodeLoop {
     __device__ __forceinline__ Place(uint32_t base, const W4A16DecodePlan& plan)
         : ring(base),
           sums(ring + plan.stages * plan.stage_bytes),
-          barriers(sums + 2 * kW4A16DecodeWarps * kOctets * 512),
+          barriers(sums + 2 * kWarps * kOctets * 512),
           stage_bytes(plan.stage_bytes) {}
     __device__ __forceinline__ uint32_t stage(int slot) const { return ring + slot * stage_bytes; }
     // Weights and starts are there; x is; all of it is used up.
@@ -82,7 +83,7 @@ struct W4A16DecodeLoop {
     return tile * args.plan.least + min(tile, args.plan.larger);
   }
 
-  // --- the copying thread ---
+  // --- weights ---
 
   // A tile's weights as the copies of its steps find them.
   struct Source {
@@ -95,6 +96,7 @@ struct W4A16DecodeLoop {
       bytes = (first_slice(args, tile + 1) - first) * Layout::kSliceBytes;
       from = args.weights + share.begin * row_bytes + first * Layout::kSliceBytes;
     }
+    __device__ __forceinline__ void skip(int pairs) { from += pairs * row_bytes; }
     // Weights of the next step, `pairs` pairs.
     __device__ __forceinline__ void copy(const W4A16DecodeArgs& args,
                                          const Place& place,
@@ -112,6 +114,7 @@ struct W4A16DecodeLoop {
     }
   };
 
+  // One thread: weights of all steps.
   static __device__ __forceinline__ void fill_ring(const W4A16DecodeArgs& args,
                                                    const Place& place) {
     const Share share(args);
@@ -135,17 +138,54 @@ struct W4A16DecodeLoop {
 
   // --- activations ---
 
-  // One warp: activations of all steps, in boxes of 64 of K whose eights of K are swizzled by the
-  // token. They do not go the way of the weights: they would have to wait behind a ring of them.
-  // Rows beyond the last token stay as they are, what comes of them is not stored.
+  // Activations as the copies of the steps find them: 16 bytes a lane, in boxes of 64 of K whose
+  // eights of K are swizzled by the token. They do not go the way of the weights: they would have
+  // to wait behind a ring of them. Rows beyond the last token are copies of it, or stay as they
+  // are: what comes of them is not stored.
+  struct XSource {
+    static constexpr int kRows = kTokens / 2;  // of a lane: half a warp has two rows' 16 eights
+    const uint8_t* rows[kRows];                // at the next pair
+    uint32_t place_of_lane;
+    int m;
+    __device__ __forceinline__ XSource(const W4A16DecodeArgs& args, const Share& share)
+        : m(args.m) {
+      const int lane = static_cast<int>(threadIdx.x & 31), eight = lane & 15, odd = lane >> 4;
+      place_of_lane = eight / 8 * kBoxBytes + odd * 128 + ((eight & 7) ^ odd) * 16;
+      const auto* x = static_cast<const uint8_t*>(args.x) + share.begin * 256 + eight * 16;
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        rows[r] = x + static_cast<int64_t>(min(2 * r + odd, m - 1)) * args.k * 2;
+      }
+    }
+    __device__ __forceinline__ void advance(int pairs) {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        rows[r] += pairs * 256;
+      }
+    }
+    // Activations of the next step, `pairs` pairs.
+    __device__ __forceinline__ void load(const Place& place, int pairs, int slot) {
+      uint32_t to = place.stage(slot) + place_of_lane;
+#pragma unroll 2
+      for (int i = 0; i < pairs; ++i) {
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+          if (kTokens > 8 || 2 * r < m) {
+            ptx::copy_async16((to ^ (32 * (r & 3))) + r * 256, rows[r]);
+          }
+        }
+        to += 2 * kBoxBytes;
+        advance(1);
+      }
+      ptx::copy_arrive(place.x_full(slot));
+    }
+  };
+
+  // One warp: activations of all steps.
   static __device__ __forceinline__ void load_x(const W4A16DecodeArgs& args, const Place& place) {
     const Share share(args);
+    XSource source(args, share);
     const int stages = args.plan.stages, step_pairs = args.plan.step_pairs;
-    const int lane = static_cast<int>(threadIdx.x & 31);
-    const int eight = lane & 15, odd = lane >> 4;  // of a pair's 16 eights, and row
-    const int64_t row_bytes = static_cast<int64_t>(args.k) * 2;
-    const uint8_t* from = static_cast<const uint8_t*>(args.x) + odd * row_bytes + eight * 16;
-    const uint32_t place_of_lane = eight / 8 * kBoxBytes + odd * 128 + ((eight & 7) ^ odd) * 16;
     ptx::wait_for_predecessor();
     int slot = 0;
     uint32_t parity = 1;
@@ -154,26 +194,54 @@ struct W4A16DecodeLoop {
         if (count >= stages) {
           ptx::barrier_wait(place.empty(slot), parity);
         }
-        const int pairs = min(step_pairs, share.end - pair);
-        uint32_t to = place.stage(slot) + place_of_lane;
-        const uint8_t* source = from + pair * 256;
-#pragma unroll 1
-        for (int i = 0; i < pairs; ++i) {
-#pragma unroll
-          for (int row = 0; row < kTokens; row += 2) {
-            if (row + odd < args.m) {
-              ptx::copy_async16((to ^ (16 * (row & 6))) + row * 128, source + row * row_bytes);
-            }
-          }
-          to += 2 * kBoxBytes;
-          source += 256;
-        }
-        ptx::copy_arrive(place.x_full(slot));
+        source.load(place, min(step_pairs, share.end - pair), slot);
         if (++slot == stages) {
           slot = 0;
           parity ^= 1;
         }
       }
+      source.advance(share.begin - share.end);
+    }
+  }
+
+  // One warp: weights and activations of all steps. Of the weights only so many come first that
+  // activations need not wait long.
+  static __device__ __forceinline__ void fill_all(const W4A16DecodeArgs& args, const Place& place) {
+    const Share share(args);
+    XSource x(args, share);
+    const int stages = args.plan.stages, step_pairs = args.plan.step_pairs;
+    const int early = min(args.plan.early, share.steps);
+    const bool copies = (threadIdx.x & 31) == 0;
+    if (copies) {
+      Source source(args, share, share.tile);
+      for (int i = 0, pair = share.begin; i < early; ++i, pair += step_pairs) {
+        source.copy(args, place, min(step_pairs, share.end - pair), i);
+      }
+    }
+    __syncwarp();
+    ptx::wait_for_predecessor();
+    int count = 0, slot = 0;
+    uint32_t parity = 1;
+    for (int tile = share.tile; tile < args.plan.tiles; tile += share.tile_step) {
+      Source source(args, share, tile);
+      for (int pair = share.begin; pair < share.end; pair += step_pairs, ++count) {
+        const int pairs = min(step_pairs, share.end - pair);
+        if (count >= stages) {
+          ptx::barrier_wait_to_refill(place.empty(slot), parity);
+        }
+        if (count < early) {
+          source.skip(pairs);
+        } else if (copies) {
+          source.copy(args, place, pairs, slot);
+        }
+        __syncwarp();
+        x.load(place, pairs, slot);
+        if (++slot == stages) {
+          slot = 0;
+          parity ^= 1;
+        }
+      }
+      x.advance(share.begin - share.end);
     }
   }
 
@@ -214,8 +282,8 @@ struct W4A16DecodeLoop {
     }
   }
 
-  // Warp `own` of kW4A16DecodeSumWarps: starts of the steps in each so manieth stage, as their
-  // activations come.
+  // Warp `own` of kSumWarps, which take stages in turn: starts of the steps, as their activations
+  // come.
   static __device__ __forceinline__ void sum_x(const W4A16DecodeArgs& args,
                                                const Place& place,
                                                int own) {
@@ -236,8 +304,8 @@ struct W4A16DecodeLoop {
         to += kPairStartBytes;
       }
       ptx::warp_arrive(place.full(slot));
-      slot += kW4A16DecodeSumWarps;
-      count += kW4A16DecodeSumWarps;
+      slot += kSumWarps;
+      count += kSumWarps;
       if (slot >= args.plan.stages) {
         count += args.plan.stages - slot + own;
         slot = own;
@@ -461,13 +529,12 @@ struct W4A16DecodeLoop {
       }
     }
     if (plan.cluster == 1) {
-      ptx::group_sync(1, 32 * kW4A16DecodeWarps);
+      ptx::group_sync(1, 32 * kWarps);
     } else {
       ptx::cluster_sync();
     }
     const int rank = static_cast<int>(blockIdx.x) % plan.cluster;
-    for (int i = warp + rank * kW4A16DecodeWarps; i < slices * kOctets;
-         i += plan.cluster * kW4A16DecodeWarps) {
+    for (int i = warp + rank * kWarps; i < slices * kOctets; i += plan.cluster * kWarps) {
       const int slice = i / kOctets, octet = i % kOctets;
       float total[4] = {};
       for (int peer = 0; peer < plan.cluster; ++peer) {
@@ -489,7 +556,7 @@ struct W4A16DecodeLoop {
     if (plan.cluster > 1) {
       ptx::cluster_sync();  // nobody leaves while others read
     } else if (!last) {
-      ptx::group_sync(1, 32 * kW4A16DecodeWarps);
+      ptx::group_sync(1, 32 * kWarps);
     }
   }
 
@@ -512,15 +579,15 @@ struct W4A16DecodeLoop {
 };
 
 /// y of the tiles that args.plan gives to this block. x [m, k] bf16.
-template <int kGroupSize, int kTokens>
-__global__ void __launch_bounds__(kW4A16DecodeThreads, 1)
+template <int kGroupSize, int kTokens, int kWarps>
+__global__ void __launch_bounds__(w4a16_decode_threads(kWarps), 1)
     gemm_w4a16_decode_sm90(const __grid_constant__ W4A16DecodeArgs args) {
-  using Loop = W4A16DecodeLoop<kGroupSize, kTokens>;
+  using Loop = W4A16DecodeLoop<kGroupSize, kTokens, kWarps>;
   extern __shared__ uint8_t shared[];
   const uint32_t base = (ptx::shared_address(shared) + 1023U) & ~1023U;
   const typename Loop::Place place(base, args.plan);
   const int warp = static_cast<int>(threadIdx.x >> 5), lane = static_cast<int>(threadIdx.x & 31);
-  if (warp == kW4A16DecodeWarps) {
+  if (warp == kWarps) {
     if (lane < args.plan.stages) {
       ptx::barrier_init(place.full(lane), 1 + ptx::kWarpArrivals);
       ptx::barrier_init(place.x_full(lane), 32);
@@ -531,16 +598,22 @@ __global__ void __launch_bounds__(kW4A16DecodeThreads, 1)
   }
   __syncthreads();
   ptx::allow_successor();
-  if (warp < kW4A16DecodeWarps) {
+  if (warp < kWarps) {
     Loop::multiply_tiles(args, place);
-  } else if (warp == kW4A16DecodeWarps) {
-    if (lane == 0) {
-      Loop::fill_ring(args, place);
+  } else if constexpr (kWarps == 16) {
+    if (warp == kWarps) {
+      if (lane == 0) {
+        Loop::fill_ring(args, place);
+      }
+    } else if (warp == kWarps + 1) {
+      Loop::load_x(args, place);
+    } else {
+      Loop::sum_x(args, place, warp - kWarps - 2);
     }
-  } else if (warp == kW4A16DecodeWarps + 1) {
-    Loop::load_x(args, place);
+  } else if (warp == kWarps) {
+    Loop::fill_all(args, place);
   } else {
-    Loop::sum_x(args, place, warp - kW4A16DecodeWarps - 2);
+    Loop::sum_x(args, place, 0);
   }
 }
 

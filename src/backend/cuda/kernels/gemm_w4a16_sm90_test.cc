@@ -57,10 +57,10 @@ TEST(GemmW4A16Sm90, FewTokensEqualTheReference) {
     int64_t n, k;
     std::vector<int64_t> row_counts;
   };
-  const Shape shapes[] = {{6160, 1024, {1, 5, 9, 16}},  {9000, 384, {1, 3, 9, 15}},
-                          {40000, 256, {1, 4, 11, 16}}, {64, 8192, {1, 8, 10, 16}},
-                          {1040, 4224, {2, 13}},        {4200, 1152, {1, 7, 12}},
-                          {2051, 6272, {9, 14}},        {1, 128, {2, 16}}};
+  const Shape shapes[] = {
+      {6160, 1024, {1, 5, 9, 16}}, {9000, 384, {1, 3, 9, 15}}, {40000, 256, {1, 4, 11, 16}},
+      {64, 8192, {1, 8, 10, 16}},  {1040, 4224, {2, 13}},      {4200, 1152, {1, 7, 12}},
+      {2051, 6272, {9, 14}},       {28000, 640, {9, 16}},      {1, 128, {2, 16}}};
   uint32_t seed = 10;
   for (const std::string_view scheme : {"w4a16_g128", "w4a16_g32"}) {
     for (const Shape& shape : shapes) {
@@ -96,7 +96,7 @@ TEST(GemmW4A16Sm90, PlansForFewTokensFit) {
             EXPECT_LE(plan.blocks, sms);
             EXPECT_EQ(plan.blocks % plan.cluster, 0);
             EXPECT_GE(2 * plan.row_warps, plan.tile);
-            EXPECT_LE(plan.row_warps * plan.k_warps, kW4A16DecodeWarps);
+            EXPECT_LE(plan.row_warps * plan.k_warps, plan.warps);
             EXPECT_EQ(plan.k_warps % plan.step_pairs, 0);
             EXPECT_EQ(plan.least * plan.tiles + plan.larger, plan.slices);
             EXPECT_EQ(plan.tile, plan.least + (plan.larger > 0 ? 1 : 0));
@@ -108,7 +108,7 @@ TEST(GemmW4A16Sm90, PlansForFewTokensFit) {
             EXPECT_LE(plan.weights_at + plan.step_pairs * plan.tile * slice, plan.stage_bytes);
             EXPECT_EQ(plan.stage_bytes % 1024, 0);
             EXPECT_EQ(plan.ring_bytes, plan.stages * plan.stage_bytes);
-            EXPECT_LE(plan.ring_bytes + w4a16_decode_rest(tokens), kW4A16DecodeShared);
+            EXPECT_LE(plan.ring_bytes + w4a16_decode_rest(tokens, plan.warps), kW4A16DecodeShared);
           }
         }
       }
