@@ -8,6 +8,7 @@
 
 #include "base/f16.h"
 #include "bench.h"
+#include "core/buffer.h"
 
 namespace nibble {
 
@@ -92,19 +93,21 @@ Result<std::vector<PackedCopy>> make_copies(Backend& backend,
   return copies;
 }
 
-std::vector<float> random_activations(int64_t count) {
+Status random_activations(int64_t count, Buffer& values) {
+  NIBBLE_ASSIGN_OR_RETURN(values, Buffer::allocate(static_cast<size_t>(count) * sizeof(float)));
   std::mt19937 random(2);
   std::normal_distribution<float> normal;
-  std::vector<float> values(static_cast<size_t>(count));
-  std::ranges::generate(values, [&] { return normal(random); });
-  return values;
+  std::ranges::generate(values.as<float>(), [&] { return normal(random); });
+  return {};
 }
 
 /// Goes round the copies, on through all calls.
 class GemmRounds final {
  public:
   GemmRounds(std::vector<PackedCopy> copies, const GemmBenchOptions& options)
-      : copies_(std::move(copies)), options_(options) {
+      : copies_(std::move(copies)), options_(options) {}
+
+  Status prepare() {
     int64_t widest_k = 0;
     int64_t widest_n = 0;
     for (const GemmShape shape : options_.shapes) {
@@ -112,8 +115,11 @@ class GemmRounds final {
       widest_n = std::max(widest_n, shape.n);
     }
     const int64_t rows = std::ranges::max(options_.row_counts);
-    x_ = random_activations(rows * widest_k);
-    y_.resize(static_cast<size_t>(rows * widest_n));
+    NIBBLE_RETURN_IF_ERROR(random_activations(rows * widest_k, x_));
+    NIBBLE_ASSIGN_OR_RETURN(y_,
+                            Buffer::allocate(static_cast<size_t>(rows * widest_n) * sizeof(float)));
+    std::ranges::fill(y_.as<float>(), 0.0F);
+    return {};
   }
 
   /// Microseconds of each product of m rows, by shape.
@@ -135,8 +141,11 @@ class GemmRounds final {
     next_ = (next_ + 1) % copies_.size();
     const GemmShape shape = options_.shapes[copy.shape];
     const auto begin = Clock::now();
-    copy.gemm->run(
-        {.x = x_.data(), .x_stride = shape.k, .m = m, .y = y_.data(), .y_stride = shape.n});
+    copy.gemm->run({.x = x_.as<float>().data(),
+                    .x_stride = shape.k,
+                    .m = m,
+                    .y = y_.as<float>().data(),
+                    .y_stride = shape.n});
     const std::chrono::duration<double, std::micro> took = Clock::now() - begin;
     if (us != nullptr) {
       (*us)[copy.shape].push_back(took.count());
@@ -145,8 +154,8 @@ class GemmRounds final {
 
   std::vector<PackedCopy> copies_;
   const GemmBenchOptions& options_;
-  std::vector<float> x_;
-  std::vector<float> y_;
+  Buffer x_;  // aligned as the engine's
+  Buffer y_;
   size_t next_ = 0;
 };
 
@@ -157,6 +166,7 @@ Result<std::vector<GemmTiming>> bench_gemm(Backend& backend,
                                            const GemmBenchOptions& options) {
   NIBBLE_ASSIGN_OR_RETURN(auto copies, make_copies(backend, scheme, options));
   GemmRounds rounds(std::move(copies), options);
+  NIBBLE_RETURN_IF_ERROR(rounds.prepare());
   const auto peak = options.ceilings.peak_tops(options.isa, scheme.act);
   std::vector<GemmTiming> timings;
   for (const int64_t m : options.row_counts) {

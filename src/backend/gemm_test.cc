@@ -11,6 +11,7 @@
 #include "backend/testing/bf16_rows.h"
 #include "backend/testing/gemm_input.h"
 #include "base/f16.h"
+#include "core/buffer.h"
 
 namespace nibble {
 namespace {
@@ -244,6 +245,41 @@ TEST_F(Gemm, ManyRowsGiveTheBitsOfEachAlone) {
       const std::vector<float> alone = product(**gemm, shape, {begin, begin + shape.k}, 1);
       EXPECT_EQ(
           std::memcmp(alone.data(), &all[static_cast<size_t>(row * shape.n)], alone.size() * 4), 0)
+          << scheme.name << " row " << row;
+    }
+  }
+}
+
+// So large that they pass by the caches on their way to memory; k takes several blocks of tiles.
+TEST_F(Gemm, LargeResultsHaveTheBitsOfEachAlone) {
+  constexpr int64_t kRows = 500;
+  const Problem shape{1088, 1152};
+  const std::vector<float> x = random_floats(kRows * shape.k, 1);
+  for (const QuantScheme& scheme : tested_schemes()) {
+    auto gemm = backends_.back()->prepare_gemm(random_weight(scheme.weight, shape, 2).value(),
+                                               scheme.act, kRows);
+    ASSERT_TRUE(gemm.ok());
+    Buffer all = Buffer::allocate(kRows * shape.n * 4).value();
+    Buffer rounded = Buffer::allocate(kRows * shape.n * 2).value();
+    GemmArgs args{.x = x.data(),
+                  .x_stride = shape.k,
+                  .m = kRows,
+                  .y = all.as<float>().data(),
+                  .y_stride = shape.n};
+    (*gemm)->run(args);
+    args.y = {rounded.data(), DType::kBF16};
+    (*gemm)->run(args);
+    for (const int64_t row : {0, 31, 32, 499}) {
+      const auto begin = x.begin() + row * shape.k;
+      const std::vector<float> alone = product(**gemm, shape, {begin, begin + shape.k}, 1);
+      const std::vector<uint16_t> alone_rounded = to_bf16(alone);
+      const int64_t at = row * shape.n;
+      EXPECT_EQ(
+          std::memcmp(alone.data(), &all.as<float>()[static_cast<size_t>(at)], alone.size() * 4), 0)
+          << scheme.name << " row " << row;
+      EXPECT_EQ(std::memcmp(alone_rounded.data(), &rounded.as<uint16_t>()[static_cast<size_t>(at)],
+                            alone.size() * 2),
+                0)
           << scheme.name << " row " << row;
     }
   }

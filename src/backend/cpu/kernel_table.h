@@ -55,7 +55,7 @@ struct GemmTask : ProductTask {
 
 constexpr int64_t kTileSumRows = 512;     // most rows of a tile task
 constexpr int64_t kTileSumColumns = 256;  // output channels whose sums are kept at once
-constexpr int64_t kTilePanelBytes = 40 << 10;
+constexpr int64_t kTilePanelBytes = 72 << 10;
 constexpr int64_t kTileScratchBytes = kTilePanelBytes + kTileSumRows * kTileSumColumns * 4;
 
 constexpr int64_t kTileBytes = 1024;  // 16 rows of 64 bytes

@@ -120,7 +120,8 @@ void multiply_grouped(const TileGemmTask& task, PanelStep& step) {
 template <typename Panel, int kProducts>
 void tile_gemm_grouped(const TileGemmTask& task, int64_t tile_begin, int64_t tile_end) {
   for_panels<Panel, FloatSums>(
-      task, tile_begin, tile_end, [&](const KBlock& /*block*/) { return (task.m + 15) / 16; },
+      task, {tile_begin, tile_end, kBlockTiles, kSlabPieces},
+      [&](const KBlock& /*block*/) { return (task.m + 15) / 16; },
       [&](PanelStep& step) {
         expand_panel<Panel>(task, step.tile, step.tiles, step.block);
         multiply_grouped<kProducts>(task, step);

@@ -12,6 +12,24 @@ namespace {
 
 constexpr int64_t kBlockTiles = kTileSumColumns / kTileRows;  // weight tiles of a block
 constexpr int64_t kStepTiles = 2;                             // of a step
+// Tile products of a block of columns whose sums stay in tiles. The activations of 512 rows then
+// take 1 MiB of the second level, or twice 0.5 MiB, since the next block's are fetched.
+constexpr int64_t kMostProducts = 32;
+constexpr int64_t kFewerProducts = 16;
+constexpr int64_t kFewerTiles = 4;  // when one block takes all columns: fewer sums to keep
+
+/// Weight tiles to multiply, and the size of blocks in weight tiles and products.
+struct WalkRange {
+  int64_t begin;
+  int64_t end;
+  int64_t tiles_at_once;
+  int64_t columns_at_once;
+};
+
+inline WalkRange sums_range(const TileGemmTask& task, int64_t begin, int64_t end) {
+  return task.x_pieces <= kMostProducts ? WalkRange{begin, end, kFewerTiles, kMostProducts}
+                                        : WalkRange{begin, end, kBlockTiles, kFewerProducts};
+}
 
 /// Where a block of products lies along k.
 struct KBlock {
@@ -27,13 +45,14 @@ inline const uint8_t* block_rows(const TileGemmTask& task, const KBlock& block, 
          row / 16 * kSlabPieces * kTileBytes;
 }
 
+/// From a pair of weight tiles' sums to the next pair's.
+inline int64_t pair_stride(const TileGemmTask& task) { return (task.m + 31) / 32 * 4 * kTileBytes; }
+
 /// Where the sums of a tile of rows and a weight tile of the block are kept: [pair of weight tiles]
 /// [pair of row tiles][2][2] tiles.
 inline uint8_t* kept_sums(const TileGemmTask& task, int64_t row, int64_t tile_in_block) {
-  const int64_t row_pairs = (task.m + 31) / 32;
-  const int64_t group = tile_in_block / 2 * row_pairs + row / 32;
-  return task.scratch + kTilePanelBytes +
-         (4 * group + row / 16 % 2 * 2 + tile_in_block % 2) * kTileBytes;
+  return task.scratch + kTilePanelBytes + tile_in_block / 2 * pair_stride(task) +
+         (row / 16 * 2 + tile_in_block % 2) * kTileBytes;
 }
 
 /// Expands `tiles` weight tiles of a block into scratch, one after the other.
@@ -52,15 +71,15 @@ void expand_panel(const TileGemmTask& task, int64_t tile, int64_t tiles, const K
 
 /// Fetches memory into the second level, a little with every step.
 struct Prefetcher {
-  const uint8_t* next;
-  const uint8_t* end;
-  int64_t tiles;
-  int64_t tile_stride;
-  int64_t per_product;  // bytes of each tile
+  const uint8_t* next = nullptr;
+  const uint8_t* end = nullptr;
+  int64_t runs = 0;  // of memory, side by side
+  int64_t stride = 0;
+  int64_t per_product = 0;  // bytes of each run
   void step() {
     for (int64_t i = 0; i < per_product && next < end; i += 64) {
-      for (int64_t tile = 0; tile < tiles; ++tile) {
-        _mm_prefetch(reinterpret_cast<const char*>(next + tile * tile_stride), _MM_HINT_T1);
+      for (int64_t run = 0; run < runs; ++run) {
+        _mm_prefetch(reinterpret_cast<const char*>(next + run * stride), _MM_HINT_T1);
       }
       next += 64;
     }
@@ -87,43 +106,53 @@ struct Place {
 struct Walk {
   int64_t end;       // weight tile
   int64_t products;  // along k
+  int64_t tiles_at_once;
+  int64_t columns_at_once;  // products
   int64_t block_begin;
   [[nodiscard]] int64_t block_end() const {
-    return block_begin + kBlockTiles < end ? block_begin + kBlockTiles : end;
+    return block_begin + tiles_at_once < end ? block_begin + tiles_at_once : end;
   }
   [[nodiscard]] Place after(Place place) const {
     if (place.tile + kStepTiles < block_end()) {
       return {place.tile + kStepTiles, place.k};
     }
-    return place.k + kSlabPieces < products ? Place{block_begin, place.k + kSlabPieces}
-                                            : Place{block_end(), 0};
+    return place.k + columns_at_once < products ? Place{block_begin, place.k + columns_at_once}
+                                                : Place{block_end(), 0};
   }
   void move_to(Place place) { block_begin = place.tile >= block_end() ? place.tile : block_begin; }
   [[nodiscard]] KBlock columns(Place place) const {
     const int64_t left = products - place.k;
-    return {place.k, left < kSlabPieces ? left : kSlabPieces, place.k == 0, left <= kSlabPieces};
+    return {place.k, left < columns_at_once ? left : columns_at_once, place.k == 0,
+            left <= columns_at_once};
   }
 };
 
-/// Spreads the fetch of the weights at `next` over the `count` tile products before them.
+/// Spreads the fetch of the weights at `next` over the `count` tile products before them. They may
+/// lie past the walk's end: a thread's next task begins there.
 template <typename Panel>
 Prefetcher prefetch_at(const TileGemmTask& task, const Walk& walk, Place next, int64_t count) {
   const uint8_t* begin =
       task.w.codes + next.tile * task.w.tile_bytes + next.k * Panel::kSourceBytes;
-  const int64_t bytes = next.tile < walk.end ? walk.columns(next).count * Panel::kSourceBytes : 0;
+  const bool exists = next.tile * kTileRows < task.w.n;
+  const int64_t bytes = exists ? walk.columns(next).count * Panel::kSourceBytes : 0;
   return {begin, begin + bytes, kStepTiles, task.w.tile_bytes, (bytes + count - 1) / count};
 }
 
 /// Fetches the share that the step of `tile` has of the activations of the next block of columns.
 inline Prefetcher rows_ahead(
     const TileGemmTask& task, const Walk& walk, int64_t tile, const KBlock& block, int64_t count) {
+  if (block.starts && block.ends) {
+    return {};  // always the same
+  }
   const int64_t steps = (walk.block_end() - walk.block_begin + kStepTiles - 1) / kStepTiles;
   const int64_t step = (tile - walk.block_begin) / kStepTiles;
-  const int64_t slab = block.ends ? 0 : block.first / kSlabPieces + 1;
+  const KBlock next = walk.columns({tile, block.ends ? 0 : block.first + block.count});
   const int64_t bytes = (task.m + 15) / 16 * kSlabPieces * kTileBytes;
-  const uint8_t* begin = task.x + slab * task.slab_stride;
+  const uint8_t* begin = task.x + next.first / kSlabPieces * task.slab_stride;
   const int64_t share = (bytes / steps + 63) / 64 * 64;
-  return {begin + share * step, begin + share * (step + 1), 1, 0, (share + count - 1) / count};
+  return {begin + share * step, begin + share * (step + 1),
+          (next.count + kSlabPieces - 1) / kSlabPieces, task.slab_stride,
+          (share + count - 1) / count};
 }
 
 }  // namespace

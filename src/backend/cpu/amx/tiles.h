@@ -46,6 +46,15 @@ template <int kTile>
                    : "memory");
 }
 
+/// The same past the first level, whose lines stay as they are: for what is read once in a while.
+template <int kTile>
+[[gnu::always_inline]] inline void stream_tile(const uint8_t* p) {
+  __asm__ volatile("tileloaddt1 (%0,%1,1), %%tmm%c2"
+                   :
+                   : "r"(p), "r"(int64_t{64}), "i"(kTile)
+                   : "memory");
+}
+
 template <int kTile>
 [[gnu::always_inline]] inline void store_tile(uint8_t* p) {
   __asm__ volatile("tilestored %%tmm%c2, (%0,%1,1)"

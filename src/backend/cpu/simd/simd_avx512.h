@@ -143,12 +143,11 @@ struct Simd {
   static void store_u8(uint8_t* p, I32x16 a) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a.v));
   }
-  static void store_bf16(uint8_t* p, F32x16 a) {
-    auto* out = reinterpret_cast<__m256i*>(p);
+  static __m256i to_bf16(F32x16 a) {
 #if defined(__AVX512BF16__)
     constexpr int kSubnormal = 0x20;  // the instruction takes such numbers for zeros
     if (__builtin_expect(_mm512_fpclass_ps_mask(a.v, kSubnormal) == 0, 1) != 0) {
-      return _mm256_storeu_si256(out, reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(a.v)));
+      return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(a.v));
     }
 #endif
     const __m512i bits = _mm512_castps_si512(a.v);
@@ -156,7 +155,10 @@ struct Simd {
     const __m512i sum = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
     const __mmask16 nan = _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q);
     const __m512i kept = _mm512_mask_or_epi32(sum, nan, bits, _mm512_set1_epi32(0x400000));
-    _mm256_storeu_si256(out, _mm512_cvtepi32_epi16(_mm512_srli_epi32(kept, 16)));
+    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(kept, 16));
+  }
+  static void store_bf16(uint8_t* p, F32x16 a) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), to_bf16(a));
   }
   /// A permutation reads only four bits of each index, so no mask is needed.
   template <int kIndex>
