@@ -2,8 +2,8 @@
 
 // Matrix products in AMX tiles with the bits of gemm_kernels.h. A tile product adds 64 bytes of k,
 // 64 int8 or 32 bf16 columns, as the vector kernels' blocks do. Two tiles of rows times two weight
-// tiles are summed at once; a panel of weights (16 KiB) stays in the first-level cache while the
-// rows pass by from the second level. Needs simd_avx512.h before.
+// tiles are summed at once; the first 32 KiB of a panel of weights stay in the first-level cache
+// while the rows, and other weights, pass by from the second level. Needs simd_avx512.h before.
 
 #include "backend/cpu/amx/amx_walk.h"
 

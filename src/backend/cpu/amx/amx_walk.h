@@ -1,9 +1,9 @@
 #pragma once
 
-// The order in which a thread goes through a product in tiles: blocks of 16 weight tiles (256
-// output channels), in each the columns in blocks of 8 tile products (a slab of activations), in
-// each pairs of weight tiles, in each all rows. What the next step needs is fetched during this
-// one.
+// The order in which a thread goes through a product in tiles: blocks of up to 16 weight tiles (256
+// output channels), in each the columns in blocks of 8 to 32 tile products (slabs of activations of
+// 8), in each pairs of weight tiles, in each all rows. What the next step needs is fetched during
+// this one.
 
 #include "backend/cpu/amx/amx_panels.h"
 
