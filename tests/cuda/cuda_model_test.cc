@@ -148,14 +148,34 @@ std::vector<std::vector<int32_t>> answers(std::unique_ptr<Model> model,
   return out;
 }
 
+/// How far the largest logit after `context` lies above those of two tokens, at most.
+double distance_to_top(Model& model, Backend& backend, std::vector<int32_t> context, int a, int b) {
+  const auto logits = SequenceRunner(model, backend, KvCode::kBf16).feed(context);
+  const auto last = logits.end() - model.config().vocab_size;
+  return *std::max_element(last, logits.end()) - std::min(last[a], last[b]);
+}
+
+// Products of integers give the same sums in any batch. Those of BF16 and FP8 come from kernels
+// that add in other orders where there are fewer rows, so an answer may change, at a near tie.
 TEST_P(CudaModel, AnswersDoNotDependOnTheBatch) {
+  constexpr double kNearTie = 0.1;
   const auto many = answers(load(*cuda_), *cuda_, 5);
   const auto one = answers(load(*cuda_), *cuda_, 1);
   ASSERT_EQ(one[0].size(), 40U);
-  EXPECT_EQ(many[0], one[0]);
   for (const auto& answer : many) {
     EXPECT_EQ(answer.size(), 40U);
   }
+  const bool integers = GetParam() == "w4a8" || GetParam() == "w8a8_int8";
+  const auto [alone, beside] = std::mismatch(one[0].begin(), one[0].end(), many[0].begin());
+  if (integers || alone == one[0].end()) {
+    EXPECT_EQ(many[0], one[0]);
+    return;
+  }
+  std::vector<int32_t> context = text_tokens(20);
+  context.insert(context.end(), one[0].begin(), alone);
+  const auto model = load(*cuda_);
+  EXPECT_LE(distance_to_top(*model, *cuda_, std::move(context), *alone, *beside), kNearTie)
+      << "from token " << alone - one[0].begin();
 }
 
 INSTANTIATE_TEST_SUITE_P(
