@@ -136,11 +136,17 @@ void check_short(const AttentionShape& shape, const std::vector<CaseSequence>& s
     const std::vector<float> norm(static_cast<size_t>(shape.kv.head_dim), 1.25F);
     const DeviceArray<float> device_norm(norm);
     for (const bool normed : {false, true}) {
+      if (testing::brief_tests() && !normed) {
+        continue;
+      }
       AttentionCase test(shape, sequences, 5U + static_cast<uint32_t>(shape.heads));
       test.longest = kShortAttention;
       test.q_norm = test.k_norm = normed ? device_norm.data() : nullptr;
       test.fill_cache();
       for (const bool overlap : {false, true}) {
+        if (testing::brief_tests() && !overlap) {
+          continue;
+        }
         test.run_appending({nullptr, overlap});
         test.check(kTolerance);
       }
