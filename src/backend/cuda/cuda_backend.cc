@@ -141,9 +141,7 @@ class CudaBackend final : public Backend {
 
   Result<DeviceBuffer> upload(std::span<const float> values) override {
     NIBBLE_ASSIGN_OR_RETURN(DeviceBuffer buffer, allocate_device(values.size_bytes(), "a vector"));
-    NIBBLE_RETURN_IF_ERROR(check(
-        cudaMemcpy(buffer.as<void>(), values.data(), values.size_bytes(), cudaMemcpyHostToDevice),
-        "copying to the GPU"));
+    NIBBLE_RETURN_IF_ERROR(copy_to_device(buffer.as<void>(), values.data(), values.size_bytes()));
     return buffer;
   }
 

@@ -28,8 +28,19 @@ Result<DeviceBuffer> allocate_device(size_t bytes, std::string_view what) {
 
 Result<DeviceBuffer> allocate_zeroed(size_t bytes, std::string_view what) {
   NIBBLE_ASSIGN_OR_RETURN(DeviceBuffer buffer, allocate_device(bytes, what));
-  NIBBLE_RETURN_IF_ERROR(check(cudaMemset(buffer.as<void>(), 0, bytes), "clearing GPU memory"));
+  NIBBLE_RETURN_IF_ERROR(fill_device(buffer.as<void>(), 0, bytes));
   return buffer;
+}
+
+Status fill_device(void* to, int byte, size_t bytes) {
+  NIBBLE_RETURN_IF_ERROR(check(cudaMemset(to, byte, bytes), "filling GPU memory"));
+  return check(cudaStreamSynchronize(cudaStreamLegacy), "filling GPU memory");
+}
+
+Status copy_to_device(void* to, const void* from, size_t bytes) {
+  NIBBLE_RETURN_IF_ERROR(
+      check(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice), "copying to the GPU"));
+  return check(cudaStreamSynchronize(cudaStreamLegacy), "copying to the GPU");
 }
 
 Result<DeviceBuffer> allocate_pinned(size_t bytes) {

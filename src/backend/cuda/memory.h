@@ -20,6 +20,11 @@ Result<DeviceBuffer> allocate_device(size_t bytes, std::string_view what);
 /// The same, filled with zeros.
 Result<DeviceBuffer> allocate_zeroed(size_t bytes, std::string_view what);
 
+/// Fills GPU memory with a byte, or copies `bytes` to it from any host memory, and waits for that:
+/// CUDA's own functions may return before, and streams that do not block would not wait.
+Status fill_device(void* to, int byte, size_t bytes);
+Status copy_to_device(void* to, const void* from, size_t bytes);
+
 /// Page-locked host memory, which copies to and from the GPU run beside kernels.
 Result<DeviceBuffer> allocate_pinned(size_t bytes);
 

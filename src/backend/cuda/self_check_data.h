@@ -37,16 +37,14 @@ template <typename T>
 Result<DeviceBuffer> device_copy(const std::vector<T>& values) {
   NIBBLE_ASSIGN_OR_RETURN(DeviceBuffer out,
                           allocate_device(values.size() * sizeof(T), "the self-test"));
-  NIBBLE_RETURN_IF_ERROR(
-      check(cudaMemcpy(out.as<void>(), values.data(), out.size(), cudaMemcpyHostToDevice),
-            "copying to the GPU"));
+  NIBBLE_RETURN_IF_ERROR(copy_to_device(out.as<void>(), values.data(), out.size()));
   return out;
 }
 
 /// Memory full of NaNs.
 inline Result<DeviceBuffer> poisoned_device(size_t bytes) {
   NIBBLE_ASSIGN_OR_RETURN(DeviceBuffer out, allocate_device(bytes, "the self-test"));
-  NIBBLE_RETURN_IF_ERROR(check(cudaMemset(out.as<void>(), 0xff, bytes), "clearing GPU memory"));
+  NIBBLE_RETURN_IF_ERROR(fill_device(out.as<void>(), 0xff, bytes));
   return out;
 }
 

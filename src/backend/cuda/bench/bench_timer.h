@@ -8,6 +8,7 @@
 #include <cuda_runtime_api.h>
 
 #include "backend/cuda/cuda_status.h"
+#include "backend/cuda/memory.h"
 #include "base/status.h"
 
 namespace nibble::cuda {
@@ -20,7 +21,7 @@ class DeviceMemory final {
     DeviceMemory memory;
     NIBBLE_RETURN_IF_ERROR(check(cudaMalloc(&memory.data_, std::max<size_t>(bytes, 256)),
                                  "allocating memory for a benchmark"));
-    NIBBLE_RETURN_IF_ERROR(check(cudaMemset(memory.data_, 0, bytes), "clearing memory"));
+    NIBBLE_RETURN_IF_ERROR(fill_device(memory.data_, 0, bytes));
     return memory;
   }
   DeviceMemory(DeviceMemory&& other) noexcept : data_(std::exchange(other.data_, nullptr)) {}

@@ -1,8 +1,8 @@
 #include "backend/cuda/bench/gemm_bench.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
-#include <iterator>
 #include <memory>
 #include <utility>
 
@@ -20,9 +20,13 @@ namespace {
 
 constexpr std::string_view kYardstick = "gemm_bf16_cublaslt";
 constexpr double kMaxError = 0.01;  // BF16 rounds decoded weights and results by 2^-9 at most
-constexpr int64_t kFewRows = 16;
 // Least launches of a graph: as in a model's step, its start weighs little beside them.
 constexpr int64_t kShortLaunches = 32, kLongLaunches = 4, kShortRows = 256;
+
+// Row counts that are timed together: up to 16, 64, 256, 1024, ...
+int row_class(int64_t m) {
+  return m <= 16 ? 2 : (std::bit_width(static_cast<uint64_t>(m - 1)) + 1) / 2;
+}
 
 /// What all kernels of one scheme and shape share: canonical weights, and activations of each m.
 struct Subject {
@@ -384,12 +388,15 @@ Result<GemmBenchReport> bench_gemms(const DeviceInfo& device, const GemmBenchOpt
   NIBBLE_RETURN_IF_ERROR(check(cudaSetDevice(device.index), "choosing a GPU"));
   NIBBLE_ASSIGN_OR_RETURN(report.ceilings.read_tbps, measure_read_tbps(device));
   NIBBLE_ASSIGN_OR_RETURN(const auto timer, Timer::make());
-  // Few rows of all first: the clocks of a GPU fall behind long products.
-  std::vector<int64_t> few, many;
-  std::partition_copy(options.row_counts.begin(), options.row_counts.end(), std::back_inserter(few),
-                      std::back_inserter(many), [](int64_t m) { return m <= kFewRows; });
-  NIBBLE_RETURN_IF_ERROR(bench_all(few, device, options, *timer, report));
-  NIBBLE_RETURN_IF_ERROR(bench_all(many, device, options, *timer, report));
+  // All schemes with few rows first: the clocks of a GPU fall behind long products, of which those
+  // that are bound by memory take no notice.
+  std::vector<int64_t> rows = options.row_counts;
+  std::ranges::sort(rows);
+  for (auto first = rows.begin(); first != rows.end();) {
+    const auto end = std::ranges::upper_bound(rows, row_class(*first), {}, row_class);
+    NIBBLE_RETURN_IF_ERROR(bench_all({first, end}, device, options, *timer, report));
+    first = end;
+  }
   return report;
 }
 

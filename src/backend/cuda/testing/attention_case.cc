@@ -204,8 +204,7 @@ void AttentionCase::run_appending(const LaunchContext& context) {
   }
   const DeviceArray<uint16_t> device_rows(rows);
   const auto upload_pages = [&] {
-    ASSERT_EQ(cudaMemcpy(pages_->data(), pages.data(), pages.size(), cudaMemcpyHostToDevice),
-              cudaSuccess);
+    ASSERT_TRUE(copy_to_device(pages_->data(), pages.data(), pages.size()).ok());
   };
   upload_pages();
   AttentionLaunch launch = attention_launch();

@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "backend/cuda/device_info.h"
+#include "backend/cuda/memory.h"
 
 /// Ends a test as skipped, with the reason, where there is no GPU.
 #define NIBBLE_NEEDS_GPU()                                   \
@@ -41,10 +42,10 @@ class DeviceArray final {
  public:
   explicit DeviceArray(size_t size) : size_(size) {
     EXPECT_EQ(cudaMalloc(reinterpret_cast<void**>(&data_), bytes() + 256), cudaSuccess);
-    EXPECT_EQ(cudaMemset(data_, 0xff, bytes() + 256), cudaSuccess);
+    EXPECT_TRUE(fill_device(data_, 0xff, bytes() + 256).ok());
   }
   explicit DeviceArray(const std::vector<T>& values) : DeviceArray(values.size()) {
-    EXPECT_EQ(cudaMemcpy(data_, values.data(), bytes(), cudaMemcpyHostToDevice), cudaSuccess);
+    EXPECT_TRUE(copy_to_device(data_, values.data(), bytes()).ok());
   }
   DeviceArray(const DeviceArray&) = delete;
   DeviceArray& operator=(const DeviceArray&) = delete;
@@ -53,7 +54,7 @@ class DeviceArray final {
   [[nodiscard]] T* data() const { return data_; }
   [[nodiscard]] size_t size() const { return size_; }
   [[nodiscard]] size_t bytes() const { return size_ * sizeof(T); }
-  void zero() { EXPECT_EQ(cudaMemset(data_, 0, bytes()), cudaSuccess); }
+  void zero() { EXPECT_TRUE(fill_device(data_, 0, bytes()).ok()); }
   /// Waits for the device.
   [[nodiscard]] std::vector<T> host() const {
     std::vector<T> values(size_);
