@@ -151,8 +151,8 @@ class Server:
 @needs_gpu
 class Answers(Case):
     def test_text_of_int8_is_that_of_the_cpu(self):
-        # Between layers the GPU keeps BF16 and the CPU F32, so a near tie may fall the other way
-        # and the rest of its text with it.
+        # Products are exact, attention and norms are not: now and then a number is rounded to the
+        # next INT8 step, a near tie falls the other way, and the rest of its text with it.
         model = self.folder / "w8a8_int8"
         self.assertEqual(nibble("quantize", MODEL, model, "--scheme", "w8a8_int8").returncode, 0)
         prompts = ["Once upon a time", "The little dog", "Tom had a red ball", "One day, Lily",
@@ -169,7 +169,7 @@ class Answers(Case):
             length += len(cpu)
         print(f"\n  {equal} of {len(prompts)} texts equal the CPU's, {same} of {length} characters "
               "before the first difference", file=sys.stderr)
-        self.assertGreaterEqual(equal, 6)
+        self.assertGreaterEqual(equal, len(prompts) // 2)
         self.assertGreaterEqual(same, 3 * length // 4)
 
     def test_serves_and_is_healthy(self):
