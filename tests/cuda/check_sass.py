@@ -15,9 +15,10 @@ import sys
 FAMILIES = [
     (r"gemm_sm90<.*w4a8_sm90|gemm_sm90<.*Int4Codec", ("IGMMA", "UBLKCP"), 16),
     (r"gemm_sm90<.*ByteCodec", ("IGMMA|QGMMA", "UBLKCP"), 16),
-    (r"gemm_w4a16_decode_sm90<.* 8>", ("HMMA", "UBLKCP"), 0),
-    (r"gemm_w4a16_decode_sm90<.* 16>", ("HMMA", "UBLKCP"), 32),
-    (r"gemm_w4a16_sm90<", ("HGMMA", "UBLKCP"), 32),
+    (r"gemm_w4a16_planes_sm90<", ("IMMA", "UBLKCP"), 0),
+    (r"gemm_w4a16_decode_sm90<32, 16, 16>", ("HMMA", "UBLKCP"), 16),
+    (r"gemm_w4a16_decode_sm90<", ("HMMA", "UBLKCP"), 0),
+    (r"gemm_w4a16_sm90<", ("HGMMA", "UBLKCP"), 0),
     (r"sm80::gemm_kernel<.*Codec(W4A8|W8A8)\b", ("IMMA", "LDGSTS"), 0),
     (r"sm80::gemm_kernel<", ("HMMA", "LDGSTS"), 0),
     (r"prefill_sm90_kernel<", ("HGMMA", "UBLKCP"), 0),
