@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "backend/cuda/kernels/gemm_sm90.h"
+#include "backend/cuda/testing/gemm_schedules.h"
 #include "backend/cuda/testing/gpu_test.h"
 #include "quant/quant_tensor.h"
 #include "quant/scheme.h"
@@ -85,29 +86,10 @@ class Subject final {
   std::unique_ptr<testing::DeviceArray<float>> x_scales_;
 };
 
-/// Ways to share a tile's steps: by one block, clusters, equal parts and runs of equal length.
 std::vector<GemmSchedule> schedules(const GemmSm90& gemm, int index, int64_t m, bool clusters) {
-  const GemmSm90Tile& tile = gemm.tiles()[static_cast<size_t>(index)];
-  const GemmSchedule own = gemm.schedule(index, m);
-  const int tiles = own.row_tiles * own.token_tiles;
-  std::vector<GemmSchedule> all{own};
-  for (const int cluster : {2, 3, 4, 8}) {
-    if (clusters && tile.clusters && cluster <= own.steps) {
-      all.push_back(make_cluster_schedule(own.row_tiles, own.token_tiles, own.steps, cluster));
-    }
-  }
-  const int most = std::min(132, tiles * own.steps);
-  for (const int blocks : {tiles, 2 * tiles, 3 * tiles, tiles + 1, (tiles + most) / 2, most}) {
-    if (blocks >= tiles && blocks <= most) {
-      GemmSchedule split = own;
-      split.cluster = 1;
-      split.whole_tiles = 0;
-      split.split_tiles = tiles;
-      split.split_blocks = split.blocks = blocks;
-      all.push_back(split);
-    }
-  }
-  return all;
+  return testing::gemm_schedules(gemm, index, m, clusters, [](int tiles, int most) {
+    return std::vector{tiles, 2 * tiles, 3 * tiles, tiles + 1, (tiles + most) / 2, most};
+  });
 }
 
 void expect_rows(const std::vector<float>& all, const std::vector<float>& some) {

@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "backend/cuda/forwarding_gemm.h"
 #include "backend/cuda/testing/gemm_check.h"
 #include "backend/cuda/testing/gpu_test.h"
 
@@ -11,31 +12,18 @@ namespace nibble::cuda {
 namespace {
 
 /// A kernel that takes one tile at every m.
-class OneTile final : public GemmKernel {
+class OneTile final : public ForwardingGemm {
  public:
-  OneTile(std::unique_ptr<GemmKernel> kernel, int tile) : kernel_(std::move(kernel)), tile_(tile) {}
-  [[nodiscard]] size_t packed_bytes() const override { return kernel_->packed_bytes(); }
-  cudaError_t pack(const void* codes,
-                   const float* scales,
-                   void* packed,
-                   cudaStream_t stream) const override {
-    return kernel_->pack(codes, scales, packed, stream);
-  }
-  cudaError_t unpack(const void* packed,
-                     void* codes,
-                     float* scales,
-                     cudaStream_t stream) const override {
-    return kernel_->unpack(packed, codes, scales, stream);
-  }
-  [[nodiscard]] size_t workspace_bytes(int64_t) const override {
-    return kernel_->workspace_bytes(4096);
+  OneTile(std::unique_ptr<GemmKernel> kernel, int tile)
+      : ForwardingGemm(std::move(kernel)), tile_(tile) {}
+  [[nodiscard]] size_t workspace_bytes(int64_t /*max_m*/) const override {
+    return kernel().workspace_bytes(4096);
   }
   cudaError_t run(const GemmLaunch& args, const LaunchContext& context) const override {
-    return dynamic_cast<const GemmSm90&>(*kernel_).run_tile(tile_, args, context);
+    return dynamic_cast<const GemmSm90&>(kernel()).run_tile(tile_, args, context);
   }
 
  private:
-  std::unique_ptr<GemmKernel> kernel_;
   int tile_;
 };
 

@@ -17,10 +17,6 @@ constexpr double kClusterClocks = 1500.0;  // for each block of a cluster
 constexpr int kEarlyBytes = 65536;         // of weights, see W4A16DecodePlan::early
 constexpr int kMaxTile = 16;               // slices
 
-int ceil_div(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b); }
-
-int slice_bytes(int group_size) { return group_size == 32 ? 1152 : 1056; }
-
 int tokens_for(int64_t m) {
   return m <= kW4A16DecodeSizes[0] ? kW4A16DecodeSizes[0] : kW4A16DecodeSizes[1];
 }
@@ -34,7 +30,7 @@ W4A16DecodeKernel kernel_for(int group_size, int tokens, int warps) {
 
 W4A16DecodePlan plan_w4a16_decode(int64_t n, int64_t k, int group_size, int64_t m, int sms) {
   const int pairs = ceil_div(k, 128), tokens = tokens_for(m);
-  W4A16DecodePlan plan{.slices = ceil_div(n, 16)};
+  W4A16DecodePlan plan{.slices = static_cast<int>(ceil_div(n, 16))};
   double least = 0.0;
   for (const int cluster : {1, 2}) {
     if (cluster > pairs) {
@@ -48,7 +44,7 @@ W4A16DecodePlan plan_w4a16_decode(int64_t n, int64_t k, int group_size, int64_t 
       continue;
     }
     const double pair_clocks =
-        tile * slice_bytes(group_size) / kMemoryBytes + tokens * 256 / kBesideBytes;
+        tile * w4a16_slice_bytes(group_size) / kMemoryBytes + tokens * 256 / kBesideBytes;
     const double clocks = rounds * (ceil_div(pairs, cluster) * pair_clocks + kTileClocks) +
                           (cluster > 1 ? kClusterClocks * cluster : 0.0);
     if (plan.tile == 0 || clocks < least) {
@@ -77,7 +73,7 @@ W4A16DecodePlan plan_w4a16_decode(int64_t n, int64_t k, int group_size, int64_t 
     plan.x_bytes = step * pair_x;
     plan.weights_at = step * (pair_x + pair_starts);
     plan.stage_bytes =
-        ceil_div(plan.weights_at + step * plan.tile * slice_bytes(group_size), 1024) * 1024;
+        ceil_div(plan.weights_at + step * plan.tile * w4a16_slice_bytes(group_size), 1024) * 1024;
     plan.stages = std::min(kW4A16DecodeStages, ring / plan.stage_bytes) / plan.sets * plan.sets;
     plan.set_bytes = plan.sets * plan.stage_bytes;
     plan.ring_bytes = plan.stages * plan.stage_bytes;
@@ -85,9 +81,8 @@ W4A16DecodePlan plan_w4a16_decode(int64_t n, int64_t k, int group_size, int64_t 
       break;
     }
   }
-  plan.early =
-      std::min(plan.stages,
-               std::max(1, kEarlyBytes / (plan.step_pairs * plan.tile * slice_bytes(group_size))));
+  plan.early = std::min(plan.stages, std::max(1, kEarlyBytes / (plan.step_pairs * plan.tile *
+                                                                w4a16_slice_bytes(group_size))));
   return plan;
 }
 
@@ -113,18 +108,7 @@ Result<W4A16Decode> W4A16Decode::make(const GemmProblem& problem, const DeviceIn
 cudaError_t W4A16Decode::run(const GemmLaunch& args, const LaunchContext& context) const {
   const W4A16DecodePlan plan = plan_w4a16_decode(n_, k_, group_size_, args.m, sms_);
   const int tokens = tokens_for(args.m);
-  const W4A16DecodeArgs kernel_args{.weights = static_cast<const uint8_t*>(args.packed),
-                                    .x = args.x,
-                                    .bias = args.bias,
-                                    .y = args.y,
-                                    .y_stride = args.y_stride,
-                                    .m = static_cast<int>(args.m),
-                                    .n = static_cast<int>(n_),
-                                    .k = static_cast<int>(k_),
-                                    .pairs = ceil_div(k_, 128),
-                                    .packed_slices = ceil_div(n_, 64) * 4,
-                                    .result = args.result,
-                                    .plan = plan};
+  const W4A16DecodeArgs kernel_args = w4a16_few_args(args, n_, k_, plan);
   return launch(kernel_for(group_size_, tokens, plan.warps),
                 {.blocks = dim3(static_cast<unsigned>(plan.blocks)),
                  .threads = w4a16_decode_threads(plan.warps),

@@ -8,12 +8,10 @@
 #include "backend/cuda/ptx/barrier.cuh"
 #include "backend/cuda/ptx/cluster.cuh"
 #include "backend/cuda/ptx/copy.cuh"
-#include "backend/cuda/ptx/copy_arrive.cuh"
 #include "backend/cuda/ptx/dependency.cuh"
 #include "backend/cuda/ptx/memory.cuh"
 #include "backend/cuda/ptx/mma.cuh"
 #include "backend/cuda/ptx/mma_sum.cuh"
-#include "backend/cuda/ptx/shared_word.cuh"
 
 // yᵀ = w · xᵀ of few tokens and INT4 weights in groups, bound by the reading of weights: rows are
 // dealt to the multiprocessors in slices of 16, so that all have nearly the same to read and no

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "backend/cuda/gemm_kernel.h"
+#include "backend/cuda/kernels/gemm_w4a16_few_sm90.h"
 
 namespace nibble::cuda {
 
@@ -27,19 +27,7 @@ struct W4A16DecodePlan {
   int set_bytes = 0, ring_bytes = 0;                 // of a stage for each set, of all stages
 };
 
-/// Parameters of the kernels.
-struct W4A16DecodeArgs {
-  const uint8_t* weights = nullptr;  // Int4GroupLayout
-  const void* x = nullptr;           // [m, k] bf16
-  const float* bias = nullptr;
-  void* y = nullptr;
-  int64_t y_stride = 0;
-  int m = 0, n = 0, k = 0;
-  int pairs = 0;  // of 128 of K
-  int packed_slices = 0;
-  GemmResult result = GemmResult::kBf16;
-  W4A16DecodePlan plan;
-};
+using W4A16DecodeArgs = W4A16FewArgs<W4A16DecodePlan>;
 
 /// The best plan for m tokens on `sms` multiprocessors, for groups of 32 or 128.
 [[nodiscard]] W4A16DecodePlan plan_w4a16_decode(

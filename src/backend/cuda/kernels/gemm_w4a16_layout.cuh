@@ -3,6 +3,7 @@
 #include <span>
 
 #include "backend/cuda/kernels/gemm_sm90.h"
+#include "backend/cuda/kernels/gemm_w4a16_few_sm90.h"
 
 namespace nibble::cuda {
 
@@ -25,6 +26,7 @@ struct Int4GroupLayout {
   static constexpr int kSliceBytes = 2 * kCodeBytes + (kShared ? 1 : 2) * kScaleBytes;
   static constexpr int kPairBytes = 4 * kSliceBytes;
   static_assert(kGroup == 128 || kGroup == 32);
+  static_assert(kSliceBytes == w4a16_slice_bytes(kGroup));
 
   /// Where codes and scales of the slice's unit 0 or 1 begin.
   static __host__ __device__ constexpr int codes(int unit) {

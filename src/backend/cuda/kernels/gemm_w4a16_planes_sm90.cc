@@ -18,10 +18,6 @@ constexpr int kMaxTile = kW4A16PlanesWarps;  // slices; each warp adds up one
 constexpr int kLeastStages = 4;
 constexpr int kLeastRing = 65536;
 
-int ceil_div(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b); }
-
-int slice_bytes(int group_size) { return group_size == 32 ? 1152 : 1056; }
-
 W4A16PlanesKernel kernel_for(int group_size, int tokens) {
   return group_size == 32 ? w4a16_planes_kernel<32>(tokens) : w4a16_planes_kernel<128>(tokens);
 }
@@ -34,7 +30,7 @@ int ring_bytes(int64_t m, int x_bytes) {
 
 W4A16PlanesPlan plan_w4a16_planes(int64_t n, int64_t k, int group_size, int64_t m, int sms) {
   const int pairs = ceil_div(k, 128);
-  W4A16PlanesPlan plan{.slices = ceil_div(n, 16)};
+  W4A16PlanesPlan plan{.slices = static_cast<int>(ceil_div(n, 16))};
   double least = 0.0;
   for (const int shift : {0, 1}) {
     const int cluster = 1 << shift;
@@ -47,7 +43,7 @@ W4A16PlanesPlan plan_w4a16_planes(int64_t n, int64_t k, int group_size, int64_t 
     const int tiles = std::min(plan.slices, rounds * places);
     const int tile = ceil_div(plan.slices, tiles);
     const double pair_clocks =
-        rounds * tile * slice_bytes(group_size) / kMemoryBytes + m * kConvertClocks;
+        rounds * tile * w4a16_slice_bytes(group_size) / kMemoryBytes + m * kConvertClocks;
     const double clocks = ceil_div(pairs, cluster) * pair_clocks + rounds * kTileClocks +
                           (cluster > 1 ? kClusterClocks * cluster : 0.0);
     if (plan.blocks == 0 || clocks < least) {
@@ -72,7 +68,7 @@ W4A16PlanesPlan plan_w4a16_planes(int64_t n, int64_t k, int group_size, int64_t 
   }
   // As much in a stage as leaves stages enough.
   const int ring = ring_bytes(m, plan.x_bytes);
-  const int pair_bytes = plan.tile * slice_bytes(group_size);
+  const int pair_bytes = plan.tile * w4a16_slice_bytes(group_size);
   plan.step_shift = plan.k_shift;
   while (plan.step_shift > 0 && ring / (pair_bytes << plan.step_shift) < kLeastStages) {
     --plan.step_shift;
@@ -110,18 +106,7 @@ bool W4A16Planes::takes(int64_t m) const { return m <= kW4A16PlanesTokens && pla
 
 cudaError_t W4A16Planes::run(const GemmLaunch& args, const LaunchContext& context) const {
   const W4A16PlanesPlan& plan = plans_[args.m];
-  const W4A16PlanesArgs kernel_args{.weights = static_cast<const uint8_t*>(args.packed),
-                                    .x = args.x,
-                                    .bias = args.bias,
-                                    .y = args.y,
-                                    .y_stride = args.y_stride,
-                                    .m = static_cast<int>(args.m),
-                                    .n = static_cast<int>(n_),
-                                    .k = static_cast<int>(k_),
-                                    .pairs = ceil_div(k_, 128),
-                                    .packed_slices = ceil_div(n_, 64) * 4,
-                                    .result = args.result,
-                                    .plan = plan};
+  const W4A16PlanesArgs kernel_args = w4a16_few_args(args, n_, k_, plan);
   return launch(kernel_for(group_size_, static_cast<int>(args.m)),
                 {.blocks = dim3(static_cast<unsigned>(plan.blocks)),
                  .threads = kW4A16PlanesThreads,

@@ -10,10 +10,8 @@
 #include "backend/cuda/ptx/cluster.cuh"
 #include "backend/cuda/ptx/copy.cuh"
 #include "backend/cuda/ptx/dependency.cuh"
-#include "backend/cuda/ptx/group.cuh"
 #include "backend/cuda/ptx/memory.cuh"
 #include "backend/cuda/ptx/mma_sum.cuh"
-#include "backend/cuda/ptx/store.cuh"
 
 // yᵀ = w · xᵀ of very few tokens and INT4 weights in groups, by tensor cores for INT8: the columns
 // of one product, eight, hold three planes of each of two tokens.

@@ -5,6 +5,7 @@
 #include <limits>
 #include <memory>
 
+#include "backend/cuda/forwarding_gemm.h"
 #include "backend/cuda/kernels/gemm_w4a16_sm90.h"
 #include "backend/cuda/testing/gemm_check.h"
 #include "backend/cuda/testing/gpu_test.h"
@@ -19,32 +20,15 @@ namespace {
 constexpr double kTolerance = 2e-6;
 
 // The family's layout, and these kernels for every m.
-class PlanesOnly final : public GemmKernel {
+class PlanesOnly final : public ForwardingGemm {
  public:
   PlanesOnly(std::unique_ptr<GemmKernel> family, const W4A16Planes& planes)
-      : family_(std::move(family)), planes_(planes) {}
-  [[nodiscard]] size_t packed_bytes() const override { return family_->packed_bytes(); }
-  cudaError_t pack(const void* codes,
-                   const float* scales,
-                   void* packed,
-                   cudaStream_t stream) const override {
-    return family_->pack(codes, scales, packed, stream);
-  }
-  cudaError_t unpack(const void* packed,
-                     void* codes,
-                     float* scales,
-                     cudaStream_t stream) const override {
-    return family_->unpack(packed, codes, scales, stream);
-  }
-  [[nodiscard]] size_t workspace_bytes(int64_t max_m) const override {
-    return family_->workspace_bytes(max_m);
-  }
+      : ForwardingGemm(std::move(family)), planes_(planes) {}
   cudaError_t run(const GemmLaunch& args, const LaunchContext& context) const override {
     return planes_.run(args, context);
   }
 
  private:
-  std::unique_ptr<GemmKernel> family_;
   W4A16Planes planes_;
 };
 

@@ -8,6 +8,7 @@
 
 #include <cuda_bf16.h>
 
+#include "backend/cuda/forwarding_gemm.h"
 #include "backend/cuda/kernels/gemm_sm90.h"
 #include "backend/cuda/kernels/gemm_w4a16_decode_sm90.h"
 #include "backend/cuda/kernels/gemm_w4a16_layout.cuh"
@@ -191,37 +192,20 @@ bool accepts(const GemmProblem& problem, const DeviceInfo& device) {
 
 /// Very few tokens go to the kernels of gemm_w4a16_planes_sm90.cuh, few to those of
 /// gemm_w4a16_decode_sm90.cuh, more to this family's tiles.
-class GemmW4A16Sm90 final : public GemmKernel {
+class GemmW4A16Sm90 final : public ForwardingGemm {
  public:
   GemmW4A16Sm90(std::unique_ptr<GemmKernel> wide,
                 const W4A16Planes& planes,
                 const W4A16Decode& decode,
                 int64_t most)
-      : wide_(std::move(wide)), planes_(planes), decode_(decode), most_(most) {}
-  [[nodiscard]] size_t packed_bytes() const override { return wide_->packed_bytes(); }
-  cudaError_t pack(const void* codes,
-                   const float* scales,
-                   void* packed,
-                   cudaStream_t stream) const override {
-    return wide_->pack(codes, scales, packed, stream);
-  }
-  cudaError_t unpack(const void* packed,
-                     void* codes,
-                     float* scales,
-                     cudaStream_t stream) const override {
-    return wide_->unpack(packed, codes, scales, stream);
-  }
-  [[nodiscard]] size_t workspace_bytes(int64_t max_m) const override {
-    return wide_->workspace_bytes(max_m);
-  }
+      : ForwardingGemm(std::move(wide)), planes_(planes), decode_(decode), most_(most) {}
   cudaError_t run(const GemmLaunch& args, const LaunchContext& context) const override {
     return planes_.takes(args.m) ? planes_.run(args, context)
-           : args.m <= most_       ? decode_.run(args, context)
-                                   : wide_->run(args, context);
+           : args.m <= most_     ? decode_.run(args, context)
+                                 : kernel().run(args, context);
   }
 
  private:
-  std::unique_ptr<GemmKernel> wide_;
   W4A16Planes planes_;
   W4A16Decode decode_;
   int64_t most_;  // tokens that decode_ takes

@@ -1,11 +1,12 @@
-#include <bit>
 #include <cmath>
 #include <random>
 #include <vector>
 
 #include "backend/cuda/kernels/gemm_sm90.h"
 #include "backend/cuda/kernels/gemm_w4a16_sm90.h"
+#include "backend/cuda/testing/gemm_schedules.h"
 #include "backend/cuda/testing/gpu_test.h"
+#include "base/f16.h"
 #include "quant/scheme.h"
 
 // Every tile of gemm_w4a16_sm90.cuh with every way to share its steps.
@@ -14,10 +15,7 @@ namespace {
 
 constexpr int64_t kGap = 4;  // from one row of results to the next
 
-float round_to_bf16(float value) {
-  const uint32_t bits = std::bit_cast<uint32_t>(value);
-  return std::bit_cast<float>((bits + 0x7fffU + ((bits >> 16) & 1U)) & 0xffff0000U);
-}
+float round_to_bf16(float value) { return bf16_to_f32(f32_to_bf16(value)); }
 
 /// Random weights and `rows` random rows, with what their product is.
 class Subject final {
@@ -42,7 +40,7 @@ class Subject final {
     std::vector<uint16_t> packed_x(x.size());
     for (size_t i = 0; i < x.size(); ++i) {
       x[i] = round_to_bf16(std::normal_distribution<float>()(random_));
-      packed_x[i] = static_cast<uint16_t>(std::bit_cast<uint32_t>(x[i]) >> 16);
+      packed_x[i] = f32_to_bf16(x[i]);
     }
     expected_.resize(static_cast<size_t>(rows * n));
     std::vector<float> weights(static_cast<size_t>(k));
@@ -111,29 +109,10 @@ class Subject final {
   std::unique_ptr<testing::DeviceArray<uint16_t>> x_;
 };
 
-/// Ways to share a tile's steps: by one block, clusters, equal parts and runs of equal length.
 std::vector<GemmSchedule> schedules(const GemmSm90& gemm, int index, int64_t m, bool clusters) {
-  const GemmSm90Tile& tile = gemm.tiles()[static_cast<size_t>(index)];
-  const GemmSchedule own = gemm.schedule(index, m);
-  const int tiles = own.row_tiles * own.token_tiles;
-  std::vector<GemmSchedule> all{own};
-  for (const int cluster : {2, 3, 4, 8}) {
-    if (clusters && tile.clusters && cluster <= own.steps) {
-      all.push_back(make_cluster_schedule(own.row_tiles, own.token_tiles, own.steps, cluster));
-    }
-  }
-  const int most = std::min(132 / tile.cluster, tiles * own.steps);
-  for (const int blocks : {tiles, 2 * tiles, tiles + 1, most}) {
-    if (blocks >= tiles && blocks <= most) {
-      GemmSchedule split = own;
-      split.cluster = 1;
-      split.whole_tiles = 0;
-      split.split_tiles = tiles;
-      split.split_blocks = split.blocks = blocks;
-      all.push_back(split);
-    }
-  }
-  return all;
+  return testing::gemm_schedules(gemm, index, m, clusters, [](int tiles, int most) {
+    return std::vector{tiles, 2 * tiles, tiles + 1, most};
+  });
 }
 
 void check_tiles(std::string_view scheme, int64_t n, int64_t k, std::vector<int64_t> row_counts) {

@@ -85,6 +85,12 @@ __device__ __forceinline__ void group_sync(uint32_t index, uint32_t threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(index), "r"(threads) : "memory");
 }
 
+/// The warp counts as 32 of the `threads` that group_sync(index, threads) waits for, without
+/// waiting itself; what it wrote before is visible to those that wait.
+__device__ __forceinline__ void group_arrive(uint32_t index, uint32_t threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(index), "r"(threads) : "memory");
+}
+
 /// Gives the warpgroup's registers back, down to kCount per thread (24 to 256 in steps of 8). All
 /// four warps must execute it.
 template <int kCount>

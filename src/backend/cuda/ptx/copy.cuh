@@ -86,4 +86,10 @@ __device__ __forceinline__ void copy_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
+/// Arrives at the barrier, as one of the arrivals it counts, when this thread's copies so far have
+/// come (PTX ISA, cp.async.mbarrier.arrive).
+__device__ __forceinline__ void copy_arrive(uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
 }  // namespace nibble::cuda::ptx

@@ -2,6 +2,7 @@
 #include <array>
 #include <utility>
 
+#include "backend/cuda/forwarding_gemm.h"
 #include "backend/cuda/launch.h"
 #include "backend/cuda/testing/faulty_gemm.h"
 #include "base/check.h"
@@ -24,29 +25,18 @@ __global__ void count_and_trap(uint32_t limit) {
 }
 
 /// A kernel of a real family that is not what it seems.
-class FaultyGemm final : public GemmKernel {
+class FaultyGemm final : public ForwardingGemm {
  public:
-  explicit FaultyGemm(std::unique_ptr<GemmKernel> kernel) : kernel_(std::move(kernel)) {}
-
-  [[nodiscard]] size_t packed_bytes() const override { return kernel_->packed_bytes(); }
+  using ForwardingGemm::ForwardingGemm;
   cudaError_t pack(const void* codes,
                    const float* scales,
                    void* packed,
                    cudaStream_t stream) const override {
-    const cudaError_t error = kernel_->pack(codes, scales, packed, stream);
+    const cudaError_t error = ForwardingGemm::pack(codes, scales, packed, stream);
     if (error != cudaSuccess || fault_in_force != Fault::kDamagedWeights) {
       return error;
     }
     return cudaMemsetAsync(packed, 0x25, std::min(kDamagedBytes, packed_bytes()), stream);
-  }
-  cudaError_t unpack(const void* packed,
-                     void* codes,
-                     float* scales,
-                     cudaStream_t stream) const override {
-    return kernel_->unpack(packed, codes, scales, stream);
-  }
-  [[nodiscard]] size_t workspace_bytes(int64_t max_m) const override {
-    return kernel_->workspace_bytes(max_m);
   }
   cudaError_t run(const GemmLaunch& args, const LaunchContext& context) const override {
     if (fault_in_force == Fault::kTrap) {
@@ -56,13 +46,10 @@ class FaultyGemm final : public GemmKernel {
       if (error != cudaSuccess) {
         return error;
       }
-      return kernel_->run(args, apart);
+      return kernel().run(args, apart);
     }
-    return kernel_->run(args, context);
+    return kernel().run(args, context);
   }
-
- private:
-  std::unique_ptr<GemmKernel> kernel_;
 };
 
 template <size_t Index>
