@@ -39,11 +39,11 @@ def attention_rows(text):
 
 
 def kernels(folder):
-    parts = [json.loads(path.read_text()) for path in sorted(folder.glob("kernels-*.json"))]
-    if not parts:
+    path = folder / "kernels.json"
+    if not path.exists():
         return
-    out = {**meta(), "ceilings": parts[0]["ceilings"],
-           "kernels": [row for part in parts for row in part["kernels"]],
+    measured = json.loads(path.read_text())
+    out = {**meta(), "ceilings": measured["ceilings"], "kernels": measured["kernels"],
            "attention": attention_rows((folder / "attention.txt").read_text())}
     (folder / "h200-kernels.json").write_text(json.dumps(out, indent=1) + "\n")
     print(f"\nread ceiling {out['ceilings']['read_tbps']:.2f} TB/s; time of BF16 / time of ours")

@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include <fmt/ranges.h>
+
 #include "backend/open_backend.h"
 #include "base/json.h"
 #include "bench.h"
@@ -26,8 +28,7 @@ struct KernelFlags {
   bool rows_given = false;
   std::string scheme;  // empty: all
   std::vector<int64_t> row_counts = {1, 4, 16, 64, 256, 1024};
-  int64_t n = 0;  // 0: the shapes of kShapes
-  int64_t k = 0;
+  std::vector<int64_t> n, k;  // of each shape; none: those of kShapes
   bool json = false;
 };
 
@@ -92,19 +93,23 @@ Result<std::vector<QuantScheme>> chosen_schemes(const std::string& name) {
   return std::vector<QuantScheme>{*scheme};
 }
 
-/// kInvalidArgument for a k that no scheme of the list can group.
-Status check_shape(const KernelFlags& flags, const std::vector<QuantScheme>& schemes) {
-  if ((flags.n == 0) != (flags.k == 0)) {
+/// kInvalidArgument for sizes without a partner and for a k that no scheme of the list can group.
+Status check_shapes(const KernelFlags& flags, const std::vector<QuantScheme>& schemes) {
+  if (flags.n.size() != flags.k.size()) {
     return make_error(StatusCode::kInvalidArgument,
-                      "--n {} --k {}: give both sizes of the product, or none", flags.n, flags.k);
+                      "--n {} --k {}: give both sizes of each product, or none",
+                      fmt::join(flags.n, ","), fmt::join(flags.k, ","));
   }
   for (const QuantScheme& scheme : schemes) {
-    const int group = scheme.weight.group_size;
-    if (group > 0 && flags.k % group != 0) {
-      return make_error(StatusCode::kInvalidArgument,
-                        "--k {} is no multiple of the group size of {}; choose another --scheme or "
-                        "a multiple of {}",
-                        flags.k, scheme.name, group);
+    for (const int64_t k : flags.k) {
+      const int group = scheme.weight.group_size;
+      if (group > 0 && k % group != 0) {
+        return make_error(
+            StatusCode::kInvalidArgument,
+            "--k {} is no multiple of the group size of {}; choose another --scheme or "
+            "a multiple of {}",
+            k, scheme.name, group);
+      }
     }
   }
   return {};
@@ -121,8 +126,8 @@ Status run_on_gpu(const KernelFlags& flags) {
   if (flags.rows_given) {
     options.row_counts = flags.row_counts;
   }
-  if (flags.n > 0) {
-    options.shapes = {{flags.n, flags.k}};
+  for (size_t i = 0; i < flags.n.size(); ++i) {
+    options.shapes.emplace_back(flags.n[i], flags.k[i]);
   }
   if (!flags.json) {
     options.progress = [](const std::string& line) { print_out(line + "\n"); };
@@ -137,7 +142,7 @@ Status run_on_gpu(const KernelFlags& flags) {
 Status run(const KernelFlags& flags) {
   NIBBLE_ASSIGN_OR_RETURN(auto schemes, chosen_schemes(flags.scheme));
   if (flags.device != "cpu") {
-    NIBBLE_RETURN_IF_ERROR(check_shape(flags, schemes));
+    NIBBLE_RETURN_IF_ERROR(check_shapes(flags, schemes));
     return run_on_gpu(flags);
   }
   NIBBLE_ASSIGN_OR_RETURN(const auto backend, make_cpu_backend(flags.backend));
@@ -146,13 +151,15 @@ Status run(const KernelFlags& flags) {
       return !backend->check_gemm(scheme.weight, scheme.act, 4096).ok();
     });
   }
-  NIBBLE_RETURN_IF_ERROR(check_shape(flags, schemes));
+  NIBBLE_RETURN_IF_ERROR(check_shapes(flags, schemes));
   GemmBenchOptions options;
   options.isa = backend->name().substr(backend->name().find('/') + 1);
   options.row_counts = flags.row_counts;
-  options.shapes.assign(std::begin(kShapes), std::end(kShapes));
-  if (flags.n > 0) {
-    options.shapes = {{flags.n, flags.k}};
+  for (size_t i = 0; i < flags.n.size(); ++i) {
+    options.shapes.push_back({flags.n[i], flags.k[i]});
+  }
+  if (options.shapes.empty()) {
+    options.shapes.assign(std::begin(kShapes), std::end(kShapes));
   }
   {
     ThreadPool pool(bench_threads(flags.backend, backend->threads()));
@@ -201,9 +208,13 @@ void add_bench_kernels(CLI::App& bench, CommandContext& context) {
       ->delimiter(',')
       ->check(whole_number(1, kMostRows))
       ->capture_default_str();
-  command->add_option("--n", flags->n, "Output channels of the only shape")
+  command
+      ->add_option("--n", flags->n,
+                   "Output channels of the only shapes, like 8192,4096; with as many --k")
+      ->delimiter(',')
       ->check(whole_number(1, kMostChannels));
-  command->add_option("--k", flags->k, "Input channels of the only shape")
+  command->add_option("--k", flags->k, "Input channels of the only shapes")
+      ->delimiter(',')
       ->check(whole_number(1, kMostChannels));
   command->add_flag("--json", flags->json,
                     "Print one JSON object: ceilings (read_gbps, amx_int8_tops, ...), kernels "

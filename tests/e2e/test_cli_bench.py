@@ -216,9 +216,9 @@ def test_bench_kernels_json():
 
 
 def test_bench_kernels_table():
-    text = succeeds("bench", "kernels", "--scheme", "w4a8", "--m", "1", "--n", "1024", "--k", "8192",
-                    "--isa", "scalar", "--threads", 1, timeout=300).stdout
-    for word in ("cpu/scalar", "GB/s", "GOPS", "w4a8", "8192"):
+    text = succeeds("bench", "kernels", "--scheme", "w4a8", "--m", "1", "--n", "1024,512", "--k",
+                    "8192,4096", "--isa", "scalar", "--threads", 1, timeout=300).stdout
+    for word in ("cpu/scalar", "GB/s", "GOPS", "w4a8", "8192", "4096"):
         assert word in text
 
 
@@ -229,6 +229,7 @@ def test_bench_kernels_table():
     (["--m", "0"], ["--m"]),
     (["--m", "1,x"], ["--m"]),
     (["--n", "64"], ["--n 64", "--k"]),
+    (["--n", "64,128", "--k", "64"], ["--n 64,128", "--k 64"]),
     (["--n", "64", "--k", "0"], ["--k"]),
     (["--n", "64", "--k", "100"], ["--k 100", "group", "w4a16_g32"]),
     (["--threads", "-1"], ["--threads"]),
