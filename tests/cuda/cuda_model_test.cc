@@ -1,9 +1,11 @@
 // Whole models on the GPU: their logits beside the CPU's, and what the engine makes of them.
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -48,18 +50,33 @@ std::vector<int32_t> text_tokens(size_t count) {
   return tokens;
 }
 
-/// Share of rows [vocab] whose largest logits agree.
-double agreement(const std::vector<float>& a, const std::vector<float>& b, int64_t vocab) {
-  const auto top = [&](const std::vector<float>& x, int64_t row) {
-    const auto begin = x.begin() + row * vocab;
-    return std::max_element(begin, begin + vocab) - begin;
-  };
+/// How the largest logits of rows [vocab] agree.
+struct Agreement {
+  double share = 0.0;    // of rows where they are the same token's
+  double parting = 0.0;  // elsewhere: how far b's logit of a's token lies below b's largest, at
+                         // most, over the root mean square of the row
+};
+
+Agreement agreement(const std::vector<float>& a, const std::vector<float>& b, int64_t vocab) {
   const int64_t rows = std::ssize(b) / vocab;
-  int64_t same = 0;
+  Agreement out;
   for (int64_t row = 0; row < rows; ++row) {
-    same += top(a, row) == top(b, row) ? 1 : 0;
+    const auto mine = std::span(a).subspan(static_cast<size_t>(row * vocab), vocab);
+    const auto other = std::span(b).subspan(static_cast<size_t>(row * vocab), vocab);
+    const auto token = static_cast<size_t>(std::ranges::max_element(mine) - mine.begin());
+    const auto largest = std::ranges::max_element(other);
+    if (static_cast<size_t>(largest - other.begin()) == token) {
+      out.share += 1.0 / static_cast<double>(rows);
+      continue;
+    }
+    double squares = 0.0;
+    for (const float logit : other) {
+      squares += static_cast<double>(logit) * logit;
+    }
+    const double rms = std::sqrt(squares / static_cast<double>(vocab));
+    out.parting = std::max(out.parting, (*largest - other[token]) / rms);
   }
-  return static_cast<double>(same) / static_cast<double>(rows);
+  return out;
 }
 
 class CudaModel : public testing::TestWithParam<std::string> {
@@ -87,8 +104,10 @@ class CudaModel : public testing::TestWithParam<std::string> {
 
 // CPU and GPU round to BF16 at the same places, but sums in other orders and faster forms of e^x
 // and 1/sqrt move some numbers across a boundary, and then some rounded activations by a step:
-// logits may differ by as much as the scheme itself costs, and 1 %.
+// logits may differ by as much as the scheme itself costs, and 1 %; and the likeliest token may be
+// another one where the two are that near: the difference of two logits is within three times it.
 TEST_P(CudaModel, LogitsAreTheCpusWithinTheSchemesOwnError) {
+  constexpr double kStep = 0.01;
   const std::vector<int32_t> tokens = text_tokens(150);
   const auto unquantized = load_model(kModel, *cpu_, {.max_logit_rows = 512}).value();
   const auto ideal =
@@ -101,12 +120,16 @@ TEST_P(CudaModel, LogitsAreTheCpusWithinTheSchemesOwnError) {
     const auto actual = SequenceRunner(*on_gpu, *cuda_, code).feed_in_chunks(tokens, 1, 100);
     const double error = distance(actual, expected);
     const double own_error = distance(expected, ideal);
-    const double same = agreement(actual, expected, vocab);
-    const double own_same = agreement(expected, ideal, vocab);
-    std::printf("%-12s kv %d: distance %.5f (scheme %.5f), same top token %.3f (scheme %.3f)\n",
-                GetParam().c_str(), static_cast<int>(code), error, own_error, same, own_same);
-    EXPECT_LE(error, 0.01 + own_error);
-    EXPECT_GE(same, own_same - 0.1);
+    const Agreement found = agreement(actual, expected, vocab);
+    const Agreement own = agreement(expected, ideal, vocab);
+    std::printf(
+        "%-12s kv %d: distance %.5f (scheme %.5f), same top token %.3f (%.3f), "
+        "else below it by %.4f (%.4f)\n",
+        GetParam().c_str(), static_cast<int>(code), error, own_error, found.share, own.share,
+        found.parting, own.parting);
+    EXPECT_LE(error, kStep + own_error);
+    EXPECT_GE(found.share, own.share - 0.05);
+    EXPECT_LE(found.parting, 3 * (kStep + own_error));
   }
 }
 

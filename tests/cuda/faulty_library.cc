@@ -1,6 +1,6 @@
 // libnibble_cuda_faulty.so: the library that the program opens, for a GPU with a fault. The file
-// "fault" beside it says which: "none", "damaged" (packed weights), or "trap N" (a kernel faults
-// before product N). Not installed.
+// "fault" beside it says which: "none", "damaged" (packed weights), "few" (W4A16 kernels for 9 to
+// 16 rows), or "trap N" (a kernel faults before product N). Not installed.
 
 #include <fstream>
 #include <string>
@@ -27,6 +27,7 @@ void nibble_cuda_make_backend(const nibble::CudaBackendOptions& options,
   file >> fault >> runs;
   result = nibble::make_cuda_backend(
       options, nibble::cuda::testing::faulty_gemms(fault == "damaged" ? Fault::kDamagedWeights
+                                                   : fault == "few"   ? Fault::kWrongFewRows
                                                    : fault == "trap"  ? Fault::kTrap
                                                                       : Fault::kNone,
                                                    runs));

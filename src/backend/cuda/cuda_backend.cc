@@ -25,6 +25,8 @@ namespace {
 
 /// Sliding window of the self-test: within its sequence, as a model's own seldom is.
 constexpr int32_t kCheckedWindow = 50;
+/// Most rows of its products: more of them are more of the same tiles.
+constexpr int64_t kMostCheckedRows = 1024;
 
 /// The input of the step that runs, and where it is on the GPU.
 struct RunningStep {
@@ -267,8 +269,9 @@ class CudaBackend final : public Backend {
         CudaGemm::create(
             parts, **entry, problem, max_m,
             {.device = device_, .stream = stream_, .scratch = scratch_, .uploader = *uploader_}));
-    NIBBLE_RETURN_IF_ERROR(self_check_->check_product(*gemm, parts, problem.act, max_m));
-    return gemm;
+    NIBBLE_RETURN_IF_ERROR(
+        self_check_->check_product(*gemm, parts, problem.act, gemm->row_counts(kMostCheckedRows)));
+    return std::unique_ptr<PreparedGemm>(std::move(gemm));
   }
 
   Status prepare_steps(const StepLimits& limits) override {

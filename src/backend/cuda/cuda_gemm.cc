@@ -1,6 +1,8 @@
 #include "backend/cuda/cuda_gemm.h"
 
+#include <algorithm>
 #include <cstring>
+#include <set>
 #include <utility>
 
 #include "backend/cuda/cuda_status.h"
@@ -80,11 +82,11 @@ Result<const GemmEntry*> CudaGemm::choose(std::span<const GemmEntry> entries,
       device.name, device.major, device.minor);
 }
 
-Result<std::unique_ptr<PreparedGemm>> CudaGemm::create(std::span<const QuantView> parts,
-                                                       const GemmEntry& entry,
-                                                       const GemmProblem& problem,
-                                                       int64_t max_m,
-                                                       const GemmContext& context) {
+Result<std::unique_ptr<CudaGemm>> CudaGemm::create(std::span<const QuantView> parts,
+                                                   const GemmEntry& entry,
+                                                   const GemmProblem& problem,
+                                                   int64_t max_m,
+                                                   const GemmContext& context) {
   std::unique_ptr<CudaGemm> gemm(new CudaGemm(problem, context, max_m));
   gemm->name_ = entry.name;
   NIBBLE_ASSIGN_OR_RETURN(gemm->kernel_, entry.make(problem, context.device));
@@ -93,7 +95,7 @@ Result<std::unique_ptr<PreparedGemm>> CudaGemm::create(std::span<const QuantView
   NIBBLE_ASSIGN_OR_RETURN(gemm->packed_,
                           allocate_device(gemm->kernel_->packed_bytes(), "a weight matrix"));
   NIBBLE_RETURN_IF_ERROR(gemm->load(parts));
-  return std::unique_ptr<PreparedGemm>(std::move(gemm));
+  return gemm;
 }
 
 Status CudaGemm::load(std::span<const QuantView> parts) {
@@ -207,6 +209,18 @@ void CudaGemm::run(const GemmArgs& args) {
                      .workspace = context_.scratch.workspace()},
                     {context_.stream}),
        name_);
+}
+
+std::vector<int64_t> CudaGemm::row_counts(int64_t most) const {
+  std::vector<int64_t> counts;
+  std::set<int> seen;
+  // Where there are many rows, choices lie further apart.
+  for (int64_t m = 1; m <= std::min(most, max_m_); m += std::max<int64_t>(1, m / 32)) {
+    if (seen.insert(kernel_->choose(m)).second) {
+      counts.push_back(m);
+    }
+  }
+  return counts;
 }
 
 Result<QuantTensor> CudaGemm::unpack() const {

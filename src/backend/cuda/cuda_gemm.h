@@ -3,6 +3,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "backend/backend.h"
 #include "backend/cuda/gemm_kernel.h"
@@ -31,13 +32,15 @@ class CudaGemm final : public PreparedGemm {
   static Result<const GemmEntry*> choose(std::span<const GemmEntry> entries,
                                          const GemmProblem& problem,
                                          const DeviceInfo& device);
-  static Result<std::unique_ptr<PreparedGemm>> create(std::span<const QuantView> parts,
-                                                      const GemmEntry& entry,
-                                                      const GemmProblem& problem,
-                                                      int64_t max_m,
-                                                      const GemmContext& context);
+  static Result<std::unique_ptr<CudaGemm>> create(std::span<const QuantView> parts,
+                                                  const GemmEntry& entry,
+                                                  const GemmProblem& problem,
+                                                  int64_t max_m,
+                                                  const GemmContext& context);
 
   void run(const GemmArgs& args) override;
+  /// For each kernel that run() takes for up to `most` rows, the least number of rows, nearly.
+  [[nodiscard]] std::vector<int64_t> row_counts(int64_t most) const;
   [[nodiscard]] Result<QuantTensor> unpack() const override;
   Status update(const QuantTensor& weight) override;
   [[nodiscard]] std::string_view kernel_name() const override { return name_; }

@@ -27,6 +27,7 @@ class ForwardingGemm : public GemmKernel {
   [[nodiscard]] size_t workspace_bytes(int64_t max_m) const override {
     return kernel_->workspace_bytes(max_m);
   }
+  [[nodiscard]] int choose(int64_t m) const override { return kernel_->choose(m); }
 
  protected:
   [[nodiscard]] const GemmKernel& kernel() const { return *kernel_; }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -61,6 +62,11 @@ class GemmKernel {
                              cudaStream_t stream) const = 0;
   /// Workspace for every m up to max_m.
   [[nodiscard]] virtual size_t workspace_bytes(int64_t max_m) const = 0;
+  /// Number of the instance that run() takes for m rows; without, those up to a power of two are
+  /// taken to have one.
+  [[nodiscard]] virtual int choose(int64_t m) const {
+    return std::bit_width(static_cast<uint64_t>(m - 1));
+  }
   /// Results of integer activations do not depend on m: each row is the same in every batch.
   virtual cudaError_t run(const GemmLaunch& args, const LaunchContext& context) const = 0;
 };

@@ -15,9 +15,8 @@
 namespace nibble::cuda {
 namespace {
 
-constexpr int64_t kEdgeRows = 24;  // of the matrix at each end and in its middle
-// Activations: a single row, a batch that fills no tile, and one that takes the kernels of prefill.
-constexpr int64_t kRowCounts[] = {1, 17, 200};
+constexpr int64_t kEdgeRows = 24;    // of the matrix at each end and in its middle
+constexpr int64_t kRandomRows = 61;  // repeated: no tile has as many
 constexpr uint32_t kSeed = 20;
 
 /// Rows of the stacked matrix that are compared.
@@ -119,43 +118,28 @@ double rounding_of(ActFormat act, double want, double scale) {
   }
 }
 
-/// A matrix on the GPU beside some of its rows.
-struct Product {
-  PreparedGemm& gemm;
-  ActFormat act;
-  int64_t n = 0, k = 0;
-  std::vector<int64_t> rows;
-  QuantTensor weight;  // these
-};
+/// `rows` rows of x [kRandomRows, k], again and again, on the GPU.
+Result<DeviceBuffer> repeated_rows(const std::vector<uint16_t>& x, int64_t rows) {
+  const size_t bytes = x.size() / kRandomRows * static_cast<size_t>(rows) * sizeof(uint16_t);
+  NIBBLE_ASSIGN_OR_RETURN(DeviceBuffer out, allocate_device(bytes, "the self-test"));
+  for (size_t at = 0; at < bytes; at += x.size() * sizeof(uint16_t)) {
+    NIBBLE_RETURN_IF_ERROR(copy_to_device(out.as<std::byte>() + at, x.data(),
+                                          std::min(bytes - at, x.size() * sizeof(uint16_t))));
+  }
+  return out;
+}
 
-/// Multiplies m rows of x [*, k] on the GPU and compares the last one's results.
-Result<Difference> last_row(const Product& product,
-                            const std::vector<uint16_t>& x,
-                            const DeviceBuffer& device_x,
+/// The last row of y [m, n] beside `want`, its outputs at `rows`.
+Result<Difference> last_row(const DeviceBuffer& y,
                             int64_t m,
-                            cudaStream_t stream) {
-  NIBBLE_ASSIGN_OR_RETURN(const DeviceBuffer y,
-                          poisoned_device(static_cast<size_t>(m * product.n) * sizeof(float)));
-  product.gemm.run({.x = Activations(device_x.as<void>(), DType::kBF16),
-                    .x_stride = product.k,
-                    .m = m,
-                    .y = y.as<float>(),
-                    .y_stride = product.n});
-  NIBBLE_RETURN_IF_ERROR(check(cudaStreamSynchronize(stream), product.gemm.kernel_name()));
-  const std::vector<int64_t>& rows = product.rows;
-  std::vector<float> input(static_cast<size_t>(product.k)), want(rows.size()), got(rows.size());
-  const auto begin = x.begin() + (m - 1) * product.k;
-  std::transform(begin, begin + product.k, input.begin(), bf16_to_f32);
-  reference_gemm(product.weight, product.act,
-                 {.x = input.data(),
-                  .x_stride = product.k,
-                  .m = 1,
-                  .y = want.data(),
-                  .y_stride = product.weight.n});
+                            int64_t n,
+                            std::span<const int64_t> rows,
+                            std::span<const float> want) {
+  std::vector<float> got(rows.size());
   for (size_t first = 0, end = 0; first < rows.size(); first = end) {  // neighbours at once
     for (end = first + 1; end < rows.size() && rows[end] == rows[end - 1] + 1; ++end) {
     }
-    NIBBLE_RETURN_IF_ERROR(copy_back(y, static_cast<size_t>((m - 1) * product.n + rows[first]),
+    NIBBLE_RETURN_IF_ERROR(copy_back(y, static_cast<size_t>((m - 1) * n + rows[first]),
                                      std::span(got).subspan(first, end - first)));
   }
   Difference difference;
@@ -188,31 +172,43 @@ double product_tolerance(const WeightFormat& weight, ActFormat act) {
 Status SelfCheck::check_product(PreparedGemm& gemm,
                                 std::span<const QuantView> parts,
                                 ActFormat act,
-                                int64_t max_m) {
+                                std::span<const int64_t> row_counts) {
   const auto start = std::chrono::steady_clock::now();
   const QuantView& first = parts.front();
-  Product product{.gemm = gemm, .act = act, .n = 0, .k = first.k, .rows = {}, .weight = {}};
+  const int64_t k = first.k;
+  int64_t n = 0;
   for (const QuantView& part : parts) {
-    product.n += part.n;
+    n += part.n;
   }
-  const auto key = std::tuple{std::string(gemm.kernel_name()) + " " + layer_kind(first.name),
-                              product.n, product.k, first.format.group_size, static_cast<int>(act)};
+  const auto key = std::tuple{std::string(gemm.kernel_name()) + " " + layer_kind(first.name), n, k,
+                              first.format.group_size, static_cast<int>(act)};
   if (!products_.insert(key).second) {
     return {};
   }
-  product.rows = sampled_rows(product.n);
-  NIBBLE_ASSIGN_OR_RETURN(QuantTensor weight, copy_rows(parts, product.rows));
-  NIBBLE_ASSIGN_OR_RETURN(product.weight, as_on_device(std::move(weight)));
-  const int64_t most = std::min(max_m, std::ranges::max(kRowCounts));
-  const std::vector<uint16_t> x = random_bf16(static_cast<size_t>(most * product.k), kSeed);
-  NIBBLE_ASSIGN_OR_RETURN(const DeviceBuffer device_x, device_copy(x));
-  const double tolerance = product_tolerance(product.weight.format, act);
-  for (const int64_t m : kRowCounts) {
-    if (m > most && m > 1) {
-      break;
-    }
-    NIBBLE_ASSIGN_OR_RETURN(const Difference difference,
-                            last_row(product, x, device_x, m, stream_));
+  const std::vector<int64_t> rows = sampled_rows(n);
+  NIBBLE_ASSIGN_OR_RETURN(QuantTensor weight, copy_rows(parts, rows));
+  NIBBLE_ASSIGN_OR_RETURN(weight, as_on_device(std::move(weight)));
+  // The rows of a product are the last ones of x, so that one of them is always the same.
+  const int64_t most = row_counts.back();
+  const std::vector<uint16_t> x = random_bf16(static_cast<size_t>(kRandomRows * k), kSeed);
+  NIBBLE_ASSIGN_OR_RETURN(const DeviceBuffer device_x, repeated_rows(x, most));
+  NIBBLE_ASSIGN_OR_RETURN(const DeviceBuffer y,
+                          poisoned_device(static_cast<size_t>(most * n) * sizeof(float)));
+  std::vector<float> input(static_cast<size_t>(k)), want(rows.size());
+  const auto last = x.begin() + (most - 1) % kRandomRows * k;
+  std::transform(last, last + k, input.begin(), bf16_to_f32);
+  reference_gemm(
+      weight, act,
+      {.x = input.data(), .x_stride = k, .m = 1, .y = want.data(), .y_stride = weight.n});
+  const double tolerance = product_tolerance(weight.format, act);
+  for (const int64_t m : row_counts) {
+    gemm.run({.x = Activations(device_x.as<uint16_t>() + (most - m) * k, DType::kBF16),
+              .x_stride = k,
+              .m = m,
+              .y = y.as<float>(),
+              .y_stride = n});
+    NIBBLE_RETURN_IF_ERROR(check(cudaStreamSynchronize(stream_), gemm.kernel_name()));
+    NIBBLE_ASSIGN_OR_RETURN(const Difference difference, last_row(y, m, n, rows, want));
     if (!difference.within(tolerance)) {
       int64_t output = difference.column;
       const QuantView& part = part_of(parts, output);
@@ -226,7 +222,7 @@ Status SelfCheck::check_product(PreparedGemm& gemm,
     }
   }
   ++checks_;
-  NIBBLE_RETURN_IF_ERROR(check_rows(act, product.k));
+  NIBBLE_RETURN_IF_ERROR(check_rows(act, k));
   milliseconds_ += milliseconds_since(start);
   return {};
 }

@@ -21,14 +21,16 @@ class SelfCheck final {
  public:
   explicit SelfCheck(cudaStream_t stream) : stream_(stream) {}
 
-  /// Random rows of activations times `gemm`, which holds `parts`: outputs at both ends and in the
-  /// middle of the matrix beside reference_gemm() on the rows of `parts`, which come from the file
-  /// and not from the packed memory. Then the norm and the SiLU of such rows. Done for the first
-  /// matrix of each kernel, format, shape and last part of the tensor's name.
+  /// Random rows of activations, of each number of rows, times `gemm`, which holds `parts`: outputs
+  /// of the last row at both ends and in the middle of the matrix beside reference_gemm() on the
+  /// rows of `parts`, which come from the file and not from the packed memory. Then the norm and
+  /// the SiLU of such rows. Done for the first matrix of each kernel, format, shape and last part
+  /// of the tensor's name.
+  ///   row_counts  ascending
   Status check_product(PreparedGemm& gemm,
                        std::span<const QuantView> parts,
                        ActFormat act,
-                       int64_t max_m);
+                       std::span<const int64_t> row_counts);
 
   /// A random sequence on a cache of its own: rotated, appended, attended to by prefill and by
   /// decode, beside reference_attention() over an F32 cache. shape.scale must be

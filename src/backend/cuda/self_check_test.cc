@@ -1,9 +1,11 @@
 #include "backend/cuda/self_check.h"
 
+#include <algorithm>
 #include <cmath>
 #include <random>
 
 #include "backend/cuda/cuda_backend.h"
+#include "backend/cuda/cuda_gemm.h"
 #include "backend/cuda/testing/faulty_gemm.h"
 #include "backend/cuda/testing/gpu_test.h"
 #include "base/f16.h"
@@ -58,6 +60,12 @@ struct Layer {
   ActFormat act;
 };
 
+/// The self-test of every kernel for up to max_m rows.
+Status check(SelfCheck& test, PreparedGemm& gemm, const Layer& layer, int64_t max_m) {
+  return test.check_product(gemm, layer.parts, layer.act,
+                            dynamic_cast<CudaGemm&>(gemm).row_counts(max_m));
+}
+
 bool has(const Status& status, std::string_view text) {
   return status.message().find(text) != std::string::npos;
 }
@@ -97,9 +105,9 @@ TEST(SelfCheck, TakesLittleTime) {
                                {2736, 14336}}) {  // those of 8B, nearly
       const Layer layer(find_scheme(name).value(), n, k);
       const auto gemm = backend->prepare_gemm(layer.parts, layer.act, 512).value();
-      EXPECT_TRUE(test.check_product(*gemm, layer.parts, layer.act, 512).ok());
+      EXPECT_TRUE(check(test, *gemm, layer, 512).ok());
       const int64_t checks = test.checks();
-      EXPECT_TRUE(test.check_product(*gemm, layer.parts, layer.act, 512).ok());
+      EXPECT_TRUE(check(test, *gemm, layer, 512).ok());
       EXPECT_EQ(test.checks(), checks) << "done twice";
     }
     std::printf("%-12s %d checks in %.1f ms\n", name, static_cast<int>(test.checks()),
@@ -119,7 +127,8 @@ TEST(SelfCheck, NamesAKernelThatIsWrong) {
     for (uint8_t& byte : layer.lower.codes.as<uint8_t>().last(bytes)) {
       byte ^= 0x80;
     }
-    const Status status = SelfCheck(nullptr).check_product(*gemm, layer.parts, layer.act, 256);
+    SelfCheck test(nullptr);
+    const Status status = check(test, *gemm, layer, 256);
     EXPECT_EQ(status.code(), StatusCode::kUnavailable) << name;
     EXPECT_TRUE(has(status, gemm->kernel_name())) << status.message();
     EXPECT_TRUE(has(status, "up_proj")) << status.message();
@@ -137,6 +146,39 @@ TEST(SelfCheck, RefusesDamagedWeights) {
     const auto gemm = backend->prepare_gemm(layer.parts, layer.act, 64);
     EXPECT_EQ(gemm.status().code(), StatusCode::kUnavailable) << name;
     EXPECT_TRUE(has(gemm.status(), "self-test: kernel gemm_")) << gemm.status().message();
+  }
+}
+
+TEST(SelfCheck, RefusesAKernelForFewRowsAlone) {
+  NIBBLE_NEEDS_GPU();
+  const auto backend =
+      make_cuda_backend({}, testing::faulty_gemms(testing::Fault::kWrongFewRows)).value();
+  for (const char* name : {"w4a16_g32", "w4a16_g128"}) {
+    const Layer layer(find_scheme(name).value(), 512, 1024);
+    const auto gemm = backend->prepare_gemm(layer.parts, layer.act, 64);
+    EXPECT_EQ(gemm.status().code(), StatusCode::kUnavailable) << name;
+    EXPECT_TRUE(has(gemm.status(), "with 9 rows")) << gemm.status().message();
+  }
+}
+
+TEST(SelfCheck, ReachesEveryKernel) {
+  NIBBLE_NEEDS_GPU();
+  const auto backend = make_cuda_backend({}).value();
+  for (const char* name : {"bf16", "w8a8_int8", "w8a8_fp8", "w4a16_g32", "w4a16_g128", "w4a8"}) {
+    const Layer layer(find_scheme(name).value(), 2736, 4096);
+    const auto gemm = backend->prepare_gemm(layer.parts, layer.act, 4096).value();
+    const std::vector<int64_t> counts = dynamic_cast<CudaGemm&>(*gemm).row_counts(1024);
+    ASSERT_EQ(counts.front(), 1);
+    EXPECT_TRUE(std::ranges::is_sorted(counts));
+    std::printf("%-12s", name);
+    for (const int64_t m : counts) {
+      std::printf(" %d", static_cast<int>(m));
+    }
+    std::printf(" rows\n");
+    if (gemm->kernel_name() == "gemm_w4a16_sm90") {  // one and two, up to 8, up to 16, more
+      const std::vector<int64_t> few(counts.begin(), counts.begin() + 5);
+      EXPECT_EQ(few, (std::vector<int64_t>{1, 2, 3, 9, 17}));
+    }
   }
 }
 

@@ -103,8 +103,8 @@ class GemmSm90 final : public GemmKernel {
   [[nodiscard]] size_t workspace_bytes(int64_t max_m) const override;
   cudaError_t run(const GemmLaunch& args, const LaunchContext& context) const override;
 
-  /// Index of the tile that run() takes.
-  [[nodiscard]] int choose(int64_t m) const;
+  /// Index of the tile.
+  [[nodiscard]] int choose(int64_t m) const override;
   cudaError_t run_tile(int tile, const GemmLaunch& args, const LaunchContext& context) const;
   /// With another schedule than run_tile()'s: tests and benchmarks.
   cudaError_t run_schedule(int tile,

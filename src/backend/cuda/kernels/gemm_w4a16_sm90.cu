@@ -204,6 +204,12 @@ class GemmW4A16Sm90 final : public ForwardingGemm {
            : args.m <= most_     ? decode_.run(args, context)
                                  : kernel().run(args, context);
   }
+  [[nodiscard]] int choose(int64_t m) const override {
+    // Tiles have numbers from 0 on.
+    return planes_.takes(m) ? -100 - static_cast<int>(m)
+           : m <= most_     ? (m <= kW4A16DecodeSizes[0] ? -2 : -1)
+                            : kernel().choose(m);
+  }
 
  private:
   W4A16Planes planes_;

@@ -12,6 +12,7 @@ enum class Fault : uint8_t {
   kNone,
   kDamagedWeights,  // packed weights have wrong bytes
   kTrap,            // a kernel faults in front of a product, late enough to be in mid-run
+  kWrongFewRows,    // W4A16 kernels for 9 to 16 rows leave zeros in the last of them
 };
 
 /// All families of products, with the fault. For kTrap, `runs` products are computed before it, of
