@@ -1,20 +1,21 @@
 #!/usr/bin/env bash
-# Runs the tests of kernels, and memcheck's of small models, on a GPU under compute-sanitizer, each
-# test in a process of its own, and fails if anything is reported. Needs a GPU and
-# compute-sanitizer; nvcc 13 unless --build is given.
-# Usage: scripts/gpu-sanitize.sh [--build DIR] [--out DIR] [--tools memcheck,racecheck,synccheck]
+# Runs the tests of kernels, and those of small models under memcheck and initcheck, on a GPU under
+# compute-sanitizer, each test in a process of its own and several at once, and fails if anything is
+# reported or does not end. Needs a GPU and compute-sanitizer; nvcc 13 unless --build is given.
+# Usage: scripts/gpu-sanitize.sh [--build DIR] [--out DIR] [--tools racecheck,initcheck]
 #   --build  folder with cuda_test and cuda_model_test
 #   --out    where the tools' output goes (default build/gpu-sanitize)
+#   --tools  default racecheck,memcheck,synccheck,initcheck
 #   --tests  filter of GoogleTest (default: all but those of long sequences or without kernels)
 #   --jobs   tests that run at the same time (default: number of cores, at most 16)
 #   --limit  seconds for one test (default 120); one that takes longer counts as failed
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-build="" out=build/gpu-sanitize tools=memcheck,racecheck,synccheck limit=120
+build="" out=build/gpu-sanitize tools=racecheck,memcheck,synccheck,initcheck limit=120
 jobs=$(nproc)
 ((jobs <= 16)) || jobs=16
-tests='*-*Longer*:*DeathTest*:SelfCheck.*:DeviceInfo.*:CublasLt.*:*Refuses*:*Plans*'
+tests='*-*Long*:*DeathTest*:SelfCheck.*:CudaBackend.*:DeviceInfo.*:CublasLt.*:*Refuses*:*Plans*'
 while [ $# -gt 0 ]; do
   case "$1" in
     --build|--out|--tools|--tests|--jobs|--limit)
@@ -67,8 +68,15 @@ for tool in ${tools//,/ }; do
   if [[ $tool =~ memcheck|initcheck ]]; then
     tests_of cuda_model_test | sed "s/^/$tool /"
   fi
-done | xargs -P "$jobs" -L 1 bash -c 'check_test "$@"' check_test | tee "$out/summary.txt"
-checked=$(wc -l < "$out/summary.txt")
-failed=$(grep -c FAILED "$out/summary.txt" || true)
-echo "gpu-sanitize: $checked runs, $failed failed (logs in $out)"
-[ "$checked" -gt 0 ] && [ "$failed" -eq 0 ]
+done > "$out/all.txt"
+# Those that take long come first: racecheck's of whole kernels.
+long='^racecheck .*(FewTokens|InEveryTile|FewSequences|EveryFormat|Draws|EqualsTheReference|Captured)|^memcheck Schemes/'
+{ grep -E "$long" "$out/all.txt"; grep -vE "$long" "$out/all.txt"; } |
+  xargs -P "$jobs" -L 1 bash -c 'check_test "$@"' check_test | tee "$out/summary.txt"
+count() { grep -cE "$1" "$out/summary.txt" || true; }
+for tool in ${tools//,/ }; do
+  echo "gpu-sanitize: $tool: $(count "^$tool ") tests, $(count "^$tool .*FAILED") failed," \
+    "of them $(count "^$tool .*FAILED.*status 124") not done after $limit s"
+done
+echo "gpu-sanitize: $SECONDS s, logs in $out"
+[ "$(count .)" -eq "$(wc -l < "$out/all.txt")" ] && [ "$(count .)" -gt 0 ] && [ "$(count FAILED)" -eq 0 ]

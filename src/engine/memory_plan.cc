@@ -33,12 +33,14 @@ MemoryPlan plan_memory(const EngineOptions& options,
                        const std::string& model_dir,
                        const ModelConfig& config,
                        const Backend& backend) {
-  const int64_t table = config.vocab_size * config.hidden_size * 2;  // tied: as table and as head
+  // A tied table is kept once more as a head, unless it is read as it is in the file.
+  const bool twice = config.tie_word_embeddings && config.dtype != DType::kBF16;
+  const int64_t table = config.vocab_size * config.hidden_size * 2;
   const int64_t row = config.hidden_size * 8 + config.intermediate_size * 8 +
                       (config.num_heads * 4 + config.num_kv_heads * 4) * config.head_dim;
   MemoryPlan plan;
   plan.free = backend.free_memory();
-  plan.weights = bytes_of_weight_files(model_dir) + (config.tie_word_embeddings ? table : 0);
+  plan.weights = bytes_of_weight_files(model_dir) + (twice ? table : 0);
   plan.scratch = options.max_num_batched_tokens * row +
                  options.max_num_seqs * (config.vocab_size + config.hidden_size) * 4;
   plan.reserve = kReserve;

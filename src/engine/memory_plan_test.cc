@@ -78,6 +78,9 @@ TEST_F(MemoryPlanTest, CountsTheFilesOfWeights) {
   EXPECT_EQ(plan.weights, 500 * kMiB);
   EXPECT_EQ(plan.free, plan.weights + plan.scratch + plan.reserve + plan.margin + plan.cache());
   config_.tie_word_embeddings = true;
+  config_.dtype = DType::kBF16;
+  EXPECT_EQ(plan_memory({}, folder_, config_, gpu).weights, 500 * kMiB);
+  config_.dtype = DType::kF16;
   EXPECT_EQ(plan_memory({}, folder_, config_, gpu).weights, 501 * kMiB);
 }
 

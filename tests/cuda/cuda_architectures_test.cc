@@ -11,6 +11,7 @@
 
 #include "backend/cuda/cuda_backend.h"
 #include "backend/cuda/device_info.h"
+#include "backend/cuda/testing/gpu_test.h"
 #include "base/file.h"
 #include "base/json.h"
 #include "model/dummy.h"
@@ -58,7 +59,7 @@ class CudaArchitectures : public ::testing::TestWithParam<Architecture> {
     auto model = load_model(folder_, backend, {.max_batch_tokens = 512, .max_logit_rows = 512});
     EXPECT_TRUE(model.ok()) << model.status().message();
     std::vector<int32_t> tokens;
-    for (int32_t i = 0; i < 150; ++i) {
+    for (int32_t i = 0; i < (cuda::testing::brief_tests() ? 108 : 150); ++i) {
       tokens.push_back(3 + (i * i * 7 + i) % 120);
     }
     return SequenceRunner(**model, backend, code).feed_in_chunks(tokens, 1, 100);
@@ -69,7 +70,7 @@ class CudaArchitectures : public ::testing::TestWithParam<Architecture> {
 
 TEST_P(CudaArchitectures, LogitsAreTheCpus) {
   const auto cuda = make_cuda_backend({}).value();
-  const auto cpu = make_cpu_backend({}).value();
+  const auto cpu = make_cpu_backend({.threads = cuda::testing::brief_tests() ? 2 : 0}).value();
   for (const KvCode code : {KvCode::kBf16, KvCode::kInt8}) {
     const double error = distance(logits(*cuda, code), logits(*cpu, code));
     std::printf("%s kv %d: distance %.5f\n", GetParam().golden, static_cast<int>(code), error);

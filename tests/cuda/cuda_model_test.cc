@@ -13,6 +13,7 @@
 
 #include "backend/cuda/cuda_backend.h"
 #include "backend/cuda/device_info.h"
+#include "backend/cuda/testing/gpu_test.h"
 #include "base/file.h"
 #include "engine/engine_core.h"
 #include "model/model.h"
@@ -41,6 +42,9 @@ std::string model_in(const std::string& scheme) {
   EXPECT_TRUE(report.ok()) << report.status().message();
   return folder;
 }
+
+/// Tokens of a test's sequence: the first 100 are one prompt.
+size_t test_length() { return cuda::testing::brief_tests() ? 108 : 150; }
 
 std::vector<int32_t> text_tokens(size_t count) {
   const auto tokenizer = Tokenizer::load(kModel).value();
@@ -88,7 +92,8 @@ class CudaModel : public testing::TestWithParam<std::string> {
     }
     folder_ = model_in(GetParam());
     cuda_ = make_cuda_backend({}).value();
-    cpu_ = make_cpu_backend({}).value();
+    // Several at once go to brief tests.
+    cpu_ = make_cpu_backend({.threads = cuda::testing::brief_tests() ? 2 : 0}).value();
   }
 
   std::unique_ptr<Model> load(Backend& backend) {
@@ -108,7 +113,7 @@ class CudaModel : public testing::TestWithParam<std::string> {
 // another one where the two are that near: the difference of two logits is within three times it.
 TEST_P(CudaModel, LogitsAreTheCpusWithinTheSchemesOwnError) {
   constexpr double kStep = 0.01;
-  const std::vector<int32_t> tokens = text_tokens(150);
+  const std::vector<int32_t> tokens = text_tokens(test_length());
   const auto unquantized = load_model(kModel, *cpu_, {.max_logit_rows = 512}).value();
   const auto ideal =
       SequenceRunner(*unquantized, *cpu_, KvCode::kBf16).feed_in_chunks(tokens, 1, 100);
@@ -135,12 +140,14 @@ TEST_P(CudaModel, LogitsAreTheCpusWithinTheSchemesOwnError) {
 
 // The kernels of prefill and decode sum in other orders.
 TEST_P(CudaModel, ChunksAndStepsGiveTheLogitsOfOnePrefill) {
-  const std::vector<int32_t> tokens = text_tokens(150);
+  const std::vector<int32_t> tokens = text_tokens(test_length());
   const auto model = load(*cuda_);
   const auto whole = SequenceRunner(*model, *cuda_, KvCode::kBf16).feed(tokens);
   const auto served = SequenceRunner(*model, *cuda_, KvCode::kBf16).feed_in_chunks(tokens, 1, 37);
   EXPECT_LE(distance(served, whole), 0.04);
 }
+
+int64_t answer_length() { return cuda::testing::brief_tests() ? 8 : 40; }
 
 /// Greedy answers of `batch` requests through the engine.
 std::vector<std::vector<int32_t>> answers(std::unique_ptr<Model> model,
@@ -156,7 +163,7 @@ std::vector<std::vector<int32_t>> answers(std::unique_ptr<Model> model,
   for (int i = 0; i < batch; ++i) {
     Request request;
     request.prompt.assign(tokens.begin() + i, tokens.begin() + 20 + 7 * i);
-    request.max_tokens = 40;
+    request.max_tokens = answer_length();
     request.ignore_eos = true;
     request.sampling.temperature = 0;
     request.on_event = [&out, i](const TokenEvent& event) {
@@ -184,9 +191,9 @@ TEST_P(CudaModel, AnswersDoNotDependOnTheBatch) {
   constexpr double kNearTie = 0.1;
   const auto many = answers(load(*cuda_), *cuda_, 5);
   const auto one = answers(load(*cuda_), *cuda_, 1);
-  ASSERT_EQ(one[0].size(), 40U);
+  ASSERT_EQ(std::ssize(one[0]), answer_length());
   for (const auto& answer : many) {
-    EXPECT_EQ(answer.size(), 40U);
+    EXPECT_EQ(std::ssize(answer), answer_length());
   }
   const bool integers = GetParam() == "w4a8" || GetParam() == "w8a8_int8";
   const auto [alone, beside] = std::mismatch(one[0].begin(), one[0].end(), many[0].begin());

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <optional>
 #include <set>
 #include <utility>
@@ -38,7 +39,7 @@ struct RunningStep {
 class CudaTable final : public PreparedTable {
  public:
   CudaTable(const QuantView& table,
-            DeviceBuffer memory,
+            std::shared_ptr<const DeviceBuffer> memory,
             DType dtype,
             cudaStream_t stream,
             const std::optional<RunningStep>& step)
@@ -55,7 +56,7 @@ class CudaTable final : public PreparedTable {
     for (const int32_t token : input.fed ? std::span<const int32_t>() : input.tokens) {
       CHECK_MSG(token >= 0 && token < rows_, "token {} outside 0..{}", token, rows_ - 1);
     }
-    must(gather_embeddings({.table = memory_.as<void>(),
+    must(gather_embeddings({.table = memory_->as<void>(),
                             .dtype = dtype_,
                             .vocab = rows_,
                             .tokens = step_->buffers.tokens(),
@@ -69,7 +70,7 @@ class CudaTable final : public PreparedTable {
  private:
   int64_t rows_;
   int64_t width_;
-  DeviceBuffer memory_;
+  std::shared_ptr<const DeviceBuffer> memory_;
   DType dtype_;
   cudaStream_t stream_;
   const std::optional<RunningStep>& step_;
@@ -227,9 +228,14 @@ class CudaBackend final : public Backend {
                                                    : DType::kF32;
     vocab_ = std::max(vocab_, table.n);
     const auto bytes = static_cast<size_t>(table.n * table.row_bytes());
-    NIBBLE_ASSIGN_OR_RETURN(DeviceBuffer memory, allocate_device(bytes, "the embedding"));
-    NIBBLE_RETURN_IF_ERROR(uploader_->upload(table.codes, bytes, memory.as<void>()));
-    NIBBLE_RETURN_IF_ERROR(check(cudaStreamSynchronize(stream_), "copying the embedding"));
+    std::shared_ptr<const DeviceBuffer> memory = matrices_[table.codes].lock();
+    matrices_.clear();  // other files may come to the same place
+    if (memory == nullptr || memory->size() != bytes) {
+      NIBBLE_ASSIGN_OR_RETURN(DeviceBuffer copy, allocate_device(bytes, "the embedding"));
+      NIBBLE_RETURN_IF_ERROR(uploader_->upload(table.codes, bytes, copy.as<void>()));
+      NIBBLE_RETURN_IF_ERROR(check(cudaStreamSynchronize(stream_), "copying the embedding"));
+      memory = std::make_shared<const DeviceBuffer>(std::move(copy));
+    }
     return std::unique_ptr<PreparedTable>(
         std::make_unique<CudaTable>(table, std::move(memory), dtype, stream_, step_));
   }
@@ -271,6 +277,9 @@ class CudaBackend final : public Backend {
             {.device = device_, .stream = stream_, .scratch = scratch_, .uploader = *uploader_}));
     NIBBLE_RETURN_IF_ERROR(
         self_check_->check_product(*gemm, parts, problem.act, gemm->row_counts(kMostCheckedRows)));
+    if (parts.size() == 1 && format.code == problem.weight.code) {
+      matrices_[parts.front().codes] = gemm->codes();
+    }
     return std::unique_ptr<PreparedGemm>(std::move(gemm));
   }
 
@@ -439,6 +448,8 @@ class CudaBackend final : public Backend {
   StepLimits limits_;
   std::optional<RunningStep> step_;
   std::optional<Picker> picker_;
+  // By their places in the file, those on the GPU as they are there, since the last table.
+  std::map<const std::byte*, std::weak_ptr<const DeviceBuffer>> matrices_;
   int64_t vocab_ = 0;                       // rows of the largest table
   bool picking_ = false;                    // by the next step
   int64_t logit_rows_ = 0;                  // of the step that runs

@@ -92,8 +92,9 @@ Result<std::unique_ptr<CudaGemm>> CudaGemm::create(std::span<const QuantView> pa
   NIBBLE_ASSIGN_OR_RETURN(gemm->kernel_, entry.make(problem, context.device));
   NIBBLE_RETURN_IF_ERROR(
       context.scratch.reserve(max_m, problem.k, gemm->kernel_->workspace_bytes(max_m)));
-  NIBBLE_ASSIGN_OR_RETURN(gemm->packed_,
+  NIBBLE_ASSIGN_OR_RETURN(DeviceBuffer packed,
                           allocate_device(gemm->kernel_->packed_bytes(), "a weight matrix"));
+  gemm->packed_ = std::make_shared<DeviceBuffer>(std::move(packed));
   NIBBLE_RETURN_IF_ERROR(gemm->load(parts));
   return gemm;
 }
@@ -111,7 +112,7 @@ Status CudaGemm::load(std::span<const QuantView> parts) {
     NIBBLE_RETURN_IF_ERROR(upload_scales(parts, scales.as<float>()));
   }
   NIBBLE_RETURN_IF_ERROR(check(
-      kernel_->pack(codes.as<void>(), scales.as<float>(), packed_.as<void>(), context_.stream),
+      kernel_->pack(codes.as<void>(), scales.as<float>(), packed_->as<void>(), context_.stream),
       "packing weights"));
   return check(cudaStreamSynchronize(context_.stream), "packing weights");
 }
@@ -198,7 +199,7 @@ void CudaGemm::run(const GemmArgs& args) {
   CHECK(f32 || !add);
   must(kernel_->run({.x = x,
                      .x_scales = context_.scratch.scales(),
-                     .packed = packed_.as<void>(),
+                     .packed = packed_->as<void>(),
                      .bias = args.bias,
                      .y = args.y.data,
                      .y_stride = args.y_stride,
@@ -231,7 +232,7 @@ Result<QuantTensor> CudaGemm::unpack() const {
   NIBBLE_ASSIGN_OR_RETURN(DeviceBuffer scales,
                           allocate_device(weight.scales.size() + 1, "scales being unpacked"));
   NIBBLE_RETURN_IF_ERROR(check(
-      kernel_->unpack(packed_.as<void>(), codes.as<void>(), scales.as<float>(), context_.stream),
+      kernel_->unpack(packed_->as<void>(), codes.as<void>(), scales.as<float>(), context_.stream),
       "unpacking weights"));
   NIBBLE_RETURN_IF_ERROR(check(cudaStreamSynchronize(context_.stream), "unpacking weights"));
   NIBBLE_RETURN_IF_ERROR(check(cudaMemcpy(weight.codes.data(), codes.as<void>(),

@@ -45,7 +45,11 @@ class CudaGemm final : public PreparedGemm {
   Status update(const QuantTensor& weight) override;
   [[nodiscard]] std::string_view kernel_name() const override { return name_; }
   [[nodiscard]] int64_t weight_bytes() const override {
-    return static_cast<int64_t>(packed_.size());
+    return static_cast<int64_t>(packed_->size());
+  }
+  /// The matrix [n, k] in its canonical codes, where that is what the kernel reads, or none.
+  [[nodiscard]] std::shared_ptr<const DeviceBuffer> codes() const {
+    return kernel_->packs_nothing() ? packed_ : nullptr;
   }
 
  private:
@@ -64,7 +68,7 @@ class CudaGemm final : public PreparedGemm {
   int64_t max_m_ = 0;
   std::string name_;
   std::unique_ptr<GemmKernel> kernel_;
-  DeviceBuffer packed_;
+  std::shared_ptr<DeviceBuffer> packed_;
 };
 
 }  // namespace nibble::cuda

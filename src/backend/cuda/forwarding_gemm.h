@@ -12,6 +12,7 @@ class ForwardingGemm : public GemmKernel {
  public:
   explicit ForwardingGemm(std::unique_ptr<GemmKernel> kernel) : kernel_(std::move(kernel)) {}
   [[nodiscard]] size_t packed_bytes() const override { return kernel_->packed_bytes(); }
+  [[nodiscard]] bool packs_nothing() const override { return kernel_->packs_nothing(); }
   cudaError_t pack(const void* codes,
                    const float* scales,
                    void* packed,

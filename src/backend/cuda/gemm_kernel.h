@@ -50,6 +50,8 @@ class GemmKernel {
   virtual ~GemmKernel() = default;
   /// Bytes of packed weights and scales together.
   [[nodiscard]] virtual size_t packed_bytes() const = 0;
+  /// Whether packed weights are the canonical codes and nothing else.
+  [[nodiscard]] virtual bool packs_nothing() const { return false; }
   /// codes, scales: the canonical form of QuantTensor ([n, groups] f32), in device memory.
   virtual cudaError_t pack(const void* codes,
                            const float* scales,

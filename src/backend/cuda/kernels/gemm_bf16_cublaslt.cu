@@ -28,6 +28,7 @@ class GemmBf16CublasLt final : public GemmKernel {
       : n_(problem.n), k_(problem.k), library_(std::move(library)) {}
 
   [[nodiscard]] size_t packed_bytes() const override { return static_cast<size_t>(n_ * k_ * 2); }
+  [[nodiscard]] bool packs_nothing() const override { return true; }
 
   cudaError_t pack(const void* codes,
                    const float* /*scales*/,
