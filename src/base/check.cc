@@ -5,7 +5,7 @@
 namespace nibble {
 namespace {
 
-/// "src/base/file.cc" of "/home/me/nibble/src/base/file.cc": messages do not say where the program
+/// "src/base/file.cc" of "/some/folder/src/base/file.cc": messages do not say where the program
 /// was built.
 std::string_view from_root(std::string_view file) {
   for (const std::string_view folder : {"/src/", "/tools/"}) {

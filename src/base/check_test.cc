@@ -14,10 +14,10 @@ std::string message(const char* file) {
 }
 
 TEST(Check, NamesTheFileFromTheRootOfTheRepositoryOn) {
-  EXPECT_EQ(message("/home/src/me/src/base/file.cc"),
+  EXPECT_EQ(message("/some/src/folder/src/base/file.cc"),
             "internal error at src/base/file.cc:7: x == y");
   EXPECT_EQ(message("../../src/base/file.cc"), "internal error at src/base/file.cc:7: x == y");
-  EXPECT_EQ(message("/home/me/tools/main.cc"), "internal error at tools/main.cc:7: x == y");
+  EXPECT_EQ(message("/some/folder/tools/main.cc"), "internal error at tools/main.cc:7: x == y");
   EXPECT_EQ(message("file.cc"), "internal error at file.cc:7: x == y");
   EXPECT_THROW(CHECK_EQ(1, 2), InternalError);
 }
