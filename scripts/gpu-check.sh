@@ -49,8 +49,10 @@ if ! skipped tests; then
 fi
 if ! skipped kernels; then
   "$build/attention_bench" > "$out/attention.txt"
-  "$build/nibble" --log-level warning bench kernels --backend cuda --n 28672,8192,4096 \
-    --k 8192,8192,14336 --json > "$out/kernels.json"
+  for rest in 3 0; do
+    "$build/nibble" --log-level warning bench kernels --backend cuda --n 28672,8192,4096 \
+      --k 8192,8192,14336 --rest $rest --json > "$out/kernels-rest-$rest.json"
+  done
 fi
 if ! skipped models; then
   cleanup=""

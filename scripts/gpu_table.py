@@ -38,25 +38,32 @@ def attention_rows(text):
     return rows
 
 
-def kernels(folder):
-    path = folder / "kernels.json"
-    if not path.exists():
-        return
-    measured = json.loads(path.read_text())
-    out = {**meta(), "ceilings": measured["ceilings"], "kernels": measured["kernels"],
-           "attention": attention_rows((folder / "attention.txt").read_text())}
-    (folder / "h200-kernels.json").write_text(json.dumps(out, indent=1) + "\n")
-    print(f"\nread ceiling {out['ceilings']['read_tbps']:.2f} TB/s; time of BF16 / time of ours")
-    counts = sorted({row["m"] for row in out["kernels"]})
+def print_ratios(rows):
+    counts = sorted({row["m"] for row in rows})
     print(f"{'n x k':>14} {'scheme':12}" + "".join(f"{m:>8}" for m in counts))
     table = {}
-    for row in out["kernels"]:
+    for row in rows:
         table.setdefault((row["n"], row["k"], row["scheme"]), {})[row["m"]] = row
     for (n, k, scheme), cells in table.items():
         print(f"{n:>7}x{k:<6} {scheme:12}" + "".join(
             f"{cells[m]['vs_bf16']:8.2f}" if m in cells else " " * 8 for m in counts))
     print()
-    print((folder / "attention.txt").read_text())
+
+
+def kernels(folder):
+    if not (folder / "kernels-rest-3.json").exists():
+        return
+    rested, busy = (json.loads((folder / f"kernels-rest-{rest}.json").read_text())
+                    for rest in (3, 0))
+    attention = (folder / "attention.txt").read_text()
+    out = {**meta(), "ceilings": rested["ceilings"], "kernels": rested["kernels"],
+           "kernels_without_rest": busy["kernels"], "attention": attention_rows(attention)}
+    (folder / "h200-kernels.json").write_text(json.dumps(out, indent=1) + "\n")
+    print(f"\nread ceiling {out['ceilings']['read_tbps']:.2f} TB/s; time of BF16 / time of ours")
+    print_ratios(out["kernels"])
+    print("the same without idle time between replays, under the power limit")
+    print_ratios(out["kernels_without_rest"])
+    print(attention)
 
 
 def lines(path):

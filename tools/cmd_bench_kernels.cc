@@ -28,6 +28,7 @@ struct KernelFlags {
   bool rows_given = false;
   std::string scheme;  // empty: all
   std::vector<int64_t> row_counts = {1, 4, 16, 64, 256, 1024};
+  double rest = KernelBenchOptions{}.rest;
   std::vector<int64_t> n, k;  // of each shape; none: those of kShapes
   bool json = false;
 };
@@ -120,6 +121,7 @@ Status run_on_gpu(const KernelFlags& flags) {
   NIBBLE_ASSIGN_OR_RETURN(const auto backend, open_backend({.device = flags.device,
                                                             .cuda_library = flags.cuda_library}));
   KernelBenchOptions options;
+  options.rest = flags.rest;
   if (!flags.scheme.empty()) {
     options.schemes = {flags.scheme};
   }
@@ -216,6 +218,12 @@ void add_bench_kernels(CLI::App& bench, CommandContext& context) {
   command->add_option("--k", flags->k, "Input channels of the only shapes")
       ->delimiter(',')
       ->check(whole_number(1, kMostChannels));
+  command
+      ->add_option("--rest", flags->rest,
+                   "On GPUs, idle time after each timed run, in its own lengths. At 0 runs follow "
+                   "each other, and the power limit lowers clocks")
+      ->check(CLI::Range(0.0, 100.0))
+      ->capture_default_str();
   command->add_flag("--json", flags->json,
                     "Print one JSON object: ceilings (read_gbps, amx_int8_tops, ...), kernels "
                     "(name, scheme, isa, m, n, k, us, gbps, tops, roofline_percent)");

@@ -31,7 +31,7 @@ ALL_BUT_EVAL = {
                       "--json", "--threads", "--isa", "--kv-cache-dtype", "--seed",
                       "--max-num-batched-tokens", "prefill_tps, decode_tps, bytes_per_token"],
     "bench kernels": ["--backend", "--isa", "--threads", "--pin", "--numa", "--scheme", "--m", "--n",
-                      "--k", "--json", "amx_int8_tops"],
+                      "--k", "--rest", "--json", "amx_int8_tops"],
     "make-dummy": ["--config", "--out", "--layers", "--seed", "--dtype", "--json", "--force"],
 }
 

@@ -194,7 +194,8 @@ class CudaBackend final : public Backend {
   Result<Json> bench_kernels(const KernelBenchOptions& options) override {
     GemmBenchOptions chosen{.schemes = options.schemes,
                             .shapes = standard_gemm_shapes(),
-                            .row_counts = options.row_counts};
+                            .row_counts = options.row_counts,
+                            .rest = options.rest};
     if (!options.shapes.empty()) {
       chosen.shapes.clear();
       for (const auto& [n, k] : options.shapes) {

@@ -1,9 +1,10 @@
 #include "backend/cuda/bench/gemm_bench.h"
 
 #include <algorithm>
-#include <bit>
+#include <chrono>
 #include <cmath>
 #include <memory>
+#include <thread>
 #include <utility>
 
 #include <cuda_runtime_api.h>
@@ -22,11 +23,6 @@ constexpr std::string_view kYardstick = "gemm_bf16_cublaslt";
 constexpr double kMaxError = 0.01;  // BF16 rounds decoded weights and results by 2^-9 at most
 // Least launches of a graph: as in a model's step, its start weighs little beside them.
 constexpr int64_t kShortLaunches = 32, kLongLaunches = 4, kShortRows = 256;
-
-// Row counts that are timed together: up to 16, 64, 256, 1024, ...
-int row_class(int64_t m) {
-  return m <= 16 ? 2 : (std::bit_width(static_cast<uint64_t>(m - 1)) + 1) / 2;
-}
 
 /// What all kernels of one scheme and shape share: canonical weights, and activations of each m.
 struct Subject {
@@ -260,6 +256,7 @@ Status bench_rows(std::vector<Candidate>& candidates,
       NIBBLE_ASSIGN_OR_RETURN(const double us, timer.time([&] {
         return check(cudaGraphLaunch(candidate.graph, timer.stream()), candidate.name);
       }));
+      std::this_thread::sleep_for(std::chrono::duration<double, std::micro>(options.rest * us));
       candidate.us.push_back(us / static_cast<double>(launches_at(candidate, m)));
     }
   }
@@ -328,31 +325,6 @@ bool taken(const QuantScheme& scheme,
   });
 }
 
-/// Every chosen scheme and shape at these row counts.
-Status bench_all(const std::vector<int64_t>& row_counts,
-                 const DeviceInfo& device,
-                 const GemmBenchOptions& options,
-                 Timer& timer,
-                 GemmBenchReport& report) {
-  if (row_counts.empty()) {
-    return {};
-  }
-  const int64_t max_m = *std::max_element(row_counts.begin(), row_counts.end());
-  for (const QuantScheme& scheme : all_schemes()) {
-    for (const GemmShape shape : options.shapes) {
-      if (!listed(options.schemes, scheme.name) || !taken(scheme, shape, device, options)) {
-        continue;
-      }
-      NIBBLE_ASSIGN_OR_RETURN(const Subject subject, make_subject(scheme, shape, max_m, timer));
-      NIBBLE_ASSIGN_OR_RETURN(auto candidates, make_candidates(subject, device, options, timer));
-      for (const int64_t m : row_counts) {
-        NIBBLE_RETURN_IF_ERROR(bench_rows(candidates, subject, m, options, timer, report));
-      }
-    }
-  }
-  return {};
-}
-
 }  // namespace
 
 std::vector<GemmShape> standard_gemm_shapes() {
@@ -388,14 +360,18 @@ Result<GemmBenchReport> bench_gemms(const DeviceInfo& device, const GemmBenchOpt
   NIBBLE_RETURN_IF_ERROR(check(cudaSetDevice(device.index), "choosing a GPU"));
   NIBBLE_ASSIGN_OR_RETURN(report.ceilings.read_tbps, measure_read_tbps(device));
   NIBBLE_ASSIGN_OR_RETURN(const auto timer, Timer::make());
-  // All schemes with few rows first: the clocks of a GPU fall behind long products, of which those
-  // that are bound by memory take no notice.
-  std::vector<int64_t> rows = options.row_counts;
-  std::ranges::sort(rows);
-  for (auto first = rows.begin(); first != rows.end();) {
-    const auto end = std::ranges::upper_bound(rows, row_class(*first), {}, row_class);
-    NIBBLE_RETURN_IF_ERROR(bench_all({first, end}, device, options, *timer, report));
-    first = end;
+  const int64_t max_m = *std::ranges::max_element(options.row_counts);
+  for (const QuantScheme& scheme : all_schemes()) {
+    for (const GemmShape shape : options.shapes) {
+      if (!listed(options.schemes, scheme.name) || !taken(scheme, shape, device, options)) {
+        continue;
+      }
+      NIBBLE_ASSIGN_OR_RETURN(const Subject subject, make_subject(scheme, shape, max_m, *timer));
+      NIBBLE_ASSIGN_OR_RETURN(auto candidates, make_candidates(subject, device, options, *timer));
+      for (const int64_t m : options.row_counts) {
+        NIBBLE_RETURN_IF_ERROR(bench_rows(candidates, subject, m, options, *timer, report));
+      }
+    }
   }
   return report;
 }

@@ -45,6 +45,9 @@ struct GemmBenchOptions {
   std::vector<GemmShape> shapes;
   std::vector<int64_t> row_counts;  // each m
   int replays = 9;
+  // Idle time after each replay, in its own lengths. At 0 replays follow each other, the power
+  // limit of a GPU lowers its clocks, and figures depend on what ran before.
+  double rest = 3.0;
   std::function<void(const GemmTiming&)> progress;  // called as figures come in
 };
 

@@ -4,6 +4,7 @@
 
 #include <charconv>
 #include <cstdio>
+#include <cstdlib>
 #include <fstream>
 #include <string>
 #include <string_view>
@@ -46,6 +47,8 @@ Status parse(std::string_view flag,
   } else if (flag == "--replays") {
     NIBBLE_ASSIGN_OR_RETURN(const int64_t replays, positive(value));
     options.replays = static_cast<int>(replays);
+  } else if (flag == "--rest") {
+    options.rest = std::strtod(std::string(value).c_str(), nullptr);
   } else if (flag == "--m") {
     options.row_counts.clear();
     for (const std::string& part : split(value)) {
@@ -66,7 +69,7 @@ Status parse(std::string_view flag,
   } else {
     return make_error(StatusCode::kInvalidArgument,
                       "unknown flag {}; known are --scheme, --kernel, --shape, --m, --replays, "
-                      "--json",
+                      "--rest, --json",
                       flag);
   }
   return {};
