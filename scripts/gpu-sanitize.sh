@@ -71,8 +71,8 @@ for tool in ${tools//,/ }; do
 done > "$out/all.txt"
 # Those that take long come first: racecheck's of whole kernels.
 long='^racecheck .*(FewTokens|InEveryTile|FewSequences|EveryFormat|Draws|EqualsTheReference|Captured)|^memcheck Schemes/'
-{ grep -E "$long" "$out/all.txt"; grep -vE "$long" "$out/all.txt"; } |
-  xargs -P "$jobs" -L 1 bash -c 'check_test "$@"' check_test | tee "$out/summary.txt"
+{ grep -E "$long" "$out/all.txt" || true; grep -vE "$long" "$out/all.txt" || true; } |
+  xargs -r -P "$jobs" -L 1 bash -c 'check_test "$@"' check_test | tee "$out/summary.txt"
 count() { grep -cE "$1" "$out/summary.txt" || true; }
 for tool in ${tools//,/ }; do
   echo "gpu-sanitize: $tool: $(count "^$tool ") tests, $(count "^$tool .*FAILED") failed," \
