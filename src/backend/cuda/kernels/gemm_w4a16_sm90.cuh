@@ -9,7 +9,7 @@
 
 // The main loop of gemm_sm90.cuh for INT4 weights in groups: a block is a warp that copies and
 // kGroups warpgroups that decode weights to BF16 in registers and multiply. Eight weights take
-// seven integer and eight floating-point operations. Few tokens are the work of
+// five integer and four floating-point operations. Few tokens are the work of
 // gemm_w4a16_decode_sm90.cuh.
 namespace nibble::cuda {
 
@@ -149,26 +149,32 @@ struct W4A16Loop {
 
   // --- the multiplying warpgroups ---
 
-  // A thread's codes of a unit and, for its two rows, the scales of each group, as pairs of the
-  // same.
+  // A thread's codes of a unit and, for its two rows, the scales of each group.
   static constexpr int kScales = kGroupSize == 32 ? 2 : 1;
+  static constexpr float kShrink = 0x1p-40F;         // of weights, until all are summed
+  static constexpr uint32_t kFactors = 0x6c006e00U;  // 2^89, 2^93
+  static constexpr uint32_t kOffsets = 0xad00ad00U;  // -8 kShrink
   struct Fetched {
     uint4 codes;
-    uint32_t scales[kScales][2];
+    uint32_t scales[kScales];
   };
 
-  // Codes of one unit as this thread's fragments, times the scales of its two rows.
+  // Codes of one unit as this thread's fragments, times the scales of its two rows and kShrink. A
+  // byte alone in a BF16 is that integer times 2^-133, also where it reaches into the exponent: a
+  // code, or 16 codes, becomes a weight by one exact product and one exact offset, rounded once.
   static __device__ __forceinline__ void decode(const Fetched& fetched, uint32_t (&a)[4][4]) {
     const uint32_t words[4] = {fetched.codes.x, fetched.codes.y, fetched.codes.z, fetched.codes.w};
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      const auto& scale = fetched.scales[kScales == 2 ? k / 2 : 0];
+      const uint32_t scales = fetched.scales[kScales == 2 ? k / 2 : 0];
+      const uint32_t factors = ptx::mul_bf16x2(scales, kFactors);
+      const uint32_t offsets = ptx::mul_bf16x2(scales, kOffsets);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        // code + 8 in the mantissa of 128, less 136; -136 times a scale would not be exact.
-        const uint32_t biased = ptx::lop3<0xea>(words[k] >> (4 * i), 0x000f000fU, 0x43004300U);
-        a[k][i] = ptx::fma_bf16x2(biased, 0x3f803f80U, 0xc308c308U);
-        a[k][i] = ptx::fma_bf16x2(a[k][i], scale[i & 1], 0x80008000U);
+        const uint32_t codes = words[k] >> (i / 2 * 8) & (i % 2 == 0 ? 0x000f000fU : 0x00f000f0U);
+        a[k][i] = i % 2 == 0
+                      ? ptx::fma_bf16x2(codes, ptx::low_twice(factors), ptx::low_twice(offsets))
+                      : ptx::fma_bf16x2(codes, ptx::high_twice(factors), ptx::high_twice(offsets));
       }
       ptx::pin(a[k]);
     }
@@ -192,13 +198,10 @@ struct W4A16Loop {
       if (d == 0 || !Layout::kShared) {
 #pragma unroll
         for (int g = 0; g < kScales; ++g) {
-          const uint32_t pair = ptx::load_shared4(at + g * Layout::kGroupBytes);
-          unit.scales[g][0] = __byte_perm(pair, 0, 0x1010);
-          unit.scales[g][1] = __byte_perm(pair, 0, 0x3232);
+          unit.scales[g] = ptx::load_shared4(at + g * Layout::kGroupBytes);
         }
       } else if constexpr (kBlocks == 1) {  // of two, `unit` held the other of this row block
-        unit.scales[0][0] = before.scales[0][0];
-        unit.scales[0][1] = before.scales[0][1];
+        unit.scales[0] = before.scales[0];
       }
       unit.codes = ptx::load_shared16(codes + place.offset + block + Layout::codes(d));
     }
@@ -273,6 +276,14 @@ struct W4A16Loop {
     }
   }
 
+  // What accumulate() summed up, of weights as they are.
+  static __device__ __forceinline__ void restore(float (&sums)[kBlocks][kSums]) {
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+      ptx::multiply_in_place(sums[b], 1.0F / kShrink);
+    }
+  }
+
   static __device__ __forceinline__ void multiply_parts(const GemmSm90Args& args,
                                                         int group,
                                                         uint32_t base,
@@ -286,6 +297,7 @@ struct W4A16Loop {
     while (parts.next(part)) {
       float sums[kBlocks][kSums] = {};
       accumulate(sums, place, uniform(part.end - part.begin), reader, base);
+      restore(sums);
       const int block = first_row_block(part) + group * kBlocks;
       const int token = part.token_tile * kTokens;
       bool stored = false;

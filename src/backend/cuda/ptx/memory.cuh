@@ -113,11 +113,52 @@ __device__ __forceinline__ uint32_t lop3(uint32_t a, uint32_t b, uint32_t c) {
   return result;
 }
 
+/// x, which the compiler now has to keep in a register instead of computing it again in a loop.
+__device__ __forceinline__ uint32_t keep(uint32_t x) {
+  asm("" : "+r"(x));
+  return x;
+}
+
+/// The low, or high, half of x in both: as an operand of instructions for two bf16 it costs
+/// nothing.
+__device__ __forceinline__ uint32_t low_twice(uint32_t x) {
+  uint32_t result = 0;
+  asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\nmov.b32 %0, {low, low};\n}"
+      : "=r"(result)
+      : "r"(x));
+  return result;
+}
+__device__ __forceinline__ uint32_t high_twice(uint32_t x) {
+  uint32_t result = 0;
+  asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\nmov.b32 %0, {high, high};\n}"
+      : "=r"(result)
+      : "r"(x));
+  return result;
+}
+
+/// a * b on two bf16 each.
+__device__ __forceinline__ uint32_t mul_bf16x2(uint32_t a, uint32_t b) {
+  uint32_t result = 0;
+#if __CUDA_ARCH__ >= 900
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+#endif
+  return result;
+}
+
 /// x * scale + offset on two bf16 each.
 __device__ __forceinline__ uint32_t fma_bf16x2(uint32_t x, uint32_t scale, uint32_t offset) {
   uint32_t result = 0;
   asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(x), "r"(scale), "r"(offset));
   return result;
+}
+
+/// Each times a factor, in the register that it has: sums of products are bound to theirs.
+template <int kCount>
+__device__ __forceinline__ void multiply_in_place(float (&values)[kCount], float factor) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    asm volatile("mul.f32 %0, %0, %1;" : "+f"(values[i]) : "f"(factor));
+  }
 }
 
 }  // namespace nibble::cuda::ptx
