@@ -1,10 +1,10 @@
 // gemm_sm90_sweep: times the tiles and schedules of the Hopper products of one scheme and shape on
 // the first GPU, and compares their results bit for bit.
 //   gemm_sm90_sweep --scheme w4a8 --shape 4096x14336 --m 1,16 [--tile 0,1] [--cluster 2,4]
-//                   [--parts 1,3] [--replays 9] [--rounds 1]
+//                   [--parts 1,3] [--turn 0,2] [--replays 9] [--rounds 1]
 // Each m runs the product's own choice (marked *), then, for every tile (all that are not mostly
 // empty): clusters of these sizes, and tiles cut into these numbers of parts (0: into runs of equal
-// length).
+// length); pairs of blocks meet so many steps beyond the middle of K.
 
 #include <algorithm>
 #include <bit>
@@ -31,8 +31,8 @@ using Lists = std::map<std::string, std::vector<int64_t>, std::less<>>;
 
 struct Options {
   std::string scheme;
-  Lists lists{{"m", {1}},    {"tile", {}},     {"cluster", {2, 4}}, {"parts", {1}},
-              {"shape", {}}, {"replays", {9}}, {"rounds", {1}}};
+  Lists lists{{"m", {1}},    {"tile", {}},  {"cluster", {2, 4}}, {"parts", {1}},
+              {"shape", {}}, {"turn", {0}}, {"replays", {9}},    {"rounds", {1}}};
 };
 
 Result<std::vector<int64_t>> numbers(std::string_view text) {
@@ -159,6 +159,9 @@ class Sweep final {
   Status measure_tile(int64_t m, int index) {
     const GemmSm90Tile& tile = gemm_->tiles()[static_cast<size_t>(index)];
     const GemmSchedule own = gemm_->schedule(index, m);
+    if (tile.pairs) {
+      return measure_pairs(m, index, own);
+    }
     const int tiles = own.row_tiles * own.token_tiles;
     const int blocks = device_.sms * tile.launched / tile.cluster;
     for (const int64_t size : options_.lists["cluster"]) {
@@ -180,6 +183,17 @@ class Sweep final {
       }
       if (parts <= 1 || (parts <= own.steps && parts * tiles <= 2 * blocks)) {
         NIBBLE_RETURN_IF_ERROR(measure(m, index, schedule, ' '));
+      }
+    }
+    return {};
+  }
+
+  Status measure_pairs(int64_t m, int index, const GemmSchedule& own) {
+    for (const int64_t beyond : options_.lists["turn"]) {
+      const int turn = (own.steps + 1) / 2 + static_cast<int>(beyond);
+      if (turn < own.steps && own.blocks <= device_.sms) {
+        NIBBLE_RETURN_IF_ERROR(measure(
+            m, index, make_pairs_schedule(own.row_tiles, own.token_tiles, own.steps, turn), ' '));
       }
     }
     return {};
@@ -257,8 +271,9 @@ class Sweep final {
         "%3d  %8.2f us %5.2f TB/s  %s\n",
         mark, options_.scheme.c_str(), static_cast<long>(n_), static_cast<long>(k_),
         static_cast<long>(m), tile, t.tokens, t.row_blocks / t.cluster / 2, t.depth, t.resident,
-        t.cluster, schedule.cluster, schedule.split_blocks, schedule.split_tiles, schedule.blocks,
-        median(us), bytes / median(us) * 1e-6, same.c_str());
+        t.cluster, schedule.cluster, schedule.split_blocks,
+        schedule.turn > 0 ? schedule.turn : schedule.split_tiles, schedule.blocks, median(us),
+        bytes / median(us) * 1e-6, same.c_str());
     std::fflush(stdout);
     return {};
   }

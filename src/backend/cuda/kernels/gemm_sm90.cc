@@ -40,7 +40,7 @@ bool fits(const GemmSm90Family& family, const GemmSm90Tile& tile, int64_t m) {
 // Clusters of each size that run at the same time.
 std::array<int, std::size(kClusters)> count_clusters(const GemmSm90Tile& tile) {
   std::array<int, std::size(kClusters)> counts{};
-  for (size_t i = 0; i < counts.size() && tile.clusters; ++i) {
+  for (size_t i = 0; i < counts.size() && (tile.clusters || (tile.pairs && i == 0)); ++i) {
     const auto cluster = static_cast<unsigned>(kClusters[i]);
     cudaLaunchAttribute attribute{};
     attribute.id = cudaLaunchAttributeClusterDimension;
@@ -152,7 +152,7 @@ GemmSm90Plan GemmSm90::plan(size_t tile_index, int64_t m, bool in_pairs) const {
   const GemmSm90Tile& tile = family_.tiles[tile_index];
   if (family_.plan != nullptr) {
     GemmSm90Sizes sizes{.k = k_, .m = m, .row_blocks = row_blocks_, .sms = sms_};
-    if (in_pairs) {
+    if (in_pairs || tile.pairs) {
       sizes.clusters = clusters_[tile_index];
     }
     return family_.plan(tile, sizes);

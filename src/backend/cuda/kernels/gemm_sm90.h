@@ -38,6 +38,7 @@ struct GemmSm90Tile {
   int launched = 1;       // blocks of one launch on a multiprocessor
   int cluster = 1;        // blocks that share a tile, each with some of its rows
   bool clusters = false;  // whether clusters of blocks may share a tile's steps
+  bool pairs = false;     // whether it is of pairs of blocks (gemm_w4a16_pairs_sm90.cuh)
   unsigned threads = 0;
   size_t shared_bytes = 0;
   void (*kernel)(CUtensorMap x, GemmSm90Args args) = nullptr;

@@ -20,6 +20,7 @@ struct GemmSchedule {
   int whole_tiles = 0, split_tiles = 0, split_blocks = 0;
   int blocks = 0;   // of the grid
   int cluster = 1;  // blocks that share each tile through shared memory; then all are split
+  int turn = 0;     // of pairs of blocks (gemm_w4a16_pairs_sm90.cuh): where shares of K meet
 
   /// First step of a block's run, among split_tiles * steps; of block split_blocks, their end.
   [[nodiscard]] NIBBLE_HOST_DEVICE int run_begin(int block) const {
@@ -132,6 +133,16 @@ inline GemmSchedule make_cluster_schedule(int row_tiles, int token_tiles, int st
           .split_blocks = tiles * cluster,
           .blocks = tiles * cluster,
           .cluster = cluster};
+}
+
+/// Every tile to a cluster of two blocks, whose shares of its steps meet at `turn`.
+inline GemmSchedule make_pairs_schedule(int row_tiles, int token_tiles, int steps, int turn) {
+  return {.row_tiles = row_tiles,
+          .token_tiles = token_tiles,
+          .steps = steps,
+          .blocks = 2 * row_tiles * token_tiles,
+          .cluster = 2,
+          .turn = turn};
 }
 
 }  // namespace nibble::cuda

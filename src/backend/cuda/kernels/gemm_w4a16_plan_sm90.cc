@@ -19,37 +19,69 @@ constexpr double kCacheBytes = 32.0;    // out of the L2 cache, copies to a whol
 constexpr double kMemoryBytes = 14.1;   // of weights from memory
 constexpr double kLaunchClocks = 3200.0;
 constexpr double kClusterClocks = 4800.0;   // to add sums in a cluster
+constexpr double kPairClocks = 2000.0;      // to send sums to the other block while it works
 constexpr double kExchangeClocks = 5900.0;  // to leave sums in memory and to find the last part
 constexpr double kFewBytes = 50e3;          // of a block's sums that are exchanged meanwhile
 constexpr double kPartBytes = 6.0;          // of the others, per clock
 constexpr double kFurtherBytes = 60.0;      // of each part from the third on
 constexpr double kRunsClocks = 4000.0;      // more where a block has parts of two tiles
 constexpr double kRunsBytes = 8.7;          // of their sums, per clock
-constexpr int kLeastSteps = 4;              // of a part of a tile
+constexpr double kNever = 1e12;
+constexpr int kLeastSteps = 4;  // of a part of a tile
+constexpr int kLentSteps = 1;   // of own rows, while the other block's sums travel
 constexpr int kClusters[] = {2, 3, 4, 8};
 constexpr int64_t kMostTokens = 512;  // from here on the largest tile of a pair is the best
+
+// Of one block's step with so many row blocks.
+double step_clocks(const GemmSm90Tile& tile, const GemmSm90Sizes& sizes, int row_blocks) {
+  constexpr int kUnitBytes = 2112;
+  const int units = row_blocks * tile.depth;
+  const double weights = static_cast<double>(units) * kUnitBytes;
+  const double x = static_cast<double>(tile.depth) *
+                   static_cast<double>(std::min<int64_t>(tile.tokens, sizes.m)) * 128;
+  const auto token_tiles = static_cast<double>(ceil_div(sizes.m, tile.tokens));
+  return std::max(
+      {units * std::max(kDecodeClocks, kUnitClocks + kTokenClocks * tile.tokens) + kStepClocks,
+       (weights + x) / kFetchedBytes, (weights + x / tile.cluster) / kCacheBytes,
+       weights / kMemoryBytes / token_tiles});
+}
+
+// Blocks of gemm_w4a16_pairs_sm90.cuh.
+GemmSm90Plan plan_pairs(const GemmSm90Tile& tile, const GemmSm90Sizes& sizes) {
+  const int row_tiles = static_cast<int>(ceil_div(sizes.row_blocks, tile.row_blocks));
+  const int token_tiles = static_cast<int>(ceil_div(sizes.m, tile.tokens));
+  const int steps = static_cast<int>(ceil_div(ceil_div(sizes.k, 64), tile.depth));
+  const int own = tile.row_blocks / 2;  // row blocks of a block, and another for some of the steps
+  const bool lends = own == 1;
+  const int turn = (steps + 1) / 2 + (lends && steps > 2 ? kLentSteps : 0);
+  GemmSm90Plan plan{.schedule = make_pairs_schedule(row_tiles, token_tiles, steps, turn),
+                    .clocks = kNever};
+  if (sizes.m <= kMostTokens && sizes.clusters[0] > 0 && steps >= 2 * kLeastSteps) {
+    const int both = lends ? steps - turn : turn;
+    const int alone = (lends ? turn : steps) - both;
+    plan.clocks = static_cast<double>(ceil_div(row_tiles * token_tiles, sizes.clusters[0])) *
+                  (kLaunchClocks + kPairClocks + both * step_clocks(tile, sizes, own + 1) +
+                   alone * step_clocks(tile, sizes, own));
+  }
+  return plan;
+}
 
 }  // namespace
 
 GemmSm90Plan plan_w4a16(const GemmSm90Tile& tile, const GemmSm90Sizes& sizes) {
-  constexpr int kUnitBytes = 2112;
+  if (tile.pairs) {
+    return plan_pairs(tile, sizes);
+  }
   const int row_tiles = static_cast<int>(ceil_div(sizes.row_blocks, tile.row_blocks));
   const int token_tiles = static_cast<int>(ceil_div(sizes.m, tile.tokens));
   const int tiles = row_tiles * token_tiles;
   const int steps = static_cast<int>(ceil_div(ceil_div(sizes.k, 64), tile.depth));
-  // Of one block.
-  const int units = tile.row_blocks / tile.cluster * tile.depth;
-  const double weights = static_cast<double>(units) * kUnitBytes;
-  const double x = static_cast<double>(tile.depth) *
-                   static_cast<double>(std::min<int64_t>(tile.tokens, sizes.m)) * 128;
-  const double step = std::max(
-      {units * std::max(kDecodeClocks, kUnitClocks + kTokenClocks * tile.tokens) + kStepClocks,
-       (weights + x) / kFetchedBytes, (weights + x / tile.cluster) / kCacheBytes,
-       weights / kMemoryBytes / token_tiles});
-  const double sums = tile.row_blocks / tile.cluster * 64.0 * tile.tokens * 4.0;  // bytes
+  const int row_blocks = tile.row_blocks / tile.cluster;  // of one block
+  const double step = step_clocks(tile, sizes, row_blocks);
+  const double sums = row_blocks * 64.0 * tile.tokens * 4.0;  // bytes
   const int blocks = sizes.sms * tile.launched / tile.cluster;
   const bool passed = sizes.m > kMostTokens && (tile.cluster == 1 || tile.tokens < 256);
-  const double start = kLaunchClocks + (passed ? 1e12 : 0.0);
+  const double start = kLaunchClocks + (passed ? kNever : 0.0);
   GemmSm90Plan best{.schedule = make_parts_schedule(row_tiles, token_tiles, steps, blocks, 1),
                     .clocks = start + static_cast<double>(ceil_div(tiles, blocks)) * steps * step};
   const auto consider = [&best, start, step](const GemmSchedule& schedule, double time) {

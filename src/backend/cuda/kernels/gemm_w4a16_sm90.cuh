@@ -32,6 +32,9 @@ struct W4A16Tile {
   static constexpr int kSums = kBlocks * kTokens / 2;  // of a thread
   // Where sums need them, the copying warp is a warpgroup whose registers the others take.
   static constexpr bool kTakesRegisters = kResident == 1;
+  // Registers of a thread: what the block was launched with, 168, 128 or 96 each, is all there is.
+  static constexpr int kTaken = kGroups == 2 ? 232 : kGroups == 3 ? 152 : 104;
+  static constexpr int kLeft = kGroups == 4 ? 56 : 40;
   static constexpr int kThreads = kGroups * 128 + (kTakesRegisters ? 128 : 32);
   // Whether clusters of blocks may share a tile's steps.
   static constexpr bool kShares = kCluster == 1;
@@ -42,7 +45,7 @@ struct W4A16Loop {
   using Layout = Int4GroupLayout<kGroupSize>;
   static constexpr int kTokens = Tile::kTokens, kBlocks = Tile::kBlocks, kStages = Tile::kStages;
   static constexpr int kSums = kTokens / 2;  // of a thread and row block
-  static constexpr int kUnits = 2 * kBlocks;
+  static constexpr int kAhead = 2;           // stages
 
   // A stage: pairs of units of the row blocks, then two tiles of x.
   static constexpr int kWeightBytes = Tile::kRowBlocks * Layout::kPairBytes;
@@ -109,41 +112,57 @@ struct W4A16Loop {
     }
   }
 
-  // Weights of the first ring. Activations have to wait until the predecessor has ended, and in a
-  // cluster until all have their barriers.
-  static __device__ __forceinline__ void start_ring(const GemmSm90Args& args, uint32_t base) {
-    GemmParts parts(args.schedule, cluster_index());
-    GemmPart part;
-    int count = 0;
-    while (count < kStages && parts.next(part)) {
-      for (int step = part.begin; step < part.end && count < kStages; ++step, ++count) {
-        copy_weights(args, part, step, base + count * kStageBytes, base + kBarriers + 8 * count);
-      }
-    }
-  }
-
+  // The first weights do not wait for the predecessor; more of them would only delay activations.
   static __device__ __forceinline__ void fill_ring(const CUtensorMap& x,
                                                    const GemmSm90Args& args,
                                                    uint32_t base) {
-    ptx::wait_for_predecessor();
     GemmParts parts(args.schedule, cluster_index());
     GemmPart part;
     Place place(base);
+    int columns[kAhead], tokens[kAhead];
+    const auto copy_both = [&](uint32_t offset, int column, int token, uint32_t barrier) {
+#pragma unroll
+      for (int d = 0; d < 2; ++d) {
+        copy_x(x, base + offset + kX + d * kXBytes, column + d * 64, token, barrier);
+      }
+    };
+    const auto follow = [&](int count) {  // activations of the first stages
+      if constexpr (Tile::kCluster > 1) {
+        ptx::cluster_wait();  // all have their barriers
+      }
+      ptx::wait_for_predecessor();
+#pragma unroll
+      for (int s = 0; s < kAhead; ++s) {
+        if (s < count) {
+          copy_both(s * kStageBytes, columns[s], tokens[s], base + kBarriers + 8 * s);
+        }
+      }
+    };
     int count = 0;
     while (parts.next(part)) {
       for (int step = part.begin; step < part.end; ++step, ++count) {
-        const uint32_t stage = base + place.offset;
+        if (count == kAhead) {
+          follow(count);
+        }
         if (count >= kStages) {
           ptx::barrier_wait_to_refill(place.barrier + 8 * kStages, place.parity ^ 1);
-          copy_weights(args, part, step, stage, place.barrier);
         }
+        copy_weights(args, part, step, base + place.offset, place.barrier);
+        const int column = step * 128, token = part.token_tile * kTokens;
+        if (count < kAhead) {
 #pragma unroll
-        for (int d = 0; d < 2; ++d) {
-          copy_x(x, stage + kX + d * kXBytes, (2 * step + d) * 64, part.token_tile * kTokens,
-                 place.barrier);
+          for (int s = 0; s < kAhead; ++s) {
+            columns[s] = s == count ? column : columns[s];
+            tokens[s] = s == count ? token : tokens[s];
+          }
+        } else {
+          copy_both(place.offset, column, token, place.barrier);
         }
         place.advance(base);
       }
+    }
+    if (count <= kAhead) {
+      follow(count);
     }
   }
 
@@ -188,19 +207,20 @@ struct W4A16Loop {
                 thread % 32 * 16),
           scales(base + group * kBlocks * Layout::kPairBytes + thread / 32 * Layout::kSliceBytes +
                  thread % 32 / 4 * 4) {}
-    // Unit u of the stage; `before` is the one fetched before it.
+    // Unit u of the stage, of kActive row blocks; `before` is the one fetched before it.
+    template <int kActive>
     __device__ __forceinline__ void fetch(const Place& place,
                                           int u,
                                           Fetched& unit,
                                           const Fetched& before) const {
-      const int block = u % kBlocks * Layout::kPairBytes, d = u / kBlocks;
+      const int block = u % kActive * Layout::kPairBytes, d = u / kActive;
       const uint32_t at = scales + place.offset + block + Layout::scales(d);
       if (d == 0 || !Layout::kShared) {
 #pragma unroll
         for (int g = 0; g < kScales; ++g) {
           unit.scales[g] = ptx::load_shared4(at + g * Layout::kGroupBytes);
         }
-      } else if constexpr (kBlocks == 1) {  // of two, `unit` held the other of this row block
+      } else if constexpr (kActive == 1) {  // of two, `unit` held the other of this row block
         unit.scales[0] = before.scales[0];
       }
       unit.codes = ptx::load_shared16(codes + place.offset + block + Layout::codes(d));
@@ -218,9 +238,11 @@ struct W4A16Loop {
     ptx::mma_commit();
   }
 
-  // Sums of one part: `steps` stages of the ring from `place` on.
+  // Adds `steps` stages of the ring from `place` on to the sums of the first kActive row blocks.
+  template <int kActive = kBlocks>
   static __device__ __forceinline__ void accumulate(
       float (&sums)[kBlocks][kSums], Place& place, int steps, const Reader& reader, uint32_t base) {
+    constexpr int kUnits = 2 * kActive;
     uint32_t a[2][4][4];
     Fetched fetched[2];                          // units of even and odd numbers
     uint32_t before = 0;                         // the barrier of the stage before, or none
@@ -233,8 +255,8 @@ struct W4A16Loop {
     };
     const uint64_t x = ptx::swizzled_descriptor(base + kX);
     ptx::barrier_wait(place.barrier, place.parity);
-    reader.fetch(place, 0, fetched[0], fetched[1]);
-    reader.fetch(place, 1, fetched[1], fetched[0]);
+    reader.template fetch<kActive>(place, 0, fetched[0], fetched[1]);
+    reader.template fetch<kActive>(place, 1, fetched[1], fetched[0]);
     decode(fetched[0], a[0]);
     while (true) {
       // Units are decoded while the one before is multiplied, and fetched still one earlier.
@@ -243,7 +265,7 @@ struct W4A16Loop {
       const bool more = --steps > 0;
 #pragma unroll
       for (int u = 0; u + 1 < kUnits; ++u) {
-        multiply(sums[u % kBlocks], a[u & 1], here + u / kBlocks * (kXBytes >> 4));
+        multiply(sums[u % kActive], a[u & 1], here + u / kActive * (kXBytes >> 4));
         if (u + 2 == kUnits) {
           place.advance(base);
           if (more) {
@@ -251,7 +273,8 @@ struct W4A16Loop {
           }
         }
         if (u + 2 < kUnits || more) {
-          reader.fetch(place, (u + 2) % kUnits, fetched[u & 1], fetched[(u + 1) & 1]);
+          reader.template fetch<kActive>(place, (u + 2) % kUnits, fetched[u & 1],
+                                         fetched[(u + 1) & 1]);
         }
         ptx::mma_wait<1>();
         if (u == 0 && before != 0) {
@@ -259,19 +282,19 @@ struct W4A16Loop {
         }
         decode(fetched[(u + 1) & 1], a[(u + 1) & 1]);
       }
-      multiply(sums[(kUnits - 1) % kBlocks], a[1], here + (kXBytes >> 4));
+      multiply(sums[(kUnits - 1) % kActive], a[1], here + (kXBytes >> 4));
       before = empty;
       if (!more) {
         break;
       }
-      reader.fetch(place, 1, fetched[1], fetched[0]);
+      reader.template fetch<kActive>(place, 1, fetched[1], fetched[0]);
       ptx::mma_wait<1>();
       decode(fetched[0], a[0]);
     }
     ptx::mma_wait<0>();
     release(before);
 #pragma unroll
-    for (int b = 0; b < kBlocks; ++b) {
+    for (int b = 0; b < kActive; ++b) {
       ptx::pin(sums[b]);
     }
   }
@@ -289,12 +312,16 @@ struct W4A16Loop {
                                                         uint32_t base,
                                                         volatile uint32_t* flags) {
     const int thread = static_cast<int>(threadIdx.x & 127);
+    if constexpr (Tile::kCluster > 1) {
+      ptx::cluster_wait();  // all have their barriers
+    }
     ptx::wait_for_predecessor();
     GemmParts parts(args.schedule, cluster_index());
     GemmPart part;
     Place place(base);
     const Reader reader(base, group, thread);
-    while (parts.next(part)) {
+    bool more = parts.next(part);
+    while (more) {
       float sums[kBlocks][kSums] = {};
       accumulate(sums, place, uniform(part.end - part.begin), reader, base);
       restore(sums);
@@ -308,9 +335,18 @@ struct W4A16Loop {
         }
       }
       const int rank = blockIdx.x % Tile::kCluster;
-      if (!stored && (part.split < 0 || add_parts<Tile::kGroups * Tile::kCluster>(
-                                            sums, args, part, cluster_index(),
-                                            rank * Tile::kGroups + group, thread, flags))) {
+      if (!stored && part.split >= 0) {
+        stored = !add_parts<Tile::kGroups * Tile::kCluster>(
+            sums, args, part, cluster_index(), rank * Tile::kGroups + group, thread, flags);
+      }
+      more = parts.next(part);
+      if (!more && stores_words(args)) {  // the ring is used up
+        ptx::group_sync(5, 128 * Tile::kGroups);
+        if (!stored) {
+          store_staged(sums, args, block, token, group, thread,
+                       base + group * kStagedBytes<kBlocks, kSums>);
+        }
+      } else if (!stored) {
         store_sums(sums, args, block, token, thread);
       }
     }
@@ -335,27 +371,25 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident)
                         4 * Tile::kGroups * Tile::kCluster * ptx::kWarpArrivals);
     }
     ptx::barrier_init_fence();
-    Loop::start_ring(args, base);
   }
   if constexpr (Tile::kCluster == 1) {
     __syncthreads();
   } else {
-    ptx::cluster_sync();
+    ptx::cluster_arrive_relaxed();
   }
   ptx::allow_successor();
-  // What the block was launched with is all there is: 168, 128 or 96 for each thread.
-  constexpr int kTaken = Tile::kGroups == 2 ? 232 : Tile::kGroups == 3 ? 152 : 104;
-  constexpr int kLeft = Tile::kGroups == 4 ? 56 : 40;
   if (warp >= 4 * Tile::kGroups) {
     if constexpr (Tile::kTakesRegisters) {
-      ptx::registers_release<kLeft>();
+      ptx::registers_release<Tile::kLeft>();
     }
     if (threadIdx.x == 128 * Tile::kGroups) {
       Loop::fill_ring(x, args, base);
+    } else if constexpr (Tile::kCluster > 1) {
+      ptx::cluster_wait();
     }
   } else {
     if constexpr (Tile::kTakesRegisters) {
-      ptx::registers_take<kTaken>();
+      ptx::registers_take<Tile::kTaken>();
     }
     Loop::multiply_parts(args, warp >> 2, base, flags);
   }

@@ -71,6 +71,62 @@ __device__ __forceinline__ void store_sums(const float (&sums)[kBlocks][kSums],
   }
 }
 
+// Sums of whole tiles can leave as 16-byte words of BF16: for each token, 64 rows.
+constexpr int kStagedToken = 144;  // bytes from one to the next in shared memory, for its banks
+template <int kBlocks, int kSums>
+constexpr int kStagedBytes = kBlocks * 2 * kSums* kStagedToken;
+
+// Whether rows and their places are whole words.
+__device__ __forceinline__ bool stores_words(const GemmSm90Args& args) {
+  return args.result == GemmResult::kBf16 && args.n % 64 == 0 && args.y_stride % 8 == 0 &&
+         reinterpret_cast<uintptr_t>(args.y) % 16 == 0;
+}
+
+// store_sums() where stores_words(). room: kStagedBytes for this warpgroup alone.
+template <int kBlocks, int kSums>
+__device__ __forceinline__ void store_staged(const float (&sums)[kBlocks][kSums],
+                                             const GemmSm90Args& args,
+                                             int first_block,
+                                             int first_token,
+                                             int group,
+                                             int thread,
+                                             uint32_t room) {
+  constexpr int kTokens = 2 * kSums;
+  const int lane = thread & 31;
+  const uint32_t to = room + 2 * (lane & 3) * kStagedToken + (thread >> 5) * 32 + (lane >> 2) * 4;
+#pragma unroll
+  for (int b = 0; b < kBlocks; ++b) {
+    const float2 bias =
+        load_bias(args, 64 * (first_block + b) + 16 * (thread >> 5) + 2 * (lane >> 2));
+#pragma unroll
+    for (int i = 0; i < kSums; i += 4) {
+#pragma unroll
+      for (int t = 0; t < 2; ++t) {
+        ptx::store_shared4(to + (b * kTokens + 2 * i + t) * kStagedToken,
+                           ptx::pack_bf16(sums[b][i + t] + bias.x, sums[b][i + 2 + t] + bias.y));
+      }
+    }
+  }
+  sync_group(group);
+  const int first = thread >> 3, chunk = thread & 7;
+  const uint32_t from = room + first * kStagedToken + chunk * 16;
+  auto* y = static_cast<uint16_t*>(args.y) + (first_token + first) * args.y_stride +
+            64 * first_block + 8 * chunk;
+#pragma unroll
+  for (int b = 0; b < kBlocks; ++b) {
+    if (64 * (first_block + b) >= args.n) {
+      break;
+    }
+#pragma unroll
+    for (int token = 0; token < kTokens; token += 16) {
+      if (first_token + first + token < args.m) {
+        *reinterpret_cast<uint4*>(y + token * args.y_stride + 64 * b) =
+            ptx::load_shared16(from + (b * kTokens + token) * kStagedToken);
+      }
+    }
+  }
+}
+
 // Adds the parts of a split tile in the order of the blocks that summed them: leaves these sums in
 // memory, or, if it comes last, has the sums of all and returns true. own: number of this block's
 // cluster; kGroups: warpgroups of a cluster, of which this is `group`.

@@ -29,6 +29,14 @@ __device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
+/// `count` arrivals at once.
+__device__ __forceinline__ void barrier_arrive(uint32_t barrier, uint32_t count) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(count)
+               : "memory");
+#endif
+}
+
 /// Arrives and adds `bytes` to what the phase waits for.
 __device__ __forceinline__ void barrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
 #if __CUDA_ARCH__ >= 900

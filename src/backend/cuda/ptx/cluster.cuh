@@ -36,7 +36,15 @@ __device__ __forceinline__ void cluster_wait() {
 #endif
 }
 
-/// The address of the same place in the block `rank`, for load_cluster16.
+/// cluster_arrive() that makes nothing visible but barriers that barrier_init_fence() followed, and
+/// so waits for no copies under way.
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+#endif
+}
+
+/// The address of the same place in the block `rank`, for load_cluster16 and store_async16.
 __device__ __forceinline__ uint32_t peer_address(uint32_t address, uint32_t rank) {
   uint32_t peer = 0;
 #if __CUDA_ARCH__ >= 900
@@ -55,6 +63,18 @@ __device__ __forceinline__ uint4 load_cluster16(uint32_t address) {
                : "memory");
 #endif
   return value;
+}
+
+/// Writes 16 bytes to another block's shared memory, in its own time; they count for that block's
+/// `barrier`. Both addresses by peer_address().
+__device__ __forceinline__ void store_async16(uint32_t address, uint4 value, uint32_t barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, "
+      "[%5];" ::"r"(address),
+      "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w), "r"(barrier)
+      : "memory");
+#endif
 }
 
 /// Arrives at the barrier that has the address `barrier` in the block `rank`.

@@ -10,6 +10,14 @@ std::vector<GemmSchedule> gemm_schedules(
   const GemmSchedule own = gemm.schedule(tile, m);
   const int tiles = own.row_tiles * own.token_tiles;
   std::vector<GemmSchedule> all{own};
+  if (shape.pairs) {
+    for (const int turn : {own.steps / 2, own.steps - 1}) {
+      if (2 * turn >= own.steps && turn > 0) {
+        all.push_back(make_pairs_schedule(own.row_tiles, own.token_tiles, own.steps, turn));
+      }
+    }
+    return all;
+  }
   for (const int cluster : {2, 3, 4, 8}) {
     if (clusters && shape.clusters && cluster <= own.steps) {
       all.push_back(make_cluster_schedule(own.row_tiles, own.token_tiles, own.steps, cluster));

@@ -1,0 +1,283 @@
+#pragma once
+
+#include <cstdint>
+
+#include "backend/cuda/kernels/gemm_w4a16_sm90.cuh"
+
+// The product of gemm_w4a16_sm90.cuh where clusters of two blocks share tiles so that neither waits
+// for the other's sums: what a block multiplies for the other, or both for a row block that they
+// have in common, comes first in its share of the steps, and these sums travel to the other's
+// shared memory while it multiplies the rest.
+namespace nibble::cuda {
+
+/// Blocks of kGroups x kBlocks x 64 rows in two ways. Four row blocks: a pair has seven; each block
+/// has three for all steps, and both the one between them, the first block up to the step `turn`,
+/// the second from there on. Two row blocks: a pair has two; each block has one of its own for
+/// `turn` steps, half of them and a few, and the other's for the rest.
+template <int kTokens_, int kBlocks_, int kGroups_, int kStages_>
+struct W4A16PairTile : W4A16Tile<kTokens_, kBlocks_, kGroups_, kStages_, 1, 1> {
+  using Base = W4A16Tile<kTokens_, kBlocks_, kGroups_, kStages_, 1, 1>;
+  static constexpr bool kLends = Base::kRowBlocks == 2;  // to the other block, or shares with it
+  static constexpr int kPairRowBlocks = kLends ? 2 : 2 * Base::kRowBlocks - 1;
+  static constexpr int kOwn = kLends ? 1 : Base::kRowBlocks - 1;      // row blocks of all its steps
+  static constexpr int kReceived = kLends ? kTokens_ : kTokens_ / 2;  // tokens x 64 rows
+  static_assert(Base::kRowBlocks == 2 || Base::kRowBlocks == 4);
+};
+
+/// What one block of a pair multiplies: its first kOwn row blocks for `steps` steps, and a last one
+/// for the first `short_steps` of them.
+struct PairShare {
+  int row = 0, short_row = 0;  // row blocks
+  int token_tile = 0;
+  int steps = 0, short_steps = 0;
+  int first = 0, back = 0;  // steps go from here to the end of K, then on from `back`
+
+  template <typename Tile>
+  static __device__ __forceinline__ PairShare of(const GemmSchedule& schedule) {
+    const int pair = blockIdx.x / 2, rank = blockIdx.x % 2;
+    const int row = pair / schedule.token_tiles * Tile::kPairRowBlocks;
+    const int from_turn = schedule.steps - schedule.turn;
+    PairShare share;
+    share.token_tile = pair % schedule.token_tiles;
+    share.row = row + rank * (Tile::kPairRowBlocks - Tile::kOwn);
+    share.short_row = Tile::kLends ? row + 1 - rank : row + Tile::kOwn;
+    share.steps = Tile::kLends ? schedule.turn : schedule.steps;
+    share.short_steps = Tile::kLends || rank == 1 ? from_turn : schedule.turn;
+    share.first = rank == 0 ? 0 : schedule.turn;
+    share.back = Tile::kLends ? from_turn : 0;
+    return share;
+  }
+  __device__ __forceinline__ int step(int i, int end) const {
+    return first + i < end ? first + i : back + first + i - end;
+  }
+};
+
+template <int kGroupSize, typename Tile>
+struct W4A16Pairs {
+  using Loop = W4A16Loop<kGroupSize, Tile>;
+  using Layout = Int4GroupLayout<kGroupSize>;
+  using Place = typename Loop::Place;
+  static constexpr int kTokens = Tile::kTokens, kBlocks = Tile::kBlocks, kStages = Tile::kStages;
+  static constexpr int kGroups = Tile::kGroups;
+  static constexpr int kSums = kTokens / 2;
+  // Warpgroups that have none of the block's own rows, and end early.
+  static constexpr int kEarly = kGroups - (Tile::kOwn + kBlocks - 1) / kBlocks;
+
+  // Behind the ring and its barriers: the other block's sums, and a barrier that counts them.
+  static constexpr int kReceivedBytes = 64 * Tile::kReceived * 4;
+  static constexpr int kReceived = (Loop::kBytes + 127) / 128 * 128;
+  static constexpr int kArrived = kReceived + kReceivedBytes;
+  static constexpr int kBytes = kArrived + 8;
+
+  // --- the copying warp, one thread of it ---
+
+  // Weights of the block's step number i.
+  static __device__ __forceinline__ void copy_weights(
+      const GemmSm90Args& args, const PairShare& share, int i, uint32_t stage, uint32_t barrier) {
+    const int own = max(0, min(Tile::kOwn, args.row_blocks - share.row)) * Layout::kPairBytes;
+    const int last = i < share.short_steps && share.short_row < args.row_blocks ? 1 : 0;
+    ptx::barrier_arrive_expect(barrier, own + last * Layout::kPairBytes + 2 * Loop::kXBytes);
+    const int64_t pair = static_cast<int64_t>(share.step(i, args.schedule.steps)) * args.row_blocks;
+    if (own > 0) {
+      ptx::bulk_copy(stage, args.weights + (pair + share.row) * Layout::kPairBytes, own, barrier);
+    }
+    if (last != 0) {
+      ptx::bulk_copy(stage + Tile::kOwn * Layout::kPairBytes,
+                     args.weights + (pair + share.short_row) * Layout::kPairBytes,
+                     Layout::kPairBytes, barrier);
+    }
+  }
+
+  static __device__ __forceinline__ void fill_ring(const CUtensorMap& x,
+                                                   const GemmSm90Args& args,
+                                                   const PairShare& share,
+                                                   uint32_t base) {
+    const int ahead = min(Loop::kAhead, share.steps);
+    for (int i = 0; i < ahead; ++i) {
+      copy_weights(args, share, i, base + i * Loop::kStageBytes, base + Loop::kBarriers + 8 * i);
+    }
+    ptx::wait_for_predecessor();
+    Place place(base);
+    for (int i = 0; i < share.steps; ++i) {
+      const uint32_t stage = base + place.offset, empty = place.barrier + 8 * kStages;
+      if (i >= kStages) {
+        ptx::barrier_wait_to_refill(empty, place.parity ^ 1);
+      }
+      if (i >= Loop::kAhead) {
+        copy_weights(args, share, i, stage, place.barrier);
+      }
+      if (kEarly > 0 && i >= share.short_steps) {  // for those who no longer read
+        ptx::barrier_arrive(empty, kEarly * 4 * ptx::kWarpArrivals);
+      }
+      const int column = share.step(i, args.schedule.steps) * 128;
+#pragma unroll
+      for (int d = 0; d < 2; ++d) {
+        ptx::tensor_copy(stage + Loop::kX + d * Loop::kXBytes, x, column + d * 64,
+                         share.token_tile * kTokens, place.barrier);
+      }
+      place.advance(base);
+    }
+  }
+
+  // --- the multiplying warpgroups ---
+
+  // 16-byte word w of this thread's, of what the other block sends.
+  static __device__ __forceinline__ uint32_t received(uint32_t base, int w, int thread) {
+    return base + kReceived + (w * 128 + thread) * 16;
+  }
+
+  template <int kCount>
+  static __device__ __forceinline__ void send(const float (&sums)[kCount],
+                                              uint32_t base,
+                                              int thread) {
+    const uint32_t other = ptx::cluster_rank() ^ 1;
+    const uint32_t to = ptx::peer_address(received(base, 0, thread), other);
+    const uint32_t barrier = ptx::peer_address(base + kArrived, other);
+#pragma unroll
+    for (int w = 0; w < kCount / 4; ++w) {
+      const float* four = sums + 4 * w;
+      ptx::store_async16(to + w * 2048,
+                         uint4{__float_as_uint(four[0]), __float_as_uint(four[1]),
+                               __float_as_uint(four[2]), __float_as_uint(four[3])},
+                         barrier);
+    }
+  }
+
+  template <int kCount>
+  static __device__ __forceinline__ void add_received(float (&sums)[kCount],
+                                                      uint32_t base,
+                                                      int thread) {
+    ptx::barrier_wait(base + kArrived, 0);
+#pragma unroll
+    for (int w = 0; w < kCount / 4; ++w) {
+      const uint4 word = ptx::load_shared16(received(base, w, thread));
+      float* four = sums + 4 * w;
+      four[0] += __uint_as_float(word.x);
+      four[1] += __uint_as_float(word.y);
+      four[2] += __uint_as_float(word.z);
+      four[3] += __uint_as_float(word.w);
+    }
+  }
+
+  // Sums of the row block that both have: each stores a half of the tokens.
+  static __device__ __forceinline__ void store_halves(const float (&sums)[kSums],
+                                                      const GemmSm90Args& args,
+                                                      const PairShare& share,
+                                                      uint32_t base,
+                                                      int thread) {
+    const bool upper = ptx::cluster_rank() == 1;
+    float kept[1][kSums / 2], sent[kSums / 2];
+#pragma unroll
+    for (int i = 0; i < kSums / 2; ++i) {
+      kept[0][i] = upper ? sums[kSums / 2 + i] : sums[i];
+      sent[i] = upper ? sums[i] : sums[kSums / 2 + i];
+    }
+    send(sent, base, thread);
+    add_received(kept[0], base, thread);
+    store_sums(kept, args, share.short_row, share.token_tile * kTokens + (upper ? kTokens / 2 : 0),
+               thread);
+  }
+
+  // A warpgroup that ends early has left the ring.
+  static __device__ __forceinline__ void leave(const GemmSm90Args& args) {
+    if (stores_words(args)) {
+      ptx::group_arrive(5, 128 * kGroups);
+    }
+  }
+
+  // When all steps are done.
+  template <int kCount>
+  static __device__ __forceinline__ void store_own(const float (&sums)[kCount][kSums],
+                                                   const GemmSm90Args& args,
+                                                   int row,
+                                                   int token,
+                                                   int group,
+                                                   int thread,
+                                                   uint32_t base) {
+    if (stores_words(args)) {
+      ptx::group_sync(5, 128 * kGroups);  // all have left the ring
+      store_staged(sums, args, row, token, group, thread,
+                   base + group * kStagedBytes<kBlocks, kSums>);
+    } else {
+      store_sums(sums, args, row, token, thread);
+    }
+  }
+
+  static __device__ __forceinline__ void multiply(const GemmSm90Args& args,
+                                                  const PairShare& share,
+                                                  int group,
+                                                  uint32_t base) {
+    const int thread = static_cast<int>(threadIdx.x & 127);
+    ptx::cluster_wait();  // this block's barriers and the other's are there
+    ptx::wait_for_predecessor();
+    Place place(base);
+    const typename Loop::Reader reader(base, group, thread);
+    const int row = share.row + group * kBlocks, token = share.token_tile * kTokens;
+    const bool own = (group + 1) * kBlocks <= Tile::kOwn;
+    float sums[kBlocks][kSums] = {};
+    Loop::accumulate(sums, place, Loop::uniform(own ? share.steps : share.short_steps), reader,
+                     base);
+    if (own) {
+      if constexpr (Tile::kLends) {
+        add_received(sums[0], base, thread);
+      }
+      store_own(sums, args, row, token, group, thread, base);
+    } else if constexpr (Tile::kLends) {
+      send(sums[0], base, thread);
+      leave(args);
+    } else {
+      store_halves(sums[kBlocks - 1], args, share, base, thread);
+      if constexpr (kBlocks == 2) {  // the other row block is the block's own
+        Loop::template accumulate<1>(sums, place, Loop::uniform(share.steps - share.short_steps),
+                                     reader, base);
+        float rest[1][kSums];
+#pragma unroll
+        for (int i = 0; i < kSums; ++i) {
+          rest[0][i] = sums[0][i];
+        }
+        store_own(rest, args, row, token, group, thread, base);
+      } else {
+        leave(args);
+      }
+    }
+  }
+};
+
+/// y of the tiles that args.schedule gives to this pair of blocks, a cluster. x as for
+/// gemm_w4a16_sm90.
+template <int kGroupSize, typename Tile>
+__global__ void __launch_bounds__(Tile::kThreads, 1)
+    gemm_w4a16_pairs_sm90(const __grid_constant__ CUtensorMap x,
+                          const __grid_constant__ GemmSm90Args args) {
+  using Pairs = W4A16Pairs<kGroupSize, Tile>;
+  using Loop = typename Pairs::Loop;
+  extern __shared__ __align__(1024) uint8_t shared[];
+  const uint32_t base = ptx::shared_address(shared);
+  const int warp = Loop::uniform(static_cast<int>(threadIdx.x >> 5));
+  const PairShare share = PairShare::of<Tile>(args.schedule);
+  if (threadIdx.x == 128 * Tile::kGroups) {
+    ptx::prefetch_tensor_map(x);
+    for (int s = 0; s < Tile::kStages; ++s) {
+      ptx::barrier_init(base + Loop::kBarriers + 8 * s, 1);
+      ptx::barrier_init(base + Loop::kBarriers + 8 * (Tile::kStages + s),
+                        4 * Tile::kGroups * ptx::kWarpArrivals);
+    }
+    ptx::barrier_init(base + Pairs::kArrived, 1);
+    ptx::barrier_init_fence();
+    ptx::barrier_arrive_expect(base + Pairs::kArrived, Pairs::kReceivedBytes);
+  }
+  ptx::cluster_arrive_relaxed();
+  ptx::allow_successor();
+  if (warp >= 4 * Tile::kGroups) {
+    ptx::registers_release<Tile::kLeft>();
+    if (threadIdx.x == 128 * Tile::kGroups) {
+      Pairs::fill_ring(x, args, share, base);
+    }
+    ptx::cluster_wait();
+  } else {
+    ptx::registers_take<Tile::kTaken>();
+    Pairs::multiply(args, share, warp >> 2, base);
+  }
+}
+
+}  // namespace nibble::cuda
