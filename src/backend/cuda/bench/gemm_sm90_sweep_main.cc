@@ -4,7 +4,8 @@
 //                   [--parts 1,3] [--turn 0,2] [--replays 9] [--rounds 1]
 // Each m runs the product's own choice (marked *), then, for every tile (all that are not mostly
 // empty): clusters of these sizes, and tiles cut into these numbers of parts (0: into runs of equal
-// length); pairs of blocks meet so many steps beyond the middle of K.
+// length); own rows take so many steps
+// more (turn) than others' where blocks send each other sums.
 
 #include <algorithm>
 #include <bit>
@@ -189,11 +190,20 @@ class Sweep final {
   }
 
   Status measure_pairs(int64_t m, int index, const GemmSchedule& own) {
-    for (const int64_t beyond : options_.lists["turn"]) {
-      const int turn = (own.steps + 1) / 2 + static_cast<int>(beyond);
-      if (turn < own.steps && own.blocks <= device_.sms) {
-        NIBBLE_RETURN_IF_ERROR(measure(
-            m, index, make_pairs_schedule(own.row_tiles, own.token_tiles, own.steps, turn), ' '));
+    const int tiles = own.row_tiles * own.token_tiles;
+    for (const int64_t part_count : options_.lists["parts"]) {
+      const int parts = std::max<int>(2, static_cast<int>(part_count));
+      if (tiles * parts > device_.sms ||
+          (parts > 2 && gemm_->tiles()[static_cast<size_t>(index)].row_blocks > 2)) {
+        continue;
+      }
+      for (const int64_t beyond : options_.lists["turn"]) {
+        const int lent = (own.steps - static_cast<int>(beyond)) / parts;
+        NIBBLE_RETURN_IF_ERROR(
+            measure(m, index,
+                    make_pairs_schedule(own.row_tiles, own.token_tiles, own.steps,
+                                        own.steps - lent * (parts - 1), parts),
+                    ' '));
       }
     }
     return {};

@@ -20,7 +20,9 @@ struct GemmSchedule {
   int whole_tiles = 0, split_tiles = 0, split_blocks = 0;
   int blocks = 0;   // of the grid
   int cluster = 1;  // blocks that share each tile through shared memory; then all are split
-  int turn = 0;     // of pairs of blocks (gemm_w4a16_pairs_sm90.cuh): where shares of K meet
+  // Of gemm_w4a16_pairs_sm90.cuh: blocks of a tile, steps of one with rows of its own and of one
+  // with the rows of others.
+  int parts = 0, turn = 0, lent = 0;
 
   /// First step of a block's run, among split_tiles * steps; of block split_blocks, their end.
   [[nodiscard]] NIBBLE_HOST_DEVICE int run_begin(int block) const {
@@ -135,14 +137,18 @@ inline GemmSchedule make_cluster_schedule(int row_tiles, int token_tiles, int st
           .cluster = cluster};
 }
 
-/// Every tile to a cluster of two blocks, whose shares of its steps meet at `turn`.
-inline GemmSchedule make_pairs_schedule(int row_tiles, int token_tiles, int steps, int turn) {
+/// Every tile to `parts` blocks, two of which own its rows and multiply them for `turn` of its
+/// steps. Two blocks are a cluster, more meet in memory.
+inline GemmSchedule make_pairs_schedule(
+    int row_tiles, int token_tiles, int steps, int turn, int parts = 2) {
   return {.row_tiles = row_tiles,
           .token_tiles = token_tiles,
           .steps = steps,
-          .blocks = 2 * row_tiles * token_tiles,
-          .cluster = 2,
-          .turn = turn};
+          .blocks = parts * row_tiles * token_tiles,
+          .cluster = parts == 2 ? 2 : 1,
+          .parts = parts,
+          .turn = turn,
+          .lent = (steps - turn + parts - 2) / (parts - 1)};
 }
 
 }  // namespace nibble::cuda

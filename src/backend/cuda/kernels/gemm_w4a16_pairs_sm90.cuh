@@ -4,16 +4,18 @@
 
 #include "backend/cuda/kernels/gemm_w4a16_sm90.cuh"
 
-// The product of gemm_w4a16_sm90.cuh where clusters of two blocks share tiles so that neither waits
-// for the other's sums: what a block multiplies for the other, or both for a row block that they
-// have in common, comes first in its share of the steps, and these sums travel to the other's
-// shared memory while it multiplies the rest.
+// The product of gemm_w4a16_sm90.cuh where blocks share tiles and none waits for another's sums:
+// what a block multiplies for others, or two blocks for a row block that they have in common, comes
+// first in its share of the steps, and these sums travel while it multiplies the rest. The sums of
+// two blocks, a cluster, travel to each other's shared memory, those of more through global memory;
+// there a block waits for others that wait for nothing, and a grid is no larger than the GPU.
 namespace nibble::cuda {
 
-/// Blocks of kGroups x kBlocks x 64 rows in two ways. Four row blocks: a pair has seven; each block
+/// Blocks of kGroups x kBlocks x 64 rows in two ways. Four row blocks: two blocks have seven; each
 /// has three for all steps, and both the one between them, the first block up to the step `turn`,
-/// the second from there on. Two row blocks: a pair has two; each block has one of its own for
-/// `turn` steps, half of them and a few, and the other's for the rest.
+/// the second from there on. Two row blocks: these two; the first two blocks have one each of their
+/// own for `turn` steps and the other's for `lent` fewer or equal ones, further blocks both for
+/// `lent`.
 template <int kTokens_, int kBlocks_, int kGroups_, int kStages_>
 struct W4A16PairTile : W4A16Tile<kTokens_, kBlocks_, kGroups_, kStages_, 1, 1> {
   using Base = W4A16Tile<kTokens_, kBlocks_, kGroups_, kStages_, 1, 1>;
@@ -21,33 +23,45 @@ struct W4A16PairTile : W4A16Tile<kTokens_, kBlocks_, kGroups_, kStages_, 1, 1> {
   static constexpr int kPairRowBlocks = kLends ? 2 : 2 * Base::kRowBlocks - 1;
   static constexpr int kOwn = kLends ? 1 : Base::kRowBlocks - 1;      // row blocks of all its steps
   static constexpr int kReceived = kLends ? kTokens_ : kTokens_ / 2;  // tokens x 64 rows
+  static constexpr int kMostParts = kLends ? 4 : 2;                   // blocks of a tile
   static_assert(Base::kRowBlocks == 2 || Base::kRowBlocks == 4);
 };
 
-/// What one block of a pair multiplies: its first kOwn row blocks for `steps` steps, and a last one
-/// for the first `short_steps` of them.
+/// What one block multiplies: its first kOwn row blocks for `steps` steps, and a last one for the
+/// first `short_steps` of them.
 struct PairShare {
+  int rank = 0;                // among the tile's blocks
   int row = 0, short_row = 0;  // row blocks
   int token_tile = 0;
   int steps = 0, short_steps = 0;
-  int first = 0, back = 0;  // steps go from here to the end of K, then on from `back`
+  int first = 0, end = 0, back = 0;  // steps go from `first` to `end`, then on from `back`
 
   template <typename Tile>
   static __device__ __forceinline__ PairShare of(const GemmSchedule& schedule) {
-    const int pair = blockIdx.x / 2, rank = blockIdx.x % 2;
-    const int row = pair / schedule.token_tiles * Tile::kPairRowBlocks;
-    const int from_turn = schedule.steps - schedule.turn;
+    const int parts = Tile::kLends ? schedule.parts : 2;
+    const int tile = static_cast<int>(blockIdx.x) / parts;
+    const int row = tile / schedule.token_tiles * Tile::kPairRowBlocks;
     PairShare share;
-    share.token_tile = pair % schedule.token_tiles;
-    share.row = row + rank * (Tile::kPairRowBlocks - Tile::kOwn);
-    share.short_row = Tile::kLends ? row + 1 - rank : row + Tile::kOwn;
-    share.steps = Tile::kLends ? schedule.turn : schedule.steps;
-    share.short_steps = Tile::kLends || rank == 1 ? from_turn : schedule.turn;
-    share.first = rank == 0 ? 0 : schedule.turn;
-    share.back = Tile::kLends ? from_turn : 0;
+    share.rank = static_cast<int>(blockIdx.x) - tile * parts;
+    share.token_tile = tile % schedule.token_tiles;
+    if (share.rank < 2) {
+      share.row = row + share.rank * (Tile::kPairRowBlocks - Tile::kOwn);
+      share.short_row = Tile::kLends ? row + 1 - share.rank : row + Tile::kOwn;
+      share.steps = Tile::kLends ? schedule.turn : schedule.steps;
+      share.short_steps = Tile::kLends || share.rank == 1 ? schedule.lent : schedule.turn;
+      share.first = share.rank == 0 ? 0 : schedule.turn;
+      share.end = Tile::kLends ? schedule.turn + schedule.lent : schedule.steps;
+      share.back = Tile::kLends ? schedule.lent : 0;
+    } else {
+      share.row = row;
+      share.short_row = row + 1;
+      share.first = schedule.turn + (share.rank - 1) * schedule.lent;
+      share.steps = share.short_steps = min(schedule.lent, schedule.steps - share.first);
+      share.end = schedule.steps;
+    }
     return share;
   }
-  __device__ __forceinline__ int step(int i, int end) const {
+  __device__ __forceinline__ int step(int i) const {
     return first + i < end ? first + i : back + first + i - end;
   }
 };
@@ -77,7 +91,7 @@ struct W4A16Pairs {
     const int own = max(0, min(Tile::kOwn, args.row_blocks - share.row)) * Layout::kPairBytes;
     const int last = i < share.short_steps && share.short_row < args.row_blocks ? 1 : 0;
     ptx::barrier_arrive_expect(barrier, own + last * Layout::kPairBytes + 2 * Loop::kXBytes);
-    const int64_t pair = static_cast<int64_t>(share.step(i, args.schedule.steps)) * args.row_blocks;
+    const int64_t pair = static_cast<int64_t>(share.step(i)) * args.row_blocks;
     if (own > 0) {
       ptx::bulk_copy(stage, args.weights + (pair + share.row) * Layout::kPairBytes, own, barrier);
     }
@@ -109,7 +123,7 @@ struct W4A16Pairs {
       if (kEarly > 0 && i >= share.short_steps) {  // for those who no longer read
         ptx::barrier_arrive(empty, kEarly * 4 * ptx::kWarpArrivals);
       }
-      const int column = share.step(i, args.schedule.steps) * 128;
+      const int column = share.step(i) * 128;
 #pragma unroll
       for (int d = 0; d < 2; ++d) {
         ptx::tensor_copy(stage + Loop::kX + d * Loop::kXBytes, x, column + d * 64,
@@ -126,6 +140,7 @@ struct W4A16Pairs {
     return base + kReceived + (w * 128 + thread) * 16;
   }
 
+  // To the cluster's other block.
   template <int kCount>
   static __device__ __forceinline__ void send(const float (&sums)[kCount],
                                               uint32_t base,
@@ -141,6 +156,83 @@ struct W4A16Pairs {
                                __float_as_uint(four[2]), __float_as_uint(four[3])},
                          barrier);
     }
+  }
+
+  static constexpr int kWords = kSums / 4;  // of 16 bytes, of a row block
+
+  // Where in memory a block leaves sums of the tile's row block `row`.
+  static __device__ __forceinline__ float4* part(const GemmSm90Args& args,
+                                                 int row,
+                                                 int rank,
+                                                 int thread) {
+    const int parts = args.schedule.parts, tile = static_cast<int>(blockIdx.x) / parts;
+    return static_cast<float4*>(args.parts) + ((tile * 2 + row) * parts + rank) * (kWords * 128) +
+           thread;
+  }
+  static __device__ __forceinline__ uint32_t* counter(const GemmSm90Args& args, int row) {
+    return args.counters + static_cast<int>(blockIdx.x) / args.schedule.parts * 2 + row;
+  }
+
+  static __device__ __forceinline__ void leave_part(const float (&sums)[kSums],
+                                                    const GemmSm90Args& args,
+                                                    int row,
+                                                    int rank,
+                                                    int group,
+                                                    int thread) {
+    float4* to = part(args, row, rank, thread);
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) {
+      const float* four = sums + 4 * w;
+      __stcg(to + w * 128, float4{four[0], four[1], four[2], four[3]});
+    }
+    sync_group(group);
+    if (thread == 0) {
+      ptx::add_release(counter(args, row), 1);
+    }
+  }
+
+  // Brings the sums of the block's own row block that others left in memory, added in the order of
+  // the blocks, to where a cluster's other block would have sent them.
+  static __device__ __forceinline__ void fetch_parts(
+      const GemmSm90Args& args, int rank, int group, int thread, uint32_t base) {
+    constexpr int kOthers = Tile::kMostParts - 1;
+    constexpr int kChunk = kWords % 8 == 0 ? 8 : 4;  // words read at once
+    const int others = args.schedule.parts - 1;
+    if (thread == 0) {
+      uint32_t* arrivals = counter(args, rank);
+      while (ptx::load_acquire(arrivals) != static_cast<uint32_t>(others)) {
+      }
+      *arrivals = 0;
+    }
+    sync_group(group);
+#pragma unroll
+    for (int first = 0; first < kWords; first += kChunk) {
+      float4 words[kOthers][kChunk];
+#pragma unroll
+      for (int p = 0; p < kOthers; ++p) {
+        const float4* from = part(args, rank, p < rank ? p : p + 1, thread);
+#pragma unroll
+        for (int w = 0; w < kChunk; ++w) {
+          words[p][w] =
+              p < others ? __ldcg(from + (first + w) * 128) : float4{0.0F, 0.0F, 0.0F, 0.0F};
+        }
+      }
+#pragma unroll
+      for (int w = 0; w < kChunk; ++w) {
+        float4 total = words[0][w];
+#pragma unroll
+        for (int p = 1; p < kOthers; ++p) {
+          total.x += words[p][w].x;
+          total.y += words[p][w].y;
+          total.z += words[p][w].z;
+          total.w += words[p][w].w;
+        }
+        ptx::store_shared16(received(base, first + w, thread),
+                            uint4{__float_as_uint(total.x), __float_as_uint(total.y),
+                                  __float_as_uint(total.z), __float_as_uint(total.w)});
+      }
+    }
+    ptx::barrier_arrive(base + kArrived);
   }
 
   template <int kCount>
@@ -212,8 +304,8 @@ struct W4A16Pairs {
     ptx::wait_for_predecessor();
     Place place(base);
     const typename Loop::Reader reader(base, group, thread);
-    const int row = share.row + group * kBlocks, token = share.token_tile * kTokens;
-    const bool own = (group + 1) * kBlocks <= Tile::kOwn;
+    const int token = share.token_tile * kTokens;
+    const bool own = share.rank < 2 && (group + 1) * kBlocks <= Tile::kOwn;
     float sums[kBlocks][kSums] = {};
     Loop::accumulate(sums, place, Loop::uniform(own ? share.steps : share.short_steps), reader,
                      base);
@@ -221,10 +313,20 @@ struct W4A16Pairs {
       if constexpr (Tile::kLends) {
         add_received(sums[0], base, thread);
       }
-      store_own(sums, args, row, token, group, thread, base);
+      store_own(sums, args, share.row + group * kBlocks, token, group, thread, base);
     } else if constexpr (Tile::kLends) {
-      send(sums[0], base, thread);
-      leave(args);
+      if (share.rank < 2) {
+        leave(args);
+      }
+      if (args.schedule.parts == 2) {
+        send(sums[0], base, thread);
+      } else {
+        leave_part(sums[0], args, share.rank < 2 ? 1 - share.rank : group, share.rank, group,
+                   thread);
+        if (share.rank < 2) {
+          fetch_parts(args, share.rank, group, thread, base);
+        }
+      }
     } else {
       store_halves(sums[kBlocks - 1], args, share, base, thread);
       if constexpr (kBlocks == 2) {  // the other row block is the block's own
@@ -235,7 +337,7 @@ struct W4A16Pairs {
         for (int i = 0; i < kSums; ++i) {
           rest[0][i] = sums[0][i];
         }
-        store_own(rest, args, row, token, group, thread, base);
+        store_own(rest, args, share.row + group * kBlocks, token, group, thread, base);
       } else {
         leave(args);
       }
@@ -262,9 +364,12 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       ptx::barrier_init(base + Loop::kBarriers + 8 * (Tile::kStages + s),
                         4 * Tile::kGroups * ptx::kWarpArrivals);
     }
-    ptx::barrier_init(base + Pairs::kArrived, 1);
+    const bool cluster = !Tile::kLends || args.schedule.parts == 2;
+    ptx::barrier_init(base + Pairs::kArrived, cluster ? 1 : 128);
     ptx::barrier_init_fence();
-    ptx::barrier_arrive_expect(base + Pairs::kArrived, Pairs::kReceivedBytes);
+    if (cluster) {
+      ptx::barrier_arrive_expect(base + Pairs::kArrived, Pairs::kReceivedBytes);
+    }
   }
   ptx::cluster_arrive_relaxed();
   ptx::allow_successor();

@@ -20,6 +20,7 @@ constexpr double kMemoryBytes = 14.1;   // of weights from memory
 constexpr double kLaunchClocks = 3200.0;
 constexpr double kClusterClocks = 4800.0;   // to add sums in a cluster
 constexpr double kPairClocks = 2000.0;      // to send sums to the other block while it works
+constexpr double kPartsClocks = 4000.0;     // to leave them in memory
 constexpr double kExchangeClocks = 5900.0;  // to leave sums in memory and to find the last part
 constexpr double kFewBytes = 50e3;          // of a block's sums that are exchanged meanwhile
 constexpr double kPartBytes = 6.0;          // of the others, per clock
@@ -29,6 +30,8 @@ constexpr double kRunsBytes = 8.7;          // of their sums, per clock
 constexpr double kNever = 1e12;
 constexpr int kLeastSteps = 4;  // of a part of a tile
 constexpr int kLentSteps = 1;   // of own rows, while the other block's sums travel
+constexpr int kLeftSteps = 4;   // the same for sums that go through memory
+constexpr int kMostParts = 4;
 constexpr int kClusters[] = {2, 3, 4, 8};
 constexpr int64_t kMostTokens = 512;  // from here on the largest tile of a pair is the best
 
@@ -50,20 +53,33 @@ double step_clocks(const GemmSm90Tile& tile, const GemmSm90Sizes& sizes, int row
 GemmSm90Plan plan_pairs(const GemmSm90Tile& tile, const GemmSm90Sizes& sizes) {
   const int row_tiles = static_cast<int>(ceil_div(sizes.row_blocks, tile.row_blocks));
   const int token_tiles = static_cast<int>(ceil_div(sizes.m, tile.tokens));
+  const int tiles = row_tiles * token_tiles;
   const int steps = static_cast<int>(ceil_div(ceil_div(sizes.k, 64), tile.depth));
   const int own = tile.row_blocks / 2;  // row blocks of a block, and another for some of the steps
   const bool lends = own == 1;
-  const int turn = (steps + 1) / 2 + (lends && steps > 2 ? kLentSteps : 0);
-  GemmSm90Plan plan{.schedule = make_pairs_schedule(row_tiles, token_tiles, steps, turn),
+  const double both = step_clocks(tile, sizes, own + 1), alone = step_clocks(tile, sizes, own);
+  GemmSm90Plan best{.schedule = make_pairs_schedule(row_tiles, token_tiles, steps, (steps + 1) / 2),
                     .clocks = kNever};
-  if (sizes.m <= kMostTokens && sizes.clusters[0] > 0 && steps >= 2 * kLeastSteps) {
-    const int both = lends ? steps - turn : turn;
-    const int alone = (lends ? turn : steps) - both;
-    plan.clocks = static_cast<double>(ceil_div(row_tiles * token_tiles, sizes.clusters[0])) *
-                  (kLaunchClocks + kPairClocks + both * step_clocks(tile, sizes, own + 1) +
-                   alone * step_clocks(tile, sizes, own));
+  const auto consider = [&](int turn, int parts, double clocks) {
+    const GemmSchedule schedule = make_pairs_schedule(row_tiles, token_tiles, steps, turn, parts);
+    const int shared = lends ? schedule.lent : turn;
+    clocks += kLaunchClocks + shared * both + ((lends ? turn : steps) - shared) * alone;
+    if (clocks < best.clocks) {
+      best = {.schedule = schedule, .clocks = clocks};
+    }
+  };
+  if (sizes.m > kMostTokens || steps < 2 * kLeastSteps) {
+    return best;
   }
-  return plan;
+  if (tiles <= sizes.clusters[0]) {
+    consider((steps + 1) / 2 + (lends ? kLentSteps : 0), 2, kPairClocks);
+  }
+  for (int parts = 3; lends && parts <= kMostParts && tiles * parts <= sizes.sms &&
+                      steps >= kLeastSteps * parts + kLeftSteps;
+       ++parts) {
+    consider(steps - (steps - kLeftSteps) / parts * (parts - 1), parts, kPartsClocks);
+  }
+  return best;
 }
 
 }  // namespace

@@ -77,6 +77,18 @@ __device__ __forceinline__ uint32_t add_acquire_release(uint32_t* pointer, uint3
   return before;
 }
 
+/// Adds `value` with the effect of a release, as above.
+__device__ __forceinline__ void add_release(uint32_t* pointer, uint32_t value) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(pointer), "r"(value) : "memory");
+}
+
+/// Reads with the effect of an acquire of what adders released.
+__device__ __forceinline__ uint32_t load_acquire(const uint32_t* pointer) {
+  uint32_t value = 0;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(pointer) : "memory");
+  return value;
+}
+
 /// Adds to two neighbouring floats, rounded to nearest, without waiting for what is there. Aligned
 /// to 8 bytes. Subnormal sums become zeros.
 __device__ __forceinline__ void add_pair(float* pointer, float first, float second) {

@@ -11,10 +11,14 @@ std::vector<GemmSchedule> gemm_schedules(
   const int tiles = own.row_tiles * own.token_tiles;
   std::vector<GemmSchedule> all{own};
   if (shape.pairs) {
-    for (const int turn : {own.steps / 2, own.steps - 1}) {
-      if (2 * turn >= own.steps && turn > 0) {
-        all.push_back(make_pairs_schedule(own.row_tiles, own.token_tiles, own.steps, turn));
-      }
+    const auto add = [&](int turn, int parts) {
+      all.push_back(make_pairs_schedule(own.row_tiles, own.token_tiles, own.steps, turn, parts));
+    };
+    add((own.steps + 1) / 2, 2);
+    add(own.steps - 1, 2);
+    for (int parts = 3; shape.row_blocks == 2 && parts <= 4; ++parts) {
+      add(own.steps - (parts - 1), parts);
+      add(own.steps - (own.steps - 1) / parts * (parts - 1), parts);
     }
     return all;
   }
