@@ -82,6 +82,7 @@ struct W4A16Pairs {
   static constexpr int kReceived = (Loop::kBytes + 127) / 128 * 128;
   static constexpr int kArrived = kReceived + kReceivedBytes;
   static constexpr int kBytes = kArrived + 8;
+  static_assert(kBytes <= 232448);  // of a block
 
   // --- the copying warp, one thread of it ---
 
@@ -102,14 +103,18 @@ struct W4A16Pairs {
     }
   }
 
+  static __device__ __forceinline__ void start_ring(const GemmSm90Args& args,
+                                                    const PairShare& share,
+                                                    uint32_t base) {
+    for (int i = 0; i < min(Loop::kAhead, share.steps); ++i) {
+      copy_weights(args, share, i, base + i * Loop::kStageBytes, base + Loop::kBarriers + 8 * i);
+    }
+  }
+
   static __device__ __forceinline__ void fill_ring(const CUtensorMap& x,
                                                    const GemmSm90Args& args,
                                                    const PairShare& share,
                                                    uint32_t base) {
-    const int ahead = min(Loop::kAhead, share.steps);
-    for (int i = 0; i < ahead; ++i) {
-      copy_weights(args, share, i, base + i * Loop::kStageBytes, base + Loop::kBarriers + 8 * i);
-    }
     ptx::wait_for_predecessor();
     Place place(base);
     for (int i = 0; i < share.steps; ++i) {
@@ -251,48 +256,33 @@ struct W4A16Pairs {
     }
   }
 
+  static __device__ __forceinline__ void copy(const float (&from)[kSums], float (&to)[kSums]) {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+      to[i] = from[i];
+    }
+  }
+
   // Sums of the row block that both have: each stores a half of the tokens.
   static __device__ __forceinline__ void store_halves(const float (&sums)[kSums],
                                                       const GemmSm90Args& args,
                                                       const PairShare& share,
-                                                      uint32_t base,
-                                                      int thread) {
+                                                      int group,
+                                                      int thread,
+                                                      uint32_t base) {
     const bool upper = ptx::cluster_rank() == 1;
-    float kept[1][kSums / 2], sent[kSums / 2];
+    float all[1][kSums], kept[1][kSums / 2], sent[kSums / 2];
+    copy(sums, all[0]);
+    Loop::restore(all);
 #pragma unroll
     for (int i = 0; i < kSums / 2; ++i) {
-      kept[0][i] = upper ? sums[kSums / 2 + i] : sums[i];
-      sent[i] = upper ? sums[i] : sums[kSums / 2 + i];
+      kept[0][i] = upper ? all[0][kSums / 2 + i] : all[0][i];
+      sent[i] = upper ? all[0][i] : all[0][kSums / 2 + i];
     }
     send(sent, base, thread);
     add_received(kept[0], base, thread);
-    store_sums(kept, args, share.short_row, share.token_tile * kTokens + (upper ? kTokens / 2 : 0),
-               thread);
-  }
-
-  // A warpgroup that ends early has left the ring.
-  static __device__ __forceinline__ void leave(const GemmSm90Args& args) {
-    if (stores_words(args)) {
-      ptx::group_arrive(5, 128 * kGroups);
-    }
-  }
-
-  // When all steps are done.
-  template <int kCount>
-  static __device__ __forceinline__ void store_own(const float (&sums)[kCount][kSums],
-                                                   const GemmSm90Args& args,
-                                                   int row,
-                                                   int token,
-                                                   int group,
-                                                   int thread,
-                                                   uint32_t base) {
-    if (stores_words(args)) {
-      ptx::group_sync(5, 128 * kGroups);  // all have left the ring
-      store_staged(sums, args, row, token, group, thread,
-                   base + group * kStagedBytes<kBlocks, kSums>);
-    } else {
-      store_sums(sums, args, row, token, thread);
-    }
+    store_whole(kept, args, share.short_row, share.token_tile * kTokens + (upper ? kTokens / 2 : 0),
+                group, thread, base + Loop::kStaged + group * kStagedBytes);
   }
 
   static __device__ __forceinline__ void multiply(const GemmSm90Args& args,
@@ -305,19 +295,19 @@ struct W4A16Pairs {
     Place place(base);
     const typename Loop::Reader reader(base, group, thread);
     const int token = share.token_tile * kTokens;
+    const uint32_t room = base + Loop::kStaged + group * kStagedBytes;
     const bool own = share.rank < 2 && (group + 1) * kBlocks <= Tile::kOwn;
     float sums[kBlocks][kSums] = {};
     Loop::accumulate(sums, place, Loop::uniform(own ? share.steps : share.short_steps), reader,
                      base);
     if (own) {
+      Loop::restore(sums);
       if constexpr (Tile::kLends) {
         add_received(sums[0], base, thread);
       }
-      store_own(sums, args, share.row + group * kBlocks, token, group, thread, base);
+      store_whole(sums, args, share.row + group * kBlocks, token, group, thread, room);
     } else if constexpr (Tile::kLends) {
-      if (share.rank < 2) {
-        leave(args);
-      }
+      Loop::restore(sums);
       if (args.schedule.parts == 2) {
         send(sums[0], base, thread);
       } else {
@@ -328,18 +318,14 @@ struct W4A16Pairs {
         }
       }
     } else {
-      store_halves(sums[kBlocks - 1], args, share, base, thread);
+      store_halves(sums[kBlocks - 1], args, share, group, thread, base);
       if constexpr (kBlocks == 2) {  // the other row block is the block's own
         Loop::template accumulate<1>(sums, place, Loop::uniform(share.steps - share.short_steps),
                                      reader, base);
         float rest[1][kSums];
-#pragma unroll
-        for (int i = 0; i < kSums; ++i) {
-          rest[0][i] = sums[0][i];
-        }
-        store_own(rest, args, share.row + group * kBlocks, token, group, thread, base);
-      } else {
-        leave(args);
+        copy(sums[0], rest[0]);
+        Loop::restore(rest);
+        store_whole(rest, args, share.row + group * kBlocks, token, group, thread, room);
       }
     }
   }
@@ -376,9 +362,12 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   if (warp >= 4 * Tile::kGroups) {
     ptx::registers_release<Tile::kLeft>();
     if (threadIdx.x == 128 * Tile::kGroups) {
+      Pairs::start_ring(args, share, base);
+    }
+    ptx::cluster_wait();  // outside of a cluster a barrier of the block
+    if (threadIdx.x == 128 * Tile::kGroups) {
       Pairs::fill_ring(x, args, share, base);
     }
-    ptx::cluster_wait();
   } else {
     ptx::registers_take<Tile::kTaken>();
     Pairs::multiply(args, share, warp >> 2, base);

@@ -54,8 +54,10 @@ struct W4A16Loop {
   static constexpr int kStageBytes = kX + 2 * kXBytes;
   static constexpr int kBarriers = kStages * kStageBytes;  // full, then empty
   static constexpr int kFlags = kBarriers + 16 * kStages;
-  static constexpr int kBytes = kFlags + 4 * Tile::kGroups * Tile::kCluster;
+  static constexpr int kStaged = (kFlags + 4 * Tile::kGroups * Tile::kCluster + 127) / 128 * 128;
+  static constexpr int kBytes = kStaged + Tile::kGroups * kStagedBytes;
   static_assert(Tile::kRowBlocks * kTokens * 256 <= kBarriers);  // sums fit
+  static_assert(kBytes <= 232448);                               // of a block
 
   // A stage of the ring: its offset from the base, its full barrier and the parity of its phase.
   struct Place {
@@ -300,9 +302,10 @@ struct W4A16Loop {
   }
 
   // What accumulate() summed up, of weights as they are.
-  static __device__ __forceinline__ void restore(float (&sums)[kBlocks][kSums]) {
+  template <int kCount>
+  static __device__ __forceinline__ void restore(float (&sums)[kCount][kSums]) {
 #pragma unroll
-    for (int b = 0; b < kBlocks; ++b) {
+    for (int b = 0; b < kCount; ++b) {
       ptx::multiply_in_place(sums[b], 1.0F / kShrink);
     }
   }
@@ -320,8 +323,7 @@ struct W4A16Loop {
     GemmPart part;
     Place place(base);
     const Reader reader(base, group, thread);
-    bool more = parts.next(part);
-    while (more) {
+    while (parts.next(part)) {
       float sums[kBlocks][kSums] = {};
       accumulate(sums, place, uniform(part.end - part.begin), reader, base);
       restore(sums);
@@ -335,19 +337,10 @@ struct W4A16Loop {
         }
       }
       const int rank = blockIdx.x % Tile::kCluster;
-      if (!stored && part.split >= 0) {
-        stored = !add_parts<Tile::kGroups * Tile::kCluster>(
-            sums, args, part, cluster_index(), rank * Tile::kGroups + group, thread, flags);
-      }
-      more = parts.next(part);
-      if (!more && stores_words(args)) {  // the ring is used up
-        ptx::group_sync(5, 128 * Tile::kGroups);
-        if (!stored) {
-          store_staged(sums, args, block, token, group, thread,
-                       base + group * kStagedBytes<kBlocks, kSums>);
-        }
-      } else if (!stored) {
-        store_sums(sums, args, block, token, thread);
+      if (!stored && (part.split < 0 || add_parts<Tile::kGroups * Tile::kCluster>(
+                                            sums, args, part, cluster_index(),
+                                            rank * Tile::kGroups + group, thread, flags))) {
+        store_whole(sums, args, block, token, group, thread, base + kStaged + group * kStagedBytes);
       }
     }
   }

@@ -71,10 +71,9 @@ __device__ __forceinline__ void store_sums(const float (&sums)[kBlocks][kSums],
   }
 }
 
-// Sums of whole tiles can leave as 16-byte words of BF16: for each token, 64 rows.
-constexpr int kStagedToken = 144;  // bytes from one to the next in shared memory, for its banks
-template <int kBlocks, int kSums>
-constexpr int kStagedBytes = kBlocks * 2 * kSums* kStagedToken;
+// Sums of whole tiles can leave as 16-byte words of BF16: 64 rows of a token side by side, 16
+// tokens at a time.
+constexpr int kStagedBytes = 16 * 128;  // of shared memory, for each warpgroup
 
 // Whether rows and their places are whole words.
 __device__ __forceinline__ bool stores_words(const GemmSm90Args& args) {
@@ -82,48 +81,59 @@ __device__ __forceinline__ bool stores_words(const GemmSm90Args& args) {
          reinterpret_cast<uintptr_t>(args.y) % 16 == 0;
 }
 
-// store_sums() where stores_words(). room: kStagedBytes for this warpgroup alone.
+// store_sums() where stores_words(), by way of `room` in shared memory: chunk c of 16 bytes of a
+// token's rows lies at chunk c ^ (token & 6).
 template <int kBlocks, int kSums>
-__device__ __forceinline__ void store_staged(const float (&sums)[kBlocks][kSums],
-                                             const GemmSm90Args& args,
-                                             int first_block,
-                                             int first_token,
-                                             int group,
-                                             int thread,
-                                             uint32_t room) {
-  constexpr int kTokens = 2 * kSums;
-  const int lane = thread & 31;
-  const uint32_t to = room + 2 * (lane & 3) * kStagedToken + (thread >> 5) * 32 + (lane >> 2) * 4;
-#pragma unroll
-  for (int b = 0; b < kBlocks; ++b) {
-    const float2 bias =
-        load_bias(args, 64 * (first_block + b) + 16 * (thread >> 5) + 2 * (lane >> 2));
-#pragma unroll
-    for (int i = 0; i < kSums; i += 4) {
-#pragma unroll
-      for (int t = 0; t < 2; ++t) {
-        ptx::store_shared4(to + (b * kTokens + 2 * i + t) * kStagedToken,
-                           ptx::pack_bf16(sums[b][i + t] + bias.x, sums[b][i + 2 + t] + bias.y));
-      }
-    }
-  }
-  sync_group(group);
-  const int first = thread >> 3, chunk = thread & 7;
-  const uint32_t from = room + first * kStagedToken + chunk * 16;
-  auto* y = static_cast<uint16_t*>(args.y) + (first_token + first) * args.y_stride +
+__device__ __forceinline__ void store_words(const float (&sums)[kBlocks][kSums],
+                                            const GemmSm90Args& args,
+                                            int first_block,
+                                            int first_token,
+                                            int group,
+                                            int thread,
+                                            uint32_t room) {
+  const int lane = thread & 31, warp = thread >> 5;
+  const uint32_t to = room + 2 * (lane & 3) * 128 +
+                      ((2 * warp + (lane >> 4)) ^ 2 * (lane & 3)) * 16 + (lane >> 2 & 3) * 4;
+  const int token = thread >> 3, chunk = thread & 7;
+  const uint32_t from = room + token * 128 + (chunk ^ (token & 6)) * 16;
+  auto* y = static_cast<uint16_t*>(args.y) + (first_token + token) * args.y_stride +
             64 * first_block + 8 * chunk;
 #pragma unroll
   for (int b = 0; b < kBlocks; ++b) {
-    if (64 * (first_block + b) >= args.n) {
-      break;
-    }
+    const float2 bias = load_bias(args, 64 * (first_block + b) + 16 * warp + 2 * (lane >> 2));
 #pragma unroll
-    for (int token = 0; token < kTokens; token += 16) {
-      if (first_token + first + token < args.m) {
-        *reinterpret_cast<uint4*>(y + token * args.y_stride + 64 * b) =
-            ptx::load_shared16(from + (b * kTokens + token) * kStagedToken);
+    for (int i = 0; i < kSums; i += 8) {
+#pragma unroll
+      for (int j = 0; j < 8; j += 4) {
+#pragma unroll
+        for (int t = 0; t < 2; ++t) {
+          ptx::store_shared4(
+              to + (2 * j + t) * 128,
+              ptx::pack_bf16(sums[b][i + j + t] + bias.x, sums[b][i + j + 2 + t] + bias.y));
+        }
       }
+      sync_group(group);
+      if (first_token + token + 2 * i < args.m && 64 * (first_block + b) < args.n) {
+        *reinterpret_cast<uint4*>(y + 2 * i * args.y_stride + 64 * b) = ptx::load_shared16(from);
+      }
+      sync_group(group);
     }
+  }
+}
+
+// Sums of a whole tile. room: kStagedBytes for this warpgroup alone.
+template <int kBlocks, int kSums>
+__device__ __forceinline__ void store_whole(const float (&sums)[kBlocks][kSums],
+                                            const GemmSm90Args& args,
+                                            int first_block,
+                                            int first_token,
+                                            int group,
+                                            int thread,
+                                            uint32_t room) {
+  if (stores_words(args)) {
+    store_words(sums, args, first_block, first_token, group, thread, room);
+  } else {
+    store_sums(sums, args, first_block, first_token, thread);
   }
 }
 
