@@ -163,13 +163,13 @@ Status run(const KernelFlags& flags) {
   if (options.shapes.empty()) {
     options.shapes.assign(std::begin(kShapes), std::end(kShapes));
   }
-  {
-    ThreadPool pool(bench_threads(flags.backend, backend->threads()));
-    NIBBLE_ASSIGN_OR_RETURN(options.ceilings, cpu::measure_ceilings(pool));
-  }
+  ThreadPool pool(bench_threads(flags.backend, backend->threads()));
+  NIBBLE_ASSIGN_OR_RETURN(const cpu::Ceilings ceilings, cpu::measure_ceilings(pool));
   if (!flags.json) {
-    print_ceilings(options.ceilings, *backend);
+    print_ceilings(ceilings, *backend);
   }
+  NIBBLE_ASSIGN_OR_RETURN(auto near, cpu::NearCeilings::create(pool));
+  options.ceilings = &near;
   JsonArray kernels;
   for (const QuantScheme& scheme : schemes) {
     SchemeTimings all{.scheme = std::string(scheme.name)};
@@ -182,8 +182,8 @@ Status run(const KernelFlags& flags) {
     }
   }
   if (flags.json) {
-    const Json json = Json::object(
-        {{"ceilings", ceilings_json(options.ceilings)}, {"kernels", std::move(kernels)}});
+    const Json json =
+        Json::object({{"ceilings", ceilings_json(ceilings)}, {"kernels", std::move(kernels)}});
     print_out(json.dump() + "\n");
   }
   return {};
@@ -228,9 +228,9 @@ void add_bench_kernels(CLI::App& bench, CommandContext& context) {
                     "Print one JSON object: ceilings (read_gbps, amx_int8_tops, ...), kernels "
                     "(name, scheme, isa, m, n, k, us, gbps, tops, roofline_percent)");
   command->footer(
-      "Weights come from memory, medians of at least 5 runs. The roofline is the longer of reading "
+      "Weights come from memory, medians of at least 9 runs. The roofline is the longer of reading "
       "the weights\nat the bandwidth, and of all operations at the peak of the instructions, both "
-      "measured in this run.\n\n" +
+      "measured directly before\nand after each run.\n\n" +
       bench.get_footer());
   command->callback([flags, command, &context] {
     flags->rows_given = command->count("--m") > 0;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <functional>
 #include <random>
 #include <utility>
 
@@ -17,9 +18,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int64_t kColdBytes = int64_t{400} << 20;  // beyond the caches
-constexpr int64_t kTimings = 7;
-constexpr int64_t kTimingsOfMany = 5;  // of products that take long
-constexpr int64_t kManyRows = 256;
+constexpr size_t kTimings = 9;
 
 /// Random codes as the canonical form has them: no NaN, padding of rows zero.
 Result<QuantTensor> random_weight(const WeightFormat& format, GemmShape shape) {
@@ -94,12 +93,22 @@ Result<std::vector<PackedCopy>> make_copies(Backend& backend,
 }
 
 Status random_activations(int64_t count, Buffer& values) {
-  NIBBLE_ASSIGN_OR_RETURN(values, Buffer::allocate(static_cast<size_t>(count) * sizeof(float)));
+  NIBBLE_ASSIGN_OR_RETURN(values, Buffer::allocate(static_cast<size_t>(count) * sizeof(uint16_t)));
   std::mt19937 random(2);
   std::normal_distribution<float> normal;
-  std::ranges::generate(values.as<float>(), [&] { return normal(random); });
+  std::ranges::generate(values.as<uint16_t>(), [&] { return f32_to_bf16(normal(random)); });
   return {};
 }
+
+double ops_of(int64_t m, GemmShape shape) {
+  return 2.0 * static_cast<double>(m * shape.n * shape.k);
+}
+
+/// Microseconds that products took, and what each would have taken at the ceilings around it.
+struct Timings {
+  std::vector<double> us;
+  std::vector<double> roof_us;
+};
 
 /// Goes round the copies, on through all calls.
 class GemmRounds final {
@@ -116,40 +125,60 @@ class GemmRounds final {
     }
     const int64_t rows = std::ranges::max(options_.row_counts);
     NIBBLE_RETURN_IF_ERROR(random_activations(rows * widest_k, x_));
-    NIBBLE_ASSIGN_OR_RETURN(y_,
-                            Buffer::allocate(static_cast<size_t>(rows * widest_n) * sizeof(float)));
-    std::ranges::fill(y_.as<float>(), 0.0F);
+    NIBBLE_ASSIGN_OR_RETURN(
+        y_, Buffer::allocate(static_cast<size_t>(rows * widest_n) * sizeof(uint16_t)));
+    std::ranges::fill(y_.as<uint16_t>(), uint16_t{0});
     return {};
   }
 
-  /// Microseconds of each product of m rows, by shape.
-  std::vector<std::vector<double>> time(int64_t m) {
-    const size_t timings = m < kManyRows ? kTimings : kTimingsOfMany;
-    std::vector<std::vector<double>> us(options_.shapes.size());
-    run_next(m, nullptr);  // wakes the threads
-    while (std::ranges::any_of(us, [&](const auto& list) { return list.size() < timings; })) {
-      run_next(m, &us);
+  /// Timings of each shape.
+  std::vector<Timings> time(int64_t m, ActFormat act) {
+    std::vector<Timings> timings(options_.shapes.size());
+    Roof before = measure_roof(act);
+    while (std::ranges::any_of(timings, [](const auto& t) { return t.us.size() < kTimings; })) {
+      run(copies_[(next_ + copies_.size() - 1) % copies_.size()], 1);  // wakes the threads
+      const PackedCopy& copy = copies_[next_];
+      next_ = (next_ + 1) % copies_.size();
+      const double us = run(copy, m);
+      const Roof after = measure_roof(act);
+      timings[copy.shape].us.push_back(us);
+      timings[copy.shape].roof_us.push_back(roof_us(copy, m, before, after));
+      before = after;
     }
-    return us;
+    return timings;
   }
 
   [[nodiscard]] const PreparedGemm& first_of(size_t shape) const { return *copies_[shape].gemm; }
 
  private:
-  void run_next(int64_t m, std::vector<std::vector<double>>* us) {
-    PackedCopy& copy = copies_[next_];
-    next_ = (next_ + 1) % copies_.size();
+  struct Roof {
+    double read_gbps = 0;
+    double tops = 0;  // 0: not known
+  };
+
+  Roof measure_roof(ActFormat act) {
+    const double tops = options_.ceilings->peak_tops(options_.isa, act).value_or(0.0);
+    return {options_.ceilings->read_gbps(), tops};
+  }
+
+  /// What a product would take at the mean of two roofs.
+  double roof_us(const PackedCopy& copy, int64_t m, const Roof& before, const Roof& after) const {
+    const auto bytes = static_cast<double>(copy.gemm->weight_bytes());
+    const double reading = bytes / ((before.read_gbps + after.read_gbps) / 2) * 1e-3;
+    const double tops = (before.tops + after.tops) / 2;
+    return std::max(reading, tops > 0 ? ops_of(m, options_.shapes[copy.shape]) / tops * 1e-6 : 0.0);
+  }
+
+  /// Microseconds of a product.
+  double run(const PackedCopy& copy, int64_t m) {
     const GemmShape shape = options_.shapes[copy.shape];
     const auto begin = Clock::now();
-    copy.gemm->run({.x = x_.as<float>().data(),
+    copy.gemm->run({.x = {x_.data(), DType::kBF16},
                     .x_stride = shape.k,
                     .m = m,
-                    .y = y_.as<float>().data(),
+                    .y = {y_.data(), DType::kBF16},
                     .y_stride = shape.n});
-    const std::chrono::duration<double, std::micro> took = Clock::now() - begin;
-    if (us != nullptr) {
-      (*us)[copy.shape].push_back(took.count());
-    }
+    return std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
   }
 
   std::vector<PackedCopy> copies_;
@@ -167,25 +196,23 @@ Result<std::vector<GemmTiming>> bench_gemm(Backend& backend,
   NIBBLE_ASSIGN_OR_RETURN(auto copies, make_copies(backend, scheme, options));
   GemmRounds rounds(std::move(copies), options);
   NIBBLE_RETURN_IF_ERROR(rounds.prepare());
-  const auto peak = options.ceilings.peak_tops(options.isa, scheme.act);
   std::vector<GemmTiming> timings;
   for (const int64_t m : options.row_counts) {
-    const auto us = rounds.time(m);
+    const auto timed = rounds.time(m, scheme.act);
     for (size_t i = 0; i < options.shapes.size(); ++i) {
       const GemmShape shape = options.shapes[i];
       const PreparedGemm& gemm = rounds.first_of(i);
       const auto bytes = static_cast<double>(gemm.weight_bytes());
-      const double ops = 2.0 * static_cast<double>(m * shape.n * shape.k);
-      const double seconds = median(us[i]) * 1e-6;
-      const double reading = bytes / (options.ceilings.read_gbps * 1e9);
-      const double computing = peak ? ops / (*peak * 1e12) : 0.0;
+      const double us = median(timed[i].us);
+      std::vector<double> shares(timed[i].us.size());
+      std::ranges::transform(timed[i].roof_us, timed[i].us, shares.begin(), std::divides());
       timings.push_back({.kernel = std::string(gemm.kernel_name()),
                          .m = m,
                          .shape = shape,
-                         .us = seconds * 1e6,
-                         .gbps = bytes / seconds * 1e-9,
-                         .tops = ops / seconds * 1e-12,
-                         .roofline_percent = 100 * std::max(reading, computing) / seconds});
+                         .us = us,
+                         .gbps = bytes / us * 1e-3,
+                         .tops = ops_of(m, shape) / us * 1e-6,
+                         .roofline_percent = 100 * median(shares)});
     }
   }
   return timings;

@@ -19,6 +19,9 @@ constexpr int kTimings = 7;
 constexpr int64_t kReadBytes = int64_t{1} << 30;
 constexpr int64_t kReadChunk = int64_t{4} << 20;  // of one thread's turn
 constexpr double kPeakSeconds = 0.02;             // of one timing
+constexpr int64_t kNearBytes = int64_t{512} << 20;
+constexpr int64_t kNearReadBytes = int64_t{64} << 20;
+constexpr double kNearSeconds = 0.002;
 
 /// A ceiling is the best that the machine does: other work and its clock only lower a timing.
 double best(const std::vector<double>& seconds) { return *std::ranges::min_element(seconds); }
@@ -50,20 +53,68 @@ uint64_t read_loop_plain(const std::byte* data, int64_t bytes) {
   return sum;
 }
 
-/// 1e12 operations a second of `loop`, run by every thread at once.
-double peak(ThreadPool& pool, void (*loop)(int64_t), int64_t ops) {
+struct PeakLoop {
+  void (*run)(int64_t turns) = nullptr;
+  int64_t ops = 0;  // of a turn
+};
+
+/// 1e12 operations a second of a loop that every thread runs at once: the best of some timings.
+double peak(ThreadPool& pool, PeakLoop loop, double seconds_each, int timings) {
   const auto run = [&](int64_t turns) {
     return seconds_of(
-        [&] { pool.parallel_for(pool.threads(), [&](int64_t, int) { loop(turns); }); });
+        [&] { pool.parallel_for(pool.threads(), [&](int64_t, int) { loop.run(turns); }); });
   };
   int64_t turns = 1024;
-  while (run(turns) < kPeakSeconds / 4) {
+  while (run(turns) < seconds_each / 4) {
     turns *= 2;
   }
   turns *= 4;
-  std::vector<double> seconds(kTimings);
+  std::vector<double> seconds(static_cast<size_t>(timings));
   std::ranges::generate(seconds, [&] { return run(turns); });
-  return static_cast<double>(ops * turns * pool.threads()) / best(seconds) * 1e-12;
+  return static_cast<double>(loop.ops * turns * pool.threads()) / best(seconds) * 1e-12;
+}
+
+double peak(ThreadPool& pool, PeakLoop loop) { return peak(pool, loop, kPeakSeconds, kTimings); }
+
+/// Without one where Ceilings::peak_tops() has none.
+PeakLoop loop_of(std::string_view isa, ActFormat act) {
+  const bool integer = act == ActFormat::kInt8Token;
+  if (isa == "amx") {
+    return integer ? PeakLoop{amx_int8_loop, kAmxInt8Ops} : PeakLoop{amx_bf16_loop, kAmxBf16Ops};
+  }
+  if (integer && isa == "avx512") {
+    return {vnni512_loop, kVnni512Ops};
+  }
+  if (integer && isa == "avx2_vnni") {
+    return {vnni256_loop, kVnni256Ops};
+  }
+  if (isa == "avx512" || isa == "avx512_bw") {
+    return {fma512_loop, kFma512Ops};
+  }
+  return isa.starts_with("avx2") ? PeakLoop{fma256_loop, kFma256Ops} : PeakLoop{};
+}
+
+/// Seconds in which all threads together read some memory.
+double read_seconds(ThreadPool& pool, const std::byte* memory, int64_t bytes) {
+  const auto read = detect_cpu_features().avx512 ? read_loop_avx512 : read_loop_plain;
+  const int64_t chunks = bytes / kReadChunk;
+  std::vector<uint64_t> sums(static_cast<size_t>(chunks));
+  const double seconds = seconds_of([&] {
+    pool.parallel_for(chunks, [&](int64_t chunk, int) {
+      sums[static_cast<size_t>(chunk)] = read(memory + chunk * kReadChunk, kReadChunk);
+    });
+  });
+  CHECK(std::ranges::all_of(sums, [](uint64_t sum) { return sum != 0; }));
+  return seconds;
+}
+
+/// Memory that each thread of the pool touched a part of.
+Result<Buffer> touched_memory(ThreadPool& pool, int64_t bytes) {
+  NIBBLE_ASSIGN_OR_RETURN(Buffer memory, Buffer::allocate(static_cast<size_t>(bytes)));
+  pool.parallel_for(bytes / kReadChunk, [&](int64_t chunk, int) {
+    std::memset(memory.data() + chunk * kReadChunk, 1, kReadChunk);
+  });
+  return memory;
 }
 
 }  // namespace
@@ -85,24 +136,29 @@ std::optional<double> Ceilings::peak_tops(std::string_view isa, ActFormat act) c
   return isa == "avx2" ? fma256_tops : std::nullopt;
 }
 
+Result<NearCeilings> NearCeilings::create(ThreadPool& pool) {
+  NIBBLE_ASSIGN_OR_RETURN(Buffer memory, touched_memory(pool, kNearBytes));
+  return NearCeilings(pool, std::move(memory));
+}
+
+double NearCeilings::read_gbps() {
+  const double seconds = read_seconds(*pool_, memory_.data() + next_, kNearReadBytes);
+  next_ = (next_ + kNearReadBytes) % kNearBytes;
+  return static_cast<double>(kNearReadBytes) / seconds * 1e-9;
+}
+
+std::optional<double> NearCeilings::peak_tops(std::string_view isa, ActFormat act) {
+  const PeakLoop loop = loop_of(isa, act);
+  if (loop.run == nullptr) {
+    return std::nullopt;
+  }
+  return peak(*pool_, loop, kNearSeconds, 1);
+}
+
 Result<double> measure_read_gbps(ThreadPool& pool) {
-  NIBBLE_ASSIGN_OR_RETURN(Buffer memory, Buffer::allocate(kReadBytes));
-  const auto read = detect_cpu_features().avx512 ? read_loop_avx512 : read_loop_plain;
-  const int64_t chunks = kReadBytes / kReadChunk;
-  std::vector<uint64_t> sums(static_cast<size_t>(chunks));
-  pool.parallel_for(chunks, [&](int64_t chunk, int) {
-    std::memset(memory.data() + chunk * kReadChunk, 1, kReadChunk);
-  });
-  const auto run = [&] {
-    return seconds_of([&] {
-      pool.parallel_for(chunks, [&](int64_t chunk, int) {
-        sums[static_cast<size_t>(chunk)] = read(memory.data() + chunk * kReadChunk, kReadChunk);
-      });
-    });
-  };
+  NIBBLE_ASSIGN_OR_RETURN(const Buffer memory, touched_memory(pool, kReadBytes));
   std::vector<double> seconds(kTimings);
-  std::ranges::generate(seconds, run);
-  CHECK(std::ranges::all_of(sums, [](uint64_t sum) { return sum != 0; }));
+  std::ranges::generate(seconds, [&] { return read_seconds(pool, memory.data(), kReadBytes); });
   return static_cast<double>(kReadBytes) / best(seconds) * 1e-9;
 }
 
@@ -111,20 +167,20 @@ Result<Ceilings> measure_ceilings(ThreadPool& pool) {
   Ceilings out;
   NIBBLE_ASSIGN_OR_RETURN(out.read_gbps, measure_read_gbps(pool));
   if (features.avx2) {
-    out.fma256_tops = peak(pool, fma256_loop, kFma256Ops);
+    out.fma256_tops = peak(pool, {fma256_loop, kFma256Ops});
   }
   if (features.avx2_vnni) {
-    out.vnni256_tops = peak(pool, vnni256_loop, kVnni256Ops);
+    out.vnni256_tops = peak(pool, {vnni256_loop, kVnni256Ops});
   }
   if (features.avx512) {
-    out.fma512_tops = peak(pool, fma512_loop, kFma512Ops);
+    out.fma512_tops = peak(pool, {fma512_loop, kFma512Ops});
   }
   if (features.avx512_vnni) {
-    out.vnni512_tops = peak(pool, vnni512_loop, kVnni512Ops);
+    out.vnni512_tops = peak(pool, {vnni512_loop, kVnni512Ops});
   }
   if (features.amx) {
-    out.amx_int8_tops = peak(pool, amx_int8_loop, kAmxInt8Ops);
-    out.amx_bf16_tops = peak(pool, amx_bf16_loop, kAmxBf16Ops);
+    out.amx_int8_tops = peak(pool, {amx_int8_loop, kAmxInt8Ops});
+    out.amx_bf16_tops = peak(pool, {amx_bf16_loop, kAmxBf16Ops});
   }
   return out;
 }

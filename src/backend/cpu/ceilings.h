@@ -2,9 +2,11 @@
 
 #include <optional>
 #include <string_view>
+#include <utility>
 
 #include "base/status.h"
 #include "base/thread_pool.h"
+#include "core/buffer.h"
 #include "quant/scheme.h"
 
 namespace nibble::cpu {
@@ -28,6 +30,26 @@ struct Ceilings {
   /// The peak that bounds kernels of this instruction set (a name of supported_isas()) with such
   /// activations; empty where none is measured.
   [[nodiscard]] std::optional<double> peak_tops(std::string_view isa, ActFormat act) const;
+};
+
+/// Single ceilings in about 2 ms each, for use next to what is compared with them: on a machine
+/// shared with others they change from one moment to the next.
+class NearCeilings final {
+ public:
+  /// Allocates 512 MiB. The pool must outlive the object.
+  static Result<NearCeilings> create(ThreadPool& pool);
+
+  /// As Ceilings::read_gbps, from memory that the last calls did not read.
+  double read_gbps();
+  /// As Ceilings::peak_tops().
+  std::optional<double> peak_tops(std::string_view isa, ActFormat act);
+
+ private:
+  NearCeilings(ThreadPool& pool, Buffer memory) : pool_(&pool), memory_(std::move(memory)) {}
+
+  ThreadPool* pool_;
+  Buffer memory_;
+  int64_t next_ = 0;  // byte
 };
 
 /// Reads 1 GiB several times; about 0.5 s. kResourceExhausted without that much memory.

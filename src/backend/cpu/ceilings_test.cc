@@ -45,6 +45,25 @@ TEST(Ceilings, AreMeasuredWhereTheMachineHasTheInstructions) {
   }
 }
 
+TEST(Ceilings, NearOnesAreMeasuredWhereTheMachineHasTheInstructions) {
+  const cpu::CpuFeatures features = cpu::detect_cpu_features();
+  ThreadPool pool(1);
+  cpu::NearCeilings ceilings = cpu::NearCeilings::create(pool).value();
+  for (int i = 0; i < 10; ++i) {  // past the end of the memory
+    EXPECT_GT(ceilings.read_gbps(), 0.5);
+  }
+  EXPECT_EQ(ceilings.peak_tops("scalar", ActFormat::kFloat), std::nullopt);
+  if (features.avx2) {
+    EXPECT_GT(ceilings.peak_tops("avx2", ActFormat::kFloat), 0.001);
+  }
+  if (features.amx) {
+    EXPECT_GT(ceilings.peak_tops("amx", ActFormat::kInt8Token),
+              ceilings.peak_tops("avx512", ActFormat::kInt8Token));
+    EXPECT_GT(ceilings.peak_tops("amx", ActFormat::kBf16),
+              ceilings.peak_tops("avx512", ActFormat::kFp8Token));
+  }
+}
+
 TEST(Ceilings, EachKernelHasThePeakOfItsInstructions) {
   const cpu::Ceilings ceilings{.read_gbps = 1,
                                .amx_int8_tops = 8,

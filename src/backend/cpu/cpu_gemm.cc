@@ -97,24 +97,27 @@ Status CpuGemm::update(const QuantTensor& weight) {
 
 bool CpuGemm::in_tiles(int64_t m) const { return tile_kernel_ != nullptr && m >= kFewestTileRows; }
 
-const float* CpuGemm::input_row(const GemmArgs& args, int64_t row, float* buffer) const {
+ConstNumbers CpuGemm::input_row(const GemmArgs& args, int64_t row, float* buffer) const {
   const ConstActivations given = args.x.at(row * args.x_stride);
   const int64_t k = matrix_.k();
+  if (args.input.kind == GemmInput::Kind::kPlain) {
+    return numbers_of(given);
+  }
   if (args.input.kind == GemmInput::Kind::kSiluMul) {
     kernels_.silu_mul(numbers_of(given), k, buffer);
-    return buffer;
-  }
-  const float* x = buffer;
-  if (given.type == DType::kF32) {
-    x = given.f32();
   } else {
-    kernels_.load(numbers_of(given), k, buffer);
+    kernels_.rms_norm(floats_of(numbers_of(given), buffer), k, args.input.norm_weight,
+                      args.input.eps, buffer);
   }
-  if (args.input.kind == GemmInput::Kind::kRmsNorm) {
-    kernels_.rms_norm(x, k, args.input.norm_weight, args.input.eps, buffer);
-    return buffer;
+  return {buffer, Element::kF32};
+}
+
+const float* CpuGemm::floats_of(ConstNumbers row, float* buffer) const {
+  if (row.type == Element::kF32) {
+    return static_cast<const float*>(row.data);
   }
-  return x;
+  kernels_.load(row, matrix_.k(), buffer);
+  return buffer;
 }
 
 int64_t CpuGemm::pieces() const {
@@ -138,10 +141,10 @@ void CpuGemm::round_row(const GemmArgs& args, int64_t row, int thread) {
   const int64_t k = matrix_.k();
   const ActFormat act = matrix_.act();
   float* buffer = workspace_.row(thread);
-  const float* x = input_row(args, row, buffer);
+  const ConstNumbers x = input_row(args, row, buffer);
+  const bool tiles = in_tiles(args.m);
   auto* bytes = reinterpret_cast<uint8_t*>(workspace_.activations());
   if (act == ActFormat::kInt8Token) {
-    const bool tiles = in_tiles(args.m);
     const Int8RowResult result =
         kernels_.quantize_int8({.x = x,
                                 .k = k,
@@ -153,18 +156,21 @@ void CpuGemm::round_row(const GemmArgs& args, int64_t row, int thread) {
     workspace_.sums()[row] = result.sum;
     return;
   }
-  const bool tiles = in_tiles(args.m);
+  if (tiles && act != ActFormat::kFp8Token) {
+    kernels_.round_pieces(x, k, tile_row(row), slab_stride(args.m));
+    return;
+  }
+  const float* floats = floats_of(x, buffer);
   float* out = tiles ? buffer : reinterpret_cast<float*>(bytes) + row * k;
   if (act == ActFormat::kFp8Token) {
-    workspace_.scales()[row] = kernels_.quantize_fp8(x, k, out);
-    x = out;
-  }
-  if (tiles) {
-    kernels_.round_pieces(x, k, tile_row(row), slab_stride(args.m));
+    workspace_.scales()[row] = kernels_.quantize_fp8(floats, k, out);
+    if (tiles) {
+      kernels_.round_pieces({out, Element::kF32}, k, tile_row(row), slab_stride(args.m));
+    }
   } else if (act == ActFormat::kBf16) {
-    kernels_.round_bf16(x, k, out);
-  } else if (act == ActFormat::kFloat) {
-    std::copy_n(x, k, out);
+    kernels_.round_bf16(floats, k, out);
+  } else {
+    std::copy_n(floats, k, out);
   }
 }
 

@@ -36,8 +36,9 @@ class CpuGemm final : public PreparedGemm {
   // Where a row's first piece lies among the tiles of TileGemmTask, and how far apart slabs are.
   [[nodiscard]] uint8_t* tile_row(int64_t row);
   [[nodiscard]] static int64_t slab_stride(int64_t m);
-  /// The row of activations that the product sees, before rounding.
-  const float* input_row(const GemmArgs& args, int64_t row, float* buffer) const;
+  /// The row of activations that the product sees, before rounding: as given or in the buffer.
+  ConstNumbers input_row(const GemmArgs& args, int64_t row, float* buffer) const;
+  const float* floats_of(ConstNumbers row, float* buffer) const;
   void multiply_rows(const GemmArgs& args);
   void multiply_tiles(const GemmArgs& args);
   [[nodiscard]] ProductTask product_task(const GemmArgs& args, int64_t row) const;

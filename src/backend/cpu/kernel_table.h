@@ -74,7 +74,7 @@ struct TileGemmTask : ProductTask {
 /// A row to round to int8: its codes plus `offset`, in pieces of 64 bytes (see TileGemmTask), the
 /// last one padded with zeros.
 struct Int8Row {
-  const float* x = nullptr;
+  ConstNumbers x;
   int64_t k = 0;
   int32_t offset = 0;
   uint8_t* out = nullptr;
@@ -108,7 +108,7 @@ struct KernelTable {
   TileGemm tiles_int8_int8 = nullptr;
   TileGemm tiles_int4_int8 = nullptr;
   // A row rounded to bf16, as pieces of TileGemmTask.
-  void (*round_pieces)(const float* row, int64_t k, uint8_t* out, int64_t slab_stride) = nullptr;
+  void (*round_pieces)(ConstNumbers row, int64_t k, uint8_t* out, int64_t slab_stride) = nullptr;
   Int8RowResult (*quantize_int8)(const Int8Row& row) = nullptr;
   // k values rounded to E4M3 after division by the scale that is returned, or to BF16, as f32.
   float (*quantize_fp8)(const float* x, int64_t k, float* out) = nullptr;

@@ -26,14 +26,20 @@ void tile_gemm_float(const TileGemmTask& task, int64_t tile_begin, int64_t tile_
 }
 
 /// A row rounded to bf16, as the pieces of TileGemmTask, padded with zeros.
-void round_pieces(const float* row, int64_t k, uint8_t* out, int64_t slab_stride) {
+void round_pieces(ConstNumbers row, int64_t k, uint8_t* out, int64_t slab_stride) {
+  const auto* given = static_cast<const uint8_t*>(row.data);
+  const bool is_bf16 = row.type == Element::kBf16;
   for (int64_t i = 0; i < k; i += 32) {
     const int64_t left = k - i;
-    const F32x16 low = load_lanes(row + i, left < 16 ? left : 16);
-    const F32x16 high =
-        left > 16 ? load_lanes(row + i + 16, left < 32 ? left - 16 : 16) : Simd::set(0.0F);
-    Simd::store_bf16(out, low);
-    Simd::store_bf16(out + 32, high);
+    if (is_bf16 && left >= 32) {
+      Simd::store_int(out, Simd::load_int(given + 2 * i));
+    } else {
+      const F32x16 low = load_numbers(row, i, left < 16 ? left : 16);
+      const F32x16 high =
+          left > 16 ? load_numbers(row, i + 16, left < 32 ? left - 16 : 16) : Simd::set(0.0F);
+      Simd::store_bf16(out, low);
+      Simd::store_bf16(out + 32, high);
+    }
     const bool slab_ends = i / 32 % kSlabPieces == kSlabPieces - 1;
     out += slab_ends ? slab_stride - (kSlabPieces - 1) * kTileBytes : kTileBytes;
   }

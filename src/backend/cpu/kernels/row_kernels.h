@@ -72,6 +72,24 @@ inline float row_scale(const float* x, int64_t n, float top) {
                                : __builtin_bit_cast(float, bits) / top;
 }
 
+/// The same for a row of BF16, whose bits without the sign are taken two at a time.
+inline float largest_bf16(const uint8_t* x, int64_t n) {
+  I32x16 largest = Simd::set_int(0);
+  int64_t i = 0;
+  for (; i + 32 <= n; i += 32) {
+    const I32x16 pairs = Simd::load_int(x + 2 * i);
+    const I32x16 odd = Simd::and_int(pairs, Simd::set_int(0x7fff0000));
+    const I32x16 even = Simd::shift_left<16>(Simd::and_int(pairs, Simd::set_int(0x7fff)));
+    largest = Simd::max_int(largest, Simd::max_int(odd, even));
+  }
+  in_vectors(n - i, [&](int64_t at, int64_t lanes) {
+    const I32x16 bits = Simd::bits(load_numbers({x, Element::kBf16}, i + at, lanes));
+    largest = Simd::max_int(largest, Simd::and_int(bits, Simd::set_int(kMagnitude)));
+  });
+  const int32_t bits = Simd::reduce_max_int(largest);
+  return __builtin_bit_cast(float, bits >= kInfinityBits ? kNanBits : bits);
+}
+
 /// x / scale in [-limit, limit]; 0 for a scale of 0 and for NaN.
 inline F32x16 scaled_code(F32x16 x, float scale, float limit) {
   if (!(scale > 0.0F)) {
@@ -88,26 +106,46 @@ inline F32x16 row_factor(float largest, float top) {
   return Simd::set(factor < __builtin_inff() ? factor : 0.0F);
 }
 
-Int8RowResult quantize_int8(const Int8Row& row) {
-  const float largest = row_scale(row.x, row.k, 1.0F);
+template <Element kType>
+Int8RowResult quantize_row(const Int8Row& row, float largest) {
   const F32x16 factor = row_factor(largest, 127.0F);
   const I32x16 offset = Simd::set_int(row.offset);
   I32x16 sum = Simd::set_int(0);
   uint8_t* out = row.out;
+  const ConstNumbers x{row.x.data, kType};
   for (int64_t piece = 0; piece < row.k; piece += 64) {
     const int64_t columns = row.k - piece < 64 ? row.k - piece : 64;
-    in_vectors(columns, [&](int64_t i, int64_t lanes) {
-      const I32x16 q = Simd::to_int(Simd::mul(load_lanes(row.x + piece + i, lanes), factor));
-      sum = Simd::add_int(sum, q);
-      Simd::store_u8(out + i, Simd::add_int(q, offset));
-    });
-    for (int64_t i = (columns + 15) / 16 * 16; i < 64; ++i) {
-      out[i] = 0;
+    if (columns == 64) {
+      I32x16 q[4];
+#pragma GCC unroll 4
+      for (int64_t i = 0; i < 4; ++i) {
+        q[i] = Simd::to_int(Simd::mul(load_numbers(x, piece + 16 * i, 16), factor));
+        sum = Simd::add_int(sum, q[i]);
+      }
+      Simd::store_bytes(out, q, static_cast<uint8_t>(row.offset));
+    } else {
+      in_vectors(columns, [&](int64_t i, int64_t lanes) {
+        const I32x16 q = Simd::to_int(Simd::mul(load_numbers(x, piece + i, lanes), factor));
+        sum = Simd::add_int(sum, q);
+        Simd::store_u8(out + i, Simd::add_int(q, offset));
+      });
+      for (int64_t i = (columns + 15) / 16 * 16; i < 64; ++i) {
+        out[i] = 0;
+      }
     }
     const bool slab_ends = piece / 64 % kSlabPieces == kSlabPieces - 1;
     out += slab_ends ? row.slab_stride - (kSlabPieces - 1) * row.piece_stride : row.piece_stride;
   }
   return {largest / 127.0F, Simd::reduce_add_int(sum)};
+}
+
+Int8RowResult quantize_int8(const Int8Row& row) {
+  if (row.x.type == Element::kF32) {
+    const float largest = row_scale(static_cast<const float*>(row.x.data), row.k, 1.0F);
+    return quantize_row<Element::kF32>(row, largest);
+  }
+  const float largest = largest_bf16(static_cast<const uint8_t*>(row.x.data), row.k);
+  return quantize_row<Element::kBf16>(row, largest);
 }
 
 /// |v| <= 448 rounded to E4M3, ties to even. From 2^-6 up three mantissa bits stay; below, adding

@@ -228,6 +228,12 @@ struct Simd {
     const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(a, a, _CMP_UNORD_Q));
     return _mm256_srli_epi32(_mm256_blendv_epi8(sum, quiet, nan), 16);
   }
+  /// Four times 16 lanes in -128 .. 127 as bytes, each plus `offset`.
+  static void store_bytes(uint8_t* p, const I32x16 (&a)[4], uint8_t offset) {
+    for (int i = 0; i < 4; ++i) {
+      store_u8(p + 16 * i, add_int(a[i], set_int(offset)));
+    }
+  }
   static void store_bf16(uint8_t* p, F32x16 a) {
     const __m256i halves = _mm256_packus_epi32(bf16_bits(a.lo), bf16_bits(a.hi));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(halves, 0xd8));

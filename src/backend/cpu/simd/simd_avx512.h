@@ -143,6 +143,16 @@ struct Simd {
   static void store_u8(uint8_t* p, I32x16 a) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a.v));
   }
+  /// Four times 16 lanes in -128 .. 127 as bytes, each plus `offset`.
+  static void store_bytes(uint8_t* p, const I32x16 (&a)[4], uint8_t offset) {
+    const __m512i low = _mm512_packs_epi32(a[0].v, a[1].v);
+    const __m512i high = _mm512_packs_epi32(a[2].v, a[3].v);
+    // Four bytes of each of the four in every 128 bits.
+    const __m512i bytes = _mm512_packs_epi16(low, high);
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const __m512i ordered = _mm512_permutexvar_epi32(order, bytes);
+    _mm512_storeu_si512(p, _mm512_add_epi8(ordered, _mm512_set1_epi8(static_cast<char>(offset))));
+  }
   static __m256i to_bf16(F32x16 a) {
 #if defined(__AVX512BF16__)
     constexpr int kSubnormal = 0x20;  // the instruction takes such numbers for zeros

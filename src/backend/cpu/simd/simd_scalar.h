@@ -216,6 +216,12 @@ struct Simd {
       p[i] = static_cast<uint8_t>(a.v[i]);
     }
   }
+  /// Four times 16 lanes in -128 .. 127 as bytes, each plus `offset`.
+  static void store_bytes(uint8_t* p, const I32x16 (&a)[4], uint8_t offset) {
+    for (int i = 0; i < 4; ++i) {
+      store_u8(p + 16 * i, add_int(a[i], set_int(offset)));
+    }
+  }
   static void store_bf16(uint8_t* p, F32x16 a) {
     for (int i = 0; i < 16; ++i) {
       const uint16_t half = f32_to_bf16(a.v[i]);
