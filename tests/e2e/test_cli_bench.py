@@ -210,9 +210,9 @@ def test_bench_kernels_json():
         operations = 2 * row["m"] * 4096 * 4096
         assert abs(row["tops"] * row["us"] * 1e6 - operations) < 1e-6 * operations
         assert 4096 * 4096 <= row["gbps"] * row["us"] * 1e3 < 1.1 * 4096 * 4096
-    # A product of one row is bound by reading.
+    # A product of one row is bound by reading, at a bandwidth measured again beside it.
     one, read = value["kernels"][0], value["ceilings"]["read_gbps"]
-    assert abs(one["roofline_percent"] - 100 * one["gbps"] / read) < 1e-6 * one["roofline_percent"]
+    assert 1 / 4 < one["roofline_percent"] / (100 * one["gbps"] / read) < 4
 
 
 def test_bench_kernels_table():

@@ -97,6 +97,17 @@ Status CpuGemm::update(const QuantTensor& weight) {
 
 bool CpuGemm::in_tiles(int64_t m) const { return tile_kernel_ != nullptr && m >= kFewestTileRows; }
 
+void CpuGemm::fetch_row(const GemmArgs& args, int64_t row) const {
+  constexpr int64_t kLine = 64;
+  const ConstNumbers given = numbers_of(args.x.at(row * args.x_stride));
+  const int64_t numbers =
+      args.input.kind == GemmInput::Kind::kSiluMul ? 2 * matrix_.k() : matrix_.k();
+  const int64_t bytes = numbers * (given.type == Element::kF32 ? 4 : 2);
+  for (int64_t at = 0; at < bytes; at += kLine) {
+    __builtin_prefetch(static_cast<const uint8_t*>(given.data) + at, 0, 2);
+  }
+}
+
 ConstNumbers CpuGemm::input_row(const GemmArgs& args, int64_t row, float* buffer) const {
   const ConstActivations given = args.x.at(row * args.x_stride);
   const int64_t k = matrix_.k();
@@ -141,6 +152,9 @@ void CpuGemm::round_row(const GemmArgs& args, int64_t row, int thread) {
   const int64_t k = matrix_.k();
   const ActFormat act = matrix_.act();
   float* buffer = workspace_.row(thread);
+  if (row + 1 < args.m) {
+    fetch_row(args, row + 1);
+  }
   const ConstNumbers x = input_row(args, row, buffer);
   const bool tiles = in_tiles(args.m);
   auto* bytes = reinterpret_cast<uint8_t*>(workspace_.activations());

@@ -36,6 +36,8 @@ class CpuGemm final : public PreparedGemm {
   // Where a row's first piece lies among the tiles of TileGemmTask, and how far apart slabs are.
   [[nodiscard]] uint8_t* tile_row(int64_t row);
   [[nodiscard]] static int64_t slab_stride(int64_t m);
+  /// Asks for a row of activations, into the second level: memory is slower than rounding.
+  void fetch_row(const GemmArgs& args, int64_t row) const;
   /// The row of activations that the product sees, before rounding: as given or in the buffer.
   ConstNumbers input_row(const GemmArgs& args, int64_t row, float* buffer) const;
   const float* floats_of(ConstNumbers row, float* buffer) const;
