@@ -18,6 +18,7 @@
 #include "model/model.h"
 #include "model/testing/distance.h"
 #include "model/testing/sequence_runner.h"
+#include "tested_families.h"
 
 namespace nibble {
 namespace {
@@ -69,7 +70,7 @@ class CudaArchitectures : public ::testing::TestWithParam<Architecture> {
 };
 
 TEST_P(CudaArchitectures, LogitsAreTheCpus) {
-  const auto cuda = make_cuda_backend({}).value();
+  const auto cuda = make_cuda_backend({}, tested_families()).value();
   const auto cpu = make_cpu_backend({.threads = cuda::testing::brief_tests() ? 2 : 0}).value();
   for (const KvCode code : {KvCode::kBf16, KvCode::kInt8}) {
     const double error = distance(logits(*cuda, code), logits(*cpu, code));

@@ -20,6 +20,7 @@
 #include "model/testing/distance.h"
 #include "model/testing/sequence_runner.h"
 #include "quantizer/quantize.h"
+#include "tested_families.h"
 #include "text/tokenizer.h"
 
 namespace nibble {
@@ -91,7 +92,7 @@ class CudaModel : public testing::TestWithParam<std::string> {
       GTEST_SKIP() << device.status().message();
     }
     folder_ = model_in(GetParam());
-    cuda_ = make_cuda_backend({}).value();
+    cuda_ = make_cuda_backend({}, tested_families()).value();
     // Several at once go to brief tests.
     cpu_ = make_cpu_backend({.threads = cuda::testing::brief_tests() ? 2 : 0}).value();
   }
