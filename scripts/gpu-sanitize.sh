@@ -65,9 +65,12 @@ tests_of() {
 }
 for tool in ${tools//,/ }; do
   tests_of cuda_test | sed "s/^/$tool /"
-  if [[ $tool =~ memcheck|initcheck ]]; then
-    tests_of cuda_model_test | sed "s/^/$tool /"
-  fi
+  # Attention copies whole tiles of the cache and clears what no token has been written to. Its own
+  # tests write something everywhere; initcheck's of models are those that begin no tile in a step.
+  case $tool in
+    memcheck) tests_of cuda_model_test | sed "s/^/$tool /" ;;
+    initcheck) tests_of cuda_model_test | { grep LogitsAre || true; } | sed "s/^/$tool /" ;;
+  esac
 done > "$out/all.txt"
 # Those that take long come first: racecheck's of whole kernels.
 long='^racecheck .*(FewTokens|InEveryTile|FewSequences|EveryFormat|Draws|EqualsTheReference|Captured)|^memcheck Schemes/'
