@@ -6,11 +6,8 @@
 namespace nibble::cuda {
 
 template <>
-W4A16DecodeKernel w4a16_decode_kernel<32>(int tokens, int warps) {
-  if (tokens <= 8) {
-    return gemm_w4a16_decode_sm90<32, 8, 16>;
-  }
-  return warps == 14 ? gemm_w4a16_decode_sm90<32, 16, 14> : gemm_w4a16_decode_sm90<32, 16, 16>;
+W4A16DecodeKernel w4a16_decode_kernel<32>(int tokens) {
+  return tokens <= 8 ? gemm_w4a16_decode_sm90<32, 8> : gemm_w4a16_decode_sm90<32, 16>;
 }
 
 }  // namespace nibble::cuda

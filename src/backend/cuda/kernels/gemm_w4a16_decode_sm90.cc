@@ -14,16 +14,13 @@ constexpr double kMemoryBytes = 19.0;      // of weights
 constexpr double kBesideBytes = 45.0;      // of activations, from the L2 cache
 constexpr double kTileClocks = 600.0;      // to add up and store a tile
 constexpr double kClusterClocks = 1500.0;  // for each block of a cluster
-constexpr int kEarlyBytes = 65536;         // of weights, see W4A16DecodePlan::early
-constexpr int kMaxTile = 16;               // slices
 
 int tokens_for(int64_t m) {
   return m <= kW4A16DecodeSizes[0] ? kW4A16DecodeSizes[0] : kW4A16DecodeSizes[1];
 }
 
-W4A16DecodeKernel kernel_for(int group_size, int tokens, int warps) {
-  return group_size == 32 ? w4a16_decode_kernel<32>(tokens, warps)
-                          : w4a16_decode_kernel<128>(tokens, warps);
+W4A16DecodeKernel kernel_for(int group_size, int tokens) {
+  return group_size == 32 ? w4a16_decode_kernel<32>(tokens) : w4a16_decode_kernel<128>(tokens);
 }
 
 }  // namespace
@@ -37,7 +34,7 @@ W4A16DecodePlan plan_w4a16_decode(int64_t n, int64_t k, int group_size, int64_t 
       continue;
     }
     const int places = sms / cluster;
-    const int rounds = ceil_div(plan.slices, static_cast<int64_t>(places) * kMaxTile);
+    const int rounds = ceil_div(plan.slices, static_cast<int64_t>(places) * kW4A16DecodeMostTile);
     const int tiles = std::min(plan.slices, rounds * places);
     const int tile = ceil_div(plan.slices, tiles);
     if (cluster > 1 && rounds > 1) {
@@ -58,31 +55,26 @@ W4A16DecodePlan plan_w4a16_decode(int64_t n, int64_t k, int group_size, int64_t 
   plan.least = plan.slices / plan.tiles;
   plan.larger = plan.slices % plan.tiles;
   plan.row_warps = (plan.tile + 1) / 2;
-  plan.warps = tokens == 16 && plan.row_warps == 7 ? 14 : 16;
-  plan.k_warps = std::max(1, std::min(plan.warps / plan.row_warps, pairs / (2 * plan.cluster)));
+  plan.k_warps =
+      std::max(1, std::min(kW4A16DecodeWarps / plan.row_warps, pairs / (2 * plan.cluster)));
   // As much in a stage as leaves stages enough; each stage always falls to the same set of warps.
-  const int ring = kW4A16DecodeShared - w4a16_decode_rest(tokens, plan.warps);
-  const int pair_x = 256 * tokens;
-  const int pair_starts = 128 / group_size * tokens * 8;
+  const int ring = kW4A16DecodeShared - w4a16_decode_rest(tokens);
   for (int step = plan.k_warps; step >= 1; --step) {
     if (plan.k_warps % step != 0) {
       continue;
     }
     plan.step_pairs = step;
     plan.sets = plan.k_warps / step;
-    plan.x_bytes = step * pair_x;
-    plan.weights_at = step * (pair_x + pair_starts);
+    plan.weights_at = step * 256 * tokens;
     plan.stage_bytes =
         ceil_div(plan.weights_at + step * plan.tile * w4a16_slice_bytes(group_size), 1024) * 1024;
-    plan.stages = std::min(kW4A16DecodeStages, ring / plan.stage_bytes) / plan.sets * plan.sets;
+    plan.stages = std::min(kW4A16DecodeStages, ring / plan.stage_bytes);
     plan.set_bytes = plan.sets * plan.stage_bytes;
     plan.ring_bytes = plan.stages * plan.stage_bytes;
     if (plan.stages >= (tokens == 8 ? 6 : 3)) {
       break;
     }
   }
-  plan.early = std::min(plan.stages, std::max(1, kEarlyBytes / (plan.step_pairs * plan.tile *
-                                                                w4a16_slice_bytes(group_size))));
   return plan;
 }
 
@@ -93,14 +85,11 @@ Result<W4A16Decode> W4A16Decode::make(const GemmProblem& problem, const DeviceIn
   decode.group_size_ = problem.weight.group_size;
   decode.sms_ = device.sms;
   for (const int tokens : kW4A16DecodeSizes) {
-    for (const int warps : kW4A16DecodeWarps) {
-      const auto* kernel =
-          reinterpret_cast<const void*>(kernel_for(decode.group_size_, tokens, warps));
-      NIBBLE_RETURN_IF_ERROR(
-          check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                     kW4A16DecodeShared),
-                "gemm_w4a16_decode_sm90"));
-    }
+    const auto* kernel = reinterpret_cast<const void*>(kernel_for(decode.group_size_, tokens));
+    NIBBLE_RETURN_IF_ERROR(
+        check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                   kW4A16DecodeShared),
+              "gemm_w4a16_decode_sm90"));
   }
   return decode;
 }
@@ -109,9 +98,9 @@ cudaError_t W4A16Decode::run(const GemmLaunch& args, const LaunchContext& contex
   const W4A16DecodePlan plan = plan_w4a16_decode(n_, k_, group_size_, args.m, sms_);
   const int tokens = tokens_for(args.m);
   const W4A16DecodeArgs kernel_args = w4a16_few_args(args, n_, k_, plan);
-  return launch(kernel_for(group_size_, tokens, plan.warps),
+  return launch(kernel_for(group_size_, tokens),
                 {.blocks = dim3(static_cast<unsigned>(plan.blocks)),
-                 .threads = w4a16_decode_threads(plan.warps),
+                 .threads = kW4A16DecodeThreads,
                  .shared_bytes = kW4A16DecodeShared,
                  .cluster = static_cast<unsigned>(plan.cluster)},
                 context, kernel_args);

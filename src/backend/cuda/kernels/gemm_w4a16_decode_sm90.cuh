@@ -17,43 +17,37 @@
 // dealt to the multiprocessors in slices of 16, so that all have nearly the same to read and no
 // sums cross between them (or within a cluster at most), and warps of a block share K.
 //
-// A weight is never decoded alone: placed in the mantissa of 128 it is the BF16 number code + 136,
-// two weights in one or two integer operations. What that adds to the sums of a group, 136 times
-// the sum of x, one warp of the block takes off beforehand: the sums of a group start from it.
-// Group sums are then scaled in f32. Source of the placing: Kim, Henry, Fahim, Awadalla, "Who Says
-// Elephants Can't Run: Bringing Large Scale MoE Models into Cloud Scale Production", 2022.
+// A byte alone in a BF16 is that integer times 2^-133, also where it reaches into the exponent: a
+// code, or 16 codes, becomes a weight by one exact product and one exact offset, rounded once. It
+// takes nine operations for eight weights, five of them integer. Weights are kShrink times what
+// they are, so that the factors fit, and sums are put right when they are stored.
 namespace nibble::cuda {
 
-template <int kGroupSize, int kTokens, int kWarps>
+template <int kGroupSize, int kTokens>
 struct W4A16DecodeLoop {
   using Layout = Int4GroupLayout<kGroupSize>;
-  static constexpr int kSumWarps = w4a16_decode_sum_warps(kWarps);
+  static constexpr int kWarps = kW4A16DecodeWarps;
   static constexpr int kOctets = kTokens / 8;
-  static constexpr int kBoxBytes = kTokens * 128;   // of x, 64 of K
-  static constexpr int kGroups = 128 / kGroupSize;  // of a pair
-  using Sums = float[2][kOctets][4];                // of a warp's two slices
+  static constexpr int kBoxBytes = kTokens * 128;  // of x, 64 of K
+  using Sums = float[2][kOctets][4];               // of a warp's two slices
 
-  // Starts of a group's sums, eight tokens: for each lane % 4 those of its two tokens, twice.
-  static constexpr int kStartBytes = 64;
-  static constexpr int kPairStartBytes = kGroups * kOctets * kStartBytes;
-
-  // Where things lie in shared memory: the ring, sums, barriers. A stage is x, starts, weights.
+  // Where things lie in shared memory: the ring, sums, those of the other block of a cluster,
+  // barriers. A stage is x, weights.
   struct Place {
-    uint32_t ring, sums, barriers;
+    uint32_t ring, sums, others, barriers;
     int stage_bytes;
     __device__ __forceinline__ Place(uint32_t base, const W4A16DecodePlan& plan)
         : ring(base),
           sums(ring + plan.stages * plan.stage_bytes),
-          barriers(sums + 2 * kWarps * kOctets * 512),
+          others(sums + 2 * kWarps * kOctets * 512),
+          barriers(others + kW4A16DecodeMostTile / 2 * kOctets * 512),
           stage_bytes(plan.stage_bytes) {}
     __device__ __forceinline__ uint32_t stage(int slot) const { return ring + slot * stage_bytes; }
-    // Weights and starts are there; x is; all of it is used up.
+    // A stage is there; all of it is used up; the others' sums are there.
     __device__ __forceinline__ uint32_t full(int slot) const { return barriers + 8 * slot; }
-    __device__ __forceinline__ uint32_t x_full(int slot) const {
-      return barriers + 8 * (kW4A16DecodeStages + slot);
-    }
     __device__ __forceinline__ uint32_t empty(int slot) const { return full(slot) + kToEmpty; }
-    static constexpr uint32_t kToEmpty = 16 * kW4A16DecodeStages;
+    __device__ __forceinline__ uint32_t others_there() const { return barriers + 2 * kToEmpty; }
+    static constexpr uint32_t kToEmpty = 8 * kW4A16DecodeStages;
   };
 
   static __device__ __forceinline__ int ceil_div(int a, int b) {
@@ -117,6 +111,12 @@ struct W4A16DecodeLoop {
                                                    const Place& place) {
     const Share share(args);
     const int stages = args.plan.stages, step_pairs = args.plan.step_pairs;
+    if (args.plan.cluster > 1) {  // has one tile
+      const int words =
+          (first_slice(args, share.tile + 1) - first_slice(args, share.tile)) * kOctets;
+      const int rank = static_cast<int>(blockIdx.x) % 2;
+      ptx::barrier_arrive_expect(place.others_there(), (words + 1 - rank) / 2 * 512);
+    }
     int count = 0, slot = 0;
     uint32_t parity = 1;
     for (int tile = share.tile; tile < args.plan.tiles; tile += share.tile_step) {
@@ -175,7 +175,7 @@ struct W4A16DecodeLoop {
         to += 2 * kBoxBytes;
         advance(1);
       }
-      ptx::copy_arrive(place.x_full(slot));
+      ptx::copy_arrive(place.full(slot));
     }
   };
 
@@ -202,47 +202,6 @@ struct W4A16DecodeLoop {
     }
   }
 
-  // One warp: weights and activations of all steps. Of the weights only so many come first that
-  // activations need not wait long.
-  static __device__ __forceinline__ void fill_all(const W4A16DecodeArgs& args, const Place& place) {
-    const Share share(args);
-    XSource x(args, share);
-    const int stages = args.plan.stages, step_pairs = args.plan.step_pairs;
-    const int early = min(args.plan.early, share.steps);
-    const bool copies = (threadIdx.x & 31) == 0;
-    if (copies) {
-      Source source(args, share, share.tile);
-      for (int i = 0, pair = share.begin; i < early; ++i, pair += step_pairs) {
-        source.copy(args, place, min(step_pairs, share.end - pair), i);
-      }
-    }
-    __syncwarp();
-    ptx::wait_for_predecessor();
-    int count = 0, slot = 0;
-    uint32_t parity = 1;
-    for (int tile = share.tile; tile < args.plan.tiles; tile += share.tile_step) {
-      Source source(args, share, tile);
-      for (int pair = share.begin; pair < share.end; pair += step_pairs, ++count) {
-        const int pairs = min(step_pairs, share.end - pair);
-        if (count >= stages) {
-          ptx::barrier_wait_to_refill(place.empty(slot), parity);
-        }
-        if (count < early) {
-          source.skip(pairs);
-        } else if (copies) {
-          source.copy(args, place, pairs, slot);
-        }
-        __syncwarp();
-        x.load(place, pairs, slot);
-        if (++slot == stages) {
-          slot = 0;
-          parity ^= 1;
-        }
-      }
-      x.advance(share.begin - share.end);
-    }
-  }
-
   // Where the lane's row of load_matrix4 begins in a box: matrix l / 8 is eight of K, its row l % 8
   // a token. Bit 6 tells the halves of a box apart.
   static __device__ __forceinline__ uint32_t lane_of_x() {
@@ -250,89 +209,29 @@ struct W4A16DecodeLoop {
     return row * 128 + (eight ^ row) * 16;
   }
 
-  // Starts of the sums of one pair: a product of x, four eights of K as rows of tokens twice over,
-  // with a constant. x: of the pair, with the lane's offset.
-  static __device__ __forceinline__ void store_starts(uint32_t x, uint32_t to) {
-    constexpr uint32_t kBias = 0xc308c308U;  // -136 twice
-    constexpr float kZeros[4] = {0.0F, 0.0F, 0.0F, 0.0F};
-    const uint32_t lane = threadIdx.x & 31;  // of token lane / 4
-    const uint32_t at = to + (lane >> 3) * 16 + (lane >> 2 & 1) * 4 + (lane & 1) * 8;
-    float totals[kGroups][kOctets] = {};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-#pragma unroll
-      for (int o = 0; o < kOctets; ++o) {
-        uint32_t a[4];
-        ptx::load_matrix4(a, (x ^ (64 * (i % 2))) + i / 2 * kBoxBytes + o * 1024);
-        float d[4];
-        ptx::warp_mma_bf16_sum(d, a, kBias, kBias, kZeros);
-        totals[i * kGroups / 4][o] += d[0] + d[2];
-      }
-    }
-    if ((lane & 2) == 0) {
-#pragma unroll
-      for (int g = 0; g < kGroups; ++g) {
-#pragma unroll
-        for (int o = 0; o < kOctets; ++o) {
-          ptx::store_shared4(at + (g * kOctets + o) * kStartBytes, __float_as_uint(totals[g][o]));
-        }
-      }
-    }
-  }
-
-  // Warp `own` of kSumWarps, which take stages in turn: starts of the steps, as their activations
-  // come.
-  static __device__ __forceinline__ void sum_x(const W4A16DecodeArgs& args,
-                                               const Place& place,
-                                               int own) {
-    const Share share(args);
-    const int step_pairs = args.plan.step_pairs, total = share.tiles * share.steps;
-    int slot = own;
-    uint32_t parity = 0;
-    for (int count = own; count < total;) {
-      const int first = count % share.steps * step_pairs;
-      const int pairs = min(step_pairs, share.end - share.begin - first);
-      uint32_t x = place.stage(slot) + lane_of_x();
-      uint32_t to = place.stage(slot) + args.plan.x_bytes;
-      ptx::barrier_wait(place.x_full(slot), parity);
-#pragma unroll 2
-      for (int i = 0; i < pairs; ++i) {
-        store_starts(x, to);
-        x += 2 * kBoxBytes;
-        to += kPairStartBytes;
-      }
-      ptx::warp_arrive(place.full(slot));
-      slot += kSumWarps;
-      count += kSumWarps;
-      if (slot >= args.plan.stages) {
-        count += args.plan.stages - slot + own;
-        slot = own;
-        parity ^= 1;
-      }
-    }
-  }
-
   // --- the multiplying warps ---
 
-  // Codes of 16 of K as a fragment of code + 136.
-  static __device__ __forceinline__ void place_codes(uint32_t word, uint32_t (&a)[4]) {
+  static constexpr float kShrink = 0x1p-40F;         // of weights
+  static constexpr uint32_t kFactors = 0x6c006e00U;  // 2^89, 2^93: to kShrink from 16 codes, a code
+  static constexpr uint32_t kOffsets = 0xad00ad00U;  // -8 kShrink
+
+  // What the codes of a lane's two rows are multiplied with, and what is added.
+  struct Scales {
+    uint32_t factors, offsets;
+    __device__ __forceinline__ explicit Scales(uint32_t scales)
+        : factors(ptx::mul_bf16x2(scales, kFactors)), offsets(ptx::mul_bf16x2(scales, kOffsets)) {}
+  };
+
+  // Codes of 16 of K as a fragment of weights.
+  static __device__ __forceinline__ void decode(uint32_t word,
+                                                const Scales& scales,
+                                                uint32_t (&a)[4]) {
+    const uint32_t factors[2] = {ptx::low_twice(scales.factors), ptx::high_twice(scales.factors)};
+    const uint32_t offsets[2] = {ptx::low_twice(scales.offsets), ptx::high_twice(scales.offsets)};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      a[i] = ptx::lop3<0xea>(word >> (4 * i), 0x000f000fU, 0x43004300U);
-    }
-  }
-
-  // sums += group times the scales of the thread's two rows.
-  static __device__ __forceinline__ void scale_sums(float (&sums)[kOctets][4],
-                                                    const float (&group)[kOctets][4],
-                                                    uint32_t scales) {
-    const float scale[2] = {__uint_as_float(scales << 16), __uint_as_float(scales & 0xffff0000U)};
-#pragma unroll
-    for (int o = 0; o < kOctets; ++o) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        sums[o][i] = fmaf(group[o][i], scale[i / 2], sums[o][i]);
-      }
+      const uint32_t codes = (word >> (i / 2 * 8)) & (i % 2 == 0 ? 0x000f000fU : 0x00f000f0U);
+      a[i] = ptx::fma_bf16x2(codes, factors[i % 2], offsets[i % 2]);
     }
   }
 
@@ -340,7 +239,7 @@ struct W4A16DecodeLoop {
   struct Reader {
     uint32_t codes, scales;  // of the first slice
     uint32_t second;         // from the first slice to the second, or none
-    uint32_t x, starts;
+    uint32_t x;
     __device__ __forceinline__ Reader(const W4A16DecodeArgs& args, int row_warp, int of, bool two)
         : second(two ? Layout::kSliceBytes : 0) {
       const uint32_t lane = threadIdx.x & 31;
@@ -349,7 +248,6 @@ struct W4A16DecodeLoop {
       codes = slice + lane * 16;
       scales = slice + lane / 4 * 4;
       x = 2 * of * kBoxBytes + lane_of_x();
-      starts = args.plan.x_bytes + of * kPairStartBytes + (lane & 3) * 16;
     }
   };
 
@@ -357,10 +255,12 @@ struct W4A16DecodeLoop {
   static __device__ __forceinline__ void multiply_pair(Sums& sums,
                                                        const Reader& reader,
                                                        uint32_t stage) {
+    constexpr bool kOne = kGroupSize == 128;  // group
     const uint32_t x0 = stage + reader.x, x[2] = {x0, x0 ^ 64};
     const uint32_t codes[2] = {stage + reader.codes, stage + reader.codes + reader.second};
-    const uint32_t scales[2] = {stage + reader.scales, stage + reader.scales + reader.second};
-    float group[2][kOctets][4], start[kOctets][4];
+    const uint32_t at[2] = {stage + reader.scales, stage + reader.scales + reader.second};
+    const Scales both[2] = {Scales(kOne ? ptx::load_shared4(at[0] + Layout::scales(0)) : 0),
+                            Scales(kOne ? ptx::load_shared4(at[1] + Layout::scales(0)) : 0)};
 #pragma unroll
     for (int u = 0; u < 2; ++u) {
       uint32_t words[2][4];
@@ -371,40 +271,25 @@ struct W4A16DecodeLoop {
       }
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const bool first = kGroupSize == 32 || (u == 0 && half == 0);
-        const bool last = kGroupSize == 32 || (u == 1 && half == 1);
         uint32_t b[kOctets][4];
 #pragma unroll
         for (int o = 0; o < kOctets; ++o) {
           ptx::load_matrix4(b[o], x[half] + u * kBoxBytes + o * 1024);
-          if (first) {
-            const uint4 four = ptx::load_shared16(
-                stage + reader.starts + ((2 * u + half) * kGroups / 4 * kOctets + o) * kStartBytes);
-            start[o][0] = __uint_as_float(four.x), start[o][1] = __uint_as_float(four.y);
-            start[o][2] = __uint_as_float(four.z), start[o][3] = __uint_as_float(four.w);
-          }
         }
 #pragma unroll
-        for (int e = 0; e < 2; ++e) {
+        for (int s = 0; s < 2; ++s) {
+          const Scales scales = kOne ? both[s]
+                                     : Scales(ptx::load_shared4(at[s] + Layout::scales(u) +
+                                                                half * Layout::kGroupBytes));
 #pragma unroll
-          for (int s = 0; s < 2; ++s) {
+          for (int e = 0; e < 2; ++e) {
             uint32_t a[4];
-            place_codes(words[s][2 * half + e], a);
+            decode(words[s][2 * half + e], scales, a);
 #pragma unroll
             for (int o = 0; o < kOctets; ++o) {
-              if (first && e == 0) {
-                ptx::warp_mma_bf16_sum(group[s][o], a, b[o][0], b[o][1], start[o]);
-              } else {
-                ptx::warp_mma_bf16_sum(group[s][o], a, b[o][2 * e], b[o][2 * e + 1], group[s][o]);
-              }
+              ptx::warp_mma_bf16_sum(sums[s][o], a, b[o][2 * e], b[o][2 * e + 1], sums[s][o]);
             }
           }
-        }
-#pragma unroll
-        for (int s = 0; s < 2 && last; ++s) {
-          scale_sums(sums[s], group[s],
-                     ptx::load_shared4(scales[s] + Layout::scales(u) +
-                                       (kGroupSize == 32 ? half * Layout::kGroupBytes : 0)));
         }
       }
     }
@@ -481,7 +366,8 @@ struct W4A16DecodeLoop {
           break;
         }
         auto* y = static_cast<uint8_t*>(args.y) + (token * args.y_stride + row) * kBytes;
-        const float first = sums[t] + bias.x, second = sums[2 + t] + bias.y;
+        const float first = fmaf(sums[t], 1.0F / kShrink, bias.x);
+        const float second = fmaf(sums[2 + t], 1.0F / kShrink, bias.y);
         if (pairs) {
           store_pair<kResult, true>(y, both, first, second);
         } else {
@@ -526,34 +412,49 @@ struct W4A16DecodeLoop {
                                   __float_as_uint(sums[s][o][2]), __float_as_uint(sums[s][o][3])});
       }
     }
-    if (plan.cluster == 1) {
-      ptx::group_sync(1, 32 * kWarps);
-    } else {
-      ptx::cluster_sync();
-    }
+    ptx::group_sync(1, 32 * kWarps);
     const int rank = static_cast<int>(blockIdx.x) % plan.cluster;
-    for (int i = warp + rank * kWarps; i < slices * kOctets; i += plan.cluster * kWarps) {
+    const int words = slices * kOctets;
+    // Of two blocks one stores the even words, to the other it sends the odd ones.
+    const auto add_up = [&](int i, float(&total)[4]) {
       const int slice = i / kOctets, octet = i % kOctets;
-      float total[4] = {};
-      for (int peer = 0; peer < plan.cluster; ++peer) {
 #pragma unroll 4
-        for (int k_warp = 0; k_warp < plan.k_warps; ++k_warp) {
-          const uint32_t at = place.sums +
-                              ((2 * k_warp * plan.row_warps + slice) * kOctets + octet) * 512 +
-                              lane * 16;
-          const uint4 word = plan.cluster == 1 ? ptx::load_shared16(at)
-                                               : ptx::load_cluster16(ptx::peer_address(at, peer));
-          total[0] = add(word.x, total[0]);
-          total[1] = add(word.y, total[1]);
-          total[2] = add(word.z, total[2]);
-          total[3] = add(word.w, total[3]);
-        }
+      for (int k_warp = 0; k_warp < plan.k_warps; ++k_warp) {
+        const uint4 word = ptx::load_shared16(
+            place.sums + ((2 * k_warp * plan.row_warps + slice) * kOctets + octet) * 512 +
+            lane * 16);
+        total[0] = add(word.x, total[0]);
+        total[1] = add(word.y, total[1]);
+        total[2] = add(word.z, total[2]);
+        total[3] = add(word.w, total[3]);
       }
-      store_word(args, first + slice, octet, lane, total);
-    }
+    };
     if (plan.cluster > 1) {
-      ptx::cluster_sync();  // nobody leaves while others read
-    } else if (!last) {
+      ptx::cluster_wait();  // the other has begun
+      const uint32_t there = ptx::peer_address(place.others_there(), 1 - rank);
+      for (int i = 2 * warp + 1 - rank; i < words; i += 2 * kWarps) {
+        float total[4] = {};
+        add_up(i, total);
+        ptx::store_async16(ptx::peer_address(place.others + i / 2 * 512 + lane * 16, 1 - rank),
+                             uint4{__float_as_uint(total[0]), __float_as_uint(total[1]),
+                                   __float_as_uint(total[2]), __float_as_uint(total[3])},
+                             there);
+      }
+    }
+    for (int i = plan.cluster * warp + rank; i < words; i += plan.cluster * kWarps) {
+      float total[4] = {};
+      add_up(i, total);
+      if (plan.cluster > 1) {
+        ptx::barrier_wait(place.others_there(), 0);
+        const uint4 word = ptx::load_shared16(place.others + i / 2 * 512 + lane * 16);
+        total[0] = add(word.x, total[0]);
+        total[1] = add(word.y, total[1]);
+        total[2] = add(word.z, total[2]);
+        total[3] = add(word.w, total[3]);
+      }
+      store_word(args, first + i / kOctets, i % kOctets, lane, total);
+    }
+    if (!last) {
       ptx::group_sync(1, 32 * kWarps);
     }
   }
@@ -577,41 +478,36 @@ struct W4A16DecodeLoop {
 };
 
 /// y of the tiles that args.plan gives to this block. x [m, k] bf16.
-template <int kGroupSize, int kTokens, int kWarps>
-__global__ void __launch_bounds__(w4a16_decode_threads(kWarps), 1)
+template <int kGroupSize, int kTokens>
+__global__ void __launch_bounds__(kW4A16DecodeThreads, 1)
     gemm_w4a16_decode_sm90(const __grid_constant__ W4A16DecodeArgs args) {
-  using Loop = W4A16DecodeLoop<kGroupSize, kTokens, kWarps>;
+  using Loop = W4A16DecodeLoop<kGroupSize, kTokens>;
   extern __shared__ uint8_t shared[];
   const uint32_t base = (ptx::shared_address(shared) + 1023U) & ~1023U;
   const typename Loop::Place place(base, args.plan);
   const int warp = static_cast<int>(threadIdx.x >> 5), lane = static_cast<int>(threadIdx.x & 31);
-  if (warp == kWarps) {
+  if (warp == Loop::kWarps) {
     if (lane < args.plan.stages) {
-      ptx::barrier_init(place.full(lane), 1 + ptx::kWarpArrivals);
-      ptx::barrier_init(place.x_full(lane), 32);
+      ptx::barrier_init(place.full(lane), 1 + 32);
       ptx::barrier_init(place.empty(lane),
                         args.plan.row_warps * args.plan.step_pairs * ptx::kWarpArrivals);
+    }
+    if (lane == 0 && args.plan.cluster > 1) {
+      ptx::barrier_init(place.others_there(), 1);
     }
     ptx::barrier_init_fence();
   }
   __syncthreads();
   ptx::allow_successor();
-  if (warp < kWarps) {
+  if (args.plan.cluster > 1) {
+    ptx::cluster_arrive_relaxed();
+  }
+  if (warp < Loop::kWarps) {
     Loop::multiply_tiles(args, place);
-  } else if constexpr (kWarps == 16) {
-    if (warp == kWarps) {
-      if (lane == 0) {
-        Loop::fill_ring(args, place);
-      }
-    } else if (warp == kWarps + 1) {
-      Loop::load_x(args, place);
-    } else {
-      Loop::sum_x(args, place, warp - kWarps - 2);
-    }
-  } else if (warp == kWarps) {
-    Loop::fill_all(args, place);
-  } else {
-    Loop::sum_x(args, place, 0);
+  } else if (warp > Loop::kWarps) {
+    Loop::load_x(args, place);
+  } else if (lane == 0) {
+    Loop::fill_ring(args, place);
   }
 }
 

@@ -35,20 +35,28 @@ struct W4A16PlanesLoop {
   static constexpr int kOctets = (kTokens + 1) / 2;
   static constexpr int kPairBytes = kTokens * kW4A16RecordBytes;  // of activations
   using Sums = float[2][kOctets][4];                              // of a warp's two slices
+  // A token alone has columns for two groups: each has its planes there and zeros in the other's,
+  // and one sum is all that is to be scaled.
+  static constexpr bool kTwoGroups = kTokens == 1 && kGroupSize == 32;
 
-  // Where things lie in shared memory: a ring of weights, activations [pair][token], sums, barriers
-  // (full, empty). Of a token's 128 of K there are planes [unit of 64][plane][t][16 of K], in words
-  // of four elements, and scales [t % 2] of the two columns of lanes with this t, with offsets.
+  // Where things lie in shared memory: a ring of weights, activations [pair][token], sums, those of
+  // the other block of a cluster, barriers (full, empty, of those sums). Of a token's 128 of K
+  // there are planes [unit of 64][plane][t][16 of K], in words of four elements, and scales [t % 2]
+  // of the two columns of lanes with this t, with offsets.
   struct Place {
-    uint32_t weights, x, sums, barriers;
+    uint32_t weights, x, sums, others, barriers;
     __device__ __forceinline__ Place(uint32_t base, const W4A16PlanesPlan& plan)
         : weights(base),
           x(weights + plan.stages * plan.weight_bytes),
           sums(x + plan.x_bytes),
-          barriers(sums + 2 * kW4A16PlanesWarps * kTokens * 64) {}
+          others(sums + 2 * kW4A16PlanesWarps * kTokens * 64),
+          barriers(others + kW4A16PlanesWarps / 2 * kTokens * 64) {}
     __device__ __forceinline__ uint32_t full(int slot) const { return barriers + 8 * slot; }
     __device__ __forceinline__ uint32_t empty(int slot) const {
       return barriers + 8 * (kW4A16PlanesStages + slot);
+    }
+    __device__ __forceinline__ uint32_t others_there() const {
+      return barriers + 16 * kW4A16PlanesStages;
     }
   };
 
@@ -87,6 +95,10 @@ struct W4A16PlanesLoop {
                                                    const Share& share) {
     const int64_t row_bytes = static_cast<int64_t>(args.packed_slices) * Layout::kSliceBytes;
     const int step_pairs = 1 << args.plan.step_shift;
+    if (args.plan.cluster_shift > 0) {  // has one tile
+      const int own = (slices_of(args.plan, share.tile) + 1 - rank_of(args.plan)) / 2;
+      ptx::barrier_arrive_expect(place.others_there(), own * kTokens * 64);
+    }
     int slot = 0, round = 0;  // the first waits for nothing
     for (int tile = share.tile; tile < args.plan.tiles; tile += share.tile_step) {
       const int first = first_slice(args.plan, tile);
@@ -272,9 +284,51 @@ struct W4A16PlanesLoop {
     uint32_t codes[2], w_scales[2], planes[kOctets], x_scales[kOctets];
   };
 
+  // Planes of two groups, of which a lane reads one: registers of the other stay zero.
+  using Halves = uint32_t[2][2][2];
+
+  // Planes of 64 of K as fragments of each half.
+  static __device__ __forceinline__ void load_planes(uint32_t (&b)[4],
+                                                     uint32_t (&halves)[2][2],
+                                                     uint32_t at,
+                                                     bool second) {
+    if constexpr (!kTwoGroups) {
+      const uint4 four = ptx::load_shared16(at);
+      b[0] = four.x, b[1] = four.y, b[2] = four.z, b[3] = four.w;
+      return;
+    }
+    if (second) {
+      const uint2 two = ptx::load_shared8(at);
+      halves[1][0] = two.x, halves[1][1] = two.y;
+    } else {
+      const uint2 two = ptx::load_shared8(at);
+      halves[0][0] = two.x, halves[0][1] = two.y;
+    }
+    b[0] = halves[0][0], b[1] = halves[0][1], b[2] = halves[1][0], b[3] = halves[1][1];
+  }
+
+  // sums += group, in numbers of the columns' scales, times the scales of the two rows.
+  static __device__ __forceinline__ void scale_sums(float (&sums)[4],
+                                                    const int32_t (&group)[4],
+                                                    const float (&scale)[2],
+                                                    const float (&offset)[2],
+                                                    uint32_t w_scales) {
+    const float rows[2] = {__uint_as_float(w_scales << 16),
+                           __uint_as_float(w_scales & 0xffff0000U)};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float value = fmaf(__int_as_float(group[i]), scale[i % 2], offset[i % 2]);
+      sums[i] = fmaf(value, rows[i / 2], sums[i]);
+    }
+  }
+
   // One pair.
-  static __device__ __forceinline__ void multiply_pair(Sums& sums, const Pointers& at) {
+  static __device__ __forceinline__ void multiply_pair(Sums& sums,
+                                                       Halves& halves,
+                                                       const Pointers& at,
+                                                       bool second) {
     constexpr int32_t kStart[4] = {kNumber, kNumber, kNumber, kNumber};
+    constexpr int kHalvesInSum = kGroupSize == 128 ? 4 : kTwoGroups ? 2 : 1;
     float scale[kOctets][2], offset[kOctets][2];
 #pragma unroll
     for (int o = 0; o < kOctets; ++o) {
@@ -288,8 +342,7 @@ struct W4A16PlanesLoop {
       uint32_t b[kOctets][4];
 #pragma unroll
       for (int o = 0; o < kOctets; ++o) {
-        const uint4 four = ptx::load_shared16(at.planes[o] + u * 192);
-        b[o][0] = four.x, b[o][1] = four.y, b[o][2] = four.z, b[o][3] = four.w;
+        load_planes(b[o], halves[u], at.planes[o] + u * 192, second);
       }
 #pragma unroll
       for (int s = 0; s < 2; ++s) {
@@ -299,30 +352,22 @@ struct W4A16PlanesLoop {
         for (int half = 0; half < 2; ++half) {
           uint32_t a[4];
           place_codes(words[half], a);
-          const bool first = kGroupSize == 32 || (u == 0 && half == 0);
-          const bool last = kGroupSize == 32 || (u == 1 && half == 1);
+          const int in_sum = (2 * u + half) % kHalvesInSum;
 #pragma unroll
           for (int o = 0; o < kOctets; ++o) {
-            if (first) {
+            if (in_sum == 0) {
               ptx::warp_mma_s8_sum(group[s][o], a, b[o][2 * half], b[o][2 * half + 1], kStart);
             } else {
               ptx::warp_mma_s8_sum(group[s][o], a, b[o][2 * half], b[o][2 * half + 1], group[s][o]);
             }
           }
-          if (last) {
-            const uint32_t two =
+          if (in_sum == kHalvesInSum - 1) {
+            const uint32_t w_scales =
                 ptx::load_shared4(at.w_scales[s] + Layout::scales(u) +
-                                  (kGroupSize == 32 ? half * Layout::kGroupBytes : 0));
-            const float w_scale[2] = {__uint_as_float(two << 16),
-                                      __uint_as_float(two & 0xffff0000U)};
+                                  (kHalvesInSum == 1 ? half * Layout::kGroupBytes : 0));
 #pragma unroll
             for (int o = 0; o < kOctets; ++o) {
-#pragma unroll
-              for (int i = 0; i < 4; ++i) {
-                const float value =
-                    fmaf(__int_as_float(group[s][o][i]), scale[o][i % 2], offset[o][i % 2]);
-                sums[s][o][i] = fmaf(value, w_scale[i / 2], sums[s][o][i]);
-              }
+              scale_sums(sums[s][o], group[s][o], scale[o], offset[o], w_scales);
             }
           }
         }
@@ -348,9 +393,12 @@ struct W4A16PlanesLoop {
       const uint32_t weights = place.weights + (of * plan.tile + 2 * row_warp) *
                                                    static_cast<uint32_t>(Layout::kSliceBytes);
       codes = weights + lane * 16;
-      w_scales = weights + g * 4;
+      w_scales = weights + g * 4 + (kTwoGroups ? t / 2 * Layout::kGroupBytes : 0);
       planes = place.x + pair * kPairBytes + g / 4 % kTokens * kW4A16RecordBytes +
                min(g % 4, 2) * 64 + t * 16;  // the fourth column of a token counts nothing
+      if (kTwoGroups) {
+        planes += g / 4 * 8;
+      }
       x_scales = place.x + pair * kPairBytes + t / 2 % kTokens * kW4A16RecordBytes +
                  kW4A16PlaneBytes + t % 2 * 16;
     }
@@ -370,38 +418,53 @@ struct W4A16PlanesLoop {
       slot = (count + reader.set) % plan.stages;
       parity = (count + reader.set) / plan.stages & 1;
     }
-    uint32_t full = place.full(slot), stage = slot * plan.weight_bytes;
-    const uint32_t ring_bytes = plan.stages * plan.weight_bytes;
-    const uint32_t stage_step = reader.sets * plan.weight_bytes;
-    // Of a pair beyond K or slices that are none there is nothing to do but to give stages back.
-    const int limit = 2 * reader.row_warp < slices ? share.end - share.begin : 0;
-    const uint32_t second = 2 * reader.row_warp + 1 < slices ? Layout::kSliceBytes : 0;
+    const uint32_t end = ptx::keep(place.full(plan.stages));
+    const uint32_t ring_bytes = ptx::keep(plan.stages * plan.weight_bytes);
+    const uint32_t stage_step = ptx::keep(reader.sets * plan.weight_bytes);
+    const uint32_t x_step = ptx::keep(reader.stride * kPairBytes);
+    const uint32_t second =
+        ptx::keep(2 * reader.row_warp + 1 < slices ? uint32_t{Layout::kSliceBytes} : 0U);
+    const uint32_t to_scales = ptx::keep(reader.w_scales - reader.codes);
+    // Steps of the set, and those that hold a pair of this warp: of a tile that is a slice smaller
+    // the last warps may have no rows, and of the last step some no pair.
+    int steps = (share.steps - reader.set + reader.sets - 1) >> (plan.k_shift - plan.step_shift);
+    int pairs = 2 * reader.row_warp < slices
+                    ? (share.end - share.begin - reader.pair + reader.stride - 1) >> plan.k_shift
+                    : 0;
+    steps -= pairs;
+    uint32_t full = place.full(slot), codes = reader.codes + slot * plan.weight_bytes;
     uint32_t planes = reader.planes, x_scales = reader.x_scales;
-    int pair = reader.pair;
-    for (int step = reader.set; step < share.steps; step += reader.sets) {
-      ptx::barrier_wait(full, parity);
-      if (pair < limit) {
-        Pointers at;
-        at.codes[0] = reader.codes + stage, at.w_scales[0] = reader.w_scales + stage;
-        at.codes[1] = at.codes[0] + second, at.w_scales[1] = at.w_scales[0] + second;
-#pragma unroll
-        for (int o = 0; o < kOctets; ++o) {
-          at.planes[o] = planes + o * 2 * kW4A16RecordBytes;
-          at.x_scales[o] = x_scales + o * 2 * kW4A16RecordBytes;
-        }
-        multiply_pair(sums, at);
-      }
+    Halves halves = {};
+    const auto release = [&] {
       ptx::warp_arrive(full + 8 * kW4A16PlanesStages);  // the stage has been read
-      pair += reader.stride;
-      planes += reader.stride * kPairBytes;
-      x_scales += reader.stride * kPairBytes;
-      stage += stage_step;
+      codes += stage_step;
       full += 8 * reader.sets;
-      if (stage >= ring_bytes) {
-        stage -= ring_bytes;
+      if (full >= end) {
+        codes -= ring_bytes;
         full -= 8 * plan.stages;
         parity ^= 1;
       }
+    };
+#pragma unroll 1
+    for (; pairs > 0; --pairs) {
+      ptx::barrier_wait(full, parity);
+      Pointers at;
+      at.codes[0] = codes, at.w_scales[0] = codes + to_scales;
+      at.codes[1] = at.codes[0] + second, at.w_scales[1] = at.w_scales[0] + second;
+#pragma unroll
+      for (int o = 0; o < kOctets; ++o) {
+        at.planes[o] = planes + o * 2 * kW4A16RecordBytes;
+        at.x_scales[o] = x_scales + o * 2 * kW4A16RecordBytes;
+      }
+      multiply_pair(sums, halves, at, (threadIdx.x & 16) != 0);
+      planes += x_step;
+      x_scales += x_step;
+      release();
+    }
+#pragma unroll 1
+    for (; steps > 0; --steps) {
+      ptx::barrier_wait(full, parity);
+      release();
     }
   }
 
@@ -421,8 +484,30 @@ struct W4A16PlanesLoop {
     }
   }
 
-  // Adds up what the warps of this block, or of all of its cluster, have of the tile, always in the
-  // same order, and stores it.
+  // Sums of four numbers over the lanes of equal lane % kWords: lane / kWords * 4 / (32 / kWords)
+  // tells which of the four a lane gets.
+  template <int kWords>
+  static __device__ __forceinline__ float add_parts(const float (&numbers)[4]) {
+    const auto lane = threadIdx.x;
+    float two[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float mine = (lane & 16) != 0 ? numbers[2 + i] : numbers[i];
+      const float other = (lane & 16) != 0 ? numbers[i] : numbers[2 + i];
+      two[i] = mine + __shfl_xor_sync(0xffffffffU, other, 16);
+    }
+    const float mine = (lane & 8) != 0 ? two[1] : two[0];
+    const float other = (lane & 8) != 0 ? two[0] : two[1];
+    float sum = mine + __shfl_xor_sync(0xffffffffU, other, 8);
+#pragma unroll
+    for (int i = kWords; i < 8; i *= 2) {
+      sum += __shfl_xor_sync(0xffffffffU, sum, i);
+    }
+    return sum;
+  }
+
+  // Adds up what the warps of this block, or of both of its cluster, have of the tile, always in
+  // the same order, and stores it.
   static __device__ __forceinline__ void finish(const Sums& sums,
                                                 const W4A16PlanesArgs& args,
                                                 const Place& place,
@@ -442,6 +527,10 @@ struct W4A16PlanesLoop {
         float2 two{sums[s][o][0] + sums[s][o][1], sums[s][o][2] + sums[s][o][3]};
         two.x += __shfl_xor_sync(0xffffffffU, two.x, 1);
         two.y += __shfl_xor_sync(0xffffffffU, two.y, 1);
+        if (kTwoGroups) {
+          two.x += __shfl_xor_sync(0xffffffffU, two.x, 2);
+          two.y += __shfl_xor_sync(0xffffffffU, two.y, 2);
+        }
         const int token = 2 * o + lane % 4 / 2;
         if (lane % 2 == 0 && token < kTokens) {
           ptx::store_shared8(place.sums + (2 * warp + s) * kSliceBytes + token * 64 + lane / 4 * 8,
@@ -449,55 +538,51 @@ struct W4A16PlanesLoop {
         }
       }
     }
-    const int slice = (warp << plan.cluster_shift) + rank_of(plan), word = lane % kWords,
-              part = lane / kWords;
-    const int token = word / 4, row = 16 * (first + slice) + word % 4 * 4;
-    float bias[4] = {};
-    if (args.bias != nullptr && slice < slices) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        bias[i] = row + i < args.n ? args.bias[row + i] : 0.0F;
-      }
+    // Each warp adds up a slice. Of two blocks one stores the even slices, to the other it sends
+    // the odd ones.
+    const int rank = rank_of(plan), word = lane % kWords, part = lane / kWords;
+    const bool own = plan.cluster_shift == 0 || warp % 2 == rank;
+    const int token = word / 4, column = word % 4 * 4 + part * 4 / kParts;
+    const int row = 16 * (first + warp) + column;
+    const bool stores = own && part % (kParts / 4) == 0 && token < args.m && row < args.n;
+    float bias = 0.0F;
+    if (args.bias != nullptr && warp < slices && stores) {
+      bias = args.bias[row];
     }
-    if (plan.cluster_shift == 0) {
-      ptx::group_sync(1, 32 * kW4A16PlanesWarps);
-    } else {
-      ptx::cluster_sync();
-    }
-    if (slice < slices) {
+    ptx::group_sync(1, 32 * kW4A16PlanesWarps);
+    if (warp < slices) {
       float total[4] = {};
-      const uint32_t own =
-          place.sums + ((slice / 2 << plan.k_shift) * 2 + slice % 2) * kSliceBytes + word * 16;
-#pragma unroll 1
-      for (int peer = 0; peer < 1 << plan.cluster_shift; ++peer) {
+      const uint32_t from =
+          place.sums + ((warp / 2 << plan.k_shift) * 2 + warp % 2) * kSliceBytes + word * 16;
 #pragma unroll
-        for (int k_warp = 0; k_warp < kW4A16PlanesWarps; k_warp += kParts) {
-          const uint32_t at = own + 2 * (k_warp + part) * kSliceBytes;
-          uint4 four{0, 0, 0, 0};
-          if (k_warp + part < 1 << plan.k_shift) {
-            four = plan.cluster_shift == 0 ? ptx::load_shared16(at)
-                                           : ptx::load_cluster16(ptx::peer_address(at, peer));
-          }
+      for (int k_warp = 0; k_warp < kW4A16PlanesWarps; k_warp += kParts) {
+        if (k_warp + part < 1 << plan.k_shift) {
+          const uint4 four = ptx::load_shared16(from + 2 * (k_warp + part) * kSliceBytes);
           total[0] += __uint_as_float(four.x);
           total[1] += __uint_as_float(four.y);
           total[2] += __uint_as_float(four.z);
           total[3] += __uint_as_float(four.w);
         }
       }
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-#pragma unroll
-        for (int p = kWords; p < 32; p *= 2) {
-          total[i] += __shfl_xor_sync(0xffffffffU, total[i], p);
-        }
-        if (i % kParts == part && token < args.m && row + i < args.n) {
-          store(args, token, row + i, total[i] + bias[i]);
+      float sum = add_parts<kWords>(total);
+      const uint32_t others = place.others + warp / 2 * kSliceBytes + token * 64 + column * 4;
+      if (plan.cluster_shift > 0) {
+        if (own) {
+          ptx::barrier_wait(place.others_there(), 0);
+          sum += __uint_as_float(ptx::load_shared4(others));
+        } else {
+          ptx::cluster_wait();  // the other has begun
+          if (part % (kParts / 4) == 0) {
+            ptx::store_async4(ptx::peer_address(others, 1 - rank), __float_as_uint(sum),
+                                ptx::peer_address(place.others_there(), 1 - rank));
+          }
         }
       }
+      if (stores) {
+        store(args, token, row, sum + bias);
+      }
     }
-    if (plan.cluster_shift > 0) {
-      ptx::cluster_sync();  // nobody leaves while others read
-    } else if (!last) {
+    if (!last) {
       ptx::group_sync(1, 32 * kW4A16PlanesWarps);
     }
   }
@@ -535,9 +620,13 @@ __global__ void __launch_bounds__(kW4A16PlanesThreads, 1)
   const typename Loop::Share share(args);
   const typename Loop::Place place(base, args.plan);
   ptx::allow_successor();
+  const bool shares = args.plan.cluster_shift > 0;
   const int lane = static_cast<int>(threadIdx.x) - 32 * kW4A16PlanesWarps;
   static_assert(kW4A16PlanesStages == 32);
   if (lane < 0) {
+    if (shares) {
+      ptx::cluster_arrive_relaxed();
+    }
     Loop::multiply_tiles(args, place, share);
     return;
   }
@@ -546,8 +635,14 @@ __global__ void __launch_bounds__(kW4A16PlanesThreads, 1)
     ptx::barrier_init(place.empty(lane),
                       (args.plan.row_warps << args.plan.step_shift) * ptx::kWarpArrivals);
   }
+  if (lane == 0 && shares) {
+    ptx::barrier_init(place.others_there(), 1);
+  }
   ptx::barrier_init_fence();
   __syncwarp();
+  if (shares) {
+    ptx::cluster_arrive_relaxed();
+  }
   ptx::group_arrive(2, kW4A16PlanesThreads);
   if (lane == 0) {
     Loop::fill_ring(args, place, share);

@@ -64,13 +64,15 @@ inline constexpr int kW4A16PlaneBytes = 3 * 128;
 inline constexpr int kW4A16RecordBytes = kW4A16PlaneBytes + 32;
 
 /// Shared memory of a block: never so little that a multiprocessor takes two
-/// (gemm_w4a16_decode_sm90.h says why). Of it neither ring nor activations: sums of the warps, 64
-/// bytes for each of their slices and tokens, and barriers of up to 32 stages.
+/// (gemm_w4a16_decode_sm90.h says why). Of it neither ring nor activations: sums of the warps and
+/// of the cluster's other block, 64 bytes for each of their slices and tokens, and barriers of up
+/// to 32 stages.
 inline constexpr int kW4A16PlanesMostShared = 212992;
 inline constexpr int kW4A16PlanesLeastShared = 118784;
 inline constexpr int kW4A16PlanesStages = 32;
 [[nodiscard]] constexpr int w4a16_planes_rest(int tokens) {
-  return 2 * kW4A16PlanesWarps * tokens * 64 + 16 * kW4A16PlanesStages + 128;
+  return (2 * kW4A16PlanesWarps + kW4A16PlanesWarps / 2) * tokens * 64 + 16 * kW4A16PlanesStages +
+         16 + 128;
 }
 
 }  // namespace nibble::cuda

@@ -77,6 +77,17 @@ __device__ __forceinline__ void store_async16(uint32_t address, uint4 value, uin
 #endif
 }
 
+/// The same for 4 bytes.
+__device__ __forceinline__ void store_async4(uint32_t address, uint32_t value, uint32_t barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(
+          address),
+      "r"(value), "r"(barrier)
+      : "memory");
+#endif
+}
+
 /// Arrives at the barrier that has the address `barrier` in the block `rank`.
 __device__ __forceinline__ void barrier_arrive_at(uint32_t barrier, uint32_t rank) {
 #if __CUDA_ARCH__ >= 900
