@@ -11,9 +11,10 @@ namespace {
 
 // What the choice of a plan reckons with, per multiprocessor and clock.
 constexpr double kMemoryBytes = 19.0;      // of weights
-constexpr double kBesideBytes = 45.0;      // of activations, from the L2 cache
+constexpr double kBesideBytes = 100.0;     // of activations, from the L2 cache
+constexpr double kPairClocks = 100.0;      // for the copies of 128 of K
 constexpr double kTileClocks = 600.0;      // to add up and store a tile
-constexpr double kClusterClocks = 1500.0;  // for each block of a cluster
+constexpr double kClusterClocks = 2400.0;  // for each block of a cluster
 
 int tokens_for(int64_t m) {
   return m <= kW4A16DecodeSizes[0] ? kW4A16DecodeSizes[0] : kW4A16DecodeSizes[1];
@@ -40,8 +41,8 @@ W4A16DecodePlan plan_w4a16_decode(int64_t n, int64_t k, int group_size, int64_t 
     if (cluster > 1 && rounds > 1) {
       continue;
     }
-    const double pair_clocks =
-        tile * w4a16_slice_bytes(group_size) / kMemoryBytes + tokens * 256 / kBesideBytes;
+    const double pair_clocks = tile * w4a16_slice_bytes(group_size) / kMemoryBytes +
+                               tokens * 256 / kBesideBytes + kPairClocks;
     const double clocks = rounds * (ceil_div(pairs, cluster) * pair_clocks + kTileClocks) +
                           (cluster > 1 ? kClusterClocks * cluster : 0.0);
     if (plan.tile == 0 || clocks < least) {
@@ -57,8 +58,9 @@ W4A16DecodePlan plan_w4a16_decode(int64_t n, int64_t k, int group_size, int64_t 
   plan.row_warps = (plan.tile + 1) / 2;
   plan.k_warps =
       std::max(1, std::min(kW4A16DecodeWarps / plan.row_warps, pairs / (2 * plan.cluster)));
+  plan.warps = plan.row_warps * plan.k_warps;
   // As much in a stage as leaves stages enough; each stage always falls to the same set of warps.
-  const int ring = kW4A16DecodeShared - w4a16_decode_rest(tokens);
+  const int ring = kW4A16DecodeShared - w4a16_decode_rest(tokens, plan.warps);
   for (int step = plan.k_warps; step >= 1; --step) {
     if (plan.k_warps % step != 0) {
       continue;
@@ -71,7 +73,7 @@ W4A16DecodePlan plan_w4a16_decode(int64_t n, int64_t k, int group_size, int64_t 
     plan.stages = std::min(kW4A16DecodeStages, ring / plan.stage_bytes);
     plan.set_bytes = plan.sets * plan.stage_bytes;
     plan.ring_bytes = plan.stages * plan.stage_bytes;
-    if (plan.stages >= (tokens == 8 ? 6 : 3)) {
+    if (plan.stages >= (tokens == 8 ? 7 : 3)) {
       break;
     }
   }
@@ -100,7 +102,7 @@ cudaError_t W4A16Decode::run(const GemmLaunch& args, const LaunchContext& contex
   const W4A16DecodeArgs kernel_args = w4a16_few_args(args, n_, k_, plan);
   return launch(kernel_for(group_size_, tokens),
                 {.blocks = dim3(static_cast<unsigned>(plan.blocks)),
-                 .threads = kW4A16DecodeThreads,
+                 .threads = w4a16_decode_threads(plan.warps),
                  .shared_bytes = kW4A16DecodeShared,
                  .cluster = static_cast<unsigned>(plan.cluster)},
                 context, kernel_args);

@@ -26,7 +26,6 @@ namespace nibble::cuda {
 template <int kGroupSize, int kTokens>
 struct W4A16DecodeLoop {
   using Layout = Int4GroupLayout<kGroupSize>;
-  static constexpr int kWarps = kW4A16DecodeWarps;
   static constexpr int kOctets = kTokens / 8;
   static constexpr int kBoxBytes = kTokens * 128;  // of x, 64 of K
   using Sums = float[2][kOctets][4];               // of a warp's two slices
@@ -39,7 +38,7 @@ struct W4A16DecodeLoop {
     __device__ __forceinline__ Place(uint32_t base, const W4A16DecodePlan& plan)
         : ring(base),
           sums(ring + plan.stages * plan.stage_bytes),
-          others(sums + 2 * kWarps * kOctets * 512),
+          others(sums + 2 * plan.warps * kOctets * 512),
           barriers(others + kW4A16DecodeMostTile / 2 * kOctets * 512),
           stage_bytes(plan.stage_bytes) {}
     __device__ __forceinline__ uint32_t stage(int slot) const { return ring + slot * stage_bytes; }
@@ -412,7 +411,7 @@ struct W4A16DecodeLoop {
                                   __float_as_uint(sums[s][o][2]), __float_as_uint(sums[s][o][3])});
       }
     }
-    ptx::group_sync(1, 32 * kWarps);
+    ptx::group_sync(1, 32 * plan.warps);
     const int rank = static_cast<int>(blockIdx.x) % plan.cluster;
     const int words = slices * kOctets;
     // Of two blocks one stores the even words, to the other it sends the odd ones.
@@ -432,7 +431,7 @@ struct W4A16DecodeLoop {
     if (plan.cluster > 1) {
       ptx::cluster_wait();  // the other has begun
       const uint32_t there = ptx::peer_address(place.others_there(), 1 - rank);
-      for (int i = 2 * warp + 1 - rank; i < words; i += 2 * kWarps) {
+      for (int i = 2 * warp + 1 - rank; i < words; i += 2 * plan.warps) {
         float total[4] = {};
         add_up(i, total);
         ptx::store_async16(ptx::peer_address(place.others + i / 2 * 512 + lane * 16, 1 - rank),
@@ -441,7 +440,7 @@ struct W4A16DecodeLoop {
                              there);
       }
     }
-    for (int i = plan.cluster * warp + rank; i < words; i += plan.cluster * kWarps) {
+    for (int i = plan.cluster * warp + rank; i < words; i += plan.cluster * plan.warps) {
       float total[4] = {};
       add_up(i, total);
       if (plan.cluster > 1) {
@@ -455,7 +454,7 @@ struct W4A16DecodeLoop {
       store_word(args, first + i / kOctets, i % kOctets, lane, total);
     }
     if (!last) {
-      ptx::group_sync(1, 32 * kWarps);
+      ptx::group_sync(1, 32 * plan.warps);
     }
   }
 
@@ -463,14 +462,11 @@ struct W4A16DecodeLoop {
                                                         const Place& place) {
     ptx::wait_for_predecessor();
     const Share share(args);
-    const bool works = static_cast<int>(threadIdx.x >> 5) < args.plan.row_warps * args.plan.k_warps;
     int count = 0;
     for (int tile = share.tile; tile < args.plan.tiles; tile += share.tile_step) {
       const int first = first_slice(args, tile), slices = first_slice(args, tile + 1) - first;
       Sums sums = {};
-      if (works) {
-        accumulate(sums, args, place, share, slices, count);
-      }
+      accumulate(sums, args, place, share, slices, count);
       count += share.steps;
       finish(sums, args, place, first, slices, tile + share.tile_step >= args.plan.tiles);
     }
@@ -479,14 +475,15 @@ struct W4A16DecodeLoop {
 
 /// y of the tiles that args.plan gives to this block. x [m, k] bf16.
 template <int kGroupSize, int kTokens>
-__global__ void __launch_bounds__(kW4A16DecodeThreads, 1)
+__global__ void __launch_bounds__(w4a16_decode_threads(kW4A16DecodeWarps), 1)
     gemm_w4a16_decode_sm90(const __grid_constant__ W4A16DecodeArgs args) {
   using Loop = W4A16DecodeLoop<kGroupSize, kTokens>;
   extern __shared__ uint8_t shared[];
   const uint32_t base = (ptx::shared_address(shared) + 1023U) & ~1023U;
   const typename Loop::Place place(base, args.plan);
   const int warp = static_cast<int>(threadIdx.x >> 5), lane = static_cast<int>(threadIdx.x & 31);
-  if (warp == Loop::kWarps) {
+  const int warps = args.plan.warps;  // that multiply
+  if (warp == warps) {
     if (lane < args.plan.stages) {
       ptx::barrier_init(place.full(lane), 1 + 32);
       ptx::barrier_init(place.empty(lane),
@@ -502,9 +499,9 @@ __global__ void __launch_bounds__(kW4A16DecodeThreads, 1)
   if (args.plan.cluster > 1) {
     ptx::cluster_arrive_relaxed();
   }
-  if (warp < Loop::kWarps) {
+  if (warp < warps) {
     Loop::multiply_tiles(args, place);
-  } else if (warp > Loop::kWarps) {
+  } else if (warp > warps) {
     Loop::load_x(args, place);
   } else if (lane == 0) {
     Loop::fill_ring(args, place);

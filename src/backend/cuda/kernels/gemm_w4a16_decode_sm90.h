@@ -17,7 +17,7 @@ struct W4A16DecodePlan {
   int tiles = 0, tile = 0;    // tiles that share them equally, slices of the largest
   int least = 0, larger = 0;  // slices of a tile, the first so many tiles with one more
   int cluster = 1, blocks = 0;
-  int row_warps = 0, k_warps = 0;
+  int row_warps = 0, k_warps = 0, warps = 0;
   int step_pairs = 0;                   // of 128 of K, in a stage of the ring; divides k_warps
   int sets = 0;                         // of warps that take stages in turn: k_warps / step_pairs
   int stages = 0;                       // at least sets
@@ -49,9 +49,12 @@ inline constexpr int kW4A16DecodeSizes[] = {8, 16};
 template <int kGroupSize>
 [[nodiscard]] W4A16DecodeKernel w4a16_decode_kernel(int tokens);
 
-/// Warps that multiply; after them one that copies weights and one that loads activations.
-inline constexpr int kW4A16DecodeWarps = 16;
-inline constexpr unsigned kW4A16DecodeThreads = 32 * (kW4A16DecodeWarps + 2);
+/// Most warps that multiply; after them come one that copies weights and one that loads
+/// activations.
+inline constexpr int kW4A16DecodeWarps = 22;
+[[nodiscard]] constexpr unsigned w4a16_decode_threads(int warps) {
+  return 32U * static_cast<unsigned>(warps + 2);
+}
 inline constexpr int kW4A16DecodeMostTile = 16;  // slices
 
 /// Shared memory of a block: one fills a multiprocessor. Where two fit, both may be given to the
@@ -60,9 +63,9 @@ inline constexpr int kW4A16DecodeMostTile = 16;  // slices
 /// each of their slices and eight tokens, and barriers of up to 32 stages.
 inline constexpr int kW4A16DecodeShared = 231424;
 inline constexpr int kW4A16DecodeStages = 32;
-[[nodiscard]] constexpr int w4a16_decode_rest(int tokens) {
-  return (2 * kW4A16DecodeWarps + kW4A16DecodeMostTile / 2) * (tokens / 8) * 512 +
-         16 * kW4A16DecodeStages + 16 + 1024;
+[[nodiscard]] constexpr int w4a16_decode_rest(int tokens, int warps) {
+  return (2 * warps + kW4A16DecodeMostTile / 2) * (tokens / 8) * 512 + 16 * kW4A16DecodeStages +
+         16 + 1024;
 }
 
 }  // namespace nibble::cuda

@@ -12,7 +12,8 @@ namespace {
 // What the choice of a plan reckons with, per multiprocessor and clock.
 constexpr double kMemoryBytes = 19.0;        // of weights
 constexpr double kTileClocks = 600.0;        // to add up and store a tile
-constexpr double kClusterClocks = 1500.0;    // for each block of a cluster
+constexpr double kClusterClocks = 850.0;     // for each block of a cluster
+constexpr double kPairClocks = 28.0;         // for the copies of 128 of K
 constexpr double kConvertClocks = 12.0;      // for 128 of K of a token
 constexpr int kMaxTile = kW4A16PlanesWarps;  // slices; each warp adds up one
 constexpr int kLeastStages = 4;
@@ -42,8 +43,8 @@ W4A16PlanesPlan plan_w4a16_planes(int64_t n, int64_t k, int group_size, int64_t 
     }
     const int tiles = std::min(plan.slices, rounds * places);
     const int tile = ceil_div(plan.slices, tiles);
-    const double pair_clocks =
-        rounds * tile * w4a16_slice_bytes(group_size) / kMemoryBytes + m * kConvertClocks;
+    const double pair_clocks = rounds * tile * w4a16_slice_bytes(group_size) / kMemoryBytes +
+                               m * kConvertClocks + kPairClocks;
     const double clocks = ceil_div(pairs, cluster) * pair_clocks + rounds * kTileClocks +
                           (cluster > 1 ? kClusterClocks * cluster : 0.0);
     if (plan.blocks == 0 || clocks < least) {

@@ -96,7 +96,8 @@ TEST(GemmW4A16Sm90, PlansForFewTokensFit) {
             EXPECT_LE(plan.blocks, sms);
             EXPECT_EQ(plan.blocks % plan.cluster, 0);
             EXPECT_GE(2 * plan.row_warps, plan.tile);
-            EXPECT_LE(plan.row_warps * plan.k_warps, kW4A16DecodeWarps);
+            EXPECT_LE(plan.warps, kW4A16DecodeWarps);
+            EXPECT_EQ(plan.row_warps * plan.k_warps, plan.warps);
             EXPECT_EQ(plan.k_warps % plan.step_pairs, 0);
             EXPECT_EQ(plan.least * plan.tiles + plan.larger, plan.slices);
             EXPECT_EQ(plan.tile, plan.least + (plan.larger > 0 ? 1 : 0));
@@ -109,7 +110,7 @@ TEST(GemmW4A16Sm90, PlansForFewTokensFit) {
             EXPECT_LE(plan.weights_at + plan.step_pairs * plan.tile * slice, plan.stage_bytes);
             EXPECT_EQ(plan.stage_bytes % 1024, 0);
             EXPECT_EQ(plan.ring_bytes, plan.stages * plan.stage_bytes);
-            EXPECT_LE(plan.ring_bytes + w4a16_decode_rest(tokens), kW4A16DecodeShared);
+            EXPECT_LE(plan.ring_bytes + w4a16_decode_rest(tokens, plan.warps), kW4A16DecodeShared);
           }
         }
       }
