@@ -51,7 +51,7 @@ template <int kGroupSize>
 
 /// Most warps that multiply; after them come one that copies weights and one that loads
 /// activations.
-inline constexpr int kW4A16DecodeWarps = 22;
+inline constexpr int kW4A16DecodeWarps = 16;
 [[nodiscard]] constexpr unsigned w4a16_decode_threads(int warps) {
   return 32U * static_cast<unsigned>(warps + 2);
 }
