@@ -16,7 +16,6 @@ FAMILIES = [
     (r"gemm_sm90<.*w4a8_sm90|gemm_sm90<.*Int4Codec", ("IGMMA", "UBLKCP"), 16),
     (r"gemm_sm90<.*ByteCodec", ("IGMMA|QGMMA", "UBLKCP"), 16),
     (r"gemm_w4a16_planes_sm90<", ("IMMA", "UBLKCP"), 0),
-    (r"gemm_w4a16_decode_sm90<32, 16, 16>", ("HMMA", "UBLKCP"), 16),
     (r"gemm_w4a16_decode_sm90<", ("HMMA", "UBLKCP"), 0),
     (r"gemm_w4a16_(pairs_)?sm90<", ("HGMMA", "UBLKCP"), 0),
     (r"sm80::gemm_kernel<.*Codec(W4A8|W8A8)\b", ("IMMA", "LDGSTS"), 0),
