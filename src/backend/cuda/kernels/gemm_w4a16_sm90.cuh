@@ -179,17 +179,29 @@ struct W4A16Loop {
     uint4 codes;
     uint32_t scales[kScales];
   };
+  // What a code is multiplied by and what is added, for each group of a unit.
+  struct Terms {
+    uint32_t factors[kScales], offsets[kScales];
+    __device__ __forceinline__ explicit Terms(const Fetched& fetched) {
+#pragma unroll
+      for (int g = 0; g < kScales; ++g) {
+        factors[g] = ptx::mul_bf16x2(fetched.scales[g], kFactors);
+        offsets[g] = ptx::mul_bf16x2(fetched.scales[g], kOffsets);
+      }
+    }
+  };
 
   // Codes of one unit as this thread's fragments, times the scales of its two rows and kShrink. A
   // byte alone in a BF16 is that integer times 2^-133, also where it reaches into the exponent: a
   // code, or 16 codes, becomes a weight by one exact product and one exact offset, rounded once.
-  static __device__ __forceinline__ void decode(const Fetched& fetched, uint32_t (&a)[4][4]) {
-    const uint32_t words[4] = {fetched.codes.x, fetched.codes.y, fetched.codes.z, fetched.codes.w};
+  static __device__ __forceinline__ void decode(const uint4& unit,
+                                                const Terms& terms,
+                                                uint32_t (&a)[4][4]) {
+    const uint32_t words[4] = {unit.x, unit.y, unit.z, unit.w};
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      const uint32_t scales = fetched.scales[kScales == 2 ? k / 2 : 0];
-      const uint32_t factors = ptx::mul_bf16x2(scales, kFactors);
-      const uint32_t offsets = ptx::mul_bf16x2(scales, kOffsets);
+      const int g = kScales == 2 ? k / 2 : 0;
+      const uint32_t factors = terms.factors[g], offsets = terms.offsets[g];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const uint32_t codes = words[k] >> (i / 2 * 8) & (i % 2 == 0 ? 0x000f000fU : 0x00f000f0U);
@@ -209,12 +221,10 @@ struct W4A16Loop {
                 thread % 32 * 16),
           scales(base + group * kBlocks * Layout::kPairBytes + thread / 32 * Layout::kSliceBytes +
                  thread % 32 / 4 * 4) {}
-    // Unit u of the stage, of kActive row blocks; `before` is the one fetched before it.
+    // Unit u of the stage, of kActive row blocks; where two have one group, the second keeps its
+    // scales.
     template <int kActive>
-    __device__ __forceinline__ void fetch(const Place& place,
-                                          int u,
-                                          Fetched& unit,
-                                          const Fetched& before) const {
+    __device__ __forceinline__ void fetch(const Place& place, int u, Fetched& unit) const {
       const int block = u % kActive * Layout::kPairBytes, d = u / kActive;
       const uint32_t at = scales + place.offset + block + Layout::scales(d);
       if (d == 0 || !Layout::kShared) {
@@ -222,8 +232,6 @@ struct W4A16Loop {
         for (int g = 0; g < kScales; ++g) {
           unit.scales[g] = ptx::load_shared4(at + g * Layout::kGroupBytes);
         }
-      } else if constexpr (kActive == 1) {  // of two, `unit` held the other of this row block
-        unit.scales[0] = before.scales[0];
       }
       unit.codes = ptx::load_shared16(codes + place.offset + block + Layout::codes(d));
     }
@@ -245,6 +253,8 @@ struct W4A16Loop {
   static __device__ __forceinline__ void accumulate(
       float (&sums)[kBlocks][kSums], Place& place, int steps, const Reader& reader, uint32_t base) {
     constexpr int kUnits = 2 * kActive;
+    // Whether the second unit of a step has the terms of the first.
+    constexpr bool kSame = Layout::kShared && kActive == 1;
     uint32_t a[2][4][4];
     Fetched fetched[2];                          // units of even and odd numbers
     uint32_t before = 0;                         // the barrier of the stage before, or none
@@ -257,41 +267,41 @@ struct W4A16Loop {
     };
     const uint64_t x = ptx::swizzled_descriptor(base + kX);
     ptx::barrier_wait(place.barrier, place.parity);
-    reader.template fetch<kActive>(place, 0, fetched[0], fetched[1]);
-    reader.template fetch<kActive>(place, 1, fetched[1], fetched[0]);
-    decode(fetched[0], a[0]);
+    reader.template fetch<kActive>(place, 0, fetched[0]);
+    reader.template fetch<kActive>(place, 1, fetched[1]);
+    Terms terms(fetched[0]);
+    decode(fetched[0].codes, terms, a[0]);
     while (true) {
-      // Units are decoded while the one before is multiplied, and fetched still one earlier.
+      // Units are decoded while the one before is multiplied.
       const uint64_t here = x + (place.offset >> 4);
       const uint32_t empty = place.barrier + 8 * kStages;
-      const bool more = --steps > 0;
 #pragma unroll
       for (int u = 0; u + 1 < kUnits; ++u) {
         multiply(sums[u % kActive], a[u & 1], here + u / kActive * (kXBytes >> 4));
-        if (u + 2 == kUnits) {
-          place.advance(base);
-          if (more) {
-            ptx::barrier_wait(place.barrier, place.parity);
-          }
-        }
-        if (u + 2 < kUnits || more) {
-          reader.template fetch<kActive>(place, (u + 2) % kUnits, fetched[u & 1],
-                                         fetched[(u + 1) & 1]);
+        if (u + 2 < kUnits) {
+          reader.template fetch<kActive>(place, u + 2, fetched[u & 1]);
         }
         ptx::mma_wait<1>();
         if (u == 0 && before != 0) {
           release(before);
         }
-        decode(fetched[(u + 1) & 1], a[(u + 1) & 1]);
+        if constexpr (!kSame) {
+          terms = Terms(fetched[(u + 1) & 1]);
+        }
+        decode(fetched[(u + 1) & 1].codes, terms, a[(u + 1) & 1]);
       }
       multiply(sums[(kUnits - 1) % kActive], a[1], here + (kXBytes >> 4));
       before = empty;
-      if (!more) {
+      place.advance(base);
+      if (--steps == 0) {
         break;
       }
-      reader.template fetch<kActive>(place, 1, fetched[1], fetched[0]);
+      ptx::barrier_wait(place.barrier, place.parity);
+      reader.template fetch<kActive>(place, 0, fetched[0]);
+      reader.template fetch<kActive>(place, 1, fetched[1]);
       ptx::mma_wait<1>();
-      decode(fetched[0], a[0]);
+      terms = Terms(fetched[0]);
+      decode(fetched[0].codes, terms, a[0]);
     }
     ptx::mma_wait<0>();
     release(before);
