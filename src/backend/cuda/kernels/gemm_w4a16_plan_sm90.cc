@@ -33,7 +33,8 @@ constexpr int kLentSteps = 1;   // of own rows, while the other block's sums tra
 constexpr int kLeftSteps = 4;   // the same for sums that go through memory
 constexpr int kMostParts = 4;
 constexpr int kClusters[] = {2, 3, 4, 8};
-constexpr int64_t kMostTokens = 512;  // from here on the largest tile of a pair is the best
+constexpr int64_t kMostTokens = 512;  // from here on power is short, and one tile draws the least
+constexpr int kLongTokens = 128, kLongRowBlocks = 4;  // that tile, of one block
 
 // Of one block's step with so many row blocks.
 double step_clocks(const GemmSm90Tile& tile, const GemmSm90Sizes& sizes, int row_blocks) {
@@ -96,7 +97,8 @@ GemmSm90Plan plan_w4a16(const GemmSm90Tile& tile, const GemmSm90Sizes& sizes) {
   const double step = step_clocks(tile, sizes, row_blocks);
   const double sums = row_blocks * 64.0 * tile.tokens * 4.0;  // bytes
   const int blocks = sizes.sms * tile.launched / tile.cluster;
-  const bool passed = sizes.m > kMostTokens && (tile.cluster == 1 || tile.tokens < 256);
+  const bool passed = sizes.m > kMostTokens && (tile.cluster > 1 || tile.tokens != kLongTokens ||
+                                                tile.row_blocks != kLongRowBlocks);
   const double start = kLaunchClocks + (passed ? kNever : 0.0);
   GemmSm90Plan best{.schedule = make_parts_schedule(row_tiles, token_tiles, steps, blocks, 1),
                     .clocks = start + static_cast<double>(ceil_div(tiles, blocks)) * steps * step};
