@@ -67,7 +67,7 @@ inline constexpr int kW4A16RecordBytes = kW4A16PlaneBytes + 32;
 /// (gemm_w4a16_decode_sm90.h says why). Of it neither ring nor activations: sums of the warps and
 /// of the cluster's other block, 64 bytes for each of their slices and tokens, and barriers of up
 /// to 32 stages.
-inline constexpr int kW4A16PlanesMostShared = 212992;
+inline constexpr int kW4A16PlanesMostShared = 229376;
 inline constexpr int kW4A16PlanesLeastShared = 118784;
 inline constexpr int kW4A16PlanesStages = 32;
 [[nodiscard]] constexpr int w4a16_planes_rest(int tokens) {
