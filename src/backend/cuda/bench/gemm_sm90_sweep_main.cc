@@ -193,7 +193,7 @@ class Sweep final {
     const int tiles = own.row_tiles * own.token_tiles;
     for (const int64_t part_count : options_.lists["parts"]) {
       const int parts = std::max<int>(2, static_cast<int>(part_count));
-      if (tiles * parts > device_.sms ||
+      if (tiles * parts > (parts > 2 ? 1 : 4) * device_.sms ||
           (parts > 2 && gemm_->tiles()[static_cast<size_t>(index)].row_blocks > 2)) {
         continue;
       }
