@@ -5,6 +5,9 @@
 
 Writes a random Llama of 1.1 B parameters and its quantized forms to FOLDER (6 GB) unless they are
 there, then runs `nibble bench kernels` and `nibble bench offline` on an otherwise idle machine.
+Every share compares figures taken directly after each other: products with the ceilings around
+each timing, prefill with the mean of the ceilings before and after it, a long context with an empty
+one run just before. --parts kernels,decode,prefill,context runs some of it.
 """
 import argparse
 import json
@@ -42,12 +45,13 @@ class Bench:
         return json.loads(run(self.nibble, "bench", "offline", self.folder / scheme,
                               "--repeats", 5, "--json", *flags))
 
+    def ceilings_now(self):
+        return json.loads(run(self.nibble, "bench", "kernels", "--scheme", "w4a8", "--m", 1, "--n", 64,
+                              "--k", 64, "--json"))["ceilings"]
+
     def row(self, what, value, share):
         self.rows.append((what, value, share))
         print(f"| {what} | {value} | {share} |", flush=True)
-
-    def peak(self, scheme):
-        return self.ceilings["amx_int8_tops" if scheme in INTEGER else "amx_bf16_tops"]
 
     def kernels(self):
         for scheme in SCHEMES:
@@ -63,41 +67,47 @@ class Bench:
                              f"{kernel['tops']:.2f} TOPS", f"{share:.0f} % of its roofline")
 
     def decode(self):
-        alone = {}
         for scheme in SCHEMES:
-            out = self.offline(scheme, "--input-len", 16, "--output-len", 64)
-            alone[scheme] = out["decode_tps"]
+            out = self.alone(scheme)
             self.row(f"decode {scheme}, no context", f"{out['decode_tps']:.1f} tokens/s",
                      f"{out['roofline_percent']:.0f} % of {out['read_gbps']:.1f} GB/s")
+        alone = self.alone("w4a8")["decode_tps"]
         out = self.offline("w4a8", "--input-len", 16, "--output-len", 32, "--batch", 16)
         self.row("decode w4a8, 16 sequences", f"{out['decode_tps']:.0f} tokens/s",
-                 f"{out['decode_tps'] / alone['w4a8']:.1f} x one sequence")
-        return alone
+                 f"{out['decode_tps'] / alone:.1f} x one sequence")
+
+    def alone(self, scheme, *flags):
+        return self.offline(scheme, "--input-len", 16, "--output-len", 64, *flags)
+
+    def fresh(self, scheme, *flags):
+        return self.offline(scheme, "--input-len", 512, "--output-len", 8, *flags)["prefill_tps"]
+
+    def prefill_row(self, scheme, ceiling, name, *flags):
+        before = self.ceilings_now()
+        tps = self.fresh(scheme, *flags)
+        peak = (before[ceiling] + self.ceilings_now()[ceiling]) / 2
+        self.row(", ".join(["prefill 512", scheme, *(["--isa avx512"] if flags else [])]),
+                 f"{tps:.0f} tokens/s", f"{100 * 2e-12 * PARAMETERS * tps / peak:.0f} % of {name}, "
+                 f"{peak:.1f} TOPS")
 
     def prefill(self):
-        fresh = {}
         for scheme in SCHEMES:
-            out = self.offline(scheme, "--input-len", 512, "--output-len", 8)
-            fresh[scheme] = out["prefill_tps"]
-            tops = 2e-12 * PARAMETERS * out["prefill_tps"]
-            self.row(f"prefill 512, {scheme}", f"{out['prefill_tps']:.0f} tokens/s",
-                     f"{100 * tops / self.peak(scheme):.0f} % of AMX")
-        out = self.offline("w4a8", "--input-len", 512, "--output-len", 8, "--isa", "avx512")
-        tops = 2e-12 * PARAMETERS * out["prefill_tps"]
-        self.row("prefill 512, w4a8, --isa avx512", f"{out['prefill_tps']:.0f} tokens/s",
-                 f"{100 * tops / self.ceilings['vnni_int8_tops']:.0f} % of VNNI")
-        return fresh
+            ceiling = "amx_int8_tops" if scheme in INTEGER else "amx_bf16_tops"
+            self.prefill_row(scheme, ceiling, "AMX")
+        self.prefill_row("w4a8", "vnni_int8_tops", "VNNI", "--isa", "avx512")
 
-    def context(self, alone, fresh):
+    def context(self):
         for scheme, kv in (("w4a8", "int8"), ("w4a8", "int4"), ("w4a16_g32", "int4")):
+            cache = ("--kv-cache-dtype", kv)
+            alone = self.alone(scheme, *cache)["decode_tps"]
             out = self.offline(scheme, "--input-len", 512, "--output-len", 24, "--context", 3584,
-                               "--kv-cache-dtype", kv)
+                               *cache)
             self.row(f"decode {scheme} at 4096, {kv} KV", f"{out['decode_tps']:.1f} tokens/s",
-                     f"{100 * out['decode_tps'] / alone[scheme]:.0f} % of no context")
-            out = self.offline(scheme, "--input-len", 512, "--output-len", 8, "--context", 4096,
-                               "--kv-cache-dtype", kv)
-            self.row(f"prefill 512 at 4096, {scheme}, {kv} KV", f"{out['prefill_tps']:.0f} tokens/s",
-                     f"{100 * out['prefill_tps'] / fresh[scheme]:.0f} % of no context")
+                     f"{100 * out['decode_tps'] / alone:.0f} % of no context")
+            fresh = self.fresh(scheme, *cache)
+            tps = self.fresh(scheme, "--context", 4096, *cache)
+            self.row(f"prefill 512 at 4096, {scheme}, {kv} KV", f"{tps:.0f} tokens/s",
+                     f"{100 * tps / fresh:.0f} % of no context")
 
 
 def main():
@@ -105,12 +115,12 @@ def main():
     parser.add_argument("folder")
     parser.add_argument("out")
     parser.add_argument("--nibble", default="build/cpu/tools/nibble")
+    parser.add_argument("--parts", default="kernels,decode,prefill,context")
     args = parser.parse_args()
     bench = Bench(args)
     bench.models()
-    bench.kernels()
-    alone = bench.decode()
-    bench.context(alone, bench.prefill())
+    for part in args.parts.split(","):
+        getattr(bench, part)()
     commit = run("git", "rev-parse", "--short", "HEAD").strip()
     ceilings = ", ".join(f"{name} {value:.1f}" for name, value in bench.ceilings.items())
     lines = ["# CPU speed", "", f"Commit {commit}, {platform.machine()}, command "
