@@ -54,12 +54,20 @@ uint64_t read_loop_plain(const std::byte* data, int64_t bytes) {
 }
 
 struct PeakLoop {
+  std::optional<double> Ceilings::*tops = nullptr;  // its ceiling
   void (*run)(int64_t turns) = nullptr;
   int64_t ops = 0;  // of a turn
 };
 
+constexpr PeakLoop kFma256{&Ceilings::fma256_tops, fma256_loop, kFma256Ops};
+constexpr PeakLoop kFma512{&Ceilings::fma512_tops, fma512_loop, kFma512Ops};
+constexpr PeakLoop kVnni256{&Ceilings::vnni256_tops, vnni256_loop, kVnni256Ops};
+constexpr PeakLoop kVnni512{&Ceilings::vnni512_tops, vnni512_loop, kVnni512Ops};
+constexpr PeakLoop kAmxInt8{&Ceilings::amx_int8_tops, amx_int8_loop, kAmxInt8Ops};
+constexpr PeakLoop kAmxBf16{&Ceilings::amx_bf16_tops, amx_bf16_loop, kAmxBf16Ops};
+
 /// 1e12 operations a second of a loop that every thread runs at once: the best of some timings.
-double peak(ThreadPool& pool, PeakLoop loop, double seconds_each, int timings) {
+double peak(ThreadPool& pool, const PeakLoop& loop, double seconds_each, int timings) {
   const auto run = [&](int64_t turns) {
     return seconds_of(
         [&] { pool.parallel_for(pool.threads(), [&](int64_t, int) { loop.run(turns); }); });
@@ -74,24 +82,22 @@ double peak(ThreadPool& pool, PeakLoop loop, double seconds_each, int timings) {
   return static_cast<double>(loop.ops * turns * pool.threads()) / best(seconds) * 1e-12;
 }
 
-double peak(ThreadPool& pool, PeakLoop loop) { return peak(pool, loop, kPeakSeconds, kTimings); }
-
-/// Without one where Ceilings::peak_tops() has none.
-PeakLoop loop_of(std::string_view isa, ActFormat act) {
+/// What bounds kernels of an instruction set with such activations, or none.
+const PeakLoop* loop_of(std::string_view isa, ActFormat act) {
   const bool integer = act == ActFormat::kInt8Token;
   if (isa == "amx") {
-    return integer ? PeakLoop{amx_int8_loop, kAmxInt8Ops} : PeakLoop{amx_bf16_loop, kAmxBf16Ops};
+    return integer ? &kAmxInt8 : &kAmxBf16;
   }
-  if (integer && isa == "avx512") {
-    return {vnni512_loop, kVnni512Ops};
+  if (isa == "avx512") {
+    return integer ? &kVnni512 : &kFma512;
   }
-  if (integer && isa == "avx2_vnni") {
-    return {vnni256_loop, kVnni256Ops};
+  if (isa == "avx512_bw") {
+    return &kFma512;
   }
-  if (isa == "avx512" || isa == "avx512_bw") {
-    return {fma512_loop, kFma512Ops};
+  if (isa == "avx2_vnni") {
+    return integer ? &kVnni256 : &kFma256;
   }
-  return isa.starts_with("avx2") ? PeakLoop{fma256_loop, kFma256Ops} : PeakLoop{};
+  return isa == "avx2" ? &kFma256 : nullptr;
 }
 
 /// Seconds in which all threads together read some memory.
@@ -120,20 +126,8 @@ Result<Buffer> touched_memory(ThreadPool& pool, int64_t bytes) {
 }  // namespace
 
 std::optional<double> Ceilings::peak_tops(std::string_view isa, ActFormat act) const {
-  const bool integer = act == ActFormat::kInt8Token;
-  if (isa == "amx") {
-    return integer ? amx_int8_tops : amx_bf16_tops;
-  }
-  if (isa == "avx512") {
-    return integer ? vnni512_tops : fma512_tops;
-  }
-  if (isa == "avx512_bw") {
-    return fma512_tops;
-  }
-  if (isa == "avx2_vnni") {
-    return integer ? vnni256_tops : fma256_tops;
-  }
-  return isa == "avx2" ? fma256_tops : std::nullopt;
+  const PeakLoop* loop = loop_of(isa, act);
+  return loop != nullptr ? this->*loop->tops : std::nullopt;
 }
 
 Result<NearCeilings> NearCeilings::create(ThreadPool& pool) {
@@ -148,11 +142,8 @@ double NearCeilings::read_gbps() {
 }
 
 std::optional<double> NearCeilings::peak_tops(std::string_view isa, ActFormat act) {
-  const PeakLoop loop = loop_of(isa, act);
-  if (loop.run == nullptr) {
-    return std::nullopt;
-  }
-  return peak(*pool_, loop, kNearSeconds, 1);
+  const PeakLoop* loop = loop_of(isa, act);
+  return loop != nullptr ? std::optional(peak(*pool_, *loop, kNearSeconds, 1)) : std::nullopt;
 }
 
 Result<double> measure_read_gbps(ThreadPool& pool) {
@@ -166,22 +157,17 @@ Result<Ceilings> measure_ceilings(ThreadPool& pool) {
   const CpuFeatures features = detect_cpu_features();
   Ceilings out;
   NIBBLE_ASSIGN_OR_RETURN(out.read_gbps, measure_read_gbps(pool));
-  if (features.avx2) {
-    out.fma256_tops = peak(pool, {fma256_loop, kFma256Ops});
-  }
-  if (features.avx2_vnni) {
-    out.vnni256_tops = peak(pool, {vnni256_loop, kVnni256Ops});
-  }
-  if (features.avx512) {
-    out.fma512_tops = peak(pool, {fma512_loop, kFma512Ops});
-  }
-  if (features.avx512_vnni) {
-    out.vnni512_tops = peak(pool, {vnni512_loop, kVnni512Ops});
-  }
-  if (features.amx) {
-    out.amx_int8_tops = peak(pool, {amx_int8_loop, kAmxInt8Ops});
-    out.amx_bf16_tops = peak(pool, {amx_bf16_loop, kAmxBf16Ops});
-  }
+  const auto measure = [&](bool runs, const PeakLoop& loop) {
+    if (runs) {
+      out.*loop.tops = peak(pool, loop, kPeakSeconds, kTimings);
+    }
+  };
+  measure(features.avx2, kFma256);
+  measure(features.avx2_vnni, kVnni256);
+  measure(features.avx512, kFma512);
+  measure(features.avx512_vnni, kVnni512);
+  measure(features.amx, kAmxInt8);
+  measure(features.amx, kAmxBf16);
   return out;
 }
 
