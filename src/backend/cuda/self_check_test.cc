@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <initializer_list>
 #include <random>
 
 #include "backend/cuda/cuda_backend.h"
@@ -137,28 +138,29 @@ TEST(SelfCheck, NamesAKernelThatIsWrong) {
   }
 }
 
-TEST(SelfCheck, RefusesDamagedWeights) {
-  NIBBLE_NEEDS_GPU();
-  const auto backend =
-      make_cuda_backend({}, testing::faulty_gemms(testing::Fault::kDamagedWeights)).value();
-  for (const char* name : {"bf16", "w8a8_int8", "w8a8_fp8", "w4a16_g128", "w4a8"}) {
+// Layers of these schemes are refused by kernels with this fault, in these words.
+void expect_refusal(testing::Fault fault,
+                    std::initializer_list<const char*> schemes,
+                    const char* words) {
+  const auto backend = make_cuda_backend({}, testing::faulty_gemms(fault)).value();
+  for (const char* name : schemes) {
     const Layer layer(find_scheme(name).value(), 512, 1024);
     const auto gemm = backend->prepare_gemm(layer.parts, layer.act, 64);
     EXPECT_EQ(gemm.status().code(), StatusCode::kUnavailable) << name;
-    EXPECT_TRUE(has(gemm.status(), "self-test: kernel gemm_")) << gemm.status().message();
+    EXPECT_TRUE(has(gemm.status(), words)) << gemm.status().message();
   }
+}
+
+TEST(SelfCheck, RefusesDamagedWeights) {
+  NIBBLE_NEEDS_GPU();
+  expect_refusal(testing::Fault::kDamagedWeights,
+                 {"bf16", "w8a8_int8", "w8a8_fp8", "w4a16_g128", "w4a8"},
+                 "self-test: kernel gemm_");
 }
 
 TEST(SelfCheck, RefusesAKernelForFewRowsAlone) {
   NIBBLE_NEEDS_GPU();
-  const auto backend =
-      make_cuda_backend({}, testing::faulty_gemms(testing::Fault::kWrongFewRows)).value();
-  for (const char* name : {"w4a16_g32", "w4a16_g128"}) {
-    const Layer layer(find_scheme(name).value(), 512, 1024);
-    const auto gemm = backend->prepare_gemm(layer.parts, layer.act, 64);
-    EXPECT_EQ(gemm.status().code(), StatusCode::kUnavailable) << name;
-    EXPECT_TRUE(has(gemm.status(), "with 9 rows")) << gemm.status().message();
-  }
+  expect_refusal(testing::Fault::kWrongFewRows, {"w4a16_g32", "w4a16_g128"}, "with 9 rows");
 }
 
 TEST(SelfCheck, ReachesEveryKernel) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "backend/cuda/device_info.h"
+#include "backend/kernel_bench.h"
 #include "base/json.h"
 #include "base/status.h"
 
@@ -47,7 +48,7 @@ struct GemmBenchOptions {
   int replays = 9;
   // Idle time after each replay, in its own lengths. At 0 replays follow each other, the power
   // limit of a GPU lowers its clocks, and figures depend on what ran before.
-  double rest = 3.0;
+  double rest = KernelBenchOptions{}.rest;
   std::function<void(const GemmTiming&)> progress;  // called as figures come in
 };
 

@@ -29,6 +29,20 @@ __device__ __forceinline__ void sync_group(int group) {
   }
 }
 
+// Four sums of a thread as a word of 16 bytes, and such a word added to four.
+template <typename Sum>
+__device__ __forceinline__ uint4 sum_word(const Sum* four) {
+  return {__builtin_bit_cast(uint32_t, four[0]), __builtin_bit_cast(uint32_t, four[1]),
+          __builtin_bit_cast(uint32_t, four[2]), __builtin_bit_cast(uint32_t, four[3])};
+}
+template <typename Sum>
+__device__ __forceinline__ void add_word(Sum* four, const uint4& word) {
+  four[0] += __builtin_bit_cast(Sum, word.x);
+  four[1] += __builtin_bit_cast(Sum, word.y);
+  four[2] += __builtin_bit_cast(Sum, word.z);
+  four[3] += __builtin_bit_cast(Sum, word.w);
+}
+
 // Leaves this warpgroup's sums of a split tile in memory; the warpgroup that comes last gets true
 // and the sums of all parts, added in the order of the blocks.
 template <typename Codec, typename Tile>
@@ -305,11 +319,7 @@ __device__ __forceinline__ void store_cluster(
   ptx::group_sync(5, 128 * Tile::kGroups);  // both warpgroups have left the ring
 #pragma unroll
   for (int w = 0; w < kWords; ++w) {
-    const Sum* four = sums[w / kOctets] + 4 * (w % kOctets);
-    ptx::store_shared16(
-        mine + w * 2048,
-        uint4{__builtin_bit_cast(uint32_t, four[0]), __builtin_bit_cast(uint32_t, four[1]),
-              __builtin_bit_cast(uint32_t, four[2]), __builtin_bit_cast(uint32_t, four[3])});
+    ptx::store_shared16(mine + w * 2048, sum_word(sums[w / kOctets] + 4 * (w % kOctets)));
   }
   ptx::cluster_arrive();
   const int blocks = args.schedule.cluster;
@@ -349,10 +359,7 @@ __device__ __forceinline__ void store_cluster(
       for (int p = 0; p < kPeers; ++p) {
 #pragma unroll
         for (int j = 0; j < kChunk; ++j) {
-          total[j][0] += __builtin_bit_cast(Sum, words[p][j].x);
-          total[j][1] += __builtin_bit_cast(Sum, words[p][j].y);
-          total[j][2] += __builtin_bit_cast(Sum, words[p][j].z);
-          total[j][3] += __builtin_bit_cast(Sum, words[p][j].w);
+          add_word(total[j], words[p][j]);
         }
       }
     }

@@ -376,10 +376,6 @@ struct W4A16DecodeLoop {
     });
   }
 
-  static __device__ __forceinline__ float add(uint32_t a, float b) {
-    return __uint_as_float(a) + b;
-  }
-
   // Adds up what the warps of this block, or of all of its cluster, have of the tile, always in the
   // same order, and stores it.
   static __device__ __forceinline__ void finish(const Sums& sums,
@@ -407,8 +403,7 @@ struct W4A16DecodeLoop {
 #pragma unroll
       for (int o = 0; o < kOctets; ++o) {
         ptx::store_shared16(place.sums + ((2 * warp + s) * kOctets + o) * 512 + lane * 16,
-                            uint4{__float_as_uint(sums[s][o][0]), __float_as_uint(sums[s][o][1]),
-                                  __float_as_uint(sums[s][o][2]), __float_as_uint(sums[s][o][3])});
+                            sum_word(sums[s][o]));
       }
     }
     ptx::group_sync(1, 32 * plan.warps);
@@ -419,13 +414,10 @@ struct W4A16DecodeLoop {
       const int slice = i / kOctets, octet = i % kOctets;
 #pragma unroll 4
       for (int k_warp = 0; k_warp < plan.k_warps; ++k_warp) {
-        const uint4 word = ptx::load_shared16(
-            place.sums + ((2 * k_warp * plan.row_warps + slice) * kOctets + octet) * 512 +
-            lane * 16);
-        total[0] = add(word.x, total[0]);
-        total[1] = add(word.y, total[1]);
-        total[2] = add(word.z, total[2]);
-        total[3] = add(word.w, total[3]);
+        add_word(total,
+                 ptx::load_shared16(
+                     place.sums + ((2 * k_warp * plan.row_warps + slice) * kOctets + octet) * 512 +
+                     lane * 16));
       }
     };
     if (plan.cluster > 1) {
@@ -435,9 +427,7 @@ struct W4A16DecodeLoop {
         float total[4] = {};
         add_up(i, total);
         ptx::store_async16(ptx::peer_address(place.others + i / 2 * 512 + lane * 16, 1 - rank),
-                             uint4{__float_as_uint(total[0]), __float_as_uint(total[1]),
-                                   __float_as_uint(total[2]), __float_as_uint(total[3])},
-                             there);
+                           sum_word(total), there);
       }
     }
     for (int i = plan.cluster * warp + rank; i < words; i += plan.cluster * plan.warps) {
@@ -445,11 +435,7 @@ struct W4A16DecodeLoop {
       add_up(i, total);
       if (plan.cluster > 1) {
         ptx::barrier_wait(place.others_there(), 0);
-        const uint4 word = ptx::load_shared16(place.others + i / 2 * 512 + lane * 16);
-        total[0] = add(word.x, total[0]);
-        total[1] = add(word.y, total[1]);
-        total[2] = add(word.z, total[2]);
-        total[3] = add(word.w, total[3]);
+        add_word(total, ptx::load_shared16(place.others + i / 2 * 512 + lane * 16));
       }
       store_word(args, first + i / kOctets, i % kOctets, lane, total);
     }

@@ -155,11 +155,7 @@ struct W4A16Pairs {
     const uint32_t barrier = ptx::peer_address(base + kArrived, other);
 #pragma unroll
     for (int w = 0; w < kCount / 4; ++w) {
-      const float* four = sums + 4 * w;
-      ptx::store_async16(to + w * 2048,
-                         uint4{__float_as_uint(four[0]), __float_as_uint(four[1]),
-                               __float_as_uint(four[2]), __float_as_uint(four[3])},
-                         barrier);
+      ptx::store_async16(to + w * 2048, sum_word(sums + 4 * w), barrier);
     }
   }
 
@@ -247,12 +243,7 @@ struct W4A16Pairs {
     ptx::barrier_wait(base + kArrived, 0);
 #pragma unroll
     for (int w = 0; w < kCount / 4; ++w) {
-      const uint4 word = ptx::load_shared16(received(base, w, thread));
-      float* four = sums + 4 * w;
-      four[0] += __uint_as_float(word.x);
-      four[1] += __uint_as_float(word.y);
-      four[2] += __uint_as_float(word.z);
-      four[3] += __uint_as_float(word.w);
+      add_word(sums + 4 * w, ptx::load_shared16(received(base, w, thread)));
     }
   }
 

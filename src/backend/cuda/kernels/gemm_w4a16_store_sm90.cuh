@@ -266,10 +266,7 @@ __device__ __forceinline__ void add_peers(
       float total[4] = {};
 #pragma unroll
       for (int p = 0; p < kPeers; ++p) {
-        total[0] += __uint_as_float(words[p][j].x);
-        total[1] += __uint_as_float(words[p][j].y);
-        total[2] += __uint_as_float(words[p][j].z);
-        total[3] += __uint_as_float(words[p][j].w);
+        add_word(total, words[p][j]);
       }
       const int b = (first + j) / kOctets;
       const int row = row0 + 64 * b;
@@ -302,9 +299,7 @@ __device__ __forceinline__ void store_shared_sums(const float (&sums)[kBlocks][k
   ptx::group_sync(5, 128 * kGroups);  // all warpgroups have left the ring
 #pragma unroll
   for (int w = 0; w < kWords; ++w) {
-    const float* four = sums[w / kOctets] + 4 * (w % kOctets);
-    ptx::store_shared16(mine + w * 2048, uint4{__float_as_uint(four[0]), __float_as_uint(four[1]),
-                                               __float_as_uint(four[2]), __float_as_uint(four[3])});
+    ptx::store_shared16(mine + w * 2048, sum_word(sums[w / kOctets] + 4 * (w % kOctets)));
   }
   ptx::cluster_sync();
   switch (args.schedule.cluster) {
