@@ -276,8 +276,7 @@ class CudaBackend final : public Backend {
         CudaGemm::create(
             parts, **entry, problem, max_m,
             {.device = device_, .stream = stream_, .scratch = scratch_, .uploader = *uploader_}));
-    NIBBLE_RETURN_IF_ERROR(
-        self_check_->check_product(*gemm, parts, problem.act, gemm->row_counts(kMostCheckedRows)));
+    NIBBLE_RETURN_IF_ERROR(self_check_->check_product(*gemm, parts, problem.act, kMostCheckedRows));
     if (parts.size() == 1 && format.code == problem.weight.code) {
       matrices_[parts.front().codes] = gemm->codes();
     }

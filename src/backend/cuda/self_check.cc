@@ -6,7 +6,6 @@
 #include <utility>
 #include <vector>
 
-#include "backend/cuda/cuda_gemm.h"
 #include "backend/cuda/row_kernels.h"
 #include "backend/cuda/self_check_data.h"
 #include "base/f16.h"
@@ -169,10 +168,10 @@ double product_tolerance(const WeightFormat& weight, ActFormat act) {
   return weight.quantized() ? 2e-3 : 1e-4;  // scaled weights are rounded; or F32 sums alone
 }
 
-Status SelfCheck::check_product(PreparedGemm& gemm,
+Status SelfCheck::check_product(CudaGemm& gemm,
                                 std::span<const QuantView> parts,
                                 ActFormat act,
-                                std::span<const int64_t> row_counts) {
+                                int64_t most_rows) {
   const auto start = std::chrono::steady_clock::now();
   const QuantView& first = parts.front();
   const int64_t k = first.k;
@@ -189,6 +188,7 @@ Status SelfCheck::check_product(PreparedGemm& gemm,
   NIBBLE_ASSIGN_OR_RETURN(QuantTensor weight, copy_rows(parts, rows));
   NIBBLE_ASSIGN_OR_RETURN(weight, as_on_device(std::move(weight)));
   // The rows of a product are the last ones of x, so that one of them is always the same.
+  const std::vector<int64_t> row_counts = gemm.row_counts(most_rows);  // ascending
   const int64_t most = row_counts.back();
   const std::vector<uint16_t> x = random_bf16(static_cast<size_t>(kRandomRows * k), kSeed);
   NIBBLE_ASSIGN_OR_RETURN(const DeviceBuffer device_x, repeated_rows(x, most));

@@ -10,6 +10,7 @@
 
 #include "backend/backend.h"
 #include "backend/cuda/attention.h"
+#include "backend/cuda/cuda_gemm.h"
 
 namespace nibble::cuda {
 
@@ -21,16 +22,15 @@ class SelfCheck final {
  public:
   explicit SelfCheck(cudaStream_t stream) : stream_(stream) {}
 
-  /// Random rows of activations, of each number of rows, times `gemm`, which holds `parts`: outputs
-  /// of the last row at both ends and in the middle of the matrix beside reference_gemm() on the
-  /// rows of `parts`, which come from the file and not from the packed memory. Then the norm and
-  /// the SiLU of such rows. Done for the first matrix of each kernel, format, shape and last part
-  /// of the tensor's name.
-  ///   row_counts  ascending
-  Status check_product(PreparedGemm& gemm,
+  /// Random rows of activations times `gemm`, which holds `parts`, one number of rows up to
+  /// `most_rows` for each of its kernels (CudaGemm::row_counts): outputs of the last row at both
+  /// ends and in the middle of the matrix beside reference_gemm() on the rows of `parts`, which
+  /// come from the file and not from the packed memory. Then the norm and the SiLU of such rows.
+  /// Done for the first matrix of each kernel, format, shape and last part of the tensor's name.
+  Status check_product(CudaGemm& gemm,
                        std::span<const QuantView> parts,
                        ActFormat act,
-                       std::span<const int64_t> row_counts);
+                       int64_t most_rows);
 
   /// A random sequence on a cache of its own: rotated, appended, attended to by prefill and by
   /// decode, beside reference_attention() over an F32 cache. shape.scale must be

@@ -63,8 +63,7 @@ struct Layer {
 
 /// The self-test of every kernel for up to max_m rows.
 Status check(SelfCheck& test, PreparedGemm& gemm, const Layer& layer, int64_t max_m) {
-  return test.check_product(gemm, layer.parts, layer.act,
-                            dynamic_cast<CudaGemm&>(gemm).row_counts(max_m));
+  return test.check_product(dynamic_cast<CudaGemm&>(gemm), layer.parts, layer.act, max_m);
 }
 
 bool has(const Status& status, std::string_view text) {
