@@ -67,8 +67,8 @@ def test_help_is_true(command):
     flags = re.findall(r"^  (?:-h,)?(--[a-z-]+)", succeeds(*command.split(), "--help").stdout,
                        re.MULTILINE)
     assert len(flags) > 3
-    for flag in flags:
-        result = nibble(*command.split(), flag, "--no-such-flag")
+    for flag in flags:  # the first may be its value, the second ends the command
+        result = nibble(*command.split(), flag, "--no-such-flag", "--no-such-flag")
         unknown = [line for line in result.stderr.splitlines() if "not expected" in line]
         assert not any(f": {flag}" in line for line in unknown), flag
 
