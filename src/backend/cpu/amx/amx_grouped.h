@@ -40,8 +40,9 @@ template <int kC, int kProducts>
 
 /// A slab's groups as a pipeline. A tile product takes 52 cycles and its sums pass through memory
 /// to the vector unit, so while group i is multiplied, the sums of an earlier one are stored and
-/// those of a still earlier one scaled and added.
-template <int kProducts>
+/// those of a still earlier one scaled and added. kSpread: what is fetched ahead is spread over the
+/// groups.
+template <int kProducts, bool kSpread>
 struct GroupPipeline {
   static constexpr int kGroups = kSlabPieces / kProducts;
   static constexpr int kStoreLag = kProducts == 1 ? 2 : 1;
@@ -50,8 +51,12 @@ struct GroupPipeline {
   template <int kI>
   [[gnu::always_inline]] static void stage(const GroupedTile& tile,
                                            const PackedWeights& w,
+                                           Ahead& ahead,
                                            F32x16 (&total)[16]) {
     if constexpr (kI < kGroups) {
+      if constexpr (kSpread) {
+        ahead.step();
+      }
       constexpr int64_t kAt = kI * kProducts * kTileBytes;
       multiply_group<kI % 4, kProducts>(tile.x + kAt, tile.w + kAt);
     }
@@ -68,19 +73,27 @@ struct GroupPipeline {
   [[gnu::always_inline]] static void stages(std::integer_sequence<int, kStages...> /*stages*/,
                                             const GroupedTile& tile,
                                             const PackedWeights& w,
+                                            Ahead& ahead,
                                             F32x16 (&total)[16]) {
-    (stage<kStages>(tile, w, total), ...);
+    (stage<kStages>(tile, w, ahead, total), ...);
   }
 
   /// total += the sums of a block of columns of `count` tile products.
   [[gnu::always_inline]] static void run(const GroupedTile& tile,
                                          int64_t count,
                                          const PackedWeights& w,
+                                         Ahead& ahead,
                                          F32x16 (&total)[16]) {
+    if constexpr (!kSpread) {
+      ahead.step();
+    }
     if (count == kSlabPieces) {
-      return stages(std::make_integer_sequence<int, kGroups + kAddLag>(), tile, w, total);
+      return stages(std::make_integer_sequence<int, kGroups + kAddLag>(), tile, w, ahead, total);
     }
     for (int64_t p = 0; p < count; p += kProducts) {
+      if constexpr (kSpread) {
+        ahead.step();
+      }
       multiply_group<0, kProducts>(tile.x + p * kTileBytes, tile.w + p * kTileBytes);
       store_tile<0>(tile.ring);
       add_group(tile.ring, load_scales(w, tile.scale_index + p / kProducts), total);
@@ -89,13 +102,12 @@ struct GroupPipeline {
 };
 
 /// All rows times the step's weight tiles over a block of columns.
-template <int kProducts>
+template <int kProducts, bool kSpread>
 void multiply_grouped(const TileGemmTask& task, PanelStep& step) {
   const KBlock& block = step.block;
   const PackedWeights w = task.w;
   const int64_t scale_index = step.tile * w.groups + block.first / kProducts;
   for (int64_t row = 0; row < task.m; row += 16) {
-    step.ahead.step();
     const uint8_t* x = block_rows(task, block, row);
     for (int64_t i = 0; i < step.tiles; ++i) {
       auto* kept = reinterpret_cast<float*>(kept_sums(task, row, step.tile_in_block + i));
@@ -107,7 +119,7 @@ void multiply_grouped(const TileGemmTask& task, PanelStep& step) {
       const GroupedTile grouped{x, task.scratch + i * block.count * kTileBytes,
                                 scale_index + i * w.groups,
                                 task.scratch + kTilePanelBytes - kSlabPieces * kTileBytes};
-      GroupPipeline<kProducts>::run(grouped, block.count, w, total);
+      GroupPipeline<kProducts, kSpread>::run(grouped, block.count, w, step.ahead, total);
 #pragma GCC unroll 16
       for (int64_t r = 0; r < 16; ++r) {
         Simd::store(kept + r * 16, total[r]);
@@ -116,16 +128,27 @@ void multiply_grouped(const TileGemmTask& task, PanelStep& step) {
   }
 }
 
-/// Weights in groups of 32, 64 or 128 columns.
-template <typename Panel, int kProducts>
-void tile_gemm_grouped(const TileGemmTask& task, int64_t tile_begin, int64_t tile_end) {
+template <typename Panel, int kProducts, bool kSpread>
+void walk_grouped(const TileGemmTask& task, int64_t tile_begin, int64_t tile_end) {
   for_panels<Panel, FloatSums>(
       task, {tile_begin, tile_end, kBlockTiles, kSlabPieces},
-      [&](const KBlock& /*block*/) { return (task.m + 15) / 16; },
+      [&](const KBlock& block, int64_t tiles) {
+        return (task.m + 15) / 16 * tiles * (kSpread ? block.count / kProducts : 1);
+      },
       [&](PanelStep& step) {
         expand_panel<Panel>(task, step.tile, step.tiles, step.block);
-        multiply_grouped<kProducts>(task, step);
+        multiply_grouped<kProducts, kSpread>(task, step);
       });
+}
+
+/// Weights in groups of 32, 64 or 128 columns. One tile of rows waits for weights, more for tiles.
+template <typename Panel, int kProducts>
+void tile_gemm_grouped(const TileGemmTask& task, int64_t tile_begin, int64_t tile_end) {
+  if (task.m <= 16) {
+    walk_grouped<Panel, kProducts, true>(task, tile_begin, tile_end);
+  } else {
+    walk_grouped<Panel, kProducts, false>(task, tile_begin, tile_end);
+  }
 }
 
 }  // namespace

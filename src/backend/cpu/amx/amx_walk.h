@@ -89,9 +89,11 @@ struct Prefetcher {
 /// What is fetched while a panel is multiplied.
 struct Ahead {
   Prefetcher weights;
+  Prefetcher scales;
   Prefetcher rows;
   void step() {
     weights.step();
+    scales.step();
     rows.step();
   }
 };
@@ -130,12 +132,28 @@ struct Walk {
 /// Spreads the fetch of the weights at `next` over the `count` tile products before them. They may
 /// lie past the walk's end: a thread's next task begins there.
 template <typename Panel>
-Prefetcher prefetch_at(const TileGemmTask& task, const Walk& walk, Place next, int64_t count) {
+Prefetcher weights_ahead(const TileGemmTask& task, const Walk& walk, Place next, int64_t count) {
   const uint8_t* begin =
       task.w.codes + next.tile * task.w.tile_bytes + next.k * Panel::kSourceBytes;
   const bool exists = next.tile * kTileRows < task.w.n;
   const int64_t bytes = exists ? walk.columns(next).count * Panel::kSourceBytes : 0;
   return {begin, begin + bytes, kStepTiles, task.w.tile_bytes, (bytes + count - 1) / count};
+}
+
+/// The same for the scales of groups, whose lines are too far apart for the processor to foresee.
+inline Prefetcher scales_ahead(const TileGemmTask& task,
+                               const Walk& walk,
+                               Place next,
+                               int64_t count) {
+  if (task.w.groups <= 1 || next.tile * kTileRows >= task.w.n) {
+    return {};
+  }
+  const int64_t size = kTileRows * (task.w.scales_are_bf16 ? 2 : 4);
+  const int64_t products = task.w.group_size / 32;  // of a group
+  const int64_t bytes = walk.columns(next).count / products * size;
+  const uint8_t* begin = static_cast<const uint8_t*>(task.w.scales) +
+                         (next.tile * task.w.groups + next.k / products) * size;
+  return {begin, begin + bytes, kStepTiles, task.w.groups * size, (bytes + count - 1) / count};
 }
 
 /// Fetches the share that the step of `tile` has of the activations of the next block of columns.
