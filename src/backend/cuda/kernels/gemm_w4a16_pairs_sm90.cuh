@@ -276,12 +276,29 @@ struct W4A16Pairs {
                 group, thread, base + Loop::kStaged + group * kStagedBytes);
   }
 
+  // Barriers, this block's and in a cluster the other's, are there: said, then awaited.
+  static __device__ __forceinline__ bool in_cluster(const GemmSm90Args& args) {
+    return !Tile::kLends || args.schedule.parts == 2;
+  }
+  static __device__ __forceinline__ void announce_barriers(const GemmSm90Args& args) {
+    if (in_cluster(args)) {
+      ptx::cluster_arrive_relaxed();
+    } else {
+      __syncthreads();
+    }
+  }
+  static __device__ __forceinline__ void await_barriers(const GemmSm90Args& args) {
+    if (in_cluster(args)) {
+      ptx::cluster_wait();
+    }
+  }
+
   static __device__ __forceinline__ void multiply(const GemmSm90Args& args,
                                                   const PairShare& share,
                                                   int group,
                                                   uint32_t base) {
     const int thread = static_cast<int>(threadIdx.x & 127);
-    ptx::cluster_wait();  // this block's barriers and the other's are there
+    await_barriers(args);
     ptx::wait_for_predecessor();
     Place place(base);
     const typename Loop::Reader reader(base, group, thread);
@@ -341,21 +358,20 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       ptx::barrier_init(base + Loop::kBarriers + 8 * (Tile::kStages + s),
                         4 * Tile::kGroups * ptx::kWarpArrivals);
     }
-    const bool cluster = !Tile::kLends || args.schedule.parts == 2;
-    ptx::barrier_init(base + Pairs::kArrived, cluster ? 1 : 128);
+    ptx::barrier_init(base + Pairs::kArrived, Pairs::in_cluster(args) ? 1 : 128);
     ptx::barrier_init_fence();
-    if (cluster) {
+    if (Pairs::in_cluster(args)) {
       ptx::barrier_arrive_expect(base + Pairs::kArrived, Pairs::kReceivedBytes);
     }
   }
-  ptx::cluster_arrive_relaxed();
+  Pairs::announce_barriers(args);
   ptx::allow_successor();
   if (warp >= 4 * Tile::kGroups) {
     ptx::registers_release<Tile::kLeft>();
     if (threadIdx.x == 128 * Tile::kGroups) {
       Pairs::start_ring(args, share, base);
     }
-    ptx::cluster_wait();  // outside of a cluster a barrier of the block
+    Pairs::await_barriers(args);
     if (threadIdx.x == 128 * Tile::kGroups) {
       Pairs::fill_ring(x, args, share, base);
     }
