@@ -1,20 +1,25 @@
 // gemm_sm90_sweep: times the tiles and schedules of the Hopper products of one scheme and shape on
 // the first GPU, and compares their results bit for bit.
 //   gemm_sm90_sweep --scheme w4a8 --shape 4096x14336 --m 1,16 [--tile 0,1] [--cluster 2,4]
-//                   [--parts 1,3] [--turn 0,2] [--replays 9] [--rounds 1]
+//                   [--parts 1,3] [--runs 0] [--blocks 1] [--turn 0,2] [--replays 9] [--rounds 1]
+//                   [--rest 0]
 // Each m runs the product's own choice (marked *), then, for every tile (all that are not mostly
-// empty): clusters of these sizes, and tiles cut into these numbers of parts (0: into runs of equal
-// length); own rows take so many steps
-// more (turn) than others' where blocks send each other sums.
+// empty): clusters of these sizes, tiles cut into these numbers of parts (0: all into runs of equal
+// length) and, with --runs 1, the last ones into runs, on so many blocks of a multiprocessor; own
+// rows take so many steps more (turn) than others' where blocks send each other sums. After each
+// replay of a graph the GPU rests `rest` times as long. The last figure is the own choice's time
+// over a line's.
 
 #include <algorithm>
 #include <bit>
 #include <charconv>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <map>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include "backend/cuda/bench/bench_data.h"
@@ -33,7 +38,8 @@ using Lists = std::map<std::string, std::vector<int64_t>, std::less<>>;
 struct Options {
   std::string scheme;
   Lists lists{{"m", {1}},    {"tile", {}},  {"cluster", {2, 4}}, {"parts", {1}},
-              {"shape", {}}, {"turn", {0}}, {"replays", {9}},    {"rounds", {1}}};
+              {"shape", {}}, {"turn", {0}}, {"replays", {9}},    {"rounds", {1}},
+              {"runs", {0}}, {"rest", {0}}, {"blocks", {1}}};
 };
 
 Result<std::vector<int64_t>> numbers(std::string_view text) {
@@ -164,7 +170,6 @@ class Sweep final {
       return measure_pairs(m, index, own);
     }
     const int tiles = own.row_tiles * own.token_tiles;
-    const int blocks = device_.sms * tile.launched / tile.cluster;
     for (const int64_t size : options_.lists["cluster"]) {
       const int cluster = static_cast<int>(size);
       if (tile.clusters && cluster <= own.steps && tiles * cluster <= device_.sms * tile.resident) {
@@ -172,6 +177,22 @@ class Sweep final {
             m, index, make_cluster_schedule(own.row_tiles, own.token_tiles, own.steps, cluster),
             ' '));
       }
+    }
+    for (const int64_t count : options_.lists["blocks"]) {
+      if (count <= tile.resident) {
+        NIBBLE_RETURN_IF_ERROR(measure_split(
+            m, index, own,
+            device_.sms * std::max(static_cast<int>(count), tile.launched) / tile.cluster));
+      }
+    }
+    return {};
+  }
+
+  Status measure_split(int64_t m, int index, const GemmSchedule& own, int blocks) {
+    const int tiles = own.row_tiles * own.token_tiles;
+    if (options_.lists["runs"].front() != 0 && tiles % blocks != 0) {
+      NIBBLE_RETURN_IF_ERROR(measure(
+          m, index, make_runs_schedule(own.row_tiles, own.token_tiles, own.steps, blocks), ' '));
     }
     for (const int64_t wanted : options_.lists["parts"]) {
       const int parts = static_cast<int>(wanted);
@@ -182,7 +203,8 @@ class Sweep final {
         schedule.split_tiles = tiles;
         schedule.blocks = schedule.split_blocks = std::min(blocks, tiles * own.steps);
       }
-      if (parts <= 1 || (parts <= own.steps && parts * tiles <= 2 * blocks)) {
+      const int room = tiles > blocks ? blocks : 2 * blocks;
+      if (parts <= 1 || (parts <= own.steps && tiles % blocks * parts <= room)) {
         NIBBLE_RETURN_IF_ERROR(measure(m, index, schedule, ' '));
       }
     }
@@ -269,21 +291,24 @@ class Sweep final {
         return check(cudaGraphLaunch(exec, stream), "running a graph");
       }));
       us.push_back(time / static_cast<double>(launches));
+      std::this_thread::sleep_for(std::chrono::duration<double, std::micro>(
+          time * static_cast<double>(options_.lists["rest"].front())));
     }
     cudaGraphExecDestroy(exec);
     cudaGraphDestroy(graph);
     us.erase(us.begin());
+    own_us_ = mark == '*' ? median(us) : own_us_;
     const GemmSm90Tile& t = gemm_->tiles()[static_cast<size_t>(tile)];
     const double bytes = static_cast<double>(kernel_->packed_bytes());
     std::printf(
         "%c %-9s %5ldx%-5ld m %4ld  tile %2d <%3d,%d,%d,r%d,c%d>  cluster %d split %3d of %3d "
         "blocks "
-        "%3d  %8.2f us %5.2f TB/s  %s\n",
+        "%3d  %8.2f us %5.2f TB/s  %5.3f  %s\n",
         mark, options_.scheme.c_str(), static_cast<long>(n_), static_cast<long>(k_),
         static_cast<long>(m), tile, t.tokens, t.row_blocks / t.cluster / 2, t.depth, t.resident,
         t.cluster, schedule.cluster, schedule.split_blocks,
         schedule.turn > 0 ? schedule.turn : schedule.split_tiles, schedule.blocks, median(us),
-        bytes / median(us) * 1e-6, same.c_str());
+        bytes / median(us) * 1e-6, own_us_ / median(us), same.c_str());
     std::fflush(stdout);
     return {};
   }
@@ -297,6 +322,7 @@ class Sweep final {
   size_t stride_ = 0, copies_ = 0;
   DeviceMemory packed_, x_, x_scales_, y_, workspace_;
   std::vector<uint16_t> expected_;
+  double own_us_ = 0.0;  // of the own choice at this m
 };
 
 Status run(int argc, char** argv) {
