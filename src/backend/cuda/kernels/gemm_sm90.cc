@@ -15,21 +15,30 @@ namespace nibble::cuda {
 namespace {
 
 // What the choice of a tile and a schedule reckons with, in clocks of a multiprocessor; fitted to
-// 1300 timings on an H200 (bench/gemm_sm90_sweep_main.cc; nine shapes and schemes, 1 to 4096 rows:
-// what it chooses takes half a percent longer than the best).
-constexpr double kFetchedBytes = 50.0;    // into shared memory, per clock
-constexpr double kClusterClocks = 800.0;  // to add up a tile that a cluster shares
-constexpr double kClusterBytes = 15.0;    // of its sums, per clock
-constexpr double kMemoryClocks = 6000.0;  // to add up a tile whose parts meet in memory
-constexpr double kPartBytes = 25.0;       // of each part, per clock
-constexpr double kBesideAnother = 1.3;    // time of two blocks on a multiprocessor over one's
-constexpr int kLeastSteps = 6;            // of a part of a tile
+// 1100 timings on an H200 (bench/gemm_sm90_sweep_main.cc; eight shapes, two schemes, 1 to 1024
+// rows: what it chooses takes 0.4 percent longer than the best, and 6 at most).
+constexpr int kLeastTokens = 92;           // a unit takes as long as with so many, to be fetched
+constexpr double kFetchedBytes = 440.0;    // into shared memory, per clock
+constexpr double kStepClocks = 84.0;       // more for each step
+constexpr double kStoreClocks = 2000.0;    // to store a tile
+constexpr double kPairClocks = 49.0;       // more for a row block and token that leaves in pairs
+constexpr double kClusterClocks = 230.0;   // to add up a tile that a cluster shared
+constexpr double kClusterBytes = 11.0;     // of its sums, per clock
+constexpr double kClusterPairBytes = 1.3;  // the same where they leave in pairs
+constexpr double kMemoryClocks = 3700.0;   // to add up a tile whose parts meet in memory
+constexpr double kPartBytes = 28.0;        // of each part, per clock
+constexpr double kRunsClocks = 6300.0;     // to add up tiles in runs
+constexpr int kMostRunTokens = 16;         // of a tile in runs: more sums take too long
+constexpr int kSmallTokens = 64;           // tiles of up to these may be less than half full
+constexpr int kLeastSteps = 6;             // of a part of a tile
 constexpr int kClusters[] = {2, 3, 4, 8};
 constexpr size_t kUsed = 3;  // clusters of 8 were slower: they wait for each other's places
 
 // Whether a tile is not mostly empty at m tokens.
 bool serves(const GemmSm90Family& family, const GemmSm90Tile& tile, int64_t m) {
-  return tile.tokens < 2 * std::max<int64_t>(m, family.tiles.front().tokens);
+  const int64_t rows = std::max<int64_t>(m, family.tiles.front().tokens);
+  return tile.tokens < 2 * rows ||
+         (family.plan == nullptr && tile.tokens <= kSmallTokens && tile.tokens < 4 * rows);
 }
 
 // Nor so small that weights are fetched more often than products are worth.
@@ -161,34 +170,49 @@ GemmSm90Plan GemmSm90::plan(size_t tile_index, int64_t m, bool in_pairs) const {
   const int token_tiles = static_cast<int>(ceil_div(m, tile.tokens));
   const int tiles = row_tiles * token_tiles;
   const int steps = static_cast<int>(ceil_div(ceil_div(k_, family_.block_elements), tile.depth));
-  const int units = tile.row_blocks * tile.depth;
-  const double bytes = static_cast<double>(units) * family_.unit_bytes +
-                       static_cast<double>(tile.depth) * std::min<int64_t>(tile.tokens, m) * 128;
-  const double step =
-      units * family_.clocks_per_unit_token * std::max(tile.tokens, 32) + bytes / kFetchedBytes;
-  const double part_bytes = tile.row_blocks * 64.0 * tile.tokens * 4.0;
-  GemmSm90Plan best{.schedule = make_parts_schedule(row_tiles, token_tiles, steps, sms_, 1),
-                    .clocks = static_cast<double>(ceil_div(tiles, sms_)) * steps * step};
-  const auto consider = [&best](const GemmSchedule& schedule, double clocks) {
-    if (clocks < best.clocks) {
-      best = {.schedule = schedule, .clocks = clocks};
+  const int row_blocks = tile.row_blocks / tile.cluster;  // of one block
+  const int units = row_blocks * tile.depth;
+  const double bytes =
+      static_cast<double>(units) * family_.unit_bytes +
+      static_cast<double>(tile.depth) * std::min<int64_t>(tile.tokens, m) * 128 / tile.cluster;
+  const double step = units * family_.clocks_per_unit_token * std::max(tile.tokens, kLeastTokens) +
+                      bytes / kFetchedBytes + kStepClocks;
+  const bool in_words = tile.resident == 1;  // results leave
+  const double store =
+      kStoreClocks +
+      (in_words ? 0.0 : kPairClocks * static_cast<double>(std::min<int64_t>(tile.tokens, m))) *
+          row_blocks;
+  const double part_bytes = row_blocks * 64.0 * tile.tokens * 4.0;
+  const int blocks = sms_ / tile.cluster;  // or clusters
+  GemmSm90Plan best{
+      .schedule = make_parts_schedule(row_tiles, token_tiles, steps, blocks, 1),
+      .clocks = static_cast<double>(ceil_div(tiles, blocks)) * (steps * step + store)};
+  const auto consider = [&best, store](const GemmSchedule& schedule, double clocks) {
+    if (clocks + store < best.clocks) {
+      best = {.schedule = schedule, .clocks = clocks + store};
     }
   };
   for (size_t i = 0; i < kUsed && in_pairs; ++i) {
     const int cluster = kClusters[i];
-    const int blocks = tiles * cluster;
     if (tiles <= clusters_[tile_index][i] && steps >= kLeastSteps * cluster &&
-        2 * blocks <= 3 * sms_) {
+        2 * tiles * cluster <= 3 * sms_) {
       consider(make_cluster_schedule(row_tiles, token_tiles, steps, cluster),
-               static_cast<double>(ceil_div(steps, cluster)) * step *
-                       (blocks > sms_ ? kBesideAnother : 1.0) +
-                   kClusterClocks + part_bytes / kClusterBytes);
+               static_cast<double>(ceil_div(steps, cluster)) * step + kClusterClocks +
+                   part_bytes / (in_words ? kClusterBytes : kClusterPairBytes));
     }
   }
-  if (const int parts = std::min(sms_ / tiles, steps / kLeastSteps); parts > 1) {
-    consider(make_parts_schedule(row_tiles, token_tiles, steps, sms_, parts),
-             static_cast<double>(ceil_div(steps, parts)) * step + kMemoryClocks +
-                 (parts + 1) * part_bytes / kPartBytes);
+  // Tiles beyond whole rounds of all blocks, in parts.
+  const int left = tiles % blocks;
+  const int most = left > 0 ? std::min(blocks / left, steps / kLeastSteps) : 1;
+  for (int parts = 2; parts <= most; ++parts) {
+    consider(make_parts_schedule(row_tiles, token_tiles, steps, blocks, parts),
+             tiles / blocks * (steps * step + store) + ceil_div(steps, parts) * step +
+                 kMemoryClocks + (parts + 1) * part_bytes / kPartBytes);
+  }
+  // Or in runs, which come before whole tiles.
+  if (left > 0 && tiles > blocks && tile.tokens <= kMostRunTokens) {
+    consider(make_runs_schedule(row_tiles, token_tiles, steps, blocks),
+             static_cast<double>(tiles) * steps / blocks * step + kRunsClocks + store);
   }
   return best;
 }

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "backend/cuda/kernels/gemm_sm90_share.cuh"
 #include "backend/cuda/kernels/gemm_sm90_store.cuh"
 #include "backend/cuda/kernels/gemm_sm90_tile.cuh"
 #include "backend/cuda/ptx/barrier.cuh"
@@ -18,6 +19,22 @@
 // shared memory. Weights never change, so the first ring is filled before the kernel waits for its
 // predecessor.
 namespace nibble::cuda {
+
+// Number of this block's cluster.
+template <typename Tile>
+__device__ __forceinline__ int cluster_index() {
+  return static_cast<int>(blockIdx.x) / Tile::kCluster;
+}
+
+// The next part of this block: of a cluster's tile, its own rows.
+template <typename Tile>
+__device__ __forceinline__ bool next_part(GemmParts& parts, GemmPart& part) {
+  const bool more = parts.next(part);
+  if constexpr (Tile::kCluster > 1) {
+    part.row_tile = part.row_tile * Tile::kCluster + static_cast<int>(blockIdx.x) % Tile::kCluster;
+  }
+  return more;
+}
 
 // --- the copying warp, one thread of it ---
 
@@ -37,9 +54,13 @@ template <typename Codec, typename Tile>
 __device__ void copy_weights(
     const GemmSm90Args& args, const GemmPart& part, int step, uint32_t stage, uint32_t barrier) {
   constexpr int kBytes = Tile::kDepth * Codec::kUnitBytes;
+  // What is read once leaves the L2 cache to activations and results.
+  const ptx::CacheHint hint =
+      args.schedule.token_tiles == 1 ? ptx::CacheHint::kEvictFirst : ptx::CacheHint::kNormal;
 #pragma unroll
   for (int b = 0; b < Tile::kRowBlocks; ++b) {
-    ptx::bulk_copy(stage + b * kBytes, units_of<Codec, Tile>(args, part, step, b), kBytes, barrier);
+    ptx::bulk_copy(stage + b * kBytes, units_of<Codec, Tile>(args, part, step, b), kBytes, barrier,
+                   hint);
   }
 }
 
@@ -49,9 +70,17 @@ __device__ void copy_x(
   using Shared = GemmShared<Codec, Tile>;
 #pragma unroll
   for (int d = 0; d < Tile::kDepth; ++d) {
-    ptx::tensor_copy(stage + Shared::kWeightBytes + d * Shared::kXBytes, x,
-                     (step * Tile::kDepth + d) * Codec::kBlockElements,
-                     part.token_tile * Tile::kTokens, barrier);
+    const uint32_t to = stage + Shared::kWeightBytes + d * Shared::kXBytes;
+    const int column = (step * Tile::kDepth + d) * Codec::kBlockElements;
+    const int token = part.token_tile * Tile::kTokens;
+    if constexpr (Tile::kCluster == 1) {
+      ptx::tensor_copy(to, x, column, token, barrier);
+    } else {  // this block's share, to all
+      const int rank = static_cast<int>(blockIdx.x) % Tile::kCluster;
+      ptx::tensor_copy_to_all(to + rank * (Shared::kXBytes / Tile::kCluster), x, column,
+                              token + rank * (Tile::kTokens / Tile::kCluster), barrier,
+                              (1 << Tile::kCluster) - 1);
+    }
   }
 }
 
@@ -63,9 +92,9 @@ __device__ void fill_ring(const CUtensorMap& x, const GemmSm90Args& args, uint32
   ptx::prefetch_tensor_map(x);
   GemmPart part;
   {  // Weights of the first ring, then, when the predecessor has ended, its activations.
-    GemmParts parts(args.schedule, blockIdx.x);
+    GemmParts parts(args.schedule, cluster_index<Tile>());
     int count = 0;
-    while (count < Tile::kStages && parts.next(part)) {
+    while (count < Tile::kStages && next_part<Tile>(parts, part)) {
       for (int step = part.begin; step < part.end && count < Tile::kStages; ++step, ++count) {
         ptx::barrier_arrive_expect(full + 8 * count, Shared::kStageBytes);
         copy_weights<Codec, Tile>(args, part, step, base + count * Shared::kStageBytes,
@@ -73,11 +102,14 @@ __device__ void fill_ring(const CUtensorMap& x, const GemmSm90Args& args, uint32
       }
     }
   }
+  if constexpr (Tile::kCluster > 1) {
+    ptx::cluster_wait();  // all have their barriers
+  }
   ptx::wait_for_predecessor();
-  GemmParts parts(args.schedule, blockIdx.x);
+  GemmParts parts(args.schedule, cluster_index<Tile>());
   RingPlace<Tile::kStages> place;
   int count = 0;
-  while (parts.next(part)) {
+  while (next_part<Tile>(parts, part)) {
     for (int step = part.begin; step < part.end; ++step, ++count) {
       const uint32_t stage = base + place.stage * Shared::kStageBytes;
       const uint32_t barrier = full + 8 * place.stage;
@@ -145,8 +177,14 @@ __device__ __forceinline__ void accumulate(
   };
   int before = -1;  // the stage that the products now under way leave behind
   const auto release = [&] {
-    if (before >= 0) {  // all lanes have what they read: products have taken it
+    if (before < 0) {
+      return;
+    }
+    // All lanes have what they read: products have taken it.
+    if constexpr (Tile::kCluster == 1) {
       ptx::warp_arrive(empty + 8 * before);
+    } else {
+      ptx::warp_arrive_at_all<Tile::kCluster>(empty + 8 * before);  // all fill this block's stages
     }
   };
 
@@ -201,10 +239,13 @@ __device__ __forceinline__ void multiply_parts(const GemmSm90Args& args,
                                                uint32_t base,
                                                volatile uint32_t* flags) {
   const int thread = static_cast<int>(threadIdx.x & 127);
-  GemmParts parts(args.schedule, blockIdx.x);
+  GemmParts parts(args.schedule, cluster_index<Tile>());
   GemmPart part;
   RingPlace<Tile::kStages> place;
-  bool more = uniform(parts.next(part));
+  bool more = uniform(next_part<Tile>(parts, part));
+  if constexpr (Tile::kCluster > 1) {
+    ptx::cluster_wait();  // all have their barriers
+  }
   ChannelTerms<Tile::kBlocks> terms = load_terms<Codec, Tile>(args, part, group, thread);
   ptx::wait_for_predecessor();
   while (more) {
@@ -217,16 +258,16 @@ __device__ __forceinline__ void multiply_parts(const GemmSm90Args& args,
     if constexpr (Tile::kClusters) {
       if (args.schedule.cluster > 1) {
         with_result(args.result, [&]<GemmResult kResult>() {
-          store_cluster<Codec, Tile, kResult>(sums, args, terms, part, group, thread, base);
+          store_cluster<Codec, Tile, kResult>(sums, args, terms, tokens, part, group, thread, base);
         });
         stored = true;
       }
     }
-    if (!stored && (part.split < 0 ||
-                    combine<Codec, Tile>(sums, args, part, blockIdx.x, group, thread, flags))) {
-      store<Codec, Tile>(sums, args, terms, tokens, part, group, thread);
+    if (!stored && (part.split < 0 || combine<Codec, Tile>(sums, args, part, cluster_index<Tile>(),
+                                                           group, thread, flags))) {
+      store<Codec, Tile>(sums, args, terms, tokens, part, group, thread, base);
     }
-    more = uniform(parts.next(part));
+    more = uniform(next_part<Tile>(parts, part));
     terms = load_terms<Codec, Tile>(args, part, group, thread);
   }
 }
@@ -244,11 +285,15 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident)
     for (int s = 0; s < Tile::kStages; ++s) {
       ptx::barrier_init(base + Shared::kBarriers + 8 * s, 1);
       ptx::barrier_init(base + Shared::kBarriers + 8 * (Tile::kStages + s),
-                        4 * Tile::kGroups * ptx::kWarpArrivals);
+                        4 * Tile::kGroups * Tile::kCluster * ptx::kWarpArrivals);
     }
     ptx::barrier_init_fence();
   }
-  __syncthreads();
+  if constexpr (Tile::kCluster == 1) {
+    __syncthreads();
+  } else {
+    ptx::cluster_arrive_relaxed();
+  }
   ptx::allow_successor();
   if (warp >= 4 * Tile::kGroups) {
     if constexpr (Tile::kTakesRegisters) {
@@ -256,12 +301,17 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident)
     }
     if (threadIdx.x == 128 * Tile::kGroups) {
       fill_ring<Codec, Tile>(x, args, base);
+    } else if constexpr (Tile::kCluster > 1) {
+      ptx::cluster_wait();
     }
   } else {
     if constexpr (Tile::kTakesRegisters) {
       ptx::registers_take<232>();
     }
     multiply_parts<Codec, Tile>(args, warp >> 2, base, flags);
+  }
+  if constexpr (Tile::kCluster > 1) {
+    ptx::cluster_sync();  // the others may still arrive at this block's barriers
   }
 }
 

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstring>
 #include <random>
 #include <vector>
@@ -43,22 +44,36 @@ class Subject final {
   /// Rows 0 .. m - 1 with the product's own choice, or with a tile and a schedule.
   std::vector<float> run(int64_t m, int tile = -1, const GemmSchedule* schedule = nullptr) {
     const testing::DeviceArray<float> y(static_cast<size_t>(m * (n_ + kGap)));
-    const GemmLaunch args{.x = x_->data(),
-                          .x_scales = x_scales_->data(),
-                          .packed = packed_->data(),
-                          .y = y.data(),
-                          .y_stride = n_ + kGap,
-                          .m = m,
-                          .result = GemmResult::kF32,
-                          .workspace = workspace_->data()};
+    run({.y = y.data(), .y_stride = n_ + kGap, .m = m, .result = GemmResult::kF32}, tile, schedule);
+    return y.host();
+  }
+
+  /// Rows 0 .. m - 1 in BF16, without what lies between them.
+  std::vector<uint16_t> run_bf16(int64_t m, int64_t gap, int tile, const GemmSchedule& schedule) {
+    const int64_t stride = n_ + gap;
+    const testing::DeviceArray<uint16_t> y(
+        std::vector<uint16_t>(static_cast<size_t>(m * stride), 0xffff));
+    run({.y = y.data(), .y_stride = stride, .m = m, .result = GemmResult::kBf16}, tile, &schedule);
+    std::vector<uint16_t> rows = y.host();
+    for (int64_t row = 0; row < m; ++row) {
+      std::copy_n(rows.begin() + row * stride, n_, rows.begin() + row * n_);
+    }
+    rows.resize(static_cast<size_t>(m * n_));
+    return rows;
+  }
+
+ private:
+  void run(GemmLaunch args, int tile, const GemmSchedule* schedule) {
+    args.x = x_->data();
+    args.x_scales = x_scales_->data();
+    args.packed = packed_->data();
+    args.workspace = workspace_->data();
     EXPECT_EQ(schedule == nullptr ? kernel_->run(args, {})
                                   : gemm_->run_schedule(tile, *schedule, args, {}),
               cudaSuccess);
     EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-    return y.host();
   }
 
- private:
   using Bytes = testing::DeviceArray<uint8_t>;
   template <typename T>
   using DeviceArray = testing::DeviceArray<T>;
@@ -122,6 +137,31 @@ void check_bits(const GemmEntry& entry, std::string_view scheme, int64_t n, int6
   }
 }
 
+// Results of BF16 leave in whole words, or, where rows are no whole words apart, in pairs.
+void check_words(const GemmEntry& entry, std::string_view scheme) {
+  Subject subject(entry, scheme, 320, 768);
+  for (const int64_t m : {33, 130, 300}) {
+    const std::vector<uint16_t> pairs = subject.run_bf16(m, 4, 0, subject.gemm().schedule(0, m));
+    for (int tile = 0; tile < static_cast<int>(subject.gemm().tiles().size()); ++tile) {
+      for (const GemmSchedule& schedule : schedules(subject.gemm(), tile, m, true)) {
+        SCOPED_TRACE(::testing::Message()
+                     << scheme << " m " << m << " tile " << tile << " cluster " << schedule.cluster
+                     << " split " << schedule.split_blocks << " of " << schedule.split_tiles);
+        ASSERT_EQ(subject.run_bf16(m, 8, tile, schedule), pairs);
+      }
+      if (testing::brief_tests()) {
+        continue;
+      }
+      ASSERT_EQ(subject.run_bf16(m, 4, tile, subject.gemm().schedule(tile, m)), pairs);
+    }
+  }
+}
+
+TEST(GemmSm90, ResultsInWordsAreThoseInPairs) {
+  NIBBLE_NEEDS_GPU();
+  check_words(kGemmW4A8Sm90, "w4a8");
+  check_words(kGemmW8A8Int8Sm90, "w8a8_int8");
+}
 TEST(GemmSm90, Int4TimesInt8GivesARowTheSameBits) {
   NIBBLE_NEEDS_GPU();
   check_bits(kGemmW4A8Sm90, "w4a8", 328, 1536);

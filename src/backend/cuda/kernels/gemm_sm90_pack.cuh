@@ -34,9 +34,10 @@ __device__ __forceinline__ int gemm_thread(int row, int column) {
 template <typename Codec, typename Tile>
 constexpr GemmSm90Tile gemm_tile() {
   return {.tokens = Tile::kTokens,
-          .row_blocks = Tile::kRowBlocks,
+          .row_blocks = Tile::kRowBlocks * Tile::kCluster,
           .depth = Tile::kDepth,
           .resident = Tile::kResident,
+          .cluster = Tile::kCluster,
           .clusters = Tile::kClusters,
           .threads = Tile::kThreads,
           .shared_bytes = GemmShared<Codec, Tile>::kBytes,

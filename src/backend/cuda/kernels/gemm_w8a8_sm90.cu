@@ -79,13 +79,16 @@ cudaError_t unpack(const void* units, int64_t n, int64_t k, void* codes, cudaStr
 }
 
 template <ptx::MmaType kType>
-inline constexpr GemmSm90Tile kTiles[] = {gemm_tile<ByteCodec<kType>, GemmTile<8, 1, 1, 6, 2>>(),
-                                          gemm_tile<ByteCodec<kType>, GemmTile<16, 1, 1, 6, 2>>(),
-                                          gemm_tile<ByteCodec<kType>, GemmTile<32, 1, 1, 5, 2>>(),
-                                          gemm_tile<ByteCodec<kType>, GemmTile<64, 1, 1, 8, 1>>(),
-                                          gemm_tile<ByteCodec<kType>, GemmTile<64, 2, 1, 5, 1>>(),
-                                          gemm_tile<ByteCodec<kType>, GemmTile<128, 1, 1, 6, 1>>(),
-                                          gemm_tile<ByteCodec<kType>, GemmTile<128, 2, 1, 4, 1>>()};
+inline constexpr GemmSm90Tile kTiles[] = {
+    gemm_tile<ByteCodec<kType>, GemmTile<8, 1, 1, 6, 2>>(),
+    gemm_tile<ByteCodec<kType>, GemmTile<16, 1, 1, 6, 2>>(),
+    gemm_tile<ByteCodec<kType>, GemmTile<32, 1, 1, 5, 2>>(),
+    gemm_tile<ByteCodec<kType>, GemmTile<64, 1, 1, 8, 1>>(),
+    gemm_tile<ByteCodec<kType>, GemmTile<64, 2, 1, 5, 1>>(),
+    gemm_tile<ByteCodec<kType>, GemmTile<128, 1, 1, 6, 1>>(),
+    gemm_tile<ByteCodec<kType>, GemmTile<128, 2, 1, 4, 1>>(),
+    gemm_tile<ByteCodec<kType>, GemmTile<256, 1, 1, 4, 1, 2>>(),
+};
 
 constexpr GemmSm90Family kInt8Family{.name = "gemm_w8a8_int8_sm90",
                                      .tiles = kTiles<ptx::MmaType::kInt8>,
