@@ -20,6 +20,10 @@ Attention::Attention(Parts parts,
 void Attention::forward(float* hidden, const ForwardContext& context) {
   Backend& backend = context.backend;
   const int64_t stride = parts_.qkv.n();
+  // Where integers follow, all else is exact: attention alone could tell a GPU from a CPU.
+  const bool shared =
+      parts_.output.act() == ActFormat::kInt8Token && context.kv.code == KvCode::kBf16;
+  const AttentionForm form = shared ? AttentionForm::kShared : AttentionForm::kOwn;
   parts_.qkv.forward(
       {.x = hidden, .m = context.rows, .y = context.qkv, .input = parts_.norm.input()});
   backend.rope_append_kv(RopeAppendArgs{.qkv = context.qkv,
@@ -31,7 +35,8 @@ void Attention::forward(float* hidden, const ForwardContext& context) {
                                         .sequences = context.sequences,
                                         .q_norm = parts_.q_norm ? parts_.q_norm->weight() : nullptr,
                                         .k_norm = parts_.k_norm ? parts_.k_norm->weight() : nullptr,
-                                        .norm_eps = parts_.q_norm ? parts_.q_norm->eps() : 0.0F});
+                                        .norm_eps = parts_.q_norm ? parts_.q_norm->eps() : 0.0F,
+                                        .form = form});
   const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(shape_.head_dim)));
   backend.attention(AttentionArgs{.q = context.qkv,
                                   .q_stride = stride,
@@ -41,7 +46,8 @@ void Attention::forward(float* hidden, const ForwardContext& context) {
                                   .scale = scale,
                                   .sliding_window = shape_.sliding_window,
                                   .kv = context.kv,
-                                  .sequences = context.sequences});
+                                  .sequences = context.sequences,
+                                  .form = form});
   parts_.output.forward(
       {.x = context.attended, .m = context.rows, .y = hidden, .output = GemmOutput::kAdd});
 }

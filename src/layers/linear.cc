@@ -13,6 +13,7 @@ Result<Linear> Linear::prepare(std::span<const MappedLinear> parts,
   CHECK(!parts.empty());
   Linear linear;
   linear.k_ = parts.front().weight.k;
+  linear.act_ = parts.front().act;
   size_t begin = 0;
   while (begin < parts.size()) {  // neighbours with the same formats become one matrix
     const MappedLinear& first = parts[begin];

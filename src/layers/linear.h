@@ -25,6 +25,8 @@ class Linear final {
 
   [[nodiscard]] int64_t n() const { return n_; }
   [[nodiscard]] int64_t k() const { return k_; }
+  /// What activations are rounded to, of the first part.
+  [[nodiscard]] ActFormat act() const { return act_; }
   /// Bytes that one row of activations reads.
   [[nodiscard]] int64_t weight_bytes() const;
 
@@ -42,6 +44,7 @@ class Linear final {
 
   int64_t n_ = 0;
   int64_t k_ = 0;
+  ActFormat act_ = ActFormat::kFloat;
   std::vector<Part> parts_;
   DeviceBuffer bias_;
 };

@@ -4,6 +4,7 @@
 #include <span>
 
 #include "ops/activations.h"
+#include "ops/attention_form.h"
 #include "ops/kv.h"
 
 namespace nibble {
@@ -23,6 +24,7 @@ struct AttentionArgs {
   int64_t sliding_window = 0;  // a token sees itself and the window-1 before it; 0: all
   KvView kv;
   std::span<const SequenceSpan> sequences;
+  AttentionForm form = AttentionForm::kOwn;
 };
 
 /// Normalizes the heads of q and k where the model does, rotates q in place and writes rotated k,
@@ -42,6 +44,7 @@ struct RopeAppendArgs {
   const float* q_norm = nullptr;  // [head_dim] weights of an RMSNorm of each head; null: none
   const float* k_norm = nullptr;
   float norm_eps = 0.0F;
+  AttentionForm form = AttentionForm::kOwn;
 };
 
 /// Oracles in double precision, one token and head after another.

@@ -108,10 +108,11 @@ class CudaModel : public testing::TestWithParam<std::string> {
   std::unique_ptr<Backend> cpu_;
 };
 
-// CPU and GPU round to BF16 at the same places, but sums in other orders and faster forms of e^x
-// and 1/sqrt move some numbers across a boundary, and then some rounded activations by a step:
-// logits may differ by as much as the scheme itself costs, and 1 %; and the likeliest token may be
-// another one where the two are that near: the difference of two logits is within three times it.
+// CPU and GPU round to BF16 at the same places, but sums in other orders and, but for INT8 products
+// over a BF16 cache, a faster form of e^x move some numbers across a boundary, and then some
+// rounded activations by a step: logits may differ by as much as the scheme itself costs, and 1 %;
+// and the likeliest token may be another one where the two are that near: the difference of two
+// logits is within three times it.
 TEST_P(CudaModel, LogitsAreTheCpusWithinTheSchemesOwnError) {
   constexpr double kStep = 0.01;
   const std::vector<int32_t> tokens = text_tokens(test_length());

@@ -46,6 +46,7 @@ struct AttentionTask {
   int64_t group = 0;  // query heads that share the KV head; tokens * group <= kQueryRows
   float scale = 1.0F;
   int64_t window = 0;          // 0: all
+  bool whole_tops = false;     // AttentionForm::kShared
   int64_t first_position = 0;  // of the first token
   KvLayout kv;
   int64_t kv_head = 0;

@@ -156,6 +156,9 @@ void CpuAttention::rope_append_token(const RopeAppendArgs& args,
         kernels_.rms_norm(values, dim, norm, args.norm_eps, values);
       }
       kernels_.rotate(values, dim, cosine, cosine + dim / 2);
+      if (args.form == AttentionForm::kShared) {
+        kernels_.round_row(values, dim, kv_head < 0 ? kQueryPlaces : kKeyPlaces);
+      }
     }
     if (kv_head < 0) {
       kernels_.store(values, dim, numbers);
@@ -197,6 +200,7 @@ AttentionTask CpuAttention::Plan::task(const AttentionArgs& args,
   task.group = group;
   task.scale = args.scale;
   task.window = args.sliding_window;
+  task.whole_tops = args.form == AttentionForm::kShared && args.kv.code == KvCode::kBf16;
   task.first_position = sequence.kv_len - sequence.q_len + block.first_token;
   task.kv = layout;
   task.kv_head = kv_head;

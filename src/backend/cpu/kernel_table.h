@@ -119,6 +119,8 @@ struct KernelTable {
   void (*store)(const float* x, int64_t n, Numbers y) = nullptr;  // rounded where y is BF16
   // Rotates one head in place by the angles whose cosines and sines are given [dim/2].
   void (*rotate)(float* head, int64_t dim, const float* cosine, const float* sine) = nullptr;
+  // Rounds a row to multiples of 2^-places of the power of two in its largest magnitude.
+  void (*round_row)(float* x, int64_t n, int places) = nullptr;
   // Writes one head's keys or values of one token.
   void (*write_kv)(const KvLayout& kv, const float* x, uint8_t* row, float* params) = nullptr;
   int64_t attention_rows = 0;  // query rows that a task should have where there are enough

@@ -8,6 +8,7 @@
 #include "backend/cuda/kv_layout.h"
 #include "backend/cuda/launch.h"
 #include "base/status.h"
+#include "ops/attention_form.h"
 
 namespace nibble::cuda {
 
@@ -19,7 +20,12 @@ struct AttentionShape {
   float scale = 1.0F;          // applied to q·k
   float k_scale = 1.0F;        // fp8 caches: value = code * scale
   float v_scale = 1.0F;
+  AttentionForm form = AttentionForm::kOwn;
 };
+
+/// Rows up to this position take AttentionForm::kShared in prefill by warpgroup products; its
+/// weights cost more than they are worth where attention is long.
+inline constexpr int32_t kSharedPrefill = 512;
 
 /// A step, in device memory. The host's `sequences` and `rows` are upper bounds (a graph's bucket):
 /// sequences past the real ones have kv_len 0 and q_begin[s] = q_begin[s+1], rows past the real

@@ -34,9 +34,10 @@ AttentionShape shape_of(KvCode code, int heads, int kv_heads, int head_dim, int 
 
 std::string name_of(const AttentionShape& shape) {
   const char* code[] = {"f32", "bf16", "int8", "int4", "fp8"};
-  return fmt::format("{} heads {}/{} dim {} page {} window {}",
+  return fmt::format("{} heads {}/{} dim {} page {} window {} form {}",
                      code[static_cast<int>(shape.kv.code)], shape.heads, shape.kv.kv_heads,
-                     shape.kv.head_dim, shape.kv.page_size, shape.sliding_window);
+                     shape.kv.head_dim, shape.kv.page_size, shape.sliding_window,
+                     static_cast<int>(shape.form));
 }
 
 // Rounding of the weights (bf16 or fp16) and of the result; prefill also rounds what it widens.
@@ -55,6 +56,11 @@ void check_case(const AttentionShape& shape,
       shape.kv.code != KvCode::kBf16 &&
       std::ranges::any_of(sequences, [](const CaseSequence& s) { return s.q_len > 1; });
   test.check(widens ? kWidenedTolerance : kTolerance);
+  if (shape.kv.code == KvCode::kBf16 && shape.form == AttentionForm::kOwn) {
+    AttentionShape shared = shape;
+    shared.form = AttentionForm::kShared;
+    check_case(shared, sequences, longest);
+  }
   if (testing::brief_tests()) {
     return;
   }

@@ -183,7 +183,9 @@ class CudaBackend final : public Backend {
     NIBBLE_RETURN_IF_ERROR(check_attention(attention));
     NIBBLE_RETURN_IF_ERROR(self_check_->check_attention(attention));
     attention.sliding_window = kCheckedWindow;
-    return self_check_->check_attention(attention);
+    NIBBLE_RETURN_IF_ERROR(self_check_->check_attention(attention));
+    attention.form = AttentionForm::kShared;
+    return shape.code == KvCode::kBf16 ? self_check_->check_attention(attention) : Status();
   }
 
   Result<double> measure_read_gbps() override {
@@ -355,17 +357,18 @@ class CudaBackend final : public Backend {
 
   void rope_append_kv(const RopeAppendArgs& args) override {
     CHECK(!append_.has_value());
-    const RopeAppendLaunch launch{
-        .shape = {.kv = layout_of(args.kv), .heads = static_cast<int32_t>(args.heads)},
-        .step = step_->buffers.metadata(),
-        .pages = args.kv.pages,
-        .qkv = args.qkv.data,
-        .qkv_stride = args.stride,
-        .inv_freq = args.inv_freq,
-        .attention_factor = args.attention_factor,
-        .q_norm = args.q_norm,
-        .k_norm = args.k_norm,
-        .norm_eps = args.norm_eps};
+    const RopeAppendLaunch launch{.shape = {.kv = layout_of(args.kv),
+                                            .heads = static_cast<int32_t>(args.heads),
+                                            .form = args.form},
+                                  .step = step_->buffers.metadata(),
+                                  .pages = args.kv.pages,
+                                  .qkv = args.qkv.data,
+                                  .qkv_stride = args.stride,
+                                  .inv_freq = args.inv_freq,
+                                  .attention_factor = args.attention_factor,
+                                  .q_norm = args.q_norm,
+                                  .k_norm = args.k_norm,
+                                  .norm_eps = args.norm_eps};
     if (!step_->prefills && !decode_reads_plan(launch.shape, launch.step)) {
       append_ = launch;  // the attention that follows does it
     } else {
@@ -378,7 +381,8 @@ class CudaBackend final : public Backend {
     const AttentionShape shape{.kv = layout_of(args.kv),
                                .heads = static_cast<int32_t>(args.heads),
                                .sliding_window = static_cast<int32_t>(args.sliding_window),
-                               .scale = args.scale};
+                               .scale = args.scale,
+                               .form = args.form};
     AttentionPlan& plan = plan_of(shape);
     const AttentionLaunch launch{.shape = shape,
                                  .step = step_->buffers.metadata(),

@@ -48,7 +48,7 @@ class SelfCheck final {
 
   cudaStream_t stream_;
   std::set<std::tuple<std::string, int64_t, int64_t, int, int>> products_;
-  std::set<std::tuple<int, int, int64_t, int64_t, int64_t, int64_t>> attentions_;
+  std::set<std::tuple<int, int, int64_t, int64_t, int64_t, int64_t, int>> attentions_;
   std::set<std::pair<ActFormat, int64_t>> rows_;
   int64_t checks_ = 0;
   double milliseconds_ = 0;

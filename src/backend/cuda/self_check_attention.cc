@@ -125,7 +125,8 @@ class AttentionCheck final {
                            .heads = shape_.heads,
                            .inv_freq = inv_freq_.data(),
                            .kv = kv,
-                           .sequences = {&span, 1}});
+                           .sequences = {&span, 1},
+                           .form = shape_.form});
     span.q_len = kCompared;
     const int64_t width = static_cast<int64_t>(shape_.heads) * shape_.kv.head_dim;
     std::vector<float> out(static_cast<size_t>(kCompared * width));
@@ -176,7 +177,8 @@ Status SelfCheck::check_attention(const AttentionShape& shape) {
                               shape.kv.page_size,
                               shape.kv.kv_heads,
                               shape.kv.head_dim,
-                              shape.heads};
+                              shape.heads,
+                              static_cast<int>(shape.form)};
   if (!attentions_.insert(key).second) {
     return {};
   }

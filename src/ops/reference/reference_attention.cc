@@ -141,6 +141,20 @@ void rotate(float* head, int64_t dim, int64_t position, const RopeAppendArgs& ar
   }
 }
 
+/// AttentionForm::kShared.
+void round_row(float* head, int64_t dim, int places) {
+  float largest = 0.0F;
+  for (int64_t i = 0; i < dim; ++i) {
+    largest = std::max(largest, std::fabs(head[i]));
+  }
+  if (largest > 0.0F) {
+    const double unit = std::ldexp(1.0, std::ilogb(largest) - places);
+    for (int64_t i = 0; i < dim; ++i) {
+      head[i] = static_cast<float>(std::nearbyint(head[i] / unit) * unit);
+    }
+  }
+}
+
 /// Attention of one query head over the keys first..last (inclusive) of its sequence.
 void attend(const AttentionArgs& args, const SequenceSpan& sequence, int64_t row, int64_t head) {
   const KvView& kv = args.kv;
@@ -217,6 +231,10 @@ void reference_rope_append(const RopeAppendArgs& args) {
           normalize(q + head * kv.head_dim, kv.head_dim, norm, args.norm_eps);
         }
         rotate(q + head * kv.head_dim, kv.head_dim, position, args);
+        if (args.form == AttentionForm::kShared) {
+          round_row(q + head * kv.head_dim, kv.head_dim,
+                    head < args.heads ? kQueryPlaces : kKeyPlaces);
+        }
       }
       const int64_t page = sequence.pages[position / kv.page_size];
       const int64_t slot = position % kv.page_size;

@@ -31,6 +31,7 @@ struct TileRows {
   int64_t at;     // position of the block
   int64_t first;  // of the block's keys that count
   int64_t window;
+  bool whole_tops;
 
   TileRows(const AttentionTask& task,
            const TileTask& t,
@@ -50,7 +51,8 @@ struct TileRows {
         count(smaller(16, t.rows - row_tile * 16)),
         at(range.at),
         first(range.first),
-        window(task.window) {}
+        window(task.window),
+        whole_tops(task.whole_tops) {}
 
   /// Bit j: row `row` sees key j.
   [[nodiscard]] uint64_t seen_by(int64_t row) const {
@@ -93,6 +95,13 @@ inline WeightConstants kept(WeightConstants constants) {
   constants.one = kept(constants.one);
   constants.mantissa = kept(constants.mantissa);
   return constants;
+}
+
+/// sum + the even ones of 32 BF16 numbers + the odd ones.
+inline F32x16 add_pairs(F32x16 sum, __m512i pairs) {
+  const __m512i odd = _mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000U)));
+  sum = Simd::add(sum, {_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16))});
+  return Simd::add(sum, {_mm512_castsi512_ps(odd)});
 }
 
 /// Weighs the rows of a row tile, one at a time. kFull: they all see the whole block.
@@ -155,11 +164,16 @@ class RowWeigher {
                             : _mm512_maskz_mul_ps(mask, weight[g].v, value_scale_[g].v);
       }
     }
+    __m512i pairs[kKeyGroups / 2];
 #pragma GCC unroll 2
     for (int64_t g = 0; g < kKeyGroups; g += 2) {
       const auto pair =
           reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(weight[g + 1].v, weight[g].v));
       _mm512_storeu_si512(rows_.scores + row * 64 + g / 2 * kTileBytes, pair);
+      pairs[g / 2] = pair;
+    }
+    if (kCode == 1 && rows_.whole_tops) {
+      sum = add_pairs(add_pairs(Simd::load(rows_.sums + row * 16), pairs[0]), pairs[1]);
     }
     Simd::store(rows_.sums + row * 16, sum);
     if constexpr (kCode == 3) {
@@ -230,7 +244,8 @@ float shift_to_top(const TileRows& rows, int64_t row) {
     const F32x16 score = scaled_group<kCode>(rows, row, g, scale, Simd::set(0.0F));
     largest.v = _mm512_mask_max_ps(largest.v, group_of(seen, g), score.v, largest.v);
   }
-  return kExponentBase - Simd::reduce_max(largest);
+  const float top = Simd::reduce_max(largest);
+  return kExponentBase - (rows.whole_tops ? __builtin_ceilf(top) : top);
 }
 
 /// Makes a row's largest score its top and rescales its sums.

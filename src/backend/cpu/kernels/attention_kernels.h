@@ -10,7 +10,9 @@
 //   the subtraction is fused with the scaling and rounded to 15 binary places (weight_of); top
 //   becomes the largest score of a block that has one 32 or more above it, so that sums are
 //   rescaled rarely and a single key has weight 1. A score that is not finite makes the row NaN.
-// - Sums of weights are kept per lane, key modulo 16, and added at the end of a piece of 2048 keys.
+//   AttentionForm::kShared: top is the next whole number.
+// - Sums of weights are kept per lane, key modulo 16 (AttentionForm::kShared: of rounded weights,
+//   two neighbours of 32 keys to a lane), and added at the end of a piece of 2048 keys.
 // Keys that a row does not see have weight 0 and change no bit: a row's result depends on its own
 // position and the cache alone.
 
@@ -84,7 +86,7 @@ float top_score(const KeyBlock& block, const BlockRow& row, const float* scores)
 
 /// Exponents of the weights of keys lo .. hi-1; raises the row's top when one is above
 /// kTopExponent.
-template <int kCode>
+template <int kCode, bool kWholeTops>
 void score_keys(const KeyBlock& block, int64_t padded_dim, const BlockRow& row, float* exponents) {
   const int64_t lo = row.first / kDotBlock * kDotBlock;
   const int64_t hi = round_up(row.last, kDotBlock);
@@ -96,7 +98,8 @@ void score_keys(const KeyBlock& block, int64_t padded_dim, const BlockRow& row, 
   if (!find_exponents<kCode>(block, row, scores, exponents)) {
     return;
   }
-  const float shift = kExponentBase - top_score<kCode>(block, row, scores);
+  const float top = top_score<kCode>(block, row, scores);
+  const float shift = kExponentBase - (kWholeTops ? __builtin_ceilf(top) : top);
   const float factor = exp2_weight(shift - *row.shift);
   *row.shift = shift;
   Simd::store(row.sums, Simd::mul(Simd::load(row.sums), Simd::set(factor)));
@@ -109,13 +112,24 @@ void score_keys(const KeyBlock& block, int64_t padded_dim, const BlockRow& row, 
   }
 }
 
-template <int kCode>
+/// AttentionForm::kShared: weights are added as they are multiplied, rounded; neighbours to one
+/// lane, of 32 keys at a time.
+inline F32x16 add_rounded(const float* weights, int64_t lo, int64_t hi, F32x16 sum) {
+  for (int64_t j = lo; j < hi; j += kDotBlock) {
+    const F32x16 first = Simd::load(weights + j);
+    const F32x16 second = Simd::load(weights + j + 16);
+    sum = Simd::add(Simd::add(sum, Simd::evens(first, second)), Simd::odds(first, second));
+  }
+  return sum;
+}
+
+template <int kCode, bool kWholeTops>
 void attend_block(const KeyBlock& block, int64_t dim, const BlockRow& row) {
   const int64_t padded_dim = round_up(dim, 16);
   const int64_t lo = row.first / kDotBlock * kDotBlock;
   const int64_t hi = round_up(row.last, kDotBlock);
   float scores[kKeyBlock];  // exponents, then weights
-  score_keys<kCode>(block, padded_dim, row, scores);
+  score_keys<kCode, kWholeTops>(block, padded_dim, row, scores);
   F32x16 sum = Simd::load(row.sums);
   F32x16 offset = Simd::load(row.offsets);
   const WeightConstants constants;
@@ -124,7 +138,9 @@ void attend_block(const KeyBlock& block, int64_t dim, const BlockRow& row) {
     const F32x16 zero = Simd::set(0.0F);
     F32x16 weight = Simd::select_less(exponent, Simd::set(kLeastExponent), zero,
                                       weight_of(exponent, constants));
-    sum = Simd::add(sum, weight);
+    if constexpr (!kWholeTops) {
+      sum = Simd::add(sum, weight);
+    }
     if constexpr (kCode == 3) {
       offset = Simd::fma(weight, Simd::load(block.value_offset + j), offset);
     }
@@ -132,6 +148,9 @@ void attend_block(const KeyBlock& block, int64_t dim, const BlockRow& row) {
       weight = Simd::mul(weight, Simd::load(block.value_scale + j));
     }
     Simd::store(scores + j, nearest_bf16(weight));
+  }
+  if constexpr (kWholeTops) {
+    sum = add_rounded(scores, lo, hi, sum);
   }
   Simd::store(row.sums, sum);
   Simd::store(row.offsets, offset);
@@ -196,10 +215,19 @@ void sum_piece(const AttentionTask& task,
       const int64_t first = larger(first_visible(task, position) - at, range[0]);
       const int64_t last = smaller(position + 1 - at, range[1]);
       if (first < last) {
-        attend_block<kCode>(block, dim,
-                            {first, last, queries.q + r * round_up(dim, kDotBlock),
-                             queries.q_sum[r], queries.sums + r * 16, queries.offsets + r * 16,
-                             states.acc + r * padded_dim, queries.shift + r});
+        const BlockRow row{first,
+                           last,
+                           queries.q + r * round_up(dim, kDotBlock),
+                           queries.q_sum[r],
+                           queries.sums + r * 16,
+                           queries.offsets + r * 16,
+                           states.acc + r * padded_dim,
+                           queries.shift + r};
+        if (kCode == 1 && task.whole_tops) {
+          attend_block<kCode, kCode == 1>(block, dim, row);
+        } else {
+          attend_block<kCode, false>(block, dim, row);
+        }
       }
     }
   }

@@ -4,6 +4,7 @@
 // and the sums of a task's query rows over pieces of the keys.
 
 #include "backend/cpu/kernels/row_kernels.h"
+#include "ops/attention_form.h"
 
 namespace nibble::cpu {
 namespace {
@@ -39,15 +40,14 @@ inline float exp2_weight(float x) {
 
 // A row's exponents are kept as kExponentBase + x: a sum of 256 to 512, so that it is rounded to
 // multiples of 2^-15 and its low bits are x in fixed point.
-constexpr float kExponentBase = 480.0F;
-constexpr float kLeastExponent = kExponentBase + kLeastLog2;
+constexpr float kExponentBase = WeightForm::kBase;
+constexpr float kLeastExponent = WeightForm::kLeast;
 constexpr float kTopExponent = kExponentBase + 32.0F - 0x1p-15F;  // above: the row's top rises
 
 /// Of weight_of: loops keep them in registers.
 struct WeightConstants {
-  static constexpr float kUnit = 0x1p32F;  // 2^(512 - kExponentBase): integers count modulo 512
-  F32x16 factors[4] = {Simd::set(kUnit * 0.0385335609F), Simd::set(kUnit * -0.00177822495F),
-                       Simd::set(kUnit * -0.264485836F), Simd::set(kUnit * 1.22773051F)};
+  F32x16 factors[4] = {Simd::set(WeightForm::kCubic), Simd::set(WeightForm::kQuadratic),
+                       Simd::set(WeightForm::kLinear), Simd::set(WeightForm::kConstant)};
   F32x16 mantissa = Simd::from_bits(Simd::set_int(0x7fffff));
   F32x16 one = Simd::set(1.0F);
 };

@@ -3,6 +3,7 @@
 // Kernels over single rows: norms, activation functions, quantized activations, KV entries.
 
 #include "backend/cpu/kernels/common.h"
+#include "ops/attention_form.h"
 
 namespace nibble::cpu {
 namespace {
@@ -13,13 +14,66 @@ constexpr int32_t kNanBits = 0x7fc00000;
 constexpr float kFp8Max = 448.0F;
 constexpr int kKvClipSteps = 7;  // ranges clipped to 1, 0.95, ... 0.7 of themselves
 
+constexpr int64_t kShortRow = 128;
+constexpr int64_t kPiece = 8;           // neighbours whose squares are summed first
+constexpr int64_t kWarp = 32;           // pieces that are summed next
+constexpr int64_t kMostThreads = 1024;  // each with pieces as far apart as there are threads
+
+/// Of a GPU's block that has the row (row_shape() in backend/cuda/kernels/row_common.cuh).
+inline int64_t threads_of_row(int64_t n) {
+  const int64_t pieces = (n + kPiece - 1) / kPiece;
+  const int64_t each = pieces <= 512 ? 1 : pieces <= 1024 ? 2 : 4;
+  const int64_t threads = ((pieces + each - 1) / each + kWarp - 1) / kWarp * kWarp;
+  return threads < kMostThreads ? threads : kMostThreads;
+}
+
+/// Adds the squares of kWarp pieces, one after the other: of even ones to sums[0], of odd ones to
+/// sums[1].
+inline void add_squares(const float* x, int64_t n, F32x16 (&sums)[2]) {
+  F32x16 v[16];
+  for (int64_t i = 0; i < 16; ++i) {
+    const int64_t left = n - 16 * i;
+    v[i] = left >= 16 ? Simd::load(x + 16 * i)
+           : left > 0 ? load_some(x + 16 * i, left)
+                      : Simd::set(0.0F);
+  }
+  Simd::transpose(v);  // lane i: piece 2 i in the first eight, piece 2 i + 1 in the others
+  for (int64_t odd = 0; odd < 2; ++odd) {
+    for (int64_t i = kPiece * odd; i < kPiece * (odd + 1); ++i) {
+      sums[odd] = Simd::fma(v[i], v[i], sums[odd]);
+    }
+  }
+}
+
+/// In the order of a GPU's block, so that both have the same bits; of heads, which are short and
+/// many, in the order of vectors.
+inline float sum_of_squares(const float* x, int64_t n) {
+  constexpr int64_t kColumns = kWarp * kPiece;
+  if (n <= kShortRow) {
+    F32x16 squares = Simd::set(0.0F);
+    in_vectors(n, [&](int64_t i, int64_t lanes) {
+      const F32x16 v = load_lanes(x + i, lanes);
+      squares = Simd::fma(v, v, squares);
+    });
+    return Simd::reduce_add(squares);
+  }
+  const int64_t warps = threads_of_row(n) / kWarp;
+  F32x16 sums[kMostThreads / kWarp][2];
+  for (int64_t w = 0; w < warps; ++w) {
+    sums[w][0] = sums[w][1] = Simd::set(0.0F);
+  }
+  for (int64_t i = 0, w = 0; i < n; i += kColumns, w = w + 1 < warps ? w + 1 : 0) {
+    add_squares(x + i, n - i, sums[w]);
+  }
+  float of_warps[kWarp] = {};
+  for (int64_t w = 0; w < warps; ++w) {
+    of_warps[w] = Simd::reduce_add(sums[w][0]) + Simd::reduce_add(sums[w][1]);
+  }
+  return Simd::reduce_add(Simd::add(Simd::load(of_warps), Simd::load(of_warps + 16)));
+}
+
 void rms_norm(const float* x, int64_t n, const float* weight, float eps, float* y) {
-  F32x16 squares = Simd::set(0.0F);
-  in_vectors(n, [&](int64_t i, int64_t lanes) {
-    const F32x16 v = load_lanes(x + i, lanes);
-    squares = Simd::fma(v, v, squares);
-  });
-  const float mean = Simd::reduce_add(squares) / static_cast<float>(n);
+  const float mean = sum_of_squares(x, n) / static_cast<float>(n);
   const F32x16 factor = Simd::set(1.0F / sqrt_f32(mean + eps));
   in_vectors(n, [&](int64_t i, int64_t lanes) {
     const F32x16 scaled = Simd::mul(load_lanes(x + i, lanes), factor);
@@ -44,6 +98,19 @@ void load_row(ConstNumbers x, int64_t n, float* y) {
 void store_row(const float* x, int64_t n, Numbers y) {
   in_vectors(
       n, [&](int64_t i, int64_t lanes) { store_numbers(y, i, lanes, load_lanes(x + i, lanes)); });
+}
+
+void round_row(float* x, int64_t n, int places) {
+  I32x16 largest = Simd::set_int(0);
+  in_vectors(n, [&](int64_t i, int64_t lanes) {
+    const I32x16 bits = Simd::bits(load_lanes(x + i, lanes));
+    largest = Simd::max_int(largest, Simd::and_int(bits, Simd::set_int(kMagnitude)));
+  });
+  const int32_t power = Simd::reduce_max_int(largest) & kInfinityBits;
+  const F32x16 shift = Simd::set(__builtin_bit_cast(float, power) * rounding_shift(places));
+  in_vectors(n, [&](int64_t i, int64_t lanes) {
+    store_lanes(x + i, lanes, Simd::sub(Simd::add(load_lanes(x + i, lanes), shift), shift));
+  });
 }
 
 void rotate(float* head, int64_t dim, const float* cosine, const float* sine) {

@@ -24,6 +24,7 @@ constexpr KernelTable kernels_named(const char* name) {
   table.quantize_fp8 = quantize_fp8;
   table.round_bf16 = round_bf16;
   table.rms_norm = rms_norm;
+  table.round_row = round_row;
   table.silu_mul = silu_mul;
   table.load = load_row;
   table.store = store_row;

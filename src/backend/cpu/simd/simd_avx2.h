@@ -118,6 +118,16 @@ struct Simd {
     return _mm_cvtsi128_si32(_mm_max_epi32(y, _mm_shuffle_epi32(y, 0xb1)));
   }
 
+  /// Lanes 0, 2, ... of a, then of b.
+  static F32x16 evens(F32x16 a, F32x16 b) { return {select<0x88>(a), select<0x88>(b)}; }
+  /// Lanes 1, 3, ... of a, then of b.
+  static F32x16 odds(F32x16 a, F32x16 b) { return {select<0xdd>(a), select<0xdd>(b)}; }
+  template <int kLanes>
+  static __m256 select(F32x16 a) {
+    const __m256d quarters = _mm256_castps_pd(_mm256_shuffle_ps(a.lo, a.hi, kLanes));
+    return _mm256_castpd_ps(_mm256_permute4x64_pd(quarters, 0xd8));
+  }
+
   /// Lane j of row i becomes lane i of row j: pairs, quartets and halves change places.
   static void transpose(__m256 (&r)[8]) {
     __m256 pair[8];

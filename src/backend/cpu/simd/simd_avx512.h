@@ -74,6 +74,16 @@ struct Simd {
 
   /// Lane j of row i becomes lane i of row j: pairs, quartets, then blocks of four lanes change
   /// places.
+  static F32x16 evens(F32x16 a, F32x16 b) {
+    const __m512i lanes =
+        _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+    return {_mm512_permutex2var_ps(a.v, lanes, b.v)};
+  }
+  static F32x16 odds(F32x16 a, F32x16 b) {
+    const __m512i lanes =
+        _mm512_set_epi32(31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
+    return {_mm512_permutex2var_ps(a.v, lanes, b.v)};
+  }
   static void transpose(F32x16 (&rows)[16]) {
     __m512 pair[16];
     for (int i = 0; i < 16; i += 2) {

@@ -142,6 +142,16 @@ struct Simd {
   }
 
   /// Lane j of row i becomes lane i of row j.
+  static F32x16 evens(const F32x16& a, const F32x16& b) { return every_second(a, b, 0); }
+  static F32x16 odds(const F32x16& a, const F32x16& b) { return every_second(a, b, 1); }
+  static F32x16 every_second(const F32x16& a, const F32x16& b, int first) {
+    F32x16 r;
+    for (int i = 0; i < 8; ++i) {
+      r.v[i] = a.v[2 * i + first];
+      r.v[8 + i] = b.v[2 * i + first];
+    }
+    return r;
+  }
   static void transpose(F32x16 (&rows)[16]) {
     for (int i = 0; i < 16; ++i) {
       for (int j = 0; j < i; ++j) {

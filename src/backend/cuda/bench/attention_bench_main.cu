@@ -64,6 +64,17 @@ __global__ void fill_kernel(uint16_t* out, size_t count, KvCode code, int tile, 
   }
 }
 
+struct Format {
+  KvCode code;
+  const char* name;
+  AttentionForm form = AttentionForm::kOwn;
+};
+constexpr Format kFormats[] = {{KvCode::kBf16, "bf16"},
+                               {KvCode::kBf16, "shared", AttentionForm::kShared},
+                               {KvCode::kFp8, "fp8"},
+                               {KvCode::kInt8, "int8"},
+                               {KvCode::kInt4, "int4"}};
+
 struct Problem {
   AttentionShape shape;
   StepMetadata step;
@@ -77,8 +88,10 @@ struct Problem {
   float* inv_freq = nullptr;
 };
 
-Problem make_problem(KvCode code, int sequences, int q_len, int kv_len) {
+Problem make_problem(const Format& format, int sequences, int q_len, int kv_len) {
+  const KvCode code = format.code;
   Problem p;
+  p.shape.form = format.form;
   p.shape.kv = {code, preferred_page_size(code), kKvHeads, kDim};
   p.shape.heads = kHeads;
   p.shape.scale = 0.088388F;
@@ -203,15 +216,6 @@ double time_graph(const Problem& p, int launches, bool append, bool prefill) {
   return times[times.size() / 2] * 1e3 / launches;
 }
 
-struct Format {
-  KvCode code;
-  const char* name;
-};
-constexpr Format kFormats[] = {{KvCode::kBf16, "bf16"},
-                               {KvCode::kFp8, "fp8"},
-                               {KvCode::kInt8, "int8"},
-                               {KvCode::kInt4, "int4"}};
-
 void bench_decode() {
   constexpr int kShapes[][2] = {{1, 1024},   {32, 4096}, {64, 8192},
                                 {1, 131072}, {1, 8192},  {8, 4096}};
@@ -221,12 +225,12 @@ void bench_decode() {
   for (const auto& [batch, length] : kShapes) {
     double bf16 = 0.0;
     for (const Format& format : kFormats) {
-      const Problem p = make_problem(format.code, batch, 1, length);
+      const Problem p = make_problem(format, batch, 1, length);
       const double us = time_graph(p, 24, false, false);
       const double with_append = time_graph(p, 24, true, false);
       const double bytes = static_cast<double>(batch) * length * kKvHeads *
                            kv_tile_bytes(format.code, kDim) / kv_tile_tokens(format.code);
-      bf16 = format.code == KvCode::kBf16 ? us : bf16;
+      bf16 = bf16 == 0.0 ? us : bf16;
       std::printf("%-6s %5d %7d %9.2f %7.3f %5.1f%% %8.2f %12.2f\n", format.name, batch, length, us,
                   bytes / us * 1e-6, bytes / us * 1e8 / kReadCeiling, bf16 / us, with_append);
       release(p);
@@ -235,12 +239,13 @@ void bench_decode() {
 }
 
 void bench_prefill() {
-  constexpr int kShapes[][3] = {{1, 8192, 8192}, {8, 1024, 1024}, {1, 2048, 16384}};
+  constexpr int kShapes[][3] = {
+      {1, 8192, 8192}, {8, 1024, 1024}, {16, 512, 512}, {64, 128, 128}, {1, 2048, 16384}};
   std::printf("prefill\n%-6s %5s %7s %7s %9s %7s %10s\n", "kv", "batch", "rows", "length", "us",
               "TFLOPS", "append us");
   for (const auto& [batch, rows, length] : kShapes) {
     for (const Format& format : kFormats) {
-      const Problem p = make_problem(format.code, batch, rows, length);
+      const Problem p = make_problem(format, batch, rows, length);
       const double us = time_graph(p, 3, false, true);
       const double both = time_graph(p, 3, true, true);
       const double pairs = static_cast<double>(rows) * length - 0.5 * rows * (rows - 1.0);

@@ -42,6 +42,9 @@ __global__ __launch_bounds__(32 * kWarps) void append_kernel(const AppendArgs ar
         normalise<kDim>(x, norm, args.norm_eps, lane);
       }
       rotation.apply(x);
+      if (args.shared) {
+        round_row<kDim>(x, is_query ? kQueryPlaces : kKeyPlaces);
+      }
     }
     if (is_query) {
       store_query<kDim>(x, at, lane);
@@ -98,6 +101,7 @@ AppendArgs append_args(const RopeAppendLaunch& launch) {
   out.norm_eps = launch.norm_eps;
   out.k_factor = 1.0F / launch.shape.k_scale;
   out.v_factor = 1.0F / launch.shape.v_scale;
+  out.shared = launch.shape.form == AttentionForm::kShared;
   return out;
 }
 

@@ -2,7 +2,7 @@
 
 // The step's queries and keys are rotated, and keys and values rounded to the cache's format: one
 // warp per head of a row; optional RMS norm of each head of q and k before the rotation (Qwen3).
-// Angles are reduced in double precision: positions reach 10^6.
+// Angles, cosines and sines are computed in double precision and rounded once, as on the CPU.
 //
 // int4 follows ops/kv.h: of seven ranges, the one whose codes a line fits best. It differs in that
 // scale and offset are fp16, so the codes are those nearest on the rounded line.
@@ -34,6 +34,7 @@ struct AppendArgs {
   float norm_eps;
   float k_factor;  // fp8: 1 / scale
   float v_factor;
+  bool shared;  // AttentionForm::kShared
 };
 
 [[nodiscard]] AppendArgs append_args(const RopeAppendLaunch& launch);
@@ -105,6 +106,33 @@ __device__ __forceinline__ void normalise(HeadValues<kDim>& x,
   }
 }
 
+/// Cosine and sine within 1e-11 of an angle below 10^9: of its rest of quarter turns, by their
+/// Taylor polynomials.
+__device__ __forceinline__ void cosine_and_sine(double angle, double& cosine, double& sine) {
+  constexpr double kRound = 6755399441055744.0;  // 1.5 * 2^52: integers are the low bits of the sum
+  const double turned = fma(angle, 0.63661977236758134, kRound);
+  const int quarters = __double2loint(turned);
+  double r = fma(turned - kRound, -1.5707963267948966, angle);
+  r = fma(turned - kRound, -6.123233995736766e-17, r);
+  const double x = r * r;
+  double s = fma(x, -1.0 / 39916800.0, 1.0 / 362880.0);
+  s = fma(s, x, -1.0 / 5040.0);
+  s = fma(s, x, 1.0 / 120.0);
+  s = fma(s, x, -1.0 / 6.0);
+  s = fma(s * x, r, r);
+  double c = fma(x, 1.0 / 479001600.0, -1.0 / 3628800.0);
+  c = fma(c, x, 1.0 / 40320.0);
+  c = fma(c, x, -1.0 / 720.0);
+  c = fma(c, x, 1.0 / 24.0);
+  c = fma(c, x, -0.5);
+  c = fma(c, x, 1.0);
+  const bool odd = (quarters & 1) != 0;
+  cosine = odd ? s : c;
+  sine = odd ? c : s;
+  cosine = ((quarters + 1) & 2) != 0 ? -cosine : cosine;
+  sine = (quarters & 2) != 0 ? -sine : sine;
+}
+
 /// A position's rotation of the pairs that a lane holds.
 template <int kDim>
 struct Rotation {
@@ -121,11 +149,11 @@ struct Rotation {
   __device__ __forceinline__ void set(const AppendArgs& args, int32_t position) {
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-      const double angle = static_cast<double>(position) * sine[i];
-      const double turns = rint(angle * 0.15915494309189535);
-      sincosf(static_cast<float>(fma(turns, -6.283185307179586, angle)), &sine[i], &cosine[i]);
-      sine[i] *= args.attention_factor;
-      cosine[i] *= args.attention_factor;
+      double c = 0.0;
+      double s = 0.0;
+      cosine_and_sine(static_cast<double>(position) * sine[i], c, s);
+      cosine[i] = static_cast<float>(c * args.attention_factor);
+      sine[i] = static_cast<float>(s * args.attention_factor);
     }
   }
   __device__ __forceinline__ void apply(HeadValues<kDim>& x) const {
@@ -133,11 +161,29 @@ struct Rotation {
     for (int i = 0; i < kEach; ++i) {
       const float a = x.v[0][i];
       const float b = x.v[1][i];
-      x.v[0][i] = a * cosine[i] - b * sine[i];
-      x.v[1][i] = b * cosine[i] + a * sine[i];
+      x.v[0][i] = __fmaf_rn(a, cosine[i], __fmul_rn(b, -sine[i]));
+      x.v[1][i] = __fmaf_rn(b, cosine[i], __fmul_rn(a, sine[i]));
     }
   }
 };
+
+/// Rounds a row to multiples of 2^-places of the power of two in its largest magnitude.
+template <int kDim>
+__device__ __forceinline__ void round_row(HeadValues<kDim>& x, int places) {
+  constexpr int kEach = HeadValues<kDim>::kEach;
+  uint32_t largest = 0;
+#pragma unroll
+  for (int i = 0; i < 2 * kEach; ++i) {
+    largest = max(largest, __float_as_uint(x.v[i / kEach][i % kEach]) & 0x7fffffffU);
+  }
+  const uint32_t power = __reduce_max_sync(~0U, largest) & 0x7f800000U;
+  const float shift = __uint_as_float(power) * rounding_shift(places);
+#pragma unroll
+  for (int i = 0; i < 2 * kEach; ++i) {
+    float& value = x.v[i / kEach][i % kEach];
+    value = __fsub_rn(__fadd_rn(value, shift), shift);
+  }
+}
 
 /// Writes a head of q.
 template <int kDim>

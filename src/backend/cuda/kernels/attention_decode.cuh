@@ -173,27 +173,34 @@ __device__ __forceinline__ void mask_scores(float (&scores)[Tile::kTokens / 16][
 }
 
 /// Raises the state's tops to the tile's, and rescales what was summed if one has risen.
-template <typename Tile, int kColumns>
+///   kForm  kShared: tops are whole exponents; a score that is not finite spoils the total
+template <typename Tile, int kColumns, AttentionForm kForm>
 __device__ __forceinline__ void raise_tops(
     const float (&scores)[Tile::kTokens / 16][kColumns / 8][4],
     float factor,
     DecodeState<Tile, kColumns>& state) {
   constexpr int kTiles = kColumns / 8;
+  constexpr bool kShared = kForm == AttentionForm::kShared;
+  const auto larger = [](float a, float b) { return kShared ? max_or_nan(a, b) : fmaxf(a, b); };
   float top[kTiles][2];
   bool risen = false;
 #pragma unroll
   for (int n = 0; n < kTiles; ++n) {
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
-      top[n][c] = state.top[n][c];
+      top[n][c] = kShared ? -INFINITY : state.top[n][c];
 #pragma unroll
       for (int i = 0; i < Tile::kTokens / 8; ++i) {
-        top[n][c] = fmaxf(top[n][c], scores[i / 2][n][i % 2 * 2 + c]);
+        top[n][c] = larger(top[n][c], scores[i / 2][n][i % 2 * 2 + c]);
       }
-      top[n][c] = fmaxf(top[n][c], __shfl_xor_sync(~0U, top[n][c], 4));
-      top[n][c] = fmaxf(top[n][c], __shfl_xor_sync(~0U, top[n][c], 8));
-      top[n][c] = fmaxf(top[n][c], __shfl_xor_sync(~0U, top[n][c], 16));
-      risen = risen || top[n][c] > state.top[n][c];
+      top[n][c] = larger(top[n][c], __shfl_xor_sync(~0U, top[n][c], 4));
+      top[n][c] = larger(top[n][c], __shfl_xor_sync(~0U, top[n][c], 8));
+      top[n][c] = larger(top[n][c], __shfl_xor_sync(~0U, top[n][c], 16));
+      if constexpr (kShared) {
+        risen = risen || !(__fmul_rn(top[n][c], factor) <= state.top[n][c]);
+      } else {
+        risen = risen || top[n][c] > state.top[n][c];
+      }
     }
   }
   if (!__any_sync(~0U, risen)) {
@@ -203,7 +210,13 @@ __device__ __forceinline__ void raise_tops(
   for (int n = 0; n < kTiles; ++n) {
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
-      const float keep = ptx::exp2_approx((state.top[n][c] - top[n][c]) * factor);
+      float scale = factor;
+      if constexpr (kShared) {
+        state.total[n][c] = top[n][c] < INFINITY ? state.total[n][c] : NAN;
+        top[n][c] = raised_top(state.top[n][c], top[n][c], factor);
+        scale = 1.0F;
+      }
+      const float keep = ptx::exp2_approx((state.top[n][c] - top[n][c]) * scale);
       state.top[n][c] = top[n][c];
       state.total[n][c] *= keep;
       state.offset[n][c] *= keep;
@@ -217,7 +230,7 @@ __device__ __forceinline__ void raise_tops(
 }
 
 /// Adds a tile whose tokens low..high-1 are seen.
-template <typename Tile, int kColumns>
+template <typename Tile, int kColumns, AttentionForm kForm>
 __device__ __forceinline__ void add_tile(uint32_t tile,
                                          int low,
                                          int high,
@@ -234,7 +247,7 @@ __device__ __forceinline__ void add_tile(uint32_t tile,
     mask_scores<Tile, kTiles>(scores, low, high, lane / 4);
     clear_unused<Tile>(tile, low, high, lane);
   }
-  raise_tops<Tile, kColumns>(scores, factor, state);
+  raise_tops<Tile, kColumns, kForm>(scores, factor, state);
 
   uint32_t weights[kGroups][kTiles][2];
   [[maybe_unused]] TileParameters<Tile> parameters;
@@ -250,7 +263,17 @@ __device__ __forceinline__ void add_tile(uint32_t tile,
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
         const float score = scores[i / 2][n][i % 2 * 2 + c];
-        weight[c] = ptx::exp2_approx(fmaf(score, factor, -state.top[n][c] * factor));
+        if constexpr (kForm == AttentionForm::kShared) {
+          weight[c] = shared_weight(__fmaf_rn(score, factor, WeightForm::kBase - state.top[n][c]));
+        } else {
+          weight[c] = ptx::exp2_approx(fmaf(score, factor, -state.top[n][c] * factor));
+        }
+      }
+      if constexpr (kForm == AttentionForm::kShared) {
+        round_pair(weight[0], weight[1]);
+      }
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
         state.total[n][c] += weight[c];
         if constexpr (Tile::kFormat == KvCode::kInt4) {
           state.offset[n][c] = fmaf(weight[c], parameters.offset(i), state.offset[n][c]);
@@ -284,6 +307,26 @@ __device__ __forceinline__ void add_tile(uint32_t tile,
       }
     }
   }
+}
+
+template <typename Tile, int kColumns>
+__device__ __forceinline__ void add_tile_in_form(const DecodeArgs& args,
+                                                 uint32_t tile,
+                                                 int low,
+                                                 int high,
+                                                 const DecodeQuery<Tile, kColumns>& query,
+                                                 const LaneOffsets& offsets,
+                                                 int lane,
+                                                 DecodeState<Tile, kColumns>& state) {
+  if constexpr (Tile::kFormat == KvCode::kBf16) {
+    if (args.shared) {
+      add_tile<Tile, kColumns, AttentionForm::kShared>(tile, low, high, query, offsets,
+                                                       args.score_factor, lane, state);
+      return;
+    }
+  }
+  add_tile<Tile, kColumns, AttentionForm::kOwn>(tile, low, high, query, offsets, args.score_factor,
+                                                lane, state);
 }
 
 /// Sums over the lanes, then to shared memory: [head][head_dim + 4] sums in V's units, and tops and
@@ -403,8 +446,8 @@ __global__ __launch_bounds__(kDecodeThreads,
     for (int32_t i = (warp - (at - begin)) & (kDecodeWarps - 1); i < count; i += kDecodeWarps) {
       const int32_t token = (walker.at.tile + i) * Tile::kTokens;
       const uint32_t tile = ring.wait();
-      add_tile<Tile, kColumns>(tile, oldest - token, kv_len - token, query, offsets,
-                               args.score_factor, lane, state);
+      add_tile_in_form<Tile, kColumns>(args, tile, oldest - token, kv_len - token, query, offsets,
+                                       lane, state);
       ring.release(args, lane);
     }
     store_state<Tile, kColumns>(state, heads, args.value_factor, lane, sums + warp * warp_sums,
@@ -436,13 +479,13 @@ __global__ __launch_bounds__(kDecodeThreads,
 #pragma unroll
       for (int w = 0; w < kDecodeWarps; ++w) {
         const float2 part = tops[w * kColumns + head];
-        const float weight = ptx::exp2_approx((part.x - top) * args.score_factor);
+        const float weight = ptx::exp2_approx((part.x - top) * args.top_factor);
         head_total = fmaf(part.y, weight, head_total);
         add4(sum, *reinterpret_cast<const float4*>(sums + w * warp_sums + head * (kDim + 4) + d),
              weight);
       }
       if (whole) {
-        store_bf16x4(out + head * kDim + d, scale4(sum, 1.0F / head_total));
+        store_bf16x4(out + head * kDim + d, quotient4(sum, head_total));
       } else {
         const int32_t slot = slots.slot(block) * kColumns + head;
         *reinterpret_cast<float4*>(args.partial_sums + int64_t{slot} * kDim + d) = sum;

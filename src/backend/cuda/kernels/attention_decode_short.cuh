@@ -111,7 +111,7 @@ __device__ __forceinline__ void merge_cluster(
     float4 sum = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
 #pragma unroll
     for (int w = 0; w < kDecodeWarps; ++w) {
-      const float weight = ptx::exp2_approx((part[w].x - top) * args.score_factor);
+      const float weight = ptx::exp2_approx((part[w].x - top) * args.top_factor);
       total = fmaf(part[w].y, weight, total);
       add4(sum, values[w], weight);
     }
@@ -124,7 +124,7 @@ __device__ __forceinline__ void merge_cluster(
       sum.w += __shfl_xor_sync(~0U, sum.w, step);
     }
     if (valid && peer == 0) {
-      store_bf16x4(out + head * kDim + d, scale4(sum, 1.0F / total));
+      store_bf16x4(out + head * kDim + d, quotient4(sum, total));
     }
   }
 }
@@ -153,6 +153,9 @@ struct FreshToken {
         normalise<kDim>(x, args.q_norm, args.norm_eps, lane);
       }
       rotation.apply(x);
+      if (args.shared) {
+        round_row<kDim>(x, kQueryPlaces);
+      }
       store_query<kDim>(x, to + head * kDim, lane);
     }
   }
@@ -168,6 +171,9 @@ struct FreshToken {
       normalise<kDim>(key, args.k_norm, args.norm_eps, lane);
     }
     rotation.apply(key);
+    if (args.shared) {
+      round_row<kDim>(key, kKeyPlaces);
+    }
     store_head<kCode, kDim>(
         key, args.k_factor, token, lane,
         {head_place<kCode, kDim>(copy, false), head_place<kCode, kDim>(cached, false)});
@@ -271,8 +277,8 @@ __global__ __launch_bounds__(kDecodeThreads,
       uint8_t* const cached = args.append.pages + ring.place(args, kv_head, i, page);
       fresh.put(args.append, kv_len - 1 - token, lane, copy, first_head == 0 ? cached : copy);
     }
-    add_tile<Tile, kColumns>(tile, oldest - token, kv_len - token, query, offsets,
-                             args.score_factor, lane, state);
+    add_tile_in_form<Tile, kColumns>(args, tile, oldest - token, kv_len - token, query, offsets,
+                                     lane, state);
     __syncwarp();  // all lanes have read the tile: its slot takes the next one
     ring.fill(args, kv_head, lane);
   }

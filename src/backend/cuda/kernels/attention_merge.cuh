@@ -4,6 +4,7 @@
 // the order of the line.
 
 #include "backend/cuda/kernels/attention_ring.cuh"
+#include "backend/cuda/kernels/attention_weights.cuh"
 
 namespace nibble::cuda {
 
@@ -19,8 +20,10 @@ struct PartialSlots {
   }
 };
 
-__device__ __forceinline__ float4 scale4(float4 v, float s) {
-  return make_float4(v.x * s, v.y * s, v.z * s, v.w * s);
+__device__ __forceinline__ float4 quotient4(float4 v, float total) {
+  const float inverse = 1.0F / total;
+  return make_float4(quotient(v.x, total, inverse), quotient(v.y, total, inverse),
+                     quotient(v.z, total, inverse), quotient(v.w, total, inverse));
 }
 
 __device__ __forceinline__ void add4(float4& sum, float4 v, float s) {
@@ -66,7 +69,7 @@ __device__ __forceinline__ void partial_weights(const DecodeArgs& args,
     float total = 0.0F;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-      part[i].x = ptx::exp2_approx((part[i].x - top) * args.score_factor);
+      part[i].x = ptx::exp2_approx((part[i].x - top) * args.top_factor);
       total = fmaf(part[i].x, part[i].y, total);
     }
 #pragma unroll

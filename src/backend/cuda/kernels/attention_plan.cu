@@ -176,6 +176,7 @@ int64_t prefill_blocks(int64_t sequences, int64_t rows) {
 
 PagedArgs paged_args(const AttentionLaunch& launch) {
   const AttentionShape& shape = launch.shape;
+  const bool shared = shape.form == AttentionForm::kShared && shape.kv.code == KvCode::kBf16;
   return {.q = static_cast<const uint16_t*>(launch.q),
           .q_stride = launch.q_stride,
           .out = static_cast<uint16_t*>(launch.out),
@@ -190,6 +191,8 @@ PagedArgs paged_args(const AttentionLaunch& launch) {
           .window = shape.sliding_window,
           .score_factor = score_factor(shape),
           .value_factor = shape.kv.code == KvCode::kFp8 ? shape.v_scale : 1.0F,
+          .top_factor = shared ? 1.0F : score_factor(shape),
+          .shared = shared,
           .plan = view_plan(const_cast<void*>(launch.plan), decode_grid(shape).blocks,
                             launch.step.sequences, launch.step.rows)};
 }

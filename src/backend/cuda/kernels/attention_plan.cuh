@@ -64,6 +64,8 @@ struct PagedArgs {
   int32_t window;
   float score_factor;  // what scores, in units of codes, are multiplied by to be exponents of 2
   float value_factor;  // fp8: V's scale
+  float top_factor;    // the same as score_factor of tops that states keep
+  bool shared;         // AttentionForm::kShared: tops are whole exponents of 2
   PlanView plan;
 };
 

@@ -9,6 +9,7 @@
 
 #include "backend/cuda/kernels/attention_fragments.cuh"
 #include "backend/cuda/kernels/attention_plan.cuh"
+#include "backend/cuda/kernels/attention_weights.cuh"
 #include "backend/cuda/ptx/copy.cuh"
 #include "backend/cuda/ptx/dependency.cuh"
 
@@ -231,21 +232,28 @@ __device__ __forceinline__ void mask_chunk(float (&scores)[kChunkColumns][4],
 }
 
 /// Turns scores into weights of the new tops, and rescales the sums.
-template <typename Tile>
+template <typename Tile, AttentionForm kForm>
 __device__ __forceinline__ void weigh_chunk(float (&scores)[kChunkColumns][4],
                                             float factor,
                                             PrefillState<Tile>& state) {
+  constexpr bool kShared = kForm == AttentionForm::kShared;
+  const auto larger = [](float a, float b) { return kShared ? max_or_nan(a, b) : fmaxf(a, b); };
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    float top = state.top[r];
+    float top = kShared ? -INFINITY : state.top[r];
 #pragma unroll
     for (int i = 0; i < kChunkColumns; ++i) {
-      top = fmaxf(top, fmaxf(scores[i][2 * r], scores[i][2 * r + 1]));
+      top = larger(top, larger(scores[i][2 * r], scores[i][2 * r + 1]));
     }
-    top = fmaxf(top, __shfl_xor_sync(~0U, top, 1));
-    top = fmaxf(top, __shfl_xor_sync(~0U, top, 2));
-    const float shift = top == -INFINITY ? 0.0F : top * factor;  // a row that has seen nothing yet
-    const float keep = ptx::exp2_approx(fmaf(state.top[r], factor, -shift));
+    top = larger(top, __shfl_xor_sync(~0U, top, 1));
+    top = larger(top, __shfl_xor_sync(~0U, top, 2));
+    if constexpr (kShared) {
+      state.total[r] = top < INFINITY ? state.total[r] : NAN;
+      top = raised_top(state.top[r], top, factor);
+    }
+    const float unit = kShared ? 1.0F : factor;                // of tops
+    const float shift = top == -INFINITY ? 0.0F : top * unit;  // a row that has seen nothing yet
+    const float keep = ptx::exp2_approx(fmaf(state.top[r], unit, -shift));
     state.top[r] = top;
     state.total[r] *= keep;
     state.offset[r] *= keep;
@@ -259,9 +267,14 @@ __device__ __forceinline__ void weigh_chunk(float (&scores)[kChunkColumns][4],
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
         float& score = scores[i][2 * r + c];
-        score = ptx::exp2_approx(fmaf(score, factor, -shift));
-        state.total[r] += score;
+        score = kShared ? shared_weight(__fmaf_rn(score, factor, WeightForm::kBase - shift))
+                        : ptx::exp2_approx(fmaf(score, factor, -shift));
       }
+      if constexpr (kShared) {
+        round_pair(scores[i][2 * r], scores[i][2 * r + 1]);
+      }
+      state.total[r] += scores[i][2 * r];
+      state.total[r] += scores[i][2 * r + 1];
     }
   }
 }
@@ -354,7 +367,9 @@ __device__ __forceinline__ void store_rows(PrefillState<Tile>& state,
       }
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
-        const float value = fmaf(state.sums[pair][2 * r + c], unit, offset) * inverse;
+        const float sum = fmaf(state.sums[pair][2 * r + c], unit, offset);
+        const float value =
+            Tile::kFormat == KvCode::kBf16 ? quotient(sum, total, inverse) : sum * inverse;
         out[row * stride + Tile::value_dim(pair, lane % 4 * 2 + c)] =
             static_cast<uint16_t>(ptx::pack_bf16(value, value));
       }
@@ -362,7 +377,7 @@ __device__ __forceinline__ void store_rows(PrefillState<Tile>& state,
   }
 }
 
-template <typename Tile>
+template <typename Tile, AttentionForm kForm>
 __global__ __launch_bounds__(kPrefillThreads) void prefill_kernel(
     const __grid_constant__ PrefillArgs args) {
   constexpr int kTiles = kPrefillChunk / Tile::kTokens;
@@ -429,7 +444,7 @@ __global__ __launch_bounds__(kPrefillThreads) void prefill_kernel(
       if (token + kPrefillChunk - 1 > position || early) {
         mask_chunk(scores, position + lane / 4, token + lane % 4 * 2, args.window);
       }
-      weigh_chunk<Tile>(scores, args.score_factor, state);
+      weigh_chunk<Tile, kForm>(scores, args.score_factor, state);
       add_values<Tile>(slot, scores, offsets, lane, state);
     }
     __syncthreads();  // all have read the slot that the next round fills
@@ -440,17 +455,34 @@ __global__ __launch_bounds__(kPrefillThreads) void prefill_kernel(
   }
 }
 
-template <KvCode kCode, int kDim>
+template <KvCode kCode, int kDim, AttentionForm kForm>
 cudaError_t launch_prefill_kernel(const PrefillArgs& args,
                                   dim3 blocks,
                                   const LaunchContext& context) {
   using Tile = KvTile<kCode, kDim>;
   constexpr int kShared = kPrefillStages * kPrefillChunk / Tile::kTokens * Tile::kBytes;
-  const auto kernel = prefill_kernel<Tile>;
+  const auto kernel = prefill_kernel<Tile, kForm>;
   const cudaError_t status =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
   return status != cudaSuccess ? status
                                : launch(kernel, {blocks, kPrefillThreads, kShared}, context, args);
+}
+
+template <KvCode kCode, AttentionForm kForm>
+cudaError_t launch_prefill_form(const PrefillArgs& args,
+                                int head_dim,
+                                dim3 blocks,
+                                const LaunchContext& context) {
+  switch (head_dim) {
+    case 64:
+      return launch_prefill_kernel<kCode, 64, kForm>(args, blocks, context);
+    case 128:
+      return launch_prefill_kernel<kCode, 128, kForm>(args, blocks, context);
+    case 256:
+      return launch_prefill_kernel<kCode, 256, kForm>(args, blocks, context);
+    default:
+      return cudaErrorInvalidValue;
+  }
 }
 
 template <KvCode kCode>
@@ -458,16 +490,12 @@ cudaError_t launch_prefill(const PrefillArgs& args,
                            int head_dim,
                            dim3 blocks,
                            const LaunchContext& context) {
-  switch (head_dim) {
-    case 64:
-      return launch_prefill_kernel<kCode, 64>(args, blocks, context);
-    case 128:
-      return launch_prefill_kernel<kCode, 128>(args, blocks, context);
-    case 256:
-      return launch_prefill_kernel<kCode, 256>(args, blocks, context);
-    default:
-      return cudaErrorInvalidValue;
+  if constexpr (kCode == KvCode::kBf16) {
+    if (args.shared) {
+      return launch_prefill_form<kCode, AttentionForm::kShared>(args, head_dim, blocks, context);
+    }
   }
+  return launch_prefill_form<kCode, AttentionForm::kOwn>(args, head_dim, blocks, context);
 }
 
 }  // namespace nibble::cuda

@@ -261,15 +261,17 @@ __device__ __forceinline__ void widen_chunks(const PrefillArgs& args,
 }
 
 /// Softmax state of rows g and g + 8 of this lane's warp.
+template <AttentionForm kForm>
 struct Sm90Rows {
+  static constexpr int kParts = kForm == AttentionForm::kShared ? 4 : 1;
   float top[2] = {-INFINITY, -INFINITY};
-  float total[2] = {0.0F, 0.0F};
+  float total[2][kParts] = {};
 };
 
 /// Scores [8 tokens / 2][4] become weights; `keep` is what earlier sums are to be multiplied by.
 __device__ __forceinline__ void weigh(float (&scores)[kPrefillChunk / 2],
                                       float factor,
-                                      Sm90Rows& rows,
+                                      Sm90Rows<AttentionForm::kOwn>& rows,
                                       float (&keep)[2]) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -283,15 +285,52 @@ __device__ __forceinline__ void weigh(float (&scores)[kPrefillChunk / 2],
     const float shift = top == -INFINITY ? 0.0F : top * factor;  // a row that has seen nothing yet
     keep[r] = ptx::exp2_approx(fmaf(rows.top[r], factor, -shift));
     rows.top[r] = top;
-    rows.total[r] *= keep[r];
+    rows.total[r][0] *= keep[r];
 #pragma unroll
     for (int i = 0; i < kPrefillChunk / 8; ++i) {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
         float& score = scores[4 * i + 2 * r + c];
         score = ptx::exp2_approx(fmaf(score, factor, -shift));
-        rows.total[r] += score;
+        rows.total[r][0] += score;
       }
+    }
+  }
+}
+
+/// The same in AttentionForm::kShared: tops are whole exponents; rounded weights are added in the
+/// CPU's order, two neighbours of 32 tokens to a sum.
+__device__ __forceinline__ void weigh(float (&scores)[kPrefillChunk / 2],
+                                      float factor,
+                                      Sm90Rows<AttentionForm::kShared>& rows,
+                                      float (&keep)[2]) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float largest = -INFINITY;
+#pragma unroll
+    for (int i = 0; i < kPrefillChunk / 8; ++i) {
+      largest = max_or_nan(largest, max_or_nan(scores[4 * i + 2 * r], scores[4 * i + 2 * r + 1]));
+    }
+    largest = max_or_nan(largest, __shfl_xor_sync(~0U, largest, 1));
+    largest = max_or_nan(largest, __shfl_xor_sync(~0U, largest, 2));
+    const float top = raised_top(rows.top[r], largest, factor);
+    const float reference = top == -INFINITY ? 0.0F : top;  // a row that has seen nothing yet
+    keep[r] = ptx::exp2_approx(rows.top[r] - reference);
+    rows.top[r] = top;
+#pragma unroll
+    for (float& total : rows.total[r]) {
+      total = largest < INFINITY ? total * keep[r] : NAN;
+    }
+#pragma unroll
+    for (int i = 0; i < kPrefillChunk / 8; ++i) {
+      float* const pair = &scores[4 * i + 2 * r];
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        pair[c] = shared_weight(__fmaf_rn(pair[c], factor, WeightForm::kBase - reference));
+      }
+      round_pair(pair[0], pair[1]);
+      rows.total[r][i % 4] += pair[0];
+      rows.total[r][i % 4] += pair[1];
     }
   }
 }
@@ -335,8 +374,29 @@ __device__ __forceinline__ void start_values(uint32_t slot,
   ptx::mma_commit();
 }
 
+/// A row's sum of weights, and 1 / it, times the factor of values.
+struct Sm90Total {
+  float total;
+  float inverse;
+};
+
+template <AttentionForm kForm>
+__device__ __forceinline__ Sm90Total total_of(const Sm90Rows<kForm>& rows, int r, float factor) {
+  const float(&part)[Sm90Rows<kForm>::kParts] = rows.total[r];
+  float total = part[0];
+  if constexpr (kForm == AttentionForm::kShared) {
+    total = (part[0] + part[2]) + (part[1] + part[3]);
+    total += __shfl_xor_sync(~0U, total, 2);
+    total += __shfl_xor_sync(~0U, total, 1);
+  } else {
+    total += __shfl_xor_sync(~0U, total, 1);
+    total += __shfl_xor_sync(~0U, total, 2);
+  }
+  return {total, factor / total};
+}
+
 /// A multiplying warpgroup: rows [64] from `row` of the step on, `rows` of them real.
-template <typename Tile>
+template <typename Tile, AttentionForm kForm>
 __device__ __forceinline__ void attend_rows(const PrefillArgs& args,
                                             const PrefillTask& task,
                                             int group,
@@ -376,7 +436,7 @@ __device__ __forceinline__ void attend_rows(const PrefillArgs& args,
     }
   };
 
-  Sm90Rows rows;
+  Sm90Rows<kForm> rows;
   float keep[2];
   float scores[kPrefillChunk / 2];
   uint32_t weights[kPrefillChunk / 16][4];
@@ -420,10 +480,11 @@ __device__ __forceinline__ void attend_rows(const PrefillArgs& args,
 
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    float total = rows.total[r];
-    total += __shfl_xor_sync(~0U, total, 1);
-    total += __shfl_xor_sync(~0U, total, 2);
-    const float inverse = args.value_factor / total;
+    const Sm90Total of_row = total_of(rows, r, args.value_factor);
+    const auto result = [&](float sum) {
+      return kForm == AttentionForm::kShared ? quotient(sum, of_row.total, of_row.inverse)
+                                             : sum * of_row.inverse;
+    };
     const int row = own_row + 8 * r;
     if (row >= task.rows) {
       continue;
@@ -433,13 +494,13 @@ __device__ __forceinline__ void attend_rows(const PrefillArgs& args,
 #pragma unroll
     for (int i = 0; i < kDim / 8; ++i) {
       *reinterpret_cast<uint32_t*>(out + 8 * i) =
-          ptx::pack_bf16(sums[4 * i + 2 * r] * inverse, sums[4 * i + 2 * r + 1] * inverse);
+          ptx::pack_bf16(result(sums[4 * i + 2 * r]), result(sums[4 * i + 2 * r + 1]));
     }
   }
 }
 
-/// Grid: query heads, blocks of rows.
-template <typename Tile>
+/// Grid: query heads, blocks of rows. kForm: of rows up to kSharedPrefill.
+template <typename Tile, AttentionForm kForm>
 __global__ __launch_bounds__(kSm90Threads,
                              1) void prefill_sm90_kernel(const __grid_constant__ PrefillArgs args) {
   constexpr int kDim = Tile::kHeadDim;
@@ -486,11 +547,16 @@ __global__ __launch_bounds__(kSm90Threads,
     }
   } else {
     ptx::registers_take<kWide ? 232 : 208>();
-    attend_rows<Tile>(args, task, group - 1, head, slots, barriers);
+    if constexpr (kForm == AttentionForm::kShared) {
+      if (task.first_position + task.rows <= kSharedPrefill) {
+        return attend_rows<Tile, kForm>(args, task, group - 1, head, slots, barriers);
+      }
+    }
+    attend_rows<Tile, AttentionForm::kOwn>(args, task, group - 1, head, slots, barriers);
   }
 }
 
-template <KvCode kCode, int kDim>
+template <KvCode kCode, int kDim, AttentionForm kForm>
 cudaError_t launch_prefill_sm90_kernel(const PrefillArgs& args,
                                        dim3 blocks,
                                        const LaunchContext& context) {
@@ -498,7 +564,7 @@ cudaError_t launch_prefill_sm90_kernel(const PrefillArgs& args,
   constexpr int kRaw =
       kCode == KvCode::kBf16 ? 0 : kSm90RawSlots * (kPrefillChunk / Tile::kTokens) * Tile::kBytes;
   constexpr int kShared = kSm90Stages * static_cast<int>(Sm90Chunk<kDim>::kBytes) + kRaw;
-  const auto kernel = prefill_sm90_kernel<Tile>;
+  const auto kernel = prefill_sm90_kernel<Tile, kForm>;
   const cudaError_t status =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
   return status != cudaSuccess
@@ -511,8 +577,16 @@ cudaError_t launch_prefill_sm90_code(const PrefillArgs& args,
                                      int head_dim,
                                      dim3 blocks,
                                      const LaunchContext& context) {
-  return head_dim == 64 ? launch_prefill_sm90_kernel<kCode, 64>(args, blocks, context)
-                        : launch_prefill_sm90_kernel<kCode, 128>(args, blocks, context);
+  using enum AttentionForm;
+  if constexpr (kCode == KvCode::kBf16) {
+    if (args.shared) {
+      return head_dim == 64
+                 ? launch_prefill_sm90_kernel<kCode, 64, kShared>(args, blocks, context)
+                 : launch_prefill_sm90_kernel<kCode, 128, kShared>(args, blocks, context);
+    }
+  }
+  return head_dim == 64 ? launch_prefill_sm90_kernel<kCode, 64, kOwn>(args, blocks, context)
+                        : launch_prefill_sm90_kernel<kCode, 128, kOwn>(args, blocks, context);
 }
 
 }  // namespace nibble::cuda

@@ -1,0 +1,50 @@
+#pragma once
+
+// Weights of AttentionForm::kShared: the bits that the CPU's weight_of() gives
+// (src/backend/cpu/kernels/attention_state.h).
+
+#include <cstdint>
+
+#include "backend/cuda/ptx/mma.cuh"
+#include "ops/attention_form.h"
+
+namespace nibble::cuda {
+
+/// The larger; NaN if one is.
+__device__ __forceinline__ float max_or_nan(float a, float b) {
+  float result = 0.0F;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+
+/// The whole power of two that weights are relative to, from a row's largest score in these units.
+/// A NaN is left out: who meets one has to spoil the row's sum.
+__device__ __forceinline__ float raised_top(float top, float largest, float factor) {
+  return fmaxf(top, ceilf(__fmul_rn(largest, factor)));
+}
+
+/// 2^(exponent - WeightForm::kBase), 2^-96 for what is less.
+__device__ __forceinline__ float shared_weight(float exponent) {
+  using Form = WeightForm;
+  const uint32_t x = __float_as_uint(fmaxf(exponent, Form::kLeast)) << 8;
+  const float m = __uint_as_float((x & 0x7fffffU) | 0x3f800000U);
+  float p = __fmaf_rn(Form::kCubic, m, Form::kQuadratic);
+  p = __fmaf_rn(p, m, Form::kLinear);
+  p = __fmaf_rn(p, m, Form::kConstant);
+  return __uint_as_float(x + __float_as_uint(p));
+}
+
+/// Two weights as BF16 numbers.
+__device__ __forceinline__ void round_pair(float& a, float& b) {
+  const uint32_t pair = ptx::pack_bf16(a, b);
+  a = __uint_as_float(pair << 16);
+  b = __uint_as_float(pair & 0xffff0000U);
+}
+
+/// a / b, rounded correctly but at the ends of the range; `inverse` is 1 / b.
+__device__ __forceinline__ float quotient(float a, float b, float inverse) {
+  const float near = __fmul_rn(a, inverse);
+  return __fmaf_rn(__fmaf_rn(-near, b, a), inverse, near);
+}
+
+}  // namespace nibble::cuda

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <cstdint>
+
+namespace nibble {
+
+/// Whether CPU and GPU are to give the same results of attention: all but the order of sums is then
+/// common, and F32 hardly ever shows that. kShared is for BF16 caches:
+/// - Elements of rotated queries and keys are multiples of 2^-kQueryPlaces and 2^-kKeyPlaces of the
+///   power of two in their row's largest, before they are rounded to BF16: sums of their products
+///   are exact as long as they stay below 2^(24 - kQueryPlaces - kKeyPlaces) of the two powers.
+/// - Weights are those of WeightForm, relative to a whole power of two: rounding them to BF16 does
+///   not depend on how the cache is cut. Their sum is that of the rounded ones, which F32 holds
+///   exactly but for very small ones.
+enum class AttentionForm : uint8_t { kOwn, kShared };
+
+constexpr int kQueryPlaces = 9;
+constexpr int kKeyPlaces = 10;
+
+/// What a number is added to and what is then taken away again, to round it to multiples of
+/// 2^-places of `power`, times that: the sum's last place is the multiple.
+constexpr float rounding_shift(int places) { return 1.5F * static_cast<float>(1 << (23 - places)); }
+
+/// A row's exponents are kept as kBase + x, rounded to multiples of 2^-15, and shifted left by
+/// eight bits: x's fraction f is then a mantissa, m = 1 + f, and its integer part adds to an
+/// exponent. The weight's bits are these plus those of a polynomial in m, by fused multiply-adds:
+/// 2^32 (1 + (2^f - 1 - f) / 2). Exact for integers; relative error 8.6e-5.
+struct WeightForm {
+  static constexpr float kBase = 480.0F;
+  static constexpr float kLeast = kBase - 96.0F;  // smaller ones count as this
+  static constexpr float kUnit = 0x1p32F;         // 2^(512 - kBase): integers count modulo 512
+  static constexpr float kCubic = kUnit * 0.0385335609F;
+  static constexpr float kQuadratic = kUnit * -0.00177822495F;
+  static constexpr float kLinear = kUnit * -0.264485836F;
+  static constexpr float kConstant = kUnit * 1.22773051F;
+};
+
+}  // namespace nibble
