@@ -171,7 +171,7 @@ TEST(AttentionFormShared, GivesTheCpusResults) {
         form.head_dim, form.window, form.sequences.size(), form.sequences[0].q_len,
         form.sequences[0].kv_len, shares[1], shares[0]);
     EXPECT_EQ(queries, 0.0);
-    EXPECT_LE(shares[1], 2e-3);
+    EXPECT_LE(shares[1], 5e-3);
   }
 }
 
