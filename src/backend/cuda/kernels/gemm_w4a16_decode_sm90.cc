@@ -59,7 +59,9 @@ W4A16DecodePlan plan_w4a16_decode(int64_t n, int64_t k, int group_size, int64_t 
   plan.k_warps =
       std::max(1, std::min(kW4A16DecodeWarps / plan.row_warps, pairs / (2 * plan.cluster)));
   plan.warps = plan.row_warps * plan.k_warps;
-  // As much in a stage as leaves stages enough; each stage always falls to the same set of warps.
+  // As much in a stage as leaves stages enough. Each stage always falls to the same set of warps:
+  // another might be ahead of the one that still waits for it, and two parities do not tell rounds
+  // apart that lie so far from each other.
   const int ring = kW4A16DecodeShared - w4a16_decode_rest(tokens, plan.warps);
   for (int step = plan.k_warps; step >= 1; --step) {
     if (plan.k_warps % step != 0) {
@@ -70,10 +72,10 @@ W4A16DecodePlan plan_w4a16_decode(int64_t n, int64_t k, int group_size, int64_t 
     plan.weights_at = step * 256 * tokens;
     plan.stage_bytes =
         ceil_div(plan.weights_at + step * plan.tile * w4a16_slice_bytes(group_size), 1024) * 1024;
-    plan.stages = std::min(kW4A16DecodeStages, ring / plan.stage_bytes);
+    plan.stages = std::min(kW4A16DecodeStages, ring / plan.stage_bytes) / plan.sets * plan.sets;
     plan.set_bytes = plan.sets * plan.stage_bytes;
     plan.ring_bytes = plan.stages * plan.stage_bytes;
-    if (plan.stages >= (tokens == 8 ? 7 : 3)) {
+    if (plan.stages >= (tokens == 8 ? 6 : 3)) {
       break;
     }
   }

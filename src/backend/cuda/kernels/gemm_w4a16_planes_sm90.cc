@@ -75,10 +75,13 @@ W4A16PlanesPlan plan_w4a16_planes(int64_t n, int64_t k, int group_size, int64_t 
     --plan.step_shift;
   }
   plan.weight_bytes = pair_bytes << plan.step_shift;
-  // More stages than there are steps serve nothing.
+  // More stages than there are steps serve nothing. One that is filled again always falls to the
+  // same set of warps (gemm_w4a16_decode_sm90.cc says why).
   const int rounds = ceil_div(plan.tiles, plan.blocks / cluster);
   const int steps = rounds * ceil_div(ceil_div(pairs, cluster), 1 << plan.step_shift);
-  plan.stages = std::min({kW4A16PlanesStages, ring / plan.weight_bytes, steps});
+  const int sets = 1 << (plan.k_shift - plan.step_shift);
+  const int stages = std::min(kW4A16PlanesStages, ring / plan.weight_bytes);
+  plan.stages = steps <= stages ? steps : stages / sets * sets;
   plan.shared_bytes =
       std::max(kW4A16PlanesLeastShared, plan.stages * plan.weight_bytes + plan.x_bytes +
                                             w4a16_planes_rest(static_cast<int>(m)));

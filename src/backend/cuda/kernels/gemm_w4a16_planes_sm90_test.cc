@@ -249,7 +249,9 @@ TEST(GemmW4A16PlanesSm90, PlansFit) {
             // Sets of warps have different stages.
             const int steps =
                 static_cast<int>((k + 127) / 128 >> plan.cluster_shift >> plan.step_shift);
-            EXPECT_GE(plan.stages, std::min(1 << (plan.k_shift - plan.step_shift), steps));
+            const int sets = 1 << (plan.k_shift - plan.step_shift);
+            EXPECT_GE(plan.stages, std::min(sets, steps));
+            EXPECT_TRUE(plan.stages % sets == 0 || plan.stages >= steps) << plan.stages;
             EXPECT_LE(plan.shared_bytes, kW4A16PlanesMostShared);
           }
         }

@@ -136,6 +136,7 @@ TEST(GemmW4A16Sm90, PlansForFewTokensFit) {
             EXPECT_EQ(plan.tile, plan.least + (plan.larger > 0 ? 1 : 0));
             EXPECT_EQ(plan.sets * plan.step_pairs, plan.k_warps);
             EXPECT_GE(plan.stages, std::max(plan.sets, 2));
+            EXPECT_EQ(plan.stages % plan.sets, 0);  // each stage falls to one set of warps
             EXPECT_TRUE(plan.cluster == 1 || plan.blocks == plan.tiles * plan.cluster);
             EXPECT_LE(plan.tile, kW4A16DecodeMostTile);
             EXPECT_LE(plan.stages, kW4A16DecodeStages);
