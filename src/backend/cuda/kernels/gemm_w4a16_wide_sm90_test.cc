@@ -175,6 +175,9 @@ void check_all(Which which) {
   check_tiles("w4a16_g32", 328, 1504, {17, 65, 128, 192}, which);
   check_tiles("w4a16_g128", 320, 1280, {17, 96, 130}, which);
   check_tiles("w4a16_g32", 67, 704, {33, 129}, which);
+  if (which == Which::kOthers) {  // more clusters than run at once
+    check_tiles("w4a16_g128", 1088, 1280, {257, 257}, which);
+  }
 }
 
 TEST(GemmW4A16WideSm90, TilesAndSchedulesEqualTheReference) {
