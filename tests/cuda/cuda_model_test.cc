@@ -111,14 +111,16 @@ class CudaModel : public testing::TestWithParam<std::string> {
 // CPU and GPU round to BF16 at the same places, but sums in other orders and, but for INT8 products
 // over a BF16 cache, a faster form of e^x move some numbers across a boundary, and then some
 // rounded activations by a step: logits may differ by as much as the scheme itself costs, and 1 %;
-// and the likeliest token may be another one where the two are that near: the difference of two
-// logits is within three times it.
+// and the likeliest token may be another one where the two are that near: the largest difference of
+// two logits is within six times it, as the scheme's own is. INT8 products over a BF16 cache have
+// one arithmetic on both.
 TEST_P(CudaModel, LogitsAreTheCpusWithinTheSchemesOwnError) {
   constexpr double kStep = 0.01;
   const std::vector<int32_t> tokens = text_tokens(test_length());
   const auto unquantized = load_model(kModel, *cpu_, {.max_logit_rows = 512}).value();
   const auto ideal =
       SequenceRunner(*unquantized, *cpu_, KvCode::kBf16).feed_in_chunks(tokens, 1, 100);
+  const bool integer = GetParam() == "w8a8_int8" || GetParam() == "w4a8";
   const auto on_cpu = load(*cpu_);
   const auto on_gpu = load(*cuda_);
   const int64_t vocab = on_cpu->config().vocab_size;
@@ -134,9 +136,9 @@ TEST_P(CudaModel, LogitsAreTheCpusWithinTheSchemesOwnError) {
         "else below it by %.4f (%.4f)\n",
         GetParam().c_str(), static_cast<int>(code), error, own_error, found.share, own.share,
         found.parting, own.parting);
-    EXPECT_LE(error, kStep + own_error);
+    EXPECT_LE(error, integer && code == KvCode::kBf16 ? kStep : kStep + own_error);
     EXPECT_GE(found.share, own.share - 0.05);
-    EXPECT_LE(found.parting, 3 * (kStep + own_error));
+    EXPECT_LE(found.parting, 6 * (kStep + own_error));
   }
 }
 

@@ -281,7 +281,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident)
   const uint32_t base = __shfl_sync(0xffffffffU, (raw + 1023U) & ~1023U, 0);
   auto* flags = reinterpret_cast<volatile uint32_t*>(shared + (base - raw) + Shared::kFlags);
   const int warp = __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x >> 5), 0);
-  if (threadIdx.x == 0) {
+  if (threadIdx.x == 128 * Tile::kGroups) {  // that fills the ring, in a cluster before all meet
     for (int s = 0; s < Tile::kStages; ++s) {
       ptx::barrier_init(base + Shared::kBarriers + 8 * s, 1);
       ptx::barrier_init(base + Shared::kBarriers + 8 * (Tile::kStages + s),
