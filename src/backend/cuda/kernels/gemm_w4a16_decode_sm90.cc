@@ -58,11 +58,19 @@ W4A16DecodePlan plan_w4a16_decode(int64_t n, int64_t k, int group_size, int64_t 
   plan.row_warps = (plan.tile + 1) / 2;
   plan.k_warps =
       std::max(1, std::min(kW4A16DecodeWarps / plan.row_warps, pairs / (2 * plan.cluster)));
+  const auto ring_bytes = [&] {
+    return kW4A16DecodeShared - w4a16_decode_rest(tokens, plan.row_warps * plan.k_warps);
+  };
+  // The ring holds twice what the warps take at once.
+  const int pair_bytes = 256 * tokens + plan.tile * w4a16_slice_bytes(group_size);
+  while (plan.k_warps > 1 && ring_bytes() < 2 * plan.k_warps * pair_bytes) {
+    plan.k_warps /= 2;
+  }
   plan.warps = plan.row_warps * plan.k_warps;
   // As much in a stage as leaves stages enough. Each stage always falls to the same set of warps:
   // another might be ahead of the one that still waits for it, and two parities do not tell rounds
   // apart that lie so far from each other.
-  const int ring = kW4A16DecodeShared - w4a16_decode_rest(tokens, plan.warps);
+  const int ring = ring_bytes();
   for (int step = plan.k_warps; step >= 1; --step) {
     if (plan.k_warps % step != 0) {
       continue;
