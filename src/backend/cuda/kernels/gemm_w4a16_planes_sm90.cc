@@ -1,6 +1,7 @@
 #include "backend/cuda/kernels/gemm_w4a16_planes_sm90.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include <cuda_runtime.h>
 
@@ -18,6 +19,8 @@ constexpr double kConvertClocks = 12.0;      // for 128 of K of a token
 constexpr int kMaxTile = kW4A16PlanesWarps;  // slices; each warp adds up one
 constexpr int kLeastStages = 4;
 constexpr int kLeastRing = 65536;
+constexpr int kAheadSteps = 2;
+constexpr int kLeastBeyond = 3;  // steps that the ring has no place for, of which it is worth while
 
 W4A16PlanesKernel kernel_for(int group_size, int tokens) {
   return group_size == 32 ? w4a16_planes_kernel<32>(tokens) : w4a16_planes_kernel<128>(tokens);
@@ -25,6 +28,11 @@ W4A16PlanesKernel kernel_for(int group_size, int tokens) {
 
 int ring_bytes(int64_t m, int x_bytes) {
   return kW4A16PlanesMostShared - w4a16_planes_rest(static_cast<int>(m)) - x_bytes;
+}
+
+// At most how far into a line a slice begins.
+int most_in_line(int slice_bytes) {
+  return kW4A16LineBytes - std::gcd(slice_bytes, kW4A16LineBytes);
 }
 
 }  // namespace
@@ -69,12 +77,14 @@ W4A16PlanesPlan plan_w4a16_planes(int64_t n, int64_t k, int group_size, int64_t 
   }
   // As much in a stage as leaves stages enough.
   const int ring = ring_bytes(m, plan.x_bytes);
-  const int pair_bytes = plan.tile * w4a16_slice_bytes(group_size);
+  const int slice_bytes = w4a16_slice_bytes(group_size);
+  plan.pair_bytes = static_cast<int>(
+      round_up(plan.tile * slice_bytes + most_in_line(slice_bytes), kW4A16LineBytes));
   plan.step_shift = plan.k_shift;
-  while (plan.step_shift > 0 && ring / (pair_bytes << plan.step_shift) < kLeastStages) {
+  while (plan.step_shift > 0 && ring / (plan.pair_bytes << plan.step_shift) < kLeastStages) {
     --plan.step_shift;
   }
-  plan.weight_bytes = pair_bytes << plan.step_shift;
+  plan.weight_bytes = plan.pair_bytes << plan.step_shift;
   // More stages than there are steps serve nothing. One that is filled again always falls to the
   // same set of warps (gemm_w4a16_decode_sm90.cc says why).
   const int rounds = ceil_div(plan.tiles, plan.blocks / cluster);
@@ -82,6 +92,12 @@ W4A16PlanesPlan plan_w4a16_planes(int64_t n, int64_t k, int group_size, int64_t 
   const int sets = 1 << (plan.k_shift - plan.step_shift);
   const int stages = std::min(kW4A16PlanesStages, ring / plan.weight_bytes);
   plan.stages = steps <= stages ? steps : stages / sets * sets;
+  // Where the ring holds most of a block's weights it is full before there are activations, and
+  // the L2 cache has room for the rest; where more follows, that costs more than it gains.
+  const int beyond = steps - plan.stages;
+  if (beyond >= kLeastBeyond && beyond < plan.stages) {
+    plan.ahead = kAheadSteps << plan.step_shift;
+  }
   plan.shared_bytes =
       std::max(kW4A16PlanesLeastShared, plan.stages * plan.weight_bytes + plan.x_bytes +
                                             w4a16_planes_rest(static_cast<int>(m)));

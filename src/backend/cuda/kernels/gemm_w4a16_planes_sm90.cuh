@@ -38,6 +38,7 @@ struct W4A16PlanesLoop {
   // A token alone has columns for two groups: each has its planes there and zeros in the other's,
   // and one sum is all that is to be scaled.
   static constexpr bool kTwoGroups = kTokens == 1 && kGroupSize == 32;
+  static constexpr auto kHint = ptx::CacheHint::kEvictFirst;  // weights are read once
 
   // Where things lie in shared memory: a ring of weights, activations [pair][token], sums, those of
   // the other block of a cluster, barriers (full, empty, of those sums). Of a token's 128 of K
@@ -87,9 +88,15 @@ struct W4A16PlanesLoop {
     return plan.tile_slices + (tile < plan.larger_tiles ? 1 : 0);
   }
 
+  // Where the weights of a tile begin in a line of 128 bytes; a row of slices begins with a line.
+  static __device__ __forceinline__ uint32_t in_line(int first_slice) {
+    return static_cast<uint32_t>(first_slice * Layout::kSliceBytes) % kW4A16LineBytes;
+  }
+
   // --- the copying thread ---
 
-  // Weights are constant: it need not wait for the predecessor.
+  // Weights are constant: it need not wait for the predecessor. They are copied in whole lines:
+  // others take a tenth longer.
   static __device__ __forceinline__ void fill_ring(const W4A16PlanesArgs& args,
                                                    const Place& place,
                                                    const Share& share) {
@@ -102,21 +109,28 @@ struct W4A16PlanesLoop {
     int slot = 0, round = 0;  // the first waits for nothing
     for (int tile = share.tile; tile < args.plan.tiles; tile += share.tile_step) {
       const int first = first_slice(args.plan, tile);
-      const uint32_t bytes = slices_of(args.plan, tile) * Layout::kSliceBytes;
+      const uint32_t bytes = (in_line(first) + slices_of(args.plan, tile) * Layout::kSliceBytes +
+                              kW4A16LineBytes - 1) /
+                             kW4A16LineBytes * kW4A16LineBytes;
       const uint8_t* from = args.weights + share.begin * row_bytes +
-                            first * static_cast<int64_t>(Layout::kSliceBytes);
+                            first * static_cast<int64_t>(Layout::kSliceBytes) - in_line(first);
+      int sent = share.begin;  // pairs before it are on their way to the L2 cache or here
       for (int pair = share.begin; pair < share.end; pair += step_pairs) {
         const int pairs = min(step_pairs, share.end - pair);
         const uint32_t full = place.full(slot);
         uint32_t to = place.weights + slot * args.plan.weight_bytes;
         if (round > 0) {
+          const int until = min(pair + args.plan.ahead, share.end);
+          for (sent = max(sent, pair); sent < until; ++sent) {
+            ptx::bulk_prefetch(from + (sent - pair) * row_bytes, bytes, kHint);
+          }
           ptx::barrier_wait_to_refill(place.empty(slot), (round - 1) & 1);
         }
         ptx::barrier_arrive_expect(full, pairs * bytes);
 #pragma unroll 1
         for (int i = 0; i < pairs; ++i) {
-          ptx::bulk_copy(to, from, bytes, full);
-          to += args.plan.tile * Layout::kSliceBytes;
+          ptx::bulk_copy(to, from, bytes, full, kHint);
+          to += args.plan.pair_bytes;
           from += row_bytes;
         }
         if (++slot == args.plan.stages) {
@@ -390,8 +404,8 @@ struct W4A16PlanesLoop {
       stride = 1 << plan.k_shift;
       pair = k_warp;
       const uint32_t lane = threadIdx.x & 31, g = lane / 4, t = lane % 4;
-      const uint32_t weights = place.weights + (of * plan.tile + 2 * row_warp) *
-                                                   static_cast<uint32_t>(Layout::kSliceBytes);
+      const uint32_t weights =
+          place.weights + of * plan.pair_bytes + 2 * row_warp * Layout::kSliceBytes;
       codes = weights + lane * 16;
       w_scales = weights + g * 4 + (kTwoGroups ? t / 2 * Layout::kGroupBytes : 0);
       planes = place.x + pair * kPairBytes + g / 4 % kTokens * kW4A16RecordBytes +
@@ -410,8 +424,9 @@ struct W4A16PlanesLoop {
                                                     const Place& place,
                                                     const Share& share,
                                                     const Reader& reader,
-                                                    int slices,
+                                                    int tile,
                                                     int count) {
+    const int slices = slices_of(plan, tile);
     int slot = reader.set;
     uint32_t parity = 0;
     if (count > 0) {
@@ -432,7 +447,8 @@ struct W4A16PlanesLoop {
                     ? (share.end - share.begin - reader.pair + reader.stride - 1) >> plan.k_shift
                     : 0;
     steps -= pairs;
-    uint32_t full = place.full(slot), codes = reader.codes + slot * plan.weight_bytes;
+    uint32_t full = place.full(slot),
+             codes = reader.codes + in_line(first_slice(plan, tile)) + slot * plan.weight_bytes;
     uint32_t planes = reader.planes, x_scales = reader.x_scales;
     Halves halves = {};
     const auto release = [&] {
@@ -574,7 +590,7 @@ struct W4A16PlanesLoop {
           ptx::cluster_wait();  // the other has begun
           if (part % (kParts / 4) == 0) {
             ptx::store_async4(ptx::peer_address(others, 1 - rank), __float_as_uint(sum),
-                                ptx::peer_address(place.others_there(), 1 - rank));
+                              ptx::peer_address(place.others_there(), 1 - rank));
           }
         }
       }
@@ -601,7 +617,7 @@ struct W4A16PlanesLoop {
       const int slices = slices_of(args.plan, tile);
       Sums sums = {};
       if (works) {
-        accumulate(sums, args.plan, place, share, reader, slices, count);
+        accumulate(sums, args.plan, place, share, reader, tile, count);
       }
       count += share.steps;
       finish(sums, args, place, first_slice(args.plan, tile), slices,

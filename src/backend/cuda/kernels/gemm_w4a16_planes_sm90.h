@@ -24,7 +24,9 @@ struct W4A16PlanesPlan {
   int k_shift = 0;
   int step_shift = 0;  // a stage of the ring holds 2^this pairs, of 128 of K; at most k_shift
   int stages = 0;
+  int pair_bytes = 0;    // of a stage's pair: whole lines that hold the largest tile's weights
   int weight_bytes = 0;  // of a stage
+  int ahead = 0;         // pairs that are sent for, to the L2 cache, while the ring is full
   int x_bytes = 0;       // planes and scales of all activations of a block
   int shared_bytes = 0;
 };
@@ -58,6 +60,9 @@ template <int kGroupSize>
 /// Their threads: warps that multiply, and one that copies.
 inline constexpr int kW4A16PlanesWarps = 16;
 inline constexpr unsigned kW4A16PlanesThreads = 32 * (kW4A16PlanesWarps + 1);
+
+/// What memory is read in.
+inline constexpr int kW4A16LineBytes = 128;
 
 /// Bytes of 128 of K of a token: three planes, and twice four numbers that scale them.
 inline constexpr int kW4A16PlaneBytes = 3 * 128;
