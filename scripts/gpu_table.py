@@ -32,7 +32,7 @@ def attention_rows(text):
             part = line
         elif words and words[0] == "kv":
             head = words
-        elif len(words) > 3 and words[0] in ("bf16", "fp8", "int8", "int4"):
+        elif len(words) > 3 and words[0] in ("bf16", "shared", "fp8", "int8", "int4"):
             rows.append({"part": part.split(",")[0], "line": line.strip(), "kv": words[0],
                          "batch": int(words[1])})
     return rows
