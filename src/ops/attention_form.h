@@ -21,14 +21,16 @@ constexpr int kKeyPlaces = 10;
 /// 2^-places of `power`, times that: the sum's last place is the multiple.
 constexpr float rounding_shift(int places) { return 1.5F * static_cast<float>(1 << (23 - places)); }
 
+constexpr float kLeastLog2 = -96.0F;  // smaller weights count as 2^-96
+
 /// A row's exponents are kept as kBase + x, rounded to multiples of 2^-15, and shifted left by
 /// eight bits: x's fraction f is then a mantissa, m = 1 + f, and its integer part adds to an
 /// exponent. The weight's bits are these plus those of a polynomial in m, by fused multiply-adds:
 /// 2^32 (1 + (2^f - 1 - f) / 2). Exact for integers; relative error 8.6e-5.
 struct WeightForm {
   static constexpr float kBase = 480.0F;
-  static constexpr float kLeast = kBase - 96.0F;  // smaller ones count as this
-  static constexpr float kUnit = 0x1p32F;         // 2^(512 - kBase): integers count modulo 512
+  static constexpr float kLeast = kBase + kLeastLog2;
+  static constexpr float kUnit = 0x1p32F;  // 2^(512 - kBase): integers count modulo 512
   static constexpr float kCubic = kUnit * 0.0385335609F;
   static constexpr float kQuadratic = kUnit * -0.00177822495F;
   static constexpr float kLinear = kUnit * -0.264485836F;

@@ -11,7 +11,6 @@ namespace {
 
 constexpr float kLowest = -3.4028234e38F;
 constexpr float kLog2E = 1.44269504F;
-constexpr float kLeastLog2 = -96.0F;  // smaller weights count as 2^-96
 
 inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }

@@ -15,6 +15,7 @@
 
 #include "backend/cuda/kernels/attention_merge.cuh"
 #include "backend/cuda/kernels/attention_ring.cuh"
+#include "backend/cuda/kernels/attention_weights.cuh"
 #include "backend/cuda/ptx/dependency.cuh"
 
 namespace nibble::cuda {

@@ -4,7 +4,7 @@
 // the order of the line.
 
 #include "backend/cuda/kernels/attention_ring.cuh"
-#include "backend/cuda/kernels/attention_weights.cuh"
+#include "backend/cuda/kernels/quotient.cuh"
 
 namespace nibble::cuda {
 

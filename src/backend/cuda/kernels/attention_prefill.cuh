@@ -10,6 +10,7 @@
 #include "backend/cuda/kernels/attention_fragments.cuh"
 #include "backend/cuda/kernels/attention_plan.cuh"
 #include "backend/cuda/kernels/attention_weights.cuh"
+#include "backend/cuda/kernels/quotient.cuh"
 #include "backend/cuda/ptx/copy.cuh"
 #include "backend/cuda/ptx/dependency.cuh"
 

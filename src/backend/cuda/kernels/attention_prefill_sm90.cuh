@@ -11,6 +11,7 @@
 // multiplies.
 
 #include "backend/cuda/kernels/attention_prefill.cuh"
+#include "backend/cuda/kernels/quotient.cuh"
 #include "backend/cuda/ptx/wgmma.cuh"
 
 namespace nibble::cuda {

@@ -41,10 +41,4 @@ __device__ __forceinline__ void round_pair(float& a, float& b) {
   b = __uint_as_float(pair & 0xffff0000U);
 }
 
-/// a / b, rounded correctly but at the ends of the range; `inverse` is 1 / b.
-__device__ __forceinline__ float quotient(float a, float b, float inverse) {
-  const float near = __fmul_rn(a, inverse);
-  return __fmaf_rn(__fmaf_rn(-near, b, a), inverse, near);
-}
-
 }  // namespace nibble::cuda

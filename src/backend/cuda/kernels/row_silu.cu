@@ -4,6 +4,7 @@
 
 #include <cooperative_groups.h>
 
+#include "backend/cuda/kernels/quotient.cuh"
 #include "backend/cuda/kernels/row_common.cuh"
 #include "backend/cuda/ptx/dependency.cuh"
 
@@ -31,8 +32,7 @@ __device__ __forceinline__ float silu(float gate) {
   const float divisor = 1.0F + __fmaf_rn(power, __fmul_rn(rest, kLn2), power);
   float inverse = 0.0F;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(divisor));
-  const float near = __fmul_rn(gate, inverse);
-  return __fmaf_rn(__fmaf_rn(-near, divisor, gate), inverse, near);
+  return quotient(gate, divisor, inverse);
 }
 
 __device__ __forceinline__ F32x8 silu_mul_piece(const __nv_bfloat16* gate_up,
