@@ -217,7 +217,7 @@ __device__ __forceinline__ void store(const Product& p,
         }
         float y = static_cast<float>(sums.v[part / 2][j][part % 2 * 2 + i]);
         if constexpr (Codec::kRowScales) {
-          y = __fmul_rn(__fmul_rn(y, row_scale), args.x_scales[token]);
+          y = __fmul_rn(y, __fmul_rn(row_scale, args.x_scales[token]));  // as the CPU does
         }
         y = __fadd_rn(y, bias);
         const int64_t at = token * args.y_stride + row;

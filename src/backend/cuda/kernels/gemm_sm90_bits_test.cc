@@ -3,13 +3,15 @@
 #include <random>
 #include <vector>
 
+#include "backend/cuda/kernels/gemm_sm80.h"
 #include "backend/cuda/kernels/gemm_sm90.h"
 #include "backend/cuda/testing/gemm_schedules.h"
 #include "backend/cuda/testing/gpu_test.h"
 #include "quant/quant_tensor.h"
 #include "quant/scheme.h"
 
-// Integer products give a row the same bits whatever the batch, the tile and the schedule.
+// Integer products give a row the same bits whatever the batch, the tile and the schedule: the
+// CPU's.
 namespace nibble::cuda {
 namespace {
 
@@ -27,19 +29,35 @@ class Subject final {
         entry.make({.weight = scheme.weight, .act = scheme.act, .n = n, .k = k}, device).value();
     gemm_ = dynamic_cast<const GemmSm90*>(kernel_.get());
     const int64_t row_bytes = QuantTensor::code_row_bytes(scheme.weight.code, k);
-    const DeviceArray codes(random_bytes(static_cast<size_t>(n * row_bytes)));
-    const DeviceArray scales(random_scales(static_cast<size_t>(n)));
+    weight_.format = scheme.weight;
+    weight_.codes = random_bytes(static_cast<size_t>(n * row_bytes));
+    weight_.scales = random_scales(static_cast<size_t>(n));
+    const DeviceArray codes(weight_.codes);
+    const DeviceArray scales(weight_.scales);
     packed_ = std::make_unique<Bytes>(kernel_->packed_bytes());
     EXPECT_EQ(kernel_->pack(codes.data(), scales.data(), packed_->data(), nullptr), cudaSuccess);
     EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-    x_ = std::make_unique<Bytes>(random_bytes(static_cast<size_t>(kMostRows * k)));
-    x_scales_ = std::make_unique<testing::DeviceArray<float>>(
-        random_scales(static_cast<size_t>(kMostRows)));
+    host_x_ = random_bytes(static_cast<size_t>(kMostRows * k));
+    x_ = std::make_unique<Bytes>(host_x_);
+    host_x_scales_ = random_scales(static_cast<size_t>(kMostRows));
+    x_scales_ = std::make_unique<testing::DeviceArray<float>>(host_x_scales_);
+    host_bias_ = random_scales(static_cast<size_t>(n));
+    bias_ = std::make_unique<testing::DeviceArray<float>>(host_bias_);
     // Room for the sums of two blocks on each multiprocessor in any tile.
     workspace_ = std::make_unique<Bytes>(size_t{96} << 20);
     workspace_->zero();
   }
   [[nodiscard]] const GemmSm90& gemm() const { return *gemm_; }
+
+  /// That some rows of a result are what the CPU computes.
+  void expect_cpus(const std::vector<float>& y) const {
+    for (int64_t token = 0; token < kMostRows; token += 13) {
+      for (int64_t row = 0; row < n_; ++row) {
+        ASSERT_EQ(y[static_cast<size_t>(token * (n_ + kGap) + row)], expected(token, row))
+            << "n " << n_ << " k " << k_ << " token " << token << " row " << row;
+      }
+    }
+  }
 
   /// Rows 0 .. m - 1 with the product's own choice, or with a tile and a schedule.
   std::vector<float> run(int64_t m, int tile = -1, const GemmSchedule* schedule = nullptr) {
@@ -63,10 +81,25 @@ class Subject final {
   }
 
  private:
+  [[nodiscard]] float expected(int64_t token, int64_t row) const {
+    const bool nibbles = weight_.format.code == WeightCode::kInt4;
+    int32_t sum = 0;
+    for (int64_t i = 0; i < k_; ++i) {
+      const uint8_t byte = weight_.codes[static_cast<size_t>((row * k_ + i) / (nibbles ? 2 : 1))];
+      const int code = nibbles ? (byte >> (4 * (i % 2)) & 15) - 8 : static_cast<int8_t>(byte);
+      sum += code * static_cast<int8_t>(host_x_[static_cast<size_t>(token * k_ + i)]);
+    }
+    const auto channel = static_cast<size_t>(row);
+    const float scale = weight_.scales[channel] * host_x_scales_[static_cast<size_t>(token)];
+    const float scaled = static_cast<float>(sum) * scale;
+    return scaled + host_bias_[channel];
+  }
+
   void run(GemmLaunch args, int tile, const GemmSchedule* schedule) {
     args.x = x_->data();
     args.x_scales = x_scales_->data();
     args.packed = packed_->data();
+    args.bias = bias_->data();
     args.workspace = workspace_->data();
     EXPECT_EQ(schedule == nullptr ? kernel_->run(args, {})
                                   : gemm_->run_schedule(tile, *schedule, args, {}),
@@ -93,12 +126,21 @@ class Subject final {
     return scales;
   }
 
+  struct Weight {
+    WeightFormat format;
+    std::vector<uint8_t> codes;
+    std::vector<float> scales;
+  };
+
   int64_t n_, k_;
   std::mt19937 random_;
+  Weight weight_;
+  std::vector<uint8_t> host_x_;
+  std::vector<float> host_x_scales_, host_bias_;
   std::unique_ptr<GemmKernel> kernel_;
   const GemmSm90* gemm_ = nullptr;
   std::unique_ptr<Bytes> packed_, x_, workspace_;
-  std::unique_ptr<testing::DeviceArray<float>> x_scales_;
+  std::unique_ptr<testing::DeviceArray<float>> x_scales_, bias_;
 };
 
 std::vector<GemmSchedule> schedules(const GemmSm90& gemm, int index, int64_t m, bool clusters) {
@@ -114,6 +156,7 @@ void expect_rows(const std::vector<float>& all, const std::vector<float>& some) 
 void check_bits(const GemmEntry& entry, std::string_view scheme, int64_t n, int64_t k) {
   Subject subject(entry, scheme, n, k);
   const std::vector<float> all = subject.run(kMostRows);
+  subject.expect_cpus(all);
   const bool brief = testing::brief_tests();
   for (int64_t m = 1; m < kMostRows; m += brief ? 150 : 1) {
     SCOPED_TRACE(::testing::Message() << scheme << " n " << n << " k " << k << " m " << m);
@@ -161,6 +204,12 @@ TEST(GemmSm90, ResultsInWordsAreThoseInPairs) {
   NIBBLE_NEEDS_GPU();
   check_words(kGemmW4A8Sm90, "w4a8");
   check_words(kGemmW8A8Int8Sm90, "w8a8_int8");
+}
+TEST(GemmSm80, IntegerProductsAreTheCpus) {
+  NIBBLE_NEEDS_GPU();
+  Subject int4(kGemmW4A8Sm80, "w4a8", 328, 1536), int8(kGemmW8A8Int8Sm80, "w8a8_int8", 328, 1536);
+  int4.expect_cpus(int4.run(kMostRows));
+  int8.expect_cpus(int8.run(kMostRows));
 }
 TEST(GemmSm90, Int4TimesInt8GivesARowTheSameBits) {
   NIBBLE_NEEDS_GPU();

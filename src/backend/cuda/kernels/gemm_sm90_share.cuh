@@ -181,12 +181,11 @@ __device__ __forceinline__ void store_share(const ptx::MmaSum<Codec::kType> (&to
 #pragma unroll
     for (int t = 0; t < 2; ++t) {
       const int token = token0 + 8 * j + 2 * (thread & 3) + t;
-      const float x_scale = Codec::kScale * (t == 0 ? x_scales[j].x : x_scales[j].y);
+      const float2 pair = result_pair<Codec>(total[j], t, scale, bias, x_scales[j]);
       if (j < share.count && token < args.m && row < args.n) {
         store_pair<kResult, true>(
-            static_cast<uint8_t*>(args.y) + (token * args.y_stride + row) * kBytes, true,
-            static_cast<float>(total[j][t]) * (scale.x * x_scale) + bias.x,
-            static_cast<float>(total[j][2 + t]) * (scale.y * x_scale) + bias.y);
+            static_cast<uint8_t*>(args.y) + (token * args.y_stride + row) * kBytes, true, pair.x,
+            pair.y);
       }
     }
   }

@@ -132,6 +132,19 @@ terms_of(const TokenTerms<kTokens>& terms, int octet, int thread, uint32_t scale
   }
 }
 
+// Results of two channels of a token, the first or second (t) of two: scaled sums, then bias. The
+// CPU's numbers, whatever way they leave: nothing is fused.
+template <typename Codec, typename Sum>
+__device__ __forceinline__ float2
+result_pair(const Sum* four, int t, float2 scale, float2 bias, float2 x_scales) {
+  const float x_scale = Codec::kScale * (t == 0 ? x_scales.x : x_scales.y);
+  const auto result = [x_scale](Sum sum, float row_scale, float row_bias) {
+    const float scaled = __fmul_rn(static_cast<float>(sum), __fmul_rn(row_scale, x_scale));
+    return __fadd_rn(scaled, row_bias);
+  };
+  return {result(four[t], scale.x, bias.x), result(four[2 + t], scale.y, bias.y)};
+}
+
 // How results leave: pairs of channels at once where n and the rows' distance are even.
 template <GemmResult kResult, bool kPairs>
 __device__ __forceinline__ void store_pair(void* y, bool both, float first, float second) {
@@ -196,16 +209,13 @@ __device__ __forceinline__ void store_tile(
 #pragma unroll
     for (int t = 0; t < 2; ++t) {
       const int token = 8 * octet + t;
-      const float scale = Codec::kScale * (t == 0 ? both.x : both.y);
 #pragma unroll
       for (int b = 0; b < Tile::kBlocks; ++b) {
-        const int at = 4 * octet + t;
-        const float first = static_cast<float>(sums[b][at]) * (terms.scale[b].x * scale);
-        const float second = static_cast<float>(sums[b][at + 2]) * (terms.scale[b].y * scale);
+        const float2 pair =
+            result_pair<Codec>(sums[b] + 4 * octet, t, terms.scale[b], terms.bias[b], both);
         if (token < tokens && row0 + 64 * b < args.n) {
           store_pair<kResult, kPairs>(y + token * stride + 64 * kBytes * b,
-                                      row0 + 64 * b + 1 < args.n, first + terms.bias[b].x,
-                                      second + terms.bias[b].y);
+                                      row0 + 64 * b + 1 < args.n, pair.x, pair.y);
         }
       }
     }
@@ -239,11 +249,9 @@ struct WordPlaces {
       int room, int octet, const Sum* four, float2 scale, float2 bias, float2 x_scales) const {
 #pragma unroll
     for (int t = 0; t < 2; ++t) {
-      const float x_scale = Codec::kScale * (t == 0 ? x_scales.x : x_scales.y);
-      const float first = static_cast<float>(four[t]) * (scale.x * x_scale);
-      const float second = static_cast<float>(four[2 + t]) * (scale.y * x_scale);
+      const float2 pair = result_pair<Codec>(four, t, scale, bias, x_scales);
       ptx::store_shared4(to + room * kRoomBytes + (8 * octet + t) * 128,
-                         ptx::pack_bf16(first + bias.x, second + bias.y));
+                         ptx::pack_bf16(pair.x, pair.y));
     }
   }
   // `count` tokens from first_token on, of this row block.
