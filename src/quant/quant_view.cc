@@ -18,6 +18,21 @@ float QuantView::scale(int64_t index) const {
   return scale_type == DType::kBF16 ? bf16_to_f32(bits) : f16_to_f32(bits);
 }
 
+void QuantView::read_scales(int64_t first, std::span<float> out) const {
+  if (scale_type != DType::kBF16 || scale_count != Scales::kEach) {
+    for (size_t i = 0; i < out.size(); ++i) {
+      out[i] = scale(first + static_cast<int64_t>(i));
+    }
+    return;
+  }
+  const std::byte* from = scales + first * 2;  // groups, which are many
+  for (size_t i = 0; i < out.size(); ++i) {
+    uint16_t bits = 0;
+    std::memcpy(&bits, from + i * 2, 2);
+    out[i] = bf16_to_f32(bits);
+  }
+}
+
 QuantView view_of(const QuantTensor& tensor) {
   return {.format = tensor.format,
           .n = tensor.n,
@@ -45,10 +60,7 @@ Result<QuantTensor> copy_of(const QuantView& view) {
       std::memcpy(last, &word, 4);
     }
   }
-  const auto scales = tensor.scales.as<float>();
-  for (size_t i = 0; i < scales.size(); ++i) {
-    scales[i] = view.scale(static_cast<int64_t>(i));
-  }
+  view.read_scales(0, tensor.scales.as<float>());
   return tensor;
 }
 

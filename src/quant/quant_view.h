@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 
 #include "quant/quant_tensor.h"
@@ -27,8 +28,9 @@ struct QuantView {
   std::string name;  // what error messages call it
 
   [[nodiscard]] int64_t row_bytes() const { return QuantTensor::code_row_bytes(format.code, k); }
-  /// Scale `index` of [n, groups].
+  /// Scale `index` of [n, groups], and those from `first` on.
   [[nodiscard]] float scale(int64_t index) const;
+  void read_scales(int64_t first, std::span<float> out) const;
 };
 
 /// A view of all of `tensor`, which must stay where it is.

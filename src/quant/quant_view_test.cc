@@ -24,6 +24,16 @@ TEST(QuantView, ReadsScalesOfEveryTypeAtAnyAddress) {
   std::memcpy(memory.data() + 1, bf16, 4);
   EXPECT_EQ(view.scale(0), 2.0F);
   EXPECT_EQ(view.scale(1), -0.5F);
+  float both[2] = {};
+  view.read_scales(0, both);
+  EXPECT_EQ(both[0], 2.0F);
+  EXPECT_EQ(both[1], -0.5F);
+  view.read_scales(1, std::span(both).first(1));
+  EXPECT_EQ(both[0], -0.5F);
+  view.scale_count = QuantView::Scales::kOneForAll;
+  view.read_scales(0, both);
+  EXPECT_EQ(both[1], 2.0F);
+  view.scale_count = QuantView::Scales::kEach;
   view.scale_type = DType::kF16;
   const uint16_t f16[] = {0x4000, 0xb800};
   std::memcpy(memory.data() + 1, f16, 4);
