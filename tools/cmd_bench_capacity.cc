@@ -146,7 +146,7 @@ Result<CapacityReport> measure(const CapacityFlags& flags) {
                       "memory is planned for GPUs alone, and {} is none; choose --device cuda",
                       backend->name());
   }
-  report.plan = plan_memory(options, folder, config, *backend);
+  NIBBLE_ASSIGN_OR_RETURN(report.plan, plan_memory(options, folder, config, *backend));
   options.page_size = backend->preferred_page_size(options.kv_code);
   KvCacheShape shape{.code = options.kv_code,
                      .num_layers = config.num_layers,

@@ -1,24 +1,12 @@
 #include "engine/memory_plan.h"
 
-#include <filesystem>
-
 #include "base/log.h"
+#include "checkpoint/checkpoint_reader.h"
 
 namespace nibble {
 namespace {
 
 constexpr int64_t kReserve = int64_t{1} << 30;
-
-int64_t bytes_of_weight_files(const std::string& model_dir) {
-  int64_t bytes = 0;
-  std::error_code ignored;
-  for (const auto& entry : std::filesystem::directory_iterator(model_dir, ignored)) {
-    if (entry.path().extension() == ".safetensors") {
-      bytes += static_cast<int64_t>(entry.file_size(ignored));
-    }
-  }
-  return bytes;
-}
 
 std::string figures(const MemoryPlan& plan, const Backend& backend) {
   return fmt::format(
@@ -29,10 +17,11 @@ std::string figures(const MemoryPlan& plan, const Backend& backend) {
 
 }  // namespace
 
-MemoryPlan plan_memory(const EngineOptions& options,
-                       const std::string& model_dir,
-                       const ModelConfig& config,
-                       const Backend& backend) {
+Result<MemoryPlan> plan_memory(const EngineOptions& options,
+                               const std::string& model_dir,
+                               const ModelConfig& config,
+                               const Backend& backend) {
+  NIBBLE_ASSIGN_OR_RETURN(const CheckpointReader weights, CheckpointReader::open(model_dir));
   // A tied table is kept once more as a head, unless it is read as it is in the file.
   const bool twice = config.tie_word_embeddings && config.dtype != DType::kBF16;
   const int64_t table = config.vocab_size * config.hidden_size * 2;
@@ -40,7 +29,7 @@ MemoryPlan plan_memory(const EngineOptions& options,
                       (config.num_heads * 4 + config.num_kv_heads * 4) * config.head_dim;
   MemoryPlan plan;
   plan.free = backend.free_memory();
-  plan.weights = bytes_of_weight_files(model_dir) + (twice ? table : 0);
+  plan.weights = weights.total_bytes() + (twice ? table : 0);
   plan.scratch = options.max_num_batched_tokens * row +
                  options.max_num_seqs * (config.vocab_size + config.hidden_size) * 4;
   plan.reserve = kReserve;
@@ -62,16 +51,17 @@ Result<EngineOptions> resolve_in_memory(const EngineOptions& options,
   if (backend.host_memory()) {
     return Engine::resolve_options(options, config, &backend);
   }
-  const MemoryPlan plan = plan_memory(options, model_dir, config, backend);
+  NIBBLE_ASSIGN_OR_RETURN(const MemoryPlan plan, plan_memory(options, model_dir, config, backend));
   EngineOptions wanted = options;
   if (options.kv_bytes == 0) {
     wanted.kv_bytes = plan.cache();
   }
   if (wanted.kv_bytes <= 0) {
-    return make_error(StatusCode::kResourceExhausted,
-                      "{}: no memory for a KV cache: {}; lower --max-num-batched-tokens, end what "
-                      "else uses the GPU, or quantize",
-                      model_dir, figures(plan, backend));
+    return make_error(
+        StatusCode::kResourceExhausted,
+        "{}: no memory for a KV cache: {}; end what else uses the GPU, quantize, serve "
+        "with a lower --max-num-batched-tokens, or use --device cpu",
+        model_dir, figures(plan, backend));
   }
   NIBBLE_ASSIGN_OR_RETURN(const EngineOptions out,
                           Engine::resolve_options(wanted, config, &backend));

@@ -12,7 +12,7 @@ namespace nibble {
 /// How the memory of a GPU is shared out, in bytes; planned before anything is loaded.
 struct MemoryPlan {
   int64_t free = 0;     // before loading
-  int64_t weights = 0;  // those of the model's files, and a tied table's copy
+  int64_t weights = 0;  // the model's tensors, and a tied table's copy
   int64_t scratch = 0;  // activations and logits of the largest step
   int64_t reserve = 0;  // for the driver, libraries and recorded steps
   int64_t margin = 0;   // stays free unless a size of the cache is asked for
@@ -22,11 +22,12 @@ struct MemoryPlan {
   [[nodiscard]] int64_t cache() const { return most_cache() - margin; }
 };
 
-/// The plan for the model in `model_dir` on a backend with memory of its own.
-MemoryPlan plan_memory(const EngineOptions& options,
-                       const std::string& model_dir,
-                       const ModelConfig& config,
-                       const Backend& backend);
+/// The plan for the model in `model_dir` on a backend with memory of its own. Fails where its
+/// weights cannot be opened.
+Result<MemoryPlan> plan_memory(const EngineOptions& options,
+                               const std::string& model_dir,
+                               const ModelConfig& config,
+                               const Backend& backend);
 
 /// Engine::resolve_options() with a cache that fits: of the size that was asked for, else what a
 /// GPU has left. kResourceExhausted with the figures when weights, scratch memory and cache need

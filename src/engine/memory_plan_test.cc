@@ -45,9 +45,11 @@ class MemoryPlanTest : public testing::Test {
   void SetUp() override {
     folder_ = testing::TempDir() + "/memory_plan_test";
     std::filesystem::create_directories(folder_);
-    std::filesystem::resize_file(make("model-1.safetensors"), 300 * kMiB);
-    std::filesystem::resize_file(make("model-2.safetensors"), 200 * kMiB);
-    std::filesystem::resize_file(make("other.bin"), 700 * kMiB);
+    make("model-1.safetensors", "a", 300 * kMiB);
+    make("model-2.safetensors", "b", 200 * kMiB);
+    make("consolidated.safetensors", "c", 700 * kMiB);  // the same weights under other names
+    std::ofstream(folder_ + "/model.safetensors.index.json")
+        << R"({"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}})";
     config_.dtype = DType::kBF16;
     config_.vocab_size = 1024;
     config_.hidden_size = 512;
@@ -61,32 +63,40 @@ class MemoryPlanTest : public testing::Test {
   }
   void TearDown() override { std::filesystem::remove_all(folder_); }
 
-  std::string make(const std::string& name) {
-    const std::string path = folder_ + "/" + name;
-    EXPECT_TRUE(std::ofstream(path).good());
-    return path;
+  /// A file with one tensor of zeros.
+  void make(const std::string& name, const std::string& tensor, int64_t bytes) const {
+    const std::string header =
+        fmt::format(R"({{"{}": {{"dtype": "U8", "shape": [{}], "data_offsets": [0, {}]}}}})",
+                    tensor, bytes, bytes);
+    const uint64_t length = header.size();
+    std::ofstream file(folder_ + "/" + name, std::ios::binary);
+    file.write(reinterpret_cast<const char*>(&length), sizeof(length));
+    file << header;
+    file.close();
+    std::filesystem::resize_file(folder_ + "/" + name,
+                                 sizeof(length) + length + static_cast<uint64_t>(bytes));
   }
 
   std::string folder_;
   ModelConfig config_;
 };
 
-TEST_F(MemoryPlanTest, CountsTheFilesOfWeights) {
+TEST_F(MemoryPlanTest, CountsTheWeightsThatAreRead) {
   const FakeGpu gpu(4096 * kMiB);
-  const MemoryPlan plan = plan_memory({}, folder_, config_, gpu);
+  const MemoryPlan plan = plan_memory({}, folder_, config_, gpu).value();
   EXPECT_EQ(plan.free, 4096 * kMiB);
   EXPECT_EQ(plan.weights, 500 * kMiB);
   EXPECT_EQ(plan.free, plan.weights + plan.scratch + plan.reserve + plan.margin + plan.cache());
   config_.tie_word_embeddings = true;
   config_.dtype = DType::kBF16;
-  EXPECT_EQ(plan_memory({}, folder_, config_, gpu).weights, 500 * kMiB);
+  EXPECT_EQ(plan_memory({}, folder_, config_, gpu)->weights, 500 * kMiB);
   config_.dtype = DType::kF16;
-  EXPECT_EQ(plan_memory({}, folder_, config_, gpu).weights, 501 * kMiB);
+  EXPECT_EQ(plan_memory({}, folder_, config_, gpu)->weights, 501 * kMiB);
 }
 
 TEST_F(MemoryPlanTest, TheCacheGetsWhatIsLeft) {
   const FakeGpu gpu(4096 * kMiB);
-  const MemoryPlan plan = plan_memory({}, folder_, config_, gpu);
+  const MemoryPlan plan = plan_memory({}, folder_, config_, gpu).value();
   EngineOptions options;
   options.max_num_seqs = 4096;
   const auto resolved = resolve_in_memory(options, folder_, config_, gpu);
@@ -113,8 +123,15 @@ TEST_F(MemoryPlanTest, RefusesWithTheFigures) {
     EXPECT_NE(large.status().message().find(word), std::string::npos) << large.status().message();
   }
   // What was asked for may use the margin, too.
-  options.kv_bytes = plan_memory(options, folder_, config_, FakeGpu(4096 * kMiB)).most_cache();
+  options.kv_bytes = plan_memory(options, folder_, config_, FakeGpu(4096 * kMiB))->most_cache();
   EXPECT_TRUE(resolve_in_memory(options, folder_, config_, FakeGpu(4096 * kMiB)).ok());
+}
+
+TEST_F(MemoryPlanTest, NamesWeightsThatAreMissing) {
+  std::filesystem::remove(folder_ + "/model-2.safetensors");
+  const auto plan = plan_memory({}, folder_, config_, FakeGpu(4096 * kMiB));
+  EXPECT_EQ(plan.status().code(), StatusCode::kNotFound);
+  EXPECT_NE(plan.status().message().find("model-2.safetensors"), std::string::npos);
 }
 
 }  // namespace
