@@ -6,6 +6,7 @@ build/cuda-sm90/tests/cuda). Without library or GPU, what needs them is skipped.
 only: run by pytest, or by `python3 tests/e2e/test_gpu.py`.
 """
 
+import concurrent.futures
 import contextlib
 import ctypes
 import http.client
@@ -139,6 +140,11 @@ class Server:
         return self.request("POST", "/v1/completions",
                             {"prompt": "Once upon a time", "temperature": 0, **fields})
 
+    def complete_at_once(self, count, **fields):
+        with concurrent.futures.ThreadPoolExecutor(count) as pool:
+            return [sent.result() for sent in
+                    [pool.submit(self.complete, **fields) for _ in range(count)]]
+
     def stop(self):
         self.process.send_signal(signal.SIGTERM)
         try:
@@ -267,6 +273,11 @@ class Faults(Case):
                      "kernel gemm_w4a16", "with 9 rows", "reference", "--device cpu")
         self.assertEqual(generate(*self.fault("few")).returncode, 0)
 
+    def test_a_kernel_that_faults_is_not_served(self):
+        for command in (generate, lambda *flags: nibble("serve", MODEL, "--port", 0, *flags)):
+            self.refused(command(*self.fault("trap 0")), UNAVAILABLE, "self-test",
+                         "kernel gemm_bf16", "cudaError", "--device cpu")
+
     def test_a_server_outlives_a_fault_and_says_so(self):
         server = Server(*self.fault("trap 3000"), "--max-num-seqs", 4)
         try:
@@ -287,6 +298,17 @@ class Faults(Case):
         finally:
             self.assertGreaterEqual(server.stop(), 0)  # ended by itself, not by a signal
 
+    def test_every_request_ends_with_an_error_object(self):
+        server = Server(*self.fault("trap 3000"), "--max-num-seqs", 2)
+        try:
+            answers = server.complete_at_once(5, max_tokens=900, ignore_eos=True)
+            for status, body in answers:  # two ran, three waited
+                self.assertEqual(status, 500, body)
+                self.assertIn("failed" if "another request" in body else "cudaError",
+                              json.loads(body)["error"]["message"])
+        finally:
+            server.stop()
+
     def test_a_stream_ends_with_an_error_object(self):
         server = Server(*self.fault("trap 3000"))
         try:
@@ -306,6 +328,13 @@ class Faults(Case):
             run = generate(*self.fault("trap 200"), tokens=900)
         self.assertEqual(run.returncode, UNAVAILABLE, run.stderr)
         self.assertIn("cudaError", run.stderr)
+
+    def test_an_evaluation_ends_with_a_message(self):
+        run = nibble("eval", "ppl", MODEL, "--text", "docs/cuda.md", "--window", 16,
+                     *self.fault("trap 3000"), "--json")
+        self.assertIn(run.returncode, (UNAVAILABLE, INTERNAL), run.stderr)
+        self.assertIn("cudaError", run.stderr)
+        self.assertEqual(run.stdout, "")
 
     def test_a_benchmark_ends_with_a_message(self):
         run = nibble("bench", "offline", MODEL, *self.fault("trap 3000"), "--json")
@@ -343,6 +372,9 @@ class Drivers(Case):
                         self.folder / "libcuda.so.1", source], check=True)
         run = generate("--device", "cuda", library_path=self.folder)
         self.refused(run, UNAVAILABLE, "CUDA 12.4", "needs 13", "--device cpu")
+        run = generate("--device", "auto", library_path=self.folder)
+        self.assertEqual(run.returncode, 0, run.stderr)
+        self.assertIn("computing on the CPU", run.stderr)
 
     @needs_gpu
     def test_a_hidden_gpu(self):
@@ -419,6 +451,19 @@ class Memory(Case):
             messages = [line for line in run.stderr.splitlines() if line.startswith("nibble: ")]
             self.assertEqual(len(messages), 1, run.stderr)
             print(f"\n  {left >> 20} MiB left: {messages[0]}", file=sys.stderr)
+
+    def test_another_process_takes_what_is_left_while_it_serves(self):
+        server = Server("--device", "cuda", "--kv-cache-memory", "64MiB", "--max-num-seqs", 8)
+        try:
+            with held_memory(0) as left:
+                answers = server.complete_at_once(5, max_tokens=40, logprobs=2)
+                print(f"\n  {left >> 20} MiB left: {sorted(status for status, _ in answers)}",
+                      file=sys.stderr)
+            for status, body in answers:
+                self.assertEqual(status, 200, body)
+            self.assertEqual(server.get("/health")[0], 200)
+        finally:
+            self.assertEqual(server.stop(), 0)
 
     def test_a_benchmark_that_does_not_fit(self):
         with held_memory(700 << 20):

@@ -138,11 +138,9 @@ Status CudaGemm::upload_scales(std::span<const QuantView> parts, float* to) {
   const int64_t groups = problem_.weight.groups(problem_.k);
   for (const QuantView& part : parts) {
     const auto count = static_cast<size_t>(part.n * groups);
-    const auto fill = [&](size_t begin, size_t size, std::byte* out) {
-      for (size_t at = 0; at < size; at += sizeof(float)) {
-        const float scale = part.scale(static_cast<int64_t>((begin + at) / sizeof(float)));
-        std::memcpy(out + at, &scale, sizeof(float));
-      }
+    const auto fill = [&part](size_t begin, size_t size, std::byte* out) {
+      part.read_scales(static_cast<int64_t>(begin / sizeof(float)),
+                       {reinterpret_cast<float*>(out), size / sizeof(float)});
     };
     NIBBLE_RETURN_IF_ERROR(context_.uploader.upload(count * sizeof(float), fill, to));
     to += count;
@@ -150,31 +148,31 @@ Status CudaGemm::upload_scales(std::span<const QuantView> parts, float* to) {
   return {};
 }
 
-const void* CudaGemm::prepare_input(const GemmArgs& args) const {
+Result<const void*> CudaGemm::prepare_input(const GemmArgs& args) const {
   const LaunchContext launch{context_.stream};
   const GemmScratch& scratch = context_.scratch;
   const QuantizedRows out{problem_.act, scratch.values(), scratch.scales()};
   switch (args.input.kind) {
     case GemmInput::Kind::kRmsNorm:
       CHECK_EQ(args.x_stride, problem_.k);
-      must(rms_norm_quantize({.x = args.x.f32(),
-                              .weight = args.input.norm_weight,
-                              .eps = args.input.eps,
-                              .rows = args.m,
-                              .n = problem_.k,
-                              .out = out},
-                             launch),
-           "norm");
+      NIBBLE_RETURN_IF_ERROR(check(rms_norm_quantize({.x = args.x.f32(),
+                                                      .weight = args.input.norm_weight,
+                                                      .eps = args.input.eps,
+                                                      .rows = args.m,
+                                                      .n = problem_.k,
+                                                      .out = out},
+                                                     launch),
+                                   "norm"));
       return scratch.values();
     case GemmInput::Kind::kSiluMul:
       CHECK(args.x.type == DType::kBF16);
-      must(silu_mul_quantize({.gate_up = args.x.data,
-                              .stride = args.x_stride,
-                              .rows = args.m,
-                              .n = problem_.k,
-                              .out = out},
-                             launch),
-           "silu");
+      NIBBLE_RETURN_IF_ERROR(check(silu_mul_quantize({.gate_up = args.x.data,
+                                                      .stride = args.x_stride,
+                                                      .rows = args.m,
+                                                      .n = problem_.k,
+                                                      .out = out},
+                                                     launch),
+                                   "silu"));
       return scratch.values();
     case GemmInput::Kind::kPlain:
       break;
@@ -184,32 +182,35 @@ const void* CudaGemm::prepare_input(const GemmArgs& args) const {
     CHECK_EQ(args.x_stride, problem_.k);
     return args.x.data;
   }
-  must(quantize_rows(
-           {.x = args.x.data, .stride = args.x_stride, .rows = args.m, .n = problem_.k, .out = out},
-           launch),
-       "rounding activations");
+  NIBBLE_RETURN_IF_ERROR(check(
+      quantize_rows(
+          {.x = args.x.data, .stride = args.x_stride, .rows = args.m, .n = problem_.k, .out = out},
+          launch),
+      "rounding activations"));
   return scratch.values();
 }
 
-void CudaGemm::run(const GemmArgs& args) {
+void CudaGemm::run(const GemmArgs& args) { must(launch(args)); }
+
+Status CudaGemm::launch(const GemmArgs& args) {
   CHECK_LE(args.m, max_m_);
-  const void* x = prepare_input(args);
+  NIBBLE_ASSIGN_OR_RETURN(const void* x, prepare_input(args));
   const bool add = args.output == GemmOutput::kAdd;
   const bool f32 = args.y.type == DType::kF32;
   CHECK(f32 || !add);
-  must(kernel_->run({.x = x,
-                     .x_scales = context_.scratch.scales(),
-                     .packed = packed_->as<void>(),
-                     .bias = args.bias,
-                     .y = args.y.data,
-                     .y_stride = args.y_stride,
-                     .m = args.m,
-                     .result = add   ? GemmResult::kAddF32
-                               : f32 ? GemmResult::kF32
-                                     : GemmResult::kBf16,
-                     .workspace = context_.scratch.workspace()},
-                    {context_.stream}),
-       name_);
+  return check(kernel_->run({.x = x,
+                             .x_scales = context_.scratch.scales(),
+                             .packed = packed_->as<void>(),
+                             .bias = args.bias,
+                             .y = args.y.data,
+                             .y_stride = args.y_stride,
+                             .m = args.m,
+                             .result = add   ? GemmResult::kAddF32
+                                       : f32 ? GemmResult::kF32
+                                             : GemmResult::kBf16,
+                             .workspace = context_.scratch.workspace()},
+                            {context_.stream}),
+               name_);
 }
 
 std::vector<int64_t> CudaGemm::row_counts(int64_t most) const {

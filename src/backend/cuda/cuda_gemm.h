@@ -39,6 +39,8 @@ class CudaGemm final : public PreparedGemm {
                                                   const GemmContext& context);
 
   void run(const GemmArgs& args) override;
+  /// run() that reports what a launch says: errors of kernels before it, too.
+  Status launch(const GemmArgs& args);
   /// For each kernel that run() takes for up to `most` rows, the least number of rows, nearly.
   [[nodiscard]] std::vector<int64_t> row_counts(int64_t most) const;
   [[nodiscard]] Result<QuantTensor> unpack() const override;
@@ -61,7 +63,7 @@ class CudaGemm final : public PreparedGemm {
   Status upload_codes(std::span<const QuantView> parts, std::byte* to);
   Status upload_scales(std::span<const QuantView> parts, float* to);
   /// The rows that the product reads, made of args.x.
-  const void* prepare_input(const GemmArgs& args) const;
+  [[nodiscard]] Result<const void*> prepare_input(const GemmArgs& args) const;
 
   GemmProblem problem_;
   GemmContext context_;

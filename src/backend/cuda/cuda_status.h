@@ -12,7 +12,7 @@ namespace nibble::cuda {
 /// name and text of the error and `what` was tried.
 Status check(cudaError_t error, std::string_view what);
 
-/// Ends the program with the message where a step cannot go on.
+/// Throws InternalError with the message where a step cannot go on.
 void must(const Status& status);
 void must(cudaError_t error, std::string_view what);
 

@@ -202,13 +202,21 @@ Status SelfCheck::check_product(CudaGemm& gemm,
       {.x = input.data(), .x_stride = k, .m = 1, .y = want.data(), .y_stride = weight.n});
   const double tolerance = product_tolerance(weight.format, act);
   for (const int64_t m : row_counts) {
-    gemm.run({.x = Activations(device_x.as<uint16_t>() + (most - m) * k, DType::kBF16),
-              .x_stride = k,
-              .m = m,
-              .y = y.as<float>(),
-              .y_stride = n});
-    // The product's own stream need not be this one.
-    NIBBLE_RETURN_IF_ERROR(check(cudaDeviceSynchronize(), gemm.kernel_name()));
+    Status ran =
+        gemm.launch({.x = Activations(device_x.as<uint16_t>() + (most - m) * k, DType::kBF16),
+                     .x_stride = k,
+                     .m = m,
+                     .y = y.as<float>(),
+                     .y_stride = n});
+    if (ran.ok()) {  // the product's own stream need not be this one
+      ran = check(cudaDeviceSynchronize(), gemm.kernel_name());
+    }
+    if (!ran.ok()) {
+      return make_error(ran.code(),
+                        "self-test: with {} rows of activations, kernel {}; serve with --device "
+                        "cpu, and report it",
+                        m, ran.message());
+    }
     NIBBLE_ASSIGN_OR_RETURN(const Difference difference, last_row(y, m, n, rows, want));
     if (!difference.within(tolerance)) {
       int64_t output = difference.column;
