@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "backend/cuda/attention.h"
+#include "backend/cuda/bench/bench_timer.h"
 #include "base/check.h"
 
 namespace nibble::cuda {
@@ -181,39 +182,26 @@ void run_layer(const Problem& p, int layer, bool append, bool prefill, const Lau
 
 /// Median microseconds of one launch (or append and launch) in a graph of `launches`.
 double time_graph(const Problem& p, int launches, bool append, bool prefill) {
-  cudaStream_t stream = nullptr;
-  expect(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
-  expect(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
+  const auto timer = Timer::make().value();
+  expect(cudaStreamBeginCapture(timer->stream(), cudaStreamCaptureModeThreadLocal), "capture");
   for (int i = 0; i < launches; ++i) {
-    run_layer(p, i, append, prefill, {stream, true});
+    run_layer(p, i, append, prefill, {timer->stream(), true});
   }
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t executable = nullptr;
-  expect(cudaStreamEndCapture(stream, &graph), "end of capture");
+  expect(cudaStreamEndCapture(timer->stream(), &graph), "end of capture");
   expect(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
-  cudaEvent_t start = nullptr;
-  cudaEvent_t stop = nullptr;
-  expect(cudaEventCreate(&start), "event");
-  expect(cudaEventCreate(&stop), "event");
-  std::vector<float> times;
+  const auto replay = [&] {
+    return check(cudaGraphLaunch(executable, timer->stream()), "attention");
+  };
+  std::vector<double> times;
   for (int i = 0; i < 8; ++i) {
-    expect(cudaEventRecord(start, stream), "record");
-    expect(cudaGraphLaunch(executable, stream), "launch");
-    expect(cudaEventRecord(stop, stream), "record");
-    expect(cudaEventSynchronize(stop), "synchronize");
-    float ms = 0.0F;
-    expect(cudaEventElapsedTime(&ms, start, stop), "elapsed");
-    if (i > 0) {
-      times.push_back(ms);
-    }
+    times.push_back(timer->time(replay).value());
   }
+  times.erase(times.begin());
   cudaGraphExecDestroy(executable);
   cudaGraphDestroy(graph);
-  cudaEventDestroy(start);
-  cudaEventDestroy(stop);
-  cudaStreamDestroy(stream);
-  std::ranges::sort(times);
-  return times[times.size() / 2] * 1e3 / launches;
+  return median(times) / launches;
 }
 
 void bench_decode() {

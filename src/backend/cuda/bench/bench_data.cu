@@ -106,6 +106,18 @@ __global__ void compare(const __nv_bfloat16* a,
   atomicAdd(sums + 1, size);
 }
 
+__device__ uint64_t nanoseconds() {
+  uint64_t time = 0;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(time));
+  return time;
+}
+
+__global__ void wait_for(const volatile uint32_t* released) {
+  const uint64_t begin = nanoseconds();
+  while (*released == 0 && nanoseconds() - begin < 1000000000) {
+  }
+}
+
 unsigned blocks_for(size_t count) {
   const size_t needed = (count + kThreads - 1) / kThreads;
   return static_cast<unsigned>(needed < kBlocks ? needed : kBlocks);
@@ -169,6 +181,11 @@ cudaError_t compare_bf16(
     const void* a, const void* b, size_t count, double* sums, cudaStream_t stream) {
   return run(compare, count, stream, static_cast<const __nv_bfloat16*>(a),
              static_cast<const __nv_bfloat16*>(b), static_cast<int64_t>(count), sums);
+}
+
+cudaError_t hold(const uint32_t* released, cudaStream_t stream) {
+  return launch(wait_for, {.blocks = dim3(1), .threads = 1}, {.stream = stream, .overlap = false},
+                released);
 }
 
 }  // namespace nibble::cuda

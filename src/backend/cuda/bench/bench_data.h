@@ -41,4 +41,7 @@ cudaError_t compare_bf16(
 /// beat.
 cudaError_t read_all(const void* data, size_t bytes, int sms, cudaStream_t stream);
 
+/// Keeps the stream waiting until *released, in page-locked memory, is not 0; a second at most.
+cudaError_t hold(const uint32_t* released, cudaStream_t stream);
+
 }  // namespace nibble::cuda

@@ -21,7 +21,7 @@ namespace {
 
 constexpr std::string_view kYardstick = "gemm_bf16_cublaslt";
 constexpr double kMaxError = 0.01;  // BF16 rounds decoded weights and results by 2^-9 at most
-// Least launches of a graph: as in a model's step, its start weighs little beside them.
+// Least launches of a graph: as in a model's step, its first and last weigh little among them.
 constexpr int64_t kShortLaunches = 32, kLongLaunches = 4, kShortRows = 256;
 
 /// What all kernels of one scheme and shape share: canonical weights, and activations of each m.

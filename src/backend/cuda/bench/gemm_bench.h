@@ -61,11 +61,12 @@ struct GemmBenchReport {
 [[nodiscard]] std::vector<GemmShape> standard_gemm_shapes();
 [[nodiscard]] std::vector<int64_t> standard_gemm_rows();
 
-/// Times every entry of the registry for the chosen schemes: launches captured in a CUDA graph and
-/// chained by programmatic dependence as in a decode step, over copies of the weights that together
-/// exceed three times the L2, random data, replays of all kernels in turns. The same product runs
-/// through cuBLASLt in BF16 on the decoded weights, both as the yardstick and as a check.
-/// Fails when memory is short, a kernel fails, or a result is wrong by more than rounding.
+/// Times every entry of the registry for the chosen schemes: launches captured in a CUDA graph,
+/// which the GPU has in full before it begins, and chained by programmatic dependence as in a
+/// decode step, over copies of the weights that together exceed three times the L2, random data,
+/// replays of all kernels in turns. The same product runs through cuBLASLt in BF16 on the decoded
+/// weights, both as the yardstick and as a check. Fails when memory is short, a kernel fails, or a
+/// result is wrong by more than rounding.
 Result<GemmBenchReport> bench_gemms(const DeviceInfo& device, const GemmBenchOptions& options);
 
 /// TB/s of a bare read of 4 GiB.

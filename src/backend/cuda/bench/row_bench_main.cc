@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "backend/cuda/bench/bench_data.h"
+#include "backend/cuda/bench/bench_timer.h"
 #include "backend/cuda/cuda_status.h"
 #include "backend/cuda/row_kernels.h"
 #include "backend/cuda/sampling.h"
@@ -35,39 +36,26 @@ T* allocate(size_t count) {
 
 /// Median microseconds of one call in a chain.
 double time_chain(const std::function<cudaError_t(const LaunchContext&)>& call) {
-  cudaStream_t stream = nullptr;
+  const auto timer = Timer::make().value();
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t executable = nullptr;
-  cudaEvent_t begin = nullptr;
-  cudaEvent_t end = nullptr;
-  require(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "making a stream");
-  require(cudaEventCreate(&begin), "making an event");
-  require(cudaEventCreate(&end), "making an event");
-  require(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capturing");
+  require(cudaStreamBeginCapture(timer->stream(), cudaStreamCaptureModeThreadLocal), "capturing");
   for (int i = 0; i < kLaunches; ++i) {
-    require(call({.stream = stream, .overlap = true}), "launching");
+    require(call({.stream = timer->stream(), .overlap = true}), "launching");
   }
-  require(cudaStreamEndCapture(stream, &graph), "capturing");
+  require(cudaStreamEndCapture(timer->stream(), &graph), "capturing");
   require(cudaGraphInstantiate(&executable, graph, 0), "making a graph");
-  std::vector<float> times;
+  const auto replay = [&] {
+    return check(cudaGraphLaunch(executable, timer->stream()), "launching a graph");
+  };
+  std::vector<double> times;
   for (int i = 0; i < kReplays + 2; ++i) {
-    float milliseconds = 0;
-    require(cudaEventRecord(begin, stream), "recording");
-    require(cudaGraphLaunch(executable, stream), "launching a graph");
-    require(cudaEventRecord(end, stream), "recording");
-    require(cudaEventSynchronize(end), "waiting");
-    require(cudaEventElapsedTime(&milliseconds, begin, end), "reading a time");
-    if (i >= 2) {
-      times.push_back(milliseconds);
-    }
+    times.push_back(timer->time(replay).value());
   }
-  std::sort(times.begin(), times.end());
+  times.erase(times.begin(), times.begin() + 2);
   cudaGraphExecDestroy(executable);
   cudaGraphDestroy(graph);
-  cudaEventDestroy(begin);
-  cudaEventDestroy(end);
-  cudaStreamDestroy(stream);
-  return times[times.size() / 2] * 1000.0 / kLaunches;
+  return median(times) / kLaunches;
 }
 
 void report(const std::string& name, int64_t rows, int64_t n, double us, double bytes) {
