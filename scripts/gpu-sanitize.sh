@@ -64,7 +64,10 @@ tests_of() {
     awk -v program="$1" '/^[^ ]/ { suite = $1; next } { print program, suite $1 }'
 }
 for tool in ${tools//,/ }; do
-  tests_of cuda_test | sed "s/^/$tool /"
+  # Racecheck does not end where threads that have arrived at a cluster's barrier end without waiting.
+  left=none
+  [ $tool != racecheck ] || left=GemmW4A16PlanesSm90.Clusters
+  tests_of cuda_test | { grep -v $left || true; } | sed "s/^/$tool /"
   # Attention copies whole tiles of the cache and clears what no token has been written to. Its own
   # tests write something everywhere; initcheck's of models are those that begin no tile in a step.
   case $tool in

@@ -43,43 +43,96 @@ const GemmEntry kPlanes = {"gemm_w4a16_planes_sm90", kGemmW4A16Sm90.accepts, mak
 
 bool hopper() { return query_device(0).value().hopper(); }
 
+// A GPU of two multiprocessors, so that a block has several tiles of a small matrix.
+Result<std::unique_ptr<GemmKernel>> make_for_two(const GemmProblem& problem,
+                                                 const DeviceInfo& device) {
+  DeviceInfo two = device;
+  two.sms = 2;
+  return make_planes(problem, two);
+}
+
+const GemmEntry kPlanesOfTwo = {"gemm_w4a16_planes_sm90", kGemmW4A16Sm90.accepts, make_for_two};
+
+struct Shape {
+  int64_t n, k;
+  std::vector<int64_t> row_counts;
+};
+
+void check_shapes(const GemmEntry& entry,
+                  std::string_view scheme,
+                  const std::vector<Shape>& shapes) {
+  for (const Shape& shape : shapes) {
+    testing::check_gemm(entry, {.scheme = scheme,
+                                .n = shape.n,
+                                .k = shape.k,
+                                .row_counts = shape.row_counts,
+                                .tolerance = kTolerance,
+                                .seed = static_cast<uint32_t>(shape.n + shape.k)});
+  }
+}
+
 // Tiles of one slice and of many, more tiles than blocks, rows and K that end within a tile or
-// within a pair, clusters.
-TEST(GemmW4A16PlanesSm90, EqualsTheReference) {
+// within a pair.
+void check_scheme(std::string_view scheme, int group) {
+  if (!hopper()) {
+    GTEST_SKIP() << "needs a Hopper GPU";
+  }
+  constexpr int64_t kRows = 600, kDepth = 1792;
+  for (const int64_t m : {1, 2}) {
+    const W4A16PlanesPlan several = plan_w4a16_planes(kRows, kDepth, group, m, 2);
+    EXPECT_EQ(several.tiles, 2 * several.blocks);
+    EXPECT_LT(several.stages, 2 * (kDepth / 128 >> several.step_shift));  // are filled again
+  }
+  check_shapes(kPlanesOfTwo, scheme, {{kRows, kDepth, {1, 2}}});
+  check_shapes(kPlanes, scheme, {{200, 640, {1}}});
+  if (group == 32) {
+    check_shapes(kPlanes, scheme, {{130, 96, {1, 2}}});
+  }
+  if (testing::brief_tests()) {
+    return;
+  }
+  check_shapes(kPlanes, scheme,
+               {{64, 128, {1, 2}},
+                {200, 1280, {1, 2}},
+                {2051, 640, {1, 2}},
+                {6160, 1024, {1}},
+                {9000, 384, {2}},
+                {40000, 256, {1, 2}},
+                {1040, 4224, {1}},
+                {4200, 1152, {2}},
+                {16, 5120, {1, 2}}});
+  if (group == 32) {
+    check_shapes(kPlanes, scheme, {{130, 1312, {1, 2}}});
+  }
+}
+
+TEST(GemmW4A16PlanesSm90, ClustersEqualTheReference) {
+  constexpr int64_t kShort = 6656;
+  for (const int group : {32, 128}) {
+    for (const int64_t m : {1, 2}) {
+      ASSERT_EQ(plan_w4a16_planes(16, kShort, group, m, 132).cluster_shift, 1);
+    }
+  }
   NIBBLE_NEEDS_GPU();
   if (!hopper()) {
     GTEST_SKIP() << "needs a Hopper GPU";
   }
-  struct Shape {
-    int64_t n, k;
-    std::vector<int64_t> row_counts;
-  };
-  const Shape shapes[] = {{64, 128, {1, 2}},   {200, 1280, {1, 2}}, {2051, 640, {1, 2}},
-                          {6160, 1024, {1}},   {9000, 384, {2}},    {40000, 256, {1, 2}},
-                          {64, 8192, {1, 2}},  {1040, 4224, {1}},   {4200, 1152, {2}},
-                          {16, 14336, {1, 2}}, {16, 5120, {1, 2}}};
-  uint32_t seed = 20;
   for (const std::string_view scheme : {"w4a16_g128", "w4a16_g32"}) {
-    for (const Shape& shape : shapes) {
-      if (testing::brief_tests() && (shape.n * shape.k > 3 << 17 || shape.k > 5120)) {
-        continue;
-      }
-      testing::check_gemm(kPlanes, {.scheme = scheme,
-                                    .n = shape.n,
-                                    .k = shape.k,
-                                    .row_counts = shape.row_counts,
-                                    .tolerance = kTolerance,
-                                    .seed = ++seed});
+    check_shapes(kPlanes, scheme, {{16, kShort, {1, 2}}});
+    if (!testing::brief_tests()) {
+      check_shapes(kPlanes, scheme, {{64, 8192, {1, 2}}, {16, 14336, {1, 2}}});
     }
   }
-  for (const int64_t k : {96, 1312}) {
-    testing::check_gemm(kPlanes, {.scheme = "w4a16_g32",
-                                  .n = 130,
-                                  .k = k,
-                                  .row_counts = {1, 2},
-                                  .tolerance = kTolerance,
-                                  .seed = ++seed});
-  }
+}
+
+TEST(GemmW4A16PlanesSm90, GroupsOf128EqualTheReference) {
+  NIBBLE_NEEDS_GPU();
+  check_scheme("w4a16_g128", 128);
+}
+
+TEST(GemmW4A16PlanesSm90, GroupsOf32EqualTheReference) {
+  NIBBLE_NEEDS_GPU();
+  check_scheme("w4a16_g32", 32);
 }
 
 // Weights and activations of chosen kinds, F32 results.
