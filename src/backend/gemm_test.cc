@@ -167,7 +167,7 @@ TEST_F(Gemm, EqualsTheReferenceAndAllInstructionSetsAgree) {
         auto copy = random_weight(scheme.weight, shape, 7);
         auto gemm = backend->prepare_gemm(std::move(*copy), scheme.act, kMost);
         ASSERT_TRUE(gemm.ok()) << gemm.status().message();
-        for (const int64_t m : {33, 17, 3, 1}) {
+        for (const int64_t m : {33, 17, 7, 6, 3, 2, 1}) {
           const std::vector<float> y = product(**gemm, shape, x, m);
           for (size_t i = 0; i < y.size(); ++i) {
             ASSERT_NEAR(y[i], expected[i], tolerance) << "element " << i << " m=" << m;
@@ -176,6 +176,38 @@ TEST_F(Gemm, EqualsTheReferenceAndAllInstructionSetsAgree) {
             first = y;
           }
           ASSERT_EQ(std::memcmp(y.data(), first.data(), y.size() * 4), 0) << "m=" << m;
+        }
+      }
+    }
+  }
+}
+
+// The largest products of either sign in every column: what is summed in 16 bits must not overflow.
+TEST_F(Gemm, ExtremeIntegersAreSummedExactly) {
+  const Problem shape{33, 1224};
+  constexpr int64_t kRows = 7;
+  std::vector<float> x(static_cast<size_t>(kRows * shape.k));
+  for (size_t i = 0; i < x.size(); ++i) {
+    const size_t row = i / static_cast<size_t>(shape.k);
+    const bool negative = row % 3 == 1 || (row % 3 == 2 && i % 2 == 0);
+    x[i] = negative ? -1.0F : 1.0F;
+  }
+  for (const QuantScheme& scheme : tested_schemes()) {
+    if (scheme.act != ActFormat::kInt8Token) {
+      continue;
+    }
+    for (const uint8_t codes : {0x00, 0x88, 0x77, 0x87, 0xff, 0x80, 0x7f}) {
+      SCOPED_TRACE(testing::Message() << scheme.name << " codes " << int{codes});
+      QuantTensor weight = random_weight(scheme.weight, shape, 1).value();
+      std::memset(weight.codes.data(), codes, weight.codes.size());
+      std::ranges::fill(weight.scales.as<float>(), 1.0F);
+      const std::vector<float> expected = reference(scheme, weight, x, kRows);
+      for (auto& backend : backends_) {
+        auto gemm = backend->prepare_gemm(weight, scheme.act, kRows).value();
+        for (const int64_t m : {kRows, int64_t{2}, int64_t{1}}) {
+          const std::vector<float> y = product(*gemm, shape, x, m);
+          EXPECT_EQ(std::memcmp(y.data(), expected.data(), y.size() * 4), 0)
+              << backend->name() << " m=" << m;
         }
       }
     }

@@ -33,15 +33,15 @@ double seconds_of(const Fn& fn) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
+constexpr int64_t kPlainReadAhead = 512;  // on Zen 3 a tenth faster than kReadAhead
+
 /// For machines without 64-byte loads; the compiler takes what the baseline has.
 uint64_t read_loop_plain(const std::byte* data, int64_t bytes) {
   const auto* words = reinterpret_cast<const uint64_t*>(data);
   uint64_t sums[16] = {};
   for (int64_t i = 0; i < bytes / 8; i += 16) {
-    __builtin_prefetch(words + i + kReadAhead / 8);
-    __builtin_prefetch(words + i + kReadAhead / 8 + 8);
-    __builtin_prefetch(words + i + kReadFarAhead / 8, 0, 2);
-    __builtin_prefetch(words + i + kReadFarAhead / 8 + 8, 0, 2);
+    __builtin_prefetch(words + i + kPlainReadAhead / 8);
+    __builtin_prefetch(words + i + kPlainReadAhead / 8 + 8);
     for (int64_t j = 0; j < 16; ++j) {
       sums[j] += words[i + j];
     }

@@ -10,18 +10,14 @@
 namespace nibble::cpu {
 namespace {
 
-// How far ahead of the loads weights are fetched into the first and second level: a core needs some
-// 60 lines on their way to use its share of memory bandwidth, of which the first level holds 16.
-// Measured with `nibble bench kernels --m 1` (1 KiB alone: a fifth slower).
-constexpr int64_t kNearBytes = 4096;
-constexpr int64_t kFarBytes = 16384;
-
 /// Fetches what one step of weights, `bytes` long, will need later.
 [[gnu::always_inline]] inline void fetch_ahead(const uint8_t* codes, int64_t bytes) {
 #pragma GCC unroll 8
   for (int64_t b = 0; b < bytes; b += 64) {
-    __builtin_prefetch(codes + kNearBytes + b);
-    __builtin_prefetch(codes + kFarBytes + b, 0, 2);
+    __builtin_prefetch(codes + Simd::kNearBytes + b);
+    if constexpr (Simd::kFarBytes > 0) {
+      __builtin_prefetch(codes + Simd::kFarBytes + b, 0, 2);
+    }
   }
 }
 
@@ -122,13 +118,14 @@ template <typename Codec, int kRows>
                                             F32x16 (&acc)[kRows][2]) {
   fetch_ahead(codes, Codec::kStepBytes);
   const typename Codec::Step step = Codec::step(codes);
+  // Even columns in order, odd ones in order; two nibbles of one shifted word follow each other.
   add_column<Codec, kRows, 0>(step, x, k, acc);
-  add_column<Codec, kRows, 1>(step, x, k, acc);
   add_column<Codec, kRows, 2>(step, x, k, acc);
+  add_column<Codec, kRows, 1>(step, x, k, acc);
   add_column<Codec, kRows, 3>(step, x, k, acc);
   add_column<Codec, kRows, 4>(step, x, k, acc);
-  add_column<Codec, kRows, 5>(step, x, k, acc);
   add_column<Codec, kRows, 6>(step, x, k, acc);
+  add_column<Codec, kRows, 5>(step, x, k, acc);
   add_column<Codec, kRows, 7>(step, x, k, acc);
 }
 
@@ -157,28 +154,6 @@ template <int kRows>
   }
 }
 
-/// How scales lie along k: none, or one per group of one block or of several.
-enum class Groups { kNone, kOneBlock, kManyBlocks };
-
-/// Adds the sum of a block of columns; the scale follows once per group.
-template <Groups kGroups, int kRows>
-[[gnu::always_inline]] inline void close_block(F32x16 scale,
-                                               const F32x16 (&acc)[kRows][2],
-                                               F32x16 (&group)[kRows],
-                                               F32x16 (&total)[kRows]) {
-#pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r) {
-    const F32x16 sum = Simd::add(acc[r][0], acc[r][1]);
-    if constexpr (kGroups == Groups::kNone) {
-      total[r] = Simd::add(total[r], sum);
-    } else if constexpr (kGroups == Groups::kOneBlock) {
-      total[r] = Simd::fma(sum, scale, total[r]);
-    } else {
-      group[r] = Simd::add(group[r], sum);
-    }
-  }
-}
-
 template <int kRows>
 [[gnu::always_inline]] inline void set_zero(F32x16 (&sums)[kRows]) {
 #pragma GCC unroll 8
@@ -187,6 +162,62 @@ template <int kRows>
   }
 }
 
+/// How scales lie along k: none, or one per group of one block or of several.
+enum class Groups { kNone, kOneBlock, kManyBlocks };
+
+/// What a tile sums beyond one block of columns; a group's scale follows once per group.
+template <Groups kGroups, int kRows>
+struct TileSums {
+  F32x16 (&total)[kRows];
+  const PackedWeights& w;
+  int64_t scale_index;
+  int64_t blocks_of_group;
+  int64_t blocks_left;
+  F32x16 group[kRows];
+
+  [[gnu::always_inline]] TileSums(const PackedWeights& weights, int64_t tile, F32x16 (&sums)[kRows])
+      : total(sums),
+        w(weights),
+        scale_index(tile * weights.groups),
+        blocks_of_group(kGroups == Groups::kManyBlocks ? weights.group_size / weights.block : 1),
+        blocks_left(blocks_of_group) {
+    set_zero(total);
+    set_zero(group);
+  }
+
+  /// Before the loop over a block, whose own sums and constants need all registers.
+  [[gnu::always_inline]] void leave_registers() { asm volatile("" : "+m"(total), "+m"(group)); }
+
+  [[gnu::always_inline]] void add_block(const F32x16 (&acc)[kRows][2]) {
+    const F32x16 scale =
+        kGroups == Groups::kOneBlock ? load_scales(w, scale_index++) : Simd::set(1.0F);
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      const F32x16 sum = Simd::add(acc[r][0], acc[r][1]);
+      if constexpr (kGroups == Groups::kNone) {
+        total[r] = Simd::add(total[r], sum);
+      } else if constexpr (kGroups == Groups::kOneBlock) {
+        total[r] = Simd::fma(sum, scale, total[r]);
+      } else {
+        group[r] = Simd::add(group[r], sum);
+      }
+    }
+    if (kGroups == Groups::kManyBlocks && --blocks_left == 0) {
+      close_group();
+    }
+  }
+
+  [[gnu::always_inline]] void close_group() {
+    const F32x16 scale = load_scales(w, scale_index++);
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      total[r] = Simd::fma(group[r], scale, total[r]);
+    }
+    set_zero(group);
+    blocks_left = blocks_of_group;
+  }
+};
+
 /// One tile times kRows rows of x.
 template <typename Codec, Groups kGroups, int kRows>
 void tile_product(const PackedWeights& w,
@@ -194,30 +225,19 @@ void tile_product(const PackedWeights& w,
                   const RowSet<kRows>& x,
                   F32x16 (&total)[kRows]) {
   const uint8_t* codes = w.codes + tile * w.tile_bytes;
-  set_zero(total);
-  const int64_t whole = w.k / w.block * w.block;
-  const int64_t group_size = kGroups == Groups::kManyBlocks ? w.group_size : w.block;
-  int64_t scale_index = tile * w.groups;
+  TileSums<kGroups, kRows> sums(w, tile, total);
   int64_t k = 0;
-  while (k < whole) {
-    F32x16 group[kRows];
-    set_zero(group);
-    const F32x16 scale = kGroups == Groups::kNone ? Simd::set(1.0F) : load_scales(w, scale_index++);
-    for (const int64_t group_end = k + group_size; k < group_end;) {
-      F32x16 acc[kRows][2];
-      clear(acc);
-      for (const int64_t end = k + w.block; k < end; k += kStepColumns) {
-        add_step<Codec, kRows>(codes, x, k, acc);
-        codes += Codec::kStepBytes;
-      }
-      close_block<kGroups>(scale, acc, group, total);
+  while (k + w.block <= w.k) {
+    if constexpr (Simd::kFewRegisters && (kRows == 1 || kGroups == Groups::kManyBlocks)) {
+      sums.leave_registers();
     }
-    if constexpr (kGroups == Groups::kManyBlocks) {
-#pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) {
-        total[r] = Simd::fma(group[r], scale, total[r]);
-      }
+    F32x16 acc[kRows][2];
+    clear(acc);
+    for (const int64_t end = k + w.block; k < end; k += kStepColumns) {
+      add_step<Codec, kRows>(codes, x, k, acc);
+      codes += Codec::kStepBytes;
     }
+    sums.add_block(acc);
   }
   if (k < w.k) {  // never with groups: k is a multiple of the group size
     F32x16 acc[kRows][2];
@@ -229,7 +249,7 @@ void tile_product(const PackedWeights& w,
     if (k < w.k) {
       add_tail<Codec, kRows>(codes, x, k, w.k - k, acc);
     }
-    close_block<Groups::kNone>(Simd::set(1.0F), acc, total, total);
+    sums.add_block(acc);
   }
 }
 
@@ -313,6 +333,7 @@ void gemm_float(const GemmTask& task, int64_t tile_begin, int64_t tile_end) {
 
 /// Sixteen rows by four columns at once; kHalf picks the columns of the step.
 struct IntCodecInt8 {  // activations are offset by 128 and unsigned, weights signed
+  static constexpr bool kShortSums = false;
   static constexpr int64_t kStepBytes = 128;
   template <int kHalf>
   static I32x16 dot(I32x16 acc, const uint8_t* w, I32x16 x) {
@@ -324,12 +345,16 @@ struct IntCodecInt8 {  // activations are offset by 128 and unsigned, weights si
 };
 
 struct IntCodecInt4 {  // weights are offset by 8 and unsigned, activations signed
+  static constexpr bool kShortSums = Simd::kShortRows > 0;
   static constexpr int64_t kStepBytes = 64;
   template <int kHalf>
+  static I32x16 nibbles(const uint8_t* w) {
+    return Simd::and_int(Simd::shift_right<kHalf * 4>(Simd::load_int(w)),
+                         Simd::set_int(0x0f0f0f0f));
+  }
+  template <int kHalf>
   static I32x16 dot(I32x16 acc, const uint8_t* w, I32x16 x) {
-    const I32x16 nibbles =
-        Simd::and_int(Simd::shift_right<kHalf * 4>(Simd::load_int(w)), Simd::set_int(0x0f0f0f0f));
-    return Simd::dot_u4s8(acc, nibbles, x);
+    return Simd::dot_u4s8(acc, nibbles<kHalf>(w), x);
   }
   static I32x16 correction(const ProductTask& task, int64_t /*tile*/, int64_t row) {
     return Simd::shift_left<3>(Simd::set_int(task.x_sums[row]));
@@ -350,10 +375,12 @@ template <typename Codec>
   return Simd::mul(Simd::to_float(sum), Simd::mul(scales, Simd::set(task.x_scales[row])));
 }
 
+/// Sums of products of kRows rows with one tile.
 template <typename Codec, int kRows>
-void int_rows(const GemmTask& task, int64_t tile, int64_t row) {
-  const uint8_t* codes = task.w.codes + tile * task.w.tile_bytes;
-  const uint8_t* x = task.xq + row * task.xq_stride;
+[[gnu::always_inline]] inline void int_sums(const GemmTask& task,
+                                            const uint8_t* codes,
+                                            const uint8_t* x,
+                                            I32x16 (&sums)[kRows]) {
   I32x16 acc[kRows][2];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
@@ -370,11 +397,84 @@ void int_rows(const GemmTask& task, int64_t tile, int64_t row) {
     }
     codes += Codec::kStepBytes;
   }
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+    sums[r] = Simd::add_int(acc[r][0], acc[r][1]);
+  }
+}
+
+template <typename V, int kHalf, int kRows>
+[[gnu::always_inline]] inline void add_short_half(const uint8_t* codes,
+                                                  const uint8_t* x,
+                                                  int64_t x_stride,
+                                                  I32x16 (&part)[kRows]) {
+  const I32x16 nibbles = IntCodecInt4::nibbles<kHalf>(codes);
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+    part[r] = V::add_short(part[r], nibbles, four_bytes(x + r * x_stride + 4 * kHalf));
+  }
+}
+
+/// The same of int4, in 16 bits for 32 columns at a time: eight sums of two products of at most
+/// 15 * 128 each fit. Columns up to the next multiple of 32 are there, as zeros. V is Simd, where
+/// it has such sums.
+template <typename V, int kRows>
+[[gnu::always_inline]] inline void short_sums(const GemmTask& task,
+                                              const uint8_t* codes,
+                                              const uint8_t* x,
+                                              I32x16 (&sums)[kRows]) {
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+    sums[r] = Simd::set_int(0);
+  }
+  for (int64_t k = 0; k < task.w.k; k += 4 * kStepColumns) {
+    if constexpr (kRows > 2) {
+      asm volatile("" : "+m"(sums));  // the 16-bit sums need the registers
+    }
+    I32x16 part[kRows];
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      part[r] = Simd::set_int(0);
+    }
+    const auto next_step = [&]() __attribute__((always_inline)) {
+      fetch_ahead(codes, IntCodecInt4::kStepBytes);
+      add_short_half<V, 0>(codes, x, task.xq_stride, part);
+      add_short_half<V, 1>(codes, x, task.xq_stride, part);
+      codes += IntCodecInt4::kStepBytes;
+      x += kStepColumns;
+    };
+    if constexpr (kRows == 1) {
+      next_step();
+      next_step();
+      next_step();
+      next_step();
+    } else {
+#pragma GCC unroll 1  // unrolled, gcc runs out of registers
+      for (int64_t step = 0; step < 4; ++step) {
+        next_step();
+      }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      sums[r] = Simd::add_int(sums[r], V::widen_short(part[r]));
+    }
+  }
+}
+
+template <typename Codec, int kRows>
+void int_rows(const GemmTask& task, int64_t tile, int64_t row) {
+  const uint8_t* codes = task.w.codes + tile * task.w.tile_bytes;
+  const uint8_t* x = task.xq + row * task.xq_stride;
+  I32x16 sums[kRows];
+  if constexpr (Codec::kShortSums) {
+    short_sums<Simd, kRows>(task, codes, x, sums);
+  } else {
+    int_sums<Codec, kRows>(task, codes, x, sums);
+  }
   const F32x16 scales = load_scales(task.w, tile);
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
-    const I32x16 sum = Simd::add_int(acc[r][0], acc[r][1]);
-    write_tile_row(task, row + r, tile, int_result<Codec>(task, row + r, tile, scales, sum));
+    write_tile_row(task, row + r, tile, int_result<Codec>(task, row + r, tile, scales, sums[r]));
   }
 }
 
@@ -433,7 +533,8 @@ void gemm_int(const GemmTask& task, int64_t tile_begin, int64_t tile_end) {
   }
   for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
     const int64_t first = tile < pairs_end ? paired : 0;
-    in_row_blocks<Simd::kRows>(task.m - first, [&]<int kRows>(int64_t row) {
+    constexpr int kMost = Codec::kShortSums ? Simd::kShortRows : Simd::kRows;
+    in_row_blocks<kMost>(task.m - first, [&]<int kRows>(int64_t row) {
       int_rows<Codec, kRows>(task, tile, first + row);
     });
   }

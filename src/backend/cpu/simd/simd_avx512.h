@@ -17,6 +17,13 @@ struct I32x16 {
 };
 
 struct Simd {
+  // How far ahead of the loads weights are fetched into the first and second level: a core needs
+  // some 60 lines on their way to use its share of memory bandwidth, of which the first level holds
+  // 16. Measured with `nibble bench kernels --m 1` (1 KiB alone: a fifth slower).
+  static constexpr int64_t kNearBytes = 4096;
+  static constexpr int64_t kFarBytes = 16384;
+  static constexpr bool kFewRegisters = false;
+  static constexpr int kShortRows = 0;
   static constexpr int kPairRows = 12;  // rows of integer products that two weight tiles share
   static constexpr int kRows = 8;       // 32 registers: eight rows of two accumulators and a total
 

@@ -17,8 +17,12 @@ struct I32x16 {
 };
 
 struct Simd {
-  // Rows of activations that share decoded weights: one, or compiling takes minutes.
+  static constexpr int64_t kNearBytes = 2048;
+  static constexpr int64_t kFarBytes = 0;
+  static constexpr bool kFewRegisters = false;
+  static constexpr int kShortRows = 0;
   static constexpr int kPairRows = 0;
+  // Rows of activations that share decoded weights: one, or compiling takes minutes.
   static constexpr int kRows = 1;
 
   template <typename Fn>
