@@ -92,6 +92,8 @@ std::vector<QuantScheme> tested_schemes() {
   schemes.push_back({"f16", {kF16, kNone, 0, DType::kF32}});
   schemes.push_back({"bf16 activations", {kBf16, kNone, 0, DType::kF32}, ActFormat::kBf16});
   schemes.push_back({"w4a16, bf16", {kInt4, kGroup, 32, DType::kBF16}, ActFormat::kBf16});
+  schemes.push_back({"groups of 64, bf16", {kInt4, kGroup, 64, DType::kF32}, ActFormat::kBf16});
+  schemes.push_back({"groups of 128, bf16", {kInt4, kGroup, 128, DType::kBF16}, ActFormat::kBf16});
   schemes.push_back({"int8 weights only", {kInt8, kChannel, 0, DType::kF32}});
   schemes.push_back({"fp8 weights only", {kFp8E4M3, kChannel, 0, DType::kF32}});
   schemes.push_back({"int4, groups of 8, f32 scales", {kInt4, kGroup, 8, DType::kF32}});
@@ -167,7 +169,7 @@ TEST_F(Gemm, EqualsTheReferenceAndAllInstructionSetsAgree) {
         auto copy = random_weight(scheme.weight, shape, 7);
         auto gemm = backend->prepare_gemm(std::move(*copy), scheme.act, kMost);
         ASSERT_TRUE(gemm.ok()) << gemm.status().message();
-        for (const int64_t m : {33, 17, 7, 6, 3, 2, 1}) {
+        for (const int64_t m : {33, 17, 16, 7, 6, 3, 2, 1}) {
           const std::vector<float> y = product(**gemm, shape, x, m);
           for (size_t i = 0; i < y.size(); ++i) {
             ASSERT_NEAR(y[i], expected[i], tolerance) << "element " << i << " m=" << m;

@@ -75,14 +75,17 @@ TEST(Transpose, ShufflesNibbles) {
     words[i] = 0x76543210U + i * 0x9e3779b9U;
     source.rows[i] = reinterpret_cast<const uint8_t*>(&words[i]);
   }
-  uint32_t out[kTileRows];
-  transpose_rows(source, 1, WordOrder::kNibbles, reinterpret_cast<uint8_t*>(out));
-  constexpr int kOrder[] = {0, 4, 1, 5, 2, 6, 3, 7};
-  for (size_t lane = 0; lane < kTileRows; ++lane) {
-    for (int i = 0; i < 8; ++i) {
-      EXPECT_EQ(nibble_at(out[lane], i), nibble_at(words[lane], kOrder[i]));
+  const auto check = [&](WordOrder order, const int(&nibbles)[8]) {
+    uint32_t out[kTileRows];
+    transpose_rows(source, 1, order, reinterpret_cast<uint8_t*>(out));
+    for (size_t lane = 0; lane < kTileRows; ++lane) {
+      for (int i = 0; i < 8; ++i) {
+        EXPECT_EQ(nibble_at(out[lane], i), nibble_at(words[lane], nibbles[i]));
+      }
     }
-  }
+  };
+  check(WordOrder::kNibbles, {0, 4, 1, 5, 2, 6, 3, 7});
+  check(WordOrder::kEvenOdd, {0, 2, 4, 6, 1, 3, 5, 7});
 }
 
 }  // namespace

@@ -11,9 +11,7 @@ namespace {
 constexpr int64_t kRowPanel = 96;           // rows of x that stay in the second-level cache
 constexpr int64_t kChunksPerThread = 4;     // evens out threads that are interrupted
 constexpr int64_t kSerialBytes = 16 << 10;  // below, starting a loop costs more than it gains
-// From this many rows on tiles beat vectors, which fill no more than one row of a tile each.
-constexpr int64_t kFewestTileRows = 5;
-constexpr int64_t kFewestPanelRows = 64;  // of a task: each expands the weights anew
+constexpr int64_t kFewestPanelRows = 64;    // of a task: each expands the weights anew
 
 bool has_token_scales(ActFormat act) {
   return act == ActFormat::kInt8Token || act == ActFormat::kFp8Token;
@@ -57,13 +55,21 @@ bool fits_tiles(const PackedWeights& w, ActFormat act) {
   return act != ActFormat::kFloat && groups_fit;
 }
 
+/// From this many rows on tiles beat vectors, which fill no more than one row of a tile each.
+/// Vectors take longer to decode int4 for floats than to multiply, so tiles win earlier there.
+int64_t fewest_tile_rows(const PackedWeights& w, WeightCode code) {
+  return code == WeightCode::kInt4 && w.groups > 1 ? 2 : 5;
+}
+
 }  // namespace
 
 CpuGemm::CpuGemm(PackedMatrix matrix, const KernelTable& kernels, Workspace& workspace)
     : matrix_(std::move(matrix)), kernels_(kernels), workspace_(workspace) {
   const Product product = product_of(kernels, matrix_.format().code, matrix_.act());
   row_kernel_ = product.rows;
-  tile_kernel_ = fits_tiles(matrix_.view(), matrix_.act()) ? product.tiles : nullptr;
+  const PackedWeights w = matrix_.view();
+  tile_kernel_ = fits_tiles(w, matrix_.act()) ? product.tiles : nullptr;
+  fewest_tile_rows_ = fewest_tile_rows(w, matrix_.format().code);
   name_ = fmt::format("{}_{}", product.name, kernels.name);
 }
 
@@ -95,7 +101,9 @@ Status CpuGemm::update(const QuantTensor& weight) {
   return matrix_.update(view_of(weight), workspace_.pool());
 }
 
-bool CpuGemm::in_tiles(int64_t m) const { return tile_kernel_ != nullptr && m >= kFewestTileRows; }
+bool CpuGemm::in_tiles(int64_t m) const {
+  return tile_kernel_ != nullptr && m >= fewest_tile_rows_;
+}
 
 void CpuGemm::fetch_row(const GemmArgs& args, int64_t row) const {
   constexpr int64_t kLine = 64;

@@ -51,6 +51,7 @@ class CpuGemm final : public PreparedGemm {
   Workspace& workspace_;
   KernelTable::Gemm row_kernel_ = nullptr;
   KernelTable::TileGemm tile_kernel_ = nullptr;  // null: rows only
+  int64_t fewest_tile_rows_ = 0;
   std::string name_;
   int64_t max_m_ = 0;
 };

@@ -18,8 +18,10 @@ constexpr int64_t kMaxBlock = 32;    // input channels summed before a scale is 
 ///   f32, f16   [8][16] elements            int8 for f32 activations, fp8   [8][16] bytes
 ///   bf16   [4][16][2] elements (two neighbours of k per lane: a row of an AMX tile)
 ///   int8 for int8 activations: [2][16][4] bytes  (four neighbours of k per lane)
-///   int4   [16] words; column c of the step is nibble 2c (c < 4) or 2(c-4)+1: masking the word
-///          gives four neighbouring columns as bytes, shifting it by 4 the other four
+///   int4   [16] words. For int8 activations column c of the step is nibble 2c (c < 4) or 2(c-4)+1:
+///          masking the word gives four neighbouring columns as bytes, shifting it by 4 the other
+///          four. Else the lower half holds the even columns, the upper the odd ones: shifting both
+///          gives two neighbouring columns in the low bits of the halves.
 /// Rows past n and columns past k are zero. Scales are [tile][group][16].
 struct PackedWeights {
   const uint8_t* codes = nullptr;

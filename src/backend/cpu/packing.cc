@@ -40,8 +40,16 @@ uint32_t gather(uint32_t x) {
   return (x | (x >> 8)) & 0xffffU;
 }
 
-uint32_t deinterleave(uint32_t word) {
-  return gather(word & 0x0f0f0f0fU) | gather(word >> 4 & 0x0f0f0f0fU) << 16;
+uint32_t spread(uint32_t x) {
+  x = (x | (x << 8)) & 0x00ff00ffU;
+  return (x | (x << 4)) & 0x0f0f0f0fU;
+}
+
+/// A packed word's columns in order.
+uint32_t nibbles_in_order(uint32_t word, ActFormat act) {
+  return act == ActFormat::kInt8Token
+             ? gather(word & 0x0f0f0f0fU) | gather(word >> 4 & 0x0f0f0f0fU) << 16
+             : spread(word & 0xffffU) | spread(word >> 16) << 4;
 }
 
 /// Nibbles of a row's word that lie past k, as a mask.
@@ -85,7 +93,7 @@ WordOrder word_order(WeightCode code, ActFormat act) {
       return act == ActFormat::kInt8Token ? WordOrder::kWords : WordOrder::kBytes;
     case WeightCode::kInt4:
     case WeightCode::kFp4E2M1:
-      return WordOrder::kNibbles;
+      return act == ActFormat::kInt8Token ? WordOrder::kNibbles : WordOrder::kEvenOdd;
   }
   return WordOrder::kWords;
 }
@@ -347,7 +355,7 @@ void PackedMatrix::unpack_tile(QuantTensor& weight, int64_t tile) const {
       if (format_.code == WeightCode::kInt4) {
         uint32_t word = 0;
         std::memcpy(&word, from + lane * 4, 4);
-        word = deinterleave(word) & ~padding_mask(k_ - step * kStepColumns);
+        word = nibbles_in_order(word, act_) & ~padding_mask(k_ - step * kStepColumns);
         std::memcpy(codes + step * 4, &word, 4);
         continue;
       }

@@ -37,12 +37,27 @@ void transpose_4x4(Words (&x)[4]) {
   x[3] = __builtin_shufflevector(ab_high, cd_high, 2, 3, 6, 7);
 }
 
-// Swaps the middle bytes of each word, then the middle nibbles of each half.
-Words shuffle_nibbles(Words x) {
-  Words change = (x ^ (x >> 8)) & 0x0000ff00U;
-  x ^= change ^ (change << 8);
-  change = (x ^ (x >> 4)) & 0x00f000f0U;
+// Swaps the middle bytes of each word.
+Words swap_bytes(Words x) {
+  const Words change = (x ^ (x >> 8)) & 0x0000ff00U;
+  return x ^ change ^ (change << 8);
+}
+
+// Swaps the middle nibbles of each half.
+Words swap_nibbles(Words x) {
+  const Words change = (x ^ (x >> 4)) & 0x00f000f0U;
   return x ^ change ^ (change << 4);
+}
+
+template <WordOrder kOrder>
+Words shuffle_nibbles(Words x) {
+  if constexpr (kOrder == WordOrder::kNibbles) {
+    return swap_nibbles(swap_bytes(x));
+  } else if constexpr (kOrder == WordOrder::kEvenOdd) {
+    return swap_bytes(swap_nibbles(x));
+  } else {
+    return x;
+  }
 }
 
 // The lower half of every word.
@@ -77,7 +92,7 @@ void finish(const Words (&x)[4], uint8_t* out) {
     store(high_bytes(high[0], high[1]), out + 48);
   } else {
     for (int part = 0; part < 4; ++part) {
-      store(kOrder == WordOrder::kNibbles ? shuffle_nibbles(x[part]) : x[part], out + part * 16);
+      store(shuffle_nibbles<kOrder>(x[part]), out + part * 16);
     }
   }
 }
@@ -160,6 +175,8 @@ void transpose_rows(const RowsToTranspose& rows, int64_t words, WordOrder order,
       return transpose<WordOrder::kBytes>(rows, words, out);
     case WordOrder::kNibbles:
       return transpose<WordOrder::kNibbles>(rows, words, out);
+    case WordOrder::kEvenOdd:
+      return transpose<WordOrder::kEvenOdd>(rows, words, out);
   }
 }
 

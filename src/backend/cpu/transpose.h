@@ -13,6 +13,7 @@ enum class WordOrder : uint8_t {
   kHalves,   // 16 low halves, 16 high halves
   kBytes,    // 16 first bytes, 16 second, third and fourth ones
   kNibbles,  // 16 words with their nibbles shuffled to 0 4 1 5 2 6 3 7
+  kEvenOdd,  // 16 words with their nibbles shuffled to 0 2 4 6 1 3 5 7
 };
 
 using TileRows = std::array<const uint8_t*, kTileRows>;

@@ -35,29 +35,24 @@ struct Int4Bytes {
 struct Int4Pairs {
   static constexpr int64_t kSourceBytes = 256;
   static constexpr bool kDirect = false;
-  template <int kLow, int kHigh>
-  static __m512i pair(__m512i words, __m512i table) {  // shifts right; negative: left
-    const __m512i low = _mm512_srli_epi32(words, kLow);
-    const __m512i high =
-        kHigh < 0 ? _mm512_slli_epi32(words, -kHigh) : _mm512_srli_epi32(words, kHigh);
-    return _mm512_permutexvar_epi16(_mm512_mask_blend_epi16(0xaaaaaaaaU, low, high), table);
-  }
-  static void expand(const uint8_t* source, uint8_t* tile) {
+  [[gnu::always_inline]] static void expand(const uint8_t* source, uint8_t* tile) {
     const __m256i values = _mm256_setr_epi16(
         static_cast<int16_t>(0xc100), static_cast<int16_t>(0xc0e0), static_cast<int16_t>(0xc0c0),
         static_cast<int16_t>(0xc0a0), static_cast<int16_t>(0xc080), static_cast<int16_t>(0xc040),
         static_cast<int16_t>(0xc000), static_cast<int16_t>(0xbf80), 0, 0x3f80, 0x4000, 0x4040,
         0x4080, 0x40a0, 0x40c0, 0x40e0);  // -8 to 7
     const __m512i table = _mm512_broadcast_i64x4(values);
+    const auto store = [&](__m512i indices, uint8_t* out) {
+      _mm512_store_si512(out, _mm512_permutexvar_epi16(indices, table));
+    };
 #pragma GCC unroll 4
     for (int64_t step = 0; step < 4; ++step) {
       const __m512i words = _mm512_loadu_si512(source + step * 64);
       uint8_t* out = tile + step * 256;
-      // Columns (0, 1), (2, 3), (4, 5), (6, 7); column c is nibble 2c, for c >= 4 nibble 2(c-4)+1.
-      _mm512_store_si512(out, pair<0, -8>(words, table));
-      _mm512_store_si512(out + 64, pair<16, 8>(words, table));
-      _mm512_store_si512(out + 128, pair<4, -4>(words, table));
-      _mm512_store_si512(out + 192, pair<20, 12>(words, table));
+      store(words, out);  // columns 0 and 1
+      store(_mm512_srli_epi16(words, 4), out + 64);
+      store(_mm512_srli_epi16(words, 8), out + 128);
+      store(_mm512_srli_epi16(words, 12), out + 192);
     }
   }
 };

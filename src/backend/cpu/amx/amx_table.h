@@ -2,7 +2,7 @@
 
 // The AMX kernels as entries of a kernel table.
 
-#include "backend/cpu/amx/amx_grouped.h"
+#include "backend/cpu/amx/amx_few.h"
 #include "backend/cpu/kernels/row_kernels.h"
 
 namespace nibble::cpu {
@@ -23,6 +23,20 @@ void tile_gemm_float(const TileGemmTask& task, int64_t tile_begin, int64_t tile_
     }
   }
   tile_gemm<Panel, FloatSums>(task, tile_begin, tile_end);
+}
+
+void tile_gemm_int4(const TileGemmTask& task, int64_t tile_begin, int64_t tile_end) {
+  if (task.m > 16 || task.w.groups <= 1) {
+    return tile_gemm_float<Int4Pairs>(task, tile_begin, tile_end);
+  }
+  switch (task.w.group_size) {
+    case 32:
+      return tile_gemm_few<1>(task, tile_begin, tile_end);
+    case 64:
+      return tile_gemm_few<2>(task, tile_begin, tile_end);
+    default:
+      return tile_gemm_few<4>(task, tile_begin, tile_end);
+  }
 }
 
 /// A row rounded to bf16, as the pieces of TileGemmTask, padded with zeros.
@@ -49,7 +63,7 @@ constexpr KernelTable with_tiles(KernelTable table) {
   table.tiles_bf16 = tile_gemm_float<DirectPanel>;
   table.tiles_int8 = tile_gemm_float<CodecPairs<CodecInt8>>;
   table.tiles_fp8 = tile_gemm_float<CodecPairs<CodecFp8>>;
-  table.tiles_int4 = tile_gemm_float<Int4Pairs>;
+  table.tiles_int4 = tile_gemm_int4;
   table.tiles_int8_int8 = tile_gemm<DirectPanel, Int8Sums>;
   table.tiles_int4_int8 = tile_gemm<Int4Bytes, Int4Sums>;
   table.round_pieces = round_pieces;

@@ -85,7 +85,7 @@ struct CodecInt4 {
   static Step step(const uint8_t* p) { return {Simd::load_int(p)}; }
   template <int kColumn>
   static F32x16 column(const Step& s) {
-    return Simd::nibble<kColumn % 4 * 2 + kColumn / 4>(s.word);
+    return Simd::nibble<kColumn / 2 + kColumn % 2 * 4>(s.word);
   }
 };
 
@@ -118,14 +118,14 @@ template <typename Codec, int kRows>
                                             F32x16 (&acc)[kRows][2]) {
   fetch_ahead(codes, Codec::kStepBytes);
   const typename Codec::Step step = Codec::step(codes);
-  // Even columns in order, odd ones in order; two nibbles of one shifted word follow each other.
+  // In this order two nibbles of one shifted word follow each other.
   add_column<Codec, kRows, 0>(step, x, k, acc);
-  add_column<Codec, kRows, 2>(step, x, k, acc);
   add_column<Codec, kRows, 1>(step, x, k, acc);
+  add_column<Codec, kRows, 2>(step, x, k, acc);
   add_column<Codec, kRows, 3>(step, x, k, acc);
   add_column<Codec, kRows, 4>(step, x, k, acc);
-  add_column<Codec, kRows, 6>(step, x, k, acc);
   add_column<Codec, kRows, 5>(step, x, k, acc);
+  add_column<Codec, kRows, 6>(step, x, k, acc);
   add_column<Codec, kRows, 7>(step, x, k, acc);
 }
 
