@@ -64,8 +64,8 @@ struct CodecPairs {
   static constexpr bool kDirect = false;
   template <int kColumn>
   static void pair(const typename Codec::Step& step, uint8_t* out) {
-    const I32x16 low = Simd::bits(Codec::template column<kColumn>(step));
-    const I32x16 high = Simd::bits(Codec::template column<kColumn + 1>(step));
+    const I32x16 low = Simd::bits(Codec::template column<kColumn, 16>(step));
+    const I32x16 high = Simd::bits(Codec::template column<kColumn + 1, 16>(step));
     const I32x16 mask = Simd::set_int(static_cast<int>(0xffff0000U));
     Simd::store_int(out, Simd::or_int(Simd::shift_right<16>(low), Simd::and_int(high, mask)));
   }

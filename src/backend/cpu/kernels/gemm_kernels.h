@@ -21,14 +21,14 @@ namespace {
   }
 }
 
-// Each codec decodes columns of a step of 16 rows.
+// Each codec decodes columns of a step of 16 rows, for kRows rows of activations.
 struct CodecF32 {
   static constexpr int64_t kStepBytes = 512;
   struct Step {
     const uint8_t* p;
   };
   static Step step(const uint8_t* p) { return {p}; }
-  template <int kColumn>
+  template <int kColumn, int kRows>
   static F32x16 column(const Step& s) {
     return Simd::load(reinterpret_cast<const float*>(s.p) + kColumn * 16);
   }
@@ -38,7 +38,7 @@ struct CodecF16 {
   static constexpr int64_t kStepBytes = 256;
   using Step = CodecF32::Step;
   static Step step(const uint8_t* p) { return {p}; }
-  template <int kColumn>
+  template <int kColumn, int kRows>
   static F32x16 column(const Step& s) {
     return Simd::load_f16(s.p + kColumn * 32);
   }
@@ -48,7 +48,7 @@ struct CodecBf16 {  // a lane's word is two neighbours of k, the lower one low
   static constexpr int64_t kStepBytes = 256;
   using Step = CodecF32::Step;
   static Step step(const uint8_t* p) { return {p}; }
-  template <int kColumn>
+  template <int kColumn, int kRows>
   static F32x16 column(const Step& s) {
     const I32x16 pair = Simd::load_int(s.p + kColumn / 2 * 64);
     return Simd::from_bits(kColumn % 2 == 0
@@ -61,7 +61,7 @@ struct CodecInt8 {
   static constexpr int64_t kStepBytes = 128;
   using Step = CodecF32::Step;
   static Step step(const uint8_t* p) { return {p}; }
-  template <int kColumn>
+  template <int kColumn, int kRows>
   static F32x16 column(const Step& s) {
     return Simd::to_float(Simd::load_s8(s.p + kColumn * 16));
   }
@@ -71,7 +71,7 @@ struct CodecFp8 {  // values times 2^-8; the scales carry the 2^8
   static constexpr int64_t kStepBytes = 128;
   using Step = CodecF32::Step;
   static Step step(const uint8_t* p) { return {p}; }
-  template <int kColumn>
+  template <int kColumn, int kRows>
   static F32x16 column(const Step& s) {
     return Simd::load_fp8(s.p + kColumn * 16);
   }
@@ -83,9 +83,15 @@ struct CodecInt4 {
     I32x16 word;
   };
   static Step step(const uint8_t* p) { return {Simd::load_int(p)}; }
-  template <int kColumn>
+  template <int kColumn, int kRows>
   static F32x16 column(const Step& s) {
-    return Simd::nibble<kColumn / 2 + kColumn % 2 * 4>(s.word);
+    constexpr int kIndex = kColumn / 2 + kColumn % 2 * 4;
+    if constexpr (Simd::kFewRegisters && kRows > 1) {  // needs four constants fewer
+      const I32x16 code = Simd::and_int(Simd::shift_right<4 * kIndex>(s.word), Simd::set_int(15));
+      return Simd::sub(Simd::to_float(code), Simd::set(8.0F));
+    } else {
+      return Simd::nibble<kIndex>(s.word);
+    }
   }
 };
 
@@ -104,7 +110,7 @@ template <typename Codec, int kRows, int kColumn>
                                               const RowSet<kRows>& x,
                                               int64_t k,
                                               F32x16 (&acc)[kRows][2]) {
-  const F32x16 w = Codec::template column<kColumn>(step);
+  const F32x16 w = Codec::template column<kColumn, kRows>(step);
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
     acc[r][kColumn % 2] = Simd::fma(Simd::set(x.p[r][k + kColumn]), w, acc[r][kColumn % 2]);
