@@ -167,13 +167,13 @@ void CpuGemm::round_row(const GemmArgs& args, int64_t row, int thread) {
   const bool tiles = in_tiles(args.m);
   auto* bytes = reinterpret_cast<uint8_t*>(workspace_.activations());
   if (act == ActFormat::kInt8Token) {
-    const Int8RowResult result =
-        kernels_.quantize_int8({.x = x,
-                                .k = k,
-                                .offset = matrix_.format().code == WeightCode::kInt8 ? 128 : 0,
-                                .out = tiles ? tile_row(row) : bytes + row * pieces() * 64,
-                                .piece_stride = tiles ? kTileBytes : 64,
-                                .slab_stride = tiles ? slab_stride(args.m) : 512});
+    const Int8RowResult result = kernels_.quantize_int8(
+        {.x = x,
+         .k = k,
+         .offset = matrix_.format().code == WeightCode::kInt8 ? kernels_.int8_offset : 0,
+         .out = tiles ? tile_row(row) : bytes + row * pieces() * 64,
+         .piece_stride = tiles ? kTileBytes : 64,
+         .slab_stride = tiles ? slab_stride(args.m) : 512});
     workspace_.scales()[row] = result.scale;
     workspace_.sums()[row] = result.sum;
     return;

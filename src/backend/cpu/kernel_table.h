@@ -91,6 +91,7 @@ struct Int8RowResult {
 
 struct KernelTable {
   const char* name = nullptr;
+  int32_t int8_offset = 128;  // of INT8 activations for INT8 weights
   // Tiles tile_begin .. tile_end of a product.
   using Gemm = void (*)(const GemmTask& task, int64_t tile_begin, int64_t tile_end);
   Gemm gemm_f32 = nullptr;

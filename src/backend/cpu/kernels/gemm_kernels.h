@@ -338,15 +338,18 @@ void gemm_float(const GemmTask& task, int64_t tile_begin, int64_t tile_end) {
 // --- int8 activations: exact sums of integer products, one scale at the end ---
 
 /// Sixteen rows by four columns at once; kHalf picks the columns of the step.
-struct IntCodecInt8 {  // activations are offset by 128 and unsigned, weights signed
+struct IntCodecInt8 {  // weights are signed, activations offset
   static constexpr bool kShortSums = false;
   static constexpr int64_t kStepBytes = 128;
   template <int kHalf>
   static I32x16 dot(I32x16 acc, const uint8_t* w, I32x16 x) {
-    return Simd::dot_u8s8(acc, x, Simd::load_int(w + kHalf * 64));
+    return Simd::dot_int8(acc, x, Simd::load_int(w + kHalf * 64));
   }
   static I32x16 correction(const ProductTask& task, int64_t tile, int64_t /*row*/) {
-    return Simd::shift_left<7>(Simd::load_int(task.w.row_sums + tile * kTileRows));
+    static_assert(Simd::kInt8Offset == 0 || Simd::kInt8Offset == 128);
+    return Simd::kInt8Offset == 0
+               ? Simd::set_int(0)
+               : Simd::shift_left<7>(Simd::load_int(task.w.row_sums + tile * kTileRows));
   }
 };
 
@@ -387,25 +390,31 @@ template <typename Codec, int kRows>
                                             const uint8_t* codes,
                                             const uint8_t* x,
                                             I32x16 (&sums)[kRows]) {
-  I32x16 acc[kRows][2];
+  constexpr int kSums = Simd::kFewRegisters ? 1 : 2;
+  I32x16 acc[kRows][kSums];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
     acc[r][0] = Simd::set_int(0);
-    acc[r][1] = Simd::set_int(0);
+    acc[r][kSums - 1] = Simd::set_int(0);
   }
   for (int64_t k = 0; k < task.w.k; k += kStepColumns) {
     fetch_ahead(codes, Codec::kStepBytes);
+    const uint8_t* at = x + k;
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
-      const uint8_t* p = x + r * task.xq_stride + k;
+      const uint8_t* p = at + r * task.xq_stride;
       acc[r][0] = Codec::template dot<0>(acc[r][0], codes, four_bytes(p));
-      acc[r][1] = Codec::template dot<1>(acc[r][1], codes, four_bytes(p + 4));
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      const uint8_t* p = at + r * task.xq_stride + 4;
+      acc[r][kSums - 1] = Codec::template dot<1>(acc[r][kSums - 1], codes, four_bytes(p));
     }
     codes += Codec::kStepBytes;
   }
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
-    sums[r] = Simd::add_int(acc[r][0], acc[r][1]);
+    sums[r] = kSums == 1 ? acc[r][0] : Simd::add_int(acc[r][0], acc[r][kSums - 1]);
   }
 }
 
@@ -539,7 +548,9 @@ void gemm_int(const GemmTask& task, int64_t tile_begin, int64_t tile_end) {
   }
   for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
     const int64_t first = tile < pairs_end ? paired : 0;
-    constexpr int kMost = Codec::kShortSums ? Simd::kShortRows : Simd::kRows;
+    constexpr int kMost = Codec::kShortSums     ? Simd::kShortRows
+                          : Simd::kFewRegisters ? 4  // of one sum each
+                                                : Simd::kRows;
     in_row_blocks<kMost>(task.m - first, [&]<int kRows>(int64_t row) {
       int_rows<Codec, kRows>(task, tile, first + row);
     });

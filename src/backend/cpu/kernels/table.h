@@ -12,6 +12,7 @@ namespace {
 constexpr KernelTable kernels_named(const char* name) {
   KernelTable table;
   table.name = name;
+  table.int8_offset = Simd::kInt8Offset;
   table.gemm_f32 = gemm_float<CodecF32>;
   table.gemm_f16 = gemm_float<CodecF16>;
   table.gemm_bf16 = gemm_float<CodecBf16>;

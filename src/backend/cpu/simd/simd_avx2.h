@@ -25,8 +25,10 @@ struct Simd {
   static constexpr int64_t kFarBytes = 0;
   static constexpr int kPairRows = 0;
 #if defined(__AVXVNNI__)
+  static constexpr int32_t kInt8Offset = 128;  // of INT8 activations for INT8 weights
   static constexpr int kShortRows = 0;
 #else
+  static constexpr int32_t kInt8Offset = 0;
   static constexpr int kShortRows = 4;  // of int4 products that are summed in 16 bits first
 #endif
   static constexpr bool kFewRegisters = true;  // gcc else spills sums in the loop over a block
@@ -272,21 +274,21 @@ struct Simd {
   static __m256i dot_u8s8(__m256i acc, __m256i u, __m256i s) {
     return _mm256_dpbusd_avx_epi32(acc, u, s);
   }
-#else
-  /// Even and odd bytes apart in 16 bits, where no product of pairs can saturate.
-  static __m256i dot_u8s8(__m256i acc, __m256i u, __m256i s) {
-    const __m256i even = _mm256_madd_epi16(_mm256_and_si256(u, _mm256_set1_epi16(255)),
-                                           _mm256_srai_epi16(_mm256_slli_epi16(s, 8), 8));
-    const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(u, 8), _mm256_srai_epi16(s, 8));
-    return _mm256_add_epi32(acc, _mm256_add_epi32(even, odd));
+  /// acc + the products of four offset activations with four weights.
+  static I32x16 dot_int8(I32x16 acc, I32x16 x, I32x16 w) {
+    return {dot_u8s8(acc.lo, x.lo, w.lo), dot_u8s8(acc.hi, x.hi, w.hi)};
   }
-#endif
-  static I32x16 dot_u8s8(I32x16 acc, I32x16 u, I32x16 s) {
-    return {dot_u8s8(acc.lo, u.lo, s.lo), dot_u8s8(acc.hi, u.hi, s.hi)};
-  }
-#if defined(__AVXVNNI__)
   static __m256i dot_u4s8(__m256i acc, __m256i u, __m256i s) { return dot_u8s8(acc, u, s); }
 #else
+  /// Two products of |w| with 127 fit 16 bits.
+  static __m256i dot_s8s8(__m256i acc, __m256i x, __m256i w) {
+    const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
+    return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+  }
+  /// acc + the products of four activations, -127 .. 127, with four weights.
+  static I32x16 dot_int8(I32x16 acc, I32x16 x, I32x16 w) {
+    return {dot_s8s8(acc.lo, x.lo, w.lo), dot_s8s8(acc.hi, x.hi, w.hi)};
+  }
   /// 2 * 15 * 128 fits 16 bits.
   static __m256i dot_u4s8(__m256i acc, __m256i u, __m256i s) {
     const __m256i pairs = _mm256_maddubs_epi16(u, s);

@@ -24,6 +24,7 @@ struct Simd {
   static constexpr int64_t kFarBytes = 16384;
   static constexpr bool kFewRegisters = false;
   static constexpr int kShortRows = 0;
+  static constexpr int32_t kInt8Offset = 128;  // of INT8 activations for INT8 weights
   static constexpr int kPairRows = 12;  // rows of integer products that two weight tiles share
   static constexpr int kRows = 8;       // 32 registers: eight rows of two accumulators and a total
 
@@ -194,13 +195,13 @@ struct Simd {
     return {_mm512_permutexvar_ps(shift_right<4 * kIndex>(word).v, values)};
   }
 #if defined(__AVX512VNNI__)
-  static I32x16 dot_u8s8(I32x16 acc, I32x16 u, I32x16 s) {
+  static I32x16 dot_int8(I32x16 acc, I32x16 u, I32x16 s) {
     return {_mm512_dpbusd_epi32(acc.v, u.v, s.v)};
   }
-  static I32x16 dot_u4s8(I32x16 acc, I32x16 u, I32x16 s) { return dot_u8s8(acc, u, s); }
+  static I32x16 dot_u4s8(I32x16 acc, I32x16 u, I32x16 s) { return dot_int8(acc, u, s); }
 #else
   /// Even and odd bytes apart in 16 bits, where no product of pairs can saturate.
-  static I32x16 dot_u8s8(I32x16 acc, I32x16 u, I32x16 s) {
+  static I32x16 dot_int8(I32x16 acc, I32x16 u, I32x16 s) {
     const __m512i even = _mm512_madd_epi16(_mm512_and_si512(u.v, _mm512_set1_epi16(255)),
                                            _mm512_srai_epi16(_mm512_slli_epi16(s.v, 8), 8));
     const __m512i odd = _mm512_madd_epi16(_mm512_srli_epi16(u.v, 8), _mm512_srai_epi16(s.v, 8));

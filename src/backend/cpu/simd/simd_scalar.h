@@ -21,6 +21,7 @@ struct Simd {
   static constexpr int64_t kFarBytes = 0;
   static constexpr bool kFewRegisters = false;
   static constexpr int kShortRows = 0;
+  static constexpr int32_t kInt8Offset = 128;  // of INT8 activations for INT8 weights
   static constexpr int kPairRows = 0;
   // Rows of activations that share decoded weights: one, or compiling takes minutes.
   static constexpr int kRows = 1;
@@ -250,7 +251,7 @@ struct Simd {
     });
   }
   /// acc + the products of four unsigned bytes of u with four signed bytes of s, exact mod 2^32.
-  static I32x16 dot_u8s8(I32x16 acc, I32x16 u, I32x16 s) {
+  static I32x16 dot_int8(I32x16 acc, I32x16 u, I32x16 s) {
     return n([&](int i) {
       uint32_t sum = acc.v[i];
       for (int b = 0; b < 32; b += 8) {
@@ -262,7 +263,7 @@ struct Simd {
     });
   }
   /// The same where u's bytes are at most 15.
-  static I32x16 dot_u4s8(I32x16 acc, I32x16 u, I32x16 s) { return dot_u8s8(acc, u, s); }
+  static I32x16 dot_u4s8(I32x16 acc, I32x16 u, I32x16 s) { return dot_int8(acc, u, s); }
 };
 
 }  // namespace
