@@ -169,6 +169,8 @@ struct CpuBackendOptions {
   Pinning pinning = Pinning::kOff;
   NumaMode numa = NumaMode::kAuto;
   ThreadLimit limit = ThreadLimit::kUsableCpus;
+  // BF16 activations of INT4 weights in groups are not rounded to fixed point within a group.
+  bool exact_activations = false;
 };
 
 /// The CPU backend. kUnsupported, with the list of what the machine has, when it lacks the ISA.

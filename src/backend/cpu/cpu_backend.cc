@@ -15,8 +15,8 @@ constexpr int64_t kRoundedPiece = 4096;  // elements of one task of round_bf16()
 
 class CpuBackend final : public Backend {
  public:
-  CpuBackend(const KernelTable& kernels, const ThreadPlan& plan)
-      : kernels_(kernels), name_(fmt::format("cpu/{}", kernels.name)), pool_(plan) {}
+  CpuBackend(const KernelTable& kernels, const ThreadPlan& plan, bool exact)
+      : kernels_(kernels), name_(fmt::format("cpu/{}", kernels.name)), exact_(exact), pool_(plan) {}
 
   Status allocate_scratch() { return attention_.allocate_scratch(); }
 
@@ -32,7 +32,7 @@ class CpuBackend final : public Backend {
   Result<std::unique_ptr<PreparedGemm>> prepare_gemm(std::span<const QuantView> parts,
                                                      ActFormat act,
                                                      int64_t max_m) override {
-    return CpuGemm::create(parts, act, max_m, kernels_, weights_, workspace_);
+    return CpuGemm::create(parts, act, max_m, kernels_, weights_, workspace_, exact_);
   }
 
   Result<std::unique_ptr<PreparedTable>> prepare_table(const QuantView& table,
@@ -54,6 +54,7 @@ class CpuBackend final : public Backend {
  private:
   const KernelTable& kernels_;
   std::string name_;
+  bool exact_;  // see CpuBackendOptions
   ThreadPool pool_;
   BufferArena weights_;
   Workspace workspace_{pool_};
@@ -91,7 +92,8 @@ Result<std::unique_ptr<Backend>> make_cpu_backend(const CpuBackendOptions& optio
   if (options.isa == "auto") {
     cpu::log_missing(features, kernels->name);
   }
-  auto backend = std::make_unique<cpu::CpuBackend>(*kernels, plan_of(options));
+  auto backend =
+      std::make_unique<cpu::CpuBackend>(*kernels, plan_of(options), options.exact_activations);
   NIBBLE_RETURN_IF_ERROR(backend->allocate_scratch());
   return std::unique_ptr<Backend>(std::move(backend));
 }

@@ -55,6 +55,13 @@ bool fits_tiles(const PackedWeights& w, ActFormat act) {
   return act != ActFormat::kFloat && groups_fit;
 }
 
+/// Whether bf16 activations are rounded to fixed point (FixedRow).
+bool takes_fixed(const PackedMatrix& matrix) {
+  const PackedWeights w = matrix.view();
+  return matrix.act() == ActFormat::kBf16 && matrix.format().code == WeightCode::kInt4 &&
+         w.groups > 1 && (w.group_size == 32 || w.group_size == 64 || w.group_size == 128);
+}
+
 /// From this many rows on tiles beat vectors, which fill no more than one row of a tile each.
 /// Vectors take longer to decode int4 for floats than to multiply, so tiles win earlier there.
 int64_t fewest_tile_rows(const PackedWeights& w, WeightCode code) {
@@ -63,10 +70,13 @@ int64_t fewest_tile_rows(const PackedWeights& w, WeightCode code) {
 
 }  // namespace
 
-CpuGemm::CpuGemm(PackedMatrix matrix, const KernelTable& kernels, Workspace& workspace)
-    : matrix_(std::move(matrix)), kernels_(kernels), workspace_(workspace) {
+CpuGemm::CpuGemm(PackedMatrix matrix, const KernelTable& kernels, Workspace& workspace, bool exact)
+    : matrix_(std::move(matrix)),
+      kernels_(kernels),
+      workspace_(workspace),
+      fixed_(!exact && takes_fixed(matrix_)) {
   const Product product = product_of(kernels, matrix_.format().code, matrix_.act());
-  row_kernel_ = product.rows;
+  row_kernel_ = fixed_ ? kernels.gemm_int4_fixed : product.rows;
   const PackedWeights w = matrix_.view();
   tile_kernel_ = fits_tiles(w, matrix_.act()) ? product.tiles : nullptr;
   fewest_tile_rows_ = fewest_tile_rows(w, matrix_.format().code);
@@ -78,11 +88,12 @@ Result<std::unique_ptr<PreparedGemm>> CpuGemm::create(std::span<const QuantView>
                                                       int64_t max_m,
                                                       const KernelTable& kernels,
                                                       BufferArena& arena,
-                                                      Workspace& workspace) {
+                                                      Workspace& workspace,
+                                                      bool exact) {
   CHECK_GT(max_m, 0);
   NIBBLE_ASSIGN_OR_RETURN(PackedMatrix matrix,
                           PackedMatrix::create(parts, act, arena, workspace.pool()));
-  std::unique_ptr<CpuGemm> gemm(new CpuGemm(std::move(matrix), kernels, workspace));
+  std::unique_ptr<CpuGemm> gemm(new CpuGemm(std::move(matrix), kernels, workspace, exact));
   gemm->max_m_ = max_m;
   NIBBLE_RETURN_IF_ERROR(workspace.reserve(max_m, gemm->matrix_.k()));
   if (gemm->in_tiles(max_m)) {
@@ -149,6 +160,11 @@ bool CpuGemm::takes_input_as_given(const GemmArgs& args) const {
          args.x.type == DType::kF32;
 }
 
+int64_t CpuGemm::fixed_stride() const {
+  const auto groups = matrix_.k() / matrix_.format().group_size;
+  return 2 * matrix_.k() + groups * static_cast<int64_t>(sizeof(FixedGroup));
+}
+
 int64_t CpuGemm::slab_stride(int64_t m) { return (m + 15) / 16 * kSlabPieces * kTileBytes; }
 
 uint8_t* CpuGemm::tile_row(int64_t row) {
@@ -177,6 +193,13 @@ void CpuGemm::round_row(const GemmArgs& args, int64_t row, int thread) {
     workspace_.scales()[row] = result.scale;
     workspace_.sums()[row] = result.sum;
     return;
+  }
+  if (fixed_) {
+    const FixedRow fixed{.x = x,
+                         .k = k,
+                         .group_size = matrix_.format().group_size,
+                         .out = tiles ? tile_row(row) : bytes + row * fixed_stride()};
+    return tiles ? kernels_.fixed_pieces(fixed, slab_stride(args.m)) : kernels_.round_fixed(fixed);
   }
   if (tiles && act != ActFormat::kFp8Token) {
     kernels_.round_pieces(x, k, tile_row(row), slab_stride(args.m));
@@ -237,8 +260,8 @@ void CpuGemm::multiply_rows(const GemmArgs& args) {
     whole.x_stride = args.x_stride;
   }
   const auto* codes = reinterpret_cast<const uint8_t*>(workspace_.activations());
-  whole.xq_stride = pieces() * 64;
-  const bool integer = matrix_.act() == ActFormat::kInt8Token;
+  whole.xq_stride = fixed_ ? fixed_stride() : pieces() * 64;
+  const bool integer = fixed_ || matrix_.act() == ActFormat::kInt8Token;
   const int64_t tiles = matrix_.tiles();
   ThreadPool& pool = workspace_.pool();
   const bool serial = matrix_.bytes() * args.m <= kSerialBytes;

@@ -12,13 +12,14 @@ namespace nibble::cpu {
 /// weights as fast as memory gives them, and with AMX one for many.
 class CpuGemm final : public PreparedGemm {
  public:
-  /// Both references must outlive the object.
+  /// Both references must outlive the object. `exact`: bf16 activations are never rounded further.
   static Result<std::unique_ptr<PreparedGemm>> create(std::span<const QuantView> parts,
                                                       ActFormat act,
                                                       int64_t max_m,
                                                       const KernelTable& kernels,
                                                       BufferArena& arena,
-                                                      Workspace& workspace);
+                                                      Workspace& workspace,
+                                                      bool exact);
 
   void run(const GemmArgs& args) override;
   [[nodiscard]] Result<QuantTensor> unpack() const override { return matrix_.unpack(); }
@@ -27,11 +28,13 @@ class CpuGemm final : public PreparedGemm {
   [[nodiscard]] int64_t weight_bytes() const override { return matrix_.bytes(); }
 
  private:
-  CpuGemm(PackedMatrix matrix, const KernelTable& kernels, Workspace& workspace);
+  CpuGemm(PackedMatrix matrix, const KernelTable& kernels, Workspace& workspace, bool exact);
 
   void round_row(const GemmArgs& args, int64_t row, int thread);
   /// Pieces of 64 bytes of a row of rounded activations (int8 or bf16).
   [[nodiscard]] int64_t pieces() const;
+  /// Bytes of a FixedRow.
+  [[nodiscard]] int64_t fixed_stride() const;
   [[nodiscard]] bool takes_input_as_given(const GemmArgs& args) const;
   // Where a row's first piece lies among the tiles of TileGemmTask, and how far apart slabs are.
   [[nodiscard]] uint8_t* tile_row(int64_t row);
@@ -49,6 +52,7 @@ class CpuGemm final : public PreparedGemm {
   PackedMatrix matrix_;
   const KernelTable& kernels_;
   Workspace& workspace_;
+  bool fixed_ = false;  // activations are a FixedRow
   KernelTable::Gemm row_kernel_ = nullptr;
   KernelTable::TileGemm tile_kernel_ = nullptr;  // null: rows only
   int64_t fewest_tile_rows_ = 0;

@@ -51,8 +51,26 @@ struct ProductTask {
 struct GemmTask : ProductTask {
   const float* x = nullptr;  // f32 activations, or bf16 or E4M3 values widened to f32
   int64_t x_stride = 0;
-  const uint8_t* xq = nullptr;  // int8 activations, rows padded with 0 to a multiple of 64
+  // int8 activations, rows padded with 0 to a multiple of 64; or those of FixedRow.
+  const uint8_t* xq = nullptr;
   int64_t xq_stride = 0;
+};
+
+/// Of a group of activations in fixed point: x = unit * code.
+struct FixedGroup {
+  float unit;    // a power of two; NaN when a value is not finite
+  int32_t bias;  // -8 times the sum of the codes: weights are multiplied as 0 to 15
+};
+
+/// A row to round to bf16 and then, in each group of the weights, to multiples of 2^-13 of the
+/// power of two in the group's largest magnitude, or of 2^-113 where that is more. These are still
+/// bf16 numbers, and in these units integers of at most 2^14, so that a group's products with int4
+/// sum exactly in f32 and in int32 alike. A group with a magnitude of 2^104 or more becomes NaN.
+struct FixedRow {
+  ConstNumbers x;
+  int64_t k = 0;  // a multiple of group_size
+  int64_t group_size = 0;
+  uint8_t* out = nullptr;  // k codes of 16 bits, then a FixedGroup for each group
 };
 
 constexpr int64_t kTileSumRows = 512;     // most rows of a tile task
@@ -102,6 +120,7 @@ struct KernelTable {
   Gemm gemm_int4 = nullptr;
   Gemm gemm_int8_int8 = nullptr;
   Gemm gemm_int4_int8 = nullptr;
+  Gemm gemm_int4_fixed = nullptr;  // in groups of 32, 64 or 128
   // The same with AMX tiles, for bf16 and fp8 activations and int8 ones; null without AMX.
   using TileGemm = void (*)(const TileGemmTask& task, int64_t tile_begin, int64_t tile_end);
   TileGemm tiles_bf16 = nullptr;
@@ -110,8 +129,10 @@ struct KernelTable {
   TileGemm tiles_int4 = nullptr;
   TileGemm tiles_int8_int8 = nullptr;
   TileGemm tiles_int4_int8 = nullptr;
-  // A row rounded to bf16, as pieces of TileGemmTask.
+  // A row rounded to bf16, as pieces of TileGemmTask; the same rounded again as FixedRow says.
   void (*round_pieces)(ConstNumbers row, int64_t k, uint8_t* out, int64_t slab_stride) = nullptr;
+  void (*fixed_pieces)(const FixedRow& row, int64_t slab_stride) = nullptr;
+  void (*round_fixed)(const FixedRow& row) = nullptr;
   Int8RowResult (*quantize_int8)(const Int8Row& row) = nullptr;
   // k values rounded to E4M3 after division by the scale that is returned, or to BF16, as f32.
   float (*quantize_fp8)(const float* x, int64_t k, float* out) = nullptr;

@@ -59,6 +59,27 @@ void round_pieces(ConstNumbers row, int64_t k, uint8_t* out, int64_t slab_stride
   }
 }
 
+/// The same, rounded as FixedRow says.
+template <Element kType>
+void fixed_pieces(const FixedRow& row, int64_t slab_stride) {
+  uint8_t* out = row.out;
+  for (int64_t first = 0; first < row.k; first += row.group_size) {
+    const FixedValues group = load_group<kType>(row, first);
+    const F32x16 shift = Simd::set(group.unit * rounding_shift(0));
+    for (int64_t i = 0; i < group.vectors; i += 2) {
+      Simd::store_bf16(out, Simd::sub(Simd::add(group.v[i], shift), shift));
+      Simd::store_bf16(out + 32, Simd::sub(Simd::add(group.v[i + 1], shift), shift));
+      const bool slab_ends = (first / 16 + i) / 2 % kSlabPieces == kSlabPieces - 1;
+      out += slab_ends ? slab_stride - (kSlabPieces - 1) * kTileBytes : kTileBytes;
+    }
+  }
+}
+
+void fixed_pieces(const FixedRow& row, int64_t slab_stride) {
+  return row.x.type == Element::kF32 ? fixed_pieces<Element::kF32>(row, slab_stride)
+                                     : fixed_pieces<Element::kBf16>(row, slab_stride);
+}
+
 constexpr KernelTable with_tiles(KernelTable table) {
   table.tiles_bf16 = tile_gemm_float<DirectPanel>;
   table.tiles_int8 = tile_gemm_float<CodecPairs<CodecInt8>>;
@@ -67,6 +88,7 @@ constexpr KernelTable with_tiles(KernelTable table) {
   table.tiles_int8_int8 = tile_gemm<DirectPanel, Int8Sums>;
   table.tiles_int4_int8 = tile_gemm<Int4Bytes, Int4Sums>;
   table.round_pieces = round_pieces;
+  table.fixed_pieces = fixed_pieces;
   return table;
 }
 

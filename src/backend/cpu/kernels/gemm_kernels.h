@@ -557,5 +557,70 @@ void gemm_int(const GemmTask& task, int64_t tile_begin, int64_t tile_end) {
   }
 }
 
+// --- bf16 activations in fixed point (FixedRow): exact sums of each group of int4 ---
+
+template <int kPair, int kRows>
+[[gnu::always_inline]] inline void add_fixed_pair(I32x16 word,
+                                                  const uint8_t* x,
+                                                  int64_t x_stride,
+                                                  I32x16 (&sums)[kRows]) {
+  const I32x16 codes = Simd::and_int(Simd::shift_right<4 * kPair>(word), Simd::set_int(0x000f000f));
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+    sums[r] = Simd::dot_s16(sums[r], codes, four_bytes(x + r * x_stride + 4 * kPair));
+  }
+}
+
+/// One tile times kRows rows.
+template <int kRows>
+void fixed_rows(const GemmTask& task, int64_t tile, int64_t row) {
+  const PackedWeights& w = task.w;
+  const uint8_t* codes = w.codes + tile * w.tile_bytes;
+  const uint8_t* x = task.xq + row * task.xq_stride;
+  const uint8_t* groups = x + 2 * w.k;
+  F32x16 total[kRows];
+  set_zero(total);
+  for (int64_t scale = tile * w.groups; scale < (tile + 1) * w.groups; ++scale) {
+    if constexpr (kRows > 1) {
+      asm volatile("" : "+m"(total));  // the loop over a group needs the registers
+    }
+    FixedGroup group[kRows];
+    I32x16 sums[kRows];
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      __builtin_memcpy(&group[r], groups + r * task.xq_stride, sizeof(FixedGroup));
+      sums[r] = Simd::set_int(group[r].bias);
+    }
+    for (int64_t k = 0; k < w.group_size; k += kStepColumns) {
+      fetch_ahead(codes, CodecInt4::kStepBytes);
+      const I32x16 word = Simd::load_int(codes);
+      add_fixed_pair<0>(word, x, task.xq_stride, sums);
+      add_fixed_pair<1>(word, x, task.xq_stride, sums);
+      add_fixed_pair<2>(word, x, task.xq_stride, sums);
+      add_fixed_pair<3>(word, x, task.xq_stride, sums);
+      codes += CodecInt4::kStepBytes;
+      x += 2 * kStepColumns;
+    }
+    const F32x16 scales = load_scales(w, scale);
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      const F32x16 sum = Simd::mul(Simd::to_float(sums[r]), Simd::set(group[r].unit));
+      total[r] = Simd::fma(sum, scales, total[r]);
+    }
+    groups += sizeof(FixedGroup);
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+    write_tile_row(task, row + r, tile, total[r]);
+  }
+}
+
+inline void gemm_fixed(const GemmTask& task, int64_t tile_begin, int64_t tile_end) {
+  for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
+    in_row_blocks<Simd::kFixedRows>(
+        task.m, [&]<int kRows>(int64_t row) { fixed_rows<kRows>(task, tile, row); });
+  }
+}
+
 }  // namespace
 }  // namespace nibble::cpu

@@ -247,6 +247,65 @@ void round_bf16(const float* x, int64_t k, float* out) {
   });
 }
 
+// --- activations in fixed point (FixedRow) ---
+
+constexpr int32_t kExponent = 1 << 23;               // one step of a float's exponent
+constexpr int32_t kLeastTop = 27 << 23;              // 2^-100: bf16 below is rounded to 2^-113
+constexpr int32_t kInfiniteTop = (127 + 104) << 23;  // from 2^104 on values count as infinite
+
+/// A group of a row, rounded to bf16.
+struct FixedValues {
+  F32x16 v[8];
+  int64_t vectors;
+  float unit;
+};
+
+/// The unit of a group whose largest magnitude has these bits.
+inline float unit_of(int32_t largest) {
+  const int32_t top = largest < kLeastTop ? kLeastTop : largest & kInfinityBits;
+  return __builtin_bit_cast(float, largest < kInfiniteTop ? top - 13 * kExponent : kNanBits);
+}
+
+template <Element kType>
+[[gnu::always_inline]] inline FixedValues load_group(const FixedRow& row, int64_t first) {
+  FixedValues group;
+  group.vectors = row.group_size / 16;
+  I32x16 largest = Simd::set_int(0);
+  for (int64_t i = 0; i < group.vectors; ++i) {
+    const F32x16 given = load_numbers({row.x.data, kType}, first + 16 * i, 16);
+    group.v[i] = kType == Element::kBf16 ? given : nearest_bf16(given);
+    largest =
+        Simd::max_int(largest, Simd::and_int(Simd::bits(group.v[i]), Simd::set_int(kMagnitude)));
+  }
+  group.unit = unit_of(Simd::reduce_max_int(largest));
+  return group;
+}
+
+template <Element kType>
+void round_fixed(const FixedRow& row) {
+  uint8_t* out = row.out;
+  uint8_t* groups = out + 2 * row.k;
+  for (int64_t first = 0; first < row.k; first += row.group_size) {
+    const FixedValues group = load_group<kType>(row, first);
+    const F32x16 factor = Simd::set(1.0F / group.unit);
+    I32x16 bias = Simd::set_int(0);
+    for (int64_t i = 0; i < group.vectors; ++i) {
+      const I32x16 codes = Simd::to_int(Simd::mul(group.v[i], factor));
+      bias = Simd::sub_int(bias, Simd::shift_left<3>(codes));
+      Simd::store_s16(out, codes);
+      out += 32;
+    }
+    const FixedGroup result{group.unit, Simd::reduce_add_int(bias)};
+    __builtin_memcpy(groups, &result, sizeof result);
+    groups += sizeof result;
+  }
+}
+
+void round_fixed(const FixedRow& row) {
+  return row.x.type == Element::kF32 ? round_fixed<Element::kF32>(row)
+                                     : round_fixed<Element::kBf16>(row);
+}
+
 inline void write_kv_int8(const float* x, int64_t dim, uint8_t* row, float* params) {
   const float scale = row_scale(x, dim, 127.0F);
   in_vectors(dim, [&](int64_t i, int64_t lanes) {

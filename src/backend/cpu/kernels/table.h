@@ -21,9 +21,11 @@ constexpr KernelTable kernels_named(const char* name) {
   table.gemm_int4 = gemm_float<CodecInt4>;
   table.gemm_int8_int8 = gemm_int<IntCodecInt8>;
   table.gemm_int4_int8 = gemm_int<IntCodecInt4>;
+  table.gemm_int4_fixed = gemm_fixed;
   table.quantize_int8 = quantize_int8;
   table.quantize_fp8 = quantize_fp8;
   table.round_bf16 = round_bf16;
+  table.round_fixed = round_fixed;
   table.rms_norm = rms_norm;
   table.round_row = round_row;
   table.silu_mul = silu_mul;

@@ -33,6 +33,7 @@ struct Simd {
 #endif
   static constexpr bool kFewRegisters = true;  // gcc else spills sums in the loop over a block
   static constexpr int kRows = 2;  // 16 registers: two rows of two accumulators fill half
+  static constexpr int kFixedRows = 4;
 
   static F32x16 set(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
   static F32x16 load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
@@ -235,6 +236,10 @@ struct Simd {
     return {_mm256_cvtph_ps(_mm256_castsi256_si128(kept)),
             _mm256_cvtph_ps(_mm256_extracti128_si256(kept, 1))};
   }
+  static void store_s16(uint8_t* p, I32x16 a) {
+    const __m256i halves = _mm256_packs_epi32(a.lo, a.hi);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(halves, 0xd8));
+  }
   static void store_u8(uint8_t* p, I32x16 a) {
     uint32_t lanes[16];
     store_int(lanes, a);
@@ -305,6 +310,18 @@ struct Simd {
     return {_mm256_madd_epi16(a.lo, ones), _mm256_madd_epi16(a.hi, ones)};
   }
 #endif
+  static __m256i dot_s16(__m256i acc, __m256i a, __m256i b) {
+#if defined(__AVXVNNI__)
+    return _mm256_dpwssd_avx_epi32(acc, a, b);
+#else
+    acc = _mm256_add_epi32(acc, _mm256_madd_epi16(a, b));
+    asm("" : "+x"(acc));  // gcc else adds products to each other first and lacks registers
+    return acc;
+#endif
+  }
+  static I32x16 dot_s16(I32x16 acc, I32x16 a, I32x16 b) {
+    return {dot_s16(acc.lo, a.lo, b.lo), dot_s16(acc.hi, a.hi, b.hi)};
+  }
   static I32x16 dot_u4s8(I32x16 acc, I32x16 u, I32x16 s) {
     return {dot_u4s8(acc.lo, u.lo, s.lo), dot_u4s8(acc.hi, u.hi, s.hi)};
   }

@@ -26,7 +26,8 @@ struct Simd {
   static constexpr int kShortRows = 0;
   static constexpr int32_t kInt8Offset = 128;  // of INT8 activations for INT8 weights
   static constexpr int kPairRows = 12;  // rows of integer products that two weight tiles share
-  static constexpr int kRows = 8;       // 32 registers: eight rows of two accumulators and a total
+  static constexpr int kFixedRows = 8;
+  static constexpr int kRows = 8;  // 32 registers: eight rows of two accumulators and a total
 
   static F32x16 set(float x) { return {_mm512_set1_ps(x)}; }
   static F32x16 load(const float* p) { return {_mm512_loadu_ps(p)}; }
@@ -158,6 +159,9 @@ struct Simd {
     return {
         _mm512_cvtph_ps(_mm256_and_si256(bits, _mm256_set1_epi16(static_cast<int16_t>(0xbf80))))};
   }
+  static void store_s16(uint8_t* p, I32x16 a) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(a.v));
+  }
   static void store_u8(uint8_t* p, I32x16 a) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a.v));
   }
@@ -199,6 +203,9 @@ struct Simd {
     return {_mm512_dpbusd_epi32(acc.v, u.v, s.v)};
   }
   static I32x16 dot_u4s8(I32x16 acc, I32x16 u, I32x16 s) { return dot_int8(acc, u, s); }
+  static I32x16 dot_s16(I32x16 acc, I32x16 a, I32x16 b) {
+    return {_mm512_dpwssd_epi32(acc.v, a.v, b.v)};
+  }
 #else
   /// Even and odd bytes apart in 16 bits, where no product of pairs can saturate.
   static I32x16 dot_int8(I32x16 acc, I32x16 u, I32x16 s) {
@@ -211,6 +218,9 @@ struct Simd {
   static I32x16 dot_u4s8(I32x16 acc, I32x16 u, I32x16 s) {
     const __m512i pairs = _mm512_maddubs_epi16(u.v, s.v);
     return {_mm512_add_epi32(acc.v, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)))};
+  }
+  static I32x16 dot_s16(I32x16 acc, I32x16 a, I32x16 b) {
+    return {_mm512_add_epi32(acc.v, _mm512_madd_epi16(a.v, b.v))};
   }
 #endif
 };

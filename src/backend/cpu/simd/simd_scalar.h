@@ -25,6 +25,7 @@ struct Simd {
   static constexpr int kPairRows = 0;
   // Rows of activations that share decoded weights: one, or compiling takes minutes.
   static constexpr int kRows = 1;
+  static constexpr int kFixedRows = 1;
 
   template <typename Fn>
   static F32x16 f(Fn fn) {
@@ -225,6 +226,13 @@ struct Simd {
       return f16_to_f32(static_cast<uint16_t>(((p[i] & 0x80) << 8) | ((p[i] & 0x7f) << 7)));
     });
   }
+  /// Lanes that fit 16 bits.
+  static void store_s16(uint8_t* p, I32x16 a) {
+    for (int i = 0; i < 16; ++i) {
+      const auto half = static_cast<uint16_t>(a.v[i]);
+      __builtin_memcpy(p + 2 * i, &half, 2);
+    }
+  }
   /// Low bytes.
   static void store_u8(uint8_t* p, I32x16 a) {
     for (int i = 0; i < 16; ++i) {
@@ -257,6 +265,18 @@ struct Simd {
       for (int b = 0; b < 32; b += 8) {
         const auto x = static_cast<int32_t>((u.v[i] >> b) & 255U);
         const auto y = static_cast<int32_t>(static_cast<int8_t>(s.v[i] >> b));
+        sum += static_cast<uint32_t>(x * y);
+      }
+      return sum;
+    });
+  }
+  /// acc + the products of two 16-bit numbers of a with those of b.
+  static I32x16 dot_s16(I32x16 acc, I32x16 a, I32x16 b) {
+    return n([&](int i) {
+      uint32_t sum = acc.v[i];
+      for (int h = 0; h < 32; h += 16) {
+        const int32_t x = static_cast<int16_t>(a.v[i] >> h);
+        const int32_t y = static_cast<int16_t>(b.v[i] >> h);
         sum += static_cast<uint32_t>(x * y);
       }
       return sum;
