@@ -203,7 +203,7 @@ void add_bench_kernels(CLI::App& bench, CommandContext& context) {
   command->add_option("--cuda-library", flags->cuda_library,
                       "Path of libnibble_cuda.so (default: beside the program, or in ../lib)");
   CpuBackendOptions& backend = flags->backend;
-  add_isa_flag(*command, backend.isa);
+  add_kernel_flags(*command, backend.isa, backend.exact_activations);
   add_thread_flags(*command, {backend.threads, backend.pinning, backend.numa});
   command->add_option("--scheme", flags->scheme, "Only this scheme");
   command->add_option("--m", flags->row_counts, "Rows of activations, like 1,16,256")

@@ -25,10 +25,13 @@ void add_thread_flags(CLI::App& command, const ThreadFlags& flags) {
       ->default_str("auto");
 }
 
-void add_isa_flag(CLI::App& command, std::string& isa) {
+void add_kernel_flags(CLI::App& command, std::string& isa, bool& exact_activations) {
   command.add_option("--isa", isa, "Instruction set of the kernels")
       ->check(CLI::IsMember({"auto", "scalar", "avx2", "avx2_vnni", "avx512_bw", "avx512", "amx"}))
       ->capture_default_str();
+  command.add_flag("--exact-activations", exact_activations,
+                   "On CPUs, multiply INT4 weights in groups with BF16 activations as they are, not "
+                   "rounded to 2^-14 of the largest in a group: slower");
 }
 
 void add_device_flags(CLI::App& command, std::string& device, std::string& cuda_library) {
@@ -48,7 +51,7 @@ void add_model_flags(CLI::App& command, ModelFlags& flags) {
       ->check(CLI::IsMember({"auto", "f32", "bf16", "fp8", "int8", "int4"}))
       ->capture_default_str();
   add_thread_flags(command, {flags.threads, flags.pinning, flags.numa});
-  add_isa_flag(command, flags.isa);
+  add_kernel_flags(command, flags.isa, flags.exact_activations);
   add_device_flags(command, flags.device, flags.cuda_library);
 }
 
@@ -78,7 +81,8 @@ BackendOptions backend_of(const ModelFlags& flags) {
           .cpu = {.threads = flags.threads,
                   .isa = flags.isa,
                   .pinning = flags.pinning,
-                  .numa = flags.numa},
+                  .numa = flags.numa,
+                  .exact_activations = flags.exact_activations},
           .cuda_library = flags.cuda_library};
 }
 

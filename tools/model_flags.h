@@ -17,6 +17,7 @@ struct ModelFlags {
   std::string kv_cache_dtype = "auto";
   int threads = 0;
   std::string isa = "auto";
+  bool exact_activations = false;
   std::string device = "auto";
   std::string cuda_library;
   Pinning pinning = Pinning::kOff;
@@ -35,7 +36,7 @@ struct AnswerFlags {
   std::vector<std::string> stop;
 };
 
-/// Adds MODEL, --kv-cache-dtype, --isa and the flags of threads; `flags` must outlive `command`.
+/// Adds MODEL, --kv-cache-dtype and the flags of kernels, threads and devices; `flags` must outlive `command`.
 void add_model_flags(CLI::App& command, ModelFlags& flags);
 /// Adds --max-tokens (with this default), the sampling flags, --seed and --stop.
 void add_answer_flags(CLI::App& command, AnswerFlags& flags, int64_t max_tokens);
@@ -49,8 +50,8 @@ struct ThreadFlags {
 
 /// Adds --threads, --pin and --numa; what `flags` refers to must outlive `command`.
 void add_thread_flags(CLI::App& command, const ThreadFlags& flags);
-/// Adds --isa.
-void add_isa_flag(CLI::App& command, std::string& isa);
+/// Adds --isa and --exact-activations.
+void add_kernel_flags(CLI::App& command, std::string& isa, bool& exact_activations);
 
 /// Adds --device and --cuda-library.
 void add_device_flags(CLI::App& command, std::string& device, std::string& cuda_library);

@@ -189,10 +189,9 @@ void add_engine_flags(CLI::App& command, ServeFlags& flags) {
   command.get_option("--threads")->envname("NIBBLE_THREADS");
   command.get_option("--pin")->envname("NIBBLE_PIN");
   command.get_option("--numa")->envname("NIBBLE_NUMA");
-  command.add_option("--isa", backend.isa, "Instruction set of the kernels")
-      ->envname("NIBBLE_ISA")
-      ->check(CLI::IsMember({"auto", "scalar", "avx2", "avx2_vnni", "avx512_bw", "avx512", "amx"}))
-      ->capture_default_str();
+  add_kernel_flags(command, backend.isa, backend.exact_activations);
+  command.get_option("--isa")->envname("NIBBLE_ISA");
+  command.get_option("--exact-activations")->envname("NIBBLE_EXACT_ACTIVATIONS");
   add_device_flags(command, flags.session.backend.device, flags.session.backend.cuda_library);
   command.get_option("--device")->envname("NIBBLE_DEVICE");
   command.get_option("--cuda-library")->envname("NIBBLE_CUDA_LIBRARY");

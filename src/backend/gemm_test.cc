@@ -101,14 +101,47 @@ std::vector<QuantScheme> tested_schemes() {
   return schemes;
 }
 
+/// Whether CPUs round the activations of this product to fixed point.
+bool takes_fixed(const QuantScheme& scheme, int64_t k) {
+  const int group = scheme.weight.group_size;
+  return scheme.act == ActFormat::kBf16 && scheme.weight.code == WeightCode::kInt4 && group < k &&
+         (group == 32 || group == 64 || group == 128);
+}
+
+float largest_of(const float* x, int64_t count) {
+  float largest = 0.0F;
+  for (int64_t i = 0; i < count; ++i) {
+    largest = std::isfinite(x[i]) ? std::max(largest, std::fabs(x[i])) : 0x1p127F;
+  }
+  return largest;
+}
+
+/// BF16 numbers rounded to multiples of 2^-13 of the power of two in the largest of their group.
+std::vector<float> in_fixed_point(std::vector<float> x, int64_t group) {
+  for (auto at = x.begin(); at != x.end(); at += group) {
+    std::transform(at, at + group, at, [](float v) { return bf16_to_f32(f32_to_bf16(v)); });
+    const float largest = largest_of(&*at, group);
+    const int exponent = largest > 0x1p-100F ? std::ilogb(largest) : -100;
+    std::transform(at, at + group, at, [&](double v) {
+      const double unit = std::ldexp(1.0, exponent - 13);
+      return static_cast<float>(largest < 0x1p104F ? std::nearbyint(v / unit) * unit : NAN);
+    });
+  }
+  return x;
+}
+
 class Gemm : public testing::Test {
  protected:
-  void SetUp() override {
+  void SetUp() override { open_backends(backends_, false); }
+
+  static void open_backends(std::vector<std::unique_ptr<Backend>>& backends, bool exact) {
     for (const std::string_view isa : cpu::supported_isas()) {
-      auto backend =
-          make_cpu_backend({.threads = 3, .isa = std::string(isa), .limit = ThreadLimit::kNone});
+      auto backend = make_cpu_backend({.threads = 3,
+                                       .isa = std::string(isa),
+                                       .limit = ThreadLimit::kNone,
+                                       .exact_activations = exact});
       ASSERT_TRUE(backend.ok());
-      backends_.push_back(std::move(backend).value());
+      backends.push_back(std::move(backend).value());
     }
   }
 
@@ -139,11 +172,23 @@ std::vector<float> reference(const QuantScheme& scheme,
                              const QuantTensor& weight,
                              const std::vector<float>& x,
                              int64_t m) {
+  const std::vector<float> seen =
+      takes_fixed(scheme, weight.k) ? in_fixed_point(x, scheme.weight.group_size) : x;
   std::vector<float> y(static_cast<size_t>(m * weight.n));
   reference_gemm(
       weight, scheme.act,
-      {.x = x.data(), .x_stride = weight.k, .m = m, .y = y.data(), .y_stride = weight.n});
+      {.x = seen.data(), .x_stride = weight.k, .m = m, .y = y.data(), .y_stride = weight.n});
   return y;
+}
+
+const std::vector<QuantScheme>& schemes_in_fixed_point() {
+  using enum ScalePer;
+  constexpr ActFormat kAct = ActFormat::kBf16;
+  static const std::vector<QuantScheme> schemes = {
+      {"groups of 32", {WeightCode::kInt4, kGroup, 32, DType::kBF16}, kAct},
+      {"groups of 64", {WeightCode::kInt4, kGroup, 64, DType::kF32}, kAct},
+      {"groups of 128", {WeightCode::kInt4, kGroup, 128, DType::kBF16}, kAct}};
+  return schemes;
 }
 
 TEST_F(Gemm, EqualsTheReferenceAndAllInstructionSetsAgree) {
@@ -211,6 +256,117 @@ TEST_F(Gemm, ExtremeIntegersAreSummedExactly) {
           EXPECT_EQ(std::memcmp(y.data(), expected.data(), y.size() * 4), 0)
               << backend->name() << " m=" << m;
         }
+      }
+    }
+  }
+}
+
+/// Rows whose groups have outliers, are zero, tiny, huge, at either end of the codes, or not
+/// finite.
+std::vector<float> rows_of_all_magnitudes(int64_t rows, int64_t k) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  constexpr float kFactors[] = {1.0F, 0.0F, 1e-36F, 1e-30F, 1e26F, 1e-41F, 3e-20F};
+  constexpr float kSpoiled[] = {kInfinity, -kInfinity, NAN, 2.5e31F, -3e38F};
+  std::vector<float> x = random_floats(rows * k, 21);
+  for (int64_t row = 0; row < rows; ++row) {
+    float* values = &x[static_cast<size_t>(row * k)];
+    for (int64_t i = 0; i < k; ++i) {
+      values[i] *= kFactors[(row + i / 32) % 7];
+      values[i] = row % 5 == 1 ? std::copysign(1.9921875F, i % 3 == 0 ? values[i] : 1) : values[i];
+      values[i] *= row % 3 == 1 && i % 32 == row % 32 ? 1e4F : 1.0F;
+    }
+    if (row % 4 == 3) {
+      values[(row * 37) % k] = kSpoiled[row / 4 % 5];
+    }
+  }
+  return x;
+}
+
+TEST_F(Gemm, FixedPointIsExactForAllMagnitudes) {
+  constexpr int64_t kRows = 35;
+  const Problem shape{33, 640};
+  const std::vector<float> x = rows_of_all_magnitudes(kRows, shape.k);
+  for (const QuantScheme& scheme : schemes_in_fixed_point()) {
+    SCOPED_TRACE(scheme.name);
+    QuantTensor weight = random_weight(scheme.weight, shape, 22).value();
+    std::memset(weight.codes.data(), 0, 2 * static_cast<size_t>(weight.row_bytes()));  // -8
+    const std::vector<float> expected = reference(scheme, weight, x, kRows);
+    std::vector<float> first;
+    for (auto& backend : backends_) {
+      SCOPED_TRACE(backend->name());
+      auto gemm = backend->prepare_gemm(weight, scheme.act, kRows).value();
+      for (const int64_t m : {35, 17, 8, 5, 4, 3, 2, 1}) {
+        const std::vector<float> y = product(*gemm, shape, x, m);
+        first = first.empty() ? y : first;
+        for (size_t i = 0; i < y.size(); ++i) {
+          const size_t row = i / static_cast<size_t>(shape.n);
+          ASSERT_EQ(std::isnan(y[i]), row % 4 == 3) << "element " << i << " m=" << m;
+          if (row % 4 != 3) {
+            const float* of_row = &expected[row * static_cast<size_t>(shape.n)];
+            ASSERT_NEAR(y[i], expected[i], 4e-6 * largest_of(of_row, shape.n)) << i << " m=" << m;
+            ASSERT_EQ(y[i], first[i]) << "element " << i << " m=" << m;
+          }
+        }
+      }
+    }
+  }
+}
+
+// Half a unit for each activation, which is 2^-14 of the group's largest.
+TEST_F(Gemm, FixedPointIsAsCloseToBf16AsItSays) {
+  const Problem shape{64, 1024};
+  constexpr int64_t kRows = 5;
+  std::vector<float> x = random_floats(kRows * shape.k, 23);
+  for (size_t i = 0; i < x.size(); i += 50) {
+    x[i] *= 300.0F;
+  }
+  for (const QuantScheme& scheme : schemes_in_fixed_point()) {
+    const int64_t group = scheme.weight.group_size;
+    const QuantTensor weight = random_weight(scheme.weight, shape, 24).value();
+    std::vector<float> largest(x.size());
+    for (size_t i = 0; i < x.size(); ++i) {
+      const auto size = static_cast<size_t>(group);
+      largest[i] = bf16_to_f32(f32_to_bf16(largest_of(&x[i / size * size], group)));
+    }
+    QuantTensor magnitudes = random_weight(scheme.weight, shape, 24).value();
+    for (std::byte& pair : magnitudes.codes.as<std::byte>()) {  // q + 8 to |q| + 8
+      const int low = std::abs(static_cast<int>(pair & std::byte{15}) - 8);
+      const int high = std::abs(static_cast<int>(pair >> 4) - 8);
+      pair = static_cast<std::byte>(std::min(low + 8, 15) | std::min(high + 8, 15) << 4);
+    }
+    const std::vector<float> sums = reference({"", {}, ActFormat::kFloat}, magnitudes, largest, 5);
+    std::vector<float> bf16(sums.size());
+    reference_gemm(
+        weight, ActFormat::kBf16,
+        {.x = x.data(), .x_stride = shape.k, .m = kRows, .y = bf16.data(), .y_stride = shape.n});
+    auto gemm = backends_.back()->prepare_gemm(weight, scheme.act, kRows).value();
+    const std::vector<float> y = product(*gemm, shape, x, kRows);
+    for (size_t i = 0; i < y.size(); ++i) {
+      ASSERT_NEAR(y[i], bf16[i], 0x1p-14 * 8 / 7 * sums[i]) << scheme.name << " element " << i;
+    }
+  }
+}
+
+TEST_F(Gemm, ExactActivationsGiveTheBitsOfBf16NumbersInF32) {
+  constexpr int64_t kRows = 18;
+  const Problem shape{33, 640};
+  std::vector<float> x = random_floats(kRows * shape.k, 26);
+  for (size_t i = 0; i < x.size(); i += 50) {
+    x[i] *= 1e4F;
+  }
+  const std::vector<float> rounded = to_f32(to_bf16(x));
+  std::vector<std::unique_ptr<Backend>> exact;
+  open_backends(exact, true);
+  for (const QuantScheme& scheme : schemes_in_fixed_point()) {
+    const QuantTensor weight = random_weight(scheme.weight, shape, 25).value();
+    auto floats = backends_[0]->prepare_gemm(weight, ActFormat::kFloat, kRows).value();
+    const std::vector<float> expected = product(*floats, shape, rounded, kRows);
+    for (auto& backend : exact) {
+      auto gemm = backend->prepare_gemm(weight, scheme.act, kRows).value();
+      for (const int64_t m : {kRows, int64_t{2}, int64_t{1}}) {
+        const std::vector<float> y = product(*gemm, shape, x, m);
+        ASSERT_EQ(std::memcmp(y.data(), expected.data(), y.size() * 4), 0)
+            << backend->name() << " " << scheme.name << " m=" << m;
       }
     }
   }

@@ -3,7 +3,7 @@
 import concurrent.futures
 
 import pytest
-from cli_tools import json_of, nibble, succeeds
+from cli_tools import ROOT, json_of, nibble, succeeds
 from test_openai import MODEL, Server
 
 ISAS = ("scalar", "avx2", "avx2_vnni", "avx512_bw", "avx512", "amx")
@@ -36,6 +36,15 @@ def test_every_instruction_set_gives_the_same_tokens(model, kv_cache_dtype):
     assert len(tokens["scalar"]) > 10
     for isa, answer in tokens.items():
         assert answer == tokens["scalar"], isa
+
+
+def test_activations_in_fixed_point_are_near_exact_ones(tmp_path):
+    succeeds("quantize", MODEL, tmp_path / "model", "--scheme", "w4a16_g32")
+    run = ["eval", "ppl", tmp_path / "model", "--text", ROOT / "docs/formats.md", "--window", 64]
+    fixed = json_of(*run)["perplexity"]
+    exact = json_of(*run, "--exact-activations")["perplexity"]
+    assert fixed != exact
+    assert fixed == pytest.approx(exact, rel=1e-3)
 
 
 def test_batches_of_1_7_and_32_give_the_same_text(model):
