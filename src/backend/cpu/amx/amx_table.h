@@ -63,16 +63,18 @@ void round_pieces(ConstNumbers row, int64_t k, uint8_t* out, int64_t slab_stride
 template <Element kType>
 void fixed_pieces(const FixedRow& row, int64_t slab_stride) {
   uint8_t* out = row.out;
-  for (int64_t first = 0; first < row.k; first += row.group_size) {
-    const FixedValues group = load_group<kType>(row, first);
-    const F32x16 shift = Simd::set(group.unit * rounding_shift(0));
-    for (int64_t i = 0; i < group.vectors; i += 2) {
-      Simd::store_bf16(out, Simd::sub(Simd::add(group.v[i], shift), shift));
-      Simd::store_bf16(out + 32, Simd::sub(Simd::add(group.v[i + 1], shift), shift));
-      const bool slab_ends = (first / 16 + i) / 2 % kSlabPieces == kSlabPieces - 1;
-      out += slab_ends ? slab_stride - (kSlabPieces - 1) * kTileBytes : kTileBytes;
-    }
-  }
+  in_groups<kType>(
+      row, [&](int64_t first, float unit) __attribute__((always_inline)) {
+        const F32x16 shift = Simd::set(unit * rounding_shift(0));
+        for (int64_t i = first; i < first + row.group_size; i += 32) {
+          const F32x16 low = load_as_bf16<kType>(row, i);
+          const F32x16 high = load_as_bf16<kType>(row, i + 16);
+          Simd::store_bf16(out, Simd::sub(Simd::add(low, shift), shift));
+          Simd::store_bf16(out + 32, Simd::sub(Simd::add(high, shift), shift));
+          const bool slab_ends = i / 32 % kSlabPieces == kSlabPieces - 1;
+          out += slab_ends ? slab_stride - (kSlabPieces - 1) * kTileBytes : kTileBytes;
+        }
+      });
 }
 
 void fixed_pieces(const FixedRow& row, int64_t slab_stride) {

@@ -51,18 +51,28 @@ inline void store_lanes(float* p, int64_t lanes, F32x16 value) {
   }
 }
 
+/// The upper halves of the bits, as those of a BF16 number.
+inline F32x16 upper_halves(I32x16 bits) {
+  return Simd::from_bits(Simd::and_int(bits, Simd::set_int(static_cast<int>(0xffff0000U))));
+}
+
+/// The bits plus what carries into the upper half, so that it is rounded, ties to even.
+inline I32x16 round_upper_halves(I32x16 bits) {
+  const I32x16 odd = Simd::and_int(Simd::shift_right<16>(bits), Simd::set_int(1));
+  return Simd::add_int(Simd::add_int(bits, Simd::set_int(0x7fff)), odd);
+}
+
+/// A number, not NaN, rounded to BF16, ties to even.
+inline F32x16 number_as_bf16(F32x16 v) { return upper_halves(round_upper_halves(Simd::bits(v))); }
+
 /// Rounded to BF16, ties to even; NaN stays NaN.
 inline F32x16 nearest_bf16(F32x16 v) {
   const I32x16 bits = Simd::bits(v);
-  const I32x16 odd = Simd::and_int(Simd::shift_right<16>(bits), Simd::set_int(1));
-  const I32x16 sum = Simd::add_int(Simd::add_int(bits, Simd::set_int(0x7fff)), odd);
+  const F32x16 rounded = Simd::from_bits(round_upper_halves(bits));
   const F32x16 quiet = Simd::from_bits(Simd::or_int(bits, Simd::set_int(0x400000)));
   // max takes its second operand when that is NaN, which is less than nothing.
   const F32x16 at_least_0 = Simd::max(Simd::set(0.0F), v);
-  const F32x16 result =
-      Simd::select_less(Simd::set(-1.0F), at_least_0, Simd::from_bits(sum), quiet);
-  return Simd::from_bits(
-      Simd::and_int(Simd::bits(result), Simd::set_int(static_cast<int>(0xffff0000U))));
+  return upper_halves(Simd::bits(Simd::select_less(Simd::set(-1.0F), at_least_0, rounded, quiet)));
 }
 
 /// Lanes i .. i + lanes - 1 of a row.

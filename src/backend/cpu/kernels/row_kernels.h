@@ -249,56 +249,84 @@ void round_bf16(const float* x, int64_t k, float* out) {
 
 // --- activations in fixed point (FixedRow) ---
 
-constexpr int32_t kExponent = 1 << 23;               // one step of a float's exponent
-constexpr int32_t kLeastTop = 27 << 23;              // 2^-100: bf16 below is rounded to 2^-113
-constexpr int32_t kInfiniteTop = (127 + 104) << 23;  // from 2^104 on values count as infinite
+constexpr int32_t kExponentStep = 1 << 23;
+constexpr float kLeastTop = 0x1p-100F;    // units are at least 2^-13 of this
+constexpr float kInfiniteTop = 0x1p104F;  // from here on numbers count as infinite
+constexpr int64_t kGroupsAtOnce = 16;
 
-/// A group of a row, rounded to bf16.
-struct FixedValues {
-  F32x16 v[8];
-  int64_t vectors;
-  float unit;
-};
-
-/// The unit of a group whose largest magnitude has these bits.
-inline float unit_of(int32_t largest) {
-  const int32_t top = largest < kLeastTop ? kLeastTop : largest & kInfinityBits;
-  return __builtin_bit_cast(float, largest < kInfiniteTop ? top - 13 * kExponent : kNanBits);
+/// Lane i: the largest lane of v[i].
+[[gnu::always_inline]] inline I32x16 max_of_each(I32x16 (&v)[16]) {
+#pragma GCC unroll 4
+  for (int count = 8; count > 0; count /= 2) {
+#pragma GCC unroll 8
+    for (int i = 0; i < count; ++i) {
+      const F32x16 a = Simd::from_bits(v[2 * i]);
+      const F32x16 b = Simd::from_bits(v[2 * i + 1]);
+      v[i] = Simd::max_int(Simd::bits(Simd::evens(a, b)), Simd::bits(Simd::odds(a, b)));
+    }
+  }
+  return v[0];
 }
 
+/// The units of 16 groups, the first of which begins at `column`; of fewer at the row's end.
 template <Element kType>
-[[gnu::always_inline]] inline FixedValues load_group(const FixedRow& row, int64_t first) {
-  FixedValues group;
-  group.vectors = row.group_size / 16;
-  I32x16 largest = Simd::set_int(0);
-  for (int64_t i = 0; i < group.vectors; ++i) {
-    const F32x16 given = load_numbers({row.x.data, kType}, first + 16 * i, 16);
-    group.v[i] = kType == Element::kBf16 ? given : nearest_bf16(given);
-    largest =
-        Simd::max_int(largest, Simd::and_int(Simd::bits(group.v[i]), Simd::set_int(kMagnitude)));
+inline F32x16 units_of(const FixedRow& row, int64_t column) {
+  const ConstNumbers x{row.x.data, kType};
+  I32x16 largest[kGroupsAtOnce];
+  for (I32x16& of_group : largest) {
+    of_group = Simd::set_int(0);
+    for (int64_t end = column + row.group_size; column < row.k && column < end; column += 16) {
+      const I32x16 bits = Simd::bits(load_numbers(x, column, 16));
+      of_group = Simd::max_int(of_group, Simd::and_int(bits, Simd::set_int(kMagnitude)));
+    }
   }
-  group.unit = unit_of(Simd::reduce_max_int(largest));
-  return group;
+  const F32x16 top = nearest_bf16(Simd::from_bits(max_of_each(largest)));
+  const I32x16 power =
+      Simd::and_int(Simd::bits(Simd::max(top, Simd::set(kLeastTop))), Simd::set_int(kInfinityBits));
+  const F32x16 unit = Simd::from_bits(Simd::sub_int(power, Simd::set_int(13 * kExponentStep)));
+  const F32x16 nan = Simd::from_bits(Simd::set_int(kNanBits));
+  return Simd::select_less(top, Simd::set(kInfiniteTop), unit, nan);
+}
+
+/// body(first column, unit) for every group.
+template <Element kType, typename Body>
+[[gnu::always_inline]] inline void in_groups(const FixedRow& row, const Body& body) {
+  int64_t column = 0;
+  while (column < row.k) {
+    float units[kGroupsAtOnce];
+    Simd::store(units, units_of<kType>(row, column));
+    for (const float unit : units) {
+      if (column < row.k) {
+        body(column, unit);
+        column += row.group_size;
+      }
+    }
+  }
+}
+
+/// 16 values as BF16; anything where they are not numbers.
+template <Element kType>
+[[gnu::always_inline]] inline F32x16 load_as_bf16(const FixedRow& row, int64_t column) {
+  const F32x16 v = load_numbers({row.x.data, kType}, column, 16);
+  return kType == Element::kBf16 ? v : number_as_bf16(v);
 }
 
 template <Element kType>
 void round_fixed(const FixedRow& row) {
-  uint8_t* out = row.out;
-  uint8_t* groups = out + 2 * row.k;
-  for (int64_t first = 0; first < row.k; first += row.group_size) {
-    const FixedValues group = load_group<kType>(row, first);
-    const F32x16 factor = Simd::set(1.0F / group.unit);
-    I32x16 bias = Simd::set_int(0);
-    for (int64_t i = 0; i < group.vectors; ++i) {
-      const I32x16 codes = Simd::to_int(Simd::mul(group.v[i], factor));
-      bias = Simd::sub_int(bias, Simd::shift_left<3>(codes));
-      Simd::store_s16(out, codes);
-      out += 32;
-    }
-    const FixedGroup result{group.unit, Simd::reduce_add_int(bias)};
-    __builtin_memcpy(groups, &result, sizeof result);
-    groups += sizeof result;
-  }
+  uint8_t* groups = row.out + 2 * row.k;
+  in_groups<kType>(
+      row, [&](int64_t first, float unit) __attribute__((always_inline)) {
+        const F32x16 factor = Simd::set(1.0F / unit);
+        I32x16 bias = Simd::set_int(0);
+        for (int64_t i = first; i < first + row.group_size; i += 16) {
+          const I32x16 codes = Simd::to_int(Simd::mul(load_as_bf16<kType>(row, i), factor));
+          bias = Simd::sub_int(bias, Simd::shift_left<3>(codes));
+          Simd::store_s16(row.out + 2 * i, codes);
+        }
+        const FixedGroup result{unit, Simd::reduce_add_int(bias)};
+        __builtin_memcpy(groups, &result, sizeof result);
+        groups += sizeof result;
+      });
 }
 
 void round_fixed(const FixedRow& row) {
