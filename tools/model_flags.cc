@@ -29,9 +29,10 @@ void add_kernel_flags(CLI::App& command, std::string& isa, bool& exact_activatio
   command.add_option("--isa", isa, "Instruction set of the kernels")
       ->check(CLI::IsMember({"auto", "scalar", "avx2", "avx2_vnni", "avx512_bw", "avx512", "amx"}))
       ->capture_default_str();
-  command.add_flag("--exact-activations", exact_activations,
-                   "On CPUs, multiply INT4 weights in groups with BF16 activations as they are, not "
-                   "rounded to 2^-14 of the largest in a group: slower");
+  command.add_flag(
+      "--exact-activations", exact_activations,
+      "On CPUs, multiply INT4 weights in groups with BF16 activations as they are, not "
+      "rounded to 2^-14 of the largest in a group: slower");
 }
 
 void add_device_flags(CLI::App& command, std::string& device, std::string& cuda_library) {

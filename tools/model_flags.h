@@ -36,7 +36,8 @@ struct AnswerFlags {
   std::vector<std::string> stop;
 };
 
-/// Adds MODEL, --kv-cache-dtype and the flags of kernels, threads and devices; `flags` must outlive `command`.
+/// Adds MODEL, --kv-cache-dtype and the flags of kernels, threads and devices; `flags` must outlive
+/// `command`.
 void add_model_flags(CLI::App& command, ModelFlags& flags);
 /// Adds --max-tokens (with this default), the sampling flags, --seed and --stop.
 void add_answer_flags(CLI::App& command, AnswerFlags& flags, int64_t max_tokens);
