@@ -64,8 +64,8 @@ bool takes_fixed(const PackedMatrix& matrix) {
 
 /// From this many rows on tiles beat vectors, which fill no more than one row of a tile each.
 /// Vectors take longer to decode int4 for floats than to multiply, so tiles win earlier there.
-int64_t fewest_tile_rows(const PackedWeights& w, WeightCode code) {
-  return code == WeightCode::kInt4 && w.groups > 1 ? 2 : 5;
+int64_t fewest_tile_rows(const PackedWeights& w, WeightCode code, bool fixed) {
+  return code == WeightCode::kInt4 && w.groups > 1 && !fixed ? 2 : 5;
 }
 
 }  // namespace
@@ -79,7 +79,7 @@ CpuGemm::CpuGemm(PackedMatrix matrix, const KernelTable& kernels, Workspace& wor
   row_kernel_ = fixed_ ? kernels.gemm_int4_fixed : product.rows;
   const PackedWeights w = matrix_.view();
   tile_kernel_ = fits_tiles(w, matrix_.act()) ? product.tiles : nullptr;
-  fewest_tile_rows_ = fewest_tile_rows(w, matrix_.format().code);
+  fewest_tile_rows_ = fewest_tile_rows(w, matrix_.format().code, fixed_);
   name_ = fmt::format("{}_{}", product.name, kernels.name);
 }
 
