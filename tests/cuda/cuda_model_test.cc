@@ -108,12 +108,12 @@ class CudaModel : public testing::TestWithParam<std::string> {
   std::unique_ptr<Backend> cpu_;
 };
 
-// CPU and GPU round to BF16 at the same places, but sums in other orders and, but for INT8 products
-// over a BF16 cache, a faster form of e^x move some numbers across a boundary, and then some
-// rounded activations by a step: logits may differ by as much as the scheme itself costs, and 1 %;
-// and the likeliest token may be another one where the two are that near: the largest difference of
-// two logits is within six times it, as the scheme's own is. INT8 products over a BF16 cache have
-// one arithmetic on both.
+// CPU and GPU round to BF16 at the same places, but sums in other orders, fixed point beside INT4
+// in groups on the CPU and, but for INT8 products over a BF16 cache, a faster form of e^x move some
+// numbers across a boundary, and then some rounded activations by a step: logits may differ by as
+// much as the scheme itself costs, and 1 %; and the likeliest token may be another one where the
+// two are that near: the largest difference of two logits is within six times it, as the scheme's
+// own is. INT8 products over a BF16 cache have one arithmetic on both.
 TEST_P(CudaModel, LogitsAreTheCpusWithinTheSchemesOwnError) {
   constexpr double kStep = 0.01;
   const std::vector<int32_t> tokens = text_tokens(test_length());
