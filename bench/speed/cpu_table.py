@@ -13,6 +13,7 @@ import argparse
 import json
 import pathlib
 import platform
+import statistics
 import subprocess
 
 SCHEMES = ["bf16", "w8a8_int8", "w4a8", "w4a16_g32"]
@@ -29,6 +30,8 @@ class Bench:
     def __init__(self, args):
         self.nibble = args.nibble
         self.folder = pathlib.Path(args.folder)
+        self.repeats = args.repeats
+        self.rounds = args.rounds
         self.rows = []
         self.ceilings = {}
 
@@ -43,11 +46,16 @@ class Bench:
 
     def offline(self, scheme, *flags):
         return json.loads(run(self.nibble, "bench", "offline", self.folder / scheme,
-                              "--repeats", 5, "--json", *flags))
+                              "--repeats", self.repeats, "--json", *flags))
+
+    def see(self, ceilings):
+        self.ceilings = {key: max(value or 0, self.ceilings.get(key, 0))
+                         for key, value in ceilings.items()}
+        return ceilings
 
     def ceilings_now(self):
-        return json.loads(run(self.nibble, "bench", "kernels", "--scheme", "w4a8", "--m", 1, "--n", 64,
-                              "--k", 64, "--json"))["ceilings"]
+        return self.see(json.loads(run(self.nibble, "bench", "kernels", "--scheme", "bf16", "--m", 1,
+                                       "--n", 32768, "--k", 8192, "--json"))["ceilings"])
 
     def row(self, what, value, share):
         self.rows.append((what, value, share))
@@ -55,16 +63,19 @@ class Bench:
 
     def kernels(self):
         for scheme in SCHEMES:
-            for n, k in ((2048, 2048), (5632, 2048)):
-                out = json.loads(run(self.nibble, "bench", "kernels", "--scheme", scheme, "--m",
-                                     "1,16,512", "--n", n, "--k", k, "--json"))
-                self.ceilings = {key: max(value or 0, self.ceilings.get(key, 0))
-                                 for key, value in out["ceilings"].items()}
-                for kernel in out["kernels"]:
-                    share = kernel["roofline_percent"]
-                    self.row(f"product {scheme}, m {kernel['m']}, n {n}, k {k}",
-                             f"{kernel['us']:.0f} us, {kernel['gbps']:.1f} GB/s, "
-                             f"{kernel['tops']:.2f} TOPS", f"{share:.0f} % of its roofline")
+            outs = [json.loads(run(self.nibble, "bench", "kernels", "--scheme", scheme, "--m",
+                                   "1,16,512", "--n", "2048,5632", "--k", "2048,2048", "--json"))
+                    for _ in range(self.rounds)]
+            for out in outs:
+                self.see(out["ceilings"])
+            for kernels in zip(*(out["kernels"] for out in outs)):
+                shares = sorted(kernel["roofline_percent"] for kernel in kernels)
+                kernel = sorted(kernels, key=lambda k: k["us"])[self.rounds // 2]
+                spread = f" ({shares[0]:.0f} to {shares[-1]:.0f})" if self.rounds > 1 else ""
+                self.row(f"product {scheme}, m {kernel['m']}, n {kernel['n']}, k {kernel['k']}",
+                         f"{kernel['us']:.0f} us, {kernel['gbps']:.1f} GB/s, "
+                         f"{kernel['tops']:.2f} TOPS",
+                         f"{statistics.median(shares):.0f} %{spread} of its roofline")
 
     def decode(self):
         for scheme in SCHEMES:
@@ -115,13 +126,17 @@ def main():
     parser.add_argument("folder")
     parser.add_argument("out")
     parser.add_argument("--nibble", default="build/cpu/tools/nibble")
+    parser.add_argument("--repeats", type=int, default=5, help="of a run of a model")
+    parser.add_argument("--rounds", type=int, default=1, 
+                        help="of the products: medians and ranges of their shares")
+    parser.add_argument("--commit", help="where git does not say it")
     parser.add_argument("--parts", default="kernels,decode,prefill,context")
     args = parser.parse_args()
     bench = Bench(args)
     bench.models()
     for part in args.parts.split(","):
         getattr(bench, part)()
-    commit = run("git", "rev-parse", "--short", "HEAD").strip()
+    commit = args.commit or run("git", "rev-parse", "--short", "HEAD").strip()
     ceilings = ", ".join(f"{name} {value:.1f}" for name, value in bench.ceilings.items())
     lines = ["# CPU speed", "", f"Commit {commit}, {platform.machine()}, command "
              "`bench/speed/cpu_table.py FOLDER OUT`; medians of at least 5. Best of the ceilings "

@@ -292,7 +292,7 @@ PanelPair make_panel(const TileGemmTask& task, int64_t tile, int64_t tiles, cons
 }
 
 /// multiply(step) for every step, in blocks of columns of `columns` products. multiply() calls
-/// step.ahead.step() ahead_steps(block, weight tiles of the step) times.
+/// step.ahead.step() ahead_steps(block) times.
 template <typename Panel, typename Kind, typename AheadSteps, typename Multiply>
 [[gnu::always_inline]] inline void for_panels(const TileGemmTask& task,
                                               WalkRange range,
@@ -309,7 +309,7 @@ template <typename Panel, typename Kind, typename AheadSteps, typename Multiply>
     const int64_t tile = place.tile;
     const int64_t tiles = walk.block_end() - tile < kStepTiles ? 1 : kStepTiles;
     place = walk.after(place);
-    const int64_t count = ahead_steps(block, tiles);
+    const int64_t count = ahead_steps(block);
     PanelStep step{
         block, tile, tile - walk.block_begin, tiles,
         Ahead{weights_ahead<Panel>(task, walk, place, count),
@@ -329,7 +329,7 @@ void tile_gemm(const TileGemmTask& task, int64_t tile_begin, int64_t tile_end) {
   const int64_t row_pairs = (task.m + 31) / 32;
   for_panels<Panel, Kind>(
       task, sums_range(task, tile_begin, tile_end),
-      [&](const KBlock& block, int64_t /*tiles*/) { return row_pairs * block.count; },
+      [&](const KBlock& block) { return row_pairs * block.count; },
       [&](PanelStep& step) {
         const PanelPair panel = make_panel<Panel>(task, step.tile, step.tiles, step.block);
         if (step.tiles == 2) {

@@ -11,7 +11,9 @@ namespace nibble::cpu {
 namespace {
 
 /// total += scale * (sum of a group), 16 rows.
-inline void add_group(const uint8_t* sums, F32x16 scale, F32x16 (&total)[16]) {
+[[gnu::always_inline]] inline void add_group(const uint8_t* sums,
+                                             F32x16 scale,
+                                             F32x16 (&total)[16]) {
 #pragma GCC unroll 16
   for (int64_t r = 0; r < 16; ++r) {
     total[r] =
@@ -19,96 +21,240 @@ inline void add_group(const uint8_t* sums, F32x16 scale, F32x16 (&total)[16]) {
   }
 }
 
-/// Where the groups of one tile of sums lie within a block of columns.
-struct GroupedTile {
-  const uint8_t* x;
-  const uint8_t* w;
-  int64_t scale_index;
-  uint8_t* ring;  // kSlabPieces tiles
+/// Where the sums of kRows tiles of rows and kCols weight tiles go.
+struct GroupTotals {
+  float* kept;          // [kRows][2][16][16]
+  const float* scales;  // [kCols][groups of a slab][16]
+  bool start;           // from zero
 };
 
-template <int kC, int kProducts>
-[[gnu::always_inline]] inline void multiply_group(const uint8_t* x, const uint8_t* w) {
-  zero_tile<kC>();
-#pragma GCC unroll 4
-  for (int64_t p = 0; p < kProducts * kTileBytes; p += kTileBytes) {
-    load_tile<4 + kC % 2>(x + p);
-    load_tile<6 + kC % 2>(w + p);
-    dot_bf16<kC, 4 + kC % 2, 6 + kC % 2>();
-  }
-}
+/// A slab of activations and as much of some weight tiles.
+struct GroupedSlab {
+  const uint8_t* x;      // [row tile][kSlabPieces] tiles
+  const uint8_t* panel;  // [weight tile][kSlabPieces] tiles
+  GroupTotals totals;    // of the first tiles of rows
+};
 
-/// A slab's groups as a pipeline. A tile product takes 52 cycles and its sums pass through memory
-/// to the vector unit, so while group i is multiplied, the sums of an earlier one are stored and
-/// those of a still earlier one scaled and added. kSpread: what is fetched ahead is spread over the
-/// groups.
-template <int kProducts, bool kSpread>
-struct GroupPipeline {
+/// Products of kRows tiles of rows and kCols weight tiles, 1 or 2 each, which share what they load.
+/// Sums pass through memory to the vector unit, so they are a pipeline that goes on from rows to
+/// rows and from slab to slab: in every slot a group is multiplied, the sums of an earlier one are
+/// stored, and those of a still earlier one are scaled and added. All pairs of tiles take turns in
+/// the products; totals have registers for one pair only, so kRun groups of it are added in a row.
+template <int kProducts, int kRows, int kCols>
+class GroupPipeline {
+ public:
+  static constexpr int kPairs = kRows * kCols;
   static constexpr int kGroups = kSlabPieces / kProducts;
-  static constexpr int kStoreLag = kProducts == 1 ? 2 : 1;
-  static constexpr int kAddLag = kProducts == 1 ? 4 : 2;
+  static constexpr int kSlots = kGroups * kPairs;
+  static constexpr int kRun = kRows == 2 ? kGroups / 2 : kGroups;
+  static constexpr int kStoreLag = kSlots > 4 ? 3 : kSlots / 2;
+  static constexpr int kReady = (kPairs - 1) * (kRun - 1) + kStoreLag + 2;  // when a run is stored
+  static constexpr int kAddLag = kReady < kSlots ? kReady : kSlots;
+  static_assert(kRows == 1 || kProducts == 1);
 
-  template <int kI>
-  [[gnu::always_inline]] static void stage(const GroupedTile& tile,
-                                           const PackedWeights& w,
-                                           Ahead& ahead,
-                                           F32x16 (&total)[16]) {
-    if constexpr (kI < kGroups) {
-      if constexpr (kSpread) {
+  /// `unused`: memory for the totals of what is in the ring at first.
+  GroupPipeline(uint8_t* ring, float* unused)
+      : ring_(ring), unused_(unused), last_{unused, unused, true} {}
+
+  /// totals += sums of tiles of rows begin .. end-1; the last ones are added later.
+  [[gnu::noinline]] void run(const GroupedSlab& slab, int64_t begin, int64_t end, Ahead& ahead) {
+    GroupTotals last = last_;
+    F32x16 total[16];
+    copy(total_, total);
+    for (int64_t i = begin; i < end; i += kRows) {
+      for (int r = 0; r < kRows; ++r) {
         ahead.step();
       }
-      constexpr int64_t kAt = kI * kProducts * kTileBytes;
-      multiply_group<kI % 4, kProducts>(tile.x + kAt, tile.w + kAt);
+      GroupTotals totals = slab.totals;
+      totals.kept += i * 2 * kTileBytes / 4;
+      slots(std::make_integer_sequence<int, kSlots>(), slab.x + i * kSlabPieces * kTileBytes,
+            slab.panel, ring_, last, totals, total);
+      last = totals;
     }
-    if constexpr (kI >= kAddLag) {
-      add_group(tile.ring + (kI - kAddLag) * kTileBytes,
-                load_scales(w, tile.scale_index + kI - kAddLag), total);
-    }
-    if constexpr (kI >= kStoreLag && kI - kStoreLag < kGroups) {
-      store_tile<(kI - kStoreLag) % 4>(tile.ring + (kI - kStoreLag) * kTileBytes);
+    last_ = last;
+    copy(total, total_);
+  }
+
+  /// Adds what is left.
+  [[gnu::noinline]] void drain() {
+    if (last_.kept != unused_) {
+      F32x16 total[16];
+      copy(total_, total);
+      drain_slots(std::make_integer_sequence<int, kAddLag>(), ring_, last_, total);
+      last_ = {unused_, unused_, true};
     }
   }
 
-  template <int... kStages>
-  [[gnu::always_inline]] static void stages(std::integer_sequence<int, kStages...> /*stages*/,
-                                            const GroupedTile& tile,
-                                            const PackedWeights& w,
-                                            Ahead& ahead,
-                                            F32x16 (&total)[16]) {
-    (stage<kStages>(tile, w, ahead, total), ...);
+  /// Products in the order of slots, sums in that of their addition.
+  static constexpr int product_of(int pair, int group) { return group * kPairs + pair; }
+  static constexpr int pair_of(int added) { return added / kRun % kPairs; }
+  static constexpr int group_of(int added) { return added / (kRun * kPairs) * kRun + added % kRun; }
+
+  /// Where in the ring the sums of each product are: no two that wait at the same time have one
+  /// place.
+  struct Places {
+    int at[kSlots] = {};
+    int count = 0;
+    bool valid = true;  // no sums wait until the next of the same product
+  };
+  static constexpr Places places() {
+    Places places;
+    int end[kSlots] = {};  // when its sums are added
+    for (int i = 0; i < kSlots; ++i) {
+      end[product_of(pair_of(i), group_of(i))] = i + kAddLag;
+    }
+    const auto meet = [&](int i, int j) {
+      bool both = false;
+      for (int turn = -2 * kSlots; turn <= 2 * kSlots; turn += kSlots) {
+        both = both || (i + kStoreLag < end[j] + turn && j + kStoreLag + turn < end[i]);
+      }
+      return both;
+    };
+    for (int i = 0; i < kSlots; ++i) {
+      places.valid = places.valid && end[i] - i - kStoreLag <= kSlots;
+      for (int j = 0; j < i; ++j) {
+        if (places.at[j] == places.at[i] && meet(i, j)) {
+          ++places.at[i];
+          j = -1;
+        }
+      }
+      places.count = places.count > places.at[i] ? places.count : places.at[i] + 1;
+    }
+    return places;
   }
 
-  /// total += the sums of a block of columns of `count` tile products.
-  [[gnu::always_inline]] static void run(const GroupedTile& tile,
-                                         int64_t count,
-                                         const PackedWeights& w,
-                                         Ahead& ahead,
+ private:
+  static constexpr Places kPlaces = places();
+  static_assert(kPlaces.valid);
+
+  [[gnu::always_inline]] static void copy(const F32x16 (&from)[16], F32x16 (&to)[16]) {
+#pragma GCC unroll 16
+    for (int r = 0; r < 16; ++r) {
+      to[r] = from[r];
+    }
+  }
+
+  template <int kSlot>
+  [[gnu::always_inline]] static void store(uint8_t* ring) {
+    constexpr int kStored = (kSlot - kStoreLag + kSlots) % kSlots;
+    store_tile<kStored % 4, kPlaces.at[kStored] * kTileBytes>(ring);
+  }
+
+  /// Adds a product to sums; rows and weights that the pairs before have loaded are there.
+  template <int kSum, int kPair, int kPiece>
+  [[gnu::always_inline]] static void multiply_piece(const uint8_t* x, const uint8_t* panel) {
+    constexpr int kRow = kPair / kCols;
+    constexpr int kCol = kPair % kCols;
+    constexpr int kRowTile = 4 + (kRows == 2 ? kRow : kPiece % 2);
+    constexpr int kWeightTile = 6 + (kCols == 2 ? kCol : kPiece % 2);
+    if constexpr (kCol == 0) {
+      stream_tile<kRowTile, (kRow * kSlabPieces + kPiece) * kTileBytes>(x);
+    }
+    if constexpr (kRow == 0) {
+      load_tile<kWeightTile, (kCol * kSlabPieces + kPiece) * kTileBytes>(panel);
+    }
+    dot_bf16<kSum, kRowTile, kWeightTile>();
+  }
+
+  template <int kSum, int kFirst, int... kI>
+  [[gnu::always_inline]] static void multiply_pieces(std::integer_sequence<int, kI...> /*pieces*/,
+                                                     const uint8_t* x,
+                                                     const uint8_t* panel) {
+    if constexpr (kPairs == 1) {
+      (multiply_piece<kSum, 0, kFirst + kI>(x, panel), ...);
+    } else {
+      ((multiply_piece<kSum, 0, kFirst + kI>(x, panel),
+        multiply_piece<kSum + 1, 1, kFirst + kI>(x, panel)),
+       ...);
+    }
+  }
+
+  /// The slot's group. Groups of more products take turns by product: half of them in each slot.
+  template <int kSlot>
+  [[gnu::always_inline]] static void multiply(const uint8_t* x, const uint8_t* panel) {
+    constexpr int kPiece = kSlot / kPairs * kProducts;
+    constexpr int kPair = kSlot % kPairs;
+    constexpr int kSum = kSlot % 4;
+    if constexpr (kProducts == 1) {
+      zero_tile<kSum>();
+      multiply_piece<kSum, kPair, kPiece>(x, panel);
+    } else if constexpr (kPairs == 1) {
+      zero_tile<kSum>();
+      multiply_pieces<kSum, kPiece>(std::make_integer_sequence<int, kProducts>(), x, panel);
+    } else {
+      constexpr int kHalf = kProducts / 2;
+      if constexpr (kPair == 0) {
+        zero_tile<kSum>();
+        zero_tile<kSum + 1>();
+      }
+      multiply_pieces<kSum - kPair, kPiece + kPair * kHalf>(
+          std::make_integer_sequence<int, kHalf>(), x, panel);
+    }
+  }
+
+  template <int kSlot>
+  [[gnu::always_inline]] static void add(const uint8_t* ring,
+                                         const GroupTotals& totals,
                                          F32x16 (&total)[16]) {
-    if constexpr (!kSpread) {
-      ahead.step();
-    }
-    if (count == kSlabPieces) {
-      return stages(std::make_integer_sequence<int, kGroups + kAddLag>(), tile, w, ahead, total);
-    }
-    for (int64_t p = 0; p < count; p += kProducts) {
-      if constexpr (kSpread) {
-        ahead.step();
+    constexpr int kAdded = (kSlot - kAddLag + kSlots) % kSlots;
+    constexpr int kPair = pair_of(kAdded);
+    constexpr int kGroup = group_of(kAdded);
+    float* kept = totals.kept + (kPair / kCols * 2 + kPair % kCols) * kTileBytes / 4;
+    if constexpr (kGroup % kRun == 0) {
+      const bool start = kGroup == 0 && totals.start;
+#pragma GCC unroll 16
+      for (int r = 0; r < 16; ++r) {
+        total[r] = start ? Simd::set(0.0F) : Simd::load(kept + r * 16);
       }
-      multiply_group<0, kProducts>(tile.x + p * kTileBytes, tile.w + p * kTileBytes);
-      store_tile<0>(tile.ring);
-      add_group(tile.ring, load_scales(w, tile.scale_index + p / kProducts), total);
+    }
+    add_group(ring + kPlaces.at[product_of(kPair, kGroup)] * kTileBytes,
+              Simd::load(totals.scales + (kPair % kCols * kGroups + kGroup) * 16), total);
+    if constexpr (kGroup % kRun == kRun - 1) {
+#pragma GCC unroll 16
+      for (int r = 0; r < 16; ++r) {
+        Simd::store(kept + r * 16, total[r]);
+      }
     }
   }
+
+  template <int... kSlot>
+  [[gnu::always_inline]] static void slots(std::integer_sequence<int, kSlot...> /*slots*/,
+                                           const uint8_t* x,
+                                           const uint8_t* panel,
+                                           uint8_t* ring,
+                                           const GroupTotals& last,
+                                           const GroupTotals& now,
+                                           F32x16 (&total)[16]) {
+    ((add<kSlot>(ring, kSlot < kAddLag ? last : now, total), store<kSlot>(ring),
+      multiply<kSlot>(x, panel)),
+     ...);
+  }
+
+  template <int... kSlot>
+  [[gnu::always_inline]] static void drain_slots(std::integer_sequence<int, kSlot...> /*slots*/,
+                                                 uint8_t* ring,
+                                                 const GroupTotals& last,
+                                                 F32x16 (&total)[16]) {
+    ((add<kSlot>(ring, last, total), kSlot < kStoreLag ? store<kSlot>(ring) : void()), ...);
+  }
+
+  uint8_t* ring_;
+  float* unused_;
+  GroupTotals last_;
+  F32x16 total_[16];
 };
 
-/// All rows times the step's weight tiles over a block of columns.
-template <int kProducts, bool kSpread>
-void multiply_grouped(const TileGemmTask& task, PanelStep& step) {
+/// Fewer columns than a slab, without a pipeline.
+template <int kProducts>
+void multiply_part(const TileGemmTask& task,
+                   PanelStep& step,
+                   const uint8_t* panel,
+                   uint8_t* sums,
+                   const float* scales) {
   const KBlock& block = step.block;
-  const PackedWeights w = task.w;
-  const int64_t scale_index = step.tile * w.groups + block.first / kProducts;
+  const int64_t groups = block.count / kProducts;
   for (int64_t row = 0; row < task.m; row += 16) {
-    const uint8_t* x = block_rows(task, block, row);
+    step.ahead.step();
     for (int64_t i = 0; i < step.tiles; ++i) {
       auto* kept = reinterpret_cast<float*>(kept_sums(task, row, step.tile_in_block + i));
       F32x16 total[16];
@@ -116,10 +262,18 @@ void multiply_grouped(const TileGemmTask& task, PanelStep& step) {
       for (int64_t r = 0; r < 16; ++r) {
         total[r] = block.starts ? Simd::set(0.0F) : Simd::load(kept + r * 16);
       }
-      const GroupedTile grouped{x, task.scratch + i * block.count * kTileBytes,
-                                scale_index + i * w.groups,
-                                task.scratch + kTilePanelBytes - kSlabPieces * kTileBytes};
-      GroupPipeline<kProducts, kSpread>::run(grouped, block.count, w, step.ahead, total);
+      const uint8_t* x = block_rows(task, block, row);
+      const uint8_t* w = panel + i * block.count * kTileBytes;
+      for (int64_t group = 0; group < groups; ++group) {
+        zero_tile<0>();
+        for (int64_t p = 0; p < kProducts; ++p, x += kTileBytes, w += kTileBytes) {
+          load_tile<4>(x);
+          load_tile<6>(w);
+          dot_bf16<0, 4, 6>();
+        }
+        store_tile<0>(sums);
+        add_group(sums, Simd::load(scales + (i * groups + group) * 16), total);
+      }
 #pragma GCC unroll 16
       for (int64_t r = 0; r < 16; ++r) {
         Simd::store(kept + r * 16, total[r]);
@@ -128,27 +282,80 @@ void multiply_grouped(const TileGemmTask& task, PanelStep& step) {
   }
 }
 
-template <typename Panel, int kProducts, bool kSpread>
-void walk_grouped(const TileGemmTask& task, int64_t tile_begin, int64_t tile_end) {
-  for_panels<Panel, FloatSums>(
-      task, {tile_begin, tile_end, kBlockTiles, kSlabPieces},
-      [&](const KBlock& block, int64_t tiles) {
-        return (task.m + 15) / 16 * tiles * (kSpread ? block.count / kProducts : 1);
-      },
-      [&](PanelStep& step) {
-        expand_panel<Panel>(task, step.tile, step.tiles, step.block);
-        multiply_grouped<kProducts, kSpread>(task, step);
-      });
-}
+/// The steps of a product with weights in groups of 32, 64 or 128 columns.
+template <typename Panel, int kProducts>
+class GroupedSteps {
+ public:
+  explicit GroupedSteps(const TileGemmTask& task)
+      : task_(task),
+        ring_(task.scratch + kStepTiles * kSlabPieces * kTileBytes),
+        other_ring_(ring_ + Main::places().count * kTileBytes),
+        unused_(reinterpret_cast<float*>(other_ring_ + kStepTiles * kSlabPieces * kTileBytes)),
+        scales_{unused_ + 4 * kTileBytes / 4, unused_ + 5 * kTileBytes / 4},
+        main_(ring_, unused_) {}
 
-/// Weights in groups of 32, 64 or 128 columns. One tile of rows waits for weights, more for tiles.
+  void run(PanelStep& step) {
+    expand_panel<Panel>(task_, step.tile, step.tiles, step.block);
+    std::swap(scales_[0], scales_[1]);  // the pipeline needs those of the step before
+    unpack_scales(step);
+    if (step.block.count != kSlabPieces) {
+      main_.drain();
+      return multiply_part<kProducts>(task_, step, task_.scratch, other_ring_, scales_[0]);
+    }
+    const int64_t row_tiles = (task_.m + 15) / 16;
+    const GroupedSlab slab{block_rows(task_, step.block, 0),
+                           task_.scratch,
+                           {reinterpret_cast<float*>(kept_sums(task_, 0, step.tile_in_block)),
+                            scales_[0], step.block.starts}};
+    if (step.tiles == 1) {
+      return run_apart<1>(slab, 0, row_tiles, step.ahead);
+    }
+    const int64_t together = row_tiles / kMainRows * kMainRows;
+    main_.run(slab, 0, together, step.ahead);
+    if (together < row_tiles) {
+      return run_apart<kStepTiles>(slab, together, row_tiles, step.ahead);
+    }
+    if (step.block.ends) {
+      main_.drain();
+    }
+  }
+
+ private:
+  static constexpr int kMainRows = kProducts == 1 ? 2 : 1;
+  using Main = GroupPipeline<kProducts, kMainRows, kStepTiles>;
+
+  template <int kTiles>
+  void run_apart(const GroupedSlab& slab, int64_t begin, int64_t end, Ahead& ahead) {
+    main_.drain();  // its last sums are in the tiles
+    GroupPipeline<kProducts, 1, kTiles> pipeline(other_ring_, unused_);
+    pipeline.run(slab, begin, end, ahead);
+    pipeline.drain();
+  }
+
+  void unpack_scales(const PanelStep& step) {
+    const int64_t groups = step.block.count / kProducts;
+    for (int64_t i = 0; i < step.tiles * groups; ++i) {
+      const int64_t index =
+          (step.tile + i / groups) * task_.w.groups + step.block.first / kProducts + i % groups;
+      Simd::store(scales_[0] + i * 16, load_scales(task_.w, index));
+    }
+  }
+
+  const TileGemmTask& task_;
+  uint8_t* ring_;
+  uint8_t* other_ring_;
+  float* unused_;
+  float* scales_[2];
+  Main main_;
+};
+
 template <typename Panel, int kProducts>
 void tile_gemm_grouped(const TileGemmTask& task, int64_t tile_begin, int64_t tile_end) {
-  if (task.m <= 16) {
-    walk_grouped<Panel, kProducts, true>(task, tile_begin, tile_end);
-  } else {
-    walk_grouped<Panel, kProducts, false>(task, tile_begin, tile_end);
-  }
+  GroupedSteps<Panel, kProducts> steps(task);
+  for_panels<Panel, FloatSums>(
+      task, {tile_begin, tile_end, kBlockTiles, kSlabPieces},
+      [&](const KBlock& /*block*/) { return (task.m + 15) / 16; },
+      [&](PanelStep& step) { steps.run(step); });
 }
 
 }  // namespace

@@ -37,29 +37,29 @@ template <int kTile>
   __asm__ volatile("tilezero %%tmm%c0" : : "i"(kTile));
 }
 
-/// Rows of 64 bytes one after the other.
-template <int kTile>
+/// Rows of 64 bytes one after the other, kAt bytes from p.
+template <int kTile, int kAt = 0>
 [[gnu::always_inline]] inline void load_tile(const uint8_t* p) {
-  __asm__ volatile("tileloadd (%0,%1,1), %%tmm%c2"
+  __asm__ volatile("tileloadd %c3(%0,%1,1), %%tmm%c2"
                    :
-                   : "r"(p), "r"(int64_t{64}), "i"(kTile)
+                   : "r"(p), "r"(int64_t{64}), "i"(kTile), "i"(kAt)
                    : "memory");
 }
 
 /// The same past the first level, whose lines stay as they are: for what is read once in a while.
-template <int kTile>
+template <int kTile, int kAt = 0>
 [[gnu::always_inline]] inline void stream_tile(const uint8_t* p) {
-  __asm__ volatile("tileloaddt1 (%0,%1,1), %%tmm%c2"
+  __asm__ volatile("tileloaddt1 %c3(%0,%1,1), %%tmm%c2"
                    :
-                   : "r"(p), "r"(int64_t{64}), "i"(kTile)
+                   : "r"(p), "r"(int64_t{64}), "i"(kTile), "i"(kAt)
                    : "memory");
 }
 
-template <int kTile>
+template <int kTile, int kAt = 0>
 [[gnu::always_inline]] inline void store_tile(uint8_t* p) {
-  __asm__ volatile("tilestored %%tmm%c2, (%0,%1,1)"
+  __asm__ volatile("tilestored %%tmm%c2, %c3(%0,%1,1)"
                    :
-                   : "r"(p), "r"(int64_t{64}), "i"(kTile)
+                   : "r"(p), "r"(int64_t{64}), "i"(kTile), "i"(kAt)
                    : "memory");
 }
 
