@@ -1,5 +1,7 @@
 #include <chrono>
 #include <memory>
+#include <optional>
+#include <vector>
 
 #include "backend/cpu/ceilings.h"
 #include "base/json.h"
@@ -40,6 +42,8 @@ struct OfflineReport {
   int64_t kv_bytes = 0;  // of one sequence, in one decode step
   double read_gbps = 0;
   double roofline_percent = 0;
+  std::vector<double> rounds_ms;  // prefills
+  std::vector<double> peak_tops;  // of their instructions: before and after each; or none
   int64_t peak_rss_bytes = 0;
 };
 
@@ -55,6 +59,13 @@ int64_t kv_bytes_read(const ModelConfig& config, KvCode code, int64_t length) {
     tokens += window > 0 ? std::min(window, length) : length;
   }
   return tokens * config.num_kv_heads * 2 * row;
+}
+
+/// The peak of the instructions that bound prefills of a scheme, on CPUs.
+std::optional<double> measure_peak(ThreadPool& pool, const OfflineReport& report) {
+  const auto scheme = find_scheme(report.scheme);
+  return cpu::measure_peak_tops(pool, report.backend.substr(report.backend.find('/') + 1),
+                                scheme.ok() ? scheme->act : ActFormat::kFloat);
 }
 
 Result<OfflineReport> measure(const OfflineFlags& flags) {
@@ -83,14 +94,25 @@ Result<OfflineReport> measure(const OfflineFlags& flags) {
 
   OfflineBench bench(*core, shape, flags.seed);
   OfflineBench::Timings timings;
+  std::optional<ThreadPool> pool;
+  if (backend->host_memory()) {
+    pool.emplace(bench_threads(backend_of(flags.model).cpu, report.threads));
+  }
+  const auto keep_peak = [&] {
+    if (const auto tops = pool ? measure_peak(*pool, report) : std::nullopt) {
+      report.peak_tops.push_back(*tops);
+    }
+  };
   NIBBLE_RETURN_IF_ERROR(bench.warm_up());
+  keep_peak();
   for (int64_t round = 0; round < flags.repeats; ++round) {
     NIBBLE_RETURN_IF_ERROR(bench.run_round(timings));
+    keep_peak();
   }
+  report.rounds_ms = timings.prefill_ms;
   report.peak_rss_bytes = peak_rss_bytes();  // before the memory that measures the bandwidth
-  if (backend->host_memory()) {
-    ThreadPool pool(bench_threads(backend_of(flags.model).cpu, report.threads));
-    NIBBLE_ASSIGN_OR_RETURN(report.read_gbps, cpu::measure_read_gbps(pool));
+  if (pool) {
+    NIBBLE_ASSIGN_OR_RETURN(report.read_gbps, cpu::measure_read_gbps(*pool));
   } else {
     NIBBLE_ASSIGN_OR_RETURN(report.read_gbps, backend->measure_read_gbps());
   }
@@ -106,6 +128,8 @@ Result<OfflineReport> measure(const OfflineFlags& flags) {
   return report;
 }
 
+JsonArray json_of(const std::vector<double>& values) { return {values.begin(), values.end()}; }
+
 Json to_json(const OfflineReport& report, const OfflineFlags& flags) {
   return Json::object({{"prefill_tps", report.prefill_tps},
                        {"decode_tps", report.decode_tps},
@@ -120,6 +144,8 @@ Json to_json(const OfflineReport& report, const OfflineFlags& flags) {
                        {"repeats", flags.repeats},
                        {"max_num_batched_tokens", flags.max_num_batched_tokens},
                        {"prefill_ms_median", report.prefill_ms},
+                       {"prefill_ms", json_of(report.rounds_ms)},
+                       {"peak_tops", json_of(report.peak_tops)},
                        {"decode_ms_median", report.decode_ms},
                        {"weight_bytes", report.weight_bytes},
                        {"kv_bytes", report.kv_bytes},

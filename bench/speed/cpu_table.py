@@ -5,11 +5,11 @@
 
 Writes a random Llama of 1.1 B parameters and its quantized forms to FOLDER (6 GB) unless they are
 there, then runs `nibble bench kernels` and `nibble bench offline` on an otherwise idle machine.
-Every share compares figures taken directly after each other: products with the ceilings around
-each timing, prefill with the mean of the ceilings before and after it, a long context with an empty
-one run just before. --parts kernels,decode,prefill,context runs some of it.
+Every share compares figures taken directly after each other: products and prefills with the
+ceilings before and after each timing, a long context with an empty one run just before. --parts kernels,decode,prefill,context runs some of it.
 """
 import argparse
+import itertools
 import json
 import pathlib
 import platform
@@ -48,15 +48,6 @@ class Bench:
         return json.loads(run(self.nibble, "bench", "offline", self.folder / scheme,
                               "--repeats", self.repeats, "--json", *flags))
 
-    def see(self, ceilings):
-        self.ceilings = {key: max(value or 0, self.ceilings.get(key, 0))
-                         for key, value in ceilings.items()}
-        return ceilings
-
-    def ceilings_now(self):
-        return self.see(json.loads(run(self.nibble, "bench", "kernels", "--scheme", "bf16", "--m", 1,
-                                       "--n", 32768, "--k", 8192, "--json"))["ceilings"])
-
     def row(self, what, value, share):
         self.rows.append((what, value, share))
         print(f"| {what} | {value} | {share} |", flush=True)
@@ -67,7 +58,8 @@ class Bench:
                                    "1,16,512", "--n", "2048,5632", "--k", "2048,2048", "--json"))
                     for _ in range(self.rounds)]
             for out in outs:
-                self.see(out["ceilings"])
+                self.ceilings = {key: max(value or 0, self.ceilings.get(key, 0))
+                                 for key, value in out["ceilings"].items()}
             for kernels in zip(*(out["kernels"] for out in outs)):
                 shares = sorted(kernel["roofline_percent"] for kernel in kernels)
                 kernel = sorted(kernels, key=lambda k: k["us"])[self.rounds // 2]
@@ -93,19 +85,17 @@ class Bench:
     def fresh(self, scheme, *flags):
         return self.offline(scheme, "--input-len", 512, "--output-len", 8, *flags)["prefill_tps"]
 
-    def prefill_row(self, scheme, ceiling, name, *flags):
-        before = self.ceilings_now()
-        tps = self.fresh(scheme, *flags)
-        peak = (before[ceiling] + self.ceilings_now()[ceiling]) / 2
-        self.row(", ".join(["prefill 512", scheme, *(["--isa avx512"] if flags else [])]),
-                 f"{tps:.0f} tokens/s", f"{100 * 2e-12 * PARAMETERS * tps / peak:.0f} % of {name}, "
-                 f"{peak:.1f} TOPS")
-
     def prefill(self):
-        for scheme in SCHEMES:
-            ceiling = "amx_int8_tops" if scheme in INTEGER else "amx_bf16_tops"
-            self.prefill_row(scheme, ceiling, "AMX")
-        self.prefill_row("w4a8", "vnni_int8_tops", "VNNI", "--isa", "avx512")
+        runs = [(scheme, "AMX", ()) for scheme in SCHEMES]
+        runs.append(("w4a8", "VNNI", ("--isa", "avx512")))
+        for scheme, name, flags in runs:
+            out = self.offline(scheme, "--input-len", 512, "--output-len", 1, *flags)
+            peaks = [sum(pair) / 2 for pair in itertools.pairwise(out["peak_tops"])]
+            shares = [100 * 2e-12 * PARAMETERS * 512 / (ms * 1e-3) / peak
+                      for ms, peak in zip(out["prefill_ms"], peaks)]
+            self.row(" ".join(["prefill 512,", scheme, *flags]), f"{out['prefill_tps']:.0f} tokens/s",
+                     f"{statistics.median(shares):.0f} % ({min(shares):.0f} to {max(shares):.0f}) "
+                     f"of {name}, {statistics.median(peaks):.1f} TOPS")
 
     def context(self):
         for scheme, kv in (("w4a8", "int8"), ("w4a8", "int4"), ("w4a16_g32", "int4")):

@@ -147,6 +147,8 @@ def test_bench_offline_json(dummy):
     assert value["read_gbps"] > 0.5 and value["peak_rss_bytes"] < 1 << 30
     percent = 100 * value["bytes_per_token"] * value["decode_tps"] / value["read_gbps"] / 1e9
     assert abs(percent - value["roofline_percent"]) < 1e-6 * percent
+    assert len(value["prefill_ms"]) == 2 and max(value["prefill_ms"]) == value["prefill_ms_median"]
+    assert len(value["peak_tops"]) == 3 and min(value["peak_tops"]) > 1e-3
 
 
 def test_bench_offline_shapes(dummy):
@@ -156,6 +158,7 @@ def test_bench_offline_shapes(dummy):
                     "--isa", "scalar")
     assert value["batch"] == 5 and value["context"] == 37 and value["threads"] == 1
     assert value["backend"] == "cpu/scalar" and value["kv_cache_dtype"] == "int8"
+    assert value["peak_tops"] == []
     # 32 of 37 tokens of context are whole pages in the prefix cache.
     computed = value["prefill_tps"] * value["prefill_ms_median"] / 1e3
     assert round(computed) == 5 * (37 - 32 + 21)

@@ -146,6 +146,11 @@ std::optional<double> NearCeilings::peak_tops(std::string_view isa, ActFormat ac
   return loop != nullptr ? std::optional(peak(*pool_, *loop, kNearSeconds, 1)) : std::nullopt;
 }
 
+std::optional<double> measure_peak_tops(ThreadPool& pool, std::string_view isa, ActFormat act) {
+  const PeakLoop* loop = loop_of(isa, act);
+  return loop != nullptr ? std::optional(peak(pool, *loop, kPeakSeconds, 1)) : std::nullopt;
+}
+
 Result<double> measure_read_gbps(ThreadPool& pool) {
   NIBBLE_ASSIGN_OR_RETURN(const Buffer memory, touched_memory(pool, kReadBytes));
   std::vector<double> seconds(kTimings);
