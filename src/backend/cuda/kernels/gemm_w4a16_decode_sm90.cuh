@@ -58,12 +58,12 @@ struct W4A16DecodeLoop {
   struct Share {
     int tile, tile_step, begin, end, steps, tiles;
     __device__ __forceinline__ explicit Share(const W4A16DecodeArgs& args) {
-      const int cluster = args.plan.cluster;
-      const int rank = static_cast<int>(blockIdx.x) % cluster;
-      tile = static_cast<int>(blockIdx.x) / cluster;
-      tile_step = args.plan.blocks / cluster;
-      begin = args.pairs * rank / cluster;
-      end = args.pairs * (rank + 1) / cluster;
+      const int shift = args.plan.cluster - 1;  // clusters of one block or two
+      const int rank = static_cast<int>(blockIdx.x) & shift;
+      tile = static_cast<int>(blockIdx.x) >> shift;
+      tile_step = args.plan.blocks >> shift;
+      begin = args.pairs * rank >> shift;
+      end = args.pairs * (rank + 1) >> shift;
       steps = ceil_div(end - begin, args.plan.step_pairs);
       tiles = ceil_div(args.plan.tiles - tile, tile_step);
     }
@@ -469,13 +469,14 @@ __global__ void __launch_bounds__(w4a16_decode_threads(kW4A16DecodeWarps), 1)
   const typename Loop::Place place(base, args.plan);
   const int warp = static_cast<int>(threadIdx.x >> 5), lane = static_cast<int>(threadIdx.x & 31);
   const int warps = args.plan.warps;  // that multiply
-  if (warp == warps) {
-    if (lane < args.plan.stages) {
-      ptx::barrier_init(place.full(lane), 1 + 32);
-      ptx::barrier_init(place.empty(lane),
+  if (warp == warps && lane == 0) {  // several lanes would take turns, too, and longer
+#pragma unroll 1
+    for (int slot = 0; slot < args.plan.stages; ++slot) {
+      ptx::barrier_init(place.full(slot), 1 + 32);
+      ptx::barrier_init(place.empty(slot),
                         args.plan.row_warps * args.plan.step_pairs * ptx::kWarpArrivals);
     }
-    if (lane == 0 && args.plan.cluster > 1) {
+    if (args.plan.cluster > 1) {
       ptx::barrier_init(place.others_there(), 1);
     }
     ptx::barrier_init_fence();

@@ -17,10 +17,8 @@ constexpr double kClusterClocks = 850.0;     // for each block of a cluster
 constexpr double kPairClocks = 28.0;         // for the copies of 128 of K
 constexpr double kConvertClocks = 12.0;      // for 128 of K of a token
 constexpr int kMaxTile = kW4A16PlanesWarps;  // slices; each warp adds up one
-constexpr int kLeastStages = 4;
+constexpr int kLeastStages = 5;
 constexpr int kLeastRing = 65536;
-constexpr int kAheadSteps = 2;
-constexpr int kLeastBeyond = 3;  // steps that the ring has no place for, of which it is worth while
 
 W4A16PlanesKernel kernel_for(int group_size, int tokens) {
   return group_size == 32 ? w4a16_planes_kernel<32>(tokens) : w4a16_planes_kernel<128>(tokens);
@@ -92,12 +90,6 @@ W4A16PlanesPlan plan_w4a16_planes(int64_t n, int64_t k, int group_size, int64_t 
   const int sets = 1 << (plan.k_shift - plan.step_shift);
   const int stages = std::min(kW4A16PlanesStages, ring / plan.weight_bytes);
   plan.stages = steps <= stages ? steps : stages / sets * sets;
-  // Where the ring holds most of a block's weights it is full before there are activations, and
-  // the L2 cache has room for the rest; where more follows, that costs more than it gains.
-  const int beyond = steps - plan.stages;
-  if (beyond >= kLeastBeyond && beyond < plan.stages) {
-    plan.ahead = kAheadSteps << plan.step_shift;
-  }
   plan.shared_bytes =
       std::max(kW4A16PlanesLeastShared, plan.stages * plan.weight_bytes + plan.x_bytes +
                                             w4a16_planes_rest(static_cast<int>(m)));

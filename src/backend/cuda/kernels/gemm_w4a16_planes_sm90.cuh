@@ -114,16 +114,11 @@ struct W4A16PlanesLoop {
                              kW4A16LineBytes * kW4A16LineBytes;
       const uint8_t* from = args.weights + share.begin * row_bytes +
                             first * static_cast<int64_t>(Layout::kSliceBytes) - in_line(first);
-      int sent = share.begin;  // pairs before it are on their way to the L2 cache or here
       for (int pair = share.begin; pair < share.end; pair += step_pairs) {
         const int pairs = min(step_pairs, share.end - pair);
         const uint32_t full = place.full(slot);
         uint32_t to = place.weights + slot * args.plan.weight_bytes;
         if (round > 0) {
-          const int until = min(pair + args.plan.ahead, share.end);
-          for (sent = max(sent, pair); sent < until; ++sent) {
-            ptx::bulk_prefetch(from + (sent - pair) * row_bytes, bytes, kHint);
-          }
           ptx::barrier_wait_to_refill(place.empty(slot), (round - 1) & 1);
         }
         ptx::barrier_arrive_expect(full, pairs * bytes);
@@ -638,7 +633,6 @@ __global__ void __launch_bounds__(kW4A16PlanesThreads, 1)
   ptx::allow_successor();
   const bool shares = args.plan.cluster_shift > 0;
   const int lane = static_cast<int>(threadIdx.x) - 32 * kW4A16PlanesWarps;
-  static_assert(kW4A16PlanesStages == 32);
   if (lane < 0) {
     if (shares) {
       ptx::cluster_arrive_relaxed();
@@ -646,15 +640,18 @@ __global__ void __launch_bounds__(kW4A16PlanesThreads, 1)
     Loop::multiply_tiles(args, place, share);
     return;
   }
-  if (lane < args.plan.stages) {
-    ptx::barrier_init(place.full(lane), 1);
-    ptx::barrier_init(place.empty(lane),
-                      (args.plan.row_warps << args.plan.step_shift) * ptx::kWarpArrivals);
+  if (lane == 0) {  // several lanes would take turns, too, and longer
+#pragma unroll 1
+    for (int slot = 0; slot < args.plan.stages; ++slot) {
+      ptx::barrier_init(place.full(slot), 1);
+      ptx::barrier_init(place.empty(slot),
+                        (args.plan.row_warps << args.plan.step_shift) * ptx::kWarpArrivals);
+    }
+    if (shares) {
+      ptx::barrier_init(place.others_there(), 1);
+    }
+    ptx::barrier_init_fence();
   }
-  if (lane == 0 && shares) {
-    ptx::barrier_init(place.others_there(), 1);
-  }
-  ptx::barrier_init_fence();
   __syncwarp();
   if (shares) {
     ptx::cluster_arrive_relaxed();

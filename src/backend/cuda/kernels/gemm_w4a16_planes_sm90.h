@@ -26,7 +26,6 @@ struct W4A16PlanesPlan {
   int stages = 0;
   int pair_bytes = 0;    // of a stage's pair: whole lines that hold the largest tile's weights
   int weight_bytes = 0;  // of a stage
-  int ahead = 0;         // pairs that are sent for, to the L2 cache, while the ring is full
   int x_bytes = 0;       // planes and scales of all activations of a block
   int shared_bytes = 0;
 };

@@ -30,17 +30,6 @@ __device__ __forceinline__ void bulk_copy(uint32_t destination,
 #endif
 }
 
-/// Asks for `bytes` contiguous bytes in the L2 cache; address and size are multiples of 16.
-__device__ __forceinline__ void bulk_prefetch(const void* source,
-                                              uint32_t bytes,
-                                              CacheHint hint = CacheHint::kNormal) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.prefetch.L2.global.L2::cache_hint [%0], %1, %2;" ::"l"(source),
-               "r"(bytes), "l"(static_cast<uint64_t>(hint))
-               : "memory");
-#endif
-}
-
 /// Copies one box of a two-dimensional tensor whose corner is (column, row) to shared memory; what
 /// lies outside of the tensor arrives as zeros and counts as bytes. `map` is a __grid_constant__
 /// parameter of the kernel. Called by one thread.
