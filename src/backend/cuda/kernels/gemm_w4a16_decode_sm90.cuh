@@ -469,7 +469,7 @@ __global__ void __launch_bounds__(w4a16_decode_threads(kW4A16DecodeWarps), 1)
   const typename Loop::Place place(base, args.plan);
   const int warp = static_cast<int>(threadIdx.x >> 5), lane = static_cast<int>(threadIdx.x & 31);
   const int warps = args.plan.warps;  // that multiply
-  if (warp == warps && lane == 0) {  // several lanes would take turns, too, and longer
+  if (warp == warps && lane == 0) {   // several lanes would take turns, too, and longer
 #pragma unroll 1
     for (int slot = 0; slot < args.plan.stages; ++slot) {
       ptx::barrier_init(place.full(slot), 1 + 32);

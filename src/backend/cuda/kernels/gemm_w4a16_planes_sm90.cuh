@@ -34,7 +34,7 @@ struct W4A16PlanesLoop {
   using Layout = Int4GroupLayout<kGroupSize>;
   static constexpr int kOctets = (kTokens + 1) / 2;
   static constexpr int kPairBytes = kTokens * kW4A16RecordBytes;  // of activations
-  using Sums = float[2][kOctets][4];                              // of a warp's two slices
+  using Sums = float[2][kOctets][2];  // of two rows of each of a warp's two slices
   // A token alone has columns for two groups: each has its planes there and zeros in the other's,
   // and one sum is all that is to be scaled.
   static constexpr bool kTwoGroups = kTokens == 1 && kGroupSize == 32;
@@ -43,7 +43,7 @@ struct W4A16PlanesLoop {
   // Where things lie in shared memory: a ring of weights, activations [pair][token], sums, those of
   // the other block of a cluster, barriers (full, empty, of those sums). Of a token's 128 of K
   // there are planes [unit of 64][plane][t][16 of K], in words of four elements, and scales [t % 2]
-  // of the two columns of lanes with this t, with offsets.
+  // of the two columns of lanes with this t, with an offset.
   struct Place {
     uint32_t weights, x, sums, others, barriers;
     __device__ __forceinline__ Place(uint32_t base, const W4A16PlanesPlan& plan)
@@ -235,14 +235,13 @@ struct W4A16PlanesLoop {
       ptx::store_shared16(record + lane / 4 * 192 + p * 64 + lane % 4 * 16,
                           uint4{words[p][0], words[p][1], words[p][2], words[p][3]});
     }
-    if (lane < 2) {  // of p0 and p1, and of p2 and nothing; also undoes the 16 of the weights
+    if (lane < 2) {  // of p0 and p1, or of p2 and nothing; also undoes the 16 of the weights
       const float scale = __uint_as_float(exponent < 237 ? (exponent - 25U) << 23 : 0x7fc00000U);
       const float first = lane == 0 ? scale : scale * 65536.0F;
       const float second = lane == 0 ? scale * 256.0F : scale * 0.0F;
-      ptx::store_shared16(
-          record + kW4A16PlaneBytes + lane * 16,
-          uint4{__float_as_uint(first), __float_as_uint(second), __float_as_uint(first * -number),
-                __float_as_uint(second * -number)});
+      ptx::store_shared16(record + kW4A16PlaneBytes + lane * 16,
+                          uint4{__float_as_uint(first), __float_as_uint(second),
+                                __float_as_uint((first + second) * -number), 0});
     }
   }
 
@@ -316,18 +315,24 @@ struct W4A16PlanesLoop {
     b[0] = halves[0][0], b[1] = halves[0][1], b[2] = halves[1][0], b[3] = halves[1][1];
   }
 
-  // sums += group, in numbers of the columns' scales, times the scales of the two rows.
-  static __device__ __forceinline__ void scale_sums(float (&sums)[4],
+  // Of a lane's two columns: what makes numbers of sums, and the offset of both together.
+  struct Columns {
+    float scale[2], offset;
+  };
+
+  // sums += group, in numbers of the columns, times the scales of the two rows. With the second
+  // column first, whose scale is 2^8 of the other's, nothing is rounded but the sum of both.
+  static __device__ __forceinline__ void scale_sums(float (&sums)[2],
                                                     const int32_t (&group)[4],
-                                                    const float (&scale)[2],
-                                                    const float (&offset)[2],
+                                                    const Columns& columns,
                                                     uint32_t w_scales) {
     const float rows[2] = {__uint_as_float(w_scales << 16),
                            __uint_as_float(w_scales & 0xffff0000U)};
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float value = fmaf(__int_as_float(group[i]), scale[i % 2], offset[i % 2]);
-      sums[i] = fmaf(value, rows[i / 2], sums[i]);
+    for (int r = 0; r < 2; ++r) {
+      const float second = fmaf(__int_as_float(group[2 * r + 1]), columns.scale[1], columns.offset);
+      const float both = fmaf(__int_as_float(group[2 * r]), columns.scale[0], second);
+      sums[r] = fmaf(both, rows[r], sums[r]);
     }
   }
 
@@ -338,12 +343,11 @@ struct W4A16PlanesLoop {
                                                        bool second) {
     constexpr int32_t kStart[4] = {kNumber, kNumber, kNumber, kNumber};
     constexpr int kHalvesInSum = kGroupSize == 128 ? 4 : kTwoGroups ? 2 : 1;
-    float scale[kOctets][2], offset[kOctets][2];
+    Columns columns[kOctets];
 #pragma unroll
     for (int o = 0; o < kOctets; ++o) {
       const uint4 four = ptx::load_shared16(at.x_scales[o]);
-      scale[o][0] = __uint_as_float(four.x), scale[o][1] = __uint_as_float(four.y);
-      offset[o][0] = __uint_as_float(four.z), offset[o][1] = __uint_as_float(four.w);
+      columns[o] = {{__uint_as_float(four.x), __uint_as_float(four.y)}, __uint_as_float(four.z)};
     }
     int32_t group[2][kOctets][4];
 #pragma unroll
@@ -376,7 +380,7 @@ struct W4A16PlanesLoop {
                                   (kHalvesInSum == 1 ? half * Layout::kGroupBytes : 0));
 #pragma unroll
             for (int o = 0; o < kOctets; ++o) {
-              scale_sums(sums[s][o], group[s][o], scale[o], offset[o], w_scales);
+              scale_sums(sums[s][o], group[s][o], columns[o], w_scales);
             }
           }
         }
@@ -535,7 +539,7 @@ struct W4A16PlanesLoop {
     for (int s = 0; s < 2; ++s) {
 #pragma unroll
       for (int o = 0; o < kOctets; ++o) {
-        float2 two{sums[s][o][0] + sums[s][o][1], sums[s][o][2] + sums[s][o][3]};
+        float2 two{sums[s][o][0], sums[s][o][1]};
         two.x += __shfl_xor_sync(0xffffffffU, two.x, 1);
         two.y += __shfl_xor_sync(0xffffffffU, two.y, 1);
         if (kTwoGroups) {

@@ -63,7 +63,8 @@ inline constexpr unsigned kW4A16PlanesThreads = 32 * (kW4A16PlanesWarps + 1);
 /// What memory is read in.
 inline constexpr int kW4A16LineBytes = 128;
 
-/// Bytes of 128 of K of a token: three planes, and twice four numbers that scale them.
+/// Bytes of 128 of K of a token: three planes, and twice three numbers that scale them, in words of
+/// four.
 inline constexpr int kW4A16PlaneBytes = 3 * 128;
 inline constexpr int kW4A16RecordBytes = kW4A16PlaneBytes + 32;
 
