@@ -183,24 +183,19 @@ void run_layer(const Problem& p, int layer, bool append, bool prefill, const Lau
 /// Median microseconds of one launch (or append and launch) in a graph of `launches`.
 double time_graph(const Problem& p, int launches, bool append, bool prefill) {
   const auto timer = Timer::make().value();
-  expect(cudaStreamBeginCapture(timer->stream(), cudaStreamCaptureModeThreadLocal), "capture");
-  for (int i = 0; i < launches; ++i) {
-    run_layer(p, i, append, prefill, {timer->stream(), true});
-  }
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t executable = nullptr;
-  expect(cudaStreamEndCapture(timer->stream(), &graph), "end of capture");
-  expect(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
-  const auto replay = [&] {
-    return check(cudaGraphLaunch(executable, timer->stream()), "attention");
-  };
+  const Recording layers = timer
+                               ->record([&] {
+                                 for (int i = 0; i < launches; ++i) {
+                                   run_layer(p, i, append, prefill, {timer->stream(), true});
+                                 }
+                                 return Status();
+                               })
+                               .value();
   std::vector<double> times;
   for (int i = 0; i < 8; ++i) {
-    times.push_back(timer->time(replay).value());
+    times.push_back(timer->replay(layers).value());
   }
   times.erase(times.begin());
-  cudaGraphExecDestroy(executable);
-  cudaGraphDestroy(graph);
   return median(times) / launches;
 }
 

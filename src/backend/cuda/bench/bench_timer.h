@@ -37,6 +37,32 @@ class DeviceMemory final {
   void* data_ = nullptr;
 };
 
+/// Work on the GPU that is recorded once and launched again and again.
+class Recording final {
+ public:
+  Recording() = default;
+  explicit Recording(cudaGraphExec_t graph) : graph_(graph) {}
+  Recording(Recording&& other) noexcept : graph_(std::exchange(other.graph_, nullptr)) {}
+  Recording& operator=(Recording&& other) noexcept {
+    std::swap(graph_, other.graph_);
+    return *this;
+  }
+  Recording(const Recording&) = delete;
+  Recording& operator=(const Recording&) = delete;
+  ~Recording() {
+    if (graph_ != nullptr) {
+      cudaGraphExecDestroy(graph_);
+    }
+  }
+
+  Status launch(cudaStream_t stream) const {
+    return check(cudaGraphLaunch(graph_, stream), "launching a graph");
+  }
+
+ private:
+  cudaGraphExec_t graph_ = nullptr;
+};
+
 /// A stream and two events. The GPU begins when it has all of what is timed: the start of a graph
 /// takes the host up to 25 us, which a step hides behind the one before.
 class Timer final {
@@ -64,6 +90,25 @@ class Timer final {
     float ms = 0.0F;
     NIBBLE_RETURN_IF_ERROR(check(cudaEventElapsedTime(&ms, begin_, end_), "timing"));
     return static_cast<double>(ms) * 1e3;
+  }
+  Result<double> replay(const Recording& recording) {
+    return time([&] { return recording.launch(stream_); });
+  }
+  /// What work() issues on the stream.
+  template <typename Work>
+  Result<Recording> record(Work&& work) {
+    NIBBLE_RETURN_IF_ERROR(
+        check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "recording"));
+    const Status issued = work();
+    cudaGraph_t graph = nullptr;
+    const cudaError_t ended = cudaStreamEndCapture(stream_, &graph);
+    NIBBLE_RETURN_IF_ERROR(issued);
+    NIBBLE_RETURN_IF_ERROR(check(ended, "recording"));
+    cudaGraphExec_t executable = nullptr;
+    const cudaError_t made = cudaGraphInstantiate(&executable, graph, 0);
+    cudaGraphDestroy(graph);
+    NIBBLE_RETURN_IF_ERROR(check(made, "making a graph"));
+    return Recording(executable);
   }
   Status wait() { return check(cudaStreamSynchronize(stream_), "running a benchmark"); }
   [[nodiscard]] cudaStream_t stream() const { return stream_; }

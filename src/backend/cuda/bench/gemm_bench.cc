@@ -36,7 +36,7 @@ struct Subject {
   DeviceMemory y, expected, sums;
 };
 
-/// One kernel with its copies of the weights and the graph of its launches at the present m.
+/// One kernel with its copies of the weights and its recorded launches at the present m.
 struct Candidate {
   std::string name;
   std::unique_ptr<GemmKernel> kernel;
@@ -44,7 +44,7 @@ struct Candidate {
   DeviceMemory packed, workspace;
   size_t stride = 0;  // bytes from one copy to the next
   int64_t copies = 0;
-  cudaGraphExec_t graph = nullptr;
+  Recording launches;
   std::vector<double> us;
 
   Candidate() = default;
@@ -163,23 +163,17 @@ int64_t launches_at(const Candidate& candidate, int64_t m) {
   return (least + candidate.copies - 1) / candidate.copies * candidate.copies;
 }
 
-/// Captures launches that take the copies of the weights in turn.
-Status capture(Candidate& candidate, const Subject& subject, int64_t m, Timer& timer) {
-  cudaStream_t stream = timer.stream();
-  cudaGraph_t graph = nullptr;
-  NIBBLE_RETURN_IF_ERROR(
-      check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capturing a graph"));
-  cudaError_t error = cudaSuccess;
-  for (int64_t i = 0; i < launches_at(candidate, m) && error == cudaSuccess; ++i) {
-    error = run_once(candidate, subject, m, i % candidate.copies, subject.y.as<void>(), stream);
-  }
-  const cudaError_t ended = cudaStreamEndCapture(stream, &graph);
-  NIBBLE_RETURN_IF_ERROR(check(error, candidate.name));
-  NIBBLE_RETURN_IF_ERROR(check(ended, "capturing a graph"));
-  error = cudaGraphInstantiate(&candidate.graph, graph, 0);
-  cudaGraphDestroy(graph);
-  NIBBLE_RETURN_IF_ERROR(check(error, "making a graph"));
-  NIBBLE_RETURN_IF_ERROR(check(cudaGraphLaunch(candidate.graph, stream), candidate.name));
+/// Records launches that take the copies of the weights in turn, and runs them once.
+Status record(Candidate& candidate, const Subject& subject, int64_t m, Timer& timer) {
+  NIBBLE_ASSIGN_OR_RETURN(candidate.launches, timer.record([&]() -> Status {
+    for (int64_t i = 0; i < launches_at(candidate, m); ++i) {
+      NIBBLE_RETURN_IF_ERROR(check(run_once(candidate, subject, m, i % candidate.copies,
+                                            subject.y.as<void>(), timer.stream()),
+                                   candidate.name));
+    }
+    return {};
+  }));
+  NIBBLE_RETURN_IF_ERROR(candidate.launches.launch(timer.stream()).with_context(candidate.name));
   return timer.wait().with_context(candidate.name);
 }
 
@@ -248,20 +242,18 @@ Status bench_rows(std::vector<Candidate>& candidates,
   for (Candidate& candidate : candidates) {  // the yardstick comes first
     NIBBLE_ASSIGN_OR_RETURN(const double error, measure_error(candidate, subject, m, timer));
     errors.push_back(error);
-    NIBBLE_RETURN_IF_ERROR(capture(candidate, subject, m, timer));
+    NIBBLE_RETURN_IF_ERROR(record(candidate, subject, m, timer));
     candidate.us.clear();
   }
   for (int replay = 0; replay < options.replays; ++replay) {
     for (Candidate& candidate : candidates) {
-      NIBBLE_ASSIGN_OR_RETURN(const double us, timer.time([&] {
-        return check(cudaGraphLaunch(candidate.graph, timer.stream()), candidate.name);
-      }));
+      NIBBLE_ASSIGN_OR_RETURN(const double us, timer.replay(candidate.launches));
       std::this_thread::sleep_for(std::chrono::duration<double, std::micro>(options.rest * us));
       candidate.us.push_back(us / static_cast<double>(launches_at(candidate, m)));
     }
   }
   for (size_t i = 0; i < candidates.size(); ++i) {
-    cudaGraphExecDestroy(std::exchange(candidates[i].graph, nullptr));
+    candidates[i].launches = {};
     GemmTiming timing = summarize(candidates[i], subject, m, report.ceilings);
     timing.vs_bf16 = median(candidates[0].us) / timing.us;
     timing.error = errors[i];

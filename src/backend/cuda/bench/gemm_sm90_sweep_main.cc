@@ -272,30 +272,21 @@ class Sweep final {
 
   Status measure(int64_t m, int tile, const GemmSchedule& schedule, char mark) {
     NIBBLE_ASSIGN_OR_RETURN(const std::string same, compare(m, tile, schedule));
-    cudaStream_t stream = timer_->stream();
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t exec = nullptr;
     const size_t launches = copies_ * static_cast<size_t>(options_.lists["rounds"].front());
-    NIBBLE_RETURN_IF_ERROR(check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal),
-                                 "capturing a graph"));
-    cudaError_t error = cudaSuccess;
-    for (size_t i = 0; i < launches && error == cudaSuccess; ++i) {
-      error = launch_one(m, tile, schedule, i % copies_, stream);
-    }
-    NIBBLE_RETURN_IF_ERROR(check(cudaStreamEndCapture(stream, &graph), "capturing a graph"));
-    NIBBLE_RETURN_IF_ERROR(check(error, "launching"));
-    NIBBLE_RETURN_IF_ERROR(check(cudaGraphInstantiate(&exec, graph, 0), "making a graph"));
+    NIBBLE_ASSIGN_OR_RETURN(const Recording recording, timer_->record([&]() -> Status {
+      for (size_t i = 0; i < launches; ++i) {
+        NIBBLE_RETURN_IF_ERROR(
+            check(launch_one(m, tile, schedule, i % copies_, timer_->stream()), "launching"));
+      }
+      return {};
+    }));
     std::vector<double> us;
     for (int64_t replay = 0; replay <= options_.lists["replays"].front(); ++replay) {
-      NIBBLE_ASSIGN_OR_RETURN(const double time, timer_->time([&] {
-        return check(cudaGraphLaunch(exec, stream), "running a graph");
-      }));
+      NIBBLE_ASSIGN_OR_RETURN(const double time, timer_->replay(recording));
       us.push_back(time / static_cast<double>(launches));
       std::this_thread::sleep_for(std::chrono::duration<double, std::micro>(
           time * static_cast<double>(options_.lists["rest"].front())));
     }
-    cudaGraphExecDestroy(exec);
-    cudaGraphDestroy(graph);
     us.erase(us.begin());
     own_us_ = mark == '*' ? median(us) : own_us_;
     const GemmSm90Tile& t = gemm_->tiles()[static_cast<size_t>(tile)];

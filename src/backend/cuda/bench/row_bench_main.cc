@@ -37,24 +37,21 @@ T* allocate(size_t count) {
 /// Median microseconds of one call in a chain.
 double time_chain(const std::function<cudaError_t(const LaunchContext&)>& call) {
   const auto timer = Timer::make().value();
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t executable = nullptr;
-  require(cudaStreamBeginCapture(timer->stream(), cudaStreamCaptureModeThreadLocal), "capturing");
-  for (int i = 0; i < kLaunches; ++i) {
-    require(call({.stream = timer->stream(), .overlap = true}), "launching");
-  }
-  require(cudaStreamEndCapture(timer->stream(), &graph), "capturing");
-  require(cudaGraphInstantiate(&executable, graph, 0), "making a graph");
-  const auto replay = [&] {
-    return check(cudaGraphLaunch(executable, timer->stream()), "launching a graph");
-  };
+  const Recording chain =
+      timer
+          ->record([&]() -> Status {
+            for (int i = 0; i < kLaunches; ++i) {
+              NIBBLE_RETURN_IF_ERROR(
+                  check(call({.stream = timer->stream(), .overlap = true}), "launching"));
+            }
+            return {};
+          })
+          .value();
   std::vector<double> times;
   for (int i = 0; i < kReplays + 2; ++i) {
-    times.push_back(timer->time(replay).value());
+    times.push_back(timer->replay(chain).value());
   }
   times.erase(times.begin(), times.begin() + 2);
-  cudaGraphExecDestroy(executable);
-  cudaGraphDestroy(graph);
   return median(times) / kLaunches;
 }
 
