@@ -309,6 +309,20 @@ class Faults(Case):
         finally:
             server.stop()
 
+    def test_steps_that_cannot_be_recorded_run_all_the_same(self):
+        good = generate("--device", "cuda", tokens=40)
+        bare = generate(*self.fault("graphs 0"), tokens=40)
+        self.assertEqual(bare.returncode, 0, bare.stderr)
+        self.assertEqual(bare.stdout, good.stdout)
+        self.assertIn("no GPU memory left to record steps", bare.stderr)
+        server = Server(*self.fault("graphs 1"), "--max-num-seqs", 8)
+        try:
+            for status, body in server.complete_at_once(5, max_tokens=40, logprobs=2):
+                self.assertEqual(status, 200, body)
+            self.assertEqual(server.get("/health")[0], 200)
+        finally:
+            self.assertEqual(server.stop(), 0)
+
     def test_a_stream_ends_with_an_error_object(self):
         server = Server(*self.fault("trap 3000"))
         try:

@@ -317,17 +317,19 @@ class CudaBackend final : public Backend {
     if (picks) {
       must(picker_->upload(shape.logit_rows, stream_));
     }
-    for (AttentionPlan& plan : plans_) {
-      plan.made = false;
-    }
+    const auto issue = [&] {
+      for (AttentionPlan& plan : plans_) {
+        plan.made = false;
+      }
+      layers(shape);
+    };
     if (record) {
       // What is recorded depends on these, too.
       const bool is_short = step_->buffers.metadata().longest <= kShortAttention;
       const int64_t kind = (picks ? 2 + 2 * picker_->kind() : 0) + (is_short ? 1 : 0);
-      must(recorder_->run(program * (2 * Picker::kKinds + 2) + kind, shape.rows,
-                          [&] { layers(shape); }));
+      must(recorder_->run(program * (2 * Picker::kKinds + 2) + kind, shape.rows, issue));
     } else {
-      layers(shape);
+      issue();
     }
     if (picks) {
       must(picker_->download(stream_));

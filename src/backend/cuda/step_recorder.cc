@@ -4,6 +4,7 @@
 #include <bit>
 
 #include "backend/cuda/cuda_status.h"
+#include "base/log.h"
 
 namespace nibble::cuda {
 namespace {
@@ -14,7 +15,9 @@ constexpr int64_t kFinest = 8;  // sizes above are multiples of it, or of an eig
 
 StepRecorder::~StepRecorder() {
   for (const auto& [key, graph] : graphs_) {
-    cudaGraphExecDestroy(graph);
+    if (graph != nullptr) {
+      cudaGraphExecDestroy(graph);
+    }
   }
 }
 
@@ -31,9 +34,13 @@ Result<cudaGraphExec_t> StepRecorder::record(const std::function<void()>& issue)
   cudaGraph_t graph = nullptr;
   NIBBLE_RETURN_IF_ERROR(check(cudaStreamEndCapture(stream_, &graph), "recording a step"));
   cudaGraphExec_t executable = nullptr;
-  const Status made = check(cudaGraphInstantiate(&executable, graph, 0), "recording a step");
+  const cudaError_t made = cudaGraphInstantiate(&executable, graph, 0);
   cudaGraphDestroy(graph);
-  NIBBLE_RETURN_IF_ERROR(made);
+  if (made == cudaErrorMemoryAllocation) {
+    cudaGetLastError();  // who looks at it next is not to find it
+    return nullptr;
+  }
+  NIBBLE_RETURN_IF_ERROR(check(made, "recording a step"));
   return executable;
 }
 
@@ -42,6 +49,14 @@ Status StepRecorder::run(int64_t program, int64_t rows, const std::function<void
   if (found == graphs_.end()) {
     NIBBLE_ASSIGN_OR_RETURN(const cudaGraphExec_t graph, record(issue));
     found = graphs_.emplace(std::pair{program, rows}, graph).first;
+    if (graph == nullptr) {
+      NIBBLE_LOG(kWarning, "no GPU memory left to record steps of {} sequences: they are slower",
+                 rows);
+    }
+  }
+  if (found->second == nullptr) {
+    issue();
+    return {};
   }
   return check(cudaGraphLaunch(found->second, stream_), "running a recorded step");
 }

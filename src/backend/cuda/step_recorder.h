@@ -21,10 +21,12 @@ class StepRecorder final {
 
   /// Rows that a step of `rows` sequences is recorded for, at most `most`.
   [[nodiscard]] static int64_t bucket(int64_t rows, int64_t most);
-  /// Runs what `issue` issues on the stream, recording it under (program, rows) at first.
+  /// Runs what `issue` issues on the stream, recording it under (program, rows) at first. Where the
+  /// GPU has no memory for the record, `issue` is called again, then and from then on.
   Status run(int64_t program, int64_t rows, const std::function<void()>& issue);
 
  private:
+  /// Null where there is no memory for it.
   Result<cudaGraphExec_t> record(const std::function<void()>& issue);
 
   cudaStream_t stream_;
