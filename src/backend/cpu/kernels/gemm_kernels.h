@@ -571,6 +571,12 @@ template <int kPair, int kRows>
   }
 }
 
+inline FixedGroup fixed_group(const uint8_t* p) {
+  FixedGroup group;
+  __builtin_memcpy(&group, p, sizeof group);
+  return group;
+}
+
 /// One tile times kRows rows.
 template <int kRows>
 void fixed_rows(const GemmTask& task, int64_t tile, int64_t row) {
@@ -581,15 +587,13 @@ void fixed_rows(const GemmTask& task, int64_t tile, int64_t row) {
   F32x16 total[kRows];
   set_zero(total);
   for (int64_t scale = tile * w.groups; scale < (tile + 1) * w.groups; ++scale) {
-    if constexpr (kRows > 1) {
+    if constexpr (Simd::kFewRegisters && kRows > 1) {
       asm volatile("" : "+m"(total));  // the loop over a group needs the registers
     }
-    FixedGroup group[kRows];
     I32x16 sums[kRows];
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
-      __builtin_memcpy(&group[r], groups + r * task.xq_stride, sizeof(FixedGroup));
-      sums[r] = Simd::set_int(group[r].bias);
+      sums[r] = Simd::set_int(fixed_group(groups + r * task.xq_stride).bias);
     }
     for (int64_t k = 0; k < w.group_size; k += kStepColumns) {
       fetch_ahead(codes, CodecInt4::kStepBytes);
@@ -601,10 +605,12 @@ void fixed_rows(const GemmTask& task, int64_t tile, int64_t row) {
       codes += CodecInt4::kStepBytes;
       x += 2 * kStepColumns;
     }
+    asm("" : "+r"(groups));  // units are loaded here, not kept through the loop
     const F32x16 scales = load_scales(w, scale);
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
-      const F32x16 sum = Simd::mul(Simd::to_float(sums[r]), Simd::set(group[r].unit));
+      const F32x16 unit = Simd::set(fixed_group(groups + r * task.xq_stride).unit);
+      const F32x16 sum = Simd::mul(Simd::to_float(sums[r]), unit);
       total[r] = Simd::fma(sum, scales, total[r]);
     }
     groups += sizeof(FixedGroup);
