@@ -564,6 +564,9 @@ struct W4A16PlanesLoop {
     if (args.bias != nullptr && warp < slices && stores) {
       bias = args.bias[row];
     }
+    if (plan.cluster_shift > 0) {
+      ptx::cluster_wait();  // the other block's barriers are there
+    }
     ptx::group_sync(1, 32 * kW4A16PlanesWarps);
     if (warp < slices) {
       float total[4] = {};
@@ -586,7 +589,6 @@ struct W4A16PlanesLoop {
           ptx::barrier_wait(place.others_there(), 0);
           sum += __uint_as_float(ptx::load_shared4(others));
         } else {
-          ptx::cluster_wait();  // the other has begun
           if (part % (kParts / 4) == 0) {
             ptx::store_async4(ptx::peer_address(others, 1 - rank), __float_as_uint(sum),
                               ptx::peer_address(place.others_there(), 1 - rank));
@@ -657,12 +659,15 @@ __global__ void __launch_bounds__(kW4A16PlanesThreads, 1)
     ptx::barrier_init_fence();
   }
   __syncwarp();
-  if (shares) {
-    ptx::cluster_arrive_relaxed();
-  }
   ptx::group_arrive(2, kW4A16PlanesThreads);
-  if (lane == 0) {
+  if (lane == 0) {  // the other lanes end: this one alone arrives, and waits, for the warp
+    if (shares) {
+      ptx::cluster_arrive_relaxed();
+    }
     Loop::fill_ring(args, place, share);
+    if (shares) {
+      ptx::cluster_wait();
+    }
   }
 }
 
