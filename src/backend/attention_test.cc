@@ -521,6 +521,30 @@ TEST(RowKernels, RoundRowsToPlacesOfTheirLargest) {
   }
 }
 
+TEST(RowKernels, SiluOfInt8IsTheExactOneCutForAllGatesInBf16) {
+  std::vector<uint16_t> gate_up;
+  for (int bits = 0; bits < 0x10000; ++bits) {
+    const float gate = bf16_to_f32(static_cast<uint16_t>(bits));
+    if (gate > -87.0F && std::fabs(gate) > 1e-35F && std::fabs(gate) < 1e35F) {
+      gate_up.push_back(static_cast<uint16_t>(bits));
+    }
+  }
+  const size_t n = gate_up.size();
+  ASSERT_GT(n, 45000U);
+  gate_up.resize(2 * n, f32_to_bf16(1.0F));
+  for (const std::string_view isa : cpu::supported_isas()) {
+    std::vector<float> y(n);
+    cpu::find_kernels(isa).value()->silu_mul({gate_up.data(), cpu::Element::kBf16},
+                                             static_cast<int64_t>(n), kSiluOfInt8, y.data());
+    for (size_t i = 0; i < n; ++i) {
+      const double gate = bf16_to_f32(gate_up[i]);
+      const double raised = gate / (1.0 + std::exp(-gate)) * kSiluOfInt8.factor;
+      const double unit = std::ldexp(1.0, std::ilogb(raised) - 11);
+      ASSERT_EQ(y[i], std::trunc(raised / unit) * unit) << isa << ", gate " << gate;
+    }
+  }
+}
+
 TEST(RowKernels, SiluKeepsItsLimits) {
   const float gates[] = {-1000.0F, -90.0F, 0.0F, 90.0F, 1000.0F};
   for (const std::string_view isa : cpu::supported_isas()) {

@@ -217,11 +217,11 @@ class Answers(Case):
         finally:
             self.assertEqual(server.stop(), 0)
 
-    def test_texts_of_integers_part_from_the_cpus_at_near_ties_only(self):
-        # All is the CPU's arithmetic but the order in which attention adds values. That moves few
-        # results by a step, but then an activation becomes the next INT8 number, and from there on
-        # differences are about as large as what rounding activations costs; what that costs the
-        # unquantized model shows.
+    def test_texts_of_integers_equal_the_cpus(self):
+        # All is the CPU's arithmetic but the order in which attention adds values, which hardly ever
+        # makes an activation the next INT8 number. Where it does, differences are from there on
+        # about as large as what rounding activations costs; what that costs the unquantized model
+        # shows.
         step = None
         for scheme in ("w8a8_int8", "w4a8"):
             model = self.folder / scheme
@@ -236,9 +236,8 @@ class Answers(Case):
                     found = Partings(cpu, gpu, self.PROMPTS, 48)
             print(f"\n  {scheme} on the CPU and on the GPU: {found}", file=sys.stderr)
             self.assertEqual(found.positions, 48 * len(self.PROMPTS))
-            self.assertLessEqual(len(found.gaps), 0.01 * found.positions)
-            self.assertLessEqual(found.step, 0.5 * step)
-            self.assertLessEqual(max(found.gaps, default=0), step)
+            self.assertEqual(found.gaps, [])
+            self.assertLessEqual(found.step, 0.1 * step)
 
     def test_serves_and_is_healthy(self):
         server = Server("--device", "cuda")

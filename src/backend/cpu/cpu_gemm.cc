@@ -138,7 +138,8 @@ ConstNumbers CpuGemm::input_row(const GemmArgs& args, int64_t row, float* buffer
     return numbers_of(given);
   }
   if (args.input.kind == GemmInput::Kind::kSiluMul) {
-    kernels_.silu_mul(numbers_of(given), k, buffer);
+    const bool to_int8 = matrix_.act() == ActFormat::kInt8Token;
+    kernels_.silu_mul(numbers_of(given), k, to_int8 ? kSiluOfInt8 : SiluForm{}, buffer);
   } else {
     kernels_.rms_norm(floats_of(numbers_of(given), buffer), k, args.input.norm_weight,
                       args.input.eps, buffer);

@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "backend/cpu/attention_task.h"
+#include "ops/silu_form.h"
 
 namespace nibble::cpu {
 
@@ -138,7 +139,8 @@ struct KernelTable {
   float (*quantize_fp8)(const float* x, int64_t k, float* out) = nullptr;
   void (*round_bf16)(const float* x, int64_t k, float* out) = nullptr;
   void (*rms_norm)(const float* x, int64_t n, const float* weight, float eps, float* y) = nullptr;
-  void (*silu_mul)(ConstNumbers gate_up, int64_t n, float* y) = nullptr;  // gate [n], up [n]
+  // gate [n], up [n]
+  void (*silu_mul)(ConstNumbers gate_up, int64_t n, SiluForm form, float* y) = nullptr;
   void (*load)(ConstNumbers x, int64_t n, float* y) = nullptr;
   void (*store)(const float* x, int64_t n, Numbers y) = nullptr;  // rounded where y is BF16
   // Rotates one head in place by the angles whose cosines and sines are given [dim/2].

@@ -1,5 +1,6 @@
 #include "backend/cuda/row_kernels.h"
 
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -162,23 +163,6 @@ TEST(RowKernels, NormsRowsInEveryForm) {
   }
 }
 
-/// Functions may differ in their last bits, so a value next to the middle between two codes may go
-/// to either.
-void expect_nearly_cpu_codes(const Output& out, int64_t row, int64_t n, const float* values) {
-  std::vector<uint8_t> wanted(static_cast<size_t>((n + 511) / 512 * 512));
-  const cpu::Int8RowResult result =
-      cpu::kScalarKernels.quantize_int8({.x = values, .k = n, .offset = 0, .out = wanted.data()});
-  EXPECT_NEAR(out.scales[static_cast<size_t>(row)] / result.scale, 1.0F, 2e-6F);
-  int64_t differences = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    const int got = static_cast<int8_t>(out.bytes[static_cast<size_t>(row * n + i)]);
-    const int want = static_cast<int8_t>(wanted[static_cast<size_t>(i)]);
-    ASSERT_LE(std::abs(got - want), 1) << "row " << row << " element " << i;
-    differences += got != want ? 1 : 0;
-  }
-  EXPECT_LE(differences, 1);
-}
-
 TEST(RowKernels, NormsAndGatesAgreeWithTheCpu) {
   NIBBLE_NEEDS_GPU();
   for (const int64_t n : {256, 264, 1000, 4096, 8192, 14336, 40960}) {
@@ -207,10 +191,41 @@ TEST(RowKernels, NormsAndGatesAgreeWithTheCpu) {
     for (int64_t row = 0; row < rows; ++row) {
       cpu::kScalarKernels.rms_norm(x.data() + row * n, n, weight.data(), 1e-5F, row_values.data());
       expect_cpu_codes(norm_result, ActFormat::kInt8Token, row, n, row_values.data());
-      cpu::kScalarKernels.silu_mul({bits.data() + row * 2 * n, cpu::Element::kBf16}, n,
+      cpu::kScalarKernels.silu_mul({bits.data() + row * 2 * n, cpu::Element::kBf16}, n, kSiluOfInt8,
                                    row_values.data());
-      expect_nearly_cpu_codes(gate_result, row, n, row_values.data());
+      expect_cpu_codes(gate_result, ActFormat::kInt8Token, row, n, row_values.data());
     }
+  }
+}
+
+// Each row's largest number is its first gate's: the scale has its bits, and so has that of a row
+// of any gate alone.
+TEST(RowKernels, AllGatesHaveTheCpusBits) {
+  NIBBLE_NEEDS_GPU();
+  constexpr int64_t kWidth = 8;
+  std::vector<uint16_t> bits;
+  for (uint32_t gate = 0; gate < 0x10000; ++gate) {
+    const float value = bf16_to_f32(static_cast<uint16_t>(gate));
+    if (value > -87.0F && std::fabs(value) > 1e-35F && std::fabs(value) < 1e35F) {
+      bits.push_back(static_cast<uint16_t>(gate));
+      bits.insert(bits.end(), kWidth - 1, 0);   // other gates
+      bits.insert(bits.end(), kWidth, 0x3f80);  // up: 1
+    }
+  }
+  const int64_t rows = std::ssize(bits) / (2 * kWidth);
+  ASSERT_GT(rows, 45000);
+  const DeviceArray<uint16_t> gate_up(bits);
+  const OutputArrays out(ActFormat::kInt8Token, rows, kWidth);
+  ASSERT_EQ(silu_mul_quantize(
+                {.gate_up = gate_up.data(), .rows = rows, .n = kWidth, .out = out.rows()}, {}),
+            cudaSuccess);
+  const Output result = out.take();
+  float wanted[kWidth];
+  for (int64_t row = 0; row < rows; ++row) {
+    const uint16_t* given = bits.data() + row * 2 * kWidth;
+    cpu::kScalarKernels.silu_mul({given, cpu::Element::kBf16}, kWidth, kSiluOfInt8, wanted);
+    ASSERT_EQ(result.scales[static_cast<size_t>(row)], std::fabs(wanted[0]) / 127.0F)
+        << "gate " << bf16_to_f32(*given);
   }
 }
 
@@ -250,15 +265,18 @@ TEST(RowKernels, MultipliesGatesInEveryForm) {
       const int64_t stride = rows == 3 ? 2 * n + 8 : 2 * n;
       const auto bits = to_bf16(random_values(static_cast<size_t>(rows * stride), ++seed, 3.0F));
       const DeviceArray<uint16_t> gate_up(bits);
-      std::vector<double> wanted(static_cast<size_t>(rows * n));
-      for (int64_t row = 0; row < rows; ++row) {
-        for (int64_t i = 0; i < n; ++i) {
-          const double gate = bf16_to_f32(bits[static_cast<size_t>(row * stride + i)]);
-          const double up = bf16_to_f32(bits[static_cast<size_t>(row * stride + n + i)]);
-          wanted[static_cast<size_t>(row * n + i)] = gate / (1 + std::exp(-gate)) * up;
-        }
-      }
       for (const ActFormat format : kFormats) {
+        const SiluForm form = format == ActFormat::kInt8Token ? kSiluOfInt8 : SiluForm{};
+        std::vector<double> wanted(static_cast<size_t>(rows * n));
+        for (int64_t row = 0; row < rows; ++row) {
+          for (int64_t i = 0; i < n; ++i) {
+            const double gate = bf16_to_f32(bits[static_cast<size_t>(row * stride + i)]);
+            const double up = bf16_to_f32(bits[static_cast<size_t>(row * stride + n + i)]);
+            const auto raised = static_cast<float>(gate / (1 + std::exp(-gate)) * form.factor);
+            const uint32_t cut = std::bit_cast<uint32_t>(raised) & form.bits;
+            wanted[static_cast<size_t>(row * n + i)] = std::bit_cast<float>(cut) * up;
+          }
+        }
         const OutputArrays out(format, rows, n);
         const SiluMulArgs args{.gate_up = gate_up.data(),
                                .stride = rows == 3 ? stride : 0,

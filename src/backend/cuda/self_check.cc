@@ -1,6 +1,7 @@
 #include "backend/cuda/self_check.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <utility>
@@ -9,6 +10,7 @@
 #include "backend/cuda/row_kernels.h"
 #include "backend/cuda/self_check_data.h"
 #include "base/f16.h"
+#include "ops/silu_form.h"
 #include "quant/codec.h"
 
 namespace nibble::cuda {
@@ -91,7 +93,10 @@ std::string layer_kind(std::string_view name) {
   return std::string(name.substr(begin == std::string_view::npos ? 0 : begin + 1, end - begin - 1));
 }
 
-double silu(double x) { return x / (1.0 + std::exp(-x)); }
+double silu(double x, const SiluForm& form) {
+  const auto raised = static_cast<float>(x / (1.0 + std::exp(-x)) * form.factor);
+  return std::bit_cast<float>(std::bit_cast<uint32_t>(raised) & form.bits);
+}
 
 /// Value of element `at` of what a row kernel wrote.
 double value_of(const QuantizedRows& out, std::span<const std::byte> values, size_t at) {
@@ -300,9 +305,10 @@ Status SelfCheck::check_rows(ActFormat act, int64_t n) {
       silu_mul_quantize({.gate_up = device_gate_up.as<void>(), .rows = kRows, .n = n, .out = out},
                         {stream_}),
       "silu_mul_quantize"));
+  const SiluForm form = act == ActFormat::kInt8Token ? kSiluOfInt8 : SiluForm{};
   return compare("silu_mul_quantize", [&](size_t row, size_t column) {
     const uint16_t* gate = gate_up.data() + row * 2 * width;
-    return silu(bf16_to_f32(gate[column])) * bf16_to_f32(gate[width + column]);
+    return silu(bf16_to_f32(gate[column]), form) * bf16_to_f32(gate[width + column]);
   });
 }
 

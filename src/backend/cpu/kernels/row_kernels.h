@@ -81,12 +81,15 @@ void rms_norm(const float* x, int64_t n, const float* weight, float eps, float* 
   });
 }
 
-void silu_mul(ConstNumbers gate_up, int64_t n, float* y) {
+void silu_mul(ConstNumbers gate_up, int64_t n, SiluForm form, float* y) {
+  const F32x16 factor = Simd::set(form.factor);
+  const I32x16 kept = Simd::set_int(static_cast<int32_t>(form.bits));
   in_vectors(n, [&](int64_t i, int64_t lanes) {
     const F32x16 g = load_numbers(gate_up, i, lanes);
     const F32x16 e = exp(Simd::sub(Simd::set(0.0F), g));
-    const F32x16 silu = Simd::div(g, Simd::add(Simd::set(1.0F), e));
-    store_lanes(y + i, lanes, Simd::mul(silu, load_numbers(gate_up, n + i, lanes)));
+    const F32x16 silu = Simd::mul(Simd::div(g, Simd::add(Simd::set(1.0F), e)), factor);
+    const F32x16 cut = Simd::from_bits(Simd::and_int(Simd::bits(silu), kept));
+    store_lanes(y + i, lanes, Simd::mul(cut, load_numbers(gate_up, n + i, lanes)));
   });
 }
 
