@@ -17,7 +17,7 @@ constexpr double kClusterClocks = 850.0;     // for each block of a cluster
 constexpr double kPairClocks = 28.0;         // for the copies of 128 of K
 constexpr double kConvertClocks = 12.0;      // for 128 of K of a token
 constexpr int kMaxTile = kW4A16PlanesWarps;  // slices; each warp adds up one
-constexpr int kLeastStages = 5;
+constexpr int kLeastStages = 4;
 constexpr int kLeastRing = 65536;
 
 W4A16PlanesKernel kernel_for(int group_size, int tokens) {
@@ -73,13 +73,15 @@ W4A16PlanesPlan plan_w4a16_planes(int64_t n, int64_t k, int group_size, int64_t 
          (2 << plan.k_shift) * cluster <= pairs) {
     ++plan.k_shift;
   }
-  // As much in a stage as leaves stages enough.
+  // As much in a stage as leaves stages enough, but never for all warps: while those of one
+  // compute, others wait for the next.
   const int ring = ring_bytes(m, plan.x_bytes);
   const int slice_bytes = w4a16_slice_bytes(group_size);
   plan.pair_bytes = static_cast<int>(
       round_up(plan.tile * slice_bytes + most_in_line(slice_bytes), kW4A16LineBytes));
   plan.step_shift = plan.k_shift;
-  while (plan.step_shift > 0 && ring / (plan.pair_bytes << plan.step_shift) < kLeastStages) {
+  while (plan.step_shift > 0 && (plan.row_warps << plan.step_shift == kW4A16PlanesWarps ||
+                                 ring / (plan.pair_bytes << plan.step_shift) < kLeastStages)) {
     --plan.step_shift;
   }
   plan.weight_bytes = plan.pair_bytes << plan.step_shift;
