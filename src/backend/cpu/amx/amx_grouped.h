@@ -62,13 +62,10 @@ class GroupPipeline {
     F32x16 total[16];
     copy(total_, total);
     for (int64_t i = begin; i < end; i += kRows) {
-      for (int r = 0; r < kRows; ++r) {
-        ahead.step();
-      }
       GroupTotals totals = slab.totals;
       totals.kept += i * 2 * kTileBytes / 4;
       slots(std::make_integer_sequence<int, kSlots>(), slab.x + i * kSlabPieces * kTileBytes,
-            slab.panel, ring_, last, totals, total);
+            slab.panel, ring_, last, totals, total, ahead);
       last = totals;
     }
     last_ = last;
@@ -224,8 +221,10 @@ class GroupPipeline {
                                            uint8_t* ring,
                                            const GroupTotals& last,
                                            const GroupTotals& now,
-                                           F32x16 (&total)[16]) {
-    ((add<kSlot>(ring, kSlot < kAddLag ? last : now, total), store<kSlot>(ring),
+                                           F32x16 (&total)[16],
+                                           Ahead& ahead) {
+    ((kSlot % kPairs == 0 ? ahead.step() : void(),
+      add<kSlot>(ring, kSlot < kAddLag ? last : now, total), store<kSlot>(ring),
       multiply<kSlot>(x, panel)),
      ...);
   }
@@ -254,7 +253,6 @@ void multiply_part(const TileGemmTask& task,
   const KBlock& block = step.block;
   const int64_t groups = block.count / kProducts;
   for (int64_t row = 0; row < task.m; row += 16) {
-    step.ahead.step();
     for (int64_t i = 0; i < step.tiles; ++i) {
       auto* kept = reinterpret_cast<float*>(kept_sums(task, row, step.tile_in_block + i));
       F32x16 total[16];
@@ -265,6 +263,7 @@ void multiply_part(const TileGemmTask& task,
       const uint8_t* x = block_rows(task, block, row);
       const uint8_t* w = panel + i * block.count * kTileBytes;
       for (int64_t group = 0; group < groups; ++group) {
+        step.ahead.step();
         zero_tile<0>();
         for (int64_t p = 0; p < kProducts; ++p, x += kTileBytes, w += kTileBytes) {
           load_tile<4>(x);
@@ -320,6 +319,12 @@ class GroupedSteps {
     }
   }
 
+  /// A little is fetched ahead with every group: what rows need from the second level waits behind.
+  [[nodiscard]] int64_t ahead_steps(const KBlock& block) const {
+    const int64_t groups = (task_.m + 15) / 16 * block.count / kProducts;
+    return (groups + kMainRows - 1) / kMainRows;
+  }
+
  private:
   static constexpr int kMainRows = kProducts == 1 ? 2 : 1;
   using Main = GroupPipeline<kProducts, kMainRows, kStepTiles>;
@@ -354,7 +359,7 @@ void tile_gemm_grouped(const TileGemmTask& task, int64_t tile_begin, int64_t til
   GroupedSteps<Panel, kProducts> steps(task);
   for_panels<Panel, FloatSums>(
       task, {tile_begin, tile_end, kBlockTiles, kSlabPieces},
-      [&](const KBlock& /*block*/) { return (task.m + 15) / 16; },
+      [&](const KBlock& block) { return steps.ahead_steps(block); },
       [&](PanelStep& step) { steps.run(step); });
 }
 

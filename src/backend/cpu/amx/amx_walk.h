@@ -76,7 +76,7 @@ struct Prefetcher {
   int64_t runs = 0;  // of memory, side by side
   int64_t stride = 0;
   int64_t per_product = 0;  // bytes of each run
-  void step() {
+  [[gnu::always_inline]] void step() {
     for (int64_t i = 0; i < per_product && next < end; i += 64) {
       for (int64_t run = 0; run < runs; ++run) {
         _mm_prefetch(reinterpret_cast<const char*>(next + run * stride), _MM_HINT_T1);
@@ -91,7 +91,7 @@ struct Ahead {
   Prefetcher weights;
   Prefetcher scales;
   Prefetcher rows;
-  void step() {
+  [[gnu::always_inline]] void step() {
     weights.step();
     scales.step();
     rows.step();
