@@ -18,7 +18,6 @@ import statistics
 import subprocess
 
 SCHEMES = ["bf16", "w8a8_int8", "w4a8", "w4a16_g32"]
-INTEGER = {"w8a8_int8", "w4a8"}
 PARAMETERS = 1.1e9
 
 

@@ -48,18 +48,20 @@ Product product_of(const KernelTable& kernels, WeightCode code, ActFormat act) {
   return {};
 }
 
+/// Sizes of groups that have kernels of their own.
+bool has_usual_groups(const PackedWeights& w) {
+  return w.groups > 1 && (w.group_size == 32 || w.group_size == 64 || w.group_size == 128);
+}
+
 /// Tiles hold int8 and bf16: activations in f32 do not fit, nor groups of unusual sizes.
 bool fits_tiles(const PackedWeights& w, ActFormat act) {
-  const int64_t group = w.group_size;
-  const bool groups_fit = w.groups <= 1 || group == 32 || group == 64 || group == 128;
-  return act != ActFormat::kFloat && groups_fit;
+  return act != ActFormat::kFloat && (w.groups <= 1 || has_usual_groups(w));
 }
 
 /// Whether bf16 activations are rounded to fixed point (FixedRow).
 bool takes_fixed(const PackedMatrix& matrix) {
-  const PackedWeights w = matrix.view();
   return matrix.act() == ActFormat::kBf16 && matrix.format().code == WeightCode::kInt4 &&
-         w.groups > 1 && (w.group_size == 32 || w.group_size == 64 || w.group_size == 128);
+         has_usual_groups(matrix.view());
 }
 
 /// From this many rows on tiles beat vectors, which fill no more than one row of a tile each.
