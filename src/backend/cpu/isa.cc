@@ -80,21 +80,28 @@ struct Choice {
 };
 
 std::array<Choice, 6> choices(const CpuFeatures& features) {
+  const KernelTable* stand_in = features.amx_stand_in;
   return {Choice{&kScalarKernels, true},
           Choice{&kAvx2Kernels, features.avx2},
           Choice{&kAvx2VnniKernels, features.avx2_vnni},
           Choice{&kAvx512BwKernels, features.avx512},
           Choice{&kAvx512Kernels, features.avx512_vnni},
-          Choice{&kAmxKernels, features.amx}};
+          features.amx
+              ? Choice{&kAmxKernels, true}
+              : Choice{stand_in == nullptr ? &kAmxKernels : stand_in, stand_in != nullptr}};
+}
+
+/// Asked once: in a virtual machine every cpuid instruction leaves it, for ten microseconds.
+CpuFeatures& detected() {
+  static CpuFeatures features = detect();
+  return features;
 }
 
 }  // namespace
 
-CpuFeatures detect_cpu_features() {
-  // Asked once: in a virtual machine every cpuid instruction leaves it, for ten microseconds.
-  static const CpuFeatures kFeatures = detect();
-  return kFeatures;
-}
+CpuFeatures detect_cpu_features() { return detected(); }
+
+void set_amx_stand_in(const KernelTable* kernels) { detected().amx_stand_in = kernels; }
 
 std::vector<std::string_view> supported_isas(const CpuFeatures& features) {
   std::vector<std::string_view> names;

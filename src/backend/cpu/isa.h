@@ -17,9 +17,15 @@ struct CpuFeatures {
   bool avx512_vnni = false;  // and VNNI
   bool amx = false;          // tiles of int8 and bf16, permitted by the operating system
   int amx_refusal = 0;       // errno of a processor's AMX that the operating system refused
+  // Tests without AMX: kernels that do the same with emulated tiles.
+  const KernelTable* amx_stand_in = nullptr;
 };
 
 [[nodiscard]] CpuFeatures detect_cpu_features();
+
+/// From now on detect_cpu_features() gives processors without AMX this stand-in; for tests, before
+/// any thread asks.
+void set_amx_stand_in(const KernelTable* kernels);
 
 /// Names of the instruction sets that this machine and its operating system support, slowest
 /// first; always begins with "scalar".

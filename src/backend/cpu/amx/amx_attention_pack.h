@@ -2,7 +2,7 @@
 
 // Keys and values of the cache as BF16 tiles.
 
-#include "backend/cpu/amx/tiles.h"
+#include "backend/cpu/amx/choose_tiles.h"
 #include "backend/cpu/kernels/attention_kernels.h"
 
 namespace nibble::cpu {

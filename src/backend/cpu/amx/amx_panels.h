@@ -2,7 +2,7 @@
 
 // How the packed weights of one tile product become 16 rows of 64 bytes.
 
-#include "backend/cpu/amx/tiles.h"
+#include "backend/cpu/amx/choose_tiles.h"
 #include "backend/cpu/kernels/gemm_kernels.h"
 
 namespace nibble::cpu {
