@@ -1,6 +1,3 @@
-#include <algorithm>
-
-#include "base/check.h"
 #include "bench.h"
 
 namespace nibble {
@@ -10,13 +7,6 @@ void add_bench_command(CLI::App& app, CommandContext& context);
 ThreadPlan bench_threads(const CpuBackendOptions& options, int threads) {
   return plan_threads(read_cpu_topology(),
                       {.threads = threads, .pinning = options.pinning, .numa = options.numa});
-}
-
-double median(std::vector<double> values) {
-  CHECK(!values.empty());
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
 }
 
 void add_bench_command(CLI::App& app, CommandContext& context) {

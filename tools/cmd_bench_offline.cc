@@ -1,6 +1,9 @@
+#include <algorithm>
 #include <chrono>
 #include <memory>
 #include <optional>
+#include <ranges>
+#include <string>
 #include <vector>
 
 #include "backend/cpu/ceilings.h"
@@ -9,7 +12,7 @@
 #include "bench.h"
 #include "flag_checks.h"
 #include "model_flags.h"
-#include "offline_bench.h"
+#include "offline_report.h"
 #include "ops/kv_name.h"
 #include "output.h"
 
@@ -22,7 +25,10 @@ constexpr int64_t kMostTokens = int64_t{1} << 24;
 
 struct OfflineFlags {
   ModelFlags model;
-  OfflineShape shape{.batch = 1, .input_len = 512, .output_len = 64, .context = 0};
+  std::vector<int64_t> batches = {1};
+  std::vector<int64_t> contexts = {0};
+  int64_t input_len = 512;
+  int64_t output_len = 64;
   int64_t max_num_batched_tokens = EngineOptions().max_num_batched_tokens;
   int64_t repeats = 5;
   uint64_t seed = 0;
@@ -34,17 +40,9 @@ struct OfflineReport {
   std::string backend;
   int threads = 0;
   double load_ms = 0;
-  double prefill_ms = 0;
-  double decode_ms = 0;
-  double prefill_tps = 0;
-  double decode_tps = 0;
   int64_t weight_bytes = 0;
-  int64_t kv_bytes = 0;  // of one sequence, in one decode step
-  double read_gbps = 0;
-  double roofline_percent = 0;
-  std::vector<double> rounds_ms;  // prefills
-  std::vector<double> peak_tops;  // of their instructions: before and after each; or none
   int64_t peak_rss_bytes = 0;
+  std::vector<ShapeReport> shapes;
 };
 
 std::string_view cache_type(const ModelFlags& flags) {
@@ -61,16 +59,70 @@ int64_t kv_bytes_read(const ModelConfig& config, KvCode code, int64_t length) {
   return tokens * config.num_kv_heads * 2 * row;
 }
 
-/// The peak of the instructions that bound prefills of a scheme, on CPUs.
-std::optional<double> measure_peak(ThreadPool& pool, const OfflineReport& report) {
+std::vector<OfflineShape> shapes_of(const OfflineFlags& flags) {
+  std::vector<OfflineShape> shapes;
+  for (const int64_t batch : flags.batches) {
+    for (const int64_t context : flags.contexts) {
+      shapes.push_back({.batch = batch,
+                        .input_len = flags.input_len,
+                        .output_len = flags.output_len,
+                        .context = context});
+    }
+  }
+  return shapes;
+}
+
+/// The ceilings of a CPU right now: the best of three readings, and the peak of the instructions
+/// that bound prefills of the scheme.
+OfflineMeter meter_of(ThreadPool& pool, cpu::NearCeilings& near, const OfflineReport& report) {
   const auto scheme = find_scheme(report.scheme);
-  return cpu::measure_peak_tops(pool, report.backend.substr(report.backend.find('/') + 1),
-                                scheme.ok() ? scheme->act : ActFormat::kFloat);
+  const ActFormat act = scheme.ok() ? scheme->act : ActFormat::kFloat;
+  const std::string isa = report.backend.substr(report.backend.find('/') + 1);
+  return {.read_gbps =
+              [&near] {
+                return std::max({near.read_gbps(), near.read_gbps(), near.read_gbps()});
+              },
+          .peak_tops = [&pool, isa,
+                        act] { return cpu::measure_peak_tops(pool, isa, act).value_or(0.0); }};
+}
+
+/// The rounds of all shapes. Fills in peak_rss_bytes, without the memory that measures ceilings.
+Result<std::vector<OfflineTimings>> run_rounds(EngineCore& core,
+                                               Backend& backend,
+                                               const OfflineFlags& flags,
+                                               OfflineReport& report) {
+  OfflineBench bench(core, shapes_of(flags), flags.seed);
+  NIBBLE_RETURN_IF_ERROR(bench.warm_up());
+  report.peak_rss_bytes = peak_rss_bytes();
+  const bool on_cpu = backend.host_memory();
+  if (on_cpu) {
+    ThreadPool pool(bench_threads(backend_of(flags.model).cpu, report.threads));
+    NIBBLE_ASSIGN_OR_RETURN(auto near, cpu::NearCeilings::create(pool));
+    const OfflineMeter meter = meter_of(pool, near, report);
+    for (int64_t round = 0; round < flags.repeats; ++round) {
+      NIBBLE_RETURN_IF_ERROR(bench.run_round(meter));
+    }
+  } else {
+    for (int64_t round = 0; round < flags.repeats; ++round) {
+      NIBBLE_RETURN_IF_ERROR(bench.run_round(OfflineMeter()));
+    }
+  }
+  report.peak_rss_bytes = std::max(report.peak_rss_bytes, rss_bytes());
+  std::vector<OfflineTimings> timings = bench.timings();
+  if (!on_cpu) {
+    NIBBLE_ASSIGN_OR_RETURN(const double read_gbps, backend.measure_read_gbps());
+    for (OfflineTimings& shape : timings) {
+      for (auto& turn : shape.turns | std::views::join) {
+        turn.read_gbps = read_gbps;
+      }
+    }
+  }
+  return timings;
 }
 
 Result<OfflineReport> measure(const OfflineFlags& flags) {
   using Clock = std::chrono::steady_clock;
-  const OfflineShape& shape = flags.shape;
+  const std::vector<OfflineShape> shapes = shapes_of(flags);
   OfflineReport report;
   EngineOptions base;
   base.max_num_batched_tokens = flags.max_num_batched_tokens;
@@ -80,7 +132,7 @@ Result<OfflineReport> measure(const OfflineFlags& flags) {
   NIBBLE_ASSIGN_OR_RETURN(const auto backend, open_backend(backend_of(flags.model)));
   base.page_size = backend->preferred_page_size(base.kv_code);
   NIBBLE_ASSIGN_OR_RETURN(const EngineOptions options,
-                          OfflineBench::options_for(shape, base, config));
+                          OfflineBench::options_for(shapes, base, config));
   NIBBLE_ASSIGN_OR_RETURN(auto model,
                           load_model(flags.model.model_dir, *backend,
                                      {.max_batch_tokens = options.max_num_batched_tokens,
@@ -92,63 +144,44 @@ Result<OfflineReport> measure(const OfflineFlags& flags) {
   NIBBLE_ASSIGN_OR_RETURN(const auto core, EngineCore::create(std::move(model), options));
   report.load_ms = std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
 
-  OfflineBench bench(*core, shape, flags.seed);
-  OfflineBench::Timings timings;
-  std::optional<ThreadPool> pool;
-  if (backend->host_memory()) {
-    pool.emplace(bench_threads(backend_of(flags.model).cpu, report.threads));
+  NIBBLE_ASSIGN_OR_RETURN(const auto timings, run_rounds(*core, *backend, flags, report));
+  for (size_t i = 0; i < shapes.size(); ++i) {
+    const int64_t length = OfflineBench::decode_length(shapes[i], shapes.size());
+    report.shapes.push_back(report_of(shapes[i], timings[i], report.weight_bytes,
+                                      kv_bytes_read(config, options.kv_code, length)));
   }
-  const auto keep_peak = [&] {
-    if (const auto tops = pool ? measure_peak(*pool, report) : std::nullopt) {
-      report.peak_tops.push_back(*tops);
-    }
-  };
-  NIBBLE_RETURN_IF_ERROR(bench.warm_up());
-  keep_peak();
-  for (int64_t round = 0; round < flags.repeats; ++round) {
-    NIBBLE_RETURN_IF_ERROR(bench.run_round(timings));
-    keep_peak();
-  }
-  report.rounds_ms = timings.prefill_ms;
-  report.peak_rss_bytes = peak_rss_bytes();  // before the memory that measures the bandwidth
-  if (pool) {
-    NIBBLE_ASSIGN_OR_RETURN(report.read_gbps, cpu::measure_read_gbps(*pool));
-  } else {
-    NIBBLE_ASSIGN_OR_RETURN(report.read_gbps, backend->measure_read_gbps());
-  }
-
-  report.prefill_ms = median(timings.prefill_ms);
-  report.decode_ms = median(timings.decode_ms);
-  report.prefill_tps = static_cast<double>(timings.prefill_tokens) / report.prefill_ms * 1e3;
-  report.decode_tps = static_cast<double>(shape.batch) / report.decode_ms * 1e3;
-  report.kv_bytes = kv_bytes_read(config, options.kv_code,
-                                  shape.context + shape.input_len + shape.output_len / 2);
-  const auto step_bytes = static_cast<double>(report.weight_bytes + shape.batch * report.kv_bytes);
-  report.roofline_percent = 100 * step_bytes / (report.decode_ms * 1e-3) / (report.read_gbps * 1e9);
+  compare_with_first(timings, report.shapes);
   return report;
 }
 
 JsonArray json_of(const std::vector<double>& values) { return {values.begin(), values.end()}; }
 
-Json to_json(const OfflineReport& report, const OfflineFlags& flags) {
-  return Json::object({{"prefill_tps", report.prefill_tps},
-                       {"decode_tps", report.decode_tps},
-                       {"bytes_per_token", report.weight_bytes + report.kv_bytes},
-                       {"read_gbps", report.read_gbps},
-                       {"roofline_percent", report.roofline_percent},
+Json json_of(const std::optional<Quartiles>& ratio) {
+  return ratio ? Json::object({{"median", ratio->median}, {"p25", ratio->p25}, {"p75", ratio->p75}})
+               : Json();
+}
+
+Json to_json(const OfflineReport& report, const ShapeReport& shape, const OfflineFlags& flags) {
+  return Json::object({{"prefill_tps", shape.prefill_tps},
+                       {"decode_tps", shape.decode_tps},
+                       {"bytes_per_token", report.weight_bytes + shape.kv_bytes},
+                       {"read_gbps", shape.read_gbps},
+                       {"roofline_percent", shape.roofline.median},
+                       {"roofline_percent_p25", shape.roofline.p25},
+                       {"roofline_percent_p75", shape.roofline.p75},
                        {"peak_rss_bytes", report.peak_rss_bytes},
-                       {"batch", flags.shape.batch},
-                       {"input_len", flags.shape.input_len},
-                       {"output_len", flags.shape.output_len},
-                       {"context", flags.shape.context},
+                       {"batch", shape.shape.batch},
+                       {"input_len", shape.shape.input_len},
+                       {"output_len", shape.shape.output_len},
+                       {"context", shape.shape.context},
                        {"repeats", flags.repeats},
                        {"max_num_batched_tokens", flags.max_num_batched_tokens},
-                       {"prefill_ms_median", report.prefill_ms},
-                       {"prefill_ms", json_of(report.rounds_ms)},
-                       {"peak_tops", json_of(report.peak_tops)},
-                       {"decode_ms_median", report.decode_ms},
+                       {"prefill_ms_median", shape.prefill_ms},
+                       {"prefill_ms", json_of(shape.rounds_ms)},
+                       {"peak_tops", json_of(shape.peak_tops)},
+                       {"decode_ms_median", shape.decode_ms},
                        {"weight_bytes", report.weight_bytes},
-                       {"kv_bytes", report.kv_bytes},
+                       {"kv_bytes", shape.kv_bytes},
                        {"load_ms", report.load_ms},
                        {"scheme", report.scheme},
                        {"backend", report.backend},
@@ -156,23 +189,50 @@ Json to_json(const OfflineReport& report, const OfflineFlags& flags) {
                        {"kv_cache_dtype", cache_type(flags.model)}});
 }
 
-void print_table(const OfflineReport& report, const OfflineFlags& flags) {
-  const OfflineShape& shape = flags.shape;
+/// One object for one shape; for several their objects, with what compares them.
+Json to_json(const OfflineReport& report, const OfflineFlags& flags) {
+  if (report.shapes.size() == 1) {
+    return to_json(report, report.shapes.front(), flags);
+  }
+  JsonArray shapes;
+  for (const ShapeReport& shape : report.shapes) {
+    Json json = to_json(report, shape, flags);
+    json.set("prefill_over_first", json_of(shape.prefill_over_first));
+    json.set("decode_over_first", json_of(shape.decode_over_first));
+    shapes.push_back(std::move(json));
+  }
+  return Json::object({{"shapes", std::move(shapes)}});
+}
+
+void print_shape(const OfflineReport& report, const ShapeReport& of) {
+  const OfflineShape& shape = of.shape;
   const auto mega = [](int64_t bytes) { return static_cast<double>(bytes) / 1e6; };
+  const auto ratio = [](const std::optional<Quartiles>& q) {
+    return q ? fmt::format(", {:.3f} ({:.3f} to {:.3f}) x the first", q->median, q->p25, q->p75)
+             : std::string();
+  };
+  print_out(fmt::format("  prefill  {:10.1f} tokens/s  {} x {} tokens after {}, {:.1f} ms{}\n",
+                        of.prefill_tps, shape.batch, shape.input_len, shape.context, of.prefill_ms,
+                        ratio(of.prefill_over_first)));
+  print_out(fmt::format("  decode   {:10.1f} tokens/s  {} x {} steps, {:.2f} ms a step{}\n",
+                        of.decode_tps, shape.batch, shape.output_len, of.decode_ms,
+                        ratio(of.decode_over_first)));
+  print_out(fmt::format(
+      "  memory   {:10.1f} GB/s      a step reads {:.1f} MB of weights and {} x {:.1f} MB of keys "
+      "and values:\n                               {:.1f} % ({:.1f} to {:.1f}) of this bandwidth\n",
+      of.read_gbps, mega(report.weight_bytes), shape.batch, mega(of.kv_bytes), of.roofline.median,
+      of.roofline.p25, of.roofline.p75));
+}
+
+void print_table(const OfflineReport& report, const OfflineFlags& flags) {
   print_out(fmt::format("{}: {} on {}, {} threads, KV cache {}; loaded in {:.0f} ms\n",
                         flags.model.model_dir, report.scheme, report.backend, report.threads,
                         cache_type(flags.model), report.load_ms));
-  print_out(fmt::format("  prefill  {:10.1f} tokens/s  {} x {} tokens after {}, {:.1f} ms\n",
-                        report.prefill_tps, shape.batch, shape.input_len, shape.context,
-                        report.prefill_ms));
-  print_out(fmt::format("  decode   {:10.1f} tokens/s  {} x {} steps, {:.2f} ms a step\n",
-                        report.decode_tps, shape.batch, shape.output_len, report.decode_ms));
-  print_out(fmt::format(
-      "  memory   {:10.1f} GB/s      a step reads {:.1f} MB of weights and {} x {:.1f} MB of keys "
-      "and values:\n                               {:.1f} % of this bandwidth\n",
-      report.read_gbps, mega(report.weight_bytes), shape.batch, mega(report.kv_bytes),
-      report.roofline_percent));
-  print_out(fmt::format("  resident {:10.1f} MB\n", mega(report.peak_rss_bytes)));
+  for (const ShapeReport& shape : report.shapes) {
+    print_shape(report, shape);
+  }
+  print_out(
+      fmt::format("  resident {:10.1f} MB\n", static_cast<double>(report.peak_rss_bytes) / 1e6));
 }
 
 Status run(const OfflineFlags& flags) {
@@ -196,26 +256,39 @@ void add_bench_offline(CLI::App& bench, CommandContext& context) {
                           int64_t most) {
     command->add_option(name, value, help)->check(whole_number(least, most))->capture_default_str();
   };
-  OfflineShape& shape = flags->shape;
-  number("--batch", shape.batch, "Sequences at once", 1, kMostSequences);
-  number("--input-len", shape.input_len, "New tokens of each prompt", 1, kMostTokens);
-  number("--output-len", shape.output_len, "Decode steps", 1, kMostTokens);
-  number("--context", shape.context, "Tokens of each prompt that are in the cache before", 0,
-         kMostTokens);
+  const auto numbers = [&](const char* name, std::vector<int64_t>& values, const char* help,
+                           int64_t least, int64_t most) {
+    command->add_option(name, values, help)
+        ->delimiter(',')
+        ->check(whole_number(least, most))
+        ->capture_default_str();
+  };
+  numbers("--batch", flags->batches, "Sequences at once, or several numbers like 1,16", 1,
+          kMostSequences);
+  number("--input-len", flags->input_len, "New tokens of each prompt", 1, kMostTokens);
+  number("--output-len", flags->output_len, "Decode steps", 1, kMostTokens);
+  numbers("--context", flags->contexts,
+          "Tokens of each prompt that are in the cache before, or several numbers like 0,4096", 0,
+          kMostTokens);
   number("--max-num-batched-tokens", flags->max_num_batched_tokens,
          "Tokens of one step; longer prefills are cut", 1, int64_t{1} << 20);
   number("--repeats", flags->repeats, "Prefills, each followed by the decode steps", 1, 1000);
   command->add_option("--seed", flags->seed, "Of the random tokens")
       ->check(whole_number(0))
       ->capture_default_str();
-  command->add_flag("--json", flags->json,
-                    "Print one JSON object: prefill_tps, decode_tps, bytes_per_token, read_gbps, "
-                    "roofline_percent, peak_rss_bytes, ...");
+  command->add_flag(
+      "--json", flags->json,
+      "Print one JSON object: prefill_tps, decode_tps, bytes_per_token, read_gbps, "
+      "roofline_percent, peak_rss_bytes, ...; of several shapes: shapes, a list of "
+      "such objects with prefill_over_first and decode_over_first (median, p25, p75)");
   command->footer(
       "Rates are of all sequences together, from the median of the prefills and of all decode "
       "steps; decoding\nfollows the prompt. bytes_per_token: weights, and keys and values of one "
       "sequence, that a step reads.\nroofline_percent: all bytes that a step reads, per second, "
-      "of the bandwidth measured in this run.\n\n" +
+      "of the bandwidth; on CPUs that is measured before\nand after every 8 steps.\nOf lists, "
+      "every "
+      "combination is run in one process. They take turns, in decoding 8 steps at a time: ratios\n"
+      "compare neighbours in time with the first, as medians and quartiles.\n\n" +
       bench.get_footer());
   command->callback([flags, &context] { context.action = [flags] { return run(*flags); }; });
 }

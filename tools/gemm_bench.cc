@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "base/f16.h"
-#include "bench.h"
 #include "core/buffer.h"
+#include "quartiles.h"
 
 namespace nibble {
 

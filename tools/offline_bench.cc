@@ -11,6 +11,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int64_t kWarmUpSteps = 2;
+constexpr int64_t kTurnSteps = 8;  // short, since a shared host changes its speed within seconds
 
 double ms_since(Clock::time_point begin) {
   return std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
@@ -23,35 +24,60 @@ int64_t steps_ahead(const OfflineShape& shape, const EngineOptions& options) {
   return 1 + shape.batch * (options.page_size + 1) / free;
 }
 
+/// Positions of its sequences: the prompt, a token to decode from, and what is decoded.
+int64_t positions_of(const OfflineShape& shape, const EngineOptions& options) {
+  return shape.context + shape.input_len + 1 + shape.output_len + 1 + steps_ahead(shape, options);
+}
+
+Status check_positions(const OfflineShape& shape, int64_t positions, const ModelConfig& config) {
+  if (positions <= config.max_position) {
+    return {};
+  }
+  return make_error(StatusCode::kInvalidArgument,
+                    "--context {} + --input-len {} + --output-len {} needs {} positions in all, "
+                    "but the model's end at {} (config.json: max_position_embeddings)",
+                    shape.context, shape.input_len, shape.output_len, positions,
+                    config.max_position);
+}
+
 }  // namespace
 
-Result<EngineOptions> OfflineBench::options_for(const OfflineShape& shape,
+Result<EngineOptions> OfflineBench::options_for(std::span<const OfflineShape> shapes,
                                                 const EngineOptions& base,
                                                 const ModelConfig& config) {
   EngineOptions options = base;
-  options.max_num_seqs = shape.batch;
+  options.max_num_seqs = 0;
+  options.max_model_len = 0;
+  options.num_pages = 0;
   options.prefix_caching = true;
-  options.max_num_batched_tokens = std::max(options.max_num_batched_tokens, shape.batch);
-  const int64_t needed = shape.context + shape.input_len + shape.output_len + 1;
-  const int64_t length = needed + steps_ahead(shape, options);
-  if (length > config.max_position) {
-    return make_error(StatusCode::kInvalidArgument,
-                      "--context {} + --input-len {} + --output-len {} needs {} positions in all, "
-                      "but the model's end at {} (config.json: max_position_embeddings)",
-                      shape.context, shape.input_len, shape.output_len, length,
-                      config.max_position);
+  for (const OfflineShape& shape : shapes) {
+    options.max_num_seqs = std::max(options.max_num_seqs, shape.batch);
   }
-  options.max_model_len = length;
-  // Contexts stay; the pages of two rounds, so that no context is evicted for the newer round.
+  options.max_num_batched_tokens = std::max(options.max_num_batched_tokens, options.max_num_seqs);
   const auto pages = [&](int64_t tokens) { return tokens / options.page_size + 1; };
-  options.num_pages = shape.batch * (pages(shape.context) + 2 * pages(length - shape.context) + 1);
+  for (const OfflineShape& shape : shapes) {
+    const int64_t length = positions_of(shape, options);
+    NIBBLE_RETURN_IF_ERROR(check_positions(shape, length, config));
+    options.max_model_len = std::max(options.max_model_len, length);
+    // Contexts stay; the pages of two rounds, so that no context is evicted for the newer round.
+    options.num_pages +=
+        shape.batch * (pages(shape.context) + 2 * pages(length - shape.context) + 1);
+  }
   return EngineCore::resolve(options, config);
 }
 
-OfflineBench::OfflineBench(EngineCore& core, const OfflineShape& shape, uint64_t seed)
-    : core_(core), shape_(shape), random_(seed) {
-  for (int64_t i = 0; i < shape_.batch; ++i) {
-    contexts_.push_back(random_tokens(shape_.context));
+int64_t OfflineBench::decode_length(const OfflineShape& shape, size_t shapes) {
+  const int64_t steps = shapes == 1 ? shape.output_len : std::min(kTurnSteps, shape.output_len);
+  return shape.context + shape.input_len + steps / 2;
+}
+
+OfflineBench::OfflineBench(EngineCore& core, std::span<const OfflineShape> shapes, uint64_t seed)
+    : core_(core), random_(seed), timings_(shapes.size()) {
+  for (const OfflineShape& shape : shapes) {
+    Lane& lane = lanes_.emplace_back(Lane{.shape = shape, .contexts = {}, .prompts = {}});
+    for (int64_t i = 0; i < shape.batch; ++i) {
+      lane.contexts.push_back(random_tokens(shape.context));
+    }
   }
 }
 
@@ -63,10 +89,10 @@ std::vector<int32_t> OfflineBench::random_tokens(int64_t count) {
   return tokens;
 }
 
-OfflineBench::Prompts OfflineBench::make_prompts(int64_t new_tokens) {
-  Prompts prompts = contexts_;
+OfflineBench::Prompts OfflineBench::make_prompts(const Lane& lane) {
+  Prompts prompts = lane.contexts;
   for (std::vector<int32_t>& prompt : prompts) {
-    const std::vector<int32_t> tail = random_tokens(new_tokens);
+    const std::vector<int32_t> tail = random_tokens(lane.shape.input_len);
     prompt.insert(prompt.end(), tail.begin(), tail.end());
   }
   return prompts;
@@ -106,44 +132,78 @@ Status OfflineBench::run_all() {
   return {};
 }
 
-Status OfflineBench::decode(const Prompts& prompts, int64_t steps, std::vector<double>& step_ms) {
+Status OfflineBench::prefill(const Lane& lane, OfflineTimings& timings) {
+  const EngineStats before = core_.stats();
+  add(lane.prompts, 1);
+  const auto begin = Clock::now();
+  NIBBLE_RETURN_IF_ERROR(run_all());
+  timings.prefills.push_back({.ms = ms_since(begin)});
+  const EngineStats after = core_.stats();
+  timings.prefill_tokens =
+      (after.prompt_tokens - before.prompt_tokens) - (after.cached_tokens - before.cached_tokens);
+  return {};
+}
+
+Status OfflineBench::decode(const Lane& lane,
+                            int64_t steps,
+                            const OfflineMeter& meter,
+                            std::vector<OfflineTimings::Turn>& turns) {
+  Prompts prompts = lane.prompts;
+  for (std::vector<int32_t>& prompt : prompts) {
+    prompt.push_back(random_tokens(1)[0]);  // where prompts end with a page, all that is computed
+  }
   add(prompts, core_.options().max_model_len);
   while (std::ranges::any_of(generated_, [](int64_t count) { return count == 0; })) {
     NIBBLE_RETURN_IF_ERROR(step());
   }
-  for (int64_t i = 0; i < steps; ++i) {
-    const auto begin = Clock::now();
-    NIBBLE_RETURN_IF_ERROR(step());
-    step_ms.push_back(ms_since(begin));
-    CHECK_EQ(step_tokens_, shape_.batch);
+  double before = meter.read_gbps();
+  for (int64_t done = 0; done < steps;) {
+    OfflineTimings::Turn& turn = turns.emplace_back();
+    for (const int64_t end = std::min(steps, done + kTurnSteps); done < end; ++done) {
+      const auto begin = Clock::now();
+      NIBBLE_RETURN_IF_ERROR(step());
+      turn.step_ms.push_back(ms_since(begin));
+      CHECK_EQ(step_tokens_, lane.shape.batch);
+    }
+    const double after = meter.read_gbps();
+    turn.read_gbps = (before + after) / 2;
+    before = after;
   }
   core_.cancel_all();
   return step();  // what may be under way
 }
 
 Status OfflineBench::warm_up() {
-  if (shape_.context > 0) {
-    add(contexts_, 1);
+  for (Lane& lane : lanes_) {
+    lane.prompts = lane.shape.context > 0 ? lane.contexts : make_prompts(lane);
+    add(lane.prompts, 1);
     NIBBLE_RETURN_IF_ERROR(run_all());
+    std::vector<OfflineTimings::Turn> untimed;
+    NIBBLE_RETURN_IF_ERROR(
+        decode(lane, std::min(kWarmUpSteps, lane.shape.output_len), OfflineMeter(), untimed));
   }
-  const Prompts prompts = make_prompts(shape_.input_len);
-  add(prompts, 1);
-  NIBBLE_RETURN_IF_ERROR(run_all());
-  std::vector<double> untimed;
-  return decode(prompts, std::min(kWarmUpSteps, shape_.output_len), untimed);
+  return {};
 }
 
-Status OfflineBench::run_round(Timings& timings) {
-  const Prompts prompts = make_prompts(shape_.input_len);
-  const EngineStats before = core_.stats();
-  add(prompts, 1);
-  const auto begin = Clock::now();
-  NIBBLE_RETURN_IF_ERROR(run_all());
-  timings.prefill_ms.push_back(ms_since(begin));
-  const EngineStats after = core_.stats();
-  timings.prefill_tokens =
-      (after.prompt_tokens - before.prompt_tokens) - (after.cached_tokens - before.cached_tokens);
-  return decode(prompts, shape_.output_len, timings.decode_ms);
+Status OfflineBench::run_round(const OfflineMeter& meter) {
+  double before = meter.peak_tops();
+  for (size_t i = 0; i < lanes_.size(); ++i) {
+    lanes_[i].prompts = make_prompts(lanes_[i]);
+    NIBBLE_RETURN_IF_ERROR(prefill(lanes_[i], timings_[i]));
+    const double after = meter.peak_tops();
+    timings_[i].prefills.back().peak_tops = (before + after) / 2;
+    before = after;
+    timings_[i].turns.emplace_back();
+  }
+  const int64_t steps = lanes_.front().shape.output_len;
+  const int64_t at_once = lanes_.size() == 1 ? steps : kTurnSteps;
+  for (int64_t done = 0; done < steps; done += at_once) {
+    for (size_t i = 0; i < lanes_.size(); ++i) {
+      NIBBLE_RETURN_IF_ERROR(
+          decode(lanes_[i], std::min(at_once, steps - done), meter, timings_[i].turns.back()));
+    }
+  }
+  return {};
 }
 
 }  // namespace nibble

@@ -10,7 +10,6 @@ ceilings before and after each timing, a long context with an empty one run just
 --parts kernels,decode,prefill,context runs some of it.
 """
 import argparse
-import itertools
 import json
 import pathlib
 import platform
@@ -87,7 +86,7 @@ class Bench:
         runs.append(("w4a8", "VNNI", ("--isa", "avx512")))
         for scheme, name, flags in runs:
             out = self.offline(scheme, "--input-len", 512, "--output-len", 1, *flags)
-            peaks = [sum(pair) / 2 for pair in itertools.pairwise(out["peak_tops"])]
+            peaks = out["peak_tops"]
             shares = [100 * 2e-12 * PARAMETERS * 512 / (ms * 1e-3) / peak
                       for ms, peak in zip(out["prefill_ms"], peaks)]
             self.row(" ".join(["prefill 512,", scheme, *flags]), f"{out['prefill_tps']:.0f} tokens/s",
