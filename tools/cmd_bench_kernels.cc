@@ -58,6 +58,7 @@ Json timing_json(const GemmTiming& timing, const std::string& scheme, std::strin
                        {"n", timing.shape.n},
                        {"k", timing.shape.k},
                        {"us", timing.us},
+                       {"input_us", timing.input_us},
                        {"gbps", timing.gbps},
                        {"tops", timing.tops},
                        {"roofline_percent", timing.roofline_percent}});
@@ -73,15 +74,16 @@ void print_ceilings(const cpu::Ceilings& ceilings, const Backend& backend) {
       backend.name(), backend.threads(), ceilings.read_gbps, text(ceilings.amx_int8_tops),
       text(ceilings.amx_bf16_tops), text(ceilings.vnni_int8_tops()),
       text(ceilings.fma512_tops ? ceilings.fma512_tops : ceilings.fma256_tops)));
-  print_out(fmt::format("{:14} {:28} {:>5} {:>6} {:>6} {:>10} {:>7} {:>8} {:>7}\n", "scheme",
-                        "kernel", "m", "n", "k", "us", "GB/s", "GOPS", "roof %"));
+  print_out(fmt::format("{:14} {:28} {:>5} {:>6} {:>6} {:>10} {:>9} {:>7} {:>8} {:>7}\n", "scheme",
+                        "kernel", "m", "n", "k", "us", "input us", "GB/s", "GOPS", "roof %"));
 }
 
 void print_timings(const SchemeTimings& all) {
   for (const GemmTiming& timing : all.timings) {
-    print_out(fmt::format("{:14} {:28} {:5} {:6} {:6} {:10.1f} {:7.2f} {:8.1f} {:7.1f}\n",
+    print_out(fmt::format("{:14} {:28} {:5} {:6} {:6} {:10.1f} {:9.1f} {:7.2f} {:8.1f} {:7.1f}\n",
                           all.scheme, timing.kernel, timing.m, timing.shape.n, timing.shape.k,
-                          timing.us, timing.gbps, timing.tops * 1e3, timing.roofline_percent));
+                          timing.us, timing.input_us, timing.gbps, timing.tops * 1e3,
+                          timing.roofline_percent));
   }
 }
 
@@ -226,11 +228,15 @@ void add_bench_kernels(CLI::App& bench, CommandContext& context) {
       ->capture_default_str();
   command->add_flag("--json", flags->json,
                     "Print one JSON object: ceilings (read_gbps, amx_int8_tops, ...), kernels "
-                    "(name, scheme, isa, m, n, k, us, gbps, tops, roofline_percent)");
+                    "(name, scheme, isa, m, n, k, us, input_us, gbps, tops, roofline_percent)");
   command->footer(
       "Weights come from memory, medians of at least 9 runs. The roofline is the longer of reading "
       "the weights\nat the bandwidth, and of all operations at the peak of the instructions, both "
-      "measured directly before\nand after each run.\n\n" +
+      "measured directly before\nand after each run. On CPUs input_us is the part of us that "
+      "rounds "
+      "the activations to what the kernel\nmultiplies: in a model this is one pass with the norm "
+      "or "
+      "SiLU before, and figures of products elsewhere\noften leave it out.\n\n" +
       bench.get_footer());
   command->callback([flags, command, &context] {
     flags->rows_given = command->count("--m") > 0;

@@ -7,6 +7,7 @@
 #include <random>
 #include <utility>
 
+#include "backend/cpu/cpu_gemm.h"
 #include "base/f16.h"
 #include "core/buffer.h"
 #include "quartiles.h"
@@ -64,8 +65,8 @@ Result<QuantTensor> copy_of(const QuantTensor& weight) {
 }
 
 struct PackedCopy {
-  size_t shape = 0;  // index into GemmBenchOptions::shapes
-  std::unique_ptr<PreparedGemm> gemm;
+  size_t shape = 0;                    // index into GemmBenchOptions::shapes
+  std::unique_ptr<PreparedGemm> gemm;  // a CpuGemm
 };
 
 /// Copies of all shapes in turn, until a round over them reads more than the caches hold.
@@ -107,6 +108,7 @@ double ops_of(int64_t m, GemmShape shape) {
 /// Microseconds that products took, and what each would have taken at the ceilings around it.
 struct Timings {
   std::vector<double> us;
+  std::vector<double> input_us;  // of us
   std::vector<double> roof_us;
 };
 
@@ -139,9 +141,10 @@ class GemmRounds final {
       run(copies_[(next_ + copies_.size() - 1) % copies_.size()], 1);  // wakes the threads
       const PackedCopy& copy = copies_[next_];
       next_ = (next_ + 1) % copies_.size();
-      const double us = run(copy, m);
+      const RunTime time = run(copy, m);
       const Roof after = measure_roof(act);
-      timings[copy.shape].us.push_back(us);
+      timings[copy.shape].us.push_back(time.us);
+      timings[copy.shape].input_us.push_back(time.input_us);
       timings[copy.shape].roof_us.push_back(roof_us(copy, m, before, after));
       before = after;
     }
@@ -151,6 +154,11 @@ class GemmRounds final {
   [[nodiscard]] const PreparedGemm& first_of(size_t shape) const { return *copies_[shape].gemm; }
 
  private:
+  struct RunTime {
+    double us = 0;
+    double input_us = 0;
+  };
+
   struct Roof {
     double read_gbps = 0;
     double tops = 0;  // 0: not known
@@ -169,16 +177,21 @@ class GemmRounds final {
     return std::max(reading, tops > 0 ? ops_of(m, options_.shapes[copy.shape]) / tops * 1e-6 : 0.0);
   }
 
-  /// Microseconds of a product.
-  double run(const PackedCopy& copy, int64_t m) {
+  /// A product as PreparedGemm::run() computes it.
+  RunTime run(const PackedCopy& copy, int64_t m) {
     const GemmShape shape = options_.shapes[copy.shape];
+    const GemmArgs args{.x = {x_.data(), DType::kBF16},
+                        .x_stride = shape.k,
+                        .m = m,
+                        .y = {y_.data(), DType::kBF16},
+                        .y_stride = shape.n};
+    auto& gemm = dynamic_cast<cpu::CpuGemm&>(*copy.gemm);
     const auto begin = Clock::now();
-    copy.gemm->run({.x = {x_.data(), DType::kBF16},
-                    .x_stride = shape.k,
-                    .m = m,
-                    .y = {y_.data(), DType::kBF16},
-                    .y_stride = shape.n});
-    return std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
+    gemm.round_input(args);
+    const std::chrono::duration<double, std::micro> input = Clock::now() - begin;
+    gemm.multiply(args);
+    const std::chrono::duration<double, std::micro> both = Clock::now() - begin;
+    return {.us = both.count(), .input_us = input.count()};
   }
 
   std::vector<PackedCopy> copies_;
@@ -210,6 +223,7 @@ Result<std::vector<GemmTiming>> bench_gemm(Backend& backend,
                          .m = m,
                          .shape = shape,
                          .us = us,
+                         .input_us = median(timed[i].input_us),
                          .gbps = bytes / us * 1e-3,
                          .tops = ops_of(m, shape) / us * 1e-6,
                          .roofline_percent = 100 * median(shares)});

@@ -18,9 +18,10 @@ struct GemmTiming {
   std::string kernel;
   int64_t m = 0;
   GemmShape shape;
-  double us = 0;    // median
-  double gbps = 0;  // bytes of the weights a second
-  double tops = 0;  // two operations per weight and row
+  double us = 0;        // median
+  double input_us = 0;  // of us: rounding the activations
+  double gbps = 0;      // bytes of the weights a second
+  double tops = 0;      // two operations per weight and row
   // Of the slower of: reading the weights once, all operations. Median of the timings, each
   // compared with the mean of the ceiling directly before and directly after it.
   double roofline_percent = 0;
@@ -35,7 +36,7 @@ struct GemmBenchOptions {
 
 /// Times a scheme's product as a model of BF16 runs it: activations and results are BF16. Weights
 /// and activations are random; the weights come from memory, because the runs go round copies of
-/// more than 400 MB. At least 9 timings of each shape and m.
+/// more than 400 MB. At least 9 timings of each shape and m. `backend` is the CPU's.
 Result<std::vector<GemmTiming>> bench_gemm(Backend& backend,
                                            const QuantScheme& scheme,
                                            const GemmBenchOptions& options);

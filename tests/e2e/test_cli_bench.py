@@ -242,7 +242,8 @@ def test_bench_without_a_model_or_a_subcommand(tmp_path):
 # --- bench kernels -------------------------------------------------------------------------------
 
 CEILINGS = {"read_gbps", "amx_int8_tops", "amx_bf16_tops", "vnni_int8_tops"}
-KERNEL = {"name", "scheme", "isa", "m", "n", "k", "us", "gbps", "tops", "roofline_percent"}
+KERNEL = {"name", "scheme", "isa", "m", "n", "k", "us", "input_us", "gbps", "tops",
+          "roofline_percent"}
 
 
 def test_bench_kernels_json():
@@ -256,6 +257,7 @@ def test_bench_kernels_json():
         assert set(row) == KERNEL
         assert (row["scheme"], row["n"], row["k"]) == ("w8a8_int8", 4096, 4096)
         assert row["name"].startswith("gemm_w8a8_int8") and row["isa"] in row["name"]
+        assert 0 < row["input_us"] < row["us"]
         operations = 2 * row["m"] * 4096 * 4096
         assert abs(row["tops"] * row["us"] * 1e6 - operations) < 1e-6 * operations
         assert 4096 * 4096 <= row["gbps"] * row["us"] * 1e3 < 1.1 * 4096 * 4096

@@ -242,6 +242,11 @@ ProductTask CpuGemm::product_task(const GemmArgs& args, int64_t row) const {
 }
 
 void CpuGemm::run(const GemmArgs& args) {
+  round_input(args);
+  multiply(args);
+}
+
+void CpuGemm::round_input(const GemmArgs& args) {
   const int64_t k = matrix_.k();
   CHECK_LE(args.m, max_m_);
   CHECK_GE(args.x_stride, args.input.kind == GemmInput::Kind::kSiluMul ? 2 * k : k);
@@ -251,6 +256,9 @@ void CpuGemm::run(const GemmArgs& args) {
     for_rows(workspace_.pool(), args.m, k,
              [&](int64_t row, int thread) { round_row(args, row, thread); });
   }
+}
+
+void CpuGemm::multiply(const GemmArgs& args) {
   if (in_tiles(args.m)) {
     multiply_tiles(args);
   } else {

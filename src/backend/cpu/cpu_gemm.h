@@ -21,7 +21,12 @@ class CpuGemm final : public PreparedGemm {
                                                       Workspace& workspace,
                                                       bool exact);
 
+  /// round_input(), then multiply().
   void run(const GemmArgs& args) override;
+  /// What is done to the rows of x, up to their rounding; for benchmarks apart from multiply().
+  void round_input(const GemmArgs& args);
+  /// The product of the rows that round_input() left behind.
+  void multiply(const GemmArgs& args);
   [[nodiscard]] Result<QuantTensor> unpack() const override { return matrix_.unpack(); }
   Status update(const QuantTensor& weight) override;
   [[nodiscard]] std::string_view kernel_name() const override { return name_; }
