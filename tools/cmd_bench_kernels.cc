@@ -61,7 +61,9 @@ Json timing_json(const GemmTiming& timing, const std::string& scheme, std::strin
                        {"input_us", timing.input_us},
                        {"gbps", timing.gbps},
                        {"tops", timing.tops},
-                       {"roofline_percent", timing.roofline_percent}});
+                       {"roofline_percent", timing.roofline_percent.median},
+                       {"roofline_percent_p25", timing.roofline_percent.p25},
+                       {"roofline_percent_p75", timing.roofline_percent.p75}});
 }
 
 void print_ceilings(const cpu::Ceilings& ceilings, const Backend& backend) {
@@ -83,7 +85,7 @@ void print_timings(const SchemeTimings& all) {
     print_out(fmt::format("{:14} {:28} {:5} {:6} {:6} {:10.1f} {:9.1f} {:7.2f} {:8.1f} {:7.1f}\n",
                           all.scheme, timing.kernel, timing.m, timing.shape.n, timing.shape.k,
                           timing.us, timing.input_us, timing.gbps, timing.tops * 1e3,
-                          timing.roofline_percent));
+                          timing.roofline_percent.median));
   }
 }
 
@@ -226,9 +228,10 @@ void add_bench_kernels(CLI::App& bench, CommandContext& context) {
                    "each other, and the power limit lowers clocks")
       ->check(CLI::Range(0.0, 100.0))
       ->capture_default_str();
-  command->add_flag("--json", flags->json,
-                    "Print one JSON object: ceilings (read_gbps, amx_int8_tops, ...), kernels "
-                    "(name, scheme, isa, m, n, k, us, input_us, gbps, tops, roofline_percent)");
+  command->add_flag(
+      "--json", flags->json,
+      "Print one JSON object: ceilings (read_gbps, amx_int8_tops, ...), kernels "
+      "(name, scheme, isa, m, n, k, us, input_us, gbps, tops, roofline_percent, _p25, _p75)");
   command->footer(
       "Weights come from memory, medians of at least 9 runs. The roofline is the longer of reading "
       "the weights\nat the bandwidth, and of all operations at the peak of the instructions, both "

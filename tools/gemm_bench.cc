@@ -3,14 +3,12 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <functional>
 #include <random>
 #include <utility>
 
 #include "backend/cpu/cpu_gemm.h"
 #include "base/f16.h"
 #include "core/buffer.h"
-#include "quartiles.h"
 
 namespace nibble {
 
@@ -217,8 +215,9 @@ Result<std::vector<GemmTiming>> bench_gemm(Backend& backend,
       const PreparedGemm& gemm = rounds.first_of(i);
       const auto bytes = static_cast<double>(gemm.weight_bytes());
       const double us = median(timed[i].us);
-      std::vector<double> shares(timed[i].us.size());
-      std::ranges::transform(timed[i].roof_us, timed[i].us, shares.begin(), std::divides());
+      std::vector<double> percents(timed[i].us.size());
+      std::ranges::transform(timed[i].roof_us, timed[i].us, percents.begin(),
+                             [](double roof, double time) { return 100 * roof / time; });
       timings.push_back({.kernel = std::string(gemm.kernel_name()),
                          .m = m,
                          .shape = shape,
@@ -226,7 +225,7 @@ Result<std::vector<GemmTiming>> bench_gemm(Backend& backend,
                          .input_us = median(timed[i].input_us),
                          .gbps = bytes / us * 1e-3,
                          .tops = ops_of(m, shape) / us * 1e-6,
-                         .roofline_percent = 100 * median(shares)});
+                         .roofline_percent = quartiles(percents)});
     }
   }
   return timings;

@@ -6,6 +6,7 @@
 
 #include "backend/backend.h"
 #include "backend/cpu/ceilings.h"
+#include "quartiles.h"
 
 namespace nibble {
 
@@ -22,9 +23,9 @@ struct GemmTiming {
   double input_us = 0;  // of us: rounding the activations
   double gbps = 0;      // bytes of the weights a second
   double tops = 0;      // two operations per weight and row
-  // Of the slower of: reading the weights once, all operations. Median of the timings, each
+  // Of the slower of: reading the weights once, all operations. Of the timings, each
   // compared with the mean of the ceiling directly before and directly after it.
-  double roofline_percent = 0;
+  Quartiles roofline_percent;
 };
 
 struct GemmBenchOptions {

@@ -243,7 +243,7 @@ def test_bench_without_a_model_or_a_subcommand(tmp_path):
 
 CEILINGS = {"read_gbps", "amx_int8_tops", "amx_bf16_tops", "vnni_int8_tops"}
 KERNEL = {"name", "scheme", "isa", "m", "n", "k", "us", "input_us", "gbps", "tops",
-          "roofline_percent"}
+          "roofline_percent", "roofline_percent_p25", "roofline_percent_p75"}
 
 
 def test_bench_kernels_json():
@@ -258,6 +258,8 @@ def test_bench_kernels_json():
         assert (row["scheme"], row["n"], row["k"]) == ("w8a8_int8", 4096, 4096)
         assert row["name"].startswith("gemm_w8a8_int8") and row["isa"] in row["name"]
         assert 0 < row["input_us"] < row["us"]
+        assert (0 < row["roofline_percent_p25"] <= row["roofline_percent"]
+                <= row["roofline_percent_p75"])
         operations = 2 * row["m"] * 4096 * 4096
         assert abs(row["tops"] * row["us"] * 1e6 - operations) < 1e-6 * operations
         assert 4096 * 4096 <= row["gbps"] * row["us"] * 1e3 < 1.1 * 4096 * 4096
