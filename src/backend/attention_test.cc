@@ -93,6 +93,17 @@ class CachedRun {
   /// The same BF16 numbers, handed over as F32.
   void wide_activations() { shape_.activations = DType::kF32; }
 
+  /// Replaces elements x of tokens' queries by change(token, element, x).
+  template <typename Change>
+  void change_queries(const Change& change) {
+    for (auto& inputs : inputs_) {
+      for (int64_t i = 0; i < static_cast<int64_t>(inputs.size()); ++i) {
+        float& x = inputs[static_cast<size_t>(i)];
+        x = i % row_ < width_ ? change(i / row_, i % row_, x) : x;
+      }
+    }
+  }
+
   /// Multiplies each token's keys by 1 + growth * token.
   void sharpen(float growth) {
     const int64_t begin = shape_.heads * shape_.head_dim;
@@ -231,7 +242,10 @@ TEST(Attention, EqualsTheReferenceInAnyPiecesOnEveryInstructionSet) {
     for (Shape shape :
          {Shape{code, 4, 2, 64, 16, 0}, Shape{code, 3, 1, 24, 8, 20}, Shape{code, 2, 2, 136, 7, 0},
           Shape{code, 6, 1, 80, 16, 64}, Shape{code, 8, 1, 128, 16, 0},
-          Shape{code, 2, 2, 256, 16, 130}, Shape{code, 34, 2, 64, 16, 0, {70, 9}}}) {
+          Shape{code, 2, 2, 256, 16, 130}, Shape{code, 34, 2, 64, 16, 0, {70, 9}},
+          // Rows and columns that fill no group of sums, and the smallest and largest heads.
+          Shape{code, 7, 1, 8, 16, 0, {67, 65}}, Shape{code, 10, 2, 40, 16, 33, {129, 64}},
+          Shape{code, 11, 1, 48, 5, 31, {70, 33}}, Shape{code, 13, 1, 512, 16, 50, {66, 5}}}) {
       shape.form = form;
       SCOPED_TRACE(testing::Message()
                    << "code " << static_cast<int>(code) << " form " << static_cast<int>(form)
@@ -368,6 +382,37 @@ TEST(Attention, LongContextsGiveTheSameBitsOnAnyThreads) {
       }
       const CachedRun whole = run(shape, filler.get(), {5000, 5000});
       expect_same_bits(whole.last_outputs(0, 5), first);
+    }
+  }
+}
+
+// Rows whose elements differ much, are alike, are tiny or give large scores; later ones are too
+// large and become NaN.
+TEST(Attention, ExtremeQueriesGiveTheSameBitsOnEveryInstructionSet) {
+  for (const KvCode code : {KvCode::kInt8, KvCode::kInt4}) {
+    for (const int64_t dim : {24, 64, 512}) {
+      const Shape shape{code, 5, 1, dim, 16, 0, {90, 20}};
+      const auto large = static_cast<std::ptrdiff_t>(60 * shape.heads * dim);
+      std::vector<float> first;
+      for (const std::string_view isa : cpu::supported_isas()) {
+        SCOPED_TRACE(testing::Message() << isa << " code " << static_cast<int>(code));
+        auto backend = make_cpu_backend({.threads = 2, .isa = std::string(isa)}).value();
+        CachedRun cached(shape);
+        cached.change_queries([](int64_t token, int64_t element, float x) {
+          const float kinds[] = {x, element % 64 == 3 ? 1000 * x : x, 1.99F, x * 1e-36F, 300 * x};
+          return token < 60 ? kinds[token % 5] : 1e31F;
+        });
+        cached.finish(backend.get(), {37, 8});
+        const auto is_nan = [](float y) { return std::isnan(y); };
+        const std::vector<float>& outputs = cached.outputs(0);
+        EXPECT_TRUE(std::none_of(outputs.begin(), outputs.begin() + large, is_nan));
+        EXPECT_TRUE(std::all_of(outputs.begin() + large, outputs.end(), is_nan));
+        const std::vector<float> finite(outputs.begin(), outputs.begin() + large);
+        if (first.empty()) {
+          first = finite;
+        }
+        expect_same_bits(first, finite);
+      }
     }
   }
 }

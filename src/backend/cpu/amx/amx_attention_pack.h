@@ -158,60 +158,6 @@ inline void contain_values(const KvRow& value, int64_t dim, int64_t j, const Til
   }
 }
 
-alignas(64) constexpr uint8_t kZeroRow[kMaxHeadDim * 2] = {};
-
-/// Part of a block of keys: those in `range` exist, the groups of 32 from begin to end are packed.
-struct PackRange {
-  int64_t at;  // position of the block
-  int64_t range[2];
-  int64_t begin;
-  int64_t end;
-};
-
-inline PackRange pack_range(const int64_t (&keys)[2], int64_t at) {
-  PackRange pack{at, {larger(keys[0], at) - at, smaller(keys[1], at + kKeyBlock) - at}, 0, 0};
-  pack.begin = pack.range[0] / 32 * 32;
-  pack.end = round_up(pack.range[1], 32);
-  return pack;
-}
-
-/// Where the rows of a block's keys lie; those that are not there are zeros.
-inline void find_block(const AttentionTask& task, const PackRange& pack, KvRows& rows) {
-  static constexpr float kNoParams[2] = {0.0F, 0.0F};
-  const KvRow none{kZeroRow, kNoParams};
-  find_rows(task, pack.at + pack.range[0], pack.at + pack.range[1], pack.range[0], rows);
-  for (int64_t j = pack.begin; j < pack.range[0]; ++j) {
-    rows.keys[j] = rows.values[j] = none;
-  }
-  for (int64_t j = pack.range[1]; j < pack.end; ++j) {
-    rows.keys[j] = rows.values[j] = none;
-  }
-}
-
-inline void prefetch_bytes(const uint8_t* from, int64_t bytes) {
-  for (int64_t i = 0; i < bytes; i += 64) {
-    _mm_prefetch(reinterpret_cast<const char*>(from + i), _MM_HINT_T0);
-  }
-}
-
-/// Asks for keys and values of positions first .. last-1, `last` at most `end`: pages lie anywhere,
-/// so that the processor's own prefetching stops after each.
-inline void prefetch_rows(const AttentionTask& task, int64_t first, int64_t last, int64_t end) {
-  const KvLayout& kv = task.kv;
-  last = smaller(last, end);
-  for (int64_t t = first; t < last;) {
-    const int64_t slot = t % kv.page_size;
-    const int64_t count = smaller(last - t, kv.page_size - slot);
-    const uint8_t* half = kv.pages + task.page_list[t / kv.page_size] * kv.page_bytes +
-                          task.kv_head * 2 * kv.half_bytes;
-    for (int i = 0; i < 2; ++i, half += kv.half_bytes) {
-      prefetch_bytes(half + slot * kv.row_bytes, count * kv.row_bytes);
-      prefetch_bytes(half + kv.params_offset + slot * kv.row_params * 4, count * kv.row_params * 4);
-    }
-    t += count;
-  }
-}
-
 /// load_params of whole vectors.
 template <int kCode>
 void pack_params(const AttentionTask& task,

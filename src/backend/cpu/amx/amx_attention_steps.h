@@ -47,21 +47,19 @@ inline uint8_t* acc_tile(const TileTask& t, int64_t row_tile, int64_t d) {
 }
 
 inline void load_query_tiles(const AttentionTask& task, const TileTask& t) {
-  const int64_t dim = task.kv.head_dim;
+  const int64_t width = 32 * t.width;
   for (int64_t r = 0; r < round_up(t.rows, 16); ++r) {
-    const bool exists = r < t.rows;
-    const int64_t source = r / task.group * task.q_stride + r % task.group * dim;
-    t.positions[r] = exists ? static_cast<int32_t>(task.first_position + r / task.group) : -1;
-    F32x16 sum = Simd::set(0.0F);
-    for (int64_t d = 0; d < 32 * t.width; d += 16) {
-      const int64_t lanes = exists ? larger(0, smaller(16, dim - d)) : 0;
-      const F32x16 q =
-          lanes > 0 ? nearest_bf16(load_numbers(task.q, source + d, lanes)) : Simd::set(0.0F);
-      sum = Simd::add(sum, q);
-      uint8_t* row = query_tile(t, r / 16, d / 32) + r % 16 * 64 + d % 32 * 2;
-      Simd::store_bf16(row, q);
+    float q[kMaxHeadDim] = {};
+    t.positions[r] = -1;
+    if (r < t.rows) {
+      t.positions[r] = static_cast<int32_t>(task.first_position + r / task.group);
+      load_query(task, r, width, q);
     }
-    t.q_sum[r] = Simd::reduce_add(sum);
+    t.q_sum[r] = sum_of(q, width);
+    for (int64_t d = 0; d < width; d += 16) {
+      uint8_t* row = query_tile(t, r / 16, d / 32) + r % 16 * 64 + d % 32 * 2;
+      Simd::store_bf16(row, Simd::load(q + d));
+    }
   }
   for (int64_t k = 0; t.narrow && k < t.width; ++k) {
     transpose_tile(query_tile(t, 0, k), query_tile(t, 0, k));

@@ -1,8 +1,9 @@
 #pragma once
 
-// Parts of attention that all caches but F32 share: weights of keys, where rows of the cache lie,
-// and the sums of a task's query rows over pieces of the keys.
+// Parts of attention that all caches but F32 share: weights of keys, and the sums of a task's query
+// rows over pieces of the keys.
 
+#include "backend/cpu/kernels/attention_rows.h"
 #include "backend/cpu/kernels/row_kernels.h"
 #include "ops/attention_form.h"
 
@@ -11,10 +12,6 @@ namespace {
 
 constexpr float kLowest = -3.4028234e38F;
 constexpr float kLog2E = 1.44269504F;
-
-inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
-inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-inline int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
 
 /// 2^x for x <= 100, 2^-96 below -96, so that no weight or product with one is subnormal. Exact for
 /// integers. x = n + f, |f| <= 1/2; 2^f by the polynomial of degree 4 with f(0) = 1 of least
@@ -63,42 +60,6 @@ inline F32x16 weight_of(F32x16 exponent, const WeightConstants& constants) {
   p = Simd::fma(p, m, constants.factors[2]);
   p = Simd::fma(p, m, constants.factors[3]);
   return Simd::from_bits(Simd::add_int(x, Simd::bits(p)));
-}
-
-/// One head's keys or values of a token.
-struct KvRow {
-  const uint8_t* codes;
-  const float* params;
-};
-
-/// Where the rows of a block lie.
-struct KvRows {
-  KvRow keys[kKeyBlock];
-  KvRow values[kKeyBlock];
-};
-
-/// Rows of positions first .. last-1, from index `at` on.
-inline void find_rows(
-    const AttentionTask& task, int64_t first, int64_t last, int64_t at, KvRows& rows) {
-  const KvLayout& kv = task.kv;
-  int64_t page = first / kv.page_size;
-  int64_t slot = first % kv.page_size;
-  const int64_t end = at + last - first;
-  for (int64_t i = at; i < end; ++page, slot = 0) {
-    const uint8_t* head =
-        kv.pages + task.page_list[page] * kv.page_bytes + task.kv_head * 2 * kv.half_bytes;
-    for (; slot < kv.page_size && i < end; ++slot, ++i) {
-      const uint8_t* codes = head + slot * kv.row_bytes;
-      const uint8_t* params = head + kv.params_offset + slot * kv.row_params * 4;
-      rows.keys[i] = {codes, reinterpret_cast<const float*>(params)};
-      rows.values[i] = {codes + kv.half_bytes,
-                        reinterpret_cast<const float*>(params + kv.half_bytes)};
-    }
-  }
-}
-
-inline int64_t first_visible(const AttentionTask& task, int64_t position) {
-  return task.window > 0 ? larger(0, position - task.window + 1) : 0;
 }
 
 /// Sums over keys of a task's query rows: values weighted by 2^(score - top), and the weights.

@@ -33,7 +33,7 @@ constexpr KernelTable kernels_named(const char* name) {
   table.store = store_row;
   table.rotate = rotate;
   table.write_kv = write_kv;
-  table.attention_rows = 32;
+  table.attention_rows = 256;
   table.attention = attention;
   table.merge_attention = merge_attention;
   return table;

@@ -90,6 +90,14 @@ struct Simd {
     const auto* q = static_cast<const __m256i*>(p);
     return {_mm256_loadu_si256(q), _mm256_loadu_si256(q + 1)};
   }
+  /// The first `count` (1 to 15) lanes; the others are 0.
+  static I32x16 load_words(const void* p, int64_t count) {
+    const auto* q = static_cast<const int*>(p);
+    const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    const __m256i lo = _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(count)), lanes);
+    const __m256i hi = _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(count - 8)), lanes);
+    return {_mm256_maskload_epi32(q, lo), _mm256_maskload_epi32(q + 8, hi)};
+  }
   static void store_int(void* p, I32x16 a) {
     auto* q = static_cast<__m256i*>(p);
     _mm256_storeu_si256(q, a.lo);
@@ -106,6 +114,9 @@ struct Simd {
   }
   static I32x16 or_int(I32x16 a, I32x16 b) {
     return {_mm256_or_si256(a.lo, b.lo), _mm256_or_si256(a.hi, b.hi)};
+  }
+  static I32x16 xor_int(I32x16 a, I32x16 b) {
+    return {_mm256_xor_si256(a.lo, b.lo), _mm256_xor_si256(a.hi, b.hi)};
   }
   static I32x16 max_int(I32x16 a, I32x16 b) {
     return {_mm256_max_epi32(a.lo, b.lo), _mm256_max_epi32(a.hi, b.hi)};

@@ -64,11 +64,16 @@ struct Simd {
 
   static I32x16 set_int(int32_t x) { return {_mm512_set1_epi32(x)}; }
   static I32x16 load_int(const void* p) { return {_mm512_loadu_si512(p)}; }
+  /// The first `count` (1 to 15) lanes; the others are 0.
+  static I32x16 load_words(const void* p, int64_t count) {
+    return {_mm512_maskz_loadu_epi32(static_cast<__mmask16>((1U << count) - 1), p)};
+  }
   static void store_int(void* p, I32x16 a) { _mm512_storeu_si512(p, a.v); }
   static I32x16 add_int(I32x16 a, I32x16 b) { return {_mm512_add_epi32(a.v, b.v)}; }
   static I32x16 sub_int(I32x16 a, I32x16 b) { return {_mm512_sub_epi32(a.v, b.v)}; }
   static I32x16 and_int(I32x16 a, I32x16 b) { return {_mm512_and_si512(a.v, b.v)}; }
   static I32x16 or_int(I32x16 a, I32x16 b) { return {_mm512_or_si512(a.v, b.v)}; }
+  static I32x16 xor_int(I32x16 a, I32x16 b) { return {_mm512_xor_si512(a.v, b.v)}; }
   static I32x16 max_int(I32x16 a, I32x16 b) { return {_mm512_max_epi32(a.v, b.v)}; }
   template <int kBits>
   static I32x16 shift_left(I32x16 a) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "base/f16.h"
@@ -106,6 +107,12 @@ struct Simd {
     __builtin_memcpy(r.v, p, 64);
     return r;
   }
+  /// The first `count` (1 to 15) lanes; the others are 0.
+  static I32x16 load_words(const void* p, int64_t count) {
+    I32x16 r = {};
+    __builtin_memcpy(r.v, p, static_cast<size_t>(count) * 4);
+    return r;
+  }
   static void store_int(void* p, I32x16 a) { __builtin_memcpy(p, a.v, 64); }
   static I32x16 add_int(I32x16 a, I32x16 b) {
     return n([&](int i) { return a.v[i] + b.v[i]; });
@@ -140,6 +147,9 @@ struct Simd {
       top = static_cast<int32_t>(x) > top ? static_cast<int32_t>(x) : top;
     }
     return top;
+  }
+  static I32x16 xor_int(I32x16 a, I32x16 b) {
+    return n([&](int i) { return a.v[i] ^ b.v[i]; });
   }
   static I32x16 max_int(I32x16 a, I32x16 b) {
     return n([&](int i) {
