@@ -475,6 +475,70 @@ TEST_F(Gemm, LargeResultsHaveTheBitsOfEachAlone) {
   }
 }
 
+/// A product in each form that results have, one after the other; each begins with memory that
+/// holds ones.
+std::vector<float> all_forms(PreparedGemm& gemm,
+                             Problem shape,
+                             const std::vector<float>& x,
+                             int64_t m) {
+  const std::vector<float> bias = random_floats(shape.n, 5);
+  const int64_t stride = shape.n + 3;
+  std::vector<float> results;
+  for (const bool rounded : {false, true}) {
+    for (const float* added : {static_cast<const float*>(nullptr), bias.data()}) {
+      for (const GemmOutput output : {GemmOutput::kStore, GemmOutput::kAdd}) {
+        std::vector<float> y(static_cast<size_t>(m * stride), 1.0F);
+        std::vector<uint16_t> narrow = to_bf16(y);
+        GemmArgs args{.x = x.data(),
+                      .x_stride = shape.k,
+                      .m = m,
+                      .y = y.data(),
+                      .y_stride = stride,
+                      .output = output,
+                      .bias = added};
+        if (rounded && output == GemmOutput::kAdd) {
+          continue;
+        }
+        if (rounded) {
+          args.y = {narrow.data(), DType::kBF16};
+        }
+        gemm.run(args);
+        const std::vector<float> written = rounded ? to_f32(narrow) : y;
+        results.insert(results.end(), written.begin(), written.end());
+      }
+    }
+  }
+  return results;
+}
+
+// A tile of rows or of weights without a second one or not whole, k of one product of tiles and of
+// blocks that end early: what is done between products must be finished all the same.
+TEST_F(Gemm, EveryNumberOfTilesGivesTheBitsOfVectors) {
+  if (backends_.size() < 2) {
+    GTEST_SKIP() << "only one instruction set";
+  }
+  for (const QuantScheme& scheme : tested_schemes()) {
+    for (const Problem shape : {Problem{32, 32}, {48, 128}, {57, 2176}, {288, 640}}) {
+      if (!fits(scheme.weight, shape.k)) {
+        continue;
+      }
+      constexpr int64_t kMost = 600;
+      const std::vector<float> x = random_floats(kMost * shape.k, 1);
+      std::vector<std::unique_ptr<PreparedGemm>> gemms;
+      for (auto backend = backends_.end() - 2; backend != backends_.end(); ++backend) {
+        auto weight = random_weight(scheme.weight, shape, 2);
+        gemms.push_back((*backend)->prepare_gemm(std::move(*weight), scheme.act, kMost).value());
+      }
+      for (const int64_t m : {5, 16, 17, 32, 33, 47, 65, shape.n == 48 ? 600 : 100}) {
+        const std::vector<float> expected = all_forms(*gemms[0], shape, x, m);
+        const std::vector<float> seen = all_forms(*gemms[1], shape, x, m);
+        ASSERT_EQ(std::memcmp(seen.data(), expected.data(), seen.size() * 4), 0)
+            << scheme.name << " n=" << shape.n << " k=" << shape.k << " m=" << m;
+      }
+    }
+  }
+}
+
 TEST_F(Gemm, NormsItsInputAsTheNormAloneDoes) {
   for (const QuantScheme& scheme : tested_schemes()) {
     const Problem shape{20, 256};

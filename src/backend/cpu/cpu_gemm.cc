@@ -183,20 +183,28 @@ void CpuGemm::round_row(const GemmArgs& args, int64_t row, int thread) {
   const int64_t k = matrix_.k();
   const ActFormat act = matrix_.act();
   float* buffer = workspace_.row(thread);
-  if (row + 1 < args.m) {
+  const bool to_int8 = act == ActFormat::kInt8Token;
+  const bool more = row + 1 < args.m;
+  // Rows of BF16 that are quantized as they are given are fetched while that is done.
+  const bool as_given =
+      to_int8 && args.input.kind == GemmInput::Kind::kPlain && args.x.type == DType::kBF16;
+  if (more && !as_given) {
     fetch_row(args, row + 1);
   }
   const ConstNumbers x = input_row(args, row, buffer);
   const bool tiles = in_tiles(args.m);
   auto* bytes = reinterpret_cast<uint8_t*>(workspace_.activations());
-  if (act == ActFormat::kInt8Token) {
+  if (to_int8) {
+    const void* next =
+        as_given && more ? numbers_of(args.x.at((row + 1) * args.x_stride)).data : nullptr;
     const Int8RowResult result = kernels_.quantize_int8(
         {.x = x,
          .k = k,
          .offset = matrix_.format().code == WeightCode::kInt8 ? kernels_.int8_offset : 0,
          .out = tiles ? tile_row(row) : bytes + row * pieces() * 64,
          .piece_stride = tiles ? kTileBytes : 64,
-         .slab_stride = tiles ? slab_stride(args.m) : 512});
+         .slab_stride = tiles ? slab_stride(args.m) : 512,
+         .next = next});
     workspace_.scales()[row] = result.scale;
     workspace_.sums()[row] = result.sum;
     return;

@@ -100,7 +100,8 @@ struct Int8Row {
   int32_t offset = 0;
   uint8_t* out = nullptr;
   int64_t piece_stride = 64;
-  int64_t slab_stride = 512;  // of kSlabPieces pieces
+  int64_t slab_stride = 512;   // of kSlabPieces pieces
+  const void* next = nullptr;  // BF16 row to fetch meanwhile, or null
 };
 
 struct Int8RowResult {

@@ -53,12 +53,8 @@ struct FewPipeline {
   [[gnu::always_inline]] static void add(const FewTask& task,
                                          int64_t product,
                                          F32x16 (&total)[kRows]) {
-    const auto* sums = reinterpret_cast<const float*>(task.sums + product % kRing * kTileBytes);
-    const F32x16 scale = load_scales(task.w, task.scale_index + product / kProducts);
-#pragma GCC unroll 16
-    for (int r = 0; r < kRows; ++r) {
-      total[r] = Simd::fma(Simd::load(sums + r * 16), scale, total[r]);
-    }
+    add_group(task.sums + product % kRing * kTileBytes,
+              load_scales(task.w, task.scale_index + product / kProducts), total);
   }
 
   template <int kPhase>
@@ -69,7 +65,7 @@ struct FewPipeline {
     if (p < task.products) {
       const uint8_t* codes = task.codes + p * Int4Pairs::kSourceBytes;
       fetch_ahead(codes, Int4Pairs::kSourceBytes);
-      Int4Pairs::expand(codes, task.weights + p % kRing * kTileBytes);
+      expand_tile<Int4Pairs>(codes, task.weights + p % kRing * kTileBytes);
     }
     if constexpr (ends_group(kAdded)) {
       if (p >= kAddLag && p - kAddLag < task.products) {

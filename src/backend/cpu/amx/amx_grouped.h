@@ -10,12 +10,13 @@
 namespace nibble::cpu {
 namespace {
 
-/// total += scale * (sum of a group), 16 rows.
+/// total += scale * (sum of a group), the first kRows rows.
+template <int kRows>
 [[gnu::always_inline]] inline void add_group(const uint8_t* sums,
                                              F32x16 scale,
-                                             F32x16 (&total)[16]) {
+                                             F32x16 (&total)[kRows]) {
 #pragma GCC unroll 16
-  for (int64_t r = 0; r < 16; ++r) {
+  for (int64_t r = 0; r < kRows; ++r) {
     total[r] =
         Simd::fma(Simd::load(reinterpret_cast<const float*>(sums) + r * 16), scale, total[r]);
   }
@@ -30,8 +31,10 @@ struct GroupTotals {
 
 /// A slab of activations and as much of some weight tiles.
 struct GroupedSlab {
-  const uint8_t* x;      // [row tile][kSlabPieces] tiles
-  const uint8_t* panel;  // [weight tile][kSlabPieces] tiles
+  const uint8_t* x;  // [row tile][kSlabPieces] tiles
+  uint8_t* panel;    // [weight tile][kSlabPieces] tiles
+  const uint8_t*
+      next[kStepTiles];  // weights to expand in their place during the last rows, or null
   GroupTotals totals;    // of the first tiles of rows
 };
 
@@ -40,7 +43,7 @@ struct GroupedSlab {
 /// rows and from slab to slab: in every slot a group is multiplied, the sums of an earlier one are
 /// stored, and those of a still earlier one are scaled and added. All pairs of tiles take turns in
 /// the products; totals have registers for one pair only, so kRun groups of it are added in a row.
-template <int kProducts, int kRows, int kCols>
+template <typename Panel, int kProducts, int kRows, int kCols>
 class GroupPipeline {
  public:
   static constexpr int kPairs = kRows * kCols;
@@ -64,8 +67,13 @@ class GroupPipeline {
     for (int64_t i = begin; i < end; i += kRows) {
       GroupTotals totals = slab.totals;
       totals.kept += i * 2 * kTileBytes / 4;
-      slots(std::make_integer_sequence<int, kSlots>(), slab.x + i * kSlabPieces * kTileBytes,
-            slab.panel, ring_, last, totals, total, ahead);
+      const SlotTask task{slab.x + i * kSlabPieces * kTileBytes, slab.panel, slab.next, ring_};
+      constexpr auto kAll = std::make_integer_sequence<int, kSlots>();
+      if (slab.next[0] != nullptr && i + kRows >= end) {
+        slots<true>(kAll, task, last, totals, total, ahead);
+      } else {
+        slots<false>(kAll, task, last, totals, total, ahead);
+      }
       last = totals;
     }
     last_ = last;
@@ -124,6 +132,14 @@ class GroupPipeline {
   static constexpr Places kPlaces = places();
   static_assert(kPlaces.valid);
 
+  /// Where a run's slots find their operands.
+  struct SlotTask {
+    const uint8_t* x;
+    uint8_t* panel;
+    const uint8_t* const* next;
+    uint8_t* ring;
+  };
+
   [[gnu::always_inline]] static void copy(const F32x16 (&from)[16], F32x16 (&to)[16]) {
 #pragma GCC unroll 16
     for (int r = 0; r < 16; ++r) {
@@ -137,55 +153,61 @@ class GroupPipeline {
     store_tile<kStored % 4, kPlaces.at[kStored] * kTileBytes>(ring);
   }
 
-  /// Adds a product to sums; rows and weights that the pairs before have loaded are there.
-  template <int kSum, int kPair, int kPiece>
-  [[gnu::always_inline]] static void multiply_piece(const uint8_t* x, const uint8_t* panel) {
+  /// Adds a product to sums; rows and weights that the pairs before have loaded are there. With
+  /// kExpand a share of the next weights takes the place of these.
+  template <bool kExpand, int kSum, int kPair, int kPiece>
+  [[gnu::always_inline]] static void multiply_piece(const SlotTask& task) {
     constexpr int kRow = kPair / kCols;
     constexpr int kCol = kPair % kCols;
     constexpr int kRowTile = 4 + (kRows == 2 ? kRow : kPiece % 2);
     constexpr int kWeightTile = 6 + (kCols == 2 ? kCol : kPiece % 2);
     if constexpr (kCol == 0) {
-      stream_tile<kRowTile, (kRow * kSlabPieces + kPiece) * kTileBytes>(x);
+      stream_tile<kRowTile, (kRow * kSlabPieces + kPiece) * kTileBytes>(task.x);
     }
+    constexpr int64_t kAt = (kCol * kSlabPieces + kPiece) * kTileBytes;
     if constexpr (kRow == 0) {
-      load_tile<kWeightTile, (kCol * kSlabPieces + kPiece) * kTileBytes>(panel);
+      load_tile<kWeightTile, kAt>(task.panel);
     }
     dot_bf16<kSum, kRowTile, kWeightTile>();
+    if constexpr (kExpand) {
+      constexpr int kShare = Panel::kParts / kRows;
+      expand_tile<Panel, kRow * kShare, (kRow + 1) * kShare>(
+          task.next[kCol] + kPiece * Panel::kSourceBytes, task.panel + kAt);
+    }
   }
 
-  template <int kSum, int kFirst, int... kI>
+  template <bool kExpand, int kSum, int kFirst, int... kI>
   [[gnu::always_inline]] static void multiply_pieces(std::integer_sequence<int, kI...> /*pieces*/,
-                                                     const uint8_t* x,
-                                                     const uint8_t* panel) {
+                                                     const SlotTask& task) {
     if constexpr (kPairs == 1) {
-      (multiply_piece<kSum, 0, kFirst + kI>(x, panel), ...);
+      (multiply_piece<kExpand, kSum, 0, kFirst + kI>(task), ...);
     } else {
-      ((multiply_piece<kSum, 0, kFirst + kI>(x, panel),
-        multiply_piece<kSum + 1, 1, kFirst + kI>(x, panel)),
+      ((multiply_piece<kExpand, kSum, 0, kFirst + kI>(task),
+        multiply_piece<kExpand, kSum + 1, 1, kFirst + kI>(task)),
        ...);
     }
   }
 
   /// The slot's group. Groups of more products take turns by product: half of them in each slot.
-  template <int kSlot>
-  [[gnu::always_inline]] static void multiply(const uint8_t* x, const uint8_t* panel) {
+  template <bool kExpand, int kSlot>
+  [[gnu::always_inline]] static void multiply(const SlotTask& task) {
     constexpr int kPiece = kSlot / kPairs * kProducts;
     constexpr int kPair = kSlot % kPairs;
     constexpr int kSum = kSlot % 4;
     if constexpr (kProducts == 1) {
       zero_tile<kSum>();
-      multiply_piece<kSum, kPair, kPiece>(x, panel);
+      multiply_piece<kExpand, kSum, kPair, kPiece>(task);
     } else if constexpr (kPairs == 1) {
       zero_tile<kSum>();
-      multiply_pieces<kSum, kPiece>(std::make_integer_sequence<int, kProducts>(), x, panel);
+      multiply_pieces<kExpand, kSum, kPiece>(std::make_integer_sequence<int, kProducts>(), task);
     } else {
       constexpr int kHalf = kProducts / 2;
       if constexpr (kPair == 0) {
         zero_tile<kSum>();
         zero_tile<kSum + 1>();
       }
-      multiply_pieces<kSum - kPair, kPiece + kPair * kHalf>(
-          std::make_integer_sequence<int, kHalf>(), x, panel);
+      multiply_pieces<kExpand, kSum - kPair, kPiece + kPair * kHalf>(
+          std::make_integer_sequence<int, kHalf>(), task);
     }
   }
 
@@ -214,18 +236,16 @@ class GroupPipeline {
     }
   }
 
-  template <int... kSlot>
+  template <bool kExpand, int... kSlot>
   [[gnu::always_inline]] static void slots(std::integer_sequence<int, kSlot...> /*slots*/,
-                                           const uint8_t* x,
-                                           const uint8_t* panel,
-                                           uint8_t* ring,
+                                           const SlotTask& task,
                                            const GroupTotals& last,
                                            const GroupTotals& now,
                                            F32x16 (&total)[16],
                                            Ahead& ahead) {
     ((kSlot % kPairs == 0 ? ahead.step() : void(),
-      add<kSlot>(ring, kSlot < kAddLag ? last : now, total), store<kSlot>(ring),
-      multiply<kSlot>(x, panel)),
+      add<kSlot>(task.ring, kSlot < kAddLag ? last : now, total), store<kSlot>(task.ring),
+      multiply<kExpand, kSlot>(task)),
      ...);
   }
 
@@ -247,7 +267,7 @@ class GroupPipeline {
 template <int kProducts>
 void multiply_part(const TileGemmTask& task,
                    PanelStep& step,
-                   const uint8_t* panel,
+                   const PanelPair& panel,
                    uint8_t* sums,
                    const float* scales) {
   const KBlock& block = step.block;
@@ -261,7 +281,7 @@ void multiply_part(const TileGemmTask& task,
         total[r] = block.starts ? Simd::set(0.0F) : Simd::load(kept + r * 16);
       }
       const uint8_t* x = block_rows(task, block, row);
-      const uint8_t* w = panel + i * block.count * kTileBytes;
+      const uint8_t* w = panel.tiles[i];
       for (int64_t group = 0; group < groups; ++group) {
         step.ahead.step();
         zero_tile<0>();
@@ -281,8 +301,33 @@ void multiply_part(const TileGemmTask& task,
   }
 }
 
-/// The steps of a product with weights in groups of 32, 64 or 128 columns.
-template <typename Panel, int kProducts>
+/// Results of a block of weight tiles, row by row: memory takes long runs of a row faster than
+/// pieces of many rows.
+inline void write_block(const TileGemmTask& given, int64_t tile_begin, int64_t tile_end) {
+  const TileGemmTask task = given;  // which no result can change
+  const StoreForm form = store_form(task, tile_begin, tile_end - tile_begin);
+  for (int64_t row = 0; row < task.m; ++row) {
+    const auto* sums = reinterpret_cast<const float*>(kept_sums(task, row, 0) + row % 16 * 64);
+    for (int64_t tile = tile_begin; tile < tile_end; tile += kStepTiles) {
+      const F32x16 low = Simd::load(sums);
+      const F32x16 high = Simd::load(sums + kTileBytes / 4);
+      if (form != StoreForm::kApart) {
+        store_pair(form, result_at(task, row, tile), low, high);
+      } else {
+        write_tile_row(task, row, tile, low);
+        if (tile + 1 < tile_end) {
+          write_tile_row(task, row, tile + 1, high);
+        }
+      }
+      sums += pair_stride(task) / 4;
+    }
+  }
+  _mm_sfence();  // before another thread is told
+}
+
+/// The steps of a product with weights in groups of 32, 64 or 128 columns, kMainRows tiles of rows
+/// at once.
+template <typename Panel, int kProducts, int kMainRows>
 class GroupedSteps {
  public:
   explicit GroupedSteps(const TileGemmTask& task)
@@ -291,31 +336,13 @@ class GroupedSteps {
         other_ring_(ring_ + Main::places().count * kTileBytes),
         unused_(reinterpret_cast<float*>(other_ring_ + kStepTiles * kSlabPieces * kTileBytes)),
         scales_{unused_ + 4 * kTileBytes / 4, unused_ + 5 * kTileBytes / 4},
+        panels_(task),
         main_(ring_, unused_) {}
 
   void run(PanelStep& step) {
-    expand_panel<Panel>(task_, step.tile, step.tiles, step.block);
-    std::swap(scales_[0], scales_[1]);  // the pipeline needs those of the step before
-    unpack_scales(step);
-    if (step.block.count != kSlabPieces) {
-      main_.drain();
-      return multiply_part<kProducts>(task_, step, task_.scratch, other_ring_, scales_[0]);
-    }
-    const int64_t row_tiles = (task_.m + 15) / 16;
-    const GroupedSlab slab{block_rows(task_, step.block, 0),
-                           task_.scratch,
-                           {reinterpret_cast<float*>(kept_sums(task_, 0, step.tile_in_block)),
-                            scales_[0], step.block.starts}};
-    if (step.tiles == 1) {
-      return run_apart<1>(slab, 0, row_tiles, step.ahead);
-    }
-    const int64_t together = row_tiles / kMainRows * kMainRows;
-    main_.run(slab, 0, together, step.ahead);
-    if (together < row_tiles) {
-      return run_apart<kStepTiles>(slab, together, row_tiles, step.ahead);
-    }
-    if (step.block.ends) {
-      main_.drain();
+    multiply(step);
+    if (step.closes_block) {
+      write_block(task_, step.tile - step.tile_in_block, step.tile + step.tiles);
     }
   }
 
@@ -326,23 +353,55 @@ class GroupedSteps {
   }
 
  private:
-  static constexpr int kMainRows = kProducts == 1 ? 2 : 1;
-  using Main = GroupPipeline<kProducts, kMainRows, kStepTiles>;
+  using Main = GroupPipeline<Panel, kProducts, kMainRows, kStepTiles>;
+
+  void multiply(PanelStep& step) {
+    std::swap(scales_[0], scales_[1]);  // the pipeline needs those of the step before
+    unpack_scales(step);
+    const int64_t row_tiles = (task_.m + 15) / 16;
+    if (step.block.count != kSlabPieces) {
+      main_.drain();
+      step.next_tiles = 0;  // nothing is expanded meanwhile
+      return multiply_part<kProducts>(task_, step, panels_.begin(step), other_ring_, scales_[0]);
+    }
+    const PanelPair panel = panels_.begin(step);
+    GroupedSlab slab{block_rows(task_, step.block, 0),
+                     task_.scratch,
+                     {panel.next[0], panel.next[1]},
+                     {reinterpret_cast<float*>(kept_sums(task_, 0, step.tile_in_block)), scales_[0],
+                      step.block.starts}};
+    if (step.tiles == 1) {
+      return run_apart<1>(slab, 0, row_tiles, step.ahead);
+    }
+    const int64_t together = row_tiles / kMainRows * kMainRows;
+    if (together < row_tiles) {
+      slab.next[0] = nullptr;
+    }
+    main_.run(slab, 0, together, step.ahead);
+    if (together < row_tiles) {
+      slab.next[0] = panel.next[0];
+      return run_apart<kStepTiles>(slab, together, row_tiles, step.ahead);
+    }
+    if (step.block.ends) {
+      main_.drain();
+    }
+  }
 
   template <int kTiles>
   void run_apart(const GroupedSlab& slab, int64_t begin, int64_t end, Ahead& ahead) {
     main_.drain();  // its last sums are in the tiles
-    GroupPipeline<kProducts, 1, kTiles> pipeline(other_ring_, unused_);
+    GroupPipeline<Panel, kProducts, 1, kTiles> pipeline(other_ring_, unused_);
     pipeline.run(slab, begin, end, ahead);
     pipeline.drain();
   }
 
   void unpack_scales(const PanelStep& step) {
-    const int64_t groups = step.block.count / kProducts;
-    for (int64_t i = 0; i < step.tiles * groups; ++i) {
-      const int64_t index =
-          (step.tile + i / groups) * task_.w.groups + step.block.first / kProducts + i % groups;
-      Simd::store(scales_[0] + i * 16, load_scales(task_.w, index));
+    float* out = scales_[0];
+    for (int64_t i = 0; i < step.tiles; ++i) {
+      int64_t index = (step.tile + i) * task_.w.groups + step.block.first / kProducts;
+      for (int64_t p = 0; p < step.block.count; p += kProducts, out += 16) {
+        Simd::store(out, load_scales(task_.w, index++));
+      }
     }
   }
 
@@ -351,16 +410,30 @@ class GroupedSteps {
   uint8_t* other_ring_;
   float* unused_;
   float* scales_[2];
+  Panels<Panel> panels_;
   Main main_;
 };
 
-template <typename Panel, int kProducts>
-void tile_gemm_grouped(const TileGemmTask& task, int64_t tile_begin, int64_t tile_end) {
-  GroupedSteps<Panel, kProducts> steps(task);
-  for_panels<Panel, FloatSums>(
-      task, {tile_begin, tile_end, kBlockTiles, kSlabPieces},
+template <typename Panel, int kProducts, int kMainRows>
+void multiply_grouped(const TileGemmTask& task, int64_t tile_begin, int64_t tile_end) {
+  GroupedSteps<Panel, kProducts, kMainRows> steps(task);
+  for_panels<Panel>(
+      task, {tile_begin, tile_end, kSlabPieces},
       [&](const KBlock& block) { return steps.ahead_steps(block); },
       [&](PanelStep& step) { steps.run(step); });
+}
+
+/// Two tiles of rows at once are the quickest, but one left over stops their pipeline in each step.
+template <typename Panel, int kProducts>
+void tile_gemm_grouped(const TileGemmTask& task, int64_t tile_begin, int64_t tile_end) {
+  constexpr int64_t kFewRowTiles = 8;
+  const int64_t row_tiles = (task.m + 15) / 16;
+  if constexpr (kProducts == 1) {
+    if (row_tiles % 2 == 0 || row_tiles > kFewRowTiles) {
+      return multiply_grouped<Panel, kProducts, 2>(task, tile_begin, tile_end);
+    }
+  }
+  multiply_grouped<Panel, kProducts, 1>(task, tile_begin, tile_end);
 }
 
 }  // namespace

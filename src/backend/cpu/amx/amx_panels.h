@@ -1,6 +1,7 @@
 #pragma once
 
-// How the packed weights of one tile product become 16 rows of 64 bytes.
+// How the packed weights of one tile product become 16 rows of 64 bytes: kParts parts, each of
+// which can be expanded alone.
 
 #include "backend/cpu/amx/choose_tiles.h"
 #include "backend/cpu/kernels/gemm_kernels.h"
@@ -17,16 +18,13 @@ struct DirectPanel {
 /// int4 as unsigned bytes for int8 activations.
 struct Int4Bytes {
   static constexpr int64_t kSourceBytes = 512;
+  static constexpr int64_t kParts = 8;
   static constexpr bool kDirect = false;
-  static void expand(const uint8_t* source, uint8_t* tile) {
+  [[gnu::always_inline]] static void expand(const uint8_t* source, uint8_t* out) {
     const __m512i mask = _mm512_set1_epi8(15);
-#pragma GCC unroll 8
-    for (int64_t step = 0; step < 8; ++step) {
-      const __m512i words = _mm512_loadu_si512(source + step * 64);
-      _mm512_store_si512(tile + step * 128, _mm512_and_si512(words, mask));
-      _mm512_store_si512(tile + step * 128 + 64,
-                         _mm512_and_si512(_mm512_srli_epi16(words, 4), mask));
-    }
+    const __m512i words = _mm512_loadu_si512(source);
+    _mm512_store_si512(out, _mm512_and_si512(words, mask));
+    _mm512_store_si512(out + 64, _mm512_and_si512(_mm512_srli_epi16(words, 4), mask));
   }
 };
 
@@ -34,26 +32,23 @@ struct Int4Bytes {
 /// table repeats after 16, so bits above a nibble need no masking.
 struct Int4Pairs {
   static constexpr int64_t kSourceBytes = 256;
+  static constexpr int64_t kParts = 4;
   static constexpr bool kDirect = false;
-  [[gnu::always_inline]] static void expand(const uint8_t* source, uint8_t* tile) {
+  [[gnu::always_inline]] static void expand(const uint8_t* source, uint8_t* out) {
     const __m256i values = _mm256_setr_epi16(
         static_cast<int16_t>(0xc100), static_cast<int16_t>(0xc0e0), static_cast<int16_t>(0xc0c0),
         static_cast<int16_t>(0xc0a0), static_cast<int16_t>(0xc080), static_cast<int16_t>(0xc040),
         static_cast<int16_t>(0xc000), static_cast<int16_t>(0xbf80), 0, 0x3f80, 0x4000, 0x4040,
         0x4080, 0x40a0, 0x40c0, 0x40e0);  // -8 to 7
     const __m512i table = _mm512_broadcast_i64x4(values);
-    const auto store = [&](__m512i indices, uint8_t* out) {
-      _mm512_store_si512(out, _mm512_permutexvar_epi16(indices, table));
+    const auto store = [&](__m512i indices, uint8_t * to) __attribute__((always_inline)) {
+      _mm512_store_si512(to, _mm512_permutexvar_epi16(indices, table));
     };
-#pragma GCC unroll 4
-    for (int64_t step = 0; step < 4; ++step) {
-      const __m512i words = _mm512_loadu_si512(source + step * 64);
-      uint8_t* out = tile + step * 256;
-      store(words, out);  // columns 0 and 1
-      store(_mm512_srli_epi16(words, 4), out + 64);
-      store(_mm512_srli_epi16(words, 8), out + 128);
-      store(_mm512_srli_epi16(words, 12), out + 192);
-    }
+    const __m512i words = _mm512_loadu_si512(source);
+    store(words, out);  // columns 0 and 1
+    store(_mm512_srli_epi16(words, 4), out + 64);
+    store(_mm512_srli_epi16(words, 8), out + 128);
+    store(_mm512_srli_epi16(words, 12), out + 192);
   }
 };
 
@@ -61,6 +56,7 @@ struct Int4Pairs {
 template <typename Codec>
 struct CodecPairs {
   static constexpr int64_t kSourceBytes = 4 * Codec::kStepBytes;
+  static constexpr int64_t kParts = 4;
   static constexpr bool kDirect = false;
   template <int kColumn>
   static void pair(const typename Codec::Step& step, uint8_t* out) {
@@ -69,17 +65,28 @@ struct CodecPairs {
     const I32x16 mask = Simd::set_int(static_cast<int>(0xffff0000U));
     Simd::store_int(out, Simd::or_int(Simd::shift_right<16>(low), Simd::and_int(high, mask)));
   }
-  static void expand(const uint8_t* source, uint8_t* tile) {
-    for (int64_t i = 0; i < 4; ++i) {
-      const typename Codec::Step step = Codec::step(source + i * Codec::kStepBytes);
-      uint8_t* out = tile + i * 256;
-      pair<0>(step, out);
-      pair<2>(step, out + 64);
-      pair<4>(step, out + 128);
-      pair<6>(step, out + 192);
-    }
+  static void expand(const uint8_t* source, uint8_t* out) {
+    const typename Codec::Step step = Codec::step(source);
+    pair<0>(step, out);
+    pair<2>(step, out + 64);
+    pair<4>(step, out + 128);
+    pair<6>(step, out + 192);
   }
 };
+
+template <typename Panel>
+constexpr int64_t kPartSource = Panel::kSourceBytes / Panel::kParts;
+template <typename Panel>
+constexpr int64_t kPartBytes = kTileBytes / Panel::kParts;
+
+/// Parts begin to end - 1 of a tile.
+template <typename Panel, int kBegin = 0, int kEnd = Panel::kParts>
+[[gnu::always_inline]] inline void expand_tile(const uint8_t* source, uint8_t* tile) {
+#pragma GCC unroll 8
+  for (int64_t part = kBegin; part < kEnd; ++part) {
+    Panel::expand(source + part * kPartSource<Panel>, tile + part * kPartBytes<Panel>);
+  }
+}
 
 }  // namespace
 }  // namespace nibble::cpu

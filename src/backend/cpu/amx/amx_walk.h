@@ -16,19 +16,16 @@ constexpr int64_t kStepTiles = 2;                             // of a step
 // take 1 MiB of the second level, or twice 0.5 MiB, since the next block's are fetched.
 constexpr int64_t kMostProducts = 32;
 constexpr int64_t kFewerProducts = 16;
-constexpr int64_t kFewerTiles = 4;  // when one block takes all columns: fewer sums to keep
 
-/// Weight tiles to multiply, and the size of blocks in weight tiles and products.
+/// Weight tiles to multiply, and the size of their blocks in products.
 struct WalkRange {
   int64_t begin;
   int64_t end;
-  int64_t tiles_at_once;
   int64_t columns_at_once;
 };
 
 inline WalkRange sums_range(const TileGemmTask& task, int64_t begin, int64_t end) {
-  return task.x_pieces <= kMostProducts ? WalkRange{begin, end, kFewerTiles, kMostProducts}
-                                        : WalkRange{begin, end, kBlockTiles, kFewerProducts};
+  return {begin, end, task.x_pieces <= kMostProducts ? kMostProducts : kFewerProducts};
 }
 
 /// Where a block of products lies along k.
@@ -55,20 +52,6 @@ inline uint8_t* kept_sums(const TileGemmTask& task, int64_t row, int64_t tile_in
          (row / 16 * 2 + tile_in_block % 2) * kTileBytes;
 }
 
-/// Expands `tiles` weight tiles of a block into scratch, one after the other.
-template <typename Panel>
-void expand_panel(const TileGemmTask& task, int64_t tile, int64_t tiles, const KBlock& block) {
-  uint8_t* out = task.scratch;
-  for (int64_t i = 0; i < tiles; ++i) {
-    const uint8_t* source =
-        task.w.codes + (tile + i) * task.w.tile_bytes + block.first * Panel::kSourceBytes;
-    for (int64_t p = 0; p < block.count; ++p) {
-      Panel::expand(source + p * Panel::kSourceBytes, out);
-      out += kTileBytes;
-    }
-  }
-}
-
 /// Fetches memory into the second level, a little with every step.
 struct Prefetcher {
   const uint8_t* next = nullptr;
@@ -86,18 +69,6 @@ struct Prefetcher {
   }
 };
 
-/// What is fetched while a panel is multiplied.
-struct Ahead {
-  Prefetcher weights;
-  Prefetcher scales;
-  Prefetcher rows;
-  [[gnu::always_inline]] void step() {
-    weights.step();
-    scales.step();
-    rows.step();
-  }
-};
-
 /// Some weight tiles over a block of columns: one step of the walk.
 struct Place {
   int64_t tile;
@@ -106,13 +77,17 @@ struct Place {
 
 /// The walk over blocks of weight tiles, in them blocks of columns, in them a few tiles at once.
 struct Walk {
-  int64_t end;       // weight tile
-  int64_t products;  // along k
-  int64_t tiles_at_once;
+  int64_t end;              // weight tile
+  int64_t products;         // along k
   int64_t columns_at_once;  // products
   int64_t block_begin;
   [[nodiscard]] int64_t block_end() const {
-    return block_begin + tiles_at_once < end ? block_begin + tiles_at_once : end;
+    return block_begin + kBlockTiles < end ? block_begin + kBlockTiles : end;
+  }
+  /// Weight tiles of a step; none past the end.
+  [[nodiscard]] int64_t tiles(Place place) const {
+    const int64_t left = end - place.tile;
+    return left < 0 ? 0 : left < kStepTiles ? left : kStepTiles;
   }
   [[nodiscard]] Place after(Place place) const {
     if (place.tile + kStepTiles < block_end()) {
@@ -172,6 +147,111 @@ inline Prefetcher rows_ahead(
           (next.count + kSlabPieces - 1) / kSlabPieces, task.slab_stride,
           (share + count - 1) / count};
 }
+
+/// What the next steps need, fetched during this one.
+struct Ahead {
+  Prefetcher weights;
+  Prefetcher scales;
+  Prefetcher rows;
+  [[gnu::always_inline]] void step() {
+    weights.step();
+    scales.step();
+    rows.step();
+  }
+};
+
+/// One step of the walk, and the weights of the one after.
+struct PanelStep {
+  KBlock block;
+  int64_t tile;
+  int64_t tile_in_block;
+  int64_t tiles;  // 1 or 2
+  bool closes_block;
+  Place next;
+  int64_t next_tiles;  // 0: none
+  int64_t next_products;
+  Ahead ahead;
+};
+
+/// multiply(step) for every step, which calls step.ahead.step() ahead_steps(block) times.
+template <typename Panel, typename AheadSteps, typename Multiply>
+[[gnu::always_inline]] inline void for_panels(const TileGemmTask& task,
+                                              WalkRange range,
+                                              const AheadSteps& ahead_steps,
+                                              const Multiply& multiply) {
+  configure_tiles(task.m < 16 ? task.m : 16);
+  Walk walk{range.end, task.x_pieces, range.columns_at_once, range.begin};
+  for (Place place{range.begin, 0}; place.tile < range.end;) {
+    const KBlock block = walk.columns(place);
+    const int64_t tiles = walk.tiles(place);
+    const Place next = walk.after(place);
+    Walk then = walk;
+    then.move_to(next);
+    // Weights to expand are read a step before their products.
+    const Place read_next = Panel::kDirect ? next : then.after(next);
+    const int64_t count = ahead_steps(block);
+    PanelStep step{
+        block,
+        place.tile,
+        place.tile - walk.block_begin,
+        tiles,
+        block.ends && place.tile + tiles == walk.block_end(),
+        next,
+        then.tiles(next),
+        then.columns(next).count,
+        {weights_ahead<Panel>(task, walk, read_next, count), scales_ahead(task, walk, next, count),
+         rows_ahead(task, walk, place.tile, block, count)}};
+    multiply(step);
+    walk = then;
+    place = next;
+  }
+  release_tiles();
+}
+
+/// A block of columns of a step's weight tiles, as AMX reads them.
+struct PanelPair {
+  const uint8_t* tiles[kStepTiles];
+  int64_t products;
+  const uint8_t* next[kStepTiles];  // what to expand in their place, product by product, or null
+};
+
+/// The panels of the steps: in memory, or expanded in scratch. Each panel takes the place of the
+/// one before while that is multiplied for the last time, for tile products leave the vector unit
+/// idle; the first one and those of another size come before their products.
+template <typename Panel>
+class Panels {
+ public:
+  explicit Panels(const TileGemmTask& task) : task_(task) {}
+
+  PanelPair begin(const PanelStep& step) {
+    const int64_t count = step.block.count;
+    const uint8_t* source = source_of({step.tile, step.block.first});
+    const uint8_t* second = source + task_.w.tile_bytes;
+    if constexpr (Panel::kDirect) {
+      return {{source, second}, count, {nullptr, nullptr}};
+    } else {
+      uint8_t* out = task_.scratch;
+      uint8_t* second_out = out + count * kTileBytes;
+      for (int64_t p = 0; p < count && !expanded_; ++p) {
+        expand_tile<Panel>(source + p * Panel::kSourceBytes, out + p * kTileBytes);
+        if (step.tiles == kStepTiles) {
+          expand_tile<Panel>(second + p * Panel::kSourceBytes, second_out + p * kTileBytes);
+        }
+      }
+      expanded_ = step.next_tiles == step.tiles && step.next_products == count;
+      const uint8_t* next = expanded_ ? source_of(step.next) : nullptr;
+      return {{out, second_out}, count, {next, expanded_ ? next + task_.w.tile_bytes : nullptr}};
+    }
+  }
+
+ private:
+  [[nodiscard]] const uint8_t* source_of(Place place) const {
+    return task_.w.codes + place.tile * task_.w.tile_bytes + place.k * Panel::kSourceBytes;
+  }
+
+  const TileGemmTask& task_;
+  bool expanded_ = false;  // the next step's panel
+};
 
 }  // namespace
 }  // namespace nibble::cpu

@@ -121,6 +121,10 @@ struct Simd {
   static I32x16 max_int(I32x16 a, I32x16 b) {
     return {_mm256_max_epi32(a.lo, b.lo), _mm256_max_epi32(a.hi, b.hi)};
   }
+  /// Of the halves of each lane, as unsigned numbers.
+  static I32x16 max_u16(I32x16 a, I32x16 b) {
+    return {_mm256_max_epu16(a.lo, b.lo), _mm256_max_epu16(a.hi, b.hi)};
+  }
   template <int kBits>
   static I32x16 shift_left(I32x16 a) {
     return {_mm256_slli_epi32(a.lo, kBits), _mm256_slli_epi32(a.hi, kBits)};

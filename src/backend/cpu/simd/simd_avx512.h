@@ -75,6 +75,8 @@ struct Simd {
   static I32x16 or_int(I32x16 a, I32x16 b) { return {_mm512_or_si512(a.v, b.v)}; }
   static I32x16 xor_int(I32x16 a, I32x16 b) { return {_mm512_xor_si512(a.v, b.v)}; }
   static I32x16 max_int(I32x16 a, I32x16 b) { return {_mm512_max_epi32(a.v, b.v)}; }
+  /// Of the halves of each lane, as unsigned numbers.
+  static I32x16 max_u16(I32x16 a, I32x16 b) { return {_mm512_max_epu16(a.v, b.v)}; }
   template <int kBits>
   static I32x16 shift_left(I32x16 a) {
     return {_mm512_slli_epi32(a.v, kBits)};

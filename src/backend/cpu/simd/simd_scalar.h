@@ -156,6 +156,14 @@ struct Simd {
       return static_cast<int32_t>(a.v[i]) > static_cast<int32_t>(b.v[i]) ? a.v[i] : b.v[i];
     });
   }
+  /// Of the halves of each lane, as unsigned numbers.
+  static I32x16 max_u16(I32x16 a, I32x16 b) {
+    return n([&](int i) {
+      const uint32_t low = (a.v[i] & 0xffffU) > (b.v[i] & 0xffffU) ? a.v[i] : b.v[i];
+      const uint32_t high = a.v[i] > b.v[i] ? a.v[i] : b.v[i];
+      return (high & 0xffff0000U) | (low & 0xffffU);
+    });
+  }
 
   /// Lane j of row i becomes lane i of row j.
   static F32x16 evens(const F32x16& a, const F32x16& b) { return every_second(a, b, 0); }
