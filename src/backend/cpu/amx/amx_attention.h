@@ -5,7 +5,8 @@
 // Many query rows: scores = Q·Kᵀ, keys transposed once per block for all rows of the task. Up to 16
 // rows, as in decoding: scoresᵀ = K·Qᵀ takes the keys as they lie, and the scores are transposed.
 
-#include "backend/cpu/amx/amx_attention_rows.h"
+#include "backend/cpu/amx/amx_attention_mixed.h"
+#include "backend/cpu/amx/amx_attention_narrow.h"
 
 namespace nibble::cpu {
 namespace {
@@ -71,8 +72,7 @@ class StepList {
   int64_t count_ = 2;
 };
 
-/// All rows and a packed chunk of blocks. The scores of the next step and the sums of the one
-/// before go between the weights of a step, so that tiles are stored well before they are loaded.
+/// All rows and a packed chunk of blocks. Steps overlap: see mixed_steps.
 template <int kCode>
 void attend_chunk(const AttentionTask& task,
                   const TileTask& t,
@@ -98,85 +98,92 @@ inline TileBlock block_of(const TileBlock& chunk, int64_t index) {
 
 template <int kCode, bool kWhole>
 void sum_wide(const AttentionTask& task, const TileTask& t, const int64_t (&keys)[2]) {
-  KvRows rows;
+  BlockGroups groups;
   for (int64_t at = keys[0] / kKeyBlock * kKeyBlock; at < keys[1]; at += kKeyChunk) {
     const int64_t chunk[2] = {larger(keys[0], at), smaller(keys[1], at + kKeyChunk)};
     for (int64_t b = 0; at + b * kKeyBlock < chunk[1]; ++b) {
       const PackRange pack = pack_range(chunk, at + b * kKeyBlock);
       const TileBlock block = block_of(t.block, b);
       prefetch_rows(task, pack.at + kKeyBlock, pack.at + 2 * kKeyBlock, keys[1]);
-      find_block(task, pack, rows);
-      pack_params<kCode>(task, pack, rows, block);
-      pack_keys<kCode, kWhole>(task, pack, rows, false, block);
-      pack_values<kCode, kWhole>(task, pack, rows, block);
+      find_block(task, pack, t.copies, groups);
+      pack_params<kCode>(task, pack, groups, block);
+      pack_keys<kCode, kWhole>(task, pack, groups, false, block);
+      pack_values<kCode, kWhole>(task, pack, groups, block);
     }
     attend_chunk<kCode>(task, t, chunk, at);
   }
 }
 
-/// The next block's keys are packed between the weights and their products, those of the block
-/// after it asked for in four parts between other work.
-template <int kCode, bool kWhole>
-void sum_narrow(const AttentionTask& task, const TileTask& t, const int64_t (&keys)[2]) {
-  KvRows rows;
-  const auto begin_block = [&](const PackRange& pack) {
-    find_block(task, pack, rows);
-    pack_keys<kCode, kWhole>(task, pack, rows, true, t.block);
-  };
-  const auto prefetch = [&](int64_t at, int64_t part) {
-    const int64_t first = at + 2 * kKeyBlock + part * kKeyBlock / 4;
-    prefetch_rows(task, first, first + kKeyBlock / 4, keys[1]);
-  };
-  PackRange pack = pack_range(keys, keys[0] / kKeyBlock * kKeyBlock);
-  prefetch_rows(task, pack.at + pack.range[0], pack.at + 2 * kKeyBlock, keys[1]);
-  begin_block(pack);
-  while (pack.at < keys[1]) {
-    const int64_t at = pack.at;
-    prefetch(at, 0);
-    const TileRange range = range_of(task, t, 0, pack.at, pack.range, 0);
-    for (int64_t k = 0; k < t.width; ++k) {
-      score_step<true>(t, 0, 0, k, t.scores[0]);
+/// Of the rows of a row tile: what merge_states works on.
+struct PieceSums {
+  float top[16];
+  float sum[16];
+  float offset[16];
+
+  PieceSums(const TileTask& t, int64_t row_tile) {
+    for (int64_t i = 0; i < 16; ++i) {
+      const int64_t r = row_tile * 16 + i;
+      top[i] = kExponentBase - t.shift[r];
+      sum[i] = Simd::reduce_add(Simd::load(t.sums + r * 16));
+      offset[i] = Simd::reduce_add(Simd::load(t.offsets + r * 16));
     }
-    pack_params<kCode>(task, pack, rows, t.block);
-    prefetch(at, 1);
-    pack_values<kCode, kWhole>(task, pack, rows, t.block);
-    prefetch(at, 2);
-    for (int64_t g = range.begin / 16; g < range.end / 16; ++g) {
-      transpose_tile(t.scores[0] + g * kTileBytes, t.scores[0] + g * kTileBytes);
-    }
-    weigh_rows<kCode>(task, t, range, 0, 0);
-    prefetch(at, 3);
-    pack = pack_range(keys, at + kKeyBlock);
-    if (pack.at < keys[1]) {
-      begin_block(pack);
-    }
-    add_values_of(t, 0, range, t.scores[0]);
   }
+};
+
+template <int kCode>
+F32x16 acc_of(const TileTask& t, int64_t r, int64_t d, float offset) {
+  const F32x16 acc = acc_dims<kCode>(acc_tile(t, r / 16, d / 32 * 2) + r % 16 * 64, d % 32 / 16);
+  return kCode == 3 ? Simd::add(acc, Simd::set(offset)) : acc;
 }
 
 template <int kCode>
 void write_states(const AttentionTask& task, const TileTask& t, const RowStates& states) {
   const int64_t padded_dim = round_up(task.kv.head_dim, 16);
-  for (int64_t r = 0; r < t.rows; ++r) {
-    states.top[r] = kExponentBase - t.shift[r];
-    states.sum[r] = Simd::reduce_add(Simd::load(t.sums + r * 16));
-    const F32x16 offset = Simd::set(Simd::reduce_add(Simd::load(t.offsets + r * 16)));
-    for (int64_t d = 0; d < padded_dim; d += 16) {
-      F32x16 acc = acc_dims<kCode>(acc_tile(t, r / 16, d / 32 * 2) + r % 16 * 64, d % 32 / 16);
-      if constexpr (kCode == 3) {
-        acc = Simd::add(acc, offset);
+  for (int64_t tile = 0; tile * 16 < t.rows; ++tile) {
+    const PieceSums sums(t, tile);
+    for (int64_t r = tile * 16; r < smaller(t.rows, tile * 16 + 16); ++r) {
+      states.top[r] = sums.top[r % 16];
+      states.sum[r] = sums.sum[r % 16];
+      for (int64_t d = 0; d < padded_dim; d += 16) {
+        Simd::store(states.acc + r * padded_dim + d, acc_of<kCode>(t, r, d, sums.offset[r % 16]));
       }
-      Simd::store(states.acc + r * padded_dim + d, acc);
+    }
+  }
+}
+
+/// merge_states of the tiles' sums, 16 rows at a time.
+template <int kCode>
+void merge_tiles(const AttentionTask& task, const TileTask& t, const RowStates& total) {
+  const int64_t padded_dim = round_up(task.kv.head_dim, 16);
+  for (int64_t tile = 0; tile * 16 < t.rows; ++tile) {
+    const PieceSums sums(t, tile);
+    const int64_t count = smaller(16, t.rows - tile * 16);
+    const F32x16 total_top = load_lanes(total.top + tile * 16, count);
+    const F32x16 piece_top = Simd::load(sums.top);
+    const F32x16 top = Simd::select_less(piece_top, total_top, total_top, piece_top);
+    float keep[16];
+    float add[16];
+    Simd::store(keep, exp2_weight(Simd::sub(total_top, top)));
+    Simd::store(add, exp2_weight(Simd::sub(piece_top, top)));
+    float tops[16];
+    Simd::store(tops, top);
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t r = tile * 16 + i;
+      total.top[r] = tops[i];
+      total.sum[r] = __builtin_fmaf(sums.sum[i], add[i], total.sum[r] * keep[i]);
+      for (int64_t d = 0; d < padded_dim; d += 16) {
+        float* acc = total.acc + r * padded_dim + d;
+        const F32x16 kept = Simd::mul(Simd::load(acc), Simd::set(keep[i]));
+        const F32x16 piece = acc_of<kCode>(t, r, d, sums.offset[i]);
+        Simd::store(acc, Simd::fma(piece, Simd::set(add[i]), kept));
+      }
     }
   }
 }
 
 /// Sums over the keys first .. end-1, which lie in one piece.
 template <int kCode>
-void sum_tiles(const AttentionTask& task,
-               const TileTask& t,
-               const int64_t (&keys)[2],
-               const RowStates& states) {
+void sum_tiles(const AttentionTask& task, const TileTask& t, const int64_t (&keys)[2]) {
   const int64_t rows = round_up(t.rows, 16);
   __builtin_memset(t.sums, 0, static_cast<size_t>(rows) * 64);
   __builtin_memset(t.offsets, 0, static_cast<size_t>(rows) * 64);
@@ -189,7 +196,30 @@ void sum_tiles(const AttentionTask& task,
   } else {
     t.narrow ? sum_narrow<kCode, false>(task, t, keys) : sum_wide<kCode, false>(task, t, keys);
   }
-  write_states<kCode>(task, t, states);
+}
+
+/// in_pieces, except that sums go from tiles right to the total.
+template <int kCode>
+void sum_pieces(const AttentionTask& task, const TileTask& t, float* memory) {
+  const int64_t padded_dim = round_up(task.kv.head_dim, 16);
+  const int64_t first = first_visible(task, task.first_position);
+  const int64_t end = task.first_position + task.tokens;
+  const bool partial = task.partial != nullptr;
+  const int64_t begin = partial ? task.piece * kKeyPiece : first / kKeyPiece * kKeyPiece;
+  const int64_t stop = partial ? begin + kKeyPiece : end;
+  const RowStates total = states_at(partial ? task.partial : memory, t.rows, padded_dim);
+  const bool single = begin + kKeyPiece >= stop;  // adding to nothing would change no bit
+  if (!single) {
+    clear_states(total, t.rows, padded_dim);
+  }
+  for (int64_t piece = begin; piece < stop; piece += kKeyPiece) {
+    const int64_t keys[2] = {larger(first, piece), smaller(end, piece + kKeyPiece)};
+    sum_tiles<kCode>(task, t, keys);
+    single ? write_states<kCode>(task, t, total) : merge_tiles<kCode>(task, t, total);
+  }
+  if (!partial) {
+    write_results(task, total, padded_dim);
+  }
 }
 
 template <int kCode>
@@ -210,8 +240,8 @@ void attention_in_tiles(const AttentionTask& task) {
   const int64_t keys = t.narrow ? kKeyBlock : kKeyChunk;
   t.block.keys = take(keys * t.width * 64);
   t.block.values = take(keys * t.width * 64);
-  for (int i = 0; i < 2; ++i) {
-    t.scores[i] = take(kKeyGroups * kTileBytes);
+  for (uint8_t*& scores : t.scores) {
+    scores = take(kKeyGroups * kTileBytes);
   }
   t.block.score_scale = take_floats(keys);
   t.block.score_offset = take_floats(keys);
@@ -224,12 +254,10 @@ void attention_in_tiles(const AttentionTask& task) {
   t.q_sum = take_floats(rows);
   t.shift = take_floats(rows);
   t.positions = reinterpret_cast<int32_t*>(take(rows * 4));
+  t.copies = take(kKeyBlock / kGroupKeys * kGroupCopyBytes);
   load_query_tiles(task, t);
   configure_tiles(16);
-  in_pieces(task, reinterpret_cast<float*>(at),
-            [&](int64_t first, int64_t end, const RowStates& states) {
-              sum_tiles<kCode>(task, t, {first, end}, states);
-            });
+  sum_pieces<kCode>(task, t, reinterpret_cast<float*>(at));
   release_tiles();
 }
 

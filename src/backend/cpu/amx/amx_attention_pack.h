@@ -39,6 +39,31 @@ inline void transpose_tile(const uint8_t* from, uint8_t* to) {
   }
 }
 
+/// The same of the first eight elements of each row, in place: they become the first eight rows.
+inline void transpose_half(uint8_t* tile) {
+  __m512 rows[8];  // 4i + j: rows 8i + j and 8i + 4 + j
+  for (int64_t i = 0; i < 8; ++i) {
+    const auto* row = reinterpret_cast<const float*>(tile + (i / 4 * 8 + i % 4) * 64);
+    rows[i] = _mm512_insertf32x8(_mm512_castps256_ps512(_mm256_loadu_ps(row)),
+                                 _mm256_loadu_ps(row + 4 * 16), 1);
+  }
+  __m512 columns[8];  // 4i + j: elements j and 4 + j of rows 8i .. 8i + 3, then of the next four
+  for (int64_t i = 0; i < 8; i += 4) {
+    const __m512 first[2] = {_mm512_unpacklo_ps(rows[i], rows[i + 1]),
+                             _mm512_unpackhi_ps(rows[i], rows[i + 1])};
+    const __m512 second[2] = {_mm512_unpacklo_ps(rows[i + 2], rows[i + 3]),
+                              _mm512_unpackhi_ps(rows[i + 2], rows[i + 3])};
+    for (int64_t j = 0; j < 2; ++j) {
+      columns[i + 2 * j] = _mm512_shuffle_ps(first[j], second[j], 0x44);
+      columns[i + 2 * j + 1] = _mm512_shuffle_ps(first[j], second[j], 0xee);
+    }
+  }
+  for (int64_t j = 0; j < 4; ++j) {
+    _mm512_storeu_ps(tile + j * 64, _mm512_shuffle_f32x4(columns[j], columns[4 + j], 0x88));
+    _mm512_storeu_ps(tile + (4 + j) * 64, _mm512_shuffle_f32x4(columns[j], columns[4 + j], 0xdd));
+  }
+}
+
 /// INT4 codes minus 7.5 in BF16, twice: only the low four of five bits of an index are the code.
 alignas(64) constexpr uint16_t kCodeTable[32] = {
     0xc0f0, 0xc0d0, 0xc0b0, 0xc090, 0xc060, 0xc020, 0xbfc0, 0xbf00, 0x3f00, 0x3fc0, 0x4020,
@@ -49,75 +74,81 @@ inline __m512i look_up_codes(__m512i indices) {
   return _mm512_permutexvar_epi16(indices, _mm512_load_si512(kCodeTable));
 }
 
-/// Bytes of 32 codes of a row, 0 past its end; kWhole: the row has them all.
-template <int kCode, bool kWhole>
-__m512i load_bytes(const uint8_t* row, int64_t d, int64_t dim) {
-  constexpr int64_t kBits = kCode == 1 ? 16 : (kCode == 2 ? 8 : 4);
-  const uint8_t* from = row + d * kBits / 8;
-  if constexpr (!kWhole) {
-    const int64_t bytes = smaller(32, dim - d) * kBits / 8;
-    const auto mask = static_cast<__mmask64>(~uint64_t{0}) >> (64 - bytes);
-    return _mm512_maskz_loadu_epi8(mask, from);
-  } else if constexpr (kCode == 1) {
+/// 32 BF16 numbers of a row from dim `d` on, 0 past its end; kWhole: the row has them all.
+template <bool kWhole>
+__m512i load_words(const uint8_t* row, int64_t d, int64_t dim) {
+  const uint8_t* from = row + d * 2;
+  if constexpr (kWhole) {
     return _mm512_loadu_si512(from);
-  } else if constexpr (kCode == 2) {
-    return _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
-  } else {
-    return _mm512_castsi128_si512(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
   }
+  const int64_t words = smaller(32, dim - d);
+  return _mm512_maskz_loadu_epi16(static_cast<__mmask32>(~uint32_t{0} >> (32 - words)), from);
 }
 
-inline __m512 floats_of_bytes(__m128i bytes) {
-  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
+/// 16 bytes, 0 past the row's last `bytes`; kWhole: the row has them all.
+template <bool kWhole>
+__m128i load_bytes(const uint8_t* from, int64_t bytes) {
+  if constexpr (kWhole) {
+    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  }
+  const auto mask = static_cast<__mmask16>((1U << larger(0, smaller(16, bytes))) - 1);
+  return _mm_maskz_loadu_epi8(mask, from);
+}
+
+/// 16 INT8 codes of a row from dim `d` on as F32 numbers.
+template <bool kWhole>
+__m512 load_floats(const uint8_t* row, int64_t d, int64_t dim) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load_bytes<kWhole>(row + d, dim - d)));
+}
+
+/// 32 INT4 codes of a row from dim `d` on: two in the low byte of each lane.
+template <bool kWhole>
+__m512i load_pairs(const uint8_t* row, int64_t d, int64_t dim) {
+  return _mm512_cvtepu8_epi32(load_bytes<kWhole>(row + d / 2, (dim - d) / 2));
 }
 
 /// 32 dims of a key in BF16.
 template <int kCode, bool kWhole>
 __m512i key_dims(const uint8_t* row, int64_t d, int64_t dim) {
-  const __m512i bytes = load_bytes<kCode, kWhole>(row, d, dim);
   if constexpr (kCode == 1) {
-    return bytes;
+    return load_words<kWhole>(row, d, dim);
   } else if constexpr (kCode == 2) {
-    const __m512 low = floats_of_bytes(_mm512_castsi512_si128(bytes));
-    const __m512 high = floats_of_bytes(_mm512_extracti32x4_epi32(bytes, 1));
+    const __m512 low = load_floats<kWhole>(row, d, dim);
+    const __m512 high = load_floats<kWhole>(row, d + 16, dim);
     return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
   } else {
-    const __m512i x = _mm512_cvtepu8_epi32(_mm512_castsi512_si128(bytes));
+    const __m512i x = load_pairs<kWhole>(row, d, dim);
     return look_up_codes(_mm512_or_si512(x, _mm512_slli_epi32(x, 12)));
   }
 }
 
 /// 32 dims of two neighbouring keys' values, pairs of keys side by side, as rows of two tiles: dims
 /// 0 to 15 and 16 to 31; for INT4 the even and the odd ones.
-template <int kCode>
-void value_dims(const __m512i (&bytes)[2], uint8_t* low, uint8_t* high) {
+template <int kCode, bool kWhole>
+void value_dims(
+    const uint8_t* even_row, const uint8_t* odd_row, int64_t d, int64_t dim, uint8_t* low) {
+  uint8_t* high = low + kTileBytes;
   if constexpr (kCode == 1) {
-    __m512i words[2];
-    for (int i = 0; i < 2; ++i) {
-      const __m256i even =
-          i == 0 ? _mm512_castsi512_si256(bytes[0]) : _mm512_extracti64x4_epi64(bytes[0], 1);
-      const __m256i odd =
-          i == 0 ? _mm512_castsi512_si256(bytes[1]) : _mm512_extracti64x4_epi64(bytes[1], 1);
-      const __m512i upper = _mm512_slli_epi32(_mm512_cvtepu16_epi32(odd), 16);
-      words[i] = _mm512_or_si512(_mm512_cvtepu16_epi32(even), upper);
-    }
-    _mm512_storeu_si512(low, words[0]);
-    _mm512_storeu_si512(high, words[1]);
+    const __m512i even = load_words<kWhole>(even_row, d, dim);
+    const __m512i odd = load_words<kWhole>(odd_row, d, dim);
+    const auto pairs = [](__m256i first, __m256i second) {
+      return _mm512_or_si512(_mm512_cvtepu16_epi32(first),
+                             _mm512_slli_epi32(_mm512_cvtepu16_epi32(second), 16));
+    };
+    _mm512_storeu_si512(low, pairs(_mm512_castsi512_si256(even), _mm512_castsi512_si256(odd)));
+    _mm512_storeu_si512(
+        high, pairs(_mm512_extracti64x4_epi64(even, 1), _mm512_extracti64x4_epi64(odd, 1)));
   } else if constexpr (kCode == 2) {
-    __m512i words[2];
-    for (int i = 0; i < 2; ++i) {
-      const __m128i even =
-          i == 0 ? _mm512_castsi512_si128(bytes[0]) : _mm512_extracti32x4_epi32(bytes[0], 1);
-      const __m128i odd =
-          i == 0 ? _mm512_castsi512_si128(bytes[1]) : _mm512_extracti32x4_epi32(bytes[1], 1);
-      const __m512i lower = _mm512_srli_epi32(_mm512_castps_si512(floats_of_bytes(even)), 16);
-      words[i] = _mm512_or_si512(lower, _mm512_castps_si512(floats_of_bytes(odd)));
-    }
-    _mm512_storeu_si512(low, words[0]);
-    _mm512_storeu_si512(high, words[1]);
+    const auto pairs = [&](int64_t at) {
+      const __m512i even = _mm512_castps_si512(load_floats<kWhole>(even_row, at, dim));
+      const __m512i odd = _mm512_castps_si512(load_floats<kWhole>(odd_row, at, dim));
+      return _mm512_or_si512(_mm512_srli_epi32(even, 16), odd);
+    };
+    _mm512_storeu_si512(low, pairs(d));
+    _mm512_storeu_si512(high, pairs(d + 16));
   } else {
-    const __m512i even = _mm512_cvtepu8_epi32(_mm512_castsi512_si128(bytes[0]));
-    const __m512i odd = _mm512_cvtepu8_epi32(_mm512_castsi512_si128(bytes[1]));
+    const __m512i even = load_pairs<kWhole>(even_row, d, dim);
+    const __m512i odd = load_pairs<kWhole>(odd_row, d, dim);
     const __m512i pair = _mm512_or_si512(even, _mm512_slli_epi32(odd, 16));
     _mm512_storeu_si512(low, look_up_codes(pair));
     _mm512_storeu_si512(high, look_up_codes(_mm512_srli_epi32(pair, 4)));
@@ -138,11 +169,11 @@ F32x16 acc_dims(const uint8_t* row, int64_t half) {
 }
 
 /// BF16 values that are not finite, see load_params: their row becomes 0, their score NaN.
-inline void contain_values(const KvRow& value, int64_t dim, int64_t j, const TileBlock& block) {
+inline void contain_values(const uint8_t* value, int64_t dim, int64_t j, const TileBlock& block) {
   const __m512i infinity = _mm512_set1_epi16(0x7f80);
   __mmask32 spoiled = 0;
   for (int64_t d = 0; d < dim; d += 32) {
-    const __m512i words = load_bytes<1, false>(value.codes, d, dim);
+    const __m512i words = load_words<false>(value, d, dim);
     spoiled |=
         _mm512_cmpge_epu16_mask(_mm512_and_si512(words, _mm512_set1_epi16(0x7fff)), infinity);
   }
@@ -158,46 +189,128 @@ inline void contain_values(const KvRow& value, int64_t dim, int64_t j, const Til
   }
 }
 
-/// load_params of whole vectors.
+constexpr int64_t kGroupKeys = 16;
+constexpr int64_t kGroupCopyBytes = 2 * kGroupKeys * (kMaxHeadDim * 2 + 2 * 4);
+
+/// 16 neighbouring keys and their values, rows one after the other; parameters as the cache has
+/// them.
+struct KeyGroup {
+  const uint8_t* keys;
+  const uint8_t* values;
+  const float* key_params;
+  const float* value_params;
+};
+
+using BlockGroups = KeyGroup[kKeyBlock / kGroupKeys];
+
+/// Those from `position` on, which lie in one page.
+inline KeyGroup group_in_page(const AttentionTask& task, int64_t position) {
+  const KvLayout& kv = task.kv;
+  const auto at = static_cast<uint32_t>(position);
+  const auto page_size = static_cast<uint32_t>(kv.page_size);
+  const int64_t slot = at % page_size;
+  const uint8_t* keys =
+      kv.pages + task.page_list[at / page_size] * kv.page_bytes + task.kv_head * 2 * kv.half_bytes;
+  const uint8_t* params = keys + kv.params_offset + slot * kv.row_params * 4;
+  keys += slot * kv.row_bytes;
+  return {keys, keys + kv.half_bytes, reinterpret_cast<const float*>(params),
+          reinterpret_cast<const float*>(params + kv.half_bytes)};
+}
+
+/// Keys j .. j + 15 of a block in `memory`, kGroupCopyBytes; those that are not there are zeros.
+inline KeyGroup copy_group(const AttentionTask& task,
+                           const PackRange& pack,
+                           int64_t j,
+                           uint8_t* memory) {
+  const auto bytes = static_cast<size_t>(task.kv.row_bytes);
+  const auto param_bytes = static_cast<size_t>(task.kv.row_params * 4);
+  uint8_t* keys = memory;
+  uint8_t* values = keys + kGroupKeys * kMaxHeadDim * 2;
+  uint8_t* key_params = values + kGroupKeys * kMaxHeadDim * 2;
+  uint8_t* value_params = key_params + kGroupKeys * 2 * 4;
+  __builtin_memset(keys, 0, kGroupKeys * bytes);
+  __builtin_memset(values, 0, kGroupKeys * bytes);
+  __builtin_memset(key_params, 0, 2 * kGroupKeys * 2 * 4);
+  const int64_t first = larger(j, pack.range[0]);
+  const int64_t last = smaller(j + kGroupKeys, pack.range[1]);
+  KvRows rows;
+  if (first < last) {
+    find_rows(task, pack.at + first, pack.at + last, first - j, rows);
+  }
+  for (int64_t i = first - j; i < last - j; ++i) {
+    const auto at = static_cast<size_t>(i);
+    __builtin_memcpy(keys + at * bytes, rows.keys[i].codes, bytes);
+    __builtin_memcpy(values + at * bytes, rows.values[i].codes, bytes);
+    __builtin_memcpy(key_params + at * param_bytes, rows.keys[i].params, param_bytes);
+    __builtin_memcpy(value_params + at * param_bytes, rows.values[i].params, param_bytes);
+  }
+  return {keys, values, reinterpret_cast<const float*>(key_params),
+          reinterpret_cast<const float*>(value_params)};
+}
+
+/// Where a block's groups of keys lie: in the cache, if it has all of a group in a page, else as
+/// copies in `memory`.
+inline void find_block(const AttentionTask& task,
+                       const PackRange& pack,
+                       uint8_t* memory,
+                       BlockGroups& groups) {
+  const bool whole_pages = task.kv.page_size % kGroupKeys == 0;
+  for (int64_t j = pack.begin; j < pack.end; j += kGroupKeys) {
+    const int64_t group = j / kGroupKeys;
+    if (whole_pages && j >= pack.range[0] && j + kGroupKeys <= pack.range[1]) {
+      groups[group] = group_in_page(task, pack.at + j);
+    } else {
+      groups[group] = copy_group(task, pack, j, memory + group * kGroupCopyBytes);
+    }
+  }
+}
+
+/// 16 keys' first and second parameters.
+template <int kCode>
+void split_params(const float* params, F32x16& scale, F32x16& offset) {
+  scale = Simd::load(params);
+  if constexpr (kCode == 3) {
+    const F32x16 upper = Simd::load(params + 16);
+    offset = Simd::odds(scale, upper);
+    scale = Simd::evens(scale, upper);
+  }
+}
+
+/// load_params of kernels/attention_block.h, 16 keys at a time.
 template <int kCode>
 void pack_params(const AttentionTask& task,
                  const PackRange& pack,
-                 const KvRows& rows,
+                 const BlockGroups& groups,
                  const TileBlock& block) {
   const F32x16 scale = Simd::set(task.scale * kLog2E);
-  for (int64_t j = pack.begin; kCode != 1 && j < pack.end; ++j) {
-    block.score_scale[j] = rows.keys[j].params[0];
-    block.value_scale[j] = rows.values[j].params[0];
-    if constexpr (kCode == 3) {
-      block.score_offset[j] = rows.keys[j].params[1];
-      block.value_offset[j] = rows.values[j].params[1];
-    }
-  }
-  for (int64_t j = pack.begin; j < pack.end; j += 16) {
+  for (int64_t j = pack.begin; j < pack.end; j += kGroupKeys) {
     if constexpr (kCode == 1) {
       Simd::store(block.score_scale + j, scale);
       continue;
     }
-    const F32x16 middle = Simd::set(kMiddleCode);
-    const F32x16 key_scale = Simd::load(block.score_scale + j);
-    const F32x16 value_scale = Simd::load(block.value_scale + j);
+    const KeyGroup& group = groups[j / kGroupKeys];
+    F32x16 key_scale;
+    F32x16 key_offset;
+    F32x16 value_scale;
+    F32x16 value_offset;
+    split_params<kCode>(group.key_params, key_scale, key_offset);
+    split_params<kCode>(group.value_params, value_scale, value_offset);
     F32x16 zero = Simd::sub(value_scale, value_scale);  // or NaN
     if constexpr (kCode == 3) {
-      const F32x16 key_offset = Simd::load(block.score_offset + j);
+      const F32x16 middle = Simd::set(kMiddleCode);
       const F32x16 key_middle = Simd::fma(middle, key_scale, key_offset);
       Simd::store(block.score_offset + j, Simd::mul(key_middle, scale));
-      const F32x16 value_offset = Simd::load(block.value_offset + j);
-      const F32x16 value_middle = Simd::fma(middle, value_scale, value_offset);
-      zero = Simd::add(zero, Simd::sub(value_middle, value_middle));
-      Simd::store(block.value_offset + j, value_middle);
+      value_offset = Simd::fma(middle, value_scale, value_offset);
+      zero = Simd::add(zero, Simd::sub(value_offset, value_offset));
     }
     const __mmask16 spoiled = _mm512_cmp_ps_mask(zero.v, zero.v, _CMP_UNORD_Q);
     const __m512 nan = _mm512_set1_ps(__builtin_nanf(""));
+    const auto keep = static_cast<__mmask16>(~spoiled);
     Simd::store(block.score_scale + j,
                 {_mm512_mask_mov_ps(Simd::mul(key_scale, scale).v, spoiled, nan)});
-    if (spoiled != 0) {
-      _mm512_mask_storeu_ps(block.value_scale + j, spoiled, _mm512_setzero_ps());
-      _mm512_mask_storeu_ps(block.value_offset + j, spoiled, _mm512_setzero_ps());
+    Simd::store(block.value_scale + j, {_mm512_maskz_mov_ps(keep, value_scale.v)});
+    if constexpr (kCode == 3) {
+      Simd::store(block.value_offset + j, {_mm512_maskz_mov_ps(keep, value_offset.v)});
     }
   }
 }
@@ -205,16 +318,17 @@ void pack_params(const AttentionTask& task,
 template <int kCode, bool kWhole>
 void pack_keys(const AttentionTask& task,
                const PackRange& pack,
-               const KvRows& rows,
+               const BlockGroups& groups,
                bool narrow,
                const TileBlock& block) {
-  for (int64_t j = pack.begin; j < pack.end; j += 16) {
+  for (int64_t j = pack.begin; j < pack.end; j += kGroupKeys) {
+    const uint8_t* rows = groups[j / kGroupKeys].keys;
     for (int64_t k = 0; k < block.width; ++k) {
       F32x16 keys[16];
 #pragma GCC unroll 16
       for (int64_t i = 0; i < 16; ++i) {
         keys[i].v = _mm512_castsi512_ps(
-            key_dims<kCode, kWhole>(rows.keys[j + i].codes, 32 * k, task.kv.head_dim));
+            key_dims<kCode, kWhole>(rows + i * task.kv.row_bytes, 32 * k, task.kv.head_dim));
       }
       if (!narrow) {
         Simd::transpose(keys);
@@ -231,20 +345,20 @@ void pack_keys(const AttentionTask& task,
 template <int kCode, bool kWhole>
 void pack_values(const AttentionTask& task,
                  const PackRange& pack,
-                 const KvRows& rows,
+                 const BlockGroups& groups,
                  const TileBlock& block) {
   const int64_t dim = task.kv.head_dim;
+  const int64_t bytes = task.kv.row_bytes;
   for (int64_t j = pack.begin; j < pack.end; j += 2) {
-    const int64_t row = j % 32 / 2 * 64;
+    const uint8_t* row = groups[j / kGroupKeys].values + j % kGroupKeys * bytes;
     for (int64_t k = 0; k < block.width; ++k) {
-      const __m512i bytes[2] = {load_bytes<kCode, kWhole>(rows.values[j].codes, 32 * k, dim),
-                                load_bytes<kCode, kWhole>(rows.values[j + 1].codes, 32 * k, dim)};
-      value_dims<kCode>(bytes, value_tile(block, j / 32, 2 * k) + row,
-                        value_tile(block, j / 32, 2 * k + 1) + row);
+      uint8_t* low = value_tile(block, j / 32, 2 * k) + j % 32 / 2 * 64;
+      value_dims<kCode, kWhole>(row, row + bytes, 32 * k, dim, low);
     }
   }
   for (int64_t j = pack.range[0]; kCode == 1 && task.tokens > 1 && j < pack.range[1]; ++j) {
-    contain_values(rows.values[j], dim, j, block);
+    const uint8_t* row = groups[j / kGroupKeys].values + j % kGroupKeys * bytes;
+    contain_values(row, dim, j, block);
   }
 }
 

@@ -84,9 +84,9 @@ inline F32x16 kept(F32x16 x) {
 
 inline F32x16 kept(float x) { return kept(Simd::set(x)); }
 
-inline __m512i kept_bits(uint32_t x) {
-  return Simd::bits(kept(Simd::from_bits(Simd::set_int(static_cast<int32_t>(x))))).v;
-}
+inline __m512i kept_bits(__m512i x) { return Simd::bits(kept(Simd::from_bits({x}))).v; }
+
+inline __m512i kept_bits(uint32_t x) { return kept_bits(_mm512_set1_epi32(static_cast<int>(x))); }
 
 inline WeightConstants kept(WeightConstants constants) {
   for (F32x16& x : constants.factors) {
@@ -109,7 +109,10 @@ template <int kCode, bool kFull>
 class RowWeigher {
  public:
   [[gnu::always_inline]] explicit RowWeigher(const TileRows& rows)
-      : rows_(rows), least_(kept(kLeastExponent)), begin_(kept_bits(0xffc00000U)) {
+      : rows_(rows),
+        least_(kept(kLeastExponent)),
+        begin_(kept_bits(0xffc00000U)),
+        upwards_(kept_bits(_mm512_set4_epi32(0x0e0d0c80, 0x0a090880, 0x06050480, 0x02010080))) {
     for (int64_t g = 0; g < kKeyGroups; ++g) {
       score_scale_[g] = Simd::load(rows.score_scale + 16 * g);
       value_scale_[g] = kCode == 1 ? Simd::set(1.0F) : Simd::load(rows.value_scale + 16 * g);
@@ -149,7 +152,7 @@ class RowWeigher {
 #pragma GCC unroll 4
     for (int64_t g = 0; g < kKeyGroups; ++g) {
       const __mmask16 mask = group_of(seen, g);
-      weight[g] = weight_of(weight[g], constants_);
+      weight[g] = weight_of_shifted(shifted(weight[g]), constants_);
       if constexpr (!kFull) {
         weight[g].v = _mm512_maskz_mov_ps(mask, weight[g].v);
       }
@@ -197,6 +200,12 @@ class RowWeigher {
     }
   }
 
+  /// By a shuffle of bytes, which another port does than the products of weights: next to tiles
+  /// both get only one.
+  [[gnu::always_inline]] I32x16 shifted(F32x16 exponent) const {
+    return {_mm512_shuffle_epi8(Simd::bits(exponent).v, upwards_)};
+  }
+
   [[gnu::always_inline]] static void clamp(F32x16 (&exponents)[kKeyGroups]) {
     for (F32x16& exponent : exponents) {
       exponent = Simd::max(Simd::set(kLeastExponent), exponent);  // NaN stays
@@ -230,6 +239,7 @@ class RowWeigher {
   WeightConstants constants_ = kept(WeightConstants{});
   F32x16 least_;
   __m512i begin_;
+  __m512i upwards_;  // a byte up in each lane
   int64_t row_ = 0;
   uint32_t skipped_ = 0;
 };
@@ -299,170 +309,14 @@ template <int kCode>
   }
 }
 
-/// The rows of a row tile.
+/// The rows of a row tile, but for those that are returned: with exponents out of range.
 template <int kCode>
-void weigh_rows(const AttentionTask& task,
-                const TileTask& t,
-                const TileRange& range,
-                int64_t row_tile,
-                int64_t buffer) {
-  const TileRows rows(task, t, range, row_tile, buffer);
+uint32_t weigh_rows(const TileRows& rows, const TileRange& range) {
   if (rows.shift[0] == kExponentBase - kLowest) {
     find_first_tops<kCode>(rows);
   }
-  const uint32_t skipped = range.masked ? RowWeigher<kCode, false>(rows).finish()
-                                        : RowWeigher<kCode, true>(rows).finish();
-  if (skipped != 0) {
-    weigh_skipped<kCode>(t, rows, row_tile, skipped);
-  }
-}
-
-/// One row tile and one block of a chunk. Written long before it is read, so that no tile waits.
-struct TileStep {
-  int64_t row_tile;
-  TileRange range;
-
-  [[nodiscard]] bool exists() const { return range.begin < range.end; }
-};
-
-/// Sums of step `before`, scores of `next` and weights of `now`, which all exist. Rows are weighed
-/// between tile instructions, kRows for two products, so that the processor works on both at once.
-/// Products alternate between tiles 0, 1 and 2, 3: two are stored while the others are summed.
-template <int kCode, bool kFull, int kRows>
-void mixed_steps(const AttentionTask& task,
-                 const TileTask& t,
-                 const TileStep& next,
-                 const TileStep& now,
-                 const TileStep& before,
-                 int64_t here) {
-  const TileRows tile_rows(task, t, now.range, now.row_tile, here);
-  if (tile_rows.shift[0] == kExponentBase - kLowest) {
-    find_first_tops<kCode>(tile_rows);
-  }
-  RowWeigher<kCode, kFull> rows(tile_rows);
-  const int64_t width = t.width;
-  uint8_t* scores = t.scores[1 - here];
-  const int64_t begin = before.range.begin / 32;
-  const int64_t end = before.range.end / 32;
-  for (int64_t d = 0; d < 2 * width; d += 4) {
-    uint8_t* acc = acc_tile(t, before.row_tile, d);
-    const uint8_t* values = value_tile(t.block, 2 * before.range.block, d);
-    load_tile<0>(acc);
-    load_tile<1>(acc + kTileBytes);
-    for (int64_t j = begin; j < end; ++j) {
-      load_tile<4>(scores + j * kTileBytes);
-      load_tile<6>(values + j * 2 * width * kTileBytes);
-      dot_bf16<0, 4, 6>();
-      load_tile<7>(values + (j * 2 * width + 1) * kTileBytes);
-      rows.next();
-      dot_bf16<1, 4, 7>();
-      if constexpr (kRows == 2) {
-        rows.next();
-      }
-    }
-    if (d + 2 == 2 * width) {
-      store_tile<0>(acc);
-      store_tile<1>(acc + kTileBytes);
-      break;
-    }
-    load_tile<2>(acc + 2 * kTileBytes);
-    load_tile<3>(acc + 3 * kTileBytes);
-    for (int64_t j = begin; j < end; ++j) {
-      load_tile<5>(scores + j * kTileBytes);
-      load_tile<6>(values + (j * 2 * width + 2) * kTileBytes);
-      dot_bf16<2, 5, 6>();
-      load_tile<7>(values + (j * 2 * width + 3) * kTileBytes);
-      rows.next();
-      dot_bf16<3, 5, 7>();
-      if (j == begin) {
-        store_tile<0>(acc);
-        store_tile<1>(acc + kTileBytes);
-      }
-      if constexpr (kRows == 2) {
-        rows.next();
-      }
-    }
-    store_tile<2>(acc + 2 * kTileBytes);
-    store_tile<3>(acc + 3 * kTileBytes);
-  }
-  const uint8_t* queries = query_tile(t, next.row_tile, 0);
-  const uint8_t* keys = key_tile(t.block, kKeyGroups * next.range.block, 0);
-  load_zeros<0>();
-  load_zeros<1>();
-  for (int64_t k = 0; k < width; ++k) {
-    load_tile<4>(queries + k * kTileBytes);
-    load_tile<6>(keys + k * kTileBytes);
-    dot_bf16<0, 4, 6>();
-    load_tile<7>(keys + (width + k) * kTileBytes);
-    rows.next();
-    dot_bf16<1, 4, 7>();
-    if constexpr (kRows == 2) {
-      rows.next();
-    }
-  }
-  keys += 2 * width * kTileBytes;
-  load_zeros<2>();
-  load_zeros<3>();
-  for (int64_t k = 0; k < width; ++k) {
-    load_tile<5>(queries + k * kTileBytes);
-    load_tile<6>(keys + k * kTileBytes);
-    dot_bf16<2, 5, 6>();
-    load_tile<7>(keys + (width + k) * kTileBytes);
-    rows.next();
-    dot_bf16<3, 5, 7>();
-    if (k == 0) {
-      store_tile<0>(scores);
-      store_tile<1>(scores + kTileBytes);
-    }
-    if constexpr (kRows == 2) {
-      rows.next();
-    }
-  }
-  store_tile<2>(scores + 2 * kTileBytes);
-  store_tile<3>(scores + 3 * kTileBytes);
-  const uint32_t skipped = rows.finish();
-  if (__builtin_expect(skipped, 0) != 0) {
-    weigh_skipped<kCode>(t, tile_rows, now.row_tile, skipped);
-  }
-}
-
-/// The same, of the steps that exist, one after the other.
-template <int kCode>
-void plain_steps(const AttentionTask& task,
-                 const TileTask& t,
-                 const TileStep& next,
-                 const TileStep& now,
-                 const TileStep& before,
-                 int64_t here) {
-  if (before.exists()) {
-    add_values_of(t, before.row_tile, before.range, t.scores[1 - here]);
-  }
-  for (int64_t k = 0; next.exists() && k < t.width; ++k) {
-    score_step<false>(t, next.range.block, next.row_tile, k, t.scores[1 - here]);
-  }
-  if (now.exists()) {
-    weigh_rows<kCode>(task, t, now.range, now.row_tile, here);
-  }
-}
-
-template <int kCode>
-void run_steps(const AttentionTask& task,
-               const TileTask& t,
-               const TileStep& next,
-               const TileStep& now,
-               const TileStep& before,
-               int64_t here) {
-  if (!next.exists() || !now.exists() || !before.exists()) {
-    return plain_steps<kCode>(task, t, next, now, before, here);
-  }
-  if (now.range.masked) {
-    return mixed_steps<kCode, false, 1>(task, t, next, now, before, here);
-  }
-  if (t.width <= 2) {
-    mixed_steps<kCode, true, 2>(task, t, next, now, before, here);
-  } else {
-    mixed_steps<kCode, true, 1>(task, t, next, now, before, here);
-  }
+  return range.masked ? RowWeigher<kCode, false>(rows).finish()
+                      : RowWeigher<kCode, true>(rows).finish();
 }
 
 }  // namespace

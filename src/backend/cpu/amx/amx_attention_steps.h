@@ -26,6 +26,7 @@ struct TileTask {
   // of weights take the place of those of the first scores.
   uint8_t* scores[2];  // [kKeyGroups]
   TileBlock block;
+  uint8_t* copies;  // of keys that do not lie in one page, see find_block
 };
 
 /// The keys of one block that some row of a row tile sees.
@@ -48,12 +49,14 @@ inline uint8_t* acc_tile(const TileTask& t, int64_t row_tile, int64_t d) {
 
 inline void load_query_tiles(const AttentionTask& task, const TileTask& t) {
   const int64_t width = 32 * t.width;
+  float q[kMaxHeadDim];
   for (int64_t r = 0; r < round_up(t.rows, 16); ++r) {
-    float q[kMaxHeadDim] = {};
-    t.positions[r] = -1;
     if (r < t.rows) {
       t.positions[r] = static_cast<int32_t>(task.first_position + r / task.group);
       load_query(task, r, width, q);
+    } else {
+      t.positions[r] = -1;
+      __builtin_memset(q, 0, static_cast<size_t>(width) * 4);
     }
     t.q_sum[r] = sum_of(q, width);
     for (int64_t d = 0; d < width; d += 16) {
@@ -67,8 +70,8 @@ inline void load_query_tiles(const AttentionTask& task, const TileTask& t) {
 }
 
 /// 32 dims of the scores of a row tile and all keys of the block; the last step stores them.
-template <bool kNarrow>
-void score_step(const TileTask& t, int64_t block, int64_t row_tile, int64_t k, uint8_t* scores) {
+inline void score_step(
+    const TileTask& t, int64_t block, int64_t row_tile, int64_t k, uint8_t* scores) {
   static_assert(kKeyGroups == 4);
   if (k == 0) {
     zero_tile<0>();
@@ -79,22 +82,12 @@ void score_step(const TileTask& t, int64_t block, int64_t row_tile, int64_t k, u
   load_tile<4>(query_tile(t, row_tile, k));
   load_tile<5>(key_tile(t.block, kKeyGroups * block, k));
   load_tile<6>(key_tile(t.block, kKeyGroups * block + 1, k));
-  if constexpr (kNarrow) {
-    dot_bf16<0, 5, 4>();
-    dot_bf16<1, 6, 4>();
-  } else {
-    dot_bf16<0, 4, 5>();
-    dot_bf16<1, 4, 6>();
-  }
+  dot_bf16<0, 4, 5>();
+  dot_bf16<1, 4, 6>();
   load_tile<7>(key_tile(t.block, kKeyGroups * block + 2, k));
   load_tile<5>(key_tile(t.block, kKeyGroups * block + 3, k));
-  if constexpr (kNarrow) {
-    dot_bf16<2, 7, 4>();
-    dot_bf16<3, 5, 4>();
-  } else {
-    dot_bf16<2, 4, 7>();
-    dot_bf16<3, 4, 5>();
-  }
+  dot_bf16<2, 4, 7>();
+  dot_bf16<3, 4, 5>();
   if (k == t.width - 1) {
     store_tile<0>(scores);
     store_tile<1>(scores + kTileBytes);

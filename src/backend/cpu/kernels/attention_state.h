@@ -53,13 +53,16 @@ struct WeightConstants {
 /// 1 + (2^f - 1 - f) / 2 as a function of 1 + f, of least error with f(0) = 1 (fitted); just below
 /// a power of two, half a step of a number is one of the next, so adding bits adds 2^f - 1 - f.
 /// Relative error 8.6e-5; weights are rounded to BF16 afterwards.
-inline F32x16 weight_of(F32x16 exponent, const WeightConstants& constants) {
-  const I32x16 x = Simd::shift_left<8>(Simd::bits(exponent));
+inline F32x16 weight_of_shifted(I32x16 x, const WeightConstants& constants) {
   const F32x16 m = Simd::and_or(x, constants.mantissa, constants.one);
   F32x16 p = Simd::fma(constants.factors[0], m, constants.factors[1]);
   p = Simd::fma(p, m, constants.factors[2]);
   p = Simd::fma(p, m, constants.factors[3]);
   return Simd::from_bits(Simd::add_int(x, Simd::bits(p)));
+}
+
+inline F32x16 weight_of(F32x16 exponent, const WeightConstants& constants) {
+  return weight_of_shifted(Simd::shift_left<8>(Simd::bits(exponent)), constants);
 }
 
 /// Sums over keys of a task's query rows: values weighted by 2^(score - top), and the weights.
