@@ -2,7 +2,6 @@
 #include <chrono>
 #include <memory>
 #include <optional>
-#include <ranges>
 #include <string>
 #include <vector>
 
@@ -112,8 +111,10 @@ Result<std::vector<OfflineTimings>> run_rounds(EngineCore& core,
   if (!on_cpu) {
     NIBBLE_ASSIGN_OR_RETURN(const double read_gbps, backend.measure_read_gbps());
     for (OfflineTimings& shape : timings) {
-      for (auto& turn : shape.turns | std::views::join) {
-        turn.read_gbps = read_gbps;
+      for (auto& round : shape.turns) {
+        for (auto& turn : round) {
+          turn.read_gbps = read_gbps;
+        }
       }
     }
   }

@@ -1,7 +1,6 @@
 #include "offline_report.h"
 
 #include <algorithm>
-#include <ranges>
 
 namespace nibble {
 
@@ -52,10 +51,12 @@ ShapeReport report_of(const OfflineShape& shape,
   std::vector<double> steps_ms;
   std::vector<double> read_gbps;
   std::vector<double> percents;
-  for (const auto& turn : timings.turns | std::views::join) {
-    steps_ms.insert(steps_ms.end(), turn.step_ms.begin(), turn.step_ms.end());
-    read_gbps.push_back(turn.read_gbps);
-    percents.push_back(100 * step_bytes / (median(turn.step_ms) * 1e-3) / (turn.read_gbps * 1e9));
+  for (const auto& round : timings.turns) {
+    for (const auto& turn : round) {
+      steps_ms.insert(steps_ms.end(), turn.step_ms.begin(), turn.step_ms.end());
+      read_gbps.push_back(turn.read_gbps);
+      percents.push_back(100 * step_bytes / (median(turn.step_ms) * 1e-3) / (turn.read_gbps * 1e9));
+    }
   }
   report.prefill_ms = median(report.rounds_ms);
   report.decode_ms = median(steps_ms);
