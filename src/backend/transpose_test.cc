@@ -86,6 +86,13 @@ TEST(Transpose, ShufflesNibbles) {
   };
   check(WordOrder::kNibbles, {0, 4, 1, 5, 2, 6, 3, 7});
   check(WordOrder::kEvenOdd, {0, 2, 4, 6, 1, 3, 5, 7});
+  source.flip = 0x12345678U;
+  uint32_t out[2 * kTileRows];  // the second word is past the rows' end
+  transpose_rows(source, 2, WordOrder::kWords, reinterpret_cast<uint8_t*>(out));
+  for (size_t lane = 0; lane < kTileRows; ++lane) {
+    EXPECT_EQ(out[lane], words[lane] ^ source.flip);
+    EXPECT_EQ(out[kTileRows + lane], source.fill ^ source.flip);
+  }
 }
 
 }  // namespace

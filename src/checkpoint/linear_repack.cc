@@ -40,13 +40,14 @@ Result<MappedLinear> map_repacked(const CheckpointReader& reader,
   }
   MappedLinear linear;
   linear.act = group->act;
-  NIBBLE_ASSIGN_OR_RETURN(RepackedInt4 repacked, repack_int4(reader, facts));
-  linear.repacked = std::move(repacked.codes);
-  linear.scales = std::move(repacked.scales);
+  NIBBLE_ASSIGN_OR_RETURN(MappedInt4 mapped, map_int4(reader, facts));
+  linear.repacked = std::move(mapped.repacked);
+  linear.scales = std::move(mapped.scales);
   linear.weight = {.format = group->weight,
                    .n = facts.n,
                    .k = facts.k,
-                   .codes = linear.repacked.data(),
+                   .codes = mapped.codes,
+                   .nibbles = mapped.nibbles,
                    .scales = linear.scales.data(),
                    .scale_type = DType::kF32,
                    .scale_count = QuantView::Scales::kEach,

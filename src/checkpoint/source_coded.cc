@@ -114,7 +114,8 @@ class CodedMatrix final : public SourceMatrix {
     return spans;
   }
 
-  Status repack(std::byte* codes, float* scales) const {
+  /// Scales of all rows, and whether there are kernels for what is not said by codes and scales.
+  Status read_symmetric(float* scales) const {
     NIBBLE_RETURN_IF_ERROR(check_shape());
     std::vector<int32_t> index;
     NIBBLE_RETURN_IF_ERROR(read_index(index));
@@ -129,7 +130,6 @@ class CodedMatrix final : public SourceMatrix {
     if (facts_.zero.form != ZeroLayout::Form::kNone) {
       row_scales.zeros.resize(groups);
     }
-    const int64_t words = k_ / 8;
     for (int64_t row = 0; row < n_; ++row) {
       NIBBLE_RETURN_IF_ERROR(read_scales(row, row_scales));
       if (std::any_of(row_scales.zeros.begin(), row_scales.zeros.end(),
@@ -140,23 +140,28 @@ class CodedMatrix final : public SourceMatrix {
                           reader_.where(*facts_.zero.tensor));
       }
       std::copy(row_scales.scales.begin(), row_scales.scales.end(), scales + row * facts_.groups());
-      repack_row(row, words, codes + row * words * 4);
     }
     return {};
   }
 
- private:
-  void repack_row(int64_t row, int64_t words, std::byte* out) const {
-    const CodeLayout& codes = facts_.codes;
-    const std::byte* data = codes.tensor->data.data();
-    if (codes.axis == CodeLayout::Axis::kRows) {
-      return canonical_words(codes.nibbles, data + code_offset(row), words, out);
-    }
-    for (int64_t word = 0; word < words; ++word) {
-      std::memcpy(out + word * 4, data + code_offset(word) + row * 4, 4);
+  /// Words that lie in rows, or null.
+  [[nodiscard]] const std::byte* rows_of_words() const {
+    const bool rows =
+        facts_.codes.axis == CodeLayout::Axis::kRows && facts_.codes.row_bytes == k_ / 2;
+    return rows ? facts_.codes.tensor->data.data() + facts_.codes.offset : nullptr;
+  }
+
+  /// Words in columns, in rows.
+  void transpose_words(std::byte* out) const {
+    const std::byte* data = facts_.codes.tensor->data.data();
+    for (int64_t row = 0; row < n_; ++row) {
+      for (int64_t word = 0; word < k_ / 8; ++word, out += 4) {
+        std::memcpy(out, data + code_offset(word) + row * 4, 4);
+      }
     }
   }
 
+ private:
   [[nodiscard]] int64_t code_offset(int64_t row) const {
     return facts_.codes.offset + row * facts_.codes.row_bytes;
   }
@@ -416,15 +421,22 @@ std::unique_ptr<SourceMatrix> make_coded_source(const CheckpointReader& reader, 
   return std::make_unique<CodedMatrix>(reader, std::move(facts));
 }
 
-Result<RepackedInt4> repack_int4(const CheckpointReader& reader, const CodedFacts& facts) {
+Result<MappedInt4> map_int4(const CheckpointReader& reader, const CodedFacts& facts) {
   CHECK(facts.codes.form == CodeForm::kNibbles && facts.k % 8 == 0);
   CHECK(facts.codes.axis != CodeLayout::Axis::kAcross);
-  RepackedInt4 out;
-  NIBBLE_ASSIGN_OR_RETURN(out.codes, Buffer::allocate(static_cast<size_t>(facts.n * facts.k / 2)));
+  const CodedMatrix matrix(reader, facts);
+  MappedInt4 out;
   NIBBLE_ASSIGN_OR_RETURN(
       out.scales, Buffer::allocate(static_cast<size_t>(facts.n * facts.groups()) * sizeof(float)));
-  NIBBLE_RETURN_IF_ERROR(
-      CodedMatrix(reader, facts).repack(out.codes.data(), out.scales.as<float>().data()));
+  NIBBLE_RETURN_IF_ERROR(matrix.read_symmetric(out.scales.as<float>().data()));
+  out.nibbles = facts.codes.nibbles;
+  out.codes = matrix.rows_of_words();
+  if (out.codes == nullptr) {
+    NIBBLE_ASSIGN_OR_RETURN(out.repacked,
+                            Buffer::allocate(static_cast<size_t>(facts.n * facts.k / 2)));
+    matrix.transpose_words(out.repacked.data());
+    out.codes = out.repacked.data();
+  }
   return out;
 }
 

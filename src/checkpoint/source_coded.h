@@ -86,14 +86,16 @@ struct CodedFacts {
 /// A matrix of codes. Shapes must have been checked: every index within its tensor.
 std::unique_ptr<SourceMatrix> make_coded_source(const CheckpointReader& reader, CodedFacts facts);
 
-/// Codes and scales of 4-bit integers in the form of QuantTensor: codes [n, k / 8] words, scales
-/// [n, groups] f32. kUnsupported for zero points other than zero and for columns out of the order
-/// of their groups, kCorrupt for scales that are NaN or infinite.
-struct RepackedInt4 {
-  Buffer codes;
+/// 4-bit integers as [n, k / 8] words, in the file where they lie so there, and scales [n, groups]
+/// f32. kUnsupported for zero points other than zero and for columns out of the order of their
+/// groups, kCorrupt for scales that are NaN or infinite.
+struct MappedInt4 {
+  const std::byte* codes = nullptr;  // valid as long as the reader and this object
+  NibbleForm nibbles;
+  Buffer repacked;
   Buffer scales;
 };
-Result<RepackedInt4> repack_int4(const CheckpointReader& reader, const CodedFacts& facts);
+Result<MappedInt4> map_int4(const CheckpointReader& reader, const CodedFacts& facts);
 
 /// The two numbers of a weight_shape. kCorrupt unless it holds two I32 or I64.
 Result<std::pair<int64_t, int64_t>> read_shape_tensor(const CheckpointReader& reader,

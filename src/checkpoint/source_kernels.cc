@@ -30,23 +30,11 @@ bool use_wide() {
 #endif
 }
 
-[[gnu::always_inline]] inline uint32_t spread(uint32_t half) {
-  const uint32_t bytes = (half | (half << 8)) & 0x00ff00ffU;
-  return (bytes | (bytes << 4)) & 0x0f0f0f0fU;
-}
-
-// Element i of the result in bits 4i..4i+3, offset binary.
-[[gnu::always_inline]] inline uint32_t canonical(uint32_t word, NibbleForm form) {
-  const uint32_t ordered =
-      form.reordered ? spread(word & 0xffffU) | (spread(word >> 16) << 4) : word;
-  return form.signed_code ? ordered ^ 0x88888888U : ordered;
-}
-
 [[gnu::always_inline]] inline void nibbles_block(const std::byte* in, NibbleForm form, float* out) {
   uint32_t words[kBlock / 8];
   std::memcpy(words, in, sizeof(words));
   for (uint32_t& word : words) {
-    word = canonical(word, form);
+    word = canonical_word(form, word);
   }
   uint8_t bytes[kBlock / 2];
   std::memcpy(bytes, words, sizeof(bytes));
@@ -207,7 +195,7 @@ struct ScaleCursor {
       std::memcpy(&words[i], block.in + (begin + i) * block.stride, 4);
     }
     for (uint32_t& word : words) {
-      word = canonical(word, nibbles);
+      word = canonical_word(nibbles, word);
     }
     for (int e = block.first; e < block.last; ++e) {
       float levels[kBlock];
@@ -319,15 +307,6 @@ void decode_scaled(const ScaledCodes& codes, float* out) {
 
 void decode_across(NibbleForm nibbles, const AcrossBlock& block, float* out) {
   use_wide() ? across_wide(nibbles, block, out) : across_of(nibbles, block, out);
-}
-
-void canonical_words(NibbleForm nibbles, const std::byte* in, int64_t count, std::byte* out) {
-  for (int64_t i = 0; i < count; ++i) {
-    uint32_t word = 0;
-    std::memcpy(&word, in + i * 4, 4);
-    word = canonical(word, nibbles);
-    std::memcpy(out + i * 4, &word, 4);
-  }
 }
 
 void apply_scales(

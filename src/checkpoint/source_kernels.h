@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "core/dtype.h"
+#include "quant/nibbles.h"
 
 namespace nibble {
 
@@ -14,12 +15,6 @@ enum class CodeForm : uint8_t {
   kInt8Offset,  // code + 128
   kE4M3,
   kE2M1,  // two in a byte, the even element in the low half
-};
-
-/// How eight integers lie in a word.
-struct NibbleForm {
-  bool reordered = false;    // slot i holds element [0, 2, 4, 6, 1, 3, 5, 7][i] instead of i
-  bool signed_code = false;  // two's complement instead of code + 8
 };
 
 /// Numbers of codes that lie one after another: integers -8..7 and -128..127, or what the small
@@ -54,10 +49,6 @@ struct AcrossBlock {
   int64_t row_stride = 0;
 };
 void decode_across(NibbleForm nibbles, const AcrossBlock& block, float* out);
-
-/// Words in the form of QuantTensor: element i in bits 4i..4i+3, offset binary. in and out may be
-/// the same memory, aligned to nothing.
-void canonical_words(NibbleForm nibbles, const std::byte* in, int64_t count, std::byte* out);
 
 /// x[i] = (x[i] - zeros[g]) * scales[g] with g = i / group_size, each rounded to f32.
 ///   x [count] f32   zeros may be nullptr: nothing is subtracted

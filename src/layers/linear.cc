@@ -15,12 +15,12 @@ Result<Linear> Linear::prepare(std::span<const MappedLinear> parts,
   linear.k_ = parts.front().weight.k;
   linear.act_ = parts.front().act;
   size_t begin = 0;
-  while (begin < parts.size()) {  // neighbours with the same formats become one matrix
+  while (begin < parts.size()) {  // neighbours with the same forms become one matrix
     const MappedLinear& first = parts[begin];
     std::vector<QuantView> run;
     const int64_t first_column = linear.n_;
     for (; begin < parts.size() && parts[begin].weight.format == first.weight.format &&
-           parts[begin].act == first.act;
+           parts[begin].weight.nibbles == first.weight.nibbles && parts[begin].act == first.act;
          ++begin) {
       CHECK_EQ(parts[begin].weight.k, linear.k_);
       linear.n_ += parts[begin].weight.n;

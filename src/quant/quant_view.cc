@@ -33,6 +33,14 @@ void QuantView::read_scales(int64_t first, std::span<float> out) const {
   }
 }
 
+void QuantView::copy_codes(int64_t begin, int64_t bytes, std::byte* out) const {
+  if (nibbles == NibbleForm()) {
+    std::memcpy(out, codes + begin, static_cast<size_t>(bytes));
+  } else {
+    canonical_words(nibbles, codes + begin, bytes / 4, out);
+  }
+}
+
 QuantView view_of(const QuantTensor& tensor) {
   return {.format = tensor.format,
           .n = tensor.n,
@@ -49,7 +57,7 @@ Result<QuantTensor> copy_of(const QuantView& view) {
     return make_error(StatusCode::kUnsupported, "{}: views carry no zero points", view.name);
   }
   NIBBLE_ASSIGN_OR_RETURN(QuantTensor tensor, QuantTensor::allocate(view.format, view.n, view.k));
-  std::memcpy(tensor.codes.data(), view.codes, tensor.codes.size());
+  view.copy_codes(0, std::ssize(tensor.codes), tensor.codes.data());
   if (view.format.code == WeightCode::kInt4 && view.k % 8 != 0) {
     const uint32_t kept = (1U << (4 * (view.k % 8))) - 1;
     for (int64_t row = 1; row <= view.n; ++row) {

@@ -67,5 +67,22 @@ TEST(QuantView, CopiesAreCanonical) {
   EXPECT_EQ(copy_of(odd).status().code(), StatusCode::kUnsupported);
 }
 
+TEST(QuantView, CopiesOtherNibblesAsCanonicalOnes) {
+  constexpr uint32_t kInOrder = 0x76543210U;
+  constexpr uint32_t kReordered = 0x75316420U;  // slot i holds element 0 2 4 6 1 3 5 7
+  constexpr uint32_t kFlip = 0x88888888U;
+  for (const auto& [form, stored] : {std::pair(NibbleForm{.reordered = false}, kInOrder),
+                                     std::pair(NibbleForm{.reordered = true}, kReordered),
+                                     std::pair(NibbleForm{false, true}, kInOrder ^ kFlip),
+                                     std::pair(NibbleForm{true, true}, kReordered ^ kFlip)}) {
+    uint32_t words[2] = {stored, stored};
+    QuantView view{.n = 2, .k = 8, .codes = reinterpret_cast<const std::byte*>(words)};
+    view.nibbles = form;
+    uint32_t copy = 0;
+    view.copy_codes(4, 4, reinterpret_cast<std::byte*>(&copy));
+    EXPECT_EQ(copy, kInOrder) << form.reordered << form.signed_code;
+  }
+}
+
 }  // namespace
 }  // namespace nibble

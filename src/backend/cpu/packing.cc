@@ -81,7 +81,8 @@ bool scales_fit_bf16(const QuantView& weight) {
   return true;
 }
 
-WordOrder word_order(WeightCode code, ActFormat act) {
+/// `reordered`: see NibbleForm.
+WordOrder word_order(WeightCode code, bool reordered, ActFormat act) {
   switch (code) {
     case WeightCode::kF32:
     case WeightCode::kBf16:
@@ -93,6 +94,9 @@ WordOrder word_order(WeightCode code, ActFormat act) {
       return act == ActFormat::kInt8Token ? WordOrder::kWords : WordOrder::kBytes;
     case WeightCode::kInt4:
     case WeightCode::kFp4E2M1:
+      if (reordered) {
+        return act == ActFormat::kInt8Token ? WordOrder::kEvenOdd : WordOrder::kWords;
+      }
       return act == ActFormat::kInt8Token ? WordOrder::kNibbles : WordOrder::kEvenOdd;
   }
   return WordOrder::kWords;
@@ -194,6 +198,7 @@ Result<PackedMatrix> PackedMatrix::create(Parts parts,
   packed.bf16_scales_ = format.scale_dtype == DType::kBF16;
   for (const QuantView& part : parts) {
     CHECK(part.format == format);
+    CHECK(part.nibbles == first.nibbles);
     CHECK_EQ(part.k, packed.k_);
     packed.n_ += part.n;
     packed.bf16_scales_ = packed.bf16_scales_ && scales_fit_bf16(part);
@@ -261,8 +266,10 @@ bool PackedMatrix::pack_tile(Parts parts, int64_t tile) {
   std::array<RowSource, kTileRows> rows;
   RowsToTranspose source;
   source.bytes = parts.front().row_bytes();
+  const NibbleForm nibbles = parts.front().nibbles;
   if (format_.code == WeightCode::kInt4) {
-    source.fill = kZeroNibbles;
+    source.flip = nibbles.flip();
+    source.fill = kZeroNibbles ^ source.flip;
     source.last_word = ~padding_mask(k_ - (steps() - 1) * kStepColumns);
   }
   bool valid = true;
@@ -279,7 +286,8 @@ bool PackedMatrix::pack_tile(Parts parts, int64_t tile) {
     valid = valid && is_valid(rows[i]);
   }
   const int64_t tile_bytes = packed_steps() * step_bytes(format_.code);
-  transpose_rows(source, tile_bytes / (kTileRows * 4), word_order(format_.code, act_),
+  transpose_rows(source, tile_bytes / (kTileRows * 4),
+                 word_order(format_.code, nibbles.reordered, act_),
                  reinterpret_cast<uint8_t*>(codes_.data()) + tile * tile_bytes);
   if (row_sums_.size() != 0) {
     for (size_t lane = 0; lane < rows.size(); ++lane) {

@@ -77,7 +77,7 @@ Bytes high_bytes(const Halves& a, const Halves& b) { return low_bytes(a >> 8, b 
 
 // The 16 words of one place in their final order.
 template <WordOrder kOrder>
-void finish(const Words (&x)[4], uint8_t* out) {
+void finish(const Words (&x)[4], uint32_t flip, uint8_t* out) {
   if constexpr (kOrder == WordOrder::kHalves) {
     store(low_halves(x[0], x[1]), out);
     store(low_halves(x[2], x[3]), out + 16);
@@ -92,14 +92,14 @@ void finish(const Words (&x)[4], uint8_t* out) {
     store(high_bytes(high[0], high[1]), out + 48);
   } else {
     for (int part = 0; part < 4; ++part) {
-      store(shuffle_nibbles<kOrder>(x[part]), out + part * 16);
+      store(shuffle_nibbles<kOrder>(x[part]) ^ flip, out + part * 16);
     }
   }
 }
 
 // Four words of 16 rows.
 template <WordOrder kOrder>
-void transpose_quarter(const TileRows& rows, int64_t offset, uint8_t* out) {
+void transpose_quarter(const TileRows& rows, int64_t offset, uint32_t flip, uint8_t* out) {
   Words x[4][4];
   for (int part = 0; part < 4; ++part) {
     for (int row = 0; row < 4; ++row) {
@@ -108,7 +108,7 @@ void transpose_quarter(const TileRows& rows, int64_t offset, uint8_t* out) {
     transpose_4x4(x[part]);
   }
   for (int word = 0; word < 4; ++word) {
-    finish<kOrder>({x[0][word], x[1][word], x[2][word], x[3][word]}, out + word * kOutBytes);
+    finish<kOrder>({x[0][word], x[1][word], x[2][word], x[3][word]}, flip, out + word * kOutBytes);
   }
 }
 
@@ -147,7 +147,8 @@ void transpose(const RowsToTranspose& source, int64_t words, uint8_t* out) {
   int64_t word = 0;
   for (; word + kBlockWords <= words && word < whole * kBlockWords; word += kBlockWords) {
     for (int64_t i = 0; i < kBlockWords; i += 4) {
-      transpose_quarter<kOrder>(source.rows, (word + i) * 4, out + (word + i) * kOutBytes);
+      transpose_quarter<kOrder>(source.rows, (word + i) * 4, source.flip,
+                                out + (word + i) * kOutBytes);
     }
   }
   while (word < words) {
@@ -155,7 +156,7 @@ void transpose(const RowsToTranspose& source, int64_t words, uint8_t* out) {
     const int64_t end = std::min(words, word + kBlockWords);
     for (int64_t i = 0; word < end; i += 4) {
       alignas(64) uint8_t quarter[4 * kOutBytes];
-      transpose_quarter<kOrder>(block.rows(), i * 4, quarter);
+      transpose_quarter<kOrder>(block.rows(), i * 4, source.flip, quarter);
       const int64_t count = std::min<int64_t>(4, end - word);
       std::memcpy(out + word * kOutBytes, quarter, static_cast<size_t>(count * kOutBytes));
       word += count;

@@ -25,6 +25,7 @@ struct RowsToTranspose {
   uint32_t last_word =
       ~0U;  // bits of a row's last word that count; the others become those of fill
   uint32_t fill = 0;
+  uint32_t flip = 0;  // of nibbles: what every word's go through last, by exclusive or
 };
 
 /// out [words][16 words in `order`]; words past the end of the rows are `fill`. Written for any

@@ -122,7 +122,10 @@ Status CudaGemm::upload_codes(std::span<const QuantView> parts, std::byte* to) {
     const int64_t row_bytes = QuantTensor::code_row_bytes(problem_.weight.code, problem_.k);
     const auto bytes = static_cast<size_t>(part.n * row_bytes);
     if (part.format.code == problem_.weight.code) {
-      NIBBLE_RETURN_IF_ERROR(context_.uploader.upload(part.codes, bytes, to));
+      const auto copy = [&part](size_t begin, size_t size, std::byte* out) {
+        part.copy_codes(static_cast<int64_t>(begin), static_cast<int64_t>(size), out);
+      };
+      NIBBLE_RETURN_IF_ERROR(context_.uploader.upload(bytes, copy, to));
     } else {
       const auto round = [&part](size_t begin, size_t size, std::byte* out) {
         round_to_bf16(part, begin / 2, size / 2, out);

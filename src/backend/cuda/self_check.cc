@@ -48,12 +48,12 @@ Result<QuantTensor> copy_rows(std::span<const QuantView> parts, std::span<const 
   const QuantView& first = parts.front();
   NIBBLE_ASSIGN_OR_RETURN(QuantTensor out,
                           QuantTensor::allocate(first.format, std::ssize(rows), first.k));
-  const auto bytes = static_cast<size_t>(first.row_bytes());
+  const int64_t bytes = first.row_bytes();
   const int64_t groups = first.format.groups(first.k);
   for (size_t i = 0; i < rows.size(); ++i) {
     int64_t row = rows[i];
     const QuantView& part = part_of(parts, row);
-    std::memcpy(out.codes.data() + i * bytes, part.codes + row * part.row_bytes(), bytes);
+    part.copy_codes(row * bytes, bytes, out.codes.data() + static_cast<int64_t>(i) * bytes);
     for (int64_t group = 0; group < groups; ++group) {
       out.scales.as<float>()[i * static_cast<size_t>(groups) + static_cast<size_t>(group)] =
           part.scale(row * groups + group);
