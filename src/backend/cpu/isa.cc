@@ -80,15 +80,16 @@ struct Choice {
 };
 
 std::array<Choice, 6> choices(const CpuFeatures& features) {
-  const KernelTable* stand_in = features.amx_stand_in;
+  const auto or_stand_in = [](const KernelTable& table, bool supported, const KernelTable* other) {
+    return supported || other == nullptr ? Choice{&table, supported} : Choice{other, true};
+  };
+  const StandIns& others = features.stand_ins;
   return {Choice{&kScalarKernels, true},
           Choice{&kAvx2Kernels, features.avx2},
           Choice{&kAvx2VnniKernels, features.avx2_vnni},
           Choice{&kAvx512BwKernels, features.avx512},
-          Choice{&kAvx512Kernels, features.avx512_vnni},
-          features.amx
-              ? Choice{&kAmxKernels, true}
-              : Choice{stand_in == nullptr ? &kAmxKernels : stand_in, stand_in != nullptr}};
+          or_stand_in(kAvx512Kernels, features.avx512_vnni, others.avx512),
+          or_stand_in(kAmxKernels, features.amx, others.amx)};
 }
 
 /// Asked once: in a virtual machine every cpuid instruction leaves it, for ten microseconds.
@@ -101,7 +102,7 @@ CpuFeatures& detected() {
 
 CpuFeatures detect_cpu_features() { return detected(); }
 
-void set_amx_stand_in(const KernelTable* kernels) { detected().amx_stand_in = kernels; }
+void set_stand_ins(const StandIns& stand_ins) { detected().stand_ins = stand_ins; }
 
 std::vector<std::string_view> supported_isas(const CpuFeatures& features) {
   std::vector<std::string_view> names;

@@ -9,6 +9,12 @@
 
 namespace nibble::cpu {
 
+/// For tests: kernels that do the same as those of an instruction set that the machine lacks.
+struct StandIns {
+  const KernelTable* avx512 = nullptr;  // with VNNI
+  const KernelTable* amx = nullptr;
+};
+
 /// What of the processor the kernels can use, as far as the operating system saves its registers.
 struct CpuFeatures {
   bool avx2 = false;         // with FMA and F16C
@@ -17,15 +23,13 @@ struct CpuFeatures {
   bool avx512_vnni = false;  // and VNNI
   bool amx = false;          // tiles of int8 and bf16, permitted by the operating system
   int amx_refusal = 0;       // errno of a processor's AMX that the operating system refused
-  // Tests without AMX: kernels that do the same with emulated tiles.
-  const KernelTable* amx_stand_in = nullptr;
+  StandIns stand_ins;
 };
 
 [[nodiscard]] CpuFeatures detect_cpu_features();
 
-/// From now on detect_cpu_features() gives processors without AMX this stand-in; for tests, before
-/// any thread asks.
-void set_amx_stand_in(const KernelTable* kernels);
+/// From now on detect_cpu_features() has these stand-ins; for tests, before any thread asks.
+void set_stand_ins(const StandIns& stand_ins);
 
 /// Names of the instruction sets that this machine and its operating system support, slowest
 /// first; always begins with "scalar".

@@ -78,7 +78,9 @@ template <int kCode>
 
 /// The same number, of which the compiler does not know that it could make it again for each row.
 inline F32x16 kept(F32x16 x) {
+#ifndef NIBBLE_PORTABLE_AVX512  // whose vectors are no registers
   __asm__("" : "+v"(x.v));
+#endif
   return x;
 }
 

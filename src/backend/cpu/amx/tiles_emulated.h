@@ -1,7 +1,7 @@
 #pragma once
 
-// What tiles.h does with tile instructions, in AVX-512 with VNNI: for tests of the AMX kernels on
-// machines without AMX. The same bits; slow.
+// What tiles.h does with tile instructions, in AVX2: for tests of the AMX kernels on machines
+// without AMX. The same bits; slow.
 
 #include <cstdint>
 #include <cstring>
@@ -13,11 +13,15 @@
 namespace nibble::cpu {
 namespace {
 
+constexpr int64_t kTileRow = 64;  // bytes
+constexpr int kHalves = 2;        // of a row, eight elements of 32 bits each
+
 struct EmulatedTile {
-  __m512i rows[16];
+  __m256i rows[16][kHalves];
   int64_t count;  // rows that the configuration gives it
 };
 
+// NOLINTNEXTLINE(cppcoreguidelines-avoid-non-const-global-variables): registers are
 inline thread_local EmulatedTile emulated_tiles[8];
 
 inline void configure_tiles(int64_t rows) {
@@ -30,22 +34,22 @@ inline void configure_tiles(int64_t rows) {
 /// Tiles have no rows until they are configured again.
 inline void release_tiles() { configure_tiles(0); }
 
-inline void load_rows(EmulatedTile& tile, const uint8_t* p, int64_t stride) {
-  for (int64_t i = 0; i < 16; ++i) {
-    tile.rows[i] = i < tile.count ? _mm512_loadu_si512(p + i * stride) : _mm512_setzero_si512();
-  }
+template <int kTile>
+void zero_tile() {
+  std::memset(emulated_tiles[kTile].rows, 0, sizeof emulated_tiles[kTile].rows);
 }
 
 template <int kTile>
-void zero_tile() {
-  for (__m512i& row : emulated_tiles[kTile].rows) {
-    row = _mm512_setzero_si512();
+void load_rows(const uint8_t* p, int64_t stride) {
+  zero_tile<kTile>();
+  for (int64_t i = 0; i < emulated_tiles[kTile].count; ++i) {
+    std::memcpy(emulated_tiles[kTile].rows[i], p + i * stride, kTileRow);
   }
 }
 
 template <int kTile, int kAt = 0>
 void load_tile(const uint8_t* p) {
-  load_rows(emulated_tiles[kTile], p + kAt, 64);
+  load_rows<kTile>(p + kAt, kTileRow);
 }
 
 template <int kTile, int kAt = 0>
@@ -56,9 +60,7 @@ void stream_tile(const uint8_t* p) {
 template <int kTile, int kAt = 0>
 void store_tile(uint8_t* p) {
   const EmulatedTile& tile = emulated_tiles[kTile];
-  for (int64_t i = 0; i < tile.count; ++i) {
-    _mm512_storeu_si512(p + kAt + i * 64, tile.rows[i]);
-  }
+  std::memcpy(p + kAt, tile.rows, static_cast<size_t>(tile.count * kTileRow));
 }
 
 template <int kTile>
@@ -66,18 +68,21 @@ void load_zeros() {
   zero_tile<kTile>();
 }
 
-/// add(sums of row m, element k of that row of kA in all lanes, row k of kB), for all m and k.
-template <int kC, int kA, int kB, typename Add>
-void for_products(const Add& add) {
-  EmulatedTile& sums = emulated_tiles[kC];
-  for (int64_t m = 0; m < sums.count; ++m) {
-    int32_t elements[16];
-    std::memcpy(elements, &emulated_tiles[kA].rows[m], sizeof elements);
-    for (int64_t k = 0; k < 16; ++k) {
-      add(m, _mm512_set1_epi32(elements[k]), emulated_tiles[kB].rows[k]);
+/// The low and the high parts of the elements of tile kB, by element of a row of the other.
+struct SplitRows {
+  __m256i low[16][kHalves];
+  __m256i high[16][kHalves];
+
+  template <typename Low, typename High>
+  SplitRows(const EmulatedTile& tile, const Low& low_of, const High& high_of) {
+    for (int k = 0; k < 16; ++k) {
+      for (int i = 0; i < kHalves; ++i) {
+        low[k][i] = low_of(tile.rows[k][i]);
+        high[k][i] = high_of(tile.rows[k][i]);
+      }
     }
   }
-}
+};
 
 /// Two sums from zero, of the even and of the odd elements, are added to each other and then to
 /// the total; numbers below the smallest normal one count as zeros.
@@ -86,37 +91,70 @@ void dot_bf16() {
   constexpr unsigned kNoSubnormals = 0x8040;  // neither read nor made
   const unsigned mode = _mm_getcsr();
   _mm_setcsr(mode | kNoSubnormals);
-  const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000U));
-  const auto even_of = [](__m512i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(x, 16)); };
-  const auto odd_of = [&](__m512i x) { return _mm512_castsi512_ps(_mm512_and_si512(x, upper)); };
-  __m512 even[16] = {};
-  __m512 odd[16] = {};
-  for_products<kC, kA, kB>([&](int64_t m, __m512i a, __m512i b) {
-    even[m] = _mm512_fmadd_ps(even_of(a), even_of(b), even[m]);
-    odd[m] = _mm512_fmadd_ps(odd_of(a), odd_of(b), odd[m]);
-  });
+  const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xffff0000U));
+  const auto even_of = [](__m256i x) { return _mm256_slli_epi32(x, 16); };
+  const auto odd_of = [&](__m256i x) { return _mm256_and_si256(x, upper); };
+  const SplitRows b(emulated_tiles[kB], even_of, odd_of);
   EmulatedTile& sums = emulated_tiles[kC];
   for (int64_t m = 0; m < sums.count; ++m) {
-    const __m512 total = _mm512_castsi512_ps(sums.rows[m]);
-    sums.rows[m] = _mm512_castps_si512(_mm512_add_ps(total, _mm512_add_ps(even[m], odd[m])));
+    int32_t elements[16];
+    std::memcpy(elements, emulated_tiles[kA].rows[m], sizeof elements);
+    __m256 even[kHalves] = {};
+    __m256 odd[kHalves] = {};
+    for (int k = 0; k < 16; ++k) {
+      const __m256i a = _mm256_set1_epi32(elements[k]);
+      const __m256 a_even = _mm256_castsi256_ps(even_of(a));
+      const __m256 a_odd = _mm256_castsi256_ps(odd_of(a));
+      for (int i = 0; i < kHalves; ++i) {
+        even[i] = _mm256_fmadd_ps(a_even, _mm256_castsi256_ps(b.low[k][i]), even[i]);
+        odd[i] = _mm256_fmadd_ps(a_odd, _mm256_castsi256_ps(b.high[k][i]), odd[i]);
+      }
+    }
+    for (int i = 0; i < kHalves; ++i) {
+      const __m256 total = _mm256_castsi256_ps(sums.rows[m][i]);
+      const __m256 sum = _mm256_add_ps(total, _mm256_add_ps(even[i], odd[i]));
+      sums.rows[m][i] = _mm256_castps_si256(sum);
+    }
   }
   _mm_setcsr(mode);
 }
 
+/// Bytes of kA times bytes of kB, each signed or not, four to a sum.
+template <int kC, int kA, int kB, bool kSignedA, bool kSignedB>
+void dot_bytes() {
+  const auto low_of = [](__m256i x, bool is_signed) {
+    const __m256i up = _mm256_slli_epi16(x, 8);
+    return is_signed ? _mm256_srai_epi16(up, 8) : _mm256_srli_epi16(up, 8);
+  };
+  const auto high_of = [](__m256i x, bool is_signed) {
+    return is_signed ? _mm256_srai_epi16(x, 8) : _mm256_srli_epi16(x, 8);
+  };
+  const SplitRows b(
+      emulated_tiles[kB], [&](__m256i x) { return low_of(x, kSignedB); },
+      [&](__m256i x) { return high_of(x, kSignedB); });
+  EmulatedTile& sums = emulated_tiles[kC];
+  for (int64_t m = 0; m < sums.count; ++m) {
+    int32_t elements[16];
+    std::memcpy(elements, emulated_tiles[kA].rows[m], sizeof elements);
+    for (int k = 0; k < 16; ++k) {
+      const __m256i a = _mm256_set1_epi32(elements[k]);
+      for (int i = 0; i < kHalves; ++i) {
+        const __m256i low = _mm256_madd_epi16(low_of(a, kSignedA), b.low[k][i]);
+        const __m256i high = _mm256_madd_epi16(high_of(a, kSignedA), b.high[k][i]);
+        sums.rows[m][i] = _mm256_add_epi32(sums.rows[m][i], _mm256_add_epi32(low, high));
+      }
+    }
+  }
+}
+
 template <int kC, int kA, int kB>
 void dot_u8s8() {
-  for_products<kC, kA, kB>([](int64_t m, __m512i a, __m512i b) {
-    __m512i& sum = emulated_tiles[kC].rows[m];
-    sum = _mm512_dpbusd_epi32(sum, a, b);
-  });
+  dot_bytes<kC, kA, kB, false, true>();
 }
 
 template <int kC, int kA, int kB>
 void dot_s8u8() {
-  for_products<kC, kA, kB>([](int64_t m, __m512i a, __m512i b) {
-    __m512i& sum = emulated_tiles[kC].rows[m];
-    sum = _mm512_dpbusd_epi32(sum, b, a);
-  });
+  dot_bytes<kC, kA, kB, true, false>();
 }
 
 }  // namespace

@@ -207,11 +207,12 @@ void sum_piece(const AttentionTask& task,
     if (kCode == 1 && task.tokens > 1) {
       contain_values(dim, pack.range, block);
     }
-    if (kCode == 1 && task.whole_tops) {
-      BlockStep<kCode, kCode == 1>(task, block, queries, pack, ahead).run();
-    } else {
-      BlockStep<kCode, false>(task, block, queries, pack, ahead).run();
+    if constexpr (kCode == 1) {
+      if (task.whole_tops) {
+        return BlockStep<kCode, true>(task, block, queries, pack, ahead).run();
+      }
     }
+    BlockStep<kCode, false>(task, block, queries, pack, ahead).run();
   });
   for (int64_t r = 0; r < rows; ++r) {
     states.top[r] = kExponentBase - queries.shift[r];

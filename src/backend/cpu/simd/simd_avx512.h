@@ -205,7 +205,7 @@ struct Simd {
     const __m512 values = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
     return {_mm512_permutexvar_ps(shift_right<4 * kIndex>(word).v, values)};
   }
-#if defined(__AVX512VNNI__)
+#if defined(__AVX512VNNI__) || defined(NIBBLE_PORTABLE_AVX512)
   static I32x16 dot_int8(I32x16 acc, I32x16 u, I32x16 s) {
     return {_mm512_dpbusd_epi32(acc.v, u.v, s.v)};
   }
