@@ -94,17 +94,18 @@ Result<std::vector<OfflineTimings>> run_rounds(EngineCore& core,
   NIBBLE_RETURN_IF_ERROR(bench.warm_up());
   report.peak_rss_bytes = peak_rss_bytes();
   const bool on_cpu = backend.host_memory();
-  if (on_cpu) {
-    ThreadPool pool(bench_threads(backend_of(flags.model).cpu, report.threads));
-    NIBBLE_ASSIGN_OR_RETURN(auto near, cpu::NearCeilings::create(pool));
-    const OfflineMeter meter = meter_of(pool, near, report);
+  const auto run_all = [&](const OfflineMeter& meter) -> Status {
     for (int64_t round = 0; round < flags.repeats; ++round) {
       NIBBLE_RETURN_IF_ERROR(bench.run_round(meter));
     }
+    return {};
+  };
+  if (on_cpu) {
+    ThreadPool pool(bench_threads(backend_of(flags.model).cpu, report.threads));
+    NIBBLE_ASSIGN_OR_RETURN(auto near, cpu::NearCeilings::create(pool));
+    NIBBLE_RETURN_IF_ERROR(run_all(meter_of(pool, near, report)));
   } else {
-    for (int64_t round = 0; round < flags.repeats; ++round) {
-      NIBBLE_RETURN_IF_ERROR(bench.run_round(OfflineMeter()));
-    }
+    NIBBLE_RETURN_IF_ERROR(run_all(OfflineMeter()));
   }
   report.peak_rss_bytes = std::max(report.peak_rss_bytes, rss_bytes());
   std::vector<OfflineTimings> timings = bench.timings();

@@ -198,30 +198,6 @@ void sum_tiles(const AttentionTask& task, const TileTask& t, const int64_t (&key
   }
 }
 
-/// in_pieces, except that sums go from tiles right to the total.
-template <int kCode>
-void sum_pieces(const AttentionTask& task, const TileTask& t, float* memory) {
-  const int64_t padded_dim = round_up(task.kv.head_dim, 16);
-  const int64_t first = first_visible(task, task.first_position);
-  const int64_t end = task.first_position + task.tokens;
-  const bool partial = task.partial != nullptr;
-  const int64_t begin = partial ? task.piece * kKeyPiece : first / kKeyPiece * kKeyPiece;
-  const int64_t stop = partial ? begin + kKeyPiece : end;
-  const RowStates total = states_at(partial ? task.partial : memory, t.rows, padded_dim);
-  const bool single = begin + kKeyPiece >= stop;  // adding to nothing would change no bit
-  if (!single) {
-    clear_states(total, t.rows, padded_dim);
-  }
-  for (int64_t piece = begin; piece < stop; piece += kKeyPiece) {
-    const int64_t keys[2] = {larger(first, piece), smaller(end, piece + kKeyPiece)};
-    sum_tiles<kCode>(task, t, keys);
-    single ? write_states<kCode>(task, t, total) : merge_tiles<kCode>(task, t, total);
-  }
-  if (!partial) {
-    write_results(task, total, padded_dim);
-  }
-}
-
 template <int kCode>
 void attention_in_tiles(const AttentionTask& task) {
   TileTask t;
@@ -257,7 +233,11 @@ void attention_in_tiles(const AttentionTask& task) {
   t.copies = take(kKeyBlock / kGroupKeys * kGroupCopyBytes);
   load_query_tiles(task, t);
   configure_tiles(16);
-  sum_pieces<kCode>(task, t, reinterpret_cast<float*>(at));
+  in_pieces(task, reinterpret_cast<float*>(at),
+            [&](int64_t first, int64_t end, const RowStates& total, bool alone) {
+              sum_tiles<kCode>(task, t, {first, end});
+              alone ? write_states<kCode>(task, t, total) : merge_tiles<kCode>(task, t, total);
+            });
   release_tiles();
 }
 

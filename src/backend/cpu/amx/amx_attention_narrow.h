@@ -30,26 +30,14 @@ struct NarrowSums {
   bool in_tiles = t.width <= 2;
 
   void load() const {
-    if (!in_tiles) {
-      return;
-    }
-    load_tile<0>(acc_tile(t, 0, 0));
-    load_tile<1>(acc_tile(t, 0, 1));
-    if (t.width == 2) {
-      load_tile<2>(acc_tile(t, 0, 2));
-      load_tile<3>(acc_tile(t, 0, 3));
+    if (in_tiles) {
+      load_acc(t, 0, 0);
     }
   }
 
   void store() const {
-    if (!in_tiles) {
-      return;
-    }
-    store_tile<0>(acc_tile(t, 0, 0));
-    store_tile<1>(acc_tile(t, 0, 1));
-    if (t.width == 2) {
-      store_tile<2>(acc_tile(t, 0, 2));
-      store_tile<3>(acc_tile(t, 0, 3));
+    if (in_tiles) {
+      store_acc(t, 0, 0);
     }
   }
 

@@ -9,14 +9,10 @@ namespace nibble::cpu {
 namespace {
 
 /// A block of keys and values; tiles of 1024 bytes.
-struct TileBlock {
+struct TileBlock : BlockParams {
   int64_t width;    // head_dim in blocks of 32
   uint8_t* keys;    // [key group of 16][width]: 16 keys of 32 dims, or 16 pairs of dims of 16 keys
   uint8_t* values;  // [key group of 32][2 width]: 16 pairs of keys of 16 dims
-  float* score_scale;  // as in KeyBlock
-  float* score_offset;
-  float* value_scale;
-  float* value_offset;
 };
 
 inline uint8_t* key_tile(const TileBlock& block, int64_t group, int64_t k) {
@@ -289,29 +285,10 @@ void pack_params(const AttentionTask& task,
       continue;
     }
     const KeyGroup& group = groups[j / kGroupKeys];
-    F32x16 key_scale;
-    F32x16 key_offset;
-    F32x16 value_scale;
-    F32x16 value_offset;
-    split_params<kCode>(group.key_params, key_scale, key_offset);
-    split_params<kCode>(group.value_params, value_scale, value_offset);
-    F32x16 zero = Simd::sub(value_scale, value_scale);  // or NaN
-    if constexpr (kCode == 3) {
-      const F32x16 middle = Simd::set(kMiddleCode);
-      const F32x16 key_middle = Simd::fma(middle, key_scale, key_offset);
-      Simd::store(block.score_offset + j, Simd::mul(key_middle, scale));
-      value_offset = Simd::fma(middle, value_scale, value_offset);
-      zero = Simd::add(zero, Simd::sub(value_offset, value_offset));
-    }
-    const __mmask16 spoiled = _mm512_cmp_ps_mask(zero.v, zero.v, _CMP_UNORD_Q);
-    const __m512 nan = _mm512_set1_ps(__builtin_nanf(""));
-    const auto keep = static_cast<__mmask16>(~spoiled);
-    Simd::store(block.score_scale + j,
-                {_mm512_mask_mov_ps(Simd::mul(key_scale, scale).v, spoiled, nan)});
-    Simd::store(block.value_scale + j, {_mm512_maskz_mov_ps(keep, value_scale.v)});
-    if constexpr (kCode == 3) {
-      Simd::store(block.value_offset + j, {_mm512_maskz_mov_ps(keep, value_offset.v)});
-    }
+    CacheParams params;
+    split_params<kCode>(group.key_params, params.key_scale, params.key_offset);
+    split_params<kCode>(group.value_params, params.value_scale, params.value_offset);
+    store_params<kCode>(params, scale, j, block);
   }
 }
 

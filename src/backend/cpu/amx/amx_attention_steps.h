@@ -96,6 +96,25 @@ inline void score_step(
   }
 }
 
+/// Up to 64 dims of the sums of a row tile, from tile d on, in tiles 0 to 3.
+inline void load_acc(const TileTask& t, int64_t row_tile, int64_t d) {
+  load_tile<0>(acc_tile(t, row_tile, d));
+  load_tile<1>(acc_tile(t, row_tile, d + 1));
+  if (d + 2 < 2 * t.width) {
+    load_tile<2>(acc_tile(t, row_tile, d + 2));
+    load_tile<3>(acc_tile(t, row_tile, d + 3));
+  }
+}
+
+inline void store_acc(const TileTask& t, int64_t row_tile, int64_t d) {
+  store_tile<0>(acc_tile(t, row_tile, d));
+  store_tile<1>(acc_tile(t, row_tile, d + 1));
+  if (d + 2 < 2 * t.width) {
+    store_tile<2>(acc_tile(t, row_tile, d + 2));
+    store_tile<3>(acc_tile(t, row_tile, d + 3));
+  }
+}
+
 /// acc += weights · values of a row tile for 64 dims (`d` counts tiles of 16) and 32 keys.
 inline void add_step(const TileTask& t,
                      int64_t row_tile,
@@ -103,33 +122,22 @@ inline void add_step(const TileTask& t,
                      int64_t j,
                      const TileRange& range,
                      const uint8_t* weights) {
-  const bool wide = d + 2 < 2 * t.width;
   if (32 * j == range.begin) {
-    load_tile<0>(acc_tile(t, row_tile, d));
-    load_tile<1>(acc_tile(t, row_tile, d + 1));
-    if (wide) {
-      load_tile<2>(acc_tile(t, row_tile, d + 2));
-      load_tile<3>(acc_tile(t, row_tile, d + 3));
-    }
+    load_acc(t, row_tile, d);
   }
   load_tile<4>(weights + j * kTileBytes);
   load_tile<5>(value_tile(t.block, 2 * range.block + j, d));
   dot_bf16<0, 4, 5>();
   load_tile<6>(value_tile(t.block, 2 * range.block + j, d + 1));
   dot_bf16<1, 4, 6>();
-  if (wide) {
+  if (d + 2 < 2 * t.width) {
     load_tile<7>(value_tile(t.block, 2 * range.block + j, d + 2));
     dot_bf16<2, 4, 7>();
     load_tile<5>(value_tile(t.block, 2 * range.block + j, d + 3));
     dot_bf16<3, 4, 5>();
   }
   if (32 * (j + 1) == range.end) {
-    store_tile<0>(acc_tile(t, row_tile, d));
-    store_tile<1>(acc_tile(t, row_tile, d + 1));
-    if (wide) {
-      store_tile<2>(acc_tile(t, row_tile, d + 2));
-      store_tile<3>(acc_tile(t, row_tile, d + 3));
-    }
+    store_acc(t, row_tile, d);
   }
 }
 

@@ -10,15 +10,27 @@ namespace {
 constexpr float kMiddleCode = 7.5F;
 constexpr int32_t kInt8Bias = 128;  // of INT8 keys in pairs
 
-/// A block of keys and values in scratch, and the parameters of each key.
-struct KeyBlock {
+/// What a block's scores and weights are multiplied with, and what is added: all [kKeyBlock].
+struct BlockParams {
+  float* score_scale;
+  float* score_offset;  // INT4
+  float* value_scale;   // INT8 and INT4
+  float* value_offset;  // INT4
+};
+
+/// A block of keys and values in scratch.
+struct KeyBlock : BlockParams {
   float* keys;         // BF16 caches: [head_dim padded to 32][kKeyBlock]
   int32_t* key_pairs;  // the others: [head_dim / 2][kKeyBlock]: INT8 codes + 128, INT4 codes * 2
   float* values;       // [kKeyBlock][head_dim padded to 16]
-  float* score_scale;  // all [kKeyBlock]
-  float* score_offset;
-  float* value_scale;
-  float* value_offset;
+};
+
+/// Parameters of 16 keys as the cache holds them; offsets of INT4 only.
+struct CacheParams {
+  F32x16 key_scale;
+  F32x16 key_offset;
+  F32x16 value_scale;
+  F32x16 value_offset;
 };
 
 template <int kCode>
@@ -34,45 +46,55 @@ F32x16 load_codes(const uint8_t* row, int64_t i) {
 
 inline bool is_finite(float x) { return x - x == 0.0F; }
 
-/// A value that is not finite must not reach rows that do not see it, as 0 * NaN would: its row
-/// becomes 0 and its score NaN, which spoils just those that see it.
+/// Of keys j .. j + 15, INT8 or INT4; scores are scaled by `scale` besides. A value that is not
+/// finite must not reach rows that do not see it, as 0 * NaN would: its row becomes 0 and its score
+/// NaN, which spoils just those that see it.
+template <int kCode>
+[[gnu::always_inline]] inline void store_params(const CacheParams& params,
+                                                F32x16 scale,
+                                                int64_t j,
+                                                const BlockParams& block) {
+  F32x16 zero = Simd::sub(params.value_scale, params.value_scale);  // or NaN
+  F32x16 value_offset = params.value_offset;
+  if constexpr (kCode == 3) {
+    const F32x16 middle = Simd::set(kMiddleCode);
+    const F32x16 key_middle = Simd::fma(middle, params.key_scale, params.key_offset);
+    Simd::store(block.score_offset + j, Simd::mul(key_middle, scale));
+    value_offset = Simd::fma(middle, params.value_scale, value_offset);
+    zero = Simd::add(zero, Simd::sub(value_offset, value_offset));
+  }
+  const auto if_finite = [&](F32x16 yes, float no) {
+    return Simd::select_less(Simd::set(-1.0F), zero, yes, Simd::set(no));
+  };
+  const F32x16 score_scale = Simd::mul(params.key_scale, scale);
+  Simd::store(block.score_scale + j, if_finite(score_scale, __builtin_nanf("")));
+  Simd::store(block.value_scale + j, if_finite(params.value_scale, 0.0F));
+  if constexpr (kCode == 3) {
+    Simd::store(block.value_offset + j, if_finite(value_offset, 0.0F));
+  }
+}
+
 template <int kCode>
 void load_params(const AttentionTask& task,
                  const PackRange& pack,
                  const KvRows& rows,
                  const KeyBlock& block) {
   const F32x16 scale = Simd::set(task.scale * kLog2E);
-  for (int64_t j = pack.begin; kCode != 1 && j < pack.end; ++j) {
-    block.score_scale[j] = rows.keys[j].params[0];
-    block.value_scale[j] = rows.values[j].params[0];
-    if constexpr (kCode == 3) {
-      block.score_offset[j] = rows.keys[j].params[1];
-      block.value_offset[j] = rows.values[j].params[1];
-    }
-  }
   for (int64_t j = pack.begin; j < pack.end; j += 16) {
     if constexpr (kCode == 1) {
       Simd::store(block.score_scale + j, scale);
       continue;
     }
-    const F32x16 key_scale = Simd::load(block.score_scale + j);
-    const F32x16 value_scale = Simd::load(block.value_scale + j);
-    F32x16 value_offset = Simd::set(0.0F);
-    if constexpr (kCode == 3) {
-      const F32x16 middle = Simd::set(kMiddleCode);
-      const F32x16 key_offset = Simd::load(block.score_offset + j);
-      const F32x16 score_offset = Simd::mul(Simd::fma(middle, key_scale, key_offset), scale);
-      Simd::store(block.score_offset + j, score_offset);
-      value_offset = Simd::fma(middle, value_scale, Simd::load(block.value_offset + j));
+    float found[4][16] = {};
+    for (int64_t i = 0; i < 16; ++i) {
+      for (int64_t which = 0; which < (kCode == 3 ? 2 : 1); ++which) {
+        found[which][i] = rows.keys[j + i].params[which];
+        found[2 + which][i] = rows.values[j + i].params[which];
+      }
     }
-    const F32x16 zero = Simd::add(Simd::sub(value_scale, value_scale),
-                                  Simd::sub(value_offset, value_offset));  // or NaN
-    const auto if_finite = [&](F32x16 yes, float no) {
-      return Simd::select_less(Simd::set(-1.0F), zero, yes, Simd::set(no));
-    };
-    Simd::store(block.score_scale + j, if_finite(Simd::mul(key_scale, scale), __builtin_nanf("")));
-    Simd::store(block.value_scale + j, if_finite(value_scale, 0.0F));
-    Simd::store(block.value_offset + j, if_finite(value_offset, 0.0F));
+    store_params<kCode>(
+        {Simd::load(found[0]), Simd::load(found[1]), Simd::load(found[2]), Simd::load(found[3])},
+        scale, j, block);
   }
 }
 

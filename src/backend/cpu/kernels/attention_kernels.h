@@ -256,8 +256,13 @@ void attention_of(const AttentionTask& task) {
   queries.scores = take(kTileRowCount * kKeyBlock);
   __builtin_memset(block.keys, 0, static_cast<size_t>(kKeyBlock * width) * 4);
   load_queries<kCode>(task, queries);
-  in_pieces(task, at, [&](int64_t first, int64_t end, const RowStates& states) {
-    sum_piece<kCode>(task, {first, end}, states, queries, block);
+  float* memory = take(attention_states_floats(rows, task.kv.head_dim));
+  in_pieces(task, memory, [&](int64_t first, int64_t end, const RowStates& total, bool alone) {
+    const RowStates piece = alone ? total : states_at(at, rows, padded_dim);
+    sum_piece<kCode>(task, {first, end}, piece, queries, block);
+    if (!alone) {
+      merge_states(total, piece, rows, padded_dim);
+    }
   });
 }
 

@@ -128,34 +128,29 @@ void merge_attention(const AttentionTask& task,
   write_results(task, total, padded_dim);
 }
 
-/// Walks the pieces that the task's rows see: sums(first key, end key, states) fills the states
-/// with the sums over keys of one piece. `memory` holds two sets of states.
-template <typename Sums>
-void in_pieces(const AttentionTask& task, float* memory, const Sums& sums) {
+/// Walks the pieces that the task's rows see: add(first key, end key, total, alone) adds the sums
+/// over keys of one piece to the total; alone: it is the only piece, and the total holds nothing
+/// yet, as adding to nothing would change no bit. The total is in `memory` or the task's.
+template <typename Add>
+void in_pieces(const AttentionTask& task, float* memory, const Add& add) {
   const int64_t rows = task.tokens * task.group;
   const int64_t padded_dim = round_up(task.kv.head_dim, 16);
   const int64_t first = first_visible(task, task.first_position);
   const int64_t end = task.first_position + task.tokens;
-  if (task.partial != nullptr) {
-    const int64_t begin = task.piece * kKeyPiece;
-    sums(larger(first, begin), smaller(end, begin + kKeyPiece),
-         states_at(task.partial, rows, padded_dim));
-    return;
+  const bool partial = task.partial != nullptr;
+  const int64_t begin = partial ? task.piece * kKeyPiece : first / kKeyPiece * kKeyPiece;
+  const int64_t stop = partial ? begin + kKeyPiece : end;
+  const RowStates total = states_at(partial ? task.partial : memory, rows, padded_dim);
+  const bool alone = begin + kKeyPiece >= stop;
+  if (!alone) {
+    clear_states(total, rows, padded_dim);
   }
-  const RowStates total = states_at(memory, rows, padded_dim);
-  if (first / kKeyPiece == (end - 1) / kKeyPiece) {  // adding to nothing would change no bit
-    sums(first, end, total);
+  for (int64_t piece = begin; piece < stop; piece += kKeyPiece) {
+    add(larger(first, piece), smaller(end, piece + kKeyPiece), total, alone);
+  }
+  if (!partial) {
     write_results(task, total, padded_dim);
-    return;
   }
-  const int64_t size = round_up(attention_states_floats(rows, task.kv.head_dim), 16);
-  const RowStates piece = states_at(memory + size, rows, padded_dim);
-  clear_states(total, rows, padded_dim);
-  for (int64_t begin = first / kKeyPiece * kKeyPiece; begin < end; begin += kKeyPiece) {
-    sums(larger(first, begin), smaller(end, begin + kKeyPiece), piece);
-    merge_states(total, piece, rows, padded_dim);
-  }
-  write_results(task, total, padded_dim);
 }
 
 }  // namespace
