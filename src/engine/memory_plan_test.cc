@@ -43,7 +43,8 @@ class FakeGpu final : public Backend {
 class MemoryPlanTest : public testing::Test {
  protected:
   void SetUp() override {
-    folder_ = testing::TempDir() + "/memory_plan_test";
+    folder_ = testing::TempDir() + "/memory_plan_" +
+              testing::UnitTest::GetInstance()->current_test_info()->name();
     std::filesystem::create_directories(folder_);
     make("model-1.safetensors", "a", 300 * kMiB);
     make("model-2.safetensors", "b", 200 * kMiB);

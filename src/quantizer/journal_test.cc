@@ -35,7 +35,8 @@ JobRecord record_of(double signal) {
 class JournalTest : public testing::Test {
  protected:
   void SetUp() override {
-    path_ = testing::TempDir() + "/journal_test.jsonl";
+    path_ = testing::TempDir() + "/journal_" +
+            testing::UnitTest::GetInstance()->current_test_info()->name() + ".jsonl";
     fs::remove(path_);
   }
   void TearDown() override { fs::remove(path_); }
