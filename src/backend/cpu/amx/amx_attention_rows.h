@@ -77,16 +77,11 @@ template <int kCode>
 }
 
 /// The same number, of which the compiler does not know that it could make it again for each row.
-inline F32x16 kept(F32x16 x) {
-#ifndef NIBBLE_PORTABLE_AVX512  // whose vectors are no registers
-  __asm__("" : "+v"(x.v));
-#endif
-  return x;
-}
+inline F32x16 kept(F32x16 x) { return Simd::from_bits({Simd::opaque(Simd::bits(x).v)}); }
 
 inline F32x16 kept(float x) { return kept(Simd::set(x)); }
 
-inline __m512i kept_bits(__m512i x) { return Simd::bits(kept(Simd::from_bits({x}))).v; }
+inline __m512i kept_bits(__m512i x) { return Simd::opaque(x); }
 
 inline __m512i kept_bits(uint32_t x) { return kept_bits(_mm512_set1_epi32(static_cast<int>(x))); }
 

@@ -290,9 +290,15 @@ struct Simd {
     const I32x16 code = and_int(shift_right<kIndex % 4 * 4>(word), set_int(15 << kBit));
     return sub(from_bits(or_int(code, bits(set(kPower)))), set(kPower + 8.0F));
   }
+  /// The same, but the compiler does not know how it came about. GCC would add products to each
+  /// other before it adds them to sums, or copy sums, and run out of registers.
+  static __m256i opaque(__m256i x) {
+    __asm__("" : "+x"(x));
+    return x;
+  }
 #if defined(__AVXVNNI__)
   static __m256i dot_u8s8(__m256i acc, __m256i u, __m256i s) {
-    return _mm256_dpbusd_avx_epi32(acc, u, s);
+    return opaque(_mm256_dpbusd_avx_epi32(acc, u, s));
   }
   /// acc + the products of four offset activations with four weights.
   static I32x16 dot_int8(I32x16 acc, I32x16 x, I32x16 w) {
@@ -303,7 +309,7 @@ struct Simd {
   /// Two products of |w| with 127 fit 16 bits.
   static __m256i dot_s8s8(__m256i acc, __m256i x, __m256i w) {
     const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
-    return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    return opaque(_mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))));
   }
   /// acc + the products of four activations, -127 .. 127, with four weights.
   static I32x16 dot_int8(I32x16 acc, I32x16 x, I32x16 w) {
@@ -312,12 +318,12 @@ struct Simd {
   /// 2 * 15 * 128 fits 16 bits.
   static __m256i dot_u4s8(__m256i acc, __m256i u, __m256i s) {
     const __m256i pairs = _mm256_maddubs_epi16(u, s);
-    return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    return opaque(_mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))));
   }
   /// Each lane's 16-bit sums plus the products of its pairs of bytes, u's at most 15.
   static I32x16 add_short(I32x16 sums, I32x16 u, I32x16 s) {
-    return {_mm256_add_epi16(sums.lo, _mm256_maddubs_epi16(u.lo, s.lo)),
-            _mm256_add_epi16(sums.hi, _mm256_maddubs_epi16(u.hi, s.hi))};
+    return {opaque(_mm256_add_epi16(sums.lo, _mm256_maddubs_epi16(u.lo, s.lo))),
+            opaque(_mm256_add_epi16(sums.hi, _mm256_maddubs_epi16(u.hi, s.hi)))};
   }
   /// The sum of each lane's two 16-bit numbers.
   static I32x16 widen_short(I32x16 a) {
@@ -327,11 +333,9 @@ struct Simd {
 #endif
   static __m256i dot_s16(__m256i acc, __m256i a, __m256i b) {
 #if defined(__AVXVNNI__)
-    return _mm256_dpwssd_avx_epi32(acc, a, b);
+    return opaque(_mm256_dpwssd_avx_epi32(acc, a, b));
 #else
-    acc = _mm256_add_epi32(acc, _mm256_madd_epi16(a, b));
-    asm("" : "+x"(acc));  // gcc else adds products to each other first and lacks registers
-    return acc;
+    return opaque(_mm256_add_epi32(acc, _mm256_madd_epi16(a, b)));
 #endif
   }
   static I32x16 dot_s16(I32x16 acc, I32x16 a, I32x16 b) {

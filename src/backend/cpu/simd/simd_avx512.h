@@ -205,13 +205,21 @@ struct Simd {
     const __m512 values = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
     return {_mm512_permutexvar_ps(shift_right<4 * kIndex>(word).v, values)};
   }
+  /// The same, but the compiler does not know how it came about. GCC would add products to each
+  /// other before it adds them to sums, or copy sums, and run out of registers.
+  static __m512i opaque(__m512i x) {
+#ifndef NIBBLE_PORTABLE_AVX512  // whose vectors are no registers
+    __asm__("" : "+v"(x));
+#endif
+    return x;
+  }
 #if defined(__AVX512VNNI__) || defined(NIBBLE_PORTABLE_AVX512)
   static I32x16 dot_int8(I32x16 acc, I32x16 u, I32x16 s) {
-    return {_mm512_dpbusd_epi32(acc.v, u.v, s.v)};
+    return {opaque(_mm512_dpbusd_epi32(acc.v, u.v, s.v))};
   }
   static I32x16 dot_u4s8(I32x16 acc, I32x16 u, I32x16 s) { return dot_int8(acc, u, s); }
   static I32x16 dot_s16(I32x16 acc, I32x16 a, I32x16 b) {
-    return {_mm512_dpwssd_epi32(acc.v, a.v, b.v)};
+    return {opaque(_mm512_dpwssd_epi32(acc.v, a.v, b.v))};
   }
 #else
   /// Even and odd bytes apart in 16 bits, where no product of pairs can saturate.
@@ -219,15 +227,15 @@ struct Simd {
     const __m512i even = _mm512_madd_epi16(_mm512_and_si512(u.v, _mm512_set1_epi16(255)),
                                            _mm512_srai_epi16(_mm512_slli_epi16(s.v, 8), 8));
     const __m512i odd = _mm512_madd_epi16(_mm512_srli_epi16(u.v, 8), _mm512_srai_epi16(s.v, 8));
-    return {_mm512_add_epi32(acc.v, _mm512_add_epi32(even, odd))};
+    return {opaque(_mm512_add_epi32(acc.v, _mm512_add_epi32(even, odd)))};
   }
   /// 2 * 15 * 128 fits 16 bits.
   static I32x16 dot_u4s8(I32x16 acc, I32x16 u, I32x16 s) {
     const __m512i pairs = _mm512_maddubs_epi16(u.v, s.v);
-    return {_mm512_add_epi32(acc.v, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)))};
+    return {opaque(_mm512_add_epi32(acc.v, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1))))};
   }
   static I32x16 dot_s16(I32x16 acc, I32x16 a, I32x16 b) {
-    return {_mm512_add_epi32(acc.v, _mm512_madd_epi16(a.v, b.v))};
+    return {opaque(_mm512_add_epi32(acc.v, _mm512_madd_epi16(a.v, b.v)))};
   }
 #endif
 };
