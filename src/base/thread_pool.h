@@ -17,7 +17,7 @@ namespace nibble {
 /// done takes chunks from the others. A loop waits only for threads that take part in it: one that
 /// the system does not run just now is not missed. Idle threads spin for some ten microseconds, so
 /// that the many short loops of a step find them awake, and then sleep.
-class ThreadPool final {
+class ThreadPool final {  // NOLINT(clang-analyzer-optin.performance.Padding): lines of their own
  public:
   /// One thread for each place of the plan, the caller included.
   explicit ThreadPool(const ThreadPlan& plan);

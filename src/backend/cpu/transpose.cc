@@ -101,9 +101,9 @@ void finish(const Words (&x)[4], uint32_t flip, uint8_t* out) {
 template <WordOrder kOrder>
 void transpose_quarter(const TileRows& rows, int64_t offset, uint32_t flip, uint8_t* out) {
   Words x[4][4];
-  for (int part = 0; part < 4; ++part) {
-    for (int row = 0; row < 4; ++row) {
-      x[part][row] = load(rows[static_cast<size_t>(part * 4 + row)] + offset);
+  for (size_t part = 0; part < 4; ++part) {
+    for (size_t row = 0; row < 4; ++row) {
+      x[part][row] = load(rows[part * 4 + row] + offset);
     }
     transpose_4x4(x[part]);
   }
