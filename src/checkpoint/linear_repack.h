@@ -11,8 +11,8 @@ namespace nibble {
                                const QuantConfig& config,
                                const std::string& module);
 
-/// Weights of such a module in the form that kernels take: codes and scales are copies. A scale of
-/// several stages is their product, rounded to f32.
+/// Weights of such a module in the form that kernels take: scales are copies, and so are codes that
+/// do not lie in rows. A scale of several stages is their product, rounded to f32.
 Result<MappedLinear> map_repacked(const CheckpointReader& reader,
                                   const QuantConfig& config,
                                   const std::string& module);

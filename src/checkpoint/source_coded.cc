@@ -144,13 +144,6 @@ class CodedMatrix final : public SourceMatrix {
     return {};
   }
 
-  /// Words that lie in rows, or null.
-  [[nodiscard]] const std::byte* rows_of_words() const {
-    const bool rows =
-        facts_.codes.axis == CodeLayout::Axis::kRows && facts_.codes.row_bytes == k_ / 2;
-    return rows ? facts_.codes.tensor->data.data() + facts_.codes.offset : nullptr;
-  }
-
   /// Words in columns, in rows.
   void transpose_words(std::byte* out) const {
     const std::byte* data = facts_.codes.tensor->data.data();
@@ -430,13 +423,15 @@ Result<MappedInt4> map_int4(const CheckpointReader& reader, const CodedFacts& fa
       out.scales, Buffer::allocate(static_cast<size_t>(facts.n * facts.groups()) * sizeof(float)));
   NIBBLE_RETURN_IF_ERROR(matrix.read_symmetric(out.scales.as<float>().data()));
   out.nibbles = facts.codes.nibbles;
-  out.codes = matrix.rows_of_words();
-  if (out.codes == nullptr) {
-    NIBBLE_ASSIGN_OR_RETURN(out.repacked,
-                            Buffer::allocate(static_cast<size_t>(facts.n * facts.k / 2)));
-    matrix.transpose_words(out.repacked.data());
-    out.codes = out.repacked.data();
+  if (facts.codes.axis == CodeLayout::Axis::kRows) {
+    CHECK_EQ(facts.codes.row_bytes, facts.k / 2);
+    out.codes = facts.codes.tensor->data.data() + facts.codes.offset;
+    return out;
   }
+  NIBBLE_ASSIGN_OR_RETURN(out.repacked,
+                          Buffer::allocate(static_cast<size_t>(facts.n * facts.k / 2)));
+  matrix.transpose_words(out.repacked.data());
+  out.codes = out.repacked.data();
   return out;
 }
 

@@ -40,16 +40,11 @@ uint32_t gather(uint32_t x) {
   return (x | (x >> 8)) & 0xffffU;
 }
 
-uint32_t spread(uint32_t x) {
-  x = (x | (x << 8)) & 0x00ff00ffU;
-  return (x | (x << 4)) & 0x0f0f0f0fU;
-}
-
 /// A packed word's columns in order.
 uint32_t nibbles_in_order(uint32_t word, ActFormat act) {
   return act == ActFormat::kInt8Token
              ? gather(word & 0x0f0f0f0fU) | gather(word >> 4 & 0x0f0f0f0fU) << 16
-             : spread(word & 0xffffU) | spread(word >> 16) << 4;
+             : canonical_word({.reordered = true}, word);
 }
 
 /// Nibbles of a row's word that lie past k, as a mask.

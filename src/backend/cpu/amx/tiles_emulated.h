@@ -39,17 +39,11 @@ void zero_tile() {
   std::memset(emulated_tiles[kTile].rows, 0, sizeof emulated_tiles[kTile].rows);
 }
 
-template <int kTile>
-void load_rows(const uint8_t* p, int64_t stride) {
-  zero_tile<kTile>();
-  for (int64_t i = 0; i < emulated_tiles[kTile].count; ++i) {
-    std::memcpy(emulated_tiles[kTile].rows[i], p + i * stride, kTileRow);
-  }
-}
-
 template <int kTile, int kAt = 0>
 void load_tile(const uint8_t* p) {
-  load_rows<kTile>(p + kAt, kTileRow);
+  zero_tile<kTile>();
+  EmulatedTile& tile = emulated_tiles[kTile];
+  std::memcpy(tile.rows, p + kAt, static_cast<size_t>(tile.count * kTileRow));
 }
 
 template <int kTile, int kAt = 0>
