@@ -7,7 +7,7 @@ namespace nibble::cpu {
 // What the backend hands to the attention kernels. Plain structs: see kernel_table.h.
 
 constexpr int64_t kMaxHeadDim = 512;
-constexpr int64_t kQueryRows = 1024;  // query rows (token x head) of one attention task, at most
+constexpr int64_t kQueryRows = 2048;  // query rows (token x head) of one attention task, at most
 constexpr int64_t kKeyBlock = 64;     // keys of one step of the online softmax
 constexpr int64_t kKeyChunk = 512;    // keys that are packed at a time for many query rows
 constexpr int64_t kDotBlock = 32;     // elements of a product that are summed before the total

@@ -58,10 +58,11 @@ CpuFeatures detect() {
   features.avx512 = features.avx2 && foundation && (states & 0xe6U) == 0xe6U;
   features.avx512_vnni = features.avx512 && bit(c, 11);
   const bool tiles = bit(d, 22) && bit(d, 24) && bit(d, 25);  // AMX-BF16, -TILE, -INT8
+  const bool byte_tables = bit(c, 1);                         // AVX512-VBMI
   if (__get_cpuid_count(7, 1, &a, &b, &c, &d) != 0) {
     features.avx2_vnni = features.avx2 && bit(a, 4);
   }
-  if (tiles && features.avx512_vnni) {
+  if (tiles && byte_tables && features.avx512_vnni) {
     features.amx_refusal = request_tiles();
     features.amx = features.amx_refusal == 0;
   }

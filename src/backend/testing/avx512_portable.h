@@ -17,11 +17,13 @@
 #define SIMDE_X86_AVX512F_ENABLE_NATIVE_ALIASES
 #define SIMDE_X86_AVX512BW_ENABLE_NATIVE_ALIASES
 #define SIMDE_X86_AVX512DQ_ENABLE_NATIVE_ALIASES
+#define SIMDE_X86_AVX512VBMI_ENABLE_NATIVE_ALIASES
 #define SIMDE_X86_AVX512VNNI_ENABLE_NATIVE_ALIASES
 #include <simde/x86/avx512.h>
 
 #define __m512 simde__m512
 #define __m512i simde__m512i
+#define __m512bh simde__m512i
 
 // What SIMDe 0.7.4 lacks, or has with mistakes.
 
@@ -147,6 +149,14 @@ inline __mmask16 greater_unsigned(__m512i a, __m512i b) {
   return static_cast<__mmask16>(mask);
 }
 
+/// Pairs of BF16 numbers: sum + the products of high halves, + those of low ones.
+inline __m512 dot_bf16(__m512 sum, __m512i a, __m512i b) {
+  const __m512i high = _mm512_set1_epi32(static_cast<int>(0xffff0000U));
+  const auto upper = [&](__m512i x) { return _mm512_castsi512_ps(_mm512_and_si512(x, high)); };
+  const auto lower = [&](__m512i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(x, 16)); };
+  return _mm512_fmadd_ps(lower(a), lower(b), _mm512_fmadd_ps(upper(a), upper(b), sum));
+}
+
 /// c + a * b in the lanes of the mask, c in the others.
 inline __m512 masked_fma(__m512 a, __m512 b, __m512 c, __mmask16 mask) {
   return _mm512_mask_mov_ps(c, mask, _mm512_fmadd_ps(a, b, c));
@@ -166,6 +176,7 @@ inline __m512 masked_fma(__m512 a, __m512 b, __m512 c, __mmask16 mask) {
 #define _mm512_cvtph_ps(a) nibble::cpu::portable::halves_to_floats(a)
 #define _mm512_cvtepi32_epi16(a) nibble::cpu::portable::narrowed<uint16_t, __m256i>(a)
 #define _mm512_cvtepi32_epi8(a) nibble::cpu::portable::narrowed<uint8_t, __m128i>(a)
+#define _mm512_dpbf16_ps(sum, a, b) nibble::cpu::portable::dot_bf16(sum, a, b)
 #define _mm512_cvtne2ps_pbh(high, low) nibble::cpu::portable::to_bf16(high, low)
 #undef _mm512_extractf32x8_ps
 #define _mm512_extractf32x8_ps(a, half) \

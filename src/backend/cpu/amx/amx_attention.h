@@ -48,11 +48,11 @@ class StepList {
     steps_[count_] = steps_[count_ + 1] = TileStep{};
   }
 
-  /// Calls step(next, now, before, index).
+  /// Calls step(Steps) of all neighbours.
   template <typename Step>
-  void walk(const Step& step) const {
+  void walk(const TileTask& t, const Step& step) const {
     for (int64_t i = 0; i < count_; ++i) {
-      step(steps_[i + 2], steps_[i + 1], steps_[i], i);
+      step({steps_[i + 2], steps_[i + 1], steps_[i], t.scores[1 - i % 2], t.scores[i % 2]});
     }
   }
 
@@ -79,9 +79,7 @@ void attend_chunk(const AttentionTask& task,
                   const int64_t (&keys)[2],
                   int64_t first_block) {
   const StepList steps(task, t, keys, first_block);
-  steps.walk([&](const TileStep& next, const TileStep& now, const TileStep& before, int64_t i) {
-    run_steps<kCode>(task, t, next, now, before, i & 1);
-  });
+  steps.walk(t, [&](const Steps& s) { run_steps<kCode>(task, t, s); });
 }
 
 /// Block `index` of a chunk.
@@ -91,8 +89,9 @@ inline TileBlock block_of(const TileBlock& chunk, int64_t index) {
   block.values += index * kKeyBlock * 64 * chunk.width;
   block.score_scale += index * kKeyBlock;
   block.score_offset += index * kKeyBlock;
-  block.value_scale += index * kKeyBlock;
-  block.value_offset += index * kKeyBlock;
+  block.logs += index * kKeyBlock;
+  block.inverses += index * kKeyBlock;
+  block.offsets += index * kKeyBlock;
   return block;
 }
 
@@ -115,6 +114,7 @@ void sum_wide(const AttentionTask& task, const TileTask& t, const int64_t (&keys
 }
 
 /// Of the rows of a row tile: what merge_states works on.
+template <int kCode>
 struct PieceSums {
   float top[16];
   float sum[16];
@@ -123,7 +123,7 @@ struct PieceSums {
   PieceSums(const TileTask& t, int64_t row_tile) {
     for (int64_t i = 0; i < 16; ++i) {
       const int64_t r = row_tile * 16 + i;
-      top[i] = kExponentBase - t.shift[r];
+      top[i] = ExponentRange<kCode>::kBase - t.shift[r];
       sum[i] = Simd::reduce_add(Simd::load(t.sums + r * 16));
       offset[i] = Simd::reduce_add(Simd::load(t.offsets + r * 16));
     }
@@ -140,7 +140,7 @@ template <int kCode>
 void write_states(const AttentionTask& task, const TileTask& t, const RowStates& states) {
   const int64_t padded_dim = round_up(task.kv.head_dim, 16);
   for (int64_t tile = 0; tile * 16 < t.rows; ++tile) {
-    const PieceSums sums(t, tile);
+    const PieceSums<kCode> sums(t, tile);
     for (int64_t r = tile * 16; r < smaller(t.rows, tile * 16 + 16); ++r) {
       states.top[r] = sums.top[r % 16];
       states.sum[r] = sums.sum[r % 16];
@@ -156,7 +156,7 @@ template <int kCode>
 void merge_tiles(const AttentionTask& task, const TileTask& t, const RowStates& total) {
   const int64_t padded_dim = round_up(task.kv.head_dim, 16);
   for (int64_t tile = 0; tile * 16 < t.rows; ++tile) {
-    const PieceSums sums(t, tile);
+    const PieceSums<kCode> sums(t, tile);
     const int64_t count = smaller(16, t.rows - tile * 16);
     const F32x16 total_top = load_lanes(total.top + tile * 16, count);
     const F32x16 piece_top = Simd::load(sums.top);
@@ -189,7 +189,7 @@ void sum_tiles(const AttentionTask& task, const TileTask& t, const int64_t (&key
   __builtin_memset(t.offsets, 0, static_cast<size_t>(rows) * 64);
   __builtin_memset(t.acc, 0, static_cast<size_t>(rows / 16 * 2 * t.width * kTileBytes));
   for (int64_t r = 0; r < rows; ++r) {
-    t.shift[r] = kExponentBase - kLowest;
+    t.shift[r] = ExponentRange<kCode>::kBase - kLowest;
   }
   if (task.kv.head_dim % 32 == 0) {
     t.narrow ? sum_narrow<kCode, true>(task, t, keys) : sum_wide<kCode, true>(task, t, keys);
@@ -212,6 +212,9 @@ void attention_in_tiles(const AttentionTask& task) {
     return memory;
   };
   const auto take_floats = [&](int64_t count) { return reinterpret_cast<float*>(take(count * 4)); };
+  const auto take_halves = [&](int64_t count) {
+    return reinterpret_cast<uint16_t*>(take(count * 2));
+  };
   t.block.width = t.width;
   const int64_t keys = t.narrow ? kKeyBlock : kKeyChunk;
   t.block.keys = take(keys * t.width * 64);
@@ -221,8 +224,9 @@ void attention_in_tiles(const AttentionTask& task) {
   }
   t.block.score_scale = take_floats(keys);
   t.block.score_offset = take_floats(keys);
-  t.block.value_scale = take_floats(keys);
-  t.block.value_offset = take_floats(keys);
+  t.block.logs = take_halves(keys);
+  t.block.inverses = take_halves(keys);
+  t.block.offsets = take_halves(keys);
   t.queries = take(rows * t.width * 64);
   t.acc = take(rows * t.width * 128);
   t.sums = take_floats(rows * 16);

@@ -92,7 +92,7 @@ void sum_narrow(const AttentionTask& task, const TileTask& t, const int64_t (&ke
       uint8_t* tile = t.scores[0] + g * kTileBytes;
       t.rows <= 8 ? transpose_half(tile) : transpose_tile(tile, tile);
     }
-    const TileRows rows(task, t, range, 0, 0);
+    const TileRows rows(task, t, range, 0, t.scores[0]);
     const uint32_t skipped = weigh_rows<kCode>(rows, range);
     if (skipped != 0) {
       sums.store();

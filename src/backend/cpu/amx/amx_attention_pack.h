@@ -8,15 +8,22 @@
 namespace nibble::cpu {
 namespace {
 
-/// A block of keys and values; tiles of 1024 bytes.
-struct TileBlock : BlockParams {
-  int64_t width;    // head_dim in blocks of 32
-  uint8_t* keys;    // [key group of 16][width]: 16 keys of 32 dims, or 16 pairs of dims of 16 keys
-  uint8_t* values;  // [key group of 32][2 width]: 16 pairs of keys of 16 dims
+/// A block of keys and values; tiles of 1024 bytes. Pairs of keys are neighbours for BF16 caches,
+/// keys i and 16 + i of 32 for the others.
+struct TileBlock {
+  int64_t width;        // head_dim in blocks of 32
+  uint8_t* keys;        // [key group of 16][width]: 16 keys of 32 dims, or 16 pairs of dims of 16
+                        // keys
+  uint8_t* values;      // [key group of 32][2 width]: 16 pairs of keys of 16 dims
+  float* score_scale;   // [keys], as the next: see BlockParams
+  float* score_offset;  // INT4
+  uint16_t* logs;       // INT8 and INT4, pairs of keys as the next: BlockParams::value_log
+  uint16_t* inverses;   // in BF16: value_inverse
+  uint16_t* offsets;    // INT4, in BF16: value_offset
 };
 
 inline uint8_t* key_tile(const TileBlock& block, int64_t group, int64_t k) {
-  return block.keys + (group * block.width + k) * kTileBytes;
+  return block.keys + ((group / 2 * block.width + k) * 2 + group % 2) * kTileBytes;
 }
 
 inline uint8_t* value_tile(const TileBlock& block, int64_t group, int64_t d) {
@@ -118,7 +125,7 @@ __m512i key_dims(const uint8_t* row, int64_t d, int64_t dim) {
   }
 }
 
-/// 32 dims of two neighbouring keys' values, pairs of keys side by side, as rows of two tiles: dims
+/// 32 dims of two keys' values, pairs of keys side by side, as rows of two tiles: dims
 /// 0 to 15 and 16 to 31; for INT4 the even and the odd ones.
 template <int kCode, bool kWhole>
 void value_dims(
@@ -279,6 +286,20 @@ void pack_params(const AttentionTask& task,
                  const BlockGroups& groups,
                  const TileBlock& block) {
   const F32x16 scale = Simd::set(task.scale * kLog2E);
+  int32_t logs[kKeyBlock];
+  float inverses[kKeyBlock];
+  float offsets[kKeyBlock];
+  const auto store_pairs = [](const void* numbers, auto narrowed, uint16_t* to) {
+    const auto* from = static_cast<const int32_t*>(numbers);
+    const I32x16 pairs = narrowed(Simd::load_int(from), Simd::load_int(from + kGroupKeys));
+    Simd::store_int(reinterpret_cast<int32_t*>(to), pairs);
+  };
+  const auto low_halves = [](I32x16 first, I32x16 second) {
+    return Simd::or_int(Simd::and_int(first, Simd::set_int(0xffff)), Simd::shift_left<16>(second));
+  };
+  const auto high_halves = [](I32x16 first, I32x16 second) {
+    return Simd::or_int(Simd::shift_right<16>(first), second);
+  };
   for (int64_t j = pack.begin; j < pack.end; j += kGroupKeys) {
     if constexpr (kCode == 1) {
       Simd::store(block.score_scale + j, scale);
@@ -288,7 +309,15 @@ void pack_params(const AttentionTask& task,
     CacheParams params;
     split_params<kCode>(group.key_params, params.key_scale, params.key_offset);
     split_params<kCode>(group.value_params, params.value_scale, params.value_offset);
-    store_params<kCode>(params, scale, j, block);
+    store_params<kCode>(params, scale, j,
+                        {block.score_scale, block.score_offset, logs, inverses, offsets});
+  }
+  for (int64_t j = pack.begin; kCode != 1 && j < pack.end; j += kDotBlock) {
+    store_pairs(logs + j, low_halves, block.logs + j);
+    store_pairs(inverses + j, high_halves, block.inverses + j);
+    if (kCode == 3) {
+      store_pairs(offsets + j, high_halves, block.offsets + j);
+    }
   }
 }
 
@@ -327,10 +356,17 @@ void pack_values(const AttentionTask& task,
   const int64_t dim = task.kv.head_dim;
   const int64_t bytes = task.kv.row_bytes;
   for (int64_t j = pack.begin; j < pack.end; j += 2) {
-    const uint8_t* row = groups[j / kGroupKeys].values + j % kGroupKeys * bytes;
+    const int64_t i = j % 32 / 2;  // of the pairs
+    const KeyGroup* group = groups + j / 32 * 2;
+    const uint8_t* first = group->values + i * bytes;
+    const uint8_t* second = group[1].values + i * bytes;
+    if constexpr (kCode == 1) {
+      first = group[i / 8].values + 2 * i % 16 * bytes;
+      second = first + bytes;
+    }
     for (int64_t k = 0; k < block.width; ++k) {
-      uint8_t* low = value_tile(block, j / 32, 2 * k) + j % 32 / 2 * 64;
-      value_dims<kCode, kWhole>(row, row + bytes, 32 * k, dim, low);
+      uint8_t* low = value_tile(block, j / 32, 2 * k) + i * 64;
+      value_dims<kCode, kWhole>(first, second, 32 * k, dim, low);
     }
   }
   for (int64_t j = pack.range[0]; kCode == 1 && task.tokens > 1 && j < pack.range[1]; ++j) {

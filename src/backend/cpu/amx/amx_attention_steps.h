@@ -19,7 +19,7 @@ struct TileTask {
   float* q_sum;         // [rows, padded to 16]
   float* sums;          // [row][16] weights by lane
   float* offsets;       // [row][16]
-  float* shift;         // [row] kExponentBase - top
+  float* shift;         // [row] ExponentRange::kBase - top
   int32_t* positions;   // [row], -1 for rows that are not there
   uint8_t* acc;         // [row tile][2 width] of 16 dims
   // Of two row tiles in turn, so that tiles are not loaded right after they were stored; the rows

@@ -13,9 +13,10 @@ constexpr int32_t kInt8Bias = 128;  // of INT8 keys in pairs
 /// What a block's scores and weights are multiplied with, and what is added: all [kKeyBlock].
 struct BlockParams {
   float* score_scale;
-  float* score_offset;  // INT4
-  float* value_scale;   // INT8 and INT4
-  float* value_offset;  // INT4
+  float* score_offset;   // INT4
+  int32_t* value_log;    // INT8 and INT4, of the scale: see code_scale
+  float* value_inverse;  // INT8 and INT4: what one of the scale is of the weight, in BF16
+  float* value_offset;   // INT4: in units of the scale, in BF16
 };
 
 /// A block of keys and values in scratch.
@@ -54,24 +55,31 @@ template <int kCode>
                                                 F32x16 scale,
                                                 int64_t j,
                                                 const BlockParams& block) {
-  F32x16 zero = Simd::sub(params.value_scale, params.value_scale);  // or NaN
-  F32x16 value_offset = params.value_offset;
+  using Form = CodeWeightForm;
+  const auto if_finite = [](F32x16 zero_or_nan, F32x16 yes, float no) {
+    return Simd::select_less(Simd::set(-1.0F), zero_or_nan, yes, Simd::set(no));
+  };
+  F32x16 zero = Simd::select_less(params.value_scale, Simd::set(Form::kScaleLimit), Simd::set(0.0F),
+                                  Simd::set(__builtin_nanf("")));
+  const F32x16 value_scale =
+      Simd::max(if_finite(zero, params.value_scale, 0.0F), Simd::set(Form::kLeastScale));
+  const F32x16 inverse = Simd::div(Simd::set(1.0F), value_scale);
+  Simd::store_int(block.value_log + j, code_scale(value_scale));
+  Simd::store(block.value_inverse + j, number_as_bf16(inverse));
   if constexpr (kCode == 3) {
     const F32x16 middle = Simd::set(kMiddleCode);
     const F32x16 key_middle = Simd::fma(middle, params.key_scale, params.key_offset);
     Simd::store(block.score_offset + j, Simd::mul(key_middle, scale));
-    value_offset = Simd::fma(middle, params.value_scale, value_offset);
-    zero = Simd::add(zero, Simd::sub(value_offset, value_offset));
+    const F32x16 value_middle = Simd::fma(middle, params.value_scale, params.value_offset);
+    const F32x16 offset = Simd::mul(value_middle, inverse);
+    zero = Simd::add(zero, Simd::sub(offset, offset));
+    // Without parts below 2^-16, whose products could be subnormal.
+    const F32x16 shift = Simd::set(rounding_shift(16));
+    const F32x16 rounded = Simd::sub(Simd::add(if_finite(zero, offset, 0.0F), shift), shift);
+    Simd::store(block.value_offset + j, number_as_bf16(rounded));
   }
-  const auto if_finite = [&](F32x16 yes, float no) {
-    return Simd::select_less(Simd::set(-1.0F), zero, yes, Simd::set(no));
-  };
   const F32x16 score_scale = Simd::mul(params.key_scale, scale);
-  Simd::store(block.score_scale + j, if_finite(score_scale, __builtin_nanf("")));
-  Simd::store(block.value_scale + j, if_finite(params.value_scale, 0.0F));
-  if constexpr (kCode == 3) {
-    Simd::store(block.value_offset + j, if_finite(value_offset, 0.0F));
-  }
+  Simd::store(block.score_scale + j, if_finite(zero, score_scale, __builtin_nanf("")));
 }
 
 template <int kCode>

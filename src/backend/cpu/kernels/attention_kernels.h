@@ -6,15 +6,18 @@
 //   (INT4: minus 7.5), which are BF16 numbers; a token's scale multiplies its score or weight.
 // - Queries that meet codes are rounded again, to multiples of a power of two of their row's, so
 //   that sums of their products are exact (attention_queries.h): vectors take 16-bit integers.
-// - Other products sum blocks of 32 elements: two sums from 0, of the even and of the odd elements,
-//   by fused multiply-adds in order; their sum is then added to the total.
+// - Other products sum blocks of 32 elements: two sums from 0, of the even and of the odd elements
+//   (values of INT8 and INT4 caches: of the first and of the second 16), by fused multiply-adds in
+//   order; their sum is then added to the total.
 // - Keys come in blocks of 64 from multiples of 64 on. A row's weights are 2^(score - top), where
-//   the subtraction is fused with the scaling and rounded to 15 binary places (weight_of); top
-//   becomes the largest score of a block that has one 32 or more above it, so that sums are
-//   rescaled rarely and a single key has weight 1. A score that is not finite makes the row NaN.
-//   AttentionForm::kShared: top is the next whole number.
+//   the subtraction is fused with the scaling and rounded to 15 binary places (weight_of), or to 7
+//   and times the value's scale (code_weight); top becomes the largest score of a block that has
+//   one 32 or more above it, so that sums are rescaled rarely. A score that is not finite makes the
+//   row NaN. AttentionForm::kShared: top is the next whole number.
 // - Sums of weights are kept per lane, key modulo 16 (AttentionForm::kShared: of rounded weights,
-//   two neighbours of 32 keys to a lane), and added at the end of a piece of 2048 keys.
+//   two neighbours of 32 keys to a lane; INT8 and INT4 caches: of what the values are multiplied
+//   with, times 1 / scale in BF16, the second 16 of 32 keys first), and added at the end of a piece
+//   of 2048 keys.
 // Keys that a row does not see have weight 0 and change no bit: a row's result depends on its own
 // position and the cache alone.
 
@@ -36,7 +39,7 @@ struct QueryRows {
   float* q_sum;    // [rows]
   float* sums;     // [rows][16]: weights by lane
   float* offsets;  // [rows][16]: weights times value_offset by lane
-  float* shift;    // [rows]: kExponentBase - top
+  float* shift;    // [rows]: ExponentRange::kBase - top
   float* scores;   // [kTileRowCount][kKeyBlock], then weights
   float* acc;      // [rows][head_dim padded to 16]
 };
@@ -134,11 +137,11 @@ class BlockStep {
               kKeyBlock,
               scores_ + r * kKeyBlock + keys.begin,
               kKeyBlock};
-    multiply_rows<true>(p, count, keys.end - keys.begin);
+    multiply_rows<true, Halves::kEvenAndOdd>(p, count, keys.end - keys.begin);
     for (int64_t d = kDotBlock; d < width_; d += kDotBlock) {
       p.a += kDotBlock;
       p.b += kDotBlock * kKeyBlock;
-      multiply_rows<false>(p, count, keys.end - keys.begin);
+      multiply_rows<false, Halves::kEvenAndOdd>(p, count, keys.end - keys.begin);
     }
   }
 
@@ -168,7 +171,8 @@ class BlockStep {
       ahead_.next(4);
       const Product p{scores_ + r * kKeyBlock + j, kKeyBlock, block_.values + j * dim_, dim_,
                       rows_.acc + r * dim_,        dim_};
-      multiply_rows<false>(p, count, dim_);
+      multiply_rows<false, kCode == 1 ? Halves::kEvenAndOdd : Halves::kFirstAndSecond>(p, count,
+                                                                                       dim_);
     }
   }
 
@@ -195,7 +199,7 @@ void sum_piece(const AttentionTask& task,
   clear_states(states, rows, padded_dim);
   queries.acc = states.acc;
   for (int64_t r = 0; r < rows; ++r) {
-    queries.shift[r] = kExponentBase - kLowest;
+    queries.shift[r] = ExponentRange<kCode>::kBase - kLowest;
   }
   __builtin_memset(queries.sums, 0, static_cast<size_t>(rows) * 64);
   __builtin_memset(queries.offsets, 0, static_cast<size_t>(rows) * 64);
@@ -215,7 +219,7 @@ void sum_piece(const AttentionTask& task,
     BlockStep<kCode, false>(task, block, queries, pack, ahead).run();
   });
   for (int64_t r = 0; r < rows; ++r) {
-    states.top[r] = kExponentBase - queries.shift[r];
+    states.top[r] = ExponentRange<kCode>::kBase - queries.shift[r];
     states.sum[r] = Simd::reduce_add(Simd::load(queries.sums + r * 16));
     const F32x16 offset = Simd::set(Simd::reduce_add(Simd::load(queries.offsets + r * 16)));
     for (int64_t d = r * padded_dim; kCode == 3 && d < (r + 1) * padded_dim; d += 16) {
@@ -242,7 +246,8 @@ void attention_of(const AttentionTask& task) {
   block.values = take(kKeyBlock * padded_dim);
   block.score_scale = take(kKeyBlock);
   block.score_offset = take(kKeyBlock);
-  block.value_scale = take(kKeyBlock);
+  block.value_log = take_ints(kKeyBlock);
+  block.value_inverse = take(kKeyBlock);
   block.value_offset = take(kKeyBlock);
   QueryRows queries;
   queries.q = take(rows * width);

@@ -7,8 +7,11 @@
 namespace nibble::cpu {
 namespace {
 
-/// c [rows][columns] from a [rows][32] and b [32][columns]: an element is the sum of its even and
-/// that of its odd products, each by fused multiply-adds in order from 0.
+/// How the 32 products of an element of a block are halved.
+enum class Halves : uint8_t { kEvenAndOdd, kFirstAndSecond };
+
+/// c [rows][columns] from a [rows][32] and b [32][columns]: an element is the sum of both halves of
+/// its products, each by fused multiply-adds in order from 0.
 struct Product {
   const float* a;
   int64_t a_stride;
@@ -18,7 +21,7 @@ struct Product {
   int64_t c_stride;
 };
 
-/// Which sums are in registers at once: rows by vectors of 16 columns, even and odd ones. Two fused
+/// Which sums are in registers at once: rows by vectors of 16 columns, of both halves. Two fused
 /// multiply-adds a cycle take at least 12 of them, as registers of the processor's own (measured on
 /// Zen 4: 8 reach 62 % of the peak, 12 and more 97 %).
 template <int kRowCount, int kVectorCount>
@@ -36,7 +39,7 @@ constexpr int kSumVectors = kManyRegisters ? (kRows == 1 ? 4 : (kRows <= 3 ? 2 :
                                            : (kRows == 1 ? 2 : 1);
 
 /// c += the sums; kFirst: c = the sums.
-template <typename Shape, bool kFirst>
+template <typename Shape, bool kFirst, Halves kHalves>
 void multiply(const Product& p) {
   typename Shape::Sums sums;
   for (auto& of_rows : sums) {
@@ -46,16 +49,17 @@ void multiply(const Product& p) {
       }
     }
   }
-  for (int64_t k = 0; k < kDotBlock; k += 2) {
-    for (int64_t odd = 0; odd < 2; ++odd) {
+  for (int64_t i = 0; i < kDotBlock / 2; ++i) {
+    for (int64_t half = 0; half < 2; ++half) {
+      const int64_t k = kHalves == Halves::kEvenAndOdd ? 2 * i + half : i + half * kDotBlock / 2;
       F32x16 b[Shape::kVectors];
       for (int64_t v = 0; v < Shape::kVectors; ++v) {
-        b[v] = Simd::load(p.b + (k + odd) * p.b_stride + 16 * v);
+        b[v] = Simd::load(p.b + k * p.b_stride + 16 * v);
       }
       for (int64_t r = 0; r < Shape::kRows; ++r) {
-        const F32x16 a = Simd::set(p.a[r * p.a_stride + k + odd]);
+        const F32x16 a = Simd::set(p.a[r * p.a_stride + k]);
         for (int64_t v = 0; v < Shape::kVectors; ++v) {
-          sums[odd][r][v] = Simd::fma(a, b[v], sums[odd][r][v]);
+          sums[half][r][v] = Simd::fma(a, b[v], sums[half][r][v]);
         }
       }
     }
@@ -95,7 +99,7 @@ template <int kMost, typename Step>
 }
 
 /// The products of up to kProductRows rows; `columns` is a multiple of 16.
-template <bool kFirst>
+template <bool kFirst, Halves kHalves>
 void multiply_rows(const Product& p, int64_t rows, int64_t columns) {
   with_rows<kProductRows>(rows, [&](auto count) {
     constexpr int kRows = decltype(count)::kValue;
@@ -103,7 +107,7 @@ void multiply_rows(const Product& p, int64_t rows, int64_t columns) {
       Product part = p;
       part.b += begin;
       part.c += begin;
-      multiply<SumShape<kRows, decltype(vectors)::kValue>, kFirst>(part);
+      multiply<SumShape<kRows, decltype(vectors)::kValue>, kFirst, kHalves>(part);
     });
   });
 }

@@ -22,7 +22,7 @@ struct BlockRow {
   float* sums;
   float* offsets;
   float* acc;
-  float* shift;  // kExponentBase - top
+  float* shift;  // ExponentRange::kBase - top
 };
 
 /// Scores of keys 16 g .. 16 g + 15 after scaling, plus `add`.
@@ -34,23 +34,24 @@ F32x16 scaled(F32x16 score, const KeyBlock& block, int64_t j, float q_sum, F32x1
   return Simd::fma(score, Simd::load(block.score_scale + j), add);
 }
 
-/// Exponents of the weights of keys lo .. hi-1 for the row's top: at least kLeastExponent, 0 for
-/// keys that the row does not see. True when one is above kTopExponent or NaN.
+/// Exponents of the weights of `keys` for the row's top: at least kLeast, 0 for keys that the row
+/// does not see. True when one is above kTop or NaN.
 template <int kCode>
 bool find_exponents(const KeyBlock& block,
                     const KeyRange& keys,
                     const BlockRow& row,
                     float* exponents) {
+  using Range = ExponentRange<kCode>;
   const F32x16 shift = Simd::set(*row.shift);
   F32x16 largest = Simd::set(0.0F);
   for (int64_t j = keys.begin; j < keys.end; j += 16) {
     const F32x16 exponent = scaled<kCode>(Simd::load(row.scores + j), block, j, row.q_sum, shift);
-    const F32x16 clamped = Simd::max(Simd::set(kLeastExponent), exponent);  // NaN stays
+    const F32x16 clamped = Simd::max(Simd::set(Range::kLeast), exponent);  // NaN stays
     largest = Simd::max_bits(clamped, largest);
     Simd::store(exponents + j, clamped);
   }
   if (row.first <= keys.begin && row.last >= keys.end) {
-    return Simd::any_bits_above(largest, kTopExponent);
+    return Simd::any_bits_above(largest, Range::kTop);
   }
   for (int64_t j = keys.begin; j < row.first; ++j) {
     exponents[j] = 0.0F;
@@ -62,7 +63,7 @@ bool find_exponents(const KeyBlock& block,
   for (int64_t j = keys.begin; j < keys.end; j += 16) {
     largest = Simd::max_bits(Simd::load(exponents + j), largest);
   }
-  return Simd::any_bits_above(largest, kTopExponent);
+  return Simd::any_bits_above(largest, Range::kTop);
 }
 
 /// The largest scaled score that the row sees.
@@ -88,7 +89,7 @@ template <int kCode, bool kWholeTops>
                                  int64_t padded_dim,
                                  float* exponents) {
   const float top = top_score<kCode>(block, row);
-  const float shift = kExponentBase - (kWholeTops ? __builtin_ceilf(top) : top);
+  const float shift = ExponentRange<kCode>::kBase - (kWholeTops ? __builtin_ceilf(top) : top);
   const float factor = exp2_weight(shift - *row.shift);
   *row.shift = shift;
   Simd::store(row.sums, Simd::mul(Simd::load(row.sums), Simd::set(factor)));
@@ -101,44 +102,64 @@ template <int kCode, bool kWholeTops>
   }
 }
 
-/// AttentionForm::kShared: weights are added as they are multiplied, rounded; neighbours to one
-/// lane, of 32 keys at a time.
-inline F32x16 add_rounded(const float* weights, const KeyRange& keys, F32x16 sum) {
-  for (int64_t j = keys.begin; j < keys.end; j += kDotBlock) {
-    const F32x16 first = Simd::load(weights + j);
-    const F32x16 second = Simd::load(weights + j + 16);
-    sum = Simd::add(Simd::add(sum, Simd::evens(first, second)), Simd::odds(first, second));
-  }
-  return sum;
-}
-
-/// The weights of 16 keys: their sum is kept, and they become BF16 numbers.
+/// The sums of a row's weights, and of weights times value_offset.
 template <int kCode, bool kWholeTops>
-[[gnu::always_inline]] inline void keep_weights(const KeyBlock& block,
-                                                const BlockRow& row,
-                                                int64_t j,
-                                                F32x16 weight,
-                                                F32x16& sum,
-                                                F32x16& offset) {
-  if constexpr (!kWholeTops) {
-    sum = Simd::add(sum, weight);
-  }
-  if constexpr (kCode == 3) {
-    offset = Simd::fma(weight, Simd::load(block.value_offset + j), offset);
-  }
-  if constexpr (kCode != 1) {
-    weight = Simd::mul(weight, Simd::load(block.value_scale + j));
-  }
-  Simd::store(row.scores + j, number_as_bf16(weight));
-}
+struct WeightSums {
+  F32x16 sum;
+  F32x16 offset;
+  WeightConstants constants;
 
-template <int kCode, bool kWholeTops>
-void keep_sums(const KeyRange& keys, const BlockRow& row, F32x16 sum, F32x16 offset) {
-  Simd::store(row.sums, kWholeTops ? add_rounded(row.scores, keys, sum) : sum);
-  if constexpr (kCode == 3) {
-    Simd::store(row.offsets, offset);
+  explicit WeightSums(const BlockRow& row)
+      : sum(Simd::load(row.sums)), offset(Simd::load(row.offsets)) {}
+
+  /// Weights of 32 keys, from j on, become BF16 numbers. kSome: those of exponents below kLeast
+  /// are 0.
+  template <bool kSome>
+  [[gnu::always_inline]] void keep(
+      const KeyBlock& block, const BlockRow& row, int64_t j, F32x16 first, F32x16 second) {
+    if constexpr (kCode == 1) {
+      first = if_seen<kSome>(first, weight_of(first, constants));
+      second = if_seen<kSome>(second, weight_of(second, constants));
+      if constexpr (!kWholeTops) {
+        sum = Simd::add(Simd::add(sum, first), second);
+      }
+      first = number_as_bf16(first);
+      second = number_as_bf16(second);
+      if constexpr (kWholeTops) {
+        sum = Simd::add(Simd::add(sum, Simd::evens(first, second)), Simd::odds(first, second));
+      }
+    } else {
+      first = if_seen<kSome>(first, code_weight(first, Simd::load_int(block.value_log + j)));
+      second =
+          if_seen<kSome>(second, code_weight(second, Simd::load_int(block.value_log + j + 16)));
+      sum = Simd::fma(second, Simd::load(block.value_inverse + j + 16), sum);
+      sum = Simd::fma(first, Simd::load(block.value_inverse + j), sum);
+    }
+    if constexpr (kCode == 3) {
+      offset = Simd::fma(second, Simd::load(block.value_offset + j + 16), offset);
+      offset = Simd::fma(first, Simd::load(block.value_offset + j), offset);
+    }
+    Simd::store(row.scores + j, first);
+    Simd::store(row.scores + j + 16, second);
   }
-}
+
+  void store(const BlockRow& row) const {
+    Simd::store(row.sums, sum);
+    if constexpr (kCode == 3) {
+      Simd::store(row.offsets, offset);
+    }
+  }
+
+ private:
+  template <bool kSome>
+  static F32x16 if_seen(F32x16 exponent, F32x16 weight) {
+    if constexpr (!kSome) {
+      return weight;
+    }
+    return Simd::select_less(exponent, Simd::set(ExponentRange<kCode>::kLeast), Simd::set(0.0F),
+                             weight);
+  }
+};
 
 /// weigh_row for rows that do not see all keys or whose top rises.
 template <int kCode, bool kWholeTops>
@@ -150,16 +171,12 @@ template <int kCode, bool kWholeTops>
   if (find_exponents<kCode>(block, keys, row, exponents)) {
     raise_top<kCode, kWholeTops>(block, keys, row, padded_dim, exponents);
   }
-  F32x16 sum = Simd::load(row.sums);
-  F32x16 offset = Simd::load(row.offsets);
-  const WeightConstants constants;
-  for (int64_t j = keys.begin; j < keys.end; j += 16) {
-    const F32x16 exponent = Simd::load(exponents + j);
-    const F32x16 weight = Simd::select_less(exponent, Simd::set(kLeastExponent), Simd::set(0.0F),
-                                            weight_of(exponent, constants));
-    keep_weights<kCode, kWholeTops>(block, row, j, weight, sum, offset);
+  WeightSums<kCode, kWholeTops> sums(row);
+  for (int64_t j = keys.begin; j < keys.end; j += kDotBlock) {
+    sums.template keep<true>(block, row, j, Simd::load(exponents + j),
+                             Simd::load(exponents + j + 16));
   }
-  keep_sums<kCode, kWholeTops>(keys, row, sum, offset);
+  sums.store(row);
 }
 
 /// Scores become weights: BF16 numbers; their sums are kept.
@@ -168,6 +185,7 @@ void weigh_row(const KeyBlock& block,
                const KeyRange& keys,
                const BlockRow& row,
                int64_t padded_dim) {
+  using Range = ExponentRange<kCode>;
   constexpr int64_t kVectors = kKeyBlock / 16;
   if (row.first > 0 || row.last < kKeyBlock) {
     return weigh_carefully<kCode, kWholeTops>(block, keys, row, padded_dim);
@@ -178,22 +196,19 @@ void weigh_row(const KeyBlock& block,
 #pragma GCC unroll 4
   for (int64_t v = 0; v < kVectors; ++v) {
     const F32x16 score = Simd::load(row.scores + 16 * v);
-    exponents[v] = Simd::max(Simd::set(kLeastExponent),
+    exponents[v] = Simd::max(Simd::set(Range::kLeast),
                              scaled<kCode>(score, block, 16 * v, row.q_sum, shift));  // NaN stays
     largest = Simd::max_bits(exponents[v], largest);
   }
-  if (__builtin_expect(Simd::any_bits_above(largest, kTopExponent), 0) != 0) {
+  if (__builtin_expect(Simd::any_bits_above(largest, Range::kTop), 0) != 0) {
     return weigh_carefully<kCode, kWholeTops>(block, keys, row, padded_dim);
   }
-  F32x16 sum = Simd::load(row.sums);
-  F32x16 offset = Simd::load(row.offsets);
-  const WeightConstants constants;
-#pragma GCC unroll 4
-  for (int64_t v = 0; v < kVectors; ++v) {
-    keep_weights<kCode, kWholeTops>(block, row, 16 * v, weight_of(exponents[v], constants), sum,
-                                    offset);
+  WeightSums<kCode, kWholeTops> sums(row);
+#pragma GCC unroll 2
+  for (int64_t v = 0; v < kVectors; v += 2) {
+    sums.template keep<false>(block, row, 16 * v, exponents[v], exponents[v + 1]);
   }
-  keep_sums<kCode, kWholeTops>(keys, row, sum, offset);
+  sums.store(row);
 }
 
 }  // namespace
