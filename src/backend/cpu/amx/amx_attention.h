@@ -238,9 +238,9 @@ void attention_in_tiles(const AttentionTask& task) {
   load_query_tiles(task, t);
   configure_tiles(16);
   in_pieces(task, reinterpret_cast<float*>(at),
-            [&](int64_t first, int64_t end, const RowStates& total, bool alone) {
+            [&](int64_t first, int64_t end, const RowStates& total, bool is_first) {
               sum_tiles<kCode>(task, t, {first, end});
-              alone ? write_states<kCode>(task, t, total) : merge_tiles<kCode>(task, t, total);
+              is_first ? write_states<kCode>(task, t, total) : merge_tiles<kCode>(task, t, total);
             });
   release_tiles();
 }

@@ -262,10 +262,10 @@ void attention_of(const AttentionTask& task) {
   __builtin_memset(block.keys, 0, static_cast<size_t>(kKeyBlock * width) * 4);
   load_queries<kCode>(task, queries);
   float* memory = take(attention_states_floats(rows, task.kv.head_dim));
-  in_pieces(task, memory, [&](int64_t first, int64_t end, const RowStates& total, bool alone) {
-    const RowStates piece = alone ? total : states_at(at, rows, padded_dim);
+  in_pieces(task, memory, [&](int64_t first, int64_t end, const RowStates& total, bool is_first) {
+    const RowStates piece = is_first ? total : states_at(at, rows, padded_dim);
     sum_piece<kCode>(task, {first, end}, piece, queries, block);
-    if (!alone) {
+    if (!is_first) {
       merge_states(total, piece, rows, padded_dim);
     }
   });

@@ -172,18 +172,19 @@ void merge_attention(const AttentionTask& task,
                      int64_t stride) {
   const int64_t rows = task.tokens * task.group;
   const int64_t padded_dim = round_up(task.kv.head_dim, 16);
-  const RowStates total = states_at(task.scratch, rows, padded_dim);
-  clear_states(total, rows, padded_dim);
-  for (int64_t piece = 0; piece < pieces; ++piece) {
-    float* partial = const_cast<float*>(partials) + piece * stride;
-    merge_states(total, states_at(partial, rows, padded_dim), rows, padded_dim);
+  const auto states_of = [&](int64_t piece) {
+    return states_at(const_cast<float*>(partials) + piece * stride, rows, padded_dim);
+  };
+  const RowStates total = states_of(0);
+  for (int64_t piece = 1; piece < pieces; ++piece) {
+    merge_states(total, states_of(piece), rows, padded_dim);
   }
   write_results(task, total, padded_dim);
 }
 
-/// Walks the pieces that the task's rows see: add(first key, end key, total, alone) adds the sums
-/// over keys of one piece to the total; alone: it is the only piece, and the total holds nothing
-/// yet, as adding to nothing would change no bit. The total is in `memory` or the task's.
+/// Walks the pieces that the task's rows see: add(first key, end key, total, is_first) adds the
+/// sums over keys of one piece to the total; is_first: the total is to become those sums. It is in
+/// `memory` or the task's.
 template <typename Add>
 void in_pieces(const AttentionTask& task, float* memory, const Add& add) {
   const int64_t rows = task.tokens * task.group;
@@ -194,12 +195,8 @@ void in_pieces(const AttentionTask& task, float* memory, const Add& add) {
   const int64_t begin = partial ? task.piece * kKeyPiece : first / kKeyPiece * kKeyPiece;
   const int64_t stop = partial ? begin + kKeyPiece : end;
   const RowStates total = states_at(partial ? task.partial : memory, rows, padded_dim);
-  const bool alone = begin + kKeyPiece >= stop;
-  if (!alone) {
-    clear_states(total, rows, padded_dim);
-  }
   for (int64_t piece = begin; piece < stop; piece += kKeyPiece) {
-    add(larger(first, piece), smaller(end, piece + kKeyPiece), total, alone);
+    add(larger(first, piece), smaller(end, piece + kKeyPiece), total, piece == begin);
   }
   if (!partial) {
     write_results(task, total, padded_dim);
