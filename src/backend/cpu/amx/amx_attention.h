@@ -92,6 +92,7 @@ inline TileBlock block_of(const TileBlock& chunk, int64_t index) {
   block.logs += index * kKeyBlock;
   block.inverses += index * kKeyBlock;
   block.offsets += index * kKeyBlock;
+  block.rests += index * kKeyBlock;
   return block;
 }
 
@@ -227,6 +228,7 @@ void attention_in_tiles(const AttentionTask& task) {
   t.block.logs = take_halves(keys);
   t.block.inverses = take_halves(keys);
   t.block.offsets = take_halves(keys);
+  t.block.rests = take_halves(keys);
   t.queries = take(rows * t.width * 64);
   t.acc = take(rows * t.width * 128);
   t.sums = take_floats(rows * 16);

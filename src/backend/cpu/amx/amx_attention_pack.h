@@ -20,6 +20,7 @@ struct TileBlock {
   uint16_t* logs;       // INT8 and INT4, pairs of keys as the next: BlockParams::value_log
   uint16_t* inverses;   // in BF16: value_inverse
   uint16_t* offsets;    // INT4, in BF16: value_offset
+  uint16_t* rests;      // INT4, in BF16: value_rest
 };
 
 inline uint8_t* key_tile(const TileBlock& block, int64_t group, int64_t k) {
@@ -289,6 +290,7 @@ void pack_params(const AttentionTask& task,
   int32_t logs[kKeyBlock];
   float inverses[kKeyBlock];
   float offsets[kKeyBlock];
+  float rests[kKeyBlock];
   const auto store_pairs = [](const void* numbers, auto narrowed, uint16_t* to) {
     const auto* from = static_cast<const int32_t*>(numbers);
     const I32x16 pairs = narrowed(Simd::load_int(from), Simd::load_int(from + kGroupKeys));
@@ -310,13 +312,14 @@ void pack_params(const AttentionTask& task,
     split_params<kCode>(group.key_params, params.key_scale, params.key_offset);
     split_params<kCode>(group.value_params, params.value_scale, params.value_offset);
     store_params<kCode>(params, scale, j,
-                        {block.score_scale, block.score_offset, logs, inverses, offsets});
+                        {block.score_scale, block.score_offset, logs, inverses, offsets, rests});
   }
   for (int64_t j = pack.begin; kCode != 1 && j < pack.end; j += kDotBlock) {
     store_pairs(logs + j, low_halves, block.logs + j);
     store_pairs(inverses + j, high_halves, block.inverses + j);
     if (kCode == 3) {
       store_pairs(offsets + j, high_halves, block.offsets + j);
+      store_pairs(rests + j, high_halves, block.rests + j);
     }
   }
 }

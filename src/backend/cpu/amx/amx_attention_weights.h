@@ -28,6 +28,7 @@ struct TileRows {
   const uint16_t* logs;
   const uint16_t* inverses;
   const uint16_t* value_offsets;
+  const uint16_t* value_rests;
   int64_t count;  // rows
   int64_t at;     // position of the block
   int64_t first;  // of the block's keys that count
@@ -50,6 +51,7 @@ struct TileRows {
         logs(t.block.logs + range.block * kKeyBlock),
         inverses(t.block.inverses + range.block * kKeyBlock),
         value_offsets(t.block.offsets + range.block * kKeyBlock),
+        value_rests(t.block.rests + range.block * kKeyBlock),
         count(smaller(16, t.rows - row_tile * 16)),
         at(range.at),
         first(range.first),
@@ -215,6 +217,7 @@ class WeightMaker {
  public:
   explicit WeightMaker(const TileRows& rows)
       : offsets_(rows.value_offsets),
+        rests_(rows.value_rests),
         upwards_(Simd::opaque(_mm512_set4_epi32(0x0d0c8080, 0x09088080, 0x05048080, 0x01008080))) {
     for (int64_t i = 0; i < kKeyGroups / 2; ++i) {
       logs_[i] = _mm512_loadu_si512(rows.logs + 32 * i);
@@ -249,6 +252,7 @@ class WeightMaker {
 #pragma GCC unroll 2
       for (int64_t i = 0; i < kKeyGroups / 2; ++i) {
         offset = dot_pairs(offset, pairs[i], _mm512_loadu_si512(offsets_ + 32 * i));
+        offset = dot_pairs(offset, pairs[i], _mm512_loadu_si512(rests_ + 32 * i));
       }
       Simd::store(offsets, offset);
     }
@@ -271,6 +275,7 @@ class WeightMaker {
   __m512i inverses_[kKeyGroups / 2];
   __m512i excess_[2];
   const uint16_t* offsets_;
+  const uint16_t* rests_;
   __m512i upwards_;  // two bytes up in each lane
   __mmask64 low_bytes_ = kept_mask(0x5555555555555555);
   __mmask64 high_halves_ = kept_mask(0xcccccccccccccccc);

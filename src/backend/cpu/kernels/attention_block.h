@@ -17,6 +17,7 @@ struct BlockParams {
   int32_t* value_log;    // INT8 and INT4, of the scale: see code_scale
   float* value_inverse;  // INT8 and INT4: what one of the scale is of the weight, in BF16
   float* value_offset;   // INT4: in units of the scale, in BF16
+  float* value_rest;     // INT4: what is missing there, in BF16
 };
 
 /// A block of keys and values in scratch.
@@ -76,7 +77,9 @@ template <int kCode>
     // Without parts below 2^-16, whose products could be subnormal.
     const F32x16 shift = Simd::set(rounding_shift(16));
     const F32x16 rounded = Simd::sub(Simd::add(if_finite(zero, offset, 0.0F), shift), shift);
-    Simd::store(block.value_offset + j, number_as_bf16(rounded));
+    const F32x16 most = number_as_bf16(rounded);
+    Simd::store(block.value_offset + j, most);
+    Simd::store(block.value_rest + j, number_as_bf16(Simd::sub(rounded, most)));
   }
   const F32x16 score_scale = Simd::mul(params.key_scale, scale);
   Simd::store(block.score_scale + j, if_finite(zero, score_scale, __builtin_nanf("")));

@@ -249,6 +249,7 @@ void attention_of(const AttentionTask& task) {
   block.value_log = take_ints(kKeyBlock);
   block.value_inverse = take(kKeyBlock);
   block.value_offset = take(kKeyBlock);
+  block.value_rest = take(kKeyBlock);
   QueryRows queries;
   queries.q = take(rows * width);
   queries.pairs = reinterpret_cast<int32_t*>(queries.q);

@@ -136,8 +136,12 @@ struct WeightSums {
       sum = Simd::fma(first, Simd::load(block.value_inverse + j), sum);
     }
     if constexpr (kCode == 3) {
-      offset = Simd::fma(second, Simd::load(block.value_offset + j + 16), offset);
-      offset = Simd::fma(first, Simd::load(block.value_offset + j), offset);
+      const auto add = [&](const float* part) {
+        offset = Simd::fma(second, Simd::load(part + j + 16), offset);
+        offset = Simd::fma(first, Simd::load(part + j), offset);
+      };
+      add(block.value_offset);
+      add(block.value_rest);
     }
     Simd::store(row.scores + j, first);
     Simd::store(row.scores + j + 16, second);
