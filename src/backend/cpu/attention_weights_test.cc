@@ -1,0 +1,72 @@
+#include "backend/cpu/simd/simd_scalar.h"
+// The vocabulary comes first.
+#include <bit>
+#include <cmath>
+
+#include <gtest/gtest.h>
+
+#include "backend/cpu/kernels/attention_exponents.h"
+
+namespace nibble::cpu {
+namespace {
+
+using Range = ExponentRange<2>;
+constexpr double kUnit = 0x1p45;  // what all weights have too much
+
+/// The weight of 2^x times the scale.
+double weight_of_scale(double x, float scale) {
+  const F32x16 exponent = Simd::set(static_cast<float>(Range::kBase + x));
+  float lanes[16];
+  Simd::store(lanes, code_weight(exponent, code_scale(Simd::set(scale))));
+  return lanes[0];
+}
+
+TEST(AttentionWeights, OfCodesAreExactForPowersOfTwo) {
+  for (int x = -96; x < 32; ++x) {
+    for (int s = -52; s < 26; ++s) {
+      EXPECT_EQ(weight_of_scale(x, std::ldexp(1.0F, s)), std::ldexp(kUnit, x + s)) << x << " " << s;
+    }
+  }
+}
+
+TEST(AttentionWeights, OfCodesAreCloseEverywhere) {
+  double largest = 0.0;
+  double squares = 0.0;
+  double sum = 0.0;
+  int count = 0;
+  for (double x = -96.0; x < 31.99; x += 0.0103) {
+    const double ratio = weight_of_scale(x, 1.0F) / (kUnit * std::exp2(x)) - 1.0;
+    largest = std::fmax(largest, std::fabs(ratio));
+    squares += ratio * ratio;
+    sum += ratio;
+    ++count;
+  }
+  EXPECT_LT(largest, 0.0067);
+  EXPECT_GT(largest, 0.005);  // BF16 has no more places
+  EXPECT_LT(std::sqrt(squares / count), 0.0024);
+  EXPECT_LT(std::fabs(sum / count), 0.0003);
+}
+
+TEST(AttentionWeights, OfCodesTakeScalesIn) {
+  for (double s = -51.9; s < 25.9; s += 0.0107) {
+    const auto scale = static_cast<float>(std::exp2(s));
+    EXPECT_NEAR(weight_of_scale(-1.25, scale) / (kUnit * std::exp2(-1.25) * scale), 1.0, 0.0095)
+        << s;
+  }
+}
+
+TEST(AttentionWeights, OfCodesAreNormalNumbersAtTheEnds) {
+  const float last = std::nextafter(CodeWeightForm::kScaleLimit, 0.0F);
+  EXPECT_EQ(weight_of_scale(-96.0, CodeWeightForm::kLeastScale), 0x1p-103);
+  EXPECT_LE(weight_of_scale(32.0 - Range::kUnit, last), 0x1p103);
+}
+
+TEST(AttentionWeights, ExponentsOfAllCachesShareTheirBitsAbove) {
+  const auto bits = [](float x) { return std::bit_cast<uint32_t>(x); };
+  EXPECT_EQ(bits(ExponentRange<1>::kLeast) >> 22, bits(ExponentRange<1>::kTop) >> 22);
+  EXPECT_EQ(bits(Range::kLeast) >> 14, bits(Range::kTop) >> 14);
+  EXPECT_EQ(bits(Range::kLeast) & 0xffffU, 0U);
+}
+
+}  // namespace
+}  // namespace nibble::cpu
