@@ -13,10 +13,10 @@ template <int kCode, bool kFull, bool kAll = false>
 class RowWeigher {
  public:
   [[gnu::always_inline]] explicit RowWeigher(const TileRows& rows)
-      : rows_(rows),
-        maker_(rows),
+      : maker_(rows),
         least_(kept(ExponentRange<kCode>::kLeast)),
-        begin_(kept_bits(shared_bits<kCode>())) {
+        begin_(kept_bits(shared_bits<kCode>())),
+        rows_(rows) {
     for (int64_t g = 0; g < kKeyGroups; ++g) {
       score_scale_[g] = Simd::load(rows.score_scale + 16 * g);
     }
@@ -73,11 +73,11 @@ class RowWeigher {
   }
 
  private:
-  TileRows rows_;
   WeightMaker<kCode, kFull> maker_;
   F32x16 score_scale_[kKeyGroups];
   F32x16 least_;
   __m512i begin_;
+  TileRows rows_;
   int64_t row_ = 0;
   uint32_t skipped_ = 0;
 };

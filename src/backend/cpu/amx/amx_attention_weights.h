@@ -160,8 +160,8 @@ template <bool kFull>
 class WeightMaker<1, kFull> {
  public:
   explicit WeightMaker(const TileRows& rows)
-      : whole_tops_(rows.whole_tops),
-        upwards_(Simd::opaque(_mm512_set4_epi32(0x0e0d0c80, 0x0a090880, 0x06050480, 0x02010080))) {}
+      : upwards_(Simd::opaque(_mm512_set4_epi32(0x0e0d0c80, 0x0a090880, 0x06050480, 0x02010080))),
+        whole_tops_(rows.whole_tops) {}
 
   [[gnu::always_inline]] void make(const RowExponents<1>& exponents,
                                    uint64_t seen,
@@ -195,9 +195,9 @@ class WeightMaker<1, kFull> {
     return {_mm512_shuffle_epi8(Simd::bits(exponent).v, upwards_)};
   }
 
-  bool whole_tops_;
   WeightConstants constants_ = kept(WeightConstants{});
   __m512i upwards_;  // a byte up in each lane
+  bool whole_tops_;
 };
 
 /// CodeWeightForm::excess of all fractions.
@@ -216,9 +216,9 @@ template <int kCode, bool kFull>
 class WeightMaker {
  public:
   explicit WeightMaker(const TileRows& rows)
-      : offsets_(rows.value_offsets),
-        rests_(rows.value_rests),
-        upwards_(Simd::opaque(_mm512_set4_epi32(0x0d0c8080, 0x09088080, 0x05048080, 0x01008080))) {
+      : upwards_(Simd::opaque(_mm512_set4_epi32(0x0d0c8080, 0x09088080, 0x05048080, 0x01008080))),
+        offsets_(rows.value_offsets),
+        rests_(rows.value_rests) {
     for (int64_t i = 0; i < kKeyGroups / 2; ++i) {
       logs_[i] = _mm512_loadu_si512(rows.logs + 32 * i);
       inverses_[i] = _mm512_loadu_si512(rows.inverses + 32 * i);
@@ -274,9 +274,9 @@ class WeightMaker {
   __m512i logs_[kKeyGroups / 2];
   __m512i inverses_[kKeyGroups / 2];
   __m512i excess_[2];
+  __m512i upwards_;  // two bytes up in each lane
   const uint16_t* offsets_;
   const uint16_t* rests_;
-  __m512i upwards_;  // two bytes up in each lane
   __mmask64 low_bytes_ = kept_mask(0x5555555555555555);
   __mmask64 high_halves_ = kept_mask(0xcccccccccccccccc);
 };
