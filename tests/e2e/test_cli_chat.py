@@ -104,12 +104,13 @@ def test_several_turns(start):
 
 def test_answers_are_streamed(start):
     chat = start("--max-tokens", 200, "--temperature", 0)
-    most = 0
     for _ in range(5):  # a busy machine may join many pieces
         begin = len(chat.read_at)
         chat.say("Tell me a long story about the sea.")
-        most = max(most, len(chat.read_at) - begin)
-    assert most > 4
+        if len(chat.read_at) - begin > 4:
+            break
+    else:
+        pytest.fail("no answer came in pieces")
 
 
 def test_control_c_stops_the_answer_and_not_the_program(start):

@@ -12,8 +12,8 @@ namespace {
 /// keys i and 16 + i of 32 for the others.
 struct TileBlock {
   int64_t width;        // head_dim in blocks of 32
-  uint8_t* keys;        // [key group of 16][width]: 16 keys of 32 dims, or 16 pairs of dims of 16
-                        // keys
+  uint8_t* keys;        // [key group of 32][width][2]: 16 keys of 32 dims, or 16 pairs of dims of
+                        // 16 keys
   uint8_t* values;      // [key group of 32][2 width]: 16 pairs of keys of 16 dims
   float* score_scale;   // [keys], as the next: see BlockParams
   float* score_offset;  // INT4
