@@ -180,12 +180,31 @@ class CachedRun {
   }
 
  private:
-  /// All caches but F32 meet queries rounded to BF16.
+  /// All caches but F32 meet queries rounded to BF16, INT8 and INT4 caches INT8 codes of these.
   void round_queries(std::vector<float>& qkv) const {
-    for (size_t i = 0; shape_.code != KvCode::kF32 && i < qkv.size(); ++i) {
-      if (static_cast<int64_t>(i) % row_ < width_) {
-        qkv[i] = bf16_to_f32(f32_to_bf16(qkv[i]));
+    for (size_t row = 0; row < qkv.size(); row += static_cast<size_t>(row_)) {
+      for (int64_t head = 0; head < shape_.heads; ++head) {
+        float* q = qkv.data() + row + head * shape_.head_dim;
+        if (shape_.code != KvCode::kF32) {
+          std::transform(q, q + shape_.head_dim, q, bf16_rounded);
+        }
+        if (shape_.code == KvCode::kInt8 || shape_.code == KvCode::kInt4) {
+          round_to_codes(q);
+        }
       }
+    }
+  }
+
+  static float bf16_rounded(float x) { return bf16_to_f32(f32_to_bf16(x)); }
+
+  void round_to_codes(float* q) const {
+    double largest = 0.0;
+    for (int64_t d = 0; d < shape_.head_dim; ++d) {
+      largest = std::max(largest, std::fabs(static_cast<double>(q[d])));
+    }
+    const double unit = largest / 127.0;
+    for (int64_t d = 0; d < shape_.head_dim; ++d) {
+      q[d] = static_cast<float>(std::nearbyint(q[d] / unit) * unit);
     }
   }
 
@@ -221,7 +240,9 @@ double tolerance_of(KvCode code) {
 
 void expect_same_bits(const std::vector<float>& a, const std::vector<float>& b) {
   ASSERT_EQ(a.size(), b.size());
-  ASSERT_EQ(std::memcmp(a.data(), b.data(), a.size() * 4), 0);
+  for (size_t i = 0; i < a.size(); ++i) {
+    ASSERT_EQ(std::memcmp(&a[i], &b[i], 4), 0) << "element " << i << ": " << a[i] << ", " << b[i];
+  }
 }
 
 void expect_near(const std::vector<float>& a, const std::vector<float>& b, double tolerance) {

@@ -1,7 +1,10 @@
 #include "backend/cpu/simd/simd_scalar.h"
 // The vocabulary comes first.
+#include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <limits>
+#include <numeric>
 #include <random>
 #include <vector>
 
@@ -39,73 +42,84 @@ std::vector<Row> rows_of(int64_t dim) {
   return rows;
 }
 
-float load(const Row& row, Row& q) {
+QueryCodes codes_of(const Row& row) {
   AttentionTask task;
   task.q = {row.data(), Element::kF32};
   task.group = 1;
   task.kv.code = 2;
   task.kv.head_dim = static_cast<int64_t>(row.size());
-  q.assign((row.size() + 31) / 32 * 32, std::numeric_limits<float>::quiet_NaN());
-  return load_query(task, 0, static_cast<int64_t>(q.size()), q.data());
+  return {task, 0};
 }
 
-TEST(AttentionQueries, AreMultiplesWhoseProductsWithCodesSumExactly) {
+Row bf16_rounded(Row row) {
+  for (float& x : row) {
+    x = bf16_to_f32(f32_to_bf16(x));
+  }
+  return row;
+}
+
+float largest_of(const Row& row) {
+  return std::accumulate(row.begin(), row.end(), 0.0F,
+                         [](float most, float x) { return std::max(most, std::fabs(x)); });
+}
+
+TEST(AttentionQueries, AreTheNearestMultiplesOfAnEvenPartOfTheLargest) {
   for (const int64_t dim : {8, 24, 64, 80, 128, 256, 512}) {
-    for (const Row& row : rows_of(dim)) {
-      SCOPED_TRACE(testing::Message() << "dim " << dim << ", first " << row[0]);
-      Row q;
-      const float unit = load(row, q);
-      int exponent = 0;
-      ASSERT_EQ(std::frexp(unit, &exponent), 0.5F);
-      double sum = 0.0;
-      double magnitudes = 0.0;
-      double largest = 0.0;
-      for (size_t i = 0; i < q.size(); ++i) {
-        const float expected = i < row.size() ? bf16_to_f32(f32_to_bf16(row[i])) : 0.0F;
-        ASSERT_LE(std::fabs(q[i] - expected), unit / 2) << "element " << i;
-        ASSERT_EQ(q[i] / unit, std::nearbyint(q[i] / unit));
-        ASSERT_EQ(q[i], bf16_to_f32(f32_to_bf16(q[i])));
-        sum += std::fabs(q[i]) / unit;
-        magnitudes += std::fabs(expected) / unit;
-        largest = std::max(largest, std::fabs(q[i]) / static_cast<double>(unit));
+    for (const Row& given : rows_of(dim)) {
+      SCOPED_TRACE(testing::Message() << "dim " << dim << ", first " << given[0]);
+      const QueryCodes query = codes_of(given);
+      const Row row = bf16_rounded(given);
+      const float largest = std::max(largest_of(row), 0x1p-100F);
+      ASSERT_EQ(query.unit, largest / 127.0F);
+      int32_t sum = 0;
+      int32_t most = 0;
+      for (size_t i = 0; i < row.size(); ++i) {
+        const double exact = static_cast<double>(row[i]) / query.unit;
+        ASSERT_LE(std::fabs(query.codes[i] - exact), 0.5001) << "element " << i;
+        sum += query.codes[i];
+        most = std::max(most, std::abs(query.codes[i]));
       }
-      ASSERT_LT(127 * sum, 0x1p24);
-      ASSERT_LE(largest, 0x1p14);
-      // Half the unit would be too small.
-      EXPECT_TRUE(unit == 0x1p-100F || magnitudes >= 0x1p16 || largest >= 0x1p13);
+      for (size_t i = row.size(); i < (row.size() + 15) / 16 * 16; ++i) {
+        ASSERT_EQ(query.codes[i], 0) << "past the end: " << i;
+      }
+      EXPECT_EQ(query.sum, sum);
+      EXPECT_EQ(most, largest > 0x1p-100F ? 127 : most);
+      EXPECT_LE(most, 127);
     }
   }
 }
 
-TEST(AttentionQueries, ThatAreNotFiniteOrTooLargeBecomeNan) {
+TEST(AttentionQueries, ThatAreNotFiniteOrTooLargeHaveNoUnit) {
   for (const float value : {std::numeric_limits<float>::quiet_NaN(),
                             -std::numeric_limits<float>::infinity(), 0x1p101F}) {
-    Row row(24, 1.0F);
-    row[17] = value;
-    Row q;
-    EXPECT_TRUE(std::isnan(load(row, q)));
-    for (const float x : q) {
-      EXPECT_TRUE(std::isnan(x));
+    for (const size_t place : {size_t{0}, size_t{17}, size_t{23}}) {
+      Row row(24, 1.0F);
+      row[place] = value;
+      const QueryCodes query = codes_of(row);
+      EXPECT_TRUE(std::isnan(query.unit));
+      EXPECT_EQ(query.sum, 0);
+      for (size_t i = 0; i < 32; ++i) {
+        EXPECT_EQ(query.codes[i], 0);
+      }
     }
   }
 }
 
 TEST(AttentionQueries, InPairsAreTheSameNumbers) {
   for (const int64_t dim : {8, 40, 64, 512}) {
-    Row q;
-    const float unit = load(rows_of(dim).front(), q);
+    const QueryCodes query = codes_of(rows_of(dim).front());
     std::vector<int32_t> twos(static_cast<size_t>(dim) / 2);
     std::vector<int32_t> fours(twos.size());
-    pair_queries<2>(q.data(), dim, unit, twos.data());
-    pair_queries<4>(q.data(), dim, unit, fours.data());
+    pair_queries<2>(query.codes, dim, twos.data());
+    pair_queries<4>(query.codes, dim, fours.data());
     for (int64_t d = 0; d < dim; ++d) {
       const auto half = [&](const std::vector<int32_t>& pairs, int64_t apart) {
         const int64_t pair = d / (2 * apart) * apart + d % apart;
         const int32_t shift = d / apart % 2 * 16;
         return static_cast<int16_t>(pairs[static_cast<size_t>(pair)] >> shift);
       };
-      ASSERT_EQ(static_cast<float>(half(twos, 2)) * unit, q[static_cast<size_t>(d)]);
-      ASSERT_EQ(static_cast<float>(half(fours, 4)) * unit, q[static_cast<size_t>(d)]);
+      ASSERT_EQ(half(twos, 2), query.codes[d]);
+      ASSERT_EQ(half(fours, 4), query.codes[d]);
     }
   }
 }

@@ -275,7 +275,7 @@ void CpuAttention::run_pieces(const AttentionArgs& args, const Plan& plan) {
   pool_.parallel_for(tasks, [&](int64_t index, int thread) {
     float* scratch = scratch_.as<float>().data() + thread * kAttentionScratch;
     const AttentionTask task = plan.task(args, index, scratch);
-    const float* partials = partials_.as<float>().data() + index * plan.pieces * floats;
+    float* partials = partials_.as<float>().data() + index * plan.pieces * floats;
     kernels_.merge_attention(task, partials, pieces_for(task).count, floats);
   });
 }

@@ -152,9 +152,9 @@ struct KernelTable {
   void (*write_kv)(const KvLayout& kv, const float* x, uint8_t* row, float* params) = nullptr;
   int64_t attention_rows = 0;  // query rows that a task should have where there are enough
   void (*attention)(const AttentionTask& task) = nullptr;
-  // Adds the sums of pieces in order, `stride` floats apart, and writes the task's results.
+  // Adds the sums of pieces, `stride` floats apart, to those of the first and writes the results.
   void (*merge_attention)(const AttentionTask& task,
-                          const float* partials,
+                          float* partials,
                           int64_t pieces,
                           int64_t stride) = nullptr;
 };

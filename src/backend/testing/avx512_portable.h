@@ -51,6 +51,10 @@ inline __m512i wider_words(__m256i a) {
 inline __m512i wider_bytes(__m128i a) {
   return as<__m512i>(Halves{_mm256_cvtepu8_epi32(a), _mm256_cvtepu8_epi32(_mm_srli_si128(a, 8))});
 }
+inline __m512i bytes_as_halves(__m256i a) {
+  return as<__m512i>(Halves{_mm256_cvtepu8_epi16(_mm256_castsi256_si128(a)),
+                            _mm256_cvtepu8_epi16(_mm256_extracti128_si256(a, 1))});
+}
 inline __m512i wider_signed_bytes(__m128i a) {
   return as<__m512i>(Halves{_mm256_cvtepi8_epi32(a), _mm256_cvtepi8_epi32(_mm_srli_si128(a, 8))});
 }
@@ -168,6 +172,7 @@ inline __m512 masked_fma(__m512 a, __m512 b, __m512 c, __mmask16 mask) {
 #undef _mm512_madd_epi16
 #define _mm512_madd_epi16(a, b) nibble::cpu::portable::multiply_pairs(a, b)
 #define _mm512_cvtepu16_epi32(a) nibble::cpu::portable::wider_words(a)
+#define _mm512_cvtepu8_epi16(a) nibble::cpu::portable::bytes_as_halves(a)
 #define _mm512_cvtepu8_epi32(a) nibble::cpu::portable::wider_bytes(a)
 #define _mm512_cvtepi8_epi32(a) nibble::cpu::portable::wider_signed_bytes(a)
 #define _mm512_cvtepu8_epi64(a) nibble::cpu::portable::bytes_as_words(a)

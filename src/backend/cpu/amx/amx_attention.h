@@ -11,10 +11,8 @@
 namespace nibble::cpu {
 namespace {
 
-constexpr int64_t kGroupTiles = 2;  // row tiles that share what the first cache holds of a block
-
-/// The steps of a chunk that see keys, between two empty ones at each end: groups of row tiles, in
-/// each the blocks, in each the row tiles. A row tile never follows itself.
+/// The steps of a chunk that see keys, between two empty ones at each end: row tiles, of each its
+/// blocks, so that sums stay in tiles.
 class StepList {
  public:
   StepList(const AttentionTask& task,
@@ -23,25 +21,23 @@ class StepList {
            int64_t first_block) {
     steps_[0] = steps_[1] = TileStep{};
     const int64_t tiles = (t.rows + 15) / 16;
-    const int64_t groups = (tiles + kGroupTiles - 1) / kGroupTiles;
     const int64_t blocks = (keys[1] - first_block + kKeyBlock - 1) / kKeyBlock;
-    TileRange first[kKeyChunk / kKeyBlock];  // of the first row tile
-    for (int64_t block = 0; block < blocks; ++block) {
+    const auto range_at = [&](int64_t block, int64_t tile) {
       const PackRange pack = pack_range(keys, first_block + block * kKeyBlock);
-      first[block] = range_of(task, t, block, pack.at, pack.range, 0);
+      return range_of(task, t, block, pack.at, pack.range, tile);
+    };
+    TileRange first[kKeyChunk / kKeyBlock];
+    for (int64_t block = 0; block < blocks; ++block) {
+      first[block] = range_at(block, 0);
     }
-    for (int64_t group = 0; group < groups; ++group) {
-      const int64_t end = (group + 1) * tiles / groups;
+    for (int64_t tile = 0; tile < tiles; ++tile) {
       for (int64_t block = 0; block < blocks; ++block) {
-        const TileRange& range = first[block];
-        const bool all = !range.masked && task.window == 0;  // later rows see what the first sees
-        for (int64_t tile = group * tiles / groups; tile < end; ++tile) {
-          if (all) {
-            add({tile, range});
-            continue;
-          }
-          const PackRange pack = pack_range(keys, first_block + block * kKeyBlock);
-          add({tile, range_of(task, t, block, pack.at, pack.range, tile)});
+        // Without a window, later rows see what the first sees.
+        const bool same = !first[block].masked && task.window == 0;
+        const TileStep step{static_cast<int32_t>(tile),
+                            same ? first[block] : range_at(block, tile)};
+        if (step.exists()) {
+          steps_[count_++] = step;
         }
       }
     }
@@ -51,24 +47,26 @@ class StepList {
   /// Calls step(Steps) of all neighbours.
   template <typename Step>
   void walk(const TileTask& t, const Step& step) const {
+    bool loaded = false;
+    bool mixed = can_mix(0);
     for (int64_t i = 0; i < count_; ++i) {
-      step({steps_[i + 2], steps_[i + 1], steps_[i], t.scores[1 - i % 2], t.scores[i % 2]});
+      const bool next_mixed = can_mix(i + 1);
+      const bool stay =
+          t.width <= 2 && mixed && next_mixed && steps_[i].row_tile == steps_[i + 1].row_tile;
+      step(Steps{steps_[i + 2], steps_[i + 1], steps_[i], t.scores[1 - i % 2], t.scores[i % 2],
+                 mixed, loaded, stay});
+      loaded = stay;
+      mixed = next_mixed;
     }
   }
 
  private:
-  void add(const TileStep& step) {
-    if (!step.exists()) {
-      return;
-    }
-    if (steps_[count_ - 1].exists() && steps_[count_ - 1].row_tile == step.row_tile) {
-      steps_[count_++] = TileStep{};
-    }
-    steps_[count_++] = step;
+  /// Whether step i, as the oldest of three, and the next two can be mixed.
+  [[nodiscard]] bool can_mix(int64_t i) const {
+    return steps_[i].has_whole_block() && steps_[i + 1].exists() && steps_[i + 2].exists();
   }
 
-  // Row tiles by blocks, as many empty ones between them at most, and those at the ends.
-  TileStep steps_[2 * (kQueryRows / 16) * (kKeyChunk / kKeyBlock) + 4];
+  TileStep steps_[(kQueryRows / 16) * (kKeyChunk / kKeyBlock) + 4];
   int64_t count_ = 2;
 };
 
@@ -85,14 +83,9 @@ void attend_chunk(const AttentionTask& task,
 /// Block `index` of a chunk.
 inline TileBlock block_of(const TileBlock& chunk, int64_t index) {
   TileBlock block = chunk;
-  block.keys += index * kKeyBlock * 64 * chunk.width;
+  block.keys += index * kKeyBlock * 64 * chunk.key_width;
   block.values += index * kKeyBlock * 64 * chunk.width;
-  block.score_scale += index * kKeyBlock;
-  block.score_offset += index * kKeyBlock;
-  block.logs += index * kKeyBlock;
-  block.inverses += index * kKeyBlock;
-  block.offsets += index * kKeyBlock;
-  block.rests += index * kKeyBlock;
+  block.params += index;
   return block;
 }
 
@@ -119,22 +112,19 @@ template <int kCode>
 struct PieceSums {
   float top[16];
   float sum[16];
-  float offset[16];
 
   PieceSums(const TileTask& t, int64_t row_tile) {
+    const RowTile& tile = t.row_tiles[row_tile];
     for (int64_t i = 0; i < 16; ++i) {
-      const int64_t r = row_tile * 16 + i;
-      top[i] = ExponentRange<kCode>::kBase - t.shift[r];
-      sum[i] = Simd::reduce_add(Simd::load(t.sums + r * 16));
-      offset[i] = Simd::reduce_add(Simd::load(t.offsets + r * 16));
+      top[i] = ExponentRange<kCode>::kBase - tile.shift[i];
+      sum[i] = Simd::reduce_add(Simd::load(tile.sums[i]));
     }
   }
 };
 
 template <int kCode>
-F32x16 acc_of(const TileTask& t, int64_t r, int64_t d, float offset) {
-  const F32x16 acc = acc_dims<kCode>(acc_tile(t, r / 16, d / 32 * 2) + r % 16 * 64, d % 32 / 16);
-  return kCode == 3 ? Simd::add(acc, Simd::set(offset)) : acc;
+F32x16 acc_of(const TileTask& t, int64_t r, int64_t d) {
+  return acc_dims<kCode>(acc_tile(t, r / 16, d / 32 * 2) + r % 16 * 64, d % 32 / 16);
 }
 
 template <int kCode>
@@ -146,7 +136,7 @@ void write_states(const AttentionTask& task, const TileTask& t, const RowStates&
       states.top[r] = sums.top[r % 16];
       states.sum[r] = sums.sum[r % 16];
       for (int64_t d = 0; d < padded_dim; d += 16) {
-        Simd::store(states.acc + r * padded_dim + d, acc_of<kCode>(t, r, d, sums.offset[r % 16]));
+        Simd::store(states.acc + r * padded_dim + d, acc_of<kCode>(t, r, d));
       }
     }
   }
@@ -175,7 +165,7 @@ void merge_tiles(const AttentionTask& task, const TileTask& t, const RowStates& 
       for (int64_t d = 0; d < padded_dim; d += 16) {
         float* acc = total.acc + r * padded_dim + d;
         const F32x16 kept = Simd::mul(Simd::load(acc), Simd::set(keep[i]));
-        const F32x16 piece = acc_of<kCode>(t, r, d, sums.offset[i]);
+        const F32x16 piece = acc_of<kCode>(t, r, d);
         Simd::store(acc, Simd::fma(piece, Simd::set(add[i]), kept));
       }
     }
@@ -186,13 +176,13 @@ void merge_tiles(const AttentionTask& task, const TileTask& t, const RowStates& 
 template <int kCode>
 void sum_tiles(const AttentionTask& task, const TileTask& t, const int64_t (&keys)[2]) {
   const int64_t rows = round_up(t.rows, 16);
-  __builtin_memset(t.sums, 0, static_cast<size_t>(rows) * 64);
-  __builtin_memset(t.offsets, 0, static_cast<size_t>(rows) * 64);
   __builtin_memset(t.acc, 0, static_cast<size_t>(rows / 16 * 2 * t.width * kTileBytes));
-  for (int64_t r = 0; r < rows; ++r) {
-    t.shift[r] = ExponentRange<kCode>::kBase - kLowest;
+  for (int64_t tile = 0; tile < rows / 16; ++tile) {
+    RowTile& row_tile = t.row_tiles[tile];
+    __builtin_memset(row_tile.sums, 0, sizeof row_tile.sums);
+    Simd::store(row_tile.shift, Simd::set(ExponentRange<kCode>::kBase - kLowest));
   }
-  if (task.kv.head_dim % 32 == 0) {
+  if (task.kv.head_dim % 64 == 0) {
     t.narrow ? sum_narrow<kCode, true>(task, t, keys) : sum_wide<kCode, true>(task, t, keys);
   } else {
     t.narrow ? sum_narrow<kCode, false>(task, t, keys) : sum_wide<kCode, false>(task, t, keys);
@@ -212,32 +202,24 @@ void attention_in_tiles(const AttentionTask& task) {
     at += round_up(bytes, 64);
     return memory;
   };
-  const auto take_floats = [&](int64_t count) { return reinterpret_cast<float*>(take(count * 4)); };
-  const auto take_halves = [&](int64_t count) {
-    return reinterpret_cast<uint16_t*>(take(count * 2));
-  };
   t.block.width = t.width;
+  t.block.key_width = kCode == 1 ? t.width : (t.width + 1) / 2;
   const int64_t keys = t.narrow ? kKeyBlock : kKeyChunk;
-  t.block.keys = take(keys * t.width * 64);
+  t.block.keys = take(keys * t.block.key_width * 64);
   t.block.values = take(keys * t.width * 64);
   for (uint8_t*& scores : t.scores) {
     scores = take(kKeyGroups * kTileBytes);
   }
-  t.block.score_scale = take_floats(keys);
-  t.block.score_offset = take_floats(keys);
-  t.block.logs = take_halves(keys);
-  t.block.inverses = take_halves(keys);
-  t.block.offsets = take_halves(keys);
-  t.block.rests = take_halves(keys);
-  t.queries = take(rows * t.width * 64);
+  const int64_t param_bytes = keys / kKeyBlock * static_cast<int64_t>(sizeof(PackedParams));
+  t.block.params = reinterpret_cast<PackedParams*>(take(param_bytes));
+  // Weights of keys that were never packed are 0, which not all numbers make 0.
+  __builtin_memset(t.block.params, 0, static_cast<size_t>(param_bytes));
+  t.block.offsets = reinterpret_cast<float*>(take(kKeyBlock * 4));
+  t.queries = take(rows * t.block.key_width * 64);
   t.acc = take(rows * t.width * 128);
-  t.sums = take_floats(rows * 16);
-  t.offsets = take_floats(rows * 16);
-  t.q_sum = take_floats(rows);
-  t.shift = take_floats(rows);
-  t.positions = reinterpret_cast<int32_t*>(take(rows * 4));
+  t.row_tiles = reinterpret_cast<RowTile*>(take(rows / 16 * sizeof(RowTile)));
   t.copies = take(kKeyBlock / kGroupKeys * kGroupCopyBytes);
-  load_query_tiles(task, t);
+  load_query_tiles<kCode>(task, t);
   configure_tiles(16);
   in_pieces(task, reinterpret_cast<float*>(at),
             [&](int64_t first, int64_t end, const RowStates& total, bool is_first) {

@@ -8,16 +8,17 @@ namespace nibble::cpu {
 namespace {
 
 /// Scores of a block's keys, transposed, by way of tiles 4 to 7.
-inline void narrow_scores(const TileTask& t, uint8_t* scores) {
+template <int kCode>
+void narrow_scores(const TileTask& t, uint8_t* scores) {
   for (int64_t g = 0; g < kKeyGroups; g += 2) {
     zero_tile<4>();
     zero_tile<5>();
-    for (int64_t k = 0; k < t.width; ++k) {
+    for (int64_t k = 0; k < t.block.key_width; ++k) {
       load_tile<7>(query_tile(t, 0, k));
       load_tile<6>(key_tile(t.block, g, k));
-      dot_bf16<4, 6, 7>();
+      dot_scores<kCode, 4, 6, 7>();
       load_tile<6>(key_tile(t.block, g + 1, k));
-      dot_bf16<5, 6, 7>();
+      dot_scores<kCode, 5, 6, 7>();
     }
     store_tile<4>(scores + g * kTileBytes);
     store_tile<5>(scores + (g + 1) * kTileBytes);
@@ -83,7 +84,7 @@ void sum_narrow(const AttentionTask& task, const TileTask& t, const int64_t (&ke
     const int64_t at = pack.at;
     prefetch(at, 0);
     const TileRange range = range_of(task, t, 0, pack.at, pack.range, 0);
-    narrow_scores(t, t.scores[0]);
+    narrow_scores<kCode>(t, t.scores[0]);
     pack_params<kCode>(task, pack, groups, t.block);
     prefetch(at, 1);
     pack_values<kCode, kWhole>(task, pack, groups, t.block);
@@ -104,7 +105,7 @@ void sum_narrow(const AttentionTask& task, const TileTask& t, const int64_t (&ke
     if (pack.at < keys[1]) {
       begin_block(pack);
     }
-    sums.add(range, t.scores[0]);
+    sums.add(range, weights_at(t.scores[0]));
   }
   sums.store();
 }

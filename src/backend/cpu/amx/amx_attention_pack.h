@@ -8,23 +8,29 @@
 namespace nibble::cpu {
 namespace {
 
+/// What the scores and weights of a block's keys are multiplied with: see BlockParams. INT8 and
+/// INT4 caches: 16-bit numbers of keys i and 16 + i of 32 side by side.
+struct alignas(64) PackedParams {
+  float score_scale[kKeyBlock];
+  float score_offset[kKeyBlock];  // INT4
+  uint16_t logs[kKeyBlock];       // value_log
+  uint16_t inverses[kKeyBlock];   // value_inverse, in BF16
+};
+
 /// A block of keys and values; tiles of 1024 bytes. Pairs of keys are neighbours for BF16 caches,
 /// keys i and 16 + i of 32 for the others.
 struct TileBlock {
-  int64_t width;        // head_dim in blocks of 32
-  uint8_t* keys;        // [key group of 32][width][2]: 16 keys of 32 dims, or 16 pairs of dims of
-                        // 16 keys
-  uint8_t* values;      // [key group of 32][2 width]: 16 pairs of keys of 16 dims
-  float* score_scale;   // [keys], as the next: see BlockParams
-  float* score_offset;  // INT4
-  uint16_t* logs;       // INT8 and INT4, pairs of keys as the next: BlockParams::value_log
-  uint16_t* inverses;   // in BF16: value_inverse
-  uint16_t* offsets;    // INT4, in BF16: value_offset
-  uint16_t* rests;      // INT4, in BF16: value_rest
+  int64_t width;      // head_dim in blocks of 32
+  int64_t key_width;  // head_dim in blocks of 64 bytes of a key
+  uint8_t* keys;      // [key group of 32][key_width][2]: 16 keys of 64 bytes, or 16 times four
+                      // bytes of 16 keys
+  uint8_t* values;    // [key group of 32][2 width]: 16 pairs of keys of 16 dims
+  PackedParams* params;
+  float* offsets;  // INT4, of the block that was packed last: value_offset
 };
 
 inline uint8_t* key_tile(const TileBlock& block, int64_t group, int64_t k) {
-  return block.keys + ((group / 2 * block.width + k) * 2 + group % 2) * kTileBytes;
+  return block.keys + ((group / 2 * block.key_width + k) * 2 + group % 2) * kTileBytes;
 }
 
 inline uint8_t* value_tile(const TileBlock& block, int64_t group, int64_t d) {
@@ -68,16 +74,6 @@ inline void transpose_half(uint8_t* tile) {
   }
 }
 
-/// INT4 codes minus 7.5 in BF16, twice: only the low four of five bits of an index are the code.
-alignas(64) constexpr uint16_t kCodeTable[32] = {
-    0xc0f0, 0xc0d0, 0xc0b0, 0xc090, 0xc060, 0xc020, 0xbfc0, 0xbf00, 0x3f00, 0x3fc0, 0x4020,
-    0x4060, 0x4090, 0x40b0, 0x40d0, 0x40f0, 0xc0f0, 0xc0d0, 0xc0b0, 0xc090, 0xc060, 0xc020,
-    0xbfc0, 0xbf00, 0x3f00, 0x3fc0, 0x4020, 0x4060, 0x4090, 0x40b0, 0x40d0, 0x40f0};
-
-inline __m512i look_up_codes(__m512i indices) {
-  return _mm512_permutexvar_epi16(indices, _mm512_load_si512(kCodeTable));
-}
-
 /// 32 BF16 numbers of a row from dim `d` on, 0 past its end; kWhole: the row has them all.
 template <bool kWhole>
 __m512i load_words(const uint8_t* row, int64_t d, int64_t dim) {
@@ -111,26 +107,53 @@ __m512i load_pairs(const uint8_t* row, int64_t d, int64_t dim) {
   return _mm512_cvtepu8_epi32(load_bytes<kWhole>(row + d / 2, (dim - d) / 2));
 }
 
-/// 32 dims of a key in BF16.
+/// kMost bytes, 0 past the first `bytes`; kWhole: there are that many.
+template <bool kWhole, int64_t kMost = 64>
+__m512i load_row(const uint8_t* from, int64_t bytes) {
+  alignas(64) uint8_t row[64] = {};
+  __builtin_memcpy(row, from, kWhole ? kMost : static_cast<size_t>(bytes));
+  return _mm512_load_si512(row);
+}
+
+/// Block k of 64 bytes of a key: 32 BF16 numbers or 64 codes, those of INT4 times 2 minus 15. What
+/// is past its end meets zeros.
 template <int kCode, bool kWhole>
-__m512i key_dims(const uint8_t* row, int64_t d, int64_t dim) {
+__m512i key_dims(const uint8_t* row, int64_t k, int64_t dim) {
   if constexpr (kCode == 1) {
-    return load_words<kWhole>(row, d, dim);
+    return load_words<kWhole>(row, 32 * k, dim);
   } else if constexpr (kCode == 2) {
-    const __m512 low = load_floats<kWhole>(row, d, dim);
-    const __m512 high = load_floats<kWhole>(row, d + 16, dim);
-    return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
+    return load_row<kWhole>(row + 64 * k, smaller(64, dim - 64 * k));
   } else {
-    const __m512i x = load_pairs<kWhole>(row, d, dim);
-    return look_up_codes(_mm512_or_si512(x, _mm512_slli_epi32(x, 12)));
+    const __m512i codes = load_row<kWhole, 32>(row + 32 * k, smaller(32, dim / 2 - 32 * k));
+    const __m512i x = _mm512_cvtepu8_epi16(_mm512_castsi512_si256(codes));
+    const __m512i twice = _mm512_or_si512(_mm512_slli_epi16(x, 1), _mm512_slli_epi16(x, 5));
+    return _mm512_sub_epi8(_mm512_and_si512(twice, _mm512_set1_epi8(0x1e)), _mm512_set1_epi8(15));
   }
 }
 
+/// Two keys' values of INT4 codes in BF16, by code: those of the first in the lower half.
+inline __m512i code_table(float first_offset, float second_offset) {
+  return reinterpret_cast<__m512i>(
+      _mm512_cvtne2ps_pbh(code_values(second_offset).v, code_values(first_offset).v));
+}
+
+/// `codes`: one of the first key in each low half, of the second in the high half.
+inline __m512i look_up_codes(__m512i codes, __m512i table) {
+  const __m512i upper = _mm512_set1_epi32(0x100000);
+  const __m512i indices =
+      _mm512_ternarylogic_epi32(codes, _mm512_set1_epi32(0x000f000f), upper, 0xea);
+  return _mm512_permutexvar_epi16(indices, table);
+}
+
 /// 32 dims of two keys' values, pairs of keys side by side, as rows of two tiles: dims
-/// 0 to 15 and 16 to 31; for INT4 the even and the odd ones.
+/// 0 to 15 and 16 to 31; for INT4 the even and the odd ones. `table`: see code_table.
 template <int kCode, bool kWhole>
-void value_dims(
-    const uint8_t* even_row, const uint8_t* odd_row, int64_t d, int64_t dim, uint8_t* low) {
+void value_dims(const uint8_t* even_row,
+                const uint8_t* odd_row,
+                int64_t d,
+                int64_t dim,
+                [[maybe_unused]] __m512i table,
+                uint8_t* low) {
   uint8_t* high = low + kTileBytes;
   if constexpr (kCode == 1) {
     const __m512i even = load_words<kWhole>(even_row, d, dim);
@@ -154,8 +177,8 @@ void value_dims(
     const __m512i even = load_pairs<kWhole>(even_row, d, dim);
     const __m512i odd = load_pairs<kWhole>(odd_row, d, dim);
     const __m512i pair = _mm512_or_si512(even, _mm512_slli_epi32(odd, 16));
-    _mm512_storeu_si512(low, look_up_codes(pair));
-    _mm512_storeu_si512(high, look_up_codes(_mm512_srli_epi32(pair, 4)));
+    _mm512_storeu_si512(low, look_up_codes(pair, table));
+    _mm512_storeu_si512(high, look_up_codes(_mm512_srli_epi32(pair, 4), table));
   }
 }
 
@@ -184,7 +207,7 @@ inline void contain_values(const uint8_t* value, int64_t dim, int64_t j, const T
   if (spoiled == 0) {
     return;
   }
-  block.score_scale[j] = __builtin_nanf("");
+  block.params->score_scale[j] = __builtin_nanf("");
   for (int64_t d = 0; d < 2 * block.width; ++d) {
     uint8_t* row = value_tile(block, j / 32, d) + j % 32 / 2 * 64 + j % 2 * 2;
     for (int64_t i = 0; i < 16; ++i) {
@@ -289,8 +312,6 @@ void pack_params(const AttentionTask& task,
   const F32x16 scale = Simd::set(task.scale * kLog2E);
   int32_t logs[kKeyBlock];
   float inverses[kKeyBlock];
-  float offsets[kKeyBlock];
-  float rests[kKeyBlock];
   const auto store_pairs = [](const void* numbers, auto narrowed, uint16_t* to) {
     const auto* from = static_cast<const int32_t*>(numbers);
     const I32x16 pairs = narrowed(Simd::load_int(from), Simd::load_int(from + kGroupKeys));
@@ -304,23 +325,20 @@ void pack_params(const AttentionTask& task,
   };
   for (int64_t j = pack.begin; j < pack.end; j += kGroupKeys) {
     if constexpr (kCode == 1) {
-      Simd::store(block.score_scale + j, scale);
+      Simd::store(block.params->score_scale + j, scale);
       continue;
     }
     const KeyGroup& group = groups[j / kGroupKeys];
     CacheParams params;
     split_params<kCode>(group.key_params, params.key_scale, params.key_offset);
     split_params<kCode>(group.value_params, params.value_scale, params.value_offset);
-    store_params<kCode>(params, scale, j,
-                        {block.score_scale, block.score_offset, logs, inverses, offsets, rests});
+    store_params<kCode>(
+        params, scale, j,
+        {block.params->score_scale, block.params->score_offset, logs, inverses, block.offsets});
   }
   for (int64_t j = pack.begin; kCode != 1 && j < pack.end; j += kDotBlock) {
-    store_pairs(logs + j, low_halves, block.logs + j);
-    store_pairs(inverses + j, high_halves, block.inverses + j);
-    if (kCode == 3) {
-      store_pairs(offsets + j, high_halves, block.offsets + j);
-      store_pairs(rests + j, high_halves, block.rests + j);
-    }
+    store_pairs(logs + j, low_halves, block.params->logs + j);
+    store_pairs(inverses + j, high_halves, block.params->inverses + j);
   }
 }
 
@@ -332,12 +350,12 @@ void pack_keys(const AttentionTask& task,
                const TileBlock& block) {
   for (int64_t j = pack.begin; j < pack.end; j += kGroupKeys) {
     const uint8_t* rows = groups[j / kGroupKeys].keys;
-    for (int64_t k = 0; k < block.width; ++k) {
+    for (int64_t k = 0; k < block.key_width; ++k) {
       F32x16 keys[16];
 #pragma GCC unroll 16
       for (int64_t i = 0; i < 16; ++i) {
         keys[i].v = _mm512_castsi512_ps(
-            key_dims<kCode, kWhole>(rows + i * task.kv.row_bytes, 32 * k, task.kv.head_dim));
+            key_dims<kCode, kWhole>(rows + i * task.kv.row_bytes, k, task.kv.head_dim));
       }
       if (!narrow) {
         Simd::transpose(keys);
@@ -361,15 +379,19 @@ void pack_values(const AttentionTask& task,
   for (int64_t j = pack.begin; j < pack.end; j += 2) {
     const int64_t i = j % 32 / 2;  // of the pairs
     const KeyGroup* group = groups + j / 32 * 2;
-    const uint8_t* first = group->values + i * bytes;
-    const uint8_t* second = group[1].values + i * bytes;
-    if constexpr (kCode == 1) {
-      first = group[i / 8].values + 2 * i % 16 * bytes;
-      second = first + bytes;
+    const auto value_of = [&](int64_t key) {
+      return group[key / kGroupKeys].values + key % kGroupKeys * bytes;
+    };
+    const uint8_t* first = value_of(kCode == 1 ? 2 * i : i);
+    const uint8_t* second = value_of(kCode == 1 ? 2 * i + 1 : kGroupKeys + i);
+    __m512i table = _mm512_setzero_si512();
+    if constexpr (kCode == 3) {
+      const float* offsets = block.offsets + j / 32 * 32 + i;
+      table = code_table(offsets[0], offsets[16]);
     }
     for (int64_t k = 0; k < block.width; ++k) {
       uint8_t* low = value_tile(block, j / 32, 2 * k) + i * 64;
-      value_dims<kCode, kWhole>(first, second, 32 * k, dim, low);
+      value_dims<kCode, kWhole>(first, second, 32 * k, dim, table, low);
     }
   }
   for (int64_t j = pack.range[0]; kCode == 1 && task.tokens > 1 && j < pack.range[1]; ++j) {

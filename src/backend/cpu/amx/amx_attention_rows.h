@@ -18,7 +18,7 @@ class RowWeigher {
         begin_(kept_bits(shared_bits<kCode>())),
         rows_(rows) {
     for (int64_t g = 0; g < kKeyGroups; ++g) {
-      score_scale_[g] = Simd::load(rows.score_scale + 16 * g);
+      score_scale_[g] = rows.score_scale(g);
     }
   }
 
@@ -50,16 +50,16 @@ class RowWeigher {
       return true;
     }
     __m512i pairs[kKeyGroups / 2];
-    maker_.make(exponents, seen, rows_.sums + row * 16, rows_.offsets + row * 16, pairs);
+    maker_.make(exponents, seen, rows_.tile.sums[row], pairs);
     for (int64_t i = 0; i < kKeyGroups / 2; ++i) {
-      _mm512_storeu_si512(rows_.scores + row * 64 + i * kTileBytes, pairs[i]);
+      _mm512_storeu_si512(weights_at(rows_.scores) + row * 64 + i * kTileBytes, pairs[i]);
     }
     return false;
   }
 
   [[gnu::always_inline]] RowExponents<kCode> find_exponents(int64_t row, uint64_t seen) const {
     RowExponents<kCode> exponents;
-    const F32x16 shift = Simd::set(rows_.shift[row]);
+    const F32x16 shift = Simd::set(rows_.tile.shift[row]);
 #pragma GCC unroll 4
     for (int64_t g = 0; g < kKeyGroups; ++g) {
       F32x16& exponent = exponents.at[g];
@@ -88,8 +88,7 @@ float shift_to_top(const TileRows& rows, int64_t row) {
   F32x16 largest = Simd::set(kLowest);
   const uint64_t seen = rows.seen_by(row);
   for (int64_t g = 0; g < kKeyGroups; ++g) {
-    const F32x16 scale = Simd::load(rows.score_scale + 16 * g);
-    const F32x16 score = scaled_group<kCode>(rows, row, g, scale, Simd::set(0.0F));
+    const F32x16 score = scaled_group<kCode>(rows, row, g, rows.score_scale(g), Simd::set(0.0F));
     largest.v = _mm512_mask_max_ps(largest.v, group_of(seen, g), score.v, largest.v);
   }
   const float top = Simd::reduce_max(largest);
@@ -100,15 +99,13 @@ float shift_to_top(const TileRows& rows, int64_t row) {
 template <int kCode>
 void raise_top(const TileTask& t, const TileRows& rows, int64_t row_tile, int64_t row) {
   const float shift = shift_to_top<kCode>(rows, row);
-  const F32x16 factor = Simd::set(exp2_weight(shift - rows.shift[row]));
-  rows.shift[row] = shift;
-  float* sums = rows.sums + row * 16;
-  float* offsets = rows.offsets + row * 16;
+  const F32x16 factor = Simd::set(exp2_weight(shift - rows.tile.shift[row]));
+  rows.tile.shift[row] = shift;
+  float* sums = rows.tile.sums[row];
   Simd::store(sums, Simd::mul(Simd::load(sums), factor));
-  Simd::store(offsets, Simd::mul(Simd::load(offsets), factor));
   for (int64_t d = 0; d < 2 * t.width; ++d) {
     auto* acc = reinterpret_cast<float*>(acc_tile(t, row_tile, d) + row * 64);
-    Simd::store(acc, Simd::mul(Simd::load(acc), factor));
+    Simd::store(acc, rescaled(Simd::load(acc), factor));
   }
 }
 
@@ -129,7 +126,7 @@ template <int kCode>
     if (too_high(row)) {
       raise_top<kCode>(t, rows, row_tile, row);
       if (too_high(row)) {
-        Simd::store(rows.sums + row * 16, Simd::set(__builtin_nanf("")));
+        Simd::store(rows.tile.sums[row], Simd::set(__builtin_nanf("")));
       }
     }
     weigher.template weigh<true>(row);
@@ -140,8 +137,8 @@ template <int kCode>
 template <int kCode>
 [[gnu::noinline]] void find_first_tops(const TileRows& rows) {
   for (int64_t row = 0; row < rows.count; ++row) {
-    if (rows.shift[row] == ExponentRange<kCode>::kBase - kLowest) {
-      rows.shift[row] = shift_to_top<kCode>(rows, row);
+    if (rows.tile.shift[row] == ExponentRange<kCode>::kBase - kLowest) {
+      rows.tile.shift[row] = shift_to_top<kCode>(rows, row);
     }
   }
 }
@@ -149,7 +146,7 @@ template <int kCode>
 /// The rows of a row tile, but for those that are returned: with exponents out of range.
 template <int kCode>
 uint32_t weigh_rows(const TileRows& rows, const TileRange& range) {
-  if (rows.shift[0] == ExponentRange<kCode>::kBase - kLowest) {
+  if (rows.have_no_top<kCode>()) {
     find_first_tops<kCode>(rows);
   }
   return range.masked ? RowWeigher<kCode, false>(rows).finish()

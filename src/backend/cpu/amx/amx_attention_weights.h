@@ -15,20 +15,11 @@ inline uint64_t bits_between(int64_t first, int64_t last) {
   return first < last ? ~uint64_t{0} >> (64 - (last - first)) << first : 0;
 }
 
-/// What the rows of a row tile and the keys of a block share; arrays begin at the tile's first row.
+/// The rows of a row tile and the keys of a block.
 struct TileRows {
-  uint8_t* scores;  // of which weights take the first tiles
-  float* sums;
-  float* offsets;
-  float* shift;
-  const float* q_sum;
-  const int32_t* positions;
-  const float* score_scale;
-  const float* score_offset;
-  const uint16_t* logs;
-  const uint16_t* inverses;
-  const uint16_t* value_offsets;
-  const uint16_t* value_rests;
+  uint8_t* scores;  // some of which become weights
+  RowTile& tile;
+  const PackedParams& params;
   int64_t count;  // rows
   int64_t at;     // position of the block
   int64_t first;  // of the block's keys that count
@@ -41,26 +32,26 @@ struct TileRows {
            int64_t row_tile,
            uint8_t* scores_of_step)
       : scores(scores_of_step),
-        sums(t.sums + row_tile * 256),
-        offsets(t.offsets + row_tile * 256),
-        shift(t.shift + row_tile * 16),
-        q_sum(t.q_sum + row_tile * 16),
-        positions(t.positions + row_tile * 16),
-        score_scale(t.block.score_scale + range.block * kKeyBlock),
-        score_offset(t.block.score_offset + range.block * kKeyBlock),
-        logs(t.block.logs + range.block * kKeyBlock),
-        inverses(t.block.inverses + range.block * kKeyBlock),
-        value_offsets(t.block.offsets + range.block * kKeyBlock),
-        value_rests(t.block.rests + range.block * kKeyBlock),
+        tile(t.row_tiles[row_tile]),
+        params(t.block.params[range.block]),
         count(smaller(16, t.rows - row_tile * 16)),
         at(range.at),
         first(range.first),
         window(task.window),
         whole_tops(task.whole_tops) {}
 
+  [[nodiscard]] F32x16 score_scale(int64_t group) const {
+    return Simd::load(params.score_scale + 16 * group);
+  }
+
+  template <int kCode>
+  [[nodiscard]] bool have_no_top() const {
+    return tile.shift[0] == ExponentRange<kCode>::kBase - kLowest;
+  }
+
   /// Bit j: row `row` sees key j.
   [[nodiscard]] uint64_t seen_by(int64_t row) const {
-    const int64_t position = positions[row];
+    const int64_t position = tile.positions[row];
     const int64_t oldest = window > 0 ? larger(0, position - window + 1) : 0;
     return bits_between(larger(oldest - at, first), position + 1 - at);
   }
@@ -74,10 +65,15 @@ template <int kCode>
 [[gnu::always_inline]] inline F32x16 scaled_group(
     const TileRows& rows, int64_t row, int64_t g, F32x16 scale, F32x16 add) {
   if constexpr (kCode == 3) {
-    add = Simd::fma(Simd::load(rows.score_offset + 16 * g), Simd::set(rows.q_sum[row]), add);
+    add = Simd::fma(Simd::load(rows.params.score_offset + 16 * g), Simd::set(rows.tile.q_sum[row]),
+                    add);
   }
-  const auto* scores = reinterpret_cast<const float*>(rows.scores + row * 64 + g * kTileBytes);
-  return Simd::fma(Simd::load(scores), scale, add);
+  const uint8_t* scores = rows.scores + row * 64 + g * kTileBytes;
+  if constexpr (kCode == 1) {
+    return Simd::fma(Simd::load(reinterpret_cast<const float*>(scores)), scale, add);
+  }
+  const F32x16 score = Simd::to_float(Simd::load_int(scores));
+  return Simd::fma(Simd::mul(score, Simd::set(rows.tile.unit[row])), scale, add);
 }
 
 /// The same number, of which the compiler does not know that it could make it again for each row.
@@ -166,7 +162,6 @@ class WeightMaker<1, kFull> {
   [[gnu::always_inline]] void make(const RowExponents<1>& exponents,
                                    uint64_t seen,
                                    float* sums,
-                                   float* /*offsets*/,
                                    __m512i (&pairs)[kKeyGroups / 2]) const {
     F32x16 weight[kKeyGroups];
     F32x16 sum = Simd::load(sums);
@@ -216,12 +211,10 @@ template <int kCode, bool kFull>
 class WeightMaker {
  public:
   explicit WeightMaker(const TileRows& rows)
-      : upwards_(Simd::opaque(_mm512_set4_epi32(0x0d0c8080, 0x09088080, 0x05048080, 0x01008080))),
-        offsets_(rows.value_offsets),
-        rests_(rows.value_rests) {
+      : upwards_(Simd::opaque(_mm512_set4_epi32(0x0d0c8080, 0x09088080, 0x05048080, 0x01008080))) {
     for (int64_t i = 0; i < kKeyGroups / 2; ++i) {
-      logs_[i] = _mm512_loadu_si512(rows.logs + 32 * i);
-      inverses_[i] = _mm512_loadu_si512(rows.inverses + 32 * i);
+      logs_[i] = _mm512_loadu_si512(rows.params.logs + 32 * i);
+      inverses_[i] = _mm512_loadu_si512(rows.params.inverses + 32 * i);
       excess_[i] = Simd::opaque(_mm512_load_si512(kExcess.of + 64 * i));
     }
   }
@@ -229,7 +222,6 @@ class WeightMaker {
   [[gnu::always_inline]] void make(const RowExponents<kCode>& exponents,
                                    uint64_t seen,
                                    float* sums,
-                                   float* offsets,
                                    __m512i (&pairs)[kKeyGroups / 2]) const {
     F32x16 sum = Simd::load(sums);
 #pragma GCC unroll 2
@@ -247,15 +239,6 @@ class WeightMaker {
       sum = dot_pairs(sum, pairs[i], inverses_[i]);
     }
     Simd::store(sums, sum);
-    if constexpr (kCode == 3) {
-      F32x16 offset = Simd::load(offsets);
-#pragma GCC unroll 2
-      for (int64_t i = 0; i < kKeyGroups / 2; ++i) {
-        offset = dot_pairs(offset, pairs[i], _mm512_loadu_si512(offsets_ + 32 * i));
-        offset = dot_pairs(offset, pairs[i], _mm512_loadu_si512(rests_ + 32 * i));
-      }
-      Simd::store(offsets, offset);
-    }
   }
 
  private:
@@ -275,8 +258,6 @@ class WeightMaker {
   __m512i inverses_[kKeyGroups / 2];
   __m512i excess_[2];
   __m512i upwards_;  // two bytes up in each lane
-  const uint16_t* offsets_;
-  const uint16_t* rests_;
   __mmask64 low_bytes_ = kept_mask(0x5555555555555555);
   __mmask64 high_halves_ = kept_mask(0xcccccccccccccccc);
 };

@@ -75,7 +75,8 @@ template <int kTile>
                    : "memory");
 }
 
-/// Tile kC += tile kA · tile kB: pairs of bf16; unsigned by signed bytes; signed by unsigned ones.
+/// Tile kC += tile kA · tile kB: pairs of bf16; unsigned by signed bytes; signed by unsigned ones;
+/// signed ones.
 template <int kC, int kA, int kB>
 [[gnu::always_inline]] inline void dot_bf16() {
   __asm__ volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kC), "i"(kA), "i"(kB));
@@ -89,6 +90,11 @@ template <int kC, int kA, int kB>
 template <int kC, int kA, int kB>
 [[gnu::always_inline]] inline void dot_s8u8() {
   __asm__ volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kC), "i"(kA), "i"(kB));
+}
+
+template <int kC, int kA, int kB>
+[[gnu::always_inline]] inline void dot_s8s8() {
+  __asm__ volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kC), "i"(kA), "i"(kB));
 }
 
 }  // namespace

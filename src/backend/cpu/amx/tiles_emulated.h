@@ -151,5 +151,10 @@ void dot_s8u8() {
   dot_bytes<kC, kA, kB, true, false>();
 }
 
+template <int kC, int kA, int kB>
+void dot_s8s8() {
+  dot_bytes<kC, kA, kB, true, true>();
+}
+
 }  // namespace
 }  // namespace nibble::cpu

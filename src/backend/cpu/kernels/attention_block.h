@@ -7,8 +7,8 @@
 namespace nibble::cpu {
 namespace {
 
-constexpr float kMiddleCode = 7.5F;
-constexpr int32_t kInt8Bias = 128;  // of INT8 keys in pairs
+constexpr float kMiddleCode = 7.5F;  // of INT4 keys
+constexpr int32_t kInt8Bias = 128;   // of INT8 keys in pairs
 
 /// What a block's scores and weights are multiplied with, and what is added: all [kKeyBlock].
 struct BlockParams {
@@ -16,8 +16,7 @@ struct BlockParams {
   float* score_offset;   // INT4
   int32_t* value_log;    // INT8 and INT4, of the scale: see code_scale
   float* value_inverse;  // INT8 and INT4: what one of the scale is of the weight, in BF16
-  float* value_offset;   // INT4: in units of the scale, in BF16
-  float* value_rest;     // INT4: what is missing there, in BF16
+  float* value_offset;   // INT4: in units of the scale
 };
 
 /// A block of keys and values in scratch.
@@ -35,15 +34,22 @@ struct CacheParams {
   F32x16 value_offset;
 };
 
+/// Elements i .. i + 15 of a value; `values`: those of INT4 codes, see code_values.
 template <int kCode>
-F32x16 load_codes(const uint8_t* row, int64_t i) {
+F32x16 load_codes(const uint8_t* row, int64_t i, [[maybe_unused]] const Simd::CodeTable& values) {
   if constexpr (kCode == 1) {
     return load_bf16(row + 2 * i);
   } else if constexpr (kCode == 2) {
     return Simd::to_float(Simd::load_s8(row + i));
   } else {
-    return Simd::sub(Simd::to_float(Simd::load_u4(row + i / 2)), Simd::set(kMiddleCode));
+    return Simd::look_up_u4(row + i / 2, values);
   }
+}
+
+/// What the 16 codes of an INT4 value stand for in units of its scale, rounded to BF16.
+inline F32x16 code_values(float offset) {
+  constexpr float kCodes[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  return number_as_bf16(Simd::add(Simd::load(kCodes), Simd::set(offset)));
 }
 
 inline bool is_finite(float x) { return x - x == 0.0F; }
@@ -71,15 +77,12 @@ template <int kCode>
     const F32x16 middle = Simd::set(kMiddleCode);
     const F32x16 key_middle = Simd::fma(middle, params.key_scale, params.key_offset);
     Simd::store(block.score_offset + j, Simd::mul(key_middle, scale));
-    const F32x16 value_middle = Simd::fma(middle, params.value_scale, params.value_offset);
-    const F32x16 offset = Simd::mul(value_middle, inverse);
+    const F32x16 offset = Simd::mul(params.value_offset, inverse);
     zero = Simd::add(zero, Simd::sub(offset, offset));
     // Without parts below 2^-16, whose products could be subnormal.
     const F32x16 shift = Simd::set(rounding_shift(16));
     const F32x16 rounded = Simd::sub(Simd::add(if_finite(zero, offset, 0.0F), shift), shift);
-    const F32x16 most = number_as_bf16(rounded);
-    Simd::store(block.value_offset + j, most);
-    Simd::store(block.value_rest + j, number_as_bf16(Simd::sub(rounded, most)));
+    Simd::store(block.value_offset + j, rounded);
   }
   const F32x16 score_scale = Simd::mul(params.key_scale, scale);
   Simd::store(block.score_scale + j, if_finite(zero, score_scale, __builtin_nanf("")));
@@ -178,14 +181,18 @@ void load_values(const AttentionTask& task,
       ahead.next(1);
     }
     const uint8_t* row = rows.values[j].codes;
+    Simd::CodeTable of_codes{};
+    if constexpr (kCode == 3) {
+      of_codes = Simd::code_table(code_values(block.value_offset[j]));
+    }
     for (int64_t d = 0; d < whole; d += 16, values += 16) {
-      Simd::store(values, load_codes<kCode>(row, d));
+      Simd::store(values, load_codes<kCode>(row, d, of_codes));
     }
     if (whole < dim) {  // head_dim is a multiple of 8: half a vector is left
       const int64_t half = task.kv.row_bytes / (dim / 8);
       uint8_t bytes[64] = {};
       __builtin_memcpy(bytes, row + task.kv.row_bytes - half, static_cast<size_t>(half));
-      Simd::store(values, load_codes<kCode>(bytes, 0));
+      Simd::store(values, load_codes<kCode>(bytes, 0, of_codes));
       values += 16;
     }
   }

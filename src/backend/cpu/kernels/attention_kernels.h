@@ -2,13 +2,14 @@
 
 // Attention over BF16, INT8 and INT4 caches: what tiles of BF16 products do on CPUs that have them
 // (amx/amx_attention.h), lane by lane. The rules that give the same bits everywhere:
-// - Queries are rounded to BF16. Keys and values enter as BF16 numbers or as their integer codes
-//   (INT4: minus 7.5), which are BF16 numbers; a token's scale multiplies its score or weight.
-// - Queries that meet codes are rounded again, to multiples of a power of two of their row's, so
-//   that sums of their products are exact (attention_queries.h): vectors take 16-bit integers.
-// - Other products sum blocks of 32 elements: two sums from 0, of the even and of the odd elements
-//   (values of INT8 and INT4 caches: of the first and of the second 16), by fused multiply-adds in
-//   order; their sum is then added to the total.
+// - Queries are rounded to BF16. Keys and values enter as BF16 numbers or as their codes; a token's
+//   scale multiplies its score or weight.
+// - Queries that meet codes are INT8 codes themselves, whose products are exact in integers
+//   (attention_queries.h). Keys of INT4 count as 2 code - 15, their offset is added to scores.
+// - Values are multiplied as BF16 numbers: INT8 codes, and what INT4 codes and their offset make in
+//   units of the scale (code_values). Products of BF16 numbers sum blocks of 32 elements: two sums
+//   from 0, of the even and of the odd elements (values of INT8 and INT4 caches: of the first and
+//   of the second 16), by fused multiply-adds in order; their sum is then added to the total.
 // - Keys come in blocks of 64 from multiples of 64 on. A row's weights are 2^(score - top), where
 //   the subtraction is fused with the scaling and rounded to 15 binary places (weight_of), or to 7
 //   and times the value's scale (code_weight); top becomes the largest score of a block that has
@@ -33,12 +34,11 @@ constexpr int64_t kTileRowCount = 48;  // rows whose scores are kept at a time
 
 struct QueryRows {
   float* q;        // BF16 caches: [rows][head_dim padded to 32]
-  int32_t* pairs;  // the others: [rows][head_dim / 2] of multiples of the row's unit
+  int32_t* pairs;  // the others: [rows][head_dim / 2] of codes
   int32_t* bias;   // [rows]: what the bias of keys in pairs adds to a sum, negative
   float* unit;     // [rows]: of sums over pairs
   float* q_sum;    // [rows]
   float* sums;     // [rows][16]: weights by lane
-  float* offsets;  // [rows][16]: weights times value_offset by lane
   float* shift;    // [rows]: ExponentRange::kBase - top
   float* scores;   // [kTileRowCount][kKeyBlock], then weights
   float* acc;      // [rows][head_dim padded to 16]
@@ -49,21 +49,14 @@ void load_queries(const AttentionTask& task, const QueryRows& rows) {
   const int64_t dim = task.kv.head_dim;
   const int64_t width = round_up(dim, kDotBlock);
   for (int64_t r = 0; r < task.tokens * task.group; ++r) {
-    float row[kMaxHeadDim];
-    float* q = kCode == 1 ? rows.q + r * width : row;
-    const float unit = load_query(task, r, width, q);
-    rows.q_sum[r] = sum_of(q, width);
-    if constexpr (kCode != 1) {
-      rows.unit[r] = kCode == 2 ? unit : unit * 0.5F;
-      rows.bias[r] = 0;
-      int32_t* pairs = rows.pairs + r * dim / 2;
-      if (is_finite(unit)) {
-        pair_queries<kCode == 2 ? 2 : 4>(q, dim, unit, pairs);
-        const auto sum = static_cast<int32_t>(rows.q_sum[r] / unit);
-        rows.bias[r] = -sum * (kCode == 2 ? kInt8Bias : 15);
-      } else {
-        __builtin_memset(pairs, 0, static_cast<size_t>(dim) * 2);
-      }
+    if constexpr (kCode == 1) {
+      load_query(task, r, width, rows.q + r * width);
+    } else {
+      const QueryCodes query(task, r);
+      pair_queries<kCode == 2 ? 2 : 4>(query.codes, dim, rows.pairs + r * dim / 2);
+      rows.bias[r] = -query.sum * (kCode == 2 ? kInt8Bias : 15);
+      rows.unit[r] = kCode == 2 ? query.unit : query.unit * 0.5F;
+      rows.q_sum[r] = query.unit * static_cast<float>(query.sum);
     }
   }
 }
@@ -154,14 +147,9 @@ class BlockStep {
         __builtin_memset(scores, 0, kKeyBlock * sizeof(float));
         continue;
       }
-      const BlockRow row{seen.begin,
-                         seen.end,
-                         scores,
-                         rows_.q_sum[r],
-                         rows_.sums + r * 16,
-                         rows_.offsets + r * 16,
-                         rows_.acc + r * dim_,
-                         rows_.shift + r};
+      const BlockRow row{
+          seen.begin,           seen.end,       scores, rows_.q_sum[r], rows_.sums + r * 16,
+          rows_.acc + r * dim_, rows_.shift + r};
       weigh_row<kCode, kWholeTops>(block_, keys, row, dim_);
     }
   }
@@ -202,7 +190,6 @@ void sum_piece(const AttentionTask& task,
     queries.shift[r] = ExponentRange<kCode>::kBase - kLowest;
   }
   __builtin_memset(queries.sums, 0, static_cast<size_t>(rows) * 64);
-  __builtin_memset(queries.offsets, 0, static_cast<size_t>(rows) * 64);
   BlockWalk walk(task, keys);
   walk.each([&](const PackRange& pack, const KvRows& found, RowPrefetch& ahead) {
     load_params<kCode>(task, pack, found, block);
@@ -221,10 +208,6 @@ void sum_piece(const AttentionTask& task,
   for (int64_t r = 0; r < rows; ++r) {
     states.top[r] = ExponentRange<kCode>::kBase - queries.shift[r];
     states.sum[r] = Simd::reduce_add(Simd::load(queries.sums + r * 16));
-    const F32x16 offset = Simd::set(Simd::reduce_add(Simd::load(queries.offsets + r * 16)));
-    for (int64_t d = r * padded_dim; kCode == 3 && d < (r + 1) * padded_dim; d += 16) {
-      Simd::store(states.acc + d, Simd::add(Simd::load(states.acc + d), offset));
-    }
   }
 }
 
@@ -249,7 +232,6 @@ void attention_of(const AttentionTask& task) {
   block.value_log = take_ints(kKeyBlock);
   block.value_inverse = take(kKeyBlock);
   block.value_offset = take(kKeyBlock);
-  block.value_rest = take(kKeyBlock);
   QueryRows queries;
   queries.q = take(rows * width);
   queries.pairs = reinterpret_cast<int32_t*>(queries.q);
@@ -257,7 +239,6 @@ void attention_of(const AttentionTask& task) {
   queries.unit = take(rows);
   queries.q_sum = take(rows);
   queries.sums = take(rows * 16);
-  queries.offsets = take(rows * 16);
   queries.shift = take(rows);
   queries.scores = take(kTileRowCount * kKeyBlock);
   __builtin_memset(block.keys, 0, static_cast<size_t>(kKeyBlock * width) * 4);

@@ -59,6 +59,13 @@ inline F32x16 weight_of(F32x16 exponent, const WeightConstants& constants) {
   return weight_of_shifted(Simd::shift_left<8>(Simd::bits(exponent)), constants);
 }
 
+/// sum * factor of sums that tiles add to: 0 instead of subnormal numbers, which tiles take for 0.
+inline F32x16 rescaled(F32x16 sum, F32x16 factor) {
+  const F32x16 x = Simd::mul(sum, factor);
+  const F32x16 magnitude = Simd::from_bits(Simd::and_int(Simd::bits(x), Simd::set_int(0x7fffffff)));
+  return Simd::select_less(magnitude, Simd::set(0x1p-126F), Simd::set(0.0F), x);
+}
+
 /// Sums over keys of a task's query rows: values weighted by 2^(score - top), and the weights.
 struct RowStates {
   float* acc;  // [rows][padded head_dim]
@@ -107,14 +114,11 @@ inline void write_results(const AttentionTask& task, const RowStates& total, int
   }
 }
 
-void merge_attention(const AttentionTask& task,
-                     const float* partials,
-                     int64_t pieces,
-                     int64_t stride) {
+void merge_attention(const AttentionTask& task, float* partials, int64_t pieces, int64_t stride) {
   const int64_t rows = task.tokens * task.group;
   const int64_t padded_dim = round_up(task.kv.head_dim, 16);
   const auto states_of = [&](int64_t piece) {
-    return states_at(const_cast<float*>(partials) + piece * stride, rows, padded_dim);
+    return states_at(partials + piece * stride, rows, padded_dim);
   };
   const RowStates total = states_of(0);
   for (int64_t piece = 1; piece < pieces; ++piece) {

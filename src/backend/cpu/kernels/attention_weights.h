@@ -20,7 +20,6 @@ struct BlockRow {
   float* scores;  // [kKeyBlock], which become weights
   float q_sum;
   float* sums;
-  float* offsets;
   float* acc;
   float* shift;  // ExponentRange::kBase - top
 };
@@ -93,24 +92,21 @@ template <int kCode, bool kWholeTops>
   const float factor = exp2_weight(shift - *row.shift);
   *row.shift = shift;
   Simd::store(row.sums, Simd::mul(Simd::load(row.sums), Simd::set(factor)));
-  Simd::store(row.offsets, Simd::mul(Simd::load(row.offsets), Simd::set(factor)));
   for (int64_t d = 0; d < padded_dim; d += 16) {
-    Simd::store(row.acc + d, Simd::mul(Simd::load(row.acc + d), Simd::set(factor)));
+    Simd::store(row.acc + d, rescaled(Simd::load(row.acc + d), Simd::set(factor)));
   }
   if (find_exponents<kCode>(block, keys, row, exponents)) {
     Simd::store(row.sums, Simd::set(__builtin_nanf("")));
   }
 }
 
-/// The sums of a row's weights, and of weights times value_offset.
+/// The sums of a row's weights.
 template <int kCode, bool kWholeTops>
 struct WeightSums {
   F32x16 sum;
-  F32x16 offset;
   WeightConstants constants;
 
-  explicit WeightSums(const BlockRow& row)
-      : sum(Simd::load(row.sums)), offset(Simd::load(row.offsets)) {}
+  explicit WeightSums(const BlockRow& row) : sum(Simd::load(row.sums)) {}
 
   /// Weights of 32 keys, from j on, become BF16 numbers. kSome: those of exponents below kLeast
   /// are 0.
@@ -135,24 +131,11 @@ struct WeightSums {
       sum = Simd::fma(second, Simd::load(block.value_inverse + j + 16), sum);
       sum = Simd::fma(first, Simd::load(block.value_inverse + j), sum);
     }
-    if constexpr (kCode == 3) {
-      const auto add = [&](const float* part) {
-        offset = Simd::fma(second, Simd::load(part + j + 16), offset);
-        offset = Simd::fma(first, Simd::load(part + j), offset);
-      };
-      add(block.value_offset);
-      add(block.value_rest);
-    }
     Simd::store(row.scores + j, first);
     Simd::store(row.scores + j + 16, second);
   }
 
-  void store(const BlockRow& row) const {
-    Simd::store(row.sums, sum);
-    if constexpr (kCode == 3) {
-      Simd::store(row.offsets, offset);
-    }
-  }
+  void store(const BlockRow& row) const { Simd::store(row.sums, sum); }
 
  private:
   template <bool kSome>

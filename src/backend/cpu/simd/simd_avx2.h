@@ -236,13 +236,41 @@ struct Simd {
   static F32x16 load_f16(const uint8_t* p) {
     return {_mm256_cvtph_ps(half(p)), _mm256_cvtph_ps(half(p + 16))};
   }
-  static I32x16 load_u4(const uint8_t* p) {
+  static __m128i nibbles(const uint8_t* p) {
     const __m128i b = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
     const __m128i mask = _mm_set1_epi8(15);
     const __m128i low = _mm_and_si128(b, mask);
     const __m128i high = _mm_and_si128(_mm_srli_epi16(b, 4), mask);
-    const __m128i codes = _mm_unpacklo_epi8(low, high);
+    return _mm_unpacklo_epi8(low, high);
+  }
+  static I32x16 load_u4(const uint8_t* p) {
+    const __m128i codes = nibbles(p);
     return {_mm256_cvtepu8_epi32(codes), _mm256_cvtepu8_epi32(_mm_srli_si128(codes, 8))};
+  }
+  /// The bytes of BF16 numbers.
+  struct CodeTable {
+    __m128i low;
+    __m128i high;
+  };
+  static CodeTable code_table(F32x16 numbers) {
+    const auto halves = [](__m256 x) {
+      const __m256i upper = _mm256_srli_epi32(_mm256_castps_si256(x), 16);
+      return _mm_packus_epi32(_mm256_castsi256_si128(upper), _mm256_extracti128_si256(upper, 1));
+    };
+    const __m128i first = halves(numbers.lo);
+    const __m128i last = halves(numbers.hi);
+    const __m128i byte = _mm_set1_epi16(0xff);
+    return {_mm_packus_epi16(_mm_and_si128(first, byte), _mm_and_si128(last, byte)),
+            _mm_packus_epi16(_mm_srli_epi16(first, 8), _mm_srli_epi16(last, 8))};
+  }
+  static F32x16 look_up_u4(const uint8_t* p, CodeTable table) {
+    const __m128i codes = nibbles(p);
+    const __m128i low = _mm_shuffle_epi8(table.low, codes);
+    const __m128i high = _mm_shuffle_epi8(table.high, codes);
+    const auto numbers = [](__m128i halves) {
+      return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
+    };
+    return {numbers(_mm_unpacklo_epi8(low, high)), numbers(_mm_unpackhi_epi8(low, high))};
   }
   static F32x16 load_fp8(const uint8_t* p) {
     const __m256i wide = _mm256_cvtepi8_epi16(half(p));  // the sign is copied upwards

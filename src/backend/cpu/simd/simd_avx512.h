@@ -160,6 +160,11 @@ struct Simd {
     const __m512i both = _mm512_or_si512(wide, _mm512_slli_epi64(wide, 28));
     return {_mm512_and_si512(both, _mm512_set1_epi32(15))};
   }
+  using CodeTable = F32x16;
+  static CodeTable code_table(F32x16 numbers) { return numbers; }
+  static F32x16 look_up_u4(const uint8_t* p, CodeTable table) {
+    return {_mm512_permutexvar_ps(load_u4(p).v, table.v)};
+  }
   static F32x16 load_fp8(const uint8_t* p) {
     const __m256i wide = _mm256_cvtepi8_epi16(quarter(p));  // the sign is copied upwards
     const __m256i bits = _mm256_slli_epi16(wide, 7);

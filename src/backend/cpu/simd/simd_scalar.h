@@ -238,6 +238,14 @@ struct Simd {
   static I32x16 load_u4(const uint8_t* p) {
     return n([&](int i) { return (p[i / 2] >> (i % 2 * 4)) & 15; });
   }
+  using CodeTable = F32x16;
+  /// Of 16 BF16 numbers.
+  static CodeTable code_table(F32x16 numbers) { return numbers; }
+  /// The numbers of 16 nibbles.
+  static F32x16 look_up_u4(const uint8_t* p, CodeTable table) {
+    const I32x16 codes = load_u4(p);
+    return f([&](int i) { return table.v[codes.v[i]]; });
+  }
   /// Sixteen E4M3 bytes times 2^-8 (their bits read as an f16); NaN codes excluded.
   static F32x16 load_fp8(const uint8_t* p) {
     return f([&](int i) {
