@@ -12,9 +12,8 @@ namespace {
 /// INT4 caches: 16-bit numbers of keys i and 16 + i of 32 side by side.
 struct alignas(64) PackedParams {
   float score_scale[kKeyBlock];
-  float score_offset[kKeyBlock];  // INT4
-  uint16_t logs[kKeyBlock];       // value_log
-  uint16_t inverses[kKeyBlock];   // value_inverse, in BF16
+  uint16_t logs[kKeyBlock];      // value_log
+  uint16_t inverses[kKeyBlock];  // value_inverse, in BF16
 };
 
 /// A block of keys and values; tiles of 1024 bytes. Pairs of keys are neighbours for BF16 caches,
@@ -115,10 +114,10 @@ __m512i load_row(const uint8_t* from, int64_t bytes) {
   return _mm512_load_si512(row);
 }
 
-/// Block k of 64 bytes of a key: 32 BF16 numbers or 64 codes, those of INT4 times 2 minus 15. What
-/// is past its end meets zeros.
+/// Block k of 64 bytes of a key: 32 BF16 numbers or 64 INT8 codes. What is past its end meets
+/// zeros. `table`: of the key's codes, INT4.
 template <int kCode, bool kWhole>
-__m512i key_dims(const uint8_t* row, int64_t k, int64_t dim) {
+__m512i key_dims(const uint8_t* row, int64_t k, int64_t dim, [[maybe_unused]] __m512i table) {
   if constexpr (kCode == 1) {
     return load_words<kWhole>(row, 32 * k, dim);
   } else if constexpr (kCode == 2) {
@@ -126,10 +125,49 @@ __m512i key_dims(const uint8_t* row, int64_t k, int64_t dim) {
   } else {
     const __m512i codes = load_row<kWhole, 32>(row + 32 * k, smaller(32, dim / 2 - 32 * k));
     const __m512i x = _mm512_cvtepu8_epi16(_mm512_castsi512_si256(codes));
-    const __m512i twice = _mm512_or_si512(_mm512_slli_epi16(x, 1), _mm512_slli_epi16(x, 5));
-    return _mm512_sub_epi8(_mm512_and_si512(twice, _mm512_set1_epi8(0x1e)), _mm512_set1_epi8(15));
+    const __m512i nibbles = _mm512_or_si512(x, _mm512_slli_epi16(x, 4));
+    return _mm512_shuffle_epi8(table, _mm512_and_si512(nibbles, _mm512_set1_epi8(15)));
   }
 }
+
+/// 16 keys' first and second parameters.
+template <int kCode>
+void split_params(const float* params, F32x16& scale, F32x16& offset) {
+  scale = Simd::load(params);
+  if constexpr (kCode == 3) {
+    const F32x16 upper = Simd::load(params + 16);
+    offset = Simd::odds(scale, upper);
+    scale = Simd::evens(scale, upper);
+  }
+}
+
+/// For each of 16 INT4 keys the INT8 codes of its 16 codes, four times.
+template <int kCode>
+class KeyTables {
+ public:
+  explicit KeyTables(const float* key_params) {
+    if constexpr (kCode == 3) {
+      F32x16 scale;
+      F32x16 offset;
+      split_params<kCode>(key_params, scale, offset);
+      const KeyCodes codes(scale, offset);
+      Simd::store(step_, codes.step);
+      Simd::store(start_, codes.start);
+    }
+  }
+
+  [[nodiscard]] __m512i of(int64_t key) const {
+    if constexpr (kCode == 3) {
+      const I32x16 codes = KeyCodes::table(step_[key], start_[key]);
+      return _mm512_broadcast_i32x4(_mm512_cvtepi32_epi8(codes.v));
+    }
+    return _mm512_setzero_si512();
+  }
+
+ private:
+  float step_[16];
+  float start_[16];
+};
 
 /// Two keys' values of INT4 codes in BF16, by code: those of the first in the lower half.
 inline __m512i code_table(float first_offset, float second_offset) {
@@ -292,17 +330,6 @@ inline void find_block(const AttentionTask& task,
   }
 }
 
-/// 16 keys' first and second parameters.
-template <int kCode>
-void split_params(const float* params, F32x16& scale, F32x16& offset) {
-  scale = Simd::load(params);
-  if constexpr (kCode == 3) {
-    const F32x16 upper = Simd::load(params + 16);
-    offset = Simd::odds(scale, upper);
-    scale = Simd::evens(scale, upper);
-  }
-}
-
 /// load_params of kernels/attention_block.h, 16 keys at a time.
 template <int kCode>
 void pack_params(const AttentionTask& task,
@@ -332,9 +359,8 @@ void pack_params(const AttentionTask& task,
     CacheParams params;
     split_params<kCode>(group.key_params, params.key_scale, params.key_offset);
     split_params<kCode>(group.value_params, params.value_scale, params.value_offset);
-    store_params<kCode>(
-        params, scale, j,
-        {block.params->score_scale, block.params->score_offset, logs, inverses, block.offsets});
+    store_params<kCode>(params, scale, j,
+                        {block.params->score_scale, logs, inverses, block.offsets});
   }
   for (int64_t j = pack.begin; kCode != 1 && j < pack.end; j += kDotBlock) {
     store_pairs(logs + j, low_halves, block.params->logs + j);
@@ -349,13 +375,15 @@ void pack_keys(const AttentionTask& task,
                bool narrow,
                const TileBlock& block) {
   for (int64_t j = pack.begin; j < pack.end; j += kGroupKeys) {
-    const uint8_t* rows = groups[j / kGroupKeys].keys;
+    const KeyGroup& group = groups[j / kGroupKeys];
+    const KeyTables<kCode> tables(group.key_params);
     for (int64_t k = 0; k < block.key_width; ++k) {
       F32x16 keys[16];
 #pragma GCC unroll 16
       for (int64_t i = 0; i < 16; ++i) {
-        keys[i].v = _mm512_castsi512_ps(
-            key_dims<kCode, kWhole>(rows + i * task.kv.row_bytes, k, task.kv.head_dim));
+        const uint8_t* row = group.keys + i * task.kv.row_bytes;
+        keys[i].v =
+            _mm512_castsi512_ps(key_dims<kCode, kWhole>(row, k, task.kv.head_dim, tables.of(i)));
       }
       if (!narrow) {
         Simd::transpose(keys);

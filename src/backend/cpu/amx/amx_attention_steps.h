@@ -15,7 +15,6 @@ struct alignas(64) RowTile {
   float sums[16][16];     // weights by lane
   float shift[16];        // ExponentRange::kBase - top
   float unit[16];         // INT8 and INT4: of the row's codes
-  float q_sum[16];        // INT4
   int32_t positions[16];  // -1 for rows that are not there
 };
 
@@ -69,9 +68,7 @@ void load_query_row(const AttentionTask& task, const TileTask& t, int64_t r) {
     for (int64_t d = 0; d < task.kv.head_dim; d += 16) {
       Simd::store_u8(row + d / 64 * kTileBytes + d % 64, Simd::load_int(query.codes + d));
     }
-    RowTile& tile = t.row_tiles[r / 16];
-    tile.unit[r % 16] = kCode == 2 ? query.unit : query.unit * 0.5F;
-    tile.q_sum[r % 16] = query.unit * static_cast<float>(query.sum);
+    t.row_tiles[r / 16].unit[r % 16] = query.unit;
   }
 }
 

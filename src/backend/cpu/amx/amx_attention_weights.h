@@ -64,10 +64,6 @@ inline __mmask16 group_of(uint64_t seen, int64_t g) {
 template <int kCode>
 [[gnu::always_inline]] inline F32x16 scaled_group(
     const TileRows& rows, int64_t row, int64_t g, F32x16 scale, F32x16 add) {
-  if constexpr (kCode == 3) {
-    add = Simd::fma(Simd::load(rows.params.score_offset + 16 * g), Simd::set(rows.tile.q_sum[row]),
-                    add);
-  }
   const uint8_t* scores = rows.scores + row * 64 + g * kTileBytes;
   if constexpr (kCode == 1) {
     return Simd::fma(Simd::load(reinterpret_cast<const float*>(scores)), scale, add);

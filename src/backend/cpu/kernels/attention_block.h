@@ -2,18 +2,17 @@
 
 // A block of keys and values as they are multiplied; see attention_kernels.h.
 
+#include "backend/cpu/kernels/attention_keys.h"
 #include "backend/cpu/kernels/attention_state.h"
 
 namespace nibble::cpu {
 namespace {
 
-constexpr float kMiddleCode = 7.5F;  // of INT4 keys
-constexpr int32_t kInt8Bias = 128;   // of INT8 keys in pairs
+constexpr int32_t kKeyBias = 128;  // of keys in pairs
 
-/// What a block's scores and weights are multiplied with, and what is added: all [kKeyBlock].
+/// What a block's scores and weights are multiplied with: all [kKeyBlock].
 struct BlockParams {
   float* score_scale;
-  float* score_offset;   // INT4
   int32_t* value_log;    // INT8 and INT4, of the scale: see code_scale
   float* value_inverse;  // INT8 and INT4: what one of the scale is of the weight, in BF16
   float* value_offset;   // INT4: in units of the scale
@@ -22,7 +21,7 @@ struct BlockParams {
 /// A block of keys and values in scratch.
 struct KeyBlock : BlockParams {
   float* keys;         // BF16 caches: [head_dim padded to 32][kKeyBlock]
-  int32_t* key_pairs;  // the others: [head_dim / 2][kKeyBlock]: INT8 codes + 128, INT4 codes * 2
+  int32_t* key_pairs;  // the others: [head_dim / 2][kKeyBlock]: INT8 codes + kKeyBias
   float* values;       // [kKeyBlock][head_dim padded to 16]
 };
 
@@ -66,6 +65,7 @@ template <int kCode>
   const auto if_finite = [](F32x16 zero_or_nan, F32x16 yes, float no) {
     return Simd::select_less(Simd::set(-1.0F), zero_or_nan, yes, Simd::set(no));
   };
+  F32x16 key_unit = params.key_scale;
   F32x16 zero = Simd::select_less(params.value_scale, Simd::set(Form::kScaleLimit), Simd::set(0.0F),
                                   Simd::set(__builtin_nanf("")));
   const F32x16 value_scale =
@@ -74,9 +74,7 @@ template <int kCode>
   Simd::store_int(block.value_log + j, code_scale(value_scale));
   Simd::store(block.value_inverse + j, number_as_bf16(inverse));
   if constexpr (kCode == 3) {
-    const F32x16 middle = Simd::set(kMiddleCode);
-    const F32x16 key_middle = Simd::fma(middle, params.key_scale, params.key_offset);
-    Simd::store(block.score_offset + j, Simd::mul(key_middle, scale));
+    key_unit = KeyCodes(params.key_scale, params.key_offset).unit;
     const F32x16 offset = Simd::mul(params.value_offset, inverse);
     zero = Simd::add(zero, Simd::sub(offset, offset));
     // Without parts below 2^-16, whose products could be subnormal.
@@ -84,7 +82,7 @@ template <int kCode>
     const F32x16 rounded = Simd::sub(Simd::add(if_finite(zero, offset, 0.0F), shift), shift);
     Simd::store(block.value_offset + j, rounded);
   }
-  const F32x16 score_scale = Simd::mul(params.key_scale, scale);
+  const F32x16 score_scale = Simd::mul(key_unit, scale);
   Simd::store(block.score_scale + j, if_finite(zero, score_scale, __builtin_nanf("")));
 }
 
@@ -122,21 +120,50 @@ template <int kCode>
     float* keys = block.keys + 2 * w * kKeyBlock + j;
     Simd::store(keys, Simd::from_bits(Simd::shift_left<16>(words)));
     Simd::store(keys + kKeyBlock, upper_halves(words));
-  } else if constexpr (kCode == 2) {
+  } else {
     int32_t* pairs = block.key_pairs + 2 * w * kKeyBlock + j;
     const I32x16 bytes = Simd::set_int(0xff00ff);
     const I32x16 codes = Simd::xor_int(words, Simd::set_int(static_cast<int32_t>(0x80808080U)));
     Simd::store_int(pairs, Simd::and_int(codes, bytes));
     Simd::store_int(pairs + kKeyBlock, Simd::and_int(Simd::shift_right<8>(codes), bytes));
-  } else {
-    int32_t* pairs = block.key_pairs + 4 * w * kKeyBlock + j;
-    const I32x16 codes = Simd::set_int(0x1e001e);
-    Simd::store_int(pairs, Simd::and_int(Simd::shift_left<1>(words), codes));
-    Simd::store_int(pairs + kKeyBlock, Simd::and_int(Simd::shift_right<3>(words), codes));
-    Simd::store_int(pairs + 2 * kKeyBlock, Simd::and_int(Simd::shift_right<7>(words), codes));
-    Simd::store_int(pairs + 3 * kKeyBlock, Simd::and_int(Simd::shift_right<11>(words), codes));
   }
 }
+
+/// Rows of 16 keys as they are multiplied: those of the cache, or what INT4 keys are as INT8 codes.
+template <int kCode>
+struct KeyRows {
+  const uint8_t* at[16];
+  uint8_t codes[kCode == 3 ? 16 : 1][kMaxHeadDim];
+
+  // NOLINTNEXTLINE(cppcoreguidelines-pro-type-member-init): codes past head_dim are not read
+  KeyRows(const KvRow* rows, int64_t dim) {
+    for (int64_t i = 0; i < 16; ++i) {
+      at[i] = kCode == 3 ? codes[i] : rows[i].codes;
+    }
+    if constexpr (kCode == 3) {
+      unpack(rows, dim);
+    }
+  }
+
+ private:
+  void unpack(const KvRow* rows, int64_t dim) {
+    float params[2][16];
+    for (int64_t i = 0; i < 16; ++i) {
+      params[0][i] = rows[i].params[0];
+      params[1][i] = rows[i].params[1];
+    }
+    const KeyCodes of_keys(Simd::load(params[0]), Simd::load(params[1]));
+    Simd::store(params[0], of_keys.step);
+    Simd::store(params[1], of_keys.start);
+    for (int64_t i = 0; i < 16; ++i) {
+      uint8_t table[16];
+      Simd::store_u8(table, KeyCodes::table(params[0][i], params[1][i]));
+      for (int64_t d = 0; d < dim; d += 32) {  // what follows the row is not used
+        Simd::look_up_bytes(rows[i].codes + d / 2, table, codes[i] + d);
+      }
+    }
+  }
+};
 
 template <int kCode>
 void load_keys(const AttentionTask& task,
@@ -144,19 +171,19 @@ void load_keys(const AttentionTask& task,
                const KvRows& rows,
                const KeyBlock& block,
                RowPrefetch& ahead) {
-  const int64_t count = task.kv.row_bytes / 4;
+  const int64_t count = task.kv.head_dim * (kCode == 1 ? 2 : 1) / 4;
   for (int64_t j = pack.begin; j < pack.end; j += 16) {
     ahead.next(4);
+    const KeyRows<kCode> keys(rows.keys + j, task.kv.head_dim);
     for (int64_t begin = 0; begin < count; begin += 16) {
       F32x16 words[16];
       if (begin + 16 <= count) {
         for (int64_t i = 0; i < 16; ++i) {
-          words[i] = Simd::from_bits(Simd::load_int(rows.keys[j + i].codes + 4 * begin));
+          words[i] = Simd::from_bits(Simd::load_int(keys.at[i] + 4 * begin));
         }
       } else {
         for (int64_t i = 0; i < 16; ++i) {
-          words[i] =
-              Simd::from_bits(Simd::load_words(rows.keys[j + i].codes + 4 * begin, count - begin));
+          words[i] = Simd::from_bits(Simd::load_words(keys.at[i] + 4 * begin, count - begin));
         }
       }
       Simd::transpose(words);

@@ -5,7 +5,7 @@
 // - Queries are rounded to BF16. Keys and values enter as BF16 numbers or as their codes; a token's
 //   scale multiplies its score or weight.
 // - Queries that meet codes are INT8 codes themselves, whose products are exact in integers
-//   (attention_queries.h). Keys of INT4 count as 2 code - 15, their offset is added to scores.
+//   (attention_queries.h), and INT4 keys become such codes (attention_keys.h).
 // - Values are multiplied as BF16 numbers: INT8 codes, and what INT4 codes and their offset make in
 //   units of the scale (code_values). Products of BF16 numbers sum blocks of 32 elements: two sums
 //   from 0, of the even and of the odd elements (values of INT8 and INT4 caches: of the first and
@@ -36,8 +36,7 @@ struct QueryRows {
   float* q;        // BF16 caches: [rows][head_dim padded to 32]
   int32_t* pairs;  // the others: [rows][head_dim / 2] of codes
   int32_t* bias;   // [rows]: what the bias of keys in pairs adds to a sum, negative
-  float* unit;     // [rows]: of sums over pairs
-  float* q_sum;    // [rows]
+  float* unit;     // [rows]: of codes
   float* sums;     // [rows][16]: weights by lane
   float* shift;    // [rows]: ExponentRange::kBase - top
   float* scores;   // [kTileRowCount][kKeyBlock], then weights
@@ -53,10 +52,9 @@ void load_queries(const AttentionTask& task, const QueryRows& rows) {
       load_query(task, r, width, rows.q + r * width);
     } else {
       const QueryCodes query(task, r);
-      pair_queries<kCode == 2 ? 2 : 4>(query.codes, dim, rows.pairs + r * dim / 2);
-      rows.bias[r] = -query.sum * (kCode == 2 ? kInt8Bias : 15);
-      rows.unit[r] = kCode == 2 ? query.unit : query.unit * 0.5F;
-      rows.q_sum[r] = query.unit * static_cast<float>(query.sum);
+      pair_queries(query.codes, dim, rows.pairs + r * dim / 2);
+      rows.bias[r] = -query.sum * kKeyBias;
+      rows.unit[r] = query.unit;
     }
   }
 }
@@ -147,9 +145,8 @@ class BlockStep {
         __builtin_memset(scores, 0, kKeyBlock * sizeof(float));
         continue;
       }
-      const BlockRow row{
-          seen.begin,           seen.end,       scores, rows_.q_sum[r], rows_.sums + r * 16,
-          rows_.acc + r * dim_, rows_.shift + r};
+      const BlockRow row{seen.begin,           seen.end,       scores, rows_.sums + r * 16,
+                         rows_.acc + r * dim_, rows_.shift + r};
       weigh_row<kCode, kWholeTops>(block_, keys, row, dim_);
     }
   }
@@ -228,7 +225,6 @@ void attention_of(const AttentionTask& task) {
   block.key_pairs = reinterpret_cast<int32_t*>(block.keys);
   block.values = take(kKeyBlock * padded_dim);
   block.score_scale = take(kKeyBlock);
-  block.score_offset = take(kKeyBlock);
   block.value_log = take_ints(kKeyBlock);
   block.value_inverse = take(kKeyBlock);
   block.value_offset = take(kKeyBlock);
@@ -237,7 +233,6 @@ void attention_of(const AttentionTask& task) {
   queries.pairs = reinterpret_cast<int32_t*>(queries.q);
   queries.bias = take_ints(rows);
   queries.unit = take(rows);
-  queries.q_sum = take(rows);
   queries.sums = take(rows * 16);
   queries.shift = take(rows);
   queries.scores = take(kTileRowCount * kKeyBlock);

@@ -30,25 +30,21 @@ inline void load_query(const AttentionTask& task, int64_t r, int64_t width, floa
 
 /// A query row as codes of -127 to 127.
 struct QueryCodes {
-  int32_t codes[kMaxHeadDim];  // padded with zeros to a multiple of 16; all 0 if the unit is NaN
-  float unit = __builtin_nanf("");  // stays NaN for rows that are not finite
+  int32_t codes[kMaxHeadDim] = {};  // 0 past head_dim
+  float unit = __builtin_nanf("");  // stays NaN for rows that are not finite; their codes are 0
   int32_t sum = 0;                  // of all codes
 
-  // NOLINTNEXTLINE(cppcoreguidelines-pro-type-member-init): codes past those are not read
   QueryCodes(const AttentionTask& task, int64_t r) {
     const int64_t dim = task.kv.head_dim;
     F32x16 largest = Simd::set(kLeastLargestQuery);
     F32x16 spoiled = Simd::set(0.0F);  // NaN where an element is not finite
     for (int64_t d = 0; d < dim; d += 16) {
       const F32x16 q = query_dims(task, r, d);
-      const F32x16 magnitude =
-          Simd::from_bits(Simd::and_int(Simd::bits(q), Simd::set_int(0x7fffffff)));
-      largest = Simd::max(largest, magnitude);
+      largest = Simd::max(largest, magnitude(q));
       spoiled = Simd::fma(q, Simd::set(0.0F), spoiled);
     }
     const float most = Simd::reduce_max(largest);
     if (Simd::reduce_add(spoiled) != 0.0F || most >= kLargestQuery) {
-      __builtin_memset(codes, 0, static_cast<size_t>(round_up(dim, 16)) * 4);
       return;
     }
     unit = most / kMostQueryCode;
@@ -61,13 +57,11 @@ struct QueryCodes {
   }
 };
 
-/// Codes as pairs of 16-bit integers, in the order of key_pairs. Elements d and d + kApart of every
-/// 2 kApart go to one pair.
-template <int64_t kApart>
-void pair_queries(const int32_t* codes, int64_t dim, int32_t* pairs) {
-  for (int64_t d = 0; d < dim; d += 2 * kApart) {
-    for (int64_t i = d; i < d + kApart; ++i) {
-      *pairs++ = (codes[i] & 0xffff) | codes[i + kApart] * 0x10000;
+/// Codes as pairs of 16-bit integers, in the order of key_pairs: 0 and 2, 1 and 3 of every four.
+inline void pair_queries(const int32_t* codes, int64_t dim, int32_t* pairs) {
+  for (int64_t d = 0; d < dim; d += 4) {
+    for (int64_t i = d; i < d + 2; ++i) {
+      *pairs++ = (codes[i] & 0xffff) | codes[i + 2] * 0x10000;
     }
   }
 }

@@ -62,8 +62,7 @@ inline F32x16 weight_of(F32x16 exponent, const WeightConstants& constants) {
 /// sum * factor of sums that tiles add to: 0 instead of subnormal numbers, which tiles take for 0.
 inline F32x16 rescaled(F32x16 sum, F32x16 factor) {
   const F32x16 x = Simd::mul(sum, factor);
-  const F32x16 magnitude = Simd::from_bits(Simd::and_int(Simd::bits(x), Simd::set_int(0x7fffffff)));
-  return Simd::select_less(magnitude, Simd::set(0x1p-126F), Simd::set(0.0F), x);
+  return Simd::select_less(magnitude(x), Simd::set(0x1p-126F), Simd::set(0.0F), x);
 }
 
 /// Sums over keys of a task's query rows: values weighted by 2^(score - top), and the weights.

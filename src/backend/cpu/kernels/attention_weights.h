@@ -18,18 +18,13 @@ struct BlockRow {
   int64_t first;
   int64_t last;
   float* scores;  // [kKeyBlock], which become weights
-  float q_sum;
   float* sums;
   float* acc;
   float* shift;  // ExponentRange::kBase - top
 };
 
 /// Scores of keys 16 g .. 16 g + 15 after scaling, plus `add`.
-template <int kCode>
-F32x16 scaled(F32x16 score, const KeyBlock& block, int64_t j, float q_sum, F32x16 add) {
-  if constexpr (kCode == 3) {
-    add = Simd::fma(Simd::load(block.score_offset + j), Simd::set(q_sum), add);
-  }
+inline F32x16 scaled(F32x16 score, const KeyBlock& block, int64_t j, F32x16 add) {
   return Simd::fma(score, Simd::load(block.score_scale + j), add);
 }
 
@@ -44,7 +39,7 @@ bool find_exponents(const KeyBlock& block,
   const F32x16 shift = Simd::set(*row.shift);
   F32x16 largest = Simd::set(0.0F);
   for (int64_t j = keys.begin; j < keys.end; j += 16) {
-    const F32x16 exponent = scaled<kCode>(Simd::load(row.scores + j), block, j, row.q_sum, shift);
+    const F32x16 exponent = scaled(Simd::load(row.scores + j), block, j, shift);
     const F32x16 clamped = Simd::max(Simd::set(Range::kLeast), exponent);  // NaN stays
     largest = Simd::max_bits(clamped, largest);
     Simd::store(exponents + j, clamped);
@@ -72,7 +67,7 @@ float top_score(const KeyBlock& block, const BlockRow& row) {
   for (int64_t j = row.first / 16 * 16; j < row.last; j += 16) {
     float lanes[16];
     const F32x16 zero = Simd::set(0.0F);
-    Simd::store(lanes, scaled<kCode>(Simd::load(row.scores + j), block, j, row.q_sum, zero));
+    Simd::store(lanes, scaled(Simd::load(row.scores + j), block, j, zero));
     for (int64_t i = larger(j, row.first); i < smaller(j + 16, row.last); ++i) {
       largest = lanes[i - j] > largest ? lanes[i - j] : largest;
     }
@@ -183,8 +178,8 @@ void weigh_row(const KeyBlock& block,
 #pragma GCC unroll 4
   for (int64_t v = 0; v < kVectors; ++v) {
     const F32x16 score = Simd::load(row.scores + 16 * v);
-    exponents[v] = Simd::max(Simd::set(Range::kLeast),
-                             scaled<kCode>(score, block, 16 * v, row.q_sum, shift));  // NaN stays
+    exponents[v] =
+        Simd::max(Simd::set(Range::kLeast), scaled(score, block, 16 * v, shift));  // NaN stays
     largest = Simd::max_bits(exponents[v], largest);
   }
   if (__builtin_expect(Simd::any_bits_above(largest, Range::kTop), 0) != 0) {

@@ -62,6 +62,10 @@ inline I32x16 round_upper_halves(I32x16 bits) {
   return Simd::add_int(Simd::add_int(bits, Simd::set_int(0x7fff)), odd);
 }
 
+inline F32x16 magnitude(F32x16 x) {
+  return Simd::from_bits(Simd::and_int(Simd::bits(x), Simd::set_int(0x7fffffff)));
+}
+
 /// A number, not NaN, rounded to BF16, ties to even.
 inline F32x16 number_as_bf16(F32x16 v) { return upper_halves(round_upper_halves(Simd::bits(v))); }
 

@@ -247,6 +247,16 @@ struct Simd {
     const __m128i codes = nibbles(p);
     return {_mm256_cvtepu8_epi32(codes), _mm256_cvtepu8_epi32(_mm_srli_si128(codes, 8))};
   }
+  static void look_up_bytes(const uint8_t* p, const uint8_t* table, uint8_t* out) {
+    const auto load = [](const uint8_t* from) {
+      return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+    };
+    const __m256i bytes = _mm256_cvtepu8_epi16(load(p));
+    const __m256i both = _mm256_or_si256(bytes, _mm256_slli_epi16(bytes, 4));
+    const __m256i codes = _mm256_and_si256(both, _mm256_set1_epi8(15));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out),
+                        _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(load(table)), codes));
+  }
   /// The bytes of BF16 numbers.
   struct CodeTable {
     __m128i low;
@@ -284,11 +294,13 @@ struct Simd {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(halves, 0xd8));
   }
   static void store_u8(uint8_t* p, I32x16 a) {
-    uint32_t lanes[16];
-    store_int(lanes, a);
-    for (int i = 0; i < 16; ++i) {
-      p[i] = static_cast<uint8_t>(lanes[i]);
-    }
+    const __m256i byte = _mm256_set1_epi32(0xff);
+    const __m256i halves =
+        _mm256_packus_epi32(_mm256_and_si256(a.lo, byte), _mm256_and_si256(a.hi, byte));
+    const __m256i bytes =
+        _mm256_packus_epi16(_mm256_permute4x64_epi64(halves, 0xd8), _mm256_setzero_si256());
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                     _mm256_castsi256_si128(_mm256_permute4x64_epi64(bytes, 0xd8)));
   }
   static __m256i bf16_bits(__m256 a) {
     const __m256i bits = _mm256_castps_si256(a);

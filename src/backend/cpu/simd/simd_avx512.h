@@ -160,6 +160,16 @@ struct Simd {
     const __m512i both = _mm512_or_si512(wide, _mm512_slli_epi64(wide, 28));
     return {_mm512_and_si512(both, _mm512_set1_epi32(15))};
   }
+  static void look_up_bytes(const uint8_t* p, const uint8_t* table, uint8_t* out) {
+    const auto load = [](const uint8_t* from) {
+      return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+    };
+    const __m256i bytes = _mm256_cvtepu8_epi16(load(p));
+    const __m256i both = _mm256_or_si256(bytes, _mm256_slli_epi16(bytes, 4));
+    const __m256i codes = _mm256_and_si256(both, _mm256_set1_epi8(15));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out),
+                        _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(load(table)), codes));
+  }
   using CodeTable = F32x16;
   static CodeTable code_table(F32x16 numbers) { return numbers; }
   static F32x16 look_up_u4(const uint8_t* p, CodeTable table) {

@@ -238,6 +238,12 @@ struct Simd {
   static I32x16 load_u4(const uint8_t* p) {
     return n([&](int i) { return (p[i / 2] >> (i % 2 * 4)) & 15; });
   }
+  /// Bytes that `table` [16] has for 32 nibbles, low nibbles first.
+  static void look_up_bytes(const uint8_t* p, const uint8_t* table, uint8_t* out) {
+    for (int i = 0; i < 32; ++i) {
+      out[i] = table[(p[i / 2] >> (i % 2 * 4)) & 15];
+    }
+  }
   using CodeTable = F32x16;
   /// Of 16 BF16 numbers.
   static CodeTable code_table(F32x16 numbers) { return numbers; }
