@@ -312,6 +312,28 @@ TEST_F(Gemm, FixedPointIsExactForAllMagnitudes) {
   }
 }
 
+TEST_F(Gemm, FixedPointHoldsTheLargestSums) {
+  const Problem shape{17, 256};
+  for (const QuantScheme& scheme : schemes_in_fixed_point()) {
+    QuantTensor weight = random_weight(scheme.weight, shape, 25).value();
+    std::memset(weight.codes.data(), 0xff, static_cast<size_t>(shape.n * weight.row_bytes()));
+    for (const float value : {1.9921875F, -1.9921875F}) {
+      const std::vector<float> x(static_cast<size_t>(3 * shape.k), value);
+      const std::vector<float> expected = reference(scheme, weight, x, 3);
+      for (auto& backend : backends_) {
+        auto gemm = backend->prepare_gemm(weight, scheme.act, 3).value();
+        for (const int64_t m : {1, 3}) {
+          const std::vector<float> y = product(*gemm, shape, x, m);
+          for (size_t i = 0; i < y.size(); ++i) {
+            ASSERT_NEAR(y[i], expected[i], 4e-6 * std::fabs(expected[i]))
+                << scheme.name << " on " << backend->name() << ", element " << i;
+          }
+        }
+      }
+    }
+  }
+}
+
 // Half a unit for each activation, which is 2^-14 of the group's largest.
 TEST_F(Gemm, FixedPointIsAsCloseToBf16AsItSays) {
   const Problem shape{64, 1024};

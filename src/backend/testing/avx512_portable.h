@@ -55,6 +55,11 @@ inline __m512i bytes_as_halves(__m256i a) {
   return as<__m512i>(Halves{_mm256_cvtepu8_epi16(_mm256_castsi256_si128(a)),
                             _mm256_cvtepu8_epi16(_mm256_extracti128_si256(a, 1))});
 }
+inline __m512i shifted_signed(__m512i a, int bits) {
+  const auto halves = as<Halves>(a);
+  return as<__m512i>(
+      Halves{_mm256_srai_epi32(halves.low, bits), _mm256_srai_epi32(halves.high, bits)});
+}
 inline __m512i wider_signed_bytes(__m128i a) {
   return as<__m512i>(Halves{_mm256_cvtepi8_epi32(a), _mm256_cvtepi8_epi32(_mm_srli_si128(a, 8))});
 }
@@ -171,6 +176,7 @@ inline __m512 masked_fma(__m512 a, __m512 b, __m512 c, __mmask16 mask) {
 
 #undef _mm512_madd_epi16
 #define _mm512_madd_epi16(a, b) nibble::cpu::portable::multiply_pairs(a, b)
+#define _mm512_srai_epi32(a, bits) nibble::cpu::portable::shifted_signed(a, bits)
 #define _mm512_cvtepu16_epi32(a) nibble::cpu::portable::wider_words(a)
 #define _mm512_cvtepu8_epi16(a) nibble::cpu::portable::bytes_as_halves(a)
 #define _mm512_cvtepu8_epi32(a) nibble::cpu::portable::wider_bytes(a)

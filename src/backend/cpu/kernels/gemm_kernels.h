@@ -577,6 +577,60 @@ inline FixedGroup fixed_group(const uint8_t* p) {
   return group;
 }
 
+/// The sums of a group of a tile and kRows rows.
+template <int kRows>
+class FixedSums {
+ public:
+  [[gnu::always_inline]] FixedSums(const uint8_t* groups, int64_t stride) : stride_(stride) {
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      sums_[r] = Simd::set_int(fixed_group(groups + r * stride).bias);
+    }
+  }
+
+  [[gnu::always_inline]] void add(I32x16 word, const uint8_t* x) {
+    add_fixed_pair<0>(word, x, stride_, sums_);
+    add_fixed_pair<1>(word, x, stride_, sums_);
+    add_fixed_pair<2>(word, x, stride_, sums_);
+    add_fixed_pair<3>(word, x, stride_, sums_);
+  }
+
+  [[nodiscard]] I32x16 of(int row) const { return sums_[row]; }
+
+ private:
+  int64_t stride_;
+  I32x16 sums_[kRows];
+};
+
+/// Of one row: codes are multiplied where they lie in a word, so that sums count 1, 16, 256 and 1.
+/// Up to 32 codes of 15 times 256 and 2^14 are less than 2^31.
+template <>
+class FixedSums<1> {
+ public:
+  [[gnu::always_inline]] FixedSums(const uint8_t* groups, int64_t /*stride*/)
+      : sums_{Simd::set_int(fixed_group(groups).bias), Simd::set_int(0), Simd::set_int(0),
+              Simd::set_int(0)} {}
+
+  [[gnu::always_inline]] void add(I32x16 word, const uint8_t* x) {
+    word = Simd::in_register(word);
+    const auto codes = [&](int32_t mask) { return Simd::and_int(word, Simd::set_int(mask)); };
+    sums_[0] = Simd::dot_s16(sums_[0], codes(0x000f000f), four_bytes(x));
+    sums_[1] = Simd::dot_s16(sums_[1], codes(0x00f000f0), four_bytes(x + 4));
+    sums_[2] = Simd::dot_s16(sums_[2], codes(0x0f000f00), four_bytes(x + 8));
+    sums_[kUpper] = Simd::dot_s16(sums_[kUpper], Simd::upper_nibbles(word), four_bytes(x + 12));
+  }
+
+  [[nodiscard]] I32x16 of(int /*row*/) const {
+    const I32x16 whole = kUpper == 0 ? sums_[0] : Simd::add_int(sums_[0], sums_[kUpper]);
+    return Simd::add_int(Simd::add_int(whole, Simd::shift_right_signed<4>(sums_[1])),
+                         Simd::shift_right_signed<8>(sums_[2]));
+  }
+
+ private:
+  static constexpr int kUpper = Simd::kFewRegisters ? 0 : 3;
+  I32x16 sums_[4];
+};
+
 /// One tile times kRows rows.
 template <int kRows>
 void fixed_rows(const GemmTask& task, int64_t tile, int64_t row) {
@@ -590,18 +644,10 @@ void fixed_rows(const GemmTask& task, int64_t tile, int64_t row) {
     if constexpr (Simd::kFewRegisters && kRows > 1) {
       asm volatile("" : "+m"(total));  // the loop over a group needs the registers
     }
-    I32x16 sums[kRows];
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
-      sums[r] = Simd::set_int(fixed_group(groups + r * task.xq_stride).bias);
-    }
+    FixedSums<kRows> sums(groups, task.xq_stride);
     for (int64_t k = 0; k < w.group_size; k += kStepColumns) {
       fetch_ahead(codes, CodecInt4::kStepBytes);
-      const I32x16 word = Simd::load_int(codes);
-      add_fixed_pair<0>(word, x, task.xq_stride, sums);
-      add_fixed_pair<1>(word, x, task.xq_stride, sums);
-      add_fixed_pair<2>(word, x, task.xq_stride, sums);
-      add_fixed_pair<3>(word, x, task.xq_stride, sums);
+      sums.add(Simd::load_int(codes), x);
       codes += CodecInt4::kStepBytes;
       x += 2 * kStepColumns;
     }
@@ -610,7 +656,7 @@ void fixed_rows(const GemmTask& task, int64_t tile, int64_t row) {
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
       const F32x16 unit = Simd::set(fixed_group(groups + r * task.xq_stride).unit);
-      const F32x16 sum = Simd::mul(Simd::to_float(sums[r]), unit);
+      const F32x16 sum = Simd::mul(Simd::to_float(sums.of(r)), unit);
       total[r] = Simd::fma(sum, scales, total[r]);
     }
     groups += sizeof(FixedGroup);

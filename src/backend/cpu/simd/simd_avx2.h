@@ -133,6 +133,10 @@ struct Simd {
   static I32x16 shift_right(I32x16 a) {
     return {_mm256_srli_epi32(a.lo, kBits), _mm256_srli_epi32(a.hi, kBits)};
   }
+  template <int kBits>
+  static I32x16 shift_right_signed(I32x16 a) {
+    return {_mm256_srai_epi32(a.lo, kBits), _mm256_srai_epi32(a.hi, kBits)};
+  }
   static int32_t reduce_add_int(I32x16 a) {
     const __m256i x = _mm256_add_epi32(a.lo, a.hi);
     __m128i y = _mm_add_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
@@ -257,6 +261,9 @@ struct Simd {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(out),
                         _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(load(table)), codes));
   }
+  static I32x16 upper_nibbles(I32x16 words) {
+    return {_mm256_srli_epi16(words.lo, 12), _mm256_srli_epi16(words.hi, 12)};
+  }
   /// The bytes of BF16 numbers.
   struct CodeTable {
     __m128i low;
@@ -336,6 +343,7 @@ struct Simd {
     __asm__("" : "+x"(x));
     return x;
   }
+  static I32x16 in_register(I32x16 a) { return {opaque(a.lo), opaque(a.hi)}; }
 #if defined(__AVXVNNI__)
   static __m256i dot_u8s8(__m256i acc, __m256i u, __m256i s) {
     return opaque(_mm256_dpbusd_avx_epi32(acc, u, s));

@@ -85,6 +85,10 @@ struct Simd {
   static I32x16 shift_right(I32x16 a) {
     return {_mm512_srli_epi32(a.v, kBits)};
   }
+  template <int kBits>
+  static I32x16 shift_right_signed(I32x16 a) {
+    return {_mm512_srai_epi32(a.v, kBits)};
+  }
   static int32_t reduce_add_int(I32x16 a) { return _mm512_reduce_add_epi32(a.v); }
   static int32_t reduce_max_int(I32x16 a) { return _mm512_reduce_max_epi32(a.v); }
 
@@ -170,6 +174,7 @@ struct Simd {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(out),
                         _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(load(table)), codes));
   }
+  static I32x16 upper_nibbles(I32x16 words) { return {_mm512_srli_epi16(words.v, 12)}; }
   using CodeTable = F32x16;
   static CodeTable code_table(F32x16 numbers) { return numbers; }
   static F32x16 look_up_u4(const uint8_t* p, CodeTable table) {
@@ -228,6 +233,7 @@ struct Simd {
 #endif
     return x;
   }
+  static I32x16 in_register(I32x16 a) { return {opaque(a.v)}; }
 #if defined(__AVX512VNNI__) || defined(NIBBLE_PORTABLE_AVX512)
   static I32x16 dot_int8(I32x16 acc, I32x16 u, I32x16 s) {
     return {opaque(_mm512_dpbusd_epi32(acc.v, u.v, s.v))};

@@ -134,6 +134,11 @@ struct Simd {
   static I32x16 shift_right(I32x16 a) {
     return n([&](int i) { return a.v[i] >> kBits; });
   }
+  /// Of signed integers.
+  template <int kBits>
+  static I32x16 shift_right_signed(I32x16 a) {
+    return n([&](int i) { return static_cast<int32_t>(a.v[i]) >> kBits; });
+  }
   static int32_t reduce_add_int(I32x16 a) {
     uint32_t sum = 0;
     for (const uint32_t x : a.v) {
@@ -244,6 +249,10 @@ struct Simd {
       out[i] = table[(p[i / 2] >> (i % 2 * 4)) & 15];
     }
   }
+  /// Nibbles 3 and 7 of each word, in its halves.
+  static I32x16 upper_nibbles(I32x16 words) {
+    return and_int(shift_right<12>(words), set_int(0x000f000f));
+  }
   using CodeTable = F32x16;
   /// Of 16 BF16 numbers.
   static CodeTable code_table(F32x16 numbers) { return numbers; }
@@ -290,6 +299,8 @@ struct Simd {
       return static_cast<float>(static_cast<int>((word.v[i] >> (4 * kIndex)) & 15U) - 8);
     });
   }
+  /// The same, not read from memory again for each use.
+  static I32x16 in_register(I32x16 a) { return a; }
   /// acc + the products of four unsigned bytes of u with four signed bytes of s, exact mod 2^32.
   static I32x16 dot_int8(I32x16 acc, I32x16 u, I32x16 s) {
     return n([&](int i) {
