@@ -108,11 +108,18 @@ TEST(AttentionQueries, ThatAreNotFiniteOrTooLargeHaveNoUnit) {
 TEST(AttentionQueries, InPairsAreTheSameNumbers) {
   for (const int64_t dim : {8, 40, 64, 512}) {
     const QueryCodes query = codes_of(rows_of(dim).front());
-    std::vector<int32_t> pairs(static_cast<size_t>(dim) / 2);
-    pair_queries(query.codes, dim, pairs.data());
+    std::vector<int32_t> twos(static_cast<size_t>(dim) / 2);
+    std::vector<int32_t> fours(twos.size());
+    pair_queries<2>(query.codes, dim, twos.data());
+    pair_queries<4>(query.codes, dim, fours.data());
     for (int64_t d = 0; d < dim; ++d) {
-      const auto pair = static_cast<size_t>(d / 4 * 2 + d % 2);
-      ASSERT_EQ(static_cast<int16_t>(pairs[pair] >> (d / 2 % 2 * 16)), query.codes[d]);
+      const auto half = [&](const std::vector<int32_t>& pairs, int64_t apart) {
+        const int64_t pair = d / (2 * apart) * apart + d % apart;
+        const int32_t shift = d / apart % 2 * 16;
+        return static_cast<int16_t>(pairs[static_cast<size_t>(pair)] >> shift);
+      };
+      ASSERT_EQ(half(twos, 2), query.codes[d]);
+      ASSERT_EQ(half(fours, 4), query.codes[d]);
     }
   }
 }

@@ -151,22 +151,27 @@ class KeyTables {
       F32x16 offset;
       split_params<kCode>(key_params, scale, offset);
       const KeyCodes codes(scale, offset);
-      Simd::store(step_, codes.step);
-      Simd::store(start_, codes.start);
+      Simd::store_int(step_, codes.step);
+      Simd::store_int(start_, codes.start);
     }
   }
 
   [[nodiscard]] __m512i of(int64_t key) const {
     if constexpr (kCode == 3) {
-      const I32x16 codes = KeyCodes::table(step_[key], start_[key]);
-      return _mm512_broadcast_i32x4(_mm512_cvtepi32_epi8(codes.v));
+      const __m256i codes = _mm256_setr_epi16(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+      const __m256i steps = _mm256_mullo_epi16(codes, _mm256_set1_epi32(step_[key]));
+      const __m256i sums = _mm256_add_epi16(steps, _mm256_set1_epi32(start_[key]));
+      const __m256i numbers = _mm256_srai_epi16(sums, 8);
+      const __m128i table =
+          _mm_packs_epi16(_mm256_castsi256_si128(numbers), _mm256_extracti128_si256(numbers, 1));
+      return _mm512_broadcast_i32x4(table);
     }
     return _mm512_setzero_si512();
   }
 
  private:
-  float step_[16];
-  float start_[16];
+  int32_t step_[16];
+  int32_t start_[16];
 };
 
 /// Two keys' values of INT4 codes in BF16, by code: those of the first in the lower half.

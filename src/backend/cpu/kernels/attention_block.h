@@ -8,7 +8,7 @@
 namespace nibble::cpu {
 namespace {
 
-constexpr int32_t kKeyBias = 128;  // of keys in pairs
+constexpr int32_t kInt8Bias = 128;  // of INT8 keys in pairs
 
 /// What a block's scores and weights are multiplied with: all [kKeyBlock].
 struct BlockParams {
@@ -20,9 +20,10 @@ struct BlockParams {
 
 /// A block of keys and values in scratch.
 struct KeyBlock : BlockParams {
-  float* keys;         // BF16 caches: [head_dim padded to 32][kKeyBlock]
-  int32_t* key_pairs;  // the others: [head_dim / 2][kKeyBlock]: INT8 codes + kKeyBias
-  float* values;       // [kKeyBlock][head_dim padded to 16]
+  float* keys;  // BF16 caches: [head_dim padded to 32][kKeyBlock]
+  int32_t*
+      key_pairs;  // the others: [head_dim / 2][kKeyBlock]: INT8 codes, of INT8 caches + kInt8Bias
+  float* values;  // [kKeyBlock][head_dim padded to 16]
 };
 
 /// Parameters of 16 keys as the cache holds them; offsets of INT4 only.
@@ -33,15 +34,21 @@ struct CacheParams {
   F32x16 value_offset;
 };
 
-/// Elements i .. i + 15 of a value; `values`: those of INT4 codes, see code_values.
+/// Elements i .. i + 31 of a value; `values`: those of INT4 codes, see code_values.
 template <int kCode>
-F32x16 load_codes(const uint8_t* row, int64_t i, [[maybe_unused]] const Simd::CodeTable& values) {
-  if constexpr (kCode == 1) {
-    return load_bf16(row + 2 * i);
-  } else if constexpr (kCode == 2) {
-    return Simd::to_float(Simd::load_s8(row + i));
-  } else {
-    return Simd::look_up_u4(row + i / 2, values);
+void load_codes(const uint8_t* row,
+                int64_t i,
+                [[maybe_unused]] const Simd::CodeTable& values,
+                float* to) {
+  if constexpr (kCode == 3) {
+    return Simd::look_up_u4(row + i / 2, values, to);
+  }
+  for (int64_t half = 0; half < 32; half += 16) {
+    if constexpr (kCode == 1) {
+      Simd::store(to + half, load_bf16(row + 2 * (i + half)));
+    } else {
+      Simd::store(to + half, Simd::to_float(Simd::load_s8(row + i + half)));
+    }
   }
 }
 
@@ -110,60 +117,46 @@ void load_params(const AttentionTask& task,
   }
 }
 
-/// Words w of the rows of keys j .. j + 15.
+/// Words w of the rows of keys j .. j + 15; `int4`: what their codes stand for.
 template <int kCode>
 [[gnu::always_inline]] inline void store_keys(I32x16 words,
                                               int64_t w,
                                               int64_t j,
+                                              [[maybe_unused]] const KeyCodes& int4,
                                               const KeyBlock& block) {
   if constexpr (kCode == 1) {
     float* keys = block.keys + 2 * w * kKeyBlock + j;
     Simd::store(keys, Simd::from_bits(Simd::shift_left<16>(words)));
     Simd::store(keys + kKeyBlock, upper_halves(words));
-  } else {
+  } else if constexpr (kCode == 2) {
     int32_t* pairs = block.key_pairs + 2 * w * kKeyBlock + j;
     const I32x16 bytes = Simd::set_int(0xff00ff);
     const I32x16 codes = Simd::xor_int(words, Simd::set_int(static_cast<int32_t>(0x80808080U)));
     Simd::store_int(pairs, Simd::and_int(codes, bytes));
     Simd::store_int(pairs + kKeyBlock, Simd::and_int(Simd::shift_right<8>(codes), bytes));
+  } else {
+    int32_t* pairs = block.key_pairs + 4 * w * kKeyBlock + j;
+    const auto store = [&](int64_t pair, I32x16 shifted) {
+      const I32x16 codes = Simd::and_int(shifted, Simd::set_int(0x000f000f));
+      Simd::store_int(pairs + pair * kKeyBlock, Simd::steps_s16(codes, int4.step, int4.start));
+    };
+    store(0, words);
+    store(1, Simd::shift_right<4>(words));
+    store(2, Simd::shift_right<8>(words));
+    store(3, Simd::upper_nibbles(words));
   }
 }
 
-/// Rows of 16 keys as they are multiplied: those of the cache, or what INT4 keys are as INT8 codes.
+/// What the codes of 16 INT4 keys stand for.
 template <int kCode>
-struct KeyRows {
-  const uint8_t* at[16];
-  uint8_t codes[kCode == 3 ? 16 : 1][kMaxHeadDim];
-
-  // NOLINTNEXTLINE(cppcoreguidelines-pro-type-member-init): codes past head_dim are not read
-  KeyRows(const KvRow* rows, int64_t dim) {
-    for (int64_t i = 0; i < 16; ++i) {
-      at[i] = kCode == 3 ? codes[i] : rows[i].codes;
-    }
-    if constexpr (kCode == 3) {
-      unpack(rows, dim);
-    }
+KeyCodes key_codes(const KvRow* rows) {
+  float params[2][16] = {};
+  for (int64_t i = 0; kCode == 3 && i < 16; ++i) {
+    params[0][i] = rows[i].params[0];
+    params[1][i] = rows[i].params[1];
   }
-
- private:
-  void unpack(const KvRow* rows, int64_t dim) {
-    float params[2][16];
-    for (int64_t i = 0; i < 16; ++i) {
-      params[0][i] = rows[i].params[0];
-      params[1][i] = rows[i].params[1];
-    }
-    const KeyCodes of_keys(Simd::load(params[0]), Simd::load(params[1]));
-    Simd::store(params[0], of_keys.step);
-    Simd::store(params[1], of_keys.start);
-    for (int64_t i = 0; i < 16; ++i) {
-      uint8_t table[16];
-      Simd::store_u8(table, KeyCodes::table(params[0][i], params[1][i]));
-      for (int64_t d = 0; d < dim; d += 32) {  // what follows the row is not used
-        Simd::look_up_bytes(rows[i].codes + d / 2, table, codes[i] + d);
-      }
-    }
-  }
-};
+  return {Simd::load(params[0]), Simd::load(params[1])};
+}
 
 template <int kCode>
 void load_keys(const AttentionTask& task,
@@ -171,24 +164,25 @@ void load_keys(const AttentionTask& task,
                const KvRows& rows,
                const KeyBlock& block,
                RowPrefetch& ahead) {
-  const int64_t count = task.kv.head_dim * (kCode == 1 ? 2 : 1) / 4;
+  const int64_t count = task.kv.row_bytes / 4;
   for (int64_t j = pack.begin; j < pack.end; j += 16) {
     ahead.next(4);
-    const KeyRows<kCode> keys(rows.keys + j, task.kv.head_dim);
+    const KeyCodes int4 = key_codes<kCode>(rows.keys + j);
     for (int64_t begin = 0; begin < count; begin += 16) {
       F32x16 words[16];
       if (begin + 16 <= count) {
         for (int64_t i = 0; i < 16; ++i) {
-          words[i] = Simd::from_bits(Simd::load_int(keys.at[i] + 4 * begin));
+          words[i] = Simd::from_bits(Simd::load_int(rows.keys[j + i].codes + 4 * begin));
         }
       } else {
         for (int64_t i = 0; i < 16; ++i) {
-          words[i] = Simd::from_bits(Simd::load_words(keys.at[i] + 4 * begin, count - begin));
+          words[i] =
+              Simd::from_bits(Simd::load_words(rows.keys[j + i].codes + 4 * begin, count - begin));
         }
       }
       Simd::transpose(words);
       for (int64_t w = begin; w < smaller(count, begin + 16); ++w) {
-        store_keys<kCode>(Simd::bits(words[w - begin]), w, j, block);
+        store_keys<kCode>(Simd::bits(words[w - begin]), w, j, int4, block);
       }
     }
   }
@@ -201,7 +195,7 @@ void load_values(const AttentionTask& task,
                  const KeyBlock& block,
                  RowPrefetch& ahead) {
   const int64_t dim = task.kv.head_dim;
-  const int64_t whole = dim / 16 * 16;
+  const int64_t whole = dim / 32 * 32;
   float* values = block.values + pack.begin * round_up(dim, 16);
   for (int64_t j = pack.begin; j < pack.end; ++j) {
     if (j % 4 == 0) {
@@ -212,15 +206,18 @@ void load_values(const AttentionTask& task,
     if constexpr (kCode == 3) {
       of_codes = Simd::code_table(code_values(block.value_offset[j]));
     }
-    for (int64_t d = 0; d < whole; d += 16, values += 16) {
-      Simd::store(values, load_codes<kCode>(row, d, of_codes));
+    for (int64_t d = 0; d < whole; d += 32, values += 32) {
+      load_codes<kCode>(row, d, of_codes, values);
     }
-    if (whole < dim) {  // head_dim is a multiple of 8: half a vector is left
-      const int64_t half = task.kv.row_bytes / (dim / 8);
+    if (whole < dim) {
+      const int64_t begin = task.kv.row_bytes * whole / dim;
       uint8_t bytes[64] = {};
-      __builtin_memcpy(bytes, row + task.kv.row_bytes - half, static_cast<size_t>(half));
-      Simd::store(values, load_codes<kCode>(bytes, 0, of_codes));
-      values += 16;
+      __builtin_memcpy(bytes, row + begin, static_cast<size_t>(task.kv.row_bytes - begin));
+      float rest[32];
+      load_codes<kCode>(bytes, 0, of_codes, rest);
+      const int64_t count = round_up(dim - whole, 16);
+      __builtin_memcpy(values, rest, static_cast<size_t>(count) * 4);
+      values += count;
     }
   }
 }

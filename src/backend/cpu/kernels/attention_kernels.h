@@ -52,8 +52,8 @@ void load_queries(const AttentionTask& task, const QueryRows& rows) {
       load_query(task, r, width, rows.q + r * width);
     } else {
       const QueryCodes query(task, r);
-      pair_queries(query.codes, dim, rows.pairs + r * dim / 2);
-      rows.bias[r] = -query.sum * kKeyBias;
+      pair_queries<kCode == 2 ? 2 : 4>(query.codes, dim, rows.pairs + r * dim / 2);
+      rows.bias[r] = kCode == 2 ? -query.sum * kInt8Bias : 0;
       rows.unit[r] = query.unit;
     }
   }

@@ -57,11 +57,13 @@ struct QueryCodes {
   }
 };
 
-/// Codes as pairs of 16-bit integers, in the order of key_pairs: 0 and 2, 1 and 3 of every four.
-inline void pair_queries(const int32_t* codes, int64_t dim, int32_t* pairs) {
-  for (int64_t d = 0; d < dim; d += 4) {
-    for (int64_t i = d; i < d + 2; ++i) {
-      *pairs++ = (codes[i] & 0xffff) | codes[i + 2] * 0x10000;
+/// Codes as pairs of 16-bit integers, in the order of key_pairs. Elements d and d + kApart of every
+/// 2 kApart go to one pair.
+template <int64_t kApart>
+void pair_queries(const int32_t* codes, int64_t dim, int32_t* pairs) {
+  for (int64_t d = 0; d < dim; d += 2 * kApart) {
+    for (int64_t i = d; i < d + kApart; ++i) {
+      *pairs++ = (codes[i] & 0xffff) | codes[i + kApart] * 0x10000;
     }
   }
 }

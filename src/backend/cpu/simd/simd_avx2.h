@@ -251,43 +251,45 @@ struct Simd {
     const __m128i codes = nibbles(p);
     return {_mm256_cvtepu8_epi32(codes), _mm256_cvtepu8_epi32(_mm_srli_si128(codes, 8))};
   }
-  static void look_up_bytes(const uint8_t* p, const uint8_t* table, uint8_t* out) {
-    const auto load = [](const uint8_t* from) {
-      return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
-    };
-    const __m256i bytes = _mm256_cvtepu8_epi16(load(p));
-    const __m256i both = _mm256_or_si256(bytes, _mm256_slli_epi16(bytes, 4));
-    const __m256i codes = _mm256_and_si256(both, _mm256_set1_epi8(15));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out),
-                        _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(load(table)), codes));
+  static __m256i steps_s16(__m256i codes, __m256i step, __m256i start) {
+    return _mm256_srai_epi16(_mm256_add_epi16(_mm256_mullo_epi16(codes, step), start), 8);
+  }
+  static I32x16 steps_s16(I32x16 codes, I32x16 step, I32x16 start) {
+    return {steps_s16(codes.lo, step.lo, start.lo), steps_s16(codes.hi, step.hi, start.hi)};
   }
   static I32x16 upper_nibbles(I32x16 words) {
     return {_mm256_srli_epi16(words.lo, 12), _mm256_srli_epi16(words.hi, 12)};
   }
-  /// The bytes of BF16 numbers.
+  /// The lower and the upper bytes of 16 BF16 numbers, twice.
   struct CodeTable {
-    __m128i low;
-    __m128i high;
+    __m256i low;
+    __m256i high;
   };
   static CodeTable code_table(F32x16 numbers) {
-    const auto halves = [](__m256 x) {
-      const __m256i upper = _mm256_srli_epi32(_mm256_castps_si256(x), 16);
-      return _mm_packus_epi32(_mm256_castsi256_si128(upper), _mm256_extracti128_si256(upper, 1));
-    };
-    const __m128i first = halves(numbers.lo);
-    const __m128i last = halves(numbers.hi);
-    const __m128i byte = _mm_set1_epi16(0xff);
-    return {_mm_packus_epi16(_mm_and_si128(first, byte), _mm_and_si128(last, byte)),
-            _mm_packus_epi16(_mm_srli_epi16(first, 8), _mm_srli_epi16(last, 8))};
+    // Of four numbers: their third bytes, then their fourth.
+    const __m256i bytes = _mm256_set1_epi64x(0x0f0b07030e0a0602);
+    const __m256i first = _mm256_shuffle_epi8(_mm256_castps_si256(numbers.lo), bytes);
+    const __m256i last = _mm256_shuffle_epi8(_mm256_castps_si256(numbers.hi), bytes);
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    const __m256i both = _mm256_permutevar8x32_epi32(_mm256_unpacklo_epi32(first, last), order);
+    return {_mm256_permute4x64_epi64(both, 0x44), _mm256_permute4x64_epi64(both, 0xee)};
   }
-  static F32x16 look_up_u4(const uint8_t* p, CodeTable table) {
-    const __m128i codes = nibbles(p);
-    const __m128i low = _mm_shuffle_epi8(table.low, codes);
-    const __m128i high = _mm_shuffle_epi8(table.high, codes);
-    const auto numbers = [](__m128i halves) {
-      return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
+  static void look_up_u4(const uint8_t* p, const CodeTable& table, float* out) {
+    // Pairs of bytes, four nibbles each: those at even places to the lower half.
+    const __m128i order = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
+    const __m128i packed = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    const __m256i wide = _mm256_cvtepu8_epi16(_mm_shuffle_epi8(packed, order));
+    const __m256i both = _mm256_or_si256(wide, _mm256_slli_epi16(wide, 4));
+    const __m256i codes = _mm256_and_si256(both, _mm256_set1_epi8(15));
+    const __m256i low = _mm256_shuffle_epi8(table.low, codes);
+    const __m256i high = _mm256_shuffle_epi8(table.high, codes);
+    const __m256i zero = _mm256_setzero_si256();
+    const auto store = [&](float* to, __m256i numbers) {
+      _mm256_storeu_ps(to, _mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, numbers)));
+      _mm256_storeu_ps(to + 8, _mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, numbers)));
     };
-    return {numbers(_mm_unpacklo_epi8(low, high)), numbers(_mm_unpackhi_epi8(low, high))};
+    store(out, _mm256_unpacklo_epi8(low, high));
+    store(out + 16, _mm256_unpackhi_epi8(low, high));
   }
   static F32x16 load_fp8(const uint8_t* p) {
     const __m256i wide = _mm256_cvtepi8_epi16(half(p));  // the sign is copied upwards

@@ -164,21 +164,16 @@ struct Simd {
     const __m512i both = _mm512_or_si512(wide, _mm512_slli_epi64(wide, 28));
     return {_mm512_and_si512(both, _mm512_set1_epi32(15))};
   }
-  static void look_up_bytes(const uint8_t* p, const uint8_t* table, uint8_t* out) {
-    const auto load = [](const uint8_t* from) {
-      return _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
-    };
-    const __m256i bytes = _mm256_cvtepu8_epi16(load(p));
-    const __m256i both = _mm256_or_si256(bytes, _mm256_slli_epi16(bytes, 4));
-    const __m256i codes = _mm256_and_si256(both, _mm256_set1_epi8(15));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out),
-                        _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(load(table)), codes));
+  static I32x16 steps_s16(I32x16 codes, I32x16 step, I32x16 start) {
+    const __m512i sums = _mm512_add_epi16(_mm512_mullo_epi16(codes.v, step.v), start.v);
+    return {_mm512_srai_epi16(sums, 8)};
   }
   static I32x16 upper_nibbles(I32x16 words) { return {_mm512_srli_epi16(words.v, 12)}; }
   using CodeTable = F32x16;
   static CodeTable code_table(F32x16 numbers) { return numbers; }
-  static F32x16 look_up_u4(const uint8_t* p, CodeTable table) {
-    return {_mm512_permutexvar_ps(load_u4(p).v, table.v)};
+  static void look_up_u4(const uint8_t* p, const CodeTable& table, float* out) {
+    _mm512_storeu_ps(out, _mm512_permutexvar_ps(load_u4(p).v, table.v));
+    _mm512_storeu_ps(out + 16, _mm512_permutexvar_ps(load_u4(p + 8).v, table.v));
   }
   static F32x16 load_fp8(const uint8_t* p) {
     const __m256i wide = _mm256_cvtepi8_epi16(quarter(p));  // the sign is copied upwards

@@ -243,11 +243,17 @@ struct Simd {
   static I32x16 load_u4(const uint8_t* p) {
     return n([&](int i) { return (p[i / 2] >> (i % 2 * 4)) & 15; });
   }
-  /// Bytes that `table` [16] has for 32 nibbles, low nibbles first.
-  static void look_up_bytes(const uint8_t* p, const uint8_t* table, uint8_t* out) {
-    for (int i = 0; i < 32; ++i) {
-      out[i] = table[(p[i / 2] >> (i % 2 * 4)) & 15];
-    }
+  /// (codes * step + start) >> 8 of signed 16-bit halves.
+  static I32x16 steps_s16(I32x16 codes, I32x16 step, I32x16 start) {
+    return n([&](int i) {
+      uint32_t halves = 0;
+      for (int h = 0; h < 32; h += 16) {
+        const auto sum =
+            static_cast<int16_t>((codes.v[i] >> h) * (step.v[i] >> h) + (start.v[i] >> h));
+        halves |= static_cast<uint32_t>(static_cast<uint16_t>(sum >> 8)) << h;
+      }
+      return halves;
+    });
   }
   /// Nibbles 3 and 7 of each word, in its halves.
   static I32x16 upper_nibbles(I32x16 words) {
@@ -256,10 +262,11 @@ struct Simd {
   using CodeTable = F32x16;
   /// Of 16 BF16 numbers.
   static CodeTable code_table(F32x16 numbers) { return numbers; }
-  /// The numbers of 16 nibbles.
-  static F32x16 look_up_u4(const uint8_t* p, CodeTable table) {
-    const I32x16 codes = load_u4(p);
-    return f([&](int i) { return table.v[codes.v[i]]; });
+  /// The numbers of 32 nibbles.
+  static void look_up_u4(const uint8_t* p, const CodeTable& table, float* out) {
+    for (int i = 0; i < 32; ++i) {
+      out[i] = table.v[(p[i / 2] >> (i % 2 * 4)) & 15];
+    }
   }
   /// Sixteen E4M3 bytes times 2^-8 (their bits read as an f16); NaN codes excluded.
   static F32x16 load_fp8(const uint8_t* p) {
