@@ -219,7 +219,7 @@ def progress_commands(tmp_path):
     text.write_text("Once upon a time there was a king. " * 200)
     return {
         "quantize": (["quantize", STORYTELLER, tmp_path / "output", "--scheme", "w4a8", "--json"],
-                     "quantized", r"\d+\.\d MB/s", QUANTIZE_DETAIL),
+                     "quantized", r"(?:\d+\.\d MB/s|\d+\.\d\d GB/s)", QUANTIZE_DETAIL),
         "eval": (["eval", "ppl", STORYTELLER, "--text", text, "--window", 128, "--json"],
                  "evaluated", r"\d+ tokens/s", ""),
     }
