@@ -115,7 +115,7 @@ TEST(AttentionQueries, InPairsAreTheSameNumbers) {
     for (int64_t d = 0; d < dim; ++d) {
       const auto half = [&](const std::vector<int32_t>& pairs, int64_t apart) {
         const int64_t pair = d / (2 * apart) * apart + d % apart;
-        const int32_t shift = d / apart % 2 * 16;
+        const int64_t shift = d / apart % 2 * 16;
         return static_cast<int16_t>(pairs[static_cast<size_t>(pair)] >> shift);
       };
       ASSERT_EQ(half(twos, 2), query.codes[d]);
