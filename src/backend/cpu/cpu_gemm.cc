@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "backend/cpu/isa.h"
 #include "backend/cpu/numbers.h"
 #include "base/check.h"
 
@@ -80,7 +81,8 @@ CpuGemm::CpuGemm(PackedMatrix matrix, const KernelTable& kernels, Workspace& wor
     : matrix_(std::move(matrix)),
       kernels_(kernels),
       workspace_(workspace),
-      fixed_(!exact && takes_fixed(matrix_)) {
+      fixed_(!exact && takes_fixed(matrix_)),
+      fetch_far_(detect_cpu_features().fetch_far) {
   const Product product = product_of(kernels, matrix_.format().code, matrix_.act());
   row_kernel_ = fixed_ ? kernels.gemm_int4_fixed : product.rows;
   const PackedWeights w = matrix_.view();
@@ -237,6 +239,7 @@ void CpuGemm::round_row(const GemmArgs& args, int64_t row, int thread) {
 ProductTask CpuGemm::product_task(const GemmArgs& args, int64_t row) const {
   ProductTask task;
   task.w = matrix_.view();
+  task.w.fetch_far = fetch_far_;
   task.m = args.m - row;
   task.y = numbers_of(args.y.at(row * args.y_stride));
   task.y_stride = args.y_stride;

@@ -57,7 +57,8 @@ class CpuGemm final : public PreparedGemm {
   PackedMatrix matrix_;
   const KernelTable& kernels_;
   Workspace& workspace_;
-  bool fixed_ = false;  // activations are a FixedRow
+  bool fixed_ = false;     // activations are a FixedRow
+  bool fetch_far_ = true;  // see CpuFeatures
   KernelTable::Gemm row_kernel_ = nullptr;
   KernelTable::TileGemm tile_kernel_ = nullptr;  // null: rows only
   int64_t fewest_tile_rows_ = 0;

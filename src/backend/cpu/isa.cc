@@ -43,6 +43,9 @@ CpuFeatures detect() {
   unsigned c = 0;
   unsigned d = 0;
   CpuFeatures features;
+  if (__get_cpuid(0, &a, &b, &c, &d) != 0) {
+    features.fetch_far = c != signature_AMD_ecx;
+  }
   if (__get_cpuid(1, &a, &b, &c, &d) == 0 || !bit(c, 27)) {  // no OSXSAVE
     return features;
   }

@@ -23,6 +23,9 @@ struct CpuFeatures {
   bool avx512_vnni = false;  // and VNNI
   bool amx = false;          // tiles of int8 and bf16, permitted by the operating system
   int amx_refusal = 0;       // errno of a processor's AMX that the operating system refused
+  // Whether weights should come into the second level of caches long before the first, whose lines
+  // on their way are too few for a core's share of the bandwidth. AMD's read a sixth slower so.
+  bool fetch_far = true;
   StandIns stand_ins;
 };
 

@@ -35,6 +35,7 @@ struct PackedWeights {
   int64_t group_size = 0;  // k when one scale covers the row
   int64_t block = kMaxBlock;
   const int32_t* row_sums = nullptr;  // int8 x int8: sum of the codes of each (padded) row
+  bool fetch_far = true;              // see CpuFeatures
 };
 
 /// What products of rows and of tiles have in common.

@@ -64,7 +64,7 @@ struct FewPipeline {
     constexpr int kAdded = (kPhase + 2 * kPhases - kAddLag) % kPhases;
     if (p < task.products) {
       const uint8_t* codes = task.codes + p * Int4Pairs::kSourceBytes;
-      fetch_ahead(codes, Int4Pairs::kSourceBytes);
+      fetch_ahead(codes, Int4Pairs::kSourceBytes, Simd::kFarBytes);
       expand_tile<Int4Pairs>(codes, task.weights + p % kRing * kTileBytes);
     }
     if constexpr (ends_group(kAdded)) {

@@ -10,13 +10,18 @@
 namespace nibble::cpu {
 namespace {
 
+/// How far ahead weights are fetched into the second level.
+inline int64_t far_ahead(const PackedWeights& w) {
+  return w.fetch_far ? Simd::kFarBytes : Simd::kNearBytes;
+}
+
 /// Fetches what one step of weights, `bytes` long, will need later.
-[[gnu::always_inline]] inline void fetch_ahead(const uint8_t* codes, int64_t bytes) {
+[[gnu::always_inline]] inline void fetch_ahead(const uint8_t* codes, int64_t bytes, int64_t far) {
 #pragma GCC unroll 8
   for (int64_t b = 0; b < bytes; b += 64) {
     __builtin_prefetch(codes + Simd::kNearBytes + b);
     if constexpr (Simd::kFarBytes > 0) {
-      __builtin_prefetch(codes + Simd::kFarBytes + b, 0, 2);
+      __builtin_prefetch(codes + far + b, 0, 2);
     }
   }
 }
@@ -118,11 +123,9 @@ template <typename Codec, int kRows, int kColumn>
 }
 
 template <typename Codec, int kRows>
-[[gnu::always_inline]] inline void add_step(const uint8_t* codes,
-                                            const RowSet<kRows>& x,
-                                            int64_t k,
-                                            F32x16 (&acc)[kRows][2]) {
-  fetch_ahead(codes, Codec::kStepBytes);
+[[gnu::always_inline]] inline void add_step(
+    const uint8_t* codes, int64_t far, const RowSet<kRows>& x, int64_t k, F32x16 (&acc)[kRows][2]) {
+  fetch_ahead(codes, Codec::kStepBytes, far);
   const typename Codec::Step step = Codec::step(codes);
   // In this order two nibbles of one shifted word follow each other.
   add_column<Codec, kRows, 0>(step, x, k, acc);
@@ -148,7 +151,7 @@ template <typename Codec, int kRows>
     __builtin_memcpy(padded[r], x.p[r] + k, static_cast<size_t>(columns) * 4);
     rows.p[r] = padded[r];
   }
-  add_step<Codec, kRows>(codes, rows, 0, acc);
+  add_step<Codec, kRows>(codes, Simd::kNearBytes, rows, 0, acc);
 }
 
 template <int kRows>
@@ -231,6 +234,7 @@ void tile_product(const PackedWeights& w,
                   const RowSet<kRows>& x,
                   F32x16 (&total)[kRows]) {
   const uint8_t* codes = w.codes + tile * w.tile_bytes;
+  const int64_t far = far_ahead(w);
   TileSums<kGroups, kRows> sums(w, tile, total);
   int64_t k = 0;
   while (k + w.block <= w.k) {
@@ -240,7 +244,7 @@ void tile_product(const PackedWeights& w,
     F32x16 acc[kRows][2];
     clear(acc);
     for (const int64_t end = k + w.block; k < end; k += kStepColumns) {
-      add_step<Codec, kRows>(codes, x, k, acc);
+      add_step<Codec, kRows>(codes, far, x, k, acc);
       codes += Codec::kStepBytes;
     }
     sums.add_block(acc);
@@ -249,7 +253,7 @@ void tile_product(const PackedWeights& w,
     F32x16 acc[kRows][2];
     clear(acc);
     for (; k + kStepColumns <= w.k; k += kStepColumns) {
-      add_step<Codec, kRows>(codes, x, k, acc);
+      add_step<Codec, kRows>(codes, far, x, k, acc);
       codes += Codec::kStepBytes;
     }
     if (k < w.k) {
@@ -397,8 +401,9 @@ template <typename Codec, int kRows>
     acc[r][0] = Simd::set_int(0);
     acc[r][kSums - 1] = Simd::set_int(0);
   }
+  const int64_t far = far_ahead(task.w);
   for (int64_t k = 0; k < task.w.k; k += kStepColumns) {
-    fetch_ahead(codes, Codec::kStepBytes);
+    fetch_ahead(codes, Codec::kStepBytes, far);
     const uint8_t* at = x + k;
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
@@ -442,6 +447,7 @@ template <typename V, int kRows>
   for (int r = 0; r < kRows; ++r) {
     sums[r] = Simd::set_int(0);
   }
+  const int64_t far = far_ahead(task.w);
   for (int64_t k = 0; k < task.w.k; k += 4 * kStepColumns) {
     if constexpr (kRows > 2) {
       asm volatile("" : "+m"(sums));  // the 16-bit sums need the registers
@@ -452,7 +458,7 @@ template <typename V, int kRows>
       part[r] = Simd::set_int(0);
     }
     const auto next_step = [&]() __attribute__((always_inline)) {
-      fetch_ahead(codes, IntCodecInt4::kStepBytes);
+      fetch_ahead(codes, IntCodecInt4::kStepBytes, far);
       add_short_half<V, 0>(codes, x, task.xq_stride, part);
       add_short_half<V, 1>(codes, x, task.xq_stride, part);
       codes += IntCodecInt4::kStepBytes;
@@ -638,6 +644,7 @@ void fixed_rows(const GemmTask& task, int64_t tile, int64_t row) {
   const uint8_t* codes = w.codes + tile * w.tile_bytes;
   const uint8_t* x = task.xq + row * task.xq_stride;
   const uint8_t* groups = x + 2 * w.k;
+  const int64_t far = far_ahead(w);
   F32x16 total[kRows];
   set_zero(total);
   for (int64_t scale = tile * w.groups; scale < (tile + 1) * w.groups; ++scale) {
@@ -646,7 +653,7 @@ void fixed_rows(const GemmTask& task, int64_t tile, int64_t row) {
     }
     FixedSums<kRows> sums(groups, task.xq_stride);
     for (int64_t k = 0; k < w.group_size; k += kStepColumns) {
-      fetch_ahead(codes, CodecInt4::kStepBytes);
+      fetch_ahead(codes, CodecInt4::kStepBytes, far);
       sums.add(Simd::load_int(codes), x);
       codes += CodecInt4::kStepBytes;
       x += 2 * kStepColumns;
