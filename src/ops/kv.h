@@ -7,9 +7,10 @@ namespace nibble {
 
 /// Element code of cached keys and values. Quantized forms have parameters per token and head:
 /// int8: f32 scale = absmax/127, value = code * scale; int4: f32 scale and offset, value =
-/// code * scale + offset, codes 0..15, two per byte, low nibble first. Of the ranges min..max
-/// clipped around their middle to 1, 0.95, ... 0.7, each gives codes and these a least-squares
-/// line; the best line's nearest codes are stored.
+/// code * scale + offset, codes 0..15, two per byte, low nibble first. Each of the ranges min..max
+/// clipped around their middle to 1, 0.92 and 0.84 gives codes, these a least-squares line, that
+/// line's nearest codes the next, three times. The best line's nearest codes are stored, with the
+/// line through them.
 /// fp8 (e4m3, one scale per layer) exists in the CUDA backend alone.
 enum class KvCode : uint8_t { kF32, kBf16, kInt8, kInt4, kFp8 };
 

@@ -366,7 +366,8 @@ void check_append(KvCode code, int head_dim, int tokens, bool with_norm) {
     }
   }
   if (quantized) {
-    EXPECT_LE(ours, 1.01 * theirs + 1e-6 * power);
+    // Of INT4 the CPU fits each line again, which saves 2 to 4 % of normal numbers' error.
+    EXPECT_LE(ours, (code == KvCode::kInt4 ? 1.05 : 1.01) * theirs + 1e-6 * power);
     EXPECT_GE(ours, 0.9 * theirs);
   } else {
     EXPECT_LE(std::sqrt(ours / power), code == KvCode::kBf16 ? 0.002 : 0.03);

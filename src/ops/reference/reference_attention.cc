@@ -90,23 +90,27 @@ void write_int4(const float* values, int64_t dim, std::byte* row, float* params)
   double best_scale = 0.0;
   double best_offset = middle;
   double least = std::numeric_limits<double>::infinity();
-  for (int step = 0; step < 7; ++step) {
-    double scale = (static_cast<double>(*high) - *low) * (1.0 - 0.05 * step) / 15.0;
+  for (const double part : {1.0, 0.92, 0.84}) {
+    double scale = (static_cast<double>(*high) - *low) * part / 15.0;
     double offset = middle - 7.5 * scale;
-    const double error = refit(values, dim, scale, offset);
+    double error = 0.0;
+    for (int fit = 0; fit < 3; ++fit) {
+      error = refit(values, dim, scale, offset);
+    }
     if (error < least) {
       least = error;
       best_scale = scale;
       best_offset = offset;
     }
   }
-  params[0] = static_cast<float>(best_scale);
-  params[1] = static_cast<float>(best_offset);
   std::fill(row, row + dim / 2, std::byte{0});
   for (int64_t d = 0; d < dim; ++d) {
     const auto bits = static_cast<unsigned>(code_of(values[d], best_scale, best_offset));
     row[d / 2] |= static_cast<std::byte>(bits << (d % 2 * 4));
   }
+  refit(values, dim, best_scale, best_offset);
+  params[0] = static_cast<float>(best_scale);
+  params[1] = static_cast<float>(best_offset);
 }
 
 void write_row(const KvView& kv, std::byte* half, int64_t slot, const float* values) {

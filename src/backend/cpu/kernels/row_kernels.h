@@ -12,7 +12,8 @@ constexpr int32_t kMagnitude = 0x7fffffff;
 constexpr int32_t kInfinityBits = 0x7f800000;
 constexpr int32_t kNanBits = 0x7fc00000;
 constexpr float kFp8Max = 448.0F;
-constexpr int kKvClipSteps = 7;  // ranges clipped to 1, 0.95, ... 0.7 of themselves
+constexpr float kKvRanges[] = {1.0F, 0.92F, 0.84F};  // of a row's whole range
+constexpr int kKvFits = 3;                           // of a line to its codes, from each range on
 
 constexpr int64_t kShortRow = 128;
 constexpr int64_t kPiece = 8;           // neighbours whose squares are summed first
@@ -376,37 +377,57 @@ inline I32x16 code_on(CodeLine line, F32x16 v) {
   return Simd::to_int(Simd::max(Simd::set(0.0F), Simd::min(Simd::set(15.0F), code)));
 }
 
-/// The line of least squared error among those fitted to the codes that clipped ranges give.
-inline CodeLine fit_code_line(const float* x, int64_t dim, float middle, float range) {
+/// The line of least squared error through the codes that another line gives, and the squares that
+/// it explains: 0 when the codes are all one.
+struct FittedLine {
+  CodeLine line;
+  float explained = 0.0F;
+};
+
+inline FittedLine fit_codes(const float* x, int64_t dim, float middle, float mean, CodeLine given) {
   const auto n = static_cast<float>(dim);
-  F32x16 sum_x = Simd::set(0.0F);
-  in_centred(x, dim, middle,
-             [&](int64_t, int64_t, F32x16 v, F32x16) { sum_x = Simd::add(sum_x, v); });
-  const float mean = Simd::reduce_add(sum_x) / n;
-  CodeLine best;
-  float most = 0.0F;  // squares that the line explains
-  for (int step = 0; step < kKvClipSteps; ++step) {
-    const float scale = range * (1.0F - 0.05F * static_cast<float>(step)) / 15.0F;
-    const CodeLine clipped{scale, -7.5F * scale};
-    F32x16 sum_c = Simd::set(0.0F);
-    F32x16 sum_cc = sum_c;
-    F32x16 sum_xc = sum_c;
-    in_centred(x, dim, middle, [&](int64_t, int64_t, F32x16 v, F32x16 mask) {
-      const F32x16 code = Simd::mul(Simd::to_float(code_on(clipped, v)), mask);
-      sum_c = Simd::add(sum_c, code);
-      sum_cc = Simd::fma(code, code, sum_cc);
-      sum_xc = Simd::fma(v, code, sum_xc);
-    });
-    const float c = Simd::reduce_add(sum_c);
-    const float variance = Simd::reduce_add(sum_cc) - c * (c / n);
-    const float covariance = Simd::reduce_add(sum_xc) - c * mean;
-    if (variance > 0.0F && covariance * (covariance / variance) > most) {
-      most = covariance * (covariance / variance);
-      best.scale = covariance / variance;
-      best.offset = mean - best.scale * (c / n);
-    }
+  F32x16 sum_c = Simd::set(0.0F);
+  F32x16 sum_cc = sum_c;
+  F32x16 sum_xc = sum_c;
+  in_centred(x, dim, middle, [&](int64_t, int64_t, F32x16 v, F32x16 mask) {
+    const F32x16 code = Simd::mul(Simd::to_float(code_on(given, v)), mask);
+    sum_c = Simd::add(sum_c, code);
+    sum_cc = Simd::fma(code, code, sum_cc);
+    sum_xc = Simd::fma(v, code, sum_xc);
+  });
+  const float c = Simd::reduce_add(sum_c);
+  const float variance = Simd::reduce_add(sum_cc) - c * (c / n);
+  const float covariance = Simd::reduce_add(sum_xc) - c * mean;
+  if (!(variance > 0.0F && covariance > 0.0F)) {
+    return {};
   }
-  return best;
+  const float scale = covariance / variance;
+  return {{scale, mean - scale * (c / n)}, covariance * scale};
+}
+
+/// A row's codes are those nearest to `codes`; `values` is the best line through them.
+struct RowLines {
+  CodeLine codes;
+  CodeLine values;
+};
+
+/// The best line that fitting again and again comes to from clipped ranges (ops/kv.h).
+inline RowLines fit_row(const float* x, int64_t dim, float middle, float range) {
+  F32x16 sum = Simd::set(0.0F);
+  in_centred(x, dim, middle, [&](int64_t, int64_t, F32x16 v, F32x16) { sum = Simd::add(sum, v); });
+  const float mean = Simd::reduce_add(sum) / static_cast<float>(dim);
+  FittedLine best;
+  for (const float part : kKvRanges) {
+    const float scale = range * part / 15.0F;
+    FittedLine fitted{{scale, -7.5F * scale}, 1.0F};
+    for (int fit = 0; fit < kKvFits && fitted.explained > 0.0F; ++fit) {
+      fitted = fit_codes(x, dim, middle, mean, fitted.line);
+    }
+    best = fitted.explained > best.explained ? fitted : best;
+  }
+  const FittedLine last =
+      best.explained > 0.0F ? fit_codes(x, dim, middle, mean, best.line) : FittedLine{};
+  return {best.line, last.line};
 }
 
 inline void write_kv_int4(const float* x, int64_t dim, uint8_t* row, float* params) {
@@ -425,21 +446,21 @@ inline void write_kv_int4(const float* x, int64_t dim, uint8_t* row, float* para
   const float range = Simd::reduce_max(high) - least;
   const float middle = least + 0.5F * range;
   const float spoiled = row_scale(x, dim, 1.0F) * 0.0F;  // NaN when a value is not finite, else 0
-  CodeLine line;
+  RowLines lines;
   if (spoiled == 0.0F && range > 0.0F) {
-    line = fit_code_line(x, dim, middle, range);
+    lines = fit_row(x, dim, middle, range);
   }
   in_centred(x, dim, middle, [&](int64_t i, int64_t lanes, F32x16 v, F32x16) {
     uint8_t bytes[16] = {};
-    if (line.scale > 0.0F) {
-      Simd::store_u8(bytes, code_on(line, v));
+    if (lines.values.scale > 0.0F) {
+      Simd::store_u8(bytes, code_on(lines.codes, v));
     }
     for (int64_t j = 0; j < lanes / 2; ++j) {
       row[i / 2 + j] = static_cast<uint8_t>(bytes[2 * j] | (bytes[2 * j + 1] << 4));
     }
   });
-  params[0] = line.scale;
-  params[1] = line.offset + middle + spoiled;
+  params[0] = lines.values.scale;
+  params[1] = lines.values.offset + middle + spoiled;
 }
 
 void write_kv(const KvLayout& kv, const float* x, uint8_t* row, float* params) {
