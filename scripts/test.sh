@@ -17,8 +17,8 @@ ctest --preset "$preset" -j "$(jobs)" --output-junit "$reports/ctest.xml" >&2 ||
   note "ctest reported failures"
 
 case "$preset" in
-  cpu) python_tests=(tests/e2e) ;;
-  cpu-asan) python_tests=(tests/e2e/test_cli_bad_input.py tests/e2e/test_cli_commands.py) ;;
+  cpu) python_tests=(tests/e2e tests/issues) ;;
+  cpu-asan) python_tests=(tests/e2e/test_cli_bad_input.py tests/e2e/test_cli_commands.py tests/issues) ;;
   *) python_tests=() ;;
 esac
 if [ ${#python_tests[@]} -gt 0 ]; then
@@ -32,7 +32,7 @@ if [ ${#python_tests[@]} -gt 0 ]; then
   elif [ "${CI:-}" = true ]; then
     echo "could not install openai and pytest" > "$reports/pytest.broken"
   else
-    echo "tests/e2e: could not install openai and pytest (no package index)" > "$reports/pytest.skipped"
+    echo "tests/e2e and tests/issues: could not install openai and pytest (no package index)" > "$reports/pytest.skipped"
   fi
 fi
 

@@ -1,9 +1,13 @@
-"""What several test files need from the machine."""
+"""What several test files need from the machine, and the helpers of tests/e2e for all folders."""
 
 import os
+import pathlib
 import pty
+import sys
 
 import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent / "e2e"))
 
 
 @pytest.fixture(scope="session")
