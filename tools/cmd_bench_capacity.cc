@@ -30,6 +30,7 @@ struct CapacityFlags {
 struct CapacityReport {
   std::string scheme;
   std::string backend;
+  KvCode kv_code = KvCode::kBf16;
   MemoryPlan plan;
   int64_t cache_bytes = 0;
   int64_t page_size = 0;
@@ -139,13 +140,16 @@ Result<CapacityReport> measure(const CapacityFlags& flags) {
   EngineOptions options;
   options.max_num_seqs = flags.max_num_seqs;
   options.max_num_batched_tokens = flags.max_num_batched_tokens;
-  NIBBLE_ASSIGN_OR_RETURN(options.kv_code, parse_kv_cache_dtype(flags.model.kv_cache_dtype));
+  NIBBLE_ASSIGN_OR_RETURN(const std::optional<KvCode> asked,
+                          parse_kv_cache_dtype(flags.model.kv_cache_dtype));
   NIBBLE_ASSIGN_OR_RETURN(const auto backend, open_backend(backend_of(flags.model)));
   if (backend->host_memory()) {
     return make_error(StatusCode::kUnsupported,
                       "memory is planned for GPUs alone, and {} is none; choose --device cuda",
                       backend->name());
   }
+  options.kv_code = kv_code_for(asked, config, *backend);
+  report.kv_code = options.kv_code;
   NIBBLE_ASSIGN_OR_RETURN(report.plan, plan_memory(options, folder, config, *backend));
   options.page_size = backend->preferred_page_size(options.kv_code);
   KvCacheShape shape{.code = options.kv_code,
@@ -193,10 +197,9 @@ int64_t planned_without_cache(const CapacityReport& report) {
   return report.plan.weights + report.plan.scratch + report.plan.reserve;
 }
 
-Json to_json(const CapacityReport& report, const CapacityFlags& flags) {
-  const KvCode code = parse_kv_cache_dtype(flags.model.kv_cache_dtype).value();
+Json to_json(const CapacityReport& report) {
   return Json::object({{"scheme", report.scheme},
-                       {"kv_cache_dtype", kv_code_name(code)},
+                       {"kv_cache_dtype", kv_code_name(report.kv_code)},
                        {"backend", report.backend},
                        {"tokens", report.pages * report.page_size},
                        {"page_size", report.page_size},
@@ -234,7 +237,7 @@ void print_table(const CapacityReport& report, const CapacityFlags& flags) {
 Status run(const CapacityFlags& flags) {
   NIBBLE_ASSIGN_OR_RETURN(const CapacityReport report, measure(flags));
   if (flags.json) {
-    print_out(to_json(report, flags).dump() + "\n");
+    print_out(to_json(report).dump() + "\n");
   } else {
     print_table(report, flags);
   }

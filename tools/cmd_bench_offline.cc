@@ -36,6 +36,7 @@ struct OfflineFlags {
 
 struct OfflineReport {
   std::string scheme;
+  KvCode kv_code = KvCode::kBf16;
   std::string backend;
   int threads = 0;
   double load_ms = 0;
@@ -43,10 +44,6 @@ struct OfflineReport {
   int64_t peak_rss_bytes = 0;
   std::vector<ShapeReport> shapes;
 };
-
-std::string_view cache_type(const ModelFlags& flags) {
-  return kv_code_name(parse_kv_cache_dtype(flags.kv_cache_dtype).value());
-}
 
 /// Bytes of keys and values that a decode step reads for one sequence of this length.
 int64_t kv_bytes_read(const ModelConfig& config, KvCode code, int64_t length) {
@@ -128,10 +125,13 @@ Result<OfflineReport> measure(const OfflineFlags& flags) {
   OfflineReport report;
   EngineOptions base;
   base.max_num_batched_tokens = flags.max_num_batched_tokens;
-  NIBBLE_ASSIGN_OR_RETURN(base.kv_code, parse_kv_cache_dtype(flags.model.kv_cache_dtype));
+  NIBBLE_ASSIGN_OR_RETURN(const std::optional<KvCode> asked,
+                          parse_kv_cache_dtype(flags.model.kv_cache_dtype));
   NIBBLE_ASSIGN_OR_RETURN(const ModelConfig config, load_model_config(flags.model.model_dir));
   const auto begin = Clock::now();
   NIBBLE_ASSIGN_OR_RETURN(const auto backend, open_backend(backend_of(flags.model)));
+  base.kv_code = kv_code_for(asked, config, *backend);
+  report.kv_code = base.kv_code;
   base.page_size = backend->preferred_page_size(base.kv_code);
   NIBBLE_ASSIGN_OR_RETURN(const EngineOptions options,
                           OfflineBench::options_for(shapes, base, config));
@@ -188,7 +188,7 @@ Json to_json(const OfflineReport& report, const ShapeReport& shape, const Offlin
                        {"scheme", report.scheme},
                        {"backend", report.backend},
                        {"threads", int64_t{report.threads}},
-                       {"kv_cache_dtype", cache_type(flags.model)}});
+                       {"kv_cache_dtype", kv_code_name(report.kv_code)}});
 }
 
 /// One object for one shape; for several their objects, with what compares them.
@@ -229,7 +229,7 @@ void print_shape(const OfflineReport& report, const ShapeReport& of) {
 void print_table(const OfflineReport& report, const OfflineFlags& flags) {
   print_out(fmt::format("{}: {} on {}, {} threads, KV cache {}; loaded in {:.0f} ms\n",
                         flags.model.model_dir, report.scheme, report.backend, report.threads,
-                        cache_type(flags.model), report.load_ms));
+                        kv_code_name(report.kv_code), report.load_ms));
   for (const ShapeReport& shape : report.shapes) {
     print_shape(report, shape);
   }

@@ -10,6 +10,7 @@
 #include "eval/perplexity.h"
 #include "flag_checks.h"
 #include "model_flags.h"
+#include "ops/kv_name.h"
 #include "output.h"
 #include "progress.h"
 
@@ -26,30 +27,36 @@ struct EvalFlags {
   bool json = false;
 };
 
-/// `tokens_per_byte` makes models of different vocabularies comparable: nats per token times it.
-void print(const EvalFlags& flags,
-           const PerplexityResult& result,
-           double tokens_per_byte,
-           double seconds) {
-  const double nats_per_byte = std::log(result.perplexity) * tokens_per_byte;
+/// What was measured, and how.
+struct EvalReport {
+  PerplexityResult result;
+  double tokens_per_byte = 0;  // makes models of different vocabularies comparable
+  double seconds = 0;
+  KvCode kv_code = KvCode::kBf16;
+};
+
+void print(const EvalFlags& flags, const EvalReport& report) {
+  const PerplexityResult& result = report.result;
+  const double nats_per_byte = std::log(result.perplexity) * report.tokens_per_byte;
   if (flags.json) {
     const Json json = Json::object({{"perplexity", result.perplexity},
                                     {"tokens", result.scored_tokens},
                                     {"window", flags.window},
-                                    {"seconds", seconds},
+                                    {"seconds", report.seconds},
                                     {"nats_per_byte", nats_per_byte},
-                                    {"kv_cache_dtype", flags.model.kv_cache_dtype}});
+                                    {"kv_cache_dtype", kv_code_name(report.kv_code)}});
     print_out(json.dump() + "\n");
     return;
   }
   print_out(fmt::format(
       "perplexity {:.4f} over {} scored tokens, windows of {}; {:.4f} nats per byte; {:.1f} s\n",
-      result.perplexity, result.scored_tokens, flags.window, nats_per_byte, seconds));
+      result.perplexity, result.scored_tokens, flags.window, nats_per_byte, report.seconds));
 }
 
 Status run(const EvalFlags& flags) {
   const auto start = std::chrono::steady_clock::now();
-  NIBBLE_ASSIGN_OR_RETURN(const KvCode kv_code, parse_kv_cache_dtype(flags.model.kv_cache_dtype));
+  NIBBLE_ASSIGN_OR_RETURN(const std::optional<KvCode> asked,
+                          parse_kv_cache_dtype(flags.model.kv_cache_dtype));
   NIBBLE_ASSIGN_OR_RETURN(const std::string text, read_file(flags.text_file));
   NIBBLE_ASSIGN_OR_RETURN(const auto tokenizer, Tokenizer::load(flags.model.model_dir));
   NIBBLE_ASSIGN_OR_RETURN(const auto backend, open_backend(backend_of(flags.model)));
@@ -61,6 +68,7 @@ Status run(const EvalFlags& flags) {
                       "max_position_embeddings)",
                       flags.window, config.max_position);
   }
+  const KvCode kv_code = kv_code_for(asked, config, *backend);
   const int64_t page_size = backend->preferred_page_size(kv_code);
   NIBBLE_ASSIGN_OR_RETURN(
       PagedKvCache cache,
@@ -79,11 +87,13 @@ Status run(const EvalFlags& flags) {
   const auto size = static_cast<int64_t>(tokens.size());
   const int64_t evaluated = size - size % std::min(size, flags.window);  // whole windows only
   const auto progress = [&](int64_t done) { display.update(done, evaluated, ""); };
-  NIBBLE_ASSIGN_OR_RETURN(const PerplexityResult result,
+  EvalReport report;
+  NIBBLE_ASSIGN_OR_RETURN(report.result,
                           evaluate_perplexity(*model, cache, tokens, flags.window, progress));
-  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-  print(flags, result, static_cast<double>(size) / static_cast<double>(text.size()),
-        seconds.count());
+  report.tokens_per_byte = static_cast<double>(size) / static_cast<double>(text.size());
+  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  report.kv_code = kv_code;
+  print(flags, report);
   return {};
 }
 

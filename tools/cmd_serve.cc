@@ -131,7 +131,7 @@ Status run(ServeFlags& flags) {
   NIBBLE_RETURN_IF_ERROR(check_refusals(flags));
   raise_descriptor_limit();
   const ShutdownSignals signals;
-  NIBBLE_ASSIGN_OR_RETURN(flags.session.engine.kv_code, parse_kv_cache_dtype(flags.kv_cache_dtype));
+  NIBBLE_ASSIGN_OR_RETURN(flags.session.kv_code, parse_kv_cache_dtype(flags.kv_cache_dtype));
   AppGate gate(NIBBLE_VERSION);
   NIBBLE_ASSIGN_OR_RETURN(std::unique_ptr<HttpServer> server,
                           HttpServer::start(flags.http, gate.callbacks()));

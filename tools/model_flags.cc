@@ -48,7 +48,8 @@ void add_model_flags(CLI::App& command, ModelFlags& flags) {
   command.add_option("MODEL", flags.model_dir, "Model folder in Hugging Face format")->required();
   command
       .add_option("--kv-cache-dtype", flags.kv_cache_dtype,
-                  "Keys and values are kept in this type (auto: bf16)")
+                  "Keys and values are kept in this type (auto: what the checkpoint's type "
+                  "needs, bf16 for BF16 and f32 for F16 and F32)")
       ->check(CLI::IsMember({"auto", "f32", "bf16", "fp8", "int8", "int4"}))
       ->capture_default_str();
   add_thread_flags(command, {flags.threads, flags.pinning, flags.numa});
@@ -91,7 +92,7 @@ Result<ServingSession> open_session(const ModelFlags& flags) {
   SessionOptions options;
   options.backend = backend_of(flags);
   options.engine.max_num_seqs = 1;
-  NIBBLE_ASSIGN_OR_RETURN(options.engine.kv_code, parse_kv_cache_dtype(flags.kv_cache_dtype));
+  NIBBLE_ASSIGN_OR_RETURN(options.kv_code, parse_kv_cache_dtype(flags.kv_cache_dtype));
   return open_session(flags.model_dir, options);
 }
 

@@ -176,7 +176,8 @@ void add_engine_flags(CLI::App& command, ServeFlags& flags) {
       ->envname("NIBBLE_ENABLE_PREFIX_CACHING");
   command
       .add_option("--kv-cache-dtype", flags.kv_cache_dtype,
-                  "Keys and values are kept in this type (auto: bf16)")
+                  "Keys and values are kept in this type (auto: what the checkpoint's type "
+                  "needs, bf16 for BF16 and f32 for F16 and F32)")
       ->envname("NIBBLE_KV_CACHE_DTYPE")
       ->check(CLI::IsMember({"auto", "f32", "bf16", "fp8", "int8", "int4"}))
       ->capture_default_str();

@@ -62,18 +62,37 @@ std::string name_of(const std::string& model_dir) {
 
 }  // namespace
 
-Result<KvCode> parse_kv_cache_dtype(const std::string& name) {
+Result<std::optional<KvCode>> parse_kv_cache_dtype(const std::string& name) {
+  if (name == "auto") {
+    return std::optional<KvCode>();
+  }
   for (const KvCode code :
        {KvCode::kBf16, KvCode::kF32, KvCode::kInt8, KvCode::kInt4, KvCode::kFp8}) {
     if (name == kv_code_name(code)) {
-      return code;
+      return std::optional(code);
     }
-  }
-  if (name == "auto") {
-    return KvCode::kBf16;
   }
   return make_error(StatusCode::kInvalidArgument,
                     "kv-cache-dtype is '{}', but must be auto, f32, bf16, fp8, int8 or int4", name);
+}
+
+KvCode kv_code_for(std::optional<KvCode> asked, const ModelConfig& config, const Backend& backend) {
+  if (asked) {
+    return *asked;
+  }
+  if (config.dtype == DType::kBF16) {
+    return KvCode::kBf16;
+  }
+  const KvView f32{.code = KvCode::kF32,
+                   .page_size = backend.preferred_page_size(KvCode::kF32),
+                   .kv_heads = config.num_kv_heads,
+                   .head_dim = config.head_dim};
+  if (backend.check_kv(f32, config.num_heads).ok()) {
+    return KvCode::kF32;
+  }
+  NIBBLE_LOG(kInfo, "keys and values are cached in bf16: {} has no f32 cache, which {} asks for",
+             backend.name(), dtype_name(config.dtype));
+  return KvCode::kBf16;
 }
 
 SamplingParams default_sampling(const ModelConfig& config, const SamplingParams& fallback) {
@@ -143,8 +162,10 @@ Status load_engine(const std::string& model_dir,
                    ServingSession& session) {
   NIBBLE_ASSIGN_OR_RETURN(session.backend, open_backend(options.backend));
   NIBBLE_ASSIGN_OR_RETURN(const ModelConfig config, load_model_config(model_dir));
+  EngineOptions wanted = options.engine;
+  wanted.kv_code = kv_code_for(options.kv_code, config, *session.backend);
   NIBBLE_ASSIGN_OR_RETURN(const EngineOptions resolved,
-                          resolve_in_memory(options.engine, model_dir, config, *session.backend));
+                          resolve_in_memory(wanted, model_dir, config, *session.backend));
   const ModelOptions model_options{.max_batch_tokens = resolved.max_num_batched_tokens,
                                    .max_logit_rows = resolved.max_num_seqs};
   NIBBLE_ASSIGN_OR_RETURN(auto model, load_model(model_dir, *session.backend, model_options));

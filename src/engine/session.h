@@ -14,8 +14,9 @@ namespace nibble {
 
 struct SessionOptions {
   BackendOptions backend;
-  EngineOptions engine;
-  std::string tokenizer_dir;  // of tokenizer and chat template; "": the model's folder
+  EngineOptions engine;           // its kv_code is overwritten with that of kv_code_for()
+  std::optional<KvCode> kv_code;  // absent: what the checkpoint's type asks for
+  std::string tokenizer_dir;      // of tokenizer and chat template; "": the model's folder
 };
 
 /// A model ready to answer: everything that `generate`, `chat` and `serve` share.
@@ -37,8 +38,12 @@ struct ServingSession {
 /// (A tokenizer may know more tokens than the model: Engine::submit refuses prompts with these.)
 Result<ServingSession> open_session(const std::string& model_dir, const SessionOptions& options);
 
-/// auto, f32, bf16, fp8, int8 or int4; auto is bf16. kInvalidArgument lists the names.
-Result<KvCode> parse_kv_cache_dtype(const std::string& name);
+/// f32, bf16, fp8, int8 or int4, or auto, which gives none. kInvalidArgument lists the names.
+Result<std::optional<KvCode>> parse_kv_cache_dtype(const std::string& name);
+
+/// The cache's format: what was asked for, else one that holds what the checkpoint's type holds:
+/// bf16 for BF16, f32 for F16 and F32. A backend without an f32 cache takes bf16 and logs it.
+KvCode kv_code_for(std::optional<KvCode> asked, const ModelConfig& config, const Backend& backend);
 
 /// The model's own sampling defaults (generation_config.json); `fallback` where it has none.
 SamplingParams default_sampling(const ModelConfig& config, const SamplingParams& fallback);

@@ -59,11 +59,27 @@ TEST(Session, FindsTheChatTemplate) {
 }
 
 TEST(Session, KvCacheDtypeNames) {
-  EXPECT_EQ(parse_kv_cache_dtype("auto").value(), KvCode::kBf16);
+  EXPECT_EQ(parse_kv_cache_dtype("auto").value(), std::nullopt);
   EXPECT_EQ(parse_kv_cache_dtype("f32").value(), KvCode::kF32);
   EXPECT_EQ(parse_kv_cache_dtype("int8").value(), KvCode::kInt8);
   EXPECT_EQ(parse_kv_cache_dtype("int4").value(), KvCode::kInt4);
   EXPECT_THAT(parse_kv_cache_dtype("fp4").status().message(), HasSubstr("'fp4'"));
+}
+
+TEST(Session, TheCacheHoldsWhatTheCheckpointsTypeHolds) {
+  const auto backend = open_backend({}).value();
+  ModelConfig config;
+  config.num_heads = 4;
+  config.num_kv_heads = 2;
+  config.head_dim = 16;
+  config.dtype = DType::kBF16;
+  EXPECT_EQ(kv_code_for(std::nullopt, config, *backend), KvCode::kBf16);
+  EXPECT_EQ(kv_code_for(KvCode::kInt4, config, *backend), KvCode::kInt4);
+  config.dtype = DType::kF16;
+  EXPECT_EQ(kv_code_for(std::nullopt, config, *backend), KvCode::kF32);
+  config.dtype = DType::kF32;
+  EXPECT_EQ(kv_code_for(std::nullopt, config, *backend), KvCode::kF32);
+  EXPECT_EQ(kv_code_for(KvCode::kBf16, config, *backend), KvCode::kBf16);
 }
 
 TEST(Session, ModelDefaultsComeBeforeTheFallback) {
