@@ -12,6 +12,7 @@
 #include "checkpoint/quant_config.h"
 #include "command.h"
 #include "flag_checks.h"
+#include "model/tensor_check.h"
 #include "ops/kv_name.h"
 #include "output.h"
 
@@ -175,6 +176,7 @@ Result<Summary> summarize(const std::string& path) {
   NIBBLE_ASSIGN_OR_RETURN(const QuantConfig config, load_quant_config(path));
   Summary summary;
   NIBBLE_RETURN_IF_ERROR(read_config(path, summary));
+  NIBBLE_RETURN_IF_ERROR(check_model_tensors(path));
   summary.scheme = describe_scheme(reader, config);
   summary.bytes = reader.total_bytes();
   for (const TensorInfo* tensor : reader.tensors()) {

@@ -8,6 +8,7 @@
 #include "base/json.h"
 #include "command.h"
 #include "flag_checks.h"
+#include "model/tensor_check.h"
 #include "output.h"
 #include "progress.h"
 #include "quantizer/quantize.h"
@@ -46,7 +47,8 @@ std::string scheme_list() {
 
 double mega(int64_t bytes) { return static_cast<double>(bytes) / 1e6; }
 
-Json report_json(const QuantizeReport& report, const Flags& flags) {
+/// `runs`: whether this program loads what was made, else why not.
+Json report_json(const QuantizeReport& report, const Flags& flags, const Status& runs) {
   JsonArray worst;
   for (const QuantizedTensor& tensor : report.tensors) {
     worst.push_back(Json::object({{"name", tensor.name}, {"snr_db", tensor.snr_db}}));
@@ -60,6 +62,8 @@ Json report_json(const QuantizeReport& report, const Flags& flags) {
        {"seconds", report.seconds},
        {"peak_rss_bytes", report.peak_rss_bytes},
        {"already_there", report.already_there},
+       {"runs", runs.ok()},
+       {"why_not", runs.ok() ? Json() : Json(runs.message())},
        {"snr_db", Json::object({{"mean", report.snr_db_mean}, {"min", report.snr_db_min}})},
        {"worst_first", std::move(worst)}});
 }
@@ -179,6 +183,7 @@ std::string more_text(const QuantizeProgress& progress) {
 Status run(Flags& flags) {
   NIBBLE_RETURN_IF_ERROR(fill_options(flags));
   QuantizeOptions& options = flags.options;
+  NIBBLE_RETURN_IF_ERROR(check_model_tensors(options.source));
   if (flags.dry_run) {
     NIBBLE_ASSIGN_OR_RETURN(const Json plan, describe_plan(options));
     if (flags.json) {
@@ -196,13 +201,23 @@ Status run(Flags& flags) {
     display.update(progress.bytes_done, progress.bytes_total, progress.tensor, more_text(progress));
   };
   NIBBLE_ASSIGN_OR_RETURN(const QuantizeReport report, quantize_checkpoint(options));
-  const bool part = options.share.kind == QuantizeShare::Kind::kPart && !report.already_there;
+  if (options.share.kind == QuantizeShare::Kind::kPart && !report.already_there) {
+    if (flags.json) {
+      print_out(part_json(report, flags).dump() + "\n");
+    } else {
+      print_part(report, flags);
+    }
+    return {};
+  }
+  const Status runs = check_loadable(options.destination);
   if (flags.json) {
-    print_out((part ? part_json(report, flags) : report_json(report, flags)).dump() + "\n");
-  } else if (part) {
-    print_part(report, flags);
-  } else {
-    print_report(report, flags);
+    print_out(report_json(report, flags, runs).dump() + "\n");
+    return {};
+  }
+  print_report(report, flags);
+  if (!runs.ok()) {
+    print_out(fmt::format("{} is complete, but nibble does not run it: {}\n", options.destination,
+                          runs.message()));
   }
   return {};
 }

@@ -1,6 +1,7 @@
 #include "checkpoint/checkpoint_reader.h"
 
 #include <set>
+#include <unordered_set>
 #include <utility>
 
 #include <sys/stat.h>
@@ -46,6 +47,10 @@ Result<std::vector<std::pair<std::string, std::string>>> read_weight_map(
 
 }  // namespace
 
+bool is_rope_frequencies(std::string_view tensor) {
+  return tensor.ends_with(".rotary_emb.inv_freq");
+}
+
 Status CheckpointReader::add_file(const std::string& path) {
   auto mapped = MappedFile::open(path);
   if (!mapped.ok()) {
@@ -83,12 +88,22 @@ Status CheckpointReader::open_sharded(const std::string& folder, const std::stri
   for (const std::string& file : files) {
     NIBBLE_RETURN_IF_ERROR(add_file(folder + "/" + file));
   }
+  std::unordered_set<std::string_view> named;
   for (const auto& [name, file] : weight_map) {
+    named.insert(name);
     const TensorInfo* tensor = find(name);
     if (tensor == nullptr || file_of(*tensor) != file) {
       return make_error(StatusCode::kCorrupt, "{}: tensor {} is said to be in {}, but is {}{}",
                         kIndexFile, name, file, tensor == nullptr ? "in no shard" : "in ",
                         tensor == nullptr ? std::string_view() : file_of(*tensor));
+    }
+  }
+  for (const TensorInfo* tensor : order_) {
+    if (!named.contains(tensor->name) && !is_rope_frequencies(tensor->name)) {
+      return make_error(StatusCode::kCorrupt,
+                        "{}: does not name this tensor, so programs disagree whether it is part of "
+                        "the model: {}; add it to weight_map, or take it out of the file",
+                        kIndexFile, where(*tensor));
     }
   }
   return {};

@@ -14,14 +14,18 @@
 
 namespace nibble {
 
+/// Whether a tensor holds the rotation's frequencies, which old checkpoints store although they
+/// follow from config.json.
+[[nodiscard]] bool is_rope_frequencies(std::string_view tensor);
+
 /// All tensors of a model folder, mapped read-only; nothing is read until somebody touches the
 /// bytes. Immutable and thread-safe after open().
 class CheckpointReader final {
  public:
   /// path: a folder with model.safetensors, or with model.safetensors.index.json and its shards, or
   /// one .safetensors file. Only files that the index names are opened. Errors: kNotFound (no
-  /// checkpoint, a missing shard), kCorrupt (a file that contradicts its format, an index that
-  /// names a tensor which its file does not have).
+  /// checkpoint, a missing shard), kCorrupt (a file that contradicts its format, an index and
+  /// shards that do not hold the same tensors).
   static Result<CheckpointReader> open(const std::string& path);
 
   /// nullptr when there is none of this name.

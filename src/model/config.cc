@@ -88,6 +88,13 @@ Status read_shared_fields(const Json& json, const JsonReader& reader, ModelConfi
   }
   NIBBLE_ASSIGN_OR_RETURN(config.tie_word_embeddings,
                           reader.optional_bool("tie_word_embeddings", false));
+  NIBBLE_ASSIGN_OR_RETURN(config.num_further_layers,
+                          reader.optional_int("num_nextn_predict_layers", 0));
+  if (config.num_further_layers < 0 || config.num_further_layers >= kMaxCount) {
+    return make_error(StatusCode::kCorrupt,
+                      "{}: field num_nextn_predict_layers: {} is not between 0 and {}",
+                      reader.where(), config.num_further_layers, kMaxCount - 1);
+  }
   NIBBLE_ASSIGN_OR_RETURN(config.rope, read_rope_config(json, reader, config.max_position));
   config.sliding_windows.assign(static_cast<size_t>(config.num_layers), 0);
   return {};

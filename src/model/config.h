@@ -41,8 +41,9 @@ struct ModelConfig {
   double rms_norm_eps = 1e-6;
   RopeConfig rope;
   bool tie_word_embeddings = false;
-  bool qkv_bias = false;     // Qwen2, or attention_bias
-  bool output_bias = false;  // o_proj, with attention_bias of Llama
+  int64_t num_further_layers = 0;  // stored after the others, to predict further tokens; not run
+  bool qkv_bias = false;           // Qwen2, or attention_bias
+  bool output_bias = false;        // o_proj, with attention_bias of Llama
   bool mlp_bias = false;
   bool qk_norm = false;                  // Qwen3: RMSNorm over each head of q and k before RoPE
   std::vector<int64_t> sliding_windows;  // per layer; 0: full attention

@@ -35,11 +35,12 @@ class DecoderLoader final {
         weights_.table(kEmbeddingModule, config_.vocab_size, config_.hidden_size));
     // The head, the largest matrix, comes first: its file pages are gone before the layers are
     // there.
-    weights_.read_ahead(head_module());
+    NIBBLE_ASSIGN_OR_RETURN(const char* const head_module, weights_.head_module());
+    weights_.read_ahead(head_module);
     for (int64_t index = 0; index < kLayersAhead; ++index) {
       weights_.read_ahead(layer_module(index, ""));
     }
-    NIBBLE_ASSIGN_OR_RETURN(Linear head, load_head());
+    NIBBLE_ASSIGN_OR_RETURN(Linear head, load_head(head_module));
     std::vector<DecoderLayer> layers;
     for (int64_t index = 0; index < config_.num_layers; ++index) {
       // Packing is faster than disks: what comes next is read meanwhile.
@@ -148,9 +149,7 @@ class DecoderLoader final {
     return GatedMlp(std::move(norm), std::move(gate_up), std::move(down));
   }
 
-  Result<Linear> load_head() {
-    const char* const module = head_module();
-    weights_.ignore(kHeadModule);  // a tied file may hold a copy
+  Result<Linear> load_head(const char* module) {
     std::vector<MappedLinear> parts(1);
     NIBBLE_ASSIGN_OR_RETURN(parts[0],
                             weights_.linear(module, config_.vocab_size, config_.hidden_size));
@@ -158,10 +157,6 @@ class DecoderLoader final {
     auto head = Linear::prepare(parts, {}, backend_, options_.max_logit_rows);
     weights_.release(module);
     return head;
-  }
-
-  [[nodiscard]] const char* head_module() const {
-    return config_.tie_word_embeddings ? kEmbeddingModule : kHeadModule;
   }
 
   [[nodiscard]] ActFormat activations_of(const MappedLinear& part) const {
@@ -199,7 +194,7 @@ Result<std::unique_ptr<Model>> load_model(const std::string& model_dir,
                                           Backend& backend,
                                           const ModelOptions& options) {
   NIBBLE_ASSIGN_OR_RETURN(const ModelConfig config, load_model_config(model_dir));
-  NIBBLE_ASSIGN_OR_RETURN(WeightLoader weights, WeightLoader::open(model_dir));
+  NIBBLE_ASSIGN_OR_RETURN(WeightLoader weights, WeightLoader::open(model_dir, config));
   DecoderLoader loader(config, weights, backend, options);
   NIBBLE_ASSIGN_OR_RETURN(DecoderParts parts, loader.load());
   NIBBLE_RETURN_IF_ERROR(weights.check_all_used());

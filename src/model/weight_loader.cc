@@ -1,10 +1,14 @@
 #include "model/weight_loader.h"
 
+#include <algorithm>
 #include <cstring>
 #include <string_view>
 #include <utility>
 
 #include "base/f16.h"
+#include "base/log.h"
+#include "model/tensor_check.h"
+#include "model/weight_map.h"
 
 namespace nibble {
 
@@ -23,14 +27,17 @@ float read_element(DType dtype, const std::byte* data, int64_t index) {
 
 }  // namespace
 
-WeightLoader::WeightLoader(CheckpointReader reader, QuantConfig quant_config)
+WeightLoader::WeightLoader(CheckpointReader reader,
+                           QuantConfig quant_config,
+                           const ModelConfig& config)
     : reader_(std::make_shared<const CheckpointReader>(std::move(reader))),
-      quant_config_(std::move(quant_config)) {}
+      quant_config_(std::move(quant_config)),
+      config_(config) {}
 
-Result<WeightLoader> WeightLoader::open(const std::string& model_dir) {
+Result<WeightLoader> WeightLoader::open(const std::string& model_dir, const ModelConfig& config) {
   NIBBLE_ASSIGN_OR_RETURN(CheckpointReader reader, CheckpointReader::open(model_dir));
   NIBBLE_ASSIGN_OR_RETURN(QuantConfig quant_config, load_quant_config(model_dir));
-  return WeightLoader(std::move(reader), std::move(quant_config));
+  return WeightLoader(std::move(reader), std::move(quant_config), config);
 }
 
 std::string WeightLoader::where_weight(const std::string& module) const {
@@ -81,6 +88,32 @@ Result<std::vector<float>> WeightLoader::vector(const std::string& tensor, int64
   return values;
 }
 
+Result<const char*> WeightLoader::head_module() {
+  if (!config_.tie_word_embeddings) {
+    return kHeadModule;
+  }
+  const bool stored = std::ranges::any_of(reader_->tensors(), [](const TensorInfo* tensor) {
+    return tensor->name.starts_with(kHeadPrefix) && !tensor->name.ends_with(".bias");
+  });
+  if (!stored) {
+    return kEmbeddingModule;
+  }
+  const TensorInfo* head = reader_->find(fmt::format("{}.weight", kHeadModule));
+  const TensorInfo* table = reader_->find(fmt::format("{}.weight", kEmbeddingModule));
+  const bool same = head != nullptr && table != nullptr && head->dtype == table->dtype &&
+                    head->shape == table->shape && std::ranges::equal(head->data, table->data);
+  if (same) {
+    tensors_.insert(head->name);
+    return kEmbeddingModule;
+  }
+  NIBBLE_LOG(kInfo,
+             "{}: lm_head is stored and differs from the embedding, so it is used, although "
+             "tie_word_embeddings is true",
+             reader_->path());
+  NIBBLE_RETURN_IF_ERROR(linear(kHeadModule, config_.vocab_size, config_.hidden_size).status());
+  return kHeadModule;
+}
+
 Status WeightLoader::append_bias(const std::string& module, int64_t n, std::vector<float>& bias) {
   NIBBLE_ASSIGN_OR_RETURN(const std::vector<float> values, vector(module + ".bias", n));
   bias.insert(bias.end(), values.begin(), values.end());
@@ -116,13 +149,8 @@ Status WeightLoader::check_all_used() const {
     const size_t dot = name.rfind('.');
     const std::string_view module = name.substr(0, dot == std::string_view::npos ? 0 : dot);
     const bool module_used = modules_.contains(module) && !name.ends_with(".bias");
-    // Old checkpoints store the rotation's frequencies, which follow from config.json.
-    const bool derived = name.ends_with(".rotary_emb.inv_freq");
-    if (!module_used && !derived && !tensors_.contains(name)) {
-      return make_error(StatusCode::kUnsupported,
-                        "{}: config.json describes a model without this tensor; the architecture "
-                        "or a field such as attention_bias or num_hidden_layers does not fit",
-                        reader_->where(*info));
+    if (!module_used && !tensors_.contains(name) && !may_stay_unread(*info, config_)) {
+      return unread_error(*reader_, *info);
     }
   }
   return {};

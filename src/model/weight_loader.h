@@ -9,6 +9,7 @@
 #include "checkpoint/checkpoint_reader.h"
 #include "checkpoint/linear_reader.h"
 #include "checkpoint/quant_config.h"
+#include "model/config.h"
 
 namespace nibble {
 
@@ -16,7 +17,7 @@ namespace nibble {
 /// that a checkpoint with weights that the model would ignore is refused.
 class WeightLoader final {
  public:
-  static Result<WeightLoader> open(const std::string& model_dir);
+  static Result<WeightLoader> open(const std::string& model_dir, const ModelConfig& config);
 
   /// A linear layer's weights [n, k], in the mapped file. kCorrupt naming the tensor for another
   /// shape.
@@ -25,6 +26,9 @@ class WeightLoader final {
   Result<QuantView> table(const std::string& module, int64_t n, int64_t k);
   /// A vector [n] in F32, F16 or BF16 as f32.
   Result<std::vector<float>> vector(const std::string& tensor, int64_t n);
+  /// The module whose weights are the output head: the file's own lm_head, or the embedding where
+  /// tie_word_embeddings says so and the file has no lm_head, or the same numbers once more.
+  Result<const char*> head_module();
   /// Appends vector(module + ".bias") to `bias`.
   Status append_bias(const std::string& module, int64_t n, std::vector<float>& bias);
 
@@ -37,19 +41,18 @@ class WeightLoader final {
 
   void release_all() const;
 
-  /// Accepts the tensors of a module that the model does not need.
-  void ignore(const std::string& module) { modules_.insert(module); }
-  /// kUnsupported naming the first tensor that nothing asked for.
+  /// kUnsupported naming the first tensor that nothing asked for and that may not stay unread.
   [[nodiscard]] Status check_all_used() const;
 
  private:
-  WeightLoader(CheckpointReader reader, QuantConfig quant_config);
+  WeightLoader(CheckpointReader reader, QuantConfig quant_config, const ModelConfig& config);
 
   /// "FILE: tensor NAME" of a linear layer's weights.
   [[nodiscard]] std::string where_weight(const std::string& module) const;
 
   std::shared_ptr<const CheckpointReader> reader_;
   QuantConfig quant_config_;
+  ModelConfig config_;
   std::set<std::string, std::less<>> modules_;
   std::set<std::string, std::less<>> tensors_;
 };

@@ -11,6 +11,7 @@ namespace nibble {
 inline constexpr const char* kEmbeddingModule = "model.embed_tokens";
 inline constexpr const char* kFinalNormModule = "model.norm";
 inline constexpr const char* kHeadModule = "lm_head";
+inline constexpr const char* kHeadPrefix = "lm_head.";
 
 /// Modules of a layer.
 inline constexpr const char* kAttentionNorm = "input_layernorm";

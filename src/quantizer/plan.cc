@@ -168,7 +168,23 @@ class Planner final {
           dialect_name(*dialect_));
     }
     dialect_ = own;
-    return {};
+    return check_words(*decided.matrix);
+  }
+
+  // Quark's files hold whole words of codes and no shape: readers could not tell 100 columns from
+  // 104.
+  [[nodiscard]] Status check_words(const SourceMatrix& matrix) const {
+    constexpr int64_t kCodesPerWord = 8;
+    if (dialect_ != Dialect::kQuark || matrix.k() % kCodesPerWord == 0) {
+      return {};
+    }
+    return make_error(
+        StatusCode::kUnsupported,
+        "{}: {} input channels are no multiple of {}, and format {} stores whole words "
+        "of codes without the shape; choose --format {}, or leave the module out with "
+        "--ignore",
+        matrix.where(), matrix.k(), kCodesPerWord, dialect_name(*dialect_),
+        dialect_name(Dialect::kCompressedTensors));
   }
 
   Result<const MatrixEncoder*> encoder_for(const QuantScheme& scheme, int64_t n, int64_t k) {

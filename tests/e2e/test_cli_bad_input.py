@@ -272,11 +272,10 @@ WIDTHS = ["hidden_size", "vocab_size", "intermediate_size"]
 def test_sizes_far_too_large(model, field):
     """Within the limits, but not what the tensors are: an error, not a huge allocation."""
     model.edit_json("config.json", **{field: (1 << 31) - 2 if field in WIDTHS else 65534})
-    for name in RUNNING:
+    for name in ALL:
         result = nibble(*commands(model)[name])
         assert result.returncode in (CORRUPT, NOT_FOUND, EXHAUSTED, UNSUPPORTED), result.stderr
         assert result.stderr.count("nibble: ") == 1
-    succeeds("inspect", model)
 
 
 def test_context_far_too_large(model):

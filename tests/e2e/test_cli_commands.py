@@ -10,8 +10,8 @@ import subprocess
 import pytest
 
 from cli_tools import (
-    BINARY, HIDDEN, INTERMEDIATE, KINDS, ROOT, STORYTELLER, VOCAB, Model, fails, json_of, nibble,
-    succeeds, write_safetensors, TINY_TENSORS)
+    BINARY, HIDDEN, INTERMEDIATE, KINDS, ROOT, STORYTELLER, TINY_TENSORS, UNKNOWN_FAMILY, VOCAB,
+    Model, fails, json_of, nibble, succeeds, write_safetensors)
 
 ALL_BUT_EVAL = {
     "generate": ["MODEL", "--prompt", "--max-tokens", "--temperature", "--top-p", "--top-k",
@@ -172,6 +172,7 @@ def test_quantize_leaves_embeddings_norms_routers_and_heads(tmp_path):
     router, head = "model.layers.0.mlp.gate.weight", "lm_head.weight"
     tensors[router] = tensors[head] = matrix
     write_safetensors(model.weights, tensors)
+    model.write_json("config.json", UNKNOWN_FAMILY)
     output = tmp_path / "output"
     value = json_of("quantize", model, output, "--scheme", "w8a8_int8")
     names = {tensor["name"] for tensor in value["worst_first"]}

@@ -10,7 +10,7 @@ import struct
 import pytest
 
 from cli_tools import (
-    CONFIG, INVALID, NOT_FOUND, TINY_TENSORS, UNSUPPORTED, Model, fails, json_of, succeeds,
+    INVALID, NOT_FOUND, TINY_TENSORS, UNKNOWN_FAMILY, UNSUPPORTED, Model, fails, json_of, succeeds,
     write_safetensors)
 
 
@@ -39,7 +39,7 @@ def with_tensors(model, config=None, **more):
     for name, tensor in more.items():
         tensors[name.replace("__", ".") + ".weight"] = tensor
     write_safetensors(model.weights, tensors)
-    model.write_json("config.json", {**copy.deepcopy(CONFIG), **(config or {})})
+    model.write_json("config.json", {**copy.deepcopy(UNKNOWN_FAMILY), **(config or {})})
     return model
 
 
@@ -244,7 +244,7 @@ def test_codes_packed_along_the_other_axis(tmp_path):
     source = tmp_path / "source"
     source.mkdir()
     write_safetensors(source / "model.safetensors", tensors)
-    (source / "config.json").write_text(json.dumps({**CONFIG, "quantization_config": {
+    (source / "config.json").write_text(json.dumps({**UNKNOWN_FAMILY, "quantization_config": {
         "quant_method": "gptq", "bits": 4, "group_size": group, "desc_act": False, "sym": True,
         "checkpoint_format": "gptq"}}))
     made = []

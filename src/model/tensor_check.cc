@@ -1,0 +1,171 @@
+#include "model/tensor_check.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "checkpoint/source_matrix.h"
+#include "model/tensor_list.h"
+#include "model/weight_loader.h"
+#include "model/weight_map.h"
+
+namespace nibble {
+namespace {
+
+constexpr std::string_view kLayers = "model.layers.";
+
+bool predicts_further_tokens(std::string_view name, const ModelConfig& config) {
+  if (name.starts_with("mtp.") || name.starts_with("model.mtp.")) {
+    return true;
+  }
+  if (!name.starts_with(kLayers)) {
+    return false;
+  }
+  int64_t layer = 0;
+  const auto number = name.substr(kLayers.size());
+  const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), layer);
+  return error == std::errc() && *end == '.' && layer >= config.num_layers &&
+         layer < config.num_layers + config.num_further_layers;
+}
+
+bool all_zero(const TensorInfo& tensor) {
+  return std::all_of(tensor.data.begin(), tensor.data.end(),
+                     [](std::byte value) { return value == std::byte{}; });
+}
+
+/// Parameters of activations or of the KV cache, which say nothing about a weight.
+bool is_activation_scale(std::string_view name) {
+  static constexpr std::array<std::string_view, 6> kSuffixes = {
+      ".input_scale", ".input_zero_point", ".output_scale", ".k_scale", ".v_scale", ".q_scale"};
+  return std::any_of(kSuffixes.begin(), kSuffixes.end(),
+                     [&](std::string_view suffix) { return name.ends_with(suffix); });
+}
+
+std::string module_of(const ModelTensor& tensor) {
+  constexpr std::string_view kWeight = ".weight";
+  return tensor.name.substr(0, tensor.name.size() - kWeight.size());
+}
+
+/// Ticks off what a model needs against what a checkpoint stores.
+class TensorCheck final {
+ public:
+  TensorCheck(const CheckpointReader& reader, const SourceModel& stored, const ModelConfig& config)
+      : reader_(reader), stored_(stored), config_(config) {
+    for (const auto& matrix : stored.matrices) {
+      matrices_.emplace(matrix->module(), matrix.get());
+    }
+  }
+
+  Status run() {
+    for (const ModelTensor& tensor : list_tensors(config_)) {
+      NIBBLE_RETURN_IF_ERROR(tensor.kind == TensorKind::kMatrix ? check_matrix(tensor)
+                                                                : check_vector(tensor));
+    }
+    if (config_.tie_word_embeddings && matrices_.contains(kHeadModule)) {
+      NIBBLE_RETURN_IF_ERROR(check_matrix({fmt::format("{}.weight", kHeadModule),
+                                           {config_.vocab_size, config_.hidden_size},
+                                           TensorKind::kMatrix}));
+    }
+    return check_rest();
+  }
+
+ private:
+  Status check_matrix(const ModelTensor& tensor) {
+    const auto found = matrices_.find(module_of(tensor));
+    if (found == matrices_.end()) {
+      NIBBLE_ASSIGN_OR_RETURN(const TensorInfo* other, reader_.require(tensor.name));
+      return misfit(reader_.where(*other), other->shape, tensor.shape);
+    }
+    const SourceMatrix& matrix = *found->second;
+    if (matrix.n() != tensor.shape[0] || matrix.k() != tensor.shape[1]) {
+      return misfit(matrix.where(), {matrix.n(), matrix.k()}, tensor.shape);
+    }
+    read_.insert(matrix.tensors().begin(), matrix.tensors().end());
+    return {};
+  }
+
+  Status check_vector(const ModelTensor& tensor) {
+    NIBBLE_ASSIGN_OR_RETURN(const TensorInfo* info, reader_.require(tensor.name));
+    if (info->shape != tensor.shape) {
+      return misfit(reader_.where(*info), info->shape, tensor.shape);
+    }
+    read_.insert(info);
+    return {};
+  }
+
+  static Status misfit(std::string_view where,
+                       const std::vector<int64_t>& shape,
+                       const std::vector<int64_t>& needed) {
+    return make_error(StatusCode::kCorrupt, "{}: shape {}, but config.json needs {}", where,
+                      shape_text(shape), shape_text(needed));
+  }
+
+  [[nodiscard]] Status check_rest() const {
+    for (const TensorInfo* tensor : reader_.tensors()) {
+      if (!read_.contains(tensor) && !is_activation_scale(tensor->name) &&
+          !may_stay_unread(*tensor, config_)) {
+        return unread_error(reader_, *tensor);
+      }
+    }
+    return {};
+  }
+
+  const CheckpointReader& reader_;
+  const SourceModel& stored_;
+  const ModelConfig& config_;
+  std::unordered_map<std::string_view, const SourceMatrix*> matrices_;
+  std::unordered_set<const TensorInfo*> read_;
+};
+
+}  // namespace
+
+bool may_stay_unread(const TensorInfo& tensor, const ModelConfig& config) {
+  return is_rope_frequencies(tensor.name) || predicts_further_tokens(tensor.name, config) ||
+         (tensor.name.ends_with(".bias") && all_zero(tensor));
+}
+
+Status unread_error(const CheckpointReader& reader, const TensorInfo& tensor) {
+  return make_error(StatusCode::kUnsupported,
+                    "{}: config.json describes a model without this tensor; the architecture "
+                    "or a field such as attention_bias or num_hidden_layers does not fit",
+                    reader.where(tensor));
+}
+
+Status check_model_tensors(const std::string& model_dir) {
+  if (!file_exists(model_dir + "/config.json")) {
+    return {};
+  }
+  const auto config = load_model_config(model_dir);
+  if (config.status().code() == StatusCode::kUnsupported) {
+    return {};
+  }
+  NIBBLE_RETURN_IF_ERROR(config.status());
+  NIBBLE_ASSIGN_OR_RETURN(const std::string text, read_file(model_dir + "/config.json"));
+  NIBBLE_ASSIGN_OR_RETURN(const Json json, Json::parse(text));
+  NIBBLE_ASSIGN_OR_RETURN(const CheckpointReader reader, CheckpointReader::open(model_dir));
+  NIBBLE_ASSIGN_OR_RETURN(const SourceModel stored, list_source_matrices(reader, json));
+  return TensorCheck(reader, stored, *config).run();
+}
+
+Status check_loadable(const std::string& model_dir) {
+  NIBBLE_ASSIGN_OR_RETURN(const ModelConfig config, load_model_config(model_dir));
+  NIBBLE_ASSIGN_OR_RETURN(WeightLoader weights, WeightLoader::open(model_dir, config));
+  for (const ModelTensor& tensor : list_tensors(config)) {
+    if (tensor.kind == TensorKind::kMatrix) {
+      NIBBLE_RETURN_IF_ERROR(
+          weights.linear(module_of(tensor), tensor.shape[0], tensor.shape[1]).status());
+    } else {
+      NIBBLE_RETURN_IF_ERROR(weights.vector(tensor.name, tensor.shape[0]).status());
+    }
+  }
+  NIBBLE_RETURN_IF_ERROR(
+      weights.table(kEmbeddingModule, config.vocab_size, config.hidden_size).status());
+  NIBBLE_RETURN_IF_ERROR(weights.head_module().status());
+  return weights.check_all_used();
+}
+
+}  // namespace nibble
