@@ -18,19 +18,49 @@ namespace {
 // but nothing beyond the aligned piece of this size, which one page of page tables covers.
 constexpr size_t kFaultAround = 2 << 20;
 
-// Opens a regular file for reading and finds its size.
-Result<size_t> regular_file_size(int descriptor, const std::string& path) {
-  if (descriptor < 0) {
-    return file_error(path, "open", errno);
+std::string_view kind_of(mode_t mode) {
+  if (S_ISDIR(mode)) {
+    return "a folder";
   }
+  if (S_ISFIFO(mode)) {
+    return "a pipe (FIFO)";
+  }
+  return S_ISSOCK(mode) ? "a socket" : "a device";
+}
+
+Status not_regular(const std::string& path, mode_t mode) {
+  return make_error(StatusCode::kInvalidArgument, "{}: is {}, but must be a regular file{}", path,
+                    kind_of(mode), S_ISDIR(mode) ? "" : "; save its content as one");
+}
+
+Result<struct stat> examine_regular(const Descriptor& descriptor, const std::string& path) {
   struct stat info = {};
-  if (::fstat(descriptor, &info) != 0) {
+  if (::fstat(descriptor.get(), &info) != 0) {
     return file_error(path, "examine", errno);
   }
-  if (!S_ISREG(info.st_mode)) {
-    return make_error(StatusCode::kInvalidArgument, "{}: not a regular file", path);
+  return S_ISREG(info.st_mode) ? Result<struct stat>(info) : not_regular(path, info.st_mode);
+}
+
+struct OpenFile {
+  Descriptor descriptor;
+  size_t size = 0;
+};
+
+// Opens a regular file for reading; others may be endless, and opening a FIFO would wait for its
+// writer.
+Result<OpenFile> open_regular(const std::string& path) {
+  OpenFile file;
+  file.descriptor = Descriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
+  struct stat info = {};
+  if (file.descriptor.get() < 0) {
+    const int error = errno;
+    const bool socket =
+        error == ENXIO && ::stat(path.c_str(), &info) == 0 && S_ISSOCK(info.st_mode);
+    return socket ? not_regular(path, info.st_mode) : file_error(path, "open", error);
   }
-  return static_cast<size_t>(info.st_size);
+  NIBBLE_ASSIGN_OR_RETURN(info, examine_regular(file.descriptor, path));
+  file.size = static_cast<size_t>(info.st_size);
+  return file;
 }
 
 }  // namespace
@@ -48,12 +78,12 @@ Status file_error(const std::string& path, std::string_view what, int error) {
 }
 
 Result<std::string> read_file(const std::string& path) {
-  const Descriptor descriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  NIBBLE_ASSIGN_OR_RETURN(const size_t size, regular_file_size(descriptor.get(), path));
+  NIBBLE_ASSIGN_OR_RETURN(const OpenFile file, open_regular(path));
+  const size_t size = file.size;
   std::string text(size, '\0');
   size_t done = 0;
   while (done < size) {
-    const ssize_t count = ::read(descriptor.get(), text.data() + done, size - done);
+    const ssize_t count = ::read(file.descriptor.get(), text.data() + done, size - done);
     if (count < 0 && errno == EINTR) {
       continue;
     }
@@ -69,6 +99,10 @@ Result<std::string> read_file(const std::string& path) {
   return text;
 }
 
+Status check_regular(const Descriptor& descriptor, const std::string& path) {
+  return examine_regular(descriptor, path).status();
+}
+
 bool file_exists(const std::string& path) { return ::access(path.c_str(), F_OK) == 0; }
 
 std::string_view file_name(std::string_view path) {
@@ -77,14 +111,14 @@ std::string_view file_name(std::string_view path) {
 }
 
 Result<MappedFile> MappedFile::open(const std::string& path) {
-  const Descriptor descriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  NIBBLE_ASSIGN_OR_RETURN(const OpenFile opened, open_regular(path));
   MappedFile file;
-  NIBBLE_ASSIGN_OR_RETURN(file.size_, regular_file_size(descriptor.get(), path));
+  file.size_ = opened.size;
   file.path_ = path;
   if (file.size_ == 0) {
     return file;
   }
-  void* data = ::mmap(nullptr, file.size_, PROT_READ, MAP_PRIVATE, descriptor.get(), 0);
+  void* data = ::mmap(nullptr, file.size_, PROT_READ, MAP_PRIVATE, opened.descriptor.get(), 0);
   if (data == MAP_FAILED) {
     return file_error(path, "map", errno);
   }

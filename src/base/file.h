@@ -12,8 +12,11 @@
 
 namespace nibble {
 
-/// Whole file as bytes. Errors: kNotFound, kIo, and kInvalidArgument for a directory.
+/// Whole file as bytes. Errors: kNotFound, kIo, and kInvalidArgument for what is no regular file
+/// (nor a link to one): pipes, devices, sockets and folders are refused at once, never waited for.
 [[nodiscard]] Result<std::string> read_file(const std::string& path);
+/// kInvalidArgument, saying what it is, unless a regular file is open.
+[[nodiscard]] Status check_regular(const Descriptor& descriptor, const std::string& path);
 [[nodiscard]] bool file_exists(const std::string& path);
 /// The last part of a path: what error messages name.
 [[nodiscard]] std::string_view file_name(std::string_view path);
@@ -22,6 +25,7 @@ namespace nibble {
 /// replaces the file by renaming over it. Move-only.
 class MappedFile final {
  public:
+  /// Errors as of read_file().
   static Result<MappedFile> open(const std::string& path);
   MappedFile(MappedFile&& other) noexcept;
   MappedFile& operator=(MappedFile&& other) noexcept;

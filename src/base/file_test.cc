@@ -4,12 +4,20 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include "base/shared_file.h"
 
 namespace nibble {
 namespace {
@@ -53,8 +61,37 @@ TEST_F(File, ErrorsNameThePath) {
   EXPECT_EQ(read_file(path("a/b")).status().code(), StatusCode::kNotFound);
   const Status folder = read_file(path("")).status();
   EXPECT_EQ(folder.code(), StatusCode::kInvalidArgument);
-  EXPECT_THAT(folder.message(), HasSubstr("not a regular file"));
+  EXPECT_THAT(folder.message(), HasSubstr("is a folder, but must be a regular file"));
   EXPECT_EQ(MappedFile::open(path("none")).status().code(), StatusCode::kNotFound);
+}
+
+TEST_F(File, RefusesWhatIsNoRegularFileWithoutWaiting) {
+  ASSERT_EQ(mkfifo(path("pipe").c_str(), 0600), 0);
+  const int listener = socket(AF_UNIX, SOCK_STREAM, 0);
+  sockaddr_un address = {.sun_family = AF_UNIX, .sun_path = {}};
+  path("socket").copy(address.sun_path, sizeof(address.sun_path) - 1);
+  ASSERT_EQ(bind(listener, reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+  fs::create_symlink("/dev/zero", path("zero"));
+  fs::create_directory(path("folder"));
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"pipe", "a pipe"}, {"socket", "a socket"}, {"zero", "a device"}, {"folder", "a folder"}};
+  for (const auto& [name, kind] : cases) {
+    const std::string expected = path(name) + ": is " + kind;
+    for (const Status& status :
+         {read_file(path(name)).status(), MappedFile::open(path(name)).status()}) {
+      EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+      EXPECT_THAT(status.message(), HasSubstr(expected));
+    }
+  }
+  EXPECT_THAT(SharedFile::open_locked(path("pipe")).status().message(), HasSubstr("a pipe"));
+  close(listener);
+}
+
+TEST_F(File, FollowsLinks) {
+  put(path("a"), "hello");
+  fs::create_symlink("a", path("link"));
+  EXPECT_EQ(read_file(path("link")).value(), "hello");
+  EXPECT_EQ(text_of(MappedFile::open(path("link")).value()), "hello");
 }
 
 TEST_F(File, NamesAndExistence) {

@@ -13,10 +13,12 @@
 namespace nibble {
 
 Result<SharedFile> SharedFile::open_locked(const std::string& path) {
-  Descriptor descriptor(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
+  constexpr int kFlags = O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
+  Descriptor descriptor(::open(path.c_str(), kFlags, 0644));
   if (descriptor.get() < 0) {
     return file_error(path, "open", errno);
   }
+  NIBBLE_RETURN_IF_ERROR(check_regular(descriptor, path));
   if (::flock(descriptor.get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno == EWOULDBLOCK) {
       return make_error(StatusCode::kUnavailable,

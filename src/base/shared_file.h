@@ -16,7 +16,7 @@ namespace nibble {
 class SharedFile final {
  public:
   /// Opens the file, creating it if it is not there, and takes its lock: kUnavailable when another
-  /// process holds that.
+  /// process holds that, kInvalidArgument when it is no regular file.
   static Result<SharedFile> open_locked(const std::string& path);
   Status write_at(int64_t offset, std::span<const std::byte> bytes) {
     return file_.write_at(offset, bytes);

@@ -28,6 +28,13 @@ bool is_weight_file(std::string_view name) {
   });
 }
 
+// Not folders, nor links to nothing. What else is no regular file is refused by whoever opens it.
+bool is_copied(const fs::directory_entry& entry) {
+  std::error_code error;
+  const fs::file_status status = entry.status(error);
+  return fs::exists(status) && !fs::is_directory(status);
+}
+
 // A file that an interrupted run left is replaced.
 Status write_file(const std::string& path, std::span<const std::byte> bytes) {
   std::error_code ignored;
@@ -67,8 +74,8 @@ Result<std::vector<std::string>> list_model_files(const std::string& folder) {
   for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
     std::string name = it->path().filename().string();
     const bool stale = std::find(kStaleFiles.begin(), kStaleFiles.end(), name) != kStaleFiles.end();
-    if (it->is_regular_file() && name != "config.json" && name.front() != '.' && !stale &&
-        !is_weight_file(name)) {
+    if (name != "config.json" && name.front() != '.' && !stale && !is_weight_file(name) &&
+        is_copied(*it)) {
       names.push_back(std::move(name));
     }
   }
@@ -77,6 +84,14 @@ Result<std::vector<std::string>> list_model_files(const std::string& folder) {
   }
   std::sort(names.begin(), names.end());
   return names;
+}
+
+Status check_model_files(const std::string& folder) {
+  NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::string> names, list_model_files(folder));
+  for (const std::string& name : names) {
+    NIBBLE_RETURN_IF_ERROR(MappedFile::open(fmt::format("{}/{}", folder, name)).status());
+  }
+  return {};
 }
 
 Status copy_model_files(const std::string& source, const std::string& destination) {
@@ -90,6 +105,11 @@ Status copy_model_files(const std::string& source, const std::string& destinatio
 }
 
 Result<Json> read_config(const std::string& folder) {
+  std::error_code ignored;
+  if (!fs::is_directory(folder, ignored)) {
+    return make_error(StatusCode::kNotFound,
+                      "{} is no folder; give the folder that has the model's config.json", folder);
+  }
   NIBBLE_ASSIGN_OR_RETURN(const std::string text, read_file(folder + "/config.json"));
   auto config = Json::parse(text);
   if (!config.ok()) {

@@ -14,6 +14,10 @@ namespace nibble {
 /// subfolders. Sorted.
 Result<std::vector<std::string>> list_model_files(const std::string& folder);
 
+/// Whether these files can be opened: what is no regular file is found out at the start, not at the
+/// end of a long run.
+Status check_model_files(const std::string& folder);
+
 /// Copies these files. Copies are flushed and replace what is there.
 Status copy_model_files(const std::string& source, const std::string& destination);
 

@@ -329,6 +329,7 @@ Result<QuantizeReport> quantize_checkpoint(const QuantizeOptions& options) {
   const auto begin = std::chrono::steady_clock::now();
   NIBBLE_RETURN_IF_ERROR(check_options(options));
   NIBBLE_ASSIGN_OR_RETURN(const Json config, read_config(options.source));
+  NIBBLE_RETURN_IF_ERROR(check_model_files(options.source));
   NIBBLE_ASSIGN_OR_RETURN(const CheckpointReader reader, CheckpointReader::open(options.source));
   NIBBLE_ASSIGN_OR_RETURN(const QuantizePlan plan, make_plan(reader, config, options.plan));
   NIBBLE_ASSIGN_OR_RETURN(QuantizeReport report, Run(options, reader, plan).run());
@@ -340,6 +341,7 @@ Result<QuantizeReport> quantize_checkpoint(const QuantizeOptions& options) {
 Result<Json> describe_plan(const QuantizeOptions& options) {
   NIBBLE_RETURN_IF_ERROR(check_options(options));
   NIBBLE_ASSIGN_OR_RETURN(const Json config, read_config(options.source));
+  NIBBLE_RETURN_IF_ERROR(check_model_files(options.source));
   NIBBLE_ASSIGN_OR_RETURN(const CheckpointReader reader, CheckpointReader::open(options.source));
   NIBBLE_ASSIGN_OR_RETURN(const QuantizePlan plan, make_plan(reader, config, options.plan));
   JsonArray tensors;

@@ -1,28 +1,13 @@
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 
+#include "base/file.h"
 #include "text/tokenizer_loaders.h"
 
 namespace nibble {
 namespace {
 
 namespace fs = std::filesystem;
-
-bool is_file(const fs::path& path) {
-  std::error_code error;
-  return fs::is_regular_file(path, error);
-}
-
-Result<std::string> read_file(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::string content{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-  if (!in.is_open() || in.bad()) {
-    return make_error(StatusCode::kIo, "{}: cannot be read", path.string());
-  }
-  return content;
-}
 
 // Which published tokenizer a rank file belongs to, by its number of ranks: the files themselves do
 // not carry their pattern.
@@ -92,28 +77,33 @@ fs::path find_tiktoken(const fs::path& dir) {
 
 Result<std::unique_ptr<Tokenizer>> Tokenizer::load(const std::string& model_dir) {
   const fs::path dir(model_dir);
+  std::error_code ignored;
+  if (!fs::is_directory(dir, ignored)) {
+    return make_error(StatusCode::kNotFound,
+                      "{} is no folder; give the folder that has the model's tokenizer", model_dir);
+  }
   TokenizerConfig config;
-  if (const fs::path path = dir / "tokenizer_config.json"; is_file(path)) {
+  if (const fs::path path = dir / "tokenizer_config.json"; file_exists(path)) {
     NIBBLE_ASSIGN_OR_RETURN(const std::string text, read_file(path));
     NIBBLE_ASSIGN_OR_RETURN(config, TokenizerConfig::parse(text, path.string()));
   }
-  if (const fs::path path = dir / "tokenizer.json"; is_file(path)) {
+  if (const fs::path path = dir / "tokenizer.json"; file_exists(path)) {
     NIBBLE_ASSIGN_OR_RETURN(const std::string text, read_file(path));
     return tokenizer_from_json(text, config, path.string());
   }
-  if (const fs::path path = dir / "tokenizer.model"; is_file(path)) {
+  if (const fs::path path = dir / "tokenizer.model"; file_exists(path)) {
     NIBBLE_ASSIGN_OR_RETURN(const std::string bytes, read_file(path));
     // A SentencePiece model begins with the tag of its first piece; Llama 3 has ranks here.
     return bytes.starts_with('\n') ? tokenizer_from_sentencepiece(bytes, config, path.string())
                                    : load_tiktoken(path, bytes, config);
   }
   fs::path ranks = dir / "tiktoken.model";
-  if (!is_file(ranks)) ranks = find_tiktoken(dir);
+  if (!file_exists(ranks)) ranks = find_tiktoken(dir);
   if (!ranks.empty()) {
     NIBBLE_ASSIGN_OR_RETURN(const std::string text, read_file(ranks));
     return load_tiktoken(ranks, text, config);
   }
-  if (is_file(dir / "vocab.json") && is_file(dir / "merges.txt")) {
+  if (file_exists(dir / "vocab.json") && file_exists(dir / "merges.txt")) {
     return load_vocab(dir, config);
   }
   return make_error(StatusCode::kNotFound,

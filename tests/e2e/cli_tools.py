@@ -29,8 +29,8 @@ SANITIZER = re.compile(r"Sanitizer|runtime error:")
 def nibble(*arguments, timeout=120, **options):
     """Runs the binary; checks only that no sanitizer complained and that it did not crash."""
     command = [BINARY, *map(str, arguments)]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=timeout,
-                            stdin=subprocess.DEVNULL, **options)
+    options.setdefault("stdin", subprocess.DEVNULL)
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=timeout, **options)
     result.stdout = result.stdout.decode(errors="replace")
     result.stderr = result.stderr.decode(errors="replace")
     assert not SANITIZER.search(result.stderr), result.stderr
