@@ -7,6 +7,7 @@
 #include <fmt/ranges.h>
 
 #include "base/json.h"
+#include "checkpoint/foreign_file.h"
 
 namespace nibble {
 namespace {
@@ -28,6 +29,13 @@ Status corrupt(std::string_view where, const std::string& what) {
   return make_error(StatusCode::kCorrupt, "{}: {}", where, what);
 }
 
+// What else the file is, if its first bytes tell.
+Status check_foreign(std::span<const std::byte> file, std::string_view where) {
+  const std::string foreign = describe_foreign_file(file, where);
+  return foreign.empty() ? Status()
+                         : corrupt(where, fmt::format("not a safetensors file, but {}", foreign));
+}
+
 Result<uint64_t> header_size(std::span<const std::byte> file, std::string_view where) {
   if (file.size() < 8) {
     return corrupt(where, fmt::format("only {} bytes: a safetensors file starts with an 8-byte "
@@ -36,9 +44,14 @@ Result<uint64_t> header_size(std::span<const std::byte> file, std::string_view w
   }
   uint64_t size = 0;
   std::memcpy(&size, file.data(), 8);
+  // Read as a number, the beginning of another format is nearly always too large.
+  if (size > kMaxHeaderBytes || size > file.size() - 8) {
+    NIBBLE_RETURN_IF_ERROR(check_foreign(file, where));
+  }
   if (size > kMaxHeaderBytes) {
-    return corrupt(
-        where, fmt::format("header of {} bytes exceeds the limit of {}", size, kMaxHeaderBytes));
+    return corrupt(where, fmt::format("header of {} bytes exceeds the limit of {}; this is no "
+                                      "safetensors file, or it is damaged: download it again",
+                                      size, kMaxHeaderBytes));
   }
   if (size > file.size() - 8) {
     return corrupt(where, fmt::format("header of {} bytes does not fit a file of {} bytes; the "
@@ -181,6 +194,7 @@ Result<SafetensorsContent> parse_safetensors(std::span<const std::byte> file,
   const std::string_view header(reinterpret_cast<const char*>(file.data()) + 8, size);
   auto json = Json::parse(header);
   if (!json.ok()) {
+    NIBBLE_RETURN_IF_ERROR(check_foreign(file, where));
     return json.status().with_context(fmt::format("{}: header", where));
   }
   if (!json->is_object()) {

@@ -99,6 +99,36 @@ TEST(Safetensors, RefusesImpossibleHeaderSizes) {
   EXPECT_THAT(parse(just_over).status().message(), HasSubstr("exceeds the limit"));
 }
 
+TEST(Safetensors, SaysWhatOtherFilesAre) {
+  struct Foreign {
+    std::string bytes;
+    std::string name;
+    std::string meaning;
+  };
+  using namespace std::string_literals;
+  const std::vector<Foreign> cases = {
+      {"{\n  \"architectures\": []}", "config.json", "the config.json of a model; give the folder"},
+      {R"({"weight_map": {}})", "model.safetensors.index.json", "the index of a model"},
+      {R"({"version": "1.0"})", "tokenizer.json", "part of a model's tokenizer"},
+      {" [1, 2, 3, 4]", "list.json", "a JSON file"},
+      {"GGUF\x03\0\0\0\0\0\0\0"s, "m.gguf", "a GGUF file, which is not read"},
+      {"PK\x03\x04\0\0\x08\x08\0\0"s, "pytorch_model.bin", "PyTorch's pickle format"},
+      {"PK\x03\x04\x14\0\0\0\x08\0"s, "m.pt", "PyTorch's pickle format"},
+      {"\x80\x02\x8a\nl\xfc\x9c\x46\xf9"s, "m.pt", "PyTorch's pickle format"},
+      {"\x1f\x8b\x08\0\0\0\0\0\0\x03"s + std::string(1 << 20, 'x'), "m.gz", "gzip; unpack"},
+      {"version https://git-lfs.github.com/spec/v1\n", "model.safetensors", "git lfs pull"},
+      {"<!DOCTYPE html><html>", "model.safetensors", "a web page"},
+      {"Once upon a time there was a k\xc3\xb6nig.", "text.txt", "a text file"},
+  };
+  for (const Foreign& foreign : cases) {
+    const auto bytes = std::as_bytes(std::span(foreign.bytes.data(), foreign.bytes.size()));
+    const Status status = parse_safetensors(bytes, foreign.name).status();
+    EXPECT_EQ(status.code(), StatusCode::kCorrupt);
+    EXPECT_THAT(status.message(), HasSubstr(foreign.name + ": not a safetensors file, but "));
+    EXPECT_THAT(status.message(), HasSubstr(foreign.meaning));
+  }
+}
+
 TEST(Safetensors, AcceptsScalarsEmptyTensorsAndAnyOrder) {
   const auto content = parse(file_bytes(
       R"({"z":{"dtype":"U8","shape":[3],"data_offsets":[4,7]},"s":{"dtype":"F32","shape":[],)"
