@@ -5,6 +5,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "model/architecture.h"
+#include "model/dtype_field.h"
 
 namespace nibble {
 
@@ -100,16 +101,6 @@ Status read_shared_fields(const Json& json, const JsonReader& reader, ModelConfi
   return {};
 }
 
-/// "dtype", called "torch_dtype" before transformers 5. Absent or another name: F32.
-Result<DType> read_dtype(const JsonReader& reader) {
-  NIBBLE_ASSIGN_OR_RETURN(const std::string older, reader.optional_string("torch_dtype", ""));
-  NIBBLE_ASSIGN_OR_RETURN(const std::string name, reader.optional_string("dtype", older));
-  if (name == "bfloat16") {
-    return DType::kBF16;
-  }
-  return name == "float16" ? DType::kF16 : DType::kF32;
-}
-
 /// eos_token_id is a number, a list of numbers, or absent.
 Status read_token_ids(const Json& json, const JsonReader& reader, ModelConfig& config) {
   NIBBLE_ASSIGN_OR_RETURN(config.bos_token_id,
@@ -191,7 +182,8 @@ Result<ModelConfig> parse_model_config(const ModelConfigText& files) {
   NIBBLE_ASSIGN_OR_RETURN(config.architecture, read_architecture_name(json, reader));
   NIBBLE_ASSIGN_OR_RETURN(const Architecture* architecture,
                           find_architecture(config.architecture, files.path));
-  NIBBLE_ASSIGN_OR_RETURN(config.dtype, read_dtype(reader));
+  NIBBLE_ASSIGN_OR_RETURN(const auto dtype, read_dtype_field(json, reader));
+  config.dtype = dtype.value_or(DType::kF32);  // as in transformers
   NIBBLE_RETURN_IF_ERROR(read_shared_fields(json, reader, config));
   NIBBLE_RETURN_IF_ERROR(architecture->read_fields(json, reader, config));
   NIBBLE_RETURN_IF_ERROR(read_token_ids(json, reader, config));

@@ -62,6 +62,34 @@ TEST(ModelConfigTest, RefusalsNameFileAndField) {
   }
 }
 
+TEST(ModelConfigTest, TypesByName) {
+  using Members = std::vector<std::pair<std::string, std::string>>;
+  const std::vector<std::pair<Members, DType>> cases = {
+      {{}, DType::kF32},
+      {{{"dtype", "null"}}, DType::kF32},
+      {{{"dtype", R"("bfloat16")"}}, DType::kBF16},
+      {{{"torch_dtype", R"("float16")"}}, DType::kF16},
+      {{{"dtype", R"("float32")"}, {"torch_dtype", R"("bfloat16")"}}, DType::kF32},
+      {{{"dtype", "null"}, {"torch_dtype", R"("torch.bfloat16")"}}, DType::kBF16},
+  };
+  for (const auto& [members, type] : cases) {
+    const auto config = parse_model_config({.text = config_text("LlamaForCausalLM", members)});
+    ASSERT_TRUE(config.ok()) << config.status().message();
+    EXPECT_EQ(config->dtype, type);
+  }
+  for (const char* key : {"dtype", "torch_dtype"}) {
+    for (const char* value : {R"("bfloat17")", R"("auto")", R"("")", "3", R"(["bf16"])"}) {
+      const auto config =
+          parse_model_config({.text = config_text("LlamaForCausalLM", {{key, value}})});
+      ASSERT_FALSE(config.ok()) << value;
+      EXPECT_EQ(config.status().code(),
+                *value == '"' ? StatusCode::kUnsupported : StatusCode::kCorrupt);
+      EXPECT_THAT(config.status().message(),
+                  HasSubstr(std::string("field ") + key + ": " + value + " is no type"));
+    }
+  }
+}
+
 // A few bytes of text must not ask for gigabytes before any weight is looked at.
 TEST(ModelConfigTest, LyingSizesAreRefusedBeforeTheyAllocate) {
   for (const char* key : {"num_hidden_layers", "num_attention_heads", "head_dim"}) {

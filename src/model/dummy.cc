@@ -11,6 +11,7 @@
 #include "base/process.h"
 #include "checkpoint/checkpoint_writer.h"
 #include "checkpoint/safetensors.h"
+#include "model/dtype_field.h"
 #include "model/dummy_tensors.h"
 #include "model/tensor_list.h"
 #include "text/byte_tokenizer.h"
@@ -97,12 +98,6 @@ Result<DummyConfig> read_dense(const std::string& text, const DummyOptions& opti
   return out;
 }
 
-Result<DType> stored_dtype(const JsonReader& reader) {
-  NIBBLE_ASSIGN_OR_RETURN(const std::string older, reader.optional_string("torch_dtype", ""));
-  NIBBLE_ASSIGN_OR_RETURN(const std::string name, reader.optional_string("dtype", older));
-  return name == "float32" ? DType::kF32 : name == "float16" ? DType::kF16 : DType::kBF16;
-}
-
 Result<std::vector<int64_t>> token_ids(const Json& json) {
   std::vector<int64_t> ids;
   const Json* value = json.find("eos_token_id");
@@ -132,8 +127,8 @@ Result<DummyConfig> read_moe(Json json, const std::string& name, const DummyOpti
     out.layers = options.layers;
     keep_layers(text, options.layers);
   }
-  NIBBLE_ASSIGN_OR_RETURN(const DType stored, stored_dtype(reader));
-  out.dtype = options.dtype.value_or(stored);
+  NIBBLE_ASSIGN_OR_RETURN(const auto stored, read_dtype_field(text, reader));
+  out.dtype = options.dtype.value_or(stored.value_or(DType::kBF16));
   if (options.dtype) {
     set_dtype(text, out.dtype);
     drop_quantization(text, out.dtype, options);
