@@ -173,7 +173,7 @@ Status read_config(const std::string& path, Summary& summary) {
 
 Result<Summary> summarize(const std::string& path) {
   NIBBLE_ASSIGN_OR_RETURN(const CheckpointReader reader, CheckpointReader::open(path));
-  NIBBLE_ASSIGN_OR_RETURN(const QuantConfig config, load_quant_config(path));
+  NIBBLE_ASSIGN_OR_RETURN(const QuantConfig config, load_quant_config(reader));
   Summary summary;
   NIBBLE_RETURN_IF_ERROR(read_config(path, summary));
   NIBBLE_RETURN_IF_ERROR(check_model_tensors(path));

@@ -8,6 +8,7 @@
 #include <pcre2.h>
 
 #include "base/file.h"
+#include "checkpoint/announced.h"
 #include "checkpoint/dialects/compressed_tensors.h"
 #include "checkpoint/dialects/foreign_config.h"
 #include "checkpoint/quant_config_writer.h"
@@ -114,8 +115,8 @@ Result<QuantConfig> parse_quant_config(const Json& model_config, std::string_vie
   return config;
 }
 
-Result<QuantConfig> load_quant_config(const std::string& model_dir) {
-  const std::string path = model_dir + "/config.json";
+Result<QuantConfig> load_quant_config(const CheckpointReader& reader) {
+  const std::string path = reader.path() + "/config.json";
   if (!file_exists(path)) {
     return QuantConfig{};
   }
@@ -124,7 +125,14 @@ Result<QuantConfig> load_quant_config(const std::string& model_dir) {
   if (!json.ok()) {
     return json.status().with_context("config.json");
   }
-  return parse_quant_config(*json, "config.json");
+  auto config = parse_quant_config(*json, "config.json");
+  if (config.ok() && !config->groups.empty()) {
+    const SourceMethod method = config->source.method == SourceMethod::kNone
+                                    ? SourceMethod::kCompressedTensors
+                                    : config->source.method;
+    NIBBLE_RETURN_IF_ERROR(check_announced(reader, method, "config.json: quantization_config"));
+  }
+  return config;
 }
 
 Json quant_config_json(const QuantScheme& scheme, const std::vector<std::string>& ignore) {

@@ -6,6 +6,7 @@
 
 #include "base/json.h"
 #include "base/status.h"
+#include "checkpoint/checkpoint_reader.h"
 #include "checkpoint/source_config.h"
 #include "quant/scheme.h"
 
@@ -37,9 +38,9 @@ struct QuantConfig {
 /// and FP8 with a scale per tensor or channel. `where` names the file. kUnsupported names the field
 /// or value that this build cannot honour, an unknown field of compressed-tensors included.
 Result<QuantConfig> parse_quant_config(const Json& model_config, std::string_view where);
-/// The same from folder/config.json; for a single file or a folder without config.json it is
-/// empty.
-Result<QuantConfig> load_quant_config(const std::string& model_dir);
+/// The same from the config.json beside a checkpoint; for a single file or a folder without
+/// config.json it is empty. kCorrupt when it announces quantized weights and there are none.
+Result<QuantConfig> load_quant_config(const CheckpointReader& reader);
 
 /// quantization_config of compressed-tensors for a model whose linear layers, except `ignore`, have
 /// this scheme, which must be quantized.

@@ -27,6 +27,7 @@ bool names_module(const std::string& target, const std::string& module) {
 struct Found {
   Json json;
   std::string where;
+  bool beside = false;
 };
 
 const Json* find_object(const Json* json, std::string_view key) {
@@ -44,10 +45,10 @@ Result<Json> read_json(const std::string& folder, std::string_view name) {
 Result<Found> find_config(const Json& config, const std::string& folder) {
   constexpr std::string_view kKey = "quantization_config";
   if (const Json* found = find_object(&config, kKey)) {
-    return Found{*found, "config.json: quantization_config"};
+    return Found{*found, "config.json: quantization_config", false};
   }
   if (const Json* found = find_object(find_object(&config, "text_config"), kKey)) {
-    return Found{*found, "config.json: text_config.quantization_config"};
+    return Found{*found, "config.json: text_config.quantization_config", false};
   }
   if (file_exists(folder + "/hf_quant_config.json")) {
     NIBBLE_ASSIGN_OR_RETURN(const Json json, read_json(folder, "hf_quant_config.json"));
@@ -58,14 +59,14 @@ Result<Found> find_config(const Json& config, const std::string& folder) {
     }
     Json copy = *found;
     copy.set("quant_method", "modelopt");
-    return Found{std::move(copy), "hf_quant_config.json: quantization"};
+    return Found{std::move(copy), "hf_quant_config.json: quantization", true};
   }
   if (file_exists(folder + "/quantize_config.json")) {
     NIBBLE_ASSIGN_OR_RETURN(Json json, read_json(folder, "quantize_config.json"));
     if (json.is_object() && find_object(&json, "quant_method") == nullptr) {
       json.set("quant_method", "gptq");
     }
-    return Found{std::move(json), "quantize_config.json"};
+    return Found{std::move(json), "quantize_config.json", true};
   }
   return Found{};
 }
@@ -97,7 +98,11 @@ Result<SourceConfig> read_source_config(const Json& config, const std::string& f
   if (found.json.is_null()) {
     return SourceConfig{};
   }
-  return parse_source_config(found.json, found.where);
+  auto result = parse_source_config(found.json, found.where);
+  if (result.ok()) {
+    result->beside = found.beside;
+  }
+  return result;
 }
 
 Result<SourceConfig> parse_source_config(const Json& config, const std::string& where) {
@@ -107,7 +112,7 @@ Result<SourceConfig> parse_source_config(const Json& config, const std::string& 
   NIBBLE_ASSIGN_OR_RETURN(const std::string method,
                           JsonReader(config, where).required_string("quant_method"));
   for (const SourceDialect& dialect : source_dialects()) {
-    if (dialect.method == method) {
+    if (dialect.name == method) {
       auto result = dialect.parse(config, where);
       if (result.ok()) {
         result->where = where;

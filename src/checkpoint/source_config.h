@@ -47,6 +47,7 @@ struct SourceConfig {
   bool gptq_v2 = false;             // zero points are stored as they are
   bool quark_reorder = true;        // export.pack_method
   std::string where;                // "config.json: quantization_config"
+  bool beside = false;              // in a file of its own, which only some programs read
 
   /// The group of a module that is stored quantized; nullptr when none matches.
   [[nodiscard]] const SourceGroup* group_for(std::string_view module) const;

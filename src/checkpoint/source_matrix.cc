@@ -6,6 +6,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "checkpoint/announced.h"
 #include "checkpoint/source_formats.h"
 #include "checkpoint/source_plain.h"
 
@@ -192,7 +193,11 @@ int64_t bytes_of(std::span<const std::span<const std::byte>> parts) {
 
 Result<SourceModel> list_source_matrices(const CheckpointReader& reader, const Json& config) {
   NIBBLE_ASSIGN_OR_RETURN(const SourceConfig source, read_source_config(config, reader.path()));
-  return Lister(reader, source, fused_model(config)).list();
+  auto model = Lister(reader, source, fused_model(config)).list();
+  if (model.ok() && !source.groups.empty() && !source.beside) {
+    NIBBLE_RETURN_IF_ERROR(check_announced(reader, source.method, source.where));
+  }
+  return model;
 }
 
 }  // namespace nibble

@@ -36,7 +36,7 @@ WeightLoader::WeightLoader(CheckpointReader reader,
 
 Result<WeightLoader> WeightLoader::open(const std::string& model_dir, const ModelConfig& config) {
   NIBBLE_ASSIGN_OR_RETURN(CheckpointReader reader, CheckpointReader::open(model_dir));
-  NIBBLE_ASSIGN_OR_RETURN(QuantConfig quant_config, load_quant_config(model_dir));
+  NIBBLE_ASSIGN_OR_RETURN(QuantConfig quant_config, load_quant_config(reader));
   return WeightLoader(std::move(reader), std::move(quant_config), config);
 }
 

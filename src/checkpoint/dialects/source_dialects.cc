@@ -161,13 +161,14 @@ Result<SourceConfig> parse_modelopt(const Json& config, const std::string& where
 }
 
 constexpr std::array<SourceDialect, 7> kDialects = {{
-    {"compressed-tensors", parse_compressed_tensors_source},
-    {"gptq", parse_gptq},
-    {"awq", parse_awq},
-    {"fp8", parse_fp8},
-    {"mxfp4", parse_mxfp4},
-    {"quark", parse_quark_source},
-    {"modelopt", parse_modelopt},
+    {"compressed-tensors", SourceMethod::kCompressedTensors,
+     "*.weight_packed, or *.weight in I8 or F8_E4M3", parse_compressed_tensors_source},
+    {"gptq", SourceMethod::kGptq, "*.qweight", parse_gptq},
+    {"awq", SourceMethod::kAwq, "*.qweight", parse_awq},
+    {"fp8", SourceMethod::kFp8, "*.weight in F8_E4M3", parse_fp8},
+    {"mxfp4", SourceMethod::kMxfp4, "*_blocks in U8", parse_mxfp4},
+    {"quark", SourceMethod::kQuark, "*.weight in I32, I8, U8 or F8_E4M3", parse_quark_source},
+    {"modelopt", SourceMethod::kModelOpt, "*.weight in U8 or F8_E4M3", parse_modelopt},
 }};
 
 }  // namespace

@@ -12,7 +12,9 @@ namespace nibble {
 
 /// How the quantization_config of one quant_method is read when its checkpoint is a source.
 struct SourceDialect {
-  std::string_view method;
+  std::string_view name;  // quant_method
+  SourceMethod method = SourceMethod::kNone;
+  std::string_view codes;  // the tensors that hold them, for people
   Result<SourceConfig> (*parse)(const Json& config, const std::string& where);
 };
 
