@@ -105,7 +105,7 @@ Result<Answer> ask(ServingSession& session, AnswerRequest request) {
       continue;
     }
     if (event->finish == FinishReason::kError) {
-      return Status(StatusCode::kUnavailable, event->error);
+      return event->failure;
     }
     if (event->token >= 0 && !stream.stopped()) {
       last = Clock::now();

@@ -111,8 +111,8 @@ void OfflineBench::add(const Prompts& prompts, int64_t max_tokens) {
         ++generated_[i];
         ++step_tokens_;
       }
-      if (event.finish == FinishReason::kError && error_.empty()) {
-        error_ = event.error;
+      if (event.finish == FinishReason::kError && failure_.ok()) {
+        failure_ = event.failure;
       }
     };
     core_.add(std::move(request));
@@ -122,7 +122,7 @@ void OfflineBench::add(const Prompts& prompts, int64_t max_tokens) {
 Status OfflineBench::step() {
   step_tokens_ = 0;
   core_.step();
-  return error_.empty() ? Status() : Status(StatusCode::kUnavailable, error_);
+  return failure_;
 }
 
 Status OfflineBench::run_all() {

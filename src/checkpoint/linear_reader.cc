@@ -5,6 +5,7 @@
 #include <cstring>
 #include <utility>
 
+#include "checkpoint/finite.h"
 #include "checkpoint/linear_repack.h"
 #include "quant/codec.h"
 
@@ -71,36 +72,6 @@ Result<DType> scale_type(const Source& source, const TensorInfo& scale) {
   return scale.dtype == DType::kBF16 ? DType::kBF16 : DType::kF32;
 }
 
-// The compiler turns loops of this fixed length into vector code.
-constexpr int64_t kBlock = 64;
-
-// Whether no number has all the bits of `exponent`: those of infinity and NaN.
-template <typename Bits>
-bool all_finite(const std::byte* data, int64_t count, Bits exponent) {
-  for (int64_t begin = 0; begin < count; begin += kBlock) {
-    Bits block[kBlock] = {};
-    const int64_t size = std::min(kBlock, count - begin);
-    std::memcpy(block, data + begin * static_cast<int64_t>(sizeof(Bits)),
-                static_cast<size_t>(size) * sizeof(Bits));
-    Bits found = 0;
-    for (const Bits bits : block) {
-      found |= static_cast<Bits>((bits & exponent) == exponent);
-    }
-    if (found != 0) {
-      return false;
-    }
-  }
-  return true;
-}
-
-bool all_finite(const TensorInfo& scales) {
-  const std::byte* data = scales.data.data();
-  const int64_t count = scales.elements();
-  return scales.dtype == DType::kF32
-             ? all_finite<uint32_t>(data, count, 0x7f800000U)
-             : all_finite<uint16_t>(data, count, scales.dtype == DType::kBF16 ? 0x7f80U : 0x7c00U);
-}
-
 // Points `weight` to its scales: [n, groups], [n] (channel) or one number (tensor).
 Status map_scales(const Source& source, const TensorInfo& scale, QuantView& weight) {
   const int64_t groups = weight.format.groups(weight.k);
@@ -116,7 +87,7 @@ Status map_scales(const Source& source, const TensorInfo& scale, QuantView& weig
   weight.scales = scale.data.data();
   weight.scale_type = scale.dtype;
   weight.scale_count = single ? QuantView::Scales::kOneForAll : QuantView::Scales::kEach;
-  if (all_finite(scale)) {
+  if (all_finite(scale.dtype, scale.data)) {
     return {};
   }
   int64_t index = 0;

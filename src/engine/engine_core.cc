@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "model/not_finite.h"
 
 namespace nibble {
 namespace {
@@ -208,7 +209,7 @@ bool EngineCore::plan_step() {
       [](const Sequence& s) { return s.request.cancelled->load(std::memory_order_relaxed); });
   for (const auto& sequence : cancelled) {
     never_admitted_ -= sequence->counted ? 0 : 1;
-    report_end(*sequence, FinishReason::kCancelled, "");
+    report_end(*sequence, FinishReason::kCancelled, {});
   }
   const auto& plan = scheduler_->schedule();
   plan_.assign(plan.begin(), plan.end());
@@ -332,11 +333,23 @@ void EngineCore::handle_result(size_t index, const ScheduledSequence& item) {
   }
   if (!sampled->ok()) {
     pages_->clear();  // its keys and values may be damaged too: nobody else shall get them
-    finish(sequence, FinishReason::kError, sampled->status().message());
+    finish(sequence, FinishReason::kError, explain(sampled->status()));
     return;
   }
   scheduler_->commit(sequence, item.num_tokens);
   accept_token(sequence, std::move(*sampled).value());
+}
+
+// Everybody waits while the weights are looked through, but once only, and a model with such logits
+// has little to give them.
+Status EngineCore::explain(const Status& failure) {
+  if (failure.code() != StatusCode::kCorrupt) {
+    return failure;
+  }
+  if (!not_finite_) {
+    not_finite_ = explain_not_finite(*model_);
+  }
+  return *not_finite_;
 }
 
 void EngineCore::accept_token(Sequence& sequence, SampledToken sampled) {
@@ -381,14 +394,14 @@ std::unique_ptr<Sequence> EngineCore::take_out(Sequence& sequence) {
   return scheduler_->remove(sequence);
 }
 
-void EngineCore::finish(Sequence& sequence, FinishReason reason, const std::string& error) {
+void EngineCore::finish(Sequence& sequence, FinishReason reason, const Status& failure) {
   const auto owned = take_out(sequence);
-  report_end(*owned, reason, error);
+  report_end(*owned, reason, failure);
 }
 
-void EngineCore::report_end(Sequence& sequence, FinishReason reason, const std::string& error) {
+void EngineCore::report_end(Sequence& sequence, FinishReason reason, const Status& failure) {
   sequence.request.on_event({.finish = reason,
-                             .error = error,
+                             .failure = failure,
                              .prompt_tokens = sequence.prompt_tokens,
                              .cached_tokens = sequence.cached_tokens,
                              .queue_seconds = sequence.queue_seconds});
@@ -407,7 +420,8 @@ void EngineCore::abandon(const std::string& batch_reason, const std::string& oth
   never_admitted_ = 0;
   for (const auto& sequence : all) {
     const bool in_batch = std::ranges::find(batch, sequence.get()) != batch.end();
-    report_end(*sequence, FinishReason::kError, in_batch ? batch_reason : other_reason);
+    report_end(*sequence, FinishReason::kError,
+               Status(StatusCode::kUnavailable, in_batch ? batch_reason : other_reason));
   }
 }
 
@@ -418,7 +432,7 @@ void EngineCore::cancel_all() {
   const auto all = scheduler_->remove_if([](const Sequence&) { return true; });
   never_admitted_ = 0;
   for (const auto& sequence : all) {
-    report_end(*sequence, FinishReason::kCancelled, "");
+    report_end(*sequence, FinishReason::kCancelled, {});
   }
 }
 

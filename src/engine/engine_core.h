@@ -69,8 +69,9 @@ class EngineCore final {
   void accept_token(Sequence& sequence, SampledToken sampled);
   [[nodiscard]] bool ends_answer(const Sequence& sequence, int32_t token) const;
   [[nodiscard]] std::unique_ptr<Sequence> take_out(Sequence& sequence);
-  void finish(Sequence& sequence, FinishReason reason, const std::string& error);
-  static void report_end(Sequence& sequence, FinishReason reason, const std::string& error);
+  [[nodiscard]] Status explain(const Status& failure);
+  void finish(Sequence& sequence, FinishReason reason, const Status& failure);
+  static void report_end(Sequence& sequence, FinishReason reason, const Status& failure);
 
   std::unique_ptr<Model> model_;
   const EngineOptions options_;
@@ -89,6 +90,7 @@ class EngineCore final {
   uint64_t unseeded_ = 0;  // state for requests without a seed
   EngineStats counters_;   // prompt, cached and generated tokens, steps
   int64_t past_preemptions_ = 0;
+  std::optional<Status> not_finite_;  // why logits were not finite; found out once
 };
 
 }  // namespace nibble

@@ -49,7 +49,7 @@ Request greedy(std::vector<int32_t> prompt, int64_t max_tokens, Answer& answer) 
       answer.tokens.push_back(event.token);
     }
     answer.finish = event.finish;
-    answer.error = event.error;
+    answer.error = event.failure.message();
     answer.events.push_back(std::move(event));
   };
   return request;

@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/status.h"
+
 namespace nibble {
 
 struct SamplingParams {
@@ -38,7 +40,7 @@ struct TokenEvent {
   float logprob = 0;
   std::vector<TokenLogprob> top_logprobs;
   FinishReason finish = FinishReason::kNone;
-  std::string error;  // for kError
+  Status failure;  // of kError; kCorrupt when weights are damaged
   int64_t prompt_tokens = 0;
   int64_t cached_tokens = 0;  // prompt tokens served by the prefix cache
   double queue_seconds = 0;   // from the making of the request to its first step

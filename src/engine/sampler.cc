@@ -50,13 +50,11 @@ Status out_of_range(const char* name, double value, const char* range) {
 }  // namespace
 
 Status not_finite_logits() {
-  return {StatusCode::kCorrupt,
-          "the model's logits have a NaN or an infinity; its weights are damaged or its numbers "
-          "overflow"};
+  return {StatusCode::kCorrupt, "the model's logits have a NaN or an infinity"};
 }
 
 Status no_token_left() {
-  return {StatusCode::kCorrupt, "bans, biases and penalties leave no token to pick"};
+  return {StatusCode::kInvalidArgument, "bans, biases and penalties leave no token to pick"};
 }
 
 Sampler::Sampler(int64_t vocab_size) { candidates_.reserve(static_cast<size_t>(vocab_size)); }

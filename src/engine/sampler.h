@@ -28,7 +28,7 @@ struct SampledToken {
   std::vector<TokenLogprob> top_logprobs;  // most likely first
 };
 
-/// Why a row has no token.
+/// Why a row has no token: kCorrupt, and kInvalidArgument.
 [[nodiscard]] Status not_finite_logits();
 [[nodiscard]] Status no_token_left();
 
@@ -41,7 +41,7 @@ class Sampler final {
   explicit Sampler(int64_t vocab_size);
 
   /// Picks from one row of logits [vocab_size], which is overwritten. kCorrupt when the row has a
-  /// NaN or an infinity, or when bans and biases leave no token.
+  /// NaN or an infinity, kInvalidArgument when bans and biases leave no token.
   Result<SampledToken> sample(std::span<float> logits, const SamplerInput& input);
 
   /// kInvalidArgument names the parameter that is out of range, and the range.

@@ -137,7 +137,8 @@ TEST(Sampler, DamagedLogitsAreAnError) {
     }
     std::vector<float> logits(2, 1.0F);
     const std::vector<int32_t> all = {0, 1};
-    EXPECT_FALSE(Sampler(2).sample(logits, {.params = params, .seen = seen, .banned = all}).ok());
+    const auto none = Sampler(2).sample(logits, {.params = params, .seen = seen, .banned = all});
+    EXPECT_EQ(none.status().code(), StatusCode::kInvalidArgument);
   }
 }
 

@@ -5,6 +5,8 @@
 #include <numeric>
 #include <vector>
 
+#include "model/not_finite.h"
+
 namespace nibble {
 namespace {
 
@@ -82,11 +84,8 @@ Result<PerplexityResult> evaluate_perplexity(Model& model,
       result.scored_tokens += count;
     }
     if (!std::isfinite(result.nll_sum)) {
-      return make_error(
-          StatusCode::kCorrupt,
-          "the model's logits are not finite in the window at token {}; its weights or "
-          "scales are damaged",
-          begin);
+      return explain_not_finite(model).with_context(
+          fmt::format("in the window at token {}", begin));
     }
     progress(end);
   }

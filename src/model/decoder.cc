@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "checkpoint/finite.h"
 
 namespace nibble {
 
@@ -67,6 +68,11 @@ int64_t Decoder::weight_bytes() const {
     bytes += layer.attention.weight_bytes() + layer.mlp.weight_bytes();
   }
   return bytes;
+}
+
+Status Decoder::check_weights() const {
+  const auto reader = CheckpointReader::open(parts_.folder);
+  return reader.ok() ? check_all_finite(*reader) : Status();  // gone meanwhile: nothing is known
 }
 
 void Decoder::check_batch(const ForwardBatch& batch, const PagedKvCache& cache) const {

@@ -22,6 +22,7 @@ struct DecoderLayer {
 struct DecoderParts {
   ModelConfig config;
   std::string scheme;
+  std::string folder;  // that it was loaded from
   std::unique_ptr<PreparedTable> embedding;
   std::vector<DecoderLayer> layers;
   RmsNorm final_norm;
@@ -39,6 +40,7 @@ class Decoder final : public Model {
   [[nodiscard]] const ModelConfig& config() const override { return parts_.config; }
   [[nodiscard]] std::string_view scheme() const override { return parts_.scheme; }
   [[nodiscard]] int64_t weight_bytes() const override;
+  [[nodiscard]] Status check_weights() const override;
   Result<PagedKvCache> make_cache(const KvCacheShape& shape) override;
   void forward(const ForwardBatch& batch, PagedKvCache& cache, std::span<float> logits) override;
   [[nodiscard]] bool picks_tokens() const override { return backend_.picks_tokens(); }

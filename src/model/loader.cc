@@ -53,6 +53,7 @@ class DecoderLoader final {
     weights_.release_all();
     return DecoderParts{.config = config_,
                         .scheme = scheme_,
+                        .folder = {},
                         .embedding = std::move(embedding),
                         .layers = std::move(layers),
                         .final_norm = std::move(norm),
@@ -197,6 +198,7 @@ Result<std::unique_ptr<Model>> load_model(const std::string& model_dir,
   NIBBLE_ASSIGN_OR_RETURN(WeightLoader weights, WeightLoader::open(model_dir, config));
   DecoderLoader loader(config, weights, backend, options);
   NIBBLE_ASSIGN_OR_RETURN(DecoderParts parts, loader.load());
+  parts.folder = model_dir;
   NIBBLE_RETURN_IF_ERROR(weights.check_all_used());
   if (config.rope.kind == RopeKind::kDynamicNtk) {
     NIBBLE_LOG(kInfo,

@@ -34,6 +34,10 @@ class Model {
   [[nodiscard]] virtual std::string_view scheme() const = 0;
   [[nodiscard]] virtual int64_t weight_bytes() const = 0;
 
+  /// kCorrupt naming the first stored weight that is NaN or infinite. Reads the whole checkpoint:
+  /// to explain logits that are not finite.
+  [[nodiscard]] virtual Status check_weights() const { return {}; }
+
   /// A cache in the memory that the model computes in.
   virtual Result<PagedKvCache> make_cache(const KvCacheShape& shape) {
     return PagedKvCache::allocate(shape);

@@ -7,6 +7,7 @@
 
 #include "base/f16.h"
 #include "base/log.h"
+#include "checkpoint/finite.h"
 #include "model/tensor_check.h"
 #include "model/weight_map.h"
 
@@ -80,6 +81,7 @@ Result<std::vector<float>> WeightLoader::vector(const std::string& tensor, int64
     return make_error(StatusCode::kCorrupt, "{}: expected shape [{}], got {}",
                       reader_->where(*info), n, shape_text(info->shape));
   }
+  NIBBLE_RETURN_IF_ERROR(check_finite(*reader_, *info));
   std::vector<float> values(static_cast<size_t>(n));
   for (int64_t i = 0; i < n; ++i) {
     values[static_cast<size_t>(i)] = read_element(info->dtype, info->data.data(), i);

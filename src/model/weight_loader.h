@@ -24,7 +24,7 @@ class WeightLoader final {
   Result<MappedLinear> linear(const std::string& module, int64_t n, int64_t k);
   /// An unquantized table [n, k], in the mapped file.
   Result<QuantView> table(const std::string& module, int64_t n, int64_t k);
-  /// A vector [n] in F32, F16 or BF16 as f32.
+  /// A vector [n] in F32, F16 or BF16 as f32. kCorrupt when a number is NaN or infinite.
   Result<std::vector<float>> vector(const std::string& tensor, int64_t n);
   /// The module whose weights are the output head: the file's own lm_head, or the embedding where
   /// tie_word_embeddings says so and the file has no lm_head, or the same numbers once more.

@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "base/f16.h"
+#include "checkpoint/finite.h"
 #include "quantizer/encoders/row_encoder.h"
 #include "quantizer/kernels/find_row_kernels.h"
 
@@ -130,8 +131,9 @@ Result<float> absmax_of(const float* x, int64_t row, int64_t rows, int64_t k) {
     ++i;
   }
   return make_error(StatusCode::kCorrupt,
-                    "weight [{}, {}] is {}; leave the module out with --ignore", row + i / k, i % k,
-                    x[i]);
+                    "weight [{}, {}] is {}; {} (--ignore would keep the tensor as it is, and what "
+                    "it takes part in would be no number)",
+                    row + i / k, i % k, x[i], kNotFiniteRemedy);
 }
 
 std::optional<float> absmax_of_bf16(std::span<const std::byte> numbers) {

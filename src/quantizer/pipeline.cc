@@ -5,13 +5,16 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <thread>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "base/block_file.h"
+#include "base/log.h"
 #include "base/queue.h"
+#include "checkpoint/finite.h"
 #include "quantizer/digest.h"
 #include "quantizer/task_queue.h"
 
@@ -130,8 +133,7 @@ class Pipeline final {
     if (plan_.jobs[task.job].matrix != nullptr) {
       return encode(task, values, chunk);
     }
-    copy(task, chunk);
-    return {};
+    return copy(task, chunk);
   }
 
   void drop_pages(const PlanJob& job, int64_t chunk) const {
@@ -236,13 +238,31 @@ class Pipeline final {
     return {};
   }
 
-  void copy(const Task& task, Chunk& chunk) {
+  Status copy(const Task& task, Chunk& chunk) {
     const PlanJob& job = plan_.jobs[task.job];
     const PlanJob::Range range = job.chunk(task.chunk);
+    if (!all_finite(job.tensor->dtype, job.touched(task.chunk)[0])) {
+      NIBBLE_RETURN_IF_ERROR(check_kept(job));
+    }
     std::byte* const to = make_room(task, chunk)[0];
     std::memcpy(to, job.tensor->data.data() + range.begin, static_cast<size_t>(range.count));
     chunk.digests = {digest_of(chunk.pieces[0])};
     chunk.error = {};
+    return {};
+  }
+
+  // Of a tensor with a NaN or an infinity: whoever left it out by name gets it, with a warning.
+  Status check_kept(const PlanJob& job) {
+    const Status status = check_finite(reader_, *job.tensor);
+    if (status.ok() || !job.rule.starts_with("--")) {
+      return status;
+    }
+    const std::lock_guard lock(mutex_);
+    if (warned_.insert(job.tensor).second) {
+      NIBBLE_LOG(kWarning, "{}: {}, kept as {} says; what it takes part in is no number",
+                 reader_.where(*job.tensor), describe_not_finite(*job.tensor), job.rule);
+    }
+    return {};
   }
 
   Status write(const Chunk& chunk) {
@@ -321,9 +341,10 @@ class Pipeline final {
   TaskQueue queue_;
   BoundedQueue<std::unique_ptr<Chunk>> free_;
   BoundedQueue<std::unique_ptr<Chunk>> encoded_;
-  std::mutex mutex_;  // open_, progress_
+  std::mutex mutex_;  // open_, progress_, warned_
   std::unordered_map<size_t, OpenJob> open_;
   QuantizeProgress progress_;
+  std::set<const TensorInfo*> warned_;
 };
 
 }  // namespace

@@ -52,10 +52,10 @@ Status prove_engine(Engine& engine) {
   };
   NIBBLE_RETURN_IF_ERROR(engine.submit(std::move(request)));
   const TokenEvent event = answer.get();
-  if (event.finish == FinishReason::kError || event.finish == FinishReason::kCancelled) {
-    return make_error(StatusCode::kUnavailable, "the model does not generate: {}", event.error);
+  if (event.finish == FinishReason::kCancelled) {
+    return make_error(StatusCode::kUnavailable, "the model does not generate: it was cancelled");
   }
-  return {};
+  return event.failure.with_context("the model does not generate");
 }
 
 }  // namespace nibble

@@ -154,7 +154,7 @@ void Generation::on_event(size_t index, TokenEvent event) {
     return;
   }
   if (event.finish == FinishReason::kError) {
-    fail({500, event.error.empty() ? "the engine failed" : event.error, "", ""});
+    fail({500, event.failure.message(), "", ""});
     return;
   }
   if (event.finish == FinishReason::kCancelled) {  // by us only when over_: so by a shutdown

@@ -38,7 +38,7 @@ Request make_request(std::promise<Outcome>& promise) {
   request.on_event = [&promise, outcome = std::make_shared<Outcome>()](const TokenEvent& event) {
     outcome->tokens += event.token >= 0 ? 1 : 0;
     if (event.finish != FinishReason::kNone) {
-      outcome->error = event.error;
+      outcome->error = event.failure.message();
       promise.set_value(*outcome);
     }
   };

@@ -171,7 +171,7 @@ std::vector<std::vector<int32_t>> answers(std::unique_ptr<Model> model,
     request.ignore_eos = true;
     request.sampling.temperature = 0;
     request.on_event = [&out, i](const TokenEvent& event) {
-      EXPECT_EQ(event.error, "");
+      EXPECT_TRUE(event.failure.ok()) << event.failure.message();
       out[static_cast<size_t>(i)].push_back(event.token);
     };
     core->add(std::move(request));
