@@ -64,9 +64,8 @@ Status run(const EvalFlags& flags) {
   const ModelConfig& config = model->config();
   if (flags.window > config.max_position) {
     return make_error(StatusCode::kInvalidArgument,
-                      "--window {}: the model's context ends at {} (config.json: "
-                      "max_position_embeddings)",
-                      flags.window, config.max_position);
+                      "--window {}: the model's context ends at {} (config.json: {})", flags.window,
+                      config.max_position, positions_name(config));
   }
   const KvCode kv_code = kv_code_for(asked, config, *backend);
   const int64_t page_size = backend->preferred_page_size(kv_code);

@@ -12,6 +12,7 @@
 #include "checkpoint/quant_config.h"
 #include "command.h"
 #include "flag_checks.h"
+#include "model/config.h"
 #include "model/tensor_check.h"
 #include "ops/kv_name.h"
 #include "output.h"
@@ -168,6 +169,9 @@ Status read_config(const std::string& path, Summary& summary) {
       cache.head_dim, read_size(reader, "head_dim", heads > 0 ? hidden / heads : 0, kMostCount));
   NIBBLE_ASSIGN_OR_RETURN(cache.max_context,
                           read_size(reader, "max_position_embeddings", 0, kMostSize));
+  if (const auto known = load_model_config(path); known.ok()) {
+    cache.max_context = known->max_position;  // scaling may reach further
+  }
   return {};
 }
 

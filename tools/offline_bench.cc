@@ -35,9 +35,9 @@ Status check_positions(const OfflineShape& shape, int64_t positions, const Model
   }
   return make_error(StatusCode::kInvalidArgument,
                     "--context {} + --input-len {} + --output-len {} needs {} positions in all, "
-                    "but the model's end at {} (config.json: max_position_embeddings)",
+                    "but the model's end at {} (config.json: {})",
                     shape.context, shape.input_len, shape.output_len, positions,
-                    config.max_position);
+                    config.max_position, positions_name(config));
 }
 
 }  // namespace

@@ -40,6 +40,8 @@ struct Shape {
   int32_t lengths[2] = {150, 37};
   DType activations = DType::kF32;
   AttentionForm form = AttentionForm::kOwn;
+  DynamicRope dynamic = {};
+  int32_t prompts[2] = {0, 0};
 };
 
 std::vector<float> random_floats(int64_t count, uint32_t seed) {
@@ -127,7 +129,7 @@ class CachedRun {
       const int32_t count = std::min(counts[s], shape_.lengths[s] - done_[s]);
       qkv.insert(qkv.end(), inputs_[s].begin() + done_[s] * row_,
                  inputs_[s].begin() + (done_[s] + count) * row_);
-      spans.push_back({rows, count, done_[s] + count, tables_[s].data()});
+      spans.push_back({rows, count, done_[s] + count, tables_[s].data(), shape_.prompts[s]});
       rows += count;
       done_[s] += count;
     }
@@ -139,6 +141,7 @@ class CachedRun {
         width_,        shape_.heads, 1.0F / std::sqrt(static_cast<float>(shape_.head_dim)),
         shape_.window, view_,        spans};
     rope.form = attention.form = shape_.form;
+    rope.dynamic = shape_.dynamic;
     std::vector<uint16_t> narrow_qkv = to_bf16(qkv);
     std::vector<uint16_t> narrow_out = to_bf16(out);
     if (backend == nullptr) {
@@ -336,6 +339,40 @@ TEST(Attention, EqualsTheReferenceInAnyPiecesOnEveryInstructionSet) {
           expect_same_bits(first->memory(), whole->memory());
         }
         first = std::move(whole);
+      }
+    }
+  }
+}
+
+// Prompts on both sides of the original length, and steps that end inside them.
+TEST(Attention, DynamicRopeEqualsTheReferenceInAnyPieces) {
+  for (const auto& [code, form] : kForms) {
+    for (const auto& prompts : {std::array{100, 20}, {20, 100}, {150, 30}}) {
+      Shape shape{code, 4, 2, 64, 16, 0, {150, 137}, DType::kF32, form, {30, 3.0}};
+      std::ranges::copy(prompts, shape.prompts);
+      SCOPED_TRACE(testing::Message() << "code " << static_cast<int>(code) << " form "
+                                      << static_cast<int>(form) << " prompt " << prompts[0]);
+      auto backend = make_cpu_backend({.threads = 2}).value();
+      const CachedRun whole = run(shape, backend.get(), {1000, 1000});
+      const CachedRun single = run(shape, backend.get(), {1, 1});
+      const CachedRun pieces = run(shape, backend.get(), {41, 5});
+      CachedRun expected(shape);
+      expected.attend_over(whole.memory());
+      expected.finish(nullptr, {1000, 1000});
+      for (int s = 0; s < 2; ++s) {
+        const double tolerance = form == AttentionForm::kShared ? 1.6e-2 : tolerance_of(code);
+        expect_near(whole.outputs(s), expected.outputs(s), tolerance);
+        expect_same_bits(single.outputs(s), whole.outputs(s));
+        expect_same_bits(pieces.outputs(s), whole.outputs(s));
+      }
+      expect_same_bits(single.memory(), whole.memory());
+      expect_same_bits(pieces.memory(), whole.memory());
+      if (code == KvCode::kF32) {
+        const std::vector<double> keys = whole.cached(0);
+        const std::vector<double> exact = run(shape, nullptr, {1, 1}).cached(0);
+        for (size_t i = 0; i < keys.size(); ++i) {
+          ASSERT_NEAR(keys[i], exact[i], 2e-6) << "element " << i;
+        }
       }
     }
   }

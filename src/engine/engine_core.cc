@@ -12,10 +12,14 @@
 namespace nibble {
 namespace {
 
-SchedulerLimits limits_of(const EngineOptions& options) {
-  return {.max_num_seqs = options.max_num_seqs,
-          .max_num_batched_tokens = options.max_num_batched_tokens,
-          .page_size = options.page_size};
+SchedulerLimits limits_of(const EngineOptions& options, const ModelConfig& config) {
+  SchedulerLimits limits{.max_num_seqs = options.max_num_seqs,
+                         .max_num_batched_tokens = options.max_num_batched_tokens,
+                         .page_size = options.page_size};
+  if (config.rope.kind == RopeKind::kDynamicNtk) {
+    limits.longest_shared_prompt = config.rope.original_max_position;
+  }
+  return limits;
 }
 
 KvCacheShape cache_shape(const EngineOptions& options, const ModelConfig& config) {
@@ -70,8 +74,8 @@ Result<EngineOptions> EngineCore::resolve(const EngineOptions& options,
   if (config.max_position > 0 && out.max_model_len > config.max_position) {
     return make_error(StatusCode::kInvalidArgument,
                       "--max-model-len {}: the model's positions end at {} "
-                      "(config.json: max_position_embeddings)",
-                      out.max_model_len, config.max_position);
+                      "(config.json: {})",
+                      out.max_model_len, config.max_position, positions_name(config));
   }
   NIBBLE_RETURN_IF_ERROR(require_between("--max-model-len", out.max_model_len, kMostPositions));
   out.max_num_batched_tokens = std::max(out.max_num_batched_tokens, out.max_num_seqs);
@@ -131,8 +135,9 @@ Result<std::unique_ptr<EngineCore>> EngineCore::create(std::unique_ptr<Model> mo
                                                        const EngineOptions& options) {
   NIBBLE_ASSIGN_OR_RETURN(PagedKvCache cache,
                           model->make_cache(cache_shape(options, model->config())));
-  NIBBLE_ASSIGN_OR_RETURN(ModelRunner runner,
-                          ModelRunner::create(*model, std::move(cache), limits_of(options)));
+  NIBBLE_ASSIGN_OR_RETURN(
+      ModelRunner runner,
+      ModelRunner::create(*model, std::move(cache), limits_of(options, model->config())));
   return std::unique_ptr<EngineCore>(new EngineCore(std::move(model), options, std::move(runner)));
 }
 
@@ -158,7 +163,8 @@ void EngineCore::reset_pages() {
   allocator_ = std::make_unique<BlockAllocator>(options_.num_pages);
   pages_ =
       std::make_unique<PrefixCache>(*allocator_, options_.prefix_caching ? options_.page_size : 0);
-  scheduler_ = std::make_unique<Scheduler>(limits_of(options_), *pages_, options_.num_pages);
+  scheduler_ = std::make_unique<Scheduler>(limits_of(options_, model_->config()), *pages_,
+                                           options_.num_pages);
 }
 
 void EngineCore::add(Request request) {

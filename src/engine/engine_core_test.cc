@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <random>
 
 #include <gtest/gtest.h>
@@ -187,6 +188,31 @@ TEST(EngineCore, SharesPagesOfEqualPrompts) {
   EXPECT_EQ(core->stats().prompt_tokens, 17 + 17 + 16);
 }
 
+// Keys of prompts beyond the original length depend on the prompt's length.
+TEST(EngineCore, DynamicRopeSharesNoPagesOfLongPrompts) {
+  auto model = std::make_unique<FakeModel>();
+  model->set_dynamic_rope(20);
+  const auto core = make_core(small_options(64), std::move(model));
+  const auto cached_of = [&](size_t length, int64_t max_tokens) {
+    std::vector<int32_t> prompt(length);
+    std::iota(prompt.begin(), prompt.end(), 5);
+    Answer answer;
+    Request request = greedy(std::move(prompt), max_tokens, answer);
+    request.ignore_eos = true;
+    const Answer expected = alone(request);
+    core->add(std::move(request));
+    run_all(*core);
+    EXPECT_EQ(answer.tokens, expected.tokens);
+    return answer.events.back().cached_tokens;
+  };
+  EXPECT_EQ(cached_of(20, 30), 0);  // grows to 50 tokens
+  EXPECT_EQ(cached_of(20, 30), 16);
+  EXPECT_EQ(cached_of(21, 8), 0);  // begins as they do
+  EXPECT_EQ(cached_of(21, 8), 0);
+  EXPECT_EQ(cached_of(40, 8), 0);
+  EXPECT_EQ(cached_of(18, 8), 16);
+}
+
 TEST(EngineCore, NanFailsItsRequestAlone) {
   const auto core = make_core(small_options(64));
   Answer good;
@@ -339,7 +365,7 @@ TEST(EngineCore, PenaltiesAreNotPickedAhead) {
 
 // Thousands of random arrivals and cancellations over few pages: every answer is what the request
 // gets alone, a cancelled one a beginning of it, and the books balance after every step.
-void random_traffic(bool picking) {
+void random_traffic(bool picking, int64_t dynamic_from = 0) {
   int64_t fed_steps = 0;
   int64_t preemptions = 0;
   int64_t cached = 0;
@@ -357,6 +383,9 @@ void random_traffic(bool picking) {
                           .prefix_caching = round % 4 != 3};
     auto model = std::make_unique<FakeModel>();
     model->set_picking(picking);
+    if (dynamic_from > 0) {
+      model->set_dynamic_rope(dynamic_from);
+    }
     const FakeModel& watched = *model;
     const auto core = make_core(options, std::move(model));
     const int64_t longest = core->options().max_model_len - 1;
@@ -426,6 +455,8 @@ void random_traffic(bool picking) {
 TEST(EngineCore, RandomTrafficEqualsSequentialRuns) { random_traffic(false); }
 
 TEST(EngineCore, RandomTrafficOfStepsStartedAheadEqualsSequentialRuns) { random_traffic(true); }
+
+TEST(EngineCore, RandomTrafficWithDynamicRopeEqualsSequentialRuns) { random_traffic(true, 16); }
 
 TEST(EngineCore, DecodesAreNeverHeldUpByPrefill) {
   const auto core = make_core(small_options(64));

@@ -41,7 +41,8 @@ ForwardBatch ModelRunner::batch_of(std::span<const ScheduledSequence> plan, bool
     spans_.push_back({.q_begin = begin,
                       .q_len = static_cast<int32_t>(num_tokens),
                       .kv_len = static_cast<int32_t>(kv_len),
-                      .pages = sequence->pages.data()});
+                      .pages = sequence->pages.data(),
+                      .prompt_len = static_cast<int32_t>(sequence->prompt_tokens)});
     if (kv_len == length) {
       logits_of_.push_back(static_cast<int32_t>(logit_rows_.size()));
       logit_rows_.push_back(static_cast<int32_t>(tokens_.size()) - 1);

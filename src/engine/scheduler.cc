@@ -102,6 +102,15 @@ int64_t Scheduler::missing_pages(const Sequence& sequence) const {
   return std::max<int64_t>(all - static_cast<int64_t>(sequence.pages.size()), 0);
 }
 
+// Pages of others that begin as the sequence does.
+PrefixCache::Match Scheduler::match_of(const Sequence& sequence) {
+  if (sequence.prompt_tokens > limits_.longest_shared_prompt) {
+    return {.pages = {}, .node = PrefixCache::kDetached};
+  }
+  // The last token is always computed: its logits are wanted.
+  return pages_.match(sequence.tokens, sequence.length() - 1);
+}
+
 // Admits the first waiting sequence if all its known tokens fit beside what the running ones still
 // need: admitting it earlier would only get it preempted.
 bool Scheduler::admit_next() {
@@ -109,8 +118,7 @@ bool Scheduler::admit_next() {
     return false;
   }
   Sequence& sequence = *waiting_.front();
-  // The last token is always computed: its logits are wanted.
-  PrefixCache::Match match = pages_.match(sequence.tokens, sequence.length() - 1);
+  PrefixCache::Match match = match_of(sequence);
   sequence.pages = std::move(match.pages);
   sequence.node = match.node;
   sequence.offered_pages = static_cast<int64_t>(sequence.pages.size());

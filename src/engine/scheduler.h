@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <span>
 #include <vector>
@@ -16,6 +17,8 @@ struct SchedulerLimits {
   int64_t max_num_seqs = 1;
   int64_t max_num_batched_tokens = 1;  // at least max_num_seqs, so that decodes always fit
   int64_t page_size = 1;
+  // Longer prompts have keys that depend on their length, so they share no pages (DynamicRope).
+  int64_t longest_shared_prompt = std::numeric_limits<int64_t>::max();
 };
 
 /// A sequence's part of a step: compute its next `num_tokens` tokens.
@@ -73,6 +76,7 @@ class Scheduler final {
   [[nodiscard]] int64_t missing_pages(const Sequence& sequence) const;
   void plan_running(size_t index, int64_t want);
   [[nodiscard]] bool grow(Sequence& sequence, int64_t tokens);
+  [[nodiscard]] PrefixCache::Match match_of(const Sequence& sequence);
   [[nodiscard]] bool admit_next();
   void preempt_youngest();
   void release_pages(Sequence& sequence);

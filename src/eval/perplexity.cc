@@ -70,8 +70,11 @@ Result<PerplexityResult> evaluate_perplexity(Model& model,
     const int64_t end = begin + length;
     for (int64_t at = begin; at < end - 1; at += kChunk) {  // the last token predicts nothing here
       const int64_t count = std::min(kChunk, end - 1 - at);
-      const SequenceSpan span{0, static_cast<int32_t>(count),
-                              static_cast<int32_t>(at + count - begin), pages.data()};
+      const SequenceSpan span{.q_begin = 0,
+                              .q_len = static_cast<int32_t>(count),
+                              .kv_len = static_cast<int32_t>(at + count - begin),
+                              .pages = pages.data(),
+                              .prompt_len = static_cast<int32_t>(length)};
       model.forward({tokens.subspan(static_cast<size_t>(at), static_cast<size_t>(count)),
                      {&span, 1},
                      std::span<const int32_t>(rows).first(static_cast<size_t>(count))},

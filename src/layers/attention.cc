@@ -36,7 +36,8 @@ void Attention::forward(float* hidden, const ForwardContext& context) {
                                         .q_norm = parts_.q_norm ? parts_.q_norm->weight() : nullptr,
                                         .k_norm = parts_.k_norm ? parts_.k_norm->weight() : nullptr,
                                         .norm_eps = parts_.q_norm ? parts_.q_norm->eps() : 0.0F,
-                                        .form = form});
+                                        .form = form,
+                                        .dynamic = rope_->dynamic});
   const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(shape_.head_dim)));
   backend.attention(AttentionArgs{.q = context.qkv,
                                   .q_stride = stride,

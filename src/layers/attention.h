@@ -15,9 +15,10 @@ namespace nibble {
 struct RopeTable {
   DeviceBuffer inv_freq;  // [head_dim / 2] f32, radians per position
   float attention_factor = 1.0F;
+  DynamicRope dynamic;
 
-  RopeTable(DeviceBuffer frequencies, float factor)
-      : inv_freq(std::move(frequencies)), attention_factor(factor) {}
+  RopeTable(DeviceBuffer frequencies, float factor, const DynamicRope& scaling)
+      : inv_freq(std::move(frequencies)), attention_factor(factor), dynamic(scaling) {}
 };
 
 struct AttentionShape {

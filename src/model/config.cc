@@ -1,5 +1,6 @@
 #include "model/config.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "base/file.h"
@@ -97,6 +98,10 @@ Status read_shared_fields(const Json& json, const JsonReader& reader, ModelConfi
                       reader.where(), config.num_further_layers, kMaxCount - 1);
   }
   NIBBLE_ASSIGN_OR_RETURN(config.rope, read_rope_config(json, reader, config.max_position));
+  if (config.rope.kind == RopeKind::kDynamicNtk && config.rope.factor > 1.0) {
+    const double scaled = static_cast<double>(config.max_position) * config.rope.factor;
+    config.max_position = static_cast<int64_t>(std::min(scaled, double{kMaxDimension - 1}));
+  }
   config.sliding_windows.assign(static_cast<size_t>(config.num_layers), 0);
   return {};
 }

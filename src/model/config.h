@@ -37,7 +37,7 @@ struct ModelConfig {
   int64_t num_heads = 0;
   int64_t num_kv_heads = 0;
   int64_t head_dim = 0;
-  int64_t max_position = 0;
+  int64_t max_position = 0;  // of a context, in tokens; positions_name() says what it is
   double rms_norm_eps = 1e-6;
   RopeConfig rope;
   bool tie_word_embeddings = false;
@@ -55,6 +55,14 @@ struct ModelConfig {
   int64_t default_top_k = -1;
   double default_repetition_penalty = -1;
 };
+
+/// What of config.json max_position is, for messages: max_position_embeddings, which the factor of
+/// dynamic NTK scaling multiplies.
+[[nodiscard]] constexpr std::string_view positions_name(const ModelConfig& config) {
+  return config.rope.kind == RopeKind::kDynamicNtk ? "max_position_embeddings times the factor of "
+                                                     "rope_type dynamic"
+                                                   : "max_position_embeddings";
+}
 
 /// Reads model_dir/config.json (and generation_config.json if present). kUnsupported names an
 /// architecture, rope type or field that this build cannot honour.

@@ -100,6 +100,31 @@ TEST(ModelConfigTest, LyingSizesAreRefusedBeforeTheyAllocate) {
   }
 }
 
+TEST(ModelConfigTest, DynamicScalingMultipliesThePositions) {
+  const std::vector<std::pair<std::string, int64_t>> cases = {
+      {"1", 128}, {"2.5", 320}, {"0.5", 128}, {"1000000", 128000000}};
+  for (const auto& [factor, positions] : cases) {
+    const std::string rope = R"({"rope_type": "dynamic", "factor": )" + factor + "}";
+    const auto config =
+        parse_model_config({.text = config_text("LlamaForCausalLM", {{"rope_scaling", rope}})});
+    ASSERT_TRUE(config.ok()) << config.status().message();
+    EXPECT_EQ(config->max_position, positions);
+    EXPECT_THAT(std::string(positions_name(*config)), HasSubstr("factor"));
+    const DynamicRope dynamic = compute_rope_frequencies(config->rope, config->head_dim).dynamic;
+    EXPECT_EQ(dynamic.original, 128);
+    EXPECT_EQ(dynamic.factor, std::stod(factor));
+  }
+  const auto largest = parse_model_config(
+      {.text = config_text("LlamaForCausalLM",
+                           {{"max_position_embeddings", "2147483647"},
+                            {"rope_scaling", R"({"rope_type": "dynamic", "factor": 8})"}})});
+  ASSERT_TRUE(largest.ok()) << largest.status().message();
+  EXPECT_EQ(largest->max_position, 2147483647);
+  const auto plain = parse_model_config({.text = config_text("LlamaForCausalLM")});
+  EXPECT_EQ(positions_name(*plain), "max_position_embeddings");
+  EXPECT_EQ(compute_rope_frequencies(plain->rope, plain->head_dim).dynamic.original, 0);
+}
+
 TEST(ModelConfigTest, RotationsThatWouldNotBeFiniteAreRefused) {
   const std::vector<std::pair<std::string, std::string>> cases = {
       {R"({"rope_theta": 1e-300})", "rope_theta"},

@@ -2,7 +2,9 @@
 #include <cmath>
 #include <cstring>
 #include <memory>
+#include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -15,9 +17,11 @@
 namespace nibble {
 namespace {
 
-/// One prompt of golden.json: kept rows of logits, computed by transformers in F32.
+/// One prompt of golden.json: kept rows of logits, computed by transformers in F32. The tokens from
+/// `prompt` on were decoded one by one.
 struct GoldenPrompt {
   std::vector<int32_t> tokens;
+  size_t prompt;
   std::vector<int32_t> rows;
   std::vector<float> logits;  // [rows, vocab]
 };
@@ -36,7 +40,10 @@ std::vector<GoldenPrompt> read_golden(const std::string& folder, int64_t vocab) 
   std::vector<GoldenPrompt> prompts;
   size_t at = 0;
   for (const Json& item : json.find("prompts")->as_array()) {
-    GoldenPrompt prompt{int_list(*item.find("tokens")), int_list(*item.find("rows")), {}};
+    GoldenPrompt prompt{int_list(*item.find("tokens")), 0, int_list(*item.find("rows")), {}};
+    const Json* decoded = item.find("decoded");
+    prompt.prompt =
+        prompt.tokens.size() - (decoded != nullptr ? static_cast<size_t>(decoded->as_int()) : 0);
     prompt.logits.resize(prompt.rows.size() * static_cast<size_t>(vocab));
     const size_t size = prompt.logits.size() * sizeof(float);
     CHECK_LE(at + size, bytes.size());
@@ -47,6 +54,102 @@ std::vector<GoldenPrompt> read_golden(const std::string& folder, int64_t vocab) 
   CHECK_EQ(at, bytes.size());
   return prompts;
 }
+
+/// Several sequences on one cache, fed together: in each step one more token of those that are
+/// decoded, and a chunk of the others' prompts, larger for later ones.
+class BatchRunner final {
+ public:
+  BatchRunner(Model& model, const Backend& backend, KvCode code)
+      : model_(model),
+        page_size_(backend.preferred_page_size(code)),
+        cache_(model
+                   .make_cache({.code = code,
+                                .num_layers = model.config().num_layers,
+                                .kv_heads = model.config().num_kv_heads,
+                                .head_dim = model.config().head_dim,
+                                .page_size = page_size_,
+                                .num_pages = kSequences * kTokens / page_size_})
+                   .value()) {}
+
+  void add(const GoldenPrompt& prompt) {
+    const auto index = static_cast<int32_t>(sequences_.size());
+    Sequence sequence{.prompt = &prompt, .pages = {}, .logits = {}};
+    for (int32_t page = 0; page < kTokens / page_size_; ++page) {
+      sequence.pages.push_back(page * kSequences + index);
+    }
+    sequences_.push_back(std::move(sequence));
+  }
+
+  /// Each sequence's logits [tokens, vocab].
+  std::vector<std::vector<float>> run() {
+    while (step()) {
+    }
+    std::vector<std::vector<float>> all;
+    for (Sequence& sequence : sequences_) {
+      all.push_back(std::move(sequence.logits));
+    }
+    return all;
+  }
+
+ private:
+  static constexpr int32_t kSequences = 3;
+  static constexpr int32_t kTokens = 512;
+
+  struct Sequence {
+    const GoldenPrompt* prompt;
+    std::vector<int32_t> pages;
+    std::vector<float> logits;
+    size_t done = 0;
+  };
+
+  bool step() {
+    std::vector<int32_t> tokens;
+    std::vector<SequenceSpan> spans;
+    for (size_t i = 0; i < sequences_.size(); ++i) {
+      Sequence& sequence = sequences_[i];
+      const GoldenPrompt& golden = *sequence.prompt;
+      const size_t chunk =
+          sequence.done < golden.prompt ? std::min(10 + 11 * i, golden.prompt - sequence.done) : 1;
+      if (sequence.done == golden.tokens.size()) {
+        continue;
+      }
+      const auto first = golden.tokens.begin() + static_cast<std::ptrdiff_t>(sequence.done);
+      sequence.done += chunk;
+      spans.push_back({.q_begin = static_cast<int32_t>(tokens.size()),
+                       .q_len = static_cast<int32_t>(chunk),
+                       .kv_len = static_cast<int32_t>(sequence.done),
+                       .pages = sequence.pages.data(),
+                       .prompt_len = static_cast<int32_t>(golden.prompt)});
+      tokens.insert(tokens.end(), first, first + static_cast<std::ptrdiff_t>(chunk));
+    }
+    if (!tokens.empty()) {
+      forward(tokens, spans);
+    }
+    return !tokens.empty();
+  }
+
+  void forward(const std::vector<int32_t>& tokens, const std::vector<SequenceSpan>& spans) {
+    const auto vocab = static_cast<size_t>(model_.config().vocab_size);
+    std::vector<int32_t> rows(tokens.size());
+    std::iota(rows.begin(), rows.end(), 0);
+    std::vector<float> logits(tokens.size() * vocab);
+    model_.forward({.tokens = tokens, .sequences = spans, .logit_rows = rows}, cache_, logits);
+    for (Sequence& sequence : sequences_) {
+      for (const SequenceSpan& span : spans) {
+        if (span.pages == sequence.pages.data()) {
+          const auto first = logits.begin() + span.q_begin * static_cast<int64_t>(vocab);
+          sequence.logits.insert(sequence.logits.end(), first,
+                                 first + span.q_len * static_cast<int64_t>(vocab));
+        }
+      }
+    }
+  }
+
+  Model& model_;
+  int64_t page_size_;
+  PagedKvCache cache_;
+  std::vector<Sequence> sequences_;
+};
 
 class GoldenTest : public testing::TestWithParam<std::string> {
  protected:
@@ -60,6 +163,10 @@ class GoldenTest : public testing::TestWithParam<std::string> {
     ASSERT_EQ(golden_.size(), 3U);
   }
 
+  SequenceRunner runner(KvCode code, const GoldenPrompt& prompt) {
+    return {*model_, *backend_, code, static_cast<int32_t>(prompt.prompt)};
+  }
+
   std::string folder_;
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<Model> model_;
@@ -70,7 +177,7 @@ TEST_P(GoldenTest, LogitsAgreeWithTransformers) {
   const auto vocab = static_cast<size_t>(model_->config().vocab_size);
   for (const GoldenPrompt& prompt : golden_) {
     const std::vector<float> logits =
-        SequenceRunner(*model_, *backend_, KvCode::kF32).feed(prompt.tokens);
+        runner(KvCode::kF32, prompt).feed_in_chunks(prompt.tokens, 1, prompt.prompt);
     for (size_t i = 0; i < prompt.rows.size(); ++i) {
       double largest = 0;
       double error = 0;
@@ -89,9 +196,23 @@ TEST_P(GoldenTest, LogitsAgreeWithTransformers) {
 TEST_P(GoldenTest, DecodeAndChunkedPrefillEqualPrefillBitForBit) {
   const GoldenPrompt& prompt = golden_.back();
   for (const KvCode code : {KvCode::kF32, KvCode::kBf16, KvCode::kInt8, KvCode::kInt4}) {
-    const std::vector<float> whole = SequenceRunner(*model_, *backend_, code).feed(prompt.tokens);
-    EXPECT_EQ(SequenceRunner(*model_, *backend_, code).feed_in_chunks(prompt.tokens, 1), whole);
-    EXPECT_EQ(SequenceRunner(*model_, *backend_, code).feed_in_chunks(prompt.tokens, 37), whole);
+    const std::vector<float> whole = runner(code, prompt).feed(prompt.tokens);
+    EXPECT_EQ(runner(code, prompt).feed_in_chunks(prompt.tokens, 1), whole);
+    EXPECT_EQ(runner(code, prompt).feed_in_chunks(prompt.tokens, 37), whole);
+  }
+}
+
+// All prompts at once: chunks of one and steps of the others share a batch.
+TEST_P(GoldenTest, LogitsDoNotDependOnTheBatch) {
+  for (const KvCode code : {KvCode::kF32, KvCode::kInt8}) {
+    BatchRunner batch(*model_, *backend_, code);
+    for (const GoldenPrompt& prompt : golden_) {
+      batch.add(prompt);
+    }
+    const std::vector<std::vector<float>> together = batch.run();
+    for (size_t i = 0; i < golden_.size(); ++i) {
+      EXPECT_EQ(together[i], runner(code, golden_[i]).feed(golden_[i].tokens)) << "prompt " << i;
+    }
   }
 }
 
@@ -101,6 +222,7 @@ INSTANTIATE_TEST_SUITE_P(Architectures,
                                          "llama3",
                                          "llama_linear",
                                          "llama_dynamic",
+                                         "llama_dynamic_long",
                                          "llama_yarn",
                                          "llama_bias",
                                          "mistral",

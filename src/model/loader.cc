@@ -29,7 +29,7 @@ class DecoderLoader final {
   Result<DecoderParts> load() {
     const RopeFrequencies rope = compute_rope_frequencies(config_.rope, config_.head_dim);
     NIBBLE_ASSIGN_OR_RETURN(DeviceBuffer inv_freq, backend_.upload(rope.inv_freq));
-    rope_ = std::make_shared<RopeTable>(std::move(inv_freq), rope.attention_factor);
+    rope_ = std::make_shared<RopeTable>(std::move(inv_freq), rope.attention_factor, rope.dynamic);
     NIBBLE_ASSIGN_OR_RETURN(
         const QuantView table,
         weights_.table(kEmbeddingModule, config_.vocab_size, config_.hidden_size));
@@ -200,11 +200,6 @@ Result<std::unique_ptr<Model>> load_model(const std::string& model_dir,
   NIBBLE_ASSIGN_OR_RETURN(DecoderParts parts, loader.load());
   parts.folder = model_dir;
   NIBBLE_RETURN_IF_ERROR(weights.check_all_used());
-  if (config.rope.kind == RopeKind::kDynamicNtk) {
-    NIBBLE_LOG(kInfo,
-               "dynamic NTK scaling is not applied: contexts end at max_position_embeddings, {}",
-               config.max_position);
-  }
   NIBBLE_LOG(kInfo, "{}: {}, {} layers, {}, on {}", model_dir, config.architecture,
              config.num_layers, parts.scheme, backend.name());
   return Decoder::create(std::move(parts), backend, options);

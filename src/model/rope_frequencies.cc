@@ -65,6 +65,9 @@ RopeFrequencies compute_rope_frequencies(const RopeConfig& config, int64_t head_
     }
     table.inv_freq.push_back(static_cast<float>(frequency));
   }
+  if (config.kind == RopeKind::kDynamicNtk) {
+    table.dynamic = {.original = config.original_max_position, .factor = config.factor};
+  }
   if (config.kind == RopeKind::kYarn) {
     table.attention_factor = static_cast<float>(config.attention_factor);
   }

@@ -5,6 +5,7 @@
 
 #include "ops/activations.h"
 #include "ops/attention_form.h"
+#include "ops/dynamic_rope.h"
 #include "ops/kv.h"
 
 namespace nibble {
@@ -45,6 +46,7 @@ struct RopeAppendArgs {
   const float* k_norm = nullptr;
   float norm_eps = 0.0F;
   AttentionForm form = AttentionForm::kOwn;
+  DynamicRope dynamic;  // a row's frequencies are grown_frequency() of rotated_length()
 };
 
 /// Oracles in double precision, one token and head after another.

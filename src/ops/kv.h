@@ -65,6 +65,7 @@ struct SequenceSpan {
   int32_t q_len = 0;
   int32_t kv_len = 0;              // including the q_len new tokens
   const int32_t* pages = nullptr;  // ceil(kv_len / page_size) entries
+  int32_t prompt_len = 0;          // tokens that are computed as one prompt; DynamicRope needs it
 };
 
 }  // namespace nibble

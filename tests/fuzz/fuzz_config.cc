@@ -25,8 +25,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   CHECK(std::ranges::all_of(config->sliding_windows, [](int64_t window) { return window >= 0; }));
   CHECK(std::ranges::all_of(config->eos_token_ids,
                             [&](int64_t id) { return id >= 0 && id < config->vocab_size; }));
-  const nibble::RopeTable table = nibble::compute_rope_table(config->rope, config->head_dim);
+  CHECK(config->max_position >= 1 && config->max_position < int64_t{1} << 31);
+  const nibble::RopeFrequencies table =
+      nibble::compute_rope_frequencies(config->rope, config->head_dim);
   CHECK(std::isfinite(table.attention_factor));
   CHECK(std::ranges::all_of(table.inv_freq, [](float value) { return std::isfinite(value); }));
+  CHECK(std::isfinite(nibble::base_growth(table.dynamic, config->max_position)));
   return 0;
 }

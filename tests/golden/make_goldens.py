@@ -2,22 +2,32 @@
 """Makes the golden files beside this script: small random checkpoints of every architecture and
 the F32 logits that transformers computes for them. Needs torch, transformers and safetensors.
 
-    python tests/golden/make_goldens.py
+    python tests/golden/make_goldens.py [NAME...]
 
 Each folder holds config.json and model.safetensors (BF16), golden.json (versions, prompts, and
 which rows of logits are kept) and golden.f32 (those rows, little-endian float32, one prompt after
 the other, each row vocab_size long). Weights are multiples of 1/64 so that they compress well.
+Of a prompt's tokens, the last `decoded` are fed one by one by generate(), the others at once.
+
+storyteller_dynamic.json holds greedy continuations of models/storyteller in F32, had it been made
+for 64 positions and dynamic NTK scaling.
 """
 
+import copy
 import json
 import pathlib
+import sys
 
 import torch
 import transformers
 from safetensors.torch import save_file
 
 HERE = pathlib.Path(__file__).parent
-PROMPT_LENGTHS = (1, 17, 300)
+STORYTELLER = HERE.parents[1] / "models/storyteller"
+TEXT = HERE.parents[1] / "tests/data/text/the_black_cat.txt"
+PROMPTS = ((1, 0), (17, 0), (300, 0))  # tokens, and how many of them are decoded
+# On both sides of max_position_embeddings and across it.
+PROMPTS_OF = {"llama_dynamic_long": ((300, 0), (200, 160), (250, 150))}
 COMMON = dict(
     vocab_size=128,
     hidden_size=64,
@@ -60,6 +70,8 @@ def cases():
         "qwen2": (make(qwen2, tie_word_embeddings=True), False),
         "qwen2_window": (make(qwen2, num_hidden_layers=3, **window), False),
         "qwen3": (make(qwen3, head_dim=32, rope_parameters=rope(theta=1e6)), False),
+        "llama_dynamic_long": (make(llama, max_position_embeddings=64,
+                                    rope_parameters=rope("dynamic", factor=8.0)), False),
     }
 
 
@@ -86,9 +98,26 @@ def as_transformers_4(config):
     return config
 
 
-def kept_rows(length):
-    step = max(1, (length - 1) // 8)
-    return sorted({*range(0, length - 1, step), length - 1})[-9:]
+def kept_rows(first, length):
+    step = max(1, (length - 1 - first) // 8)
+    return sorted({*range(first, length - 1, step), length - 1})[-9:]
+
+
+def logits_of(model, tokens, decoded):
+    """Logits of rows from the first one on that is kept, and which that is."""
+    model = copy.deepcopy(model)  # dynamic scaling keeps the longest length that it has seen
+    with torch.no_grad():
+        if decoded == 0:
+            return model(tokens[None]).logits[0].float(), 0
+        prompt = len(tokens) - decoded
+        forced = [*tokens.tolist(), 0]
+        out = model.generate(
+            tokens[None, :prompt], attention_mask=torch.ones(1, prompt, dtype=torch.long),
+            max_new_tokens=decoded + 1, do_sample=False, eos_token_id=None, output_logits=True,
+            return_dict_in_generate=True,
+            prefix_allowed_tokens_fn=lambda _, ids: [forced[len(ids)]])
+        assert out.sequences[0].tolist() == forced
+        return torch.cat(out.logits).float(), prompt - 1
 
 
 def write_case(name, config, old_keys, seed):
@@ -108,24 +137,56 @@ def write_case(name, config, old_keys, seed):
     keep = as_transformers_4(keep) if old_keys else keep
     (folder / "config.json").write_text(json.dumps(keep, indent=1, sort_keys=True) + "\n")
     prompts, blobs = [], []
-    for length in PROMPT_LENGTHS:
+    for length, decoded in PROMPTS_OF.get(name, PROMPTS):
         tokens = torch.randint(0, config.vocab_size, (length,), generator=generator)
-        with torch.no_grad():
-            logits = model(tokens[None]).logits[0].float()
-        rows = kept_rows(length)
-        blobs.append(logits[rows].numpy().astype("<f4").tobytes())
+        logits, first = logits_of(model, tokens, decoded)
+        rows = kept_rows(first, length)
+        blobs.append(logits[[row - first for row in rows]].numpy().astype("<f4").tobytes())
         prompts.append({"tokens": tokens.tolist(), "rows": rows})
+        if decoded:
+            prompts[-1]["decoded"] = decoded
     (folder / "golden.f32").write_bytes(b"".join(blobs))
     golden = {"transformers": transformers.__version__, "torch": torch.__version__,
               "script": "tests/golden/make_goldens.py", "seed": seed, "prompts": prompts}
     (folder / "golden.json").write_text(json.dumps(golden) + "\n")
 
 
+def write_storyteller_dynamic():
+    """Texts that end before position 64 and behind it, and what follows them."""
+    changes = {"max_position_embeddings": 64, "dtype": "float32", "eos_token_id": None,
+               "rope_parameters": rope("dynamic", factor=8.0)}
+    config = transformers.AutoConfig.from_pretrained(STORYTELLER, **changes)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(STORYTELLER)
+    answers = []
+    for characters, count in ((80, 200), (700, 120)):
+        text = TEXT.read_text()[:characters].rstrip()
+        prompt = tokenizer(text, return_tensors="pt")["input_ids"]
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            STORYTELLER, config=config, dtype=torch.float32, attn_implementation="eager").eval()
+        with torch.no_grad():
+            out = model.generate(
+                prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=count,
+                do_sample=False, eos_token_id=None, output_logits=True,
+                return_dict_in_generate=True)
+        top = torch.cat(out.logits).topk(2).values
+        margin = (top[:, 0] - top[:, 1]).min().item()
+        assert margin > 0.01, f"{margin}: too near to be the same everywhere"
+        answers.append({"text": text, "prompt_tokens": prompt.shape[1],
+                        "ids": out.sequences[0].tolist()})
+    golden = {"transformers": transformers.__version__, "torch": torch.__version__,
+              "script": "tests/golden/make_goldens.py", "arithmetic": "f32",
+              "config": changes, "answers": answers}
+    (HERE / "storyteller_dynamic.json").write_text(json.dumps(golden) + "\n")
+
+
 def main():
     torch.set_num_threads(1)
+    if "storyteller_dynamic" in sys.argv[1:] or len(sys.argv) == 1:
+        write_storyteller_dynamic()
     for seed, (name, (config, old_keys)) in enumerate(cases().items(), start=1):
-        write_case(name, config, old_keys, seed)
-        print(name)
+        if name in sys.argv[1:] or len(sys.argv) == 1:
+            write_case(name, config, old_keys, seed)
+            print(name)
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ Status CpuAttention::allocate_scratch() {
   NIBBLE_RETURN_IF_ERROR(allocate(scratch_, pool_.threads() * kAttentionScratch * 4));
   NIBBLE_RETURN_IF_ERROR(allocate(partials_, kPartialFloats * 4));
   NIBBLE_RETURN_IF_ERROR(allocate(rotations_, kRotationRows * kMaxHeadDim * 4));
-  return allocate(rotation_positions_, kRotationRows * 8);
+  return allocate(rotated_places_, kRotationRows * static_cast<int64_t>(sizeof(RotatedPlace)));
 }
 
 void CpuAttention::rope_append_kv(const RopeAppendArgs& args) {
@@ -106,27 +106,32 @@ void CpuAttention::select_rotation(const RopeAppendArgs& args) {
   rotation_dim_ = dim;
   attention_factor_ = args.attention_factor;
   std::memcpy(inv_freq_, args.inv_freq, bytes);
-  std::ranges::fill(rotation_positions_.as<int64_t>(), -1);
+  std::ranges::fill(rotated_places_.as<RotatedPlace>(), RotatedPlace{});
 }
 
 /// Cosines and sines [dim/2] each; written to `spare` for rows past those that are kept.
 const float* CpuAttention::rotation_of(const RopeAppendArgs& args,
-                                       int64_t row,
-                                       int64_t position,
+                                       const SequenceSpan& sequence,
+                                       int64_t token,
                                        float* spare) {
   const int64_t dim = args.kv.head_dim;
+  const int64_t row = sequence.q_begin + token;
+  const int64_t position = sequence.kv_len - sequence.q_len + token;
+  const double growth = base_growth(args.dynamic, rotated_length(sequence.prompt_len, position));
   float* cosine = spare;
   if (row < kRotationRows) {
     cosine = rotations_.as<float>().data() + row * dim;
-    int64_t& kept = rotation_positions_.as<int64_t>()[static_cast<size_t>(row)];
-    if (kept == position) {
+    RotatedPlace& kept = rotated_places_.as<RotatedPlace>()[static_cast<size_t>(row)];
+    if (kept.position == position && kept.growth == growth) {
       return cosine;
     }
-    kept = position;
+    kept = {position, growth};
   }
   float* sine = cosine + dim / 2;
   for (int64_t i = 0; i < dim / 2; ++i) {
-    const double angle = static_cast<double>(position) * args.inv_freq[i];
+    const float frequency =
+        growth == 1.0 ? args.inv_freq[i] : grown_frequency(args.inv_freq[i], growth, i, dim);
+    const double angle = static_cast<double>(position) * frequency;
     cosine[i] = static_cast<float>(std::cos(angle) * args.attention_factor);
     sine[i] = static_cast<float>(std::sin(angle) * args.attention_factor);
   }
@@ -141,7 +146,7 @@ void CpuAttention::rope_append_token(const RopeAppendArgs& args,
   const int64_t row = sequence.q_begin + token;
   const int64_t position = sequence.kv_len - sequence.q_len + token;
   float spare[kMaxHeadDim];
-  const float* cosine = rotation_of(args, row, position, spare);
+  const float* cosine = rotation_of(args, sequence, token, spare);
   const int64_t page = sequence.pages[position / layout.page_size];
   const int64_t slot = position % layout.page_size;
   const int64_t kv_heads = args.kv.kv_heads;

@@ -22,13 +22,20 @@ class CpuAttention final {
 
  private:
   struct Plan;
+  struct RotatedPlace {
+    int64_t position = -1;  // -1: none
+    double growth = 1.0;    // base_growth()
+  };
 
   void select_rotation(const RopeAppendArgs& args);
   void rope_append_token(const RopeAppendArgs& args,
                          const KvLayout& layout,
                          const SequenceSpan& sequence,
                          int64_t token);
-  const float* rotation_of(const RopeAppendArgs& args, int64_t row, int64_t position, float* spare);
+  const float* rotation_of(const RopeAppendArgs& args,
+                           const SequenceSpan& sequence,
+                           int64_t token,
+                           float* spare);
   [[nodiscard]] Plan plan_of(const AttentionArgs& args) const;
   void run_pieces(const AttentionArgs& args, const Plan& plan);
 
@@ -36,9 +43,9 @@ class CpuAttention final {
   ThreadPool& pool_;
   Buffer scratch_;   // per thread
   Buffer partials_;  // sums over pieces that run as tasks of their own
-  // Cosines and sines of each row of the batch, kept from layer to layer while its position stays.
-  Buffer rotations_;           // [row][cos [dim/2], sin [dim/2]]
-  Buffer rotation_positions_;  // [row] int64, -1: none
+  // Cosines and sines of each row of the batch, kept from layer to layer while its place stays.
+  Buffer rotations_;       // [row][cos [dim/2], sin [dim/2]]
+  Buffer rotated_places_;  // [row] of RotatedPlace
   float inv_freq_[kMaxHeadDim / 2] = {};
   float attention_factor_ = 0.0F;
   int64_t rotation_dim_ = 0;

@@ -17,12 +17,14 @@
 #include "base/check.h"
 #include "engine/sampler.h"
 #include "model/model.h"
+#include "ops/dynamic_rope.h"
 
 namespace nibble {
 
-/// A model for tests of everything above it. Keys hold the token, values its position; logits are a
-/// hash of all tokens of the sequence, read back from the pages: a wrong, stale or shared page
-/// changes the text or trips a CHECK.
+/// A model for tests of everything above it. Keys hold the token, values its position and, with
+/// dynamic NTK scaling, the length that it is rotated for; logits are a hash of all tokens of the
+/// sequence, read back from the pages: a wrong, stale or wrongly shared page changes the text or
+/// trips a CHECK.
 class FakeModel final : public Model {
  public:
   /// Special tokens of the fake world.
@@ -39,6 +41,13 @@ class FakeModel final : public Model {
     config_.hidden_size = 4;
     config_.max_position = max_position;
     config_.eos_token_ids = {kEos};
+  }
+
+  /// Has it scale rotations of sequences that are longer than `original`.
+  void set_dynamic_rope(int64_t original) {
+    config_.rope.kind = RopeKind::kDynamicNtk;
+    config_.rope.factor = 2.0;
+    config_.rope.original_max_position = original;
   }
 
   [[nodiscard]] const ModelConfig& config() const override { return config_; }
@@ -131,15 +140,26 @@ class FakeModel final : public Model {
     return half + position % view.page_size * kv_row_bytes(view.code, view.head_dim);
   }
 
+  // What the value of a token at `position` must say.
+  [[nodiscard]] int32_t value_of(const SequenceSpan& span, int32_t position) const {
+    if (config_.rope.kind != RopeKind::kDynamicNtk) {
+      return position;
+    }
+    const int64_t length =
+        std::max(rotated_length(span.prompt_len, position), config_.rope.original_max_position);
+    return position << 12 | static_cast<int32_t>(length);
+  }
+
   void write(const ForwardBatch& batch, const SequenceSpan& span, PagedKvCache& cache) const {
     for (int64_t layer = 0; layer < config_.num_layers; ++layer) {
       const KvView view = cache.view(layer);
       for (int32_t i = 0; i < span.q_len; ++i) {
         const int32_t position = span.kv_len - span.q_len + i;
         const int32_t token = batch.tokens[static_cast<size_t>(span.q_begin + i)];
+        const int32_t value = value_of(span, position);
         CHECK_NE(token, kErrorTrigger);
         std::memcpy(slot(view, span, position, true), &token, sizeof token);
-        std::memcpy(slot(view, span, position, false), &position, sizeof position);
+        std::memcpy(slot(view, span, position, false), &value, sizeof value);
       }
     }
   }
@@ -161,7 +181,7 @@ class FakeModel final : public Model {
           int32_t stored = 0;
           std::memcpy(&token, slot(view, span, position, true), sizeof token);
           std::memcpy(&stored, slot(view, span, position, false), sizeof stored);
-          CHECK_EQ(stored, position);
+          CHECK_EQ(stored, value_of(span, position));
           hash = (hash ^ static_cast<uint32_t>(token)) * 1099511628211ULL;
         }
       }

@@ -13,8 +13,9 @@ namespace nibble {
 /// One sequence of up to 1024 tokens on its own cache, fed in pieces.
 class SequenceRunner final {
  public:
-  SequenceRunner(Model& model, const Backend& backend, KvCode code)
-      : model_(model), cache_(make_cache(model, backend, code)) {
+  /// The first `prompt` tokens are its prompt; 0: those that are fed first.
+  SequenceRunner(Model& model, const Backend& backend, KvCode code, int32_t prompt = 0)
+      : model_(model), cache_(make_cache(model, backend, code)), prompt_(prompt) {
     // Pages in descending order, so that nothing relies on their being neighbours.
     std::iota(pages_.rbegin(), pages_.rend(), 0);
   }
@@ -23,8 +24,12 @@ class SequenceRunner final {
   std::vector<float> feed(std::span<const int32_t> tokens) {
     const auto count = static_cast<int32_t>(tokens.size());
     length_ += count;
-    const SequenceSpan span{
-        .q_begin = 0, .q_len = count, .kv_len = length_, .pages = pages_.data()};
+    prompt_ = prompt_ == 0 ? count : prompt_;
+    const SequenceSpan span{.q_begin = 0,
+                            .q_len = count,
+                            .kv_len = length_,
+                            .pages = pages_.data(),
+                            .prompt_len = prompt_};
     std::vector<int32_t> rows(tokens.size());
     std::iota(rows.begin(), rows.end(), 0);
     std::vector<float> logits(tokens.size() * static_cast<size_t>(model_.config().vocab_size));
@@ -66,6 +71,7 @@ class SequenceRunner final {
   std::vector<int32_t> pages_;
   PagedKvCache cache_;
   int32_t length_ = 0;
+  int32_t prompt_;
 };
 
 }  // namespace nibble

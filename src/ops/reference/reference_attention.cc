@@ -133,9 +133,19 @@ void write_row(const KvView& kv, std::byte* half, int64_t slot, const float* val
   CHECK_MSG(false, "caches of format {} exist on the GPU alone", static_cast<int>(kv.code));
 }
 
-void rotate(float* head, int64_t dim, int64_t position, const RopeAppendArgs& args) {
+/// A row's place in its sequence.
+struct RowPlace {
+  int64_t position;
+  int64_t rotated_length;
+};
+
+void rotate(float* head, const RowPlace& place, const RopeAppendArgs& args) {
+  const int64_t dim = args.kv.head_dim;
+  const double growth = base_growth(args.dynamic, place.rotated_length);
   for (int64_t i = 0; i < dim / 2; ++i) {
-    const double angle = static_cast<double>(position) * args.inv_freq[i];
+    const float frequency =
+        growth == 1.0 ? args.inv_freq[i] : grown_frequency(args.inv_freq[i], growth, i, dim);
+    const double angle = static_cast<double>(place.position) * frequency;
     const double cosine = std::cos(angle) * args.attention_factor;
     const double sine = std::sin(angle) * args.attention_factor;
     const double a = head[i];
@@ -234,7 +244,8 @@ void reference_rope_append(const RopeAppendArgs& args) {
         if (norm != nullptr) {
           normalize(q + head * kv.head_dim, kv.head_dim, norm, args.norm_eps);
         }
-        rotate(q + head * kv.head_dim, kv.head_dim, position, args);
+        rotate(q + head * kv.head_dim, {position, rotated_length(sequence.prompt_len, position)},
+               args);
         if (args.form == AttentionForm::kShared) {
           round_row(q + head * kv.head_dim, kv.head_dim,
                     head < args.heads ? kQueryPlaces : kKeyPlaces);
