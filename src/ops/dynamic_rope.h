@@ -6,15 +6,17 @@
 
 namespace nibble {
 
-/// Dynamic NTK scaling: in a sequence longer than `original`, frequencies are those of a larger base,
-/// the larger the longer. A token keeps the frequencies of the length that its sequence had when
-/// generation first computed it: the prompt is computed whole, then each token as the last one.
+/// Dynamic NTK scaling: in a sequence longer than `original`, frequencies are those of a larger
+/// base, the larger the longer. A token keeps the frequencies of the length that its sequence had
+/// when generation first computed it: the prompt is computed whole, then each token as the last
+/// one.
 struct DynamicRope {
   int64_t original = 0;  // tokens up to which nothing is scaled; 0: nothing ever is
   double factor = 1.0;
 };
 
-/// The length whose frequencies the token at `position` has, however its sequence is cut into steps.
+/// The length whose frequencies the token at `position` has, however its sequence is cut into
+/// steps.
 [[nodiscard]] constexpr int64_t rotated_length(int64_t prompt_len, int64_t position) {
   return std::max(prompt_len, position + 1);
 }

@@ -8,7 +8,8 @@ namespace nibble {
 namespace {
 
 /// As transformers writes it (_compute_dynamic_ntk_parameters), in double precision.
-double frequency_of(double theta, double factor, double original, double length, int i, double dim) {
+double frequency_of(
+    double theta, double factor, double original, double length, int i, double dim) {
   const double base =
       theta * std::pow(factor * length / original - (factor - 1.0), dim / (dim - 2.0));
   return 1.0 / std::pow(base, 2.0 * i / dim);

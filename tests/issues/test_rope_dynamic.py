@@ -30,7 +30,8 @@ def continuation(answer):
 
 def generate(model, answer):
     return json_of("generate", model, "--prompt", answer["text"], "--temperature", 0,
-                   "--max-tokens", len(continuation(answer)), "--kv-cache-dtype", "f32")
+                   "--max-tokens", len(continuation(answer)), "--kv-cache-dtype", "f32",
+                   "--device", "cpu")
 
 
 @pytest.mark.parametrize("answer", ANSWERS, ids=["short prompt", "long prompt"])
@@ -42,7 +43,7 @@ def test_generate_continues_as_transformers(model, answer):
 
 def test_serve_gives_the_same_answer_in_any_batch_and_chunks(model):
     server = Server("--kv-cache-dtype", "f32", "--max-num-batched-tokens", "24",
-                    "--max-num-seqs", "6", model=model)
+                    "--max-num-seqs", "6", "--device", "cpu", model=model)
 
     def ask(answer):
         length = len(continuation(answer))

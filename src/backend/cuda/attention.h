@@ -9,6 +9,7 @@
 #include "backend/cuda/launch.h"
 #include "base/status.h"
 #include "ops/attention_form.h"
+#include "ops/dynamic_rope.h"
 
 namespace nibble::cuda {
 
@@ -35,6 +36,7 @@ inline constexpr int32_t kSharedPrefill = 512;
 struct StepMetadata {
   const int32_t* q_begin = nullptr;     // [sequences + 1]: rows of a sequence are its last tokens
   const int32_t* kv_len = nullptr;      // [sequences], with the step's tokens
+  const int32_t* prompt_len = nullptr;  // [sequences], of row_frequencies() alone
   const int32_t* page_table = nullptr;  // [sequences, page_table_stride]
   int64_t page_table_stride = 0;
   const int32_t* row_position = nullptr;  // [rows]
@@ -67,12 +69,24 @@ struct RopeAppendLaunch {
   void* qkv = nullptr;    // [rows, (heads + 2 kv_heads) * head_dim] bf16: q, k, v
   int64_t qkv_stride = 0;
   const float* inv_freq = nullptr;  // [head_dim/2]; pairs are (i, i + head_dim/2)
+  int32_t inv_freq_stride = 0;      // from a row's to the next row's; 0: all rows have the same
   float attention_factor = 1.0F;    // multiplies cos and sin
   const float* q_norm = nullptr;    // [head_dim] RMS norm of each head before the rotation, or none
   const float* k_norm = nullptr;
   float norm_eps = 1e-6F;
 };
 cudaError_t rope_append(const RopeAppendLaunch& args, const LaunchContext& context);
+
+/// The frequencies of the step's rows where RoPE is dynamic. Kernels read frequencies early:
+/// neither this launch nor the one behind it may overlap its predecessor.
+struct RowFrequencyLaunch {
+  StepMetadata step;
+  DynamicRope dynamic;
+  const float* inv_freq = nullptr;  // [head_dim/2], of sequences up to dynamic.original
+  int32_t head_dim = 0;
+  float* out = nullptr;  // [rows, head_dim/2]
+};
+cudaError_t row_frequencies(const RowFrequencyLaunch& args, const LaunchContext& context);
 
 /// out = softmax(scale q·K) V for the step's rows, causally, over the cache (with the step's
 /// tokens).

@@ -47,7 +47,8 @@ class CpuStep final {
                               .inv_freq = frequencies.data(),
                               .kv = view_,
                               .sequences = spans,
-                              .form = test_.shape.form});
+                              .form = test_.shape.form,
+                              .dynamic = test_.dynamic});
     return rows;
   }
 
@@ -68,6 +69,14 @@ class CpuStep final {
     return out;
   }
 
+  /// An element of the BF16 cache that rotate() has filled.
+  [[nodiscard]] double key(int32_t sequence, int32_t token, int32_t head, int32_t d) const {
+    const int32_t page =
+        tables_[static_cast<size_t>(sequence)][static_cast<size_t>(token / view_.page_size)];
+    const auto* rows = reinterpret_cast<const uint16_t*>(view_.keys(page, head));
+    return bf16_to_f32(rows[token % view_.page_size * view_.head_dim + d]);
+  }
+
  private:
   enum class Rows { kAll, kStep };
   static int64_t stride_of(const AttentionShape& shape) {
@@ -79,7 +88,7 @@ class CpuStep final {
     for (size_t s = 0; s < tables_.size(); ++s) {
       const CaseSequence& sequence = test_.sequences[s];
       const int32_t count = rows == Rows::kAll ? sequence.kv_len : sequence.q_len;
-      spans.push_back({begin, count, sequence.kv_len, tables_[s].data()});
+      spans.push_back({begin, count, sequence.kv_len, tables_[s].data(), sequence.prompt_len});
       begin += count;
     }
     return spans;
@@ -172,6 +181,42 @@ TEST(AttentionFormShared, GivesTheCpusResults) {
         form.sequences[0].kv_len, shares[1], shares[0]);
     EXPECT_EQ(queries, 0.0);
     EXPECT_LE(shares[1], 5e-3);
+  }
+}
+
+/// Elements of a sequence's keys that the cache of fill_cache() has otherwise than the CPU's.
+int64_t other_keys(const AttentionCase& test, const CpuStep& cpu, int32_t sequence) {
+  const KvLayout& kv = test.shape.kv;
+  int64_t others = 0;
+  for (int32_t token = 0; token < test.sequences[static_cast<size_t>(sequence)].kv_len; ++token) {
+    for (int32_t i = 0; i < kv.kv_heads * kv.head_dim; ++i) {
+      const int32_t head = i / kv.head_dim;
+      const int32_t d = i % kv.head_dim;
+      const double ours = test.cached(sequence, token, head, false, d);
+      others += ours != cpu.key(sequence, token, head, d) ? 1 : 0;
+    }
+  }
+  return others;
+}
+
+TEST(AttentionFormShared, DynamicRopeHasTheCpusBits) {
+  NIBBLE_NEEDS_GPU();
+  const int32_t longest = testing::brief_tests() ? 300 : 5000;
+  const std::vector<CaseSequence> sequences = {
+      {1, longest, 2 * longest / 3}, {1, 300, 100}, {1, 90, 90}, {1, 40, 20}};
+  for (const int head_dim : {64, 128, 256}) {
+    AttentionShape shape;
+    shape.kv = {KvCode::kBf16, 64, 2, head_dim};
+    shape.heads = 4;
+    shape.form = AttentionForm::kShared;
+    AttentionCase test(shape, sequences, 13);
+    test.dynamic = {.original = 64, .factor = 8.0};
+    test.fill_cache();
+    CpuStep cpu(test);
+    EXPECT_EQ(share_of_other_queries(test, cpu.rotate(test.inv_freq->host())), 0.0);
+    for (int32_t s = 0; s < std::ssize(sequences); ++s) {
+      EXPECT_EQ(other_keys(test, cpu, s), 0) << "sequence " << s << ", heads of " << head_dim;
+    }
   }
 }
 

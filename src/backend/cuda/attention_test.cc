@@ -305,7 +305,7 @@ Oracle append_on_host(const AttentionCase& test,
   oracle.pages.resize(static_cast<size_t>(oracle.kv.page_bytes()));
   oracle.kv.pages = oracle.pages.data();
   oracle.table = {0};
-  const SequenceSpan span{0, tokens, tokens, oracle.table.data()};
+  const SequenceSpan span{0, tokens, tokens, oracle.table.data(), test.sequences[0].prompt_len};
   RopeAppendArgs args;
   args.qkv = oracle.qkv.data();
   args.stride = heads * kv.head_dim;
@@ -313,6 +313,7 @@ Oracle append_on_host(const AttentionCase& test,
   args.inv_freq = inv_freq.data();
   args.kv = oracle.kv;
   args.sequences = {&span, 1};
+  args.dynamic = test.dynamic;
   reference_rope_append(args);
   return oracle;
 }
@@ -335,9 +336,19 @@ double oracle_value(const Oracle& oracle, int32_t token, int32_t head, bool valu
   return exact;
 }
 
+enum class HeadNorm { kNone, kWeighted };
+
 /// Mean squared error of the GPU's cache, and of the CPU's of the same format, against F32.
-void check_append(KvCode code, int head_dim, int tokens, bool with_norm) {
-  AttentionCase test(shape_of(code, 4, 2, head_dim), {{1, tokens}}, 11);
+void check_append(const AttentionShape& shape,
+                  const CaseSequence& sequence,
+                  HeadNorm head_norm,
+                  const DynamicRope& dynamic = {}) {
+  const KvCode code = shape.kv.code;
+  const int head_dim = shape.kv.head_dim;
+  const int tokens = sequence.kv_len;
+  const bool with_norm = head_norm == HeadNorm::kWeighted;
+  AttentionCase test(shape, {sequence}, 11);
+  test.dynamic = dynamic;
   SCOPED_TRACE(name_of(test.shape));
   std::vector<float> norm;
   for (int d = 0; with_norm && d < head_dim; ++d) {
@@ -385,8 +396,41 @@ TEST(RopeAppend, RotatesAndQuantizesAsTheOracle) {
   NIBBLE_NEEDS_GPU();
   for (const KvCode code : kCodes) {
     for (const int dim : {64, 128, 256}) {
-      check_append(code, dim, 150, false);
-      check_append(code, dim, 90, true);
+      const AttentionShape shape = shape_of(code, 4, 2, dim);
+      check_append(shape, {1, 150}, HeadNorm::kNone);
+      check_append(shape, {1, 90}, HeadNorm::kWeighted);
+    }
+  }
+}
+
+TEST(RopeAppend, DynamicRopeRotatesAsTheOracle) {
+  NIBBLE_NEEDS_GPU();
+  for (const KvCode code : kCodes) {
+    for (const int dim : {64, 128, 256}) {
+      const AttentionShape shape = shape_of(code, 4, 2, dim);
+      check_append(shape, {1, 150, 100}, HeadNorm::kNone, {40, 4.0});
+      check_append(shape, {1, 90, 20}, HeadNorm::kWeighted, {40, 4.0});
+    }
+  }
+}
+
+// The kernel of short sequences leaves the cache and the results as the one that rotates alone.
+TEST(RopeAppend, DynamicRopeOfShortDecodes) {
+  NIBBLE_NEEDS_GPU();
+  if (!query_device(0).value().hopper()) {
+    GTEST_SKIP() << "the device has no kernels for short sequences";
+  }
+  for (const KvCode code : kCodes) {
+    for (const int dim : {64, 128}) {
+      AttentionCase test(shape_of(code, 8, 2, dim),
+                         {{1, 30, 20}, {1, 41, 40}, {1, 90, 20}, {1, 257, 200}, {1, 700, 1}}, 5);
+      test.longest = kShortAttention;
+      test.dynamic = {.original = 40, .factor = 4.0};
+      test.fill_cache();
+      for (const bool overlap : {false, true}) {
+        test.run_appending({nullptr, overlap});
+        test.check(kTolerance);
+      }
     }
   }
 }

@@ -14,6 +14,7 @@
 #include "backend/cuda/cuda_status.h"
 #include "backend/cuda/picker.h"
 #include "backend/cuda/row_kernels.h"
+#include "backend/cuda/scaled_rope.h"
 #include "backend/cuda/self_check.h"
 #include "backend/cuda/step_buffers.h"
 #include "backend/cuda/step_recorder.h"
@@ -81,6 +82,12 @@ struct AttentionPlan {
   AttentionShape shape;
   DeviceBuffer plan;
   bool made = false;  // in this step
+};
+
+/// rope_append() of a layer, which its attention does as well.
+struct PendingAppend {
+  RopeAppendLaunch launch;
+  LaunchContext context;
 };
 
 bool same(const AttentionShape& a, const AttentionShape& b) {
@@ -321,6 +328,7 @@ class CudaBackend final : public Backend {
       for (AttentionPlan& plan : plans_) {
         plan.made = false;
       }
+      scaled_rope_.begin_step();
       layers(shape);
     };
     if (record) {
@@ -359,22 +367,24 @@ class CudaBackend final : public Backend {
 
   void rope_append_kv(const RopeAppendArgs& args) override {
     CHECK(!append_.has_value());
-    const RopeAppendLaunch launch{.shape = {.kv = layout_of(args.kv),
-                                            .heads = static_cast<int32_t>(args.heads),
-                                            .form = args.form},
-                                  .step = step_->buffers.metadata(),
-                                  .pages = args.kv.pages,
-                                  .qkv = args.qkv.data,
-                                  .qkv_stride = args.stride,
-                                  .inv_freq = args.inv_freq,
-                                  .attention_factor = args.attention_factor,
-                                  .q_norm = args.q_norm,
-                                  .k_norm = args.k_norm,
-                                  .norm_eps = args.norm_eps};
+    RopeAppendLaunch launch{.shape = {.kv = layout_of(args.kv),
+                                      .heads = static_cast<int32_t>(args.heads),
+                                      .form = args.form},
+                            .step = step_->buffers.metadata(),
+                            .pages = args.kv.pages,
+                            .qkv = args.qkv.data,
+                            .qkv_stride = args.stride,
+                            .inv_freq = args.inv_freq,
+                            .attention_factor = args.attention_factor,
+                            .q_norm = args.q_norm,
+                            .k_norm = args.k_norm,
+                            .norm_eps = args.norm_eps};
+    const auto context = scaled_rope_.prepare(args, limits_.rows, stream_, launch);
+    must(context.status());
     if (!step_->prefills && !decode_reads_plan(launch.shape, launch.step)) {
-      append_ = launch;  // the attention that follows does it
+      append_ = {launch, *context};  // the attention that follows does it
     } else {
-      must(rope_append(launch, {stream_}), "rope");
+      must(rope_append(launch, *context), "rope");
     }
   }
 
@@ -396,8 +406,8 @@ class CudaBackend final : public Backend {
                                  .out_stride = args.out_stride,
                                  .workspace = attention_workspace_.as<void>()};
     if (const auto append = std::exchange(append_, std::nullopt)) {
-      CHECK(append->pages == args.kv.pages && append->qkv == args.q.data);
-      must(append_decode_attention(*append, launch, {stream_}), "attention");
+      CHECK(append->launch.pages == args.kv.pages && append->launch.qkv == args.q.data);
+      must(append_decode_attention(append->launch, launch, append->context), "attention");
       return;
     }
     const bool planned = step_->prefills || decode_reads_plan(shape, launch.step);
@@ -456,10 +466,11 @@ class CudaBackend final : public Backend {
   std::optional<Picker> picker_;
   // By their places in the file, those on the GPU as they are there, since the last table.
   std::map<const std::byte*, std::weak_ptr<const DeviceBuffer>> matrices_;
-  int64_t vocab_ = 0;                       // rows of the largest table
-  bool picking_ = false;                    // by the next step
-  int64_t logit_rows_ = 0;                  // of the step that runs
-  std::optional<RopeAppendLaunch> append_;  // of the layer's attention, which is to come
+  int64_t vocab_ = 0;                    // rows of the largest table
+  bool picking_ = false;                 // by the next step
+  int64_t logit_rows_ = 0;               // of the step that runs
+  std::optional<PendingAppend> append_;  // of the layer's attention, which is to come
+  ScaledRope scaled_rope_;
   std::vector<AttentionPlan> plans_;
   DeviceBuffer attention_workspace_;
   std::vector<DeviceBuffer> retired_;

@@ -27,6 +27,7 @@ StepBuffers::Places StepBuffers::place_rows(size_t& end, int64_t rows, int64_t s
   places.row_sequences = place_ints(end, rows);
   places.q_begin = place_ints(end, sequences + 1);
   places.kv_len = place_ints(end, sequences);
+  places.prompt_len = place_ints(end, sequences);
   places.end = static_cast<int64_t>(end / sizeof(int32_t));
   return places;
 }
@@ -59,6 +60,7 @@ StepBuffers::ChangedPages StepBuffers::fill(const StepInput& input, const StepSh
   for (const SequenceSpan& span : input.sequences) {
     host[at.q_begin + sequence] = span.q_begin;
     host[at.kv_len + sequence] = span.kv_len;
+    host[at.prompt_len + sequence] = span.prompt_len;
     for (int32_t i = 0; i < span.q_len; ++i) {
       host[at.positions + span.q_begin + i] = span.kv_len - span.q_len + i;
       host[at.row_sequences + span.q_begin + i] = sequence;
@@ -78,6 +80,7 @@ StepBuffers::ChangedPages StepBuffers::fill(const StepInput& input, const StepSh
     host[at.q_begin + s] = static_cast<int32_t>(rows);
     if (s < metadata_.sequences) {
       host[at.kv_len + s] = 0;
+      host[at.prompt_len + s] = 0;
     }
   }
   for (int64_t row = rows; row < shape.rows; ++row) {
@@ -121,6 +124,7 @@ Status StepBuffers::write(const StepInput& input, const StepShape& shape, cudaSt
   CHECK_LE(metadata_.sequences, limits_.sequences);
   metadata_.q_begin = device_int(at.q_begin);
   metadata_.kv_len = device_int(at.kv_len);
+  metadata_.prompt_len = device_int(at.prompt_len);
   metadata_.row_position = device_int(at.positions);
   metadata_.row_sequence = device_int(at.row_sequences);
   int32_t longest = 0;

@@ -35,7 +35,7 @@ class StepBuffers final {
   // Places in both copies, in int32; of steps with few rows, and with many.
   struct Places {
     int64_t tokens = 0, logit_rows = 0, positions = 0, row_sequences = 0, q_begin = 0, kv_len = 0;
-    int64_t end = 0;
+    int64_t prompt_len = 0, end = 0;
   };
   // Rows of the page table that are not on the GPU as they should be.
   struct ChangedPages {

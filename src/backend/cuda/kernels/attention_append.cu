@@ -18,7 +18,7 @@ __global__ __launch_bounds__(32 * kWarps) void append_kernel(const AppendArgs ar
   const int32_t sequence = args.row_sequence[row];
   const int32_t position = args.row_position[row];
   Rotation<kDim> rotation;
-  rotation.load(args, lane);
+  rotation.load(args, row, lane);
   rotation.set(args, position);
   ptx::wait_for_predecessor();
   if (sequence < 0) {
@@ -95,6 +95,7 @@ AppendArgs append_args(const RopeAppendLaunch& launch) {
   out.heads = launch.shape.heads;
   out.kv_heads = kv.kv_heads;
   out.inv_freq = launch.inv_freq;
+  out.inv_freq_stride = launch.inv_freq_stride;
   out.attention_factor = launch.attention_factor;
   out.q_norm = launch.q_norm;
   out.k_norm = launch.k_norm;

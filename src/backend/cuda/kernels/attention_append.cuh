@@ -29,6 +29,7 @@ struct AppendArgs {
   int32_t heads;
   int32_t kv_heads;
   const float* inv_freq;
+  int32_t inv_freq_stride;
   float attention_factor;
   const float* q_norm;
   const float* k_norm;
@@ -141,10 +142,11 @@ struct Rotation {
   float cosine[kEach];
   float sine[kEach];  // the frequencies at first
 
-  __device__ __forceinline__ void load(const AppendArgs& args, int lane) {
+  __device__ __forceinline__ void load(const AppendArgs& args, int32_t row, int lane) {
+    const int32_t at = row * args.inv_freq_stride + lane * kEach;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-      sine[i] = lane < HeadValues<kDim>::kLanes ? __ldg(args.inv_freq + lane * kEach + i) : 0.0F;
+      sine[i] = lane < HeadValues<kDim>::kLanes ? __ldg(args.inv_freq + at + i) : 0.0F;
     }
   }
   __device__ __forceinline__ void set(const AppendArgs& args, int32_t position) {

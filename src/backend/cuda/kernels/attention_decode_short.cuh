@@ -201,7 +201,7 @@ __global__ __launch_bounds__(kDecodeThreads,
   const bool appends = args.append.qkv != nullptr;
   FreshToken<Tile> fresh;
   if (appends) {
-    fresh.rotation.load(args.append, lane);
+    fresh.rotation.load(args.append, 0, lane);
   }
   const int32_t items = args.kv_heads * args.groups;
   const int32_t cluster = static_cast<int32_t>(blockIdx.x) / kShortCluster;
@@ -212,6 +212,9 @@ __global__ __launch_bounds__(kDecodeThreads,
   if (__ldg(args.q_begin + sequence + 1) != row + 1 || kv_len == 0) {
     ptx::wait_for_predecessor();  // a grid that has ended tells its successor that all before have
     return;
+  }
+  if (appends && args.append.inv_freq_stride != 0) {  // what all rows share has been asked for
+    fresh.rotation.load(args.append, row, lane);
   }
   const int32_t kv_head = item / args.groups;
   const int32_t first_head = item % args.groups * kColumns;

@@ -81,6 +81,7 @@ AttentionCase::Arrays AttentionCase::upload(const std::vector<CaseSequence>& seq
                                             int32_t padding) {
   std::vector<int32_t> begin{0};
   std::vector<int32_t> length;
+  std::vector<int32_t> prompt;
   std::vector<int32_t> position;
   std::vector<int32_t> owner;
   for (size_t s = 0; s < sequences.size(); ++s) {
@@ -90,10 +91,12 @@ AttentionCase::Arrays AttentionCase::upload(const std::vector<CaseSequence>& seq
     }
     begin.push_back(static_cast<int32_t>(position.size()));
     length.push_back(sequences[s].kv_len);
+    prompt.push_back(sequences[s].prompt_len);
   }
   for (int32_t i = 0; i < padding; ++i) {
     begin.push_back(begin.back());
     length.push_back(0);
+    prompt.push_back(0);
     position.push_back(0);
     owner.push_back(-1);
   }
@@ -102,6 +105,7 @@ AttentionCase::Arrays AttentionCase::upload(const std::vector<CaseSequence>& seq
   arrays.rows = static_cast<int32_t>(position.size());
   arrays.q_begin = std::make_unique<DeviceArray<int32_t>>(begin);
   arrays.kv_len = std::make_unique<DeviceArray<int32_t>>(length);
+  arrays.prompt_len = std::make_unique<DeviceArray<int32_t>>(prompt);
   arrays.position = std::make_unique<DeviceArray<int32_t>>(position);
   arrays.sequence = std::make_unique<DeviceArray<int32_t>>(owner);
   return arrays;
@@ -112,6 +116,7 @@ StepMetadata AttentionCase::Arrays::view(const std::unique_ptr<DeviceArray<int32
   StepMetadata step;
   step.q_begin = q_begin->data();
   step.kv_len = kv_len->data();
+  step.prompt_len = prompt_len->data();
   step.page_table = table->data();
   step.page_table_stride = stride;
   step.row_position = position->data();
@@ -131,11 +136,12 @@ void AttentionCase::change_lengths(std::vector<CaseSequence> changed) {
   };
   copy(*step_.q_begin, *arrays.q_begin);
   copy(*step_.kv_len, *arrays.kv_len);
+  copy(*step_.prompt_len, *arrays.prompt_len);
   copy(*step_.position, *arrays.position);
   copy(*step_.sequence, *arrays.sequence);
 }
 
-RopeAppendLaunch AttentionCase::append_launch(const StepMetadata& step, uint16_t* rows) const {
+RopeAppendLaunch AttentionCase::append_launch(const StepMetadata& step, uint16_t* rows) {
   RopeAppendLaunch append;
   append.shape = shape;
   append.step = step;
@@ -145,6 +151,20 @@ RopeAppendLaunch AttentionCase::append_launch(const StepMetadata& step, uint16_t
   append.inv_freq = inv_freq->data();
   append.q_norm = q_norm;
   append.k_norm = k_norm;
+  if (dynamic.original > 0) {
+    const int32_t pairs = shape.kv.head_dim / 2;
+    frequencies_ = std::make_unique<DeviceArray<float>>(static_cast<size_t>(step.rows * pairs));
+    EXPECT_EQ(row_frequencies({.step = step,
+                               .dynamic = dynamic,
+                               .inv_freq = inv_freq->data(),
+                               .head_dim = shape.kv.head_dim,
+                               .out = frequencies_->data()},
+                              {nullptr, false}),
+              cudaSuccess);
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    append.inv_freq = frequencies_->data();
+    append.inv_freq_stride = pairs;
+  }
   return append;
 }
 
@@ -281,7 +301,8 @@ std::vector<double> AttentionCase::expected() const {
   std::vector<double> result;
   int64_t row = 0;
   for (size_t s = 0; s < sequences.size(); ++s) {
-    const auto [q_len, kv_len] = sequences[s];
+    const int32_t q_len = sequences[s].q_len;
+    const int32_t kv_len = sequences[s].kv_len;
     const auto size = static_cast<size_t>(int64_t{kv_len} * kv.kv_heads * kv.head_dim);
     std::vector<double> cache[2] = {std::vector<double>(size), std::vector<double>(size)};
     for (size_t i = 0; i < size; ++i) {

@@ -15,6 +15,7 @@ namespace nibble::cuda::testing {
 struct CaseSequence {
   int32_t q_len;
   int32_t kv_len;
+  int32_t prompt_len = 0;
 };
 
 /// Host and device side of one step: random sequences, their pages scattered and interleaved.
@@ -60,10 +61,11 @@ class AttentionCase final {
   const float* q_norm = nullptr;
   const float* k_norm = nullptr;
   int32_t longest = INT32_MAX;  // of the step's metadata
+  DynamicRope dynamic;
 
  private:
   struct Arrays {
-    std::unique_ptr<DeviceArray<int32_t>> q_begin, kv_len, position, sequence;
+    std::unique_ptr<DeviceArray<int32_t>> q_begin, kv_len, prompt_len, position, sequence;
     int32_t sequences = 0;
     int32_t rows = 0;
     [[nodiscard]] StepMetadata view(const std::unique_ptr<DeviceArray<int32_t>>& table,
@@ -71,7 +73,7 @@ class AttentionCase final {
   };
   /// The attention of the step; launch_all() makes its plan.
   [[nodiscard]] AttentionLaunch attention_launch() const;
-  [[nodiscard]] RopeAppendLaunch append_launch(const StepMetadata& step, uint16_t* rows) const;
+  [[nodiscard]] RopeAppendLaunch append_launch(const StepMetadata& step, uint16_t* rows);
   /// Where in the cache a byte of a row is, and a row's parameters.
   struct CachePlace {
     size_t row;
@@ -89,6 +91,7 @@ class AttentionCase final {
   std::unique_ptr<DeviceArray<uint8_t>> pages_;
   std::vector<uint8_t> host_pages_;
   std::unique_ptr<DeviceArray<uint8_t>> plan_, all_plan_, workspace_;
+  std::unique_ptr<DeviceArray<float>> frequencies_;  // of the rows, where RoPE is dynamic
 };
 
 }  // namespace nibble::cuda::testing
