@@ -3,15 +3,23 @@
 #include <cstdio>
 
 #include <malloc.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 namespace nibble {
 
 int64_t peak_rss_bytes() {
-  rusage usage{};
-  getrusage(RUSAGE_SELF, &usage);
-  return int64_t{usage.ru_maxrss} * 1024;
+  // Not getrusage(): its maximum outlives exec(), so that it may be that of who started us.
+  std::FILE* file = std::fopen("/proc/self/status", "re");
+  if (file == nullptr) {
+    return 0;
+  }
+  long long kib = 0;
+  char line[256];
+  while (std::fgets(line, sizeof(line), file) != nullptr &&
+         std::sscanf(line, "VmHWM: %lld kB", &kib) != 1) {
+  }
+  std::fclose(file);
+  return int64_t{kib} * 1024;
 }
 
 int64_t rss_bytes() {
