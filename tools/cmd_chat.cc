@@ -166,7 +166,9 @@ class Conversation final {
                                         .generation_prompt = GenerationPrompt::kAdd,
                                         .bos_token = optional_text(tokenizer.bos_token()),
                                         .eos_token = optional_text(tokenizer.eos_token())}));
-    return ask(session_, {.prompt = tokenizer.encode(prompt, SpecialTokens::kParse),
+    NIBBLE_ASSIGN_OR_RETURN(std::vector<int32_t> tokens,
+                            tokenizer.encode(prompt, SpecialTokens::kParse));
+    return ask(session_, {.prompt = std::move(tokens),
                           .max_tokens = flags_.answer.max_tokens,
                           .sampling = sampling_of(flags_.answer, session_.config, kTemperature),
                           .stop = flags_.answer.stop,

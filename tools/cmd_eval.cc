@@ -53,12 +53,27 @@ void print(const EvalFlags& flags, const EvalReport& report) {
       result.perplexity, result.scored_tokens, flags.window, nats_per_byte, report.seconds));
 }
 
+Result<std::vector<int32_t>> encoded_text(const EvalFlags& flags,
+                                          std::string_view text,
+                                          const Tokenizer& tokenizer) {
+  Result<std::vector<int32_t>> tokens = tokenizer.encode(text, SpecialTokens::kPlain);
+  if (!tokens.ok()) {
+    return tokens.status().with_context(flags.text_file);
+  }
+  if (tokens->size() < 2) {
+    return make_error(StatusCode::kInvalidArgument, "{}: has {} tokens, but at least 2 are needed",
+                      flags.text_file, tokens->size());
+  }
+  return tokens;
+}
+
 Status run(const EvalFlags& flags) {
   const auto start = std::chrono::steady_clock::now();
   NIBBLE_ASSIGN_OR_RETURN(const std::optional<KvCode> asked,
                           parse_kv_cache_dtype(flags.model.kv_cache_dtype));
   NIBBLE_ASSIGN_OR_RETURN(const std::string text, read_file(flags.text_file));
   NIBBLE_ASSIGN_OR_RETURN(const auto tokenizer, Tokenizer::load(flags.model.model_dir));
+  NIBBLE_ASSIGN_OR_RETURN(const std::vector<int32_t> tokens, encoded_text(flags, text, *tokenizer));
   NIBBLE_ASSIGN_OR_RETURN(const auto backend, open_backend(backend_of(flags.model)));
   NIBBLE_ASSIGN_OR_RETURN(const auto model, load_model(flags.model.model_dir, *backend, {}));
   const ModelConfig& config = model->config();
@@ -77,11 +92,6 @@ Status run(const EvalFlags& flags) {
                          .head_dim = config.head_dim,
                          .page_size = page_size,
                          .num_pages = (flags.window + page_size - 1) / page_size}));
-  const std::vector<int32_t> tokens = tokenizer->encode(text, SpecialTokens::kPlain);
-  if (tokens.size() < 2) {
-    return make_error(StatusCode::kInvalidArgument, "{}: has {} tokens, but at least 2 are needed",
-                      flags.text_file, tokens.size());
-  }
   ProgressDisplay display("evaluated", ProgressDisplay::Unit::kTokens);
   const auto size = static_cast<int64_t>(tokens.size());
   const int64_t evaluated = size - size % std::min(size, flags.window);  // whole windows only

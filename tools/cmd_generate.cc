@@ -48,7 +48,9 @@ Json to_json(const Answer& answer, const ServingSession& session) {
 
 Status run(const GenerateFlags& flags) {
   NIBBLE_ASSIGN_OR_RETURN(ServingSession session, open_session(flags.model));
-  AnswerRequest request{.prompt = session.tokenizer->encode_prompt(flags.prompt),
+  NIBBLE_ASSIGN_OR_RETURN(std::vector<int32_t> prompt,
+                          session.tokenizer->encode_prompt(flags.prompt));
+  AnswerRequest request{.prompt = std::move(prompt),
                         .max_tokens = flags.answer.max_tokens,
                         .sampling = sampling_of(flags.answer, session.config, 0),
                         .stop = flags.answer.stop};

@@ -31,6 +31,22 @@ std::optional<ApiError> check_size(const AppContext& context,
                   param, kTooLong};
 }
 
+PromptTokens encoded(const AppContext& context,
+                     std::string_view text,
+                     bool add_special,
+                     const char* param) {
+  if (auto error = check_size(context, text, param)) {
+    return *std::move(error);
+  }
+  Result<std::vector<int32_t>> tokens = context.text.encode(text, add_special);
+  if (!tokens.ok()) {
+    ApiError error = to_api_error(tokens.status());
+    error.param = param;
+    return error;
+  }
+  return std::move(tokens).value();
+}
+
 }  // namespace
 
 PromptTokens chat_prompt(const AppContext& context, const GenerationRequest& request) {
@@ -45,17 +61,11 @@ PromptTokens chat_prompt(const AppContext& context, const GenerationRequest& req
     error.param = "messages";
     return error;
   }
-  if (auto error = check_size(context, *text, "messages")) {
-    return *std::move(error);
-  }
-  return context.text.encode(*text, false);
+  return encoded(context, *text, false, "messages");
 }
 
 PromptTokens text_prompt(const AppContext& context, std::string_view text, bool add_special) {
-  if (auto error = check_size(context, text, "prompt")) {
-    return *std::move(error);
-  }
-  return context.text.encode(text, add_special);
+  return encoded(context, text, add_special, "prompt");
 }
 
 std::optional<ApiError> check_request(const AppContext& context,

@@ -37,7 +37,7 @@ Result<std::string> TextFrontend::render_chat(const ChatInput& input) const {
   return template_->render(values);
 }
 
-std::vector<int32_t> TextFrontend::encode(std::string_view text, bool add_special) const {
+Result<std::vector<int32_t>> TextFrontend::encode(std::string_view text, bool add_special) const {
   return add_special ? tokenizer_->encode_prompt(text)
                      : tokenizer_->encode(text, SpecialTokens::kParse);
 }

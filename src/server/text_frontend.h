@@ -35,7 +35,8 @@ class TextFrontend final {
   /// kUnsupported if the model has no template.
   [[nodiscard]] Result<std::string> render_chat(const ChatInput& input) const;
   /// With the tokens that the tokenizer puts before a prompt, if `add_special`.
-  [[nodiscard]] std::vector<int32_t> encode(std::string_view text, bool add_special) const;
+  /// Errors: those of Tokenizer::encode.
+  [[nodiscard]] Result<std::vector<int32_t>> encode(std::string_view text, bool add_special) const;
   [[nodiscard]] std::string decode(std::span<const int32_t> ids) const;
   [[nodiscard]] const Tokenizer& tokenizer() const { return *tokenizer_; }
   /// Bytes of the longest token.

@@ -104,10 +104,10 @@ const AddedToken* AddedTokenMatcher::match_at(std::string_view text,
   return longest;
 }
 
-void AddedTokenMatcher::split(std::string_view text,
-                              SpecialTokens mode,
-                              const TextVisitor& visit_text,
-                              const TokenVisitor& visit_token) const {
+Status AddedTokenMatcher::split(std::string_view text,
+                                SpecialTokens mode,
+                                const TextVisitor& visit_text,
+                                const TokenVisitor& visit_token) const {
   size_t covered = 0;
   size_t at = 0;
   while (!empty() && at < text.size()) {
@@ -128,12 +128,14 @@ void AddedTokenMatcher::split(std::string_view text,
       if (!is_space(text.substr(end, length))) break;
       end += length;
     }
-    if (begin > covered) visit_text(text.substr(covered, begin - covered));
+    if (begin > covered) {
+      NIBBLE_RETURN_IF_ERROR(visit_text(text.substr(covered, begin - covered)));
+    }
     visit_token(token->id);
     covered = end;
     at = end;
   }
-  if (covered < text.size()) visit_text(text.substr(covered));
+  return covered < text.size() ? visit_text(text.substr(covered)) : Status();
 }
 
 }  // namespace nibble

@@ -6,6 +6,8 @@
 #include <string_view>
 #include <vector>
 
+#include "base/status.h"
+
 namespace nibble {
 
 /// A token that is found in the text itself, before the model sees it (tokenizer.json's
@@ -30,18 +32,18 @@ enum class SpecialTokens {
 /// Finds added tokens: leftmost first, the longest of those. Immutable, thread-safe.
 class AddedTokenMatcher final {
  public:
-  using TextVisitor = std::function<void(std::string_view text)>;
+  using TextVisitor = std::function<Status(std::string_view text)>;
   using TokenVisitor = std::function<void(int32_t id)>;
 
   void add(const AddedToken& token);
   [[nodiscard]] bool empty() const { return nodes_.size() == 1; }
 
   /// Visits `text` (valid UTF-8) from left to right as tokens and the stretches between them, which
-  /// are never empty.
-  void split(std::string_view text,
-             SpecialTokens mode,
-             const TextVisitor& visit_text,
-             const TokenVisitor& visit_token) const;
+  /// are never empty. Errors: the first that `visit_text` returns, which ends the visits.
+  Status split(std::string_view text,
+               SpecialTokens mode,
+               const TextVisitor& visit_text,
+               const TokenVisitor& visit_token) const;
 
  private:
   struct Node {

@@ -12,18 +12,18 @@ struct Stretch {
 };
 
 // The whole text as alternating matches and stretches between them.
-std::vector<Stretch> stretches(const SplitStep& step, std::string_view text) {
+Result<std::vector<Stretch>> stretches(const SplitStep& step, TextPart part) {
   std::vector<Stretch> out;
   size_t covered = 0;
   const auto put = [&](size_t begin, size_t end, bool is_match) {
     if (begin < end) out.push_back({begin, end, is_match != step.invert});
   };
-  step.pattern.for_each_match(text, [&](size_t begin, size_t end) {
+  NIBBLE_RETURN_IF_ERROR(step.pattern.for_each_match(part, [&](size_t begin, size_t end) {
     put(covered, begin, false);
     put(begin, end, true);
     covered = end;
-  });
-  put(covered, text.size(), false);
+  }));
+  put(covered, part.text.size(), false);
   return out;
 }
 
@@ -62,6 +62,7 @@ std::vector<Stretch> joined(const std::vector<Stretch>& parts, SplitBehavior beh
 struct Word {
   std::string_view text;
   SectionPlace place;
+  size_t at;  // where it begins in the whole text; for words that a step wrote, about where
 };
 
 // Words of one step and the texts that the step had to write itself.
@@ -75,17 +76,19 @@ class WordList final {
   std::deque<std::string> owned_;
 };
 
-void apply(const SplitStep& step, const std::vector<Word>& in, WordList& out) {
+Status apply(const SplitStep& step, const std::vector<Word>& in, WordList& out) {
   for (const Word& word : in) {
     SectionPlace place = word.place;
-    split_text(step, word.text, [&](std::string_view piece) {
-      out.words.push_back({piece, place});
+    NIBBLE_RETURN_IF_ERROR(split_text(step, {word.text, word.at}, [&](std::string_view piece) {
+      const auto offset = static_cast<size_t>(piece.data() - word.text.data());
+      out.words.push_back({piece, place, word.at + offset});
       place = SectionPlace::kLater;
-    });
+    }));
   }
+  return {};
 }
 
-void apply(const MetaspaceStep& step, const std::vector<Word>& in, WordList& out) {
+Status apply(const MetaspaceStep& step, const std::vector<Word>& in, WordList& out) {
   for (const Word& word : in) {
     std::string marked;
     for (const char c : word.text) {
@@ -106,60 +109,64 @@ void apply(const MetaspaceStep& step, const std::vector<Word>& in, WordList& out
     while (begin < text.size()) {
       const size_t next = step.split ? text.find(step.marker, begin + 1) : std::string_view::npos;
       const size_t end = next == std::string_view::npos ? text.size() : next;
-      out.words.push_back({text.substr(begin, end - begin), word.place});
+      out.words.push_back({text.substr(begin, end - begin), word.place, word.at});
       begin = end;
     }
   }
+  return {};
 }
 
-void apply(const PrefixSpaceStep& /*step*/, const std::vector<Word>& in, WordList& out) {
+Status apply(const PrefixSpaceStep& /*step*/, const std::vector<Word>& in, WordList& out) {
   for (const Word& word : in) {
     out.words.push_back(word.text.starts_with(' ')
                             ? word
-                            : Word{out.keep(" " + std::string(word.text)), word.place});
+                            : Word{out.keep(" " + std::string(word.text)), word.place, word.at});
   }
+  return {};
 }
 
 }  // namespace
 
-void split_text(const SplitStep& step,
-                std::string_view text,
-                const PreTokenizer::WordVisitor& visit) {
+Status split_text(const SplitStep& step, TextPart part, const PreTokenizer::WordVisitor& visit) {
+  const std::string_view text = part.text;
   if (step.behavior == SplitBehavior::kIsolated) {
     size_t covered = 0;
-    step.pattern.for_each_match(text, [&](size_t begin, size_t end) {
+    NIBBLE_RETURN_IF_ERROR(step.pattern.for_each_match(part, [&](size_t begin, size_t end) {
       if (begin > covered) visit(text.substr(covered, begin - covered));
       visit(text.substr(begin, end - begin));
       covered = end;
-    });
+    }));
     if (covered < text.size()) visit(text.substr(covered));
-    return;
+    return {};
   }
-  for (const Stretch& part : joined(stretches(step, text), step.behavior)) {
-    visit(text.substr(part.begin, part.end - part.begin));
+  NIBBLE_ASSIGN_OR_RETURN(const std::vector<Stretch> found, stretches(step, part));
+  for (const Stretch& stretch : joined(found, step.behavior)) {
+    visit(text.substr(stretch.begin, stretch.end - stretch.begin));
   }
+  return {};
 }
 
-void PreTokenizer::for_each_word(std::string_view text,
-                                 SectionPlace place,
-                                 const WordVisitor& visit) const {
-  if (text.empty()) {
-    return;
+Status PreTokenizer::for_each_word(TextPart part,
+                                   SectionPlace place,
+                                   const WordVisitor& visit) const {
+  if (part.text.empty()) {
+    return {};
   }
   if (steps_.size() == 1 && std::holds_alternative<SplitStep>(steps_[0])) {
-    split_text(std::get<SplitStep>(steps_[0]), text, visit);
-    return;
+    return split_text(std::get<SplitStep>(steps_[0]), part, visit);
   }
   std::deque<WordList> lists(1);
-  lists[0].words.push_back({text, place});
+  lists[0].words.push_back({part.text, place, part.at});
   for (const Step& step : steps_) {
     WordList& next = lists.emplace_back();
     const std::vector<Word>& previous = lists[lists.size() - 2].words;
-    std::visit([&](const auto& concrete) { apply(concrete, previous, next); }, step);
+    NIBBLE_RETURN_IF_ERROR(
+        std::visit([&](const auto& concrete) { return apply(concrete, previous, next); }, step));
   }
   for (const Word& word : lists.back().words) {
     visit(word.text);
   }
+  return {};
 }
 
 std::string_view known_split_pattern(std::string_view name) {

@@ -56,18 +56,18 @@ class PreTokenizer final {
     steps_.emplace_back(std::in_place_type<T>, std::move(step));
   }
 
-  /// Visits the words of `text` (valid UTF-8) in order; each step works on the words of the step
+  /// Visits the words of a text (valid UTF-8) in order; each step works on the words of the step
   /// before. Empty words are dropped. A word is valid only during its visit.
-  void for_each_word(std::string_view text, SectionPlace place, const WordVisitor& visit) const;
+  /// Errors: those of Regex::for_each_match.
+  Status for_each_word(TextPart part, SectionPlace place, const WordVisitor& visit) const;
 
  private:
   std::vector<Step> steps_;
 };
 
-/// Cuts `text` as `step` says and visits the pieces that are not empty.
-void split_text(const SplitStep& step,
-                std::string_view text,
-                const PreTokenizer::WordVisitor& visit);
+/// Cuts a text as `step` says and visits the pieces that are not empty.
+/// Errors: those of Regex::for_each_match.
+Status split_text(const SplitStep& step, TextPart part, const PreTokenizer::WordVisitor& visit);
 
 /// Pattern that tokenizer files imply by name: "gpt2" (ByteLevel's own), "llama3", "qwen2",
 /// "o200k", "kimi_k2", "cl100k". Empty for another name.

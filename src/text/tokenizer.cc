@@ -1,6 +1,7 @@
 #include "text/tokenizer.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "text/detokenizer.h"
 #include "text/tokenizer_utf8.h"
@@ -49,21 +50,23 @@ Tokenizer::Tokenizer(TokenizerParts parts) : parts_(std::move(parts)) {
   }
 }
 
-void Tokenizer::encode_section(std::string_view section,
-                               SectionPlace place,
-                               SpecialTokens mode,
-                               std::vector<int32_t>& ids) const {
+Status Tokenizer::encode_section(TextPart section,
+                                 SectionPlace place,
+                                 SpecialTokens mode,
+                                 std::vector<int32_t>& ids) const {
   std::string normalized;
+  std::string_view whole = section.text;
   if (!parts_.normalizer.empty()) {
-    normalized = parts_.normalizer.apply(section, place);
-    section = normalized;
+    NIBBLE_ASSIGN_OR_RETURN(normalized, parts_.normalizer.apply(section, place));
+    whole = normalized;
   }
-  normalized_matcher_.split(
-      section, mode,
+  return normalized_matcher_.split(
+      whole, mode,
       [&](std::string_view text) {
-        parts_.pre_tokenizer.for_each_word(
-            text, place, [&](std::string_view word) { parts_.model->encode(word, ids); });
-        place = SectionPlace::kLater;
+        const size_t at = section.at + static_cast<size_t>(text.data() - whole.data());
+        return parts_.pre_tokenizer.for_each_word(
+            {text, at}, std::exchange(place, SectionPlace::kLater),
+            [&](std::string_view word) { parts_.model->encode(word, ids); });
       },
       [&](int32_t id) {
         ids.push_back(id);
@@ -71,7 +74,7 @@ void Tokenizer::encode_section(std::string_view section,
       });
 }
 
-std::vector<int32_t> Tokenizer::encode(std::string_view text, SpecialTokens mode) const {
+Result<std::vector<int32_t>> Tokenizer::encode(std::string_view text, SpecialTokens mode) const {
   std::string repaired;
   if (!utf8_valid(text)) {
     repaired = utf8_repaired(text);
@@ -79,23 +82,22 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, SpecialTokens mode
   }
   std::vector<int32_t> ids;
   SectionPlace place = SectionPlace::kTextStart;
-  raw_matcher_.split(
+  NIBBLE_RETURN_IF_ERROR(raw_matcher_.split(
       text, mode,
       [&](std::string_view section) {
-        encode_section(section, place, mode, ids);
-        place = SectionPlace::kLater;
+        const auto at = static_cast<size_t>(section.data() - text.data());
+        return encode_section({section, at}, std::exchange(place, SectionPlace::kLater), mode, ids);
       },
       [&](int32_t id) {
         ids.push_back(id);
         place = SectionPlace::kLater;
-      });
+      }));
   return ids;
 }
 
-std::vector<int32_t> Tokenizer::encode_prompt(std::string_view text) const {
-  std::vector<int32_t> ids = parts_.prompt_prefix;
-  const std::vector<int32_t> rest = encode(text, SpecialTokens::kParse);
-  ids.insert(ids.end(), rest.begin(), rest.end());
+Result<std::vector<int32_t>> Tokenizer::encode_prompt(std::string_view text) const {
+  NIBBLE_ASSIGN_OR_RETURN(std::vector<int32_t> ids, encode(text, SpecialTokens::kParse));
+  ids.insert(ids.begin(), parts_.prompt_prefix.begin(), parts_.prompt_prefix.end());
   return ids;
 }
 

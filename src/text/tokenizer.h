@@ -53,11 +53,14 @@ class Tokenizer final {
   /// Ids of `text`, never with BOS. With kPlain, special tokens in the text are ordinary text
   /// (added tokens that are not special are still found, as in the models' reference code).
   /// Invalid UTF-8 counts as U+FFFD.
-  [[nodiscard]] std::vector<int32_t> encode(std::string_view text, SpecialTokens mode) const;
+  /// Errors: kInvalidArgument for a text that a regular expression of the tokenizer takes too long
+  /// for, with the file and field of the expression and about where in the text.
+  [[nodiscard]] Result<std::vector<int32_t>> encode(std::string_view text,
+                                                    SpecialTokens mode) const;
 
   /// Like encode with kParse, after the tokens that the tokenizer puts before a prompt (BOS, if its
   /// post_processor or add_bos_token says so).
-  [[nodiscard]] std::vector<int32_t> encode_prompt(std::string_view text) const;
+  [[nodiscard]] Result<std::vector<int32_t>> encode_prompt(std::string_view text) const;
 
   /// Bytes of one token as they stand in text: maybe part of a character, "" for an unknown id.
   [[nodiscard]] const std::string& token_bytes(int32_t id) const;
@@ -85,10 +88,10 @@ class Tokenizer final {
  private:
   explicit Tokenizer(TokenizerParts parts);
 
-  void encode_section(std::string_view section,
-                      SectionPlace place,
-                      SpecialTokens mode,
-                      std::vector<int32_t>& ids) const;
+  Status encode_section(TextPart section,
+                        SectionPlace place,
+                        SpecialTokens mode,
+                        std::vector<int32_t>& ids) const;
 
   TokenizerParts parts_;
   AddedTokenMatcher raw_matcher_;         // on the text as given

@@ -115,7 +115,8 @@ Status put_added_token(const AddedToken& token, TokenizerParts& parts) {
 Status apply_tokenizer_config(const TokenizerConfig& config, TokenizerParts& parts) {
   for (AddedToken token : config.added_tokens) {
     if (token.normalized && !parts.normalizer.empty()) {
-      token.pattern = parts.normalizer.apply(token.content, SectionPlace::kTextStart);
+      NIBBLE_ASSIGN_OR_RETURN(token.pattern,
+                              parts.normalizer.apply({token.content}, SectionPlace::kTextStart));
     }
     NIBBLE_RETURN_IF_ERROR(put_added_token(token, parts).with_context("tokenizer_config.json"));
   }

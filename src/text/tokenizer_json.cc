@@ -178,7 +178,8 @@ Status parse_added_list(const Json& root, const std::string& where, TokenizerPar
     }
     token.id = static_cast<int32_t>(id);
     if (token.normalized && !parts.normalizer.empty()) {
-      token.pattern = parts.normalizer.apply(token.content, SectionPlace::kTextStart);
+      NIBBLE_ASSIGN_OR_RETURN(token.pattern,
+                              parts.normalizer.apply({token.content}, SectionPlace::kTextStart));
     }
     NIBBLE_RETURN_IF_ERROR(put_added_token(token, parts).with_context(where));
   }

@@ -12,7 +12,13 @@
 namespace nibble {
 namespace {
 
-std::string apply(const UnicodeStep& step, std::string text, SectionPlace /*place*/) {
+// What a step knows of the text around.
+struct Section {
+  SectionPlace place;
+  size_t at;  // see TextPart
+};
+
+std::string apply(const UnicodeStep& step, std::string text, Section /*section*/) {
   using Form = UnicodeStep::Form;
   // Nothing below U+0300 is changed by NFC, and nothing in ASCII by any form; utf8proc is slow.
   const uint8_t unchanged_below = step.form == Form::kNfc ? 0xCC : 0x80;
@@ -38,25 +44,28 @@ std::string apply(const UnicodeStep& step, std::string text, SectionPlace /*plac
   return out;
 }
 
-std::string apply(const PrependStep& step, std::string text, SectionPlace place) {
-  const bool wanted = step.scheme == PrependScheme::kAlways ||
-                      (step.scheme == PrependScheme::kFirst && place == SectionPlace::kTextStart);
+std::string apply(const PrependStep& step, std::string text, Section section) {
+  const bool wanted =
+      step.scheme == PrependScheme::kAlways ||
+      (step.scheme == PrependScheme::kFirst && section.place == SectionPlace::kTextStart);
   return wanted && !text.empty() ? step.text + text : text;
 }
 
-std::string apply(const ReplaceTextStep& step, std::string text, SectionPlace /*place*/) {
+std::string apply(const ReplaceTextStep& step, std::string text, Section /*section*/) {
   return replace_all(text, step.from, step.to);
 }
 
-std::string apply(const ReplacePatternStep& step, std::string text, SectionPlace /*place*/) {
+Result<std::string> apply(const ReplacePatternStep& step, std::string text, Section section) {
   std::string out;
   size_t covered = 0;
-  step.pattern.for_each_match(text, [&](size_t begin, size_t end) {
+  const auto replace = [&](size_t begin, size_t end) {
     out.append(text, covered, begin - covered);
     out += step.to;
     covered = end;
-  });
-  return out.append(text, covered);
+  };
+  NIBBLE_RETURN_IF_ERROR(step.pattern.for_each_match({text, section.at}, replace));
+  out.append(text, covered);
+  return out;
 }
 
 bool is_space(std::string_view character) {
@@ -66,7 +75,7 @@ bool is_space(std::string_view character) {
          c == 0x3000;
 }
 
-std::string apply(const StripStep& step, std::string text, SectionPlace /*place*/) {
+std::string apply(const StripStep& step, std::string text, Section /*section*/) {
   size_t begin = text.size();
   size_t end = 0;
   for (size_t i = 0; i < text.size();) {
@@ -99,12 +108,14 @@ std::string replace_all(std::string_view text, std::string_view from, std::strin
   return out;
 }
 
-std::string Normalizer::apply(std::string_view text, SectionPlace place) const {
-  std::string current(text);
+Result<std::string> Normalizer::apply(TextPart part, SectionPlace place) const {
+  std::string current(part.text);
+  const Section section{place, part.at};
   for (const Step& step : steps_) {
-    current = std::visit(
-        [&](const auto& concrete) { return nibble::apply(concrete, std::move(current), place); },
-        step);
+    const auto apply_step = [&](const auto& concrete) -> Result<std::string> {
+      return nibble::apply(concrete, std::move(current), section);
+    };
+    NIBBLE_ASSIGN_OR_RETURN(current, std::visit(apply_step, step));
   }
   return current;
 }

@@ -54,8 +54,8 @@ class Normalizer final {
   }
   [[nodiscard]] bool empty() const { return steps_.empty(); }
 
-  /// `text` (valid UTF-8) after all steps, in order.
-  [[nodiscard]] std::string apply(std::string_view text, SectionPlace place) const;
+  /// A text (valid UTF-8) after all steps, in order. Errors: those of Regex::for_each_match.
+  [[nodiscard]] Result<std::string> apply(TextPart part, SectionPlace place) const;
 
  private:
   std::vector<Step> steps_;

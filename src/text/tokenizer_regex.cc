@@ -21,7 +21,9 @@ constexpr std::string_view kNotSpace =
     "\\x{200B}-\\x{2027}\\x{202A}-\\x{202E}\\x{2030}-\\x{205E}\\x{2060}-\\x{2FFF}"
     "\\x{3001}-\\x{10FFFF}";
 
-constexpr uint32_t kMatchLimit = 100U << 20;  // about a second of backtracking
+// Of one match: half a second of backtracking, 3 without JIT (measured with (a|aa)+$ on
+// "aaaa...!").
+constexpr uint32_t kMatchLimit = 100U << 20;
 constexpr size_t kFirstStackBytes = 64 << 10;
 // A 4 MB word under Kimi's pattern needs more than the default; see docs/dependencies.md.
 constexpr size_t kLargestStackBytes = size_t{512} << 20;
@@ -160,6 +162,12 @@ using MatchData = std::unique_ptr<pcre2_match_data, Deleter<pcre2_match_data_fre
 using MatchContext = std::unique_ptr<pcre2_match_context, Deleter<pcre2_match_context_free>>;
 using JitStack = std::unique_ptr<pcre2_jit_stack, Deleter<pcre2_jit_stack_free>>;
 
+std::string error_text(int error) {
+  PCRE2_UCHAR message[256] = {};
+  pcre2_get_error_message(error, message, sizeof message);
+  return reinterpret_cast<const char*>(message);
+}
+
 // One search over one text; grows its stack on the first match that needs it.
 class Search final {
  public:
@@ -172,8 +180,9 @@ class Search final {
     pcre2_set_heap_limit(context_.get(), UINT32_MAX);
   }
 
-  // First match at or after `from`: false if there is none.
-  bool next(size_t from) {
+  // First match at or after `from`: that of begin() and end(), PCRE2_ERROR_NOMATCH if there is
+  // none, or the error that ended the search.
+  int next(size_t from) {
     int rc = attempt(from, 0);
     if (rc == PCRE2_ERROR_JIT_STACKLIMIT && !stack_) {
       stack_.reset(pcre2_jit_stack_create(kFirstStackBytes, kLargestStackBytes, nullptr));
@@ -185,11 +194,7 @@ class Search final {
     if (rc == PCRE2_ERROR_JIT_STACKLIMIT) {
       rc = attempt(from, PCRE2_NO_JIT);
     }
-    if (rc < 0 && rc != PCRE2_ERROR_NOMATCH) {
-      NIBBLE_LOG(kWarning, "pre-tokenizer: pattern fails with PCRE2 error {} at byte {} of {}", rc,
-                 from, text_.size());
-    }
-    return rc >= 0;
+    return rc;
   }
 
   [[nodiscard]] size_t begin() const { return pcre2_get_ovector_pointer(data_.get())[0]; }
@@ -211,6 +216,7 @@ class Search final {
 }  // namespace
 
 struct Regex::Code {
+  std::string where;
   std::unique_ptr<pcre2_code, Deleter<pcre2_code_free>> compiled;
 };
 
@@ -224,15 +230,14 @@ Result<Regex> Regex::compile(std::string_view pattern, std::string_view where) {
   int error = 0;
   PCRE2_SIZE offset = 0;
   auto code = std::make_shared<Code>();
+  code->where = where;
   code->compiled.reset(
       pcre2_compile(reinterpret_cast<PCRE2_SPTR>(translated->data()), translated->size(),
                     PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C, &error, &offset, nullptr));
   if (!code->compiled) {
-    PCRE2_UCHAR message[256] = {};
-    pcre2_get_error_message(error, message, sizeof message);
     return make_error(StatusCode::kCorrupt,
                       "{}: regular expression '{}' does not compile: {} (byte {} of '{}')", where,
-                      pattern, reinterpret_cast<const char*>(message), offset, *translated);
+                      pattern, error_text(error), offset, *translated);
   }
   // Without JIT (a hardened kernel) matching still works, about ten times slower.
   if (pcre2_jit_compile(code->compiled.get(), PCRE2_JIT_COMPLETE) != 0) {
@@ -241,13 +246,24 @@ Result<Regex> Regex::compile(std::string_view pattern, std::string_view where) {
   return Regex(std::move(code));
 }
 
-void Regex::for_each_match(std::string_view text, const MatchVisitor& visit) const {
+Status Regex::for_each_match(TextPart part, const MatchVisitor& visit) const {
+  const std::string_view text = part.text;
   if (text.empty()) {
-    return;
+    return {};
   }
   Search search(code_->compiled.get(), text);
   size_t from = 0;
-  while (from < text.size() && search.next(from)) {
+  while (from < text.size()) {
+    const int rc = search.next(from);
+    if (rc == PCRE2_ERROR_NOMATCH) {
+      break;
+    }
+    if (rc < 0) {
+      return make_error(StatusCode::kInvalidArgument,
+                        "{}: the regular expression gives up near byte {} of the text ({}); cut "
+                        "the text there, or correct the expression",
+                        code_->where, part.at + from, error_text(rc));
+    }
     const size_t begin = search.begin();
     const size_t end = search.end();
     if (end > begin) {
@@ -258,6 +274,7 @@ void Regex::for_each_match(std::string_view text, const MatchVisitor& visit) con
       from = begin + utf8_step(text, begin).length;
     }
   }
+  return {};
 }
 
 }  // namespace nibble

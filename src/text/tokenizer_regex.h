@@ -19,6 +19,12 @@ namespace nibble {
 /// Errors: kUnsupported for a nested class that is no intersection, kCorrupt for an open class.
 [[nodiscard]] Result<std::string> translate_regex(std::string_view pattern);
 
+/// A stretch of a text that is worked on, and where it begins in that text, in bytes: for messages.
+struct TextPart {
+  std::string_view text;
+  size_t at = 0;
+};
+
 /// A compiled Unicode regular expression. Immutable and safe to share between threads.
 class Regex final {
  public:
@@ -28,10 +34,12 @@ class Regex final {
   /// Compiles `pattern` after translate_regex. `where` names the file and field for errors.
   static Result<Regex> compile(std::string_view pattern, std::string_view where);
 
-  /// Visits all matches that are not empty, from left to right. `text` is valid UTF-8. Linear for
-  /// the patterns of published tokenizers; a match that exhausts the 512 MB stack is retried
-  /// without JIT, and if that fails too the search ends there (logged).
-  void for_each_match(std::string_view text, const MatchVisitor& visit) const;
+  /// Visits all matches that are not empty, from left to right. The text is valid UTF-8. Linear for
+  /// the patterns of published tokenizers, which need no more than the 512 MB stack for words of
+  /// 16 MiB; a match that exhausts it is retried without JIT.
+  /// Errors: kInvalidArgument, with the pattern's `where` and the position in the text, when a
+  /// match takes more steps than is bearable. What was visited before is then good for nothing.
+  Status for_each_match(TextPart part, const MatchVisitor& visit) const;
 
  private:
   struct Code;

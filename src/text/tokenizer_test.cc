@@ -49,20 +49,20 @@ TEST(Tokenizer, StorytellerPromptAndGreedyText) {
   // Ids of the training script's own tokenizer.
   const std::string text =
       "It was a dark and stormy night, and the captain's watch was not yet over.\n\n\"";
-  EXPECT_THAT(tokenizer->encode_prompt(text),
+  EXPECT_THAT(tokenizer->encode_prompt(text).value(),
               ElementsAre(0, 813, 313, 264, 1054, 283, 346, 288, 1691, 803, 17, 283, 266, 3311, 378,
                           2213, 313, 356, 872, 566, 19, 204, 204, 7));
-  EXPECT_EQ(tokenizer->decode(tokenizer->encode_prompt(text), DecodeSpecials::kSkip), text);
+  EXPECT_EQ(tokenizer->decode(tokenizer->encode_prompt(text).value(), DecodeSpecials::kSkip), text);
 }
 
 TEST(Tokenizer, CharacterLevelJsonWithByteFallback) {
   const auto tokenizer = test::must(tokenizer_from_json(character_level_json(), {}));
-  EXPECT_THAT(tokenizer->encode("ab a", SpecialTokens::kParse), ElementsAre(5, 4, 5));
-  EXPECT_THAT(tokenizer->encode_prompt("é"), ElementsAre(1, 2, 7 + 0xC3, 7 + 0xA9));
-  EXPECT_EQ(tokenizer->decode(tokenizer->encode_prompt("ab é  b"), DecodeSpecials::kSkip),
+  EXPECT_THAT(tokenizer->encode("ab a", SpecialTokens::kParse).value(), ElementsAre(5, 4, 5));
+  EXPECT_THAT(tokenizer->encode_prompt("é").value(), ElementsAre(1, 2, 7 + 0xC3, 7 + 0xA9));
+  EXPECT_EQ(tokenizer->decode(tokenizer->encode_prompt("ab é  b").value(), DecodeSpecials::kSkip),
             "ab é  b");
-  EXPECT_THAT(tokenizer->encode("<s>a", SpecialTokens::kParse), ElementsAre(1, 5));
-  EXPECT_EQ(tokenizer->encode("<s>a", SpecialTokens::kPlain).front(), 2);
+  EXPECT_THAT(tokenizer->encode("<s>a", SpecialTokens::kParse).value(), ElementsAre(1, 5));
+  EXPECT_EQ(tokenizer->encode("<s>a", SpecialTokens::kPlain).value().front(), 2);
 }
 
 TEST(Tokenizer, AddBosTokenOfTheConfigWins) {
@@ -87,9 +87,12 @@ TEST(Tokenizer, AddedTokensTakeTheLongestAndStripBlanks) {
   matcher.add({.id = 4, .content = "!", .special = true});
   const auto run = [&](std::string_view text, SpecialTokens mode) {
     std::string out;
-    matcher.split(
-        text, mode, [&](std::string_view part) { out += fmt::format("[{}]", part); },
-        [&](int32_t id) { out += std::to_string(id); });
+    const auto take = [&](std::string_view part) {
+      out += fmt::format("[{}]", part);
+      return Status();
+    };
+    EXPECT_TRUE(
+        matcher.split(text, mode, take, [&](int32_t id) { out += std::to_string(id); }).ok());
     return out;
   };
   EXPECT_EQ(run("q <a>b  <a>c", SpecialTokens::kParse), "[q]21[c]");
@@ -103,7 +106,7 @@ TEST(Tokenizer, TimeOfLongWordsGrowsNoFasterThanTheirLength) {
     const auto seconds_for = [&](size_t length) {
       const std::string word(length, 'a');
       const auto start = std::chrono::steady_clock::now();
-      const auto ids = tokenizer->encode(word, SpecialTokens::kParse);
+      const auto ids = tokenizer->encode(word, SpecialTokens::kParse).value();
       const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
       EXPECT_EQ(tokenizer->decode(ids, DecodeSpecials::kKeep), word);
       return seconds.count();
@@ -121,8 +124,66 @@ TEST(Tokenizer, RandomTextComesBack) {
   for (int round = 0; round < 200; ++round) {
     std::string text;
     for (int i = 0; i < 40; ++i) text += alphabet[random() % std::size(alphabet)];
-    const auto ids = tokenizer->encode(text, SpecialTokens::kParse);
+    const auto ids = tokenizer->encode(text, SpecialTokens::kParse).value();
     EXPECT_EQ(tokenizer->decode(ids, DecodeSpecials::kKeep), text);
+  }
+}
+
+// Byte-level, cut by a pattern whose steps double with every 'a' that has no 'b' after it.
+Result<std::unique_ptr<Tokenizer>> tokenizer_cut_by(std::string_view pre_tokenizer,
+                                                    std::string_view normalizer = "null") {
+  const std::string json = fmt::format(R"({{"pre_tokenizer": {}, "normalizer": {}, "added_tokens": [
+          {{"id": 2, "content": "<s>", "special": true}}],
+          "model": {{"type": "BPE", "vocab": {{"a": 0, "b": 1}}, "merges": []}}}})",
+                                       pre_tokenizer, normalizer);
+  return tokenizer_from_json(json, {}, "m/tokenizer.json");
+}
+
+TEST(TokenizerErrors, APatternThatGivesUpIsAnErrorWithItsPlace) {
+  const std::string split =
+      R"({"type": "Split", "pattern": {"Regex": "(?:a+)+b|."}, "behavior": "Isolated"})";
+  const std::string byte_level =
+      R"({"type": "ByteLevel", "add_prefix_space": false, "use_regex": false})";
+  const std::string steps =
+      R"({"type": "Sequence", "pretokenizers": [)" + split + "," + split + "," + byte_level + "]}";
+  const std::string text = "b<s>aab" + std::string(40, 'a');
+  for (const SpecialTokens mode : {SpecialTokens::kParse, SpecialTokens::kPlain}) {
+    const auto ids = test::must(tokenizer_cut_by(steps))->encode(text, mode);
+    EXPECT_EQ(ids.status().code(), StatusCode::kInvalidArgument);
+    EXPECT_THAT(ids.status().message(),
+                HasSubstr("m/tokenizer.json: pre_tokenizer.pretokenizers[0]: field pattern"));
+    EXPECT_THAT(ids.status().message(), HasSubstr("near byte 7 of the text (match limit"));
+  }
+  EXPECT_FALSE(test::must(tokenizer_cut_by(steps))->encode_prompt(text).ok());
+  EXPECT_THAT(test::must(tokenizer_cut_by(steps))->encode_prompt("aab").value(),
+              ElementsAre(0, 0, 1));
+  for (const char* behavior : {"Removed", "MergedWithNext", "Contiguous"}) {
+    std::string other = split;
+    other.replace(other.find("Isolated"), 8, behavior);
+    EXPECT_FALSE(test::must(tokenizer_cut_by(other))->encode_prompt(text).ok()) << behavior;
+  }
+  const std::string replace =
+      R"({"type": "Replace", "pattern": {"Regex": "(?:a+)+b|x"}, "content": "b"})";
+  const auto normalizing = test::must(tokenizer_cut_by("null", replace));
+  EXPECT_THAT(normalizing->encode_prompt("aab").value(), ElementsAre(1));
+  EXPECT_THAT(normalizing->encode_prompt(text).status().message(),
+              HasSubstr("m/tokenizer.json: normalizer: field pattern"));
+}
+
+TEST(TokenizerErrors, PublishedPatternsDoNotGiveUp) {
+  // More than fits most contexts, in each of the ways that make a pattern look far ahead.
+  constexpr size_t kBytes = size_t{4} << 20;
+  for (const char* name : {"gpt2", "llama3", "qwen2", "o200k", "kimi_k2"}) {
+    const SplitStep step{.pattern = Regex::compile(known_split_pattern(name), name).value()};
+    for (const char* unit : {"a", "A", " ", "\n", " \t", "7", "!", "\u6f22", "\u3042", "\u0301"}) {
+      std::string text;
+      while (text.size() < kBytes) text += unit;
+      size_t seen = 0;
+      const Status status =
+          split_text(step, {text}, [&](std::string_view word) { seen += word.size(); });
+      EXPECT_TRUE(status.ok()) << status.message() << " for " << unit;
+      EXPECT_EQ(seen, text.size());
+    }
   }
 }
 
@@ -144,7 +205,7 @@ TEST(Detokenizer, NeverCutsACharacter) {
 
 TEST(Detokenizer, OnlyAWholeTextLosesItsFirstSpace) {
   const auto tokenizer = test::must(tokenizer_from_json(character_level_json(), {}));
-  const auto ids = tokenizer->encode("ab", SpecialTokens::kParse);
+  const auto ids = tokenizer->encode("ab", SpecialTokens::kParse).value();
   const auto text = [&](DecodeFrom from) {
     Detokenizer detokenizer(*tokenizer, DecodeSpecials::kSkip, from);
     std::string out;

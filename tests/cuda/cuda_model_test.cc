@@ -50,7 +50,7 @@ size_t test_length() { return cuda::testing::brief_tests() ? 108 : 150; }
 std::vector<int32_t> text_tokens(size_t count) {
   const auto tokenizer = Tokenizer::load(kModel).value();
   const std::string text = read_file("tests/data/text/the_black_cat.txt").value();
-  std::vector<int32_t> tokens = tokenizer->encode(text, SpecialTokens::kPlain);
+  std::vector<int32_t> tokens = tokenizer->encode(text, SpecialTokens::kPlain).value();
   tokens.resize(count);
   return tokens;
 }
