@@ -96,14 +96,18 @@ Status put_added_token(const AddedToken& token, TokenizerParts& parts) {
     return make_error(StatusCode::kCorrupt, "added token '{}': id {} is outside [0, {})",
                       token.content, token.id, kTokenIdLimit);
   }
+  const auto same =
+      std::find_if(parts.added_tokens.begin(), parts.added_tokens.end(),
+                   [&](const AddedToken& other) { return other.content == token.content; });
+  if (same != parts.added_tokens.end() && same->id != token.id && !token.content.empty()) {
+    return make_error(StatusCode::kCorrupt, "added token '{}' has two ids, {} and {}",
+                      token.content, same->id, token.id);
+  }
   const auto index = static_cast<size_t>(token.id);
   if (parts.token_bytes.size() <= index) {
     parts.token_bytes.resize(index + 1);
   }
   parts.token_bytes[index] = token.content;
-  const auto same =
-      std::find_if(parts.added_tokens.begin(), parts.added_tokens.end(),
-                   [&](const AddedToken& other) { return other.content == token.content; });
   if (same == parts.added_tokens.end()) {
     parts.added_tokens.push_back(token);
   } else {
@@ -112,13 +116,27 @@ Status put_added_token(const AddedToken& token, TokenizerParts& parts) {
   return {};
 }
 
-Status apply_tokenizer_config(const TokenizerConfig& config, TokenizerParts& parts) {
+Status list_added_token(const AddedToken& token, VocabularyNames& names, TokenizerParts& parts) {
+  // Some lists have the text of a token, others its name in the vocabulary ("  " for "▁▁").
+  const auto index = static_cast<size_t>(token.id);
+  const bool same_text = token.id >= 0 && index < parts.token_bytes.size() &&
+                         !token.content.empty() && parts.token_bytes[index] == token.content;
+  if (!same_text) {
+    NIBBLE_RETURN_IF_ERROR(names.add(token.id, token.content));
+  }
+  return put_added_token(token, parts);
+}
+
+Status apply_tokenizer_config(const TokenizerConfig& config,
+                              VocabularyNames& names,
+                              TokenizerParts& parts) {
   for (AddedToken token : config.added_tokens) {
     if (token.normalized && !parts.normalizer.empty()) {
       NIBBLE_ASSIGN_OR_RETURN(token.pattern,
                               parts.normalizer.apply({token.content}, SectionPlace::kTextStart));
     }
-    NIBBLE_RETURN_IF_ERROR(put_added_token(token, parts).with_context("tokenizer_config.json"));
+    NIBBLE_RETURN_IF_ERROR(list_added_token(token, names, parts)
+                               .with_context("tokenizer_config.json: field added_tokens_decoder"));
   }
   if (!config.bos_token.empty()) {
     parts.bos_token = config.bos_token;

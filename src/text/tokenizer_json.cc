@@ -159,7 +159,10 @@ Status build_character_level(ModelSection section,
   return {};
 }
 
-Status parse_added_list(const Json& root, const std::string& where, TokenizerParts& parts) {
+Status parse_added_list(const Json& root,
+                        const std::string& where,
+                        VocabularyNames& names,
+                        TokenizerParts& parts) {
   const Json* list = member(root, "added_tokens");
   if (list == nullptr) {
     return {};
@@ -181,7 +184,7 @@ Status parse_added_list(const Json& root, const std::string& where, TokenizerPar
       NIBBLE_ASSIGN_OR_RETURN(token.pattern,
                               parts.normalizer.apply({token.content}, SectionPlace::kTextStart));
     }
-    NIBBLE_RETURN_IF_ERROR(put_added_token(token, parts).with_context(where));
+    NIBBLE_RETURN_IF_ERROR(list_added_token(token, names, parts).with_context(place));
   }
   return {};
 }
@@ -197,6 +200,7 @@ Result<std::unique_ptr<Tokenizer>> tokenizer_from_json(std::string_view tokenize
     return root.status().with_context(where);
   }
   NIBBLE_ASSIGN_OR_RETURN(ModelSection section, parse_model_section(*root, where));
+  VocabularyNames names(section.pieces);
   TokenizerParts parts;
   bool byte_level = false;
   if (const Json* json = member(*root, "normalizer")) {
@@ -216,12 +220,12 @@ Result<std::unique_ptr<Tokenizer>> tokenizer_from_json(std::string_view tokenize
   } else {
     NIBBLE_RETURN_IF_ERROR(build_character_level(std::move(section), decoder, where, parts));
   }
-  NIBBLE_RETURN_IF_ERROR(parse_added_list(*root, where, parts));
+  NIBBLE_RETURN_IF_ERROR(parse_added_list(*root, where, names, parts));
   if (const Json* json = member(*root, "post_processor")) {
     NIBBLE_RETURN_IF_ERROR(
         internal::add_prompt_prefix(*json, where + ": post_processor", parts.prompt_prefix));
   }
-  NIBBLE_RETURN_IF_ERROR(apply_tokenizer_config(config, parts));
+  NIBBLE_RETURN_IF_ERROR(apply_tokenizer_config(config, names, parts));
   return Tokenizer::create(std::move(parts));
 }
 

@@ -8,6 +8,7 @@
 #include "base/json.h"
 #include "base/status.h"
 #include "text/tokenizer.h"
+#include "text/vocabulary_names.h"
 
 namespace nibble {
 
@@ -60,12 +61,20 @@ Result<std::unique_ptr<Tokenizer>> tokenizer_from_sentencepiece(
 
 /// Puts the added tokens and the BOS, EOS and prompt prefix of `config` into `parts`; what the
 /// config does not say stays as it is.
-/// Errors: kCorrupt if add_bos_token asks for a BOS that does not exist.
-Status apply_tokenizer_config(const TokenizerConfig& config, TokenizerParts& parts);
+/// Errors: kCorrupt if add_bos_token asks for a BOS that does not exist, and those of
+/// list_added_token.
+Status apply_tokenizer_config(const TokenizerConfig& config,
+                              VocabularyNames& names,
+                              TokenizerParts& parts);
 
 /// Adds a token, replacing one with the same content; grows token_bytes as needed.
-/// Errors: kCorrupt for an id that is negative or at least kTokenIdLimit.
+/// Errors: kCorrupt for an id that is negative or at least kTokenIdLimit, and for a second id of
+/// the same content.
 Status put_added_token(const AddedToken& token, TokenizerParts& parts);
+
+/// Like put_added_token, for a token of a list beside the vocabulary.
+/// Errors: also kCorrupt if the token contradicts `names`.
+Status list_added_token(const AddedToken& token, VocabularyNames& names, TokenizerParts& parts);
 
 /// One element of added_tokens or of added_tokens_decoder, without its id.
 Result<AddedToken> parse_added_token(const Json& json, const std::string& where);

@@ -220,6 +220,15 @@ std::vector<uint32_t> ranks_of(const std::vector<Piece>& pieces) {
   return ranks;
 }
 
+std::vector<std::string> names_of(const std::vector<Piece>& pieces) {
+  std::vector<std::string> names;
+  names.reserve(pieces.size());
+  for (const Piece& piece : pieces) {
+    names.push_back(piece.text);
+  }
+  return names;
+}
+
 Status add_normalizer(const SentencePieceModel& model,
                       PrependScheme scheme,
                       std::string_view where,
@@ -301,7 +310,8 @@ Result<std::unique_ptr<Tokenizer>> tokenizer_from_sentencepiece(std::string_view
     parts.eos_id = model.eos_id;
     parts.eos_token = model.pieces[static_cast<size_t>(model.eos_id)].text;
   }
-  NIBBLE_RETURN_IF_ERROR(apply_tokenizer_config(config, parts));
+  VocabularyNames names(names_of(model.pieces));
+  NIBBLE_RETURN_IF_ERROR(apply_tokenizer_config(config, names, parts));
   return Tokenizer::create(std::move(parts));
 }
 

@@ -129,6 +129,53 @@ TEST(Tokenizer, RandomTextComesBack) {
   }
 }
 
+TEST(TokenizerErrors, AddedTokensThatContradictTheVocabulary) {
+  const auto load = [](std::string_view added, const std::vector<AddedToken>& of_config) {
+    const std::string json = fmt::format(
+        R"({{"pre_tokenizer": {{"type": "ByteLevel", "add_prefix_space": false}},
+            "added_tokens": [{}],
+            "model": {{"type": "BPE", "vocab": {{"a": 0, "b": 1, "Ġ": 2, "ĠĠ": 3}},
+                       "merges": ["Ġ Ġ"]}}}})",
+        added);
+    return tokenizer_from_json(json, {.added_tokens = of_config}, "m/tokenizer.json").status();
+  };
+  const auto message = [&](std::string_view added, const std::vector<AddedToken>& of_config) {
+    const Status status = load(added, of_config);
+    EXPECT_EQ(status.code(), StatusCode::kCorrupt) << added;
+    return status.message();
+  };
+  const std::string_view fresh = R"({"id": 4, "content": "<s>", "special": true})";
+  const AddedToken same{.id = 4, .content = "<s>", .special = true};
+  // What real files do: the same in every list, names or texts, texts that pieces spell otherwise.
+  EXPECT_TRUE(load(fresh, {same}).ok());
+  EXPECT_TRUE(load(R"({"id": 1, "content": "b"})", {{.id = 1, .content = "b"}}).ok());
+  EXPECT_TRUE(load(R"({"id": 3, "content": "  "})", {{.id = 3, .content = "  "}}).ok());
+  EXPECT_TRUE(load(R"({"id": 4, "content": "  "})", {}).ok());
+  EXPECT_THAT(message(R"({"id": 1, "content": "<s>"})", {}),
+              HasSubstr("m/tokenizer.json: added_tokens[0]: added token '<s>' has the id 1, which "
+                        "'b' has already"));
+  EXPECT_THAT(message(R"({"id": 4, "content": "b"})", {}),
+              HasSubstr("added token 'b' has the id 4, but it has the id 1 already"));
+  EXPECT_THAT(message(fresh, {{.id = 4, .content = "<t>"}}),
+              HasSubstr("tokenizer_config.json: field added_tokens_decoder: added token '<t>' has "
+                        "the id 4, which '<s>' has already"));
+  EXPECT_THAT(message(fresh, {{.id = 5, .content = "<s>"}}),
+              HasSubstr("added token '<s>' has the id 5, but it has the id 4 already"));
+  EXPECT_THAT(message(R"({"id": 3, "content": "  "}, {"id": 4, "content": "  "})", {}),
+              HasSubstr("added token '  ' has two ids, 3 and 4"));
+  std::string ranks;
+  for (int byte = 0; byte < 256; ++byte) {
+    const char* digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    ranks += fmt::format("{}{}== {}\n", digits[byte >> 2], digits[(byte & 3) << 4], byte);
+  }
+  const auto of_ranks = [&](const AddedToken& token) {
+    return tokenizer_from_tiktoken(ranks, ".", {.added_tokens = {token}}, "t.tiktoken").status();
+  };
+  EXPECT_TRUE(of_ranks({.id = 256, .content = "<s>"}).ok());
+  EXPECT_EQ(of_ranks({.id = 255, .content = "<s>"}).code(), StatusCode::kCorrupt);
+  EXPECT_EQ(of_ranks({.id = 256, .content = "a"}).code(), StatusCode::kCorrupt);
+}
+
 // Byte-level, cut by a pattern whose steps double with every 'a' that has no 'b' after it.
 Result<std::unique_ptr<Tokenizer>> tokenizer_cut_by(std::string_view pre_tokenizer,
                                                     std::string_view normalizer = "null") {

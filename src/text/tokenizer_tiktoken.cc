@@ -93,6 +93,7 @@ Result<std::unique_ptr<Tokenizer>> tokenizer_from_tiktoken(std::string_view rank
                                                            std::string_view where) {
   TokenizerParts parts;
   NIBBLE_ASSIGN_OR_RETURN(parts.token_bytes, parse_ranks(ranks, where));
+  VocabularyNames names(parts.token_bytes);
   BpeVocabulary vocabulary;
   vocabulary.pieces = parts.token_bytes;
   std::vector<uint32_t> order(parts.token_bytes.size());
@@ -101,7 +102,7 @@ Result<std::unique_ptr<Tokenizer>> tokenizer_from_tiktoken(std::string_view rank
                                      {.unit = SymbolUnit::kByte, .whole_word_first = true});
   NIBBLE_ASSIGN_OR_RETURN(Regex regex, Regex::compile(pattern, where));
   parts.pre_tokenizer.add(SplitStep{.pattern = std::move(regex)});
-  NIBBLE_RETURN_IF_ERROR(apply_tokenizer_config(config, parts));
+  NIBBLE_RETURN_IF_ERROR(apply_tokenizer_config(config, names, parts));
   return Tokenizer::create(std::move(parts));
 }
 
