@@ -22,4 +22,11 @@ CLI::Validator whole_number(int64_t least, int64_t most) {
   return CLI::Validator(check, "");
 }
 
+CLI::Validator not_empty(const std::string& why) {
+  const auto check = [why](const std::string& text) -> std::string {
+    return text.empty() ? "an empty text " + why : std::string();
+  };
+  return CLI::Validator(check, "");
+}
+
 }  // namespace nibble

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <string>
 
 #include <CLI/CLI.hpp>
 
@@ -13,5 +14,8 @@ constexpr int64_t kMostThreads = 4096;
 /// checks of CLI11 pass numbers that do not fit their type and print limits of 300 digits.
 [[nodiscard]] CLI::Validator whole_number(int64_t least,
                                           int64_t most = std::numeric_limits<int64_t>::max());
+
+/// Refuses an empty text; the message says `why`.
+[[nodiscard]] CLI::Validator not_empty(const std::string& why);
 
 }  // namespace nibble

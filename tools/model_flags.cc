@@ -75,7 +75,8 @@ void add_answer_flags(CLI::App& command, AnswerFlags& flags, int64_t max_tokens)
   command.add_option("--seed", flags.seed, "The same seed gives the same answer")
       ->check(whole_number(0));
   command.add_option("--stop", flags.stop, "End the answer before this text (may be repeated)")
-      ->allow_extra_args(false);
+      ->allow_extra_args(false)
+      ->check(not_empty("would end every answer at once; leave the flag out"));
 }
 
 BackendOptions backend_of(const ModelFlags& flags) {
