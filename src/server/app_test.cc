@@ -218,6 +218,9 @@ TEST_F(AppTest, APortInUseIsAClearError) {
 TEST_F(AppTest, TokenizesBothWays) {
   EXPECT_THAT(call("POST", "/tokenize", R"({"prompt":"ab"})"), HasSubstr(R"("tokens":[97,98])"));
   EXPECT_THAT(call("POST", "/detokenize", R"({"tokens":[97,98]})"), HasSubstr(R"("prompt":"ab")"));
+  EXPECT_THAT(call("POST", "/detokenize", R"({"tokens":[97],"model":null})"), HasSubstr("200 OK"));
+  EXPECT_THAT(call("POST", "/detokenize", R"({"tokens":[97],"model":"other"})"),
+              HasSubstr("model_not_found"));
   EXPECT_THAT(call("POST", "/detokenize", R"({"tokens":[257]})"),
               HasSubstr("\"param\":\"tokens\""));
   EXPECT_THAT(call("POST", "/detokenize", R"({"tokens":"x"})"), HasSubstr("\"param\":\"tokens\""));

@@ -27,13 +27,15 @@ void check_message(FieldReader& fields, const Json& message, size_t index) {
                             where, role->as_string()));
   }
   const Json* calls = message.find("tool_calls");
-  if (calls != nullptr && !calls->is_null() && !calls->is_array()) {
+  if (calls != nullptr && !calls->is_array()) {
     fields.fail(where + ".tool_calls", fmt::format("{}.tool_calls: expected an array, got {}",
                                                    where, json_type_name(*calls)));
   }
   const Json* content = message.find("content");
-  if (content == nullptr || content->is_null()) {
-    if (calls == nullptr) {
+  if (content == nullptr) {
+    // Clients send an answer without text back as it came: with a null, which is gone by now.
+    const bool answer = role != nullptr && role->is_string() && role->as_string() == "assistant";
+    if (calls == nullptr && !answer) {
       fields.fail(where + ".content", where + ".content: missing");
     }
   } else if (!content->is_string() && !content->is_array()) {
@@ -69,6 +71,23 @@ void flatten_content(FieldReader& fields, Json& message, size_t index) {
   message.set("content", text);
 }
 
+/// Clients send members that they have nothing for as null. To a template, a member that is null is
+/// there all the same ("tool_calls" in message).
+void drop_nulls(Json& message) {
+  if (!message.is_object()) {
+    return;
+  }
+  JsonObject kept;
+  for (const auto& [key, value] : message.as_object()) {
+    if (!value.is_null()) {
+      kept.append(key, value);
+    }
+  }
+  if (kept.size() != message.as_object().size()) {
+    message = std::move(kept);
+  }
+}
+
 void read_messages(FieldReader& fields, GenerationRequest& request) {
   const Json* messages = fields.find("messages");
   if (messages == nullptr || !messages->is_array() || messages->as_array().empty()) {
@@ -78,6 +97,7 @@ void read_messages(FieldReader& fields, GenerationRequest& request) {
   request.messages = *messages;
   JsonArray& list = request.messages.as_array();
   for (size_t i = 0; i < list.size() && !fields.error(); ++i) {
+    drop_nulls(list[i]);
     check_message(fields, list[i], i);
     if (!fields.error()) {
       flatten_content(fields, list[i], i);

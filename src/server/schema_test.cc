@@ -105,6 +105,24 @@ TEST(Schema, ChecksMessages) {
   EXPECT_EQ(messages[0].find("content")->as_string(), "ab");
 }
 
+TEST(Schema, NullMembersOfMessagesAreAbsent) {
+  const auto messages = [](const std::string& list) {
+    const ParsedRequest parsed = parse_chat_request("{\"messages\":" + list + "}", {});
+    const auto* request = std::get_if<GenerationRequest>(&parsed);
+    return request == nullptr ? std::get<ApiError>(parsed).param : request->messages.dump();
+  };
+  EXPECT_EQ(messages(R"([{"role":"user","content":"a","name":null}])"),
+            R"([{"role":"user","content":"a"}])");
+  EXPECT_EQ(messages(R"([{"role":"assistant","content":null,"tool_calls":null,"audio":null}])"),
+            R"([{"role":"assistant","content":""}])");
+  EXPECT_EQ(messages(R"([{"role":"assistant","content":null,"tool_calls":[{"id":null}]}])"),
+            R"([{"role":"assistant","tool_calls":[{"id":null}],"content":""}])");
+  EXPECT_EQ(messages(R"([{"role":"user","content":null,"tool_calls":null}])"),
+            "messages[0].content");
+  EXPECT_EQ(messages(R"([{"role":null,"content":"a"}])"), "messages[0].role");
+  EXPECT_EQ(messages("[null]"), "messages[0]");
+}
+
 TEST(Schema, UnknownFieldsAreRefusedOnlyWhenStrict) {
   const std::string body = R"({"messages":[{"role":"user","content":"x"}],"wibble":1})";
   EXPECT_EQ(chat_error(body, Strictness::kStrict).param, "wibble");

@@ -70,7 +70,9 @@ void route_detokenize(AppContext& context, const std::shared_ptr<HttpExchange>& 
     return;
   }
   FieldReader fields(body);
+  std::string model;
   std::vector<int32_t> ids;
+  fields.text("model", model);
   fields.token_ids("tokens", ids);
   if (fields.find("tokens") == nullptr) {
     fields.fail("tokens", "tokens: expected an array of token ids");
@@ -82,8 +84,8 @@ void route_detokenize(AppContext& context, const std::shared_ptr<HttpExchange>& 
                   fmt::format("tokens: {} is not below the vocabulary's size {}", id, vocabulary));
     }
   }
-  if (fields.error()) {
-    exchange->respond(error_response(*fields.error()));
+  if (const auto error = fields.error() ? fields.error() : check_model(context, model)) {
+    exchange->respond(error_response(*error));
     return;
   }
   exchange->respond({.body = Json::object({{"prompt", context.text.decode(ids)}}).dump()});
