@@ -11,6 +11,7 @@
 
 #include "base/file.h"
 #include "base/log.h"
+#include "base/process.h"
 #include "command.h"
 #include "engine/session.h"
 #include "serve_flags.h"
@@ -130,6 +131,7 @@ void serve_until_signal(const ServeFlags& flags,
 Status run(ServeFlags& flags) {
   NIBBLE_RETURN_IF_ERROR(check_refusals(flags));
   raise_descriptor_limit();
+  bound_free_memory();
   const ShutdownSignals signals;
   NIBBLE_ASSIGN_OR_RETURN(flags.session.kv_code, parse_kv_cache_dtype(flags.kv_cache_dtype));
   AppGate gate(NIBBLE_VERSION);

@@ -41,4 +41,15 @@ void release_free_memory() {
 #endif
 }
 
+void bound_free_memory() {
+#if defined(__GLIBC__)
+  // By default glibc learns both from the largest block freed so far, up to these 32 MiB and twice
+  // as much at the end of a heap. Once one is set, it learns neither.
+  constexpr int kOwnMappingFrom = 32 << 20;
+  constexpr int kMostAtEnd = 4 << 20;
+  mallopt(M_MMAP_THRESHOLD, kOwnMappingFrom);
+  mallopt(M_TRIM_THRESHOLD, kMostAtEnd);
+#endif
+}
+
 }  // namespace nibble

@@ -13,4 +13,9 @@ namespace nibble {
 /// Gives the system back what the allocator keeps of freed memory.
 void release_free_memory();
 
+/// Lets the allocator keep no more than a few megabytes at the end of each thread's heap, which
+/// release_free_memory() does not reach. For processes that live long; costs nothing until so much
+/// is freed at once.
+void bound_free_memory();
+
 }  // namespace nibble

@@ -29,12 +29,6 @@ HttpOutput::Clock::duration seconds(double value) {
 
 }  // namespace
 
-void HttpHub::remove(const std::shared_ptr<HttpConnection>& connection) {
-  const std::lock_guard lock(mutex);
-  connections.erase(connection);
-  changed.notify_all();
-}
-
 HttpConnection::HttpConnection(Socket socket, std::shared_ptr<HttpHub> hub)
     : hub_(std::move(hub)),
       socket_(std::move(socket)),

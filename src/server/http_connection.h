@@ -1,46 +1,24 @@
 #pragma once
 
-#include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
-#include <set>
 #include <string>
 #include <string_view>
 
-#include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/http/parser.hpp>
 #include <boost/beast/http/string_body.hpp>
 
-#include "server/http.h"
+#include "server/http_hub.h"
 #include "server/http_output.h"
 #include "server/http_peer_watch.h"
 
 namespace nibble {
-
-class HttpConnection;
-
-/// What the connections share with their server.
-struct HttpHub {
-  boost::asio::io_context io;  // outlives every connection
-  HttpOptions options;
-  HttpCallbacks callbacks;
-  std::atomic<bool> listening{true};    // new connections are welcome
-  std::atomic<uint64_t> body_bytes{0};  // of requests that are being read or answered
-  std::atomic<bool> draining{false};    // connections close after their answer
-  std::mutex mutex;
-  std::condition_variable changed;
-  std::set<std::shared_ptr<HttpConnection>> connections;  // under mutex
-
-  void remove(const std::shared_ptr<HttpConnection>& connection);
-};
 
 /// One socket: reads a request, lets the handler answer it, reads the next. Everything but post()
 /// belongs to the socket's strand.
@@ -57,6 +35,8 @@ class HttpConnection final : public std::enable_shared_from_this<HttpConnection>
   void close();
   /// Runs `task` on the strand. Thread-safe.
   void post(std::function<void()> task);
+  /// Tells that the body of a request of this connection is gone. Thread-safe.
+  void body_gone(uint64_t bytes) { hub_->body_gone(bytes); }
 
   // The answering side, for the exchange; `serial` says which request it means.
   void respond(uint64_t serial, const HttpResponse& response);
@@ -78,15 +58,7 @@ class HttpConnection final : public std::enable_shared_from_this<HttpConnection>
   void read_more();
   /// Says how large the body is that this connection keeps in memory. False, and none is counted,
   /// when the bodies of all connections would go over the limit.
-  bool hold(uint64_t bytes) {
-    uint64_t total = hub_->body_bytes;
-    uint64_t part = 0;
-    do {
-      part = total - held_ + bytes > hub_->options.bodies_limit ? 0 : bytes;
-    } while (!hub_->body_bytes.compare_exchange_weak(total, total - held_ + part));
-    held_ = part;
-    return part == bytes;
-  }
+  bool hold(uint64_t bytes) { return hub_->hold(held_, bytes); }
   void dispatch();
   void begin_answer();
   void refuse(int status, const std::string& message);

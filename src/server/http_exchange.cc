@@ -12,6 +12,10 @@ class ConnectionExchange final : public HttpExchange {
                      HttpRequest request)
       : connection_(std::move(connection)), serial_(serial), request_(std::move(request)) {}
 
+  ~ConnectionExchange() override { connection_->body_gone(request_.body.size()); }
+  ConnectionExchange(const ConnectionExchange&) = delete;
+  ConnectionExchange& operator=(const ConnectionExchange&) = delete;
+
   const HttpRequest& request() const override { return request_; }
   void post(std::function<void()> task) override { connection_->post(std::move(task)); }
   void respond(HttpResponse response) override { connection_->respond(serial_, response); }

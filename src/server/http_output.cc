@@ -29,18 +29,18 @@ void HttpOutput::flush(const std::shared_ptr<void>& owner) {
     sent_ = 0;
   }
   const auto rest = boost::asio::buffer(in_flight_) + sent_;
-  socket_.async_write_some(rest,
-                           [this, owner](const boost::system::error_code& error, size_t size) {
-                             touch();
-                             sent_ += size;
-                             if (!error && (sent_ < in_flight_.size() || !unsent_.empty())) {
-                               flush(owner);
-                               return;
-                             }
-                             in_flight_.clear();
-                             sent_ = 0;
-                             on_settled_(error);
-                           });
+  socket_.async_write_some(
+      rest, [this, owner](const boost::system::error_code& error, size_t size) {
+        touch();
+        sent_ += size;
+        if (!error && (sent_ < in_flight_.size() || !unsent_.empty())) {
+          flush(owner);
+          return;
+        }
+        std::string().swap(in_flight_);  // with its memory: the client may stay long
+        sent_ = 0;
+        on_settled_(error);
+      });
 }
 
 }  // namespace nibble
