@@ -177,6 +177,20 @@ TEST_F(HttpTest, MessagesDoNotEchoWithoutEnd) {
   EXPECT_LT(answer.size(), 1500U);
 }
 
+TEST(HttpText, ReturnsOnlyPlainRequestIds) {
+  for (const std::string& id :
+       {std::string("a"), std::string(128, 'x'), std::string("A-z_0.9:/+=")}) {
+    EXPECT_EQ(usable_request_id(id), id);
+  }
+  for (const std::string& id :
+       {std::string(), std::string(129, 'x'), std::string("a b"), std::string("a\tb"),
+        std::string("a\"b"), std::string("a'b"), std::string("a`b"), std::string("a\\b"),
+        std::string("a\x7f"), std::string("\u00e9"), std::string(1, '\0')}) {
+    EXPECT_EQ(usable_request_id(id).size(), 32U) << id;
+    EXPECT_NE(usable_request_id(id), id);
+  }
+}
+
 TEST(HttpText, ReadsTargets) {
   EXPECT_EQ(parse_target("/a%20b?c=d?e").path, "/a b");
   EXPECT_EQ(parse_target("/a?c=d?e").query, "c=d?e");

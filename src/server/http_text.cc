@@ -97,9 +97,12 @@ std::string percent_decode(std::string_view text) {
 }
 
 std::string usable_request_id(std::string_view given) {
-  const bool printable =
-      std::all_of(given.begin(), given.end(), [](char c) { return c > ' ' && c < 0x7f; });
-  return !given.empty() && given.size() <= 128 && printable ? std::string(given) : random_id();
+  constexpr size_t kLongest = 128;
+  // What could end a quotation is left out: ids are pasted into logs, queries and shells.
+  const bool plain = std::all_of(given.begin(), given.end(), [](char c) {
+    return c > ' ' && c < 0x7f && std::string_view("\"'`\\").find(c) == std::string_view::npos;
+  });
+  return !given.empty() && given.size() <= kLongest && plain ? std::string(given) : random_id();
 }
 
 }  // namespace nibble

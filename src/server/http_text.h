@@ -27,7 +27,8 @@ struct HttpTarget {
 [[nodiscard]] HttpTarget parse_target(std::string_view target);
 /// "%2F" becomes "/"; sequences that are no escape stay.
 [[nodiscard]] std::string percent_decode(std::string_view text);
-/// `given` if it is 1 to 128 printable ASCII characters, else a random id.
+/// `given` if it is 1 to 128 printable ASCII characters without blanks, quotes and backslashes,
+/// else a random id.
 [[nodiscard]] std::string usable_request_id(std::string_view given);
 
 }  // namespace nibble
