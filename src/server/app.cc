@@ -7,6 +7,7 @@
 #include <strings.h>
 
 #include "server/error.h"
+#include "server/http_text.h"
 #include "server/routes.h"
 
 namespace nibble {
@@ -73,6 +74,17 @@ bool authorized(const AppContext& context, const HttpRequest& request) {
          equal_secret(header.substr(kBearer.size()), context.options.api_key);
 }
 
+HttpResponse unsupported_coding(std::string_view coding) {
+  HttpResponse response = error_response(
+      {415,
+       fmt::format("Content-Encoding \"{}\" is not supported: send the body uncompressed, without "
+                   "this header",
+                   coding),
+       "", ""});
+  response.headers.emplace_back("Accept-Encoding", "identity");
+  return response;
+}
+
 }  // namespace
 
 std::optional<ApiError> check_model(const AppContext& context, const std::string& model) {
@@ -111,6 +123,10 @@ std::optional<HttpResponse> check_head(const AppContext& context, const HttpRequ
   }
   if (method == "POST" && !context.ready) {
     return error_response({503, "the server is shutting down", "", ""});
+  }
+  if (const std::string_view coding = content_coding(request.headers);
+      method == "POST" && !coding.empty()) {
+    return unsupported_coding(coding);
   }
   return std::nullopt;
 }

@@ -40,7 +40,7 @@ struct AppContext {
 };
 
 /// The answer to a request that is refused for its head: 401 without the key, 404 for an unknown
-/// route, 405 for the wrong method, 503 for a POST while shutting down.
+/// route, 405 for the wrong method, 503 for a POST while shutting down, 415 for a compressed body.
 [[nodiscard]] std::optional<HttpResponse> check_head(const AppContext& context,
                                                      const HttpRequest& request);
 

@@ -123,6 +123,12 @@ bool HttpConnection::refused_early() {
 
 void HttpConnection::read_body() {
   phase_ = Phase::kReading;
+  if (const std::string coding = unknown_transfer_coding(parser_->get()); !coding.empty()) {
+    refuse(400, fmt::format("Transfer-Encoding \"{}\" is not supported: send the body as it is, "
+                            "chunked or with a Content-Length",
+                            coding));
+    return;
+  }
   if (refused_early()) {
     return;
   }

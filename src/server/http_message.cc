@@ -3,9 +3,20 @@
 #include <string>
 #include <utility>
 
+#include <boost/beast/core/string.hpp>
+
 #include "server/http_text.h"
 
 namespace nibble {
+
+std::string unknown_transfer_coding(const boost::beast::http::fields& fields) {
+  std::string all;
+  const auto [first, last] = fields.equal_range(boost::beast::http::field::transfer_encoding);
+  for (auto field = first; field != last; ++field) {
+    all += (all.empty() ? "" : ", ") + std::string(field->value());
+  }
+  return boost::beast::iequals(all, "chunked") ? "" : all;
+}
 
 HttpRequest to_http_request(boost::beast::http::request<boost::beast::http::string_body> message) {
   HttpRequest request;

@@ -80,6 +80,25 @@ TEST_F(HttpTest, RefusesForTheHeadWithoutReadingTheBody) {
   EXPECT_THAT(answer, Not(HasSubstr("100 Continue")));
 }
 
+TEST_F(HttpTest, RefusesCompressedBodiesUnread) {
+  Client client(server_->port());
+  client.send(
+      "POST /tokenize HTTP/1.1\r\nContent-Encoding: gzip\r\nExpect: 100-continue\r\n"
+      "Content-Length: 29\r\n\r\n");
+  client.send("GET /version HTTP/1.1\r\nX: y\r\n\r\n");  // is the body, and no request
+  const std::string answer = client.read_until("");
+  EXPECT_TRUE(answer.starts_with("HTTP/1.1 415 Unsupported Media Type\r\n")) << answer;
+  EXPECT_THAT(answer, HasSubstr("Connection: close"));
+  EXPECT_THAT(answer, HasSubstr("\\\"gzip\\\" is not supported: send the body uncompressed"));
+  EXPECT_THAT(answer, Not(HasSubstr("version\"")));
+  EXPECT_THAT(call("POST", "/tokenize", R"({"prompt":"ab"})", "Content-Encoding: identity\r\n"),
+              HasSubstr("[97,98]"));
+  EXPECT_THAT(call("GET", "/version", "", "Content-Encoding: gzip\r\n"), HasSubstr("200 OK"));
+  Client transfer(server_->port());
+  transfer.send("POST /tokenize HTTP/1.1\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n");
+  EXPECT_THAT(transfer.read_until(""), HasSubstr("HTTP/1.1 400"));
+}
+
 TEST_F(HttpTest, AsksForABodyThatWaitsToBeAsked) {
   Client client(server_->port());
   client.send("POST /detokenize HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 15\r\n\r\n");
@@ -175,6 +194,15 @@ TEST_F(HttpTest, MessagesDoNotEchoWithoutEnd) {
   const std::string answer = chat("x", R"("model":")" + std::string(4000, 'm') + "\"");
   EXPECT_THAT(answer, HasSubstr("HTTP/1.1 404"));
   EXPECT_LT(answer.size(), 1500U);
+}
+
+TEST(HttpText, FindsTheCodingOfABody) {
+  EXPECT_EQ(content_coding({{"Content-Type", "gzip"}}), "");
+  EXPECT_EQ(content_coding({{"Content-Encoding", ""}}), "");
+  EXPECT_EQ(content_coding({{"Content-Encoding", " ,\tIdentity ,"}}), "");
+  EXPECT_EQ(content_coding({{"content-encoding", "identity, br"}}), "br");
+  EXPECT_EQ(content_coding({{"Content-Encoding", "identity"}, {"CONTENT-ENCODING", "x y,z"}}),
+            "x y");
 }
 
 TEST(HttpText, ReturnsOnlyPlainRequestIds) {

@@ -8,10 +8,25 @@
 #include <strings.h>
 
 namespace nibble {
+namespace {
+
+/// Compares as HTTP compares names: without regard to case.
+bool same_name(std::string_view a, std::string_view b) {
+  return a.size() == b.size() && strncasecmp(a.data(), b.data(), a.size()) == 0;
+}
+
+std::string_view trimmed(std::string_view text) {
+  constexpr std::string_view kBlanks = " \t";
+  const size_t begin = std::min(text.find_first_not_of(kBlanks), text.size());
+  text.remove_prefix(begin);
+  return text.substr(0, text.find_last_not_of(kBlanks) + 1);
+}
+
+}  // namespace
 
 std::string_view HttpRequest::header(std::string_view name) const {
   for (const auto& [key, value] : headers) {
-    if (key.size() == name.size() && strncasecmp(key.data(), name.data(), key.size()) == 0) {
+    if (same_name(key, name)) {
       return value;
     }
   }
@@ -34,6 +49,8 @@ std::string_view reason_phrase(int status) {
       return "Request Timeout";
     case 413:
       return "Payload Too Large";
+    case 415:
+      return "Unsupported Media Type";
     case 429:
       return "Too Many Requests";
     case 431:
@@ -94,6 +111,24 @@ std::string percent_decode(std::string_view text) {
     }
   }
   return out;
+}
+
+std::string_view content_coding(const HttpHeaders& headers) {
+  for (const auto& [name, value] : headers) {
+    if (!same_name(name, "Content-Encoding")) {
+      continue;
+    }
+    std::string_view rest = value;
+    while (!rest.empty()) {
+      const size_t comma = std::min(rest.find(','), rest.size());
+      const std::string_view coding = trimmed(rest.substr(0, comma));
+      if (!coding.empty() && !same_name(coding, "identity")) {
+        return coding;
+      }
+      rest.remove_prefix(std::min(comma + 1, rest.size()));
+    }
+  }
+  return {};
 }
 
 std::string usable_request_id(std::string_view given) {

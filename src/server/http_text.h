@@ -27,6 +27,8 @@ struct HttpTarget {
 [[nodiscard]] HttpTarget parse_target(std::string_view target);
 /// "%2F" becomes "/"; sequences that are no escape stay.
 [[nodiscard]] std::string percent_decode(std::string_view text);
+/// The first coding of the Content-Encoding fields that changes a body; "" if there is none.
+[[nodiscard]] std::string_view content_coding(const HttpHeaders& headers);
 /// `given` if it is 1 to 128 printable ASCII characters without blanks, quotes and backslashes,
 /// else a random id.
 [[nodiscard]] std::string usable_request_id(std::string_view given);

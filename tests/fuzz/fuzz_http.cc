@@ -73,6 +73,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::string body(reinterpret_cast<const char*>(data) + 1, size - 1);
   CHECK(percent_decode(body).size() <= body.size());
   CHECK(!usable_request_id(body).empty() && usable_request_id(body).size() <= 128);
+  CHECK(content_coding({{"Content-Encoding", body}}).size() <= body.size());
   if ((data[0] & 4) != 0) {
     body = body_of_request(body);
   }
