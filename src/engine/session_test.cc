@@ -124,7 +124,7 @@ TEST(Session, StorytellerAnswersAloneAsInACrowd) {
                                "The ship", "It was a dark and stormy night", "The sea"}) {
       auto collected = all.emplace_back(std::make_shared<Collected>());
       Request request;
-      request.prompt = session->tokenizer->encode_prompt(prompt);
+      request.prompt = session->tokenizer->encode_prompt(prompt).value();
       request.max_tokens = 60;
       request.ignore_eos = true;
       request.sampling.temperature = 0;

@@ -51,7 +51,7 @@ std::string make_model() {
 std::vector<std::vector<int32_t>> prompts() {
   const auto tokenizer = Tokenizer::load(kModel).value();
   const std::string text = read_file("tests/data/text/the_black_cat.txt").value();
-  const std::vector<int32_t> tokens = tokenizer->encode(text, SpecialTokens::kPlain);
+  const std::vector<int32_t> tokens = tokenizer->encode(text, SpecialTokens::kPlain).value();
   std::vector<std::vector<int32_t>> out;
   for (const int length : {150, 20, 64, 100}) {
     const auto begin = tokens.begin() + 200 * std::ssize(out);
