@@ -4,9 +4,9 @@
 // warp per head of a row; optional RMS norm of each head of q and k before the rotation (Qwen3).
 // Angles, cosines and sines are computed in double precision and rounded once, as on the CPU.
 //
-// int4 takes the one of seven ranges, 1 to 0.7 of the whole, whose codes a line fits best: sums that
-// depend on no other, where ops/kv.h fits again and again. Scale and offset are fp16; the codes are
-// those nearest on the rounded line.
+// int4 takes the one of seven ranges, 1 to 0.7 of the whole, whose codes a line fits best: sums
+// that depend on no other, where ops/kv.h fits again and again. Scale and offset are fp16; the
+// codes are those nearest on the rounded line.
 
 #include <cuda_fp16.h>
 
