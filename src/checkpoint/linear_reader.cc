@@ -7,7 +7,6 @@
 
 #include "checkpoint/finite.h"
 #include "checkpoint/linear_repack.h"
-#include "quant/codec.h"
 
 namespace nibble {
 namespace {
@@ -198,17 +197,6 @@ Status pack_bytes(const Source& source, const TensorInfo& codes, MappedLinear& l
   return {};
 }
 
-Status check_fp8(const QuantView& weight) {
-  for (int64_t i = 0; i < weight.n * weight.k; ++i) {
-    if ((std::to_integer<uint8_t>(weight.codes[i]) & 0x7fU) == kE4M3Nan) {
-      return make_error(StatusCode::kCorrupt,
-                        "{}: element {} is NaN; the quantizer that wrote it divided by zero",
-                        weight.name, i);
-    }
-  }
-  return {};
-}
-
 Result<MappedLinear> map_bytes(const Source& source, const TensorInfo& codes) {
   NIBBLE_RETURN_IF_ERROR(check_matrix(source, codes));
   NIBBLE_ASSIGN_OR_RETURN(const QuantGroup* group, require_group(source, codes));
@@ -267,19 +255,6 @@ Result<MappedLinear> map_linear_weights(const CheckpointReader& reader,
     return map_bytes(source, *weight);
   }
   return map_plain(source, *weight);
-}
-
-Result<LinearWeights> read_linear_weights(const CheckpointReader& reader,
-                                          const QuantConfig& config,
-                                          std::string_view module) {
-  NIBBLE_ASSIGN_OR_RETURN(const MappedLinear mapped, map_linear_weights(reader, config, module));
-  if (mapped.weight.format.code == WeightCode::kFp8E4M3) {
-    NIBBLE_RETURN_IF_ERROR(check_fp8(mapped.weight));
-  }
-  LinearWeights linear;
-  linear.act = mapped.act;
-  NIBBLE_ASSIGN_OR_RETURN(linear.weight, copy_of(mapped.weight));
-  return linear;
 }
 
 }  // namespace nibble

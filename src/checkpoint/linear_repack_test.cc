@@ -27,6 +27,11 @@ std::string from_hex(std::string_view hex) {
   return bytes;
 }
 
+struct Linear {
+  QuantTensor weight = {};
+  ActFormat act = ActFormat::kFloat;
+};
+
 /// Cases of the oracle's vectors, loaded as the runtime does.
 class LinearRepack : public testing::Test {
  protected:
@@ -48,7 +53,7 @@ class LinearRepack : public testing::Test {
     return cases_.as_array().front();
   }
 
-  Result<LinearWeights> load(const Json& item) {
+  Result<Linear> load(const Json& item) {
     fs::remove_all(folder_);
     fs::create_directories(folder_);
     std::vector<TensorPlan> plan;
@@ -69,7 +74,10 @@ class LinearRepack : public testing::Test {
     const Json config = Json::object({{"quantization_config", *item.find("config")}});
     NIBBLE_ASSIGN_OR_RETURN(const QuantConfig quant, parse_quant_config(config, "config.json"));
     const auto reader = CheckpointReader::open(folder_.string()).value();
-    return read_linear_weights(reader, quant, "m");
+    NIBBLE_ASSIGN_OR_RETURN(const auto mapped, map_linear_weights(reader, quant, "m"));
+    Linear linear{.act = mapped.act};
+    NIBBLE_ASSIGN_OR_RETURN(linear.weight, copy_of(mapped.weight));
+    return linear;
   }
 
   void expect_values(const std::string& name, const WeightFormat& format, ActFormat act) {

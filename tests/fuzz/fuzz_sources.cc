@@ -90,7 +90,10 @@ void read_checkpoint(const std::string& path, const nibble::Json& config) {
   }
   const auto quant = nibble::parse_quant_config(config, "config.json");
   if (quant.ok()) {
-    static_cast<void>(nibble::read_linear_weights(*reader, *quant, "m"));
+    const auto linear = nibble::map_linear_weights(*reader, *quant, "m");
+    if (linear.ok()) {
+      static_cast<void>(nibble::copy_of(linear->weight));  // reads all codes and scales
+    }
   }
 }
 
