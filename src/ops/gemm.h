@@ -37,7 +37,7 @@ struct GemmArgs {
 };
 
 /// Plain product in double precision over dequantized weights, with activations rounded as `act`
-/// says (per-token scales as ops/quantize_act.h). The oracle of every GEMM kernel.
+/// says (ActFormat in quant/scheme.h). The oracle of every GEMM kernel.
 void reference_gemm(const QuantTensor& weight, ActFormat act, const GemmArgs& args);
 
 }  // namespace nibble

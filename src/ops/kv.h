@@ -5,13 +5,13 @@
 
 namespace nibble {
 
-/// Element code of cached keys and values. Quantized forms have parameters per token and head:
-/// int8: f32 scale = absmax/127, value = code * scale; int4: f32 scale and offset, value =
-/// code * scale + offset, codes 0..15, two per byte, low nibble first. Each of the ranges min..max
-/// clipped around their middle to 1, 0.92 and 0.84 gives codes, these a least-squares line, that
-/// line's nearest codes the next, three times. The best line's nearest codes are stored, with the
-/// line through them.
-/// fp8 (e4m3, one scale per layer) exists in the CUDA backend alone.
+/// Element code of cached keys and values. Quantized forms have parameters per token and head, f32
+/// on the CPU and fp16 on GPUs: int8: scale = absmax/127, value = code * scale; int4: scale and
+/// offset, value = code * scale + offset, codes 0..15, two per byte, low nibble first.
+/// On the CPU each of the ranges min..max clipped around their middle to 1, 0.92 and 0.84 gives
+/// int4 codes, these a least-squares line, that line's nearest codes the next, three times. The
+/// best line's nearest codes are stored, with the line through them. fp8 (e4m3, one scale per
+/// layer) exists in the CUDA backend alone.
 enum class KvCode : uint8_t { kF32, kBf16, kInt8, kInt4, kFp8 };
 
 /// Bytes of one head's codes for one token.
@@ -30,12 +30,14 @@ enum class KvCode : uint8_t { kF32, kBf16, kInt8, kInt4, kFp8 };
   return 0;
 }
 
-/// f32 parameters of one head for one token.
+/// Parameters of one head for one token, of K or of V.
 [[nodiscard]] constexpr int64_t kv_row_params(KvCode code) {
   return code == KvCode::kInt4 ? 2 : (code == KvCode::kInt8 ? 1 : 0);
 }
 
-/// One layer's pages. A page holds page_size tokens; inside it each KV head is contiguous:
+/// One layer's pages. The sizes and addresses below are the CPU's; GPUs lay pages out as
+/// backend/cuda/kv_layout.h says. A page holds page_size tokens; inside it each KV head is
+/// contiguous:
 ///   [kv_head][ K codes [page_size, row] | K params f32 [page_size, p] | V codes | V params ]
 struct KvView {
   KvCode code = KvCode::kBf16;

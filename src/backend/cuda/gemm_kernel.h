@@ -75,7 +75,7 @@ class GemmKernel {
 
 /// What a family offers; listed in registry.cc, best first.
 struct GemmEntry {
-  std::string_view name;  // "gemm_w4a8_sm90": the file's stem and the value of --kernel
+  std::string_view name;  // "gemm_w4a8_sm90", as error messages and benchmarks print it
   bool (*accepts)(const GemmProblem& problem, const DeviceInfo& device);
   Result<std::unique_ptr<GemmKernel>> (*make)(const GemmProblem& problem, const DeviceInfo& device);
 };
