@@ -138,45 +138,6 @@ Status nan_codes(const QuantView& part) {
 
 }  // namespace
 
-Status check_formats(const WeightFormat& format, ActFormat act, int64_t k) {
-  const char* missing = nullptr;
-  if (format.zero_points != ZeroPoints::kNone) {
-    missing = "weights with zero points";
-  } else if (format.code == WeightCode::kFp4E2M1) {
-    missing = "fp4 weights";
-  } else if (format.scale_per == ScalePer::kBlock || act == ActFormat::kFp8Group) {
-    missing = "fp8 weights with a scale per block";
-  } else if (format.scale_per == ScalePer::kTensor) {
-    missing = "weights with one scale for the matrix, unless it is repeated per channel";
-  }
-  if (missing != nullptr) {
-    return make_error(StatusCode::kUnsupported,
-                      "this backend has no kernels for {}; quantize the model again, with --scheme "
-                      "w4a16_g32 or w8a8_fp8",
-                      missing);
-  }
-  const bool integer = format.code == WeightCode::kInt8 || format.code == WeightCode::kInt4;
-  const bool grouped = format.scale_per == ScalePer::kGroup && format.group_size != k;
-  if (act == ActFormat::kInt8Token && (!integer || format.groups(k) != 1)) {
-    return make_error(StatusCode::kUnsupported,
-                      "int8 activations need int8 or int4 weights with one scale per output "
-                      "channel; quantize to one of these, or run with float activations");
-  }
-  if (act == ActFormat::kFp8Token &&
-      (format.code != WeightCode::kFp8E4M3 || format.groups(k) != 1)) {
-    return make_error(StatusCode::kUnsupported,
-                      "fp8 activations need fp8 weights with one scale per output channel; "
-                      "quantize to these, or run with float activations");
-  }
-  const int group = format.group_size;
-  if (grouped &&
-      (group % kStepColumns != 0 || (group % kMaxBlock != 0 && kMaxBlock % group != 0))) {
-    return make_error(StatusCode::kUnsupported,
-                      "group size {}: this backend takes 8, 16, 32 and multiples of 32", group);
-  }
-  return {};
-}
-
 Result<PackedMatrix> PackedMatrix::create(Parts parts,
                                           ActFormat act,
                                           BufferArena& arena,

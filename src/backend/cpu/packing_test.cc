@@ -2,9 +2,14 @@
 
 #include <algorithm>
 #include <random>
+#include <regex>
+#include <string>
 #include <vector>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include "quant/scheme.h"
 
 namespace nibble::cpu {
 namespace {
@@ -49,6 +54,35 @@ TEST(PackedMatrix, TakesNibblesInEveryForm) {
       const QuantTensor unpacked = packed.unpack().value();
       EXPECT_TRUE(std::ranges::equal(unpacked.codes.as<uint32_t>(), weight.codes.as<uint32_t>()));
     }
+  }
+}
+
+TEST(PackedMatrix, RefusesNanCodesByName) {
+  const WeightFormat format{WeightCode::kFp8E4M3, ScalePer::kChannel, 0, DType::kF32};
+  QuantTensor weight = QuantTensor::allocate(format, kRows, kColumns).value();
+  std::ranges::fill(weight.codes.as<uint8_t>(), uint8_t{0x38});
+  std::ranges::fill(weight.scales.as<float>(), 1.0F);
+  QuantView view = view_of(weight);
+  view.name = "model.safetensors: tensor m.weight";
+  ThreadPool pool(2);
+  BufferArena arena;
+  EXPECT_TRUE(PackedMatrix::create({&view, 1}, ActFormat::kFp8Token, arena, pool).ok());
+  weight.codes.as<uint8_t>()[kColumns + 5] = 0xff;
+  const auto packed = PackedMatrix::create({&view, 1}, ActFormat::kFp8Token, arena, pool);
+  EXPECT_EQ(packed.status().code(), StatusCode::kCorrupt);
+  EXPECT_THAT(packed.status().message(), testing::HasSubstr("tensor m.weight: contains NaN"));
+}
+
+TEST(PackedMatrix, RefusalsNameTheSchemesOfTheTableThatRun) {
+  std::string refusal;
+  for (const QuantScheme& scheme : all_schemes()) {
+    const Status status = check_formats(scheme.weight, scheme.act, 256);
+    refusal = status.ok() ? refusal : status.message();
+  }
+  for (const QuantScheme& scheme : all_schemes()) {
+    const bool runs = check_formats(scheme.weight, scheme.act, 256).ok();
+    const std::string word = "[ ,]" + std::string(scheme.name) + "(,|$)";
+    EXPECT_EQ(std::regex_search(refusal, std::regex(word)), runs) << scheme.name << refusal;
   }
 }
 
