@@ -57,6 +57,7 @@ class LinearReader : public testing::Test {
 
   void write(const std::vector<Stored>& tensors, int64_t shard_bytes = 1 << 20) {
     std::vector<TensorPlan> plan;
+    plan.reserve(tensors.size());
     for (const Stored& tensor : tensors) {
       plan.push_back(tensor.plan);
     }
