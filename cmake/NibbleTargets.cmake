@@ -7,7 +7,7 @@ if(NIBBLE_CCACHE)
 endif()
 
 add_library(nibble_options INTERFACE)
-target_include_directories(nibble_options INTERFACE ${CMAKE_SOURCE_DIR}/src ${CMAKE_SOURCE_DIR}/include)
+target_include_directories(nibble_options INTERFACE ${CMAKE_SOURCE_DIR}/src)
 # Floating-point results must not depend on the compiler fusing operations (see docs/architecture.md).
 target_compile_options(nibble_options INTERFACE
   "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wno-missing-field-initializers;-ffp-contract=off;-fno-math-errno>")

@@ -7,18 +7,27 @@ only; runs in seconds.
 """
 
 import argparse
+import collections
 import glob
 import pathlib
 import re
 import subprocess
 import sys
 
+import functions
+
 LEVELS = {
     "base": 0, "core": 1, "quant": 2, "ops": 3, "checkpoint": 3, "backend": 4, "layers": 5,
     "kvcache": 5, "quantizer": 5, "text": 5, "model": 6, "engine": 7, "train": 7, "server": 8,
     "eval": 8, "tools": 9,
 }
-HEADER_TARGET, SOURCE_TARGET, HARD_STOP = 150, 400, 800
+HEADER_TARGET, SOURCE_TARGET, LONG_TARGET, HARD_STOP = 150, 400, 600, 800
+FUNCTION_TARGET, FUNCTION_STOP, MOST_PARAMETERS = 60, 150, 4
+# Headers whose content is kernels, measured as the sources that they are.
+KERNEL_HEADERS = ("src/backend/cpu/amx/", "src/backend/cpu/kernels/", "src/backend/cpu/simd/",
+                  "src/quantizer/kernels/")
+# Headers that nobody outside their folder includes.
+INNER_HEADERS = ("src/backend/cuda/kernels/", "src/backend/cuda/bench/")
 
 # Each third-party header belongs to the files below one prefix.
 THIRD_PARTY = [
@@ -34,10 +43,16 @@ THIRD_PARTY = [
 ]
 TRY_ALLOWED = ("src/base/json", "src/engine/engine.cc", "src/server/http_connection.cc", "tools/main.cc")
 MAX_TRY_IN_SERVER = 2  # around the handler, and around what the handler posted for later
-GETENV_ALLOWED = ("src/base/args.cc",)
 SCHEME_TABLE = "src/quant/schemes.cc"
 # Words of the scheme table that are also element types or KV formats and so appear elsewhere.
 SHARED_WORDS = {"bf16", "int8", "int4"}
+# Schemes whose name is a quant_method of config.json, too: readers of checkpoints spell it.
+QUANT_METHODS, METHOD_READERS = {"mxfp4"}, "src/checkpoint/"
+FAMILIES = "src/arch/families/"
+ARCHITECTURE_CLASS = r"\b[A-Z]\w*For(?:CausalLM|ConditionalGeneration)\b"
+GEMM_REGISTRY = "src/backend/cuda/registry.cc"
+# Names in PascalCase that pages give as examples or take from other programs.
+FOREIGN_TYPES = {"PascalCase"}
 
 # Written in pieces, so that this file does not contain what it looks for.
 MACHINE_PATHS = re.compile(
@@ -55,8 +70,7 @@ FOREIGN_FLAGS = {"--preset", "--build", "--target", "--output-on-failure", "--gt
                  # Slurm and GNU parallel
                  "--array", "--cpus-per-task", "--mem", "--requeue", "--parsable", "--dependency",
                  "--wrap", "--sshloginfile", "--retries"}
-TOP_FOLDERS = ("src", "tools", "tests", "docs", "scripts", "cmake", "models", "bench", "include",
-               ".ci")
+TOP_FOLDERS = ("src", "tools", "tests", "docs", "scripts", "cmake", "models", "bench", ".ci")
 PROSE_DATA = ("tests/data/", "tests/golden/", "models/", "tests/fuzz/corpus/")
 
 
@@ -101,6 +115,13 @@ def folder_of(path):
 
 def is_test(path):
     return "_test_" in path or path.endswith("_test.cc") or "/testing/" in path or path.startswith("tests/")
+
+
+def literals(code):
+    """Yields (line number, text) of each string literal of code without comments."""
+    for match in re.finditer(r'R"(\w*)\((.*?)\)\1"|"((?:\\.|[^"\\\n])*)"', code, re.DOTALL):
+        if not code[code.rfind("\n", 0, match.start()) + 1:].lstrip().startswith("#include"):
+            yield code.count("\n", 0, match.start()) + 1, match.group(2) or match.group(3) or ""
 
 
 def matches(code, pattern):
@@ -172,16 +193,59 @@ def check_third_party(tree, report):
                                  f"{match.group(1)} belongs to {', '.join(allowed)} only")
 
 
+def length_target(path):
+    """What a file should keep to: device code and lists of test cases may be longer."""
+    if path.endswith((".cu", ".cuh", "_test.cc")):
+        return LONG_TARGET
+    if path.endswith(".h") and not path.startswith(KERNEL_HEADERS) and not is_test(path):
+        return HEADER_TARGET
+    return SOURCE_TARGET
+
+
 def check_lengths(tree, report):
     for path in tree.sources:
         if path.endswith(("_table.cc", "_tables.cc", "_table.h", "_tables.h")):
             continue
-        length = tree.text[path].count("\n")
-        target = HEADER_TARGET if path.endswith((".h", ".cuh")) else SOURCE_TARGET
+        length, target = tree.text[path].count("\n"), length_target(path)
         if length > HARD_STOP:
             report.error(path, length, "length", f"{length} lines, hard stop {HARD_STOP}")
         elif length > target:
             report.warn(path, length, "length", f"{length} lines, target {target}")
+
+
+def is_interface(path):
+    """Whether others call what this header declares."""
+    return path.startswith("src/") and path.endswith(".h") and not is_test(path) \
+        and not path.startswith(KERNEL_HEADERS + INNER_HEADERS)
+
+
+def flags_among(parameters):
+    """Parameters of type bool, but for those that are a value themselves: Json(bool value)."""
+    found = [text for text in parameters if re.match(r"(?:const )?bool\b(?!\s*[*&])", text)]
+    return [text for text in found if not re.match(r"(?:const )?bool (?:value|fallback)\b", text)]
+
+
+def check_functions(tree, report):
+    """Lengths of all functions (tests may list cases), and what those in headers take."""
+    for path in tree.sources:
+        for function in functions.functions(tree.code[path]):
+            if function.body_lines > FUNCTION_STOP:
+                report.error(path, function.line, "function",
+                             f"{function.name}() has {function.body_lines} lines, hard stop "
+                             f"{FUNCTION_STOP}")
+            elif function.body_lines > FUNCTION_TARGET and not is_test(path):
+                report.warn(path, function.line, "function",
+                            f"{function.name}() has {function.body_lines} lines, target "
+                            f"{FUNCTION_TARGET}")
+            if not is_interface(path) or not function.public:
+                continue
+            if len(function.parameters) > MOST_PARAMETERS:
+                report.warn(path, function.line, "parameters",
+                            f"{function.name}() takes {len(function.parameters)}; more than "
+                            f"{MOST_PARAMETERS} make a struct")
+            for flag in flags_among(function.parameters):
+                report.warn(path, function.line, "parameters",
+                            f"{function.name}() takes {flag}; an enum says what it means")
 
 
 def check_pragma_once(tree, report):
@@ -198,8 +262,7 @@ def check_calls(tree, report):
             continue
         code = strip_strings(tree.code[path])
         for line, _ in matches(code, r"\bgetenv\s*\("):
-            if path not in GETENV_ALLOWED:
-                report.error(path, line, "getenv", f"only in {', '.join(GETENV_ALLOWED)}")
+            report.error(path, line, "getenv", "behaviour comes from flags, not the environment")
         for line, _ in matches(code, r"\btry\s*\{"):
             if not path.startswith(TRY_ALLOWED):
                 report.error(path, line, "try", f"only in {', '.join(TRY_ALLOWED)}")
@@ -218,16 +281,84 @@ def scheme_names(tree):
 
 
 def check_scheme_literals(tree, report):
+    """Names of schemes in literals, as a whole or as a word of a message."""
     names = scheme_names(tree)
     if not names:
         report.error(SCHEME_TABLE, 1, "schemes", "no scheme found; adapt scheme_names()")
+        return
+    pattern = re.compile(r"\b(?:" + "|".join(sorted(names, key=len, reverse=True)) + r")\b")
     for path in tree.sources:
         if path == SCHEME_TABLE or "/dialects/" in path or is_test(path):
             continue
-        for line, match in matches(tree.code[path], r'"([a-z0-9_]+)"'):
-            if match.group(1) in names:
-                report.error(path, line, "schemes",
-                             f'"{match.group(1)}" is spelled only in {SCHEME_TABLE}')
+        for line, text in literals(tree.code[path]):
+            for name in pattern.findall(text):
+                if name in QUANT_METHODS and path.startswith(METHOD_READERS):
+                    continue
+                report.error(path, line, "schemes", f'"{name}" is spelled only in {SCHEME_TABLE}; '
+                             "ask the table")
+
+
+def family_names(tree):
+    """Values of model_type that the families give, once there is a folder of them."""
+    found = set()
+    for path in tree.sources:
+        if path.startswith(FAMILIES) and not is_test(path):
+            for value in re.findall(r"\bmodel_types?\b[^;{}\"]*\{?((?:\s*\"\w+\"\s*,?)+)",
+                                    tree.code[path]):
+                found |= set(re.findall(r"\w+", value))
+    return found
+
+
+def check_family_literals(tree, report):
+    """Names of model families stay in one folder. Without that folder there is nothing to check."""
+    if not any(path.startswith(FAMILIES) for path in tree.sources):
+        return
+    types = family_names(tree)
+    for path in tree.sources:
+        if path.startswith(FAMILIES) or is_test(path):
+            continue
+        for line, text in literals(tree.code[path]):
+            for name in re.findall(ARCHITECTURE_CLASS, text) + [text] * (text in types):
+                report.error(path, line, "families", f'"{name}" is spelled only in {FAMILIES}')
+
+
+def served_routes(tree):
+    """(path, line, route) of the server's tables of routes; a prefix may be a constant."""
+    for path in tree.sources:
+        if not path.startswith("src/server/") or is_test(path):
+            continue
+        code = tree.code[path]
+        constants = dict(re.findall(r'string_view\s+(k\w+)\s*=\s*"([^"]*)"', code))
+        for line, match in matches(code, r'RouteEntry\{"[A-Z]+",\s*(?:"([^"]+)"|(k\w+))'):
+            yield path, line, match.group(1) or constants.get(match.group(2), match.group(2))
+
+
+def check_routes(tree, report):
+    """Each route is named by a test: those in front of it ("/v1/x" for "/x") do not count."""
+    tests = "\n".join(text for path, text in tree.text.items()
+                      if path.startswith(("tests/e2e/", "tests/issues/"))
+                      or path.startswith("src/server/") and is_test(path))
+    for path, line, route in served_routes(tree):
+        if not re.search(r"(?<!/v1)(?<![A-Za-z_.-])" + re.escape(route) + r"(?![\w-])", tests) \
+                and not (route.endswith("/") and route in tests):
+            report.error(path, line, "route", f"no test in src/server or tests/e2e names {route}")
+
+
+def check_kernels(tree, report):
+    """Each CUDA family is in the registry, which the benchmarks and tests iterate."""
+    registry = tree.code.get(GEMM_REGISTRY, "")
+    for path in tree.sources:
+        if "/cuda/kernels/" not in path or is_test(path):
+            continue
+        for line, match in matches(tree.code[path], r"^(?:constexpr |const )+GemmEntry (k\w+)\b"):
+            listed = re.sub(r"(?m)^extern .*$", "", registry)
+            if not re.search(rf"\b{match.group(1)}\b", listed):
+                report.error(path, line, "registry", f"{match.group(1)} is not in {GEMM_REGISTRY}: "
+                             "no model runs it, no test and no benchmark sees it")
+    benches = "".join(code for path, code in tree.code.items() if "bench" in path)
+    for table in ("all_schemes()", "gemm_entries()") if registry else ():
+        if table not in benches:
+            report.error(GEMM_REGISTRY, 1, "registry", f"no benchmark iterates {table}")
 
 
 def check_words(tree, report):
@@ -277,6 +408,20 @@ def check_doc_paths(tree, report):
                 for name in expand_braces(word):
                     if not glob.glob(str(tree.root / name)):
                         report.error(path, line, "doc-path", f"{name} does not exist")
+
+
+def check_doc_types(tree, report):
+    """A `PascalCase` name in a page is a word of the sources."""
+    words = set()
+    for path in tree.sources:
+        words |= set(re.findall(r"\b[A-Z]\w*", tree.code[path]))
+    for path in tree.docs:
+        for line, code, fenced in spans(tree.text[path]):
+            if fenced:
+                continue
+            for name in re.findall(r"(?<![\w./-])[A-Z][a-z0-9]+(?:[A-Z][a-z0-9]*)+(?![\w./-])", code):
+                if name not in words and name not in FOREIGN_TYPES:
+                    report.error(path, line, "doc-type", f"{name} is in no source")
 
 
 def help_flags(binary):
@@ -335,8 +480,9 @@ def cache_value(build, name):
 
 def check_tree(tree, report):
     """All rules that need only the files."""
-    for rule in (check_includes, check_third_party, check_lengths, check_pragma_once, check_calls,
-                 check_scheme_literals, check_words, check_doc_paths):
+    for rule in (check_includes, check_third_party, check_lengths, check_functions,
+                 check_pragma_once, check_calls, check_scheme_literals, check_family_literals,
+                 check_routes, check_kernels, check_words, check_doc_paths, check_doc_types):
         rule(tree, report)
 
 
@@ -355,7 +501,9 @@ def main():
             check_isa_objects(options.build, report)
     for finding in report.warnings + report.errors:
         print(finding)
-    print(f"house: {len(report.errors)} errors, {len(report.warnings)} warnings, "
+    kinds = collections.Counter(warning.split(": ")[2] for warning in report.warnings)
+    print(f"house: {len(report.errors)} errors, {len(report.warnings)} warnings "
+          f"({', '.join(f'{kind} {count}' for kind, count in sorted(kinds.items()))}), "
           f"{len(tree.sources)} sources, {len(tree.docs)} documents")
     return 1 if report.errors else 0
 

@@ -8,6 +8,7 @@ import unittest
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
 import check  # noqa: E402
+import functions  # noqa: E402
 import summarize_tests  # noqa: E402
 
 SCHEMES = 'QuantScheme{"bf16", {}}, QuantScheme{"w9a9_test", {}}\n'
@@ -69,6 +70,48 @@ class RulesTest(unittest.TestCase):
         report = run({**GOOD, "src/base/c.cc": "\n" * 401})
         self.assertEqual((len(report.errors), len(report.warnings)), (0, 1))
 
+    def expect_warnings(self, kind, name, text, count):
+        report = run({**GOOD, name: text})
+        self.assertEqual(report.errors, [])
+        found = [warning for warning in report.warnings if f": {kind}: " in warning]
+        self.assertEqual(len(found), count, report.warnings)
+
+    def test_length_of_kernels(self):
+        guard = "#pragma once\n"
+        for name, target in (("src/backend/cuda/kernels/c.cu", 600), ("src/backend/cuda/c.cuh", 600),
+                             ("src/backend/cpu/amx/c.h", 400), ("src/quantizer/kernels/c.h", 400),
+                             ("src/backend/cpu/c.h", 150), ("src/backend/cpu/c_test.cc", 600)):
+            self.expect_warnings("length", name, guard + "\n" * (target - 1), 0)
+            self.expect_warnings("length", name, guard + "\n" * target, 1)
+        self.expect("length", "src/backend/cuda/kernels/c.cu", "\n" * 801)
+
+    def test_length_of_functions(self):
+        for head in ("int f(int a) {", "template <int N>\n__global__ void __launch_bounds__(N)\n"
+                     "    f(int a) {", "auto f() -> int {", "class C {\n void f() const {"):
+            tail = "}\n};\n" if head.startswith("class") else "}\n"
+            self.expect_warnings("function", "src/backend/cuda/c.cu", head + "\n" * 59 + tail, 0)
+            self.expect_warnings("function", "src/backend/cuda/c.cu", head + "\n" * 60 + tail, 1)
+            self.expect("function", "src/backend/cuda/c.cu", head + "\n" * 150 + tail)
+
+    def test_length_of_functions_in_tests(self):
+        self.expect_warnings("function", "src/base/c_test.cc", "void f() {" + "\n" * 100 + "}\n", 0)
+        self.expect("function", "src/base/c_test.cc", "void f() {" + "\n" * 150 + "}\n")
+
+    def test_parameters(self):
+        def declared(text):
+            return f"#pragma once\nnamespace nibble {{\n{text}\n}}  // namespace nibble\n"
+
+        for text, count in (("void f(int a, int b, int c, int d);", 0),
+                            ("void f(int a, int b, int c, int d, int e);", 1),
+                            ("void f(std::map<int, int> a, int b, int c, int d = g(1, 2));", 0),
+                            ("class C {\n public:\n  C(int a, bool b);\n};", 1),
+                            ("class C {\n  C(int a, bool b);\n};", 0),
+                            ("struct S {\n  void f(bool b) { if (b) { } }\n};", 1),
+                            ("Json json(bool value);\nbool g(const bool* many);", 0),
+                            ("using F = void (*)(int, int, int, int, bool);", 0)):
+            self.expect_warnings("parameters", "src/base/c.h", declared(text), count)
+            self.expect_warnings("parameters", "src/backend/cpu/kernels/c.h", declared(text), 0)
+
     def test_no_pragma_once(self):
         self.expect("header", "src/base/c.h", "int x();\n")
 
@@ -94,6 +137,62 @@ class RulesTest(unittest.TestCase):
     def test_scheme_literal_allowed_in_dialect_and_test(self):
         literal = 'auto x = "w9a9_test"; auto y = "bf16";\n'
         files = {"src/checkpoint/dialects/c.cc": literal, "src/model/c_test.cc": literal}
+        self.assertEqual(run({**GOOD, **files}).errors, [])
+
+    def test_scheme_within_a_message(self):
+        self.expect("schemes", "src/model/c.cc", 'auto x = "use --scheme w9a9_test, or none";\n')
+        self.expect("schemes", "tools/c.cc", 'auto x = R"(\n use w9a9_test)";\n')
+        fine = '// w9a9_test\nauto x = "gemm_w9a9_test_sm90"; auto y = "w9a9_testing";\n'
+        self.assertEqual(run({**GOOD, "src/model/c.cc": fine}).errors, [])
+
+    def test_scheme_that_is_a_quant_method(self):
+        files = {**GOOD, "src/quant/schemes.cc": SCHEMES + 'QuantScheme{"mxfp4", {}}\n',
+                 "src/checkpoint/c.cc": 'auto x = "quant_method mxfp4";\n'}
+        self.assertEqual(run(files).errors, [])
+        self.assertEqual(len(run({**files, "src/model/c.cc": 'auto x = "no mxfp4";\n'}).errors), 1)
+
+    def test_family_names(self):
+        family = ('const Family kLlama = {.classes = {"LlamaForCausalLM"}, '
+                  '.model_types = {"llama", "llama_old"}};\n')
+        spelled = 'auto x = "LlamaForCausalLM"; auto y = "llama_old"; auto z = "a llama eats";\n'
+        files = {**GOOD, "src/engine/c.cc": spelled}
+        self.assertEqual(run(files).errors, [])  # there is no folder of families
+        files["src/arch/families/llama.cc"] = family
+        files["src/engine/c_test.cc"] = spelled
+        found = run(files, check.check_family_literals).errors
+        self.assertEqual(len(found), 2, found)
+        self.assertTrue(all("src/engine/c.cc" in error for error in found), found)
+
+    def test_route_without_test(self):
+        table = 'RouteEntry{"GET", "/metrics", f},\n    RouteEntry{"POST", "/v1/metrics", f},\n'
+        tests = {"src/server/app_test.cc": 'get("/v1/metrics?x=1");\n'}
+        report = run({**GOOD, **tests, "src/server/app.cc": table})
+        self.assertEqual(len(report.errors), 1, report.errors)
+        self.assertIn("names /metrics", report.errors[0])
+        tests["tests/e2e/test_x.py"] = 'get(f"{url}/metrics")\n'
+        self.assertEqual(run({**GOOD, **tests, "src/server/app.cc": table}).errors, [])
+
+    def test_route_that_is_a_prefix(self):
+        table = 'constexpr std::string_view kPrefix = "/v1/models/";\nRouteEntry{"GET", kPrefix, f}\n'
+        self.expect("route", "src/server/app.cc", table)
+        tests = {"src/server/app_test.cc": 'get("/v1/models/storyteller");\n'}
+        self.assertEqual(run({**GOOD, **tests, "src/server/app.cc": table}).errors, [])
+
+    def test_kernel_outside_the_registry(self):
+        files = {**GOOD, "src/backend/cuda/kernels/c.cu": "const GemmEntry kNew = {};\n",
+                 "src/backend/cuda/registry.cc": "extern const GemmEntry kNew;\n",
+                 "tools/bench.cc": "f(all_schemes(), gemm_entries());\n"}
+        self.assertEqual(len(run(files).errors), 1)
+        files["src/backend/cuda/registry.cc"] += "auto x = {&kNew};\n"
+        self.assertEqual(run(files).errors, [])
+
+    def test_benchmark_that_skips_the_tables(self):
+        files = {**GOOD, "src/backend/cuda/registry.cc": "\n", "tools/bench.cc": "f();\n"}
+        self.assertEqual(len(run(files).errors), 2)
+
+    def test_unknown_type_in_page(self):
+        self.expect("doc-type", "docs/other.md", "A `MissingType` and `Result<T>`.\n")
+        files = {"docs/other.md": "A `KnownType<T>`.\n", "src/base/c.cc": "struct KnownType {};\n"}
         self.assertEqual(run({**GOOD, **files}).errors, [])
 
     def test_machine_path(self):
@@ -124,6 +223,22 @@ class RulesTest(unittest.TestCase):
                    "0000000000000000 T nibble::gemm_avx2(int)\n"
                    "                 U std::terminate()\n")
         self.assertEqual(check.weak_symbols(listing), ["std::vector<int>::push_back(int&&)"])
+
+
+class FunctionsTest(unittest.TestCase):
+    def test_finds_them_where_clang_format_puts_them(self):
+        code = ('#define BRACE {\n'
+                "namespace {\nconstexpr char kOpen = '{';\nconst Entry kEntry = {\"f\", f(1)};\n"
+                'int f(const char* text = "{") {\n  auto g = [](int x) { return x; };\n}\n'
+                "}\n"
+                "class C final : public B<1> {\n public:\n  C(int a, int b)\n"
+                "      : a_{a}, b_(b) {\n    f();\n  }\n  bool operator==(const C&) const = default;\n"
+                " private:\n  int a_ = 0;\n  Map<int, int> m_{1, 2};\n};\n"
+                "Status C::run() {\n  if (a_) {\n  }\n}\n")
+        found = [(function.name, function.line, function.body_lines, len(function.parameters),
+                  function.public) for function in functions.functions(code)]
+        self.assertEqual(found, [("f", 5, 3, 1, False), ("C", 11, 3, 2, True),
+                                 ("operator==", 15, 0, 1, True), ("C::run", 20, 4, 0, True)])
 
 
 class SummaryTest(unittest.TestCase):
