@@ -50,6 +50,7 @@ SHARED_WORDS = {"bf16", "int8", "int4"}
 QUANT_METHODS, METHOD_READERS = {"mxfp4"}, "src/checkpoint/"
 FAMILIES = "src/arch/families/"
 ARCHITECTURE_CLASS = r"\b[A-Z]\w*For(?:CausalLM|ConditionalGeneration)\b"
+ROUTE_TABLE = "src/server/app.cc"
 GEMM_REGISTRY = "src/backend/cuda/registry.cc"
 # Names in PascalCase that pages give as examples or take from other programs.
 FOREIGN_TYPES = {"PascalCase"}
@@ -338,8 +339,11 @@ def check_routes(tree, report):
     tests = "\n".join(text for path, text in tree.text.items()
                       if path.startswith(("tests/e2e/", "tests/issues/"))
                       or path.startswith("src/server/") and is_test(path))
-    for path, line, route in served_routes(tree):
-        if not re.search(r"(?<!/v1)(?<![A-Za-z_.-])" + re.escape(route) + r"(?![\w-])", tests) \
+    routes = list(served_routes(tree))
+    if not routes and ROUTE_TABLE in tree.code:
+        report.error(ROUTE_TABLE, 1, "route", "no route found; adapt served_routes()")
+    for path, line, route in routes:
+        if not re.search(r"(?<!/v1)(?<![A-Za-z_.-])" + re.escape(route) + r"(?![\w/-])", tests) \
                 and not (route.endswith("/") and route in tests):
             report.error(path, line, "route", f"no test in src/server or tests/e2e names {route}")
 

@@ -165,12 +165,15 @@ class RulesTest(unittest.TestCase):
 
     def test_route_without_test(self):
         table = 'RouteEntry{"GET", "/metrics", f},\n    RouteEntry{"POST", "/v1/metrics", f},\n'
-        tests = {"src/server/app_test.cc": 'get("/v1/metrics?x=1");\n'}
+        tests = {"src/server/app_test.cc": 'get("/v1/metrics?x=1"); get("/metrics/x");\n'}
         report = run({**GOOD, **tests, "src/server/app.cc": table})
         self.assertEqual(len(report.errors), 1, report.errors)
         self.assertIn("names /metrics", report.errors[0])
         tests["tests/e2e/test_x.py"] = 'get(f"{url}/metrics")\n'
         self.assertEqual(run({**GOOD, **tests, "src/server/app.cc": table}).errors, [])
+
+    def test_route_table_without_routes(self):
+        self.expect("route", "src/server/app.cc", "int routes;\n")
 
     def test_route_that_is_a_prefix(self):
         table = 'constexpr std::string_view kPrefix = "/v1/models/";\nRouteEntry{"GET", kPrefix, f}\n'
