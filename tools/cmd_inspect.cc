@@ -6,13 +6,13 @@
 #include <string>
 #include <vector>
 
+#include "arch/config.h"
 #include "base/file.h"
 #include "base/json.h"
 #include "checkpoint/checkpoint_reader.h"
 #include "checkpoint/quant_config.h"
 #include "command.h"
 #include "flag_checks.h"
-#include "model/config.h"
 #include "model/tensor_check.h"
 #include "ops/kv_name.h"
 #include "output.h"

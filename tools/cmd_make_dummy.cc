@@ -5,9 +5,9 @@
 #include "base/json.h"
 #include "command.h"
 #include "flag_checks.h"
-#include "model/dummy.h"
 #include "output.h"
 #include "progress.h"
+#include "synthetic/dummy.h"
 
 namespace nibble {
 

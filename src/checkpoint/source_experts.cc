@@ -1,4 +1,3 @@
-#include <array>
 #include <utility>
 
 #include "checkpoint/source_formats.h"
@@ -37,27 +36,6 @@ std::vector<Share> halves(std::string_view projection, int64_t rows) {
 
 std::string expert_module(std::string_view experts, int64_t expert, std::string_view projection) {
   return fmt::format("{}.{}.{}", experts, expert, projection);
-}
-
-// How the tensor that holds all experts lies, by model type.
-struct FusedLayout {
-  std::string_view model_type;
-  bool transposed = false;  // [experts, in, out] instead of [experts, out, in]
-  bool interleaved = false;
-};
-constexpr std::array<FusedLayout, 5> kFusedLayouts = {{{"gpt_oss", true, true},
-                                                       {"qwen3_moe", false, false},
-                                                       {"qwen2_moe", false, false},
-                                                       {"mixtral", false, false},
-                                                       {"deepseek_v3", false, false}}};
-
-const FusedLayout* find_fused_layout(std::string_view model_type) {
-  for (const FusedLayout& layout : kFusedLayouts) {
-    if (layout.model_type == model_type) {
-      return &layout;
-    }
-  }
-  return nullptr;
 }
 
 }  // namespace
@@ -117,7 +95,7 @@ bool is_fused_experts(const TensorInfo& tensor, const FusedModel& model) {
   const SplitName name = split_name(tensor.name);
   return is_plain(tensor.dtype) && tensor.shape.size() == 3 && name.module.ends_with(".experts") &&
          (name.suffix == kGateUp || name.suffix == kDown) && tensor.elements() > 0 &&
-         find_fused_layout(model.type) != nullptr;
+         model.family != nullptr && model.family->fused.has_value();
 }
 
 Status append_fused_experts(const SourceContext& context,
@@ -125,14 +103,14 @@ Status append_fused_experts(const SourceContext& context,
                             const FusedModel& model,
                             SourceList& out) {
   const SplitName name = split_name(tensor.name);
-  const FusedLayout& layout = *find_fused_layout(model.type);
+  const FusedExperts& layout = *model.family->fused;
   const int64_t rows = tensor.shape[layout.transposed ? 2 : 1];
   const int64_t columns = tensor.shape[layout.transposed ? 1 : 2];
   const bool gate_up = name.suffix == kGateUp;
   if ((gate_up ? columns : rows) != model.hidden_size || (gate_up && rows % 2 != 0)) {
-    return context.corrupt(tensor,
-                           fmt::format("shape {} does not fit model_type {} with hidden_size {}",
-                                       shape_text(tensor.shape), model.type, model.hidden_size));
+    return context.corrupt(
+        tensor, fmt::format("shape {} does not fit {} with hidden_size {}",
+                            shape_text(tensor.shape), model.family->name, model.hidden_size));
   }
   const auto shares =
       layout.interleaved ? interleaved(name.suffix, rows) : halves(name.suffix, rows);

@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "arch/family.h"
 #include "checkpoint/checkpoint_reader.h"
 #include "checkpoint/source_coded.h"
 #include "checkpoint/source_config.h"
@@ -112,10 +113,10 @@ Status append_expert_blocks(const SourceContext& context,
 
 /// What says how tensors of all experts lie.
 struct FusedModel {
-  std::string type;  // model_type
+  const Family* family = nullptr;  // nullptr: not known
   int64_t hidden_size = 0;
 };
-/// Whether a plain tensor [experts, ...] holds projections whose orientation the model type tells.
+/// Whether a plain tensor [experts, ...] holds projections whose orientation the family tells.
 [[nodiscard]] bool is_fused_experts(const TensorInfo& tensor, const FusedModel& model);
 Status append_fused_experts(const SourceContext& context,
                             const TensorInfo& tensor,

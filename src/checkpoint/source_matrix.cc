@@ -20,12 +20,11 @@ constexpr std::array<std::string_view, 7> kParts = {
 constexpr std::array<std::string_view, 3> kWordParts = {"qzeros", "scales", "g_idx"};
 
 FusedModel fused_model(const Json& config) {
-  FusedModel model;
+  FusedModel model{.family = guess_family(config)};
   for (const Json* from : {&config, config.find("text_config")}) {
-    const Json* type = from == nullptr ? nullptr : from->find("model_type");
     const Json* size = from == nullptr ? nullptr : from->find("hidden_size");
-    if (type != nullptr && type->is_string() && size != nullptr && size->is_int()) {
-      model = {type->as_string(), size->as_int()};
+    if (size != nullptr && size->is_int()) {
+      model.hidden_size = size->as_int();
     }
   }
   return model;

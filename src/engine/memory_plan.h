@@ -3,9 +3,9 @@
 #include <cstdint>
 #include <string>
 
+#include "arch/config.h"
 #include "backend/backend.h"
 #include "engine/engine.h"
-#include "model/config.h"
 
 namespace nibble {
 

@@ -5,11 +5,12 @@
 #include <utility>
 #include <vector>
 
+#include "arch/family.h"
 #include "base/log.h"
+#include "model/blocks.h"
 #include "model/decoder.h"
 #include "model/rope_frequencies.h"
 #include "model/weight_loader.h"
-#include "model/weight_map.h"
 
 namespace nibble {
 
@@ -32,23 +33,23 @@ class DecoderLoader final {
     rope_ = std::make_shared<RopeTable>(std::move(inv_freq), rope.attention_factor, rope.dynamic);
     NIBBLE_ASSIGN_OR_RETURN(
         const QuantView table,
-        weights_.table(kEmbeddingModule, config_.vocab_size, config_.hidden_size));
+        weights_.table(name(Role::kEmbedding), config_.vocab_size, config_.hidden_size));
     // The head, the largest matrix, comes first: its file pages are gone before the layers are
     // there.
-    NIBBLE_ASSIGN_OR_RETURN(const char* const head_module, weights_.head_module());
+    NIBBLE_ASSIGN_OR_RETURN(const std::string head_module, weights_.head_module());
     weights_.read_ahead(head_module);
     for (int64_t index = 0; index < kLayersAhead; ++index) {
-      weights_.read_ahead(layer_module(index, ""));
+      weights_.read_ahead(layer_prefix(*config_.family, index));
     }
     NIBBLE_ASSIGN_OR_RETURN(Linear head, load_head(head_module));
     std::vector<DecoderLayer> layers;
     for (int64_t index = 0; index < config_.num_layers; ++index) {
       // Packing is faster than disks: what comes next is read meanwhile.
-      weights_.read_ahead(layer_module(index + kLayersAhead, ""));
+      weights_.read_ahead(layer_prefix(*config_.family, index + kLayersAhead));
       NIBBLE_ASSIGN_OR_RETURN(DecoderLayer layer, load_layer(index));
       layers.push_back(std::move(layer));
     }
-    NIBBLE_ASSIGN_OR_RETURN(RmsNorm norm, load_norm(kFinalNormModule, config_.hidden_size));
+    NIBBLE_ASSIGN_OR_RETURN(RmsNorm norm, load_norm(name(Role::kFinalNorm), config_.hidden_size));
     NIBBLE_ASSIGN_OR_RETURN(auto embedding, backend_.prepare_table(table, weights_.files()));
     weights_.release_all();
     return DecoderParts{.config = config_,
@@ -63,9 +64,13 @@ class DecoderLoader final {
  private:
   enum class Bias { kNone, kStored };
   struct Projection {
-    const char* name;
+    Role role;
     int64_t n;
   };
+
+  [[nodiscard]] std::string name(Role role, int64_t layer = 0) const {
+    return module_name(*config_.family, role, layer);
+  }
 
   Result<RmsNorm> load_norm(const std::string& module, int64_t size) {
     NIBBLE_ASSIGN_OR_RETURN(const auto weight, weights_.vector(module + ".weight", size));
@@ -81,7 +86,7 @@ class DecoderLoader final {
     std::vector<MappedLinear> parts;
     std::vector<float> bias;
     for (const Projection& projection : projections) {
-      const std::string module = layer_module(layer, projection.name);
+      const std::string module = name(projection.role, layer);
       NIBBLE_ASSIGN_OR_RETURN(MappedLinear part, weights_.linear(module, projection.n, k));
       note_scheme(part);
       part.act = activations_of(part);
@@ -92,10 +97,10 @@ class DecoderLoader final {
     }
     auto linear = Linear::prepare(parts, bias, backend_, options_.max_batch_tokens);
     for (const Projection& projection : projections) {
-      weights_.release(layer_module(layer, projection.name));
+      weights_.release(name(projection.role, layer));
     }
     return linear.ok() ? std::move(linear)
-                       : linear.status().with_context(layer_module(layer, projections[0].name));
+                       : linear.status().with_context(name(projections[0].role, layer));
   }
 
   Result<DecoderLayer> load_layer(int64_t layer) {
@@ -108,21 +113,20 @@ class DecoderLoader final {
     const int64_t q_width = config_.num_heads * config_.head_dim;
     const int64_t kv_width = config_.num_kv_heads * config_.head_dim;
     NIBBLE_ASSIGN_OR_RETURN(RmsNorm norm,
-                            load_norm(layer_module(layer, kAttentionNorm), config_.hidden_size));
+                            load_norm(name(Role::kAttentionNorm, layer), config_.hidden_size));
     NIBBLE_ASSIGN_OR_RETURN(
         Linear qkv,
-        load_stacked(
-            layer,
-            {{kQueryProjection, q_width}, {kKeyProjection, kv_width}, {kValueProjection, kv_width}},
-            config_.hidden_size, config_.qkv_bias ? Bias::kStored : Bias::kNone));
-    NIBBLE_ASSIGN_OR_RETURN(Linear output,
-                            load_stacked(layer, {{kAttentionOutput, config_.hidden_size}}, q_width,
-                                         config_.output_bias ? Bias::kStored : Bias::kNone));
+        load_stacked(layer,
+                     {{Role::kQuery, q_width}, {Role::kKey, kv_width}, {Role::kValue, kv_width}},
+                     config_.hidden_size, config_.qkv_bias ? Bias::kStored : Bias::kNone));
+    NIBBLE_ASSIGN_OR_RETURN(
+        Linear output, load_stacked(layer, {{Role::kAttentionOutput, config_.hidden_size}}, q_width,
+                                    config_.output_bias ? Bias::kStored : Bias::kNone));
     std::optional<RmsNorm> q_norm;
     std::optional<RmsNorm> k_norm;
     if (config_.qk_norm) {
-      NIBBLE_ASSIGN_OR_RETURN(q_norm, load_norm(layer_module(layer, kQueryNorm), config_.head_dim));
-      NIBBLE_ASSIGN_OR_RETURN(k_norm, load_norm(layer_module(layer, kKeyNorm), config_.head_dim));
+      NIBBLE_ASSIGN_OR_RETURN(q_norm, load_norm(name(Role::kQueryNorm, layer), config_.head_dim));
+      NIBBLE_ASSIGN_OR_RETURN(k_norm, load_norm(name(Role::kKeyNorm, layer), config_.head_dim));
     }
     const AttentionShape shape{
         .heads = config_.num_heads,
@@ -141,16 +145,16 @@ class DecoderLoader final {
     const Bias bias = config_.mlp_bias ? Bias::kStored : Bias::kNone;
     const int64_t width = config_.intermediate_size;
     NIBBLE_ASSIGN_OR_RETURN(RmsNorm norm,
-                            load_norm(layer_module(layer, kMlpNorm), config_.hidden_size));
-    NIBBLE_ASSIGN_OR_RETURN(Linear gate_up,
-                            load_stacked(layer, {{kGateProjection, width}, {kUpProjection, width}},
-                                         config_.hidden_size, bias));
+                            load_norm(name(Role::kMlpNorm, layer), config_.hidden_size));
     NIBBLE_ASSIGN_OR_RETURN(
-        Linear down, load_stacked(layer, {{kDownProjection, config_.hidden_size}}, width, bias));
+        Linear gate_up,
+        load_stacked(layer, {{Role::kGate, width}, {Role::kUp, width}}, config_.hidden_size, bias));
+    NIBBLE_ASSIGN_OR_RETURN(Linear down,
+                            load_stacked(layer, {{Role::kDown, config_.hidden_size}}, width, bias));
     return GatedMlp(std::move(norm), std::move(gate_up), std::move(down));
   }
 
-  Result<Linear> load_head(const char* module) {
+  Result<Linear> load_head(const std::string& module) {
     std::vector<MappedLinear> parts(1);
     NIBBLE_ASSIGN_OR_RETURN(parts[0],
                             weights_.linear(module, config_.vocab_size, config_.hidden_size));
@@ -195,6 +199,7 @@ Result<std::unique_ptr<Model>> load_model(const std::string& model_dir,
                                           Backend& backend,
                                           const ModelOptions& options) {
   NIBBLE_ASSIGN_OR_RETURN(const ModelConfig config, load_model_config(model_dir));
+  NIBBLE_RETURN_IF_ERROR(check_blocks(config));
   NIBBLE_ASSIGN_OR_RETURN(WeightLoader weights, WeightLoader::open(model_dir, config));
   DecoderLoader loader(config, weights, backend, options);
   NIBBLE_ASSIGN_OR_RETURN(DecoderParts parts, loader.load());

@@ -5,10 +5,10 @@
 #include <span>
 #include <string>
 
+#include "arch/config.h"
 #include "backend/backend.h"
 #include "base/check.h"
 #include "kvcache/paged_kv_cache.h"
-#include "model/config.h"
 
 namespace nibble {
 

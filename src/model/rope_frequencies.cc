@@ -37,8 +37,14 @@ struct YarnRamp {
       const double original = static_cast<double>(config.original_max_position);
       return dim * std::log(original / (turns * kTwoPi)) / (2.0 * std::log(config.theta));
     };
-    low = std::max(std::floor(pair_with_turns(config.beta_fast)), 0.0);
-    high = std::min(std::ceil(pair_with_turns(config.beta_slow)), dim - 1.0);
+    low = pair_with_turns(config.beta_fast);
+    high = pair_with_turns(config.beta_slow);
+    if (config.truncate) {
+      low = std::floor(low);
+      high = std::ceil(high);
+    }
+    low = std::max(low, 0.0);
+    high = std::min(high, dim - 1.0);
     high += low == high ? 0.001 : 0.0;
   }
 

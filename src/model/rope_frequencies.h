@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "model/config.h"
+#include "arch/config.h"
 #include "ops/dynamic_rope.h"
 
 namespace nibble {

@@ -2,34 +2,30 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <unordered_map>
 #include <unordered_set>
 
+#include "arch/family.h"
+#include "arch/tensors.h"
 #include "base/file.h"
 #include "base/json.h"
 #include "checkpoint/source_matrix.h"
-#include "model/tensor_list.h"
+#include "model/blocks.h"
 #include "model/weight_loader.h"
-#include "model/weight_map.h"
 
 namespace nibble {
 namespace {
-
-constexpr std::string_view kLayers = "model.layers.";
 
 bool predicts_further_tokens(std::string_view name, const ModelConfig& config) {
   if (name.starts_with("mtp.") || name.starts_with("model.mtp.")) {
     return true;
   }
-  if (!name.starts_with(kLayers)) {
-    return false;
+  for (int64_t further = 0; further < config.num_further_layers; ++further) {
+    if (name.starts_with(layer_prefix(*config.family, config.num_layers + further))) {
+      return true;
+    }
   }
-  int64_t layer = 0;
-  const auto number = name.substr(kLayers.size());
-  const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), layer);
-  return error == std::errc() && *end == '.' && layer >= config.num_layers &&
-         layer < config.num_layers + config.num_further_layers;
+  return false;
 }
 
 bool all_zero(const TensorInfo& tensor) {
@@ -43,11 +39,6 @@ bool is_activation_scale(std::string_view name) {
       ".input_scale", ".input_zero_point", ".output_scale", ".k_scale", ".v_scale", ".q_scale"};
   return std::any_of(kSuffixes.begin(), kSuffixes.end(),
                      [&](std::string_view suffix) { return name.ends_with(suffix); });
-}
-
-std::string module_of(const ModelTensor& tensor) {
-  constexpr std::string_view kWeight = ".weight";
-  return tensor.name.substr(0, tensor.name.size() - kWeight.size());
 }
 
 /// Ticks off what a model needs against what a checkpoint stores.
@@ -65,17 +56,19 @@ class TensorCheck final {
       NIBBLE_RETURN_IF_ERROR(tensor.kind == TensorKind::kMatrix ? check_matrix(tensor)
                                                                 : check_vector(tensor));
     }
-    if (config_.tie_word_embeddings && matrices_.contains(kHeadModule)) {
-      NIBBLE_RETURN_IF_ERROR(check_matrix({fmt::format("{}.weight", kHeadModule),
-                                           {config_.vocab_size, config_.hidden_size},
-                                           TensorKind::kMatrix}));
+    const std::string head = module_name(*config_.family, Role::kHead);
+    if (config_.tie_word_embeddings && matrices_.contains(head)) {
+      NIBBLE_RETURN_IF_ERROR(check_matrix({.module = head,
+                                           .name = head + ".weight",
+                                           .shape = {config_.vocab_size, config_.hidden_size},
+                                           .role = Role::kHead}));
     }
     return check_rest();
   }
 
  private:
   Status check_matrix(const ModelTensor& tensor) {
-    const auto found = matrices_.find(module_of(tensor));
+    const auto found = matrices_.find(tensor.module);
     if (found == matrices_.end()) {
       NIBBLE_ASSIGN_OR_RETURN(const TensorInfo* other, reader_.require(tensor.name));
       return misfit(reader_.where(*other), other->shape, tensor.shape);
@@ -144,6 +137,9 @@ Status check_model_tensors(const std::string& model_dir) {
     return {};
   }
   NIBBLE_RETURN_IF_ERROR(config.status());
+  if (!check_blocks(*config).ok()) {
+    return {};
+  }
   NIBBLE_ASSIGN_OR_RETURN(const std::string text, read_file(model_dir + "/config.json"));
   NIBBLE_ASSIGN_OR_RETURN(const Json json, Json::parse(text));
   NIBBLE_ASSIGN_OR_RETURN(const CheckpointReader reader, CheckpointReader::open(model_dir));
@@ -153,17 +149,20 @@ Status check_model_tensors(const std::string& model_dir) {
 
 Status check_loadable(const std::string& model_dir) {
   NIBBLE_ASSIGN_OR_RETURN(const ModelConfig config, load_model_config(model_dir));
+  NIBBLE_RETURN_IF_ERROR(check_blocks(config));
   NIBBLE_ASSIGN_OR_RETURN(WeightLoader weights, WeightLoader::open(model_dir, config));
   for (const ModelTensor& tensor : list_tensors(config)) {
     if (tensor.kind == TensorKind::kMatrix) {
       NIBBLE_RETURN_IF_ERROR(
-          weights.linear(module_of(tensor), tensor.shape[0], tensor.shape[1]).status());
+          weights.linear(tensor.module, tensor.shape[0], tensor.shape[1]).status());
     } else {
       NIBBLE_RETURN_IF_ERROR(weights.vector(tensor.name, tensor.shape[0]).status());
     }
   }
-  NIBBLE_RETURN_IF_ERROR(
-      weights.table(kEmbeddingModule, config.vocab_size, config.hidden_size).status());
+  NIBBLE_RETURN_IF_ERROR(weights
+                             .table(module_name(*config.family, Role::kEmbedding),
+                                    config.vocab_size, config.hidden_size)
+                             .status());
   NIBBLE_RETURN_IF_ERROR(weights.head_module().status());
   return weights.check_all_used();
 }

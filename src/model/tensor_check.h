@@ -3,9 +3,9 @@
 #include <string>
 #include <string_view>
 
+#include "arch/config.h"
 #include "base/status.h"
 #include "checkpoint/checkpoint_reader.h"
-#include "model/config.h"
 
 namespace nibble {
 

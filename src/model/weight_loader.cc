@@ -5,11 +5,11 @@
 #include <string_view>
 #include <utility>
 
+#include "arch/family.h"
 #include "base/f16.h"
 #include "base/log.h"
 #include "checkpoint/finite.h"
 #include "model/tensor_check.h"
-#include "model/weight_map.h"
 
 namespace nibble {
 
@@ -90,30 +90,32 @@ Result<std::vector<float>> WeightLoader::vector(const std::string& tensor, int64
   return values;
 }
 
-Result<const char*> WeightLoader::head_module() {
+Result<std::string> WeightLoader::head_module() {
+  std::string own = module_name(*config_.family, Role::kHead);
   if (!config_.tie_word_embeddings) {
-    return kHeadModule;
+    return own;
   }
-  const bool stored = std::ranges::any_of(reader_->tensors(), [](const TensorInfo* tensor) {
-    return tensor->name.starts_with(kHeadPrefix) && !tensor->name.ends_with(".bias");
+  std::string shared = module_name(*config_.family, Role::kEmbedding);
+  const bool stored = std::ranges::any_of(reader_->tensors(), [&](const TensorInfo* tensor) {
+    return tensor->name.starts_with(own + ".") && !tensor->name.ends_with(".bias");
   });
   if (!stored) {
-    return kEmbeddingModule;
+    return shared;
   }
-  const TensorInfo* head = reader_->find(fmt::format("{}.weight", kHeadModule));
-  const TensorInfo* table = reader_->find(fmt::format("{}.weight", kEmbeddingModule));
+  const TensorInfo* head = reader_->find(own + ".weight");
+  const TensorInfo* table = reader_->find(shared + ".weight");
   const bool same = head != nullptr && table != nullptr && head->dtype == table->dtype &&
                     head->shape == table->shape && std::ranges::equal(head->data, table->data);
   if (same) {
     tensors_.insert(head->name);
-    return kEmbeddingModule;
+    return shared;
   }
   NIBBLE_LOG(kInfo,
-             "{}: lm_head is stored and differs from the embedding, so it is used, although "
+             "{}: {} is stored and differs from the embedding, so it is used, although "
              "tie_word_embeddings is true",
-             reader_->path());
-  NIBBLE_RETURN_IF_ERROR(linear(kHeadModule, config_.vocab_size, config_.hidden_size).status());
-  return kHeadModule;
+             reader_->path(), own);
+  NIBBLE_RETURN_IF_ERROR(linear(own, config_.vocab_size, config_.hidden_size).status());
+  return own;
 }
 
 Status WeightLoader::append_bias(const std::string& module, int64_t n, std::vector<float>& bias) {

@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "arch/config.h"
 #include "checkpoint/checkpoint_reader.h"
 #include "checkpoint/linear_reader.h"
 #include "checkpoint/quant_config.h"
-#include "model/config.h"
 
 namespace nibble {
 
@@ -28,7 +28,7 @@ class WeightLoader final {
   Result<std::vector<float>> vector(const std::string& tensor, int64_t n);
   /// The module whose weights are the output head: the file's own lm_head, or the embedding where
   /// tie_word_embeddings says so and the file has no lm_head, or the same numbers once more.
-  Result<const char*> head_module();
+  Result<std::string> head_module();
   /// Appends vector(module + ".bias") to `bias`.
   Status append_bias(const std::string& module, int64_t n, std::vector<float>& bias);
 

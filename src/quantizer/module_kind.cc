@@ -62,6 +62,29 @@ std::string_view parent_module(std::string_view module) {
   return dot == kNone ? std::string_view() : module.substr(0, dot);
 }
 
+ModuleKind kind_of(Role role) {
+  switch (role) {
+    case Role::kEmbedding:
+      return ModuleKind::kEmbedding;
+    case Role::kHead:
+      return ModuleKind::kHead;
+    case Role::kRouter:
+    case Role::kRouterCorrection:
+    case Role::kSharedExpertGate:
+      return ModuleKind::kRouter;
+    case Role::kFinalNorm:
+    case Role::kAttentionNorm:
+    case Role::kMlpNorm:
+    case Role::kQueryNorm:
+    case Role::kKeyNorm:
+    case Role::kQueryDownNorm:
+    case Role::kLatentNorm:
+      return ModuleKind::kNorm;
+    default:
+      return of_a_routed_expert(role) ? ModuleKind::kRoutedExpert : ModuleKind::kLinear;
+  }
+}
+
 ModuleKind module_kind(std::string_view module, int64_t hidden_layers) {
   const std::string_view last = last_component(module);
   if (last.find("embed") != kNone && last != "embed_out") {

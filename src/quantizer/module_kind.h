@@ -3,9 +3,11 @@
 #include <cstdint>
 #include <string_view>
 
+#include "arch/role.h"
+
 namespace nibble {
 
-/// What a matrix is for, judged by its name.
+/// What a matrix is for.
 enum class ModuleKind : uint8_t {
   kLinear,
   kRoutedExpert,  // mlp.experts.N.*, block_sparse_moe.experts.N.*
@@ -18,6 +20,10 @@ enum class ModuleKind : uint8_t {
   kVision,
 };
 
+/// What a module of a known family is for.
+[[nodiscard]] ModuleKind kind_of(Role role);
+
+/// The same judged by the words in a name, for families that are not known.
 /// hidden_layers: layers of the model itself; "layers.N" from there on predicts further tokens. 0:
 /// unknown.
 [[nodiscard]] ModuleKind module_kind(std::string_view module, int64_t hidden_layers);

@@ -1,7 +1,6 @@
 #include "quantizer/rules.h"
 
 #include <algorithm>
-#include <array>
 #include <utility>
 
 #include "base/file.h"
@@ -11,51 +10,9 @@ namespace {
 
 constexpr std::string_view kKeep = "keep";
 
-struct ModelFamily {
-  std::string_view name;
-  std::string_view model_type;    // of config.json, or of its text_config
-  std::string_view architecture;  // the beginning of architectures[0]
-  bool fp8_everywhere = false;    // FP8 is what the model was trained in
-};
-
-// Mixtures of experts whose routed experts are nearly all of their weights: only these are worth
-// a loss.
-constexpr std::array kExpertFamilies = {
-    ModelFamily{"kimi_k25", "kimi_k25", "KimiK25"},
-    ModelFamily{"kimi_k2", "kimi_k2", "KimiK2"},
-    ModelFamily{"deepseek_v3", "deepseek_v3", "DeepseekV3", true},
-    ModelFamily{"gpt_oss", "gpt_oss", "GptOss"},
-};
-
-std::string_view text_field(const Json& config, std::string_view key) {
-  const Json* value = config.find(key);
-  return value != nullptr && value->is_string() ? std::string_view(value->as_string())
-                                                : std::string_view();
-}
-
-std::string_view first_architecture(const Json& config) {
-  const Json* list = config.find("architectures");
-  const bool named = list != nullptr && list->is_array() && !list->as_array().empty() &&
-                     list->as_array().front().is_string();
-  return named ? std::string_view(list->as_array().front().as_string()) : std::string_view();
-}
-
 const Json& text_config(const Json& config) {
   const Json* nested = config.find("text_config");
   return nested != nullptr && nested->is_object() ? *nested : config;
-}
-
-const ModelFamily* find_family(const Json& config) {
-  const std::string_view type = text_field(config, "model_type");
-  const std::string_view inner = text_field(text_config(config), "model_type");
-  const std::string_view architecture = first_architecture(config);
-  for (const ModelFamily& family : kExpertFamilies) {
-    if (type == family.model_type || inner == family.model_type ||
-        architecture.substr(0, family.architecture.size()) == family.architecture) {
-      return &family;
-    }
-  }
-  return nullptr;
 }
 
 int64_t hidden_layers(const Json& config) {
@@ -88,10 +45,13 @@ Result<RuleSet> RuleSet::create(const RuleOptions& options, const Json& config) 
   }
   NIBBLE_RETURN_IF_ERROR(set.add_patterns("--ignore", options.ignore, set.ignore_));
   NIBBLE_RETURN_IF_ERROR(set.add_patterns("--include", options.include, set.include_));
-  const ModelFamily* family = find_family(config);
-  set.family_ = family == nullptr ? "default" : std::string(family->name);
+  set.family_ = guess_family(config);
   const bool fp8 = options.scheme.weight.code == WeightCode::kFp8E4M3;
-  set.experts_only_ = family != nullptr && !(fp8 && family->fp8_everywhere);
+  const WorthQuantizing worth =
+      set.family_ == nullptr ? WorthQuantizing::kLinearLayers : set.family_->worth;
+  set.name_ = worth == WorthQuantizing::kLinearLayers ? "default" : set.family_->name;
+  set.experts_only_ = worth == WorthQuantizing::kRoutedExperts ||
+                      (worth == WorthQuantizing::kRoutedExpertsUnlessFp8 && !fp8);
   return set;
 }
 
@@ -184,15 +144,20 @@ Decision RuleSet::model_decision(std::string_view module) const {
   }
   const ModuleKind kind = this->kind(module);
   if (kind == ModuleKind::kRoutedExpert) {
-    return {scheme_, family_ + ": routed experts"};
+    return {scheme_, name_ + ": routed experts"};
   }
   if (experts_only_) {
-    return {others_, family_ + ": routed experts only"};
+    return {others_, name_ + ": routed experts only"};
   }
   if (kind == ModuleKind::kLinear) {
-    return {scheme_, family_ + ": linear layers"};
+    return {scheme_, name_ + ": linear layers"};
   }
-  return {others_, fmt::format("{}: {} stays", family_, kind_name(kind))};
+  return {others_, fmt::format("{}: {} stays", name_, kind_name(kind))};
+}
+
+ModuleKind RuleSet::kind(std::string_view module) const {
+  const std::optional<Role> role = family_ == nullptr ? std::nullopt : role_of(*family_, module);
+  return role ? kind_of(*role) : module_kind(module, hidden_layers_);
 }
 
 Status RuleSet::check_all_used() const {

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "arch/family.h"
 #include "base/json.h"
 #include "base/status.h"
 #include "quant/scheme.h"
@@ -47,11 +48,10 @@ class RuleSet final {
   Result<Decision> decide(std::string_view module);
   /// kInvalidArgument for a pattern that matched no module.
   [[nodiscard]] Status check_all_used() const;
-  [[nodiscard]] ModuleKind kind(std::string_view module) const {
-    return module_kind(module, hidden_layers_);
-  }
+  /// By the names of the model's family; of a family that is not known, by the words in a name.
+  [[nodiscard]] ModuleKind kind(std::string_view module) const;
   /// Name of the ready-made rules: "kimi_k2", "default".
-  [[nodiscard]] const std::string& family() const { return family_; }
+  [[nodiscard]] const std::string& family() const { return name_; }
 
  private:
   struct Rule {
@@ -75,7 +75,8 @@ class RuleSet final {
   std::vector<Rule> include_;
   QuantScheme scheme_;
   std::optional<QuantScheme> others_;
-  std::string family_;
+  const Family* family_ = nullptr;  // nullptr: not known
+  std::string name_;                // of the ready-made rules
   bool experts_only_ = false;
   int64_t hidden_layers_ = 0;
 };

@@ -14,10 +14,10 @@
 #include "backend/cuda/testing/gpu_test.h"
 #include "base/file.h"
 #include "base/json.h"
-#include "model/dummy.h"
 #include "model/model.h"
 #include "model/testing/distance.h"
 #include "model/testing/sequence_runner.h"
+#include "synthetic/dummy.h"
 #include "tested_families.h"
 
 namespace nibble {

@@ -1,5 +1,5 @@
-// A model whose RoPE is dynamic, beyond its original length: each request's rotations follow from its
-// own prompt, whoever shares its steps, in recorded ones, too.
+// A model whose RoPE is dynamic, beyond its original length: each request's rotations follow from
+// its own prompt, whoever shares its steps, in recorded ones, too.
 
 #include <filesystem>
 #include <fstream>
@@ -33,9 +33,9 @@ std::string make_model() {
   std::filesystem::copy(kModel, source);
   Json config = Json::parse(read_file(std::string(kModel) + "/config.json").value()).value();
   config.set("max_position_embeddings", int64_t{64});
-  config.set("rope_parameters",
-             Json::parse(R"({"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 8.0})")
-                 .value());
+  config.set(
+      "rope_parameters",
+      Json::parse(R"({"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 8.0})").value());
   std::ofstream(source / "config.json") << config.dump();
   QuantizeOptions options;
   options.source = source;

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <string_view>
 
+#include "arch/config.h"
 #include "base/check.h"
-#include "model/config.h"
 #include "model/rope_frequencies.h"
 
 // config.json, and after a zero byte generation_config.json. Any text either is refused, or gives

@@ -3,7 +3,7 @@
 #include <string>
 #include <string_view>
 
-#include "model/architecture.h"
+#include "arch/family.h"
 
 namespace nibble {
 
@@ -37,11 +37,6 @@ Status check_known_fields(const Json& rope, const JsonReader& reader) {
       return make_error(StatusCode::kUnsupported, "{}: field {} is not known to this build",
                         reader.where(), key);
     }
-  }
-  NIBBLE_ASSIGN_OR_RETURN(const bool truncate, reader.optional_bool("truncate", true));
-  if (!truncate) {
-    return make_error(StatusCode::kUnsupported, "{}: field truncate: only true is supported",
-                      reader.where());
   }
   return {};
 }
@@ -131,6 +126,7 @@ Status read_scaling(const JsonReader& reader, int64_t max_position, RopeConfig& 
     NIBBLE_RETURN_IF_ERROR(require_moderate(reader, "beta_slow", rope.beta_slow));
     NIBBLE_ASSIGN_OR_RETURN(rope.original_max_position,
                             reader.optional_int(kOriginal, max_position));
+    NIBBLE_ASSIGN_OR_RETURN(rope.truncate, reader.optional_bool("truncate", true));
     NIBBLE_ASSIGN_OR_RETURN(rope.attention_factor, yarn_attention_factor(reader, rope.factor));
     NIBBLE_RETURN_IF_ERROR(require_moderate(reader, "attention_factor", rope.attention_factor));
   }

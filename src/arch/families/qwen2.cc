@@ -1,4 +1,4 @@
-#include "model/architecture.h"
+#include "arch/families/families.h"
 
 namespace nibble {
 
@@ -14,6 +14,9 @@ Status read_fields(const Json& json, const JsonReader& reader, ModelConfig& conf
 
 }  // namespace
 
-const Architecture kQwen2Architecture = {"Qwen2ForCausalLM", read_fields};
+const Family kQwen2 = {.name = "qwen2",
+                       .architecture = "Qwen2ForCausalLM",
+                       .model_type = "qwen2",
+                       .read_fields = read_fields};
 
 }  // namespace nibble

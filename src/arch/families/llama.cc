@@ -1,4 +1,4 @@
-#include "model/architecture.h"
+#include "arch/families/families.h"
 
 namespace nibble {
 
@@ -15,6 +15,11 @@ Status read_fields(const Json&, const JsonReader& reader, ModelConfig& config) {
 
 }  // namespace
 
-const Architecture kLlamaArchitecture = {"LlamaForCausalLM", read_fields};
+// Llama 1 has no num_key_value_heads.
+const Family kLlama = {.name = "llama",
+                       .architecture = "LlamaForCausalLM",
+                       .model_type = "llama",
+                       .read_fields = read_fields,
+                       .kv_heads_may_be_absent = true};
 
 }  // namespace nibble

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "arch/config.h"
 #include "base/json.h"
 #include "base/status.h"
 #include "checkpoint/checkpoint_writer.h"
@@ -35,21 +36,18 @@ struct DummyTensor {
   int64_t k = 0;
 };
 
-/// Every tensor of a mixture-of-experts checkpoint, in the order of the layers, stored as its
-/// quantization_config says: routed experts as compressed-tensors INT4 in groups, or all linear
-/// layers as FP8 in blocks of 128x128, or experts as MXFP4 (gpt-oss); else everything in `dtype`.
-/// Knows DeepseekV3ForCausalLM (DeepSeek V3 and R1, Kimi K2), KimiK25ForConditionalGeneration
-/// (without its vision tower), Qwen3MoeForCausalLM and GptOssForCausalLM.
-///   config  of the text model, with quantization_config where that is kept
-/// Errors name the field: kUnsupported, kCorrupt.
-struct DummyMoeOptions {
-  std::string architecture;
-  std::string where;  // for messages
+struct DummyStorage {
+  const Json& fields;  // of the language model, with quantization_config where that is kept
+  std::string where;   // for messages
   DType dtype = DType::kBF16;
 };
-Result<std::vector<DummyTensor>> list_moe_tensors(const Json& config,
-                                                  const DummyMoeOptions& options);
-[[nodiscard]] bool is_moe_architecture(std::string_view architecture);
+
+/// Every tensor of a checkpoint of this model, in the order of the layers, stored as its
+/// quantization_config says: routed experts as compressed-tensors INT4 in groups, or all linear
+/// layers as FP8 in blocks of 128x128, or experts as MXFP4 where the family publishes them fused;
+/// else everything in `dtype`. Errors name the field: kUnsupported, kCorrupt.
+Result<std::vector<DummyTensor>> list_dummy_tensors(const ModelConfig& model,
+                                                    const DummyStorage& storage);
 
 /// Generates tensors in blocks on all cores and hands them to the writer. Every element depends on
 /// the seed, the name of its tensor, its content and its place only.

@@ -1,4 +1,4 @@
-#include "model/dummy.h"
+#include "synthetic/dummy.h"
 
 #include <cmath>
 #include <filesystem>

@@ -1,6 +1,6 @@
 #include <string>
 
-#include "model/architecture.h"
+#include "arch/family.h"
 
 namespace nibble {
 
@@ -30,6 +30,22 @@ Result<std::vector<int64_t>> windows_from_types(const JsonArray& types,
   return windows;
 }
 
+// layer_types, nullptr when the file has none.
+Result<const JsonArray*> layer_types(const Json& json,
+                                     const JsonReader& reader,
+                                     int64_t num_layers) {
+  const Json* types = json.find("layer_types");
+  if (types == nullptr || types->is_null()) {
+    return nullptr;
+  }
+  if (!types->is_array() || static_cast<int64_t>(types->as_array().size()) != num_layers) {
+    return make_error(StatusCode::kCorrupt,
+                      "{}: field layer_types: expected one entry for each of {} layers",
+                      reader.where(), num_layers);
+  }
+  return &types->as_array();
+}
+
 }  // namespace
 
 Result<std::vector<int64_t>> read_qwen_windows(const Json& json,
@@ -46,20 +62,36 @@ Result<std::vector<int64_t>> read_qwen_windows(const Json& json,
                       reader.where(), window);
   }
   window = use_window && !window_is_null ? window : 0;
-  const Json* types = json.find("layer_types");
-  if (types != nullptr && !types->is_null()) {
-    if (!types->is_array() || static_cast<int64_t>(types->as_array().size()) != num_layers) {
-      return make_error(StatusCode::kCorrupt,
-                        "{}: field layer_types: expected one entry for each of {} layers",
-                        reader.where(), num_layers);
-    }
-    return windows_from_types(types->as_array(), window, reader);
+  NIBBLE_ASSIGN_OR_RETURN(const JsonArray* types, layer_types(json, reader, num_layers));
+  if (types != nullptr) {
+    return windows_from_types(*types, window, reader);
   }
   NIBBLE_ASSIGN_OR_RETURN(const int64_t first,
                           reader.optional_int("max_window_layers", kDefaultFirst));
   std::vector<int64_t> windows;
   for (int64_t layer = 0; layer < num_layers; ++layer) {
     windows.push_back(layer >= first ? window : 0);
+  }
+  return windows;
+}
+
+Result<std::vector<int64_t>> read_layer_windows(const Json& json,
+                                                const JsonReader& reader,
+                                                int64_t num_layers) {
+  static constexpr int64_t kDefaultWindow = 128;  // of transformers' GptOssConfig
+  NIBBLE_ASSIGN_OR_RETURN(const int64_t window,
+                          reader.optional_int("sliding_window", kDefaultWindow));
+  if (window < 1) {
+    return make_error(StatusCode::kCorrupt, "{}: field sliding_window: {} is no window",
+                      reader.where(), window);
+  }
+  NIBBLE_ASSIGN_OR_RETURN(const JsonArray* types, layer_types(json, reader, num_layers));
+  if (types != nullptr) {
+    return windows_from_types(*types, window, reader);
+  }
+  std::vector<int64_t> windows;
+  for (int64_t layer = 0; layer < num_layers; ++layer) {
+    windows.push_back(layer % 2 == 0 ? window : 0);
   }
   return windows;
 }

@@ -12,7 +12,7 @@
 #include "base/json.h"
 #include "checkpoint/checkpoint_reader.h"
 #include "checkpoint/source_matrix.h"
-#include "model/dummy.h"
+#include "synthetic/dummy.h"
 
 namespace nibble {
 namespace {
@@ -37,6 +37,7 @@ Json deepseek_config(const char* quantization_config) {
                             {"n_routed_experts", 4},
                             {"n_shared_experts", 1},
                             {"num_attention_heads", 2},
+                            {"max_position_embeddings", 64},
                             {"q_lora_rank", 48},
                             {"kv_lora_rank", 32},
                             {"qk_nope_head_dim", 16},
@@ -181,7 +182,9 @@ TEST_F(DummyMoe, ATypeLeavesQuantizationOut) {
 TEST_F(DummyMoe, QwenAndGptOss) {
   const Json qwen = Json::object({{"architectures", JsonArray{"Qwen3MoeForCausalLM"}},
                                   {"hidden_size", 64},
+                                  {"intermediate_size", 96},
                                   {"moe_intermediate_size", 32},
+                                  {"max_position_embeddings", 64},
                                   {"num_hidden_layers", 1},
                                   {"num_experts", 3},
                                   {"num_attention_heads", 4},

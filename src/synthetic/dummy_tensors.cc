@@ -1,4 +1,4 @@
-#include "model/dummy_tensors.h"
+#include "synthetic/dummy_tensors.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "model/architecture.h"
+#include "arch/families/families.h"
 
 namespace nibble {
 
@@ -17,6 +17,10 @@ Status read_fields(const Json& json, const JsonReader& reader, ModelConfig& conf
 
 }  // namespace
 
-const Architecture kQwen3Architecture = {"Qwen3ForCausalLM", read_fields};
+const Family kQwen3 = {.name = "qwen3",
+                       .architecture = "Qwen3ForCausalLM",
+                       .model_type = "qwen3",
+                       .read_fields = read_fields,
+                       .default_head_dim = 128};
 
 }  // namespace nibble

@@ -1,4 +1,4 @@
-#include "model/architecture.h"
+#include "arch/families/families.h"
 
 namespace nibble {
 
@@ -26,6 +26,9 @@ Status read_fields(const Json& json, const JsonReader& reader, ModelConfig& conf
 
 }  // namespace
 
-const Architecture kMistralArchitecture = {"MistralForCausalLM", read_fields};
+const Family kMistral = {.name = "mistral",
+                         .architecture = "MistralForCausalLM",
+                         .model_type = "mistral",
+                         .read_fields = read_fields};
 
 }  // namespace nibble

@@ -1,4 +1,4 @@
-#include "model/dtype_field.h"
+#include "arch/dtype_field.h"
 
 #include <array>
 #include <string_view>

@@ -21,11 +21,36 @@ struct RopeConfig {
   double beta_fast = 32.0;        // yarn
   double beta_slow = 1.0;         // yarn
   double attention_factor = 0.0;  // yarn; 0: derived from factor
+  bool truncate = true;           // yarn: the ramp runs between whole pairs
   int64_t original_max_position = 0;
 };
 
+/// Mixture of experts.
+struct MoeConfig {
+  int64_t experts = 0;  // routed; 0: none
+  int64_t experts_per_token = 0;
+  int64_t width = 0;         // of one expert
+  int64_t shared_width = 0;  // of the expert that every token takes; 0: none
+  bool shared_gate = false;  // which weighs that expert
+  bool correction = false;   // a bias that chooses experts and does not weigh them
+  bool biases = false;       // of router and experts
+  std::vector<bool> layers;  // which have experts instead of an MLP
+};
+
+/// Latent attention: keys and values of all heads are made from one row per token.
+struct LatentConfig {
+  int64_t kv_rank = 0;  // of that row, without its rotated part; 0: attention is not of this kind
+  int64_t q_rank = 0;   // 0: queries are made at once
+  int64_t nope_dim = 0;
+  int64_t rope_dim = 0;
+  int64_t value_dim = 0;
+};
+
+struct Family;
+
 /// Facts from config.json and generation_config.json, checked; no behaviour.
 struct ModelConfig {
+  const Family* family = nullptr;
   std::string architecture;   // "LlamaForCausalLM"
   DType dtype = DType::kF32;  // kF32, kF16 or kBF16; BF16 models compute linear
                               // layers from BF16 inputs, hand BF16 from part to
@@ -42,10 +67,13 @@ struct ModelConfig {
   RopeConfig rope;
   bool tie_word_embeddings = false;
   int64_t num_further_layers = 0;  // stored after the others, to predict further tokens; not run
-  bool qkv_bias = false;           // Qwen2, or attention_bias
-  bool output_bias = false;        // o_proj, with attention_bias of Llama
+  bool qkv_bias = false;
+  bool output_bias = false;
   bool mlp_bias = false;
-  bool qk_norm = false;                  // Qwen3: RMSNorm over each head of q and k before RoPE
+  bool qk_norm = false;  // RMSNorm over each head of q and k before the rotation
+  bool sinks = false;    // each head has a logit without a value
+  MoeConfig moe;
+  LatentConfig latent;
   std::vector<int64_t> sliding_windows;  // per layer; 0: full attention
   int64_t bos_token_id = -1;
   std::vector<int64_t> eos_token_ids;  // generation_config.json first, else config.json
@@ -64,8 +92,15 @@ struct ModelConfig {
                                                    : "max_position_embeddings";
 }
 
-/// Reads model_dir/config.json (and generation_config.json if present). kUnsupported names an
-/// architecture, rope type or field that this build cannot honour.
+/// Whether a layer has experts instead of an MLP.
+[[nodiscard]] inline bool has_experts(const ModelConfig& config, int64_t layer) {
+  return static_cast<size_t>(layer) < config.moe.layers.size() &&
+         config.moe.layers[static_cast<size_t>(layer)];
+}
+
+/// Reads model_dir/config.json (and generation_config.json if present); fields of the model itself
+/// under text_config where there is one. kUnsupported names an architecture, rope type or field
+/// that this build does not know.
 Result<ModelConfig> load_model_config(const std::string& model_dir);
 
 /// The same from the two files' text; `path` and `generation_path` are for messages. An empty

@@ -1,12 +1,12 @@
-#include "model/config.h"
+#include "arch/config.h"
 
 #include <algorithm>
 #include <limits>
 
+#include "arch/dtype_field.h"
+#include "arch/family.h"
 #include "base/file.h"
 #include "base/json.h"
-#include "model/architecture.h"
-#include "model/dtype_field.h"
 
 namespace nibble {
 
@@ -15,6 +15,7 @@ namespace {
 // Far above any model; they keep products of sizes in int64.
 constexpr int64_t kMaxDimension = int64_t{1} << 31;
 constexpr int64_t kMaxCount = int64_t{1} << 16;  // of layers, heads and elements of a head
+constexpr int64_t kMaxWidth = int64_t{1} << 24;  // of parts of a layer
 
 Result<int64_t> read_dimension(const JsonReader& reader, std::string_view key, int64_t limit) {
   NIBBLE_ASSIGN_OR_RETURN(const int64_t value, reader.required_int(key));
@@ -48,18 +49,17 @@ Status read_shape(const Json& json, const JsonReader& reader, ModelConfig& confi
                           read_dimension(reader, "num_attention_heads", kMaxCount));
   NIBBLE_ASSIGN_OR_RETURN(config.max_position,
                           read_dimension(reader, "max_position_embeddings", kMaxDimension));
-  // Llama 1 has no num_key_value_heads; other families' default differs, so they must say.
   const Json* kv_heads = json.find("num_key_value_heads");
-  const bool kv_default = config.architecture == kLlamaArchitecture.name &&
-                          (kv_heads == nullptr || kv_heads->is_null());
+  const bool kv_default =
+      config.family->kv_heads_may_be_absent && (kv_heads == nullptr || kv_heads->is_null());
   config.num_kv_heads = config.num_heads;
   if (!kv_default) {
     NIBBLE_ASSIGN_OR_RETURN(config.num_kv_heads,
                             read_dimension(reader, "num_key_value_heads", kMaxCount));
   }
-  // Qwen3's default is 128, the others divide.
-  const int64_t derived_head_dim =
-      config.architecture == kQwen3Architecture.name ? 128 : config.hidden_size / config.num_heads;
+  const int64_t derived_head_dim = config.family->default_head_dim != 0
+                                       ? config.family->default_head_dim
+                                       : config.hidden_size / config.num_heads;
   NIBBLE_ASSIGN_OR_RETURN(config.head_dim, reader.optional_int("head_dim", derived_head_dim));
   if (config.num_heads % config.num_kv_heads != 0) {
     return make_error(StatusCode::kCorrupt,
@@ -91,12 +91,7 @@ Status read_shared_fields(const Json& json, const JsonReader& reader, ModelConfi
   NIBBLE_ASSIGN_OR_RETURN(config.tie_word_embeddings,
                           reader.optional_bool("tie_word_embeddings", false));
   NIBBLE_ASSIGN_OR_RETURN(config.num_further_layers,
-                          reader.optional_int("num_nextn_predict_layers", 0));
-  if (config.num_further_layers < 0 || config.num_further_layers >= kMaxCount) {
-    return make_error(StatusCode::kCorrupt,
-                      "{}: field num_nextn_predict_layers: {} is not between 0 and {}",
-                      reader.where(), config.num_further_layers, kMaxCount - 1);
-  }
+                          read_count(reader, "num_nextn_predict_layers", 0));
   NIBBLE_ASSIGN_OR_RETURN(config.rope, read_rope_config(json, reader, config.max_position));
   if (config.rope.kind == RopeKind::kDynamicNtk && config.rope.factor > 1.0) {
     const double scaled = static_cast<double>(config.max_position) * config.rope.factor;
@@ -180,17 +175,34 @@ Status read_generation_config(std::string_view text, std::string_view path, Mode
 
 }  // namespace
 
+Result<int64_t> read_count(const JsonReader& reader, std::string_view key) {
+  NIBBLE_ASSIGN_OR_RETURN(const int64_t value, reader.required_int(key));
+  if (value < 0 || value >= kMaxWidth) {
+    return make_error(StatusCode::kCorrupt, "{}: field {}: {} is not between 0 and {}",
+                      reader.where(), key, value, kMaxWidth - 1);
+  }
+  return value;
+}
+
+Result<int64_t> read_count(const JsonReader& reader, std::string_view key, int64_t fallback) {
+  NIBBLE_ASSIGN_OR_RETURN(const int64_t value, reader.optional_int(key, fallback));
+  return value == fallback ? Result<int64_t>(fallback) : read_count(reader, key);
+}
+
 Result<ModelConfig> parse_model_config(const ModelConfigText& files) {
-  NIBBLE_ASSIGN_OR_RETURN(const Json json, parse_object(files.text, files.path));
-  const JsonReader reader(json, std::string(files.path));
+  NIBBLE_ASSIGN_OR_RETURN(const Json top, parse_object(files.text, files.path));
+  const JsonReader top_reader(top, std::string(files.path));
   ModelConfig config;
-  NIBBLE_ASSIGN_OR_RETURN(config.architecture, read_architecture_name(json, reader));
-  NIBBLE_ASSIGN_OR_RETURN(const Architecture* architecture,
-                          find_architecture(config.architecture, files.path));
+  NIBBLE_ASSIGN_OR_RETURN(config.architecture, read_architecture_name(top, top_reader));
+  NIBBLE_ASSIGN_OR_RETURN(const std::string type, top_reader.optional_string("model_type", ""));
+  NIBBLE_ASSIGN_OR_RETURN(config.family, find_family(config.architecture, type, files.path));
+  const Json* nested = top.find("text_config");
+  const Json& json = nested != nullptr && nested->is_object() ? *nested : top;
+  const JsonReader reader(json, std::string(files.path));
   NIBBLE_ASSIGN_OR_RETURN(const auto dtype, read_dtype_field(json, reader));
   config.dtype = dtype.value_or(DType::kF32);  // as in transformers
   NIBBLE_RETURN_IF_ERROR(read_shared_fields(json, reader, config));
-  NIBBLE_RETURN_IF_ERROR(architecture->read_fields(json, reader, config));
+  NIBBLE_RETURN_IF_ERROR(config.family->read_fields(json, reader, config));
   NIBBLE_RETURN_IF_ERROR(read_token_ids(json, reader, config));
   if (!files.generation_text.empty()) {
     NIBBLE_RETURN_IF_ERROR(

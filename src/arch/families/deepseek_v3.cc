@@ -1,0 +1,58 @@
+#include "arch/families/families.h"
+
+namespace nibble {
+
+namespace {
+
+// DeepSeek V3 and R1, and what is built like them: latent attention, some dense layers first, then
+// experts with scores corrected by a bias.
+Status read_fields(const Json&, const JsonReader& reader, ModelConfig& config) {
+  LatentConfig& latent = config.latent;
+  NIBBLE_ASSIGN_OR_RETURN(latent.q_rank, read_count(reader, "q_lora_rank", 0));
+  NIBBLE_ASSIGN_OR_RETURN(latent.kv_rank, read_count(reader, "kv_lora_rank"));
+  NIBBLE_ASSIGN_OR_RETURN(latent.nope_dim, read_count(reader, "qk_nope_head_dim"));
+  NIBBLE_ASSIGN_OR_RETURN(latent.rope_dim, read_count(reader, "qk_rope_head_dim"));
+  NIBBLE_ASSIGN_OR_RETURN(latent.value_dim, read_count(reader, "v_head_dim"));
+  MoeConfig& moe = config.moe;
+  NIBBLE_ASSIGN_OR_RETURN(moe.experts, read_count(reader, "n_routed_experts"));
+  NIBBLE_ASSIGN_OR_RETURN(moe.experts_per_token, read_count(reader, "num_experts_per_tok", 8));
+  NIBBLE_ASSIGN_OR_RETURN(moe.width, read_count(reader, "moe_intermediate_size"));
+  NIBBLE_ASSIGN_OR_RETURN(const int64_t shared, read_count(reader, "n_shared_experts", 0));
+  moe.shared_width = shared * moe.width;
+  moe.correction = true;
+  NIBBLE_ASSIGN_OR_RETURN(const int64_t dense, read_count(reader, "first_k_dense_replace", 0));
+  NIBBLE_ASSIGN_OR_RETURN(const int64_t every, read_count(reader, "moe_layer_freq", 1));
+  for (int64_t layer = 0; layer < config.num_layers; ++layer) {
+    moe.layers.push_back(layer >= dense && (every < 2 || layer % every == 0));
+  }
+  return {};
+}
+
+}  // namespace
+
+const Family kDeepseekV3 = {.name = "deepseek_v3",
+                            .architecture = "DeepseekV3ForCausalLM",
+                            .model_type = "deepseek_v3",
+                            .read_fields = read_fields,
+                            .kv_heads_may_be_absent = true,
+                            .fused = FusedExperts{},
+                            .worth = WorthQuantizing::kRoutedExpertsUnlessFp8};
+
+// Kimi K2 was published in FP8, but is quantized by its experts alone, as its makers do.
+const Family kKimiK2 = {.name = "kimi_k2",
+                        .architecture = "DeepseekV3ForCausalLM",
+                        .model_type = "kimi_k2",
+                        .read_fields = read_fields,
+                        .kv_heads_may_be_absent = true,
+                        .worth = WorthQuantizing::kRoutedExperts};
+
+// The language model of Kimi K2.5, under text_config; its vision tower is not described.
+const Family kKimiK25 = {.name = "kimi_k25",
+                         .architecture = "KimiK25ForConditionalGeneration",
+                         .model_type = "kimi_k25",
+                         .read_fields = read_fields,
+                         .prefix = "language_model.",
+                         .kv_heads_may_be_absent = true,
+                         .worth = WorthQuantizing::kRoutedExperts};
+
+}  // namespace nibble

@@ -1,0 +1,102 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "arch/config.h"
+#include "arch/role.h"
+#include "base/json.h"
+#include "base/status.h"
+
+namespace nibble {
+
+/// The module of a role, with {} for the layer and a second {} for the expert:
+/// "model.layers.{}.self_attn.q_proj".
+struct RoleName {
+  Role role;
+  std::string_view module;
+};
+
+/// How a tensor that holds a projection of all experts of a layer lies: [experts, out, in], gate
+/// and up in halves of `out`, unless said otherwise.
+struct FusedExperts {
+  bool transposed = false;   // [experts, in, out]
+  bool interleaved = false;  // gate and up in turns
+  bool published = false;    // checkpoints of the family store experts so, not one by one
+};
+
+/// What the ready-made rules of the quantizer take.
+enum class WorthQuantizing : uint8_t {
+  kLinearLayers,
+  kRoutedExperts,           // nearly all of the weights: only these are worth a loss
+  kRoutedExpertsUnlessFp8,  // and everything to FP8, which the model was trained in
+};
+
+/// What one family of models has to itself: facts that loader, quantizer, reader and random
+/// checkpoints ask. One row per file of families/.
+struct Family {
+  std::string_view name;          // in reports: "kimi_k2"
+  std::string_view architecture;  // of config.json's "architectures"
+  std::string_view model_type;    // of config.json
+  /// Reads the family's own fields of config.json. The shared ones are already in `config`.
+  Status (*read_fields)(const Json& json, const JsonReader& reader, ModelConfig& config);
+  std::span<const RoleName> names = {};    // that differ from those of most decoders
+  std::string_view prefix = {};            // before all names
+  bool kv_heads_may_be_absent = false;     // then there are as many as query heads
+  int64_t default_head_dim = 0;            // 0: hidden_size / heads
+  std::optional<FusedExperts> fused = {};  // absent: tensors of all experts are not known
+  WorthQuantizing worth = WorthQuantizing::kLinearLayers;
+};
+
+[[nodiscard]] std::span<const Family* const> all_families();
+
+/// The family of a config.json by its first architecture; among several of one architecture that
+/// of the model_type. kUnsupported with the list of known architectures; kCorrupt when the
+/// model_type is that of another family.
+Result<const Family*> find_family(std::string_view architecture,
+                                  std::string_view model_type,
+                                  std::string_view where);
+
+/// The same for those who go on without: by model_type, at the top or in text_config, else by
+/// architecture; nullptr when neither is known.
+[[nodiscard]] const Family* guess_family(const Json& config);
+
+/// "model.layers.7.mlp.up_proj". The role must have a name in this family.
+[[nodiscard]] std::string module_name(const Family& family,
+                                      Role role,
+                                      int64_t layer = 0,
+                                      int64_t expert = 0);
+/// What the names of a layer's modules begin with: "model.layers.7.".
+[[nodiscard]] std::string layer_prefix(const Family& family, int64_t layer);
+/// The role of a module by its name; nothing for one that no pattern of the family fits.
+[[nodiscard]] std::optional<Role> role_of(const Family& family, std::string_view module);
+
+/// The rule of Qwen2 and Qwen3: layer_types says which layers have a window; without it those from
+/// max_window_layers on, if use_sliding_window. One entry per layer, 0 for full attention.
+Result<std::vector<int64_t>> read_qwen_windows(const Json& json,
+                                               const JsonReader& reader,
+                                               int64_t num_layers);
+
+/// Experts of the Qwen families: which layers have them, how many and how wide.
+Status read_qwen_experts(const Json& json, const JsonReader& reader, ModelConfig& config);
+
+/// The rule of families that have a window in every other layer unless layer_types says otherwise.
+Result<std::vector<int64_t>> read_layer_windows(const Json& json,
+                                                const JsonReader& reader,
+                                                int64_t num_layers);
+
+/// A field that must be a size: kCorrupt unless it is 0 or more and far below overflow.
+Result<int64_t> read_count(const JsonReader& reader, std::string_view key);
+Result<int64_t> read_count(const JsonReader& reader, std::string_view key, int64_t fallback);
+
+/// Rotation parameters: rope_parameters of transformers 5, or rope_scaling and rope_theta of
+/// transformers 4. kUnsupported names a type or field that this build cannot honour.
+Result<RopeConfig> read_rope_config(const Json& json,
+                                    const JsonReader& reader,
+                                    int64_t max_position);
+
+}  // namespace nibble

@@ -1,0 +1,170 @@
+#include <set>
+#include <utility>
+
+#include "arch/family.h"
+#include "arch/tensors.h"
+#include "checkpoint/source_config.h"
+#include "synthetic/dummy_tensors.h"
+
+namespace nibble {
+namespace {
+
+constexpr int64_t kFp8Block = 128;
+constexpr int64_t kMxGroup = 32;
+
+/// How linear layers are stored.
+enum class Storage : uint8_t { kPlain, kInt4Experts, kFp8Blocks, kMxfp4Experts };
+
+bool is_linear(Role role) {
+  return role != Role::kEmbedding && role != Role::kHead && role != Role::kRouter &&
+         role != Role::kSharedExpertGate;
+}
+
+/// Turns the tensors of a model into those that a checkpoint holds.
+class StoredLister final {
+ public:
+  StoredLister(const ModelConfig& model, const DummyStorage& options)
+      : model_(model), options_(options) {}
+
+  Result<std::vector<DummyTensor>> list() {
+    NIBBLE_RETURN_IF_ERROR(read_storage());
+    for (const ModelTensor& tensor : list_tensors(model_)) {
+      NIBBLE_RETURN_IF_ERROR(add(tensor));
+    }
+    return std::move(tensors_);
+  }
+
+ private:
+  [[nodiscard]] bool fuses_experts() const {
+    const auto& fused = model_.family->fused;
+    return fused.has_value() && fused->published;
+  }
+
+  Status read_storage() {
+    const Json* quant = options_.fields.find("quantization_config");
+    if (quant == nullptr || quant->is_null()) {
+      return {};
+    }
+    NIBBLE_ASSIGN_OR_RETURN(const SourceConfig source, read_source_config(options_.fields, ""));
+    const SourceGroup* group = source.groups.size() == 1 ? source.groups.data() : nullptr;
+    if (source.method == SourceMethod::kFp8) {
+      storage_ = Storage::kFp8Blocks;
+      return {};
+    }
+    if (source.method == SourceMethod::kMxfp4 && fuses_experts()) {
+      storage_ = Storage::kMxfp4Experts;
+      return {};
+    }
+    if (source.method == SourceMethod::kCompressedTensors && group != nullptr &&
+        group->number == SourceGroup::Number::kInt && group->bits == 4 && group->symmetric &&
+        group->strategy == SourceGroup::Strategy::kGroup) {
+      storage_ = Storage::kInt4Experts;
+      group_size_ = group->group_size;
+      return {};
+    }
+    return make_error(StatusCode::kUnsupported,
+                      "{}: this form is not made here; give a type with --dtype to leave it out",
+                      source.where);
+  }
+
+  Status add(const ModelTensor& tensor) {
+    switch (tensor.kind) {
+      case TensorKind::kNorm:
+        tensors_.push_back({tensor.name, options_.dtype, tensor.shape, DummyContent::kOnes});
+        return {};
+      case TensorKind::kOther: {
+        const bool correction = tensor.role == Role::kRouterCorrection;
+        tensors_.push_back({tensor.name, correction ? DType::kF32 : options_.dtype, tensor.shape});
+        return {};
+      }
+      case TensorKind::kBias:
+        plain(tensor.name, tensor.shape);
+        return {};
+      case TensorKind::kMatrix:
+        break;
+    }
+    return of_a_routed_expert(tensor.role) && fuses_experts() ? add_fused(tensor)
+                                                              : add_matrix(tensor);
+  }
+
+  // All experts in one tensor, when the first of them comes: MXFP4 [e, rows, columns / 32, 16],
+  // else [e, columns, rows].
+  Status add_fused(const ModelTensor& tensor) {
+    constexpr std::string_view kExperts = ".experts.";
+    const bool down = tensor.role == Role::kExpertDown;
+    const std::string name =
+        tensor.module.substr(0, tensor.module.find(kExperts) + kExperts.size()) +
+        (down ? "down_proj" : "gate_up_proj");
+    if (!fused_.insert(name).second) {
+      return {};
+    }
+    const int64_t experts = model_.moe.experts;
+    const int64_t rows = tensor.shape[0] * (down ? 1 : 2);
+    const int64_t columns = tensor.shape[1];
+    if (storage_ != Storage::kMxfp4Experts) {
+      plain(name, {experts, columns, rows});
+      return {};
+    }
+    if (columns % kMxGroup != 0) {
+      return make_error(StatusCode::kUnsupported, "{}: {} input channels are no multiple of {}",
+                        name, columns, kMxGroup);
+    }
+    const int64_t groups = columns / kMxGroup;
+    tensors_.push_back(
+        {name + "_blocks", DType::kU8, {experts, rows, groups, 16}, DummyContent::kE2M1Codes});
+    tensors_.push_back(
+        {name + "_scales", DType::kU8, {experts, rows, groups}, DummyContent::kE8M0Scales});
+    return {};
+  }
+
+  Status add_matrix(const ModelTensor& tensor) {
+    const int64_t n = tensor.shape[0];
+    const int64_t k = tensor.shape[1];
+    if (storage_ == Storage::kFp8Blocks && is_linear(tensor.role)) {
+      tensors_.push_back({tensor.name, DType::kF8E4M3, {n, k}, DummyContent::kE4M3Codes});
+      tensors_.push_back({tensor.module + ".weight_scale_inv",
+                          DType::kF32,
+                          {(n + kFp8Block - 1) / kFp8Block, (k + kFp8Block - 1) / kFp8Block},
+                          DummyContent::kE4M3Scales});
+      return {};
+    }
+    if (storage_ != Storage::kInt4Experts || !of_a_routed_expert(tensor.role)) {
+      plain(tensor.name, tensor.shape);
+      return {};
+    }
+    if (group_size_ <= 0 || k % group_size_ != 0 || k % 8 != 0) {
+      return make_error(StatusCode::kUnsupported,
+                        "{}: {} input channels are no multiple of 8 and of the group size {}",
+                        tensor.module, k, group_size_);
+    }
+    tensors_.push_back(
+        {tensor.module + ".weight_packed", DType::kI32, {n, k / 8}, DummyContent::kInt4Codes});
+    tensors_.push_back({tensor.module + ".weight_scale",
+                        options_.dtype,
+                        {n, k / group_size_},
+                        DummyContent::kInt4Scales});
+    tensors_.push_back(
+        {tensor.module + ".weight_shape", DType::kI32, {2}, DummyContent::kShape, n, k});
+    return {};
+  }
+
+  void plain(const std::string& name, std::vector<int64_t> shape) {
+    tensors_.push_back({name, options_.dtype, std::move(shape)});
+  }
+
+  const ModelConfig& model_;
+  const DummyStorage& options_;
+  Storage storage_ = Storage::kPlain;
+  int64_t group_size_ = 0;
+  std::set<std::string> fused_;  // tensors of all experts that are listed
+  std::vector<DummyTensor> tensors_;
+};
+
+}  // namespace
+
+Result<std::vector<DummyTensor>> list_dummy_tensors(const ModelConfig& model,
+                                                    const DummyStorage& storage) {
+  return StoredLister(model, storage).list();
+}
+
+}  // namespace nibble
