@@ -65,7 +65,7 @@ cmake --preset tidy -DCMAKE_CXX_CLANG_TIDY= >&2
 if $changed; then
   base=$(changed_base)
   mapfile -t units < <(changed_files "$base" | compiled)
-  most=${NIBBLE_TIDY_FILES:-16}  # of 18 to 28 CPU seconds each: below 4 minutes on two cores
+  most=${NIBBLE_TIDY_FILES:-16}  # of 12 to 64 CPU seconds, 27 on average: 4 minutes on two cores
   note "clang-tidy: ${#units[@]} files changed since $(git log -1 --format='%h of %cs' "$base")"
   if [ ${#units[@]} -gt "$most" ]; then
     echo "lint.sh: $((${#units[@]} - most)) of them, the longest unchanged, are left out;" \
