@@ -31,8 +31,8 @@ Result<std::string> read_architecture_name(const Json& json, const JsonReader& r
   if (names == nullptr || !names->is_array() || names->as_array().size() != 1 ||
       !names->as_array().front().is_string()) {
     return make_error(StatusCode::kUnsupported,
-                      "{}: field architectures: expected a list with one name, as in "
-                      "[\"LlamaForCausalLM\"]",
+                      "{}: field architectures: expected a list with the name of one class, as in "
+                      "the model's original config.json",
                       reader.where());
   }
   return names->as_array().front().as_string();

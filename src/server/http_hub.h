@@ -28,11 +28,12 @@ struct HttpHub {
   std::set<std::shared_ptr<HttpConnection>> connections;  // under mutex
 
   void remove(const std::shared_ptr<HttpConnection>& connection);
-  /// Counts a body of `bytes` where `held` were counted before. False, and none is counted, when the
-  /// bodies of all connections would go over the limit.
+  /// Counts a body of `bytes` where `held` were counted before. False, and none is counted, when
+  /// the bodies of all connections would go over the limit.
   bool hold(uint64_t& held, uint64_t bytes);
-  /// Tells that a body of `bytes` is gone. Once enough of them are, what the allocator keeps of them
-  /// and of what was made from them goes back to the system, at most once a second. Thread-safe.
+  /// Tells that a body of `bytes` is gone. Once enough of them are, what the allocator keeps of
+  /// them and of what was made from them goes back to the system, at most once a second.
+  /// Thread-safe.
   void body_gone(uint64_t bytes);
 
  private:

@@ -79,7 +79,7 @@ std::vector<std::vector<int32_t>> answers(const std::string& folder,
     request.ignore_eos = true;
     request.sampling.temperature = 0;
     request.on_event = [&out, i](const TokenEvent& event) {
-      EXPECT_EQ(event.error, "");
+      EXPECT_TRUE(event.failure.ok()) << event.failure.message();
       out[i].push_back(event.token);
     };
     core->add(std::move(request));

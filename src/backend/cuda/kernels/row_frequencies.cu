@@ -1,5 +1,5 @@
-// Frequencies of each row under dynamic NTK scaling (ops/dynamic_rope.h), once per step: what rotates
-// the rows then finds them as it finds a model's own.
+// Frequencies of each row under dynamic NTK scaling (ops/dynamic_rope.h), once per step: what
+// rotates the rows then finds them as it finds a model's own.
 
 #include "backend/cuda/attention.h"
 #include "backend/cuda/ptx/dependency.cuh"
