@@ -35,7 +35,8 @@ endif()
 function(nibble_folder name)
   cmake_parse_arguments(ARG "" "" "DEPS;TEST_DEPS" ${ARGN})
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cc)
-  list(FILTER sources EXCLUDE REGEX "/backend/cuda/")  # a library of its own
+  # Libraries of their own.
+  list(FILTER sources EXCLUDE REGEX "/backend/(cuda/|cpu/kernels/|cpu/amx/)")
   set(tests ${sources})
   list(FILTER sources EXCLUDE REGEX "_test\\.cc$")
   list(FILTER tests INCLUDE REGEX "_test\\.cc$")

@@ -469,13 +469,18 @@ def weak_symbols(listing):
             if re.match(r"^[0-9a-f]+ [WV] ", line) and "std::" in line]
 
 
+def isa_objects(build):
+    """Objects compiled for an instruction set, which their own name or their library's has."""
+    root = pathlib.Path(build)
+    return [path for path in sorted(root.glob("src/**/*.o"))
+            if re.search(r"avx|amx|vnni", str(path.relative_to(root)))]
+
+
 def check_isa_objects(build, report):
-    objects = [path for path in pathlib.Path(build).glob("src/backend/**/*.o")
-               if re.search(r"avx|amx|vnni", path.name)]
-    for path in objects:
+    for path in isa_objects(build):
         listing = subprocess.run(["nm", "-C", str(path)], capture_output=True, text=True).stdout
         for symbol in weak_symbols(listing):
-            report.error(path.name, 0, "isa-object", f"exports weak {symbol}")
+            report.error(path.relative_to(build), 0, "isa-object", f"exports weak {symbol}")
 
 
 def cache_value(build, name):

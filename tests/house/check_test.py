@@ -227,6 +227,19 @@ class RulesTest(unittest.TestCase):
                    "                 U std::terminate()\n")
         self.assertEqual(check.weak_symbols(listing), ["std::vector<int>::push_back(int&&)"])
 
+    def test_isa_objects(self):
+        names = ["src/backend/CMakeFiles/nibble_kernels_amx.dir/cpu/kernels/rows.cc.o",
+                 "src/quantizer/CMakeFiles/nibble_quantizer.dir/kernels/row_kernels_avx512.cc.o",
+                 "src/backend/CMakeFiles/nibble_backend.dir/cpu/ceilings_avx2.cc.o"]
+        others = ["src/backend/CMakeFiles/nibble_kernels_scalar.dir/cpu/kernels/rows.cc.o"]
+        with tempfile.TemporaryDirectory() as folder:
+            for name in names + others:
+                path = pathlib.Path(folder) / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.touch()
+            found = [str(path.relative_to(folder)) for path in check.isa_objects(folder)]
+        self.assertEqual(sorted(found), sorted(names))
+
 
 class FunctionsTest(unittest.TestCase):
     def test_finds_them_where_clang_format_puts_them(self):

@@ -8,6 +8,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "backend/cpu/kernel_families.h"
 #include "base/log.h"
 
 #if defined(__x86_64__)
@@ -78,6 +79,20 @@ CpuFeatures detect() { return {}; }
 
 #endif
 
+/// Slowest first.
+const std::array<KernelTable, 6>& tables() {
+  static const std::array<KernelTable, 6> all = {{
+      {scalar::kGemm, scalar::kRows, scalar::kAttention, TileKernels{}, "scalar"},
+      {avx2::kGemm, avx2::kRows, avx2::kAttention, TileKernels{}, "avx2"},
+      {avx2_vnni::kGemm, avx2_vnni::kRows, avx2_vnni::kAttention, TileKernels{}, "avx2_vnni"},
+      {avx512_bw::kGemm, avx512_bw::kRows, avx512_bw::kAttention, TileKernels{}, "avx512_bw"},
+      {avx512::kGemm, avx512::kRows, avx512::kAttention, TileKernels{}, "avx512"},
+      // Products of few rows take vectors, as with AVX-512.
+      {avx512::kGemm, amx::kRows, amx::kTileAttention, amx::kTiles, "amx"},
+  }};
+  return all;
+}
+
 struct Choice {
   const KernelTable* table;
   bool supported;
@@ -88,12 +103,13 @@ std::array<Choice, 6> choices(const CpuFeatures& features) {
     return supported || other == nullptr ? Choice{&table, supported} : Choice{other, true};
   };
   const StandIns& others = features.stand_ins;
-  return {Choice{&kScalarKernels, true},
-          Choice{&kAvx2Kernels, features.avx2},
-          Choice{&kAvx2VnniKernels, features.avx2_vnni},
-          Choice{&kAvx512BwKernels, features.avx512},
-          or_stand_in(kAvx512Kernels, features.avx512_vnni, others.avx512),
-          or_stand_in(kAmxKernels, features.amx, others.amx)};
+  const auto& [scalar, avx2, avx2_vnni, avx512_bw, avx512, amx] = tables();
+  return {Choice{&scalar, true},
+          Choice{&avx2, features.avx2},
+          Choice{&avx2_vnni, features.avx2_vnni},
+          Choice{&avx512_bw, features.avx512},
+          or_stand_in(avx512, features.avx512_vnni, others.avx512),
+          or_stand_in(amx, features.amx, others.amx)};
 }
 
 /// Asked once: in a virtual machine every cpuid instruction leaves it, for ten microseconds.

@@ -110,8 +110,10 @@ struct Int8RowResult {
   int32_t sum;  // of the codes
 };
 
-struct KernelTable {
-  const char* name = nullptr;
+// Kernels of one instruction set by family: each is compiled on its own, and is a constant, so that
+// no code compiled for a newer CPU runs to make it.
+
+struct GemmKernels {
   int32_t int8_offset = 128;  // of INT8 activations for INT8 weights
   // Tiles tile_begin .. tile_end of a product.
   using Gemm = void (*)(const GemmTask& task, int64_t tile_begin, int64_t tile_end);
@@ -124,7 +126,10 @@ struct KernelTable {
   Gemm gemm_int8_int8 = nullptr;
   Gemm gemm_int4_int8 = nullptr;
   Gemm gemm_int4_fixed = nullptr;  // in groups of 32, 64 or 128
-  // The same with AMX tiles, for bf16 and fp8 activations and int8 ones; null without AMX.
+};
+
+/// Products in AMX tiles, for bf16 and fp8 activations and int8 ones; null without AMX.
+struct TileKernels {
   using TileGemm = void (*)(const TileGemmTask& task, int64_t tile_begin, int64_t tile_end);
   TileGemm tiles_bf16 = nullptr;
   TileGemm tiles_int8 = nullptr;
@@ -135,6 +140,9 @@ struct KernelTable {
   // A row rounded to bf16, as pieces of TileGemmTask; the same rounded again as FixedRow says.
   void (*round_pieces)(ConstNumbers row, int64_t k, uint8_t* out, int64_t slab_stride) = nullptr;
   void (*fixed_pieces)(const FixedRow& row, int64_t slab_stride) = nullptr;
+};
+
+struct RowKernels {
   void (*round_fixed)(const FixedRow& row) = nullptr;
   Int8RowResult (*quantize_int8)(const Int8Row& row) = nullptr;
   // k values rounded to E4M3 after division by the scale that is returned, or to BF16, as f32.
@@ -151,6 +159,9 @@ struct KernelTable {
   void (*round_row)(float* x, int64_t n, int places) = nullptr;
   // Writes one head's keys or values of one token.
   void (*write_kv)(const KvLayout& kv, const float* x, uint8_t* row, float* params) = nullptr;
+};
+
+struct AttentionKernels {
   int64_t attention_rows = 0;  // query rows that a task should have where there are enough
   void (*attention)(const AttentionTask& task) = nullptr;
   // Adds the sums of pieces, `stride` floats apart, to those of the first and writes the results.
@@ -160,11 +171,8 @@ struct KernelTable {
                           int64_t stride) = nullptr;
 };
 
-extern const KernelTable kScalarKernels;
-extern const KernelTable kAvx2Kernels;
-extern const KernelTable kAvx2VnniKernels;
-extern const KernelTable kAvx512BwKernels;
-extern const KernelTable kAvx512Kernels;
-extern const KernelTable kAmxKernels;
+struct KernelTable : GemmKernels, RowKernels, AttentionKernels, TileKernels {
+  const char* name = nullptr;
+};
 
 }  // namespace nibble::cpu

@@ -229,24 +229,5 @@ void attention_in_tiles(const AttentionTask& task) {
   release_tiles();
 }
 
-void attention_amx(const AttentionTask& task) {
-  switch (task.kv.code) {
-    case 0:
-      return attention_f32(task);
-    case 1:
-      return attention_in_tiles<1>(task);
-    case 2:
-      return attention_in_tiles<2>(task);
-    default:
-      return attention_in_tiles<3>(task);
-  }
-}
-
-constexpr KernelTable with_tile_attention(KernelTable table) {
-  table.attention = attention_amx;
-  table.attention_rows = kQueryRows;
-  return table;
-}
-
 }  // namespace
 }  // namespace nibble::cpu

@@ -65,7 +65,7 @@ struct CodecPairs {
     const I32x16 mask = Simd::set_int(static_cast<int>(0xffff0000U));
     Simd::store_int(out, Simd::or_int(Simd::shift_right<16>(low), Simd::and_int(high, mask)));
   }
-  static void expand(const uint8_t* source, uint8_t* out) {
+  [[gnu::always_inline]] static void expand(const uint8_t* source, uint8_t* out) {
     const typename Codec::Step step = Codec::step(source);
     pair<0>(step, out);
     pair<2>(step, out + 64);

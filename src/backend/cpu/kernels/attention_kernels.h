@@ -248,18 +248,5 @@ void attention_of(const AttentionTask& task) {
   });
 }
 
-void attention(const AttentionTask& task) {
-  switch (task.kv.code) {
-    case 0:
-      return attention_f32(task);
-    case 1:
-      return attention_of<1>(task);
-    case 2:
-      return attention_of<2>(task);
-    default:
-      return attention_of<3>(task);
-  }
-}
-
 }  // namespace
 }  // namespace nibble::cpu

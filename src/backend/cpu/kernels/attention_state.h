@@ -5,7 +5,6 @@
 
 #include "backend/cpu/kernels/attention_exponents.h"
 #include "backend/cpu/kernels/attention_rows.h"
-#include "backend/cpu/kernels/row_kernels.h"
 
 namespace nibble::cpu {
 namespace {

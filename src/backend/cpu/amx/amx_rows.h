@@ -1,46 +1,14 @@
 #pragma once
 
-// The AMX kernels as entries of a kernel table.
+// Rows of activations as pieces of TileGemmTask.
 
-#include "backend/cpu/amx/amx_few.h"
-#include "backend/cpu/kernels/row_kernels.h"
+#include "backend/cpu/kernels/fixed_rows.h"
 
 namespace nibble::cpu {
 namespace {
 
-template <typename Panel>
-void tile_gemm_float(const TileGemmTask& task, int64_t tile_begin, int64_t tile_end) {
-  if constexpr (!Panel::kDirect) {
-    const int64_t products = task.w.groups > 1 ? task.w.group_size / 32 : 0;
-    if (products == 1) {
-      return tile_gemm_grouped<Panel, 1>(task, tile_begin, tile_end);
-    }
-    if (products == 2) {
-      return tile_gemm_grouped<Panel, 2>(task, tile_begin, tile_end);
-    }
-    if (products == 4) {
-      return tile_gemm_grouped<Panel, 4>(task, tile_begin, tile_end);
-    }
-  }
-  tile_gemm<Panel, FloatSums>(task, tile_begin, tile_end);
-}
-
-void tile_gemm_int4(const TileGemmTask& task, int64_t tile_begin, int64_t tile_end) {
-  if (task.m > 16 || task.w.groups <= 1) {
-    return tile_gemm_float<Int4Pairs>(task, tile_begin, tile_end);
-  }
-  switch (task.w.group_size) {
-    case 32:
-      return tile_gemm_few<1>(task, tile_begin, tile_end);
-    case 64:
-      return tile_gemm_few<2>(task, tile_begin, tile_end);
-    default:
-      return tile_gemm_few<4>(task, tile_begin, tile_end);
-  }
-}
-
 /// A row rounded to bf16, as the pieces of TileGemmTask, padded with zeros.
-void round_pieces(ConstNumbers row, int64_t k, uint8_t* out, int64_t slab_stride) {
+inline void round_pieces(ConstNumbers row, int64_t k, uint8_t* out, int64_t slab_stride) {
   const auto* given = static_cast<const uint8_t*>(row.data);
   const bool is_bf16 = row.type == Element::kBf16;
   for (int64_t i = 0; i < k; i += 32) {
@@ -77,21 +45,9 @@ void fixed_pieces(const FixedRow& row, int64_t slab_stride) {
       });
 }
 
-void fixed_pieces(const FixedRow& row, int64_t slab_stride) {
+inline void fixed_pieces(const FixedRow& row, int64_t slab_stride) {
   return row.x.type == Element::kF32 ? fixed_pieces<Element::kF32>(row, slab_stride)
                                      : fixed_pieces<Element::kBf16>(row, slab_stride);
-}
-
-constexpr KernelTable with_tiles(KernelTable table) {
-  table.tiles_bf16 = tile_gemm_float<DirectPanel>;
-  table.tiles_int8 = tile_gemm_float<CodecPairs<CodecInt8>>;
-  table.tiles_fp8 = tile_gemm_float<CodecPairs<CodecFp8>>;
-  table.tiles_int4 = tile_gemm_int4;
-  table.tiles_int8_int8 = tile_gemm<DirectPanel, Int8Sums>;
-  table.tiles_int4_int8 = tile_gemm<Int4Bytes, Int4Sums>;
-  table.round_pieces = round_pieces;
-  table.fixed_pieces = fixed_pieces;
-  return table;
 }
 
 }  // namespace

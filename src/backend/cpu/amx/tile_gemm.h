@@ -1,0 +1,33 @@
+#pragma once
+
+#include "backend/cpu/amx/amx_grouped.h"
+
+namespace nibble::cpu {
+namespace {
+
+template <typename Panel>
+void tile_gemm_float(const TileGemmTask& task, int64_t tile_begin, int64_t tile_end) {
+  if constexpr (!Panel::kDirect) {
+    const int64_t products = task.w.groups > 1 ? task.w.group_size / 32 : 0;
+    if (products == 1) {
+      return tile_gemm_grouped<Panel, 1>(task, tile_begin, tile_end);
+    }
+    if (products == 2) {
+      return tile_gemm_grouped<Panel, 2>(task, tile_begin, tile_end);
+    }
+    if (products == 4) {
+      return tile_gemm_grouped<Panel, 4>(task, tile_begin, tile_end);
+    }
+  }
+  tile_gemm<Panel, FloatSums>(task, tile_begin, tile_end);
+}
+
+}  // namespace
+
+namespace NIBBLE_ISA {
+
+/// Of INT4 weights: a source file of its own, for compiling takes as long as that of all others.
+void tile_gemm_int4(const TileGemmTask& task, int64_t tile_begin, int64_t tile_end);
+
+}  // namespace NIBBLE_ISA
+}  // namespace nibble::cpu

@@ -1,0 +1,22 @@
+#include NIBBLE_VECTORS
+// The vocabulary comes first.
+#include "backend/cpu/kernels/row_kernels.h"
+
+namespace nibble::cpu::NIBBLE_ISA {
+
+extern const RowKernels kRows;
+constinit const RowKernels kRows = {
+    .round_fixed = round_fixed,
+    .quantize_int8 = quantize_int8,
+    .quantize_fp8 = quantize_fp8,
+    .round_bf16 = round_bf16,
+    .rms_norm = rms_norm,
+    .silu_mul = silu_mul,
+    .load = load_row,
+    .store = store_row,
+    .rotate = rotate,
+    .round_row = round_row,
+    .write_kv = write_kv,
+};
+
+}  // namespace nibble::cpu::NIBBLE_ISA
