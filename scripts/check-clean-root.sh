@@ -3,8 +3,8 @@
 # folder from the mirror that this machine's apt uses. Needs root and about 4 GB of disk.
 # Usage: scripts/check-clean-root.sh [--keep]
 set -euo pipefail
-"$(dirname "${BASH_SOURCE[0]}")/install-deps.sh" --clean-root
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+install_packages --clean-root
 [ "$(id -u)" -eq 0 ] || fail "needs root (debootstrap and chroot)"
 keep=false; [ "${1:-}" = --keep ] && keep=true
 

@@ -3,7 +3,6 @@
 # Usage: scripts/demo.sh [--once] [--port PORT]
 #   --once   stop before serving      --port   port of the server (default 8000)
 set -euo pipefail
-"$(dirname "${BASH_SOURCE[0]}")/install-deps.sh"
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 once=false port=8000
@@ -21,19 +20,25 @@ source_model=models/storyteller
 quantized_model="build/demo/storyteller-$scheme"
 text=tests/data/text/the_black_cat.txt
 
-note "build"
+first_build=900  # seconds of one core for the target nibble, measured without ccache
+
+echo "demo.sh quantizes a small model to 4 bits, measures what it lost, tells a story and serves it." >&2
+[ -x "$nibble" ] ||
+  echo "The program is built first: about $(minutes $first_build) if the $(jobs) cores here are free." >&2
+install_packages
 build cpu nibble
 mkdir -p build/demo
 
 field() { python3 -c 'import json, sys; print(json.load(sys.stdin)[sys.argv[1]])' "$1"; }
 bytes_of() { find "$1" -name '*.safetensors' -printf '%s\n' | awk '{ s += $1 } END { print s }'; }
+perplexity() { "$nibble" eval ppl "$1" --text "$text" --json > "build/demo/$2.json"; }
 
-note "quantize $source_model to $scheme"
-"$nibble" quantize "$source_model" "$quantized_model" --scheme "$scheme" --force --json
-
-note "perplexity on $text"
-before="$("$nibble" eval ppl "$source_model" --text "$text" --json | field perplexity)"
-after="$("$nibble" eval ppl "$quantized_model" --text "$text" --json | field perplexity)"
+stage "quantize to $scheme" \
+  "$nibble" quantize "$source_model" "$quantized_model" --scheme "$scheme" --force --json || exit 1
+stage "perplexity of bf16" perplexity "$source_model" bf16 || exit 1
+stage "perplexity of $scheme" perplexity "$quantized_model" "$scheme" || exit 1
+before="$(field perplexity < build/demo/bf16.json)"
+after="$(field perplexity < "build/demo/$scheme.json")"
 awk -v a="$before" -v b="$after" -v s="$scheme" \
     -v from="$(bytes_of "$source_model")" -v to="$(bytes_of "$quantized_model")" 'BEGIN {
   printf "bf16:      perplexity %.3f, %.1f MB\n", a, from / 1e6

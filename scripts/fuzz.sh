@@ -2,8 +2,8 @@
 # Builds the fuzz targets (tests/fuzz/fuzz_*.cc) and runs each for a while; stops at a finding.
 # Usage: scripts/fuzz.sh [SECONDS] [TARGET...]      60 seconds and all targets by default
 set -euo pipefail
-"$(dirname "${BASH_SOURCE[0]}")/install-deps.sh" --fuzz
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+install_packages --fuzz
 
 seconds="${1:-60}"; [ $# -gt 0 ] && shift
 [[ "$seconds" =~ ^[0-9]+$ ]] || fail "SECONDS must be a number, got $seconds"

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs what the build needs on Debian 12. Does nothing, and needs no network, when all is there.
-# Usage: scripts/install-deps.sh [--lint] [--fuzz] [--clean-root]    (each adds a group of tools)
+# Usage: scripts/install-deps.sh [--check] [--lint] [--fuzz] [--clean-root]
+#   --check   install nothing; fail when something is missing      the others: a group of tools more
 set -euo pipefail
 
 packages=(
@@ -9,12 +10,14 @@ packages=(
   libpcre2-dev libutf8proc-dev libxxhash-dev libgtest-dev libgmock-dev libsimde-dev
   python3 python3-venv xz-utils
 )
+check=false
 for option in "$@"; do
   case "$option" in
+    --check) check=true ;;
     --lint) packages+=(clang-format-14 clang-tidy-14) ;;
     --fuzz) packages+=(clang-19 libclang-rt-19-dev llvm-19) ;;
     --clean-root) packages+=(debootstrap) ;;
-    *) echo "install-deps.sh: unknown option $option (use --lint, --fuzz, --clean-root)" >&2; exit 2 ;;
+    *) echo "install-deps.sh: unknown option $option (use --check, --lint, --fuzz, --clean-root)" >&2; exit 2 ;;
   esac
 done
 
@@ -25,6 +28,7 @@ command -v dpkg-query >/dev/null || {
 missing=()
 for package in "${packages[@]}"; do installed "$package" || missing+=("$package"); done
 [ ${#missing[@]} -eq 0 ] && exit 0
+! $check || exit 1
 
 echo "install-deps.sh: installing ${missing[*]}" >&2
 as_root=()

@@ -5,8 +5,8 @@
 #   --changed  clang-tidy only over what changed, at most NIBBLE_TIDY_FILES (16) files: since this
 #              branch left main, or on main itself since the last tag or in the last 20 commits
 set -euo pipefail
-"$(dirname "${BASH_SOURCE[0]}")/install-deps.sh" --lint
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+install_packages --lint
 
 format_only=false fix=false changed=false
 for option in "$@"; do

@@ -2,32 +2,39 @@
 # Installs what is missing, builds, runs every test, prints one line "N passed, N failed, N skipped".
 # Usage: scripts/test.sh [PRESET]     PRESET is cpu (default), cpu-asan or cpu-tsan
 set -euo pipefail
-"$(dirname "${BASH_SOURCE[0]}")/install-deps.sh"
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 preset="${1:-cpu}"
 reports="$NIBBLE_ROOT/build/$preset/reports"
+first_build=1500  # seconds of one core, measured without ccache
+last_time="build/logs/tests-$preset.seconds"
 
-note "build ($preset)"
+echo "test.sh builds everything ($preset) and runs all tests." >&2
+[ -f "build/$preset/.ninja_log" ] ||
+  echo "The first build takes about $(minutes $first_build) if the $(jobs) cores here are free." >&2
+[ ! -f "$last_time" ] || echo "The tests took $(cat "$last_time") s last time." >&2
+install_packages
 build "$preset"
 rm -rf "$reports" && mkdir -p "$reports"
+tests_begin=$SECONDS
 
-note "ctest"
-ctest --preset "$preset" -j "$(jobs)" --output-junit "$reports/ctest.xml" >&2 ||
-  note "ctest reported failures"
+# Failed tests are in the reports, too, which say how the script ends.
+stage "unit tests" ctest --preset "$preset" -j "$(jobs)" --output-junit "$reports/ctest.xml" || true
 
 case "$preset" in
   cpu) python_tests=(tests/e2e tests/issues) ;;
   cpu-asan) python_tests=(tests/e2e/test_cli_bad_input.py tests/e2e/test_cli_commands.py tests/issues) ;;
   *) python_tests=() ;;
 esac
+has_client() { .venv/bin/python -c 'import openai, pytest' 2> /dev/null; }
+get_client() {
+  [ -x .venv/bin/python ] || python3 -m venv .venv
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check openai pytest
+}
 if [ ${#python_tests[@]} -gt 0 ]; then
-  note "end-to-end tests (Python)"
-  [ -x .venv/bin/python ] || python3 -m venv .venv >&2
-  if .venv/bin/python -c 'import openai, pytest' 2>/dev/null ||
-     .venv/bin/python -m pip install --quiet --disable-pip-version-check openai pytest >&2; then
-    NIBBLE_BIN="$NIBBLE_ROOT/build/$preset/tools/nibble" .venv/bin/python -m pytest -q "${python_tests[@]}" \
-      --junit-xml "$reports/pytest.xml" >&2 || note "pytest reported failures"
+  if has_client || stage "install openai and pytest" get_client; then
+    NIBBLE_BIN="$NIBBLE_ROOT/build/$preset/tools/nibble" stage "end-to-end tests" \
+      .venv/bin/python -m pytest -q "${python_tests[@]}" --junit-xml "$reports/pytest.xml" || true
     [ -f "$reports/pytest.xml" ] || echo "pytest stopped without a report" > "$reports/pytest.broken"
   elif [ "${CI:-}" = true ]; then
     echo "could not install openai and pytest" > "$reports/pytest.broken"
@@ -36,4 +43,5 @@ if [ ${#python_tests[@]} -gt 0 ]; then
   fi
 fi
 
+echo $((SECONDS - tests_begin)) > "$last_time"
 python3 scripts/summarize_tests.py "$reports"
