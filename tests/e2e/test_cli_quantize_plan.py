@@ -150,10 +150,15 @@ def test_experts_go_together(model):
             more=["--rule", "re:.*experts\\.1\\.=keep"])
 
 
+# Fields that a config.json of this architecture must have.
+LATENT_EXPERTS = {"kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8,
+                  "v_head_dim": 16, "n_routed_experts": 3, "moe_intermediate_size": 32}
+
+
 @pytest.mark.parametrize("config,family", [
     ({"model_type": "kimi_k25", "text_config": {"model_type": "kimi_k2"}}, "kimi_k25"),
     ({"model_type": "kimi_k2"}, "kimi_k2"), ({"model_type": "deepseek_v3"}, "deepseek_v3"),
-    ({"architectures": ["DeepseekV3ForCausalLM"]}, "deepseek_v3"),
+    ({"architectures": ["DeepseekV3ForCausalLM"], **LATENT_EXPERTS}, "deepseek_v3"),
     ({"model_type": "gpt_oss"}, "gpt_oss"),
 ])
 def test_ready_made_rules_take_experts_only(model, config, family):
