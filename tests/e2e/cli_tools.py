@@ -97,21 +97,21 @@ CONFIG = {
 UNKNOWN_FAMILY = {**CONFIG, "architectures": ["UnknownForCausalLM"]}
 
 
-def tiny_tensors():
+def tiny_tensors(hidden=HIDDEN, intermediate=INTERMEDIATE):
     generator = random.Random(3)
     layer = "model.layers.0."
     shapes = {
-        "model.embed_tokens.weight": [VOCAB, HIDDEN],
-        layer + "input_layernorm.weight": [HIDDEN],
-        layer + "self_attn.q_proj.weight": [32, HIDDEN],
-        layer + "self_attn.k_proj.weight": [16, HIDDEN],
-        layer + "self_attn.v_proj.weight": [16, HIDDEN],
-        layer + "self_attn.o_proj.weight": [HIDDEN, 32],
-        layer + "post_attention_layernorm.weight": [HIDDEN],
-        layer + "mlp.gate_proj.weight": [INTERMEDIATE, HIDDEN],
-        layer + "mlp.up_proj.weight": [INTERMEDIATE, HIDDEN],
-        layer + "mlp.down_proj.weight": [HIDDEN, INTERMEDIATE],
-        "model.norm.weight": [HIDDEN],
+        "model.embed_tokens.weight": [VOCAB, hidden],
+        layer + "input_layernorm.weight": [hidden],
+        layer + "self_attn.q_proj.weight": [32, hidden],
+        layer + "self_attn.k_proj.weight": [16, hidden],
+        layer + "self_attn.v_proj.weight": [16, hidden],
+        layer + "self_attn.o_proj.weight": [hidden, 32],
+        layer + "post_attention_layernorm.weight": [hidden],
+        layer + "mlp.gate_proj.weight": [intermediate, hidden],
+        layer + "mlp.up_proj.weight": [intermediate, hidden],
+        layer + "mlp.down_proj.weight": [hidden, intermediate],
+        "model.norm.weight": [hidden],
     }
     return {name: f32(shape, generator) for name, shape in shapes.items()}
 

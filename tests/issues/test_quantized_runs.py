@@ -6,31 +6,12 @@ import shutil
 
 import pytest
 
-from cli_tools import CONFIG, VOCAB, Model, f32, nibble, write_safetensors
+from cli_tools import CONFIG, Model, nibble, tiny_tensors, write_safetensors
 
 SCHEMES = ["w8a8_int8", "w8a8_fp8", "w8a8_fp8_expert", "w8a8_fp8_block", "w4a16_g32", "w4a16_g128",
            "w4a16_channel", "w4a16_g32_asym", "w4a16_g128_asym", "w4a8", "mxfp4"]
 WIDTHS = [1, 2, 7, 8, 9, 15, 31, 32, 33, 63, 64, 96, 100, 120, 127, 128, 129, 130]
 FORMATS = {"w4a8": ["compressed-tensors"], "w8a8_fp8_block": ["compressed-tensors"]}
-
-
-def tensors(hidden, intermediate):
-    generator = random.Random(hidden * 1000 + intermediate)
-    layer = "model.layers.0."
-    shapes = {
-        "model.embed_tokens.weight": [VOCAB, hidden],
-        layer + "input_layernorm.weight": [hidden],
-        layer + "self_attn.q_proj.weight": [32, hidden],
-        layer + "self_attn.k_proj.weight": [16, hidden],
-        layer + "self_attn.v_proj.weight": [16, hidden],
-        layer + "self_attn.o_proj.weight": [hidden, 32],
-        layer + "post_attention_layernorm.weight": [hidden],
-        layer + "mlp.gate_proj.weight": [intermediate, hidden],
-        layer + "mlp.up_proj.weight": [intermediate, hidden],
-        layer + "mlp.down_proj.weight": [hidden, intermediate],
-        "model.norm.weight": [hidden],
-    }
-    return {name: f32(shape, generator) for name, shape in shapes.items()}
 
 
 @pytest.fixture
@@ -39,7 +20,7 @@ def model(tmp_path):
 
 
 def shape_to(model, hidden, intermediate):
-    write_safetensors(model.weights, tensors(hidden, intermediate))
+    write_safetensors(model.weights, tiny_tensors(hidden, intermediate))
     model.write_json("config.json", {**CONFIG, "hidden_size": hidden,
                                      "intermediate_size": intermediate})
 
