@@ -71,6 +71,11 @@ void drop_quantization(Json& json, DType dtype, const DummyOptions& options) {
   }
 }
 
+bool is_coded(const DummyTensor& tensor) {
+  return tensor.content == DummyContent::kInt4Codes || tensor.content == DummyContent::kE2M1Codes ||
+         tensor.content == DummyContent::kE4M3Codes;
+}
+
 // Dense models are written unquantized; mixtures of experts as their config says, unless a type is
 // asked for.
 Result<DummyConfig> read_config(const DummyOptions& options) {
@@ -97,6 +102,9 @@ Result<DummyConfig> read_config(const DummyOptions& options) {
   NIBBLE_ASSIGN_OR_RETURN(
       out.tensors, list_dummy_tensors(
                        out.model, {.fields = fields, .where = options.config, .dtype = out.dtype}));
+  if (std::ranges::none_of(out.tensors, is_coded)) {  // dense layers of a model with coded experts
+    drop_quantization(fields, out.dtype, options);
+  }
   return out;
 }
 

@@ -161,6 +161,14 @@ TEST_F(DummyMoe, KimiKeepsNestedInt4Experts) {
   EXPECT_TRUE(file_exists((root_ / "out/tokenizer.json").string()));
 }
 
+TEST_F(DummyMoe, LayersWithoutExpertsAnnounceNoQuantization) {
+  DummyOptions options;
+  options.layers = 1;
+  ASSERT_TRUE(make(deepseek_config(kInt4), options).ok());
+  EXPECT_EQ(written_.find("quantization_config"), nullptr);
+  matrix("model.layers.0.mlp.down_proj", 64, 192, "BF16");
+}
+
 TEST_F(DummyMoe, DeepSeekStoresFp8Blocks) {
   const auto report = make(deepseek_config(kFp8));
   ASSERT_TRUE(report.ok()) << report.status().message();
