@@ -52,8 +52,6 @@ struct Family {
   WorthQuantizing worth = WorthQuantizing::kLinearLayers;
 };
 
-[[nodiscard]] std::span<const Family* const> all_families();
-
 /// The family of a config.json by its first architecture; among several of one architecture that
 /// of the model_type. kUnsupported with the list of known architectures; kCorrupt when the
 /// model_type is that of another family.

@@ -98,8 +98,6 @@ const Family* family_of_architecture(std::string_view architecture) {
 
 }  // namespace
 
-std::span<const Family* const> all_families() { return kFamilies; }
-
 Result<const Family*> find_family(std::string_view architecture,
                                   std::string_view model_type,
                                   std::string_view where) {

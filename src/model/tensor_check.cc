@@ -45,7 +45,7 @@ bool is_activation_scale(std::string_view name) {
 class TensorCheck final {
  public:
   TensorCheck(const CheckpointReader& reader, const SourceModel& stored, const ModelConfig& config)
-      : reader_(reader), stored_(stored), config_(config) {
+      : reader_(reader), config_(config) {
     for (const auto& matrix : stored.matrices) {
       matrices_.emplace(matrix->module(), matrix.get());
     }
@@ -108,7 +108,6 @@ class TensorCheck final {
   }
 
   const CheckpointReader& reader_;
-  const SourceModel& stored_;
   const ModelConfig& config_;
   std::unordered_map<std::string_view, const SourceMatrix*> matrices_;
   std::unordered_set<const TensorInfo*> read_;

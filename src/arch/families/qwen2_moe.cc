@@ -6,12 +6,10 @@ namespace nibble {
 
 namespace {
 
-// Qwen 1.5 and 2 with experts: q, k and v have biases, and one expert that every token takes, as
-// much of it as a gate says.
+// Qwen 1.5 and 2 with experts: attention as in the dense models, and one expert that every token
+// takes, as much of it as a gate says.
 Status read_fields(const Json& json, const JsonReader& reader, ModelConfig& config) {
-  config.qkv_bias = true;
-  NIBBLE_ASSIGN_OR_RETURN(config.sliding_windows,
-                          read_qwen_windows(json, reader, config.num_layers));
+  NIBBLE_RETURN_IF_ERROR(kQwen2.read_fields(json, reader, config));
   NIBBLE_RETURN_IF_ERROR(read_qwen_experts(json, reader, config));
   NIBBLE_ASSIGN_OR_RETURN(config.moe.shared_width,
                           read_count(reader, "shared_expert_intermediate_size"));

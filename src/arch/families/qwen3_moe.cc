@@ -6,12 +6,7 @@ namespace {
 
 // Qwen3 with experts: attention as in the dense models.
 Status read_fields(const Json& json, const JsonReader& reader, ModelConfig& config) {
-  config.qk_norm = true;
-  NIBBLE_ASSIGN_OR_RETURN(const bool attention_bias, reader.optional_bool("attention_bias", false));
-  config.qkv_bias = attention_bias;
-  config.output_bias = attention_bias;
-  NIBBLE_ASSIGN_OR_RETURN(config.sliding_windows,
-                          read_qwen_windows(json, reader, config.num_layers));
+  NIBBLE_RETURN_IF_ERROR(kQwen3.read_fields(json, reader, config));
   return read_qwen_experts(json, reader, config);
 }
 
