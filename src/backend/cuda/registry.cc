@@ -1,10 +1,10 @@
 #include <array>
 
 #include "backend/cuda/gemm_kernel.h"
-#include "backend/cuda/kernels/gemm_bf16_cublaslt.h"
-#include "backend/cuda/kernels/gemm_sm80.h"
-#include "backend/cuda/kernels/gemm_sm90.h"
-#include "backend/cuda/kernels/gemm_w4a16_sm90.h"
+#include "backend/cuda/kernels/cublaslt/bf16_cublaslt.h"
+#include "backend/cuda/kernels/gemm_sm80/gemm_sm80.h"
+#include "backend/cuda/kernels/gemm_sm90/gemm_sm90.h"
+#include "backend/cuda/kernels/w4a16_sm90/w4a16_sm90.h"
 
 namespace nibble::cuda {
 

@@ -17,7 +17,7 @@ constexpr int64_t kPiece = 8;           // neighbours whose squares are summed f
 constexpr int64_t kWarp = 32;           // pieces that are summed next
 constexpr int64_t kMostThreads = 1024;  // each with pieces as far apart as there are threads
 
-/// Of a GPU's block that has the row (row_shape() in backend/cuda/kernels/row_common.cuh).
+/// Of a GPU's block that has the row (row_shape() in backend/cuda/kernels/rows/common.cuh).
 inline int64_t threads_of_row(int64_t n) {
   const int64_t pieces = (n + kPiece - 1) / kPiece;
   const int64_t each = pieces <= 512 ? 1 : pieces <= 1024 ? 2 : 4;

@@ -25,8 +25,8 @@
 #include "backend/cuda/bench/bench_data.h"
 #include "backend/cuda/bench/bench_timer.h"
 #include "backend/cuda/cuda_status.h"
-#include "backend/cuda/kernels/gemm_sm90.h"
-#include "backend/cuda/kernels/gemm_w4a16_sm90.h"
+#include "backend/cuda/kernels/gemm_sm90/gemm_sm90.h"
+#include "backend/cuda/kernels/w4a16_sm90/w4a16_sm90.h"
 #include "quant/quant_tensor.h"
 #include "quant/scheme.h"
 

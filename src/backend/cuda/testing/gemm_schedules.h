@@ -3,7 +3,7 @@
 #include <functional>
 #include <vector>
 
-#include "backend/cuda/kernels/gemm_sm90.h"
+#include "backend/cuda/kernels/gemm_sm90/gemm_sm90.h"
 
 namespace nibble::cuda::testing {
 

@@ -1,0 +1,126 @@
+// Rotates the step's queries in place and writes its rotated keys, and values, to the cache in the
+// cache's format (attention/append.cuh).
+
+#include "backend/cuda/kernels/attention/append.cuh"
+#include "backend/cuda/ptx/dependency.cuh"
+
+namespace nibble::cuda {
+namespace {
+
+constexpr int kWarps = 8;
+constexpr int kManyRows = 128;  // from here on a warp does several heads of a row
+
+template <KvCode kCode, int kDim>
+__global__ __launch_bounds__(32 * kWarps) void append_kernel(const AppendArgs args) {
+  ptx::allow_successor();  // attention fetches what earlier steps wrote meanwhile
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int row = static_cast<int>(blockIdx.x);
+  const int32_t sequence = args.row_sequence[row];
+  const int32_t position = args.row_position[row];
+  Rotation<kDim> rotation;
+  rotation.load(args, row, lane);
+  rotation.set(args, position);
+  ptx::wait_for_predecessor();
+  if (sequence < 0) {
+    return;
+  }
+  constexpr int kTokens = kv_tile_tokens(kCode);
+  const int32_t page =
+      args.page_table[sequence * args.page_table_stride + position / args.page_size];
+  const int32_t slot = position % args.page_size;
+  const int32_t tiles = args.page_size / kTokens;
+  const int step = static_cast<int>(gridDim.y) * kWarps;
+  for (int head = static_cast<int>(blockIdx.y) * kWarps + static_cast<int>(threadIdx.x) / 32;
+       head < args.heads + 2 * args.kv_heads; head += step) {
+    uint16_t* const at = args.qkv + row * args.stride + int64_t{head} * kDim;
+    HeadValues<kDim> x = load_head<kDim>(at, lane);
+    const bool is_query = head < args.heads;
+    const bool is_value = head >= args.heads + args.kv_heads;
+    if (!is_value) {
+      const float* norm = is_query ? args.q_norm : args.k_norm;
+      if (norm != nullptr) {
+        normalise<kDim>(x, norm, args.norm_eps, lane);
+      }
+      rotation.apply(x);
+      if (args.shared) {
+        round_row<kDim>(x, is_query ? kQueryPlaces : kKeyPlaces);
+      }
+    }
+    if (is_query) {
+      store_query<kDim>(x, at, lane);
+      continue;
+    }
+    const int kv_head = head - args.heads - (is_value ? args.kv_heads : 0);
+    uint8_t* const tile = args.pages + page * args.page_bytes +
+                          int64_t{kv_head * tiles + slot / kTokens} * kv_tile_bytes(kCode, kDim);
+    store_head<kCode, kDim>(x, is_value ? args.v_factor : args.k_factor, slot % kTokens, lane,
+                            {head_place<kCode, kDim>(tile, is_value)});
+  }
+}
+
+template <KvCode kCode>
+cudaError_t launch_append(const AppendArgs& args,
+                          int head_dim,
+                          int32_t rows,
+                          const LaunchContext& context) {
+  const int all = args.heads + 2 * args.kv_heads;
+  const int groups = rows >= kManyRows ? 1 : (all + kWarps - 1) / kWarps;
+  const Grid grid{dim3(static_cast<unsigned>(rows), static_cast<unsigned>(groups)), 32 * kWarps, 0};
+  switch (head_dim) {
+    case 64:
+      return launch(append_kernel<kCode, 64>, grid, context, args);
+    case 128:
+      return launch(append_kernel<kCode, 128>, grid, context, args);
+    case 256:
+      return launch(append_kernel<kCode, 256>, grid, context, args);
+    default:
+      return cudaErrorInvalidValue;
+  }
+}
+
+}  // namespace
+
+AppendArgs append_args(const RopeAppendLaunch& launch) {
+  const KvLayout& kv = launch.shape.kv;
+  AppendArgs out{};
+  out.qkv = static_cast<uint16_t*>(launch.qkv);
+  out.stride = launch.qkv_stride;
+  out.row_position = launch.step.row_position;
+  out.row_sequence = launch.step.row_sequence;
+  out.page_table = launch.step.page_table;
+  out.page_table_stride = launch.step.page_table_stride;
+  out.pages = static_cast<uint8_t*>(launch.pages);
+  out.page_bytes = page_bytes(kv);
+  out.page_size = kv.page_size;
+  out.heads = launch.shape.heads;
+  out.kv_heads = kv.kv_heads;
+  out.inv_freq = launch.inv_freq;
+  out.inv_freq_stride = launch.inv_freq_stride;
+  out.attention_factor = launch.attention_factor;
+  out.q_norm = launch.q_norm;
+  out.k_norm = launch.k_norm;
+  out.norm_eps = launch.norm_eps;
+  out.k_factor = 1.0F / launch.shape.k_scale;
+  out.v_factor = 1.0F / launch.shape.v_scale;
+  out.shared = launch.shape.form == AttentionForm::kShared;
+  return out;
+}
+
+cudaError_t rope_append(const RopeAppendLaunch& args, const LaunchContext& context) {
+  const KvLayout& kv = args.shape.kv;
+  const AppendArgs out = append_args(args);
+  switch (kv.code) {
+    case KvCode::kBf16:
+      return launch_append<KvCode::kBf16>(out, kv.head_dim, args.step.rows, context);
+    case KvCode::kFp8:
+      return launch_append<KvCode::kFp8>(out, kv.head_dim, args.step.rows, context);
+    case KvCode::kInt8:
+      return launch_append<KvCode::kInt8>(out, kv.head_dim, args.step.rows, context);
+    case KvCode::kInt4:
+      return launch_append<KvCode::kInt4>(out, kv.head_dim, args.step.rows, context);
+    default:
+      return cudaErrorInvalidValue;
+  }
+}
+
+}  // namespace nibble::cuda

@@ -1,0 +1,89 @@
+#include <bit>
+
+#include "backend/cuda/kernels/attention/decode.cuh"
+#include "backend/cuda/kernels/attention/launch.h"
+
+namespace nibble::cuda {
+namespace {
+
+size_t partial_floats(const DecodeGrid& grid, int head_dim) {
+  return size_t{2} * static_cast<size_t>(grid.blocks) * static_cast<size_t>(grid.columns) *
+         static_cast<size_t>(head_dim);
+}
+
+/// Blocks of attention/decode_short.cuh, where it is worth it: its clusters run at the same time.
+int32_t short_blocks(const AttentionShape& shape, const StepMetadata& step) {
+  constexpr int32_t kCluster = 8;
+  const DecodeGrid grid = decode_grid(shape);
+  const int64_t blocks = int64_t{step.sequences} * shape.kv.kv_heads * grid.groups * kCluster;
+  const bool fits = step.longest <= kShortAttention && blocks <= grid.blocks && grid.columns == 8 &&
+                    shape.kv.head_dim <= 128;
+  return fits && device_attribute(cudaDevAttrComputeCapabilityMajor) >= 9
+             ? static_cast<int32_t>(blocks)
+             : 0;
+}
+
+}  // namespace
+
+size_t attention_workspace_bytes(const AttentionShape& shape) {
+  const DecodeGrid grid = decode_grid(shape);
+  const auto blocks = static_cast<size_t>(grid.blocks);
+  // Arrivals come first: they must be zero.
+  return blocks * 16 + 2 * blocks * static_cast<size_t>(grid.columns) * sizeof(float2) +
+         partial_floats(grid, shape.kv.head_dim) * sizeof(float);
+}
+
+bool decode_reads_plan(const AttentionShape& shape, const StepMetadata& step) {
+  return short_blocks(shape, step) == 0;
+}
+
+namespace {
+
+cudaError_t decode(const AttentionLaunch& args,
+                   const AppendArgs& append,
+                   const LaunchContext& context) {
+  const AttentionShape& shape = args.shape;
+  DecodeGrid grid = decode_grid(shape);
+  grid.short_blocks = short_blocks(shape, args.step);
+  const auto per_page = static_cast<uint32_t>(shape.kv.page_size / kv_tile_tokens(shape.kv.code));
+  DecodeArgs out{paged_args(args)};
+  out.append = append;
+  out.tiles_shift = std::has_single_bit(per_page) ? std::countr_zero(per_page) : -1;
+  out.groups = grid.groups;
+  out.q_begin = args.step.q_begin;
+  out.kv_len = args.step.kv_len;
+  out.stages = grid.stages;
+  auto* workspace = static_cast<uint8_t*>(args.workspace);
+  const auto blocks = static_cast<size_t>(grid.blocks);
+  out.arrivals = reinterpret_cast<uint32_t*>(workspace);
+  out.partial_tops = reinterpret_cast<float2*>(workspace + blocks * 16);
+  out.partial_sums =
+      reinterpret_cast<float*>(out.partial_tops + 2 * blocks * static_cast<size_t>(grid.columns));
+  switch (shape.kv.code) {
+    case KvCode::kBf16:
+      return launch_decode_bf16(out, grid, shape.kv.head_dim, context);
+    case KvCode::kFp8:
+      return launch_decode_fp8(out, grid, shape.kv.head_dim, context);
+    case KvCode::kInt8:
+      return launch_decode_int8(out, grid, shape.kv.head_dim, context);
+    case KvCode::kInt4:
+      return launch_decode_int4(out, grid, shape.kv.head_dim, context);
+    default:
+      return cudaErrorInvalidValue;
+  }
+}
+
+}  // namespace
+
+cudaError_t decode_attention(const AttentionLaunch& args, const LaunchContext& context) {
+  return decode(args, {}, context);
+}
+
+cudaError_t append_decode_attention(const RopeAppendLaunch& append,
+                                    const AttentionLaunch& args,
+                                    const LaunchContext& context) {
+  return decode_reads_plan(args.shape, args.step) ? cudaErrorInvalidValue
+                                                  : decode(args, append_args(append), context);
+}
+
+}  // namespace nibble::cuda

@@ -1,0 +1,555 @@
+#pragma once
+
+// Attention of one query row per sequence over the paged cache, for sm_80 and sm_90a.
+//
+// A block serves one KV head (and up to kColumns of its query heads) of one sequence at a time,
+// along its share of the plan's line of tiles. Its warps take the tiles in turn, each through a
+// ring of its own in shared memory, filled by bulk copies: no barrier among warps until a head is
+// done. Products are transposed: keys (and values) are the 16-row operand, query heads the columns,
+// so little of the matrix unit is spent on heads that do not exist:
+//   scores [16 tokens, kColumns] = K qT;  sums [head_dim, kColumns] += VT PT
+// Codes become fp16 in registers without arithmetic (attention/fragments.cuh); K's scale and offset
+// are applied to the scores, V's to the weights. Softmax state is per warp; warps are merged
+// through shared memory, blocks that share a head through global memory by the block that finishes
+// last, in the order of the line: results do not depend on timing.
+
+#include "backend/cuda/kernels/attention/merge.cuh"
+#include "backend/cuda/kernels/attention/ring.cuh"
+#include "backend/cuda/kernels/attention/weights.cuh"
+#include "backend/cuda/ptx/dependency.cuh"
+
+namespace nibble::cuda {
+
+/// One warp's softmax over the tokens it has seen. Column c of n-tile n stands for query head
+/// 8 n + 2 (lane % 4) + c; totals and offsets are of this lane's tokens alone.
+template <typename Tile, int kColumns>
+struct DecodeState {
+  static constexpr int kTiles = kColumns / 8;
+  float sums[Tile::kSteps][kTiles][4];
+  float top[kTiles][2];
+  float total[kTiles][2];
+  float offset[kTiles][2];  // of integer codes, the same for all of head_dim
+
+  __device__ void clear() {
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        top[n][c] = -INFINITY;
+        total[n][c] = 0.0F;
+        offset[n][c] = 0.0F;
+      }
+#pragma unroll
+      for (int m = 0; m < Tile::kSteps; ++m) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          sums[m][n][i] = 0.0F;
+        }
+      }
+    }
+  }
+};
+
+/// q as the column operand, and its row sums in units of codes.
+template <typename Tile, int kColumns>
+struct DecodeQuery {
+  uint32_t b[Tile::kSteps][kColumns / 8][2];
+  float sum[kColumns / 8][2];
+
+  /// `q`: first of `heads` rows [head_dim], in shared memory or not; columns past them are zero.
+  template <bool kShared = false>
+  __device__ void load(const uint16_t* q, int heads, int lane) {
+#pragma unroll
+    for (int n = 0; n < kColumns / 8; ++n) {
+      const int head = n * 8 + lane / 4;
+      const uint16_t* row = head < heads ? q + head * Tile::kHeadDim : nullptr;
+      float own = 0.0F;
+#pragma unroll
+      for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
+        uint32_t pairs[Tile::kPairs];
+        load_query_chunk<Tile, kShared>(row, chunk, lane % 4, pairs, own);
+#pragma unroll
+        for (int p = 0; p < Tile::kPairs; ++p) {
+          const int pair = chunk * Tile::kPairs + p;
+          b[pair / 2][n][pair % 2] = pairs[p];
+        }
+      }
+      if constexpr (Tile::kInteger) {
+        own += __shfl_xor_sync(~0U, own, 1);
+        own += __shfl_xor_sync(~0U, own, 2);
+        own *= Tile::kCodeUnit;
+        sum[n][0] = __shfl_sync(~0U, own, lane % 4 * 8);
+        sum[n][1] = __shfl_sync(~0U, own, lane % 4 * 8 + 4);
+      }
+    }
+  }
+};
+
+/// scores [16-token group][n][i]: this lane's of the tile, masked outside of low..high-1.
+template <typename Tile, int kColumns>
+__device__ __forceinline__ void tile_scores(uint32_t tile,
+                                            const DecodeQuery<Tile, kColumns>& query,
+                                            const LaneOffsets& offsets,
+                                            int lane,
+                                            float (&scores)[Tile::kTokens / 16][kColumns / 8][4]) {
+  constexpr int kGroups = Tile::kTokens / 16;
+  constexpr int kTiles = kColumns / 8;
+#pragma unroll
+  for (int group = 0; group < kGroups; ++group) {
+    float second[kTiles][4] = {};  // a chain of its own for odd steps where there is one group
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        scores[group][n][i] = 0.0F;
+      }
+    }
+    uint32_t words[2][Tile::kChunks];
+    load_words<Tile, false>(tile + static_cast<uint32_t>(group * 16 * Tile::kRow), offsets, words);
+#pragma unroll
+    for (int step = 0; step < Tile::kSteps; ++step) {
+      uint32_t a[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int pair = 2 * step + i / 2;
+        a[i] = key_pair<Tile>(words[i % 2][pair / Tile::kPairs], pair % Tile::kPairs);
+      }
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) {
+        warp_mma<Tile>(kGroups == 1 && step % 2 == 1 ? second[n] : scores[group][n], a,
+                       query.b[step][n]);
+      }
+    }
+    if constexpr (kGroups == 1) {
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          scores[group][n][i] += second[n][i];
+        }
+      }
+    }
+  }
+  if constexpr (Tile::kInteger) {
+    TileParameters<Tile> parameters;
+    parameters.load(tile + 2 * Tile::kRowsBytes, lane / 4);
+#pragma unroll
+    for (int i = 0; i < Tile::kTokens / 8; ++i) {
+      const float scale = parameters.scale(i);
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          float& score = scores[i / 2][n][i % 2 * 2 + c];
+          if constexpr (Tile::kFormat == KvCode::kInt4) {
+            score = fmaf(score, scale, parameters.offset(i) * query.sum[n][c]);
+          } else {
+            score = fmaf(query.sum[n][c], -128.0F, score) * scale;
+          }
+        }
+      }
+    }
+  }
+}
+
+/// Masks tokens outside of low..high-1 of a tile.
+template <typename Tile, int kTiles>
+__device__ __forceinline__ void mask_scores(float (&scores)[Tile::kTokens / 16][kTiles][4],
+                                            int low,
+                                            int high,
+                                            int g) {
+#pragma unroll
+  for (int i = 0; i < Tile::kTokens / 8; ++i) {
+    const int token = i * 8 + g;
+    const bool seen = token >= low && token < high;
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        float& score = scores[i / 2][n][i % 2 * 2 + c];
+        score = seen ? score : -INFINITY;
+      }
+    }
+  }
+}
+
+/// Raises the state's tops to the tile's, and rescales what was summed if one has risen.
+///   kForm  kShared: tops are whole exponents; a score that is not finite spoils the total
+template <typename Tile, int kColumns, AttentionForm kForm>
+__device__ __forceinline__ void raise_tops(
+    const float (&scores)[Tile::kTokens / 16][kColumns / 8][4],
+    float factor,
+    DecodeState<Tile, kColumns>& state) {
+  constexpr int kTiles = kColumns / 8;
+  constexpr bool kShared = kForm == AttentionForm::kShared;
+  const auto larger = [](float a, float b) { return kShared ? max_or_nan(a, b) : fmaxf(a, b); };
+  float top[kTiles][2];
+  bool risen = false;
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      top[n][c] = kShared ? -INFINITY : state.top[n][c];
+#pragma unroll
+      for (int i = 0; i < Tile::kTokens / 8; ++i) {
+        top[n][c] = larger(top[n][c], scores[i / 2][n][i % 2 * 2 + c]);
+      }
+      top[n][c] = larger(top[n][c], __shfl_xor_sync(~0U, top[n][c], 4));
+      top[n][c] = larger(top[n][c], __shfl_xor_sync(~0U, top[n][c], 8));
+      top[n][c] = larger(top[n][c], __shfl_xor_sync(~0U, top[n][c], 16));
+      if constexpr (kShared) {
+        risen = risen || !(__fmul_rn(top[n][c], factor) <= state.top[n][c]);
+      } else {
+        risen = risen || top[n][c] > state.top[n][c];
+      }
+    }
+  }
+  if (!__any_sync(~0U, risen)) {
+    return;
+  }
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      float scale = factor;
+      if constexpr (kShared) {
+        state.total[n][c] = top[n][c] < INFINITY ? state.total[n][c] : NAN;
+        top[n][c] = raised_top(state.top[n][c], top[n][c], factor);
+        scale = 1.0F;
+      }
+      const float keep = ptx::exp2_approx((state.top[n][c] - top[n][c]) * scale);
+      state.top[n][c] = top[n][c];
+      state.total[n][c] *= keep;
+      state.offset[n][c] *= keep;
+#pragma unroll
+      for (int m = 0; m < Tile::kSteps; ++m) {
+        state.sums[m][n][c] *= keep;
+        state.sums[m][n][2 + c] *= keep;
+      }
+    }
+  }
+}
+
+/// Adds a tile whose tokens low..high-1 are seen.
+template <typename Tile, int kColumns, AttentionForm kForm>
+__device__ __forceinline__ void add_tile(uint32_t tile,
+                                         int low,
+                                         int high,
+                                         const DecodeQuery<Tile, kColumns>& query,
+                                         const LaneOffsets& offsets,
+                                         float factor,
+                                         int lane,
+                                         DecodeState<Tile, kColumns>& state) {
+  constexpr int kTiles = kColumns / 8;
+  constexpr int kGroups = Tile::kTokens / 16;
+  float scores[kGroups][kTiles][4];
+  tile_scores<Tile, kColumns>(tile, query, offsets, lane, scores);
+  if (low > 0 || high < Tile::kTokens) {
+    mask_scores<Tile, kTiles>(scores, low, high, lane / 4);
+    clear_unused<Tile>(tile, low, high, lane);
+  }
+  raise_tops<Tile, kColumns, kForm>(scores, factor, state);
+
+  uint32_t weights[kGroups][kTiles][2];
+  [[maybe_unused]] TileParameters<Tile> parameters;
+  if constexpr (Tile::kInteger) {
+    parameters.load(tile + 2 * Tile::kRowsBytes + Tile::kParameterBytes, lane / 4);
+  }
+#pragma unroll
+  for (int i = 0; i < Tile::kTokens / 8; ++i) {
+    [[maybe_unused]] const float scale = Tile::kInteger ? parameters.scale(i) * kWeightUnit : 1.0F;
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) {
+      float weight[2];
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        const float score = scores[i / 2][n][i % 2 * 2 + c];
+        if constexpr (kForm == AttentionForm::kShared) {
+          weight[c] = shared_weight(__fmaf_rn(score, factor, WeightForm::kBase - state.top[n][c]));
+        } else {
+          weight[c] = ptx::exp2_approx(fmaf(score, factor, -state.top[n][c] * factor));
+        }
+      }
+      if constexpr (kForm == AttentionForm::kShared) {
+        round_pair(weight[0], weight[1]);
+      }
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        state.total[n][c] += weight[c];
+        if constexpr (Tile::kFormat == KvCode::kInt4) {
+          state.offset[n][c] = fmaf(weight[c], parameters.offset(i), state.offset[n][c]);
+        }
+        if constexpr (Tile::kInteger) {
+          weight[c] *= scale;
+        }
+        if constexpr (Tile::kFormat == KvCode::kInt8) {
+          state.offset[n][c] += weight[c];
+        }
+      }
+      weights[i / 2][n][i % 2] = ptx::transpose_matrix(pack_operand<Tile>(weight[0], weight[1]));
+    }
+  }
+#pragma unroll
+  for (int group = 0; group < kGroups; ++group) {
+    uint32_t words[2][Tile::kChunks];
+    load_words<Tile, true>(tile + Tile::kRowsBytes + static_cast<uint32_t>(group * 16 * Tile::kRow),
+                           offsets, words);
+#pragma unroll
+    for (int step = 0; step < Tile::kSteps; ++step) {
+      uint32_t a[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int pair = 2 * step + i % 2;
+        a[i] = value_pair<Tile>(words[i / 2][pair / Tile::kPairs], pair % Tile::kPairs);
+      }
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) {
+        warp_mma<Tile>(state.sums[step][n], a, weights[group][n]);
+      }
+    }
+  }
+}
+
+template <typename Tile, int kColumns>
+__device__ __forceinline__ void add_tile_in_form(const DecodeArgs& args,
+                                                 uint32_t tile,
+                                                 int low,
+                                                 int high,
+                                                 const DecodeQuery<Tile, kColumns>& query,
+                                                 const LaneOffsets& offsets,
+                                                 int lane,
+                                                 DecodeState<Tile, kColumns>& state) {
+  if constexpr (Tile::kFormat == KvCode::kBf16) {
+    if (args.shared) {
+      add_tile<Tile, kColumns, AttentionForm::kShared>(tile, low, high, query, offsets,
+                                                       args.score_factor, lane, state);
+      return;
+    }
+  }
+  add_tile<Tile, kColumns, AttentionForm::kOwn>(tile, low, high, query, offsets, args.score_factor,
+                                                lane, state);
+}
+
+/// Sums over the lanes, then to shared memory: [head][head_dim + 4] sums in V's units, and tops and
+/// totals [kColumns].
+template <typename Tile, int kColumns>
+__device__ __forceinline__ void store_state(DecodeState<Tile, kColumns>& state,
+                                            int heads,
+                                            float value_factor,
+                                            int lane,
+                                            float* sums,
+                                            float2* tops) {
+#pragma unroll
+  for (int n = 0; n < kColumns / 8; ++n) {
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      float total = state.total[n][c];
+      float offset = state.offset[n][c];
+#pragma unroll
+      for (int step = 4; step <= 16; step *= 2) {
+        total += __shfl_xor_sync(~0U, total, step);
+        if constexpr (Tile::kInteger) {
+          offset += __shfl_xor_sync(~0U, offset, step);
+        }
+      }
+      if constexpr (Tile::kFormat == KvCode::kInt8) {
+        offset *= -128.0F / kWeightUnit;
+      }
+      const int head = n * 8 + lane % 4 * 2 + c;
+      if (head >= heads) {
+        continue;
+      }
+      if (lane < 4) {
+        tops[head] = make_float2(state.top[n][c], total);
+      }
+#pragma unroll
+      for (int pair = 0; pair < 2 * Tile::kSteps; ++pair) {
+        float unit = value_factor;
+        if constexpr (Tile::kInteger) {
+          unit = 1.0F / (Tile::kCodeUnit * kWeightUnit * Tile::pair_factor(pair));
+        }
+        sums[head * (Tile::kHeadDim + 4) + Tile::value_dim(pair, lane / 4)] =
+            fmaf(state.sums[pair / 2][n][pair % 2 * 2 + c], unit, offset);
+      }
+    }
+  }
+}
+
+template <typename Tile, int kColumns>
+__global__ __launch_bounds__(kDecodeThreads,
+                             2) void decode_kernel(const __grid_constant__ DecodeArgs args) {
+  constexpr int kDim = Tile::kHeadDim;
+  extern __shared__ __align__(1024) uint8_t shared[];
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  uint8_t* const rest = shared + kDecodeWarps * args.stages * Tile::kBytes;
+  auto* const barriers = reinterpret_cast<uint64_t*>(rest);  // [warp][4]
+  auto* const is_last = reinterpret_cast<int32_t*>(rest + 128);
+  auto* const tops = reinterpret_cast<float2*>(rest + 256);  // [warp][kColumns]
+  const int heads_at_most = min(args.ratio, kColumns);
+  auto* const sums = reinterpret_cast<float*>(tops + kDecodeWarps * kColumns);
+  const int warp_sums = heads_at_most * (kDim + 4);
+
+  ptx::allow_successor();
+  const auto block = static_cast<int32_t>(blockIdx.x);
+  LineWalker walker;
+  const BlockShare share = walker.start(args, block);
+  if (share.begin == share.end) {
+    ptx::wait_for_predecessor();  // a grid that has ended tells its successor that all before have
+    return;
+  }
+  const auto [begin, end, blocks, total] = share;
+  if (lane == 0) {
+    for (int i = 0; i < args.stages; ++i) {
+      ptx::barrier_init(ptx::shared_address(barriers + warp * 4 + i), 1);
+    }
+    ptx::barrier_init_fence();
+  }
+  __syncwarp();
+  TileRing<Tile> ring;
+  ring.slots =
+      ptx::shared_address(shared) + static_cast<uint32_t>(warp * args.stages * Tile::kBytes);
+  ring.barriers = ptx::shared_address(barriers + warp * 4);
+  ring.stages = args.stages;
+  ring.remaining = (end - begin - warp + kDecodeWarps - 1) / kDecodeWarps;
+  ring.walker = walker;
+  int filled = 0;
+  if (ring.remaining > 0) {
+    ring.walker.advance(args, warp);
+    ring.look_up(args);
+    for (; filled < args.stages && !ring.is_fresh(); ++filled) {
+      ring.fill(args, lane);
+      if (ring.remaining == 0) {
+        ++filled;
+        break;
+      }
+    }
+  }
+  ptx::wait_for_predecessor();
+  for (; filled < args.stages; ++filled) {
+    ring.fill(args, lane);
+  }
+
+  const LaneOffsets offsets = lane_offsets<Tile>(lane);
+  for (int32_t at = begin; at < end;) {
+    const int32_t count = min(walker.sequence.end_tile - walker.at.tile, end - at);
+    const int32_t kv_head = walker.at.item / args.groups;
+    const int32_t first_head = walker.at.item % args.groups * kColumns;
+    const int heads = min(args.ratio - first_head, kColumns);
+    const int64_t column = int64_t{kv_head * args.ratio + first_head} * kDim;
+    const int64_t row = walker.sequence.row;
+    DecodeQuery<Tile, kColumns> query;
+    query.load(args.q + row * args.q_stride + column, heads, lane);
+    DecodeState<Tile, kColumns> state;
+    state.clear();
+    const int32_t kv_len = walker.sequence.kv_len;
+    const int32_t oldest = args.window > 0 ? max(0, kv_len - args.window) : 0;
+    for (int32_t i = (warp - (at - begin)) & (kDecodeWarps - 1); i < count; i += kDecodeWarps) {
+      const int32_t token = (walker.at.tile + i) * Tile::kTokens;
+      const uint32_t tile = ring.wait();
+      add_tile_in_form<Tile, kColumns>(args, tile, oldest - token, kv_len - token, query, offsets,
+                                       lane, state);
+      ring.release(args, lane);
+    }
+    store_state<Tile, kColumns>(state, heads, args.value_factor, lane, sums + warp * warp_sums,
+                                tops + warp * kColumns);
+    __syncthreads();
+
+    // The head is whole if all its tiles are ours.
+    const int32_t head_begin = at - (walker.at.tile - walker.sequence.first_tile);
+    const int32_t head_end = head_begin + walker.sequence.end_tile - walker.sequence.first_tile;
+    const bool whole = head_begin >= begin && head_end <= end;
+    uint16_t* const out = args.out + row * args.out_stride + column;
+    PartialSlots slots{};
+    if (!whole) {
+      slots.first_block = share_owner(head_begin, blocks, total);
+      slots.last_block = share_owner(head_end - 1, blocks, total);
+      slots.first_slot =
+          2 * slots.first_block + (share_begin(slots.first_block, blocks, total) != head_begin);
+    }
+    for (int e = static_cast<int>(threadIdx.x); e < heads * kDim / 4; e += kDecodeThreads) {
+      const int head = e / (kDim / 4);
+      const int d = e % (kDim / 4) * 4;
+      float top = tops[head].x;
+#pragma unroll
+      for (int w = 1; w < kDecodeWarps; ++w) {
+        top = fmaxf(top, tops[w * kColumns + head].x);
+      }
+      float head_total = 0.0F;
+      float4 sum = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
+#pragma unroll
+      for (int w = 0; w < kDecodeWarps; ++w) {
+        const float2 part = tops[w * kColumns + head];
+        const float weight = ptx::exp2_approx((part.x - top) * args.top_factor);
+        head_total = fmaf(part.y, weight, head_total);
+        add4(sum, *reinterpret_cast<const float4*>(sums + w * warp_sums + head * (kDim + 4) + d),
+             weight);
+      }
+      if (whole) {
+        store_bf16x4(out + head * kDim + d, quotient4(sum, head_total));
+      } else {
+        const int32_t slot = slots.slot(block) * kColumns + head;
+        *reinterpret_cast<float4*>(args.partial_sums + int64_t{slot} * kDim + d) = sum;
+        if (d == 0) {
+          args.partial_tops[slot] = make_float2(top, head_total);
+        }
+      }
+    }
+    __syncthreads();  // the warps' states have been read, the partial results written
+    if (!whole) {
+      if (threadIdx.x == 0) {
+        const auto others = static_cast<uint32_t>(slots.last_block - slots.first_block);
+        uint32_t* const counter = args.arrivals + slots.first_block;
+        *is_last = ptx::add_acquire_release(counter, 1) == others ? 1 : 0;
+        if (*is_last != 0) {
+          *counter = 0;
+        }
+      }
+      __syncthreads();
+      if (*is_last != 0) {
+        merge_blocks<kDim, kColumns>(args, slots, heads, sums, out);
+      }
+    }
+    at += count;
+    if (at < end) {
+      walker.advance(args, count);
+    }
+  }
+}
+
+template <KvCode kCode, int kDim, int kColumns>
+cudaError_t launch_decode_kernel(const DecodeArgs& args,
+                                 const DecodeGrid& grid,
+                                 const LaunchContext& context) {
+  const auto kernel = decode_kernel<KvTile<kCode, kDim>, kColumns>;
+  const cudaError_t status =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, grid.shared_bytes);
+  if (status != cudaSuccess) {
+    return status;
+  }
+  const Grid where{dim3(static_cast<unsigned>(grid.blocks)), kDecodeThreads,
+                   static_cast<size_t>(grid.shared_bytes)};
+  return launch(kernel, where, context, args);
+}
+
+template <KvCode kCode>
+cudaError_t launch_decode(const DecodeArgs& args,
+                          const DecodeGrid& grid,
+                          int head_dim,
+                          const LaunchContext& context) {
+  const bool wide = grid.columns == 16;
+  switch (head_dim) {
+    case 64:
+      return wide ? launch_decode_kernel<kCode, 64, 16>(args, grid, context)
+                  : launch_decode_kernel<kCode, 64, 8>(args, grid, context);
+    case 128:
+      return wide ? launch_decode_kernel<kCode, 128, 16>(args, grid, context)
+                  : launch_decode_kernel<kCode, 128, 8>(args, grid, context);
+    case 256:
+      return launch_decode_kernel<kCode, 256, 8>(args, grid, context);
+    default:
+      return cudaErrorInvalidValue;
+  }
+}
+
+}  // namespace nibble::cuda

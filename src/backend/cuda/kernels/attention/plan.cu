@@ -1,0 +1,265 @@
+// Cuts a step's decode work into equal shares of tiles and its prefill work into blocks of rows.
+// One block; runs once per step and kind of layers.
+
+#include <algorithm>
+#include <numbers>
+
+#include "backend/cuda/kernels/attention/plan.cuh"
+#include "backend/cuda/memory.h"
+#include "backend/cuda/ptx/dependency.cuh"
+
+namespace nibble::cuda {
+namespace {
+
+constexpr int kThreads = 512;
+
+struct PlanArgs {
+  const int32_t* q_begin;
+  const int32_t* kv_len;
+  int32_t sequences;
+  int32_t items;  // per sequence
+  int32_t window;
+  int32_t tile_tokens;
+  int32_t grid;
+  PlanView plan;
+};
+
+/// Sum of `value` over the threads before this one; `total` over all.
+__device__ int32_t scan_block(int32_t value, int32_t* warp_sums, int32_t& total) {
+  const int lane = threadIdx.x % 32;
+  int32_t sum = value;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const int32_t other = __shfl_up_sync(~0U, sum, step);
+    sum += lane >= step ? other : 0;
+  }
+  __syncthreads();
+  if (lane == 31) {
+    warp_sums[threadIdx.x / 32] = sum;
+  }
+  __syncthreads();
+  int32_t before = 0;
+  total = 0;
+#pragma unroll
+  for (int warp = 0; warp < kThreads / 32; ++warp) {
+    before += warp < static_cast<int>(threadIdx.x / 32) ? warp_sums[warp] : 0;
+    total += warp_sums[warp];
+  }
+  return before + sum - value;
+}
+
+/// Last sequence that begins at or before a place in the line: the one that holds it.
+__device__ int32_t find_sequence(const int32_t* begin, int32_t sequences, int32_t place) {
+  int32_t low = 0;
+  int32_t high = sequences;  // begin[low] <= place < begin[high]
+  while (high - low > 1) {
+    const int32_t middle = (low + high) / 2;
+    (begin[middle] <= place ? low : high) = middle;
+  }
+  return low;
+}
+
+__global__ __launch_bounds__(kThreads) void plan_kernel(const PlanArgs args) {
+  __shared__ int32_t warp_sums[kThreads / 32];
+  ptx::wait_for_predecessor();
+  const PlanView& plan = args.plan;
+  int32_t total = 0;
+  int32_t prefill_total = 0;
+  for (int32_t start = 0; start < args.sequences; start += kThreads) {
+    const int32_t s = start + static_cast<int32_t>(threadIdx.x);
+    const bool valid = s < args.sequences;
+    const int32_t row = valid ? args.q_begin[s] : 0;
+    const int32_t rows = valid ? args.q_begin[s + 1] - row : 0;
+    PlannedSequence planned{0, 0, valid ? args.kv_len[s] : 0, row};
+    if (rows == 1 && planned.kv_len > 0) {
+      const int32_t first = args.window > 0 ? max(0, planned.kv_len - args.window) : 0;
+      planned.first_tile = first / args.tile_tokens;
+      planned.end_tile = (planned.kv_len + args.tile_tokens - 1) / args.tile_tokens;
+    }
+    int32_t added = 0;
+    const int32_t tiles = (planned.end_tile - planned.first_tile) * args.items;
+    const int32_t begin = total + scan_block(tiles, warp_sums, added);
+    total += added;
+    const int32_t blocks = rows > 1 ? (rows + kPrefillRows - 1) / kPrefillRows : 0;
+    const int32_t prefill = prefill_total + scan_block(blocks, warp_sums, added);
+    prefill_total += added;
+    if (valid) {
+      plan.sequences[s] = planned;
+      plan.sequence_begin[s] = begin;
+      for (int32_t i = 0; i < blocks; ++i) {
+        plan.prefill[prefill + i] = {s, i * kPrefillRows};
+      }
+    }
+  }
+  // A share is worth a tile per warp at least.
+  const int32_t blocks = min(args.grid, (total + kDecodeWarps - 1) / kDecodeWarps);
+  if (threadIdx.x == 0) {
+    plan.sequence_begin[args.sequences] = total;
+    *plan.prefill_count = prefill_total;
+  }
+  __syncthreads();
+  for (int32_t block = static_cast<int32_t>(threadIdx.x); block < args.grid; block += kThreads) {
+    if (block >= blocks) {
+      plan.starts[block] = {};
+      continue;
+    }
+    const int32_t place = share_begin(block, blocks, total);
+    const int32_t s = find_sequence(plan.sequence_begin, args.sequences, place);
+    const PlannedSequence first = plan.sequences[s];
+    const int32_t tiles = first.end_tile - first.first_tile;
+    const int32_t inside = place - plan.sequence_begin[s];
+    plan.starts[block] = {s,
+                          inside / tiles,
+                          first.first_tile + inside % tiles,
+                          place,
+                          share_begin(block + 1, blocks, total),
+                          blocks,
+                          total,
+                          0,
+                          first};
+  }
+  __threadfence();  // decode reads the plan before it waits
+}
+
+}  // namespace
+
+int device_attribute(cudaDeviceAttr attribute) {
+  int device = 0;
+  int value = 0;
+  if (cudaGetDevice(&device) != cudaSuccess ||
+      cudaDeviceGetAttribute(&value, attribute, device) != cudaSuccess) {
+    return 0;
+  }
+  return value;
+}
+
+DecodeGrid decode_grid(const AttentionShape& shape) {
+  const KvLayout& kv = shape.kv;
+  DecodeGrid grid;
+  const int32_t ratio = shape.heads / kv.kv_heads;
+  grid.columns = ratio > 8 && kv.head_dim <= 128 ? 16 : 8;
+  grid.groups = (ratio + grid.columns - 1) / grid.columns;
+  // Sums of all warps, then barriers, then as many ring stages as two blocks leave room for.
+  const int32_t used = std::min(ratio, grid.columns);
+  const int32_t fixed = kDecodeWarps * (used * (kv.head_dim + 4) * 4 + grid.columns * 8) + 256;
+  const int32_t stage = kDecodeWarps * kv_tile_bytes(kv.code, kv.head_dim);
+  const int32_t shared = device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
+  int32_t per_sm = 2;
+  grid.stages = (shared / per_sm - 1024 - fixed) / stage;
+  if (grid.stages < 2) {
+    per_sm = 1;
+    grid.stages = (device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - fixed) / stage;
+  }
+  grid.stages = std::min(grid.stages, 4);
+  grid.shared_bytes = fixed + grid.stages * stage;
+  grid.blocks =
+      std::min(per_sm * device_attribute(cudaDevAttrMultiProcessorCount), max_parts(kv.head_dim));
+  return grid;
+}
+
+float score_factor(const AttentionShape& shape) {
+  const float factor = shape.scale * std::numbers::log2e_v<float>;
+  switch (shape.kv.code) {
+    case KvCode::kInt8:
+    case KvCode::kInt4:
+      return factor * 0x1p24F;
+    case KvCode::kFp8:
+      return factor * shape.k_scale;
+    default:
+      return factor;
+  }
+}
+
+int64_t prefill_blocks(int64_t sequences, int64_t rows) {
+  return rows / kPrefillRows + std::min(sequences, rows / 2);
+}
+
+PagedArgs paged_args(const AttentionLaunch& launch) {
+  const AttentionShape& shape = launch.shape;
+  const bool shared = shape.form == AttentionForm::kShared && shape.kv.code == KvCode::kBf16;
+  return {.q = static_cast<const uint16_t*>(launch.q),
+          .q_stride = launch.q_stride,
+          .out = static_cast<uint16_t*>(launch.out),
+          .out_stride = launch.out_stride,
+          .pages = static_cast<const uint8_t*>(launch.pages),
+          .page_bytes = page_bytes(shape.kv),
+          .page_table = launch.step.page_table,
+          .page_table_stride = launch.step.page_table_stride,
+          .tiles_per_page = shape.kv.page_size / kv_tile_tokens(shape.kv.code),
+          .kv_heads = shape.kv.kv_heads,
+          .ratio = shape.heads / shape.kv.kv_heads,
+          .window = shape.sliding_window,
+          .score_factor = score_factor(shape),
+          .value_factor = shape.kv.code == KvCode::kFp8 ? shape.v_scale : 1.0F,
+          .top_factor = shared ? 1.0F : score_factor(shape),
+          .shared = shared,
+          .plan = view_plan(const_cast<void*>(launch.plan), decode_grid(shape).blocks,
+                            launch.step.sequences, launch.step.rows)};
+}
+
+PlanView view_plan(void* plan, int32_t blocks, int32_t sequences, int32_t rows) {
+  PlanView view;
+  auto* bytes = static_cast<uint8_t*>(plan);
+  const auto take = [&](auto*& pointer, int64_t count) {
+    pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(
+        bytes + place(view.bytes, static_cast<size_t>(count) * sizeof(*pointer)));
+  };
+  take(view.prefill_count, 1);
+  take(view.starts, blocks);
+  take(view.sequences, sequences);
+  take(view.sequence_begin, sequences + 1);
+  take(view.prefill, prefill_blocks(sequences, rows));
+  return view;
+}
+
+Status check_attention(const AttentionShape& shape) {
+  const KvLayout& kv = shape.kv;
+  const auto refuse = [](std::string_view what, int64_t value) {
+    return make_error(StatusCode::kInvalidArgument, "attention on the GPU: {} is {}", what, value);
+  };
+  if (kv.code == KvCode::kF32) {
+    return refuse("the cache's format must be bf16, fp8, int8 or int4; its code",
+                  static_cast<int64_t>(kv.code));
+  }
+  if (kv.head_dim != 64 && kv.head_dim != 128 && kv.head_dim != 256) {
+    return refuse("head_dim must be 64, 128 or 256; it", kv.head_dim);
+  }
+  if (kv.kv_heads <= 0 || shape.heads <= 0 || shape.heads % kv.kv_heads != 0) {
+    return refuse("query heads must be a multiple of KV heads; their number", shape.heads);
+  }
+  if (kv.page_size <= 0 || kv.page_size % kv_tile_tokens(kv.code) != 0) {
+    return refuse(
+        "pages must hold a multiple of 16 (bf16), 32 (8 bits) or 64 (int4) tokens; theirs",
+        kv.page_size);
+  }
+  const int capability = 10 * device_attribute(cudaDevAttrComputeCapabilityMajor) +
+                         device_attribute(cudaDevAttrComputeCapabilityMinor);
+  if (capability < (kv.code == KvCode::kFp8 ? 89 : 80)) {
+    return refuse("the device's compute capability must be 8.0 (fp8: 8.9); times 10 it",
+                  capability);
+  }
+  return {};
+}
+
+size_t attention_plan_bytes(const AttentionShape& shape, int32_t max_sequences, int32_t max_rows) {
+  return view_plan(nullptr, decode_grid(shape).blocks, max_sequences, max_rows).bytes;
+}
+
+cudaError_t plan_attention(const AttentionShape& shape,
+                           const StepMetadata& step,
+                           void* plan,
+                           const LaunchContext& context) {
+  const DecodeGrid grid = decode_grid(shape);
+  PlanArgs args{};
+  args.q_begin = step.q_begin;
+  args.kv_len = step.kv_len;
+  args.sequences = step.sequences;
+  args.items = shape.kv.kv_heads * grid.groups;
+  args.window = shape.sliding_window;
+  args.tile_tokens = kv_tile_tokens(shape.kv.code);
+  args.grid = grid.blocks;
+  args.plan = view_plan(plan, grid.blocks, step.sequences, step.rows);
+  return launch(plan_kernel, {dim3(1), kThreads, 0}, context, args);
+}
+
+}  // namespace nibble::cuda

@@ -1,0 +1,502 @@
+#pragma once
+
+// Causal attention of many rows per sequence over the paged cache, for sm_80 and sm_90a.
+//
+// A block serves kPrefillRows rows of one sequence and one query head; each of its warps 16 rows
+// (FlashAttention-2, Dao 2023: scores stay in registers and are the next product's operand). Keys
+// come in chunks of 64 tokens through a ring that the block shares. Codes become fp16 in registers,
+// as in decode (attention/fragments.cuh).
+
+#include "backend/cuda/kernels/attention/fragments.cuh"
+#include "backend/cuda/kernels/attention/plan.cuh"
+#include "backend/cuda/kernels/attention/weights.cuh"
+#include "backend/cuda/kernels/quotient.cuh"
+#include "backend/cuda/ptx/copy.cuh"
+#include "backend/cuda/ptx/dependency.cuh"
+
+namespace nibble::cuda {
+
+struct PrefillArgs : PagedArgs {
+  const int32_t* q_begin;
+  const int32_t* kv_len;
+};
+
+constexpr int kPrefillWarps = kPrefillRows / 16;
+constexpr int kPrefillThreads = 32 * kPrefillWarps;
+constexpr int kPrefillChunk = 64;  // tokens
+constexpr int kPrefillStages = 2;
+
+/// What a block works on.
+struct PrefillTask {
+  int32_t sequence;
+  int32_t rows;            // of the block, at most kPrefillRows
+  int64_t first_row;       // of the step
+  int32_t first_position;  // of the first row
+  int32_t kv_head;
+  int32_t first_chunk;
+  int32_t end_chunk;
+  int32_t known;  // tokens in the cache
+};
+
+/// A tile of a task's KV head, in the cache.
+__device__ __forceinline__ const uint8_t* tile_of_task(const PrefillArgs& args,
+                                                       const PrefillTask& task,
+                                                       int32_t tile,
+                                                       int tile_bytes) {
+  const int32_t in_table = tile / args.tiles_per_page;
+  const int64_t page =
+      max(0, __ldg(args.page_table + task.sequence * args.page_table_stride + in_table));
+  return args.pages + page * args.page_bytes +
+         int64_t{task.kv_head * args.tiles_per_page + tile - in_table * args.tiles_per_page} *
+             tile_bytes;
+}
+
+__device__ __forceinline__ PrefillTask prefill_task(const PrefillArgs& args,
+                                                    int32_t index,
+                                                    int32_t head) {
+  const int2 planned = __ldcg(reinterpret_cast<const int2*>(args.plan.prefill) + index);
+  PrefillTask task{};
+  task.sequence = planned.x;
+  const int32_t begin = __ldg(args.q_begin + planned.x);
+  const int32_t q_len = __ldg(args.q_begin + planned.x + 1) - begin;
+  task.known = __ldg(args.kv_len + planned.x);
+  task.rows = min(kPrefillRows, q_len - planned.y);
+  task.first_row = begin + planned.y;
+  task.first_position = task.known - q_len + planned.y;
+  task.kv_head = head / args.ratio;
+  const int32_t oldest = args.window > 0 ? max(0, task.first_position - args.window + 1) : 0;
+  task.first_chunk = oldest / kPrefillChunk;
+  task.end_chunk = (task.first_position + task.rows - 1) / kPrefillChunk + 1;
+  return task;
+}
+
+/// Asks for a chunk's tiles; those past the sequence's end are not fetched.
+template <typename Tile>
+__device__ __forceinline__ void fetch_chunk(const PrefillArgs& args,
+                                            const PrefillTask& task,
+                                            int32_t chunk,
+                                            uint32_t slot,
+                                            [[maybe_unused]] uint32_t barrier) {
+  constexpr int kTiles = kPrefillChunk / Tile::kTokens;
+  const int32_t first = chunk * kTiles;
+  const int32_t count = min(kTiles, (task.known + Tile::kTokens - 1) / Tile::kTokens - first);
+#if __CUDA_ARCH__ >= 900
+  if (threadIdx.x != 0) {
+    return;
+  }
+  ptx::fence_before_refill();
+  ptx::barrier_arrive_expect(barrier, static_cast<uint32_t>(count * Tile::kBytes));
+#endif
+  for (int32_t i = 0; i < count; ++i) {
+    const uint8_t* source = tile_of_task(args, task, first + i, Tile::kBytes);
+    const uint32_t to = slot + static_cast<uint32_t>(i * Tile::kBytes);
+#if __CUDA_ARCH__ >= 900
+    ptx::bulk_copy(to, source, Tile::kBytes, barrier);
+#else
+    for (int byte = static_cast<int>(threadIdx.x) * 16; byte < Tile::kBytes;
+         byte += 16 * kPrefillThreads) {
+      ptx::copy_async16(to + static_cast<uint32_t>(byte), source + byte);
+    }
+#endif
+  }
+}
+
+/// One warp's 16 rows: rows g (0) and g + 8 (1) of this lane.
+template <typename Tile>
+struct PrefillState {
+  uint32_t q[Tile::kSteps][4];
+  float q_sum[2];
+  float sums[2 * Tile::kSteps][4];
+  float top[2];
+  float total[2];
+  float offset[2];
+};
+
+template <typename Tile>
+__device__ __forceinline__ void load_rows(
+    PrefillState<Tile>& state, const uint16_t* q, int64_t stride, int rows, int lane) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int row = lane / 4 + 8 * r;
+    float own = 0.0F;
+#pragma unroll
+    for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
+      uint32_t pairs[Tile::kPairs];
+      load_query_chunk<Tile>(row < rows ? q + row * stride : nullptr, chunk, lane % 4, pairs, own);
+#pragma unroll
+      for (int p = 0; p < Tile::kPairs; ++p) {
+        const int pair = chunk * Tile::kPairs + p;
+        state.q[pair / 2][pair % 2 * 2 + r] = pairs[p];
+      }
+    }
+    own += __shfl_xor_sync(~0U, own, 1);
+    own += __shfl_xor_sync(~0U, own, 2);
+    state.q_sum[r] = own * Tile::kCodeUnit;
+    state.top[r] = -INFINITY;
+    state.total[r] = 0.0F;
+    state.offset[r] = 0.0F;
+  }
+#pragma unroll
+  for (int pair = 0; pair < 2 * Tile::kSteps; ++pair) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      state.sums[pair][i] = 0.0F;
+    }
+  }
+}
+
+constexpr int kChunkColumns = kPrefillChunk / 8;
+
+/// Parameters of tokens 8 i + 2 t and the next, of K or V.
+template <typename Tile>
+struct ColumnParameters {
+  TileParameters<Tile> of[2];
+  __device__ void load(uint32_t address, int t) {
+    of[0].load(address, 2 * t);
+    of[1].load(address, 2 * t + 1);
+  }
+};
+
+/// scores [token / 8][i] = q KT of a chunk.
+template <typename Tile>
+__device__ __forceinline__ void chunk_scores(uint32_t slot,
+                                             const PrefillState<Tile>& state,
+                                             const LaneOffsets& offsets,
+                                             int lane,
+                                             float (&scores)[kChunkColumns][4]) {
+#pragma unroll
+  for (int i = 0; i < kChunkColumns; ++i) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      scores[i][j] = 0.0F;
+    }
+  }
+#pragma unroll
+  for (int group = 0; group < kPrefillChunk / 16; ++group) {
+    const int token = group * 16;
+    const uint32_t rows = slot + static_cast<uint32_t>(token / Tile::kTokens * Tile::kBytes +
+                                                       token % Tile::kTokens * Tile::kRow);
+    uint32_t words[2][Tile::kChunks];
+    load_words<Tile, false>(rows, offsets, words);
+#pragma unroll
+    for (int step = 0; step < Tile::kSteps; ++step) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        uint32_t b[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int pair = 2 * step + i;
+          b[i] = key_pair<Tile>(words[half][pair / Tile::kPairs], pair % Tile::kPairs);
+        }
+        warp_mma<Tile>(scores[2 * group + half], state.q[step], b);
+      }
+    }
+  }
+  if constexpr (Tile::kInteger) {
+#pragma unroll
+    for (int tile = 0; tile < kPrefillChunk / Tile::kTokens; ++tile) {
+      ColumnParameters<Tile> parameters;
+      parameters.load(slot + static_cast<uint32_t>(tile * Tile::kBytes + 2 * Tile::kRowsBytes),
+                      lane % 4);
+#pragma unroll
+      for (int i = 0; i < Tile::kTokens / 8; ++i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          float& score = scores[tile * (Tile::kTokens / 8) + i][j];
+          const TileParameters<Tile>& own = parameters.of[j % 2];
+          if constexpr (Tile::kFormat == KvCode::kInt4) {
+            score = fmaf(score, own.scale(i), own.offset(i) * state.q_sum[j / 2]);
+          } else {
+            score = fmaf(state.q_sum[j / 2], -128.0F, score) * own.scale(i);
+          }
+        }
+      }
+    }
+  }
+}
+
+/// Masks what rows at positions `position` and `position` + 8 do not see; `token` is the chunk's
+/// first plus this lane's column.
+__device__ __forceinline__ void mask_chunk(float (&scores)[kChunkColumns][4],
+                                           int position,
+                                           int token,
+                                           int window) {
+#pragma unroll
+  for (int i = 0; i < kChunkColumns; ++i) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int back = position + j / 2 * 8 - (token + i * 8 + j % 2);
+      const bool seen = back >= 0 && (window == 0 || back < window);
+      scores[i][j] = seen ? scores[i][j] : -INFINITY;
+    }
+  }
+}
+
+/// Turns scores into weights of the new tops, and rescales the sums.
+template <typename Tile, AttentionForm kForm>
+__device__ __forceinline__ void weigh_chunk(float (&scores)[kChunkColumns][4],
+                                            float factor,
+                                            PrefillState<Tile>& state) {
+  constexpr bool kShared = kForm == AttentionForm::kShared;
+  const auto larger = [](float a, float b) { return kShared ? max_or_nan(a, b) : fmaxf(a, b); };
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float top = kShared ? -INFINITY : state.top[r];
+#pragma unroll
+    for (int i = 0; i < kChunkColumns; ++i) {
+      top = larger(top, larger(scores[i][2 * r], scores[i][2 * r + 1]));
+    }
+    top = larger(top, __shfl_xor_sync(~0U, top, 1));
+    top = larger(top, __shfl_xor_sync(~0U, top, 2));
+    if constexpr (kShared) {
+      state.total[r] = top < INFINITY ? state.total[r] : NAN;
+      top = raised_top(state.top[r], top, factor);
+    }
+    const float unit = kShared ? 1.0F : factor;                // of tops
+    const float shift = top == -INFINITY ? 0.0F : top * unit;  // a row that has seen nothing yet
+    const float keep = ptx::exp2_approx(fmaf(state.top[r], unit, -shift));
+    state.top[r] = top;
+    state.total[r] *= keep;
+    state.offset[r] *= keep;
+#pragma unroll
+    for (int pair = 0; pair < 2 * Tile::kSteps; ++pair) {
+      state.sums[pair][2 * r] *= keep;
+      state.sums[pair][2 * r + 1] *= keep;
+    }
+#pragma unroll
+    for (int i = 0; i < kChunkColumns; ++i) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        float& score = scores[i][2 * r + c];
+        score = kShared ? shared_weight(__fmaf_rn(score, factor, WeightForm::kBase - shift))
+                        : ptx::exp2_approx(fmaf(score, factor, -shift));
+      }
+      if constexpr (kShared) {
+        round_pair(scores[i][2 * r], scores[i][2 * r + 1]);
+      }
+      state.total[r] += scores[i][2 * r];
+      state.total[r] += scores[i][2 * r + 1];
+    }
+  }
+}
+
+/// sums += weights V of a chunk.
+template <typename Tile>
+__device__ __forceinline__ void add_values(uint32_t slot,
+                                           float (&weights)[kChunkColumns][4],
+                                           const LaneOffsets& offsets,
+                                           int lane,
+                                           PrefillState<Tile>& state) {
+  if constexpr (Tile::kInteger) {
+#pragma unroll
+    for (int tile = 0; tile < kPrefillChunk / Tile::kTokens; ++tile) {
+      ColumnParameters<Tile> parameters;
+      parameters.load(slot + static_cast<uint32_t>(tile * Tile::kBytes + 2 * Tile::kRowsBytes +
+                                                   Tile::kParameterBytes),
+                      lane % 4);
+#pragma unroll
+      for (int i = 0; i < Tile::kTokens / 8; ++i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          float& weight = weights[tile * (Tile::kTokens / 8) + i][j];
+          const TileParameters<Tile>& own = parameters.of[j % 2];
+          if constexpr (Tile::kFormat == KvCode::kInt4) {
+            state.offset[j / 2] = fmaf(weight, own.offset(i), state.offset[j / 2]);
+          }
+          weight *= own.scale(i) * kWeightUnit;
+          if constexpr (Tile::kFormat == KvCode::kInt8) {
+            state.offset[j / 2] += weight;
+          }
+        }
+      }
+    }
+  }
+#pragma unroll
+  for (int group = 0; group < kPrefillChunk / 16; ++group) {
+    const int token = group * 16;
+    const uint32_t rows = slot + static_cast<uint32_t>(token / Tile::kTokens * Tile::kBytes +
+                                                       token % Tile::kTokens * Tile::kRow);
+    uint32_t a[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float* two = &weights[2 * group + i / 2][i % 2 * 2];
+      a[i] = pack_operand<Tile>(two[0], two[1]);
+    }
+    uint32_t words[2][Tile::kChunks];
+    load_words<Tile, true>(rows + Tile::kRowsBytes, offsets, words);
+#pragma unroll
+    for (int pair = 0; pair < 2 * Tile::kSteps; ++pair) {
+      uint32_t b[2];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        b[half] = value_pair<Tile>(words[half][pair / Tile::kPairs], pair % Tile::kPairs);
+      }
+      warp_mma<Tile>(state.sums[pair], a, b);
+    }
+  }
+}
+
+template <typename Tile>
+__device__ __forceinline__ void store_rows(PrefillState<Tile>& state,
+                                           uint16_t* out,
+                                           int64_t stride,
+                                           int rows,
+                                           float value_factor,
+                                           int lane) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float total = state.total[r];
+    float offset = state.offset[r];
+#pragma unroll
+    for (int step = 1; step <= 2; step *= 2) {
+      total += __shfl_xor_sync(~0U, total, step);
+      offset += __shfl_xor_sync(~0U, offset, step);
+    }
+    if constexpr (Tile::kFormat == KvCode::kInt8) {
+      offset *= -128.0F / kWeightUnit;
+    }
+    const float inverse = 1.0F / total;
+    const int row = lane / 4 + 8 * r;
+    if (row >= rows) {
+      continue;
+    }
+#pragma unroll
+    for (int pair = 0; pair < 2 * Tile::kSteps; ++pair) {
+      float unit = value_factor;
+      if constexpr (Tile::kInteger) {
+        unit = 1.0F / (Tile::kCodeUnit * kWeightUnit * Tile::pair_factor(pair));
+      }
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        const float sum = fmaf(state.sums[pair][2 * r + c], unit, offset);
+        const float value =
+            Tile::kFormat == KvCode::kBf16 ? quotient(sum, total, inverse) : sum * inverse;
+        out[row * stride + Tile::value_dim(pair, lane % 4 * 2 + c)] =
+            static_cast<uint16_t>(ptx::pack_bf16(value, value));
+      }
+    }
+  }
+}
+
+template <typename Tile, AttentionForm kForm>
+__global__ __launch_bounds__(kPrefillThreads) void prefill_kernel(
+    const __grid_constant__ PrefillArgs args) {
+  constexpr int kTiles = kPrefillChunk / Tile::kTokens;
+  constexpr uint32_t kSlot = kTiles * Tile::kBytes;
+  extern __shared__ __align__(1024) uint8_t shared[];
+  __shared__ __align__(8) uint64_t barriers[kPrefillStages];
+  ptx::wait_for_predecessor();
+  ptx::allow_successor();
+  const auto index = static_cast<int32_t>(gridDim.x - 1 - blockIdx.x);  // long rows first
+  if (index >= __ldcg(args.plan.prefill_count)) {
+    return;
+  }
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const uint32_t slots = ptx::shared_address(shared);
+  const uint32_t full = ptx::shared_address(barriers);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kPrefillStages; ++i) {
+      ptx::barrier_init(full + 8U * static_cast<uint32_t>(i), 1);
+    }
+    ptx::barrier_init_fence();
+  }
+  __syncthreads();
+  const PrefillTask task = prefill_task(args, index, static_cast<int32_t>(blockIdx.y));
+  fetch_chunk<Tile>(args, task, task.first_chunk, slots, full);
+#if __CUDA_ARCH__ < 900
+  ptx::copy_commit();
+#endif
+
+  const int64_t head_column = int64_t{blockIdx.y} * Tile::kHeadDim;
+  const int64_t row = task.first_row + warp * 16;
+  const int rows = task.rows - warp * 16;
+  const int position = task.first_position + warp * 16;
+  PrefillState<Tile> state;
+  load_rows<Tile>(state, args.q + row * args.q_stride + head_column, args.q_stride, rows, lane);
+  const LaneOffsets offsets = lane_offsets<Tile>(lane);
+  for (int32_t chunk = task.first_chunk; chunk < task.end_chunk; ++chunk) {
+    const auto done = static_cast<uint32_t>(chunk - task.first_chunk);
+    const uint32_t slot = slots + done % kPrefillStages * kSlot;
+    if (chunk + 1 < task.end_chunk) {
+      const uint32_t next = (done + 1) % kPrefillStages;
+      fetch_chunk<Tile>(args, task, chunk + 1, slots + next * kSlot, full + 8 * next);
+    }
+#if __CUDA_ARCH__ >= 900
+    ptx::barrier_wait(full + 8 * (done % kPrefillStages), done / kPrefillStages % 2);
+#else
+    ptx::copy_commit();
+    ptx::copy_wait<1>();
+    __syncthreads();
+#endif
+    const int32_t token = chunk * kPrefillChunk;
+    if (token + kPrefillChunk > task.known) {
+      for (int i = warp; i < kTiles; i += kPrefillWarps) {
+        const int32_t first = token + i * Tile::kTokens;
+        clear_unused<Tile>(slot + static_cast<uint32_t>(i * Tile::kBytes), 0, task.known - first,
+                           lane);
+      }
+      __syncthreads();
+    }
+    if (rows > 0 && token <= position + 15) {
+      float scores[kChunkColumns][4];
+      chunk_scores<Tile>(slot, state, offsets, lane, scores);
+      const bool early = args.window > 0 && token <= position + 15 - args.window;
+      if (token + kPrefillChunk - 1 > position || early) {
+        mask_chunk(scores, position + lane / 4, token + lane % 4 * 2, args.window);
+      }
+      weigh_chunk<Tile, kForm>(scores, args.score_factor, state);
+      add_values<Tile>(slot, scores, offsets, lane, state);
+    }
+    __syncthreads();  // all have read the slot that the next round fills
+  }
+  if (rows > 0) {
+    store_rows<Tile>(state, args.out + row * args.out_stride + head_column, args.out_stride, rows,
+                     args.value_factor, lane);
+  }
+}
+
+template <KvCode kCode, int kDim, AttentionForm kForm>
+cudaError_t launch_prefill_kernel(const PrefillArgs& args,
+                                  dim3 blocks,
+                                  const LaunchContext& context) {
+  using Tile = KvTile<kCode, kDim>;
+  constexpr int kShared = kPrefillStages * kPrefillChunk / Tile::kTokens * Tile::kBytes;
+  const auto kernel = prefill_kernel<Tile, kForm>;
+  const cudaError_t status =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
+  return status != cudaSuccess ? status
+                               : launch(kernel, {blocks, kPrefillThreads, kShared}, context, args);
+}
+
+template <KvCode kCode, AttentionForm kForm>
+cudaError_t launch_prefill_form(const PrefillArgs& args,
+                                int head_dim,
+                                dim3 blocks,
+                                const LaunchContext& context) {
+  switch (head_dim) {
+    case 64:
+      return launch_prefill_kernel<kCode, 64, kForm>(args, blocks, context);
+    case 128:
+      return launch_prefill_kernel<kCode, 128, kForm>(args, blocks, context);
+    case 256:
+      return launch_prefill_kernel<kCode, 256, kForm>(args, blocks, context);
+    default:
+      return cudaErrorInvalidValue;
+  }
+}
+
+template <KvCode kCode>
+cudaError_t launch_prefill(const PrefillArgs& args,
+                           int head_dim,
+                           dim3 blocks,
+                           const LaunchContext& context) {
+  if constexpr (kCode == KvCode::kBf16) {
+    if (args.shared) {
+      return launch_prefill_form<kCode, AttentionForm::kShared>(args, head_dim, blocks, context);
+    }
+  }
+  return launch_prefill_form<kCode, AttentionForm::kOwn>(args, head_dim, blocks, context);
+}
+
+}  // namespace nibble::cuda

@@ -1,0 +1,13 @@
+#include "backend/cuda/kernels/attention/launch.h"
+#include "backend/cuda/kernels/attention/prefill.cuh"
+
+namespace nibble::cuda {
+
+cudaError_t launch_prefill_int8(const PrefillArgs& args,
+                                int head_dim,
+                                dim3 blocks,
+                                const LaunchContext& context) {
+  return launch_prefill<KvCode::kInt8>(args, head_dim, blocks, context);
+}
+
+}  // namespace nibble::cuda

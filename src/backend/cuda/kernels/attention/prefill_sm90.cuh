@@ -1,0 +1,593 @@
+#pragma once
+
+// Causal attention of many rows per sequence over the paged cache with warpgroup products (sm_90a),
+// head_dim 64 and 128.
+//
+// A block serves kPrefillRows rows of a sequence and one query head: two warpgroups of 64 rows
+// multiply, a third fetches. Keys and values come in chunks of 64 tokens; a bf16 page is already
+// what wgmma reads (kv_layout.h), other formats are widened to bf16 by the third warpgroup. As in
+// FlashAttention-3 (Shah et al. 2024) the product of the next chunk's scores runs while this
+// chunk's weights and values are multiplied, and the softmax of one warpgroup while the other
+// multiplies.
+
+#include "backend/cuda/kernels/attention/prefill.cuh"
+#include "backend/cuda/kernels/quotient.cuh"
+#include "backend/cuda/ptx/wgmma.cuh"
+
+namespace nibble::cuda {
+
+constexpr int kSm90Stages = 4;
+constexpr int kSm90Threads = 384;
+constexpr int kSm90RawSlots = 3;  // chunks as the cache has them, to be widened
+
+/// A chunk in shared memory: 64 K rows, then 64 V rows, in groups of 8 tokens, each group in
+/// columns of 64 elements (1024 bytes, 128-byte swizzle).
+template <int kDim>
+struct Sm90Chunk {
+  static constexpr uint32_t kGroup = kDim * 16;  // bytes of 8 tokens
+  static constexpr uint32_t kRows = 8 * kGroup;  // bytes of K, as many of V
+  static constexpr uint32_t kBytes = 2 * kRows;
+
+  /// Operand of elements 16 step..+15 of all keys.
+  static __device__ __forceinline__ uint64_t keys(uint32_t slot, int step) {
+    const auto at = slot + static_cast<uint32_t>(step / 4 * 1024 + step % 4 * 32);
+    return describe(at, 16);
+  }
+  /// Operand of the values of tokens 16 step..+15; its columns are contiguous.
+  static __device__ __forceinline__ uint64_t values(uint32_t slot, int step) {
+    return describe(slot + kRows + static_cast<uint32_t>(step) * 2 * kGroup, 1024);
+  }
+
+ private:
+  /// `leading`: bytes from 64 columns to the next, where columns are contiguous.
+  static __device__ __forceinline__ uint64_t describe(uint32_t address, uint32_t leading) {
+    return static_cast<uint64_t>((address & 0x3ffffU) >> 4) |
+           (static_cast<uint64_t>(leading >> 4) << 16) |
+           (static_cast<uint64_t>(kGroup >> 4) << 32) | (1ULL << 62);
+  }
+};
+
+struct Sm90Barriers {
+  uint32_t full;   // [kSm90Stages]
+  uint32_t empty;  // [kSm90Stages]
+  uint32_t raw;    // [kSm90RawSlots]
+};
+
+/// The fetching warp: all chunks of the task, in order.
+template <int kDim>
+__device__ __forceinline__ void fetch_chunks(const PrefillArgs& args,
+                                             const PrefillTask& task,
+                                             uint32_t slots,
+                                             const Sm90Barriers& barriers,
+                                             int lane) {
+  using Chunk = Sm90Chunk<kDim>;
+  using Tile = KvTile<KvCode::kBf16, kDim>;
+  for (int32_t i = 0; i < task.end_chunk - task.first_chunk; ++i) {
+    const auto stage = static_cast<uint32_t>(i % kSm90Stages);
+    const uint32_t slot = slots + stage * Chunk::kBytes;
+    const uint32_t full = barriers.full + 8 * stage;
+    if (i >= kSm90Stages) {
+      ptx::barrier_wait(barriers.empty + 8 * stage, static_cast<uint32_t>(i / kSm90Stages - 1) % 2);
+    }
+    const int32_t first_tile = (task.first_chunk + i) * (kPrefillChunk / Tile::kTokens);
+    const int32_t known = task.known - (task.first_chunk + i) * kPrefillChunk;
+    const int32_t tiles =
+        min(kPrefillChunk / Tile::kTokens, (known + Tile::kTokens - 1) / Tile::kTokens);
+    const bool whole = known >= kPrefillChunk;
+    const uint32_t barrier = whole ? full : barriers.raw;
+    if (lane == 0) {
+      ptx::barrier_arrive_expect(barrier, static_cast<uint32_t>(tiles * Tile::kBytes));
+    }
+    __syncwarp();
+    if (lane < tiles) {
+      const uint8_t* source = tile_of_task(args, task, first_tile + lane, Tile::kBytes);
+      const uint32_t to = slot + static_cast<uint32_t>(lane * Tile::kRowsBytes);
+      ptx::bulk_copy(to, source, Tile::kRowsBytes, barrier);
+      ptx::bulk_copy(to + Chunk::kRows, source + Tile::kRowsBytes, Tile::kRowsBytes, barrier);
+    }
+    __syncwarp();
+    if (!whole) {  // the last chunk: values past the end must be finite
+      ptx::barrier_wait(barriers.raw, 0);
+      for (int token = max(0, known); token < kPrefillChunk; ++token) {
+        if (lane < Tile::kChunks) {
+          const int offset = kv_row_offset(Tile::kRow, token, lane * 16);
+          ptx::store_shared16(slot + Chunk::kRows + static_cast<uint32_t>(offset),
+                              make_uint4(0, 0, 0, 0));
+        }
+      }
+      ptx::fence_shared_to_async();
+      __syncwarp();
+      if (lane == 0) {
+        ptx::barrier_arrive(full);
+      }
+    }
+  }
+}
+
+/// Asks for a chunk's tiles as they are. One warp.
+template <typename Tile>
+__device__ __forceinline__ void fetch_raw(const PrefillArgs& args,
+                                          const PrefillTask& task,
+                                          int32_t chunk,
+                                          uint32_t slot,
+                                          uint32_t barrier,
+                                          int lane) {
+  constexpr int kTiles = kPrefillChunk / Tile::kTokens;
+  const int32_t first = chunk * kTiles;
+  const int32_t tiles = min(kTiles, (task.known + Tile::kTokens - 1) / Tile::kTokens - first);
+  if (lane == 0) {
+    ptx::barrier_arrive_expect(barrier, static_cast<uint32_t>(tiles * Tile::kBytes));
+  }
+  __syncwarp();
+  if (lane < tiles) {
+    ptx::fence_before_refill();
+    ptx::bulk_copy(slot + static_cast<uint32_t>(lane * Tile::kBytes),
+                   tile_of_task(args, task, first + lane, Tile::kBytes), Tile::kBytes, barrier);
+  }
+  __syncwarp();
+}
+
+/// Eight elements of K or V as bf16. `code`: their codes, 4 or 8 bytes; `parameters`: the token's.
+template <KvCode kCode>
+__device__ __forceinline__ uint4 widen(uint2 code, uint32_t parameters) {
+  float v[8];
+  const float scale = __half2float(__ushort_as_half(static_cast<uint16_t>(parameters)));
+  if constexpr (kCode == KvCode::kInt4) {
+    // 128 + code, exact in bf16, is widened by a shift.
+    const float offset =
+        __half2float(__ushort_as_half(static_cast<uint16_t>(parameters >> 16))) - 128.0F * scale;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t two = ((code.x >> (4 * i)) & 0x000f000fU) | 0x43004300U;
+      v[i] = fmaf(__uint_as_float(two << 16), scale, offset);
+      v[i + 4] = fmaf(__uint_as_float(two & 0xffff0000U), scale, offset);
+    }
+  } else if constexpr (kCode == KvCode::kInt8) {
+    const float offset = -(32768.0F + 128.0F) * scale;  // bytes 00 code 00 47: 32768 + code
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const uint32_t bits = __byte_perm(i < 4 ? code.x : code.y, 0x47000000U, 0x7404 | i % 4 << 4);
+      v[i] = fmaf(__uint_as_float(bits), scale, offset);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t word = i < 2 ? code.x : code.y;
+      const uint32_t two = ptx::widen_e4m3(i % 2 == 0 ? word : word >> 16);
+      v[2 * i] = __half2float(__ushort_as_half(static_cast<uint16_t>(two)));
+      v[2 * i + 1] = __half2float(__ushort_as_half(static_cast<uint16_t>(two >> 16)));
+    }
+  }
+  return make_uint4(ptx::pack_bf16(v[0], v[1]), ptx::pack_bf16(v[2], v[3]),
+                    ptx::pack_bf16(v[4], v[5]), ptx::pack_bf16(v[6], v[7]));
+}
+
+/// Widens 32 tokens of K or of V of a chunk: the share of one of four warps. Tokens from `known` on
+/// become zero.
+template <typename Tile>
+__device__ __forceinline__ void widen_rows(
+    uint32_t raw, uint32_t slot, int warp, int known, int lane) {
+  using Chunk = Sm90Chunk<Tile::kHeadDim>;
+  constexpr int kUnits = Tile::kHeadDim / 8;  // of a row, 8 elements each
+  constexpr int kUnitBytes = Tile::kRow / kUnits;
+  constexpr int kPhases = 8 * kUnits / 32;  // steps of the warp over 8 tokens
+  constexpr int kParameter = 2 * kv_parameters(Tile::kFormat);
+  const bool values = warp >= 2;
+  const int first = warp % 2 * 32;
+  const uint32_t tile = raw + static_cast<uint32_t>(first / Tile::kTokens * Tile::kBytes);
+  const int inside = first % Tile::kTokens;
+  const uint32_t from =
+      tile + static_cast<uint32_t>((values ? Tile::kRowsBytes : 0) + inside * Tile::kRow);
+  const uint32_t to =
+      slot + (values ? Chunk::kRows : 0) + static_cast<uint32_t>(first / 8) * Chunk::kGroup;
+  const uint32_t parameters_at =
+      tile + static_cast<uint32_t>(2 * Tile::kRowsBytes + (values ? Tile::kParameterBytes : 0) +
+                                   inside / 8 * kParameter);
+  uint32_t from_offset[kPhases];
+  uint32_t to_offset[kPhases];
+  uint32_t parameter_offset[kPhases];
+#pragma unroll
+  for (int j = 0; j < kPhases; ++j) {
+    const int token = j * (32 / kUnits) + lane / kUnits;  // of the 8
+    const int unit = lane % kUnits;
+    from_offset[j] = static_cast<uint32_t>(kv_row_offset(Tile::kRow, token, unit * kUnitBytes));
+    to_offset[j] = static_cast<uint32_t>(kv_row_offset(2 * Tile::kHeadDim, token, unit * 16));
+    parameter_offset[j] =
+        static_cast<uint32_t>(kv_parameter_index(Tile::kFormat, token) * kParameter);
+  }
+#pragma unroll
+  for (int group = 0; group < 4; ++group) {
+    uint2 code[kPhases];
+    uint32_t parameters[kPhases] = {};
+#pragma unroll
+    for (int j = 0; j < kPhases; ++j) {
+      const uint32_t at = from + static_cast<uint32_t>(group * 8 * Tile::kRow) + from_offset[j];
+      if constexpr (kUnitBytes == 4) {
+        code[j] = make_uint2(ptx::load_shared4(at), 0);
+      } else {
+        code[j] = ptx::load_shared8(at);
+      }
+      if constexpr (Tile::kInteger) {
+        const uint32_t own =
+            parameters_at + static_cast<uint32_t>(group * kParameter) + parameter_offset[j];
+        parameters[j] = kParameter == 4 ? ptx::load_shared4(own) : ptx::load_shared2(own);
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kPhases; ++j) {
+      const int token = first + group * 8 + j * (32 / kUnits) + lane / kUnits;
+      const uint4 wide = widen<Tile::kFormat>(code[j], parameters[j]);
+      ptx::store_shared16(to + static_cast<uint32_t>(group) * Chunk::kGroup + to_offset[j],
+                          token < known ? wide : make_uint4(0, 0, 0, 0));
+    }
+  }
+}
+
+/// The fetching warpgroup, for caches that are not bf16.
+template <typename Tile>
+__device__ __forceinline__ void widen_chunks(const PrefillArgs& args,
+                                             const PrefillTask& task,
+                                             uint32_t slots,
+                                             const Sm90Barriers& barriers,
+                                             int warp,
+                                             int lane) {
+  using Chunk = Sm90Chunk<Tile::kHeadDim>;
+  constexpr uint32_t kRaw = kPrefillChunk / Tile::kTokens * Tile::kBytes;
+  const uint32_t raw = slots + kSm90Stages * Chunk::kBytes;
+  const int32_t count = task.end_chunk - task.first_chunk;
+  const auto fetch = [&](int32_t i) {
+    if (warp == 0 && i < count) {
+      const auto at = static_cast<uint32_t>(i % kSm90RawSlots);
+      fetch_raw<Tile>(args, task, task.first_chunk + i, raw + at * kRaw, barriers.raw + 8 * at,
+                      lane);
+    }
+  };
+  for (int32_t i = 0; i < kSm90RawSlots - 1; ++i) {
+    fetch(i);
+  }
+  for (int32_t i = 0; i < count; ++i) {
+    const auto stage = static_cast<uint32_t>(i % kSm90Stages);
+    const auto at = static_cast<uint32_t>(i % kSm90RawSlots);
+    ptx::group_sync(1, 128);  // chunk i - 1 has been read: its slot is free
+    fetch(i + kSm90RawSlots - 1);
+    ptx::barrier_wait(barriers.raw + 8 * at, static_cast<uint32_t>(i / kSm90RawSlots) % 2);
+    if (i >= kSm90Stages) {
+      ptx::barrier_wait(barriers.empty + 8 * stage, static_cast<uint32_t>(i / kSm90Stages - 1) % 2);
+    }
+    widen_rows<Tile>(raw + at * kRaw, slots + stage * Chunk::kBytes, warp,
+                     task.known - (task.first_chunk + i) * kPrefillChunk, lane);
+    ptx::fence_shared_to_async();
+    ptx::warp_arrive(barriers.full + 8 * stage);
+  }
+}
+
+/// Softmax state of rows g and g + 8 of this lane's warp.
+template <AttentionForm kForm>
+struct Sm90Rows {
+  static constexpr int kParts = kForm == AttentionForm::kShared ? 4 : 1;
+  float top[2] = {-INFINITY, -INFINITY};
+  float total[2][kParts] = {};
+};
+
+/// Scores [8 tokens / 2][4] become weights; `keep` is what earlier sums are to be multiplied by.
+__device__ __forceinline__ void weigh(float (&scores)[kPrefillChunk / 2],
+                                      float factor,
+                                      Sm90Rows<AttentionForm::kOwn>& rows,
+                                      float (&keep)[2]) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float top = rows.top[r];
+#pragma unroll
+    for (int i = 0; i < kPrefillChunk / 8; ++i) {
+      top = fmaxf(top, fmaxf(scores[4 * i + 2 * r], scores[4 * i + 2 * r + 1]));
+    }
+    top = fmaxf(top, __shfl_xor_sync(~0U, top, 1));
+    top = fmaxf(top, __shfl_xor_sync(~0U, top, 2));
+    const float shift = top == -INFINITY ? 0.0F : top * factor;  // a row that has seen nothing yet
+    keep[r] = ptx::exp2_approx(fmaf(rows.top[r], factor, -shift));
+    rows.top[r] = top;
+    rows.total[r][0] *= keep[r];
+#pragma unroll
+    for (int i = 0; i < kPrefillChunk / 8; ++i) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        float& score = scores[4 * i + 2 * r + c];
+        score = ptx::exp2_approx(fmaf(score, factor, -shift));
+        rows.total[r][0] += score;
+      }
+    }
+  }
+}
+
+/// The same in AttentionForm::kShared: tops are whole exponents; rounded weights are added in the
+/// CPU's order, two neighbours of 32 tokens to a sum.
+__device__ __forceinline__ void weigh(float (&scores)[kPrefillChunk / 2],
+                                      float factor,
+                                      Sm90Rows<AttentionForm::kShared>& rows,
+                                      float (&keep)[2]) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float largest = -INFINITY;
+#pragma unroll
+    for (int i = 0; i < kPrefillChunk / 8; ++i) {
+      largest = max_or_nan(largest, max_or_nan(scores[4 * i + 2 * r], scores[4 * i + 2 * r + 1]));
+    }
+    largest = max_or_nan(largest, __shfl_xor_sync(~0U, largest, 1));
+    largest = max_or_nan(largest, __shfl_xor_sync(~0U, largest, 2));
+    const float top = raised_top(rows.top[r], largest, factor);
+    const float reference = top == -INFINITY ? 0.0F : top;  // a row that has seen nothing yet
+    keep[r] = ptx::exp2_approx(rows.top[r] - reference);
+    rows.top[r] = top;
+#pragma unroll
+    for (float& total : rows.total[r]) {
+      total = largest < INFINITY ? total * keep[r] : NAN;
+    }
+#pragma unroll
+    for (int i = 0; i < kPrefillChunk / 8; ++i) {
+      float* const pair = &scores[4 * i + 2 * r];
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        pair[c] = shared_weight(__fmaf_rn(pair[c], factor, WeightForm::kBase - reference));
+      }
+      round_pair(pair[0], pair[1]);
+      rows.total[r][i % 4] += pair[0];
+      rows.total[r][i % 4] += pair[1];
+    }
+  }
+}
+
+/// Weights as the operand of the next product: [16 tokens][register].
+__device__ __forceinline__ void pack_weights(const float (&scores)[kPrefillChunk / 2],
+                                             uint32_t (&weights)[kPrefillChunk / 16][4]) {
+#pragma unroll
+  for (int i = 0; i < kPrefillChunk / 4; ++i) {
+    weights[i / 4][i % 4] = ptx::pack_bf16(scores[2 * i], scores[2 * i + 1]);
+  }
+}
+
+template <int kDim>
+__device__ __forceinline__ void start_scores(uint32_t slot,
+                                             const uint32_t (&q)[kDim / 16][4],
+                                             float (&scores)[kPrefillChunk / 2]) {
+#pragma unroll
+  for (float& score : scores) {
+    score = 0.0F;
+  }
+  ptx::mma_fence();
+#pragma unroll
+  for (int step = 0; step < kDim / 16; ++step) {
+    ptx::mma_registers<ptx::MmaType::kBf16, kPrefillChunk>(scores, q[step],
+                                                           Sm90Chunk<kDim>::keys(slot, step));
+  }
+  ptx::mma_commit();
+}
+
+template <int kDim>
+__device__ __forceinline__ void start_values(uint32_t slot,
+                                             const uint32_t (&weights)[kPrefillChunk / 16][4],
+                                             float (&sums)[kDim / 2]) {
+  ptx::mma_fence();
+#pragma unroll
+  for (int step = 0; step < kPrefillChunk / 16; ++step) {
+    ptx::mma_registers<ptx::MmaType::kBf16, kDim, true>(sums, weights[step],
+                                                        Sm90Chunk<kDim>::values(slot, step));
+  }
+  ptx::mma_commit();
+}
+
+/// A row's sum of weights, and 1 / it, times the factor of values.
+struct Sm90Total {
+  float total;
+  float inverse;
+};
+
+template <AttentionForm kForm>
+__device__ __forceinline__ Sm90Total total_of(const Sm90Rows<kForm>& rows, int r, float factor) {
+  const float(&part)[Sm90Rows<kForm>::kParts] = rows.total[r];
+  float total = part[0];
+  if constexpr (kForm == AttentionForm::kShared) {
+    total = (part[0] + part[2]) + (part[1] + part[3]);
+    total += __shfl_xor_sync(~0U, total, 2);
+    total += __shfl_xor_sync(~0U, total, 1);
+  } else {
+    total += __shfl_xor_sync(~0U, total, 1);
+    total += __shfl_xor_sync(~0U, total, 2);
+  }
+  return {total, factor / total};
+}
+
+/// A multiplying warpgroup: rows [64] from `row` of the step on, `rows` of them real.
+template <typename Tile, AttentionForm kForm>
+__device__ __forceinline__ void attend_rows(const PrefillArgs& args,
+                                            const PrefillTask& task,
+                                            int group,
+                                            int head,
+                                            uint32_t slots,
+                                            const Sm90Barriers& barriers) {
+  constexpr int kDim = Tile::kHeadDim;
+  using Chunk = Sm90Chunk<kDim>;
+  const float factor = args.score_factor * Tile::kCodeUnit;  // codes have become values
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int own_row = group * 64 + static_cast<int>(threadIdx.x) / 32 % 4 * 16 + lane / 4;
+  const int32_t position = task.first_position + own_row;
+  uint32_t q[kDim / 16][4];
+#pragma unroll
+  for (int i = 0; i < kDim / 4; ++i) {
+    const int row = own_row + 8 * (i & 1);
+    const int64_t at = (task.first_row + row) * args.q_stride + head * kDim + i / 4 * 16 +
+                       (i >> 1 & 1) * 8 + lane % 4 * 2;
+    q[i / 4][i % 4] = row < task.rows ? __ldcg(reinterpret_cast<const unsigned*>(args.q + at)) : 0U;
+  }
+  // Chunks past this warpgroup's last row are the block's last: nobody waits for their slots.
+  const int32_t last_row = min(task.rows, (group + 1) * 64) - 1;
+  const int32_t count =
+      min(task.end_chunk, (task.first_position + last_row) / kPrefillChunk + 1) - task.first_chunk;
+  const int32_t first_own = task.first_position + group * 64;
+  const auto mask = [&](float(&scores)[kPrefillChunk / 2], int32_t i) {
+    const int32_t token = (task.first_chunk + i) * kPrefillChunk;
+    const bool early = args.window > 0 && token <= first_own + 63 - args.window;
+    if (token + kPrefillChunk - 1 <= first_own && !early) {
+      return;
+    }
+#pragma unroll
+    for (int e = 0; e < kPrefillChunk / 2; ++e) {
+      const int back = position + (e >> 1 & 1) * 8 - (token + e / 4 * 8 + lane % 4 * 2 + e % 2);
+      const bool seen = back >= 0 && (args.window == 0 || back < args.window);
+      scores[e] = seen ? scores[e] : -INFINITY;
+    }
+  };
+
+  Sm90Rows<kForm> rows;
+  float keep[2];
+  float scores[kPrefillChunk / 2];
+  uint32_t weights[kPrefillChunk / 16][4];
+  float sums[kDim / 2];
+#pragma unroll
+  for (float& sum : sums) {
+    sum = 0.0F;
+  }
+  ptx::barrier_wait(barriers.full, 0);
+  start_scores<kDim>(slots, q, scores);
+  ptx::mma_wait<0>();
+  ptx::pin(scores);
+  mask(scores, 0);
+  weigh(scores, factor, rows, keep);
+  pack_weights(scores, weights);
+  for (int32_t i = 0; i + 1 < count; ++i) {
+    const auto stage = static_cast<uint32_t>(i % kSm90Stages);
+    const auto next = static_cast<uint32_t>((i + 1) % kSm90Stages);
+    ptx::barrier_wait(barriers.full + 8 * next, static_cast<uint32_t>((i + 1) / kSm90Stages) % 2);
+    start_scores<kDim>(slots + next * Chunk::kBytes, q, scores);
+    start_values<kDim>(slots + stage * Chunk::kBytes, weights, sums);
+    ptx::mma_wait<1>();
+    ptx::pin(scores);
+    mask(scores, i + 1);
+    weigh(scores, factor, rows, keep);
+    ptx::mma_wait<0>();
+    ptx::pin(sums);
+    if (lane == 0) {  // what has read the chunk is the tensor cores, and they are done
+      ptx::barrier_arrive(barriers.empty + 8 * stage);
+    }
+#pragma unroll
+    for (int e = 0; e < kDim / 2; ++e) {
+      sums[e] *= keep[e >> 1 & 1];
+    }
+    pack_weights(scores, weights);
+  }
+  start_values<kDim>(slots + static_cast<uint32_t>((count - 1) % kSm90Stages) * Chunk::kBytes,
+                     weights, sums);
+  ptx::mma_wait<0>();
+  ptx::pin(sums);
+
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const Sm90Total of_row = total_of(rows, r, args.value_factor);
+    const auto result = [&](float sum) {
+      return kForm == AttentionForm::kShared ? quotient(sum, of_row.total, of_row.inverse)
+                                             : sum * of_row.inverse;
+    };
+    const int row = own_row + 8 * r;
+    if (row >= task.rows) {
+      continue;
+    }
+    uint16_t* const out =
+        args.out + (task.first_row + row) * args.out_stride + head * kDim + lane % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < kDim / 8; ++i) {
+      *reinterpret_cast<uint32_t*>(out + 8 * i) =
+          ptx::pack_bf16(result(sums[4 * i + 2 * r]), result(sums[4 * i + 2 * r + 1]));
+    }
+  }
+}
+
+/// Grid: query heads, blocks of rows. kForm: of rows up to kSharedPrefill.
+template <typename Tile, AttentionForm kForm>
+__global__ __launch_bounds__(kSm90Threads,
+                             1) void prefill_sm90_kernel(const __grid_constant__ PrefillArgs args) {
+  constexpr int kDim = Tile::kHeadDim;
+  constexpr bool kWide = Tile::kFormat == KvCode::kBf16;
+  extern __shared__ __align__(1024) uint8_t shared[];
+  __shared__ __align__(8) uint64_t storage[2 * kSm90Stages + kSm90RawSlots];
+  Sm90Barriers barriers{};
+  barriers.full = ptx::shared_address(storage);
+  barriers.empty = barriers.full + 8 * kSm90Stages;
+  barriers.raw = barriers.empty + 8 * kSm90Stages;
+  if (threadIdx.x == 0) {
+    for (uint32_t i = 0; i < kSm90Stages; ++i) {
+      ptx::barrier_init(barriers.full + 8 * i,
+                        kWide ? 1 : 4 * ptx::kWarpArrivals);  // warps that widen
+      ptx::barrier_init(barriers.empty + 8 * i, 8);           // warps that multiply
+    }
+    for (uint32_t i = 0; i < kSm90RawSlots; ++i) {
+      ptx::barrier_init(barriers.raw + 8 * i, 1);
+    }
+    ptx::barrier_init_fence();
+  }
+  ptx::wait_for_predecessor();
+  ptx::allow_successor();
+  __syncthreads();
+  const auto index = static_cast<int32_t>(gridDim.y - 1 - blockIdx.y);  // long rows first
+  if (index >= __ldcg(args.plan.prefill_count)) {
+    return;
+  }
+  const auto head = static_cast<int32_t>(blockIdx.x);
+  const PrefillTask task = prefill_task(args, index, head);
+  const uint32_t slots = ptx::shared_address(shared);
+  const int group = static_cast<int>(threadIdx.x) / 128;
+  if (group == 0) {
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    if constexpr (kWide) {
+      ptx::registers_release<40>();
+      if (warp == 0) {
+        fetch_chunks<kDim>(args, task, slots, barriers, lane);
+      }
+    } else {
+      ptx::registers_release<88>();
+      widen_chunks<Tile>(args, task, slots, barriers, warp, lane);
+    }
+  } else {
+    ptx::registers_take<kWide ? 232 : 208>();
+    if constexpr (kForm == AttentionForm::kShared) {
+      if (task.first_position + task.rows <= kSharedPrefill) {
+        return attend_rows<Tile, kForm>(args, task, group - 1, head, slots, barriers);
+      }
+    }
+    attend_rows<Tile, AttentionForm::kOwn>(args, task, group - 1, head, slots, barriers);
+  }
+}
+
+template <KvCode kCode, int kDim, AttentionForm kForm>
+cudaError_t launch_prefill_sm90_kernel(const PrefillArgs& args,
+                                       dim3 blocks,
+                                       const LaunchContext& context) {
+  using Tile = KvTile<kCode, kDim>;
+  constexpr int kRaw =
+      kCode == KvCode::kBf16 ? 0 : kSm90RawSlots * (kPrefillChunk / Tile::kTokens) * Tile::kBytes;
+  constexpr int kShared = kSm90Stages * static_cast<int>(Sm90Chunk<kDim>::kBytes) + kRaw;
+  const auto kernel = prefill_sm90_kernel<Tile, kForm>;
+  const cudaError_t status =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
+  return status != cudaSuccess
+             ? status
+             : launch(kernel, {dim3(blocks.y, blocks.x), kSm90Threads, kShared}, context, args);
+}
+
+template <KvCode kCode>
+cudaError_t launch_prefill_sm90_code(const PrefillArgs& args,
+                                     int head_dim,
+                                     dim3 blocks,
+                                     const LaunchContext& context) {
+  using enum AttentionForm;
+  if constexpr (kCode == KvCode::kBf16) {
+    if (args.shared) {
+      return head_dim == 64
+                 ? launch_prefill_sm90_kernel<kCode, 64, kShared>(args, blocks, context)
+                 : launch_prefill_sm90_kernel<kCode, 128, kShared>(args, blocks, context);
+    }
+  }
+  return head_dim == 64 ? launch_prefill_sm90_kernel<kCode, 64, kOwn>(args, blocks, context)
+                        : launch_prefill_sm90_kernel<kCode, 128, kOwn>(args, blocks, context);
+}
+
+}  // namespace nibble::cuda

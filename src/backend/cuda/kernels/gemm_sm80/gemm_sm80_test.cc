@@ -1,0 +1,58 @@
+#include "backend/cuda/kernels/gemm_sm80/gemm_sm80.h"
+
+#include "backend/cuda/testing/gemm_check.h"
+#include "backend/cuda/testing/gpu_test.h"
+
+namespace nibble::cuda {
+namespace {
+
+// Rows at the edges of a tile of channels, k short of the ring, split and odd, every token tile.
+void check_shapes(const GemmEntry& entry, std::string_view scheme, int64_t least_k) {
+  testing::check_gemm(entry,
+                      {.scheme = scheme, .n = 8, .k = least_k, .row_counts = {1, 8, 9}, .seed = 1});
+  testing::check_gemm(
+      entry, {.scheme = scheme, .n = 136, .k = 5 * 128, .row_counts = {3, 17, 130}, .seed = 2});
+  testing::check_gemm(
+      entry, {.scheme = scheme, .n = 256, .k = 4096, .row_counts = {1, 16, 65}, .seed = 3});
+}
+
+TEST(GemmSm80, W4A8EqualsTheReference) {
+  NIBBLE_NEEDS_GPU();
+  check_shapes(kGemmW4A8Sm80, "w4a8", 64);
+}
+
+TEST(GemmSm80, W8A8Int8EqualsTheReference) {
+  NIBBLE_NEEDS_GPU();
+  check_shapes(kGemmW8A8Int8Sm80, "w8a8_int8", 64);
+}
+
+TEST(GemmSm80, W4A16EqualsTheReference) {
+  NIBBLE_NEEDS_GPU();
+  check_shapes(kGemmW4A16Sm80, "w4a16_g32", 64);
+  check_shapes(kGemmW4A16Sm80, "w4a16_g128", 128);
+}
+
+TEST(GemmSm80, Bf16EqualsTheReference) {
+  NIBBLE_NEEDS_GPU();
+  check_shapes(kGemmBf16Sm80, "bf16", 64);
+}
+
+TEST(GemmSm80, RefusesWhatItCannotDo) {
+  const DeviceInfo device{.major = 8, .shared_bytes = size_t{163} << 10};
+  const GemmProblem w4a8{.weight = {.code = WeightCode::kInt4, .scale_per = ScalePer::kChannel},
+                         .act = ActFormat::kInt8Token,
+                         .n = 5,
+                         .k = 64};
+  EXPECT_TRUE(kGemmW4A8Sm80.accepts(w4a8, device));
+  EXPECT_FALSE(kGemmW8A8Int8Sm80.accepts(w4a8, device));
+  EXPECT_FALSE(kGemmW4A16Sm80.accepts(w4a8, device));
+  EXPECT_FALSE(kGemmBf16Sm80.accepts(w4a8, device));
+  GemmProblem odd = w4a8;
+  odd.k = 96;
+  EXPECT_FALSE(kGemmW4A8Sm80.accepts(odd, device));
+  odd.k = int64_t{1} << 18;
+  EXPECT_FALSE(kGemmW4A8Sm80.accepts(odd, device));
+}
+
+}  // namespace
+}  // namespace nibble::cuda

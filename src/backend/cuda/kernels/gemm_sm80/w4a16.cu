@@ -1,0 +1,28 @@
+// y = x [m, k] bf16 · w [n, k]ᵀ int4 with a BF16 scale per 32 or 128 of k, sums in f32.
+// Method, layouts and limits: gemm_sm80/mma.cuh.
+
+#include "backend/cuda/kernels/gemm_sm80/family.cuh"
+#include "backend/cuda/kernels/gemm_sm80/gemm_sm80.h"
+
+namespace nibble::cuda {
+namespace {
+
+bool accepts(const GemmProblem& problem, const DeviceInfo& device) {
+  const WeightFormat& weight = problem.weight;
+  return weight.code == WeightCode::kInt4 && problem.act == ActFormat::kBf16 &&
+         weight.scale_per == ScalePer::kGroup && weight.scale_dtype == DType::kBF16 &&
+         (weight.group_size == 32 || weight.group_size == 128) &&
+         problem.k % weight.group_size == 0 && sm80::fits(problem, device);
+}
+
+Result<std::unique_ptr<GemmKernel>> make(const GemmProblem& problem, const DeviceInfo& device) {
+  return problem.weight.group_size == 32
+             ? sm80::GemmMma<sm80::CodecW4A16<32>>::make(problem, device)
+             : sm80::GemmMma<sm80::CodecW4A16<128>>::make(problem, device);
+}
+
+}  // namespace
+
+const GemmEntry kGemmW4A16Sm80 = {"gemm_w4a16_sm80", accepts, make};
+
+}  // namespace nibble::cuda

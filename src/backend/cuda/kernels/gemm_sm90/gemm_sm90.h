@@ -1,0 +1,145 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include <cuda.h>
+
+#include "backend/cuda/gemm_kernel.h"
+#include "backend/cuda/kernels/gemm_sm90/schedule.h"
+
+namespace nibble::cuda {
+
+/// Parameters of the kernels of gemm_sm90/gemm_sm90.cuh.
+struct GemmSm90Args {
+  const uint8_t* weights = nullptr;  // [row_blocks][k_blocks] units
+  const float* weight_scales = nullptr;
+  const float* x_scales = nullptr;
+  const float* bias = nullptr;
+  void* y = nullptr;
+  uint32_t* counters = nullptr;  // [split_tiles][2], zero
+  void* parts = nullptr;         // [split_blocks][2][2] sums of a warpgroup
+  int64_t y_stride = 0;
+  int m = 0, n = 0;
+  int row_blocks = 0, k_blocks = 0;
+  GemmResult result = GemmResult::kBf16;
+  GemmSchedule schedule;
+};
+
+/// One instance of the kernel, with what the choice among them needs.
+struct GemmSm90Tile {
+  int tokens = 0;
+  int row_blocks = 0;     // of 64 rows
+  int depth = 0;          // K blocks of a step
+  int resident = 0;       // blocks that fit a multiprocessor
+  int launched = 1;       // blocks of one launch on a multiprocessor
+  int cluster = 1;        // blocks that share a tile, each with some of its rows
+  bool clusters = false;  // whether clusters of blocks may share a tile's steps
+  bool pairs = false;     // whether it is of pairs of blocks (w4a16_sm90/pairs.cuh)
+  unsigned threads = 0;
+  size_t shared_bytes = 0;
+  void (*kernel)(CUtensorMap x, GemmSm90Args args) = nullptr;
+};
+
+/// How a product is shared among blocks, and the clocks of a multiprocessor that this is reckoned
+/// to take.
+struct GemmSm90Plan {
+  GemmSchedule schedule;
+  double clocks = 0.0;
+};
+
+/// A product and the device it runs on.
+struct GemmSm90Sizes {
+  int64_t k = 0, m = 0;
+  int row_blocks = 0;
+  int sms = 0;
+  std::array<int, 4> clusters{};  // of 2, 3, 4 and 8 blocks that may share a tile, at once
+};
+
+/// What the families of this main loop differ in. Weights are units of 64 rows x one K block (128
+/// bytes of x); rows are filled up to whole units, K to `depth` blocks, with zeros.
+struct GemmSm90Family {
+  std::string_view name;
+  std::span<const GemmSm90Tile> tiles;
+  int unit_bytes = 0;
+  int block_elements = 0;
+  int depth = 1;
+  double clocks_per_unit_token = 2.0;  // of the tensor cores
+  /// codes [n, k] canonical to units, or back.
+  cudaError_t (*pack)(const void* codes, int64_t n, int64_t k, void* units, cudaStream_t) = nullptr;
+  cudaError_t (*unpack)(const void* units, int64_t n, int64_t k, void* codes, cudaStream_t) =
+      nullptr;
+  /// Group scales [n, groups] into units, or back; without, each row has one, behind the units.
+  cudaError_t (*pack_scales)(const float* scales, int64_t n, int64_t k, void* units, cudaStream_t) =
+      nullptr;
+  cudaError_t (*unpack_scales)(
+      const void* units, int64_t n, int64_t k, float* scales, cudaStream_t) = nullptr;
+  /// The best plan with this tile, which is not mostly empty; without, a plan for products whose
+  /// sums are scaled when they are complete.
+  GemmSm90Plan (*plan)(const GemmSm90Tile& tile, const GemmSm90Sizes& sizes) = nullptr;
+};
+
+class GemmSm90 final : public GemmKernel {
+ public:
+  static Result<std::unique_ptr<GemmKernel>> make(const GemmSm90Family& family,
+                                                  const GemmProblem& problem,
+                                                  const DeviceInfo& device);
+
+  GemmSm90(const GemmSm90Family& family,
+           const GemmProblem& problem,
+           const DeviceInfo& device,
+           void* encode_map);
+  [[nodiscard]] size_t packed_bytes() const override;
+  cudaError_t pack(const void* codes,
+                   const float* scales,
+                   void* packed,
+                   cudaStream_t stream) const override;
+  cudaError_t unpack(const void* packed,
+                     void* codes,
+                     float* scales,
+                     cudaStream_t stream) const override;
+  [[nodiscard]] size_t workspace_bytes(int64_t max_m) const override;
+  cudaError_t run(const GemmLaunch& args, const LaunchContext& context) const override;
+
+  /// Index of the tile.
+  [[nodiscard]] int choose(int64_t m) const override;
+  cudaError_t run_tile(int tile, const GemmLaunch& args, const LaunchContext& context) const;
+  /// With another schedule than run_tile()'s: tests and benchmarks.
+  cudaError_t run_schedule(int tile,
+                           const GemmSchedule& schedule,
+                           const GemmLaunch& args,
+                           const LaunchContext& context) const;
+  [[nodiscard]] GemmSchedule schedule(int tile, int64_t m) const;
+  [[nodiscard]] std::span<const GemmSm90Tile> tiles() const { return family_.tiles; }
+
+ private:
+  [[nodiscard]] GemmSm90Plan plan(size_t tile, int64_t m, bool in_pairs) const;
+  [[nodiscard]] size_t code_bytes() const;
+
+  const GemmSm90Family& family_;
+  int64_t n_, k_;
+  int sms_;
+  int row_blocks_, k_blocks_;                 // of the packed weights
+  void* encode_map_;                          // the driver's cuTensorMapEncodeTiled
+  std::vector<std::array<int, 4>> clusters_;  // of 2, 3, 4 and 8 blocks at once, for each tile
+};
+
+/// Sums stay within an int32: 16 * 8 * 127 or 128 * 127 times k, and -128 in x where it occurs.
+inline constexpr int64_t kGemmMaxIntegerK = 131008;
+
+/// Whether the weights are `code` with a scale per channel, without zero points, the activations
+/// `act`, and the sizes what GemmSm90 takes.
+[[nodiscard]] bool scaled_by_channel_and_token(const GemmProblem& problem,
+                                               const DeviceInfo& device,
+                                               WeightCode code,
+                                               ActFormat act);
+
+/// INT4 weights per channel x INT8 activations per token; INT8 x INT8; E4M3 x E4M3.
+extern const GemmEntry kGemmW4A8Sm90;
+extern const GemmEntry kGemmW8A8Int8Sm90;
+extern const GemmEntry kGemmW8A8Fp8Sm90;
+
+}  // namespace nibble::cuda

@@ -1,0 +1,129 @@
+// y [m, n] = x [m, k] · w [n, k]ᵀ, both int8 (summed exactly in int32) or both E4M3 (summed by the
+// tensor cores, which keep about 14 bits of a running sum), with one scale for each channel and
+// each token.
+
+#include "backend/cuda/kernels/gemm_sm90/gemm_sm90.cuh"
+#include "backend/cuda/kernels/gemm_sm90/pack.cuh"
+
+namespace nibble::cuda {
+namespace {
+
+/// A unit holds for each K step s and thread t its four operand registers, at 2048 s + 16 t.
+template <ptx::MmaType kMmaType>
+struct ByteCodec {
+  static constexpr ptx::MmaType kType = kMmaType;
+  static constexpr int kUnitBytes = 8192;
+  static constexpr int kBlockElements = 128;
+  static constexpr float kScale = 1.0F;
+
+  struct Fetched {  // nothing but the place: the words are operands as they are
+    uint32_t address;
+  };
+  static __device__ __forceinline__ Fetched fetch(uint32_t unit, int thread) {
+    return {unit + thread * 16};
+  }
+  static __device__ __forceinline__ void expand(const Fetched& fetched, uint32_t (&a)[4][4]) {
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      const uint4 word = ptx::load_shared16(fetched.address + step * 2048);
+      a[step][0] = word.x;
+      a[step][1] = word.y;
+      a[step][2] = word.z;
+      a[step][3] = word.w;
+    }
+  }
+};
+
+constexpr int kUnitWords = 2048;
+
+// One thread for each 32-bit word of the units.
+__global__ void pack_bytes(
+    const uint32_t* codes, int64_t n, int64_t k, int k_blocks, uint32_t* units) {
+  const int64_t unit = blockIdx.x;
+  for (int i = static_cast<int>(threadIdx.x); i < kUnitWords; i += static_cast<int>(blockDim.x)) {
+    const int thread = (i >> 2) & 127;
+    const int64_t row = unit / k_blocks * 64 + gemm_row(thread, i & 1);
+    const int64_t column =
+        unit % k_blocks * 128 + 32 * (i >> 9) + 16 * ((i >> 1) & 1) + 4 * (thread & 3);
+    units[unit * kUnitWords + i] = row < n && column < k ? codes[(row * k + column) / 4] : 0;
+  }
+}
+
+// One thread for each 32-bit word of the codes.
+__global__ void unpack_bytes(
+    const uint32_t* units, int64_t n, int64_t k, int k_blocks, uint32_t* codes) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i >= n * (k / 4)) {
+    return;
+  }
+  const int64_t row = i / (k / 4);
+  const int64_t column = i % (k / 4) * 4;
+  const int within = static_cast<int>(column % 128);
+  const int thread = gemm_thread(static_cast<int>(row % 64), within);
+  codes[i] = units[(row / 64 * k_blocks + column / 128) * kUnitWords + within / 32 * 512 +
+                   thread * 4 + within / 16 % 2 * 2 + row % 2];
+}
+
+cudaError_t pack(const void* codes, int64_t n, int64_t k, void* units, cudaStream_t stream) {
+  const GemmUnits count = gemm_units(n, k, 1);
+  return launch(pack_bytes, {.blocks = dim3(count.units()), .threads = 256},
+                {.stream = stream, .overlap = false}, static_cast<const uint32_t*>(codes), n, k,
+                count.k_blocks, static_cast<uint32_t*>(units));
+}
+
+cudaError_t unpack(const void* units, int64_t n, int64_t k, void* codes, cudaStream_t stream) {
+  return launch(unpack_bytes,
+                {.blocks = dim3(static_cast<unsigned>((n * (k / 4) + 255) / 256)), .threads = 256},
+                {.stream = stream, .overlap = false}, static_cast<const uint32_t*>(units), n, k,
+                gemm_units(n, k, 1).k_blocks, static_cast<uint32_t*>(codes));
+}
+
+template <ptx::MmaType kType>
+inline constexpr GemmSm90Tile kTiles[] = {
+    gemm_tile<ByteCodec<kType>, GemmTile<8, 1, 1, 6, 2>>(),
+    gemm_tile<ByteCodec<kType>, GemmTile<16, 1, 1, 6, 2>>(),
+    gemm_tile<ByteCodec<kType>, GemmTile<32, 1, 1, 5, 2>>(),
+    gemm_tile<ByteCodec<kType>, GemmTile<64, 1, 1, 8, 1>>(),
+    gemm_tile<ByteCodec<kType>, GemmTile<64, 2, 1, 5, 1>>(),
+    gemm_tile<ByteCodec<kType>, GemmTile<128, 1, 1, 6, 1>>(),
+    gemm_tile<ByteCodec<kType>, GemmTile<128, 2, 1, 4, 1>>(),
+    gemm_tile<ByteCodec<kType>, GemmTile<256, 1, 1, 4, 1, 2>>(),
+};
+
+constexpr GemmSm90Family kInt8Family{.name = "gemm_w8a8_int8_sm90",
+                                     .tiles = kTiles<ptx::MmaType::kInt8>,
+                                     .unit_bytes = 4 * kUnitWords,
+                                     .block_elements = 128,
+                                     .depth = 1,
+                                     .pack = pack,
+                                     .unpack = unpack};
+constexpr GemmSm90Family kFp8Family{.name = "gemm_w8a8_fp8_sm90",
+                                    .tiles = kTiles<ptx::MmaType::kE4M3>,
+                                    .unit_bytes = 4 * kUnitWords,
+                                    .block_elements = 128,
+                                    .depth = 1,
+                                    .pack = pack,
+                                    .unpack = unpack};
+
+bool accepts_int8(const GemmProblem& problem, const DeviceInfo& device) {
+  return scaled_by_channel_and_token(problem, device, WeightCode::kInt8, ActFormat::kInt8Token);
+}
+bool accepts_fp8(const GemmProblem& problem, const DeviceInfo& device) {
+  return scaled_by_channel_and_token(problem, device, WeightCode::kFp8E4M3, ActFormat::kFp8Token);
+}
+
+Result<std::unique_ptr<GemmKernel>> make_int8(const GemmProblem& problem,
+                                              const DeviceInfo& device) {
+  return GemmSm90::make(kInt8Family, problem, device);
+}
+Result<std::unique_ptr<GemmKernel>> make_fp8(const GemmProblem& problem, const DeviceInfo& device) {
+  return GemmSm90::make(kFp8Family, problem, device);
+}
+
+}  // namespace
+
+const GemmEntry kGemmW8A8Int8Sm90{
+    .name = kInt8Family.name, .accepts = accepts_int8, .make = make_int8};
+const GemmEntry kGemmW8A8Fp8Sm90{.name = kFp8Family.name, .accepts = accepts_fp8, .make = make_fp8};
+
+}  // namespace nibble::cuda

@@ -1,9 +1,0 @@
-// The tiles of gemm_w4a16_sm90 for groups of 32.
-
-#include "backend/cuda/kernels/gemm_w4a16_tiles_sm90.cuh"
-
-namespace nibble::cuda {
-
-template std::span<const GemmSm90Tile> w4a16_tiles<32>();
-
-}  // namespace nibble::cuda

@@ -1,0 +1,64 @@
+// bf16 rows rounded to int8 or e4m3 per row, and f32 numbers rounded to bf16 in place.
+
+#include "backend/cuda/kernels/rows/common.cuh"
+#include "backend/cuda/ptx/dependency.cuh"
+
+namespace nibble::cuda {
+namespace {
+
+constexpr int kFlatThreads = 256;
+
+template <int kPieces>
+__global__ __launch_bounds__(kMaxRowThreads) void quantize_kernel(const QuantizeRowsArgs args) {
+  ptx::allow_successor();
+  ptx::wait_for_predecessor();
+  const int64_t row = blockIdx.x;
+  const auto* x = static_cast<const __nv_bfloat16*>(args.x) + row * args.stride;
+  store_row<kPieces>(args.out, row, args.n, [&](int, int64_t i) { return load_bf16x8(x + i); });
+}
+
+__global__ __launch_bounds__(kFlatThreads) void round_bf16_kernel(float* x, int64_t count) {
+  ptx::allow_successor();
+  ptx::wait_for_predecessor();
+  const int64_t first = (int64_t{blockIdx.x} * kFlatThreads + threadIdx.x) * 4;
+  if (first + 4 <= count) {
+    float4 v = *reinterpret_cast<const float4*>(x + first);
+    v.x = __bfloat162float(__float2bfloat16_rn(v.x));
+    v.y = __bfloat162float(__float2bfloat16_rn(v.y));
+    v.z = __bfloat162float(__float2bfloat16_rn(v.z));
+    v.w = __bfloat162float(__float2bfloat16_rn(v.w));
+    *reinterpret_cast<float4*>(x + first) = v;
+    return;
+  }
+  for (int64_t i = first; i < count; ++i) {
+    x[i] = __bfloat162float(__float2bfloat16_rn(x[i]));
+  }
+}
+
+}  // namespace
+
+cudaError_t quantize_rows(const QuantizeRowsArgs& given, const LaunchContext& context) {
+  QuantizeRowsArgs args = given;
+  args.stride = args.stride != 0 ? args.stride : args.n;
+  if (!can_store(args.out, args.rows, args.n) || args.out.format == ActFormat::kBf16 ||
+      args.stride % kPiece != 0) {
+    return cudaErrorInvalidValue;
+  }
+  static constexpr void (*kKernels[4])(QuantizeRowsArgs) = {quantize_kernel<0>, quantize_kernel<1>,
+                                                            quantize_kernel<2>, quantize_kernel<4>};
+  return launch_rows(kKernels, args, context);
+}
+
+cudaError_t round_bf16(float* x, int64_t count, const LaunchContext& context) {
+  const int64_t blocks = (count + 4 * kFlatThreads - 1) / (4 * kFlatThreads);
+  if (count < 0 || blocks > INT32_MAX) {
+    return cudaErrorInvalidValue;
+  }
+  if (count == 0) {
+    return cudaSuccess;
+  }
+  const Grid grid{.blocks = dim3(static_cast<unsigned>(blocks)), .threads = kFlatThreads};
+  return launch(round_bf16_kernel, grid, context, x, count);
+}
+
+}  // namespace nibble::cuda

@@ -1,0 +1,186 @@
+// silu(gate) * up of bf16 rows, rounded for the next matrix product. The token forms need a row's
+// largest value, so one block owns a row, or, where rows are few and the GPU has clusters, one
+// cluster of eight blocks; bf16 needs none and spreads over the whole GPU.
+
+#include <cooperative_groups.h>
+
+#include "backend/cuda/kernels/quotient.cuh"
+#include "backend/cuda/kernels/rows/common.cuh"
+#include "backend/cuda/ptx/dependency.cuh"
+#include "ops/silu_form.h"
+
+namespace nibble::cuda {
+namespace {
+
+namespace cg = cooperative_groups;
+
+constexpr int kFlatThreads = 256;
+constexpr int kCluster = 8;
+constexpr int64_t kClusterRows = 32;  // 256 blocks; from 64 rows on a block per row is as fast
+
+/// gate / (1 + e^-gate) in the form of kFormat. Its last places are the CPU's where bits are cut,
+/// and else within 1e-7: the power is corrected by what rounding its exponent left out, the
+/// quotient by its remainder.
+template <ActFormat kFormat>
+__device__ __forceinline__ float silu(float gate) {
+  constexpr float kLog2E = 1.44269504F;
+  constexpr float kLog2ERest = 1.92596303e-8F;
+  constexpr float kLn2 = 0.693147181F;
+  constexpr SiluForm kForm = kFormat == ActFormat::kInt8Token ? kSiluOfInt8 : SiluForm{};
+  constexpr float kOne = 1.0F / kForm.factor;
+  const float x = fmaxf(gate, -87.0F);  // the power stays finite
+  const float exponent = __fmul_rn(x, -kLog2E);
+  const float rest = __fmaf_rn(x, -kLog2ERest, __fmaf_rn(x, -kLog2E, -exponent));
+  float power = 0.0F;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(exponent));
+  const float divisor = __fmaf_rn(power, __fmaf_rn(rest, kOne * kLn2, kOne), kOne);
+  float inverse = 0.0F;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(divisor));
+  return __uint_as_float(__float_as_uint(quotient(gate, divisor, inverse)) & kForm.bits);
+}
+
+template <ActFormat kFormat>
+__device__ __forceinline__ F32x8 silu_mul_piece(const __nv_bfloat16* gate_up,
+                                                int64_t n,
+                                                int64_t i) {
+  const F32x8 gate = load_bf16x8(gate_up + i);
+  F32x8 y = load_bf16x8(gate_up + n + i);
+#pragma unroll
+  for (int j = 0; j < kPiece; ++j) {
+    y.v[j] *= silu<kFormat>(gate.v[j]);
+  }
+  return y;
+}
+
+template <int kPieces, ActFormat kFormat>
+__global__ __launch_bounds__(kMaxRowThreads) void silu_mul_kernel(const SiluMulArgs args) {
+  ptx::allow_successor();
+  ptx::wait_for_predecessor();
+  const int64_t row = blockIdx.x;
+  const auto* gate_up = static_cast<const __nv_bfloat16*>(args.gate_up) + row * args.stride;
+  store_row<kPieces>(args.out, row, args.n,
+                     [&](int, int64_t i) { return silu_mul_piece<kFormat>(gate_up, args.n, i); });
+}
+
+/// One piece per thread, one row per cluster.
+template <ActFormat kFormat>
+__global__ __launch_bounds__(kMaxRowThreads) void silu_mul_cluster_kernel(const SiluMulArgs args) {
+#if __CUDA_ARCH__ >= 900
+  __shared__ uint32_t largest;
+  if (threadIdx.x == 0) {
+    largest = 0;
+  }
+  __syncthreads();
+  ptx::allow_successor();
+  ptx::wait_for_predecessor();
+  const cg::cluster_group cluster = cg::this_cluster();
+  const int64_t row = blockIdx.x / kCluster;
+  const int64_t i = (int64_t{blockIdx.x % kCluster} * blockDim.x + threadIdx.x) * kPiece;
+  F32x8 y = {};
+  uint32_t own = 0;
+  if (i < args.n) {
+    y = silu_mul_piece<kFormat>(static_cast<const __nv_bfloat16*>(args.gate_up) + row * args.stride,
+                                args.n, i);
+#pragma unroll
+    for (const float value : y.v) {
+      own = max(own, magnitude_bits(value));
+    }
+  }
+  own = __reduce_max_sync(kAllLanes, own);
+  if (threadIdx.x % 32 == 0) {
+    atomicMax(&largest, own);
+  }
+  cluster.sync();
+  own = *cluster.map_shared_rank(&largest, threadIdx.x % kCluster);
+  own = __reduce_max_sync(kAllLanes, own);
+  cluster.barrier_arrive();  // this block has read the others' words
+  const RowFactor to = row_factor(__uint_as_float(own), args.out.format);
+  if (blockIdx.x % kCluster == 0 && threadIdx.x == 0) {
+    args.out.scales[row] = to.scale;
+  }
+  if (i < args.n) {
+    store_codes(static_cast<uint8_t*>(args.out.values) + row * args.n + i, y, to.factor,
+                args.out.format);
+  }
+  cluster.barrier_wait();  // its own word has been read
+#endif
+}
+
+__global__ __launch_bounds__(kFlatThreads) void silu_mul_flat_kernel(const SiluMulArgs args) {
+  ptx::allow_successor();
+  ptx::wait_for_predecessor();
+  const int64_t pieces = args.n / kPiece;
+  const int64_t index = int64_t{blockIdx.x} * kFlatThreads + threadIdx.x;
+  if (index >= args.rows * pieces) {
+    return;
+  }
+  const int64_t row = index / pieces;
+  const int64_t i = (index - row * pieces) * kPiece;
+  const auto* gate_up = static_cast<const __nv_bfloat16*>(args.gate_up) + row * args.stride;
+  auto* out = static_cast<__nv_bfloat16*>(args.out.values) + row * args.n;
+  store_bf16x8(out + i, silu_mul_piece<ActFormat::kBf16>(gate_up, args.n, i));
+}
+
+bool has_clusters() {
+  int device = 0;
+  int major = 0;
+  return cudaGetDevice(&device) == cudaSuccess &&
+         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
+         major >= 9;
+}
+
+/// launch(), in clusters.
+template <ActFormat kFormat>
+cudaError_t launch_clusters(const SiluMulArgs& args,
+                            unsigned threads,
+                            const LaunchContext& context) {
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim = {kCluster, 1, 1};
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(args.rows * kCluster));
+  config.blockDim = dim3(threads);
+  config.stream = context.stream;
+  config.attrs = attributes;
+  config.numAttrs = context.overlap ? 2 : 1;
+  return cudaLaunchKernelEx(&config, silu_mul_cluster_kernel<kFormat>, args);
+}
+
+/// To a token form.
+template <ActFormat kFormat>
+cudaError_t launch_tokens(const SiluMulArgs& args, const LaunchContext& context) {
+  const int64_t slice = (args.n / kPiece + kCluster - 1) / kCluster;  // pieces of a block
+  if (args.rows > 0 && args.rows <= kClusterRows && slice >= 64 && slice <= kMaxRowThreads &&
+      has_clusters()) {
+    return launch_clusters<kFormat>(args, static_cast<unsigned>((slice + 31) / 32 * 32), context);
+  }
+  static constexpr void (*kKernels[4])(SiluMulArgs) = {
+      silu_mul_kernel<0, kFormat>, silu_mul_kernel<1, kFormat>, silu_mul_kernel<2, kFormat>,
+      silu_mul_kernel<4, kFormat>};
+  return launch_rows(kKernels, args, context);
+}
+
+}  // namespace
+
+cudaError_t silu_mul_quantize(const SiluMulArgs& given, const LaunchContext& context) {
+  SiluMulArgs args = given;
+  args.stride = args.stride != 0 ? args.stride : 2 * args.n;
+  if (!can_store(args.out, args.rows, args.n) || args.stride % kPiece != 0) {
+    return cudaErrorInvalidValue;
+  }
+  if (args.out.format == ActFormat::kBf16 && args.rows > 0) {
+    const int64_t blocks = (args.rows * (args.n / kPiece) + kFlatThreads - 1) / kFlatThreads;
+    if (blocks > INT32_MAX) {
+      return cudaErrorInvalidValue;
+    }
+    const Grid grid{.blocks = dim3(static_cast<unsigned>(blocks)), .threads = kFlatThreads};
+    return launch(silu_mul_flat_kernel, grid, context, args);
+  }
+  return args.out.format == ActFormat::kInt8Token
+             ? launch_tokens<ActFormat::kInt8Token>(args, context)
+             : launch_tokens<ActFormat::kFp8Token>(args, context);
+}
+
+}  // namespace nibble::cuda
