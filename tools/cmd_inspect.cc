@@ -108,7 +108,7 @@ int64_t parameters_of(const CheckpointReader& reader, const TensorInfo& tensor) 
 std::string describe_scheme(const CheckpointReader& reader, const QuantConfig& config) {
   std::string text;
   for (const QuantGroup& group : config.groups) {
-    const std::string_view name = scheme_name(group.weight, group.act);
+    const std::string_view name = scheme_of(group).name;
     text += text.empty() ? "" : ", ";
     text += name.empty() ? "(a combination without a name)" : name;
   }

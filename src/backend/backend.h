@@ -14,6 +14,7 @@
 #include "ops/attention.h"
 #include "ops/gemm.h"
 #include "ops/picks.h"
+#include "quant/act_spec.h"
 #include "quant/quant_view.h"
 
 namespace nibble {
@@ -130,16 +131,17 @@ class Backend {
   /// kUnsupported, with the reason and a remedy, for weights and activations that prepare_gemm()
   /// has no kernel for.
   [[nodiscard]] virtual Status check_gemm(const WeightFormat& format,
-                                          ActFormat act,
+                                          const ActSpec& act,
                                           int64_t k) const = 0;
   /// Packs the rows of several matrices of one format and k, one below the other, for rows of
-  /// activations in `act`. max_m is the largest m that run() will see (workspace is sized here).
+  /// activations as `act` says. max_m is the largest m that run() will see (workspace is sized
+  /// here).
   virtual Result<std::unique_ptr<PreparedGemm>> prepare_gemm(std::span<const QuantView> parts,
-                                                             ActFormat act,
+                                                             const ActSpec& act,
                                                              int64_t max_m) = 0;
   /// The same for one matrix.
   Result<std::unique_ptr<PreparedGemm>> prepare_gemm(const QuantTensor& weight,
-                                                     ActFormat act,
+                                                     const ActSpec& act,
                                                      int64_t max_m) {
     const QuantView view = view_of(weight);
     return prepare_gemm({&view, 1}, act, max_m);

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <span>
 
-#include "checkpoint/dialects/source_dialects.h"
+#include "checkpoint/dialects/dialects.h"
 
 namespace nibble {
 namespace {
@@ -26,21 +26,20 @@ bool may_be_codes(DType dtype) {
 
 }  // namespace
 
-Status check_announced(const CheckpointReader& reader,
-                       SourceMethod method,
-                       std::string_view where) {
+Status check_announced(const CheckpointReader& reader, Dialect dialect, std::string_view where) {
   const bool any = std::ranges::any_of(
       reader.tensors(), [](const TensorInfo* tensor) { return may_be_codes(tensor->dtype); });
-  const std::span<const SourceDialect> dialects = source_dialects();
-  const auto dialect = std::ranges::find(dialects, method, &SourceDialect::method);
-  if (any || dialect == dialects.end()) {
+  const auto rows = all_dialects();
+  const auto found =
+      std::ranges::find_if(rows, [&](const DialectRow* row) { return row->dialect == dialect; });
+  if (any || found == rows.end()) {
     return {};
   }
   return make_error(StatusCode::kCorrupt,
                     "{}: field quant_method: \"{}\", but {} has no quantized tensor ({}); get the "
                     "files that belong together, or remove the field quantization_config if the "
                     "weights are meant to be unquantized",
-                    where, dialect->name, reader.path(), dialect->codes);
+                    where, (*found)->name, reader.path(), (*found)->codes);
 }
 
 }  // namespace nibble

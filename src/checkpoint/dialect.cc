@@ -1,63 +1,53 @@
 #include "checkpoint/dialect.h"
 
-#include <array>
-#include <utility>
+#include <algorithm>
+#include <string>
+
+#include "checkpoint/dialects/dialects.h"
 
 namespace nibble {
 namespace {
 
-constexpr std::array<std::pair<std::string_view, Dialect>, 3> kNames = {{
-    {"compressed-tensors", Dialect::kCompressedTensors},
-    {"quark", Dialect::kQuark},
-    {"fp8", Dialect::kFp8Block},
-}};
+const DialectRow* row_of(Dialect dialect) {
+  const auto rows = all_dialects();
+  const auto found =
+      std::ranges::find_if(rows, [&](const DialectRow* row) { return row->dialect == dialect; });
+  return found == rows.end() ? nullptr : *found;
+}
 
-bool can_store(Dialect dialect, const QuantScheme& scheme) {
-  const WeightFormat& weight = scheme.weight;
-  if (!weight.quantized()) {
-    return true;
-  }
-  switch (dialect) {
-    case Dialect::kCompressedTensors:
-      return true;
-    case Dialect::kQuark:
-      return weight.code == WeightCode::kInt4 && weight.scale_per == ScalePer::kChannel &&
-             scheme.act == ActFormat::kInt8Token;
-    case Dialect::kFp8Block:
-      return weight.code == WeightCode::kFp8E4M3 && weight.scale_per == ScalePer::kBlock;
-  }
-  return false;
+bool can_store(const DialectRow& row, const QuantScheme& scheme) {
+  return row.write != nullptr && (!scheme.weight.quantized() || row.stores(scheme));
 }
 
 }  // namespace
 
 Result<Dialect> parse_dialect(std::string_view name) {
   std::string known;
-  for (const auto& [text, dialect] : kNames) {
-    if (text == name) {
-      return dialect;
+  for (const DialectRow* row : all_dialects()) {
+    if (row->write == nullptr) {
+      continue;
+    }
+    if (row->name == name) {
+      return row->dialect;
     }
     known += known.empty() ? "" : ", ";
-    known += text;
+    known += row->name;
   }
   return make_error(StatusCode::kInvalidArgument, "unknown format \"{}\"; choose one of {}", name,
                     known);
 }
 
 std::string_view dialect_name(Dialect dialect) {
-  for (const auto& [text, value] : kNames) {
-    if (value == dialect) {
-      return text;
-    }
-  }
-  return {};
+  const DialectRow* row = row_of(dialect);
+  return row == nullptr ? std::string_view() : row->name;
 }
 
 Dialect default_dialect(const QuantScheme& scheme) {
   if (scheme.weight.quantized()) {
-    for (const Dialect special : {Dialect::kQuark, Dialect::kFp8Block}) {
-      if (can_store(special, scheme)) {
-        return special;
+    // A dialect that knows few schemes was made for them.
+    for (const DialectRow* row : all_dialects()) {
+      if (row->dialect != Dialect::kCompressedTensors && can_store(*row, scheme)) {
+        return row->dialect;
       }
     }
   }
@@ -65,14 +55,15 @@ Dialect default_dialect(const QuantScheme& scheme) {
 }
 
 Status check_dialect(Dialect dialect, const QuantScheme& scheme) {
-  if (can_store(dialect, scheme)) {
+  const DialectRow* row = row_of(dialect);
+  if (row != nullptr && can_store(*row, scheme)) {
     return {};
   }
   std::string able;
-  for (const auto& [text, other] : kNames) {
-    if (can_store(other, scheme)) {
+  for (const DialectRow* other : all_dialects()) {
+    if (can_store(*other, scheme)) {
       able += able.empty() ? "" : ", ";
-      able += text;
+      able += other->name;
     }
   }
   return make_error(StatusCode::kUnsupported,

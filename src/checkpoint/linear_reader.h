@@ -6,30 +6,37 @@
 
 #include "base/status.h"
 #include "checkpoint/checkpoint_reader.h"
-#include "checkpoint/linear_slots.h"
 #include "checkpoint/quant_config.h"
+#include "checkpoint/source_coded.h"
+#include "quant/act_spec.h"
 #include "quant/quant_view.h"
 
 namespace nibble {
 
-/// The stored weights of one linear layer, where they lie in the mapped file, and the form of its
-/// activations.
+/// The stored weights of one linear layer in the form that kernels take, in the mapped file where
+/// they lie so, and the form of its activations.
 struct MappedLinear {
   QuantView weight;  // [n, k]; valid as long as the reader and this object
-  ActFormat act = ActFormat::kFloat;
-  Buffer repacked;  // codes that the file stores in another form
-  Buffer scales;    // likewise
+  ActSpec act;
+  Buffer codes;  // those of the view that the file stores in another form
+  Buffer scales;
+  Buffer zeros;
+  std::vector<const TensorInfo*> tensors;  // that it was read from
+  std::string dropped;  // what the file wants of activations and is left out; empty: nothing
 };
 
-/// Finds the weights of a module ("model.layers.0.mlp.up_proj"). The tensors that exist decide:
-/// X.weight_packed (int4), X.weight with X.weight_scale (int8, int4 in bytes, fp8), words of Quark
-/// and GPTQ, or a plain X.weight in F32, F16 or BF16. The bias is not read. Nothing is copied but
-/// what the file stores in another form. Scales are checked; codes are not read: NaN among FP8
-/// codes is left to whoever packs them. Errors name file and tensor: kNotFound (no such weights),
-/// kCorrupt (shapes that contradict, NaN or infinite scales, INT4 codes in bytes out of range),
-/// kUnsupported (zero points, act-order, other layouts).
+/// Finds the weights of a module ("model.layers.0.mlp.up_proj"), in every form that
+/// docs/formats.md lists as read; the tensors that exist decide. The bias is not read. Scales and
+/// zero points are checked; codes are not read where they can stay in the file: NaN among FP8 codes
+/// is left to whoever packs them. Columns that lie out of the order of their groups (act-order) are
+/// put into it, and so must be the activations: ActSpec::columns. Errors name file and tensor:
+/// kNotFound (no such weights), kCorrupt (shapes that contradict, NaN or infinite scales, 4-bit
+/// codes in bytes out of range), kUnsupported (forms of activations that no product computes).
 Result<MappedLinear> map_linear_weights(const CheckpointReader& reader,
                                         const QuantConfig& config,
-                                        std::string_view module);
+                                        const std::string& module);
+
+/// The same of a matrix whose facts are known, but for its activations.
+Result<MappedLinear> map_coded(const CheckpointReader& reader, const CodedFacts& facts);
 
 }  // namespace nibble

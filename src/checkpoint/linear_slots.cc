@@ -35,7 +35,7 @@ std::vector<TensorSlot> linear_slots(const QuantScheme& scheme,
                                      int64_t k) {
   const WeightFormat& format = scheme.weight;
   const std::vector<int64_t> words = {n, ceil_div(k, kCodesPerWord)};
-  const TensorSlot scales = {dialect == Dialect::kFp8Block ? "weight_scale_inv" : "weight_scale",
+  const TensorSlot scales = {dialect == Dialect::kFp8 ? "weight_scale_inv" : "weight_scale",
                              format.scale_dtype, scale_shape(format, n, k)};
   switch (format.code) {
     case WeightCode::kInt4: {

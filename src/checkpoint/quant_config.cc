@@ -5,18 +5,18 @@
 #include <memory>
 
 #define PCRE2_CODE_UNIT_WIDTH 8
+#include <fnmatch.h>
 #include <pcre2.h>
 
 #include "base/file.h"
 #include "checkpoint/announced.h"
-#include "checkpoint/dialects/compressed_tensors.h"
-#include "checkpoint/dialects/foreign_config.h"
-#include "checkpoint/quant_config_writer.h"
+#include "checkpoint/dialects/dialects.h"
 
 namespace nibble {
 namespace {
 
 constexpr std::string_view kPatternPrefix = "re:";
+constexpr std::string_view kGlobPrefix = "glob:";
 // A linear layer is the only class of module that we store quantized.
 constexpr std::string_view kLinearClass = "Linear";
 constexpr uint32_t kMatchLimit = 100'000;
@@ -48,10 +48,68 @@ Result<bool> matches_pattern(std::string_view pattern, std::string_view text) {
   return outcome >= 0;
 }
 
-// Patterns were compiled once by parse_quant_config(), so a failure here is only the step limit.
-bool matches(std::string_view pattern, std::string_view module) {
+// Patterns were compiled once when they were read, so a failure here is only the step limit.
+bool matches(const std::string& pattern, const std::string& module) {
+  if (pattern.starts_with(kGlobPrefix)) {
+    return ::fnmatch(pattern.c_str() + kGlobPrefix.size(), module.c_str(), 0) == 0;
+  }
   const auto result = matches_module(pattern, module);
   return result.ok() && *result;
+}
+
+struct Found {
+  Json json;
+  std::string where;
+  bool beside = false;
+};
+
+const Json* find_object(const Json* json, std::string_view key) {
+  const Json* value = json == nullptr ? nullptr : json->find(key);
+  return value == nullptr || value->is_null() ? nullptr : value;
+}
+
+Result<Json> read_json(const std::string& folder, std::string_view name) {
+  NIBBLE_ASSIGN_OR_RETURN(const std::string text, read_file(fmt::format("{}/{}", folder, name)));
+  auto json = Json::parse(text);
+  return json.ok() ? json : json.status().with_context(name);
+}
+
+// ModelOpt puts its config below "quantization", AutoGPTQ at the top of a file without a method.
+Result<Found> find_config(const Json& config, const std::string& folder) {
+  constexpr std::string_view kKey = "quantization_config";
+  if (const Json* found = find_object(&config, kKey)) {
+    return Found{*found, "config.json: quantization_config", false};
+  }
+  if (const Json* found = find_object(find_object(&config, "text_config"), kKey)) {
+    return Found{*found, "config.json: text_config.quantization_config", false};
+  }
+  if (file_exists(folder + "/hf_quant_config.json")) {
+    NIBBLE_ASSIGN_OR_RETURN(const Json json, read_json(folder, "hf_quant_config.json"));
+    const Json* found = find_object(&json, "quantization");
+    if (found == nullptr || !found->is_object()) {
+      return make_error(StatusCode::kCorrupt,
+                        "hf_quant_config.json: field quantization is missing or no object");
+    }
+    Json copy = *found;
+    copy.set("quant_method", "modelopt");
+    return Found{std::move(copy), "hf_quant_config.json: quantization", true};
+  }
+  if (file_exists(folder + "/quantize_config.json")) {
+    NIBBLE_ASSIGN_OR_RETURN(Json json, read_json(folder, "quantize_config.json"));
+    if (json.is_object() && find_object(&json, "quant_method") == nullptr) {
+      json.set("quant_method", "gptq");
+    }
+    return Found{std::move(json), "quantize_config.json", true};
+  }
+  return Found{};
+}
+
+WeightCode code_of(const QuantGroup& group) {
+  const bool four = group.bits == 4;
+  if (group.number == QuantGroup::Number::kFloat) {
+    return four ? WeightCode::kFp4E2M1 : WeightCode::kFp8E4M3;
+  }
+  return four ? WeightCode::kInt4 : WeightCode::kInt8;
 }
 
 }  // namespace
@@ -64,9 +122,10 @@ Result<bool> matches_module(std::string_view pattern, std::string_view module) {
 }
 
 const QuantGroup* QuantConfig::group_for(std::string_view module) const {
+  const std::string name(module);
   for (const QuantGroup& group : groups) {
     if (std::any_of(group.targets.begin(), group.targets.end(),
-                    [&](const std::string& target) { return matches(target, module); })) {
+                    [&](const std::string& target) { return matches(target, name); })) {
       return &group;
     }
   }
@@ -80,39 +139,76 @@ const QuantGroup* QuantConfig::group_for(std::string_view module) const {
 }
 
 bool QuantConfig::ignores(std::string_view module) const {
+  const std::string name(module);
   return std::any_of(ignore.begin(), ignore.end(), [&](const std::string& pattern) {
-    return pattern == kLinearClass || matches(pattern, module);
+    return pattern == kLinearClass || matches(pattern, name);
   });
 }
 
-Result<QuantConfig> parse_quant_config(const Json& model_config, std::string_view where) {
-  if (!model_config.is_object()) {
-    return make_error(StatusCode::kCorrupt, "{}: not a JSON object", where);
+QuantScheme scheme_of(const QuantGroup& group) {
+  QuantScheme scheme{.act = group.activations.format};
+  WeightFormat& weight = scheme.weight;
+  weight.code = code_of(group);
+  weight.scale_per = ScalePer::kChannel;
+  switch (group.strategy) {
+    case QuantGroup::Strategy::kTensor:
+      weight.scale_per = ScalePer::kTensor;
+      break;
+    case QuantGroup::Strategy::kChannel:
+      break;
+    case QuantGroup::Strategy::kGroup:
+      if (group.group_size > 0) {
+        weight.scale_per = ScalePer::kGroup;
+        weight.group_size = static_cast<int>(group.group_size);
+      }
+      break;
+    case QuantGroup::Strategy::kBlock:
+      weight.scale_per = ScalePer::kBlock;
+      weight.group_size = static_cast<int>(std::min(group.block_columns, kMostGroup));
+      break;
   }
-  const Json* found = model_config.find("quantization_config");
-  if (found == nullptr || found->is_null()) {
-    const Json* text = model_config.find("text_config");
-    found = text == nullptr ? nullptr : text->find("quantization_config");
+  weight.zero_points = group.symmetric ? ZeroPoints::kNone : ZeroPoints::kPerScale;
+  scheme.name = scheme_name(weight, scheme.act);
+  return scheme;
+}
+
+Result<QuantConfig> read_quant_config(const Json& config, const std::string& folder) {
+  if (!config.is_object()) {
+    return make_error(StatusCode::kCorrupt, "config.json: not a JSON object");
   }
-  if (found == nullptr || found->is_null()) {
+  NIBBLE_ASSIGN_OR_RETURN(const Found found, find_config(config, folder));
+  if (found.json.is_null()) {
     return QuantConfig{};
   }
-  const std::string path = fmt::format("{}: quantization_config", where);
-  if (!found->is_object()) {
-    return make_error(StatusCode::kCorrupt, "{}: not a JSON object", path);
+  auto result = parse_quant_config(found.json, found.where);
+  if (result.ok()) {
+    result->beside = found.beside;
+  }
+  return result;
+}
+
+Result<QuantConfig> parse_quant_config(const Json& config, const std::string& where) {
+  if (!config.is_object()) {
+    return make_error(StatusCode::kCorrupt, "{}: not a JSON object", where);
   }
   NIBBLE_ASSIGN_OR_RETURN(const std::string method,
-                          JsonReader(*found, path).required_string("quant_method"));
-  if (method != compressed_tensors::kMethod) {
-    return parse_foreign_config(*found, path);
+                          JsonReader(config, where).required_string("quant_method"));
+  std::string known;
+  for (const DialectRow* dialect : all_dialects()) {
+    if (dialect->name == method) {
+      auto result = dialect->read(config, where);
+      if (result.ok()) {
+        result->where = where;
+      }
+      return result;
+    }
+    known += known.empty() ? "" : ", ";
+    known += dialect->name;
   }
-  auto config = compressed_tensors::parse_config(*found, path);
-  if (config.status().code() == StatusCode::kUnsupported) {
-    return make_error(StatusCode::kUnsupported,
-                      "{}; quantize the checkpoint again: nibble quantize SRC DST --scheme NAME",
-                      config.status().message());
-  }
-  return config;
+  return make_error(StatusCode::kUnsupported,
+                    "{}: quant_method \"{}\" is not read; known are {}. Quantize from the "
+                    "unquantized checkpoint",
+                    where, method, known);
 }
 
 Result<QuantConfig> load_quant_config(const CheckpointReader& reader) {
@@ -125,12 +221,9 @@ Result<QuantConfig> load_quant_config(const CheckpointReader& reader) {
   if (!json.ok()) {
     return json.status().with_context("config.json");
   }
-  auto config = parse_quant_config(*json, "config.json");
-  if (config.ok() && !config->groups.empty()) {
-    const SourceMethod method = config->source.method == SourceMethod::kNone
-                                    ? SourceMethod::kCompressedTensors
-                                    : config->source.method;
-    NIBBLE_RETURN_IF_ERROR(check_announced(reader, method, "config.json: quantization_config"));
+  auto config = read_quant_config(*json, reader.path());
+  if (config.ok() && !config->groups.empty() && !config->beside) {
+    NIBBLE_RETURN_IF_ERROR(check_announced(reader, config->dialect, config->where));
   }
   return config;
 }

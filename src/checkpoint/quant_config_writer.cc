@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "checkpoint/dialects/config_writers.h"
+#include "checkpoint/dialects/dialects.h"
 
 namespace nibble {
 namespace {
@@ -71,11 +71,13 @@ Result<Json> stored_config_json(const StoredQuantization& stored) {
                         use.scheme.name);
     }
   }
-  if (part.dialect == Dialect::kCompressedTensors) {
-    return compressed_tensors::config_json(part);
+  if (part.dialect != Dialect::kCompressedTensors) {
+    NIBBLE_RETURN_IF_ERROR(check_single(part));
   }
-  NIBBLE_RETURN_IF_ERROR(check_single(part));
-  return part.dialect == Dialect::kQuark ? quark::config_json(part) : fp8_block::config_json(part);
+  const auto rows = all_dialects();
+  const auto found = std::ranges::find_if(
+      rows, [&](const DialectRow* row) { return row->dialect == part.dialect; });
+  return (*found)->write(part);
 }
 
 }  // namespace nibble

@@ -35,8 +35,7 @@ TEST(QuantConfigWriter, QuarkSaysWhatLoadersDereference) {
 
 TEST(QuantConfigWriter, DeepSeekBlocks) {
   EXPECT_EQ(
-      written(
-          {.dialect = Dialect::kFp8Block, .uses = {use("w8a8_fp8_block")}, .ignore = {"lm_head"}}),
+      written({.dialect = Dialect::kFp8, .uses = {use("w8a8_fp8_block")}, .ignore = {"lm_head"}}),
       R"({"quant_method":"fp8","fmt":"e4m3","activation_scheme":"dynamic",)"
       R"("weight_block_size":[128,128],"modules_to_not_convert":["lm_head"]})");
 }
@@ -94,7 +93,7 @@ TEST(QuantConfigWriter, RefusesWhatADialectCannotSay) {
   EXPECT_THAT(
       refusal({.dialect = Dialect::kQuark, .uses = {use("w4a8", {"a"}), use("w4a8", {"b"})}}),
       HasSubstr("one scheme per model"));
-  EXPECT_THAT(refusal({.dialect = Dialect::kFp8Block,
+  EXPECT_THAT(refusal({.dialect = Dialect::kFp8,
                        .uses = {use("w8a8_fp8_block")},
                        .kv_cache = KvCacheScheme::kFp8}),
               HasSubstr("--kv-cache-scheme"));
@@ -125,7 +124,7 @@ TEST(LinearSlots, ShapesOfTheFormatNotes) {
             "weight I32 [200,48] weight_scale F32 [1] weight_scale_2 F32 [200] ");
   EXPECT_EQ(shapes("w4a8", standard),
             "weight_packed I32 [200,48] weight_scale F32 [200,1] weight_shape I64 [2] ");
-  EXPECT_EQ(shapes("w8a8_fp8_block", Dialect::kFp8Block),
+  EXPECT_EQ(shapes("w8a8_fp8_block", Dialect::kFp8),
             "weight F8_E4M3 [200,384] weight_scale_inv F32 [2,3] ");
   EXPECT_EQ(shapes("w8a8_fp8_block", standard), "weight F8_E4M3 [200,384] weight_scale F32 [2,3] ");
   EXPECT_EQ(shapes("w8a8_fp8_expert", standard), "weight F8_E4M3 [200,384] weight_scale F32 [1] ");

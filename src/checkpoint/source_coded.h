@@ -75,6 +75,7 @@ struct CodedFacts {
   ScaleLayout outer;  // tensor == nullptr: none
   bool divide_by_outer = false;
   int64_t group_size = 0;  // along k; groups = ceil(k / group_size)
+  bool grouped = false;    // whether the config speaks of groups, if only of one
   ZeroLayout zero;
   const TensorInfo* group_index = nullptr;  // I32 [k]: group of each column
   const TensorInfo* shape = nullptr;        // I32 or I64 [2]: must say [n, k]
@@ -85,17 +86,6 @@ struct CodedFacts {
 
 /// A matrix of codes. Shapes must have been checked: every index within its tensor.
 std::unique_ptr<SourceMatrix> make_coded_source(const CheckpointReader& reader, CodedFacts facts);
-
-/// 4-bit integers as [n, k / 8] words, in the file where they lie so there, and scales [n, groups]
-/// f32. kUnsupported for zero points other than zero and for columns out of the order of their
-/// groups, kCorrupt for scales that are NaN or infinite.
-struct MappedInt4 {
-  const std::byte* codes = nullptr;  // valid as long as the reader and this object
-  NibbleForm nibbles;
-  Buffer repacked;
-  Buffer scales;
-};
-Result<MappedInt4> map_int4(const CheckpointReader& reader, const CodedFacts& facts);
 
 /// The two numbers of a weight_shape. kCorrupt unless it holds two I32 or I64.
 Result<std::pair<int64_t, int64_t>> read_shape_tensor(const CheckpointReader& reader,

@@ -6,10 +6,10 @@
 namespace nibble {
 namespace {
 
-using Number = SourceGroup::Number;
-using Strategy = SourceGroup::Strategy;
+using Number = QuantGroup::Number;
+using Strategy = QuantGroup::Strategy;
 
-std::string scheme_text(std::string_view codes, const SourceGroup& group) {
+std::string scheme_text(std::string_view codes, const QuantGroup& group) {
   const std::string_view zeros = group.symmetric ? "" : ", zero points";
   switch (group.strategy) {
     case Strategy::kTensor:
@@ -37,7 +37,7 @@ void use_activations(const SourceContext& context, CodedFacts& facts) {
 // facts.k is what the words can hold; the scales or weight_shape know how much of it is meant.
 Status use_shape(const SourceContext& context,
                  const TensorInfo& codes,
-                 const SourceGroup& group,
+                 const QuantGroup& group,
                  const TensorInfo& scale,
                  CodedFacts& facts) {
   facts.shape = context.find(facts.module, "weight_shape");
@@ -66,7 +66,7 @@ Status use_shape(const SourceContext& context,
   return {};
 }
 
-Status use_zero_points(const SourceContext& context, const SourceGroup& group, CodedFacts& facts) {
+Status use_zero_points(const SourceContext& context, const QuantGroup& group, CodedFacts& facts) {
   const TensorInfo* zeros = context.find(facts.module, "weight_zero_point");
   if (group.symmetric) {
     return zeros == nullptr
@@ -113,7 +113,7 @@ Status use_group_index(const SourceContext& context, CodedFacts& facts) {
 
 Status use_group_scales(const SourceContext& context,
                         const TensorInfo& codes,
-                        const SourceGroup& group,
+                        const QuantGroup& group,
                         const TensorInfo& scale,
                         CodedFacts& facts) {
   switch (group.strategy) {
@@ -134,7 +134,7 @@ Status use_group_scales(const SourceContext& context,
 
 Result<CodedFacts> packed_integers(const SourceContext& context,
                                    const TensorInfo& codes,
-                                   const SourceGroup& group,
+                                   const QuantGroup& group,
                                    CodedFacts facts) {
   if (group.number != Number::kInt) {
     return context.corrupt(codes, fmt::format("I32 words, but {} says type float", group.where));
@@ -154,7 +154,7 @@ Result<CodedFacts> packed_integers(const SourceContext& context,
 // U8 pairs of E2M1: with a global scale NVFP4, else MXFP4.
 Result<CodedFacts> packed_floats(const SourceContext& context,
                                  const TensorInfo& codes,
-                                 const SourceGroup& group,
+                                 const QuantGroup& group,
                                  CodedFacts facts) {
   const TensorInfo* global = context.find(facts.module, "weight_global_scale");
   const int64_t group_size = global == nullptr ? 32 : 16;
@@ -181,7 +181,7 @@ Result<CodedFacts> packed_floats(const SourceContext& context,
 
 Result<CodedFacts> byte_integers(const SourceContext& context,
                                  const TensorInfo& codes,
-                                 const SourceGroup& group,
+                                 const QuantGroup& group,
                                  CodedFacts facts) {
   if (group.number != Number::kInt) {
     return context.corrupt(codes, fmt::format("I8 codes, but {} says type float", group.where));
@@ -218,7 +218,7 @@ Result<const TensorInfo*> fp8_scale(const SourceContext& context,
 Result<CodedFacts> fp8_facts(const SourceContext& context,
                              const TensorInfo& codes,
                              const std::string& module,
-                             const SourceGroup& group) {
+                             const QuantGroup& group) {
   CodedFacts facts;
   facts.module = module;
   if (group.number != Number::kFloat || group.bits != 8) {
@@ -228,8 +228,8 @@ Result<CodedFacts> fp8_facts(const SourceContext& context,
   }
   NIBBLE_RETURN_IF_ERROR(use_rows(context, codes, CodeForm::kE4M3, 1, facts));
   NIBBLE_ASSIGN_OR_RETURN(const TensorInfo* scale, fp8_scale(context, codes, module));
-  SourceGroup actual = group;
-  const bool open = context.config.method != SourceMethod::kCompressedTensors;
+  QuantGroup actual = group;
+  const bool open = context.config.dialect != Dialect::kCompressedTensors;
   if (open && group.strategy != Strategy::kBlock) {
     actual.strategy = scale->elements() == 1 ? Strategy::kTensor : Strategy::kChannel;
   }
@@ -248,8 +248,8 @@ Result<CodedFacts> fp8_facts(const SourceContext& context,
 Result<CodedFacts> packed_facts(const SourceContext& context,
                                 const TensorInfo& codes,
                                 const std::string& module) {
-  NIBBLE_ASSIGN_OR_RETURN(const SourceGroup* group, context.group_for(codes, module));
-  if (context.config.method != SourceMethod::kCompressedTensors) {
+  NIBBLE_ASSIGN_OR_RETURN(const QuantGroup* group, context.group_for(codes, module));
+  if (context.config.dialect != Dialect::kCompressedTensors) {
     return context.corrupt(codes, fmt::format("a tensor of compressed-tensors, but {} names "
                                               "another quant_method",
                                               context.config.where));
@@ -271,18 +271,18 @@ Result<CodedFacts> packed_facts(const SourceContext& context,
 Result<CodedFacts> weight_facts(const SourceContext& context,
                                 const TensorInfo& codes,
                                 const std::string& module) {
-  NIBBLE_ASSIGN_OR_RETURN(const SourceGroup* group, context.group_for(codes, module));
-  const SourceMethod method = context.config.method;
-  if (method == SourceMethod::kQuark) {
+  NIBBLE_ASSIGN_OR_RETURN(const QuantGroup* group, context.group_for(codes, module));
+  const Dialect method = context.config.dialect;
+  if (method == Dialect::kQuark) {
     return quark_facts(context, codes, module, *group);
   }
   if (codes.dtype == DType::kF8E4M3) {
     return fp8_facts(context, codes, module, *group);
   }
-  if (codes.dtype == DType::kU8 && method == SourceMethod::kModelOpt) {
+  if (codes.dtype == DType::kU8 && method == Dialect::kModelOpt) {
     return quark_facts(context, codes, module, *group);
   }
-  if (codes.dtype == DType::kI8 && method == SourceMethod::kCompressedTensors) {
+  if (codes.dtype == DType::kI8 && method == Dialect::kCompressedTensors) {
     CodedFacts facts;
     facts.module = module;
     auto result = byte_integers(context, codes, *group, std::move(facts));

@@ -46,7 +46,7 @@ Status append_expert_blocks(const SourceContext& context,
   const std::string_view full = blocks.name;
   const std::string base(full.substr(0, full.size() - kBlocksSuffix.size()));
   const SplitName name = split_name(base);
-  if (context.config.method != SourceMethod::kMxfp4) {
+  if (context.config.dialect != Dialect::kMxfp4) {
     return context.corrupt(blocks,
                            "blocks of MXFP4, but config.json has no quantization_config of "
                            "quant_method mxfp4");

@@ -41,6 +41,21 @@ Status wrong_shape(const SourceContext& context,
                          context.config.where));
 }
 
+// None of these may stand beside the tensor.
+Status check_alone(const SourceContext& context,
+                   const TensorInfo& tensor,
+                   const std::string& module,
+                   std::initializer_list<std::string_view> suffixes) {
+  for (const std::string_view suffix : suffixes) {
+    if (const TensorInfo* other = context.find(module, suffix)) {
+      return context.corrupt(tensor, fmt::format("there is also {}; the weights of {} are "
+                                                 "described twice",
+                                                 other->name, module));
+    }
+  }
+  return {};
+}
+
 }  // namespace
 
 SplitName split_name(std::string_view name) {
@@ -65,14 +80,14 @@ Result<const TensorInfo*> SourceContext::require(const TensorInfo& codes,
   return tensor;
 }
 
-Result<const SourceGroup*> SourceContext::group_for(const TensorInfo& codes,
-                                                    std::string_view module) const {
-  if (config.method == SourceMethod::kNone) {
+Result<const QuantGroup*> SourceContext::group_for(const TensorInfo& codes,
+                                                   std::string_view module) const {
+  if (config.dialect == Dialect::kNone) {
     return corrupt(codes,
                    "stored quantized, but config.json has no quantization_config that says how; "
                    "add the config.json that belongs to the checkpoint");
   }
-  const SourceGroup* group = config.group_for(module);
+  const QuantGroup* group = config.group_for(module);
   if (group == nullptr) {
     return corrupt(codes, fmt::format("stored quantized, but no group of {} targets {}",
                                       config.where, module));
@@ -172,6 +187,7 @@ Status use_groups(const SourceContext& context,
                   const TensorInfo& codes,
                   int64_t group_size,
                   CodedFacts& facts) {
+  facts.grouped = group_size != -1;
   facts.group_size = group_size == -1 ? facts.k : std::min(group_size, facts.k);
   return facts.k % facts.group_size == 0
              ? Status()
@@ -194,6 +210,28 @@ Status use_rows(const SourceContext& context,
   facts.codes.form = form;
   facts.codes.row_bytes = codes.shape[1] * dtype_bits(codes.dtype) / 8;
   return {};
+}
+
+Result<CodedFacts> stored_facts(const SourceContext& context,
+                                const TensorInfo& codes,
+                                const std::string& module) {
+  const std::string_view suffix = split_name(codes.name).suffix;
+  if (suffix == "weight_packed") {
+    NIBBLE_RETURN_IF_ERROR(check_alone(context, codes, module, {"weight", "qweight"}));
+    return packed_facts(context, codes, module);
+  }
+  if (suffix == "qweight") {
+    NIBBLE_RETURN_IF_ERROR(check_alone(context, codes, module, {"weight"}));
+    return word_facts(context, codes, module);
+  }
+  return weight_facts(context, codes, module);
+}
+
+Status check_plain_alone(const SourceContext& context,
+                         const TensorInfo& tensor,
+                         const std::string& module) {
+  return check_alone(context, tensor, module,
+                     {"weight_scale", "weight_scale_inv", "weight_scale_2"});
 }
 
 }  // namespace nibble

@@ -7,8 +7,8 @@
 
 #include "arch/family.h"
 #include "checkpoint/checkpoint_reader.h"
+#include "checkpoint/quant_config.h"
 #include "checkpoint/source_coded.h"
-#include "checkpoint/source_config.h"
 
 namespace nibble {
 
@@ -22,7 +22,7 @@ struct SplitName {
 /// What the functions that recognise stored matrices share.
 struct SourceContext {
   const CheckpointReader& reader;
-  const SourceConfig& config;
+  const QuantConfig& config;
 
   /// Tensor "module.suffix", or nullptr.
   [[nodiscard]] const TensorInfo* find(std::string_view module, std::string_view suffix) const;
@@ -31,8 +31,8 @@ struct SourceContext {
                                                   std::string_view module,
                                                   std::string_view suffix) const;
   /// The group that targets a module; kCorrupt when there is none.
-  [[nodiscard]] Result<const SourceGroup*> group_for(const TensorInfo& codes,
-                                                     std::string_view module) const;
+  [[nodiscard]] Result<const QuantGroup*> group_for(const TensorInfo& codes,
+                                                    std::string_view module) const;
   [[nodiscard]] Status corrupt(const TensorInfo& tensor, const std::string& what) const;
   [[nodiscard]] Status unsupported(const TensorInfo& tensor, const std::string& what) const;
   /// kCorrupt unless the tensor has this type and shape.
@@ -80,6 +80,16 @@ Status use_rows(const SourceContext& context,
                 int64_t per_element,
                 CodedFacts& facts);
 
+/// What the codes in tensor "X.weight_packed", "X.qweight" or "X.weight" of module X mean, in the
+/// dialect of the config. kCorrupt when other codes of X stand beside them.
+Result<CodedFacts> stored_facts(const SourceContext& context,
+                                const TensorInfo& codes,
+                                const std::string& module);
+/// kCorrupt when scales stand beside the plain matrix "X.weight".
+Status check_plain_alone(const SourceContext& context,
+                         const TensorInfo& tensor,
+                         const std::string& module);
+
 /// "X.weight_packed": compressed-tensors.
 Result<CodedFacts> packed_facts(const SourceContext& context,
                                 const TensorInfo& codes,
@@ -95,12 +105,12 @@ Result<CodedFacts> weight_facts(const SourceContext& context,
 Result<CodedFacts> quark_facts(const SourceContext& context,
                                const TensorInfo& codes,
                                const std::string& module,
-                               const SourceGroup& group);
+                               const QuantGroup& group);
 /// FP8 codes whose scales `group` describes.
 Result<CodedFacts> fp8_facts(const SourceContext& context,
                              const TensorInfo& codes,
                              const std::string& module,
-                             const SourceGroup& group);
+                             const QuantGroup& group);
 
 using SourceList = std::vector<std::unique_ptr<SourceMatrix>>;
 

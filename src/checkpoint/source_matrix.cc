@@ -33,7 +33,7 @@ FusedModel fused_model(const Json& config) {
 /// Walks over all tensors in file order.
 class Lister final {
  public:
-  Lister(const CheckpointReader& reader, const SourceConfig& config, FusedModel model)
+  Lister(const CheckpointReader& reader, const QuantConfig& config, FusedModel model)
       : context_{reader, config}, model_(std::move(model)) {}
 
   Result<SourceModel> list() {
@@ -54,13 +54,8 @@ class Lister final {
   Status visit(const TensorInfo& tensor) {
     const SplitName name = split_name(tensor.name);
     const std::string module(name.module);
-    if (name.suffix == "weight_packed") {
-      NIBBLE_RETURN_IF_ERROR(check_alone(tensor, module, {"weight", "qweight"}));
-      return add(packed_facts(context_, tensor, module));
-    }
-    if (name.suffix == "qweight") {
-      NIBBLE_RETURN_IF_ERROR(check_alone(tensor, module, {"weight"}));
-      return add(word_facts(context_, tensor, module));
+    if (name.suffix == "weight_packed" || name.suffix == "qweight") {
+      return add(stored_facts(context_, tensor, module));
     }
     if (name.suffix == "weight" && !module.empty()) {
       return visit_weight(tensor, module);
@@ -89,8 +84,7 @@ class Lister final {
   // A plain matrix, or codes that need scales. Vectors and what has more axes stay as they are.
   Status visit_weight(const TensorInfo& tensor, const std::string& module) {
     if (is_plain_matrix(tensor)) {
-      NIBBLE_RETURN_IF_ERROR(
-          check_alone(tensor, module, {"weight_scale", "weight_scale_inv", "weight_scale_2"}));
+      NIBBLE_RETURN_IF_ERROR(check_plain_alone(context_, tensor, module));
       out_.matrices.push_back(make_plain_source(context_.reader, tensor, module));
       used_.insert(&tensor);
       return {};
@@ -105,7 +99,7 @@ class Lister final {
                                                             dtype_name(tensor.dtype)))
                  : Status();
     }
-    return add(weight_facts(context_, tensor, module));
+    return add(stored_facts(context_, tensor, module));
   }
 
   static bool is_small_float(DType dtype) {
@@ -120,20 +114,6 @@ class Lister final {
       if (!modules.insert(matrix->module()).second) {
         return make_error(StatusCode::kCorrupt, "{}: the weights of {} are stored twice",
                           matrix->where(), matrix->module());
-      }
-    }
-    return {};
-  }
-
-  // None of these may stand beside the tensor.
-  [[nodiscard]] Status check_alone(const TensorInfo& tensor,
-                                   const std::string& module,
-                                   std::initializer_list<std::string_view> suffixes) const {
-    for (const std::string_view suffix : suffixes) {
-      if (const TensorInfo* other = context_.find(module, suffix)) {
-        return context_.corrupt(tensor, fmt::format("there is also {}; the weights of {} are "
-                                                    "described twice",
-                                                    other->name, module));
       }
     }
     return {};
@@ -162,12 +142,12 @@ class Lister final {
 
   [[nodiscard]] Status check_orphan(const TensorInfo& tensor) const {
     const std::string_view suffix = split_name(tensor.name).suffix;
-    const SourceMethod method = context_.config.method;
-    const bool words = method == SourceMethod::kGptq || method == SourceMethod::kAwq;
+    const Dialect method = context_.config.dialect;
+    const bool words = method == Dialect::kGptq || method == Dialect::kAwq;
     const bool part =
         std::find(kParts.begin(), kParts.end(), suffix) != kParts.end() ||
         (words && std::find(kWordParts.begin(), kWordParts.end(), suffix) != kWordParts.end()) ||
-        (method == SourceMethod::kMxfp4 && suffix.ends_with(kScalesSuffix));
+        (method == Dialect::kMxfp4 && suffix.ends_with(kScalesSuffix));
     return part ? context_.corrupt(tensor,
                                    "belongs to no codes; their tensor was cut from the checkpoint, "
                                    "or they are stored in a form that has no such part")
@@ -191,10 +171,10 @@ int64_t bytes_of(std::span<const std::span<const std::byte>> parts) {
 }
 
 Result<SourceModel> list_source_matrices(const CheckpointReader& reader, const Json& config) {
-  NIBBLE_ASSIGN_OR_RETURN(const SourceConfig source, read_source_config(config, reader.path()));
+  NIBBLE_ASSIGN_OR_RETURN(const QuantConfig source, read_quant_config(config, reader.path()));
   auto model = Lister(reader, source, fused_model(config)).list();
   if (model.ok() && !source.groups.empty() && !source.beside) {
-    NIBBLE_RETURN_IF_ERROR(check_announced(reader, source.method, source.where));
+    NIBBLE_RETURN_IF_ERROR(check_announced(reader, source.dialect, source.where));
   }
   return model;
 }

@@ -3,12 +3,12 @@
 namespace nibble {
 namespace {
 
-using Number = SourceGroup::Number;
-using Strategy = SourceGroup::Strategy;
+using Number = QuantGroup::Number;
+using Strategy = QuantGroup::Strategy;
 
 // Quark's conversion from file to file packs single stages in order whatever its config says; its
 // files are the ones without metadata.
-bool reordered(const SourceContext& context, const TensorInfo& codes, const SourceGroup& group) {
+bool reordered(const SourceContext& context, const TensorInfo& codes, const QuantGroup& group) {
   const bool file_to_file = !group.progressive && context.reader.metadata_of(codes).empty();
   return context.config.quark_reorder && !file_to_file;
 }
@@ -16,7 +16,7 @@ bool reordered(const SourceContext& context, const TensorInfo& codes, const Sour
 // [n, k / 8] words along the input channels.
 Result<CodedFacts> int4_channels(const SourceContext& context,
                                  const TensorInfo& codes,
-                                 const SourceGroup& group,
+                                 const QuantGroup& group,
                                  CodedFacts facts) {
   if (!group.symmetric || group.number != Number::kInt) {
     return context.unsupported(codes, "4-bit codes per channel with zero points are not read");
@@ -40,7 +40,7 @@ Result<CodedFacts> int4_channels(const SourceContext& context,
 // [k, n / 8] words along the output channels, scales and zero points transposed likewise.
 Result<CodedFacts> int4_groups(const SourceContext& context,
                                const TensorInfo& codes,
-                               const SourceGroup& group,
+                               const QuantGroup& group,
                                CodedFacts facts) {
   NIBBLE_RETURN_IF_ERROR(context.expect_matrix(codes));
   facts.k = codes.shape[0];
@@ -76,7 +76,7 @@ Result<CodedFacts> int4_groups(const SourceContext& context,
 
 Result<CodedFacts> int8_channels(const SourceContext& context,
                                  const TensorInfo& codes,
-                                 const SourceGroup& group,
+                                 const QuantGroup& group,
                                  CodedFacts facts) {
   if (group.strategy == Strategy::kGroup || !group.symmetric) {
     return context.unsupported(codes, "8-bit codes in groups or with zero points are not read");
@@ -94,7 +94,7 @@ Result<CodedFacts> int8_channels(const SourceContext& context,
 // U8 pairs of E2M1: E4M3 scales and weight_scale_2 are NVFP4 (ModelOpt too), E8M0 ones MXFP4.
 Result<CodedFacts> fp4_groups(const SourceContext& context,
                               const TensorInfo& codes,
-                              const SourceGroup& group,
+                              const QuantGroup& group,
                               CodedFacts facts) {
   NIBBLE_ASSIGN_OR_RETURN(const TensorInfo* scale,
                           context.require(codes, facts.module, "weight_scale"));
@@ -120,7 +120,7 @@ Result<CodedFacts> fp4_groups(const SourceContext& context,
 
 Result<CodedFacts> facts_by_type(const SourceContext& context,
                                  const TensorInfo& codes,
-                                 const SourceGroup& group,
+                                 const QuantGroup& group,
                                  CodedFacts facts) {
   const bool floats = group.number == Number::kFloat;
   if (codes.dtype == DType::kI32 && group.bits == 4 && !floats) {
@@ -144,7 +144,7 @@ Result<CodedFacts> facts_by_type(const SourceContext& context,
 Result<CodedFacts> quark_facts(const SourceContext& context,
                                const TensorInfo& codes,
                                const std::string& module,
-                               const SourceGroup& group) {
+                               const QuantGroup& group) {
   if (codes.dtype == DType::kF8E4M3) {
     return fp8_facts(context, codes, module, group);
   }

@@ -3,7 +3,7 @@
 namespace nibble {
 namespace {
 
-std::string group_text(const SourceGroup& group) {
+std::string group_text(const QuantGroup& group) {
   return group.group_size == -1 ? "per channel" : fmt::format("g{}", group.group_size);
 }
 
@@ -21,7 +21,7 @@ Status use_zero_words(const SourceContext& context,
 
 Status use_columns(const SourceContext& context,
                    const TensorInfo& codes,
-                   const SourceGroup& group,
+                   const QuantGroup& group,
                    CodedFacts& facts) {
   NIBBLE_RETURN_IF_ERROR(use_groups(context, codes, group.group_size, facts));
   NIBBLE_ASSIGN_OR_RETURN(const TensorInfo* scale, context.require(codes, facts.module, "scales"));
@@ -30,7 +30,7 @@ Status use_columns(const SourceContext& context,
 
 Result<CodedFacts> gptq_facts(const SourceContext& context,
                               const TensorInfo& codes,
-                              const SourceGroup& group,
+                              const QuantGroup& group,
                               CodedFacts facts) {
   facts.n = codes.shape[1];
   if (__builtin_mul_overflow(codes.shape[0], int64_t{8}, &facts.k) || facts.n % 8 != 0) {
@@ -56,7 +56,7 @@ Result<CodedFacts> gptq_facts(const SourceContext& context,
 
 Result<CodedFacts> awq_facts(const SourceContext& context,
                              const TensorInfo& codes,
-                             const SourceGroup& group,
+                             const QuantGroup& group,
                              CodedFacts facts) {
   facts.k = codes.shape[0];
   if (__builtin_mul_overflow(codes.shape[1], int64_t{8}, &facts.n)) {
@@ -78,7 +78,7 @@ Result<CodedFacts> awq_facts(const SourceContext& context,
 Result<CodedFacts> word_facts(const SourceContext& context,
                               const TensorInfo& codes,
                               const std::string& module) {
-  NIBBLE_ASSIGN_OR_RETURN(const SourceGroup* group, context.group_for(codes, module));
+  NIBBLE_ASSIGN_OR_RETURN(const QuantGroup* group, context.group_for(codes, module));
   NIBBLE_RETURN_IF_ERROR(context.expect_matrix(codes));
   if (codes.dtype != DType::kI32) {
     return context.corrupt(codes,
@@ -86,10 +86,10 @@ Result<CodedFacts> word_facts(const SourceContext& context,
   }
   CodedFacts facts;
   facts.module = module;
-  if (context.config.method == SourceMethod::kGptq) {
+  if (context.config.dialect == Dialect::kGptq) {
     return gptq_facts(context, codes, *group, std::move(facts));
   }
-  if (context.config.method == SourceMethod::kAwq) {
+  if (context.config.dialect == Dialect::kAwq) {
     return awq_facts(context, codes, *group, std::move(facts));
   }
   return context.corrupt(codes, fmt::format("a tensor of GPTQ or AWQ, but {} names another "

@@ -13,7 +13,7 @@ Result<Linear> Linear::prepare(std::span<const MappedLinear> parts,
   CHECK(!parts.empty());
   Linear linear;
   linear.k_ = parts.front().weight.k;
-  linear.act_ = parts.front().act;
+  linear.act_ = parts.front().act.format;
   size_t begin = 0;
   while (begin < parts.size()) {  // neighbours with the same forms become one matrix
     const MappedLinear& first = parts[begin];

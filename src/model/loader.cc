@@ -89,15 +89,15 @@ class DecoderLoader final {
       const std::string module = name(projection.role, layer);
       NIBBLE_ASSIGN_OR_RETURN(MappedLinear part, weights_.linear(module, projection.n, k));
       note_scheme(part);
-      part.act = activations_of(part);
+      part.act.format = activations_of(part);
       parts.push_back(std::move(part));
       if (bias_mode == Bias::kStored) {
         NIBBLE_RETURN_IF_ERROR(weights_.append_bias(module, projection.n, bias));
       }
     }
     auto linear = Linear::prepare(parts, bias, backend_, options_.max_batch_tokens);
-    for (const Projection& projection : projections) {
-      weights_.release(name(projection.role, layer));
+    for (const MappedLinear& part : parts) {
+      weights_.release(part);
     }
     return linear.ok() ? std::move(linear)
                        : linear.status().with_context(name(projections[0].role, layer));
@@ -158,15 +158,15 @@ class DecoderLoader final {
     std::vector<MappedLinear> parts(1);
     NIBBLE_ASSIGN_OR_RETURN(parts[0],
                             weights_.linear(module, config_.vocab_size, config_.hidden_size));
-    parts[0].act = activations_of(parts[0]);
+    parts[0].act.format = activations_of(parts[0]);
     auto head = Linear::prepare(parts, {}, backend_, options_.max_logit_rows);
-    weights_.release(module);
+    weights_.release(parts[0]);
     return head;
   }
 
   [[nodiscard]] ActFormat activations_of(const MappedLinear& part) const {
-    const bool bf16 = part.act == ActFormat::kFloat && config_.dtype == DType::kBF16;
-    return bf16 ? ActFormat::kBf16 : part.act;
+    const bool bf16 = part.act.format == ActFormat::kFloat && config_.dtype == DType::kBF16;
+    return bf16 ? ActFormat::kBf16 : part.act.format;
   }
 
   /// The scheme of the model is that of its layers; "mixed" when they differ.
@@ -176,7 +176,7 @@ class DecoderLoader final {
   }
 
   void note_scheme(const MappedLinear& part) {
-    const std::string_view listed = scheme_name(part.weight.format, part.act);
+    const std::string_view listed = scheme_name(part.weight.format, part.act.format);
     const std::string_view name = listed.empty() ? unlisted_name(part.weight.format.code) : listed;
     if (scheme_.empty()) {
       scheme_ = name;

@@ -58,6 +58,10 @@ Result<MappedLinear> WeightLoader::linear(const std::string& module, int64_t n, 
                       where_weight(module), weights.weight.n, weights.weight.k, n, k);
   }
   modules_.insert(module);
+  if (!weights.dropped.empty() && dropped_.insert(weights.dropped).second) {
+    NIBBLE_LOG(kWarning, "{}: the {} that {} asks for is left out: activations stay as they are",
+               reader_->path(), weights.dropped, quant_config_.where);
+  }
   return weights;
 }
 
@@ -132,12 +136,9 @@ void WeightLoader::read_ahead(const std::string& prefix) const {
   }
 }
 
-void WeightLoader::release(const std::string& module) const {
-  for (const char* suffix :
-       {".weight", ".weight_packed", ".qweight", ".weight_scale", ".weight_scale_2", ".scales"}) {
-    if (const TensorInfo* info = reader_->find(module + suffix)) {
-      reader_->drop_pages(*info);
-    }
+void WeightLoader::release(const MappedLinear& linear) const {
+  for (const TensorInfo* tensor : linear.tensors) {
+    reader_->drop_pages(*tensor);
   }
 }
 

@@ -36,8 +36,8 @@ class WeightLoader final {
   [[nodiscard]] std::shared_ptr<const void> files() const { return reader_; }
   /// Starts to read the tensors whose names begin with `prefix` into the system's cache.
   void read_ahead(const std::string& prefix) const;
-  /// Lets pages of this module's tensors go that were read; the system's cache keeps them.
-  void release(const std::string& module) const;
+  /// Lets pages go that were read of a layer's tensors; the system's cache keeps them.
+  void release(const MappedLinear& linear) const;
 
   void release_all() const;
 
@@ -55,6 +55,7 @@ class WeightLoader final {
   ModelConfig config_;
   std::set<std::string, std::less<>> modules_;
   std::set<std::string, std::less<>> tensors_;
+  std::set<std::string> dropped_;  // what was said once
 };
 
 }  // namespace nibble

@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "ops/activations.h"
+#include "quant/act_spec.h"
 #include "quant/quant_tensor.h"
 
 namespace nibble {
@@ -37,7 +38,7 @@ struct GemmArgs {
 };
 
 /// Plain product in double precision over dequantized weights, with activations rounded as `act`
-/// says (ActFormat in quant/scheme.h). The oracle of every GEMM kernel.
-void reference_gemm(const QuantTensor& weight, ActFormat act, const GemmArgs& args);
+/// says. The oracle of every GEMM kernel.
+void reference_gemm(const QuantTensor& weight, const ActSpec& act, const GemmArgs& args);
 
 }  // namespace nibble

@@ -13,13 +13,13 @@ namespace {
 // Visits runs of weights under one scale: visit(begin, end, scale, zero point).
 template <typename Visit>
 void for_each_group(const WeightFormat& format, int64_t k, RowScales row, Visit visit) {
+  const bool zeros = format.zero_points == ZeroPoints::kPerScale;
   if (!format.grouped()) {
-    visit(int64_t{0}, k, format.quantized() ? row.scales[0] : 1.0F, 0);
+    visit(int64_t{0}, k, format.quantized() ? row.scales[0] : 1.0F, zeros ? row.zeros[0] : 0);
     return;
   }
   const int64_t size = format.group_size;
   CHECK(format.scale_per == ScalePer::kBlock || k % size == 0);
-  const bool zeros = format.zero_points == ZeroPoints::kPerScale;
   for (int64_t g = 0; g * size < k; ++g) {
     visit(g * size, std::min(k, (g + 1) * size), row.scales[g], zeros ? row.zeros[g] : 0);
   }
@@ -55,7 +55,8 @@ void encode_one(WeightCode code, float x, float scale, int zero, std::byte* code
       store_nibble(codes, i, encode_e2m1(x / scale));
       break;
     case WeightCode::kInt8:
-      store(codes, i, static_cast<int8_t>(encode_int(x, scale, code_range(code))));
+      store(codes, i,
+            static_cast<int8_t>(encode_int(x, scale, static_cast<float>(zero), code_range(code))));
       break;
     case WeightCode::kFp8E4M3:
       store(codes, i, encode_e4m3(x / scale));
@@ -79,7 +80,7 @@ float decode_one(WeightCode code, const std::byte* codes, int64_t i, float scale
     case WeightCode::kFp4E2M1:
       return decode_e2m1(static_cast<uint8_t>(load_nibble(codes, i))) * scale;
     case WeightCode::kInt8:
-      return static_cast<float>(load<int8_t>(codes, i)) * scale;
+      return static_cast<float>(load<int8_t>(codes, i) - zero) * scale;
     case WeightCode::kFp8E4M3:
       return decode_e4m3(load<uint8_t>(codes, i)) * scale;
     case WeightCode::kBf16:

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "quant/code_traits.h"
 #include "quant/quant_tensor.h"
 #include "quant/scheme.h"
 
@@ -101,7 +102,7 @@ struct CodeRange {
 
 /// Smallest and largest integer code of kInt4 and kInt8.
 constexpr CodeRange code_range(WeightCode code) {
-  return code == WeightCode::kInt4 ? CodeRange{-8.0F, 7.0F} : CodeRange{-128.0F, 127.0F};
+  return {static_cast<float>(code_traits(code).low), static_cast<float>(code_traits(code).high)};
 }
 
 /// Integer code of value / scale: clamped, then rounded half to even. NaN becomes range.low.

@@ -1,23 +1,14 @@
 #include "quant/quant_tensor.h"
 
+#include "quant/code_traits.h"
+
 namespace nibble {
 
 int64_t QuantTensor::code_row_bytes(WeightCode code, int64_t k) {
-  switch (code) {
-    case WeightCode::kF32:
-      return k * 4;
-    case WeightCode::kF16:
-    case WeightCode::kBf16:
-      return k * 2;
-    case WeightCode::kInt8:
-    case WeightCode::kFp8E4M3:
-      return k;
-    case WeightCode::kInt4:
-      return (k + 7) / 8 * 4;
-    case WeightCode::kFp4E2M1:
-      return (k + 1) / 2;
+  if (code == WeightCode::kInt4) {
+    return (k + 7) / 8 * 4;  // whole words
   }
-  return 0;
+  return (k * code_traits(code).bits + 7) / 8;
 }
 
 Result<QuantTensor> QuantTensor::allocate(const WeightFormat& format, int64_t n, int64_t k) {

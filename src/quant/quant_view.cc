@@ -49,13 +49,13 @@ QuantView view_of(const QuantTensor& tensor) {
           .scales = tensor.scales.data(),
           .scale_type = DType::kF32,
           .scale_count = QuantView::Scales::kEach,
+          .zeros = tensor.format.zero_points == ZeroPoints::kNone
+                       ? nullptr
+                       : reinterpret_cast<const int8_t*>(tensor.zeros.data()),
           .name = fmt::format("weights [{}, {}]", tensor.n, tensor.k)};
 }
 
 Result<QuantTensor> copy_of(const QuantView& view) {
-  if (view.format.zero_points != ZeroPoints::kNone) {
-    return make_error(StatusCode::kUnsupported, "{}: views carry no zero points", view.name);
-  }
   NIBBLE_ASSIGN_OR_RETURN(QuantTensor tensor, QuantTensor::allocate(view.format, view.n, view.k));
   view.copy_codes(0, std::ssize(tensor.codes), tensor.codes.data());
   if (view.format.code == WeightCode::kInt4 && view.k % 8 != 0) {
@@ -69,6 +69,9 @@ Result<QuantTensor> copy_of(const QuantView& view) {
     }
   }
   view.read_scales(0, tensor.scales.as<float>());
+  if (tensor.zeros.size() > 0) {
+    std::memcpy(tensor.zeros.data(), view.zeros, tensor.zeros.size());
+  }
   return tensor;
 }
 

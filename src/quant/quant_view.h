@@ -16,6 +16,7 @@ namespace nibble {
 ///   codes   n rows of row_bytes(), aligned to nothing; what lies past k in the last word of
 ///           an int4 row may be anything; other nibbles than canonical ones have k % 8 == 0
 ///   scales  [n, groups] in scale_type, aligned to nothing, or one number for all of them
+///   zeros   [n, groups], where the format has zero points
 struct QuantView {
   enum class Scales : uint8_t { kEach, kOneForAll };
 
@@ -27,6 +28,7 @@ struct QuantView {
   const std::byte* scales = nullptr;
   DType scale_type = DType::kF32;  // kF32, kBF16 or kF16
   Scales scale_count = Scales::kEach;
+  const int8_t* zeros = nullptr;
   std::string name;  // what error messages call it
 
   [[nodiscard]] int64_t row_bytes() const { return QuantTensor::code_row_bytes(format.code, k); }
@@ -41,7 +43,7 @@ struct QuantView {
 /// A view of all of `tensor`, which must stay where it is.
 [[nodiscard]] QuantView view_of(const QuantTensor& tensor);
 /// The weights in memory of their own, padding cleared. kUnsupported when k is no multiple of the
-/// group size or the format has zero points, kResourceExhausted.
+/// group size, kResourceExhausted.
 [[nodiscard]] Result<QuantTensor> copy_of(const QuantView& view);
 
 }  // namespace nibble

@@ -1,5 +1,6 @@
 #include <array>
 
+#include "quant/code_traits.h"
 #include "quant/scheme.h"
 
 namespace nibble {
@@ -30,16 +31,14 @@ constexpr std::array kSchemes = {
 
 constexpr bool legal(const QuantScheme& scheme) {
   const bool grouped = scheme.weight.grouped();
-  const bool integer_weight = scheme.weight.code == kInt4 || scheme.weight.code == kInt8;
+  const bool integer_weight = is_integer(scheme.weight.code);
   const bool group_ok = grouped == (scheme.weight.group_size > 0);
   // One int32 sum over the whole row needs one scale for the row, and integer codes.
   const bool int8_ok = scheme.act != ActFormat::kInt8Token ||
                        (scheme.weight.scale_per == kChannel && integer_weight);
-  const bool coded =
-      integer_weight || scheme.weight.code == kFp8E4M3 || scheme.weight.code == kFp4E2M1;
-  const bool zeros_ok =
-      scheme.weight.zero_points == ZeroPoints::kNone || scheme.weight.code == kInt4;
-  return group_ok && int8_ok && zeros_ok && scheme.weight.quantized() == coded;
+  const bool zeros_ok = scheme.weight.zero_points == ZeroPoints::kNone || integer_weight;
+  return group_ok && int8_ok && zeros_ok &&
+         scheme.weight.quantized() != is_plain(scheme.weight.code);
 }
 
 constexpr bool all_legal() {
@@ -81,26 +80,12 @@ std::string_view scheme_name(const WeightFormat& weight, ActFormat act) {
 }
 
 double bits_per_weight(const WeightFormat& format, int64_t k) {
-  const auto code_bits = [&] {
-    switch (format.code) {
-      case kF32:
-        return 32.0;
-      case kF16:
-      case kBf16:
-        return 16.0;
-      case kInt8:
-      case kFp8E4M3:
-        return 8.0;
-      case kInt4:
-      case kFp4E2M1:
-        return 4.0;
-    }
-    return 0.0;
-  }();
+  const auto code_bits = static_cast<double>(code_traits(format.code).bits);
   if (format.scale_per == kTensor) {
     return code_bits;  // one scale for all rows
   }
-  const int zero_bits = format.zero_points == ZeroPoints::kPerScale ? 4 : 0;
+  const int zero_bits =
+      format.zero_points == ZeroPoints::kPerScale ? code_traits(format.code).bits : 0;
   const int rows = format.scale_per == kBlock ? format.group_size : 1;
   const auto scales = static_cast<double>(format.groups(k)) / rows;
   return code_bits + scales * (dtype_bits(format.scale_dtype) + zero_bits) / static_cast<double>(k);

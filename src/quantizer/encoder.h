@@ -9,7 +9,7 @@
 
 #include "base/status.h"
 #include "checkpoint/dialect.h"
-#include "checkpoint/linear_reader.h"
+#include "checkpoint/linear_slots.h"
 #include "quant/scheme.h"
 #include "quantizer/rtn.h"
 

@@ -16,7 +16,7 @@
 namespace nibble {
 namespace {
 
-constexpr Dialect kDialects[] = {Dialect::kCompressedTensors, Dialect::kQuark, Dialect::kFp8Block};
+constexpr Dialect kDialects[] = {Dialect::kCompressedTensors, Dialect::kQuark, Dialect::kFp8};
 
 std::vector<float> gaussian(size_t count, float size = 1) {
   std::mt19937 random(5);
@@ -463,7 +463,7 @@ TEST(Encoder, ReachesThePublishedSignalToNoise) {
 TEST(Encoder, RefusesOddGroupsForeignDialectsAndRules) {
   const QuantScheme scheme = find_scheme("w4a16_g32").value();
   EXPECT_EQ(make_encoder({.scheme = scheme}, 8, 100).status().code(), StatusCode::kUnsupported);
-  EXPECT_EQ(make_encoder({.scheme = scheme, .dialect = Dialect::kFp8Block}, 8, 128).status().code(),
+  EXPECT_EQ(make_encoder({.scheme = scheme, .dialect = Dialect::kFp8}, 8, 128).status().code(),
             StatusCode::kUnsupported);
   EXPECT_EQ(make_encoder({.scheme = scheme, .rule = ScaleRule::kQuark}, 8, 128).status().code(),
             StatusCode::kInvalidArgument);

@@ -109,15 +109,14 @@ class ConfigCollector final {
     if (!source_dialect(source_config_)) {
       return cannot_keep(decided);
     }
-    NIBBLE_ASSIGN_OR_RETURN(const QuantConfig config,
-                            parse_quant_config(source_config_, "config.json"));
+    NIBBLE_ASSIGN_OR_RETURN(const QuantConfig config, read_quant_config(source_config_, ""));
     const QuantGroup* group = config.group_for(decided.matrix->module());
     if (group == nullptr) {
       return cannot_keep(decided);
     }
-    const std::string_view name = scheme_name(group->weight, group->act);
-    use_of({name.empty() ? kKept : name, group->weight, group->act})
-        .push_back(decided.matrix->module());
+    QuantScheme scheme = scheme_of(*group);
+    scheme.name = scheme.name.empty() ? kKept : scheme.name;
+    use_of(scheme).push_back(decided.matrix->module());
     return {};
   }
 

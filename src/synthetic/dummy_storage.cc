@@ -3,7 +3,7 @@
 
 #include "arch/family.h"
 #include "arch/tensors.h"
-#include "checkpoint/source_config.h"
+#include "checkpoint/quant_config.h"
 #include "synthetic/dummy_tensors.h"
 
 namespace nibble {
@@ -45,19 +45,19 @@ class StoredLister final {
     if (quant == nullptr || quant->is_null()) {
       return {};
     }
-    NIBBLE_ASSIGN_OR_RETURN(const SourceConfig source, read_source_config(options_.fields, ""));
-    const SourceGroup* group = source.groups.size() == 1 ? source.groups.data() : nullptr;
-    if (source.method == SourceMethod::kFp8) {
+    NIBBLE_ASSIGN_OR_RETURN(const QuantConfig source, read_quant_config(options_.fields, ""));
+    const QuantGroup* group = source.groups.size() == 1 ? source.groups.data() : nullptr;
+    if (source.dialect == Dialect::kFp8) {
       storage_ = Storage::kFp8Blocks;
       return {};
     }
-    if (source.method == SourceMethod::kMxfp4 && fuses_experts()) {
+    if (source.dialect == Dialect::kMxfp4 && fuses_experts()) {
       storage_ = Storage::kMxfp4Experts;
       return {};
     }
-    if (source.method == SourceMethod::kCompressedTensors && group != nullptr &&
-        group->number == SourceGroup::Number::kInt && group->bits == 4 && group->symmetric &&
-        group->strategy == SourceGroup::Strategy::kGroup) {
+    if (source.dialect == Dialect::kCompressedTensors && group != nullptr &&
+        group->number == QuantGroup::Number::kInt && group->bits == 4 && group->symmetric &&
+        group->strategy == QuantGroup::Strategy::kGroup) {
       storage_ = Storage::kInt4Experts;
       group_size_ = group->group_size;
       return {};

@@ -20,7 +20,7 @@ using nibble::RowsError;
 constexpr size_t kHead = 4;
 constexpr size_t kMostWeights = 8192;
 constexpr nibble::Dialect kDialects[] = {nibble::Dialect::kCompressedTensors,
-                                         nibble::Dialect::kQuark, nibble::Dialect::kFp8Block};
+                                         nibble::Dialect::kQuark, nibble::Dialect::kFp8};
 
 void expect(bool condition) {
   if (!condition) {

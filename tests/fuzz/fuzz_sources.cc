@@ -88,7 +88,7 @@ void read_checkpoint(const std::string& path, const nibble::Json& config) {
       decode_some(*matrix);
     }
   }
-  const auto quant = nibble::parse_quant_config(config, "config.json");
+  const auto quant = nibble::read_quant_config(config, "");
   if (quant.ok()) {
     const auto linear = nibble::map_linear_weights(*reader, *quant, "m");
     if (linear.ok()) {

@@ -8,17 +8,13 @@ namespace {
 
 // What there are no kernels for, whatever the shape; null when there are.
 const char* missing_kernels(const WeightFormat& format, ActFormat act) {
-  if (format.zero_points != ZeroPoints::kNone) {
-    return "weights with zero points";
+  const bool to_integers = act == ActFormat::kInt8Token;
+  if (format.zero_points != ZeroPoints::kNone && to_integers) {
+    return "weights with zero points and int8 activations";
   }
-  if (format.code == WeightCode::kFp4E2M1) {
-    return "fp4 weights";
-  }
-  if (format.scale_per == ScalePer::kBlock || act == ActFormat::kFp8Group) {
-    return "fp8 weights with a scale per block";
-  }
-  if (format.scale_per == ScalePer::kTensor) {
-    return "weights with one scale for the matrix, unless it is repeated per channel";
+  if (format.code == WeightCode::kFp4E2M1 &&
+      (to_integers || act == ActFormat::kFp8Token || act == ActFormat::kFp8Group)) {
+    return "fp4 weights with 8-bit activations";
   }
   return nullptr;
 }
@@ -43,7 +39,7 @@ Status check_formats(const WeightFormat& format, ActFormat act, int64_t k) {
                       missing, schemes_that_run());
   }
   const bool integer = format.code == WeightCode::kInt8 || format.code == WeightCode::kInt4;
-  const bool grouped = format.scale_per == ScalePer::kGroup && format.group_size != k;
+  const bool grouped = format.grouped() && format.group_size < k;
   if (act == ActFormat::kInt8Token && (!integer || format.groups(k) != 1)) {
     return make_error(StatusCode::kUnsupported,
                       "int8 activations need int8 or int4 weights with one scale per output "
@@ -55,7 +51,19 @@ Status check_formats(const WeightFormat& format, ActFormat act, int64_t k) {
                       "fp8 activations need fp8 weights with one scale per output channel; "
                       "quantize to these, or run with float activations");
   }
+  if (act == ActFormat::kFp8Group && format.code != WeightCode::kFp8E4M3) {
+    return make_error(StatusCode::kUnsupported,
+                      "fp8 activations need fp8 weights; quantize to these, or run with float "
+                      "activations");
+  }
   const int group = format.group_size;
+  if (grouped && k % group != 0) {
+    return make_error(StatusCode::kUnsupported,
+                      "{} input channels are no multiple of the group or block size {}: this "
+                      "backend has no kernels for a part of a group; quantize the model again, "
+                      "with --scheme and one of {}",
+                      k, group, schemes_that_run());
+  }
   if (grouped &&
       (group % kStepColumns != 0 || (group % kMaxBlock != 0 && kMaxBlock % group != 0))) {
     return make_error(StatusCode::kUnsupported,

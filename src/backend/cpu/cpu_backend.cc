@@ -24,13 +24,13 @@ class CpuBackend final : public Backend {
   [[nodiscard]] int threads() const override { return pool_.threads(); }
 
   [[nodiscard]] Status check_gemm(const WeightFormat& format,
-                                  ActFormat act,
+                                  const ActSpec& act,
                                   int64_t k) const override {
-    return check_formats(format, act, k);
+    return check_formats(format, act.format, k);
   }
 
   Result<std::unique_ptr<PreparedGemm>> prepare_gemm(std::span<const QuantView> parts,
-                                                     ActFormat act,
+                                                     const ActSpec& act,
                                                      int64_t max_m) override {
     return CpuGemm::create(parts, act, max_m, kernels_, weights_, workspace_, exact_);
   }

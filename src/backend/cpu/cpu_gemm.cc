@@ -1,6 +1,7 @@
 #include "backend/cpu/cpu_gemm.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "backend/cpu/isa.h"
 #include "backend/cpu/numbers.h"
@@ -13,6 +14,9 @@ constexpr int64_t kRowPanel = 96;           // rows of x that stay in the second
 constexpr int64_t kChunksPerThread = 4;     // evens out threads that are interrupted
 constexpr int64_t kSerialBytes = 16 << 10;  // below, starting a loop costs more than it gains
 constexpr int64_t kFewestPanelRows = 64;    // of a task: each expands the weights anew
+constexpr float kInt8Max = 127.0F;
+constexpr float kFp8Max = 448.0F;
+constexpr int64_t kFp8GroupColumns = 128;  // of ActFormat::kFp8Group
 
 bool has_token_scales(ActFormat act) {
   return act == ActFormat::kInt8Token || act == ActFormat::kFp8Token;
@@ -25,9 +29,14 @@ struct Product {
   KernelTable::TileGemm tiles = nullptr;
 };
 
-Product product_of(const KernelTable& kernels, WeightCode code, ActFormat act) {
+Product product_of(const KernelTable& kernels, const WeightFormat& format, ActFormat act) {
   const bool integer = act == ActFormat::kInt8Token;
-  switch (code) {
+  if (format.zero_points != ZeroPoints::kNone) {
+    return format.code == WeightCode::kInt8
+               ? Product{"gemm_w8a16_zeros", kernels.gemm_int8_zeros, nullptr}
+               : Product{"gemm_w4a16_zeros", kernels.gemm_int4_zeros, nullptr};
+  }
+  switch (format.code) {
     case WeightCode::kF32:
       return {"gemm_f32", kernels.gemm_f32, nullptr};
     case WeightCode::kF16:
@@ -38,13 +47,16 @@ Product product_of(const KernelTable& kernels, WeightCode code, ActFormat act) {
       return integer ? Product{"gemm_w8a8_int8", kernels.gemm_int8_int8, kernels.tiles_int8_int8}
                      : Product{"gemm_w8a16_int8", kernels.gemm_int8, kernels.tiles_int8};
     case WeightCode::kFp8E4M3:
+      if (act == ActFormat::kFp8Group) {
+        return {"gemm_w8a8_fp8_block", kernels.gemm_fp8, nullptr};
+      }
       return {act == ActFormat::kFp8Token ? "gemm_w8a8_fp8" : "gemm_w8a16_fp8", kernels.gemm_fp8,
               kernels.tiles_fp8};
     case WeightCode::kInt4:
       return integer ? Product{"gemm_w4a8", kernels.gemm_int4_int8, kernels.tiles_int4_int8}
                      : Product{"gemm_w4a16", kernels.gemm_int4, kernels.tiles_int4};
     case WeightCode::kFp4E2M1:
-      return {};  // refused when packing
+      return {"gemm_fp4", kernels.gemm_fp4, nullptr};
   }
   return {};
 }
@@ -77,14 +89,21 @@ int64_t fewest_tile_rows(const PackedWeights& w, WeightCode code, bool fixed) {
 
 }  // namespace
 
-CpuGemm::CpuGemm(PackedMatrix matrix, const KernelTable& kernels, Workspace& workspace, bool exact)
+CpuGemm::CpuGemm(PackedMatrix matrix,
+                 const ActSpec& spec,
+                 const KernelTable& kernels,
+                 Workspace& workspace,
+                 bool exact)
     : matrix_(std::move(matrix)),
+      spec_(spec),
       kernels_(kernels),
       workspace_(workspace),
       fixed_(!exact && takes_fixed(matrix_)),
       fetch_far_(detect_cpu_features().fetch_far) {
-  const Product product = product_of(kernels, matrix_.format().code, matrix_.act());
-  row_kernel_ = fixed_ ? kernels.gemm_int4_fixed : product.rows;
+  const Product product = product_of(kernels, matrix_.format(), matrix_.act());
+  const bool zeros = matrix_.format().zero_points != ZeroPoints::kNone;
+  const auto fixed = zeros ? kernels.gemm_int4_fixed_zeros : kernels.gemm_int4_fixed;
+  row_kernel_ = fixed_ ? fixed : product.rows;
   const PackedWeights w = matrix_.view();
   tile_kernel_ = fits_tiles(w, matrix_.act()) ? product.tiles : nullptr;
   fewest_tile_rows_ = fewest_tile_rows(w, matrix_.format().code, fixed_);
@@ -92,7 +111,7 @@ CpuGemm::CpuGemm(PackedMatrix matrix, const KernelTable& kernels, Workspace& wor
 }
 
 Result<std::unique_ptr<PreparedGemm>> CpuGemm::create(std::span<const QuantView> parts,
-                                                      ActFormat act,
+                                                      const ActSpec& act,
                                                       int64_t max_m,
                                                       const KernelTable& kernels,
                                                       BufferArena& arena,
@@ -100,8 +119,8 @@ Result<std::unique_ptr<PreparedGemm>> CpuGemm::create(std::span<const QuantView>
                                                       bool exact) {
   CHECK_GT(max_m, 0);
   NIBBLE_ASSIGN_OR_RETURN(PackedMatrix matrix,
-                          PackedMatrix::create(parts, act, arena, workspace.pool()));
-  std::unique_ptr<CpuGemm> gemm(new CpuGemm(std::move(matrix), kernels, workspace, exact));
+                          PackedMatrix::create(parts, act.format, arena, workspace.pool()));
+  std::unique_ptr<CpuGemm> gemm(new CpuGemm(std::move(matrix), act, kernels, workspace, exact));
   gemm->max_m_ = max_m;
   NIBBLE_RETURN_IF_ERROR(workspace.reserve(max_m, gemm->matrix_.k()));
   if (gemm->in_tiles(max_m)) {
@@ -151,6 +170,44 @@ ConstNumbers CpuGemm::input_row(const GemmArgs& args, int64_t row, float* buffer
   return {buffer, Element::kF32};
 }
 
+ConstNumbers CpuGemm::specified_row(ConstNumbers row, float* buffer, int thread) const {
+  if (spec_.columns == nullptr && spec_.static_scale == 0.0F) {
+    return row;
+  }
+  const float* from = floats_of(row, buffer);
+  float* out = spec_.columns == nullptr ? buffer : workspace_.spare_row(thread);
+  const float limit = spec_.static_scale * largest_code();
+  for (int64_t i = 0; i < matrix_.k(); ++i) {
+    const float x = from[spec_.columns == nullptr ? i : (*spec_.columns)[static_cast<size_t>(i)]];
+    out[i] = limit == 0.0F || !std::isfinite(x) ? x : std::clamp(x, -limit, limit);
+  }
+  return {out, Element::kF32};
+}
+
+float CpuGemm::largest_code() const {
+  return spec_.format == ActFormat::kInt8Token ? kInt8Max : kFp8Max;
+}
+
+float CpuGemm::given_largest(ConstNumbers row) const {
+  if (spec_.static_scale == 0.0F) {
+    return 0.0F;
+  }
+  const std::span<const float> x(static_cast<const float*>(row.data),
+                                 static_cast<size_t>(matrix_.k()));
+  const bool finite = std::ranges::all_of(x, [](float value) { return std::isfinite(value); });
+  return finite ? spec_.static_scale * largest_code() : 0.0F;  // else it becomes NaN by its own
+}
+
+void CpuGemm::round_fp8_groups(const float* x, float* out) const {
+  for (int64_t begin = 0; begin < matrix_.k(); begin += kFp8GroupColumns) {
+    const int64_t columns = std::min(kFp8GroupColumns, matrix_.k() - begin);
+    const float scale = kernels_.quantize_fp8(x + begin, columns, 0.0F, out + begin);
+    for (int64_t i = begin; i < begin + columns; ++i) {
+      out[i] *= scale;
+    }
+  }
+}
+
 const float* CpuGemm::floats_of(ConstNumbers row, float* buffer) const {
   if (row.type == Element::kF32) {
     return static_cast<const float*>(row.data);
@@ -165,8 +222,8 @@ int64_t CpuGemm::pieces() const {
 }
 
 bool CpuGemm::takes_input_as_given(const GemmArgs& args) const {
-  return matrix_.act() == ActFormat::kFloat && args.input.kind == GemmInput::Kind::kPlain &&
-         args.x.type == DType::kF32;
+  return matrix_.act() == ActFormat::kFloat && spec_.columns == nullptr &&
+         args.input.kind == GemmInput::Kind::kPlain && args.x.type == DType::kF32;
 }
 
 int64_t CpuGemm::fixed_stride() const {
@@ -188,12 +245,12 @@ void CpuGemm::round_row(const GemmArgs& args, int64_t row, int thread) {
   const bool to_int8 = act == ActFormat::kInt8Token;
   const bool more = row + 1 < args.m;
   // Rows of BF16 that are quantized as they are given are fetched while that is done.
-  const bool as_given =
-      to_int8 && args.input.kind == GemmInput::Kind::kPlain && args.x.type == DType::kBF16;
+  const bool as_given = to_int8 && args.input.kind == GemmInput::Kind::kPlain &&
+                        args.x.type == DType::kBF16 && spec_ == ActSpec(act);
   if (more && !as_given) {
     fetch_row(args, row + 1);
   }
-  const ConstNumbers x = input_row(args, row, buffer);
+  const ConstNumbers x = specified_row(input_row(args, row, buffer), buffer, thread);
   const bool tiles = in_tiles(args.m);
   auto* bytes = reinterpret_cast<uint8_t*>(workspace_.activations());
   if (to_int8) {
@@ -203,6 +260,7 @@ void CpuGemm::round_row(const GemmArgs& args, int64_t row, int thread) {
         {.x = x,
          .k = k,
          .offset = matrix_.format().code == WeightCode::kInt8 ? kernels_.int8_offset : 0,
+         .largest = given_largest(x),
          .out = tiles ? tile_row(row) : bytes + row * pieces() * 64,
          .piece_stride = tiles ? kTileBytes : 64,
          .slab_stride = tiles ? slab_stride(args.m) : 512,
@@ -225,10 +283,12 @@ void CpuGemm::round_row(const GemmArgs& args, int64_t row, int thread) {
   const float* floats = floats_of(x, buffer);
   float* out = tiles ? buffer : reinterpret_cast<float*>(bytes) + row * k;
   if (act == ActFormat::kFp8Token) {
-    workspace_.scales()[row] = kernels_.quantize_fp8(floats, k, out);
+    workspace_.scales()[row] = kernels_.quantize_fp8(floats, k, given_largest(x), out);
     if (tiles) {
       kernels_.round_pieces({out, Element::kF32}, k, tile_row(row), slab_stride(args.m));
     }
+  } else if (act == ActFormat::kFp8Group) {
+    round_fp8_groups(floats, out);
   } else if (act == ActFormat::kBf16) {
     kernels_.round_bf16(floats, k, out);
   } else {

@@ -14,7 +14,7 @@ class CpuGemm final : public PreparedGemm {
  public:
   /// Both references must outlive the object. `exact`: bf16 activations are never rounded further.
   static Result<std::unique_ptr<PreparedGemm>> create(std::span<const QuantView> parts,
-                                                      ActFormat act,
+                                                      const ActSpec& act,
                                                       int64_t max_m,
                                                       const KernelTable& kernels,
                                                       BufferArena& arena,
@@ -33,7 +33,11 @@ class CpuGemm final : public PreparedGemm {
   [[nodiscard]] int64_t weight_bytes() const override { return matrix_.bytes(); }
 
  private:
-  CpuGemm(PackedMatrix matrix, const KernelTable& kernels, Workspace& workspace, bool exact);
+  CpuGemm(PackedMatrix matrix,
+          const ActSpec& spec,
+          const KernelTable& kernels,
+          Workspace& workspace,
+          bool exact);
 
   void round_row(const GemmArgs& args, int64_t row, int thread);
   /// Pieces of 64 bytes of a row of rounded activations (int8 or bf16).
@@ -48,6 +52,14 @@ class CpuGemm final : public PreparedGemm {
   void fetch_row(const GemmArgs& args, int64_t row) const;
   /// The row of activations that the product sees, before rounding: as given or in the buffer.
   ConstNumbers input_row(const GemmArgs& args, int64_t row, float* buffer) const;
+  /// A row with its columns in the order of the weights, and within the range of a static scale.
+  ConstNumbers specified_row(ConstNumbers row, float* buffer, int thread) const;
+  [[nodiscard]] float largest_code() const;
+  /// The magnitude to which a static scale gives the largest code; 0: the row has its own.
+  ///   row  of specified_row()
+  [[nodiscard]] float given_largest(ConstNumbers row) const;
+  /// A row rounded to FP8 with a scale for each group, as numbers again.
+  void round_fp8_groups(const float* x, float* out) const;
   const float* floats_of(ConstNumbers row, float* buffer) const;
   void multiply_rows(const GemmArgs& args);
   void multiply_tiles(const GemmArgs& args);
@@ -55,6 +67,7 @@ class CpuGemm final : public PreparedGemm {
   [[nodiscard]] bool in_tiles(int64_t m) const;
 
   PackedMatrix matrix_;
+  ActSpec spec_;
   const KernelTable& kernels_;
   Workspace& workspace_;
   bool fixed_ = false;     // activations are a FixedRow

@@ -19,11 +19,12 @@ constexpr int64_t kMaxBlock = 32;    // input channels summed before a scale is 
 ///   f32, f16   [8][16] elements            int8 for f32 activations, fp8   [8][16] bytes
 ///   bf16   [4][16][2] elements (two neighbours of k per lane: a row of an AMX tile)
 ///   int8 for int8 activations: [2][16][4] bytes  (four neighbours of k per lane)
-///   int4   [16] words. For int8 activations column c of the step is nibble 2c (c < 4) or 2(c-4)+1:
+///   int4, fp4   [16] words. For int8 activations column c of the step is nibble 2c (c < 4) or
+///   2(c-4)+1:
 ///          masking the word gives four neighbouring columns as bytes, shifting it by 4 the other
 ///          four. Else the lower half holds the even columns, the upper the odd ones: shifting both
 ///          gives two neighbouring columns in the low bits of the halves.
-/// Rows past n and columns past k are zero. Scales are [tile][group][16].
+/// Rows past n and columns past k are zero. Scales and zero points are [tile][group][16].
 struct PackedWeights {
   const uint8_t* codes = nullptr;
   int64_t tile_bytes = 0;
@@ -34,6 +35,7 @@ struct PackedWeights {
   int64_t groups = 0;      // scales per row; 0: none
   int64_t group_size = 0;  // k when one scale covers the row
   int64_t block = kMaxBlock;
+  const uint8_t* zeros = nullptr;     // zero points, int8 in the order of scales; null: none
   const int32_t* row_sums = nullptr;  // int8 x int8: sum of the codes of each (padded) row
   bool fetch_far = true;              // see CpuFeatures
 };
@@ -99,6 +101,7 @@ struct Int8Row {
   ConstNumbers x;
   int64_t k = 0;
   int32_t offset = 0;
+  float largest = 0.0F;  // magnitude that becomes 127, of a row that has none above; 0: its own
   uint8_t* out = nullptr;
   int64_t piece_stride = 64;
   int64_t slab_stride = 512;   // of kSlabPieces pieces
@@ -123,9 +126,13 @@ struct GemmKernels {
   Gemm gemm_int8 = nullptr;
   Gemm gemm_fp8 = nullptr;
   Gemm gemm_int4 = nullptr;
+  Gemm gemm_fp4 = nullptr;
+  Gemm gemm_int8_zeros = nullptr;  // weights with zero points
+  Gemm gemm_int4_zeros = nullptr;
   Gemm gemm_int8_int8 = nullptr;
   Gemm gemm_int4_int8 = nullptr;
   Gemm gemm_int4_fixed = nullptr;  // in groups of 32, 64 or 128
+  Gemm gemm_int4_fixed_zeros = nullptr;
 };
 
 /// Products in AMX tiles, for bf16 and fp8 activations and int8 ones; null without AMX.
@@ -146,7 +153,8 @@ struct RowKernels {
   void (*round_fixed)(const FixedRow& row) = nullptr;
   Int8RowResult (*quantize_int8)(const Int8Row& row) = nullptr;
   // k values rounded to E4M3 after division by the scale that is returned, or to BF16, as f32.
-  float (*quantize_fp8)(const float* x, int64_t k, float* out) = nullptr;
+  // `largest` is that of Int8Row.
+  float (*quantize_fp8)(const float* x, int64_t k, float largest, float* out) = nullptr;
   void (*round_bf16)(const float* x, int64_t k, float* out) = nullptr;
   void (*rms_norm)(const float* x, int64_t n, const float* weight, float eps, float* y) = nullptr;
   // gate [n], up [n]

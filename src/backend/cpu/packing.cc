@@ -7,6 +7,7 @@
 #include "backend/cpu/transpose.h"
 #include "base/check.h"
 #include "base/f16.h"
+#include "quant/code_traits.h"
 
 namespace nibble::cpu {
 namespace {
@@ -14,25 +15,13 @@ namespace {
 constexpr uint32_t kZeroNibbles = 0x88888888U;  // eight codes of value 0
 constexpr float kFp8Factor = 256.0F;            // kernels read E4M3 bits as 2^-8 of the value
 
-int64_t code_bytes(WeightCode code) {
-  switch (code) {
-    case WeightCode::kF32:
-      return 4;
-    case WeightCode::kF16:
-    case WeightCode::kBf16:
-      return 2;
-    case WeightCode::kInt8:
-    case WeightCode::kFp8E4M3:
-      return 1;
-    case WeightCode::kInt4:
-    case WeightCode::kFp4E2M1:
-      return 0;  // half a byte: packed by words
-  }
-  return 0;
-}
+/// Of one code; 0: half a byte, packed by words.
+int64_t code_bytes(WeightCode code) { return code_traits(code).bits / 8; }
+
+bool four_bits(WeightCode code) { return code_traits(code).bits == 4; }
 
 int64_t step_bytes(WeightCode code) {
-  return code == WeightCode::kInt4 ? kTileRows * 4 : kTileRows * kStepColumns * code_bytes(code);
+  return four_bits(code) ? kTileRows * 4 : kTileRows * kStepColumns * code_bytes(code);
 }
 
 uint32_t gather(uint32_t x) {
@@ -78,23 +67,17 @@ bool scales_fit_bf16(const QuantView& weight) {
 
 /// `reordered`: see NibbleForm.
 WordOrder word_order(WeightCode code, bool reordered, ActFormat act) {
-  switch (code) {
-    case WeightCode::kF32:
-    case WeightCode::kBf16:
-      return WordOrder::kWords;
-    case WeightCode::kF16:
-      return WordOrder::kHalves;
-    case WeightCode::kInt8:
-    case WeightCode::kFp8E4M3:
-      return act == ActFormat::kInt8Token ? WordOrder::kWords : WordOrder::kBytes;
-    case WeightCode::kInt4:
-    case WeightCode::kFp4E2M1:
-      if (reordered) {
-        return act == ActFormat::kInt8Token ? WordOrder::kEvenOdd : WordOrder::kWords;
-      }
-      return act == ActFormat::kInt8Token ? WordOrder::kNibbles : WordOrder::kEvenOdd;
+  const bool to_integers = act == ActFormat::kInt8Token;
+  if (four_bits(code)) {
+    const WordOrder floats = reordered ? WordOrder::kWords : WordOrder::kEvenOdd;
+    const WordOrder integers = reordered ? WordOrder::kEvenOdd : WordOrder::kNibbles;
+    return to_integers ? integers : floats;
   }
-  return WordOrder::kWords;
+  if (code_traits(code).bits == 8) {
+    return to_integers ? WordOrder::kWords : WordOrder::kBytes;
+  }
+  // Of BF16 two neighbours of k share a lane.
+  return code == WeightCode::kF16 ? WordOrder::kHalves : WordOrder::kWords;
 }
 
 // The compiler turns loops of this fixed length into vector code.
@@ -151,7 +134,7 @@ Result<PackedMatrix> PackedMatrix::create(Parts parts,
   packed.act_ = act;
   packed.k_ = first.k;
   packed.scale_factor_ = format.code == WeightCode::kFp8E4M3 ? kFp8Factor : 1.0F;
-  packed.bf16_scales_ = format.scale_dtype == DType::kBF16;
+  packed.bf16_scales_ = format.scale_dtype == DType::kBF16 || format.scale_dtype == DType::kF8E8M0;
   for (const QuantView& part : parts) {
     CHECK(part.format == format);
     CHECK(part.nibbles == first.nibbles);
@@ -164,6 +147,10 @@ Result<PackedMatrix> PackedMatrix::create(Parts parts,
   NIBBLE_ASSIGN_OR_RETURN(packed.codes_, arena.allocate(static_cast<size_t>(code_size)));
   const int64_t scale_bytes = rows * format.groups(packed.k_) * (packed.bf16_scales_ ? 2 : 4);
   NIBBLE_ASSIGN_OR_RETURN(packed.scales_, arena.allocate(static_cast<size_t>(scale_bytes)));
+  if (format.zero_points != ZeroPoints::kNone) {
+    NIBBLE_ASSIGN_OR_RETURN(packed.zeros_,
+                            arena.allocate(static_cast<size_t>(rows * format.groups(packed.k_))));
+  }
   if (act == ActFormat::kInt8Token && format.code == WeightCode::kInt8) {
     NIBBLE_ASSIGN_OR_RETURN(packed.row_sums_, arena.allocate(static_cast<size_t>(rows * 4)));
   }
@@ -223,9 +210,9 @@ bool PackedMatrix::pack_tile(Parts parts, int64_t tile) {
   RowsToTranspose source;
   source.bytes = parts.front().row_bytes();
   const NibbleForm nibbles = parts.front().nibbles;
-  if (format_.code == WeightCode::kInt4) {
+  if (four_bits(format_.code)) {
     source.flip = nibbles.flip();
-    source.fill = kZeroNibbles ^ source.flip;
+    source.fill = (format_.code == WeightCode::kInt4 ? kZeroNibbles : 0U) ^ source.flip;
     source.last_word = ~padding_mask(k_ - (steps() - 1) * kStepColumns);
   }
   bool valid = true;
@@ -253,6 +240,9 @@ bool PackedMatrix::pack_tile(Parts parts, int64_t tile) {
   }
   if (scales_.size() != 0) {
     pack_scales(rows, tile);
+  }
+  if (zeros_.size() != 0) {
+    pack_zeros(rows, tile);
   }
   return valid;
 }
@@ -291,6 +281,15 @@ void PackedMatrix::pack_scales(std::span<const RowSource> rows, int64_t tile) {
   }
 }
 
+void PackedMatrix::pack_zeros(std::span<const RowSource> rows, int64_t tile) {
+  const int64_t groups = format_.groups(k_);
+  int8_t* out = zeros_.as<int8_t>().data() + tile * groups * kTileRows;
+  for (int64_t i = 0; i < groups * kTileRows; ++i) {
+    const auto [part, row] = rows[static_cast<size_t>(i % kTileRows)];
+    out[i] = part == nullptr ? int8_t{0} : part->zeros[row * groups + i / kTileRows];
+  }
+}
+
 float PackedMatrix::packed_scale(int64_t index) const {
   const auto i = static_cast<size_t>(index);
   return (bf16_scales_ ? bf16_to_f32(scales_.as<uint16_t>()[i]) : scales_.as<float>()[i]) /
@@ -316,7 +315,7 @@ void PackedMatrix::unpack_tile(QuantTensor& weight, int64_t tile) const {
     auto* codes = reinterpret_cast<uint8_t*>(weight.codes.data()) + row * weight.row_bytes();
     for (int64_t step = 0; step < steps(); ++step) {
       const uint8_t* from = source + step * step_bytes(format_.code);
-      if (format_.code == WeightCode::kInt4) {
+      if (four_bits(format_.code)) {
         uint32_t word = 0;
         std::memcpy(&word, from + lane * 4, 4);
         word = nibbles_in_order(word, act_) & ~padding_mask(k_ - step * kStepColumns);
@@ -331,6 +330,10 @@ void PackedMatrix::unpack_tile(QuantTensor& weight, int64_t tile) const {
     for (int64_t g = 0; g < groups; ++g) {
       weight.scales.as<float>()[static_cast<size_t>(row * groups + g)] =
           packed_scale((tile * groups + g) * kTileRows + lane);
+      if (zeros_.size() != 0) {
+        weight.zeros.as<int8_t>()[static_cast<size_t>(row * groups + g)] =
+            zeros_.as<int8_t>()[static_cast<size_t>((tile * groups + g) * kTileRows + lane)];
+      }
     }
   }
 }
@@ -344,14 +347,15 @@ PackedWeights PackedMatrix::view() const {
   view.n = n_;
   view.k = k_;
   view.groups = format_.groups(k_);
-  view.group_size = format_.scale_per == ScalePer::kGroup ? format_.group_size : k_;
+  view.group_size = format_.grouped() ? format_.group_size : k_;
   view.block = view.group_size < kMaxBlock && view.group_size < k_ ? view.group_size : kMaxBlock;
+  view.zeros = reinterpret_cast<const uint8_t*>(zeros_.data());
   view.row_sums = reinterpret_cast<const int32_t*>(row_sums_.data());
   return view;
 }
 
 int64_t PackedMatrix::bytes() const {
-  return static_cast<int64_t>(codes_.size() + scales_.size() + row_sums_.size());
+  return static_cast<int64_t>(codes_.size() + scales_.size() + zeros_.size() + row_sums_.size());
 }
 
 }  // namespace nibble::cpu

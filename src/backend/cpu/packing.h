@@ -38,7 +38,7 @@ class PackedMatrix final {
   [[nodiscard]] int64_t n() const { return n_; }
   [[nodiscard]] int64_t k() const { return k_; }
   [[nodiscard]] int64_t tiles() const { return (n_ + kTileRows - 1) / kTileRows; }
-  /// Codes, scales and sums, padding included.
+  /// Codes, scales, zero points and sums, padding included.
   [[nodiscard]] int64_t bytes() const;
 
  private:
@@ -52,6 +52,7 @@ class PackedMatrix final {
   bool pack_tile(Parts parts, int64_t tile);
   Status pack(Parts parts, ThreadPool& pool);
   void pack_scales(std::span<const RowSource> rows, int64_t tile);
+  void pack_zeros(std::span<const RowSource> rows, int64_t tile);
   [[nodiscard]] bool is_valid(const RowSource& row) const;
   void unpack_tile(QuantTensor& weight, int64_t tile) const;
   [[nodiscard]] float packed_scale(int64_t index) const;
@@ -67,6 +68,7 @@ class PackedMatrix final {
   float scale_factor_ = 1.0F;  // of packed scales over the tensor's
   Buffer codes_;
   Buffer scales_;
+  Buffer zeros_;
   Buffer row_sums_;
 };
 

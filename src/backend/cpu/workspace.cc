@@ -26,7 +26,7 @@ Status Workspace::reserve(int64_t rows, int64_t k) {
   NIBBLE_RETURN_IF_ERROR(grow(scales_, padded_rows * 4));
   NIBBLE_RETURN_IF_ERROR(grow(sums_, padded_rows * 4));
   row_floats_ = std::max(row_floats_, padded_k);
-  return grow(rows_, pool_.threads() * row_floats_ * 4);
+  return grow(rows_, pool_.threads() * 2 * row_floats_ * 4);
 }
 
 Status Workspace::reserve_tiles() {

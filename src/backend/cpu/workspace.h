@@ -25,7 +25,11 @@ class Workspace final {
   [[nodiscard]] float* scales() { return scales_.as<float>().data(); }
   [[nodiscard]] int32_t* sums() { return sums_.as<int32_t>().data(); }
   /// One row of k f32, of a thread.
-  [[nodiscard]] float* row(int thread) { return rows_.as<float>().data() + thread * row_floats_; }
+  [[nodiscard]] float* row(int thread) {
+    return rows_.as<float>().data() + 2 * thread * row_floats_;
+  }
+  /// Another one.
+  [[nodiscard]] float* spare_row(int thread) { return row(thread) + row_floats_; }
   [[nodiscard]] uint8_t* tile_scratch(int thread) {
     return reinterpret_cast<uint8_t*>(tiles_.data()) + thread * kTileScratchBytes;
   }

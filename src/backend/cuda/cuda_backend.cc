@@ -251,18 +251,24 @@ class CudaBackend final : public Backend {
   }
 
   [[nodiscard]] Status check_gemm(const WeightFormat& format,
-                                  ActFormat act,
+                                  const ActSpec& act,
                                   int64_t k) const override {
-    return CudaGemm::choose(entries_, {CudaGemm::device_format(format), product_type(act), 128, k},
+    NIBBLE_RETURN_IF_ERROR(check_spec(act));
+    return CudaGemm::choose(entries_,
+                            {CudaGemm::device_format(format), product_type(act.format), 128, k},
                             device_)
         .status();
   }
 
   Result<std::unique_ptr<PreparedGemm>> prepare_gemm(std::span<const QuantView> parts,
-                                                     ActFormat act,
+                                                     const ActSpec& act,
                                                      int64_t max_m) override {
+    if (const Status status = check_spec(act); !status.ok()) {
+      return status.with_context(parts.front().name);
+    }
     const WeightFormat& format = parts.front().format;
-    GemmProblem problem{CudaGemm::device_format(format), product_type(act), 0, parts.front().k};
+    GemmProblem problem{CudaGemm::device_format(format), product_type(act.format), 0,
+                        parts.front().k};
     for (const QuantView& part : parts) {
       problem.n += part.n;
     }
@@ -426,6 +432,18 @@ class CudaBackend final : public Backend {
   }
 
  private:
+  // What no kernel of this backend does to rows, whatever the product.
+  static Status check_spec(const ActSpec& act) {
+    const bool columns = act.columns != nullptr;
+    return !columns && act.static_scale == 0.0F
+               ? Status()
+               : make_error(StatusCode::kUnsupported,
+                            "no CUDA kernel takes {}; quantize the model again with --scheme, or "
+                            "use --device cpu",
+                            columns ? "activations in the order of their groups (act-order)"
+                                    : "activations with a stored scale (static)");
+  }
+
   // The products take BF16 where the file says nothing of activations.
   static ActFormat product_type(ActFormat act) {
     return act == ActFormat::kFloat ? ActFormat::kBf16 : act;

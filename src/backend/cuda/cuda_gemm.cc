@@ -103,7 +103,9 @@ Status CudaGemm::load(std::span<const QuantView> parts) {
   const int64_t row_bytes = QuantTensor::code_row_bytes(problem_.weight.code, problem_.k);
   const auto bytes = static_cast<size_t>(problem_.n * row_bytes);
   const int64_t groups = problem_.weight.groups(problem_.k);
-  const auto scale_bytes = static_cast<size_t>(problem_.n * groups) * sizeof(float);
+  const bool zeros = problem_.weight.zero_points == ZeroPoints::kPerScale;
+  const auto scale_bytes =
+      static_cast<size_t>(problem_.n * groups) * sizeof(float) * (zeros ? 2 : 1);
   NIBBLE_ASSIGN_OR_RETURN(DeviceBuffer codes, allocate_device(bytes, "a matrix being packed"));
   DeviceBuffer scales;
   NIBBLE_RETURN_IF_ERROR(upload_codes(parts, codes.as<std::byte>()));
@@ -146,6 +148,20 @@ Status CudaGemm::upload_scales(std::span<const QuantView> parts, float* to) {
                        {reinterpret_cast<float*>(out), size / sizeof(float)});
     };
     NIBBLE_RETURN_IF_ERROR(context_.uploader.upload(count * sizeof(float), fill, to));
+    to += count;
+  }
+  return problem_.weight.zero_points == ZeroPoints::kPerScale ? upload_zeros(parts, to) : Status();
+}
+
+Status CudaGemm::upload_zeros(std::span<const QuantView> parts, float* to) {
+  for (const QuantView& part : parts) {
+    const auto count = static_cast<size_t>(part.n * problem_.weight.groups(problem_.k));
+    const auto widen = [&part](size_t begin, size_t size, std::byte* out) {
+      const int8_t* from = part.zeros + begin / sizeof(float);
+      std::transform(from, from + size / sizeof(float), reinterpret_cast<float*>(out),
+                     [](int8_t zero) { return static_cast<float>(zero); });
+    };
+    NIBBLE_RETURN_IF_ERROR(context_.uploader.upload(count * sizeof(float), widen, to));
     to += count;
   }
   return {};
@@ -233,8 +249,9 @@ Result<QuantTensor> CudaGemm::unpack() const {
                           QuantTensor::allocate(problem_.weight, problem_.n, problem_.k));
   NIBBLE_ASSIGN_OR_RETURN(DeviceBuffer codes,
                           allocate_device(weight.codes.size() + 1, "a matrix being unpacked"));
-  NIBBLE_ASSIGN_OR_RETURN(DeviceBuffer scales,
-                          allocate_device(weight.scales.size() + 1, "scales being unpacked"));
+  NIBBLE_ASSIGN_OR_RETURN(
+      DeviceBuffer scales,
+      allocate_device(weight.scales.size() + 4 * weight.zeros.size() + 1, "scales being unpacked"));
   NIBBLE_RETURN_IF_ERROR(check(
       kernel_->unpack(packed_->as<void>(), codes.as<void>(), scales.as<float>(), context_.stream),
       "unpacking weights"));
@@ -245,6 +262,14 @@ Result<QuantTensor> CudaGemm::unpack() const {
   NIBBLE_RETURN_IF_ERROR(check(cudaMemcpy(weight.scales.data(), scales.as<void>(),
                                           weight.scales.size(), cudaMemcpyDeviceToHost),
                                "copying scales"));
+  if (weight.zeros.size() > 0) {
+    std::vector<float> zeros(weight.zeros.size());
+    NIBBLE_RETURN_IF_ERROR(check(cudaMemcpy(zeros.data(), scales.as<float>() + zeros.size(),
+                                            zeros.size() * sizeof(float), cudaMemcpyDeviceToHost),
+                                 "copying zero points"));
+    std::ranges::transform(zeros, weight.zeros.as<int8_t>().begin(),
+                           [](float zero) { return static_cast<int8_t>(zero); });
+  }
   return weight;
 }
 

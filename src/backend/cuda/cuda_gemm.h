@@ -62,6 +62,7 @@ class CudaGemm final : public PreparedGemm {
   Status load(std::span<const QuantView> parts);
   Status upload_codes(std::span<const QuantView> parts, std::byte* to);
   Status upload_scales(std::span<const QuantView> parts, float* to);
+  Status upload_zeros(std::span<const QuantView> parts, float* to);
   /// The rows that the product reads, made of args.x.
   [[nodiscard]] Result<const void*> prepare_input(const GemmArgs& args) const;
 

@@ -52,7 +52,8 @@ class GemmKernel {
   [[nodiscard]] virtual size_t packed_bytes() const = 0;
   /// Whether packed weights are the canonical codes and nothing else.
   [[nodiscard]] virtual bool packs_nothing() const { return false; }
-  /// codes, scales: the canonical form of QuantTensor ([n, groups] f32), in device memory.
+  /// codes, scales: the canonical form of QuantTensor ([n, groups] f32), in device memory. Behind
+  /// the scales lie as many zero points, as f32, where the weights have them.
   virtual cudaError_t pack(const void* codes,
                            const float* scales,
                            void* packed,

@@ -19,6 +19,7 @@ std::span<const GemmEntry> gemm_entries() {
       kGemmW4A8Sm80,
       kGemmW8A8Int8Sm80,
       kGemmW4A16Sm80,
+      kGemmW4A16ZerosSm80,
       kGemmBf16Sm80,
   };
   return kEntries;

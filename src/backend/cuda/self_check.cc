@@ -57,6 +57,10 @@ Result<QuantTensor> copy_rows(std::span<const QuantView> parts, std::span<const 
     for (int64_t group = 0; group < groups; ++group) {
       out.scales.as<float>()[i * static_cast<size_t>(groups) + static_cast<size_t>(group)] =
           part.scale(row * groups + group);
+      if (part.zeros != nullptr) {
+        out.zeros.as<int8_t>()[i * static_cast<size_t>(groups) + static_cast<size_t>(group)] =
+            part.zeros[row * groups + group];
+      }
     }
   }
   return out;

@@ -1,17 +1,19 @@
-#include "checkpoint/dialects/compressed_tensors.h"
-
 #include <algorithm>
 #include <array>
-#include <span>
 #include <utility>
 
-#include "checkpoint/dialects/source_dialects.h"
+#include "checkpoint/dialects/dialects.h"
 
-namespace nibble::compressed_tensors {
+// vllm-project/compressed-tensors: the dialect that most schemes are written in.
+namespace nibble {
 namespace {
 
-constexpr std::array<std::string_view, 3> kFormats = {"pack-quantized", "int-quantized",
-                                                      "float-quantized"};
+using Number = QuantGroup::Number;
+using Strategy = QuantGroup::Strategy;
+
+constexpr std::array<std::string_view, 8> kFormats = {
+    "pack-quantized",       "int-quantized",        "float-quantized", "naive-quantized",
+    "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mixed-precision", "dense"};
 constexpr std::array<std::string_view, 12> kConfigFields = {"config_groups",
                                                             "quant_method",
                                                             "kv_cache_scheme",
@@ -26,32 +28,11 @@ constexpr std::array<std::string_view, 12> kConfigFields = {"config_groups",
                                                             "run_compressed"};
 constexpr std::array<std::string_view, 5> kGroupFields = {"targets", "weights", "input_activations",
                                                           "output_activations", "format"};
-constexpr std::array<std::string_view, 12> kArgumentFields = {
-    "num_bits", "type",     "symmetric",   "group_size", "strategy", "block_structure",
-    "dynamic",  "actorder", "scale_dtype", "zp_dtype",   "observer", "observer_kwargs"};
-
-/// One QuantizationArgs object.
-struct Arguments {
-  int64_t num_bits = 0;
-  std::string type;
-  std::string strategy;
-  int64_t group_size = 0;
-  bool dynamic = false;
-};
-
-Status check_fields(const Json& object,
-                    std::span<const std::string_view> known,
-                    const std::string& where) {
-  if (!object.is_object()) {
-    return corrupt_at(where, "not a JSON object");
-  }
-  for (const auto& [key, value] : object.as_object()) {
-    if (std::find(known.begin(), known.end(), key) == known.end()) {
-      return unsupported_at(where, fmt::format("unknown field \"{}\"", key));
-    }
-  }
-  return {};
-}
+// Of weights and activations alike.
+constexpr std::array<std::string_view, 13> kArgumentFields = {
+    "num_bits",        "type",     "symmetric", "group_size", "strategy",
+    "block_structure", "dynamic",  "actorder",  "observer",   "observer_kwargs",
+    "scale_dtype",     "zp_dtype", "is_mx"};
 
 Result<std::vector<std::string>> string_list(const Json& object,
                                              std::string_view key,
@@ -62,12 +43,11 @@ Result<std::vector<std::string>> string_list(const Json& object,
     return values;
   }
   if (!list->is_array()) {
-    return make_error(StatusCode::kCorrupt, "{}: field {} is not a list", where, key);
+    return corrupt_at(where, fmt::format("field {} is not a list", key));
   }
   for (const Json& item : list->as_array()) {
     if (!item.is_string()) {
-      return make_error(StatusCode::kCorrupt, "{}: field {} holds something other than text", where,
-                        key);
+      return corrupt_at(where, fmt::format("field {} holds something other than text", key));
     }
     const auto compiles = matches_module(item.as_string(), "");
     if (!compiles.ok()) {
@@ -78,158 +58,289 @@ Result<std::vector<std::string>> string_list(const Json& object,
   return values;
 }
 
-// null, false, "weight" and "static" leave the columns where they are.
-Status check_actorder(const Json& object, const std::string& where) {
-  const Json* order = object.find("actorder");
-  const bool harmless =
-      is_absent(order) || (order->is_bool() && !order->as_bool()) ||
-      (order->is_string() && (order->as_string() == "weight" || order->as_string() == "static"));
-  return harmless ? Status()
-                  : unsupported_at(where,
-                                   "field actorder: reordered columns are not supported; "
-                                   "quantize with actorder null, static or weight");
-}
-
-Result<Arguments> parse_arguments(const Json& object, const std::string& where) {
-  NIBBLE_RETURN_IF_ERROR(check_fields(object, kArgumentFields, where));
-  const JsonReader reader(object, where);
-  Arguments arguments;
-  NIBBLE_ASSIGN_OR_RETURN(arguments.num_bits, reader.optional_int("num_bits", 8));
-  NIBBLE_ASSIGN_OR_RETURN(arguments.type, reader.optional_string("type", "int"));
-  NIBBLE_ASSIGN_OR_RETURN(arguments.group_size, reader.optional_int("group_size", -1));
-  NIBBLE_ASSIGN_OR_RETURN(
-      arguments.strategy,
-      reader.optional_string("strategy", arguments.group_size > 0 ? "group" : "tensor"));
-  NIBBLE_ASSIGN_OR_RETURN(const bool symmetric, reader.optional_bool("symmetric", true));
-  if (!symmetric) {
-    return unsupported_at(where, "field symmetric: zero points are not supported");
-  }
-  const Json* dynamic = object.find("dynamic");
-  if (dynamic != nullptr && dynamic->is_string()) {
-    return unsupported_at(
-        where, fmt::format("field dynamic: \"{}\" is not supported", dynamic->as_string()));
-  }
-  NIBBLE_ASSIGN_OR_RETURN(arguments.dynamic, reader.optional_bool("dynamic", false));
-  if (!is_absent(object.find("block_structure"))) {
-    return unsupported_at(where, "field block_structure: block scales are not supported");
-  }
-  NIBBLE_RETURN_IF_ERROR(check_actorder(object, where));
-  return arguments;
-}
-
-Result<WeightFormat> weight_format(const Arguments& arguments, const std::string& where) {
-  WeightFormat format;
-  if (arguments.dynamic) {
-    return unsupported_at(where, "field dynamic: weights cannot be dynamic");
-  }
-  if (arguments.type == "int" && arguments.num_bits == 4) {
-    format.code = WeightCode::kInt4;
-  } else if (arguments.type == "int" && arguments.num_bits == 8) {
-    format.code = WeightCode::kInt8;
-  } else if (arguments.type == "float" && arguments.num_bits == 8) {
-    format.code = WeightCode::kFp8E4M3;
-  } else {
-    return unsupported_at(where, fmt::format("{}-bit {} weights are not supported",
-                                             arguments.num_bits, arguments.type));
-  }
-  if (arguments.strategy == "channel" || arguments.strategy == "tensor") {
-    format.scale_per = ScalePer::kChannel;  // one scale of a tensor is repeated when it is read
-  } else if (arguments.strategy == "group") {
-    if (arguments.group_size <= 0 || arguments.group_size > (1 << 20)) {
-      return unsupported_at(
-          where, fmt::format("field group_size: {} is not a group size", arguments.group_size));
-    }
-    format.scale_per = ScalePer::kGroup;
-    format.group_size = static_cast<int>(arguments.group_size);
-  } else {
-    return unsupported_at(where, fmt::format("field strategy: \"{}\" is not supported for weights",
-                                             arguments.strategy));
-  }
-  return format;
-}
-
-Result<ActFormat> activation_format(const Json* object, const std::string& where) {
-  if (is_absent(object)) {
-    return ActFormat::kFloat;
-  }
-  NIBBLE_ASSIGN_OR_RETURN(const Arguments arguments, parse_arguments(*object, where));
-  if (arguments.strategy != "token" || !arguments.dynamic || arguments.num_bits != 8) {
-    return unsupported_at(where,
-                          "only dynamic 8-bit activations with one scale per token (strategy "
-                          "token) are supported");
-  }
-  if (arguments.type == "int") {
-    return ActFormat::kInt8Token;
-  }
-  if (arguments.type == "float") {
-    return ActFormat::kFp8Token;
-  }
-  return unsupported_at(where, fmt::format("field type: \"{}\" is not supported", arguments.type));
-}
-
 Status check_format(const Json& object, const std::string& where) {
   const Json* format = object.find("format");
-  if (is_absent(format)) {
-    return {};
-  }
-  const bool known = format->is_string() && (std::find(kFormats.begin(), kFormats.end(),
-                                                       format->as_string()) != kFormats.end() ||
-                                             format->as_string() == "mixed-precision");
+  const bool known =
+      is_absent(format) ||
+      (format->is_string() && std::ranges::find(kFormats, format->as_string()) != kFormats.end());
   return known ? Status()
-               : unsupported_at(where, fmt::format("field format: {} is not supported; known are "
-                                                   "pack-quantized, int-quantized, float-quantized",
-                                                   format->dump()));
+               : unsupported_at(where, fmt::format("field format: {} is not read", format->dump()));
 }
 
-Result<QuantGroup> parse_group(const Json& object, const std::string& where) {
-  NIBBLE_RETURN_IF_ERROR(check_fields(object, kGroupFields, where));
-  NIBBLE_RETURN_IF_ERROR(check_format(object, where));
-  QuantGroup group;
-  NIBBLE_ASSIGN_OR_RETURN(group.targets, string_list(object, "targets", where));
-  const Json* weights = object.find("weights");
-  if (is_absent(weights)) {
-    return unsupported_at(where,
-                          "field weights: a group without quantized weights is not supported");
-  }
-  const std::string weights_path = where + ".weights";
-  NIBBLE_ASSIGN_OR_RETURN(const Arguments arguments, parse_arguments(*weights, weights_path));
-  NIBBLE_ASSIGN_OR_RETURN(group.weight, weight_format(arguments, weights_path));
+Status read_strategy(const Json& weights, const std::string& where, QuantGroup& group) {
+  const JsonReader reader(weights, where);
+  NIBBLE_ASSIGN_OR_RETURN(group.group_size, reader.optional_int("group_size", -1));
   NIBBLE_ASSIGN_OR_RETURN(
-      group.act, activation_format(object.find("input_activations"), where + ".input_activations"));
-  if (!is_absent(object.find("output_activations"))) {
-    return unsupported_at(where, "field output_activations: quantized outputs are not supported");
+      const std::string strategy,
+      reader.optional_string("strategy", group.group_size > 0 ? "group" : "tensor"));
+  if (strategy == "block") {
+    return read_block(weights.find("block_structure"), "block_structure", where, group);
   }
-  if (group.act == ActFormat::kInt8Token &&
-      (group.weight.code == WeightCode::kFp8E4M3 || group.weight.scale_per == ScalePer::kGroup)) {
+  if (strategy == "group" || strategy == "tensor_group") {
+    group.strategy = Strategy::kGroup;
+    return group.group_size > 0 && group.group_size <= kMostGroup
+               ? Status()
+               : corrupt_at(where,
+                            fmt::format("field group_size: {} is no group size", group.group_size));
+  }
+  if (strategy != "tensor" && strategy != "channel") {
     return unsupported_at(where,
-                          "int8 activations need integer weights with one scale per channel");
+                          fmt::format("field strategy: \"{}\" is not read for weights", strategy));
+  }
+  group.strategy = strategy == "tensor" ? Strategy::kTensor : Strategy::kChannel;
+  return {};
+}
+
+Status read_weights(const Json& weights, const std::string& where, QuantGroup& group) {
+  NIBBLE_RETURN_IF_ERROR(check_fields(weights, kArgumentFields, where));
+  const JsonReader reader(weights, where);
+  NIBBLE_ASSIGN_OR_RETURN(group.bits, reader.optional_int("num_bits", 8));
+  NIBBLE_ASSIGN_OR_RETURN(const std::string type, reader.optional_string("type", "int"));
+  NIBBLE_ASSIGN_OR_RETURN(group.symmetric, reader.optional_bool("symmetric", true));
+  NIBBLE_ASSIGN_OR_RETURN(const bool dynamic, reader.optional_bool("dynamic", false));
+  if (type != "int" && type != "float") {
+    return unsupported_at(where, fmt::format("field type: \"{}\" is not read", type));
+  }
+  if (group.bits != 4 && group.bits != 8) {
+    return unsupported_at(
+        where, fmt::format("field num_bits: {}-bit codes are not read, only 4 and 8", group.bits));
+  }
+  if (dynamic) {
+    return unsupported_at(where, "field dynamic: weights cannot be dynamic");
+  }
+  group.number = type == "int" ? Number::kInt : Number::kFloat;
+  if (group.number == Number::kFloat && !group.symmetric) {
+    return unsupported_at(where, "field symmetric: floats with zero points are not read");
+  }
+  return read_strategy(weights, where, group);
+}
+
+// What a dynamic scale covers is left to the product: a scale for each token is the finest.
+void understand_8_bits(const Json& json,
+                       const std::string& strategy,
+                       bool dynamic,
+                       StoredActivations& out) {
+  const Json* type = json.find("type");
+  const bool real = type != nullptr && type->is_string() && type->as_string() == "float";
+  const Json* size = json.find("group_size");
+  if (strategy == "token" || strategy == "tensor") {
+    out.format = real ? ActFormat::kFp8Token : ActFormat::kInt8Token;
+    out.scale = dynamic ? StoredActivations::Scale::kDynamic : StoredActivations::Scale::kStatic;
+    if (strategy == "token" && !dynamic) {
+      out.unknown = "static activation scales by token";
+    }
+  } else if (real && dynamic && strategy == "group" && size != nullptr && size->is_int() &&
+             size->as_int() == 128) {
+    out.format = ActFormat::kFp8Group;
+  } else {
+    out.unknown = fmt::format("8-bit activations with strategy \"{}\"", strategy);
+  }
+}
+
+Status read_activations(const Json* json, const std::string& where, StoredActivations& out) {
+  if (is_absent(json)) {
+    return {};
+  }
+  NIBBLE_RETURN_IF_ERROR(check_fields(*json, kArgumentFields, where));
+  const JsonReader reader(*json, where);
+  NIBBLE_ASSIGN_OR_RETURN(const int64_t bits, reader.optional_int("num_bits", 8));
+  NIBBLE_ASSIGN_OR_RETURN(const std::string type, reader.optional_string("type", "int"));
+  NIBBLE_ASSIGN_OR_RETURN(const std::string strategy, reader.optional_string("strategy", "tensor"));
+  NIBBLE_ASSIGN_OR_RETURN(const bool symmetric, reader.optional_bool("symmetric", true));
+  const Json* word = json->find("dynamic");
+  const bool local = word != nullptr && word->is_string();  // NVFP4: "local"
+  bool dynamic = local;
+  if (!local) {
+    NIBBLE_ASSIGN_OR_RETURN(dynamic, reader.optional_bool("dynamic", false));
+  }
+  if (bits == 4 && type == "float") {
+    out.dropped = "rounding of activations to 4-bit floats";
+  } else if (bits != 8 || (type != "int" && type != "float")) {
+    out.unknown = fmt::format("{}-bit {} activations", bits, type);
+  } else if (!symmetric) {
+    out.unknown = "activations with zero points";
+  } else {
+    understand_8_bits(*json, strategy, dynamic, out);
+  }
+  return {};
+}
+
+Result<QuantGroup> read_group(const Json& json, const std::string& where) {
+  NIBBLE_RETURN_IF_ERROR(check_fields(json, kGroupFields, where));
+  NIBBLE_RETURN_IF_ERROR(check_format(json, where));
+  QuantGroup group;
+  group.where = where;
+  if (json.find("targets") == nullptr) {
+    return corrupt_at(where, "field targets is missing or no list");
+  }
+  NIBBLE_ASSIGN_OR_RETURN(group.targets, string_list(json, "targets", where));
+  const Json* weights = json.find("weights");
+  if (is_absent(weights)) {
+    return group;  // of no quantized weights
+  }
+  NIBBLE_RETURN_IF_ERROR(read_weights(*weights, where + ".weights", group));
+  NIBBLE_RETURN_IF_ERROR(read_activations(json.find("input_activations"),
+                                          where + ".input_activations", group.activations));
+  if (!is_absent(json.find("output_activations"))) {
+    group.activations.unknown = "quantized outputs (output_activations)";
   }
   return group;
 }
 
-}  // namespace
-
-Result<QuantConfig> parse_config(const Json& config, const std::string& where) {
-  NIBBLE_RETURN_IF_ERROR(check_fields(config, kConfigFields, where));
-  NIBBLE_RETURN_IF_ERROR(check_format(config, where));
-  for (const std::string_view field : {"sparsity_config", "transform_config"}) {
-    if (!is_absent(config.find(field))) {
-      return unsupported_at(where, fmt::format("field {} is not supported", field));
+Status refuse_changed_weights(const Json& config, const std::string& where) {
+  const Json* sparsity = config.find("sparsity_config");
+  if (!is_absent(sparsity)) {
+    const Json* format = sparsity->find("format");
+    if (format == nullptr || !format->is_string() || format->as_string() != "dense") {
+      return unsupported_at(where, "field sparsity_config: sparse weights are not read");
     }
   }
+  const Json* transform = config.find("transform_config");
+  const Json* transforms = is_absent(transform) ? nullptr : transform->find("config_groups");
+  return is_absent(transform) || (transforms != nullptr && is_absent(transforms))
+             ? Status()
+             : unsupported_at(where, "field transform_config: rotated weights are not read");
+}
+
+Result<QuantConfig> read_config(const Json& config, const std::string& where) {
+  NIBBLE_RETURN_IF_ERROR(check_fields(config, kConfigFields, where));
+  NIBBLE_RETURN_IF_ERROR(check_format(config, where));
+  NIBBLE_RETURN_IF_ERROR(refuse_changed_weights(config, where));
   QuantConfig result;
+  result.dialect = Dialect::kCompressedTensors;
   NIBBLE_ASSIGN_OR_RETURN(result.ignore, string_list(config, "ignore", where));
   const Json* groups = config.find("config_groups");
   if (groups == nullptr || !groups->is_object()) {
-    return make_error(StatusCode::kCorrupt, "{}: field config_groups is missing or no object",
-                      where);
+    return corrupt_at(where, "field config_groups is missing or no object");
   }
   for (const auto& [name, value] : groups->as_object()) {
     NIBBLE_ASSIGN_OR_RETURN(QuantGroup group,
-                            parse_group(value, fmt::format("{}.config_groups.{}", where, name)));
-    result.groups.push_back(std::move(group));
+                            read_group(value, fmt::format("{}.config_groups.{}", where, name)));
+    if (group.bits != 0) {
+      result.groups.push_back(std::move(group));
+    }
   }
   return result;
 }
 
-}  // namespace nibble::compressed_tensors
+// --- Writing ---
+
+constexpr int64_t kFp8GroupSize = 128;
+
+const char* format_name(const WeightFormat& weight) {
+  switch (weight.code) {
+    case WeightCode::kInt4:
+      return "pack-quantized";
+    case WeightCode::kFp4E2M1:
+      return "mxfp4-pack-quantized";
+    case WeightCode::kFp8E4M3:
+      return "float-quantized";
+    default:
+      return "int-quantized";
+  }
+}
+
+const char* strategy(const WeightFormat& weight) {
+  switch (weight.scale_per) {
+    case ScalePer::kGroup:
+      return "group";
+    case ScalePer::kTensor:
+      return "tensor";
+    case ScalePer::kBlock:
+      return "block";
+    case ScalePer::kNone:
+    case ScalePer::kChannel:
+      break;
+  }
+  return "channel";
+}
+
+Json weights_json(const WeightFormat& weight) {
+  const bool four = weight.code == WeightCode::kInt4 || weight.code == WeightCode::kFp4E2M1;
+  const bool real = weight.code == WeightCode::kFp8E4M3 || weight.code == WeightCode::kFp4E2M1;
+  const bool grouped = weight.scale_per == ScalePer::kGroup;
+  const bool symmetric = weight.zero_points == ZeroPoints::kNone;
+  Json json = Json::object({{"num_bits", four ? 4 : 8},
+                            {"type", real ? "float" : "int"},
+                            {"symmetric", symmetric},
+                            {"strategy", strategy(weight)},
+                            {"group_size", grouped ? Json(weight.group_size) : Json()},
+                            {"dynamic", false},
+                            {"actorder", nullptr}});
+  if (weight.scale_per == ScalePer::kBlock) {
+    json.set("block_structure", JsonArray{weight.group_size, weight.group_size});
+  }
+  if (!symmetric) {
+    json.set("zp_dtype", "torch.int8");
+  }
+  if (weight.scale_dtype == DType::kF8E8M0) {
+    json.set("scale_dtype", "torch.uint8");
+  }
+  return json;
+}
+
+Json activation_json(ActFormat act) {
+  if (act == ActFormat::kFloat || act == ActFormat::kBf16) {
+    return nullptr;
+  }
+  const bool grouped = act == ActFormat::kFp8Group;
+  return Json::object({{"num_bits", 8},
+                       {"type", act == ActFormat::kInt8Token ? "int" : "float"},
+                       {"symmetric", true},
+                       {"strategy", grouped ? "group" : "token"},
+                       {"group_size", grouped ? Json(kFp8GroupSize) : Json()},
+                       {"dynamic", true},
+                       {"actorder", nullptr}});
+}
+
+Json kv_cache_json(KvCacheScheme scheme) {
+  if (scheme == KvCacheScheme::kNone) {
+    return nullptr;
+  }
+  return Json::object({{"num_bits", 8},
+                       {"type", "float"},
+                       {"symmetric", true},
+                       {"strategy", "tensor"},
+                       {"dynamic", false}});
+}
+
+JsonArray targets_of(const SchemeUse& use) {
+  if (use.modules.empty()) {
+    return {"Linear"};
+  }
+  return {use.modules.begin(), use.modules.end()};
+}
+
+// One group per scheme; "mixed-precision" when their formats differ.
+Json write_config(const StoredQuantization& stored) {
+  std::string_view format = format_name(stored.uses.front().scheme.weight);
+  std::vector<JsonObject::Member> groups;
+  for (const SchemeUse& use : stored.uses) {
+    const char* own = format_name(use.scheme.weight);
+    format = format == own ? format : "mixed-precision";
+    groups.push_back({fmt::format("group_{}", groups.size()),
+                      Json::object({{"targets", targets_of(use)},
+                                    {"weights", weights_json(use.scheme.weight)},
+                                    {"input_activations", activation_json(use.scheme.act)},
+                                    {"output_activations", nullptr},
+                                    {"format", own}})});
+  }
+  return Json::object({{"quant_method", "compressed-tensors"},
+                       {"format", format},
+                       {"quantization_status", "compressed"},
+                       {"kv_cache_scheme", kv_cache_json(stored.kv_cache)},
+                       {"config_groups", Json::object(std::move(groups))},
+                       {"ignore", JsonArray(stored.ignore.begin(), stored.ignore.end())}});
+}
+
+}  // namespace
+
+const DialectRow kCompressedTensorsDialect = {
+    .name = "compressed-tensors",
+    .dialect = Dialect::kCompressedTensors,
+    .codes = "*.weight_packed, or *.weight in I8 or F8_E4M3",
+    .read = read_config,
+    .stores = [](const QuantScheme&) { return true; },
+    .write = write_config};
+
+}  // namespace nibble

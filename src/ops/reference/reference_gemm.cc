@@ -1,5 +1,7 @@
+#include <algorithm>
 #include <cmath>
 #include <limits>
+#include <span>
 #include <vector>
 
 #include "base/check.h"
@@ -10,6 +12,7 @@ namespace nibble {
 namespace {
 
 constexpr float kFp8Max = 448.0F;
+constexpr size_t kFp8Group = 128;
 
 double decode_e4m3(uint8_t code) {
   const int exponent = (code >> 3) & 15;
@@ -80,8 +83,9 @@ double nearest_e4m3(double value) {
   return std::copysign(best, value);
 }
 
-/// One row of activations as the product sees it.
-void round_activations(ActFormat act, const float* x, std::vector<double>& row) {
+/// Activations x [row.size()] that share a scale, as the product sees them.
+void round_together(const ActSpec& spec, const float* x, std::span<double> row) {
+  const ActFormat act = spec.format;
   float absmax = 0.0F;
   bool finite = true;
   for (size_t i = 0; i < row.size(); ++i) {
@@ -99,23 +103,37 @@ void round_activations(ActFormat act, const float* x, std::vector<double>& row) 
     return;
   }
   if (!finite) {
-    row.assign(row.size(), std::numeric_limits<double>::quiet_NaN());
+    std::ranges::fill(row, std::numeric_limits<double>::quiet_NaN());
     return;
   }
   const float top = act == ActFormat::kInt8Token ? 127.0F : kFp8Max;
+  absmax = spec.static_scale > 0.0F ? spec.static_scale * top : absmax;
   const float scale = absmax / top;
   const float factor = std::isfinite(top / absmax) ? top / absmax : 0.0F;
   for (size_t i = 0; i < row.size(); ++i) {
-    const float scaled = x[i] * factor;  // in f32, as kernels do
+    const float scaled = std::clamp(x[i], -absmax, absmax) * factor;  // in f32, as kernels do
     const double code =
         act == ActFormat::kInt8Token ? std::nearbyint(scaled) : nearest_e4m3(scaled);
     row[i] = code * scale;
   }
 }
 
+/// One row of activations as the product sees it.
+void round_activations(const ActSpec& spec, const float* x, std::span<double> row) {
+  std::vector<float> ordered(x, x + row.size());
+  for (size_t i = 0; spec.columns != nullptr && i < row.size(); ++i) {
+    ordered[i] = x[(*spec.columns)[i]];
+  }
+  const size_t together = spec.format == ActFormat::kFp8Group ? kFp8Group : row.size();
+  for (size_t begin = 0; begin < row.size(); begin += together) {
+    const size_t count = std::min(together, row.size() - begin);
+    round_together(spec, ordered.data() + begin, row.subspan(begin, count));
+  }
+}
+
 }  // namespace
 
-void reference_gemm(const QuantTensor& weight, ActFormat act, const GemmArgs& args) {
+void reference_gemm(const QuantTensor& weight, const ActSpec& act, const GemmArgs& args) {
   CHECK_GE(args.x_stride, weight.k);
   CHECK_GE(args.y_stride, weight.n);
   std::vector<double> matrix(static_cast<size_t>(weight.n * weight.k));

@@ -13,9 +13,13 @@ constinit const GemmKernels kGemm = {
     .gemm_int8 = gemm_float<CodecInt8>,
     .gemm_fp8 = gemm_float<CodecFp8>,
     .gemm_int4 = gemm_float<CodecInt4>,
+    .gemm_fp4 = gemm_float<CodecFp4>,
+    .gemm_int8_zeros = gemm_float<WithZeros<CodecInt8>>,
+    .gemm_int4_zeros = gemm_float<WithZeros<CodecInt4>>,
     .gemm_int8_int8 = gemm_int<IntCodecInt8>,
     .gemm_int4_int8 = gemm_int<IntCodecInt4>,
-    .gemm_int4_fixed = gemm_fixed,
+    .gemm_int4_fixed = gemm_fixed<Zeros::kNone>,
+    .gemm_int4_fixed_zeros = gemm_fixed<Zeros::kEach>,
 };
 
 }  // namespace nibble::cpu::NIBBLE_ISA

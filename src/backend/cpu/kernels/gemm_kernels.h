@@ -100,6 +100,52 @@ struct CodecInt4 {
   }
 };
 
+struct CodecFp4 {
+  static constexpr int64_t kStepBytes = 64;
+  using Step = CodecInt4::Step;
+  static Step step(const uint8_t* p) { return {Simd::load_int(p)}; }
+  template <int kColumn, int kRows>
+  static F32x16 column(const Step& s) {
+    return Simd::fp4<kColumn / 2 + kColumn % 2 * 4>(s.word);
+  }
+};
+
+/// Codes minus the zero points of their group, which the step has from its block.
+template <typename Codec>
+struct WithZeros {
+  static constexpr int64_t kStepBytes = Codec::kStepBytes;
+  struct Step {
+    typename Codec::Step codes;
+    F32x16 zeros;
+  };
+  static Step step(const uint8_t* p, F32x16 zeros) { return {Codec::step(p), zeros}; }
+  template <int kColumn, int kRows>
+  static F32x16 column(const Step& s) {
+    return Simd::sub(Codec::template column<kColumn, kRows>(s.codes), s.zeros);
+  }
+};
+
+/// The zero points of 16 rows in one group.
+inline F32x16 load_zeros(const PackedWeights& w, int64_t index) {
+  return Simd::to_float(Simd::load_s8(w.zeros + index * 16));
+}
+
+/// What the steps of the block that begins at column k have in common.
+template <typename Codec>
+struct BlockOf {
+  BlockOf(const PackedWeights&, int64_t, int64_t) {}
+  typename Codec::Step step(const uint8_t* p) const { return Codec::step(p); }
+};
+template <typename Codec>
+struct BlockOf<WithZeros<Codec>> {
+  F32x16 zeros;
+  BlockOf(const PackedWeights& w, int64_t tile, int64_t k)
+      : zeros(load_zeros(w, tile * w.groups + k / w.group_size)) {}
+  typename WithZeros<Codec>::Step step(const uint8_t* p) const {
+    return WithZeros<Codec>::step(p, zeros);
+  }
+};
+
 inline F32x16 load_scales(const PackedWeights& w, int64_t index) {
   return w.scales_are_bf16 ? load_bf16(static_cast<const uint8_t*>(w.scales) + index * 32)
                            : Simd::load(static_cast<const float*>(w.scales) + index * 16);
@@ -123,10 +169,14 @@ template <typename Codec, int kRows, int kColumn>
 }
 
 template <typename Codec, int kRows>
-[[gnu::always_inline]] inline void add_step(
-    const uint8_t* codes, int64_t far, const RowSet<kRows>& x, int64_t k, F32x16 (&acc)[kRows][2]) {
+[[gnu::always_inline]] inline void add_step(const BlockOf<Codec>& block,
+                                            const uint8_t* codes,
+                                            int64_t far,
+                                            const RowSet<kRows>& x,
+                                            int64_t k,
+                                            F32x16 (&acc)[kRows][2]) {
   fetch_ahead(codes, Codec::kStepBytes, far);
-  const typename Codec::Step step = Codec::step(codes);
+  const typename Codec::Step step = block.step(codes);
   // In this order two nibbles of one shifted word follow each other.
   add_column<Codec, kRows, 0>(step, x, k, acc);
   add_column<Codec, kRows, 1>(step, x, k, acc);
@@ -140,7 +190,8 @@ template <typename Codec, int kRows>
 
 /// The last k % 8 columns: a step whose missing activations are 0.
 template <typename Codec, int kRows>
-[[gnu::noinline]] void add_tail(const uint8_t* codes,
+[[gnu::noinline]] void add_tail(const BlockOf<Codec>& block,
+                                const uint8_t* codes,
                                 const RowSet<kRows>& x,
                                 int64_t k,
                                 int64_t columns,
@@ -151,7 +202,7 @@ template <typename Codec, int kRows>
     __builtin_memcpy(padded[r], x.p[r] + k, static_cast<size_t>(columns) * 4);
     rows.p[r] = padded[r];
   }
-  add_step<Codec, kRows>(codes, Simd::kNearBytes, rows, 0, acc);
+  add_step<Codec, kRows>(block, codes, Simd::kNearBytes, rows, 0, acc);
 }
 
 template <int kRows>
@@ -241,23 +292,25 @@ void tile_product(const PackedWeights& w,
     if constexpr (Simd::kFewRegisters && (kRows == 1 || kGroups == Groups::kManyBlocks)) {
       sums.leave_registers();
     }
+    const BlockOf<Codec> block(w, tile, k);
     F32x16 acc[kRows][2];
     clear(acc);
     for (const int64_t end = k + w.block; k < end; k += kStepColumns) {
-      add_step<Codec, kRows>(codes, far, x, k, acc);
+      add_step<Codec, kRows>(block, codes, far, x, k, acc);
       codes += Codec::kStepBytes;
     }
     sums.add_block(acc);
   }
   if (k < w.k) {  // never with groups: k is a multiple of the group size
+    const BlockOf<Codec> block(w, tile, k);
     F32x16 acc[kRows][2];
     clear(acc);
     for (; k + kStepColumns <= w.k; k += kStepColumns) {
-      add_step<Codec, kRows>(codes, far, x, k, acc);
+      add_step<Codec, kRows>(block, codes, far, x, k, acc);
       codes += Codec::kStepBytes;
     }
     if (k < w.k) {
-      add_tail<Codec, kRows>(codes, x, k, w.k - k, acc);
+      add_tail<Codec, kRows>(block, codes, x, k, w.k - k, acc);
     }
     sums.add_block(acc);
   }
@@ -637,8 +690,18 @@ class FixedSums<1> {
   I32x16 sums_[4];
 };
 
+/// Whether groups have zero points.
+enum class Zeros { kNone, kEach };
+
+/// The sums of a group's codes minus zero points. A group's sums of codes and of activations, of at
+/// most 2^24 and 2^21, are exact in f32, so that only the result is rounded, once.
+[[gnu::always_inline]] inline F32x16 minus_zeros(F32x16 sums, F32x16 zeros, int32_t bias) {
+  const auto x_sum = static_cast<float>(-bias / 8);
+  return Simd::fma(Simd::sub(Simd::set(0.0F), zeros), Simd::set(x_sum), sums);
+}
+
 /// One tile times kRows rows.
-template <int kRows>
+template <Zeros kZeros, int kRows>
 void fixed_rows(const GemmTask& task, int64_t tile, int64_t row) {
   const PackedWeights& w = task.w;
   const uint8_t* codes = w.codes + tile * w.tile_bytes;
@@ -662,9 +725,12 @@ void fixed_rows(const GemmTask& task, int64_t tile, int64_t row) {
     const F32x16 scales = load_scales(w, scale);
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
-      const F32x16 unit = Simd::set(fixed_group(groups + r * task.xq_stride).unit);
-      const F32x16 sum = Simd::mul(Simd::to_float(sums.of(r)), unit);
-      total[r] = Simd::fma(sum, scales, total[r]);
+      const FixedGroup group = fixed_group(groups + r * task.xq_stride);
+      F32x16 sum = Simd::to_float(sums.of(r));
+      if constexpr (kZeros == Zeros::kEach) {
+        sum = minus_zeros(sum, load_zeros(w, scale), group.bias);
+      }
+      total[r] = Simd::fma(Simd::mul(sum, Simd::set(group.unit)), scales, total[r]);
     }
     groups += sizeof(FixedGroup);
   }
@@ -674,10 +740,11 @@ void fixed_rows(const GemmTask& task, int64_t tile, int64_t row) {
   }
 }
 
-inline void gemm_fixed(const GemmTask& task, int64_t tile_begin, int64_t tile_end) {
+template <Zeros kZeros>
+void gemm_fixed(const GemmTask& task, int64_t tile_begin, int64_t tile_end) {
   for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
     in_row_blocks<Simd::kFixedRows>(
-        task.m, [&]<int kRows>(int64_t row) { fixed_rows<kRows>(task, tile, row); });
+        task.m, [&]<int kRows>(int64_t row) { fixed_rows<kZeros, kRows>(task, tile, row); });
   }
 }
 

@@ -213,7 +213,9 @@ Int8RowResult quantize_row(const Int8Row& row, float largest) {
 
 Int8RowResult quantize_int8(const Int8Row& row) {
   if (row.x.type == Element::kF32) {
-    const float largest = row_scale(static_cast<const float*>(row.x.data), row.k, 1.0F);
+    const float largest = row.largest > 0.0F
+                              ? row.largest
+                              : row_scale(static_cast<const float*>(row.x.data), row.k, 1.0F);
     return quantize_row<Element::kF32>(row, largest);
   }
   const float largest = largest_bf16(static_cast<const uint8_t*>(row.x.data), row.k,
@@ -238,8 +240,8 @@ inline F32x16 round_e4m3(F32x16 v) {
   return Simd::from_bits(Simd::or_int(Simd::bits(rounded), sign));
 }
 
-float quantize_fp8(const float* x, int64_t k, float* out) {
-  const float largest = row_scale(x, k, 1.0F);
+float quantize_fp8(const float* x, int64_t k, float given, float* out) {
+  const float largest = given > 0.0F ? given : row_scale(x, k, 1.0F);
   const F32x16 factor = row_factor(largest, kFp8Max);
   in_vectors(k, [&](int64_t i, int64_t lanes) {
     store_lanes(out + i, lanes, round_e4m3(Simd::mul(load_lanes(x + i, lanes), factor)));

@@ -339,6 +339,16 @@ struct Simd {
     const I32x16 code = and_int(shift_right<kIndex % 4 * 4>(word), set_int(15 << kBit));
     return sub(from_bits(or_int(code, bits(set(kPower)))), set(kPower + 8.0F));
   }
+  /// E2M1 at nibble kIndex of each lane.
+  template <int kIndex>
+  static F32x16 fp4(I32x16 word) {
+    const __m256 magnitudes = _mm256_setr_ps(0.0F, 0.5F, 1.0F, 1.5F, 2.0F, 3.0F, 4.0F, 6.0F);
+    const I32x16 code = shift_right<4 * kIndex>(word);  // permutes look at three bits
+    const I32x16 sign = and_int(shift_left<28>(code), set_int(static_cast<int>(0x80000000U)));
+    const F32x16 values{_mm256_permutevar8x32_ps(magnitudes, code.lo),
+                        _mm256_permutevar8x32_ps(magnitudes, code.hi)};
+    return from_bits(or_int(bits(values), sign));
+  }
   /// The same, but the compiler does not know how it came about. GCC would add products to each
   /// other before it adds them to sums, or copy sums, and run out of registers.
   static __m256i opaque(__m256i x) {

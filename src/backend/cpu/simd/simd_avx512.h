@@ -220,6 +220,13 @@ struct Simd {
     const __m512 values = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
     return {_mm512_permutexvar_ps(shift_right<4 * kIndex>(word).v, values)};
   }
+  /// E2M1 at nibble kIndex of each lane.
+  template <int kIndex>
+  static F32x16 fp4(I32x16 word) {
+    const __m512 values = _mm512_setr_ps(0.0F, 0.5F, 1.0F, 1.5F, 2.0F, 3.0F, 4.0F, 6.0F, -0.0F,
+                                         -0.5F, -1.0F, -1.5F, -2.0F, -3.0F, -4.0F, -6.0F);
+    return {_mm512_permutexvar_ps(shift_right<4 * kIndex>(word).v, values)};
+  }
   /// The same, but the compiler does not know how it came about. GCC would add products to each
   /// other before it adds them to sums, or copy sums, and run out of registers.
   static __m512i opaque(__m512i x) {

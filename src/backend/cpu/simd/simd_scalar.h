@@ -306,6 +306,15 @@ struct Simd {
       return static_cast<float>(static_cast<int>((word.v[i] >> (4 * kIndex)) & 15U) - 8);
     });
   }
+  /// E2M1 at nibble kIndex of each lane.
+  template <int kIndex>
+  static F32x16 fp4(I32x16 word) {
+    constexpr float kMagnitudes[] = {0.0F, 0.5F, 1.0F, 1.5F, 2.0F, 3.0F, 4.0F, 6.0F};
+    return f([&](int i) {
+      const uint32_t code = (word.v[i] >> (4 * kIndex)) & 15U;
+      return code < 8 ? kMagnitudes[code] : -kMagnitudes[code - 8];
+    });
+  }
   /// The same, not read from memory again for each use.
   static I32x16 in_register(I32x16 a) { return a; }
   /// acc + the products of four unsigned bytes of u with four signed bytes of s, exact mod 2^32.

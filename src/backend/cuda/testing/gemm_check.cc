@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <random>
 
 #include "backend/cuda/testing/gpu_test.h"
@@ -38,6 +39,9 @@ QuantTensor random_weight(const WeightFormat& format,
     if (format.scale_dtype == DType::kF8E8M0) {
       scale = std::exp2(std::floor(std::log2(scale)));
     }
+  }
+  for (int8_t& zero : weight.zeros.as<int8_t>()) {
+    zero = static_cast<int8_t>(random() % 16 - 8);
   }
   return weight;
 }
@@ -110,7 +114,8 @@ class Bench final {
     const auto* code_bytes = reinterpret_cast<const uint8_t*>(weight.codes.data());
     const std::vector<uint8_t> codes(code_bytes, code_bytes + weight.codes.size());
     const auto weight_scales = weight.scales.as<float>();
-    const std::vector<float> scales(weight_scales.begin(), weight_scales.end());
+    std::vector<float> scales(weight_scales.begin(), weight_scales.end());
+    std::ranges::copy(weight.zeros.as<int8_t>(), std::back_inserter(scales));
     const DeviceArray<uint8_t> device_codes(codes), packed(kernel_->packed_bytes());
     const DeviceArray<float> device_scales(scales);
     ASSERT_EQ(kernel_->pack(device_codes.data(), device_scales.data(), packed.data(), nullptr),

@@ -61,6 +61,7 @@ struct WholeWords {
 };
 
 struct IntegerSums {
+  static constexpr bool kZeros = false;
   using Sum = int32_t;
   static constexpr bool kRowScales = true;
   __device__ static __forceinline__ void multiply(int32_t (&sum)[4],
@@ -71,6 +72,7 @@ struct IntegerSums {
 };
 
 struct FloatSums {
+  static constexpr bool kZeros = false;
   using Sum = float;
   static constexpr bool kRowScales = false;
   static constexpr float kCodeUnit = 1.0F;
@@ -118,9 +120,11 @@ struct CodecW4A8 : IntegerSums {
 
 /// Four bits against bf16: 0x4300 + code is 128 + code in bf16, and 136 less its value, exactly.
 /// Nibble i is the lower and nibble i + 4 the upper half of operand word i. Groups are scaled in
-/// f32 after their products, so that no weight is rounded.
-template <int kGroupSize>
+/// f32 after their products, so that no weight is rounded. With zero points, 136 plus those of two
+/// rows are taken away instead, which bf16 also has.
+template <int kGroupSize, bool kWithZeros = false>
 struct CodecW4A16 : FloatSums {
+  static constexpr bool kZeros = kWithZeros;
   static constexpr int kPlanes = 2;
   static constexpr int kChunks = 2;
   static constexpr int kCodeBits = 4;
@@ -131,13 +135,18 @@ struct CodecW4A16 : FloatSums {
   struct Fragments {
     uint4 chunks[kChunks];  // [plane], words [half][s]
     __device__ __forceinline__ void decode(int plane, int half, int s, uint32_t (&a)[4]) const {
+      const float none[2] = {};
+      decode(plane, half, s, none, a);
+    }
+    /// `zeros` are those of rows g and g + 8 of the half.
+    __device__ __forceinline__ void decode(
+        int plane, int half, int s, const float (&zeros)[2], uint32_t (&a)[4]) const {
       const uint32_t word = word_of(chunks[plane], half * 2 + s);
-      const __nv_bfloat162 offset = __float2bfloat162_rn(136.0F);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const uint32_t shifted = ((word >> (4 * i)) & 0x000f000fU) | 0x43004300U;
-        const __nv_bfloat162 value =
-            __hsub2(*reinterpret_cast<const __nv_bfloat162*>(&shifted), offset);
+        const __nv_bfloat162 value = __hsub2(*reinterpret_cast<const __nv_bfloat162*>(&shifted),
+                                             __float2bfloat162_rn(136.0F + zeros[i & 1]));
         a[i] = *reinterpret_cast<const uint32_t*>(&value);
       }
     }

@@ -75,7 +75,8 @@ __global__ void unpack_kernel(const PackArgs p) {
   });
 }
 
-/// scales [n, groups] f32 and grouped [n / 128][groups][128] bf16, one thread per scale.
+/// scales [n, groups] f32 and grouped [n / 128][groups][128] bf16, one thread per scale; zero
+/// points likewise.
 template <bool kPack>
 __global__ void group_scales_kernel(float* scales,
                                     __nv_bfloat16* grouped,
@@ -132,9 +133,7 @@ class GemmMma final : public GemmKernel {
       return error;
     }
     if constexpr (Codec::kGroupsPerStep > 0) {
-      return launch(group_scales_kernel<true>, flat_grid(n_ * groups()), context,
-                    const_cast<float*>(scales),
-                    reinterpret_cast<__nv_bfloat16*>(base + code_bytes()), n_, groups());
+      return move_groups<true>(const_cast<float*>(scales), base, context);
     }
     return cudaMemcpyAsync(base + code_bytes(), scales, static_cast<size_t>(n_) * 4,
                            cudaMemcpyDeviceToDevice, stream);
@@ -156,8 +155,7 @@ class GemmMma final : public GemmKernel {
       return error;
     }
     if constexpr (Codec::kGroupsPerStep > 0) {
-      return launch(group_scales_kernel<false>, flat_grid(n_ * groups()), context, scales,
-                    reinterpret_cast<__nv_bfloat16*>(base + code_bytes()), n_, groups());
+      return move_groups<false>(scales, base, context);
     }
     return cudaMemcpyAsync(scales, base + code_bytes(), static_cast<size_t>(n_) * 4,
                            cudaMemcpyDeviceToDevice, stream);
@@ -180,10 +178,14 @@ class GemmMma final : public GemmKernel {
   [[nodiscard]] size_t code_bytes() const {
     return static_cast<size_t>(row_tiles() * kTileRows * k_ / 8) * Codec::kCodeBits;
   }
+  /// Of scales alone, or of zero points.
+  [[nodiscard]] size_t group_bytes() const {
+    return static_cast<size_t>(row_tiles() * kTileRows * groups()) * 2;
+  }
   [[nodiscard]] size_t scale_bytes() const {
     const auto rows = static_cast<size_t>(row_tiles() * kTileRows);
     if (Codec::kGroupsPerStep > 0) {
-      return rows * static_cast<size_t>(groups()) * 2;
+      return group_bytes() * (Codec::kZeros ? 2 : 1);
     }
     return Codec::kRowScales ? rows * 4 : 0;
   }
@@ -193,6 +195,20 @@ class GemmMma final : public GemmKernel {
             .n = n_,
             .k = k_,
             .words = static_cast<int64_t>(code_bytes() / 4)};
+  }
+
+  /// Scales, and zero points behind them, to their packed places or back.
+  template <bool kPack>
+  cudaError_t move_groups(float* scales, uint8_t* base, const LaunchContext& context) const {
+    cudaError_t error = cudaSuccess;
+    for (int i = 0; i < (Codec::kZeros ? 2 : 1) && error == cudaSuccess; ++i) {
+      error = launch(group_scales_kernel<kPack>, flat_grid(n_ * groups()), context,
+                     scales + i * n_ * groups(),
+                     reinterpret_cast<__nv_bfloat16*>(base + code_bytes() +
+                                                      static_cast<size_t>(i) * group_bytes()),
+                     n_, groups());
+    }
+    return error;
   }
 
   template <int kTokens>
@@ -222,6 +238,7 @@ class GemmMma final : public GemmKernel {
     const Product product{.args = args,
                           .codes = packed,
                           .scales = packed + code_bytes(),
+                          .zeros = packed + code_bytes() + (Codec::kZeros ? group_bytes() : 0),
                           .n = n_,
                           .steps = static_cast<int32_t>(steps),
                           .splits = static_cast<int32_t>(splits),

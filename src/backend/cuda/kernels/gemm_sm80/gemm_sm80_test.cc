@@ -32,6 +32,12 @@ TEST(GemmSm80, W4A16EqualsTheReference) {
   check_shapes(kGemmW4A16Sm80, "w4a16_g128", 128);
 }
 
+TEST(GemmSm80, W4A16WithZeroPointsEqualsTheReference) {
+  NIBBLE_NEEDS_GPU();
+  check_shapes(kGemmW4A16ZerosSm80, "w4a16_g32_asym", 64);
+  check_shapes(kGemmW4A16ZerosSm80, "w4a16_g128_asym", 128);
+}
+
 TEST(GemmSm80, Bf16EqualsTheReference) {
   NIBBLE_NEEDS_GPU();
   check_shapes(kGemmBf16Sm80, "bf16", 64);
@@ -47,6 +53,11 @@ TEST(GemmSm80, RefusesWhatItCannotDo) {
   EXPECT_FALSE(kGemmW8A8Int8Sm80.accepts(w4a8, device));
   EXPECT_FALSE(kGemmW4A16Sm80.accepts(w4a8, device));
   EXPECT_FALSE(kGemmBf16Sm80.accepts(w4a8, device));
+  GemmProblem zeros{.weight = find_scheme("w4a16_g32_asym")->weight, .n = 5, .k = 64};
+  EXPECT_TRUE(kGemmW4A16ZerosSm80.accepts(zeros, device));
+  EXPECT_FALSE(kGemmW4A16Sm80.accepts(zeros, device));
+  zeros.weight.zero_points = ZeroPoints::kNone;
+  EXPECT_FALSE(kGemmW4A16ZerosSm80.accepts(zeros, device));
   GemmProblem odd = w4a8;
   odd.k = 96;
   EXPECT_FALSE(kGemmW4A8Sm80.accepts(odd, device));

@@ -34,6 +34,7 @@ struct Product {
   GemmLaunch args;
   const uint8_t* codes = nullptr;   // packed
   const uint8_t* scales = nullptr;  // [n padded] f32, or [n / 128][groups][128] bf16, or none
+  const uint8_t* zeros = nullptr;   // like scales of groups, or none
   int64_t n = 0;
   int32_t steps = 0;            // of 64 in k
   int32_t splits = 1;           // gridDim.z
@@ -49,7 +50,8 @@ struct Stage {
   static constexpr int kScaleBytes = Codec::kGroupsPerStep * kTileRows * 2;
   static constexpr int kX = kCodeBytes;
   static constexpr int kScales = kX + kXBytes;
-  static constexpr int kBytes = kScales + kScaleBytes;
+  static constexpr int kZeros = kScales + kScaleBytes;
+  static constexpr int kBytes = kZeros + (Codec::kZeros ? kScaleBytes : 0);
 };
 
 /// Starts the copies of one step's codes and scales to shared memory.
@@ -67,6 +69,10 @@ __device__ __forceinline__ void copy_weights(const Product& p, int step, uint32_
     const uint8_t* scales = p.scales + block * kStep / Codec::kGroup * (kTileRows * 2);
     if (threadIdx.x < S::kScaleBytes / 16) {
       ptx::copy_async16(stage + S::kScales + threadIdx.x * 16, scales + threadIdx.x * 16);
+      if constexpr (Codec::kZeros) {
+        ptx::copy_async16(stage + S::kZeros + threadIdx.x * 16,
+                          p.zeros + (scales - p.scales) + threadIdx.x * 16);
+      }
     }
   }
 }
@@ -121,8 +127,10 @@ __device__ __forceinline__ void multiply(const uint8_t* stage,
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       uint32_t a[2][4];
-      weights.decode(plane, half, 0, a[0]);
-      weights.decode(plane, half, 1, a[1]);
+      if constexpr (!Codec::kZeros) {
+        weights.decode(plane, half, 0, a[0]);
+        weights.decode(plane, half, 1, a[1]);
+      }
       float scale[2] = {1.0F, 1.0F};  // of rows g and g + 8
       if constexpr (Codec::kGroupsPerStep > 0) {
         const unsigned group = Codec::kGroupsPerStep == 2 ? plane : 0;
@@ -130,6 +138,12 @@ __device__ __forceinline__ void multiply(const uint8_t* stage,
                              group * kTileRows + warp * 32 + half * 16 + lane / 4;
         scale[0] = __bfloat162float(scales[0]);
         scale[1] = __bfloat162float(scales[8]);
+        if constexpr (Codec::kZeros) {
+          const auto* stored = scales + S::kScaleBytes / 2;
+          const float zeros[2] = {__bfloat162float(stored[0]), __bfloat162float(stored[8])};
+          weights.decode(plane, half, 0, zeros, a[0]);
+          weights.decode(plane, half, 1, zeros, a[1]);
+        }
       }
 #pragma unroll
       for (int j = 0; j < kTokens / 8; ++j) {
