@@ -45,6 +45,16 @@ Result<float> read_input_scale(const SourceContext& context,
   return scale;
 }
 
+// Whether a tensor "X.weight" can only be meant as numbers of a type that is none of weights.
+bool is_no_code(const SourceContext& context, const TensorInfo& tensor, const std::string& module) {
+  const bool codes = tensor.dtype == DType::kI8 || tensor.dtype == DType::kU8 ||
+                     tensor.dtype == DType::kI32 || tensor.dtype == DType::kF8E4M3;
+  const bool scales = context.find(module, "weight_scale") != nullptr ||
+                      context.find(module, "weight_scale_inv") != nullptr;
+  return split_name(tensor.name).suffix == "weight" &&
+         (!codes || (context.config.dialect == Dialect::kNone && !scales));
+}
+
 Status read_activations(const SourceContext& context,
                         const TensorInfo& codes,
                         const std::string& module,
@@ -81,6 +91,11 @@ Result<MappedLinear> map_linear_weights(const CheckpointReader& reader,
   if (is_plain(codes->dtype)) {
     NIBBLE_RETURN_IF_ERROR(check_plain_alone(context, *codes, module));
     return map_plain(context, *codes);
+  }
+  if (is_no_code(context, *codes, module)) {
+    return context.unsupported(*codes, fmt::format("weights of type {} without scales; expected "
+                                                   "BF16, F16 or F32",
+                                                   dtype_name(codes->dtype)));
   }
   NIBBLE_ASSIGN_OR_RETURN(const CodedFacts facts, stored_facts(context, *codes, module));
   NIBBLE_ASSIGN_OR_RETURN(MappedLinear linear, map_coded(reader, facts));
