@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "arch/kv_specs.h"
 #include "model/model.h"
 
 namespace nibble {
@@ -58,12 +59,8 @@ class SequenceRunner final {
     const int64_t page_size = backend.preferred_page_size(code);
     pages_.resize(static_cast<size_t>(kTokens / page_size));
     return model
-        .make_cache({.code = code,
-                     .num_layers = model.config().num_layers,
-                     .kv_heads = model.config().num_kv_heads,
-                     .head_dim = model.config().head_dim,
-                     .page_size = page_size,
-                     .num_pages = kTokens / page_size})
+        .make_cache(KvCacheShape::equal_pools(kv_specs(model.config(), code), page_size,
+                                              kTokens / page_size))
         .value();
   }
 
