@@ -76,9 +76,10 @@ std::string KvCacheShape::describe() const {
   const std::vector<KvPool> pools = kv_pools(layers);
   for (size_t pool = 0; pool < pools.size(); ++pool) {
     const int64_t window = pools[pool].spec.window;
-    text += fmt::format(
-        "{}{} layers{}: {} pages of {} tokens", pool > 0 ? "; " : "", pools[pool].num_layers,
-        window > 0 ? fmt::format(" with a window of {}", window) : "", num_pages[pool], page_size);
+    text += fmt::format("{}{} {}{}: {} pages of {} tokens", pool > 0 ? "; " : "",
+                        pools[pool].num_layers, pools[pool].num_layers == 1 ? "layer" : "layers",
+                        window > 0 ? fmt::format(" with a window of {}", window) : "",
+                        num_pages[pool], page_size);
   }
   return text;
 }
