@@ -134,7 +134,10 @@ TEST_F(MemoryPlanTest, WindowsLeaveMemoryToOtherLayers) {
                            .page_size = windows.page_size,
                            .num_pages = windows.pool_pages};
   EXPECT_LE(shape.bytes(&gpu), options.kv_bytes);
-  RecordProperty("tokens", std::to_string(windows.pool_pages[1] * windows.page_size));
+  options.max_num_seqs = 16;
+  const auto few = resolve_in_memory(options, folder_, config_, gpu).value();
+  EXPECT_EQ(few.pool_pages, (std::vector<int64_t>{2 * (16 * 38 + 32), 15104}));
+  options.max_num_seqs = 64;
 
   // Where windows need as much as anybody, nothing changes.
   config_.sliding_windows = {60000, 0, 60000, 0};

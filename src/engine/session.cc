@@ -62,6 +62,14 @@ std::string name_of(const std::string& model_dir) {
 
 }  // namespace
 
+std::vector<std::string> kv_cache_dtypes() {
+  std::vector<std::string> names = {"auto"};
+  for (const KvCode code : kKvCodes) {
+    names.emplace_back(kv_code_name(code));
+  }
+  return names;
+}
+
 Result<std::optional<KvCode>> parse_kv_cache_dtype(const std::string& name) {
   if (name == "auto") {
     return std::optional<KvCode>();

@@ -195,13 +195,13 @@ void AttentionCase::spoil_unread_pages() {
     return;
   }
   std::vector<uint8_t> pages = host_pages_;
-  const auto bytes = static_cast<size_t>(page_bytes(shape.kv));
+  const int64_t bytes = page_bytes(shape.kv);
   for (size_t s = 0; s < sequences.size(); ++s) {
     const int32_t first = sequences[s].kv_len - sequences[s].q_len;
     const int64_t unread = first_token_read(shape.sliding_window, first) / shape.kv.page_size;
     for (int64_t i = 0; i < unread; ++i) {
       const int32_t page = host_table_[s * static_cast<size_t>(stride_) + static_cast<size_t>(i)];
-      std::memset(pages.data() + static_cast<size_t>(page) * bytes, 0xff, bytes);
+      std::fill_n(pages.begin() + page * bytes, bytes, uint8_t{0xff});
     }
   }
   ASSERT_TRUE(copy_to_device(pages_->data(), pages.data(), pages.size()).ok());
