@@ -1,16 +1,19 @@
 #include <algorithm>
 #include <bit>
 #include <chrono>
+#include <limits>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <vector>
 
+#include "arch/kv_specs.h"
 #include "base/json.h"
 #include "bench.h"
 #include "engine/memory_plan.h"
+#include "engine/page_shares.h"
 #include "flag_checks.h"
 #include "model_flags.h"
-#include "ops/kv_name.h"
 #include "output.h"
 
 namespace nibble {
@@ -33,8 +36,8 @@ struct CapacityReport {
   KvCode kv_code = KvCode::kBf16;
   MemoryPlan plan;
   int64_t cache_bytes = 0;
-  int64_t page_size = 0;
-  int64_t pages = 0;
+  KvCacheShape shape;
+  int64_t tokens = 0;         // that layers without a window hold, or sequences of the longest
   int64_t longest = 0;        // tokens of one sequence
   int64_t longest_count = 0;  // sequences of that length
   int64_t sequences = 0;      // of the decode step
@@ -55,73 +58,128 @@ std::vector<float> random_bf16_pairs(int64_t count) {
 }
 
 /// Writes keys and values of random tokens to every page of every layer.
-Status fill(Backend& backend, const ModelConfig& config, const PagedKvCache& cache, int64_t rows) {
-  const int64_t page_size = cache.shape().page_size;
-  const int64_t stride = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim;
-  const auto per_step = std::max<int64_t>(1, rows / page_size);  // pages
-  NIBBLE_ASSIGN_OR_RETURN(const DeviceBuffer qkv,
-                          backend.upload(random_bf16_pairs(per_step * page_size * stride / 2)));
-  const std::vector<float> frequencies(static_cast<size_t>(config.head_dim / 2), 0.01F);
-  NIBBLE_ASSIGN_OR_RETURN(const DeviceBuffer inv_freq, backend.upload(frequencies));
-  const std::vector<int32_t> tokens(static_cast<size_t>(per_step * page_size), 0);
-  for (int64_t first = 0; first < cache.shape().num_pages; first += per_step) {
-    const int64_t count = std::min(per_step, cache.shape().num_pages - first);
-    std::vector<int32_t> pages;
-    for (int64_t i = 0; i < count; ++i) {
-      pages.push_back(static_cast<int32_t>(first + i));
+class Filler final {
+ public:
+  static Result<Filler> create(Backend& backend,
+                               const ModelConfig& config,
+                               const PagedKvCache& cache,
+                               int64_t rows) {
+    Filler filler(backend, config, cache);
+    const int64_t page_size = cache.shape().page_size;
+    filler.stride_ = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim;
+    filler.pages_per_step_ = std::max<int64_t>(1, rows / page_size);
+    const int64_t most_rows = filler.pages_per_step_ * page_size;
+    NIBBLE_ASSIGN_OR_RETURN(filler.qkv_,
+                            backend.upload(random_bf16_pairs(most_rows * filler.stride_ / 2)));
+    const std::vector<float> frequencies(static_cast<size_t>(config.head_dim / 2), 0.01F);
+    NIBBLE_ASSIGN_OR_RETURN(filler.inv_freq_, backend.upload(frequencies));
+    filler.tokens_.assign(static_cast<size_t>(most_rows), 0);
+    return filler;
+  }
+
+  void fill() {
+    for (int32_t pool = 0; pool < cache_->num_pools(); ++pool) {
+      const int64_t pages = cache_->shape().num_pages[static_cast<size_t>(pool)];
+      for (int64_t first = 0; first < pages; first += pages_per_step_) {
+        fill_pages(pool, first, std::min(pages_per_step_, pages - first));
+      }
     }
-    std::vector<SequenceSpan> spans;  // each page a sequence
+    float last = 0;
+    backend_->read(inv_freq_.as<float>(), {&last, 1});  // waits
+  }
+
+ private:
+  Filler(Backend& backend, const ModelConfig& config, const PagedKvCache& cache)
+      : backend_(&backend), config_(&config), cache_(&cache) {}
+
+  /// Each page as a sequence of its own.
+  void fill_pages(int32_t pool, int64_t first, int64_t count) {
+    const int64_t page_size = cache_->shape().page_size;
+    std::vector<int32_t> pages(static_cast<size_t>(count));
+    std::iota(pages.begin(), pages.end(), static_cast<int32_t>(first));
+    std::vector<SequenceSpan> spans;
     for (int64_t i = 0; i < count; ++i) {
       spans.push_back({.q_begin = static_cast<int32_t>(i * page_size),
                        .q_len = static_cast<int32_t>(page_size),
                        .kv_len = static_cast<int32_t>(page_size),
                        .pages = &pages[static_cast<size_t>(i)]});
     }
-    const StepInput input{.tokens = std::span(tokens).first(static_cast<size_t>(count * page_size)),
-                          .sequences = spans,
-                          .logit_rows = {},
-                          .page_size = page_size};
-    backend.run_step(input, cache.program(), [&](const StepShape&) {
-      for (int64_t layer = 0; layer < config.num_layers; ++layer) {
-        backend.rope_append_kv({.qkv = Activations(qkv.as<void>(), DType::kBF16),
-                                .stride = stride,
-                                .heads = config.num_heads,
-                                .inv_freq = inv_freq.as<float>(),
-                                .kv = cache.view(layer),
-                                .sequences = spans});
+    const StepInput input{
+        .tokens = std::span(tokens_).first(static_cast<size_t>(count * page_size)),
+        .sequences = spans,
+        .logit_rows = {},
+        .page_size = page_size};
+    backend_->run_step(input, cache_->program(), [&](const StepShape&) {
+      for (int64_t layer = 0; layer < config_->num_layers; ++layer) {
+        const KvView view = cache_->view(layer);
+        if (view.pool == pool) {
+          backend_->rope_append_kv({.qkv = Activations(qkv_.as<void>(), DType::kBF16),
+                                    .stride = stride_,
+                                    .heads = config_->num_heads,
+                                    .inv_freq = inv_freq_.as<float>(),
+                                    .kv = view,
+                                    .sequences = spans});
+        }
       }
     });
   }
-  float last = 0;
-  backend.read(inv_freq.as<float>(), {&last, 1});  // waits
-  return {};
-}
+
+  Backend* backend_;
+  const ModelConfig* config_;
+  const PagedKvCache* cache_;
+  int64_t stride_ = 0;
+  int64_t pages_per_step_ = 0;
+  DeviceBuffer qkv_;
+  DeviceBuffer inv_freq_;
+  std::vector<int32_t> tokens_;
+};
+
+/// The sequences of a decode step, which share the pages of each pool.
+class DecodeStep final {
+ public:
+  explicit DecodeStep(const CapacityReport& report) {
+    const int64_t per_sequence = report.context / report.shape.page_size;
+    for (const int64_t pool_pages : report.shape.num_pages) {
+      std::vector<int32_t>& pages = pages_.emplace_back();
+      for (int64_t i = 0; i < report.sequences * per_sequence; ++i) {
+        pages.push_back(static_cast<int32_t>(i % pool_pages));
+      }
+    }
+    for (size_t pool = 0; pool < pages_.size(); ++pool) {
+      for (int64_t i = 0; i < report.sequences; ++i) {
+        (pool == 0 ? sequences_ : others_)
+            .push_back({.q_begin = static_cast<int32_t>(i),
+                        .q_len = 1,
+                        .kv_len = static_cast<int32_t>(report.context),
+                        .pages = &pages_[pool][static_cast<size_t>(i * per_sequence)]});
+      }
+    }
+    rows_.resize(sequences_.size());
+    std::iota(rows_.begin(), rows_.end(), 0);
+    tokens_.assign(sequences_.size(), 1);
+  }
+
+  [[nodiscard]] ForwardBatch batch() const {
+    return {
+        .tokens = tokens_, .sequences = sequences_, .logit_rows = rows_, .other_pools = others_};
+  }
+
+ private:
+  std::vector<std::vector<int32_t>> pages_;  // by pool
+  std::vector<SequenceSpan> sequences_, others_;
+  std::vector<int32_t> rows_, tokens_;
+};
 
 /// Milliseconds of a decode step of `report.sequences` sequences that share all pages.
 Result<double> decode(Model& model, PagedKvCache& cache, const CapacityReport& report) {
+  const DecodeStep step(report);
   const auto sequences = static_cast<size_t>(report.sequences);
-  std::vector<int32_t> pages(static_cast<size_t>(report.pages));
-  for (size_t i = 0; i < pages.size(); ++i) {
-    pages[i] = static_cast<int32_t>(i);
-  }
-  const int64_t per_sequence = report.context / report.page_size;
-  std::vector<SequenceSpan> spans;
-  std::vector<int32_t> rows;
-  for (int64_t i = 0; i < report.sequences; ++i) {
-    rows.push_back(static_cast<int32_t>(i));
-    spans.push_back({.q_begin = static_cast<int32_t>(i),
-                     .q_len = 1,
-                     .kv_len = static_cast<int32_t>(report.context),
-                     .pages = &pages[static_cast<size_t>(i * per_sequence)]});
-  }
-  const std::vector<int32_t> tokens(sequences, 1);
   const std::vector<RowSampling> greedy(sequences);
   std::vector<PickedRow> picked(sequences);
   double ms = 0;
   for (int round = 0; round < 2; ++round) {  // the first may record
     const auto begin = std::chrono::steady_clock::now();
-    model.start({.tokens = tokens, .sequences = spans, .logit_rows = rows}, cache,
-                {.rows = greedy, .edits = {}});
+    model.start(step.batch(), cache, {.rows = greedy, .edits = {}});
     model.finish(picked);
     ms =
         std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
@@ -131,6 +189,46 @@ Result<double> decode(Model& model, PagedKvCache& cache, const CapacityReport& r
     return make_error(StatusCode::kUnavailable, "a step over the full cache gave no numbers");
   }
   return ms;
+}
+
+/// What fits: the longest sequence and how many of them, and how long the most sequences can be.
+void count_tokens(const ModelConfig& config, const EngineOptions& options, CapacityReport& report) {
+  const KvCacheShape& shape = report.shape;
+  const int64_t page_size = shape.page_size;
+  const auto fits = [&](int64_t pages, int64_t sequences) {
+    return shape.sequences_of(pages * page_size) >= sequences;
+  };
+  const auto most_pages = [&](int64_t sequences) {  // of each of so many
+    int64_t low = 1;
+    int64_t high = std::max<int64_t>(1, config.max_position / page_size);
+    while (low < high) {
+      const int64_t middle = low + (high - low + 1) / 2;
+      fits(middle, sequences) ? low = middle : high = middle - 1;
+    }
+    return low;
+  };
+  report.longest = most_pages(1) * page_size;
+  report.longest_count = shape.sequences_of(report.longest);
+  report.sequences = std::min(options.max_num_seqs, shape.sequences_of(page_size));
+  report.context = most_pages(report.sequences) * page_size;
+  report.tokens = report.longest_count * report.longest;
+  const std::vector<KvPool> pools = kv_pools(shape.layers);
+  for (size_t pool = 0; pool < pools.size(); ++pool) {
+    if (pools[pool].spec.window == 0) {
+      report.tokens = shape.num_pages[pool] * page_size;
+    }
+  }
+}
+
+JsonArray json_of(const KvCacheShape& shape) {
+  JsonArray pools;
+  const std::vector<KvPool> found = kv_pools(shape.layers);
+  for (size_t pool = 0; pool < found.size(); ++pool) {
+    pools.push_back(Json::object({{"layers", found[pool].num_layers},
+                                  {"window", found[pool].spec.window},
+                                  {"pages", shape.num_pages[pool]}}));
+  }
+  return pools;
 }
 
 Result<CapacityReport> measure(const CapacityFlags& flags) {
@@ -152,35 +250,32 @@ Result<CapacityReport> measure(const CapacityFlags& flags) {
   report.kv_code = options.kv_code;
   NIBBLE_ASSIGN_OR_RETURN(report.plan, plan_memory(options, folder, config, *backend));
   options.page_size = backend->preferred_page_size(options.kv_code);
-  KvCacheShape shape{.code = options.kv_code,
-                     .num_layers = config.num_layers,
-                     .kv_heads = config.num_kv_heads,
-                     .head_dim = config.head_dim,
-                     .page_size = options.page_size};
-  const int64_t page_bytes = PagedKvCache::page_bytes(shape, *backend);
-  options.num_pages = std::max<int64_t>(1, report.plan.cache() / page_bytes);
+  options.max_model_len = config.max_position;
+  report.shape = {.layers = kv_specs(config, options.kv_code), .page_size = options.page_size};
+  const std::vector<KvPool> pools = kv_pools(report.shape.layers);
+  std::vector<int64_t> most = useful_pages(options, pools);
+  for (size_t pool = 0; pool < pools.size(); ++pool) {
+    if (pools[pool].spec.window == 0) {  // however many sequences there are
+      most[pool] = std::numeric_limits<int64_t>::max();
+    }
+  }
+  NIBBLE_ASSIGN_OR_RETURN(options.pool_pages,
+                          share_pages(report.shape, most, report.plan.cache(), backend.get()));
   NIBBLE_ASSIGN_OR_RETURN(options, resolve_in_memory(options, folder, config, *backend));
-  shape.num_pages = options.num_pages;
-  NIBBLE_ASSIGN_OR_RETURN(const auto model,
-                          load_model(folder, *backend,
-                                     {.max_batch_tokens = options.max_num_batched_tokens,
-                                      .max_logit_rows = options.max_num_seqs}));
-  NIBBLE_ASSIGN_OR_RETURN(PagedKvCache cache, model->make_cache(shape));
+  report.shape.num_pages = options.pool_pages;
+  NIBBLE_ASSIGN_OR_RETURN(const auto model, load_model(folder, *backend, model_options(options)));
+  NIBBLE_ASSIGN_OR_RETURN(PagedKvCache cache, model->make_cache(report.shape));
   report.scheme = model->scheme();
   report.backend = backend->name();
-  report.cache_bytes = page_bytes * shape.num_pages;
-  report.page_size = shape.page_size;
-  report.pages = shape.num_pages;
-  const int64_t most_pages = std::max<int64_t>(1, config.max_position / shape.page_size);
-  report.longest = std::min(most_pages, report.pages) * shape.page_size;
-  report.longest_count = report.pages * shape.page_size / report.longest;
-  report.sequences = std::min(options.max_num_seqs, report.pages);
-  report.context = std::min(most_pages, report.pages / report.sequences) * shape.page_size;
+  report.cache_bytes = report.shape.bytes(backend.get());
+  count_tokens(config, options, report);
 
   const auto begin = std::chrono::steady_clock::now();
-  NIBBLE_RETURN_IF_ERROR(fill(*backend, config, cache,
-                              std::min({kFillRows, options.max_num_batched_tokens,
-                                        options.max_num_seqs * shape.page_size})));
+  NIBBLE_ASSIGN_OR_RETURN(Filler filler,
+                          Filler::create(*backend, config, cache,
+                                         std::min({kFillRows, options.max_num_batched_tokens,
+                                                   options.max_num_seqs * options.page_size})));
+  filler.fill();
   report.fill_ms =
       std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
   NIBBLE_ASSIGN_OR_RETURN(report.decode_ms, decode(*model, cache, report));
@@ -201,9 +296,10 @@ Json to_json(const CapacityReport& report) {
   return Json::object({{"scheme", report.scheme},
                        {"kv_cache_dtype", kv_code_name(report.kv_code)},
                        {"backend", report.backend},
-                       {"tokens", report.pages * report.page_size},
-                       {"page_size", report.page_size},
-                       {"pages", report.pages},
+                       {"tokens", report.tokens},
+                       {"page_size", report.shape.page_size},
+                       {"pages", std::ranges::max(report.shape.num_pages)},
+                       {"pools", json_of(report.shape)},
                        {"longest_context", report.longest},
                        {"sequences_of_longest", report.longest_count},
                        {"sequences", report.sequences},
@@ -224,8 +320,11 @@ void print_table(const CapacityReport& report, const CapacityFlags& flags) {
   print_out(fmt::format("{}: {} on {}, {:.1f} GB free\n", flags.model.model_dir, report.scheme,
                         report.backend, giga(report.plan.free)));
   print_out(fmt::format("  KV cache  {:8.2f} GB: {} tokens, that is {} x {}, or {} x {}\n",
-                        giga(report.cache_bytes), report.pages * report.page_size,
-                        report.longest_count, report.longest, report.sequences, report.context));
+                        giga(report.cache_bytes), report.tokens, report.longest_count,
+                        report.longest, report.sequences, report.context));
+  if (report.shape.num_pages.size() > 1) {
+    print_out(fmt::format("            {}\n", report.shape.describe()));
+  }
   print_out(fmt::format("  the rest  {:8.2f} GB of {:.2f} planned\n",
                         giga(measured_without_cache(report)), giga(planned_without_cache(report))));
   print_out(

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "arch/kv_specs.h"
 #include "backend/cpu/ceilings.h"
 #include "base/json.h"
 #include "base/process.h"
@@ -12,7 +13,6 @@
 #include "flag_checks.h"
 #include "model_flags.h"
 #include "offline_report.h"
-#include "ops/kv_name.h"
 #include "output.h"
 
 namespace nibble {
@@ -47,12 +47,13 @@ struct OfflineReport {
 
 /// Bytes of keys and values that a decode step reads for one sequence of this length.
 int64_t kv_bytes_read(const ModelConfig& config, KvCode code, int64_t length) {
-  const int64_t row = kv_row_bytes(code, config.head_dim) + 4 * kv_row_params(code);
-  int64_t tokens = 0;
-  for (const int64_t window : config.sliding_windows) {
-    tokens += window > 0 ? std::min(window, length) : length;
+  int64_t bytes = 0;
+  for (const KvSpec& spec : kv_specs(config, code)) {
+    const int64_t tokens = spec.window > 0 ? std::min(spec.window, length) : length;
+    bytes += tokens * spec.kv_heads *
+             (kv_token_bytes(code, spec.key_dim) + kv_token_bytes(code, spec.value_dim));
   }
-  return tokens * config.num_kv_heads * 2 * row;
+  return bytes;
 }
 
 std::vector<OfflineShape> shapes_of(const OfflineFlags& flags) {

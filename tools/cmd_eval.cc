@@ -3,14 +3,15 @@
 #include <cmath>
 #include <memory>
 
+#include "arch/kv_specs.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "base/math.h"
 #include "command.h"
 #include "engine/session.h"
 #include "eval/perplexity.h"
 #include "flag_checks.h"
 #include "model_flags.h"
-#include "ops/kv_name.h"
 #include "output.h"
 #include "progress.h"
 
@@ -84,14 +85,9 @@ Status run(const EvalFlags& flags) {
   }
   const KvCode kv_code = kv_code_for(asked, config, *backend);
   const int64_t page_size = backend->preferred_page_size(kv_code);
-  NIBBLE_ASSIGN_OR_RETURN(
-      PagedKvCache cache,
-      model->make_cache({.code = kv_code,
-                         .num_layers = config.num_layers,
-                         .kv_heads = config.num_kv_heads,
-                         .head_dim = config.head_dim,
-                         .page_size = page_size,
-                         .num_pages = (flags.window + page_size - 1) / page_size}));
+  NIBBLE_ASSIGN_OR_RETURN(PagedKvCache cache, model->make_cache(KvCacheShape::equal_pools(
+                                                  kv_specs(config, kv_code), page_size,
+                                                  ceil_div(flags.window, page_size))));
   ProgressDisplay display("evaluated", ProgressDisplay::Unit::kTokens);
   const auto size = static_cast<int64_t>(tokens.size());
   const int64_t evaluated = size - size % std::min(size, flags.window);  // whole windows only

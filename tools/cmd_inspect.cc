@@ -14,8 +14,8 @@
 #include "command.h"
 #include "flag_checks.h"
 #include "model/tensor_check.h"
-#include "ops/kv_name.h"
 #include "output.h"
+#include "quant/kv_formats.h"
 
 namespace nibble {
 
@@ -38,6 +38,7 @@ struct CacheFacts {
   int64_t kv_heads = 0;
   int64_t head_dim = 0;
   int64_t max_context = 0;
+  std::vector<int64_t> windows;  // by layer, 0: none; empty when config.json does not say
 };
 
 struct Summary {
@@ -48,9 +49,6 @@ struct Summary {
   std::map<std::string, int64_t> bytes_by_kind;
   CacheFacts cache;
 };
-
-constexpr std::array<KvCode, 4> kKvCodes = {KvCode::kF32, KvCode::kBf16, KvCode::kInt8,
-                                            KvCode::kInt4};
 
 bool contains(std::string_view text, std::string_view part) {
   return text.find(part) != std::string_view::npos;
@@ -171,6 +169,7 @@ Status read_config(const std::string& path, Summary& summary) {
                           read_size(reader, "max_position_embeddings", 0, kMostSize));
   if (const auto known = load_model_config(path); known.ok()) {
     cache.max_context = known->max_position;  // scaling may reach further
+    cache.windows = known->sliding_windows;
   }
   return {};
 }
@@ -191,9 +190,20 @@ Result<Summary> summarize(const std::string& path) {
   return summary;
 }
 
-int64_t kv_token_bytes(const CacheFacts& cache, KvCode code) {
-  return 2 * cache.layers * cache.kv_heads *
-         (kv_row_bytes(code, cache.head_dim) + 4 * kv_row_params(code));
+/// Bytes of a token in a layer.
+int64_t layer_bytes(const CacheFacts& cache, KvCode code) {
+  return 2 * cache.kv_heads * kv_token_bytes(code, cache.head_dim);
+}
+
+/// Tokens that all layers keep together of a sequence.
+int64_t kept_tokens(const CacheFacts& cache, int64_t context) {
+  int64_t tokens = 0;
+  for (int64_t layer = 0; layer < cache.layers; ++layer) {
+    const auto index = static_cast<size_t>(layer);
+    const int64_t window = index < cache.windows.size() ? cache.windows[index] : 0;
+    tokens += window > 0 ? std::min(window, context) : context;
+  }
+  return tokens;
 }
 
 /// One line of the table of memory.
@@ -224,8 +234,8 @@ Result<std::vector<MemoryRow>> memory_rows(const Summary& summary, const Flags& 
       for (size_t i = 0; i < kKvCodes.size(); ++i) {
         int64_t& bytes = row.kv_bytes.at(i);
         int64_t total = 0;
-        if (__builtin_mul_overflow(kv_token_bytes(summary.cache, kKvCodes.at(i)), context,
-                                   &bytes) ||
+        if (__builtin_mul_overflow(layer_bytes(summary.cache, kKvCodes.at(i)),
+                                   kept_tokens(summary.cache, row.context), &bytes) ||
             __builtin_mul_overflow(bytes, concurrency, &bytes) ||
             __builtin_add_overflow(bytes, summary.bytes, &total)) {
           return make_error(StatusCode::kInvalidArgument,
@@ -277,7 +287,7 @@ void print_table(const Summary& summary, const std::vector<MemoryRow>& rows) {
   for (const auto& [kind, bytes] : summary.bytes_by_kind) {
     print_out(fmt::format("  {:<22}{:>10.1f} MB\n", kind, mega(bytes)));
   }
-  if (kv_token_bytes(summary.cache, KvCode::kF32) == 0) {
+  if (summary.cache.layers == 0 || layer_bytes(summary.cache, KvCode::kF32) == 0) {
     return;
   }
   std::string text =

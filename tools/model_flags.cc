@@ -50,7 +50,7 @@ void add_model_flags(CLI::App& command, ModelFlags& flags) {
       .add_option("--kv-cache-dtype", flags.kv_cache_dtype,
                   "Keys and values are kept in this type (auto: what the checkpoint's type "
                   "needs, bf16 for BF16 and f32 for F16 and F32)")
-      ->check(CLI::IsMember({"auto", "f32", "bf16", "fp8", "int8", "int4"}))
+      ->check(CLI::IsMember(kv_cache_dtypes()))
       ->capture_default_str();
   add_thread_flags(command, {flags.threads, flags.pinning, flags.numa});
   add_kernel_flags(command, flags.isa, flags.exact_activations);

@@ -179,7 +179,7 @@ void add_engine_flags(CLI::App& command, ServeFlags& flags) {
                   "Keys and values are kept in this type (auto: what the checkpoint's type "
                   "needs, bf16 for BF16 and f32 for F16 and F32)")
       ->envname("NIBBLE_KV_CACHE_DTYPE")
-      ->check(CLI::IsMember({"auto", "f32", "bf16", "fp8", "int8", "int4"}))
+      ->check(CLI::IsMember(kv_cache_dtypes()))
       ->capture_default_str();
   command
       .add_option("--seed", engine.seed,

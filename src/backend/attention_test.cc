@@ -65,7 +65,8 @@ class CachedRun {
     view_.head_dim = shape.head_dim;
     const int64_t longest = std::max(shape.lengths[0], shape.lengths[1]);
     const auto each = static_cast<int32_t>((longest + shape.page_size - 1) / shape.page_size);
-    memory_.assign(static_cast<size_t>(2 * each * view_.page_bytes() / 4),
+    unread_page_ = 2 * each;
+    memory_.assign(static_cast<size_t>((2 * each + 1) * view_.page_bytes() / 4),
                    std::numeric_limits<float>::quiet_NaN());
     view_.pages = reinterpret_cast<std::byte*>(memory_.data());
     row_ = (shape.heads + 2 * shape.kv_heads) * shape.head_dim;
@@ -124,12 +125,15 @@ class CachedRun {
   void step(Backend* backend, const int32_t (&counts)[2]) {
     std::vector<float> qkv;
     std::vector<SequenceSpan> spans;
+    std::array<std::vector<int32_t>, 2> tables = tables_;
     int32_t rows = 0;
     for (int32_t s = 0; s < 2; ++s) {
       const int32_t count = std::min(counts[s], shape_.lengths[s] - done_[s]);
       qkv.insert(qkv.end(), inputs_[s].begin() + done_[s] * row_,
                  inputs_[s].begin() + (done_[s] + count) * row_);
-      spans.push_back({rows, count, done_[s] + count, tables_[s].data(), shape_.prompts[s]});
+      const int64_t unread = first_token_read(shape_.window, done_[s]) / shape_.page_size;
+      std::fill_n(tables[s].begin(), unread, unread_page_);  // such pages are others' by then
+      spans.push_back({rows, count, done_[s] + count, tables[s].data(), shape_.prompts[s]});
       rows += count;
       done_[s] += count;
     }
@@ -256,6 +260,7 @@ class CachedRun {
   const std::vector<float>* written_ = nullptr;
   std::vector<float> inv_freq_;
   std::array<std::vector<int32_t>, 2> tables_;
+  int32_t unread_page_ = 0;  // of NaN
   std::array<std::vector<float>, 2> inputs_;
   std::array<std::vector<float>, 2> outputs_;
   int32_t done_[2] = {0, 0};

@@ -47,11 +47,14 @@ void Backend::read(const float* from, std::span<float> to) {
 }
 
 Status Backend::check_kv(const KvView& shape, int64_t /*heads*/) const {
-  if (shape.code == KvCode::kFp8) {
-    return make_error(StatusCode::kUnsupported,
-                      "an fp8 cache needs --device cuda; use --kv-cache-dtype int8 on CPUs");
+  static constexpr KvCode kCodes[] = {KvCode::kF32, KvCode::kBf16, KvCode::kInt8, KvCode::kInt4};
+  if (std::ranges::find(kCodes, shape.code) != std::end(kCodes)) {
+    return {};
   }
-  return {};
+  return make_error(StatusCode::kUnsupported,
+                    "{} has no {} cache, but {}; choose one of these by --kv-cache-dtype, or "
+                    "--device cuda",
+                    name(), kv_code_name(shape.code), kv_code_names(kCodes));
 }
 
 Status Backend::prepare_steps(const StepLimits& /*limits*/) { return {}; }

@@ -40,6 +40,7 @@ struct StepInput {
   std::span<const int32_t> logit_rows;  // rows whose logits are wanted
   int64_t page_size = 0;                // tokens of a page of the cache
   bool fed = false;  // tokens are what the step before picked, row by row; `tokens` says how many
+  std::span<const SequenceSpan> other_pools = {};  // see sequences_in_pool()
 };
 
 /// Rows that the layers of a step compute: those of its input, or more on devices that record the
@@ -53,7 +54,10 @@ struct StepShape {
 struct StepLimits {
   int64_t rows = 0;
   int64_t sequences = 0;
-  int64_t positions = 0;  // of one sequence
+  int64_t positions = 0;     // of one sequence
+  int64_t pools = 1;         // of the cache
+  int64_t input_width = 0;   // of the products of a layer whose inputs differ, summed
+  int64_t scaled_pairs = 0;  // of a row's frequencies, where DynamicRope scales them
 };
 
 /// The token table [vocab, hidden] of a model.
@@ -119,6 +123,9 @@ class Backend {
 
   /// A number for run_step() that nobody has had: of a model with its cache.
   int64_t new_program() { return ++programs_; }
+  /// Bytes that the backend takes for steps of these sizes beside what it is asked to allocate, as
+  /// far as they grow with the rows.
+  [[nodiscard]] virtual int64_t step_bytes(const StepLimits& /*limits*/) const { return 0; }
   /// Sizes what run_step() needs; called once, before it.
   virtual Status prepare_steps(const StepLimits& limits);
   /// Calls `layers`, which issues the calls below for one step. A backend may record them for a

@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "base/status.h"
 #include "engine/request.h"
@@ -17,17 +18,25 @@ struct EngineOptions {
   int64_t max_num_batched_tokens = 512;  // tokens of one step: decodes first, then prefill chunks
   int64_t max_queued_requests = 1024;
   int64_t page_size = 0;  // 0: what the backend likes best
-  int64_t num_pages = 0;  // 0: enough for max_num_seqs sequences, at most kv_bytes
+  int64_t num_pages = 0;  // of each pool; 0: enough for max_num_seqs sequences, at most kv_bytes
   int64_t kv_bytes = 0;   // 0: 1 GiB of host memory, or what a GPU has left
   KvCode kv_code = KvCode::kBf16;
   bool prefix_caching = true;
-  std::optional<uint64_t> seed;  // of requests without one; absent: the system chooses
+  std::optional<uint64_t> seed;          // of requests without one; absent: the system chooses
+  std::vector<int64_t> pool_pages = {};  // resolving finds them: of each pool of the cache
+};
+
+/// Pages of one pool of the cache.
+struct PoolStats {
+  int64_t window = 0;                       // of its layers; 0: none
+  int64_t pages_total = 0, pages_used = 0;  // used: held by sequences (cached free pages are free)
 };
 
 /// Counters and gauges since start; a consistent copy.
 struct EngineStats {
   int64_t running = 0, waiting = 0;
-  int64_t pages_total = 0, pages_used = 0;  // used: held by sequences (cached free pages are free)
+  std::vector<PoolStats> pools;
+  int64_t pages_total = 0, pages_used = 0;  // of all pools
   int64_t prompt_tokens = 0, cached_tokens = 0, generated_tokens = 0;
   int64_t preemptions = 0, steps = 0;
   bool healthy = true;

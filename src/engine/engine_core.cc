@@ -5,8 +5,10 @@
 #include <random>
 #include <utility>
 
+#include "arch/kv_specs.h"
 #include "base/check.h"
 #include "base/log.h"
+#include "engine/page_shares.h"
 #include "model/not_finite.h"
 
 namespace nibble {
@@ -23,12 +25,9 @@ SchedulerLimits limits_of(const EngineOptions& options, const ModelConfig& confi
 }
 
 KvCacheShape cache_shape(const EngineOptions& options, const ModelConfig& config) {
-  return {.code = options.kv_code,
-          .num_layers = config.num_layers,
-          .kv_heads = config.num_kv_heads,
-          .head_dim = config.head_dim,
+  return {.layers = kv_specs(config, options.kv_code),
           .page_size = options.page_size,
-          .num_pages = options.num_pages};
+          .num_pages = options.pool_pages};
 }
 
 // Limits far above any use: they keep products of options in int64.
@@ -45,6 +44,31 @@ Status require_between(const char* name, int64_t value, int64_t most) {
   }
   return make_error(StatusCode::kInvalidArgument, "{} {}: must be between 1 and {}", name, value,
                     most);
+}
+
+// Finds out.pool_pages, and limits out.max_model_len to what they hold.
+Status resolve_pages(EngineOptions& out, const ModelConfig& config, const Backend* backend) {
+  const KvCacheShape shape = cache_shape(out, config);
+  const std::vector<KvPool> pools = kv_pools(shape.layers);
+  if (out.pool_pages.empty() && out.num_pages > 0) {
+    out.pool_pages.assign(pools.size(), out.num_pages);
+  } else if (out.pool_pages.empty()) {
+    NIBBLE_ASSIGN_OR_RETURN(out.pool_pages,
+                            share_pages(shape, useful_pages(out, pools), out.kv_bytes, backend));
+  }
+  CHECK_EQ(out.pool_pages.size(), pools.size());
+  out.num_pages = std::ranges::max(out.pool_pages);
+  int64_t longest = out.max_model_len;
+  for (size_t pool = 0; pool < pools.size(); ++pool) {
+    longest = std::min(
+        longest, longest_sequence(pools[pool].spec.window, out.page_size, out.pool_pages[pool]));
+  }
+  if (longest < out.max_model_len) {
+    NIBBLE_LOG(kWarning, "the KV cache holds {} tokens: max_model_len is {} instead of {}", longest,
+               longest, out.max_model_len);
+    out.max_model_len = longest;
+  }
+  return {};
 }
 
 }  // namespace
@@ -79,24 +103,7 @@ Result<EngineOptions> EngineCore::resolve(const EngineOptions& options,
   }
   NIBBLE_RETURN_IF_ERROR(require_between("--max-model-len", out.max_model_len, kMostPositions));
   out.max_num_batched_tokens = std::max(out.max_num_batched_tokens, out.max_num_seqs);
-  if (out.num_pages == 0) {
-    const int64_t per_sequence = (out.max_model_len + out.page_size - 1) / out.page_size;
-    const KvCacheShape shape = cache_shape(out, config);
-    const int64_t page_bytes = backend != nullptr ? PagedKvCache::page_bytes(shape, *backend)
-                                                  : PagedKvCache::page_bytes(shape);
-    out.num_pages = std::min(per_sequence * out.max_num_seqs, out.kv_bytes / page_bytes);
-    if (out.num_pages < 1) {
-      return make_error(StatusCode::kResourceExhausted,
-                        "one page of the KV cache takes {} bytes, more than --kv-cache-memory {}; "
-                        "check the sizes in config.json",
-                        page_bytes, out.kv_bytes);
-    }
-  }
-  if (out.max_model_len > out.num_pages * out.page_size) {
-    NIBBLE_LOG(kWarning, "the KV cache holds {} tokens: max_model_len is {} instead of {}",
-               out.num_pages * out.page_size, out.num_pages * out.page_size, out.max_model_len);
-    out.max_model_len = out.num_pages * out.page_size;
-  }
+  NIBBLE_RETURN_IF_ERROR(resolve_pages(out, config, backend));
   return out;
 }
 
@@ -133,8 +140,11 @@ Status EngineCore::check(const Request& request,
 
 Result<std::unique_ptr<EngineCore>> EngineCore::create(std::unique_ptr<Model> model,
                                                        const EngineOptions& options) {
-  NIBBLE_ASSIGN_OR_RETURN(PagedKvCache cache,
-                          model->make_cache(cache_shape(options, model->config())));
+  const KvCacheShape shape = cache_shape(options, model->config());
+  NIBBLE_ASSIGN_OR_RETURN(PagedKvCache cache, model->make_cache(shape));
+  if (cache.num_pools() > 1) {
+    NIBBLE_LOG(kInfo, "KV cache: {}", shape.describe());
+  }
   NIBBLE_ASSIGN_OR_RETURN(
       ModelRunner runner,
       ModelRunner::create(*model, std::move(cache), limits_of(options, model->config())));
@@ -160,11 +170,13 @@ void EngineCore::reset_pages() {
   }
   scheduler_.reset();
   pages_.reset();
-  allocator_ = std::make_unique<BlockAllocator>(options_.num_pages);
-  pages_ =
-      std::make_unique<PrefixCache>(*allocator_, options_.prefix_caching ? options_.page_size : 0);
-  scheduler_ = std::make_unique<Scheduler>(limits_of(options_, model_->config()), *pages_,
-                                           options_.num_pages);
+  std::vector<PrefixCache::PoolSize> sizes;
+  const std::vector<KvPool> pools = kv_pools(kv_specs(model_->config(), options_.kv_code));
+  for (size_t pool = 0; pool < pools.size(); ++pool) {
+    sizes.push_back({.num_pages = options_.pool_pages[pool], .window = pools[pool].spec.window});
+  }
+  pages_ = std::make_unique<PrefixCache>(sizes, options_.prefix_caching ? options_.page_size : 0);
+  scheduler_ = std::make_unique<Scheduler>(limits_of(options_, model_->config()), *pages_);
 }
 
 void EngineCore::add(Request request) {
@@ -446,8 +458,14 @@ EngineStats EngineCore::stats() const {
   EngineStats out = counters_;
   out.running = scheduler_->running();
   out.waiting = scheduler_->waiting();
-  out.pages_total = options_.num_pages;
-  out.pages_used = options_.num_pages - pages_->available_pages();
+  for (int64_t index = 0; index < pages_->num_pools(); ++index) {
+    const PagePool& pool = pages_->pool(index);
+    const int64_t total = pool.allocator().num_pages();
+    const int64_t used = total - pool.available_pages();
+    out.pools.push_back({.window = pool.window(), .pages_total = total, .pages_used = used});
+    out.pages_total += total;
+    out.pages_used += used;
+  }
   out.preemptions = past_preemptions_ + scheduler_->preemptions();
   return out;
 }

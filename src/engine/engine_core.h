@@ -52,7 +52,9 @@ class EngineCore final {
   [[nodiscard]] EngineStats stats() const;
   [[nodiscard]] const ModelConfig& model_config() const { return model_->config(); }
   [[nodiscard]] const EngineOptions& options() const { return options_; }
-  void check_integrity() const { scheduler_->check_integrity(*allocator_); }
+  void check_integrity() const { scheduler_->check_integrity(); }
+  /// For tests.
+  [[nodiscard]] const PrefixCache& pages() const { return *pages_; }
 
  private:
   EngineCore(std::unique_ptr<Model> model, const EngineOptions& options, ModelRunner runner);
@@ -80,7 +82,6 @@ class EngineCore final {
   PickBuilder picks_;    // of the step being run
   bool picked_ = false;  // whether it was picked by them
   bool ahead_ = false;   // the step after plan_ has been started, with the same sequences
-  std::unique_ptr<BlockAllocator> allocator_;
   std::unique_ptr<PrefixCache> pages_;
   std::unique_ptr<Scheduler> scheduler_;
   std::vector<ScheduledSequence> plan_;  // of the step being run

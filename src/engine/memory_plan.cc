@@ -1,7 +1,10 @@
 #include "engine/memory_plan.h"
 
+#include "arch/kv_specs.h"
 #include "base/log.h"
 #include "checkpoint/checkpoint_reader.h"
+#include "kvcache/kv_cache_shape.h"
+#include "model/decoder_scratch.h"
 
 namespace nibble {
 namespace {
@@ -17,6 +20,11 @@ std::string figures(const MemoryPlan& plan, const Backend& backend) {
 
 }  // namespace
 
+ModelOptions model_options(const EngineOptions& options) {
+  return {.max_batch_tokens = options.max_num_batched_tokens,
+          .max_logit_rows = options.max_num_seqs};
+}
+
 Result<MemoryPlan> plan_memory(const EngineOptions& options,
                                const std::string& model_dir,
                                const ModelConfig& config,
@@ -25,13 +33,12 @@ Result<MemoryPlan> plan_memory(const EngineOptions& options,
   // A tied table is kept once more as a head, unless it is read as it is in the file.
   const bool twice = config.tie_word_embeddings && config.dtype != DType::kBF16;
   const int64_t table = config.vocab_size * config.hidden_size * 2;
-  const int64_t row = config.hidden_size * 8 + config.intermediate_size * 8 +
-                      (config.num_heads * 4 + config.num_kv_heads * 4) * config.head_dim;
+  const ModelOptions steps = model_options(options);
   MemoryPlan plan;
   plan.free = backend.free_memory();
   plan.weights = weights.total_bytes() + (twice ? table : 0);
-  plan.scratch = options.max_num_batched_tokens * row +
-                 options.max_num_seqs * (config.vocab_size + config.hidden_size) * 4;
+  plan.scratch = decoder_scratch(config, steps, backend).total() +
+                 backend.step_bytes(step_limits(config, steps));
   plan.reserve = kReserve;
   plan.margin = plan.free / 16;
   return plan;
@@ -41,13 +48,10 @@ Result<EngineOptions> resolve_in_memory(const EngineOptions& options,
                                         const std::string& model_dir,
                                         const ModelConfig& config,
                                         const Backend& backend) {
-  const KvView kv{.code = options.kv_code,
-                  .page_size = options.page_size != 0
-                                   ? options.page_size
-                                   : backend.preferred_page_size(options.kv_code),
-                  .kv_heads = config.num_kv_heads,
-                  .head_dim = config.head_dim};
-  NIBBLE_RETURN_IF_ERROR(backend.check_kv(kv, config.num_heads));
+  const int64_t page_size =
+      options.page_size != 0 ? options.page_size : backend.preferred_page_size(options.kv_code);
+  KvCacheShape shape{.layers = kv_specs(config, options.kv_code), .page_size = page_size};
+  NIBBLE_RETURN_IF_ERROR(shape.check(backend, config.num_heads));
   if (backend.host_memory()) {
     return Engine::resolve_options(options, config, &backend);
   }
@@ -65,12 +69,8 @@ Result<EngineOptions> resolve_in_memory(const EngineOptions& options,
   }
   NIBBLE_ASSIGN_OR_RETURN(const EngineOptions out,
                           Engine::resolve_options(wanted, config, &backend));
-  const int64_t cache = out.num_pages *
-                        backend.kv_page_bytes({.code = out.kv_code,
-                                               .page_size = out.page_size,
-                                               .kv_heads = config.num_kv_heads,
-                                               .head_dim = config.head_dim}) *
-                        config.num_layers;
+  shape.num_pages = out.pool_pages;
+  const int64_t cache = shape.bytes(&backend);
   if (cache > plan.most_cache()) {
     return make_error(StatusCode::kResourceExhausted,
                       "{}: the KV cache of {} MiB does not fit: {}; lower --kv-cache-memory, or "

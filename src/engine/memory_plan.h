@@ -22,6 +22,9 @@ struct MemoryPlan {
   [[nodiscard]] int64_t cache() const { return most_cache() - margin; }
 };
 
+/// How a model must be loaded for an engine with these options.
+[[nodiscard]] ModelOptions model_options(const EngineOptions& options);
+
 /// The plan for the model in `model_dir` on a backend with memory of its own. Fails where its
 /// weights cannot be opened.
 Result<MemoryPlan> plan_memory(const EngineOptions& options,

@@ -5,6 +5,9 @@
 
 #include <gtest/gtest.h>
 
+#include "arch/kv_specs.h"
+#include "model/decoder_scratch.h"
+
 namespace nibble {
 namespace {
 
@@ -30,6 +33,9 @@ class FakeGpu final : public Backend {
                                                      ActFormat,
                                                      int64_t) override {
     return make_error(StatusCode::kUnsupported, "no products");
+  }
+  [[nodiscard]] int64_t step_bytes(const StepLimits& limits) const override {
+    return limits.rows * limits.scaled_pairs * 4;
   }
   [[nodiscard]] Status check_kv(const KvView&, int64_t) const override { return {}; }
   void round_bf16(float*, int64_t) override {}
@@ -93,6 +99,73 @@ TEST_F(MemoryPlanTest, CountsTheWeightsThatAreRead) {
   EXPECT_EQ(plan_memory({}, folder_, config_, gpu)->weights, 500 * kMiB);
   config_.dtype = DType::kF16;
   EXPECT_EQ(plan_memory({}, folder_, config_, gpu)->weights, 501 * kMiB);
+}
+
+TEST_F(MemoryPlanTest, CountsWhatAModelAllocatesAndTheBackendBesides) {
+  const FakeGpu gpu(4096 * kMiB);
+  EngineOptions options;
+  options.max_num_batched_tokens = 1000;
+  options.max_num_seqs = 10;
+  const int64_t scratch = plan_memory(options, folder_, config_, gpu)->scratch;
+  EXPECT_EQ(scratch, decoder_scratch(config_, model_options(options), gpu).total());
+  config_.rope.kind = RopeKind::kDynamicNtk;  // each row has frequencies of its own
+  EXPECT_EQ(plan_memory(options, folder_, config_, gpu)->scratch, scratch + 1000 * 32 * 4);
+}
+
+// A window in every other layer: these keep what so many sequences see, and the rest of the memory
+// holds more tokens of the others.
+TEST_F(MemoryPlanTest, WindowsLeaveMemoryToOtherLayers) {
+  const FakeGpu gpu(4096 * kMiB);
+  EngineOptions options;
+  options.max_num_seqs = 64;
+  options.kv_bytes = 512 * kMiB;
+  config_.max_position = 65536;
+  const auto plain = resolve_in_memory(options, folder_, config_, gpu).value();
+  ASSERT_EQ(plain.pool_pages.size(), 1U);
+  config_.sliding_windows = {512, 0, 512, 0};
+  const auto windows = resolve_in_memory(options, folder_, config_, gpu).value();
+  ASSERT_EQ(windows.pool_pages.size(), 2U);
+  EXPECT_EQ(windows.max_model_len, 65536);
+  const int64_t all = plain.pool_pages[0];
+  // 64 sequences of at most 37 pages and a step of 32, and as much for the prefix cache.
+  EXPECT_EQ(windows.pool_pages[0], 2 * (64 * 38 + 32));
+  EXPECT_EQ(windows.pool_pages[1], 2 * all - windows.pool_pages[0]);
+  const KvCacheShape shape{.layers = kv_specs(config_, KvCode::kBf16),
+                           .page_size = windows.page_size,
+                           .num_pages = windows.pool_pages};
+  EXPECT_LE(shape.bytes(&gpu), options.kv_bytes);
+  options.max_num_seqs = 16;
+  const auto few = resolve_in_memory(options, folder_, config_, gpu).value();
+  EXPECT_EQ(few.pool_pages, (std::vector<int64_t>{2 * (16 * 38 + 32), 15104}));
+  options.max_num_seqs = 64;
+
+  // Where windows need as much as anybody, nothing changes.
+  config_.sliding_windows = {60000, 0, 60000, 0};
+  const auto wide = resolve_in_memory(options, folder_, config_, gpu).value();
+  EXPECT_EQ(wide.pool_pages, (std::vector<int64_t>{all, all}));
+  // With windows alone, the length of a sequence is no matter.
+  config_.sliding_windows = {512, 512, 512, 512};
+  options.kv_bytes = 8 * kMiB;
+  const auto narrow = resolve_in_memory(options, folder_, config_, gpu).value();
+  EXPECT_LT(narrow.pool_pages[0] * narrow.page_size, 65536);
+  EXPECT_EQ(narrow.max_model_len, 65536);
+  options.kv_bytes = kMiB;  // fewer pages than one window
+  const auto least = resolve_in_memory(options, folder_, config_, gpu).value();
+  EXPECT_EQ(least.max_model_len, least.pool_pages[0] * least.page_size);
+}
+
+// Of a model whose keys and values differ in size no backend has kernels.
+TEST_F(MemoryPlanTest, RefusesWhatNoPageHolds) {
+  const FakeGpu gpu(4096 * kMiB);
+  KvCacheShape shape = KvCacheShape::equal_pools(kv_specs(config_, KvCode::kBf16), 16, 4);
+  EXPECT_TRUE(shape.check(gpu, config_.num_heads).ok());
+  shape.layers[2].value_dim = 32;
+  EXPECT_EQ(kv_pools(shape.layers).size(), 2U);
+  const Status refused = shape.check(gpu, config_.num_heads);
+  EXPECT_EQ(refused.code(), StatusCode::kUnsupported);
+  for (const char* word : {"1 of 4 layers", "keys of 64", "values of 32", "gpu"}) {
+    EXPECT_NE(refused.message().find(word), std::string::npos) << refused.message();
+  }
 }
 
 TEST_F(MemoryPlanTest, TheCacheGetsWhatIsLeft) {

@@ -16,6 +16,7 @@ Result<ModelRunner> ModelRunner::create(Model& model,
   NIBBLE_ASSIGN_OR_RETURN(runner.logits_, Buffer::allocate(seqs * vocab * sizeof(float)));
   runner.tokens_.reserve(static_cast<size_t>(limits.max_num_batched_tokens));
   runner.spans_.reserve(seqs);
+  runner.other_pools_.reserve(seqs * static_cast<size_t>(runner.cache_.num_pools() - 1));
   runner.logit_rows_.reserve(seqs);
   runner.logits_of_.reserve(seqs);
   return runner;
@@ -24,6 +25,7 @@ Result<ModelRunner> ModelRunner::create(Model& model,
 ForwardBatch ModelRunner::batch_of(std::span<const ScheduledSequence> plan, bool ahead) {
   tokens_.clear();
   spans_.clear();
+  other_pools_.clear();
   logit_rows_.clear();
   logits_of_.clear();
   for (const auto& [sequence, num_tokens] : plan) {
@@ -41,7 +43,7 @@ ForwardBatch ModelRunner::batch_of(std::span<const ScheduledSequence> plan, bool
     spans_.push_back({.q_begin = begin,
                       .q_len = static_cast<int32_t>(num_tokens),
                       .kv_len = static_cast<int32_t>(kv_len),
-                      .pages = sequence->pages.data(),
+                      .pages = sequence->lists[0].pages.data(),
                       .prompt_len = static_cast<int32_t>(sequence->prompt_tokens)});
     if (kv_len == length) {
       logits_of_.push_back(static_cast<int32_t>(logit_rows_.size()));
@@ -50,7 +52,18 @@ ForwardBatch ModelRunner::batch_of(std::span<const ScheduledSequence> plan, bool
       logits_of_.push_back(-1);
     }
   }
-  return {.tokens = tokens_, .sequences = spans_, .logit_rows = logit_rows_, .fed = ahead};
+  for (int64_t pool = 1; pool < cache_.num_pools(); ++pool) {
+    for (size_t i = 0; i < plan.size(); ++i) {
+      SequenceSpan span = spans_[i];
+      span.pages = plan[i].sequence->lists[static_cast<size_t>(pool)].pages.data();
+      other_pools_.push_back(span);
+    }
+  }
+  return {.tokens = tokens_,
+          .sequences = spans_,
+          .logit_rows = logit_rows_,
+          .fed = ahead,
+          .other_pools = other_pools_};
 }
 
 void ModelRunner::run(std::span<const ScheduledSequence> plan) {

@@ -45,6 +45,7 @@ class ModelRunner final {
   std::vector<PickedRow> picked_;  // [logit rows] of the step finished last
   std::vector<int32_t> tokens_;
   std::vector<SequenceSpan> spans_;
+  std::vector<SequenceSpan> other_pools_;
   std::vector<int32_t> logit_rows_;
   std::vector<int32_t> logits_of_;            // by plan index: row of logits_ or picked_, or -1
   std::deque<std::vector<int32_t>> started_;  // logits_of_ of steps that are not finished

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "kvcache/kv_cache_shape.h"
 
 namespace nibble {
 namespace {
@@ -20,8 +21,8 @@ void insert_by_arrival(Container& container, std::unique_ptr<Sequence> sequence)
 
 }  // namespace
 
-Scheduler::Scheduler(const SchedulerLimits& limits, PrefixCache& pages, int64_t total_pages)
-    : limits_(limits), pages_(pages), total_pages_(total_pages) {
+Scheduler::Scheduler(const SchedulerLimits& limits, PrefixCache& pages)
+    : limits_(limits), pages_(pages), offered_(static_cast<size_t>(pages.num_pools())) {
   CHECK_GE(limits.max_num_seqs, 1);
   CHECK_GE(limits.max_num_batched_tokens, limits.max_num_seqs);
   CHECK_GE(limits.page_size, 1);
@@ -30,7 +31,8 @@ Scheduler::Scheduler(const SchedulerLimits& limits, PrefixCache& pages, int64_t 
 }
 
 void Scheduler::add(std::unique_ptr<Sequence> sequence) {
-  CHECK(sequence->length() > 0 && sequence->pages.empty());
+  CHECK(sequence->length() > 0 && sequence->lists.empty());
+  sequence->lists.resize(static_cast<size_t>(pages_.num_pools()));
   insert_by_arrival(waiting_, std::move(sequence));
 }
 
@@ -60,7 +62,7 @@ void Scheduler::plan_running(size_t index, int64_t want) {
   int64_t count = std::min(want, budget_);
   if (!grow(sequence, sequence.computed + count)) {
     crowded_ = true;
-    count = static_cast<int64_t>(sequence.pages.size()) * limits_.page_size - sequence.computed;
+    count = room(sequence) - sequence.computed;
   }
   if (count > 0) {
     plan_.push_back({&sequence, count});
@@ -68,16 +70,28 @@ void Scheduler::plan_running(size_t index, int64_t want) {
   }
 }
 
+// Tokens that a sequence has pages for in every pool.
+int64_t Scheduler::room(const Sequence& sequence) const {
+  int64_t pages = std::numeric_limits<int64_t>::max() / limits_.page_size;
+  for (const PrefixCache::PageList& list : sequence.lists) {
+    pages = std::min(pages, std::ssize(list.pages));
+  }
+  return pages * limits_.page_size;
+}
+
 // Gives a sequence pages for `tokens` tokens, from younger ones if need be. False when it is the
 // youngest and there are none left: it keeps what it has and goes on when others are done.
 bool Scheduler::grow(Sequence& sequence, int64_t tokens) {
-  while (static_cast<int64_t>(sequence.pages.size()) < pages_for(tokens)) {
-    if (const auto page = pages_.acquire()) {
-      sequence.pages.push_back(*page);
-    } else if (running_.back().get() == &sequence) {
-      return false;
-    } else {
-      preempt_youngest();
+  for (int64_t pool = 0; pool < pages_.num_pools(); ++pool) {
+    std::vector<int32_t>& pages = sequence.lists[static_cast<size_t>(pool)].pages;
+    while (std::ssize(pages) < pages_for(tokens)) {
+      if (const auto page = pages_.acquire(pool)) {
+        pages.push_back(*page);
+      } else if (running_.back().get() == &sequence) {
+        return false;
+      } else {
+        preempt_youngest();
+      }
     }
   }
   return true;
@@ -96,16 +110,39 @@ void Scheduler::preempt_youngest() {
   insert_by_arrival(waiting_, std::move(victim));
 }
 
-// Pages that a sequence still lacks for the tokens it has and one more.
-int64_t Scheduler::missing_pages(const Sequence& sequence) const {
-  const int64_t all = std::min(pages_for(sequence.length() + 1), total_pages_);
-  return std::max<int64_t>(all - static_cast<int64_t>(sequence.pages.size()), 0);
+// Pages of a pool that a sequence still lacks, at most, for the tokens it has and one more.
+int64_t Scheduler::missing_pages(const Sequence& sequence, int64_t pool) const {
+  const PagePool& from = pages_.pool(pool);
+  const PrefixCache::PageList& list = sequence.lists[static_cast<size_t>(pool)];
+  int64_t most = pages_for(sequence.length() + 1) - list.first;
+  if (from.window() > 0) {  // it has the window, and the tokens of one step
+    const int64_t step = std::min(sequence.remaining(), limits_.max_num_batched_tokens);
+    most = std::min(most, window_pages(from.window(), limits_.page_size) + pages_for(step));
+  }
+  most = std::min(most, from.allocator().num_pages());
+  return std::max<int64_t>(most - list.held(), 0);
+}
+
+// Whether every pool has what a sequence and the running ones still need.
+bool Scheduler::fits(const Sequence& sequence) const {
+  for (int64_t pool = 0; pool < pages_.num_pools(); ++pool) {
+    int64_t needed = missing_pages(sequence, pool);
+    for (const Owned& other : running_) {
+      needed += missing_pages(*other, pool);
+    }
+    if (needed > pages_.pool(pool).available_pages()) {
+      return false;
+    }
+  }
+  return true;
 }
 
 // Pages of others that begin as the sequence does.
 PrefixCache::Match Scheduler::match_of(const Sequence& sequence) {
   if (sequence.prompt_tokens > limits_.longest_shared_prompt) {
-    return {.pages = {}, .node = PrefixCache::kDetached};
+    return {.pages = 0,
+            .lists = std::vector<PrefixCache::PageList>(sequence.lists.size()),
+            .node = PrefixCache::kDetached};
   }
   // The last token is always computed: its logits are wanted.
   return pages_.match(sequence.tokens, sequence.length() - 1);
@@ -119,15 +156,11 @@ bool Scheduler::admit_next() {
   }
   Sequence& sequence = *waiting_.front();
   PrefixCache::Match match = match_of(sequence);
-  sequence.pages = std::move(match.pages);
+  sequence.lists = std::move(match.lists);
   sequence.node = match.node;
-  sequence.offered_pages = static_cast<int64_t>(sequence.pages.size());
-  sequence.computed = sequence.offered_pages * limits_.page_size;
-  int64_t needed = missing_pages(sequence);
-  for (const Owned& other : running_) {
-    needed += missing_pages(*other);
-  }
-  if (!running_.empty() && needed > pages_.available_pages()) {
+  sequence.offered_pages = match.pages;
+  sequence.computed = match.pages * limits_.page_size;
+  if (!running_.empty() && !fits(sequence)) {
     release_pages(sequence);
     return false;
   }
@@ -145,19 +178,25 @@ bool Scheduler::admit_next() {
 }
 
 bool Scheduler::extend(std::span<const ScheduledSequence> plan) {
-  const auto missing = [&](const ScheduledSequence& item) {
-    return pages_for(item.sequence->length() + 1) - std::ssize(item.sequence->pages);
+  const auto missing = [&](const Sequence& sequence, int64_t pool) {
+    const auto& pages = sequence.lists[static_cast<size_t>(pool)].pages;
+    return std::max<int64_t>(pages_for(sequence.length() + 1) - std::ssize(pages), 0);
   };
-  int64_t needed = 0;
-  for (const ScheduledSequence& item : plan) {
-    needed += std::max<int64_t>(missing(item), 0);
+  for (int64_t pool = 0; pool < pages_.num_pools(); ++pool) {
+    int64_t needed = 0;
+    for (const ScheduledSequence& item : plan) {
+      needed += missing(*item.sequence, pool);
+    }
+    if (needed > pages_.pool(pool).available_pages()) {
+      return false;
+    }
   }
-  if (needed > pages_.available_pages()) {
-    return false;
-  }
-  for (const ScheduledSequence& item : plan) {
-    while (missing(item) > 0) {
-      item.sequence->pages.push_back(pages_.acquire().value());
+  for (int64_t pool = 0; pool < pages_.num_pools(); ++pool) {
+    for (const ScheduledSequence& item : plan) {
+      while (missing(*item.sequence, pool) > 0) {
+        item.sequence->lists[static_cast<size_t>(pool)].pages.push_back(
+            pages_.acquire(pool).value());
+      }
     }
   }
   return true;
@@ -166,16 +205,40 @@ bool Scheduler::extend(std::span<const ScheduledSequence> plan) {
 void Scheduler::commit(Sequence& sequence, int64_t num_tokens) {
   sequence.computed += num_tokens;
   CHECK_LE(sequence.computed, sequence.length());
+  offer_pages(sequence);
+  release_unseen(sequence);
+}
+
+// Offers pages that became full to the prefix cache.
+void Scheduler::offer_pages(Sequence& sequence) {
   while ((sequence.offered_pages + 1) * limits_.page_size <= sequence.computed &&
          sequence.node != PrefixCache::kDetached) {
     const auto index = static_cast<size_t>(sequence.offered_pages);
     const auto page_size = static_cast<size_t>(limits_.page_size);
     const std::span<const int32_t> tokens(sequence.tokens);
-    const auto inserted = pages_.insert(sequence.node, tokens.subspan(index * page_size, page_size),
-                                        sequence.pages[index]);
-    sequence.pages[index] = inserted.page;
-    sequence.node = inserted.node;
+    for (size_t pool = 0; pool < offered_.size(); ++pool) {
+      offered_[pool] = sequence.lists[pool].pages[index];
+    }
+    sequence.node =
+        pages_.insert(sequence.node, tokens.subspan(index * page_size, page_size), offered_);
+    for (size_t pool = 0; pool < offered_.size(); ++pool) {
+      sequence.lists[pool].pages[index] = offered_[pool];
+    }
     ++sequence.offered_pages;
+  }
+}
+
+// Gives back pages that no token after the computed ones sees. Of a step that has been started
+// already that is true, too: its tokens are such. The list still names the page, which is no
+// matter.
+void Scheduler::release_unseen(Sequence& sequence) {
+  for (int64_t pool = 0; pool < pages_.num_pools(); ++pool) {
+    PrefixCache::PageList& list = sequence.lists[static_cast<size_t>(pool)];
+    const int64_t window = pages_.pool(pool).window();
+    const int64_t first = first_token_read(window, sequence.computed) / limits_.page_size;
+    for (; list.first < first; ++list.first) {
+      pages_.release(pool, list.pages[static_cast<size_t>(list.first)]);
+    }
   }
 }
 
@@ -215,44 +278,63 @@ std::vector<std::unique_ptr<Sequence>> Scheduler::take_all() {
 }
 
 void Scheduler::release_pages(Sequence& sequence) {
-  while (!sequence.pages.empty()) {
-    pages_.release(sequence.pages.back());
-    sequence.pages.pop_back();
+  for (int64_t pool = 0; pool < pages_.num_pools(); ++pool) {
+    PrefixCache::PageList& list = sequence.lists[static_cast<size_t>(pool)];
+    while (list.held() > 0) {
+      pages_.release(pool, list.pages.back());
+      list.pages.pop_back();
+    }
+    list = {};
   }
   sequence.computed = 0;
   sequence.offered_pages = 0;
   sequence.node = PrefixCache::kRoot;
 }
 
-void Scheduler::check_integrity(const BlockAllocator& allocator) const {
+void Scheduler::check_sequence(const Sequence& sequence) const {
+  CHECK_LT(sequence.computed, sequence.length());
+  CHECK_LE(sequence.computed, room(sequence));
+  for (int64_t pool = 0; pool < pages_.num_pools(); ++pool) {
+    const PagePool& from = pages_.pool(pool);
+    const PrefixCache::PageList& list = sequence.lists[static_cast<size_t>(pool)];
+    CHECK_EQ(list.first, first_token_read(from.window(), sequence.computed) / limits_.page_size);
+    // A page that is still written has one holder and is unknown to the cache.
+    for (int64_t i = sequence.computed / limits_.page_size; i < std::ssize(list.pages); ++i) {
+      const int32_t page = list.pages[static_cast<size_t>(i)];
+      CHECK_EQ(from.allocator().ref_count(page), 1);
+      CHECK(!from.contains(page));
+    }
+  }
+}
+
+void Scheduler::check_integrity() const {
   pages_.check_integrity();
   CHECK_LE(running(), limits_.max_num_seqs);
   CHECK(std::is_sorted(running_.begin(), running_.end(), arrives_before));
   CHECK(std::is_sorted(waiting_.begin(), waiting_.end(), arrives_before));
-  std::vector<int32_t> holders(static_cast<size_t>(total_pages_), 0);
   for (const Owned& sequence : waiting_) {
-    CHECK(sequence->pages.empty() && sequence->computed == 0);
+    CHECK(room(*sequence) == 0 && sequence->computed == 0);
   }
   for (const Owned& sequence : running_) {
-    CHECK_LT(sequence->computed, sequence->length());
-    CHECK_LE(pages_for(sequence->computed), static_cast<int64_t>(sequence->pages.size()));
-    for (size_t i = 0; i < sequence->pages.size(); ++i) {
-      const int32_t page = sequence->pages[i];
-      ++holders[static_cast<size_t>(page)];
-      // A page that is still written has one holder and is unknown to the cache.
-      if (static_cast<int64_t>(i + 1) * limits_.page_size > sequence->computed) {
-        CHECK_EQ(allocator.ref_count(page), 1);
-        CHECK(!pages_.contains(page));
+    check_sequence(*sequence);
+  }
+  for (int64_t pool = 0; pool < pages_.num_pools(); ++pool) {
+    const PagePool& from = pages_.pool(pool);
+    std::vector<int32_t> holders(static_cast<size_t>(from.allocator().num_pages()), 0);
+    for (const Owned& sequence : running_) {
+      const PrefixCache::PageList& list = sequence->lists[static_cast<size_t>(pool)];
+      for (int64_t i = list.first; i < std::ssize(list.pages); ++i) {
+        ++holders[static_cast<size_t>(list.pages[static_cast<size_t>(i)])];
       }
     }
+    int64_t used = 0;
+    for (int32_t page = 0; page < std::ssize(holders); ++page) {
+      const int32_t held = holders[static_cast<size_t>(page)];
+      CHECK_EQ(from.allocator().ref_count(page), held + (from.contains(page) ? 1 : 0));
+      used += held > 0 ? 1 : 0;
+    }
+    CHECK_EQ(used + from.available_pages(), std::ssize(holders));
   }
-  int64_t used = 0;
-  for (int32_t page = 0; page < total_pages_; ++page) {
-    const int32_t held = holders[static_cast<size_t>(page)];
-    CHECK_EQ(allocator.ref_count(page), held + (pages_.contains(page) ? 1 : 0));
-    used += held > 0 ? 1 : 0;
-  }
-  CHECK_EQ(used + pages_.available_pages(), total_pages_);
 }
 
 }  // namespace nibble

@@ -30,11 +30,12 @@ struct ScheduledSequence {
 /// Decides what each step computes. First come, first served, with continuous batching: every
 /// running decode gets one token, prefill chunks fill the rest of the step, then waiting sequences
 /// are admitted. When pages run out, the youngest running sequence gives its pages back, and is
-/// computed again later; the oldest can therefore always go on, and nobody starves.
-/// Touches no memory of the cache. Every sequence must fit into all pages together.
+/// computed again later; the oldest can therefore always go on, and nobody starves. Pages of pools
+/// with a window are given back as soon as no later token sees them.
+/// Touches no memory of the cache. Every sequence must fit into all pages of each pool.
 class Scheduler final {
  public:
-  Scheduler(const SchedulerLimits& limits, PrefixCache& pages, int64_t total_pages);
+  Scheduler(const SchedulerLimits& limits, PrefixCache& pages);
 
   /// Takes a new sequence; `sequence.arrival` must be larger than all before.
   void add(std::unique_ptr<Sequence> sequence);
@@ -65,7 +66,7 @@ class Scheduler final {
   [[nodiscard]] int64_t preemptions() const { return preemptions_; }
   /// CHECKs: pages = free + cached + used; every reference is explained by a sequence or the
   /// cache; orders and limits hold. For tests: walks over everything.
-  void check_integrity(const BlockAllocator& allocator) const;
+  void check_integrity() const;
 
  private:
   using Owned = std::unique_ptr<Sequence>;
@@ -73,22 +74,27 @@ class Scheduler final {
   [[nodiscard]] int64_t pages_for(int64_t tokens) const {
     return (tokens + limits_.page_size - 1) / limits_.page_size;
   }
-  [[nodiscard]] int64_t missing_pages(const Sequence& sequence) const;
+  [[nodiscard]] int64_t missing_pages(const Sequence& sequence, int64_t pool) const;
+  [[nodiscard]] bool fits(const Sequence& sequence) const;
+  [[nodiscard]] int64_t room(const Sequence& sequence) const;
   void plan_running(size_t index, int64_t want);
   [[nodiscard]] bool grow(Sequence& sequence, int64_t tokens);
   [[nodiscard]] PrefixCache::Match match_of(const Sequence& sequence);
   [[nodiscard]] bool admit_next();
   void preempt_youngest();
+  void offer_pages(Sequence& sequence);
+  void release_unseen(Sequence& sequence);
   void release_pages(Sequence& sequence);
+  void check_sequence(const Sequence& sequence) const;
 
   const SchedulerLimits limits_;
   PrefixCache& pages_;
-  const int64_t total_pages_;
   std::deque<Owned> waiting_;   // by arrival
   std::vector<Owned> running_;  // by arrival
   std::vector<ScheduledSequence> plan_;
-  int64_t budget_ = 0;    // tokens left in the step being planned
-  bool crowded_ = false;  // the step being planned ran out of pages: admit nobody
+  std::vector<int32_t> offered_;  // scratch: a page of each pool
+  int64_t budget_ = 0;            // tokens left in the step being planned
+  bool crowded_ = false;          // the step being planned ran out of pages: admit nobody
   int64_t preemptions_ = 0;
 };
 

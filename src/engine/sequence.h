@@ -23,8 +23,9 @@ struct Sequence {
   bool counted = false;       // in the engine's statistics
   double queue_seconds = 0;   // until it was counted
 
-  // Cache: the first `computed` tokens have keys and values in `pages`.
-  std::vector<int32_t> pages;
+  // Cache: the first `computed` tokens have keys and values in `lists`, one list for each pool,
+  // except those that no later token sees.
+  std::vector<PrefixCache::PageList> lists;
   int64_t computed = 0;
   int64_t offered_pages = 0;  // leading pages already offered to the prefix cache
   PrefixCache::NodeId node = PrefixCache::kRoot;

@@ -10,7 +10,7 @@
 #include "base/log.h"
 #include "base/process.h"
 #include "engine/memory_plan.h"
-#include "ops/kv_name.h"
+#include "quant/kv_formats.h"
 
 namespace nibble {
 namespace {
@@ -62,18 +62,25 @@ std::string name_of(const std::string& model_dir) {
 
 }  // namespace
 
+std::vector<std::string> kv_cache_dtypes() {
+  std::vector<std::string> names = {"auto"};
+  for (const KvCode code : kKvCodes) {
+    names.emplace_back(kv_code_name(code));
+  }
+  return names;
+}
+
 Result<std::optional<KvCode>> parse_kv_cache_dtype(const std::string& name) {
   if (name == "auto") {
     return std::optional<KvCode>();
   }
-  for (const KvCode code :
-       {KvCode::kBf16, KvCode::kF32, KvCode::kInt8, KvCode::kInt4, KvCode::kFp8}) {
+  for (const KvCode code : kKvCodes) {
     if (name == kv_code_name(code)) {
       return std::optional(code);
     }
   }
   return make_error(StatusCode::kInvalidArgument,
-                    "kv-cache-dtype is '{}', but must be auto, f32, bf16, fp8, int8 or int4", name);
+                    "kv-cache-dtype is '{}', but must be auto or one of {}", name, kv_code_names());
 }
 
 KvCode kv_code_for(std::optional<KvCode> asked, const ModelConfig& config, const Backend& backend) {
@@ -166,9 +173,8 @@ Status load_engine(const std::string& model_dir,
   wanted.kv_code = kv_code_for(options.kv_code, config, *session.backend);
   NIBBLE_ASSIGN_OR_RETURN(const EngineOptions resolved,
                           resolve_in_memory(wanted, model_dir, config, *session.backend));
-  const ModelOptions model_options{.max_batch_tokens = resolved.max_num_batched_tokens,
-                                   .max_logit_rows = resolved.max_num_seqs};
-  NIBBLE_ASSIGN_OR_RETURN(auto model, load_model(model_dir, *session.backend, model_options));
+  NIBBLE_ASSIGN_OR_RETURN(auto model,
+                          load_model(model_dir, *session.backend, model_options(resolved)));
   session.config = model->config();
   session.scheme = model->scheme();
   session.backend_name = session.backend->name();

@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "backend/open_backend.h"
 #include "engine/engine.h"
@@ -38,7 +39,10 @@ struct ServingSession {
 /// (A tokenizer may know more tokens than the model: Engine::submit refuses prompts with these.)
 Result<ServingSession> open_session(const std::string& model_dir, const SessionOptions& options);
 
-/// f32, bf16, fp8, int8 or int4, or auto, which gives none. kInvalidArgument lists the names.
+/// What --kv-cache-dtype takes: auto, and the names of all formats of caches.
+[[nodiscard]] std::vector<std::string> kv_cache_dtypes();
+
+/// The format of this name; of auto, none. kInvalidArgument lists the names.
 Result<std::optional<KvCode>> parse_kv_cache_dtype(const std::string& name);
 
 /// The cache's format: what was asked for, else one that holds what the checkpoint's type holds:

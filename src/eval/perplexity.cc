@@ -26,7 +26,7 @@ Status check(const Model& model,
              const PagedKvCache& cache,
              std::span<const int32_t> tokens,
              int64_t window) {
-  const int64_t room = cache.shape().num_pages * cache.shape().page_size;
+  const int64_t room = std::ranges::min(cache.shape().num_pages) * cache.shape().page_size;
   const int64_t longest = std::min(model.config().max_position, room);
   if (window < 2 || window > longest) {
     return make_error(StatusCode::kInvalidArgument,
@@ -59,7 +59,7 @@ Result<PerplexityResult> evaluate_perplexity(Model& model,
   const auto total = static_cast<int64_t>(tokens.size());
   NIBBLE_RETURN_IF_ERROR(check(model, cache, tokens, window));
   const int64_t vocab = model.config().vocab_size;
-  std::vector<int32_t> pages(static_cast<size_t>(cache.shape().num_pages));
+  std::vector<int32_t> pages(static_cast<size_t>(std::ranges::min(cache.shape().num_pages)));
   std::iota(pages.begin(), pages.end(), 0);
   std::vector<int32_t> rows(static_cast<size_t>(kChunk));
   std::iota(rows.begin(), rows.end(), 0);

@@ -63,12 +63,8 @@ class Oracle final : public Model {
 };
 
 PagedKvCache cache_of(int64_t tokens) {
-  return PagedKvCache::allocate({.num_layers = 1,
-                                 .kv_heads = 1,
-                                 .head_dim = 2,
-                                 .page_size = 16,
-                                 .num_pages = (tokens + 15) / 16})
-      .value();
+  const KvSpec layer{.kv_heads = 1, .key_dim = 2, .value_dim = 2};
+  return PagedKvCache::allocate(KvCacheShape::equal_pools({layer}, 16, (tokens + 15) / 16)).value();
 }
 
 Result<PerplexityResult> evaluate(Model& model, const std::vector<int32_t>& text, int64_t window) {

@@ -1,5 +1,6 @@
 #include "kvcache/paged_kv_cache.h"
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -7,27 +8,25 @@
 #include "core/buffer.h"
 
 namespace nibble {
-namespace {
 
-KvView page_shape(const KvCacheShape& shape) {
-  return {shape.code, shape.page_size, shape.kv_heads, shape.head_dim, nullptr};
-}
-
-}  // namespace
-
-int64_t PagedKvCache::page_bytes(const KvCacheShape& shape) {
-  return page_shape(shape).page_bytes() * shape.num_layers;
-}
-
-int64_t PagedKvCache::page_bytes(const KvCacheShape& shape, const Backend& backend) {
-  return backend.kv_page_bytes(page_shape(shape)) * shape.num_layers;
+PagedKvCache::PagedKvCache(const KvCacheShape& shape, const Backend* backend)
+    : shape_(shape), pools_(kv_pools(shape.layers)), places_(shape.layers.size()) {
+  CHECK_EQ(shape.num_pages.size(), pools_.size());
+  for (size_t pool = 0; pool < pools_.size(); ++pool) {
+    const KvView view = view_of(pools_[pool].spec, shape.page_size);
+    const int64_t page = backend != nullptr ? backend->kv_page_bytes(view) : view.page_bytes();
+    for (size_t layer = 0; layer < places_.size(); ++layer) {
+      if (shape.layers[layer] == pools_[pool].spec) {
+        places_[layer] = {.pool = static_cast<int32_t>(pool), .offset = bytes_};
+        bytes_ += page * shape.num_pages[pool];
+      }
+    }
+  }
 }
 
 Result<PagedKvCache> PagedKvCache::allocate(const KvCacheShape& shape) {
-  PagedKvCache cache;
-  cache.shape_ = shape;
-  cache.layer_bytes_ = page_shape(shape).page_bytes() * shape.num_pages;
-  const auto bytes = static_cast<size_t>(cache.layer_bytes_ * shape.num_layers);
+  PagedKvCache cache(shape, nullptr);
+  const auto bytes = static_cast<size_t>(cache.bytes_);
   NIBBLE_ASSIGN_OR_RETURN(Buffer buffer, Buffer::allocate(bytes));
   const auto owner = std::make_shared<Buffer>(std::move(buffer));
   cache.memory_ = DeviceBuffer(owner->data(), bytes, [owner](void*) {});
@@ -35,19 +34,18 @@ Result<PagedKvCache> PagedKvCache::allocate(const KvCacheShape& shape) {
 }
 
 Result<PagedKvCache> PagedKvCache::allocate(const KvCacheShape& shape, Backend& backend) {
-  PagedKvCache cache;
-  cache.shape_ = shape;
-  cache.layer_bytes_ = backend.kv_page_bytes(page_shape(shape)) * shape.num_pages;
-  const auto bytes = static_cast<size_t>(cache.layer_bytes_ * shape.num_layers);
-  NIBBLE_ASSIGN_OR_RETURN(cache.memory_, backend.allocate(bytes));
+  PagedKvCache cache(shape, &backend);
+  NIBBLE_ASSIGN_OR_RETURN(cache.memory_, backend.allocate(static_cast<size_t>(cache.bytes_)));
   cache.program_ = backend.new_program();
   return cache;
 }
 
 KvView PagedKvCache::view(int64_t layer) const {
-  CHECK_LT(layer, shape_.num_layers);
-  KvView view = page_shape(shape_);
-  view.pages = memory_.as<std::byte>() + layer * layer_bytes_;
+  CHECK_LT(layer, std::ssize(places_));
+  const LayerPlace& place = places_[static_cast<size_t>(layer)];
+  KvView view = view_of(shape_.layers[static_cast<size_t>(layer)], shape_.page_size);
+  view.pages = memory_.as<std::byte>() + place.offset;
+  view.pool = place.pool;
   return view;
 }
 

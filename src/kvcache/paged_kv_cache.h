@@ -1,22 +1,15 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "backend/backend.h"
-#include "ops/kv.h"
+#include "kvcache/kv_cache_shape.h"
 
 namespace nibble {
 
-struct KvCacheShape {
-  KvCode code = KvCode::kBf16;
-  int64_t num_layers = 0;
-  int64_t kv_heads = 0;
-  int64_t head_dim = 0;
-  int64_t page_size = 16;  // tokens
-  int64_t num_pages = 0;
-};
-
-/// The memory of all pages of all layers; who owns which page is BlockAllocator's affair.
+/// The memory of all pages of all layers, pool after pool; who owns which page is the affair of
+/// PrefixCache.
 class PagedKvCache final {
  public:
   /// In host memory, for CPUs. kResourceExhausted, naming the size, when it is not to be had.
@@ -25,17 +18,24 @@ class PagedKvCache final {
   static Result<PagedKvCache> allocate(const KvCacheShape& shape, Backend& backend);
 
   [[nodiscard]] const KvCacheShape& shape() const { return shape_; }
+  [[nodiscard]] int64_t num_pools() const { return static_cast<int64_t>(pools_.size()); }
   [[nodiscard]] KvView view(int64_t layer) const;
   /// What Backend::run_step() knows the model by that computes on this cache.
   [[nodiscard]] int64_t program() const { return program_; }
-  /// Bytes of one page over all layers: in host memory, and in the memory of `backend`.
-  [[nodiscard]] static int64_t page_bytes(const KvCacheShape& shape);
-  [[nodiscard]] static int64_t page_bytes(const KvCacheShape& shape, const Backend& backend);
 
  private:
+  struct LayerPlace {
+    int32_t pool = 0;
+    int64_t offset = 0;  // of its pages, in bytes
+  };
+
+  PagedKvCache(const KvCacheShape& shape, const Backend* backend);
+
   KvCacheShape shape_;
+  std::vector<KvPool> pools_;
+  std::vector<LayerPlace> places_;  // by layer
+  int64_t bytes_ = 0;
   DeviceBuffer memory_;
-  int64_t layer_bytes_ = 0;
   int64_t program_ = 0;
 };
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "ops/kv.h"
 
 namespace nibble {
 namespace {
@@ -19,11 +20,14 @@ uint64_t mix(uint64_t x) {
 
 }  // namespace
 
-PrefixCache::PrefixCache(BlockAllocator& allocator, int64_t page_size, Hash hash)
-    : allocator_(allocator),
-      page_size_(page_size),
-      hash_(hash),
-      entries_(static_cast<size_t>(allocator.num_pages())) {}
+PrefixCache::PrefixCache(std::span<const PoolSize> pools, int64_t page_size, Hash hash)
+    : page_size_(page_size), hash_(hash) {
+  CHECK(!pools.empty());
+  pools_.reserve(pools.size());
+  for (const PoolSize& pool : pools) {
+    pools_.emplace_back(pool.num_pages, pool.window);
+  }
+}
 
 uint64_t PrefixCache::hash_page(NodeId parent, std::span<const int32_t> tokens) {
   uint64_t hash = mix(static_cast<uint64_t>(parent) + 0x9e3779b97f4a7c15ULL);
@@ -33,136 +37,209 @@ uint64_t PrefixCache::hash_page(NodeId parent, std::span<const int32_t> tokens) 
   return hash;
 }
 
-std::optional<int32_t> PrefixCache::acquire() {
-  if (allocator_.free_pages() == 0 && !reclaimable_.empty()) {
-    forget(reclaimable_.front());
+std::optional<int32_t> PrefixCache::acquire(int64_t pool) {
+  PagePool& from = pools_[static_cast<size_t>(pool)];
+  if (const int32_t victim = from.next_victim(); victim >= 0) {
+    forget_page(static_cast<size_t>(pool), victim);
   }
-  return allocator_.allocate();
+  return from.allocate();
 }
 
-void PrefixCache::release(int32_t page) {
-  if (allocator_.release(page) || !contains(page) || allocator_.ref_count(page) > 1) {
-    return;
+void PrefixCache::release(int64_t pool, int32_t page) {
+  pools_[static_cast<size_t>(pool)].release(page);
+}
+
+// The nodes whose tokens start `tokens`, from the root on.
+std::vector<PrefixCache::NodeId> PrefixCache::chain_of(std::span<const int32_t> tokens,
+                                                       int64_t max_pages) const {
+  std::vector<NodeId> chain;
+  const auto size = static_cast<size_t>(page_size_);
+  while (std::ssize(chain) < max_pages) {
+    const auto node =
+        find(chain.empty() ? kRoot : chain.back(), tokens.subspan(chain.size() * size, size));
+    if (!node) {
+      break;
+    }
+    chain.push_back(*node);
   }
-  Entry& e = entry(page);
-  CHECK(!e.reclaimable);
-  e.reclaimable = true;
-  e.position = reclaimable_.insert(reclaimable_.end(), page);
+  return chain;
+}
+
+// The first page that the token behind `pages` pages reads.
+int64_t PrefixCache::first_needed(const PagePool& pool, int64_t pages) const {
+  return first_token_read(pool.window(), pages * page_size_) / page_size_;
+}
+
+// The longest beginning of a chain of which every pool has what the next token reads.
+int64_t PrefixCache::usable_pages(std::span<const NodeId> chain) const {
+  std::vector<int64_t> begin(pools_.size(), 0);  // of the pages that a pool has up to here
+  int64_t usable = 0;
+  for (int64_t count = 1; count <= std::ssize(chain); ++count) {
+    const Node& node = nodes_.at(chain[static_cast<size_t>(count - 1)]);
+    bool all = true;
+    for (size_t pool = 0; pool < pools_.size(); ++pool) {
+      begin[pool] = node.pages[pool] == kNoPage ? count : begin[pool];
+      all = all && begin[pool] <= first_needed(pools_[pool], count);
+    }
+    usable = all ? count : usable;
+  }
+  return usable;
 }
 
 PrefixCache::Match PrefixCache::match(std::span<const int32_t> tokens, int64_t max_tokens) {
-  Match result;
+  Match result{.pages = 0, .lists = std::vector<PageList>(pools_.size()), .node = kRoot};
   if (!enabled()) {
     return result;
   }
   const int64_t limit = std::min(static_cast<int64_t>(tokens.size()), max_tokens) / page_size_;
-  for (int64_t i = 0; i < limit; ++i) {
-    const auto page = find(result.node, tokens.subspan(static_cast<size_t>(i * page_size_),
-                                                       static_cast<size_t>(page_size_)));
-    if (!page) {
-      break;
+  const std::vector<NodeId> chain = chain_of(tokens, limit);
+  result.pages = usable_pages(chain);
+  if (result.pages == 0) {
+    return result;
+  }
+  result.node = chain[static_cast<size_t>(result.pages - 1)];
+  for (size_t pool = 0; pool < pools_.size(); ++pool) {
+    PageList& list = result.lists[pool];
+    list.first = first_needed(pools_[pool], result.pages);
+    list.pages.assign(static_cast<size_t>(result.pages), 0);
+    for (auto i = static_cast<size_t>(list.first); i < list.pages.size(); ++i) {
+      list.pages[i] = nodes_.at(chain[i]).pages[pool];
+      pools_[pool].hold(list.pages[i]);
     }
-    hold(*page);
-    result.pages.push_back(*page);
-    result.node = entry(*page).node;
   }
   return result;
 }
 
-PrefixCache::Inserted PrefixCache::insert(NodeId parent,
-                                          std::span<const int32_t> tokens,
-                                          int32_t page) {
-  CHECK_GT(allocator_.ref_count(page), 0);
-  if (!enabled() || !alive(parent) || contains(page)) {
-    return {kDetached, page};
+PrefixCache::NodeId PrefixCache::insert(NodeId parent,
+                                        std::span<const int32_t> tokens,
+                                        std::span<int32_t> pages) {
+  CHECK_EQ(pages.size(), pools_.size());
+  bool known = false;
+  for (size_t pool = 0; pool < pools_.size(); ++pool) {
+    CHECK_GT(pools_[pool].allocator().ref_count(pages[pool]), 0);
+    known = known || pools_[pool].contains(pages[pool]);
+  }
+  if (!enabled() || !alive(parent) || known) {
+    return kDetached;
   }
   CHECK_EQ(static_cast<int64_t>(tokens.size()), page_size_);
-  if (const auto equal = find(parent, tokens)) {
-    hold(*equal);
-    allocator_.release(page);
-    return {entry(*equal).node, *equal};
+  const auto equal = find(parent, tokens);
+  const NodeId id = equal ? *equal : next_node_++;
+  Node& node = nodes_[id];
+  if (!equal) {
+    node = {.parent = parent,
+            .hash = hash_(parent, tokens),
+            .tokens = {tokens.begin(), tokens.end()},
+            .pages = std::vector<int32_t>(pools_.size(), kNoPage)};
+    by_hash_.emplace(node.hash, id);
+    if (parent != kRoot) {
+      ++nodes_.at(parent).children;
+    }
   }
-  Entry& e = entry(page);
-  // Serial numbers make a node unique for ever; the page in it lets alive() find the entry.
-  e.node = next_serial_++ * allocator_.num_pages() + page;
-  e.parent = parent;
-  e.hash = hash_(parent, tokens);
-  e.tokens.assign(tokens.begin(), tokens.end());
-  by_hash_.emplace(e.hash, page);
-  allocator_.retain(page);
-  return {e.node, page};
+  for (size_t pool = 0; pool < pools_.size(); ++pool) {
+    int32_t& cached = node.pages[pool];
+    if (cached == kNoPage) {
+      cached = pages[pool];
+      pools_[pool].cache(cached, id);
+    } else {
+      pools_[pool].hold(cached);
+      pools_[pool].release(pages[pool]);
+      pages[pool] = cached;
+    }
+  }
+  return id;
 }
 
 void PrefixCache::clear() {
-  for (size_t page = 0; page < entries_.size(); ++page) {
-    if (contains(static_cast<int32_t>(page))) {
-      forget(static_cast<int32_t>(page));
+  for (const auto& [id, node] : nodes_) {
+    for (size_t pool = 0; pool < pools_.size(); ++pool) {
+      if (node.pages[pool] != kNoPage) {
+        pools_[pool].forget(node.pages[pool]);
+      }
     }
   }
+  nodes_.clear();
+  by_hash_.clear();
 }
 
-std::optional<int32_t> PrefixCache::find(NodeId parent, std::span<const int32_t> tokens) const {
+std::optional<PrefixCache::NodeId> PrefixCache::find(NodeId parent,
+                                                     std::span<const int32_t> tokens) const {
   const auto [begin, end] = by_hash_.equal_range(hash_(parent, tokens));
   for (auto it = begin; it != end; ++it) {
-    const Entry& e = entry(it->second);
-    if (e.parent == parent && std::ranges::equal(e.tokens, tokens)) {
+    const Node& node = nodes_.at(it->second);
+    if (node.parent == parent && std::ranges::equal(node.tokens, tokens)) {
       return it->second;
     }
   }
   return std::nullopt;
 }
 
-bool PrefixCache::alive(NodeId node) const {
-  return node == kRoot ||
-         (node >= 0 && entry(static_cast<int32_t>(node % allocator_.num_pages())).node == node);
+void PrefixCache::forget_page(size_t pool, int32_t page) {
+  const NodeId id = pools_[pool].node(page);
+  Node& node = nodes_.at(id);
+  pools_[pool].forget(page);
+  node.pages[pool] = kNoPage;
+  if (pools_[pool].window() == 0) {  // the node is of no use: its other pages are not, either
+    for (size_t other = 0; other < pools_.size(); ++other) {
+      if (node.pages[other] != kNoPage) {
+        pools_[other].forget(node.pages[other]);
+        node.pages[other] = kNoPage;
+      }
+    }
+  }
+  remove_unused(id);
 }
 
-void PrefixCache::hold(int32_t page) {
-  allocator_.retain(page);
-  Entry& e = entry(page);
-  if (e.reclaimable) {
-    reclaimable_.erase(e.position);
-    e.reclaimable = false;
+// Removes a node that has neither pages nor children, and what that leaves of its parents.
+void PrefixCache::remove_unused(NodeId id) {
+  while (id != kRoot) {
+    const Node& node = nodes_.at(id);
+    const auto has_page = [](int32_t page) { return page != kNoPage; };
+    if (node.children > 0 || std::ranges::any_of(node.pages, has_page)) {
+      return;
+    }
+    const auto [begin, end] = by_hash_.equal_range(node.hash);
+    const auto it = std::find_if(begin, end, [&](const auto& item) { return item.second == id; });
+    CHECK(it != end);
+    by_hash_.erase(it);
+    const NodeId parent = node.parent;
+    nodes_.erase(id);
+    if (parent != kRoot) {
+      --nodes_.at(parent).children;
+    }
+    id = parent;
   }
-}
-
-void PrefixCache::forget(int32_t page) {
-  Entry& e = entry(page);
-  const auto [begin, end] = by_hash_.equal_range(e.hash);
-  const auto it = std::find_if(begin, end, [&](const auto& item) { return item.second == page; });
-  CHECK(it != end);
-  by_hash_.erase(it);
-  if (e.reclaimable) {
-    reclaimable_.erase(e.position);
-  }
-  e = Entry{};
-  allocator_.release(page);
 }
 
 void PrefixCache::check_integrity() const {
-  allocator_.check_integrity();
-  int64_t known = 0;
-  int64_t reclaimable = 0;
-  for (size_t i = 0; i < entries_.size(); ++i) {
-    const auto page = static_cast<int32_t>(i);
-    const Entry& e = entry(page);
-    if (!contains(page)) {
-      CHECK(!e.reclaimable);
-      continue;
-    }
-    ++known;
-    reclaimable += e.reclaimable ? 1 : 0;
-    CHECK_GE(allocator_.ref_count(page), 1);
-    CHECK_EQ(e.reclaimable, allocator_.ref_count(page) == 1);
-    CHECK_EQ(find(e.parent, e.tokens).value_or(-1), page);
-    CHECK_MSG(alive(e.parent), "page {} outlived its parent", page);
-    if (e.parent != kRoot) {  // whoever can reach a page holds its parent
-      const auto parent = static_cast<int32_t>(e.parent % allocator_.num_pages());
-      CHECK_GE(allocator_.ref_count(parent), allocator_.ref_count(page));
+  CHECK_EQ(by_hash_.size(), nodes_.size());
+  std::vector<int64_t> cached(pools_.size(), 0);
+  std::unordered_map<NodeId, int64_t> children;
+  for (const auto& [id, node] : nodes_) {
+    CHECK_EQ(find(node.parent, node.tokens).value_or(kDetached), id);
+    CHECK_MSG(alive(node.parent), "node {} outlived its parent", id);
+    ++children[node.parent];
+    for (size_t pool = 0; pool < pools_.size(); ++pool) {
+      const int32_t page = node.pages[pool];
+      cached[pool] += page != kNoPage ? 1 : 0;
+      CHECK(page == kNoPage || pools_[pool].node(page) == id);
+      if (pools_[pool].window() == 0) {
+        CHECK_MSG(page != kNoPage, "node {} has lost a page that all need", id);
+        if (node.parent != kRoot) {  // whoever can reach a page holds its parent
+          const BlockAllocator& allocator = pools_[pool].allocator();
+          CHECK_GE(allocator.ref_count(nodes_.at(node.parent).pages[pool]),
+                   allocator.ref_count(page));
+        }
+      }
     }
   }
-  CHECK_EQ(known, cached_pages());
-  CHECK_EQ(reclaimable, static_cast<int64_t>(reclaimable_.size()));
+  for (const auto& [id, node] : nodes_) {
+    CHECK_EQ(node.children, children[id]);
+  }
+  for (size_t pool = 0; pool < pools_.size(); ++pool) {
+    pools_[pool].check_integrity();
+    CHECK_EQ(cached[pool], pools_[pool].cached_pages());
+  }
 }
 
 }  // namespace nibble

@@ -1,95 +1,106 @@
 #pragma once
 
 #include <cstdint>
-#include <list>
 #include <optional>
 #include <span>
 #include <unordered_map>
 #include <vector>
 
-#include "kvcache/block_allocator.h"
+#include "kvcache/page_pool.h"
 
 namespace nibble {
 
-/// Full pages of past prompts and answers, shared without copying. A cached page is a node of a
-/// tree: its parent node and its page_size token ids name it. Lookup hashes both, and compares both
-/// on a hit, so a hash collision costs a comparison and never gives wrong text.
+/// The pages of a cache, pool by pool, and among them full pages of past prompts and answers, which
+/// are shared without copying. page_size tokens with a page in some pools are a node of a tree: its
+/// parent node and its token ids name it. Lookup hashes both, and compares both on a hit, so a hash
+/// collision costs a comparison and never gives wrong text.
 ///
-/// The cache holds one reference on each page it knows. A page that nobody else holds is
-/// "reclaimable": it counts as available and is evicted, least recently used first, when the free
-/// pages are gone. Sequences get and return all their pages here.
+/// The cache holds one reference on each page it knows; see PagePool for what becomes of it. Where
+/// a pool without a window loses a page, its node is gone. One that lost the page of a pool with a
+/// window still leads to its children, which may need it no more.
 class PrefixCache final {
  public:
-  using NodeId = int64_t;
+  using NodeId = PagePool::NodeId;
   using Hash = uint64_t (*)(NodeId parent, std::span<const int32_t> tokens);
-  static constexpr NodeId kRoot = -1;      // parent of a first page
-  static constexpr NodeId kDetached = -2;  // not in the cache: children cannot be cached either
+  static constexpr NodeId kRoot = -1;                     // parent of a first page
+  static constexpr NodeId kDetached = PagePool::kNoNode;  // not in the cache: children cannot be
+                                                          // cached either
+  struct PoolSize {
+    int64_t num_pages = 0;
+    int64_t window = 0;  // of its layers; 0: none
+  };
+
+  /// A sequence's pages in one pool. Those before `first` are not held: nobody reads them.
+  struct PageList {
+    std::vector<int32_t> pages;
+    int64_t first = 0;
+
+    [[nodiscard]] int64_t held() const { return std::ssize(pages) - first; }
+  };
 
   struct Match {
-    std::vector<int32_t> pages;  // each with a reference for the caller
-    NodeId node = kRoot;         // of the last page
-  };
-  struct Inserted {
-    NodeId node = kDetached;
-    int32_t page = 0;  // what the caller holds now: its own page, or an equal one cached before
+    int64_t pages = 0;            // of tokens that need not be computed
+    std::vector<PageList> lists;  // by pool, so many each; what is held has a reference
+    NodeId node = kRoot;          // of the last page
   };
 
-  /// With `page_size` 0 nothing is ever cached. `allocator` must outlive this.
-  PrefixCache(BlockAllocator& allocator, int64_t page_size, Hash hash = &PrefixCache::hash_page);
+  /// With `page_size` 0 nothing is ever cached.
+  PrefixCache(std::span<const PoolSize> pools, int64_t page_size, Hash hash = &hash_page);
 
   /// A page for new tokens, with one reference; evicts if needed. Nothing when all are in use.
-  std::optional<int32_t> acquire();
+  std::optional<int32_t> acquire(int64_t pool);
   /// Returns the caller's reference. Release a sequence's pages last page first: then the end of a
   /// chain is evicted before its beginning.
-  void release(int32_t page);
-  /// The longest cached chain of full pages that starts `tokens` and has at most `max_tokens`.
+  void release(int64_t pool, int32_t page);
+  /// The longest cached chain of full pages that starts `tokens`, has at most `max_tokens` and of
+  /// which every pool has all that the next token reads.
   Match match(std::span<const int32_t> tokens, int64_t max_tokens);
-  /// Offers a full, computed page that the caller holds, following `parent`. If an equal page is
-  /// cached already, the caller's reference moves to that one and its own page is released.
-  Inserted insert(NodeId parent, std::span<const int32_t> tokens, int32_t page);
+  /// Offers full, computed pages that the caller holds, one of each pool, following `parent`. Where
+  /// an equal page is cached already, the caller's reference moves to that one, which is written to
+  /// `pages`, and its own page is released.
+  NodeId insert(NodeId parent, std::span<const int32_t> tokens, std::span<int32_t> pages);
   /// Forgets everything. Pages that sequences hold stay theirs.
   void clear();
 
   [[nodiscard]] bool enabled() const { return page_size_ > 0; }
-  [[nodiscard]] int64_t cached_pages() const { return static_cast<int64_t>(by_hash_.size()); }
-  /// Pages that acquire() can still give: free and reclaimable.
-  [[nodiscard]] int64_t available_pages() const {
-    return allocator_.free_pages() + static_cast<int64_t>(reclaimable_.size());
+  [[nodiscard]] int64_t num_pools() const { return std::ssize(pools_); }
+  [[nodiscard]] const PagePool& pool(int64_t index) const {
+    return pools_[static_cast<size_t>(index)];
   }
-  /// Whether the cache holds a reference on `page`.
-  [[nodiscard]] bool contains(int32_t page) const { return entry(page).node != kDetached; }
-  /// CHECKs that nodes, references and the reclaimable list agree.
+  /// Nodes of the tree, of which some may have lost their pages.
+  [[nodiscard]] int64_t nodes() const { return std::ssize(nodes_); }
+  /// CHECKs that nodes, references and the reclaimable lists agree.
   void check_integrity() const;
 
   /// 64 bits over the parent and the tokens, well mixed.
   [[nodiscard]] static uint64_t hash_page(NodeId parent, std::span<const int32_t> tokens);
 
  private:
-  struct Entry {
-    NodeId node = kDetached;
-    NodeId parent = kDetached;
+  static constexpr int32_t kNoPage = -1;
+
+  struct Node {
+    NodeId parent = kRoot;
     uint64_t hash = 0;
     std::vector<int32_t> tokens;
-    bool reclaimable = false;
-    std::list<int32_t>::iterator position;  // in reclaimable_
+    std::vector<int32_t> pages;  // by pool, or kNoPage
+    int64_t children = 0;
   };
 
-  [[nodiscard]] Entry& entry(int32_t page) { return entries_[static_cast<size_t>(page)]; }
-  [[nodiscard]] const Entry& entry(int32_t page) const {
-    return entries_[static_cast<size_t>(page)];
-  }
-  [[nodiscard]] std::optional<int32_t> find(NodeId parent, std::span<const int32_t> tokens) const;
-  [[nodiscard]] bool alive(NodeId node) const;
-  void hold(int32_t page);
-  void forget(int32_t page);
+  [[nodiscard]] std::optional<NodeId> find(NodeId parent, std::span<const int32_t> tokens) const;
+  [[nodiscard]] bool alive(NodeId node) const { return node == kRoot || nodes_.contains(node); }
+  [[nodiscard]] std::vector<NodeId> chain_of(std::span<const int32_t> tokens,
+                                             int64_t max_pages) const;
+  [[nodiscard]] int64_t first_needed(const PagePool& pool, int64_t pages) const;
+  [[nodiscard]] int64_t usable_pages(std::span<const NodeId> chain) const;
+  void forget_page(size_t pool, int32_t page);
+  void remove_unused(NodeId id);
 
-  BlockAllocator& allocator_;
   const int64_t page_size_;
   const Hash hash_;
-  std::vector<Entry> entries_;                          // by page
-  std::unordered_multimap<uint64_t, int32_t> by_hash_;  // to page
-  std::list<int32_t> reclaimable_;                      // least recently used first
-  int64_t next_serial_ = 0;
+  std::vector<PagePool> pools_;
+  std::unordered_map<NodeId, Node> nodes_;
+  std::unordered_multimap<uint64_t, NodeId> by_hash_;
+  NodeId next_node_ = 0;
 };
 
 }  // namespace nibble

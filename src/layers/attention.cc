@@ -17,16 +17,23 @@ Attention::Attention(Parts parts,
   CHECK(parts_.q_norm.has_value() == parts_.k_norm.has_value());
 }
 
+std::array<ScratchNeed, 2> Attention::scratch(const ModelConfig& config) {
+  const int64_t heads = config.num_heads + 2 * config.num_kv_heads;
+  return {{{ScratchName::kQkv, heads * config.head_dim},
+           {ScratchName::kAttended, config.num_heads * config.head_dim}}};
+}
+
 void Attention::forward(float* hidden, const ForwardContext& context) {
   Backend& backend = context.backend;
+  const Activations qkv = context.scratch[ScratchName::kQkv];
+  const Activations attended = context.scratch[ScratchName::kAttended];
   const int64_t stride = parts_.qkv.n();
   // Where integers follow, all else is exact: attention alone could tell a GPU from a CPU.
   const bool shared =
       parts_.output.act() == ActFormat::kInt8Token && context.kv.code == KvCode::kBf16;
   const AttentionForm form = shared ? AttentionForm::kShared : AttentionForm::kOwn;
-  parts_.qkv.forward(
-      {.x = hidden, .m = context.rows, .y = context.qkv, .input = parts_.norm.input()});
-  backend.rope_append_kv(RopeAppendArgs{.qkv = context.qkv,
+  parts_.qkv.forward({.x = hidden, .m = context.rows, .y = qkv, .input = parts_.norm.input()});
+  backend.rope_append_kv(RopeAppendArgs{.qkv = qkv,
                                         .stride = stride,
                                         .heads = shape_.heads,
                                         .inv_freq = rope_->inv_freq.as<float>(),
@@ -39,9 +46,9 @@ void Attention::forward(float* hidden, const ForwardContext& context) {
                                         .form = form,
                                         .dynamic = rope_->dynamic});
   const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(shape_.head_dim)));
-  backend.attention(AttentionArgs{.q = context.qkv,
+  backend.attention(AttentionArgs{.q = qkv,
                                   .q_stride = stride,
-                                  .out = context.attended,
+                                  .out = attended,
                                   .out_stride = shape_.heads * shape_.head_dim,
                                   .heads = shape_.heads,
                                   .scale = scale,
@@ -50,7 +57,7 @@ void Attention::forward(float* hidden, const ForwardContext& context) {
                                   .sequences = context.sequences,
                                   .form = form});
   parts_.output.forward(
-      {.x = context.attended, .m = context.rows, .y = hidden, .output = GemmOutput::kAdd});
+      {.x = attended, .m = context.rows, .y = hidden, .output = GemmOutput::kAdd});
 }
 
 }  // namespace nibble

@@ -1,10 +1,12 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <utility>
 
+#include "arch/config.h"
 #include "layers/forward_context.h"
 #include "layers/linear.h"
 #include "layers/norm.h"
@@ -44,6 +46,8 @@ class Attention final {
   [[nodiscard]] int64_t weight_bytes() const {
     return parts_.qkv.weight_bytes() + parts_.output.weight_bytes();
   }
+
+  [[nodiscard]] static std::array<ScratchNeed, 2> scratch(const ModelConfig& config);
 
   /// hidden [rows, hidden]. Appends the rows' keys and values to context.kv.
   void forward(float* hidden, const ForwardContext& context);

@@ -4,20 +4,19 @@
 #include <span>
 
 #include "backend/backend.h"
+#include "layers/scratch.h"
 #include "ops/kv.h"
 
 namespace nibble {
 
-/// What a layer needs to run one step. The scratch memory belongs to the model and holds the
-/// largest step; layers may overwrite it.
+/// What a layer needs to run one step. The scratch memory belongs to the model, holds the largest
+/// step and has what the layer's scratch() declares; layers may overwrite it.
 struct ForwardContext {
   Backend& backend;
-  int64_t rows = 0;  // tokens of the step
-  std::span<const SequenceSpan> sequences;
-  KvView kv;             // pages of the layer that runs
-  Activations qkv;       // [rows, (heads + 2 kv_heads) * head_dim]
-  Activations attended;  // [rows, heads * head_dim]
-  Activations gate_up;   // [rows, 2 * intermediate]
+  int64_t rows = 0;                         // tokens of the step
+  std::span<const SequenceSpan> sequences;  // with their pages in the pool of `kv`
+  KvView kv;                                // pages of the layer that runs
+  Scratch scratch;
 };
 
 }  // namespace nibble

@@ -1,8 +1,10 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <utility>
 
+#include "arch/config.h"
 #include "layers/forward_context.h"
 #include "layers/linear.h"
 #include "layers/norm.h"
@@ -21,11 +23,15 @@ class GatedMlp final {
     return gate_up_.weight_bytes() + down_.weight_bytes();
   }
 
+  [[nodiscard]] static std::array<ScratchNeed, 1> scratch(const ModelConfig& config) {
+    return {{{ScratchName::kGateUp, 2 * config.intermediate_size}}};
+  }
+
   /// hidden [rows, hidden].
   void forward(float* hidden, const ForwardContext& context) {
-    gate_up_.forward(
-        {.x = hidden, .m = context.rows, .y = context.gate_up, .input = norm_.input()});
-    down_.forward({.x = context.gate_up,
+    const Activations gate_up = context.scratch[ScratchName::kGateUp];
+    gate_up_.forward({.x = hidden, .m = context.rows, .y = gate_up, .input = norm_.input()});
+    down_.forward({.x = gate_up,
                    .m = context.rows,
                    .y = hidden,
                    .output = GemmOutput::kAdd,

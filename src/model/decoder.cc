@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "checkpoint/finite.h"
+#include "model/decoder_scratch.h"
 
 namespace nibble {
 
@@ -24,41 +25,24 @@ Result<std::unique_ptr<Model>> Decoder::create(DecoderParts parts,
 
 Status Decoder::allocate_scratch() {
   const ModelConfig& config = parts_.config;
-  const int64_t heads = config.num_heads * config.head_dim;
-  const int64_t kv_heads = config.num_kv_heads * config.head_dim;
-  struct Request {
-    DeviceBuffer& buffer;
-    int64_t rows;
-    int64_t width;
-    DType type;
-  };
-  const int64_t rows = options_.max_batch_tokens;
-  const int64_t picked = options_.max_logit_rows;
-  const DType type = activation_type_;
-  const int64_t logit_width = backend_.host_memory() ? 0 : config.vocab_size;
-  const Request requests[] = {{hidden_, rows, config.hidden_size, DType::kF32},
-                              {picked_, picked, config.hidden_size, DType::kF32},
-                              {logits_, picked, logit_width, DType::kF32},
-                              {qkv_, rows, heads + 2 * kv_heads, type},
-                              {attended_, rows, heads, type},
-                              {gate_up_, rows, 2 * config.intermediate_size, type}};
-  for (const Request& request : requests) {
-    const auto bytes =
-        static_cast<size_t>(request.rows * request.width * dtype_bits(request.type) / 8);
+  const DecoderScratch scratch = decoder_scratch(config, options_, backend_);
+  const auto allocate = [&](DeviceBuffer& buffer, int64_t bytes) -> Status {
     if (bytes > 0) {
-      NIBBLE_ASSIGN_OR_RETURN(request.buffer, backend_.allocate(bytes));
+      NIBBLE_ASSIGN_OR_RETURN(buffer, backend_.allocate(static_cast<size_t>(bytes)));
     }
+    return {};
+  };
+  NIBBLE_RETURN_IF_ERROR(allocate(hidden_, scratch.hidden));
+  NIBBLE_RETURN_IF_ERROR(allocate(picked_, scratch.picked));
+  NIBBLE_RETURN_IF_ERROR(allocate(logits_, scratch.logits));
+  for (size_t name = 0; name < kScratchNames; ++name) {
+    NIBBLE_RETURN_IF_ERROR(allocate(layer_scratch_.at(name), scratch.layers.at(name)));
   }
-  return backend_.prepare_steps(
-      {.rows = rows, .sequences = picked, .positions = config.max_position});
+  return backend_.prepare_steps(step_limits(config, options_));
 }
 
 Result<PagedKvCache> Decoder::make_cache(const KvCacheShape& shape) {
-  NIBBLE_RETURN_IF_ERROR(backend_.check_kv({.code = shape.code,
-                                            .page_size = shape.page_size,
-                                            .kv_heads = shape.kv_heads,
-                                            .head_dim = shape.head_dim},
-                                           parts_.config.num_heads));
+  NIBBLE_RETURN_IF_ERROR(shape.check(backend_, parts_.config.num_heads));
   return PagedKvCache::allocate(shape, backend_);
 }
 
@@ -80,9 +64,9 @@ void Decoder::check_batch(const ForwardBatch& batch, const PagedKvCache& cache) 
   const auto rows = static_cast<int64_t>(batch.tokens.size());
   CHECK_LE(rows, options_.max_batch_tokens);
   CHECK_LE(static_cast<int64_t>(batch.logit_rows.size()), options_.max_logit_rows);
-  CHECK_EQ(cache.shape().num_layers, config.num_layers);
-  CHECK_EQ(cache.shape().kv_heads, config.num_kv_heads);
-  CHECK_EQ(cache.shape().head_dim, config.head_dim);
+  CHECK_EQ(std::ssize(cache.shape().layers), config.num_layers);
+  CHECK(batch.other_pools.empty() ||
+        std::ssize(batch.other_pools) == (cache.num_pools() - 1) * std::ssize(batch.sequences));
   for (const SequenceSpan& sequence : batch.sequences) {
     CHECK_LE(sequence.q_begin + sequence.q_len, rows);
     CHECK_LE(sequence.q_len, sequence.kv_len);
@@ -112,13 +96,16 @@ void Decoder::run_layers(const StepInput& input,
                          .rows = shape.rows,
                          .sequences = input.sequences,
                          .kv = {},
-                         .qkv = {qkv_.as<void>(), type},
-                         .attended = {attended_.as<void>(), type},
-                         .gate_up = {gate_up_.as<void>(), type}};
+                         .scratch = {}};
+  for (size_t name = 0; name < kScratchNames; ++name) {
+    context.scratch.set(ScratchName{static_cast<uint8_t>(name)},
+                        {layer_scratch_.at(name).as<void>(), type});
+  }
   parts_.embedding->gather(input, shape, hidden);
   int64_t index = 0;
   for (DecoderLayer& layer : parts_.layers) {
     context.kv = cache.view(index++);
+    context.sequences = sequences_in_pool(input.sequences, input.other_pools, context.kv.pool);
     layer.attention.forward(hidden, context);
     layer.mlp.forward(hidden, context);
   }
@@ -129,8 +116,8 @@ void Decoder::run(const ForwardBatch& batch, const PagedKvCache& cache, float* l
   if (batch.tokens.empty()) {
     return;
   }
-  const StepInput input{batch.tokens, batch.sequences, batch.logit_rows, cache.shape().page_size,
-                        batch.fed};
+  const StepInput input{batch.tokens, batch.sequences,  batch.logit_rows, cache.shape().page_size,
+                        batch.fed,    batch.other_pools};
   backend_.run_step(input, cache.program(), [&](const StepShape& shape) {
     run_layers(input, shape, cache);
     if (shape.logit_rows > 0) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <memory>
 #include <string>
 #include <vector>
@@ -60,13 +61,11 @@ class Decoder final : public Model {
   Backend& backend_;
   ModelOptions options_;
   DType activation_type_;
-  // Scratch: [max_batch_tokens, width], and [max_logit_rows, width] for picked_ and logits_.
+  // As decoder_scratch() says.
   DeviceBuffer hidden_;  // f32, the residual stream
   DeviceBuffer picked_;  // f32, its rows whose logits are wanted
   DeviceBuffer logits_;  // f32; empty where the backend writes to the caller's memory
-  DeviceBuffer qkv_;     // these in activation_type_
-  DeviceBuffer attended_;
-  DeviceBuffer gate_up_;
+  std::array<DeviceBuffer, kScratchNames> layer_scratch_;  // in activation_type_
 };
 
 }  // namespace nibble

@@ -9,6 +9,7 @@
 
 #include <gtest/gtest.h>
 
+#include "arch/kv_specs.h"
 #include "base/file.h"
 #include "base/json.h"
 #include "model/model.h"
@@ -62,14 +63,11 @@ class BatchRunner final {
   BatchRunner(Model& model, const Backend& backend, KvCode code)
       : model_(model),
         page_size_(backend.preferred_page_size(code)),
-        cache_(model
-                   .make_cache({.code = code,
-                                .num_layers = model.config().num_layers,
-                                .kv_heads = model.config().num_kv_heads,
-                                .head_dim = model.config().head_dim,
-                                .page_size = page_size_,
-                                .num_pages = kSequences * kTokens / page_size_})
-                   .value()) {}
+        cache_(
+            model
+                .make_cache(KvCacheShape::equal_pools(
+                    kv_specs(model.config(), code), page_size_, kSequences * kTokens / page_size_))
+                .value()) {}
 
   void add(const GoldenPrompt& prompt) {
     const auto index = static_cast<int32_t>(sequences_.size());

@@ -18,6 +18,7 @@ struct ForwardBatch {
   std::span<const SequenceSpan> sequences;
   std::span<const int32_t> logit_rows;  // rows whose logits are wanted, in the order of the output
   bool fed = false;  // tokens are what the step before picked, row by row; `tokens` says how many
+  std::span<const SequenceSpan> other_pools = {};  // see sequences_in_pool()
 };
 
 struct ModelOptions {

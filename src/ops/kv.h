@@ -2,37 +2,19 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
+
+#include "quant/kv_formats.h"
 
 namespace nibble {
 
-/// Element code of cached keys and values. Quantized forms have parameters per token and head, f32
-/// on the CPU and fp16 on GPUs: int8: scale = absmax/127, value = code * scale; int4: scale and
-/// offset, value = code * scale + offset, codes 0..15, two per byte, low nibble first.
-/// On the CPU each of the ranges min..max clipped around their middle to 1, 0.92 and 0.84 gives
-/// int4 codes, these a least-squares line, that line's nearest codes the next, three times. The
-/// best line's nearest codes are stored, with the line through them. fp8 (e4m3, one scale per
-/// layer) exists in the CUDA backend alone.
-enum class KvCode : uint8_t { kF32, kBf16, kInt8, kInt4, kFp8 };
+/// Tokens that attention kernels read together: of a layer with a window, the groups of so many
+/// that hold a token which is seen. What lies in front of them may be anybody's.
+inline constexpr int64_t kKeyGroup = 64;
 
-/// Bytes of one head's codes for one token.
-[[nodiscard]] constexpr int64_t kv_row_bytes(KvCode code, int64_t head_dim) {
-  switch (code) {
-    case KvCode::kF32:
-      return head_dim * 4;
-    case KvCode::kBf16:
-      return head_dim * 2;
-    case KvCode::kInt8:
-    case KvCode::kFp8:
-      return head_dim;
-    case KvCode::kInt4:
-      return head_dim / 2;
-  }
-  return 0;
-}
-
-/// Parameters of one head for one token, of K or of V.
-[[nodiscard]] constexpr int64_t kv_row_params(KvCode code) {
-  return code == KvCode::kInt4 ? 2 : (code == KvCode::kInt8 ? 1 : 0);
+/// The first token that the computation of tokens from `position` on reads.
+[[nodiscard]] constexpr int64_t first_token_read(int64_t window, int64_t position) {
+  return window > 0 && position >= window ? (position - window + 1) / kKeyGroup * kKeyGroup : 0;
 }
 
 /// One layer's pages. The sizes and addresses below are the CPU's; GPUs lay pages out as
@@ -45,9 +27,10 @@ struct KvView {
   int64_t kv_heads = 0;
   int64_t head_dim = 0;
   std::byte* pages = nullptr;  // page p starts at pages + p * page_bytes()
+  int32_t pool = 0;            // of the cache: which of a sequence's lists of pages counts
 
   [[nodiscard]] int64_t half_bytes() const {  // K or V of one head in one page
-    return page_size * (kv_row_bytes(code, head_dim) + 4 * kv_row_params(code));
+    return page_size * kv_token_bytes(code, head_dim);
   }
   [[nodiscard]] int64_t page_bytes() const { return kv_heads * 2 * half_bytes(); }
   [[nodiscard]] std::byte* keys(int64_t page, int64_t kv_head) const {
@@ -61,7 +44,9 @@ struct KvView {
 };
 
 /// One sequence's share of a step: rows q_begin .. q_begin+q_len of the batch are its last q_len
-/// tokens, at positions kv_len-q_len .. kv_len-1; its cache is the pages listed in order.
+/// tokens, at positions kv_len-q_len .. kv_len-1; its cache is the pages listed in order. Pages of
+/// a layer with a window that end at or before first_token_read() of its first row are not read:
+/// what is listed there is any page.
 struct SequenceSpan {
   int32_t q_begin = 0;
   int32_t q_len = 0;
@@ -69,5 +54,17 @@ struct SequenceSpan {
   const int32_t* pages = nullptr;  // ceil(kv_len / page_size) entries
   int32_t prompt_len = 0;          // tokens that are computed as one prompt; DynamicRope needs it
 };
+
+/// A step's sequences with their pages in one pool of the cache.
+///   sequences: with those in pool 0, [n]
+///   others: the same with those in pools 1, 2, ..., [pools - 1, n]; empty where a sequence has the
+///           same page numbers in all pools
+[[nodiscard]] constexpr std::span<const SequenceSpan> sequences_in_pool(
+    std::span<const SequenceSpan> sequences, std::span<const SequenceSpan> others, int32_t pool) {
+  if (pool == 0 || others.empty()) {
+    return sequences;
+  }
+  return others.subspan(static_cast<size_t>(pool - 1) * sequences.size(), sequences.size());
+}
 
 }  // namespace nibble

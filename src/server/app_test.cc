@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "server/metrics.h"
 #include "server/testing/app_fixture.h"
 
 namespace nibble {
@@ -251,6 +252,24 @@ TEST_F(AppTest, ReportsTheMetricsThatDashboardsKnow) {
   }
   EXPECT_THAT(text, HasSubstr("vllm:inter_token_latency_seconds_count" + labels + "} 8"));
   EXPECT_THAT(text, HasSubstr("vllm:request_generation_tokens_sum" + labels + "} 10"));
+}
+
+// Layers with windows have pages of their own: the fullest pool says how full the cache is.
+TEST(ServerMetrics, CountPagesByPool) {
+  EngineStats stats{.pools = {{.window = 0, .pages_total = 400, .pages_used = 100},
+                              {.window = 512, .pages_total = 40, .pages_used = 30}},
+                    .pages_total = 440,
+                    .pages_used = 130};
+  const ServerMetrics metrics(64);
+  const std::string text = metrics.render(stats, {}, "m");
+  const std::string labels = R"({model_name="m",engine="0")";
+  EXPECT_THAT(text, HasSubstr("\nvllm:kv_cache_usage_perc" + labels + "} 0.75\n"));
+  EXPECT_THAT(text, HasSubstr("\nnibble:kv_cache_pages_total" + labels + "} 440\n"));
+  const std::string pool = R"(,pool="1",window="512"} )";
+  EXPECT_THAT(text, HasSubstr("\nnibble:kv_cache_pool_pages_used" + labels + pool + "30\n"));
+  EXPECT_THAT(text, HasSubstr("\nnibble:kv_cache_pool_pages_total" + labels + pool + "40\n"));
+  stats.pools.pop_back();
+  EXPECT_THAT(metrics.render(stats, {}, "m"), Not(HasSubstr("pool=")));
 }
 
 class KeyTest : public AppTest {

@@ -4,7 +4,7 @@
 
 #include <fmt/format.h>
 
-#include "ops/kv_name.h"
+#include "quant/kv_formats.h"
 
 namespace nibble {
 namespace {
@@ -45,6 +45,37 @@ void write_value(std::string& out,
                  std::string_view labels,
                  double value) {
   out += fmt::format("# HELP {0} {0}\n# TYPE {0} {1}\n{0}{{{2}}} {3}\n", name, type, labels, value);
+}
+
+/// Share of the pages of a pool that are used, of the pool with the largest: where a cache ends.
+double fullest_pool(const EngineStats& stats) {
+  double most = 0;
+  for (const PoolStats& pool : stats.pools) {
+    const double total = static_cast<double>(std::max<int64_t>(pool.pages_total, 1));
+    most = std::max(most, static_cast<double>(pool.pages_used) / total);
+  }
+  return most;
+}
+
+/// Pages of the cache, and by pool where layers differ.
+void write_pools(std::string& out, std::string_view labels, const EngineStats& stats) {
+  write_value(out, "gauge", "vllm:kv_cache_usage_perc", labels, fullest_pool(stats));
+  write_value(out, "gauge", "nibble:kv_cache_pages_used", labels,
+              static_cast<double>(stats.pages_used));
+  write_value(out, "gauge", "nibble:kv_cache_pages_total", labels,
+              static_cast<double>(stats.pages_total));
+  if (stats.pools.size() < 2) {
+    return;
+  }
+  const auto write = [&](std::string_view name, int64_t PoolStats::*count) {
+    out += fmt::format("# HELP {0} {0}\n# TYPE {0} gauge\n", name);
+    for (size_t i = 0; i < stats.pools.size(); ++i) {
+      out += fmt::format("{}{{{},pool=\"{}\",window=\"{}\"}} {}\n", name, labels, i,
+                         stats.pools[i].window, stats.pools[i].*count);
+    }
+  };
+  write("nibble:kv_cache_pool_pages_used", &PoolStats::pages_used);
+  write("nibble:kv_cache_pool_pages_total", &PoolStats::pages_total);
 }
 
 }  // namespace
@@ -120,14 +151,11 @@ std::string ServerMetrics::render(const EngineStats& stats,
   const auto counter = [&](std::string_view name, int64_t value) {
     write_value(out, "counter", name, labels, static_cast<double>(value));
   };
-  const double total = static_cast<double>(std::max<int64_t>(stats.pages_total, 1));
   gauge("vllm:num_requests_running", static_cast<double>(stats.running));
   gauge("vllm:num_requests_waiting", static_cast<double>(stats.waiting));
   write_value(out, "gauge", "vllm:num_requests_waiting_by_reason", labels + ",reason=\"capacity\"",
               static_cast<double>(stats.waiting));
-  gauge("vllm:kv_cache_usage_perc", static_cast<double>(stats.pages_used) / total);
-  gauge("nibble:kv_cache_pages_used", static_cast<double>(stats.pages_used));
-  gauge("nibble:kv_cache_pages_total", static_cast<double>(stats.pages_total));
+  write_pools(out, labels, stats);
   write_value(out, "gauge", "vllm:cache_config_info",
               fmt::format("{},block_size=\"{}\",num_gpu_blocks=\"{}\",enable_prefix_caching=\"{}\","
                           "cache_dtype=\"{}\"",

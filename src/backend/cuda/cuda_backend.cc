@@ -298,6 +298,11 @@ class CudaBackend final : public Backend {
     return std::unique_ptr<PreparedGemm>(std::move(gemm));
   }
 
+  [[nodiscard]] int64_t step_bytes(const StepLimits& limits) const override {
+    // Rounded rows of BF16 and as much again for the workspaces of products; scaled frequencies.
+    return limits.rows * 4 * (limits.input_width + limits.scaled_pairs);
+  }
+
   Status prepare_steps(const StepLimits& limits) override {
     limits_ = limits;
     NIBBLE_ASSIGN_OR_RETURN(StepBuffers buffers, StepBuffers::create(limits));
@@ -376,7 +381,7 @@ class CudaBackend final : public Backend {
     RopeAppendLaunch launch{.shape = {.kv = layout_of(args.kv),
                                       .heads = static_cast<int32_t>(args.heads),
                                       .form = args.form},
-                            .step = step_->buffers.metadata(),
+                            .step = step_->buffers.metadata(args.kv.pool),
                             .pages = args.kv.pages,
                             .qkv = args.qkv.data,
                             .qkv_stride = args.stride,
@@ -403,7 +408,7 @@ class CudaBackend final : public Backend {
                                .form = args.form};
     AttentionPlan& plan = plan_of(shape);
     const AttentionLaunch launch{.shape = shape,
-                                 .step = step_->buffers.metadata(),
+                                 .step = step_->buffers.metadata(args.kv.pool),
                                  .plan = plan.plan.as<void>(),
                                  .pages = args.kv.pages,
                                  .q = args.q.data,

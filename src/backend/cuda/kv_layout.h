@@ -25,17 +25,15 @@ struct KvLayout {
   int32_t head_dim = 0;
 };
 
-/// Tokens of a tile; page_size must be a multiple.
-[[nodiscard]] constexpr int32_t kv_tile_tokens(KvCode code) {
-  return code == KvCode::kInt4 ? 64 : (code == KvCode::kBf16 ? 16 : 32);
-}
+/// Tokens of a tile; page_size must be a multiple: as many as have 256 bits of one element each.
+[[nodiscard]] constexpr int32_t kv_tile_tokens(KvCode code) { return 256 / kv_format(code).bits; }
 
 /// The page size to use.
 [[nodiscard]] constexpr int32_t preferred_page_size(KvCode /*code*/) { return 64; }
 
 /// fp16 parameters per token and head of K, as many of V.
 [[nodiscard]] constexpr int32_t kv_parameters(KvCode code) {
-  return code == KvCode::kInt4 ? 2 : (code == KvCode::kInt8 ? 1 : 0);
+  return static_cast<int32_t>(kv_row_params(code));
 }
 
 /// Bytes of the K rows of a tile, as many of the V rows.

@@ -5,7 +5,7 @@
 #include "backend/cuda/self_check_data.h"
 #include "base/f16.h"
 #include "ops/attention.h"
-#include "ops/kv_name.h"
+#include "quant/kv_formats.h"
 
 namespace nibble::cuda {
 namespace {

@@ -39,8 +39,8 @@ Result<StepBuffers> StepBuffers::create(const StepLimits& limits) {
   size_t end = 0;
   out.few_ = place_rows(end, std::min(limits.rows, limits.sequences), limits.sequences);
   out.many_ = place_rows(end, limits.rows, limits.sequences);
-  out.pages_at_ = place_ints(end, limits.sequences * out.pages_per_sequence_);
-  out.sent_pages_.resize(static_cast<size_t>(limits.sequences));
+  out.pages_at_ = place_ints(end, limits.pools * limits.sequences * out.pages_per_sequence_);
+  out.sent_pages_.resize(static_cast<size_t>(limits.pools * limits.sequences));
   NIBBLE_ASSIGN_OR_RETURN(out.device_, allocate_zeroed(end, "a step's page tables"));
   NIBBLE_ASSIGN_OR_RETURN(out.pinned_, allocate_pinned(end));
   NIBBLE_ASSIGN_OR_RETURN(out.copied_, make_event());
@@ -49,11 +49,10 @@ Result<StepBuffers> StepBuffers::create(const StepLimits& limits) {
   return out;
 }
 
-StepBuffers::ChangedPages StepBuffers::fill(const StepInput& input, const StepShape& shape) {
+void StepBuffers::fill(const StepInput& input, const StepShape& shape) {
   auto* host = pinned_.as<int32_t>();
   const Places& at = places();
   const auto rows = std::ssize(input.tokens);
-  ChangedPages changed{.begin = std::ssize(input.sequences)};
   std::ranges::copy(input.tokens, host + at.tokens);
   std::ranges::copy(input.logit_rows, host + at.logit_rows);
   int32_t sequence = 0;
@@ -64,15 +63,6 @@ StepBuffers::ChangedPages StepBuffers::fill(const StepInput& input, const StepSh
     for (int32_t i = 0; i < span.q_len; ++i) {
       host[at.positions + span.q_begin + i] = span.kv_len - span.q_len + i;
       host[at.row_sequences + span.q_begin + i] = sequence;
-    }
-    const int64_t pages = ceil_div<int64_t>(span.kv_len, input.page_size);
-    int32_t* const row = host + pages_at_ + sequence * pages_per_sequence_;
-    if (pages > sent_pages_[static_cast<size_t>(sequence)] ||
-        !std::equal(row, row + pages, span.pages)) {
-      std::copy_n(span.pages, pages, row);
-      changed = {.begin = std::min<int64_t>(changed.begin, sequence),
-                 .end = sequence + 1,
-                 .pages = std::max(changed.pages, pages)};
     }
     ++sequence;
   }
@@ -91,17 +81,39 @@ StepBuffers::ChangedPages StepBuffers::fill(const StepInput& input, const StepSh
   for (int64_t i = std::ssize(input.logit_rows); i < shape.logit_rows; ++i) {
     host[at.logit_rows + i] = 0;
   }
+}
+
+// Notes the pages of the sequences in one pool.
+StepBuffers::ChangedPages StepBuffers::fill_pages(const StepInput& input, int64_t pool) {
+  auto* host = pinned_.as<int32_t>();
+  const auto spans =
+      sequences_in_pool(input.sequences, input.other_pools, static_cast<int32_t>(pool));
+  ChangedPages changed{.begin = std::ssize(spans)};
+  int64_t sequence = 0;
+  for (const SequenceSpan& span : spans) {
+    const int64_t at = pool * limits_.sequences + sequence;
+    const int64_t pages = ceil_div<int64_t>(span.kv_len, input.page_size);
+    int32_t* const row = host + pages_at_ + at * pages_per_sequence_;
+    if (pages > sent_pages_[static_cast<size_t>(at)] || !std::equal(row, row + pages, span.pages)) {
+      std::copy_n(span.pages, pages, row);
+      changed = {.begin = std::min(changed.begin, sequence),
+                 .end = sequence + 1,
+                 .pages = std::max(changed.pages, pages)};
+    }
+    ++sequence;
+  }
   return changed;
 }
 
-Status StepBuffers::copy_pages(const ChangedPages& changed, cudaStream_t stream) {
+Status StepBuffers::copy_pages(const ChangedPages& changed, int64_t pool, cudaStream_t stream) {
   if (changed.begin >= changed.end) {
     return {};
   }
   const auto pitch = static_cast<size_t>(pages_per_sequence_) * sizeof(int32_t);
-  const int64_t at = pages_at_ + changed.begin * pages_per_sequence_;
+  const int64_t first = pool * limits_.sequences;
+  const int64_t at = pages_at_ + (first + changed.begin) * pages_per_sequence_;
   for (int64_t s = changed.begin; s < changed.end; ++s) {
-    int64_t& sent = sent_pages_[static_cast<size_t>(s)];
+    int64_t& sent = sent_pages_[static_cast<size_t>(first + s)];
     sent = std::max(sent, changed.pages);
   }
   return check(cudaMemcpy2DAsync(device_int(at), pitch, pinned_.as<int32_t>() + at, pitch,
@@ -134,14 +146,16 @@ Status StepBuffers::write(const StepInput& input, const StepShape& shape, cudaSt
   metadata_.longest = longest <= kShortAttention ? kShortAttention : INT32_MAX;
 
   NIBBLE_RETURN_IF_ERROR(check(cudaEventSynchronize(copied_.get()), "the step before"));
-  const ChangedPages changed = fill(input, shape);
+  fill(input, shape);
   const int64_t begin = input.fed ? at.logit_rows : at.tokens;
   NIBBLE_RETURN_IF_ERROR(
       check(cudaMemcpyAsync(device_int(begin), pinned_.as<int32_t>() + begin,
                             static_cast<size_t>(at.end - begin) * sizeof(int32_t),
                             cudaMemcpyHostToDevice, stream),
             "copying a step's input"));
-  NIBBLE_RETURN_IF_ERROR(copy_pages(changed, stream));
+  for (int64_t pool = 0; pool < limits_.pools; ++pool) {
+    NIBBLE_RETURN_IF_ERROR(copy_pages(fill_pages(input, pool), pool, stream));
+  }
   return check(cudaEventRecord(copied_.get(), stream), "recording an event");
 }
 

@@ -23,9 +23,14 @@ class StepBuffers final {
   /// of a decode step. Waits only for the copy of the step before.
   Status write(const StepInput& input, const StepShape& shape, cudaStream_t stream);
 
-  /// Of the step written last; `longest` is one of few values, for records. Steps of as many rows
-  /// as there are sequences at most have the same addresses.
-  [[nodiscard]] const StepMetadata& metadata() const { return metadata_; }
+  /// Of the step written last, with the page tables of a pool of the cache; `longest` is one of few
+  /// values, for records. Steps of as many rows as there are sequences at most have the same
+  /// addresses.
+  [[nodiscard]] StepMetadata metadata(int32_t pool = 0) const {
+    StepMetadata out = metadata_;
+    out.page_table += pool * limits_.sequences * pages_per_sequence_;
+    return out;
+  }
   [[nodiscard]] const int32_t* tokens() const { return device_int(places().tokens); }
   [[nodiscard]] const int32_t* logit_rows() const { return device_int(places().logit_rows); }
   /// [sequences]: where a step that is fed finds its tokens.
@@ -46,15 +51,16 @@ class StepBuffers final {
   [[nodiscard]] int32_t* device_int(int64_t at) const { return device_.as<int32_t>() + at; }
   [[nodiscard]] const Places& places() const { return is_many_ ? many_ : few_; }
   static Places place_rows(size_t& end, int64_t rows, int64_t sequences);
-  ChangedPages fill(const StepInput& input, const StepShape& shape);
-  Status copy_pages(const ChangedPages& changed, cudaStream_t stream);
+  void fill(const StepInput& input, const StepShape& shape);
+  ChangedPages fill_pages(const StepInput& input, int64_t pool);
+  Status copy_pages(const ChangedPages& changed, int64_t pool, cudaStream_t stream);
 
   StepLimits limits_;
   int64_t pages_per_sequence_ = 0;
   Places few_, many_;
   bool is_many_ = false;  // the step written last
   int64_t pages_at_ = 0;
-  std::vector<int64_t> sent_pages_;  // of each sequence, that the GPU has as the host
+  std::vector<int64_t> sent_pages_;  // [pools, sequences]: that the GPU has as the host
   DeviceBuffer device_;
   DeviceBuffer pinned_;
   Event copied_;

@@ -43,6 +43,22 @@ class FakeModel final : public Model {
     config_.eos_token_ids = {kEos};
   }
 
+  /// Gives its layers windows: one for each, 0 for none.
+  void set_windows(std::vector<int64_t> windows) {
+    config_.num_layers = std::ssize(windows);
+    config_.sliding_windows = std::move(windows);
+  }
+
+  /// Overwrites a page, whose tokens nobody may read any more.
+  void poison(int64_t pool, int32_t page) const {
+    for (int64_t layer = 0; cache_ != nullptr && layer < config_.num_layers; ++layer) {
+      const KvView view = cache_->view(layer);
+      if (view.pool == pool) {
+        std::memset(view.keys(page, 0), 0xa5, static_cast<size_t>(view.page_bytes()));
+      }
+    }
+  }
+
   /// Has it scale rotations of sequences that are longer than `original`.
   void set_dynamic_rope(int64_t original) {
     config_.rope.kind = RopeKind::kDynamicNtk;
@@ -103,8 +119,9 @@ class FakeModel final : public Model {
     if (step_time_.count() > 0) {
       std::this_thread::sleep_for(step_time_);
     }
-    for (const SequenceSpan& span : batch.sequences) {
-      write(batch, span, cache);
+    cache_ = &cache;
+    for (size_t sequence = 0; sequence < batch.sequences.size(); ++sequence) {
+      write(batch, sequence, cache);
     }
     for (size_t i = 0; i < batch.logit_rows.size(); ++i) {
       write_logits(batch, batch.logit_rows[i], cache, logits.subspan(i * vocab, vocab));
@@ -140,6 +157,11 @@ class FakeModel final : public Model {
     return half + position % view.page_size * kv_row_bytes(view.code, view.head_dim);
   }
 
+  [[nodiscard]] int64_t window_of(int64_t layer) const {
+    const auto index = static_cast<size_t>(layer);
+    return index < config_.sliding_windows.size() ? config_.sliding_windows[index] : 0;
+  }
+
   // What the value of a token at `position` must say.
   [[nodiscard]] int32_t value_of(const SequenceSpan& span, int32_t position) const {
     if (config_.rope.kind != RopeKind::kDynamicNtk) {
@@ -150,9 +172,14 @@ class FakeModel final : public Model {
     return position << 12 | static_cast<int32_t>(length);
   }
 
-  void write(const ForwardBatch& batch, const SequenceSpan& span, PagedKvCache& cache) const {
+  static const SequenceSpan& span_of(const ForwardBatch& batch, size_t sequence, int32_t pool) {
+    return sequences_in_pool(batch.sequences, batch.other_pools, pool)[sequence];
+  }
+
+  void write(const ForwardBatch& batch, size_t sequence, PagedKvCache& cache) const {
     for (int64_t layer = 0; layer < config_.num_layers; ++layer) {
       const KvView view = cache.view(layer);
+      const SequenceSpan& span = span_of(batch, sequence, view.pool);
       for (int32_t i = 0; i < span.q_len; ++i) {
         const int32_t position = span.kv_len - span.q_len + i;
         const int32_t token = batch.tokens[static_cast<size_t>(span.q_begin + i)];
@@ -168,7 +195,8 @@ class FakeModel final : public Model {
                     int32_t row,
                     PagedKvCache& cache,
                     std::span<float> logits) const {
-    for (const SequenceSpan& span : batch.sequences) {
+    for (size_t sequence = 0; sequence < batch.sequences.size(); ++sequence) {
+      const SequenceSpan& span = batch.sequences[sequence];
       if (row < span.q_begin || row >= span.q_begin + span.q_len) {
         continue;
       }
@@ -178,9 +206,14 @@ class FakeModel final : public Model {
       for (int32_t position = 0; position <= last; ++position) {
         for (int64_t layer = 0; layer < config_.num_layers; ++layer) {
           const KvView view = cache.view(layer);
+          const int64_t window = window_of(layer);
+          if (window > 0 && position <= last - window) {
+            continue;
+          }
+          const SequenceSpan& pages = span_of(batch, sequence, view.pool);
           int32_t stored = 0;
-          std::memcpy(&token, slot(view, span, position, true), sizeof token);
-          std::memcpy(&stored, slot(view, span, position, false), sizeof stored);
+          std::memcpy(&token, slot(view, pages, position, true), sizeof token);
+          std::memcpy(&stored, slot(view, pages, position, false), sizeof stored);
           CHECK_EQ(stored, value_of(span, position));
           hash = (hash ^ static_cast<uint32_t>(token)) * 1099511628211ULL;
         }
@@ -201,6 +234,7 @@ class FakeModel final : public Model {
   }
 
   ModelConfig config_;
+  const PagedKvCache* cache_ = nullptr;  // of the last step
   std::chrono::microseconds step_time_{0};
   int64_t largest_batch_ = 0;
   bool picking_ = false;

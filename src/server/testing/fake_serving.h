@@ -69,9 +69,11 @@ class FakeEngine final : public Engine {
   void drain(double) override {}
   EngineStats stats() const override {
     const std::lock_guard lock(mutex_);
-    return {.running = static_cast<int64_t>(running_.size()),
+    const auto running = static_cast<int64_t>(running_.size());
+    return {.running = running,
+            .pools = {{.pages_total = 100, .pages_used = running}},
             .pages_total = 100,
-            .pages_used = static_cast<int64_t>(running_.size())};
+            .pages_used = running};
   }
   const ModelConfig& model_config() const override { return config_; }
   const EngineOptions& options() const override { return options_; }

@@ -139,6 +139,7 @@ void AttentionCase::change_lengths(std::vector<CaseSequence> changed) {
   copy(*step_.prompt_len, *arrays.prompt_len);
   copy(*step_.position, *arrays.position);
   copy(*step_.sequence, *arrays.sequence);
+  spoil_unread_pages();
 }
 
 RopeAppendLaunch AttentionCase::append_launch(const StepMetadata& step, uint16_t* rows) {
@@ -185,6 +186,25 @@ void AttentionCase::fill_cache() {
   }
   q = std::make_unique<DeviceArray<uint16_t>>(queries);
   read_cache();
+  spoil_unread_pages();
+}
+
+// Pages that the window has left behind are others' in a server.
+void AttentionCase::spoil_unread_pages() {
+  if (shape.sliding_window == 0 || host_pages_.empty()) {
+    return;
+  }
+  std::vector<uint8_t> pages = host_pages_;
+  const int64_t bytes = page_bytes(shape.kv);
+  for (size_t s = 0; s < sequences.size(); ++s) {
+    const int32_t first = sequences[s].kv_len - sequences[s].q_len;
+    const int64_t unread = first_token_read(shape.sliding_window, first) / shape.kv.page_size;
+    for (int64_t i = 0; i < unread; ++i) {
+      const int32_t page = host_table_[s * static_cast<size_t>(stride_) + static_cast<size_t>(i)];
+      std::fill_n(pages.begin() + page * bytes, bytes, uint8_t{0xff});
+    }
+  }
+  ASSERT_TRUE(copy_to_device(pages_->data(), pages.data(), pages.size()).ok());
 }
 
 AttentionLaunch AttentionCase::attention_launch() const {

@@ -50,6 +50,7 @@ class AttentionCase final {
   [[nodiscard]] double cached(
       int32_t sequence, int32_t token, int32_t head, bool value, int32_t d) const;
   void read_cache() { host_pages_ = pages_->host(); }
+  void spoil_unread_pages();
 
   AttentionShape shape;
   std::vector<CaseSequence> sequences;

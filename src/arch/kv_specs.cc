@@ -1,0 +1,18 @@
+#include "arch/kv_specs.h"
+
+namespace nibble {
+
+std::vector<KvSpec> kv_specs(const ModelConfig& config, KvCode code) {
+  std::vector<KvSpec> specs(static_cast<size_t>(config.num_layers),
+                            KvSpec{.code = code,
+                                   .kv_heads = config.num_kv_heads,
+                                   .key_dim = config.head_dim,
+                                   .value_dim = config.head_dim});
+  for (size_t layer = 0; layer < config.sliding_windows.size(); ++layer) {
+    const int64_t window = config.sliding_windows[layer];
+    specs[layer].window = window < config.max_position ? window : 0;
+  }
+  return specs;
+}
+
+}  // namespace nibble

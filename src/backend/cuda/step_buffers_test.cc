@@ -1,0 +1,79 @@
+#include "backend/cuda/step_buffers.h"
+
+#include <vector>
+
+#include "backend/cuda/testing/gpu_test.h"
+
+namespace nibble::cuda {
+namespace {
+
+/// A step of two sequences with one row each, and their pages in two pools.
+struct Step {
+  std::vector<std::vector<int32_t>> pages;  // [pool * 2 + sequence]
+  std::vector<int32_t> tokens = {5, 6};
+  std::vector<int32_t> logit_rows = {0, 1};
+  std::vector<SequenceSpan> sequences, others;
+
+  explicit Step(std::vector<std::vector<int32_t>> lists) : pages(std::move(lists)) {
+    for (size_t i = 0; i < pages.size(); ++i) {
+      const auto sequence = static_cast<int32_t>(i % 2);
+      (i < 2 ? sequences : others)
+          .push_back({.q_begin = sequence,
+                      .q_len = 1,
+                      .kv_len = static_cast<int32_t>(pages[i].size()) * 16,
+                      .pages = pages[i].data()});
+    }
+  }
+
+  [[nodiscard]] StepInput input() const {
+    return {.tokens = tokens,
+            .sequences = sequences,
+            .logit_rows = logit_rows,
+            .page_size = 16,
+            .other_pools = others};
+  }
+};
+
+/// The page table of a sequence in a pool, as kernels see it.
+std::vector<int32_t> table(const StepBuffers& buffers,
+                           int32_t pool,
+                           int64_t sequence,
+                           size_t size) {
+  const StepMetadata step = buffers.metadata(pool);
+  std::vector<int32_t> row(size, -7);
+  EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  EXPECT_EQ(cudaMemcpy(row.data(), step.page_table + sequence * step.page_table_stride,
+                       size * sizeof(int32_t), cudaMemcpyDeviceToHost),
+            cudaSuccess);
+  return row;
+}
+
+TEST(StepBuffers, KeepAPageTableForEachPool) {
+  NIBBLE_NEEDS_GPU();
+  auto buffers =
+      StepBuffers::create({.rows = 4, .sequences = 4, .positions = 512, .pools = 2}).value();
+  const Step step({{1, 2, 3}, {4, 5}, {11, 12, 13}, {14, 15}});
+  const StepShape shape{2, 2};
+  ASSERT_TRUE(buffers.write(step.input(), shape, nullptr).ok());
+  for (int32_t pool = 0; pool < 2; ++pool) {
+    for (size_t s = 0; s < 2; ++s) {
+      const std::vector<int32_t>& pages = step.pages[static_cast<size_t>(pool) * 2 + s];
+      EXPECT_EQ(table(buffers, pool, static_cast<int64_t>(s), pages.size()), pages);
+    }
+  }
+  // A page more in one pool, another one in the other.
+  const Step next({{1, 2, 3, 9}, {4, 5}, {0, 12, 13, 19}, {14, 16}});
+  ASSERT_TRUE(buffers.write(next.input(), shape, nullptr).ok());
+  EXPECT_EQ(table(buffers, 0, 0, 4), next.pages[0]);
+  EXPECT_EQ(table(buffers, 0, 1, 2), next.pages[1]);
+  EXPECT_EQ(table(buffers, 1, 0, 4), next.pages[2]);
+  EXPECT_EQ(table(buffers, 1, 1, 2), next.pages[3]);
+  // Without lists of their own, pools have the same page numbers.
+  Step equal({{7, 8}, {9, 10}});
+  ASSERT_TRUE(buffers.write(equal.input(), shape, nullptr).ok());
+  EXPECT_EQ(table(buffers, 1, 0, 2), equal.pages[0]);
+  EXPECT_EQ(table(buffers, 1, 1, 2), equal.pages[1]);
+}
+
+}  // namespace
+}  // namespace nibble::cuda

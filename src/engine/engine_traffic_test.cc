@@ -1,0 +1,253 @@
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "arch/kv_specs.h"
+#include "engine/testing/core_runs.h"
+#include "model/testing/sequence_runner.h"
+
+namespace nibble {
+namespace {
+
+struct Traffic {
+  bool picking = false;
+  int64_t dynamic_from = 0;
+  std::vector<int64_t> windows = {};  // of layers
+  int64_t stretch = 1;                // of prompts, answers and pages
+};
+
+// Thousands of random arrivals and cancellations over few pages: every answer is what the request
+// gets alone, a cancelled one a beginning of it, and the books balance after every step. Pages that
+// were given back hold nonsense.
+void random_traffic(const Traffic& traffic) {
+  const auto& [picking, dynamic_from, windows, stretch] = traffic;
+  int64_t fed_steps = 0;
+  int64_t preemptions = 0;
+  int64_t cached = 0;
+  int64_t cancelled_count = 0;
+  for (uint32_t round = 0; round < 24; ++round) {
+    std::mt19937 random(round);
+    const auto pick = [&](int64_t low, int64_t high) {
+      return std::uniform_int_distribution<int64_t>(low, high)(random);
+    };
+    EngineOptions options{.max_num_seqs = pick(1, 8),
+                          .max_num_batched_tokens = pick(1, 24),
+                          .page_size = pick(1, 6) * stretch,
+                          .num_pages = pick(8, 40),
+                          .kv_code = KvCode::kF32,
+                          .prefix_caching = round % 4 != 3};
+    auto model = std::make_unique<FakeModel>();
+    model->set_picking(picking);
+    if (dynamic_from > 0) {
+      model->set_dynamic_rope(dynamic_from);
+    }
+    if (!windows.empty()) {
+      model->set_windows(windows);
+      for (const KvPool& pool : kv_pools(kv_specs(model->config(), options.kv_code))) {
+        options.pool_pages.push_back(pool.spec.window > 0 ? pick(6, 20) : pick(8, 40));
+      }
+    }
+    const FakeModel& watched = *model;
+    const auto core = make_core(options, std::move(model));
+    const int64_t longest = core->options().max_model_len - 1;
+    constexpr size_t kRequests = 100;
+    std::vector<Answer> answers(kRequests);
+    std::vector<Request> requests;
+    int64_t idle_steps = 0;
+    while (requests.size() < kRequests || !core->idle()) {
+      ASSERT_LT(++idle_steps, 200000);
+      while (requests.size() < kRequests && pick(0, 3) == 0) {
+        // Few different beginnings, so that prompts share pages.
+        std::vector<int32_t> prompt(
+            static_cast<size_t>(pick(1, std::min<int64_t>(longest, 30 * stretch))));
+        const auto family = static_cast<int32_t>(pick(0, 2));
+        const int64_t branch = pick(0, 30 * stretch);
+        for (size_t i = 0; i < prompt.size(); ++i) {
+          const auto at = static_cast<int32_t>(i);
+          prompt[i] = at < branch ? 4 + (family * 7 + at) % 20 : static_cast<int32_t>(pick(4, 63));
+        }
+        Request request =
+            greedy(std::move(prompt), pick(1, 40 * stretch), answers[requests.size()]);
+        if (pick(0, 3) == 0) {
+          request.sampling.temperature = 0.8;
+          request.sampling.seed = static_cast<uint64_t>(pick(0, 1000));
+          request.sampling.frequency_penalty = picking ? 0.0 : 0.2;
+        }
+        request.min_tokens = pick(0, 3) == 0 ? 4 : 0;
+        requests.push_back(request);
+        core->add(std::move(request));
+      }
+      if (!requests.empty() && pick(0, 40) == 0) {
+        const auto victim = static_cast<size_t>(pick(0, std::ssize(requests) - 1));
+        requests[victim].cancelled->store(true);
+      }
+      core->step();
+      core->check_integrity();
+      poison_free_pages(*core, watched);
+      ASSERT_LE(core->stats().running, core->options().max_num_seqs);
+    }
+    const EngineStats stats = core->stats();
+    fed_steps += watched.fed_steps();
+    preemptions += stats.preemptions;
+    cached += stats.cached_tokens;
+    EXPECT_EQ(stats.pages_used, 0);
+    EXPECT_EQ(core->never_admitted(), 0);
+    for (size_t i = 0; i < kRequests; ++i) {
+      Request bounded = requests[i];
+      bounded.max_tokens =
+          std::min(bounded.max_tokens,
+                   core->options().max_model_len - static_cast<int64_t>(bounded.prompt.size()));
+      const Answer expected = alone(bounded, windows);
+      if (answers[i].finish == FinishReason::kCancelled) {
+        ++cancelled_count;
+        ASSERT_LE(answers[i].tokens.size(), expected.tokens.size());
+        ASSERT_TRUE(std::equal(answers[i].tokens.begin(), answers[i].tokens.end(),
+                               expected.tokens.begin()));
+      } else {
+        ASSERT_EQ(answers[i].tokens, expected.tokens) << "round " << round << " request " << i;
+        ASSERT_EQ(answers[i].finish, expected.finish);
+      }
+    }
+  }
+  // The traffic met what it is meant to meet.
+  EXPECT_GT(preemptions, 100);
+  EXPECT_GT(cached, 1000);
+  EXPECT_GT(cancelled_count, 20);
+  EXPECT_EQ(fed_steps > 1000, picking);
+}
+
+TEST(EngineCore, RandomTrafficEqualsSequentialRuns) { random_traffic({}); }
+
+TEST(EngineCore, RandomTrafficOfStepsStartedAheadEqualsSequentialRuns) {
+  random_traffic({.picking = true});
+}
+
+TEST(EngineCore, RandomTrafficWithDynamicRopeEqualsSequentialRuns) {
+  random_traffic({.picking = true, .dynamic_from = 16});
+}
+
+TEST(EngineCore, RandomTrafficWithWindowsEqualsSequentialRuns) {
+  random_traffic({.windows = {0, 9, 0, 70}, .stretch = 3});
+}
+
+TEST(EngineCore, RandomTrafficWithWindowsAloneAndStepsStartedAheadEqualsSequentialRuns) {
+  random_traffic({.picking = true, .windows = {20, 20}, .stretch = 3});
+}
+
+// 32k tokens over a window of 512: one pool keeps all pages, the other those of its window and of
+// one step.
+TEST(EngineCore, WindowsGivePagesBack) {
+  auto model = std::make_unique<FakeModel>(64, 32768);
+  model->set_windows({0, 512});
+  const FakeModel& watched = *model;
+  const EngineOptions options{.max_num_seqs = 2,
+                              .max_num_batched_tokens = 1024,
+                              .page_size = 16,
+                              .num_pages = 2048,
+                              .kv_code = KvCode::kF32};
+  const auto core = make_core(options, std::move(model));
+  Answer answer;
+  std::vector<int32_t> prompt(32000);
+  for (size_t i = 0; i < prompt.size(); ++i) {
+    prompt[i] = static_cast<int32_t>(4 + i * i % 59);
+  }
+  Request request = greedy(prompt, 40, answer);
+  request.ignore_eos = true;
+  core->add(request);
+  int64_t peak = 0;         // between steps
+  int64_t decode_peak = 0;  // once the prompt is done
+  while (core->step()) {
+    core->check_integrity();
+    poison_free_pages(*core, watched);
+    const EngineStats stats = core->stats();
+    ASSERT_EQ(stats.pools.size(), 2U);
+    EXPECT_EQ(stats.pools[1].window, 512);
+    peak = std::max(peak, stats.pools[1].pages_used);
+    decode_peak = answer.tokens.size() > 1 ? std::max(decode_peak, stats.pools[1].pages_used) : 0;
+    if (answer.tokens.size() == 30) {
+      EXPECT_EQ(stats.pools[0].pages_used, (32000 + 29 + 15) / 16);
+    }
+  }
+  // 512 tokens back from a token, from the beginning of 64: 36 pages at most, and its own.
+  EXPECT_LE(peak, 37);
+  EXPECT_GE(decode_peak, 512 / 16);
+  EXPECT_EQ(answer.tokens.size(), 40U);
+
+  // The same prompt again: all but its last page is served, by the last window of the second pool.
+  Answer again;
+  request.on_event = greedy({0}, 1, again).on_event;
+  core->add(request);
+  while (core->step()) {
+    core->check_integrity();
+    poison_free_pages(*core, watched);
+  }
+  EXPECT_EQ(again.tokens, answer.tokens);
+  EXPECT_EQ(again.events.back().cached_tokens, 31984);
+}
+
+/// Greedy continuation of a prompt by a model on its own, with all pages kept.
+std::vector<int32_t> continuation(Model& model,
+                                  const Backend& backend,
+                                  std::vector<int32_t> tokens,
+                                  int64_t count) {
+  SequenceRunner runner(model, backend, KvCode::kBf16);
+  std::vector<float> logits = runner.feed(tokens);
+  std::vector<int32_t> answer;
+  for (int64_t i = 0; i < count; ++i) {
+    const auto last = logits.end() - model.config().vocab_size;
+    answer.push_back(static_cast<int32_t>(std::max_element(last, logits.end()) - last));
+    logits = runner.feed({&answer.back(), 1});
+  }
+  return answer;
+}
+
+// Real layers over pages that are given back, in pools with just the pages that they need, against
+// a cache that keeps all: windows in every other layer, and in all.
+TEST(EngineCore, ModelsWithWindowsAnswerAsWithAllPages) {
+  for (const char* name : {"qwen2_window", "mistral"}) {
+    SCOPED_TRACE(name);
+    const auto backend = make_cpu_backend({.threads = 2}).value();
+    const ModelOptions sizes{.max_batch_tokens = 400, .max_logit_rows = 400};
+    auto model = load_model(std::string("tests/golden/") + name, *backend, sizes).value();
+    EngineOptions options{
+        .max_num_seqs = 2, .max_num_batched_tokens = 48, .page_size = 16, .kv_code = KvCode::kBf16};
+    for (const KvPool& pool : kv_pools(kv_specs(model->config(), options.kv_code))) {
+      options.pool_pages.push_back(pool.spec.window > 0 ? 22 : 64);
+    }
+    const EngineOptions resolved = EngineCore::resolve(options, model->config()).value();
+    EXPECT_EQ(resolved.max_model_len, 512);  // although few pages hold so much
+    std::vector<std::vector<int32_t>> prompts(3, std::vector<int32_t>(300));
+    for (size_t i = 0; i < 300; ++i) {
+      prompts[0][i] = prompts[1][i] = static_cast<int32_t>(3 + i * i % 53);
+      prompts[2][i] = static_cast<int32_t>(3 + i * 7 % 51);
+    }
+    prompts[1].resize(270);  // the beginning of the first: a hit that ends inside it
+    std::vector<std::vector<int32_t>> expected;
+    for (const auto& prompt : prompts) {
+      expected.push_back(continuation(*model, *backend, prompt, 100));
+    }
+    const auto core = EngineCore::create(std::move(model), resolved).value();
+    std::vector<Answer> answers(prompts.size());
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      Request request = greedy(prompts[i], 100, answers[i]);
+      request.ignore_eos = true;
+      core->add(std::move(request));
+      if (i == 0) {
+        run_all(*core);
+      }
+    }
+    run_all(*core);
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      EXPECT_EQ(answers[i].tokens, expected[i]) << "prompt " << i;
+    }
+    EXPECT_EQ(answers[1].events.back().cached_tokens, 256);
+    EXPECT_EQ(core->stats().pages_used, 0);
+  }
+}
+
+}  // namespace
+}  // namespace nibble

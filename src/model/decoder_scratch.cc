@@ -1,0 +1,50 @@
+#include "model/decoder_scratch.h"
+
+#include <algorithm>
+#include <numeric>
+#include <vector>
+
+#include "arch/kv_specs.h"
+#include "kvcache/kv_cache_shape.h"
+#include "layers/attention.h"
+#include "layers/mlp.h"
+
+namespace nibble {
+
+int64_t DecoderScratch::total() const {
+  return std::accumulate(layers.begin(), layers.end(), hidden + picked + logits);
+}
+
+DecoderScratch decoder_scratch(const ModelConfig& config,
+                               const ModelOptions& options,
+                               const Backend& backend) {
+  constexpr auto kF32Bytes = static_cast<int64_t>(sizeof(float));
+  DecoderScratch scratch;
+  scratch.hidden = options.max_batch_tokens * config.hidden_size * kF32Bytes;
+  scratch.picked = options.max_logit_rows * config.hidden_size * kF32Bytes;
+  if (!backend.host_memory()) {  // else the logits go where the caller wants them
+    scratch.logits = options.max_logit_rows * config.vocab_size * kF32Bytes;
+  }
+  const int64_t bits = dtype_bits(backend.activation_type(config.dtype));
+  const auto add = [&](const auto& needs) {
+    for (const ScratchNeed& need : needs) {
+      int64_t& bytes = scratch.layers.at(static_cast<size_t>(need.name));
+      bytes = std::max(bytes, options.max_batch_tokens * need.width * bits / 8);
+    }
+  };
+  add(Attention::scratch(config));
+  add(GatedMlp::scratch(config));
+  return scratch;
+}
+
+StepLimits step_limits(const ModelConfig& config, const ModelOptions& options) {
+  const bool scaled = config.rope.kind == RopeKind::kDynamicNtk;
+  return {.rows = options.max_batch_tokens,
+          .sequences = options.max_logit_rows,
+          .positions = config.max_position,
+          .pools = std::ssize(kv_pools(kv_specs(config, KvCode::kBf16))),
+          .input_width = config.hidden_size + config.intermediate_size,
+          .scaled_pairs = scaled ? config.head_dim / 2 : 0};
+}
+
+}  // namespace nibble
