@@ -128,11 +128,11 @@ Result<MappedLinear> map_quantized(const Source& source,
 }
 
 // [n, k] from weight_shape when it is there (two I32 or I64), else from the packed words.
-Result<int64_t> packed_k(const Source& source, const TensorInfo& packed) {
+Result<int64_t> packed_k(const Source& source, const TensorInfo& packed, int64_t per_word) {
   const int64_t words = packed.shape[1];
   const TensorInfo* shape = source.find("weight_shape");
   if (shape == nullptr || shape->elements() == 0) {
-    return words * 8;
+    return words * per_word;
   }
   const bool wide = shape->dtype == DType::kI64;
   if ((!wide && shape->dtype != DType::kI32) || shape->elements() != 2) {
@@ -149,12 +149,27 @@ Result<int64_t> packed_k(const Source& source, const TensorInfo& packed) {
       std::memcpy(&values[i], shape->data.data() + i * 8, 8);
     }
   }
-  if (values[0] != packed.shape[0] || values[1] <= (words - 1) * 8 || values[1] > words * 8) {
+  if (values[0] != packed.shape[0] || values[1] <= (words - 1) * per_word ||
+      values[1] > words * per_word) {
     return corrupt(source, *shape,
                    fmt::format("says [{}, {}], which contradicts weight_packed {}", values[0],
                                values[1], shape_text(packed.shape)));
   }
   return values[1];
+}
+
+// 8-bit codes that the file stores as code + 128, in rows of whole words.
+Status unpack_bytes(const TensorInfo& packed, MappedLinear& linear) {
+  QuantView& weight = linear.weight;
+  NIBBLE_ASSIGN_OR_RETURN(linear.repacked,
+                          Buffer::allocate(static_cast<size_t>(weight.n * weight.k)));
+  for (int64_t row = 0; row < weight.n; ++row) {
+    const std::byte* in = packed.data.data() + row * packed.shape[1] * 4;
+    std::transform(in, in + weight.k, linear.repacked.data() + row * weight.k,
+                   [](std::byte code) { return code ^ kInt8WordOffset; });
+  }
+  weight.codes = linear.repacked.data();
+  return {};
 }
 
 Result<MappedLinear> map_packed(const Source& source, const TensorInfo& packed) {
@@ -165,13 +180,21 @@ Result<MappedLinear> map_packed(const Source& source, const TensorInfo& packed) 
                    fmt::format("a tensor of compressed-tensors, but {} names another quant_method",
                                source.config.source.where));
   }
-  if (packed.dtype != DType::kI32 || group->weight.code != WeightCode::kInt4) {
-    return make_error(StatusCode::kUnsupported,
-                      "{}: packed {} codes whose group in config.json is not 4-bit integer",
-                      source.reader.where(packed), dtype_name(packed.dtype));
+  const WeightCode code = group->weight.code;
+  if (packed.dtype != DType::kI32 || (code != WeightCode::kInt4 && code != WeightCode::kInt8)) {
+    return make_error(
+        StatusCode::kUnsupported,
+        "{}: packed {} codes whose group in config.json is not 4-bit or 8-bit integer",
+        source.reader.where(packed), dtype_name(packed.dtype));
   }
-  NIBBLE_ASSIGN_OR_RETURN(const int64_t k, packed_k(source, packed));
-  return map_quantized(source, packed, *group, {packed.shape[0], k});
+  NIBBLE_ASSIGN_OR_RETURN(const int64_t k,
+                          packed_k(source, packed, code == WeightCode::kInt4 ? 8 : 4));
+  NIBBLE_ASSIGN_OR_RETURN(MappedLinear linear,
+                          map_quantized(source, packed, *group, {packed.shape[0], k}));
+  if (code == WeightCode::kInt8) {
+    NIBBLE_RETURN_IF_ERROR(unpack_bytes(packed, linear));
+  }
+  return linear;
 }
 
 // 4-bit codes that the file stores one per byte.

@@ -2,14 +2,15 @@
 
 #include "checkpoint/dialects/compressed_tensors.h"
 #include "checkpoint/dialects/config_writers.h"
+#include "checkpoint/linear_slots.h"
 
 namespace nibble::compressed_tensors {
 namespace {
 
 constexpr int64_t kFp8GroupSize = 128;
 
-const char* format_name(const WeightFormat& weight) {
-  switch (weight.code) {
+const char* format_name(const QuantScheme& scheme) {
+  switch (scheme.weight.code) {
     case WeightCode::kInt4:
       return "pack-quantized";
     case WeightCode::kFp4E2M1:
@@ -17,7 +18,7 @@ const char* format_name(const WeightFormat& weight) {
     case WeightCode::kFp8E4M3:
       return "float-quantized";
     default:
-      return "int-quantized";
+      return stores_int8_in_words(scheme) ? "pack-quantized" : "int-quantized";
   }
 }
 
@@ -95,10 +96,10 @@ JsonArray targets_of(const SchemeUse& use) {
 }  // namespace
 
 Json config_json(const StoredQuantization& stored) {
-  std::string_view format = format_name(stored.uses.front().scheme.weight);
+  std::string_view format = format_name(stored.uses.front().scheme);
   std::vector<JsonObject::Member> groups;
   for (const SchemeUse& use : stored.uses) {
-    const char* own = format_name(use.scheme.weight);
+    const char* own = format_name(use.scheme);
     format = format == own ? format : "mixed-precision";
     groups.push_back({fmt::format("group_{}", groups.size()),
                       Json::object({{"targets", targets_of(use)},
