@@ -25,6 +25,7 @@ constexpr size_t kWorstListed = 5;
 struct Flags {
   QuantizeOptions options;
   std::string scheme;
+  std::string lm_head;
   std::string rule = "best";
   std::string format;
   std::string kv_cache = "none";
@@ -154,6 +155,11 @@ Status fill_options(Flags& flags) {
   const auto scheme = find_scheme(flags.scheme);
   NIBBLE_RETURN_IF_ERROR(scheme.status().with_context("--scheme"));
   options.plan.rules.scheme = *scheme;
+  if (!flags.lm_head.empty()) {
+    const auto head = find_scheme(flags.lm_head);
+    NIBBLE_RETURN_IF_ERROR(head.status().with_context("--lm-head"));
+    options.plan.rules.head = *head;
+  }
   const auto rule = parse_scale_rule(flags.rule);
   NIBBLE_RETURN_IF_ERROR(rule.status().with_context("--scale-rule"));
   options.plan.scale_rule = *rule;
@@ -225,6 +231,9 @@ Status run(Flags& flags) {
 void add_selection_flags(CLI::App& command, Flags& flags) {
   RuleOptions& rules = flags.options.plan.rules;
   command.add_option("--scheme", flags.scheme, "One of " + scheme_list())->required();
+  command.add_option("--lm-head", flags.lm_head,
+                     "Scheme of the output head, also where it is the embeddings' table, which "
+                     "stays as it is; without this the head is not quantized");
   command
       .add_option("--scale-rule", flags.rule,
                   "How scales are chosen: best, absmax, absmax7.5, signed, lsq, lsq_signed, mse")
@@ -297,8 +306,9 @@ void add_quantize_command(CLI::App& app, CommandContext& context) {
                     "Print one JSON object: scheme, tensors, bytes_in, bytes_out, seconds, "
                     "peak_rss_bytes, snr_db, ...");
   command->footer(
-      "Embeddings, norms, routers and lm_head stay as they are unless --include names them. DST "
-      "appears\nwhole or not at all; until then the work is in DST.partial, and the same command "
+      "Embeddings, norms, routers and lm_head stay as they are unless --include or --lm-head name "
+      "them. DST appears\nwhole or not at all; until then the work is in DST.partial, and the same "
+      "command "
       "continues it after\na crash, a full disk or Ctrl-C.\n\n" +
       app.get_footer());
   command->callback([flags, &context] { context.action = [flags] { return run(*flags); }; });

@@ -103,6 +103,7 @@ std::vector<QuantScheme> tested_schemes() {
   schemes.push_back({"groups of 64, bf16", {kInt4, kGroup, 64, DType::kF32}, ActFormat::kBf16});
   schemes.push_back({"groups of 128, bf16", {kInt4, kGroup, 128, DType::kBF16}, ActFormat::kBf16});
   schemes.push_back({"int8 weights only", {kInt8, kChannel, 0, DType::kF32}});
+  schemes.push_back({"int8 weights, bf16", {kInt8, kChannel, 0, DType::kBF16}, ActFormat::kBf16});
   schemes.push_back({"fp8 weights only", {kFp8E4M3, kChannel, 0, DType::kF32}});
   schemes.push_back({"int4, groups of 8, f32 scales", {kInt4, kGroup, 8, DType::kF32}});
   schemes.push_back({"int4, groups of 64", {kInt4, kGroup, 64, DType::kBF16}});

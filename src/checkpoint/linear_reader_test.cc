@@ -124,6 +124,31 @@ TEST_F(LinearReader, PackedRowWithPaddingClearsIt) {
             (std::vector<uint8_t>{0x10, 0x07, 0, 0}));
 }
 
+TEST_F(LinearReader, Int8WeightsAlonePackedAndInBytes) {
+  const std::vector<float> values = {-128, -1, 0, 127, 5, -77};
+  // Code + 128, rows padded to whole words; what stands there is of no account.
+  write({{{"m.weight_packed", DType::kI32, {2, 1}},
+          raw<uint8_t>({0x00, 0x7f, 0x80, 0xee, 0xff, 0x85, 0x33, 0xee})},
+         {{"m.weight_scale", DType::kBF16, {2, 1}}, raw<uint16_t>({0x3f80, 0x3f80})},
+         {{"m.weight_shape", DType::kI64, {2}}, raw<int64_t>({2, 3})}});
+  const auto packed = read(config_of("w8a16_channel"));
+  ASSERT_TRUE(packed.ok()) << packed.status().message();
+  EXPECT_EQ(packed->act.format, ActFormat::kFloat);
+  EXPECT_EQ(decoded(*packed), values);
+  SetUp();
+  write({{{"m.weight", DType::kI8, {2, 3}}, raw<int8_t>({-128, -1, 0, 127, 5, -77})},
+         {{"m.weight_scale", DType::kF32, {2, 1}}, raw<float>({1, 1})}});
+  const auto bytes = read(config_of("w8a16_channel"));
+  ASSERT_TRUE(bytes.ok()) << bytes.status().message();
+  EXPECT_EQ(decoded(*bytes), values);
+  SetUp();
+  write({{{"m.weight_packed", DType::kI32, {2, 1}}, raw<uint32_t>({0, 0})},
+         {{"m.weight_scale", DType::kBF16, {2, 1}}, raw<uint16_t>({0x3f80, 0x3f80})},
+         {{"m.weight_shape", DType::kI64, {2}}, raw<int64_t>({2, 5})}});
+  EXPECT_THAT(std::string(read(config_of("w8a16_channel")).status().message()),
+              HasSubstr("holds 1 to 4 input channels, but m.weight_shape describes 5"));
+}
+
 TEST_F(LinearReader, UnpackedInt4) {
   write({{{"m.weight", DType::kI8, {1, 8}}, raw<int8_t>({-8, -7, -1, 0, 1, 2, 5, 7})},
          {{"m.weight_scale", DType::kF32, {1, 1}}, raw<float>({1})}});

@@ -12,6 +12,7 @@ namespace nibble {
 namespace {
 
 constexpr int64_t kCodesPerWord = 8;
+constexpr int64_t kBytesPerWord = 4;
 
 std::vector<int64_t> scale_shape(const WeightFormat& format, int64_t n, int64_t k) {
   switch (format.scale_per) {
@@ -28,6 +29,10 @@ std::vector<int64_t> scale_shape(const WeightFormat& format, int64_t n, int64_t 
 }
 
 }  // namespace
+
+bool stores_int8_in_words(const QuantScheme& scheme) {
+  return scheme.weight.code == WeightCode::kInt8 && scheme.act == ActFormat::kFloat;
+}
 
 std::vector<TensorSlot> linear_slots(const QuantScheme& scheme,
                                      Dialect dialect,
@@ -57,6 +62,11 @@ std::vector<TensorSlot> linear_slots(const QuantScheme& scheme,
       return {{"weight_packed", DType::kU8, {n, ceil_div(k, 2)}},
               {"weight_scale", DType::kU8, {n, format.groups(k)}}};
     case WeightCode::kInt8:
+      if (stores_int8_in_words(scheme)) {
+        return {{"weight_packed", DType::kI32, {n, ceil_div(k, kBytesPerWord)}},
+                scales,
+                {"weight_shape", DType::kI64, {2}}};
+      }
       return {{"weight", DType::kI8, {n, k}}, scales};
     case WeightCode::kFp8E4M3:
       return {{"weight", DType::kF8E4M3, {n, k}}, scales};
@@ -90,6 +100,13 @@ Result<std::vector<std::byte>> slot_bytes(const TensorSlot& slot, const QuantTen
       } else {
         std::memcpy(bytes.data() + i * 4, &scales[i], 4);
       }
+    }
+  } else if (slot.suffix == "weight_packed" && weight.format.code == WeightCode::kInt8) {
+    const auto stride = static_cast<size_t>(slot.shape[1] * kBytesPerWord);
+    const auto codes = weight.codes.as<std::byte>();
+    const auto k = static_cast<size_t>(weight.k);
+    for (size_t i = 0; i < codes.size(); ++i) {
+      bytes[i / k * stride + i % k] = codes[i] ^ kInt8WordOffset;
     }
   } else {
     CHECK_EQ(bytes.size(), weight.codes.size());

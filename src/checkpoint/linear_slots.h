@@ -20,6 +20,12 @@ struct TensorSlot {
   std::vector<int64_t> shape;
 };
 
+/// Whether INT8 codes are stored four in a word, as code + 128, rows padded to whole words with 0:
+/// the only form that vLLM and SGLang take without activations to quantize.
+bool stores_int8_in_words(const QuantScheme& scheme);
+/// What turns a code into code + 128 and back, by exclusive or.
+inline constexpr std::byte kInt8WordOffset{0x80};
+
 /// The tensors that store a layer [n, k] of this scheme in a dialect that can (check_dialect()), in
 /// the order codes, scales, zero points, shape.
 std::vector<TensorSlot> linear_slots(const QuantScheme& scheme,

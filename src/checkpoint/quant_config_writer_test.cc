@@ -57,6 +57,13 @@ TEST(QuantConfigWriter, SeveralSchemesHaveAGroupEach) {
   const Json same =
       stored_config_json({.uses = {use("w4a16_g32", {"a"}), use("w4a16_g128", {"b"})}}).value();
   EXPECT_EQ(same.find("format")->as_string(), "pack-quantized");
+  // INT8 weights alone: vLLM and SGLang know them packed only.
+  const Json head =
+      stored_config_json({.uses = {use("w4a16_g32", {"a"}), use("w8a16_channel", {"lm_head"})}})
+          .value();
+  EXPECT_EQ(head.find("format")->as_string(), "pack-quantized");
+  EXPECT_EQ(stored_config_json({.uses = {use("w8a8_int8")}})->find("format")->as_string(),
+            "int-quantized");
   EXPECT_EQ(stored_config_json({.uses = {use("w4a16_g32"), use("w8a8_fp8")}}).status().code(),
             StatusCode::kInvalidArgument);
 }
@@ -124,6 +131,9 @@ TEST(LinearSlots, ShapesOfTheFormatNotes) {
             "weight I32 [200,48] weight_scale F32 [1] weight_scale_2 F32 [200] ");
   EXPECT_EQ(shapes("w4a8", standard),
             "weight_packed I32 [200,48] weight_scale F32 [200,1] weight_shape I64 [2] ");
+  EXPECT_EQ(shapes("w8a16_channel", standard),
+            "weight_packed I32 [200,96] weight_scale BF16 [200,1] weight_shape I64 [2] ");
+  EXPECT_EQ(shapes("w8a8_int8", standard), "weight I8 [200,384] weight_scale F32 [200,1] ");
   EXPECT_EQ(shapes("w8a8_fp8_block", Dialect::kFp8),
             "weight F8_E4M3 [200,384] weight_scale_inv F32 [2,3] ");
   EXPECT_EQ(shapes("w8a8_fp8_block", standard), "weight F8_E4M3 [200,384] weight_scale F32 [2,3] ");

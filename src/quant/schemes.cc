@@ -16,6 +16,7 @@ constexpr std::array kSchemes = {
     QuantScheme{"w8a8_fp8", {kFp8E4M3, kChannel, 0, DType::kF32}, ActFormat::kFp8Token},
     QuantScheme{"w8a8_fp8_expert", {kFp8E4M3, kTensor, 0, DType::kF32}, ActFormat::kFp8Token},
     QuantScheme{"w8a8_fp8_block", {kFp8E4M3, kBlock, 128, DType::kF32}, ActFormat::kFp8Group},
+    QuantScheme{"w8a16_channel", {kInt8, kChannel, 0, DType::kBF16}, ActFormat::kFloat},
     QuantScheme{"w4a16_g32", {kInt4, kGroup, 32, DType::kBF16}, ActFormat::kFloat},
     QuantScheme{"w4a16_g128", {kInt4, kGroup, 128, DType::kBF16}, ActFormat::kFloat},
     QuantScheme{"w4a16_channel", {kInt4, kChannel, 0, DType::kBF16}, ActFormat::kFloat},

@@ -111,6 +111,24 @@ std::string name_of(const EncoderOptions& options) {
                      scale_rule_name(options.rule));
 }
 
+/// The codes of row `row` in the order of QuantTensor.
+std::vector<uint8_t> code_row(const EncoderOptions& options,
+                              const Encoded& encoded,
+                              int64_t row,
+                              int64_t k) {
+  const WeightFormat& format = options.scheme.weight;
+  const auto bytes = QuantTensor::code_row_bytes(format.code, k);
+  const bool in_words = format.code == WeightCode::kInt8 && options.scheme.act == ActFormat::kFloat;
+  const int64_t stride = in_words ? (k + 3) / 4 * 4 : bytes;
+  const auto begin = encoded.slots[0].begin() + row * stride;
+  std::vector<uint8_t> codes(begin, begin + bytes);
+  if (in_words) {
+    EXPECT_EQ(std::count(begin + bytes, begin + stride, 0), stride - bytes) << "padding";
+    std::ranges::transform(codes, codes.begin(), [](uint8_t code) { return code - 128; });
+  }
+  return codes;
+}
+
 /// What the stored bytes mean, by codec.h and the layouts of the format notes.
 std::vector<float> decoded(const EncoderOptions& options,
                            const Encoded& encoded,
@@ -118,7 +136,10 @@ std::vector<float> decoded(const EncoderOptions& options,
                            int64_t k) {
   const WeightFormat& format = options.scheme.weight;
   auto tensor = QuantTensor::allocate(format, n, k).value();
-  std::memcpy(tensor.codes.data(), encoded.slots[0].data(), tensor.codes.size());
+  for (int64_t i = 0; i < n; ++i) {
+    std::ranges::copy(code_row(options, encoded, i, k),
+                      tensor.codes.as<uint8_t>().begin() + i * tensor.row_bytes());
+  }
   const int64_t groups = format.groups(k);
   for (int64_t i = 0; i < n; ++i) {
     for (int64_t g = 0; g < groups; ++g) {
@@ -325,9 +346,8 @@ TEST(Encoder, EveryCodeIsTheNearestOneForTheStoredScale) {
         }
         std::vector<std::byte> codes(static_cast<size_t>(bytes));
         encode_row(format, x.data() + row * k, k, {scales.data(), zeros.data()}, codes.data());
-        ASSERT_EQ(std::memcmp(codes.data(), encoded.slots[0].data() + row * bytes,
-                              static_cast<size_t>(bytes)),
-                  0)
+        const std::vector<uint8_t> stored = code_row(options, encoded, row, k);
+        ASSERT_EQ(std::memcmp(codes.data(), stored.data(), static_cast<size_t>(bytes)), 0)
             << name_of(options) << " x=" << x[1];
       }
     }

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/file.h"
+#include "quantizer/own_head.h"
 
 namespace nibble {
 namespace {
@@ -123,11 +124,14 @@ Result<Json> read_config(const std::string& folder) {
 
 Status write_config(const std::string& source,
                     const std::string& destination,
-                    const Json& quantization_config) {
+                    const QuantizePlan& plan) {
   NIBBLE_ASSIGN_OR_RETURN(Json config, read_config(source));
   remove_nested(config);
-  if (!quantization_config.is_null()) {
-    config.set(std::string(kQuantKey), quantization_config);
+  if (plan.own_head) {
+    config = with_own_head(std::move(config));
+  }
+  if (!plan.quantization_config.is_null()) {
+    config.set(std::string(kQuantKey), plan.quantization_config);
   }
   const std::string written = config.dump_pretty() + "\n";
   return write_file(destination + "/config.json",

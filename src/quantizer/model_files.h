@@ -23,11 +23,11 @@ Status copy_model_files(const std::string& source, const std::string& destinatio
 
 /// config.json of a folder, an object.
 Result<Json> read_config(const std::string& folder);
-/// config.json of `source` with every quantization_config, nested ones included, replaced by one at
-/// the top; by none if that is null.
+/// config.json of `source` with every quantization_config, nested ones included, replaced by the
+/// plan's at the top; by none if that is null. With the plan's own head it is not tied.
 Status write_config(const std::string& source,
                     const std::string& destination,
-                    const Json& quantization_config);
+                    const QuantizePlan& plan);
 
 /// model.safetensors.index.json of a plan with several weight files; nothing for one.
 Status write_weight_index(const QuantizePlan& plan, const std::string& folder);

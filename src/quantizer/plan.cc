@@ -8,6 +8,7 @@
 #include <unordered_set>
 
 #include "base/check.h"
+#include "quantizer/own_head.h"
 #include "quantizer/plan_checks.h"
 #include "quantizer/plan_config.h"
 #include "quantizer/plan_hash.h"
@@ -84,6 +85,7 @@ class Planner final {
 
   Result<QuantizePlan> run() {
     NIBBLE_ASSIGN_OR_RETURN(plan_.source, list_source_matrices(reader_, config_));
+    NIBBLE_RETURN_IF_ERROR(find_head());
     NIBBLE_RETURN_IF_ERROR(decide_all());
     NIBBLE_RETURN_IF_ERROR(check_decisions(decided_));
     NIBBLE_RETURN_IF_ERROR(add_jobs());
@@ -97,6 +99,22 @@ class Planner final {
   }
 
  private:
+  // A head that is given a scheme becomes a matrix of its own.
+  Status find_head() {
+    if (!options_.rules.head) {
+      return {};
+    }
+    NIBBLE_ASSIGN_OR_RETURN(tied_head_, add_tied_head(reader_, config_, plan_.source));
+    plan_.own_head = options_.rules.head->weight.quantized();
+    if (tied_head_ == nullptr || plan_.own_head) {
+      return {};
+    }
+    return make_error(StatusCode::kInvalidArgument,
+                      "--lm-head {}: the head of {} is the table of its embeddings, which stays as "
+                      "it is; leave --lm-head out",
+                      options_.rules.head->name, reader_.path());
+  }
+
   Status decide_all() {
     NIBBLE_ASSIGN_OR_RETURN(RuleSet rules, RuleSet::create(options_.rules, config_));
     plan_.family = rules.family();
@@ -148,7 +166,9 @@ class Planner final {
       const std::string name = fmt::format("{}.{}", matrix.module(), slot.suffix);
       job.outputs.push_back({{name, slot.dtype, slot.shape, 0}, 0});
     }
-    consumed_.insert(matrix.tensors().begin(), matrix.tensors().end());
+    if (&matrix != tied_head_) {  // whose table stays
+      consumed_.insert(matrix.tensors().begin(), matrix.tensors().end());
+    }
     plan_.jobs.push_back(std::move(job));
     return {};
   }
@@ -289,6 +309,7 @@ class Planner final {
   const Json& config_;
   const PlanOptions& options_;
   QuantizePlan plan_;
+  const SourceMatrix* tied_head_ = nullptr;  // of plan_.source, if it reads the embeddings' table
   std::vector<DecidedMatrix> decided_;
   std::optional<Dialect> dialect_;
   std::map<std::tuple<std::string, int64_t, int64_t>, const MatrixEncoder*> encoders_;

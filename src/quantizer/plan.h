@@ -74,7 +74,8 @@ struct QuantizePlan {
   std::vector<PlannedShard> shards;
   std::vector<std::vector<size_t>> extent_sets;  // jobs that take one extent together
   Json quantization_config;                      // to write; null when nothing stays quantized
-  std::string family;                            // of the ready-made rules
+  bool own_head = false;  // config.json is to say that the head is not the embeddings' table
+  std::string family;     // of the ready-made rules
   std::string hash;       // of everything that decides the bytes, in hexadecimal
   int64_t bytes_in = 0;   // of all jobs
   int64_t bytes_out = 0;  // weight files

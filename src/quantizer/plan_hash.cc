@@ -43,6 +43,9 @@ Result<std::string> plan_hash(const QuantizePlan& plan,
                               ScaleRule rule) {
   std::string text = fmt::format("version {} rule {}\nconfig {}\n", kFormatVersion,
                                  static_cast<int>(rule), plan.quantization_config.dump());
+  if (plan.own_head) {
+    text += "own head\n";
+  }
   std::set<std::string_view> files;
   for (const TensorInfo* tensor : reader.tensors()) {
     files.insert(reader.file_of(*tensor));

@@ -277,7 +277,7 @@ class Run final {
     }
     NIBBLE_RETURN_IF_ERROR(write_weight_index(plan_, folder.path()));
     NIBBLE_RETURN_IF_ERROR(copy_model_files(options_.source, folder.path()));
-    NIBBLE_RETURN_IF_ERROR(write_config(options_.source, folder.path(), plan_.quantization_config));
+    NIBBLE_RETURN_IF_ERROR(write_config(options_.source, folder.path(), plan_));
     QuantizeReport report = make_report(plan_, reader_.total_bytes(), records_);
     const std::string source = WorkFolder::destination_of(options_.source).value();
     NIBBLE_RETURN_IF_ERROR(write_report(report, plan_, file_name(source), folder.path()));

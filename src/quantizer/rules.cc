@@ -33,6 +33,7 @@ std::string_view trimmed(std::string_view text) {
 Result<RuleSet> RuleSet::create(const RuleOptions& options, const Json& config) {
   RuleSet set;
   set.scheme_ = options.scheme;
+  set.head_ = options.head;
   if (options.others == OtherMatrices::kDecode) {
     NIBBLE_ASSIGN_OR_RETURN(set.others_, find_scheme("bf16"));
   }
@@ -124,6 +125,14 @@ Result<Decision> RuleSet::decide(std::string_view module) {
   if (ignored != nullptr && included != nullptr) {
     return make_error(StatusCode::kInvalidArgument, "module {} is both ignored and included",
                       module);
+  }
+  if (head_ && kind(module) == ModuleKind::kHead) {
+    if (ignored != nullptr) {
+      return make_error(StatusCode::kInvalidArgument,
+                        "{} names {}, to which --lm-head gives scheme {}; leave one of them out",
+                        ignored->origin, module, head_->name);
+    }
+    return Decision{head_, fmt::format("--lm-head {}", head_->name), true};
   }
   const bool named = included != nullptr;
   if (rule != nullptr) {

@@ -26,6 +26,7 @@ struct RuleOptions {
   std::string rules_file;            // more of them, one a line, after `rules`; # begins a comment
   std::vector<std::string> ignore;   // patterns of modules to leave as they are
   std::vector<std::string> include;  // patterns of modules to quantize whatever they are
+  std::optional<QuantScheme> head;   // of the output head, before all rules
   OtherMatrices others = OtherMatrices::kKeep;
 };
 
@@ -36,15 +37,15 @@ struct Decision {
   bool included = false;              // named by --include
 };
 
-/// The rules of one run, in this order: --rule, --rules, --ignore and --include, the ready-made
-/// rules of the model. Remembers which patterns were of use.
+/// The rules of one run, in this order: --lm-head, --rule, --rules, --ignore and --include, the
+/// ready-made rules of the model. Remembers which patterns were of use.
 class RuleSet final {
  public:
   /// config: parsed config.json; decides which ready-made rules apply. kInvalidArgument for a rule
   /// that is malformed or names no scheme; kNotFound for the file.
   static Result<RuleSet> create(const RuleOptions& options, const Json& config);
 
-  /// kInvalidArgument when --ignore and --include both name the module.
+  /// kInvalidArgument when --ignore names the module and --include or --lm-head does too.
   Result<Decision> decide(std::string_view module);
   /// kInvalidArgument for a pattern that matched no module.
   [[nodiscard]] Status check_all_used() const;
@@ -75,6 +76,7 @@ class RuleSet final {
   std::vector<Rule> include_;
   QuantScheme scheme_;
   std::optional<QuantScheme> others_;
+  std::optional<QuantScheme> head_;
   const Family* family_ = nullptr;  // nullptr: not known
   std::string name_;                // of the ready-made rules
   bool experts_only_ = false;

@@ -77,6 +77,19 @@ TEST(RuleSet, TheFirstRuleDecidesBeforeIgnoreAndIncludeAndTheModel) {
   EXPECT_TRUE(rules.check_all_used().ok());
 }
 
+TEST(RuleSet, TheSchemeOfTheHeadComesBeforeAllRules) {
+  RuleOptions options = options_for();
+  options.head = find_scheme("w8a16_channel").value();
+  options.rules = {"re:.*=w8a8_int8"};
+  RuleSet rules = RuleSet::create(options, config_of("{}")).value();
+  EXPECT_EQ(decided(rules, "lm_head"), "w8a16_channel: --lm-head w8a16_channel");
+  EXPECT_EQ(decided(rules, "a.mlp.down_proj"), "w8a8_int8: --rule re:.*=w8a8_int8");
+  EXPECT_TRUE(rules.check_all_used().ok());
+  options.ignore = {"*head"};
+  RuleSet both = RuleSet::create(options, config_of("{}")).value();
+  EXPECT_THAT(both.decide("lm_head").status().message(), HasSubstr("--ignore *head"));
+}
+
 TEST(RuleSet, NamesPatternsWithoutUse) {
   RuleOptions options = options_for();
   options.rules = {"a=keep", "b=keep"};

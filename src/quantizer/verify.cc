@@ -8,6 +8,8 @@
 
 #include "base/thread_pool.h"
 #include "checkpoint/source_matrix.h"
+#include "quantizer/own_head.h"
+#include "quantizer/plan_checks.h"
 #include "quantizer/quantize_report.h"
 #include "quantizer/verify_files.h"
 
@@ -21,6 +23,7 @@ constexpr double kEqualDb = 200;
 /// A model folder, opened.
 struct Folder {
   CheckpointReader reader;
+  Json config;
   SourceModel model;
   std::unordered_map<std::string_view, const SourceMatrix*> by_module;
   std::unordered_map<std::string_view, const TensorInfo*> others;
@@ -28,9 +31,9 @@ struct Folder {
 
 Result<Folder> open_folder(const std::string& path) {
   NIBBLE_ASSIGN_OR_RETURN(CheckpointReader reader, CheckpointReader::open(path));
-  NIBBLE_ASSIGN_OR_RETURN(const Json config, read_json(path + "/config.json"));
+  NIBBLE_ASSIGN_OR_RETURN(Json config, read_json(path + "/config.json"));
   NIBBLE_ASSIGN_OR_RETURN(SourceModel model, list_source_matrices(reader, config));
-  Folder folder{std::move(reader), std::move(model), {}, {}};
+  Folder folder{std::move(reader), std::move(config), std::move(model), {}, {}};
   for (const auto& matrix : folder.model.matrices) {
     folder.by_module.emplace(matrix->module(), matrix.get());
   }
@@ -38,6 +41,11 @@ Result<Folder> open_folder(const std::string& path) {
     folder.others.emplace(tensor->name, tensor);
   }
   return folder;
+}
+
+ResultHead head_of(const Folder& result) {
+  const SourceMatrix* head = find_head(result.config, result.model);
+  return head != nullptr && !is_plain_source(*head) ? ResultHead::kOwn : ResultHead::kAsInSource;
 }
 
 /// Sums over the weights of some rows: w of the source, v of the result.
@@ -270,7 +278,7 @@ void Verifier::progress(const SourceMatrix& matrix) {
 
 Status Verifier::check_files() {
   NIBBLE_ASSIGN_OR_RETURN(const FileComparison files,
-                          compare_model_files(options_.source, options_.destination));
+                          compare_model_files(options_.source, options_.destination, head_of(to_)));
   report_.copied_files = files.equal;
   report_.problems.insert(report_.problems.end(), files.problems.begin(), files.problems.end());
   return {};
@@ -308,8 +316,15 @@ Result<VerifyReport> Verifier::run() {
 }  // namespace
 
 Result<VerifyReport> verify_checkpoint(const VerifyOptions& options) {
-  NIBBLE_ASSIGN_OR_RETURN(const Folder from, open_folder(options.source));
+  NIBBLE_ASSIGN_OR_RETURN(Folder from, open_folder(options.source));
   NIBBLE_ASSIGN_OR_RETURN(const Folder to, open_folder(options.destination));
+  if (head_of(to) == ResultHead::kOwn) {
+    // Without one in the source, it was made from the embeddings' table.
+    const auto tied = add_tied_head(from.reader, from.config, from.model);
+    if (tied.ok() && *tied != nullptr) {
+      from.by_module.emplace((*tied)->module(), *tied);
+    }
+  }
   return Verifier(options, from, to).run();
 }
 

@@ -4,6 +4,7 @@
 
 #include "base/file.h"
 #include "quantizer/model_files.h"
+#include "quantizer/own_head.h"
 #include "quantizer/quantize_report.h"
 
 namespace nibble {
@@ -35,10 +36,14 @@ Json canonical(const Json& value) {
   return Json::object(std::move(members));
 }
 
-Result<bool> equal_configs(const std::string& source, const std::string& destination) {
+Result<bool> equal_configs(const std::string& source,
+                           const std::string& destination,
+                           ResultHead head) {
   NIBBLE_ASSIGN_OR_RETURN(const Json before, read_json(fmt::format("{}/{}", source, kConfig)));
   NIBBLE_ASSIGN_OR_RETURN(const Json after, read_json(fmt::format("{}/{}", destination, kConfig)));
-  return canonical(before).dump() == canonical(after).dump();
+  const std::string result = canonical(after).dump();
+  return result == canonical(before).dump() || (head == ResultHead::kOwn && before.is_object() &&
+                                                result == canonical(with_own_head(before)).dump());
 }
 
 Result<bool> equal_files(const std::string& first, const std::string& second) {
@@ -79,7 +84,8 @@ Result<ReportedFigures> read_reported_figures(const std::string& folder) {
 }
 
 Result<FileComparison> compare_model_files(const std::string& source,
-                                           const std::string& destination) {
+                                           const std::string& destination,
+                                           ResultHead head) {
   FileComparison result;
   const auto note = [&](bool equal, std::string_view name) {
     if (equal) {
@@ -89,7 +95,7 @@ Result<FileComparison> compare_model_files(const std::string& source,
           fmt::format("{}/{}: differs from that of {}", destination, name, source));
     }
   };
-  NIBBLE_ASSIGN_OR_RETURN(const bool configs, equal_configs(source, destination));
+  NIBBLE_ASSIGN_OR_RETURN(const bool configs, equal_configs(source, destination, head));
   note(configs, kConfig);
   NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::string> names, list_model_files(source));
   for (const std::string& name : names) {

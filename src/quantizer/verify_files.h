@@ -22,6 +22,10 @@ struct ReportedFigures {
 /// Not found is no error. kCorrupt when the file says something else than a report.
 Result<ReportedFigures> read_reported_figures(const std::string& folder);
 
+/// Whether the result has a quantized output head, so that its config.json may say that the head
+/// is not the table of the embeddings where the source's says that it is.
+enum class ResultHead : uint8_t { kAsInSource, kOwn };
+
 struct FileComparison {
   int64_t equal = 0;
   std::vector<std::string> problems;
@@ -30,6 +34,7 @@ struct FileComparison {
 /// tokenizers, templates and the like byte for byte, config.json apart from every
 /// quantization_config.
 Result<FileComparison> compare_model_files(const std::string& source,
-                                           const std::string& destination);
+                                           const std::string& destination,
+                                           ResultHead head);
 
 }  // namespace nibble

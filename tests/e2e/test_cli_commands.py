@@ -21,7 +21,7 @@ ALL_BUT_EVAL = {
              "Ctrl-D", "/reset"],
     "quantize": ["SRC", "DST", "--scheme", "--ignore", "--include", "--scale-rule", "--json",
                  "--force", "--threads", "--rule", "--rules", "--memory", "--part", "--finish", "--min-snr",
-                 "--dry-run", "w8a8_int8", "w8a8_fp8", "w4a16_g32", "w4a16_g128", "w4a8",
+                 "--dry-run", "--lm-head", "w8a8_int8", "w8a8_fp8", "w4a16_g32", "w4a16_g128", "w4a8",
                  "absmax7.5", "norms", "routers", "scheme, tensors, bytes_in, bytes_out"],
     "inspect": ["PATH", "--context", "--concurrency", "--json"],
     "eval ppl": ["MODEL", "--text", "--window", "--json", "512", "perplexity, tokens, window"],

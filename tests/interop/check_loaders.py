@@ -27,6 +27,7 @@ from transformers import AutoModelForCausalLM
 # exact check is that of the weights.
 SCHEMES = {
     "w8a8_int8": 0.02,
+    "w8a16_channel": 0.02,
     "w8a8_fp8": 0.02,
     "w8a8_fp8_expert": 0.02,
     "w8a8_fp8_block": 0.02,
@@ -44,6 +45,7 @@ SCHEMES = {
 DIRECT = ("w4a16_g32_asym", "w4a16_g128_asym", "mxfp4")
 MIXED = ["--scheme", "w4a16_g32", "--rule", "*.self_attn.*=w8a8_fp8", "--rule",
          "*.down_proj=w8a8_int8"]
+HEAD = ["--scheme", "w4a16_g32", "--lm-head", "w8a16_channel"]
 
 
 def logits(folder, ids):
@@ -96,6 +98,7 @@ def main():
     failures = 0
     cases = [(name, ["--scheme", name], limit) for name, limit in SCHEMES.items()]
     cases.append(("mixed", MIXED, 0.2))
+    cases.append(("head", HEAD, 0.2))
     with tempfile.TemporaryDirectory() as temporary:
         for name, flags, limit in cases:
             folder = pathlib.Path(temporary) / name

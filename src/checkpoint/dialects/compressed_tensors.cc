@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "checkpoint/dialects/dialects.h"
+#include "checkpoint/linear_slots.h"
 
 // vllm-project/compressed-tensors: the dialect that most schemes are written in.
 namespace nibble {
@@ -227,8 +228,8 @@ Result<QuantConfig> read_config(const Json& config, const std::string& where) {
 
 constexpr int64_t kFp8GroupSize = 128;
 
-const char* format_name(const WeightFormat& weight) {
-  switch (weight.code) {
+const char* format_name(const QuantScheme& scheme) {
+  switch (scheme.weight.code) {
     case WeightCode::kInt4:
       return "pack-quantized";
     case WeightCode::kFp4E2M1:
@@ -236,7 +237,7 @@ const char* format_name(const WeightFormat& weight) {
     case WeightCode::kFp8E4M3:
       return "float-quantized";
     default:
-      return "int-quantized";
+      return stores_int8_in_words(scheme) ? "pack-quantized" : "int-quantized";
   }
 }
 
@@ -313,10 +314,10 @@ JsonArray targets_of(const SchemeUse& use) {
 
 // One group per scheme; "mixed-precision" when their formats differ.
 Json write_config(const StoredQuantization& stored) {
-  std::string_view format = format_name(stored.uses.front().scheme.weight);
+  std::string_view format = format_name(stored.uses.front().scheme);
   std::vector<JsonObject::Member> groups;
   for (const SchemeUse& use : stored.uses) {
-    const char* own = format_name(use.scheme.weight);
+    const char* own = format_name(use.scheme);
     format = format == own ? format : "mixed-precision";
     groups.push_back({fmt::format("group_{}", groups.size()),
                       Json::object({{"targets", targets_of(use)},

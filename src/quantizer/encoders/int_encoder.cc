@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "checkpoint/linear_slots.h"
 #include "quant/codec.h"
 #include "quantizer/encoders/int_scales.h"
 #include "quantizer/encoders/row_encoder.h"
@@ -10,7 +11,8 @@ namespace {
 /// INT4 and INT8 without zero points, one scale per group or channel.
 class IntEncoder final : public RowEncoder {
  public:
-  using RowEncoder::RowEncoder;
+  IntEncoder(const EncoderOptions& options, const rows::RowKernels& kernels, int64_t n, int64_t k)
+      : RowEncoder(options, kernels, n, k), in_words_(stores_int8_in_words(options.scheme)) {}
 
   Status encode(int64_t row,
                 int64_t rows,
@@ -21,15 +23,19 @@ class IntEncoder final : public RowEncoder {
     Tally tally;
     const int64_t per_row = format_.groups(k_);
     const int64_t width = k_ / per_row;
+    const int64_t stored_row = place(0, 0, 1).bytes;
     // Rows of groups follow each other without a gap; rows of channels end on whole words.
     const int64_t step = format_.grouped() ? rows::kMostGroups : 1;
     for (int64_t g = 0; g < rows * per_row; g += step) {
       const int64_t groups = std::min(step, rows * per_row - g);
-      std::byte* codes =
-          out[0] + (format_.grouped() ? code_bytes(g * width) : g * code_row_bytes());
+      std::byte* codes = out[0] + (format_.grouped() ? code_bytes(g * width) : g * stored_row);
       NIBBLE_RETURN_IF_ERROR(encode_part({row, rows, x},
                                          {.x = x + g * width, .groups = groups, .width = width},
                                          codes, out[1] + g * scale_bytes(), tally));
+      if (in_words_) {
+        std::transform(codes, codes + k_, codes, [](std::byte b) { return b ^ kInt8WordOffset; });
+        std::fill(codes + k_, codes + stored_row, std::byte{0});
+      }
     }
     if (out.size() > 2) {
       write_shape(row, out[2]);
@@ -65,6 +71,8 @@ class IntEncoder final : public RowEncoder {
     store_scales(format_.scale_dtype, scales, part.groups, scales_out);
     return {};
   }
+
+  bool in_words_;  // INT8 of which rows are channels
 };
 
 }  // namespace

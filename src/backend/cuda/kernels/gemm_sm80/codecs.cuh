@@ -64,6 +64,7 @@ struct IntegerSums {
   static constexpr bool kZeros = false;
   using Sum = int32_t;
   static constexpr bool kRowScales = true;
+  static constexpr bool kTokenScales = true;
   __device__ static __forceinline__ void multiply(int32_t (&sum)[4],
                                                   const uint32_t (&a)[4],
                                                   const uint32_t (&b)[2]) {
@@ -75,6 +76,7 @@ struct FloatSums {
   static constexpr bool kZeros = false;
   using Sum = float;
   static constexpr bool kRowScales = false;
+  static constexpr bool kTokenScales = false;
   static constexpr float kCodeUnit = 1.0F;
   __device__ static __forceinline__ void multiply(float (&sum)[4],
                                                   const uint32_t (&a)[4],
@@ -154,6 +156,45 @@ struct CodecW4A16 : FloatSums {
 
   static constexpr Source source(int lane, int chunk, int word, int element) {
     return operand_source(lane, word / 2, chunk, word % 2, element % 4, element / 4, 2);
+  }
+};
+
+/// Eight bits against bf16: 0x4300 with the lower seven bits of a code is 128 + those, and 0x4300
+/// with its sign bit is 128, or 256 where that is set: their difference is the code, exactly.
+/// Bytes 0 and 2 of a word are an operand word, bytes 1 and 3 the next one.
+struct CodecW8A16 : FloatSums {
+  static constexpr bool kRowScales = true;
+  static constexpr int kPlanes = 2;
+  static constexpr int kChunks = 4;
+  static constexpr int kCodeBits = 8;
+  static constexpr int kGroupsPerStep = 0;
+  static constexpr int kGroup = kStep;
+  static constexpr uint32_t kFlip = 0;
+
+  struct Fragments {
+    uint4 chunks[kChunks];  // [plane][half], words [s][a pair of operand words]
+    __device__ __forceinline__ void decode(int plane, int half, int s, uint32_t (&a)[4]) const {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const uint32_t word = word_of(chunks[plane * 2 + half], 2 * s + i);
+        a[2 * i] = two_codes(word);
+        a[2 * i + 1] = two_codes(word >> 8);
+      }
+    }
+
+   private:
+    __device__ static __forceinline__ uint32_t two_codes(uint32_t word) {
+      const uint32_t low = (word & 0x007f007fU) | 0x43004300U;
+      const uint32_t sign = (word & 0x00800080U) | 0x43004300U;
+      const __nv_bfloat162 value = __hsub2(*reinterpret_cast<const __nv_bfloat162*>(&low),
+                                           *reinterpret_cast<const __nv_bfloat162*>(&sign));
+      return *reinterpret_cast<const uint32_t*>(&value);
+    }
+  };
+
+  static constexpr Source source(int lane, int chunk, int word, int element) {
+    return operand_source(lane, chunk % 2, chunk / 2, word / 2, word % 2 * 2 + element % 2,
+                          element / 2, 2);
   }
 };
 

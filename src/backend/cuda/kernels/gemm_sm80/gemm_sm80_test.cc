@@ -26,6 +26,17 @@ TEST(GemmSm80, W8A8Int8EqualsTheReference) {
   check_shapes(kGemmW8A8Int8Sm80, "w8a8_int8", 64);
 }
 
+// Also as an output head: an odd number of rows, tiles and splits of k both.
+TEST(GemmSm80, W8A16EqualsTheReference) {
+  NIBBLE_NEEDS_GPU();
+  check_shapes(kGemmW8A16Sm80, "w8a16_channel", 64);
+  testing::check_gemm(kGemmW8A16Sm80, {.scheme = "w8a16_channel",
+                                       .n = 1001,
+                                       .k = 576,
+                                       .row_counts = {1, 3, 17, 64, 200},
+                                       .seed = 4});
+}
+
 TEST(GemmSm80, W4A16EqualsTheReference) {
   NIBBLE_NEEDS_GPU();
   check_shapes(kGemmW4A16Sm80, "w4a16_g32", 64);
@@ -58,6 +69,12 @@ TEST(GemmSm80, RefusesWhatItCannotDo) {
   EXPECT_FALSE(kGemmW4A16Sm80.accepts(zeros, device));
   zeros.weight.zero_points = ZeroPoints::kNone;
   EXPECT_FALSE(kGemmW4A16ZerosSm80.accepts(zeros, device));
+  GemmProblem w8a16 = w4a8;
+  w8a16.weight.code = WeightCode::kInt8;
+  w8a16.act = ActFormat::kBf16;
+  EXPECT_TRUE(kGemmW8A16Sm80.accepts(w8a16, device));
+  EXPECT_FALSE(kGemmW8A8Int8Sm80.accepts(w8a16, device));
+  EXPECT_FALSE(kGemmW8A16Sm80.accepts(w4a8, device));
   GemmProblem odd = w4a8;
   odd.k = 96;
   EXPECT_FALSE(kGemmW4A8Sm80.accepts(odd, device));

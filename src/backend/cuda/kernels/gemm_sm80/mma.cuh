@@ -230,8 +230,10 @@ __device__ __forceinline__ void store(const Product& p,
           continue;
         }
         float y = static_cast<float>(sums.v[part / 2][j][part % 2 * 2 + i]);
-        if constexpr (Codec::kRowScales) {
+        if constexpr (Codec::kTokenScales) {
           y = __fmul_rn(y, __fmul_rn(row_scale, args.x_scales[token]));  // as the CPU does
+        } else if constexpr (Codec::kRowScales) {
+          y = __fmul_rn(y, row_scale);
         }
         y = __fadd_rn(y, bias);
         const int64_t at = token * args.y_stride + row;
