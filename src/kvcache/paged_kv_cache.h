@@ -26,7 +26,7 @@ class PagedKvCache final {
 
   [[nodiscard]] const KvCacheShape& shape() const { return shape_; }
   [[nodiscard]] KvView view(int64_t layer) const;
-  /// What Backend::run_step() knows the model by that computes on this cache.
+  /// StepPlan's number of the model that computes on this cache.
   [[nodiscard]] int64_t program() const { return program_; }
   /// Bytes of one page over all layers: in host memory, and in the memory of `backend`.
   [[nodiscard]] static int64_t page_bytes(const KvCacheShape& shape);

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <span>
 
-#include "backend/backend.h"
+#include "backend/step.h"
 #include "ops/kv.h"
 
 namespace nibble {
@@ -11,7 +11,7 @@ namespace nibble {
 /// What a layer needs to run one step. The scratch memory belongs to the model and holds the
 /// largest step; layers may overwrite it.
 struct ForwardContext {
-  Backend& backend;
+  Step& step;
   int64_t rows = 0;  // tokens of the step
   std::span<const SequenceSpan> sequences;
   KvView kv;             // pages of the layer that runs

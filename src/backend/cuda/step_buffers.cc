@@ -49,7 +49,8 @@ Result<StepBuffers> StepBuffers::create(const StepLimits& limits) {
   return out;
 }
 
-StepBuffers::ChangedPages StepBuffers::fill(const StepInput& input, const StepShape& shape) {
+StepBuffers::ChangedPages StepBuffers::fill(const StepPlan& plan, const StepShape& shape) {
+  const StepInput& input = plan.input;
   auto* host = pinned_.as<int32_t>();
   const Places& at = places();
   const auto rows = std::ssize(input.tokens);
@@ -65,7 +66,7 @@ StepBuffers::ChangedPages StepBuffers::fill(const StepInput& input, const StepSh
       host[at.positions + span.q_begin + i] = span.kv_len - span.q_len + i;
       host[at.row_sequences + span.q_begin + i] = sequence;
     }
-    const int64_t pages = ceil_div<int64_t>(span.kv_len, input.page_size);
+    const int64_t pages = ceil_div<int64_t>(span.kv_len, plan.page_size);
     int32_t* const row = host + pages_at_ + sequence * pages_per_sequence_;
     if (pages > sent_pages_[static_cast<size_t>(sequence)] ||
         !std::equal(row, row + pages, span.pages)) {
@@ -111,10 +112,11 @@ Status StepBuffers::copy_pages(const ChangedPages& changed, cudaStream_t stream)
                "copying page tables");
 }
 
-Status StepBuffers::write(const StepInput& input, const StepShape& shape, cudaStream_t stream) {
+Status StepBuffers::write(const StepPlan& plan, const StepShape& shape, cudaStream_t stream) {
+  const StepInput& input = plan.input;
   const auto sequences = std::ssize(input.sequences);
   const bool padded = shape.rows > std::ssize(input.tokens);
-  CHECK_GE(input.page_size, kSmallestPage);
+  CHECK_GE(plan.page_size, kSmallestPage);
   CHECK_LE(shape.rows, limits_.rows);
   is_many_ = shape.rows > limits_.sequences;
   CHECK(!(is_many_ && input.fed));
@@ -134,7 +136,7 @@ Status StepBuffers::write(const StepInput& input, const StepShape& shape, cudaSt
   metadata_.longest = longest <= kShortAttention ? kShortAttention : INT32_MAX;
 
   NIBBLE_RETURN_IF_ERROR(check(cudaEventSynchronize(copied_.get()), "the step before"));
-  const ChangedPages changed = fill(input, shape);
+  const ChangedPages changed = fill(plan, shape);
   const int64_t begin = input.fed ? at.logit_rows : at.tokens;
   NIBBLE_RETURN_IF_ERROR(
       check(cudaMemcpyAsync(device_int(begin), pinned_.as<int32_t>() + begin,
