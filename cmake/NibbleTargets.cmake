@@ -25,6 +25,12 @@ if(NIBBLE_FUZZ)
   target_compile_options(nibble_options INTERFACE -fsanitize=fuzzer-no-link)
 endif()
 
+# Of sources that are compiled for one instruction set. -O3 for full unrolling of the small loops over
+# registers; some of GCC 12's own intrinsics read vectors that they leave uninitialised on purpose.
+set(NIBBLE_KERNEL_FLAGS -O3 -Wno-maybe-uninitialized -Wno-uninitialized)
+set(NIBBLE_AVX2_FLAGS -mavx2 -mfma -mf16c)
+set(NIBBLE_AVX512_FLAGS ${NIBBLE_AVX2_FLAGS} -mavx512f -mavx512bw -mavx512vl -mavx512dq)
+
 if(NIBBLE_DEVELOPER)
   enable_testing()
   find_package(GTest REQUIRED)

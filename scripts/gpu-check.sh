@@ -27,11 +27,11 @@ nvidia-smi --query-gpu=name,driver_version,memory.free --format=csv,noheader || 
   echo "gpu-check.sh: nvidia-smi finds no GPU; run this where there is one" >&2; exit 9; }
 if [ -z "$build" ]; then
   source scripts/common.sh
-  build cuda-sm90 nibble nibble_cuda nibble_cuda_faulty cuda_test cuda_model_test attention_bench
+  build cuda-sm90 nibble nibble_cuda nibble_cuda_bench nibble_cuda_faulty cuda_test cuda_model_test attention_bench
   cuda=build/cuda-sm90
   build=build/gpu-check/bin
   mkdir -p "$build"
-  cp "$cuda"/tools/{nibble,libnibble_cuda.so} "$cuda"/src/backend/cuda/{cuda_test,attention_bench} \
+  cp "$cuda"/tools/{nibble,libnibble_cuda.so,libnibble_cuda_bench.so} "$cuda"/src/backend/cuda/cuda_test "$cuda"/bench/cuda/attention_bench \
     "$cuda"/tests/cuda/{cuda_model_test,libnibble_cuda_faulty.so} "$build"
 fi
 mkdir -p "$out"

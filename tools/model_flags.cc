@@ -35,6 +35,16 @@ void add_kernel_flags(CLI::App& command, std::string& isa, bool& exact_activatio
       "rounded to 2^-14 of the largest in a group: slower");
 }
 
+void add_kernel_choice(CLI::App& command, std::vector<std::string>& kernels) {
+  command
+      .add_option("--kernel", kernels,
+                  "Kernel of the matrix products that it accepts, instead of the device's own "
+                  "choice, like gemm_w4a16_avx512; a wrong name lists all (may be repeated: first "
+                  "names first)")
+      ->delimiter(',')
+      ->allow_extra_args(false);
+}
+
 void add_device_flags(CLI::App& command, std::string& device, std::string& cuda_library) {
   command
       .add_option("--device", device,
@@ -54,6 +64,7 @@ void add_model_flags(CLI::App& command, ModelFlags& flags) {
       ->capture_default_str();
   add_thread_flags(command, {flags.threads, flags.pinning, flags.numa});
   add_kernel_flags(command, flags.isa, flags.exact_activations);
+  add_kernel_choice(command, flags.kernels);
   add_device_flags(command, flags.device, flags.cuda_library);
 }
 
@@ -86,6 +97,7 @@ BackendOptions backend_of(const ModelFlags& flags) {
                   .pinning = flags.pinning,
                   .numa = flags.numa,
                   .exact_activations = flags.exact_activations},
+          .kernels = flags.kernels,
           .cuda_library = flags.cuda_library};
 }
 

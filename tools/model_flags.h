@@ -18,6 +18,7 @@ struct ModelFlags {
   int threads = 0;
   std::string isa = "auto";
   bool exact_activations = false;
+  std::vector<std::string> kernels;
   std::string device = "auto";
   std::string cuda_library;
   Pinning pinning = Pinning::kOff;
@@ -54,6 +55,8 @@ void add_thread_flags(CLI::App& command, const ThreadFlags& flags);
 /// Adds --isa and --exact-activations.
 void add_kernel_flags(CLI::App& command, std::string& isa, bool& exact_activations);
 
+/// Adds --kernel.
+void add_kernel_choice(CLI::App& command, std::vector<std::string>& kernels);
 /// Adds --device and --cuda-library.
 void add_device_flags(CLI::App& command, std::string& device, std::string& cuda_library);
 /// The backend that the flags ask for.

@@ -161,8 +161,10 @@ class CachedRun {
         attention.q = rope.qkv;
         attention.out = {narrow_out.data(), DType::kBF16};
       }
-      backend->rope_append_kv(rope);
-      backend->attention(attention);
+      backend->run_step({}, [&](Step& step) {
+        step.rope_append_kv(rope);
+        step.attention(attention);
+      });
       if (shape_.activations == DType::kBF16) {
         out = to_f32(narrow_out);
       }
@@ -593,8 +595,10 @@ TEST(Attention, ConstantRowsSurviveQuantizedCaches) {
     const SequenceSpan span{0, 1, 1, &page};
     auto backend = make_cpu_backend({});
     ASSERT_TRUE(backend.ok());
-    (*backend)->rope_append_kv({qkv.data(), 48, 1, inv_freq.data(), 1.0F, view, {&span, 1}});
-    (*backend)->attention({qkv.data(), 48, out.data(), 16, 1, 0.25F, 0, view, {&span, 1}});
+    (*backend)->run_step({}, [&](Step& step) {
+      step.rope_append_kv({qkv.data(), 48, 1, inv_freq.data(), 1.0F, view, {&span, 1}});
+      step.attention({qkv.data(), 48, out.data(), 16, 1, 0.25F, 0, view, {&span, 1}});
+    });
     // A single key has weight 1; INT8 rounds its product with the scale to BF16.
     const float tolerance = code == KvCode::kInt8 ? 1e-3F : 1e-6F;
     for (const float value : out) {

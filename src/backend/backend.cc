@@ -8,15 +8,22 @@
 
 namespace nibble {
 
+Status check_update(const GemmProblem& prepared, int64_t first_row, const QuantView& rows) {
+  if (!(rows.format == prepared.weight) || rows.k != prepared.k) {
+    return make_error(StatusCode::kInvalidArgument,
+                      "new weights [{}, {}] differ in format or columns from the [{}, {}] in use; "
+                      "quantize them with the model's scheme",
+                      rows.n, rows.k, prepared.n, prepared.k);
+  }
+  if (first_row < 0 || rows.n < 1 || first_row > prepared.n - rows.n) {
+    return make_error(StatusCode::kInvalidArgument,
+                      "new weights are rows {} to {} of a matrix of {} rows; give rows that it has",
+                      first_row, first_row + rows.n, prepared.n);
+  }
+  return {};
+}
+
 // The defaults are those of backends whose memory is the host's.
-
-Result<double> Backend::measure_read_gbps() {
-  return make_error(StatusCode::kUnsupported, "{} does not measure its memory", name());
-}
-
-Result<Json> Backend::bench_kernels(const KernelBenchOptions& /*options*/) {
-  return make_error(StatusCode::kUnsupported, "{} has no benchmark of its kernels", name());
-}
 
 Result<DeviceBuffer> Backend::allocate(size_t bytes) {
   NIBBLE_ASSIGN_OR_RETURN(Buffer buffer, Buffer::allocate(bytes));
@@ -30,15 +37,7 @@ Result<DeviceBuffer> Backend::upload(std::span<const float> values) {
   return buffer;
 }
 
-void Backend::start_picks(const PickInput& /*input*/) {
-  CHECK_MSG(false, "{} picks no tokens", name());
-}
-
-void Backend::pick_tokens(float* /*logits*/, int64_t /*vocab*/) {
-  CHECK_MSG(false, "{} picks no tokens", name());
-}
-
-void Backend::finish_picks(std::span<PickedRow> /*out*/) {
+void Backend::finish_step(std::span<PickedRow> /*out*/) {
   CHECK_MSG(false, "{} picks no tokens", name());
 }
 
@@ -55,23 +54,6 @@ Status Backend::check_kv(const KvView& shape, int64_t /*heads*/) const {
                     "{} has no {} cache, but {}; choose one of these by --kv-cache-dtype, or "
                     "--device cuda",
                     name(), kv_code_name(shape.code), kv_code_names(kCodes));
-}
-
-Status Backend::prepare_steps(const StepLimits& /*limits*/) { return {}; }
-
-void Backend::run_step(const StepInput& input,
-                       int64_t /*program*/,
-                       const std::function<void(const StepShape&)>& layers) {
-  layers({.rows = std::ssize(input.tokens), .logit_rows = std::ssize(input.logit_rows)});
-}
-
-void Backend::pick_rows(
-    const StepInput& input, const StepShape& shape, const float* from, int64_t width, float* to) {
-  for (int64_t i = 0; i < shape.logit_rows; ++i) {
-    const int32_t row = input.logit_rows[static_cast<size_t>(i)];
-    CHECK_MSG(row >= 0 && row < shape.rows, "logit row {} of {}", row, shape.rows);
-    std::copy_n(from + row * width, width, to + i * width);
-  }
 }
 
 }  // namespace nibble

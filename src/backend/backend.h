@@ -1,19 +1,17 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
-#include "backend/kernel_bench.h"
+#include "backend/gemm_problem.h"
+#include "backend/step.h"
 #include "base/cpu_topology.h"
-#include "base/json.h"
 #include "core/device_buffer.h"
-#include "ops/attention.h"
 #include "ops/gemm.h"
-#include "ops/picks.h"
 #include "quant/act_spec.h"
 #include "quant/quant_view.h"
 
@@ -27,38 +25,20 @@ class PreparedGemm {
   virtual void run(const GemmArgs& args) = 0;
   /// The weights in canonical form again: packing is invertible.
   [[nodiscard]] virtual Result<QuantTensor> unpack() const = 0;
-  /// Replaces the weights in place (same format and shape, same memory).
-  virtual Status update(const QuantTensor& weight) = 0;
+  /// Replaces rows [first_row, first_row + rows.n) in place: of one of the parts, or all. The
+  /// memory stays, and so do the weights when this fails: kInvalidArgument for another format or k,
+  /// rows past the last, or scales that the packed form cannot hold; kCorrupt for NaN codes (on
+  /// CPUs); kResourceExhausted. Not while a step runs.
+  virtual Status update(int64_t first_row, const QuantTensor& rows) = 0;
   [[nodiscard]] virtual std::string_view kernel_name() const = 0;  // "gemm_w4a16_avx512"
   [[nodiscard]] virtual int64_t weight_bytes() const = 0;          // read per run at m = 1
 };
 
-/// What a step works on; row r of its activations belongs to tokens[r].
-struct StepInput {
-  std::span<const int32_t> tokens;
-  std::span<const SequenceSpan> sequences;
-  std::span<const int32_t> logit_rows;  // rows whose logits are wanted
-  int64_t page_size = 0;                // tokens of a page of the cache
-  bool fed = false;  // tokens are what the step before picked, row by row; `tokens` says how many
-  std::span<const SequenceSpan> other_pools = {};  // see sequences_in_pool()
-};
-
-/// Rows that the layers of a step compute: those of its input, or more on devices that record the
-/// work of a step for a few sizes only. What is in the rows past the input's is nobody's concern.
-struct StepShape {
-  int64_t rows = 0;
-  int64_t logit_rows = 0;
-};
-
-/// Sizes of the largest step.
-struct StepLimits {
-  int64_t rows = 0;
-  int64_t sequences = 0;
-  int64_t positions = 0;     // of one sequence
-  int64_t pools = 1;         // of the cache
-  int64_t input_width = 0;   // of the products of a layer whose inputs differ, summed
-  int64_t scaled_pairs = 0;  // of a row's frequencies, where DynamicRope scales them
-};
+/// kInvalidArgument unless rows like `rows`, in the format that the device keeps weights in, may
+/// replace those of the prepared product from first_row on: for PreparedGemm::update().
+[[nodiscard]] Status check_update(const GemmProblem& prepared,
+                                  int64_t first_row,
+                                  const QuantView& rows);
 
 /// The token table [vocab, hidden] of a model.
 class PreparedTable {
@@ -66,14 +46,14 @@ class PreparedTable {
   virtual ~PreparedTable() = default;
   [[nodiscard]] virtual int64_t rows() const = 0;
   [[nodiscard]] virtual int64_t width() const = 0;
-  /// out[r] = table[tokens[r]] as f32, [tokens, width()]. Ids must be in 0..rows()-1.
-  virtual void gather(const StepInput& input, const StepShape& shape, float* out) const = 0;
+  /// out[r] = table[token of row r] as f32, [step.rows(), width()]. Ids must be in 0..rows()-1.
+  virtual void gather(const Step& step, float* out) const = 0;
 };
 
 /// Kernels of one device. Chosen once, passed to layers, never global. Calls are made by one thread
 /// at a time and take effect in their order; on CPUs each splits its work over the backend's own
-/// threads and returns when it is done, on GPUs only read() and run_step()'s end wait. Pointers are
-/// to the backend's memory unless a parameter is a span.
+/// threads and returns when it is done, on GPUs only read() and finish_step() wait. Pointers are to
+/// the backend's memory unless a parameter is a span.
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -90,23 +70,10 @@ class Backend {
   [[nodiscard]] virtual bool host_memory() const { return true; }
   /// Bytes that are free in the backend's memory; 0 where that is the host's.
   [[nodiscard]] virtual int64_t free_memory() const { return 0; }
-  /// Of devices other than the CPU (whose benchmarks are programs of their own): GB/s at which the
-  /// device reads its memory; and {"ceilings", "kernels"} of its matrix products.
-  virtual Result<double> measure_read_gbps();
-  virtual Result<Json> bench_kernels(const KernelBenchOptions& options);
   /// Uninitialised. kResourceExhausted, naming the size.
   virtual Result<DeviceBuffer> allocate(size_t bytes);
   /// A copy of `values`.
   virtual Result<DeviceBuffer> upload(std::span<const float> values);
-  /// Whether steps may pick their tokens, by the three calls that follow, and may be fed.
-  [[nodiscard]] virtual bool picks_tokens() const { return false; }
-  /// How the tokens of the step that run_step() runs next are picked.
-  virtual void start_picks(const PickInput& input);
-  /// Within run_step(): picks a token from each row of logits [rows, vocab], as Sampler does; they
-  /// are overwritten.
-  virtual void pick_tokens(float* logits, int64_t vocab);
-  /// Waits for the picks of the earliest step that has not been finished; of two at most.
-  virtual void finish_picks(std::span<PickedRow> out);
   /// Copies to the host what earlier calls left at `from`.
   virtual void read(const float* from, std::span<float> to);
   /// Bytes of one page of one layer's cache.
@@ -121,19 +88,24 @@ class Backend {
   virtual Result<std::unique_ptr<PreparedTable>> prepare_table(
       const QuantView& table, std::shared_ptr<const void> owner) = 0;
 
-  /// A number for run_step() that nobody has had: of a model with its cache.
+  /// A number for StepPlan that nobody has had: of a model with its cache.
   int64_t new_program() { return ++programs_; }
   /// Bytes that the backend takes for steps of these sizes beside what it is asked to allocate, as
   /// far as they grow with the rows.
   [[nodiscard]] virtual int64_t step_bytes(const StepLimits& /*limits*/) const { return 0; }
-  /// Sizes what run_step() needs; called once, before it.
-  virtual Status prepare_steps(const StepLimits& limits);
-  /// Calls `layers`, which issues the calls below for one step. A backend may record them for a
-  /// shape and repeat the record for later inputs of that shape instead: for one `program` they
-  /// must depend on nothing but the shape.
-  virtual void run_step(const StepInput& input,
-                        int64_t program,
-                        const std::function<void(const StepShape&)>& layers);
+  /// Sizes what run_step() needs; called once, before it and after the products of a model are
+  /// prepared. kInvalidArgument for a kernel that was asked for and takes none of them.
+  virtual Status prepare_steps(const StepLimits& limits) = 0;
+  /// Runs a step: calls `layers`, which issues its work. A backend may record that for a size and
+  /// repeat the record for later steps of the size instead: for one program it must depend on
+  /// nothing but step.rows(), step.logit_rows() and what kinds of picks the plan has.
+  virtual void run_step(const StepPlan& plan, const StepLayers& layers) = 0;
+  /// Whether a plan may say how tokens are picked, and steps may be fed.
+  [[nodiscard]] virtual bool picks_tokens() const { return false; }
+  /// Waits for the tokens of the earliest step with picks that has not been finished; of two at
+  /// most.
+  ///   out: one for each of its logit rows
+  virtual void finish_step(std::span<PickedRow> out);
 
   /// kUnsupported, with the reason and a remedy, for weights and activations that prepare_gemm()
   /// has no kernel for.
@@ -154,13 +126,8 @@ class Backend {
     return prepare_gemm({&view, 1}, act, max_m);
   }
 
-  /// to[i] = from[input.logit_rows[i]], rows of width.
-  virtual void pick_rows(
-      const StepInput& input, const StepShape& shape, const float* from, int64_t width, float* to);
   /// x[i] rounded to BF16, ties to even, in place.
   virtual void round_bf16(float* x, int64_t count) = 0;
-  virtual void rope_append_kv(const RopeAppendArgs& args) = 0;
-  virtual void attention(const AttentionArgs& args) = 0;
 
  private:
   int64_t programs_ = 0;
@@ -180,6 +147,8 @@ struct CpuBackendOptions {
   ThreadLimit limit = ThreadLimit::kUsableCpus;
   // BF16 activations of INT4 weights in groups are not rounded to fixed point within a group.
   bool exact_activations = false;
+  // Names of kernels that products which they accept take, first names first: see KernelChoice.
+  std::vector<std::string> kernels;
 };
 
 /// The CPU backend. kUnsupported, with the list of what the machine has, when it lacks the ISA.

@@ -682,7 +682,7 @@ TEST_F(Gemm, UnpacksAndUpdatesExactly) {
       for (const uint32_t seed : {4U, 5U}) {
         auto expected = random_weight(scheme.weight, shape, seed);
         if (seed == 5U) {
-          ASSERT_TRUE((*gemm)->update(*expected).ok());
+          ASSERT_TRUE((*gemm)->update(0, *expected).ok());
         }
         auto unpacked = (*gemm)->unpack();
         ASSERT_TRUE(unpacked.ok());
@@ -698,7 +698,7 @@ TEST_F(Gemm, UnpacksAndUpdatesExactly) {
         EXPECT_TRUE(std::ranges::equal(unpacked->zeros.as<int8_t>(), expected->zeros.as<int8_t>()));
       }
       const auto other = random_weight(scheme.weight, {shape.n + 1, shape.k}, 6);
-      EXPECT_EQ((*gemm)->update(*other).code(), StatusCode::kInvalidArgument);
+      EXPECT_EQ((*gemm)->update(0, *other).code(), StatusCode::kInvalidArgument);
     }
   }
 }

@@ -15,22 +15,6 @@ namespace {
 constexpr const char* kLibrary = "libnibble_cuda.so";
 constexpr std::string_view kCudaPrefix = "cuda:";
 
-/// The library's path, or empty where it is not installed.
-std::string find_library(const std::string& given) {
-  if (!given.empty()) {
-    return given;
-  }
-  std::error_code ignored;
-  const auto folder = std::filesystem::read_symlink("/proc/self/exe", ignored).parent_path();
-  for (const char* place : {"", "../lib", "../lib/nibble"}) {
-    const auto path = folder / place / kLibrary;
-    if (std::filesystem::exists(path, ignored)) {
-      return path;
-    }
-  }
-  return {};
-}
-
 Result<std::unique_ptr<Backend>> open_cuda(const std::string& path,
                                            const CudaBackendOptions& options) {
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);  // stays open: its code is in use
@@ -53,8 +37,25 @@ Result<std::unique_ptr<Backend>> open_cuda(const std::string& path,
   return backend;
 }
 
-Result<int> gpu_of(const std::string& device) {
-  if (device == "cuda") {
+}  // namespace
+
+std::string find_cuda_library(const std::string& given) {
+  if (!given.empty()) {
+    return given;
+  }
+  std::error_code ignored;
+  const auto folder = std::filesystem::read_symlink("/proc/self/exe", ignored).parent_path();
+  for (const char* place : {"", "../lib", "../lib/nibble"}) {
+    const auto path = folder / place / kLibrary;
+    if (std::filesystem::exists(path, ignored)) {
+      return path;
+    }
+  }
+  return {};
+}
+
+Result<int> cuda_device(const std::string& device) {
+  if (device == "cuda" || device == "auto") {
     return 0;
   }
   int index = 0;
@@ -68,26 +69,28 @@ Result<int> gpu_of(const std::string& device) {
   return index;
 }
 
-}  // namespace
-
 Result<std::unique_ptr<Backend>> open_backend(const BackendOptions& options) {
+  CpuBackendOptions cpu = options.cpu;
+  CudaBackendOptions cuda = options.cuda;
+  cpu.kernels = options.kernels;
+  cuda.kernels = options.kernels;
   if (options.device == "cpu") {
-    return make_cpu_backend(options.cpu);
+    return make_cpu_backend(cpu);
   }
-  const std::string library = find_library(options.cuda_library);
+  const std::string library = find_cuda_library(options.cuda_library);
   if (options.device == "auto") {
     if (library.empty()) {
-      return make_cpu_backend(options.cpu);
+      return make_cpu_backend(cpu);
     }
-    auto backend = open_cuda(library, options.cuda);
-    if (backend.ok()) {
+    auto backend = open_cuda(library, cuda);
+    // A kernel that the GPU lacks is no reason to compute elsewhere.
+    if (backend.ok() || backend.status().code() == StatusCode::kInvalidArgument) {
       return backend;
     }
     NIBBLE_LOG(kInfo, "computing on the CPU: {}", backend.status().message());
-    return make_cpu_backend(options.cpu);
+    return make_cpu_backend(cpu);
   }
-  CudaBackendOptions cuda = options.cuda;
-  NIBBLE_ASSIGN_OR_RETURN(cuda.device, gpu_of(options.device));
+  NIBBLE_ASSIGN_OR_RETURN(cuda.device, cuda_device(options.device));
   if (library.empty()) {
     return make_error(StatusCode::kUnavailable,
                       "--device {}: {} is neither beside the program nor in ../lib; build it with "

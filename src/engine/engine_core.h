@@ -9,8 +9,8 @@
 #include "engine/engine.h"
 #include "engine/model_runner.h"
 #include "engine/pick_builder.h"
-#include "engine/sampler.h"
 #include "engine/scheduler.h"
+#include "ops/sampler.h"
 
 namespace nibble {
 

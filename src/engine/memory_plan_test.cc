@@ -39,8 +39,8 @@ class FakeGpu final : public Backend {
   }
   [[nodiscard]] Status check_kv(const KvView&, int64_t) const override { return {}; }
   void round_bf16(float*, int64_t) override {}
-  void rope_append_kv(const RopeAppendArgs&) override {}
-  void attention(const AttentionArgs&) override {}
+  Status prepare_steps(const StepLimits&) override { return {}; }
+  void run_step(const StepPlan&, const StepLayers&) override {}
 
  private:
   int64_t free_;

@@ -22,7 +22,7 @@ Result<ModelRunner> ModelRunner::create(Model& model,
   return runner;
 }
 
-ForwardBatch ModelRunner::batch_of(std::span<const ScheduledSequence> plan, bool ahead) {
+StepInput ModelRunner::batch_of(std::span<const ScheduledSequence> plan, bool ahead) {
   tokens_.clear();
   spans_.clear();
   other_pools_.clear();
@@ -67,7 +67,7 @@ ForwardBatch ModelRunner::batch_of(std::span<const ScheduledSequence> plan, bool
 }
 
 void ModelRunner::run(std::span<const ScheduledSequence> plan) {
-  const ForwardBatch batch = batch_of(plan, false);
+  const StepInput batch = batch_of(plan, false);
   const auto vocab = static_cast<size_t>(model_->config().vocab_size);
   model_->forward(batch, cache_, logits_.as<float>().first(logit_rows_.size() * vocab));
 }

@@ -37,7 +37,7 @@ class ModelRunner final {
  private:
   ModelRunner(Model& model, PagedKvCache cache) : model_(&model), cache_(std::move(cache)) {}
 
-  [[nodiscard]] ForwardBatch batch_of(std::span<const ScheduledSequence> plan, bool ahead);
+  [[nodiscard]] StepInput batch_of(std::span<const ScheduledSequence> plan, bool ahead);
 
   Model* model_;
   PagedKvCache cache_;

@@ -2,8 +2,8 @@
 
 #include <vector>
 
-#include "engine/sampler.h"
 #include "ops/picks.h"
+#include "ops/sampler.h"
 
 namespace nibble {
 

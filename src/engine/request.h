@@ -5,33 +5,15 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "base/status.h"
+#include "ops/sampling_params.h"
 
 namespace nibble {
 
-struct SamplingParams {
-  double temperature = 1.0;  // 0: greedy
-  int64_t top_k = 0;         // 0: off
-  double top_p = 1.0;
-  double min_p = 0.0;
-  double repetition_penalty = 1.0;  // over prompt and answer
-  double presence_penalty = 0.0;    // over the answer
-  double frequency_penalty = 0.0;   // over the answer
-  std::optional<uint64_t> seed;     // same seed, same text, whatever else runs
-  std::vector<std::pair<int32_t, float>> logit_bias;
-};
-
 enum class FinishReason : uint8_t { kNone, kStop, kLength, kCancelled, kError };
-
-struct TokenLogprob {
-  int32_t token = 0;
-  float logprob = 0;  // natural log, of the model's distribution before temperature and filters
-};
 
 /// What the engine says about a request. Events of one request arrive in order; the last has a
 /// finish reason. Tokens are raw ids: text is made outside the engine.

@@ -27,7 +27,7 @@ class Oracle final : public Model {
   [[nodiscard]] std::string_view scheme() const override { return "fake"; }
   [[nodiscard]] int64_t weight_bytes() const override { return 0; }
 
-  void forward(const ForwardBatch& batch, PagedKvCache& /*cache*/, std::span<float> out) override {
+  void forward(const StepInput& batch, PagedKvCache& /*cache*/, std::span<float> out) override {
     ASSERT_EQ(batch.sequences.size(), 1U);
     const SequenceSpan& span = batch.sequences[0];
     const auto rows = static_cast<int32_t>(batch.tokens.size());

@@ -20,7 +20,7 @@ class PagedKvCache final {
   [[nodiscard]] const KvCacheShape& shape() const { return shape_; }
   [[nodiscard]] int64_t num_pools() const { return static_cast<int64_t>(pools_.size()); }
   [[nodiscard]] KvView view(int64_t layer) const;
-  /// What Backend::run_step() knows the model by that computes on this cache.
+  /// StepPlan's number of the model that computes on this cache.
   [[nodiscard]] int64_t program() const { return program_; }
 
  private:

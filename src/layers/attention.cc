@@ -24,7 +24,7 @@ std::array<ScratchNeed, 2> Attention::scratch(const ModelConfig& config) {
 }
 
 void Attention::forward(float* hidden, const ForwardContext& context) {
-  Backend& backend = context.backend;
+  Step& step = context.step;
   const Activations qkv = context.scratch[ScratchName::kQkv];
   const Activations attended = context.scratch[ScratchName::kAttended];
   const int64_t stride = parts_.qkv.n();
@@ -33,29 +33,29 @@ void Attention::forward(float* hidden, const ForwardContext& context) {
       parts_.output.act() == ActFormat::kInt8Token && context.kv.code == KvCode::kBf16;
   const AttentionForm form = shared ? AttentionForm::kShared : AttentionForm::kOwn;
   parts_.qkv.forward({.x = hidden, .m = context.rows, .y = qkv, .input = parts_.norm.input()});
-  backend.rope_append_kv(RopeAppendArgs{.qkv = qkv,
-                                        .stride = stride,
-                                        .heads = shape_.heads,
-                                        .inv_freq = rope_->inv_freq.as<float>(),
-                                        .attention_factor = rope_->attention_factor,
-                                        .kv = context.kv,
-                                        .sequences = context.sequences,
-                                        .q_norm = parts_.q_norm ? parts_.q_norm->weight() : nullptr,
-                                        .k_norm = parts_.k_norm ? parts_.k_norm->weight() : nullptr,
-                                        .norm_eps = parts_.q_norm ? parts_.q_norm->eps() : 0.0F,
-                                        .form = form,
-                                        .dynamic = rope_->dynamic});
+  step.rope_append_kv(RopeAppendArgs{.qkv = qkv,
+                                     .stride = stride,
+                                     .heads = shape_.heads,
+                                     .inv_freq = rope_->inv_freq.as<float>(),
+                                     .attention_factor = rope_->attention_factor,
+                                     .kv = context.kv,
+                                     .sequences = context.sequences,
+                                     .q_norm = parts_.q_norm ? parts_.q_norm->weight() : nullptr,
+                                     .k_norm = parts_.k_norm ? parts_.k_norm->weight() : nullptr,
+                                     .norm_eps = parts_.q_norm ? parts_.q_norm->eps() : 0.0F,
+                                     .form = form,
+                                     .dynamic = rope_->dynamic});
   const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(shape_.head_dim)));
-  backend.attention(AttentionArgs{.q = qkv,
-                                  .q_stride = stride,
-                                  .out = attended,
-                                  .out_stride = shape_.heads * shape_.head_dim,
-                                  .heads = shape_.heads,
-                                  .scale = scale,
-                                  .sliding_window = shape_.sliding_window,
-                                  .kv = context.kv,
-                                  .sequences = context.sequences,
-                                  .form = form});
+  step.attention(AttentionArgs{.q = qkv,
+                               .q_stride = stride,
+                               .out = attended,
+                               .out_stride = shape_.heads * shape_.head_dim,
+                               .heads = shape_.heads,
+                               .scale = scale,
+                               .sliding_window = shape_.sliding_window,
+                               .kv = context.kv,
+                               .sequences = context.sequences,
+                               .form = form});
   parts_.output.forward(
       {.x = attended, .m = context.rows, .y = hidden, .output = GemmOutput::kAdd});
 }

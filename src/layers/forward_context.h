@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <span>
 
-#include "backend/backend.h"
+#include "backend/step.h"
 #include "layers/scratch.h"
 #include "ops/kv.h"
 
@@ -12,7 +12,7 @@ namespace nibble {
 /// What a layer needs to run one step. The scratch memory belongs to the model, holds the largest
 /// step and has what the layer's scratch() declares; layers may overwrite it.
 struct ForwardContext {
-  Backend& backend;
+  Step& step;
   int64_t rows = 0;                         // tokens of the step
   std::span<const SequenceSpan> sequences;  // with their pages in the pool of `kv`
   KvView kv;                                // pages of the layer that runs

@@ -59,7 +59,7 @@ Status Decoder::check_weights() const {
   return reader.ok() ? check_all_finite(*reader) : Status();  // gone meanwhile: nothing is known
 }
 
-void Decoder::check_batch(const ForwardBatch& batch, const PagedKvCache& cache) const {
+void Decoder::check_batch(const StepInput& batch, const PagedKvCache& cache) const {
   const ModelConfig& config = parts_.config;
   const auto rows = static_cast<int64_t>(batch.tokens.size());
   CHECK_LE(rows, options_.max_batch_tokens);
@@ -77,31 +77,29 @@ void Decoder::check_batch(const ForwardBatch& batch, const PagedKvCache& cache) 
   }
 }
 
-void Decoder::write_logits(const StepInput& input, const StepShape& shape, float* logits) {
+void Decoder::write_logits(Step& step, float* logits) {
   auto* picked = picked_.as<float>();
-  backend_.pick_rows(input, shape, hidden_.as<float>(), parts_.config.hidden_size, picked);
+  step.take_logit_rows(hidden_.as<float>(), parts_.config.hidden_size, picked);
   parts_.head.forward(
-      {.x = picked, .m = shape.logit_rows, .y = logits, .input = parts_.final_norm.input()});
+      {.x = picked, .m = step.logit_rows(), .y = logits, .input = parts_.final_norm.input()});
   if (parts_.config.dtype == DType::kBF16) {
-    backend_.round_bf16(logits, shape.logit_rows * parts_.config.vocab_size);
+    backend_.round_bf16(logits, step.logit_rows() * parts_.config.vocab_size);
   }
 }
 
-void Decoder::run_layers(const StepInput& input,
-                         const StepShape& shape,
-                         const PagedKvCache& cache) {
+void Decoder::run_layers(Step& step, const PagedKvCache& cache) {
   const DType type = activation_type_;
   auto* hidden = hidden_.as<float>();
-  ForwardContext context{.backend = backend_,
-                         .rows = shape.rows,
-                         .sequences = input.sequences,
+  ForwardContext context{.step = step,
+                         .rows = step.rows(),
+                         .sequences = step.input().sequences,
                          .kv = {},
                          .scratch = {}};
   for (size_t name = 0; name < kScratchNames; ++name) {
     context.scratch.set(ScratchName{static_cast<uint8_t>(name)},
                         {layer_scratch_.at(name).as<void>(), type});
   }
-  parts_.embedding->gather(input, shape, hidden);
+  parts_.embedding->gather(step, hidden);
   int64_t index = 0;
   for (DecoderLayer& layer : parts_.layers) {
     context.kv = cache.view(index++);
@@ -111,47 +109,48 @@ void Decoder::run_layers(const StepInput& input,
   }
 }
 
-void Decoder::run(const ForwardBatch& batch, const PagedKvCache& cache, float* logits, bool picks) {
+void Decoder::run(const StepInput& batch,
+                  const PagedKvCache& cache,
+                  const PickInput& picks,
+                  float* logits) {
   check_batch(batch, cache);
   if (batch.tokens.empty()) {
     return;
   }
-  const StepInput input{batch.tokens, batch.sequences,  batch.logit_rows, cache.shape().page_size,
-                        batch.fed,    batch.other_pools};
-  backend_.run_step(input, cache.program(), [&](const StepShape& shape) {
-    run_layers(input, shape, cache);
-    if (shape.logit_rows > 0) {
-      write_logits(input, shape, logits);
+  const StepPlan plan{.input = batch,
+                      .page_size = cache.shape().page_size,
+                      .program = cache.program(),
+                      .picks = picks};
+  backend_.run_step(plan, [&](Step& step) {
+    run_layers(step, cache);
+    if (step.logit_rows() > 0) {
+      write_logits(step, logits);
     }
-    if (picks) {
-      backend_.pick_tokens(logits, parts_.config.vocab_size);
+    if (!picks.rows.empty()) {
+      step.sample(logits, parts_.config.vocab_size);
     }
   });
 }
 
-void Decoder::forward(const ForwardBatch& batch, PagedKvCache& cache, std::span<float> logits) {
+void Decoder::forward(const StepInput& batch, PagedKvCache& cache, std::span<float> logits) {
   const auto vocab = static_cast<size_t>(parts_.config.vocab_size);
   CHECK_EQ(logits.size(), batch.logit_rows.size() * vocab);
   if (backend_.host_memory()) {
-    run(batch, cache, logits.data(), false);
+    run(batch, cache, {}, logits.data());
     return;
   }
-  run(batch, cache, logits_.as<float>(), false);
+  run(batch, cache, {}, logits_.as<float>());
   backend_.read(logits_.as<float>(), logits);
 }
 
-void Decoder::start(const ForwardBatch& batch, PagedKvCache& cache, const PickInput& input) {
+void Decoder::start(const StepInput& batch, PagedKvCache& cache, const PickInput& input) {
   CHECK_EQ(input.rows.size(), batch.logit_rows.size());
-  const bool picks = !input.rows.empty();
-  if (picks) {
-    backend_.start_picks(input);
-  }
-  run(batch, cache, logits_.as<float>(), picks);
+  run(batch, cache, input, logits_.as<float>());
 }
 
 void Decoder::finish(std::span<PickedRow> out) {
   if (!out.empty()) {
-    backend_.finish_picks(out);
+    backend_.finish_step(out);
   }
 }
 

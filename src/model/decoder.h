@@ -43,19 +43,22 @@ class Decoder final : public Model {
   [[nodiscard]] int64_t weight_bytes() const override;
   [[nodiscard]] Status check_weights() const override;
   Result<PagedKvCache> make_cache(const KvCacheShape& shape) override;
-  void forward(const ForwardBatch& batch, PagedKvCache& cache, std::span<float> logits) override;
+  void forward(const StepInput& batch, PagedKvCache& cache, std::span<float> logits) override;
   [[nodiscard]] bool picks_tokens() const override { return backend_.picks_tokens(); }
-  void start(const ForwardBatch& batch, PagedKvCache& cache, const PickInput& input) override;
+  void start(const StepInput& batch, PagedKvCache& cache, const PickInput& input) override;
   void finish(std::span<PickedRow> out) override;
 
  private:
   Decoder(DecoderParts parts, Backend& backend, const ModelOptions& options);
 
   Status allocate_scratch();
-  void check_batch(const ForwardBatch& batch, const PagedKvCache& cache) const;
-  void run(const ForwardBatch& batch, const PagedKvCache& cache, float* logits, bool picks);
-  void run_layers(const StepInput& input, const StepShape& shape, const PagedKvCache& cache);
-  void write_logits(const StepInput& input, const StepShape& shape, float* logits);
+  void check_batch(const StepInput& batch, const PagedKvCache& cache) const;
+  void run(const StepInput& batch,
+           const PagedKvCache& cache,
+           const PickInput& picks,
+           float* logits);
+  void run_layers(Step& step, const PagedKvCache& cache);
+  void write_logits(Step& step, float* logits);
 
   DecoderParts parts_;
   Backend& backend_;

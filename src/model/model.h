@@ -12,15 +12,6 @@
 
 namespace nibble {
 
-/// One step's input. Row r of the batch is tokens[r]; sequences say which rows are whose.
-struct ForwardBatch {
-  std::span<const int32_t> tokens;
-  std::span<const SequenceSpan> sequences;
-  std::span<const int32_t> logit_rows;  // rows whose logits are wanted, in the order of the output
-  bool fed = false;  // tokens are what the step before picked, row by row; `tokens` says how many
-  std::span<const SequenceSpan> other_pools = {};  // see sequences_in_pool()
-};
-
 struct ModelOptions {
   int64_t max_batch_tokens = 512;  // largest tokens.size() of a step; workspace is sized here
   int64_t max_logit_rows = 64;     // largest logit_rows.size() of a step
@@ -46,13 +37,13 @@ class Model {
   /// Appends the batch's keys and values to `cache` and writes logits [logit_rows, vocab_size] f32,
   /// rounded to BF16 when that is the model's dtype: as in transformers and vLLM, near ties are
   /// ties.
-  virtual void forward(const ForwardBatch& batch, PagedKvCache& cache, std::span<float> logits) = 0;
+  virtual void forward(const StepInput& batch, PagedKvCache& cache, std::span<float> logits) = 0;
   /// Whether start() and finish() may be called.
   [[nodiscard]] virtual bool picks_tokens() const { return false; }
   /// forward(), but the logits stay where they are: tokens are picked there, one for each of
   /// logit_rows, and finish() gives them. Need not wait: one more step may be started before this
   /// one is finished, and its tokens may be this one's picks (batch.fed).
-  virtual void start(const ForwardBatch& /*batch*/,
+  virtual void start(const StepInput& /*batch*/,
                      PagedKvCache& /*cache*/,
                      const PickInput& /*input*/) {
     CHECK_MSG(false, "this model picks no tokens");

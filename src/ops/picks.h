@@ -9,7 +9,7 @@ namespace nibble {
 inline constexpr int kMaxTopLogprobs = 20;
 
 /// How one row's token is picked on a device: the fields of SamplingParams and SamplerInput
-/// (engine/sampler.h) that matter there.
+/// (ops/sampler.h) that matter there.
 struct RowSampling {
   uint64_t seed = 0;
   int64_t step = 0;  // tokens generated before

@@ -20,6 +20,7 @@ LEVELS = {
     "base": 0, "core": 1, "quant": 2, "arch": 3, "ops": 3, "checkpoint": 4, "backend": 4,
     "layers": 5, "kvcache": 5, "quantizer": 5, "text": 5, "model": 6, "engine": 7, "synthetic": 7,
     "train": 7, "server": 8, "eval": 8, "tools": 9,
+    "bench": 10,
 }
 HEADER_TARGET, SOURCE_TARGET, LONG_TARGET, HARD_STOP = 150, 400, 600, 800
 FUNCTION_TARGET, FUNCTION_STOP, MOST_PARAMETERS = 60, 150, 4
@@ -27,19 +28,19 @@ FUNCTION_TARGET, FUNCTION_STOP, MOST_PARAMETERS = 60, 150, 4
 KERNEL_HEADERS = ("src/backend/cpu/amx/", "src/backend/cpu/kernels/", "src/backend/cpu/simd/",
                   "src/quantizer/kernels/")
 # Headers that nobody outside their folder includes.
-INNER_HEADERS = ("src/backend/cuda/kernels/", "src/backend/cuda/bench/")
+INNER_HEADERS = ("src/backend/cuda/kernels/",)
 
 # Each third-party header belongs to the files below one prefix.
 THIRD_PARTY = [
     (r"boost/json", ("src/base/json_parse.cc",)),
     (r"boost/(asio|beast|system)", ("src/server/",)),
     (r"spdlog/", ("src/base/log.cc",)),
-    (r"CLI/", ("tools/",)),
+    (r"CLI/", ("tools/", "bench/")),
     (r"pcre2", ("src/text/", "src/checkpoint/quant_config.cc")),
     (r"utf8proc", ("src/text/",)),
     (r"xxhash", ("src/quantizer/digest.cc",)),
-    (r"(cuda|cublas|nccl)", ("src/backend/cuda/",)),
-    (r"(immintrin|x86intrin|arm_neon)\.h", ("src/backend/cpu/",)),
+    (r"(cuda|cublas|nccl)", ("src/backend/cuda/", "bench/cuda/")),
+    (r"(immintrin|x86intrin|arm_neon)\.h", ("src/backend/cpu/", "bench/ceilings/")),
 ]
 TRY_ALLOWED = ("src/base/json", "src/engine/engine.cc", "src/server/http_connection.cc", "tools/main.cc")
 MAX_TRY_IN_SERVER = 2  # around the handler, and around what the handler posted for later
@@ -108,10 +109,10 @@ def strip_strings(code):
 
 
 def folder_of(path):
-    """The house folder of a source file: "base", ..., "tools", or None outside the house."""
+    """The house folder of a source file: "base", ..., "tools", "bench", or None outside the house."""
     parts = path.split("/")
-    if parts[0] == "tools":
-        return "tools"
+    if parts[0] in ("tools", "bench"):
+        return parts[0]
     return parts[1] if parts[0] == "src" and len(parts) > 2 else None
 
 
@@ -472,7 +473,7 @@ def weak_symbols(listing):
 def isa_objects(build):
     """Objects compiled for an instruction set, which their own name or their library's has."""
     root = pathlib.Path(build)
-    return [path for path in sorted(root.glob("src/**/*.o"))
+    return [path for path in sorted([*root.glob("src/**/*.o"), *root.glob("bench/**/*.o")])
             if re.search(r"avx|amx|vnni", str(path.relative_to(root)))]
 
 

@@ -48,6 +48,12 @@ class RulesTest(unittest.TestCase):
     def test_include_sideways(self):
         self.expect("includes", "src/layers/c.cc", '#include "kvcache/b.h"\n')
 
+    def test_include_of_benchmarks(self):
+        self.expect("includes", "src/backend/c.cc", '#include "bench/kernels/b.h"\n')
+        self.expect("includes", "tools/c.cc", '#include "bench/kernels/b.h"\n')
+        includes = '#include "bench/a.h"\n#include "tools/b.h"\n#include "base/a.h"\n'
+        self.assertEqual(run({**GOOD, "bench/kernels/c.cc": includes}).errors, [])
+
     def test_include_relative(self):
         self.expect("includes", "src/layers/c.cc", '#include "../base/a.h"\n')
 
@@ -62,6 +68,7 @@ class RulesTest(unittest.TestCase):
 
     def test_intrinsics_elsewhere(self):
         self.expect("third-party", "src/ops/c.cc", "#include <immintrin.h>\n")
+        self.expect("third-party", "bench/kernels/c.cc", "#include <immintrin.h>\n")
 
     def test_too_long(self):
         self.expect("length", "src/base/c.cc", "\n" * 801)
@@ -230,7 +237,7 @@ class RulesTest(unittest.TestCase):
     def test_isa_objects(self):
         names = ["src/backend/CMakeFiles/nibble_kernels_amx.dir/cpu/kernels/rows.cc.o",
                  "src/quantizer/CMakeFiles/nibble_quantizer.dir/kernels/row_kernels_avx512.cc.o",
-                 "src/backend/CMakeFiles/nibble_backend.dir/cpu/ceilings_avx2.cc.o"]
+                 "bench/CMakeFiles/nibble_bench.dir/ceilings/ceilings_avx2.cc.o"]
         others = ["src/backend/CMakeFiles/nibble_kernels_scalar.dir/cpu/kernels/rows.cc.o"]
         with tempfile.TemporaryDirectory() as folder:
             for name in names + others:

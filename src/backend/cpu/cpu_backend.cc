@@ -1,10 +1,16 @@
 #include <algorithm>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
 
 #include "backend/backend.h"
 #include "backend/cpu/cpu_attention.h"
-#include "backend/cpu/cpu_gemm.h"
+#include "backend/cpu/cpu_step.h"
 #include "backend/cpu/cpu_table.h"
 #include "backend/cpu/isa.h"
+#include "backend/cpu/registry.h"
+#include "backend/kernel_choice.h"
 #include "base/log.h"
 
 namespace nibble {
@@ -16,9 +22,23 @@ constexpr int64_t kRoundedPiece = 4096;  // elements of one task of round_bf16()
 class CpuBackend final : public Backend {
  public:
   CpuBackend(const KernelTable& kernels, const ThreadPlan& plan, bool exact)
-      : kernels_(kernels), name_(fmt::format("cpu/{}", kernels.name)), exact_(exact), pool_(plan) {}
+      : kernels_(kernels),
+        name_(fmt::format("cpu/{}", kernels.name)),
+        pool_(plan),
+        products_{.kernels = kernels, .arena = weights_, .workspace = workspace_, .exact = exact} {}
 
-  Status allocate_scratch() { return attention_.allocate_scratch(); }
+  /// kInvalidArgument for a name in `kernels` that there is no kernel of.
+  Status start(std::span<const std::string> kernels) {
+    KernelChoice::Registry registry{.device = name_,
+                                    .accepts = [this](size_t entry, const GemmProblem& problem) {
+                                      return gemm_entries()[entry].accepts(problem, products_);
+                                    }};
+    for (const GemmEntry& entry : gemm_entries()) {
+      registry.names.push_back(fmt::format("{}_{}", entry.name, kernels_.name));
+    }
+    NIBBLE_ASSIGN_OR_RETURN(choice_, KernelChoice::create(std::move(registry), kernels));
+    return attention_.allocate_scratch();
+  }
 
   [[nodiscard]] std::string_view name() const override { return name_; }
   [[nodiscard]] int threads() const override { return pool_.threads(); }
@@ -26,19 +46,32 @@ class CpuBackend final : public Backend {
   [[nodiscard]] Status check_gemm(const WeightFormat& format,
                                   const ActSpec& act,
                                   int64_t k) const override {
-    return check_formats(format, act.format, k);
+    const GemmProblem problem{.weight = format, .act = act.format, .n = kTileRows, .k = k};
+    return choice_->choose(problem) ? Status() : refuse_product(problem, products_);
   }
 
   Result<std::unique_ptr<PreparedGemm>> prepare_gemm(std::span<const QuantView> parts,
                                                      const ActSpec& act,
                                                      int64_t max_m) override {
-    return CpuGemm::create(parts, act, max_m, kernels_, weights_, workspace_, exact_);
+    GemmProblem problem{.weight = parts.front().format, .act = act.format, .k = parts.front().k};
+    for (const QuantView& part : parts) {
+      problem.n += part.n;
+    }
+    const auto entry = choice_->choose(problem);
+    if (!entry) {
+      return refuse_product(problem, products_);
+    }
+    choice_->count(*entry, problem);
+    return gemm_entries()[*entry].make(
+        {.parts = parts, .problem = problem, .act = act, .max_m = max_m}, products_);
   }
 
   Result<std::unique_ptr<PreparedTable>> prepare_table(const QuantView& table,
                                                        std::shared_ptr<const void> owner) override {
     return std::unique_ptr<PreparedTable>(std::make_unique<CpuTable>(table, std::move(owner)));
   }
+
+  Status prepare_steps(const StepLimits& /*limits*/) override { return choice_->finish(); }
 
   void round_bf16(float* x, int64_t count) override {
     const int64_t pieces = (count + kRoundedPiece - 1) / kRoundedPiece;
@@ -48,17 +81,20 @@ class CpuBackend final : public Backend {
     });
   }
 
-  void rope_append_kv(const RopeAppendArgs& args) override { attention_.rope_append_kv(args); }
-  void attention(const AttentionArgs& args) override { attention_.attention(args); }
+  void run_step(const StepPlan& plan, const StepLayers& layers) override {
+    CpuStep step(plan, attention_);
+    layers(step);
+  }
 
  private:
   const KernelTable& kernels_;
   std::string name_;
-  bool exact_;  // see CpuBackendOptions
   ThreadPool pool_;
   BufferArena weights_;
   Workspace workspace_{pool_};
   CpuAttention attention_{kernels_, pool_};
+  GemmDevice products_;
+  std::optional<KernelChoice> choice_;
 };
 
 }  // namespace
@@ -94,7 +130,7 @@ Result<std::unique_ptr<Backend>> make_cpu_backend(const CpuBackendOptions& optio
   }
   auto backend =
       std::make_unique<cpu::CpuBackend>(*kernels, plan_of(options), options.exact_activations);
-  NIBBLE_RETURN_IF_ERROR(backend->allocate_scratch());
+  NIBBLE_RETURN_IF_ERROR(backend->start(options.kernels));
   return std::unique_ptr<Backend>(std::move(backend));
 }
 

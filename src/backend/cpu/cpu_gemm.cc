@@ -22,59 +22,36 @@ bool has_token_scales(ActFormat act) {
   return act == ActFormat::kInt8Token || act == ActFormat::kFp8Token;
 }
 
-/// How a product of one weight code and form of activations is called and computed.
-struct Product {
-  std::string_view name;
-  KernelTable::Gemm rows = nullptr;
-  KernelTable::TileGemm tiles = nullptr;
-};
-
-Product product_of(const KernelTable& kernels, const WeightFormat& format, ActFormat act) {
-  const bool integer = act == ActFormat::kInt8Token;
-  if (format.zero_points != ZeroPoints::kNone) {
-    return format.code == WeightCode::kInt8
-               ? Product{"gemm_w8a16_zeros", kernels.gemm_int8_zeros, nullptr}
-               : Product{"gemm_w4a16_zeros", kernels.gemm_int4_zeros, nullptr};
-  }
-  switch (format.code) {
-    case WeightCode::kF32:
-      return {"gemm_f32", kernels.gemm_f32, nullptr};
-    case WeightCode::kF16:
-      return {"gemm_f16", kernels.gemm_f16, nullptr};
-    case WeightCode::kBf16:
-      return {"gemm_bf16", kernels.gemm_bf16, kernels.tiles_bf16};
-    case WeightCode::kInt8:
-      return integer ? Product{"gemm_w8a8_int8", kernels.gemm_int8_int8, kernels.tiles_int8_int8}
-                     : Product{"gemm_w8a16_int8", kernels.gemm_int8, kernels.tiles_int8};
-    case WeightCode::kFp8E4M3:
-      if (act == ActFormat::kFp8Group) {
-        return {"gemm_w8a8_fp8_block", kernels.gemm_fp8, nullptr};
-      }
-      return {act == ActFormat::kFp8Token ? "gemm_w8a8_fp8" : "gemm_w8a16_fp8", kernels.gemm_fp8,
-              kernels.tiles_fp8};
-    case WeightCode::kInt4:
-      return integer ? Product{"gemm_w4a8", kernels.gemm_int4_int8, kernels.tiles_int4_int8}
-                     : Product{"gemm_w4a16", kernels.gemm_int4, kernels.tiles_int4};
-    case WeightCode::kFp4E2M1:
-      return {"gemm_fp4", kernels.gemm_fp4, nullptr};
-  }
-  return {};
+/// Groups of these sizes have kernels of their own.
+bool has_usual_groups(int64_t groups, int64_t group_size) {
+  return groups > 1 && (group_size == 32 || group_size == 64 || group_size == 128);
 }
 
-/// Sizes of groups that have kernels of their own.
-bool has_usual_groups(const PackedWeights& w) {
-  return w.groups > 1 && (w.group_size == 32 || w.group_size == 64 || w.group_size == 128);
+/// Groups that blocks of kMaxBlock columns divide, or that divide them.
+bool has_whole_blocks(int64_t group_size) {
+  return group_size % kStepColumns == 0 &&
+         (group_size % kMaxBlock == 0 || kMaxBlock % group_size == 0);
+}
+
+bool takes_scales(TiledScales scales, const WeightFormat& format, int64_t k) {
+  const int64_t groups = format.groups(k);
+  const bool whole_groups = format.scale_per == ScalePer::kBlock || !format.grouped() ||
+                            k % format.group_size == 0 || groups == 1;
+  switch (scales) {
+    case TiledScales::kAny:
+      return whole_groups && (groups <= 1 || has_whole_blocks(format.group_size));
+    case TiledScales::kChannel:
+      return groups == 1;
+    case TiledScales::kUsualGroups:
+      return whole_groups && has_usual_groups(groups, format.group_size);
+  }
+  return false;
 }
 
 /// Tiles hold int8 and bf16: activations in f32 do not fit, nor groups of unusual sizes.
 bool fits_tiles(const PackedWeights& w, ActFormat act) {
-  return act != ActFormat::kFloat && (w.groups <= 1 || has_usual_groups(w));
-}
-
-/// Whether bf16 activations are rounded to fixed point (FixedRow).
-bool takes_fixed(const PackedMatrix& matrix) {
-  return matrix.act() == ActFormat::kBf16 && matrix.format().code == WeightCode::kInt4 &&
-         has_usual_groups(matrix.view());
+  return act != ActFormat::kFloat &&
+         (w.groups <= 1 || (has_usual_groups(w.groups, w.group_size) && w.k % w.group_size == 0));
 }
 
 /// From this many rows on tiles beat vectors, which fill no more than one row of a tile each.
@@ -89,54 +66,54 @@ int64_t fewest_tile_rows(const PackedWeights& w, WeightCode code, bool fixed) {
 
 }  // namespace
 
-CpuGemm::CpuGemm(PackedMatrix matrix,
-                 const ActSpec& spec,
-                 const KernelTable& kernels,
-                 Workspace& workspace,
-                 bool exact)
-    : matrix_(std::move(matrix)),
-      spec_(spec),
-      kernels_(kernels),
-      workspace_(workspace),
-      fixed_(!exact && takes_fixed(matrix_)),
-      fetch_far_(detect_cpu_features().fetch_far) {
-  const Product product = product_of(kernels, matrix_.format(), matrix_.act());
-  const bool zeros = matrix_.format().zero_points != ZeroPoints::kNone;
-  const auto fixed = zeros ? kernels.gemm_int4_fixed_zeros : kernels.gemm_int4_fixed;
-  row_kernel_ = fixed_ ? fixed : product.rows;
-  const PackedWeights w = matrix_.view();
-  tile_kernel_ = fits_tiles(w, matrix_.act()) ? product.tiles : nullptr;
-  fewest_tile_rows_ = fewest_tile_rows(w, matrix_.format().code, fixed_);
-  name_ = fmt::format("{}_{}", product.name, kernels.name);
+bool TiledProduct::accepts(const GemmProblem& problem, const GemmDevice& device) const {
+  const WeightFormat& format = problem.weight;
+  return format.code == code && std::ranges::count(acts, problem.act) > 0 &&
+         format.zero_points == zero_points && takes_scales(scales, format, problem.k) &&
+         !(device.exact && rounding == TiledRounding::kFixed);
 }
 
-Result<std::unique_ptr<PreparedGemm>> CpuGemm::create(std::span<const QuantView> parts,
-                                                      const ActSpec& act,
-                                                      int64_t max_m,
-                                                      const KernelTable& kernels,
-                                                      BufferArena& arena,
-                                                      Workspace& workspace,
-                                                      bool exact) {
-  CHECK_GT(max_m, 0);
-  NIBBLE_ASSIGN_OR_RETURN(PackedMatrix matrix,
-                          PackedMatrix::create(parts, act.format, arena, workspace.pool()));
-  std::unique_ptr<CpuGemm> gemm(new CpuGemm(std::move(matrix), act, kernels, workspace, exact));
-  gemm->max_m_ = max_m;
-  NIBBLE_RETURN_IF_ERROR(workspace.reserve(max_m, gemm->matrix_.k()));
-  if (gemm->in_tiles(max_m)) {
+CpuGemm::CpuGemm(PackedMatrix matrix,
+                 const ActSpec& spec,
+                 const TiledProduct& product,
+                 const GemmDevice& device)
+    : matrix_(std::move(matrix)),
+      spec_(spec),
+      kernels_(device.kernels),
+      workspace_(device.workspace),
+      fixed_(product.rounding == TiledRounding::kFixed),
+      fetch_far_(detect_cpu_features().fetch_far),
+      row_kernel_(kernels_.*product.rows),
+      name_(fmt::format("{}_{}", product.name, kernels_.name)) {
+  const PackedWeights w = matrix_.view();
+  if (product.tiles != nullptr && fits_tiles(w, matrix_.act())) {
+    tile_kernel_ = kernels_.*product.tiles;
+  }
+  fewest_tile_rows_ = fewest_tile_rows(w, matrix_.format().code, fixed_);
+}
+
+Result<std::unique_ptr<PreparedGemm>> CpuGemm::create(const GemmRequest& request,
+                                                      const TiledProduct& product,
+                                                      const GemmDevice& device) {
+  CHECK_GT(request.max_m, 0);
+  Workspace& workspace = device.workspace;
+  NIBBLE_ASSIGN_OR_RETURN(
+      PackedMatrix matrix,
+      PackedMatrix::create(request.parts, request.problem.act, device.arena, workspace.pool()));
+  std::unique_ptr<CpuGemm> gemm(new CpuGemm(std::move(matrix), request.act, product, device));
+  gemm->max_m_ = request.max_m;
+  NIBBLE_RETURN_IF_ERROR(workspace.reserve(request.max_m, gemm->matrix_.k()));
+  if (gemm->in_tiles(request.max_m)) {
     NIBBLE_RETURN_IF_ERROR(workspace.reserve_tiles());
   }
   return std::unique_ptr<PreparedGemm>(std::move(gemm));
 }
 
-Status CpuGemm::update(const QuantTensor& weight) {
-  if (!(weight.format == matrix_.format()) || weight.n != matrix_.n() || weight.k != matrix_.k()) {
-    return make_error(StatusCode::kInvalidArgument,
-                      "new weights [{}, {}] differ in format or shape from the [{}, {}] in use; "
-                      "quantize them with the model's scheme",
-                      weight.n, weight.k, matrix_.n(), matrix_.k());
-  }
-  return matrix_.update(view_of(weight), workspace_.pool());
+Status CpuGemm::update(int64_t first_row, const QuantTensor& rows) {
+  NIBBLE_RETURN_IF_ERROR(check_update(
+      {.weight = matrix_.format(), .act = matrix_.act(), .n = matrix_.n(), .k = matrix_.k()},
+      first_row, view_of(rows)));
+  return matrix_.update(first_row, view_of(rows), workspace_.pool());
 }
 
 bool CpuGemm::in_tiles(int64_t m) const {

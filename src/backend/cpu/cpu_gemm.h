@@ -1,25 +1,46 @@
 #pragma once
 
+#include <array>
 #include <string>
 
 #include "backend/backend.h"
 #include "backend/cpu/packing.h"
-#include "backend/cpu/workspace.h"
+#include "backend/cpu/registry.h"
 
 namespace nibble::cpu {
+
+/// Which scales of weights a product takes.
+enum class TiledScales : uint8_t {
+  kAny,          // none, per channel, or per group of 8, 16, 32 or a multiple of 32
+  kChannel,      // one for each output channel
+  kUsualGroups,  // several groups of 32, 64 or 128
+};
+
+/// What activations are rounded to besides their ActFormat.
+enum class TiledRounding : uint8_t { kNone, kFixed /* FixedRow */ };
+
+/// A product of weights as PackedMatrix lays them out.
+struct TiledProduct {
+  std::string_view name;
+  WeightCode code = WeightCode::kF32;
+  std::array<ActFormat, 2> acts = {ActFormat::kFloat, ActFormat::kBf16};  // either
+  TiledScales scales = TiledScales::kAny;
+  TiledRounding rounding = TiledRounding::kNone;
+  ZeroPoints zero_points = ZeroPoints::kNone;
+  KernelTable::Gemm GemmKernels::*rows = nullptr;       // for a few rows
+  KernelTable::TileGemm TileKernels::*tiles = nullptr;  // for many, with AMX; null: rows only
+
+  [[nodiscard]] bool accepts(const GemmProblem& problem, const GemmDevice& device) const;
+};
 
 /// One packed matrix and the kernels that multiply with it: one for a few rows, which reads the
 /// weights as fast as memory gives them, and with AMX one for many.
 class CpuGemm final : public PreparedGemm {
  public:
-  /// Both references must outlive the object. `exact`: bf16 activations are never rounded further.
-  static Result<std::unique_ptr<PreparedGemm>> create(std::span<const QuantView> parts,
-                                                      const ActSpec& act,
-                                                      int64_t max_m,
-                                                      const KernelTable& kernels,
-                                                      BufferArena& arena,
-                                                      Workspace& workspace,
-                                                      bool exact);
+  /// `product` must accept the request's problem. kCorrupt for NaN codes, kResourceExhausted.
+  static Result<std::unique_ptr<PreparedGemm>> create(const GemmRequest& request,
+                                                      const TiledProduct& product,
+                                                      const GemmDevice& device);
 
   /// round_input(), then multiply().
   void run(const GemmArgs& args) override;
@@ -28,16 +49,15 @@ class CpuGemm final : public PreparedGemm {
   /// The product of the rows that round_input() left behind.
   void multiply(const GemmArgs& args);
   [[nodiscard]] Result<QuantTensor> unpack() const override { return matrix_.unpack(); }
-  Status update(const QuantTensor& weight) override;
+  Status update(int64_t first_row, const QuantTensor& rows) override;
   [[nodiscard]] std::string_view kernel_name() const override { return name_; }
   [[nodiscard]] int64_t weight_bytes() const override { return matrix_.bytes(); }
 
  private:
   CpuGemm(PackedMatrix matrix,
           const ActSpec& spec,
-          const KernelTable& kernels,
-          Workspace& workspace,
-          bool exact);
+          const TiledProduct& product,
+          const GemmDevice& device);
 
   void round_row(const GemmArgs& args, int64_t row, int thread);
   /// Pieces of 64 bytes of a row of rounded activations (int8 or bf16).

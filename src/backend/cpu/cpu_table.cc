@@ -13,9 +13,9 @@ CpuTable::CpuTable(QuantView table, std::shared_ptr<const void> owner)
   CHECK(!table_.format.quantized());
 }
 
-void CpuTable::gather(const StepInput& input, const StepShape& /*shape*/, float* out) const {
+void CpuTable::gather(const Step& step, float* out) const {
   const int64_t k = table_.k;
-  for (const int32_t token : input.tokens) {
+  for (const int32_t token : step.input().tokens) {
     CHECK_MSG(token >= 0 && token < table_.n, "token {} outside 0..{}", token, table_.n - 1);
     const std::byte* row = table_.codes + token * table_.row_bytes();
     if (table_.format.code == WeightCode::kF32) {

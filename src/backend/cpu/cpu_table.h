@@ -16,7 +16,7 @@ class CpuTable final : public PreparedTable {
 
   [[nodiscard]] int64_t rows() const override { return table_.n; }
   [[nodiscard]] int64_t width() const override { return table_.k; }
-  void gather(const StepInput& input, const StepShape& shape, float* out) const override;
+  void gather(const Step& step, float* out) const override;
 
  private:
   QuantView table_;

@@ -1,8 +1,10 @@
 #include "backend/cpu/packing.h"
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstring>
+#include <vector>
 
 #include "backend/cpu/transpose.h"
 #include "base/check.h"
@@ -128,7 +130,6 @@ Result<PackedMatrix> PackedMatrix::create(Parts parts,
   CHECK(!parts.empty());
   const QuantView& first = parts.front();
   const WeightFormat& format = first.format;
-  NIBBLE_RETURN_IF_ERROR(check_formats(format, act, first.k));
   PackedMatrix packed;
   packed.format_ = format;
   packed.act_ = act;
@@ -154,33 +155,53 @@ Result<PackedMatrix> PackedMatrix::create(Parts parts,
   if (act == ActFormat::kInt8Token && format.code == WeightCode::kInt8) {
     NIBBLE_ASSIGN_OR_RETURN(packed.row_sums_, arena.allocate(static_cast<size_t>(rows * 4)));
   }
-  NIBBLE_RETURN_IF_ERROR(packed.pack(parts, pool));
+  NIBBLE_RETURN_IF_ERROR(packed.pack(parts, 0, packed.tiles(), pool));
   return packed;
 }
 
-Status PackedMatrix::update(const QuantView& weight, ThreadPool& pool) {
+Status PackedMatrix::update(int64_t first_row, const QuantView& weight, ThreadPool& pool) {
   CHECK(weight.format == format_);
-  CHECK_EQ(weight.n, n_);
   CHECK_EQ(weight.k, k_);
+  const int64_t end_row = first_row + weight.n;
+  CHECK(first_row >= 0 && weight.n > 0 && end_row <= n_);
   if (bf16_scales_ && !scales_fit_bf16(weight)) {
     return make_error(StatusCode::kInvalidArgument,
                       "{}: scales are not representable in BF16, in which this matrix keeps them; "
                       "round them first",
                       weight.name);
   }
-  for (int64_t row = 0; row < n_; ++row) {
+  for (int64_t row = 0; row < weight.n; ++row) {
     if (!is_valid({&weight, row})) {
       return nan_codes(weight);
     }
   }
-  return pack({&weight, 1}, pool);
+  // Tiles at the ends keep the rows that are not replaced.
+  const int64_t first_tile = first_row / kTileRows;
+  const int64_t end_tile = (end_row + kTileRows - 1) / kTileRows;
+  const int64_t begin = first_tile * kTileRows;
+  const int64_t end = std::min(n_, end_tile * kTileRows);
+  QuantView skipped = weight;  // the rows above, of tiles that are not packed: nobody reads them
+  skipped.n = begin;
+  std::vector<QuantView> parts = {skipped};
+  QuantTensor above;
+  if (begin < first_row) {
+    NIBBLE_ASSIGN_OR_RETURN(above, unpack_rows(begin, first_row));
+    parts.push_back(view_of(above));
+  }
+  parts.push_back(weight);
+  QuantTensor below;
+  if (end_row < end) {
+    NIBBLE_ASSIGN_OR_RETURN(below, unpack_rows(end_row, end));
+    parts.push_back(view_of(below));
+  }
+  return pack(parts, first_tile, end_tile, pool);
 }
 
-Status PackedMatrix::pack(Parts parts, ThreadPool& pool) {
+Status PackedMatrix::pack(Parts parts, int64_t first, int64_t end, ThreadPool& pool) {
   std::atomic<int64_t> bad_tile = -1;
-  pool.parallel_for(tiles(), [&](int64_t tile, int) {
-    if (!pack_tile(parts, tile)) {
-      bad_tile = tile;
+  pool.parallel_for(end - first, [&](int64_t i, int) {
+    if (!pack_tile(parts, first + i)) {
+      bad_tile = first + i;
     }
   });
   if (bad_tile < 0) {
@@ -299,19 +320,28 @@ float PackedMatrix::packed_scale(int64_t index) const {
 Result<QuantTensor> PackedMatrix::unpack() const {
   NIBBLE_ASSIGN_OR_RETURN(QuantTensor weight, QuantTensor::allocate(format_, n_, k_));
   for (int64_t tile = 0; tile < tiles(); ++tile) {
-    unpack_tile(weight, tile);
+    unpack_tile(weight, tile, 0);
   }
   return weight;
 }
 
-void PackedMatrix::unpack_tile(QuantTensor& weight, int64_t tile) const {
+Result<QuantTensor> PackedMatrix::unpack_rows(int64_t first, int64_t end) const {
+  NIBBLE_ASSIGN_OR_RETURN(QuantTensor weight, QuantTensor::allocate(format_, end - first, k_));
+  unpack_tile(weight, first / kTileRows, first);
+  return weight;
+}
+
+void PackedMatrix::unpack_tile(QuantTensor& weight, int64_t tile, int64_t first) const {
   const int64_t tile_bytes = packed_steps() * step_bytes(format_.code);
   const auto* source = reinterpret_cast<const uint8_t*>(codes_.data()) + tile * tile_bytes;
   const int64_t together = lane_columns(format_.code, act_);
   const int64_t size = code_bytes(format_.code);
   const int64_t groups = format_.groups(k_);
-  for (int64_t lane = 0; lane < kTileRows && tile * kTileRows + lane < n_; ++lane) {
-    const int64_t row = tile * kTileRows + lane;
+  for (int64_t lane = 0; lane < kTileRows; ++lane) {
+    const int64_t row = tile * kTileRows + lane - first;
+    if (row < 0 || row >= weight.n) {
+      continue;
+    }
     auto* codes = reinterpret_cast<uint8_t*>(weight.codes.data()) + row * weight.row_bytes();
     for (int64_t step = 0; step < steps(); ++step) {
       const uint8_t* from = source + step * step_bytes(format_.code);

@@ -10,9 +10,6 @@
 
 namespace nibble::cpu {
 
-/// kUnsupported, with the reason and a remedy, for what PackedMatrix does not take.
-[[nodiscard]] Status check_formats(const WeightFormat& format, ActFormat act, int64_t k);
-
 /// Owned memory of one packed matrix; PackedWeights describes the layout.
 class PackedMatrix final {
  public:
@@ -20,15 +17,15 @@ class PackedMatrix final {
 
   /// Sizes and allocates the layout of the parts' rows below each other, for activations in `act`,
   /// then packs them; each thread packs the tiles that it will multiply with. The parts have one
-  /// format and one k. kUnsupported for combinations without a kernel, kCorrupt for NaN codes.
+  /// format, which an entry of the registry accepts with `act`, and one k. kCorrupt for NaN codes.
   static Result<PackedMatrix> create(Parts parts,
                                      ActFormat act,
                                      BufferArena& arena,
                                      ThreadPool& pool);
 
-  /// Packs other weights of the same format and shape into the same memory; leaves it as it is when
-  /// they cannot be used.
-  Status update(const QuantView& weight, ThreadPool& pool);
+  /// Packs other weights of the same format and k over the rows from first_row on, in the same
+  /// memory; leaves them as they are when the new ones cannot be used.
+  Status update(int64_t first_row, const QuantView& weight, ThreadPool& pool);
   /// The exact inverse of pack().
   [[nodiscard]] Result<QuantTensor> unpack() const;
 
@@ -50,11 +47,15 @@ class PackedMatrix final {
 
   /// False when a tile's codes are not numbers; the tile is packed nevertheless.
   bool pack_tile(Parts parts, int64_t tile);
-  Status pack(Parts parts, ThreadPool& pool);
+  /// Packs tiles [first, end) of the rows of the parts below each other.
+  Status pack(Parts parts, int64_t first, int64_t end, ThreadPool& pool);
+  /// Rows [first, end) of one tile as they are now, in canonical form.
+  [[nodiscard]] Result<QuantTensor> unpack_rows(int64_t first, int64_t end) const;
   void pack_scales(std::span<const RowSource> rows, int64_t tile);
   void pack_zeros(std::span<const RowSource> rows, int64_t tile);
   [[nodiscard]] bool is_valid(const RowSource& row) const;
-  void unpack_tile(QuantTensor& weight, int64_t tile) const;
+  /// Writes the tile's rows to `weight`, whose first row is `first`, as far as that has them.
+  void unpack_tile(QuantTensor& weight, int64_t tile, int64_t first) const;
   [[nodiscard]] float packed_scale(int64_t index) const;
   [[nodiscard]] int64_t steps() const { return (k_ + kStepColumns - 1) / kStepColumns; }
   /// Steps of a tile in memory: whole AMX tiles of 64 int8 or 32 bf16 columns.

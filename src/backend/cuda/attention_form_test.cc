@@ -41,14 +41,16 @@ class CpuStep final {
     std::vector<uint16_t> rows(test_.qkv.size());
     std::ranges::transform(test_.qkv, rows.begin(), f32_to_bf16);
     const std::vector<SequenceSpan> spans = spans_of(Rows::kAll);
-    backend_->rope_append_kv({.qkv = {rows.data(), DType::kBF16},
-                              .stride = width_,
-                              .heads = test_.shape.heads,
-                              .inv_freq = frequencies.data(),
-                              .kv = view_,
-                              .sequences = spans,
-                              .form = test_.shape.form,
-                              .dynamic = test_.dynamic});
+    backend_->run_step({}, [&](Step& step) {
+      step.rope_append_kv({.qkv = {rows.data(), DType::kBF16},
+                           .stride = width_,
+                           .heads = test_.shape.heads,
+                           .inv_freq = frequencies.data(),
+                           .kv = view_,
+                           .sequences = spans,
+                           .form = test_.shape.form,
+                           .dynamic = test_.dynamic});
+    });
     return rows;
   }
 
@@ -56,16 +58,18 @@ class CpuStep final {
     const int64_t width = int64_t{test_.shape.heads} * test_.shape.kv.head_dim;
     std::vector<uint16_t> out(queries.size());
     const std::vector<SequenceSpan> spans = spans_of(Rows::kStep);
-    backend_->attention({.q = {queries.data(), DType::kBF16},
-                         .q_stride = width,
-                         .out = {out.data(), DType::kBF16},
-                         .out_stride = width,
-                         .heads = test_.shape.heads,
-                         .scale = test_.shape.scale,
-                         .sliding_window = test_.shape.sliding_window,
-                         .kv = view_,
-                         .sequences = spans,
-                         .form = test_.shape.form});
+    backend_->run_step({}, [&](Step& step) {
+      step.attention({.q = {queries.data(), DType::kBF16},
+                      .q_stride = width,
+                      .out = {out.data(), DType::kBF16},
+                      .out_stride = width,
+                      .heads = test_.shape.heads,
+                      .scale = test_.shape.scale,
+                      .sliding_window = test_.shape.sliding_window,
+                      .kv = view_,
+                      .sequences = spans,
+                      .form = test_.shape.form});
+    });
     return out;
   }
 

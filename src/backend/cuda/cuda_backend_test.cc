@@ -21,12 +21,12 @@ float gathered(Backend& backend, const PreparedTable& table) {
   const DeviceBuffer row = backend.allocate(kWidth * sizeof(float)).value();
   const int32_t token = kVocab - 1, page = 0, logit_row = 0;
   const SequenceSpan sequence{.q_begin = 0, .q_len = 1, .kv_len = 1, .pages = &page};
-  const StepInput input{.tokens = {&token, 1},
-                        .sequences = {&sequence, 1},
-                        .logit_rows = {&logit_row, 1},
-                        .page_size = backend.preferred_page_size(KvCode::kBf16)};
-  backend.run_step(input, backend.new_program(),
-                   [&](const StepShape& shape) { table.gather(input, shape, row.as<float>()); });
+  const StepInput input{
+      .tokens = {&token, 1}, .sequences = {&sequence, 1}, .logit_rows = {&logit_row, 1}};
+  const StepPlan plan{.input = input,
+                      .page_size = backend.preferred_page_size(KvCode::kBf16),
+                      .program = backend.new_program()};
+  backend.run_step(plan, [&](Step& step) { table.gather(step, row.as<float>()); });
   float value = 0;
   backend.read(row.as<float>(), {&value, 1});
   return value;
@@ -45,7 +45,7 @@ TEST(CudaBackend, ATableThatIsAHeadAsWellIsKeptOnce) {
     const auto later = backend->prepare_table(view_of(weight), nullptr).value();
     ASSERT_TRUE(backend->prepare_steps({.rows = 1, .sequences = 1, .positions = 64}).ok());
     EXPECT_EQ(gathered(*backend, *same), 1);
-    ASSERT_TRUE(head->update(table_of(code, 2)).ok());
+    ASSERT_TRUE(head->update(0, table_of(code, 2)).ok());
     EXPECT_EQ(gathered(*backend, *same), code == WeightCode::kBf16 ? 2 : 1);
     EXPECT_EQ(gathered(*backend, *another), 1);
     EXPECT_EQ(gathered(*backend, *later), 1);

@@ -17,20 +17,6 @@ bool token_scales(ActFormat act) {
   return act == ActFormat::kInt8Token || act == ActFormat::kFp8Token;
 }
 
-std::string_view name_of(ActFormat act) {
-  switch (act) {
-    case ActFormat::kFloat:
-    case ActFormat::kBf16:
-      return "BF16";
-    case ActFormat::kInt8Token:
-      return "INT8";
-    case ActFormat::kFp8Token:
-    case ActFormat::kFp8Group:
-      return "FP8";
-  }
-  return "";
-}
-
 // Weights [begin, begin + count) of an F16 or F32 matrix.
 void round_to_bf16(const QuantView& part, size_t begin, size_t count, std::byte* out) {
   const auto convert = [&]<typename T>(auto widen) {
@@ -64,24 +50,6 @@ WeightFormat CudaGemm::device_format(WeightFormat format) {
   return format;
 }
 
-Result<const GemmEntry*> CudaGemm::choose(std::span<const GemmEntry> entries,
-                                          const GemmProblem& problem,
-                                          const DeviceInfo& device) {
-  for (const GemmEntry& entry : entries) {
-    if (entry.accepts(problem, device)) {
-      return &entry;
-    }
-  }
-  const std::string_view scheme = scheme_name(
-      problem.weight, problem.act == ActFormat::kBf16 ? ActFormat::kFloat : problem.act);
-  return make_error(
-      StatusCode::kUnsupported,
-      "no CUDA kernel for weights [{}, {}] in {} with {} activations on {} (sm_{}{}); "
-      "quantize with --scheme to another scheme or use --device cpu",
-      problem.n, problem.k, scheme.empty() ? "this format" : scheme, name_of(problem.act),
-      device.name, device.major, device.minor);
-}
-
 Result<std::unique_ptr<CudaGemm>> CudaGemm::create(std::span<const QuantView> parts,
                                                    const GemmEntry& entry,
                                                    const GemmProblem& problem,
@@ -95,28 +63,44 @@ Result<std::unique_ptr<CudaGemm>> CudaGemm::create(std::span<const QuantView> pa
   NIBBLE_ASSIGN_OR_RETURN(DeviceBuffer packed,
                           allocate_device(gemm->kernel_->packed_bytes(), "a weight matrix"));
   gemm->packed_ = std::make_shared<DeviceBuffer>(std::move(packed));
-  NIBBLE_RETURN_IF_ERROR(gemm->load(parts));
+  NIBBLE_RETURN_IF_ERROR(gemm->load(0, parts));
   return gemm;
 }
 
-Status CudaGemm::load(std::span<const QuantView> parts) {
+Status CudaGemm::load(int64_t first_row, std::span<const QuantView> parts) {
+  constexpr const char* kWhat = "packing weights";
   const int64_t row_bytes = QuantTensor::code_row_bytes(problem_.weight.code, problem_.k);
-  const auto bytes = static_cast<size_t>(problem_.n * row_bytes);
   const int64_t groups = problem_.weight.groups(problem_.k);
-  const bool zeros = problem_.weight.zero_points == ZeroPoints::kPerScale;
-  const auto scale_bytes =
-      static_cast<size_t>(problem_.n * groups) * sizeof(float) * (zeros ? 2 : 1);
-  NIBBLE_ASSIGN_OR_RETURN(DeviceBuffer codes, allocate_device(bytes, "a matrix being packed"));
-  DeviceBuffer scales;
-  NIBBLE_RETURN_IF_ERROR(upload_codes(parts, codes.as<std::byte>()));
-  if (scale_bytes > 0) {
-    NIBBLE_ASSIGN_OR_RETURN(scales, allocate_device(scale_bytes, "scales being packed"));
-    NIBBLE_RETURN_IF_ERROR(upload_scales(parts, scales.as<float>()));
+  if (kernel_->packs_nothing()) {
+    NIBBLE_RETURN_IF_ERROR(upload_codes(parts, packed_->as<std::byte>() + first_row * row_bytes));
+    return check(cudaStreamSynchronize(context_.stream), kWhat);
   }
-  NIBBLE_RETURN_IF_ERROR(check(
-      kernel_->pack(codes.as<void>(), scales.as<float>(), packed_->as<void>(), context_.stream),
-      "packing weights"));
-  return check(cudaStreamSynchronize(context_.stream), "packing weights");
+  const bool zeros = problem_.weight.zero_points == ZeroPoints::kPerScale;
+  const int64_t all_scales = problem_.n * groups * (zeros ? 2 : 1);
+  GemmScratch& scratch = context_.scratch;
+  NIBBLE_RETURN_IF_ERROR(scratch.stage(static_cast<size_t>(problem_.n * row_bytes),
+                                       static_cast<size_t>(all_scales) * sizeof(float)));
+  int64_t rows = 0;
+  for (const QuantView& part : parts) {
+    rows += part.n;
+  }
+  if (rows < problem_.n) {
+    NIBBLE_RETURN_IF_ERROR(check(kernel_->unpack(packed_->as<void>(), scratch.staged_codes(),
+                                                 scratch.staged_scales(), context_.stream),
+                                 "unpacking weights"));
+  }
+  NIBBLE_RETURN_IF_ERROR(upload_codes(parts, scratch.staged_codes() + first_row * row_bytes));
+  if (groups > 0) {
+    NIBBLE_RETURN_IF_ERROR(upload_scales(parts, scratch.staged_scales() + first_row * groups));
+  }
+  if (zeros) {
+    NIBBLE_RETURN_IF_ERROR(
+        upload_zeros(parts, scratch.staged_scales() + (problem_.n + first_row) * groups));
+  }
+  NIBBLE_RETURN_IF_ERROR(check(kernel_->pack(scratch.staged_codes(), scratch.staged_scales(),
+                                             packed_->as<void>(), context_.stream),
+                               kWhat));
+  return check(cudaStreamSynchronize(context_.stream), kWhat);
 }
 
 Status CudaGemm::upload_codes(std::span<const QuantView> parts, std::byte* to) {
@@ -150,7 +134,7 @@ Status CudaGemm::upload_scales(std::span<const QuantView> parts, float* to) {
     NIBBLE_RETURN_IF_ERROR(context_.uploader.upload(count * sizeof(float), fill, to));
     to += count;
   }
-  return problem_.weight.zero_points == ZeroPoints::kPerScale ? upload_zeros(parts, to) : Status();
+  return {};
 }
 
 Status CudaGemm::upload_zeros(std::span<const QuantView> parts, float* to) {
@@ -273,16 +257,12 @@ Result<QuantTensor> CudaGemm::unpack() const {
   return weight;
 }
 
-Status CudaGemm::update(const QuantTensor& weight) {
-  if (!(device_format(weight.format) == problem_.weight) || weight.n != problem_.n ||
-      weight.k != problem_.k) {
-    return make_error(StatusCode::kInvalidArgument,
-                      "new weights [{}, {}] differ in format or shape from the [{}, {}] in use; "
-                      "quantize them with the model's scheme",
-                      weight.n, weight.k, problem_.n, problem_.k);
-  }
-  const QuantView view = view_of(weight);
-  return load({&view, 1});
+Status CudaGemm::update(int64_t first_row, const QuantTensor& rows) {
+  const QuantView view = view_of(rows);
+  QuantView on_device = view;
+  on_device.format = device_format(view.format);
+  NIBBLE_RETURN_IF_ERROR(check_update(problem_, first_row, on_device));
+  return load(first_row, {&view, 1});
 }
 
 }  // namespace nibble::cuda

@@ -27,11 +27,6 @@ class CudaGemm final : public PreparedGemm {
   /// The format in which the GPU keeps weights of `format`: F16 and F32, of unquantized weights
   /// and of scales of groups, become BF16, and a scale of the matrix one for each channel.
   static WeightFormat device_format(WeightFormat format);
-  /// The first of `entries` that takes the problem. kUnsupported, with the reason, when there is
-  /// none.
-  static Result<const GemmEntry*> choose(std::span<const GemmEntry> entries,
-                                         const GemmProblem& problem,
-                                         const DeviceInfo& device);
   static Result<std::unique_ptr<CudaGemm>> create(std::span<const QuantView> parts,
                                                   const GemmEntry& entry,
                                                   const GemmProblem& problem,
@@ -44,7 +39,7 @@ class CudaGemm final : public PreparedGemm {
   /// For each kernel that run() takes for up to `most` rows, the least number of rows, nearly.
   [[nodiscard]] std::vector<int64_t> row_counts(int64_t most) const;
   [[nodiscard]] Result<QuantTensor> unpack() const override;
-  Status update(const QuantTensor& weight) override;
+  Status update(int64_t first_row, const QuantTensor& rows) override;
   [[nodiscard]] std::string_view kernel_name() const override { return name_; }
   [[nodiscard]] int64_t weight_bytes() const override {
     return static_cast<int64_t>(packed_->size());
@@ -58,8 +53,9 @@ class CudaGemm final : public PreparedGemm {
   CudaGemm(const GemmProblem& problem, const GemmContext& context, int64_t max_m)
       : problem_(problem), context_(context), max_m_(max_m) {}
 
-  /// Brings the rows of `parts` to the GPU and packs them over what was there.
-  Status load(std::span<const QuantView> parts);
+  /// Brings the rows of `parts` to the GPU and packs them over the rows from first_row on. Waits:
+  /// products read their weights before the kernel in front of them has ended.
+  Status load(int64_t first_row, std::span<const QuantView> parts);
   Status upload_codes(std::span<const QuantView> parts, std::byte* to);
   Status upload_scales(std::span<const QuantView> parts, float* to);
   Status upload_zeros(std::span<const QuantView> parts, float* to);

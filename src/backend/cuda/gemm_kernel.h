@@ -11,18 +11,10 @@
 
 #include "backend/cuda/device_info.h"
 #include "backend/cuda/launch.h"
+#include "backend/gemm_problem.h"
 #include "base/status.h"
-#include "quant/scheme.h"
 
 namespace nibble::cuda {
-
-/// One linear layer: y [m, n] (+)= x [m, k] · dequant(w [n, k])ᵀ (+ bias).
-struct GemmProblem {
-  WeightFormat weight;
-  ActFormat act = ActFormat::kBf16;  // type of x: kBf16 bf16, kInt8Token int8, kFp8Token e4m3
-  int64_t n = 0;
-  int64_t k = 0;
-};
 
 enum class GemmResult : uint8_t { kBf16, kF32, kAddF32 };  // stored, stored, added to what is there
 
@@ -76,7 +68,7 @@ class GemmKernel {
 
 /// What a family offers; listed in registry.cc, best first.
 struct GemmEntry {
-  std::string_view name;  // "gemm_w4a8_sm90", as error messages and benchmarks print it
+  std::string_view name;  // "gemm_w4a8_sm90": what --kernel, messages and benchmarks call it
   bool (*accepts)(const GemmProblem& problem, const DeviceInfo& device);
   Result<std::unique_ptr<GemmKernel>> (*make)(const GemmProblem& problem, const DeviceInfo& device);
 };

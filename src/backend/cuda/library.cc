@@ -12,4 +12,10 @@ void nibble_cuda_make_backend(const nibble::CudaBackendOptions& options,
   result = nibble::make_cuda_backend(options);
 }
 
+// For libnibble_cuda_bench.so, which times them.
+const std::span<const nibble::cuda::GemmEntry>* nibble_cuda_gemm_entries() {
+  static const std::span<const nibble::cuda::GemmEntry> entries = nibble::cuda::gemm_entries();
+  return &entries;
+}
+
 }  // extern "C"

@@ -28,7 +28,7 @@ enum class PickRange : uint8_t { kGreedy, kAny };
 ///   logprobs [rows], top [rows, kMaxTopLogprobs]: written for rows with logprobs >= 0; both or
 ///   none workspace: sample_workspace_bytes(), 8-byte aligned, zero before the first run, left zero
 ///
-/// The order and the meaning of all steps are those of engine/sampler.h, and the same seed and step
+/// The order and the meaning of all steps are those of ops/sampler.h, and the same seed and step
 /// draw the same number. Weights are summed as integers, in steps of 2^-44 of the largest: the sums
 /// are exact, so a row's pick depends neither on its neighbours nor on the order of threads. It
 /// differs from the CPU's where the draw lies within the rounding of exp() of a boundary, about

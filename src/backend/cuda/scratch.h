@@ -1,6 +1,6 @@
 #pragma once
 
-#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 
 #include "backend/cuda/memory.h"
@@ -17,6 +17,18 @@ class GemmScratch final {
     NIBBLE_RETURN_IF_ERROR(grow(scales_, static_cast<size_t>(m) * sizeof(float)));
     return grow(workspace_, workspace);
   }
+  /// Room for the canonical form of a matrix on its way to or from its packed one.
+  Status stage(size_t codes, size_t scales) {
+    NIBBLE_RETURN_IF_ERROR(grow(staged_codes_, codes));
+    return grow(staged_scales_, scales);
+  }
+  /// At the end of loading: what remains is for the cache.
+  void release_stage() {
+    staged_codes_ = DeviceBuffer();
+    staged_scales_ = DeviceBuffer();
+  }
+  [[nodiscard]] std::byte* staged_codes() const { return staged_codes_.as<std::byte>(); }
+  [[nodiscard]] float* staged_scales() const { return staged_scales_.as<float>(); }
   [[nodiscard]] void* values() const { return values_.as<void>(); }
   [[nodiscard]] float* scales() const { return scales_.as<float>(); }
   [[nodiscard]] void* workspace() const { return workspace_.as<void>(); }
@@ -31,6 +43,8 @@ class GemmScratch final {
     return {};
   }
 
+  DeviceBuffer staged_codes_;
+  DeviceBuffer staged_scales_;
   DeviceBuffer values_;
   DeviceBuffer scales_;
   DeviceBuffer workspace_;  // zero between products

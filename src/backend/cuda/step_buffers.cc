@@ -84,7 +84,8 @@ void StepBuffers::fill(const StepInput& input, const StepShape& shape) {
 }
 
 // Notes the pages of the sequences in one pool.
-StepBuffers::ChangedPages StepBuffers::fill_pages(const StepInput& input, int64_t pool) {
+StepBuffers::ChangedPages StepBuffers::fill_pages(const StepPlan& plan, int64_t pool) {
+  const StepInput& input = plan.input;
   auto* host = pinned_.as<int32_t>();
   const auto spans =
       sequences_in_pool(input.sequences, input.other_pools, static_cast<int32_t>(pool));
@@ -92,7 +93,7 @@ StepBuffers::ChangedPages StepBuffers::fill_pages(const StepInput& input, int64_
   int64_t sequence = 0;
   for (const SequenceSpan& span : spans) {
     const int64_t at = pool * limits_.sequences + sequence;
-    const int64_t pages = ceil_div<int64_t>(span.kv_len, input.page_size);
+    const int64_t pages = ceil_div<int64_t>(span.kv_len, plan.page_size);
     int32_t* const row = host + pages_at_ + at * pages_per_sequence_;
     if (pages > sent_pages_[static_cast<size_t>(at)] || !std::equal(row, row + pages, span.pages)) {
       std::copy_n(span.pages, pages, row);
@@ -123,10 +124,11 @@ Status StepBuffers::copy_pages(const ChangedPages& changed, int64_t pool, cudaSt
                "copying page tables");
 }
 
-Status StepBuffers::write(const StepInput& input, const StepShape& shape, cudaStream_t stream) {
+Status StepBuffers::write(const StepPlan& plan, const StepShape& shape, cudaStream_t stream) {
+  const StepInput& input = plan.input;
   const auto sequences = std::ssize(input.sequences);
   const bool padded = shape.rows > std::ssize(input.tokens);
-  CHECK_GE(input.page_size, kSmallestPage);
+  CHECK_GE(plan.page_size, kSmallestPage);
   CHECK_LE(shape.rows, limits_.rows);
   is_many_ = shape.rows > limits_.sequences;
   CHECK(!(is_many_ && input.fed));
@@ -154,7 +156,7 @@ Status StepBuffers::write(const StepInput& input, const StepShape& shape, cudaSt
                             cudaMemcpyHostToDevice, stream),
             "copying a step's input"));
   for (int64_t pool = 0; pool < limits_.pools; ++pool) {
-    NIBBLE_RETURN_IF_ERROR(copy_pages(fill_pages(input, pool), pool, stream));
+    NIBBLE_RETURN_IF_ERROR(copy_pages(fill_pages(plan, pool), pool, stream));
   }
   return check(cudaEventRecord(copied_.get(), stream), "recording an event");
 }

@@ -5,11 +5,19 @@
 
 #include <cuda_runtime_api.h>
 
-#include "backend/backend.h"
 #include "backend/cuda/attention.h"
 #include "backend/cuda/memory.h"
+#include "backend/step.h"
 
 namespace nibble::cuda {
+
+/// Sizes of a step on the GPU: of its input, or of the record that serves it.
+struct StepShape {
+  int64_t rows = 0;
+  int64_t logit_rows = 0;
+  bool decodes = false;   // it has sequences of one row
+  bool prefills = false;  // and of several
+};
 
 /// A step's input on the GPU, at addresses that never change: what recorded kernels read.
 class StepBuffers final {
@@ -18,10 +26,10 @@ class StepBuffers final {
 
   static Result<StepBuffers> create(const StepLimits& limits);
 
-  /// Copies `input` to the GPU, padded to `shape`: rows past the input's have token 0 and no
-  /// sequence; with more rows than sequences were given, as many empty sequences as there are rows
-  /// of a decode step. Waits only for the copy of the step before.
-  Status write(const StepInput& input, const StepShape& shape, cudaStream_t stream);
+  /// Copies the input of `plan` to the GPU, padded to `shape`: rows past the input's have token 0
+  /// and no sequence; with more rows than sequences were given, as many empty sequences as there
+  /// are rows of a decode step. Waits only for the copy of the step before.
+  Status write(const StepPlan& plan, const StepShape& shape, cudaStream_t stream);
 
   /// Of the step written last, with the page tables of a pool of the cache; `longest` is one of few
   /// values, for records. Steps of as many rows as there are sequences at most have the same
@@ -52,7 +60,7 @@ class StepBuffers final {
   [[nodiscard]] const Places& places() const { return is_many_ ? many_ : few_; }
   static Places place_rows(size_t& end, int64_t rows, int64_t sequences);
   void fill(const StepInput& input, const StepShape& shape);
-  ChangedPages fill_pages(const StepInput& input, int64_t pool);
+  ChangedPages fill_pages(const StepPlan& plan, int64_t pool);
   Status copy_pages(const ChangedPages& changed, int64_t pool, cudaStream_t stream);
 
   StepLimits limits_;

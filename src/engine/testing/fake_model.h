@@ -15,9 +15,9 @@
 #include <vector>
 
 #include "base/check.h"
-#include "engine/sampler.h"
 #include "model/model.h"
 #include "ops/dynamic_rope.h"
+#include "ops/sampler.h"
 
 namespace nibble {
 
@@ -78,9 +78,9 @@ class FakeModel final : public Model {
   [[nodiscard]] int64_t fed_steps() const { return fed_steps_; }
   [[nodiscard]] bool picks_tokens() const override { return picking_; }
 
-  void start(const ForwardBatch& batch, PagedKvCache& cache, const PickInput& input) override {
+  void start(const StepInput& batch, PagedKvCache& cache, const PickInput& input) override {
     CHECK_LT(started_.size(), size_t{2});
-    ForwardBatch fed = batch;
+    StepInput fed = batch;
     if (batch.fed) {
       ++fed_steps_;
       CHECK_EQ(batch.tokens.size(), last_tokens_.size());
@@ -112,7 +112,7 @@ class FakeModel final : public Model {
     started_.pop_front();
   }
 
-  void forward(const ForwardBatch& batch, PagedKvCache& cache, std::span<float> logits) override {
+  void forward(const StepInput& batch, PagedKvCache& cache, std::span<float> logits) override {
     const auto vocab = static_cast<size_t>(config_.vocab_size);
     CHECK_EQ(logits.size(), batch.logit_rows.size() * vocab);
     largest_batch_ = std::max(largest_batch_, static_cast<int64_t>(batch.tokens.size()));
@@ -172,11 +172,11 @@ class FakeModel final : public Model {
     return position << 12 | static_cast<int32_t>(length);
   }
 
-  static const SequenceSpan& span_of(const ForwardBatch& batch, size_t sequence, int32_t pool) {
+  static const SequenceSpan& span_of(const StepInput& batch, size_t sequence, int32_t pool) {
     return sequences_in_pool(batch.sequences, batch.other_pools, pool)[sequence];
   }
 
-  void write(const ForwardBatch& batch, size_t sequence, PagedKvCache& cache) const {
+  void write(const StepInput& batch, size_t sequence, PagedKvCache& cache) const {
     for (int64_t layer = 0; layer < config_.num_layers; ++layer) {
       const KvView view = cache.view(layer);
       const SequenceSpan& span = span_of(batch, sequence, view.pool);
@@ -191,7 +191,7 @@ class FakeModel final : public Model {
     }
   }
 
-  void write_logits(const ForwardBatch& batch,
+  void write_logits(const StepInput& batch,
                     int32_t row,
                     PagedKvCache& cache,
                     std::span<float> logits) const {

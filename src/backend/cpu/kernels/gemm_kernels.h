@@ -267,6 +267,13 @@ struct TileSums {
     }
   }
 
+  /// After the last block: of a group that the columns end in.
+  [[gnu::always_inline]] void finish() {
+    if (kGroups == Groups::kManyBlocks && blocks_left < blocks_of_group) {
+      close_group();
+    }
+  }
+
   [[gnu::always_inline]] void close_group() {
     const F32x16 scale = load_scales(w, scale_index++);
 #pragma GCC unroll 8
@@ -301,7 +308,7 @@ void tile_product(const PackedWeights& w,
     }
     sums.add_block(acc);
   }
-  if (k < w.k) {  // never with groups: k is a multiple of the group size
+  if (k < w.k) {
     const BlockOf<Codec> block(w, tile, k);
     F32x16 acc[kRows][2];
     clear(acc);
@@ -314,6 +321,7 @@ void tile_product(const PackedWeights& w,
     }
     sums.add_block(acc);
   }
+  sums.finish();
 }
 
 inline void write_tile_row(const ProductTask& task, int64_t row, int64_t tile, F32x16 value) {

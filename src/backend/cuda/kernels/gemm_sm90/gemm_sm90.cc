@@ -15,7 +15,7 @@ namespace nibble::cuda {
 namespace {
 
 // What the choice of a tile and a schedule reckons with, in clocks of a multiprocessor; fitted to
-// 1100 timings on an H200 (bench/gemm_sm90_sweep_main.cc; eight shapes, two schemes, 1 to 1024
+// 1100 timings on an H200 (bench/cuda/gemm_sm90_sweep_main.cc; eight shapes, two schemes, 1 to 1024
 // rows: what it chooses takes 0.4 percent longer than the best, and 6 at most).
 constexpr int kLeastTokens = 92;           // a unit takes as long as with so many, to be fetched
 constexpr double kFetchedBytes = 440.0;    // into shared memory, per clock

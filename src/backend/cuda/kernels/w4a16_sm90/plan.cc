@@ -8,9 +8,9 @@
 namespace nibble::cuda {
 namespace {
 
-// In clocks of a multiprocessor, fitted to 2000 timings on an H200 (bench/gemm_sm90_sweep_main.cc;
-// three shapes, 32 to 512 rows): what it chooses takes 4 % longer than the best at most, mostly
-// none.
+// In clocks of a multiprocessor, fitted to 2000 timings on an H200
+// (bench/cuda/gemm_sm90_sweep_main.cc; three shapes, 32 to 512 rows): what it chooses takes 4 %
+// longer than the best at most, mostly none.
 constexpr double kDecodeClocks = 112.0;  // of 64 rows x 64 of K, at least
 constexpr double kUnitClocks = 47.0;     // to multiply them, and for each token
 constexpr double kTokenClocks = 1.73;

@@ -1,0 +1,239 @@
+#include "bench/kernels/gemm_bench.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <random>
+#include <utility>
+
+#include "backend/cpu/cpu_gemm.h"
+#include "base/f16.h"
+#include "core/buffer.h"
+
+namespace nibble {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int64_t kColdBytes = int64_t{400} << 20;  // beyond the caches
+constexpr size_t kTimings = 9;
+
+/// Random codes as the canonical form has them: no NaN, padding of rows zero.
+Result<QuantTensor> random_weight(const WeightFormat& format, GemmShape shape) {
+  NIBBLE_ASSIGN_OR_RETURN(QuantTensor weight, QuantTensor::allocate(format, shape.n, shape.k));
+  std::mt19937_64 random(1);
+  auto* bytes = reinterpret_cast<uint8_t*>(weight.codes.data());
+  const size_t size = weight.codes.size();
+  for (size_t i = 0; i < size; i += 8) {
+    const uint64_t word = random();
+    std::memcpy(bytes + i, &word, std::min<size_t>(8, size - i));
+  }
+  if (format.code == WeightCode::kBf16) {
+    for (uint16_t& value : weight.codes.as<uint16_t>()) {
+      value = static_cast<uint16_t>((value & 0x807fU) | 0x3c80U);  // magnitudes 2^-6 to 2^-5
+    }
+  } else if (format.code == WeightCode::kFp8E4M3) {
+    for (size_t i = 0; i < size; ++i) {
+      bytes[i] &= (bytes[i] & 0x7fU) == 0x7fU ? 0xbfU : 0xffU;  // not the NaN
+    }
+  } else if (format.code == WeightCode::kInt4) {
+    const int64_t row = weight.row_bytes();
+    for (int64_t n = 0; n < shape.n; ++n) {
+      for (int64_t k = shape.k; k < row * 2; ++k) {
+        bytes[n * row + k / 2] &= k % 2 == 0 ? 0xf0U : 0x0fU;
+      }
+    }
+  }
+  std::uniform_real_distribution<float> scale(0.005F, 0.015F);
+  for (float& value : weight.scales.as<float>()) {
+    value = bf16_to_f32(f32_to_bf16(scale(random)));
+  }
+  return weight;
+}
+
+Result<QuantTensor> copy_of(const QuantTensor& weight) {
+  NIBBLE_ASSIGN_OR_RETURN(QuantTensor copy,
+                          QuantTensor::allocate(weight.format, weight.n, weight.k));
+  std::memcpy(copy.codes.data(), weight.codes.data(), weight.codes.size());
+  if (weight.scales.size() > 0) {
+    std::memcpy(copy.scales.data(), weight.scales.data(), weight.scales.size());
+  }
+  return copy;
+}
+
+struct PackedCopy {
+  size_t shape = 0;                    // index into GemmBenchOptions::shapes
+  std::unique_ptr<PreparedGemm> gemm;  // a CpuGemm
+};
+
+/// Copies of all shapes in turn, until a round over them reads more than the caches hold.
+Result<std::vector<PackedCopy>> make_copies(Backend& backend,
+                                            const QuantScheme& scheme,
+                                            const GemmBenchOptions& options) {
+  const ActFormat act = scheme.act == ActFormat::kFloat ? ActFormat::kBf16 : scheme.act;
+  std::vector<QuantTensor> weights;
+  for (const GemmShape shape : options.shapes) {
+    NIBBLE_ASSIGN_OR_RETURN(QuantTensor weight, random_weight(scheme.weight, shape));
+    weights.push_back(std::move(weight));
+  }
+  std::vector<PackedCopy> copies;
+  for (int64_t bytes = 0; bytes < kColdBytes;) {
+    for (size_t shape = 0; shape < weights.size(); ++shape) {
+      NIBBLE_ASSIGN_OR_RETURN(QuantTensor weight, copy_of(weights[shape]));
+      NIBBLE_ASSIGN_OR_RETURN(
+          auto gemm,
+          backend.prepare_gemm(std::move(weight), act, std::ranges::max(options.row_counts)));
+      bytes += gemm->weight_bytes();
+      copies.push_back({shape, std::move(gemm)});
+    }
+  }
+  return copies;
+}
+
+Status random_activations(int64_t count, Buffer& values) {
+  NIBBLE_ASSIGN_OR_RETURN(values, Buffer::allocate(static_cast<size_t>(count) * sizeof(uint16_t)));
+  std::mt19937 random(2);
+  std::normal_distribution<float> normal;
+  std::ranges::generate(values.as<uint16_t>(), [&] { return f32_to_bf16(normal(random)); });
+  return {};
+}
+
+double ops_of(int64_t m, GemmShape shape) {
+  return 2.0 * static_cast<double>(m * shape.n * shape.k);
+}
+
+/// Microseconds that products took, and what each would have taken at the ceilings around it.
+struct Timings {
+  std::vector<double> us;
+  std::vector<double> input_us;  // of us
+  std::vector<double> roof_us;
+};
+
+/// Goes round the copies, on through all calls.
+class GemmRounds final {
+ public:
+  GemmRounds(std::vector<PackedCopy> copies, const GemmBenchOptions& options)
+      : copies_(std::move(copies)), options_(options) {}
+
+  Status prepare() {
+    int64_t widest_k = 0;
+    int64_t widest_n = 0;
+    for (const GemmShape shape : options_.shapes) {
+      widest_k = std::max(widest_k, shape.k);
+      widest_n = std::max(widest_n, shape.n);
+    }
+    const int64_t rows = std::ranges::max(options_.row_counts);
+    NIBBLE_RETURN_IF_ERROR(random_activations(rows * widest_k, x_));
+    NIBBLE_ASSIGN_OR_RETURN(
+        y_, Buffer::allocate(static_cast<size_t>(rows * widest_n) * sizeof(uint16_t)));
+    std::ranges::fill(y_.as<uint16_t>(), uint16_t{0});
+    return {};
+  }
+
+  /// Timings of each shape.
+  std::vector<Timings> time(int64_t m, ActFormat act) {
+    std::vector<Timings> timings(options_.shapes.size());
+    Roof before = measure_roof(act);
+    while (std::ranges::any_of(timings, [](const auto& t) { return t.us.size() < kTimings; })) {
+      run(copies_[(next_ + copies_.size() - 1) % copies_.size()], 1);  // wakes the threads
+      const PackedCopy& copy = copies_[next_];
+      next_ = (next_ + 1) % copies_.size();
+      const RunTime time = run(copy, m);
+      const Roof after = measure_roof(act);
+      timings[copy.shape].us.push_back(time.us);
+      timings[copy.shape].input_us.push_back(time.input_us);
+      timings[copy.shape].roof_us.push_back(roof_us(copy, m, before, after));
+      before = after;
+    }
+    return timings;
+  }
+
+  [[nodiscard]] const PreparedGemm& first_of(size_t shape) const { return *copies_[shape].gemm; }
+
+ private:
+  struct RunTime {
+    double us = 0;
+    double input_us = 0;
+  };
+
+  struct Roof {
+    double read_gbps = 0;
+    double tops = 0;  // 0: not known
+  };
+
+  Roof measure_roof(ActFormat act) {
+    const double tops = options_.ceilings->peak_tops(options_.isa, act).value_or(0.0);
+    return {options_.ceilings->read_gbps(), tops};
+  }
+
+  /// What a product would take at the mean of two roofs.
+  double roof_us(const PackedCopy& copy, int64_t m, const Roof& before, const Roof& after) const {
+    const auto bytes = static_cast<double>(copy.gemm->weight_bytes());
+    const double reading = bytes / ((before.read_gbps + after.read_gbps) / 2) * 1e-3;
+    const double tops = (before.tops + after.tops) / 2;
+    return std::max(reading, tops > 0 ? ops_of(m, options_.shapes[copy.shape]) / tops * 1e-6 : 0.0);
+  }
+
+  /// A product as PreparedGemm::run() computes it.
+  RunTime run(const PackedCopy& copy, int64_t m) {
+    const GemmShape shape = options_.shapes[copy.shape];
+    const GemmArgs args{.x = {x_.data(), DType::kBF16},
+                        .x_stride = shape.k,
+                        .m = m,
+                        .y = {y_.data(), DType::kBF16},
+                        .y_stride = shape.n};
+    auto& gemm = dynamic_cast<cpu::CpuGemm&>(*copy.gemm);
+    const auto begin = Clock::now();
+    gemm.round_input(args);
+    const std::chrono::duration<double, std::micro> input = Clock::now() - begin;
+    gemm.multiply(args);
+    const std::chrono::duration<double, std::micro> both = Clock::now() - begin;
+    return {.us = both.count(), .input_us = input.count()};
+  }
+
+  std::vector<PackedCopy> copies_;
+  const GemmBenchOptions& options_;
+  Buffer x_;  // aligned as the engine's
+  Buffer y_;
+  size_t next_ = 0;
+};
+
+}  // namespace
+
+Result<std::vector<GemmTiming>> bench_gemm(Backend& backend,
+                                           const QuantScheme& scheme,
+                                           const GemmBenchOptions& options) {
+  NIBBLE_ASSIGN_OR_RETURN(auto copies, make_copies(backend, scheme, options));
+  const std::string_view kernel = copies.front().gemm->kernel_name();
+  if (!options.kernels.empty() &&
+      std::ranges::find(options.kernels, kernel) == options.kernels.end()) {
+    return std::vector<GemmTiming>();
+  }
+  GemmRounds rounds(std::move(copies), options);
+  NIBBLE_RETURN_IF_ERROR(rounds.prepare());
+  std::vector<GemmTiming> timings;
+  for (const int64_t m : options.row_counts) {
+    const auto timed = rounds.time(m, scheme.act);
+    for (size_t i = 0; i < options.shapes.size(); ++i) {
+      const GemmShape shape = options.shapes[i];
+      const PreparedGemm& gemm = rounds.first_of(i);
+      const auto bytes = static_cast<double>(gemm.weight_bytes());
+      const double us = median(timed[i].us);
+      std::vector<double> percents(timed[i].us.size());
+      std::ranges::transform(timed[i].roof_us, timed[i].us, percents.begin(),
+                             [](double roof, double time) { return 100 * roof / time; });
+      timings.push_back({.kernel = std::string(gemm.kernel_name()),
+                         .m = m,
+                         .shape = shape,
+                         .us = us,
+                         .input_us = median(timed[i].input_us),
+                         .gbps = bytes / us * 1e-3,
+                         .tops = ops_of(m, shape) / us * 1e-6,
+                         .roofline_percent = quartiles(percents)});
+    }
+  }
+  return timings;
+}
+
+}  // namespace nibble

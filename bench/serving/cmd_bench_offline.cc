@@ -1,0 +1,304 @@
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "arch/kv_specs.h"
+#include "base/json.h"
+#include "base/process.h"
+#include "bench/bench_commands.h"
+#include "bench/ceilings/ceilings.h"
+#include "bench/kernels/cuda_bench.h"
+#include "bench/serving/offline_report.h"
+#include "tools/flag_checks.h"
+#include "tools/model_flags.h"
+#include "tools/output.h"
+
+namespace nibble {
+
+namespace {
+
+constexpr int64_t kMostSequences = 4096;
+constexpr int64_t kMostTokens = int64_t{1} << 24;
+
+struct OfflineFlags {
+  ModelFlags model;
+  std::vector<int64_t> batches = {1};
+  std::vector<int64_t> contexts = {0};
+  int64_t input_len = 512;
+  int64_t output_len = 64;
+  int64_t max_num_batched_tokens = EngineOptions().max_num_batched_tokens;
+  int64_t repeats = 5;
+  uint64_t seed = 0;
+  bool json = false;
+};
+
+struct OfflineReport {
+  std::string scheme;
+  KvCode kv_code = KvCode::kBf16;
+  std::string backend;
+  int threads = 0;
+  double load_ms = 0;
+  int64_t weight_bytes = 0;
+  int64_t peak_rss_bytes = 0;
+  std::vector<ShapeReport> shapes;
+};
+
+/// Bytes of keys and values that a decode step reads for one sequence of this length.
+int64_t kv_bytes_read(const ModelConfig& config, KvCode code, int64_t length) {
+  int64_t bytes = 0;
+  for (const KvSpec& spec : kv_specs(config, code)) {
+    const int64_t tokens = spec.window > 0 ? std::min(spec.window, length) : length;
+    bytes += tokens * spec.kv_heads *
+             (kv_token_bytes(code, spec.key_dim) + kv_token_bytes(code, spec.value_dim));
+  }
+  return bytes;
+}
+
+std::vector<OfflineShape> shapes_of(const OfflineFlags& flags) {
+  std::vector<OfflineShape> shapes;
+  for (const int64_t batch : flags.batches) {
+    for (const int64_t context : flags.contexts) {
+      shapes.push_back({.batch = batch,
+                        .input_len = flags.input_len,
+                        .output_len = flags.output_len,
+                        .context = context});
+    }
+  }
+  return shapes;
+}
+
+/// The ceilings of a CPU right now: the best of three readings, and the peak of the instructions
+/// that bound prefills of the scheme.
+OfflineMeter meter_of(ThreadPool& pool, cpu::NearCeilings& near, const OfflineReport& report) {
+  const auto scheme = find_scheme(report.scheme);
+  const ActFormat act = scheme.ok() ? scheme->act : ActFormat::kFloat;
+  const std::string isa = report.backend.substr(report.backend.find('/') + 1);
+  return {.read_gbps =
+              [&near] {
+                return std::max({near.read_gbps(), near.read_gbps(), near.read_gbps()});
+              },
+          .peak_tops = [&pool, isa,
+                        act] { return cpu::measure_peak_tops(pool, isa, act).value_or(0.0); }};
+}
+
+/// The rounds of all shapes. Fills in peak_rss_bytes, without the memory that measures ceilings.
+Result<std::vector<OfflineTimings>> run_rounds(EngineCore& core,
+                                               Backend& backend,
+                                               const OfflineFlags& flags,
+                                               OfflineReport& report) {
+  OfflineBench bench(core, shapes_of(flags), flags.seed);
+  NIBBLE_RETURN_IF_ERROR(bench.warm_up());
+  report.peak_rss_bytes = peak_rss_bytes();
+  const bool on_cpu = backend.host_memory();
+  std::optional<CudaBench> gpu;
+  if (!on_cpu) {
+    NIBBLE_ASSIGN_OR_RETURN(gpu, CudaBench::open(backend_of(flags.model)));
+  }
+  const auto run_all = [&](const OfflineMeter& meter) -> Status {
+    for (int64_t round = 0; round < flags.repeats; ++round) {
+      NIBBLE_RETURN_IF_ERROR(bench.run_round(meter));
+    }
+    return {};
+  };
+  if (on_cpu) {
+    ThreadPool pool(bench_threads(backend_of(flags.model).cpu, report.threads));
+    NIBBLE_ASSIGN_OR_RETURN(auto near, cpu::NearCeilings::create(pool));
+    NIBBLE_RETURN_IF_ERROR(run_all(meter_of(pool, near, report)));
+  } else {
+    NIBBLE_RETURN_IF_ERROR(run_all(OfflineMeter()));
+  }
+  report.peak_rss_bytes = std::max(report.peak_rss_bytes, rss_bytes());
+  std::vector<OfflineTimings> timings = bench.timings();
+  if (!on_cpu) {
+    NIBBLE_ASSIGN_OR_RETURN(const double read_gbps, gpu->read_gbps());
+    for (OfflineTimings& shape : timings) {
+      for (auto& round : shape.turns) {
+        for (auto& turn : round) {
+          turn.read_gbps = read_gbps;
+        }
+      }
+    }
+  }
+  return timings;
+}
+
+Result<OfflineReport> measure(const OfflineFlags& flags) {
+  using Clock = std::chrono::steady_clock;
+  const std::vector<OfflineShape> shapes = shapes_of(flags);
+  OfflineReport report;
+  EngineOptions base;
+  base.max_num_batched_tokens = flags.max_num_batched_tokens;
+  NIBBLE_ASSIGN_OR_RETURN(const std::optional<KvCode> asked,
+                          parse_kv_cache_dtype(flags.model.kv_cache_dtype));
+  NIBBLE_ASSIGN_OR_RETURN(const ModelConfig config, load_model_config(flags.model.model_dir));
+  const auto begin = Clock::now();
+  NIBBLE_ASSIGN_OR_RETURN(const auto backend, open_backend(backend_of(flags.model)));
+  base.kv_code = kv_code_for(asked, config, *backend);
+  report.kv_code = base.kv_code;
+  base.page_size = backend->preferred_page_size(base.kv_code);
+  NIBBLE_ASSIGN_OR_RETURN(const EngineOptions options,
+                          OfflineBench::options_for(shapes, base, config));
+  NIBBLE_ASSIGN_OR_RETURN(auto model,
+                          load_model(flags.model.model_dir, *backend,
+                                     {.max_batch_tokens = options.max_num_batched_tokens,
+                                      .max_logit_rows = options.max_num_seqs}));
+  report.scheme = model->scheme();
+  report.weight_bytes = model->weight_bytes();
+  report.backend = backend->name();
+  report.threads = backend->threads();
+  NIBBLE_ASSIGN_OR_RETURN(const auto core, EngineCore::create(std::move(model), options));
+  report.load_ms = std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
+
+  NIBBLE_ASSIGN_OR_RETURN(const auto timings, run_rounds(*core, *backend, flags, report));
+  for (size_t i = 0; i < shapes.size(); ++i) {
+    const int64_t length = OfflineBench::decode_length(shapes[i], shapes.size());
+    report.shapes.push_back(report_of(shapes[i], timings[i], report.weight_bytes,
+                                      kv_bytes_read(config, options.kv_code, length)));
+  }
+  compare_with_first(timings, report.shapes);
+  return report;
+}
+
+JsonArray json_of(const std::vector<double>& values) { return {values.begin(), values.end()}; }
+
+Json json_of(const std::optional<Quartiles>& ratio) {
+  return ratio ? Json::object({{"median", ratio->median}, {"p25", ratio->p25}, {"p75", ratio->p75}})
+               : Json();
+}
+
+Json to_json(const OfflineReport& report, const ShapeReport& shape, const OfflineFlags& flags) {
+  return Json::object({{"prefill_tps", shape.prefill_tps},
+                       {"decode_tps", shape.decode_tps},
+                       {"bytes_per_token", report.weight_bytes + shape.kv_bytes},
+                       {"read_gbps", shape.read_gbps},
+                       {"roofline_percent", shape.roofline.median},
+                       {"roofline_percent_p25", shape.roofline.p25},
+                       {"roofline_percent_p75", shape.roofline.p75},
+                       {"peak_rss_bytes", report.peak_rss_bytes},
+                       {"batch", shape.shape.batch},
+                       {"input_len", shape.shape.input_len},
+                       {"output_len", shape.shape.output_len},
+                       {"context", shape.shape.context},
+                       {"repeats", flags.repeats},
+                       {"max_num_batched_tokens", flags.max_num_batched_tokens},
+                       {"prefill_ms_median", shape.prefill_ms},
+                       {"prefill_ms", json_of(shape.rounds_ms)},
+                       {"peak_tops", json_of(shape.peak_tops)},
+                       {"decode_ms_median", shape.decode_ms},
+                       {"weight_bytes", report.weight_bytes},
+                       {"kv_bytes", shape.kv_bytes},
+                       {"load_ms", report.load_ms},
+                       {"scheme", report.scheme},
+                       {"backend", report.backend},
+                       {"threads", int64_t{report.threads}},
+                       {"kv_cache_dtype", kv_code_name(report.kv_code)}});
+}
+
+/// One object for one shape; for several their objects, with what compares them.
+Json to_json(const OfflineReport& report, const OfflineFlags& flags) {
+  if (report.shapes.size() == 1) {
+    return to_json(report, report.shapes.front(), flags);
+  }
+  JsonArray shapes;
+  for (const ShapeReport& shape : report.shapes) {
+    Json json = to_json(report, shape, flags);
+    json.set("prefill_over_first", json_of(shape.prefill_over_first));
+    json.set("decode_over_first", json_of(shape.decode_over_first));
+    shapes.push_back(std::move(json));
+  }
+  return Json::object({{"shapes", std::move(shapes)}});
+}
+
+void print_shape(const OfflineReport& report, const ShapeReport& of) {
+  const OfflineShape& shape = of.shape;
+  const auto mega = [](int64_t bytes) { return static_cast<double>(bytes) / 1e6; };
+  const auto ratio = [](const std::optional<Quartiles>& q) {
+    return q ? fmt::format(", {:.3f} ({:.3f} to {:.3f}) x the first", q->median, q->p25, q->p75)
+             : std::string();
+  };
+  print_out(fmt::format("  prefill  {:10.1f} tokens/s  {} x {} tokens after {}, {:.1f} ms{}\n",
+                        of.prefill_tps, shape.batch, shape.input_len, shape.context, of.prefill_ms,
+                        ratio(of.prefill_over_first)));
+  print_out(fmt::format("  decode   {:10.1f} tokens/s  {} x {} steps, {:.2f} ms a step{}\n",
+                        of.decode_tps, shape.batch, shape.output_len, of.decode_ms,
+                        ratio(of.decode_over_first)));
+  print_out(fmt::format(
+      "  memory   {:10.1f} GB/s      a step reads {:.1f} MB of weights and {} x {:.1f} MB of keys "
+      "and values:\n                               {:.1f} % ({:.1f} to {:.1f}) of this bandwidth\n",
+      of.read_gbps, mega(report.weight_bytes), shape.batch, mega(of.kv_bytes), of.roofline.median,
+      of.roofline.p25, of.roofline.p75));
+}
+
+void print_table(const OfflineReport& report, const OfflineFlags& flags) {
+  print_out(fmt::format("{}: {} on {}, {} threads, KV cache {}; loaded in {:.0f} ms\n",
+                        flags.model.model_dir, report.scheme, report.backend, report.threads,
+                        kv_code_name(report.kv_code), report.load_ms));
+  for (const ShapeReport& shape : report.shapes) {
+    print_shape(report, shape);
+  }
+  print_out(
+      fmt::format("  resident {:10.1f} MB\n", static_cast<double>(report.peak_rss_bytes) / 1e6));
+}
+
+Status run(const OfflineFlags& flags) {
+  NIBBLE_ASSIGN_OR_RETURN(const OfflineReport report, measure(flags));
+  if (flags.json) {
+    print_out(to_json(report, flags).dump() + "\n");
+  } else {
+    print_table(report, flags);
+  }
+  return {};
+}
+
+}  // namespace
+
+void add_bench_offline(CLI::App& bench, CommandContext& context) {
+  auto flags = std::make_shared<OfflineFlags>();
+  CLI::App* command = bench.add_subcommand(
+      "offline", "Prefill and decode of a model by the engine, without a server");
+  add_model_flags(*command, flags->model);
+  const auto number = [&](const char* name, int64_t& value, const char* help, int64_t least,
+                          int64_t most) {
+    command->add_option(name, value, help)->check(whole_number(least, most))->capture_default_str();
+  };
+  const auto numbers = [&](const char* name, std::vector<int64_t>& values, const char* help,
+                           int64_t least, int64_t most) {
+    command->add_option(name, values, help)
+        ->delimiter(',')
+        ->check(whole_number(least, most))
+        ->capture_default_str();
+  };
+  numbers("--batch", flags->batches, "Sequences at once, or several numbers like 1,16", 1,
+          kMostSequences);
+  number("--input-len", flags->input_len, "New tokens of each prompt", 1, kMostTokens);
+  number("--output-len", flags->output_len, "Decode steps", 1, kMostTokens);
+  numbers("--context", flags->contexts,
+          "Tokens of each prompt that are in the cache before, or several numbers like 0,4096", 0,
+          kMostTokens);
+  number("--max-num-batched-tokens", flags->max_num_batched_tokens,
+         "Tokens of one step; longer prefills are cut", 1, int64_t{1} << 20);
+  number("--repeats", flags->repeats, "Prefills, each followed by the decode steps", 1, 1000);
+  command->add_option("--seed", flags->seed, "Of the random tokens")
+      ->check(whole_number(0))
+      ->capture_default_str();
+  command->add_flag(
+      "--json", flags->json,
+      "Print one JSON object: prefill_tps, decode_tps, bytes_per_token, read_gbps, "
+      "roofline_percent, peak_rss_bytes, ...; of several shapes: shapes, a list of "
+      "such objects with prefill_over_first and decode_over_first (median, p25, p75)");
+  command->footer(
+      "Rates are of all sequences together, from the median of the prefills and of all decode "
+      "steps; decoding\nfollows the prompt. bytes_per_token: weights, and keys and values of one "
+      "sequence, that a step reads.\nroofline_percent: all bytes that a step reads, per second, "
+      "of the bandwidth; on CPUs that is measured before\nand after every 8 steps.\nOf lists, "
+      "every "
+      "combination is run in one process. They take turns, in decoding 8 steps at a time: ratios\n"
+      "compare neighbours in time with the first, as medians and quartiles.\n\n" +
+      bench.get_footer());
+  command->callback([flags, &context] { context.action = [flags] { return run(*flags); }; });
+}
+
+}  // namespace nibble

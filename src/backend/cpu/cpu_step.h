@@ -1,0 +1,24 @@
+#pragma once
+
+#include "backend/cpu/cpu_attention.h"
+#include "backend/step.h"
+
+namespace nibble::cpu {
+
+/// A step on the CPU, which computes as it is called.
+class CpuStep final : public Step {
+ public:
+  CpuStep(const StepPlan& plan, CpuAttention& attention);
+
+  [[nodiscard]] const int32_t* tokens() const override { return input().tokens.data(); }
+  void rope_append_kv(const RopeAppendArgs& args) override { attention_.rope_append_kv(args); }
+  void attention(const AttentionArgs& args) override { attention_.attention(args); }
+  void take_logit_rows(const float* from, int64_t width, float* to) override;
+  /// The host samples: a plan that says otherwise is refused.
+  void sample(float* logits, int64_t vocab) override;
+
+ private:
+  CpuAttention& attention_;
+};
+
+}  // namespace nibble::cpu

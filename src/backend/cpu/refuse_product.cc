@@ -1,0 +1,72 @@
+#include <algorithm>
+#include <string>
+
+#include "backend/cpu/registry.h"
+
+namespace nibble::cpu {
+namespace {
+
+// What there are no kernels for, whatever the shape; null when there are.
+const char* missing_kernels(const WeightFormat& format, ActFormat act) {
+  const bool to_integers = act == ActFormat::kInt8Token;
+  if (format.zero_points != ZeroPoints::kNone && to_integers) {
+    return "weights with zero points and int8 activations";
+  }
+  if (format.code == WeightCode::kFp4E2M1 &&
+      (to_integers || act == ActFormat::kFp8Token || act == ActFormat::kFp8Group)) {
+    return "fp4 weights with 8-bit activations";
+  }
+  return nullptr;
+}
+
+std::string schemes_that_run(const GemmDevice& device) {
+  constexpr int64_t kUsual = 1024;  // channels that every scheme's groups divide
+  std::string names;
+  for (const QuantScheme& scheme : all_schemes()) {
+    const GemmProblem problem{scheme.weight, scheme.act, kUsual, kUsual};
+    if (std::ranges::any_of(gemm_entries(), [&](const GemmEntry& entry) {
+          return entry.accepts(problem, device);
+        })) {
+      names += (names.empty() ? "" : ", ") + std::string(scheme.name);
+    }
+  }
+  return names;
+}
+
+}  // namespace
+
+Status refuse_product(const GemmProblem& problem, const GemmDevice& device) {
+  if (const char* missing = missing_kernels(problem.weight, problem.act)) {
+    return make_error(StatusCode::kUnsupported,
+                      "this backend has no kernels for {}; quantize the model again, with "
+                      "--scheme and one of {}",
+                      missing, schemes_that_run(device));
+  }
+  if (problem.act == ActFormat::kInt8Token) {
+    return make_error(StatusCode::kUnsupported,
+                      "int8 activations need int8 or int4 weights with one scale per output "
+                      "channel; quantize to one of these, or run with float activations");
+  }
+  if (problem.act == ActFormat::kFp8Token) {
+    return make_error(StatusCode::kUnsupported,
+                      "fp8 activations need fp8 weights with one scale per output channel; "
+                      "quantize to these, or run with float activations");
+  }
+  const WeightFormat& format = problem.weight;
+  if (problem.act == ActFormat::kFp8Group && format.code != WeightCode::kFp8E4M3) {
+    return make_error(StatusCode::kUnsupported,
+                      "fp8 activations need fp8 weights; quantize to these, or run with float "
+                      "activations");
+  }
+  if (problem.k % format.group_size != 0) {
+    return make_error(StatusCode::kUnsupported,
+                      "{} input channels are no multiple of the group size {}; quantize the model "
+                      "again, with --scheme and one of {}",
+                      problem.k, format.group_size, schemes_that_run(device));
+  }
+  return make_error(StatusCode::kUnsupported,
+                    "group size {}: this backend takes 8, 16, 32 and multiples of 32",
+                    format.group_size);
+}
+
+}  // namespace nibble::cpu

@@ -1,0 +1,119 @@
+#include "backend/cuda/cuda_gemm.h"
+
+#include <algorithm>
+#include <random>
+#include <vector>
+
+#include "backend/cuda/cuda_backend.h"
+#include "backend/cuda/testing/gpu_test.h"
+#include "base/f16.h"
+
+namespace nibble::cuda {
+namespace {
+
+constexpr int64_t kColumns = 256, kRows = 7;
+constexpr int64_t kCounts[] = {192, 64, 40, 88};  // of the parts
+constexpr int64_t kAll = 384;
+
+QuantTensor random_weight(const WeightFormat& format, int64_t n, uint32_t seed) {
+  QuantTensor weight = QuantTensor::allocate(format, n, kColumns).value();
+  std::mt19937 random(seed);
+  std::ranges::generate(weight.codes.as<uint8_t>(), [&] {
+    const auto byte = static_cast<uint8_t>(random());
+    return format.code == WeightCode::kFp8E4M3 && (byte & 0x7fU) == 0x7fU ? uint8_t{1} : byte;
+  });
+  if (format.code == WeightCode::kBf16) {
+    for (uint16_t& half : weight.codes.as<uint16_t>()) {
+      half = f32_to_bf16(static_cast<float>(half) * 0x1p-17F);
+    }
+  }
+  std::ranges::generate(weight.scales.as<float>(),
+                        [&] { return static_cast<float>(random() % 128 + 1) / 1024.0F; });
+  return weight;
+}
+
+std::unique_ptr<PreparedGemm> stack(Backend& backend,
+                                    const std::vector<QuantTensor>& parts,
+                                    ActFormat act) {
+  std::vector<QuantView> views;
+  for (const QuantTensor& part : parts) {
+    views.push_back(view_of(part));
+  }
+  return backend.prepare_gemm(views, act, kRows).value();
+}
+
+std::vector<float> product(Backend& backend, PreparedGemm& gemm) {
+  std::vector<float> pairs(kRows * kColumns / 2);  // of BF16 numbers
+  std::mt19937 random(3);
+  std::ranges::generate(pairs, [&] {
+    return std::bit_cast<float>((static_cast<uint32_t>(random()) & 0x80ff80ffU) | 0x3f003f00U);
+  });
+  const DeviceBuffer x = backend.upload(pairs).value();
+  const DeviceBuffer y = backend.allocate(kRows * kAll * sizeof(float)).value();
+  gemm.run({.x = {x.as<void>(), DType::kBF16},
+            .x_stride = kColumns,
+            .m = kRows,
+            .y = y.as<float>(),
+            .y_stride = kAll});
+  std::vector<float> out(kRows * kAll);
+  backend.read(y.as<float>(), out);
+  return out;
+}
+
+void expect_same(const QuantTensor& a, const QuantTensor& b) {
+  EXPECT_TRUE(std::ranges::equal(a.codes.as<uint8_t>(), b.codes.as<uint8_t>()));
+  EXPECT_TRUE(std::ranges::equal(a.scales.as<float>(), b.scales.as<float>()));
+}
+
+TEST(CudaGemm, UpdatesAPartOfStackedMatricesInPlace) {
+  NIBBLE_NEEDS_GPU();
+  const auto backend = make_cuda_backend({}).value();
+  for (const QuantScheme& scheme : all_schemes()) {
+    const ActFormat act = scheme.act == ActFormat::kFloat ? ActFormat::kBf16 : scheme.act;
+    if (!backend->check_gemm(scheme.weight, act, kColumns).ok()) {
+      continue;
+    }
+    std::vector<QuantTensor> parts;
+    for (const int64_t count : kCounts) {
+      parts.push_back(random_weight(scheme.weight, count, 1));
+    }
+    const auto gemm = stack(*backend, parts, act);
+    const auto* codes = dynamic_cast<CudaGemm&>(*gemm).codes().get();
+    int64_t first = 0;
+    for (size_t i = 0; i < parts.size(); ++i) {
+      SCOPED_TRACE(::testing::Message() << scheme.name << ", part " << i);
+      parts[i] = random_weight(scheme.weight, kCounts[i], 2 + static_cast<uint32_t>(i));
+      ASSERT_TRUE(gemm->update(first, parts[i]).ok());
+      first += kCounts[i];
+      const auto fresh = stack(*backend, parts, act);
+      expect_same(gemm->unpack().value(), fresh->unpack().value());
+      EXPECT_EQ(product(*backend, *gemm), product(*backend, *fresh));
+    }
+    EXPECT_EQ(dynamic_cast<CudaGemm&>(*gemm).codes().get(), codes);
+    const QuantTensor before = gemm->unpack().value();
+    EXPECT_EQ(gemm->update(kAll - 1, parts[0]).code(), StatusCode::kInvalidArgument);
+    expect_same(gemm->unpack().value(), before);
+  }
+}
+
+TEST(CudaBackend, KernelsAreChosenByName) {
+  NIBBLE_NEEDS_GPU();
+  const auto backend = make_cuda_backend({.kernels = {"gemm_w4a16_sm80"}}).value();
+  const WeightFormat int4{WeightCode::kInt4, ScalePer::kGroup, 128, DType::kBF16};
+  const auto chosen = backend->prepare_gemm(random_weight(int4, 128, 1), ActFormat::kBf16, 1);
+  EXPECT_EQ((*chosen)->kernel_name(), "gemm_w4a16_sm80");
+  const auto other = backend->prepare_gemm(random_weight({}, 128, 1), ActFormat::kBf16, 1);
+  EXPECT_NE((*other)->kernel_name(), "gemm_w4a16_sm80");
+  EXPECT_TRUE(backend->prepare_steps({.rows = 1, .sequences = 1, .positions = 64}).ok());
+
+  const Status unknown = make_cuda_backend({.kernels = {"gemm_w4a16_avx2"}}).status();
+  EXPECT_EQ(unknown.code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(unknown.message().find("gemm_bf16_sm80"), std::string::npos) << unknown.message();
+  const auto useless = make_cuda_backend({.kernels = {"gemm_w4a8_sm80"}}).value();
+  ASSERT_TRUE(useless->prepare_gemm(random_weight({}, 128, 1), ActFormat::kBf16, 1).ok());
+  EXPECT_EQ(useless->prepare_steps({.rows = 1, .sequences = 1, .positions = 64}).code(),
+            StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace nibble::cuda

@@ -1,0 +1,106 @@
+#include "backend/cuda/cuda_step.h"
+
+#include <utility>
+
+#include "backend/cuda/cuda_status.h"
+#include "backend/cuda/row_kernels.h"
+#include "base/check.h"
+
+namespace nibble::cuda {
+
+CudaStep::CudaStep(const StepPlan& plan, const StepShape& shape, CudaSteps& steps)
+    : Step(plan.input, shape.rows, shape.logit_rows),
+      steps_(steps),
+      shape_(shape),
+      to_sample_(!plan.picks.rows.empty()) {}
+
+void CudaStep::rope_append_kv(const RopeAppendArgs& args) {
+  CHECK(!append_.has_value());
+  RopeAppendLaunch launch{.shape = {.kv = layout_of(args.kv),
+                                    .heads = static_cast<int32_t>(args.heads),
+                                    .form = args.form},
+                          .step = steps_.buffers_.metadata(args.kv.pool),
+                          .pages = args.kv.pages,
+                          .qkv = args.qkv.data,
+                          .qkv_stride = args.stride,
+                          .inv_freq = args.inv_freq,
+                          .attention_factor = args.attention_factor,
+                          .q_norm = args.q_norm,
+                          .k_norm = args.k_norm,
+                          .norm_eps = args.norm_eps};
+  const auto context =
+      steps_.scaled_rope_.prepare(args, steps_.limits_.rows, steps_.stream_, launch);
+  must(context.status());
+  if (!shape_.prefills && !decode_reads_plan(launch.shape, launch.step)) {
+    append_ = {launch, *context};
+  } else {
+    must(rope_append(launch, *context), "rope");
+  }
+}
+
+void CudaStep::attention(const AttentionArgs& args) {
+  CHECK(args.q.type == DType::kBF16 && args.out.type == DType::kBF16);
+  const AttentionShape shape{.kv = layout_of(args.kv),
+                             .heads = static_cast<int32_t>(args.heads),
+                             .sliding_window = static_cast<int32_t>(args.sliding_window),
+                             .scale = args.scale,
+                             .form = args.form};
+  const size_t index = steps_.attention_plans_.find(shape);
+  void* plan = steps_.attention_plans_.plan(index);
+  const AttentionLaunch launch{.shape = shape,
+                               .step = steps_.buffers_.metadata(args.kv.pool),
+                               .plan = plan,
+                               .pages = args.kv.pages,
+                               .q = args.q.data,
+                               .q_stride = args.q_stride,
+                               .out = args.out.data,
+                               .out_stride = args.out_stride,
+                               .workspace = steps_.attention_plans_.workspace()};
+  if (const auto append = std::exchange(append_, std::nullopt)) {
+    CHECK(append->launch.pages == args.kv.pages && append->launch.qkv == args.q.data);
+    must(append_decode_attention(append->launch, launch, append->context), "attention");
+    return;
+  }
+  CHECK_LT(index, size_t{64});
+  const uint64_t bit = uint64_t{1} << index;
+  const bool made = (planned_ & bit) != 0;
+  const bool planned = shape_.prefills || decode_reads_plan(shape, launch.step);
+  // The plan is read early: what comes right behind it must not overlap it.
+  const LaunchContext context{.stream = steps_.stream_, .overlap = made || !planned};
+  if (planned && !made) {
+    must(plan_attention(shape, launch.step, plan, {steps_.stream_}), "attention plan");
+    planned_ |= bit;
+  }
+  if (shape_.decodes) {
+    must(decode_attention(launch, context), "attention");
+  }
+  if (shape_.prefills) {
+    must(prefill_attention(launch, context), "attention");
+  }
+}
+
+void CudaStep::take_logit_rows(const float* from, int64_t width, float* to) {
+  // The rows of a table in F32 whose tokens are the wanted rows.
+  must(gather_embeddings({.table = from,
+                          .dtype = DType::kF32,
+                          .vocab = rows(),
+                          .tokens = steps_.buffers_.logit_rows(),
+                          .rows = logit_rows(),
+                          .n = width,
+                          .out = to},
+                         {steps_.stream_}),
+       "taking logit rows");
+}
+
+void CudaStep::sample(float* logits, int64_t vocab) {
+  CHECK(std::exchange(to_sample_, false));
+  must(steps_.picker_.pick(logits, vocab, logit_rows(), steps_.buffers_.next_tokens(),
+                           steps_.stream_));
+}
+
+void CudaStep::finish() const {
+  CHECK_MSG(!append_.has_value(), "an append without the attention of its layer");
+  CHECK_MSG(!to_sample_, "a step whose tokens were not sampled");
+}
+
+}  // namespace nibble::cuda

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "backend/cuda/cuda_steps.h"
+
+namespace nibble::cuda {
+
+/// The work of one step while layers issue it. A recorded step is issued once; what is repeated
+/// knows its input by the addresses of StepBuffers alone.
+class CudaStep final : public Step {
+ public:
+  CudaStep(const StepPlan& plan, const StepShape& shape, CudaSteps& steps);
+
+  [[nodiscard]] const int32_t* tokens() const override { return steps_.buffers_.tokens(); }
+  /// In decode steps the attention that follows appends, in its own kernel.
+  void rope_append_kv(const RopeAppendArgs& args) override;
+  void attention(const AttentionArgs& args) override;
+  void take_logit_rows(const float* from, int64_t width, float* to) override;
+  void sample(float* logits, int64_t vocab) override;
+  /// At the end of the layers: what was begun has been done.
+  void finish() const;
+
+ private:
+  /// An append that its layer's attention does as well.
+  struct PendingAppend {
+    RopeAppendLaunch launch;
+    LaunchContext context;
+  };
+
+  CudaSteps& steps_;
+  StepShape shape_;
+  bool to_sample_;                       // the plan says how, and it has not been done
+  std::optional<PendingAppend> append_;  // of the layer's attention, which is to come
+  uint64_t planned_ = 0;                 // bit i: attention plan i is made
+};
+
+}  // namespace nibble::cuda

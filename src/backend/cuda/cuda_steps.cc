@@ -1,0 +1,97 @@
+#include "backend/cuda/cuda_steps.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "backend/cuda/cuda_status.h"
+#include "backend/cuda/cuda_step.h"
+
+namespace nibble::cuda {
+namespace {
+
+bool same(const AttentionShape& a, const AttentionShape& b) {
+  return a.kv.code == b.kv.code && a.kv.page_size == b.kv.page_size &&
+         a.kv.kv_heads == b.kv.kv_heads && a.kv.head_dim == b.kv.head_dim && a.heads == b.heads &&
+         a.sliding_window == b.sliding_window && a.scale == b.scale;
+}
+
+StepShape shape_of(const StepInput& input) {
+  const auto one = [](const SequenceSpan& s) { return s.q_len == 1; };
+  return {.rows = std::ssize(input.tokens),
+          .logit_rows = std::ssize(input.logit_rows),
+          .decodes = std::ranges::any_of(input.sequences, one),
+          .prefills = !std::ranges::all_of(input.sequences, one)};
+}
+
+}  // namespace
+
+size_t AttentionPlans::find(const AttentionShape& shape) {
+  const auto found =
+      std::ranges::find_if(plans_, [&](const Plan& plan) { return same(plan.shape, shape); });
+  if (found != plans_.end()) {
+    return static_cast<size_t>(found - plans_.begin());
+  }
+  const size_t bytes = attention_plan_bytes(shape, static_cast<int32_t>(limits_.sequences),
+                                            static_cast<int32_t>(limits_.rows));
+  auto plan = allocate_device(bytes, "the plan of attention");
+  must(plan.status());
+  const size_t workspace = attention_workspace_bytes(shape);
+  if (workspace > workspace_.size()) {
+    auto memory = allocate_zeroed(workspace, "attention");
+    must(memory.status());
+    retired_.push_back(std::move(workspace_));
+    workspace_ = std::move(memory).value();
+  }
+  plans_.push_back({.shape = shape, .memory = std::move(plan).value()});
+  return plans_.size() - 1;
+}
+
+Result<std::unique_ptr<CudaSteps>> CudaSteps::create(const StepLimits& limits,
+                                                     Recording recording,
+                                                     cudaStream_t stream) {
+  std::unique_ptr<CudaSteps> steps(new CudaSteps(limits, recording, stream));
+  NIBBLE_ASSIGN_OR_RETURN(steps->buffers_, StepBuffers::create(limits));
+  NIBBLE_ASSIGN_OR_RETURN(steps->picker_, Picker::create(limits.sequences));
+  return steps;
+}
+
+int64_t CudaSteps::record_key(const StepPlan& plan) const {
+  const bool is_short = buffers_.metadata().longest <= kShortAttention;
+  const int64_t kind = (plan.picks.rows.empty() ? 0 : 2 + 2 * picker_.kind()) + (is_short ? 1 : 0);
+  return plan.program * (2 * Picker::kKinds + 2) + kind;
+}
+
+void CudaSteps::run(const StepPlan& plan, const StepLayers& layers) {
+  const StepInput& input = plan.input;
+  StepShape shape = shape_of(input);
+  const bool record = recording_ == Recording::kDecodeSteps && !shape.prefills &&
+                      shape.rows == shape.logit_rows && std::ranges::is_sorted(input.logit_rows);
+  if (record) {
+    shape.rows = StepRecorder::bucket(shape.rows, std::min(limits_.rows, limits_.sequences));
+    shape.logit_rows = shape.rows;
+  }
+  must(buffers_.write(plan, shape, stream_));
+  const bool picks = !plan.picks.rows.empty();
+  if (picks) {
+    picker_.start(plan.picks);
+    must(picker_.upload(shape.logit_rows, stream_));
+  }
+  const auto issue = [&] {
+    scaled_rope_.begin_step();
+    CudaStep step(plan, shape, *this);
+    layers(step);
+    step.finish();
+  };
+  if (record) {
+    must(recorder_.run(record_key(plan), shape.rows, issue));
+  } else {
+    issue();
+  }
+  if (picks) {
+    must(picker_.download(stream_));
+  }
+}
+
+void CudaSteps::finish(std::span<PickedRow> out) { must(picker_.finish(out)); }
+
+}  // namespace nibble::cuda

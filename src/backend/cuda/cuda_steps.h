@@ -1,0 +1,87 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include <cuda_runtime_api.h>
+
+#include "backend/cuda/attention.h"
+#include "backend/cuda/memory.h"
+#include "backend/cuda/picker.h"
+#include "backend/cuda/scaled_rope.h"
+#include "backend/cuda/step_buffers.h"
+#include "backend/cuda/step_recorder.h"
+#include "backend/step.h"
+
+namespace nibble::cuda {
+
+[[nodiscard]] inline KvLayout layout_of(const KvView& kv) {
+  return {.code = kv.code,
+          .page_size = static_cast<int32_t>(kv.page_size),
+          .kv_heads = static_cast<int32_t>(kv.kv_heads),
+          .head_dim = static_cast<int32_t>(kv.head_dim)};
+}
+
+/// Plans of attention, one for each kind of layers, at addresses that recorded steps keep.
+class AttentionPlans final {
+ public:
+  explicit AttentionPlans(const StepLimits& limits) : limits_(limits) {}
+
+  /// Number of the plan for layers of this shape; allocated when the shape first occurs.
+  size_t find(const AttentionShape& shape);
+  [[nodiscard]] void* plan(size_t index) const { return plans_[index].memory.as<void>(); }
+  /// Of all plans: one attention runs at a time.
+  [[nodiscard]] void* workspace() const { return workspace_.as<void>(); }
+
+ private:
+  struct Plan {
+    AttentionShape shape;
+    DeviceBuffer memory;
+  };
+
+  StepLimits limits_;
+  std::vector<Plan> plans_;
+  DeviceBuffer workspace_;
+  std::vector<DeviceBuffer> retired_;  // recorded steps may use them
+};
+
+/// Runs steps on one stream: what they share, and the records of decode steps.
+class CudaSteps final {
+ public:
+  enum class Recording : uint8_t { kNone, kDecodeSteps };
+
+  /// kResourceExhausted.
+  static Result<std::unique_ptr<CudaSteps>> create(const StepLimits& limits,
+                                                   Recording recording,
+                                                   cudaStream_t stream);
+
+  void run(const StepPlan& plan, const StepLayers& layers);
+  /// Backend::finish_step().
+  void finish(std::span<PickedRow> out);
+
+ private:
+  friend class CudaStep;
+
+  CudaSteps(const StepLimits& limits, Recording recording, cudaStream_t stream)
+      : limits_(limits),
+        recording_(recording),
+        stream_(stream),
+        recorder_(stream),
+        attention_plans_(limits) {}
+
+  /// A number that tells apart the steps of one size whose work differs.
+  [[nodiscard]] int64_t record_key(const StepPlan& plan) const;
+
+  StepLimits limits_;
+  Recording recording_;
+  cudaStream_t stream_;
+  StepBuffers buffers_;
+  Picker picker_;
+  StepRecorder recorder_;
+  AttentionPlans attention_plans_;
+  ScaledRope scaled_rope_;
+};
+
+}  // namespace nibble::cuda

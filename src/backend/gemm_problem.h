@@ -1,0 +1,18 @@
+#pragma once
+
+#include <cstdint>
+
+#include "quant/scheme.h"
+
+namespace nibble {
+
+/// A matrix product as far as the choice of its kernel depends on it:
+/// y [m, n] (+)= x [m, k] · dequant(w [n, k])ᵀ (+ bias).
+struct GemmProblem {
+  WeightFormat weight;
+  ActFormat act = ActFormat::kBf16;  // what rows of x are rounded to
+  int64_t n = 0;
+  int64_t k = 0;
+};
+
+}  // namespace nibble

@@ -1,0 +1,77 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+
+#include "ops/attention.h"
+#include "ops/picks.h"
+
+namespace nibble {
+
+/// What a step works on; row r of its activations belongs to tokens[r].
+struct StepInput {
+  std::span<const int32_t> tokens;
+  std::span<const SequenceSpan> sequences;  // which rows are whose
+  std::span<const int32_t> logit_rows;      // rows whose logits are wanted, in their order
+  bool fed = false;  // tokens are what the step before sampled, row by row; `tokens` says how many
+  std::span<const SequenceSpan> other_pools = {};  // see sequences_in_pool()
+};
+
+/// A step before it runs.
+struct StepPlan {
+  StepInput input;
+  int64_t page_size = 0;  // tokens of a page of the cache
+  int64_t program = 0;    // Backend::new_program() of a model with its cache
+  PickInput picks = {};  // how the device samples a token from each logit row; no rows: it does not
+};
+
+/// Sizes of the largest step.
+struct StepLimits {
+  int64_t rows = 0;
+  int64_t sequences = 0;
+  int64_t positions = 0;     // of one sequence
+  int64_t pools = 1;         // of the cache
+  int64_t input_width = 0;   // of the products of a layer whose inputs differ, summed
+  int64_t scaled_pairs = 0;  // of a row's frequencies, where DynamicRope scales them
+};
+
+/// A step that runs: what layers call besides their products. It lives while Backend::run_step()
+/// runs, and its calls take effect in their order, as all of a backend's do.
+class Step {
+ public:
+  virtual ~Step() = default;
+  Step(const Step&) = delete;
+  Step& operator=(const Step&) = delete;
+
+  [[nodiscard]] const StepInput& input() const { return input_; }
+  /// Rows that the layers compute: those of the input, or more on devices that record the work of a
+  /// step for a few sizes only. Rows past the input's hold anything.
+  [[nodiscard]] int64_t rows() const { return rows_; }
+  [[nodiscard]] int64_t logit_rows() const { return logit_rows_; }
+  /// [rows()] in the backend's memory.
+  [[nodiscard]] virtual const int32_t* tokens() const = 0;
+
+  /// The attention() of the same layer follows.
+  virtual void rope_append_kv(const RopeAppendArgs& args) = 0;
+  virtual void attention(const AttentionArgs& args) = 0;
+  /// to[i] = from[i-th of input().logit_rows], logit_rows() rows of `width`.
+  virtual void take_logit_rows(const float* from, int64_t width, float* to) = 0;
+  /// Where the plan says how: samples a token from each row of logits [logit_rows(), vocab] as
+  /// Sampler does. They are overwritten.
+  virtual void sample(float* logits, int64_t vocab) = 0;
+
+ protected:
+  Step(const StepInput& input, int64_t rows, int64_t logit_rows)
+      : input_(input), rows_(rows), logit_rows_(logit_rows) {}
+
+ private:
+  const StepInput& input_;
+  int64_t rows_;
+  int64_t logit_rows_;
+};
+
+/// What the layers of a model issue for one step.
+using StepLayers = std::function<void(Step&)>;
+
+}  // namespace nibble

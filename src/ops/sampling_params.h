@@ -1,0 +1,28 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <utility>
+#include <vector>
+
+namespace nibble {
+
+/// How a request's tokens are sampled.
+struct SamplingParams {
+  double temperature = 1.0;  // 0: greedy
+  int64_t top_k = 0;         // 0: off
+  double top_p = 1.0;
+  double min_p = 0.0;
+  double repetition_penalty = 1.0;  // over prompt and answer
+  double presence_penalty = 0.0;    // over the answer
+  double frequency_penalty = 0.0;   // over the answer
+  std::optional<uint64_t> seed;     // same seed, same text, whatever else runs
+  std::vector<std::pair<int32_t, float>> logit_bias;
+};
+
+struct TokenLogprob {
+  int32_t token = 0;
+  float logprob = 0;  // natural log, of the model's distribution before temperature and filters
+};
+
+}  // namespace nibble
