@@ -55,7 +55,7 @@ struct StepLimits {
   int64_t positions = 0;  // of one sequence
 };
 
-/// The token table [vocab, hidden] of a model.
+/// A table [rows, width] of a model: of its tokens, or of its positions.
 class PreparedTable {
  public:
   virtual ~PreparedTable() = default;
@@ -63,6 +63,12 @@ class PreparedTable {
   [[nodiscard]] virtual int64_t width() const = 0;
   /// out[r] = table[tokens[r]] as f32, [tokens, width()]. Ids must be in 0..rows()-1.
   virtual void gather(const StepInput& input, const StepShape& shape, float* out) const = 0;
+  /// out[r] += table[first + position of row r], [tokens, width()]; a row's position is its place
+  /// in its sequence (SequenceSpan), and must be below rows() - first.
+  virtual void add_positions(const StepInput& input,
+                             const StepShape& shape,
+                             int64_t first,
+                             float* out) const = 0;
 };
 
 /// Kernels of one device. Chosen once, passed to layers, never global. Calls are made by one thread

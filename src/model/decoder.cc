@@ -116,6 +116,9 @@ void Decoder::run_layers(const StepInput& input,
                          .attended = {attended_.as<void>(), type},
                          .gate_up = {gate_up_.as<void>(), type}};
   parts_.embedding->gather(input, shape, hidden);
+  if (parts_.positions != nullptr) {
+    parts_.positions->add_positions(input, shape, parts_.config.first_position, hidden);
+  }
   int64_t index = 0;
   for (DecoderLayer& layer : parts_.layers) {
     context.kv = cache.view(index++);

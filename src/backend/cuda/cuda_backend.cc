@@ -57,18 +57,31 @@ class CudaTable final : public PreparedTable {
     for (const int32_t token : input.fed ? std::span<const int32_t>() : input.tokens) {
       CHECK_MSG(token >= 0 && token < rows_, "token {} outside 0..{}", token, rows_ - 1);
     }
-    must(gather_embeddings({.table = memory_->as<void>(),
-                            .dtype = dtype_,
-                            .vocab = rows_,
-                            .tokens = step_->buffers.tokens(),
-                            .rows = shape.rows,
-                            .n = width_,
-                            .out = out},
-                           {stream_}),
-         "embedding");
+    must(gather_embeddings(rows_of(step_->buffers.tokens(), shape, out), {stream_}), "embedding");
+  }
+  void add_positions(const StepInput& /*input*/,
+                     const StepShape& shape,
+                     int64_t first,
+                     float* out) const override {
+    EmbeddingArgs args = rows_of(step_->buffers.metadata().row_position, shape, out);
+    args.first = first;
+    args.result = GatherResult::kAdd;
+    must(gather_embeddings(args, {stream_}), "positions");
   }
 
  private:
+  [[nodiscard]] EmbeddingArgs rows_of(const int32_t* rows,
+                                      const StepShape& shape,
+                                      float* out) const {
+    return {.table = memory_->as<void>(),
+            .dtype = dtype_,
+            .vocab = rows_,
+            .tokens = rows,
+            .rows = shape.rows,
+            .n = width_,
+            .out = out};
+  }
+
   int64_t rows_;
   int64_t width_;
   std::shared_ptr<const DeviceBuffer> memory_;
