@@ -67,7 +67,8 @@ std::string_view kind_of(std::string_view name) {
   if (contains(name, "attn") || contains(name, "attention")) {
     return "attention";
   }
-  return contains(name, "mlp") ? "mlp" : "other";
+  const bool mlp = contains(name, "mlp") || contains(name, ".fc1.") || contains(name, ".fc2.");
+  return mlp ? "mlp" : "other";
 }
 
 bool ends_with(std::string_view text, std::string_view tail) {

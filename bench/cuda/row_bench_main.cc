@@ -75,16 +75,24 @@ void bench_rows() {
     const double out_bytes = format == ActFormat::kBf16 ? 2 : 1;
     for (const int64_t rows : {1, 64, 8192}) {
       for (const int64_t n : {4096, 8192}) {
-        const RmsNormArgs args{
-            .x = x, .weight = weight, .eps = 1e-5F, .rows = rows, .n = n, .out = to};
-        report(std::string("rms_norm ") + name, rows, n,
-               time_chain([&](const LaunchContext& c) { return rms_norm_quantize(args, c); }),
-               static_cast<double>(rows * n) * (4 + out_bytes));
+        for (const auto& [norm, kind] : {std::pair{"rms_norm ", GemmInput::Kind::kRmsNorm},
+                                         std::pair{"layer_norm ", GemmInput::Kind::kLayerNorm}}) {
+          const NormArgs args{
+              .x = x, .norm = {kind, weight, 1e-5F, weight}, .rows = rows, .n = n, .out = to};
+          report(std::string(norm) + name, rows, n,
+                 time_chain([&](const LaunchContext& c) { return norm_quantize(args, c); }),
+                 static_cast<double>(rows * n) * (4 + out_bytes));
+        }
       }
-      const SiluMulArgs args{.gate_up = x, .rows = rows, .n = kMaxWidth, .out = to};
-      report(std::string("silu_mul ") + name, rows, kMaxWidth,
-             time_chain([&](const LaunchContext& c) { return silu_mul_quantize(args, c); }),
-             static_cast<double>(rows * kMaxWidth) * (4 + out_bytes));
+      for (const auto& [activation, kind] : {std::pair{"silu_mul ", GemmInput::Kind::kSiluMul},
+                                             std::pair{"relu ", GemmInput::Kind::kRelu}}) {
+        const ActivationArgs args{.x = x, .kind = kind, .rows = rows, .n = kMaxWidth, .out = to};
+        const auto bytes = 2.0 * static_cast<double>(input_width(kind, kMaxWidth)) +
+                           out_bytes * static_cast<double>(kMaxWidth);
+        report(std::string(activation) + name, rows, kMaxWidth,
+               time_chain([&](const LaunchContext& c) { return activation_quantize(args, c); }),
+               static_cast<double>(rows) * bytes);
+      }
       if (format != ActFormat::kBf16) {
         const QuantizeRowsArgs rounding{.x = x, .rows = rows, .n = 4096, .out = to};
         report(std::string("quantize ") + name, rows, 4096,

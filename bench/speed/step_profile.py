@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 
-KINDS = [("rms_norm", "norm + quantize"), ("silu_mul", "silu + quantize"),
+KINDS = [("norm_kernel", "norm + quantize"), ("activation_", "activation + quantize"),
          ("append_kernel", "rope + append"), ("plan_kernel", "attention plan"),
          ("decode_kernel", "attention"), ("decode_short", "attention"), ("round_bf16", "round logits"),
          ("quantize_kernel", "quantize"), ("gather_kernel", "embedding"), ("feed_back", "feedback"),

@@ -42,7 +42,7 @@ Status read_shape(const Json& json, const JsonReader& reader, ModelConfig& confi
   NIBBLE_ASSIGN_OR_RETURN(config.vocab_size, read_dimension(reader, "vocab_size", kMaxDimension));
   NIBBLE_ASSIGN_OR_RETURN(config.hidden_size, read_dimension(reader, "hidden_size", kMaxDimension));
   NIBBLE_ASSIGN_OR_RETURN(config.intermediate_size,
-                          read_dimension(reader, "intermediate_size", kMaxDimension));
+                          read_dimension(reader, config.family->width_field, kMaxDimension));
   NIBBLE_ASSIGN_OR_RETURN(config.num_layers,
                           read_dimension(reader, "num_hidden_layers", kMaxCount));
   NIBBLE_ASSIGN_OR_RETURN(config.num_heads,
@@ -83,10 +83,10 @@ Status read_shared_fields(const Json& json, const JsonReader& reader, ModelConfi
                       "{}: field hidden_act: \"{}\" is not supported, only \"silu\"",
                       reader.where(), activation);
   }
-  NIBBLE_ASSIGN_OR_RETURN(config.rms_norm_eps, reader.optional_double("rms_norm_eps", 1e-6));
-  if (!(config.rms_norm_eps > 0) || config.rms_norm_eps > 1) {
+  NIBBLE_ASSIGN_OR_RETURN(config.norm_eps, reader.optional_double("rms_norm_eps", 1e-6));
+  if (!(config.norm_eps > 0) || config.norm_eps > 1) {
     return make_error(StatusCode::kCorrupt, "{}: field rms_norm_eps: {} is out of range",
-                      reader.where(), config.rms_norm_eps);
+                      reader.where(), config.norm_eps);
   }
   NIBBLE_ASSIGN_OR_RETURN(config.tie_word_embeddings,
                           reader.optional_bool("tie_word_embeddings", false));

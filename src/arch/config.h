@@ -10,7 +10,12 @@
 
 namespace nibble {
 
-enum class RopeKind : uint8_t { kDefault, kLinear, kDynamicNtk, kLlama3, kYarn };
+/// kNone: queries and keys are not rotated.
+enum class RopeKind : uint8_t { kDefault, kLinear, kDynamicNtk, kLlama3, kYarn, kNone };
+/// kLayer takes the mean of a row away first and adds a bias in the end.
+enum class NormKind : uint8_t { kRms, kLayer };
+/// kGatedSilu: down(silu(gate(x)) * up(x)); kRelu: down(max(up(x), 0)).
+enum class MlpKind : uint8_t { kGatedSilu, kRelu };
 
 struct RopeConfig {
   RopeKind kind = RopeKind::kDefault;
@@ -63,8 +68,14 @@ struct ModelConfig {
   int64_t num_kv_heads = 0;
   int64_t head_dim = 0;
   int64_t max_position = 0;  // of a context, in tokens; positions_name() says what it is
-  double rms_norm_eps = 1e-6;
+  NormKind norm = NormKind::kRms;
+  double norm_eps = 1e-6;
+  MlpKind mlp = MlpKind::kGatedSilu;
   RopeConfig rope;
+  // Learned positions: a row of a table of max_position + first_position rows is added to each
+  // token's, that of position 0 being first_position.
+  bool learned_positions = false;
+  int64_t first_position = 0;
   bool tie_word_embeddings = false;
   int64_t num_further_layers = 0;  // stored after the others, to predict further tokens; not run
   bool qkv_bias = false;

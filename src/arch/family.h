@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -44,10 +45,12 @@ struct Family {
   std::string_view model_type;    // of config.json
   /// Reads the family's own fields of config.json. The shared ones are already in `config`.
   Status (*read_fields)(const Json& json, const JsonReader& reader, ModelConfig& config);
-  std::span<const RoleName> names = {};    // that differ from those of most decoders
-  std::string_view prefix = {};            // before all names
-  bool kv_heads_may_be_absent = false;     // then there are as many as query heads
-  int64_t default_head_dim = 0;            // 0: hidden_size / heads
+  std::span<const RoleName> names = {};  // that differ from those of most decoders
+  std::string_view prefix = {};          // before all names
+  const Family* renamed = nullptr;       // the same with the names that other files give, if any
+  std::string_view width_field = "intermediate_size";  // of config.json
+  bool kv_heads_may_be_absent = false;                 // then there are as many as query heads
+  int64_t default_head_dim = 0;                        // 0: hidden_size / heads
   std::optional<FusedExperts> fused = {};  // absent: tensors of all experts are not known
   WorthQuantizing worth = WorthQuantizing::kLinearLayers;
 };
@@ -62,6 +65,11 @@ Result<const Family*> find_family(std::string_view architecture,
 /// The same for those who go on without: by model_type, at the top or in text_config, else by
 /// architecture; nullptr when neither is known.
 [[nodiscard]] const Family* guess_family(const Json& config);
+
+/// The family or its `renamed` one, by which of their embeddings `stored` knows; the family itself
+/// when it knows neither.
+[[nodiscard]] const Family* family_as_stored(
+    const Family* family, const std::function<bool(std::string_view tensor)>& stored);
 
 /// "model.layers.7.mlp.up_proj". The role must have a name in this family.
 [[nodiscard]] std::string module_name(const Family& family,

@@ -13,7 +13,7 @@ namespace {
 // The first of several rows of one architecture is meant where model_type names none of them.
 constexpr std::array kFamilies = {&kLlama,      &kMistral,  &kQwen2,    &kQwen3,
                                   &kMixtral,    &kQwen2Moe, &kQwen3Moe, &kGptOss,
-                                  &kDeepseekV3, &kKimiK2,   &kKimiK25};
+                                  &kDeepseekV3, &kKimiK2,   &kKimiK25,  &kOpt};
 
 // What most decoders call their modules.
 constexpr std::array kDecoderNames = {
@@ -138,6 +138,15 @@ const Family* guess_family(const Json& config) {
   const Json* names = config.find("architectures");
   const bool named = names != nullptr && names->is_array() && !names->as_array().empty();
   return named ? family_of_architecture(text_of(&names->as_array().front())) : nullptr;
+}
+
+const Family* family_as_stored(const Family* family,
+                               const std::function<bool(std::string_view tensor)>& stored) {
+  const auto fits = [&](const Family& each) {
+    return stored(module_name(each, Role::kEmbedding) + ".weight");
+  };
+  const bool other = family->renamed != nullptr && !fits(*family) && fits(*family->renamed);
+  return other ? family->renamed : family;
 }
 
 std::string module_name(const Family& family, Role role, int64_t layer, int64_t expert) {

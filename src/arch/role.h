@@ -8,6 +8,7 @@ namespace nibble {
 /// from kExpertGate on to one of its experts.
 enum class Role : uint8_t {
   kEmbedding,
+  kPositions,  // a table of learned positions
   kFinalNorm,
   kHead,
   kAttentionNorm,

@@ -19,6 +19,9 @@ class TensorLister final {
 
   std::vector<ModelTensor> list() {
     matrix(Role::kEmbedding, config_.vocab_size, hidden_);
+    if (config_.learned_positions) {
+      matrix(Role::kPositions, config_.max_position + config_.first_position, hidden_);
+    }
     for (layer_ = 0; layer_ < config_.num_layers; ++layer_) {
       norm(Role::kAttentionNorm, hidden_);
       config_.latent.kv_rank > 0 ? list_latent_attention() : list_attention();
@@ -42,7 +45,12 @@ class TensorLister final {
     tensors_.push_back({name, name + suffix, std::move(shape), kind, role});
   }
 
-  void norm(Role role, int64_t size) { add(role, ".weight", {size}, TensorKind::kNorm); }
+  void norm(Role role, int64_t size) {
+    add(role, ".weight", {size}, TensorKind::kNorm);
+    if (config_.norm == NormKind::kLayer) {
+      add(role, ".bias", {size}, TensorKind::kBias);
+    }
+  }
 
   void other(Role role, std::vector<int64_t> shape) {
     add(role, "", std::move(shape), TensorKind::kOther);
@@ -91,7 +99,9 @@ class TensorLister final {
 
   void list_mlp() {
     const Bias bias = stored_if(config_.mlp_bias);
-    matrix(Role::kGate, config_.intermediate_size, hidden_, bias);
+    if (config_.mlp == MlpKind::kGatedSilu) {
+      matrix(Role::kGate, config_.intermediate_size, hidden_, bias);
+    }
     matrix(Role::kUp, config_.intermediate_size, hidden_, bias);
     matrix(Role::kDown, hidden_, config_.intermediate_size, bias);
   }

@@ -722,8 +722,11 @@ TEST(RowKernels, SiluOfInt8IsTheExactOneCutForAllGatesInBf16) {
   gate_up.resize(2 * n, f32_to_bf16(1.0F));
   for (const std::string_view isa : cpu::supported_isas()) {
     std::vector<float> y(n);
-    cpu::find_kernels(isa).value()->silu_mul({gate_up.data(), cpu::Element::kBf16},
-                                             static_cast<int64_t>(n), kSiluOfInt8, y.data());
+    cpu::find_kernels(isa).value()->make_input({.x = {gate_up.data(), cpu::Element::kBf16},
+                                                .k = static_cast<int64_t>(n),
+                                                .input = {GemmInput::Kind::kSiluMul},
+                                                .silu = kSiluOfInt8},
+                                               y.data());
     for (size_t i = 0; i < n; ++i) {
       const double gate = bf16_to_f32(gate_up[i]);
       const double raised = gate / (1.0 + std::exp(-gate)) * kSiluOfInt8.factor;

@@ -40,7 +40,7 @@ class PreparedGemm {
                                   int64_t first_row,
                                   const QuantView& rows);
 
-/// The token table [vocab, hidden] of a model.
+/// A table [rows, width] of a model: of its tokens, or of its positions.
 class PreparedTable {
  public:
   virtual ~PreparedTable() = default;
@@ -48,6 +48,9 @@ class PreparedTable {
   [[nodiscard]] virtual int64_t width() const = 0;
   /// out[r] = table[token of row r] as f32, [step.rows(), width()]. Ids must be in 0..rows()-1.
   virtual void gather(const Step& step, float* out) const = 0;
+  /// out[r] += table[first + position of row r], [step.rows(), width()]; a row's position is its
+  /// place in its sequence (SequenceSpan), and must be below rows() - first.
+  virtual void add_positions(const Step& step, int64_t first, float* out) const = 0;
 };
 
 /// Kernels of one device. Chosen once, passed to layers, never global. Calls are made by one thread

@@ -576,27 +576,32 @@ TEST_F(Gemm, EveryNumberOfTilesGivesTheBitsOfVectors) {
   }
 }
 
-TEST_F(Gemm, NormsItsInputAsTheNormAloneDoes) {
+TEST_F(Gemm, NormsAndActivatesItsInputAsThatAloneDoes) {
   for (const QuantScheme& scheme : tested_schemes()) {
     const Problem shape{20, 256};
     const std::vector<float> x = random_floats(33 * shape.k, 1);
     const std::vector<float> norm = random_floats(shape.k, 2);
+    const std::vector<float> bias = random_floats(shape.k, 3);
     for (auto& backend : backends_) {
       auto gemm =
           backend->prepare_gemm(random_weight(scheme.weight, shape, 2).value(), scheme.act, 33);
       ASSERT_TRUE(gemm.ok());
-      const std::vector<float> normed = input_of(*backend, x.data(), 33, shape.k,
-                                                 {GemmInput::Kind::kRmsNorm, norm.data(), 1e-5F});
-      for (const int64_t m : {1, 33}) {
-        const std::vector<float> expected = product(**gemm, shape, normed, m);
-        std::vector<float> y(expected.size());
-        (*gemm)->run({.x = x.data(),
-                      .x_stride = shape.k,
-                      .m = m,
-                      .y = y.data(),
-                      .y_stride = shape.n,
-                      .input = {GemmInput::Kind::kRmsNorm, norm.data(), 1e-5F}});
-        EXPECT_EQ(std::memcmp(y.data(), expected.data(), y.size() * 4), 0) << scheme.name;
+      using enum GemmInput::Kind;
+      for (const GemmInput::Kind kind : {kRmsNorm, kLayerNorm, kRelu}) {
+        const GemmInput input{kind, norm.data(), 1e-5F, bias.data()};
+        const std::vector<float> normed = input_of(*backend, x.data(), 33, shape.k, input);
+        for (const int64_t m : {1, 3, 17, 33}) {
+          const std::vector<float> expected = product(**gemm, shape, normed, m);
+          std::vector<float> y(expected.size(), std::numeric_limits<float>::quiet_NaN());
+          (*gemm)->run({.x = x.data(),
+                        .x_stride = shape.k,
+                        .m = m,
+                        .y = y.data(),
+                        .y_stride = shape.n,
+                        .input = input});
+          EXPECT_EQ(std::memcmp(y.data(), expected.data(), y.size() * 4), 0)
+              << scheme.name << " " << static_cast<int>(kind);
+        }
       }
     }
   }
@@ -616,7 +621,7 @@ TEST_F(Gemm, Bf16InAndOutEqualsF32RoundedOnce) {
           backend->prepare_gemm(random_weight(scheme.weight, shape, 4).value(), scheme.act, kRows);
       ASSERT_TRUE(gemm.ok());
       using enum GemmInput::Kind;
-      for (const GemmInput::Kind kind : {kPlain, kRmsNorm, kSiluMul}) {
+      for (const GemmInput::Kind kind : {kPlain, kRmsNorm, kLayerNorm, kSiluMul, kRelu}) {
         SCOPED_TRACE(testing::Message() << scheme.name << " " << backend->name() << " input "
                                         << static_cast<int>(kind));
         for (const int64_t m : {int64_t{1}, int64_t{4}, kRows}) {
@@ -628,7 +633,7 @@ TEST_F(Gemm, Bf16InAndOutEqualsF32RoundedOnce) {
                         .m = m,
                         .y = expected.data(),
                         .y_stride = stride,
-                        .input = {kind, norm.data(), 1e-5F},
+                        .input = {kind, norm.data(), 1e-5F, norm.data()},
                         .bias = bias.data()};
           (*gemm)->run(args);
           args.x = {x.data(), DType::kBF16};

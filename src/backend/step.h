@@ -51,6 +51,8 @@ class Step {
   [[nodiscard]] int64_t logit_rows() const { return logit_rows_; }
   /// [rows()] in the backend's memory.
   [[nodiscard]] virtual const int32_t* tokens() const = 0;
+  /// Each row's place in its sequence, [rows()] in the backend's memory.
+  [[nodiscard]] virtual const int32_t* positions() const = 0;
 
   /// The attention() of the same layer follows.
   virtual void rope_append_kv(const RopeAppendArgs& args) = 0;

@@ -34,11 +34,11 @@ struct AttentionShape {
 class Attention final {
  public:
   struct Parts {
-    RmsNorm norm;
-    Linear qkv;                     // [(heads + 2 kv_heads) * head_dim, hidden]
-    Linear output;                  // [hidden, heads * head_dim]
-    std::optional<RmsNorm> q_norm;  // over head_dim, before the rotation; both or neither
-    std::optional<RmsNorm> k_norm;
+    Norm norm;
+    Linear qkv;                  // [(heads + 2 kv_heads) * head_dim, hidden]
+    Linear output;               // [hidden, heads * head_dim]
+    std::optional<Norm> q_norm;  // RMSNorm over head_dim, before the rotation; both or neither
+    std::optional<Norm> k_norm;
   };
 
   Attention(Parts parts, const AttentionShape& shape, std::shared_ptr<const RopeTable> rope);

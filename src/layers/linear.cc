@@ -46,7 +46,7 @@ int64_t Linear::weight_bytes() const {
 
 void Linear::forward(GemmArgs args) {
   const Activations y = args.y;
-  args.x_stride = args.input.kind == GemmInput::Kind::kSiluMul ? 2 * k_ : k_;
+  args.x_stride = input_width(args.input.kind, k_);
   args.y_stride = n_;
   for (const Part& part : parts_) {
     args.y = y.at(part.first_column);

@@ -11,37 +11,41 @@
 
 namespace nibble {
 
-/// hidden += down(silu(gate(norm(hidden))) * up(norm(hidden))), gate and up being one stacked
-/// product; the norm and silu·mul happen where the products read their rows.
-class GatedMlp final {
+/// hidden += down(activation(up(norm(hidden)))); norm and activation happen where the products read
+/// their rows.
+class Mlp final {
  public:
-  /// gate_up [2 * intermediate, hidden]; down [hidden, intermediate].
-  GatedMlp(RmsNorm norm, Linear gate_up, Linear down)
-      : norm_(std::move(norm)), gate_up_(std::move(gate_up)), down_(std::move(down)) {}
+  struct Parts {
+    Norm norm;
+    Linear up;    // [intermediate, hidden]; for kSiluMul gate and up, stacked
+    Linear down;  // [hidden, intermediate]
+    GemmInput::Kind activation = GemmInput::Kind::kSiluMul;
+  };
+
+  explicit Mlp(Parts parts) : parts_(std::move(parts)) {}
 
   [[nodiscard]] int64_t weight_bytes() const {
-    return gate_up_.weight_bytes() + down_.weight_bytes();
+    return parts_.up.weight_bytes() + parts_.down.weight_bytes();
   }
 
   [[nodiscard]] static std::array<ScratchNeed, 1> scratch(const ModelConfig& config) {
-    return {{{ScratchName::kGateUp, 2 * config.intermediate_size}}};
+    const int64_t parts = config.mlp == MlpKind::kGatedSilu ? 2 : 1;
+    return {{{ScratchName::kUp, parts * config.intermediate_size}}};
   }
 
   /// hidden [rows, hidden].
   void forward(float* hidden, const ForwardContext& context) {
-    const Activations gate_up = context.scratch[ScratchName::kGateUp];
-    gate_up_.forward({.x = hidden, .m = context.rows, .y = gate_up, .input = norm_.input()});
-    down_.forward({.x = gate_up,
-                   .m = context.rows,
-                   .y = hidden,
-                   .output = GemmOutput::kAdd,
-                   .input = {.kind = GemmInput::Kind::kSiluMul}});
+    const Activations up = context.scratch[ScratchName::kUp];
+    parts_.up.forward({.x = hidden, .m = context.rows, .y = up, .input = parts_.norm.input()});
+    parts_.down.forward({.x = up,
+                         .m = context.rows,
+                         .y = hidden,
+                         .output = GemmOutput::kAdd,
+                         .input = {.kind = parts_.activation}});
   }
 
  private:
-  RmsNorm norm_;
-  Linear gate_up_;
-  Linear down_;
+  Parts parts_;
 };
 
 }  // namespace nibble

@@ -62,6 +62,57 @@ TEST(ModelConfigTest, RefusalsNameFileAndField) {
   }
 }
 
+/// OPT's config.json, with members added or replaced.
+std::string opt_text(const std::vector<std::pair<std::string, std::string>>& members = {}) {
+  std::vector<std::pair<std::string, std::string>> all = {{"model_type", R"("opt")"},
+                                                          {"ffn_dim", "96"},
+                                                          {"intermediate_size", "null"},
+                                                          {"num_key_value_heads", "null"}};
+  all.insert(all.end(), members.begin(), members.end());
+  return config_text("OPTForCausalLM", all);
+}
+
+TEST(ModelConfigTest, OptNamesItsOwnFields) {
+  const auto config = parse_model_config({.text = opt_text()});
+  ASSERT_TRUE(config.ok()) << config.status().message();
+  EXPECT_EQ(config->intermediate_size, 96);
+  EXPECT_EQ(config->num_kv_heads, 4);
+  EXPECT_EQ(config->norm, NormKind::kLayer);
+  EXPECT_EQ(config->norm_eps, 1e-5);
+  EXPECT_EQ(config->mlp, MlpKind::kRelu);
+  EXPECT_TRUE(config->learned_positions);
+  EXPECT_EQ(config->first_position, 2);
+  EXPECT_TRUE(config->tie_word_embeddings && config->qkv_bias && config->output_bias);
+  for (const float frequency : compute_rope_frequencies(config->rope, 8).inv_freq) {
+    EXPECT_EQ(frequency, 0.0F);
+  }
+  const auto plain = parse_model_config(
+      {.text = opt_text({{"enable_bias", "false"}, {"tie_word_embeddings", "false"}})});
+  ASSERT_TRUE(plain.ok()) << plain.status().message();
+  EXPECT_FALSE(plain->qkv_bias || plain->output_bias || plain->mlp_bias);
+  EXPECT_FALSE(plain->tie_word_embeddings);
+}
+
+TEST(ModelConfigTest, RefusesWhatOptModelsDoOtherwise) {
+  const std::vector<std::pair<std::string, std::string>> members = {
+      {"do_layer_norm_before", "false"},    {"_remove_final_layer_norm", "true"},
+      {"word_embed_proj_dim", "16"},        {"layer_norm_elementwise_affine", "false"},
+      {"activation_function", R"("gelu")"},
+  };
+  for (const auto& member : members) {
+    const auto config = parse_model_config({.text = opt_text({member})});
+    ASSERT_FALSE(config.ok()) << member.first;
+    EXPECT_EQ(config.status().code(), StatusCode::kUnsupported);
+    EXPECT_THAT(config.status().message(), HasSubstr("field " + member.first));
+  }
+  for (const auto& [member, message] : std::vector<std::pair<std::string, std::string>>{
+           {"ffn_dim", "ffn_dim: 0"}, {"num_attention_heads", "num_attention_heads: 0"}}) {
+    const auto config = parse_model_config({.text = opt_text({{member, "0"}})});
+    ASSERT_FALSE(config.ok()) << member;
+    EXPECT_THAT(config.status().message(), HasSubstr(message));
+  }
+}
+
 TEST(ModelConfigTest, TypesByName) {
   using Members = std::vector<std::pair<std::string, std::string>>;
   const std::vector<std::pair<Members, DType>> cases = {

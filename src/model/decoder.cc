@@ -100,6 +100,9 @@ void Decoder::run_layers(Step& step, const PagedKvCache& cache) {
                         {layer_scratch_.at(name).as<void>(), type});
   }
   parts_.embedding->gather(step, hidden);
+  if (parts_.positions != nullptr) {
+    parts_.positions->add_positions(step, parts_.config.first_position, hidden);
+  }
   int64_t index = 0;
   for (DecoderLayer& layer : parts_.layers) {
     context.kv = cache.view(index++);

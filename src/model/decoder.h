@@ -16,7 +16,7 @@ namespace nibble {
 
 struct DecoderLayer {
   Attention attention;
-  GatedMlp mlp;
+  Mlp mlp;
 };
 
 /// What the loader builds and the decoder owns.
@@ -25,8 +25,9 @@ struct DecoderParts {
   std::string scheme;
   std::string folder;  // that it was loaded from
   std::unique_ptr<PreparedTable> embedding;
+  std::unique_ptr<PreparedTable> positions;  // learned ones; null: none
   std::vector<DecoderLayer> layers;
-  RmsNorm final_norm;
+  Norm final_norm;
   Linear head;  // [vocab, hidden]
 };
 

@@ -33,7 +33,7 @@ DecoderScratch decoder_scratch(const ModelConfig& config,
     }
   };
   add(Attention::scratch(config));
-  add(GatedMlp::scratch(config));
+  add(Mlp::scratch(config));
   return scratch;
 }
 

@@ -226,7 +226,8 @@ INSTANTIATE_TEST_SUITE_P(Architectures,
                                          "mistral",
                                          "qwen2",
                                          "qwen2_window",
-                                         "qwen3"),
+                                         "qwen3",
+                                         "opt"),
                          [](const auto& info) { return info.param; });
 
 class StorytellerTest : public testing::Test {

@@ -49,13 +49,21 @@ class DecoderLoader final {
       NIBBLE_ASSIGN_OR_RETURN(DecoderLayer layer, load_layer(index));
       layers.push_back(std::move(layer));
     }
-    NIBBLE_ASSIGN_OR_RETURN(RmsNorm norm, load_norm(name(Role::kFinalNorm), config_.hidden_size));
+    NIBBLE_ASSIGN_OR_RETURN(Norm norm, load_norm(name(Role::kFinalNorm), config_.hidden_size));
     NIBBLE_ASSIGN_OR_RETURN(auto embedding, backend_.prepare_table(table, weights_.files()));
+    std::unique_ptr<PreparedTable> positions;
+    if (config_.learned_positions) {
+      const int64_t rows = config_.max_position + config_.first_position;
+      NIBBLE_ASSIGN_OR_RETURN(const QuantView view,
+                              weights_.table(name(Role::kPositions), rows, config_.hidden_size));
+      NIBBLE_ASSIGN_OR_RETURN(positions, backend_.prepare_table(view, weights_.files()));
+    }
     weights_.release_all();
     return DecoderParts{.config = config_,
                         .scheme = scheme_,
                         .folder = {},
                         .embedding = std::move(embedding),
+                        .positions = std::move(positions),
                         .layers = std::move(layers),
                         .final_norm = std::move(norm),
                         .head = std::move(head)};
@@ -72,10 +80,15 @@ class DecoderLoader final {
     return module_name(*config_.family, role, layer);
   }
 
-  Result<RmsNorm> load_norm(const std::string& module, int64_t size) {
+  Result<Norm> load_norm(const std::string& module, int64_t size) {
     NIBBLE_ASSIGN_OR_RETURN(const auto weight, weights_.vector(module + ".weight", size));
     NIBBLE_ASSIGN_OR_RETURN(DeviceBuffer copy, backend_.upload(weight));
-    return RmsNorm(std::move(copy), config_.rms_norm_eps);
+    if (config_.norm == NormKind::kRms) {
+      return Norm(std::move(copy), config_.norm_eps);
+    }
+    NIBBLE_ASSIGN_OR_RETURN(const auto bias, weights_.vector(module + ".bias", size));
+    NIBBLE_ASSIGN_OR_RETURN(DeviceBuffer bias_copy, backend_.upload(bias));
+    return Norm(std::move(copy), std::move(bias_copy), config_.norm_eps);
   }
 
   /// Projections of the same input [rows, k], stacked.
@@ -105,14 +118,14 @@ class DecoderLoader final {
 
   Result<DecoderLayer> load_layer(int64_t layer) {
     NIBBLE_ASSIGN_OR_RETURN(Attention attention, load_attention(layer));
-    NIBBLE_ASSIGN_OR_RETURN(GatedMlp mlp, load_mlp(layer));
+    NIBBLE_ASSIGN_OR_RETURN(Mlp mlp, load_mlp(layer));
     return DecoderLayer{.attention = std::move(attention), .mlp = std::move(mlp)};
   }
 
   Result<Attention> load_attention(int64_t layer) {
     const int64_t q_width = config_.num_heads * config_.head_dim;
     const int64_t kv_width = config_.num_kv_heads * config_.head_dim;
-    NIBBLE_ASSIGN_OR_RETURN(RmsNorm norm,
+    NIBBLE_ASSIGN_OR_RETURN(Norm norm,
                             load_norm(name(Role::kAttentionNorm, layer), config_.hidden_size));
     NIBBLE_ASSIGN_OR_RETURN(
         Linear qkv,
@@ -122,8 +135,8 @@ class DecoderLoader final {
     NIBBLE_ASSIGN_OR_RETURN(
         Linear output, load_stacked(layer, {{Role::kAttentionOutput, config_.hidden_size}}, q_width,
                                     config_.output_bias ? Bias::kStored : Bias::kNone));
-    std::optional<RmsNorm> q_norm;
-    std::optional<RmsNorm> k_norm;
+    std::optional<Norm> q_norm;
+    std::optional<Norm> k_norm;
     if (config_.qk_norm) {
       NIBBLE_ASSIGN_OR_RETURN(q_norm, load_norm(name(Role::kQueryNorm, layer), config_.head_dim));
       NIBBLE_ASSIGN_OR_RETURN(k_norm, load_norm(name(Role::kKeyNorm, layer), config_.head_dim));
@@ -141,17 +154,22 @@ class DecoderLoader final {
                      shape, rope_);
   }
 
-  Result<GatedMlp> load_mlp(int64_t layer) {
+  Result<Mlp> load_mlp(int64_t layer) {
     const Bias bias = config_.mlp_bias ? Bias::kStored : Bias::kNone;
     const int64_t width = config_.intermediate_size;
-    NIBBLE_ASSIGN_OR_RETURN(RmsNorm norm,
-                            load_norm(name(Role::kMlpNorm, layer), config_.hidden_size));
-    NIBBLE_ASSIGN_OR_RETURN(
-        Linear gate_up,
-        load_stacked(layer, {{Role::kGate, width}, {Role::kUp, width}}, config_.hidden_size, bias));
+    const bool gated = config_.mlp == MlpKind::kGatedSilu;
+    NIBBLE_ASSIGN_OR_RETURN(Norm norm, load_norm(name(Role::kMlpNorm, layer), config_.hidden_size));
+    std::vector<Projection> projections = {{Role::kUp, width}};
+    if (gated) {
+      projections.insert(projections.begin(), {Role::kGate, width});
+    }
+    NIBBLE_ASSIGN_OR_RETURN(Linear up, load_stacked(layer, projections, config_.hidden_size, bias));
     NIBBLE_ASSIGN_OR_RETURN(Linear down,
                             load_stacked(layer, {{Role::kDown, config_.hidden_size}}, width, bias));
-    return GatedMlp(std::move(norm), std::move(gate_up), std::move(down));
+    return Mlp({.norm = std::move(norm),
+                .up = std::move(up),
+                .down = std::move(down),
+                .activation = gated ? GemmInput::Kind::kSiluMul : GemmInput::Kind::kRelu});
   }
 
   Result<Linear> load_head(const std::string& module) {
@@ -198,9 +216,10 @@ class DecoderLoader final {
 Result<std::unique_ptr<Model>> load_model(const std::string& model_dir,
                                           Backend& backend,
                                           const ModelOptions& options) {
-  NIBBLE_ASSIGN_OR_RETURN(const ModelConfig config, load_model_config(model_dir));
-  NIBBLE_RETURN_IF_ERROR(check_blocks(config));
-  NIBBLE_ASSIGN_OR_RETURN(WeightLoader weights, WeightLoader::open(model_dir, config));
+  NIBBLE_ASSIGN_OR_RETURN(const ModelConfig stored, load_model_config(model_dir));
+  NIBBLE_RETURN_IF_ERROR(check_blocks(stored));
+  NIBBLE_ASSIGN_OR_RETURN(WeightLoader weights, WeightLoader::open(model_dir, stored));
+  const ModelConfig& config = weights.config();
   DecoderLoader loader(config, weights, backend, options);
   NIBBLE_ASSIGN_OR_RETURN(DecoderParts parts, loader.load());
   parts.folder = model_dir;

@@ -68,6 +68,8 @@ RopeFrequencies compute_rope_frequencies(const RopeConfig& config, int64_t head_
       frequency = llama3_frequency(frequency, config);
     } else if (config.kind == RopeKind::kYarn) {
       frequency = ramp.frequency(frequency, pair, config.factor);
+    } else if (config.kind == RopeKind::kNone) {
+      frequency = 0.0;  // a rotation that leaves everything as it is
     }
     table.inv_freq.push_back(static_cast<float>(frequency));
   }

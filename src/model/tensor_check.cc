@@ -131,7 +131,7 @@ Status check_model_tensors(const std::string& model_dir) {
   if (!file_exists(model_dir + "/config.json")) {
     return {};
   }
-  const auto config = load_model_config(model_dir);
+  auto config = load_model_config(model_dir);
   if (config.status().code() == StatusCode::kUnsupported) {
     return {};
   }
@@ -143,6 +143,8 @@ Status check_model_tensors(const std::string& model_dir) {
   NIBBLE_ASSIGN_OR_RETURN(const Json json, Json::parse(text));
   NIBBLE_ASSIGN_OR_RETURN(const CheckpointReader reader, CheckpointReader::open(model_dir));
   NIBBLE_ASSIGN_OR_RETURN(const SourceModel stored, list_source_matrices(reader, json));
+  config->family = family_as_stored(
+      config->family, [&](std::string_view name) { return reader.find(name) != nullptr; });
   return TensorCheck(reader, stored, *config).run();
 }
 
@@ -150,18 +152,17 @@ Status check_loadable(const std::string& model_dir) {
   NIBBLE_ASSIGN_OR_RETURN(const ModelConfig config, load_model_config(model_dir));
   NIBBLE_RETURN_IF_ERROR(check_blocks(config));
   NIBBLE_ASSIGN_OR_RETURN(WeightLoader weights, WeightLoader::open(model_dir, config));
-  for (const ModelTensor& tensor : list_tensors(config)) {
-    if (tensor.kind == TensorKind::kMatrix) {
+  for (const ModelTensor& tensor : list_tensors(weights.config())) {
+    if (tensor.role == Role::kEmbedding || tensor.role == Role::kPositions) {
+      NIBBLE_RETURN_IF_ERROR(
+          weights.table(tensor.module, tensor.shape[0], tensor.shape[1]).status());
+    } else if (tensor.kind == TensorKind::kMatrix) {
       NIBBLE_RETURN_IF_ERROR(
           weights.linear(tensor.module, tensor.shape[0], tensor.shape[1]).status());
     } else {
       NIBBLE_RETURN_IF_ERROR(weights.vector(tensor.name, tensor.shape[0]).status());
     }
   }
-  NIBBLE_RETURN_IF_ERROR(weights
-                             .table(module_name(*config.family, Role::kEmbedding),
-                                    config.vocab_size, config.hidden_size)
-                             .status());
   NIBBLE_RETURN_IF_ERROR(weights.head_module().status());
   return weights.check_all_used();
 }

@@ -33,7 +33,10 @@ WeightLoader::WeightLoader(CheckpointReader reader,
                            const ModelConfig& config)
     : reader_(std::make_shared<const CheckpointReader>(std::move(reader))),
       quant_config_(std::move(quant_config)),
-      config_(config) {}
+      config_(config) {
+  config_.family = family_as_stored(
+      config_.family, [&](std::string_view name) { return reader_->find(name) != nullptr; });
+}
 
 Result<WeightLoader> WeightLoader::open(const std::string& model_dir, const ModelConfig& config) {
   NIBBLE_ASSIGN_OR_RETURN(CheckpointReader reader, CheckpointReader::open(model_dir));

@@ -19,6 +19,9 @@ class WeightLoader final {
  public:
   static Result<WeightLoader> open(const std::string& model_dir, const ModelConfig& config);
 
+  /// The model's, its family being that whose names the files have (family_as_stored()).
+  [[nodiscard]] const ModelConfig& config() const { return config_; }
+
   /// A linear layer's weights [n, k], in the mapped file. kCorrupt naming the tensor for another
   /// shape.
   Result<MappedLinear> linear(const std::string& module, int64_t n, int64_t k);

@@ -65,6 +65,7 @@ std::string_view parent_module(std::string_view module) {
 ModuleKind kind_of(Role role) {
   switch (role) {
     case Role::kEmbedding:
+    case Role::kPositions:
       return ModuleKind::kEmbedding;
     case Role::kHead:
       return ModuleKind::kHead;

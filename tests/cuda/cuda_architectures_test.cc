@@ -44,7 +44,10 @@ class CudaArchitectures : public ::testing::TestWithParam<Architecture> {
     folder_ = std::filesystem::temp_directory_path() / ("nibble_cuda_" + golden);
     Json config = Json::parse(read_file("tests/golden/" + golden + "/config.json").value()).value();
     config.set("head_dim", GetParam().head_dim);
-    config.set("hidden_size", config.find("num_attention_heads")->as_int() * GetParam().head_dim);
+    const int64_t hidden = config.find("num_attention_heads")->as_int() * GetParam().head_dim;
+    config.set("hidden_size", hidden);
+    config.set("word_embed_proj_dim", hidden);  // of OPT, as is
+    config.set("ffn_dim", 320);
     config.set("intermediate_size", 320);
     const std::string path = folder_.string() + ".json";
     std::ofstream(path) << config.dump();
@@ -91,7 +94,8 @@ INSTANTIATE_TEST_SUITE_P(Dense,
                                            Architecture{"mistral", 128, DType::kBF16},
                                            Architecture{"qwen2", 64, DType::kBF16},
                                            Architecture{"qwen2_window", 128, DType::kBF16},
-                                           Architecture{"qwen3", 128, DType::kBF16}),
+                                           Architecture{"qwen3", 128, DType::kBF16},
+                                           Architecture{"opt", 64, DType::kBF16}),
                          [](const auto& info) { return std::string(info.param.golden); });
 
 }  // namespace

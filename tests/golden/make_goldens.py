@@ -43,6 +43,10 @@ COMMON = dict(
 )
 
 
+OPT_FIELDS = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads",
+              "bos_token_id", "eos_token_id", "pad_token_id", "attn_implementation")
+
+
 def rope(kind="default", theta=10000.0, **fields):
     return dict(rope_type=kind, rope_theta=theta, **fields)
 
@@ -72,6 +76,8 @@ def cases():
         "qwen3": (make(qwen3, head_dim=32, rope_parameters=rope(theta=1e6)), False),
         "llama_dynamic_long": (make(llama, max_position_embeddings=64,
                                     rope_parameters=rope("dynamic", factor=8.0)), False),
+        "opt": (transformers.OPTConfig(**{key: COMMON[key] for key in OPT_FIELDS}, ffn_dim=96,
+                                       max_position_embeddings=300), False),
     }
 
 
@@ -79,10 +85,10 @@ def randomize(model, generator):
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            if "norm" in name:
-                value = 1.0 + 0.25 * noise
-            elif name.endswith("bias"):
+            if name.endswith("bias"):
                 value = 0.25 * noise
+            elif "norm" in name:
+                value = 1.0 + 0.25 * noise
             else:
                 value = 0.14 * noise
             parameter.copy_(torch.round(value * 64) / 64)

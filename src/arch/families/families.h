@@ -15,5 +15,6 @@ extern const Family kGptOss;
 extern const Family kDeepseekV3;
 extern const Family kKimiK2;
 extern const Family kKimiK25;
+extern const Family kOpt;
 
 }  // namespace nibble

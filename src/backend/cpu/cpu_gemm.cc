@@ -123,9 +123,8 @@ bool CpuGemm::in_tiles(int64_t m) const {
 void CpuGemm::fetch_row(const GemmArgs& args, int64_t row) const {
   constexpr int64_t kLine = 64;
   const ConstNumbers given = numbers_of(args.x.at(row * args.x_stride));
-  const int64_t numbers =
-      args.input.kind == GemmInput::Kind::kSiluMul ? 2 * matrix_.k() : matrix_.k();
-  const int64_t bytes = numbers * (given.type == Element::kF32 ? 4 : 2);
+  const int64_t bytes =
+      input_width(args.input.kind, matrix_.k()) * (given.type == Element::kF32 ? 4 : 2);
   for (int64_t at = 0; at < bytes; at += kLine) {
     __builtin_prefetch(static_cast<const uint8_t*>(given.data) + at, 0, 2);
   }
@@ -133,17 +132,15 @@ void CpuGemm::fetch_row(const GemmArgs& args, int64_t row) const {
 
 ConstNumbers CpuGemm::input_row(const GemmArgs& args, int64_t row, float* buffer) const {
   const ConstActivations given = args.x.at(row * args.x_stride);
-  const int64_t k = matrix_.k();
   if (args.input.kind == GemmInput::Kind::kPlain) {
     return numbers_of(given);
   }
-  if (args.input.kind == GemmInput::Kind::kSiluMul) {
-    const bool to_int8 = matrix_.act() == ActFormat::kInt8Token;
-    kernels_.silu_mul(numbers_of(given), k, to_int8 ? kSiluOfInt8 : SiluForm{}, buffer);
-  } else {
-    kernels_.rms_norm(floats_of(numbers_of(given), buffer), k, args.input.norm_weight,
-                      args.input.eps, buffer);
-  }
+  const bool to_int8 = matrix_.act() == ActFormat::kInt8Token;
+  kernels_.make_input({.x = numbers_of(given),
+                       .k = matrix_.k(),
+                       .input = args.input,
+                       .silu = to_int8 ? kSiluOfInt8 : SiluForm{}},
+                      buffer);
   return {buffer, Element::kF32};
 }
 
@@ -297,7 +294,7 @@ void CpuGemm::run(const GemmArgs& args) {
 void CpuGemm::round_input(const GemmArgs& args) {
   const int64_t k = matrix_.k();
   CHECK_LE(args.m, max_m_);
-  CHECK_GE(args.x_stride, args.input.kind == GemmInput::Kind::kSiluMul ? 2 * k : k);
+  CHECK_GE(args.x_stride, input_width(args.input.kind, k));
   CHECK_GE(args.y_stride, matrix_.n());
   CHECK(args.y.type == DType::kF32 || args.output == GemmOutput::kStore);
   if (!takes_input_as_given(args)) {

@@ -1,6 +1,7 @@
 #include "backend/cpu/cpu_step.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "base/check.h"
 
@@ -10,6 +11,11 @@ CpuStep::CpuStep(const StepPlan& plan, CpuAttention& attention)
     : Step(plan.input, std::ssize(plan.input.tokens), std::ssize(plan.input.logit_rows)),
       attention_(attention) {
   CHECK_MSG(plan.picks.rows.empty() && !plan.input.fed, "the CPU samples no tokens");
+  positions_.resize(plan.input.tokens.size());
+  for (const SequenceSpan& span : plan.input.sequences) {
+    const auto first = positions_.begin() + span.q_begin;
+    std::iota(first, first + span.q_len, span.kv_len - span.q_len);
+  }
 }
 
 void CpuStep::take_logit_rows(const float* from, int64_t width, float* to) {

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <vector>
+
 #include "backend/cpu/cpu_attention.h"
 #include "backend/step.h"
 
@@ -11,6 +13,7 @@ class CpuStep final : public Step {
   CpuStep(const StepPlan& plan, CpuAttention& attention);
 
   [[nodiscard]] const int32_t* tokens() const override { return input().tokens.data(); }
+  [[nodiscard]] const int32_t* positions() const override { return positions_.data(); }
   void rope_append_kv(const RopeAppendArgs& args) override { attention_.rope_append_kv(args); }
   void attention(const AttentionArgs& args) override { attention_.attention(args); }
   void take_logit_rows(const float* from, int64_t width, float* to) override;
@@ -19,6 +22,7 @@ class CpuStep final : public Step {
 
  private:
   CpuAttention& attention_;
+  std::vector<int32_t> positions_;
 };
 
 }  // namespace nibble::cpu

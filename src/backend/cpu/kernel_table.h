@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "backend/cpu/attention_task.h"
+#include "ops/gemm_input.h"
 #include "ops/silu_form.h"
 
 namespace nibble::cpu {
@@ -108,6 +109,14 @@ struct Int8Row {
   const void* next = nullptr;  // BF16 row to fetch meanwhile, or null
 };
 
+/// A row of x, and what is done to it.
+struct InputRow {
+  ConstNumbers x;
+  int64_t k = 0;  // of the result
+  GemmInput input;
+  SiluForm silu;
+};
+
 struct Int8RowResult {
   float scale;  // absmax / 127; NaN when the row is not finite
   int32_t sum;  // of the codes
@@ -156,9 +165,8 @@ struct RowKernels {
   // `largest` is that of Int8Row.
   float (*quantize_fp8)(const float* x, int64_t k, float largest, float* out) = nullptr;
   void (*round_bf16)(const float* x, int64_t k, float* out) = nullptr;
+  void (*make_input)(const InputRow& row, float* y) = nullptr;  // y [k], which may be row.x
   void (*rms_norm)(const float* x, int64_t n, const float* weight, float eps, float* y) = nullptr;
-  // gate [n], up [n]
-  void (*silu_mul)(ConstNumbers gate_up, int64_t n, SiluForm form, float* y) = nullptr;
   void (*load)(ConstNumbers x, int64_t n, float* y) = nullptr;
   void (*store)(const float* x, int64_t n, Numbers y) = nullptr;  // rounded where y is BF16
   // Rotates one head in place by the angles whose cosines and sines are given [dim/2].

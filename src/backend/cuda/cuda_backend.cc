@@ -44,18 +44,26 @@ class CudaTable final : public PreparedTable {
     for (const int32_t token : input.fed ? std::span<const int32_t>() : input.tokens) {
       CHECK_MSG(token >= 0 && token < rows_, "token {} outside 0..{}", token, rows_ - 1);
     }
-    must(gather_embeddings({.table = memory_->as<void>(),
-                            .dtype = dtype_,
-                            .vocab = rows_,
-                            .tokens = step.tokens(),
-                            .rows = step.rows(),
-                            .n = width_,
-                            .out = out},
-                           {stream_}),
-         "embedding");
+    must(gather_embeddings(rows_of(step, step.tokens(), out), {stream_}), "embedding");
+  }
+  void add_positions(const Step& step, int64_t first, float* out) const override {
+    EmbeddingArgs args = rows_of(step, step.positions(), out);
+    args.first = first;
+    args.result = GatherResult::kAdd;
+    must(gather_embeddings(args, {stream_}), "positions");
   }
 
  private:
+  [[nodiscard]] EmbeddingArgs rows_of(const Step& step, const int32_t* rows, float* out) const {
+    return {.table = memory_->as<void>(),
+            .dtype = dtype_,
+            .vocab = rows_,
+            .tokens = rows,
+            .rows = step.rows(),
+            .n = width_,
+            .out = out};
+  }
+
   int64_t rows_;
   int64_t width_;
   std::shared_ptr<const DeviceBuffer> memory_;

@@ -1,5 +1,7 @@
 #include "backend/cuda/cuda_backend.h"
 
+#include <vector>
+
 #include "backend/cuda/testing/gpu_test.h"
 #include "quant/quant_tensor.h"
 
@@ -49,6 +51,61 @@ TEST(CudaBackend, ATableThatIsAHeadAsWellIsKeptOnce) {
     EXPECT_EQ(gathered(*backend, *same), code == WeightCode::kBf16 ? 2 : 1);
     EXPECT_EQ(gathered(*backend, *another), 1);
     EXPECT_EQ(gathered(*backend, *later), 1);
+  }
+}
+
+/// Row r of a table, as F32.
+QuantTensor table_of_row_numbers(int64_t rows) {
+  QuantTensor table = QuantTensor::allocate({.code = WeightCode::kF32}, rows, kWidth).value();
+  for (int64_t i = 0; i < rows * kWidth; ++i) {
+    table.codes.as<float>()[static_cast<size_t>(i)] = static_cast<float>(i / kWidth);
+  }
+  return table;
+}
+
+// The second step of each size repeats what the first one recorded.
+TEST(CudaBackend, PositionsAreThoseOfEachStepInRecordsToo) {
+  NIBBLE_NEEDS_GPU();
+  const auto backend = make_cuda_backend({}).value();
+  const QuantTensor tokens = table_of(WeightCode::kBf16, 1), places = table_of_row_numbers(70);
+  const auto embedding = backend->prepare_table(view_of(tokens), nullptr).value();
+  const auto positions = backend->prepare_table(view_of(places), nullptr).value();
+  ASSERT_TRUE(backend->prepare_steps({.rows = 8, .sequences = 4, .positions = 64}).ok());
+  const DeviceBuffer rows = backend->allocate(8 * kWidth * sizeof(float)).value();
+  const int64_t program = backend->new_program();
+  const int32_t pages[] = {0, 1, 2, 3};
+  const auto step = [&](std::vector<SequenceSpan> sequences) {
+    std::vector<int32_t> ids, logit_rows;
+    for (SequenceSpan& sequence : sequences) {
+      sequence.q_begin = static_cast<int32_t>(ids.size());
+      sequence.pages = pages;
+      ids.resize(ids.size() + static_cast<size_t>(sequence.q_len), 5);
+      logit_rows.push_back(static_cast<int32_t>(ids.size()) - 1);
+    }
+    const StepInput input{.tokens = ids,
+                          .sequences = sequences,
+                          .logit_rows = logit_rows,
+                          .page_size = backend->preferred_page_size(KvCode::kBf16)};
+    backend->run_step(input, program, [&](const StepShape& shape) {
+      embedding->gather(input, shape, rows.as<float>());
+      positions->add_positions(input, shape, 2, rows.as<float>());
+    });
+    std::vector<float> all(ids.size() * kWidth), firsts;
+    backend->read(rows.as<float>(), all);
+    for (size_t row = 0; row < ids.size(); ++row) {
+      firsts.push_back(all[row * kWidth]);
+      EXPECT_EQ(all[row * kWidth + kWidth - 1], firsts.back());
+    }
+    return firsts;
+  };
+  using Floats = std::vector<float>;
+  for (int32_t round = 0; round < 3; ++round) {  // 1 + 2 + position
+    const auto shift = static_cast<float>(round);
+    EXPECT_EQ(step({{.q_len = 1, .kv_len = 5 + round}, {.q_len = 1, .kv_len = 60 + round}}),
+              (Floats{7 + shift, 62 + shift}));
+    EXPECT_EQ(step({{.q_len = 1, .kv_len = 1 + round}}), (Floats{3 + shift}));
+    EXPECT_EQ(step({{.q_len = 3, .kv_len = 3 + round}, {.q_len = 1, .kv_len = 9}}),
+              (Floats{3 + shift, 4 + shift, 5 + shift, 11}));
   }
 }
 

@@ -155,32 +155,27 @@ Result<const void*> CudaGemm::prepare_input(const GemmArgs& args) const {
   const LaunchContext launch{context_.stream};
   const GemmScratch& scratch = context_.scratch;
   const QuantizedRows out{problem_.act, scratch.values(), scratch.scales()};
-  switch (args.input.kind) {
-    case GemmInput::Kind::kRmsNorm:
-      CHECK_EQ(args.x_stride, problem_.k);
-      NIBBLE_RETURN_IF_ERROR(check(rms_norm_quantize({.x = args.x.f32(),
-                                                      .weight = args.input.norm_weight,
-                                                      .eps = args.input.eps,
-                                                      .rows = args.m,
-                                                      .n = problem_.k,
-                                                      .out = out},
-                                                     launch),
-                                   "norm"));
-      return scratch.values();
-    case GemmInput::Kind::kSiluMul:
-      CHECK(args.x.type == DType::kBF16);
-      NIBBLE_RETURN_IF_ERROR(check(silu_mul_quantize({.gate_up = args.x.data,
+  if (is_norm(args.input.kind)) {
+    CHECK_EQ(args.x_stride, problem_.k);
+    NIBBLE_RETURN_IF_ERROR(check(
+        norm_quantize(
+            {.x = args.x.f32(), .norm = args.input, .rows = args.m, .n = problem_.k, .out = out},
+            launch),
+        "norm"));
+    return scratch.values();
+  }
+  CHECK(args.x.type == DType::kBF16);
+  if (args.input.kind != GemmInput::Kind::kPlain) {
+    NIBBLE_RETURN_IF_ERROR(check(activation_quantize({.x = args.x.data,
+                                                      .kind = args.input.kind,
                                                       .stride = args.x_stride,
                                                       .rows = args.m,
                                                       .n = problem_.k,
                                                       .out = out},
                                                      launch),
-                                   "silu"));
-      return scratch.values();
-    case GemmInput::Kind::kPlain:
-      break;
+                                 "activation"));
+    return scratch.values();
   }
-  CHECK(args.x.type == DType::kBF16);
   if (!token_scales(problem_.act)) {
     CHECK_EQ(args.x_stride, problem_.k);
     return args.x.data;

@@ -14,6 +14,9 @@ class CudaStep final : public Step {
   CudaStep(const StepPlan& plan, const StepShape& shape, CudaSteps& steps);
 
   [[nodiscard]] const int32_t* tokens() const override { return steps_.buffers_.tokens(); }
+  [[nodiscard]] const int32_t* positions() const override {
+    return steps_.buffers_.metadata().row_position;
+  }
   /// In decode steps the attention that follows appends, in its own kernel.
   void rope_append_kv(const RopeAppendArgs& args) override;
   void attention(const AttentionArgs& args) override;

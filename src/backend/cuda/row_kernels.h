@@ -6,6 +6,7 @@
 
 #include "backend/cuda/launch.h"
 #include "core/dtype.h"
+#include "ops/gemm_input.h"
 #include "quant/scheme.h"
 
 namespace nibble::cuda {
@@ -31,30 +32,29 @@ struct QuantizedRows {
   float* scales = nullptr;
 };
 
-/// out[r] = x[s] / sqrt(mean(x[s]^2) + eps) * weight, where s = row_index[r], or r without index.
-///   x [*, n] f32     row_index [rows] int32     weight [n] f32
-struct RmsNormArgs {
+/// out[r] = the norm of x[s], where s = row_index[r], or r without index.
+///   x [*, n] f32     row_index [rows] int32     norm: a kind that is_norm()
+struct NormArgs {
   const float* x = nullptr;
   const int32_t* row_index = nullptr;
-  const float* weight = nullptr;
-  float eps = 0.0F;
+  GemmInput norm;
   int64_t rows = 0;
   int64_t n = 0;
   QuantizedRows out;
 };
-cudaError_t rms_norm_quantize(const RmsNormArgs& args, const LaunchContext& context);
+cudaError_t norm_quantize(const NormArgs& args, const LaunchContext& context);
 
-/// out[r] = silu(gate) * up, computed in f32.
-///   gate_up [rows, 2 * n] bf16, rows `stride` elements apart: gate [n], then up [n]. The stride is
-///   a multiple of 8; 0 stands for 2 * n.
-struct SiluMulArgs {
-  const void* gate_up = nullptr;
+/// out[r] = the activation of x[r], computed in f32.
+///   x [rows, input_width(kind, n)] bf16, rows `stride` elements apart, a multiple of 8; 0: dense
+struct ActivationArgs {
+  const void* x = nullptr;
+  GemmInput::Kind kind = GemmInput::Kind::kSiluMul;
   int64_t stride = 0;
   int64_t rows = 0;
   int64_t n = 0;
   QuantizedRows out;
 };
-cudaError_t silu_mul_quantize(const SiluMulArgs& args, const LaunchContext& context);
+cudaError_t activation_quantize(const ActivationArgs& args, const LaunchContext& context);
 
 /// out[r] = x[r], for the token forms.
 ///   x [rows, n] bf16, rows `stride` elements apart, a multiple of 8; 0 stands for n
@@ -67,16 +67,19 @@ struct QuantizeRowsArgs {
 };
 cudaError_t quantize_rows(const QuantizeRowsArgs& args, const LaunchContext& context);
 
-/// out[r] = table[tokens[r]] in f32; NaN for a token that is not in the table.
+/// out[r] = table[first + tokens[r]] in f32, or added to it; NaN for what is not in the table.
 ///   table [vocab, n] of kBF16, kF16 or kF32     tokens [rows] int32     out [rows, n]
+enum class GatherResult : uint8_t { kStore, kAdd };
 struct EmbeddingArgs {
   const void* table = nullptr;
   DType dtype = DType::kBF16;
   int64_t vocab = 0;
   const int32_t* tokens = nullptr;
+  int64_t first = 0;
   int64_t rows = 0;
   int64_t n = 0;
   float* out = nullptr;
+  GatherResult result = GatherResult::kStore;
 };
 cudaError_t gather_embeddings(const EmbeddingArgs& args, const LaunchContext& context);
 

@@ -1,12 +1,14 @@
 #include "backend/cuda/row_kernels.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <limits>
 #include <random>
+#include <span>
 #include <vector>
 
-#include "backend/cpu/kernel_table.h"
+#include "backend/cpu/kernel_families.h"
 #include "backend/cuda/testing/gpu_test.h"
 #include "base/f16.h"
 #include "quant/codec.h"
@@ -16,6 +18,8 @@ namespace {
 
 using testing::DeviceArray;
 using testing::random_values;
+
+using Kind = GemmInput::Kind;
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 // One, several and no pieces in registers; the last is read twice.
@@ -110,7 +114,7 @@ void expect_cpu_codes(
   if (format == ActFormat::kInt8Token) {
     std::vector<uint8_t> wanted(static_cast<size_t>((n + 511) / 512 * 512));
     const cpu::Int8RowResult result =
-        cpu::kScalarKernels.quantize_int8({.x = values, .k = n, .offset = 0, .out = wanted.data()});
+        cpu::scalar::kRows.quantize_int8({.x = values, .k = n, .offset = 0, .out = wanted.data()});
     EXPECT_EQ(result.scale, scale);
     for (int64_t i = 0; i < n; ++i) {
       ASSERT_EQ(wanted[static_cast<size_t>(i)], codes[i]) << "row " << row << " element " << i;
@@ -118,11 +122,17 @@ void expect_cpu_codes(
     return;
   }
   std::vector<float> wanted(static_cast<size_t>(n));
-  EXPECT_EQ(cpu::kScalarKernels.quantize_fp8(values, n, wanted.data()), scale);
+  EXPECT_EQ(cpu::scalar::kRows.quantize_fp8(values, n, wanted.data()), scale);
   for (int64_t i = 0; i < n; ++i) {
     ASSERT_EQ(encode_e4m3(wanted[static_cast<size_t>(i)]), codes[i])
         << "row " << row << " element " << i;
   }
+}
+
+/// A row of gates and what they multiply, for products of integers.
+cpu::InputRow silu_row(const uint16_t* gate_up, int64_t n) {
+  return {
+      .x = {gate_up, cpu::Element::kBf16}, .k = n, .input = {Kind::kSiluMul}, .silu = kSiluOfInt8};
 }
 
 constexpr ActFormat kFormats[] = {ActFormat::kBf16, ActFormat::kInt8Token, ActFormat::kFp8Token};
@@ -150,16 +160,147 @@ TEST(RowKernels, NormsRowsInEveryForm) {
       }
       for (const ActFormat format : kFormats) {
         const OutputArrays out(format, rows, n);
-        const RmsNormArgs args{.x = device_x.data(),
-                               .weight = device_weight.data(),
-                               .eps = 1e-5F,
-                               .rows = rows,
-                               .n = n,
-                               .out = out.rows()};
-        ASSERT_EQ(rms_norm_quantize(args, {}), cudaSuccess);
+        const NormArgs args{.x = device_x.data(),
+                            .norm = {Kind::kRmsNorm, device_weight.data(), 1e-5F},
+                            .rows = rows,
+                            .n = n,
+                            .out = out.rows()};
+        ASSERT_EQ(norm_quantize(args, {}), cudaSuccess);
         expect_near(out.take(), format, rows, n, wanted);
       }
     }
+  }
+}
+
+TEST(RowKernels, LayerNormsRowsInEveryForm) {
+  NIBBLE_NEEDS_GPU();
+  uint32_t seed = 50;
+  for (const int64_t n : kWidths) {
+    for (const int64_t rows : {1, 3, 17}) {
+      auto x = random_values(static_cast<size_t>(rows * n), ++seed, 3.0F);
+      std::ranges::for_each(x, [](float& value) { value += 5.0F; });  // far from the mean of 0
+      const auto weight = random_values(static_cast<size_t>(n), ++seed, 1.0F);
+      const auto bias = random_values(static_cast<size_t>(n), ++seed, 1.0F);
+      const DeviceArray<float> device_x(x);
+      const DeviceArray<float> device_weight(weight);
+      const DeviceArray<float> device_bias(bias);
+      std::vector<double> wanted(x.size());
+      for (int64_t row = 0; row < rows; ++row) {
+        const auto values = std::span(x).subspan(static_cast<size_t>(row * n), n);
+        double mean = 0;
+        double variance = 0;
+        for (const float value : values) {
+          mean += value / static_cast<double>(n);
+        }
+        for (const float value : values) {
+          variance += std::pow(value - mean, 2) / static_cast<double>(n);
+        }
+        for (size_t i = 0; i < values.size(); ++i) {
+          wanted[static_cast<size_t>(row * n) + i] =
+              (values[i] - mean) / std::sqrt(variance + 1e-5) * weight[i] + bias[i];
+        }
+      }
+      for (const ActFormat format : kFormats) {
+        const OutputArrays out(format, rows, n);
+        const NormArgs args{
+            .x = device_x.data(),
+            .norm = {Kind::kLayerNorm, device_weight.data(), 1e-5F, device_bias.data()},
+            .rows = rows,
+            .n = n,
+            .out = out.rows()};
+        ASSERT_EQ(norm_quantize(args, {}), cudaSuccess);
+        expect_near(out.take(), format, rows, n, wanted);
+      }
+    }
+  }
+}
+
+TEST(RowKernels, LayerNormsAndReluAreTheCpusToTheBit) {
+  NIBBLE_NEEDS_GPU();
+  for (const int64_t n : {256, 264, 1000, 4096, 8192, 14336, 40960}) {
+    const int64_t rows = 5;
+    const auto x = random_values(static_cast<size_t>(rows * n), 41, 2.0F);
+    const auto weight = random_values(static_cast<size_t>(n), 42, 1.0F);
+    const auto bias = random_values(static_cast<size_t>(n), 43, 1.0F);
+    const auto bits = to_bf16(random_values(static_cast<size_t>(rows * n), 44, 2.0F));
+    const DeviceArray<float> device_x(x);
+    const DeviceArray<float> device_weight(weight);
+    const DeviceArray<float> device_bias(bias);
+    const DeviceArray<uint16_t> device_bits(bits);
+    for (const ActFormat format : {ActFormat::kInt8Token, ActFormat::kFp8Token}) {
+      const OutputArrays normed(format, rows, n);
+      const OutputArrays positive(format, rows, n);
+      const NormArgs norm{
+          .x = device_x.data(),
+          .norm = {Kind::kLayerNorm, device_weight.data(), 1e-5F, device_bias.data()},
+          .rows = rows,
+          .n = n,
+          .out = normed.rows()};
+      ASSERT_EQ(norm_quantize(norm, {}), cudaSuccess);
+      ASSERT_EQ(activation_quantize({.x = device_bits.data(),
+                                     .kind = Kind::kRelu,
+                                     .rows = rows,
+                                     .n = n,
+                                     .out = positive.rows()},
+                                    {}),
+                cudaSuccess);
+      const Output norm_result = normed.take();
+      const Output relu_result = positive.take();
+      std::vector<float> row_values(static_cast<size_t>(n));
+      for (int64_t row = 0; row < rows; ++row) {
+        cpu::scalar::kRows.make_input(
+            {.x = {x.data() + row * n, cpu::Element::kF32},
+             .k = n,
+             .input = {Kind::kLayerNorm, weight.data(), 1e-5F, bias.data()}},
+            row_values.data());
+        expect_cpu_codes(norm_result, format, row, n, row_values.data());
+        cpu::scalar::kRows.make_input(
+            {.x = {bits.data() + row * n, cpu::Element::kBf16}, .k = n, .input = {Kind::kRelu}},
+            row_values.data());
+        expect_cpu_codes(relu_result, format, row, n, row_values.data());
+      }
+    }
+  }
+}
+
+TEST(RowKernels, ReluRowsInEveryForm) {
+  NIBBLE_NEEDS_GPU();
+  uint32_t seed = 150;
+  for (const int64_t n : kWidths) {
+    for (const int64_t rows : {1, 3, 17}) {
+      const int64_t stride = rows == 3 ? n + 8 : n;
+      auto bits = to_bf16(random_values(static_cast<size_t>(rows * stride), ++seed, 3.0F));
+      const DeviceArray<uint16_t> x(bits);
+      std::vector<double> wanted;
+      for (int64_t row = 0; row < rows; ++row) {
+        for (int64_t i = 0; i < n; ++i) {
+          wanted.push_back(
+              std::fmax(bf16_to_f32(bits[static_cast<size_t>(row * stride + i)]), 0.0F));
+        }
+      }
+      for (const ActFormat format : kFormats) {
+        const OutputArrays out(format, rows, n);
+        const ActivationArgs args{.x = x.data(),
+                                  .kind = Kind::kRelu,
+                                  .stride = rows == 3 ? stride : 0,
+                                  .rows = rows,
+                                  .n = n,
+                                  .out = out.rows()};
+        ASSERT_EQ(activation_quantize(args, {}), cudaSuccess);
+        expect_near(out.take(), format, rows, n, wanted);
+      }
+    }
+  }
+  std::vector<uint16_t> bits(8, f32_to_bf16(-1.0F));
+  bits[3] = f32_to_bf16(std::nanf(""));
+  const DeviceArray<uint16_t> x(bits);
+  const OutputArrays out(ActFormat::kBf16, 1, 8);
+  ASSERT_EQ(activation_quantize(
+                {.x = x.data(), .kind = Kind::kRelu, .rows = 1, .n = 8, .out = out.rows()}, {}),
+            cudaSuccess);
+  const Output result = out.take();
+  for (int64_t i = 0; i < 8; ++i) {
+    EXPECT_EQ(std::isnan(value_at(result, ActFormat::kBf16, 0, 8, i)), i == 3) << i;
   }
 }
 
@@ -175,24 +316,22 @@ TEST(RowKernels, NormsAndGatesAgreeWithTheCpu) {
     const DeviceArray<uint16_t> gate_up(bits);
     const OutputArrays normed(ActFormat::kInt8Token, rows, n);
     const OutputArrays gated(ActFormat::kInt8Token, rows, n);
-    const RmsNormArgs norm{.x = device_x.data(),
-                           .weight = device_weight.data(),
-                           .eps = 1e-5F,
-                           .rows = rows,
-                           .n = n,
-                           .out = normed.rows()};
-    ASSERT_EQ(rms_norm_quantize(norm, {}), cudaSuccess);
-    ASSERT_EQ(silu_mul_quantize(
-                  {.gate_up = gate_up.data(), .rows = rows, .n = n, .out = gated.rows()}, {}),
-              cudaSuccess);
+    const NormArgs norm{.x = device_x.data(),
+                        .norm = {Kind::kRmsNorm, device_weight.data(), 1e-5F},
+                        .rows = rows,
+                        .n = n,
+                        .out = normed.rows()};
+    ASSERT_EQ(norm_quantize(norm, {}), cudaSuccess);
+    ASSERT_EQ(
+        activation_quantize({.x = gate_up.data(), .rows = rows, .n = n, .out = gated.rows()}, {}),
+        cudaSuccess);
     const Output norm_result = normed.take();
     const Output gate_result = gated.take();
     std::vector<float> row_values(static_cast<size_t>(n));
     for (int64_t row = 0; row < rows; ++row) {
-      cpu::kScalarKernels.rms_norm(x.data() + row * n, n, weight.data(), 1e-5F, row_values.data());
+      cpu::scalar::kRows.rms_norm(x.data() + row * n, n, weight.data(), 1e-5F, row_values.data());
       expect_cpu_codes(norm_result, ActFormat::kInt8Token, row, n, row_values.data());
-      cpu::kScalarKernels.silu_mul({bits.data() + row * 2 * n, cpu::Element::kBf16}, n, kSiluOfInt8,
-                                   row_values.data());
+      cpu::scalar::kRows.make_input(silu_row(bits.data() + row * 2 * n, n), row_values.data());
       expect_cpu_codes(gate_result, ActFormat::kInt8Token, row, n, row_values.data());
     }
   }
@@ -216,14 +355,14 @@ TEST(RowKernels, AllGatesHaveTheCpusBits) {
   ASSERT_GT(rows, 45000);
   const DeviceArray<uint16_t> gate_up(bits);
   const OutputArrays out(ActFormat::kInt8Token, rows, kWidth);
-  ASSERT_EQ(silu_mul_quantize(
-                {.gate_up = gate_up.data(), .rows = rows, .n = kWidth, .out = out.rows()}, {}),
-            cudaSuccess);
+  ASSERT_EQ(
+      activation_quantize({.x = gate_up.data(), .rows = rows, .n = kWidth, .out = out.rows()}, {}),
+      cudaSuccess);
   const Output result = out.take();
   float wanted[kWidth];
   for (int64_t row = 0; row < rows; ++row) {
     const uint16_t* given = bits.data() + row * 2 * kWidth;
-    cpu::kScalarKernels.silu_mul({given, cpu::Element::kBf16}, kWidth, kSiluOfInt8, wanted);
+    cpu::scalar::kRows.make_input(silu_row(given, kWidth), wanted);
     ASSERT_EQ(result.scales[static_cast<size_t>(row)], std::fabs(wanted[0]) / 127.0F)
         << "gate " << bf16_to_f32(*given);
   }
@@ -238,13 +377,16 @@ TEST(RowKernels, NormsOfPickedRowsEqualThoseOfAll) {
   const DeviceArray<int32_t> index(picked);
   const OutputArrays all(ActFormat::kInt8Token, 9, n);
   const OutputArrays some(ActFormat::kInt8Token, 5, n);
-  RmsNormArgs args{
-      .x = x.data(), .weight = weight.data(), .eps = 1e-6F, .rows = 9, .n = n, .out = all.rows()};
-  ASSERT_EQ(rms_norm_quantize(args, {}), cudaSuccess);
+  NormArgs args{.x = x.data(),
+                .norm = {Kind::kRmsNorm, weight.data(), 1e-6F},
+                .rows = 9,
+                .n = n,
+                .out = all.rows()};
+  ASSERT_EQ(norm_quantize(args, {}), cudaSuccess);
   args.rows = 5;
   args.row_index = index.data();
   args.out = some.rows();
-  ASSERT_EQ(rms_norm_quantize(args, {}), cudaSuccess);
+  ASSERT_EQ(norm_quantize(args, {}), cudaSuccess);
   const Output every = all.take();
   const Output chosen = some.take();
   for (size_t row = 0; row < picked.size(); ++row) {
@@ -278,12 +420,12 @@ TEST(RowKernels, MultipliesGatesInEveryForm) {
           }
         }
         const OutputArrays out(format, rows, n);
-        const SiluMulArgs args{.gate_up = gate_up.data(),
-                               .stride = rows == 3 ? stride : 0,
-                               .rows = rows,
-                               .n = n,
-                               .out = out.rows()};
-        ASSERT_EQ(silu_mul_quantize(args, {}), cudaSuccess);
+        const ActivationArgs args{.x = gate_up.data(),
+                                  .stride = rows == 3 ? stride : 0,
+                                  .rows = rows,
+                                  .n = n,
+                                  .out = out.rows()};
+        ASSERT_EQ(activation_quantize(args, {}), cudaSuccess);
         expect_near(out.take(), format, rows, n, wanted);
       }
     }
@@ -397,13 +539,52 @@ TEST(RowKernels, GathersEmbeddings) {
   }
 }
 
+TEST(RowKernels, AddsRowsOfATableOfPositions) {
+  NIBBLE_NEEDS_GPU();
+  constexpr int64_t kFirst = 2;
+  const std::vector<int32_t> positions = {4, 0, 3, 5, 0};  // the table has 7 rows
+  const DeviceArray<int32_t> device_positions(positions);
+  for (const size_t n : {8, 1000, 4104}) {
+    const auto values = random_values(7 * n, 12, 1.0F);
+    const auto given = random_values(positions.size() * n, 13, 1.0F);
+    const DeviceArray<uint16_t> table(to_bf16(values));
+    const DeviceArray<float> out(given);
+    const EmbeddingArgs args{.table = table.data(),
+                             .dtype = DType::kBF16,
+                             .vocab = 7,
+                             .tokens = device_positions.data(),
+                             .first = kFirst,
+                             .rows = std::ssize(positions),
+                             .n = static_cast<int64_t>(n),
+                             .out = out.data(),
+                             .result = GatherResult::kAdd};
+    ASSERT_EQ(gather_embeddings(args, {}), cudaSuccess);
+    const auto result = out.host();
+    for (size_t row = 0; row < positions.size(); ++row) {
+      for (size_t i = 0; i < n; ++i) {
+        const float got = result[row * n + i];
+        if (positions[row] + kFirst >= 7) {
+          ASSERT_TRUE(std::isnan(got));
+          continue;
+        }
+        const size_t at = static_cast<size_t>(positions[row] + kFirst) * n + i;
+        ASSERT_EQ(got, given[row * n + i] + bf16_to_f32(f32_to_bf16(values[at])));
+      }
+    }
+  }
+}
+
 TEST(RowKernels, RefusesWhatTheyCannotDo) {
-  EXPECT_EQ(rms_norm_quantize({.rows = 1, .n = 12}, {}), cudaErrorInvalidValue);
-  EXPECT_EQ(silu_mul_quantize({.stride = 4, .rows = 1, .n = 8}, {}), cudaErrorInvalidValue);
+  const GemmInput norm{Kind::kRmsNorm};
+  EXPECT_EQ(norm_quantize({.norm = norm, .rows = 1, .n = 12}, {}), cudaErrorInvalidValue);
+  EXPECT_EQ(norm_quantize({.rows = 1, .n = 8}, {}), cudaErrorInvalidValue);  // plain
+  EXPECT_EQ(activation_quantize({.stride = 4, .rows = 1, .n = 8}, {}), cudaErrorInvalidValue);
+  EXPECT_EQ(activation_quantize({.kind = Kind::kRmsNorm, .rows = 1, .n = 8}, {}),
+            cudaErrorInvalidValue);
   EXPECT_EQ(quantize_rows({.rows = 1, .n = 8}, {}), cudaErrorInvalidValue);  // to bf16
   EXPECT_EQ(gather_embeddings({.dtype = DType::kI8, .rows = 1, .n = 8}, {}), cudaErrorInvalidValue);
   EXPECT_EQ(round_bf16(nullptr, -1, {}), cudaErrorInvalidValue);
-  EXPECT_EQ(rms_norm_quantize({.rows = 0, .n = 8}, {}), cudaSuccess);
+  EXPECT_EQ(norm_quantize({.norm = norm, .rows = 0, .n = 8}, {}), cudaSuccess);
 }
 
 }  // namespace

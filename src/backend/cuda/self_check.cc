@@ -122,7 +122,7 @@ double rounding_of(ActFormat act, double want, double scale) {
     case ActFormat::kFp8Token:
       return std::fabs(want) * 0.0626 + scale * 0x1p-9;
     default:
-      return std::fabs(want) * 0x1p-8 + 1e-6;
+      return std::fabs(want) * 0x1p-8 + 4e-6;
   }
 }
 
@@ -290,30 +290,45 @@ Status SelfCheck::check_rows(ActFormat act, int64_t n) {
     ++checks_;
     return {};
   };
-  NIBBLE_RETURN_IF_ERROR(check(rms_norm_quantize({.x = device_x.as<float>(),
-                                                  .weight = device_weight.as<float>(),
-                                                  .eps = kEps,
-                                                  .rows = kRows,
-                                                  .n = n,
-                                                  .out = out},
-                                                 {stream_}),
-                               "rms_norm_quantize"));
-  double norms[kRows] = {};
+  double means[kRows] = {};
+  double squares[kRows] = {};
   for (size_t i = 0; i < x.size(); ++i) {
-    norms[i / width] += static_cast<double>(x[i]) * x[i] / static_cast<double>(n);
+    means[i / width] += x[i] / static_cast<double>(n);
+    squares[i / width] += static_cast<double>(x[i]) * x[i] / static_cast<double>(n);
   }
-  NIBBLE_RETURN_IF_ERROR(compare("rms_norm_quantize", [&](size_t row, size_t column) {
-    return x[row * width + column] / std::sqrt(norms[row] + kEps) * weight[column];
-  }));
-  NIBBLE_RETURN_IF_ERROR(check(
-      silu_mul_quantize({.gate_up = device_gate_up.as<void>(), .rows = kRows, .n = n, .out = out},
-                        {stream_}),
-      "silu_mul_quantize"));
+  using enum GemmInput::Kind;
+  for (const GemmInput::Kind kind : {kRmsNorm, kLayerNorm}) {
+    const auto* weights = device_weight.as<float>();  // biases, too
+    NIBBLE_RETURN_IF_ERROR(check(norm_quantize({.x = device_x.as<float>(),
+                                                .norm = {kind, weights, kEps, weights},
+                                                .rows = kRows,
+                                                .n = n,
+                                                .out = out},
+                                               {stream_}),
+                                 "norm_quantize"));
+    NIBBLE_RETURN_IF_ERROR(compare("norm_quantize", [&](size_t row, size_t column) {
+      const bool layer = kind == kLayerNorm;
+      const double mean = layer ? means[row] : 0.0;
+      const double norm = std::sqrt(squares[row] - mean * mean + kEps);
+      return (x[row * width + column] - mean) / norm * weight[column] +
+             (layer ? weight[column] : 0.0F);
+    }));
+  }
   const SiluForm form = act == ActFormat::kInt8Token ? kSiluOfInt8 : SiluForm{};
-  return compare("silu_mul_quantize", [&](size_t row, size_t column) {
-    const uint16_t* gate = gate_up.data() + row * 2 * width;
-    return silu(bf16_to_f32(gate[column]), form) * bf16_to_f32(gate[width + column]);
-  });
+  for (const GemmInput::Kind kind : {kSiluMul, kRelu}) {
+    NIBBLE_RETURN_IF_ERROR(
+        check(activation_quantize(
+                  {.x = device_gate_up.as<void>(), .kind = kind, .rows = kRows, .n = n, .out = out},
+                  {stream_}),
+              "activation_quantize"));
+    NIBBLE_RETURN_IF_ERROR(compare("activation_quantize", [&](size_t row, size_t column) -> double {
+      const uint16_t* given = gate_up.data() + row * static_cast<size_t>(input_width(kind, n));
+      const float first = bf16_to_f32(given[column]);
+      return kind == kRelu ? std::fmax(first, 0.0F)
+                           : silu(first, form) * bf16_to_f32(given[width + column]);
+    }));
+  }
+  return {};
 }
 
 }  // namespace nibble::cuda

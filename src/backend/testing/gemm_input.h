@@ -20,7 +20,7 @@ inline std::vector<float> input_of(
   const auto gemm = backend.prepare_gemm(identity, ActFormat::kFloat, rows).value();
   std::vector<float> y(static_cast<size_t>(rows * n), std::numeric_limits<float>::quiet_NaN());
   gemm->run({.x = x,
-             .x_stride = input.kind == GemmInput::Kind::kSiluMul ? 2 * n : n,
+             .x_stride = input_width(input.kind, n),
              .m = rows,
              .y = y.data(),
              .y_stride = n,

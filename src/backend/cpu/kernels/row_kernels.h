@@ -13,7 +13,7 @@ constexpr float kKvRanges[] = {1.0F, 0.92F, 0.84F};  // of a row's whole range
 constexpr int kKvFits = 3;                           // of a line to its codes, from each range on
 
 constexpr int64_t kShortRow = 128;
-constexpr int64_t kPiece = 8;           // neighbours whose squares are summed first
+constexpr int64_t kPiece = 8;           // neighbours that are summed first
 constexpr int64_t kWarp = 32;           // pieces that are summed next
 constexpr int64_t kMostThreads = 1024;  // each with pieces as far apart as there are threads
 
@@ -25,9 +25,17 @@ inline int64_t threads_of_row(int64_t n) {
   return threads < kMostThreads ? threads : kMostThreads;
 }
 
-/// Adds the squares of kWarp pieces, one after the other: of even ones to sums[0], of odd ones to
-/// sums[1].
-inline void add_squares(const float* x, int64_t n, F32x16 (&sums)[2]) {
+struct SumOfSquares {
+  static F32x16 add(F32x16 sum, F32x16 v) { return Simd::fma(v, v, sum); }
+};
+
+struct SumOfValues {
+  static F32x16 add(F32x16 sum, F32x16 v) { return Simd::add(sum, v); }
+};
+
+/// Adds kWarp pieces, one after the other: even ones to sums[0], odd ones to sums[1].
+template <typename Sum>
+inline void add_pieces(const float* x, int64_t n, F32x16 (&sums)[2]) {
   F32x16 v[16];
   for (int64_t i = 0; i < 16; ++i) {
     const int64_t left = n - 16 * i;
@@ -38,22 +46,20 @@ inline void add_squares(const float* x, int64_t n, F32x16 (&sums)[2]) {
   Simd::transpose(v);  // lane i: piece 2 i in the first eight, piece 2 i + 1 in the others
   for (int64_t odd = 0; odd < 2; ++odd) {
     for (int64_t i = kPiece * odd; i < kPiece * (odd + 1); ++i) {
-      sums[odd] = Simd::fma(v[i], v[i], sums[odd]);
+      sums[odd] = Sum::add(sums[odd], v[i]);
     }
   }
 }
 
-/// In the order of a GPU's block, so that both have the same bits; of heads, which are short and
-/// many, in the order of vectors.
-inline float sum_of_squares(const float* x, int64_t n) {
+/// Of a row's values or squares, in the order of a GPU's block, so that both have the same bits; of
+/// heads, which are short and many, in the order of vectors.
+template <typename Sum>
+inline float sum_of_row(const float* x, int64_t n) {
   constexpr int64_t kColumns = kWarp * kPiece;
   if (n <= kShortRow) {
-    F32x16 squares = Simd::set(0.0F);
-    in_vectors(n, [&](int64_t i, int64_t lanes) {
-      const F32x16 v = load_lanes(x + i, lanes);
-      squares = Simd::fma(v, v, squares);
-    });
-    return Simd::reduce_add(squares);
+    F32x16 sum = Simd::set(0.0F);
+    in_vectors(n, [&](int64_t i, int64_t lanes) { sum = Sum::add(sum, load_lanes(x + i, lanes)); });
+    return Simd::reduce_add(sum);
   }
   const int64_t warps = threads_of_row(n) / kWarp;
   F32x16 sums[kMostThreads / kWarp][2];
@@ -61,7 +67,7 @@ inline float sum_of_squares(const float* x, int64_t n) {
     sums[w][0] = sums[w][1] = Simd::set(0.0F);
   }
   for (int64_t i = 0, w = 0; i < n; i += kColumns, w = w + 1 < warps ? w + 1 : 0) {
-    add_squares(x + i, n - i, sums[w]);
+    add_pieces<Sum>(x + i, n - i, sums[w]);
   }
   float of_warps[kWarp] = {};
   for (int64_t w = 0; w < warps; ++w) {
@@ -71,7 +77,7 @@ inline float sum_of_squares(const float* x, int64_t n) {
 }
 
 void rms_norm(const float* x, int64_t n, const float* weight, float eps, float* y) {
-  const float mean = sum_of_squares(x, n) / static_cast<float>(n);
+  const float mean = sum_of_row<SumOfSquares>(x, n) / static_cast<float>(n);
   const F32x16 factor = Simd::set(1.0F / sqrt_f32(mean + eps));
   in_vectors(n, [&](int64_t i, int64_t lanes) {
     const F32x16 scaled = Simd::mul(load_lanes(x + i, lanes), factor);
@@ -79,7 +85,28 @@ void rms_norm(const float* x, int64_t n, const float* weight, float eps, float* 
   });
 }
 
-void silu_mul(ConstNumbers gate_up, int64_t n, SiluForm form, float* y) {
+inline void layer_norm(const float* x, int64_t k, const GemmInput& norm, float* y) {
+  const auto n = static_cast<float>(k);
+  const F32x16 mean = Simd::set(sum_of_row<SumOfValues>(x, k) / n);
+  in_vectors(k, [&](int64_t i, int64_t lanes) {
+    store_lanes(y + i, lanes, Simd::sub(load_lanes(x + i, lanes), mean));
+  });
+  const float variance = sum_of_row<SumOfSquares>(y, k) / n;
+  const F32x16 factor = Simd::set(1.0F / sqrt_f32(variance + norm.eps));
+  in_vectors(k, [&](int64_t i, int64_t lanes) {
+    const F32x16 scaled = Simd::mul(load_lanes(y + i, lanes), factor);
+    const F32x16 weight = load_lanes(norm.norm_weight + i, lanes);
+    store_lanes(y + i, lanes, Simd::fma(scaled, weight, load_lanes(norm.norm_bias + i, lanes)));
+  });
+}
+
+inline void relu(ConstNumbers x, int64_t n, float* y) {
+  in_vectors(n, [&](int64_t i, int64_t lanes) {  // max takes its second operand when that is NaN
+    store_lanes(y + i, lanes, Simd::max(Simd::set(0.0F), load_numbers(x, i, lanes)));
+  });
+}
+
+inline void silu_mul(ConstNumbers gate_up, int64_t n, SiluForm form, float* y) {
   const F32x16 factor = Simd::set(form.factor);
   const I32x16 kept = Simd::set_int(static_cast<int32_t>(form.bits));
   in_vectors(n, [&](int64_t i, int64_t lanes) {
@@ -94,6 +121,30 @@ void silu_mul(ConstNumbers gate_up, int64_t n, SiluForm form, float* y) {
 void load_row(ConstNumbers x, int64_t n, float* y) {
   in_vectors(
       n, [&](int64_t i, int64_t lanes) { store_lanes(y + i, lanes, load_numbers(x, i, lanes)); });
+}
+
+inline const float* as_floats(ConstNumbers x, int64_t n, float* buffer) {
+  if (x.type == Element::kF32) {
+    return static_cast<const float*>(x.data);
+  }
+  load_row(x, n, buffer);
+  return buffer;
+}
+
+void make_input(const InputRow& row, float* y) {
+  const GemmInput& input = row.input;
+  switch (input.kind) {
+    case GemmInput::Kind::kPlain:
+      return load_row(row.x, row.k, y);
+    case GemmInput::Kind::kRmsNorm:
+      return rms_norm(as_floats(row.x, row.k, y), row.k, input.norm_weight, input.eps, y);
+    case GemmInput::Kind::kLayerNorm:
+      return layer_norm(as_floats(row.x, row.k, y), row.k, input, y);
+    case GemmInput::Kind::kSiluMul:
+      return silu_mul(row.x, row.k, row.silu, y);
+    case GemmInput::Kind::kRelu:
+      return relu(row.x, row.k, y);
+  }
 }
 
 void store_row(const float* x, int64_t n, Numbers y) {

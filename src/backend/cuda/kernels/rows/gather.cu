@@ -1,4 +1,4 @@
-// A step's inputs: rows of the embedding table, and the tokens that the step before it picked.
+// A step's inputs: rows of the embedding table, and of a table of positions that is added to them.
 
 #include <cuda_fp16.h>
 
@@ -35,7 +35,7 @@ __global__ __launch_bounds__(kThreads) void gather_kernel(const EmbeddingArgs ar
     return;
   }
   const int64_t row = blockIdx.x;
-  const int64_t token = args.tokens[row];
+  const int64_t token = args.first + args.tokens[row];
   F32x8 x;
 #pragma unroll
   for (float& value : x.v) {
@@ -45,6 +45,13 @@ __global__ __launch_bounds__(kThreads) void gather_kernel(const EmbeddingArgs ar
     x = load_table_piece(static_cast<const Element*>(args.table) + token * args.n + i);
   }
   float4* out = reinterpret_cast<float4*>(args.out + row * args.n + i);
+  if (args.result == GatherResult::kAdd) {
+    const F32x8 given = load_f32x8(args.out + row * args.n + i);
+#pragma unroll
+    for (int j = 0; j < kPiece; ++j) {
+      x.v[j] += given.v[j];
+    }
+  }
   out[0] = make_float4(x.v[0], x.v[1], x.v[2], x.v[3]);
   out[1] = make_float4(x.v[4], x.v[5], x.v[6], x.v[7]);
 }

@@ -1,4 +1,4 @@
-// RMS norm of f32 rows, picked by an index or in order, rounded for the next matrix product.
+// RMS and layer norm of f32 rows, picked by an index or in order, rounded for the next product.
 // One block owns a row and reads it once; wide rows (above 32768) are read from the cache again.
 
 #include "backend/cuda/kernels/rows/common.cuh"
@@ -24,14 +24,15 @@ __device__ __forceinline__ float sum_of_block(float value, float* shared) {
   return sum_of_warp(threadIdx.x % 32 < blockDim.x / 32 ? shared[threadIdx.x % 32] : 0.0F);
 }
 
-template <int kPieces>
-__global__ __launch_bounds__(kMaxRowThreads) void rms_norm_kernel(const RmsNormArgs args) {
+template <int kPieces, GemmInput::Kind kKind>
+__global__ __launch_bounds__(kMaxRowThreads) void norm_kernel(const NormArgs args) {
+  constexpr bool kLayer = kKind == GemmInput::Kind::kLayerNorm;
   constexpr int kKept = kPieces > 0 ? kPieces : 1;
   constexpr bool kEarly = kPieces == 1 || kPieces == 2;  // weights fit in registers beside the row
   F32x8 weight[kKept] = {};
   if constexpr (kEarly) {
-    for_each_piece<kPieces>(args.n,
-                            [&](int p, int64_t i) { weight[p] = load_f32x8(args.weight + i); });
+    for_each_piece<kPieces>(
+        args.n, [&](int p, int64_t i) { weight[p] = load_f32x8(args.norm.norm_weight + i); });
   }
   ptx::allow_successor();
   ptx::wait_for_predecessor();
@@ -45,20 +46,50 @@ __global__ __launch_bounds__(kMaxRowThreads) void rms_norm_kernel(const RmsNormA
     kept[p] = load_f32x8(x + i);
 #pragma unroll
     for (const float value : kept[p].v) {
-      sum = fmaf(value, value, sum);
+      sum = kLayer ? sum + value : fmaf(value, value, sum);
     }
   });
   __shared__ float shared[32];
   sum = sum_of_block(sum, shared);
+  float centre = 0.0F;
+  const auto centred = [&](int p, int64_t i) {
+    F32x8 y = kPieces > 0 ? kept[p] : load_f32x8(x + i);
+    if constexpr (kLayer) {
+#pragma unroll
+      for (float& value : y.v) {
+        value = __fsub_rn(value, centre);
+      }
+    }
+    return y;
+  };
+  if constexpr (kLayer) {
+    centre = sum / static_cast<float>(args.n);
+    sum = 0.0F;
+    for_each_piece<kPieces>(args.n, [&](int p, int64_t i) {
+      for (const float value : centred(p, i).v) {
+        sum = fmaf(value, value, sum);
+      }
+    });
+    __shared__ float squares[32];
+    sum = sum_of_block(sum, squares);
+  }
   const float mean = sum / static_cast<float>(args.n);
-  const float factor = 1.0F / sqrtf(mean + args.eps);
+  const float factor = 1.0F / sqrtf(mean + args.norm.eps);
 
   const auto normalized = [&](int p, int64_t i) {
-    F32x8 y = kPieces > 0 ? kept[p] : load_f32x8(x + i);
-    const F32x8 w = kEarly ? weight[p] : load_f32x8(args.weight + i);
+    F32x8 y = centred(p, i);
+    const F32x8 w = kEarly ? weight[p] : load_f32x8(args.norm.norm_weight + i);
+    if constexpr (kLayer) {
+      const F32x8 bias = load_f32x8(args.norm.norm_bias + i);
 #pragma unroll
-    for (int j = 0; j < kPiece; ++j) {
-      y.v[j] = y.v[j] * factor * w.v[j];
+      for (int j = 0; j < kPiece; ++j) {
+        y.v[j] = __fmaf_rn(__fmul_rn(y.v[j], factor), w.v[j], bias.v[j]);
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < kPiece; ++j) {
+        y.v[j] = y.v[j] * factor * w.v[j];
+      }
     }
     return y;
   };
@@ -71,15 +102,27 @@ __global__ __launch_bounds__(kMaxRowThreads) void rms_norm_kernel(const RmsNormA
   }
 }
 
+template <GemmInput::Kind kKind>
+cudaError_t launch_norm(const NormArgs& args, const LaunchContext& context) {
+  static constexpr void (*kKernels[4])(NormArgs) = {norm_kernel<0, kKind>, norm_kernel<1, kKind>,
+                                                    norm_kernel<2, kKind>, norm_kernel<4, kKind>};
+  return launch_rows(kKernels, args, context);
+}
+
 }  // namespace
 
-cudaError_t rms_norm_quantize(const RmsNormArgs& args, const LaunchContext& context) {
+cudaError_t norm_quantize(const NormArgs& args, const LaunchContext& context) {
   if (!can_store(args.out, args.rows, args.n)) {
     return cudaErrorInvalidValue;
   }
-  static constexpr void (*kKernels[4])(RmsNormArgs) = {rms_norm_kernel<0>, rms_norm_kernel<1>,
-                                                       rms_norm_kernel<2>, rms_norm_kernel<4>};
-  return launch_rows(kKernels, args, context);
+  switch (args.norm.kind) {
+    case GemmInput::Kind::kRmsNorm:
+      return launch_norm<GemmInput::Kind::kRmsNorm>(args, context);
+    case GemmInput::Kind::kLayerNorm:
+      return launch_norm<GemmInput::Kind::kLayerNorm>(args, context);
+    default:
+      return cudaErrorInvalidValue;
+  }
 }
 
 }  // namespace nibble::cuda

@@ -1,6 +1,6 @@
-// silu(gate) * up of bf16 rows, rounded for the next matrix product. The token forms need a row's
-// largest value, so one block owns a row, or, where rows are few and the GPU has clusters, one
-// cluster of eight blocks; bf16 needs none and spreads over the whole GPU.
+// silu(gate) * up, and relu, of bf16 rows, rounded for the next matrix product. The token forms
+// need a row's largest value, so one block owns a row, or, where rows are few and the GPU has
+// clusters, one cluster of eight blocks; bf16 needs none and spreads over the whole GPU.
 
 #include <cooperative_groups.h>
 
@@ -39,32 +39,42 @@ __device__ __forceinline__ float silu(float gate) {
   return __uint_as_float(__float_as_uint(quotient(gate, divisor, inverse)) & kForm.bits);
 }
 
-template <ActFormat kFormat>
-__device__ __forceinline__ F32x8 silu_mul_piece(const __nv_bfloat16* gate_up,
-                                                int64_t n,
-                                                int64_t i) {
-  const F32x8 gate = load_bf16x8(gate_up + i);
-  F32x8 y = load_bf16x8(gate_up + n + i);
+using Kind = GemmInput::Kind;
+
+/// What eight elements from `i` on of a row become.
+template <Kind kKind, ActFormat kFormat>
+__device__ __forceinline__ F32x8 activated(const ActivationArgs& args, int64_t row, int64_t i) {
+  const auto* x = static_cast<const __nv_bfloat16*>(args.x) + row * args.stride;
+  const F32x8 first = load_bf16x8(x + i);
+  F32x8 y;
+  if constexpr (kKind == Kind::kSiluMul) {
+    y = load_bf16x8(x + args.n + i);
 #pragma unroll
-  for (int j = 0; j < kPiece; ++j) {
-    y.v[j] *= silu<kFormat>(gate.v[j]);
+    for (int j = 0; j < kPiece; ++j) {
+      y.v[j] *= silu<kFormat>(first.v[j]);
+    }
+  } else {
+#pragma unroll
+    for (int j = 0; j < kPiece; ++j) {
+      y.v[j] = first.v[j] < 0.0F ? 0.0F : first.v[j];  // NaN stays
+    }
   }
   return y;
 }
 
-template <int kPieces, ActFormat kFormat>
-__global__ __launch_bounds__(kMaxRowThreads) void silu_mul_kernel(const SiluMulArgs args) {
+template <int kPieces, Kind kKind, ActFormat kFormat>
+__global__ __launch_bounds__(kMaxRowThreads) void activation_kernel(const ActivationArgs args) {
   ptx::allow_successor();
   ptx::wait_for_predecessor();
   const int64_t row = blockIdx.x;
-  const auto* gate_up = static_cast<const __nv_bfloat16*>(args.gate_up) + row * args.stride;
   store_row<kPieces>(args.out, row, args.n,
-                     [&](int, int64_t i) { return silu_mul_piece<kFormat>(gate_up, args.n, i); });
+                     [&](int, int64_t i) { return activated<kKind, kFormat>(args, row, i); });
 }
 
 /// One piece per thread, one row per cluster.
-template <ActFormat kFormat>
-__global__ __launch_bounds__(kMaxRowThreads) void silu_mul_cluster_kernel(const SiluMulArgs args) {
+template <Kind kKind, ActFormat kFormat>
+__global__ __launch_bounds__(kMaxRowThreads) void activation_cluster_kernel(
+    const ActivationArgs args) {
 #if __CUDA_ARCH__ >= 900
   __shared__ uint32_t largest;
   if (threadIdx.x == 0) {
@@ -79,8 +89,7 @@ __global__ __launch_bounds__(kMaxRowThreads) void silu_mul_cluster_kernel(const 
   F32x8 y = {};
   uint32_t own = 0;
   if (i < args.n) {
-    y = silu_mul_piece<kFormat>(static_cast<const __nv_bfloat16*>(args.gate_up) + row * args.stride,
-                                args.n, i);
+    y = activated<kKind, kFormat>(args, row, i);
 #pragma unroll
     for (const float value : y.v) {
       own = max(own, magnitude_bits(value));
@@ -106,7 +115,8 @@ __global__ __launch_bounds__(kMaxRowThreads) void silu_mul_cluster_kernel(const 
 #endif
 }
 
-__global__ __launch_bounds__(kFlatThreads) void silu_mul_flat_kernel(const SiluMulArgs args) {
+template <Kind kKind>
+__global__ __launch_bounds__(kFlatThreads) void activation_flat_kernel(const ActivationArgs args) {
   ptx::allow_successor();
   ptx::wait_for_predecessor();
   const int64_t pieces = args.n / kPiece;
@@ -116,9 +126,8 @@ __global__ __launch_bounds__(kFlatThreads) void silu_mul_flat_kernel(const SiluM
   }
   const int64_t row = index / pieces;
   const int64_t i = (index - row * pieces) * kPiece;
-  const auto* gate_up = static_cast<const __nv_bfloat16*>(args.gate_up) + row * args.stride;
   auto* out = static_cast<__nv_bfloat16*>(args.out.values) + row * args.n;
-  store_bf16x8(out + i, silu_mul_piece<ActFormat::kBf16>(gate_up, args.n, i));
+  store_bf16x8(out + i, activated<kKind, ActFormat::kBf16>(args, row, i));
 }
 
 bool has_clusters() {
@@ -130,8 +139,8 @@ bool has_clusters() {
 }
 
 /// launch(), in clusters.
-template <ActFormat kFormat>
-cudaError_t launch_clusters(const SiluMulArgs& args,
+template <Kind kKind, ActFormat kFormat>
+cudaError_t launch_clusters(const ActivationArgs& args,
                             unsigned threads,
                             const LaunchContext& context) {
   cudaLaunchAttribute attributes[2] = {};
@@ -145,42 +154,55 @@ cudaError_t launch_clusters(const SiluMulArgs& args,
   config.stream = context.stream;
   config.attrs = attributes;
   config.numAttrs = context.overlap ? 2 : 1;
-  return cudaLaunchKernelEx(&config, silu_mul_cluster_kernel<kFormat>, args);
+  return cudaLaunchKernelEx(&config, activation_cluster_kernel<kKind, kFormat>, args);
 }
 
 /// To a token form.
-template <ActFormat kFormat>
-cudaError_t launch_tokens(const SiluMulArgs& args, const LaunchContext& context) {
+template <Kind kKind, ActFormat kFormat>
+cudaError_t launch_tokens(const ActivationArgs& args, const LaunchContext& context) {
   const int64_t slice = (args.n / kPiece + kCluster - 1) / kCluster;  // pieces of a block
   if (args.rows > 0 && args.rows <= kClusterRows && slice >= 64 && slice <= kMaxRowThreads &&
       has_clusters()) {
-    return launch_clusters<kFormat>(args, static_cast<unsigned>((slice + 31) / 32 * 32), context);
+    return launch_clusters<kKind, kFormat>(args, static_cast<unsigned>((slice + 31) / 32 * 32),
+                                           context);
   }
-  static constexpr void (*kKernels[4])(SiluMulArgs) = {
-      silu_mul_kernel<0, kFormat>, silu_mul_kernel<1, kFormat>, silu_mul_kernel<2, kFormat>,
-      silu_mul_kernel<4, kFormat>};
+  static constexpr void (*kKernels[4])(ActivationArgs) = {
+      activation_kernel<0, kKind, kFormat>, activation_kernel<1, kKind, kFormat>,
+      activation_kernel<2, kKind, kFormat>, activation_kernel<4, kKind, kFormat>};
   return launch_rows(kKernels, args, context);
 }
 
-}  // namespace
-
-cudaError_t silu_mul_quantize(const SiluMulArgs& given, const LaunchContext& context) {
-  SiluMulArgs args = given;
-  args.stride = args.stride != 0 ? args.stride : 2 * args.n;
-  if (!can_store(args.out, args.rows, args.n) || args.stride % kPiece != 0) {
-    return cudaErrorInvalidValue;
-  }
+template <Kind kKind>
+cudaError_t launch_activation(const ActivationArgs& args, const LaunchContext& context) {
   if (args.out.format == ActFormat::kBf16 && args.rows > 0) {
     const int64_t blocks = (args.rows * (args.n / kPiece) + kFlatThreads - 1) / kFlatThreads;
     if (blocks > INT32_MAX) {
       return cudaErrorInvalidValue;
     }
     const Grid grid{.blocks = dim3(static_cast<unsigned>(blocks)), .threads = kFlatThreads};
-    return launch(silu_mul_flat_kernel, grid, context, args);
+    return launch(activation_flat_kernel<kKind>, grid, context, args);
   }
   return args.out.format == ActFormat::kInt8Token
-             ? launch_tokens<ActFormat::kInt8Token>(args, context)
-             : launch_tokens<ActFormat::kFp8Token>(args, context);
+             ? launch_tokens<kKind, ActFormat::kInt8Token>(args, context)
+             : launch_tokens<kKind, ActFormat::kFp8Token>(args, context);
+}
+
+}  // namespace
+
+cudaError_t activation_quantize(const ActivationArgs& given, const LaunchContext& context) {
+  ActivationArgs args = given;
+  args.stride = args.stride != 0 ? args.stride : input_width(args.kind, args.n);
+  if (!can_store(args.out, args.rows, args.n) || args.stride % kPiece != 0) {
+    return cudaErrorInvalidValue;
+  }
+  switch (args.kind) {
+    case Kind::kSiluMul:
+      return launch_activation<Kind::kSiluMul>(args, context);
+    case Kind::kRelu:
+      return launch_activation<Kind::kRelu>(args, context);
+    default:
+      return cudaErrorInvalidValue;
+  }
 }
 
 }  // namespace nibble::cuda
