@@ -106,7 +106,8 @@ void Decoder::run_layers(Step& step, const PagedKvCache& cache) {
   int64_t index = 0;
   for (DecoderLayer& layer : parts_.layers) {
     context.kv = cache.view(index++);
-    context.sequences = sequences_in_pool(input.sequences, input.other_pools, context.kv.pool);
+    context.sequences =
+        sequences_in_pool(step.input().sequences, step.input().other_pools, context.kv.pool);
     layer.attention.forward(hidden, context);
     layer.mlp.forward(hidden, context);
   }
