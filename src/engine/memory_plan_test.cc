@@ -26,11 +26,11 @@ class FakeGpu final : public Backend {
                                                        std::shared_ptr<const void>) override {
     return make_error(StatusCode::kUnsupported, "no tables");
   }
-  [[nodiscard]] Status check_gemm(const WeightFormat&, ActFormat, int64_t) const override {
+  [[nodiscard]] Status check_gemm(const WeightFormat&, const ActSpec&, int64_t) const override {
     return {};
   }
   Result<std::unique_ptr<PreparedGemm>> prepare_gemm(std::span<const QuantView>,
-                                                     ActFormat,
+                                                     const ActSpec&,
                                                      int64_t) override {
     return make_error(StatusCode::kUnsupported, "no products");
   }

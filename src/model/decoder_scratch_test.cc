@@ -27,12 +27,12 @@ class CountingBackend final : public Backend {
     return cpu_->prepare_table(table, std::move(owner));
   }
   [[nodiscard]] Status check_gemm(const WeightFormat& format,
-                                  ActFormat act,
+                                  const ActSpec& act,
                                   int64_t k) const override {
     return cpu_->check_gemm(format, act, k);
   }
   Result<std::unique_ptr<PreparedGemm>> prepare_gemm(std::span<const QuantView> parts,
-                                                     ActFormat act,
+                                                     const ActSpec& act,
                                                      int64_t max_m) override {
     return cpu_->prepare_gemm(parts, act, max_m);
   }
@@ -41,8 +41,9 @@ class CountingBackend final : public Backend {
     return {};
   }
   void round_bf16(float* x, int64_t count) override { cpu_->round_bf16(x, count); }
-  void rope_append_kv(const RopeAppendArgs& args) override { cpu_->rope_append_kv(args); }
-  void attention(const AttentionArgs& args) override { cpu_->attention(args); }
+  void run_step(const StepPlan& plan, const StepLayers& layers) override {
+    cpu_->run_step(plan, layers);
+  }
 
   int64_t allocated = 0;
   StepLimits prepared;

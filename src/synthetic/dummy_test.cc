@@ -23,7 +23,7 @@ namespace fs = std::filesystem;
 using testing::HasSubstr;
 
 constexpr const char* kGoldens[] = {"llama2", "llama3",       "llama_bias", "mistral",
-                                    "qwen2",  "qwen2_window", "qwen3"};
+                                    "qwen2",  "qwen2_window", "qwen3",      "opt"};
 
 class Dummy : public testing::Test {
  protected:
