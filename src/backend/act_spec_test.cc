@@ -9,6 +9,7 @@
 
 #include "backend/backend.h"
 #include "backend/cpu/isa.h"
+#include "backend/testing/random_gemm.h"
 
 // Activations in another order than the file's, and with stored scales.
 namespace nibble {
@@ -18,25 +19,8 @@ constexpr int64_t kN = 37;
 constexpr int64_t kK = 256;
 constexpr int64_t kM = 5;
 
-std::vector<float> random_floats(int64_t count, uint32_t seed) {
-  std::mt19937 random(seed);
-  std::normal_distribution<float> normal(0.0F, 1.0F);
-  std::vector<float> values(static_cast<size_t>(count));
-  std::ranges::generate(values, [&] { return normal(random); });
-  return values;
-}
-
 QuantTensor random_weight(const WeightFormat& format) {
-  QuantTensor weight = QuantTensor::allocate(format, kN, kK).value();
-  std::mt19937 random(5);
-  for (uint8_t& byte : weight.codes.as<uint8_t>()) {
-    byte = static_cast<uint8_t>(random());
-    byte = (byte & 0x7f) == 0x7f ? 0x38 : byte;
-  }
-  for (float& scale : weight.scales.as<float>()) {
-    scale = 0.01F + 0.001F * static_cast<float>(random() % 8);
-  }
-  return weight;
+  return random_weight(format, {kN, kK}, 5).value();
 }
 
 std::vector<std::unique_ptr<Backend>> backends() {

@@ -14,11 +14,8 @@ namespace {
 
 TEST(CpuRegistry, RefusalsNameTheSchemesOfTheTableThatRun) {
   const auto backend = make_cpu_backend({.threads = 1}).value();
-  std::string refusal;
-  for (const QuantScheme& scheme : all_schemes()) {
-    const Status status = backend->check_gemm(scheme.weight, scheme.act, 256);
-    refusal = status.ok() ? refusal : status.message();
-  }
+  const WeightFormat fp4{WeightCode::kFp4E2M1, ScalePer::kGroup, 32, DType::kF8E8M0};
+  const std::string refusal(backend->check_gemm(fp4, ActFormat::kInt8Token, 256).message());
   for (const QuantScheme& scheme : all_schemes()) {
     const bool runs = backend->check_gemm(scheme.weight, scheme.act, 256).ok();
     const std::string word = "[ ,]" + std::string(scheme.name) + "(,|$)";
@@ -43,6 +40,9 @@ TEST(CpuRegistry, EveryFormTakesTheKernelMadeForIt) {
     std::string_view kernel;
     std::string_view exact;  // with exact activations, where that differs
   };
+  const auto zeros = [](WeightCode code, int group) {
+    return WeightFormat{code, ScalePer::kGroup, group, DType::kF32, ZeroPoints::kPerScale};
+  };
   const Case cases[] = {
       {{kF32}, ActFormat::kFloat, "gemm_f32", ""},
       {{kF16}, ActFormat::kBf16, "gemm_f16", ""},
@@ -58,6 +58,11 @@ TEST(CpuRegistry, EveryFormTakesTheKernelMadeForIt) {
       {{kInt4, ScalePer::kGroup, 64}, ActFormat::kBf16, "gemm_w4a16_fixed", "gemm_w4a16"},
       {{kInt4, ScalePer::kGroup, 96}, ActFormat::kBf16, "gemm_w4a16", ""},
       {{kInt4, ScalePer::kGroup, 192}, ActFormat::kBf16, "gemm_w4a16", ""},  // one for the row
+      {zeros(kInt4, 64), ActFormat::kBf16, "gemm_w4a16_zeros_fixed", "gemm_w4a16_zeros"},
+      {zeros(kInt4, 32), ActFormat::kFloat, "gemm_w4a16_zeros", ""},
+      {zeros(kInt8, 32), ActFormat::kBf16, "gemm_w8a16_zeros", ""},
+      {{kFp4E2M1, ScalePer::kGroup, 16}, ActFormat::kBf16, "gemm_fp4", ""},
+      {{kFp8E4M3, ScalePer::kBlock, 128}, ActFormat::kFp8Group, "gemm_w8a8_fp8_group", ""},
   };
   for (const bool exact : {false, true}) {
     const auto backend =
@@ -66,6 +71,7 @@ TEST(CpuRegistry, EveryFormTakesTheKernelMadeForIt) {
       QuantTensor weight = QuantTensor::allocate(c.format, 3, 192).value();
       std::ranges::fill(weight.codes.as<uint8_t>(), uint8_t{0});
       std::ranges::fill(weight.scales.as<float>(), 1.0F);
+      std::ranges::fill(weight.zeros.as<int8_t>(), int8_t{1});
       const auto gemm = backend->prepare_gemm(weight, c.act, 1).value();
       const auto expected = exact && !c.exact.empty() ? c.exact : c.kernel;
       EXPECT_EQ(gemm->kernel_name(), std::string(expected) + "_scalar");
