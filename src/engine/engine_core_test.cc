@@ -298,14 +298,14 @@ TEST(EngineCore, SeededSamplingDoesNotDependOnTheBatch) {
   EXPECT_NE(alone(request).tokens, expected.tokens);
 }
 
-std::unique_ptr<FakeModel> picking_model() {
+std::unique_ptr<FakeModel> sampling_model() {
   auto model = std::make_unique<FakeModel>();
-  model->set_picking(true);
+  model->set_sampling(true);
   return model;
 }
 
 TEST(EngineCore, StartsStepsBeforeTokensAreKnown) {
-  auto model = picking_model();
+  auto model = sampling_model();
   const FakeModel& watched = *model;
   const auto core = make_core(small_options(64), std::move(model));
   std::vector<Answer> answers(3);
@@ -349,8 +349,8 @@ TEST(EngineCore, StartsStepsBeforeTokensAreKnown) {
   EXPECT_EQ(core->stats().pages_used, 0);
 }
 
-TEST(EngineCore, PenaltiesAreNotPickedAhead) {
-  auto model = picking_model();
+TEST(EngineCore, PenaltiesAreNotSampledAhead) {
+  auto model = sampling_model();
   const FakeModel& watched = *model;
   const auto core = make_core(small_options(64), std::move(model));
   Answer answer;
@@ -365,24 +365,24 @@ TEST(EngineCore, PenaltiesAreNotPickedAhead) {
 
 // Thousands of random arrivals and cancellations over few pages: every answer is what the request
 // gets alone, a cancelled one a beginning of it, and the books balance after every step.
-void random_traffic(bool picking, int64_t dynamic_from = 0) {
+void random_traffic(bool sampling, int64_t dynamic_from = 0) {
   int64_t fed_steps = 0;
   int64_t preemptions = 0;
   int64_t cached = 0;
   int64_t cancelled_count = 0;
   for (uint32_t round = 0; round < 24; ++round) {
     std::mt19937 random(round);
-    const auto pick = [&](int64_t low, int64_t high) {
+    const auto random_from = [&](int64_t low, int64_t high) {
       return std::uniform_int_distribution<int64_t>(low, high)(random);
     };
-    EngineOptions options{.max_num_seqs = pick(1, 8),
-                          .max_num_batched_tokens = pick(1, 24),
-                          .page_size = pick(1, 6),
-                          .num_pages = pick(8, 40),
+    EngineOptions options{.max_num_seqs = random_from(1, 8),
+                          .max_num_batched_tokens = random_from(1, 24),
+                          .page_size = random_from(1, 6),
+                          .num_pages = random_from(8, 40),
                           .kv_code = KvCode::kF32,
                           .prefix_caching = round % 4 != 3};
     auto model = std::make_unique<FakeModel>();
-    model->set_picking(picking);
+    model->set_sampling(sampling);
     if (dynamic_from > 0) {
       model->set_dynamic_rope(dynamic_from);
     }
@@ -395,27 +395,29 @@ void random_traffic(bool picking, int64_t dynamic_from = 0) {
     int64_t idle_steps = 0;
     while (requests.size() < kRequests || !core->idle()) {
       ASSERT_LT(++idle_steps, 200000);
-      while (requests.size() < kRequests && pick(0, 3) == 0) {
+      while (requests.size() < kRequests && random_from(0, 3) == 0) {
         // Few different beginnings, so that prompts share pages.
-        std::vector<int32_t> prompt(static_cast<size_t>(pick(1, std::min<int64_t>(longest, 30))));
-        const auto family = static_cast<int32_t>(pick(0, 2));
-        const int64_t branch = pick(0, 30);
+        std::vector<int32_t> prompt(
+            static_cast<size_t>(random_from(1, std::min<int64_t>(longest, 30))));
+        const auto family = static_cast<int32_t>(random_from(0, 2));
+        const int64_t branch = random_from(0, 30);
         for (size_t i = 0; i < prompt.size(); ++i) {
           const auto at = static_cast<int32_t>(i);
-          prompt[i] = at < branch ? 4 + (family * 7 + at) % 20 : static_cast<int32_t>(pick(4, 63));
+          prompt[i] =
+              at < branch ? 4 + (family * 7 + at) % 20 : static_cast<int32_t>(random_from(4, 63));
         }
-        Request request = greedy(std::move(prompt), pick(1, 40), answers[requests.size()]);
-        if (pick(0, 3) == 0) {
+        Request request = greedy(std::move(prompt), random_from(1, 40), answers[requests.size()]);
+        if (random_from(0, 3) == 0) {
           request.sampling.temperature = 0.8;
-          request.sampling.seed = static_cast<uint64_t>(pick(0, 1000));
-          request.sampling.frequency_penalty = picking ? 0.0 : 0.2;
+          request.sampling.seed = static_cast<uint64_t>(random_from(0, 1000));
+          request.sampling.frequency_penalty = sampling ? 0.0 : 0.2;
         }
-        request.min_tokens = pick(0, 3) == 0 ? 4 : 0;
+        request.min_tokens = random_from(0, 3) == 0 ? 4 : 0;
         requests.push_back(request);
         core->add(std::move(request));
       }
-      if (!requests.empty() && pick(0, 40) == 0) {
-        const auto victim = static_cast<size_t>(pick(0, std::ssize(requests) - 1));
+      if (!requests.empty() && random_from(0, 40) == 0) {
+        const auto victim = static_cast<size_t>(random_from(0, std::ssize(requests) - 1));
         requests[victim].cancelled->store(true);
       }
       core->step();
@@ -449,7 +451,7 @@ void random_traffic(bool picking, int64_t dynamic_from = 0) {
   EXPECT_GT(preemptions, 100);
   EXPECT_GT(cached, 1000);
   EXPECT_GT(cancelled_count, 20);
-  EXPECT_EQ(fed_steps > 1000, picking);
+  EXPECT_EQ(fed_steps > 1000, sampling);
 }
 
 TEST(EngineCore, RandomTrafficEqualsSequentialRuns) { random_traffic(false); }

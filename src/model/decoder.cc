@@ -33,12 +33,12 @@ Status Decoder::allocate_scratch() {
     DType type;
   };
   const int64_t rows = options_.max_batch_tokens;
-  const int64_t picked = options_.max_logit_rows;
+  const int64_t logit_rows = options_.max_logit_rows;
   const DType type = activation_type_;
   const int64_t logit_width = backend_.host_memory() ? 0 : config.vocab_size;
   const Request requests[] = {{hidden_, rows, config.hidden_size, DType::kF32},
-                              {picked_, picked, config.hidden_size, DType::kF32},
-                              {logits_, picked, logit_width, DType::kF32},
+                              {logit_hidden_, logit_rows, config.hidden_size, DType::kF32},
+                              {logits_, logit_rows, logit_width, DType::kF32},
                               {qkv_, rows, heads + 2 * kv_heads, type},
                               {attended_, rows, heads, type},
                               {gate_up_, rows, 2 * config.intermediate_size, type}};
@@ -50,7 +50,7 @@ Status Decoder::allocate_scratch() {
     }
   }
   return backend_.prepare_steps(
-      {.rows = rows, .sequences = picked, .positions = config.max_position});
+      {.rows = rows, .sequences = logit_rows, .positions = config.max_position});
 }
 
 Result<PagedKvCache> Decoder::make_cache(const KvCacheShape& shape) {
@@ -94,10 +94,10 @@ void Decoder::check_batch(const StepInput& batch, const PagedKvCache& cache) con
 }
 
 void Decoder::write_logits(Step& step, float* logits) {
-  auto* picked = picked_.as<float>();
-  step.take_logit_rows(hidden_.as<float>(), parts_.config.hidden_size, picked);
+  auto* logit_rows = logit_hidden_.as<float>();
+  step.take_logit_rows(hidden_.as<float>(), parts_.config.hidden_size, logit_rows);
   parts_.head.forward(
-      {.x = picked, .m = step.logit_rows(), .y = logits, .input = parts_.final_norm.input()});
+      {.x = logit_rows, .m = step.logit_rows(), .y = logits, .input = parts_.final_norm.input()});
   if (parts_.config.dtype == DType::kBF16) {
     backend_.round_bf16(logits, step.logit_rows() * parts_.config.vocab_size);
   }
@@ -124,7 +124,7 @@ void Decoder::run_layers(Step& step, const PagedKvCache& cache) {
 
 void Decoder::run(const StepInput& batch,
                   const PagedKvCache& cache,
-                  const PickInput& picks,
+                  const SamplingInput& sampling,
                   float* logits) {
   check_batch(batch, cache);
   if (batch.tokens.empty()) {
@@ -133,13 +133,13 @@ void Decoder::run(const StepInput& batch,
   const StepPlan plan{.input = batch,
                       .page_size = cache.shape().page_size,
                       .program = cache.program(),
-                      .picks = picks};
+                      .sampling = sampling};
   backend_.run_step(plan, [&](Step& step) {
     run_layers(step, cache);
     if (step.logit_rows() > 0) {
       write_logits(step, logits);
     }
-    if (!picks.rows.empty()) {
+    if (!sampling.rows.empty()) {
       step.sample(logits, parts_.config.vocab_size);
     }
   });
@@ -156,12 +156,12 @@ void Decoder::forward(const StepInput& batch, PagedKvCache& cache, std::span<flo
   backend_.read(logits_.as<float>(), logits);
 }
 
-void Decoder::start(const StepInput& batch, PagedKvCache& cache, const PickInput& input) {
+void Decoder::start(const StepInput& batch, PagedKvCache& cache, const SamplingInput& input) {
   CHECK_EQ(input.rows.size(), batch.logit_rows.size());
   run(batch, cache, input, logits_.as<float>());
 }
 
-void Decoder::finish(std::span<PickedRow> out) {
+void Decoder::finish(std::span<SampledRow> out) {
   if (!out.empty()) {
     backend_.finish_step(out);
   }

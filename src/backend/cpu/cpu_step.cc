@@ -9,7 +9,7 @@ namespace nibble::cpu {
 CpuStep::CpuStep(const StepPlan& plan, CpuAttention& attention)
     : Step(plan.input, std::ssize(plan.input.tokens), std::ssize(plan.input.logit_rows)),
       attention_(attention) {
-  CHECK_MSG(plan.picks.rows.empty() && !plan.input.fed, "the CPU samples no tokens");
+  CHECK_MSG(plan.sampling.rows.empty() && !plan.input.fed, "the CPU samples no tokens");
 }
 
 void CpuStep::take_logit_rows(const float* from, int64_t width, float* to) {

@@ -1,4 +1,4 @@
-// A step's inputs: rows of the embedding table, and the tokens that the step before it picked.
+// A step's inputs: rows of the embedding table, and the tokens that the step before it sampled.
 
 #include <cuda_fp16.h>
 
