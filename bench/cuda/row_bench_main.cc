@@ -1,4 +1,4 @@
-// Times of the row-wise kernels and of the picks: medians over replays of a CUDA graph of many
+// Times of the row-wise kernels and of sampling: medians over replays of a CUDA graph of many
 // dependent launches, as in a decode step, so that data is in the L2 cache when it fits.
 
 #include <algorithm>
@@ -107,7 +107,7 @@ void bench_rows() {
   }
 }
 
-void bench_picks() {
+void bench_sampling() {
   constexpr int64_t kVocab = 128256;
   constexpr int64_t kMaxRows = 256;
   std::vector<float> host(kMaxRows * kVocab);
@@ -124,7 +124,7 @@ void bench_picks() {
   require(cudaMemcpy(logits, host.data(), host.size() * 4, cudaMemcpyHostToDevice), "copying");
   auto* sampling = allocate<RowSampling>(kMaxRows);
   auto* tokens = allocate<int32_t>(kMaxRows);
-  auto* status = allocate<PickStatus>(kMaxRows);
+  auto* status = allocate<SampleStatus>(kMaxRows);
   auto* workspace = allocate<uint8_t>(sample_workspace_bytes(kMaxRows, 0));
   const std::pair<const char*, RowSampling> kinds[] = {
       {"greedy", {}},
@@ -140,7 +140,7 @@ void bench_picks() {
             "copying");
     for (const int64_t rows : {1, 64, 256}) {
       const SampleArgs args{
-          .range = kind.inverse_temperature > 0 ? PickRange::kAny : PickRange::kGreedy,
+          .range = kind.inverse_temperature > 0 ? SampleRange::kAny : SampleRange::kGreedy,
           .logits = logits,
           .stride = kVocab,
           .rows = rows,
@@ -162,6 +162,6 @@ void bench_picks() {
 
 int main() {
   nibble::cuda::bench_rows();
-  nibble::cuda::bench_picks();
+  nibble::cuda::bench_sampling();
   return 0;
 }

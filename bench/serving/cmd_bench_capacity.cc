@@ -175,17 +175,17 @@ Result<double> decode(Model& model, PagedKvCache& cache, const CapacityReport& r
   const DecodeStep step(report);
   const auto sequences = static_cast<size_t>(report.sequences);
   const std::vector<RowSampling> greedy(sequences);
-  std::vector<PickedRow> picked(sequences);
+  std::vector<SampledRow> sampled(sequences);
   double ms = 0;
   for (int round = 0; round < 2; ++round) {  // the first may record
     const auto begin = std::chrono::steady_clock::now();
     model.start(step.batch(), cache, {.rows = greedy, .edits = {}});
-    model.finish(picked);
+    model.finish(sampled);
     ms =
         std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
   }
-  if (!std::ranges::all_of(picked,
-                           [](const PickedRow& row) { return row.status == PickStatus::kOk; })) {
+  if (!std::ranges::all_of(sampled,
+                           [](const SampledRow& row) { return row.status == SampleStatus::kOk; })) {
     return make_error(StatusCode::kUnavailable, "a step over the full cache gave no numbers");
   }
   return ms;

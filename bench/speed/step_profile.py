@@ -24,7 +24,7 @@ KINDS = [("norm_kernel", "norm + quantize"), ("activation_", "activation + quant
          ("append_kernel", "rope + append"), ("plan_kernel", "attention plan"),
          ("decode_kernel", "attention"), ("decode_short", "attention"), ("round_bf16", "round logits"),
          ("quantize_kernel", "quantize"), ("gather_kernel", "embedding"), ("feed_back", "feedback"),
-         ("argmax_kernel", "sampling"), ("weigh_kernel", "sampling"), ("pick_kernel", "sampling"),
+         ("argmax_kernel", "sampling"), ("weigh_kernel", "sampling"), ("draw_kernel", "sampling"),
          ("edit_kernel", "sampling")]
 Record = collections.namedtuple("Record", "what begin end launch blocks bytes name")
 
@@ -98,7 +98,7 @@ def profile(args, batch):
                                            env=environment).stdout)
         trace = read(os.path.join(folder, "kernel_trace.txt"))
         steps = [share_out(step) for step in steps_of(trace)]
-    # Rounds begin with prefills: those steps hold more than a recorded step and its picks.
+    # Rounds begin with prefills: those steps hold more than a recorded step and its sampling.
     size = statistics.mode(sum(n for _, n in step.values()) for step in steps)
     steps = [step for step in steps if sum(n for _, n in step.values()) == size]
     kinds = sorted({kind for step in steps for kind in step})

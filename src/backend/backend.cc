@@ -37,8 +37,8 @@ Result<DeviceBuffer> Backend::upload(std::span<const float> values) {
   return buffer;
 }
 
-void Backend::finish_step(std::span<PickedRow> /*out*/) {
-  CHECK_MSG(false, "{} picks no tokens", name());
+void Backend::finish_step(std::span<SampledRow> /*out*/) {
+  CHECK_MSG(false, "{} samples no tokens", name());
 }
 
 void Backend::read(const float* from, std::span<float> to) {

@@ -101,14 +101,13 @@ class Backend {
   virtual Status prepare_steps(const StepLimits& limits) = 0;
   /// Runs a step: calls `layers`, which issues its work. A backend may record that for a size and
   /// repeat the record for later steps of the size instead: for one program it must depend on
-  /// nothing but step.rows(), step.logit_rows() and what kinds of picks the plan has.
+  /// nothing but step.rows(), step.logit_rows() and what kinds of sampling the plan has.
   virtual void run_step(const StepPlan& plan, const StepLayers& layers) = 0;
-  /// Whether a plan may say how tokens are picked, and steps may be fed.
-  [[nodiscard]] virtual bool picks_tokens() const { return false; }
-  /// Waits for the tokens of the earliest step with picks that has not been finished; of two at
-  /// most.
+  /// Whether a plan may say how tokens are sampled, and steps may be fed.
+  [[nodiscard]] virtual bool samples_tokens() const { return false; }
+  /// Waits for the tokens of the earliest sampling step that has not been finished; of two at most.
   ///   out: one for each of its logit rows
-  virtual void finish_step(std::span<PickedRow> out);
+  virtual void finish_step(std::span<SampledRow> out);
 
   /// kUnsupported, with the reason and a remedy, for weights and activations that prepare_gemm()
   /// has no kernel for.

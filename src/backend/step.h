@@ -5,7 +5,7 @@
 #include <span>
 
 #include "ops/attention.h"
-#include "ops/picks.h"
+#include "ops/sampling.h"
 
 namespace nibble {
 
@@ -21,9 +21,9 @@ struct StepInput {
 /// A step before it runs.
 struct StepPlan {
   StepInput input;
-  int64_t page_size = 0;  // tokens of a page of the cache
-  int64_t program = 0;    // Backend::new_program() of a model with its cache
-  PickInput picks = {};  // how the device samples a token from each logit row; no rows: it does not
+  int64_t page_size = 0;        // tokens of a page of the cache
+  int64_t program = 0;          // Backend::new_program() of a model with its cache
+  SamplingInput sampling = {};  // how the device samples each logit row; no rows: it does not
 };
 
 /// Sizes of the largest step.

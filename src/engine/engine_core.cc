@@ -204,7 +204,7 @@ bool EngineCore::step() {
   if (may_run_ahead()) {
     run_ahead();
   }
-  if (picked_) {
+  if (sampled_) {
     runner_.finish();
   }
   ++counters_.steps;
@@ -242,7 +242,7 @@ bool EngineCore::plan_step() {
 // Whether the next step can be told before this one's tokens are known: the same sequences, each
 // with one token more.
 bool EngineCore::may_run_ahead() const {
-  return picked_ && !scheduler_->may_admit() &&
+  return sampled_ && !scheduler_->may_admit() &&
          std::ranges::all_of(plan_, [&](const ScheduledSequence& item) {
            if (item.sequence == nullptr) {
              return false;
@@ -258,12 +258,12 @@ bool EngineCore::may_run_ahead() const {
 }
 
 void EngineCore::run_ahead() {
-  picks_.clear();
+  sampling_.clear();
   for (const ScheduledSequence& item : plan_) {
-    picks_.add(sampler_input(*item.sequence, 1));
+    sampling_.add(sampler_input(*item.sequence, 1));
   }
-  if (picks_.fits() && scheduler_->extend(plan_)) {
-    runner_.start(plan_, picks_.input(), true);
+  if (sampling_.fits() && scheduler_->extend(plan_)) {
+    runner_.start(plan_, sampling_.input(), true);
     ahead_ = true;
   }
 }
@@ -284,20 +284,20 @@ void EngineCore::note_admissions() {
   }
 }
 
-// Computes the plan, or starts it where the model picks tokens.
+// Computes the plan, or starts it where the model samples tokens.
 void EngineCore::run_plan() {
-  picked_ = model_->picks_tokens();
-  if (picked_) {
-    picks_.clear();
+  sampled_ = model_->samples_tokens();
+  if (sampled_) {
+    sampling_.clear();
     for (const auto& [sequence, num_tokens] : plan_) {
       if (sequence->computed + num_tokens == sequence->length()) {
-        picks_.add(sampler_input(*sequence, 0));
+        sampling_.add(sampler_input(*sequence, 0));
       }
     }
-    picked_ = picks_.fits();
+    sampled_ = sampling_.fits();
   }
-  if (picked_) {
-    runner_.start(plan_, picks_.input(), false);
+  if (sampled_) {
+    runner_.start(plan_, sampling_.input(), false);
   } else {
     runner_.run(plan_);
   }
@@ -328,12 +328,12 @@ SamplerInput EngineCore::sampler_input(const Sequence& sequence, int64_t ahead) 
 
 // Empty when the step ends inside the prompt.
 std::optional<Result<SampledToken>> EngineCore::sample(size_t index, const Sequence& sequence) {
-  if (picked_) {
-    const PickedRow* row = runner_.picked(index);
+  if (sampled_) {
+    const SampledRow* row = runner_.sampled(index);
     if (row == nullptr) {
       return std::nullopt;
     }
-    return PickBuilder::result(*row, sequence.request.top_logprobs);
+    return SamplingBuilder::result(*row, sequence.request.top_logprobs);
   }
   const std::span<float> logits = runner_.logits(index);
   if (logits.empty()) {

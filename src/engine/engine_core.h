@@ -8,7 +8,7 @@
 
 #include "engine/engine.h"
 #include "engine/model_runner.h"
-#include "engine/pick_builder.h"
+#include "engine/sampling_builder.h"
 #include "engine/scheduler.h"
 #include "ops/sampler.h"
 
@@ -35,9 +35,9 @@ class EngineCore final {
   /// Takes a checked request.
   void add(Request request);
   /// Ends cancelled requests, computes one step and reports its events. False when idle. Where the
-  /// model picks tokens, the next step may already be under way when the call returns: what changes
-  /// its sequences then takes effect a step later. An InternalError leaves the core in need of
-  /// abandon().
+  /// model samples tokens, the next step may already be under way when the call returns: what
+  /// changes its sequences then takes effect a step later. An InternalError leaves the core in need
+  /// of abandon().
   bool step();
   /// Ends all requests. Those of the last planned step get `batch_reason`, the others
   /// `other_reason`; both as errors. Pages and prefix cache start afresh.
@@ -79,9 +79,9 @@ class EngineCore final {
   const EngineOptions options_;
   ModelRunner runner_;
   Sampler sampler_;
-  PickBuilder picks_;    // of the step being run
-  bool picked_ = false;  // whether it was picked by them
-  bool ahead_ = false;   // the step after plan_ has been started, with the same sequences
+  SamplingBuilder sampling_;  // of the step being run
+  bool sampled_ = false;      // whether it was sampled by them
+  bool ahead_ = false;        // the step after plan_ has been started, with the same sequences
   std::unique_ptr<PrefixCache> pages_;
   std::unique_ptr<Scheduler> scheduler_;
   std::vector<ScheduledSequence> plan_;  // of the step being run

@@ -228,14 +228,14 @@ TEST(EngineCore, SeededSamplingDoesNotDependOnTheBatch) {
   EXPECT_NE(alone(request).tokens, expected.tokens);
 }
 
-std::unique_ptr<FakeModel> picking_model() {
+std::unique_ptr<FakeModel> sampling_model() {
   auto model = std::make_unique<FakeModel>();
-  model->set_picking(true);
+  model->set_sampling(true);
   return model;
 }
 
 TEST(EngineCore, StartsStepsBeforeTokensAreKnown) {
-  auto model = picking_model();
+  auto model = sampling_model();
   const FakeModel& watched = *model;
   const auto core = make_core(small_options(64), std::move(model));
   std::vector<Answer> answers(3);
@@ -279,8 +279,8 @@ TEST(EngineCore, StartsStepsBeforeTokensAreKnown) {
   EXPECT_EQ(core->stats().pages_used, 0);
 }
 
-TEST(EngineCore, PenaltiesAreNotPickedAhead) {
-  auto model = picking_model();
+TEST(EngineCore, PenaltiesAreNotSampledAhead) {
+  auto model = sampling_model();
   const FakeModel& watched = *model;
   const auto core = make_core(small_options(64), std::move(model));
   Answer answer;

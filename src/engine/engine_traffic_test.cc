@@ -14,7 +14,7 @@ namespace nibble {
 namespace {
 
 struct Traffic {
-  bool picking = false;
+  bool sampling = false;
   int64_t dynamic_from = 0;
   std::vector<int64_t> windows = {};  // of layers
   int64_t stretch = 1;                // of prompts, answers and pages
@@ -24,7 +24,7 @@ struct Traffic {
 // gets alone, a cancelled one a beginning of it, and the books balance after every step. Pages that
 // were given back hold nonsense.
 void random_traffic(const Traffic& traffic) {
-  const auto& [picking, dynamic_from, windows, stretch] = traffic;
+  const auto& [sampling, dynamic_from, windows, stretch] = traffic;
   int64_t fed_steps = 0;
   int64_t preemptions = 0;
   int64_t cached = 0;
@@ -41,7 +41,7 @@ void random_traffic(const Traffic& traffic) {
                           .kv_code = KvCode::kF32,
                           .prefix_caching = round % 4 != 3};
     auto model = std::make_unique<FakeModel>();
-    model->set_picking(picking);
+    model->set_sampling(sampling);
     if (dynamic_from > 0) {
       model->set_dynamic_rope(dynamic_from);
     }
@@ -75,7 +75,7 @@ void random_traffic(const Traffic& traffic) {
         if (pick(0, 3) == 0) {
           request.sampling.temperature = 0.8;
           request.sampling.seed = static_cast<uint64_t>(pick(0, 1000));
-          request.sampling.frequency_penalty = picking ? 0.0 : 0.2;
+          request.sampling.frequency_penalty = sampling ? 0.0 : 0.2;
         }
         request.min_tokens = pick(0, 3) == 0 ? 4 : 0;
         requests.push_back(request);
@@ -117,17 +117,17 @@ void random_traffic(const Traffic& traffic) {
   EXPECT_GT(preemptions, 100);
   EXPECT_GT(cached, 1000);
   EXPECT_GT(cancelled_count, 20);
-  EXPECT_EQ(fed_steps > 1000, picking);
+  EXPECT_EQ(fed_steps > 1000, sampling);
 }
 
 TEST(EngineCore, RandomTrafficEqualsSequentialRuns) { random_traffic({}); }
 
 TEST(EngineCore, RandomTrafficOfStepsStartedAheadEqualsSequentialRuns) {
-  random_traffic({.picking = true});
+  random_traffic({.sampling = true});
 }
 
 TEST(EngineCore, RandomTrafficWithDynamicRopeEqualsSequentialRuns) {
-  random_traffic({.picking = true, .dynamic_from = 16});
+  random_traffic({.sampling = true, .dynamic_from = 16});
 }
 
 TEST(EngineCore, RandomTrafficWithWindowsEqualsSequentialRuns) {
@@ -135,7 +135,7 @@ TEST(EngineCore, RandomTrafficWithWindowsEqualsSequentialRuns) {
 }
 
 TEST(EngineCore, RandomTrafficWithWindowsAloneAndStepsStartedAheadEqualsSequentialRuns) {
-  random_traffic({.picking = true, .windows = {20, 20}, .stretch = 3});
+  random_traffic({.sampling = true, .windows = {20, 20}, .stretch = 3});
 }
 
 // 32k tokens over a window of 512: one pool keeps all pages, the other those of its window and of

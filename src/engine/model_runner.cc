@@ -73,9 +73,9 @@ void ModelRunner::run(std::span<const ScheduledSequence> plan) {
 }
 
 void ModelRunner::start(std::span<const ScheduledSequence> plan,
-                        const PickInput& picks,
+                        const SamplingInput& sampling,
                         bool ahead) {
-  model_->start(batch_of(plan, ahead), cache_, picks);
+  model_->start(batch_of(plan, ahead), cache_, sampling);
   started_.push_back(logits_of_);
 }
 
@@ -83,15 +83,15 @@ void ModelRunner::finish() {
   CHECK(!started_.empty());
   logits_of_ = std::move(started_.front());
   started_.pop_front();
-  picked_.resize(
+  sampled_.resize(
       static_cast<size_t>(std::ranges::count_if(logits_of_, [](int32_t row) { return row >= 0; })));
-  model_->finish(picked_);
+  model_->finish(sampled_);
 }
 
-const PickedRow* ModelRunner::picked(size_t index) const {
+const SampledRow* ModelRunner::sampled(size_t index) const {
   CHECK_LT(index, logits_of_.size());
   const int32_t row = logits_of_[index];
-  return row < 0 ? nullptr : &picked_[static_cast<size_t>(row)];
+  return row < 0 ? nullptr : &sampled_[static_cast<size_t>(row)];
 }
 
 std::span<float> ModelRunner::logits(size_t index) {

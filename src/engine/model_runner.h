@@ -23,16 +23,18 @@ class ModelRunner final {
   /// Runs the model over `plan`. Afterwards logits(i) is the row of the i-th planned sequence, if
   /// the step reaches its last token.
   void run(std::span<const ScheduledSequence> plan);
-  /// Starts the model, which picks tokens where it computes: `picks` has a row for each planned
-  /// sequence whose last token the step reaches, in their order. With `ahead`, the last step
-  /// started has the same sequences, its picks are their next tokens, and it need not be finished.
-  void start(std::span<const ScheduledSequence> plan, const PickInput& picks, bool ahead);
-  /// Waits for the earliest step that was started. Afterwards picked(i) is what its plan[i] became.
+  /// Starts the model, which samples tokens where it computes: `sampling` has a row for each
+  /// planned sequence whose last token the step reaches, in their order. With `ahead`, the last
+  /// step started has the same sequences, its samples are their next tokens, and it need not be
+  /// finished.
+  void start(std::span<const ScheduledSequence> plan, const SamplingInput& sampling, bool ahead);
+  /// Waits for the earliest step that was started. Afterwards sampled(i) is what its plan[i]
+  /// became.
   void finish();
   /// Logits [vocab_size] of plan[index]; empty when the step ends inside its prompt.
   [[nodiscard]] std::span<float> logits(size_t index);
-  /// The pick of plan[index]; null when the step ends inside its prompt.
-  [[nodiscard]] const PickedRow* picked(size_t index) const;
+  /// The sample of plan[index]; null when the step ends inside its prompt.
+  [[nodiscard]] const SampledRow* sampled(size_t index) const;
 
  private:
   ModelRunner(Model& model, PagedKvCache cache) : model_(&model), cache_(std::move(cache)) {}
@@ -41,13 +43,13 @@ class ModelRunner final {
 
   Model* model_;
   PagedKvCache cache_;
-  Buffer logits_;                  // [max_num_seqs, vocab_size] f32
-  std::vector<PickedRow> picked_;  // [logit rows] of the step finished last
+  Buffer logits_;                    // [max_num_seqs, vocab_size] f32
+  std::vector<SampledRow> sampled_;  // [logit rows] of the step finished last
   std::vector<int32_t> tokens_;
   std::vector<SequenceSpan> spans_;
   std::vector<SequenceSpan> other_pools_;
   std::vector<int32_t> logit_rows_;
-  std::vector<int32_t> logits_of_;            // by plan index: row of logits_ or picked_, or -1
+  std::vector<int32_t> logits_of_;            // by plan index: row of logits_ or sampled_, or -1
   std::deque<std::vector<int32_t>> started_;  // logits_of_ of steps that are not finished
 };
 

@@ -33,7 +33,7 @@ Status Decoder::allocate_scratch() {
     return {};
   };
   NIBBLE_RETURN_IF_ERROR(allocate(hidden_, scratch.hidden));
-  NIBBLE_RETURN_IF_ERROR(allocate(picked_, scratch.picked));
+  NIBBLE_RETURN_IF_ERROR(allocate(logit_hidden_, scratch.logit_hidden));
   NIBBLE_RETURN_IF_ERROR(allocate(logits_, scratch.logits));
   for (size_t name = 0; name < kScratchNames; ++name) {
     NIBBLE_RETURN_IF_ERROR(allocate(layer_scratch_.at(name), scratch.layers.at(name)));
@@ -78,10 +78,10 @@ void Decoder::check_batch(const StepInput& batch, const PagedKvCache& cache) con
 }
 
 void Decoder::write_logits(Step& step, float* logits) {
-  auto* picked = picked_.as<float>();
-  step.take_logit_rows(hidden_.as<float>(), parts_.config.hidden_size, picked);
+  auto* logit_rows = logit_hidden_.as<float>();
+  step.take_logit_rows(hidden_.as<float>(), parts_.config.hidden_size, logit_rows);
   parts_.head.forward(
-      {.x = picked, .m = step.logit_rows(), .y = logits, .input = parts_.final_norm.input()});
+      {.x = logit_rows, .m = step.logit_rows(), .y = logits, .input = parts_.final_norm.input()});
   if (parts_.config.dtype == DType::kBF16) {
     backend_.round_bf16(logits, step.logit_rows() * parts_.config.vocab_size);
   }
@@ -115,7 +115,7 @@ void Decoder::run_layers(Step& step, const PagedKvCache& cache) {
 
 void Decoder::run(const StepInput& batch,
                   const PagedKvCache& cache,
-                  const PickInput& picks,
+                  const SamplingInput& sampling,
                   float* logits) {
   check_batch(batch, cache);
   if (batch.tokens.empty()) {
@@ -124,13 +124,13 @@ void Decoder::run(const StepInput& batch,
   const StepPlan plan{.input = batch,
                       .page_size = cache.shape().page_size,
                       .program = cache.program(),
-                      .picks = picks};
+                      .sampling = sampling};
   backend_.run_step(plan, [&](Step& step) {
     run_layers(step, cache);
     if (step.logit_rows() > 0) {
       write_logits(step, logits);
     }
-    if (!picks.rows.empty()) {
+    if (!sampling.rows.empty()) {
       step.sample(logits, parts_.config.vocab_size);
     }
   });
@@ -147,12 +147,12 @@ void Decoder::forward(const StepInput& batch, PagedKvCache& cache, std::span<flo
   backend_.read(logits_.as<float>(), logits);
 }
 
-void Decoder::start(const StepInput& batch, PagedKvCache& cache, const PickInput& input) {
+void Decoder::start(const StepInput& batch, PagedKvCache& cache, const SamplingInput& input) {
   CHECK_EQ(input.rows.size(), batch.logit_rows.size());
   run(batch, cache, input, logits_.as<float>());
 }
 
-void Decoder::finish(std::span<PickedRow> out) {
+void Decoder::finish(std::span<SampledRow> out) {
   if (!out.empty()) {
     backend_.finish_step(out);
   }

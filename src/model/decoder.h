@@ -45,9 +45,9 @@ class Decoder final : public Model {
   [[nodiscard]] Status check_weights() const override;
   Result<PagedKvCache> make_cache(const KvCacheShape& shape) override;
   void forward(const StepInput& batch, PagedKvCache& cache, std::span<float> logits) override;
-  [[nodiscard]] bool picks_tokens() const override { return backend_.picks_tokens(); }
-  void start(const StepInput& batch, PagedKvCache& cache, const PickInput& input) override;
-  void finish(std::span<PickedRow> out) override;
+  [[nodiscard]] bool samples_tokens() const override { return backend_.samples_tokens(); }
+  void start(const StepInput& batch, PagedKvCache& cache, const SamplingInput& input) override;
+  void finish(std::span<SampledRow> out) override;
 
  private:
   Decoder(DecoderParts parts, Backend& backend, const ModelOptions& options);
@@ -56,7 +56,7 @@ class Decoder final : public Model {
   void check_batch(const StepInput& batch, const PagedKvCache& cache) const;
   void run(const StepInput& batch,
            const PagedKvCache& cache,
-           const PickInput& picks,
+           const SamplingInput& sampling,
            float* logits);
   void run_layers(Step& step, const PagedKvCache& cache);
   void write_logits(Step& step, float* logits);
@@ -66,9 +66,9 @@ class Decoder final : public Model {
   ModelOptions options_;
   DType activation_type_;
   // As decoder_scratch() says.
-  DeviceBuffer hidden_;  // f32, the residual stream
-  DeviceBuffer picked_;  // f32, its rows whose logits are wanted
-  DeviceBuffer logits_;  // f32; empty where the backend writes to the caller's memory
+  DeviceBuffer hidden_;        // f32, the residual stream
+  DeviceBuffer logit_hidden_;  // f32, its rows whose logits are wanted
+  DeviceBuffer logits_;        // f32; empty where the backend writes to the caller's memory
   std::array<DeviceBuffer, kScratchNames> layer_scratch_;  // in activation_type_
 };
 

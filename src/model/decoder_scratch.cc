@@ -12,7 +12,7 @@
 namespace nibble {
 
 int64_t DecoderScratch::total() const {
-  return std::accumulate(layers.begin(), layers.end(), hidden + picked + logits);
+  return std::accumulate(layers.begin(), layers.end(), hidden + logit_hidden + logits);
 }
 
 DecoderScratch decoder_scratch(const ModelConfig& config,
@@ -21,7 +21,7 @@ DecoderScratch decoder_scratch(const ModelConfig& config,
   constexpr auto kF32Bytes = static_cast<int64_t>(sizeof(float));
   DecoderScratch scratch;
   scratch.hidden = options.max_batch_tokens * config.hidden_size * kF32Bytes;
-  scratch.picked = options.max_logit_rows * config.hidden_size * kF32Bytes;
+  scratch.logit_hidden = options.max_logit_rows * config.hidden_size * kF32Bytes;
   if (!backend.host_memory()) {  // else the logits go where the caller wants them
     scratch.logits = options.max_logit_rows * config.vocab_size * kF32Bytes;
   }

@@ -12,7 +12,7 @@ namespace nibble {
 /// says, and the engine plans by it.
 struct DecoderScratch {
   int64_t hidden = 0;                           // [max_batch_tokens, hidden] f32
-  int64_t picked = 0;                           // [max_logit_rows, hidden] f32
+  int64_t logit_hidden = 0;                     // [max_logit_rows, hidden] f32
   int64_t logits = 0;                           // [max_logit_rows, vocab] f32, or none
   std::array<int64_t, kScratchNames> layers{};  // [max_batch_tokens, width] by ScratchName
 

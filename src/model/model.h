@@ -39,19 +39,19 @@ class Model {
   /// ties.
   virtual void forward(const StepInput& batch, PagedKvCache& cache, std::span<float> logits) = 0;
   /// Whether start() and finish() may be called.
-  [[nodiscard]] virtual bool picks_tokens() const { return false; }
-  /// forward(), but the logits stay where they are: tokens are picked there, one for each of
+  [[nodiscard]] virtual bool samples_tokens() const { return false; }
+  /// forward(), but the logits stay where they are: tokens are sampled there, one for each of
   /// logit_rows, and finish() gives them. Need not wait: one more step may be started before this
-  /// one is finished, and its tokens may be this one's picks (batch.fed).
+  /// one is finished, and its tokens may be this one's samples (batch.fed).
   virtual void start(const StepInput& /*batch*/,
                      PagedKvCache& /*cache*/,
-                     const PickInput& /*input*/) {
-    CHECK_MSG(false, "this model picks no tokens");
+                     const SamplingInput& /*input*/) {
+    CHECK_MSG(false, "this model samples no tokens");
   }
   /// Waits for the earliest step that was started.
   ///   out: as many as its logit_rows
-  virtual void finish(std::span<PickedRow> /*out*/) {
-    CHECK_MSG(false, "this model picks no tokens");
+  virtual void finish(std::span<SampledRow> /*out*/) {
+    CHECK_MSG(false, "this model samples no tokens");
   }
 };
 

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <limits>
 
-#include "ops/picks.h"
+#include "ops/sampling.h"
 
 namespace nibble {
 namespace {
@@ -54,7 +54,7 @@ Status not_finite_logits() {
 }
 
 Status no_token_left() {
-  return {StatusCode::kInvalidArgument, "bans, biases and penalties leave no token to pick"};
+  return {StatusCode::kInvalidArgument, "bans, biases and penalties leave no token to sample"};
 }
 
 Sampler::Sampler(int64_t vocab_size) { candidates_.reserve(static_cast<size_t>(vocab_size)); }

@@ -11,14 +11,14 @@
 
 namespace nibble {
 
-/// What picking one token depends on besides the logits.
+/// What sampling one token depends on besides the logits.
 struct SamplerInput {
   const SamplingParams& params;
   uint64_t seed = 0;
   int64_t step = 0;  // tokens generated before: with the seed it fixes the random number
   /// Tokens of prompt and answer, with how often the answer has them. Read only by penalties.
   const std::unordered_map<int32_t, int32_t>& seen;
-  std::span<const int32_t> banned;  // never picked (end tokens before min_tokens)
+  std::span<const int32_t> banned;  // never sampled (end tokens before min_tokens)
   int top_logprobs = -1;            // as in Request
 };
 
@@ -32,7 +32,7 @@ struct SampledToken {
 [[nodiscard]] Status not_finite_logits();
 [[nodiscard]] Status no_token_left();
 
-/// Picks tokens. The order is: log-probabilities of the untouched logits; bias; repetition, then
+/// Samples tokens. The order is: log-probabilities of the untouched logits; bias; repetition, then
 /// presence and frequency penalties; bans; greedy choice, or temperature, top-k, top-p (of what
 /// top-k left), min-p (of the most likely one's probability), and a draw. Ties go to the smaller
 /// token id. Holds scratch memory only: the result depends on the arguments alone.
@@ -40,7 +40,7 @@ class Sampler final {
  public:
   explicit Sampler(int64_t vocab_size);
 
-  /// Picks from one row of logits [vocab_size], which is overwritten. kCorrupt when the row has a
+  /// Samples from one row of logits [vocab_size], which is overwritten. kCorrupt when the row has a
   /// NaN or an infinity, kInvalidArgument when bans and biases leave no token.
   Result<SampledToken> sample(std::span<float> logits, const SamplerInput& input);
 

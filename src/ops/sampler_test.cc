@@ -7,7 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "ops/picks.h"
+#include "ops/sampling.h"
 
 namespace nibble {
 namespace {
@@ -41,7 +41,7 @@ std::vector<int32_t> keys(const std::map<int32_t, double>& map) {
   return out;
 }
 
-SampledToken pick(std::vector<float> logits, const SamplerInput& input) {
+SampledToken sample(std::vector<float> logits, const SamplerInput& input) {
   Sampler sampler(static_cast<int64_t>(logits.size()));
   auto sampled = sampler.sample(logits, input);
   EXPECT_TRUE(sampled.ok());
@@ -55,9 +55,9 @@ const std::vector<float> kLogits = {0.0F, std::log(0.5F), std::log(0.25F), std::
 TEST(Sampler, GreedyTakesTheFirstOfTheLargest) {
   const SamplingParams params{.temperature = 0};
   const Seen seen;
-  EXPECT_EQ(pick({1, 3, 2, 3}, {.params = params, .seen = seen}).token, 1);
+  EXPECT_EQ(sample({1, 3, 2, 3}, {.params = params, .seen = seen}).token, 1);
   const std::vector<int32_t> banned = {1};
-  EXPECT_EQ(pick({1, 3, 2, 3}, {.params = params, .seen = seen, .banned = banned}).token, 3);
+  EXPECT_EQ(sample({1, 3, 2, 3}, {.params = params, .seen = seen, .banned = banned}).token, 3);
 }
 
 TEST(Sampler, DrawsFromTheDistribution) {
@@ -90,25 +90,25 @@ TEST(Sampler, PenaltiesAndBias) {
   const Seen seen = {{0, 0}, {1, 3}};
   SamplingParams params = greedy;
   params.repetition_penalty = 2;  // positive logits are divided, negative ones multiplied
-  EXPECT_EQ(pick({3, 3, 2}, {.params = params, .seen = seen}).token, 2);
-  EXPECT_EQ(pick({-3, -3, -5}, {.params = params, .seen = seen}).token, 2);
+  EXPECT_EQ(sample({3, 3, 2}, {.params = params, .seen = seen}).token, 2);
+  EXPECT_EQ(sample({-3, -3, -5}, {.params = params, .seen = seen}).token, 2);
   params = greedy;
   params.presence_penalty = 1.5;  // of the answer only, once
-  EXPECT_EQ(pick({3, 4, 2}, {.params = params, .seen = seen}).token, 0);
-  EXPECT_EQ(pick({2, 4, 2}, {.params = params, .seen = seen}).token, 1);
+  EXPECT_EQ(sample({3, 4, 2}, {.params = params, .seen = seen}).token, 0);
+  EXPECT_EQ(sample({2, 4, 2}, {.params = params, .seen = seen}).token, 1);
   params = greedy;
   params.frequency_penalty = 1;  // three times
-  EXPECT_EQ(pick({2, 4.5, 1}, {.params = params, .seen = seen}).token, 0);
+  EXPECT_EQ(sample({2, 4.5, 1}, {.params = params, .seen = seen}).token, 0);
   params = greedy;
   params.logit_bias = {{2, 5.0F}, {1, -100.0F}};
-  EXPECT_EQ(pick({2, 9, 1}, {.params = params, .seen = seen}).token, 2);
+  EXPECT_EQ(sample({2, 9, 1}, {.params = params, .seen = seen}).token, 2);
 }
 
 TEST(Sampler, LogprobsAreOfTheRawDistribution) {
   SamplingParams params{.temperature = 0};
   params.logit_bias = {{3, 100.0F}};
   const Seen seen;
-  const auto out = pick(kLogits, {.params = params, .seen = seen, .top_logprobs = 3});
+  const auto out = sample(kLogits, {.params = params, .seen = seen, .top_logprobs = 3});
   EXPECT_EQ(out.token, 3);
   EXPECT_NEAR(out.logprob, std::log(0.0625), 1e-6);
   ASSERT_EQ(out.top_logprobs.size(), 3U);
@@ -116,11 +116,12 @@ TEST(Sampler, LogprobsAreOfTheRawDistribution) {
   EXPECT_NEAR(out.top_logprobs[0].logprob, std::log(0.5), 1e-6);
   EXPECT_EQ(out.top_logprobs[2].token, 2);
   EXPECT_NEAR(out.top_logprobs[2].logprob, std::log(0.125), 1e-6);
-  EXPECT_TRUE(pick(kLogits, {.params = params, .seen = seen}).top_logprobs.empty());
-  EXPECT_NEAR(pick(kLogits, {.params = params, .seen = seen, .top_logprobs = 0}).logprob,
+  EXPECT_TRUE(sample(kLogits, {.params = params, .seen = seen}).top_logprobs.empty());
+  EXPECT_NEAR(sample(kLogits, {.params = params, .seen = seen, .top_logprobs = 0}).logprob,
               std::log(0.0625), 1e-6);
-  EXPECT_EQ(pick(kLogits, {.params = params, .seen = seen, .top_logprobs = 20}).top_logprobs.size(),
-            5U);
+  EXPECT_EQ(
+      sample(kLogits, {.params = params, .seen = seen, .top_logprobs = 20}).top_logprobs.size(),
+      5U);
 }
 
 TEST(Sampler, DamagedLogitsAreAnError) {
@@ -146,7 +147,7 @@ TEST(Sampler, ExtremeLogitsAndTemperatures) {
   const Seen seen;
   for (const double temperature : {1e-8, 1.0, 100.0}) {
     const SamplingParams params{.temperature = temperature};
-    const auto out = pick({-3e38F, 3e38F, 0}, {.params = params, .seen = seen});
+    const auto out = sample({-3e38F, 3e38F, 0}, {.params = params, .seen = seen});
     EXPECT_EQ(out.token, 1);
   }
 }

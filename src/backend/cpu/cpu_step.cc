@@ -10,7 +10,7 @@ namespace nibble::cpu {
 CpuStep::CpuStep(const StepPlan& plan, CpuAttention& attention)
     : Step(plan.input, std::ssize(plan.input.tokens), std::ssize(plan.input.logit_rows)),
       attention_(attention) {
-  CHECK_MSG(plan.picks.rows.empty() && !plan.input.fed, "the CPU samples no tokens");
+  CHECK_MSG(plan.sampling.rows.empty() && !plan.input.fed, "the CPU samples no tokens");
   positions_.resize(plan.input.tokens.size());
   for (const SequenceSpan& span : plan.input.sequences) {
     const auto first = positions_.begin() + span.q_begin;

@@ -263,9 +263,9 @@ class CudaBackend final : public Backend {
     steps_->run(plan, layers);
   }
 
-  [[nodiscard]] bool picks_tokens() const override { return true; }
+  [[nodiscard]] bool samples_tokens() const override { return true; }
 
-  void finish_step(std::span<PickedRow> out) override { steps_->finish(out); }
+  void finish_step(std::span<SampledRow> out) override { steps_->finish(out); }
 
   void round_bf16(float* x, int64_t count) override {
     must(cuda::round_bf16(x, count, {stream_}), "rounding");

@@ -12,7 +12,7 @@ CudaStep::CudaStep(const StepPlan& plan, const StepShape& shape, CudaSteps& step
     : Step(plan.input, shape.rows, shape.logit_rows),
       steps_(steps),
       shape_(shape),
-      to_sample_(!plan.picks.rows.empty()) {}
+      to_sample_(!plan.sampling.rows.empty()) {}
 
 void CudaStep::rope_append_kv(const RopeAppendArgs& args) {
   CHECK(!append_.has_value());
@@ -94,8 +94,8 @@ void CudaStep::take_logit_rows(const float* from, int64_t width, float* to) {
 
 void CudaStep::sample(float* logits, int64_t vocab) {
   CHECK(std::exchange(to_sample_, false));
-  must(steps_.picker_.pick(logits, vocab, logit_rows(), steps_.buffers_.next_tokens(),
-                           steps_.stream_));
+  must(steps_.sampler_.sample(logits, vocab, logit_rows(), steps_.buffers_.next_tokens(),
+                              steps_.stream_));
 }
 
 void CudaStep::finish() const {

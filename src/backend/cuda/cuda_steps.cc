@@ -51,14 +51,15 @@ Result<std::unique_ptr<CudaSteps>> CudaSteps::create(const StepLimits& limits,
                                                      cudaStream_t stream) {
   std::unique_ptr<CudaSteps> steps(new CudaSteps(limits, recording, stream));
   NIBBLE_ASSIGN_OR_RETURN(steps->buffers_, StepBuffers::create(limits));
-  NIBBLE_ASSIGN_OR_RETURN(steps->picker_, Picker::create(limits.sequences));
+  NIBBLE_ASSIGN_OR_RETURN(steps->sampler_, StepSampler::create(limits.sequences));
   return steps;
 }
 
 int64_t CudaSteps::record_key(const StepPlan& plan) const {
   const bool is_short = buffers_.metadata().longest <= kShortAttention;
-  const int64_t kind = (plan.picks.rows.empty() ? 0 : 2 + 2 * picker_.kind()) + (is_short ? 1 : 0);
-  return plan.program * (2 * Picker::kKinds + 2) + kind;
+  const int64_t kind =
+      (plan.sampling.rows.empty() ? 0 : 2 + 2 * sampler_.kind()) + (is_short ? 1 : 0);
+  return plan.program * (2 * StepSampler::kKinds + 2) + kind;
 }
 
 void CudaSteps::run(const StepPlan& plan, const StepLayers& layers) {
@@ -71,10 +72,10 @@ void CudaSteps::run(const StepPlan& plan, const StepLayers& layers) {
     shape.logit_rows = shape.rows;
   }
   must(buffers_.write(plan, shape, stream_));
-  const bool picks = !plan.picks.rows.empty();
-  if (picks) {
-    picker_.start(plan.picks);
-    must(picker_.upload(shape.logit_rows, stream_));
+  const bool samples = !plan.sampling.rows.empty();
+  if (samples) {
+    sampler_.start(plan.sampling);
+    must(sampler_.upload(shape.logit_rows, stream_));
   }
   const auto issue = [&] {
     scaled_rope_.begin_step();
@@ -87,11 +88,11 @@ void CudaSteps::run(const StepPlan& plan, const StepLayers& layers) {
   } else {
     issue();
   }
-  if (picks) {
-    must(picker_.download(stream_));
+  if (samples) {
+    must(sampler_.download(stream_));
   }
 }
 
-void CudaSteps::finish(std::span<PickedRow> out) { must(picker_.finish(out)); }
+void CudaSteps::finish(std::span<SampledRow> out) { must(sampler_.finish(out)); }
 
 }  // namespace nibble::cuda

@@ -9,10 +9,10 @@
 
 #include "backend/cuda/attention.h"
 #include "backend/cuda/memory.h"
-#include "backend/cuda/picker.h"
 #include "backend/cuda/scaled_rope.h"
 #include "backend/cuda/step_buffers.h"
 #include "backend/cuda/step_recorder.h"
+#include "backend/cuda/step_sampler.h"
 #include "backend/step.h"
 
 namespace nibble::cuda {
@@ -59,7 +59,7 @@ class CudaSteps final {
 
   void run(const StepPlan& plan, const StepLayers& layers);
   /// Backend::finish_step().
-  void finish(std::span<PickedRow> out);
+  void finish(std::span<SampledRow> out);
 
  private:
   friend class CudaStep;
@@ -78,7 +78,7 @@ class CudaSteps final {
   Recording recording_;
   cudaStream_t stream_;
   StepBuffers buffers_;
-  Picker picker_;
+  StepSampler sampler_;
   StepRecorder recorder_;
   AttentionPlans attention_plans_;
   ScaledRope scaled_rope_;

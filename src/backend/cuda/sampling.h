@@ -6,20 +6,20 @@
 #include <cuda_runtime_api.h>
 
 #include "backend/cuda/launch.h"
-#include "ops/picks.h"
+#include "ops/sampling.h"
 
 namespace nibble::cuda {
 
 using nibble::kMaxTopLogprobs;
 using nibble::LogitEdit;
-using nibble::PickStatus;
 using nibble::RowSampling;
+using nibble::SampleStatus;
 using nibble::TopLogprob;
 
 /// What the rows of a call may ask for. kGreedy (no temperature) saves a launch.
-enum class PickRange : uint8_t { kGreedy, kAny };
+enum class SampleRange : uint8_t { kGreedy, kAny };
 
-/// Picks a token from every row of logits. All pointers are device memory.
+/// Samples a token from every row of logits. All pointers are device memory.
 ///   logits [rows, vocab] f32, rows `stride` elements apart; overwritten
 ///   sampling [rows]
 ///   edits [edit_count[0]] (at most max_edits), no two for the same row and token; or none
@@ -30,11 +30,11 @@ enum class PickRange : uint8_t { kGreedy, kAny };
 ///
 /// The order and the meaning of all steps are those of ops/sampler.h, and the same seed and step
 /// draw the same number. Weights are summed as integers, in steps of 2^-44 of the largest: the sums
-/// are exact, so a row's pick depends neither on its neighbours nor on the order of threads. It
+/// are exact, so a row's sample depends neither on its neighbours nor on the order of threads. It
 /// differs from the CPU's where the draw lies within the rounding of exp() of a boundary, about
 /// once in a million draws. Log-probabilities agree to 1e-5.
 struct SampleArgs {
-  PickRange range = PickRange::kAny;
+  SampleRange range = SampleRange::kAny;
   float* logits = nullptr;
   int64_t stride = 0;
   int64_t rows = 0;
@@ -45,7 +45,7 @@ struct SampleArgs {
   int64_t max_edits = 0;
   int32_t* tokens = nullptr;
   int32_t* next = nullptr;
-  PickStatus* status = nullptr;
+  SampleStatus* status = nullptr;
   float* logprobs = nullptr;
   TopLogprob* top = nullptr;
   void* workspace = nullptr;

@@ -70,17 +70,17 @@ void add_edits(const Ask& ask, int32_t row, std::vector<LogitEdit>& edits) {
   }
 }
 
-struct Picks {
+struct Samples {
   std::vector<int32_t> tokens;
-  std::vector<PickStatus> status;
+  std::vector<SampleStatus> status;
   std::vector<float> logprobs;
   std::vector<TopLogprob> top;
 };
 
-Picks pick_on_gpu(const std::vector<float>& logits,
-                  int64_t vocab,
-                  int64_t stride,
-                  const std::vector<Ask>& asks) {
+Samples sample_on_gpu(const std::vector<float>& logits,
+                      int64_t vocab,
+                      int64_t stride,
+                      const std::vector<Ask>& asks) {
   const auto rows = static_cast<int64_t>(asks.size());
   std::vector<RowSampling> sampling;
   std::vector<LogitEdit> edits;
@@ -95,7 +95,7 @@ Picks pick_on_gpu(const std::vector<float>& logits,
   const DeviceArray<LogitEdit> device_edits(edits);
   const DeviceArray<int32_t> device_count(count);
   const DeviceArray<int32_t> tokens(asks.size());
-  const DeviceArray<PickStatus> status(asks.size());
+  const DeviceArray<SampleStatus> status(asks.size());
   const DeviceArray<float> logprobs(asks.size());
   const DeviceArray<TopLogprob> top(asks.size() * kMaxTopLogprobs);
   const int64_t max_rows = rows + 5;
@@ -128,7 +128,7 @@ Picks pick_on_gpu(const std::vector<float>& logits,
   return {tokens.host(), status.host(), logprobs.host(), top.host()};
 }
 
-Result<SampledToken> pick_on_cpu(
+Result<SampledToken> sample_on_cpu(
     const std::vector<float>& logits, int64_t vocab, int64_t stride, size_t row, const Ask& ask) {
   const auto begin = logits.begin() + static_cast<int64_t>(row) * stride;
   std::vector<float> copy(begin, begin + vocab);
@@ -146,13 +146,13 @@ int count_differences(const std::vector<float>& logits,
                       int64_t vocab,
                       int64_t stride,
                       const std::vector<Ask>& asks) {
-  const Picks picks = pick_on_gpu(logits, vocab, stride, asks);
+  const Samples samples = sample_on_gpu(logits, vocab, stride, asks);
   int differences = 0;
   for (size_t row = 0; row < asks.size(); ++row) {
-    const auto wanted = pick_on_cpu(logits, vocab, stride, row, asks[row]);
+    const auto wanted = sample_on_cpu(logits, vocab, stride, row, asks[row]);
     EXPECT_TRUE(wanted.ok());
-    EXPECT_EQ(picks.status[row], PickStatus::kOk);
-    differences += wanted.value().token != picks.tokens[row] ? 1 : 0;
+    EXPECT_EQ(samples.status[row], SampleStatus::kOk);
+    differences += wanted.value().token != samples.tokens[row] ? 1 : 0;
   }
   return differences;
 }
@@ -165,7 +165,7 @@ std::vector<Ask> draws(const SamplingParams& params, size_t rows) {
   return asks;
 }
 
-TEST(Sampling, GreedyPicksTheLargestAndOfEqualsTheFirst) {
+TEST(Sampling, GreedySamplesTheLargestAndOfEqualsTheFirst) {
   NIBBLE_NEEDS_GPU();
   for (const int64_t vocab : {1, 3, 7, 1000, 8193, 50257, 128256}) {
     for (const int64_t stride : {vocab, vocab + 5}) {
@@ -192,10 +192,10 @@ TEST(Sampling, GreedyCallsTakeTheLikeliest) {
   const DeviceArray<RowSampling> sampling(
       std::vector<RowSampling>(rows, {.inverse_temperature = 1.0F}));  // not read
   const DeviceArray<int32_t> tokens(rows);
-  const DeviceArray<PickStatus> status(rows);
+  const DeviceArray<SampleStatus> status(rows);
   DeviceArray<uint8_t> workspace(sample_workspace_bytes(3, 0));
   workspace.zero();
-  const SampleArgs args{.range = PickRange::kGreedy,
+  const SampleArgs args{.range = SampleRange::kGreedy,
                         .logits = device_logits.data(),
                         .stride = vocab,
                         .rows = 3,
@@ -207,10 +207,10 @@ TEST(Sampling, GreedyCallsTakeTheLikeliest) {
                         .max_rows = 3};
   for (int call = 0; call < 2; ++call) {
     ASSERT_EQ(sample_tokens(args, {}), cudaSuccess);
-    const auto picked = tokens.host();
+    const auto sampled = tokens.host();
     for (size_t row = 0; row < rows; ++row) {
       const Ask greedy{.params = {.temperature = 0}};
-      EXPECT_EQ(picked[row], pick_on_cpu(logits, vocab, vocab, row, greedy).value().token);
+      EXPECT_EQ(sampled[row], sample_on_cpu(logits, vocab, vocab, row, greedy).value().token);
     }
   }
 }
@@ -292,7 +292,7 @@ TEST(Sampling, AppliesBiasPenaltiesAndBans) {
   EXPECT_EQ(count_differences(logits, vocab, vocab, asks), 0);
 }
 
-TEST(Sampling, ReportsWhatCannotBePicked) {
+TEST(Sampling, ReportsWhatCannotBeSampled) {
   NIBBLE_NEEDS_GPU();
   const int64_t vocab = 9000;
   auto logits = random_values(5 * static_cast<size_t>(vocab), 8, 1.0F);
@@ -304,14 +304,14 @@ TEST(Sampling, ReportsWhatCannotBePicked) {
     asks[3].banned.push_back(token);
   }
   asks[2].banned = {4000};  // an infinity is found even where its token is banned
-  const Picks picks = pick_on_gpu(logits, vocab, vocab, asks);
-  EXPECT_EQ(picks.status,
-            (std::vector{PickStatus::kNotFinite, PickStatus::kNotFinite, PickStatus::kNotFinite,
-                         PickStatus::kNoneLeft, PickStatus::kOk}));
+  const Samples samples = sample_on_gpu(logits, vocab, vocab, asks);
+  EXPECT_EQ(samples.status,
+            (std::vector{SampleStatus::kNotFinite, SampleStatus::kNotFinite,
+                         SampleStatus::kNotFinite, SampleStatus::kNoneLeft, SampleStatus::kOk}));
   for (size_t row = 0; row < 4; ++row) {
-    EXPECT_EQ(picks.tokens[row], -1);
+    EXPECT_EQ(samples.tokens[row], -1);
   }
-  EXPECT_EQ(picks.tokens[4], pick_on_cpu(logits, vocab, vocab, 4, asks[4]).value().token);
+  EXPECT_EQ(samples.tokens[4], sample_on_cpu(logits, vocab, vocab, 4, asks[4]).value().token);
 }
 
 TEST(Sampling, LogProbabilitiesAreThoseOfTheModel) {
@@ -324,18 +324,18 @@ TEST(Sampling, LogProbabilitiesAreThoseOfTheModel) {
       asks[row].logprobs = std::vector<int>{0, 1, 2, 20, 5, -1}[row];
       asks[row].params.logit_bias = {{static_cast<int32_t>(row % 3), 30.0F}};
     }
-    const Picks picks = pick_on_gpu(logits, vocab, vocab, asks);
+    const Samples samples = sample_on_gpu(logits, vocab, vocab, asks);
     for (size_t row = 0; row + 1 < rows; ++row) {
-      const SampledToken wanted = pick_on_cpu(logits, vocab, vocab, row, asks[row]).value();
-      EXPECT_EQ(picks.tokens[row], wanted.token);
-      EXPECT_NEAR(picks.logprobs[row], wanted.logprob, 1e-5);
+      const SampledToken wanted = sample_on_cpu(logits, vocab, vocab, row, asks[row]).value();
+      EXPECT_EQ(samples.tokens[row], wanted.token);
+      EXPECT_NEAR(samples.logprobs[row], wanted.logprob, 1e-5);
       for (size_t i = 0; i < wanted.top_logprobs.size(); ++i) {
-        const TopLogprob& got = picks.top[row * kMaxTopLogprobs + i];
+        const TopLogprob& got = samples.top[row * kMaxTopLogprobs + i];
         EXPECT_EQ(got.token, wanted.top_logprobs[i].token) << "row " << row << " place " << i;
         EXPECT_NEAR(got.logprob, wanted.top_logprobs[i].logprob, 1e-5);
       }
     }
-    EXPECT_TRUE(std::isnan(picks.logprobs[rows - 1]));  // not asked for
+    EXPECT_TRUE(std::isnan(samples.logprobs[rows - 1]));  // not asked for
   }
 }
 

@@ -17,9 +17,9 @@ constexpr double kSlack = 1e-5;
 
 /// The steps of one token's draw by their definitions: the likeliest of equals is the first one,
 /// and a drawn token is that in which the sum of weights passes the random number.
-class PickReference final {
+class SampleReference final {
  public:
-  explicit PickReference(std::span<const float> logits) : logits_(logits) {
+  explicit SampleReference(std::span<const float> logits) : logits_(logits) {
     largest_ = std::ranges::max_element(logits) - logits.begin();
   }
   [[nodiscard]] bool greedy(int32_t token) const { return token == largest_; }
@@ -53,10 +53,10 @@ Status SelfCheck::check_sampling(int64_t vocab) {
   std::ranges::transform(random, logits.begin(), bf16_to_f32);
   NIBBLE_ASSIGN_OR_RETURN(const DeviceBuffer device_sampling, device_copy(sampling));
   NIBBLE_ASSIGN_OR_RETURN(const DeviceBuffer tokens, poisoned_device(sizeof(int32_t) * 2));
-  NIBBLE_ASSIGN_OR_RETURN(const DeviceBuffer status, poisoned_device(sizeof(PickStatus) * 2));
+  NIBBLE_ASSIGN_OR_RETURN(const DeviceBuffer status, poisoned_device(sizeof(SampleStatus) * 2));
   NIBBLE_ASSIGN_OR_RETURN(const DeviceBuffer workspace,
                           allocate_zeroed(sample_workspace_bytes(rows, 0), "the self-test"));
-  for (const PickRange range : {PickRange::kGreedy, PickRange::kAny}) {
+  for (const SampleRange range : {SampleRange::kGreedy, SampleRange::kAny}) {
     NIBBLE_ASSIGN_OR_RETURN(const DeviceBuffer device_logits, device_copy(logits));
     NIBBLE_RETURN_IF_ERROR(check(sample_tokens({.range = range,
                                                 .logits = device_logits.as<float>(),
@@ -65,25 +65,26 @@ Status SelfCheck::check_sampling(int64_t vocab) {
                                                 .vocab = vocab,
                                                 .sampling = device_sampling.as<RowSampling>(),
                                                 .tokens = tokens.as<int32_t>(),
-                                                .status = status.as<PickStatus>(),
+                                                .status = status.as<SampleStatus>(),
                                                 .workspace = workspace.as<void>(),
                                                 .max_rows = rows},
                                                {stream_}),
                                  "sample_tokens"));
     NIBBLE_RETURN_IF_ERROR(check(cudaStreamSynchronize(stream_), "sample_tokens"));
-    std::vector<int32_t> picked(sampling.size());
-    NIBBLE_RETURN_IF_ERROR(copy_back(tokens, 0, std::span(picked)));
+    std::vector<int32_t> sampled(sampling.size());
+    NIBBLE_RETURN_IF_ERROR(copy_back(tokens, 0, std::span(sampled)));
     for (size_t row = 0; row < sampling.size(); ++row) {
-      const PickReference reference(std::span<const float>(logits).subspan(
+      const SampleReference reference(std::span<const float>(logits).subspan(
           row * static_cast<size_t>(vocab), static_cast<size_t>(vocab)));
-      const bool greedy = range == PickRange::kGreedy || sampling[row].inverse_temperature == 0.0F;
+      const bool greedy =
+          range == SampleRange::kGreedy || sampling[row].inverse_temperature == 0.0F;
       const bool right =
-          greedy ? reference.greedy(picked[row]) : reference.drawn(picked[row], sampling[row]);
+          greedy ? reference.greedy(sampled[row]) : reference.drawn(sampled[row], sampling[row]);
       if (!right) {
         return make_error(StatusCode::kUnavailable,
                           "self-test: kernel sample_tokens is wrong on this GPU: of {} logits it "
                           "{} token {}; serve with --device cpu, and report it",
-                          vocab, greedy ? "takes as the largest that of" : "draws", picked[row]);
+                          vocab, greedy ? "takes as the largest that of" : "draws", sampled[row]);
       }
     }
   }

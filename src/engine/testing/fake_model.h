@@ -73,12 +73,12 @@ class FakeModel final : public Model {
   void set_step_time(std::chrono::microseconds time) { step_time_ = time; }
   [[nodiscard]] int64_t largest_batch() const { return largest_batch_; }
 
-  /// Has it pick tokens, as models on GPUs do, with results that come late.
-  void set_picking(bool picking) { picking_ = picking; }
+  /// Has it sample tokens, as models on GPUs do, with results that come late.
+  void set_sampling(bool sampling) { sampling_ = sampling; }
   [[nodiscard]] int64_t fed_steps() const { return fed_steps_; }
-  [[nodiscard]] bool picks_tokens() const override { return picking_; }
+  [[nodiscard]] bool samples_tokens() const override { return sampling_; }
 
-  void start(const StepInput& batch, PagedKvCache& cache, const PickInput& input) override {
+  void start(const StepInput& batch, PagedKvCache& cache, const SamplingInput& input) override {
     CHECK_LT(started_.size(), size_t{2});
     StepInput fed = batch;
     if (batch.fed) {
@@ -95,17 +95,17 @@ class FakeModel final : public Model {
       const float biased = logit + edit.bias;
       logit = (biased > 0 ? biased / edit.repetition : biased * edit.repetition) - edit.penalty;
     }
-    std::vector<PickedRow> picks(input.rows.size());
+    std::vector<SampledRow> samples(input.rows.size());
     std::vector<int32_t> tokens;
-    for (size_t row = 0; row < picks.size(); ++row) {
-      picks[row] = pick(std::span(logits).subspan(row * vocab, vocab), input.rows[row]);
-      tokens.push_back(std::max(picks[row].token, 0));
+    for (size_t row = 0; row < samples.size(); ++row) {
+      samples[row] = sample(std::span(logits).subspan(row * vocab, vocab), input.rows[row]);
+      tokens.push_back(std::max(samples[row].token, 0));
     }
     last_tokens_ = std::move(tokens);
-    started_.push_back(std::move(picks));
+    started_.push_back(std::move(samples));
   }
 
-  void finish(std::span<PickedRow> out) override {
+  void finish(std::span<SampledRow> out) override {
     CHECK(!started_.empty());
     CHECK_EQ(out.size(), started_.front().size());
     std::ranges::copy(started_.front(), out.begin());
@@ -129,7 +129,7 @@ class FakeModel final : public Model {
   }
 
  private:
-  static PickedRow pick(std::span<float> logits, const RowSampling& by) {
+  static SampledRow sample(std::span<float> logits, const RowSampling& by) {
     SamplingParams params;
     params.temperature = by.inverse_temperature == 0 ? 0 : 1.0 / by.inverse_temperature;
     params.top_p = by.top_p;
@@ -145,7 +145,7 @@ class FakeModel final : public Model {
                                                  .banned = {},
                                                  .top_logprobs = -1});
     if (!sampled.ok()) {
-      return {.token = -1, .status = PickStatus::kNotFinite};
+      return {.token = -1, .status = SampleStatus::kNotFinite};
     }
     return {.token = sampled->token};
   }
@@ -237,10 +237,10 @@ class FakeModel final : public Model {
   const PagedKvCache* cache_ = nullptr;  // of the last step
   std::chrono::microseconds step_time_{0};
   int64_t largest_batch_ = 0;
-  bool picking_ = false;
+  bool sampling_ = false;
   int64_t fed_steps_ = 0;
-  std::vector<int32_t> last_tokens_;  // picked by the step started last
-  std::deque<std::vector<PickedRow>> started_;
+  std::vector<int32_t> last_tokens_;  // sampled by the step started last
+  std::deque<std::vector<SampledRow>> started_;
 };
 
 }  // namespace nibble

@@ -1,4 +1,5 @@
-// A step's inputs: rows of the embedding table, and of a table of positions that is added to them.
+// A step's inputs: rows of the embedding table, and of a table of positions that is added to them,
+// and the tokens that the step before it sampled.
 
 #include <cuda_fp16.h>
 

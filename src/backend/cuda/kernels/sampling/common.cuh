@@ -25,7 +25,7 @@ using Weight = unsigned long long;
 
 /// Scratch of a call; * is zero between calls.
 struct SampleWorkspace {
-  Key* best = nullptr;             // * [rows] largest pick_key(), 0 before the first
+  Key* best = nullptr;             // * [rows] largest sample_key(), 0 before the first
   Weight* weights = nullptr;       // * [rows, kBins] of rows that rank their tokens
   Weight* pieces = nullptr;        // [rows, kMaxPieces] weights that min_p leaves
   double* log_sum = nullptr;       // [rows] log(sum(exp(logits)))
@@ -67,7 +67,7 @@ __device__ __forceinline__ float from_ordered_bits(uint32_t bits) {
 }
 
 /// A larger key is a likelier token; of equals, the smaller id. Never 0.
-__device__ __forceinline__ unsigned long long pick_key(float logit, int32_t token) {
+__device__ __forceinline__ unsigned long long sample_key(float logit, int32_t token) {
   return (static_cast<unsigned long long>(ordered_bits(logit)) << 32) |
          (0xffffffffU - static_cast<uint32_t>(token));
 }
@@ -197,7 +197,7 @@ __device__ __forceinline__ void clear(Histogram& histogram) {
 
 /// Writes the alternatives of rows with logprobs, and log_sum. Before the edits.
 cudaError_t launch_top_logprobs(const SampleArgs& args, const LaunchContext& context);
-/// Picks every row's token, given best and not_finite, which it leaves zero.
-cudaError_t launch_pick(const SampleArgs& args, const LaunchContext& context);
+/// Samples every row's token, given best and not_finite, which it leaves zero.
+cudaError_t launch_draw(const SampleArgs& args, const LaunchContext& context);
 
 }  // namespace nibble::cuda

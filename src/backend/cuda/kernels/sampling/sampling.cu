@@ -1,6 +1,6 @@
-// Picks of tokens, part one: edits of the logits, the likeliest token of every row, and what draws
-// need to know of a row. A row is spread over blocks: their best keys meet in an atomic maximum,
-// and their histograms in atomic sums of integers, so that the order does not matter.
+// Sampling of tokens, part one: edits of the logits, the likeliest token of every row, and what
+// draws need to know of a row. A row is spread over blocks: their best keys meet in an atomic
+// maximum, and their histograms in atomic sums of integers, so that the order does not matter.
 
 #include "backend/cuda/kernels/sampling/common.cuh"
 #include "backend/cuda/ptx/dependency.cuh"
@@ -57,7 +57,7 @@ __global__ __launch_bounds__(kThreads) void argmax_kernel(const SampleArgs args)
                    }
                  });
   if (token >= 0) {
-    best = pick_key(largest, token);
+    best = sample_key(largest, token);
   }
   __shared__ Key shared[32];
   best = max_block(best, shared);
@@ -147,12 +147,12 @@ cudaError_t sample_tokens(const SampleArgs& args, const LaunchContext& context) 
                       static_cast<unsigned>(args.rows));
     error = launch(argmax_kernel, {.blocks = blocks, .threads = kThreads}, context, args);
   }
-  if (error == cudaSuccess && args.range == PickRange::kAny) {
+  if (error == cudaSuccess && args.range == SampleRange::kAny) {
     const dim3 blocks(static_cast<unsigned>((args.vocab + kPieceTokens - 1) / kPieceTokens),
                       static_cast<unsigned>(args.rows));
     error = launch(weigh_kernel, {.blocks = blocks, .threads = kThreads}, context, args);
   }
-  return error == cudaSuccess ? launch_pick(args, context) : error;
+  return error == cudaSuccess ? launch_draw(args, context) : error;
 }
 
 }  // namespace nibble::cuda

@@ -8,31 +8,31 @@
 
 #include "backend/cuda/memory.h"
 #include "backend/cuda/sampling.h"
-#include "ops/picks.h"
+#include "ops/sampling.h"
 
 namespace nibble::cuda {
 
-/// Picks steps' tokens on the GPU: parameters travel there, tokens back. A step may be started
-/// while the picks of the one before are under way, so there are two page-locked copies.
-class Picker final {
+/// Samples steps' tokens on the GPU: parameters travel there, tokens back. A step may be started
+/// while the samples of the one before are under way, so there are two page-locked copies.
+class StepSampler final {
  public:
   static constexpr int kKinds = 8;
 
-  static Result<Picker> create(int64_t max_rows);
+  static Result<StepSampler> create(int64_t max_rows);
 
-  /// Takes down how the next step's tokens are picked.
-  void start(const PickInput& input);
+  /// Takes down how the next step's tokens are sampled.
+  void start(const SamplingInput& input);
   /// Which kernels that takes, below kKinds: records of them serve steps of the same kind alone.
   [[nodiscard]] int kind() const;
-  /// Copies what start() took down to the GPU; rows past it are picked greedily.
+  /// Copies what start() took down to the GPU; rows past it are sampled greedily.
   Status upload(int64_t rows, cudaStream_t stream);
   /// Launches the kernels for logits [rows, vocab] f32 in device memory, which are overwritten.
   ///   next [rows]: gets the tokens too, or none
-  Status pick(float* logits, int64_t vocab, int64_t rows, int32_t* next, cudaStream_t stream);
+  Status sample(float* logits, int64_t vocab, int64_t rows, int32_t* next, cudaStream_t stream);
   /// Copies the tokens back.
   Status download(cudaStream_t stream);
   /// Waits for the earliest step's tokens that have not been asked for.
-  Status finish(std::span<PickedRow> out);
+  Status finish(std::span<SampledRow> out);
 
  private:
   // Both ways, in device and page-locked memory alike.

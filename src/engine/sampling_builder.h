@@ -2,22 +2,22 @@
 
 #include <vector>
 
-#include "ops/picks.h"
 #include "ops/sampler.h"
+#include "ops/sampling.h"
 
 namespace nibble {
 
-/// Collects what a device needs to pick a step's tokens as Sampler would, row after row.
-class PickBuilder final {
+/// Collects what a device needs to sample a step's tokens as Sampler would, row after row.
+class SamplingBuilder final {
  public:
   void clear();
   void add(const SamplerInput& input);
   /// Whether the device takes so many edits; if not, the rows must be sampled on the host.
   [[nodiscard]] bool fits() const { return std::ssize(edits_) <= kMaxLogitEdits; }
-  [[nodiscard]] PickInput input() const { return {rows_, edits_}; }
+  [[nodiscard]] SamplingInput input() const { return {rows_, edits_}; }
 
   /// What Sampler::sample() returns for a row.
-  static Result<SampledToken> result(const PickedRow& row, int top_logprobs);
+  static Result<SampledToken> result(const SampledRow& row, int top_logprobs);
 
  private:
   void merge_edits(size_t first);

@@ -1,4 +1,4 @@
-#include "backend/cuda/picker.h"
+#include "backend/cuda/step_sampler.h"
 
 #include <algorithm>
 
@@ -7,8 +7,8 @@
 
 namespace nibble::cuda {
 
-Result<Picker> Picker::create(int64_t max_rows) {
-  Picker out;
+Result<StepSampler> StepSampler::create(int64_t max_rows) {
+  StepSampler out;
   out.max_rows_ = max_rows;
   const auto rows = static_cast<size_t>(max_rows);
   Places& places = out.places_;
@@ -16,7 +16,7 @@ Result<Picker> Picker::create(int64_t max_rows) {
   places.edit_count = place(places.end, sizeof(int32_t));
   places.edits = place(places.end, kMaxLogitEdits * sizeof(LogitEdit));
   places.tokens = place(places.end, rows * sizeof(int32_t));
-  places.status = place(places.end, rows * sizeof(PickStatus));
+  places.status = place(places.end, rows * sizeof(SampleStatus));
   places.logprobs = place(places.end, rows * sizeof(float));
   places.top = place(places.end, rows * kMaxTopLogprobs * sizeof(TopLogprob));
   NIBBLE_ASSIGN_OR_RETURN(out.device_, allocate_zeroed(places.end, "the sampler"));
@@ -30,7 +30,7 @@ Result<Picker> Picker::create(int64_t max_rows) {
   return out;
 }
 
-void Picker::start(const PickInput& input) {
+void StepSampler::start(const SamplingInput& input) {
   CHECK_LE(std::ssize(input.rows), max_rows_);
   CHECK_LE(std::ssize(input.edits), kMaxLogitEdits);
   CHECK_LT(started_ - finished_, uint64_t{2});
@@ -46,12 +46,12 @@ void Picker::start(const PickInput& input) {
   std::ranges::copy(input.edits, copy.at<LogitEdit>(places_.edits));
 }
 
-int Picker::kind() const {
+int StepSampler::kind() const {
   const Copy& copy = latest();
   return (copy.draws ? 1 : 0) + (copy.logprobs ? 2 : 0) + (copy.edits > 0 ? 4 : 0);
 }
 
-Status Picker::upload(int64_t rows, cudaStream_t stream) {
+Status StepSampler::upload(int64_t rows, cudaStream_t stream) {
   const Copy& copy = latest();
   CHECK_LE(rows, max_rows_);
   std::fill(copy.at<RowSampling>(places_.sampling) + copy.rows,
@@ -61,15 +61,15 @@ Status Picker::upload(int64_t rows, cudaStream_t stream) {
                            : static_cast<size_t>(rows) * sizeof(RowSampling);
   return check(cudaMemcpyAsync(device_.as<void>(), copy.pinned.as<void>(), bytes,
                                cudaMemcpyHostToDevice, stream),
-               "copying picks");
+               "copying samples");
 }
 
-Status Picker::pick(
+Status StepSampler::sample(
     float* logits, int64_t vocab, int64_t rows, int32_t* next, cudaStream_t stream) {
   const Copy& copy = latest();
   const bool edits = copy.edits > 0;
   return check(
-      sample_tokens({.range = copy.draws ? PickRange::kAny : PickRange::kGreedy,
+      sample_tokens({.range = copy.draws ? SampleRange::kAny : SampleRange::kGreedy,
                      .logits = logits,
                      .stride = vocab,
                      .rows = rows,
@@ -80,33 +80,33 @@ Status Picker::pick(
                      .max_edits = edits ? kMaxLogitEdits : 0,
                      .tokens = on_device<int32_t>(places_.tokens),
                      .next = next,
-                     .status = on_device<PickStatus>(places_.status),
+                     .status = on_device<SampleStatus>(places_.status),
                      .logprobs = copy.logprobs ? on_device<float>(places_.logprobs) : nullptr,
                      .top = copy.logprobs ? on_device<TopLogprob>(places_.top) : nullptr,
                      .workspace = workspace_.as<void>(),
                      .max_rows = max_rows_},
                     {stream}),
-      "picking tokens");
+      "sampling tokens");
 }
 
-Status Picker::download(cudaStream_t stream) {
+Status StepSampler::download(cudaStream_t stream) {
   const Copy& copy = latest();
   const size_t end = copy.logprobs ? places_.end : places_.logprobs;
   NIBBLE_RETURN_IF_ERROR(check(
       cudaMemcpyAsync(copy.at<std::byte>(places_.tokens), on_device<std::byte>(places_.tokens),
                       end - places_.tokens, cudaMemcpyDeviceToHost, stream),
-      "copying picks"));
+      "copying samples"));
   return check(cudaEventRecord(copy.done.get(), stream), "recording an event");
 }
 
-Status Picker::finish(std::span<PickedRow> out) {
+Status StepSampler::finish(std::span<SampledRow> out) {
   CHECK_LT(finished_, started_);
   const Copy& copy = copies_[finished_++ % 2];
   CHECK_EQ(std::ssize(out), copy.rows);
   NIBBLE_RETURN_IF_ERROR(check(cudaEventSynchronize(copy.done.get()), "a step"));
   for (size_t row = 0; row < out.size(); ++row) {
     out[row].token = copy.at<int32_t>(places_.tokens)[row];
-    out[row].status = copy.at<PickStatus>(places_.status)[row];
+    out[row].status = copy.at<SampleStatus>(places_.status)[row];
     if (copy.at<RowSampling>(places_.sampling)[row].logprobs >= 0) {
       out[row].logprob = copy.at<float>(places_.logprobs)[row];
       std::copy_n(copy.at<TopLogprob>(places_.top) + row * kMaxTopLogprobs, kMaxTopLogprobs,

@@ -1,16 +1,16 @@
-#include "engine/pick_builder.h"
+#include "engine/sampling_builder.h"
 
 #include <algorithm>
 #include <limits>
 
 namespace nibble {
 
-void PickBuilder::clear() {
+void SamplingBuilder::clear() {
   rows_.clear();
   edits_.clear();
 }
 
-void PickBuilder::add(const SamplerInput& input) {
+void SamplingBuilder::add(const SamplerInput& input) {
   const SamplingParams& params = input.params;
   const auto row = static_cast<int32_t>(rows_.size());
   const size_t first = edits_.size();
@@ -44,7 +44,7 @@ void PickBuilder::add(const SamplerInput& input) {
 }
 
 // One edit for each token of a row.
-void PickBuilder::merge_edits(size_t first) {
+void SamplingBuilder::merge_edits(size_t first) {
   const auto begin = edits_.begin() + static_cast<std::ptrdiff_t>(first);
   std::sort(begin, edits_.end(),
             [](const LogitEdit& a, const LogitEdit& b) { return a.token < b.token; });
@@ -66,11 +66,11 @@ void PickBuilder::merge_edits(size_t first) {
   }
 }
 
-Result<SampledToken> PickBuilder::result(const PickedRow& row, int top_logprobs) {
-  if (row.status == PickStatus::kNotFinite) {
+Result<SampledToken> SamplingBuilder::result(const SampledRow& row, int top_logprobs) {
+  if (row.status == SampleStatus::kNotFinite) {
     return not_finite_logits();
   }
-  if (row.status == PickStatus::kNoneLeft) {
+  if (row.status == SampleStatus::kNoneLeft) {
     return no_token_left();
   }
   SampledToken out{.token = row.token};

@@ -8,7 +8,7 @@ namespace nibble {
 
 inline constexpr int kMaxTopLogprobs = 20;
 
-/// How one row's token is picked on a device: the fields of SamplingParams and SamplerInput
+/// How one row's token is sampled on a device: the fields of SamplingParams and SamplerInput
 /// (ops/sampler.h) that matter there.
 struct RowSampling {
   uint64_t seed = 0;
@@ -36,7 +36,7 @@ constexpr double draw_uniform(uint64_t seed, int64_t step) {
   return static_cast<double>(x >> 11) * 0x1.0p-53;
 }
 
-/// A change of one logit before the pick: + bias; then / repetition where that is positive, or *
+/// A change of one logit before the sample: + bias; then / repetition where that is positive, or *
 /// repetition; then - penalty. A bias of -infinity bans the token.
 struct LogitEdit {
   int32_t row = 0;
@@ -46,7 +46,7 @@ struct LogitEdit {
   float penalty = 0.0F;
 };
 
-enum class PickStatus : int32_t {
+enum class SampleStatus : int32_t {
   kOk,
   kNotFinite,  // the logits have a NaN or an infinity
   kNoneLeft,   // all tokens are banned
@@ -57,17 +57,17 @@ struct TopLogprob {
   float logprob = 0.0F;
 };
 
-/// What a step's tokens are picked by: one entry for each row of logits, and at most
+/// What a step's tokens are sampled by: one entry for each row of logits, and at most
 /// kMaxLogitEdits edits, no two for the same row and token.
-struct PickInput {
+struct SamplingInput {
   std::span<const RowSampling> rows;
   std::span<const LogitEdit> edits;
 };
 inline constexpr int64_t kMaxLogitEdits = int64_t{1} << 16;
 
-struct PickedRow {
+struct SampledRow {
   int32_t token = -1;
-  PickStatus status = PickStatus::kOk;
+  SampleStatus status = SampleStatus::kOk;
   float logprob = 0.0F;  // with top: of rows with logprobs >= 0
   std::array<TopLogprob, kMaxTopLogprobs> top = {};
 };

@@ -1,4 +1,4 @@
-// Picks of tokens, part two: one block per row draws from the distribution that temperature,
+// Sampling of tokens, part two: one block per row draws from the distribution that temperature,
 // top-k, top-p and min-p leave, or takes the likeliest token.
 //
 // Weights exp((logit - largest) / temperature) are counted as integers, in steps of 2^-44, so that
@@ -22,7 +22,7 @@ static_assert(kBins == 2 * kThreads);
 constexpr int kListSize = 4096;
 constexpr int kRun = kListSize / kThreads;  // elements of the list per thread
 
-struct PickShared {
+struct DrawShared {
   union {
     Histogram histogram;
     Key list[kListSize];  // likeliest first once sorted
@@ -39,7 +39,7 @@ struct PickShared {
   int32_t token;
 };
 
-/// The draw picks the first token up to which the weights sum to more than this.
+/// The draw samples the first token up to which the weights sum to more than this.
 __device__ Weight draw_target(const RowSampling& sampling, Weight total) {
   const double target = draw_uniform(sampling.seed, sampling.step) * static_cast<double>(total);
   const auto rounded = static_cast<Weight>(target);
@@ -72,7 +72,7 @@ __device__ T scan_block(T value, T* shared) {
 __device__ void draw_in_order(const Row& row,
                               const RowSampling& sampling,
                               const Weight* pieces,
-                              PickShared& shared) {
+                              DrawShared& shared) {
   const auto thread = static_cast<int64_t>(threadIdx.x);
   const Weight own = thread * kPieceTokens < row.vocab ? pieces[thread] : 0;
   const Weight up_to = scan_block(own, shared.sums);
@@ -107,7 +107,7 @@ __device__ void draw_in_order(const Row& row,
 /// what stands before it. `count` and `weight` stand before the histogram, which is not needed any
 /// more afterwards; the list is empty.
 template <typename Enough>
-__device__ void find_bin(uint32_t count, Weight weight, const Enough& enough, PickShared& shared) {
+__device__ void find_bin(uint32_t count, Weight weight, const Enough& enough, DrawShared& shared) {
   const unsigned i = 2 * threadIdx.x;
   uint32_t counts[2];
   Weight weights[2];
@@ -164,11 +164,11 @@ __device__ void sort_list(Key* list, int size) {
 /// Fills the list with the tokens whose places are wanted, which must fit, and sorts it. Returns
 /// their number.
 template <typename Wanted>
-__device__ int collect(const Row& row, const Wanted& wanted, PickShared& shared) {
+__device__ int collect(const Row& row, const Wanted& wanted, DrawShared& shared) {
   for_each_logit(row.logits, 0, row.vocab, static_cast<int>(threadIdx.x), kThreads,
                  [&](float logit, int32_t token) {
                    if (wanted(row.place(logit)) && row.weight(logit) > 0) {
-                     shared.list[atomicAdd(&shared.list_count, 1U)] = pick_key(logit, token);
+                     shared.list[atomicAdd(&shared.list_count, 1U)] = sample_key(logit, token);
                    }
                  });
   __syncthreads();
@@ -188,7 +188,7 @@ __device__ int collect(const Row& row, const Wanted& wanted, PickShared& shared)
 /// Draws from the tokens of the bins up to `bin`.
 ///   total: weight of the row, for a top-p without top-k
 __device__ void draw_from_list(
-    const Row& row, const RowSampling& sampling, int bin, Weight total, PickShared& shared) {
+    const Row& row, const RowSampling& sampling, int bin, Weight total, DrawShared& shared) {
   const int count = collect(
       row, [&](float place) { return bin_of(place) <= bin; }, shared);
 
@@ -241,13 +241,13 @@ struct Measure {
 };
 
 /// Tokens with keys of at least `least` and weights of at least min_p.
-__device__ Measure measure(const Row& row, Key least, float min_p, PickShared& shared) {
+__device__ Measure measure(const Row& row, Key least, float min_p, DrawShared& shared) {
   uint32_t count = 0;
   Weight weight = 0;
   for_each_logit(row.logits, 0, row.vocab, static_cast<int>(threadIdx.x), kThreads,
                  [&](float logit, int32_t token) {
                    const float w = row.weight(logit);
-                   if (w > 0 && w >= min_p && pick_key(logit, token) >= least) {
+                   if (w > 0 && w >= min_p && sample_key(logit, token) >= least) {
                      ++count;
                      weight += fixed(w);
                    }
@@ -257,9 +257,9 @@ __device__ Measure measure(const Row& row, Key least, float min_p, PickShared& s
 
 /// As find_key(), for any distribution: a pass over the row for each bit of the answer.
 template <typename Enough>
-__device__ Key bisect(const Row& row, const Enough& enough, PickShared& shared) {
+__device__ Key bisect(const Row& row, const Enough& enough, DrawShared& shared) {
   Key low = 0;  // enough
-  Key high = pick_key(row.largest, 0) + 1;
+  Key high = sample_key(row.largest, 0) + 1;
   while (high - low > 1) {
     const Key middle = low + (high - low) / 2;
     const Measure m = measure(row, middle, 0.0F, shared);
@@ -274,7 +274,7 @@ __device__ Key bisect(const Row& row, const Enough& enough, PickShared& shared) 
 
 /// The key of the first token, likeliest first, up to which enough(count, weight) holds.
 template <typename Enough>
-__device__ Key find_key(const Row& row, const Enough& enough, PickShared& shared) {
+__device__ Key find_key(const Row& row, const Enough& enough, DrawShared& shared) {
   uint32_t count = 0;
   Weight weight = 0;
   int bins[2] = {-1, -1};  // a bin, and a bin of its own histogram
@@ -328,7 +328,7 @@ __device__ Key find_key(const Row& row, const Enough& enough, PickShared& shared
 
 __device__ void draw_by_boundaries(const Row& row,
                                    const RowSampling& sampling,
-                                   PickShared& shared) {
+                                   DrawShared& shared) {
   Key least = 0;
   if (sampling.top_k > 0) {
     const auto wanted = static_cast<uint32_t>(sampling.top_k);
@@ -356,7 +356,7 @@ __device__ void draw_by_boundaries(const Row& row,
 /// their weight.
 __device__ Measure take_histogram(const SampleWorkspace& workspace,
                                   int64_t row,
-                                  PickShared& shared) {
+                                  DrawShared& shared) {
   Measure total{0, 0};
   for (int i = static_cast<int>(threadIdx.x); i < kBins; i += kThreads) {
     const uint32_t count = workspace.counts[row * kBins + i];
@@ -377,7 +377,7 @@ __device__ int32_t draw(const Row& row,
                         RowSampling sampling,
                         const SampleWorkspace& workspace,
                         int64_t number,
-                        PickShared& shared) {
+                        DrawShared& shared) {
   Measure total{0, 0};
   if (is_ranked(sampling)) {
     total = take_histogram(workspace, number, shared);
@@ -424,10 +424,10 @@ __device__ void write_logprob(const SampleArgs& args,
   }
 }
 
-__global__ __launch_bounds__(kThreads) void pick_kernel(const SampleArgs args) {
+__global__ __launch_bounds__(kThreads) void draw_kernel(const SampleArgs args) {
   ptx::allow_successor();
   ptx::wait_for_predecessor();
-  __shared__ PickShared shared;
+  __shared__ DrawShared shared;
   const int64_t row = blockIdx.x;
   const SampleWorkspace workspace = sample_workspace(args);
   const RowSampling sampling = args.sampling[row];
@@ -441,7 +441,7 @@ __global__ __launch_bounds__(kThreads) void pick_kernel(const SampleArgs args) {
   int32_t token = -1;
   if (finite && best != 0) {
     token = key_token(best);
-    if (args.range == PickRange::kAny && sampling.inverse_temperature > 0) {
+    if (args.range == SampleRange::kAny && sampling.inverse_temperature > 0) {
       const Row view{args.logits + row * args.stride, args.vocab, key_logit(best),
                      sampling.inverse_temperature};
       token = draw(view, sampling, workspace, row, shared);
@@ -452,9 +452,9 @@ __global__ __launch_bounds__(kThreads) void pick_kernel(const SampleArgs args) {
     if (args.next != nullptr) {
       args.next[row] = token;
     }
-    args.status[row] = !finite     ? PickStatus::kNotFinite
-                       : best == 0 ? PickStatus::kNoneLeft
-                                   : PickStatus::kOk;
+    args.status[row] = !finite     ? SampleStatus::kNotFinite
+                       : best == 0 ? SampleStatus::kNoneLeft
+                                   : SampleStatus::kOk;
   }
   if (args.logprobs != nullptr && sampling.logprobs >= 0 && token >= 0) {
     write_logprob(args, workspace, row, token);
@@ -462,11 +462,11 @@ __global__ __launch_bounds__(kThreads) void pick_kernel(const SampleArgs args) {
 }
 
 /// The likeliest token after that of `above`.
-__device__ Key next_likeliest(const Row& row, Key above, PickShared& shared) {
+__device__ Key next_likeliest(const Row& row, Key above, DrawShared& shared) {
   Key best = 0;
   for_each_logit(row.logits, 0, row.vocab, static_cast<int>(threadIdx.x), kThreads,
                  [&](float logit, int32_t token) {
-                   const Key key = pick_key(logit, token);
+                   const Key key = sample_key(logit, token);
                    best = is_finite(logit) && key < above && key > best ? key : best;
                  });
   return max_block(best, shared.keys);
@@ -475,7 +475,7 @@ __device__ Key next_likeliest(const Row& row, Key above, PickShared& shared) {
 __global__ __launch_bounds__(kThreads) void top_logprobs_kernel(const SampleArgs args) {
   ptx::allow_successor();
   ptx::wait_for_predecessor();
-  __shared__ PickShared shared;
+  __shared__ DrawShared shared;
   const int64_t r = blockIdx.x;
   const int wanted = args.sampling[r].logprobs;
   if (wanted < 0) {
@@ -512,9 +512,9 @@ cudaError_t launch_top_logprobs(const SampleArgs& args, const LaunchContext& con
   return launch(top_logprobs_kernel, grid, context, args);
 }
 
-cudaError_t launch_pick(const SampleArgs& args, const LaunchContext& context) {
+cudaError_t launch_draw(const SampleArgs& args, const LaunchContext& context) {
   const Grid grid{.blocks = dim3(static_cast<unsigned>(args.rows)), .threads = kThreads};
-  return launch(pick_kernel, grid, context, args);
+  return launch(draw_kernel, grid, context, args);
 }
 
 }  // namespace nibble::cuda
