@@ -41,7 +41,8 @@ struct VerifyReport {
 /// readers of the file formats and none of the quantizer's code. Problems are: tensors of the
 /// source without counterpart or the other way round; shapes that differ; tensors or files that
 /// should have been copied but differ; weights that are not finite; another config.json apart from
-/// its quantization_config; figures of quantization_report.json that the files do not bear out.
+/// its quantization_config and, where a head was quantized, tie_word_embeddings; figures of
+/// quantization_report.json that the files do not bear out.
 /// Memory: 128 rows of one matrix for each thread.
 /// Errors: what list_source_matrices() and CheckpointReader say of either folder, kIo.
 Result<VerifyReport> verify_checkpoint(const VerifyOptions& options);

@@ -32,7 +32,7 @@ struct FileComparison {
 };
 /// Compares the small files of a model folder with those of the folder it was made from:
 /// tokenizers, templates and the like byte for byte, config.json apart from every
-/// quantization_config.
+/// quantization_config and from what ResultHead allows.
 Result<FileComparison> compare_model_files(const std::string& source,
                                            const std::string& destination,
                                            ResultHead head);

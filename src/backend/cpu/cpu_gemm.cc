@@ -10,7 +10,6 @@
 namespace nibble::cpu {
 namespace {
 
-constexpr int64_t kRowPanel = 96;           // rows of x that stay in the second-level cache
 constexpr int64_t kChunksPerThread = 4;     // evens out threads that are interrupted
 constexpr int64_t kSerialBytes = 16 << 10;  // below, starting a loop costs more than it gains
 constexpr int64_t kFewestPanelRows = 64;    // of a task: each expands the weights anew

@@ -14,6 +14,7 @@ namespace nibble::cpu {
 
 constexpr int64_t kTileRows = 16;    // output channels of one weight tile: the lanes of a vector
 constexpr int64_t kStepColumns = 8;  // input channels of one step of a tile
+constexpr int64_t kRowPanel = 96;    // most rows of a GemmTask: they stay in the second-level cache
 constexpr int64_t kMaxBlock = 32;    // input channels summed before a scale is applied
 
 /// Weights in tiles of 16 output channels; a tile is k/8 (rounded up) steps of 8 input channels:

@@ -1,6 +1,6 @@
 #include NIBBLE_VECTORS
 // The vocabulary comes first.
-#include "backend/cpu/kernels/gemm_kernels.h"
+#include "backend/cpu/kernels/gemm_expanded.h"
 
 namespace nibble::cpu::NIBBLE_ISA {
 
@@ -10,8 +10,8 @@ constinit const GemmKernels kGemm = {
     .gemm_f32 = gemm_float<CodecF32>,
     .gemm_f16 = gemm_float<CodecF16>,
     .gemm_bf16 = gemm_float<CodecBf16>,
-    .gemm_int8 = gemm_float<CodecInt8>,
-    .gemm_fp8 = gemm_float<CodecFp8>,
+    .gemm_int8 = gemm_expanded<CodecInt8>,
+    .gemm_fp8 = gemm_expanded<CodecFp8>,
     .gemm_int4 = gemm_float<CodecInt4>,
     .gemm_fp4 = gemm_float<CodecFp4>,
     .gemm_int8_zeros = gemm_float<WithZeros<CodecInt8>>,

@@ -175,7 +175,9 @@ template <typename Codec, int kRows>
                                             const RowSet<kRows>& x,
                                             int64_t k,
                                             F32x16 (&acc)[kRows][2]) {
-  fetch_ahead(codes, Codec::kStepBytes, far);
+  if constexpr (!requires { Codec::kNear; }) {
+    fetch_ahead(codes, Codec::kStepBytes, far);
+  }
   const typename Codec::Step step = block.step(codes);
   // In this order two nibbles of one shifted word follow each other.
   add_column<Codec, kRows, 0>(step, x, k, acc);
@@ -241,7 +243,6 @@ struct TileSums {
         scale_index(tile * weights.groups),
         blocks_of_group(kGroups == Groups::kManyBlocks ? weights.group_size / weights.block : 1),
         blocks_left(blocks_of_group) {
-    set_zero(total);
     set_zero(group);
   }
 
@@ -285,7 +286,7 @@ struct TileSums {
   }
 };
 
-/// One tile times kRows rows of x.
+/// Adds one tile times kRows rows of x.
 template <typename Codec, Groups kGroups, int kRows>
 void tile_product(const PackedWeights& w,
                   int64_t tile,
@@ -338,15 +339,10 @@ inline void write_tile_row(const ProductTask& task, int64_t row, int64_t tile, F
   store_numbers(task.y, at, lanes, value);
 }
 
-template <typename Codec, Groups kGroups, int kRows>
-void float_rows(const GemmTask& task, int64_t tile, int64_t row) {
-  RowSet<kRows> x;
-  for (int r = 0; r < kRows; ++r) {
-    x.p[r] = task.x + (row + r) * task.x_stride;
-  }
-  F32x16 sums[kRows];
-  tile_product<Codec, kGroups, kRows>(task.w, tile, x, sums);
-  const bool scaled = kGroups == Groups::kNone && task.w.groups == 1;
+/// Writes what kRows rows and one tile sum to; `scaled`: a scale per channel is still due.
+template <int kRows>
+[[gnu::always_inline]] inline void write_rows(
+    const GemmTask& task, int64_t tile, int64_t row, bool scaled, const F32x16 (&sums)[kRows]) {
   const F32x16 scales = scaled ? load_scales(task.w, tile) : Simd::set(1.0F);
   for (int r = 0; r < kRows; ++r) {
     F32x16 value = sums[r];
@@ -357,6 +353,24 @@ void float_rows(const GemmTask& task, int64_t tile, int64_t row) {
     }
     write_tile_row(task, row + r, tile, value);
   }
+}
+
+template <int kRows>
+[[gnu::always_inline]] inline RowSet<kRows> rows_of(const GemmTask& task, int64_t row, int64_t k) {
+  RowSet<kRows> x;
+  for (int r = 0; r < kRows; ++r) {
+    x.p[r] = task.x + (row + r) * task.x_stride + k;
+  }
+  return x;
+}
+
+template <typename Codec, Groups kGroups, int kRows>
+void float_rows(const GemmTask& task, int64_t tile, int64_t row) {
+  const RowSet<kRows> x = rows_of<kRows>(task, row, 0);
+  F32x16 sums[kRows];
+  set_zero(sums);
+  tile_product<Codec, kGroups, kRows>(task.w, tile, x, sums);
+  write_rows(task, tile, row, kGroups == Groups::kNone && task.w.groups == 1, sums);
 }
 
 template <int kRows, typename Body>
