@@ -69,6 +69,9 @@ int ZeroLayout::at(int64_t row, int64_t group, int64_t groups, int64_t n) const 
     return static_cast<int8_t>(
         std::to_integer<uint8_t>(tensor->data[static_cast<size_t>(row * groups + group)]));
   }
+  if (form == Form::kOneByte) {
+    return static_cast<int8_t>(std::to_integer<uint8_t>(tensor->data.front()));
+  }
   if (form == Form::kAlongN) {
     const int64_t per_word = 32 / bits;
     const uint32_t word = load_word(*tensor, row / per_word * groups + group);

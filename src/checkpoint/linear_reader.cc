@@ -31,7 +31,17 @@ Result<MappedLinear> map_plain(const SourceContext& context, const TensorInfo& t
 Result<float> read_input_scale(const SourceContext& context,
                                const TensorInfo& codes,
                                const std::string& module) {
-  NIBBLE_ASSIGN_OR_RETURN(const TensorInfo* tensor, context.require(codes, module, "input_scale"));
+  const TensorInfo* tensor = nullptr;
+  for (const std::string_view suffix : {"input_scale", "activation_scale"}) {
+    tensor = tensor == nullptr ? context.find(module, suffix) : tensor;
+  }
+  if (tensor == nullptr) {
+    return context.corrupt(codes,
+                           fmt::format("{}.input_scale is missing, the scale that {} announces "
+                                       "for the activations. It was cut from the checkpoint, or "
+                                       "the config belongs to another",
+                                       module, context.config.where));
+  }
   if (!is_plain(tensor->dtype) || tensor->elements() != 1) {
     return context.corrupt(
         *tensor, fmt::format("expected one F32, F16 or BF16, got {} {}", dtype_name(tensor->dtype),
@@ -65,7 +75,7 @@ Status read_activations(const SourceContext& context,
     return make_error(StatusCode::kUnsupported,
                       "{}: no product computes {}; quantize the checkpoint again: nibble quantize "
                       "SRC DST --scheme NAME",
-                      group->where, stored.unknown);
+                      stored.where.empty() ? group->where : stored.where, stored.unknown);
   }
   linear.act.format = stored.format;
   linear.dropped = stored.dropped;

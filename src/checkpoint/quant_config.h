@@ -19,6 +19,7 @@ struct StoredActivations {
   ActFormat format = ActFormat::kFloat;
   Scale scale = Scale::kDynamic;
   std::string unknown;  // what the config wants and no product computes; empty: nothing
+  std::string where;  // "config.json: quantization_config.config_groups.group_0.input_activations"
   std::string dropped;  // what the config wants and products leave out, being more exact without
 };
 

@@ -49,6 +49,7 @@ struct ZeroLayout {
   enum class Form : uint8_t {
     kNone,
     kBytes,    // I8 [n, groups]
+    kOneByte,  // one I8 for all
     kAlongN,   // compressed-tensors: words [n / per_word, groups] of codes of consecutive rows
     kColumns,  // GPTQ, AWQ, Quark: words [groups, n / 8]
   };

@@ -27,7 +27,8 @@ std::string scheme_text(std::string_view codes, const QuantGroup& group) {
 
 // Scales of activations belong to the stored form, but say nothing about weights.
 void use_activations(const SourceContext& context, CodedFacts& facts) {
-  for (const std::string_view suffix : {"input_scale", "input_zero_point", "input_global_scale"}) {
+  for (const std::string_view suffix :
+       {"input_scale", "activation_scale", "input_zero_point", "input_global_scale"}) {
     if (const TensorInfo* tensor = context.find(facts.module, suffix)) {
       facts.unused.push_back(tensor);
     }
@@ -87,10 +88,9 @@ Status use_zero_points(const SourceContext& context, const QuantGroup& group, Co
   const int64_t rows = one ? 1 : facts.n;
   const int64_t per_word = 32 / group.bits;
   const int64_t words = (rows + per_word - 1) / per_word;
-  if (!one && zeros->dtype == DType::kI8 &&
-      (zeros->shape == std::vector{rows, facts.groups()} ||
-       zeros->shape == facts.scale.tensor->shape)) {
-    facts.zero.form = ZeroLayout::Form::kBytes;
+  if (zeros->dtype == DType::kI8 && (zeros->shape == std::vector{rows, facts.groups()} ||
+                                     zeros->shape == facts.scale.tensor->shape)) {
+    facts.zero.form = one ? ZeroLayout::Form::kOneByte : ZeroLayout::Form::kBytes;
     return {};
   }
   if (!one && zeros->dtype == DType::kI32 && zeros->shape == std::vector{words, facts.groups()}) {

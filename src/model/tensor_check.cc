@@ -35,8 +35,9 @@ bool all_zero(const TensorInfo& tensor) {
 
 /// Parameters of activations or of the KV cache, which say nothing about a weight.
 bool is_activation_scale(std::string_view name) {
-  static constexpr std::array<std::string_view, 6> kSuffixes = {
-      ".input_scale", ".input_zero_point", ".output_scale", ".k_scale", ".v_scale", ".q_scale"};
+  static constexpr std::array<std::string_view, 7> kSuffixes = {
+      ".input_scale", ".activation_scale", ".input_zero_point", ".output_scale",
+      ".k_scale",     ".v_scale",          ".q_scale"};
   return std::any_of(kSuffixes.begin(), kSuffixes.end(),
                      [&](std::string_view suffix) { return name.ends_with(suffix); });
 }

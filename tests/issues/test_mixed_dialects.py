@@ -115,3 +115,38 @@ def test_activations_that_nobody_computes_are_named_where_they_would_run(model):
     fails(UNSUPPORTED, "config_groups.group_0", "zero points", "nibble quantize SRC DST",
           arguments=["generate", model, "--prompt", "hi"])
     succeeds("quantize", model, model.folder.parent / "out", "--scheme", "w4a16_g32")
+
+
+def scheme_of_int8(**weights):
+    return {"quant_method": "compressed-tensors", "config_groups": {"group_0": {
+        "targets": ["Linear"], "weights": {"num_bits": 8, **weights}}}}
+
+
+def test_one_zero_point_for_a_matrix_as_compressed_tensors_stores_it(model, tmp_path):
+    generator = random.Random(4)
+    codes = bytes(generator.randrange(256) for _ in range(ROWS * COLUMNS))
+    text = tmp_path / "text"
+    text.write_text("Once upon a time there was a cat who could not sleep.")
+    ppl = ["eval", "ppl", model, "--text", text, "--window", 16]
+    store(model, {"weight": ("I8", [ROWS, COLUMNS], codes), "weight_scale": ("F32", [1], plain(0.01)),
+                  "weight_zero_point": ("I8", [1], struct.pack("b", -7))},
+          scheme_of_int8(type="int", symmetric=False, strategy="tensor"))
+    quantized = json_of(*ppl)["perplexity"]
+    scale = struct.unpack("<f", plain(0.01))[0]
+    values = [(code + 7) * scale for code in struct.unpack(f"{len(codes)}b", codes)]
+    store(model, {"weight": ("F32", [ROWS, COLUMNS], b"".join(map(plain, values)))}, ...)
+    assert json_of(*ppl)["perplexity"] == pytest.approx(quantized, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["input_scale", "activation_scale"])
+def test_static_scales_of_activations_by_both_names(model, name):
+    """transformers calls them activation_scale."""
+    tensors = {"weight": ("F8_E4M3", [ROWS, COLUMNS], bytes([0x30]) * ROWS * COLUMNS),
+               "weight_scale": ("F32", [1], plain(0.01)), name: ("F32", [], plain(0.02))}
+    config = {"quant_method": "fp8", "activation_scheme": "static"}
+    store(model, tensors, config)
+    succeeds("generate", model, "--prompt", "hi", "--max-tokens", 2)
+    del tensors[name]
+    store(model, tensors, config)
+    fails(CORRUPT, f"{MODULE}.input_scale is missing", "activations",
+          arguments=["generate", model, "--prompt", "hi"])

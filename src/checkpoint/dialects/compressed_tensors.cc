@@ -143,6 +143,7 @@ Status read_activations(const Json* json, const std::string& where, StoredActiva
     return {};
   }
   NIBBLE_RETURN_IF_ERROR(check_fields(*json, kArgumentFields, where));
+  out.where = where;
   const JsonReader reader(*json, where);
   NIBBLE_ASSIGN_OR_RETURN(const int64_t bits, reader.optional_int("num_bits", 8));
   NIBBLE_ASSIGN_OR_RETURN(const std::string type, reader.optional_string("type", "int"));
@@ -183,6 +184,7 @@ Result<QuantGroup> read_group(const Json& json, const std::string& where) {
   NIBBLE_RETURN_IF_ERROR(read_activations(json.find("input_activations"),
                                           where + ".input_activations", group.activations));
   if (!is_absent(json.find("output_activations"))) {
+    group.activations.where = where + ".output_activations";
     group.activations.unknown = "quantized outputs (output_activations)";
   }
   return group;

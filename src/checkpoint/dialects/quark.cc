@@ -99,6 +99,7 @@ Status read_activations(const Json* json, const std::string& where, QuantGroup& 
     out.dropped = "rounding of activations in two stages";
     return {};
   }
+  out.where = where;
   const JsonReader reader(*json, where);
   NIBBLE_ASSIGN_OR_RETURN(const std::string dtype, reader.required_string("dtype"));
   NIBBLE_ASSIGN_OR_RETURN(const bool dynamic, reader.optional_bool("is_dynamic", false));
@@ -109,7 +110,8 @@ Status read_activations(const Json* json, const std::string& where, QuantGroup& 
     out.dropped = "rounding of activations to 4-bit floats";
   } else if ((dtype != "int8" && dtype != "fp8_e4m3") || !symmetric || scheme == "per_group" ||
              (scheme != "per_tensor" && !dynamic)) {
-    out.unknown = fmt::format("input_tensors of dtype \"{}\", qscheme \"{}\"", dtype, scheme);
+    out.unknown = fmt::format("input_tensors of dtype \"{}\", qscheme \"{}\"{}", dtype, scheme,
+                              symmetric ? "" : " with zero points");
   } else {
     out.format = dtype == "int8" ? ActFormat::kInt8Token : ActFormat::kFp8Token;
     out.scale = dynamic ? StoredActivations::Scale::kDynamic : StoredActivations::Scale::kStatic;
