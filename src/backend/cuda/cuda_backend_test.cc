@@ -82,13 +82,12 @@ TEST(CudaBackend, PositionsAreThoseOfEachStepInRecordsToo) {
       ids.resize(ids.size() + static_cast<size_t>(sequence.q_len), 5);
       logit_rows.push_back(static_cast<int32_t>(ids.size()) - 1);
     }
-    const StepInput input{.tokens = ids,
-                          .sequences = sequences,
-                          .logit_rows = logit_rows,
-                          .page_size = backend->preferred_page_size(KvCode::kBf16)};
-    backend->run_step(input, program, [&](const StepShape& shape) {
-      embedding->gather(input, shape, rows.as<float>());
-      positions->add_positions(input, shape, 2, rows.as<float>());
+    const StepPlan plan{.input = {.tokens = ids, .sequences = sequences, .logit_rows = logit_rows},
+                        .page_size = backend->preferred_page_size(KvCode::kBf16),
+                        .program = program};
+    backend->run_step(plan, [&](Step& running) {
+      embedding->gather(running, rows.as<float>());
+      positions->add_positions(running, 2, rows.as<float>());
     });
     std::vector<float> all(ids.size() * kWidth), firsts;
     backend->read(rows.as<float>(), all);

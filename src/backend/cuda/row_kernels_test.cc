@@ -122,7 +122,7 @@ void expect_cpu_codes(
     return;
   }
   std::vector<float> wanted(static_cast<size_t>(n));
-  EXPECT_EQ(cpu::scalar::kRows.quantize_fp8(values, n, wanted.data()), scale);
+  EXPECT_EQ(cpu::scalar::kRows.quantize_fp8(values, n, 0.0F, wanted.data()), scale);
   for (int64_t i = 0; i < n; ++i) {
     ASSERT_EQ(encode_e4m3(wanted[static_cast<size_t>(i)]), codes[i])
         << "row " << row << " element " << i;

@@ -8,13 +8,13 @@ namespace nibble::cuda {
 namespace {
 
 /// A step of two sequences with one row each, and their pages in two pools.
-struct Step {
+struct TwoRows {
   std::vector<std::vector<int32_t>> pages;  // [pool * 2 + sequence]
   std::vector<int32_t> tokens = {5, 6};
   std::vector<int32_t> logit_rows = {0, 1};
   std::vector<SequenceSpan> sequences, others;
 
-  explicit Step(std::vector<std::vector<int32_t>> lists) : pages(std::move(lists)) {
+  explicit TwoRows(std::vector<std::vector<int32_t>> lists) : pages(std::move(lists)) {
     for (size_t i = 0; i < pages.size(); ++i) {
       const auto sequence = static_cast<int32_t>(i % 2);
       (i < 2 ? sequences : others)
@@ -25,12 +25,12 @@ struct Step {
     }
   }
 
-  [[nodiscard]] StepInput input() const {
-    return {.tokens = tokens,
-            .sequences = sequences,
-            .logit_rows = logit_rows,
-            .page_size = 16,
-            .other_pools = others};
+  [[nodiscard]] StepPlan plan() const {
+    return {.input = {.tokens = tokens,
+                      .sequences = sequences,
+                      .logit_rows = logit_rows,
+                      .other_pools = others},
+            .page_size = 16};
   }
 };
 
@@ -52,9 +52,9 @@ TEST(StepBuffers, KeepAPageTableForEachPool) {
   NIBBLE_NEEDS_GPU();
   auto buffers =
       StepBuffers::create({.rows = 4, .sequences = 4, .positions = 512, .pools = 2}).value();
-  const Step step({{1, 2, 3}, {4, 5}, {11, 12, 13}, {14, 15}});
+  const TwoRows step({{1, 2, 3}, {4, 5}, {11, 12, 13}, {14, 15}});
   const StepShape shape{2, 2};
-  ASSERT_TRUE(buffers.write(step.input(), shape, nullptr).ok());
+  ASSERT_TRUE(buffers.write(step.plan(), shape, nullptr).ok());
   for (int32_t pool = 0; pool < 2; ++pool) {
     for (size_t s = 0; s < 2; ++s) {
       const std::vector<int32_t>& pages = step.pages[static_cast<size_t>(pool) * 2 + s];
@@ -62,15 +62,15 @@ TEST(StepBuffers, KeepAPageTableForEachPool) {
     }
   }
   // A page more in one pool, another one in the other.
-  const Step next({{1, 2, 3, 9}, {4, 5}, {0, 12, 13, 19}, {14, 16}});
-  ASSERT_TRUE(buffers.write(next.input(), shape, nullptr).ok());
+  const TwoRows next({{1, 2, 3, 9}, {4, 5}, {0, 12, 13, 19}, {14, 16}});
+  ASSERT_TRUE(buffers.write(next.plan(), shape, nullptr).ok());
   EXPECT_EQ(table(buffers, 0, 0, 4), next.pages[0]);
   EXPECT_EQ(table(buffers, 0, 1, 2), next.pages[1]);
   EXPECT_EQ(table(buffers, 1, 0, 4), next.pages[2]);
   EXPECT_EQ(table(buffers, 1, 1, 2), next.pages[3]);
   // Without lists of their own, pools have the same page numbers.
-  Step equal({{7, 8}, {9, 10}});
-  ASSERT_TRUE(buffers.write(equal.input(), shape, nullptr).ok());
+  const TwoRows equal({{7, 8}, {9, 10}});
+  ASSERT_TRUE(buffers.write(equal.plan(), shape, nullptr).ok());
   EXPECT_EQ(table(buffers, 1, 0, 2), equal.pages[0]);
   EXPECT_EQ(table(buffers, 1, 1, 2), equal.pages[1]);
 }
