@@ -6,7 +6,7 @@
 
 namespace nibble {
 
-/// Counts who holds which page of a PagedKvCache. Knows page numbers only, no memory.
+/// Counts who holds which page of one pool of a PagedKvCache. Knows page numbers only, no memory.
 class BlockAllocator final {
  public:
   explicit BlockAllocator(int64_t num_pages);

@@ -214,29 +214,33 @@ PlanView view_plan(void* plan, int32_t blocks, int32_t sequences, int32_t rows) 
 
 Status check_attention(const AttentionShape& shape) {
   const KvLayout& kv = shape.kv;
-  const auto refuse = [](std::string_view what, int64_t value) {
-    return make_error(StatusCode::kInvalidArgument, "attention on the GPU: {} is {}", what, value);
+  const auto refuse = [](std::string_view what, int64_t value, std::string_view remedy) {
+    return make_error(StatusCode::kInvalidArgument, "attention on the GPU: {} is {}; {}", what,
+                      value, remedy);
   };
   if (kv.code == KvCode::kF32) {
-    return refuse("the cache's format must be bf16, fp8, int8 or int4; its code",
-                  static_cast<int64_t>(kv.code));
+    return make_error(StatusCode::kInvalidArgument,
+                      "attention on the GPU: there are no kernels for a cache in {}, but for bf16, "
+                      "fp8, int8 and int4; choose one of these by --kv-cache-dtype",
+                      kv_code_name(kv.code));
   }
   if (kv.head_dim != 64 && kv.head_dim != 128 && kv.head_dim != 256) {
-    return refuse("head_dim must be 64, 128 or 256; it", kv.head_dim);
+    return refuse("head_dim must be 64, 128 or 256; it", kv.head_dim, "use --device cpu");
   }
   if (kv.kv_heads <= 0 || shape.heads <= 0 || shape.heads % kv.kv_heads != 0) {
-    return refuse("query heads must be a multiple of KV heads; their number", shape.heads);
+    return refuse("query heads must be a multiple of KV heads; their number", shape.heads,
+                  "use --device cpu");
   }
   if (kv.page_size <= 0 || kv.page_size % kv_tile_tokens(kv.code) != 0) {
     return refuse(
         "pages must hold a multiple of 16 (bf16), 32 (8 bits) or 64 (int4) tokens; theirs",
-        kv.page_size);
+        kv.page_size, "choose another --block-size");
   }
   const int capability = 10 * device_attribute(cudaDevAttrComputeCapabilityMajor) +
                          device_attribute(cudaDevAttrComputeCapabilityMinor);
   if (capability < (kv.code == KvCode::kFp8 ? 89 : 80)) {
-    return refuse("the device's compute capability must be 8.0 (fp8: 8.9); times 10 it",
-                  capability);
+    return refuse("the device's compute capability must be 8.0 (fp8: 8.9); times 10 it", capability,
+                  "choose another --kv-cache-dtype or --device cpu");
   }
   return {};
 }
