@@ -26,8 +26,8 @@ enum class KvOrder : uint8_t { kWhole, kLowNibbleFirst };
 /// One row of the table of cache formats. Memory layouts, flags, messages, reports and plans ask
 /// it. Parameters are f32 on CPUs and fp16 on GPUs.
 struct KvFormat {
-  std::string_view name;
-  int32_t bits = 0;  // per element
+  const char* name = "";  // device code asks for sizes: nvcc 13 miscompiles a string_view there
+  int32_t bits = 0;       // per element
   KvParameters per = KvParameters::kNone;
   int32_t parameters = 0;  // of each set, of K as of V: none, a scale, or a scale and an offset
   KvOrder order = KvOrder::kWhole;

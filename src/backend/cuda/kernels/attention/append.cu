@@ -25,6 +25,7 @@ __global__ __launch_bounds__(32 * kWarps) void append_kernel(const AppendArgs ar
     return;
   }
   constexpr int kTokens = kv_tile_tokens(kCode);
+  constexpr int kTileBytes = kv_tile_bytes(kCode, kDim);
   const int32_t page =
       args.page_table[sequence * args.page_table_stride + position / args.page_size];
   const int32_t slot = position % args.page_size;
@@ -52,7 +53,7 @@ __global__ __launch_bounds__(32 * kWarps) void append_kernel(const AppendArgs ar
     }
     const int kv_head = head - args.heads - (is_value ? args.kv_heads : 0);
     uint8_t* const tile = args.pages + page * args.page_bytes +
-                          int64_t{kv_head * tiles + slot / kTokens} * kv_tile_bytes(kCode, kDim);
+                          int64_t{kv_head * tiles + slot / kTokens} * kTileBytes;
     store_head<kCode, kDim>(x, is_value ? args.v_factor : args.k_factor, slot % kTokens, lane,
                             {head_place<kCode, kDim>(tile, is_value)});
   }
