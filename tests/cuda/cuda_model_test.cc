@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <filesystem>
 #include <memory>
 #include <span>
@@ -33,7 +34,10 @@ std::string model_in(const std::string& scheme) {
   if (scheme == "bf16") {
     return kModel;
   }
-  const auto folder = std::filesystem::temp_directory_path() / ("nibble_cuda_test_" + scheme);
+  // Shards of the tests run beside each other.
+  const char* shard = std::getenv("GTEST_SHARD_INDEX");
+  const auto folder = std::filesystem::temp_directory_path() /
+                      fmt::format("nibble_cuda_test_{}_{}", scheme, shard == nullptr ? "0" : shard);
   QuantizeOptions options;
   options.source = kModel;
   options.destination = folder;

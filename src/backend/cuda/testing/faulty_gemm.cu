@@ -33,6 +33,10 @@ class FaultyGemm final : public ForwardingGemm {
  public:
   FaultyGemm(std::unique_ptr<GemmKernel> kernel, std::string_view family)
       : ForwardingGemm(std::move(kernel)), family_(family) {}
+  // Only what is packed can be damaged.
+  [[nodiscard]] bool packs_nothing() const override {
+    return fault_in_force != Fault::kDamagedWeights && ForwardingGemm::packs_nothing();
+  }
   cudaError_t pack(const void* codes,
                    const float* scales,
                    void* packed,
