@@ -60,6 +60,8 @@ struct ModelConfig {
   DType dtype = DType::kF32;  // kF32, kF16 or kBF16; BF16 models compute linear
                               // layers from BF16 inputs, hand BF16 from part to
                               // part of a layer and give BF16 logits
+  NormKind norm = NormKind::kRms;
+  MlpKind mlp = MlpKind::kGatedSilu;
   int64_t vocab_size = 0;
   int64_t hidden_size = 0;
   int64_t intermediate_size = 0;
@@ -68,16 +70,14 @@ struct ModelConfig {
   int64_t num_kv_heads = 0;
   int64_t head_dim = 0;
   int64_t max_position = 0;  // of a context, in tokens; positions_name() says what it is
-  NormKind norm = NormKind::kRms;
   double norm_eps = 1e-6;
-  MlpKind mlp = MlpKind::kGatedSilu;
   RopeConfig rope;
   // Learned positions: a row of a table of max_position + first_position rows is added to each
   // token's, that of position 0 being first_position.
-  bool learned_positions = false;
   int64_t first_position = 0;
-  bool tie_word_embeddings = false;
   int64_t num_further_layers = 0;  // stored after the others, to predict further tokens; not run
+  bool learned_positions = false;
+  bool tie_word_embeddings = false;
   bool qkv_bias = false;
   bool output_bias = false;
   bool mlp_bias = false;

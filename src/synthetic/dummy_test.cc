@@ -42,7 +42,7 @@ class Dummy : public testing::Test {
   }
 
   /// config.json of a Llama with members replaced (null: removed).
-  std::string write_config(std::vector<JsonObject::Member> changes) const {
+  std::string write_config(const std::vector<JsonObject::Member>& changes) const {
     Json json = Json::object({{"architectures", JsonArray{"LlamaForCausalLM"}},
                               {"hidden_size", 64},
                               {"intermediate_size", 96},

@@ -321,12 +321,12 @@ Json write_config(const StoredQuantization& stored) {
   for (const SchemeUse& use : stored.uses) {
     const char* own = format_name(use.scheme);
     format = format == own ? format : "mixed-precision";
-    groups.push_back({fmt::format("group_{}", groups.size()),
-                      Json::object({{"targets", targets_of(use)},
-                                    {"weights", weights_json(use.scheme.weight)},
-                                    {"input_activations", activation_json(use.scheme.act)},
-                                    {"output_activations", nullptr},
-                                    {"format", own}})});
+    groups.emplace_back(fmt::format("group_{}", groups.size()),
+                        Json::object({{"targets", targets_of(use)},
+                                      {"weights", weights_json(use.scheme.weight)},
+                                      {"input_activations", activation_json(use.scheme.act)},
+                                      {"output_activations", nullptr},
+                                      {"format", own}}));
   }
   return Json::object({{"quant_method", "compressed-tensors"},
                        {"format", format},
