@@ -67,7 +67,8 @@ Result<Subject> make_subject(const QuantScheme& scheme,
   const auto values = static_cast<size_t>(max_m * shape.k);
   const auto results = static_cast<size_t>(max_m * shape.n);
   NIBBLE_ASSIGN_OR_RETURN(subject.codes, DeviceMemory::allocate(code_bytes));
-  NIBBLE_ASSIGN_OR_RETURN(subject.scales, DeviceMemory::allocate(scales * 4));
+  const bool zeros = format.zero_points != ZeroPoints::kNone;  // behind the scales; here all 0
+  NIBBLE_ASSIGN_OR_RETURN(subject.scales, DeviceMemory::allocate(scales * (zeros ? 8 : 4)));
   NIBBLE_ASSIGN_OR_RETURN(subject.decoded, DeviceMemory::allocate(weights * 2));
   NIBBLE_ASSIGN_OR_RETURN(subject.x, DeviceMemory::allocate(values * 2));
   NIBBLE_ASSIGN_OR_RETURN(subject.x_bf16, DeviceMemory::allocate(values * 2));
@@ -82,6 +83,9 @@ Result<Subject> make_subject(const QuantScheme& scheme,
     if (error == cudaSuccess && scales > 0) {
       error = random_scales(subject.scales.as<float>(), scales,
                             format.scale_dtype == DType::kF8E8M0, 2, stream);
+    }
+    if (error == cudaSuccess && zeros) {
+      error = cudaMemsetAsync(subject.scales.as<float>() + scales, 0, scales * 4, stream);
     }
     if (error == cudaSuccess) {
       error = random_activations(subject.act, subject.x.as<void>(), values, 3, stream);
@@ -277,6 +281,22 @@ bool listed(const std::vector<T>& list, std::string_view name) {
   return list.empty() || std::find(list.begin(), list.end(), name) != list.end();
 }
 
+/// Whether an entry is to be timed at a problem that it may not take.
+bool chosen(const GemmEntry& entry,
+            const GemmProblem& problem,
+            const DeviceInfo& device,
+            const GemmBenchOptions& options) {
+  const auto is_older = [](const GemmEntry& each) { return each.name.ends_with("_sm80"); };
+  if (!entry.accepts(problem, device) || !listed(options.kernels, entry.name)) {
+    return false;
+  }
+  const bool any_older = options.older == GemmBenchOptions::Older::kAll || !options.kernels.empty();
+  return any_older || !is_older(entry) ||
+         std::ranges::none_of(options.entries, [&](const GemmEntry& other) {
+           return !is_older(other) && other.accepts(problem, device);
+         });
+}
+
 /// The yardstick, then every chosen kernel that takes the scheme at this shape.
 Result<std::vector<Candidate>> make_candidates(const Subject& subject,
                                                const DeviceInfo& device,
@@ -293,7 +313,7 @@ Result<std::vector<Candidate>> make_candidates(const Subject& subject,
     if (entry.name == kYardstick) {
       NIBBLE_ASSIGN_OR_RETURN(auto yardstick, make_candidate(entry, bf16, subject, device, timer));
       candidates.insert(candidates.begin(), std::move(yardstick));
-    } else if (entry.accepts(problem, device) && listed(options.kernels, entry.name)) {
+    } else if (chosen(entry, problem, device, options)) {
       NIBBLE_ASSIGN_OR_RETURN(auto candidate,
                               make_candidate(entry, problem, subject, device, timer));
       candidates.push_back(std::move(candidate));
@@ -313,7 +333,7 @@ bool taken(const QuantScheme& scheme,
                             .k = shape.k};
   const auto entries = options.entries;
   return std::any_of(entries.begin(), entries.end(), [&](const GemmEntry& entry) {
-    return listed(options.kernels, entry.name) && entry.accepts(problem, device);
+    return chosen(entry, problem, device, options);
   });
 }
 

@@ -43,9 +43,13 @@ struct GemmCeilings {
 };
 
 struct GemmBenchOptions {
+  /// Kernels that are meant for GPUs before Hopper.
+  enum class Older : uint8_t { kAll, kWhereNothingElse };
+
   std::span<const GemmEntry> entries;  // of the registry
   std::vector<std::string> schemes;    // none: all that a kernel takes
   std::vector<std::string> kernels;    // names of entries; none: all
+  Older older = Older::kAll;           // of those, where no names are given
   std::vector<GemmShape> shapes;
   std::vector<int64_t> row_counts;  // each m
   int replays = 9;

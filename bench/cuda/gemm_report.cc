@@ -24,12 +24,8 @@ Result<Json> bench_kernels(int device,
       chosen.shapes.push_back({n, k});
     }
   }
-  if (chosen.kernels.empty() && info.hopper()) {  // older GPUs' are not what would run
-    for (const GemmEntry& entry : entries) {
-      if (!entry.name.ends_with("_sm80")) {
-        chosen.kernels.emplace_back(entry.name);
-      }
-    }
+  if (info.hopper()) {  // what would run
+    chosen.older = GemmBenchOptions::Older::kWhereNothingElse;
   }
   if (chosen.row_counts.empty()) {
     chosen.row_counts = standard_gemm_rows();

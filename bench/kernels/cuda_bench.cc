@@ -11,10 +11,16 @@ namespace nibble {
 Result<CudaBench> CudaBench::open(const BackendOptions& options) {
   CudaBench bench;
   NIBBLE_ASSIGN_OR_RETURN(bench.device_, cuda_device(options.device));
-  const std::filesystem::path backend = find_cuda_library(options.cuda_library);
-  const std::string path = backend.parent_path() / "libnibble_cuda_bench.so";
-  std::error_code ignored;
-  if (backend.empty() || !std::filesystem::exists(path, ignored)) {
+  std::string path;
+  for (const std::string& given : {options.cuda_library, std::string()}) {
+    const std::filesystem::path backend = find_cuda_library(given);
+    const std::filesystem::path beside = backend.parent_path() / "libnibble_cuda_bench.so";
+    std::error_code ignored;
+    if (path.empty() && !backend.empty() && std::filesystem::exists(beside, ignored)) {
+      path = beside;
+    }
+  }
+  if (path.empty()) {
     return make_error(
         StatusCode::kUnavailable,
         "libnibble_cuda_bench.so is not beside libnibble_cuda.so; build both with the "

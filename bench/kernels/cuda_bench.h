@@ -16,8 +16,8 @@ using CudaBenchKernels = void(int device, const KernelBenchOptions& options, Res
 /// The benchmarks of one GPU.
 class CudaBench final {
  public:
-  /// Opens libnibble_cuda_bench.so beside the libnibble_cuda.so of `options`. kUnavailable, with
-  /// the remedy, where it is not.
+  /// Opens libnibble_cuda_bench.so beside the libnibble_cuda.so of `options`, or beside the
+  /// program's. kUnavailable, with the remedy, where it is not.
   static Result<CudaBench> open(const BackendOptions& options);
 
   /// GB/s at which the GPU reads its memory.
