@@ -6,7 +6,6 @@
 #include <random>
 #include <utility>
 
-#include "backend/cpu/cpu_gemm.h"
 #include "base/f16.h"
 #include "core/buffer.h"
 
@@ -183,9 +182,9 @@ class GemmRounds final {
                         .m = m,
                         .y = {y_.data(), DType::kBF16},
                         .y_stride = shape.n};
-    auto& gemm = dynamic_cast<cpu::CpuGemm&>(*copy.gemm);
+    PreparedGemm& gemm = *copy.gemm;
     const auto begin = Clock::now();
-    gemm.round_input(args);
+    gemm.round_rows(args);
     const std::chrono::duration<double, std::micro> input = Clock::now() - begin;
     gemm.multiply(args);
     const std::chrono::duration<double, std::micro> both = Clock::now() - begin;

@@ -7,38 +7,14 @@
 #include <string_view>
 #include <vector>
 
-#include "backend/gemm_problem.h"
+#include "backend/prepared_gemm.h"
 #include "backend/step.h"
 #include "base/cpu_topology.h"
 #include "core/device_buffer.h"
-#include "ops/gemm.h"
 #include "quant/act_spec.h"
 #include "quant/quant_view.h"
 
 namespace nibble {
-
-/// A weight matrix packed for one kernel. Owned by the layer that uses it.
-class PreparedGemm {
- public:
-  virtual ~PreparedGemm() = default;
-  /// Runs one step's product. Allocates nothing.
-  virtual void run(const GemmArgs& args) = 0;
-  /// The weights in canonical form again: packing is invertible.
-  [[nodiscard]] virtual Result<QuantTensor> unpack() const = 0;
-  /// Replaces rows [first_row, first_row + rows.n) in place: of one of the parts, or all. The
-  /// memory stays, and so do the weights when this fails: kInvalidArgument for another format or k,
-  /// rows past the last, or scales that the packed form cannot hold; kCorrupt for NaN codes (on
-  /// CPUs); kResourceExhausted. Not while a step runs.
-  virtual Status update(int64_t first_row, const QuantTensor& rows) = 0;
-  [[nodiscard]] virtual std::string_view kernel_name() const = 0;  // "gemm_w4a16_avx512"
-  [[nodiscard]] virtual int64_t weight_bytes() const = 0;          // read per run at m = 1
-};
-
-/// kInvalidArgument unless rows like `rows`, in the format that the device keeps weights in, may
-/// replace those of the prepared product from first_row on: for PreparedGemm::update().
-[[nodiscard]] Status check_update(const GemmProblem& prepared,
-                                  int64_t first_row,
-                                  const QuantView& rows);
 
 /// A table [rows, width] of a model: of its tokens, or of its positions.
 class PreparedTable {

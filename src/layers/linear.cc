@@ -48,10 +48,15 @@ void Linear::forward(GemmArgs args) {
   const Activations y = args.y;
   args.x_stride = input_width(args.input.kind, k_);
   args.y_stride = n_;
+  const PreparedGemm* rounded = nullptr;  // by whom
   for (const Part& part : parts_) {
     args.y = y.at(part.first_column);
     args.bias = bias_.size() > 0 ? bias_.as<float>() + part.first_column : nullptr;
-    part.gemm->run(args);
+    if (rounded == nullptr || !part.gemm->reads_rows_of(*rounded, args.m)) {
+      part.gemm->round_rows(args);
+      rounded = part.gemm.get();
+    }
+    part.gemm->multiply(args);
   }
 }
 

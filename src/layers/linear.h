@@ -11,7 +11,8 @@
 namespace nibble {
 
 /// y (+)= x · wᵀ + bias, where w may be several matrices stacked by rows (q, k and v; gate and up):
-/// one product when their formats agree, else one per format.
+/// one product when their formats agree, else one per format; rows are normed and rounded once for
+/// neighbours that round them alike.
 class Linear final {
  public:
   /// Packs the parts, which are not needed afterwards. All have the same k; n is the sum of theirs.

@@ -189,6 +189,12 @@ const float* CpuGemm::floats_of(ConstNumbers row, float* buffer) const {
   return buffer;
 }
 
+int32_t CpuGemm::int8_offset() const {
+  const bool both =
+      matrix_.act() == ActFormat::kInt8Token && matrix_.format().code == WeightCode::kInt8;
+  return both ? kernels_.int8_offset : 0;
+}
+
 int64_t CpuGemm::pieces() const {
   const int64_t columns = matrix_.act() == ActFormat::kInt8Token ? 64 : 32;
   return (matrix_.k() + columns - 1) / columns;
@@ -229,15 +235,15 @@ void CpuGemm::round_row(const GemmArgs& args, int64_t row, int thread) {
   if (to_int8) {
     const void* next =
         as_given && more ? numbers_of(args.x.at((row + 1) * args.x_stride)).data : nullptr;
-    const Int8RowResult result = kernels_.quantize_int8(
-        {.x = x,
-         .k = k,
-         .offset = matrix_.format().code == WeightCode::kInt8 ? kernels_.int8_offset : 0,
-         .largest = given_largest(x),
-         .out = tiles ? tile_row(row) : bytes + row * pieces() * 64,
-         .piece_stride = tiles ? kTileBytes : 64,
-         .slab_stride = tiles ? slab_stride(args.m) : 512,
-         .next = next});
+    const Int8RowResult result =
+        kernels_.quantize_int8({.x = x,
+                                .k = k,
+                                .offset = int8_offset(),
+                                .largest = given_largest(x),
+                                .out = tiles ? tile_row(row) : bytes + row * pieces() * 64,
+                                .piece_stride = tiles ? kTileBytes : 64,
+                                .slab_stride = tiles ? slab_stride(args.m) : 512,
+                                .next = next});
     workspace_.scales()[row] = result.scale;
     workspace_.sums()[row] = result.sum;
     return;
@@ -285,17 +291,20 @@ ProductTask CpuGemm::product_task(const GemmArgs& args, int64_t row) const {
   return task;
 }
 
-void CpuGemm::run(const GemmArgs& args) {
-  round_input(args);
-  multiply(args);
+bool CpuGemm::reads_rows_of(const PreparedGemm& other, int64_t m) const {
+  const auto* rows = dynamic_cast<const CpuGemm*>(&other);
+  if (rows == nullptr || !(spec_ == rows->spec_) || matrix_.k() != rows->matrix_.k() ||
+      in_tiles(m) != rows->in_tiles(m) || int8_offset() != rows->int8_offset()) {
+    return false;
+  }
+  return fixed_ == rows->fixed_ &&
+         (!fixed_ || matrix_.format().group_size == rows->matrix_.format().group_size);
 }
 
-void CpuGemm::round_input(const GemmArgs& args) {
+void CpuGemm::round_rows(const GemmArgs& args) {
   const int64_t k = matrix_.k();
   CHECK_LE(args.m, max_m_);
   CHECK_GE(args.x_stride, input_width(args.input.kind, k));
-  CHECK_GE(args.y_stride, matrix_.n());
-  CHECK(args.y.type == DType::kF32 || args.output == GemmOutput::kStore);
   if (!takes_input_as_given(args)) {
     for_rows(workspace_.pool(), args.m, k,
              [&](int64_t row, int thread) { round_row(args, row, thread); });
@@ -303,6 +312,9 @@ void CpuGemm::round_input(const GemmArgs& args) {
 }
 
 void CpuGemm::multiply(const GemmArgs& args) {
+  CHECK_LE(args.m, max_m_);
+  CHECK_GE(args.y_stride, matrix_.n());
+  CHECK(args.y.type == DType::kF32 || args.output == GemmOutput::kStore);
   if (in_tiles(args.m)) {
     multiply_tiles(args);
   } else {

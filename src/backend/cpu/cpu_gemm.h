@@ -42,12 +42,9 @@ class CpuGemm final : public PreparedGemm {
                                                       const TiledProduct& product,
                                                       const GemmDevice& device);
 
-  /// round_input(), then multiply().
-  void run(const GemmArgs& args) override;
-  /// What is done to the rows of x, up to their rounding; for benchmarks apart from multiply().
-  void round_input(const GemmArgs& args);
-  /// The product of the rows that round_input() left behind.
-  void multiply(const GemmArgs& args);
+  void round_rows(const GemmArgs& args) override;
+  void multiply(const GemmArgs& args) override;
+  [[nodiscard]] bool reads_rows_of(const PreparedGemm& other, int64_t m) const override;
   [[nodiscard]] Result<QuantTensor> unpack() const override { return matrix_.unpack(); }
   Status update(int64_t first_row, const QuantTensor& rows) override;
   [[nodiscard]] std::string_view kernel_name() const override { return name_; }
@@ -60,6 +57,8 @@ class CpuGemm final : public PreparedGemm {
           const GemmDevice& device);
 
   void round_row(const GemmArgs& args, int64_t row, int thread);
+  /// What is added to the codes of INT8 rows: some instructions multiply unsigned ones.
+  [[nodiscard]] int32_t int8_offset() const;
   /// Pieces of 64 bytes of a row of rounded activations (int8 or bf16).
   [[nodiscard]] int64_t pieces() const;
   /// Bytes of a FixedRow.

@@ -151,53 +151,67 @@ Status CudaGemm::upload_zeros(std::span<const QuantView> parts, float* to) {
   return {};
 }
 
-Result<const void*> CudaGemm::prepare_input(const GemmArgs& args) const {
+bool CudaGemm::takes_rows_as_given(const GemmArgs& args) const {
+  return args.input.kind == GemmInput::Kind::kPlain && !token_scales(problem_.act);
+}
+
+bool CudaGemm::reads_rows_of(const PreparedGemm& other, int64_t /*m*/) const {
+  const auto* rows = dynamic_cast<const CudaGemm*>(&other);
+  return rows != nullptr && problem_.act == rows->problem_.act && problem_.k == rows->problem_.k;
+}
+
+Status CudaGemm::launch_rounding(const GemmArgs& args) const {
+  CHECK_LE(args.m, max_m_);
   const LaunchContext launch{context_.stream};
   const GemmScratch& scratch = context_.scratch;
   const QuantizedRows out{problem_.act, scratch.values(), scratch.scales()};
   if (is_norm(args.input.kind)) {
     CHECK_EQ(args.x_stride, problem_.k);
-    NIBBLE_RETURN_IF_ERROR(check(
+    return check(
         norm_quantize(
             {.x = args.x.f32(), .norm = args.input, .rows = args.m, .n = problem_.k, .out = out},
             launch),
-        "norm"));
-    return scratch.values();
+        "norm");
   }
   CHECK(args.x.type == DType::kBF16);
   if (args.input.kind != GemmInput::Kind::kPlain) {
-    NIBBLE_RETURN_IF_ERROR(check(activation_quantize({.x = args.x.data,
-                                                      .kind = args.input.kind,
-                                                      .stride = args.x_stride,
-                                                      .rows = args.m,
-                                                      .n = problem_.k,
-                                                      .out = out},
-                                                     launch),
-                                 "activation"));
-    return scratch.values();
+    return check(activation_quantize({.x = args.x.data,
+                                      .kind = args.input.kind,
+                                      .stride = args.x_stride,
+                                      .rows = args.m,
+                                      .n = problem_.k,
+                                      .out = out},
+                                     launch),
+                 "activation");
   }
-  if (!token_scales(problem_.act)) {
+  if (takes_rows_as_given(args)) {
     CHECK_EQ(args.x_stride, problem_.k);
-    return args.x.data;
+    return {};
   }
-  NIBBLE_RETURN_IF_ERROR(check(
+  return check(
       quantize_rows(
           {.x = args.x.data, .stride = args.x_stride, .rows = args.m, .n = problem_.k, .out = out},
           launch),
-      "rounding activations"));
-  return scratch.values();
+      "rounding activations");
 }
 
-void CudaGemm::run(const GemmArgs& args) { must(launch(args)); }
+void CudaGemm::round_rows(const GemmArgs& args) { must(launch_rounding(args)); }
+
+void CudaGemm::multiply(const GemmArgs& args) { must(launch_product(args)); }
 
 Status CudaGemm::launch(const GemmArgs& args) {
+  NIBBLE_RETURN_IF_ERROR(launch_rounding(args));
+  return launch_product(args);
+}
+
+Status CudaGemm::launch_product(const GemmArgs& args) const {
   CHECK_LE(args.m, max_m_);
-  NIBBLE_ASSIGN_OR_RETURN(const void* x, prepare_input(args));
+  const GemmScratch& scratch = context_.scratch;
   const bool add = args.output == GemmOutput::kAdd;
   const bool f32 = args.y.type == DType::kF32;
   CHECK(f32 || !add);
-  return check(kernel_->run({.x = x,
-                             .x_scales = context_.scratch.scales(),
+  return check(kernel_->run({.x = takes_rows_as_given(args) ? args.x.data : scratch.values(),
+                             .x_scales = scratch.scales(),
                              .packed = packed_->as<void>(),
                              .bias = args.bias,
                              .y = args.y.data,
@@ -206,7 +220,7 @@ Status CudaGemm::launch(const GemmArgs& args) {
                              .result = add   ? GemmResult::kAddF32
                                        : f32 ? GemmResult::kF32
                                              : GemmResult::kBf16,
-                             .workspace = context_.scratch.workspace()},
+                             .workspace = scratch.workspace()},
                             {context_.stream}),
                name_);
 }

@@ -20,7 +20,7 @@ struct GemmContext {
   Uploader& uploader;
 };
 
-/// One packed matrix on the GPU: its input is normed, multiplied or rounded by one kernel, then
+/// One packed matrix on the GPU: rows are normed, multiplied or rounded by one kernel, then
 /// multiplied by another.
 class CudaGemm final : public PreparedGemm {
  public:
@@ -33,7 +33,9 @@ class CudaGemm final : public PreparedGemm {
                                                   int64_t max_m,
                                                   const GemmContext& context);
 
-  void run(const GemmArgs& args) override;
+  void round_rows(const GemmArgs& args) override;
+  void multiply(const GemmArgs& args) override;
+  [[nodiscard]] bool reads_rows_of(const PreparedGemm& other, int64_t m) const override;
   /// run() that reports what a launch says: errors of kernels before it, too.
   Status launch(const GemmArgs& args);
   /// For each kernel that run() takes for up to `most` rows, the least number of rows, nearly.
@@ -59,8 +61,10 @@ class CudaGemm final : public PreparedGemm {
   Status upload_codes(std::span<const QuantView> parts, std::byte* to);
   Status upload_scales(std::span<const QuantView> parts, float* to);
   Status upload_zeros(std::span<const QuantView> parts, float* to);
-  /// The rows that the product reads, made of args.x.
-  [[nodiscard]] Result<const void*> prepare_input(const GemmArgs& args) const;
+  /// Whether the product reads args.x as it is.
+  [[nodiscard]] bool takes_rows_as_given(const GemmArgs& args) const;
+  Status launch_rounding(const GemmArgs& args) const;
+  Status launch_product(const GemmArgs& args) const;
 
   GemmProblem problem_;
   GemmContext context_;

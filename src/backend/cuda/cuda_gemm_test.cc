@@ -42,13 +42,17 @@ std::unique_ptr<PreparedGemm> stack(Backend& backend,
   return backend.prepare_gemm(views, act, kRows).value();
 }
 
-std::vector<float> product(Backend& backend, PreparedGemm& gemm) {
-  std::vector<float> pairs(kRows * kColumns / 2);  // of BF16 numbers
+std::vector<float> random_pairs() {  // of BF16 numbers: rows of x
+  std::vector<float> pairs(kRows * kColumns / 2);
   std::mt19937 random(3);
   std::ranges::generate(pairs, [&] {
     return std::bit_cast<float>((static_cast<uint32_t>(random()) & 0x80ff80ffU) | 0x3f003f00U);
   });
-  const DeviceBuffer x = backend.upload(pairs).value();
+  return pairs;
+}
+
+std::vector<float> product(Backend& backend, PreparedGemm& gemm) {
+  const DeviceBuffer x = backend.upload(random_pairs()).value();
   const DeviceBuffer y = backend.allocate(kRows * kAll * sizeof(float)).value();
   gemm.run({.x = {x.as<void>(), DType::kBF16},
             .x_stride = kColumns,
@@ -94,6 +98,32 @@ TEST(CudaGemm, UpdatesAPartOfStackedMatricesInPlace) {
     EXPECT_EQ(gemm->update(kAll - 1, parts[0]).code(), StatusCode::kInvalidArgument);
     expect_same(gemm->unpack().value(), before);
   }
+}
+
+TEST(CudaGemm, ReadsRowsThatAnotherProductRounded) {
+  NIBBLE_NEEDS_GPU();
+  const auto backend = make_cuda_backend({}).value();
+  const auto prepare = [&](std::string_view name) {
+    const QuantScheme scheme = find_scheme(name).value();
+    return backend->prepare_gemm(random_weight(scheme.weight, kAll, 1), scheme.act, kRows).value();
+  };
+  const auto int4 = prepare("w4a8"), int8 = prepare("w8a8_int8"), fp8 = prepare("w8a8_fp8");
+  EXPECT_FALSE(fp8->reads_rows_of(*int8, kRows));
+  ASSERT_TRUE(int4->reads_rows_of(*int8, kRows));
+  const std::vector<float> expected = product(*backend, *int4);
+  product(*backend, *fp8);  // its rows are the last
+  const DeviceBuffer x = backend->upload(random_pairs()).value();
+  const DeviceBuffer y = backend->allocate(kRows * kAll * sizeof(float)).value();
+  const GemmArgs args{.x = {x.as<void>(), DType::kBF16},
+                      .x_stride = kColumns,
+                      .m = kRows,
+                      .y = y.as<float>(),
+                      .y_stride = kAll};
+  int8->round_rows(args);
+  int4->multiply(args);
+  std::vector<float> out(kRows * kAll);
+  backend->read(y.as<float>(), out);
+  EXPECT_EQ(out, expected);
 }
 
 TEST(CudaBackend, KernelsAreChosenByName) {

@@ -15,6 +15,7 @@ std::span<const GemmEntry> gemm_entries() {
       kGemmW4A8Sm90,
       kGemmW8A8Int8Sm90,
       kGemmW8A8Fp8Sm90,
+      kGemmW8A16Sm90,
       // For every shape with k % 64 == 0, on sm_80 and up.
       kGemmW4A8Sm80,
       kGemmW8A8Int8Sm80,

@@ -251,7 +251,7 @@ __device__ __forceinline__ void multiply_parts(const GemmSm90Args& args,
   while (more) {
     ptx::MmaSum<Codec::kType> sums[Tile::kBlocks][Tile::kTokens / 2];
     clear(sums);
-    const TokenTerms<Tile::kTokens> tokens = load_terms<Tile>(args, part, thread);
+    const TokenTerms<Tile::kTokens> tokens = load_token_terms<Codec, Tile>(args, part, thread);
     const int steps = __shfl_sync(0xffffffffU, part.end - part.begin, 0);  // to uniform registers
     accumulate<Codec, Tile>(sums, place, steps, group, thread, base);
     bool stored = false;

@@ -137,9 +137,11 @@ inline constexpr int64_t kGemmMaxIntegerK = 131008;
                                                WeightCode code,
                                                ActFormat act);
 
-/// INT4 weights per channel x INT8 activations per token; INT8 x INT8; E4M3 x E4M3.
+/// INT4 weights per channel x INT8 activations per token; INT8 x INT8; E4M3 x E4M3; INT8 per
+/// channel x BF16.
 extern const GemmEntry kGemmW4A8Sm90;
 extern const GemmEntry kGemmW8A8Int8Sm90;
 extern const GemmEntry kGemmW8A8Fp8Sm90;
+extern const GemmEntry kGemmW8A16Sm90;
 
 }  // namespace nibble::cuda

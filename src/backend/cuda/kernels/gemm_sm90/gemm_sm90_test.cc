@@ -113,6 +113,15 @@ TEST(GemmSm90, E4M3TimesE4M3InEveryTile) {
   check_tiles<kGemmW8A8Fp8Sm90, 8>("w8a8_fp8", 1e-2);
 }
 
+TEST(GemmSm90, Int8TimesBf16EqualsTheReference) {
+  NIBBLE_NEEDS_GPU();
+  check_edges<kGemmW8A16Sm90>("w8a16_channel", 1e-4);
+}
+TEST(GemmSm90, Int8TimesBf16InEveryTile) {
+  NIBBLE_NEEDS_GPU();
+  check_tiles<kGemmW8A16Sm90, 8>("w8a16_channel", 1e-4);
+}
+
 TEST(GemmSm90, RefusesWhatItCannotMultiply) {
   const DeviceInfo hopper{.major = 9};
   const WeightFormat int4{.code = WeightCode::kInt4, .scale_per = ScalePer::kChannel};
@@ -120,6 +129,13 @@ TEST(GemmSm90, RefusesWhatItCannotMultiply) {
   EXPECT_TRUE(kGemmW4A8Sm90.accepts(problem, hopper));
   EXPECT_FALSE(kGemmW4A8Sm90.accepts(problem, DeviceInfo{.major = 8}));
   EXPECT_FALSE(kGemmW8A8Int8Sm90.accepts(problem, hopper));
+  GemmProblem w8a16{.weight = {.code = WeightCode::kInt8, .scale_per = ScalePer::kChannel},
+                    .act = ActFormat::kBf16,
+                    .n = 5,
+                    .k = 64};
+  EXPECT_TRUE(kGemmW8A16Sm90.accepts(w8a16, hopper));
+  EXPECT_FALSE(kGemmW8A16Sm90.accepts(problem, hopper));
+  EXPECT_FALSE(kGemmW8A8Int8Sm90.accepts(w8a16, hopper));
   problem.k = 96;
   EXPECT_FALSE(kGemmW4A8Sm90.accepts(problem, hopper));
   problem.k = 1 << 20;  // sums would overflow

@@ -14,10 +14,10 @@ struct GemmUnits {
   [[nodiscard]] unsigned units() const { return static_cast<unsigned>(row_blocks * k_blocks); }
 };
 
-/// Units of codes [n, k] for K blocks of 128, their number a multiple of `depth`.
-inline GemmUnits gemm_units(int64_t n, int64_t k, int depth) {
+/// Units of n rows for x_bytes of x along K: K blocks of 128, their number a multiple of `depth`.
+inline GemmUnits gemm_units(int64_t n, int64_t x_bytes, int depth) {
   return {.row_blocks = static_cast<int>((n + 63) / 64),
-          .k_blocks = static_cast<int>(((k + 127) / 128 + depth - 1) / depth * depth)};
+          .k_blocks = static_cast<int>(((x_bytes + 127) / 128 + depth - 1) / depth * depth)};
 }
 
 /// Channel of a unit that a thread's row l / 4 (odd = 0) or l / 4 + 8 (odd = 1) stands for.

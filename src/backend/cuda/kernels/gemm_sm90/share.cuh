@@ -223,8 +223,7 @@ __device__ __forceinline__ void store_cluster(
     const int octet = min(share.first + j, Share::kWords - 1);
     if constexpr (TokenTerms<Tile::kTokens>::kOwn) {  // its registers have no index
       const int token = part.token_tile * Tile::kTokens + 8 * octet + 2 * (thread & 3);
-      x_scales[j] = {__ldcg(args.x_scales + min(token, args.m - 1)),
-                     __ldcg(args.x_scales + min(token + 1, args.m - 1))};
+      x_scales[j] = {token_scale<Codec>(args, token), token_scale<Codec>(args, token + 1)};
     } else {
       x_scales[j] = terms_of(token_terms, octet, thread, scales);
     }

@@ -76,6 +76,16 @@ __device__ __forceinline__ ChannelTerms<Tile::kBlocks> load_terms(const GemmSm90
   return terms;
 }
 
+// Scale of a token, which L1 may hold an older one of; of activations that are as they were, 1.
+template <typename Codec>
+__device__ __forceinline__ float token_scale(const GemmSm90Args& args, int token) {
+  if constexpr (Codec::kType == ptx::MmaType::kBf16) {
+    return 1.0F;
+  } else {
+    return __ldcg(args.x_scales + min(token, args.m - 1));
+  }
+}
+
 // Scales of tokens, read while the products run: of small tiles those of a thread's tokens, of
 // others those that it gives its warpgroup through shared memory.
 template <int kTokens>
@@ -84,18 +94,17 @@ struct TokenTerms {
   float scale[kOwn ? kTokens / 4 : (kTokens + 127) / 128];
 };
 
-template <typename Tile>
-__device__ __forceinline__ TokenTerms<Tile::kTokens> load_terms(const GemmSm90Args& args,
-                                                                const GemmPart& part,
-                                                                int thread) {
+template <typename Codec, typename Tile>
+__device__ __forceinline__ TokenTerms<Tile::kTokens> load_token_terms(const GemmSm90Args& args,
+                                                                      const GemmPart& part,
+                                                                      int thread) {
   using Terms = TokenTerms<Tile::kTokens>;
   Terms terms;
   const int token0 = part.token_tile * Tile::kTokens;
 #pragma unroll
   for (int i = 0; i < static_cast<int>(sizeof(terms.scale) / sizeof(float)); ++i) {
     const int token = Terms::kOwn ? 8 * (i / 2) + 2 * (thread & 3) + i % 2 : 128 * i + thread;
-    terms.scale[i] =
-        __ldcg(args.x_scales + min(token0 + token, args.m - 1));  // L1 may hold older ones
+    terms.scale[i] = token_scale<Codec>(args, token0 + token);
   }
   return terms;
 }
