@@ -110,8 +110,9 @@ class CodedView final {
     QuantView& view = out_.weight;
     const bool as_is = codes.axis == CodeLayout::Axis::kRows && !codes.four_bits &&
                        codes.form != CodeForm::kInt8Offset && !permuted() &&
-                       (facts_.n == 1 || codes.row_bytes == view.row_bytes());
+                       (facts_.n == 1 || codes.row_bytes >= view.row_bytes());
     if (as_is) {
+      view.row_stride = codes.row_bytes > view.row_bytes() ? codes.row_bytes : 0;
       view.nibbles = codes.nibbles;
       view.codes = code_row(0);
       return {};

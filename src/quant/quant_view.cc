@@ -34,11 +34,14 @@ void QuantView::read_scales(int64_t first, std::span<float> out) const {
 }
 
 void QuantView::copy_codes(int64_t begin, int64_t bytes, std::byte* out) const {
-  if (nibbles == NibbleForm()) {
-    std::memcpy(out, codes + begin, static_cast<size_t>(bytes));
-  } else {
-    canonical_words(nibbles, codes + begin, bytes / 4, out);
-  }
+  for_pieces(begin, bytes, [&](const std::byte* from, int64_t piece) {
+    if (nibbles == NibbleForm()) {
+      std::memcpy(out, from, static_cast<size_t>(piece));
+    } else {
+      canonical_words(nibbles, from, piece / 4, out);
+    }
+    out += piece;
+  });
 }
 
 QuantView view_of(const QuantTensor& tensor) {

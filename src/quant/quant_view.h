@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -13,8 +14,9 @@ namespace nibble {
 /// Weights in the form of QuantTensor, but for the order of nibbles, that lie in memory of somebody
 /// else: a mapped file, or a QuantTensor. Copying them is left to whoever needs another form.
 ///
-///   codes   n rows of row_bytes(), aligned to nothing; what lies past k in the last word of
-///           an int4 row may be anything; other nibbles than canonical ones have k % 8 == 0
+///   codes   n rows of row_bytes(), row_stride bytes apart (every second one of a fused matrix), 0
+///           where one follows the other; aligned to nothing; what lies past k in the last word
+///           of an int4 row may be anything; other nibbles than canonical ones have k % 8 == 0
 ///   scales  [n, groups] in scale_type, aligned to nothing, or one number for all of them
 ///   zeros   [n, groups], where the format has zero points
 struct QuantView {
@@ -24,6 +26,7 @@ struct QuantView {
   int64_t n = 0;
   int64_t k = 0;
   const std::byte* codes = nullptr;
+  int64_t row_stride = 0;
   NibbleForm nibbles;  // of int4 codes
   const std::byte* scales = nullptr;
   DType scale_type = DType::kF32;  // kF32, kBF16 or kF16
@@ -32,11 +35,28 @@ struct QuantView {
   std::string name;  // what error messages call it
 
   [[nodiscard]] int64_t row_bytes() const { return QuantTensor::code_row_bytes(format.code, k); }
+  [[nodiscard]] const std::byte* code_row(int64_t row) const {
+    return codes + row * (row_stride == 0 ? row_bytes() : row_stride);
+  }
   /// Scale `index` of [n, groups], and those from `first` on.
   [[nodiscard]] float scale(int64_t index) const;
   void read_scales(int64_t first, std::span<float> out) const;
-  /// `bytes` bytes of the canonical codes, from byte `begin` of row 0 on; both whole words where
-  /// the nibbles are not canonical.
+  /// visit(from, bytes) for each piece of `bytes` bytes that follow byte `begin` of row 0 in the
+  /// rows laid end to end.
+  template <typename Visit>
+  void for_pieces(int64_t begin, int64_t bytes, const Visit& visit) const {
+    if (row_stride == 0) {
+      return visit(codes + begin, bytes);
+    }
+    while (bytes > 0) {
+      const int64_t piece = std::min(bytes, row_bytes() - begin % row_bytes());
+      visit(code_row(begin / row_bytes()) + begin % row_bytes(), piece);
+      begin += piece;
+      bytes -= piece;
+    }
+  }
+  /// `bytes` bytes of the canonical codes, from byte `begin` of row 0 on, the rows laid end to end;
+  /// both whole words where the nibbles are not canonical.
   void copy_codes(int64_t begin, int64_t bytes, std::byte* out) const;
 };
 

@@ -84,5 +84,37 @@ TEST(QuantView, CopiesOtherNibblesAsCanonicalOnes) {
   }
 }
 
+TEST(QuantView, RowsMayLieApart) {
+  uint8_t codes[3 * 10];
+  for (size_t i = 0; i < sizeof(codes); ++i) {
+    codes[i] = static_cast<uint8_t>(i);
+  }
+  const QuantView view{.format = {WeightCode::kInt8, ScalePer::kNone},
+                       .n = 3,
+                       .k = 6,
+                       .codes = reinterpret_cast<const std::byte*>(codes),
+                       .row_stride = 10};
+  EXPECT_EQ(view.code_row(2), view.codes + 20);
+  std::vector<uint8_t> copy(11, 99);
+  view.copy_codes(4, 10, reinterpret_cast<std::byte*>(copy.data()));  // parts of three rows
+  EXPECT_EQ(copy, (std::vector<uint8_t>{4, 5, 10, 11, 12, 13, 14, 15, 20, 21, 99}));
+  EXPECT_EQ(view_of(copy_of(view).value()).row_stride, 0);
+}
+
+TEST(QuantView, NibblesOfRowsThatLieApartAreCanonical) {
+  constexpr uint32_t kFlipped = 0x76543210U ^ 0x88888888U;
+  const uint32_t words[] = {kFlipped, 7, kFlipped, 7};
+  QuantView view{.format = {WeightCode::kInt4, ScalePer::kNone},
+                 .n = 2,
+                 .k = 8,
+                 .codes = reinterpret_cast<const std::byte*>(words),
+                 .row_stride = 8};
+  view.nibbles = {false, true};
+  uint32_t copy[2] = {};
+  view.copy_codes(0, 8, reinterpret_cast<std::byte*>(copy));
+  EXPECT_EQ(copy[0], 0x76543210U);
+  EXPECT_EQ(copy[1], 0x76543210U);
+}
+
 }  // namespace
 }  // namespace nibble

@@ -17,7 +17,7 @@ CpuTable::CpuTable(QuantView table, std::shared_ptr<const void> owner)
 
 void CpuTable::read(int64_t row, int64_t begin, std::span<float> to) const {
   const int64_t element = table_.format.code == WeightCode::kF32 ? 4 : 2;
-  const std::byte* from = table_.codes + row * table_.row_bytes() + begin * element;
+  const std::byte* from = table_.code_row(row) + begin * element;
   if (table_.format.code == WeightCode::kF32) {
     std::memcpy(to.data(), from, to.size_bytes());
     return;

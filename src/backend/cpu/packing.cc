@@ -114,7 +114,7 @@ int32_t sum_of(const uint8_t* codes, int64_t count) {
 }
 
 const uint8_t* row_codes(const QuantView& part, int64_t row) {
-  return reinterpret_cast<const uint8_t*>(part.codes) + row * part.row_bytes();
+  return reinterpret_cast<const uint8_t*>(part.code_row(row));
 }
 
 Status nan_codes(const QuantView& part) {

@@ -7,6 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "backend/testing/random_gemm.h"
 #include "quant/scheme.h"
 
 namespace nibble::cpu {
@@ -52,6 +53,28 @@ TEST(PackedMatrix, TakesNibblesInEveryForm) {
       const QuantTensor unpacked = packed.unpack().value();
       EXPECT_TRUE(std::ranges::equal(unpacked.codes.as<uint32_t>(), weight.codes.as<uint32_t>()));
     }
+  }
+}
+
+// Every second row of a fused matrix, in every code that a scheme has.
+TEST(PackedMatrix, TakesRowsThatLieApart) {
+  ThreadPool pool(2);
+  BufferArena arena;
+  for (const QuantScheme& scheme : all_schemes()) {
+    const QuantTensor weight = random_weight(scheme.weight, {kRows, 256}, 4).value();
+    const auto bytes = static_cast<size_t>(weight.row_bytes());
+    std::vector<std::byte> fused(2 * kRows * bytes, std::byte{0x7f});  // NaN in E4M3
+    for (size_t row = 0; row < kRows; ++row) {
+      std::copy_n(weight.codes.data() + row * bytes, bytes, fused.data() + 2 * row * bytes);
+    }
+    QuantView view = view_of(weight);
+    view.codes = fused.data();
+    view.row_stride = 2 * weight.row_bytes();
+    const auto packed = PackedMatrix::create({&view, 1}, scheme.act, arena, pool);
+    ASSERT_TRUE(packed.ok()) << packed.status().message();
+    const QuantTensor unpacked = packed->unpack().value();
+    EXPECT_TRUE(std::ranges::equal(unpacked.codes.as<uint8_t>(), weight.codes.as<uint8_t>()))
+        << scheme.name;
   }
 }
 

@@ -181,6 +181,7 @@ class CudaBackend final : public Backend {
     const DType dtype = code == WeightCode::kBf16  ? DType::kBF16
                         : code == WeightCode::kF16 ? DType::kF16
                                                    : DType::kF32;
+    CHECK_EQ(table.row_stride, 0);
     vocab_ = std::max(vocab_, table.n);
     const auto bytes = static_cast<size_t>(table.n * table.row_bytes());
     std::shared_ptr<const DeviceBuffer> memory = matrices_[table.codes].lock();

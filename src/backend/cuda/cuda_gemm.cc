@@ -20,13 +20,18 @@ bool token_scales(ActFormat act) {
 // Weights [begin, begin + count) of an F16 or F32 matrix.
 void round_to_bf16(const QuantView& part, size_t begin, size_t count, std::byte* out) {
   const auto convert = [&]<typename T>(auto widen) {
-    const std::byte* from = part.codes + begin * sizeof(T);
-    for (size_t i = 0; i < count; ++i) {
-      T value;
-      std::memcpy(&value, from + i * sizeof(T), sizeof(T));
-      const uint16_t rounded = f32_to_bf16(widen(value));
-      std::memcpy(out + i * sizeof(rounded), &rounded, sizeof(rounded));
-    }
+    constexpr auto kSize = static_cast<int64_t>(sizeof(T));
+    const auto round = [&](const std::byte* from, int64_t bytes) {
+      for (int64_t at = 0; at < bytes; at += kSize) {
+        T value;
+        std::memcpy(&value, from + at, sizeof(T));
+        const uint16_t rounded = f32_to_bf16(widen(value));
+        std::memcpy(out, &rounded, sizeof(rounded));
+        out += sizeof(rounded);
+      }
+    };
+    part.for_pieces(static_cast<int64_t>(begin) * kSize, static_cast<int64_t>(count) * kSize,
+                    round);
   };
   if (part.format.code == WeightCode::kF16) {
     convert.operator()<uint16_t>(f16_to_f32);

@@ -100,6 +100,25 @@ TEST(CudaGemm, UpdatesAPartOfStackedMatricesInPlace) {
   }
 }
 
+TEST(CudaGemm, TakesRowsThatLieApart) {
+  NIBBLE_NEEDS_GPU();
+  const auto backend = make_cuda_backend({}).value();
+  for (const std::string_view name : {"w4a16_g32", "w8a8_int8", "bf16"}) {
+    const QuantScheme scheme = find_scheme(name).value();
+    const QuantTensor weight = random_weight(scheme.weight, kAll, 1);
+    const auto bytes = static_cast<size_t>(weight.row_bytes());
+    std::vector<std::byte> fused(2 * kAll * bytes, std::byte{1});
+    for (size_t row = 0; row < kAll; ++row) {
+      std::copy_n(weight.codes.data() + row * bytes, bytes, fused.data() + 2 * row * bytes);
+    }
+    QuantView view = view_of(weight);
+    view.codes = fused.data();
+    view.row_stride = 2 * weight.row_bytes();
+    const auto gemm = backend->prepare_gemm({&view, 1}, scheme.act, kRows).value();
+    expect_same(gemm->unpack().value(), weight);
+  }
+}
+
 TEST(CudaGemm, ReadsRowsThatAnotherProductRounded) {
   NIBBLE_NEEDS_GPU();
   const auto backend = make_cuda_backend({}).value();
