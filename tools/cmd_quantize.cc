@@ -28,7 +28,7 @@ struct Flags {
   std::string lm_head;
   std::string rule = "best";
   std::string format;
-  std::string kv_cache = "none";
+  std::string kv_cache;  // empty: by what is stored
   std::string others = "keep";
   std::string part;
   bool finish = false;
@@ -168,9 +168,11 @@ Status fill_options(Flags& flags) {
     NIBBLE_RETURN_IF_ERROR(dialect.status().with_context("--format"));
     options.plan.dialect = *dialect;
   }
-  const auto kv_cache = parse_kv_cache_scheme(flags.kv_cache);
-  NIBBLE_RETURN_IF_ERROR(kv_cache.status().with_context("--kv-cache-scheme"));
-  options.plan.kv_cache = *kv_cache;
+  if (!flags.kv_cache.empty()) {
+    const auto kv_cache = parse_kv_cache_scheme(flags.kv_cache);
+    NIBBLE_RETURN_IF_ERROR(kv_cache.status().with_context("--kv-cache-scheme"));
+    options.plan.kv_cache = *kv_cache;
+  }
   options.plan.rules.others =
       flags.others == "keep" ? OtherMatrices::kKeep : OtherMatrices::kDecode;
   options.existing = flags.force ? ExistingOutput::kReplace : ExistingOutput::kRefuse;
@@ -241,10 +243,9 @@ void add_selection_flags(CLI::App& command, Flags& flags) {
   command.add_option("--format", flags.format,
                      "How it is stored: compressed-tensors, quark or fp8; the scheme decides if "
                      "this is not given");
-  command
-      .add_option("--kv-cache-scheme", flags.kv_cache,
-                  "What config.json says about the KV cache: none or fp8")
-      ->capture_default_str();
+  command.add_option("--kv-cache-scheme", flags.kv_cache,
+                     "What config.json says about the KV cache: none or fp8; without this fp8 "
+                     "where the source has scales for it (k_scale, v_scale)");
   command
       .add_option("--rule", rules.rules,
                   "PATTERN=SCHEME or PATTERN=keep for some modules: a full name, a name with *, or "

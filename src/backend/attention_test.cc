@@ -10,25 +10,22 @@
 
 #include "backend/backend.h"
 #include "backend/cpu/isa.h"
-#include "backend/cpu/kernel_table.h"
 #include "backend/testing/bf16_rows.h"
-#include "backend/testing/gemm_input.h"
 #include "base/f16.h"
+#include "quant/codec.h"
 
 namespace nibble {
 namespace {
 
-constexpr KvCode kCodes[] = {KvCode::kF32, KvCode::kBf16, KvCode::kInt8, KvCode::kInt4};
+constexpr auto kCodes = kKvCodes;
 
 struct CodeAndForm {
   KvCode code;
   AttentionForm form = AttentionForm::kOwn;
 };
-constexpr CodeAndForm kForms[] = {{KvCode::kF32},
-                                  {KvCode::kBf16},
-                                  {KvCode::kBf16, AttentionForm::kShared},
-                                  {KvCode::kInt8},
-                                  {KvCode::kInt4}};
+constexpr CodeAndForm kForms[] = {
+    {KvCode::kF32}, {KvCode::kBf16}, {KvCode::kBf16, AttentionForm::kShared},
+    {KvCode::kFp8}, {KvCode::kInt8}, {KvCode::kInt4}};
 
 struct Shape {
   KvCode code;
@@ -42,6 +39,7 @@ struct Shape {
   AttentionForm form = AttentionForm::kOwn;
   DynamicRope dynamic = {};
   int32_t prompts[2] = {0, 0};
+  KvScales scales = {};
 };
 
 std::vector<float> random_floats(int64_t count, uint32_t seed) {
@@ -63,6 +61,7 @@ class CachedRun {
     view_.page_size = shape.page_size;
     view_.kv_heads = shape.kv_heads;
     view_.head_dim = shape.head_dim;
+    view_.scales = shape.scales;
     const int64_t longest = std::max(shape.lengths[0], shape.lengths[1]);
     const auto each = static_cast<int32_t>((longest + shape.page_size - 1) / shape.page_size);
     unread_page_ = 2 * each;
@@ -117,6 +116,16 @@ class CachedRun {
         if (i % row_ >= begin && i % row_ < begin + shape_.kv_heads * shape_.head_dim) {
           inputs[static_cast<size_t>(i)] *= 1.0F + growth * static_cast<float>(token);
         }
+      }
+    }
+  }
+
+  /// Multiplies the values by `factor`.
+  void enlarge_values(float factor) {
+    const int64_t begin = (shape_.heads + shape_.kv_heads) * shape_.head_dim;
+    for (auto& inputs : inputs_) {
+      for (int64_t i = 0; i < static_cast<int64_t>(inputs.size()); ++i) {
+        inputs[static_cast<size_t>(i)] *= i % row_ >= begin ? factor : 1.0F;
       }
     }
   }
@@ -195,8 +204,10 @@ class CachedRun {
       const int32_t page = tables_[s][static_cast<size_t>(token / shape_.page_size)];
       for (int64_t head = 0; head < shape_.kv_heads; ++head) {
         for (const std::byte* half : {view_.keys(page, head), view_.values(page, head)}) {
+          const bool keys = half == view_.keys(page, head);
+          const float scale = keys ? shape_.scales.k : shape_.scales.v;
           for (int64_t d = 0; d < shape_.head_dim; ++d) {
-            values.push_back(element(half, token % shape_.page_size, d));
+            values.push_back(element(half, token % shape_.page_size, d) * scale);
           }
         }
       }
@@ -237,6 +248,9 @@ class CachedRun {
     if (shape_.code == KvCode::kInt4) {
       const int code = static_cast<int>(row[d / 2]) >> (d % 2 * 4) & 15;
       return static_cast<double>(code) * params[2 * slot] + params[2 * slot + 1];
+    }
+    if (shape_.code == KvCode::kFp8) {
+      return decode_e4m3(static_cast<uint8_t>(row[d]));
     }
     return reinterpret_cast<const float*>(row)[d];
   }
@@ -280,8 +294,8 @@ double tolerance_of(KvCode code) {
       return 2e-2;
     case KvCode::kInt4:
       return 6e-2;
-    case KvCode::kFp8:  // on the GPU alone
-      break;
+    case KvCode::kFp8:  // as of BF16: the oracle reads what was stored
+      return 1e-2;
   }
   return 0.0;
 }
@@ -351,6 +365,69 @@ TEST(Attention, EqualsTheReferenceInAnyPiecesOnEveryInstructionSet) {
   }
 }
 
+// Heads of 24 and 136 fill no vector, pages of 7 no group of keys.
+TEST(Attention, Fp8CodesAreMultipliedWithTheScalesOfTheLayer) {
+  for (const KvScales scales : {KvScales{0.02F, 3.0F}, {3.0F, 0.02F}}) {
+    for (Shape shape : {Shape{KvCode::kFp8, 3, 1, 24, 8, 20},
+                        {KvCode::kFp8, 2, 2, 136, 7, 0},
+                        {KvCode::kFp8, 34, 2, 64, 16, 0, {70, 9}}}) {
+      shape.scales = scales;
+      const std::vector<double> exact = [&] {
+        Shape wide = shape;
+        wide.code = KvCode::kF32;
+        wide.scales = {};
+        return run(wide, nullptr, {1000, 1000}).cached(0);
+      }();
+      for (const std::string_view isa : cpu::supported_isas()) {
+        SCOPED_TRACE(testing::Message()
+                     << isa << " head_dim " << shape.head_dim << " k_scale " << scales.k);
+        auto backend = make_cpu_backend({.threads = 2, .isa = std::string(isa)}).value();
+        const CachedRun whole = run(shape, backend.get(), {1000, 1000});
+        const CachedRun pieces = run(shape, backend.get(), {41, 5});
+        CachedRun expected(shape);
+        expected.attend_over(whole.memory());
+        expected.finish(nullptr, {1000, 1000});
+        for (int s = 0; s < 2; ++s) {
+          expect_near(whole.outputs(s), expected.outputs(s), tolerance_of(KvCode::kFp8));
+          expect_same_bits(pieces.outputs(s), whole.outputs(s));
+        }
+        const std::vector<double> cached = whole.cached(0);
+        ASSERT_EQ(cached.size(), exact.size());
+        for (size_t i = 0; i < exact.size(); ++i) {  // half a unit of E4M3's last place
+          const bool value = i / static_cast<size_t>(shape.head_dim) % 2 == 1;
+          const double unit = (value ? scales.v : scales.k) * 0x1p-10;
+          ASSERT_NEAR(cached[i], exact[i], std::max(std::fabs(exact[i]) * 0x1.01p-4, unit * 1.01))
+              << "element " << i;
+        }
+      }
+    }
+  }
+}
+
+// Values of up to some 4000: without a scale they are cut at 448.
+TEST(Attention, ScalesKeepLargeValuesOfFp8Caches) {
+  const auto error = [](const KvScales& scales) {
+    Shape shape{KvCode::kFp8, 4, 2, 64, 16, 0};
+    CachedRun exact(Shape{KvCode::kF32, 4, 2, 64, 16, 0});
+    exact.enlarge_values(1000.0F);
+    exact.finish(nullptr, {1000, 1000});
+    shape.scales = scales;
+    CachedRun fp8(shape);
+    fp8.enlarge_values(1000.0F);
+    auto backend = make_cpu_backend({.threads = 2}).value();
+    fp8.finish(backend.get(), {1000, 1000});
+    double squares = 0.0;
+    double all = 0.0;
+    for (size_t i = 0; i < exact.outputs(0).size(); ++i) {
+      squares += std::pow(fp8.outputs(0)[i] - exact.outputs(0)[i], 2);
+      all += std::pow(exact.outputs(0)[i], 2);
+    }
+    return std::sqrt(squares / all);
+  };
+  EXPECT_GT(error({}), 0.3);
+  EXPECT_LT(error({5.0F / 448.0F, 5000.0F / 448.0F}), 0.05);
+}
+
 // Prompts on both sides of the original length, and steps that end inside them.
 TEST(Attention, DynamicRopeEqualsTheReferenceInAnyPieces) {
   for (const auto& [code, form] : kForms) {
@@ -396,7 +473,7 @@ TEST(Attention, CachesAreAsCloseAsTheReferences) {
     }
     return sum;
   };
-  for (const KvCode code : {KvCode::kF32, KvCode::kInt8, KvCode::kInt4}) {
+  for (const KvCode code : {KvCode::kF32, KvCode::kFp8, KvCode::kInt8, KvCode::kInt4}) {
     for (Shape shape : {Shape{code, 2, 2, 8, 16, 0}, Shape{code, 2, 2, 40, 7, 0},
                         Shape{code, 2, 2, 64, 16, 0}, Shape{code, 1, 1, 128, 16, 0}}) {
       SCOPED_TRACE(testing::Message()
@@ -456,7 +533,7 @@ TEST(Attention, Bf16InAndOutEqualsF32RoundedOnce) {
 // Scores of later keys are ever larger: rows' tops rise far above where they began, out of the
 // range of weights, and most weights are the smallest.
 TEST(Attention, GrowingScoresGiveTheSameBitsOnEveryInstructionSet) {
-  for (const KvCode code : {KvCode::kBf16, KvCode::kInt8, KvCode::kInt4}) {
+  for (const KvCode code : {KvCode::kBf16, KvCode::kFp8, KvCode::kInt8, KvCode::kInt4}) {
     for (const Shape& shape :
          {Shape{code, 8, 1, 64, 16, 0, {400, 37}}, Shape{code, 2, 1, 32, 16, 100, {300, 150}}}) {
       SCOPED_TRACE(testing::Message() << "code " << static_cast<int>(code));
@@ -492,7 +569,7 @@ TEST(Attention, GrowingScoresGiveTheSameBitsOnEveryInstructionSet) {
 
 // Sums over 1024 keys are tasks of their own when there are few others.
 TEST(Attention, LongContextsGiveTheSameBitsOnAnyThreads) {
-  for (const KvCode code : {KvCode::kBf16, KvCode::kInt8, KvCode::kInt4}) {
+  for (const KvCode code : {KvCode::kBf16, KvCode::kFp8, KvCode::kInt8, KvCode::kInt4}) {
     for (const Shape& shape :
          {Shape{code, 8, 1, 64, 16, 0, {4200, 1030}}, Shape{code, 2, 2, 32, 16, 1500, {2600, 1}}}) {
       SCOPED_TRACE(testing::Message() << "code " << static_cast<int>(code));
@@ -603,147 +680,6 @@ TEST(Attention, ConstantRowsSurviveQuantizedCaches) {
     const float tolerance = code == KvCode::kInt8 ? 1e-3F : 1e-6F;
     for (const float value : out) {
       EXPECT_NEAR(value, 0.5F, tolerance);
-    }
-  }
-}
-
-TEST(RowKernels, EqualTheirFormulasOnEveryInstructionSet) {
-  constexpr int64_t kRows = 3;
-  for (const int64_t n : {1, 16, 37, 500}) {
-    const std::vector<float> x = random_floats(kRows * 2 * n, 5);
-    const std::vector<float> weight = random_floats(n, 6);
-    std::vector<float> first;
-    for (const std::string_view isa : cpu::supported_isas()) {
-      auto backend = make_cpu_backend({.threads = 2, .isa = std::string(isa)});
-      using enum GemmInput::Kind;
-      const std::vector<float> norm =
-          input_of(**backend, x.data(), kRows, n, {kRmsNorm, weight.data(), 1e-5F});
-      const std::vector<float> silu = input_of(**backend, x.data(), kRows, n, {.kind = kSiluMul});
-      for (int64_t r = 0; r < kRows; ++r) {
-        double squares = 0.0;
-        for (int64_t i = 0; i < n; ++i) {
-          squares += std::pow(static_cast<double>(x[static_cast<size_t>(r * n + i)]), 2);
-        }
-        const double factor = 1.0 / std::sqrt(squares / static_cast<double>(n) + 1e-5);
-        for (int64_t i = 0; i < n; ++i) {
-          const auto at = static_cast<size_t>(r * n + i);
-          const double expected = x[at] * factor * weight[static_cast<size_t>(i)];
-          ASSERT_NEAR(norm[at], expected, 1e-6 + 2e-6 * std::fabs(expected));
-          const double gate = x[static_cast<size_t>(2 * r * n + i)];
-          const double product =
-              gate / (1.0 + std::exp(-gate)) * x[static_cast<size_t>((2 * r + 1) * n + i)];
-          ASSERT_NEAR(silu[at], product, 1e-7 + 1e-6 * std::fabs(product));
-        }
-      }
-      std::vector<float> all = norm;
-      all.insert(all.end(), silu.begin(), silu.end());
-      if (!first.empty()) {
-        expect_same_bits(first, all);
-      }
-      first = all;
-    }
-  }
-}
-
-/// Sum of squares of a row in the order of a GPU's block: a thread's pieces of eight, then warps of
-/// 32 threads by halves, then warps.
-float sum_of_squares(const std::vector<float>& x) {
-  const size_t pieces = (x.size() + 7) / 8;
-  const size_t each = pieces <= 512 ? 1 : pieces <= 1024 ? 2 : 4;
-  const size_t threads = std::min<size_t>(((pieces + each - 1) / each + 31) / 32 * 32, 1024);
-  std::vector<float> sums(threads);
-  for (size_t p = 0; p < pieces; ++p) {
-    for (size_t i = 8 * p; i < std::min(8 * p + 8, x.size()); ++i) {
-      sums[p % threads] = std::fma(x[i], x[i], sums[p % threads]);
-    }
-  }
-  const auto of_warp = [](const float* lanes) {
-    std::vector<float> v(lanes, lanes + 32);
-    for (size_t half = 16; half > 0; half /= 2) {
-      for (size_t i = 0; i < half; ++i) {
-        v[i] += v[i + half];
-      }
-    }
-    return v[0];
-  };
-  float warps[32] = {};
-  for (size_t w = 0; w < threads / 32; ++w) {
-    warps[w] = of_warp(sums.data() + 32 * w);
-  }
-  return of_warp(warps);
-}
-
-TEST(RowKernels, NormsAddSquaresAsGpusDo) {
-  for (const int64_t n : {136, 256, 264, 4096, 4104, 8192, 14336, 40960}) {
-    const std::vector<float> x = random_floats(n, 17);
-    const std::vector<float> ones(static_cast<size_t>(n), 1.0F);
-    const float factor = 1.0F / std::sqrt(sum_of_squares(x) / static_cast<float>(n) + 1e-5F);
-    for (const std::string_view isa : cpu::supported_isas()) {
-      std::vector<float> y(x.size());
-      cpu::find_kernels(isa).value()->rms_norm(x.data(), n, ones.data(), 1e-5F, y.data());
-      for (size_t i = 0; i < x.size(); ++i) {
-        ASSERT_EQ(y[i], x[i] * factor) << isa << " " << n;
-      }
-    }
-  }
-}
-
-TEST(RowKernels, RoundRowsToPlacesOfTheirLargest) {
-  for (const int64_t n : {16, 24, 64, 128, 256}) {
-    const std::vector<float> x = random_floats(n, 3);
-    float largest = 0.0F;
-    for (const float value : x) {
-      largest = std::max(largest, std::fabs(value));
-    }
-    const float unit = std::ldexp(1.0F, std::ilogb(largest) - kKeyPlaces);
-    for (const std::string_view isa : cpu::supported_isas()) {
-      std::vector<float> y = x;
-      cpu::find_kernels(isa).value()->round_row(y.data(), n, kKeyPlaces);
-      for (size_t i = 0; i < x.size(); ++i) {
-        ASSERT_EQ(y[i], std::nearbyint(x[i] / unit) * unit) << isa << " " << n;
-      }
-      std::vector<float> zeros(x.size());
-      cpu::find_kernels(isa).value()->round_row(zeros.data(), n, kKeyPlaces);
-      ASSERT_EQ(zeros, std::vector<float>(x.size()));
-    }
-  }
-}
-
-TEST(RowKernels, SiluOfInt8IsTheExactOneCutForAllGatesInBf16) {
-  std::vector<uint16_t> gate_up;
-  for (int bits = 0; bits < 0x10000; ++bits) {
-    const float gate = bf16_to_f32(static_cast<uint16_t>(bits));
-    if (gate > -87.0F && std::fabs(gate) > 1e-35F && std::fabs(gate) < 1e35F) {
-      gate_up.push_back(static_cast<uint16_t>(bits));
-    }
-  }
-  const size_t n = gate_up.size();
-  ASSERT_GT(n, 45000U);
-  gate_up.resize(2 * n, f32_to_bf16(1.0F));
-  for (const std::string_view isa : cpu::supported_isas()) {
-    std::vector<float> y(n);
-    cpu::find_kernels(isa).value()->make_input({.x = {gate_up.data(), cpu::Element::kBf16},
-                                                .k = static_cast<int64_t>(n),
-                                                .input = {GemmInput::Kind::kSiluMul},
-                                                .silu = kSiluOfInt8},
-                                               y.data());
-    for (size_t i = 0; i < n; ++i) {
-      const double gate = bf16_to_f32(gate_up[i]);
-      const double raised = gate / (1.0 + std::exp(-gate)) * kSiluOfInt8.factor;
-      const double unit = std::ldexp(1.0, std::ilogb(raised) - 11);
-      ASSERT_EQ(y[i], std::trunc(raised / unit) * unit) << isa << ", gate " << gate;
-    }
-  }
-}
-
-TEST(RowKernels, SiluKeepsItsLimits) {
-  const float gates[] = {-1000.0F, -90.0F, 0.0F, 90.0F, 1000.0F};
-  for (const std::string_view isa : cpu::supported_isas()) {
-    auto backend = make_cpu_backend({.threads = 1, .isa = std::string(isa)});
-    for (const float gate : gates) {
-      const float pair[] = {gate, 1.0F};
-      const float y = input_of(**backend, pair, 1, 1, {.kind = GemmInput::Kind::kSiluMul})[0];
-      EXPECT_NEAR(y, gate > 0.0F ? gate : 0.0F, 1e-30F);
     }
   }
 }

@@ -45,15 +45,4 @@ void Backend::read(const float* from, std::span<float> to) {
   std::copy_n(from, to.size(), to.data());
 }
 
-Status Backend::check_kv(const KvView& shape, int64_t /*heads*/) const {
-  static constexpr KvCode kCodes[] = {KvCode::kF32, KvCode::kBf16, KvCode::kInt8, KvCode::kInt4};
-  if (std::ranges::find(kCodes, shape.code) != std::end(kCodes)) {
-    return {};
-  }
-  return make_error(StatusCode::kUnsupported,
-                    "{} has no {} cache, but {}; choose one of these by --kv-cache-dtype, or "
-                    "--device cuda",
-                    name(), kv_code_name(shape.code), kv_code_names(kCodes));
-}
-
 }  // namespace nibble

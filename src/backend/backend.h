@@ -62,7 +62,9 @@ class Backend {
   /// Tokens of a page where nobody says otherwise.
   [[nodiscard]] virtual int64_t preferred_page_size(KvCode /*code*/) const { return 16; }
   /// kUnsupported, with the remedy, for a cache of this shape that there are no kernels for.
-  [[nodiscard]] virtual Status check_kv(const KvView& shape, int64_t heads) const;
+  [[nodiscard]] virtual Status check_kv(const KvView& /*shape*/, int64_t /*heads*/) const {
+    return {};
+  }
   /// `table` must not be quantized; `owner` keeps its memory.
   virtual Result<std::unique_ptr<PreparedTable>> prepare_table(
       const QuantView& table, std::shared_ptr<const void> owner) = 0;

@@ -1,7 +1,7 @@
-// Norms with a mean and activations without a gate; those of most decoders are in
-// attention_test.cc.
+// Norms and activations of rows.
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -12,7 +12,10 @@
 
 #include "backend/backend.h"
 #include "backend/cpu/isa.h"
+#include "backend/cpu/kernel_table.h"
+#include "backend/testing/bf16_rows.h"
 #include "backend/testing/gemm_input.h"
+#include "base/f16.h"
 
 namespace nibble {
 namespace {
@@ -23,6 +26,14 @@ std::vector<float> random_floats(int64_t count, uint32_t seed, float mean = 0.0F
   std::vector<float> values(static_cast<size_t>(count));
   std::ranges::generate(values, [&] { return normal(random); });
   return values;
+}
+
+void expect_same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); ++i) {
+    ASSERT_EQ(std::bit_cast<uint32_t>(a[i]), std::bit_cast<uint32_t>(b[i]))
+        << "element " << i << ": " << a[i] << ", " << b[i];
+  }
 }
 
 /// LayerNorm of a row in double precision.
@@ -140,6 +151,147 @@ TEST(RowKernels, ReluKeepsWhatIsNoNumber) {
     EXPECT_EQ(std::vector<float>(y.begin() + 2, y.end()),
               (std::vector<float>{kInf, 0.0F, 0.0F, 1e-45F, 0.0F}))
         << isa;
+  }
+}
+
+TEST(RowKernels, EqualTheirFormulasOnEveryInstructionSet) {
+  constexpr int64_t kRows = 3;
+  for (const int64_t n : {1, 16, 37, 500}) {
+    const std::vector<float> x = random_floats(kRows * 2 * n, 5);
+    const std::vector<float> weight = random_floats(n, 6);
+    std::vector<float> first;
+    for (const std::string_view isa : cpu::supported_isas()) {
+      auto backend = make_cpu_backend({.threads = 2, .isa = std::string(isa)});
+      using enum GemmInput::Kind;
+      const std::vector<float> norm =
+          input_of(**backend, x.data(), kRows, n, {kRmsNorm, weight.data(), 1e-5F});
+      const std::vector<float> silu = input_of(**backend, x.data(), kRows, n, {.kind = kSiluMul});
+      for (int64_t r = 0; r < kRows; ++r) {
+        double squares = 0.0;
+        for (int64_t i = 0; i < n; ++i) {
+          squares += std::pow(static_cast<double>(x[static_cast<size_t>(r * n + i)]), 2);
+        }
+        const double factor = 1.0 / std::sqrt(squares / static_cast<double>(n) + 1e-5);
+        for (int64_t i = 0; i < n; ++i) {
+          const auto at = static_cast<size_t>(r * n + i);
+          const double expected = x[at] * factor * weight[static_cast<size_t>(i)];
+          ASSERT_NEAR(norm[at], expected, 1e-6 + 2e-6 * std::fabs(expected));
+          const double gate = x[static_cast<size_t>(2 * r * n + i)];
+          const double product =
+              gate / (1.0 + std::exp(-gate)) * x[static_cast<size_t>((2 * r + 1) * n + i)];
+          ASSERT_NEAR(silu[at], product, 1e-7 + 1e-6 * std::fabs(product));
+        }
+      }
+      std::vector<float> all = norm;
+      all.insert(all.end(), silu.begin(), silu.end());
+      if (!first.empty()) {
+        expect_same_bits(first, all);
+      }
+      first = all;
+    }
+  }
+}
+
+/// Sum of squares of a row in the order of a GPU's block: a thread's pieces of eight, then warps of
+/// 32 threads by halves, then warps.
+float sum_of_squares(const std::vector<float>& x) {
+  const size_t pieces = (x.size() + 7) / 8;
+  const size_t each = pieces <= 512 ? 1 : pieces <= 1024 ? 2 : 4;
+  const size_t threads = std::min<size_t>(((pieces + each - 1) / each + 31) / 32 * 32, 1024);
+  std::vector<float> sums(threads);
+  for (size_t p = 0; p < pieces; ++p) {
+    for (size_t i = 8 * p; i < std::min(8 * p + 8, x.size()); ++i) {
+      sums[p % threads] = std::fma(x[i], x[i], sums[p % threads]);
+    }
+  }
+  const auto of_warp = [](const float* lanes) {
+    std::vector<float> v(lanes, lanes + 32);
+    for (size_t half = 16; half > 0; half /= 2) {
+      for (size_t i = 0; i < half; ++i) {
+        v[i] += v[i + half];
+      }
+    }
+    return v[0];
+  };
+  float warps[32] = {};
+  for (size_t w = 0; w < threads / 32; ++w) {
+    warps[w] = of_warp(sums.data() + 32 * w);
+  }
+  return of_warp(warps);
+}
+
+TEST(RowKernels, NormsAddSquaresAsGpusDo) {
+  for (const int64_t n : {136, 256, 264, 4096, 4104, 8192, 14336, 40960}) {
+    const std::vector<float> x = random_floats(n, 17);
+    const std::vector<float> ones(static_cast<size_t>(n), 1.0F);
+    const float factor = 1.0F / std::sqrt(sum_of_squares(x) / static_cast<float>(n) + 1e-5F);
+    for (const std::string_view isa : cpu::supported_isas()) {
+      std::vector<float> y(x.size());
+      cpu::find_kernels(isa).value()->rms_norm(x.data(), n, ones.data(), 1e-5F, y.data());
+      for (size_t i = 0; i < x.size(); ++i) {
+        ASSERT_EQ(y[i], x[i] * factor) << isa << " " << n;
+      }
+    }
+  }
+}
+
+TEST(RowKernels, RoundRowsToPlacesOfTheirLargest) {
+  for (const int64_t n : {16, 24, 64, 128, 256}) {
+    const std::vector<float> x = random_floats(n, 3);
+    float largest = 0.0F;
+    for (const float value : x) {
+      largest = std::max(largest, std::fabs(value));
+    }
+    const float unit = std::ldexp(1.0F, std::ilogb(largest) - kKeyPlaces);
+    for (const std::string_view isa : cpu::supported_isas()) {
+      std::vector<float> y = x;
+      cpu::find_kernels(isa).value()->round_row(y.data(), n, kKeyPlaces);
+      for (size_t i = 0; i < x.size(); ++i) {
+        ASSERT_EQ(y[i], std::nearbyint(x[i] / unit) * unit) << isa << " " << n;
+      }
+      std::vector<float> zeros(x.size());
+      cpu::find_kernels(isa).value()->round_row(zeros.data(), n, kKeyPlaces);
+      ASSERT_EQ(zeros, std::vector<float>(x.size()));
+    }
+  }
+}
+
+TEST(RowKernels, SiluOfInt8IsTheExactOneCutForAllGatesInBf16) {
+  std::vector<uint16_t> gate_up;
+  for (int bits = 0; bits < 0x10000; ++bits) {
+    const float gate = bf16_to_f32(static_cast<uint16_t>(bits));
+    if (gate > -87.0F && std::fabs(gate) > 1e-35F && std::fabs(gate) < 1e35F) {
+      gate_up.push_back(static_cast<uint16_t>(bits));
+    }
+  }
+  const size_t n = gate_up.size();
+  ASSERT_GT(n, 45000U);
+  gate_up.resize(2 * n, f32_to_bf16(1.0F));
+  for (const std::string_view isa : cpu::supported_isas()) {
+    std::vector<float> y(n);
+    cpu::find_kernels(isa).value()->make_input({.x = {gate_up.data(), cpu::Element::kBf16},
+                                                .k = static_cast<int64_t>(n),
+                                                .input = {GemmInput::Kind::kSiluMul},
+                                                .silu = kSiluOfInt8},
+                                               y.data());
+    for (size_t i = 0; i < n; ++i) {
+      const double gate = bf16_to_f32(gate_up[i]);
+      const double raised = gate / (1.0 + std::exp(-gate)) * kSiluOfInt8.factor;
+      const double unit = std::ldexp(1.0, std::ilogb(raised) - 11);
+      ASSERT_EQ(y[i], std::trunc(raised / unit) * unit) << isa << ", gate " << gate;
+    }
+  }
+}
+
+TEST(RowKernels, SiluKeepsItsLimits) {
+  const float gates[] = {-1000.0F, -90.0F, 0.0F, 90.0F, 1000.0F};
+  for (const std::string_view isa : cpu::supported_isas()) {
+    auto backend = make_cpu_backend({.threads = 1, .isa = std::string(isa)});
+    for (const float gate : gates) {
+      const float pair[] = {gate, 1.0F};
+      const float y = input_of(**backend, pair, 1, 1, {.kind = GemmInput::Kind::kSiluMul})[0];
+      EXPECT_NEAR(y, gate > 0.0F ? gate : 0.0F, 1e-30F);
+    }
   }
 }
 

@@ -28,9 +28,12 @@ void Attention::forward(float* hidden, const ForwardContext& context) {
   const Activations qkv = context.scratch[ScratchName::kQkv];
   const Activations attended = context.scratch[ScratchName::kAttended];
   const int64_t stride = parts_.qkv.n();
+  KvView kv = context.kv;
+  if (kv_format(kv.code).per == KvParameters::kPerTensor) {
+    kv.scales = shape_.kv_scales;
+  }
   // Where integers follow, all else is exact: attention alone could tell a GPU from a CPU.
-  const bool shared =
-      parts_.output.act() == ActFormat::kInt8Token && context.kv.code == KvCode::kBf16;
+  const bool shared = parts_.output.act() == ActFormat::kInt8Token && kv.code == KvCode::kBf16;
   const AttentionForm form = shared ? AttentionForm::kShared : AttentionForm::kOwn;
   parts_.qkv.forward({.x = hidden, .m = context.rows, .y = qkv, .input = parts_.norm.input()});
   step.rope_append_kv(RopeAppendArgs{.qkv = qkv,
@@ -38,7 +41,7 @@ void Attention::forward(float* hidden, const ForwardContext& context) {
                                      .heads = shape_.heads,
                                      .inv_freq = rope_->inv_freq.as<float>(),
                                      .attention_factor = rope_->attention_factor,
-                                     .kv = context.kv,
+                                     .kv = kv,
                                      .sequences = context.sequences,
                                      .q_norm = parts_.q_norm ? parts_.q_norm->weight() : nullptr,
                                      .k_norm = parts_.k_norm ? parts_.k_norm->weight() : nullptr,
@@ -53,7 +56,7 @@ void Attention::forward(float* hidden, const ForwardContext& context) {
                                .heads = shape_.heads,
                                .scale = scale,
                                .sliding_window = shape_.sliding_window,
-                               .kv = context.kv,
+                               .kv = kv,
                                .sequences = context.sequences,
                                .form = form});
   parts_.output.forward(

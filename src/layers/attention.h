@@ -28,6 +28,7 @@ struct AttentionShape {
   int64_t kv_heads = 0;
   int64_t head_dim = 0;
   int64_t sliding_window = 0;  // 0: full attention
+  KvScales kv_scales;          // of caches with parameters per tensor; other forms need none
 };
 
 /// hidden += output(attention(rope(qkv(norm(hidden))))), with keys and values in the paged cache.

@@ -193,7 +193,7 @@ TEST_P(GoldenTest, LogitsAgreeWithTransformers) {
 
 TEST_P(GoldenTest, DecodeAndChunkedPrefillEqualPrefillBitForBit) {
   const GoldenPrompt& prompt = golden_.back();
-  for (const KvCode code : {KvCode::kF32, KvCode::kBf16, KvCode::kInt8, KvCode::kInt4}) {
+  for (const KvCode code : kKvCodes) {
     const std::vector<float> whole = runner(code, prompt).feed(prompt.tokens);
     EXPECT_EQ(runner(code, prompt).feed_in_chunks(prompt.tokens, 1), whole);
     EXPECT_EQ(runner(code, prompt).feed_in_chunks(prompt.tokens, 37), whole);

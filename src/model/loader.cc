@@ -59,6 +59,7 @@ class DecoderLoader final {
       NIBBLE_ASSIGN_OR_RETURN(positions, backend_.prepare_table(view, weights_.files()));
     }
     weights_.release_all();
+    log_kv_scales();
     return DecoderParts{.config = config_,
                         .scheme = scheme_,
                         .folder = {},
@@ -78,6 +79,15 @@ class DecoderLoader final {
 
   [[nodiscard]] std::string name(Role role, int64_t layer = 0) const {
     return module_name(*config_.family, role, layer);
+  }
+
+  void log_kv_scales() const {
+    if (layers_with_kv_scales_ > 0) {
+      NIBBLE_LOG(kInfo,
+                 "{} of {} layers have scales for keys and values in FP8 (k_scale, v_scale): "
+                 "--kv-cache-dtype fp8 uses them, other caches need none",
+                 layers_with_kv_scales_, config_.num_layers);
+    }
   }
 
   Result<Norm> load_norm(const std::string& module, int64_t size) {
@@ -141,11 +151,14 @@ class DecoderLoader final {
       NIBBLE_ASSIGN_OR_RETURN(q_norm, load_norm(name(Role::kQueryNorm, layer), config_.head_dim));
       NIBBLE_ASSIGN_OR_RETURN(k_norm, load_norm(name(Role::kKeyNorm, layer), config_.head_dim));
     }
+    NIBBLE_ASSIGN_OR_RETURN(const auto kv_scales, weights_.kv_scales(layer));
+    layers_with_kv_scales_ += kv_scales ? 1 : 0;
     const AttentionShape shape{
         .heads = config_.num_heads,
         .kv_heads = config_.num_kv_heads,
         .head_dim = config_.head_dim,
-        .sliding_window = config_.sliding_windows[static_cast<size_t>(layer)]};
+        .sliding_window = config_.sliding_windows[static_cast<size_t>(layer)],
+        .kv_scales = kv_scales.value_or(KvScales{})};
     return Attention(Attention::Parts{.norm = std::move(norm),
                                       .qkv = std::move(qkv),
                                       .output = std::move(output),
@@ -209,6 +222,7 @@ class DecoderLoader final {
   const ModelOptions& options_;
   std::shared_ptr<const RopeTable> rope_;
   std::string scheme_;
+  int64_t layers_with_kv_scales_ = 0;
 };
 
 }  // namespace

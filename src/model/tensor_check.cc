@@ -9,6 +9,7 @@
 #include "arch/tensors.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "checkpoint/kv_scales.h"
 #include "checkpoint/source_matrix.h"
 #include "model/blocks.h"
 #include "model/weight_loader.h"
@@ -33,11 +34,10 @@ bool all_zero(const TensorInfo& tensor) {
                      [](std::byte value) { return value == std::byte{}; });
 }
 
-/// Parameters of activations or of the KV cache, which say nothing about a weight.
+/// Parameters of activations, which say nothing about a weight.
 bool is_activation_scale(std::string_view name) {
-  static constexpr std::array<std::string_view, 7> kSuffixes = {
-      ".input_scale", ".activation_scale", ".input_zero_point", ".output_scale",
-      ".k_scale",     ".v_scale",          ".q_scale"};
+  static constexpr std::array<std::string_view, 5> kSuffixes = {
+      ".input_scale", ".activation_scale", ".input_zero_point", ".output_scale", ".q_scale"};
   return std::any_of(kSuffixes.begin(), kSuffixes.end(),
                      [&](std::string_view suffix) { return name.ends_with(suffix); });
 }
@@ -64,10 +64,22 @@ class TensorCheck final {
                                            .shape = {config_.vocab_size, config_.hidden_size},
                                            .role = Role::kHead}));
     }
+    NIBBLE_RETURN_IF_ERROR(check_kv_scales());
     return check_rest();
   }
 
  private:
+  Status check_kv_scales() {
+    for (int64_t layer = 0; layer < config_.num_layers; ++layer) {
+      NIBBLE_ASSIGN_OR_RETURN(
+          const StoredKvScales stored,
+          read_kv_scales(reader_, module_name(*config_.family, Role::kKey, layer),
+                         module_name(*config_.family, Role::kValue, layer)));
+      read_.insert(stored.tensors.begin(), stored.tensors.end());
+    }
+    return {};
+  }
+
   Status check_matrix(const ModelTensor& tensor) {
     const auto found = matrices_.find(tensor.module);
     if (found == matrices_.end()) {
@@ -163,6 +175,9 @@ Status check_loadable(const std::string& model_dir) {
     } else {
       NIBBLE_RETURN_IF_ERROR(weights.vector(tensor.name, tensor.shape[0]).status());
     }
+  }
+  for (int64_t layer = 0; layer < config.num_layers; ++layer) {
+    NIBBLE_RETURN_IF_ERROR(weights.kv_scales(layer).status());
   }
   NIBBLE_RETURN_IF_ERROR(weights.head_module().status());
   return weights.check_all_used();

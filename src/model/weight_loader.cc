@@ -9,6 +9,7 @@
 #include "base/f16.h"
 #include "base/log.h"
 #include "checkpoint/finite.h"
+#include "checkpoint/kv_scales.h"
 #include "model/tensor_check.h"
 
 namespace nibble {
@@ -95,6 +96,16 @@ Result<std::vector<float>> WeightLoader::vector(const std::string& tensor, int64
   }
   tensors_.insert(tensor);
   return values;
+}
+
+Result<std::optional<KvScales>> WeightLoader::kv_scales(int64_t layer) {
+  NIBBLE_ASSIGN_OR_RETURN(const StoredKvScales stored,
+                          read_kv_scales(*reader_, module_name(*config_.family, Role::kKey, layer),
+                                         module_name(*config_.family, Role::kValue, layer)));
+  for (const TensorInfo* tensor : stored.tensors) {
+    tensors_.insert(tensor->name);
+  }
+  return stored.scales;
 }
 
 Result<std::string> WeightLoader::head_module() {

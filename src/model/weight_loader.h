@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "checkpoint/checkpoint_reader.h"
 #include "checkpoint/linear_reader.h"
 #include "checkpoint/quant_config.h"
+#include "quant/kv_formats.h"
 
 namespace nibble {
 
@@ -29,6 +31,8 @@ class WeightLoader final {
   Result<QuantView> table(const std::string& module, int64_t n, int64_t k);
   /// A vector [n] in F32, F16 or BF16 as f32. kCorrupt when a number is NaN or infinite.
   Result<std::vector<float>> vector(const std::string& tensor, int64_t n);
+  /// The scales of a layer's FP8 cache, if some are stored: read_kv_scales().
+  Result<std::optional<KvScales>> kv_scales(int64_t layer);
   /// The module whose weights are the output head: the file's own lm_head, or the embedding where
   /// tie_word_embeddings says so and the file has no lm_head, or the same numbers once more.
   Result<std::string> head_module();

@@ -28,6 +28,7 @@ struct KvView {
   int64_t head_dim = 0;
   std::byte* pages = nullptr;  // page p starts at pages + p * page_bytes()
   int32_t pool = 0;            // of the cache: which of a sequence's lists of pages counts
+  KvScales scales;             // 1 unless the format has parameters per tensor
 
   [[nodiscard]] int64_t half_bytes() const {  // K or V of one head in one page
     return page_size * kv_token_bytes(code, head_dim);

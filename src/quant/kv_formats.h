@@ -36,7 +36,8 @@ struct KvFormat {
 /// int8: scale = absmax / 127, value = code * scale. int4: value = code * scale + offset, codes
 /// 0..15; the CPU clips the range min..max around its middle to 1, 0.92 and 0.84 of it, takes the
 /// int4 codes of each, a least-squares line through these, that line's nearest codes and so on,
-/// three times, and stores the best line's nearest codes with the line through them. fp8: e4m3.
+/// three times, and stores the best line's nearest codes with the line through them. fp8: e4m3,
+/// value = code * scale, where KvScales has the scale; values past 448 times the scale are clipped.
 [[nodiscard]] constexpr KvFormat kv_format(KvCode code) {
   switch (code) {
     case KvCode::kF32:
@@ -78,6 +79,13 @@ struct KvFormat {
 [[nodiscard]] constexpr int64_t kv_token_bytes(KvCode code, int64_t head_dim) {
   return kv_row_bytes(code, head_dim) + 4 * kv_row_params(code);
 }
+
+/// What codes of formats with parameters per tensor are multiplied with: a layer's keys, and its
+/// values. Checkpoints store them (checkpoint/kv_scales.h); 1 where they do not.
+struct KvScales {
+  float k = 1.0F;
+  float v = 1.0F;
+};
 
 /// The cache of one layer. Layers of equal specs share pages.
 struct KvSpec {

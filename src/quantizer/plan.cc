@@ -8,6 +8,7 @@
 #include <unordered_set>
 
 #include "base/check.h"
+#include "checkpoint/kv_scales.h"
 #include "quantizer/own_head.h"
 #include "quantizer/plan_checks.h"
 #include "quantizer/plan_config.h"
@@ -93,7 +94,7 @@ class Planner final {
     share_extents();
     NIBBLE_RETURN_IF_ERROR(place_outputs());
     NIBBLE_ASSIGN_OR_RETURN(plan_.quantization_config,
-                            written_config(decided_, dialect_, options_.kv_cache, config_));
+                            written_config(decided_, dialect_, announced_cache(), config_));
     NIBBLE_ASSIGN_OR_RETURN(plan_.hash, plan_hash(plan_, reader_, options_.scale_rule));
     return std::move(plan_);
   }
@@ -249,6 +250,14 @@ class Planner final {
     };
     std::stable_sort(plan_.jobs.begin(), plan_.jobs.end(),
                      [&](const PlanJob& a, const PlanJob& b) { return place(a) < place(b); });
+  }
+
+  // Other dialects have scales without a word about them.
+  [[nodiscard]] KvCacheScheme announced_cache() const {
+    const bool stored = std::ranges::any_of(
+        plan_.source.others, [](const TensorInfo* tensor) { return is_kv_scale(tensor->name); });
+    const bool says = dialect_.value_or(Dialect::kCompressedTensors) == Dialect::kCompressedTensors;
+    return options_.kv_cache.value_or(stored && says ? KvCacheScheme::kFp8 : KvCacheScheme::kNone);
   }
 
   [[nodiscard]] Status check_anything_encoded() const {

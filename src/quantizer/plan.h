@@ -24,8 +24,10 @@ namespace nibble {
 struct PlanOptions {
   RuleOptions rules;
   ScaleRule scale_rule = ScaleRule::kBest;
-  std::optional<Dialect> dialect;                 // empty: the default of the scheme
-  KvCacheScheme kv_cache = KvCacheScheme::kNone;  // what the config says about it
+  std::optional<Dialect> dialect;  // empty: the default of the scheme
+  /// What the config says about the cache; empty: FP8 where scales are stored and the dialect can
+  /// say so.
+  std::optional<KvCacheScheme> kv_cache;
   int64_t shard_bytes = int64_t{5} << 30;
 };
 

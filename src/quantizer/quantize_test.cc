@@ -57,6 +57,9 @@ class Quantize : public testing::Test {
       plan.push_back({name, DType::kF32, {kN, kK}, 0});
     }
     plan.push_back({"model.norm.weight", DType::kF32, {kK}, 0});
+    for (const std::string& name : kv_scales_) {
+      plan.push_back({name, DType::kF32, {1}, 0});
+    }
     for (const auto& entry : fs::directory_iterator(root_ / "src")) {
       if (entry.path().string().find("model") != std::string::npos) {
         fs::remove(entry.path());
@@ -97,6 +100,7 @@ class Quantize : public testing::Test {
   }
 
   fs::path root_;
+  std::vector<std::string> kv_scales_;
 };
 
 TEST_F(Quantize, EverySchemeIsReadBackCloseToTheSource) {
@@ -167,6 +171,44 @@ TEST_F(Quantize, PassesOtherTensorsAndFilesByteForByte) {
   EXPECT_THAT(config, HasSubstr("\"lm_head\""));
   EXPECT_THAT(config, HasSubstr("\"model.layers.0.mlp.gate\""));
   EXPECT_EQ(work_folders(), 0U);
+}
+
+TEST_F(Quantize, KeepsScalesOfTheCacheAndAnnouncesThem) {
+  kv_scales_ = {"model.layers.0.self_attn.k_scale", "model.layers.0.self_attn.v_proj.v_scale"};
+  write_model(0.5F);
+  const auto announced = [&](const QuantizeOptions& wanted) {
+    const auto report = quantize_checkpoint(wanted);
+    CHECK_MSG(report.ok(), "{}", report.status().message());
+    const auto source = CheckpointReader::open(wanted.source).value();
+    const auto output = CheckpointReader::open(destination()).value();
+    for (const std::string& name : kv_scales_) {
+      const TensorInfo* before = source.require(name).value();
+      const TensorInfo* after = output.require(name).value();
+      CHECK_EQ(after->data.size(), size_t{4});
+      EXPECT_EQ(std::memcmp(before->data.data(), after->data.data(), 4), 0);
+    }
+    const Json config = Json::parse(read_file(destination() + "/config.json").value()).value();
+    const Json* scheme = config.find("text_config")->find("quantization_config");
+    scheme = scheme == nullptr ? config.find("quantization_config") : scheme;
+    scheme = scheme->find("kv_cache_scheme");
+    return scheme == nullptr ? "no field" : scheme->dump();
+  };
+  QuantizeOptions wanted = options();
+  wanted.existing = ExistingOutput::kReplace;
+  EXPECT_EQ(announced(wanted),
+            R"({"num_bits":8,"type":"float","symmetric":true,"strategy":"tensor",)"
+            R"("dynamic":false})");
+  wanted.plan.kv_cache = KvCacheScheme::kNone;
+  EXPECT_EQ(announced(wanted), "null");
+  wanted.plan.rules.scheme = find_scheme("w8a8_fp8_block").value();
+  wanted.plan.dialect = Dialect::kFp8;
+  wanted.plan.kv_cache.reset();
+  EXPECT_EQ(announced(wanted), "no field");
+  kv_scales_.clear();
+  write_model(0.5F);
+  wanted = options("w8a8_int8");
+  wanted.existing = ExistingOutput::kReplace;
+  EXPECT_EQ(announced(wanted), "null");
 }
 
 TEST_F(Quantize, DoesNotDependOnThreads) {

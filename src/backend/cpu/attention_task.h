@@ -45,6 +45,7 @@ struct AttentionTask {
   int64_t tokens = 0;
   int64_t group = 0;  // query heads that share the KV head; tokens * group <= kQueryRows
   float scale = 1.0F;
+  float value_scale = 1.0F;    // multiplies the result
   int64_t window = 0;          // 0: all
   bool whole_tops = false;     // AttentionForm::kShared
   int64_t first_position = 0;  // of the first token

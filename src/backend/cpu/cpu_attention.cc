@@ -6,6 +6,7 @@
 
 #include "backend/cpu/numbers.h"
 #include "base/check.h"
+#include "quant/codec.h"
 
 namespace nibble::cpu {
 namespace {
@@ -17,8 +18,8 @@ constexpr int64_t kFewestRows = 16;     // rows of a task when there are not eno
 
 KvLayout layout_of(const KvView& kv) {
   static_assert(static_cast<int>(KvCode::kF32) == 0 && static_cast<int>(KvCode::kBf16) == 1 &&
-                static_cast<int>(KvCode::kInt8) == 2 && static_cast<int>(KvCode::kInt4) == 3);
-  CHECK_MSG(kv.code != KvCode::kFp8, "the CPU has no fp8 cache; use bf16, int8 or int4");
+                static_cast<int>(KvCode::kInt8) == 2 && static_cast<int>(KvCode::kInt4) == 3 &&
+                static_cast<int>(KvCode::kFp8) == 4);
   CHECK_EQ(kv.head_dim % 8, 0);
   CHECK_LE(kv.head_dim, kMaxHeadDim);
   KvLayout layout;
@@ -32,6 +33,12 @@ KvLayout layout_of(const KvView& kv) {
   layout.row_params = kv_row_params(kv.code);
   layout.head_dim = kv.head_dim;
   return layout;
+}
+
+void write_fp8(const float* values, int64_t dim, float scale, uint8_t* row) {
+  const float factor = 1.0F / scale;  // as GPUs do
+  std::transform(values, values + dim, row,
+                 [&](float value) { return encode_e4m3(value * factor); });
 }
 
 /// Blocks of `unit` new tokens that a step's sequences fall into.
@@ -171,8 +178,13 @@ void CpuAttention::rope_append_token(const RopeAppendArgs& args,
     }
     uint8_t* half = layout.pages + page * layout.page_bytes +
                     (kv_head % kv_heads * 2 + kv_head / kv_heads) * layout.half_bytes;
+    uint8_t* stored = half + slot * layout.row_bytes;
+    if (args.kv.code == KvCode::kFp8) {
+      write_fp8(values, dim, kv_head < kv_heads ? args.kv.scales.k : args.kv.scales.v, stored);
+      continue;
+    }
     auto* params = reinterpret_cast<float*>(half + layout.params_offset) + slot * layout.row_params;
-    kernels_.write_kv(layout, values, half + slot * layout.row_bytes, params);
+    kernels_.write_kv(layout, values, stored, params);
   }
 }
 
@@ -203,7 +215,8 @@ AttentionTask CpuAttention::Plan::task(const AttentionArgs& args,
   task.out_stride = args.out_stride;
   task.tokens = std::min<int64_t>(unit, sequence.q_len - block.first_token);
   task.group = group;
-  task.scale = args.scale;
+  task.scale = args.scale * args.kv.scales.k;
+  task.value_scale = args.kv.scales.v;
   task.window = args.sliding_window;
   task.whole_tops = args.form == AttentionForm::kShared && args.kv.code == KvCode::kBf16;
   task.first_position = sequence.kv_len - sequence.q_len + block.first_token;

@@ -18,6 +18,8 @@ void CudaStep::rope_append_kv(const RopeAppendArgs& args) {
   CHECK(!append_.has_value());
   RopeAppendLaunch launch{.shape = {.kv = layout_of(args.kv),
                                     .heads = static_cast<int32_t>(args.heads),
+                                    .k_scale = args.kv.scales.k,
+                                    .v_scale = args.kv.scales.v,
                                     .form = args.form},
                           .step = steps_.buffers_.metadata(args.kv.pool),
                           .pages = args.kv.pages,
@@ -44,6 +46,8 @@ void CudaStep::attention(const AttentionArgs& args) {
                              .heads = static_cast<int32_t>(args.heads),
                              .sliding_window = static_cast<int32_t>(args.sliding_window),
                              .scale = args.scale,
+                             .k_scale = args.kv.scales.k,
+                             .v_scale = args.kv.scales.v,
                              .form = args.form};
   const size_t index = steps_.attention_plans_.find(shape);
   void* plan = steps_.attention_plans_.plan(index);

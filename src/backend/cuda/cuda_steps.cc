@@ -9,6 +9,7 @@
 namespace nibble::cuda {
 namespace {
 
+/// Scales of caches are none of a plan's business.
 bool same(const AttentionShape& a, const AttentionShape& b) {
   return a.kv.code == b.kv.code && a.kv.page_size == b.kv.page_size &&
          a.kv.kv_heads == b.kv.kv_heads && a.kv.head_dim == b.kv.head_dim && a.heads == b.heads &&

@@ -16,8 +16,8 @@ namespace nibble::cuda {
 /// int8 codes are stored plus 128. Parameters are fp16 per token and head: int8 {scale}, value =
 /// (code - 128) * scale; int4 {scale, offset}, value = code * scale + offset; K's, then V's, in the
 /// order of kv_parameter_index. fp8 is e4m3 with one scale per layer and none per token, as vLLM
-/// and SGLang keep it: values past 448 times the scale are clipped. Models run with scale 1; scales
-/// that a checkpoint stores (k_scale, v_scale) are not read.
+/// and SGLang keep it: values past 448 times the scale are clipped. The scales are those of the
+/// layer's KvScales.
 struct KvLayout {
   KvCode code = KvCode::kBf16;
   int32_t page_size = 64;

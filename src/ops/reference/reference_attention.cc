@@ -6,24 +6,36 @@
 #include "base/check.h"
 #include "base/f16.h"
 #include "ops/attention.h"
+#include "quant/codec.h"
 
 namespace nibble {
 namespace {
 
 enum class Half { kKeys, kValues };
 
-std::byte* half_of(const KvView& kv, Half half, int64_t page, int64_t kv_head) {
-  return half == Half::kKeys ? kv.keys(page, kv_head) : kv.values(page, kv_head);
+/// The keys or the values of one head in one page.
+struct HalfPage {
+  const KvView& kv;
+  std::byte* memory;
+  float scale;  // of formats with parameters per tensor
+
+  [[nodiscard]] std::byte* row(int64_t slot) const {
+    return memory + slot * kv_row_bytes(kv.code, kv.head_dim);
+  }
+  [[nodiscard]] float* params(int64_t slot) const {
+    return reinterpret_cast<float*>(memory + kv.params_offset()) + slot * kv_row_params(kv.code);
+  }
+};
+
+HalfPage half_of(const KvView& kv, Half half, int64_t page, int64_t kv_head) {
+  return half == Half::kKeys ? HalfPage{kv, kv.keys(page, kv_head), kv.scales.k}
+                             : HalfPage{kv, kv.values(page, kv_head), kv.scales.v};
 }
 
-float* params_of(const KvView& kv, std::byte* half, int64_t slot) {
-  return reinterpret_cast<float*>(half + kv.params_offset()) + slot * kv_row_params(kv.code);
-}
-
-double read_element(const KvView& kv, std::byte* half, int64_t slot, int64_t d) {
-  const std::byte* row = half + slot * kv_row_bytes(kv.code, kv.head_dim);
-  const float* params = params_of(kv, half, slot);
-  switch (kv.code) {
+double read_element(const HalfPage& half, int64_t slot, int64_t d) {
+  const std::byte* row = half.row(slot);
+  const float* params = half.params(slot);
+  switch (half.kv.code) {
     case KvCode::kF32:
       return reinterpret_cast<const float*>(row)[d];
     case KvCode::kBf16:
@@ -35,9 +47,8 @@ double read_element(const KvView& kv, std::byte* half, int64_t slot, int64_t d) 
       return static_cast<double>(code) * params[0] + params[1];
     }
     case KvCode::kFp8:
-      break;
+      return static_cast<double>(decode_e4m3(static_cast<uint8_t>(row[d]))) * half.scale;
   }
-  CHECK_MSG(false, "caches of format {} exist on the GPU alone", static_cast<int>(kv.code));
   return 0.0;
 }
 
@@ -113,24 +124,26 @@ void write_int4(const float* values, int64_t dim, std::byte* row, float* params)
   params[1] = static_cast<float>(best_offset);
 }
 
-void write_row(const KvView& kv, std::byte* half, int64_t slot, const float* values) {
-  std::byte* row = half + slot * kv_row_bytes(kv.code, kv.head_dim);
-  float* params = params_of(kv, half, slot);
-  switch (kv.code) {
+void write_row(const HalfPage& half, int64_t slot, const float* values) {
+  const int64_t dim = half.kv.head_dim;
+  std::byte* row = half.row(slot);
+  switch (half.kv.code) {
     case KvCode::kF32:
-      std::copy(values, values + kv.head_dim, reinterpret_cast<float*>(row));
+      std::copy(values, values + dim, reinterpret_cast<float*>(row));
       return;
     case KvCode::kBf16:
-      std::transform(values, values + kv.head_dim, reinterpret_cast<uint16_t*>(row), f32_to_bf16);
+      std::transform(values, values + dim, reinterpret_cast<uint16_t*>(row), f32_to_bf16);
       return;
     case KvCode::kInt8:
-      return write_int8(values, kv.head_dim, row, params);
+      return write_int8(values, dim, row, half.params(slot));
     case KvCode::kInt4:
-      return write_int4(values, kv.head_dim, row, params);
+      return write_int4(values, dim, row, half.params(slot));
     case KvCode::kFp8:
-      break;
+      std::transform(values, values + dim, row, [&](float value) {
+        return static_cast<std::byte>(encode_e4m3(value / half.scale));
+      });
+      return;
   }
-  CHECK_MSG(false, "caches of format {} exist on the GPU alone", static_cast<int>(kv.code));
 }
 
 /// A row's place in its sequence.
@@ -179,10 +192,10 @@ void attend(const AttentionArgs& args, const SequenceSpan& sequence, int64_t row
   const float* q = args.q.f32() + row * args.q_stride + head * kv.head_dim;
   std::vector<double> scores(static_cast<size_t>(last - first + 1));
   for (int64_t t = first; t <= last; ++t) {
-    std::byte* keys = kv.keys(sequence.pages[t / kv.page_size], kv_head);
+    const HalfPage keys = half_of(kv, Half::kKeys, sequence.pages[t / kv.page_size], kv_head);
     double dot = 0.0;
     for (int64_t d = 0; d < kv.head_dim; ++d) {
-      dot += q[d] * read_element(kv, keys, t % kv.page_size, d);
+      dot += q[d] * read_element(keys, t % kv.page_size, d);
     }
     scores[static_cast<size_t>(t - first)] = dot * args.scale;
   }
@@ -195,8 +208,8 @@ void attend(const AttentionArgs& args, const SequenceSpan& sequence, int64_t row
   for (int64_t d = 0; d < kv.head_dim; ++d) {
     double sum = 0.0;
     for (int64_t t = first; t <= last; ++t) {
-      std::byte* values = kv.values(sequence.pages[t / kv.page_size], kv_head);
-      sum += scores[static_cast<size_t>(t - first)] * read_element(kv, values, t % kv.page_size, d);
+      const HalfPage values = half_of(kv, Half::kValues, sequence.pages[t / kv.page_size], kv_head);
+      sum += scores[static_cast<size_t>(t - first)] * read_element(values, t % kv.page_size, d);
     }
     args.out.f32()[row * args.out_stride + head * kv.head_dim + d] =
         static_cast<float>(sum / total);
@@ -254,8 +267,8 @@ void reference_rope_append(const RopeAppendArgs& args) {
       const int64_t page = sequence.pages[position / kv.page_size];
       const int64_t slot = position % kv.page_size;
       for (int64_t head = 0; head < kv.kv_heads; ++head) {
-        write_row(kv, half_of(kv, Half::kKeys, page, head), slot, k + head * kv.head_dim);
-        write_row(kv, half_of(kv, Half::kValues, page, head), slot, v + head * kv.head_dim);
+        write_row(half_of(kv, Half::kKeys, page, head), slot, k + head * kv.head_dim);
+        write_row(half_of(kv, Half::kValues, page, head), slot, v + head * kv.head_dim);
       }
     }
   }

@@ -1,6 +1,6 @@
 #pragma once
 
-// Attention over BF16, INT8 and INT4 caches in AMX tiles, with the bits of
+// Attention over BF16, FP8, INT8 and INT4 caches in AMX tiles, with the bits of
 // kernels/attention_kernels.h. A tile product is just the sum over 32 elements described there.
 // Many query rows: scores = Q·Kᵀ, keys transposed once per block for all rows of the task. Up to 16
 // rows, as in decoding: scoresᵀ = K·Qᵀ takes the keys as they lie, and the scores are transposed.

@@ -262,8 +262,8 @@ inline void contain_values(const uint8_t* value, int64_t dim, int64_t j, const T
 constexpr int64_t kGroupKeys = 16;
 constexpr int64_t kGroupCopyBytes = 2 * kGroupKeys * (kMaxHeadDim * 2 + 2 * 4);
 
-/// 16 neighbouring keys and their values, rows one after the other; parameters as the cache has
-/// them.
+/// 16 neighbouring keys and their values, rows one after the other, those of FP8 caches as BF16
+/// numbers; parameters as the cache has them.
 struct KeyGroup {
   const uint8_t* keys;
   const uint8_t* values;
@@ -292,7 +292,15 @@ inline KeyGroup copy_group(const AttentionTask& task,
                            const PackRange& pack,
                            int64_t j,
                            uint8_t* memory) {
-  const auto bytes = static_cast<size_t>(task.kv.row_bytes);
+  const bool fp8 = task.kv.code == kFp8Code;
+  const auto bytes = static_cast<size_t>(fp8 ? 2 * task.kv.head_dim : task.kv.row_bytes);
+  const auto copy_row = [&](const uint8_t* from, uint8_t* to) {
+    if (fp8) {
+      widen_fp8_row(from, task.kv.head_dim, to);
+    } else {
+      __builtin_memcpy(to, from, bytes);
+    }
+  };
   const auto param_bytes = static_cast<size_t>(task.kv.row_params * 4);
   uint8_t* keys = memory;
   uint8_t* values = keys + kGroupKeys * kMaxHeadDim * 2;
@@ -309,8 +317,8 @@ inline KeyGroup copy_group(const AttentionTask& task,
   }
   for (int64_t i = first - j; i < last - j; ++i) {
     const auto at = static_cast<size_t>(i);
-    __builtin_memcpy(keys + at * bytes, rows.keys[i].codes, bytes);
-    __builtin_memcpy(values + at * bytes, rows.values[i].codes, bytes);
+    copy_row(rows.keys[i].codes, keys + at * bytes);
+    copy_row(rows.values[i].codes, values + at * bytes);
     __builtin_memcpy(key_params + at * param_bytes, rows.keys[i].params, param_bytes);
     __builtin_memcpy(value_params + at * param_bytes, rows.values[i].params, param_bytes);
   }
@@ -318,13 +326,13 @@ inline KeyGroup copy_group(const AttentionTask& task,
           reinterpret_cast<const float*>(value_params)};
 }
 
-/// Where a block's groups of keys lie: in the cache, if it has all of a group in a page, else as
-/// copies in `memory`.
+/// Where a block's groups of keys lie: in the cache, if it has all of a group in a page as it is
+/// multiplied, else as copies in `memory`.
 inline void find_block(const AttentionTask& task,
                        const PackRange& pack,
                        uint8_t* memory,
                        BlockGroups& groups) {
-  const bool whole_pages = task.kv.page_size % kGroupKeys == 0;
+  const bool whole_pages = task.kv.page_size % kGroupKeys == 0 && task.kv.code != kFp8Code;
   for (int64_t j = pack.begin; j < pack.end; j += kGroupKeys) {
     const int64_t group = j / kGroupKeys;
     if (whole_pages && j >= pack.range[0] && j + kGroupKeys <= pack.range[1]) {
@@ -379,6 +387,7 @@ void pack_keys(const AttentionTask& task,
                const BlockGroups& groups,
                bool narrow,
                const TileBlock& block) {
+  const int64_t bytes = multiplied_bytes<kCode>(task.kv);
   for (int64_t j = pack.begin; j < pack.end; j += kGroupKeys) {
     const KeyGroup& group = groups[j / kGroupKeys];
     const KeyTables<kCode> tables(group.key_params);
@@ -386,7 +395,7 @@ void pack_keys(const AttentionTask& task,
       F32x16 keys[16];
 #pragma GCC unroll 16
       for (int64_t i = 0; i < 16; ++i) {
-        const uint8_t* row = group.keys + i * task.kv.row_bytes;
+        const uint8_t* row = group.keys + i * bytes;
         keys[i].v =
             _mm512_castsi512_ps(key_dims<kCode, kWhole>(row, k, task.kv.head_dim, tables.of(i)));
       }
@@ -408,7 +417,7 @@ void pack_values(const AttentionTask& task,
                  const BlockGroups& groups,
                  const TileBlock& block) {
   const int64_t dim = task.kv.head_dim;
-  const int64_t bytes = task.kv.row_bytes;
+  const int64_t bytes = multiplied_bytes<kCode>(task.kv);
   for (int64_t j = pack.begin; j < pack.end; j += 2) {
     const int64_t i = j % 32 / 2;  // of the pairs
     const KeyGroup* group = groups + j / 32 * 2;

@@ -10,6 +10,7 @@ void attention(const AttentionTask& task) {
     case 0:
       return attention_f32(task);
     case 1:
+    case kFp8Code:
       return attention_in_tiles<1>(task);
     case 2:
       return attention_in_tiles<2>(task);

@@ -24,6 +24,7 @@ struct KeyBlock : BlockParams {
   int32_t*
       key_pairs;  // the others: [head_dim / 2][kKeyBlock]: INT8 codes, of INT8 caches + kInt8Bias
   float* values;  // [kKeyBlock][head_dim padded to 16]
+  uint8_t* wide;  // of FP8 caches, see widen_block
 };
 
 /// Parameters of 16 keys as the cache holds them; offsets of INT4 only.
@@ -164,7 +165,7 @@ void load_keys(const AttentionTask& task,
                const KvRows& rows,
                const KeyBlock& block,
                RowPrefetch& ahead) {
-  const int64_t count = task.kv.row_bytes / 4;
+  const int64_t count = multiplied_bytes<kCode>(task.kv) / 4;
   for (int64_t j = pack.begin; j < pack.end; j += 16) {
     ahead.next(4);
     const KeyCodes int4 = key_codes<kCode>(rows.keys + j);
@@ -195,6 +196,7 @@ void load_values(const AttentionTask& task,
                  const KeyBlock& block,
                  RowPrefetch& ahead) {
   const int64_t dim = task.kv.head_dim;
+  const int64_t row_bytes = multiplied_bytes<kCode>(task.kv);
   const int64_t whole = dim / 32 * 32;
   float* values = block.values + pack.begin * round_up(dim, 16);
   for (int64_t j = pack.begin; j < pack.end; ++j) {
@@ -210,9 +212,9 @@ void load_values(const AttentionTask& task,
       load_codes<kCode>(row, d, of_codes, values);
     }
     if (whole < dim) {
-      const int64_t begin = task.kv.row_bytes * whole / dim;
+      const int64_t begin = row_bytes * whole / dim;
       uint8_t bytes[64] = {};
-      __builtin_memcpy(bytes, row + begin, static_cast<size_t>(task.kv.row_bytes - begin));
+      __builtin_memcpy(bytes, row + begin, static_cast<size_t>(row_bytes - begin));
       float rest[32];
       load_codes<kCode>(bytes, 0, of_codes, rest);
       const int64_t count = round_up(dim - whole, 16);

@@ -1,9 +1,11 @@
 #pragma once
 
-// Attention over BF16, INT8 and INT4 caches: what tiles of BF16 products do on CPUs that have them
-// (amx/amx_attention.h), lane by lane. The rules that give the same bits everywhere:
-// - Queries are rounded to BF16. Keys and values enter as BF16 numbers or as their codes; a token's
-//   scale multiplies its score or weight.
+// Attention over BF16, FP8, INT8 and INT4 caches: what tiles of BF16 products do on CPUs that have
+// them (amx/amx_attention.h), lane by lane. The rules that give the same bits everywhere:
+// - Queries are rounded to BF16. Keys and values enter as BF16 numbers, which E4M3 codes are too,
+// or
+//   as their codes; a token's scale multiplies its score or weight, a layer's the scale of all
+//   scores or the result.
 // - Queries that meet codes are INT8 codes themselves, whose products are exact in integers
 //   (attention_queries.h), and INT4 keys become such codes (attention_keys.h).
 // - Values are multiplied as BF16 numbers: INT8 codes, and what INT4 codes and their offset make in
@@ -188,7 +190,10 @@ void sum_piece(const AttentionTask& task,
   }
   __builtin_memset(queries.sums, 0, static_cast<size_t>(rows) * 64);
   BlockWalk walk(task, keys);
-  walk.each([&](const PackRange& pack, const KvRows& found, RowPrefetch& ahead) {
+  walk.each([&](const PackRange& pack, KvRows& found, RowPrefetch& ahead) {
+    if (kCode == 1 && task.kv.code == kFp8Code) {
+      widen_block(task.kv, pack, block.wide, found);
+    }
     load_params<kCode>(task, pack, found, block);
     load_keys<kCode>(task, pack, found, block, ahead);
     load_values<kCode>(task, pack, found, block, ahead);
@@ -224,6 +229,8 @@ void attention_of(const AttentionTask& task) {
   block.keys = take(kKeyBlock * width);
   block.key_pairs = reinterpret_cast<int32_t*>(block.keys);
   block.values = take(kKeyBlock * padded_dim);
+  block.wide = reinterpret_cast<uint8_t*>(
+      take(kCode == 1 && task.kv.code == kFp8Code ? kKeyBlock * task.kv.head_dim : 0));
   block.score_scale = take(kKeyBlock);
   block.value_log = take_ints(kKeyBlock);
   block.value_inverse = take(kKeyBlock);

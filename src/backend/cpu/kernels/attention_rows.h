@@ -11,6 +11,39 @@ inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
 
+/// What a cache's code multiplies like: FP8 rows become BF16 numbers before they are multiplied,
+/// which hold E4M3 exactly.
+constexpr int64_t kFp8Code = 4;
+
+/// Bytes of a row as it is multiplied.
+template <int kCode>
+int64_t multiplied_bytes(const KvLayout& kv) {
+  return kCode == 1 ? 2 * kv.head_dim : kv.row_bytes;
+}
+
+/// Whole groups of 16 E4M3 codes as BF16 numbers. Codes of NaN, which load_fp8 takes for 480, stay
+/// NaN.
+inline void widen_fp8(const uint8_t* codes, int64_t count, uint8_t* to) {
+  for (int64_t i = 0; i < count; i += 16) {
+    const F32x16 x = Simd::mul(Simd::load_fp8(codes + i), Simd::set(256.0F));
+    const F32x16 nan = Simd::set(__builtin_nanf(""));
+    Simd::store_bf16(to + 2 * i, Simd::select_less(Simd::set(448.0F), magnitude(x), nan, x));
+  }
+}
+
+/// The row of an FP8 cache as BF16 numbers [dim].
+inline void widen_fp8_row(const uint8_t* codes, int64_t dim, uint8_t* to) {
+  const int64_t whole = dim / 16 * 16;
+  widen_fp8(codes, whole, to);
+  if (whole < dim) {
+    uint8_t rest[16] = {};
+    uint8_t wide[32];
+    __builtin_memcpy(rest, codes + whole, static_cast<size_t>(dim - whole));
+    widen_fp8(rest, 16, wide);
+    __builtin_memcpy(to + 2 * whole, wide, static_cast<size_t>(dim - whole) * 2);
+  }
+}
+
 /// One head's keys or values of a token.
 struct KvRow {
   const uint8_t* codes;
@@ -74,6 +107,19 @@ inline void find_block(const AttentionTask& task, const PackRange& pack, KvRows&
   }
   for (int64_t j = pack.range[1]; j < pack.end; ++j) {
     rows.keys[j] = rows.values[j] = none;
+  }
+}
+
+/// Points the rows of a block of an FP8 cache at BF16 copies in `memory`, [2][kKeyBlock][head_dim].
+inline void widen_block(const KvLayout& kv, const PackRange& pack, uint8_t* memory, KvRows& rows) {
+  const int64_t bytes = 2 * kv.head_dim;
+  for (int64_t j = pack.begin; j < pack.end; ++j) {
+    uint8_t* key = memory + j * bytes;
+    uint8_t* value = key + kKeyBlock * bytes;
+    widen_fp8_row(rows.keys[j].codes, kv.head_dim, key);
+    widen_fp8_row(rows.values[j].codes, kv.head_dim, value);
+    rows.keys[j].codes = key;
+    rows.values[j].codes = value;
   }
 }
 
@@ -148,7 +194,7 @@ class BlockWalk {
     }
   }
 
-  /// visit(pack, rows, ahead) of each block.
+  /// visit(pack, rows, ahead) of each block; the visitor may change the rows.
   template <typename Visit>
   void each(const Visit& visit) {
     for (; at_ < keys_[1]; at_ += kKeyBlock) {

@@ -103,10 +103,11 @@ inline void merge_states(const RowStates& total,
 
 inline void write_results(const AttentionTask& task, const RowStates& total, int64_t padded_dim) {
   const int64_t dim = task.kv.head_dim;
+  const F32x16 scale = Simd::set(task.value_scale);
   for (int64_t r = 0; r < task.tokens * task.group; ++r) {
     const int64_t out = r / task.group * task.out_stride + r % task.group * dim;
     in_vectors(dim, [&](int64_t i, int64_t lanes) {
-      const F32x16 sum = Simd::load(total.acc + r * padded_dim + i);
+      const F32x16 sum = Simd::mul(Simd::load(total.acc + r * padded_dim + i), scale);
       store_numbers(task.out, out + i, lanes, Simd::div(sum, Simd::set(total.sum[r])));
     });
   }
