@@ -85,7 +85,8 @@ void bench_rows() {
         }
       }
       for (const auto& [activation, kind] : {std::pair{"silu_mul ", GemmInput::Kind::kSiluMul},
-                                             std::pair{"relu ", GemmInput::Kind::kRelu}}) {
+                                             std::pair{"relu ", GemmInput::Kind::kRelu},
+                                             std::pair{"gelu_tanh ", GemmInput::Kind::kGeluTanh}}) {
         const ActivationArgs args{.x = x, .kind = kind, .rows = rows, .n = kMaxWidth, .out = to};
         const auto bytes = 2.0 * static_cast<double>(input_width(kind, kMaxWidth)) +
                            out_bytes * static_cast<double>(kMaxWidth);

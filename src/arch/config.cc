@@ -76,17 +76,20 @@ Status read_shape(const Json& json, const JsonReader& reader, ModelConfig& confi
 
 Status read_shared_fields(const Json& json, const JsonReader& reader, ModelConfig& config) {
   NIBBLE_RETURN_IF_ERROR(read_shape(json, reader, config));
-  NIBBLE_ASSIGN_OR_RETURN(const std::string activation,
-                          reader.optional_string("hidden_act", "silu"));
-  if (activation != "silu") {
+  NIBBLE_ASSIGN_OR_RETURN(
+      const std::string activation,
+      reader.optional_string("hidden_act", std::string(config.family->hidden_act)));
+  if (activation != config.family->hidden_act) {
     return make_error(StatusCode::kUnsupported,
-                      "{}: field hidden_act: \"{}\" is not supported, only \"silu\"",
-                      reader.where(), activation);
+                      "{}: field hidden_act: \"{}\" is not supported, only \"{}\"", reader.where(),
+                      activation, config.family->hidden_act);
   }
-  NIBBLE_ASSIGN_OR_RETURN(config.norm_eps, reader.optional_double("rms_norm_eps", 1e-6));
+  const std::string_view eps_field = config.family->eps_field;
+  NIBBLE_ASSIGN_OR_RETURN(config.norm_eps,
+                          reader.optional_double(eps_field, config.family->default_eps));
   if (!(config.norm_eps > 0) || config.norm_eps > 1) {
-    return make_error(StatusCode::kCorrupt, "{}: field rms_norm_eps: {} is out of range",
-                      reader.where(), config.norm_eps);
+    return make_error(StatusCode::kCorrupt, "{}: field {}: {} is out of range", reader.where(),
+                      eps_field, config.norm_eps);
   }
   NIBBLE_ASSIGN_OR_RETURN(config.tie_word_embeddings,
                           reader.optional_bool("tie_word_embeddings", false));

@@ -7,6 +7,7 @@
 
 #include "base/status.h"
 #include "core/dtype.h"
+#include "core/gemm_input.h"
 
 namespace nibble {
 
@@ -14,8 +15,6 @@ namespace nibble {
 enum class RopeKind : uint8_t { kDefault, kLinear, kDynamicNtk, kLlama3, kYarn, kNone };
 /// kLayer takes the mean of a row away first and adds a bias in the end.
 enum class NormKind : uint8_t { kRms, kLayer };
-/// kGatedSilu: down(silu(gate(x)) * up(x)); kRelu: down(max(up(x), 0)).
-enum class MlpKind : uint8_t { kGatedSilu, kRelu };
 
 struct RopeConfig {
   RopeKind kind = RopeKind::kDefault;
@@ -61,7 +60,8 @@ struct ModelConfig {
                               // layers from BF16 inputs, hand BF16 from part to
                               // part of a layer and give BF16 logits
   NormKind norm = NormKind::kRms;
-  MlpKind mlp = MlpKind::kGatedSilu;
+  // Of an MLP: down(activation(up(x))), with a gate where its rows have one.
+  GemmInput::Kind activation = GemmInput::Kind::kSiluMul;
   int64_t vocab_size = 0;
   int64_t hidden_size = 0;
   int64_t intermediate_size = 0;

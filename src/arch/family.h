@@ -49,8 +49,11 @@ struct Family {
   std::string_view prefix = {};          // before all names
   const Family* renamed = nullptr;       // the same with the names that other files give, if any
   std::string_view width_field = "intermediate_size";  // of config.json
-  bool kv_heads_may_be_absent = false;                 // then there are as many as query heads
-  int64_t default_head_dim = 0;                        // 0: hidden_size / heads
+  std::string_view hidden_act = "silu";                // the one value that the field may have
+  std::string_view eps_field = "rms_norm_eps";
+  double default_eps = 1e-6;
+  bool kv_heads_may_be_absent = false;     // then there are as many as query heads
+  int64_t default_head_dim = 0;            // 0: hidden_size / heads
   std::optional<FusedExperts> fused = {};  // absent: tensors of all experts are not known
   WorthQuantizing worth = WorthQuantizing::kLinearLayers;
 };
@@ -89,6 +92,13 @@ Result<std::vector<int64_t>> read_qwen_windows(const Json& json,
 
 /// Experts of the Qwen families: which layers have them, how many and how wide.
 Status read_qwen_experts(const Json& json, const JsonReader& reader, ModelConfig& config);
+
+/// The rule of Mistral: sliding_window for every layer, none where it is null; `fallback` where it
+/// is absent.
+Result<std::vector<int64_t>> read_one_window(const Json& json,
+                                             const JsonReader& reader,
+                                             int64_t num_layers,
+                                             int64_t fallback);
 
 /// The rule of families that have a window in every other layer unless layer_types says otherwise.
 Result<std::vector<int64_t>> read_layer_windows(const Json& json,

@@ -10,11 +10,6 @@
 namespace nibble {
 namespace {
 
-// The first of several rows of one architecture is meant where model_type names none of them.
-constexpr std::array kFamilies = {&kLlama,      &kMistral,  &kQwen2,    &kQwen3,
-                                  &kMixtral,    &kQwen2Moe, &kQwen3Moe, &kGptOss,
-                                  &kDeepseekV3, &kKimiK2,   &kKimiK25,  &kOpt};
-
 // What most decoders call their modules.
 constexpr std::array kDecoderNames = {
     RoleName{Role::kEmbedding, "model.embed_tokens"},

@@ -99,7 +99,7 @@ class TensorLister final {
 
   void list_mlp() {
     const Bias bias = stored_if(config_.mlp_bias);
-    if (config_.mlp == MlpKind::kGatedSilu) {
+    if (has_gate(config_.activation)) {
       matrix(Role::kGate, config_.intermediate_size, hidden_, bias);
     }
     matrix(Role::kUp, config_.intermediate_size, hidden_, bias);

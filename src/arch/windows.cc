@@ -75,6 +75,25 @@ Result<std::vector<int64_t>> read_qwen_windows(const Json& json,
   return windows;
 }
 
+Result<std::vector<int64_t>> read_one_window(const Json& json,
+                                             const JsonReader& reader,
+                                             int64_t num_layers,
+                                             int64_t fallback) {
+  const Json* field = json.find("sliding_window");
+  int64_t window = 0;
+  if (field == nullptr) {
+    window = fallback;
+  } else if (!field->is_null()) {
+    NIBBLE_ASSIGN_OR_RETURN(window, reader.required_int("sliding_window"));
+    if (window < 1) {
+      return make_error(StatusCode::kCorrupt,
+                        "{}: field sliding_window: {} is no window; use null for none",
+                        reader.where(), window);
+    }
+  }
+  return std::vector<int64_t>(static_cast<size_t>(num_layers), window);
+}
+
 Result<std::vector<int64_t>> read_layer_windows(const Json& json,
                                                 const JsonReader& reader,
                                                 int64_t num_layers) {

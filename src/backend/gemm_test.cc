@@ -527,7 +527,7 @@ TEST_F(Gemm, NormsAndActivatesItsInputAsThatAloneDoes) {
           backend->prepare_gemm(random_weight(scheme.weight, shape, 2).value(), scheme.act, 33);
       ASSERT_TRUE(gemm.ok());
       using enum GemmInput::Kind;
-      for (const GemmInput::Kind kind : {kRmsNorm, kLayerNorm, kRelu}) {
+      for (const GemmInput::Kind kind : {kRmsNorm, kLayerNorm, kRelu, kGeluTanh}) {
         const GemmInput input{kind, norm.data(), 1e-5F, bias.data()};
         const std::vector<float> normed = input_of(*backend, x.data(), 33, shape.k, input);
         for (const int64_t m : {1, 3, 17, 33}) {
@@ -561,7 +561,8 @@ TEST_F(Gemm, Bf16InAndOutEqualsF32RoundedOnce) {
           backend->prepare_gemm(random_weight(scheme.weight, shape, 4).value(), scheme.act, kRows);
       ASSERT_TRUE(gemm.ok());
       using enum GemmInput::Kind;
-      for (const GemmInput::Kind kind : {kPlain, kRmsNorm, kLayerNorm, kSiluMul, kRelu}) {
+      for (const GemmInput::Kind kind :
+           {kPlain, kRmsNorm, kLayerNorm, kSiluMul, kRelu, kGeluTanh}) {
         SCOPED_TRACE(testing::Message() << scheme.name << " " << backend->name() << " input "
                                         << static_cast<int>(kind));
         for (const int64_t m : {int64_t{1}, int64_t{4}, kRows}) {

@@ -55,7 +55,7 @@ std::vector<double> layer_norm(std::span<const float> x,
   return y;
 }
 
-TEST(RowKernels, LayerNormAndReluEqualTheirFormulasOnEveryInstructionSet) {
+TEST(RowKernels, NormAndActivationsEqualTheirFormulasOnEveryInstructionSet) {
   using enum GemmInput::Kind;
   for (const int64_t rows : {1, 3, 17}) {
     for (const int64_t n : {1, 13, 16, 37, 129, 500, 1032}) {
@@ -69,16 +69,20 @@ TEST(RowKernels, LayerNormAndReluEqualTheirFormulasOnEveryInstructionSet) {
         const std::vector<float> norm =
             input_of(*backend, x.data(), rows, n, {kLayerNorm, weight.data(), 1e-5F, bias.data()});
         const std::vector<float> relu = input_of(*backend, x.data(), rows, n, {.kind = kRelu});
+        std::vector<float> gelu = input_of(*backend, x.data(), rows, n, {.kind = kGeluTanh});
         for (size_t row = 0; row < static_cast<size_t>(rows); ++row) {
           const auto wanted = layer_norm(std::span(x).subspan(row * width, width), weight, bias);
           for (size_t i = 0; i < width; ++i) {
             const double size = 10.0 + std::fabs(wanted[i]);  // what mean and bias cancel
             ASSERT_NEAR(norm[row * width + i], wanted[i], 2e-6 * size) << isa << " " << n;
             ASSERT_EQ(relu[row * width + i], std::fmax(x[row * width + i], 0.0F)) << isa;
+            const double exact = exact_activation(kGeluTanh, x[row * width + i], 1.0);
+            ASSERT_NEAR(gelu[row * width + i], exact, 4e-7 * std::fabs(exact) + 1e-8) << isa;
           }
         }
-        first = first.empty() ? norm : first;
-        ASSERT_EQ(std::memcmp(norm.data(), first.data(), norm.size() * sizeof(float)), 0) << isa;
+        gelu.insert(gelu.end(), norm.begin(), norm.end());
+        first = first.empty() ? gelu : first;
+        ASSERT_EQ(std::memcmp(gelu.data(), first.data(), gelu.size() * sizeof(float)), 0) << isa;
       }
     }
   }
@@ -292,6 +296,29 @@ TEST(RowKernels, SiluKeepsItsLimits) {
       const float y = input_of(**backend, pair, 1, 1, {.kind = GemmInput::Kind::kSiluMul})[0];
       EXPECT_NEAR(y, gate > 0.0F ? gate : 0.0F, 1e-30F);
     }
+  }
+}
+
+// PyTorch's values of gelu(x, approximate="tanh"), in double precision.
+TEST(RowKernels, GeluEqualsPytorch) {
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  const std::vector<float> x = {-3.0F, -1.0F, -0.5F, 0.0F, 0.5F, 1.0F, 3.0F, 1e30F, -1e30F, kInf};
+  const std::vector<float> wanted = {
+      -0.00363739208F, -0.158808009F, -0.15428599F, 0.0F, 0.34571401F,
+      0.841191991F,    2.99636261F,   1e30F,        0.0F, kInf};
+  for (const std::string_view isa : cpu::supported_isas()) {
+    std::vector<float> y(x.size() + 1, 7.0F);
+    std::vector<float> with_nan = x;
+    with_nan.push_back(std::nanf(""));
+    cpu::find_kernels(isa).value()->make_input({.x = {with_nan.data(), cpu::Element::kF32},
+                                                .k = static_cast<int64_t>(y.size()),
+                                                .input = {GemmInput::Kind::kGeluTanh}},
+                                               y.data());
+    for (size_t i = 0; i + 1 < x.size(); ++i) {
+      EXPECT_NEAR(y[i], wanted[i], 4e-7 * std::fabs(wanted[i]) + 1e-9) << isa << " " << x[i];
+    }
+    EXPECT_EQ(y[x.size() - 1], kInf) << isa;
+    EXPECT_TRUE(std::isnan(y.back())) << isa;
   }
 }
 

@@ -17,7 +17,7 @@ class Mlp final {
  public:
   struct Parts {
     Norm norm;
-    Linear up;    // [intermediate, hidden]; for kSiluMul gate and up, stacked
+    Linear up;    // [intermediate, hidden]; gate and up, stacked, where there is a gate
     Linear down;  // [hidden, intermediate]
     GemmInput::Kind activation = GemmInput::Kind::kSiluMul;
   };
@@ -29,8 +29,7 @@ class Mlp final {
   }
 
   [[nodiscard]] static std::array<ScratchNeed, 1> scratch(const ModelConfig& config) {
-    const int64_t parts = config.mlp == MlpKind::kGatedSilu ? 2 : 1;
-    return {{{ScratchName::kUp, parts * config.intermediate_size}}};
+    return {{{ScratchName::kUp, input_width(config.activation, config.intermediate_size)}}};
   }
 
   /// hidden [rows, hidden].

@@ -79,7 +79,7 @@ TEST(ModelConfigTest, OptNamesItsOwnFields) {
   EXPECT_EQ(config->num_kv_heads, 4);
   EXPECT_EQ(config->norm, NormKind::kLayer);
   EXPECT_EQ(config->norm_eps, 1e-5);
-  EXPECT_EQ(config->mlp, MlpKind::kRelu);
+  EXPECT_EQ(config->activation, GemmInput::Kind::kRelu);
   EXPECT_TRUE(config->learned_positions);
   EXPECT_EQ(config->first_position, 2);
   EXPECT_TRUE(config->tie_word_embeddings && config->qkv_bias && config->output_bias);
@@ -91,6 +91,34 @@ TEST(ModelConfigTest, OptNamesItsOwnFields) {
   ASSERT_TRUE(plain.ok()) << plain.status().message();
   EXPECT_FALSE(plain->qkv_bias || plain->output_bias || plain->mlp_bias);
   EXPECT_FALSE(plain->tie_word_embeddings);
+}
+
+TEST(ModelConfigTest, Starcoder2NamesItsOwnFields) {
+  const std::vector<std::pair<std::string, std::string>> members = {
+      {"model_type", R"("starcoder2")"},
+      {"hidden_act", R"("gelu_pytorch_tanh")"},
+      {"norm_epsilon", "2e-5"},
+      {"sliding_window", "7"}};
+  const auto config = parse_model_config({.text = config_text("Starcoder2ForCausalLM", members)});
+  ASSERT_TRUE(config.ok()) << config.status().message();
+  EXPECT_EQ(config->norm, NormKind::kLayer);
+  EXPECT_EQ(config->norm_eps, 2e-5);
+  EXPECT_EQ(config->activation, GemmInput::Kind::kGeluTanh);
+  EXPECT_TRUE(config->tie_word_embeddings && config->qkv_bias && config->output_bias);
+  EXPECT_TRUE(config->mlp_bias);
+  for (const int64_t window : config->sliding_windows) {
+    EXPECT_EQ(window, 7);
+  }
+  auto plain = members;
+  plain.insert(plain.end(), {{"use_bias", "false"}, {"sliding_window", "null"}});
+  const auto other = parse_model_config({.text = config_text("Starcoder2ForCausalLM", plain)});
+  ASSERT_TRUE(other.ok()) << other.status().message();
+  EXPECT_FALSE(other->qkv_bias || other->output_bias || other->mlp_bias);
+  EXPECT_EQ(other->sliding_windows.front(), 0);
+  plain.emplace_back("hidden_act", R"("gelu")");
+  const auto exact = parse_model_config({.text = config_text("Starcoder2ForCausalLM", plain)});
+  ASSERT_FALSE(exact.ok());
+  EXPECT_THAT(exact.status().message(), HasSubstr("only \"gelu_pytorch_tanh\""));
 }
 
 TEST(ModelConfigTest, RefusesWhatOptModelsDoOtherwise) {

@@ -227,7 +227,8 @@ INSTANTIATE_TEST_SUITE_P(Architectures,
                                          "qwen2",
                                          "qwen2_window",
                                          "qwen3",
-                                         "opt"),
+                                         "opt",
+                                         "starcoder2"),
                          [](const auto& info) { return info.param; });
 
 class StorytellerTest : public testing::Test {

@@ -170,10 +170,9 @@ class DecoderLoader final {
   Result<Mlp> load_mlp(int64_t layer) {
     const Bias bias = config_.mlp_bias ? Bias::kStored : Bias::kNone;
     const int64_t width = config_.intermediate_size;
-    const bool gated = config_.mlp == MlpKind::kGatedSilu;
     NIBBLE_ASSIGN_OR_RETURN(Norm norm, load_norm(name(Role::kMlpNorm, layer), config_.hidden_size));
     std::vector<Projection> projections = {{Role::kUp, width}};
-    if (gated) {
+    if (has_gate(config_.activation)) {
       projections.insert(projections.begin(), {Role::kGate, width});
     }
     NIBBLE_ASSIGN_OR_RETURN(Linear up, load_stacked(layer, projections, config_.hidden_size, bias));
@@ -182,7 +181,7 @@ class DecoderLoader final {
     return Mlp({.norm = std::move(norm),
                 .up = std::move(up),
                 .down = std::move(down),
-                .activation = gated ? GemmInput::Kind::kSiluMul : GemmInput::Kind::kRelu});
+                .activation = config_.activation});
   }
 
   Result<Linear> load_head(const std::string& module) {

@@ -2,8 +2,8 @@
 
 #include <cstdint>
 
+#include "core/gemm_input.h"
 #include "ops/activations.h"
-#include "ops/gemm_input.h"
 #include "quant/act_spec.h"
 #include "quant/quant_tensor.h"
 

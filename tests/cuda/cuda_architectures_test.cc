@@ -95,7 +95,8 @@ INSTANTIATE_TEST_SUITE_P(Dense,
                                            Architecture{"qwen2", 64, DType::kBF16},
                                            Architecture{"qwen2_window", 128, DType::kBF16},
                                            Architecture{"qwen3", 128, DType::kBF16},
-                                           Architecture{"opt", 64, DType::kBF16}),
+                                           Architecture{"opt", 64, DType::kBF16},
+                                           Architecture{"starcoder2", 128, DType::kBF16}),
                          [](const auto& info) { return std::string(info.param.golden); });
 
 }  // namespace

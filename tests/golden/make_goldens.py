@@ -78,6 +78,7 @@ def cases():
                                     rope_parameters=rope("dynamic", factor=8.0)), False),
         "opt": (transformers.OPTConfig(**{key: COMMON[key] for key in OPT_FIELDS}, ffn_dim=96,
                                        max_position_embeddings=300), False),
+        "starcoder2": (make(transformers.Starcoder2Config, sliding_window=32), False),
     }
 
 

@@ -66,7 +66,7 @@ Status read_fields(const Json&, const JsonReader& reader, ModelConfig& config) {
                           reader.optional_bool("tie_word_embeddings", true));
   config.norm = NormKind::kLayer;
   config.norm_eps = kEpsilon;
-  config.mlp = MlpKind::kRelu;
+  config.activation = GemmInput::Kind::kRelu;
   config.rope.kind = RopeKind::kNone;
   config.learned_positions = true;
   config.first_position = kRowOfPosition0;

@@ -3,7 +3,7 @@
 #include <cstdint>
 
 #include "backend/cpu/attention_task.h"
-#include "ops/gemm_input.h"
+#include "core/gemm_input.h"
 #include "ops/silu_form.h"
 
 namespace nibble::cpu {

@@ -6,7 +6,7 @@
 
 #include "backend/cuda/launch.h"
 #include "core/dtype.h"
-#include "ops/gemm_input.h"
+#include "core/gemm_input.h"
 #include "quant/scheme.h"
 
 namespace nibble::cuda {

@@ -263,44 +263,48 @@ TEST(RowKernels, LayerNormsAndReluAreTheCpusToTheBit) {
   }
 }
 
-TEST(RowKernels, ReluRowsInEveryForm) {
+TEST(RowKernels, ActivationsWithoutGateInEveryForm) {
   NIBBLE_NEEDS_GPU();
   uint32_t seed = 150;
-  for (const int64_t n : kWidths) {
-    for (const int64_t rows : {1, 3, 17}) {
-      const int64_t stride = rows == 3 ? n + 8 : n;
-      auto bits = to_bf16(random_values(static_cast<size_t>(rows * stride), ++seed, 3.0F));
-      const DeviceArray<uint16_t> x(bits);
-      std::vector<double> wanted;
-      for (int64_t row = 0; row < rows; ++row) {
-        for (int64_t i = 0; i < n; ++i) {
-          wanted.push_back(
-              std::fmax(bf16_to_f32(bits[static_cast<size_t>(row * stride + i)]), 0.0F));
+  for (const Kind kind : {Kind::kRelu, Kind::kGeluTanh}) {
+    for (const int64_t n : kWidths) {
+      for (const int64_t rows : {1, 3, 17}) {
+        const int64_t stride = rows == 3 ? n + 8 : n;
+        auto bits = to_bf16(random_values(static_cast<size_t>(rows * stride), ++seed, 3.0F));
+        const DeviceArray<uint16_t> x(bits);
+        std::vector<double> wanted;
+        for (int64_t row = 0; row < rows; ++row) {
+          for (int64_t i = 0; i < n; ++i) {
+            const float value = bf16_to_f32(bits[static_cast<size_t>(row * stride + i)]);
+            wanted.push_back(exact_activation(kind, value, 1.0));
+          }
+        }
+        for (const ActFormat format : kFormats) {
+          const OutputArrays out(format, rows, n);
+          const ActivationArgs args{.x = x.data(),
+                                    .kind = kind,
+                                    .stride = rows == 3 ? stride : 0,
+                                    .rows = rows,
+                                    .n = n,
+                                    .out = out.rows()};
+          ASSERT_EQ(activation_quantize(args, {}), cudaSuccess);
+          expect_near(out.take(), format, rows, n, wanted);
         }
       }
-      for (const ActFormat format : kFormats) {
-        const OutputArrays out(format, rows, n);
-        const ActivationArgs args{.x = x.data(),
-                                  .kind = Kind::kRelu,
-                                  .stride = rows == 3 ? stride : 0,
-                                  .rows = rows,
-                                  .n = n,
-                                  .out = out.rows()};
-        ASSERT_EQ(activation_quantize(args, {}), cudaSuccess);
-        expect_near(out.take(), format, rows, n, wanted);
-      }
     }
-  }
-  std::vector<uint16_t> bits(8, f32_to_bf16(-1.0F));
-  bits[3] = f32_to_bf16(std::nanf(""));
-  const DeviceArray<uint16_t> x(bits);
-  const OutputArrays out(ActFormat::kBf16, 1, 8);
-  ASSERT_EQ(activation_quantize(
-                {.x = x.data(), .kind = Kind::kRelu, .rows = 1, .n = 8, .out = out.rows()}, {}),
-            cudaSuccess);
-  const Output result = out.take();
-  for (int64_t i = 0; i < 8; ++i) {
-    EXPECT_EQ(std::isnan(value_at(result, ActFormat::kBf16, 0, 8, i)), i == 3) << i;
+    std::vector<uint16_t> bits(8, f32_to_bf16(-1.0F));
+    bits[3] = f32_to_bf16(std::nanf(""));
+    bits[5] = f32_to_bf16(1e30F);
+    const DeviceArray<uint16_t> x(bits);
+    const OutputArrays out(ActFormat::kBf16, 1, 8);
+    ASSERT_EQ(activation_quantize(
+                  {.x = x.data(), .kind = kind, .rows = 1, .n = 8, .out = out.rows()}, {}),
+              cudaSuccess);
+    const Output result = out.take();
+    for (int64_t i = 0; i < 8; ++i) {
+      EXPECT_EQ(std::isnan(value_at(result, ActFormat::kBf16, 0, 8, i)), i == 3) << i;
+    }
+    EXPECT_EQ(value_at(result, ActFormat::kBf16, 0, 8, 5), bf16_to_f32(bits[5]));
   }
 }
 

@@ -315,7 +315,7 @@ Status SelfCheck::check_rows(ActFormat act, int64_t n) {
     }));
   }
   const SiluForm form = act == ActFormat::kInt8Token ? kSiluOfInt8 : SiluForm{};
-  for (const GemmInput::Kind kind : {kSiluMul, kRelu}) {
+  for (const GemmInput::Kind kind : kActivations) {
     NIBBLE_RETURN_IF_ERROR(
         check(activation_quantize(
                   {.x = device_gate_up.as<void>(), .kind = kind, .rows = kRows, .n = n, .out = out},
@@ -324,8 +324,8 @@ Status SelfCheck::check_rows(ActFormat act, int64_t n) {
     NIBBLE_RETURN_IF_ERROR(compare("activation_quantize", [&](size_t row, size_t column) -> double {
       const uint16_t* given = gate_up.data() + row * static_cast<size_t>(input_width(kind, n));
       const float first = bf16_to_f32(given[column]);
-      return kind == kRelu ? std::fmax(first, 0.0F)
-                           : silu(first, form) * bf16_to_f32(given[width + column]);
+      return kind == kSiluMul ? silu(first, form) * bf16_to_f32(given[width + column])
+                              : exact_activation(kind, first, 1.0);
     }));
   }
   return {};

@@ -56,7 +56,5 @@ class SelfCheck final {
 
 /// ‖y − reference‖ / ‖reference‖ that results of a product may have in F32: what its tests allow.
 [[nodiscard]] double product_tolerance(const WeightFormat& weight, ActFormat act);
-/// The same of attention over a cache, where the reference's keys and values are not rounded.
-[[nodiscard]] double attention_tolerance(KvCode code);
 
 }  // namespace nibble::cuda

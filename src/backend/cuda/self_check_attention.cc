@@ -153,23 +153,6 @@ class AttentionCheck final {
 
 }  // namespace
 
-double attention_tolerance(KvCode code) {
-  // Three times what rounding keys and values of these magnitudes costs: a uniform error of a step
-  // over the square root of 12 for each, of numbers whose root mean square is 1.2.
-  switch (code) {
-    case KvCode::kInt4:  // step 4 / 15
-      return 0.3;
-    case KvCode::kInt8:  // step 2 / 127
-      return 0.03;
-    case KvCode::kFp8:  // three bits of mantissa
-      return 0.12;
-    case KvCode::kBf16:
-    case KvCode::kF32:
-      break;
-  }
-  return 0.02;
-}
-
 Status SelfCheck::check_attention(const AttentionShape& shape) {
   const auto start = std::chrono::steady_clock::now();
   const auto key = std::tuple{static_cast<int>(shape.kv.code),
@@ -183,7 +166,7 @@ Status SelfCheck::check_attention(const AttentionShape& shape) {
     return {};
   }
   NIBBLE_ASSIGN_OR_RETURN(const Difference difference, AttentionCheck(shape, stream_).run());
-  const double tolerance = attention_tolerance(shape.kv.code);
+  const double tolerance = kv_format(shape.kv.code).tolerance;
   if (!difference.within(tolerance)) {
     return make_error(
         StatusCode::kUnavailable,

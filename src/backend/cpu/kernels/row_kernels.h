@@ -106,6 +106,17 @@ inline void relu(ConstNumbers x, int64_t n, float* y) {
   });
 }
 
+/// x / (1 + e^-2u), where tanh(u) is that of the formula.
+inline void gelu_tanh(ConstNumbers x, int64_t n, float* y) {
+  in_vectors(n, [&](int64_t i, int64_t lanes) {  // max takes its second operand when that is NaN
+    const F32x16 v = Simd::max(Simd::set(kLeastGelu), load_numbers(x, i, lanes));
+    const F32x16 slope =
+        Simd::fma(Simd::mul(v, v), Simd::set(-kGeluCubic), Simd::set(-kGeluLinear));
+    const F32x16 e = exp(Simd::mul(v, slope));
+    store_lanes(y + i, lanes, Simd::div(v, Simd::add(Simd::set(1.0F), e)));
+  });
+}
+
 inline void silu_mul(ConstNumbers gate_up, int64_t n, SiluForm form, float* y) {
   const F32x16 factor = Simd::set(form.factor);
   const I32x16 kept = Simd::set_int(static_cast<int32_t>(form.bits));
@@ -144,6 +155,8 @@ void make_input(const InputRow& row, float* y) {
       return silu_mul(row.x, row.k, row.silu, y);
     case GemmInput::Kind::kRelu:
       return relu(row.x, row.k, y);
+    case GemmInput::Kind::kGeluTanh:
+      return gelu_tanh(row.x, row.k, y);
   }
 }
 

@@ -110,18 +110,10 @@ AppendArgs append_args(const RopeAppendLaunch& launch) {
 cudaError_t rope_append(const RopeAppendLaunch& args, const LaunchContext& context) {
   const KvLayout& kv = args.shape.kv;
   const AppendArgs out = append_args(args);
-  switch (kv.code) {
-    case KvCode::kBf16:
-      return launch_append<KvCode::kBf16>(out, kv.head_dim, args.step.rows, context);
-    case KvCode::kFp8:
-      return launch_append<KvCode::kFp8>(out, kv.head_dim, args.step.rows, context);
-    case KvCode::kInt8:
-      return launch_append<KvCode::kInt8>(out, kv.head_dim, args.step.rows, context);
-    case KvCode::kInt4:
-      return launch_append<KvCode::kInt4>(out, kv.head_dim, args.step.rows, context);
-    default:
-      return cudaErrorInvalidValue;
-  }
+  const auto launch = [&]<KvCode kCode>() {
+    return launch_append<kCode>(out, kv.head_dim, args.step.rows, context);
+  };
+  return with_kv_form(kv.code, launch, cudaErrorInvalidValue);
 }
 
 }  // namespace nibble::cuda

@@ -3,16 +3,11 @@
 // The step's queries and keys are rotated, and keys and values rounded to the cache's format: one
 // warp per head of a row; optional RMS norm of each head of q and k before the rotation (Qwen3).
 // Angles, cosines and sines are computed in double precision and rounded once, as on the CPU.
-//
-// int4 takes the one of seven ranges, 1 to 0.7 of the whole, whose codes a line fits best: sums
-// that depend on no other, where ops/kv.h fits again and again. Scale and offset are fp16; the
-// codes are those nearest on the rounded line.
 
-#include <cuda_fp16.h>
+#include <type_traits>
 
 #include "backend/cuda/attention.h"
-#include "backend/cuda/ptx/memory.cuh"
-#include "backend/cuda/ptx/mma.cuh"
+#include "backend/cuda/kernels/attention/kv_forms.cuh"
 
 namespace nibble::cuda {
 
@@ -40,31 +35,6 @@ struct AppendArgs {
 };
 
 [[nodiscard]] AppendArgs append_args(const RopeAppendLaunch& launch);
-
-/// Elements of a head: kEach neighbours of its first half, as many of the second; kLanes lanes hold
-/// any.
-template <int kDim>
-struct HeadValues {
-  static constexpr int kEach = kDim >= 128 ? kDim / 64 : 2;
-  static constexpr int kLanes = kDim / 2 / kEach;
-  float v[2][kEach];
-};
-
-__device__ __forceinline__ float sum_warp(float value) {
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) {
-    value += __shfl_xor_sync(~0U, value, step);
-  }
-  return value;
-}
-
-__device__ __forceinline__ float max_warp(float value) {
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) {
-    value = fmaxf(value, __shfl_xor_sync(~0U, value, step));
-  }
-  return value;
-}
 
 template <int kDim>
 __device__ __forceinline__ HeadValues<kDim> load_head(const uint16_t* head, int lane) {
@@ -203,80 +173,6 @@ __device__ __forceinline__ void store_query(const HeadValues<kDim>& x, uint16_t*
   }
 }
 
-/// Scale and offset of the best of seven ranges, fp16.
-template <int kDim>
-__device__ __forceinline__ __half2 fit_int4(const HeadValues<kDim>& x, int lane) {
-  using Values = HeadValues<kDim>;
-  constexpr int kEach = Values::kEach;
-  constexpr int kRanges = 7;
-  const bool holds = lane < Values::kLanes;
-  float own = 0.0F;
-  float high = -INFINITY;
-  float low = -INFINITY;  // of the negated values
-#pragma unroll
-  for (int i = 0; i < 2 * kEach; ++i) {
-    const float value = x.v[i / kEach][i % kEach];
-    own += value;
-    high = fmaxf(high, holds ? value : -INFINITY);
-    low = fmaxf(low, holds ? -value : -INFINITY);
-  }
-  const float mean = sum_warp(own) / kDim;
-  high = max_warp(high) - mean;
-  low = -max_warp(low) - mean;
-  // All ranges' sums first, so that their reductions overlap. Range r is 1 - r / 20 of the whole,
-  // about its middle; codes come from the sum with 3 * 2^22, whose last bits they are.
-  constexpr float kRound = 12582912.0F;
-  const float middle = 0.5F * (high + low);
-  const float inverse = high > low ? 15.0F / (high - low) : 0.0F;  // of the whole range's scale
-  uint32_t codes[kRanges];  // sum of codes, sum of squares above bit 16
-  float product[kRanges];
-#pragma unroll
-  for (int range = 0; range < kRanges; ++range) {
-    const float own_inverse = inverse * (20.0F / static_cast<float>(20 - range));
-    codes[range] = 0;
-    product[range] = 0.0F;
-#pragma unroll
-    for (int i = 0; i < 2 * kEach; ++i) {
-      const float value = x.v[i / kEach][i % kEach] - mean;
-      const float place = fmaf(value - middle, own_inverse, 7.5F);
-      const float rounded = fminf(fmaxf(place, 0.0F), 15.0F) + kRound;
-      const uint32_t integer = __float_as_uint(rounded) & 15U;
-      codes[range] += holds ? integer + (integer * integer << 16) : 0;
-      product[range] = fmaf(rounded - kRound, holds ? value : 0.0F, product[range]);
-    }
-  }
-#pragma unroll
-  for (int range = 0; range < kRanges; ++range) {
-    codes[range] = __reduce_add_sync(~0U, codes[range]);
-  }
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) {
-#pragma unroll
-    for (int range = 0; range < kRanges; ++range) {
-      product[range] += __shfl_xor_sync(~0U, product[range], step);
-    }
-  }
-  float best_product = 0.0F;  // explained: product^2 / variance
-  float best_variance = 1.0F;
-  float best_sum = 0.0F;
-#pragma unroll
-  for (int range = 0; range < kRanges; ++range) {
-    const float sum = static_cast<float>(codes[range] & 0xffffU);
-    const float variance = static_cast<float>(codes[range] >> 16) - sum * sum / kDim;
-    if (variance > 0.0F &&
-        product[range] * product[range] * best_variance > best_product * best_product * variance) {
-      best_product = product[range];
-      best_variance = variance;
-      best_sum = sum;
-    }
-  }
-  const float best_scale = best_product / best_variance;
-  const float best_code = best_sum / kDim;
-  const __half scale = __float2half_rn(fminf(best_scale, 65504.0F));
-  const float offset = mean - __half2float(scale) * best_code;
-  return __halves2half2(scale, __float2half_rn(fminf(fmaxf(offset, -65504.0F), 65504.0F)));
-}
-
 /// Bytes of a half-row's `kCount` bytes from `byte` on.
 template <int kCount>
 __device__ __forceinline__ void store_bytes(uint8_t* at, uint64_t bits) {
@@ -318,56 +214,27 @@ __device__ __forceinline__ void store_head(const HeadValues<kDim>& x,
   constexpr int kBytes = kRow * kEach / kDim;  // of a lane, of each half
   float scale = 1.0F;
   float offset = 0.0F;
-  if constexpr (kCode == KvCode::kInt4) {
-    const __half2 line = fit_int4<kDim>(x, lane);
-    scale = __low2float(line);
-    offset = __high2float(line);
+  if constexpr (kv_parameters(kCode) > 0) {
+    const auto parameters = KvForm<kCode>::fit(x, lane);
+    scale = scale_of(parameters);
+    offset = offset_of(parameters);
     if (lane == 0) {
 #pragma unroll
       for (const HeadPlace& place : places) {
-        reinterpret_cast<__half2*>(place.parameters)[kv_parameter_index(kCode, token)] = line;
-      }
-    }
-  } else if constexpr (kCode == KvCode::kInt8) {
-    float top = 0.0F;
-#pragma unroll
-    for (int i = 0; i < 2 * kEach; ++i) {
-      top = fmaxf(top, fabsf(x.v[i / kEach][i % kEach]));
-    }
-    const __half rounded = __float2half_rn(fminf(max_warp(top) / 127.0F, 65504.0F));
-    scale = __half2float(rounded);
-    if (lane == 0) {
-#pragma unroll
-      for (const HeadPlace& place : places) {
-        reinterpret_cast<__half*>(place.parameters)[kv_parameter_index(kCode, token)] = rounded;
+        reinterpret_cast<std::decay_t<decltype(parameters)>*>(
+            place.parameters)[kv_parameter_index(kCode, token)] = parameters;
       }
     }
   }
   if (lane >= Values::kLanes) {
     return;
   }
-  const float inverse = scale > 0.0F ? 1.0F / scale : 0.0F;
+  if constexpr (kv_parameters(kCode) > 0) {
+    factor = scale > 0.0F ? 1.0F / scale : 0.0F;
+  }
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    uint64_t bits = 0;
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      const float value = x.v[half][i];
-      if constexpr (kCode == KvCode::kInt4) {
-        const float code = fminf(fmaxf((value - offset) * inverse, 0.0F), 15.0F) + 12582912.0F;
-        bits |= static_cast<uint64_t>(__float_as_uint(code) & 15U) << (4 * i);
-      } else if constexpr (kCode == KvCode::kInt8) {
-        const float code = fminf(fmaxf(rintf(value * inverse), -127.0F), 127.0F);
-        bits |= static_cast<uint64_t>(static_cast<uint32_t>(code + 128.0F)) << (8 * i);
-      } else if (i % 2 == 0) {
-        const float next = x.v[half][i + 1];
-        if constexpr (kCode == KvCode::kFp8) {
-          bits |= static_cast<uint64_t>(ptx::narrow_e4m3(value * factor, next * factor)) << (8 * i);
-        } else {
-          bits |= static_cast<uint64_t>(ptx::pack_bf16(value, next)) << (16 * i);
-        }
-      }
-    }
+    const uint64_t bits = KvForm<kCode>::codes(x.v[half], factor, offset);
     const int byte = half * (kRow / 2) + lane * kBytes;
 #pragma unroll
     for (const HeadPlace& place : places) {

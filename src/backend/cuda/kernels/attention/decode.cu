@@ -1,7 +1,7 @@
 #include <bit>
 
-#include "backend/cuda/kernels/attention/decode.cuh"
 #include "backend/cuda/kernels/attention/launch.h"
+#include "backend/cuda/kernels/attention/ring.cuh"
 
 namespace nibble::cuda {
 namespace {
@@ -59,18 +59,10 @@ cudaError_t decode(const AttentionLaunch& args,
   out.partial_tops = reinterpret_cast<float2*>(workspace + blocks * 16);
   out.partial_sums =
       reinterpret_cast<float*>(out.partial_tops + 2 * blocks * static_cast<size_t>(grid.columns));
-  switch (shape.kv.code) {
-    case KvCode::kBf16:
-      return launch_decode_bf16(out, grid, shape.kv.head_dim, context);
-    case KvCode::kFp8:
-      return launch_decode_fp8(out, grid, shape.kv.head_dim, context);
-    case KvCode::kInt8:
-      return launch_decode_int8(out, grid, shape.kv.head_dim, context);
-    case KvCode::kInt4:
-      return launch_decode_int4(out, grid, shape.kv.head_dim, context);
-    default:
-      return cudaErrorInvalidValue;
-  }
+  const auto launch = [&]<KvCode kCode>() {
+    return launch_decode_either<kCode>(out, grid, shape.kv.head_dim, context);
+  };
+  return with_kv_form(shape.kv.code, launch, cudaErrorInvalidValue);
 }
 
 }  // namespace

@@ -112,7 +112,8 @@ __device__ __forceinline__ void tile_scores(uint32_t tile,
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int pair = 2 * step + i / 2;
-        a[i] = key_pair<Tile>(words[i % 2][pair / Tile::kPairs], pair % Tile::kPairs);
+        a[i] =
+            KvForm<Tile::kFormat>::key_pair(words[i % 2][pair / Tile::kPairs], pair % Tile::kPairs);
       }
 #pragma unroll
       for (int n = 0; n < kTiles; ++n) {
@@ -141,7 +142,7 @@ __device__ __forceinline__ void tile_scores(uint32_t tile,
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
           float& score = scores[i / 2][n][i % 2 * 2 + c];
-          if constexpr (Tile::kFormat == KvCode::kInt4) {
+          if constexpr (Tile::kHasOffset) {
             score = fmaf(score, scale, parameters.offset(i) * query.sum[n][c]);
           } else {
             score = fmaf(query.sum[n][c], -128.0F, score) * scale;
@@ -276,13 +277,13 @@ __device__ __forceinline__ void add_tile(uint32_t tile,
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
         state.total[n][c] += weight[c];
-        if constexpr (Tile::kFormat == KvCode::kInt4) {
+        if constexpr (Tile::kHasOffset) {
           state.offset[n][c] = fmaf(weight[c], parameters.offset(i), state.offset[n][c]);
         }
         if constexpr (Tile::kInteger) {
           weight[c] *= scale;
         }
-        if constexpr (Tile::kFormat == KvCode::kInt8) {
+        if constexpr (Tile::kBiased) {
           state.offset[n][c] += weight[c];
         }
       }
@@ -300,7 +301,8 @@ __device__ __forceinline__ void add_tile(uint32_t tile,
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int pair = 2 * step + i % 2;
-        a[i] = value_pair<Tile>(words[i / 2][pair / Tile::kPairs], pair % Tile::kPairs);
+        a[i] = KvForm<Tile::kFormat>::value_pair(words[i / 2][pair / Tile::kPairs],
+                                                 pair % Tile::kPairs);
       }
 #pragma unroll
       for (int n = 0; n < kTiles; ++n) {
@@ -352,7 +354,7 @@ __device__ __forceinline__ void store_state(DecodeState<Tile, kColumns>& state,
           offset += __shfl_xor_sync(~0U, offset, step);
         }
       }
-      if constexpr (Tile::kFormat == KvCode::kInt8) {
+      if constexpr (Tile::kBiased) {
         offset *= -128.0F / kWeightUnit;
       }
       const int head = n * 8 + lane % 4 * 2 + c;

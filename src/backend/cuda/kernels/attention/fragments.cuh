@@ -1,11 +1,7 @@
 #pragma once
 
-#include <cuda_fp16.h>
-
-#include "backend/cuda/kv_layout.h"
+#include "backend/cuda/kernels/attention/kv_forms.cuh"
 #include "backend/cuda/ptx/barrier.cuh"
-#include "backend/cuda/ptx/memory.cuh"
-#include "backend/cuda/ptx/mma.cuh"
 
 // From a tile of cached rows in shared memory to operands of m16n8k16. Eight rows of K or V, as
 // ldmatrix hands them out, are one word per lane and 16-byte chunk; a word becomes kPairs registers
@@ -28,9 +24,12 @@ struct KvTile {
   static constexpr int kParameterBytes = 2 * kTokens * kv_parameters(kCode);  // of K; V's follow
   static constexpr int kBytes = kv_tile_bytes(kCode, kDim);
   static constexpr int kChunks = kRow / 16;
-  static constexpr int kPairs = kCode == KvCode::kBf16 ? 1 : (kCode == KvCode::kInt4 ? 4 : 2);
+  static constexpr int kPairs = 16 / kv_format(kCode).bits;
   static constexpr int kSteps = kDim / 16;
-  static constexpr bool kInteger = kCode == KvCode::kInt8 || kCode == KvCode::kInt4;
+  static constexpr bool kBf16Operands = KvForm<kCode>::kBf16Operands;
+  static constexpr bool kInteger = kv_parameters(kCode) > 0;
+  static constexpr bool kHasOffset = kv_parameters(kCode) == 2;
+  static constexpr bool kBiased = kInteger && !kHasOffset;  // codes are stored plus 128
   /// What a stored code is multiplied by on its way into fp16.
   static constexpr float kCodeUnit = kInteger ? 0x1p-24F : 1.0F;
 
@@ -38,9 +37,9 @@ struct KvTile {
   static __device__ __forceinline__ int key_dim(int pair, int t, int e) {
     const int chunk = pair / kPairs;
     const int p = pair % kPairs;
-    if constexpr (kCode == KvCode::kBf16) {
+    if constexpr (kPairs == 1) {
       return 8 * chunk + 2 * t + e;
-    } else if constexpr (kCode == KvCode::kInt4) {
+    } else if constexpr (kPairs == 4) {
       return 32 * chunk + 8 * t + p + 4 * e;
     } else {
       return 16 * chunk + 4 * t + 2 * p + e;
@@ -51,9 +50,9 @@ struct KvTile {
   static __device__ __forceinline__ int value_dim(int pair, int g) {
     const int chunk = pair / kPairs;
     const int p = pair % kPairs;
-    if constexpr (kCode == KvCode::kBf16) {
+    if constexpr (kPairs == 1) {
       return 8 * chunk + g;
-    } else if constexpr (kCode == KvCode::kInt4) {
+    } else if constexpr (kPairs == 4) {
       return 32 * chunk + 4 * g + p;
     } else {
       return 16 * chunk + 2 * g + p;
@@ -62,7 +61,7 @@ struct KvTile {
 
   /// How many times too large the codes of pair P are.
   static constexpr __host__ __device__ float pair_factor(int pair) {
-    return kCode == KvCode::kInt4 && pair % 2 == 1 ? 16.0F : 1.0F;
+    return kPairs == 4 && pair % 2 == 1 ? 16.0F : 1.0F;
   }
 };
 
@@ -70,7 +69,7 @@ template <typename Tile>
 __device__ __forceinline__ void warp_mma(float (&d)[4],
                                          const uint32_t (&a)[4],
                                          const uint32_t (&b)[2]) {
-  if constexpr (Tile::kFormat == KvCode::kBf16) {
+  if constexpr (Tile::kBf16Operands) {
     ptx::warp_mma_bf16(d, a, b);
   } else {
     ptx::warp_mma_f16(d, a, b);
@@ -80,7 +79,7 @@ __device__ __forceinline__ void warp_mma(float (&d)[4],
 /// Two floats in the operands' type, a in the low half.
 template <typename Tile>
 __device__ __forceinline__ uint32_t pack_operand(float a, float b) {
-  return Tile::kFormat == KvCode::kBf16 ? ptx::pack_bf16(a, b) : ptx::pack_f16(a, b);
+  return Tile::kBf16Operands ? ptx::pack_bf16(a, b) : ptx::pack_f16(a, b);
 }
 
 /// This lane's share of the addresses of load_words, to be computed once.
@@ -135,32 +134,6 @@ __device__ __forceinline__ void load_words(uint32_t rows,
   }
 }
 
-template <typename Tile>
-__device__ __forceinline__ uint32_t key_pair(uint32_t word, int p) {
-  constexpr KvCode kCode = Tile::kFormat;
-  if constexpr (kCode == KvCode::kInt4) {
-    return ((p & 2) == 0 ? word : word >> 8) & ((p & 1) == 0 ? 0x000f000fU : 0x00f000f0U);
-  } else if constexpr (kCode == KvCode::kInt8) {
-    return __byte_perm(word, 0, p == 0 ? 0x4140 : 0x4342);
-  } else if constexpr (kCode == KvCode::kFp8) {
-    return ptx::widen_e4m3(p == 0 ? word : word >> 16);
-  } else {
-    return word;
-  }
-}
-
-template <typename Tile>
-__device__ __forceinline__ uint32_t value_pair(uint32_t word, int p) {
-  constexpr KvCode kCode = Tile::kFormat;
-  if constexpr (kCode == KvCode::kInt8) {
-    return __byte_perm(word, 0, p == 0 ? 0x4240 : 0x4341);
-  } else if constexpr (kCode == KvCode::kFp8) {
-    return ptx::widen_e4m3(__byte_perm(word, 0, p == 0 ? 0x4420 : 0x4431));
-  } else {
-    return key_pair<Tile>(word, p);
-  }
-}
-
 /// The operand's registers for the pairs of one chunk of q: elements of `row` [head_dim] bf16 at
 /// key_dim. A null row is zeros. Adds the elements to `sum`.
 template <typename Tile, bool kShared = false>
@@ -185,7 +158,7 @@ __device__ __forceinline__ void load_query_chunk(
       word[0] = __ldcg(reinterpret_cast<const unsigned*>(start));
     }
   }
-  if constexpr (Tile::kFormat == KvCode::kBf16) {
+  if constexpr (Tile::kBf16Operands) {
     q[0] = word[0];
   } else {
     float e[2 * kWords];
@@ -198,7 +171,7 @@ __device__ __forceinline__ void load_query_chunk(
 #pragma unroll
     for (int p = 0; p < Tile::kPairs; ++p) {
       const float factor = 1.0F / Tile::pair_factor(p);
-      const bool apart = Tile::kFormat == KvCode::kInt4;  // elements p and p + 4
+      const bool apart = Tile::kPairs == 4;  // elements p and p + 4
       q[p] = ptx::pack_f16(factor * e[apart ? p : 2 * p], factor * e[apart ? p + 4 : 2 * p + 1]);
     }
   }
@@ -208,7 +181,7 @@ __device__ __forceinline__ void load_query_chunk(
 template <typename Tile>
 struct TileParameters {
   static constexpr int kCount = Tile::kTokens / 8;
-  static constexpr int kWords = Tile::kFormat == KvCode::kInt4 ? kCount : kCount / 2;
+  static constexpr int kWords = Tile::kHasOffset ? kCount : kCount / 2;
   uint32_t words[kWords];
 
   __device__ void load(uint32_t address, int g) {
@@ -224,7 +197,7 @@ struct TileParameters {
     }
   }
   [[nodiscard]] __device__ float scale(int i) const {
-    const uint32_t bits = Tile::kFormat == KvCode::kInt4 ? words[i] : words[i / 2] >> (i % 2 * 16);
+    const uint32_t bits = Tile::kHasOffset ? words[i] : words[i / 2] >> (i % 2 * 16);
     return __half2float(__ushort_as_half(static_cast<uint16_t>(bits)));
   }
   /// What a code of zero stands for, in units of the scale for int8.

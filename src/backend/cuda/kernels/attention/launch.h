@@ -5,24 +5,32 @@
 namespace nibble::cuda {
 
 struct DecodeArgs;
-struct PrefillArgs;
 
-// One file per format of the cache, for build time.
+struct PrefillArgs : PagedArgs {
+  const int32_t* q_begin;
+  const int32_t* kv_len;
+};
 
-cudaError_t launch_decode_bf16(const DecodeArgs&, const DecodeGrid&, int, const LaunchContext&);
-cudaError_t launch_decode_fp8(const DecodeArgs&, const DecodeGrid&, int, const LaunchContext&);
-cudaError_t launch_decode_int8(const DecodeArgs&, const DecodeGrid&, int, const LaunchContext&);
-cudaError_t launch_decode_int4(const DecodeArgs&, const DecodeGrid&, int, const LaunchContext&);
+// Kernels for one form of the cache. Each is compiled in a file of its own, for build time:
+// decode.cu.in, prefill.cu.in and prefill_sm90.cu.in.
+
+template <KvCode kCode>
+cudaError_t launch_decode_either(const DecodeArgs& args,
+                                 const DecodeGrid& grid,
+                                 int head_dim,
+                                 const LaunchContext& context);
+
+template <KvCode kCode>
+cudaError_t launch_prefill(const PrefillArgs& args,
+                           int head_dim,
+                           dim3 blocks,
+                           const LaunchContext& context);
 
 /// head_dim 64 and 128, sm_90a.
-cudaError_t launch_prefill_sm90(
-    const PrefillArgs&, KvCode, int head_dim, dim3, const LaunchContext&);
-cudaError_t launch_prefill_sm90_fp8(const PrefillArgs&, int head_dim, dim3, const LaunchContext&);
-cudaError_t launch_prefill_sm90_int8(const PrefillArgs&, int head_dim, dim3, const LaunchContext&);
-cudaError_t launch_prefill_sm90_int4(const PrefillArgs&, int head_dim, dim3, const LaunchContext&);
-cudaError_t launch_prefill_bf16(const PrefillArgs&, int head_dim, dim3, const LaunchContext&);
-cudaError_t launch_prefill_fp8(const PrefillArgs&, int head_dim, dim3, const LaunchContext&);
-cudaError_t launch_prefill_int8(const PrefillArgs&, int head_dim, dim3, const LaunchContext&);
-cudaError_t launch_prefill_int4(const PrefillArgs&, int head_dim, dim3, const LaunchContext&);
+template <KvCode kCode>
+cudaError_t launch_prefill_sm90(const PrefillArgs& args,
+                                int head_dim,
+                                dim3 blocks,
+                                const LaunchContext& context);
 
 }  // namespace nibble::cuda

@@ -2,8 +2,11 @@
 // One block; runs once per step and kind of layers.
 
 #include <algorithm>
+#include <iterator>
 #include <numbers>
+#include <vector>
 
+#include "backend/cuda/kernels/attention/kv_forms.cuh"
 #include "backend/cuda/kernels/attention/plan.cuh"
 #include "backend/cuda/memory.h"
 #include "backend/cuda/ptx/dependency.cuh"
@@ -159,11 +162,10 @@ DecodeGrid decode_grid(const AttentionShape& shape) {
 
 float score_factor(const AttentionShape& shape) {
   const float factor = shape.scale * std::numbers::log2e_v<float>;
-  switch (shape.kv.code) {
-    case KvCode::kInt8:
-    case KvCode::kInt4:
+  switch (kv_format(shape.kv.code).per) {
+    case KvParameters::kPerTokenHead:  // codes stand as fp16 subnormals
       return factor * 0x1p24F;
-    case KvCode::kFp8:
+    case KvParameters::kPerTensor:
       return factor * shape.k_scale;
     default:
       return factor;
@@ -190,7 +192,8 @@ PagedArgs paged_args(const AttentionLaunch& launch) {
           .ratio = shape.heads / shape.kv.kv_heads,
           .window = shape.sliding_window,
           .score_factor = score_factor(shape),
-          .value_factor = shape.kv.code == KvCode::kFp8 ? shape.v_scale : 1.0F,
+          .value_factor =
+              kv_format(shape.kv.code).per == KvParameters::kPerTensor ? shape.v_scale : 1.0F,
           .top_factor = shared ? 1.0F : score_factor(shape),
           .shared = shared,
           .plan = view_plan(const_cast<void*>(launch.plan), decode_grid(shape).blocks,
@@ -218,11 +221,18 @@ Status check_attention(const AttentionShape& shape) {
     return make_error(StatusCode::kInvalidArgument, "attention on the GPU: {} is {}; {}", what,
                       value, remedy);
   };
-  if (kv.code == KvCode::kF32) {
+  const auto needed_for = [](KvCode code) {  // compute capability, times 10; 0: no kernels
+    return with_kv_form(
+        code, [&]<KvCode kCode>() { return KvForm<kCode>::kCapability; }, 0);
+  };
+  const int needed = needed_for(kv.code);
+  if (needed == 0) {
+    std::vector<KvCode> known;
+    std::ranges::copy_if(kKvCodes, std::back_inserter(known), needed_for);
     return make_error(StatusCode::kInvalidArgument,
-                      "attention on the GPU: there are no kernels for a cache in {}, but for bf16, "
-                      "fp8, int8 and int4; choose one of these by --kv-cache-dtype",
-                      kv_code_name(kv.code));
+                      "attention on the GPU: there are no kernels for a cache in {}, but for {}; "
+                      "choose one of these by --kv-cache-dtype",
+                      kv_code_name(kv.code), kv_code_names(known));
   }
   if (kv.head_dim != 64 && kv.head_dim != 128 && kv.head_dim != 256) {
     return refuse("head_dim must be 64, 128 or 256; it", kv.head_dim, "use --device cpu");
@@ -238,9 +248,11 @@ Status check_attention(const AttentionShape& shape) {
   }
   const int capability = 10 * device_attribute(cudaDevAttrComputeCapabilityMajor) +
                          device_attribute(cudaDevAttrComputeCapabilityMinor);
-  if (capability < (kv.code == KvCode::kFp8 ? 89 : 80)) {
-    return refuse("the device's compute capability must be 8.0 (fp8: 8.9); times 10 it", capability,
-                  "choose another --kv-cache-dtype or --device cpu");
+  if (capability < needed) {
+    return make_error(StatusCode::kInvalidArgument,
+                      "attention on the GPU: the device's compute capability must be {:.1f} for a "
+                      "cache in {}; it is {:.1f}; choose another --kv-cache-dtype or --device cpu",
+                      needed / 10.0, kv_code_name(kv.code), capability / 10.0);
   }
   return {};
 }

@@ -1,5 +1,5 @@
+#include "backend/cuda/kernels/attention/kv_forms.cuh"
 #include "backend/cuda/kernels/attention/launch.h"
-#include "backend/cuda/kernels/attention/prefill.cuh"
 
 namespace nibble::cuda {
 
@@ -10,21 +10,13 @@ cudaError_t prefill_attention(const AttentionLaunch& args, const LaunchContext& 
   out.kv_len = args.step.kv_len;
   const dim3 blocks(static_cast<unsigned>(prefill_blocks(args.step.sequences, args.step.rows)),
                     static_cast<unsigned>(shape.heads));
-  if (shape.kv.head_dim <= 128 && device_attribute(cudaDevAttrComputeCapabilityMajor) == 9) {
-    return launch_prefill_sm90(out, shape.kv.code, shape.kv.head_dim, blocks, context);
-  }
-  switch (shape.kv.code) {
-    case KvCode::kBf16:
-      return launch_prefill_bf16(out, shape.kv.head_dim, blocks, context);
-    case KvCode::kFp8:
-      return launch_prefill_fp8(out, shape.kv.head_dim, blocks, context);
-    case KvCode::kInt8:
-      return launch_prefill_int8(out, shape.kv.head_dim, blocks, context);
-    case KvCode::kInt4:
-      return launch_prefill_int4(out, shape.kv.head_dim, blocks, context);
-    default:
-      return cudaErrorInvalidValue;
-  }
+  const int head_dim = shape.kv.head_dim;
+  const bool sm90 = head_dim <= 128 && device_attribute(cudaDevAttrComputeCapabilityMajor) == 9;
+  const auto launch = [&]<KvCode kCode>() {
+    return sm90 ? launch_prefill_sm90<kCode>(out, head_dim, blocks, context)
+                : launch_prefill<kCode>(out, head_dim, blocks, context);
+  };
+  return with_kv_form(shape.kv.code, launch, cudaErrorInvalidValue);
 }
 
 }  // namespace nibble::cuda

@@ -8,18 +8,13 @@
 // as in decode (attention/fragments.cuh).
 
 #include "backend/cuda/kernels/attention/fragments.cuh"
-#include "backend/cuda/kernels/attention/plan.cuh"
+#include "backend/cuda/kernels/attention/launch.h"
 #include "backend/cuda/kernels/attention/weights.cuh"
 #include "backend/cuda/kernels/quotient.cuh"
 #include "backend/cuda/ptx/copy.cuh"
 #include "backend/cuda/ptx/dependency.cuh"
 
 namespace nibble::cuda {
-
-struct PrefillArgs : PagedArgs {
-  const int32_t* q_begin;
-  const int32_t* kv_len;
-};
 
 constexpr int kPrefillWarps = kPrefillRows / 16;
 constexpr int kPrefillThreads = 32 * kPrefillWarps;
@@ -186,7 +181,8 @@ __device__ __forceinline__ void chunk_scores(uint32_t slot,
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const int pair = 2 * step + i;
-          b[i] = key_pair<Tile>(words[half][pair / Tile::kPairs], pair % Tile::kPairs);
+          b[i] = KvForm<Tile::kFormat>::key_pair(words[half][pair / Tile::kPairs],
+                                                 pair % Tile::kPairs);
         }
         warp_mma<Tile>(scores[2 * group + half], state.q[step], b);
       }
@@ -204,7 +200,7 @@ __device__ __forceinline__ void chunk_scores(uint32_t slot,
         for (int j = 0; j < 4; ++j) {
           float& score = scores[tile * (Tile::kTokens / 8) + i][j];
           const TileParameters<Tile>& own = parameters.of[j % 2];
-          if constexpr (Tile::kFormat == KvCode::kInt4) {
+          if constexpr (Tile::kHasOffset) {
             score = fmaf(score, own.scale(i), own.offset(i) * state.q_sum[j / 2]);
           } else {
             score = fmaf(state.q_sum[j / 2], -128.0F, score) * own.scale(i);
@@ -300,11 +296,11 @@ __device__ __forceinline__ void add_values(uint32_t slot,
         for (int j = 0; j < 4; ++j) {
           float& weight = weights[tile * (Tile::kTokens / 8) + i][j];
           const TileParameters<Tile>& own = parameters.of[j % 2];
-          if constexpr (Tile::kFormat == KvCode::kInt4) {
+          if constexpr (Tile::kHasOffset) {
             state.offset[j / 2] = fmaf(weight, own.offset(i), state.offset[j / 2]);
           }
           weight *= own.scale(i) * kWeightUnit;
-          if constexpr (Tile::kFormat == KvCode::kInt8) {
+          if constexpr (Tile::kBiased) {
             state.offset[j / 2] += weight;
           }
         }
@@ -329,7 +325,8 @@ __device__ __forceinline__ void add_values(uint32_t slot,
       uint32_t b[2];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        b[half] = value_pair<Tile>(words[half][pair / Tile::kPairs], pair % Tile::kPairs);
+        b[half] = KvForm<Tile::kFormat>::value_pair(words[half][pair / Tile::kPairs],
+                                                    pair % Tile::kPairs);
       }
       warp_mma<Tile>(state.sums[pair], a, b);
     }
@@ -352,7 +349,7 @@ __device__ __forceinline__ void store_rows(PrefillState<Tile>& state,
       total += __shfl_xor_sync(~0U, total, step);
       offset += __shfl_xor_sync(~0U, offset, step);
     }
-    if constexpr (Tile::kFormat == KvCode::kInt8) {
+    if constexpr (Tile::kBiased) {
       offset *= -128.0F / kWeightUnit;
     }
     const float inverse = 1.0F / total;

@@ -131,33 +131,7 @@ __device__ __forceinline__ void fetch_raw(const PrefillArgs& args,
 template <KvCode kCode>
 __device__ __forceinline__ uint4 widen(uint2 code, uint32_t parameters) {
   float v[8];
-  const float scale = __half2float(__ushort_as_half(static_cast<uint16_t>(parameters)));
-  if constexpr (kCode == KvCode::kInt4) {
-    // 128 + code, exact in bf16, is widened by a shift.
-    const float offset =
-        __half2float(__ushort_as_half(static_cast<uint16_t>(parameters >> 16))) - 128.0F * scale;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const uint32_t two = ((code.x >> (4 * i)) & 0x000f000fU) | 0x43004300U;
-      v[i] = fmaf(__uint_as_float(two << 16), scale, offset);
-      v[i + 4] = fmaf(__uint_as_float(two & 0xffff0000U), scale, offset);
-    }
-  } else if constexpr (kCode == KvCode::kInt8) {
-    const float offset = -(32768.0F + 128.0F) * scale;  // bytes 00 code 00 47: 32768 + code
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const uint32_t bits = __byte_perm(i < 4 ? code.x : code.y, 0x47000000U, 0x7404 | i % 4 << 4);
-      v[i] = fmaf(__uint_as_float(bits), scale, offset);
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const uint32_t word = i < 2 ? code.x : code.y;
-      const uint32_t two = ptx::widen_e4m3(i % 2 == 0 ? word : word >> 16);
-      v[2 * i] = __half2float(__ushort_as_half(static_cast<uint16_t>(two)));
-      v[2 * i + 1] = __half2float(__ushort_as_half(static_cast<uint16_t>(two >> 16)));
-    }
-  }
+  KvForm<kCode>::widen(code, parameters, v);
   return make_uint4(ptx::pack_bf16(v[0], v[1]), ptx::pack_bf16(v[2], v[3]),
                     ptx::pack_bf16(v[4], v[5]), ptx::pack_bf16(v[6], v[7]));
 }
@@ -574,10 +548,10 @@ cudaError_t launch_prefill_sm90_kernel(const PrefillArgs& args,
 }
 
 template <KvCode kCode>
-cudaError_t launch_prefill_sm90_code(const PrefillArgs& args,
-                                     int head_dim,
-                                     dim3 blocks,
-                                     const LaunchContext& context) {
+cudaError_t launch_prefill_sm90(const PrefillArgs& args,
+                                int head_dim,
+                                dim3 blocks,
+                                const LaunchContext& context) {
   using enum AttentionForm;
   if constexpr (kCode == KvCode::kBf16) {
     if (args.shared) {

@@ -1,4 +1,4 @@
-// silu(gate) * up, and relu, of bf16 rows, rounded for the next matrix product. The token forms
+// silu(gate) * up, relu and gelu of bf16 rows, rounded for the next matrix product. The token forms
 // need a row's largest value, so one block owns a row, or, where rows are few and the GPU has
 // clusters, one cluster of eight blocks; bf16 needs none and spreads over the whole GPU.
 
@@ -18,25 +18,35 @@ constexpr int kFlatThreads = 256;
 constexpr int kCluster = 8;
 constexpr int64_t kClusterRows = 32;  // 256 blocks; from 64 rows on a block per row is as fast
 
-/// gate / (1 + e^-gate) in the form of kFormat. Its last places are the CPU's where bits are cut,
-/// and else within 1e-7: the power is corrected by what rounding its exponent left out, the
-/// quotient by its remainder.
-template <ActFormat kFormat>
-__device__ __forceinline__ float silu(float gate) {
+/// gate / (one + one * e^-power) within 1e-7: the power is corrected by what rounding its exponent
+/// left out, the quotient by its remainder.
+__device__ __forceinline__ float logistic(float gate, float power_of_e, float one) {
   constexpr float kLog2E = 1.44269504F;
   constexpr float kLog2ERest = 1.92596303e-8F;
   constexpr float kLn2 = 0.693147181F;
-  constexpr SiluForm kForm = kFormat == ActFormat::kInt8Token ? kSiluOfInt8 : SiluForm{};
-  constexpr float kOne = 1.0F / kForm.factor;
-  const float x = fmaxf(gate, -87.0F);  // the power stays finite
+  const float x = fmaxf(power_of_e, -87.0F);  // the power stays finite
   const float exponent = __fmul_rn(x, -kLog2E);
   const float rest = __fmaf_rn(x, -kLog2ERest, __fmaf_rn(x, -kLog2E, -exponent));
   float power = 0.0F;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(exponent));
-  const float divisor = __fmaf_rn(power, __fmaf_rn(rest, kOne * kLn2, kOne), kOne);
+  const float divisor = __fmaf_rn(power, __fmaf_rn(rest, one * kLn2, one), one);
   float inverse = 0.0F;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(divisor));
-  return __uint_as_float(__float_as_uint(quotient(gate, divisor, inverse)) & kForm.bits);
+  return quotient(gate, divisor, inverse);
+}
+
+/// In the form of kFormat. Its last places are the CPU's where bits are cut.
+template <ActFormat kFormat>
+__device__ __forceinline__ float silu(float gate) {
+  constexpr SiluForm kForm = kFormat == ActFormat::kInt8Token ? kSiluOfInt8 : SiluForm{};
+  constexpr float kOne = 1.0F / kForm.factor;
+  return __uint_as_float(__float_as_uint(logistic(gate, gate, kOne)) & kForm.bits);
+}
+
+__device__ __forceinline__ float gelu_tanh(float x) {
+  const float v = x < kLeastGelu ? kLeastGelu : x;  // NaN stays
+  const float slope = __fmaf_rn(__fmul_rn(v, v), kGeluCubic, kGeluLinear);
+  return logistic(v, fminf(__fmul_rn(v, slope), 100.0F), 1.0F);
 }
 
 using Kind = GemmInput::Kind;
@@ -52,6 +62,11 @@ __device__ __forceinline__ F32x8 activated(const ActivationArgs& args, int64_t r
 #pragma unroll
     for (int j = 0; j < kPiece; ++j) {
       y.v[j] *= silu<kFormat>(first.v[j]);
+    }
+  } else if constexpr (kKind == Kind::kGeluTanh) {
+#pragma unroll
+    for (int j = 0; j < kPiece; ++j) {
+      y.v[j] = gelu_tanh(first.v[j]);
     }
   } else {
 #pragma unroll
@@ -200,6 +215,8 @@ cudaError_t activation_quantize(const ActivationArgs& given, const LaunchContext
       return launch_activation<Kind::kSiluMul>(args, context);
     case Kind::kRelu:
       return launch_activation<Kind::kRelu>(args, context);
+    case Kind::kGeluTanh:
+      return launch_activation<Kind::kGeluTanh>(args, context);
     default:
       return cudaErrorInvalidValue;
   }

@@ -1,0 +1,291 @@
+#pragma once
+
+// The forms of the cache that have kernels: how each is written and how it is read, a struct per
+// form. Sizes come from kv_format(). CMakeLists.txt compiles decode and prefill for each struct.
+
+#include <utility>
+
+#include <cuda_fp16.h>
+
+#include "backend/cuda/kv_layout.h"
+#include "backend/cuda/ptx/memory.cuh"
+#include "backend/cuda/ptx/mma.cuh"
+
+namespace nibble::cuda {
+
+/// Elements of a head: kEach neighbours of its first half, as many of the second; kLanes lanes hold
+/// any.
+template <int kDim>
+struct HeadValues {
+  static constexpr int kEach = kDim >= 128 ? kDim / 64 : 2;
+  static constexpr int kLanes = kDim / 2 / kEach;
+  float v[2][kEach];
+};
+
+__device__ __forceinline__ float sum_warp(float value) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) {
+    value += __shfl_xor_sync(~0U, value, step);
+  }
+  return value;
+}
+
+__device__ __forceinline__ float max_warp(float value) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) {
+    value = fmaxf(value, __shfl_xor_sync(~0U, value, step));
+  }
+  return value;
+}
+
+// What codes of one token and head are multiplied by, and what is added: parameters as the cache
+// has them.
+__device__ __forceinline__ float scale_of(__half parameters) { return __half2float(parameters); }
+__device__ __forceinline__ float scale_of(__half2 parameters) { return __low2float(parameters); }
+__device__ __forceinline__ float offset_of(__half) { return 0.0F; }
+__device__ __forceinline__ float offset_of(__half2 parameters) { return __high2float(parameters); }
+
+/// A form has
+///   kCapability       of the first GPUs that have its instructions, times 10
+///   kBf16Operands     whether its elements are multiplied as BF16; else as FP16
+///   fit(x, lane)      the parameters of a row [head_dim] over a warp, where it has any per token
+///   codes(v, f, o)    neighbours' codes, the first lowest: of v * f, with an offset (v - o) * f
+///   key_pair(w, p)    operand p of a word of K, see attention/fragments.cuh; integers as they are
+///   value_pair(w, p)  as well of V
+///   widen(c, p, v)    eight elements of K or V with their fp16 parameters, where BF16 has none
+template <KvCode kCode>
+struct KvForm;
+
+template <>
+struct KvForm<KvCode::kBf16> {
+  static constexpr int kCapability = 80;
+  static constexpr bool kBf16Operands = true;
+
+  template <int kEach>
+  static __device__ __forceinline__ uint64_t codes(const float (&v)[kEach], float, float) {
+    uint64_t bits = 0;
+#pragma unroll
+    for (int i = 0; i < kEach; i += 2) {
+      bits |= static_cast<uint64_t>(ptx::pack_bf16(v[i], v[i + 1])) << (16 * i);
+    }
+    return bits;
+  }
+  static __device__ __forceinline__ uint32_t key_pair(uint32_t word, int) { return word; }
+  static __device__ __forceinline__ uint32_t value_pair(uint32_t word, int) { return word; }
+};
+
+template <>
+struct KvForm<KvCode::kFp8> {
+  static constexpr int kCapability = 89;
+  static constexpr bool kBf16Operands = false;
+
+  template <int kEach>
+  static __device__ __forceinline__ uint64_t codes(const float (&v)[kEach], float factor, float) {
+    uint64_t bits = 0;
+#pragma unroll
+    for (int i = 0; i < kEach; i += 2) {
+      bits |= static_cast<uint64_t>(ptx::narrow_e4m3(v[i] * factor, v[i + 1] * factor)) << (8 * i);
+    }
+    return bits;
+  }
+  static __device__ __forceinline__ uint32_t key_pair(uint32_t word, int p) {
+    return ptx::widen_e4m3(p == 0 ? word : word >> 16);
+  }
+  static __device__ __forceinline__ uint32_t value_pair(uint32_t word, int p) {
+    return ptx::widen_e4m3(__byte_perm(word, 0, p == 0 ? 0x4420 : 0x4431));
+  }
+  static __device__ __forceinline__ void widen(uint2 code, uint32_t, float (&v)[8]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t word = i < 2 ? code.x : code.y;
+      const uint32_t two = ptx::widen_e4m3(i % 2 == 0 ? word : word >> 16);
+      v[2 * i] = __half2float(__ushort_as_half(static_cast<uint16_t>(two)));
+      v[2 * i + 1] = __half2float(__ushort_as_half(static_cast<uint16_t>(two >> 16)));
+    }
+  }
+};
+
+template <>
+struct KvForm<KvCode::kInt8> {
+  static constexpr int kCapability = 80;
+  static constexpr bool kBf16Operands = false;
+
+  template <int kDim>
+  static __device__ __forceinline__ __half fit(const HeadValues<kDim>& x, int) {
+    constexpr int kEach = HeadValues<kDim>::kEach;
+    float top = 0.0F;
+#pragma unroll
+    for (int i = 0; i < 2 * kEach; ++i) {
+      top = fmaxf(top, fabsf(x.v[i / kEach][i % kEach]));
+    }
+    return __float2half_rn(fminf(max_warp(top) / 127.0F, 65504.0F));
+  }
+  template <int kEach>
+  static __device__ __forceinline__ uint64_t codes(const float (&v)[kEach], float factor, float) {
+    uint64_t bits = 0;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const float code = fminf(fmaxf(rintf(v[i] * factor), -127.0F), 127.0F);
+      bits |= static_cast<uint64_t>(static_cast<uint32_t>(code + 128.0F)) << (8 * i);
+    }
+    return bits;
+  }
+  static __device__ __forceinline__ uint32_t key_pair(uint32_t word, int p) {
+    return __byte_perm(word, 0, p == 0 ? 0x4140 : 0x4342);
+  }
+  static __device__ __forceinline__ uint32_t value_pair(uint32_t word, int p) {
+    return __byte_perm(word, 0, p == 0 ? 0x4240 : 0x4341);
+  }
+  static __device__ __forceinline__ void widen(uint2 code, uint32_t parameters, float (&v)[8]) {
+    const float scale = __half2float(__ushort_as_half(static_cast<uint16_t>(parameters)));
+    const float offset = -(32768.0F + 128.0F) * scale;  // bytes 00 code 00 47: 32768 + code
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const uint32_t bits = __byte_perm(i < 4 ? code.x : code.y, 0x47000000U, 0x7404 | i % 4 << 4);
+      v[i] = fmaf(__uint_as_float(bits), scale, offset);
+    }
+  }
+};
+
+/// The one of seven ranges, 1 to 0.7 of the whole, whose codes a line fits best: sums that depend
+/// on no other, where quant/kv_formats.h fits again and again. Codes are the nearest on the rounded
+/// line.
+template <int kDim>
+__device__ __forceinline__ __half2 fit_int4(const HeadValues<kDim>& x, int lane) {
+  using Values = HeadValues<kDim>;
+  constexpr int kEach = Values::kEach;
+  constexpr int kRanges = 7;
+  const bool holds = lane < Values::kLanes;
+  float own = 0.0F;
+  float high = -INFINITY;
+  float low = -INFINITY;  // of the negated values
+#pragma unroll
+  for (int i = 0; i < 2 * kEach; ++i) {
+    const float value = x.v[i / kEach][i % kEach];
+    own += value;
+    high = fmaxf(high, holds ? value : -INFINITY);
+    low = fmaxf(low, holds ? -value : -INFINITY);
+  }
+  const float mean = sum_warp(own) / kDim;
+  high = max_warp(high) - mean;
+  low = -max_warp(low) - mean;
+  // All ranges' sums first, so that their reductions overlap. Range r is 1 - r / 20 of the whole,
+  // about its middle; codes come from the sum with 3 * 2^22, whose last bits they are.
+  constexpr float kRound = 12582912.0F;
+  const float middle = 0.5F * (high + low);
+  const float inverse = high > low ? 15.0F / (high - low) : 0.0F;  // of the whole range's scale
+  uint32_t codes[kRanges];  // sum of codes, sum of squares above bit 16
+  float product[kRanges];
+#pragma unroll
+  for (int range = 0; range < kRanges; ++range) {
+    const float own_inverse = inverse * (20.0F / static_cast<float>(20 - range));
+    codes[range] = 0;
+    product[range] = 0.0F;
+#pragma unroll
+    for (int i = 0; i < 2 * kEach; ++i) {
+      const float value = x.v[i / kEach][i % kEach] - mean;
+      const float place = fmaf(value - middle, own_inverse, 7.5F);
+      const float rounded = fminf(fmaxf(place, 0.0F), 15.0F) + kRound;
+      const uint32_t integer = __float_as_uint(rounded) & 15U;
+      codes[range] += holds ? integer + (integer * integer << 16) : 0;
+      product[range] = fmaf(rounded - kRound, holds ? value : 0.0F, product[range]);
+    }
+  }
+#pragma unroll
+  for (int range = 0; range < kRanges; ++range) {
+    codes[range] = __reduce_add_sync(~0U, codes[range]);
+  }
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) {
+#pragma unroll
+    for (int range = 0; range < kRanges; ++range) {
+      product[range] += __shfl_xor_sync(~0U, product[range], step);
+    }
+  }
+  float best_product = 0.0F;  // explained: product^2 / variance
+  float best_variance = 1.0F;
+  float best_sum = 0.0F;
+#pragma unroll
+  for (int range = 0; range < kRanges; ++range) {
+    const float sum = static_cast<float>(codes[range] & 0xffffU);
+    const float variance = static_cast<float>(codes[range] >> 16) - sum * sum / kDim;
+    if (variance > 0.0F &&
+        product[range] * product[range] * best_variance > best_product * best_product * variance) {
+      best_product = product[range];
+      best_variance = variance;
+      best_sum = sum;
+    }
+  }
+  const float best_scale = best_product / best_variance;
+  const float best_code = best_sum / kDim;
+  const __half scale = __float2half_rn(fminf(best_scale, 65504.0F));
+  const float offset = mean - __half2float(scale) * best_code;
+  return __halves2half2(scale, __float2half_rn(fminf(fmaxf(offset, -65504.0F), 65504.0F)));
+}
+
+template <>
+struct KvForm<KvCode::kInt4> {
+  static constexpr int kCapability = 80;
+  static constexpr bool kBf16Operands = false;
+
+  template <int kDim>
+  static __device__ __forceinline__ __half2 fit(const HeadValues<kDim>& x, int lane) {
+    return fit_int4<kDim>(x, lane);
+  }
+  template <int kEach>
+  static __device__ __forceinline__ uint64_t codes(const float (&v)[kEach],
+                                                   float factor,
+                                                   float offset) {
+    uint64_t bits = 0;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const float code = fminf(fmaxf((v[i] - offset) * factor, 0.0F), 15.0F) + 12582912.0F;
+      bits |= static_cast<uint64_t>(__float_as_uint(code) & 15U) << (4 * i);
+    }
+    return bits;
+  }
+  static __device__ __forceinline__ uint32_t key_pair(uint32_t word, int p) {
+    return ((p & 2) == 0 ? word : word >> 8) & ((p & 1) == 0 ? 0x000f000fU : 0x00f000f0U);
+  }
+  static __device__ __forceinline__ uint32_t value_pair(uint32_t word, int p) {
+    return key_pair(word, p);
+  }
+  static __device__ __forceinline__ void widen(uint2 code, uint32_t parameters, float (&v)[8]) {
+    // 128 + code, exact in bf16, is widened by a shift.
+    const float scale = __half2float(__ushort_as_half(static_cast<uint16_t>(parameters)));
+    const float offset =
+        __half2float(__ushort_as_half(static_cast<uint16_t>(parameters >> 16))) - 128.0F * scale;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t two = ((code.x >> (4 * i)) & 0x000f000fU) | 0x43004300U;
+      v[i] = fmaf(__uint_as_float(two << 16), scale, offset);
+      v[i + 4] = fmaf(__uint_as_float(two & 0xffff0000U), scale, offset);
+    }
+  }
+};
+
+/// Codes that a KvForm describes.
+template <KvCode kCode>
+concept HasKvForm = requires {
+  KvForm<kCode>::kCapability;
+};
+
+/// run.template operator()<code>(); `otherwise` where the code has no KvForm.
+template <typename Result, typename Run>
+Result with_kv_form(KvCode code, const Run& run, Result otherwise) {
+  Result result = otherwise;
+  const auto try_code = [&]<KvCode kCode>() {
+    if constexpr (HasKvForm<kCode>) {
+      if (code == kCode) {
+        result = run.template operator()<kCode>();
+      }
+    }
+  };
+  [&]<size_t... kIndex>(std::index_sequence<kIndex...>) {
+    (try_code.template operator()<kKvCodes[kIndex]>(), ...);
+  }
+  (std::make_index_sequence<kKvCodes.size()>{});
+  return result;
+}
+
+}  // namespace nibble::cuda
