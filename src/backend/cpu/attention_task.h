@@ -26,7 +26,8 @@ struct ConstNumbers {
 
 struct KvLayout {
   uint8_t* pages = nullptr;
-  int64_t code = 0;  // KvCode
+  int64_t code = 0;    // KvCode
+  int64_t kernel = 0;  // the code whose kernels read it: its own, or BF16's over widened rows
   int64_t page_size = 0;
   int64_t page_bytes = 0;
   int64_t half_bytes = 0;
@@ -34,6 +35,8 @@ struct KvLayout {
   int64_t row_bytes = 0;
   int64_t row_params = 0;
   int64_t head_dim = 0;
+
+  [[nodiscard]] constexpr bool widened() const { return kernel != code; }
 };
 
 /// The query heads of one KV head, for some consecutive tokens of a sequence.

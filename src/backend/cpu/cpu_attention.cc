@@ -25,6 +25,8 @@ KvLayout layout_of(const KvView& kv) {
   KvLayout layout;
   layout.pages = reinterpret_cast<uint8_t*>(kv.pages);
   layout.code = static_cast<int64_t>(kv.code);
+  const bool widened = kv_format(kv.code).per == KvParameters::kPerTensor;
+  layout.kernel = widened ? static_cast<int64_t>(KvCode::kBf16) : layout.code;
   layout.page_size = kv.page_size;
   layout.page_bytes = kv.page_bytes();
   layout.half_bytes = kv.half_bytes();
@@ -179,7 +181,7 @@ void CpuAttention::rope_append_token(const RopeAppendArgs& args,
     uint8_t* half = layout.pages + page * layout.page_bytes +
                     (kv_head % kv_heads * 2 + kv_head / kv_heads) * layout.half_bytes;
     uint8_t* stored = half + slot * layout.row_bytes;
-    if (args.kv.code == KvCode::kFp8) {
+    if (layout.widened()) {
       write_fp8(values, dim, kv_head < kv_heads ? args.kv.scales.k : args.kv.scales.v, stored);
       continue;
     }

@@ -292,11 +292,10 @@ inline KeyGroup copy_group(const AttentionTask& task,
                            const PackRange& pack,
                            int64_t j,
                            uint8_t* memory) {
-  const bool fp8 = task.kv.code == kFp8Code;
-  const auto bytes = static_cast<size_t>(fp8 ? 2 * task.kv.head_dim : task.kv.row_bytes);
+  const auto bytes = static_cast<size_t>(task.kv.widened() ? 2 * task.kv.head_dim : task.kv.row_bytes);
   const auto copy_row = [&](const uint8_t* from, uint8_t* to) {
-    if (fp8) {
-      widen_fp8_row(from, task.kv.head_dim, to);
+    if (task.kv.widened()) {
+      widen_row(task.kv, from, to);
     } else {
       __builtin_memcpy(to, from, bytes);
     }
@@ -332,7 +331,7 @@ inline void find_block(const AttentionTask& task,
                        const PackRange& pack,
                        uint8_t* memory,
                        BlockGroups& groups) {
-  const bool whole_pages = task.kv.page_size % kGroupKeys == 0 && task.kv.code != kFp8Code;
+  const bool whole_pages = task.kv.page_size % kGroupKeys == 0 && !task.kv.widened();
   for (int64_t j = pack.begin; j < pack.end; j += kGroupKeys) {
     const int64_t group = j / kGroupKeys;
     if (whole_pages && j >= pack.range[0] && j + kGroupKeys <= pack.range[1]) {

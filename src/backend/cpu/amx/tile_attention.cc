@@ -6,11 +6,10 @@ namespace nibble::cpu::NIBBLE_ISA {
 namespace {
 
 void attention(const AttentionTask& task) {
-  switch (task.kv.code) {
+  switch (task.kv.kernel) {
     case 0:
       return attention_f32(task);
     case 1:
-    case kFp8Code:
       return attention_in_tiles<1>(task);
     case 2:
       return attention_in_tiles<2>(task);

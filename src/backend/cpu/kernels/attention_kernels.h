@@ -191,7 +191,7 @@ void sum_piece(const AttentionTask& task,
   __builtin_memset(queries.sums, 0, static_cast<size_t>(rows) * 64);
   BlockWalk walk(task, keys);
   walk.each([&](const PackRange& pack, KvRows& found, RowPrefetch& ahead) {
-    if (kCode == 1 && task.kv.code == kFp8Code) {
+    if (kCode == 1 && task.kv.widened()) {
       widen_block(task.kv, pack, block.wide, found);
     }
     load_params<kCode>(task, pack, found, block);
@@ -230,7 +230,7 @@ void attention_of(const AttentionTask& task) {
   block.key_pairs = reinterpret_cast<int32_t*>(block.keys);
   block.values = take(kKeyBlock * padded_dim);
   block.wide = reinterpret_cast<uint8_t*>(
-      take(kCode == 1 && task.kv.code == kFp8Code ? kKeyBlock * task.kv.head_dim : 0));
+      take(kCode == 1 && task.kv.widened() ? kKeyBlock * task.kv.head_dim : 0));
   block.score_scale = take(kKeyBlock);
   block.value_log = take_ints(kKeyBlock);
   block.value_inverse = take(kKeyBlock);

@@ -11,37 +11,27 @@ inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
 
-/// What a cache's code multiplies like: FP8 rows become BF16 numbers before they are multiplied,
-/// which hold E4M3 exactly.
-constexpr int64_t kFp8Code = 4;
-
 /// Bytes of a row as it is multiplied.
 template <int kCode>
 int64_t multiplied_bytes(const KvLayout& kv) {
   return kCode == 1 ? 2 * kv.head_dim : kv.row_bytes;
 }
 
-/// Whole groups of 16 E4M3 codes as BF16 numbers. Codes of NaN, which load_fp8 takes for 480, stay
-/// NaN.
-inline void widen_fp8(const uint8_t* codes, int64_t count, uint8_t* to) {
-  for (int64_t i = 0; i < count; i += 16) {
-    const F32x16 x = Simd::mul(Simd::load_fp8(codes + i), Simd::set(256.0F));
-    const F32x16 nan = Simd::set(__builtin_nanf(""));
-    Simd::store_bf16(to + 2 * i, Simd::select_less(Simd::set(448.0F), magnitude(x), nan, x));
-  }
+/// E4M3 codes as floats. Codes of NaN, which load_fp8 takes for 480, stay NaN.
+inline F32x16 load_e4m3(const uint8_t* codes) {
+  const F32x16 x = Simd::mul(Simd::load_fp8(codes), Simd::set(256.0F));
+  return Simd::select_less(Simd::set(448.0F), magnitude(x), Simd::set(__builtin_nanf("")), x);
 }
 
-/// The row of an FP8 cache as BF16 numbers [dim].
-inline void widen_fp8_row(const uint8_t* codes, int64_t dim, uint8_t* to) {
-  const int64_t whole = dim / 16 * 16;
-  widen_fp8(codes, whole, to);
-  if (whole < dim) {
+/// A row of a cache whose rows are widened, as BF16 numbers [head_dim]: they hold its codes exactly.
+inline void widen_row(const KvLayout& kv, const uint8_t* codes, uint8_t* to) {
+  in_vectors(kv.head_dim, [&](int64_t i, int64_t lanes) {
     uint8_t rest[16] = {};
     uint8_t wide[32];
-    __builtin_memcpy(rest, codes + whole, static_cast<size_t>(dim - whole));
-    widen_fp8(rest, 16, wide);
-    __builtin_memcpy(to + 2 * whole, wide, static_cast<size_t>(dim - whole) * 2);
-  }
+    __builtin_memcpy(rest, codes + i, static_cast<size_t>(lanes));
+    Simd::store_bf16(wide, load_e4m3(rest));
+    __builtin_memcpy(to + 2 * i, wide, static_cast<size_t>(lanes) * 2);
+  });
 }
 
 /// One head's keys or values of a token.
@@ -116,8 +106,8 @@ inline void widen_block(const KvLayout& kv, const PackRange& pack, uint8_t* memo
   for (int64_t j = pack.begin; j < pack.end; ++j) {
     uint8_t* key = memory + j * bytes;
     uint8_t* value = key + kKeyBlock * bytes;
-    widen_fp8_row(rows.keys[j].codes, kv.head_dim, key);
-    widen_fp8_row(rows.values[j].codes, kv.head_dim, value);
+    widen_row(kv, rows.keys[j].codes, key);
+    widen_row(kv, rows.values[j].codes, value);
     rows.keys[j].codes = key;
     rows.values[j].codes = value;
   }
