@@ -5,6 +5,7 @@
 #include <vector>
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include "backend/cuda/cuda_backend.h"
 #include "backend/cuda/device_info.h"
@@ -35,7 +36,8 @@ TEST(CudaKvScales, AreThoseThatTheKeysAndValuesNeed) {
   if (!device.ok()) {
     GTEST_SKIP() << device.status().message();
   }
-  const auto folder = std::filesystem::temp_directory_path() / "nibble_cuda_kv_scales";
+  const auto folder = std::filesystem::temp_directory_path() /
+                      ("nibble_cuda_kv_scales_" + std::to_string(::getpid()));
   const auto cuda = make_cuda_backend({}, tested_families()).value();
   const auto cpu = make_cpu_backend({}).value();
   const std::vector<float> plain = logits(kSource, *cuda, KvCode::kFp8);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include "backend/cuda/cuda_backend.h"
 #include "backend/cuda/device_info.h"
@@ -30,7 +31,8 @@ class CudaLearnedPositions : public ::testing::TestWithParam<std::string> {
     if (!device.ok()) {
       GTEST_SKIP() << device.status().message();
     }
-    const auto folder = std::filesystem::temp_directory_path() / "nibble_cuda_positions";
+    const auto folder = std::filesystem::temp_directory_path() /
+                        ("nibble_cuda_positions_" + std::to_string(::getpid()));
     const std::string path = folder.string() + ".json";
     std::ofstream(path) << R"({"architectures": ["OPTForCausalLM"], "hidden_size": 512,
         "ffn_dim": 1024, "num_attention_heads": 8, "num_hidden_layers": 3, "vocab_size": 1024,

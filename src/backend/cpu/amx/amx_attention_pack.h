@@ -292,7 +292,8 @@ inline KeyGroup copy_group(const AttentionTask& task,
                            const PackRange& pack,
                            int64_t j,
                            uint8_t* memory) {
-  const auto bytes = static_cast<size_t>(task.kv.widened() ? 2 * task.kv.head_dim : task.kv.row_bytes);
+  const auto bytes =
+      static_cast<size_t>(task.kv.widened() ? 2 * task.kv.head_dim : task.kv.row_bytes);
   const auto copy_row = [&](const uint8_t* from, uint8_t* to) {
     if (task.kv.widened()) {
       widen_row(task.kv, from, to);
