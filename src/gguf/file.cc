@@ -267,7 +267,7 @@ Status place_tensors(std::span<const std::byte> file,
   const uint64_t padding = (0 - header_end) & (content.alignment - 1);
   const bool has_data = header_end <= file.size() && padding <= file.size() - header_end;
   const auto data = has_data ? file.subspan(header_end + padding) : std::span<const std::byte>();
-  std::ranges::sort(places, {}, [](const Placed& placed) { return placed.begin; });
+  std::ranges::stable_sort(places, {}, &Placed::begin);
   const Placed* previous = nullptr;
   for (const Placed& placed : places) {
     Tensor& tensor = content.tensors()[placed.tensor];
