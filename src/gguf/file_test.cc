@@ -207,6 +207,29 @@ TEST(GgufFile, TensorsMayLieAnywhere) {
   EXPECT_EQ(content->find("last")->data.data() - content->find("first")->data.data(), 64);
 }
 
+// For tests/interop/check_gguf.py, which reads the file with gguf-py.
+TEST(GgufFile, IsWrittenForGgufPy) {
+  const char* path = std::getenv("NIBBLE_GGUF_OUT");
+  if (path == nullptr) {
+    GTEST_SKIP() << "NIBBLE_GGUF_OUT names no file to write; run tests/interop/check_gguf.py";
+  }
+  GgufBuilder builder;
+  builder.set_alignment(64).add("u8", uint8_t{200}).add("i8", int8_t{-100});
+  builder.add("u16", uint16_t{60000}).add("i16", int16_t{-30000});
+  builder.add("u32", uint32_t{4'000'000'000U}).add("i32", -7).add("f32", 0.5F).add("bool", true);
+  builder.add("string", "text").add("u64", std::numeric_limits<uint64_t>::max());
+  builder.add("i64", -(int64_t{1} << 60)).add("f64", 0.1);
+  builder.add_array<std::string>("strings", {"a", "", "\u4e16"});
+  builder.add_array<float>("floats", {0.5F, -1.5F}).add_array<int32_t>("ints", {-1, 2});
+  builder.add_floats("a", {2, 3}, {1, 2, 3, 4, 5, 6});
+  std::vector<std::byte> blocks(68);
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    blocks[i] = static_cast<std::byte>(i);
+  }
+  builder.add_tensor("b", Type::kQ8_0, {2, 1, 32}, blocks).write(path);
+  EXPECT_TRUE(parse(builder.build()).ok());
+}
+
 TEST(GgufFile, ARealFileIsRead) {
   const char* named = std::getenv("NIBBLE_SHARED");
   const std::string path = std::string(named == nullptr ? "../shared" : named) +
