@@ -1,5 +1,6 @@
 #include "gguf/block_parts.h"
 
+#include <array>
 #include <cstring>
 
 namespace nibble::gguf {
@@ -7,15 +8,22 @@ namespace {
 
 constexpr int64_t kCodeBytes = 16;  // of 32 codes of 4 bits
 
+// The low nibbles of eight bytes, next to each other.
+uint32_t join_nibbles(uint64_t bytes) {
+  const uint64_t low = bytes & 0x0f0f0f0f0f0f0f0fU;
+  const uint64_t pairs = (low | (low >> 4)) & 0x00ff00ff00ff00ffU;
+  const uint64_t fours = (pairs | (pairs >> 8)) & 0x0000ffff0000ffffU;
+  return static_cast<uint32_t>(fours | (fours >> 16));
+}
+
 // From element j and j + 16 in byte j to element 2j and 2j + 1. Offset binary and E2M1 alike: the
 // codes themselves stay what they are.
 void order_nibbles(const std::byte* in, std::byte* out) {
-  for (int64_t j = 0; j < kCodeBytes / 2; ++j) {
-    uint16_t pair = 0;
-    std::memcpy(&pair, in + 2 * j, 2);
-    out[j] = static_cast<std::byte>((pair & 0xfU) | ((pair >> 4) & 0xf0U));
-    out[j + kCodeBytes / 2] = static_cast<std::byte>(((pair >> 4) & 0xfU) | ((pair >> 8) & 0xf0U));
-  }
+  std::array<uint64_t, 2> bytes;
+  std::memcpy(bytes.data(), in, kCodeBytes);
+  const std::array<uint32_t, 4> words = {join_nibbles(bytes[0]), join_nibbles(bytes[1]),
+                                         join_nibbles(bytes[0] >> 4), join_nibbles(bytes[1] >> 4)};
+  std::memcpy(out, words.data(), kCodeBytes);
 }
 
 template <int64_t kHeader, typename Scale>

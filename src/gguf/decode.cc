@@ -10,7 +10,10 @@ namespace nibble::gguf {
 namespace {
 
 constexpr int64_t kSuper = 256;  // elements of a block of the K types
-constexpr int64_t kHalf = 16;    // bytes of 32 packed codes: element j and j + 16 share byte j
+constexpr size_t kHalf = 16;     // bytes of 32 packed codes: element j and j + 16 share byte j
+
+// Loaded as a whole, so that the compiler knows that no store to the output changes them.
+using Codes = std::array<uint8_t, kHalf>;
 
 template <typename T>
 T load(const uint8_t* in) {
@@ -21,15 +24,17 @@ T load(const uint8_t* in) {
 
 float load_f16(const uint8_t* in) { return f16_to_f32(load<uint16_t>(in)); }
 
-// f16_to_f32() without branches, for loops over elements.
-float f16_value(uint16_t half) {
-  const uint32_t sign = static_cast<uint32_t>(half & 0x8000U) << 16;
-  const uint32_t magnitude = half & 0x7fffU;
-  const uint32_t normal = (magnitude << 13) + (magnitude >= 0x7c00U ? 224U << 23 : 112U << 23);
+// f16_to_f32() without branches, for loops over elements. Signed numbers: SSE2 compares no others.
+float f16_value(int32_t half) {
+  const int32_t sign = (half & 0x8000) << 16;
+  const int32_t magnitude = half & 0x7fff;
+  const int32_t infinite = magnitude > 0x7bff ? 112 << 23 : 0;
+  const int32_t normal = (magnitude << 13) + (112 << 23) + infinite;
   // 0.5 has an ulp of 2^-24, that of a subnormal.
   const auto subnormal =
-      std::bit_cast<uint32_t>(std::bit_cast<float>(0x3f000000U | magnitude) - 0.5F);
-  return std::bit_cast<float>(sign | (magnitude < 0x400U ? subnormal : normal));
+      std::bit_cast<int32_t>(std::bit_cast<float>(0x3f000000 | magnitude) - 0.5F);
+  const int32_t small = magnitude < 0x400 ? -1 : 0;
+  return std::bit_cast<float>(sign | (subnormal & small) | (normal & ~small));
 }
 
 // The bits of one byte, each as 16 in a byte of its own, lowest first.
@@ -39,51 +44,51 @@ uint64_t fifth_bits(uint8_t bits) {
   return ((kept + 0x00406070787c7e7fU) & 0x8080808080808080U) >> 3;
 }
 
-// 32 codes of 5 bits: the low four as two halves, the fifth in a word.
-std::array<uint8_t, 32> codes_of_5_bits(const uint8_t* high, const uint8_t* low) {
-  std::array<uint8_t, 32> codes;
+// The fifth bits of 32 codes, as 16 or 0.
+std::array<uint8_t, 32> all_fifth_bits(const uint8_t* in) {
+  std::array<uint8_t, 32> bits;
   for (size_t i = 0; i < 4; ++i) {
-    const uint64_t bits = fifth_bits(high[i]);
-    std::memcpy(codes.data() + 8 * i, &bits, 8);
+    const uint64_t eight = fifth_bits(in[i]);
+    std::memcpy(bits.data() + 8 * i, &eight, 8);
   }
-  for (size_t j = 0; j < kHalf; ++j) {
-    codes[j] |= low[j] & 15U;
-    codes[j + kHalf] |= low[j] >> 4;
-  }
-  return codes;
+  return bits;
 }
 
 void decode_q4_0(const uint8_t* in, float* out) {
   const float scale = load_f16(in);
-  for (int64_t j = 0; j < kHalf; ++j) {
-    out[j] = scale * static_cast<float>((in[2 + j] & 15) - 8);
-    out[j + kHalf] = scale * static_cast<float>((in[2 + j] >> 4) - 8);
+  const auto codes = load<Codes>(in + 2);
+  for (size_t j = 0; j < kHalf; ++j) {
+    out[j] = scale * static_cast<float>((codes[j] & 15) - 8);
+    out[j + kHalf] = scale * static_cast<float>((codes[j] >> 4) - 8);
   }
 }
 
 void decode_q4_1(const uint8_t* in, float* out) {
   const float scale = load_f16(in);
   const float minimum = load_f16(in + 2);
-  for (int64_t j = 0; j < kHalf; ++j) {
-    out[j] = scale * static_cast<float>(in[4 + j] & 15) + minimum;
-    out[j + kHalf] = scale * static_cast<float>(in[4 + j] >> 4) + minimum;
+  const auto codes = load<Codes>(in + 4);
+  for (size_t j = 0; j < kHalf; ++j) {
+    out[j] = scale * static_cast<float>(codes[j] & 15) + minimum;
+    out[j + kHalf] = scale * static_cast<float>(codes[j] >> 4) + minimum;
   }
 }
 
 void decode_q5_0(const uint8_t* in, float* out) {
   const float scale = load_f16(in);
-  const auto codes = codes_of_5_bits(in + 2, in + 6);
-  for (size_t j = 0; j < 32; ++j) {
-    out[j] = scale * static_cast<float>(codes[j] - 16);
+  const auto high = all_fifth_bits(in + 2);
+  for (size_t j = 0; j < kHalf; ++j) {
+    out[j] = scale * static_cast<float>(((in[6 + j] & 15) | high[j]) - 16);
+    out[j + kHalf] = scale * static_cast<float>(((in[6 + j] >> 4) | high[j + kHalf]) - 16);
   }
 }
 
 void decode_q5_1(const uint8_t* in, float* out) {
   const float scale = load_f16(in);
   const float minimum = load_f16(in + 2);
-  const auto codes = codes_of_5_bits(in + 4, in + 8);
-  for (size_t j = 0; j < 32; ++j) {
-    out[j] = scale * static_cast<float>(codes[j]) + minimum;
+  const auto high = all_fifth_bits(in + 4);
+  for (size_t j = 0; j < kHalf; ++j) {
+    out[j] = scale * static_cast<float>((in[8 + j] & 15) | high[j]) + minimum;
+    out[j + kHalf] = scale * static_cast<float>((in[8 + j] >> 4) | high[j + kHalf]) + minimum;
   }
 }
 
@@ -103,10 +108,11 @@ void decode_q2_k(const uint8_t* in, float* out) {
   for (int64_t group = 0; group < 16; ++group) {
     const float step = scale * static_cast<float>(scales[group] & 15);
     const float offset = minimum * static_cast<float>(scales[group] >> 4);
-    const uint8_t* from = codes + group / 8 * 32 + group % 2 * 16;
+    const auto from = load<Codes>(codes + group / 8 * 32 + group % 2 * 16);
     const int shift = static_cast<int>(group % 8 / 2 * 2);
-    for (int64_t j = 0; j < 16; ++j) {
-      out[group * 16 + j] = step * static_cast<float>((from[j] >> shift) & 3) - offset;
+    for (size_t j = 0; j < 16; ++j) {
+      out[group * 16 + static_cast<int64_t>(j)] =
+          step * static_cast<float>((from[j] >> shift) & 3) - offset;
     }
   }
 }
@@ -201,7 +207,7 @@ void decode_mxfp4(const uint8_t* in, float* out) {
   const uint32_t exponent = in[0];
   const auto half =
       std::bit_cast<float>(exponent < 2 ? 0x00200000U << exponent : (exponent - 1) << 23);
-  for (int64_t j = 0; j < kHalf; ++j) {
+  for (size_t j = 0; j < kHalf; ++j) {
     out[j] = half * kDoubled[in[1 + j] & 15];
     out[j + kHalf] = half * kDoubled[in[1 + j] >> 4];
   }
