@@ -1,9 +1,9 @@
 #include "gguf/file.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstring>
-#include <ranges>
 #include <utility>
 
 #include <fmt/ranges.h>
@@ -64,11 +64,10 @@ Status check_version(uint32_t version) {
 Result<Header> read_header(Cursor& cursor) {
   NIBBLE_ASSIGN_OR_RETURN(const auto magic, cursor.take(kMagic.size(), "the magic number"));
   if (!is_gguf(magic)) {
+    std::array<uint8_t, kMagic.size()> bytes;
+    std::memcpy(bytes.data(), magic.data(), bytes.size());
     return corrupt("not a GGUF file: it begins with the bytes {:02x} instead of \"GGUF\"",
-                   fmt::join(std::as_const(magic) | std::views::transform([](std::byte byte) {
-                               return std::to_integer<uint32_t>(byte);
-                             }),
-                             " "));
+                   fmt::join(bytes, " "));
   }
   Header header;
   NIBBLE_ASSIGN_OR_RETURN(header.version, cursor.number<uint32_t>("the version"));

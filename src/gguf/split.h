@@ -37,6 +37,7 @@ class FileSet final {
   [[nodiscard]] size_t tensor_count() const { return index_.size(); }
 
  private:
+  FileSet() = default;
   Status add(Part part);
 
   std::vector<Part> parts_;

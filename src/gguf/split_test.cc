@@ -15,11 +15,14 @@ using testing::HasSubstr;
 
 class GgufSplit : public testing::Test {
  protected:
-  GgufSplit() : folder_(testing::TempDir() + "gguf_split/") {
+  void SetUp() override {
+    // A folder for each test: they run at the same time.
+    folder_ = testing::TempDir() + "gguf_split_" +
+              testing::UnitTest::GetInstance()->current_test_info()->name() + "/";
     std::filesystem::remove_all(folder_);
     std::filesystem::create_directories(folder_);
   }
-  ~GgufSplit() override { std::filesystem::remove_all(folder_); }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
 
   [[nodiscard]] std::string path(int number, int count = 3) const {
     return fmt::format("{}m-{:05}-of-{:05}.gguf", folder_, number, count);

@@ -8,6 +8,7 @@
 namespace nibble::gguf {
 
 /// Types of tensors that are read, with ggml's numbers. The elements of a row lie in blocks.
+// NOLINTBEGIN(readability-identifier-naming): Q4_0 and Q2_K are what everybody calls them
 enum class Type : uint32_t {
   kF32 = 0,
   kF16 = 1,
@@ -29,6 +30,7 @@ enum class Type : uint32_t {
   kBF16 = 30,
   kMXFP4 = 39,
 };
+// NOLINTEND(readability-identifier-naming)
 
 struct TypeTraits {
   Type type = Type::kF32;
