@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "base/utf8.h"
+
 namespace nibble {
 namespace {
 
@@ -87,29 +89,6 @@ void append_value(std::string& out, const Json& value, int indent, int depth) {
       append_object(out, value.as_object(), indent, depth);
       break;
   }
-}
-
-// Length of the valid UTF-8 sequence at `i`, or 0.
-size_t utf8_length(std::string_view text, size_t i) {
-  const auto byte = [&](size_t k) { return static_cast<unsigned char>(text[k]); };
-  const unsigned char lead = byte(i);
-  if (lead < 0x80) {
-    return 1;
-  }
-  const size_t length = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : 2;
-  if (lead < 0xc2 || lead > 0xf4 || i + length > text.size()) {
-    return 0;
-  }
-  for (size_t k = 1; k < length; ++k) {
-    if ((byte(i + k) & 0xc0) != 0x80) {
-      return 0;
-    }
-  }
-  const unsigned char second = byte(i + 1);
-  const bool overlong = (lead == 0xe0 && second < 0xa0) || (lead == 0xf0 && second < 0x90);
-  const bool surrogate = lead == 0xed && second >= 0xa0;
-  const bool too_large = lead == 0xf4 && second >= 0x90;
-  return overlong || surrogate || too_large ? 0 : length;
 }
 
 }  // namespace

@@ -38,6 +38,53 @@ def make_safetensors():
         {"a": {"dtype": "F16", "shape": [1 << 62, 8], "data_offsets": [0, 16]}}, bytes(16)))
 
 
+def gguf_text(text):
+    return struct.pack("<Q", len(text)) + text.encode()
+
+
+def gguf(entries=(), tensors=(), version=3, alignment=32):
+    """entries: (key, type, bytes); tensors: (name, dimensions, type, offset, bytes)."""
+    out = b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(entries))
+    for key, kind, value in entries:
+        out += gguf_text(key) + struct.pack("<I", kind) + value
+    for name, dimensions, kind, offset, _ in tensors:
+        out += gguf_text(name) + struct.pack(f"<I{len(dimensions)}Q", len(dimensions), *dimensions)
+        out += struct.pack("<IQ", kind, offset)
+    for _, _, _, _, data in tensors:
+        out += b"\0" * (-len(out) % alignment) + data
+    return out
+
+
+def make_gguf():
+    array = struct.Struct("<IQ")
+    write("gguf", "empty", gguf())
+    write("gguf", "values", gguf([
+        ("u8", 0, b"\7"), ("i8", 1, b"\xff"), ("u16", 2, b"\1\2"), ("i16", 3, b"\0\x80"),
+        ("u32", 4, b"abcd"), ("i32", 5, b"\xfe\xff\xff\xff"), ("f32", 6, struct.pack("<f", 0.5)),
+        ("bool", 7, b"\1"), ("string", 8, gguf_text("text")), ("u64", 10, b"\xff" * 8),
+        ("i64", 11, b"\xff" * 8), ("f64", 12, struct.pack("<d", -1e300))], version=2))
+    write("gguf", "arrays", gguf([
+        ("tokens", 9, array.pack(8, 3) + gguf_text("a") + gguf_text("") + gguf_text("\u4e16")),
+        ("scores", 9, array.pack(6, 2) + struct.pack("<2f", 1, -2)),
+        ("flags", 9, array.pack(7, 2) + b"\0\1"), ("none", 9, array.pack(11, 0)),
+        ("nested", 9, array.pack(9, 1) + array.pack(0, 1) + b"\1")]))
+    write("gguf", "split", gguf([("split.no", 2, b"\0\0"), ("split.count", 2, b"\2\0"),
+                                 ("split.tensors.count", 5, b"\4\0\0\0")]))
+    tensors, offset = [], 0
+    sizes = {0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34),
+             10: (256, 84), 11: (256, 110), 12: (256, 144), 13: (256, 176), 14: (256, 210),
+             24: (1, 1), 25: (1, 2), 26: (1, 4), 27: (1, 8), 28: (1, 8), 30: (1, 2), 39: (32, 17)}
+    for kind, (elements, size) in sizes.items():
+        tensors.append((f"t{kind}", (elements, 1, 1), kind, offset,
+                        bytes((37 * i + kind) % 256 for i in range(size))))
+        offset += (size + 31) // 32 * 32
+    write("gguf", "types", gguf(tensors=tensors))
+    write("gguf", "alignment", gguf([("general.alignment", 4, struct.pack("<I", 8))],
+                                    [("a", (2, 1), 0, 0, bytes(8)), ("s", (), 1, 8, b"\0\x3c")],
+                                    alignment=8))
+    write("gguf", "lies", gguf([("a", 8, b"\xff" * 8)], [("a", (1 << 62, 8), 1, 1 << 63, b"")]))
+
+
 def make_config():
     for path in sorted(pathlib.Path("tests/golden").glob("*/config.json")):
         config = json.loads(path.read_text())
@@ -221,6 +268,6 @@ def make_encoder():
 
 
 if __name__ == "__main__":
-    for make in (make_safetensors, make_config, make_quant_config, make_sources, make_tokenizer,
-                 make_chat_template, make_http, make_encoder):
+    for make in (make_safetensors, make_gguf, make_config, make_quant_config, make_sources,
+                 make_tokenizer, make_chat_template, make_http, make_encoder):
         make()
