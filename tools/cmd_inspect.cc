@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "arch/config.h"
+#include "arch/model_text.h"
 #include "base/file.h"
 #include "base/json.h"
 #include "checkpoint/checkpoint_reader.h"
@@ -114,13 +115,13 @@ std::string describe_scheme(const CheckpointReader& reader, const QuantConfig& c
   if (!text.empty()) {
     return text;
   }
-  std::map<DType, int64_t> bytes;
+  std::map<std::string_view, int64_t> bytes;
   for (const TensorInfo* tensor : reader.tensors()) {
-    bytes[tensor->dtype] += static_cast<int64_t>(tensor->data.size());
+    bytes[tensor->type_name()] += static_cast<int64_t>(tensor->data.size());
   }
   const auto largest = std::max_element(
       bytes.begin(), bytes.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
-  std::string dtype(largest == bytes.end() ? "none" : dtype_name(largest->first));
+  std::string dtype(largest == bytes.end() ? "none" : largest->first);
   std::transform(dtype.begin(), dtype.end(), dtype.begin(),
                  [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; });
   return dtype;
@@ -142,21 +143,17 @@ Result<int64_t> read_size(const JsonReader& reader,
 }
 
 Status read_config(const std::string& path, Summary& summary) {
-  if (!file_exists(path + "/config.json")) {
+  if (!has_config(path)) {
     return {};
   }
-  NIBBLE_ASSIGN_OR_RETURN(const std::string text, read_file(path + "/config.json"));
-  const auto parsed = Json::parse(text);
-  if (!parsed.ok()) {
-    return parsed.status().with_context("config.json");
-  }
-  if (const Json* names = parsed->find("architectures"); names != nullptr && names->is_array() &&
-                                                         !names->as_array().empty() &&
-                                                         names->as_array()[0].is_string()) {
+  NIBBLE_ASSIGN_OR_RETURN(const Json parsed, read_config_json(path));
+  if (const Json* names = parsed.find("architectures"); names != nullptr && names->is_array() &&
+                                                        !names->as_array().empty() &&
+                                                        names->as_array()[0].is_string()) {
     summary.architecture = names->as_array()[0].as_string();
   }
-  const Json* nested = parsed->find("text_config");
-  const JsonReader reader(nested != nullptr ? *nested : *parsed, "config.json");
+  const Json* nested = parsed.find("text_config");
+  const JsonReader reader(nested != nullptr ? *nested : parsed, "config.json");
   CacheFacts& cache = summary.cache;
   NIBBLE_ASSIGN_OR_RETURN(cache.layers, read_size(reader, "num_hidden_layers", 0, kMostCount));
   NIBBLE_ASSIGN_OR_RETURN(const int64_t heads,

@@ -11,6 +11,7 @@
 #include "bench/bench_commands.h"
 #include "bench/kernels/cuda_bench.h"
 #include "bench/kernels/gemm_bench.h"
+#include "checkpoint/gguf_matrix.h"
 #include "tools/flag_checks.h"
 #include "tools/model_flags.h"
 #include "tools/output.h"
@@ -90,9 +91,17 @@ void print_timings(const SchemeTimings& all) {
   }
 }
 
-Result<std::vector<QuantScheme>> chosen_schemes(const std::string& name) {
+/// A scheme of the table, or on CPUs a type of GGUF that products take as it is.
+Result<std::vector<QuantScheme>> chosen_schemes(const KernelFlags& flags) {
+  const std::string& name = flags.scheme;
   if (name.empty()) {
     return std::vector<QuantScheme>(all_schemes().begin(), all_schemes().end());
+  }
+  for (const gguf::Type type : {gguf::Type::kQ4_0, gguf::Type::kQ4_1, gguf::Type::kQ8_0}) {
+    const std::string_view type_name = gguf::type_traits(type).name;
+    if (name == type_name && flags.device == "cpu") {
+      return std::vector<QuantScheme>{{type_name, *gguf_weight_format(type)}};
+    }
   }
   const auto scheme = find_scheme(name);
   NIBBLE_RETURN_IF_ERROR(scheme.status().with_context("--scheme"));
@@ -150,7 +159,7 @@ Status run_on_gpu(const KernelFlags& flags) {
 }
 
 Status run(const KernelFlags& flags) {
-  NIBBLE_ASSIGN_OR_RETURN(auto schemes, chosen_schemes(flags.scheme));
+  NIBBLE_ASSIGN_OR_RETURN(auto schemes, chosen_schemes(flags));
   if (flags.device != "cpu") {
     NIBBLE_RETURN_IF_ERROR(check_shapes(flags, schemes));
     return run_on_gpu(flags);
@@ -218,7 +227,8 @@ void add_bench_kernels(CLI::App& bench, CommandContext& context) {
   add_kernel_flags(*command, backend.isa, backend.exact_activations);
   add_kernel_choice(*command, backend.kernels);
   add_thread_flags(*command, {backend.threads, backend.pinning, backend.numa});
-  command->add_option("--scheme", flags->scheme, "Only this scheme");
+  command->add_option("--scheme", flags->scheme,
+                      "Only this scheme, or on CPUs this type of GGUF: Q4_0, Q4_1, Q8_0");
   command->add_option("--m", flags->row_counts, "Rows of activations, like 1,16,256")
       ->delimiter(',')
       ->check(whole_number(1, kMostRows))

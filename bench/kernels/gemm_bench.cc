@@ -48,6 +48,9 @@ Result<QuantTensor> random_weight(const WeightFormat& format, GemmShape shape) {
   for (float& value : weight.scales.as<float>()) {
     value = bf16_to_f32(f32_to_bf16(scale(random)));
   }
+  for (float& value : weight.minimums.as<float>()) {
+    value = -8 * bf16_to_f32(f32_to_bf16(scale(random)));
+  }
   return weight;
 }
 
@@ -57,6 +60,9 @@ Result<QuantTensor> copy_of(const QuantTensor& weight) {
   std::memcpy(copy.codes.data(), weight.codes.data(), weight.codes.size());
   if (weight.scales.size() > 0) {
     std::memcpy(copy.scales.data(), weight.scales.data(), weight.scales.size());
+  }
+  if (weight.minimums.size() > 0) {
+    std::memcpy(copy.minimums.data(), weight.minimums.data(), weight.minimums.size());
   }
   return copy;
 }

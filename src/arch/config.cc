@@ -5,8 +5,10 @@
 
 #include "arch/dtype_field.h"
 #include "arch/family.h"
+#include "arch/model_text.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "gguf/split.h"
 
 namespace nibble {
 
@@ -215,20 +217,22 @@ Result<ModelConfig> parse_model_config(const ModelConfigText& files) {
 }
 
 Result<ModelConfig> load_model_config(const std::string& model_dir) {
-  const std::string path = model_dir + "/config.json";
-  NIBBLE_ASSIGN_OR_RETURN(const std::string text, read_file(path));
+  NIBBLE_ASSIGN_OR_RETURN(const std::string generation_text, read_generation_text(model_dir));
   const std::string generation_path = model_dir + "/generation_config.json";
-  std::string generation_text;
-  if (file_exists(generation_path)) {
-    NIBBLE_ASSIGN_OR_RETURN(generation_text, read_file(generation_path));
-    if (generation_text.empty()) {
-      return make_error(StatusCode::kCorrupt, "{}: the file is empty", generation_path);
-    }
+  const std::string path = model_dir + "/config.json";
+  if (!gguf::is_gguf_path(model_dir)) {
+    NIBBLE_ASSIGN_OR_RETURN(const std::string text, read_file(path));
+    return parse_model_config({.text = text,
+                               .path = path,
+                               .generation_text = generation_text,
+                               .generation_path = generation_path});
   }
+  NIBBLE_ASSIGN_OR_RETURN(const Json config, read_config_json(model_dir));
+  const std::string text = config.dump();
   return parse_model_config({.text = text,
-                             .path = path,
+                             .path = model_dir,
                              .generation_text = generation_text,
-                             .generation_path = generation_path});
+                             .generation_path = model_dir});
 }
 
 }  // namespace nibble

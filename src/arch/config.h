@@ -109,7 +109,8 @@ struct ModelConfig {
          config.moe.layers[static_cast<size_t>(layer)];
 }
 
-/// Reads model_dir/config.json (and generation_config.json if present); fields of the model itself
+/// Reads model_dir/config.json (and generation_config.json if present), or what a GGUF file says
+/// instead; fields of the model itself
 /// under text_config where there is one. kUnsupported names an architecture, rope type or field
 /// that this build does not know.
 Result<ModelConfig> load_model_config(const std::string& model_dir);

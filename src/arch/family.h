@@ -37,6 +37,13 @@ enum class WorthQuantizing : uint8_t {
   kRoutedExpertsUnlessFp8,  // and everything to FP8, which the model was trained in
 };
 
+/// What GGUF files of a family are like.
+struct GgufForm {
+  std::string_view architecture;  // general.architecture, which begins its keys
+  // Rows of q and k of a head lie in pairs that are rotated together: 0, half, 1, half + 1, ...
+  bool paired_rows = false;
+};
+
 /// What one family of models has to itself: facts that loader, quantizer, reader and random
 /// checkpoints ask. One row per file of families/.
 struct Family {
@@ -56,6 +63,7 @@ struct Family {
   int64_t default_head_dim = 0;            // 0: hidden_size / heads
   std::optional<FusedExperts> fused = {};  // absent: tensors of all experts are not known
   WorthQuantizing worth = WorthQuantizing::kLinearLayers;
+  std::optional<GgufForm> gguf = {};  // absent: GGUF files of it are not read
 };
 
 /// The family of a config.json by its first architecture; among several of one architecture that
@@ -68,6 +76,10 @@ Result<const Family*> find_family(std::string_view architecture,
 /// The same for those who go on without: by model_type, at the top or in text_config, else by
 /// architecture; nullptr when neither is known.
 [[nodiscard]] const Family* guess_family(const Json& config);
+
+/// The family of GGUF files with this general.architecture; kUnsupported with the list of those
+/// that are known.
+Result<const Family*> find_gguf_family(std::string_view architecture, std::string_view where);
 
 /// The family or its `renamed` one, by which of their embeddings `stored` knows; the family itself
 /// when it knows neither.

@@ -122,6 +122,25 @@ Result<const Family*> find_family(std::string_view architecture,
                     where, architecture, known);
 }
 
+Result<const Family*> find_gguf_family(std::string_view architecture, std::string_view where) {
+  std::string known;
+  for (const Family* each : kFamilies) {
+    if (!each->gguf.has_value()) {
+      continue;
+    }
+    if (each->gguf->architecture == architecture) {
+      return each;
+    }
+    known += known.empty() ? "" : ", ";
+    known += each->gguf->architecture;
+  }
+  return make_error(
+      StatusCode::kUnsupported,
+      "{}: key general.architecture: \"{}\" is not known to this build; GGUF files of "
+      "{} are read",
+      where, architecture, known);
+}
+
 const Family* guess_family(const Json& config) {
   const Json* text = config.find("text_config");
   for (const Json* from : {&config, text}) {

@@ -58,6 +58,17 @@ std::vector<QuantScheme> tested_schemes() {
   schemes.push_back({"int8, groups", {kInt8, kGroup, 32, DType::kF32}});
   schemes.push_back({"fp8, groups of E8M0", {kFp8E4M3, kGroup, 32, DType::kF8E8M0}});
   schemes.push_back({"nvfp4", {kFp4E2M1, kGroup, 16, DType::kF32}});
+  constexpr auto kMinimum = ZeroPoints::kMinimum;
+  for (const ActFormat act : {ActFormat::kFloat, ActFormat::kBf16}) {
+    schemes.push_back({"Q4_0", {kInt4, kGroup, 32, DType::kF16}, act});
+    schemes.push_back({"Q4_1", {kInt4, kGroup, 32, DType::kF16, kMinimum}, act});
+    schemes.push_back({"Q8_0", {kInt8, kGroup, 32, DType::kF16}, act});
+  }
+  schemes.push_back(
+      {"minimums in groups of 128", {kInt4, kGroup, 128, DType::kF32, kMinimum}, ActFormat::kBf16});
+  schemes.push_back({"minimums in groups of 8", {kInt4, kGroup, 8, DType::kBF16, kMinimum}});
+  schemes.push_back({"a minimum per channel", {kInt4, kChannel, 0, DType::kF32, kMinimum}});
+  schemes.push_back({"fp8, F16 scales", {kFp8E4M3, kChannel, 0, DType::kF16}});
   schemes.push_back({"mxfp4, bf16", {kFp4E2M1, kGroup, 32, DType::kF8E8M0}, ActFormat::kBf16});
   return schemes;
 }
@@ -151,7 +162,10 @@ const std::vector<QuantScheme>& schemes_in_fixed_point() {
       {"groups of 128", {WeightCode::kInt4, kGroup, 128, DType::kBF16}, kAct},
       {"with zero points",
        {WeightCode::kInt4, kGroup, 64, DType::kF32, ZeroPoints::kPerScale},
-       kAct}};
+       kAct},
+      {"Q4_0", {WeightCode::kInt4, kGroup, 32, DType::kF16}, kAct},
+      {"Q4_1", {WeightCode::kInt4, kGroup, 32, DType::kF16, ZeroPoints::kMinimum}, kAct},
+      {"with minimums", {WeightCode::kInt4, kGroup, 128, DType::kF32, ZeroPoints::kMinimum}, kAct}};
   return schemes;
 }
 
@@ -642,6 +656,8 @@ TEST_F(Gemm, UnpacksAndUpdatesExactly) {
                     0);
         }
         EXPECT_TRUE(std::ranges::equal(unpacked->zeros.as<int8_t>(), expected->zeros.as<int8_t>()));
+        EXPECT_TRUE(
+            std::ranges::equal(unpacked->minimums.as<float>(), expected->minimums.as<float>()));
       }
       const auto other = random_weight(scheme.weight, {shape.n + 1, shape.k}, 6);
       EXPECT_EQ((*gemm)->update(0, *other).code(), StatusCode::kInvalidArgument);
@@ -664,6 +680,7 @@ TEST_F(Gemm, PartsEqualTheSameRowsInOneMatrix) {
         part.scales += begin * groups * 4;
       }
       part.zeros += part.zeros == nullptr ? 0 : begin * groups;
+      part.minimums += part.minimums == nullptr ? 0 : begin * groups * 4;
       parts.push_back(part);
       begin += rows;
     }
@@ -735,6 +752,12 @@ TEST_F(Gemm, RefusesWhatItCannotMultiply) {
   EXPECT_EQ(code_of({kInt4, ScalePer::kChannel, 0, DType::kF32, ZeroPoints::kPerScale},
                     ActFormat::kInt8Token),
             StatusCode::kUnsupported);
+  EXPECT_EQ(code_of({kInt4, ScalePer::kChannel, 0, DType::kF32, ZeroPoints::kMinimum},
+                    ActFormat::kInt8Token),
+            StatusCode::kUnsupported);
+  EXPECT_EQ(
+      code_of({kInt8, ScalePer::kGroup, 32, DType::kF16, ZeroPoints::kMinimum}, ActFormat::kBf16),
+      StatusCode::kUnsupported);
   auto weight = random_weight({kFp8E4M3, ScalePer::kChannel}, shape, 1);
   weight->codes.data()[7] = std::byte{0xff};
   EXPECT_EQ(backends_[0]->prepare_gemm(*weight, ActFormat::kFloat, 1).status().code(),

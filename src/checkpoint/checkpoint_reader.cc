@@ -1,5 +1,6 @@
 #include "checkpoint/checkpoint_reader.h"
 
+#include <filesystem>
 #include <set>
 #include <unordered_set>
 #include <utility>
@@ -7,12 +8,28 @@
 #include <sys/stat.h>
 
 #include "base/json.h"
+#include "checkpoint/gguf_tensors.h"
+#include "gguf/split.h"
 
 namespace nibble {
 namespace {
 
 constexpr std::string_view kSingleFile = "model.safetensors";
 constexpr std::string_view kIndexFile = "model.safetensors.index.json";
+
+// What to give instead of a folder without safetensors: of its GGUF files the first by name.
+std::string remedy_without_weights(const std::string& folder) {
+  std::string first;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+    const std::string name = entry.path().filename().string();
+    if (name.ends_with(".gguf") && (first.empty() || name < first)) {
+      first = name;
+    }
+  }
+  return first.empty() ? "give the folder of a safetensors model, or a GGUF file"
+                       : fmt::format("give the GGUF file itself: {}/{}", folder, first);
+}
 
 bool is_directory(const std::string& path) {
   struct stat info = {};
@@ -60,6 +77,12 @@ Status CheckpointReader::add_file(const std::string& path) {
                           parse_safetensors(mapped->bytes(), file_name(path)));
   mapped->drop_pages(mapped->bytes());  // the header has been read
   shards_.push_back({std::move(*mapped), std::move(content)});
+  return enter_tensors();
+}
+
+// Those of the last shard.
+Status CheckpointReader::enter_tensors() {
+  const std::string& path = shards_.back().file.path();
   for (const TensorInfo& tensor : shards_.back().content.tensors) {
     const auto [found, inserted] = by_name_.emplace(tensor.name, &tensor);
     if (!inserted) {
@@ -67,6 +90,19 @@ Status CheckpointReader::add_file(const std::string& path) {
                         tensor.name, file_of(*found->second));
     }
     order_.push_back(&tensor);
+  }
+  return {};
+}
+
+Status CheckpointReader::open_gguf(const std::string& path) {
+  NIBBLE_ASSIGN_OR_RETURN(gguf::FileSet files, gguf::FileSet::open(path));
+  const gguf::Metadata metadata = files.metadata();
+  std::vector<gguf::Part> parts = std::move(files).take_parts();
+  shards_.reserve(parts.size());
+  for (gguf::Part& part : parts) {
+    NIBBLE_ASSIGN_OR_RETURN(SafetensorsContent content, list_gguf_tensors(metadata, part.content));
+    shards_.push_back({std::move(part.file), std::move(content)});
+    NIBBLE_RETURN_IF_ERROR(enter_tensors());
   }
   return {};
 }
@@ -116,6 +152,10 @@ Result<CheckpointReader> CheckpointReader::open(const std::string& path) {
     return make_error(StatusCode::kNotFound, "{}: no such file or folder", path);
   }
   if (!is_directory(path)) {
+    if (gguf::is_gguf_path(path)) {
+      NIBBLE_RETURN_IF_ERROR(reader.open_gguf(path));
+      return reader;
+    }
     NIBBLE_RETURN_IF_ERROR(reader.add_file(path));
     return reader;
   }
@@ -126,9 +166,8 @@ Result<CheckpointReader> CheckpointReader::open(const std::string& path) {
   } else if (file_exists(single)) {
     NIBBLE_RETURN_IF_ERROR(reader.add_file(single));
   } else {
-    return make_error(StatusCode::kNotFound,
-                      "{}: holds neither {} nor {}; give the folder of a safetensors model", path,
-                      kSingleFile, kIndexFile);
+    return make_error(StatusCode::kNotFound, "{}: holds neither {} nor {}; {}", path, kSingleFile,
+                      kIndexFile, remedy_without_weights(path));
   }
   return reader;
 }

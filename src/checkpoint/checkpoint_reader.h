@@ -23,9 +23,10 @@ namespace nibble {
 class CheckpointReader final {
  public:
   /// path: a folder with model.safetensors, or with model.safetensors.index.json and its shards, or
-  /// one .safetensors file. Only files that the index names are opened. Errors: kNotFound (no
-  /// checkpoint, a missing shard), kCorrupt (a file that contradicts its format, an index and
-  /// shards that do not hold the same tensors).
+  /// one .safetensors file, or a GGUF file (of a split set the first), whose tensors then have the
+  /// names that its family has in Hugging Face checkpoints. Only files that the index names are
+  /// opened. Errors: kNotFound (no checkpoint, a missing shard), kCorrupt (a file that contradicts
+  /// its format, an index and shards that do not hold the same tensors).
   static Result<CheckpointReader> open(const std::string& path);
 
   /// nullptr when there is none of this name.
@@ -60,6 +61,8 @@ class CheckpointReader final {
 
   CheckpointReader() = default;
   Status add_file(const std::string& path);
+  Status open_gguf(const std::string& path);
+  Status enter_tensors();
   Status open_sharded(const std::string& folder, const std::string& index_path);
   [[nodiscard]] const Shard& shard_of(const TensorInfo& tensor) const;
   [[nodiscard]] const MappedFile& file_at(std::span<const std::byte> part) const;

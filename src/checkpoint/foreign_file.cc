@@ -19,7 +19,7 @@ constexpr std::string_view kPickle =
     "a checkpoint of PyTorch's pickle format (.bin, .pt, .pth), which is not read; download the "
     "model's safetensors files or convert it to them";
 constexpr std::array<Magic, 8> kMagics = {{
-    {"GGUF", "a GGUF file, which is not read; download the safetensors files of the same model"},
+    {"GGUF", "a GGUF file; give its own path, or rename it to end in .gguf"},
     {"PK\x03\x04", kPickle},  // a zip archive around the pickle
     {"\x80\x02", kPickle},
     {"\x80\x03", kPickle},

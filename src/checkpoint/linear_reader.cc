@@ -3,6 +3,7 @@
 #include <cmath>
 #include <utility>
 
+#include "checkpoint/gguf_matrix.h"
 #include "checkpoint/source_formats.h"
 #include "checkpoint/source_plain.h"
 
@@ -89,7 +90,8 @@ Status read_activations(const SourceContext& context,
 
 Result<MappedLinear> map_linear_weights(const CheckpointReader& reader,
                                         const QuantConfig& config,
-                                        const std::string& module) {
+                                        const std::string& module,
+                                        const RunsFormat& runs) {
   const SourceContext context{reader, config};
   const TensorInfo* codes = nullptr;
   for (const std::string_view suffix : {"weight_packed", "qweight", "weight"}) {
@@ -97,6 +99,9 @@ Result<MappedLinear> map_linear_weights(const CheckpointReader& reader,
   }
   if (codes == nullptr) {
     return reader.require(module + ".weight").status();
+  }
+  if (lies_as_in_gguf(*codes)) {
+    return map_gguf(reader, *codes, runs);
   }
   if (is_plain(codes->dtype)) {
     NIBBLE_RETURN_IF_ERROR(check_plain_alone(context, *codes, module));

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -21,9 +22,14 @@ struct MappedLinear {
   Buffer codes;  // those of the view that the file stores in another form
   Buffer scales;
   Buffer zeros;
+  Buffer minimums;
   std::vector<const TensorInfo*> tensors;  // that it was read from
   std::string dropped;  // what the file wants of activations and is left out; empty: nothing
+  std::string decoded;  // the GGUF type of which BF16 was made; empty: none
 };
+
+/// Whether products take weights of a format with k input channels; null: all.
+using RunsFormat = std::function<bool(const WeightFormat& format, int64_t k)>;
 
 /// Finds the weights of a module ("model.layers.0.mlp.up_proj"), in every form that
 /// docs/formats.md lists as read; the tensors that exist decide. The bias is not read. Scales and
@@ -32,9 +38,11 @@ struct MappedLinear {
 /// put into it, and so must be the activations: ActSpec::columns. Errors name file and tensor:
 /// kNotFound (no such weights), kCorrupt (shapes that contradict, NaN or infinite scales, 4-bit
 /// codes in bytes out of range), kUnsupported (forms of activations that no product computes).
+/// `runs` says which formats products take: what GGUF files hold in others is decoded to BF16.
 Result<MappedLinear> map_linear_weights(const CheckpointReader& reader,
                                         const QuantConfig& config,
-                                        const std::string& module);
+                                        const std::string& module,
+                                        const RunsFormat& runs = nullptr);
 
 /// The same of a matrix whose facts are known, but for its activations.
 Result<MappedLinear> map_coded(const CheckpointReader& reader, const CodedFacts& facts);

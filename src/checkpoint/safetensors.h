@@ -10,18 +10,25 @@
 
 #include "base/status.h"
 #include "core/dtype.h"
+#include "gguf/types.h"
 
 namespace nibble {
 
-/// One tensor of a safetensors file.
+/// One tensor of a checkpoint. Of GGUF files only: `blocks` and `paired_heads`.
 struct TensorInfo {
   std::string name;
-  DType dtype = DType::kU8;
+  DType dtype = DType::kU8;                  // of tensors in blocks, bytes
+  const gguf::TypeTraits* blocks = nullptr;  // elements lie in blocks of this type
+  int64_t paired_heads = 0;    // so many heads, whose rows lie in pairs (arch/family.h); 0: none
   std::vector<int64_t> shape;  // empty: a scalar
   /// Little-endian elements, row-major, inside the file's bytes. No alignment is promised.
   std::span<const std::byte> data;
 
   [[nodiscard]] int64_t elements() const;
+  /// "BF16", "Q4_1": for people.
+  [[nodiscard]] std::string_view type_name() const {
+    return blocks == nullptr ? dtype_name(dtype) : blocks->name;
+  }
 };
 
 struct SafetensorsContent {

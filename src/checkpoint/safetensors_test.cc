@@ -111,7 +111,7 @@ TEST(Safetensors, SaysWhatOtherFilesAre) {
       {R"({"weight_map": {}})", "model.safetensors.index.json", "the index of a model"},
       {R"({"version": "1.0"})", "tokenizer.json", "part of a model's tokenizer"},
       {" [1, 2, 3, 4]", "list.json", "a JSON file"},
-      {"GGUF\x03\0\0\0\0\0\0\0"s, "m.gguf", "a GGUF file, which is not read"},
+      {"GGUF\x03\0\0\0\0\0\0\0"s, "m.gguf", "a GGUF file"},
       {"PK\x03\x04\0\0\x08\x08\0\0"s, "pytorch_model.bin", "PyTorch's pickle format"},
       {"PK\x03\x04\x14\0\0\0\x08\0"s, "m.pt", "PyTorch's pickle format"},
       {"\x80\x02\x8a\nl\xfc\x9c\x46\xf9"s, "m.pt", "PyTorch's pickle format"},

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "checkpoint/announced.h"
+#include "checkpoint/gguf_matrix.h"
 #include "checkpoint/source_formats.h"
 #include "checkpoint/source_plain.h"
 
@@ -83,6 +84,12 @@ class Lister final {
 
   // A plain matrix, or codes that need scales. Vectors and what has more axes stay as they are.
   Status visit_weight(const TensorInfo& tensor, const std::string& module) {
+    if (lies_as_in_gguf(tensor)) {
+      NIBBLE_ASSIGN_OR_RETURN(auto source, make_gguf_source(context_.reader, tensor, module));
+      out_.matrices.push_back(std::move(source));
+      used_.insert(&tensor);
+      return {};
+    }
     if (is_plain_matrix(tensor)) {
       NIBBLE_RETURN_IF_ERROR(check_plain_alone(context_, tensor, module));
       out_.matrices.push_back(make_plain_source(context_.reader, tensor, module));

@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "base/process.h"
 #include "engine/memory_plan.h"
+#include "gguf/split.h"
 #include "quant/kv_formats.h"
 
 namespace nibble {
@@ -119,7 +120,23 @@ SamplingParams default_sampling(const ModelConfig& config, const SamplingParams&
   return out;
 }
 
+Result<ChatTemplate> gguf_chat_template(const std::string& path) {
+  NIBBLE_ASSIGN_OR_RETURN(const gguf::FileSet model, gguf::FileSet::open(path));
+  constexpr std::string_view kKey = "tokenizer.chat_template";
+  NIBBLE_ASSIGN_OR_RETURN(const std::string_view source,
+                          model.metadata().optional_string(kKey, ""));
+  if (source.empty()) {
+    return make_error(StatusCode::kNotFound,
+                      "{} has no chat template ({}); send plain prompts instead", name_of(path),
+                      kKey);
+  }
+  return parse_template(std::string(source), fmt::format("{}: {}", name_of(path), kKey));
+}
+
 Result<ChatTemplate> load_chat_template(const std::string& model_dir) {
+  if (gguf::is_gguf_path(model_dir)) {
+    return gguf_chat_template(model_dir);
+  }
   const std::string jinja = model_dir + "/chat_template.jinja";
   if (file_exists(jinja)) {
     NIBBLE_ASSIGN_OR_RETURN(std::string source, read_file(jinja));
@@ -186,10 +203,12 @@ Status load_engine(const std::string& model_dir,
 
 Result<ServingSession> open_session(const std::string& model_dir, const SessionOptions& options) {
   const auto start = std::chrono::steady_clock::now();
-  if (!std::filesystem::is_directory(model_dir)) {
-    return make_error(StatusCode::kNotFound,
-                      "{} is no folder; give the folder that has the model's config.json",
-                      model_dir);
+  if (!std::filesystem::is_directory(model_dir) && !gguf::is_gguf_path(model_dir)) {
+    return make_error(
+        StatusCode::kNotFound,
+        "{} is no folder; give the folder that has the model's config.json, or a GGUF "
+        "file",
+        model_dir);
   }
   ServingSession session;
   session.model_name = name_of(model_dir);

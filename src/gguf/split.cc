@@ -164,6 +164,11 @@ const Tensor* FileSet::find(std::string_view name) const {
   return &parts_[part].content.tensors()[tensor];
 }
 
+bool is_gguf_path(const std::string& path) {
+  const auto file = MappedFile::open(path);
+  return file.ok() && is_gguf(file->bytes());
+}
+
 Result<FileSet> FileSet::open(const std::string& path) {
   FileSet set;
   NIBBLE_ASSIGN_OR_RETURN(Part first, open_part(path));

@@ -12,6 +12,9 @@
 
 namespace nibble::gguf {
 
+/// Whether a path is a GGUF file: a regular file that begins with the format's magic.
+[[nodiscard]] bool is_gguf_path(const std::string& path);
+
 /// One mapped file and what it holds.
 struct Part {
   MappedFile file;
@@ -32,6 +35,8 @@ class FileSet final {
   /// That of the first file, which alone describes the model.
   [[nodiscard]] const Metadata& metadata() const { return parts_.front().content.metadata; }
   [[nodiscard]] const std::vector<Part>& parts() const { return parts_; }
+  /// The files alone, for whoever keeps them.
+  [[nodiscard]] std::vector<Part> take_parts() && { return std::move(parts_); }
   /// A tensor of any file.
   [[nodiscard]] const Tensor* find(std::string_view name) const;
   [[nodiscard]] size_t tensor_count() const { return index_.size(); }

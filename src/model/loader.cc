@@ -7,6 +7,7 @@
 
 #include "arch/family.h"
 #include "base/log.h"
+#include "model/block_table.h"
 #include "model/blocks.h"
 #include "model/decoder.h"
 #include "model/rope_frequencies.h"
@@ -31,9 +32,12 @@ class DecoderLoader final {
     const RopeFrequencies rope = compute_rope_frequencies(config_.rope, config_.head_dim);
     NIBBLE_ASSIGN_OR_RETURN(DeviceBuffer inv_freq, backend_.upload(rope.inv_freq));
     rope_ = std::make_shared<RopeTable>(std::move(inv_freq), rope.attention_factor, rope.dynamic);
-    NIBBLE_ASSIGN_OR_RETURN(
-        const QuantView table,
-        weights_.table(name(Role::kEmbedding), config_.vocab_size, config_.hidden_size));
+    NIBBLE_ASSIGN_OR_RETURN(auto embedding, load_block_table());
+    QuantView table;
+    if (embedding == nullptr) {
+      NIBBLE_ASSIGN_OR_RETURN(
+          table, weights_.table(name(Role::kEmbedding), config_.vocab_size, config_.hidden_size));
+    }
     // The head, the largest matrix, comes first: its file pages are gone before the layers are
     // there.
     NIBBLE_ASSIGN_OR_RETURN(const std::string head_module, weights_.head_module());
@@ -50,7 +54,9 @@ class DecoderLoader final {
       layers.push_back(std::move(layer));
     }
     NIBBLE_ASSIGN_OR_RETURN(Norm norm, load_norm(name(Role::kFinalNorm), config_.hidden_size));
-    NIBBLE_ASSIGN_OR_RETURN(auto embedding, backend_.prepare_table(table, weights_.files()));
+    if (embedding == nullptr) {
+      NIBBLE_ASSIGN_OR_RETURN(embedding, backend_.prepare_table(table, weights_.files()));
+    }
     std::unique_ptr<PreparedTable> positions;
     if (config_.learned_positions) {
       const int64_t rows = config_.max_position + config_.first_position;
@@ -88,6 +94,20 @@ class DecoderLoader final {
                  "--kv-cache-dtype fp8 uses them, other caches need none",
                  layers_with_kv_scales_, config_.num_layers);
     }
+  }
+
+  /// The embedding as it lies in blocks; null where it is stored or looked up otherwise.
+  Result<std::unique_ptr<PreparedTable>> load_block_table() {
+    std::unique_ptr<PreparedTable> table;
+    if (backend_.host_memory()) {
+      NIBBLE_ASSIGN_OR_RETURN(
+          auto source,
+          weights_.block_table(name(Role::kEmbedding), config_.vocab_size, config_.hidden_size));
+      if (source != nullptr) {
+        table = std::make_unique<BlockTable>(std::move(source), weights_.files());
+      }
+    }
+    return table;
   }
 
   Result<Norm> load_norm(const std::string& module, int64_t size) {
@@ -199,15 +219,24 @@ class DecoderLoader final {
     return bf16 ? ActFormat::kBf16 : part.act.format;
   }
 
-  /// The scheme of the model is that of its layers; "mixed" when they differ.
-  /// F32 and F16 are read but have no row in the table of schemes.
-  static std::string_view unlisted_name(WeightCode code) {
-    return code == WeightCode::kF32 ? "f32" : code == WeightCode::kF16 ? "f16" : "unlisted";
+  /// What runs as a GGUF file has it is called as there. F32 and F16 are read but have no row in
+  /// the table of schemes.
+  static std::string_view format_name(const MappedLinear& part) {
+    const TensorInfo& tensor = *part.tensors.front();
+    if (tensor.blocks != nullptr && part.decoded.empty()) {
+      return tensor.blocks->name;
+    }
+    const WeightCode code = part.weight.format.code;
+    const std::string_view listed = scheme_name(part.weight.format, part.act.format);
+    return !listed.empty()            ? listed
+           : code == WeightCode::kF32 ? "f32"
+           : code == WeightCode::kF16 ? "f16"
+                                      : "unlisted";
   }
 
+  /// The scheme of the model is that of its layers; "mixed" when they differ.
   void note_scheme(const MappedLinear& part) {
-    const std::string_view listed = scheme_name(part.weight.format, part.act.format);
-    const std::string_view name = listed.empty() ? unlisted_name(part.weight.format.code) : listed;
+    const std::string_view name = format_name(part);
     if (scheme_.empty()) {
       scheme_ = name;
     } else if (scheme_ != name) {
@@ -231,12 +260,17 @@ Result<std::unique_ptr<Model>> load_model(const std::string& model_dir,
                                           const ModelOptions& options) {
   NIBBLE_ASSIGN_OR_RETURN(const ModelConfig stored, load_model_config(model_dir));
   NIBBLE_RETURN_IF_ERROR(check_blocks(stored));
-  NIBBLE_ASSIGN_OR_RETURN(WeightLoader weights, WeightLoader::open(model_dir, stored));
+  const RunsFormat runs = [&](const WeightFormat& format, int64_t k) {
+    const bool bf16 = stored.dtype == DType::kBF16;
+    return backend.check_gemm(format, bf16 ? ActFormat::kBf16 : ActFormat::kFloat, k).ok();
+  };
+  NIBBLE_ASSIGN_OR_RETURN(WeightLoader weights, WeightLoader::open(model_dir, stored, runs));
   const ModelConfig& config = weights.config();
   DecoderLoader loader(config, weights, backend, options);
   NIBBLE_ASSIGN_OR_RETURN(DecoderParts parts, loader.load());
   parts.folder = model_dir;
   NIBBLE_RETURN_IF_ERROR(weights.check_all_used());
+  weights.report_decoded();
   NIBBLE_LOG(kInfo, "{}: {}, {} layers, {}, on {}", model_dir, config.architecture,
              config.num_layers, parts.scheme, backend.name());
   return Decoder::create(std::move(parts), backend, options);

@@ -6,6 +6,7 @@
 #include <unordered_set>
 
 #include "arch/family.h"
+#include "arch/model_text.h"
 #include "arch/tensors.h"
 #include "base/file.h"
 #include "base/json.h"
@@ -141,7 +142,7 @@ Status unread_error(const CheckpointReader& reader, const TensorInfo& tensor) {
 }
 
 Status check_model_tensors(const std::string& model_dir) {
-  if (!file_exists(model_dir + "/config.json")) {
+  if (!has_config(model_dir)) {
     return {};
   }
   auto config = load_model_config(model_dir);
@@ -152,8 +153,7 @@ Status check_model_tensors(const std::string& model_dir) {
   if (!check_blocks(*config).ok()) {
     return {};
   }
-  NIBBLE_ASSIGN_OR_RETURN(const std::string text, read_file(model_dir + "/config.json"));
-  NIBBLE_ASSIGN_OR_RETURN(const Json json, Json::parse(text));
+  NIBBLE_ASSIGN_OR_RETURN(const Json json, read_config_json(model_dir));
   NIBBLE_ASSIGN_OR_RETURN(const CheckpointReader reader, CheckpointReader::open(model_dir));
   NIBBLE_ASSIGN_OR_RETURN(const SourceModel stored, list_source_matrices(reader, json));
   config->family = family_as_stored(

@@ -5,10 +5,13 @@
 #include <string_view>
 #include <utility>
 
+#include <fmt/ranges.h>
+
 #include "arch/family.h"
 #include "base/f16.h"
 #include "base/log.h"
 #include "checkpoint/finite.h"
+#include "checkpoint/gguf_matrix.h"
 #include "checkpoint/kv_scales.h"
 #include "model/tensor_check.h"
 
@@ -32,17 +35,22 @@ float read_element(DType dtype, const std::byte* data, int64_t index) {
 WeightLoader::WeightLoader(CheckpointReader reader,
                            QuantConfig quant_config,
                            const ModelConfig& config)
-    : reader_(std::make_shared<const CheckpointReader>(std::move(reader))),
+    : kept_(std::make_shared<Kept>(std::move(reader), std::vector<Buffer>())),
+      reader_(&kept_->reader),
       quant_config_(std::move(quant_config)),
       config_(config) {
   config_.family = family_as_stored(
       config_.family, [&](std::string_view name) { return reader_->find(name) != nullptr; });
 }
 
-Result<WeightLoader> WeightLoader::open(const std::string& model_dir, const ModelConfig& config) {
+Result<WeightLoader> WeightLoader::open(const std::string& model_dir,
+                                        const ModelConfig& config,
+                                        RunsFormat runs) {
   NIBBLE_ASSIGN_OR_RETURN(CheckpointReader reader, CheckpointReader::open(model_dir));
   NIBBLE_ASSIGN_OR_RETURN(QuantConfig quant_config, load_quant_config(reader));
-  return WeightLoader(std::move(reader), std::move(quant_config), config);
+  WeightLoader loader(std::move(reader), std::move(quant_config), config);
+  loader.runs_ = std::move(runs);
+  return loader;
 }
 
 std::string WeightLoader::where_weight(const std::string& module) const {
@@ -55,8 +63,15 @@ std::string WeightLoader::where_weight(const std::string& module) const {
 }
 
 Result<MappedLinear> WeightLoader::linear(const std::string& module, int64_t n, int64_t k) {
+  return map(module, n, k, runs_);
+}
+
+Result<MappedLinear> WeightLoader::map(const std::string& module,
+                                       int64_t n,
+                                       int64_t k,
+                                       const RunsFormat& runs) {
   NIBBLE_ASSIGN_OR_RETURN(MappedLinear weights,
-                          map_linear_weights(*reader_, quant_config_, module));
+                          map_linear_weights(*reader_, quant_config_, module, runs));
   if (weights.weight.n != n || weights.weight.k != k) {
     return make_error(StatusCode::kCorrupt, "{}: shape [{}, {}], but config.json needs [{}, {}]",
                       where_weight(module), weights.weight.n, weights.weight.k, n, k);
@@ -66,11 +81,35 @@ Result<MappedLinear> WeightLoader::linear(const std::string& module, int64_t n, 
     NIBBLE_LOG(kWarning, "{}: the {} that {} asks for is left out: activations stay as they are",
                reader_->path(), weights.dropped, quant_config_.where);
   }
+  if (!weights.decoded.empty()) {
+    decoded_.types.insert(weights.decoded);
+    decoded_.stored_bytes += static_cast<int64_t>(weights.tensors.front()->data.size());
+    decoded_.bytes += static_cast<int64_t>(weights.codes.size());
+  }
   return weights;
 }
 
+Result<std::unique_ptr<SourceMatrix>> WeightLoader::block_table(const std::string& module,
+                                                                int64_t n,
+                                                                int64_t k) {
+  const TensorInfo* tensor = reader_->find(module + ".weight");
+  if (tensor == nullptr || tensor->blocks == nullptr) {
+    return std::unique_ptr<SourceMatrix>();
+  }
+  if (tensor->shape != std::vector<int64_t>{n, k}) {
+    return make_error(StatusCode::kCorrupt, "{}: shape {}, but config.json needs [{}, {}]",
+                      reader_->where(*tensor), shape_text(tensor->shape), n, k);
+  }
+  modules_.insert(module);
+  return make_gguf_source(*reader_, *tensor, module);
+}
+
 Result<QuantView> WeightLoader::table(const std::string& module, int64_t n, int64_t k) {
-  NIBBLE_ASSIGN_OR_RETURN(MappedLinear weights, linear(module, n, k));
+  const RunsFormat none = [](const WeightFormat&, int64_t) { return false; };
+  NIBBLE_ASSIGN_OR_RETURN(MappedLinear weights, map(module, n, k, none));
+  if (weights.weight.codes == weights.codes.data() && weights.codes.size() > 0) {
+    kept_->tables.push_back(std::move(weights.codes));
+  }
   if (weights.weight.format.quantized()) {
     return make_error(StatusCode::kUnsupported,
                       "{}: {} is quantized; embeddings must be F32, F16 or BF16", reader_->path(),
@@ -160,6 +199,19 @@ void WeightLoader::release_all() const {
   for (const TensorInfo* info : reader_->tensors()) {
     reader_->drop_pages(*info);
   }
+}
+
+void WeightLoader::report_decoded() const {
+  if (decoded_.types.empty()) {
+    return;
+  }
+  constexpr double kMiB = 1 << 20;
+  NIBBLE_LOG(kWarning,
+             "{}: weights in {} are decoded to BF16: {:.0f} MiB of memory instead of {:.0f}. A "
+             "quantized copy is smaller and faster: nibble quantize {} OUT --scheme NAME",
+             reader_->path(), fmt::join(decoded_.types, ", "),
+             static_cast<double>(decoded_.bytes) / kMiB,
+             static_cast<double>(decoded_.stored_bytes) / kMiB, reader_->path());
 }
 
 Status WeightLoader::check_all_used() const {

@@ -11,6 +11,7 @@
 #include "checkpoint/checkpoint_reader.h"
 #include "checkpoint/linear_reader.h"
 #include "checkpoint/quant_config.h"
+#include "checkpoint/source_matrix.h"
 #include "quant/kv_formats.h"
 
 namespace nibble {
@@ -19,7 +20,10 @@ namespace nibble {
 /// that a checkpoint with weights that the model would ignore is refused.
 class WeightLoader final {
  public:
-  static Result<WeightLoader> open(const std::string& model_dir, const ModelConfig& config);
+  /// `runs`: what of a GGUF file stays as it is; everything else in blocks becomes BF16.
+  static Result<WeightLoader> open(const std::string& model_dir,
+                                   const ModelConfig& config,
+                                   RunsFormat runs = nullptr);
 
   /// The model's, its family being that whose names the files have (family_as_stored()).
   [[nodiscard]] const ModelConfig& config() const { return config_; }
@@ -27,7 +31,12 @@ class WeightLoader final {
   /// A linear layer's weights [n, k], in the mapped file. kCorrupt naming the tensor for another
   /// shape.
   Result<MappedLinear> linear(const std::string& module, int64_t n, int64_t k);
-  /// An unquantized table [n, k], in the mapped file.
+  /// A table [n, k] that a GGUF file has in blocks, in the mapped file; null where it is stored
+  /// otherwise.
+  Result<std::unique_ptr<SourceMatrix>> block_table(const std::string& module,
+                                                    int64_t n,
+                                                    int64_t k);
+  /// An unquantized table [n, k], in the mapped file; of a GGUF file decoded.
   Result<QuantView> table(const std::string& module, int64_t n, int64_t k);
   /// A vector [n] in F32, F16 or BF16 as f32. kCorrupt when a number is NaN or infinite.
   Result<std::vector<float>> vector(const std::string& tensor, int64_t n);
@@ -40,24 +49,41 @@ class WeightLoader final {
   Status append_bias(const std::string& module, int64_t n, std::vector<float>& bias);
 
   /// What keeps mapped weights in place.
-  [[nodiscard]] std::shared_ptr<const void> files() const { return reader_; }
+  [[nodiscard]] std::shared_ptr<const void> files() const { return kept_; }
   /// Starts to read the tensors whose names begin with `prefix` into the system's cache.
   void read_ahead(const std::string& prefix) const;
   /// Lets pages go that were read of a layer's tensors; the system's cache keeps them.
   void release(const MappedLinear& linear) const;
 
   void release_all() const;
+  /// Says in the log what was decoded, how much memory that takes, and what to do instead.
+  void report_decoded() const;
 
   /// kUnsupported naming the first tensor that nothing asked for and that may not stay unread.
   [[nodiscard]] Status check_all_used() const;
 
  private:
+  /// What mapped weights and tables point into.
+  struct Kept {
+    CheckpointReader reader;
+    std::vector<Buffer> tables;
+  };
+  struct Decoded {
+    std::set<std::string> types;
+    int64_t stored_bytes = 0;
+    int64_t bytes = 0;
+  };
+
   WeightLoader(CheckpointReader reader, QuantConfig quant_config, const ModelConfig& config);
+  Result<MappedLinear> map(const std::string& module, int64_t n, int64_t k, const RunsFormat& runs);
 
   /// "FILE: tensor NAME" of a linear layer's weights.
   [[nodiscard]] std::string where_weight(const std::string& module) const;
 
-  std::shared_ptr<const CheckpointReader> reader_;
+  std::shared_ptr<Kept> kept_;
+  const CheckpointReader* reader_;  // in kept_
+  RunsFormat runs_;
+  Decoded decoded_;
   QuantConfig quant_config_;
   ModelConfig config_;
   std::set<std::string, std::less<>> modules_;

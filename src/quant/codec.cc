@@ -97,6 +97,7 @@ float decode_one(WeightCode code, const std::byte* codes, int64_t i, float scale
 
 void encode_row(
     const WeightFormat& format, const float* x, int64_t k, RowScales scales, std::byte* codes) {
+  CHECK(format.zero_points != ZeroPoints::kMinimum);
   std::memset(codes, 0, static_cast<size_t>(QuantTensor::code_row_bytes(format.code, k)));
   for_each_group(format, k, scales, [&](int64_t begin, int64_t end, float scale, int zero) {
     for (int64_t i = begin; i < end; ++i) {
@@ -111,10 +112,15 @@ void decode_row(const QuantTensor& tensor, int64_t row, float* out) {
   const int64_t first = row * format.groups(tensor.k);
   const RowScales scales = {tensor.scales.as<float>().data() + first,
                             tensor.zeros.as<int8_t>().data() + first};
+  const bool minimums = format.zero_points == ZeroPoints::kMinimum;
+  const float* minimum = tensor.minimums.as<float>().data() + (minimums ? first : 0);
+  const int lowest = code_traits(format.code).low;
   for_each_group(format, tensor.k, scales, [&](int64_t begin, int64_t end, float scale, int zero) {
     for (int64_t i = begin; i < end; ++i) {
-      out[i] = decode_one(format.code, codes, i, scale, zero);
+      out[i] = minimums ? decode_one(format.code, codes, i, scale, lowest) + *minimum
+                        : decode_one(format.code, codes, i, scale, zero);
     }
+    minimum += minimums ? 1 : 0;
   });
 }
 

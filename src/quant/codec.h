@@ -129,11 +129,11 @@ struct RowScales {
 /// Codes of one row: the inverse layout of QuantTensor.
 ///   x       [k] f32, finite
 ///   codes   QuantTensor::code_row_bytes(format.code, k) bytes; padding nibbles are written as 0
-/// k must be a multiple of the group size of kGroup.
+/// k must be a multiple of the group size of kGroup; no format with minimums, which files bring.
 void encode_row(
     const WeightFormat& format, const float* x, int64_t k, RowScales scales, std::byte* codes);
 
-/// Values of one row: (code - zero point) * scale, out [tensor.k] f32.
+/// Values of one row, as WeightFormat says, every operation rounded to f32: out [tensor.k].
 void decode_row(const QuantTensor& tensor, int64_t row, float* out);
 
 }  // namespace nibble

@@ -159,6 +159,30 @@ TEST(QuantSchemes, BitsPerWeight) {
   EXPECT_EQ(bits("mxfp4"), 4.25);
   EXPECT_EQ(bits("w8a8_fp8_expert"), 8);
   EXPECT_NEAR(bits("w8a8_fp8_block"), 8 + 32.0 / 16384, 1e-9);
+  EXPECT_EQ(bits_per_weight(
+                {WeightCode::kInt4, ScalePer::kGroup, 32, DType::kF16, ZeroPoints::kMinimum}, 4096),
+            5);
+}
+
+// 0.1 of F16 and -1.375 make numbers that F32 has to round.
+TEST(DecodeRow, MinimumsAreAddedToCodesCountedFromTheLowest) {
+  constexpr float kScale = 0.0999755859375F, kMinimum = -1.375F;
+  QuantTensor tensor =
+      QuantTensor::allocate(
+          {WeightCode::kInt4, ScalePer::kGroup, 8, DType::kF16, ZeroPoints::kMinimum}, 1, 16)
+          .value();
+  const uint32_t words[] = {0x76543210U, 0xfedcba98U};
+  std::memcpy(tensor.codes.data(), words, sizeof(words));
+  tensor.scales.as<float>()[0] = kScale;
+  tensor.scales.as<float>()[1] = 2.0F;
+  tensor.minimums.as<float>()[0] = kMinimum;
+  tensor.minimums.as<float>()[1] = -7.0F;
+  std::vector<float> out(16);
+  decode_row(tensor, 0, out.data());
+  for (size_t i = 0; i < 8; ++i) {
+    EXPECT_EQ(out[i], static_cast<float>(static_cast<double>(i) * kScale + kMinimum));
+    EXPECT_EQ(out[8 + i], static_cast<float>(2 * (8 + i)) - 7.0F);
+  }
 }
 
 std::vector<uint8_t> encoded(const WeightFormat& format,

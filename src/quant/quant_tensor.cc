@@ -30,6 +30,8 @@ Result<QuantTensor> QuantTensor::allocate(const WeightFormat& format, int64_t n,
   if (format.zero_points == ZeroPoints::kPerScale) {
     NIBBLE_ASSIGN_OR_RETURN(tensor.zeros,
                             Buffer::allocate(static_cast<size_t>(n * format.groups(k))));
+  } else if (format.zero_points == ZeroPoints::kMinimum) {
+    NIBBLE_ASSIGN_OR_RETURN(tensor.minimums, Buffer::allocate(tensor.scales.size()));
   }
   return tensor;
 }

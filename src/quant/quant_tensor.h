@@ -18,6 +18,7 @@ namespace nibble {
 ///           representable in BF16), repeated for every row where they cover several. Empty when
 ///           the format is not quantized.
 ///   zeros   [n, groups] int8, the zero points; empty without.
+///   minimums  [n, groups] f32, exact copies like the scales; empty without.
 struct QuantTensor {
   WeightFormat format;
   int64_t n = 0;
@@ -25,9 +26,10 @@ struct QuantTensor {
   Buffer codes;
   Buffer scales;
   Buffer zeros;
+  Buffer minimums;
 
-  /// Allocates codes, scales and zero points, uninitialised. k must be a multiple of the group
-  /// size.
+  /// Allocates codes, scales, zero points and minimums, uninitialised. k must be a multiple of the
+  /// group size.
   static Result<QuantTensor> allocate(const WeightFormat& format, int64_t n, int64_t k);
   /// Bytes of one row of codes.
   [[nodiscard]] int64_t row_bytes() const { return code_row_bytes(format.code, k); }

@@ -6,31 +6,52 @@
 
 namespace nibble {
 
-float QuantView::scale(int64_t index) const {
-  index = scale_count == Scales::kEach ? index : 0;
-  if (scale_type == DType::kF32) {
+namespace {
+
+// Number `index` of those that lie at `from` in kF32, kBF16 or kF16.
+float number_at(const std::byte* from, DType type, int64_t index) {
+  if (type == DType::kF32) {
     float value = 0;
-    std::memcpy(&value, scales + index * 4, 4);
+    std::memcpy(&value, from + index * 4, 4);
     return value;
   }
   uint16_t bits = 0;
-  std::memcpy(&bits, scales + index * 2, 2);
-  return scale_type == DType::kBF16 ? bf16_to_f32(bits) : f16_to_f32(bits);
+  std::memcpy(&bits, from + index * 2, 2);
+  return type == DType::kBF16 ? bf16_to_f32(bits) : f16_to_f32(bits);
 }
 
-void QuantView::read_scales(int64_t first, std::span<float> out) const {
-  if (scale_type != DType::kBF16 || scale_count != Scales::kEach) {
+void read_numbers(const std::byte* from, DType type, int64_t first, std::span<float> out) {
+  if (type != DType::kBF16) {
     for (size_t i = 0; i < out.size(); ++i) {
-      out[i] = scale(first + static_cast<int64_t>(i));
+      out[i] = number_at(from, type, first + static_cast<int64_t>(i));
     }
     return;
   }
-  const std::byte* from = scales + first * 2;  // groups, which are many
+  from += first * 2;  // groups, which are many
   for (size_t i = 0; i < out.size(); ++i) {
     uint16_t bits = 0;
     std::memcpy(&bits, from + i * 2, 2);
     out[i] = bf16_to_f32(bits);
   }
+}
+
+}  // namespace
+
+float QuantView::scale(int64_t index) const {
+  return number_at(scales, scale_type, scale_count == Scales::kEach ? index : 0);
+}
+
+void QuantView::read_scales(int64_t first, std::span<float> out) const {
+  if (scale_count == Scales::kEach) {
+    return read_numbers(scales, scale_type, first, out);
+  }
+  std::ranges::fill(out, scale(0));
+}
+
+float QuantView::minimum(int64_t index) const { return number_at(minimums, scale_type, index); }
+
+void QuantView::read_minimums(int64_t first, std::span<float> out) const {
+  read_numbers(minimums, scale_type, first, out);
 }
 
 void QuantView::copy_codes(int64_t begin, int64_t bytes, std::byte* out) const {
@@ -52,9 +73,11 @@ QuantView view_of(const QuantTensor& tensor) {
           .scales = tensor.scales.data(),
           .scale_type = DType::kF32,
           .scale_count = QuantView::Scales::kEach,
-          .zeros = tensor.format.zero_points == ZeroPoints::kNone
-                       ? nullptr
-                       : reinterpret_cast<const int8_t*>(tensor.zeros.data()),
+          .zeros = tensor.format.zero_points == ZeroPoints::kPerScale
+                       ? reinterpret_cast<const int8_t*>(tensor.zeros.data())
+                       : nullptr,
+          .minimums =
+              tensor.format.zero_points == ZeroPoints::kMinimum ? tensor.minimums.data() : nullptr,
           .name = fmt::format("weights [{}, {}]", tensor.n, tensor.k)};
 }
 
@@ -74,6 +97,9 @@ Result<QuantTensor> copy_of(const QuantView& view) {
   view.read_scales(0, tensor.scales.as<float>());
   if (tensor.zeros.size() > 0) {
     std::memcpy(tensor.zeros.data(), view.zeros, tensor.zeros.size());
+  }
+  if (tensor.minimums.size() > 0) {
+    view.read_minimums(0, tensor.minimums.as<float>());
   }
   return tensor;
 }

@@ -19,6 +19,7 @@ namespace nibble {
 ///           of an int4 row may be anything; other nibbles than canonical ones have k % 8 == 0
 ///   scales  [n, groups] in scale_type, aligned to nothing, or one number for all of them
 ///   zeros   [n, groups], where the format has zero points
+///   minimums  [n, groups] in scale_type, aligned to nothing, where the format has minimums
 struct QuantView {
   enum class Scales : uint8_t { kEach, kOneForAll };
 
@@ -32,6 +33,7 @@ struct QuantView {
   DType scale_type = DType::kF32;  // kF32, kBF16 or kF16
   Scales scale_count = Scales::kEach;
   const int8_t* zeros = nullptr;
+  const std::byte* minimums = nullptr;
   std::string name;  // what error messages call it
 
   [[nodiscard]] int64_t row_bytes() const { return QuantTensor::code_row_bytes(format.code, k); }
@@ -41,6 +43,9 @@ struct QuantView {
   /// Scale `index` of [n, groups], and those from `first` on.
   [[nodiscard]] float scale(int64_t index) const;
   void read_scales(int64_t first, std::span<float> out) const;
+  /// The same of minimums.
+  [[nodiscard]] float minimum(int64_t index) const;
+  void read_minimums(int64_t first, std::span<float> out) const;
   /// visit(from, bytes) for each piece of `bytes` bytes that follow byte `begin` of row 0 in the
   /// rows laid end to end.
   template <typename Visit>

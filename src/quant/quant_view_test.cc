@@ -41,6 +41,32 @@ TEST(QuantView, ReadsScalesOfEveryTypeAtAnyAddress) {
   EXPECT_EQ(view.scale(1), -0.5F);
 }
 
+TEST(QuantView, MinimumsAreOfTheTypeOfTheScales) {
+  const uint8_t codes[8] = {};
+  const uint16_t scales[] = {0x3c00, 0x4000};   // 1 and 2 in F16
+  const std::byte minimums[] = {std::byte{99},  // -0.5 and 3, at an odd address
+                                std::byte{0}, std::byte{0xb8}, std::byte{0}, std::byte{0x42}};
+  const QuantView view{
+      .format = {WeightCode::kInt4, ScalePer::kGroup, 8, DType::kF16, ZeroPoints::kMinimum},
+      .n = 1,
+      .k = 16,
+      .codes = reinterpret_cast<const std::byte*>(codes),
+      .scales = reinterpret_cast<const std::byte*>(scales),
+      .scale_type = DType::kF16,
+      .minimums = minimums + 1};
+  EXPECT_EQ(view.minimum(0), -0.5F);
+  EXPECT_EQ(view.minimum(1), 3.0F);
+  float last = 0;
+  view.read_minimums(1, {&last, 1});
+  EXPECT_EQ(last, 3.0F);
+  const QuantTensor copy = copy_of(view).value();
+  EXPECT_EQ(copy.zeros.size(), 0U);
+  const QuantView again = view_of(copy);
+  EXPECT_EQ(again.zeros, nullptr);
+  EXPECT_EQ(again.minimum(0), -0.5F);
+  EXPECT_EQ(again.minimum(1), 3.0F);
+}
+
 TEST(QuantView, CopiesAreCanonical) {
   const uint8_t codes[] = {0x10, 0xff, 0xff, 0xff, 0x32, 0xf4, 0xff, 0xff};
   const uint16_t scale = 0x3fc0;

@@ -17,16 +17,17 @@ enum class WeightCode : uint8_t { kF32, kF16, kBf16, kInt8, kFp8E4M3, kInt4, kFp
 /// group_size rows of group_size weights.
 enum class ScalePer : uint8_t { kNone, kChannel, kGroup, kTensor, kBlock };
 
-/// Whether each scale has a zero point, an integer in the range of the codes.
-enum class ZeroPoints : uint8_t { kNone, kPerScale };
+/// What each scale has beside it: nothing; a zero point, an integer in the range of the codes; or a
+/// minimum, a number of the scale's type.
+enum class ZeroPoints : uint8_t { kNone, kPerScale, kMinimum };
 
-/// Weight numbers of a matrix [n, k] (n output channels): value = (code - zero point) * scale.
-/// Integer codes are signed: int4 -8..7, int8 -128..127.
+/// Weight numbers of a matrix [n, k] (n output channels): value = (code - zero point) * scale, or
+/// (code - lowest code) * scale + minimum. Integer codes are signed: int4 -8..7, int8 -128..127.
 struct WeightFormat {
   WeightCode code = WeightCode::kBf16;
   ScalePer scale_per = ScalePer::kNone;
   int group_size = 0;               // for kGroup, where k must be a multiple, and kBlock
-  DType scale_dtype = DType::kF32;  // the type stored in the file: kF32, kBF16 or kF8E8M0
+  DType scale_dtype = DType::kF32;  // the type in the file: kF32, kBF16, kF16, kF8E8M0
   ZeroPoints zero_points = ZeroPoints::kNone;
 
   constexpr bool operator==(const WeightFormat&) const = default;
@@ -64,7 +65,7 @@ struct QuantScheme {
 [[nodiscard]] Result<QuantScheme> find_scheme(std::string_view name);
 /// Name of the row with these formats, or empty.
 [[nodiscard]] std::string_view scheme_name(const WeightFormat& weight, ActFormat act);
-/// Bits stored per weight of a row of k weights, scales and zero points included.
+/// Bits stored per weight of a row of k weights, scales, zero points and minimums included.
 [[nodiscard]] double bits_per_weight(const WeightFormat& format, int64_t k);
 
 }  // namespace nibble

@@ -85,8 +85,12 @@ double bits_per_weight(const WeightFormat& format, int64_t k) {
   if (format.scale_per == kTensor) {
     return code_bits;  // one scale for all rows
   }
-  const int zero_bits =
-      format.zero_points == ZeroPoints::kPerScale ? code_traits(format.code).bits : 0;
+  int zero_bits = 0;
+  if (format.zero_points == ZeroPoints::kPerScale) {
+    zero_bits = code_traits(format.code).bits;
+  } else if (format.zero_points == ZeroPoints::kMinimum) {
+    zero_bits = dtype_bits(format.scale_dtype);
+  }
   const int rows = format.scale_per == kBlock ? format.group_size : 1;
   const auto scales = static_cast<double>(format.groups(k)) / rows;
   return code_bits + scales * (dtype_bits(format.scale_dtype) + zero_bits) / static_cast<double>(k);

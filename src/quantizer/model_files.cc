@@ -6,8 +6,11 @@
 #include <span>
 #include <utility>
 
+#include "arch/model_text.h"
 #include "base/file.h"
+#include "gguf/split.h"
 #include "quantizer/own_head.h"
+#include "text/gguf_tokenizer.h"
 
 namespace nibble {
 namespace {
@@ -22,6 +25,10 @@ constexpr std::array<std::string_view, 7> kWeightSuffixes = {
 constexpr std::array<std::string_view, 4> kStaleFiles = {
     "quantize_config.json", "hf_quant_config.json", "quantization_report.json",
     "quantization_report.html"};
+
+// What the metadata of a GGUF file makes up for, sorted.
+constexpr std::array<std::string_view, 3> kGgufFiles = {"generation_config.json", "tokenizer.json",
+                                                        "tokenizer_config.json"};
 
 bool is_weight_file(std::string_view name) {
   return std::any_of(kWeightSuffixes.begin(), kWeightSuffixes.end(), [&](std::string_view suffix) {
@@ -70,6 +77,9 @@ int64_t tensor_bytes_of(const QuantizePlan& plan) {
 }  // namespace
 
 Result<std::vector<std::string>> list_model_files(const std::string& folder) {
+  if (gguf::is_gguf_path(folder)) {
+    return std::vector<std::string>{kGgufFiles.begin(), kGgufFiles.end()};
+  }
   std::vector<std::string> names;
   std::error_code error;
   for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
@@ -90,36 +100,45 @@ Result<std::vector<std::string>> list_model_files(const std::string& folder) {
 Status check_model_files(const std::string& folder) {
   NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::string> names, list_model_files(folder));
   for (const std::string& name : names) {
-    NIBBLE_RETURN_IF_ERROR(MappedFile::open(fmt::format("{}/{}", folder, name)).status());
+    NIBBLE_RETURN_IF_ERROR(gguf::is_gguf_path(folder)
+                               ? read_model_file(folder, name).status()
+                               : MappedFile::open(fmt::format("{}/{}", folder, name)).status());
   }
   return {};
+}
+
+Result<std::string> read_model_file(const std::string& folder, const std::string& name) {
+  if (!gguf::is_gguf_path(folder)) {
+    return read_file(fmt::format("{}/{}", folder, name));
+  }
+  if (name == kGgufFiles[0]) {
+    return read_generation_text(folder);
+  }
+  NIBBLE_ASSIGN_OR_RETURN(const gguf::FileSet model, gguf::FileSet::open(folder));
+  NIBBLE_ASSIGN_OR_RETURN(const GgufTokenizerFiles files, gguf_tokenizer_files(model.metadata()));
+  return (name == kGgufFiles[1] ? files.tokenizer : files.config).dump_pretty() + "\n";
 }
 
 Status copy_model_files(const std::string& source, const std::string& destination) {
   NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::string> names, list_model_files(source));
   for (const std::string& name : names) {
-    NIBBLE_ASSIGN_OR_RETURN(const MappedFile file,
-                            MappedFile::open(fmt::format("{}/{}", source, name)));
-    NIBBLE_RETURN_IF_ERROR(write_file(fmt::format("{}/{}", destination, name), file.bytes()));
+    NIBBLE_ASSIGN_OR_RETURN(const std::string text, read_model_file(source, name));
+    NIBBLE_RETURN_IF_ERROR(write_file(fmt::format("{}/{}", destination, name),
+                                      std::as_bytes(std::span(text.data(), text.size()))));
   }
   return {};
 }
 
 Result<Json> read_config(const std::string& folder) {
   std::error_code ignored;
-  if (!fs::is_directory(folder, ignored)) {
-    return make_error(StatusCode::kNotFound,
-                      "{} is no folder; give the folder that has the model's config.json", folder);
+  if (!fs::is_directory(folder, ignored) && !gguf::is_gguf_path(folder)) {
+    return make_error(
+        StatusCode::kNotFound,
+        "{} is no folder; give the folder that has the model's config.json, or a GGUF "
+        "file",
+        folder);
   }
-  NIBBLE_ASSIGN_OR_RETURN(const std::string text, read_file(folder + "/config.json"));
-  auto config = Json::parse(text);
-  if (!config.ok()) {
-    return config.status().with_context("config.json");
-  }
-  if (!config->is_object()) {
-    return make_error(StatusCode::kCorrupt, "config.json: not a JSON object");
-  }
-  return std::move(*config);
+  return read_config_json(folder);
 }
 
 Status write_config(const std::string& source,

@@ -11,12 +11,15 @@ namespace nibble {
 
 /// Names of the small files that a quantized model keeps: tokenizer, templates, licences; not
 /// config.json, weights, their index, what tells of an earlier quantization, hidden files or
-/// subfolders. Sorted.
+/// subfolders. Sorted. Of a GGUF file those that its metadata makes up for.
 Result<std::vector<std::string>> list_model_files(const std::string& folder);
 
 /// Whether these files can be opened: what is no regular file is found out at the start, not at the
 /// end of a long run.
 Status check_model_files(const std::string& folder);
+
+/// One of them.
+Result<std::string> read_model_file(const std::string& folder, const std::string& name);
 
 /// Copies these files. Copies are flushed and replace what is there.
 Status copy_model_files(const std::string& source, const std::string& destination);

@@ -8,6 +8,7 @@
 #include <unordered_set>
 
 #include "base/check.h"
+#include "checkpoint/gguf_matrix.h"
 #include "checkpoint/kv_scales.h"
 #include "quantizer/own_head.h"
 #include "quantizer/plan_checks.h"
@@ -122,8 +123,13 @@ class Planner final {
     for (const auto& matrix : plan_.source.matrices) {
       NIBBLE_ASSIGN_OR_RETURN(Decision decision, rules.decide(matrix->module()));
       DecidedMatrix decided{matrix.get(), rules.kind(matrix->module()), std::move(decision), false};
-      const auto& scheme = decided.decision.scheme;
-      decided.encoded = scheme && (scheme->weight.quantized() || !is_plain_source(*matrix));
+      auto& scheme = decided.decision.scheme;
+      const bool gguf = lies_as_in_gguf(*matrix->tensors().front());  // which no folder can hold
+      if (gguf && !scheme) {
+        NIBBLE_ASSIGN_OR_RETURN(scheme, find_scheme("bf16"));
+        decided.decision.rule += ", decoded";
+      }
+      decided.encoded = scheme && (scheme->weight.quantized() || gguf || !is_plain_source(*matrix));
       decided_.push_back(std::move(decided));
     }
     return rules.check_all_used();

@@ -2,12 +2,14 @@
 
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <set>
 
 #include <sys/stat.h>
 
 #include "base/file.h"
 #include "checkpoint/safetensors.h"
+#include "gguf/split.h"
 #include "quantizer/digest.h"
 
 namespace nibble {
@@ -50,10 +52,15 @@ Result<std::string> plan_hash(const QuantizePlan& plan,
   for (const TensorInfo* tensor : reader.tensors()) {
     files.insert(reader.file_of(*tensor));
   }
+  const bool gguf = gguf::is_gguf_path(reader.path());  // has its config within
+  const std::string folder =
+      gguf ? std::filesystem::path(reader.path()).parent_path().string() : reader.path();
   for (const std::string_view file : files) {
-    NIBBLE_RETURN_IF_ERROR(add_file(reader.path(), file, text));
+    NIBBLE_RETURN_IF_ERROR(add_file(folder.empty() ? "." : folder, file, text));
   }
-  NIBBLE_RETURN_IF_ERROR(add_file(reader.path(), "config.json", text));
+  if (!gguf) {
+    NIBBLE_RETURN_IF_ERROR(add_file(folder, "config.json", text));
+  }
   Digest digest = digest_of(text);
   for (const PlanJob& job : plan.jobs) {  // a chain: the text of a whole model is long
     text = digest_text(digest);

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "arch/model_text.h"
 #include "base/thread_pool.h"
 #include "checkpoint/source_matrix.h"
 #include "quantizer/own_head.h"
@@ -31,7 +32,7 @@ struct Folder {
 
 Result<Folder> open_folder(const std::string& path) {
   NIBBLE_ASSIGN_OR_RETURN(CheckpointReader reader, CheckpointReader::open(path));
-  NIBBLE_ASSIGN_OR_RETURN(Json config, read_json(path + "/config.json"));
+  NIBBLE_ASSIGN_OR_RETURN(Json config, read_config_json(path));
   NIBBLE_ASSIGN_OR_RETURN(SourceModel model, list_source_matrices(reader, config));
   Folder folder{std::move(reader), std::move(config), std::move(model), {}, {}};
   for (const auto& matrix : folder.model.matrices) {

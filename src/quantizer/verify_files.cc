@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "arch/model_text.h"
 #include "base/file.h"
 #include "quantizer/model_files.h"
 #include "quantizer/own_head.h"
@@ -39,17 +40,19 @@ Json canonical(const Json& value) {
 Result<bool> equal_configs(const std::string& source,
                            const std::string& destination,
                            ResultHead head) {
-  NIBBLE_ASSIGN_OR_RETURN(const Json before, read_json(fmt::format("{}/{}", source, kConfig)));
-  NIBBLE_ASSIGN_OR_RETURN(const Json after, read_json(fmt::format("{}/{}", destination, kConfig)));
+  NIBBLE_ASSIGN_OR_RETURN(const Json before, read_config_json(source));
+  NIBBLE_ASSIGN_OR_RETURN(const Json after, read_config_json(destination));
   const std::string result = canonical(after).dump();
   return result == canonical(before).dump() || (head == ResultHead::kOwn && before.is_object() &&
                                                 result == canonical(with_own_head(before)).dump());
 }
 
-Result<bool> equal_files(const std::string& first, const std::string& second) {
-  NIBBLE_ASSIGN_OR_RETURN(const MappedFile a, MappedFile::open(first));
-  NIBBLE_ASSIGN_OR_RETURN(const MappedFile b, MappedFile::open(second));
-  return std::equal(a.bytes().begin(), a.bytes().end(), b.bytes().begin(), b.bytes().end());
+Result<bool> equal_files(const std::string& first,
+                         const std::string& second,
+                         const std::string& name) {
+  NIBBLE_ASSIGN_OR_RETURN(const std::string a, read_model_file(first, name));
+  NIBBLE_ASSIGN_OR_RETURN(const std::string b, read_model_file(second, name));
+  return a == b;
 }
 
 }  // namespace
@@ -104,8 +107,7 @@ Result<FileComparison> compare_model_files(const std::string& source,
       result.problems.push_back(fmt::format("{}: missing; {} has it", copy, source));
       continue;
     }
-    NIBBLE_ASSIGN_OR_RETURN(const bool equal,
-                            equal_files(fmt::format("{}/{}", source, name), copy));
+    NIBBLE_ASSIGN_OR_RETURN(const bool equal, equal_files(source, destination, name));
     note(equal, name);
   }
   return result;

@@ -70,7 +70,7 @@ class PreTokenizer final {
 Status split_text(const SplitStep& step, TextPart part, const PreTokenizer::WordVisitor& visit);
 
 /// Pattern that tokenizer files imply by name: "gpt2" (ByteLevel's own), "llama3", "qwen2",
-/// "o200k", "kimi_k2", "cl100k". Empty for another name.
+/// "o200k", "kimi_k2", "cl100k", "tekken". Empty for another name.
 [[nodiscard]] std::string_view known_split_pattern(std::string_view name);
 
 }  // namespace nibble

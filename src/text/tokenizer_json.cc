@@ -193,26 +193,30 @@ Status parse_added_list(const Json& root,
 
 Result<std::unique_ptr<Tokenizer>> tokenizer_from_json(std::string_view tokenizer_json,
                                                        const TokenizerConfig& config,
-                                                       std::string_view where_view) {
+                                                       std::string_view where) {
+  const Result<Json> root = Json::parse(tokenizer_json);
+  return root.ok() ? tokenizer_from_parsed(*root, config, where)
+                   : root.status().with_context(where);
+}
+
+Result<std::unique_ptr<Tokenizer>> tokenizer_from_parsed(const Json& root,
+                                                         const TokenizerConfig& config,
+                                                         std::string_view where_view) {
   const std::string where(where_view);
-  Result<Json> root = Json::parse(tokenizer_json);
-  if (!root.ok()) {
-    return root.status().with_context(where);
-  }
-  NIBBLE_ASSIGN_OR_RETURN(ModelSection section, parse_model_section(*root, where));
+  NIBBLE_ASSIGN_OR_RETURN(ModelSection section, parse_model_section(root, where));
   VocabularyNames names(section.pieces);
   TokenizerParts parts;
   bool byte_level = false;
-  if (const Json* json = member(*root, "normalizer")) {
+  if (const Json* json = member(root, "normalizer")) {
     NIBBLE_RETURN_IF_ERROR(
         internal::add_normalizer_steps(*json, where + ": normalizer", parts.normalizer));
   }
-  if (const Json* json = member(*root, "pre_tokenizer")) {
+  if (const Json* json = member(root, "pre_tokenizer")) {
     NIBBLE_ASSIGN_OR_RETURN(byte_level, internal::add_pre_tokenizer_steps(
                                             *json, where + ": pre_tokenizer", parts.pre_tokenizer));
   }
   DecoderSteps decoder;
-  if (const Json* json = member(*root, "decoder")) {
+  if (const Json* json = member(root, "decoder")) {
     NIBBLE_RETURN_IF_ERROR(internal::add_decoder_steps(*json, where + ": decoder", decoder));
   }
   if (byte_level) {
@@ -220,8 +224,8 @@ Result<std::unique_ptr<Tokenizer>> tokenizer_from_json(std::string_view tokenize
   } else {
     NIBBLE_RETURN_IF_ERROR(build_character_level(std::move(section), decoder, where, parts));
   }
-  NIBBLE_RETURN_IF_ERROR(parse_added_list(*root, where, names, parts));
-  if (const Json* json = member(*root, "post_processor")) {
+  NIBBLE_RETURN_IF_ERROR(parse_added_list(root, where, names, parts));
+  if (const Json* json = member(root, "post_processor")) {
     NIBBLE_RETURN_IF_ERROR(
         internal::add_prompt_prefix(*json, where + ": post_processor", parts.prompt_prefix));
   }

@@ -2,6 +2,8 @@
 #include <filesystem>
 
 #include "base/file.h"
+#include "gguf/split.h"
+#include "text/gguf_tokenizer.h"
 #include "text/tokenizer_loaders.h"
 
 namespace nibble {
@@ -61,6 +63,15 @@ Result<std::unique_ptr<Tokenizer>> load_vocab(const fs::path& dir, const Tokeniz
              : Result<std::unique_ptr<Tokenizer>>(tokenizer.status().with_context(dir.string()));
 }
 
+Result<std::unique_ptr<Tokenizer>> load_gguf(const std::string& path) {
+  NIBBLE_ASSIGN_OR_RETURN(const gguf::FileSet model, gguf::FileSet::open(path));
+  const gguf::Metadata& metadata = model.metadata();
+  NIBBLE_ASSIGN_OR_RETURN(const GgufTokenizerFiles files, gguf_tokenizer_files(metadata));
+  NIBBLE_ASSIGN_OR_RETURN(const TokenizerConfig config,
+                          TokenizerConfig::parse(files.config.dump(), metadata.where()));
+  return tokenizer_from_parsed(files.tokenizer, config, metadata.where());
+}
+
 // The file of a directory that ends in .tiktoken: the first by name.
 fs::path find_tiktoken(const fs::path& dir) {
   fs::path found;
@@ -76,6 +87,9 @@ fs::path find_tiktoken(const fs::path& dir) {
 }  // namespace
 
 Result<std::unique_ptr<Tokenizer>> Tokenizer::load(const std::string& model_dir) {
+  if (gguf::is_gguf_path(model_dir)) {
+    return load_gguf(model_dir);
+  }
   const fs::path dir(model_dir);
   std::error_code ignored;
   if (!fs::is_directory(dir, ignored)) {

@@ -35,6 +35,11 @@ Result<std::unique_ptr<Tokenizer>> tokenizer_from_json(std::string_view tokenize
                                                        const TokenizerConfig& config,
                                                        std::string_view where = "tokenizer.json");
 
+/// The same, parsed.
+Result<std::unique_ptr<Tokenizer>> tokenizer_from_parsed(const Json& root,
+                                                         const TokenizerConfig& config,
+                                                         std::string_view where);
+
 /// GPT-2's files: byte-level BPE cut by `pattern`. `unicode_nfc` as Qwen has it.
 struct VocabAndMerges {
   std::string_view vocab_json;

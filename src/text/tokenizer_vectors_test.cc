@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 
 #include "base/json.h"
+#include "gguf/file.h"
+#include "text/gguf_tokenizer.h"
 #include "text/tokenizer_test_data.h"
 
 namespace nibble {
@@ -84,6 +86,24 @@ TEST_P(SharedVectors, AllCases) {
     SCOPED_TRACE(file);
     check_vectors(*tokenizer, read_shared(std::string("vectors/") + file), cases);
   }
+}
+
+// The same vocabulary as Llama 2's tokenizer.model, as GGUF stores it.
+TEST(TokenizerVectors, Llama2OfGguf) {
+  const std::string content = read_shared("gguf/ggml-vocab-llama-spm.gguf");
+  if (content.empty()) {
+    GTEST_SKIP() << "shared data has no tokenizers/gguf; set NIBBLE_SHARED to its folder";
+  }
+  const auto parsed = gguf::parse_gguf(std::as_bytes(std::span(content)), "vocab.gguf");
+  ASSERT_TRUE(parsed.ok()) << parsed.status().message();
+  const auto files = gguf_tokenizer_files(parsed->metadata);
+  ASSERT_TRUE(files.ok()) << files.status().message();
+  const auto config = TokenizerConfig::parse(files->config.dump(), "vocab.gguf");
+  const auto tokenizer =
+      test::must(tokenizer_from_parsed(files->tokenizer, config.value(), "vocab.gguf"));
+  check_vectors(*tokenizer, read_shared("vectors/llama2.jsonl"), 141);
+  check_vectors(*tokenizer, read_shared("vectors/llamacpp_llama2.jsonl"), 47);
+  EXPECT_EQ(tokenizer->prompt_prefix(), std::vector<int32_t>{1});
 }
 
 const std::vector<AddedToken> kLlama3Specials = {test::special_token(128000, "<|begin_of_text|>"),

@@ -21,7 +21,6 @@ def zipped_checkpoint():
 FILES = {
     "list.json": (b"[1, 2, 3, 4]", "a JSON file"),
     "model.safetensors.index.json": (b'{"weight_map": {}}', "the index of a model"),
-    "model.gguf": (b"GGUF" + struct.pack("<IQQ", 3, 0, 0), "a GGUF file"),
     "pytorch_model.bin": (zipped_checkpoint(), "PyTorch's pickle format"),
     "old.pt": (pickle.dumps({"a": list(range(100))}, protocol=2), "PyTorch's pickle format"),
     "pointer.safetensors": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n",
@@ -55,6 +54,12 @@ def test_other_files(tmp_path, name):
     path = tmp_path / name
     path.write_bytes(content)
     fails(CORRUPT, name, "not a safetensors file", meaning, arguments=["inspect", path])
+
+
+def test_a_gguf_file_without_a_model(tmp_path):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 0))
+    fails(CORRUPT, "model.gguf", "general.architecture", arguments=["inspect", path])
 
 
 def test_a_pointer_in_place_of_the_weights(tmp_path):

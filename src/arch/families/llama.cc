@@ -20,6 +20,7 @@ const Family kLlama = {.name = "llama",
                        .architecture = "LlamaForCausalLM",
                        .model_type = "llama",
                        .read_fields = read_fields,
-                       .kv_heads_may_be_absent = true};
+                       .kv_heads_may_be_absent = true,
+                       .gguf = GgufForm{.architecture = "llama", .paired_rows = true}};
 
 }  // namespace nibble

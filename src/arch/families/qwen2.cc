@@ -17,6 +17,7 @@ Status read_fields(const Json& json, const JsonReader& reader, ModelConfig& conf
 const Family kQwen2 = {.name = "qwen2",
                        .architecture = "Qwen2ForCausalLM",
                        .model_type = "qwen2",
-                       .read_fields = read_fields};
+                       .read_fields = read_fields,
+                       .gguf = GgufForm{.architecture = "qwen2"}};
 
 }  // namespace nibble

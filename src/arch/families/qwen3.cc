@@ -21,6 +21,7 @@ const Family kQwen3 = {.name = "qwen3",
                        .architecture = "Qwen3ForCausalLM",
                        .model_type = "qwen3",
                        .read_fields = read_fields,
-                       .default_head_dim = 128};
+                       .default_head_dim = 128,
+                       .gguf = GgufForm{.architecture = "qwen3"}};
 
 }  // namespace nibble

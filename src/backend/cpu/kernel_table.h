@@ -17,6 +17,9 @@ constexpr int64_t kStepColumns = 8;  // input channels of one step of a tile
 constexpr int64_t kRowPanel = 96;    // most rows of a GemmTask: they stay in the second-level cache
 constexpr int64_t kMaxBlock = 32;    // input channels summed before a scale is applied
 
+/// In which type scales and minimums are packed.
+enum class ScaleType : uint8_t { kF32, kBf16, kF16 };
+
 /// Weights in tiles of 16 output channels; a tile is k/8 (rounded up) steps of 8 input channels:
 ///   f32, f16   [8][16] elements            int8 for f32 activations, fp8   [8][16] bytes
 ///   bf16   [4][16][2] elements (two neighbours of k per lane: a row of an AMX tile)
@@ -26,18 +29,20 @@ constexpr int64_t kMaxBlock = 32;    // input channels summed before a scale is 
 ///          masking the word gives four neighbouring columns as bytes, shifting it by 4 the other
 ///          four. Else the lower half holds the even columns, the upper the odd ones: shifting both
 ///          gives two neighbouring columns in the low bits of the halves.
-/// Rows past n and columns past k are zero. Scales and zero points are [tile][group][16].
+/// Rows past n and columns past k are zero. Scales, zero points and minimums are
+/// [tile][group][16].
 struct PackedWeights {
   const uint8_t* codes = nullptr;
   int64_t tile_bytes = 0;
   const void* scales = nullptr;
-  bool scales_are_bf16 = false;
+  ScaleType scale_type = ScaleType::kF32;
   int64_t n = 0;
   int64_t k = 0;
   int64_t groups = 0;      // scales per row; 0: none
   int64_t group_size = 0;  // k when one scale covers the row
   int64_t block = kMaxBlock;
   const uint8_t* zeros = nullptr;     // zero points, int8 in the order of scales; null: none
+  const void* minimums = nullptr;     // in the type and the order of scales; null: none
   const int32_t* row_sums = nullptr;  // int8 x int8: sum of the codes of each (padded) row
   bool fetch_far = true;              // see CpuFeatures
 };
@@ -139,10 +144,12 @@ struct GemmKernels {
   Gemm gemm_fp4 = nullptr;
   Gemm gemm_int8_zeros = nullptr;  // weights with zero points
   Gemm gemm_int4_zeros = nullptr;
+  Gemm gemm_int4_minimums = nullptr;
   Gemm gemm_int8_int8 = nullptr;
   Gemm gemm_int4_int8 = nullptr;
   Gemm gemm_int4_fixed = nullptr;  // in groups of 32, 64 or 128
   Gemm gemm_int4_fixed_zeros = nullptr;
+  Gemm gemm_int4_fixed_minimums = nullptr;
 };
 
 /// Products in AMX tiles, for bf16 and fp8 activations and int8 ones; null without AMX.

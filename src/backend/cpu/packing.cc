@@ -6,9 +6,9 @@
 #include <cstring>
 #include <vector>
 
+#include "backend/cpu/scale_type.h"
 #include "backend/cpu/transpose.h"
 #include "base/check.h"
-#include "base/f16.h"
 #include "quant/code_traits.h"
 
 namespace nibble::cpu {
@@ -51,20 +51,6 @@ int64_t lane_columns(WeightCode code, ActFormat act) {
 /// Element (lane, column) of a step.
 int64_t element_index(int64_t lane, int64_t column, int64_t together) {
   return (column / together * kTileRows + lane) * together + column % together;
-}
-
-bool scales_fit_bf16(const QuantView& weight) {
-  if (weight.scale_type == DType::kBF16) {
-    return true;
-  }
-  const int64_t count = weight.n * weight.format.groups(weight.k);
-  for (int64_t i = 0; i < count; ++i) {
-    const float scale = weight.scale(i);
-    if (bf16_to_f32(f32_to_bf16(scale)) != scale) {
-      return false;
-    }
-  }
-  return true;
 }
 
 /// `reordered`: see NibbleForm.
@@ -135,22 +121,25 @@ Result<PackedMatrix> PackedMatrix::create(Parts parts,
   packed.act_ = act;
   packed.k_ = first.k;
   packed.scale_factor_ = format.code == WeightCode::kFp8E4M3 ? kFp8Factor : 1.0F;
-  packed.bf16_scales_ = format.scale_dtype == DType::kBF16 || format.scale_dtype == DType::kF8E8M0;
+  packed.scale_type_ = wanted_type(format, packed.scale_factor_);
   for (const QuantView& part : parts) {
     CHECK(part.format == format);
     CHECK(part.nibbles == first.nibbles);
     CHECK_EQ(part.k, packed.k_);
     packed.n_ += part.n;
-    packed.bf16_scales_ = packed.bf16_scales_ && scales_fit_bf16(part);
+    packed.scale_type_ =
+        scales_fit(part, packed.scale_type_) ? packed.scale_type_ : ScaleType::kF32;
   }
   const int64_t rows = packed.tiles() * kTileRows;
   const int64_t code_size = packed.tiles() * packed.packed_steps() * step_bytes(format.code);
   NIBBLE_ASSIGN_OR_RETURN(packed.codes_, arena.allocate(static_cast<size_t>(code_size)));
-  const int64_t scale_bytes = rows * format.groups(packed.k_) * (packed.bf16_scales_ ? 2 : 4);
+  const int64_t scale_bytes = rows * format.groups(packed.k_) * bytes_of(packed.scale_type_);
   NIBBLE_ASSIGN_OR_RETURN(packed.scales_, arena.allocate(static_cast<size_t>(scale_bytes)));
-  if (format.zero_points != ZeroPoints::kNone) {
+  if (format.zero_points == ZeroPoints::kPerScale) {
     NIBBLE_ASSIGN_OR_RETURN(packed.zeros_,
                             arena.allocate(static_cast<size_t>(rows * format.groups(packed.k_))));
+  } else if (format.zero_points == ZeroPoints::kMinimum) {
+    NIBBLE_ASSIGN_OR_RETURN(packed.minimums_, arena.allocate(static_cast<size_t>(scale_bytes)));
   }
   if (act == ActFormat::kInt8Token && format.code == WeightCode::kInt8) {
     NIBBLE_ASSIGN_OR_RETURN(packed.row_sums_, arena.allocate(static_cast<size_t>(rows * 4)));
@@ -164,11 +153,11 @@ Status PackedMatrix::update(int64_t first_row, const QuantView& weight, ThreadPo
   CHECK_EQ(weight.k, k_);
   const int64_t end_row = first_row + weight.n;
   CHECK(first_row >= 0 && weight.n > 0 && end_row <= n_);
-  if (bf16_scales_ && !scales_fit_bf16(weight)) {
+  if (!scales_fit(weight, scale_type_)) {
     return make_error(StatusCode::kInvalidArgument,
-                      "{}: scales are not representable in BF16, in which this matrix keeps them; "
+                      "{}: scales are not representable in {}, in which this matrix keeps them; "
                       "round them first",
-                      weight.name);
+                      weight.name, dtype_name(dtype_of(scale_type_)));
   }
   for (int64_t row = 0; row < weight.n; ++row) {
     if (!is_valid({&weight, row})) {
@@ -260,7 +249,10 @@ bool PackedMatrix::pack_tile(Parts parts, int64_t tile) {
     }
   }
   if (scales_.size() != 0) {
-    pack_scales(rows, tile);
+    pack_numbers(GroupNumbers::kScales, rows, tile);
+  }
+  if (minimums_.size() != 0) {
+    pack_numbers(GroupNumbers::kMinimums, rows, tile);
   }
   if (zeros_.size() != 0) {
     pack_zeros(rows, tile);
@@ -268,37 +260,36 @@ bool PackedMatrix::pack_tile(Parts parts, int64_t tile) {
   return valid;
 }
 
-void PackedMatrix::pack_scales(std::span<const RowSource> rows, int64_t tile) {
+void PackedMatrix::pack_numbers(GroupNumbers which, std::span<const RowSource> rows, int64_t tile) {
   const int64_t groups = format_.groups(k_);
-  const DType type = bf16_scales_ ? DType::kBF16 : DType::kF32;
-  const int64_t size = bf16_scales_ ? 2 : 4;
-  std::byte* out = scales_.data() + tile * groups * kTileRows * size;
+  const int64_t size = bytes_of(scale_type_);
+  const bool scales = which == GroupNumbers::kScales;
+  std::byte* out = (scales ? scales_ : minimums_).data() + tile * groups * kTileRows * size;
   RowsToTranspose source;
   source.bytes = groups * size;
   bool as_stored = scale_factor_ == 1.0F && source.bytes % 4 == 0;
   for (size_t lane = 0; lane < rows.size(); ++lane) {
     const auto [part, row] = rows[lane];
     if (part != nullptr) {
-      as_stored =
-          as_stored && part->scale_type == type && part->scale_count == QuantView::Scales::kEach;
-      source.rows[lane] = reinterpret_cast<const uint8_t*>(part->scales) + row * source.bytes;
+      as_stored = as_stored && part->scale_type == dtype_of(scale_type_) &&
+                  part->scale_count == QuantView::Scales::kEach;
+      const std::byte* stored = scales ? part->scales : part->minimums;
+      source.rows[lane] = reinterpret_cast<const uint8_t*>(stored) + row * source.bytes;
     }
   }
   if (as_stored) {
-    transpose_rows(source, source.bytes / 4, bf16_scales_ ? WordOrder::kHalves : WordOrder::kWords,
+    transpose_rows(source, source.bytes / 4, size == 2 ? WordOrder::kHalves : WordOrder::kWords,
                    reinterpret_cast<uint8_t*>(out));
     return;
   }
   for (int64_t i = 0; i < groups * kTileRows; ++i) {
     const auto [part, row] = rows[static_cast<size_t>(i % kTileRows)];
-    const float scale =
-        part == nullptr ? 0.0F : part->scale(row * groups + i / kTileRows) * scale_factor_;
-    if (bf16_scales_) {
-      const uint16_t bits = f32_to_bf16(scale);
-      std::memcpy(out + i * 2, &bits, 2);
-    } else {
-      std::memcpy(out + i * 4, &scale, 4);
+    const int64_t index = row * groups + i / kTileRows;
+    float number = 0.0F;
+    if (part != nullptr) {
+      number = scales ? part->scale(index) * scale_factor_ : part->minimum(index);
     }
+    store_number(scale_type_, number, out + i * size);
   }
 }
 
@@ -311,10 +302,11 @@ void PackedMatrix::pack_zeros(std::span<const RowSource> rows, int64_t tile) {
   }
 }
 
-float PackedMatrix::packed_scale(int64_t index) const {
-  const auto i = static_cast<size_t>(index);
-  return (bf16_scales_ ? bf16_to_f32(scales_.as<uint16_t>()[i]) : scales_.as<float>()[i]) /
-         scale_factor_;
+float PackedMatrix::unpacked(GroupNumbers which, int64_t index) const {
+  const bool scales = which == GroupNumbers::kScales;
+  const float number = load_number(
+      scale_type_, (scales ? scales_ : minimums_).data() + index * bytes_of(scale_type_));
+  return scales ? number / scale_factor_ : number;
 }
 
 Result<QuantTensor> PackedMatrix::unpack() const {
@@ -358,11 +350,14 @@ void PackedMatrix::unpack_tile(QuantTensor& weight, int64_t tile, int64_t first)
       }
     }
     for (int64_t g = 0; g < groups; ++g) {
-      weight.scales.as<float>()[static_cast<size_t>(row * groups + g)] =
-          packed_scale((tile * groups + g) * kTileRows + lane);
+      const auto to = static_cast<size_t>(row * groups + g);
+      const int64_t from = (tile * groups + g) * kTileRows + lane;
+      weight.scales.as<float>()[to] = unpacked(GroupNumbers::kScales, from);
       if (zeros_.size() != 0) {
-        weight.zeros.as<int8_t>()[static_cast<size_t>(row * groups + g)] =
-            zeros_.as<int8_t>()[static_cast<size_t>((tile * groups + g) * kTileRows + lane)];
+        weight.zeros.as<int8_t>()[to] = zeros_.as<int8_t>()[static_cast<size_t>(from)];
+      }
+      if (minimums_.size() != 0) {
+        weight.minimums.as<float>()[to] = unpacked(GroupNumbers::kMinimums, from);
       }
     }
   }
@@ -373,19 +368,21 @@ PackedWeights PackedMatrix::view() const {
   view.codes = reinterpret_cast<const uint8_t*>(codes_.data());
   view.tile_bytes = packed_steps() * step_bytes(format_.code);
   view.scales = scales_.data();
-  view.scales_are_bf16 = bf16_scales_;
+  view.scale_type = scale_type_;
   view.n = n_;
   view.k = k_;
   view.groups = format_.groups(k_);
   view.group_size = format_.grouped() ? format_.group_size : k_;
   view.block = view.group_size < kMaxBlock && view.group_size < k_ ? view.group_size : kMaxBlock;
   view.zeros = reinterpret_cast<const uint8_t*>(zeros_.data());
+  view.minimums = minimums_.data();
   view.row_sums = reinterpret_cast<const int32_t*>(row_sums_.data());
   return view;
 }
 
 int64_t PackedMatrix::bytes() const {
-  return static_cast<int64_t>(codes_.size() + scales_.size() + zeros_.size() + row_sums_.size());
+  return static_cast<int64_t>(codes_.size() + scales_.size() + zeros_.size() + minimums_.size() +
+                              row_sums_.size());
 }
 
 }  // namespace nibble::cpu

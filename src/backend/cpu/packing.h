@@ -35,7 +35,7 @@ class PackedMatrix final {
   [[nodiscard]] int64_t n() const { return n_; }
   [[nodiscard]] int64_t k() const { return k_; }
   [[nodiscard]] int64_t tiles() const { return (n_ + kTileRows - 1) / kTileRows; }
-  /// Codes, scales, zero points and sums, padding included.
+  /// Codes, scales, zero points, minimums and sums, padding included.
   [[nodiscard]] int64_t bytes() const;
 
  private:
@@ -51,12 +51,14 @@ class PackedMatrix final {
   Status pack(Parts parts, int64_t first, int64_t end, ThreadPool& pool);
   /// Rows [first, end) of one tile as they are now, in canonical form.
   [[nodiscard]] Result<QuantTensor> unpack_rows(int64_t first, int64_t end) const;
-  void pack_scales(std::span<const RowSource> rows, int64_t tile);
+  enum class GroupNumbers : uint8_t { kScales, kMinimums };
+  void pack_numbers(GroupNumbers which, std::span<const RowSource> rows, int64_t tile);
   void pack_zeros(std::span<const RowSource> rows, int64_t tile);
   [[nodiscard]] bool is_valid(const RowSource& row) const;
   /// Writes the tile's rows to `weight`, whose first row is `first`, as far as that has them.
   void unpack_tile(QuantTensor& weight, int64_t tile, int64_t first) const;
-  [[nodiscard]] float packed_scale(int64_t index) const;
+  /// Packed number `index` as the tensor has it.
+  [[nodiscard]] float unpacked(GroupNumbers which, int64_t index) const;
   [[nodiscard]] int64_t steps() const { return (k_ + kStepColumns - 1) / kStepColumns; }
   /// Steps of a tile in memory: whole AMX tiles of 64 int8 or 32 bf16 columns.
   [[nodiscard]] int64_t packed_steps() const;
@@ -65,11 +67,12 @@ class PackedMatrix final {
   ActFormat act_ = ActFormat::kFloat;
   int64_t n_ = 0;
   int64_t k_ = 0;
-  bool bf16_scales_ = false;
+  ScaleType scale_type_ = ScaleType::kF32;
   float scale_factor_ = 1.0F;  // of packed scales over the tensor's
   Buffer codes_;
   Buffer scales_;
   Buffer zeros_;
+  Buffer minimums_;
   Buffer row_sums_;
 };
 

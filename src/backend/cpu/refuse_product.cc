@@ -9,8 +9,12 @@ namespace {
 // What there are no kernels for, whatever the shape; null when there are.
 const char* missing_kernels(const WeightFormat& format, ActFormat act) {
   const bool to_integers = act == ActFormat::kInt8Token;
-  if (format.zero_points != ZeroPoints::kNone && to_integers) {
+  if (format.zero_points == ZeroPoints::kPerScale && to_integers) {
     return "weights with zero points and int8 activations";
+  }
+  if (format.zero_points == ZeroPoints::kMinimum &&
+      (to_integers || format.code != WeightCode::kInt4)) {
+    return "weights with minimums but int4 with float activations";
   }
   if (format.code == WeightCode::kFp4E2M1 &&
       (to_integers || act == ActFormat::kFp8Token || act == ActFormat::kFp8Group)) {

@@ -40,6 +40,17 @@ constexpr TiledProduct kW4A16Zeros{.name = "gemm_w4a16_zeros",
                                    .code = kInt4,
                                    .zero_points = ZeroPoints::kPerScale,
                                    .rows = &GemmKernels::gemm_int4_zeros};
+constexpr TiledProduct kW4A16FixedMinimums{.name = "gemm_w4a16_minimums_fixed",
+                                           .code = kInt4,
+                                           .acts = kBf16Only,
+                                           .scales = TiledScales::kUsualGroups,
+                                           .rounding = TiledRounding::kFixed,
+                                           .zero_points = ZeroPoints::kMinimum,
+                                           .rows = &GemmKernels::gemm_int4_fixed_minimums};
+constexpr TiledProduct kW4A16Minimums{.name = "gemm_w4a16_minimums",
+                                      .code = kInt4,
+                                      .zero_points = ZeroPoints::kMinimum,
+                                      .rows = &GemmKernels::gemm_int4_minimums};
 constexpr TiledProduct kW8A16Zeros{.name = "gemm_w8a16_zeros",
                                    .code = kInt8,
                                    .zero_points = ZeroPoints::kPerScale,
@@ -97,11 +108,12 @@ constexpr GemmEntry kTiled{
 
 std::span<const GemmEntry> gemm_entries() {
   static constexpr std::array kEntries = {
-      kTiled<kW4A16Fixed>, kTiled<kW4A16>,           kTiled<kW4A8>,
-      kTiled<kW8A8Int8>,   kTiled<kW8A16Int8>,       kTiled<kW8A8Fp8>,
-      kTiled<kW8A16Fp8>,   kTiled<kBf16Product>,     kTiled<kF16Product>,
-      kTiled<kF32Product>, kTiled<kW4A16FixedZeros>, kTiled<kW4A16Zeros>,
-      kTiled<kW8A16Zeros>, kTiled<kFp4Product>,      kTiled<kW8A8Fp8Group>,
+      kTiled<kW4A16Fixed>,         kTiled<kW4A16>,           kTiled<kW4A8>,
+      kTiled<kW8A8Int8>,           kTiled<kW8A16Int8>,       kTiled<kW8A8Fp8>,
+      kTiled<kW8A16Fp8>,           kTiled<kBf16Product>,     kTiled<kF16Product>,
+      kTiled<kF32Product>,         kTiled<kW4A16FixedZeros>, kTiled<kW4A16Zeros>,
+      kTiled<kW8A16Zeros>,         kTiled<kFp4Product>,      kTiled<kW8A8Fp8Group>,
+      kTiled<kW4A16FixedMinimums>, kTiled<kW4A16Minimums>,
   };
   return kEntries;
 }

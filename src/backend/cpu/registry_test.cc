@@ -43,6 +43,9 @@ TEST(CpuRegistry, EveryFormTakesTheKernelMadeForIt) {
   const auto zeros = [](WeightCode code, int group) {
     return WeightFormat{code, ScalePer::kGroup, group, DType::kF32, ZeroPoints::kPerScale};
   };
+  const auto minimums = [](int group) {
+    return WeightFormat{kInt4, ScalePer::kGroup, group, DType::kF16, ZeroPoints::kMinimum};
+  };
   const Case cases[] = {
       {{kF32}, ActFormat::kFloat, "gemm_f32", ""},
       {{kF16}, ActFormat::kBf16, "gemm_f16", ""},
@@ -61,6 +64,9 @@ TEST(CpuRegistry, EveryFormTakesTheKernelMadeForIt) {
       {zeros(kInt4, 64), ActFormat::kBf16, "gemm_w4a16_zeros_fixed", "gemm_w4a16_zeros"},
       {zeros(kInt4, 32), ActFormat::kFloat, "gemm_w4a16_zeros", ""},
       {zeros(kInt8, 32), ActFormat::kBf16, "gemm_w8a16_zeros", ""},
+      {minimums(32), ActFormat::kBf16, "gemm_w4a16_minimums_fixed", "gemm_w4a16_minimums"},
+      {minimums(192), ActFormat::kBf16, "gemm_w4a16_minimums", ""},  // one for the row
+      {minimums(32), ActFormat::kFloat, "gemm_w4a16_minimums", ""},
       {{kFp4E2M1, ScalePer::kGroup, 16}, ActFormat::kBf16, "gemm_fp4", ""},
       {{kFp8E4M3, ScalePer::kBlock, 128}, ActFormat::kFp8Group, "gemm_w8a8_fp8_group", ""},
   };
@@ -72,6 +78,7 @@ TEST(CpuRegistry, EveryFormTakesTheKernelMadeForIt) {
       std::ranges::fill(weight.codes.as<uint8_t>(), uint8_t{0});
       std::ranges::fill(weight.scales.as<float>(), 1.0F);
       std::ranges::fill(weight.zeros.as<int8_t>(), int8_t{1});
+      std::ranges::fill(weight.minimums.as<float>(), 1.0F);
       const auto gemm = backend->prepare_gemm(weight, c.act, 1).value();
       const auto expected = exact && !c.exact.empty() ? c.exact : c.kernel;
       EXPECT_EQ(gemm->kernel_name(), std::string(expected) + "_scalar");

@@ -46,7 +46,8 @@ WeightFormat CudaGemm::device_format(WeightFormat format) {
   if (format.code == WeightCode::kF16 || format.code == WeightCode::kF32) {
     format.code = WeightCode::kBf16;
   }
-  if (format.scale_per == ScalePer::kGroup && format.scale_dtype == DType::kF32) {
+  if (format.scale_per == ScalePer::kGroup &&
+      (format.scale_dtype == DType::kF32 || format.scale_dtype == DType::kF16)) {
     format.scale_dtype = DType::kBF16;
   }
   if (format.scale_per == ScalePer::kTensor) {  // the same scale for every channel
@@ -80,8 +81,8 @@ Status CudaGemm::load(int64_t first_row, std::span<const QuantView> parts) {
     NIBBLE_RETURN_IF_ERROR(upload_codes(parts, packed_->as<std::byte>() + first_row * row_bytes));
     return check(cudaStreamSynchronize(context_.stream), kWhat);
   }
-  const bool zeros = problem_.weight.zero_points == ZeroPoints::kPerScale;
-  const int64_t all_scales = problem_.n * groups * (zeros ? 2 : 1);
+  const ZeroPoints zero_points = problem_.weight.zero_points;
+  const int64_t all_scales = problem_.n * groups * (zero_points == ZeroPoints::kNone ? 1 : 2);
   GemmScratch& scratch = context_.scratch;
   NIBBLE_RETURN_IF_ERROR(scratch.stage(static_cast<size_t>(problem_.n * row_bytes),
                                        static_cast<size_t>(all_scales) * sizeof(float)));
@@ -96,11 +97,14 @@ Status CudaGemm::load(int64_t first_row, std::span<const QuantView> parts) {
   }
   NIBBLE_RETURN_IF_ERROR(upload_codes(parts, scratch.staged_codes() + first_row * row_bytes));
   if (groups > 0) {
-    NIBBLE_RETURN_IF_ERROR(upload_scales(parts, scratch.staged_scales() + first_row * groups));
+    NIBBLE_RETURN_IF_ERROR(upload_numbers(parts, &QuantView::read_scales,
+                                          scratch.staged_scales() + first_row * groups));
   }
-  if (zeros) {
-    NIBBLE_RETURN_IF_ERROR(
-        upload_zeros(parts, scratch.staged_scales() + (problem_.n + first_row) * groups));
+  float* behind = scratch.staged_scales() + (problem_.n + first_row) * groups;
+  if (zero_points == ZeroPoints::kPerScale) {
+    NIBBLE_RETURN_IF_ERROR(upload_zeros(parts, behind));
+  } else if (zero_points == ZeroPoints::kMinimum) {
+    NIBBLE_RETURN_IF_ERROR(upload_numbers(parts, &QuantView::read_minimums, behind));
   }
   NIBBLE_RETURN_IF_ERROR(check(kernel_->pack(scratch.staged_codes(), scratch.staged_scales(),
                                              packed_->as<void>(), context_.stream),
@@ -128,13 +132,13 @@ Status CudaGemm::upload_codes(std::span<const QuantView> parts, std::byte* to) {
   return {};
 }
 
-Status CudaGemm::upload_scales(std::span<const QuantView> parts, float* to) {
+Status CudaGemm::upload_numbers(std::span<const QuantView> parts, ReadNumbers read, float* to) {
   const int64_t groups = problem_.weight.groups(problem_.k);
   for (const QuantView& part : parts) {
     const auto count = static_cast<size_t>(part.n * groups);
-    const auto fill = [&part](size_t begin, size_t size, std::byte* out) {
-      part.read_scales(static_cast<int64_t>(begin / sizeof(float)),
-                       {reinterpret_cast<float*>(out), size / sizeof(float)});
+    const auto fill = [&part, read](size_t begin, size_t size, std::byte* out) {
+      (part.*read)(static_cast<int64_t>(begin / sizeof(float)),
+                   {reinterpret_cast<float*>(out), size / sizeof(float)});
     };
     NIBBLE_RETURN_IF_ERROR(context_.uploader.upload(count * sizeof(float), fill, to));
     to += count;
@@ -249,7 +253,8 @@ Result<QuantTensor> CudaGemm::unpack() const {
                           allocate_device(weight.codes.size() + 1, "a matrix being unpacked"));
   NIBBLE_ASSIGN_OR_RETURN(
       DeviceBuffer scales,
-      allocate_device(weight.scales.size() + 4 * weight.zeros.size() + 1, "scales being unpacked"));
+      allocate_device(weight.scales.size() + 4 * weight.zeros.size() + weight.minimums.size() + 1,
+                      "scales being unpacked"));
   NIBBLE_RETURN_IF_ERROR(check(
       kernel_->unpack(packed_->as<void>(), codes.as<void>(), scales.as<float>(), context_.stream),
       "unpacking weights"));
@@ -260,6 +265,12 @@ Result<QuantTensor> CudaGemm::unpack() const {
   NIBBLE_RETURN_IF_ERROR(check(cudaMemcpy(weight.scales.data(), scales.as<void>(),
                                           weight.scales.size(), cudaMemcpyDeviceToHost),
                                "copying scales"));
+  if (weight.minimums.size() > 0) {
+    NIBBLE_RETURN_IF_ERROR(
+        check(cudaMemcpy(weight.minimums.data(), scales.as<std::byte>() + weight.scales.size(),
+                         weight.minimums.size(), cudaMemcpyDeviceToHost),
+              "copying minimums"));
+  }
   if (weight.zeros.size() > 0) {
     std::vector<float> zeros(weight.zeros.size());
     NIBBLE_RETURN_IF_ERROR(check(cudaMemcpy(zeros.data(), scales.as<float>() + zeros.size(),

@@ -25,7 +25,8 @@ struct GemmContext {
 class CudaGemm final : public PreparedGemm {
  public:
   /// The format in which the GPU keeps weights of `format`: F16 and F32, of unquantized weights
-  /// and of scales of groups, become BF16, and a scale of the matrix one for each channel.
+  /// and of scales and minimums of groups, become BF16, and a scale of the matrix one for each
+  /// channel.
   static WeightFormat device_format(WeightFormat format);
   static Result<std::unique_ptr<CudaGemm>> create(std::span<const QuantView> parts,
                                                   const GemmEntry& entry,
@@ -59,7 +60,9 @@ class CudaGemm final : public PreparedGemm {
   /// products read their weights before the kernel in front of them has ended.
   Status load(int64_t first_row, std::span<const QuantView> parts);
   Status upload_codes(std::span<const QuantView> parts, std::byte* to);
-  Status upload_scales(std::span<const QuantView> parts, float* to);
+  /// Scales or minimums.
+  using ReadNumbers = void (QuantView::*)(int64_t first, std::span<float> out) const;
+  Status upload_numbers(std::span<const QuantView> parts, ReadNumbers read, float* to);
   Status upload_zeros(std::span<const QuantView> parts, float* to);
   /// Whether the product reads args.x as it is.
   [[nodiscard]] bool takes_rows_as_given(const GemmArgs& args) const;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <random>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "backend/cuda/cuda_backend.h"
@@ -116,6 +118,55 @@ TEST(CudaGemm, TakesRowsThatLieApart) {
     view.row_stride = 2 * weight.row_bytes();
     const auto gemm = backend->prepare_gemm({&view, 1}, scheme.act, kRows).value();
     expect_same(gemm->unpack().value(), weight);
+  }
+}
+
+// What GGUF files call Q4_0, Q4_1 and Q8_0; eleven bits of a scale become eight.
+TEST(CudaGemm, RoundsScalesAndMinimumsInF16ToBf16) {
+  NIBBLE_NEEDS_GPU();
+  const auto backend = make_cuda_backend({}).value();
+  std::mt19937 random(7);
+  const auto halves = [&random](std::span<float> out) {
+    std::ranges::generate(out, [&] { return static_cast<float>(random() % 1024 + 1024) / 65536; });
+  };
+  const auto rounded = [](std::span<float> out) {
+    std::ranges::transform(out, out.begin(), [](float x) { return bf16_to_f32(f32_to_bf16(x)); });
+  };
+  for (const auto& [code, zero_points] : {std::pair(WeightCode::kInt4, ZeroPoints::kNone),
+                                          std::pair(WeightCode::kInt4, ZeroPoints::kMinimum),
+                                          std::pair(WeightCode::kInt8, ZeroPoints::kNone)}) {
+    const WeightFormat format{code, ScalePer::kGroup, 32, DType::kF16, zero_points};
+    std::vector<QuantTensor> parts;
+    for (const int64_t count : kCounts) {
+      parts.push_back(random_weight(format, count, static_cast<uint32_t>(count)));
+      halves(parts.back().scales.as<float>());
+      halves(parts.back().minimums.as<float>());
+    }
+    const auto gemm = stack(*backend, parts, ActFormat::kBf16);  // which also checks the product
+    const std::vector<float> before = product(*backend, *gemm);
+    QuantTensor part = random_weight(format, kCounts[1], 99);
+    halves(part.scales.as<float>());
+    halves(part.minimums.as<float>());
+    ASSERT_TRUE(gemm->update(kCounts[0], part).ok());
+    const QuantTensor unpacked = gemm->unpack().value();
+    std::swap(parts[1], part);
+    const auto fresh = stack(*backend, parts, ActFormat::kBf16);
+    EXPECT_EQ(product(*backend, *gemm), product(*backend, *fresh));
+    EXPECT_NE(product(*backend, *gemm), before);
+    const auto groups = static_cast<size_t>(format.groups(kColumns));
+    size_t first = 0;
+    for (QuantTensor& expected : parts) {
+      rounded(expected.scales.as<float>());
+      rounded(expected.minimums.as<float>());
+      const size_t count = static_cast<size_t>(expected.n) * groups;
+      EXPECT_TRUE(std::ranges::equal(unpacked.scales.as<float>().subspan(first, count),
+                                     expected.scales.as<float>()));
+      if (zero_points == ZeroPoints::kMinimum) {
+        EXPECT_TRUE(std::ranges::equal(unpacked.minimums.as<float>().subspan(first, count),
+                                       expected.minimums.as<float>()));
+      }
+      first += count;
+    }
   }
 }
 

@@ -45,7 +45,7 @@ class GemmKernel {
   /// Whether packed weights are the canonical codes and nothing else.
   [[nodiscard]] virtual bool packs_nothing() const { return false; }
   /// codes, scales: the canonical form of QuantTensor ([n, groups] f32), in device memory. Behind
-  /// the scales lie as many zero points, as f32, where the weights have them.
+  /// the scales lie as many zero points or minimums, as f32, where the weights have them.
   virtual cudaError_t pack(const void* codes,
                            const float* scales,
                            void* packed,

@@ -22,6 +22,7 @@ std::span<const GemmEntry> gemm_entries() {
       kGemmW8A16Sm80,
       kGemmW4A16Sm80,
       kGemmW4A16ZerosSm80,
+      kGemmW4A16MinimumsSm80,
       kGemmBf16Sm80,
   };
   return kEntries;

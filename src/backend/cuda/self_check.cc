@@ -54,13 +54,14 @@ Result<QuantTensor> copy_rows(std::span<const QuantView> parts, std::span<const 
     int64_t row = rows[i];
     const QuantView& part = part_of(parts, row);
     part.copy_codes(row * bytes, bytes, out.codes.data() + static_cast<int64_t>(i) * bytes);
-    for (int64_t group = 0; group < groups; ++group) {
-      out.scales.as<float>()[i * static_cast<size_t>(groups) + static_cast<size_t>(group)] =
-          part.scale(row * groups + group);
-      if (part.zeros != nullptr) {
-        out.zeros.as<int8_t>()[i * static_cast<size_t>(groups) + static_cast<size_t>(group)] =
-            part.zeros[row * groups + group];
-      }
+    const size_t to = i * static_cast<size_t>(groups);
+    part.read_scales(row * groups, out.scales.as<float>().subspan(to, static_cast<size_t>(groups)));
+    if (part.zeros != nullptr) {
+      std::copy_n(part.zeros + row * groups, groups, out.zeros.as<int8_t>().data() + to);
+    }
+    if (part.minimums != nullptr) {
+      part.read_minimums(row * groups,
+                         out.minimums.as<float>().subspan(to, static_cast<size_t>(groups)));
     }
   }
   return out;
@@ -70,8 +71,10 @@ Result<QuantTensor> copy_rows(std::span<const QuantView> parts, std::span<const 
 Result<QuantTensor> as_on_device(QuantTensor weight) {
   const WeightFormat format = CudaGemm::device_format(weight.format);
   if (format.scale_dtype == DType::kBF16) {
-    for (float& scale : weight.scales.as<float>()) {
-      scale = bf16_to_f32(f32_to_bf16(scale));
+    for (const std::span<float> numbers :
+         {weight.scales.as<float>(), weight.minimums.as<float>()}) {
+      std::ranges::transform(numbers, numbers.begin(),
+                             [](float number) { return bf16_to_f32(f32_to_bf16(number)); });
     }
   }
   if (format.code == weight.format.code) {

@@ -63,11 +63,16 @@ inline Result<QuantTensor> random_weight(const WeightFormat& format, Problem sha
     scale = bf16_to_f32(f32_to_bf16(0.01F * (1.0F + std::fabs(normal(random)))));
     if (format.scale_dtype == DType::kF8E8M0) {
       scale = std::exp2(std::floor(std::log2(scale)));
+    } else if (format.scale_dtype == DType::kF16) {  // three bits that BF16 lacks
+      scale = f16_to_f32(f32_to_f16(scale * 1.015F));
     }
   }
   const int range = format.code == WeightCode::kInt4 ? 16 : 256;
   for (int8_t& zero : weight.zeros.as<int8_t>()) {
     zero = static_cast<int8_t>(static_cast<int>(random()) % range - range / 2);
+  }
+  for (float& minimum : weight.minimums.as<float>()) {
+    minimum = f16_to_f32(f32_to_f16(0.1F * normal(random) - 0.08F));
   }
   return weight;
 }

@@ -62,10 +62,18 @@ double weight_value(const QuantTensor& weight, int64_t row, int64_t column) {
     return code;
   }
   const int64_t group = weight.format.grouped() ? column / weight.format.group_size : 0;
-  if (weight.format.zero_points == ZeroPoints::kPerScale) {
-    code -= weight.zeros.as<int8_t>()[static_cast<size_t>(row * groups + group)];
+  const auto index = static_cast<size_t>(row * groups + group);
+  const double scale = weight.scales.as<float>()[index];
+  switch (weight.format.zero_points) {
+    case ZeroPoints::kNone:
+      break;
+    case ZeroPoints::kPerScale:
+      code -= weight.zeros.as<int8_t>()[index];
+      break;
+    case ZeroPoints::kMinimum:
+      return (code + 8) * scale + weight.minimums.as<float>()[index];  // of int4
   }
-  return code * weight.scales.as<float>()[static_cast<size_t>(row * groups + group)];
+  return code * scale;
 }
 
 /// The E4M3 value nearest to `value`, found by search; ties go to the even code.

@@ -123,7 +123,7 @@ inline Prefetcher scales_ahead(const TileGemmTask& task,
   if (task.w.groups <= 1 || next.tile * kTileRows >= task.w.n) {
     return {};
   }
-  const int64_t size = kTileRows * (task.w.scales_are_bf16 ? 2 : 4);
+  const int64_t size = kTileRows * (task.w.scale_type == ScaleType::kF32 ? 4 : 2);
   const int64_t products = task.w.group_size / 32;  // of a group
   const int64_t bytes = walk.columns(next).count / products * size;
   const uint8_t* begin = static_cast<const uint8_t*>(task.w.scales) +

@@ -1,6 +1,7 @@
 #include NIBBLE_VECTORS
 // The vocabulary comes first.
 #include "backend/cpu/kernels/gemm_expanded.h"
+#include "backend/cpu/kernels/gemm_fixed.h"
 
 namespace nibble::cpu::NIBBLE_ISA {
 
@@ -16,10 +17,12 @@ constinit const GemmKernels kGemm = {
     .gemm_fp4 = gemm_float<CodecFp4>,
     .gemm_int8_zeros = gemm_float<WithZeros<CodecInt8>>,
     .gemm_int4_zeros = gemm_float<WithZeros<CodecInt4>>,
+    .gemm_int4_minimums = float_tiles<CodecInt4Minimums, Groups::kNone>,
     .gemm_int8_int8 = gemm_int<IntCodecInt8>,
     .gemm_int4_int8 = gemm_int<IntCodecInt4>,
     .gemm_int4_fixed = gemm_fixed<Zeros::kNone>,
     .gemm_int4_fixed_zeros = gemm_fixed<Zeros::kEach>,
+    .gemm_int4_fixed_minimums = gemm_fixed<Zeros::kMinimums>,
 };
 
 }  // namespace nibble::cpu::NIBBLE_ISA

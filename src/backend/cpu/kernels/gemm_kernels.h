@@ -125,6 +125,48 @@ struct WithZeros {
   }
 };
 
+/// Scales or minimums of 16 rows in one group, which lie as those of all groups at `numbers`.
+[[gnu::always_inline]] inline F32x16 load_group(ScaleType type,
+                                                const void* numbers,
+                                                int64_t index) {
+  const auto* halves = static_cast<const uint8_t*>(numbers) + index * 32;
+  switch (type) {
+    case ScaleType::kBf16:
+      return load_bf16(halves);
+    case ScaleType::kF16:
+      return Simd::load_f16(halves);
+    case ScaleType::kF32:
+      break;
+  }
+  return Simd::load(static_cast<const float*>(numbers) + index * 16);
+}
+
+inline F32x16 load_scales(const PackedWeights& w, int64_t index) {
+  return load_group(w.scale_type, w.scales, index);
+}
+
+inline F32x16 load_minimums(const PackedWeights& w, int64_t index) {
+  return load_group(w.scale_type, w.minimums, index);
+}
+
+/// Weights with minimums, to the bit of a file's: each is rounded once, after its scale. Sums need
+/// no scale then.
+struct CodecInt4Minimums {
+  static constexpr int64_t kStepBytes = 64;
+  static constexpr bool kScaled = true;
+  struct Step {
+    I32x16 word;
+    F32x16 scales;
+    F32x16 minimums;
+  };
+  template <int kColumn, int kRows>
+  static F32x16 column(const Step& s) {
+    constexpr int kIndex = kColumn / 2 + kColumn % 2 * 4;
+    const I32x16 code = Simd::and_int(Simd::shift_right<4 * kIndex>(s.word), Simd::set_int(15));
+    return Simd::fma(Simd::to_float(code), s.scales, s.minimums);
+  }
+};
+
 /// The zero points of 16 rows in one group.
 inline F32x16 load_zeros(const PackedWeights& w, int64_t index) {
   return Simd::to_float(Simd::load_s8(w.zeros + index * 16));
@@ -146,10 +188,19 @@ struct BlockOf<WithZeros<Codec>> {
   }
 };
 
-inline F32x16 load_scales(const PackedWeights& w, int64_t index) {
-  return w.scales_are_bf16 ? load_bf16(static_cast<const uint8_t*>(w.scales) + index * 32)
-                           : Simd::load(static_cast<const float*>(w.scales) + index * 16);
-}
+template <>
+struct BlockOf<CodecInt4Minimums> {
+  F32x16 scales;
+  F32x16 minimums;
+  BlockOf(const PackedWeights& w, int64_t tile, int64_t k) {
+    const int64_t index = tile * w.groups + k / w.group_size;
+    scales = load_scales(w, index);
+    minimums = load_minimums(w, index);
+  }
+  CodecInt4Minimums::Step step(const uint8_t* p) const {
+    return {Simd::load_int(p), scales, minimums};
+  }
+};
 
 template <int kRows>
 struct RowSet {
@@ -370,7 +421,8 @@ void float_rows(const GemmTask& task, int64_t tile, int64_t row) {
   F32x16 sums[kRows];
   set_zero(sums);
   tile_product<Codec, kGroups, kRows>(task.w, tile, x, sums);
-  write_rows(task, tile, row, kGroups == Groups::kNone && task.w.groups == 1, sums);
+  constexpr bool kUnscaled = kGroups == Groups::kNone && !requires { Codec::kScaled; };
+  write_rows(task, tile, row, kUnscaled && task.w.groups == 1, sums);
 }
 
 template <int kRows, typename Body>
@@ -635,138 +687,6 @@ void gemm_int(const GemmTask& task, int64_t tile_begin, int64_t tile_end) {
     in_row_blocks<kMost>(task.m - first, [&]<int kRows>(int64_t row) {
       int_rows<Codec, kRows>(task, tile, first + row);
     });
-  }
-}
-
-// --- bf16 activations in fixed point (FixedRow): exact sums of each group of int4 ---
-
-template <int kPair, int kRows>
-[[gnu::always_inline]] inline void add_fixed_pair(I32x16 word,
-                                                  const uint8_t* x,
-                                                  int64_t x_stride,
-                                                  I32x16 (&sums)[kRows]) {
-  const I32x16 codes = Simd::and_int(Simd::shift_right<4 * kPair>(word), Simd::set_int(0x000f000f));
-#pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r) {
-    sums[r] = Simd::dot_s16(sums[r], codes, four_bytes(x + r * x_stride + 4 * kPair));
-  }
-}
-
-inline FixedGroup fixed_group(const uint8_t* p) {
-  FixedGroup group;
-  __builtin_memcpy(&group, p, sizeof group);
-  return group;
-}
-
-/// The sums of a group of a tile and kRows rows.
-template <int kRows>
-class FixedSums {
- public:
-  [[gnu::always_inline]] FixedSums(const uint8_t* groups, int64_t stride) : stride_(stride) {
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
-      sums_[r] = Simd::set_int(fixed_group(groups + r * stride).bias);
-    }
-  }
-
-  [[gnu::always_inline]] void add(I32x16 word, const uint8_t* x) {
-    add_fixed_pair<0>(word, x, stride_, sums_);
-    add_fixed_pair<1>(word, x, stride_, sums_);
-    add_fixed_pair<2>(word, x, stride_, sums_);
-    add_fixed_pair<3>(word, x, stride_, sums_);
-  }
-
-  [[nodiscard]] I32x16 of(int row) const { return sums_[row]; }
-
- private:
-  int64_t stride_;
-  I32x16 sums_[kRows];
-};
-
-/// Of one row: codes are multiplied where they lie in a word, so that sums count 1, 16, 256 and 1.
-/// Up to 32 codes of 15 times 256 and 2^14 are less than 2^31.
-template <>
-class FixedSums<1> {
- public:
-  [[gnu::always_inline]] FixedSums(const uint8_t* groups, int64_t /*stride*/)
-      : sums_{Simd::set_int(fixed_group(groups).bias), Simd::set_int(0), Simd::set_int(0),
-              Simd::set_int(0)} {}
-
-  [[gnu::always_inline]] void add(I32x16 word, const uint8_t* x) {
-    word = Simd::in_register(word);
-    const auto codes = [&](int32_t mask) { return Simd::and_int(word, Simd::set_int(mask)); };
-    sums_[0] = Simd::dot_s16(sums_[0], codes(0x000f000f), four_bytes(x));
-    sums_[1] = Simd::dot_s16(sums_[1], codes(0x00f000f0), four_bytes(x + 4));
-    sums_[2] = Simd::dot_s16(sums_[2], codes(0x0f000f00), four_bytes(x + 8));
-    sums_[kUpper] = Simd::dot_s16(sums_[kUpper], Simd::upper_nibbles(word), four_bytes(x + 12));
-  }
-
-  [[nodiscard]] I32x16 of(int /*row*/) const {
-    const I32x16 whole = kUpper == 0 ? sums_[0] : Simd::add_int(sums_[0], sums_[kUpper]);
-    return Simd::add_int(Simd::add_int(whole, Simd::shift_right_signed<4>(sums_[1])),
-                         Simd::shift_right_signed<8>(sums_[2]));
-  }
-
- private:
-  static constexpr int kUpper = Simd::kFewRegisters ? 0 : 3;
-  I32x16 sums_[4];
-};
-
-/// Whether groups have zero points.
-enum class Zeros { kNone, kEach };
-
-/// The sums of a group's codes minus zero points. A group's sums of codes and of activations, of at
-/// most 2^24 and 2^21, are exact in f32, so that only the result is rounded, once.
-[[gnu::always_inline]] inline F32x16 minus_zeros(F32x16 sums, F32x16 zeros, int32_t bias) {
-  const auto x_sum = static_cast<float>(-bias / 8);
-  return Simd::fma(Simd::sub(Simd::set(0.0F), zeros), Simd::set(x_sum), sums);
-}
-
-/// One tile times kRows rows.
-template <Zeros kZeros, int kRows>
-void fixed_rows(const GemmTask& task, int64_t tile, int64_t row) {
-  const PackedWeights& w = task.w;
-  const uint8_t* codes = w.codes + tile * w.tile_bytes;
-  const uint8_t* x = task.xq + row * task.xq_stride;
-  const uint8_t* groups = x + 2 * w.k;
-  const int64_t far = far_ahead(w);
-  F32x16 total[kRows];
-  set_zero(total);
-  for (int64_t scale = tile * w.groups; scale < (tile + 1) * w.groups; ++scale) {
-    if constexpr (Simd::kFewRegisters && kRows > 1) {
-      asm volatile("" : "+m"(total));  // the loop over a group needs the registers
-    }
-    FixedSums<kRows> sums(groups, task.xq_stride);
-    for (int64_t k = 0; k < w.group_size; k += kStepColumns) {
-      fetch_ahead(codes, CodecInt4::kStepBytes, far);
-      sums.add(Simd::load_int(codes), x);
-      codes += CodecInt4::kStepBytes;
-      x += 2 * kStepColumns;
-    }
-    asm("" : "+r"(groups));  // units are loaded here, not kept through the loop
-    const F32x16 scales = load_scales(w, scale);
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
-      const FixedGroup group = fixed_group(groups + r * task.xq_stride);
-      F32x16 sum = Simd::to_float(sums.of(r));
-      if constexpr (kZeros == Zeros::kEach) {
-        sum = minus_zeros(sum, load_zeros(w, scale), group.bias);
-      }
-      total[r] = Simd::fma(Simd::mul(sum, Simd::set(group.unit)), scales, total[r]);
-    }
-    groups += sizeof(FixedGroup);
-  }
-#pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r) {
-    write_tile_row(task, row + r, tile, total[r]);
-  }
-}
-
-template <Zeros kZeros>
-void gemm_fixed(const GemmTask& task, int64_t tile_begin, int64_t tile_end) {
-  for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
-    in_row_blocks<Simd::kFixedRows>(
-        task.m, [&]<int kRows>(int64_t row) { fixed_rows<kZeros, kRows>(task, tile, row); });
   }
 }
 

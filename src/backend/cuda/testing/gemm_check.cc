@@ -43,6 +43,9 @@ QuantTensor random_weight(const WeightFormat& format,
   for (int8_t& zero : weight.zeros.as<int8_t>()) {
     zero = static_cast<int8_t>(random() % 16 - 8);
   }
+  for (float& minimum : weight.minimums.as<float>()) {
+    minimum = bf16_to_f32(f32_to_bf16(0.08F * random_float(random)));
+  }
   return weight;
 }
 
@@ -101,7 +104,8 @@ std::vector<double> reference(const QuantTensor& weight, const Activations& x, i
 class Bench final {
  public:
   Bench(const GemmEntry& entry, const GemmCheck& check) : check_(check), random_(check.seed) {
-    scheme_ = find_scheme(check.scheme).value();
+    scheme_ = check.format.has_value() ? QuantScheme{check.scheme, *check.format}
+                                       : find_scheme(check.scheme).value();
     act_ = scheme_.act == ActFormat::kFloat ? ActFormat::kBf16 : scheme_.act;
     const GemmProblem problem{.weight = scheme_.weight, .act = act_, .n = check.n, .k = check.k};
     const DeviceInfo device = query_device(0).value();
@@ -116,6 +120,7 @@ class Bench final {
     const auto weight_scales = weight.scales.as<float>();
     std::vector<float> scales(weight_scales.begin(), weight_scales.end());
     std::ranges::copy(weight.zeros.as<int8_t>(), std::back_inserter(scales));
+    std::ranges::copy(weight.minimums.as<float>(), std::back_inserter(scales));
     const DeviceArray<uint8_t> device_codes(codes), packed(kernel_->packed_bytes());
     const DeviceArray<float> device_scales(scales);
     ASSERT_EQ(kernel_->pack(device_codes.data(), device_scales.data(), packed.data(), nullptr),

@@ -10,6 +10,7 @@
 
 #include "backend/cuda/ptx/mma.cuh"
 #include "backend/cuda/ptx/mma_s8.cuh"
+#include "quant/scheme.h"
 
 namespace nibble::cuda::sm80 {
 
@@ -33,6 +34,9 @@ constexpr Source operand_source(
   return {.row = half * 16 + lane / 4 + 8 * (i & 1),
           .column = (plane * 64 + lane % 4 * 16 + s * 8 + (i >> 1) * 4) / element_bytes + j};
 }
+
+/// What weights have beside their scales: each codec's kOffsets.
+enum class Offsets { kNone, kZeros, kMinimums };
 
 /// Whole operand words: eight bits or sixteen per weight.
 template <int kPlaneCount>
@@ -61,7 +65,7 @@ struct WholeWords {
 };
 
 struct IntegerSums {
-  static constexpr bool kZeros = false;
+  static constexpr Offsets kOffsets = Offsets::kNone;
   using Sum = int32_t;
   static constexpr bool kRowScales = true;
   static constexpr bool kTokenScales = true;
@@ -73,7 +77,7 @@ struct IntegerSums {
 };
 
 struct FloatSums {
-  static constexpr bool kZeros = false;
+  static constexpr Offsets kOffsets = Offsets::kNone;
   using Sum = float;
   static constexpr bool kRowScales = false;
   static constexpr bool kTokenScales = false;
@@ -123,10 +127,11 @@ struct CodecW4A8 : IntegerSums {
 /// Four bits against bf16: 0x4300 + code is 128 + code in bf16, and 136 less its value, exactly.
 /// Nibble i is the lower and nibble i + 4 the upper half of operand word i. Groups are scaled in
 /// f32 after their products, so that no weight is rounded. With zero points, 136 plus those of two
-/// rows are taken away instead, which bf16 also has.
-template <int kGroupSize, bool kWithZeros = false>
+/// rows are taken away instead, which bf16 also has. With minimums 128 is taken away, so that codes
+/// count from 0; their products with the minimums are added as those of 1 are.
+template <int kGroupSize, Offsets kGiven = Offsets::kNone>
 struct CodecW4A16 : FloatSums {
-  static constexpr bool kZeros = kWithZeros;
+  static constexpr Offsets kOffsets = kGiven;
   static constexpr int kPlanes = 2;
   static constexpr int kChunks = 2;
   static constexpr int kCodeBits = 4;
@@ -137,8 +142,9 @@ struct CodecW4A16 : FloatSums {
   struct Fragments {
     uint4 chunks[kChunks];  // [plane], words [half][s]
     __device__ __forceinline__ void decode(int plane, int half, int s, uint32_t (&a)[4]) const {
-      const float none[2] = {};
-      decode(plane, half, s, none, a);
+      constexpr float kZero = kOffsets == Offsets::kMinimums ? -8.0F : 0.0F;
+      const float zeros[2] = {kZero, kZero};
+      decode(plane, half, s, zeros, a);
     }
     /// `zeros` are those of rows g and g + 8 of the half.
     __device__ __forceinline__ void decode(
@@ -161,14 +167,17 @@ struct CodecW4A16 : FloatSums {
 
 /// Eight bits against bf16: 0x4300 with the lower seven bits of a code is 128 + those, and 0x4300
 /// with its sign bit is 128, or 256 where that is set: their difference is the code, exactly.
-/// Bytes 0 and 2 of a word are an operand word, bytes 1 and 3 the next one.
+/// Bytes 0 and 2 of a word are an operand word, bytes 1 and 3 the next one. A scale per channel, or
+/// for groups of 32.
+template <ScalePer kPer>
 struct CodecW8A16 : FloatSums {
-  static constexpr bool kRowScales = true;
+  static_assert(kPer == ScalePer::kChannel || kPer == ScalePer::kGroup);
+  static constexpr bool kRowScales = kPer == ScalePer::kChannel;
   static constexpr int kPlanes = 2;
   static constexpr int kChunks = 4;
   static constexpr int kCodeBits = 8;
-  static constexpr int kGroupsPerStep = 0;
-  static constexpr int kGroup = kStep;
+  static constexpr int kGroupsPerStep = kRowScales ? 0 : 2;
+  static constexpr int kGroup = kRowScales ? kStep : 32;
   static constexpr uint32_t kFlip = 0;
 
   struct Fragments {

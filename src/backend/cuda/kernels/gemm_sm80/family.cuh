@@ -76,7 +76,7 @@ __global__ void unpack_kernel(const PackArgs p) {
 }
 
 /// scales [n, groups] f32 and grouped [n / 128][groups][128] bf16, one thread per scale; zero
-/// points likewise.
+/// points and minimums likewise.
 template <bool kPack>
 __global__ void group_scales_kernel(float* scales,
                                     __nv_bfloat16* grouped,
@@ -173,19 +173,21 @@ class GemmMma final : public GemmKernel {
   }
 
  private:
+  static constexpr bool kHasOffsets = Codec::kOffsets != Offsets::kNone;
+
   [[nodiscard]] int64_t row_tiles() const { return (n_ + kTileRows - 1) / kTileRows; }
   [[nodiscard]] int64_t groups() const { return k_ / Codec::kGroup; }
   [[nodiscard]] size_t code_bytes() const {
     return static_cast<size_t>(row_tiles() * kTileRows * k_ / 8) * Codec::kCodeBits;
   }
-  /// Of scales alone, or of zero points.
+  /// Of scales alone, or of zero points or minimums.
   [[nodiscard]] size_t group_bytes() const {
     return static_cast<size_t>(row_tiles() * kTileRows * groups()) * 2;
   }
   [[nodiscard]] size_t scale_bytes() const {
     const auto rows = static_cast<size_t>(row_tiles() * kTileRows);
     if (Codec::kGroupsPerStep > 0) {
-      return group_bytes() * (Codec::kZeros ? 2 : 1);
+      return group_bytes() * (kHasOffsets ? 2 : 1);
     }
     return Codec::kRowScales ? rows * 4 : 0;
   }
@@ -197,11 +199,11 @@ class GemmMma final : public GemmKernel {
             .words = static_cast<int64_t>(code_bytes() / 4)};
   }
 
-  /// Scales, and zero points behind them, to their packed places or back.
+  /// Scales, and zero points or minimums behind them, to their packed places or back.
   template <bool kPack>
   cudaError_t move_groups(float* scales, uint8_t* base, const LaunchContext& context) const {
     cudaError_t error = cudaSuccess;
-    for (int i = 0; i < (Codec::kZeros ? 2 : 1) && error == cudaSuccess; ++i) {
+    for (int i = 0; i < (kHasOffsets ? 2 : 1) && error == cudaSuccess; ++i) {
       error = launch(group_scales_kernel<kPack>, flat_grid(n_ * groups()), context,
                      scales + i * n_ * groups(),
                      reinterpret_cast<__nv_bfloat16*>(base + code_bytes() +
@@ -238,7 +240,7 @@ class GemmMma final : public GemmKernel {
     const Product product{.args = args,
                           .codes = packed,
                           .scales = packed + code_bytes(),
-                          .zeros = packed + code_bytes() + (Codec::kZeros ? group_bytes() : 0),
+                          .offsets = packed + code_bytes() + (kHasOffsets ? group_bytes() : 0),
                           .n = n_,
                           .steps = static_cast<int32_t>(steps),
                           .splits = static_cast<int32_t>(splits),

@@ -8,8 +8,9 @@ namespace nibble::cuda {
 extern const GemmEntry kGemmW4A8Sm80;
 extern const GemmEntry kGemmW8A8Int8Sm80;
 extern const GemmEntry kGemmW8A16Sm80;
-extern const GemmEntry kGemmW4A16Sm80;       // groups of 32 or 128 with BF16 scales
-extern const GemmEntry kGemmW4A16ZerosSm80;  // the same with zero points
+extern const GemmEntry kGemmW4A16Sm80;          // groups of 32 or 128 with BF16 scales
+extern const GemmEntry kGemmW4A16ZerosSm80;     // the same with zero points
+extern const GemmEntry kGemmW4A16MinimumsSm80;  // groups of 32 with BF16 scales and minimums
 extern const GemmEntry kGemmBf16Sm80;
 
 }  // namespace nibble::cuda

@@ -1,5 +1,9 @@
 #include "backend/cuda/kernels/gemm_sm80/gemm_sm80.h"
 
+#include <optional>
+#include <utility>
+#include <vector>
+
 #include "backend/cuda/testing/gemm_check.h"
 #include "backend/cuda/testing/gpu_test.h"
 
@@ -7,13 +11,25 @@ namespace nibble::cuda {
 namespace {
 
 // Rows at the edges of a tile of channels, k short of the ring, split and odd, every token tile.
-void check_shapes(const GemmEntry& entry, std::string_view scheme, int64_t least_k) {
-  testing::check_gemm(entry,
-                      {.scheme = scheme, .n = 8, .k = least_k, .row_counts = {1, 8, 9}, .seed = 1});
-  testing::check_gemm(
-      entry, {.scheme = scheme, .n = 136, .k = 5 * 128, .row_counts = {3, 17, 130}, .seed = 2});
-  testing::check_gemm(
-      entry, {.scheme = scheme, .n = 256, .k = 4096, .row_counts = {1, 16, 65}, .seed = 3});
+void check_shapes(const GemmEntry& entry,
+                  std::string_view scheme,
+                  int64_t least_k,
+                  const std::optional<WeightFormat>& format = std::nullopt) {
+  testing::GemmCheck check{.scheme = scheme, .format = format};
+  const auto run = [&](int64_t n, int64_t k, std::vector<int64_t> row_counts) {
+    check.n = n;
+    check.k = k;
+    check.row_counts = std::move(row_counts);
+    testing::check_gemm(entry, check);
+    ++check.seed;
+  };
+  run(8, least_k, {1, 8, 9});
+  run(136, int64_t{5} * 128, {3, 17, 130});
+  run(256, 4096, {1, 16, 65});
+}
+
+WeightFormat groups_of_32(WeightCode code, ZeroPoints zero_points) {
+  return {code, ScalePer::kGroup, 32, DType::kBF16, zero_points};
 }
 
 TEST(GemmSm80, W4A8EqualsTheReference) {
@@ -49,6 +65,18 @@ TEST(GemmSm80, W4A16WithZeroPointsEqualsTheReference) {
   check_shapes(kGemmW4A16ZerosSm80, "w4a16_g128_asym", 128);
 }
 
+TEST(GemmSm80, W4A16WithMinimumsEqualsTheReference) {
+  NIBBLE_NEEDS_GPU();
+  check_shapes(kGemmW4A16MinimumsSm80, "int4 with minimums", 64,
+               groups_of_32(WeightCode::kInt4, ZeroPoints::kMinimum));
+}
+
+TEST(GemmSm80, W8A16InGroupsEqualsTheReference) {
+  NIBBLE_NEEDS_GPU();
+  check_shapes(kGemmW8A16Sm80, "int8 in groups", 64,
+               groups_of_32(WeightCode::kInt8, ZeroPoints::kNone));
+}
+
 TEST(GemmSm80, Bf16EqualsTheReference) {
   NIBBLE_NEEDS_GPU();
   check_shapes(kGemmBf16Sm80, "bf16", 64);
@@ -69,6 +97,18 @@ TEST(GemmSm80, RefusesWhatItCannotDo) {
   EXPECT_FALSE(kGemmW4A16Sm80.accepts(zeros, device));
   zeros.weight.zero_points = ZeroPoints::kNone;
   EXPECT_FALSE(kGemmW4A16ZerosSm80.accepts(zeros, device));
+  GemmProblem minimums{
+      .weight = groups_of_32(WeightCode::kInt4, ZeroPoints::kMinimum), .n = 5, .k = 64};
+  EXPECT_TRUE(kGemmW4A16MinimumsSm80.accepts(minimums, device));
+  EXPECT_FALSE(kGemmW4A16ZerosSm80.accepts(minimums, device));
+  EXPECT_FALSE(kGemmW4A16Sm80.accepts(minimums, device));
+  minimums.weight.group_size = 128;
+  minimums.k = 128;
+  EXPECT_FALSE(kGemmW4A16MinimumsSm80.accepts(minimums, device));
+  GemmProblem groups{.weight = groups_of_32(WeightCode::kInt8, ZeroPoints::kNone), .n = 5, .k = 64};
+  EXPECT_TRUE(kGemmW8A16Sm80.accepts(groups, device));
+  groups.weight.scale_dtype = DType::kF32;
+  EXPECT_FALSE(kGemmW8A16Sm80.accepts(groups, device));
   GemmProblem w8a16 = w4a8;
   w8a16.weight.code = WeightCode::kInt8;
   w8a16.act = ActFormat::kBf16;

@@ -32,9 +32,9 @@ inline constexpr int kStages = 4;
 /// What a product's kernel needs.
 struct Product {
   GemmLaunch args;
-  const uint8_t* codes = nullptr;   // packed
-  const uint8_t* scales = nullptr;  // [n padded] f32, or [n / 128][groups][128] bf16, or none
-  const uint8_t* zeros = nullptr;   // like scales of groups, or none
+  const uint8_t* codes = nullptr;    // packed
+  const uint8_t* scales = nullptr;   // [n padded] f32, or [n / 128][groups][128] bf16, or none
+  const uint8_t* offsets = nullptr;  // zero points or minimums, like scales of groups, or none
   int64_t n = 0;
   int32_t steps = 0;            // of 64 in k
   int32_t splits = 1;           // gridDim.z
@@ -50,8 +50,8 @@ struct Stage {
   static constexpr int kScaleBytes = Codec::kGroupsPerStep * kTileRows * 2;
   static constexpr int kX = kCodeBytes;
   static constexpr int kScales = kX + kXBytes;
-  static constexpr int kZeros = kScales + kScaleBytes;
-  static constexpr int kBytes = kZeros + (Codec::kZeros ? kScaleBytes : 0);
+  static constexpr int kOffsets = kScales + kScaleBytes;
+  static constexpr int kBytes = kOffsets + (Codec::kOffsets != Offsets::kNone ? kScaleBytes : 0);
 };
 
 /// Starts the copies of one step's codes and scales to shared memory.
@@ -69,9 +69,9 @@ __device__ __forceinline__ void copy_weights(const Product& p, int step, uint32_
     const uint8_t* scales = p.scales + block * kStep / Codec::kGroup * (kTileRows * 2);
     if (threadIdx.x < S::kScaleBytes / 16) {
       ptx::copy_async16(stage + S::kScales + threadIdx.x * 16, scales + threadIdx.x * 16);
-      if constexpr (Codec::kZeros) {
-        ptx::copy_async16(stage + S::kZeros + threadIdx.x * 16,
-                          p.zeros + (scales - p.scales) + threadIdx.x * 16);
+      if constexpr (Codec::kOffsets != Offsets::kNone) {
+        ptx::copy_async16(stage + S::kOffsets + threadIdx.x * 16,
+                          p.offsets + (scales - p.scales) + threadIdx.x * 16);
       }
     }
   }
@@ -103,6 +103,18 @@ struct Sums {
   Sum v[2][kTokens / 8][4];  // [16 rows][8 tokens][register]
 };
 
+/// Sums of two products' activations by token: of registers 0 and 1, and of 2 and 3 alike.
+template <typename Codec>
+__device__ __forceinline__ void sum_activations(const uint4& x, float (&sums)[2]) {
+  constexpr uint32_t kOnes = 0x3f803f80U;
+  const uint32_t ones[4] = {kOnes, kOnes, kOnes, kOnes};
+  float products[4] = {};
+  Codec::multiply(products, ones, {x.x, x.y});
+  Codec::multiply(products, ones, {x.z, x.w});
+  sums[0] = products[0];
+  sums[1] = products[1];
+}
+
 /// Adds the products of one step in shared memory.
 template <typename Codec, int kTokens>
 __device__ __forceinline__ void multiply(const uint8_t* stage,
@@ -124,25 +136,36 @@ __device__ __forceinline__ void multiply(const uint8_t* stage,
     for (int j = 0; j < kTokens / 8; ++j) {
       x[j] = tokens[j * 32];  // token 8 j + lane / 4, bytes from 16 (lane % 4) on
     }
+    float x_sums[kTokens / 8][2];
+    if constexpr (Codec::kOffsets == Offsets::kMinimums) {
+#pragma unroll
+      for (int j = 0; j < kTokens / 8; ++j) {
+        sum_activations<Codec>(x[j], x_sums[j]);
+      }
+    }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       uint32_t a[2][4];
-      if constexpr (!Codec::kZeros) {
+      if constexpr (Codec::kOffsets != Offsets::kZeros) {
         weights.decode(plane, half, 0, a[0]);
         weights.decode(plane, half, 1, a[1]);
       }
       float scale[2] = {1.0F, 1.0F};  // of rows g and g + 8
+      float minimum[2] = {};
       if constexpr (Codec::kGroupsPerStep > 0) {
         const unsigned group = Codec::kGroupsPerStep == 2 ? plane : 0;
         const auto* scales = reinterpret_cast<const __nv_bfloat16*>(stage + S::kScales) +
                              group * kTileRows + warp * 32 + half * 16 + lane / 4;
         scale[0] = __bfloat162float(scales[0]);
         scale[1] = __bfloat162float(scales[8]);
-        if constexpr (Codec::kZeros) {
-          const auto* stored = scales + S::kScaleBytes / 2;
+        const auto* stored = scales + S::kScaleBytes / 2;
+        if constexpr (Codec::kOffsets == Offsets::kZeros) {
           const float zeros[2] = {__bfloat162float(stored[0]), __bfloat162float(stored[8])};
           weights.decode(plane, half, 0, zeros, a[0]);
           weights.decode(plane, half, 1, zeros, a[1]);
+        } else if constexpr (Codec::kOffsets == Offsets::kMinimums) {
+          minimum[0] = __bfloat162float(stored[0]);
+          minimum[1] = __bfloat162float(stored[8]);
         }
       }
 #pragma unroll
@@ -157,6 +180,9 @@ __device__ __forceinline__ void multiply(const uint8_t* stage,
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
             sum[i] = fmaf(part[i], scale[i / 2], sum[i]);
+            if constexpr (Codec::kOffsets == Offsets::kMinimums) {
+              sum[i] = fmaf(x_sums[j][i % 2], minimum[i / 2], sum[i]);
+            }
           }
         } else {
           Codec::multiply(sum, a[0], first);

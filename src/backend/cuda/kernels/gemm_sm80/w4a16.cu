@@ -1,5 +1,5 @@
 // y = x [m, k] bf16 · w [n, k]ᵀ int4 with a BF16 scale per 32 or 128 of k, and maybe a zero
-// point, sums in f32.
+// point, or of groups of 32 a minimum, sums in f32.
 // Method, layouts and limits: gemm_sm80/mma.cuh.
 
 #include "backend/cuda/kernels/gemm_sm80/family.cuh"
@@ -31,13 +31,23 @@ bool accepts_zeros(const GemmProblem& problem, const DeviceInfo& device) {
 Result<std::unique_ptr<GemmKernel>> make_zeros(const GemmProblem& problem,
                                                const DeviceInfo& device) {
   return problem.weight.group_size == 32
-             ? sm80::GemmMma<sm80::CodecW4A16<32, true>>::make(problem, device)
-             : sm80::GemmMma<sm80::CodecW4A16<128, true>>::make(problem, device);
+             ? sm80::GemmMma<sm80::CodecW4A16<32, sm80::Offsets::kZeros>>::make(problem, device)
+             : sm80::GemmMma<sm80::CodecW4A16<128, sm80::Offsets::kZeros>>::make(problem, device);
+}
+
+bool accepts_minimums(const GemmProblem& problem, const DeviceInfo& device) {
+  GemmProblem without = problem;
+  without.weight.zero_points = ZeroPoints::kNone;
+  return problem.weight.zero_points == ZeroPoints::kMinimum && problem.weight.group_size == 32 &&
+         accepts(without, device);
 }
 
 }  // namespace
 
 const GemmEntry kGemmW4A16Sm80 = {"gemm_w4a16_sm80", accepts, make};
 const GemmEntry kGemmW4A16ZerosSm80 = {"gemm_w4a16_zeros_sm80", accepts_zeros, make_zeros};
+const GemmEntry kGemmW4A16MinimumsSm80 = {
+    "gemm_w4a16_minimums_sm80", accepts_minimums,
+    sm80::GemmMma<sm80::CodecW4A16<32, sm80::Offsets::kMinimums>>::make};
 
 }  // namespace nibble::cuda

@@ -1,0 +1,354 @@
+#include "arch/gguf.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <numbers>
+#include <vector>
+
+#include <fmt/core.h>
+
+namespace nibble {
+namespace {
+
+constexpr std::string_view kFrequencies = "rope_freqs.weight";
+
+// What GGUF files call the modules, whatever the family.
+constexpr std::array kGgufNames = {
+    RoleName{Role::kEmbedding, "token_embd"},
+    RoleName{Role::kFinalNorm, "output_norm"},
+    RoleName{Role::kHead, "output"},
+    RoleName{Role::kAttentionNorm, "blk.{}.attn_norm"},
+    RoleName{Role::kQuery, "blk.{}.attn_q"},
+    RoleName{Role::kKey, "blk.{}.attn_k"},
+    RoleName{Role::kValue, "blk.{}.attn_v"},
+    RoleName{Role::kAttentionOutput, "blk.{}.attn_output"},
+    RoleName{Role::kQueryNorm, "blk.{}.attn_q_norm"},
+    RoleName{Role::kKeyNorm, "blk.{}.attn_k_norm"},
+    RoleName{Role::kMlpNorm, "blk.{}.ffn_norm"},
+    RoleName{Role::kGate, "blk.{}.ffn_gate"},
+    RoleName{Role::kUp, "blk.{}.ffn_up"},
+    RoleName{Role::kDown, "blk.{}.ffn_down"},
+};
+
+Result<const Family*> family_of(const gguf::Metadata& metadata) {
+  NIBBLE_ASSIGN_OR_RETURN(const std::string_view architecture,
+                          metadata.require_string("general.architecture"));
+  return find_gguf_family(architecture, metadata.where());
+}
+
+// A size or a token, -1 where an optional one is missing.
+Result<int64_t> read_number(const gguf::Metadata& metadata, std::string_view key) {
+  NIBBLE_ASSIGN_OR_RETURN(const uint64_t value, metadata.require_uint(key));
+  if (value >= (uint64_t{1} << 31)) {
+    return make_error(StatusCode::kCorrupt, "{}: key {}: {} is out of range", metadata.where(), key,
+                      value);
+  }
+  return static_cast<int64_t>(value);
+}
+Result<int64_t> read_number(const gguf::Metadata& metadata,
+                            std::string_view key,
+                            int64_t fallback) {
+  return metadata.find(key) == nullptr ? Result<int64_t>(fallback) : read_number(metadata, key);
+}
+
+/// Reads the keys of one architecture and writes the fields of config.json.
+class ConfigBuilder {
+ public:
+  ConfigBuilder(const gguf::FileSet& model, const Family& family)
+      : model_(model), metadata_(model.metadata()), family_(family) {}
+
+  Result<Json> build() {
+    config_ = Json::object(
+        {{"architectures", JsonArray{family_.architecture}}, {"model_type", family_.model_type}});
+    NIBBLE_RETURN_IF_ERROR(refuse_experts());
+    NIBBLE_RETURN_IF_ERROR(add_sizes());
+    NIBBLE_RETURN_IF_ERROR(add_rope());
+    NIBBLE_RETURN_IF_ERROR(refuse_windows());
+    config_.set("hidden_act", "silu");
+    config_.set("tie_word_embeddings", model_.find("output.weight") == nullptr);
+    config_.set("torch_dtype", dtype());
+    return std::move(config_);
+  }
+
+ private:
+  [[nodiscard]] std::string key(std::string_view name) const {
+    return fmt::format("{}.{}", family_.gguf->architecture, name);
+  }
+
+  [[nodiscard]] Status corrupt(std::string_view where, std::string_view what) const {
+    return make_error(StatusCode::kCorrupt, "{}: {}: {}", metadata_.where(), where, what);
+  }
+  [[nodiscard]] Status unsupported(std::string_view where, std::string_view what) const {
+    return make_error(StatusCode::kUnsupported, "{}: {}: {}", metadata_.where(), where, what);
+  }
+
+  Status refuse_experts() const {
+    NIBBLE_ASSIGN_OR_RETURN(const int64_t experts, read_number(metadata_, key("expert_count"), 0));
+    return experts == 0 ? Status()
+                        : unsupported(key("expert_count"),
+                                      fmt::format("{}: mixtures of experts are not read "
+                                                  "from GGUF files",
+                                                  experts));
+  }
+
+  // A window would change what is computed, and the files do not say which layers have it.
+  Status refuse_windows() const {
+    const std::string name = key("attention.sliding_window");
+    NIBBLE_ASSIGN_OR_RETURN(const int64_t window, read_number(metadata_, name, 0));
+    NIBBLE_ASSIGN_OR_RETURN(const int64_t context, read_number(metadata_, key("context_length")));
+    return window == 0 || window >= context
+               ? Status()
+               : unsupported(name, fmt::format("{}: windows are not read from GGUF files; "
+                                               "use the model's Hugging Face folder",
+                                               window));
+  }
+
+  Status add_sizes() {
+    for (const auto& [name, field] : {std::pair("embedding_length", "hidden_size"),
+                                      {"feed_forward_length", "intermediate_size"},
+                                      {"block_count", "num_hidden_layers"},
+                                      {"attention.head_count", "num_attention_heads"},
+                                      {"context_length", "max_position_embeddings"}}) {
+      NIBBLE_ASSIGN_OR_RETURN(const int64_t value, read_number(metadata_, key(name)));
+      config_.set(field, value);
+    }
+    const int64_t heads = config_.find("num_attention_heads")->as_int();
+    NIBBLE_ASSIGN_OR_RETURN(const int64_t kv_heads,
+                            read_number(metadata_, key("attention.head_count_kv"), heads));
+    config_.set("num_key_value_heads", kv_heads);
+    if (heads < 1) {
+      return corrupt(key("attention.head_count"), fmt::format("{} heads", heads));
+    }
+    NIBBLE_ASSIGN_OR_RETURN(head_dim_, read_number(metadata_, key("attention.key_length"),
+                                                   config_.find("hidden_size")->as_int() / heads));
+    NIBBLE_ASSIGN_OR_RETURN(const int64_t value_dim,
+                            read_number(metadata_, key("attention.value_length"), head_dim_));
+    NIBBLE_ASSIGN_OR_RETURN(const int64_t rotated,
+                            read_number(metadata_, key("rope.dimension_count"), head_dim_));
+    if (value_dim != head_dim_ || rotated != head_dim_) {
+      return unsupported(key("rope.dimension_count"),
+                         fmt::format("heads of {} with values of {}, of which {} are "
+                                     "rotated; all three must be equal",
+                                     head_dim_, value_dim, rotated));
+    }
+    config_.set("head_dim", head_dim_);
+    NIBBLE_ASSIGN_OR_RETURN(const double epsilon,
+                            metadata_.require_float(key("attention.layer_norm_rms_epsilon")));
+    config_.set("rms_norm_eps", shortest(epsilon));
+    const gguf::Tensor* table = model_.find("token_embd.weight");
+    if (table == nullptr || table->shape.empty()) {
+      return make_error(StatusCode::kNotFound,
+                        "{}: has no tensor token_embd.weight; it holds a vocabulary or an adapter, "
+                        "no model",
+                        metadata_.where());
+    }
+    config_.set("vocab_size", table->shape.front());
+    return {};
+  }
+
+  // The decimal that an F32 was written as.
+  static double shortest(double value) {
+    return std::stod(fmt::format("{}", static_cast<float>(value)));
+  }
+
+  Status add_rope() {
+    NIBBLE_ASSIGN_OR_RETURN(const double theta,
+                            metadata_.optional_float(key("rope.freq_base"), 10000.0));
+    config_.set("rope_theta", shortest(theta));
+    const std::string type_key = key("rope.scaling.type");
+    NIBBLE_ASSIGN_OR_RETURN(const std::string_view type,
+                            metadata_.optional_string(type_key, "none"));
+    NIBBLE_ASSIGN_OR_RETURN(const double linear,
+                            metadata_.optional_float(key("rope.scale_linear"), 1.0));
+    NIBBLE_ASSIGN_OR_RETURN(const double factor,
+                            metadata_.optional_float(key("rope.scaling.factor"), linear));
+    const gguf::Tensor* frequencies = model_.find(kFrequencies);
+    const bool plain = (type == "none" || type == "linear") && factor == 1.0;
+    if (frequencies != nullptr) {
+      return plain ? add_llama3(*frequencies, theta)
+                   : unsupported(type_key, fmt::format("\"{}\" beside {}", type, kFrequencies));
+    }
+    if (plain) {
+      return {};
+    }
+    if (type == "linear" || (type == "none" && linear != 1.0)) {
+      config_.set("rope_scaling", Json::object({{"rope_type", "linear"}, {"factor", factor}}));
+      return {};
+    }
+    if (type == "yarn") {
+      return add_yarn(factor);
+    }
+    return unsupported(
+        type_key, fmt::format("\"{}\" with factor {} is not known to this build; none, linear and "
+                              "yarn are",
+                              type, factor));
+  }
+
+  Status add_yarn(double factor) {
+    NIBBLE_ASSIGN_OR_RETURN(const int64_t original,
+                            read_number(metadata_, key("rope.scaling.original_context_length")));
+    NIBBLE_ASSIGN_OR_RETURN(const double attention,
+                            metadata_.optional_float(key("rope.scaling.attn_factor"), 1.0));
+    if (attention != 1.0) {
+      return unsupported(key("rope.scaling.attn_factor"),
+                         fmt::format("{} is not supported, only 1", attention));
+    }
+    config_.set("rope_scaling", Json::object({{"rope_type", "yarn"},
+                                              {"factor", shortest(factor)},
+                                              {"original_max_position_embeddings", original}}));
+    return {};
+  }
+
+  // Llama 3.1 and on: the file has what each frequency is divided by, which follows from four
+  // numbers, of which three are the same in all published models.
+  Status add_llama3(const gguf::Tensor& tensor, double theta) {
+    constexpr double kLow = 1.0, kHigh = 4.0, kOriginal = 8192.0;
+    const auto pairs = static_cast<size_t>(head_dim_ / 2);
+    std::vector<float> stored(pairs);
+    if (tensor.type != gguf::Type::kF32 || tensor.data.size() != pairs * sizeof(float)) {
+      return corrupt(kFrequencies, fmt::format("expected F32 [{}]", pairs));
+    }
+    std::memcpy(stored.data(), tensor.data.data(), tensor.data.size());
+    const double factor = stored.empty() ? 1.0 : static_cast<double>(stored.back());
+    for (size_t i = 0; i < pairs; ++i) {
+      const double exponent = 2.0 * static_cast<double>(i) / static_cast<double>(head_dim_);
+      const double length = 2.0 * std::numbers::pi * std::pow(theta, exponent);
+      const double smooth = std::clamp((kOriginal / length - kLow) / (kHigh - kLow), 0.0, 1.0);
+      const double expected = 1.0 / ((1.0 - smooth) / factor + smooth);
+      if (!(std::abs(static_cast<double>(stored[i]) - expected) <= 1e-3 * expected)) {
+        return corrupt(
+            kFrequencies,
+            fmt::format("number {} is {}; the rule of Llama 3 with factor {}, {}, {} and {} "
+                        "positions gives {}, and no other rule is known",
+                        i, stored[i], factor, kLow, kHigh, kOriginal, expected));
+      }
+    }
+    config_.set("rope_scaling", Json::object({{"rope_type", "llama3"},
+                                              {"factor", factor},
+                                              {"low_freq_factor", kLow},
+                                              {"high_freq_factor", kHigh},
+                                              {"original_max_position_embeddings", 8192}}));
+    return {};
+  }
+
+  // Of the matrices: what activations are rounded to. Quantized models were BF16 or are as good.
+  [[nodiscard]] std::string_view dtype() const {
+    bool f16 = false, f32 = true;
+    for (const gguf::Part& part : model_.parts()) {
+      for (const gguf::Tensor& tensor : part.content.tensors()) {
+        if (tensor.shape.size() > 1) {
+          f16 = f16 || tensor.type == gguf::Type::kF16;
+          f32 = f32 && tensor.type == gguf::Type::kF32;
+        }
+      }
+    }
+    return f32 ? "float32" : f16 ? "float16" : "bfloat16";
+  }
+
+  const gguf::FileSet& model_;
+  const gguf::Metadata& metadata_;
+  const Family& family_;
+  Json config_;
+  int64_t head_dim_ = 0;
+};
+
+Result<Json> generation_of(const gguf::Metadata& metadata) {
+  Json generation = Json::object({});
+  NIBBLE_ASSIGN_OR_RETURN(const int64_t bos,
+                          read_number(metadata, "tokenizer.ggml.bos_token_id", -1));
+  if (bos >= 0) {
+    generation.set("bos_token_id", bos);
+  }
+  JsonArray ends;
+  for (const std::string_view name : {"eos", "eot", "eom"}) {
+    NIBBLE_ASSIGN_OR_RETURN(
+        const int64_t id,
+        read_number(metadata, fmt::format("tokenizer.ggml.{}_token_id", name), -1));
+    bool known = id < 0;
+    for (const Json& end : ends) {
+      known = known || end.as_int() == id;
+    }
+    if (!known) {
+      ends.emplace_back(id);
+    }
+  }
+  if (!ends.empty()) {
+    generation.set("eos_token_id", std::move(ends));
+  }
+  return generation;
+}
+
+// "blk.7.attn_q" as the pattern "blk.{}.attn_q" and 7.
+struct SplitModule {
+  std::string pattern;
+  int64_t layer = 0;
+};
+std::optional<SplitModule> split_module(std::string_view module) {
+  SplitModule split{.pattern = std::string(module)};
+  constexpr std::string_view kBlock = "blk.";
+  if (!module.starts_with(kBlock)) {
+    return split;
+  }
+  const size_t dot = module.find('.', kBlock.size());
+  const std::string_view digits = module.substr(kBlock.size(), dot - kBlock.size());
+  if (dot == std::string_view::npos || digits.empty() || digits.size() > 5) {
+    return std::nullopt;
+  }
+  for (const char digit : digits) {
+    if (digit < '0' || digit > '9') {
+      return std::nullopt;
+    }
+    split.layer = split.layer * 10 + (digit - '0');
+  }
+  split.pattern = fmt::format("blk.{{}}{}", module.substr(dot));
+  return split;
+}
+
+}  // namespace
+
+Result<GgufConfigFiles> gguf_config_files(const gguf::FileSet& model) {
+  NIBBLE_ASSIGN_OR_RETURN(const Family* family, family_of(model.metadata()));
+  GgufConfigFiles files;
+  NIBBLE_ASSIGN_OR_RETURN(files.config, ConfigBuilder(model, *family).build());
+  NIBBLE_ASSIGN_OR_RETURN(files.generation, generation_of(model.metadata()));
+  return files;
+}
+
+Result<std::optional<GgufTensor>> gguf_tensor(const gguf::Metadata& metadata,
+                                              std::string_view name) {
+  if (name == kFrequencies) {
+    return std::optional<GgufTensor>();
+  }
+  NIBBLE_ASSIGN_OR_RETURN(const Family* family, family_of(metadata));
+  const size_t dot = name.rfind('.');
+  const std::string_view suffix = dot == std::string_view::npos ? "" : name.substr(dot);
+  const auto split = split_module(name.substr(0, dot));
+  for (const RoleName& row : kGgufNames) {
+    if (!split.has_value() || row.module != split->pattern ||
+        (suffix != ".weight" && suffix != ".bias")) {
+      continue;
+    }
+    GgufTensor tensor{.name = module_name(*family, row.role, split->layer) + std::string(suffix)};
+    if (family->gguf->paired_rows && (row.role == Role::kQuery || row.role == Role::kKey)) {
+      if (suffix == ".bias") {
+        return make_error(StatusCode::kUnsupported, "{}: tensor {}: biases of {} are not read",
+                          metadata.where(), name, family->name);
+      }
+      const std::string all = fmt::format("{}.attention.head_count", family->gguf->architecture);
+      NIBBLE_ASSIGN_OR_RETURN(tensor.paired_heads, read_number(metadata, all));
+      if (row.role == Role::kKey) {
+        NIBBLE_ASSIGN_OR_RETURN(tensor.paired_heads,
+                                read_number(metadata, all + "_kv", tensor.paired_heads));
+      }
+    }
+    return std::optional<GgufTensor>(std::move(tensor));
+  }
+  return make_error(StatusCode::kUnsupported,
+                    "{}: tensor {}: no part of {} has this name; the file belongs to another kind "
+                    "of model, or is newer than this build",
+                    metadata.where(), name, family->name);
+}
+
+}  // namespace nibble

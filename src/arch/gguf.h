@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "arch/family.h"
+#include "base/json.h"
+#include "base/status.h"
+#include "gguf/split.h"
+
+namespace nibble {
+
+/// The files of a Hugging Face folder that say what the metadata of a GGUF file says of the model.
+struct GgufConfigFiles {
+  Json config;      // config.json
+  Json generation;  // generation_config.json: tokens that begin and end
+};
+
+/// Errors name file and key or tensor: kUnsupported (an architecture, a rotation or another fact
+/// that this build does not know), kCorrupt (keys that contradict each other), kNotFound.
+Result<GgufConfigFiles> gguf_config_files(const gguf::FileSet& model);
+
+/// A tensor of a GGUF file as a Hugging Face checkpoint has it.
+struct GgufTensor {
+  std::string name;          // "model.layers.7.mlp.up_proj.weight"
+  int64_t paired_heads = 0;  // heads whose rows lie in pairs (GgufForm); 0: none
+};
+
+/// nullopt for a tensor that says something of the config (frequencies of the rotation).
+/// kUnsupported, naming it, for one that no role explains.
+Result<std::optional<GgufTensor>> gguf_tensor(const gguf::Metadata& metadata,
+                                              std::string_view name);
+
+}  // namespace nibble
