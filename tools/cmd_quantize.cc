@@ -50,28 +50,6 @@ std::string scheme_list() {
 
 double mega(int64_t bytes) { return static_cast<double>(bytes) / 1e6; }
 
-/// `runs`: whether this program loads what was made, else why not.
-Json report_json(const QuantizeReport& report, const Flags& flags, const Status& runs) {
-  JsonArray worst;
-  for (const QuantizedTensor& tensor : report.tensors) {
-    worst.push_back(Json::object({{"name", tensor.name}, {"snr_db", tensor.snr_db}}));
-  }
-  return Json::object(
-      {{"scheme", flags.scheme},
-       {"scale_rule", flags.rule},
-       {"tensors", static_cast<int64_t>(report.tensors.size())},
-       {"bytes_in", report.bytes_in},
-       {"bytes_out", report.bytes_out},
-       {"seconds", report.seconds},
-       {"peak_rss_bytes", report.peak_rss_bytes},
-       {"already_there", report.already_there},
-       {"runs", runs.ok()},
-       {"why_not", runs.ok() ? Json() : Json(runs.message())},
-       {"advice", advice(report, flags)},
-       {"snr_db", Json::object({{"mean", report.snr_db_mean}, {"min", report.snr_db_min}})},
-       {"worst_first", std::move(worst)}});
-}
-
 // What is known to hurt a small model, and what to take instead; empty: nothing. One scale for each
 // row of 4-bit codes multiplies the perplexity of one of 135 million parameters by more than three
 // (docs/quantization.md).
@@ -94,6 +72,28 @@ std::string advice(const QuantizeReport& report, const Flags& flags) {
       "not "
       "bear without training for it; compare with --scheme {}",
       flags.scheme, static_cast<double>(weights) / 1e6, instead);
+}
+
+/// `runs`: whether this program loads what was made, else why not.
+Json report_json(const QuantizeReport& report, const Flags& flags, const Status& runs) {
+  JsonArray worst;
+  for (const QuantizedTensor& tensor : report.tensors) {
+    worst.push_back(Json::object({{"name", tensor.name}, {"snr_db", tensor.snr_db}}));
+  }
+  return Json::object(
+      {{"scheme", flags.scheme},
+       {"scale_rule", flags.rule},
+       {"tensors", static_cast<int64_t>(report.tensors.size())},
+       {"bytes_in", report.bytes_in},
+       {"bytes_out", report.bytes_out},
+       {"seconds", report.seconds},
+       {"peak_rss_bytes", report.peak_rss_bytes},
+       {"already_there", report.already_there},
+       {"runs", runs.ok()},
+       {"why_not", runs.ok() ? Json() : Json(runs.message())},
+       {"advice", advice(report, flags)},
+       {"snr_db", Json::object({{"mean", report.snr_db_mean}, {"min", report.snr_db_min}})},
+       {"worst_first", std::move(worst)}});
 }
 
 Json part_json(const QuantizeReport& report, const Flags& flags) {

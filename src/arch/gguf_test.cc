@@ -74,7 +74,8 @@ TEST_F(GgufConfig, AHeadOfItsOwnIsNotTied) {
 std::vector<float> llama3_factors(double factor) {
   std::vector<float> factors;
   for (int64_t i = 0; i < kHeadDim / 2; ++i) {
-    const double length = 2 * std::numbers::pi * std::pow(500000.0, 2.0 * i / kHeadDim);
+    const double length =
+        2 * std::numbers::pi * std::pow(500000.0, 2.0 * static_cast<double>(i) / double{kHeadDim});
     const double smooth = (8192 / length - 1) / 3;
     factors.push_back(static_cast<float>(length < 8192.0 / 4 ? 1.0
                                          : length > 8192.0   ? factor
@@ -116,7 +117,7 @@ TEST_F(GgufConfig, YarnAndLinearAreReadOthersRefused) {
 }
 
 TEST_F(GgufConfig, RefusesWhatItWouldComputeOtherwise) {
-  const auto refused = [&](GgufBuilder builder, std::string_view word) {
+  const auto refused = [&](const GgufBuilder& builder, std::string_view word) {
     const Status status = read(builder).status();
     EXPECT_EQ(status.code(), StatusCode::kUnsupported);
     EXPECT_THAT(status.message(), HasSubstr(word));

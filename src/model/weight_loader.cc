@@ -35,7 +35,7 @@ float read_element(DType dtype, const std::byte* data, int64_t index) {
 WeightLoader::WeightLoader(CheckpointReader reader,
                            QuantConfig quant_config,
                            const ModelConfig& config)
-    : kept_(std::make_shared<Kept>(std::move(reader), std::vector<Buffer>())),
+    : kept_(std::make_shared<Kept>(Kept{.reader = std::move(reader), .tables = {}})),
       reader_(&kept_->reader),
       quant_config_(std::move(quant_config)),
       config_(config) {
