@@ -146,7 +146,7 @@ Status run_on_gpu(const KernelFlags& flags) {
     options.row_counts = flags.row_counts;
   }
   for (size_t i = 0; i < flags.n.size(); ++i) {
-    options.shapes.emplace_back(flags.n[i], flags.k[i]);
+    options.shapes.push_back({.n = flags.n[i], .k = flags.k[i]});
   }
   if (!flags.json) {
     options.progress = [](const std::string& line) { print_out(line + "\n"); };
