@@ -85,10 +85,9 @@ Result<std::vector<PackedCopy>> make_copies(Backend& backend,
   std::vector<PackedCopy> copies;
   for (int64_t bytes = 0; bytes < kColdBytes;) {
     for (size_t shape = 0; shape < weights.size(); ++shape) {
-      NIBBLE_ASSIGN_OR_RETURN(QuantTensor weight, copy_of(weights[shape]));
+      NIBBLE_ASSIGN_OR_RETURN(const QuantTensor weight, copy_of(weights[shape]));
       NIBBLE_ASSIGN_OR_RETURN(
-          auto gemm,
-          backend.prepare_gemm(std::move(weight), act, std::ranges::max(options.row_counts)));
+          auto gemm, backend.prepare_gemm(weight, act, std::ranges::max(options.row_counts)));
       bytes += gemm->weight_bytes();
       copies.push_back({shape, std::move(gemm)});
     }

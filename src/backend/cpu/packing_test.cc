@@ -132,7 +132,7 @@ TEST(PackedMatrix, KeepsScalesAndMinimumsInF16) {
                                       b.as<float>().subspan(at * groups, rows * groups));
           };
           return same(updated.scales, from.scales) &&
-                 (zero_points == ZeroPoints::kNone || same(updated.minimums, from.minimums));
+                 (format.zero_points == ZeroPoints::kNone || same(updated.minimums, from.minimums));
         };
         EXPECT_TRUE(rows_are(0, 3, weight, 0));
         EXPECT_TRUE(rows_are(3, 20, some, 0));

@@ -88,7 +88,10 @@ class FixedSums<kZeros, 1> {
 };
 
 /// The sum of a group's activations, in its unit: at most 2^21, exact in f32.
-inline float sum_of_codes(const FixedGroup& group) { return static_cast<float>(-group.bias / 8); }
+inline float sum_of_codes(const FixedGroup& group) {
+  const int32_t sum = -group.bias / 8;  // exact: the bias is -8 times the sum
+  return static_cast<float>(sum);
+}
 
 /// The sums of a group's codes minus zero points. Sums of codes, of at most 2^24, are exact in f32,
 /// so that only the result is rounded, once.
