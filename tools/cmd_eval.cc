@@ -91,10 +91,12 @@ Status run(const EvalFlags& flags) {
   ProgressDisplay display("evaluated", ProgressDisplay::Unit::kTokens);
   const auto size = static_cast<int64_t>(tokens.size());
   const int64_t evaluated = size - size % std::min(size, flags.window);  // whole windows only
-  const auto progress = [&](int64_t done) { display.update(done, evaluated, ""); };
+  const PerplexityOptions options{
+      .window = flags.window, .threads = flags.model.threads, .progress = [&](int64_t done) {
+        display.update(done, evaluated, "");
+      }};
   EvalReport report;
-  NIBBLE_ASSIGN_OR_RETURN(report.result,
-                          evaluate_perplexity(*model, cache, tokens, flags.window, progress));
+  NIBBLE_ASSIGN_OR_RETURN(report.result, evaluate_perplexity(*model, cache, tokens, options));
   report.tokens_per_byte = static_cast<double>(size) / static_cast<double>(text.size());
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   report.kv_code = kv_code;

@@ -12,8 +12,9 @@ import pathlib
 import subprocess
 import tempfile
 
-SCHEMES = ["bf16", "w8a8_int8", "w8a8_fp8", "w4a16_g32", "w4a16_g128", "w4a16_channel", "w4a8"]
-KV_TYPES = ["bf16", "int8", "int4"]
+SCHEMES = ["bf16", "w8a16_channel", "w8a8_int8", "w8a8_fp8", "w8a8_fp8_block", "mxfp4", "w4a16_g32_asym",
+           "w4a16_g32", "w4a16_g128", "w4a16_channel", "w4a8"]
+KV_TYPES = ["bf16", "int8", "fp8", "int4"]
 
 
 def run_json(command):
@@ -38,7 +39,8 @@ def measure(args, scheme, kv_types, append):
         path, size, snr = quantized(args, scheme, folder)
         for kv in kv_types:
             result = run_json([args.nibble, "eval", "ppl", path, "--text", args.text, "--window",
-                               str(args.window), "--kv-cache-dtype", kv, "--json"])
+                               str(args.window), "--kv-cache-dtype", kv, "--device", args.device,
+                               "--json"])
             append({"scheme": scheme, "kv": kv, "bytes": size, "snr_db": snr,
                     "perplexity": result["perplexity"], "tokens": result["tokens"],
                     "window": result["window"]})
@@ -61,6 +63,9 @@ def main():
     parser.add_argument("out", type=pathlib.Path)
     parser.add_argument("--window", type=int, default=512)
     parser.add_argument("--nibble", default="build/cpu/tools/nibble")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--schemes", type=lambda names: names.split(","), default=SCHEMES)
+    parser.add_argument("--kv-types", type=lambda names: names.split(","), default=KV_TYPES)
     args = parser.parse_args()
     rows = [json.loads(line) for line in args.out.read_text().splitlines()] \
         if args.out.exists() else []
@@ -71,8 +76,8 @@ def main():
         with args.out.open("a") as file:
             file.write(json.dumps(row) + "\n")
 
-    for scheme in SCHEMES:
-        missing = [kv for kv in KV_TYPES if (scheme, kv) not in known]
+    for scheme in args.schemes:
+        missing = [kv for kv in args.kv_types if (scheme, kv) not in known]
         if missing:
             measure(args, scheme, missing, append)
     print_table(rows)

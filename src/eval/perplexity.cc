@@ -5,6 +5,7 @@
 #include <numeric>
 #include <vector>
 
+#include "base/thread_pool.h"
 #include "model/not_finite.h"
 
 namespace nibble {
@@ -20,6 +21,20 @@ double negative_log_likelihood(std::span<const float> logits, int32_t target) {
     sum += std::exp(static_cast<double>(logit) - largest);
   }
   return std::log(sum) + largest - static_cast<double>(logits[static_cast<size_t>(target)]);
+}
+
+// The sum over rows of logits [targets.size(), vocab]. Rows are shared out among the threads, and
+// added in their order.
+double nll_of_rows(std::span<const float> logits,
+                   std::span<const int32_t> targets,
+                   ThreadPool& pool) {
+  std::vector<double> rows(targets.size());
+  const size_t vocab = logits.size() / targets.size();
+  pool.parallel_for(static_cast<int64_t>(rows.size()), [&](int64_t chunk, int) {
+    const auto i = static_cast<size_t>(chunk);
+    rows[i] = negative_log_likelihood(logits.subspan(i * vocab, vocab), targets[i]);
+  });
+  return std::accumulate(rows.begin(), rows.end(), 0.0);
 }
 
 Status check(const Model& model,
@@ -54,9 +69,9 @@ Status check(const Model& model,
 Result<PerplexityResult> evaluate_perplexity(Model& model,
                                              PagedKvCache& cache,
                                              std::span<const int32_t> tokens,
-                                             int64_t window,
-                                             const std::function<void(int64_t)>& progress) {
+                                             const PerplexityOptions& options) {
   const auto total = static_cast<int64_t>(tokens.size());
+  const int64_t window = options.window;
   NIBBLE_RETURN_IF_ERROR(check(model, cache, tokens, window));
   const int64_t vocab = model.config().vocab_size;
   std::vector<int32_t> pages(static_cast<size_t>(std::ranges::min(cache.shape().num_pages)));
@@ -64,6 +79,7 @@ Result<PerplexityResult> evaluate_perplexity(Model& model,
   std::vector<int32_t> rows(static_cast<size_t>(kChunk));
   std::iota(rows.begin(), rows.end(), 0);
   std::vector<float> logits(static_cast<size_t>(kChunk * vocab));
+  ThreadPool pool(options.threads);
   PerplexityResult result;
   const int64_t length = std::min(window, total);
   for (int64_t begin = 0; begin + length <= total; begin += length) {
@@ -75,22 +91,20 @@ Result<PerplexityResult> evaluate_perplexity(Model& model,
                               .kv_len = static_cast<int32_t>(at + count - begin),
                               .pages = pages.data(),
                               .prompt_len = static_cast<int32_t>(length)};
+      const auto step = std::span<float>(logits).first(static_cast<size_t>(count * vocab));
       model.forward({tokens.subspan(static_cast<size_t>(at), static_cast<size_t>(count)),
                      {&span, 1},
                      std::span<const int32_t>(rows).first(static_cast<size_t>(count))},
-                    cache, std::span<float>(logits).first(static_cast<size_t>(count * vocab)));
-      for (int64_t i = 0; i < count; ++i) {
-        const auto row = std::span<const float>(logits).subspan(static_cast<size_t>(i * vocab),
-                                                                static_cast<size_t>(vocab));
-        result.nll_sum += negative_log_likelihood(row, tokens[static_cast<size_t>(at + i + 1)]);
-      }
+                    cache, step);
+      result.nll_sum += nll_of_rows(
+          step, tokens.subspan(static_cast<size_t>(at + 1), static_cast<size_t>(count)), pool);
       result.scored_tokens += count;
     }
     if (!std::isfinite(result.nll_sum)) {
       return explain_not_finite(model).with_context(
           fmt::format("in the window at token {}", begin));
     }
-    progress(end);
+    options.progress(end);
   }
   result.perplexity = std::exp(result.nll_sum / static_cast<double>(result.scored_tokens));
   return result;

@@ -69,7 +69,7 @@ PagedKvCache cache_of(int64_t tokens) {
 
 Result<PerplexityResult> evaluate(Model& model, const std::vector<int32_t>& text, int64_t window) {
   PagedKvCache cache = cache_of(160);
-  return evaluate_perplexity(model, cache, text, window, [](int64_t) {});
+  return evaluate_perplexity(model, cache, text, {.window = window, .threads = 2});
 }
 
 TEST(Perplexity, OfEqualOddsIsTheVocabulary) {
@@ -119,7 +119,9 @@ TEST(Perplexity, ReportsProgress) {
   std::vector<int64_t> done;
   const std::vector<int32_t> text = {0, 1, 2, 0, 1};
   ASSERT_TRUE(
-      evaluate_perplexity(model, cache, text, 2, [&](int64_t at) { done.push_back(at); }).ok());
+      evaluate_perplexity(model, cache, text,
+                          {.window = 2, .progress = [&](int64_t at) { done.push_back(at); }})
+          .ok());
   EXPECT_THAT(done, ElementsAre(2, 4));
 }
 
