@@ -5,7 +5,7 @@
 
 #include "arch/dtype_field.h"
 #include "arch/family.h"
-#include "arch/model_text.h"
+#include "arch/gguf.h"
 #include "base/file.h"
 #include "base/json.h"
 #include "gguf/split.h"
@@ -178,6 +178,15 @@ Status read_generation_config(std::string_view text, std::string_view path, Mode
   return {};
 }
 
+Result<ModelConfig> load_gguf_config(const std::string& path) {
+  NIBBLE_ASSIGN_OR_RETURN(const gguf::FileSet files, gguf::FileSet::open(path));
+  NIBBLE_ASSIGN_OR_RETURN(const Json config, gguf_config(files));
+  NIBBLE_ASSIGN_OR_RETURN(const Json generation, gguf_generation_config(files.metadata()));
+  const std::string text = config.dump(), generation_text = generation.dump();
+  return parse_model_config(
+      {.text = text, .path = path, .generation_text = generation_text, .generation_path = path});
+}
+
 }  // namespace
 
 Result<int64_t> read_count(const JsonReader& reader, std::string_view key) {
@@ -217,22 +226,23 @@ Result<ModelConfig> parse_model_config(const ModelConfigText& files) {
 }
 
 Result<ModelConfig> load_model_config(const std::string& model_dir) {
-  NIBBLE_ASSIGN_OR_RETURN(const std::string generation_text, read_generation_text(model_dir));
-  const std::string generation_path = model_dir + "/generation_config.json";
-  const std::string path = model_dir + "/config.json";
-  if (!gguf::is_gguf_path(model_dir)) {
-    NIBBLE_ASSIGN_OR_RETURN(const std::string text, read_file(path));
-    return parse_model_config({.text = text,
-                               .path = path,
-                               .generation_text = generation_text,
-                               .generation_path = generation_path});
+  if (gguf::is_gguf_path(model_dir)) {
+    return load_gguf_config(model_dir);
   }
-  NIBBLE_ASSIGN_OR_RETURN(const Json config, read_config_json(model_dir));
-  const std::string text = config.dump();
+  const std::string path = model_dir + "/config.json";
+  NIBBLE_ASSIGN_OR_RETURN(const std::string text, read_file(path));
+  const std::string generation_path = model_dir + "/generation_config.json";
+  std::string generation_text;
+  if (file_exists(generation_path)) {
+    NIBBLE_ASSIGN_OR_RETURN(generation_text, read_file(generation_path));
+    if (generation_text.empty()) {
+      return make_error(StatusCode::kCorrupt, "{}: the file is empty", generation_path);
+    }
+  }
   return parse_model_config({.text = text,
-                             .path = model_dir,
+                             .path = path,
                              .generation_text = generation_text,
-                             .generation_path = model_dir});
+                             .generation_path = generation_path});
 }
 
 }  // namespace nibble

@@ -110,9 +110,8 @@ struct ModelConfig {
 }
 
 /// Reads model_dir/config.json (and generation_config.json if present), or what a GGUF file says
-/// instead; fields of the model itself
-/// under text_config where there is one. kUnsupported names an architecture, rope type or field
-/// that this build does not know.
+/// instead; fields of the model itself under text_config where there is one. kUnsupported names an
+/// architecture, rope type or field that this build does not know.
 Result<ModelConfig> load_model_config(const std::string& model_dir);
 
 /// The same from the two files' text; `path` and `generation_path` are for messages. An empty

@@ -93,6 +93,9 @@ Result<const Family*> find_gguf_family(std::string_view architecture, std::strin
                                       int64_t expert = 0);
 /// What the names of a layer's modules begin with: "model.layers.7.".
 [[nodiscard]] std::string layer_prefix(const Family& family, int64_t layer);
+/// The first number of a module that is `pattern` with a number for each {}, 0 where it has none;
+/// nothing for another module or a number beyond 64 bits.
+[[nodiscard]] std::optional<int64_t> number_of(std::string_view pattern, std::string_view module);
 /// The role of a module by its name; nothing for one that no pattern of the family fits.
 [[nodiscard]] std::optional<Role> role_of(const Family& family, std::string_view module);
 

@@ -1,18 +1,19 @@
 #include "arch/gguf.h"
 
-#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstring>
-#include <numbers>
 #include <vector>
 
 #include <fmt/core.h>
+
+#include "arch/llama3_rope.h"
 
 namespace nibble {
 namespace {
 
 constexpr std::string_view kFrequencies = "rope_freqs.weight";
+constexpr int64_t kLastLayer = 99999;  // that a name can have
 
 // What GGUF files call the modules, whatever the family.
 constexpr std::array kGgufNames = {
@@ -42,8 +43,7 @@ Result<const Family*> family_of(const gguf::Metadata& metadata) {
 Result<int64_t> read_number(const gguf::Metadata& metadata, std::string_view key) {
   NIBBLE_ASSIGN_OR_RETURN(const uint64_t value, metadata.require_uint(key));
   if (value >= (uint64_t{1} << 31)) {
-    return make_error(StatusCode::kCorrupt, "{}: key {}: {} is out of range", metadata.where(), key,
-                      value);
+    return metadata.corrupt(key, fmt::format("{} is out of range", value));
   }
   return static_cast<int64_t>(value);
 }
@@ -77,20 +77,13 @@ class ConfigBuilder {
     return fmt::format("{}.{}", family_.gguf->architecture, name);
   }
 
-  [[nodiscard]] Status corrupt(std::string_view where, std::string_view what) const {
-    return make_error(StatusCode::kCorrupt, "{}: {}: {}", metadata_.where(), where, what);
-  }
-  [[nodiscard]] Status unsupported(std::string_view where, std::string_view what) const {
-    return make_error(StatusCode::kUnsupported, "{}: {}: {}", metadata_.where(), where, what);
-  }
-
   Status refuse_experts() const {
     NIBBLE_ASSIGN_OR_RETURN(const int64_t experts, read_number(metadata_, key("expert_count"), 0));
     return experts == 0 ? Status()
-                        : unsupported(key("expert_count"),
-                                      fmt::format("{}: mixtures of experts are not read "
-                                                  "from GGUF files",
-                                                  experts));
+                        : metadata_.unsupported(key("expert_count"),
+                                                fmt::format("{}: mixtures of experts are not read "
+                                                            "from GGUF files",
+                                                            experts));
   }
 
   // A window would change what is computed, and the files do not say which layers have it.
@@ -100,9 +93,10 @@ class ConfigBuilder {
     NIBBLE_ASSIGN_OR_RETURN(const int64_t context, read_number(metadata_, key("context_length")));
     return window == 0 || window >= context
                ? Status()
-               : unsupported(name, fmt::format("{}: windows are not read from GGUF files; "
-                                               "use the model's Hugging Face folder",
-                                               window));
+               : metadata_.unsupported(name,
+                                       fmt::format("{}: windows are not read from GGUF files; "
+                                                   "use the model's Hugging Face folder",
+                                                   window));
   }
 
   Status add_sizes() {
@@ -119,7 +113,7 @@ class ConfigBuilder {
                             read_number(metadata_, key("attention.head_count_kv"), heads));
     config_.set("num_key_value_heads", kv_heads);
     if (heads < 1) {
-      return corrupt(key("attention.head_count"), fmt::format("{} heads", heads));
+      return metadata_.corrupt(key("attention.head_count"), fmt::format("{} heads", heads));
     }
     NIBBLE_ASSIGN_OR_RETURN(head_dim_, read_number(metadata_, key("attention.key_length"),
                                                    config_.find("hidden_size")->as_int() / heads));
@@ -128,10 +122,10 @@ class ConfigBuilder {
     NIBBLE_ASSIGN_OR_RETURN(const int64_t rotated,
                             read_number(metadata_, key("rope.dimension_count"), head_dim_));
     if (value_dim != head_dim_ || rotated != head_dim_) {
-      return unsupported(key("rope.dimension_count"),
-                         fmt::format("heads of {} with values of {}, of which {} are "
-                                     "rotated; all three must be equal",
-                                     head_dim_, value_dim, rotated));
+      return metadata_.unsupported(key("rope.dimension_count"),
+                                   fmt::format("heads of {} with values of {}, of which {} are "
+                                               "rotated; all three must be equal",
+                                               head_dim_, value_dim, rotated));
     }
     config_.set("head_dim", head_dim_);
     NIBBLE_ASSIGN_OR_RETURN(const double epsilon,
@@ -168,7 +162,8 @@ class ConfigBuilder {
     const bool plain = (type == "none" || type == "linear") && factor == 1.0;
     if (frequencies != nullptr) {
       return plain ? add_llama3(*frequencies, theta)
-                   : unsupported(type_key, fmt::format("\"{}\" beside {}", type, kFrequencies));
+                   : metadata_.unsupported(type_key,
+                                           fmt::format("\"{}\" beside {}", type, kFrequencies));
     }
     if (plain) {
       return {};
@@ -180,7 +175,7 @@ class ConfigBuilder {
     if (type == "yarn") {
       return add_yarn(factor);
     }
-    return unsupported(
+    return metadata_.unsupported(
         type_key, fmt::format("\"{}\" with factor {} is not known to this build; none, linear and "
                               "yarn are",
                               type, factor));
@@ -192,8 +187,8 @@ class ConfigBuilder {
     NIBBLE_ASSIGN_OR_RETURN(const double attention,
                             metadata_.optional_float(key("rope.scaling.attn_factor"), 1.0));
     if (attention != 1.0) {
-      return unsupported(key("rope.scaling.attn_factor"),
-                         fmt::format("{} is not supported, only 1", attention));
+      return metadata_.unsupported(key("rope.scaling.attn_factor"),
+                                   fmt::format("{} is not supported, only 1", attention));
     }
     config_.set("rope_scaling", Json::object({{"rope_type", "yarn"},
                                               {"factor", shortest(factor)},
@@ -204,33 +199,39 @@ class ConfigBuilder {
   // Llama 3.1 and on: the file has what each frequency is divided by, which follows from four
   // numbers, of which three are the same in all published models.
   Status add_llama3(const gguf::Tensor& tensor, double theta) {
-    constexpr double kLow = 1.0, kHigh = 4.0, kOriginal = 8192.0;
     const auto pairs = static_cast<size_t>(head_dim_ / 2);
     std::vector<float> stored(pairs);
     if (tensor.type != gguf::Type::kF32 || tensor.data.size() != pairs * sizeof(float)) {
-      return corrupt(kFrequencies, fmt::format("expected F32 [{}]", pairs));
+      return wrong_frequencies(fmt::format("expected F32 [{}]", pairs));
     }
     std::memcpy(stored.data(), tensor.data.data(), tensor.data.size());
-    const double factor = stored.empty() ? 1.0 : static_cast<double>(stored.back());
+    const RopeConfig rope{.factor = stored.empty() ? 1.0 : static_cast<double>(stored.back()),
+                          .low_freq_factor = 1.0,
+                          .high_freq_factor = 4.0,
+                          .original_max_position = 8192};
     for (size_t i = 0; i < pairs; ++i) {
       const double exponent = 2.0 * static_cast<double>(i) / static_cast<double>(head_dim_);
-      const double length = 2.0 * std::numbers::pi * std::pow(theta, exponent);
-      const double smooth = std::clamp((kOriginal / length - kLow) / (kHigh - kLow), 0.0, 1.0);
-      const double expected = 1.0 / ((1.0 - smooth) / factor + smooth);
+      const double plain = std::pow(theta, -exponent);
+      const double expected = plain / llama3_frequency(plain, rope);
       if (!(std::abs(static_cast<double>(stored[i]) - expected) <= 1e-3 * expected)) {
-        return corrupt(
-            kFrequencies,
+        return wrong_frequencies(
             fmt::format("number {} is {}; the rule of Llama 3 with factor {}, {}, {} and {} "
                         "positions gives {}, and no other rule is known",
-                        i, stored[i], factor, kLow, kHigh, kOriginal, expected));
+                        i, stored[i], rope.factor, rope.low_freq_factor, rope.high_freq_factor,
+                        rope.original_max_position, expected));
       }
     }
-    config_.set("rope_scaling", Json::object({{"rope_type", "llama3"},
-                                              {"factor", factor},
-                                              {"low_freq_factor", kLow},
-                                              {"high_freq_factor", kHigh},
-                                              {"original_max_position_embeddings", 8192}}));
+    config_.set("rope_scaling",
+                Json::object({{"rope_type", "llama3"},
+                              {"factor", rope.factor},
+                              {"low_freq_factor", rope.low_freq_factor},
+                              {"high_freq_factor", rope.high_freq_factor},
+                              {"original_max_position_embeddings", rope.original_max_position}}));
     return {};
+  }
+
+  [[nodiscard]] Status wrong_frequencies(std::string_view what) const {
+    return make_error(StatusCode::kCorrupt, "{}: {}: {}", metadata_.where(), kFrequencies, what);
   }
 
   // Of the matrices: what activations are rounded to. Quantized models were BF16 or are as good.
@@ -254,7 +255,14 @@ class ConfigBuilder {
   int64_t head_dim_ = 0;
 };
 
-Result<Json> generation_of(const gguf::Metadata& metadata) {
+}  // namespace
+
+Result<Json> gguf_config(const gguf::FileSet& model) {
+  NIBBLE_ASSIGN_OR_RETURN(const Family* family, family_of(model.metadata()));
+  return ConfigBuilder(model, *family).build();
+}
+
+Result<Json> gguf_generation_config(const gguf::Metadata& metadata) {
   Json generation = Json::object({});
   NIBBLE_ASSIGN_OR_RETURN(const int64_t bos,
                           read_number(metadata, "tokenizer.ggml.bos_token_id", -1));
@@ -280,42 +288,6 @@ Result<Json> generation_of(const gguf::Metadata& metadata) {
   return generation;
 }
 
-// "blk.7.attn_q" as the pattern "blk.{}.attn_q" and 7.
-struct SplitModule {
-  std::string pattern;
-  int64_t layer = 0;
-};
-std::optional<SplitModule> split_module(std::string_view module) {
-  SplitModule split{.pattern = std::string(module)};
-  constexpr std::string_view kBlock = "blk.";
-  if (!module.starts_with(kBlock)) {
-    return split;
-  }
-  const size_t dot = module.find('.', kBlock.size());
-  const std::string_view digits = module.substr(kBlock.size(), dot - kBlock.size());
-  if (dot == std::string_view::npos || digits.empty() || digits.size() > 5) {
-    return std::nullopt;
-  }
-  for (const char digit : digits) {
-    if (digit < '0' || digit > '9') {
-      return std::nullopt;
-    }
-    split.layer = split.layer * 10 + (digit - '0');
-  }
-  split.pattern = fmt::format("blk.{{}}{}", module.substr(dot));
-  return split;
-}
-
-}  // namespace
-
-Result<GgufConfigFiles> gguf_config_files(const gguf::FileSet& model) {
-  NIBBLE_ASSIGN_OR_RETURN(const Family* family, family_of(model.metadata()));
-  GgufConfigFiles files;
-  NIBBLE_ASSIGN_OR_RETURN(files.config, ConfigBuilder(model, *family).build());
-  NIBBLE_ASSIGN_OR_RETURN(files.generation, generation_of(model.metadata()));
-  return files;
-}
-
 Result<std::optional<GgufTensor>> gguf_tensor(const gguf::Metadata& metadata,
                                               std::string_view name) {
   if (name == kFrequencies) {
@@ -324,13 +296,14 @@ Result<std::optional<GgufTensor>> gguf_tensor(const gguf::Metadata& metadata,
   NIBBLE_ASSIGN_OR_RETURN(const Family* family, family_of(metadata));
   const size_t dot = name.rfind('.');
   const std::string_view suffix = dot == std::string_view::npos ? "" : name.substr(dot);
-  const auto split = split_module(name.substr(0, dot));
+  const std::string_view module = name.substr(0, dot);
   for (const RoleName& row : kGgufNames) {
-    if (!split.has_value() || row.module != split->pattern ||
-        (suffix != ".weight" && suffix != ".bias")) {
+    const auto layer = number_of(row.module, module);
+    if (!layer || *layer > kLastLayer || (suffix != ".weight" && suffix != ".bias") ||
+        fmt::format(fmt::runtime(row.module), *layer) != module) {
       continue;
     }
-    GgufTensor tensor{.name = module_name(*family, row.role, split->layer) + std::string(suffix)};
+    GgufTensor tensor{.name = module_name(*family, row.role, *layer) + std::string(suffix)};
     if (family->gguf->paired_rows && (row.role == Role::kQuery || row.role == Role::kKey)) {
       if (suffix == ".bias") {
         return make_error(StatusCode::kUnsupported, "{}: tensor {}: biases of {} are not read",

@@ -12,15 +12,12 @@
 
 namespace nibble {
 
-/// The files of a Hugging Face folder that say what the metadata of a GGUF file says of the model.
-struct GgufConfigFiles {
-  Json config;      // config.json
-  Json generation;  // generation_config.json: tokens that begin and end
-};
-
-/// Errors name file and key or tensor: kUnsupported (an architecture, a rotation or another fact
-/// that this build does not know), kCorrupt (keys that contradict each other), kNotFound.
-Result<GgufConfigFiles> gguf_config_files(const gguf::FileSet& model);
+/// The config.json that says what the metadata of a GGUF file says of the model. Errors name file
+/// and key or tensor: kUnsupported (an architecture, a rotation or another fact that this build
+/// does not know), kCorrupt (keys that contradict each other), kNotFound.
+Result<Json> gguf_config(const gguf::FileSet& model);
+/// The generation_config.json likewise: tokens that begin and end. kCorrupt for what is no token.
+Result<Json> gguf_generation_config(const gguf::Metadata& metadata);
 
 /// A tensor of a GGUF file as a Hugging Face checkpoint has it.
 struct GgufTensor {

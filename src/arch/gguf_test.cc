@@ -35,19 +35,19 @@ GgufBuilder llama() {
 
 class GgufConfig : public testing::Test {
  protected:
-  Result<GgufConfigFiles> read(const GgufBuilder& builder) {
+  Result<Json> read(const GgufBuilder& builder) {
     const auto path = std::filesystem::temp_directory_path() /
                       ("nibble_gguf_config_" + std::to_string(::getpid()) + ".gguf");
     builder.write(path);
     auto files = gguf::FileSet::open(path);
     std::filesystem::remove(path);
-    return files.ok() ? gguf_config_files(*files) : files.status();
+    return files.ok() ? gguf_config(*files) : files.status();
   }
 
   Json config(const GgufBuilder& builder) {
-    const auto files = read(builder);
-    EXPECT_TRUE(files.ok()) << files.status().message();
-    return files.ok() ? files->config : Json();
+    auto json = read(builder);
+    EXPECT_TRUE(json.ok()) << json.status().message();
+    return json.ok() ? *json : Json();
   }
 };
 

@@ -1,28 +1,20 @@
 #include "arch/model_text.h"
 
+#include <filesystem>
 #include <utility>
 
 #include "arch/gguf.h"
 #include "base/file.h"
 
 namespace nibble {
-namespace {
-
-Result<GgufConfigFiles> files_of(const std::string& path) {
-  NIBBLE_ASSIGN_OR_RETURN(const gguf::FileSet model, gguf::FileSet::open(path));
-  return gguf_config_files(model);
-}
-
-}  // namespace
-
 bool has_config(const std::string& model) {
   return gguf::is_gguf_path(model) || file_exists(model + "/config.json");
 }
 
 Result<Json> read_config_json(const std::string& model) {
   if (gguf::is_gguf_path(model)) {
-    NIBBLE_ASSIGN_OR_RETURN(GgufConfigFiles files, files_of(model));
-    return std::move(files.config);
+    NIBBLE_ASSIGN_OR_RETURN(const gguf::FileSet files, gguf::FileSet::open(model));
+    return gguf_config(files);
   }
   NIBBLE_ASSIGN_OR_RETURN(const std::string text, read_file(model + "/config.json"));
   auto config = Json::parse(text);
@@ -33,18 +25,14 @@ Result<Json> read_config_json(const std::string& model) {
                              : make_error(StatusCode::kCorrupt, "config.json: not a JSON object");
 }
 
-Result<std::string> read_generation_text(const std::string& model) {
-  if (gguf::is_gguf_path(model)) {
-    NIBBLE_ASSIGN_OR_RETURN(const GgufConfigFiles files, files_of(model));
-    return files.generation.dump_pretty() + "\n";
-  }
-  const std::string path = model + "/generation_config.json";
-  if (!file_exists(path)) {
-    return std::string();
-  }
-  NIBBLE_ASSIGN_OR_RETURN(std::string text, read_file(path));
-  return text.empty() ? make_error(StatusCode::kCorrupt, "{}: the file is empty", path)
-                      : Result<std::string>(std::move(text));
+Status check_is_model(const std::string& model) {
+  std::error_code ignored;
+  return std::filesystem::is_directory(model, ignored) || gguf::is_gguf_path(model)
+             ? Status()
+             : make_error(StatusCode::kNotFound,
+                          "{} is no folder; give the folder that has the model's config.json, or a "
+                          "GGUF file",
+                          model);
 }
 
 }  // namespace nibble

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <optional>
 #include <string>
 
 #include "base/json.h"
@@ -15,7 +14,7 @@ namespace nibble {
 /// kCorrupt for what is no JSON object; kNotFound.
 Result<Json> read_config_json(const std::string& model);
 
-/// generation_config.json likewise, as text; empty where there is none.
-Result<std::string> read_generation_text(const std::string& model);
+/// kNotFound, with what to give, unless `model` is a folder or a GGUF file.
+Status check_is_model(const std::string& model);
 
 }  // namespace nibble

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <string>
 
 #include <fmt/core.h>
@@ -54,26 +55,6 @@ std::string_view pattern_of(const Family& family, Role role) {
     }
   }
   return {};
-}
-
-// Whether `text` is `pattern` with a number for each {}.
-bool fits(std::string_view pattern, std::string_view text) {
-  while (true) {
-    const size_t hole = std::min(pattern.find("{}"), pattern.size());
-    if (!text.starts_with(pattern.substr(0, hole))) {
-      return false;
-    }
-    text.remove_prefix(hole);
-    if (hole == pattern.size()) {
-      return text.empty();
-    }
-    pattern.remove_prefix(hole + 2);
-    const size_t digits = std::min(text.find_first_not_of("0123456789"), text.size());
-    if (digits == 0) {
-      return false;
-    }
-    text.remove_prefix(digits);
-  }
 }
 
 std::string_view text_of(const Json* value) {
@@ -163,6 +144,29 @@ const Family* family_as_stored(const Family* family,
   return other ? family->renamed : family;
 }
 
+std::optional<int64_t> number_of(std::string_view pattern, std::string_view module) {
+  std::optional<int64_t> first;
+  while (true) {
+    const size_t hole = std::min(pattern.find("{}"), pattern.size());
+    if (!module.starts_with(pattern.substr(0, hole))) {
+      return std::nullopt;
+    }
+    module.remove_prefix(hole);
+    if (hole == pattern.size()) {
+      return module.empty() ? std::optional(first.value_or(0)) : std::nullopt;
+    }
+    pattern.remove_prefix(hole + 2);
+    const size_t digits = std::min(module.find_first_not_of("0123456789"), module.size());
+    int64_t number = 0;
+    const auto read = std::from_chars(module.data(), module.data() + digits, number);
+    if (read.ec != std::errc()) {
+      return std::nullopt;
+    }
+    first = first.value_or(number);
+    module.remove_prefix(digits);
+  }
+}
+
 std::string module_name(const Family& family, Role role, int64_t layer, int64_t expert) {
   const std::string_view pattern = pattern_of(family, role);
   CHECK_MSG(!pattern.empty(), "role {} has no name in {}", static_cast<int>(role), family.name);
@@ -180,12 +184,12 @@ std::optional<Role> role_of(const Family& family, std::string_view module) {
   }
   module.remove_prefix(family.prefix.size());
   for (const RoleName& name : family.names) {
-    if (fits(name.module, module)) {
+    if (number_of(name.module, module)) {
       return name.role;
     }
   }
   for (const RoleName& name : kDecoderNames) {
-    if (pattern_of(family, name.role) == name.module && fits(name.module, module)) {
+    if (pattern_of(family, name.role) == name.module && number_of(name.module, module)) {
       return name.role;
     }
   }

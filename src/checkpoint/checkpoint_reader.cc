@@ -199,8 +199,12 @@ const CheckpointReader::Shard& CheckpointReader::shard_of(const TensorInfo& tens
   return shards_.front();
 }
 
+const std::string& CheckpointReader::path_of(const TensorInfo& tensor) const {
+  return shard_of(tensor).file.path();
+}
+
 std::string_view CheckpointReader::file_of(const TensorInfo& tensor) const {
-  return file_name(shard_of(tensor).file.path());
+  return file_name(path_of(tensor));
 }
 
 const std::map<std::string, std::string>& CheckpointReader::metadata_of(

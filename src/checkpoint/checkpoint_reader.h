@@ -39,6 +39,8 @@ class CheckpointReader final {
   [[nodiscard]] std::string where(const TensorInfo& tensor) const;
   /// Name of the file that holds the tensor, without folder.
   [[nodiscard]] std::string_view file_of(const TensorInfo& tensor) const;
+  /// Path of the file that holds the tensor.
+  [[nodiscard]] const std::string& path_of(const TensorInfo& tensor) const;
   /// Metadata of the file that holds the tensor.
   [[nodiscard]] const std::map<std::string, std::string>& metadata_of(
       const TensorInfo& tensor) const;

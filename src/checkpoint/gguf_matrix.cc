@@ -13,6 +13,7 @@
 #include "checkpoint/source_plain.h"
 #include "gguf/block_parts.h"
 #include "gguf/decode.h"
+#include "quant/codec.h"
 
 namespace nibble {
 namespace {
@@ -84,11 +85,6 @@ class GgufMatrix final : public SourceMatrix {
   const TensorInfo& tensor_;
 };
 
-// A power of two, as E8M0 has it, in BF16: the exponent, below it the one subnormal.
-uint16_t bf16_of_e8m0(uint8_t exponent) {
-  return exponent == 0 ? uint16_t{0x40} : static_cast<uint16_t>(exponent << 7);
-}
-
 // The first of `count` numbers in F16 or BF16 that is NaN or infinite, or `count`.
 int64_t first_not_finite(const std::byte* numbers, DType type, int64_t count) {
   const int exponent = type == DType::kF16 ? 0x7c00 : 0x7f80;
@@ -149,8 +145,8 @@ Status take_apart(const TensorInfo& tensor, MappedLinear& linear) {
                         .scales = powers ? exponents.data() : scales,
                         .minimums = row_minimums});
     for (int64_t g = 0; powers && g < groups; ++g) {
-      const uint16_t bits =
-          bf16_of_e8m0(std::to_integer<uint8_t>(exponents[static_cast<size_t>(g)]));
+      const auto exponent = std::to_integer<uint8_t>(exponents[static_cast<size_t>(g)]);
+      const uint16_t bits = f32_to_bf16(decode_e8m0(exponent));
       std::memcpy(scales + g * 2, &bits, sizeof(bits));
     }
     const int64_t stored = stored_row(tensor, row);

@@ -5,6 +5,7 @@
 #include <future>
 #include <utility>
 
+#include "arch/model_text.h"
 #include "base/file.h"
 #include "base/json.h"
 #include "base/log.h"
@@ -203,13 +204,7 @@ Status load_engine(const std::string& model_dir,
 
 Result<ServingSession> open_session(const std::string& model_dir, const SessionOptions& options) {
   const auto start = std::chrono::steady_clock::now();
-  if (!std::filesystem::is_directory(model_dir) && !gguf::is_gguf_path(model_dir)) {
-    return make_error(
-        StatusCode::kNotFound,
-        "{} is no folder; give the folder that has the model's config.json, or a GGUF "
-        "file",
-        model_dir);
-  }
+  NIBBLE_RETURN_IF_ERROR(check_is_model(model_dir));
   ServingSession session;
   session.model_name = name_of(model_dir);
   const std::string& text_dir = options.tokenizer_dir.empty() ? model_dir : options.tokenizer_dir;

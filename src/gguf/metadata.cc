@@ -122,6 +122,14 @@ const Value* Metadata::find(std::string_view key) const {
   return found == index_.end() ? nullptr : &entries_[found->second].second;
 }
 
+Status Metadata::corrupt(std::string_view key, std::string_view what) const {
+  return make_error(StatusCode::kCorrupt, "{}: key {}: {}", where_, key, what);
+}
+
+Status Metadata::unsupported(std::string_view key, std::string_view what) const {
+  return make_error(StatusCode::kUnsupported, "{}: key {}: {}", where_, key, what);
+}
+
 Result<const Value*> Metadata::require(std::string_view key) const {
   const Value* value = find(key);
   if (value == nullptr) {

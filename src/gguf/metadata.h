@@ -56,6 +56,9 @@ class Metadata final {
   [[nodiscard]] const Value* find(std::string_view key) const;
   [[nodiscard]] const std::vector<Entry>& entries() const { return entries_; }  // in file order
   [[nodiscard]] const std::string& where() const { return where_; }             // the file
+  /// Errors "FILE: key KEY: WHAT", for whoever knows what a value must be.
+  [[nodiscard]] Status corrupt(std::string_view key, std::string_view what) const;
+  [[nodiscard]] Status unsupported(std::string_view key, std::string_view what) const;
 
   [[nodiscard]] Result<std::string_view> require_string(std::string_view key) const;
   /// An integer of any type; negative ones are errors.

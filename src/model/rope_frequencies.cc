@@ -4,26 +4,13 @@
 #include <cmath>
 #include <numbers>
 
+#include "arch/llama3_rope.h"
+
 namespace nibble {
 
 namespace {
 
 constexpr double kTwoPi = 2.0 * std::numbers::pi;
-
-/// Long wavelengths are stretched by `factor`, short ones kept, with a linear blend between.
-double llama3_frequency(double frequency, const RopeConfig& config) {
-  const double original = static_cast<double>(config.original_max_position);
-  const double wavelength = kTwoPi / frequency;
-  if (wavelength < original / config.high_freq_factor) {
-    return frequency;
-  }
-  if (wavelength > original / config.low_freq_factor) {
-    return frequency / config.factor;
-  }
-  const double keep = (original / wavelength - config.low_freq_factor) /
-                      (config.high_freq_factor - config.low_freq_factor);
-  return (1.0 - keep) * frequency / config.factor + keep * frequency;
-}
 
 /// The blend of YaRN runs over the index of the pair, between the pairs that turn beta_fast and
 /// beta_slow times within the original context.

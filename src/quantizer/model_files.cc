@@ -6,6 +6,7 @@
 #include <span>
 #include <utility>
 
+#include "arch/gguf.h"
 #include "arch/model_text.h"
 #include "base/file.h"
 #include "gguf/split.h"
@@ -25,10 +26,6 @@ constexpr std::array<std::string_view, 7> kWeightSuffixes = {
 constexpr std::array<std::string_view, 4> kStaleFiles = {
     "quantize_config.json", "hf_quant_config.json", "quantization_report.json",
     "quantization_report.html"};
-
-// What the metadata of a GGUF file makes up for, sorted.
-constexpr std::array<std::string_view, 3> kGgufFiles = {"generation_config.json", "tokenizer.json",
-                                                        "tokenizer_config.json"};
 
 bool is_weight_file(std::string_view name) {
   return std::any_of(kWeightSuffixes.begin(), kWeightSuffixes.end(), [&](std::string_view suffix) {
@@ -74,12 +71,8 @@ int64_t tensor_bytes_of(const QuantizePlan& plan) {
   return total;
 }
 
-}  // namespace
-
-Result<std::vector<std::string>> list_model_files(const std::string& folder) {
-  if (gguf::is_gguf_path(folder)) {
-    return std::vector<std::string>{kGgufFiles.begin(), kGgufFiles.end()};
-  }
+// Names of the small files of a folder, sorted.
+Result<std::vector<std::string>> list_files(const std::string& folder) {
   std::vector<std::string> names;
   std::error_code error;
   for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
@@ -97,47 +90,47 @@ Result<std::vector<std::string>> list_model_files(const std::string& folder) {
   return names;
 }
 
-Status check_model_files(const std::string& folder) {
-  NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::string> names, list_model_files(folder));
-  for (const std::string& name : names) {
-    NIBBLE_RETURN_IF_ERROR(gguf::is_gguf_path(folder)
-                               ? read_model_file(folder, name).status()
-                               : MappedFile::open(fmt::format("{}/{}", folder, name)).status());
+Status visit_gguf_files(const std::string& path, const ModelFileVisitor& visit) {
+  NIBBLE_ASSIGN_OR_RETURN(const gguf::FileSet files, gguf::FileSet::open(path));
+  NIBBLE_ASSIGN_OR_RETURN(const Json generation, gguf_generation_config(files.metadata()));
+  NIBBLE_ASSIGN_OR_RETURN(const GgufTokenizerFiles text, gguf_tokenizer_files(files.metadata()));
+  for (const auto& [name, json] : {std::pair("generation_config.json", &generation),
+                                   {"tokenizer.json", &text.tokenizer},
+                                   {"tokenizer_config.json", &text.config}}) {
+    const std::string written = json->dump_pretty() + "\n";
+    NIBBLE_RETURN_IF_ERROR(visit(name, std::as_bytes(std::span(written))));
   }
   return {};
 }
 
-Result<std::string> read_model_file(const std::string& folder, const std::string& name) {
-  if (!gguf::is_gguf_path(folder)) {
-    return read_file(fmt::format("{}/{}", folder, name));
+}  // namespace
+
+Status visit_model_files(const std::string& model, const ModelFileVisitor& visit) {
+  if (gguf::is_gguf_path(model)) {
+    return visit_gguf_files(model, visit);
   }
-  if (name == kGgufFiles[0]) {
-    return read_generation_text(folder);
+  NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::string> names, list_files(model));
+  for (const std::string& name : names) {
+    NIBBLE_ASSIGN_OR_RETURN(const MappedFile file,
+                            MappedFile::open(fmt::format("{}/{}", model, name)));
+    NIBBLE_RETURN_IF_ERROR(visit(name, file.bytes()));
   }
-  NIBBLE_ASSIGN_OR_RETURN(const gguf::FileSet model, gguf::FileSet::open(folder));
-  NIBBLE_ASSIGN_OR_RETURN(const GgufTokenizerFiles files, gguf_tokenizer_files(model.metadata()));
-  return (name == kGgufFiles[1] ? files.tokenizer : files.config).dump_pretty() + "\n";
+  return {};
+}
+
+Status check_model_files(const std::string& model) {
+  return visit_model_files(model,
+                           [](const std::string&, std::span<const std::byte>) { return Status(); });
 }
 
 Status copy_model_files(const std::string& source, const std::string& destination) {
-  NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::string> names, list_model_files(source));
-  for (const std::string& name : names) {
-    NIBBLE_ASSIGN_OR_RETURN(const std::string text, read_model_file(source, name));
-    NIBBLE_RETURN_IF_ERROR(write_file(fmt::format("{}/{}", destination, name),
-                                      std::as_bytes(std::span(text.data(), text.size()))));
-  }
-  return {};
+  return visit_model_files(source, [&](const std::string& name, std::span<const std::byte> bytes) {
+    return write_file(fmt::format("{}/{}", destination, name), bytes);
+  });
 }
 
 Result<Json> read_config(const std::string& folder) {
-  std::error_code ignored;
-  if (!fs::is_directory(folder, ignored) && !gguf::is_gguf_path(folder)) {
-    return make_error(
-        StatusCode::kNotFound,
-        "{} is no folder; give the folder that has the model's config.json, or a GGUF "
-        "file",
-        folder);
-  }
+  NIBBLE_RETURN_IF_ERROR(check_is_model(folder));
   return read_config_json(folder);
 }
 

@@ -1,7 +1,9 @@
 #pragma once
 
+#include <cstddef>
+#include <functional>
+#include <span>
 #include <string>
-#include <vector>
 
 #include "base/json.h"
 #include "base/status.h"
@@ -9,17 +11,18 @@
 
 namespace nibble {
 
-/// Names of the small files that a quantized model keeps: tokenizer, templates, licences; not
+using ModelFileVisitor =
+    std::function<Status(const std::string& name, std::span<const std::byte> bytes)>;
+
+/// Visits the small files that a quantized model keeps: tokenizer, templates, licences; not
 /// config.json, weights, their index, what tells of an earlier quantization, hidden files or
-/// subfolders. Sorted. Of a GGUF file those that its metadata makes up for.
-Result<std::vector<std::string>> list_model_files(const std::string& folder);
+/// subfolders. Sorted by name. Of a GGUF file those that its metadata makes up for. The first error
+/// of `visit` ends the visits.
+Status visit_model_files(const std::string& model, const ModelFileVisitor& visit);
 
 /// Whether these files can be opened: what is no regular file is found out at the start, not at the
 /// end of a long run.
-Status check_model_files(const std::string& folder);
-
-/// One of them.
-Result<std::string> read_model_file(const std::string& folder, const std::string& name);
+Status check_model_files(const std::string& model);
 
 /// Copies these files. Copies are flushed and replace what is there.
 Status copy_model_files(const std::string& source, const std::string& destination);

@@ -2,7 +2,6 @@
 
 #include <cerrno>
 #include <cstring>
-#include <filesystem>
 #include <set>
 
 #include <sys/stat.h>
@@ -18,13 +17,12 @@ namespace {
 // To be raised when the same plan gives other bytes than before, or the journal changes.
 constexpr int kFormatVersion = 1;
 
-Status add_file(const std::string& folder, std::string_view name, std::string& text) {
-  const std::string path = fmt::format("{}/{}", folder, name);
+Status add_file(const std::string& path, std::string& text) {
   struct stat info = {};
   if (::stat(path.c_str(), &info) != 0) {
     return make_error(StatusCode::kIo, "{}: cannot examine: {}", path, std::strerror(errno));
   }
-  text += fmt::format("file {} {} {}.{:09}\n", name, info.st_size, info.st_mtim.tv_sec,
+  text += fmt::format("file {} {} {}.{:09}\n", file_name(path), info.st_size, info.st_mtim.tv_sec,
                       info.st_mtim.tv_nsec);
   return {};
 }
@@ -48,18 +46,15 @@ Result<std::string> plan_hash(const QuantizePlan& plan,
   if (plan.own_head) {
     text += "own head\n";
   }
-  std::set<std::string_view> files;
+  std::set<std::string> files;
   for (const TensorInfo* tensor : reader.tensors()) {
-    files.insert(reader.file_of(*tensor));
+    files.insert(reader.path_of(*tensor));
   }
-  const bool gguf = gguf::is_gguf_path(reader.path());  // has its config within
-  const std::string folder =
-      gguf ? std::filesystem::path(reader.path()).parent_path().string() : reader.path();
-  for (const std::string_view file : files) {
-    NIBBLE_RETURN_IF_ERROR(add_file(folder.empty() ? "." : folder, file, text));
+  for (const std::string& file : files) {
+    NIBBLE_RETURN_IF_ERROR(add_file(file, text));
   }
-  if (!gguf) {
-    NIBBLE_RETURN_IF_ERROR(add_file(folder, "config.json", text));
+  if (!gguf::is_gguf_path(reader.path())) {  // which has its config within
+    NIBBLE_RETURN_IF_ERROR(add_file(reader.path() + "/config.json", text));
   }
   Digest digest = digest_of(text);
   for (const PlanJob& job : plan.jobs) {  // a chain: the text of a whole model is long

@@ -43,16 +43,8 @@ Result<bool> equal_configs(const std::string& source,
   NIBBLE_ASSIGN_OR_RETURN(const Json before, read_config_json(source));
   NIBBLE_ASSIGN_OR_RETURN(const Json after, read_config_json(destination));
   const std::string result = canonical(after).dump();
-  return result == canonical(before).dump() || (head == ResultHead::kOwn && before.is_object() &&
-                                                result == canonical(with_own_head(before)).dump());
-}
-
-Result<bool> equal_files(const std::string& first,
-                         const std::string& second,
-                         const std::string& name) {
-  NIBBLE_ASSIGN_OR_RETURN(const std::string a, read_model_file(first, name));
-  NIBBLE_ASSIGN_OR_RETURN(const std::string b, read_model_file(second, name));
-  return a == b;
+  return result == canonical(before).dump() ||
+         (head == ResultHead::kOwn && result == canonical(with_own_head(before)).dump());
 }
 
 }  // namespace
@@ -100,16 +92,17 @@ Result<FileComparison> compare_model_files(const std::string& source,
   };
   NIBBLE_ASSIGN_OR_RETURN(const bool configs, equal_configs(source, destination, head));
   note(configs, kConfig);
-  NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::string> names, list_model_files(source));
-  for (const std::string& name : names) {
-    const std::string copy = fmt::format("{}/{}", destination, name);
-    if (!file_exists(copy)) {
-      result.problems.push_back(fmt::format("{}: missing; {} has it", copy, source));
-      continue;
+  const auto compare = [&](const std::string& name, std::span<const std::byte> bytes) -> Status {
+    const std::string path = fmt::format("{}/{}", destination, name);
+    if (!file_exists(path)) {
+      result.problems.push_back(fmt::format("{}: missing; {} has it", path, source));
+      return {};
     }
-    NIBBLE_ASSIGN_OR_RETURN(const bool equal, equal_files(source, destination, name));
-    note(equal, name);
-  }
+    NIBBLE_ASSIGN_OR_RETURN(const MappedFile copy, MappedFile::open(path));
+    note(std::ranges::equal(bytes, copy.bytes()), name);
+    return {};
+  };
+  NIBBLE_RETURN_IF_ERROR(visit_model_files(source, compare));
   return result;
 }
 

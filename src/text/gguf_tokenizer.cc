@@ -63,7 +63,7 @@ class Builder {
     } else if (model == "llama") {
       NIBBLE_RETURN_IF_ERROR(build_sentencepiece());
     } else {
-      return unsupported(
+      return metadata_.unsupported(
           kModel, fmt::format("\"{}\" is not known to this build; gpt2 and llama are", model));
     }
     NIBBLE_RETURN_IF_ERROR(build_config());
@@ -72,17 +72,10 @@ class Builder {
   }
 
  private:
-  [[nodiscard]] Status corrupt(std::string_view key, std::string_view what) const {
-    return make_error(StatusCode::kCorrupt, "{}: key {}: {}", metadata_.where(), key, what);
-  }
-  [[nodiscard]] Status unsupported(std::string_view key, std::string_view what) const {
-    return make_error(StatusCode::kUnsupported, "{}: key {}: {}", metadata_.where(), key, what);
-  }
-
   Status read_tokens() {
     NIBBLE_ASSIGN_OR_RETURN(tokens_, metadata_.require_strings(kTokens));
     if (tokens_.empty()) {
-      return corrupt(kTokens, "is empty");
+      return metadata_.corrupt(kTokens, "is empty");
     }
     if (metadata_.find(kTypes) != nullptr) {
       NIBBLE_ASSIGN_OR_RETURN(types_, metadata_.require_ints(kTypes));
@@ -94,8 +87,8 @@ class Builder {
   }
 
   [[nodiscard]] Status wrong_count(std::string_view key, size_t count) const {
-    return corrupt(key,
-                   fmt::format("has {} entries, but {} has {}", count, kTokens, tokens_.size()));
+    return metadata_.corrupt(
+        key, fmt::format("has {} entries, but {} has {}", count, kTokens, tokens_.size()));
   }
 
   [[nodiscard]] JsonArray added_tokens() const {
@@ -133,7 +126,7 @@ class Builder {
     for (const PreTokenizerRow& each : kPreTokenizers) {
       known += fmt::format("{}{}", known.empty() ? "" : ", ", each.name);
     }
-    return unsupported(
+    return metadata_.unsupported(
         kPre, fmt::format("\"{}\" is not known to this build, and text cut otherwise would be "
                           "other tokens; it knows {}. A folder with the model's tokenizer.json "
                           "runs",
@@ -277,7 +270,8 @@ class Builder {
     }
     NIBBLE_ASSIGN_OR_RETURN(const uint64_t id, metadata_.require_uint(key));
     if (id >= tokens_.size()) {
-      return corrupt(key, fmt::format("{} is no token; there are {}", id, tokens_.size()));
+      return metadata_.corrupt(key,
+                               fmt::format("{} is no token; there are {}", id, tokens_.size()));
     }
     return Json(tokens_[id]);
   }
@@ -287,8 +281,8 @@ class Builder {
     NIBBLE_ASSIGN_OR_RETURN(const uint64_t id,
                             metadata_.optional_uint("tokenizer.ggml.bos_token_id", 0));
     if (bos.is_null()) {
-      return corrupt("tokenizer.ggml.add_bos_token",
-                     "asks for a BOS, but tokenizer.ggml.bos_token_id is missing");
+      return metadata_.corrupt("tokenizer.ggml.add_bos_token",
+                               "asks for a BOS, but tokenizer.ggml.bos_token_id is missing");
     }
     const std::string& name = bos.as_string();
     const auto item = [](std::string_view kind, std::string_view what, int type) {
@@ -311,7 +305,7 @@ class Builder {
     constexpr std::string_view kAddEos = "tokenizer.ggml.add_eos_token";
     NIBBLE_ASSIGN_OR_RETURN(const bool ends, metadata_.optional_bool(kAddEos, false));
     if (ends) {
-      return unsupported(kAddEos, "an EOS behind every prompt is not supported");
+      return metadata_.unsupported(kAddEos, "an EOS behind every prompt is not supported");
     }
     files_.config = object({{"tokenizer_class", "PreTrainedTokenizerFast"}});
     for (const std::string_view name : {"bos", "eos"}) {

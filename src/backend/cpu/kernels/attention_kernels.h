@@ -2,9 +2,8 @@
 
 // Attention over BF16, FP8, INT8 and INT4 caches: what tiles of BF16 products do on CPUs that have
 // them (amx/amx_attention.h), lane by lane. The rules that give the same bits everywhere:
-// - Queries are rounded to BF16. Keys and values enter as BF16 numbers, which E4M3 codes are too,
-// or
-//   as their codes; a token's scale multiplies its score or weight, a layer's the scale of all
+// - Queries are rounded to BF16. Keys and values enter as BF16 numbers, which E4M3 codes are, too,
+//   or as their codes; a token's scale multiplies its score or weight, a layer's the scale of all
 //   scores or the result.
 // - Queries that meet codes are INT8 codes themselves, whose products are exact in integers
 //   (attention_queries.h), and INT4 keys become such codes (attention_keys.h).

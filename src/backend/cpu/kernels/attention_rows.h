@@ -23,8 +23,7 @@ inline F32x16 load_e4m3(const uint8_t* codes) {
   return Simd::select_less(Simd::set(448.0F), magnitude(x), Simd::set(__builtin_nanf("")), x);
 }
 
-/// A row of a cache whose rows are widened, as BF16 numbers [head_dim]: they hold its codes
-/// exactly.
+/// A row of a cache whose rows are widened, as BF16 numbers [head_dim], which hold codes exactly.
 inline void widen_row(const KvLayout& kv, const uint8_t* codes, uint8_t* to) {
   in_vectors(kv.head_dim, [&](int64_t i, int64_t lanes) {
     uint8_t rest[16] = {};

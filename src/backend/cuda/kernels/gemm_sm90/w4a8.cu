@@ -11,37 +11,20 @@
 namespace nibble::cuda {
 namespace {
 
-/// A unit holds for each thread t two 16-byte words, K steps 0 and 1 at 16 t and 2 and 3 at
-/// 2048 + 16 t. Each 32-bit word is half a K step, byte b its element 4 (t % 4) + b: the low nibble
-/// of the even channel, the high one of the odd, in two's complement.
-struct Int4Codec {
+/// Byte b of a 32-bit word is element 4 (t % 4) + b of half a K step: the low nibble of the even
+/// channel, the high one of the odd, in two's complement.
+struct Int4Codec : HalvesCodec {
   static constexpr ptx::MmaType kType = ptx::MmaType::kInt8;
-  static constexpr int kUnitBytes = 4096;
   static constexpr int kBlockElements = 128;
   static constexpr float kScale = 1.0F / 16.0F;
 
-  struct Fetched {
-    uint4 halves[2];
-  };
-  static __device__ __forceinline__ Fetched fetch(uint32_t unit, int thread) {
-    return {
-        {ptx::load_shared16(unit + thread * 16), ptx::load_shared16(unit + 2048 + thread * 16)}};
-  }
   static __device__ __forceinline__ void expand(const Fetched& fetched, uint32_t (&a)[4][4]) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const uint4 q = fetched.halves[half];
-      const uint32_t words[4] = {q.x, q.y, q.z, q.w};
-#pragma unroll
-      for (int w = 0; w < 4; ++w) {
-        a[2 * half + w / 2][2 * (w % 2)] = (words[w] << 4) & 0xf0f0f0f0U;
-        a[2 * half + w / 2][2 * (w % 2) + 1] = words[w] & 0xf0f0f0f0U;
-      }
-    }
+    expand_words(fetched, a, [](uint32_t word, uint32_t* to) {
+      to[0] = (word << 4) & 0xf0f0f0f0U;
+      to[1] = word & 0xf0f0f0f0U;
+    });
   }
 };
-
-constexpr int kDepth = 2;
 
 // One thread for each 32-bit word of the units.
 __global__ void pack_int4(
@@ -92,19 +75,12 @@ __global__ void unpack_int4(
   codes[i] = word;
 }
 
-cudaError_t pack(const void* codes, int64_t n, int64_t k, void* units, cudaStream_t stream) {
-  const GemmUnits count = gemm_units(n, k, kDepth);
-  return launch(pack_int4, {.blocks = dim3(count.units()), .threads = 256},
-                {.stream = stream, .overlap = false}, static_cast<const uint32_t*>(codes), n, k,
-                count.k_blocks, static_cast<uint32_t*>(units));
-}
-
-cudaError_t unpack(const void* units, int64_t n, int64_t k, void* codes, cudaStream_t stream) {
-  return launch(unpack_int4,
-                {.blocks = dim3(static_cast<unsigned>((n * (k / 8) + 255) / 256)), .threads = 256},
-                {.stream = stream, .overlap = false}, static_cast<const uint32_t*>(units), n, k,
-                gemm_units(n, k, kDepth).k_blocks, static_cast<uint32_t*>(codes));
-}
+struct Int4Packing {
+  static constexpr auto kPack = pack_int4;
+  static constexpr auto kUnpack = unpack_int4;
+  using Codes = uint32_t;
+  static constexpr int kDepth = 2, kXBytes = 1, kColumns = 8;
+};
 
 // Six rings of 16 KiB of weights read fastest (read_ceiling.cu), and leave room for the next
 // kernel's; from 64 tokens up, larger tiles save activations' way from the L2 cache.
@@ -120,9 +96,9 @@ constexpr GemmSm90Family kFamily{.name = "gemm_w4a8_sm90",
                                  .tiles = kTiles,
                                  .unit_bytes = Int4Codec::kUnitBytes,
                                  .block_elements = Int4Codec::kBlockElements,
-                                 .depth = kDepth,
-                                 .pack = pack,
-                                 .unpack = unpack};
+                                 .depth = Int4Packing::kDepth,
+                                 .pack = pack_units<Int4Packing>,
+                                 .unpack = unpack_units<Int4Packing>};
 
 bool accepts(const GemmProblem& problem, const DeviceInfo& device) {
   return scaled_by_channel_and_token(problem, device, WeightCode::kInt4, ActFormat::kInt8Token);

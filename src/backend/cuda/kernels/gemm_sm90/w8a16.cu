@@ -12,40 +12,23 @@
 namespace nibble::cuda {
 namespace {
 
-/// A unit, 64 rows x 64 of K, holds for each thread t two 16-byte words, K steps 0 and 1 at 16 t
-/// and 2 and 3 at 2048 + 16 t. Each 32-bit word is half a K step, its elements 2 (t % 4) and the
-/// next of 8: byte b is element b / 2 of the even channel (b even) or the odd one.
-struct Int8ToBf16Codec {
+/// A unit is 64 rows x 64 of K. A 32-bit word is elements 2 (t % 4) and the next of 8, half a K
+/// step: byte b is element b / 2 of the even channel (b even) or the odd one.
+struct Int8ToBf16Codec : HalvesCodec {
   static constexpr ptx::MmaType kType = ptx::MmaType::kBf16;
-  static constexpr int kUnitBytes = 4096;
   static constexpr int kBlockElements = 64;
   static constexpr float kScale = 0x1p40F;
 
-  struct Fetched {
-    uint4 halves[2];
-  };
-  static __device__ __forceinline__ Fetched fetch(uint32_t unit, int thread) {
-    return {
-        {ptx::load_shared16(unit + thread * 16), ptx::load_shared16(unit + 2048 + thread * 16)}};
-  }
   static __device__ __forceinline__ void expand(const Fetched& fetched, uint32_t (&a)[4][4]) {
     constexpr uint32_t kFactors = 0x6e006e00U;  // 2^93
     constexpr uint32_t kOffsets = 0xaf00af00U;  // -128 * 2^-40
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const uint4 q = fetched.halves[half];
-      const uint32_t words[4] = {q.x, q.y, q.z, q.w};
-#pragma unroll
-      for (int w = 0; w < 4; ++w) {
-        uint32_t* to = a[2 * half + w / 2] + 2 * (w % 2);
-        to[0] = ptx::fma_bf16x2(words[w] & 0x00ff00ffU, kFactors, kOffsets);
-        to[1] = ptx::fma_bf16x2(__byte_perm(words[w], 0, 0x4341), kFactors, kOffsets);
-      }
-    }
+    expand_words(fetched, a, [](uint32_t word, uint32_t* to) {
+      to[0] = ptx::fma_bf16x2(word & 0x00ff00ffU, kFactors, kOffsets);
+      to[1] = ptx::fma_bf16x2(__byte_perm(word, 0, 0x4341), kFactors, kOffsets);
+    });
   }
 };
 
-constexpr int kDepth = 2;
 constexpr int kUnitWords = Int8ToBf16Codec::kUnitBytes / 4;
 
 // One thread for each 32-bit word of the units.
@@ -68,7 +51,7 @@ __global__ void pack_int8(
 
 // One thread for each code.
 __global__ void unpack_int8(
-    const uint8_t* units, int64_t n, int64_t k, int k_blocks, uint8_t* codes) {
+    const uint32_t* units, int64_t n, int64_t k, int k_blocks, uint8_t* codes) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i >= n * k) {
     return;
@@ -77,23 +60,17 @@ __global__ void unpack_int8(
   const int64_t unit = i / k / 64 * k_blocks + i % k / 64;
   const int thread = gemm_thread(row, 2 * column);
   const int word = column / 32 * 512 + thread * 4 + column / 16 % 2 * 2 + column / 8 % 2;
+  const auto* bytes = reinterpret_cast<const uint8_t*>(units);
   codes[i] =
-      units[unit * Int8ToBf16Codec::kUnitBytes + 4 * word + 2 * (column % 2) + row % 2] ^ 0x80U;
+      bytes[unit * Int8ToBf16Codec::kUnitBytes + 4 * word + 2 * (column % 2) + row % 2] ^ 0x80U;
 }
 
-cudaError_t pack(const void* codes, int64_t n, int64_t k, void* units, cudaStream_t stream) {
-  const GemmUnits count = gemm_units(n, 2 * k, kDepth);
-  return launch(pack_int8, {.blocks = dim3(count.units()), .threads = 256},
-                {.stream = stream, .overlap = false}, static_cast<const uint8_t*>(codes), n, k,
-                count.k_blocks, static_cast<uint32_t*>(units));
-}
-
-cudaError_t unpack(const void* units, int64_t n, int64_t k, void* codes, cudaStream_t stream) {
-  return launch(unpack_int8,
-                {.blocks = dim3(static_cast<unsigned>((n * k + 255) / 256)), .threads = 256},
-                {.stream = stream, .overlap = false}, static_cast<const uint8_t*>(units), n, k,
-                gemm_units(n, 2 * k, kDepth).k_blocks, static_cast<uint8_t*>(codes));
-}
+struct Int8Packing {
+  static constexpr auto kPack = pack_int8;
+  static constexpr auto kUnpack = unpack_int8;
+  using Codes = uint8_t;
+  static constexpr int kDepth = 2, kXBytes = 2, kColumns = 1;
+};
 
 constexpr GemmSm90Tile kTiles[] = {gemm_tile<Int8ToBf16Codec, GemmTile<8, 1, 2, 6, 2>>(),
                                    gemm_tile<Int8ToBf16Codec, GemmTile<16, 1, 2, 5, 2>>(),
@@ -108,9 +85,9 @@ constexpr GemmSm90Family kFamily{.name = "gemm_w8a16_sm90",
                                  .tiles = kTiles,
                                  .unit_bytes = Int8ToBf16Codec::kUnitBytes,
                                  .block_elements = Int8ToBf16Codec::kBlockElements,
-                                 .depth = kDepth,
-                                 .pack = pack,
-                                 .unpack = unpack};
+                                 .depth = Int8Packing::kDepth,
+                                 .pack = pack_units<Int8Packing>,
+                                 .unpack = unpack_units<Int8Packing>};
 
 bool accepts(const GemmProblem& problem, const DeviceInfo& device) {
   return scaled_by_channel_and_token(problem, device, WeightCode::kInt8, ActFormat::kBf16);

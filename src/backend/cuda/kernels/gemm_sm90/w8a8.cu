@@ -64,19 +64,12 @@ __global__ void unpack_bytes(
                    thread * 4 + within / 16 % 2 * 2 + row % 2];
 }
 
-cudaError_t pack(const void* codes, int64_t n, int64_t k, void* units, cudaStream_t stream) {
-  const GemmUnits count = gemm_units(n, k, 1);
-  return launch(pack_bytes, {.blocks = dim3(count.units()), .threads = 256},
-                {.stream = stream, .overlap = false}, static_cast<const uint32_t*>(codes), n, k,
-                count.k_blocks, static_cast<uint32_t*>(units));
-}
-
-cudaError_t unpack(const void* units, int64_t n, int64_t k, void* codes, cudaStream_t stream) {
-  return launch(unpack_bytes,
-                {.blocks = dim3(static_cast<unsigned>((n * (k / 4) + 255) / 256)), .threads = 256},
-                {.stream = stream, .overlap = false}, static_cast<const uint32_t*>(units), n, k,
-                gemm_units(n, k, 1).k_blocks, static_cast<uint32_t*>(codes));
-}
+struct BytePacking {
+  static constexpr auto kPack = pack_bytes;
+  static constexpr auto kUnpack = unpack_bytes;
+  using Codes = uint32_t;
+  static constexpr int kDepth = 1, kXBytes = 1, kColumns = 4;
+};
 
 template <ptx::MmaType kType>
 inline constexpr GemmSm90Tile kTiles[] = {
@@ -94,16 +87,16 @@ constexpr GemmSm90Family kInt8Family{.name = "gemm_w8a8_int8_sm90",
                                      .tiles = kTiles<ptx::MmaType::kInt8>,
                                      .unit_bytes = 4 * kUnitWords,
                                      .block_elements = 128,
-                                     .depth = 1,
-                                     .pack = pack,
-                                     .unpack = unpack};
+                                     .depth = BytePacking::kDepth,
+                                     .pack = pack_units<BytePacking>,
+                                     .unpack = unpack_units<BytePacking>};
 constexpr GemmSm90Family kFp8Family{.name = "gemm_w8a8_fp8_sm90",
                                     .tiles = kTiles<ptx::MmaType::kE4M3>,
                                     .unit_bytes = 4 * kUnitWords,
                                     .block_elements = 128,
-                                    .depth = 1,
-                                    .pack = pack,
-                                    .unpack = unpack};
+                                    .depth = BytePacking::kDepth,
+                                    .pack = pack_units<BytePacking>,
+                                    .unpack = unpack_units<BytePacking>};
 
 bool accepts_int8(const GemmProblem& problem, const DeviceInfo& device) {
   return scaled_by_channel_and_token(problem, device, WeightCode::kInt8, ActFormat::kInt8Token);
