@@ -373,9 +373,11 @@ Result<GemmBenchReport> bench_gemms(const DeviceInfo& device, const GemmBenchOpt
   NIBBLE_ASSIGN_OR_RETURN(report.ceilings.read_tbps, measure_read_tbps(device));
   NIBBLE_ASSIGN_OR_RETURN(const auto timer, Timer::make());
   const int64_t max_m = *std::ranges::max_element(options.row_counts);
-  for (const QuantScheme& scheme : all_schemes()) {
+  const std::span<const QuantScheme> schemes =
+      options.schemes.empty() ? all_schemes() : options.schemes;
+  for (const QuantScheme& scheme : schemes) {
     for (const GemmShape shape : options.shapes) {
-      if (!listed(options.schemes, scheme.name) || !taken(scheme, shape, device, options)) {
+      if (!taken(scheme, shape, device, options)) {
         continue;
       }
       NIBBLE_ASSIGN_OR_RETURN(const Subject subject, make_subject(scheme, shape, max_m, *timer));

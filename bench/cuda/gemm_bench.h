@@ -47,7 +47,7 @@ struct GemmBenchOptions {
   enum class Older : uint8_t { kAll, kWhereNothingElse };
 
   std::span<const GemmEntry> entries;  // of the registry
-  std::vector<std::string> schemes;    // none: all that a kernel takes
+  std::vector<QuantScheme> schemes;    // none: all that a kernel takes
   std::vector<std::string> kernels;    // names of entries; none: all
   Older older = Older::kAll;           // of those, where no names are given
   std::vector<GemmShape> shapes;

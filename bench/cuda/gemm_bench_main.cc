@@ -39,7 +39,10 @@ Status parse(std::string_view flag,
              GemmBenchOptions& options,
              std::string& json) {
   if (flag == "--scheme") {
-    options.schemes = split(value);
+    for (const std::string& name : split(value)) {
+      NIBBLE_ASSIGN_OR_RETURN(const QuantScheme scheme, find_scheme(name));
+      options.schemes.push_back(scheme);
+    }
   } else if (flag == "--kernel") {
     options.kernels = split(value);
   } else if (flag == "--json") {

@@ -91,7 +91,7 @@ void print_timings(const SchemeTimings& all) {
   }
 }
 
-/// A scheme of the table, or on CPUs a type of GGUF that products take as it is.
+/// A scheme of the table, or a type of GGUF that products take as it is.
 Result<std::vector<QuantScheme>> chosen_schemes(const KernelFlags& flags) {
   const std::string& name = flags.scheme;
   if (name.empty()) {
@@ -99,7 +99,7 @@ Result<std::vector<QuantScheme>> chosen_schemes(const KernelFlags& flags) {
   }
   for (const gguf::Type type : {gguf::Type::kQ4_0, gguf::Type::kQ4_1, gguf::Type::kQ8_0}) {
     const std::string_view type_name = gguf::type_traits(type).name;
-    if (name == type_name && flags.device == "cpu") {
+    if (name == type_name) {
       return std::vector<QuantScheme>{{type_name, *gguf_weight_format(type)}};
     }
   }
@@ -131,7 +131,7 @@ Status check_shapes(const KernelFlags& flags, const std::vector<QuantScheme>& sc
 }
 
 /// The kernels of a GPU.
-Status run_on_gpu(const KernelFlags& flags) {
+Status run_on_gpu(const KernelFlags& flags, const std::vector<QuantScheme>& schemes) {
   const BackendOptions device{
       .device = flags.device, .kernels = flags.backend.kernels, .cuda_library = flags.cuda_library};
   NIBBLE_RETURN_IF_ERROR(open_backend(device).status());  // there is a GPU with these kernels
@@ -140,7 +140,12 @@ Status run_on_gpu(const KernelFlags& flags) {
   options.rest = flags.rest;
   options.kernels = flags.backend.kernels;
   if (!flags.scheme.empty()) {
-    options.schemes = {flags.scheme};
+    options.schemes = schemes;
+    for (QuantScheme& scheme : options.schemes) {
+      if (scheme.weight.scale_dtype == DType::kF16) {
+        scheme.weight.scale_dtype = DType::kBF16;  // as GPUs keep those of GGUF
+      }
+    }
   }
   if (flags.rows_given) {
     options.row_counts = flags.row_counts;
@@ -162,7 +167,7 @@ Status run(const KernelFlags& flags) {
   NIBBLE_ASSIGN_OR_RETURN(auto schemes, chosen_schemes(flags));
   if (flags.device != "cpu") {
     NIBBLE_RETURN_IF_ERROR(check_shapes(flags, schemes));
-    return run_on_gpu(flags);
+    return run_on_gpu(flags, schemes);
   }
   NIBBLE_ASSIGN_OR_RETURN(const auto backend, make_cpu_backend(flags.backend));
   if (flags.scheme.empty()) {
@@ -228,7 +233,7 @@ void add_bench_kernels(CLI::App& bench, CommandContext& context) {
   add_kernel_choice(*command, backend.kernels);
   add_thread_flags(*command, {backend.threads, backend.pinning, backend.numa});
   command->add_option("--scheme", flags->scheme,
-                      "Only this scheme, or on CPUs this type of GGUF: Q4_0, Q4_1, Q8_0");
+                      "Only this scheme, or this type of GGUF: Q4_0, Q4_1, Q8_0");
   command->add_option("--m", flags->row_counts, "Rows of activations, like 1,16,256")
       ->delimiter(',')
       ->check(whole_number(1, kMostRows))

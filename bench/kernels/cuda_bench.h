@@ -7,7 +7,7 @@
 namespace nibble {
 
 /// Version of the interface between the program and libnibble_cuda_bench.so.
-inline constexpr int kCudaBenchInterface = 1;
+inline constexpr int kCudaBenchInterface = 2;
 /// Its functions nibble_cuda_bench_read and nibble_cuda_bench_kernels; nibble_cuda_bench_interface
 /// is the number above.
 using CudaBenchRead = void(int device, Result<double>& gbps);

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "quant/scheme.h"
+
 namespace nibble {
 
 /// What a device's own benchmark of its matrix products times.
@@ -13,7 +15,7 @@ struct KernelBenchOptions {
     int64_t n = 0;
     int64_t k = 0;
   };
-  std::vector<std::string> schemes;  // none: all that the device runs
+  std::vector<QuantScheme> schemes;  // none: all that the device runs
   std::vector<std::string> kernels;  // none: all that the device would take
   std::vector<Shape> shapes;         // none: those of the published tables
   std::vector<int64_t> row_counts;   // none: likewise
