@@ -214,9 +214,10 @@ Result<ModelConfig> parse_model_config(const ModelConfigText& files) {
   const Json& json = nested != nullptr && nested->is_object() ? *nested : top;
   const JsonReader reader(json, std::string(files.path));
   NIBBLE_ASSIGN_OR_RETURN(const auto dtype, read_dtype_field(json, reader));
-  config.dtype = dtype.value_or(DType::kF32);  // as in transformers
+  config.dtype = dtype.value_or(config.family->default_dtype);
   NIBBLE_RETURN_IF_ERROR(read_shared_fields(json, reader, config));
   NIBBLE_RETURN_IF_ERROR(config.family->read_fields(json, reader, config));
+  NIBBLE_RETURN_IF_ERROR(check_experts_fields(reader, config));
   NIBBLE_RETURN_IF_ERROR(read_token_ids(json, reader, config));
   if (!files.generation_text.empty()) {
     NIBBLE_RETURN_IF_ERROR(

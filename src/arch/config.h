@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -8,6 +9,7 @@
 #include "base/status.h"
 #include "core/dtype.h"
 #include "core/gemm_input.h"
+#include "core/router_form.h"
 
 namespace nibble {
 
@@ -38,6 +40,8 @@ struct MoeConfig {
   bool shared_gate = false;  // which weighs that expert
   bool correction = false;   // a bias that chooses experts and does not weigh them
   bool biases = false;       // of router and experts
+  RouterForm router;
+  float limit = 0.0F;        // of activation kClampedSwiglu
   std::vector<bool> layers;  // which have experts instead of an MLP
 };
 
@@ -107,6 +111,13 @@ struct ModelConfig {
 [[nodiscard]] inline bool has_experts(const ModelConfig& config, int64_t layer) {
   return static_cast<size_t>(layer) < config.moe.layers.size() &&
          config.moe.layers[static_cast<size_t>(layer)];
+}
+
+[[nodiscard]] inline bool has_experts_somewhere(const ModelConfig& config) {
+  return std::ranges::find(config.moe.layers, true) != config.moe.layers.end();
+}
+[[nodiscard]] inline bool has_experts_everywhere(const ModelConfig& config) {
+  return std::ranges::count(config.moe.layers, true) == config.num_layers;
 }
 
 /// Reads model_dir/config.json (and generation_config.json if present), or what a GGUF file says

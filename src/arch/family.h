@@ -61,6 +61,7 @@ struct Family {
   double default_eps = 1e-6;
   bool kv_heads_may_be_absent = false;     // then there are as many as query heads
   int64_t default_head_dim = 0;            // 0: hidden_size / heads
+  DType default_dtype = DType::kF32;       // of the model, where config.json does not say
   std::optional<FusedExperts> fused = {};  // absent: tensors of all experts are not known
   WorthQuantizing worth = WorthQuantizing::kLinearLayers;
   std::optional<GgufForm> gguf = {};  // absent: GGUF files of it are not read
@@ -105,7 +106,12 @@ Result<std::vector<int64_t>> read_qwen_windows(const Json& json,
                                                const JsonReader& reader,
                                                int64_t num_layers);
 
-/// Experts of the Qwen families: which layers have them, how many and how wide.
+/// kCorrupt, naming the field, for experts that cannot be chosen: none, fewer than a token takes,
+/// or groups that do not divide them; kUnsupported for more than a router chooses from.
+Status check_experts_fields(const JsonReader& reader, const ModelConfig& config);
+
+/// Experts of the Qwen families: which layers have them, how many, how wide, and how they are
+/// weighed.
 Status read_qwen_experts(const Json& json, const JsonReader& reader, ModelConfig& config);
 
 /// The rule of Mistral: sliding_window for every layer, none where it is null; `fallback` where it

@@ -37,6 +37,13 @@ Result<DeviceBuffer> Backend::upload(std::span<const float> values) {
   return buffer;
 }
 
+Result<std::unique_ptr<PreparedExperts>> Backend::prepare_experts(
+    const ExpertsRequest& /*request*/) {
+  return make_error(StatusCode::kUnsupported,
+                    "{} has no kernels for mixtures of experts; run the model with --device cpu",
+                    name());
+}
+
 void Backend::finish_step(std::span<SampledRow> /*out*/) {
   CHECK_MSG(false, "{} samples no tokens", name());
 }

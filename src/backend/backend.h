@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "backend/prepared_experts.h"
 #include "backend/prepared_gemm.h"
 #include "backend/step.h"
 #include "base/cpu_topology.h"
@@ -105,6 +106,10 @@ class Backend {
     const QuantView view = view_of(weight);
     return prepare_gemm({&view, 1}, act, max_m);
   }
+
+  /// Packs the experts of a layer. The errors of check_experts(), and kUnsupported, with the reason
+  /// and a remedy, for experts that there are no kernels for.
+  virtual Result<std::unique_ptr<PreparedExperts>> prepare_experts(const ExpertsRequest& request);
 
   /// x[i] rounded to BF16, ties to even, in place.
   virtual void round_bf16(float* x, int64_t count) = 0;

@@ -576,7 +576,7 @@ TEST_F(Gemm, Bf16InAndOutEqualsF32RoundedOnce) {
       ASSERT_TRUE(gemm.ok());
       using enum GemmInput::Kind;
       for (const GemmInput::Kind kind :
-           {kPlain, kRmsNorm, kLayerNorm, kSiluMul, kRelu, kGeluTanh}) {
+           {kPlain, kRmsNorm, kLayerNorm, kSiluMul, kRelu, kGeluTanh, kClampedSwiglu}) {
         SCOPED_TRACE(testing::Message() << scheme.name << " " << backend->name() << " input "
                                         << static_cast<int>(kind));
         for (const int64_t m : {int64_t{1}, int64_t{4}, kRows}) {
@@ -588,7 +588,7 @@ TEST_F(Gemm, Bf16InAndOutEqualsF32RoundedOnce) {
                         .m = m,
                         .y = expected.data(),
                         .y_stride = stride,
-                        .input = {kind, norm.data(), 1e-5F, norm.data()},
+                        .input = {kind, norm.data(), 1e-5F, norm.data(), 0.5F},
                         .bias = bias.data()};
           (*gemm)->run(args);
           args.x = {x.data(), DType::kBF16};

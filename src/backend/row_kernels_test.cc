@@ -299,6 +299,42 @@ TEST(RowKernels, SiluKeepsItsLimits) {
   }
 }
 
+TEST(RowKernels, ClampedSwigluIsThatOfGptOss) {
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  const std::vector<float> numbers = {-1000.0F, -kInf, -7.5F, -7.0F, -1.0F, -0.25F, 0.0F,
+                                      1e-3F,    1.0F,  6.5F,  7.0F,  7.25F, 1e30F,  kInf};
+  std::vector<float> gate_up;
+  std::vector<double> wanted;
+  for (const float gate : numbers) {
+    for (const float up : numbers) {
+      if (gate != -kInf) {  // -inf * 0
+        gate_up.push_back(gate);
+        wanted.push_back(exact_activation(GemmInput::Kind::kClampedSwiglu, gate, up, 7.0));
+      }
+    }
+  }
+  for (const float gate : numbers) {
+    if (gate != -kInf) {
+      gate_up.insert(gate_up.end(), numbers.begin(), numbers.end());
+    }
+  }
+  const auto n = static_cast<int64_t>(wanted.size());
+  for (const std::string_view isa : cpu::supported_isas()) {
+    auto backend = make_cpu_backend({.threads = 1, .isa = std::string(isa)});
+    const std::vector<float> y = input_of(**backend, gate_up.data(), 1, n,
+                                          {.kind = GemmInput::Kind::kClampedSwiglu, .limit = 7.0F});
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      EXPECT_NEAR(y[i], wanted[i], 1e-6 * std::fabs(wanted[i]) + 1e-30) << isa << " " << i;
+    }
+  }
+  const float nan[] = {std::numeric_limits<float>::quiet_NaN(), 1.0F};
+  for (const std::string_view isa : cpu::supported_isas()) {
+    auto backend = make_cpu_backend({.threads = 1, .isa = std::string(isa)});
+    EXPECT_TRUE(std::isnan(input_of(**backend, nan, 1, 1,
+                                    {.kind = GemmInput::Kind::kClampedSwiglu, .limit = 7.0F})[0]));
+  }
+}
+
 // PyTorch's values of gelu(x, approximate="tanh"), in double precision.
 TEST(RowKernels, GeluEqualsPytorch) {
   constexpr float kInf = std::numeric_limits<float>::infinity();

@@ -5,6 +5,7 @@
 #include <span>
 
 #include "ops/attention.h"
+#include "ops/rows.h"
 #include "ops/sampling.h"
 
 namespace nibble {
@@ -57,6 +58,8 @@ class Step {
   /// The attention() of the same layer follows.
   virtual void rope_append_kv(const RopeAppendArgs& args) = 0;
   virtual void attention(const AttentionArgs& args) = 0;
+  virtual void normalize(const NormalizeArgs& args) = 0;
+  virtual void add_gated(const GatedAddArgs& args) = 0;
   /// to[i] = from[i-th of input().logit_rows], logit_rows() rows of `width`.
   virtual void take_logit_rows(const float* from, int64_t width, float* to) = 0;
   /// Where the plan says how: samples a token from each row of logits [logit_rows(), vocab] as

@@ -53,7 +53,7 @@ class LinearForms : public testing::Test {
     return cases_.as_array().front();
   }
 
-  Result<Linear> load(const Json& item) {
+  CheckpointReader write(const Json& item) {
     fs::remove_all(folder_);
     fs::create_directories(folder_);
     std::vector<TensorPlan> plan;
@@ -71,9 +71,13 @@ class LinearForms : public testing::Test {
       EXPECT_TRUE(writer.write(name, std::as_bytes(std::span(bytes.data(), bytes.size()))).ok());
     }
     EXPECT_TRUE(writer.finish().ok());
+    return CheckpointReader::open(folder_.string()).value();
+  }
+
+  Result<Linear> load(const Json& item) {
+    const CheckpointReader reader = write(item);
     NIBBLE_ASSIGN_OR_RETURN(const QuantConfig quant,
                             parse_quant_config(*item.find("config"), "config.json"));
-    const auto reader = CheckpointReader::open(folder_.string()).value();
     const SourceContext context{reader, quant};
     const TensorInfo* codes = nullptr;
     for (const char* suffix : {"weight_packed", "qweight", "weight"}) {
@@ -122,6 +126,38 @@ TEST_F(LinearForms, EveryFormHasTheValuesOfTheOracle) {
     }
   }
   EXPECT_GE(forms, 38);
+}
+
+TEST_F(LinearForms, ExpertsInBlocksHaveTheValuesOfTheOracle) {
+  const Json& item = find("mxfp4 of gpt-oss");
+  const CheckpointReader reader = write(item);
+  const QuantConfig quant = parse_quant_config(*item.find("config"), "config.json").value();
+  const auto map = [&](const std::string& module) {
+    return map_expert_weights(reader, quant, module, {});
+  };
+  size_t checked = 0;
+  for (const auto& [module, expected] : item.find("matrices")->as_object()) {
+    SCOPED_TRACE(module);
+    const auto mapped = map(module);
+    ASSERT_TRUE(mapped.ok()) << mapped.status().message();
+    EXPECT_EQ(mapped->act.format, ActFormat::kFloat);
+    const QuantTensor weight = copy_of(mapped->weight).value();
+    ASSERT_EQ(weight.format,
+              (WeightFormat{WeightCode::kFp4E2M1, ScalePer::kGroup, 32, DType::kF8E8M0}));
+    std::vector<float> out(static_cast<size_t>(weight.n * weight.k));
+    for (int64_t row = 0; row < weight.n; ++row) {
+      decode_row(weight, row, out.data() + row * weight.k);
+    }
+    const std::string values = from_hex(expected.find("hex")->as_string());
+    ASSERT_EQ(values.size(), out.size() * sizeof(float));
+    EXPECT_EQ(std::memcmp(values.data(), out.data(), values.size()), 0);
+    ++checked;
+  }
+  EXPECT_EQ(checked, 6U);
+  const Status none = map("model.layers.0.mlp.experts.2.gate_proj").status();
+  EXPECT_EQ(none.code(), StatusCode::kCorrupt);
+  EXPECT_THAT(none.message(), testing::HasSubstr("has 2 experts"));
+  EXPECT_EQ(map("model.layers.1.mlp.experts.0.gate_proj").status().code(), StatusCode::kNotFound);
 }
 
 TEST_F(LinearForms, FormatsAreThoseOfKernels) {

@@ -1,6 +1,9 @@
 #include "checkpoint/linear_reader.h"
 
+#include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <optional>
 #include <utility>
 
 #include "checkpoint/gguf_matrix.h"
@@ -10,21 +13,66 @@
 namespace nibble {
 namespace {
 
+WeightFormat plain_format(DType type) {
+  const WeightCode code = type == DType::kF32   ? WeightCode::kF32
+                          : type == DType::kF16 ? WeightCode::kF16
+                                                : WeightCode::kBf16;
+  return {code, ScalePer::kNone, 0, DType::kF32};
+}
+
 Result<MappedLinear> map_plain(const SourceContext& context, const TensorInfo& tensor) {
   NIBBLE_RETURN_IF_ERROR(context.expect_matrix(tensor));
   MappedLinear linear;
   QuantView& weight = linear.weight;
-  weight.format = {WeightCode::kBf16, ScalePer::kNone, 0, DType::kF32};
-  if (tensor.dtype == DType::kF32) {
-    weight.format.code = WeightCode::kF32;
-  } else if (tensor.dtype == DType::kF16) {
-    weight.format.code = WeightCode::kF16;
-  }
+  weight.format = plain_format(tensor.dtype);
   weight.n = tensor.shape[0];
   weight.k = tensor.shape[1];
   weight.codes = tensor.data.data();
   weight.name = context.reader.where(tensor);
   linear.tensors = {&tensor};
+  return linear;
+}
+
+/// Numbers of one type, `column_stride` and `row_stride` apart, row by row.
+template <typename Number>
+void copy_transposed(const PlainLayout& layout, const std::byte* data, std::byte* out) {
+  constexpr int64_t kSquare = 32;  // rows and columns whose lines stay in the first-level cache
+  for (int64_t row = 0; row < layout.n; row += kSquare) {
+    for (int64_t column = 0; column < layout.k; column += kSquare) {
+      for (int64_t j = column; j < std::min(column + kSquare, layout.k); ++j) {
+        for (int64_t i = row; i < std::min(row + kSquare, layout.n); ++i) {
+          const int64_t from = layout.offset + i * layout.row_stride + j * layout.column_stride;
+          constexpr auto kSize = static_cast<int64_t>(sizeof(Number));
+          std::memcpy(out + (i * layout.k + j) * kSize, data + from * kSize, sizeof(Number));
+        }
+      }
+    }
+  }
+}
+
+Result<MappedLinear> map_part(const SourceContext& context, const PlainLayout& layout) {
+  const TensorInfo& tensor = *layout.tensor;
+  const int64_t size = dtype_bits(tensor.dtype) / 8;
+  MappedLinear linear;
+  QuantView& weight = linear.weight;
+  weight.format = plain_format(tensor.dtype);
+  weight.n = layout.n;
+  weight.k = layout.k;
+  weight.name = context.reader.where(tensor);
+  linear.tensors = {&tensor};
+  if (layout.column_stride == 1) {
+    weight.codes = tensor.data.data() + layout.offset * size;
+    weight.row_stride = layout.row_stride == layout.k ? 0 : layout.row_stride * size;
+    return linear;
+  }
+  NIBBLE_ASSIGN_OR_RETURN(linear.codes,
+                          Buffer::allocate(static_cast<size_t>(layout.n * layout.k * size)));
+  if (size == 2) {
+    copy_transposed<uint16_t>(layout, tensor.data.data(), linear.codes.data());
+  } else {
+    copy_transposed<float>(layout, tensor.data.data(), linear.codes.data());
+  }
+  weight.codes = linear.codes.data();
   return linear;
 }
 
@@ -115,6 +163,24 @@ Result<MappedLinear> map_linear_weights(const CheckpointReader& reader,
   NIBBLE_ASSIGN_OR_RETURN(const CodedFacts facts, stored_facts(context, *codes, module));
   NIBBLE_ASSIGN_OR_RETURN(MappedLinear linear, map_coded(reader, facts));
   NIBBLE_RETURN_IF_ERROR(read_activations(context, *codes, module, linear));
+  return linear;
+}
+
+Result<MappedLinear> map_expert_weights(const CheckpointReader& reader,
+                                        const QuantConfig& config,
+                                        const std::string& module,
+                                        const ExpertOwner& owner) {
+  const SourceContext context{reader, config};
+  NIBBLE_ASSIGN_OR_RETURN(const std::optional<ExpertPlace> place,
+                          find_fused_expert(context, module, {owner.family, owner.hidden_size}));
+  if (!place) {
+    return map_linear_weights(reader, config, module);
+  }
+  if (place->plain) {
+    return map_part(context, *place->plain);
+  }
+  NIBBLE_ASSIGN_OR_RETURN(MappedLinear linear, map_coded(reader, *place->coded));
+  NIBBLE_RETURN_IF_ERROR(read_activations(context, *place->coded->codes.tensor, module, linear));
   return linear;
 }
 

@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "arch/family.h"
 #include "base/status.h"
 #include "checkpoint/checkpoint_reader.h"
 #include "checkpoint/quant_config.h"
@@ -43,6 +44,19 @@ Result<MappedLinear> map_linear_weights(const CheckpointReader& reader,
                                         const QuantConfig& config,
                                         const std::string& module,
                                         const RunsFormat& runs = nullptr);
+
+/// The same of one projection of a routed expert, "model.layers.0.mlp.experts.3.up_proj", which may
+/// lie in a tensor of all experts: gpt-oss's blocks of MXFP4, or numbers in the layout that
+/// `family` tells; then hidden_size says which of its axes is which. Of numbers that lie column by
+/// column a copy is made.
+struct ExpertOwner {
+  const Family* family = nullptr;
+  int64_t hidden_size = 0;
+};
+Result<MappedLinear> map_expert_weights(const CheckpointReader& reader,
+                                        const QuantConfig& config,
+                                        const std::string& module,
+                                        const ExpertOwner& owner);
 
 /// The same of a matrix whose facts are known, but for its activations.
 Result<MappedLinear> map_coded(const CheckpointReader& reader, const CodedFacts& facts);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -9,6 +10,7 @@
 #include "checkpoint/checkpoint_reader.h"
 #include "checkpoint/quant_config.h"
 #include "checkpoint/source_coded.h"
+#include "checkpoint/source_plain.h"
 
 namespace nibble {
 
@@ -132,5 +134,16 @@ Status append_fused_experts(const SourceContext& context,
                             const TensorInfo& tensor,
                             const FusedModel& model,
                             SourceList& out);
+
+/// A projection of one expert within a tensor of all experts: codes, or numbers.
+struct ExpertPlace {
+  std::optional<CodedFacts> coded;
+  std::optional<PlainLayout> plain;
+};
+/// Where a tensor of all experts has the matrix of a module "X.experts.3.up_proj"; nothing where
+/// none does, and the module has tensors of its own.
+Result<std::optional<ExpertPlace>> find_fused_expert(const SourceContext& context,
+                                                     const std::string& module,
+                                                     const FusedModel& model);
 
 }  // namespace nibble

@@ -49,16 +49,18 @@ void Attention::forward(float* hidden, const ForwardContext& context) {
                                      .form = form,
                                      .dynamic = rope_->dynamic});
   const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(shape_.head_dim)));
-  step.attention(AttentionArgs{.q = qkv,
-                               .q_stride = stride,
-                               .out = attended,
-                               .out_stride = shape_.heads * shape_.head_dim,
-                               .heads = shape_.heads,
-                               .scale = scale,
-                               .sliding_window = shape_.sliding_window,
-                               .kv = kv,
-                               .sequences = context.sequences,
-                               .form = form});
+  step.attention(
+      AttentionArgs{.q = qkv,
+                    .q_stride = stride,
+                    .out = attended,
+                    .out_stride = shape_.heads * shape_.head_dim,
+                    .heads = shape_.heads,
+                    .scale = scale,
+                    .sliding_window = shape_.sliding_window,
+                    .kv = kv,
+                    .sequences = context.sequences,
+                    .form = form,
+                    .sinks = parts_.sinks.size() > 0 ? parts_.sinks.as<float>() : nullptr});
   parts_.output.forward(
       {.x = attended, .m = context.rows, .y = hidden, .output = GemmOutput::kAdd});
 }

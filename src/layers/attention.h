@@ -40,6 +40,7 @@ class Attention final {
     Linear output;               // [hidden, heads * head_dim]
     std::optional<Norm> q_norm;  // RMSNorm over head_dim, before the rotation; both or neither
     std::optional<Norm> k_norm;
+    DeviceBuffer sinks;  // [heads] f32: logits without values; empty: none
   };
 
   Attention(Parts parts, const AttentionShape& shape, std::shared_ptr<const RopeTable> rope);

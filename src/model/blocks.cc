@@ -1,18 +1,13 @@
 #include "model/blocks.h"
 
-#include <algorithm>
 #include <string_view>
 
 namespace nibble {
 
 Status check_blocks(const ModelConfig& config) {
   std::string_view missing;
-  if (std::ranges::find(config.moe.layers, true) != config.moe.layers.end()) {
-    missing = "mixtures of experts";
-  } else if (config.latent.kv_rank > 0) {
+  if (config.latent.kv_rank > 0) {
     missing = "latent attention";
-  } else if (config.sinks) {
-    missing = "attention with sinks";
   }
   return missing.empty() ? Status()
                          : make_error(StatusCode::kUnsupported,

@@ -3,12 +3,14 @@
 #include <array>
 #include <memory>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "core/device_buffer.h"
 #include "layers/attention.h"
 #include "layers/linear.h"
 #include "layers/mlp.h"
+#include "layers/moe.h"
 #include "layers/norm.h"
 #include "model/model.h"
 
@@ -16,7 +18,7 @@ namespace nibble {
 
 struct DecoderLayer {
   Attention attention;
-  Mlp mlp;
+  std::variant<Mlp, Moe> mlp;
 };
 
 /// What the loader builds and the decoder owns.
@@ -31,7 +33,7 @@ struct DecoderParts {
   Linear head;  // [vocab, hidden]
 };
 
-/// The stack of all dense families: embedding, layers with two residual branches, norm, head.
+/// The stack of all families: embedding, layers with two residual branches, norm, head.
 class Decoder final : public Model {
  public:
   /// Sizes the scratch memory for the largest step. The backend must outlive the model.

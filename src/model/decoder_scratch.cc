@@ -8,6 +8,7 @@
 #include "kvcache/kv_cache_shape.h"
 #include "layers/attention.h"
 #include "layers/mlp.h"
+#include "layers/moe.h"
 
 namespace nibble {
 
@@ -33,7 +34,12 @@ DecoderScratch decoder_scratch(const ModelConfig& config,
     }
   };
   add(Attention::scratch(config));
-  add(Mlp::scratch(config));
+  if (!has_experts_everywhere(config)) {
+    add(Mlp::scratch(config));
+  }
+  if (has_experts_somewhere(config)) {
+    add(Moe::scratch(config));
+  }
   return scratch;
 }
 

@@ -228,7 +228,11 @@ INSTANTIATE_TEST_SUITE_P(Architectures,
                                          "qwen2_window",
                                          "qwen3",
                                          "opt",
-                                         "starcoder2"),
+                                         "starcoder2",
+                                         "gpt_oss",
+                                         "qwen2_moe",
+                                         "qwen3_moe",
+                                         "mixtral"),
                          [](const auto& info) { return info.param; });
 
 class StorytellerTest : public testing::Test {

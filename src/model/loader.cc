@@ -10,6 +10,7 @@
 #include "model/block_table.h"
 #include "model/blocks.h"
 #include "model/decoder.h"
+#include "model/experts_loader.h"
 #include "model/rope_frequencies.h"
 #include "model/weight_loader.h"
 
@@ -132,7 +133,7 @@ class DecoderLoader final {
       const std::string module = name(projection.role, layer);
       NIBBLE_ASSIGN_OR_RETURN(MappedLinear part, weights_.linear(module, projection.n, k));
       note_scheme(part);
-      part.act.format = activations_of(part);
+      part.act.format = activations_of(part, config_.dtype);
       parts.push_back(std::move(part));
       if (bias_mode == Bias::kStored) {
         NIBBLE_RETURN_IF_ERROR(weights_.append_bias(module, projection.n, bias));
@@ -148,6 +149,10 @@ class DecoderLoader final {
 
   Result<DecoderLayer> load_layer(int64_t layer) {
     NIBBLE_ASSIGN_OR_RETURN(Attention attention, load_attention(layer));
+    if (has_experts(config_, layer)) {
+      NIBBLE_ASSIGN_OR_RETURN(Moe moe, load_moe(layer));
+      return DecoderLayer{.attention = std::move(attention), .mlp = std::move(moe)};
+    }
     NIBBLE_ASSIGN_OR_RETURN(Mlp mlp, load_mlp(layer));
     return DecoderLayer{.attention = std::move(attention), .mlp = std::move(mlp)};
   }
@@ -171,6 +176,12 @@ class DecoderLoader final {
       NIBBLE_ASSIGN_OR_RETURN(q_norm, load_norm(name(Role::kQueryNorm, layer), config_.head_dim));
       NIBBLE_ASSIGN_OR_RETURN(k_norm, load_norm(name(Role::kKeyNorm, layer), config_.head_dim));
     }
+    DeviceBuffer sinks;
+    if (config_.sinks) {
+      NIBBLE_ASSIGN_OR_RETURN(const auto stored,
+                              weights_.vector(name(Role::kSinks, layer), config_.num_heads));
+      NIBBLE_ASSIGN_OR_RETURN(sinks, backend_.upload(stored));
+    }
     NIBBLE_ASSIGN_OR_RETURN(const auto kv_scales, weights_.kv_scales(layer));
     layers_with_kv_scales_ += kv_scales ? 1 : 0;
     const AttentionShape shape{
@@ -183,7 +194,8 @@ class DecoderLoader final {
                                       .qkv = std::move(qkv),
                                       .output = std::move(output),
                                       .q_norm = std::move(q_norm),
-                                      .k_norm = std::move(k_norm)},
+                                      .k_norm = std::move(k_norm),
+                                      .sinks = std::move(sinks)},
                      shape, rope_);
   }
 
@@ -204,19 +216,53 @@ class DecoderLoader final {
                 .activation = config_.activation});
   }
 
+  Result<Moe> load_moe(int64_t layer) {
+    NIBBLE_ASSIGN_OR_RETURN(Norm norm, load_norm(name(Role::kMlpNorm, layer), config_.hidden_size));
+    NIBBLE_ASSIGN_OR_RETURN(
+        auto experts,
+        load_experts({.config = config_,
+                      .weights = weights_,
+                      .backend = backend_,
+                      .max_rows = options_.max_batch_tokens,
+                      .note = [this](const MappedLinear& part) { note_scheme(part); }},
+                     layer));
+    NIBBLE_ASSIGN_OR_RETURN(auto shared, load_shared_expert(layer));
+    return Moe(
+        {.norm = std::move(norm), .experts = std::move(experts), .shared = std::move(shared)},
+        config_);
+  }
+
+  Result<std::unique_ptr<Moe::Shared>> load_shared_expert(int64_t layer) {
+    const MoeConfig& moe = config_.moe;
+    const int64_t hidden = config_.hidden_size;
+    if (moe.shared_width == 0) {
+      return std::unique_ptr<Moe::Shared>();
+    }
+    NIBBLE_ASSIGN_OR_RETURN(Linear gate_up, load_stacked(layer,
+                                                         {{Role::kSharedGate, moe.shared_width},
+                                                          {Role::kSharedUp, moe.shared_width}},
+                                                         hidden, Bias::kNone));
+    NIBBLE_ASSIGN_OR_RETURN(Linear down, load_stacked(layer, {{Role::kSharedDown, hidden}},
+                                                      moe.shared_width, Bias::kNone));
+    DeviceBuffer gate;
+    if (moe.shared_gate) {
+      NIBBLE_ASSIGN_OR_RETURN(
+          const auto stored,
+          weights_.numbers(name(Role::kSharedExpertGate, layer) + ".weight", {1, hidden}));
+      NIBBLE_ASSIGN_OR_RETURN(gate, backend_.upload(stored));
+    }
+    return std::make_unique<Moe::Shared>(Moe::Shared{
+        .gate_up = std::move(gate_up), .down = std::move(down), .gate = std::move(gate)});
+  }
+
   Result<Linear> load_head(const std::string& module) {
     std::vector<MappedLinear> parts(1);
     NIBBLE_ASSIGN_OR_RETURN(parts[0],
                             weights_.linear(module, config_.vocab_size, config_.hidden_size));
-    parts[0].act.format = activations_of(parts[0]);
+    parts[0].act.format = activations_of(parts[0], config_.dtype);
     auto head = Linear::prepare(parts, {}, backend_, options_.max_logit_rows);
     weights_.release(parts[0]);
     return head;
-  }
-
-  [[nodiscard]] ActFormat activations_of(const MappedLinear& part) const {
-    const bool bf16 = part.act.format == ActFormat::kFloat && config_.dtype == DType::kBF16;
-    return bf16 ? ActFormat::kBf16 : part.act.format;
   }
 
   /// What runs as a GGUF file has it is called as there. F32 and F16 are read but have no row in

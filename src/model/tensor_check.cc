@@ -169,11 +169,14 @@ Status check_loadable(const std::string& model_dir) {
     if (tensor.role == Role::kEmbedding || tensor.role == Role::kPositions) {
       NIBBLE_RETURN_IF_ERROR(
           weights.table(tensor.module, tensor.shape[0], tensor.shape[1]).status());
-    } else if (tensor.kind == TensorKind::kMatrix) {
+    } else if (of_a_routed_expert(tensor.role)) {
+      NIBBLE_RETURN_IF_ERROR(
+          weights.expert(tensor.module, tensor.shape[0], tensor.shape[1]).status());
+    } else if (tensor.kind == TensorKind::kMatrix && tensor.role != Role::kSharedExpertGate) {
       NIBBLE_RETURN_IF_ERROR(
           weights.linear(tensor.module, tensor.shape[0], tensor.shape[1]).status());
     } else {
-      NIBBLE_RETURN_IF_ERROR(weights.vector(tensor.name, tensor.shape[0]).status());
+      NIBBLE_RETURN_IF_ERROR(weights.numbers(tensor.name, tensor.shape).status());
     }
   }
   for (int64_t layer = 0; layer < config.num_layers; ++layer) {

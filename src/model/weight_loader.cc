@@ -32,6 +32,11 @@ float read_element(DType dtype, const std::byte* data, int64_t index) {
 
 }  // namespace
 
+ActFormat activations_of(const MappedLinear& part, DType model) {
+  const bool bf16 = part.act.format == ActFormat::kFloat && model == DType::kBF16;
+  return bf16 ? ActFormat::kBf16 : part.act.format;
+}
+
 WeightLoader::WeightLoader(CheckpointReader reader,
                            QuantConfig quant_config,
                            const ModelConfig& config)
@@ -70,8 +75,26 @@ Result<MappedLinear> WeightLoader::map(const std::string& module,
                                        int64_t n,
                                        int64_t k,
                                        const RunsFormat& runs) {
-  NIBBLE_ASSIGN_OR_RETURN(MappedLinear weights,
-                          map_linear_weights(*reader_, quant_config_, module, runs));
+  return use(map_linear_weights(*reader_, quant_config_, module, runs), module, n, k);
+}
+
+Result<MappedLinear> WeightLoader::expert(const std::string& module, int64_t n, int64_t k) {
+  NIBBLE_ASSIGN_OR_RETURN(
+      MappedLinear weights,
+      use(map_expert_weights(*reader_, quant_config_, module,
+                             {.family = config_.family, .hidden_size = config_.hidden_size}),
+          module, n, k));
+  for (const TensorInfo* tensor : weights.tensors) {
+    tensors_.insert(tensor->name);
+  }
+  return weights;
+}
+
+Result<MappedLinear> WeightLoader::use(Result<MappedLinear> mapped,
+                                       const std::string& module,
+                                       int64_t n,
+                                       int64_t k) {
+  NIBBLE_ASSIGN_OR_RETURN(MappedLinear weights, std::move(mapped));
   if (weights.weight.n != n || weights.weight.k != k) {
     return make_error(StatusCode::kCorrupt, "{}: shape [{}, {}], but config.json needs [{}, {}]",
                       where_weight(module), weights.weight.n, weights.weight.k, n, k);
@@ -119,19 +142,24 @@ Result<QuantView> WeightLoader::table(const std::string& module, int64_t n, int6
 }
 
 Result<std::vector<float>> WeightLoader::vector(const std::string& tensor, int64_t n) {
+  return numbers(tensor, {n});
+}
+
+Result<std::vector<float>> WeightLoader::numbers(const std::string& tensor,
+                                                 const std::vector<int64_t>& shape) {
   NIBBLE_ASSIGN_OR_RETURN(const TensorInfo* info, reader_->require(tensor));
   if (info->dtype != DType::kF32 && info->dtype != DType::kF16 && info->dtype != DType::kBF16) {
     return make_error(StatusCode::kUnsupported, "{}: expected F32, F16 or BF16, got {}",
                       reader_->where(*info), dtype_name(info->dtype));
   }
-  if (info->shape != std::vector<int64_t>{n}) {
-    return make_error(StatusCode::kCorrupt, "{}: expected shape [{}], got {}",
-                      reader_->where(*info), n, shape_text(info->shape));
+  if (info->shape != shape) {
+    return make_error(StatusCode::kCorrupt, "{}: expected shape {}, got {}", reader_->where(*info),
+                      shape_text(shape), shape_text(info->shape));
   }
   NIBBLE_RETURN_IF_ERROR(check_finite(*reader_, *info));
-  std::vector<float> values(static_cast<size_t>(n));
-  for (int64_t i = 0; i < n; ++i) {
-    values[static_cast<size_t>(i)] = read_element(info->dtype, info->data.data(), i);
+  std::vector<float> values(static_cast<size_t>(info->elements()));
+  for (size_t i = 0; i < values.size(); ++i) {
+    values[i] = read_element(info->dtype, info->data.data(), static_cast<int64_t>(i));
   }
   tensors_.insert(tensor);
   return values;

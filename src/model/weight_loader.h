@@ -16,6 +16,10 @@
 
 namespace nibble {
 
+/// What the activations of a linear layer are rounded to in a model of this type: to BF16 where it
+/// is the model's and the file says nothing.
+[[nodiscard]] ActFormat activations_of(const MappedLinear& part, DType model);
+
 /// Reads a model's tensors by module name, checks their shapes, and remembers what was used, so
 /// that a checkpoint with weights that the model would ignore is refused.
 class WeightLoader final {
@@ -31,6 +35,8 @@ class WeightLoader final {
   /// A linear layer's weights [n, k], in the mapped file. kCorrupt naming the tensor for another
   /// shape.
   Result<MappedLinear> linear(const std::string& module, int64_t n, int64_t k);
+  /// The same of a projection of a routed expert: map_expert_weights().
+  Result<MappedLinear> expert(const std::string& module, int64_t n, int64_t k);
   /// A table [n, k] that a GGUF file has in blocks, in the mapped file; null where it is stored
   /// otherwise.
   Result<std::unique_ptr<SourceMatrix>> block_table(const std::string& module,
@@ -40,6 +46,8 @@ class WeightLoader final {
   Result<QuantView> table(const std::string& module, int64_t n, int64_t k);
   /// A vector [n] in F32, F16 or BF16 as f32. kCorrupt when a number is NaN or infinite.
   Result<std::vector<float>> vector(const std::string& tensor, int64_t n);
+  /// The same of a tensor of this shape.
+  Result<std::vector<float>> numbers(const std::string& tensor, const std::vector<int64_t>& shape);
   /// The scales of a layer's FP8 cache, if some are stored: read_kv_scales().
   Result<std::optional<KvScales>> kv_scales(int64_t layer);
   /// The module whose weights are the output head: the file's own lm_head, or the embedding where
@@ -76,6 +84,11 @@ class WeightLoader final {
 
   WeightLoader(CheckpointReader reader, QuantConfig quant_config, const ModelConfig& config);
   Result<MappedLinear> map(const std::string& module, int64_t n, int64_t k, const RunsFormat& runs);
+  /// Checks the shape of what was mapped, and notes it.
+  Result<MappedLinear> use(Result<MappedLinear> weights,
+                           const std::string& module,
+                           int64_t n,
+                           int64_t k);
 
   /// "FILE: tensor NAME" of a linear layer's weights.
   [[nodiscard]] std::string where_weight(const std::string& module) const;

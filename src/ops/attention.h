@@ -26,6 +26,9 @@ struct AttentionArgs {
   KvView kv;
   std::span<const SequenceSpan> sequences;
   AttentionForm form = AttentionForm::kOwn;
+  // [heads] f32 in the backend's memory: a logit of each head that takes part in the softmax and
+  // has no value; null: none.
+  const float* sinks = nullptr;
 };
 
 /// Normalizes the heads of q and k where the model does, rotates q in place and writes rotated k,

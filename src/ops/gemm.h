@@ -12,7 +12,7 @@ namespace nibble {
 enum class GemmOutput : uint8_t { kStore, kAdd };
 
 /// y (+)= input(x) · dequant(w)ᵀ (+ bias) for m rows.
-///   x [m, k] ([m, 2 k] for kSiluMul), rows x_stride elements apart
+///   x [m, k] ([m, input_width(kind, k)]), rows x_stride elements apart
 ///   y [m, n], rows y_stride elements apart; F32 for kAdd
 ///   bias [n] f32, or null; like those of the norm it lies in the backend's memory
 /// A row of y depends only on its row of x, never on m: results do not change with batching.

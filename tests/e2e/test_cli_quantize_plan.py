@@ -152,7 +152,8 @@ def test_experts_go_together(model):
 
 # Fields that a config.json of this architecture must have.
 LATENT_EXPERTS = {"kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8,
-                  "v_head_dim": 16, "n_routed_experts": 3, "moe_intermediate_size": 32}
+                  "v_head_dim": 16, "n_routed_experts": 3, "num_experts_per_tok": 2,
+                  "moe_intermediate_size": 32}
 
 
 @pytest.mark.parametrize("config,family", [

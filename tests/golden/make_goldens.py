@@ -17,10 +17,11 @@ import copy
 import json
 import pathlib
 import sys
+import tempfile
 
 import torch
 import transformers
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 HERE = pathlib.Path(__file__).parent
 STORYTELLER = HERE.parents[1] / "models/storyteller"
@@ -28,6 +29,7 @@ TEXT = HERE.parents[1] / "tests/data/text/the_black_cat.txt"
 PROMPTS = ((1, 0), (17, 0), (300, 0))  # tokens, and how many of them are decoded
 # On both sides of max_position_embeddings and across it.
 PROMPTS_OF = {"llama_dynamic_long": ((300, 0), (200, 160), (250, 150))}
+PUBLISHED = ("qwen3_moe", "mixtral")  # whose tensors save_pretrained() splits and names
 COMMON = dict(
     vocab_size=128,
     hidden_size=64,
@@ -79,6 +81,26 @@ def cases():
         "opt": (transformers.OPTConfig(**{key: COMMON[key] for key in OPT_FIELDS}, ffn_dim=96,
                                        max_position_embeddings=300), False),
         "starcoder2": (make(transformers.Starcoder2Config, sliding_window=32), False),
+        **mixtures(make),
+    }
+
+
+def mixtures(make):
+    """Of experts: all in one tensor, as models in memory have them, and one by one (PUBLISHED)."""
+    yarn = rope("yarn", 150000.0, factor=4.0, beta_fast=32.0, beta_slow=1.0, truncate=False,
+                original_max_position_embeddings=128)
+    gpt_oss = dict(num_local_experts=6, num_experts_per_tok=2, sliding_window=32, head_dim=16,
+                   num_attention_heads=8, rope_parameters=yarn)
+    qwen = dict(num_experts=6, num_experts_per_tok=3, moe_intermediate_size=32)
+    return {
+        "gpt_oss": (make(transformers.GptOssConfig, **gpt_oss), False),
+        "qwen2_moe": (make(transformers.Qwen2MoeConfig, **qwen, num_hidden_layers=3,
+                           mlp_only_layers=[1], shared_expert_intermediate_size=48,
+                           norm_topk_prob=False), False),
+        "qwen3_moe": (make(transformers.Qwen3MoeConfig, **qwen, num_hidden_layers=3,
+                           decoder_sparse_step=2, head_dim=32, norm_topk_prob=True), False),
+        "mixtral": (make(transformers.MixtralConfig, num_local_experts=4, num_experts_per_tok=2,
+                         sliding_window=None), False),
     }
 
 
@@ -88,6 +110,8 @@ def randomize(model, generator):
             noise = torch.randn(parameter.shape, generator=generator)
             if name.endswith("bias"):
                 value = 0.25 * noise
+            elif name.endswith("sinks"):
+                value = noise
             elif "norm" in name:
                 value = 1.0 + 0.25 * noise
             else:
@@ -127,6 +151,14 @@ def logits_of(model, tokens, decoded):
         return torch.cat(out.logits).float(), prompt - 1
 
 
+def state_of(name, model):
+    if name not in PUBLISHED:
+        return model.state_dict()
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        return load_file(pathlib.Path(folder) / "model.safetensors")
+
+
 def write_case(name, config, old_keys, seed):
     generator = torch.Generator().manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
@@ -134,7 +166,7 @@ def write_case(name, config, old_keys, seed):
     folder = HERE / name
     folder.mkdir(exist_ok=True)
     tensors = {key: value.to(torch.bfloat16).contiguous()
-               for key, value in model.state_dict().items()
+               for key, value in state_of(name, model).items()
                if not (config.tie_word_embeddings and key == "lm_head.weight")}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     fields = json.loads(config.to_json_string(use_diff=False))

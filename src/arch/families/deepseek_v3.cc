@@ -4,6 +4,28 @@ namespace nibble {
 
 namespace {
 
+// Experts are chosen by corrected sigmoids, within the best groups of them.
+Status read_router(const JsonReader& reader, RouterForm& router) {
+  router.scores = RouterScores::kSigmoid;
+  router.epsilon = 1e-20F;
+  NIBBLE_ASSIGN_OR_RETURN(const std::string scores,
+                          reader.optional_string("scoring_func", "sigmoid"));
+  if (scores != "sigmoid") {
+    return make_error(StatusCode::kUnsupported,
+                      "{}: field scoring_func: \"{}\" is not supported, only \"sigmoid\"",
+                      reader.where(), scores);
+  }
+  NIBBLE_ASSIGN_OR_RETURN(router.renormalise, reader.optional_bool("norm_topk_prob", true));
+  NIBBLE_ASSIGN_OR_RETURN(const double factor,
+                          reader.optional_double("routed_scaling_factor", 1.0));
+  router.factor = static_cast<float>(factor);
+  NIBBLE_ASSIGN_OR_RETURN(const int64_t groups, read_count(reader, "n_group", 1));
+  NIBBLE_ASSIGN_OR_RETURN(const int64_t kept, read_count(reader, "topk_group", 1));
+  router.groups = static_cast<int32_t>(groups);
+  router.kept_groups = static_cast<int32_t>(kept);
+  return {};
+}
+
 // DeepSeek V3 and R1, and what is built like them: latent attention, some dense layers first, then
 // experts with scores corrected by a bias.
 Status read_fields(const Json&, const JsonReader& reader, ModelConfig& config) {
@@ -20,6 +42,7 @@ Status read_fields(const Json&, const JsonReader& reader, ModelConfig& config) {
   NIBBLE_ASSIGN_OR_RETURN(const int64_t shared, read_count(reader, "n_shared_experts", 0));
   moe.shared_width = shared * moe.width;
   moe.correction = true;
+  NIBBLE_RETURN_IF_ERROR(read_router(reader, moe.router));
   NIBBLE_ASSIGN_OR_RETURN(const int64_t dense, read_count(reader, "first_k_dense_replace", 0));
   NIBBLE_ASSIGN_OR_RETURN(const int64_t every, read_count(reader, "moe_layer_freq", 1));
   for (int64_t layer = 0; layer < config.num_layers; ++layer) {

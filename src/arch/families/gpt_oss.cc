@@ -18,6 +18,14 @@ Status read_fields(const Json& json, const JsonReader& reader, ModelConfig& conf
                           read_count(reader, "num_experts_per_tok", 4));
   config.moe.width = config.intermediate_size;
   config.moe.biases = true;
+  config.moe.router.scores = RouterScores::kSoftmaxOfChosen;
+  config.activation = GemmInput::Kind::kClampedSwiglu;
+  NIBBLE_ASSIGN_OR_RETURN(const double limit, reader.optional_double("swiglu_limit", 7.0));
+  if (!(limit > 0.0 && limit < 1e30)) {
+    return make_error(StatusCode::kCorrupt, "{}: field swiglu_limit: {} must be positive",
+                      reader.where(), limit);
+  }
+  config.moe.limit = static_cast<float>(limit);
   config.moe.layers.assign(static_cast<size_t>(config.num_layers), true);
   return {};
 }
@@ -32,6 +40,7 @@ const Family kGptOss = {
     .model_type = "gpt_oss",
     .read_fields = read_fields,
     .names = kNames,
+    .default_dtype = DType::kBF16,  // which the published files have and their config.json omits
     .fused = FusedExperts{.transposed = true, .interleaved = true, .published = true},
     .worth = WorthQuantizing::kRoutedExperts};
 

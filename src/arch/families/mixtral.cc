@@ -12,6 +12,7 @@ Status read_fields(const Json&, const JsonReader& reader, ModelConfig& config) {
   NIBBLE_ASSIGN_OR_RETURN(config.moe.experts_per_token,
                           read_count(reader, "num_experts_per_tok", 2));
   config.moe.width = config.intermediate_size;
+  config.moe.router.renormalise = true;
   config.moe.layers.assign(static_cast<size_t>(config.num_layers), true);
   return {};
 }

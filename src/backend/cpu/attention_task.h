@@ -48,10 +48,11 @@ struct AttentionTask {
   int64_t tokens = 0;
   int64_t group = 0;  // query heads that share the KV head; tokens * group <= kQueryRows
   float scale = 1.0F;
-  float value_scale = 1.0F;    // multiplies the result
-  int64_t window = 0;          // 0: all
-  bool whole_tops = false;     // AttentionForm::kShared
-  int64_t first_position = 0;  // of the first token
+  float value_scale = 1.0F;      // multiplies the result
+  const float* sinks = nullptr;  // [group] logits without values; null: none
+  int64_t window = 0;            // 0: all
+  bool whole_tops = false;       // AttentionForm::kShared
+  int64_t first_position = 0;    // of the first token
   KvLayout kv;
   int64_t kv_head = 0;
   const int32_t* page_list = nullptr;

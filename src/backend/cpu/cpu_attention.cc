@@ -219,6 +219,7 @@ AttentionTask CpuAttention::Plan::task(const AttentionArgs& args,
   task.group = group;
   task.scale = args.scale * args.kv.scales.k;
   task.value_scale = args.kv.scales.v;
+  task.sinks = args.sinks == nullptr ? nullptr : args.sinks + kv_head * group;
   task.window = args.sliding_window;
   task.whole_tops = args.form == AttentionForm::kShared && args.kv.code == KvCode::kBf16;
   task.first_position = sequence.kv_len - sequence.q_len + block.first_token;

@@ -6,6 +6,7 @@
 
 #include "backend/backend.h"
 #include "backend/cpu/cpu_attention.h"
+#include "backend/cpu/cpu_experts.h"
 #include "backend/cpu/cpu_step.h"
 #include "backend/cpu/cpu_table.h"
 #include "backend/cpu/isa.h"
@@ -66,6 +67,20 @@ class CpuBackend final : public Backend {
         {.parts = parts, .problem = problem, .act = act, .max_m = max_m}, products_);
   }
 
+  Result<std::unique_ptr<PreparedExperts>> prepare_experts(const ExpertsRequest& request) override {
+    NIBBLE_RETURN_IF_ERROR(check_experts(request));
+    const ExpertsRequest::Expert& first = request.experts.front();
+    NIBBLE_ASSIGN_OR_RETURN(const TiledProduct* gate_up,
+                            tiled_product(first.gate, 2 * first.gate.n, request.form.act));
+    NIBBLE_ASSIGN_OR_RETURN(const TiledProduct* down,
+                            tiled_product(first.down, first.down.n, request.form.down_act));
+    const ActFormat act = request.between == DType::kBF16 ? ActFormat::kBf16 : ActFormat::kFloat;
+    NIBBLE_ASSIGN_OR_RETURN(auto router, prepare_gemm({&request.router, 1}, act, request.max_m));
+    return CpuExperts::create(request,
+                              {.router = std::move(router), .gate_up = *gate_up, .down = *down},
+                              products_, experts_);
+  }
+
   Result<std::unique_ptr<PreparedTable>> prepare_table(const QuantView& table,
                                                        std::shared_ptr<const void> owner) override {
     return std::unique_ptr<PreparedTable>(std::make_unique<CpuTable>(table, std::move(owner)));
@@ -82,11 +97,24 @@ class CpuBackend final : public Backend {
   }
 
   void run_step(const StepPlan& plan, const StepLayers& layers) override {
-    CpuStep step(plan, attention_);
+    CpuStep step(plan, {kernels_, workspace_, attention_});
     layers(step);
   }
 
  private:
+  /// The product that a matrix of an expert takes.
+  Result<const TiledProduct*> tiled_product(const QuantView& weight,
+                                            int64_t n,
+                                            const ActSpec& act) {
+    const GemmProblem problem{.weight = weight.format, .act = act.format, .n = n, .k = weight.k};
+    const auto entry = choice_->choose(problem);
+    if (!entry || gemm_entries()[*entry].tiled == nullptr) {
+      return refuse_product(problem, products_).with_context(weight.name);
+    }
+    choice_->count(*entry, problem);
+    return gemm_entries()[*entry].tiled;
+  }
+
   const KernelTable& kernels_;
   std::string name_;
   ThreadPool pool_;
@@ -94,6 +122,7 @@ class CpuBackend final : public Backend {
   Workspace workspace_{pool_};
   CpuAttention attention_{kernels_, pool_};
   GemmDevice products_;
+  ExpertWorkspace experts_;
   std::optional<KernelChoice> choice_;
 };
 

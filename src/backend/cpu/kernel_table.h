@@ -159,6 +159,7 @@ struct TileKernels {
   TileGemm tiles_int8 = nullptr;
   TileGemm tiles_fp8 = nullptr;
   TileGemm tiles_int4 = nullptr;
+  TileGemm tiles_fp4 = nullptr;
   TileGemm tiles_int8_int8 = nullptr;
   TileGemm tiles_int4_int8 = nullptr;
   // A row rounded to bf16, as pieces of TileGemmTask; the same rounded again as FixedRow says.
@@ -177,6 +178,10 @@ struct RowKernels {
   void (*rms_norm)(const float* x, int64_t n, const float* weight, float eps, float* y) = nullptr;
   void (*load)(ConstNumbers x, int64_t n, float* y) = nullptr;
   void (*store)(const float* x, int64_t n, Numbers y) = nullptr;  // rounded where y is BF16
+  void (*add_weighted)(ConstNumbers x,
+                       int64_t n,
+                       float weight,
+                       float* y) = nullptr;  // y += weight x
   // Rotates one head in place by the angles whose cosines and sines are given [dim/2].
   void (*rotate)(float* head, int64_t dim, const float* cosine, const float* sine) = nullptr;
   // Rounds a row to multiples of 2^-places of the power of two in its largest magnitude.

@@ -55,8 +55,10 @@ constexpr TiledProduct kW8A16Zeros{.name = "gemm_w8a16_zeros",
                                    .code = kInt8,
                                    .zero_points = ZeroPoints::kPerScale,
                                    .rows = &GemmKernels::gemm_int8_zeros};
-constexpr TiledProduct kFp4Product{
-    .name = "gemm_fp4", .code = kFp4E2M1, .rows = &GemmKernels::gemm_fp4};
+constexpr TiledProduct kFp4Product{.name = "gemm_fp4",
+                                   .code = kFp4E2M1,
+                                   .rows = &GemmKernels::gemm_fp4,
+                                   .tiles = &TileKernels::tiles_fp4};
 constexpr TiledProduct kW4A8{.name = "gemm_w4a8",
                              .code = kInt4,
                              .acts = kInt8Only,
@@ -102,7 +104,8 @@ constexpr GemmEntry kTiled{
     .accepts = [](const GemmProblem& problem,
                   const GemmDevice& device) { return product.accepts(problem, device); },
     .make = [](const GemmRequest& request,
-               const GemmDevice& device) { return CpuGemm::create(request, product, device); }};
+               const GemmDevice& device) { return CpuGemm::create(request, product, device); },
+    .tiled = &product};
 
 }  // namespace
 

@@ -26,6 +26,8 @@ struct GemmRequest {
   int64_t max_m = 0;   // rows of activations at most
 };
 
+struct TiledProduct;
+
 /// A kernel of matrix products, with its own layout of the weights. registry.cc lists them, best
 /// first: a product takes the first entry that accepts it.
 struct GemmEntry {
@@ -33,6 +35,7 @@ struct GemmEntry {
   bool (*accepts)(const GemmProblem& problem, const GemmDevice& device);
   Result<std::unique_ptr<PreparedGemm>> (*make)(const GemmRequest& request,
                                                 const GemmDevice& device);
+  const TiledProduct* tiled = nullptr;  // what it is where weights are packed as PackedMatrix does
 };
 
 [[nodiscard]] std::span<const GemmEntry> gemm_entries();

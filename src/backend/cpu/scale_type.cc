@@ -53,7 +53,9 @@ ScaleType wanted_type(const WeightFormat& format, float factor) {
 }
 
 bool scales_fit(const QuantView& weight, ScaleType type) {
-  if (type == ScaleType::kF32 || weight.scale_type == dtype_of(type)) {
+  const bool powers = weight.format.scale_dtype == DType::kF8E8M0;  // of two, whatever holds them
+  if (type == ScaleType::kF32 || weight.scale_type == dtype_of(type) ||
+      (powers && type == ScaleType::kBf16)) {
     return true;
   }
   const auto fits = [type](float value) {

@@ -189,7 +189,8 @@ Status CudaGemm::launch_rounding(const GemmArgs& args) const {
                                       .stride = args.x_stride,
                                       .rows = args.m,
                                       .n = problem_.k,
-                                      .out = out},
+                                      .out = out,
+                                      .limit = args.input.limit},
                                      launch),
                  "activation");
   }

@@ -42,6 +42,7 @@ void CudaStep::rope_append_kv(const RopeAppendArgs& args) {
 
 void CudaStep::attention(const AttentionArgs& args) {
   CHECK(args.q.type == DType::kBF16 && args.out.type == DType::kBF16);
+  CHECK_MSG(args.sinks == nullptr, "sinks without experts, which are refused before");
   const AttentionShape shape{.kv = layout_of(args.kv),
                              .heads = static_cast<int32_t>(args.heads),
                              .sliding_window = static_cast<int32_t>(args.sliding_window),
@@ -81,6 +82,29 @@ void CudaStep::attention(const AttentionArgs& args) {
   if (shape_.prefills) {
     must(prefill_attention(launch, context), "attention");
   }
+}
+
+void CudaStep::normalize(const NormalizeArgs& args) {
+  CHECK(args.out.type == DType::kBF16);
+  must(norm_quantize({.x = args.x,
+                      .norm = args.norm,
+                      .rows = rows(),
+                      .n = args.width,
+                      .out = {ActFormat::kBf16, args.out.data, nullptr}},
+                     {steps_.stream_}),
+       "norm");
+}
+
+void CudaStep::add_gated(const GatedAddArgs& args) {
+  CHECK(args.x.type == DType::kBF16 && args.rows.type == DType::kBF16);
+  must(add_gated_rows({.x = args.x.data,
+                       .gate = args.gate,
+                       .rows = args.rows.data,
+                       .count = rows(),
+                       .n = args.width,
+                       .y = args.y},
+                      {steps_.stream_}),
+       "adding a gated expert");
 }
 
 void CudaStep::take_logit_rows(const float* from, int64_t width, float* to) {

@@ -20,6 +20,8 @@ class CudaStep final : public Step {
   /// In decode steps the attention that follows appends, in its own kernel.
   void rope_append_kv(const RopeAppendArgs& args) override;
   void attention(const AttentionArgs& args) override;
+  void normalize(const NormalizeArgs& args) override;
+  void add_gated(const GatedAddArgs& args) override;
   void take_logit_rows(const float* from, int64_t width, float* to) override;
   void sample(float* logits, int64_t vocab) override;
   /// At the end of the layers: what was begun has been done.

@@ -53,8 +53,21 @@ struct ActivationArgs {
   int64_t rows = 0;
   int64_t n = 0;
   QuantizedRows out;
+  float limit = 0.0F;  // of kClampedSwiglu
 };
 cudaError_t activation_quantize(const ActivationArgs& args, const LaunchContext& context);
+
+/// y[r] += rows[r] / (1 + e^-(x[r] · gate)), in f32.
+///   x, rows [count, n] bf16, gate [n] f32, y [count, n] f32; n a multiple of 8
+struct GatedRowsArgs {
+  const void* x = nullptr;
+  const float* gate = nullptr;
+  const void* rows = nullptr;
+  int64_t count = 0;
+  int64_t n = 0;
+  float* y = nullptr;
+};
+cudaError_t add_gated_rows(const GatedRowsArgs& args, const LaunchContext& context);
 
 /// out[r] = x[r], for the token forms.
 ///   x [rows, n] bf16, rows `stride` elements apart, a multiple of 8; 0 stands for n

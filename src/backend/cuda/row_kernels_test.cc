@@ -436,6 +436,39 @@ TEST(RowKernels, MultipliesGatesInEveryForm) {
   }
 }
 
+TEST(RowKernels, ClampedSwigluInEveryForm) {
+  NIBBLE_NEEDS_GPU();
+  constexpr float kLimit = 2.0F;
+  uint32_t seed = 950;
+  for (const int64_t n : kWidths) {
+    for (const int64_t rows : {1, 3, 17}) {
+      const auto bits = to_bf16(random_values(static_cast<size_t>(rows * 2 * n), ++seed, 3.0F));
+      const DeviceArray<uint16_t> x(bits);
+      std::vector<double> wanted;
+      for (int64_t row = 0; row < rows; ++row) {
+        for (int64_t i = 0; i < n; ++i) {
+          const auto at = static_cast<size_t>(row * 2 * n + i);
+          wanted.push_back(exact_activation(Kind::kClampedSwiglu, bf16_to_f32(bits[at]),
+                                            bf16_to_f32(bits[at + static_cast<size_t>(n)]),
+                                            kLimit));
+        }
+      }
+      for (const ActFormat format : kFormats) {
+        const OutputArrays out(format, rows, n);
+        ASSERT_EQ(activation_quantize({.x = x.data(),
+                                       .kind = Kind::kClampedSwiglu,
+                                       .rows = rows,
+                                       .n = n,
+                                       .out = out.rows(),
+                                       .limit = kLimit},
+                                      {}),
+                  cudaSuccess);
+        expect_near(out.take(), format, rows, n, wanted);
+      }
+    }
+  }
+}
+
 TEST(RowKernels, RoundsRowsAsTheCpuDoes) {
   NIBBLE_NEEDS_GPU();
   uint32_t seed = 200;

@@ -318,17 +318,24 @@ Status SelfCheck::check_rows(ActFormat act, int64_t n) {
     }));
   }
   const SiluForm form = act == ActFormat::kInt8Token ? kSiluOfInt8 : SiluForm{};
+  constexpr float kLimit = 0.75F;  // of gates and ups about as large
   for (const GemmInput::Kind kind : kActivations) {
-    NIBBLE_RETURN_IF_ERROR(
-        check(activation_quantize(
-                  {.x = device_gate_up.as<void>(), .kind = kind, .rows = kRows, .n = n, .out = out},
-                  {stream_}),
-              "activation_quantize"));
+    NIBBLE_RETURN_IF_ERROR(check(activation_quantize({.x = device_gate_up.as<void>(),
+                                                      .kind = kind,
+                                                      .rows = kRows,
+                                                      .n = n,
+                                                      .out = out,
+                                                      .limit = kLimit},
+                                                     {stream_}),
+                                 "activation_quantize"));
     NIBBLE_RETURN_IF_ERROR(compare("activation_quantize", [&](size_t row, size_t column) -> double {
       const uint16_t* given = gate_up.data() + row * static_cast<size_t>(input_width(kind, n));
       const float first = bf16_to_f32(given[column]);
-      return kind == kSiluMul ? silu(first, form) * bf16_to_f32(given[width + column])
-                              : exact_activation(kind, first, 1.0);
+      if (kind == kSiluMul) {
+        return silu(first, form) * bf16_to_f32(given[width + column]);
+      }
+      const float up = has_gate(kind) ? bf16_to_f32(given[width + column]) : 0.0F;
+      return exact_activation(kind, first, up, kLimit);
     }));
   }
   return {};

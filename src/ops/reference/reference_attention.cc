@@ -199,8 +199,12 @@ void attend(const AttentionArgs& args, const SequenceSpan& sequence, int64_t row
     }
     scores[static_cast<size_t>(t - first)] = dot * args.scale;
   }
-  const double top = *std::max_element(scores.begin(), scores.end());
+  double top = *std::max_element(scores.begin(), scores.end());
   double total = 0.0;
+  if (args.sinks != nullptr) {
+    top = std::max<double>(top, args.sinks[head]);
+    total = std::exp(args.sinks[head] - top);
+  }
   for (double& score : scores) {
     score = std::exp(score - top);
     total += score;

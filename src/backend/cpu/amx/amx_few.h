@@ -1,8 +1,8 @@
 #pragma once
 
-// Products of up to 16 rows with int4 weights in groups, as decoding has them: one weight tile at a
-// time over all of k, expanded right before its product, so that weights are read as one stream and
-// no panel is written and read again. The bits are those of gemm_kernels.h.
+// Products of up to 16 rows with 4-bit weights in groups, as decoding has them: one weight tile at
+// a time over all of k, expanded right before its product, so that weights are read as one stream
+// and no panel is written and read again. The bits are those of gemm_kernels.h.
 
 #include <utility>
 
@@ -26,7 +26,7 @@ struct FewTask {
 /// The stages of a product, each some products later than the one before: expand its weights,
 /// multiply, store a group's sums, scale and add them. Groups take turns in tiles of sums; kPhase
 /// is the product's place in one such turn.
-template <int kProducts, int kRows>
+template <typename Panel, int kProducts, int kRows>
 struct FewPipeline {
   static constexpr int kSumTiles = kProducts == 1 ? 4 : 2;
   static constexpr int kPhases = kSumTiles * kProducts;
@@ -63,9 +63,9 @@ struct FewPipeline {
     constexpr int kStored = (kPhase + kPhases - kStoreLag) % kPhases;
     constexpr int kAdded = (kPhase + 2 * kPhases - kAddLag) % kPhases;
     if (p < task.products) {
-      const uint8_t* codes = task.codes + p * Int4Pairs::kSourceBytes;
-      fetch_ahead(codes, Int4Pairs::kSourceBytes, Simd::kFarBytes);
-      expand_tile<Int4Pairs>(codes, task.weights + p % kRing * kTileBytes);
+      const uint8_t* codes = task.codes + p * Panel::kSourceBytes;
+      fetch_ahead(codes, Panel::kSourceBytes, Simd::kFarBytes);
+      expand_tile<Panel>(codes, task.weights + p % kRing * kTileBytes);
     }
     if constexpr (ends_group(kAdded)) {
       if (p >= kAddLag && p - kAddLag < task.products) {
@@ -118,27 +118,27 @@ struct FewPipeline {
   }
 };
 
-template <int kProducts, int kRows>
+template <typename Panel, int kProducts, int kRows>
 void multiply_few(const TileGemmTask& task, int64_t tile_begin, int64_t tile_end) {
   configure_tiles(task.m);
   // Rows past m are added, too, but never stored: denormals there would take five times as long.
-  constexpr auto kSumsBytes = FewPipeline<kProducts, kRows>::kRing * kTileBytes;
+  constexpr auto kSumsBytes = FewPipeline<Panel, kProducts, kRows>::kRing * kTileBytes;
   __builtin_memset(task.scratch + kSumsBytes, 0, kSumsBytes);
   for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
-    FewPipeline<kProducts, kRows>::run(task, tile);
+    FewPipeline<Panel, kProducts, kRows>::run(task, tile);
   }
   release_tiles();
 }
 
 /// Groups of kProducts * 32 columns, up to 16 rows.
-template <int kProducts>
+template <typename Panel, int kProducts>
 void tile_gemm_few(const TileGemmTask& task, int64_t tile_begin, int64_t tile_end) {
   if (task.m <= 4) {
-    multiply_few<kProducts, 4>(task, tile_begin, tile_end);
+    multiply_few<Panel, kProducts, 4>(task, tile_begin, tile_end);
   } else if (task.m <= 8) {
-    multiply_few<kProducts, 8>(task, tile_begin, tile_end);
+    multiply_few<Panel, kProducts, 8>(task, tile_begin, tile_end);
   } else {
-    multiply_few<kProducts, 16>(task, tile_begin, tile_end);
+    multiply_few<Panel, kProducts, 16>(task, tile_begin, tile_end);
   }
 }
 

@@ -28,18 +28,27 @@ struct Int4Bytes {
   }
 };
 
-/// int4 as bf16 pairs. A permutation of 16-bit lanes looks at five bits of each index, and its
-/// table repeats after 16, so bits above a nibble need no masking.
-struct Int4Pairs {
+/// The BF16 numbers that 4-bit codes stand for, by code.
+struct Int4Values {  // codes 0 to 15 are -8 to 7
+  static constexpr uint16_t kValues[16] = {0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040,
+                                           0xc000, 0xbf80, 0x0000, 0x3f80, 0x4000, 0x4040,
+                                           0x4080, 0x40a0, 0x40c0, 0x40e0};
+};
+struct Fp4Values {  // E2M1
+  static constexpr uint16_t kValues[16] = {0x0000, 0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040,
+                                           0x4080, 0x40c0, 0x8000, 0xbf00, 0xbf80, 0xbfc0,
+                                           0xc000, 0xc040, 0xc080, 0xc0c0};
+};
+
+/// 4-bit codes as bf16 pairs. A permutation of 16-bit lanes looks at five bits of each index, and
+/// its table repeats after 16, so bits above a nibble need no masking.
+template <typename Values>
+struct NibblePairs {
   static constexpr int64_t kSourceBytes = 256;
   static constexpr int64_t kParts = 4;
   static constexpr bool kDirect = false;
   [[gnu::always_inline]] static void expand(const uint8_t* source, uint8_t* out) {
-    const __m256i values = _mm256_setr_epi16(
-        static_cast<int16_t>(0xc100), static_cast<int16_t>(0xc0e0), static_cast<int16_t>(0xc0c0),
-        static_cast<int16_t>(0xc0a0), static_cast<int16_t>(0xc080), static_cast<int16_t>(0xc040),
-        static_cast<int16_t>(0xc000), static_cast<int16_t>(0xbf80), 0, 0x3f80, 0x4000, 0x4040,
-        0x4080, 0x40a0, 0x40c0, 0x40e0);  // -8 to 7
+    const __m256i values = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(Values::kValues));
     const __m512i table = _mm512_broadcast_i64x4(values);
     const auto store = [&](__m512i indices, uint8_t * to) __attribute__((always_inline)) {
       _mm512_store_si512(to, _mm512_permutexvar_epi16(indices, table));
@@ -51,6 +60,9 @@ struct Int4Pairs {
     store(_mm512_srli_epi16(words, 12), out + 192);
   }
 };
+
+using Int4Pairs = NibblePairs<Int4Values>;
+using Fp4Pairs = NibblePairs<Fp4Values>;
 
 /// Any codec whose values bf16 holds exactly.
 template <typename Codec>

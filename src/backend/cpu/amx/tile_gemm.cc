@@ -11,6 +11,7 @@ constinit const TileKernels kTiles = {
     .tiles_int8 = tile_gemm_float<CodecPairs<CodecInt8>>,
     .tiles_fp8 = tile_gemm_float<CodecPairs<CodecFp8>>,
     .tiles_int4 = tile_gemm_int4,
+    .tiles_fp4 = tile_gemm_fp4,
     .tiles_int8_int8 = tile_gemm<DirectPanel, Int8Sums>,
     .tiles_int4_int8 = tile_gemm<Int4Bytes, Int4Sums>,
     .round_pieces = round_pieces,

@@ -26,8 +26,9 @@ void tile_gemm_float(const TileGemmTask& task, int64_t tile_begin, int64_t tile_
 
 namespace NIBBLE_ISA {
 
-/// Of INT4 weights: a source file of its own, for compiling takes as long as that of all others.
+/// Of 4-bit weights: source files of their own, for compiling each takes as long as all others.
 void tile_gemm_int4(const TileGemmTask& task, int64_t tile_begin, int64_t tile_end);
+void tile_gemm_fp4(const TileGemmTask& task, int64_t tile_begin, int64_t tile_end);
 
 }  // namespace NIBBLE_ISA
 }  // namespace nibble::cpu

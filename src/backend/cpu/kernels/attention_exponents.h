@@ -33,6 +33,7 @@ struct CodeWeightForm {
   /// have too much goes with their sum; x + l has room for 206 octaves, of which no product is
   /// subnormal and no sum infinite.
   static constexpr int kBias = 76 << kPlaces;
+  static constexpr float kTooMuch = 0x1p45F;      // that power: 2^(96 + 76 - 127)
   static constexpr float kLeastScale = 0x1p-52F;  // smaller ones count as this
   static constexpr float kScaleLimit = 0x1p26F;   // others are as if they were not finite
 

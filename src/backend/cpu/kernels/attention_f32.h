@@ -100,6 +100,17 @@ void attend_block(const float* keys,
   }
 }
 
+/// Joins a row with a key whose score is `sink` and that has no value.
+inline void add_sink(float sink, int64_t padded_dim, const QueryRow& row) {
+  const float top = *row.top > sink ? *row.top : sink;
+  float weights[16] = {*row.top - top, sink - top};
+  Simd::store(weights, exp(Simd::load(weights)));
+  *row.denominator = __builtin_fmaf(*row.denominator, weights[0], weights[1]);
+  for (int64_t d = 0; d < padded_dim; d += 16) {
+    Simd::store(row.acc + d, Simd::mul(Simd::load(row.acc + d), Simd::set(weights[0])));
+  }
+}
+
 inline void attention_f32(const AttentionTask& task) {
   const int64_t dim = task.kv.head_dim;
   const int64_t padded_dim = (dim + 15) / 16 * 16;
@@ -134,6 +145,10 @@ inline void attention_f32(const AttentionTask& task) {
     }
   }
   for (int64_t r = 0; r < rows; ++r) {
+    if (task.sinks != nullptr) {
+      add_sink(task.sinks[r % task.group], padded_dim,
+               {q + r * padded_dim, acc + r * padded_dim, top + r, denominator + r});
+    }
     const int64_t out = r / task.group * task.out_stride + r % task.group * dim;
     in_vectors(dim, [&](int64_t i, int64_t lanes) {
       const F32x16 sum = Simd::load(acc + r * padded_dim + i);

@@ -101,9 +101,26 @@ inline void merge_states(const RowStates& total,
   }
 }
 
+/// Joins each row with its head's sink, a key without a value.
+inline void add_sinks(const AttentionTask& task, const RowStates& total, int64_t padded_dim) {
+  for (int64_t r = 0; r < task.tokens * task.group; ++r) {
+    const float sink = task.sinks[r % task.group] * kLog2E;
+    const float top = total.top[r] > sink ? total.top[r] : sink;
+    const float keep = exp2_weight(total.top[r] - top);
+    const float one = task.kv.kernel >= 2 ? CodeWeightForm::kTooMuch : 1.0F;  // INT8, INT4
+    total.sum[r] = __builtin_fmaf(total.sum[r], keep, one * exp2_weight(sink - top));
+    for (int64_t d = r * padded_dim; d < (r + 1) * padded_dim; d += 16) {
+      Simd::store(total.acc + d, Simd::mul(Simd::load(total.acc + d), Simd::set(keep)));
+    }
+  }
+}
+
 inline void write_results(const AttentionTask& task, const RowStates& total, int64_t padded_dim) {
   const int64_t dim = task.kv.head_dim;
   const F32x16 scale = Simd::set(task.value_scale);
+  if (task.sinks != nullptr) {
+    add_sinks(task, total, padded_dim);
+  }
   for (int64_t r = 0; r < task.tokens * task.group; ++r) {
     const int64_t out = r / task.group * task.out_stride + r % task.group * dim;
     in_vectors(dim, [&](int64_t i, int64_t lanes) {

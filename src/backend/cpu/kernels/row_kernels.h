@@ -129,6 +129,21 @@ inline void silu_mul(ConstNumbers gate_up, int64_t n, SiluForm form, float* y) {
   });
 }
 
+inline void clamped_swiglu(const InputRow& row, float* y) {
+  const F32x16 limit = Simd::set(row.input.limit);
+  const F32x16 least = Simd::set(-row.input.limit);
+  const F32x16 factor = Simd::set(row.silu.factor);
+  const I32x16 kept = Simd::set_int(static_cast<int32_t>(row.silu.bits));
+  in_vectors(row.k, [&](int64_t i, int64_t lanes) {  // min and max take a second operand of NaN
+    const F32x16 g = Simd::min(limit, load_numbers(row.x, i, lanes));
+    const F32x16 e = exp(Simd::mul(g, Simd::set(-kSwigluAlpha)));
+    const F32x16 silu = Simd::mul(Simd::div(g, Simd::add(Simd::set(1.0F), e)), factor);
+    const F32x16 cut = Simd::from_bits(Simd::and_int(Simd::bits(silu), kept));
+    const F32x16 up = Simd::max(least, Simd::min(limit, load_numbers(row.x, row.k + i, lanes)));
+    store_lanes(y + i, lanes, Simd::mul(cut, Simd::add(up, Simd::set(1.0F))));
+  });
+}
+
 void load_row(ConstNumbers x, int64_t n, float* y) {
   in_vectors(
       n, [&](int64_t i, int64_t lanes) { store_lanes(y + i, lanes, load_numbers(x, i, lanes)); });
@@ -157,12 +172,21 @@ void make_input(const InputRow& row, float* y) {
       return relu(row.x, row.k, y);
     case GemmInput::Kind::kGeluTanh:
       return gelu_tanh(row.x, row.k, y);
+    case GemmInput::Kind::kClampedSwiglu:
+      return clamped_swiglu(row, y);
   }
 }
 
 void store_row(const float* x, int64_t n, Numbers y) {
   in_vectors(
       n, [&](int64_t i, int64_t lanes) { store_numbers(y, i, lanes, load_lanes(x + i, lanes)); });
+}
+
+void add_weighted(ConstNumbers x, int64_t n, float weight, float* y) {
+  in_vectors(n, [&](int64_t i, int64_t lanes) {
+    const F32x16 product = Simd::mul(load_numbers(x, i, lanes), Simd::set(weight));
+    store_lanes(y + i, lanes, Simd::add(load_lanes(y + i, lanes), product));
+  });
 }
 
 void round_row(float* x, int64_t n, int places) {

@@ -14,6 +14,7 @@ constinit const RowKernels kRows = {
     .rms_norm = rms_norm,
     .load = load_row,
     .store = store_row,
+    .add_weighted = add_weighted,
     .rotate = rotate,
     .round_row = round_row,
     .write_kv = write_kv,

@@ -35,12 +35,21 @@ __device__ __forceinline__ float logistic(float gate, float power_of_e, float on
   return quotient(gate, divisor, inverse);
 }
 
-/// In the form of kFormat. Its last places are the CPU's where bits are cut.
+/// gate / (1 + e^(-alpha gate)) in the form of kFormat. Its last places are the CPU's where bits
+/// are cut.
 template <ActFormat kFormat>
-__device__ __forceinline__ float silu(float gate) {
+__device__ __forceinline__ float silu(float gate, float alpha = 1.0F) {
   constexpr SiluForm kForm = kFormat == ActFormat::kInt8Token ? kSiluOfInt8 : SiluForm{};
   constexpr float kOne = 1.0F / kForm.factor;
-  return __uint_as_float(__float_as_uint(logistic(gate, gate, kOne)) & kForm.bits);
+  return __uint_as_float(__float_as_uint(logistic(gate, gate * alpha, kOne)) & kForm.bits);
+}
+
+/// The product that gpt-oss makes of gate and up; NaN stays.
+template <ActFormat kFormat>
+__device__ __forceinline__ float clamped_swiglu(float gate, float up, float limit) {
+  const float g = gate > limit ? limit : gate;
+  const float u = up > limit ? limit : up < -limit ? -limit : up;
+  return __fmul_rn(silu<kFormat>(g, kSwigluAlpha), __fadd_rn(u, 1.0F));
 }
 
 __device__ __forceinline__ float gelu_tanh(float x) {
@@ -62,6 +71,12 @@ __device__ __forceinline__ F32x8 activated(const ActivationArgs& args, int64_t r
 #pragma unroll
     for (int j = 0; j < kPiece; ++j) {
       y.v[j] *= silu<kFormat>(first.v[j]);
+    }
+  } else if constexpr (kKind == Kind::kClampedSwiglu) {
+    y = load_bf16x8(x + args.n + i);
+#pragma unroll
+    for (int j = 0; j < kPiece; ++j) {
+      y.v[j] = clamped_swiglu<kFormat>(first.v[j], y.v[j], args.limit);
     }
   } else if constexpr (kKind == Kind::kGeluTanh) {
 #pragma unroll
@@ -217,6 +232,8 @@ cudaError_t activation_quantize(const ActivationArgs& given, const LaunchContext
       return launch_activation<Kind::kRelu>(args, context);
     case Kind::kGeluTanh:
       return launch_activation<Kind::kGeluTanh>(args, context);
+    case Kind::kClampedSwiglu:
+      return launch_activation<Kind::kClampedSwiglu>(args, context);
     default:
       return cudaErrorInvalidValue;
   }

@@ -1,0 +1,250 @@
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "backend/backend.h"
+#include "backend/cpu/isa.h"
+#include "backend/testing/bf16_rows.h"
+#include "backend/testing/random_gemm.h"
+#include "base/f16.h"
+#include "quant/scheme.h"
+
+namespace nibble {
+namespace {
+
+struct Shape {
+  int64_t experts;
+  int64_t top_k;
+  int64_t hidden;
+  int64_t width;
+};
+
+/// A layer of random experts, as the oracle and as a backend see it.
+struct Layer {
+  ReferenceExperts weights;
+  std::vector<ExpertsRequest::Expert> views;
+
+  Layer(const QuantScheme& scheme, const Shape& shape, DType between) {
+    const ActFormat act =
+        scheme.act == ActFormat::kFloat && between == DType::kBF16 ? ActFormat::kBf16 : scheme.act;
+    weights.form = {.top_k = shape.top_k, .act = act, .down_act = act};
+    weights.between = between;
+    const WeightFormat router{between == DType::kBF16 ? WeightCode::kBf16 : WeightCode::kF32,
+                              ScalePer::kNone};
+    weights.router = random_weight(router, {shape.experts, shape.hidden}, 1).value();
+    for (int64_t e = 0; e < shape.experts; ++e) {
+      const auto seed = static_cast<uint32_t>(10 + 3 * e);
+      weights.gate_up.push_back(
+          random_weight(scheme.weight, {2 * shape.width, shape.hidden}, seed).value());
+      weights.down.push_back(
+          random_weight(scheme.weight, {shape.hidden, shape.width}, seed + 1).value());
+    }
+  }
+
+  void add_biases() {
+    const auto experts = static_cast<int64_t>(weights.down.size());
+    weights.router_bias = random_floats(experts, 2);
+    weights.gate_up_bias = random_floats(experts * weights.gate_up[0].n, 3);
+    weights.down_bias = random_floats(experts * weights.down[0].n, 4);
+  }
+
+  [[nodiscard]] ExpertsRequest request(int64_t max_m) {
+    views.clear();
+    for (size_t e = 0; e < weights.down.size(); ++e) {
+      const QuantView both = view_of(weights.gate_up[e]);
+      QuantView gate = both;
+      gate.n = both.n / 2;
+      QuantView up = gate;
+      up.codes = both.code_row(gate.n);
+      const int64_t numbers = gate.n * gate.format.groups(gate.k);
+      if (gate.scales != nullptr) {
+        up.scales = both.scales + numbers * dtype_bits(both.scale_type) / 8;
+      }
+      up.zeros = both.zeros == nullptr ? nullptr : both.zeros + numbers;
+      views.push_back({gate, up, view_of(weights.down[e])});
+    }
+    return {.experts = views,
+            .form = weights.form,
+            .router = view_of(weights.router),
+            .router_bias = weights.router_bias,
+            .correction = weights.correction,
+            .gate_up_bias = weights.gate_up_bias,
+            .down_bias = weights.down_bias,
+            .between = weights.between,
+            .max_m = max_m};
+  }
+};
+
+std::vector<std::unique_ptr<Backend>> backends() {
+  std::vector<std::unique_ptr<Backend>> all;
+  for (const std::string_view isa : cpu::supported_isas()) {
+    all.push_back(
+        make_cpu_backend({.threads = 3, .isa = std::string(isa), .limit = ThreadLimit::kNone})
+            .value());
+  }
+  return all;
+}
+
+/// y of m rows that hold 1 before; NaN between the rows.
+std::vector<float> run(PreparedExperts& experts, ConstActivations x, int64_t m, int64_t hidden) {
+  const int64_t stride = hidden + 3;
+  std::vector<float> y(static_cast<size_t>(m * stride), std::numeric_limits<float>::quiet_NaN());
+  for (int64_t row = 0; row < m; ++row) {
+    std::fill_n(y.begin() + row * stride, hidden, 1.0F);
+  }
+  experts.run({.x = x, .x_stride = hidden + 5, .m = m, .y = y.data(), .y_stride = stride});
+  std::vector<float> dense;
+  for (int64_t row = 0; row < m; ++row) {
+    dense.insert(dense.end(), y.begin() + row * stride, y.begin() + row * stride + hidden);
+    for (int64_t i = hidden; i < stride; ++i) {
+      EXPECT_TRUE(std::isnan(y[static_cast<size_t>(row * stride + i)]));
+    }
+  }
+  return dense;
+}
+
+std::vector<float> expected_of(const ReferenceExperts& weights,
+                               const std::vector<float>& x,
+                               int64_t m) {
+  const int64_t hidden = weights.router.k;
+  std::vector<float> y(static_cast<size_t>(m * hidden), 1.0F);
+  reference_experts(
+      weights, {.x = x.data(), .x_stride = hidden + 5, .m = m, .y = y.data(), .y_stride = hidden});
+  return y;
+}
+
+double relative_error(const std::vector<float>& got, const std::vector<float>& expected) {
+  double squares = 0.0;
+  double all = 0.0;
+  for (size_t i = 0; i < got.size(); ++i) {
+    squares += std::pow(static_cast<double>(got[i]) - expected[i], 2);
+    all += std::pow(static_cast<double>(expected[i]) - 1.0, 2);
+  }
+  return std::sqrt(squares / all);
+}
+
+/// x [rows, hidden + 5] of BF16 numbers, as F32.
+std::vector<float> random_rows(int64_t rows, int64_t hidden, uint32_t seed) {
+  return to_f32(to_bf16(random_floats(rows * (hidden + 5), seed)));
+}
+
+// Activations of the second product may be rounded the other way: they are sums.
+TEST(Experts, OfEveryRunSchemeEqualTheReference) {
+  constexpr int64_t kRows = 40;
+  for (const QuantScheme& scheme : all_schemes()) {
+    for (const Shape& shape : {Shape{6, 2, 256, 128}, Shape{5, 3, 128, 256}}) {
+      for (const DType between : {DType::kF32, DType::kBF16}) {
+        Layer layer(scheme, shape, between);
+        if (shape.experts == 5) {
+          layer.add_biases();
+          layer.weights.form.activation = GemmInput::Kind::kClampedSwiglu;
+          layer.weights.form.limit = 7.0F;
+          layer.weights.form.router.scores = RouterScores::kSoftmaxOfChosen;
+        } else {
+          layer.weights.form.router.renormalise = true;
+        }
+        const std::vector<float> x = random_rows(kRows, shape.hidden, 5);
+        const std::vector<float> expected = expected_of(layer.weights, x, kRows);
+        std::vector<float> first;
+        for (const auto& backend : backends()) {
+          SCOPED_TRACE(testing::Message() << scheme.name << " " << backend->name() << " of "
+                                          << shape.experts << ", " << dtype_name(between));
+          auto experts = backend->prepare_experts(layer.request(kRows));
+          ASSERT_TRUE(experts.ok()) << experts.status().message();
+          const auto narrow = to_bf16(x);
+          const ConstActivations rows = between == DType::kF32
+                                            ? ConstActivations(x.data())
+                                            : ConstActivations(narrow.data(), DType::kBF16);
+          const std::vector<float> y = run(**experts, rows, kRows, shape.hidden);
+          EXPECT_LT(relative_error(y, expected), between == DType::kBF16 ? 1e-2 : 4e-3);
+          if (first.empty()) {
+            first = y;
+          }
+          EXPECT_EQ(y, first) << "another instruction set gives other bits";
+          for (const int64_t m : {int64_t{1}, int64_t{3}, int64_t{17}}) {
+            const std::vector<float> fewer = run(**experts, rows, m, shape.hidden);
+            EXPECT_TRUE(std::equal(fewer.begin(), fewer.end(), y.begin())) << "m = " << m;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Experts, AreUnpackedAndReplacedOneByOne) {
+  const QuantScheme scheme = find_scheme("w4a16_g32").value();
+  constexpr Shape kShape{4, 2, 128, 96};
+  for (const auto& backend : backends()) {
+    Layer layer(scheme, kShape, DType::kF32);
+    auto experts = backend->prepare_experts(layer.request(8)).value();
+    for (int64_t e = 0; e < kShape.experts; ++e) {
+      for (const ExpertPart part : {ExpertPart::kGateUp, ExpertPart::kDown}) {
+        const QuantTensor& given = part == ExpertPart::kGateUp
+                                       ? layer.weights.gate_up[static_cast<size_t>(e)]
+                                       : layer.weights.down[static_cast<size_t>(e)];
+        const QuantTensor got = experts->unpack(e, part).value();
+        EXPECT_TRUE(std::ranges::equal(got.codes.as<uint8_t>(), given.codes.as<uint8_t>()));
+        EXPECT_TRUE(std::ranges::equal(got.scales.as<float>(), given.scales.as<float>()));
+      }
+    }
+    layer.weights.gate_up[2] = random_weight(scheme.weight, {192, 128}, 99).value();
+    ASSERT_TRUE(experts->update(2, ExpertPart::kGateUp, 0, layer.weights.gate_up[2]).ok());
+    layer.weights.down[3] = random_weight(scheme.weight, {128, 96}, 98).value();
+    ASSERT_TRUE(experts->update(3, ExpertPart::kDown, 0, layer.weights.down[3]).ok());
+    const std::vector<float> x = random_rows(8, 128, 6);
+    EXPECT_LT(relative_error(run(*experts, x.data(), 8, 128), expected_of(layer.weights, x, 8)),
+              1e-5);
+    EXPECT_EQ(experts->update(4, ExpertPart::kDown, 0, layer.weights.down[3]).code(),
+              StatusCode::kInvalidArgument);
+    EXPECT_EQ(experts->update(0, ExpertPart::kDown, 1, layer.weights.down[3]).code(),
+              StatusCode::kInvalidArgument);
+  }
+}
+
+// Every row to the same experts, and rows that a NaN leads anywhere.
+TEST(Experts, TakeAnyRouting) {
+  const QuantScheme scheme = find_scheme("w8a8_int8").value();
+  constexpr Shape kShape{64, 4, 64, 32};
+  constexpr int64_t kRows = 600;
+  Layer layer(scheme, kShape, DType::kF32);
+  layer.weights.router_bias.assign(64, 0.0F);
+  for (const int expert : {3, 17, 18, 63}) {
+    layer.weights.router_bias[static_cast<size_t>(expert)] = 1000.0F;
+  }
+  std::vector<float> x = random_rows(kRows, kShape.hidden, 7);
+  const auto backend = make_cpu_backend({.threads = 2}).value();
+  auto experts = backend->prepare_experts(layer.request(kRows)).value();
+  const std::vector<float> y = run(*experts, x.data(), kRows, kShape.hidden);
+  EXPECT_LT(relative_error(y, expected_of(layer.weights, x, kRows)), 4e-3);
+  x[5] = std::numeric_limits<float>::quiet_NaN();  // of row 0
+  const std::vector<float> spoiled = run(*experts, x.data(), kRows, kShape.hidden);
+  EXPECT_TRUE(std::isnan(spoiled[0]));
+  EXPECT_TRUE(std::equal(y.begin() + kShape.hidden, y.end(), spoiled.begin() + kShape.hidden));
+}
+
+TEST(Experts, OfDifferentFormsAreRefused) {
+  const auto backend = make_cpu_backend({.threads = 1}).value();
+  Layer layer(find_scheme("w4a16_g32").value(), {3, 2, 64, 32}, DType::kF32);
+  Layer other(find_scheme("w8a16_channel").value(), {3, 2, 64, 32}, DType::kF32);
+  const ExpertsRequest good = layer.request(4);
+  const ExpertsRequest theirs = other.request(4);
+  layer.views[1].up = other.views[1].up;
+  layer.views[1].up.name = "model.safetensors: tensor experts.1.up";
+  const Status mixed = backend->prepare_experts(good).status();
+  EXPECT_EQ(mixed.code(), StatusCode::kUnsupported);
+  EXPECT_NE(mixed.message().find("experts.1.up"), std::string::npos);
+  layer.views[1].up = layer.views[1].gate;
+  layer.views[2].down.k = 64;
+  EXPECT_EQ(backend->prepare_experts(good).status().code(), StatusCode::kCorrupt);
+  layer.views[2].down.k = 32;
+  ExpertsRequest many = layer.request(4);
+  many.form.top_k = 4;
+  EXPECT_EQ(backend->prepare_experts(many).status().code(), StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace nibble

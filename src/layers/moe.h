@@ -1,0 +1,61 @@
+#pragma once
+
+#include <array>
+#include <memory>
+#include <utility>
+
+#include "arch/config.h"
+#include "backend/prepared_experts.h"
+#include "layers/forward_context.h"
+#include "layers/linear.h"
+#include "layers/norm.h"
+
+namespace nibble {
+
+/// hidden += experts(x), where x = norm(hidden), and the same of an expert that every token takes,
+/// as much of it as its gate says, where there is one. x is rounded once for all of them.
+class Moe final {
+ public:
+  struct Shared {
+    Linear gate_up;  // gate and up, stacked
+    Linear down;
+    DeviceBuffer gate;  // [hidden] f32; empty: all of it
+  };
+  struct Parts {
+    Norm norm;
+    std::unique_ptr<PreparedExperts> experts;
+    std::unique_ptr<Shared> shared;  // null: there is none
+  };
+
+  Moe(Parts parts, const ModelConfig& config)
+      : parts_(std::move(parts)),
+        hidden_(config.hidden_size),
+        top_k_(config.moe.experts_per_token) {}
+
+  /// Read for one token.
+  [[nodiscard]] int64_t weight_bytes() const {
+    const int64_t shared =
+        parts_.shared ? parts_.shared->gate_up.weight_bytes() + parts_.shared->down.weight_bytes()
+                      : 0;
+    return parts_.experts->active_bytes(top_k_) + shared;
+  }
+
+  [[nodiscard]] static std::array<ScratchNeed, 3> scratch(const ModelConfig& config) {
+    const MoeConfig& moe = config.moe;
+    return {{{ScratchName::kNormed, config.hidden_size},
+             {ScratchName::kUp, 2 * moe.shared_width},
+             {ScratchName::kShared, moe.shared_gate ? config.hidden_size : 0}}};
+  }
+
+  /// hidden [rows, hidden].
+  void forward(float* hidden, const ForwardContext& context);
+
+ private:
+  void add_shared(float* hidden, const ForwardContext& context);
+
+  Parts parts_;
+  int64_t hidden_;
+  int64_t top_k_;
+};
+
+}  // namespace nibble

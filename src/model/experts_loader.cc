@@ -1,0 +1,150 @@
+#include "model/experts_loader.h"
+
+#include <utility>
+#include <vector>
+
+#include "arch/family.h"
+
+namespace nibble {
+namespace {
+
+/// One layer's experts on their way from the file to the backend.
+class ExpertsLoader final {
+ public:
+  ExpertsLoader(const ExpertsSource& source, int64_t layer)
+      : source_(source), config_(source.config), moe_(source.config.moe), layer_(layer) {}
+
+  Result<std::unique_ptr<PreparedExperts>> load() {
+    NIBBLE_RETURN_IF_ERROR(read_router());
+    NIBBLE_RETURN_IF_ERROR(read_experts());
+    NIBBLE_RETURN_IF_ERROR(read_biases());
+    auto experts =
+        source_.backend.prepare_experts({.experts = experts_,
+                                         .form = {.router = moe_.router,
+                                                  .top_k = moe_.experts_per_token,
+                                                  .activation = config_.activation,
+                                                  .limit = moe_.limit,
+                                                  .act = act_,
+                                                  .down_act = down_act_},
+                                         .router = router_.weight,
+                                         .router_bias = router_bias_,
+                                         .correction = correction_,
+                                         .gate_up_bias = gate_up_bias_,
+                                         .down_bias = down_bias_,
+                                         .between = source_.backend.activation_type(config_.dtype),
+                                         .max_m = source_.max_rows});
+    for (const MappedLinear& part : parts_) {
+      source_.weights.release(part);
+    }
+    return experts.ok() ? std::move(experts)
+                        : experts.status().with_context(name(Role::kRouter) + " and its experts");
+  }
+
+ private:
+  [[nodiscard]] std::string name(Role role, int64_t expert = 0) const {
+    return module_name(*config_.family, role, layer_, expert);
+  }
+
+  Status read_router() {
+    NIBBLE_ASSIGN_OR_RETURN(
+        router_, source_.weights.linear(name(Role::kRouter), moe_.experts, config_.hidden_size));
+    if (router_.weight.format.quantized()) {
+      return make_error(StatusCode::kUnsupported,
+                        "{}: a quantized router does not run, as rounding it changes which experts "
+                        "are chosen; quantize the checkpoint again: nibble quantize keeps routers",
+                        router_.weight.name);
+    }
+    if (moe_.biases) {
+      NIBBLE_RETURN_IF_ERROR(
+          source_.weights.append_bias(name(Role::kRouter), moe_.experts, router_bias_));
+    }
+    if (moe_.correction) {
+      NIBBLE_ASSIGN_OR_RETURN(correction_,
+                              source_.weights.vector(name(Role::kRouterCorrection), moe_.experts));
+    }
+    return {};
+  }
+
+  /// Of one expert; its activations must be those of the first one.
+  Result<QuantView> read(Role role, int64_t expert, int64_t n, int64_t k) {
+    NIBBLE_ASSIGN_OR_RETURN(MappedLinear part, source_.weights.expert(name(role, expert), n, k));
+    part.act.format = activations_of(part, config_.dtype);
+    ActSpec& act = role == Role::kExpertDown ? down_act_ : act_;
+    if (expert == 0 && role != Role::kExpertUp) {
+      act = part.act;
+    } else if (!(part.act == act)) {
+      return make_error(
+          StatusCode::kUnsupported,
+          "{}: the activations of expert {} are rounded otherwise than those of the "
+          "first of its layer; quantize the checkpoint again: nibble quantize SRC DST "
+          "--scheme NAME",
+          part.weight.name, expert);
+    }
+    source_.note(part);
+    parts_.push_back(std::move(part));
+    return parts_.back().weight;
+  }
+
+  Status read_experts() {
+    const int64_t hidden = config_.hidden_size;
+    for (int64_t expert = 0; expert < moe_.experts; ++expert) {
+      ExpertsRequest::Expert views;
+      NIBBLE_ASSIGN_OR_RETURN(views.gate, read(Role::kExpertGate, expert, moe_.width, hidden));
+      NIBBLE_ASSIGN_OR_RETURN(views.up, read(Role::kExpertUp, expert, moe_.width, hidden));
+      NIBBLE_ASSIGN_OR_RETURN(views.down, read(Role::kExpertDown, expert, hidden, moe_.width));
+      experts_.push_back(std::move(views));
+    }
+    return {};
+  }
+
+  Status read_biases() {
+    if (!moe_.biases) {
+      return {};
+    }
+    NIBBLE_ASSIGN_OR_RETURN(
+        std::vector<float> stored,
+        source_.weights.numbers(name(Role::kExpertsGateUpBias), {moe_.experts, 2 * moe_.width}));
+    NIBBLE_ASSIGN_OR_RETURN(
+        down_bias_,
+        source_.weights.numbers(name(Role::kExpertsDownBias), {moe_.experts, config_.hidden_size}));
+    const bool in_turns = config_.family->fused && config_.family->fused->interleaved;
+    gate_up_bias_ = in_turns ? in_halves(stored) : std::move(stored);
+    return {};
+  }
+
+  /// Numbers of gate and up in turns, as gate's and then up's of each expert.
+  [[nodiscard]] std::vector<float> in_halves(const std::vector<float>& stored) const {
+    std::vector<float> halves;
+    halves.reserve(stored.size());
+    for (size_t expert = 0; expert < stored.size(); expert += 2 * static_cast<size_t>(moe_.width)) {
+      for (size_t half = 0; half < 2; ++half) {
+        for (size_t i = 0; i < static_cast<size_t>(moe_.width); ++i) {
+          halves.push_back(stored[expert + 2 * i + half]);
+        }
+      }
+    }
+    return halves;
+  }
+
+  const ExpertsSource& source_;
+  const ModelConfig& config_;
+  const MoeConfig& moe_;
+  const int64_t layer_;
+  MappedLinear router_;
+  std::vector<float> router_bias_;
+  std::vector<float> correction_;
+  std::vector<MappedLinear> parts_;
+  std::vector<ExpertsRequest::Expert> experts_;
+  ActSpec act_;
+  ActSpec down_act_;
+  std::vector<float> gate_up_bias_;
+  std::vector<float> down_bias_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<PreparedExperts>> load_experts(const ExpertsSource& source, int64_t layer) {
+  return ExpertsLoader(source, layer).load();
+}
+
+}  // namespace nibble
