@@ -9,75 +9,12 @@
 #include "backend/backend.h"
 #include "backend/cpu/isa.h"
 #include "backend/testing/bf16_rows.h"
-#include "backend/testing/random_gemm.h"
+#include "backend/testing/random_experts.h"
 #include "base/f16.h"
 #include "quant/scheme.h"
 
 namespace nibble {
 namespace {
-
-struct Shape {
-  int64_t experts;
-  int64_t top_k;
-  int64_t hidden;
-  int64_t width;
-};
-
-/// A layer of random experts, as the oracle and as a backend see it.
-struct Layer {
-  ReferenceExperts weights;
-  std::vector<ExpertsRequest::Expert> views;
-
-  Layer(const QuantScheme& scheme, const Shape& shape, DType between) {
-    const ActFormat act =
-        scheme.act == ActFormat::kFloat && between == DType::kBF16 ? ActFormat::kBf16 : scheme.act;
-    weights.form = {.top_k = shape.top_k, .act = act, .down_act = act};
-    weights.between = between;
-    const WeightFormat router{between == DType::kBF16 ? WeightCode::kBf16 : WeightCode::kF32,
-                              ScalePer::kNone};
-    weights.router = random_weight(router, {shape.experts, shape.hidden}, 1).value();
-    for (int64_t e = 0; e < shape.experts; ++e) {
-      const auto seed = static_cast<uint32_t>(10 + 3 * e);
-      weights.gate_up.push_back(
-          random_weight(scheme.weight, {2 * shape.width, shape.hidden}, seed).value());
-      weights.down.push_back(
-          random_weight(scheme.weight, {shape.hidden, shape.width}, seed + 1).value());
-    }
-  }
-
-  void add_biases() {
-    const auto experts = static_cast<int64_t>(weights.down.size());
-    weights.router_bias = random_floats(experts, 2);
-    weights.gate_up_bias = random_floats(experts * weights.gate_up[0].n, 3);
-    weights.down_bias = random_floats(experts * weights.down[0].n, 4);
-  }
-
-  [[nodiscard]] ExpertsRequest request(int64_t max_m) {
-    views.clear();
-    for (size_t e = 0; e < weights.down.size(); ++e) {
-      const QuantView both = view_of(weights.gate_up[e]);
-      QuantView gate = both;
-      gate.n = both.n / 2;
-      QuantView up = gate;
-      up.codes = both.code_row(gate.n);
-      const int64_t numbers = gate.n * gate.format.groups(gate.k);
-      if (gate.scales != nullptr) {
-        up.scales = both.scales + numbers * dtype_bits(both.scale_type) / 8;
-      }
-      up.zeros = both.zeros == nullptr ? nullptr : both.zeros + numbers;
-      views.push_back({gate, up, view_of(weights.down[e])});
-    }
-    return {.experts = views,
-            .form = weights.form,
-            .router = view_of(weights.router),
-            .router_bias = weights.router_bias,
-            .correction = weights.correction,
-            .gate_up_bias = weights.gate_up_bias,
-            .down_bias = weights.down_bias,
-            .between = weights.between,
-            .max_m = max_m};
-  }
-};
 
 std::vector<std::unique_ptr<Backend>> backends() {
   std::vector<std::unique_ptr<Backend>> all;
@@ -117,16 +54,6 @@ std::vector<float> expected_of(const ReferenceExperts& weights,
   return y;
 }
 
-double relative_error(const std::vector<float>& got, const std::vector<float>& expected) {
-  double squares = 0.0;
-  double all = 0.0;
-  for (size_t i = 0; i < got.size(); ++i) {
-    squares += std::pow(static_cast<double>(got[i]) - expected[i], 2);
-    all += std::pow(static_cast<double>(expected[i]) - 1.0, 2);
-  }
-  return std::sqrt(squares / all);
-}
-
 /// x [rows, hidden + 5] of BF16 numbers, as F32.
 std::vector<float> random_rows(int64_t rows, int64_t hidden, uint32_t seed) {
   return to_f32(to_bf16(random_floats(rows * (hidden + 5), seed)));
@@ -136,9 +63,9 @@ std::vector<float> random_rows(int64_t rows, int64_t hidden, uint32_t seed) {
 TEST(Experts, OfEveryRunSchemeEqualTheReference) {
   constexpr int64_t kRows = 40;
   for (const QuantScheme& scheme : all_schemes()) {
-    for (const Shape& shape : {Shape{6, 2, 256, 128}, Shape{5, 3, 128, 256}}) {
+    for (const ExpertsShape& shape : {ExpertsShape{6, 2, 256, 128}, {5, 3, 128, 256}}) {
       for (const DType between : {DType::kF32, DType::kBF16}) {
-        Layer layer(scheme, shape, between);
+        RandomExperts layer(scheme, shape, between);
         if (shape.experts == 5) {
           layer.add_biases();
           layer.weights.form.activation = GemmInput::Kind::kClampedSwiglu;
@@ -177,9 +104,9 @@ TEST(Experts, OfEveryRunSchemeEqualTheReference) {
 
 TEST(Experts, AreUnpackedAndReplacedOneByOne) {
   const QuantScheme scheme = find_scheme("w4a16_g32").value();
-  constexpr Shape kShape{4, 2, 128, 96};
+  constexpr ExpertsShape kShape{4, 2, 128, 96};
   for (const auto& backend : backends()) {
-    Layer layer(scheme, kShape, DType::kF32);
+    RandomExperts layer(scheme, kShape, DType::kF32);
     auto experts = backend->prepare_experts(layer.request(8)).value();
     for (int64_t e = 0; e < kShape.experts; ++e) {
       for (const ExpertPart part : {ExpertPart::kGateUp, ExpertPart::kDown}) {
@@ -208,9 +135,9 @@ TEST(Experts, AreUnpackedAndReplacedOneByOne) {
 // Every row to the same experts, and rows that a NaN leads anywhere.
 TEST(Experts, TakeAnyRouting) {
   const QuantScheme scheme = find_scheme("w8a8_int8").value();
-  constexpr Shape kShape{64, 4, 64, 32};
+  constexpr ExpertsShape kShape{64, 4, 64, 32};
   constexpr int64_t kRows = 600;
-  Layer layer(scheme, kShape, DType::kF32);
+  RandomExperts layer(scheme, kShape, DType::kF32);
   layer.weights.router_bias.assign(64, 0.0F);
   for (const int expert : {3, 17, 18, 63}) {
     layer.weights.router_bias[static_cast<size_t>(expert)] = 1000.0F;
@@ -228,8 +155,8 @@ TEST(Experts, TakeAnyRouting) {
 
 TEST(Experts, OfDifferentFormsAreRefused) {
   const auto backend = make_cpu_backend({.threads = 1}).value();
-  Layer layer(find_scheme("w4a16_g32").value(), {3, 2, 64, 32}, DType::kF32);
-  Layer other(find_scheme("w8a16_channel").value(), {3, 2, 64, 32}, DType::kF32);
+  RandomExperts layer(find_scheme("w4a16_g32").value(), {3, 2, 64, 32}, DType::kF32);
+  RandomExperts other(find_scheme("w8a16_channel").value(), {3, 2, 64, 32}, DType::kF32);
   const ExpertsRequest good = layer.request(4);
   const ExpertsRequest theirs = other.request(4);
   layer.views[1].up = other.views[1].up;

@@ -34,6 +34,9 @@ struct StepLimits {
   int64_t positions = 0;     // of one sequence
   int64_t pools = 1;         // of the cache
   int64_t input_width = 0;   // of the products of a layer whose inputs differ, summed
+  int64_t top_k = 0;         // experts of a row, in the layers that have them
+  int64_t hidden = 0;        // of their inputs
+  int64_t expert_width = 0;  // of one
   int64_t scaled_pairs = 0;  // of a row's frequencies, where DynamicRope scales them
 };
 

@@ -50,6 +50,9 @@ StepLimits step_limits(const ModelConfig& config, const ModelOptions& options) {
           .positions = config.max_position,
           .pools = std::ssize(kv_pools(kv_specs(config, KvCode::kBf16))),
           .input_width = config.hidden_size + config.intermediate_size,
+          .top_k = has_experts_somewhere(config) ? config.moe.experts_per_token : 0,
+          .hidden = config.hidden_size,
+          .expert_width = config.moe.width,
           .scaled_pairs = scaled ? config.head_dim / 2 : 0};
 }
 

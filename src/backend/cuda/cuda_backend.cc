@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "backend/cuda/cuda_experts.h"
 #include "backend/cuda/cuda_gemm.h"
 #include "backend/cuda/cuda_status.h"
 #include "backend/cuda/cuda_steps.h"
@@ -94,6 +95,17 @@ Status refuse_product(const GemmProblem& problem, const DeviceInfo& device) {
       "quantize with --scheme to another scheme or use --device cpu",
       problem.n, problem.k, scheme.empty() ? "this format" : scheme, name_of(problem.act),
       device.name, device.major, device.minor);
+}
+
+Status refuse_experts(const GemmProblem& problem, const DeviceInfo& device) {
+  const std::string_view scheme = scheme_name(
+      problem.weight, problem.act == ActFormat::kBf16 ? ActFormat::kFloat : problem.act);
+  return make_error(StatusCode::kUnsupported,
+                    "no CUDA kernel for experts [{}, {}] in {} with {} activations on {}; quantize "
+                    "with --scheme w4a16_g32, w4a16_g128, w4a8, w8a8_int8 or w8a16_channel, or use "
+                    "--device cpu",
+                    problem.n, problem.k, scheme.empty() ? "this format" : scheme,
+                    name_of(problem.act), device.name);
 }
 
 class CudaBackend final : public Backend {
@@ -207,42 +219,32 @@ class CudaBackend final : public Backend {
   Result<std::unique_ptr<PreparedGemm>> prepare_gemm(std::span<const QuantView> parts,
                                                      const ActSpec& act,
                                                      int64_t max_m) override {
-    if (const Status status = check_spec(act); !status.ok()) {
-      return status.with_context(parts.front().name);
-    }
-    const WeightFormat& format = parts.front().format;
-    GemmProblem problem{CudaGemm::device_format(format), product_type(act.format), 0,
-                        parts.front().k};
-    for (const QuantView& part : parts) {
-      problem.n += part.n;
-    }
-    const auto entry = choice_->choose(problem);
-    if (!entry) {
-      return refuse_product(problem, device_).with_context(parts.front().name);
-    }
-    const bool rounds =
-        problem.weight.code != format.code || problem.weight.scale_dtype != format.scale_dtype;
-    if (rounds && !rounding_logged_) {
-      rounding_logged_ = true;
-      NIBBLE_LOG(kWarning, "{} (and maybe others): F16 and F32 are rounded to BF16 on GPUs",
-                 parts.front().name);
-    }
-    NIBBLE_ASSIGN_OR_RETURN(
-        auto gemm,
-        CudaGemm::create(
-            parts, entries_[*entry], problem, max_m,
-            {.device = device_, .stream = stream_, .scratch = scratch_, .uploader = *uploader_}));
-    NIBBLE_RETURN_IF_ERROR(self_check_->check_product(*gemm, parts, problem.act, kMostCheckedRows));
-    choice_->count(*entry, problem);
-    if (parts.size() == 1 && format.code == problem.weight.code) {
-      matrices_[parts.front().codes] = gemm->codes();
-    }
+    NIBBLE_ASSIGN_OR_RETURN(auto gemm, prepare_matrix(parts, act, max_m, {}));
     return std::unique_ptr<PreparedGemm>(std::move(gemm));
+  }
+
+  Result<std::unique_ptr<PreparedExperts>> prepare_experts(const ExpertsRequest& request) override {
+    NIBBLE_RETURN_IF_ERROR(check_experts(request));
+    CudaExperts::Parts parts;
+    const ExpertsRequest::Expert* first = &request.experts.front();
+    for (const ExpertsRequest::Expert& expert : request.experts) {
+      // One of the layer is checked on its own weights; the others take the same kernels.
+      const Prepared how{.grouped = true, .checked = &expert == first};
+      const QuantView gate_up[] = {expert.gate, expert.up};
+      NIBBLE_ASSIGN_OR_RETURN(auto both,
+                              prepare_matrix(gate_up, request.form.act, request.max_m, how));
+      NIBBLE_ASSIGN_OR_RETURN(
+          auto down, prepare_matrix({&expert.down, 1}, request.form.down_act, request.max_m, how));
+      parts.gate_up.push_back(std::move(both));
+      parts.down.push_back(std::move(down));
+    }
+    return CudaExperts::create(request, std::move(parts), gemm_context(), experts_);
   }
 
   [[nodiscard]] int64_t step_bytes(const StepLimits& limits) const override {
     // Rounded rows of BF16 and as much again for the workspaces of products; scaled frequencies.
-    return limits.rows * 4 * (limits.input_width + limits.scaled_pairs);
+    return limits.rows * 4 * (limits.input_width + limits.scaled_pairs) +
+           limits.rows * ExpertScratch::row_bytes(limits.top_k, limits.hidden, limits.expert_width);
   }
 
   Status prepare_steps(const StepLimits& limits) override {
@@ -273,6 +275,69 @@ class CudaBackend final : public Backend {
   }
 
  private:
+  /// How a matrix is prepared: for a kernel that multiplies experts too; checked on its weights.
+  struct Prepared {
+    bool grouped = false;
+    bool checked = true;
+  };
+
+  [[nodiscard]] GemmContext gemm_context() {
+    return {.device = device_, .stream = stream_, .scratch = scratch_, .uploader = *uploader_};
+  }
+
+  /// The best entry for experts: one that was asked for, if it multiplies them.
+  [[nodiscard]] std::optional<size_t> grouped_entry(const GemmProblem& problem) const {
+    const auto chosen = choice_->choose(problem);
+    if (chosen && entries_[*chosen].grouped) {
+      return chosen;
+    }
+    for (size_t i = 0; i < entries_.size(); ++i) {
+      if (entries_[i].grouped && entries_[i].accepts(problem, device_)) {
+        return i;
+      }
+    }
+    return std::nullopt;
+  }
+
+  Result<std::unique_ptr<CudaGemm>> prepare_matrix(std::span<const QuantView> parts,
+                                                   const ActSpec& act,
+                                                   int64_t max_m,
+                                                   const Prepared& how) {
+    if (const Status status = check_spec(act); !status.ok()) {
+      return status.with_context(parts.front().name);
+    }
+    const WeightFormat& format = parts.front().format;
+    GemmProblem problem{CudaGemm::device_format(format), product_type(act.format), 0,
+                        parts.front().k};
+    for (const QuantView& part : parts) {
+      problem.n += part.n;
+    }
+    const auto entry = how.grouped ? grouped_entry(problem) : choice_->choose(problem);
+    if (!entry) {
+      const Status refused =
+          how.grouped ? refuse_experts(problem, device_) : refuse_product(problem, device_);
+      return refused.with_context(parts.front().name);
+    }
+    const bool rounds =
+        problem.weight.code != format.code || problem.weight.scale_dtype != format.scale_dtype;
+    if (rounds && !rounding_logged_) {
+      rounding_logged_ = true;
+      NIBBLE_LOG(kWarning, "{} (and maybe others): F16 and F32 are rounded to BF16 on GPUs",
+                 parts.front().name);
+    }
+    NIBBLE_ASSIGN_OR_RETURN(
+        auto gemm, CudaGemm::create(parts, entries_[*entry], problem, max_m, gemm_context()));
+    if (how.checked) {
+      NIBBLE_RETURN_IF_ERROR(
+          self_check_->check_product(*gemm, parts, problem.act, kMostCheckedRows));
+    }
+    choice_->count(*entry, problem);
+    if (parts.size() == 1 && format.code == problem.weight.code) {
+      matrices_[parts.front().codes] = gemm->codes();
+    }
+    return gemm;
+  }
+
   // What no kernel of this backend does to rows, whatever the product.
   static Status check_spec(const ActSpec& act) {
     const bool columns = act.columns != nullptr;
@@ -311,6 +376,7 @@ class CudaBackend final : public Backend {
   std::unique_ptr<Uploader> uploader_;
   std::unique_ptr<SelfCheck> self_check_;
   GemmScratch scratch_;
+  ExpertScratch experts_;
   std::unique_ptr<CudaSteps> steps_;  // from prepare_steps() on
   // By their places in the file, those on the GPU as they are there, since the last table.
   std::map<const std::byte*, std::weak_ptr<const DeviceBuffer>> matrices_;

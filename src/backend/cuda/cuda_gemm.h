@@ -47,6 +47,9 @@ class CudaGemm final : public PreparedGemm {
   [[nodiscard]] int64_t weight_bytes() const override {
     return static_cast<int64_t>(packed_->size());
   }
+  /// Where the weights lie as the kernel reads them, and the kernel.
+  [[nodiscard]] const void* packed() const { return packed_->as<void>(); }
+  [[nodiscard]] const GemmKernel& kernel() const { return *kernel_; }
   /// The matrix [n, k] in its canonical codes, where that is what the kernel reads, or none.
   [[nodiscard]] std::shared_ptr<const DeviceBuffer> codes() const {
     return kernel_->packs_nothing() ? packed_ : nullptr;

@@ -35,6 +35,28 @@ struct GemmLaunch {
   void* workspace = nullptr;
 };
 
+/// Rows of one expert, which follow each other among the slots of a step.
+struct ExpertTile {
+  int32_t expert = 0;
+  int32_t first = 0;
+  int32_t rows = 0;  // 0: nothing to do
+};
+
+/// Products of the experts of a layer: y[first + r] = x[first + r] · its expert's weights, for the
+/// rows of all tiles. All pointers are device memory.
+struct GroupedLaunch {
+  const void* x = nullptr;              // [slots, k]
+  const float* x_scales = nullptr;      // [slots], for the token forms
+  const void* const* packed = nullptr;  // of each expert
+  const float* bias = nullptr;          // [experts, n], or none
+  void* y = nullptr;                    // [slots, n]
+  GemmResult result = GemmResult::kBf16;
+  const ExpertTile* tiles = nullptr;  // known on the device alone
+  int64_t max_tiles = 0;
+  int32_t tile_rows = 0;  // 8, 16 or 64: the most rows of a tile
+  void* workspace = nullptr;
+};
+
 /// A family's kernels for one problem on one device. Calls are stream-ordered; none allocates
 /// device memory, so run() may be captured in a graph.
 class GemmKernel {
@@ -64,6 +86,11 @@ class GemmKernel {
   }
   /// Results of integer activations do not depend on m: each row is the same in every batch.
   virtual cudaError_t run(const GemmLaunch& args, const LaunchContext& context) const = 0;
+  /// The same for the experts of a layer, of families that run_grouped() (GemmEntry::grouped).
+  virtual cudaError_t run_grouped(const GroupedLaunch& /*args*/,
+                                  const LaunchContext& /*context*/) const {
+    return cudaErrorNotSupported;
+  }
 };
 
 /// What a family offers; listed in registry.cc, best first.
@@ -71,6 +98,7 @@ struct GemmEntry {
   std::string_view name;  // "gemm_w4a8_sm90": what --kernel, messages and benchmarks call it
   bool (*accepts)(const GemmProblem& problem, const DeviceInfo& device);
   Result<std::unique_ptr<GemmKernel>> (*make)(const GemmProblem& problem, const DeviceInfo& device);
+  bool grouped = false;  // its kernels multiply the experts of a layer as well
 };
 
 /// All families.

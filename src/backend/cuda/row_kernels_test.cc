@@ -444,16 +444,21 @@ TEST(RowKernels, ClampedSwigluInEveryForm) {
     for (const int64_t rows : {1, 3, 17}) {
       const auto bits = to_bf16(random_values(static_cast<size_t>(rows * 2 * n), ++seed, 3.0F));
       const DeviceArray<uint16_t> x(bits);
-      std::vector<double> wanted;
-      for (int64_t row = 0; row < rows; ++row) {
-        for (int64_t i = 0; i < n; ++i) {
-          const auto at = static_cast<size_t>(row * 2 * n + i);
-          wanted.push_back(exact_activation(Kind::kClampedSwiglu, bf16_to_f32(bits[at]),
-                                            bf16_to_f32(bits[at + static_cast<size_t>(n)]),
-                                            kLimit));
-        }
-      }
       for (const ActFormat format : kFormats) {
+        const SiluForm form = format == ActFormat::kInt8Token ? kSiluOfInt8 : SiluForm{};
+        std::vector<double> wanted;
+        for (int64_t row = 0; row < rows; ++row) {
+          for (int64_t i = 0; i < n; ++i) {
+            const auto at = static_cast<size_t>(row * 2 * n + i);
+            const double gate = std::min(bf16_to_f32(bits[at]), kLimit);
+            const double up = bf16_to_f32(bits[at + static_cast<size_t>(n)]);
+            const auto raised =
+                static_cast<float>(gate / (1 + std::exp(-kSwigluAlpha * gate)) * form.factor);
+            const uint32_t cut = std::bit_cast<uint32_t>(raised) & form.bits;
+            wanted.push_back(std::bit_cast<float>(cut) *
+                             (std::clamp<double>(up, -kLimit, kLimit) + 1.0));
+          }
+        }
         const OutputArrays out(format, rows, n);
         ASSERT_EQ(activation_quantize({.x = x.data(),
                                        .kind = Kind::kClampedSwiglu,

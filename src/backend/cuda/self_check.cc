@@ -100,9 +100,14 @@ std::string layer_kind(std::string_view name) {
   return std::string(name.substr(begin == std::string_view::npos ? 0 : begin + 1, end - begin - 1));
 }
 
-double silu(double x, const SiluForm& form) {
-  const auto raised = static_cast<float>(x / (1.0 + std::exp(-x)) * form.factor);
+/// x / (1 + e^(-alpha x)) as `form` says.
+double silu(double x, const SiluForm& form, double alpha = 1.0) {
+  const auto raised = static_cast<float>(x / (1.0 + std::exp(-alpha * x)) * form.factor);
   return std::bit_cast<float>(std::bit_cast<uint32_t>(raised) & form.bits);
+}
+
+double clamped_swiglu(float gate, float up, float limit, const SiluForm& form) {
+  return silu(std::min(gate, limit), form, kSwigluAlpha) * (std::clamp(up, -limit, limit) + 1.0);
 }
 
 /// Value of element `at` of what a row kernel wrote.
@@ -334,8 +339,10 @@ Status SelfCheck::check_rows(ActFormat act, int64_t n) {
       if (kind == kSiluMul) {
         return silu(first, form) * bf16_to_f32(given[width + column]);
       }
-      const float up = has_gate(kind) ? bf16_to_f32(given[width + column]) : 0.0F;
-      return exact_activation(kind, first, up, kLimit);
+      if (kind == GemmInput::Kind::kClampedSwiglu) {
+        return clamped_swiglu(first, bf16_to_f32(given[width + column]), kLimit, form);
+      }
+      return exact_activation(kind, first, 1.0);
     }));
   }
   return {};

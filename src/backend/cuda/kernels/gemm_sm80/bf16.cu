@@ -14,6 +14,7 @@ bool accepts(const GemmProblem& problem, const DeviceInfo& device) {
 
 }  // namespace
 
-const GemmEntry kGemmBf16Sm80 = {"gemm_bf16_sm80", accepts, sm80::GemmMma<sm80::CodecBf16>::make};
+const GemmEntry kGemmBf16Sm80 = {"gemm_bf16_sm80", accepts, sm80::GemmMma<sm80::CodecBf16>::make,
+                                 true};
 
 }  // namespace nibble::cuda

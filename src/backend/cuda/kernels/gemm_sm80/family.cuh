@@ -172,6 +172,12 @@ class GemmMma final : public GemmKernel {
                           : run_tiles<64>(args, context);
   }
 
+  cudaError_t run_grouped(const GroupedLaunch& args, const LaunchContext& context) const override {
+    return args.tile_rows <= 8    ? run_grouped_tiles<8>(args, context)
+           : args.tile_rows <= 16 ? run_grouped_tiles<16>(args, context)
+                                  : run_grouped_tiles<64>(args, context);
+  }
+
  private:
   static constexpr bool kHasOffsets = Codec::kOffsets != Offsets::kNone;
 
@@ -218,10 +224,49 @@ class GemmMma final : public GemmKernel {
 
   template <int kTokens>
   Status allow_shared() {
-    return check(cudaFuncSetAttribute(gemm_kernel<Codec, kTokens>,
-                                      cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      static_cast<int>(kSharedBytes<kTokens>)),
+    constexpr auto kBytes = static_cast<int>(kSharedBytes<kTokens>);
+    constexpr auto kLimit = cudaFuncAttributeMaxDynamicSharedMemorySize;
+    const cudaError_t dense = cudaFuncSetAttribute(gemm_kernel<Codec, kTokens>, kLimit, kBytes);
+    return check(dense == cudaSuccess
+                     ? cudaFuncSetAttribute(grouped_kernel<Codec, kTokens>, kLimit, kBytes)
+                     : dense,
                  "allowing a kernel its shared memory");
+  }
+
+  template <int kTokens>
+  cudaError_t run_grouped_tiles(const GroupedLaunch& args, const LaunchContext& context) const {
+    if (args.max_tiles < 1 || args.max_tiles > 65535 || args.result == GemmResult::kAddF32) {
+      return cudaErrorInvalidValue;
+    }
+    const int64_t steps = k_ / kStep;
+    const int64_t splits = std::clamp<int64_t>(blocks_ / (row_tiles() * args.max_tiles), 1,
+                                               std::max<int64_t>(1, steps / kStages));
+    auto* workspace = static_cast<uint32_t*>(args.workspace);
+    const GemmLaunch all{.x = args.x,
+                         .x_scales = args.x_scales,
+                         .bias = args.bias,
+                         .y = args.y,
+                         .y_stride = n_,
+                         .result = args.result};
+    const GroupedProduct grouped{
+        .product = {.args = all,
+                    .n = n_,
+                    .steps = static_cast<int32_t>(steps),
+                    .splits = static_cast<int32_t>(splits),
+                    .arrived = workspace,
+                    .partial = reinterpret_cast<int32_t*>(workspace + blocks_)},
+        .packed = args.packed,
+        .tiles = args.tiles,
+        .code_bytes = static_cast<int64_t>(code_bytes()),
+        .offset_bytes = kHasOffsets ? static_cast<int64_t>(group_bytes()) : 0,
+        .x_row_bytes = steps * 64 * Codec::kPlanes,
+        .y_row_bytes = n_ * (args.result == GemmResult::kBf16 ? 2 : 4)};
+    const Grid grid{
+        .blocks = dim3(static_cast<unsigned>(row_tiles()), static_cast<unsigned>(args.max_tiles),
+                       static_cast<unsigned>(splits)),
+        .threads = kThreads,
+        .shared_bytes = kSharedBytes<kTokens>};
+    return launch(grouped_kernel<Codec, kTokens>, grid, context, grouped);
   }
 
   template <int kTokens>

@@ -91,7 +91,7 @@ __device__ __forceinline__ void copy_activations(const Product& p, int step, uin
       const int plane = i / (kTokens * 4);
       const int64_t token = int64_t{blockIdx.y} * kTokens + i / 4 % kTokens;
       const bool valid = token < p.args.m;
-      const uint8_t* source = x + (valid ? token : 0) * row_bytes +
+      const uint8_t* source = x + (valid ? token : int64_t{blockIdx.y} * kTokens) * row_bytes +
                               (int64_t{step} * Codec::kPlanes + plane) * 64 + i % 4 * 16;
       ptx::copy_async16(stage + S::kX + static_cast<unsigned>(i) * 16, source, valid ? 16 : 0);
     }
@@ -274,8 +274,9 @@ __device__ __forceinline__ void store(const Product& p,
   }
 }
 
+/// A block's tile of the product.
 template <typename Codec, int kTokens>
-__global__ __launch_bounds__(kThreads) void gemm_kernel(const Product p) {
+__device__ __forceinline__ void multiply_tile(const Product& p) {
   using S = Stage<Codec, kTokens>;
   extern __shared__ __align__(16) uint8_t ring[];
   const uint32_t shared = ptx::shared_address(ring);
@@ -310,6 +311,46 @@ __global__ __launch_bounds__(kThreads) void gemm_kernel(const Product p) {
   if (p.splits == 1 || reduce_splits<typename Codec::Sum, kTokens>(p, sums)) {
     store<Codec, kTokens>(p, sums);
   }
+}
+
+template <typename Codec, int kTokens>
+__global__ __launch_bounds__(kThreads) void gemm_kernel(const Product p) {
+  multiply_tile<Codec, kTokens>(p);
+}
+
+/// Where the experts of a layer lie, beside a Product whose args are those of all slots.
+struct GroupedProduct {
+  Product product;
+  const void* const* packed = nullptr;
+  const ExpertTile* tiles = nullptr;  // gridDim.y
+  int64_t code_bytes = 0;             // of an expert: its scales lie behind them
+  int64_t offset_bytes = 0;           // from scales to offsets
+  int64_t x_row_bytes = 0;
+  int64_t y_row_bytes = 0;
+};
+
+/// Tile blockIdx.y of the list: rows of one expert. They are made to look like tile blockIdx.y of a
+/// product that has rows up to theirs.
+template <typename Codec, int kTokens>
+__global__ __launch_bounds__(kThreads) void grouped_kernel(const GroupedProduct g) {
+  ptx::wait_for_predecessor();
+  const ExpertTile tile = g.tiles[blockIdx.y];
+  if (tile.rows == 0) {
+    return;
+  }
+  Product p = g.product;
+  const auto* packed = static_cast<const uint8_t*>(g.packed[tile.expert]);
+  p.codes = packed;
+  p.scales = packed + g.code_bytes;
+  p.offsets = p.scales + g.offset_bytes;
+  const int64_t ahead = int64_t{blockIdx.y} * kTokens;
+  const int64_t moved = tile.first - ahead;
+  p.args.x = static_cast<const uint8_t*>(p.args.x) + moved * g.x_row_bytes;
+  p.args.x_scales += moved;
+  p.args.y = static_cast<uint8_t*>(p.args.y) + moved * g.y_row_bytes;
+  p.args.bias = p.args.bias == nullptr ? nullptr : p.args.bias + tile.expert * p.n;
+  p.args.m = ahead + tile.rows;
+  multiply_tile<Codec, kTokens>(p);
 }
 
 }  // namespace nibble::cuda::sm80

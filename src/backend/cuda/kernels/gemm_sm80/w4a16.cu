@@ -44,10 +44,10 @@ bool accepts_minimums(const GemmProblem& problem, const DeviceInfo& device) {
 
 }  // namespace
 
-const GemmEntry kGemmW4A16Sm80 = {"gemm_w4a16_sm80", accepts, make};
-const GemmEntry kGemmW4A16ZerosSm80 = {"gemm_w4a16_zeros_sm80", accepts_zeros, make_zeros};
+const GemmEntry kGemmW4A16Sm80 = {"gemm_w4a16_sm80", accepts, make, true};
+const GemmEntry kGemmW4A16ZerosSm80 = {"gemm_w4a16_zeros_sm80", accepts_zeros, make_zeros, true};
 const GemmEntry kGemmW4A16MinimumsSm80 = {
     "gemm_w4a16_minimums_sm80", accepts_minimums,
-    sm80::GemmMma<sm80::CodecW4A16<32, sm80::Offsets::kMinimums>>::make};
+    sm80::GemmMma<sm80::CodecW4A16<32, sm80::Offsets::kMinimums>>::make, true};
 
 }  // namespace nibble::cuda

@@ -14,6 +14,7 @@ bool accepts(const GemmProblem& problem, const DeviceInfo& device) {
 
 }  // namespace
 
-const GemmEntry kGemmW4A8Sm80 = {"gemm_w4a8_sm80", accepts, sm80::GemmMma<sm80::CodecW4A8>::make};
+const GemmEntry kGemmW4A8Sm80 = {"gemm_w4a8_sm80", accepts, sm80::GemmMma<sm80::CodecW4A8>::make,
+                                 true};
 
 }  // namespace nibble::cuda

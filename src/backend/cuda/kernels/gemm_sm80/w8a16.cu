@@ -25,6 +25,6 @@ Result<std::unique_ptr<GemmKernel>> make(const GemmProblem& problem, const Devic
 
 }  // namespace
 
-const GemmEntry kGemmW8A16Sm80 = {"gemm_w8a16_sm80", accepts, make};
+const GemmEntry kGemmW8A16Sm80 = {"gemm_w8a16_sm80", accepts, make, true};
 
 }  // namespace nibble::cuda

@@ -15,6 +15,6 @@ bool accepts(const GemmProblem& problem, const DeviceInfo& device) {
 }  // namespace
 
 const GemmEntry kGemmW8A8Int8Sm80 = {"gemm_w8a8_int8_sm80", accepts,
-                                     sm80::GemmMma<sm80::CodecW8A8>::make};
+                                     sm80::GemmMma<sm80::CodecW8A8>::make, true};
 
 }  // namespace nibble::cuda

@@ -1,0 +1,249 @@
+#include "backend/cuda/cuda_experts.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "backend/cuda/cuda_status.h"
+#include "backend/cuda/memory.h"
+#include "backend/cuda/row_kernels.h"
+#include "base/check.h"
+#include "quant/codec.h"
+
+namespace nibble::cuda {
+namespace {
+
+Status grow(DeviceBuffer& buffer, int64_t bytes) {
+  if (static_cast<int64_t>(buffer.size()) < bytes) {
+    buffer = DeviceBuffer();
+    NIBBLE_ASSIGN_OR_RETURN(
+        buffer, allocate_zeroed(static_cast<size_t>(bytes), "the experts' scratch memory"));
+  }
+  return {};
+}
+
+Result<DeviceBuffer> to_device(std::span<const float> values) {
+  DeviceBuffer buffer;
+  if (!values.empty()) {
+    NIBBLE_ASSIGN_OR_RETURN(buffer, allocate_device(values.size_bytes(), "a vector"));
+    NIBBLE_RETURN_IF_ERROR(copy_to_device(buffer.as<void>(), values.data(), values.size_bytes()));
+  }
+  return buffer;
+}
+
+const float* floats(const DeviceBuffer& buffer) {
+  return buffer.size() > 0 ? buffer.as<float>() : nullptr;
+}
+
+bool token_scales(ActFormat act) {
+  return act == ActFormat::kInt8Token || act == ActFormat::kFp8Token;
+}
+
+/// Bytes of an activation that a product reads.
+int64_t bytes_of(ActFormat act) { return token_scales(act) ? 1 : 2; }
+
+}  // namespace
+
+int64_t ExpertScratch::row_bytes(int64_t top_k, int64_t hidden, int64_t width) {
+  // x, gate_up, down and what belongs to a slot.
+  return top_k * (2 * std::max(hidden, width) + 4 * width + 4 * hidden + 40);
+}
+
+Status ExpertScratch::reserve(const Sizes& sizes) {
+  const int64_t slots = sizes.slots();
+  NIBBLE_RETURN_IF_ERROR(grow(logits, sizes.rows * sizes.experts * 4));
+  NIBBLE_RETURN_IF_ERROR(grow(chosen, slots * 4));
+  NIBBLE_RETURN_IF_ERROR(grow(weights, slots * 4));
+  NIBBLE_RETURN_IF_ERROR(grow(slot_of, slots * 4));
+  NIBBLE_RETURN_IF_ERROR(grow(row_of, slots * 4));
+  NIBBLE_RETURN_IF_ERROR(grow(tiles, sizes.tiles() * static_cast<int64_t>(sizeof(ExpertTile))));
+  NIBBLE_RETURN_IF_ERROR(grow(x, slots * std::max(sizes.hidden, sizes.width) * 2));
+  NIBBLE_RETURN_IF_ERROR(grow(x_scales, slots * 4));
+  NIBBLE_RETURN_IF_ERROR(grow(gate_up, slots * 2 * sizes.width * 2));
+  return grow(down, slots * sizes.hidden * 4);
+}
+
+CudaExperts::CudaExperts(const ExpertsRequest& request,
+                         Parts parts,
+                         const GemmContext& context,
+                         ExpertScratch& memory)
+    : form_(request.form),
+      parts_(std::move(parts)),
+      context_(context),
+      memory_(memory),
+      experts_(std::ssize(request.experts)),
+      max_m_(request.max_m) {
+  const ExpertsRequest::Expert& first = request.experts.front();
+  const auto on_device = [](ActFormat act) {
+    return act == ActFormat::kFloat ? ActFormat::kBf16 : act;
+  };
+  gate_up_.act = on_device(form_.act.format);
+  gate_up_.n = 2 * first.gate.n;
+  gate_up_.k = first.gate.k;
+  down_.act = on_device(form_.down_act.format);
+  down_.n = first.down.n;
+  down_.k = first.down.k;
+}
+
+Result<std::unique_ptr<PreparedExperts>> CudaExperts::create(const ExpertsRequest& request,
+                                                             Parts parts,
+                                                             const GemmContext& context,
+                                                             ExpertScratch& memory) {
+  std::unique_ptr<CudaExperts> experts(new CudaExperts(request, std::move(parts), context, memory));
+  NIBBLE_RETURN_IF_ERROR(
+      experts->upload(experts->gate_up_, experts->parts_.gate_up, request.gate_up_bias));
+  NIBBLE_RETURN_IF_ERROR(experts->upload(experts->down_, experts->parts_.down, request.down_bias));
+  NIBBLE_ASSIGN_OR_RETURN(const QuantTensor router, copy_of(request.router));
+  std::vector<float> values(static_cast<size_t>(router.n * router.k));
+  for (int64_t row = 0; row < router.n; ++row) {
+    decode_row(router, row, values.data() + row * router.k);
+  }
+  NIBBLE_ASSIGN_OR_RETURN(experts->router_, to_device(values));
+  NIBBLE_ASSIGN_OR_RETURN(experts->router_bias_, to_device(request.router_bias));
+  NIBBLE_ASSIGN_OR_RETURN(experts->correction_, to_device(request.correction));
+  NIBBLE_RETURN_IF_ERROR(memory.reserve({.rows = request.max_m,
+                                         .top_k = request.form.top_k,
+                                         .experts = experts->experts_,
+                                         .hidden = experts->down_.n,
+                                         .width = experts->down_.k}));
+  return std::unique_ptr<PreparedExperts>(std::move(experts));
+}
+
+Status CudaExperts::upload(Side& side, const Matrices& matrices, std::span<const float> bias) {
+  std::vector<const void*> places;
+  for (const auto& matrix : matrices) {
+    places.push_back(matrix->packed());
+  }
+  const size_t bytes = places.size() * sizeof(void*);
+  NIBBLE_ASSIGN_OR_RETURN(side.packed, allocate_device(bytes, "the places of experts"));
+  NIBBLE_RETURN_IF_ERROR(copy_to_device(side.packed.as<void>(), places.data(), bytes));
+  NIBBLE_ASSIGN_OR_RETURN(side.bias, to_device(bias));
+  return {};
+}
+
+Result<QuantTensor> CudaExperts::unpack(int64_t expert, ExpertPart part) const {
+  return matrices_of(part)[static_cast<size_t>(expert)]->unpack();
+}
+
+Status CudaExperts::update(int64_t expert,
+                           ExpertPart part,
+                           int64_t first_row,
+                           const QuantTensor& rows) {
+  if (expert < 0 || expert >= experts_) {
+    return make_error(StatusCode::kInvalidArgument, "expert {}: the layer has {}", expert,
+                      experts_);
+  }
+  return matrices_of(part)[static_cast<size_t>(expert)]->update(first_row, rows);
+}
+
+int64_t CudaExperts::active_bytes(int64_t experts) const {
+  return static_cast<int64_t>(router_.size()) +
+         experts * (parts_.gate_up.front()->weight_bytes() + parts_.down.front()->weight_bytes());
+}
+
+void CudaExperts::run(const ExpertArgs& args) {
+  CHECK_LE(args.m, max_m_);
+  CHECK(args.x.type == DType::kBF16 && args.x_stride == gate_up_.k);
+  const int64_t slots = args.m * form_.top_k;
+  // Tiles as large as an expert's rows are, were they shared out evenly.
+  const int64_t of_expert = (slots + experts_ - 1) / experts_;
+  tile_rows_ = of_expert <= 8 ? 8 : of_expert <= 16 ? 16 : 64;
+  max_tiles_ = std::min(slots, std::min(experts_, slots) + slots / tile_rows_);
+  choose(args);
+  gather(args);
+  multiply(gate_up_, *parts_.gate_up.front(), memory_.gate_up.as<void>(), GemmResult::kBf16);
+  activate(slots);
+  multiply(down_, *parts_.down.front(), memory_.down.as<void>(), GemmResult::kF32);
+  must(combine_slots({.results = memory_.down.as<float>(),
+                      .slot_of = memory_.slot_of.as<int32_t>(),
+                      .weights = memory_.weights.as<float>(),
+                      .top_k = static_cast<int32_t>(form_.top_k),
+                      .rows = args.m,
+                      .n = down_.n,
+                      .y = args.y,
+                      .y_stride = args.y_stride},
+                     {context_.stream}),
+       "adding experts");
+}
+
+void CudaExperts::choose(const ExpertArgs& args) {
+  must(router_logits({.x = args.x.data,
+                      .router = router_.as<float>(),
+                      .bias = floats(router_bias_),
+                      .rows = args.m,
+                      .hidden = gate_up_.k,
+                      .experts = static_cast<int32_t>(experts_),
+                      .logits = memory_.logits.as<float>()},
+                     {context_.stream}),
+       "a router");
+  const auto top_k = static_cast<int32_t>(form_.top_k);
+  must(route_rows({.logits = memory_.logits.as<float>(),
+                   .correction = floats(correction_),
+                   .form = form_.router,
+                   .experts = static_cast<int32_t>(experts_),
+                   .top_k = top_k,
+                   .rows = args.m,
+                   .chosen = memory_.chosen.as<int32_t>(),
+                   .weights = memory_.weights.as<float>()},
+                  {context_.stream}),
+       "routing");
+  must(sort_slots({.chosen = memory_.chosen.as<int32_t>(),
+                   .experts = static_cast<int32_t>(experts_),
+                   .top_k = top_k,
+                   .rows = args.m,
+                   .tile_rows = tile_rows_,
+                   .slot_of = memory_.slot_of.as<int32_t>(),
+                   .row_of = memory_.row_of.as<int32_t>(),
+                   .tiles = memory_.tiles.as<ExpertTile>(),
+                   .max_tiles = max_tiles_},
+                  {context_.stream}),
+       "ordering experts");
+}
+
+/// Each row is rounded once, then copied to its slots.
+void CudaExperts::gather(const ExpertArgs& args) {
+  const void* rows = args.x.data;
+  const bool scales = token_scales(gate_up_.act);
+  if (scales) {
+    const QuantizedRows out{gate_up_.act, context_.scratch.values(), context_.scratch.scales()};
+    must(quantize_rows({.x = rows, .rows = args.m, .n = gate_up_.k, .out = out}, {context_.stream}),
+         "rounding activations");
+    rows = context_.scratch.values();
+  }
+  must(gather_slots({.from = rows,
+                     .scales = scales ? context_.scratch.scales() : nullptr,
+                     .row_of = memory_.row_of.as<int32_t>(),
+                     .slots = args.m * form_.top_k,
+                     .row_bytes = gate_up_.k * bytes_of(gate_up_.act),
+                     .to = memory_.x.as<void>(),
+                     .slot_scales = memory_.x_scales.as<float>()},
+                    {context_.stream}),
+       "gathering rows");
+}
+
+void CudaExperts::activate(int64_t slots) {
+  must(activation_quantize({.x = memory_.gate_up.as<void>(),
+                            .kind = form_.activation,
+                            .rows = slots,
+                            .n = down_.k,
+                            .out = {down_.act, memory_.x.as<void>(), memory_.x_scales.as<float>()},
+                            .limit = form_.limit},
+                           {context_.stream}),
+       "activation");
+}
+
+void CudaExperts::multiply(const Side& side, const CudaGemm& matrix, void* y, GemmResult result) {
+  must(matrix.kernel().run_grouped({.x = memory_.x.as<void>(),
+                                    .x_scales = memory_.x_scales.as<float>(),
+                                    .packed = side.packed.as<const void*>(),
+                                    .bias = floats(side.bias),
+                                    .y = y,
+                                    .result = result,
+                                    .tiles = memory_.tiles.as<ExpertTile>(),
+                                    .max_tiles = max_tiles_,
+                                    .tile_rows = tile_rows_,
+                                    .workspace = context_.scratch.workspace()},
+                                   {context_.stream}),
+       matrix.kernel_name());
+}
+
+}  // namespace nibble::cuda

@@ -1,0 +1,87 @@
+#pragma once
+
+#include <cstdint>
+
+#include <cuda_runtime_api.h>
+
+#include "backend/cuda/gemm_kernel.h"
+#include "backend/cuda/launch.h"
+#include "core/router_form.h"
+
+namespace nibble::cuda {
+
+// What the experts of a layer need besides products. All pointers are device memory.
+
+/// logits[row, e] = x[row] · router[e] (+ bias[e]) in f32, in an order of sums that does not depend
+/// on the rows of the step: a token takes the same experts in every batch.
+///   x [rows, hidden] bf16, router [experts, hidden] f32, bias [experts] f32 or null; hidden a
+///   multiple of 8
+struct RouterLogitsArgs {
+  const void* x = nullptr;
+  const float* router = nullptr;
+  const float* bias = nullptr;
+  int64_t rows = 0;
+  int64_t hidden = 0;
+  int32_t experts = 0;
+  float* logits = nullptr;
+};
+cudaError_t router_logits(const RouterLogitsArgs& args, const LaunchContext& context);
+
+/// route() for each row: a warp per row.
+///   logits [rows, experts] f32, correction [experts] f32 or null
+///   chosen [rows, top_k], weights [rows, top_k]
+struct RouteRowsArgs {
+  const float* logits = nullptr;
+  const float* correction = nullptr;
+  RouterForm form;
+  int32_t experts = 0;  // at most 1024, in at most 32 groups
+  int32_t top_k = 0;
+  int64_t rows = 0;
+  int32_t* chosen = nullptr;
+  float* weights = nullptr;
+};
+cudaError_t route_rows(const RouteRowsArgs& args, const LaunchContext& context);
+
+/// Orders the slots (row, choice) by experts, then rows, and lists tiles of at most tile_rows rows
+/// of one expert; those past the last have no rows.
+///   slot_of [rows, top_k], row_of [rows * top_k], tiles [max_tiles]
+struct SortSlotsArgs {
+  const int32_t* chosen = nullptr;
+  int32_t experts = 0;
+  int32_t top_k = 0;
+  int64_t rows = 0;
+  int32_t tile_rows = 0;
+  int32_t* slot_of = nullptr;
+  int32_t* row_of = nullptr;
+  ExpertTile* tiles = nullptr;
+  int64_t max_tiles = 0;
+};
+cudaError_t sort_slots(const SortSlotsArgs& args, const LaunchContext& context);
+
+/// to[slot] = from[row_of[slot]], rows of row_bytes, a multiple of 16, and their scales, if any.
+struct GatherSlotsArgs {
+  const void* from = nullptr;
+  const float* scales = nullptr;
+  const int32_t* row_of = nullptr;
+  int64_t slots = 0;
+  int64_t row_bytes = 0;
+  void* to = nullptr;
+  float* slot_scales = nullptr;
+};
+cudaError_t gather_slots(const GatherSlotsArgs& args, const LaunchContext& context);
+
+/// y[row] += the sum of weights[row, i] * results[slot_of[row, i]], in the order of choice.
+///   results [slots, n] f32, y [rows, n] f32, rows y_stride apart; n and the stride multiples of 4
+struct CombineSlotsArgs {
+  const float* results = nullptr;
+  const int32_t* slot_of = nullptr;
+  const float* weights = nullptr;
+  int32_t top_k = 0;
+  int64_t rows = 0;
+  int64_t n = 0;
+  float* y = nullptr;
+  int64_t y_stride = 0;
+};
+cudaError_t combine_slots(const CombineSlotsArgs& args, const LaunchContext& context);
+
+}  // namespace nibble::cuda

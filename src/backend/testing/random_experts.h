@@ -1,0 +1,87 @@
+#pragma once
+
+#include <cmath>
+#include <vector>
+
+#include "backend/prepared_experts.h"
+#include "backend/testing/random_gemm.h"
+#include "quant/scheme.h"
+
+namespace nibble {
+
+/// Sizes of a layer of experts.
+struct ExpertsShape {
+  int64_t experts;
+  int64_t top_k;
+  int64_t hidden;
+  int64_t width;
+};
+
+/// A layer of random experts, as the oracle and as a backend see it.
+struct RandomExperts {
+  ReferenceExperts weights;
+  std::vector<ExpertsRequest::Expert> views;
+
+  RandomExperts(const QuantScheme& scheme, const ExpertsShape& shape, DType between) {
+    const ActFormat act =
+        scheme.act == ActFormat::kFloat && between == DType::kBF16 ? ActFormat::kBf16 : scheme.act;
+    weights.form = {.top_k = shape.top_k, .act = act, .down_act = act};
+    weights.between = between;
+    const WeightFormat router{between == DType::kBF16 ? WeightCode::kBf16 : WeightCode::kF32,
+                              ScalePer::kNone};
+    weights.router = random_weight(router, {shape.experts, shape.hidden}, 1).value();
+    for (int64_t e = 0; e < shape.experts; ++e) {
+      const auto seed = static_cast<uint32_t>(10 + 3 * e);
+      weights.gate_up.push_back(
+          random_weight(scheme.weight, {2 * shape.width, shape.hidden}, seed).value());
+      weights.down.push_back(
+          random_weight(scheme.weight, {shape.hidden, shape.width}, seed + 1).value());
+    }
+  }
+
+  void add_biases() {
+    const auto experts = static_cast<int64_t>(weights.down.size());
+    weights.router_bias = random_floats(experts, 2);
+    weights.gate_up_bias = random_floats(experts * weights.gate_up[0].n, 3);
+    weights.down_bias = random_floats(experts * weights.down[0].n, 4);
+  }
+
+  [[nodiscard]] ExpertsRequest request(int64_t max_m) {
+    views.clear();
+    for (size_t e = 0; e < weights.down.size(); ++e) {
+      const QuantView both = view_of(weights.gate_up[e]);
+      QuantView gate = both;
+      gate.n = both.n / 2;
+      QuantView up = gate;
+      up.codes = both.code_row(gate.n);
+      const int64_t numbers = gate.n * gate.format.groups(gate.k);
+      if (gate.scales != nullptr) {
+        up.scales = both.scales + numbers * dtype_bits(both.scale_type) / 8;
+      }
+      up.zeros = both.zeros == nullptr ? nullptr : both.zeros + numbers;
+      views.push_back({gate, up, view_of(weights.down[e])});
+    }
+    return {.experts = views,
+            .form = weights.form,
+            .router = view_of(weights.router),
+            .router_bias = weights.router_bias,
+            .correction = weights.correction,
+            .gate_up_bias = weights.gate_up_bias,
+            .down_bias = weights.down_bias,
+            .between = weights.between,
+            .max_m = max_m};
+  }
+};
+
+/// Of y, which held 1 everywhere before the experts were added.
+inline double relative_error(const std::vector<float>& got, const std::vector<float>& expected) {
+  double squares = 0.0;
+  double all = 0.0;
+  for (size_t i = 0; i < got.size(); ++i) {
+    squares += std::pow(static_cast<double>(got[i]) - expected[i], 2);
+    all += std::pow(static_cast<double>(expected[i]) - 1.0, 2);
+  }
+  return std::sqrt(squares / all);
+}
+
+}  // namespace nibble

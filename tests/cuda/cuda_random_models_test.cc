@@ -1,0 +1,190 @@
+// Random models in integers, one with layer norms, an MLP without a gate and learned positions, and
+// mixtures of experts: the GPU computes what the CPU does, and an answer does not depend on who
+// else is in the batch, in recorded steps, too.
+
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include "backend/cuda/cuda_backend.h"
+#include "backend/cuda/device_info.h"
+#include "backend/cuda/testing/gpu_test.h"
+#include "engine/engine_core.h"
+#include "model/model.h"
+#include "model/testing/distance.h"
+#include "model/testing/sequence_runner.h"
+#include "quantizer/quantize.h"
+#include "synthetic/dummy.h"
+#include "tested_families.h"
+
+namespace nibble {
+namespace {
+
+constexpr const char* kOpt = R"({"architectures": ["OPTForCausalLM"], "hidden_size": 512,
+    "ffn_dim": 1024, "num_attention_heads": 8, "num_hidden_layers": 3, "vocab_size": 1024,
+    "max_position_embeddings": 300})";
+constexpr const char* kQwen2Moe = R"({"architectures": ["Qwen2MoeForCausalLM"],
+    "hidden_size": 256, "intermediate_size": 512, "moe_intermediate_size": 192, "num_experts": 12,
+    "num_experts_per_tok": 3, "shared_expert_intermediate_size": 320, "mlp_only_layers": [1],
+    "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 3, "vocab_size": 1024,
+    "max_position_embeddings": 300})";
+constexpr const char* kQwen3Moe = R"({"architectures": ["Qwen3MoeForCausalLM"],
+    "hidden_size": 256, "intermediate_size": 512, "moe_intermediate_size": 128, "num_experts": 16,
+    "num_experts_per_tok": 4, "norm_topk_prob": true, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 64, "num_hidden_layers": 2, "vocab_size": 1024,
+    "max_position_embeddings": 300})";
+constexpr const char* kMixtral = R"({"architectures": ["MixtralForCausalLM"], "hidden_size": 256,
+    "intermediate_size": 384, "num_local_experts": 4, "num_experts_per_tok": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2, "vocab_size": 1024,
+    "max_position_embeddings": 300, "rms_norm_eps": 1e-5})";
+
+struct RandomModel {
+  const char* name;
+  const char* config;
+  const char* scheme;
+};
+
+class CudaRandomModels : public ::testing::TestWithParam<RandomModel> {
+ protected:
+  void SetUp() override {
+    const auto device = cuda::query_device(0);
+    if (!device.ok()) {
+      GTEST_SKIP() << device.status().message();
+    }
+    const auto folder = std::filesystem::temp_directory_path() /
+                        ("nibble_cuda_" + std::string(GetParam().name) + "_" + GetParam().scheme +
+                         "_" + std::to_string(::getpid()));
+    const std::string path = folder.string() + ".json";
+    std::ofstream(path) << GetParam().config;
+    const auto made = make_dummy_checkpoint({.config = path,
+                                             .destination = folder,
+                                             .dtype = DType::kBF16,
+                                             .existing = ExistingOutput::kReplace});
+    ASSERT_TRUE(made.ok()) << made.status().message();
+    folder_ = folder;
+    cuda_ = make_cuda_backend({}, tested_families()).value();
+    if (GetParam().scheme == std::string("bf16")) {
+      return;
+    }
+    QuantizeOptions options;
+    options.source = folder;
+    options.destination = folder.string() + "_quantized";
+    options.plan.rules.scheme = find_scheme(GetParam().scheme).value();
+    options.existing = ExistingOutput::kReplace;
+    const auto report = quantize_checkpoint(options);
+    ASSERT_TRUE(report.ok()) << report.status().message();
+    folder_ = options.destination;
+  }
+
+  static std::vector<int32_t> tokens(int32_t count, int32_t seed) {
+    std::vector<int32_t> out;
+    for (int32_t i = 0; i < count; ++i) {
+      out.push_back(3 + (i * i * 7 + i + seed * 31) % 1000);
+    }
+    return out;
+  }
+
+  std::unique_ptr<Model> load(Backend& backend) {
+    auto model = load_model(folder_, backend, {.max_batch_tokens = 512, .max_logit_rows = 512});
+    EXPECT_TRUE(model.ok()) << model.status().message();
+    return std::move(model).value();
+  }
+
+  /// Greedy answers to prompts that are there at once.
+  std::vector<std::vector<int32_t>> answers(const std::vector<std::vector<int32_t>>& prompts) {
+    EngineOptions options;
+    options.max_num_seqs = 8;
+    options.max_num_batched_tokens = 512;
+    auto model = load(*cuda_);
+    options = EngineCore::resolve(options, model->config(), cuda_.get()).value();
+    EXPECT_EQ(options.max_model_len, 300);
+    auto core = EngineCore::create(std::move(model), options).value();
+    std::vector<std::vector<int32_t>> out(prompts.size());
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      Request request;
+      request.prompt = prompts[i];
+      request.max_tokens = cuda::testing::brief_tests() ? 8 : 60;
+      request.ignore_eos = true;
+      request.sampling.temperature = 0;
+      request.on_event = [&out, i](const TokenEvent& event) {
+        EXPECT_TRUE(event.failure.ok()) << event.failure.message();
+        out[i].push_back(event.token);
+      };
+      core->add(std::move(request));
+    }
+    while (core->step()) {
+    }
+    return out;
+  }
+
+  std::string folder_;
+  std::unique_ptr<Backend> cuda_;
+};
+
+TEST_P(CudaRandomModels, LogitsAreTheCpus) {
+  const auto cpu = make_cpu_backend({.threads = cuda::testing::brief_tests() ? 2 : 0}).value();
+  const std::vector<int32_t> ids = tokens(cuda::testing::brief_tests() ? 108 : 300, 0);
+  const auto on_cpu = load(*cpu);
+  const auto on_gpu = load(*cuda_);
+  const auto expected = SequenceRunner(*on_cpu, *cpu, KvCode::kBf16).feed_in_chunks(ids, 1, 100);
+  const auto actual = SequenceRunner(*on_gpu, *cuda_, KvCode::kBf16).feed_in_chunks(ids, 1, 100);
+  const double error = distance(actual, expected);
+  std::printf("%s %s: distance %.6f\n", GetParam().name, GetParam().scheme, error);
+  EXPECT_LE(error, 0.01);
+}
+
+/// Of models whose results may depend on the batch.
+class CudaRandomLogits : public CudaRandomModels {};
+
+TEST_P(CudaRandomLogits, AreTheCpus) {
+  const auto cpu = make_cpu_backend({.threads = cuda::testing::brief_tests() ? 2 : 0}).value();
+  const std::vector<int32_t> ids = tokens(108, 0);
+  const auto on_cpu = load(*cpu);
+  const auto on_gpu = load(*cuda_);
+  const auto expected = SequenceRunner(*on_cpu, *cpu, KvCode::kBf16).feed_in_chunks(ids, 1, 100);
+  const auto actual = SequenceRunner(*on_gpu, *cuda_, KvCode::kBf16).feed_in_chunks(ids, 1, 100);
+  const double error = distance(actual, expected);
+  std::printf("%s %s: distance %.6f\n", GetParam().name, GetParam().scheme, error);
+  EXPECT_LE(error, 0.03);
+}
+
+TEST_P(CudaRandomModels, AnswersDoNotDependOnTheBatch) {
+  std::vector<std::vector<int32_t>> prompts;
+  for (const int32_t length : {150, 20, 1, 100}) {
+    prompts.push_back(tokens(length, static_cast<int32_t>(prompts.size())));
+  }
+  const auto together = answers(prompts);
+  for (size_t i = 0; i < together.size(); ++i) {
+    EXPECT_EQ(together[i], answers({prompts[i]})[0]) << "prompt " << i;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Integers,
+                         CudaRandomModels,
+                         ::testing::Values(RandomModel{"opt", kOpt, "w8a8_int8"},
+                                           RandomModel{"opt", kOpt, "w4a8"},
+                                           RandomModel{"qwen2_moe", kQwen2Moe, "w8a8_int8"},
+                                           RandomModel{"qwen3_moe", kQwen3Moe, "w4a8"},
+                                           RandomModel{"mixtral", kMixtral, "w8a8_int8"}),
+                         [](const auto& info) {
+                           return std::string(info.param.name) + "_" + info.param.scheme;
+                         });
+
+/// Weights with scales of groups, whose sums are floats.
+INSTANTIATE_TEST_SUITE_P(Floats,
+                         CudaRandomLogits,
+                         ::testing::Values(RandomModel{"qwen2_moe", kQwen2Moe, "bf16"},
+                                           RandomModel{"qwen3_moe", kQwen3Moe, "w4a16_g32"},
+                                           RandomModel{"mixtral", kMixtral, "w4a16_g128"},
+                                           RandomModel{"qwen3_moe", kQwen3Moe, "w8a16_channel"}),
+                         [](const auto& info) {
+                           return std::string(info.param.name) + "_" + info.param.scheme;
+                         });
+
+}  // namespace
+}  // namespace nibble
