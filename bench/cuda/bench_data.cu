@@ -49,6 +49,12 @@ __global__ void fill_bf16(__nv_bfloat16* out, int64_t count, uint64_t seed) {
   }
 }
 
+__global__ void fill_minimums(const float* scales, int64_t count, float* minimums) {
+  for (int64_t i = thread_index(); i < count; i += thread_count()) {
+    minimums[i] = -8.0F * scales[i];
+  }
+}
+
 __global__ void fill_scales(float* out, int64_t count, bool powers, uint64_t seed) {
   for (int64_t i = thread_index(); i < count; i += thread_count()) {
     const auto bits = static_cast<uint32_t>(random_bits(static_cast<uint64_t>(i), seed) & 0x7fU);
@@ -150,6 +156,13 @@ cudaError_t random_codes(
 cudaError_t random_scales(
     float* scales, size_t count, bool powers, uint64_t seed, cudaStream_t stream) {
   return run(fill_scales, count, stream, scales, static_cast<int64_t>(count), powers, seed);
+}
+
+cudaError_t matching_minimums(const float* scales,
+                              size_t count,
+                              float* minimums,
+                              cudaStream_t stream) {
+  return run(fill_minimums, count, stream, scales, static_cast<int64_t>(count), minimums);
 }
 
 cudaError_t random_activations(

@@ -15,6 +15,11 @@ cudaError_t random_codes(
 /// Random scales near 2^-6, each exact in BF16, or 2^-6 for powers of two.
 cudaError_t random_scales(
     float* scales, size_t count, bool powers, uint64_t seed, cudaStream_t stream);
+/// Minimums of scaled codes from -8 on that decode_to_bf16(), which knows none, is right with.
+cudaError_t matching_minimums(const float* scales,
+                              size_t count,
+                              float* minimums,
+                              cudaStream_t stream);
 /// Random activations of a format, below 1 in BF16; token forms take 2^-6 as the scale of each row.
 cudaError_t random_activations(
     ActFormat act, void* x, size_t count, uint64_t seed, cudaStream_t stream);

@@ -84,7 +84,10 @@ Result<Subject> make_subject(const QuantScheme& scheme,
       error = random_scales(subject.scales.as<float>(), scales,
                             format.scale_dtype == DType::kF8E8M0, 2, stream);
     }
-    if (error == cudaSuccess && zeros) {
+    if (error == cudaSuccess && format.zero_points == ZeroPoints::kMinimum) {
+      const float* given = subject.scales.as<float>();
+      error = matching_minimums(given, scales, subject.scales.as<float>() + scales, stream);
+    } else if (error == cudaSuccess && zeros) {
       error = cudaMemsetAsync(subject.scales.as<float>() + scales, 0, scales * 4, stream);
     }
     if (error == cudaSuccess) {

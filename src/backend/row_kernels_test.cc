@@ -299,6 +299,36 @@ TEST(RowKernels, SiluKeepsItsLimits) {
   }
 }
 
+// Of every gate in BF16: in front of INT8 its bits are those of exact arithmetic, cut.
+TEST(RowKernels, ClampedSwigluOfInt8IsCutWhereExactArithmeticIs) {
+  std::vector<uint16_t> gate_up;
+  for (int bits = 0; bits < 0x10000; ++bits) {
+    const float gate = bf16_to_f32(static_cast<uint16_t>(bits));
+    if (gate > -50.0F && std::fabs(gate) > 1e-35F && std::fabs(gate) < 1e35F) {
+      gate_up.push_back(static_cast<uint16_t>(bits));
+    }
+  }
+  const size_t n = gate_up.size();
+  ASSERT_GT(n, 45000U);
+  gate_up.resize(2 * n, f32_to_bf16(0.0F));
+  for (const std::string_view isa : cpu::supported_isas()) {
+    std::vector<float> y(n);
+    cpu::find_kernels(isa).value()->make_input(
+        {.x = {gate_up.data(), cpu::Element::kBf16},
+         .k = static_cast<int64_t>(n),
+         .input = {.kind = GemmInput::Kind::kClampedSwiglu, .limit = 1e36F},
+         .silu = kSwigluOfInt8},
+        y.data());
+    for (size_t i = 0; i < n; ++i) {
+      const float gate = bf16_to_f32(gate_up[i]);
+      const double power = gate * kSwigluAlpha;
+      const double raised = gate / (1.0 + std::exp(-power)) * kSwigluOfInt8.factor;
+      const double unit = std::ldexp(1.0, std::ilogb(raised) - 11);
+      ASSERT_EQ(y[i], std::trunc(raised / unit) * unit) << isa << ", gate " << gate;
+    }
+  }
+}
+
 TEST(RowKernels, ClampedSwigluIsThatOfGptOss) {
   constexpr float kInf = std::numeric_limits<float>::infinity();
   const std::vector<float> numbers = {-1000.0F, -kInf, -7.5F, -7.0F, -1.0F, -0.25F, 0.0F,

@@ -37,4 +37,18 @@ struct WeightForm {
   static constexpr float kConstant = kUnit * 1.22773051F;
 };
 
+/// 2^x of the exponent by which a sink is above its row's top: x = n + f, |f| <= 1/2, where n is
+/// what adding and taking away kShift leaves; 2^f by a polynomial of degree 4 in f with f(0) = 1,
+/// of least relative error, 2.9e-6 (fitted), whose bits n is added to. The sum of a row's weights
+/// takes it as it is, so that a row's values need no rescaling.
+struct SinkForm {
+  static constexpr float kLog2E = 1.44269504F;
+  static constexpr float kShift = 12582912.0F;  // 1.5 * 2^23: integers are the low bits of the sum
+  static constexpr float kMost = 100.0F;        // of x: the sum stays finite
+  static constexpr float kQuartic = 0.00958285576F;
+  static constexpr float kCubic = 0.0559064402F;
+  static constexpr float kQuadratic = 0.240240987F;
+  static constexpr float kLinear = 0.693124192F;
+};
+
 }  // namespace nibble

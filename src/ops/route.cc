@@ -73,8 +73,13 @@ void route(const RouteArgs& args) {
     std::ranges::copy(args.logits, scores.begin());
   }
   for (size_t i = 0; i < experts; ++i) {
-    const float value = scores[i] + (args.correction.empty() ? 0.0F : args.correction[i]);
-    choice[i] = std::isnan(value) ? kLowest : value;
+    choice[i] = scores[i];
+    if (std::isnan(choice[i])) {
+      choice[i] = kLowest;
+    }
+  }
+  for (size_t i = 0; i < args.correction.size(); ++i) {
+    choice[i] += args.correction[i];
   }
   if (form.groups > form.kept_groups) {
     drop_groups(form, choice);

@@ -99,6 +99,7 @@ struct AttentionLaunch {
   int64_t q_stride = 0;
   void* out = nullptr;  // [rows, heads * head_dim] bf16
   int64_t out_stride = 0;
+  const float* sinks = nullptr;  // [heads]: logits without values that join the softmax, or none
   void* workspace = nullptr;  // attention_workspace_bytes(), zero before the first run, left zero
 };                            // where it must be zero; launches of one stream may share it
 [[nodiscard]] size_t attention_workspace_bytes(const AttentionShape& shape);

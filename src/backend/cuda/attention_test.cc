@@ -56,6 +56,9 @@ void check_case(const AttentionShape& shape,
       shape.kv.code != KvCode::kBf16 &&
       std::ranges::any_of(sequences, [](const CaseSequence& s) { return s.q_len > 1; });
   test.check(widens ? kWidenedTolerance : kTolerance);
+  test.add_sinks();
+  test.run({nullptr, false});
+  test.check(widens ? kWidenedTolerance : kTolerance);
   if (shape.kv.code == KvCode::kBf16 && shape.form == AttentionForm::kOwn) {
     AttentionShape shared = shape;
     shared.form = AttentionForm::kShared;
@@ -148,6 +151,9 @@ void check_short(const AttentionShape& shape, const std::vector<CaseSequence>& s
       AttentionCase test(shape, sequences, 5U + static_cast<uint32_t>(shape.heads));
       test.longest = kShortAttention;
       test.q_norm = test.k_norm = normed ? device_norm.data() : nullptr;
+      if (normed) {
+        test.add_sinks();
+      }
       test.fill_cache();
       for (const bool overlap : {false, true}) {
         if (testing::brief_tests() && !overlap) {

@@ -97,17 +97,6 @@ Status refuse_product(const GemmProblem& problem, const DeviceInfo& device) {
       device.name, device.major, device.minor);
 }
 
-Status refuse_experts(const GemmProblem& problem, const DeviceInfo& device) {
-  const std::string_view scheme = scheme_name(
-      problem.weight, problem.act == ActFormat::kBf16 ? ActFormat::kFloat : problem.act);
-  return make_error(StatusCode::kUnsupported,
-                    "no CUDA kernel for experts [{}, {}] in {} with {} activations on {}; quantize "
-                    "with --scheme w4a16_g32, w4a16_g128, w4a8, w8a8_int8 or w8a16_channel, or use "
-                    "--device cpu",
-                    problem.n, problem.k, scheme.empty() ? "this format" : scheme,
-                    name_of(problem.act), device.name);
-}
-
 class CudaBackend final : public Backend {
  public:
   CudaBackend(DeviceInfo device, CudaBackendOptions options, std::span<const GemmEntry> entries)
@@ -299,6 +288,22 @@ class CudaBackend final : public Backend {
     return std::nullopt;
   }
 
+  [[nodiscard]] Status refuse_experts(const GemmProblem& problem) const {
+    constexpr int64_t kUsual = 1024;  // channels that every scheme's groups divide
+    std::string names;
+    for (const QuantScheme& scheme : all_schemes()) {
+      const GemmProblem usual{CudaGemm::device_format(scheme.weight), product_type(scheme.act),
+                              kUsual, kUsual};
+      if (grouped_entry(usual)) {
+        names += (names.empty() ? "" : ", ") + std::string(scheme.name);
+      }
+    }
+    return make_error(StatusCode::kUnsupported,
+                      "no CUDA kernel for experts [{}, {}] in this format with {} activations on "
+                      "{}; quantize with --scheme and one of {}, or use --device cpu",
+                      problem.n, problem.k, name_of(problem.act), device_.name, names);
+  }
+
   Result<std::unique_ptr<CudaGemm>> prepare_matrix(std::span<const QuantView> parts,
                                                    const ActSpec& act,
                                                    int64_t max_m,
@@ -315,7 +320,7 @@ class CudaBackend final : public Backend {
     const auto entry = how.grouped ? grouped_entry(problem) : choice_->choose(problem);
     if (!entry) {
       const Status refused =
-          how.grouped ? refuse_experts(problem, device_) : refuse_product(problem, device_);
+          how.grouped ? refuse_experts(problem) : refuse_product(problem, device_);
       return refused.with_context(parts.front().name);
     }
     const bool rounds =

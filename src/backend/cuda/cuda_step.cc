@@ -42,7 +42,6 @@ void CudaStep::rope_append_kv(const RopeAppendArgs& args) {
 
 void CudaStep::attention(const AttentionArgs& args) {
   CHECK(args.q.type == DType::kBF16 && args.out.type == DType::kBF16);
-  CHECK_MSG(args.sinks == nullptr, "sinks without experts, which are refused before");
   const AttentionShape shape{.kv = layout_of(args.kv),
                              .heads = static_cast<int32_t>(args.heads),
                              .sliding_window = static_cast<int32_t>(args.sliding_window),
@@ -60,6 +59,7 @@ void CudaStep::attention(const AttentionArgs& args) {
                                .q_stride = args.q_stride,
                                .out = args.out.data,
                                .out_stride = args.out_stride,
+                               .sinks = args.sinks,
                                .workspace = steps_.attention_plans_.workspace()};
   if (const auto append = std::exchange(append_, std::nullopt)) {
     CHECK(append->launch.pages == args.kv.pages && append->launch.qkv == args.q.data);

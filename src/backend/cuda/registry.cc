@@ -23,6 +23,7 @@ std::span<const GemmEntry> gemm_entries() {
       kGemmW4A16Sm80,
       kGemmW4A16ZerosSm80,
       kGemmW4A16MinimumsSm80,
+      kGemmMxfp4Sm80,
       kGemmBf16Sm80,
   };
   return kEntries;

@@ -445,7 +445,7 @@ TEST(RowKernels, ClampedSwigluInEveryForm) {
       const auto bits = to_bf16(random_values(static_cast<size_t>(rows * 2 * n), ++seed, 3.0F));
       const DeviceArray<uint16_t> x(bits);
       for (const ActFormat format : kFormats) {
-        const SiluForm form = format == ActFormat::kInt8Token ? kSiluOfInt8 : SiluForm{};
+        const SiluForm form = format == ActFormat::kInt8Token ? kSwigluOfInt8 : SiluForm{};
         std::vector<double> wanted;
         for (int64_t row = 0; row < rows; ++row) {
           for (int64_t i = 0; i < n; ++i) {

@@ -340,7 +340,8 @@ Status SelfCheck::check_rows(ActFormat act, int64_t n) {
         return silu(first, form) * bf16_to_f32(given[width + column]);
       }
       if (kind == GemmInput::Kind::kClampedSwiglu) {
-        return clamped_swiglu(first, bf16_to_f32(given[width + column]), kLimit, form);
+        const SiluForm own = act == ActFormat::kInt8Token ? kSwigluOfInt8 : SiluForm{};
+        return clamped_swiglu(first, bf16_to_f32(given[width + column]), kLimit, own);
       }
       return exact_activation(kind, first, 1.0);
     }));

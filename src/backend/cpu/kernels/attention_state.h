@@ -12,17 +12,16 @@ namespace {
 constexpr float kLowest = -3.4028234e38F;
 constexpr float kLog2E = 1.44269504F;
 
-/// 2^x for x <= 100, 2^-96 below -96, so that no weight or product with one is subnormal. Exact for
-/// integers. x = n + f, |f| <= 1/2; 2^f by the polynomial of degree 4 with f(0) = 1 of least
-/// relative error, 2.9e-6 (fitted).
+/// 2^x for x <= 100, 2^-96 below -96, so that no weight or product with one is subnormal: SinkForm.
+/// Exact for integers.
 inline F32x16 exp2_weight(F32x16 x) {
-  const F32x16 shift = Simd::set(12582912.0F);  // 1.5 * 2^23: integers are the low bits of the sum
+  const F32x16 shift = Simd::set(SinkForm::kShift);
   const F32x16 clamped = Simd::max(Simd::set(kLeastLog2), x);  // NaN stays
   const F32x16 n = Simd::add(clamped, shift);
   const F32x16 f = Simd::sub(clamped, Simd::sub(n, shift));
-  F32x16 p = Simd::fma(Simd::set(0.00958285576F), f, Simd::set(0.0559064402F));
-  p = Simd::fma(p, f, Simd::set(0.240240987F));
-  p = Simd::fma(p, f, Simd::set(0.693124192F));
+  F32x16 p = Simd::fma(Simd::set(SinkForm::kQuartic), f, Simd::set(SinkForm::kCubic));
+  p = Simd::fma(p, f, Simd::set(SinkForm::kQuadratic));
+  p = Simd::fma(p, f, Simd::set(SinkForm::kLinear));
   p = Simd::fma(p, f, Simd::set(1.0F));
   return Simd::from_bits(Simd::add_int(Simd::bits(p), Simd::shift_left<23>(Simd::bits(n))));
 }
@@ -101,17 +100,12 @@ inline void merge_states(const RowStates& total,
   }
 }
 
-/// Joins each row with its head's sink, a key without a value.
-inline void add_sinks(const AttentionTask& task, const RowStates& total, int64_t padded_dim) {
+/// Adds to each row's weights that of its head's sink, a key without a value.
+inline void add_sinks(const AttentionTask& task, const RowStates& total) {
+  const float unit = task.kv.kernel >= 2 ? CodeWeightForm::kTooMuch : 1.0F;  // INT8, INT4
   for (int64_t r = 0; r < task.tokens * task.group; ++r) {
-    const float sink = task.sinks[r % task.group] * kLog2E;
-    const float top = total.top[r] > sink ? total.top[r] : sink;
-    const float keep = exp2_weight(total.top[r] - top);
-    const float one = task.kv.kernel >= 2 ? CodeWeightForm::kTooMuch : 1.0F;  // INT8, INT4
-    total.sum[r] = __builtin_fmaf(total.sum[r], keep, one * exp2_weight(sink - top));
-    for (int64_t d = r * padded_dim; d < (r + 1) * padded_dim; d += 16) {
-      Simd::store(total.acc + d, Simd::mul(Simd::load(total.acc + d), Simd::set(keep)));
-    }
+    const float x = task.sinks[r % task.group] * SinkForm::kLog2E - total.top[r];
+    total.sum[r] += unit * exp2_weight(x < SinkForm::kMost ? x : SinkForm::kMost);
   }
 }
 
@@ -119,7 +113,7 @@ inline void write_results(const AttentionTask& task, const RowStates& total, int
   const int64_t dim = task.kv.head_dim;
   const F32x16 scale = Simd::set(task.value_scale);
   if (task.sinks != nullptr) {
-    add_sinks(task, total, padded_dim);
+    add_sinks(task, total);
   }
   for (int64_t r = 0; r < task.tokens * task.group; ++r) {
     const int64_t out = r / task.group * task.out_stride + r % task.group * dim;

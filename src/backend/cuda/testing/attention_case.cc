@@ -207,6 +207,14 @@ void AttentionCase::spoil_unread_pages() {
   ASSERT_TRUE(copy_to_device(pages_->data(), pages.data(), pages.size()).ok());
 }
 
+void AttentionCase::add_sinks() {
+  constexpr float kSinks[] = {0.5F, -200.0F, 4.0F, -3.0F, 9.0F, 2.0F, 60.0F};
+  for (int32_t head = 0; head < shape.heads; ++head) {
+    sinks.push_back(kSinks[static_cast<size_t>(head) % std::size(kSinks)]);
+  }
+  device_sinks = std::make_unique<DeviceArray<float>>(sinks);
+}
+
 AttentionLaunch AttentionCase::attention_launch() const {
   AttentionLaunch launch;
   launch.shape = shape;
@@ -218,6 +226,7 @@ AttentionLaunch AttentionCase::attention_launch() const {
   launch.out = out->data();
   launch.out_stride = launch.q_stride;
   launch.workspace = workspace_->data();
+  launch.sinks = device_sinks != nullptr ? device_sinks->data() : nullptr;
   return launch;
 }
 
@@ -352,6 +361,11 @@ std::vector<double> AttentionCase::expected() const {
           }
           scores.push_back(dot * shape.scale);
           top = std::max(top, scores.back());
+        }
+        if (!sinks.empty()) {
+          const double sink = sinks[static_cast<size_t>(head)];
+          top = std::max(top, sink);
+          total = std::exp(sink - top);
         }
         for (int32_t t = first; t <= last; ++t) {
           const double* values = cache[1].data() + int64_t{kv_head * kv_len + t} * kv.head_dim;

@@ -34,6 +34,9 @@ class AttentionCase final {
   /// Other lengths in the same device arrays (same number of sequences and rows).
   void change_lengths(std::vector<CaseSequence> sequences);
 
+  /// From now on every query head has a sink.
+  void add_sinks();
+
   /// Puts all tokens' k and v into the cache and takes over the step's rotated q.
   void fill_cache();
   /// append_decode_attention() of the step, whose tokens are not in the cache before, and must be
@@ -58,6 +61,8 @@ class AttentionCase final {
   std::unique_ptr<DeviceArray<uint16_t>> device_qkv;
   std::unique_ptr<DeviceArray<float>> inv_freq;
   std::unique_ptr<DeviceArray<uint16_t>> q;
+  std::vector<float> sinks;  // of each query head, or none
+  std::unique_ptr<DeviceArray<float>> device_sinks;
   std::unique_ptr<DeviceArray<uint16_t>> out;
   const float* q_norm = nullptr;
   const float* k_norm = nullptr;

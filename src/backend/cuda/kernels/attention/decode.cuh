@@ -488,6 +488,7 @@ __global__ __launch_bounds__(kDecodeThreads,
              weight);
       }
       if (whole) {
+        head_total += sink_weight(args, column / kDim + head, top * args.top_factor);
         store_bf16x4(out + head * kDim + d, quotient4(sum, head_total));
       } else {
         const int32_t slot = slots.slot(block) * kColumns + head;
@@ -509,7 +510,7 @@ __global__ __launch_bounds__(kDecodeThreads,
       }
       __syncthreads();
       if (*is_last != 0) {
-        merge_blocks<kDim, kColumns>(args, slots, heads, sums, out);
+        merge_blocks<kDim, kColumns>(args, slots, column / kDim, heads, sums, out);
       }
     }
     at += count;

@@ -73,8 +73,13 @@ __device__ __forceinline__ float4 as_float4(uint4 v) {
 /// take a piece of four, each with the warps of one block, in the order of the blocks.
 ///   sums [warp][head][head_dim + 4], tops [warp][kColumns]: top and total, in each block
 template <typename Tile, int kColumns>
-__device__ __forceinline__ void merge_cluster(
-    const DecodeArgs& args, int heads, uint32_t sums, uint32_t tops, int warp_sums, uint16_t* out) {
+__device__ __forceinline__ void merge_cluster(const DecodeArgs& args,
+                                              int64_t first_head,
+                                              int heads,
+                                              uint32_t sums,
+                                              uint32_t tops,
+                                              int warp_sums,
+                                              uint16_t* out) {
   constexpr int kDim = Tile::kHeadDim;
   const int pieces = heads * kDim / 4;
   const int each = (pieces + kShortCluster - 1) / kShortCluster;
@@ -124,6 +129,7 @@ __device__ __forceinline__ void merge_cluster(
       sum.w += __shfl_xor_sync(~0U, sum.w, step);
     }
     if (valid && peer == 0) {
+      total += sink_weight(args, first_head + head, top * args.top_factor);
       store_bf16x4(out + head * kDim + d, quotient4(sum, total));
     }
   }
@@ -289,8 +295,9 @@ __global__ __launch_bounds__(kDecodeThreads,
   store_state<Tile, kColumns>(state, heads, args.value_factor, lane, sums + warp * warp_sums,
                               tops + warp * kColumns);
   ptx::cluster_sync();
-  merge_cluster<Tile, kColumns>(args, heads, ptx::shared_address(sums), ptx::shared_address(tops),
-                                warp_sums, args.out + row * args.out_stride + column);
+  merge_cluster<Tile, kColumns>(args, column / kDim, heads, ptx::shared_address(sums),
+                                ptx::shared_address(tops), warp_sums,
+                                args.out + row * args.out_stride + column);
   ptx::cluster_sync();  // nobody leaves while others read
 #endif
 }

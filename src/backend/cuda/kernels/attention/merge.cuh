@@ -4,6 +4,7 @@
 // the order of the line.
 
 #include "backend/cuda/kernels/attention/ring.cuh"
+#include "backend/cuda/kernels/attention/weights.cuh"
 #include "backend/cuda/kernels/quotient.cuh"
 
 namespace nibble::cuda {
@@ -37,9 +38,11 @@ __device__ __forceinline__ void store_bf16x4(uint16_t* out, float4 v) {
 
 /// Share of each partial result in its head, to `weights` [head][max_parts(kDim)] in shared memory.
 /// A warp takes a head at a time; its loads are under way together.
+///   first_head  of the group, among all query heads
 template <int kDim, int kColumns>
 __device__ __forceinline__ void partial_weights(const DecodeArgs& args,
                                                 const PartialSlots& slots,
+                                                int64_t first_head,
                                                 int heads,
                                                 float* weights) {
   constexpr int kParts = max_parts(kDim);
@@ -76,6 +79,7 @@ __device__ __forceinline__ void partial_weights(const DecodeArgs& args,
     for (int step = 16; step > 0; step /= 2) {
       total += __shfl_xor_sync(~0U, total, step);
     }
+    total += sink_weight(args, first_head + head, top * args.top_factor);
     const float inverse = 1.0F / total;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
@@ -89,10 +93,14 @@ __device__ __forceinline__ void partial_weights(const DecodeArgs& args,
 /// Merges the blocks' partial results of a head group. `weights` is shared memory of at least
 /// heads * max_parts(kDim) floats.
 template <int kDim, int kColumns>
-__device__ __noinline__ void merge_blocks(
-    const DecodeArgs& args, const PartialSlots& slots, int heads, float* weights, uint16_t* out) {
+__device__ __noinline__ void merge_blocks(const DecodeArgs& args,
+                                          const PartialSlots& slots,
+                                          int64_t first_head,
+                                          int heads,
+                                          float* weights,
+                                          uint16_t* out) {
   constexpr int kBatch = 17;  // loads under way per thread
-  partial_weights<kDim, kColumns>(args, slots, heads, weights);
+  partial_weights<kDim, kColumns>(args, slots, first_head, heads, weights);
   __syncthreads();
   const int32_t count = slots.last_block - slots.first_block + 1;
   for (int e = static_cast<int>(threadIdx.x); e < heads * kDim / 4; e += kDecodeThreads) {

@@ -196,6 +196,7 @@ PagedArgs paged_args(const AttentionLaunch& launch) {
               kv_format(shape.kv.code).per == KvParameters::kPerTensor ? shape.v_scale : 1.0F,
           .top_factor = shared ? 1.0F : score_factor(shape),
           .shared = shared,
+          .sinks = launch.sinks,
           .plan = view_plan(const_cast<void*>(launch.plan), decode_grid(shape).blocks,
                             launch.step.sequences, launch.step.rows)};
 }

@@ -66,6 +66,7 @@ struct PagedArgs {
   float value_factor;  // fp8: V's scale
   float top_factor;    // the same as score_factor of tops that states keep
   bool shared;         // AttentionForm::kShared: tops are whole exponents of 2
+  const float* sinks;  // of each query head, or null
   PlanView plan;
 };
 

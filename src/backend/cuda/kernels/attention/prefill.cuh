@@ -335,10 +335,10 @@ __device__ __forceinline__ void add_values(uint32_t slot,
 
 template <typename Tile>
 __device__ __forceinline__ void store_rows(PrefillState<Tile>& state,
+                                           const PrefillArgs& args,
                                            uint16_t* out,
                                            int64_t stride,
                                            int rows,
-                                           float value_factor,
                                            int lane) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -352,6 +352,7 @@ __device__ __forceinline__ void store_rows(PrefillState<Tile>& state,
     if constexpr (Tile::kBiased) {
       offset *= -128.0F / kWeightUnit;
     }
+    total += sink_weight(args, blockIdx.y, state.top[r] * args.top_factor);
     const float inverse = 1.0F / total;
     const int row = lane / 4 + 8 * r;
     if (row >= rows) {
@@ -359,7 +360,7 @@ __device__ __forceinline__ void store_rows(PrefillState<Tile>& state,
     }
 #pragma unroll
     for (int pair = 0; pair < 2 * Tile::kSteps; ++pair) {
-      float unit = value_factor;
+      float unit = args.value_factor;
       if constexpr (Tile::kInteger) {
         unit = 1.0F / (Tile::kCodeUnit * kWeightUnit * Tile::pair_factor(pair));
       }
@@ -448,8 +449,8 @@ __global__ __launch_bounds__(kPrefillThreads) void prefill_kernel(
     __syncthreads();  // all have read the slot that the next round fills
   }
   if (rows > 0) {
-    store_rows<Tile>(state, args.out + row * args.out_stride + head_column, args.out_stride, rows,
-                     args.value_factor, lane);
+    store_rows<Tile>(state, args, args.out + row * args.out_stride + head_column, args.out_stride,
+                     rows, lane);
   }
 }
 

@@ -356,7 +356,8 @@ struct Sm90Total {
 };
 
 template <AttentionForm kForm>
-__device__ __forceinline__ Sm90Total total_of(const Sm90Rows<kForm>& rows, int r, float factor) {
+__device__ __forceinline__ Sm90Total
+total_of(const Sm90Rows<kForm>& rows, int r, float value_factor, float sink) {
   const float(&part)[Sm90Rows<kForm>::kParts] = rows.total[r];
   float total = part[0];
   if constexpr (kForm == AttentionForm::kShared) {
@@ -367,7 +368,8 @@ __device__ __forceinline__ Sm90Total total_of(const Sm90Rows<kForm>& rows, int r
     total += __shfl_xor_sync(~0U, total, 1);
     total += __shfl_xor_sync(~0U, total, 2);
   }
-  return {total, factor / total};
+  total += sink;
+  return {total, value_factor / total};
 }
 
 /// A multiplying warpgroup: rows [64] from `row` of the step on, `rows` of them real.
@@ -455,7 +457,9 @@ __device__ __forceinline__ void attend_rows(const PrefillArgs& args,
 
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const Sm90Total of_row = total_of(rows, r, args.value_factor);
+    const float unit = kForm == AttentionForm::kShared ? 1.0F : factor;  // of tops
+    const float sink = sink_weight(args, head, rows.top[r] * unit);
+    const Sm90Total of_row = total_of(rows, r, args.value_factor, sink);
     const auto result = [&](float sum) {
       return kForm == AttentionForm::kShared ? quotient(sum, of_row.total, of_row.inverse)
                                              : sum * of_row.inverse;

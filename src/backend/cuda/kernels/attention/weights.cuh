@@ -5,10 +5,28 @@
 
 #include <cstdint>
 
+#include "backend/cuda/kernels/attention/plan.cuh"
 #include "backend/cuda/ptx/mma.cuh"
 #include "ops/attention_form.h"
 
 namespace nibble::cuda {
+
+/// What the sink of a query head adds to the weights of a row whose top is 2^top: a key without a
+/// value, with the CPU's bits (SinkForm).
+__device__ __forceinline__ float sink_weight(const PagedArgs& args, int64_t head, float top) {
+  if (args.sinks == nullptr) {
+    return 0.0F;
+  }
+  const float above = __fsub_rn(__fmul_rn(args.sinks[head], SinkForm::kLog2E), top);
+  const float x = fmaxf(kLeastLog2, fminf(above, SinkForm::kMost));
+  const float n = __fadd_rn(x, SinkForm::kShift);
+  const float f = __fsub_rn(x, __fsub_rn(n, SinkForm::kShift));
+  float p = __fmaf_rn(SinkForm::kQuartic, f, SinkForm::kCubic);
+  p = __fmaf_rn(p, f, SinkForm::kQuadratic);
+  p = __fmaf_rn(p, f, SinkForm::kLinear);
+  p = __fmaf_rn(p, f, 1.0F);
+  return __uint_as_float(__float_as_uint(p) + (__float_as_uint(n) << 23));
+}
 
 /// The larger; NaN if one is.
 __device__ __forceinline__ float max_or_nan(float a, float b) {

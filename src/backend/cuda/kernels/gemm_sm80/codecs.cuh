@@ -165,6 +165,26 @@ struct CodecW4A16 : FloatSums {
   }
 };
 
+/// E2M1 against bf16: its exponent and mantissa at their places in bf16, with the sign above, are
+/// 2^-126 of the number, subnormal ones too. Scales are powers of two.
+struct CodecFp4A16 : CodecW4A16<32> {
+  struct Fragments {
+    uint4 chunks[kChunks];  // [plane], words [half][s]
+    __device__ __forceinline__ void decode(int plane, int half, int s, uint32_t (&a)[4]) const {
+      constexpr uint32_t kFactors = 0x7e807e80U;  // 2^126, twice
+      const uint32_t word = word_of(chunks[plane], half * 2 + s);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const uint32_t shifted = word >> (4 * i);
+        const uint32_t small = ((shifted & 0x00070007U) << 6) | ((shifted & 0x00080008U) << 12);
+        const __nv_bfloat162 value = __hmul2(*reinterpret_cast<const __nv_bfloat162*>(&small),
+                                             *reinterpret_cast<const __nv_bfloat162*>(&kFactors));
+        a[i] = *reinterpret_cast<const uint32_t*>(&value);
+      }
+    }
+  };
+};
+
 /// Eight bits against bf16: 0x4300 with the lower seven bits of a code is 128 + those, and 0x4300
 /// with its sign bit is 128, or 256 where that is set: their difference is the code, exactly.
 /// Bytes 0 and 2 of a word are an operand word, bytes 1 and 3 the next one. A scale per channel, or

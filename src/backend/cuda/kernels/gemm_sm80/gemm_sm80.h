@@ -11,6 +11,7 @@ extern const GemmEntry kGemmW8A16Sm80;
 extern const GemmEntry kGemmW4A16Sm80;          // groups of 32 or 128 with BF16 scales
 extern const GemmEntry kGemmW4A16ZerosSm80;     // the same with zero points
 extern const GemmEntry kGemmW4A16MinimumsSm80;  // groups of 32 with BF16 scales and minimums
+extern const GemmEntry kGemmMxfp4Sm80;
 extern const GemmEntry kGemmBf16Sm80;
 
 }  // namespace nibble::cuda

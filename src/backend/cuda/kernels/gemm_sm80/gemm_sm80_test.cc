@@ -71,6 +71,11 @@ TEST(GemmSm80, W4A16WithMinimumsEqualsTheReference) {
                groups_of_32(WeightCode::kInt4, ZeroPoints::kMinimum));
 }
 
+TEST(GemmSm80, Mxfp4EqualsTheReference) {
+  NIBBLE_NEEDS_GPU();
+  check_shapes(kGemmMxfp4Sm80, "mxfp4", 64);
+}
+
 TEST(GemmSm80, W8A16InGroupsEqualsTheReference) {
   NIBBLE_NEEDS_GPU();
   check_shapes(kGemmW8A16Sm80, "int8 in groups", 64,

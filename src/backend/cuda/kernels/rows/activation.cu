@@ -35,13 +35,13 @@ __device__ __forceinline__ float logistic(float gate, float power_of_e, float on
   return quotient(gate, divisor, inverse);
 }
 
-/// gate / (1 + e^(-alpha gate)) in the form of kFormat. Its last places are the CPU's where bits
-/// are cut.
-template <ActFormat kFormat>
-__device__ __forceinline__ float silu(float gate, float alpha = 1.0F) {
-  constexpr SiluForm kForm = kFormat == ActFormat::kInt8Token ? kSiluOfInt8 : SiluForm{};
+/// gate / (1 + e^-power) in the form of kFormat for an activation: silu where the power is the
+/// gate. Its last places are the CPU's where bits are cut.
+template <GemmInput::Kind kKind, ActFormat kFormat>
+__device__ __forceinline__ float silu(float gate, float power) {
+  constexpr SiluForm kForm = kFormat == ActFormat::kInt8Token ? silu_of_int8(kKind) : SiluForm{};
   constexpr float kOne = 1.0F / kForm.factor;
-  return __uint_as_float(__float_as_uint(logistic(gate, gate * alpha, kOne)) & kForm.bits);
+  return __uint_as_float(__float_as_uint(logistic(gate, power, kOne)) & kForm.bits);
 }
 
 /// The product that gpt-oss makes of gate and up; NaN stays.
@@ -49,7 +49,8 @@ template <ActFormat kFormat>
 __device__ __forceinline__ float clamped_swiglu(float gate, float up, float limit) {
   const float g = gate > limit ? limit : gate;
   const float u = up > limit ? limit : up < -limit ? -limit : up;
-  return __fmul_rn(silu<kFormat>(g, kSwigluAlpha), __fadd_rn(u, 1.0F));
+  constexpr auto kKind = GemmInput::Kind::kClampedSwiglu;
+  return __fmul_rn(silu<kKind, kFormat>(g, __fmul_rn(g, kSwigluAlpha)), __fadd_rn(u, 1.0F));
 }
 
 __device__ __forceinline__ float gelu_tanh(float x) {
@@ -70,7 +71,7 @@ __device__ __forceinline__ F32x8 activated(const ActivationArgs& args, int64_t r
     y = load_bf16x8(x + args.n + i);
 #pragma unroll
     for (int j = 0; j < kPiece; ++j) {
-      y.v[j] *= silu<kFormat>(first.v[j]);
+      y.v[j] *= silu<kKind, kFormat>(first.v[j], first.v[j]);
     }
   } else if constexpr (kKind == Kind::kClampedSwiglu) {
     y = load_bf16x8(x + args.n + i);
