@@ -69,9 +69,11 @@ ConstNumbers RowRounder::input_row(ConstActivations x,
     return numbers_of(x);
   }
   const bool to_int8 = spec_.format == ActFormat::kInt8Token;
-  kernels_.make_input(
-      {.x = numbers_of(x), .k = k_, .input = input, .silu = to_int8 ? silu_of_int8(input.kind) : SiluForm{}},
-      buffer);
+  kernels_.make_input({.x = numbers_of(x),
+                       .k = k_,
+                       .input = input,
+                       .silu = to_int8 ? silu_of_int8(input.kind) : SiluForm{}},
+                      buffer);
   return {buffer, Element::kF32};
 }
 
