@@ -112,6 +112,11 @@ void print_report(const QuantizeReport& report, const Flags& flags) {
                           flags.options.destination));
     return;
   }
+  if (report.tensors.empty()) {
+    print_out(fmt::format("{}: all tensors are as they were, in {:.1f} s, peak memory {:.0f} MB\n",
+                          flags.options.destination, report.seconds, mega(report.peak_rss_bytes)));
+    return;
+  }
   print_out(fmt::format(
       "{}: {} tensors, {:.1f} MB -> {:.1f} MB ({:.2f}x) in {:.1f} s, peak memory {:.0f} MB\n"
       "signal to noise of weights, dB: mean {:.2f}, worst {:.2f}\n",

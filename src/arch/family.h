@@ -42,6 +42,7 @@ struct GgufForm {
   std::string_view architecture;  // general.architecture, which begins its keys
   // Rows of q and k of a head lie in pairs that are rotated together: 0, half, 1, half + 1, ...
   bool paired_rows = false;
+  bool experts = false;  // its files have mixtures of experts: expert_count is not 0
 };
 
 /// What one family of models has to itself: facts that loader, quantizer, reader and random
@@ -78,9 +79,12 @@ Result<const Family*> find_family(std::string_view architecture,
 /// architecture; nullptr when neither is known.
 [[nodiscard]] const Family* guess_family(const Json& config);
 
-/// The family of GGUF files with this general.architecture; kUnsupported with the list of those
-/// that are known.
-Result<const Family*> find_gguf_family(std::string_view architecture, std::string_view where);
+/// The family of GGUF files with this general.architecture, and with experts or without;
+/// kUnsupported with the list of those that are known.
+enum class GgufExperts : bool { kNone, kSome };
+Result<const Family*> find_gguf_family(std::string_view architecture,
+                                       GgufExperts experts,
+                                       std::string_view where);
 
 /// The family or its `renamed` one, by which of their embeddings `stored` knows; the family itself
 /// when it knows neither.

@@ -31,13 +31,15 @@ constexpr std::array kGgufNames = {
     RoleName{Role::kGate, "blk.{}.ffn_gate"},
     RoleName{Role::kUp, "blk.{}.ffn_up"},
     RoleName{Role::kDown, "blk.{}.ffn_down"},
+    RoleName{Role::kRouter, "blk.{}.ffn_gate_inp"},
+    RoleName{Role::kSharedGate, "blk.{}.ffn_gate_shexp"},
+    RoleName{Role::kSharedUp, "blk.{}.ffn_up_shexp"},
+    RoleName{Role::kSharedDown, "blk.{}.ffn_down_shexp"},
+    RoleName{Role::kSharedExpertGate, "blk.{}.ffn_gate_inp_shexp"},
+    RoleName{Role::kExpertGate, "blk.{}.ffn_gate_exps"},
+    RoleName{Role::kExpertUp, "blk.{}.ffn_up_exps"},
+    RoleName{Role::kExpertDown, "blk.{}.ffn_down_exps"},
 };
-
-Result<const Family*> family_of(const gguf::Metadata& metadata) {
-  NIBBLE_ASSIGN_OR_RETURN(const std::string_view architecture,
-                          metadata.require_string("general.architecture"));
-  return find_gguf_family(architecture, metadata.where());
-}
 
 // A size or a token, -1 where an optional one is missing.
 Result<int64_t> read_number(const gguf::Metadata& metadata, std::string_view key) {
@@ -53,6 +55,15 @@ Result<int64_t> read_number(const gguf::Metadata& metadata,
   return metadata.find(key) == nullptr ? Result<int64_t>(fallback) : read_number(metadata, key);
 }
 
+Result<const Family*> family_of(const gguf::Metadata& metadata) {
+  NIBBLE_ASSIGN_OR_RETURN(const std::string_view architecture,
+                          metadata.require_string("general.architecture"));
+  NIBBLE_ASSIGN_OR_RETURN(const int64_t experts,
+                          read_number(metadata, fmt::format("{}.expert_count", architecture), 0));
+  return find_gguf_family(architecture, experts > 0 ? GgufExperts::kSome : GgufExperts::kNone,
+                          metadata.where());
+}
+
 /// Reads the keys of one architecture and writes the fields of config.json.
 class ConfigBuilder {
  public:
@@ -62,8 +73,10 @@ class ConfigBuilder {
   Result<Json> build() {
     config_ = Json::object(
         {{"architectures", JsonArray{family_.architecture}}, {"model_type", family_.model_type}});
-    NIBBLE_RETURN_IF_ERROR(refuse_experts());
     NIBBLE_RETURN_IF_ERROR(add_sizes());
+    if (family_.gguf->experts) {
+      NIBBLE_RETURN_IF_ERROR(add_experts());
+    }
     NIBBLE_RETURN_IF_ERROR(add_rope());
     NIBBLE_RETURN_IF_ERROR(refuse_windows());
     config_.set("hidden_act", "silu");
@@ -77,13 +90,30 @@ class ConfigBuilder {
     return fmt::format("{}.{}", family_.gguf->architecture, name);
   }
 
-  Status refuse_experts() const {
-    NIBBLE_ASSIGN_OR_RETURN(const int64_t experts, read_number(metadata_, key("expert_count"), 0));
-    return experts == 0 ? Status()
-                        : metadata_.unsupported(key("expert_count"),
-                                                fmt::format("{}: mixtures of experts are not read "
-                                                            "from GGUF files",
-                                                            experts));
+  // Under the names of every family that has experts; each reads its own.
+  Status add_experts() {
+    NIBBLE_ASSIGN_OR_RETURN(const int64_t experts, read_number(metadata_, key("expert_count")));
+    NIBBLE_ASSIGN_OR_RETURN(const int64_t used, read_number(metadata_, key("expert_used_count")));
+    const int64_t dense = config_.find("intermediate_size")->as_int();
+    NIBBLE_ASSIGN_OR_RETURN(const int64_t width,
+                            read_number(metadata_, key("expert_feed_forward_length"), dense));
+    NIBBLE_ASSIGN_OR_RETURN(const int64_t shared,
+                            read_number(metadata_, key("expert_shared_feed_forward_length"), 0));
+    config_.set("num_experts", experts);
+    config_.set("num_local_experts", experts);
+    config_.set("num_experts_per_tok", used);
+    config_.set("moe_intermediate_size", width);
+    config_.set("shared_expert_intermediate_size", shared);
+    JsonArray dense_layers;
+    for (int64_t layer = 0; layer < config_.find("num_hidden_layers")->as_int(); ++layer) {
+      if (model_.find(fmt::format("blk.{}.ffn_gate_inp.weight", layer)) == nullptr) {
+        dense_layers.emplace_back(layer);
+      }
+    }
+    config_.set("mlp_only_layers", std::move(dense_layers));
+    // The files do not say: published models of Qwen 3 divide weights by their sum, of Qwen 2 not.
+    config_.set("norm_topk_prob", family_.gguf->architecture == "qwen3moe");
+    return {};
   }
 
   // A window would change what is computed, and the files do not say which layers have it.
@@ -304,6 +334,17 @@ Result<std::optional<GgufTensor>> gguf_tensor(const gguf::Metadata& metadata,
       continue;
     }
     GgufTensor tensor{.name = module_name(*family, row.role, *layer) + std::string(suffix)};
+    if (of_a_routed_expert(row.role)) {
+      if (suffix == ".bias") {
+        return make_error(StatusCode::kUnsupported, "{}: tensor {}: biases of experts are not read",
+                          metadata.where(), name);
+      }
+      tensor.name.clear();
+      tensor.of_expert = [family, role = row.role, index = *layer](int64_t expert) {
+        return module_name(*family, role, index, expert) + ".weight";
+      };
+    }
+    tensor.is_row = row.role == Role::kSharedExpertGate;
     if (family->gguf->paired_rows && (row.role == Role::kQuery || row.role == Role::kKey)) {
       if (suffix == ".bias") {
         return make_error(StatusCode::kUnsupported, "{}: tensor {}: biases of {} are not read",

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -23,6 +24,10 @@ Result<Json> gguf_generation_config(const gguf::Metadata& metadata);
 struct GgufTensor {
   std::string name;          // "model.layers.7.mlp.up_proj.weight"
   int64_t paired_heads = 0;  // heads whose rows lie in pairs (GgufForm); 0: none
+  bool is_row = false;       // a vector here, a matrix of one row there
+  // Of a tensor [experts, n, k] of all experts of a layer, which has no name of its own: the name
+  // of one expert's matrix; else empty.
+  std::function<std::string(int64_t expert)> of_expert;
 };
 
 /// nullopt for a tensor that says something of the config (frequencies of the rotation).

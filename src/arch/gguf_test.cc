@@ -123,7 +123,11 @@ TEST_F(GgufConfig, RefusesWhatItWouldComputeOtherwise) {
     EXPECT_THAT(status.message(), HasSubstr(word));
   };
   GgufBuilder experts = llama();
-  refused(experts.add("llama.expert_count", uint32_t{8}), "mixtures of experts");
+  const Status unsaid = read(experts.add("llama.expert_count", uint32_t{8})).status();
+  EXPECT_THAT(unsaid.message(), HasSubstr("llama.expert_used_count"));
+  experts.add("llama.expert_used_count", uint32_t{2});
+  EXPECT_EQ(config(experts).find("model_type")->as_string(), "mixtral");
+  EXPECT_EQ(config(experts).find("num_local_experts")->as_int(), 8);
   GgufBuilder window = llama();
   refused(window.add("llama.attention.sliding_window", uint32_t{1024}), "windows");
   GgufBuilder part = llama();

@@ -103,23 +103,27 @@ Result<const Family*> find_family(std::string_view architecture,
                     where, architecture, known);
 }
 
-Result<const Family*> find_gguf_family(std::string_view architecture, std::string_view where) {
+Result<const Family*> find_gguf_family(std::string_view architecture,
+                                       GgufExperts experts,
+                                       std::string_view where) {
   std::string known;
   for (const Family* each : kFamilies) {
     if (!each->gguf.has_value()) {
       continue;
     }
-    if (each->gguf->architecture == architecture) {
+    if (each->gguf->architecture == architecture &&
+        each->gguf->experts == (experts == GgufExperts::kSome)) {
       return each;
     }
     known += known.empty() ? "" : ", ";
     known += each->gguf->architecture;
+    known += each->gguf->experts ? " (experts)" : "";
   }
   return make_error(
       StatusCode::kUnsupported,
-      "{}: key general.architecture: \"{}\" is not known to this build; GGUF files of "
+      "{}: key general.architecture: \"{}\"{} is not known to this build; GGUF files of "
       "{} are read",
-      where, architecture, known);
+      where, architecture, experts == GgufExperts::kSome ? " with experts" : "", known);
 }
 
 const Family* guess_family(const Json& config) {

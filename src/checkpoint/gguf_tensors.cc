@@ -1,7 +1,10 @@
 #include "checkpoint/gguf_tensors.h"
 
 #include <optional>
+#include <string>
 #include <utility>
+
+#include <fmt/core.h>
 
 #include "arch/gguf.h"
 
@@ -32,6 +35,27 @@ std::optional<DType> plain_type(gguf::Type type) {
   }
 }
 
+/// The matrices of all experts, which follow each other in the tensor.
+Status append_experts(const TensorInfo& all,
+                      const GgufTensor& known,
+                      std::string_view where,
+                      std::vector<TensorInfo>& out) {
+  const int64_t experts = all.shape.size() == 3 ? all.shape[0] : 0;
+  if (experts < 1 || all.data.size() % static_cast<size_t>(experts) != 0) {
+    return make_error(StatusCode::kCorrupt, "{}: expected [experts, rows, columns], got {}", where,
+                      shape_text(all.shape));
+  }
+  const size_t bytes = all.data.size() / static_cast<size_t>(experts);
+  for (int64_t expert = 0; expert < experts; ++expert) {
+    TensorInfo one = all;
+    one.name = known.of_expert(expert);
+    one.shape.erase(one.shape.begin());
+    one.data = all.data.subspan(static_cast<size_t>(expert) * bytes, bytes);
+    out.push_back(std::move(one));
+  }
+  return {};
+}
+
 }  // namespace
 
 Result<SafetensorsContent> list_gguf_tensors(const gguf::Metadata& metadata,
@@ -43,7 +67,7 @@ Result<SafetensorsContent> list_gguf_tensors(const gguf::Metadata& metadata,
     if (!known.has_value()) {
       continue;
     }
-    TensorInfo info{.name = std::move(known->name),
+    TensorInfo info{.name = known->name,
                     .paired_heads = known->paired_heads,
                     .shape = tensor.shape,
                     .data = tensor.data};
@@ -51,6 +75,14 @@ Result<SafetensorsContent> list_gguf_tensors(const gguf::Metadata& metadata,
       info.dtype = *plain;
     } else {
       info.blocks = &gguf::type_traits(tensor.type);
+    }
+    if (known->is_row && info.shape.size() == 1) {
+      info.shape.insert(info.shape.begin(), 1);
+    }
+    if (known->of_expert) {
+      const std::string where = fmt::format("{}: tensor {}", metadata.where(), tensor.name);
+      NIBBLE_RETURN_IF_ERROR(append_experts(info, *known, where, out.tensors));
+      continue;
     }
     out.tensors.push_back(std::move(info));
   }

@@ -174,7 +174,7 @@ Result<MappedLinear> map_expert_weights(const CheckpointReader& reader,
   NIBBLE_ASSIGN_OR_RETURN(const std::optional<ExpertPlace> place,
                           find_fused_expert(context, module, {owner.family, owner.hidden_size}));
   if (!place) {
-    return map_linear_weights(reader, config, module);
+    return map_linear_weights(reader, config, module, owner.runs);
   }
   if (place->plain) {
     return map_part(context, *place->plain);

@@ -52,6 +52,7 @@ Result<MappedLinear> map_linear_weights(const CheckpointReader& reader,
 struct ExpertOwner {
   const Family* family = nullptr;
   int64_t hidden_size = 0;
+  RunsFormat runs = nullptr;  // as for map_linear_weights()
 };
 Result<MappedLinear> map_expert_weights(const CheckpointReader& reader,
                                         const QuantConfig& config,

@@ -81,8 +81,9 @@ Result<MappedLinear> WeightLoader::map(const std::string& module,
 Result<MappedLinear> WeightLoader::expert(const std::string& module, int64_t n, int64_t k) {
   NIBBLE_ASSIGN_OR_RETURN(
       MappedLinear weights,
-      use(map_expert_weights(*reader_, quant_config_, module,
-                             {.family = config_.family, .hidden_size = config_.hidden_size}),
+      use(map_expert_weights(
+              *reader_, quant_config_, module,
+              {.family = config_.family, .hidden_size = config_.hidden_size, .runs = runs_}),
           module, n, k));
   for (const TensorInfo* tensor : weights.tensors) {
     tensors_.insert(tensor->name);

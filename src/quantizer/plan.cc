@@ -10,6 +10,7 @@
 #include "base/check.h"
 #include "checkpoint/gguf_matrix.h"
 #include "checkpoint/kv_scales.h"
+#include "gguf/split.h"
 #include "quantizer/own_head.h"
 #include "quantizer/plan_checks.h"
 #include "quantizer/plan_config.h"
@@ -269,8 +270,9 @@ class Planner final {
   [[nodiscard]] Status check_anything_encoded() const {
     const bool any = std::any_of(decided_.begin(), decided_.end(),
                                  [](const DecidedMatrix& matrix) { return matrix.encoded; });
-    if (!any) {
-      const QuantScheme& scheme = options_.rules.scheme;
+    const QuantScheme& scheme = options_.rules.scheme;
+    const bool imports = !scheme.weight.quantized() && gguf::is_gguf_path(reader_.path());
+    if (!any && !imports) {  // a GGUF file becomes a folder, whatever it holds
       return make_error(
           StatusCode::kInvalidArgument, "{}: no module is left to quantize{}", reader_.path(),
           scheme.weight.quantized()

@@ -8,6 +8,7 @@
 
 #include "base/file.h"
 #include "quantizer/report/report_html.h"
+#include "quantizer/rtn.h"
 
 namespace nibble {
 namespace {
@@ -114,7 +115,11 @@ QuantizeReport make_report(const QuantizePlan& plan,
   for (const QuantizedTensor& tensor : report.tensors) {
     report.snr_db_mean += tensor.snr_db / static_cast<double>(report.tensors.size());
   }
-  report.snr_db_min = report.tensors.front().snr_db;
+  if (report.tensors.empty()) {  // an import of plain numbers, which are copied
+    report.snr_db_mean = report.snr_db_min = QuantError{}.snr_db();
+  } else {
+    report.snr_db_min = report.tensors.front().snr_db;
+  }
   return report;
 }
 

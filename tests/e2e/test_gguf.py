@@ -124,7 +124,7 @@ BAD_METADATA = [
     ("tokenizer.ggml.merges", (), CORRUPT, "tokenizer.ggml.merges"),
     ("tokenizer.ggml.bos_token_id", (U32, 99999), CORRUPT, "99999"),
     ("llama.rope.dimension_count", (U32, 32), UNSUPPORTED, "rope.dimension_count"),
-    ("llama.expert_count", (U32, 8), UNSUPPORTED, "experts"),
+    ("llama.expert_count", (U32, 8), CORRUPT, "llama.expert_used_count"),
     ("llama.rope.scaling.type", (STRING, "longrope"), UNSUPPORTED, "longrope"),
     ("llama.block_count", (U32, 9), NOT_FOUND, "model.layers.8"),
     ("tokenizer.chat_template", (STRING, "{% if %}"), CORRUPT, "chat_template"),

@@ -26,11 +26,13 @@ constexpr std::array kNames = {
 
 }  // namespace
 
-const Family kMixtral = {.name = "mixtral",
-                         .architecture = "MixtralForCausalLM",
-                         .model_type = "mixtral",
-                         .read_fields = read_fields,
-                         .names = kNames,
-                         .fused = FusedExperts{}};
+const Family kMixtral = {
+    .name = "mixtral",
+    .architecture = "MixtralForCausalLM",
+    .model_type = "mixtral",
+    .read_fields = read_fields,
+    .names = kNames,
+    .fused = FusedExperts{},
+    .gguf = GgufForm{.architecture = "llama", .paired_rows = true, .experts = true}};
 
 }  // namespace nibble

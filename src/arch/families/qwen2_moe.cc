@@ -30,6 +30,7 @@ const Family kQwen2Moe = {.name = "qwen2_moe",
                           .model_type = "qwen2_moe",
                           .read_fields = read_fields,
                           .names = kNames,
-                          .fused = FusedExperts{}};
+                          .fused = FusedExperts{},
+                          .gguf = GgufForm{.architecture = "qwen2moe", .experts = true}};
 
 }  // namespace nibble

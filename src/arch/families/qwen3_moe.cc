@@ -16,6 +16,7 @@ const Family kQwen3Moe = {.name = "qwen3_moe",
                           .architecture = "Qwen3MoeForCausalLM",
                           .model_type = "qwen3_moe",
                           .read_fields = read_fields,
-                          .fused = FusedExperts{}};
+                          .fused = FusedExperts{},
+                          .gguf = GgufForm{.architecture = "qwen3moe", .experts = true}};
 
 }  // namespace nibble
