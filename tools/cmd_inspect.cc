@@ -79,12 +79,15 @@ bool ends_with(std::string_view text, std::string_view tail) {
 // Weights that a tensor stands for: words hold eight, packed bytes two, companions of codes none.
 int64_t parameters_of(const CheckpointReader& reader, const TensorInfo& tensor) {
   for (const std::string_view companion : {"weight_scale", "weight_scale_2", "weight_scale_inv",
-                                           "weight_zero_point", "weight_shape"}) {
+                                           "weight_zero_point", "weight_shape", "_proj_scales"}) {
     if (ends_with(tensor.name, companion)) {
       return 0;
     }
   }
   constexpr std::string_view kPacked = "_packed";
+  if (ends_with(tensor.name, "_proj_blocks")) {  // of MXFP4, as gpt-oss has them
+    return tensor.elements() * 2;
+  }
   const int64_t per_element = tensor.dtype == DType::kI32 ? 8 : 2;
   if (!ends_with(tensor.name, kPacked)) {
     const bool words =
@@ -121,10 +124,12 @@ std::string describe_scheme(const CheckpointReader& reader, const QuantConfig& c
   }
   const auto largest = std::max_element(
       bytes.begin(), bytes.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
-  std::string dtype(largest == bytes.end() ? "none" : largest->first);
-  std::transform(dtype.begin(), dtype.end(), dtype.begin(),
-                 [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; });
-  return dtype;
+  std::string type(largest == bytes.end() ? "none" : largest->first);
+  if (dtype_from_name(type).has_value()) {  // types of GGUF are called as there: "Q4_1"
+    std::transform(type.begin(), type.end(), type.begin(),
+                   [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; });
+  }
+  return type;
 }
 
 constexpr int64_t kMostSize = (int64_t{1} << 31) - 1;  // of a width or a context

@@ -42,10 +42,18 @@ def model(request, tmp_path_factory):
     return make(tmp_path_factory.mktemp(request.param), request.param)
 
 
+def parameters(name, kind, shape, data):
+    if name.endswith("_scales"):
+        return 0
+    return len(data) * 2 if name.endswith("_blocks") else len(data) // 2
+
+
 def test_every_command_runs_them(model):
     text = succeeds("generate", model, *RUN).stdout
     assert text == succeeds("generate", model, *RUN, "--threads", 1).stdout
-    assert json_of("inspect", model)
+    inspected = json_of("inspect", model)
+    assert inspected["parameters"] == sum(parameters(name, *tensor)
+                                          for name, tensor in stored(model).items())
     story = model.parent / "text"
     story.write_text("it was a dark night and the wind was loud. " * 12)
     one = json_of("eval", "ppl", model, "--text", story, "--window", 64)
