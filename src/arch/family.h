@@ -13,6 +13,10 @@
 #include "base/json.h"
 #include "base/status.h"
 
+namespace nibble::gguf {
+class Metadata;
+}
+
 namespace nibble {
 
 /// The module of a role, with {} for the layer and a second {} for the expert:
@@ -39,10 +43,15 @@ enum class WorthQuantizing : uint8_t {
 
 /// What GGUF files of a family are like.
 struct GgufForm {
-  std::string_view architecture;  // general.architecture, which begins its keys
+  std::string_view architecture;         // general.architecture, which begins its keys
+  std::span<const RoleName> names = {};  // that differ from those of most families
   // Rows of q and k of a head lie in pairs that are rotated together: 0, half, 1, half + 1, ...
   bool paired_rows = false;
   bool experts = false;  // its files have mixtures of experts: expert_count is not 0
+  bool expert_biases = false;
+  /// Adds the family's own fields to the config.json that the metadata give, windows among them;
+  /// null: it has none, and windows are refused.
+  Status (*add_fields)(const gguf::Metadata& metadata, Json& config) = nullptr;
 };
 
 /// What one family of models has to itself: facts that loader, quantizer, reader and random

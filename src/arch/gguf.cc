@@ -41,6 +41,36 @@ constexpr std::array kGgufNames = {
     RoleName{Role::kExpertDown, "blk.{}.ffn_down_exps"},
 };
 
+// A module of a family by GGUF's name of it, such as "blk.7.ffn_up".
+struct GgufModule {
+  Role role;
+  int64_t layer;
+};
+std::optional<GgufModule> find_module(const Family& family, std::string_view module) {
+  for (const std::span<const RoleName> names :
+       {family.gguf->names, std::span<const RoleName>(kGgufNames)}) {
+    for (const RoleName& row : names) {
+      const auto layer = number_of(row.module, module);
+      if (layer && *layer <= kLastLayer &&
+          fmt::format(fmt::runtime(row.module), *layer) == module) {
+        return GgufModule{row.role, *layer};
+      }
+    }
+  }
+  return std::nullopt;
+}
+
+// The bias of a projection of all experts of a layer.
+GgufTensor bias_of_experts(const Family& family, const GgufModule& module) {
+  using enum GateUpPart;
+  const bool down = module.role == Role::kExpertDown;
+  return {.name = module_name(family, down ? Role::kExpertsDownBias : Role::kExpertsGateUpBias,
+                              module.layer),
+          .gate_up = down                               ? kNone
+                     : module.role == Role::kExpertGate ? kGate
+                                                        : kUp};
+}
+
 // A size or a token, -1 where an optional one is missing.
 Result<int64_t> read_number(const gguf::Metadata& metadata, std::string_view key) {
   NIBBLE_ASSIGN_OR_RETURN(const uint64_t value, metadata.require_uint(key));
@@ -78,7 +108,9 @@ class ConfigBuilder {
       NIBBLE_RETURN_IF_ERROR(add_experts());
     }
     NIBBLE_RETURN_IF_ERROR(add_rope());
-    NIBBLE_RETURN_IF_ERROR(refuse_windows());
+    NIBBLE_RETURN_IF_ERROR(family_.gguf->add_fields != nullptr
+                               ? family_.gguf->add_fields(metadata_, config_)
+                               : refuse_windows());
     config_.set("hidden_act", "silu");
     config_.set("tie_word_embeddings", model_.find("output.weight") == nullptr);
     config_.set("torch_dtype", dtype());
@@ -327,42 +359,45 @@ Result<std::optional<GgufTensor>> gguf_tensor(const gguf::Metadata& metadata,
   const size_t dot = name.rfind('.');
   const std::string_view suffix = dot == std::string_view::npos ? "" : name.substr(dot);
   const std::string_view module = name.substr(0, dot);
-  for (const RoleName& row : kGgufNames) {
-    const auto layer = number_of(row.module, module);
-    if (!layer || *layer > kLastLayer || (suffix != ".weight" && suffix != ".bias") ||
-        fmt::format(fmt::runtime(row.module), *layer) != module) {
-      continue;
-    }
-    GgufTensor tensor{.name = module_name(*family, row.role, *layer) + std::string(suffix)};
-    if (of_a_routed_expert(row.role)) {
-      if (suffix == ".bias") {
-        return make_error(StatusCode::kUnsupported, "{}: tensor {}: biases of experts are not read",
-                          metadata.where(), name);
-      }
-      tensor.name.clear();
-      tensor.of_expert = [family, role = row.role, index = *layer](int64_t expert) {
-        return module_name(*family, role, index, expert) + ".weight";
-      };
-    }
-    tensor.is_row = row.role == Role::kSharedExpertGate;
-    if (family->gguf->paired_rows && (row.role == Role::kQuery || row.role == Role::kKey)) {
-      if (suffix == ".bias") {
-        return make_error(StatusCode::kUnsupported, "{}: tensor {}: biases of {} are not read",
-                          metadata.where(), name, family->name);
-      }
-      const std::string all = fmt::format("{}.attention.head_count", family->gguf->architecture);
-      NIBBLE_ASSIGN_OR_RETURN(tensor.paired_heads, read_number(metadata, all));
-      if (row.role == Role::kKey) {
-        NIBBLE_ASSIGN_OR_RETURN(tensor.paired_heads,
-                                read_number(metadata, all + "_kv", tensor.paired_heads));
-      }
-    }
-    return std::optional<GgufTensor>(std::move(tensor));
+  const auto found = find_module(*family, module);
+  if (!found || (suffix != ".weight" && suffix != ".bias")) {
+    return make_error(StatusCode::kUnsupported,
+                      "{}: tensor {}: no part of {} has this name; the file belongs to another "
+                      "kind of model, or is newer than this build",
+                      metadata.where(), name, family->name);
   }
-  return make_error(StatusCode::kUnsupported,
-                    "{}: tensor {}: no part of {} has this name; the file belongs to another kind "
-                    "of model, or is newer than this build",
-                    metadata.where(), name, family->name);
+  const auto [role, layer] = *found;
+  const bool is_bias = suffix == ".bias";
+  if (of_a_routed_expert(role) && is_bias) {
+    return family->gguf->expert_biases
+               ? Result<std::optional<GgufTensor>>(bias_of_experts(*family, *found))
+               : make_error(StatusCode::kUnsupported,
+                            "{}: tensor {}: biases of experts are not read of {}", metadata.where(),
+                            name, family->name);
+  }
+  GgufTensor tensor{.name = module_name(*family, role, layer),
+                    .is_row = role == Role::kSharedExpertGate};
+  if (of_a_routed_expert(role)) {
+    tensor.name.clear();
+    tensor.of_expert = [family, role, layer](int64_t expert) {
+      return module_name(*family, role, layer, expert) + ".weight";
+    };
+  } else if (role != Role::kSinks) {  // a parameter without a module
+    tensor.name += suffix;
+  }
+  if (family->gguf->paired_rows && (role == Role::kQuery || role == Role::kKey)) {
+    if (is_bias) {
+      return make_error(StatusCode::kUnsupported, "{}: tensor {}: biases of {} are not read",
+                        metadata.where(), name, family->name);
+    }
+    const std::string all = fmt::format("{}.attention.head_count", family->gguf->architecture);
+    NIBBLE_ASSIGN_OR_RETURN(tensor.paired_heads, read_number(metadata, all));
+    if (role == Role::kKey) {
+      NIBBLE_ASSIGN_OR_RETURN(tensor.paired_heads,
+                              read_number(metadata, all + "_kv", tensor.paired_heads));
+    }
+  }
+  return std::optional<GgufTensor>(std::move(tensor));
 }
 
 }  // namespace nibble

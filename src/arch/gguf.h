@@ -20,11 +20,15 @@ Result<Json> gguf_config(const gguf::FileSet& model);
 /// The generation_config.json likewise: tokens that begin and end. kCorrupt for what is no token.
 Result<Json> gguf_generation_config(const gguf::Metadata& metadata);
 
+/// What a tensor is of one that has gate and up of all experts in turns.
+enum class GateUpPart : uint8_t { kNone, kGate, kUp };
+
 /// A tensor of a GGUF file as a Hugging Face checkpoint has it.
 struct GgufTensor {
-  std::string name;          // "model.layers.7.mlp.up_proj.weight"
-  int64_t paired_heads = 0;  // heads whose rows lie in pairs (GgufForm); 0: none
-  bool is_row = false;       // a vector here, a matrix of one row there
+  std::string name;                        // "model.layers.7.mlp.up_proj.weight"
+  int64_t paired_heads = 0;                // heads whose rows lie in pairs (GgufForm); 0: none
+  bool is_row = false;                     // a vector here, a matrix of one row there
+  GateUpPart gate_up = GateUpPart::kNone;  // here two tensors, there one: `name`
   // Of a tensor [experts, n, k] of all experts of a layer, which has no name of its own: the name
   // of one expert's matrix; else empty.
   std::function<std::string(int64_t expert)> of_expert;

@@ -136,6 +136,31 @@ TEST_F(GgufConfig, RefusesWhatItWouldComputeOtherwise) {
   refused(family.add("general.architecture", "gemma7"), "llama, qwen2, qwen3");
 }
 
+TEST_F(GgufConfig, SaysOfGptOssWhatItsFilesLeaveOut) {
+  GgufBuilder builder;
+  builder.add("general.architecture", "gpt-oss");
+  builder.add("gpt-oss.block_count", uint32_t{2}).add("gpt-oss.context_length", uint32_t{131072});
+  builder.add("gpt-oss.embedding_length", uint32_t{256});
+  builder.add("gpt-oss.feed_forward_length", uint32_t{512});
+  builder.add("gpt-oss.attention.head_count", uint32_t{4});
+  builder.add("gpt-oss.attention.head_count_kv", uint32_t{2});
+  builder.add("gpt-oss.attention.layer_norm_rms_epsilon", 1e-5F);
+  builder.add("gpt-oss.expert_count", uint32_t{8}).add("gpt-oss.expert_used_count", uint32_t{4});
+  builder.add("gpt-oss.rope.freq_base", 150000.0F);
+  builder.add("gpt-oss.rope.scaling.type", "yarn");
+  builder.add("gpt-oss.rope.scaling.factor", 32.0F);
+  builder.add("gpt-oss.rope.scaling.original_context_length", uint32_t{4096});
+  builder.add_floats("token_embd.weight", {3, 256}, std::vector<float>(3 * 256));
+  EXPECT_THAT(read(builder).status().message(), HasSubstr("gpt-oss.attention.sliding_window"));
+  builder.add("gpt-oss.attention.sliding_window", uint32_t{128});
+  const ModelConfig parsed = parse_model_config({.text = config(builder).dump()}).value();
+  EXPECT_EQ(parsed.sliding_windows, (std::vector<int64_t>{128, 0}));
+  EXPECT_EQ(parsed.rope.kind, RopeKind::kYarn);
+  EXPECT_FALSE(parsed.rope.truncate);
+  EXPECT_EQ(parsed.moe.experts, 8);
+  EXPECT_EQ(parsed.moe.experts_per_token, 4);
+}
+
 TEST_F(GgufConfig, TensorsHaveTheNamesOfTheirRoles) {
   const std::string bytes = llama().build();
   const auto content = gguf::parse_gguf(std::as_bytes(std::span(bytes)), "m.gguf").value();

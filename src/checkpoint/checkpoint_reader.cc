@@ -1,5 +1,6 @@
 #include "checkpoint/checkpoint_reader.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <set>
 #include <unordered_set>
@@ -224,16 +225,21 @@ int64_t CheckpointReader::total_bytes() const {
   return total;
 }
 
-const MappedFile& CheckpointReader::file_at(std::span<const std::byte> part) const {
+const MappedFile* CheckpointReader::file_at(std::span<const std::byte> part) const {
+  const auto holds = [&](std::span<const std::byte> bytes) {
+    return !bytes.empty() && part.data() >= bytes.data() &&
+           part.data() + part.size() <= bytes.data() + bytes.size();
+  };
   for (const Shard& shard : shards_) {
-    const std::span<const std::byte> bytes = shard.file.bytes();
-    if (!bytes.empty() && part.data() >= bytes.data() &&
-        part.data() + part.size() <= bytes.data() + bytes.size()) {
-      return shard.file;
+    if (holds(shard.file.bytes())) {
+      return &shard.file;
+    }
+    if (std::ranges::any_of(shard.content.joined, holds)) {
+      return nullptr;
     }
   }
   CHECK_MSG(false, "{} bytes belong to no file of {}", part.size(), path_);
-  return shards_.front().file;
+  return nullptr;
 }
 
 void CheckpointReader::read_ahead(const TensorInfo& tensor) const { read_ahead(tensor.data); }
@@ -241,14 +247,14 @@ void CheckpointReader::read_ahead(const TensorInfo& tensor) const { read_ahead(t
 void CheckpointReader::drop_pages(const TensorInfo& tensor) const { drop_pages(tensor.data); }
 
 void CheckpointReader::read_ahead(std::span<const std::byte> part) const {
-  if (!part.empty()) {
-    file_at(part).read_ahead(part);
+  if (const MappedFile* file = part.empty() ? nullptr : file_at(part)) {
+    file->read_ahead(part);
   }
 }
 
 void CheckpointReader::drop_pages(std::span<const std::byte> part) const {
-  if (!part.empty()) {
-    file_at(part).drop_pages(part);
+  if (const MappedFile* file = part.empty() ? nullptr : file_at(part)) {
+    file->drop_pages(part);
   }
 }
 

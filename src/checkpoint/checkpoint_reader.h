@@ -67,7 +67,8 @@ class CheckpointReader final {
   Status enter_tensors();
   Status open_sharded(const std::string& folder, const std::string& index_path);
   [[nodiscard]] const Shard& shard_of(const TensorInfo& tensor) const;
-  [[nodiscard]] const MappedFile& file_at(std::span<const std::byte> part) const;
+  /// nullptr for bytes in memory: those of tensors that a file has in parts.
+  [[nodiscard]] const MappedFile* file_at(std::span<const std::byte> part) const;
 
   std::string path_;
   std::vector<Shard> shards_;

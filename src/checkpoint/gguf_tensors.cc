@@ -1,8 +1,11 @@
 #include "checkpoint/gguf_tensors.h"
 
+#include <algorithm>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <fmt/core.h>
 
@@ -56,12 +59,54 @@ Status append_experts(const TensorInfo& all,
   return {};
 }
 
+/// Gate's and up's numbers of a layer's experts on their way to one tensor.
+struct GateAndUp {
+  std::optional<TensorInfo> gate;
+  std::optional<TensorInfo> up;
+};
+
+/// [experts, width] each, which become [experts, 2 width] with their numbers in turns.
+Status append_in_turns(const GateAndUp& parts, std::string_view where, SafetensorsContent& out) {
+  if (!parts.gate || !parts.up) {
+    const TensorInfo& one = parts.gate ? *parts.gate : *parts.up;
+    return make_error(StatusCode::kNotFound,
+                      "{}: {}: the file has the part of {} alone; the other must be in the same "
+                      "file",
+                      where, one.name, parts.gate ? "gate" : "up");
+  }
+  const TensorInfo& gate = *parts.gate;
+  const TensorInfo& up = *parts.up;
+  if (gate.blocks != nullptr || up.blocks != nullptr || gate.dtype != up.dtype ||
+      gate.shape != up.shape || gate.shape.size() != 2) {
+    return make_error(StatusCode::kCorrupt,
+                      "{}: {}: expected two tensors of numbers [experts, width], got {} {} and "
+                      "{} {}",
+                      where, gate.name, gate.type_name(), shape_text(gate.shape), up.type_name(),
+                      shape_text(up.shape));
+  }
+  const size_t size = gate.data.size() / static_cast<size_t>(std::max<int64_t>(gate.elements(), 1));
+  std::vector<std::byte>& bytes = out.joined.emplace_back();
+  bytes.reserve(2 * gate.data.size());
+  for (size_t at = 0; at < gate.data.size(); at += size) {
+    for (const TensorInfo* part : {&gate, &up}) {
+      const auto number = part->data.subspan(at, size);
+      bytes.insert(bytes.end(), number.begin(), number.end());
+    }
+  }
+  TensorInfo both = gate;
+  both.shape.back() *= 2;
+  both.data = bytes;
+  out.tensors.push_back(std::move(both));
+  return {};
+}
+
 }  // namespace
 
 Result<SafetensorsContent> list_gguf_tensors(const gguf::Metadata& metadata,
                                              const gguf::Content& content) {
   SafetensorsContent out;
   out.tensors.reserve(content.tensors().size());
+  std::map<std::string, GateAndUp> in_turns;
   for (const gguf::Tensor& tensor : content.tensors()) {
     NIBBLE_ASSIGN_OR_RETURN(auto known, gguf_tensor(metadata, tensor.name));
     if (!known.has_value()) {
@@ -84,7 +129,15 @@ Result<SafetensorsContent> list_gguf_tensors(const gguf::Metadata& metadata,
       NIBBLE_RETURN_IF_ERROR(append_experts(info, *known, where, out.tensors));
       continue;
     }
+    if (known->gate_up != GateUpPart::kNone) {
+      GateAndUp& both = in_turns[info.name];
+      (known->gate_up == GateUpPart::kGate ? both.gate : both.up) = std::move(info);
+      continue;
+    }
     out.tensors.push_back(std::move(info));
+  }
+  for (const auto& [name, both] : in_turns) {
+    NIBBLE_RETURN_IF_ERROR(append_in_turns(both, metadata.where(), out));
   }
   return out;
 }

@@ -33,6 +33,8 @@ struct TensorInfo {
 
 struct SafetensorsContent {
   std::vector<TensorInfo> tensors;  // in file order
+  // Bytes of tensors that the file has in parts; of GGUF files only.
+  std::vector<std::vector<std::byte>> joined;
   std::map<std::string, std::string> metadata;
 };
 

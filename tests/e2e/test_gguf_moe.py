@@ -10,6 +10,10 @@ from gguf_writer import (F32, ROLES, STRING, U32, metadata, paired, random_block
 from test_moe import COMMON, CONFIGS
 
 ARCHITECTURES = {"mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}
+GPT_OSS = {**COMMON, **CONFIGS["gpt_oss"], "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+           "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 32.0,
+                            "beta_slow": 1.0, "truncate": False,
+                            "original_max_position_embeddings": 64}}
 # Of one expert: its projection, and where GGUF has those of all.
 EXPERTS = {"gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps",
            "w1": "ffn_gate_exps", "w3": "ffn_up_exps", "w2": "ffn_down_exps"}
@@ -30,7 +34,8 @@ def storyteller_config():
 def make(folder, name):
     """A random model with the storyteller's tokenizer."""
     vocab = storyteller_config()["vocab_size"]
-    config = {**COMMON, **CONFIGS[name], "vocab_size": vocab, "bos_token_id": 0, "eos_token_id": 1}
+    config = {**(GPT_OSS if name == "gpt_oss" else {**COMMON, **CONFIGS[name]}),
+              "vocab_size": vocab, "bos_token_id": 0, "eos_token_id": 1}
     (folder / "in.json").write_text(json.dumps(config))
     succeeds("make-dummy", "--config", folder / "in.json", "--out", folder / "hf")
     for file in ("tokenizer.json", "tokenizer_config.json"):
@@ -40,7 +45,7 @@ def make(folder, name):
 
 def gguf_entries(folder, name):
     config = json.loads((folder / "config.json").read_text())
-    arch = ARCHITECTURES[name]
+    arch = {**ARCHITECTURES, "gpt_oss": "gpt-oss"}[name]
     heads = config["num_attention_heads"]
     sizes = {"block_count": config["num_hidden_layers"], "embedding_length": config["hidden_size"],
              "context_length": config["max_position_embeddings"],
@@ -149,3 +154,106 @@ def test_damaged_experts_are_refused(tmp_path):
     fails(CORRUPT, "ffn_up_exps", "[experts, rows, columns]", arguments=("generate", path, *RUN))
     write_gguf(path, entries, {**tensors, "blk.0.ffn_up_exps.bias": ("F32", [4], b"\0" * 16)})
     fails(UNSUPPORTED, "ffn_up_exps.bias", arguments=("generate", path, *RUN))
+
+
+OSS_ROLES = {"mlp.router": "ffn_gate_inp", "post_attention_layernorm": "post_attention_norm"}
+
+
+def blocks_of(blocks, scales):
+    """Blocks of 32 as GGUF has them: a scale, then value j beside value j + 16 in each byte."""
+    out = bytearray()
+    for index, scale in enumerate(scales):
+        pairs = blocks[16 * index:16 * index + 16]
+        values = [code for pair in pairs for code in (pair & 15, pair >> 4)]
+        out.append(scale)
+        out += bytes(values[j] | values[j + 16] << 4 for j in range(16))
+    return bytes(out)
+
+
+def rows_of(data, width, first, step):
+    rows = [data[at:at + width] for at in range(0, len(data), width)]
+    return b"".join(rows[first::step])
+
+
+def gpt_oss_tensors(folder):
+    """The published form, gate and up in turns and in one tensor, as GGUF has it: in two."""
+    tensors, result = stored(folder), {}
+    layers = json.loads((folder / "config.json").read_text())["num_hidden_layers"]
+    for full, (dtype, shape, raw) in tensors.items():
+        module, _, suffix = full.rpartition(".")
+        top = {"model.embed_tokens": "token_embd", "model.norm": "output_norm",
+               "lm_head": "output"}.get(module)
+        if top:
+            result[f"{top}.{suffix}"] = (dtype, shape, raw)
+        elif full.endswith(".sinks"):
+            result[f"blk.{full.split('.')[2]}.attn_sinks.weight"] = (dtype, shape, raw)
+        elif ".experts" not in full:
+            _, _, layer, role = module.split(".", 3)
+            result[f"blk.{layer}.{ {**ROLES, **OSS_ROLES}[role]}.{suffix}"] = (dtype, shape, raw)
+    for layer in range(layers):
+        def experts(name, layer=layer):
+            return tensors[f"model.layers.{layer}.mlp.experts.{name}"]
+        for name, outputs in (("gate_up_proj", ("gate", "up")), ("down_proj", ("down",))):
+            _, (count, rows, per_row, _), codes = experts(name + "_blocks")
+            blocks = blocks_of(codes, experts(name + "_scales")[2])
+            dtype, _, bias = experts(name + "_bias")
+            for first, output in enumerate(outputs):
+                step = len(outputs)
+                place = f"blk.{layer}.ffn_{output}_exps"
+                result[place + ".weight"] = ("MXFP4", [count, rows // step, 32 * per_row],
+                                             rows_of(blocks, 17 * per_row, first, step))
+                result[place + ".bias"] = (dtype, [count, rows // step],
+                                           rows_of(bias, 2, first, step))
+    return result
+
+
+def gpt_oss_entries(folder):
+    return gguf_entries(folder, "gpt_oss") + [
+        ("gpt-oss.attention.sliding_window", U32, 16),
+        ("gpt-oss.rope.scaling.type", STRING, "yarn"), ("gpt-oss.rope.scaling.factor", F32, 4.0),
+        ("gpt-oss.rope.scaling.original_context_length", U32, 64)]
+
+
+@pytest.fixture(scope="module")
+def gpt_oss(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("gpt_oss")
+    model = make(folder, "gpt_oss")
+    write_gguf(folder / "model.gguf", gpt_oss_entries(model), gpt_oss_tensors(model))
+    return folder
+
+
+def perplexity(model, text):
+    return json_of("eval", "ppl", model, "--text", text, "--window", 96)["perplexity"]
+
+
+def test_gpt_oss_says_what_the_folder_does(gpt_oss, tmp_path):
+    story = tmp_path / "text"
+    story.write_text("It was a dark night and the wind was loud. " * 20)
+    hf, gguf = gpt_oss / "hf", gpt_oss / "model.gguf"
+    assert perplexity(gguf, story) == pytest.approx(perplexity(hf, story), rel=1e-6)
+    assert json_of("generate", gguf, *RUN)["text"] == json_of("generate", hf, *RUN)["text"]
+    succeeds("import", gguf, tmp_path / "imported")
+    assert perplexity(tmp_path / "imported", story) == pytest.approx(perplexity(hf, story),
+                                                                      rel=1e-6)
+    before, after = stored(hf), stored(tmp_path / "imported")
+    biases = [name for name in before if name.endswith("gate_up_proj_bias")]
+    assert len(biases) == 2
+    for name in biases:
+        assert after[name] == before[name], name
+    succeeds("quantize", gguf, tmp_path / "q", "--scheme", "w4a16_g32")
+    succeeds("verify", gguf, tmp_path / "q")
+    succeeds("generate", tmp_path / "q", *RUN)
+
+
+def test_gpt_oss_without_a_part_is_refused(gpt_oss, tmp_path):
+    entries, tensors = gpt_oss_entries(gpt_oss / "hf"), gpt_oss_tensors(gpt_oss / "hf")
+    path = tmp_path / "bad.gguf"
+    without = {key: value for key, value in tensors.items() if key != "blk.1.ffn_up_exps.bias"}
+    write_gguf(path, entries, without)
+    fails(NOT_FOUND, "gate_up_proj_bias", "gate alone", arguments=("generate", path, *RUN))
+    dtype, (count, width), raw = tensors["blk.1.ffn_up_exps.bias"]
+    less = (dtype, [count - 1, width], raw[:2 * (count - 1) * width])
+    write_gguf(path, entries, {**without, "blk.1.ffn_up_exps.bias": less})
+    fails(CORRUPT, "gate_up_proj_bias", "[5, 96]", arguments=("generate", path, *RUN))
+    write_gguf(path, [row for row in entries if "sliding" not in row[0]], tensors)
+    fails(CORRUPT, "gpt-oss.attention.sliding_window", arguments=("generate", path, *RUN))

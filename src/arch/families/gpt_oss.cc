@@ -1,10 +1,14 @@
+#include <algorithm>
 #include <array>
 
 #include "arch/families/families.h"
+#include "gguf/metadata.h"
 
 namespace nibble {
 
 namespace {
+
+constexpr uint64_t kLargestWindow = uint64_t{1} << 31;
 
 // gpt-oss: every projection has a bias, every head a sink, every layer experts; windows alternate.
 Status read_fields(const Json& json, const JsonReader& reader, ModelConfig& config) {
@@ -32,6 +36,22 @@ Status read_fields(const Json& json, const JsonReader& reader, ModelConfig& conf
 
 constexpr std::array kNames = {RoleName{Role::kRouter, "model.layers.{}.mlp.router"}};
 
+constexpr std::array kGgufNames = {RoleName{Role::kMlpNorm, "blk.{}.post_attention_norm"},
+                                   RoleName{Role::kSinks, "blk.{}.attn_sinks"}};
+
+// Which layers have the window, and how the rotation is stretched, is the same in all models.
+Status add_gguf_fields(const gguf::Metadata& metadata, Json& config) {
+  NIBBLE_ASSIGN_OR_RETURN(const uint64_t window,
+                          metadata.require_uint("gpt-oss.attention.sliding_window"));
+  config.set("sliding_window", static_cast<int64_t>(std::min(window, kLargestWindow)));
+  if (const Json* scaling = config.find("rope_scaling")) {
+    Json smooth = *scaling;
+    smooth.set("truncate", false);
+    config.set("rope_scaling", std::move(smooth));
+  }
+  return {};
+}
+
 }  // namespace
 
 const Family kGptOss = {
@@ -42,6 +62,11 @@ const Family kGptOss = {
     .names = kNames,
     .default_dtype = DType::kBF16,  // which the published files have and their config.json omits
     .fused = FusedExperts{.transposed = true, .interleaved = true, .published = true},
-    .worth = WorthQuantizing::kRoutedExperts};
+    .worth = WorthQuantizing::kRoutedExperts,
+    .gguf = GgufForm{.architecture = "gpt-oss",
+                     .names = kGgufNames,
+                     .experts = true,
+                     .expert_biases = true,
+                     .add_fields = add_gguf_fields}};
 
 }  // namespace nibble
