@@ -366,7 +366,8 @@ Result<std::optional<GgufTensor>> gguf_tensor(const gguf::Metadata& metadata,
                       "kind of model, or is newer than this build",
                       metadata.where(), name, family->name);
   }
-  const auto [role, layer] = *found;
+  const Role role = found->role;
+  const int64_t layer = found->layer;
   const bool is_bias = suffix == ".bias";
   if (of_a_routed_expert(role) && is_bias) {
     return family->gguf->expert_biases
