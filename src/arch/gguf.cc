@@ -170,6 +170,9 @@ class ConfigBuilder {
       NIBBLE_ASSIGN_OR_RETURN(const int64_t value, read_number(metadata_, key(name)));
       config_.set(field, value);
     }
+    if (const int64_t layers = config_.find("num_hidden_layers")->as_int(); layers > kLastLayer) {
+      return metadata_.corrupt(key("block_count"), fmt::format("{} layers", layers));
+    }
     const int64_t heads = config_.find("num_attention_heads")->as_int();
     NIBBLE_ASSIGN_OR_RETURN(const int64_t kv_heads,
                             read_number(metadata_, key("attention.head_count_kv"), heads));

@@ -136,6 +136,23 @@ TEST_F(GgufConfig, RefusesWhatItWouldComputeOtherwise) {
   refused(family.add("general.architecture", "gemma7"), "llama, qwen2, qwen3");
 }
 
+// Each was asked for its router, and those without were listed: minutes and gigabytes.
+TEST_F(GgufConfig, RefusesMoreLayersThanTensorsCanName) {
+  GgufBuilder builder;
+  builder.add("general.architecture", "llama");
+  builder.add("llama.block_count", uint32_t{2'000'000'000});
+  builder.add("llama.context_length", uint32_t{4096});
+  builder.add("llama.embedding_length", uint32_t{256});
+  builder.add("llama.feed_forward_length", uint32_t{512});
+  builder.add("llama.attention.head_count", uint32_t{4});
+  builder.add("llama.attention.layer_norm_rms_epsilon", 1e-5F);
+  builder.add("llama.expert_count", uint32_t{8}).add("llama.expert_used_count", uint32_t{2});
+  builder.add_floats("token_embd.weight", {3, 256}, std::vector<float>(3 * 256));
+  const Status status = read(builder).status();
+  EXPECT_EQ(status.code(), StatusCode::kCorrupt);
+  EXPECT_THAT(status.message(), HasSubstr("llama.block_count"));
+}
+
 TEST_F(GgufConfig, SaysOfGptOssWhatItsFilesLeaveOut) {
   GgufBuilder builder;
   builder.add("general.architecture", "gpt-oss");

@@ -85,6 +85,45 @@ def make_gguf():
     write("gguf", "lies", gguf([("a", 8, b"\xff" * 8)], [("a", (1 << 62, 8), 1, 1 << 63, b"")]))
 
 
+def make_gguf_model():
+    """A layer of each kind of family, with one number or block per row."""
+    def u32(value):
+        return 4, struct.pack("<I", value)
+
+    def model(arch, entries, extra):
+        sizes = {"block_count": 1, "context_length": 64, "embedding_length": 32,
+                 "feed_forward_length": 32, "attention.head_count": 2,
+                 "attention.head_count_kv": 1, **entries}
+        keys = [("general.architecture", 8, gguf_text(arch)),
+                (f"{arch}.attention.layer_norm_rms_epsilon", 6, struct.pack("<f", 1e-5))]
+        keys += [(f"{arch}.{name}", *u32(value)) for name, value in sizes.items()]
+        rows = {"token_embd.weight": ((32, 3), 0), "blk.0.attn_norm.weight": ((32,), 0),
+                "blk.0.attn_q.weight": ((32, 32), 2), "blk.0.attn_k.weight": ((32, 16), 8),
+                **extra}
+        bytes_of = {0: (1, 4), 2: (32, 18), 3: (32, 20), 8: (32, 34), 39: (32, 17)}
+        tensors, offset = [], 0
+        for name, (shape, kind) in rows.items():
+            elements, size = bytes_of[kind]
+            count = size
+            for dimension in shape:
+                count *= dimension
+            count //= elements
+            tensors.append((name, shape, kind, offset, bytes(i % 61 for i in range(count))))
+            offset += (count + 31) // 32 * 32
+        return gguf(keys, tensors)
+
+    experts = {"expert_count": 2, "expert_used_count": 1}
+    write("gguf_model", "llama", model("llama", {}, {"blk.0.ffn_up.weight": ((32, 32), 3)}))
+    write("gguf_model", "qwen3moe", model(
+        "qwen3moe", {**experts, "expert_feed_forward_length": 32},
+        {"blk.0.ffn_gate_inp.weight": ((32, 2), 0), "blk.0.ffn_up_exps.weight": ((32, 4, 2), 3)}))
+    write("gguf_model", "gpt_oss", model(
+        "gpt-oss", {**experts, "attention.sliding_window": 16},
+        {"blk.0.attn_sinks.weight": ((2,), 0), "blk.0.ffn_gate_exps.weight": ((32, 4, 2), 39),
+         "blk.0.ffn_gate_exps.bias": ((4, 2), 0), "blk.0.ffn_up_exps.bias": ((4, 2), 0),
+         "blk.0.ffn_down_exps.bias": ((4, 2), 0)}))
+
+
 def make_config():
     for path in sorted(pathlib.Path("tests/golden").glob("*/config.json")):
         config = json.loads(path.read_text())
@@ -268,6 +307,6 @@ def make_encoder():
 
 
 if __name__ == "__main__":
-    for make in (make_safetensors, make_gguf, make_config, make_quant_config, make_sources,
-                 make_tokenizer, make_chat_template, make_http, make_encoder):
+    for make in (make_safetensors, make_gguf, make_gguf_model, make_config, make_quant_config,
+                 make_sources, make_tokenizer, make_chat_template, make_http, make_encoder):
         make()
