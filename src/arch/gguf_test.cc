@@ -19,17 +19,26 @@ using testing::HasSubstr;
 
 constexpr int64_t kHeadDim = 64;
 
-GgufBuilder llama() {
+// Without what says how far positions reach and turn.
+GgufBuilder decoder(const std::string& architecture, uint32_t layers) {
   GgufBuilder builder;
-  builder.add("general.architecture", "llama");
-  builder.add("llama.block_count", uint32_t{2}).add("llama.context_length", uint32_t{4096});
-  builder.add("llama.embedding_length", uint32_t{256});
-  builder.add("llama.feed_forward_length", uint32_t{512});
-  builder.add("llama.attention.head_count", uint32_t{4});
-  builder.add("llama.attention.head_count_kv", uint32_t{2});
-  builder.add("llama.attention.layer_norm_rms_epsilon", 1e-5F);
-  builder.add("llama.rope.freq_base", 500000.0F);
+  builder.add("general.architecture", architecture);
+  const auto add = [&](std::string_view name, auto value) {
+    builder.add(architecture + "." + std::string(name), value);
+  };
+  add("block_count", layers);
+  add("embedding_length", uint32_t{256});
+  add("feed_forward_length", uint32_t{512});
+  add("attention.head_count", uint32_t{4});
+  add("attention.head_count_kv", uint32_t{2});
+  add("attention.layer_norm_rms_epsilon", 1e-5F);
   builder.add_floats("token_embd.weight", {3, 256}, std::vector<float>(3 * 256));
+  return builder;
+}
+
+GgufBuilder llama(uint32_t layers = 2) {
+  GgufBuilder builder = decoder("llama", layers);
+  builder.add("llama.context_length", uint32_t{4096}).add("llama.rope.freq_base", 500000.0F);
   return builder;
 }
 
@@ -138,36 +147,21 @@ TEST_F(GgufConfig, RefusesWhatItWouldComputeOtherwise) {
 
 // Each was asked for its router, and those without were listed: minutes and gigabytes.
 TEST_F(GgufConfig, RefusesMoreLayersThanTensorsCanName) {
-  GgufBuilder builder;
-  builder.add("general.architecture", "llama");
-  builder.add("llama.block_count", uint32_t{2'000'000'000});
-  builder.add("llama.context_length", uint32_t{4096});
-  builder.add("llama.embedding_length", uint32_t{256});
-  builder.add("llama.feed_forward_length", uint32_t{512});
-  builder.add("llama.attention.head_count", uint32_t{4});
-  builder.add("llama.attention.layer_norm_rms_epsilon", 1e-5F);
+  GgufBuilder builder = llama(2'000'000'000);
   builder.add("llama.expert_count", uint32_t{8}).add("llama.expert_used_count", uint32_t{2});
-  builder.add_floats("token_embd.weight", {3, 256}, std::vector<float>(3 * 256));
   const Status status = read(builder).status();
   EXPECT_EQ(status.code(), StatusCode::kCorrupt);
   EXPECT_THAT(status.message(), HasSubstr("llama.block_count"));
 }
 
 TEST_F(GgufConfig, SaysOfGptOssWhatItsFilesLeaveOut) {
-  GgufBuilder builder;
-  builder.add("general.architecture", "gpt-oss");
-  builder.add("gpt-oss.block_count", uint32_t{2}).add("gpt-oss.context_length", uint32_t{131072});
-  builder.add("gpt-oss.embedding_length", uint32_t{256});
-  builder.add("gpt-oss.feed_forward_length", uint32_t{512});
-  builder.add("gpt-oss.attention.head_count", uint32_t{4});
-  builder.add("gpt-oss.attention.head_count_kv", uint32_t{2});
-  builder.add("gpt-oss.attention.layer_norm_rms_epsilon", 1e-5F);
+  GgufBuilder builder = decoder("gpt-oss", 2);
+  builder.add("gpt-oss.context_length", uint32_t{131072});
   builder.add("gpt-oss.expert_count", uint32_t{8}).add("gpt-oss.expert_used_count", uint32_t{4});
   builder.add("gpt-oss.rope.freq_base", 150000.0F);
   builder.add("gpt-oss.rope.scaling.type", "yarn");
   builder.add("gpt-oss.rope.scaling.factor", 32.0F);
   builder.add("gpt-oss.rope.scaling.original_context_length", uint32_t{4096});
-  builder.add_floats("token_embd.weight", {3, 256}, std::vector<float>(3 * 256));
   EXPECT_THAT(read(builder).status().message(), HasSubstr("gpt-oss.attention.sliding_window"));
   builder.add("gpt-oss.attention.sliding_window", uint32_t{128});
   const ModelConfig parsed = parse_model_config({.text = config(builder).dump()}).value();

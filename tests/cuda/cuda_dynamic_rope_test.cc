@@ -14,8 +14,7 @@
 #include "backend/cuda/testing/gpu_test.h"
 #include "base/file.h"
 #include "base/json.h"
-#include "engine/engine_core.h"
-#include "model/model.h"
+#include "greedy_answers.h"
 #include "quantizer/quantize.h"
 #include "tested_families.h"
 #include "text/tokenizer.h"
@@ -24,6 +23,7 @@ namespace nibble {
 namespace {
 
 constexpr const char* kModel = "models/storyteller";
+constexpr AnswersShape kAnswers{.max_tokens = 80, .max_model_len = 512};
 
 /// The storyteller in w8a8_int8, whose sums are the same in any batch, had it been made for 64
 /// positions.
@@ -60,35 +60,6 @@ std::vector<std::vector<int32_t>> prompts() {
   return out;
 }
 
-/// Greedy answers to prompts that are there at once.
-std::vector<std::vector<int32_t>> answers(const std::string& folder,
-                                          Backend& backend,
-                                          const std::vector<std::vector<int32_t>>& prompts) {
-  EngineOptions options;
-  options.max_num_seqs = 8;
-  auto model = load_model(folder, backend, {.max_batch_tokens = 512, .max_logit_rows = 8}).value();
-  options.max_num_batched_tokens = 512;
-  options = EngineCore::resolve(options, model->config(), &backend).value();
-  EXPECT_EQ(options.max_model_len, 512);
-  auto core = EngineCore::create(std::move(model), options).value();
-  std::vector<std::vector<int32_t>> out(prompts.size());
-  for (size_t i = 0; i < prompts.size(); ++i) {
-    Request request;
-    request.prompt = prompts[i];
-    request.max_tokens = cuda::testing::brief_tests() ? 8 : 80;
-    request.ignore_eos = true;
-    request.sampling.temperature = 0;
-    request.on_event = [&out, i](const TokenEvent& event) {
-      EXPECT_TRUE(event.failure.ok()) << event.failure.message();
-      out[i].push_back(event.token);
-    };
-    core->add(std::move(request));
-  }
-  while (core->step()) {
-  }
-  return out;
-}
-
 TEST(CudaDynamicRope, AnswersDoNotDependOnTheBatch) {
   const auto device = cuda::query_device(0);
   if (!device.ok()) {
@@ -96,9 +67,10 @@ TEST(CudaDynamicRope, AnswersDoNotDependOnTheBatch) {
   }
   const std::string folder = make_model();
   const auto backend = make_cuda_backend({}, tested_families()).value();
-  const auto together = answers(folder, *backend, prompts());
+  const auto together = greedy_answers(folder, *backend, prompts(), kAnswers);
   for (size_t i = 0; i < together.size(); ++i) {
-    EXPECT_EQ(together[i], answers(folder, *backend, {prompts()[i]})[0]) << "prompt " << i;
+    EXPECT_EQ(together[i], greedy_answers(folder, *backend, {prompts()[i]}, kAnswers)[0])
+        << "prompt " << i;
   }
 }
 

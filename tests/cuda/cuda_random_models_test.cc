@@ -14,7 +14,7 @@
 #include "backend/cuda/cuda_backend.h"
 #include "backend/cuda/device_info.h"
 #include "backend/cuda/testing/gpu_test.h"
-#include "engine/engine_core.h"
+#include "greedy_answers.h"
 #include "model/model.h"
 #include "model/testing/distance.h"
 #include "model/testing/sequence_runner.h"
@@ -101,33 +101,6 @@ class CudaRandomModels : public ::testing::TestWithParam<RandomModel> {
     return std::move(model).value();
   }
 
-  /// Greedy answers to prompts that are there at once.
-  std::vector<std::vector<int32_t>> answers(const std::vector<std::vector<int32_t>>& prompts) {
-    EngineOptions options;
-    options.max_num_seqs = 8;
-    options.max_num_batched_tokens = 512;
-    auto model = load(folder_, *cuda_);
-    options = EngineCore::resolve(options, model->config(), cuda_.get()).value();
-    EXPECT_EQ(options.max_model_len, 300);
-    auto core = EngineCore::create(std::move(model), options).value();
-    std::vector<std::vector<int32_t>> out(prompts.size());
-    for (size_t i = 0; i < prompts.size(); ++i) {
-      Request request;
-      request.prompt = prompts[i];
-      request.max_tokens = cuda::testing::brief_tests() ? 8 : 60;
-      request.ignore_eos = true;
-      request.sampling.temperature = 0;
-      request.on_event = [&out, i](const TokenEvent& event) {
-        EXPECT_TRUE(event.failure.ok()) << event.failure.message();
-        out[i].push_back(event.token);
-      };
-      core->add(std::move(request));
-    }
-    while (core->step()) {
-    }
-    return out;
-  }
-
   std::string folder_;  // of what is run
   std::string source_;  // what that was quantized from
   std::unique_ptr<Backend> cuda_;
@@ -166,13 +139,15 @@ TEST_P(CudaRandomLogits, AreTheCpus) {
 }
 
 TEST_P(CudaRandomModels, AnswersDoNotDependOnTheBatch) {
+  constexpr AnswersShape kAnswers{.max_tokens = 60, .max_model_len = 300};
   std::vector<std::vector<int32_t>> prompts;
   for (const int32_t length : {150, 20, 1, 100}) {
     prompts.push_back(tokens(length, static_cast<int32_t>(prompts.size())));
   }
-  const auto together = answers(prompts);
+  const auto together = greedy_answers(folder_, *cuda_, prompts, kAnswers);
   for (size_t i = 0; i < together.size(); ++i) {
-    EXPECT_EQ(together[i], answers({prompts[i]})[0]) << "prompt " << i;
+    EXPECT_EQ(together[i], greedy_answers(folder_, *cuda_, {prompts[i]}, kAnswers)[0])
+        << "prompt " << i;
   }
 }
 
