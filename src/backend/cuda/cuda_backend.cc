@@ -201,31 +201,41 @@ class CudaBackend final : public Backend {
                                   const ActSpec& act,
                                   int64_t k) const override {
     NIBBLE_RETURN_IF_ERROR(check_spec(act));
-    const GemmProblem problem{CudaGemm::device_format(format), product_type(act.format), 128, k};
+    const GemmProblem problem{device_format(format), product_type(act.format), 128, k};
     return choice_->choose(problem) ? Status() : refuse_product(problem, device_);
   }
 
   Result<std::unique_ptr<PreparedGemm>> prepare_gemm(std::span<const QuantView> parts,
                                                      const ActSpec& act,
                                                      int64_t max_m) override {
-    NIBBLE_ASSIGN_OR_RETURN(auto gemm, prepare_matrix(parts, act, max_m, {}));
+    NIBBLE_ASSIGN_OR_RETURN(auto packed, pack(parts, act, {.max_m = max_m}));
+    auto gemm = std::make_unique<CudaGemm>(packed, max_m, gemm_context());
+    NIBBLE_RETURN_IF_ERROR(check_packed(*gemm, parts, packed->problem()));
+    if (parts.size() == 1 && parts.front().format.code == packed->problem().weight.code) {
+      matrices_[parts.front().codes] = gemm->codes();
+    }
     return std::unique_ptr<PreparedGemm>(std::move(gemm));
   }
 
   Result<std::unique_ptr<PreparedExperts>> prepare_experts(const ExpertsRequest& request) override {
     NIBBLE_RETURN_IF_ERROR(check_experts(request));
-    CudaExperts::Parts parts;
-    const ExpertsRequest::Expert* first = &request.experts.front();
+    std::vector<QuantView> gate_up;
+    std::vector<QuantView> down;
     for (const ExpertsRequest::Expert& expert : request.experts) {
-      // One of the layer is checked on its own weights; the others take the same kernels.
-      const Prepared how{.grouped = true, .checked = &expert == first};
-      const QuantView gate_up[] = {expert.gate, expert.up};
-      NIBBLE_ASSIGN_OR_RETURN(auto both,
-                              prepare_matrix(gate_up, request.form.act, request.max_m, how));
-      NIBBLE_ASSIGN_OR_RETURN(
-          auto down, prepare_matrix({&expert.down, 1}, request.form.down_act, request.max_m, how));
-      parts.gate_up.push_back(std::move(both));
-      parts.down.push_back(std::move(down));
+      gate_up.insert(gate_up.end(), {expert.gate, expert.up});
+      down.push_back(expert.down);
+    }
+    const PackedFor how{.max_m = request.max_m, .experts = std::ssize(request.experts)};
+    CudaExperts::Parts parts;
+    NIBBLE_ASSIGN_OR_RETURN(parts.gate_up, pack(gate_up, request.form.act, how));
+    NIBBLE_ASSIGN_OR_RETURN(parts.down, pack(down, request.form.down_act, how));
+    // The first expert of a layer is checked on its own weights; the others take the same kernels.
+    const std::span<const QuantView> both(gate_up);
+    for (const auto& [packed, views] :
+         {std::pair(parts.gate_up, both.first(2)),
+          std::pair(parts.down, std::span<const QuantView>(down).first(1))}) {
+      CudaGemm first(packed, request.max_m, gemm_context());
+      NIBBLE_RETURN_IF_ERROR(check_packed(first, views, packed->problem()));
     }
     return CudaExperts::create(request, std::move(parts), gemm_context(), experts_);
   }
@@ -264,10 +274,10 @@ class CudaBackend final : public Backend {
   }
 
  private:
-  /// How a matrix is prepared: for a kernel that multiplies experts too; checked on its weights.
-  struct Prepared {
-    bool grouped = false;
-    bool checked = true;
+  /// What matrices are packed for: a dense product, or those of the experts of a layer.
+  struct PackedFor {
+    int64_t max_m = 0;
+    int64_t experts = 0;  // 0: a dense product
   };
 
   [[nodiscard]] GemmContext gemm_context() {
@@ -292,8 +302,8 @@ class CudaBackend final : public Backend {
     constexpr int64_t kUsual = 1024;  // channels that every scheme's groups divide
     std::string names;
     for (const QuantScheme& scheme : all_schemes()) {
-      const GemmProblem usual{CudaGemm::device_format(scheme.weight), product_type(scheme.act),
-                              kUsual, kUsual};
+      const GemmProblem usual{device_format(scheme.weight), product_type(scheme.act), kUsual,
+                              kUsual};
       if (grouped_entry(usual)) {
         names += (names.empty() ? "" : ", ") + std::string(scheme.name);
       }
@@ -304,43 +314,46 @@ class CudaBackend final : public Backend {
                       problem.n, problem.k, name_of(problem.act), device_.name, names);
   }
 
-  Result<std::unique_ptr<CudaGemm>> prepare_matrix(std::span<const QuantView> parts,
-                                                   const ActSpec& act,
-                                                   int64_t max_m,
-                                                   const Prepared& how) {
+  /// Begins to pack: check_packed() waits for the end.
+  Result<std::shared_ptr<PackedMatrices>> pack(std::span<const QuantView> parts,
+                                               const ActSpec& act,
+                                               const PackedFor& use) {
+    const QuantView& first = parts.front();
     if (const Status status = check_spec(act); !status.ok()) {
-      return status.with_context(parts.front().name);
+      return status.with_context(first.name);
     }
-    const WeightFormat& format = parts.front().format;
-    GemmProblem problem{CudaGemm::device_format(format), product_type(act.format), 0,
-                        parts.front().k};
-    for (const QuantView& part : parts) {
+    const int64_t count = std::max<int64_t>(1, use.experts);
+    GemmProblem problem{device_format(first.format), product_type(act.format), 0, first.k};
+    for (const QuantView& part : parts.first(parts.size() / static_cast<size_t>(count))) {
       problem.n += part.n;
     }
-    const auto entry = how.grouped ? grouped_entry(problem) : choice_->choose(problem);
+    const auto entry = use.experts > 0 ? grouped_entry(problem) : choice_->choose(problem);
     if (!entry) {
       const Status refused =
-          how.grouped ? refuse_experts(problem) : refuse_product(problem, device_);
-      return refused.with_context(parts.front().name);
+          use.experts > 0 ? refuse_experts(problem) : refuse_product(problem, device_);
+      return refused.with_context(first.name);
     }
-    const bool rounds =
-        problem.weight.code != format.code || problem.weight.scale_dtype != format.scale_dtype;
+    const bool rounds = problem.weight.code != first.format.code ||
+                        problem.weight.scale_dtype != first.format.scale_dtype;
     if (rounds && !rounding_logged_) {
       rounding_logged_ = true;
       NIBBLE_LOG(kWarning, "{} (and maybe others): F16 and F32 are rounded to BF16 on GPUs",
-                 parts.front().name);
+                 first.name);
     }
-    NIBBLE_ASSIGN_OR_RETURN(
-        auto gemm, CudaGemm::create(parts, entries_[*entry], problem, max_m, gemm_context()));
-    if (how.checked) {
-      NIBBLE_RETURN_IF_ERROR(
-          self_check_->check_product(*gemm, parts, problem.act, kMostCheckedRows));
+    for (int64_t i = 0; i < count; ++i) {
+      choice_->count(*entry, problem);
     }
-    choice_->count(*entry, problem);
-    if (parts.size() == 1 && format.code == problem.weight.code) {
-      matrices_[parts.front().codes] = gemm->codes();
-    }
-    return gemm;
+    return PackedMatrices::create(
+        parts, {.entry = entries_[*entry], .problem = problem, .max_m = use.max_m, .count = count},
+        gemm_context());
+  }
+
+  /// Waits until the weights of `gemm` are packed and compares its products with those of `parts`.
+  Status check_packed(CudaGemm& gemm,
+                      std::span<const QuantView> parts,
+                      const GemmProblem& problem) {
+    NIBBLE_RETURN_IF_ERROR(check(cudaStreamSynchronize(stream_), "packing weights"));
+    return self_check_->check_product(gemm, parts, problem.act, kMostCheckedRows);
   }
 
   // What no kernel of this backend does to rows, whatever the product.

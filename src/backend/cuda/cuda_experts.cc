@@ -67,7 +67,6 @@ CudaExperts::CudaExperts(const ExpertsRequest& request,
                          const GemmContext& context,
                          ExpertScratch& memory)
     : form_(request.form),
-      parts_(std::move(parts)),
       context_(context),
       memory_(memory),
       experts_(std::ssize(request.experts)),
@@ -76,6 +75,8 @@ CudaExperts::CudaExperts(const ExpertsRequest& request,
   const auto on_device = [](ActFormat act) {
     return act == ActFormat::kFloat ? ActFormat::kBf16 : act;
   };
+  gate_up_.weights = std::move(parts.gate_up);
+  down_.weights = std::move(parts.down);
   gate_up_.act = on_device(form_.act.format);
   gate_up_.n = 2 * first.gate.n;
   gate_up_.k = first.gate.k;
@@ -89,9 +90,8 @@ Result<std::unique_ptr<PreparedExperts>> CudaExperts::create(const ExpertsReques
                                                              const GemmContext& context,
                                                              ExpertScratch& memory) {
   std::unique_ptr<CudaExperts> experts(new CudaExperts(request, std::move(parts), context, memory));
-  NIBBLE_RETURN_IF_ERROR(
-      experts->upload(experts->gate_up_, experts->parts_.gate_up, request.gate_up_bias));
-  NIBBLE_RETURN_IF_ERROR(experts->upload(experts->down_, experts->parts_.down, request.down_bias));
+  NIBBLE_ASSIGN_OR_RETURN(experts->gate_up_.bias, to_device(request.gate_up_bias));
+  NIBBLE_ASSIGN_OR_RETURN(experts->down_.bias, to_device(request.down_bias));
   NIBBLE_ASSIGN_OR_RETURN(const QuantTensor router, copy_of(request.router));
   std::vector<float> values(static_cast<size_t>(router.n * router.k));
   for (int64_t row = 0; row < router.n; ++row) {
@@ -108,20 +108,8 @@ Result<std::unique_ptr<PreparedExperts>> CudaExperts::create(const ExpertsReques
   return std::unique_ptr<PreparedExperts>(std::move(experts));
 }
 
-Status CudaExperts::upload(Side& side, const Matrices& matrices, std::span<const float> bias) {
-  std::vector<const void*> places;
-  for (const auto& matrix : matrices) {
-    places.push_back(matrix->packed());
-  }
-  const size_t bytes = places.size() * sizeof(void*);
-  NIBBLE_ASSIGN_OR_RETURN(side.packed, allocate_device(bytes, "the places of experts"));
-  NIBBLE_RETURN_IF_ERROR(copy_to_device(side.packed.as<void>(), places.data(), bytes));
-  NIBBLE_ASSIGN_OR_RETURN(side.bias, to_device(bias));
-  return {};
-}
-
 Result<QuantTensor> CudaExperts::unpack(int64_t expert, ExpertPart part) const {
-  return matrices_of(part)[static_cast<size_t>(expert)]->unpack();
+  return side_of(part).weights->unpack(expert);
 }
 
 Status CudaExperts::update(int64_t expert,
@@ -132,12 +120,12 @@ Status CudaExperts::update(int64_t expert,
     return make_error(StatusCode::kInvalidArgument, "expert {}: the layer has {}", expert,
                       experts_);
   }
-  return matrices_of(part)[static_cast<size_t>(expert)]->update(first_row, rows);
+  return side_of(part).weights->update(expert, first_row, rows);
 }
 
 int64_t CudaExperts::active_bytes(int64_t experts) const {
   return static_cast<int64_t>(router_.size()) +
-         experts * (parts_.gate_up.front()->weight_bytes() + parts_.down.front()->weight_bytes());
+         experts * (gate_up_.weights->matrix_bytes() + down_.weights->matrix_bytes());
 }
 
 void CudaExperts::run(const ExpertArgs& args) {
@@ -150,9 +138,9 @@ void CudaExperts::run(const ExpertArgs& args) {
   max_tiles_ = std::min(slots, std::min(experts_, slots) + slots / tile_rows_);
   choose(args);
   gather(args);
-  multiply(gate_up_, *parts_.gate_up.front(), memory_.gate_up.as<void>(), GemmResult::kBf16);
+  multiply(gate_up_, memory_.gate_up.as<void>(), GemmResult::kBf16);
   activate(slots);
-  multiply(down_, *parts_.down.front(), memory_.down.as<void>(), GemmResult::kF32);
+  multiply(down_, memory_.down.as<void>(), GemmResult::kF32);
   must(combine_slots({.results = memory_.down.as<float>(),
                       .slot_of = memory_.slot_of.as<int32_t>(),
                       .weights = memory_.weights.as<float>(),
@@ -231,19 +219,21 @@ void CudaExperts::activate(int64_t slots) {
        "activation");
 }
 
-void CudaExperts::multiply(const Side& side, const CudaGemm& matrix, void* y, GemmResult result) {
-  must(matrix.kernel().run_grouped({.x = memory_.x.as<void>(),
-                                    .x_scales = memory_.x_scales.as<float>(),
-                                    .packed = side.packed.as<const void*>(),
-                                    .bias = floats(side.bias),
-                                    .y = y,
-                                    .result = result,
-                                    .tiles = memory_.tiles.as<ExpertTile>(),
-                                    .max_tiles = max_tiles_,
-                                    .tile_rows = tile_rows_,
-                                    .workspace = context_.scratch.workspace()},
-                                   {context_.stream}),
-       matrix.kernel_name());
+void CudaExperts::multiply(const Side& side, void* y, GemmResult result) {
+  const PackedMatrices& weights = *side.weights;
+  must(weights.kernel().run_grouped({.x = memory_.x.as<void>(),
+                                     .x_scales = memory_.x_scales.as<float>(),
+                                     .packed = weights.at(0),
+                                     .expert_bytes = weights.stride(),
+                                     .bias = floats(side.bias),
+                                     .y = y,
+                                     .result = result,
+                                     .tiles = memory_.tiles.as<ExpertTile>(),
+                                     .max_tiles = max_tiles_,
+                                     .tile_rows = tile_rows_,
+                                     .workspace = context_.scratch.workspace()},
+                                    {context_.stream}),
+       weights.kernel_name());
 }
 
 }  // namespace nibble::cuda

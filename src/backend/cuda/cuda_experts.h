@@ -1,11 +1,10 @@
 #pragma once
 
 #include <memory>
-#include <string>
-#include <vector>
+#include <string_view>
 
-#include "backend/cuda/cuda_gemm.h"
 #include "backend/cuda/expert_kernels.h"
+#include "backend/cuda/packed_matrices.h"
 #include "backend/prepared_experts.h"
 
 namespace nibble::cuda {
@@ -46,10 +45,9 @@ class ExpertScratch final {
 /// knows nothing of the choice and a recorded step is right for any.
 class CudaExperts final : public PreparedExperts {
  public:
-  using Matrices = std::vector<std::unique_ptr<CudaGemm>>;
-  struct Parts {
-    Matrices gate_up;  // of each expert
-    Matrices down;
+  struct Parts {  // the weights of every expert
+    std::shared_ptr<PackedMatrices> gate_up;
+    std::shared_ptr<PackedMatrices> down;
   };
 
   /// kResourceExhausted.
@@ -65,15 +63,15 @@ class CudaExperts final : public PreparedExperts {
                 int64_t first_row,
                 const QuantTensor& rows) override;
   [[nodiscard]] std::string_view kernel_name() const override {
-    return parts_.gate_up.front()->kernel_name();
+    return gate_up_.weights->kernel_name();
   }
   [[nodiscard]] int64_t active_bytes(int64_t experts) const override;
 
  private:
   /// One of the two products, for every expert.
   struct Side {
-    DeviceBuffer packed;  // where each expert's weights lie
-    DeviceBuffer bias;    // [experts, n] f32; empty: none
+    std::shared_ptr<PackedMatrices> weights;
+    DeviceBuffer bias;  // [experts, n] f32; empty: none
     ActFormat act = ActFormat::kBf16;
     int64_t n = 0;
     int64_t k = 0;
@@ -84,18 +82,16 @@ class CudaExperts final : public PreparedExperts {
               const GemmContext& context,
               ExpertScratch& memory);
 
-  Status upload(Side& side, const Matrices& matrices, std::span<const float> bias);
-  [[nodiscard]] const Matrices& matrices_of(ExpertPart part) const {
-    return part == ExpertPart::kGateUp ? parts_.gate_up : parts_.down;
+  [[nodiscard]] const Side& side_of(ExpertPart part) const {
+    return part == ExpertPart::kGateUp ? gate_up_ : down_;
   }
 
   void choose(const ExpertArgs& args);
   void gather(const ExpertArgs& args);
   void activate(int64_t slots);
-  void multiply(const Side& side, const CudaGemm& kernel, void* y, GemmResult result);
+  void multiply(const Side& side, void* y, GemmResult result);
 
   ExpertsForm form_;
-  Parts parts_;
   Side gate_up_;
   Side down_;
   DeviceBuffer router_;  // [experts, hidden] f32

@@ -45,11 +45,12 @@ struct ExpertTile {
 /// Products of the experts of a layer: y[first + r] = x[first + r] · its expert's weights, for the
 /// rows of all tiles. All pointers are device memory.
 struct GroupedLaunch {
-  const void* x = nullptr;              // [slots, k]
-  const float* x_scales = nullptr;      // [slots], for the token forms
-  const void* const* packed = nullptr;  // of each expert
-  const float* bias = nullptr;          // [experts, n], or none
-  void* y = nullptr;                    // [slots, n]
+  const void* x = nullptr;          // [slots, k]
+  const float* x_scales = nullptr;  // [slots], for the token forms
+  const void* packed = nullptr;     // weights of the first expert, as pack() left them
+  int64_t expert_bytes = 0;         // from one expert's to the next's, a multiple of 128
+  const float* bias = nullptr;      // [experts, n], or none
+  void* y = nullptr;                // [slots, n]
   GemmResult result = GemmResult::kBf16;
   const ExpertTile* tiles = nullptr;  // known on the device alone
   int64_t max_tiles = 0;

@@ -3,6 +3,9 @@
 #include <cstddef>
 #include <cstdint>
 
+#include <cuda_runtime_api.h>
+
+#include "backend/cuda/cuda_status.h"
 #include "backend/cuda/memory.h"
 
 namespace nibble::cuda {
@@ -17,8 +20,12 @@ class GemmScratch final {
     NIBBLE_RETURN_IF_ERROR(grow(scales_, static_cast<size_t>(m) * sizeof(float)));
     return grow(workspace_, workspace);
   }
-  /// Room for the canonical form of a matrix on its way to or from its packed one.
-  Status stage(size_t codes, size_t scales) {
+  /// Room for the canonical form of matrices on their way to or from their packed one. Waits for
+  /// `stream`, which may still read what is there, before that is replaced.
+  Status stage(size_t codes, size_t scales, cudaStream_t stream) {
+    if (codes > staged_codes_.size() || scales > staged_scales_.size()) {
+      NIBBLE_RETURN_IF_ERROR(check(cudaStreamSynchronize(stream), "packing weights"));
+    }
     NIBBLE_RETURN_IF_ERROR(grow(staged_codes_, codes));
     return grow(staged_scales_, scales);
   }

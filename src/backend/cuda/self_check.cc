@@ -69,7 +69,7 @@ Result<QuantTensor> copy_rows(std::span<const QuantView> parts, std::span<const 
 
 /// `weight` rounded to the format in which the GPU keeps it.
 Result<QuantTensor> as_on_device(QuantTensor weight) {
-  const WeightFormat format = CudaGemm::device_format(weight.format);
+  const WeightFormat format = device_format(weight.format);
   if (format.scale_dtype == DType::kBF16) {
     for (const std::span<float> numbers :
          {weight.scales.as<float>(), weight.minimums.as<float>()}) {

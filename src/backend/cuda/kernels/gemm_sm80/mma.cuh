@@ -321,7 +321,8 @@ __global__ __launch_bounds__(kThreads) void gemm_kernel(const Product p) {
 /// Where the experts of a layer lie, beside a Product whose args are those of all slots.
 struct GroupedProduct {
   Product product;
-  const void* const* packed = nullptr;
+  const uint8_t* packed = nullptr;    // of the first expert
+  int64_t expert_bytes = 0;           // to the next one's
   const ExpertTile* tiles = nullptr;  // gridDim.y
   int64_t code_bytes = 0;             // of an expert: its scales lie behind them
   int64_t offset_bytes = 0;           // from scales to offsets
@@ -339,7 +340,7 @@ __global__ __launch_bounds__(kThreads) void grouped_kernel(const GroupedProduct 
     return;
   }
   Product p = g.product;
-  const auto* packed = static_cast<const uint8_t*>(g.packed[tile.expert]);
+  const uint8_t* packed = g.packed + tile.expert * g.expert_bytes;
   p.codes = packed;
   p.scales = packed + g.code_bytes;
   p.offsets = p.scales + g.offset_bytes;
