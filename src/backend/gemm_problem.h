@@ -6,6 +6,12 @@
 
 namespace nibble {
 
+/// What the rows of weights are.
+enum class WeightRows : uint8_t {
+  kPlain,
+  kGateUp,  // of experts: those of a gate, then as many of up
+};
+
 /// A matrix product as far as the choice of its kernel depends on it:
 /// y [m, n] (+)= x [m, k] · dequant(w [n, k])ᵀ (+ bias).
 struct GemmProblem {
@@ -13,6 +19,7 @@ struct GemmProblem {
   ActFormat act = ActFormat::kBf16;  // what rows of x are rounded to
   int64_t n = 0;
   int64_t k = 0;
+  WeightRows rows = WeightRows::kPlain;
 };
 
 }  // namespace nibble

@@ -324,8 +324,12 @@ class CudaBackend final : public Backend {
     }
     const int64_t count = std::max<int64_t>(1, use.experts);
     GemmProblem problem{device_format(first.format), product_type(act.format), 0, first.k};
-    for (const QuantView& part : parts.first(parts.size() / static_cast<size_t>(count))) {
+    const size_t of_each = parts.size() / static_cast<size_t>(count);
+    for (const QuantView& part : parts.first(of_each)) {
       problem.n += part.n;
+    }
+    if (use.experts > 0 && of_each > 1) {
+      problem.rows = WeightRows::kGateUp;
     }
     const auto entry = use.experts > 0 ? grouped_entry(problem) : choice_->choose(problem);
     if (!entry) {

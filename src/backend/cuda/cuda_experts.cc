@@ -38,6 +38,8 @@ bool token_scales(ActFormat act) {
   return act == ActFormat::kInt8Token || act == ActFormat::kFp8Token;
 }
 
+using Kind = GemmInput::Kind;
+
 /// Bytes of an activation that a product reads.
 int64_t bytes_of(ActFormat act) { return token_scales(act) ? 1 : 2; }
 
@@ -54,8 +56,8 @@ Status ExpertScratch::reserve(const Sizes& sizes) {
   NIBBLE_RETURN_IF_ERROR(grow(chosen, slots * 4));
   NIBBLE_RETURN_IF_ERROR(grow(weights, slots * 4));
   NIBBLE_RETURN_IF_ERROR(grow(slot_of, slots * 4));
-  NIBBLE_RETURN_IF_ERROR(grow(row_of, slots * 4));
   NIBBLE_RETURN_IF_ERROR(grow(tiles, sizes.tiles() * static_cast<int64_t>(sizeof(ExpertTile))));
+  NIBBLE_RETURN_IF_ERROR(grow(tile_count, 4));
   NIBBLE_RETURN_IF_ERROR(grow(x, slots * std::max(sizes.hidden, sizes.width) * 2));
   NIBBLE_RETURN_IF_ERROR(grow(x_scales, slots * 4));
   NIBBLE_RETURN_IF_ERROR(grow(gate_up, slots * 2 * sizes.width * 2));
@@ -83,6 +85,7 @@ CudaExperts::CudaExperts(const ExpertsRequest& request,
   down_.act = on_device(form_.down_act.format);
   down_.n = first.down.n;
   down_.k = first.down.k;
+  activates_ = gate_up_.weights->kernel().activates() && down_.act == ActFormat::kBf16;
 }
 
 Result<std::unique_ptr<PreparedExperts>> CudaExperts::create(const ExpertsRequest& request,
@@ -132,15 +135,17 @@ void CudaExperts::run(const ExpertArgs& args) {
   CHECK_LE(args.m, max_m_);
   CHECK(args.x.type == DType::kBF16 && args.x_stride == gate_up_.k);
   const int64_t slots = args.m * form_.top_k;
-  // Tiles as large as an expert's rows are, were they shared out evenly.
   const int64_t of_expert = (slots + experts_ - 1) / experts_;
-  tile_rows_ = of_expert <= 8 ? 8 : of_expert <= 16 ? 16 : 64;
+  tile_rows_ = std::min(gate_up_.weights->kernel().grouped_rows(of_expert),
+                        down_.weights->kernel().grouped_rows(of_expert));
   max_tiles_ = std::min(slots, std::min(experts_, slots) + slots / tile_rows_);
   choose(args);
-  gather(args);
-  multiply(gate_up_, memory_.gate_up.as<void>(), GemmResult::kBf16);
-  activate(slots);
-  multiply(down_, memory_.down.as<void>(), GemmResult::kF32);
+  scatter(args);
+  multiply(gate_up_, memory_.x, slots);
+  if (!activates_) {
+    activate(slots);
+  }
+  multiply(down_, activates_ ? memory_.gate_up : memory_.x, slots);
   must(combine_slots({.results = memory_.down.as<float>(),
                       .slot_of = memory_.slot_of.as<int32_t>(),
                       .weights = memory_.weights.as<float>(),
@@ -164,31 +169,29 @@ void CudaExperts::choose(const ExpertArgs& args) {
                      {context_.stream}),
        "a router");
   const auto top_k = static_cast<int32_t>(form_.top_k);
-  must(route_rows({.logits = memory_.logits.as<float>(),
-                   .correction = floats(correction_),
-                   .form = form_.router,
-                   .experts = static_cast<int32_t>(experts_),
-                   .top_k = top_k,
-                   .rows = args.m,
-                   .chosen = memory_.chosen.as<int32_t>(),
-                   .weights = memory_.weights.as<float>()},
-                  {context_.stream}),
+  must(route_and_sort({.logits = memory_.logits.as<float>(),
+                       .correction = floats(correction_),
+                       .form = form_.router,
+                       .experts = static_cast<int32_t>(experts_),
+                       .top_k = top_k,
+                       .rows = args.m,
+                       .chosen = memory_.chosen.as<int32_t>(),
+                       .weights = memory_.weights.as<float>()},
+                      {.chosen = memory_.chosen.as<int32_t>(),
+                       .experts = static_cast<int32_t>(experts_),
+                       .top_k = top_k,
+                       .rows = args.m,
+                       .tile_rows = tile_rows_,
+                       .slot_of = memory_.slot_of.as<int32_t>(),
+                       .tiles = memory_.tiles.as<ExpertTile>(),
+                       .tile_count = memory_.tile_count.as<int32_t>(),
+                       .max_tiles = max_tiles_},
+                      {context_.stream}),
        "routing");
-  must(sort_slots({.chosen = memory_.chosen.as<int32_t>(),
-                   .experts = static_cast<int32_t>(experts_),
-                   .top_k = top_k,
-                   .rows = args.m,
-                   .tile_rows = tile_rows_,
-                   .slot_of = memory_.slot_of.as<int32_t>(),
-                   .row_of = memory_.row_of.as<int32_t>(),
-                   .tiles = memory_.tiles.as<ExpertTile>(),
-                   .max_tiles = max_tiles_},
-                  {context_.stream}),
-       "ordering experts");
 }
 
 /// Each row is rounded once, then copied to its slots.
-void CudaExperts::gather(const ExpertArgs& args) {
+void CudaExperts::scatter(const ExpertArgs& args) {
   const void* rows = args.x.data;
   const bool scales = token_scales(gate_up_.act);
   if (scales) {
@@ -197,15 +200,16 @@ void CudaExperts::gather(const ExpertArgs& args) {
          "rounding activations");
     rows = context_.scratch.values();
   }
-  must(gather_slots({.from = rows,
+  must(scatter_rows({.from = rows,
                      .scales = scales ? context_.scratch.scales() : nullptr,
-                     .row_of = memory_.row_of.as<int32_t>(),
-                     .slots = args.m * form_.top_k,
+                     .slot_of = memory_.slot_of.as<int32_t>(),
+                     .top_k = static_cast<int32_t>(form_.top_k),
+                     .rows = args.m,
                      .row_bytes = gate_up_.k * bytes_of(gate_up_.act),
                      .to = memory_.x.as<void>(),
                      .slot_scales = memory_.x_scales.as<float>()},
                     {context_.stream}),
-       "gathering rows");
+       "copying rows");
 }
 
 void CudaExperts::activate(int64_t slots) {
@@ -219,16 +223,22 @@ void CudaExperts::activate(int64_t slots) {
        "activation");
 }
 
-void CudaExperts::multiply(const Side& side, void* y, GemmResult result) {
+void CudaExperts::multiply(const Side& side, const DeviceBuffer& x, int64_t slots) {
   const PackedMatrices& weights = *side.weights;
-  must(weights.kernel().run_grouped({.x = memory_.x.as<void>(),
+  const bool down = &side == &down_;
+  const bool activated = activates_ && !down;
+  must(weights.kernel().run_grouped({.x = x.as<void>(),
                                      .x_scales = memory_.x_scales.as<float>(),
                                      .packed = weights.at(0),
                                      .expert_bytes = weights.stride(),
                                      .bias = floats(side.bias),
-                                     .y = y,
-                                     .result = result,
+                                     .y = (down ? memory_.down : memory_.gate_up).as<void>(),
+                                     .result = down ? GemmResult::kF32 : GemmResult::kBf16,
+                                     .activation = activated ? form_.activation : Kind::kPlain,
+                                     .limit = form_.limit,
+                                     .slots = slots,
                                      .tiles = memory_.tiles.as<ExpertTile>(),
+                                     .tile_count = memory_.tile_count.as<int32_t>(),
                                      .max_tiles = max_tiles_,
                                      .tile_rows = tile_rows_,
                                      .workspace = context_.scratch.workspace()},

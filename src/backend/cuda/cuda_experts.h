@@ -33,11 +33,11 @@ class ExpertScratch final {
   DeviceBuffer chosen;    // [rows, top_k] int32
   DeviceBuffer weights;   // [rows, top_k] f32
   DeviceBuffer slot_of;   // [rows, top_k] int32
-  DeviceBuffer row_of;    // [slots] int32
   DeviceBuffer tiles;     // [slots] ExpertTile
+  DeviceBuffer tile_count;
   DeviceBuffer x;         // [slots, hidden or width] of up to 2 bytes
   DeviceBuffer x_scales;  // [slots] f32
-  DeviceBuffer gate_up;   // [slots, 2 width] bf16
+  DeviceBuffer gate_up;   // [slots, 2 width] bf16, or what the activation makes of it
   DeviceBuffer down;      // [slots, hidden] f32
 };
 
@@ -87,9 +87,11 @@ class CudaExperts final : public PreparedExperts {
   }
 
   void choose(const ExpertArgs& args);
-  void gather(const ExpertArgs& args);
+  void scatter(const ExpertArgs& args);
   void activate(int64_t slots);
-  void multiply(const Side& side, void* y, GemmResult result);
+  /// The product of one side with what it reads, whose rows are rounded. Bf16 of gate and up, F32
+  /// of down.
+  void multiply(const Side& side, const DeviceBuffer& x, int64_t slots);
 
   ExpertsForm form_;
   Side gate_up_;
@@ -101,7 +103,8 @@ class CudaExperts final : public PreparedExperts {
   ExpertScratch& memory_;
   int64_t experts_ = 0;
   int64_t max_m_ = 0;
-  int32_t tile_rows_ = 0;  // of the step that runs
+  bool activates_ = false;  // the product of gate and up does it
+  int32_t tile_rows_ = 0;   // of the step that runs
   int64_t max_tiles_ = 0;
 };
 

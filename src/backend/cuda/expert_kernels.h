@@ -44,7 +44,7 @@ cudaError_t route_rows(const RouteRowsArgs& args, const LaunchContext& context);
 
 /// Orders the slots (row, choice) by experts, then rows, and lists tiles of at most tile_rows rows
 /// of one expert; those past the last have no rows.
-///   slot_of [rows, top_k], row_of [rows * top_k], tiles [max_tiles]
+///   slot_of [rows, top_k], tiles [max_tiles], tile_count [1]
 struct SortSlotsArgs {
   const int32_t* chosen = nullptr;
   int32_t experts = 0;
@@ -52,23 +52,30 @@ struct SortSlotsArgs {
   int64_t rows = 0;
   int32_t tile_rows = 0;
   int32_t* slot_of = nullptr;
-  int32_t* row_of = nullptr;
   ExpertTile* tiles = nullptr;
+  int32_t* tile_count = nullptr;
   int64_t max_tiles = 0;
 };
 cudaError_t sort_slots(const SortSlotsArgs& args, const LaunchContext& context);
 
-/// to[slot] = from[row_of[slot]], rows of row_bytes, a multiple of 16, and their scales, if any.
-struct GatherSlotsArgs {
+/// route_rows(), then sort_slots() of what it chose: one launch where rows are few.
+cudaError_t route_and_sort(const RouteRowsArgs& route,
+                           const SortSlotsArgs& sort,
+                           const LaunchContext& context);
+
+/// to[slot_of[row, i]] = from[row] for each i, rows of row_bytes, a multiple of 16, and their
+/// scales, if any.
+struct ScatterRowsArgs {
   const void* from = nullptr;
   const float* scales = nullptr;
-  const int32_t* row_of = nullptr;
-  int64_t slots = 0;
+  const int32_t* slot_of = nullptr;
+  int32_t top_k = 0;
+  int64_t rows = 0;
   int64_t row_bytes = 0;
   void* to = nullptr;
   float* slot_scales = nullptr;
 };
-cudaError_t gather_slots(const GatherSlotsArgs& args, const LaunchContext& context);
+cudaError_t scatter_rows(const ScatterRowsArgs& args, const LaunchContext& context);
 
 /// y[row] += the sum of weights[row, i] * results[slot_of[row, i]], in the order of choice.
 ///   results [slots, n] f32, y [rows, n] f32, rows y_stride apart; n and the stride multiples of 4

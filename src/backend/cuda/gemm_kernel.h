@@ -13,6 +13,7 @@
 #include "backend/cuda/launch.h"
 #include "backend/gemm_problem.h"
 #include "base/status.h"
+#include "core/gemm_input.h"
 
 namespace nibble::cuda {
 
@@ -50,11 +51,15 @@ struct GroupedLaunch {
   const void* packed = nullptr;     // weights of the first expert, as pack() left them
   int64_t expert_bytes = 0;         // from one expert's to the next's, a multiple of 128
   const float* bias = nullptr;      // [experts, n], or none
-  void* y = nullptr;                // [slots, n]
+  void* y = nullptr;                // [slots, n], or [slots, n / 2] through an activation
   GemmResult result = GemmResult::kBf16;
-  const ExpertTile* tiles = nullptr;  // known on the device alone
+  GemmInput::Kind activation = GemmInput::Kind::kPlain;  // of gate and up, where it activates()
+  float limit = 0.0F;                                    // of kClampedSwiglu
+  int64_t slots = 0;
+  const ExpertTile* tiles = nullptr;  // known on the device alone, and how many they are
+  const int32_t* tile_count = nullptr;
   int64_t max_tiles = 0;
-  int32_t tile_rows = 0;  // 8, 16 or 64: the most rows of a tile
+  int32_t tile_rows = 0;  // the most rows of a tile: at most what grouped_rows() says
   void* workspace = nullptr;
 };
 
@@ -87,6 +92,12 @@ class GemmKernel {
   }
   /// Results of integer activations do not depend on m: each row is the same in every batch.
   virtual cudaError_t run(const GemmLaunch& args, const LaunchContext& context) const = 0;
+  /// Most rows of a tile of run_grouped() where experts have `mean` rows on average.
+  [[nodiscard]] virtual int32_t grouped_rows(int64_t mean) const {
+    return mean <= 8 ? 8 : mean <= 16 ? 16 : 64;
+  }
+  /// Whether run_grouped() may be told to apply an activation, to BF16.
+  [[nodiscard]] virtual bool activates() const { return false; }
   /// The same for the experts of a layer, of families that run_grouped() (GemmEntry::grouped).
   virtual cudaError_t run_grouped(const GroupedLaunch& /*args*/,
                                   const LaunchContext& /*context*/) const {

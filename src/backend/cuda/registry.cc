@@ -2,6 +2,7 @@
 
 #include "backend/cuda/gemm_kernel.h"
 #include "backend/cuda/kernels/cublaslt/bf16_cublaslt.h"
+#include "backend/cuda/kernels/experts_sm90/experts_sm90.h"
 #include "backend/cuda/kernels/gemm_sm80/gemm_sm80.h"
 #include "backend/cuda/kernels/gemm_sm90/gemm_sm90.h"
 #include "backend/cuda/kernels/w4a16_sm90/w4a16_sm90.h"
@@ -16,6 +17,8 @@ std::span<const GemmEntry> gemm_entries() {
       kGemmW8A8Int8Sm90,
       kGemmW8A8Fp8Sm90,
       kGemmW8A16Sm90,
+      kGemmMxfp4Sm90,
+      kExpertsW4A16Sm90,
       // For every shape with k % 64 == 0, on sm_80 and up.
       kGemmW4A8Sm80,
       kGemmW8A8Int8Sm80,

@@ -127,4 +127,21 @@ __device__ __forceinline__ void tensor_copy_to_all(uint32_t destination,
 #endif
 }
 
+/// The same for three coordinates.
+__device__ __forceinline__ void tensor_copy_to_all(uint32_t destination,
+                                                   const CUtensorMap& map,
+                                                   int column,
+                                                   int row,
+                                                   int plane,
+                                                   uint32_t barrier,
+                                                   uint16_t blocks) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(destination),
+      "l"(&map), "r"(column), "r"(row), "r"(plane), "r"(barrier), "h"(blocks)
+      : "memory");
+#endif
+}
+
 }  // namespace nibble::cuda::ptx

@@ -1,141 +1,106 @@
-// Which experts each row of a step takes, with what weights: ops/route.h on a GPU.
+// The routers of experts on a GPU: logits, then which experts each row of a step takes, with what
+// weights (ops/route.h), and the order of their slots.
 
 #include "backend/cuda/expert_kernels.h"
+#include "backend/cuda/kernels/experts/route.cuh"
+#include "backend/cuda/kernels/experts/sort.cuh"
 #include "backend/cuda/kernels/rows/common.cuh"
 #include "backend/cuda/ptx/dependency.cuh"
 
 namespace nibble::cuda {
 namespace {
 
-constexpr int kWarp = 32;
-constexpr int kMostExperts = 1024;
-constexpr int kMostChosen = 32;
-constexpr int kLogitRows = 4;   // of a block: they share what it reads of the router
-constexpr int kLogitWarps = 8;  // an expert each
+constexpr int kFewLogitRows = 128;
+constexpr int kLogitWarps = 4;
+constexpr int kRoutedAndSorted = 4;  // most rows that one block does both of
 
-struct Best {
-  float value;
-  int index;
-};
-
-__device__ __forceinline__ Best better(Best a, Best b) {
-  const bool second = b.value > a.value || (b.value == a.value && b.index < a.index);
-  return second ? b : a;
-}
-
-/// The largest number, the lowest index of equals, of all lanes.
-__device__ __forceinline__ Best best_of_warp(Best best) {
-#pragma unroll
-  for (int distance = kWarp / 2; distance > 0; distance /= 2) {
-    const Best other{__shfl_xor_sync(kAllLanes, best.value, distance),
-                     __shfl_xor_sync(kAllLanes, best.index, distance)};
-    best = better(best, other);
-  }
-  return best;
-}
-
-__device__ __forceinline__ float sum_of_warp(float value) {
-#pragma unroll
-  for (int distance = kWarp / 2; distance > 0; distance /= 2) {
-    value += __shfl_xor_sync(kAllLanes, value, distance);
-  }
-  return value;
-}
-
-__device__ __forceinline__ float top_of_warp(float value) {
-#pragma unroll
-  for (int distance = kWarp / 2; distance > 0; distance /= 2) {
-    value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, distance));
-  }
-  return value;
-}
-
+/// A warp has kRows rows and kExperts experts; a lane's pieces are added in the order of columns,
+/// then those of the lanes, whatever these numbers are. kAhead pieces are read at once.
+template <int kRows, int kExperts, int kAhead>
 __global__ __launch_bounds__(kLogitWarps* kWarp) void logits_kernel(const RouterLogitsArgs args) {
   ptx::allow_successor();
-  ptx::wait_for_predecessor();
-  const int lane = threadIdx.x % kWarp;
-  const int64_t expert = int64_t{blockIdx.y} * kLogitWarps + threadIdx.x / kWarp;
-  const int64_t first = int64_t{blockIdx.x} * kLogitRows;
-  if (expert >= args.experts) {
+  constexpr int kStride = kWarp * kPiece;
+  const int lane = static_cast<int>(threadIdx.x % kWarp);
+  const int64_t warp = int64_t{blockIdx.y} * kLogitWarps + threadIdx.x / kWarp;
+  const int64_t first_expert = warp * kExperts;
+  const int64_t first = int64_t{blockIdx.x} * kRows;
+  if (first_expert >= args.experts) {
     return;
   }
   const auto* x = static_cast<const __nv_bfloat16*>(args.x);
-  float sums[kLogitRows] = {};
-  for (int64_t i = int64_t{lane} * kPiece; i < args.hidden; i += kWarp * kPiece) {
-    const F32x8 weights = load_f32x8(args.router + expert * args.hidden + i);
+  const __nv_bfloat16* rows[kRows];
+  const float* weights[kExperts];
 #pragma unroll
-    for (int r = 0; r < kLogitRows; ++r) {
-      const int64_t row = first + r < args.rows ? first + r : first;
-      const F32x8 values = load_bf16x8(x + row * args.hidden + i);
+  for (int r = 0; r < kRows; ++r) {
+    rows[r] = x + min(first + r, args.rows - 1) * args.hidden;
+  }
 #pragma unroll
-      for (int j = 0; j < kPiece; ++j) {
-        sums[r] = __fmaf_rn(values.v[j], weights.v[j], sums[r]);
+  for (int e = 0; e < kExperts; ++e) {
+    weights[e] = args.router + min(first_expert + e, int64_t{args.experts - 1}) * args.hidden;
+  }
+  F32x8 w[kAhead][kExperts];
+  const auto load_weights = [&](int64_t base) {
+#pragma unroll
+    for (int a = 0; a < kAhead; ++a) {
+#pragma unroll
+      for (int e = 0; e < kExperts; ++e) {
+        const int64_t i = base + a * kStride;
+        w[a][e] = i < args.hidden ? load_f32x8(weights[e] + i) : F32x8{};
+      }
+    }
+  };
+  const int64_t own = int64_t{lane} * kPiece;
+  load_weights(own);  // which nothing changes
+  ptx::wait_for_predecessor();
+  float sums[kRows][kExperts] = {};
+  for (int64_t base = own; base < args.hidden; base += kAhead * kStride) {
+    if (base > own) {
+      load_weights(base);
+    }
+    F32x8 v[kAhead][kRows];
+#pragma unroll
+    for (int a = 0; a < kAhead; ++a) {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        const int64_t i = base + a * kStride;
+        v[a][r] = i < args.hidden ? load_bf16x8(rows[r] + i) : F32x8{};
+      }
+    }
+#pragma unroll
+    for (int a = 0; a < kAhead; ++a) {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+        for (int e = 0; e < kExperts; ++e) {
+#pragma unroll
+          for (int j = 0; j < kPiece; ++j) {
+            sums[r][e] = __fmaf_rn(v[a][r].v[j], w[a][e].v[j], sums[r][e]);
+          }
+        }
       }
     }
   }
 #pragma unroll
-  for (int r = 0; r < kLogitRows; ++r) {
-    const float sum = sum_of_warp(sums[r]);
-    if (lane == 0 && first + r < args.rows) {
-      args.logits[(first + r) * args.experts + expert] =
-          sum + (args.bias != nullptr ? args.bias[expert] : 0.0F);
+  for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+    for (int e = 0; e < kExperts; ++e) {
+      const float sum = sum_of_warp(sums[r][e]);
+      const int64_t expert = first_expert + e;
+      if (lane == 0 && first + r < args.rows && expert < args.experts) {
+        args.logits[(first + r) * args.experts + expert] =
+            sum + (args.bias != nullptr ? args.bias[expert] : 0.0F);
+      }
     }
   }
 }
 
-__device__ void make_scores(const RouteRowsArgs& args, const float* logits, float* scores) {
-  const int lane = threadIdx.x;
-  float top = -INFINITY;
-  for (int e = lane; e < args.experts; e += kWarp) {
-    top = fmaxf(top, logits[e]);
-  }
-  top = top_of_warp(top);
-  float sum = 0.0F;
-  for (int e = lane; e < args.experts; e += kWarp) {
-    const float x = logits[e];
-    float score = x;
-    if (args.form.scores == RouterScores::kSoftmax) {
-      score = expf(x - top);
-    } else if (args.form.scores == RouterScores::kSigmoid) {
-      score = 1.0F / (1.0F + expf(-x));
-    }
-    scores[e] = score;
-    sum += score;
-  }
-  if (args.form.scores == RouterScores::kSoftmax) {
-    sum = sum_of_warp(sum);
-    for (int e = lane; e < args.experts; e += kWarp) {
-      scores[e] /= sum;
-    }
-  }
-}
-
-/// Lane g has the sum of the two largest of group g; all but the best groups become -inf.
-__device__ void drop_groups(const RouteRowsArgs& args, float* choice) {
-  const int lane = threadIdx.x;
-  const int groups = args.form.groups;
-  const int size = args.experts / groups;
-  float first = -INFINITY;
-  float second = -INFINITY;
-  if (lane < groups) {
-    for (int e = lane * size; e < (lane + 1) * size; ++e) {
-      const float value = choice[e];
-      second = value > first ? first : fmaxf(second, value);
-      first = fmaxf(first, value);
-    }
-  }
-  float sum = lane < groups ? first + second : -INFINITY;
-  bool kept = false;
-  for (int i = 0; i < args.form.kept_groups; ++i) {
-    // A group that was kept before must not be the best again, even of equals.
-    const Best best = best_of_warp({kept ? -INFINITY : sum, kept ? kWarp : lane});
-    kept = kept || best.index == lane;
-  }
-  if (lane < groups && !kept) {
-    for (int e = lane * size; e < (lane + 1) * size; ++e) {
-      choice[e] = -INFINITY;
-    }
-  }
+template <int kRows, int kExperts, int kAhead>
+cudaError_t launch_logits(const RouterLogitsArgs& args, const LaunchContext& context) {
+  constexpr int kOfBlock = kLogitWarps * kExperts;
+  const Grid grid{.blocks = dim3(static_cast<unsigned>((args.rows + kRows - 1) / kRows),
+                                 static_cast<unsigned>((args.experts + kOfBlock - 1) / kOfBlock)),
+                  .threads = kLogitWarps * kWarp};
+  return launch(logits_kernel<kRows, kExperts, kAhead>, grid, context, args);
 }
 
 __global__ __launch_bounds__(kWarp) void route_kernel(const RouteRowsArgs args) {
@@ -144,59 +109,42 @@ __global__ __launch_bounds__(kWarp) void route_kernel(const RouteRowsArgs args) 
   __shared__ float weights[kMostChosen];
   ptx::allow_successor();
   ptx::wait_for_predecessor();
-  const int lane = threadIdx.x;
-  const int64_t row = blockIdx.x;
-  make_scores(args, args.logits + row * args.experts, scores);
-  __syncwarp();
-  for (int e = lane; e < args.experts; e += kWarp) {
-    const float value = scores[e] + (args.correction != nullptr ? args.correction[e] : 0.0F);
-    choice[e] = isnan(value) ? -INFINITY : value;
+  route_row(args, blockIdx.x, {scores, choice, weights});
+}
+
+/// Both for few rows, by one block with a warp for each row.
+__global__ __launch_bounds__(kRoutedAndSorted* kWarp) void route_sort_kernel(
+    const RouteRowsArgs route, const SortSlotsArgs sort) {
+  extern __shared__ float room[];  // [rows][2][experts]
+  __shared__ float weights[kRoutedAndSorted][kMostChosen];
+  ptx::allow_successor();
+  ptx::wait_for_predecessor();
+  const int warp = static_cast<int>(threadIdx.x / kWarp);
+  float* scores = room + 2 * warp * route.experts;
+  route_row(route, warp, {scores, scores + route.experts, weights[warp]});
+  __syncthreads();
+  if (warp == 0) {
+    sort_warp(sort);
   }
-  __syncwarp();
-  if (args.form.groups > args.form.kept_groups) {
-    drop_groups(args, choice);
-    __syncwarp();
-  }
-  constexpr float kTaken = NAN;  // smaller than -inf in better()
-  for (int i = 0; i < args.top_k; ++i) {
-    Best best{-INFINITY, kMostExperts};
-    for (int e = lane; e < args.experts; e += kWarp) {
-      const float value = choice[e];
-      best = isnan(value) ? best : better(best, {value, e});
-    }
-    best = best_of_warp(best);
-    if (lane == 0) {
-      args.chosen[row * args.top_k + i] = best.index;
-      weights[i] = scores[best.index];
-      choice[best.index] = kTaken;
-    }
-    __syncwarp();
-  }
-  if (lane != 0) {
-    return;
-  }
-  if (args.form.scores == RouterScores::kSoftmaxOfChosen) {
-    float sum = 0.0F;
-    const float top = weights[0];
-    for (int i = 0; i < args.top_k; ++i) {
-      weights[i] = expf(weights[i] - top);
-      sum += weights[i];
-    }
-    for (int i = 0; i < args.top_k; ++i) {
-      weights[i] /= sum;
-    }
-  }
-  float divisor = 1.0F;
-  if (args.form.renormalise) {
-    float sum = 0.0F;
-    for (int i = 0; i < args.top_k; ++i) {
-      sum += weights[i];
-    }
-    divisor = sum + args.form.epsilon;
-  }
-  for (int i = 0; i < args.top_k; ++i) {
-    args.weights[row * args.top_k + i] = weights[i] / divisor * args.form.factor;
-  }
+}
+
+__global__ __launch_bounds__(kSortThreads) void sort_kernel(const SortSlotsArgs args) {
+  __shared__ __align__(16) uint8_t room[kSortBytes];
+  ptx::allow_successor();
+  ptx::wait_for_predecessor();
+  sort_block(args, reinterpret_cast<uint16_t*>(room));
+}
+
+bool can_route(const RouteRowsArgs& args) {
+  return args.experts >= 1 && args.experts <= kMostExperts && args.top_k >= 1 &&
+         args.top_k <= kMostChosen && args.top_k <= args.experts && args.form.groups <= kWarp &&
+         args.rows <= INT32_MAX;
+}
+
+/// Counts of a row's slots are of 16 bits.
+bool can_sort(const SortSlotsArgs& args) {
+  return args.experts >= 1 && args.experts <= kMostExperts && args.rows <= UINT16_MAX &&
+         args.tile_rows >= 1;
 }
 
 }  // namespace
@@ -209,17 +157,12 @@ cudaError_t router_logits(const RouterLogitsArgs& args, const LaunchContext& con
   if (args.rows == 0) {
     return cudaSuccess;
   }
-  const Grid grid{
-      .blocks = dim3(static_cast<unsigned>((args.rows + kLogitRows - 1) / kLogitRows),
-                     static_cast<unsigned>((args.experts + kLogitWarps - 1) / kLogitWarps)),
-      .threads = kLogitWarps * kWarp};
-  return launch(logits_kernel, grid, context, args);
+  return args.rows <= kFewLogitRows ? launch_logits<1, 1, 12>(args, context)
+                                    : launch_logits<4, 4, 2>(args, context);
 }
 
 cudaError_t route_rows(const RouteRowsArgs& args, const LaunchContext& context) {
-  if (args.experts < 1 || args.experts > kMostExperts || args.top_k < 1 ||
-      args.top_k > kMostChosen || args.top_k > args.experts || args.form.groups > kWarp ||
-      args.rows > INT32_MAX) {
+  if (!can_route(args)) {
     return cudaErrorInvalidValue;
   }
   if (args.rows == 0) {
@@ -227,6 +170,33 @@ cudaError_t route_rows(const RouteRowsArgs& args, const LaunchContext& context) 
   }
   const Grid grid{.blocks = dim3(static_cast<unsigned>(args.rows)), .threads = kWarp};
   return launch(route_kernel, grid, context, args);
+}
+
+cudaError_t sort_slots(const SortSlotsArgs& args, const LaunchContext& context) {
+  if (!can_sort(args)) {
+    return cudaErrorInvalidValue;
+  }
+  return launch(sort_kernel, {.blocks = dim3(1), .threads = kSortThreads}, context, args);
+}
+
+cudaError_t route_and_sort(const RouteRowsArgs& route,
+                           const SortSlotsArgs& sort,
+                           const LaunchContext& context) {
+  if (route.rows > kRoutedAndSorted || route.rows * route.top_k > kWarp) {
+    const cudaError_t error = route_rows(route, context);
+    return error == cudaSuccess ? sort_slots(sort, context) : error;
+  }
+  if (!can_route(route) || !can_sort(sort)) {
+    return cudaErrorInvalidValue;
+  }
+  if (route.rows == 0) {
+    return cudaSuccess;
+  }
+  const auto rows = static_cast<unsigned>(route.rows);
+  const Grid grid{.blocks = dim3(1),
+                  .threads = rows * kWarp,
+                  .shared_bytes = size_t{rows} * 8 * static_cast<size_t>(route.experts)};
+  return launch(route_sort_kernel, grid, context, route, sort);
 }
 
 }  // namespace nibble::cuda

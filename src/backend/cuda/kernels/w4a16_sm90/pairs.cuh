@@ -69,7 +69,7 @@ struct PairShare {
 
 template <int kGroupSize, typename Tile>
 struct W4A16Pairs {
-  using Loop = W4A16Loop<kGroupSize, Tile>;
+  using Loop = W4A16Loop<Int4Codec<kGroupSize>, Tile>;
   using Layout = Int4GroupLayout<kGroupSize>;
   using Place = typename Loop::Place;
   static constexpr int kTokens = Tile::kTokens, kBlocks = Tile::kBlocks, kStages = Tile::kStages;

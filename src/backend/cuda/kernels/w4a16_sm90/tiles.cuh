@@ -17,7 +17,7 @@ GemmSm90Tile describe_w4a16_tile() {
           .cluster = Tile::kCluster,
           .clusters = Tile::kShares,
           .threads = Tile::kThreads,
-          .shared_bytes = W4A16Loop<kGroupSize, Tile>::kBytes,
+          .shared_bytes = W4A16Loop<Int4Codec<kGroupSize>, Tile>::kBytes,
           .kernel = gemm_w4a16_sm90<kGroupSize, Tile>};
 }
 

@@ -3,7 +3,7 @@
 #include <cstdint>
 
 #include "backend/cuda/kernels/gemm_sm90/gemm_sm90.cuh"
-#include "backend/cuda/kernels/w4a16_sm90/layout.cuh"
+#include "backend/cuda/kernels/w4a16_sm90/codecs.cuh"
 #include "backend/cuda/kernels/w4a16_sm90/store.cuh"
 #include "backend/cuda/ptx/cluster.cuh"
 
@@ -40,9 +40,9 @@ struct W4A16Tile {
   static constexpr bool kShares = kCluster == 1;
 };
 
-template <int kGroupSize, typename Tile>
+template <typename Codec, typename Tile>
 struct W4A16Loop {
-  using Layout = Int4GroupLayout<kGroupSize>;
+  using Layout = typename Codec::Layout;
   static constexpr int kTokens = Tile::kTokens, kBlocks = Tile::kBlocks, kStages = Tile::kStages;
   static constexpr int kSums = kTokens / 2;  // of a thread and row block
   static constexpr int kAhead = 2;           // stages
@@ -171,44 +171,22 @@ struct W4A16Loop {
   // --- the multiplying warpgroups ---
 
   // A thread's codes of a unit and, for its two rows, the scales of each group.
-  static constexpr int kScales = kGroupSize == 32 ? 2 : 1;
-  static constexpr float kShrink = 0x1p-40F;         // of weights, until all are summed
-  static constexpr uint32_t kFactors = 0x6c006e00U;  // 2^89, 2^93
-  static constexpr uint32_t kOffsets = 0xad00ad00U;  // -8 kShrink
+  static constexpr int kScales = Codec::kScales;
+  static constexpr float kShrink = Codec::kShrink;  // of weights, until all are summed
   struct Fetched {
     uint4 codes;
     uint32_t scales[kScales];
   };
-  // What a code is multiplied by and what is added, for each group of a unit.
-  struct Terms {
-    uint32_t factors[kScales], offsets[kScales];
-    __device__ __forceinline__ explicit Terms(const Fetched& fetched) {
-#pragma unroll
-      for (int g = 0; g < kScales; ++g) {
-        factors[g] = ptx::mul_bf16x2(fetched.scales[g], kFactors);
-        offsets[g] = ptx::mul_bf16x2(fetched.scales[g], kOffsets);
-      }
-    }
-  };
+  using Terms = typename Codec::Terms;
 
-  // Codes of one unit as this thread's fragments, times the scales of its two rows and kShrink. A
-  // byte alone in a BF16 is that integer times 2^-133, also where it reaches into the exponent: a
-  // code, or 16 codes, becomes a weight by one exact product and one exact offset, rounded once.
+  // Codes of one unit as this thread's fragments, times the scales of its two rows and kShrink.
   static __device__ __forceinline__ void decode(const uint4& unit,
                                                 const Terms& terms,
                                                 uint32_t (&a)[4][4]) {
     const uint32_t words[4] = {unit.x, unit.y, unit.z, unit.w};
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      const int g = kScales == 2 ? k / 2 : 0;
-      const uint32_t factors = terms.factors[g], offsets = terms.offsets[g];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const uint32_t codes = words[k] >> (i / 2 * 8) & (i % 2 == 0 ? 0x000f000fU : 0x00f000f0U);
-        a[k][i] = i % 2 == 0
-                      ? ptx::fma_bf16x2(codes, ptx::low_twice(factors), ptx::low_twice(offsets))
-                      : ptx::fma_bf16x2(codes, ptx::high_twice(factors), ptx::high_twice(offsets));
-      }
+      Codec::decode(words[k], terms, kScales == 2 ? k / 2 : 0, a[k]);
       ptx::pin(a[k]);
     }
   }
@@ -237,21 +215,26 @@ struct W4A16Loop {
     }
   };
 
-  static __device__ __forceinline__ void multiply(float (&sums)[kSums],
+  template <int kCount>
+  static __device__ __forceinline__ void multiply(float (&sums)[kCount / 2],
                                                   const uint32_t (&a)[4][4],
                                                   uint64_t x) {
     ptx::mma_fence();
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      ptx::mma_registers<ptx::MmaType::kBf16, kTokens>(sums, a[k], x + 2 * k);
+      ptx::mma_registers<ptx::MmaType::kBf16, kCount>(sums, a[k], x + 2 * k);
     }
     ptx::mma_commit();
   }
 
-  // Adds `steps` stages of the ring from `place` on to the sums of the first kActive row blocks.
-  template <int kActive = kBlocks>
-  static __device__ __forceinline__ void accumulate(
-      float (&sums)[kBlocks][kSums], Place& place, int steps, const Reader& reader, uint32_t base) {
+  // Adds `steps` stages of the ring from `place` on to the sums of the first kActive row blocks and
+  // kCount tokens.
+  template <int kActive = kBlocks, int kCount = kTokens>
+  static __device__ __forceinline__ void accumulate(float (&sums)[kBlocks][kCount / 2],
+                                                    Place& place,
+                                                    int steps,
+                                                    const Reader& reader,
+                                                    uint32_t base) {
     constexpr int kUnits = 2 * kActive;
     // Whether the second unit of a step has the terms of the first.
     constexpr bool kSame = Layout::kShared && kActive == 1;
@@ -269,7 +252,7 @@ struct W4A16Loop {
     ptx::barrier_wait(place.barrier, place.parity);
     reader.template fetch<kActive>(place, 0, fetched[0]);
     reader.template fetch<kActive>(place, 1, fetched[1]);
-    Terms terms(fetched[0]);
+    Terms terms(fetched[0].scales);
     decode(fetched[0].codes, terms, a[0]);
     while (true) {
       // Units are decoded while the one before is multiplied.
@@ -277,7 +260,7 @@ struct W4A16Loop {
       const uint32_t empty = place.barrier + 8 * kStages;
 #pragma unroll
       for (int u = 0; u + 1 < kUnits; ++u) {
-        multiply(sums[u % kActive], a[u & 1], here + u / kActive * (kXBytes >> 4));
+        multiply<kCount>(sums[u % kActive], a[u & 1], here + u / kActive * (kXBytes >> 4));
         if (u + 2 < kUnits) {
           reader.template fetch<kActive>(place, u + 2, fetched[u & 1]);
         }
@@ -286,11 +269,11 @@ struct W4A16Loop {
           release(before);
         }
         if constexpr (!kSame) {
-          terms = Terms(fetched[(u + 1) & 1]);
+          terms = Terms(fetched[(u + 1) & 1].scales);
         }
         decode(fetched[(u + 1) & 1].codes, terms, a[(u + 1) & 1]);
       }
-      multiply(sums[(kUnits - 1) % kActive], a[1], here + (kXBytes >> 4));
+      multiply<kCount>(sums[(kUnits - 1) % kActive], a[1], here + (kXBytes >> 4));
       before = empty;
       place.advance(base);
       if (--steps == 0) {
@@ -300,7 +283,7 @@ struct W4A16Loop {
       reader.template fetch<kActive>(place, 0, fetched[0]);
       reader.template fetch<kActive>(place, 1, fetched[1]);
       ptx::mma_wait<1>();
-      terms = Terms(fetched[0]);
+      terms = Terms(fetched[0].scales);
       decode(fetched[0].codes, terms, a[0]);
     }
     ptx::mma_wait<0>();
@@ -312,10 +295,10 @@ struct W4A16Loop {
   }
 
   // What accumulate() summed up, of weights as they are.
-  template <int kCount>
-  static __device__ __forceinline__ void restore(float (&sums)[kCount][kSums]) {
+  template <int kRows, int kEach>
+  static __device__ __forceinline__ void restore(float (&sums)[kRows][kEach]) {
 #pragma unroll
-    for (int b = 0; b < kCount; ++b) {
+    for (int b = 0; b < kRows; ++b) {
       ptx::multiply_in_place(sums[b], 1.0F / kShrink);
     }
   }
@@ -361,7 +344,7 @@ template <int kGroupSize, typename Tile>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident)
     gemm_w4a16_sm90(const __grid_constant__ CUtensorMap x,
                     const __grid_constant__ GemmSm90Args args) {
-  using Loop = W4A16Loop<kGroupSize, Tile>;
+  using Loop = W4A16Loop<Int4Codec<kGroupSize>, Tile>;
   extern __shared__ __align__(1024) uint8_t shared[];
   const uint32_t base = ptx::shared_address(shared);
   auto* flags = reinterpret_cast<volatile uint32_t*>(shared + Loop::kFlags);

@@ -1,0 +1,7 @@
+#include "backend/cuda/kernels/experts_sm90/tiles.cuh"
+
+namespace nibble::cuda {
+
+template std::span<const ExpertsSm90Tile> experts_sm90_tiles<Fp4Codec>();
+
+}  // namespace nibble::cuda
