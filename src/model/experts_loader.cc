@@ -33,9 +33,7 @@ class ExpertsLoader final {
                                          .down_bias = down_bias_,
                                          .between = source_.backend.activation_type(config_.dtype),
                                          .max_m = source_.max_rows});
-    for (const MappedLinear& part : parts_) {
-      source_.weights.release(part);
-    }
+    source_.weights.release(parts_);
     return experts.ok() ? std::move(experts)
                         : experts.status().with_context(name(Role::kRouter) + " and its experts");
   }

@@ -218,8 +218,12 @@ void WeightLoader::read_ahead(const std::string& prefix) const {
   }
 }
 
-void WeightLoader::release(const MappedLinear& linear) const {
-  for (const TensorInfo* tensor : linear.tensors) {
+void WeightLoader::release(std::span<const MappedLinear> parts) const {
+  std::set<const TensorInfo*> tensors;  // experts share theirs
+  for (const MappedLinear& part : parts) {
+    tensors.insert(part.tensors.begin(), part.tensors.end());
+  }
+  for (const TensorInfo* tensor : tensors) {
     reader_->drop_pages(*tensor);
   }
 }

@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -56,12 +57,14 @@ class WeightLoader final {
   /// Appends vector(module + ".bias") to `bias`.
   Status append_bias(const std::string& module, int64_t n, std::vector<float>& bias);
 
+  /// Of all tensors.
+  [[nodiscard]] int64_t total_bytes() const { return reader_->total_bytes(); }
   /// What keeps mapped weights in place.
   [[nodiscard]] std::shared_ptr<const void> files() const { return kept_; }
   /// Starts to read the tensors whose names begin with `prefix` into the system's cache.
   void read_ahead(const std::string& prefix) const;
   /// Lets pages go that were read of a layer's tensors; the system's cache keeps them.
-  void release(const MappedLinear& linear) const;
+  void release(std::span<const MappedLinear> parts) const;
 
   void release_all() const;
   /// Says in the log what was decoded, how much memory that takes, and what to do instead.

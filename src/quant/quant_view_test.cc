@@ -41,6 +41,28 @@ TEST(QuantView, ReadsScalesOfEveryTypeAtAnyAddress) {
   EXPECT_EQ(view.scale(1), -0.5F);
 }
 
+TEST(QuantView, ReadsPowersOfTwoOfRowsThatLieApart) {
+  // Two rows of three groups, each followed by a row of another matrix.
+  const uint8_t codes[12] = {127, 128, 126, 255, 255, 255, 0, 254, 130, 255, 255, 255};
+  const QuantView view{.format = {WeightCode::kFp4E2M1, ScalePer::kGroup, 32, DType::kF8E8M0},
+                       .n = 2,
+                       .k = 96,
+                       .scales = reinterpret_cast<const std::byte*>(codes),
+                       .scale_type = DType::kF8E8M0,
+                       .scale_stride = 6};
+  const float expected[6] = {1.0F, 2.0F, 0.5F, 0x1p-127F, 0x1p127F, 8.0F};
+  for (int64_t first = 0; first < 6; ++first) {
+    for (int64_t count = 1; count <= 6 - first; ++count) {
+      std::vector<float> got(static_cast<size_t>(count));
+      view.read_scales(first, got);
+      for (int64_t i = 0; i < count; ++i) {
+        EXPECT_EQ(got[static_cast<size_t>(i)], expected[first + i]);
+        EXPECT_EQ(view.scale(first + i), expected[first + i]);
+      }
+    }
+  }
+}
+
 TEST(QuantView, MinimumsAreOfTheTypeOfTheScales) {
   const uint8_t codes[8] = {};
   const uint16_t scales[] = {0x3c00, 0x4000};   // 1 and 2 in F16
