@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "arch/config.h"
+#include "base/thread_pool.h"
 #include "checkpoint/checkpoint_reader.h"
 #include "checkpoint/linear_reader.h"
 #include "checkpoint/quant_config.h"
@@ -36,8 +37,13 @@ class WeightLoader final {
   /// A linear layer's weights [n, k], in the mapped file. kCorrupt naming the tensor for another
   /// shape.
   Result<MappedLinear> linear(const std::string& module, int64_t n, int64_t k);
-  /// The same of a projection of a routed expert: map_expert_weights().
-  Result<MappedLinear> expert(const std::string& module, int64_t n, int64_t k);
+  /// The same of projections of routed experts, by several threads: map_expert_weights().
+  struct ExpertModule {
+    std::string module;
+    int64_t n = 0;
+    int64_t k = 0;
+  };
+  Result<std::vector<MappedLinear>> experts(std::span<const ExpertModule> modules);
   /// A table [n, k] that a GGUF file has in blocks, in the mapped file; null where it is stored
   /// otherwise.
   Result<std::unique_ptr<SourceMatrix>> block_table(const std::string& module,
@@ -99,6 +105,7 @@ class WeightLoader final {
   std::shared_ptr<Kept> kept_;
   const CheckpointReader* reader_;  // in kept_
   RunsFormat runs_;
+  std::unique_ptr<ThreadPool> pool_;  // once there are experts
   Decoded decoded_;
   QuantConfig quant_config_;
   ModelConfig config_;

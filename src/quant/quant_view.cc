@@ -1,6 +1,5 @@
 #include "quant/quant_view.h"
 
-#include <array>
 #include <cstring>
 
 #include "base/f16.h"
@@ -10,18 +9,29 @@ namespace nibble {
 
 namespace {
 
-constexpr auto kPowers = [] {
-  std::array<float, 256> powers{};
-  for (size_t code = 0; code < powers.size(); ++code) {
-    powers[code] = decode_e8m0(static_cast<uint8_t>(code));
+// The compiler turns loops of this fixed length into vector code.
+constexpr size_t kBlock = 16;
+
+// The numbers of decode_e8m0(): a code is an exponent, but that 0 and NaN have a bit below it.
+void read_powers(const std::byte* from, std::span<float> out) {
+  size_t i = 0;
+  for (; i + kBlock <= out.size(); i += kBlock) {
+    uint32_t bits[kBlock];
+    for (size_t j = 0; j < kBlock; ++j) {
+      const auto code = std::to_integer<uint32_t>(from[i + j]);
+      bits[j] = code << 23 | (((code + 1) & 255U) <= 1 ? 0x00400000U : 0U);
+    }
+    std::memcpy(&out[i], bits, sizeof(bits));
   }
-  return powers;
-}();
+  for (; i < out.size(); ++i) {
+    out[i] = decode_e8m0(std::to_integer<uint8_t>(from[i]));
+  }
+}
 
 // Number `index` of those that lie at `from` in a type of scales.
 float number_at(const std::byte* from, DType type, int64_t index) {
   if (type == DType::kF8E8M0) {
-    return kPowers[std::to_integer<size_t>(from[index])];
+    return decode_e8m0(std::to_integer<uint8_t>(from[index]));
   }
   if (type == DType::kF32) {
     float value = 0;
@@ -44,10 +54,7 @@ void read_numbers(const std::byte* from, DType type, int64_t first, std::span<fl
       out[i] = bf16_to_f32(bits);
     }
   } else if (type == DType::kF8E8M0) {
-    from += first;
-    for (size_t i = 0; i < out.size(); ++i) {
-      out[i] = kPowers[std::to_integer<size_t>(from[i])];
-    }
+    read_powers(from + first, out);
   } else {
     for (size_t i = 0; i < out.size(); ++i) {
       out[i] = number_at(from, type, first + static_cast<int64_t>(i));

@@ -1,6 +1,8 @@
 #include "quant/quant_view.h"
 
+#include <cmath>
 #include <cstring>
+#include <numeric>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -61,6 +63,19 @@ TEST(QuantView, ReadsPowersOfTwoOfRowsThatLieApart) {
       }
     }
   }
+}
+
+TEST(QuantView, ReadsEveryPowerOfTwo) {
+  std::vector<uint8_t> codes(256);
+  std::iota(codes.begin(), codes.end(), uint8_t{0});
+  const QuantView view{.scales = reinterpret_cast<const std::byte*>(codes.data()),
+                       .scale_type = DType::kF8E8M0};
+  std::vector<float> got(256);
+  view.read_scales(0, got);
+  for (size_t code = 0; code < 255; ++code) {
+    EXPECT_EQ(got[code], std::ldexp(1.0F, static_cast<int>(code) - 127)) << code;
+  }
+  EXPECT_TRUE(std::isnan(got[255]));
 }
 
 TEST(QuantView, MinimumsAreOfTheTypeOfTheScales) {
