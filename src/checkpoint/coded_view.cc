@@ -264,24 +264,39 @@ class CodedView final {
   // are read row by row with the scales.
   [[nodiscard]] bool scales_lie_so() const {
     const ScaleLayout& scale = facts_.scale;
-    const bool each = scale.row_stride == facts_.groups() && scale.rows_per_scale == 1;
+    const bool each = scale.row_stride >= facts_.groups() && scale.rows_per_scale == 1;
     const bool one = scale.row_stride == 0 && facts_.groups() == 1;
-    return is_plain(scale.tensor->dtype) && facts_.outer.tensor == nullptr && !reads_.has_zeros() &&
-           scale.group_stride == 1 && (each || one);
+    return (is_plain(scale.tensor->dtype) || powers()) && facts_.outer.tensor == nullptr &&
+           !reads_.has_zeros() && scale.group_stride == 1 && (each || one);
+  }
+
+  /// Whether each scale is the exponent of a power of two.
+  [[nodiscard]] bool powers() const {
+    const DType type = facts_.scale.tensor->dtype;
+    return type == DType::kU8 || type == DType::kF8E8M0;
   }
 
   Status map_scales() {
     QuantView& view = out_.weight;
     const ScaleLayout& scale = facts_.scale;
     const int64_t bytes = dtype_bits(scale.tensor->dtype) / 8;
+    const int64_t groups = facts_.groups();
     const bool one = scale.row_stride == 0;
-    const int64_t count = one ? 1 : facts_.n * facts_.groups();
     view.scales = scale.tensor->data.data() + scale.offset * bytes;
-    view.scale_type = scale.tensor->dtype;
+    view.scale_type = powers() ? DType::kF8E8M0 : scale.tensor->dtype;
     view.scale_count = one ? QuantView::Scales::kOneForAll : QuantView::Scales::kEach;
-    const auto stored = scale.tensor->data.subspan(static_cast<size_t>(scale.offset * bytes),
-                                                   static_cast<size_t>(count * bytes));
-    return all_finite(scale.tensor->dtype, stored) ? Status() : copy_scales();  // names the bad one
+    view.scale_stride = one || scale.row_stride == groups ? 0 : scale.row_stride;
+    const int64_t rows = one || view.scale_stride == 0 ? 1 : facts_.n;
+    const int64_t of_row = one ? 1 : facts_.n * groups / rows;
+    for (int64_t row = 0; row < rows; ++row) {
+      const int64_t first = scale.offset + row * scale.row_stride;
+      const auto stored = scale.tensor->data.subspan(static_cast<size_t>(first * bytes),
+                                                     static_cast<size_t>(of_row * bytes));
+      if (!all_finite(view.scale_type, stored)) {
+        return copy_scales();  // names the bad one
+      }
+    }
+    return {};
   }
 
   Status copy_scales() {
@@ -303,6 +318,7 @@ class CodedView final {
     view.scales = out_.scales.data();
     view.scale_type = DType::kF32;
     view.scale_count = QuantView::Scales::kEach;
+    view.scale_stride = 0;
     view.zeros = zeros ? out_.zeros.as<int8_t>().data() : nullptr;
     return {};
   }

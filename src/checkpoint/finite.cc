@@ -35,16 +35,17 @@ bool none_has(std::span<const std::byte> numbers, Bits exponent) {
   return true;
 }
 
-// Of FP8, only whether it is NaN.
+// Of one byte, only whether it is NaN.
 float number_at(const TensorInfo& tensor, int64_t index) {
   if (tensor.dtype == DType::kF32) {
     float value = 0;
     std::memcpy(&value, tensor.data.data() + index * 4, sizeof(value));
     return value;
   }
-  if (tensor.dtype == DType::kF8E4M3) {
+  if (tensor.dtype == DType::kF8E4M3 || tensor.dtype == DType::kF8E8M0) {
     const auto bits = std::to_integer<uint8_t>(tensor.data[static_cast<size_t>(index)]);
-    return (bits & 0x7fU) == 0x7fU ? std::numeric_limits<float>::quiet_NaN() : 0;
+    const bool nan = tensor.dtype == DType::kF8E8M0 ? bits == 0xffU : (bits & 0x7fU) == 0x7fU;
+    return nan ? std::numeric_limits<float>::quiet_NaN() : 0;
   }
   uint16_t bits = 0;
   std::memcpy(&bits, tensor.data.data() + index * 2, sizeof(bits));
@@ -63,6 +64,8 @@ bool all_finite(DType dtype, std::span<const std::byte> numbers) {
       return none_has<uint16_t>(numbers, 0x7c00U);
     case DType::kF8E4M3:  // has no infinity
       return none_has<uint8_t>(numbers, 0x7fU);
+    case DType::kF8E8M0:  // has neither infinity nor another NaN
+      return std::memchr(numbers.data(), 0xff, numbers.size()) == nullptr;
     default:
       return true;
   }

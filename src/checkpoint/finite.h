@@ -14,8 +14,8 @@ namespace nibble {
 inline constexpr std::string_view kNotFiniteRemedy =
     "the file is damaged, or training had diverged when it was saved: get another copy";
 
-/// Whether none of the numbers is NaN or infinite. Numbers of other types than F32, F16, BF16
-/// and F8_E4M3 pass. Runs at the speed of memory.
+/// Whether none of the numbers is NaN or infinite. Numbers of other types than F32, F16, BF16,
+/// F8_E4M3 and F8_E8M0 pass. Runs at the speed of memory.
 [[nodiscard]] bool all_finite(DType dtype, std::span<const std::byte> numbers);
 /// "element [3, 17] is nan" for the first number of the tensor that is NaN or infinite; empty when
 /// there is none.

@@ -25,7 +25,8 @@ const std::vector<Pattern> kPatterns = {
     {DType::kF16, 2, 0x7e00, "nan"},     {DType::kF16, 2, 0x7bff, ""},
     {DType::kF8E4M3, 1, 0x7f, "nan"},    {DType::kF8E4M3, 1, 0xff, "nan"},
     {DType::kF8E4M3, 1, 0x7e, ""},       {DType::kI32, 4, 0x7fc00000, ""},
-    {DType::kU8, 1, 0xff, ""},
+    {DType::kU8, 1, 0xff, ""},           {DType::kF8E8M0, 1, 0xff, "nan"},
+    {DType::kF8E8M0, 1, 0xfe, ""},
 };
 
 // One number among 5 x 31, so that the last block is not full.

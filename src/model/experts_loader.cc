@@ -33,9 +33,7 @@ class ExpertsLoader final {
                                          .down_bias = down_bias_,
                                          .between = source_.backend.activation_type(config_.dtype),
                                          .max_m = source_.max_rows});
-    for (const MappedLinear& part : parts_) {
-      source_.weights.release(part);
-    }
+    source_.weights.release(parts_);
     return experts.ok() ? std::move(experts)
                         : experts.status().with_context(name(Role::kRouter) + " and its experts");
   }
@@ -65,9 +63,8 @@ class ExpertsLoader final {
     return {};
   }
 
-  /// Of one expert; its activations must be those of the first one.
-  Result<QuantView> read(Role role, int64_t expert, int64_t n, int64_t k) {
-    NIBBLE_ASSIGN_OR_RETURN(MappedLinear part, source_.weights.expert(name(role, expert), n, k));
+  /// Notes a projection of an expert, whose activations must be those of the first one.
+  Result<QuantView> take(Role role, int64_t expert, MappedLinear& part) {
     part.act.format = activations_of(part, config_.dtype);
     ActSpec& act = role == Role::kExpertDown ? down_act_ : act_;
     if (expert == 0 && role != Role::kExpertUp) {
@@ -81,17 +78,24 @@ class ExpertsLoader final {
           part.weight.name, expert);
     }
     source_.note(part);
-    parts_.push_back(std::move(part));
-    return parts_.back().weight;
+    return part.weight;
   }
 
   Status read_experts() {
     const int64_t hidden = config_.hidden_size;
+    std::vector<WeightLoader::ExpertModule> modules;
     for (int64_t expert = 0; expert < moe_.experts; ++expert) {
+      modules.push_back({name(Role::kExpertGate, expert), moe_.width, hidden});
+      modules.push_back({name(Role::kExpertUp, expert), moe_.width, hidden});
+      modules.push_back({name(Role::kExpertDown, expert), hidden, moe_.width});
+    }
+    NIBBLE_ASSIGN_OR_RETURN(parts_, source_.weights.experts(modules));
+    for (int64_t expert = 0; expert < moe_.experts; ++expert) {
+      MappedLinear* parts = parts_.data() + 3 * expert;
       ExpertsRequest::Expert views;
-      NIBBLE_ASSIGN_OR_RETURN(views.gate, read(Role::kExpertGate, expert, moe_.width, hidden));
-      NIBBLE_ASSIGN_OR_RETURN(views.up, read(Role::kExpertUp, expert, moe_.width, hidden));
-      NIBBLE_ASSIGN_OR_RETURN(views.down, read(Role::kExpertDown, expert, hidden, moe_.width));
+      NIBBLE_ASSIGN_OR_RETURN(views.gate, take(Role::kExpertGate, expert, parts[0]));
+      NIBBLE_ASSIGN_OR_RETURN(views.up, take(Role::kExpertUp, expert, parts[1]));
+      NIBBLE_ASSIGN_OR_RETURN(views.down, take(Role::kExpertDown, expert, parts[2]));
       experts_.push_back(std::move(views));
     }
     return {};

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
@@ -140,9 +141,7 @@ class DecoderLoader final {
       }
     }
     auto linear = Linear::prepare(parts, bias, backend_, options_.max_batch_tokens);
-    for (const MappedLinear& part : parts) {
-      weights_.release(part);
-    }
+    weights_.release(parts);
     return linear.ok() ? std::move(linear)
                        : linear.status().with_context(name(projections[0].role, layer));
   }
@@ -261,7 +260,7 @@ class DecoderLoader final {
                             weights_.linear(module, config_.vocab_size, config_.hidden_size));
     parts[0].act.format = activations_of(parts[0], config_.dtype);
     auto head = Linear::prepare(parts, {}, backend_, options_.max_logit_rows);
-    weights_.release(parts[0]);
+    weights_.release(parts);
     return head;
   }
 
@@ -313,7 +312,11 @@ Result<std::unique_ptr<Model>> load_model(const std::string& model_dir,
   NIBBLE_ASSIGN_OR_RETURN(WeightLoader weights, WeightLoader::open(model_dir, stored, runs));
   const ModelConfig& config = weights.config();
   DecoderLoader loader(config, weights, backend, options);
+  const auto start = std::chrono::steady_clock::now();
   NIBBLE_ASSIGN_OR_RETURN(DecoderParts parts, loader.load());
+  const std::chrono::duration<double> loading = std::chrono::steady_clock::now() - start;
+  NIBBLE_LOG(kDebug, "{}: {:.2f} GB of weights were read and prepared in {:.2f} s", model_dir,
+             static_cast<double>(weights.total_bytes()) / 1e9, loading.count());
   parts.folder = model_dir;
   NIBBLE_RETURN_IF_ERROR(weights.check_all_used());
   weights.report_decoded();

@@ -170,8 +170,8 @@ Status check_loadable(const std::string& model_dir) {
       NIBBLE_RETURN_IF_ERROR(
           weights.table(tensor.module, tensor.shape[0], tensor.shape[1]).status());
     } else if (of_a_routed_expert(tensor.role)) {
-      NIBBLE_RETURN_IF_ERROR(
-          weights.expert(tensor.module, tensor.shape[0], tensor.shape[1]).status());
+      const WeightLoader::ExpertModule expert{tensor.module, tensor.shape[0], tensor.shape[1]};
+      NIBBLE_RETURN_IF_ERROR(weights.experts({&expert, 1}).status());
     } else if (tensor.kind == TensorKind::kMatrix && tensor.role != Role::kSharedExpertGate) {
       NIBBLE_RETURN_IF_ERROR(
           weights.linear(tensor.module, tensor.shape[0], tensor.shape[1]).status());

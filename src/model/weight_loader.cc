@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <string_view>
 #include <utility>
 
 #include <fmt/ranges.h>
 
 #include "arch/family.h"
+#include "base/cpu_topology.h"
 #include "base/f16.h"
 #include "base/log.h"
 #include "checkpoint/finite.h"
@@ -18,6 +20,8 @@
 namespace nibble {
 
 namespace {
+
+constexpr int kMostThreads = 8;  // that map experts: most of their bytes stay where they are
 
 float read_element(DType dtype, const std::byte* data, int64_t index) {
   if (dtype == DType::kF32) {
@@ -78,17 +82,28 @@ Result<MappedLinear> WeightLoader::map(const std::string& module,
   return use(map_linear_weights(*reader_, quant_config_, module, runs), module, n, k);
 }
 
-Result<MappedLinear> WeightLoader::expert(const std::string& module, int64_t n, int64_t k) {
-  NIBBLE_ASSIGN_OR_RETURN(
-      MappedLinear weights,
-      use(map_expert_weights(
-              *reader_, quant_config_, module,
-              {.family = config_.family, .hidden_size = config_.hidden_size, .runs = runs_}),
-          module, n, k));
-  for (const TensorInfo* tensor : weights.tensors) {
-    tensors_.insert(tensor->name);
+Result<std::vector<MappedLinear>> WeightLoader::experts(std::span<const ExpertModule> modules) {
+  if (pool_ == nullptr) {
+    pool_ = std::make_unique<ThreadPool>(std::min(kMostThreads, read_cpu_topology().usable_cpus()));
   }
-  return weights;
+  const ExpertOwner owner{
+      .family = config_.family, .hidden_size = config_.hidden_size, .runs = runs_};
+  std::vector<std::optional<Result<MappedLinear>>> mapped(modules.size());
+  pool_->parallel_for(std::ssize(modules), [&](int64_t i, int) {
+    const auto at = static_cast<size_t>(i);
+    mapped[at] = map_expert_weights(*reader_, quant_config_, modules[at].module, owner);
+  });
+  std::vector<MappedLinear> experts;
+  experts.reserve(modules.size());
+  for (size_t i = 0; i < modules.size(); ++i) {
+    const auto& [module, n, k] = modules[i];
+    NIBBLE_ASSIGN_OR_RETURN(MappedLinear weights, use(*std::move(mapped[i]), module, n, k));
+    for (const TensorInfo* tensor : weights.tensors) {
+      tensors_.insert(tensor->name);
+    }
+    experts.push_back(std::move(weights));
+  }
+  return experts;
 }
 
 Result<MappedLinear> WeightLoader::use(Result<MappedLinear> mapped,
@@ -218,8 +233,12 @@ void WeightLoader::read_ahead(const std::string& prefix) const {
   }
 }
 
-void WeightLoader::release(const MappedLinear& linear) const {
-  for (const TensorInfo* tensor : linear.tensors) {
+void WeightLoader::release(std::span<const MappedLinear> parts) const {
+  std::set<const TensorInfo*> tensors;  // experts share theirs
+  for (const MappedLinear& part : parts) {
+    tensors.insert(part.tensors.begin(), part.tensors.end());
+  }
+  for (const TensorInfo* tensor : tensors) {
     reader_->drop_pages(*tensor);
   }
 }

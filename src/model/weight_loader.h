@@ -4,10 +4,12 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "arch/config.h"
+#include "base/thread_pool.h"
 #include "checkpoint/checkpoint_reader.h"
 #include "checkpoint/linear_reader.h"
 #include "checkpoint/quant_config.h"
@@ -35,8 +37,13 @@ class WeightLoader final {
   /// A linear layer's weights [n, k], in the mapped file. kCorrupt naming the tensor for another
   /// shape.
   Result<MappedLinear> linear(const std::string& module, int64_t n, int64_t k);
-  /// The same of a projection of a routed expert: map_expert_weights().
-  Result<MappedLinear> expert(const std::string& module, int64_t n, int64_t k);
+  /// The same of projections of routed experts, by several threads: map_expert_weights().
+  struct ExpertModule {
+    std::string module;
+    int64_t n = 0;
+    int64_t k = 0;
+  };
+  Result<std::vector<MappedLinear>> experts(std::span<const ExpertModule> modules);
   /// A table [n, k] that a GGUF file has in blocks, in the mapped file; null where it is stored
   /// otherwise.
   Result<std::unique_ptr<SourceMatrix>> block_table(const std::string& module,
@@ -56,12 +63,14 @@ class WeightLoader final {
   /// Appends vector(module + ".bias") to `bias`.
   Status append_bias(const std::string& module, int64_t n, std::vector<float>& bias);
 
+  /// Of all tensors.
+  [[nodiscard]] int64_t total_bytes() const { return reader_->total_bytes(); }
   /// What keeps mapped weights in place.
   [[nodiscard]] std::shared_ptr<const void> files() const { return kept_; }
   /// Starts to read the tensors whose names begin with `prefix` into the system's cache.
   void read_ahead(const std::string& prefix) const;
   /// Lets pages go that were read of a layer's tensors; the system's cache keeps them.
-  void release(const MappedLinear& linear) const;
+  void release(std::span<const MappedLinear> parts) const;
 
   void release_all() const;
   /// Says in the log what was decoded, how much memory that takes, and what to do instead.
@@ -96,6 +105,7 @@ class WeightLoader final {
   std::shared_ptr<Kept> kept_;
   const CheckpointReader* reader_;  // in kept_
   RunsFormat runs_;
+  std::unique_ptr<ThreadPool> pool_;  // once there are experts
   Decoded decoded_;
   QuantConfig quant_config_;
   ModelConfig config_;

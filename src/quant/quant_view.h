@@ -17,7 +17,8 @@ namespace nibble {
 ///   codes   n rows of row_bytes(), row_stride bytes apart (every second one of a fused matrix), 0
 ///           where one follows the other; aligned to nothing; what lies past k in the last word
 ///           of an int4 row may be anything; other nibbles than canonical ones have k % 8 == 0
-///   scales  [n, groups] in scale_type, aligned to nothing, or one number for all of them
+///   scales  [n, groups] in scale_type, aligned to nothing, or one number for all of them; those of
+///           a row scale_stride numbers behind the row before, 0 where one follows the other
 ///   zeros   [n, groups], where the format has zero points
 ///   minimums  [n, groups] in scale_type, aligned to nothing, where the format has minimums
 struct QuantView {
@@ -30,8 +31,9 @@ struct QuantView {
   int64_t row_stride = 0;
   NibbleForm nibbles;  // of int4 codes
   const std::byte* scales = nullptr;
-  DType scale_type = DType::kF32;  // kF32, kBF16 or kF16
+  DType scale_type = DType::kF32;  // kF32, kBF16, kF16 or kF8E8M0
   Scales scale_count = Scales::kEach;
+  int64_t scale_stride = 0;
   const int8_t* zeros = nullptr;
   const std::byte* minimums = nullptr;
   std::string name;  // what error messages call it

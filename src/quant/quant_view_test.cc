@@ -1,6 +1,8 @@
 #include "quant/quant_view.h"
 
+#include <cmath>
 #include <cstring>
+#include <numeric>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -39,6 +41,41 @@ TEST(QuantView, ReadsScalesOfEveryTypeAtAnyAddress) {
   std::memcpy(memory.data() + 1, f16, 4);
   EXPECT_EQ(view.scale(0), 2.0F);
   EXPECT_EQ(view.scale(1), -0.5F);
+}
+
+TEST(QuantView, ReadsPowersOfTwoOfRowsThatLieApart) {
+  // Two rows of three groups, each followed by a row of another matrix.
+  const uint8_t codes[12] = {127, 128, 126, 255, 255, 255, 0, 254, 130, 255, 255, 255};
+  const QuantView view{.format = {WeightCode::kFp4E2M1, ScalePer::kGroup, 32, DType::kF8E8M0},
+                       .n = 2,
+                       .k = 96,
+                       .scales = reinterpret_cast<const std::byte*>(codes),
+                       .scale_type = DType::kF8E8M0,
+                       .scale_stride = 6};
+  const float expected[6] = {1.0F, 2.0F, 0.5F, 0x1p-127F, 0x1p127F, 8.0F};
+  for (int64_t first = 0; first < 6; ++first) {
+    for (int64_t count = 1; count <= 6 - first; ++count) {
+      std::vector<float> got(static_cast<size_t>(count));
+      view.read_scales(first, got);
+      for (int64_t i = 0; i < count; ++i) {
+        EXPECT_EQ(got[static_cast<size_t>(i)], expected[first + i]);
+        EXPECT_EQ(view.scale(first + i), expected[first + i]);
+      }
+    }
+  }
+}
+
+TEST(QuantView, ReadsEveryPowerOfTwo) {
+  std::vector<uint8_t> codes(256);
+  std::iota(codes.begin(), codes.end(), uint8_t{0});
+  const QuantView view{.scales = reinterpret_cast<const std::byte*>(codes.data()),
+                       .scale_type = DType::kF8E8M0};
+  std::vector<float> got(256);
+  view.read_scales(0, got);
+  for (size_t code = 0; code < 255; ++code) {
+    EXPECT_EQ(got[code], std::ldexp(1.0F, static_cast<int>(code) - 127)) << code;
+  }
+  EXPECT_TRUE(std::isnan(got[255]));
 }
 
 TEST(QuantView, MinimumsAreOfTheTypeOfTheScales) {

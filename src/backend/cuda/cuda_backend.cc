@@ -1,6 +1,7 @@
 #include "backend/cuda/cuda_backend.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <map>
 #include <optional>
@@ -11,6 +12,7 @@
 #include "backend/cuda/cuda_gemm.h"
 #include "backend/cuda/cuda_status.h"
 #include "backend/cuda/cuda_steps.h"
+#include "backend/cuda/cuda_table.h"
 #include "backend/cuda/row_kernels.h"
 #include "backend/cuda/self_check.h"
 #include "backend/kernel_choice.h"
@@ -25,52 +27,6 @@ namespace {
 constexpr int32_t kCheckedWindow = 50;
 /// Most rows of its products: more of them are more of the same tiles.
 constexpr int64_t kMostCheckedRows = 1024;
-
-class CudaTable final : public PreparedTable {
- public:
-  CudaTable(const QuantView& table,
-            std::shared_ptr<const DeviceBuffer> memory,
-            DType dtype,
-            cudaStream_t stream)
-      : rows_(table.n),
-        width_(table.k),
-        memory_(std::move(memory)),
-        dtype_(dtype),
-        stream_(stream) {}
-
-  [[nodiscard]] int64_t rows() const override { return rows_; }
-  [[nodiscard]] int64_t width() const override { return width_; }
-  void gather(const Step& step, float* out) const override {
-    const StepInput& input = step.input();
-    for (const int32_t token : input.fed ? std::span<const int32_t>() : input.tokens) {
-      CHECK_MSG(token >= 0 && token < rows_, "token {} outside 0..{}", token, rows_ - 1);
-    }
-    must(gather_embeddings(rows_of(step, step.tokens(), out), {stream_}), "embedding");
-  }
-  void add_positions(const Step& step, int64_t first, float* out) const override {
-    EmbeddingArgs args = rows_of(step, step.positions(), out);
-    args.first = first;
-    args.result = GatherResult::kAdd;
-    must(gather_embeddings(args, {stream_}), "positions");
-  }
-
- private:
-  [[nodiscard]] EmbeddingArgs rows_of(const Step& step, const int32_t* rows, float* out) const {
-    return {.table = memory_->as<void>(),
-            .dtype = dtype_,
-            .vocab = rows_,
-            .tokens = rows,
-            .rows = step.rows(),
-            .n = width_,
-            .out = out};
-  }
-
-  int64_t rows_;
-  int64_t width_;
-  std::shared_ptr<const DeviceBuffer> memory_;
-  DType dtype_;
-  cudaStream_t stream_;
-};
 
 std::string_view name_of(ActFormat act) {
   switch (act) {
@@ -189,7 +145,9 @@ class CudaBackend final : public Backend {
     matrices_.clear();  // other files may come to the same place
     if (memory == nullptr || memory->size() != bytes) {
       NIBBLE_ASSIGN_OR_RETURN(DeviceBuffer copy, allocate_device(bytes, "the embedding"));
+      const auto start = std::chrono::steady_clock::now();
       NIBBLE_RETURN_IF_ERROR(uploader_->upload(table.codes, bytes, copy.as<void>()));
+      packing_ += std::chrono::steady_clock::now() - start;
       NIBBLE_RETURN_IF_ERROR(check(cudaStreamSynchronize(stream_), "copying the embedding"));
       memory = std::make_shared<const DeviceBuffer>(std::move(copy));
     }
@@ -255,6 +213,7 @@ class CudaBackend final : public Backend {
     if (vocab_ > 0) {
       NIBBLE_RETURN_IF_ERROR(self_check_->check_sampling(vocab_));
     }
+    log_packing();
     NIBBLE_LOG(kInfo, "self-test: {} checks in {:.0f} ms", self_check_->checks(),
                self_check_->milliseconds());
     return {};
@@ -356,8 +315,21 @@ class CudaBackend final : public Backend {
   Status check_packed(CudaGemm& gemm,
                       std::span<const QuantView> parts,
                       const GemmProblem& problem) {
+    const auto start = std::chrono::steady_clock::now();
     NIBBLE_RETURN_IF_ERROR(check(cudaStreamSynchronize(stream_), "packing weights"));
+    last_packs_ += std::chrono::steady_clock::now() - start;
     return self_check_->check_product(gemm, parts, problem.act, kMostCheckedRows);
+  }
+
+  /// Where the time went between reading a model and the self-test.
+  void log_packing() const {
+    const Uploader::Spent& spent = uploader_->spent();
+    NIBBLE_LOG(kInfo,
+               "weights: {:.2f} GB sent to the GPU: {:.2f} s copying to page-locked memory, {:.2f} "
+               "s waiting until that was sent, {:.2f} s for GPU memory and kernels, {:.2f} s until "
+               "the last of each layer was packed",
+               static_cast<double>(spent.bytes) / 1e9, spent.filling.count(), spent.waiting.count(),
+               (packing_ - spent.filling - spent.waiting).count(), last_packs_.count());
   }
 
   // What no kernel of this backend does to rows, whatever the product.
@@ -402,7 +374,9 @@ class CudaBackend final : public Backend {
   std::unique_ptr<CudaSteps> steps_;  // from prepare_steps() on
   // By their places in the file, those on the GPU as they are there, since the last table.
   std::map<const std::byte*, std::weak_ptr<const DeviceBuffer>> matrices_;
-  int64_t vocab_ = 0;  // rows of the largest table
+  std::chrono::duration<double> packing_{};     // of pack() and of tables
+  std::chrono::duration<double> last_packs_{};  // waits of check_packed()
+  int64_t vocab_ = 0;                           // rows of the largest table
   bool rounding_logged_ = false;
 };
 

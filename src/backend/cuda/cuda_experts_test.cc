@@ -110,6 +110,35 @@ TEST(CudaExperts, AreUnpackedAndReplacedOneByOne) {
             StatusCode::kInvalidArgument);
 }
 
+// 144 MiB of gate and up: more than are on their way to the GPU at once.
+TEST(CudaExperts, OfAnyNumberArePacked) {
+  NIBBLE_NEEDS_GPU();
+  constexpr int64_t kExperts = 48;
+  const auto backend = make_cuda_backend({}).value();
+  RandomExperts layer(find_scheme("bf16").value(), {kExperts, 2, 1024, 768}, DType::kBF16);
+  auto experts = backend->prepare_experts(layer.request(1)).value();
+  const auto expect_as_given = [&](int64_t expert) {
+    const auto at = static_cast<size_t>(expert);
+    const QuantTensor gate_up = experts->unpack(expert, ExpertPart::kGateUp).value();
+    const QuantTensor down = experts->unpack(expert, ExpertPart::kDown).value();
+    EXPECT_TRUE(std::ranges::equal(gate_up.codes.as<uint8_t>(),
+                                   layer.weights.gate_up[at].codes.as<uint8_t>()))
+        << expert;
+    EXPECT_TRUE(
+        std::ranges::equal(down.codes.as<uint8_t>(), layer.weights.down[at].codes.as<uint8_t>()))
+        << expert;
+  };
+  for (int64_t expert = 0; expert < kExperts; ++expert) {
+    expect_as_given(expert);
+  }
+  const WeightFormat format = find_scheme("bf16").value().weight;
+  layer.weights.down[20] = random_weight(format, {1024, 768}, 99).value();
+  ASSERT_TRUE(experts->update(20, ExpertPart::kDown, 0, layer.weights.down[20]).ok());
+  for (const int64_t expert : {19, 20, 21}) {  // and its neighbours stay
+    expect_as_given(expert);
+  }
+}
+
 TEST(CudaExperts, WithoutKernelsAreRefused) {
   NIBBLE_NEEDS_GPU();
   const auto backend = make_cuda_backend({}).value();

@@ -1,6 +1,7 @@
 #include "backend/cuda/uploader.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <memory>
 #include <utility>
@@ -12,8 +13,10 @@
 namespace nibble::cuda {
 namespace {
 
-constexpr int kMostThreads = 8;             // more than memory bandwidth takes
-constexpr size_t kShare = size_t{1} << 20;  // bytes that a thread fills at a time
+// A thread copies 3 to 9 GB/s out of the page cache (measured on a Sapphire Rapids, rows that lie
+// in turns slowest), and a slot of PCIe 5 takes 63.
+constexpr int kMostThreads = 16;
+constexpr size_t kShare = size_t{256} << 10;  // bytes that a thread fills at a time
 
 }  // namespace
 
@@ -41,12 +44,17 @@ Status Uploader::upload(size_t bytes, const Fill& fill, void* to) {
     const size_t size = std::min(kPiece, bytes - begin);
     Piece& piece = pieces_[next_];
     next_ = (next_ + 1) % pieces_.size();
+    const auto start = std::chrono::steady_clock::now();
     NIBBLE_RETURN_IF_ERROR(check(cudaEventSynchronize(piece.copied.get()), "copying to the GPU"));
+    const auto free = std::chrono::steady_clock::now();
     auto* out = piece.memory.as<std::byte>();
     pool_->parallel_for(static_cast<int64_t>((size + kShare - 1) / kShare), [&](int64_t i, int) {
       const size_t at = static_cast<size_t>(i) * kShare;
       fill(begin + at, std::min(kShare, size - at), out + at);
     });
+    spent_.bytes += size;
+    spent_.waiting += free - start;
+    spent_.filling += std::chrono::steady_clock::now() - free;
     NIBBLE_RETURN_IF_ERROR(check(cudaMemcpyAsync(static_cast<std::byte*>(to) + begin, out, size,
                                                  cudaMemcpyHostToDevice, stream_),
                                  "copying to the GPU"));

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -14,11 +15,12 @@
 
 namespace nibble::cuda {
 
-/// Streams bytes from the host to the GPU through two page-locked pieces: threads fill one while
-/// the other travels.
+/// Streams bytes from the host to the GPU through page-locked pieces: threads fill one while those
+/// before travel.
 class Uploader final {
  public:
-  static constexpr size_t kPiece = size_t{32} << 20;
+  // Small enough that the first of an upload travels soon, large enough that threads meet seldom.
+  static constexpr size_t kPiece = size_t{16} << 20;
 
   static Result<Uploader> create(cudaStream_t stream);
   Uploader(Uploader&&) = default;
@@ -33,6 +35,14 @@ class Uploader final {
   /// Bytes that lie in host memory.
   Status upload(const std::byte* from, size_t bytes, void* to);
 
+  /// What all uploads took: the bytes, and the caller's time until a piece was free and full.
+  struct Spent {
+    size_t bytes = 0;
+    std::chrono::duration<double> waiting{};
+    std::chrono::duration<double> filling{};
+  };
+  [[nodiscard]] const Spent& spent() const { return spent_; }
+
  private:
   struct Piece {
     DeviceBuffer memory;
@@ -43,8 +53,9 @@ class Uploader final {
 
   cudaStream_t stream_;
   std::unique_ptr<ThreadPool> pool_;
-  std::array<Piece, 2> pieces_;
+  std::array<Piece, 4> pieces_;
   size_t next_ = 0;
+  Spent spent_;
 };
 
 }  // namespace nibble::cuda
