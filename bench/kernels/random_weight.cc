@@ -45,7 +45,8 @@ void fill_scales(QuantTensor& weight, std::mt19937_64& random) {
   std::uniform_real_distribution<float> scale(0.005F, 0.015F);
   const auto scales = weight.scales.as<float>();
   for (float& value : scales) {
-    value = format.scale_dtype == DType::kF8E8M0 ? 0x1p-7F : bf16_to_f32(f32_to_bf16(scale(random)));
+    value =
+        format.scale_dtype == DType::kF8E8M0 ? 0x1p-7F : bf16_to_f32(f32_to_bf16(scale(random)));
   }
   if (format.scale_per == ScalePer::kTensor) {
     std::ranges::fill(scales, scales.front());

@@ -87,7 +87,9 @@ Result<std::vector<QuantScheme>> chosen_schemes(const MoeFlags& flags) {
 }
 
 /// Replaces a file, which may be there.
-Status write_report(const std::string& path, const MoeReport& report, const MoeBenchOptions& options) {
+Status write_report(const std::string& path,
+                    const MoeReport& report,
+                    const MoeBenchOptions& options) {
   constexpr int kMode = 0644;
   Descriptor descriptor(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, kMode));
   if (descriptor.get() < 0) {
@@ -136,7 +138,6 @@ Status run_on_cpu(const MoeFlags& flags) {
 Status run_on_gpu(const MoeFlags& flags) {
   const BackendOptions device{
       .device = flags.device, .kernels = flags.backend.kernels, .cuda_library = flags.cuda_library};
-  NIBBLE_RETURN_IF_ERROR(cuda_device(flags.device).status());
   NIBBLE_ASSIGN_OR_RETURN(const auto backend, open_backend(device));
   NIBBLE_ASSIGN_OR_RETURN(const CudaBench bench, CudaBench::open(device));
   NIBBLE_ASSIGN_OR_RETURN(const double read_gbps, bench.read_gbps());
@@ -146,6 +147,10 @@ Status run_on_gpu(const MoeFlags& flags) {
 }
 
 Status run(const MoeFlags& flags) {
+  if (flags.device == "auto") {  // figures are of a device that was meant
+    return make_error(StatusCode::kInvalidArgument,
+                      "--backend auto: choose cpu, cuda or cuda:N with N from 0");
+  }
   NIBBLE_RETURN_IF_ERROR(bench_options(flags).status());
   NIBBLE_RETURN_IF_ERROR(chosen_schemes(flags).status());
   return flags.device == "cpu" ? run_on_cpu(flags) : run_on_gpu(flags);
@@ -207,8 +212,7 @@ void add_bench_moe(CLI::App& bench, CommandContext& context) {
   auto flags = std::make_shared<MoeFlags>();
   CLI::App* command = bench.add_subcommand(
       "moe", "The experts of one layer, from router to combining, beside the read bandwidth");
-  command
-      ->add_option("--backend", flags->device, "Where the layer runs: cpu, cuda or cuda:N")
+  command->add_option("--backend", flags->device, "Where the layer runs: cpu, cuda or cuda:N")
       ->capture_default_str();
   command->add_option("--cuda-library", flags->cuda_library,
                       "Path of libnibble_cuda.so (default: beside the program, or in ../lib)");
@@ -221,8 +225,10 @@ void add_bench_moe(CLI::App& bench, CommandContext& context) {
   command->footer(
       "Weights and rows are random; the rows make the router choose as --routing says. Copies of "
       "the layer take turns,\nso that weights come from memory. active_bytes are those of the "
-      "active experts and the router, gbps their rate,\nread_percent what that is of the bandwidth: "
-      "on CPUs measured beside each run, on GPUs before all. tflops counts\ntwo operations for each "
+      "active experts and the router, gbps their rate,\nread_percent what that is of the "
+      "bandwidth: "
+      "on CPUs measured beside each run, on GPUs before all. tflops counts\ntwo operations for "
+      "each "
       "weight and slot, a row of an expert; expert_rows_mean is of active experts. On GPUs the\n"
       "runs are recorded one after the other in a CUDA graph, and kernel_launches are those of one "
       "run.\nOf kimi-k2-ep8: " +

@@ -11,9 +11,9 @@ namespace nibble {
 class CudaClock final : public RunClock {
  public:
   struct Options {
-    int64_t repeats = 9;    // replays that are timed
-    double rest = 3.0;      // idle time after each, in its own lengths
-    double read_gbps = 0;   // bandwidth of the GPU
+    int64_t repeats = 9;   // replays that are timed
+    double rest = 3.0;     // idle time after each, in its own lengths
+    double read_gbps = 0;  // bandwidth of the GPU
   };
 
   /// Both must outlive the clock.

@@ -75,10 +75,11 @@ std::string MoeShape::rows_note() const {
 Result<MoeShape> find_moe_shape(std::string_view name) {
   const auto found = std::ranges::find(kShapes, name, &MoeShape::name);
   if (found == kShapes.end()) {
-    return make_error(StatusCode::kInvalidArgument,
-                      "unknown layer \"{}\"; choose one of {}, or give --experts, --top-k, --hidden "
-                      "and --width",
-                      name, moe_shape_names());
+    return make_error(
+        StatusCode::kInvalidArgument,
+        "unknown layer \"{}\"; choose one of {}, or give --experts, --top-k, --hidden "
+        "and --width",
+        name, moe_shape_names());
   }
   return *found;
 }
@@ -93,15 +94,15 @@ std::string moe_shape_names() {
 
 Status check_moe_shape(const MoeShape& shape) {
   if (shape.experts > kMostExperts || shape.top_k > shape.experts) {
-    return make_error(StatusCode::kInvalidArgument,
-                      "--top-k {} --experts {}: a row takes at most all experts, and a layer has at "
-                      "most {}",
-                      shape.top_k, shape.experts, kMostExperts);
+    return make_error(
+        StatusCode::kInvalidArgument,
+        "--top-k {} --experts {}: a row takes at most all experts, and a layer has at "
+        "most {}",
+        shape.top_k, shape.experts, kMostExperts);
   }
   if (shape.hidden % kSizeUnit != 0 || shape.width % kSizeUnit != 0) {
-    return make_error(StatusCode::kInvalidArgument,
-                      "--hidden {} --width {}: give multiples of {}", shape.hidden, shape.width,
-                      kSizeUnit);
+    return make_error(StatusCode::kInvalidArgument, "--hidden {} --width {}: give multiples of {}",
+                      shape.hidden, shape.width, kSizeUnit);
   }
   if (shape.hidden < shape.experts) {
     return make_error(StatusCode::kInvalidArgument,

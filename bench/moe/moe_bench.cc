@@ -69,9 +69,8 @@ class MoeRounds final {
     const auto weights = static_cast<double>(3 * shape_.hidden * shape_.width);
     timing.tflops = 2 * static_cast<double>(timing.slots) * weights / timing.us.median * 1e-6;
     std::vector<double> percents(timings.us.size());
-    std::ranges::transform(
-        timings.us, timings.read_gbps, percents.begin(),
-        [&](double us, double read) { return 100 * active / us * 1e-3 / read; });
+    std::ranges::transform(timings.us, timings.read_gbps, percents.begin(),
+                           [&](double us, double read) { return 100 * active / us * 1e-3 / read; });
     timing.read_percent = quartiles(percents);
     return timing;
   }

@@ -36,9 +36,9 @@ struct MoeBenchOptions {
   MoeShape shape;
   Routing routing = Routing::kUniform;
   uint64_t seed = 1;
-  std::vector<int64_t> row_counts;   // each m
-  int64_t copies = 0;                // of the layer; 0: as many as the caches need
-  std::vector<std::string> kernels;  // only layers that take one of these; none: all
+  std::vector<int64_t> row_counts;                 // each m
+  int64_t copies = 0;                              // of the layer; 0: as many as the caches need
+  std::vector<std::string> kernels;                // only layers that take one of these; none: all
   std::function<void(const MoeTiming&)> progress;  // called as figures come in; or empty
 };
 

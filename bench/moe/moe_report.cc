@@ -63,9 +63,10 @@ Json moe_report_json(const MoeReport& report, const MoeBenchOptions& options) {
 }
 
 std::string moe_timing_head() {
-  return fmt::format("{:16} {:26} {:>6} {:>6} {:>6} {:>7} {:>8} {:>10} {:>8} {:>8} {:>6} {:>8} {:>8}",
-                     "scheme", "kernel", "m", "rows", "active", "most", "mean", "us", "MB", "GB/s",
-                     "read %", "TFLOPS", "launches");
+  return fmt::format(
+      "{:16} {:26} {:>6} {:>6} {:>6} {:>7} {:>8} {:>10} {:>8} {:>8} {:>6} {:>8} {:>8}", "scheme",
+      "kernel", "m", "rows", "active", "most", "mean", "us", "MB", "GB/s", "read %", "TFLOPS",
+      "launches");
 }
 
 std::string moe_timing_line(const MoeTiming& t) {

@@ -71,8 +71,8 @@ class ZipfDraws final {
 Result<Routing> find_routing(std::string_view name) {
   const auto found = std::ranges::find(kNames, name, &Name::name);
   if (found == kNames.end()) {
-    return make_error(StatusCode::kInvalidArgument, "unknown routing \"{}\"; choose one of {}", name,
-                      routing_names());
+    return make_error(StatusCode::kInvalidArgument, "unknown routing \"{}\"; choose one of {}",
+                      name, routing_names());
   }
   return found->routing;
 }

@@ -38,9 +38,9 @@ struct RoutingRequest {
 
 /// How rows are shared out among experts.
 struct ExpertLoad {
-  int64_t active = 0;    // experts that have a row
-  int64_t most = 0;      // rows of the expert that has most
-  double mean = 0;       // rows of an active expert
+  int64_t active = 0;  // experts that have a row
+  int64_t most = 0;    // rows of the expert that has most
+  double mean = 0;     // rows of an active expert
 };
 
 [[nodiscard]] ExpertLoad load_of(std::span<const int32_t> chosen, int64_t experts);
