@@ -52,7 +52,7 @@ Result<MoeShape> chosen_shape(const MoeFlags& flags) {
                       moe_shape_names());
   }
   if (!flags.layer.empty()) {
-    const auto shape = find_moe_shape(flags.layer);
+    auto shape = find_moe_shape(flags.layer);
     NIBBLE_RETURN_IF_ERROR(shape.status().with_context("--layer"));
     return shape;
   }
