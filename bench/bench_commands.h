@@ -8,6 +8,7 @@ namespace nibble {
 // The subcommands of `nibble bench`.
 void add_bench_offline(CLI::App& bench, CommandContext& context);
 void add_bench_kernels(CLI::App& bench, CommandContext& context);
+void add_bench_moe(CLI::App& bench, CommandContext& context);
 void add_bench_quantize(CLI::App& bench, CommandContext& context);
 void add_bench_capacity(CLI::App& bench, CommandContext& context);
 

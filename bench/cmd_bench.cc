@@ -14,6 +14,7 @@ void add_bench_command(CLI::App& app, CommandContext& context) {
   bench->require_subcommand(1);
   add_bench_offline(*bench, context);
   add_bench_kernels(*bench, context);
+  add_bench_moe(*bench, context);
   add_bench_quantize(*bench, context);
   add_bench_capacity(*bench, context);
 }

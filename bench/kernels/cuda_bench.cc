@@ -33,8 +33,9 @@ Result<CudaBench> CudaBench::open(const BackendOptions& options) {
   const auto* interface = static_cast<const int*>(dlsym(library, "nibble_cuda_bench_interface"));
   bench.read_ = reinterpret_cast<CudaBenchRead*>(dlsym(library, "nibble_cuda_bench_read"));
   bench.kernels_ = reinterpret_cast<CudaBenchKernels*>(dlsym(library, "nibble_cuda_bench_kernels"));
+  bench.replay_ = reinterpret_cast<CudaBenchReplay*>(dlsym(library, "nibble_cuda_bench_replay"));
   if (interface == nullptr || *interface != kCudaBenchInterface || bench.read_ == nullptr ||
-      bench.kernels_ == nullptr) {
+      bench.kernels_ == nullptr || bench.replay_ == nullptr) {
     return make_error(StatusCode::kUnsupported,
                       "{} belongs to another version of nibble; install both from one build", path);
   }
@@ -51,6 +52,12 @@ Result<Json> CudaBench::kernels(const KernelBenchOptions& options) const {
   Result<Json> report = make_error(StatusCode::kUnavailable, "nothing was measured");
   kernels_(device_, options, report);
   return report;
+}
+
+Result<CudaReplays> CudaBench::replay(const CudaReplayWork& work) const {
+  Result<CudaReplays> replays = make_error(StatusCode::kUnavailable, "nothing was measured");
+  replay_(device_, work, replays);
+  return replays;
 }
 
 }  // namespace nibble

@@ -1,5 +1,9 @@
 #pragma once
 
+#include <cstdint>
+#include <functional>
+#include <vector>
+
 #include "backend/open_backend.h"
 #include "base/json.h"
 #include "bench/kernels/kernel_bench.h"
@@ -7,11 +11,27 @@
 namespace nibble {
 
 /// Version of the interface between the program and libnibble_cuda_bench.so.
-inline constexpr int kCudaBenchInterface = 2;
-/// Its functions nibble_cuda_bench_read and nibble_cuda_bench_kernels; nibble_cuda_bench_interface
-/// is the number above.
+inline constexpr int kCudaBenchInterface = 3;
+
+/// Work of a backend that is recorded as a CUDA graph, which is then replayed.
+struct CudaReplayWork {
+  Backend* backend = nullptr;   // of the GPU of a CudaBench
+  std::function<void()> issue;  // calls it, and changes nothing that later calls depend on
+  int64_t repeats = 9;          // timed replays
+  double rest = 3.0;            // idle time after each, in its own lengths
+};
+
+/// What replays took.
+struct CudaReplays {
+  std::vector<double> us;
+  int64_t kernels = 0;  // launches in the graph
+};
+
+/// Its functions nibble_cuda_bench_read, nibble_cuda_bench_kernels and nibble_cuda_bench_replay;
+/// nibble_cuda_bench_interface is the number above.
 using CudaBenchRead = void(int device, Result<double>& gbps);
 using CudaBenchKernels = void(int device, const KernelBenchOptions& options, Result<Json>& report);
+using CudaBenchReplay = void(int device, const CudaReplayWork& work, Result<CudaReplays>& replays);
 
 /// The benchmarks of one GPU.
 class CudaBench final {
@@ -24,6 +44,8 @@ class CudaBench final {
   [[nodiscard]] Result<double> read_gbps() const;
   /// {"ceilings", "kernels"} of its matrix products.
   [[nodiscard]] Result<Json> kernels(const KernelBenchOptions& options) const;
+  /// Issues the work once, records it and times replays of the record.
+  [[nodiscard]] Result<CudaReplays> replay(const CudaReplayWork& work) const;
 
  private:
   CudaBench() = default;
@@ -31,6 +53,7 @@ class CudaBench final {
   int device_ = 0;
   CudaBenchRead* read_ = nullptr;
   CudaBenchKernels* kernels_ = nullptr;
+  CudaBenchReplay* replay_ = nullptr;
 };
 
 }  // namespace nibble

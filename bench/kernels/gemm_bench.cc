@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/f16.h"
+#include "bench/kernels/random_weight.h"
 #include "core/buffer.h"
 
 namespace nibble {
@@ -18,48 +19,15 @@ using Clock = std::chrono::steady_clock;
 constexpr int64_t kColdBytes = int64_t{400} << 20;  // beyond the caches
 constexpr size_t kTimings = 9;
 
-/// Random codes as the canonical form has them: no NaN, padding of rows zero.
-Result<QuantTensor> random_weight(const WeightFormat& format, GemmShape shape) {
-  NIBBLE_ASSIGN_OR_RETURN(QuantTensor weight, QuantTensor::allocate(format, shape.n, shape.k));
-  std::mt19937_64 random(1);
-  auto* bytes = reinterpret_cast<uint8_t*>(weight.codes.data());
-  const size_t size = weight.codes.size();
-  for (size_t i = 0; i < size; i += 8) {
-    const uint64_t word = random();
-    std::memcpy(bytes + i, &word, std::min<size_t>(8, size - i));
-  }
-  if (format.code == WeightCode::kBf16) {
-    for (uint16_t& value : weight.codes.as<uint16_t>()) {
-      value = static_cast<uint16_t>((value & 0x807fU) | 0x3c80U);  // magnitudes 2^-6 to 2^-5
-    }
-  } else if (format.code == WeightCode::kFp8E4M3) {
-    for (size_t i = 0; i < size; ++i) {
-      bytes[i] &= (bytes[i] & 0x7fU) == 0x7fU ? 0xbfU : 0xffU;  // not the NaN
-    }
-  } else if (format.code == WeightCode::kInt4) {
-    const int64_t row = weight.row_bytes();
-    for (int64_t n = 0; n < shape.n; ++n) {
-      for (int64_t k = shape.k; k < row * 2; ++k) {
-        bytes[n * row + k / 2] &= k % 2 == 0 ? 0xf0U : 0x0fU;
-      }
-    }
-  }
-  std::uniform_real_distribution<float> scale(0.005F, 0.015F);
-  for (float& value : weight.scales.as<float>()) {
-    value = bf16_to_f32(f32_to_bf16(scale(random)));
-  }
-  for (float& value : weight.minimums.as<float>()) {
-    value = -8 * bf16_to_f32(f32_to_bf16(scale(random)));
-  }
-  return weight;
-}
-
 Result<QuantTensor> copy_of(const QuantTensor& weight) {
   NIBBLE_ASSIGN_OR_RETURN(QuantTensor copy,
                           QuantTensor::allocate(weight.format, weight.n, weight.k));
   std::memcpy(copy.codes.data(), weight.codes.data(), weight.codes.size());
   if (weight.scales.size() > 0) {
     std::memcpy(copy.scales.data(), weight.scales.data(), weight.scales.size());
+  }
+  if (weight.zeros.size() > 0) {
+    std::memcpy(copy.zeros.data(), weight.zeros.data(), weight.zeros.size());
   }
   if (weight.minimums.size() > 0) {
     std::memcpy(copy.minimums.data(), weight.minimums.data(), weight.minimums.size());
@@ -79,7 +47,7 @@ Result<std::vector<PackedCopy>> make_copies(Backend& backend,
   const ActFormat act = scheme.act == ActFormat::kFloat ? ActFormat::kBf16 : scheme.act;
   std::vector<QuantTensor> weights;
   for (const GemmShape shape : options.shapes) {
-    NIBBLE_ASSIGN_OR_RETURN(QuantTensor weight, random_weight(scheme.weight, shape));
+    NIBBLE_ASSIGN_OR_RETURN(QuantTensor weight, random_weight(scheme.weight, shape.n, shape.k, 1));
     weights.push_back(std::move(weight));
   }
   std::vector<PackedCopy> copies;

@@ -496,5 +496,37 @@ class Memory(Case):
             print(f"\n  {run.stdout.strip()}", file=sys.stderr)
 
 
+@needs_gpu
+@unittest.skipUnless((BINARY.parent / "libnibble_cuda_bench.so").exists(),
+                     "no libnibble_cuda_bench.so beside nibble")
+class ExpertBenchmark(Case):
+    SIZES = ["--experts", 16, "--top-k", 4, "--hidden", 256, "--width", 128]
+
+    def test_its_report(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "report.json"
+            for routing, active in (("balanced", [4, 12, 16]), ("one", [4, 4, 4])):
+                run = nibble("bench", "moe", "--backend", "cuda", *self.SIZES, "--scheme",
+                             "bf16,w4a16_g32", "--m", "1,3,100", "--routing", routing, "--copies",
+                             3, "--json", path)
+                self.assertEqual(run.returncode, 0, run.stderr)
+                report = json.loads(path.read_text())
+                self.assertTrue(report["backend"].startswith("cuda:"))
+                self.assertGreater(report["ceilings"]["read_gbps"], 100)
+                runs = report["runs"]
+                self.assertEqual([each["active_experts"] for each in runs], active * 2)
+                for each in runs:
+                    self.assertGreater(each["us"], 1)
+                    self.assertGreaterEqual(each["kernel_launches"], 2)
+                    self.assertEqual(each["kernel_launches"] % 1, 0)
+
+    def test_a_scheme_without_kernels(self):
+        run = nibble("bench", "moe", "--backend", "cuda", *self.SIZES, "--scheme",
+                     "w8a8_fp8_block", "--m", 1)
+        if run.returncode != 0:
+            self.assertEqual(run.returncode, UNSUPPORTED, run.stderr)
+            self.assertIn("no CUDA kernel for experts", run.stderr)
+
+
 if __name__ == "__main__":
     unittest.main(verbosity=2)

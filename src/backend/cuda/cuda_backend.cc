@@ -228,6 +228,8 @@ class CudaBackend final : public Backend {
 
   void finish_step(std::span<SampledRow> out) override { steps_->finish(out); }
 
+  [[nodiscard]] cudaStream_t stream() const { return stream_; }
+
   void round_bf16(float* x, int64_t count) override {
     must(cuda::round_bf16(x, count, {stream_}), "rounding");
   }
@@ -389,6 +391,12 @@ Result<std::unique_ptr<Backend>> make_cuda_backend(const CudaBackendOptions& opt
   auto backend = std::make_unique<cuda::CudaBackend>(std::move(device), options, entries);
   NIBBLE_RETURN_IF_ERROR(backend->start());
   return std::unique_ptr<Backend>(std::move(backend));
+}
+
+cudaStream_t stream_of(const Backend& backend) {
+  const auto* of_gpu = dynamic_cast<const cuda::CudaBackend*>(&backend);
+  CHECK(of_gpu != nullptr);
+  return of_gpu->stream();
 }
 
 }  // namespace nibble

@@ -3,6 +3,8 @@
 #include <memory>
 #include <span>
 
+#include <cuda_runtime_api.h>
+
 #include "backend/cuda/gemm_kernel.h"
 #include "backend/open_backend.h"
 
@@ -14,5 +16,9 @@ namespace nibble {
 Result<std::unique_ptr<Backend>> make_cuda_backend(
     const CudaBackendOptions& options,
     std::span<const cuda::GemmEntry> entries = cuda::gemm_entries());
+
+/// The stream on which a backend that make_cuda_backend() made issues its work: benchmarks record
+/// it.
+[[nodiscard]] cudaStream_t stream_of(const Backend& backend);
 
 }  // namespace nibble

@@ -17,5 +17,7 @@ const std::span<const nibble::cuda::GemmEntry>* nibble_cuda_gemm_entries() {
   static const std::span<const nibble::cuda::GemmEntry> entries = nibble::cuda::gemm_entries();
   return &entries;
 }
+// For the same: the cudaStream_t on which a backend of this library issues its work.
+void* nibble_cuda_stream(const nibble::Backend& backend) { return nibble::stream_of(backend); }
 
 }  // extern "C"
