@@ -310,4 +310,16 @@ inline bool fits(const GemmProblem& problem, const DeviceInfo& device) {
          device.shared_bytes >= 99 * 1024;
 }
 
+/// Whether the code that the GPU runs, this build's newest that is no newer than the GPU, has the
+/// instructions for FP8: code for sm_80 runs on sm_89, too, but lacks them.
+inline bool runs_fp8(const DeviceInfo& device) {
+  int newest = 0;
+  for (const int architecture : {__CUDA_ARCH_LIST__}) {
+    if (architecture <= device.major * 100 + device.minor * 10) {
+      newest = std::max(newest, architecture);
+    }
+  }
+  return newest >= 890;
+}
+
 }  // namespace nibble::cuda::sm80

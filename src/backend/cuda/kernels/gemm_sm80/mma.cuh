@@ -173,7 +173,7 @@ __device__ __forceinline__ void multiply(const uint8_t* stage,
         const uint32_t first[2] = {x[j].x, x[j].y};
         const uint32_t second[2] = {x[j].z, x[j].w};
         auto& sum = sums.v[half][j];
-        if constexpr (Codec::kGroupsPerStep > 0) {
+        if constexpr (Codec::kGroupsPerStep > 0 || Codec::kSumsApart) {
           float part[4] = {};
           Codec::multiply(part, a[0], first);
           Codec::multiply(part, a[1], second);
