@@ -21,6 +21,7 @@ class ExpertScratch final {
     int64_t experts = 0;
     int64_t hidden = 0;
     int64_t width = 0;
+    int64_t row_scales = 1;  // most scales of a row of x
 
     [[nodiscard]] int64_t slots() const { return rows * top_k; }
     /// Tiles of any choice, whatever their rows.
@@ -37,7 +38,7 @@ class ExpertScratch final {
   DeviceBuffer row_of;    // [slots] int32
   DeviceBuffer tiles;     // [slots] ExpertTile
   DeviceBuffer x;         // [slots, hidden or width] of up to 2 bytes
-  DeviceBuffer x_scales;  // [slots] f32
+  DeviceBuffer x_scales;  // [slots, row_scales] f32
   DeviceBuffer gate_up;   // [slots, 2 width] bf16
   DeviceBuffer down;      // [slots, hidden] f32
 };
@@ -85,6 +86,7 @@ class CudaExperts final : public PreparedExperts {
               ExpertScratch& memory);
 
   Status upload(Side& side, const Matrices& matrices, std::span<const float> bias);
+  [[nodiscard]] int64_t most_row_scales() const;
   [[nodiscard]] const Matrices& matrices_of(ExpertPart part) const {
     return part == ExpertPart::kGateUp ? parts_.gate_up : parts_.down;
   }

@@ -13,10 +13,6 @@
 namespace nibble::cuda {
 namespace {
 
-bool token_scales(ActFormat act) {
-  return act == ActFormat::kInt8Token || act == ActFormat::kFp8Token;
-}
-
 // Weights [begin, begin + count) of an F16 or F32 matrix.
 void round_to_bf16(const QuantView& part, size_t begin, size_t count, std::byte* out) {
   const auto convert = [&]<typename T>(auto widen) {
@@ -65,7 +61,8 @@ Result<std::unique_ptr<CudaGemm>> CudaGemm::create(std::span<const QuantView> pa
   gemm->name_ = entry.name;
   NIBBLE_ASSIGN_OR_RETURN(gemm->kernel_, entry.make(problem, context.device));
   NIBBLE_RETURN_IF_ERROR(
-      context.scratch.reserve(max_m, problem.k, gemm->kernel_->workspace_bytes(max_m)));
+      context.scratch.reserve({max_m, problem.k, row_scales(problem.act, problem.k)},
+                              gemm->kernel_->workspace_bytes(max_m)));
   NIBBLE_ASSIGN_OR_RETURN(DeviceBuffer packed,
                           allocate_device(gemm->kernel_->packed_bytes(), "a weight matrix"));
   gemm->packed_ = std::make_shared<DeviceBuffer>(std::move(packed));
@@ -161,7 +158,7 @@ Status CudaGemm::upload_zeros(std::span<const QuantView> parts, float* to) {
 }
 
 bool CudaGemm::takes_rows_as_given(const GemmArgs& args) const {
-  return args.input.kind == GemmInput::Kind::kPlain && !token_scales(problem_.act);
+  return args.input.kind == GemmInput::Kind::kPlain && row_scales(problem_.act, problem_.k) == 0;
 }
 
 bool CudaGemm::reads_rows_of(const PreparedGemm& other, int64_t /*m*/) const {

@@ -58,10 +58,12 @@ struct SortSlotsArgs {
 };
 cudaError_t sort_slots(const SortSlotsArgs& args, const LaunchContext& context);
 
-/// to[slot] = from[row_of[slot]], rows of row_bytes, a multiple of 16, and their scales, if any.
+/// to[slot] = from[row_of[slot]], rows of row_bytes, a multiple of 16, and their scales, if any:
+///   scales [rows, row_scales], slot_scales [slots, row_scales] f32
 struct GatherSlotsArgs {
   const void* from = nullptr;
   const float* scales = nullptr;
+  int64_t row_scales = 0;
   const int32_t* row_of = nullptr;
   int64_t slots = 0;
   int64_t row_bytes = 0;

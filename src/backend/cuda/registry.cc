@@ -20,6 +20,7 @@ std::span<const GemmEntry> gemm_entries() {
       kGemmW4A8Sm80,
       kGemmW8A8Int8Sm80,
       kGemmW8A8Fp8Sm89,
+      kGemmW8A8Fp8BlockSm89,
       kGemmW8A16Sm80,
       kGemmW4A16Sm80,
       kGemmW4A16ZerosSm80,

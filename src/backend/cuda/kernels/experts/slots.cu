@@ -96,8 +96,8 @@ __global__ __launch_bounds__(kCopyThreads) void gather_kernel(const GatherSlotsA
   for (int64_t i = threadIdx.x; i < args.row_bytes / 16; i += kCopyThreads) {
     to[i] = from[i];
   }
-  if (args.scales != nullptr && threadIdx.x == 0) {
-    args.slot_scales[slot] = args.scales[row];
+  for (int64_t i = threadIdx.x; i < args.row_scales; i += kCopyThreads) {
+    args.slot_scales[slot * args.row_scales + i] = args.scales[row * args.row_scales + i];
   }
 }
 

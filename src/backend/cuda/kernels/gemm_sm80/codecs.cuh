@@ -65,9 +65,15 @@ struct WholeWords {
   }
 };
 
-struct IntegerSums {
+/// What codecs have unless they say otherwise: groups with scales in BF16, activations without.
+struct PlainGroups {
+  using GroupScale = __nv_bfloat16;
   static constexpr Offsets kOffsets = Offsets::kNone;
-  static constexpr bool kSumsApart = false;
+  static constexpr bool kTokenGroups = false;  // activations have a scale per token and group
+  static constexpr bool kSumsApart = false;    // a step's sums are added in F32, with groups or not
+};
+
+struct IntegerSums : PlainGroups {
   using Sum = int32_t;
   static constexpr bool kRowScales = true;
   static constexpr bool kTokenScales = true;
@@ -78,9 +84,7 @@ struct IntegerSums {
   }
 };
 
-struct FloatSums {
-  static constexpr Offsets kOffsets = Offsets::kNone;
-  static constexpr bool kSumsApart = false;
+struct FloatSums : PlainGroups {
   using Sum = float;
   static constexpr bool kRowScales = false;
   static constexpr bool kTokenScales = false;
@@ -111,6 +115,18 @@ struct CodecFp8 : WholeWords<1>, FloatSums {
                                                   const uint32_t (&b)[2]) {
     ptx::warp_mma_e4m3(sum, a, b);
   }
+};
+
+/// The same with scales for 128 of k, of weights as of activations. Weights are scaled in blocks of
+/// as many rows, but each row has its scales here: matrices that are stacked need not begin with a
+/// tile.
+struct CodecFp8Groups : CodecFp8 {
+  using GroupScale = float;
+  static constexpr bool kRowScales = false;
+  static constexpr bool kTokenScales = false;
+  static constexpr bool kTokenGroups = true;
+  static constexpr int kGroupsPerStep = 1;
+  static constexpr int kGroup = 128;  // the last one may be half as long
 };
 
 /// Four bits against int8: a nibble in the upper half of a byte is 16 times its value, and the

@@ -35,6 +35,7 @@ void check_places(const char* name) {
 TEST(GemmSm80Codecs, EveryCodeHasOnePlace) {
   check_places<CodecBf16>("bf16");
   check_places<CodecFp8>("fp8");
+  check_places<CodecFp8Groups>("fp8 in groups");
   check_places<CodecW8A8>("int8");
   check_places<CodecW8A16<ScalePer::kChannel>>("int8 with bf16");
   check_places<CodecW4A8>("int4 with int8");
