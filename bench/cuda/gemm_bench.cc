@@ -11,6 +11,7 @@
 
 #include "backend/cuda/cuda_status.h"
 #include "backend/cuda/gemm_kernel.h"
+#include "backend/cuda/row_kernels.h"
 #include "bench/cuda/bench_data.h"
 #include "bench/cuda/bench_timer.h"
 #include "quant/quant_tensor.h"
@@ -72,12 +73,13 @@ Result<Subject> make_subject(const QuantScheme& scheme,
   NIBBLE_ASSIGN_OR_RETURN(subject.decoded, DeviceMemory::allocate(weights * 2));
   NIBBLE_ASSIGN_OR_RETURN(subject.x, DeviceMemory::allocate(values * 2));
   NIBBLE_ASSIGN_OR_RETURN(subject.x_bf16, DeviceMemory::allocate(values * 2));
-  NIBBLE_ASSIGN_OR_RETURN(subject.x_scales, DeviceMemory::allocate(static_cast<size_t>(max_m) * 4));
+  const std::vector<float> x_scales(
+      static_cast<size_t>(max_m * std::max<int64_t>(1, row_scales(subject.act, shape.k))), 0x1p-6F);
+  NIBBLE_ASSIGN_OR_RETURN(subject.x_scales, DeviceMemory::allocate(x_scales.size() * 4));
   NIBBLE_ASSIGN_OR_RETURN(subject.y, DeviceMemory::allocate(results * 2));
   NIBBLE_ASSIGN_OR_RETURN(subject.expected, DeviceMemory::allocate(results * 2));
   NIBBLE_ASSIGN_OR_RETURN(subject.sums, DeviceMemory::allocate(2 * sizeof(double)));
   cudaStream_t stream = timer.stream();
-  const std::vector<float> row_scales(static_cast<size_t>(max_m), 0x1p-6F);
   const auto fill = [&]() -> cudaError_t {
     cudaError_t error = random_codes(format.code, subject.codes.as<void>(), code_bytes, 1, stream);
     if (error == cudaSuccess && scales > 0) {
@@ -108,8 +110,8 @@ Result<Subject> make_subject(const QuantScheme& scheme,
                              stream);
     }
     return error == cudaSuccess
-               ? cudaMemcpyAsync(subject.x_scales.as<void>(), row_scales.data(),
-                                 row_scales.size() * 4, cudaMemcpyHostToDevice, stream)
+               ? cudaMemcpyAsync(subject.x_scales.as<void>(), x_scales.data(), x_scales.size() * 4,
+                                 cudaMemcpyHostToDevice, stream)
                : error;
   };
   NIBBLE_RETURN_IF_ERROR(check(fill(), "filling a benchmark's matrices"));

@@ -34,20 +34,17 @@ const float* floats(const DeviceBuffer& buffer) {
   return buffer.size() > 0 ? buffer.as<float>() : nullptr;
 }
 
-bool token_scales(ActFormat act) {
-  return act == ActFormat::kInt8Token || act == ActFormat::kFp8Token;
-}
-
 using Kind = GemmInput::Kind;
 
 /// Bytes of an activation that a product reads.
-int64_t bytes_of(ActFormat act) { return token_scales(act) ? 1 : 2; }
+int64_t bytes_of(ActFormat act) { return act == ActFormat::kBf16 ? 2 : 1; }
 
 }  // namespace
 
 int64_t ExpertScratch::row_bytes(int64_t top_k, int64_t hidden, int64_t width) {
-  // x, gate_up, down and what belongs to a slot.
-  return top_k * (2 * std::max(hidden, width) + 4 * width + 4 * hidden + 40);
+  // x with the scales of its groups, gate_up, down and what belongs to a slot.
+  const int64_t most = std::max(hidden, width);
+  return top_k * (2 * most + most / 32 + 4 * width + 4 * hidden + 40);
 }
 
 Status ExpertScratch::reserve(const Sizes& sizes) {
@@ -59,7 +56,7 @@ Status ExpertScratch::reserve(const Sizes& sizes) {
   NIBBLE_RETURN_IF_ERROR(grow(tiles, sizes.tiles() * static_cast<int64_t>(sizeof(ExpertTile))));
   NIBBLE_RETURN_IF_ERROR(grow(tile_count, 4));
   NIBBLE_RETURN_IF_ERROR(grow(x, slots * std::max(sizes.hidden, sizes.width) * 2));
-  NIBBLE_RETURN_IF_ERROR(grow(x_scales, slots * 4));
+  NIBBLE_RETURN_IF_ERROR(grow(x_scales, slots * sizes.row_scales * 4));
   NIBBLE_RETURN_IF_ERROR(grow(gate_up, slots * 2 * sizes.width * 2));
   return grow(down, slots * sizes.hidden * 4);
 }
@@ -107,8 +104,13 @@ Result<std::unique_ptr<PreparedExperts>> CudaExperts::create(const ExpertsReques
                                          .top_k = request.form.top_k,
                                          .experts = experts->experts_,
                                          .hidden = experts->down_.n,
-                                         .width = experts->down_.k}));
+                                         .width = experts->down_.k,
+                                         .row_scales = experts->most_row_scales()}));
   return std::unique_ptr<PreparedExperts>(std::move(experts));
+}
+
+int64_t CudaExperts::most_row_scales() const {
+  return std::max(row_scales(gate_up_.act, gate_up_.k), row_scales(down_.act, down_.k));
 }
 
 Result<QuantTensor> CudaExperts::unpack(int64_t expert, ExpertPart part) const {
@@ -193,15 +195,16 @@ void CudaExperts::choose(const ExpertArgs& args) {
 /// Each row is rounded once, then copied to its slots.
 void CudaExperts::scatter(const ExpertArgs& args) {
   const void* rows = args.x.data;
-  const bool scales = token_scales(gate_up_.act);
-  if (scales) {
+  const int64_t scales = row_scales(gate_up_.act, gate_up_.k);
+  if (scales > 0) {
     const QuantizedRows out{gate_up_.act, context_.scratch.values(), context_.scratch.scales()};
     must(quantize_rows({.x = rows, .rows = args.m, .n = gate_up_.k, .out = out}, {context_.stream}),
          "rounding activations");
     rows = context_.scratch.values();
   }
   must(scatter_rows({.from = rows,
-                     .scales = scales ? context_.scratch.scales() : nullptr,
+                     .scales = context_.scratch.scales(),
+                     .row_scales = scales,
                      .slot_of = memory_.slot_of.as<int32_t>(),
                      .top_k = static_cast<int32_t>(form_.top_k),
                      .rows = args.m,

@@ -20,6 +20,7 @@ class ExpertScratch final {
     int64_t experts = 0;
     int64_t hidden = 0;
     int64_t width = 0;
+    int64_t row_scales = 1;  // most scales of a row of x
 
     [[nodiscard]] int64_t slots() const { return rows * top_k; }
     /// Tiles of any choice, whatever their rows.
@@ -36,7 +37,7 @@ class ExpertScratch final {
   DeviceBuffer tiles;     // [slots] ExpertTile
   DeviceBuffer tile_count;
   DeviceBuffer x;         // [slots, hidden or width] of up to 2 bytes
-  DeviceBuffer x_scales;  // [slots] f32
+  DeviceBuffer x_scales;  // [slots, row_scales] f32
   DeviceBuffer gate_up;   // [slots, 2 width] bf16, or what the activation makes of it
   DeviceBuffer down;      // [slots, hidden] f32
 };
@@ -82,6 +83,7 @@ class CudaExperts final : public PreparedExperts {
               const GemmContext& context,
               ExpertScratch& memory);
 
+  [[nodiscard]] int64_t most_row_scales() const;
   [[nodiscard]] const Side& side_of(ExpertPart part) const {
     return part == ExpertPart::kGateUp ? gate_up_ : down_;
   }

@@ -54,12 +54,14 @@ std::vector<float> expected_of(const ReferenceExperts& weights,
 TEST(CudaExperts, OfEverySchemeEqualTheReference) {
   NIBBLE_NEEDS_GPU();
   const auto backend = make_cuda_backend({}).value();
-  for (const char* name : {"bf16", "w8a16_channel", "w4a16_g32", "w4a16_g128", "w4a16_g32_asym",
-                           "mxfp4", "w4a8", "w8a8_int8"}) {
+  for (const char* name :
+       {"bf16", "w8a16_channel", "w4a16_g32", "w4a16_g128", "w4a16_g32_asym", "mxfp4", "w4a8",
+        "w8a8_int8", "w8a8_fp8", "w8a8_fp8_expert", "w8a8_fp8_block"}) {
     const QuantScheme scheme = find_scheme(name).value();
     for (const ExpertsShape& shape : {ExpertsShape{6, 2, 256, 128}, {40, 3, 128, 192}}) {
       SCOPED_TRACE(::testing::Message() << name << " of " << shape.experts);
-      if (scheme.weight.group_size == 128 && shape.width % 128 != 0) {
+      const bool whole_groups = scheme.weight.scale_per == ScalePer::kGroup;
+      if (whole_groups && shape.width % std::max(1, scheme.weight.group_size) != 0) {
         continue;
       }
       RandomExperts layer(scheme, shape, DType::kBF16);
@@ -142,7 +144,7 @@ TEST(CudaExperts, OfAnyNumberArePacked) {
 TEST(CudaExperts, WithoutKernelsAreRefused) {
   NIBBLE_NEEDS_GPU();
   const auto backend = make_cuda_backend({}).value();
-  RandomExperts layer(find_scheme("w8a8_fp8").value(), {4, 2, 128, 64}, DType::kBF16);
+  RandomExperts layer(find_scheme("w4a16_channel").value(), {4, 2, 128, 64}, DType::kBF16);
   const Status refused = backend->prepare_experts(layer.request(8)).status();
   EXPECT_EQ(refused.code(), StatusCode::kUnsupported);
   EXPECT_NE(refused.message().find("--device cpu"), std::string::npos);

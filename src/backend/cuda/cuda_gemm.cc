@@ -8,16 +8,9 @@
 #include "base/check.h"
 
 namespace nibble::cuda {
-namespace {
-
-bool token_scales(ActFormat act) {
-  return act == ActFormat::kInt8Token || act == ActFormat::kFp8Token;
-}
-
-}  // namespace
 
 bool CudaGemm::takes_rows_as_given(const GemmArgs& args) const {
-  return args.input.kind == GemmInput::Kind::kPlain && !token_scales(problem_.act);
+  return args.input.kind == GemmInput::Kind::kPlain && row_scales(problem_.act, problem_.k) == 0;
 }
 
 bool CudaGemm::reads_rows_of(const PreparedGemm& other, int64_t /*m*/) const {

@@ -64,10 +64,12 @@ cudaError_t route_and_sort(const RouteRowsArgs& route,
                            const LaunchContext& context);
 
 /// to[slot_of[row, i]] = from[row] for each i, rows of row_bytes, a multiple of 16, and their
-/// scales, if any.
+/// scales, if any:
+///   scales [rows, row_scales], slot_scales [slots, row_scales] f32
 struct ScatterRowsArgs {
   const void* from = nullptr;
   const float* scales = nullptr;
+  int64_t row_scales = 0;
   const int32_t* slot_of = nullptr;
   int32_t top_k = 0;
   int64_t rows = 0;

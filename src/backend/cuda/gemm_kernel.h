@@ -25,7 +25,7 @@ inline constexpr size_t kGemmCounterBytes = 16384;
 /// One step's product. All pointers are device memory; x and y are 16-byte aligned.
 struct GemmLaunch {
   const void* x = nullptr;          // [m, k] dense
-  const float* x_scales = nullptr;  // [m], for the token forms
+  const float* x_scales = nullptr;  // [m, row_scales()], for the forms that have scales
   const void* packed = nullptr;     // the weights, as pack() left them
   const float* bias = nullptr;      // [n], or none
   void* y = nullptr;                // [m, n] rows y_stride elements apart
@@ -47,7 +47,7 @@ struct ExpertTile {
 /// rows of all tiles. All pointers are device memory.
 struct GroupedLaunch {
   const void* x = nullptr;          // [slots, k]
-  const float* x_scales = nullptr;  // [slots], for the token forms
+  const float* x_scales = nullptr;  // [slots, row_scales()], for the forms that have scales
   const void* packed = nullptr;     // weights of the first expert, as pack() left them
   int64_t expert_bytes = 0;         // from one expert's to the next's, a multiple of 128
   const float* bias = nullptr;      // [experts, n], or none

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "backend/cuda/cuda_status.h"
+#include "backend/cuda/row_kernels.h"
 #include "backend/prepared_gemm.h"
 #include "base/check.h"
 #include "base/math.h"
@@ -36,8 +37,9 @@ Result<std::shared_ptr<PackedMatrices>> PackedMatrices::create(std::span<const Q
                                                                const GemmContext& context) {
   std::shared_ptr<PackedMatrices> packed(new PackedMatrices(product, context));
   NIBBLE_ASSIGN_OR_RETURN(packed->kernel_, product.entry.make(product.problem, context.device));
-  NIBBLE_RETURN_IF_ERROR(context.scratch.reserve(product.max_m, product.problem.k,
-                                                 packed->kernel_->workspace_bytes(product.max_m)));
+  NIBBLE_RETURN_IF_ERROR(context.scratch.reserve(
+      {product.max_m, product.problem.k, row_scales(product.problem.act, product.problem.k)},
+      packed->kernel_->workspace_bytes(product.max_m)));
   const int64_t bytes = packed->matrix_bytes();
   packed->stride_ = round_up(bytes, kAlignment);
   NIBBLE_ASSIGN_OR_RETURN(

@@ -22,6 +22,8 @@ std::span<const GemmEntry> gemm_entries() {
       // For every shape with k % 64 == 0, on sm_80 and up.
       kGemmW4A8Sm80,
       kGemmW8A8Int8Sm80,
+      kGemmW8A8Fp8Sm89,
+      kGemmW8A8Fp8BlockSm89,
       kGemmW8A16Sm80,
       kGemmW4A16Sm80,
       kGemmW4A16ZerosSm80,

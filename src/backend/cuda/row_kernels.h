@@ -20,12 +20,23 @@ namespace nibble::cuda {
 /// Whether a row of n elements can be handled: a positive multiple of 8.
 [[nodiscard]] constexpr bool row_width_ok(int64_t n) { return n > 0 && n % 8 == 0; }
 
+inline constexpr int64_t kFp8GroupSize = 128;  // of ActFormat::kFp8Group
+
+/// Scales of a row of n activations; 0 where its values are numbers as they are.
+[[nodiscard]] constexpr int64_t row_scales(ActFormat act, int64_t n) {
+  return act == ActFormat::kFp8Group ? (n + kFp8GroupSize - 1) / kFp8GroupSize
+         : act == ActFormat::kInt8Token || act == ActFormat::kFp8Token ? 1
+                                                                       : 0;
+}
+
 /// Rows of activations for the next matrix product, rounded as quant/codec.h and the CPU do:
 ///   kBf16       values [rows, n] bf16, ties to even
 ///   kInt8Token  values [rows, n] int8, x * (127 / absmax) to the nearest, ties to even; scales
 ///               [rows] absmax / 127
 ///   kFp8Token   values [rows, n] e4m3, x * (448 / absmax) likewise; scales [rows] absmax / 448
-/// A row of zeros has scale 0 and codes 0; one that is not finite has a NaN as its scale.
+///   kFp8Group   the same for each 128 elements of a row; scales [rows, row_scales()]
+/// A row (or 128 of it) of zeros has scale 0 and codes 0; one that is not finite has a NaN as its
+/// scale.
 struct QuantizedRows {
   ActFormat format = ActFormat::kBf16;
   void* values = nullptr;
@@ -69,7 +80,7 @@ struct GatedRowsArgs {
 };
 cudaError_t add_gated_rows(const GatedRowsArgs& args, const LaunchContext& context);
 
-/// out[r] = x[r], for the token forms.
+/// out[r] = x[r], for the forms that have scales.
 ///   x [rows, n] bf16, rows `stride` elements apart, a multiple of 8; 0 stands for n
 struct QuantizeRowsArgs {
   const void* x = nullptr;

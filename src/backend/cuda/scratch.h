@@ -14,10 +14,17 @@ namespace nibble::cuda {
 /// layers are prepared; what is recorded in a graph afterwards may keep its addresses.
 class GemmScratch final {
  public:
-  /// Makes room for activations [m, k] of up to two bytes, their scales, and `workspace` bytes.
-  Status reserve(int64_t m, int64_t k, size_t workspace) {
-    NIBBLE_RETURN_IF_ERROR(grow(values_, static_cast<size_t>(m * k) * 2));
-    NIBBLE_RETURN_IF_ERROR(grow(scales_, static_cast<size_t>(m) * sizeof(float)));
+  /// Activations [m, k] of up to two bytes, with scales of rows.
+  struct Rows {
+    int64_t m = 0;
+    int64_t k = 0;
+    int64_t row_scales = 0;
+  };
+  /// Makes room for rows, and `workspace` bytes.
+  Status reserve(const Rows& rows, size_t workspace) {
+    NIBBLE_RETURN_IF_ERROR(grow(values_, static_cast<size_t>(rows.m * rows.k) * 2));
+    NIBBLE_RETURN_IF_ERROR(
+        grow(scales_, static_cast<size_t>(rows.m * rows.row_scales) * sizeof(float)));
     return grow(workspace_, workspace);
   }
   /// Room for the canonical form of matrices on their way to or from their packed one. Waits for

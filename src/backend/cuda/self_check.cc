@@ -128,6 +128,7 @@ double rounding_of(ActFormat act, double want, double scale) {
     case ActFormat::kInt8Token:
       return 0.51 * scale;
     case ActFormat::kFp8Token:
+    case ActFormat::kFp8Group:
       return std::fabs(want) * 0.0626 + scale * 0x1p-9;
     default:
       return std::fabs(want) * 0x1p-8 + 4e-6;
@@ -272,20 +273,23 @@ Status SelfCheck::check_rows(ActFormat act, int64_t n) {
   NIBBLE_ASSIGN_OR_RETURN(const DeviceBuffer device_x, device_copy(x));
   NIBBLE_ASSIGN_OR_RETURN(const DeviceBuffer device_weight, device_copy(weight));
   NIBBLE_ASSIGN_OR_RETURN(const DeviceBuffer values, poisoned_device(x.size() * 2));
-  NIBBLE_ASSIGN_OR_RETURN(const DeviceBuffer scales, poisoned_device(kRows * sizeof(float)));
+  const auto groups = static_cast<size_t>(row_scales(act, n));  // 0: without scales
+  NIBBLE_ASSIGN_OR_RETURN(const DeviceBuffer scales,
+                          poisoned_device(kRows * std::max<size_t>(1, groups) * sizeof(float)));
   const QuantizedRows out{act, values.as<void>(), scales.as<float>()};
-  const bool scaled = act != ActFormat::kBf16;
+  const auto group_size = act == ActFormat::kFp8Group ? static_cast<size_t>(kFp8GroupSize) : width;
   const auto compare = [&](std::string_view kernel, const auto& reference) -> Status {
     NIBBLE_RETURN_IF_ERROR(check(cudaStreamSynchronize(stream_), kernel));
-    std::vector<std::byte> bytes(x.size() * (scaled ? 1 : 2));
-    std::vector<float> row_scales(kRows, 1.0F);
+    std::vector<std::byte> bytes(x.size() * (groups > 0 ? 1 : 2));
+    std::vector<float> steps(kRows * std::max<size_t>(1, groups), 1.0F);
     NIBBLE_RETURN_IF_ERROR(copy_back(values, 0, std::span(bytes)));
-    if (scaled) {
-      NIBBLE_RETURN_IF_ERROR(copy_back(scales, 0, std::span(row_scales)));
+    if (groups > 0) {
+      NIBBLE_RETURN_IF_ERROR(copy_back(scales, 0, std::span(steps)));
     }
     for (size_t i = 0; i < x.size(); ++i) {
-      const double want = reference(i / width, i % width);
-      const double scale = row_scales[i / width];
+      const size_t row = i / width;
+      const double want = reference(row, i % width);
+      const double scale = steps[row * std::max<size_t>(1, groups) + i % width / group_size];
       const double got = value_of(out, bytes, i) * scale;
       if (!(std::fabs(got - want) <= rounding_of(act, want, scale))) {
         return make_error(

@@ -73,7 +73,8 @@ bool has(const Status& status, std::string_view text) {
 TEST(SelfCheck, PassesWhatIsRight) {
   NIBBLE_NEEDS_GPU();
   const auto backend = make_cuda_backend({}).value();
-  for (const char* name : {"bf16", "w8a8_int8", "w8a8_fp8", "w4a16_g32", "w4a16_g128", "w4a8"}) {
+  for (const char* name :
+       {"bf16", "w8a8_int8", "w8a8_fp8", "w8a8_fp8_block", "w4a16_g32", "w4a16_g128", "w4a8"}) {
     for (const auto& [n, k] : {std::pair<int64_t, int64_t>{1024, 14336}, {96, 256}}) {
       const Layer layer(find_scheme(name).value(), n, k);
       for (const int64_t max_m : {512, 1, 5}) {
@@ -119,7 +120,8 @@ TEST(SelfCheck, TakesLittleTime) {
 TEST(SelfCheck, NamesAKernelThatIsWrong) {
   NIBBLE_NEEDS_GPU();
   const auto backend = make_cuda_backend({}).value();
-  for (const char* name : {"bf16", "w8a8_int8", "w8a8_fp8", "w4a16_g32", "w4a16_g128", "w4a8"}) {
+  for (const char* name :
+       {"bf16", "w8a8_int8", "w8a8_fp8", "w8a8_fp8_block", "w4a16_g32", "w4a16_g128", "w4a8"}) {
     Layer layer(find_scheme(name).value(), 512, 1024);
     const auto gemm = backend->prepare_gemm(layer.parts, layer.act, 256).value();
     // The file now says something else about the last row of the second matrix.

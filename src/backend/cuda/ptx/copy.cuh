@@ -76,6 +76,15 @@ __device__ __forceinline__ void copy_async16(uint32_t destination,
                : "memory");
 }
 
+/// The same of 4 bytes, all (valid = 4) or none.
+__device__ __forceinline__ void copy_async4(uint32_t destination,
+                                            const void* source,
+                                            uint32_t valid) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(destination), "l"(source),
+               "r"(valid)
+               : "memory");
+}
+
 __device__ __forceinline__ void copy_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }

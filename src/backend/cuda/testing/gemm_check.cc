@@ -6,6 +6,7 @@
 #include <iterator>
 #include <random>
 
+#include "backend/cuda/row_kernels.h"
 #include "backend/cuda/testing/gpu_test.h"
 #include "base/f16.h"
 #include "quant/codec.h"
@@ -52,7 +53,7 @@ QuantTensor random_weight(const WeightFormat& format,
 /// Activations as the kernel reads them and their values.
 struct Activations {
   std::vector<uint8_t> data;
-  std::vector<float> scales;  // [m]
+  std::vector<float> scales;  // [m, row_scales()], at least one of a row
   std::vector<double> values;
 };
 
@@ -60,13 +61,16 @@ Activations random_activations(ActFormat act, int64_t m, int64_t k, std::mt19937
   const auto count = static_cast<size_t>(m * k);
   Activations x;
   x.data.resize(act == ActFormat::kBf16 ? count * 2 : count);
-  x.scales.resize(static_cast<size_t>(m));
+  const auto width = static_cast<size_t>(k);
+  const auto groups = static_cast<size_t>(std::max<int64_t>(1, row_scales(act, k)));
+  const size_t group_size = act == ActFormat::kFp8Group ? kFp8GroupSize : width;
+  x.scales.resize(static_cast<size_t>(m) * groups);
   x.values.resize(count);
   for (float& scale : x.scales) {
     scale = 0.02F * (1.0F + std::fabs(random_float(random)));
   }
   for (size_t i = 0; i < count; ++i) {
-    const double scale = x.scales[i / static_cast<size_t>(k)];
+    const double scale = x.scales[i / width * groups + i % width / group_size];
     if (act == ActFormat::kBf16) {
       const uint16_t value = f32_to_bf16(random_float(random));
       std::memcpy(x.data.data() + 2 * i, &value, 2);

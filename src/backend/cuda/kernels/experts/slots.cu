@@ -20,11 +20,15 @@ __global__ __launch_bounds__(kCopyThreads) void scatter_kernel(const ScatterRows
   if (thread < args.top_k) {
     const int slot = args.slot_of[row * args.top_k + thread];
     slots[thread] = slot;
-    if (args.scales != nullptr) {
-      args.slot_scales[slot] = args.scales[row];
-    }
   }
   __syncthreads();
+  if (blockIdx.y == 0) {
+    for (int64_t i = thread; i < args.top_k * args.row_scales; i += kCopyThreads) {
+      const int64_t number = i % args.row_scales;
+      args.slot_scales[slots[i / args.row_scales] * args.row_scales + number] =
+          args.scales[row * args.row_scales + number];
+    }
+  }
   const int64_t words = args.row_bytes / 16;
   const auto* from = static_cast<const uint4*>(args.from) + row * words;
   auto* to = static_cast<uint4*>(args.to);

@@ -9,6 +9,7 @@
 #include <cuda_bf16.h>
 
 #include "backend/cuda/ptx/mma.cuh"
+#include "backend/cuda/ptx/mma_fp8.cuh"
 #include "backend/cuda/ptx/mma_s8.cuh"
 #include "quant/scheme.h"
 
@@ -64,8 +65,15 @@ struct WholeWords {
   }
 };
 
-struct IntegerSums {
+/// What codecs have unless they say otherwise: groups with scales in BF16, activations without.
+struct PlainGroups {
+  using GroupScale = __nv_bfloat16;
   static constexpr Offsets kOffsets = Offsets::kNone;
+  static constexpr bool kTokenGroups = false;  // activations have a scale per token and group
+  static constexpr bool kSumsApart = false;    // a step's sums are added in F32, with groups or not
+};
+
+struct IntegerSums : PlainGroups {
   using Sum = int32_t;
   static constexpr bool kRowScales = true;
   static constexpr bool kTokenScales = true;
@@ -76,8 +84,7 @@ struct IntegerSums {
   }
 };
 
-struct FloatSums {
-  static constexpr Offsets kOffsets = Offsets::kNone;
+struct FloatSums : PlainGroups {
   using Sum = float;
   static constexpr bool kRowScales = false;
   static constexpr bool kTokenScales = false;
@@ -94,6 +101,33 @@ struct CodecW8A8 : WholeWords<1>, IntegerSums {
 };
 
 struct CodecBf16 : WholeWords<2>, FloatSums {};
+
+/// E4M3 against E4M3. Tensor cores that take FP8 from a warp (sm_89) keep about 14 bits of a
+/// running sum, so each step's 64 products are summed apart and added in F32. Those of Hopper have
+/// no such instruction: there the compiler widens both operands to FP16, whose products are exact
+/// and summed in F32.
+struct CodecFp8 : WholeWords<1>, FloatSums {
+  static constexpr bool kRowScales = true;
+  static constexpr bool kTokenScales = true;
+  static constexpr bool kSumsApart = true;
+  __device__ static __forceinline__ void multiply(float (&sum)[4],
+                                                  const uint32_t (&a)[4],
+                                                  const uint32_t (&b)[2]) {
+    ptx::warp_mma_e4m3(sum, a, b);
+  }
+};
+
+/// The same with scales for 128 of k, of weights as of activations. Weights are scaled in blocks of
+/// as many rows, but each row has its scales here: matrices that are stacked need not begin with a
+/// tile.
+struct CodecFp8Groups : CodecFp8 {
+  using GroupScale = float;
+  static constexpr bool kRowScales = false;
+  static constexpr bool kTokenScales = false;
+  static constexpr bool kTokenGroups = true;
+  static constexpr int kGroupsPerStep = 1;
+  static constexpr int kGroup = 128;  // the last one may be half as long
+};
 
 /// Four bits against int8: a nibble in the upper half of a byte is 16 times its value, and the
 /// scale a sixteenth. Words are two's complement: even nibbles for operand words 0 and 2, odd ones

@@ -75,13 +75,10 @@ __global__ void unpack_kernel(const PackArgs p) {
   });
 }
 
-/// scales [n, groups] f32 and grouped [n / 128][groups][128] bf16, one thread per scale; zero
-/// points and minimums likewise.
-template <bool kPack>
-__global__ void group_scales_kernel(float* scales,
-                                    __nv_bfloat16* grouped,
-                                    int64_t n,
-                                    int64_t groups) {
+/// scales [n, groups] f32 and grouped [n / 128][groups][128], one thread per scale; zero points
+/// and minimums likewise.
+template <typename Scale, bool kPack>
+__global__ void group_scales_kernel(float* scales, Scale* grouped, int64_t n, int64_t groups) {
   const int64_t index = int64_t{blockIdx.x} * kPackThreads + threadIdx.x;
   if (index >= n * groups) {
     return;
@@ -89,9 +86,9 @@ __global__ void group_scales_kernel(float* scales,
   const int64_t row = index / groups;
   const int64_t at = (row / kTileRows * groups + index % groups) * kTileRows + row % kTileRows;
   if constexpr (kPack) {
-    grouped[at] = __float2bfloat16_rn(scales[index]);
+    grouped[at] = Scale(scales[index]);  // to the nearest, ties to even
   } else {
-    scales[index] = __bfloat162float(grouped[at]);
+    scales[index] = number_of(grouped[at]);
   }
 }
 
@@ -179,16 +176,17 @@ class GemmMma final : public GemmKernel {
   }
 
  private:
+  using Scale = typename Codec::GroupScale;
   static constexpr bool kHasOffsets = Codec::kOffsets != Offsets::kNone;
 
   [[nodiscard]] int64_t row_tiles() const { return (n_ + kTileRows - 1) / kTileRows; }
-  [[nodiscard]] int64_t groups() const { return k_ / Codec::kGroup; }
+  [[nodiscard]] int64_t groups() const { return groups_of<Codec>(k_ / kStep); }
   [[nodiscard]] size_t code_bytes() const {
     return static_cast<size_t>(row_tiles() * kTileRows * k_ / 8) * Codec::kCodeBits;
   }
   /// Of scales alone, or of zero points or minimums.
   [[nodiscard]] size_t group_bytes() const {
-    return static_cast<size_t>(row_tiles() * kTileRows * groups()) * 2;
+    return static_cast<size_t>(row_tiles() * kTileRows * groups()) * sizeof(Scale);
   }
   [[nodiscard]] size_t scale_bytes() const {
     const auto rows = static_cast<size_t>(row_tiles() * kTileRows);
@@ -210,11 +208,11 @@ class GemmMma final : public GemmKernel {
   cudaError_t move_groups(float* scales, uint8_t* base, const LaunchContext& context) const {
     cudaError_t error = cudaSuccess;
     for (int i = 0; i < (kHasOffsets ? 2 : 1) && error == cudaSuccess; ++i) {
-      error = launch(group_scales_kernel<kPack>, flat_grid(n_ * groups()), context,
-                     scales + i * n_ * groups(),
-                     reinterpret_cast<__nv_bfloat16*>(base + code_bytes() +
-                                                      static_cast<size_t>(i) * group_bytes()),
-                     n_, groups());
+      error = launch(
+          group_scales_kernel<Scale, kPack>, flat_grid(n_ * groups()), context,
+          scales + i * n_ * groups(),
+          reinterpret_cast<Scale*>(base + code_bytes() + static_cast<size_t>(i) * group_bytes()),
+          n_, groups());
     }
     return error;
   }
@@ -261,7 +259,8 @@ class GemmMma final : public GemmKernel {
         .code_bytes = static_cast<int64_t>(code_bytes()),
         .offset_bytes = kHasOffsets ? static_cast<int64_t>(group_bytes()) : 0,
         .x_row_bytes = steps * 64 * Codec::kPlanes,
-        .y_row_bytes = n_ * (args.result == GemmResult::kBf16 ? 2 : 4)};
+        .y_row_bytes = n_ * (args.result == GemmResult::kBf16 ? 2 : 4),
+        .x_row_scales = Codec::kTokenGroups ? groups() : 1};
     const Grid grid{
         .blocks = dim3(static_cast<unsigned>(row_tiles()), static_cast<unsigned>(args.max_tiles),
                        static_cast<unsigned>(splits)),
@@ -309,6 +308,18 @@ inline bool fits(const GemmProblem& problem, const DeviceInfo& device) {
   return problem.n >= 1 && problem.k >= kStep && problem.k % kStep == 0 && problem.k <= kMaxK &&
          problem.weight.zero_points == ZeroPoints::kNone && device.major >= 8 &&
          device.shared_bytes >= 99 * 1024;
+}
+
+/// Whether the code that the GPU runs, this build's newest that is no newer than the GPU, has the
+/// instructions for FP8: code for sm_80 runs on sm_89, too, but lacks them.
+inline bool runs_fp8(const DeviceInfo& device) {
+  int newest = 0;
+  for (const int architecture : {__CUDA_ARCH_LIST__}) {
+    if (architecture <= device.major * 100 + device.minor * 10) {
+      newest = std::max(newest, architecture);
+    }
+  }
+  return newest >= 890;
 }
 
 }  // namespace nibble::cuda::sm80

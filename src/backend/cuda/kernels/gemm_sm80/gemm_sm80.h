@@ -7,6 +7,8 @@ namespace nibble::cuda {
 /// Matrix products by mma.sync for sm_80 and up (gemm_sm80/mma.cuh), for every n and k % 64 == 0.
 extern const GemmEntry kGemmW4A8Sm80;
 extern const GemmEntry kGemmW8A8Int8Sm80;
+extern const GemmEntry kGemmW8A8Fp8Sm89;       // needs sm_89
+extern const GemmEntry kGemmW8A8Fp8BlockSm89;  // as well
 extern const GemmEntry kGemmW8A16Sm80;
 extern const GemmEntry kGemmW4A16Sm80;          // groups of 32 or 128 with BF16 scales
 extern const GemmEntry kGemmW4A16ZerosSm80;     // the same with zero points

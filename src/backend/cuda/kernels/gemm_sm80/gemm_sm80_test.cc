@@ -42,6 +42,38 @@ TEST(GemmSm80, W8A8Int8EqualsTheReference) {
   check_shapes(kGemmW8A8Int8Sm80, "w8a8_int8", 64);
 }
 
+// Whether this GPU and this build have instructions for FP8.
+bool takes_fp8() {
+  return kGemmW8A8Fp8Sm89.accepts(
+      {.weight = find_scheme("w8a8_fp8")->weight, .act = ActFormat::kFp8Token, .n = 8, .k = 64},
+      query_device(0).value());
+}
+
+TEST(GemmSm80, W8A8Fp8EqualsTheReference) {
+  NIBBLE_NEEDS_GPU();
+  if (!takes_fp8()) {
+    GTEST_SKIP() << "no instructions for FP8";
+  }
+  check_shapes(kGemmW8A8Fp8Sm89, "w8a8_fp8", 64);
+  testing::check_gemm(
+      kGemmW8A8Fp8Sm89,
+      {.scheme = "w8a8_fp8", .n = 1001, .k = 576, .row_counts = {1, 3, 17, 64, 200}, .seed = 4});
+}
+
+// Also with half a group at the end, so that the rows of scales have odd lengths.
+TEST(GemmSm80, W8A8Fp8InBlocksEqualsTheReference) {
+  NIBBLE_NEEDS_GPU();
+  if (!takes_fp8()) {
+    GTEST_SKIP() << "no instructions for FP8";
+  }
+  check_shapes(kGemmW8A8Fp8BlockSm89, "w8a8_fp8_block", 64);
+  testing::check_gemm(kGemmW8A8Fp8BlockSm89, {.scheme = "w8a8_fp8_block",
+                                              .n = 1001,
+                                              .k = 576,
+                                              .row_counts = {1, 3, 17, 64, 200},
+                                              .seed = 4});
+}
+
 // Also as an output head: an odd number of rows, tiles and splits of k both.
 TEST(GemmSm80, W8A16EqualsTheReference) {
   NIBBLE_NEEDS_GPU();
@@ -120,6 +152,22 @@ TEST(GemmSm80, RefusesWhatItCannotDo) {
   EXPECT_TRUE(kGemmW8A16Sm80.accepts(w8a16, device));
   EXPECT_FALSE(kGemmW8A8Int8Sm80.accepts(w8a16, device));
   EXPECT_FALSE(kGemmW8A16Sm80.accepts(w4a8, device));
+  GemmProblem fp8{
+      .weight = find_scheme("w8a8_fp8")->weight, .act = ActFormat::kFp8Token, .n = 5, .k = 64};
+  const DeviceInfo hopper{.major = 9, .shared_bytes = size_t{227} << 10};
+  EXPECT_TRUE(kGemmW8A8Fp8Sm89.accepts(fp8, hopper));
+  EXPECT_FALSE(kGemmW8A8Fp8Sm89.accepts(fp8, device));
+  EXPECT_FALSE(kGemmW8A8Int8Sm80.accepts(fp8, hopper));
+  EXPECT_FALSE(kGemmW8A8Fp8BlockSm89.accepts(fp8, hopper));
+  const GemmProblem blocks{.weight = find_scheme("w8a8_fp8_block")->weight,
+                           .act = ActFormat::kFp8Group,
+                           .n = 5,
+                           .k = 192};
+  EXPECT_TRUE(kGemmW8A8Fp8BlockSm89.accepts(blocks, hopper));
+  EXPECT_FALSE(kGemmW8A8Fp8BlockSm89.accepts(blocks, device));
+  EXPECT_FALSE(kGemmW8A8Fp8Sm89.accepts(blocks, hopper));
+  fp8.act = ActFormat::kBf16;
+  EXPECT_FALSE(kGemmW8A8Fp8Sm89.accepts(fp8, hopper));
   GemmProblem odd = w4a8;
   odd.k = 96;
   EXPECT_FALSE(kGemmW4A8Sm80.accepts(odd, device));

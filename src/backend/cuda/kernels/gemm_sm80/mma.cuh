@@ -33,7 +33,7 @@ inline constexpr int kStages = 4;
 struct Product {
   GemmLaunch args;
   const uint8_t* codes = nullptr;    // packed
-  const uint8_t* scales = nullptr;   // [n padded] f32, or [n / 128][groups][128] bf16, or none
+  const uint8_t* scales = nullptr;   // [n padded] f32, or [n / 128][groups][128], or none
   const uint8_t* offsets = nullptr;  // zero points or minimums, like scales of groups, or none
   int64_t n = 0;
   int32_t steps = 0;            // of 64 in k
@@ -47,12 +47,23 @@ template <typename Codec, int kTokens>
 struct Stage {
   static constexpr int kCodeBytes = 4 * Codec::kChunks * 512;
   static constexpr int kXBytes = kTokens * 64 * Codec::kPlanes;
-  static constexpr int kScaleBytes = Codec::kGroupsPerStep * kTileRows * 2;
+  static constexpr int kScaleBytes =
+      Codec::kGroupsPerStep * kTileRows * static_cast<int>(sizeof(typename Codec::GroupScale));
   static constexpr int kX = kCodeBytes;
   static constexpr int kScales = kX + kXBytes;
   static constexpr int kOffsets = kScales + kScaleBytes;
-  static constexpr int kBytes = kOffsets + (Codec::kOffsets != Offsets::kNone ? kScaleBytes : 0);
+  static constexpr int kXScales = kOffsets + (Codec::kOffsets != Offsets::kNone ? kScaleBytes : 0);
+  static constexpr int kBytes = kXScales + (Codec::kTokenGroups ? kTokens * 4 : 0);
 };
+
+/// Groups of a row whose k has `steps` steps.
+template <typename Codec>
+__host__ __device__ constexpr int64_t groups_of(int64_t steps) {
+  return (steps * kStep + Codec::kGroup - 1) / Codec::kGroup;
+}
+
+__device__ __forceinline__ float number_of(float x) { return x; }
+__device__ __forceinline__ float number_of(__nv_bfloat16 x) { return __bfloat162float(x); }
 
 /// Starts the copies of one step's codes and scales to shared memory.
 template <typename Codec, int kTokens>
@@ -66,7 +77,10 @@ __device__ __forceinline__ void copy_weights(const Product& p, int step, uint32_
     ptx::copy_async16(stage + offset, codes + offset);
   }
   if constexpr (Codec::kGroupsPerStep > 0) {
-    const uint8_t* scales = p.scales + block * kStep / Codec::kGroup * (kTileRows * 2);
+    constexpr int kGroupBytes = S::kScaleBytes / Codec::kGroupsPerStep;
+    const int64_t group =
+        blockIdx.x * groups_of<Codec>(p.steps) + int64_t{step} * kStep / Codec::kGroup;
+    const uint8_t* scales = p.scales + group * kGroupBytes;
     if (threadIdx.x < S::kScaleBytes / 16) {
       ptx::copy_async16(stage + S::kScales + threadIdx.x * 16, scales + threadIdx.x * 16);
       if constexpr (Codec::kOffsets != Offsets::kNone) {
@@ -77,7 +91,7 @@ __device__ __forceinline__ void copy_weights(const Product& p, int step, uint32_
   }
 }
 
-/// The same for its activations; tokens past the end are zeros.
+/// The same for its activations and the scales that they have; tokens past the end are zeros.
 template <typename Codec, int kTokens>
 __device__ __forceinline__ void copy_activations(const Product& p, int step, uint32_t stage) {
   using S = Stage<Codec, kTokens>;
@@ -94,6 +108,16 @@ __device__ __forceinline__ void copy_activations(const Product& p, int step, uin
       const uint8_t* source = x + (valid ? token : int64_t{blockIdx.y} * kTokens) * row_bytes +
                               (int64_t{step} * Codec::kPlanes + plane) * 64 + i % 4 * 16;
       ptx::copy_async16(stage + S::kX + static_cast<unsigned>(i) * 16, source, valid ? 16 : 0);
+    }
+  }
+  if constexpr (Codec::kTokenGroups) {
+    if (threadIdx.x < kTokens) {
+      const int64_t first = int64_t{blockIdx.y} * kTokens;
+      const bool valid = first + threadIdx.x < p.args.m;
+      const float* source = p.args.x_scales +
+                            (valid ? first + threadIdx.x : first) * groups_of<Codec>(p.steps) +
+                            int64_t{step} * kStep / Codec::kGroup;
+      ptx::copy_async4(stage + S::kXScales + threadIdx.x * 4, source, valid ? 4 : 0);
     }
   }
 }
@@ -136,6 +160,14 @@ __device__ __forceinline__ void multiply(const uint8_t* stage,
     for (int j = 0; j < kTokens / 8; ++j) {
       x[j] = tokens[j * 32];  // token 8 j + lane / 4, bytes from 16 (lane % 4) on
     }
+    float2 x_scales[kTokens / 8];  // of tokens 8 j + 2 (lane % 4) and the next
+    if constexpr (Codec::kTokenGroups) {
+      const auto* given = reinterpret_cast<const float2*>(stage + S::kXScales) + lane % 4;
+#pragma unroll
+      for (int j = 0; j < kTokens / 8; ++j) {
+        x_scales[j] = given[j * 4];
+      }
+    }
     float x_sums[kTokens / 8][2];
     if constexpr (Codec::kOffsets == Offsets::kMinimums) {
 #pragma unroll
@@ -154,18 +186,19 @@ __device__ __forceinline__ void multiply(const uint8_t* stage,
       float minimum[2] = {};
       if constexpr (Codec::kGroupsPerStep > 0) {
         const unsigned group = Codec::kGroupsPerStep == 2 ? plane : 0;
-        const auto* scales = reinterpret_cast<const __nv_bfloat16*>(stage + S::kScales) +
-                             group * kTileRows + warp * 32 + half * 16 + lane / 4;
-        scale[0] = __bfloat162float(scales[0]);
-        scale[1] = __bfloat162float(scales[8]);
-        const auto* stored = scales + S::kScaleBytes / 2;
+        const auto* scales =
+            reinterpret_cast<const typename Codec::GroupScale*>(stage + S::kScales) +
+            group * kTileRows + warp * 32 + half * 16 + lane / 4;
+        scale[0] = number_of(scales[0]);
+        scale[1] = number_of(scales[8]);
+        const auto* stored = scales + Codec::kGroupsPerStep * kTileRows;
         if constexpr (Codec::kOffsets == Offsets::kZeros) {
-          const float zeros[2] = {__bfloat162float(stored[0]), __bfloat162float(stored[8])};
+          const float zeros[2] = {number_of(stored[0]), number_of(stored[8])};
           weights.decode(plane, half, 0, zeros, a[0]);
           weights.decode(plane, half, 1, zeros, a[1]);
         } else if constexpr (Codec::kOffsets == Offsets::kMinimums) {
-          minimum[0] = __bfloat162float(stored[0]);
-          minimum[1] = __bfloat162float(stored[8]);
+          minimum[0] = number_of(stored[0]);
+          minimum[1] = number_of(stored[8]);
         }
       }
 #pragma unroll
@@ -173,13 +206,17 @@ __device__ __forceinline__ void multiply(const uint8_t* stage,
         const uint32_t first[2] = {x[j].x, x[j].y};
         const uint32_t second[2] = {x[j].z, x[j].w};
         auto& sum = sums.v[half][j];
-        if constexpr (Codec::kGroupsPerStep > 0) {
+        if constexpr (Codec::kGroupsPerStep > 0 || Codec::kSumsApart) {
           float part[4] = {};
           Codec::multiply(part, a[0], first);
           Codec::multiply(part, a[1], second);
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
-            sum[i] = fmaf(part[i], scale[i / 2], sum[i]);
+            float factor = scale[i / 2];
+            if constexpr (Codec::kTokenGroups) {
+              factor *= i % 2 == 0 ? x_scales[j].x : x_scales[j].y;
+            }
+            sum[i] = fmaf(part[i], factor, sum[i]);
             if constexpr (Codec::kOffsets == Offsets::kMinimums) {
               sum[i] = fmaf(x_sums[j][i % 2], minimum[i / 2], sum[i]);
             }
@@ -328,6 +365,7 @@ struct GroupedProduct {
   int64_t offset_bytes = 0;           // from scales to offsets
   int64_t x_row_bytes = 0;
   int64_t y_row_bytes = 0;
+  int64_t x_row_scales = 1;
 };
 
 /// Tile blockIdx.y of the list: rows of one expert. They are made to look like tile blockIdx.y of a
@@ -347,7 +385,7 @@ __global__ __launch_bounds__(kThreads) void grouped_kernel(const GroupedProduct 
   const int64_t ahead = int64_t{blockIdx.y} * kTokens;
   const int64_t moved = tile.first - ahead;
   p.args.x = static_cast<const uint8_t*>(p.args.x) + moved * g.x_row_bytes;
-  p.args.x_scales += moved;
+  p.args.x_scales += moved * g.x_row_scales;
   p.args.y = static_cast<uint8_t*>(p.args.y) + moved * g.y_row_bytes;
   p.args.bias = p.args.bias == nullptr ? nullptr : p.args.bias + tile.expert * p.n;
   p.args.m = ahead + tile.rows;

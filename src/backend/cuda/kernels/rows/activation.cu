@@ -1,6 +1,7 @@
 // silu(gate) * up, relu and gelu of bf16 rows, rounded for the next matrix product. The token forms
 // need a row's largest value, so one block owns a row, or, where rows are few and the GPU has
-// clusters, one cluster of eight blocks; bf16 needs none and spreads over the whole GPU.
+// clusters, one cluster of eight blocks; bf16 needs none and spreads over the whole GPU. Groups
+// have a block per row, too.
 
 #include <cooperative_groups.h>
 
@@ -55,9 +56,11 @@ template <int kPieces, Kind kKind, ActFormat kFormat>
 __global__ __launch_bounds__(kMaxRowThreads) void activation_kernel(const ActivationArgs args) {
   ptx::allow_successor();
   ptx::wait_for_predecessor();
+  constexpr auto kScales = kFormat == ActFormat::kFp8Group ? RowScales::kGroups : RowScales::kOne;
   const int64_t row = blockIdx.x;
-  store_row<kPieces>(args.out, row, args.n,
-                     [&](int, int64_t i) { return activated<kKind, kFormat>(args, row, i); });
+  store_scaled<kPieces, kScales>(args.out, row, args.n, [&](int, int64_t i) {
+    return activated<kKind, kFormat>(args, row, i);
+  });
 }
 
 /// One piece per thread, one row per cluster.
@@ -146,14 +149,16 @@ cudaError_t launch_clusters(const ActivationArgs& args,
   return cudaLaunchKernelEx(&config, activation_cluster_kernel<kKind, kFormat>, args);
 }
 
-/// To a token form.
+/// To a form that has scales.
 template <Kind kKind, ActFormat kFormat>
-cudaError_t launch_tokens(const ActivationArgs& args, const LaunchContext& context) {
-  const int64_t slice = (args.n / kPiece + kCluster - 1) / kCluster;  // pieces of a block
-  if (args.rows > 0 && args.rows <= kClusterRows && slice >= 64 && slice <= kMaxRowThreads &&
-      has_clusters()) {
-    return launch_clusters<kKind, kFormat>(args, static_cast<unsigned>((slice + 31) / 32 * 32),
-                                           context);
+cudaError_t launch_scaled(const ActivationArgs& args, const LaunchContext& context) {
+  if constexpr (kFormat != ActFormat::kFp8Group) {
+    const int64_t slice = (args.n / kPiece + kCluster - 1) / kCluster;  // pieces of a block
+    if (args.rows > 0 && args.rows <= kClusterRows && slice >= 64 && slice <= kMaxRowThreads &&
+        has_clusters()) {
+      return launch_clusters<kKind, kFormat>(args, static_cast<unsigned>((slice + 31) / 32 * 32),
+                                             context);
+    }
   }
   static constexpr void (*kKernels[4])(ActivationArgs) = {
       activation_kernel<0, kKind, kFormat>, activation_kernel<1, kKind, kFormat>,
@@ -171,9 +176,12 @@ cudaError_t launch_activation(const ActivationArgs& args, const LaunchContext& c
     const Grid grid{.blocks = dim3(static_cast<unsigned>(blocks)), .threads = kFlatThreads};
     return launch(activation_flat_kernel<kKind>, grid, context, args);
   }
+  if (has_groups(args.out)) {
+    return launch_scaled<kKind, ActFormat::kFp8Group>(args, context);
+  }
   return args.out.format == ActFormat::kInt8Token
-             ? launch_tokens<kKind, ActFormat::kInt8Token>(args, context)
-             : launch_tokens<kKind, ActFormat::kFp8Token>(args, context);
+             ? launch_scaled<kKind, ActFormat::kInt8Token>(args, context)
+             : launch_scaled<kKind, ActFormat::kFp8Token>(args, context);
 }
 
 }  // namespace

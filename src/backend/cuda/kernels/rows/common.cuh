@@ -129,6 +129,56 @@ __device__ __forceinline__ void store_codes(uint8_t* out,
           : make_uint2(e4m3x4_bits(x.v, factor), e4m3x4_bits(x.v + 4, factor));
 }
 
+/// Scales of a row: apart, since a kernel for both would take more registers than one for tokens.
+enum class RowScales : uint8_t { kOne, kGroups };
+
+inline bool has_groups(const QuantizedRows& out) { return out.format == ActFormat::kFp8Group; }
+
+/// Rounds and stores a row of kFp8Group: sixteen neighbouring threads have the pieces of a group.
+template <int kPieces, typename Load>
+__device__ __forceinline__ void store_groups(const QuantizedRows& out,
+                                             int64_t row,
+                                             int64_t n,
+                                             const Load& load) {
+  constexpr int kGroupThreads = kFp8GroupSize / kPiece;
+  uint8_t* values = static_cast<uint8_t*>(out.values) + row * n;
+  float* scales = out.scales + row * row_scales(ActFormat::kFp8Group, n);
+  const auto store_piece = [&](int p, int64_t i) {  // by all threads of a warp, past n too
+    F32x8 x = {};
+    uint32_t largest = 0;
+    if (i < n) {
+      x = load(p, i);
+#pragma unroll
+      for (const float value : x.v) {
+        largest = max(largest, magnitude_bits(value));
+      }
+    }
+#pragma unroll
+    for (int distance = kGroupThreads / 2; distance > 0; distance /= 2) {
+      largest = max(largest, __shfl_xor_sync(kAllLanes, largest, distance));
+    }
+    if (i < n) {
+      const RowFactor to = row_factor(__uint_as_float(largest), ActFormat::kFp8Group);
+      if (i % kFp8GroupSize == 0) {
+        scales[i / kFp8GroupSize] = to.scale;
+      }
+      store_codes(values + i, x, to.factor, ActFormat::kFp8Group);
+    }
+  };
+  const int64_t stride = int64_t{blockDim.x} * kPiece;  // whole groups
+  const int64_t first = int64_t{threadIdx.x} * kPiece;
+  if constexpr (kPieces > 0) {
+#pragma unroll
+    for (int p = 0; p < kPieces; ++p) {
+      store_piece(p, p * stride + first);
+    }
+  } else {
+    for (int64_t begin = 0; begin < n; begin += stride) {
+      store_piece(0, begin + first);
+    }
+  }
+}
+
 /// Rounds and stores a row of a token form. load(p, i) gives the eight values from element i on.
 template <int kPieces, typename Load>
 __device__ __forceinline__ void store_row(const QuantizedRows& out,
@@ -155,6 +205,19 @@ __device__ __forceinline__ void store_row(const QuantizedRows& out,
   });
 }
 
+/// Rounds and stores a row of a form that has scales.
+template <int kPieces, RowScales kScales, typename Load>
+__device__ __forceinline__ void store_scaled(const QuantizedRows& out,
+                                             int64_t row,
+                                             int64_t n,
+                                             const Load& load) {
+  if constexpr (kScales == RowScales::kGroups) {
+    store_groups<kPieces>(out, row, n, load);
+  } else {
+    store_row<kPieces>(out, row, n, load);
+  }
+}
+
 /// What a launch over rows looks like. Depends on n alone, so that sums have one order.
 struct RowShape {
   int pieces = 0;  // kPieces: 1, 2, 4 or 0
@@ -173,9 +236,8 @@ inline RowShape row_shape(int64_t n) {
 
 /// Whether `out` can take rows of n elements.
 inline bool can_store(const QuantizedRows& out, int64_t rows, int64_t n) {
-  const bool tokens = out.format == ActFormat::kInt8Token || out.format == ActFormat::kFp8Token;
   return rows >= 0 && rows <= INT32_MAX && row_width_ok(n) &&
-         (tokens || out.format == ActFormat::kBf16);
+         (row_scales(out.format, n) > 0 || out.format == ActFormat::kBf16);
 }
 
 /// Launches the instance of a row kernel that fits n, one block per row.

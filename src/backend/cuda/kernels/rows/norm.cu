@@ -24,7 +24,7 @@ __device__ __forceinline__ float sum_of_block(float value, float* shared) {
   return sum_of_warp(threadIdx.x % 32 < blockDim.x / 32 ? shared[threadIdx.x % 32] : 0.0F);
 }
 
-template <int kPieces, GemmInput::Kind kKind>
+template <int kPieces, GemmInput::Kind kKind, RowScales kScales>
 __global__ __launch_bounds__(kMaxRowThreads) void norm_kernel(const NormArgs args) {
   constexpr bool kLayer = kKind == GemmInput::Kind::kLayerNorm;
   constexpr int kKept = kPieces > 0 ? kPieces : 1;
@@ -93,20 +93,27 @@ __global__ __launch_bounds__(kMaxRowThreads) void norm_kernel(const NormArgs arg
     }
     return y;
   };
-  if (args.out.format == ActFormat::kBf16) {
+  if (kScales == RowScales::kOne && args.out.format == ActFormat::kBf16) {
     auto* out = static_cast<__nv_bfloat16*>(args.out.values) + row * args.n;
     for_each_piece<kPieces>(args.n,
                             [&](int p, int64_t i) { store_bf16x8(out + i, normalized(p, i)); });
   } else {
-    store_row<kPieces>(args.out, row, args.n, normalized);
+    store_scaled<kPieces, kScales>(args.out, row, args.n, normalized);
   }
+}
+
+template <GemmInput::Kind kKind, RowScales kScales>
+cudaError_t launch_kernel(const NormArgs& args, const LaunchContext& context) {
+  static constexpr void (*kKernels[4])(NormArgs) = {
+      norm_kernel<0, kKind, kScales>, norm_kernel<1, kKind, kScales>,
+      norm_kernel<2, kKind, kScales>, norm_kernel<4, kKind, kScales>};
+  return launch_rows(kKernels, args, context);
 }
 
 template <GemmInput::Kind kKind>
 cudaError_t launch_norm(const NormArgs& args, const LaunchContext& context) {
-  static constexpr void (*kKernels[4])(NormArgs) = {norm_kernel<0, kKind>, norm_kernel<1, kKind>,
-                                                    norm_kernel<2, kKind>, norm_kernel<4, kKind>};
-  return launch_rows(kKernels, args, context);
+  return has_groups(args.out) ? launch_kernel<kKind, RowScales::kGroups>(args, context)
+                              : launch_kernel<kKind, RowScales::kOne>(args, context);
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// bf16 rows rounded to int8 or e4m3 per row, and f32 numbers rounded to bf16 in place.
+// bf16 rows rounded to int8 or e4m3 per row or per 128 of it, and f32 numbers rounded to bf16 in
+// place.
 
 #include "backend/cuda/kernels/rows/common.cuh"
 #include "backend/cuda/ptx/dependency.cuh"
@@ -8,13 +9,22 @@ namespace {
 
 constexpr int kFlatThreads = 256;
 
-template <int kPieces>
+template <int kPieces, RowScales kScales>
 __global__ __launch_bounds__(kMaxRowThreads) void quantize_kernel(const QuantizeRowsArgs args) {
   ptx::allow_successor();
   ptx::wait_for_predecessor();
   const int64_t row = blockIdx.x;
   const auto* x = static_cast<const __nv_bfloat16*>(args.x) + row * args.stride;
-  store_row<kPieces>(args.out, row, args.n, [&](int, int64_t i) { return load_bf16x8(x + i); });
+  store_scaled<kPieces, kScales>(args.out, row, args.n,
+                                 [&](int, int64_t i) { return load_bf16x8(x + i); });
+}
+
+template <RowScales kScales>
+cudaError_t launch_quantize(const QuantizeRowsArgs& args, const LaunchContext& context) {
+  static constexpr void (*kKernels[4])(QuantizeRowsArgs) = {
+      quantize_kernel<0, kScales>, quantize_kernel<1, kScales>, quantize_kernel<2, kScales>,
+      quantize_kernel<4, kScales>};
+  return launch_rows(kKernels, args, context);
 }
 
 __global__ __launch_bounds__(kFlatThreads) void round_bf16_kernel(float* x, int64_t count) {
@@ -44,9 +54,8 @@ cudaError_t quantize_rows(const QuantizeRowsArgs& given, const LaunchContext& co
       args.stride % kPiece != 0) {
     return cudaErrorInvalidValue;
   }
-  static constexpr void (*kKernels[4])(QuantizeRowsArgs) = {quantize_kernel<0>, quantize_kernel<1>,
-                                                            quantize_kernel<2>, quantize_kernel<4>};
-  return launch_rows(kKernels, args, context);
+  return has_groups(args.out) ? launch_quantize<RowScales::kGroups>(args, context)
+                              : launch_quantize<RowScales::kOne>(args, context);
 }
 
 cudaError_t round_bf16(float* x, int64_t count, const LaunchContext& context) {
