@@ -148,12 +148,17 @@ void CudaExperts::run(const ExpertArgs& args) {
   // Results of integer activations are the same in every batch.
   down_type_ = down_.act == ActFormat::kBf16 && args.m >= kManyRows ? DType::kBF16 : DType::kF32;
   choose(args);
-  scatter(args);
-  multiply(gate_up_, memory_.x, slots);
+  if (args.m == 1 && gate_up_.act == ActFormat::kBf16 &&
+      gate_up_.weights->kernel().takes_one_row()) {
+    multiply(gate_up_, {args.x.data, GroupedRows::kOneForAll}, slots);
+  } else {
+    scatter(args);
+    multiply(gate_up_, {memory_.x.as<void>()}, slots);
+  }
   if (!activates_) {
     activate(slots);
   }
-  multiply(down_, activates_ ? memory_.gate_up : memory_.x, slots);
+  multiply(down_, {(activates_ ? memory_.gate_up : memory_.x).as<void>()}, slots);
   must(combine_slots({.results = memory_.down.as<void>(),
                       .type = down_type_,
                       .slot_of = memory_.slot_of.as<int32_t>(),
@@ -233,12 +238,12 @@ void CudaExperts::activate(int64_t slots) {
        "activation");
 }
 
-void CudaExperts::multiply(const Side& side, const DeviceBuffer& x, int64_t slots) {
+void CudaExperts::multiply(const Side& side, const Rows& x, int64_t slots) {
   const PackedMatrices& weights = *side.weights;
   const bool down = &side == &down_;
   const bool activated = activates_ && !down;
   must(weights.kernel().run_grouped(
-           {.x = x.as<void>(),
+           {.x = x.data,
             .x_scales = memory_.x_scales.as<float>(),
             .packed = weights.at(0),
             .expert_bytes = weights.stride(),
@@ -248,6 +253,7 @@ void CudaExperts::multiply(const Side& side, const DeviceBuffer& x, int64_t slot
             .activation = activated ? form_.activation : Kind::kPlain,
             .limit = form_.limit,
             .slots = slots,
+            .rows = x.rows,
             .tiles = memory_.tiles.as<ExpertTile>(),
             .tile_count = memory_.tile_count.as<int32_t>(),
             .max_tiles = max_tiles_,

@@ -78,6 +78,12 @@ class CudaExperts final : public PreparedExperts {
     int64_t k = 0;
   };
 
+  /// What a product reads, rounded for it.
+  struct Rows {
+    const void* data = nullptr;
+    GroupedRows rows = GroupedRows::kOfSlots;
+  };
+
   CudaExperts(const ExpertsRequest& request,
               Parts parts,
               const GemmContext& context,
@@ -93,7 +99,7 @@ class CudaExperts final : public PreparedExperts {
   void activate(int64_t slots);
   /// The product of one side with what it reads, whose rows are rounded. Bf16 of gate and up, F32
   /// of down.
-  void multiply(const Side& side, const DeviceBuffer& x, int64_t slots);
+  void multiply(const Side& side, const Rows& x, int64_t slots);
 
   ExpertsForm form_;
   Side gate_up_;

@@ -43,10 +43,13 @@ struct ExpertTile {
   int32_t rows = 0;  // 0: nothing to do
 };
 
+/// Whose rows x has: each slot's own, or one for all, of kernels that take_one_row().
+enum class GroupedRows : uint8_t { kOfSlots, kOneForAll };
+
 /// Products of the experts of a layer: y[first + r] = x[first + r] · its expert's weights, for the
 /// rows of all tiles. All pointers are device memory.
 struct GroupedLaunch {
-  const void* x = nullptr;          // [slots, k]
+  const void* x = nullptr;          // [slots, k]; [1, k] where all slots are of one row
   const float* x_scales = nullptr;  // [slots, row_scales()], for the forms that have scales
   const void* packed = nullptr;     // weights of the first expert, as pack() left them
   int64_t expert_bytes = 0;         // from one expert's to the next's, a multiple of 128
@@ -56,6 +59,7 @@ struct GroupedLaunch {
   GemmInput::Kind activation = GemmInput::Kind::kPlain;  // of gate and up, where it activates()
   float limit = 0.0F;                                    // of kClampedSwiglu
   int64_t slots = 0;
+  GroupedRows rows = GroupedRows::kOfSlots;
   const ExpertTile* tiles = nullptr;  // known on the device alone, and how many they are
   const int32_t* tile_count = nullptr;
   int64_t max_tiles = 0;
@@ -96,6 +100,8 @@ class GemmKernel {
   [[nodiscard]] virtual int32_t grouped_rows(int64_t mean) const {
     return mean <= 8 ? 8 : mean <= 16 ? 16 : 64;
   }
+  /// Whether run_grouped() takes one row for all slots.
+  [[nodiscard]] virtual bool takes_one_row() const { return false; }
   /// Whether run_grouped() may be told to apply an activation, to BF16.
   [[nodiscard]] virtual bool activates() const { return false; }
   /// The same for the experts of a layer, of families that run_grouped() (GemmEntry::grouped).

@@ -23,14 +23,14 @@ __device__ __forceinline__ Best better(Best a, Best b) {
   return second ? b : a;
 }
 
-/// The largest number, the lowest index of equals, of all lanes.
+/// The largest number, the lowest index of equals, of all lanes; no NaN.
 __device__ __forceinline__ Best best_of_warp(Best best) {
-#pragma unroll
-  for (int distance = kWarp / 2; distance > 0; distance /= 2) {
-    const Best other{__shfl_xor_sync(kWarpLanes, best.value, distance),
-                     __shfl_xor_sync(kWarpLanes, best.index, distance)};
-    best = better(best, other);
-  }
+  const uint32_t bits = __float_as_uint(best.value + 0.0F);  // of -0 those of 0
+  const uint32_t key = (bits & 0x80000000U) != 0 ? ~bits : bits | 0x80000000U;  // in their order
+  const uint32_t top = __reduce_max_sync(kWarpLanes, key);
+  const auto index = static_cast<unsigned>(key == top ? best.index : INT32_MAX);
+  best.index = static_cast<int>(__reduce_min_sync(kWarpLanes, index));
+  best.value = __uint_as_float((top & 0x80000000U) != 0 ? top & 0x7fffffffU : ~top);
   return best;
 }
 

@@ -96,6 +96,7 @@ class ExpertsSm90 final : public GemmKernel {
     return tiles[static_cast<size_t>(index)].tokens;
   }
 
+  [[nodiscard]] bool takes_one_row() const override { return true; }
   [[nodiscard]] bool activates() const override {
     return sizes_.width > 0 && sizes_.width % 8 == 0;
   }
@@ -113,11 +114,13 @@ class ExpertsSm90 final : public GemmKernel {
     ExpertsSm90Args own = arguments(args.packed, args.bias, args.y, args.result);
     own.expert_bytes = args.expert_bytes;
     own.tiles = args.tiles;
+    const bool one = args.rows == GroupedRows::kOneForAll;
+    own.x_step = one ? 0 : 1;
     own.tile_count = args.tile_count;
     own.y_stride = activated ? sizes_.width : sizes_.n;
     own.activation = args.activation;
     own.limit = args.limit;
-    return start(choose(args.tile_rows), args.x, args.slots, own, context);
+    return start(choose(args.tile_rows), args.x, one ? 1 : args.slots, own, context);
   }
 
  private:

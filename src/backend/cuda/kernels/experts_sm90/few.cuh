@@ -93,7 +93,7 @@ struct ExpertsFewLoop {
       ptx::bulk_copy(place.stage + b * (kPairs * Layout::kPairBytes), weights, bytes, place.full);
       weights += static_cast<int64_t>(args.pairs) * Layout::kPairBytes;
     }
-    ptx::tensor_copy(place.stage + kX, x, 0, item.tile.first, 2 * first, place.full);
+    ptx::tensor_copy(place.stage + kX, x, 0, item.tile.first * args.x_step, 2 * first, place.full);
   }
 
   static __device__ __forceinline__ void fill_ring(const CUtensorMap& x,

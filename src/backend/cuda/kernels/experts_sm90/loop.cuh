@@ -75,7 +75,7 @@ struct ExpertsLoop {
       weights += static_cast<int64_t>(args.pairs) * Layout::kPairBytes;
     }
     for (int box = rank(); box < boxes; box += Tile::kCluster) {
-      const int row = item.tile.first + box * Tile::kBox;
+      const int row = item.tile.first * args.x_step + box * Tile::kBox;
 #pragma unroll
       for (int d = 0; d < 2; d += Tile::kPanels) {
         const uint32_t to = stage + Loop::kX + d * Loop::kXBytes + box * kBoxBytes;
