@@ -3,8 +3,8 @@
 #include <cstdint>
 
 #include "backend/cuda/kernels/experts_sm90/experts_sm90.h"
-#include "backend/cuda/kernels/rows/activations.cuh"
 #include "backend/cuda/kernels/w4a16_sm90/store.cuh"
+#include "core/gemm_input.h"
 
 // How the sums of experts_sm90/loop.cuh leave. Where packed rows are gate and up in turns, a
 // thread's two neighbouring channels are a gate and its up.
@@ -15,12 +15,19 @@ __device__ __forceinline__ float through_bf16(float x) {
 }
 
 // What the activation makes of a gate and its up, which are rounded to BF16 first, as where
-// another kernel reads them.
+// another kernel reads them; its own error is 2^-20 of the result, which is rounded to BF16, too.
 __device__ __forceinline__ float gated(const ExpertsSm90Args& args, float gate, float up) {
-  const float g = through_bf16(gate), u = through_bf16(up);
-  return args.activation == GemmInput::Kind::kClampedSwiglu
-             ? clamped_swiglu<ActFormat::kBf16>(g, u, args.limit)
-             : u * silu<GemmInput::Kind::kSiluMul, ActFormat::kBf16>(g, g);
+  float g = through_bf16(gate), u = through_bf16(up), alpha = 1.0F;
+  if (args.activation == GemmInput::Kind::kClampedSwiglu) {  // NaN stays
+    g = g > args.limit ? args.limit : g;
+    u = (u > args.limit ? args.limit : u < -args.limit ? -args.limit : u) + 1.0F;
+    alpha = kSwigluAlpha;
+  }
+  constexpr float kLog2E = 1.44269504F;
+  float power = 0.0F, inverse = 0.0F;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(fmaxf(g * alpha, -87.0F) * -kLog2E));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(power + 1.0F));
+  return g * inverse * u;
 }
 
 // Biases of gate and up number `channel` of an expert.
