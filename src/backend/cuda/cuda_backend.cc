@@ -198,6 +198,17 @@ class CudaBackend final : public Backend {
     return CudaExperts::create(request, std::move(parts), gemm_context(), experts_);
   }
 
+  [[nodiscard]] ExpertCounts expert_counts() const override {
+    ExpertCounts counts;
+    if (experts_.counts.size() > 0) {
+      must(cudaMemcpyAsync(&counts, experts_.counts.as<void>(), sizeof(counts),
+                           cudaMemcpyDeviceToHost, stream_),
+           "copying counts of experts");
+      must(cudaStreamSynchronize(stream_), "a step");
+    }
+    return counts;
+  }
+
   [[nodiscard]] int64_t step_bytes(const StepLimits& limits) const override {
     // Rounded rows of BF16 and as much again for the workspaces of products; scaled frequencies.
     return limits.rows * 4 * (limits.input_width + limits.scaled_pairs) +

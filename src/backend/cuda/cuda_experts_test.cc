@@ -3,6 +3,7 @@
 #include "backend/cuda/cuda_experts.h"
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -15,6 +16,7 @@
 #include "backend/testing/bf16_rows.h"
 #include "backend/testing/random_experts.h"
 #include "ops/route.h"
+#include "quant/codec.h"
 
 namespace nibble::cuda {
 namespace {
@@ -91,6 +93,41 @@ TEST(CudaExperts, OfEverySchemeEqualTheReference) {
       }
     }
   }
+}
+
+/// Rows that each choose the experts of a list: sums of these experts' rows of the router.
+std::vector<uint16_t> choosing(const ReferenceExperts& weights,
+                               const std::vector<std::vector<int64_t>>& chosen) {
+  const auto hidden = static_cast<size_t>(weights.router.k);
+  std::vector<float> x(chosen.size() * hidden);
+  std::vector<float> of_expert(hidden);
+  for (size_t row = 0; row < chosen.size(); ++row) {
+    for (const int64_t expert : chosen[row]) {
+      decode_row(weights.router, expert, of_expert.data());
+      for (size_t i = 0; i < hidden; ++i) {
+        x[row * hidden + i] += of_expert[i];
+      }
+    }
+  }
+  return to_bf16(x);
+}
+
+// By one warp for few rows and by a block for many.
+TEST(CudaExperts, CountWhatRowsChoose) {
+  NIBBLE_NEEDS_GPU();
+  const auto backend = make_cuda_backend({}).value();
+  EXPECT_EQ(backend->expert_counts(), ExpertCounts());
+  RandomExperts layer(find_scheme("bf16").value(), {40, 2, 256, 128}, DType::kBF16);
+  auto experts = backend->prepare_experts(layer.request(60)).value();
+  EXPECT_EQ(backend->expert_counts(), ExpertCounts());
+  run(*experts, choosing(layer.weights, {{3, 39}, {39, 7}, {39, 3}}), 3, 256);
+  ExpertCounts expected{.runs = 1, .active = 3, .slots = 6, .rows_max = 3};
+  EXPECT_EQ(backend->expert_counts(), expected);
+  std::vector<std::vector<int64_t>> chosen(60, {0, 31});
+  chosen[50] = {32, 31};
+  run(*experts, choosing(layer.weights, chosen), 60, 256);
+  expected += {.runs = 1, .active = 3, .slots = 120, .rows_max = 60};
+  EXPECT_EQ(backend->expert_counts(), expected);
 }
 
 TEST(CudaExperts, AreUnpackedAndReplacedOneByOne) {
@@ -217,6 +254,8 @@ TEST(CudaExperts, SlotsAreOrderedByExpertThenRow) {
       const DeviceArray<int32_t> slot_of(static_cast<size_t>(slots));
       const DeviceArray<ExpertTile> tiles(static_cast<size_t>(max_tiles));
       const DeviceArray<int32_t> tile_count(1);
+      const ExpertCounts before{.runs = 5, .active = 6, .slots = 7, .rows_max = 8};
+      const DeviceArray<ExpertCounts> counts(std::vector<ExpertCounts>{before});
       ASSERT_EQ(sort_slots({.chosen = device_chosen.data(),
                             .experts = experts,
                             .top_k = kTopK,
@@ -225,9 +264,19 @@ TEST(CudaExperts, SlotsAreOrderedByExpertThenRow) {
                             .slot_of = slot_of.data(),
                             .tiles = tiles.data(),
                             .tile_count = tile_count.data(),
-                            .max_tiles = max_tiles},
+                            .max_tiles = max_tiles,
+                            .counts = counts.data()},
                            {}),
                 cudaSuccess);
+      std::map<int32_t, int64_t> rows_of;
+      for (const int32_t expert : chosen) {
+        ++rows_of[expert];
+      }
+      ExpertCounts run{.runs = 1, .active = std::ssize(rows_of), .slots = slots};
+      for (const auto& [expert, count] : rows_of) {
+        run.rows_max = std::max(run.rows_max, count);
+      }
+      EXPECT_EQ(counts.host()[0] - before, run);
       std::vector<int32_t> order(static_cast<size_t>(slots));
       std::iota(order.begin(), order.end(), 0);
       std::ranges::stable_sort(order, {},
@@ -248,7 +297,8 @@ TEST(CudaExperts, SlotsAreOrderedByExpertThenRow) {
         }
       }
       EXPECT_EQ(next, slots);
-      const auto used = std::ranges::count_if(tiles.host(), [](const ExpertTile& tile) { return tile.rows > 0; });
+      const auto used =
+          std::ranges::count_if(tiles.host(), [](const ExpertTile& tile) { return tile.rows > 0; });
       EXPECT_EQ(tile_count.host()[0], used);
     }
   }
