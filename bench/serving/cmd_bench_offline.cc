@@ -170,31 +170,37 @@ Json json_of(const std::optional<Quartiles>& ratio) {
 }
 
 Json to_json(const OfflineReport& report, const ShapeReport& shape, const OfflineFlags& flags) {
-  return Json::object({{"prefill_tps", shape.prefill_tps},
-                       {"decode_tps", shape.decode_tps},
-                       {"bytes_per_token", report.weight_bytes + shape.kv_bytes},
-                       {"read_gbps", shape.read_gbps},
-                       {"roofline_percent", shape.roofline.median},
-                       {"roofline_percent_p25", shape.roofline.p25},
-                       {"roofline_percent_p75", shape.roofline.p75},
-                       {"peak_rss_bytes", report.peak_rss_bytes},
-                       {"batch", shape.shape.batch},
-                       {"input_len", shape.shape.input_len},
-                       {"output_len", shape.shape.output_len},
-                       {"context", shape.shape.context},
-                       {"repeats", flags.repeats},
-                       {"max_num_batched_tokens", flags.max_num_batched_tokens},
-                       {"prefill_ms_median", shape.prefill_ms},
-                       {"prefill_ms", json_of(shape.rounds_ms)},
-                       {"peak_tops", json_of(shape.peak_tops)},
-                       {"decode_ms_median", shape.decode_ms},
-                       {"weight_bytes", report.weight_bytes},
-                       {"kv_bytes", shape.kv_bytes},
-                       {"load_ms", report.load_ms},
-                       {"scheme", report.scheme},
-                       {"backend", report.backend},
-                       {"threads", int64_t{report.threads}},
-                       {"kv_cache_dtype", kv_code_name(report.kv_code)}});
+  const ExpertCounts& experts = shape.decode_experts;
+  Json json = Json::object({{"prefill_tps", shape.prefill_tps},
+                            {"decode_tps", shape.decode_tps},
+                            {"bytes_per_token", report.weight_bytes + shape.kv_bytes},
+                            {"read_gbps", shape.read_gbps},
+                            {"roofline_percent", shape.roofline.median},
+                            {"roofline_percent_p25", shape.roofline.p25},
+                            {"roofline_percent_p75", shape.roofline.p75},
+                            {"peak_rss_bytes", report.peak_rss_bytes},
+                            {"batch", shape.shape.batch},
+                            {"input_len", shape.shape.input_len},
+                            {"output_len", shape.shape.output_len},
+                            {"context", shape.shape.context},
+                            {"repeats", flags.repeats},
+                            {"max_num_batched_tokens", flags.max_num_batched_tokens},
+                            {"prefill_ms_median", shape.prefill_ms},
+                            {"prefill_ms", json_of(shape.rounds_ms)},
+                            {"peak_tops", json_of(shape.peak_tops)},
+                            {"decode_ms_median", shape.decode_ms},
+                            {"weight_bytes", report.weight_bytes},
+                            {"kv_bytes", shape.kv_bytes},
+                            {"load_ms", report.load_ms},
+                            {"scheme", report.scheme},
+                            {"backend", report.backend},
+                            {"threads", int64_t{report.threads}},
+                            {"kv_cache_dtype", kv_code_name(report.kv_code)}});
+  if (experts.runs > 0) {
+    json.set("active_experts_mean", experts.active_mean());
+    json.set("max_over_mean", experts.max_over_mean());
+  }
+  return json;
 }
 
 /// One object for one shape; for several their objects, with what compares them.
@@ -230,6 +236,12 @@ void print_shape(const OfflineReport& report, const ShapeReport& of) {
       "and values:\n                               {:.1f} % ({:.1f} to {:.1f}) of this bandwidth\n",
       of.read_gbps, mega(report.weight_bytes), shape.batch, mega(of.kv_bytes), of.roofline.median,
       of.roofline.p25, of.roofline.p75));
+  if (const ExpertCounts& experts = of.decode_experts; experts.runs > 0) {
+    print_out(fmt::format(
+        "  experts  {:10.1f} a layer and step of decoding have rows, the fullest {:.2f} x the "
+        "mean of these\n",
+        experts.active_mean(), experts.max_over_mean()));
+  }
 }
 
 void print_table(const OfflineReport& report, const OfflineFlags& flags) {

@@ -147,7 +147,7 @@ Status OfflineBench::prefill(const Lane& lane, OfflineTimings& timings) {
 Status OfflineBench::decode(const Lane& lane,
                             int64_t steps,
                             const OfflineMeter& meter,
-                            std::vector<OfflineTimings::Turn>& turns) {
+                            OfflineTimings& timings) {
   Prompts prompts = lane.prompts;
   for (std::vector<int32_t>& prompt : prompts) {
     prompt.push_back(random_tokens(1)[0]);  // where prompts end with a page, all that is computed
@@ -156,9 +156,10 @@ Status OfflineBench::decode(const Lane& lane,
   while (std::ranges::any_of(generated_, [](int64_t count) { return count == 0; })) {
     NIBBLE_RETURN_IF_ERROR(step());
   }
+  const ExpertCounts experts = core_.expert_counts();
   double before = meter.read_gbps();
   for (int64_t done = 0; done < steps;) {
-    OfflineTimings::Turn& turn = turns.emplace_back();
+    OfflineTimings::Turn& turn = timings.turns.back().emplace_back();
     for (const int64_t end = std::min(steps, done + kTurnSteps); done < end; ++done) {
       const auto begin = Clock::now();
       NIBBLE_RETURN_IF_ERROR(step());
@@ -169,6 +170,7 @@ Status OfflineBench::decode(const Lane& lane,
     turn.read_gbps = (before + after) / 2;
     before = after;
   }
+  timings.decode_experts += core_.expert_counts() - experts;
   core_.cancel_all();
   return step();  // what may be under way
 }
@@ -178,7 +180,8 @@ Status OfflineBench::warm_up() {
     lane.prompts = lane.shape.context > 0 ? lane.contexts : make_prompts(lane);
     add(lane.prompts, 1);
     NIBBLE_RETURN_IF_ERROR(run_all());
-    std::vector<OfflineTimings::Turn> untimed;
+    OfflineTimings untimed;
+    untimed.turns.emplace_back();
     NIBBLE_RETURN_IF_ERROR(
         decode(lane, std::min(kWarmUpSteps, lane.shape.output_len), OfflineMeter(), untimed));
   }
@@ -200,7 +203,7 @@ Status OfflineBench::run_round(const OfflineMeter& meter) {
   for (int64_t done = 0; done < steps; done += at_once) {
     for (size_t i = 0; i < lanes_.size(); ++i) {
       NIBBLE_RETURN_IF_ERROR(
-          decode(lanes_[i], std::min(at_once, steps - done), meter, timings_[i].turns.back()));
+          decode(lanes_[i], std::min(at_once, steps - done), meter, timings_[i]));
     }
   }
   return {};

@@ -37,6 +37,7 @@ struct OfflineTimings {
   std::vector<Prefill> prefills;         // one per round
   std::vector<std::vector<Turn>> turns;  // of each round
   int64_t prefill_tokens = 0;            // computed by one round's prefill
+  ExpertCounts decode_experts;           // of the turns
 };
 
 /// Drives an engine, step by step, with prompts of random tokens: the scheduler, the paged cache,
@@ -82,7 +83,7 @@ class OfflineBench final {
   Status decode(const Lane& lane,
                 int64_t steps,
                 const OfflineMeter& meter,
-                std::vector<OfflineTimings::Turn>& turns);
+                OfflineTimings& timings);
 
   EngineCore& core_;
   std::mt19937_64 random_;

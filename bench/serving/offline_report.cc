@@ -40,7 +40,8 @@ ShapeReport report_of(const OfflineShape& shape,
                       const OfflineTimings& timings,
                       int64_t weight_bytes,
                       int64_t kv_bytes) {
-  ShapeReport report{.shape = shape, .kv_bytes = kv_bytes};
+  ShapeReport report{
+      .shape = shape, .kv_bytes = kv_bytes, .decode_experts = timings.decode_experts};
   for (const auto& prefill : timings.prefills) {
     report.rounds_ms.push_back(prefill.ms);
     if (prefill.peak_tops > 0) {

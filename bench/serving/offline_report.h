@@ -21,6 +21,7 @@ struct ShapeReport {
   Quartiles roofline;             // percent, of the turns of decode steps
   std::vector<double> rounds_ms;  // prefills
   std::vector<double> peak_tops;  // of their instructions, around each; or none
+  ExpertCounts decode_experts;    // no runs: the model has none
   // Rates over those of the first shape; not for itself.
   std::optional<Quartiles> prefill_over_first;
   std::optional<Quartiles> decode_over_first;

@@ -71,29 +71,6 @@ GgufTensor bias_of_experts(const Family& family, const GgufModule& module) {
                                                         : kUp};
 }
 
-// A size or a token, -1 where an optional one is missing.
-Result<int64_t> read_number(const gguf::Metadata& metadata, std::string_view key) {
-  NIBBLE_ASSIGN_OR_RETURN(const uint64_t value, metadata.require_uint(key));
-  if (value >= (uint64_t{1} << 31)) {
-    return metadata.corrupt(key, fmt::format("{} is out of range", value));
-  }
-  return static_cast<int64_t>(value);
-}
-Result<int64_t> read_number(const gguf::Metadata& metadata,
-                            std::string_view key,
-                            int64_t fallback) {
-  return metadata.find(key) == nullptr ? Result<int64_t>(fallback) : read_number(metadata, key);
-}
-
-Result<const Family*> family_of(const gguf::Metadata& metadata) {
-  NIBBLE_ASSIGN_OR_RETURN(const std::string_view architecture,
-                          metadata.require_string("general.architecture"));
-  NIBBLE_ASSIGN_OR_RETURN(const int64_t experts,
-                          read_number(metadata, fmt::format("{}.expert_count", architecture), 0));
-  return find_gguf_family(architecture, experts > 0 ? GgufExperts::kSome : GgufExperts::kNone,
-                          metadata.where());
-}
-
 /// Reads the keys of one architecture and writes the fields of config.json.
 class ConfigBuilder {
  public:
@@ -124,13 +101,13 @@ class ConfigBuilder {
 
   // Under the names of every family that has experts; each reads its own.
   Status add_experts() {
-    NIBBLE_ASSIGN_OR_RETURN(const int64_t experts, read_number(metadata_, key("expert_count")));
-    NIBBLE_ASSIGN_OR_RETURN(const int64_t used, read_number(metadata_, key("expert_used_count")));
+    NIBBLE_ASSIGN_OR_RETURN(const int64_t experts, metadata_.require_count(key("expert_count")));
+    NIBBLE_ASSIGN_OR_RETURN(const int64_t used, metadata_.require_count(key("expert_used_count")));
     const int64_t dense = config_.find("intermediate_size")->as_int();
     NIBBLE_ASSIGN_OR_RETURN(const int64_t width,
-                            read_number(metadata_, key("expert_feed_forward_length"), dense));
+                            metadata_.optional_count(key("expert_feed_forward_length"), dense));
     NIBBLE_ASSIGN_OR_RETURN(const int64_t shared,
-                            read_number(metadata_, key("expert_shared_feed_forward_length"), 0));
+                            metadata_.optional_count(key("expert_shared_feed_forward_length"), 0));
     config_.set("num_experts", experts);
     config_.set("num_local_experts", experts);
     config_.set("num_experts_per_tok", used);
@@ -151,8 +128,8 @@ class ConfigBuilder {
   // A window would change what is computed, and the files do not say which layers have it.
   Status refuse_windows() const {
     const std::string name = key("attention.sliding_window");
-    NIBBLE_ASSIGN_OR_RETURN(const int64_t window, read_number(metadata_, name, 0));
-    NIBBLE_ASSIGN_OR_RETURN(const int64_t context, read_number(metadata_, key("context_length")));
+    NIBBLE_ASSIGN_OR_RETURN(const int64_t window, metadata_.optional_count(name, 0));
+    NIBBLE_ASSIGN_OR_RETURN(const int64_t context, metadata_.require_count(key("context_length")));
     return window == 0 || window >= context
                ? Status()
                : metadata_.unsupported(name,
@@ -167,7 +144,7 @@ class ConfigBuilder {
                                       {"block_count", "num_hidden_layers"},
                                       {"attention.head_count", "num_attention_heads"},
                                       {"context_length", "max_position_embeddings"}}) {
-      NIBBLE_ASSIGN_OR_RETURN(const int64_t value, read_number(metadata_, key(name)));
+      NIBBLE_ASSIGN_OR_RETURN(const int64_t value, metadata_.require_count(key(name)));
       config_.set(field, value);
     }
     if (const int64_t layers = config_.find("num_hidden_layers")->as_int(); layers > kLastLayer) {
@@ -175,17 +152,18 @@ class ConfigBuilder {
     }
     const int64_t heads = config_.find("num_attention_heads")->as_int();
     NIBBLE_ASSIGN_OR_RETURN(const int64_t kv_heads,
-                            read_number(metadata_, key("attention.head_count_kv"), heads));
+                            metadata_.optional_count(key("attention.head_count_kv"), heads));
     config_.set("num_key_value_heads", kv_heads);
     if (heads < 1) {
       return metadata_.corrupt(key("attention.head_count"), fmt::format("{} heads", heads));
     }
-    NIBBLE_ASSIGN_OR_RETURN(head_dim_, read_number(metadata_, key("attention.key_length"),
-                                                   config_.find("hidden_size")->as_int() / heads));
+    NIBBLE_ASSIGN_OR_RETURN(
+        head_dim_, metadata_.optional_count(key("attention.key_length"),
+                                            config_.find("hidden_size")->as_int() / heads));
     NIBBLE_ASSIGN_OR_RETURN(const int64_t value_dim,
-                            read_number(metadata_, key("attention.value_length"), head_dim_));
+                            metadata_.optional_count(key("attention.value_length"), head_dim_));
     NIBBLE_ASSIGN_OR_RETURN(const int64_t rotated,
-                            read_number(metadata_, key("rope.dimension_count"), head_dim_));
+                            metadata_.optional_count(key("rope.dimension_count"), head_dim_));
     if (value_dim != head_dim_ || rotated != head_dim_) {
       return metadata_.unsupported(key("rope.dimension_count"),
                                    fmt::format("heads of {} with values of {}, of which {} are "
@@ -248,7 +226,7 @@ class ConfigBuilder {
 
   Status add_yarn(double factor) {
     NIBBLE_ASSIGN_OR_RETURN(const int64_t original,
-                            read_number(metadata_, key("rope.scaling.original_context_length")));
+                            metadata_.require_count(key("rope.scaling.original_context_length")));
     NIBBLE_ASSIGN_OR_RETURN(const double attention,
                             metadata_.optional_float(key("rope.scaling.attn_factor"), 1.0));
     if (attention != 1.0) {
@@ -322,15 +300,24 @@ class ConfigBuilder {
 
 }  // namespace
 
+Result<const Family*> gguf_family(const gguf::Metadata& metadata) {
+  NIBBLE_ASSIGN_OR_RETURN(const std::string_view architecture,
+                          metadata.require_string("general.architecture"));
+  NIBBLE_ASSIGN_OR_RETURN(const int64_t experts,
+                          metadata.optional_count(fmt::format("{}.expert_count", architecture), 0));
+  return find_gguf_family(architecture, experts > 0 ? GgufExperts::kSome : GgufExperts::kNone,
+                          metadata.where());
+}
+
 Result<Json> gguf_config(const gguf::FileSet& model) {
-  NIBBLE_ASSIGN_OR_RETURN(const Family* family, family_of(model.metadata()));
+  NIBBLE_ASSIGN_OR_RETURN(const Family* family, gguf_family(model.metadata()));
   return ConfigBuilder(model, *family).build();
 }
 
 Result<Json> gguf_generation_config(const gguf::Metadata& metadata) {
   Json generation = Json::object({});
   NIBBLE_ASSIGN_OR_RETURN(const int64_t bos,
-                          read_number(metadata, "tokenizer.ggml.bos_token_id", -1));
+                          metadata.optional_count("tokenizer.ggml.bos_token_id", -1));
   if (bos >= 0) {
     generation.set("bos_token_id", bos);
   }
@@ -338,7 +325,7 @@ Result<Json> gguf_generation_config(const gguf::Metadata& metadata) {
   for (const std::string_view name : {"eos", "eot", "eom"}) {
     NIBBLE_ASSIGN_OR_RETURN(
         const int64_t id,
-        read_number(metadata, fmt::format("tokenizer.ggml.{}_token_id", name), -1));
+        metadata.optional_count(fmt::format("tokenizer.ggml.{}_token_id", name), -1));
     bool known = id < 0;
     for (const Json& end : ends) {
       known = known || end.as_int() == id;
@@ -353,52 +340,52 @@ Result<Json> gguf_generation_config(const gguf::Metadata& metadata) {
   return generation;
 }
 
-Result<std::optional<GgufTensor>> gguf_tensor(const gguf::Metadata& metadata,
+Result<std::optional<GgufTensor>> gguf_tensor(const Family& family,
+                                              const gguf::Metadata& metadata,
                                               std::string_view name) {
   if (name == kFrequencies) {
     return std::optional<GgufTensor>();
   }
-  NIBBLE_ASSIGN_OR_RETURN(const Family* family, family_of(metadata));
   const size_t dot = name.rfind('.');
   const std::string_view suffix = dot == std::string_view::npos ? "" : name.substr(dot);
   const std::string_view module = name.substr(0, dot);
-  const auto found = find_module(*family, module);
+  const auto found = find_module(family, module);
   if (!found || (suffix != ".weight" && suffix != ".bias")) {
     return make_error(StatusCode::kUnsupported,
                       "{}: tensor {}: no part of {} has this name; the file belongs to another "
                       "kind of model, or is newer than this build",
-                      metadata.where(), name, family->name);
+                      metadata.where(), name, family.name);
   }
   const Role role = found->role;
   const int64_t layer = found->layer;
   const bool is_bias = suffix == ".bias";
   if (of_a_routed_expert(role) && is_bias) {
-    return family->gguf->expert_biases
-               ? Result<std::optional<GgufTensor>>(bias_of_experts(*family, *found))
+    return family.gguf->expert_biases
+               ? Result<std::optional<GgufTensor>>(bias_of_experts(family, *found))
                : make_error(StatusCode::kUnsupported,
                             "{}: tensor {}: biases of experts are not read of {}", metadata.where(),
-                            name, family->name);
+                            name, family.name);
   }
-  GgufTensor tensor{.name = module_name(*family, role, layer),
+  GgufTensor tensor{.name = module_name(family, role, layer),
                     .is_row = role == Role::kSharedExpertGate};
   if (of_a_routed_expert(role)) {
     tensor.name.clear();
-    tensor.of_expert = [family, role, layer](int64_t expert) {
-      return module_name(*family, role, layer, expert) + ".weight";
+    tensor.of_expert = [&family, role, layer](int64_t expert) {
+      return module_name(family, role, layer, expert) + ".weight";
     };
   } else if (role != Role::kSinks) {  // a parameter without a module
     tensor.name += suffix;
   }
-  if (family->gguf->paired_rows && (role == Role::kQuery || role == Role::kKey)) {
+  if (family.gguf->paired_rows && (role == Role::kQuery || role == Role::kKey)) {
     if (is_bias) {
       return make_error(StatusCode::kUnsupported, "{}: tensor {}: biases of {} are not read",
-                        metadata.where(), name, family->name);
+                        metadata.where(), name, family.name);
     }
-    const std::string all = fmt::format("{}.attention.head_count", family->gguf->architecture);
-    NIBBLE_ASSIGN_OR_RETURN(tensor.paired_heads, read_number(metadata, all));
+    const std::string all = fmt::format("{}.attention.head_count", family.gguf->architecture);
+    NIBBLE_ASSIGN_OR_RETURN(tensor.paired_heads, metadata.require_count(all));
     if (role == Role::kKey) {
       NIBBLE_ASSIGN_OR_RETURN(tensor.paired_heads,
-                              read_number(metadata, all + "_kv", tensor.paired_heads));
+                              metadata.optional_count(all + "_kv", tensor.paired_heads));
     }
   }
   return std::optional<GgufTensor>(std::move(tensor));

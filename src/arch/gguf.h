@@ -13,6 +13,9 @@
 
 namespace nibble {
 
+/// The family of the models that a file says it holds one of. kUnsupported for an architecture that
+/// this build does not know, kCorrupt.
+Result<const Family*> gguf_family(const gguf::Metadata& metadata);
 /// The config.json that says what the metadata of a GGUF file says of the model. Errors name file
 /// and key or tensor: kUnsupported (an architecture, a rotation or another fact that this build
 /// does not know), kCorrupt (keys that contradict each other), kNotFound.
@@ -36,7 +39,9 @@ struct GgufTensor {
 
 /// nullopt for a tensor that says something of the config (frequencies of the rotation).
 /// kUnsupported, naming it, for one that no role explains.
-Result<std::optional<GgufTensor>> gguf_tensor(const gguf::Metadata& metadata,
+///   family: gguf_family() of the metadata
+Result<std::optional<GgufTensor>> gguf_tensor(const Family& family,
+                                              const gguf::Metadata& metadata,
                                               std::string_view name);
 
 }  // namespace nibble

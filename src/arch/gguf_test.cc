@@ -163,6 +163,9 @@ TEST_F(GgufConfig, SaysOfGptOssWhatItsFilesLeaveOut) {
   builder.add("gpt-oss.rope.scaling.factor", 32.0F);
   builder.add("gpt-oss.rope.scaling.original_context_length", uint32_t{4096});
   EXPECT_THAT(read(builder).status().message(), HasSubstr("gpt-oss.attention.sliding_window"));
+  GgufBuilder large = builder;
+  large.add("gpt-oss.attention.sliding_window", uint32_t{1} << 31);
+  EXPECT_EQ(read(large).status().code(), StatusCode::kCorrupt);
   builder.add("gpt-oss.attention.sliding_window", uint32_t{128});
   const ModelConfig parsed = parse_model_config({.text = config(builder).dump()}).value();
   EXPECT_EQ(parsed.sliding_windows, (std::vector<int64_t>{128, 0}));
@@ -175,7 +178,10 @@ TEST_F(GgufConfig, SaysOfGptOssWhatItsFilesLeaveOut) {
 TEST_F(GgufConfig, TensorsHaveTheNamesOfTheirRoles) {
   const std::string bytes = llama().build();
   const auto content = gguf::parse_gguf(std::as_bytes(std::span(bytes)), "m.gguf").value();
-  const auto named = [&](std::string_view name) { return gguf_tensor(content.metadata, name); };
+  const Family& family = *gguf_family(content.metadata).value();
+  const auto named = [&](std::string_view name) {
+    return gguf_tensor(family, content.metadata, name);
+  };
   EXPECT_EQ(named("blk.1.ffn_gate.weight").value()->name, "model.layers.1.mlp.gate_proj.weight");
   EXPECT_EQ(named("blk.0.attn_q.weight").value()->paired_heads, 4);
   EXPECT_EQ(named("blk.0.attn_k.weight").value()->paired_heads, 2);

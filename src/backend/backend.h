@@ -12,6 +12,7 @@
 #include "backend/step.h"
 #include "base/cpu_topology.h"
 #include "core/device_buffer.h"
+#include "core/expert_counts.h"
 #include "quant/act_spec.h"
 #include "quant/quant_view.h"
 
@@ -110,6 +111,9 @@ class Backend {
   /// Packs the experts of a layer. The errors of check_experts(), and kUnsupported, with the reason
   /// and a remedy, for experts that there are no kernels for.
   virtual Result<std::unique_ptr<PreparedExperts>> prepare_experts(const ExpertsRequest& request);
+  /// Of all runs of prepared experts so far. Rows that a step has beside its input's are counted as
+  /// well. GPUs count by themselves: where there are experts, this waits for what is under way.
+  [[nodiscard]] virtual ExpertCounts expert_counts() const { return {}; }
 
   /// x[i] rounded to BF16, ties to even, in place.
   virtual void round_bf16(float* x, int64_t count) = 0;

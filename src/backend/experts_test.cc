@@ -145,7 +145,12 @@ TEST(Experts, TakeAnyRouting) {
   std::vector<float> x = random_rows(kRows, kShape.hidden, 7);
   const auto backend = make_cpu_backend({.threads = 2}).value();
   auto experts = backend->prepare_experts(layer.request(kRows)).value();
+  EXPECT_EQ(backend->expert_counts(), ExpertCounts());
   const std::vector<float> y = run(*experts, x.data(), kRows, kShape.hidden);
+  const ExpertCounts counts = backend->expert_counts();
+  EXPECT_EQ(counts, (ExpertCounts{.runs = 1, .active = 4, .slots = 2400, .rows_max = 600}));
+  EXPECT_EQ(counts.active_mean(), 4);
+  EXPECT_EQ(counts.max_over_mean(), 1);
   EXPECT_LT(relative_error(y, expected_of(layer.weights, x, kRows)), 4e-3);
   x[5] = std::numeric_limits<float>::quiet_NaN();  // of row 0
   const std::vector<float> spoiled = run(*experts, x.data(), kRows, kShape.hidden);

@@ -107,8 +107,9 @@ Result<SafetensorsContent> list_gguf_tensors(const gguf::Metadata& metadata,
   SafetensorsContent out;
   out.tensors.reserve(content.tensors().size());
   std::map<std::string, GateAndUp> in_turns;
+  NIBBLE_ASSIGN_OR_RETURN(const Family* family, gguf_family(metadata));
   for (const gguf::Tensor& tensor : content.tensors()) {
-    NIBBLE_ASSIGN_OR_RETURN(auto known, gguf_tensor(metadata, tensor.name));
+    NIBBLE_ASSIGN_OR_RETURN(auto known, gguf_tensor(*family, metadata, tensor.name));
     if (!known.has_value()) {
       continue;
     }

@@ -16,6 +16,7 @@ namespace nibble {
 namespace {
 
 constexpr const char* kFailed = "the engine failed on another request";
+constexpr std::chrono::seconds kCountInterval{1};  // of experts
 
 class ThreadedEngine final : public Engine {
  public:
@@ -129,7 +130,9 @@ class ThreadedEngine final : public Engine {
       return false;
     }
     try {
-      return core_->step();
+      const bool busy = core_->step();
+      count_experts();
+      return busy;
     } catch (const std::exception& error) {
       NIBBLE_LOG(kError, "engine step failed: {}", error.what());
       healthy_ = false;
@@ -139,10 +142,20 @@ class ThreadedEngine final : public Engine {
     }
   }
 
+  // Now and then, as a device may have to be waited for; and when there is nothing else to do.
+  void count_experts() {
+    const auto now = std::chrono::steady_clock::now();
+    if (core_->idle() || now >= next_count_) {
+      experts_ = core_->expert_counts();
+      next_count_ = now + kCountInterval;
+    }
+  }
+
   void publish() {
     const EngineStats now = core_->stats();
     const std::lock_guard lock(mutex_);
     stats_ = now;
+    stats_.experts = experts_;
     stats_.healthy = healthy_;
     stats_.failure = failure_;
     unfinished_ = core_->unfinished();
@@ -155,8 +168,10 @@ class ThreadedEngine final : public Engine {
   std::unique_ptr<EngineCore> core_;  // the engine thread's alone once that runs
   const ModelConfig config_;
   const EngineOptions options_;
-  bool healthy_ = true;  // this and the next are the engine thread's
+  bool healthy_ = true;  // this and the next ones are the engine thread's
   std::string failure_;
+  ExpertCounts experts_;
+  std::chrono::steady_clock::time_point next_count_;
 
   mutable std::mutex mutex_;  // guards everything below
   std::condition_variable wake_;

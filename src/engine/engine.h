@@ -39,6 +39,7 @@ struct EngineStats {
   int64_t pages_total = 0, pages_used = 0;  // of all pools
   int64_t prompt_tokens = 0, cached_tokens = 0, generated_tokens = 0;
   int64_t preemptions = 0, steps = 0;
+  ExpertCounts experts;  // at most a second old while steps run
   bool healthy = true;
   std::string failure;  // why it is not
 };

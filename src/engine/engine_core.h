@@ -50,6 +50,8 @@ class EngineCore final {
   /// Requests never admitted so far.
   [[nodiscard]] int64_t never_admitted() const { return never_admitted_; }
   [[nodiscard]] EngineStats stats() const;
+  /// Of its model, which this may wait for: stats() lacks them.
+  [[nodiscard]] ExpertCounts expert_counts() const { return model_->expert_counts(); }
   [[nodiscard]] const ModelConfig& model_config() const { return model_->config(); }
   [[nodiscard]] const EngineOptions& options() const { return options_; }
   void check_integrity() const { scheduler_->check_integrity(); }

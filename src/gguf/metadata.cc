@@ -202,6 +202,18 @@ Result<uint64_t> Metadata::optional_uint(std::string_view key, uint64_t fallback
   return find(key) == nullptr ? fallback : require_uint(key);
 }
 
+Result<int64_t> Metadata::require_count(std::string_view key) const {
+  NIBBLE_ASSIGN_OR_RETURN(const uint64_t value, require_uint(key));
+  if (value >= (uint64_t{1} << 31)) {
+    return corrupt(key, fmt::format("{} is out of range", value));
+  }
+  return static_cast<int64_t>(value);
+}
+
+Result<int64_t> Metadata::optional_count(std::string_view key, int64_t fallback) const {
+  return find(key) == nullptr ? Result<int64_t>(fallback) : require_count(key);
+}
+
 Result<double> Metadata::optional_float(std::string_view key, double fallback) const {
   return find(key) == nullptr ? fallback : require_float(key);
 }

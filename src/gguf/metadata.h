@@ -69,6 +69,9 @@ class Metadata final {
   [[nodiscard]] Result<std::string_view> optional_string(std::string_view key,
                                                          std::string_view fallback) const;
   [[nodiscard]] Result<uint64_t> optional_uint(std::string_view key, uint64_t fallback) const;
+  /// Sizes and tokens: kCorrupt from 2^31 on.
+  [[nodiscard]] Result<int64_t> require_count(std::string_view key) const;
+  [[nodiscard]] Result<int64_t> optional_count(std::string_view key, int64_t fallback) const;
   [[nodiscard]] Result<double> optional_float(std::string_view key, double fallback) const;
   [[nodiscard]] Result<bool> optional_bool(std::string_view key, bool fallback) const;
 

@@ -51,6 +51,11 @@ TEST_F(GgufMetadata, IntegersOfEveryTypeAreRead) {
   EXPECT_EQ(*values.require_uint("i16"), 30000U);
   EXPECT_EQ(*values.require_uint("u32"), 4'000'000'000U);
   EXPECT_EQ(*values.require_uint("i32"), 7U);
+  EXPECT_EQ(*values.require_count("i32"), 7);
+  EXPECT_EQ(*values.optional_count("i32", -1), 7);
+  EXPECT_EQ(*values.optional_count("missing", -1), -1);
+  EXPECT_EQ(values.require_count("missing").status().code(), StatusCode::kCorrupt);
+  EXPECT_EQ(values.optional_count("u32", -1).status().code(), StatusCode::kCorrupt);
   EXPECT_EQ(*values.require_uint("u64"), std::numeric_limits<uint64_t>::max());
   EXPECT_EQ(*values.require_uint("i64"), uint64_t{1} << 60);
   EXPECT_EQ(*values.require_float("i64"), 0x1p60);

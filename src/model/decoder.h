@@ -50,6 +50,7 @@ class Decoder final : public Model {
   [[nodiscard]] bool samples_tokens() const override { return backend_.samples_tokens(); }
   void start(const StepInput& batch, PagedKvCache& cache, const SamplingInput& input) override;
   void finish(std::span<SampledRow> out) override;
+  [[nodiscard]] ExpertCounts expert_counts() const override { return backend_.expert_counts(); }
 
  private:
   Decoder(DecoderParts parts, Backend& backend, const ModelOptions& options);

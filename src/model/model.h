@@ -53,6 +53,8 @@ class Model {
   virtual void finish(std::span<SampledRow> /*out*/) {
     CHECK_MSG(false, "this model samples no tokens");
   }
+  /// Backend::expert_counts().
+  [[nodiscard]] virtual ExpertCounts expert_counts() const { return {}; }
 };
 
 /// Loads a Hugging Face checkpoint folder (config.json, safetensors). The architecture and the

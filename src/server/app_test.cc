@@ -272,6 +272,19 @@ TEST(ServerMetrics, CountPagesByPool) {
   EXPECT_THAT(metrics.render(stats, {}, "m"), Not(HasSubstr("pool=")));
 }
 
+TEST(ServerMetrics, CountExpertsWhereThereAreSome) {
+  const ServerMetrics metrics(64);
+  EngineStats stats;
+  EXPECT_THAT(metrics.render(stats, {}, "m"), Not(HasSubstr("nibble:expert")));
+  stats.experts = {.runs = 4, .active = 12, .slots = 48, .rows_max = 24};
+  const std::string text = metrics.render(stats, {}, "m");
+  const std::string labels = R"({model_name="m",engine="0"} )";
+  EXPECT_THAT(text, HasSubstr("\nnibble:expert_layer_runs_total" + labels + "4\n"));
+  EXPECT_THAT(text, HasSubstr("\nnibble:expert_active_total" + labels + "12\n"));
+  EXPECT_THAT(text, HasSubstr("\nnibble:expert_slots_total" + labels + "48\n"));
+  EXPECT_THAT(text, HasSubstr("\nnibble:expert_rows_max_total" + labels + "24\n"));
+}
+
 class KeyTest : public AppTest {
  protected:
   KeyTest() { key_ = "secret"; }

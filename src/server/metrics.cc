@@ -78,6 +78,21 @@ void write_pools(std::string& out, std::string_view labels, const EngineStats& s
   write("nibble:kv_cache_pool_pages_total", &PoolStats::pages_total);
 }
 
+/// How rows are spread over experts, of models that have them: active / runs experts had rows, of
+/// slots / active in the mean, the most rows_max / runs.
+void write_experts(std::string& out, std::string_view labels, const ExpertCounts& counts) {
+  if (counts.runs == 0) {
+    return;
+  }
+  const auto write = [&](std::string_view name, int64_t value) {
+    write_value(out, "counter", name, labels, static_cast<double>(value));
+  };
+  write("nibble:expert_layer_runs_total", counts.runs);
+  write("nibble:expert_active_total", counts.active);
+  write("nibble:expert_slots_total", counts.slots);
+  write("nibble:expert_rows_max_total", counts.rows_max);
+}
+
 }  // namespace
 
 void Histogram::observe(double value) {
@@ -178,6 +193,7 @@ std::string ServerMetrics::render(const EngineStats& stats,
   counter("vllm:prefix_cache_hits_total", stats.cached_tokens);
   counter("vllm:num_preemptions_total", stats.preemptions);
   counter("nibble:engine_steps_total", stats.steps);
+  write_experts(out, labels, stats.experts);
   const std::lock_guard lock(mutex_);
   out += "# HELP vllm:request_success_total Finished requests\n";
   out += "# TYPE vllm:request_success_total counter\n";

@@ -16,7 +16,7 @@
 #include "backend/cuda/device_info.h"
 #include "backend/cuda/testing/gpu_test.h"
 #include "base/file.h"
-#include "engine/engine_core.h"
+#include "greedy_answers.h"
 #include "model/model.h"
 #include "model/testing/distance.h"
 #include "model/testing/sequence_runner.h"
@@ -158,32 +158,13 @@ TEST_P(CudaModel, ChunksAndStepsGiveTheLogitsOfOnePrefill) {
 int64_t answer_length() { return cuda::testing::brief_tests() ? 8 : 40; }
 
 /// Greedy answers of `batch` requests through the engine.
-std::vector<std::vector<int32_t>> answers(std::unique_ptr<Model> model,
-                                          Backend& backend,
-                                          int batch) {
-  EngineOptions options;
-  options.max_num_seqs = 8;
-  options.max_model_len = 512;
-  options = EngineCore::resolve(options, model->config(), &backend).value();
-  auto core = EngineCore::create(std::move(model), options).value();
-  std::vector<std::vector<int32_t>> out(static_cast<size_t>(batch));
+std::vector<std::vector<int32_t>> answers(const std::string& folder, Backend& backend, int batch) {
   const std::vector<int32_t> tokens = text_tokens(200);
+  std::vector<std::vector<int32_t>> prompts;
   for (int i = 0; i < batch; ++i) {
-    Request request;
-    request.prompt.assign(tokens.begin() + i, tokens.begin() + 20 + 7 * i);
-    request.max_tokens = answer_length();
-    request.ignore_eos = true;
-    request.sampling.temperature = 0;
-    request.on_event = [&out, i](const TokenEvent& event) {
-      EXPECT_TRUE(event.failure.ok()) << event.failure.message();
-      out[static_cast<size_t>(i)].push_back(event.token);
-    };
-    core->add(std::move(request));
+    prompts.emplace_back(tokens.begin() + i, tokens.begin() + 20 + 7 * i);
   }
-  while (core->step()) {
-  }
-  core->check_integrity();
-  return out;
+  return greedy_answers(folder, backend, prompts, {.max_tokens = 40, .max_model_len = 1024});
 }
 
 /// How far the largest logit after `context` lies above those of two tokens, at most.
@@ -197,8 +178,8 @@ double distance_to_top(Model& model, Backend& backend, std::vector<int32_t> cont
 // that add in other orders where there are fewer rows, so an answer may change, at a near tie.
 TEST_P(CudaModel, AnswersDoNotDependOnTheBatch) {
   constexpr double kNearTie = 0.1;
-  const auto many = answers(load(*cuda_), *cuda_, 5);
-  const auto one = answers(load(*cuda_), *cuda_, 1);
+  const auto many = answers(folder_, *cuda_, 5);
+  const auto one = answers(folder_, *cuda_, 1);
   ASSERT_EQ(std::ssize(one[0]), answer_length());
   for (const auto& answer : many) {
     EXPECT_EQ(std::ssize(answer), answer_length());
@@ -219,7 +200,8 @@ TEST_P(CudaModel, AnswersDoNotDependOnTheBatch) {
 INSTANTIATE_TEST_SUITE_P(
     Schemes,
     CudaModel,
-    testing::Values("bf16", "w4a16_g32", "w4a16_g128", "w4a8", "w8a8_int8", "w8a8_fp8"),
+    testing::Values(
+        "bf16", "w4a16_g32", "w4a16_g128", "w4a8", "w8a8_int8", "w8a8_fp8", "w8a8_fp8_block"),
     [](const auto& info) { return info.param; });
 
 }  // namespace

@@ -46,6 +46,7 @@ inline std::vector<std::vector<int32_t>> greedy_answers(
   }
   while (core->step()) {
   }
+  core->check_integrity();
   return out;
 }
 

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 from cli_tools import CORRUPT, NOT_FOUND, UNSUPPORTED, fails, json_of, succeeds, write_safetensors
-from test_openai import Server
+from test_openai import Server, eventually
 from test_opt import stored
 
 COMMON = {"vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -60,6 +60,8 @@ def test_every_command_runs_them(model):
     assert 1 < one["perplexity"] < 5000
     bench = json_of("bench", "offline", model, "--input-len", 16, "--output-len", 4, "--repeats", 1)
     assert bench["decode_tps"] > 0
+    top_k = CONFIGS[model.parent.name.rstrip("0123456789")]["num_experts_per_tok"]
+    assert (bench["active_experts_mean"], bench["max_over_mean"]) == (top_k, 1)  # of one row
 
 
 def test_requests_at_once_get_their_own_answers(model):
@@ -68,6 +70,15 @@ def test_requests_at_once_get_their_own_answers(model):
     alone = [server.complete(prompt, max_tokens=10).choices[0].text for prompt in prompts]
     together = server.complete(prompts, max_tokens=10).choices
     assert [choice.text for choice in together] == alone
+
+    def counts():
+        names = ("layer_runs", "active", "slots", "rows_max")
+        return [server.metric(f"nibble:expert_{name}_total") for name in names]
+
+    # Once the engine is idle: prompts and five requests at once give experts more than one row.
+    assert eventually(lambda: 0 < counts()[0] < counts()[1] < counts()[2])
+    runs, active, slots, rows_max = counts()
+    assert runs < rows_max < slots and active / runs < 7
     assert server.stop() == 0
 
 

@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <array>
 
 #include "arch/families/families.h"
@@ -7,8 +6,6 @@
 namespace nibble {
 
 namespace {
-
-constexpr uint64_t kLargestWindow = uint64_t{1} << 31;
 
 // gpt-oss: every projection has a bias, every head a sink, every layer experts; windows alternate.
 Status read_fields(const Json& json, const JsonReader& reader, ModelConfig& config) {
@@ -41,9 +38,9 @@ constexpr std::array kGgufNames = {RoleName{Role::kMlpNorm, "blk.{}.post_attenti
 
 // Which layers have the window, and how the rotation is stretched, is the same in all models.
 Status add_gguf_fields(const gguf::Metadata& metadata, Json& config) {
-  NIBBLE_ASSIGN_OR_RETURN(const uint64_t window,
-                          metadata.require_uint("gpt-oss.attention.sliding_window"));
-  config.set("sliding_window", static_cast<int64_t>(std::min(window, kLargestWindow)));
+  NIBBLE_ASSIGN_OR_RETURN(const int64_t window,
+                          metadata.require_count("gpt-oss.attention.sliding_window"));
+  config.set("sliding_window", window);
   if (const Json* scaling = config.find("rope_scaling")) {
     Json smooth = *scaling;
     smooth.set("truncate", false);

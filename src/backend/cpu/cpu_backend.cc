@@ -81,6 +81,8 @@ class CpuBackend final : public Backend {
                               products_, experts_);
   }
 
+  [[nodiscard]] ExpertCounts expert_counts() const override { return experts_.counts(); }
+
   Result<std::unique_ptr<PreparedTable>> prepare_table(const QuantView& table,
                                                        std::shared_ptr<const void> owner) override {
     return std::unique_ptr<PreparedTable>(std::make_unique<CpuTable>(table, std::move(owner)));

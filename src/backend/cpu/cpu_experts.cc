@@ -46,6 +46,14 @@ Status ExpertWorkspace::reserve(const Sizes& sizes) {
   return grow(sums_, sizes.rows * 4);
 }
 
+void ExpertWorkspace::count(const ExpertSlots& slots, int64_t rows) {
+  ExpertCounts run{.runs = 1, .active = std::ssize(slots.active()), .slots = rows * slots.top_k()};
+  for (const ExpertRows& of_expert : slots.active()) {
+    run.rows_max = std::max(run.rows_max, of_expert.count);
+  }
+  counts_ += run;
+}
+
 CpuExperts::CpuExperts(const ExpertsRequest& request,
                        std::unique_ptr<PreparedGemm> router,
                        const GemmDevice& device,
@@ -180,6 +188,7 @@ void CpuExperts::choose(const ExpertArgs& args) {
            .weights = slots_.weights(row)});
   });
   slots_.sort(args.m);
+  memory_.count(slots_, args.m);
 }
 
 RoundedRows CpuExperts::rounded_rows(const Side& side, const ExpertRows& rows) {

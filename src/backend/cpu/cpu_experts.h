@@ -7,6 +7,7 @@
 #include "backend/cpu/expert_slots.h"
 #include "backend/cpu/packed_product.h"
 #include "backend/prepared_experts.h"
+#include "core/expert_counts.h"
 
 namespace nibble::cpu {
 
@@ -30,6 +31,10 @@ class ExpertWorkspace final {
   [[nodiscard]] float* scales() { return scales_.as<float>().data(); }
   [[nodiscard]] int32_t* sums() { return sums_.as<int32_t>().data(); }
 
+  /// Adds a run of a layer.
+  void count(const ExpertSlots& slots, int64_t rows);
+  [[nodiscard]] const ExpertCounts& counts() const { return counts_; }
+
  private:
   Buffer rounded_;
   Buffer gate_up_;
@@ -37,6 +42,7 @@ class ExpertWorkspace final {
   Buffer logits_;
   Buffer scales_;
   Buffer sums_;
+  ExpertCounts counts_;
 };
 
 /// The experts of one layer. Of a step's experts only those are read that rows choose, and the

@@ -1,7 +1,6 @@
 #include "backend/cuda/cuda_backend.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <map>
 #include <optional>
@@ -13,6 +12,7 @@
 #include "backend/cuda/cuda_status.h"
 #include "backend/cuda/cuda_steps.h"
 #include "backend/cuda/cuda_table.h"
+#include "backend/cuda/load_times.h"
 #include "backend/cuda/row_kernels.h"
 #include "backend/cuda/self_check.h"
 #include "backend/kernel_choice.h"
@@ -144,11 +144,11 @@ class CudaBackend final : public Backend {
     std::shared_ptr<const DeviceBuffer> memory = matrices_[table.codes].lock();
     matrices_.clear();  // other files may come to the same place
     if (memory == nullptr || memory->size() != bytes) {
-      NIBBLE_ASSIGN_OR_RETURN(DeviceBuffer copy, allocate_device(bytes, "the embedding"));
-      const auto start = std::chrono::steady_clock::now();
+      NIBBLE_ASSIGN_OR_RETURN(DeviceBuffer copy, times_.prepare(uploader_->spent(), [&] {
+        return allocate_device(bytes, "the embedding");
+      }));
       NIBBLE_RETURN_IF_ERROR(uploader_->upload(table.codes, bytes, copy.as<void>()));
-      packing_ += std::chrono::steady_clock::now() - start;
-      NIBBLE_RETURN_IF_ERROR(check(cudaStreamSynchronize(stream_), "copying the embedding"));
+      NIBBLE_RETURN_IF_ERROR(wait_for("copying the embedding"));
       memory = std::make_shared<const DeviceBuffer>(std::move(copy));
     }
     return std::unique_ptr<PreparedTable>(
@@ -198,6 +198,17 @@ class CudaBackend final : public Backend {
     return CudaExperts::create(request, std::move(parts), gemm_context(), experts_);
   }
 
+  [[nodiscard]] ExpertCounts expert_counts() const override {
+    ExpertCounts counts;
+    if (experts_.counts.size() > 0) {
+      must(cudaMemcpyAsync(&counts, experts_.counts.as<void>(), sizeof(counts),
+                           cudaMemcpyDeviceToHost, stream_),
+           "copying counts of experts");
+      must(cudaStreamSynchronize(stream_), "a step");
+    }
+    return counts;
+  }
+
   [[nodiscard]] int64_t step_bytes(const StepLimits& limits) const override {
     // Rounded rows of BF16 and as much again for the workspaces of products; scaled frequencies.
     return limits.rows * 4 * (limits.input_width + limits.scaled_pairs) +
@@ -213,7 +224,7 @@ class CudaBackend final : public Backend {
     if (vocab_ > 0) {
       NIBBLE_RETURN_IF_ERROR(self_check_->check_sampling(vocab_));
     }
-    log_packing();
+    NIBBLE_LOG(kInfo, "weights: {}", times_.text(uploader_->spent()));
     NIBBLE_LOG(kInfo, "self-test: {} checks in {:.0f} ms", self_check_->checks(),
                self_check_->milliseconds());
     return {};
@@ -308,30 +319,23 @@ class CudaBackend final : public Backend {
     for (int64_t i = 0; i < count; ++i) {
       choice_->count(*entry, problem);
     }
-    return PackedMatrices::create(
-        parts, {.entry = entries_[*entry], .problem = problem, .max_m = use.max_m, .count = count},
-        gemm_context());
+    const PackedMatrices::Product product{
+        .entry = entries_[*entry], .problem = problem, .max_m = use.max_m, .count = count};
+    return times_.prepare(uploader_->spent(),
+                          [&] { return PackedMatrices::create(parts, product, gemm_context()); });
   }
 
   /// Waits until the weights of `gemm` are packed and compares its products with those of `parts`.
   Status check_packed(CudaGemm& gemm,
                       std::span<const QuantView> parts,
                       const GemmProblem& problem) {
-    const auto start = std::chrono::steady_clock::now();
-    NIBBLE_RETURN_IF_ERROR(check(cudaStreamSynchronize(stream_), "packing weights"));
-    last_packs_ += std::chrono::steady_clock::now() - start;
+    NIBBLE_RETURN_IF_ERROR(wait_for("packing weights"));
     return self_check_->check_product(gemm, parts, problem.act, kMostCheckedRows);
   }
 
-  /// Where the time went between reading a model and the self-test.
-  void log_packing() const {
-    const Uploader::Spent& spent = uploader_->spent();
-    NIBBLE_LOG(kInfo,
-               "weights: {:.2f} GB sent to the GPU: {:.2f} s copying to page-locked memory, {:.2f} "
-               "s waiting until that was sent, {:.2f} s for GPU memory and kernels, {:.2f} s until "
-               "the last of each layer was packed",
-               static_cast<double>(spent.bytes) / 1e9, spent.filling.count(), spent.waiting.count(),
-               (packing_ - spent.filling - spent.waiting).count(), last_packs_.count());
+  /// Waits, while a model is loaded, for what is on its way to the GPU.
+  Status wait_for(const char* what) {
+    return times_.wait([&] { return check(cudaStreamSynchronize(stream_), what); });
   }
 
   // What no kernel of this backend does to rows, whatever the product.
@@ -376,9 +380,8 @@ class CudaBackend final : public Backend {
   std::unique_ptr<CudaSteps> steps_;  // from prepare_steps() on
   // By their places in the file, those on the GPU as they are there, since the last table.
   std::map<const std::byte*, std::weak_ptr<const DeviceBuffer>> matrices_;
-  std::chrono::duration<double> packing_{};     // of pack() and of tables
-  std::chrono::duration<double> last_packs_{};  // waits of check_packed()
-  int64_t vocab_ = 0;                           // rows of the largest table
+  LoadTimes times_;
+  int64_t vocab_ = 0;  // rows of the largest table
   bool rounding_logged_ = false;
 };
 

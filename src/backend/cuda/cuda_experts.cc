@@ -59,6 +59,7 @@ Status ExpertScratch::reserve(const Sizes& sizes) {
   NIBBLE_RETURN_IF_ERROR(grow(slot_of, slots * 4));
   NIBBLE_RETURN_IF_ERROR(grow(tiles, sizes.tiles() * static_cast<int64_t>(sizeof(ExpertTile))));
   NIBBLE_RETURN_IF_ERROR(grow(tile_count, 4));
+  NIBBLE_RETURN_IF_ERROR(grow(counts, sizeof(ExpertCounts)));
   NIBBLE_RETURN_IF_ERROR(grow(x, slots * std::max(sizes.hidden, sizes.width) * 2));
   NIBBLE_RETURN_IF_ERROR(grow(x_scales, slots * sizes.row_scales * 4));
   NIBBLE_RETURN_IF_ERROR(grow(gate_up, slots * 2 * sizes.width * 2));
@@ -199,7 +200,8 @@ void CudaExperts::choose(const ExpertArgs& args) {
                        .slot_of = memory_.slot_of.as<int32_t>(),
                        .tiles = memory_.tiles.as<ExpertTile>(),
                        .tile_count = memory_.tile_count.as<int32_t>(),
-                       .max_tiles = max_tiles_},
+                       .max_tiles = max_tiles_,
+                       .counts = memory_.counts.as<ExpertCounts>()},
                       {context_.stream}),
        "routing");
 }

@@ -36,6 +36,7 @@ class ExpertScratch final {
   DeviceBuffer slot_of;  // [rows, top_k] int32
   DeviceBuffer tiles;    // [slots] ExpertTile
   DeviceBuffer tile_count;
+  DeviceBuffer counts;    // ExpertCounts of all layers so far
   DeviceBuffer x;         // [slots, hidden or width] of up to 2 bytes
   DeviceBuffer x_scales;  // [slots, row_scales] f32
   DeviceBuffer gate_up;   // [slots, 2 width] bf16, or what the activation makes of it

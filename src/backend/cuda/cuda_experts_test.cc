@@ -3,7 +3,10 @@
 #include "backend/cuda/cuda_experts.h"
 
 #include <algorithm>
+#include <cmath>
+#include <map>
 #include <numeric>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -11,10 +14,13 @@
 
 #include "backend/cuda/cuda_backend.h"
 #include "backend/cuda/expert_kernels.h"
+#include "backend/cuda/memory.h"
+#include "backend/cuda/step_recorder.h"
 #include "backend/cuda/testing/gpu_test.h"
 #include "backend/testing/bf16_rows.h"
 #include "backend/testing/random_experts.h"
 #include "ops/route.h"
+#include "quant/codec.h"
 
 namespace nibble::cuda {
 namespace {
@@ -89,6 +95,182 @@ TEST(CudaExperts, OfEverySchemeEqualTheReference) {
           EXPECT_TRUE(std::equal(fewer.begin(), fewer.end(), whole.begin())) << "m = " << m;
         }
       }
+    }
+  }
+}
+
+/// Rows that each choose the experts of a list: sums of these experts' rows of the router.
+std::vector<uint16_t> choosing(const ReferenceExperts& weights,
+                               const std::vector<std::vector<int64_t>>& chosen) {
+  const auto hidden = static_cast<size_t>(weights.router.k);
+  std::vector<float> x(chosen.size() * hidden);
+  std::vector<float> of_expert(hidden);
+  for (size_t row = 0; row < chosen.size(); ++row) {
+    for (const int64_t expert : chosen[row]) {
+      decode_row(weights.router, expert, of_expert.data());
+      for (size_t i = 0; i < hidden; ++i) {
+        x[row * hidden + i] += of_expert[i];
+      }
+    }
+  }
+  return to_bf16(x);
+}
+
+// By one warp for few rows and by a block for many.
+TEST(CudaExperts, CountWhatRowsChoose) {
+  NIBBLE_NEEDS_GPU();
+  const auto backend = make_cuda_backend({}).value();
+  EXPECT_EQ(backend->expert_counts(), ExpertCounts());
+  RandomExperts layer(find_scheme("bf16").value(), {40, 2, 256, 128}, DType::kBF16);
+  auto experts = backend->prepare_experts(layer.request(60)).value();
+  EXPECT_EQ(backend->expert_counts(), ExpertCounts());
+  run(*experts, choosing(layer.weights, {{3, 39}, {39, 7}, {39, 3}}), 3, 256);
+  ExpertCounts expected{.runs = 1, .active = 3, .slots = 6, .rows_max = 3};
+  EXPECT_EQ(backend->expert_counts(), expected);
+  std::vector<std::vector<int64_t>> chosen(60, {0, 31});
+  chosen[50] = {32, 31};
+  run(*experts, choosing(layer.weights, chosen), 60, 256);
+  expected += {.runs = 1, .active = 3, .slots = 120, .rows_max = 60};
+  EXPECT_EQ(backend->expert_counts(), expected);
+}
+
+/// Schemes of each kind of kernel.
+constexpr const char* kKinds[] = {"bf16", "w8a16_channel", "w4a16_g32", "w4a16_g128",    "mxfp4",
+                                  "w4a8", "w8a8_int8",     "w8a8_fp8",  "w8a8_fp8_block"};
+constexpr ExpertsShape kManyExperts{40, 2, 256, 128};
+
+/// Row r of `rows` chooses two of `count` experts from `first` on.
+std::vector<std::vector<int64_t>> spread(int64_t rows, int64_t first, int64_t count) {
+  std::vector<std::vector<int64_t>> chosen;
+  for (int64_t row = 0; row < rows; ++row) {
+    chosen.push_back({first + 2 * row % count, first + (2 * row + 1) % count});
+  }
+  return chosen;
+}
+
+/// y [m, hidden] of rows that held 1, by an earlier record of the work: of nothing but m.
+class RecordedRun {
+ public:
+  RecordedRun(Backend& backend, PreparedExperts& experts, int64_t m, int64_t hidden)
+      : experts_(experts),
+        m_(m),
+        hidden_(hidden),
+        stream_(stream_of(backend)),
+        recorder_(stream_),
+        x_(static_cast<size_t>(m * hidden)),
+        y_(static_cast<size_t>(m * hidden)) {}
+
+  std::vector<float> run(const std::vector<uint16_t>& x) {
+    const std::vector<float> ones(x.size(), 1.0F);
+    EXPECT_TRUE(copy_to_device(x_.data(), x.data(), x.size() * sizeof(x[0])).ok());
+    EXPECT_TRUE(copy_to_device(y_.data(), ones.data(), ones.size() * sizeof(ones[0])).ok());
+    const auto issue = [this] {
+      ++issued_;
+      experts_.run({.x = {x_.data(), DType::kBF16},
+                    .x_stride = hidden_,
+                    .m = m_,
+                    .y = y_.data(),
+                    .y_stride = hidden_});
+    };
+    EXPECT_TRUE(recorder_.run(0, m_, issue).ok());
+    EXPECT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
+    return y_.host();
+  }
+  [[nodiscard]] int issued() const { return issued_; }
+
+ private:
+  PreparedExperts& experts_;
+  int64_t m_;
+  int64_t hidden_;
+  cudaStream_t stream_;
+  StepRecorder recorder_;
+  DeviceArray<uint16_t> x_;
+  DeviceArray<float> y_;
+  int issued_ = 0;
+};
+
+// What is recorded with few active experts is right with all of them, and the other way round.
+TEST(CudaExperts, RecordedRunsServeAnyRouting) {
+  NIBBLE_NEEDS_GPU();
+  const auto backend = make_cuda_backend({}).value();
+  const int64_t hidden = kManyExperts.hidden;
+  for (const char* name : kKinds) {
+    RandomExperts layer(find_scheme(name).value(), kManyExperts, DType::kBF16);
+    for (const int64_t m : {1, 4, 20, 64, 150}) {
+      SCOPED_TRACE(::testing::Message() << name << ", m = " << m);
+      auto experts = backend->prepare_experts(layer.request(m)).value();
+      RecordedRun recorded(*backend, *experts, m, hidden);
+      for (const auto& chosen :
+           {spread(m, 3, 2), spread(m, 0, 40), spread(m, 38, 2), spread(m, 7, 5)}) {
+        const ExpertCounts before = backend->expert_counts();
+        const auto x = choosing(layer.weights, chosen);
+        EXPECT_LT(relative_error(recorded.run(x), expected_of(layer.weights, x, m)), 1e-2);
+        std::set<int64_t> active;
+        for (const auto& of_row : chosen) {
+          active.insert(of_row.begin(), of_row.end());
+        }
+        EXPECT_EQ((backend->expert_counts() - before).active, std::ssize(active));
+      }
+      EXPECT_EQ(recorded.issued(), 1);
+    }
+  }
+}
+
+// All rows to the same experts, none to most, one to the last.
+TEST(CudaExperts, TakeAnyRouting) {
+  NIBBLE_NEEDS_GPU();
+  const auto backend = make_cuda_backend({}).value();
+  constexpr int64_t kMost = 300;
+  for (const char* name : kKinds) {
+    RandomExperts layer(find_scheme(name).value(), kManyExperts, DType::kBF16);
+    auto experts = backend->prepare_experts(layer.request(kMost)).value();
+    for (const int64_t m : {int64_t{1}, int64_t{5}, int64_t{65}, kMost}) {
+      auto one_to_the_last = spread(m, 0, 2);
+      one_to_the_last.back() = {39, 1};
+      for (const auto& chosen :
+           {spread(m, 0, 2), spread(m, 38, 2), spread(m, 10, 3), one_to_the_last}) {
+        SCOPED_TRACE(::testing::Message() << name << ", m = " << m << ", " << chosen.back()[0]);
+        const auto x = choosing(layer.weights, chosen);
+        EXPECT_LT(relative_error(run(*experts, x, m, kManyExperts.hidden),
+                                 expected_of(layer.weights, x, m)),
+                  1e-2);
+      }
+    }
+  }
+}
+
+// A row that is NaN, in part or in whole, spoils itself alone and is counted like any other.
+TEST(CudaExperts, NanRowsSpoilNoOthers) {
+  NIBBLE_NEEDS_GPU();
+  const auto backend = make_cuda_backend({}).value();
+  const int64_t hidden = kManyExperts.hidden;
+  constexpr int64_t kMost = 70;
+  constexpr uint16_t kNan = 0x7fc0;
+  for (const char* name : kKinds) {
+    RandomExperts layer(find_scheme(name).value(), kManyExperts, DType::kBF16);
+    auto experts = backend->prepare_experts(layer.request(kMost)).value();
+    for (const int64_t m : {int64_t{2}, int64_t{4}, int64_t{20}, kMost}) {
+      SCOPED_TRACE(::testing::Message() << name << ", m = " << m);
+      // Those of NaN rows go where others are: to the first experts.
+      auto x = choosing(layer.weights, spread(m, 0, 6));
+      const std::vector<float> expected = expected_of(layer.weights, x, m);
+      const std::vector<int64_t> spoiled = {0, m - 1};
+      x[5] = kNan;
+      std::fill(x.end() - hidden, x.end(), kNan);
+      const ExpertCounts before = backend->expert_counts();
+      std::vector<float> got = run(*experts, x, m, hidden);
+      const ExpertCounts counts = backend->expert_counts() - before;
+      EXPECT_EQ(counts.slots, 2 * m);
+      EXPECT_LE(counts.active, 6);
+      for (const int64_t row : spoiled) {
+        const auto of_row = got.begin() + row * hidden;
+        EXPECT_TRUE(std::all_of(of_row, of_row + hidden, [](float y) { return std::isnan(y); }));
+        std::copy_n(expected.begin() + row * hidden, hidden, of_row);
+      }
+      EXPECT_TRUE(m <= 2 || relative_error(got, expected) < 1e-2);
+      // Nothing of them stays behind.
+      const auto again = choosing(layer.weights, spread(m, 0, 6));
+      EXPECT_LT(relative_error(run(*experts, again, m, hidden), expected), 1e-2);
     }
   }
 }
@@ -217,6 +399,8 @@ TEST(CudaExperts, SlotsAreOrderedByExpertThenRow) {
       const DeviceArray<int32_t> slot_of(static_cast<size_t>(slots));
       const DeviceArray<ExpertTile> tiles(static_cast<size_t>(max_tiles));
       const DeviceArray<int32_t> tile_count(1);
+      const ExpertCounts before{.runs = 5, .active = 6, .slots = 7, .rows_max = 8};
+      const DeviceArray<ExpertCounts> counts(std::vector<ExpertCounts>{before});
       ASSERT_EQ(sort_slots({.chosen = device_chosen.data(),
                             .experts = experts,
                             .top_k = kTopK,
@@ -225,9 +409,19 @@ TEST(CudaExperts, SlotsAreOrderedByExpertThenRow) {
                             .slot_of = slot_of.data(),
                             .tiles = tiles.data(),
                             .tile_count = tile_count.data(),
-                            .max_tiles = max_tiles},
+                            .max_tiles = max_tiles,
+                            .counts = counts.data()},
                            {}),
                 cudaSuccess);
+      std::map<int32_t, int64_t> rows_of;
+      for (const int32_t expert : chosen) {
+        ++rows_of[expert];
+      }
+      ExpertCounts run{.runs = 1, .active = std::ssize(rows_of), .slots = slots};
+      for (const auto& [expert, count] : rows_of) {
+        run.rows_max = std::max(run.rows_max, count);
+      }
+      EXPECT_EQ(counts.host()[0] - before, run);
       std::vector<int32_t> order(static_cast<size_t>(slots));
       std::iota(order.begin(), order.end(), 0);
       std::ranges::stable_sort(order, {},

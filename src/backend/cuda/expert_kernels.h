@@ -7,6 +7,7 @@
 #include "backend/cuda/gemm_kernel.h"
 #include "backend/cuda/launch.h"
 #include "core/dtype.h"
+#include "core/expert_counts.h"
 #include "core/router_form.h"
 
 namespace nibble::cuda {
@@ -46,6 +47,7 @@ cudaError_t route_rows(const RouteRowsArgs& args, const LaunchContext& context);
 /// Orders the slots (row, choice) by experts, then rows, and lists tiles of at most tile_rows rows
 /// of one expert; those past the last have no rows.
 ///   slot_of [rows, top_k], tiles [max_tiles], tile_count [1]
+///   counts: what this run is added to, or null
 struct SortSlotsArgs {
   const int32_t* chosen = nullptr;
   int32_t experts = 0;
@@ -56,6 +58,7 @@ struct SortSlotsArgs {
   ExpertTile* tiles = nullptr;
   int32_t* tile_count = nullptr;
   int64_t max_tiles = 0;
+  ExpertCounts* counts = nullptr;
 };
 cudaError_t sort_slots(const SortSlotsArgs& args, const LaunchContext& context);
 

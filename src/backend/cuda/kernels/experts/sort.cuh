@@ -94,16 +94,35 @@ __device__ inline void list_tiles(const SortSlotsArgs& args, int count, int firs
   }
 }
 
+/// Adds a run of a layer: by one thread. Layers follow each other on one stream, and an addition
+/// whose result nobody asks for is not waited for.
+__device__ inline void add_counts(const SortSlotsArgs& args, int active, int rows_max) {
+  if (args.counts == nullptr) {
+    return;
+  }
+  const auto add = [](int64_t* sum, int64_t number) {
+    atomicAdd(reinterpret_cast<unsigned long long*>(sum), static_cast<unsigned long long>(number));
+  };
+  add(&args.counts->runs, 1);
+  add(&args.counts->active, active);
+  add(&args.counts->slots, args.rows * args.top_k);
+  add(&args.counts->rows_max, rows_max);
+}
+
 /// A thread has an expert; a warp has a run of slots. counts: [runs, experts].
 __device__ inline void sort_block(const SortSlotsArgs& args, uint16_t* counts) {
   __shared__ int firsts[kMostExperts];
   __shared__ int of_warps[kSortWarps];
+  __shared__ int active, rows_max;
   const int thread = static_cast<int>(threadIdx.x);
   const int warp = thread / kWarp;
   const auto slots = static_cast<int>(args.rows * args.top_k);
   const int runs = sort_runs(args.experts);
   for (int i = thread; i < runs * args.experts; i += kSortThreads) {
     counts[i] = 0;
+  }
+  if (thread == 0) {
+    active = rows_max = 0;
   }
   __syncthreads();
   uint16_t* own = counts + warp * args.experts;
@@ -122,8 +141,17 @@ __device__ inline void sort_block(const SortSlotsArgs& args, uint16_t* counts) {
   }
   const int first = inclusive_sum(count, of_warps) - count;
   firsts[thread] = first;
+  const int active_of_warp = __popc(__ballot_sync(kWarpLanes, count > 0));
+  const int max_of_warp = __reduce_max_sync(kWarpLanes, count);
+  if (thread % kWarp == 0 && active_of_warp > 0) {
+    atomicAdd(&active, active_of_warp);
+    atomicMax(&rows_max, max_of_warp);
+  }
   list_tiles(args, count, first, of_warps);
   __syncthreads();
+  if (thread == kSortThreads - 1) {
+    add_counts(args, active, rows_max);
+  }
   if (warp < runs) {
     walk_run(args, slots, warp, runs, own,
              [&](int slot, int expert, int at) { args.slot_of[slot] = firsts[expert] + at; });
@@ -158,8 +186,11 @@ __device__ inline void sort_warp(const SortSlotsArgs& args) {
   for (int64_t i = all + lane; i < args.max_tiles; i += kWarp) {
     args.tiles[i] = {0, 0, 0};
   }
+  const int active = __popc(__ballot_sync(kWarpLanes, lane < slots && rank == 0));
+  const int rows_max = __reduce_max_sync(kWarpLanes, lane < slots ? count : 0);
   if (lane == 0) {
     *args.tile_count = all;
+    add_counts(args, active, rows_max);
   }
 }
 
