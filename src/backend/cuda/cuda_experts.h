@@ -3,6 +3,7 @@
 #include <memory>
 #include <string_view>
 
+#include "backend/cuda/all_experts.h"
 #include "backend/cuda/expert_kernels.h"
 #include "backend/cuda/packed_matrices.h"
 #include "backend/prepared_experts.h"
@@ -30,11 +31,11 @@ class ExpertScratch final {
   /// Bytes that a row of a step takes in it.
   [[nodiscard]] static int64_t row_bytes(int64_t top_k, int64_t hidden, int64_t width);
 
-  DeviceBuffer logits;    // [rows, experts] f32
-  DeviceBuffer chosen;    // [rows, top_k] int32
-  DeviceBuffer weights;   // [rows, top_k] f32
-  DeviceBuffer slot_of;   // [rows, top_k] int32
-  DeviceBuffer tiles;     // [slots] ExpertTile
+  DeviceBuffer logits;   // [rows, experts] f32
+  DeviceBuffer chosen;   // [rows, top_k] int32
+  DeviceBuffer weights;  // [rows, top_k] f32
+  DeviceBuffer slot_of;  // [rows, top_k] int32
+  DeviceBuffer tiles;    // [slots] ExpertTile
   DeviceBuffer tile_count;
   DeviceBuffer x;         // [slots, hidden or width] of up to 2 bytes
   DeviceBuffer x_scales;  // [slots, row_scales] f32
@@ -43,7 +44,8 @@ class ExpertScratch final {
 };
 
 /// The experts of one layer: rows are routed and their slots ordered on the GPU, so that the host
-/// knows nothing of the choice and a recorded step is right for any.
+/// knows nothing of the choice and a recorded step is right for any. Where the kernel computes all
+/// experts (AllExpertsGemm), every expert has a slot for every row of a part of the step.
 class CudaExperts final : public PreparedExperts {
  public:
   struct Parts {  // the weights of every expert
@@ -66,13 +68,15 @@ class CudaExperts final : public PreparedExperts {
   [[nodiscard]] std::string_view kernel_name() const override {
     return gate_up_.weights->kernel_name();
   }
+  [[nodiscard]] bool recordable() const override;
   [[nodiscard]] int64_t active_bytes(int64_t experts) const override;
 
  private:
   /// One of the two products, for every expert.
   struct Side {
     std::shared_ptr<PackedMatrices> weights;
-    DeviceBuffer bias;  // [experts, n] f32; empty: none
+    const AllExpertsGemm* all = nullptr;  // its kernel, where it computes all experts
+    DeviceBuffer bias;                    // [experts, n] f32; empty: none
     ActFormat act = ActFormat::kBf16;
     int64_t n = 0;
     int64_t k = 0;
@@ -88,12 +92,21 @@ class CudaExperts final : public PreparedExperts {
     return part == ExpertPart::kGateUp ? gate_up_ : down_;
   }
 
+  [[nodiscard]] ExpertScratch::Sizes sizes() const;
+  [[nodiscard]] RouteRowsArgs routing(const ExpertArgs& args) const;
+  void compute_logits(const ExpertArgs& args);
   void choose(const ExpertArgs& args);
+  /// x of gate and up, in their form.
+  const void* round_rows(const ExpertArgs& args);
   void scatter(const ExpertArgs& args);
   void activate(int64_t slots);
+  void combine(const ExpertArgs& args);
   /// The product of one side with what it reads, whose rows are rounded. Bf16 of gate and up, F32
   /// of down.
   void multiply(const Side& side, const DeviceBuffer& x, int64_t slots);
+  /// All experts for all rows.
+  void run_all(const ExpertArgs& args);
+  void multiply_all(const Side& side, AllExpertsLaunch args);
 
   ExpertsForm form_;
   Side gate_up_;
