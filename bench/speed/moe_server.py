@@ -14,12 +14,15 @@ of JSON printed:
                             start, the last of `repeats`, and the median of those after the first
   tpot_ms, tokens_per_s     at batch 1 behind a prompt of --context tokens: time of a token after
                             the first, and tokens over the time of the whole answer; medians
+  tpot_from                 "stream": from the first event to the last; "difference": between whole
+                            answers and those of one token, where events come late: text of some
+                            tokens is held back until a character is whole, and models of
+                            `nibble make-dummy` have tokens without text
   gpu_memory_mib            used on the GPU by all processes, and by the server where nvidia-smi
                             tells, at the end; null without nvidia-smi
 
-Prompts are random token ids, each different, so that no prefix is cached. Answers are greedy and
-ignore the end token. A first event of more than one token (events never cut a character) is noted
-as first_event_tokens. Standard library only.
+First tokens are answers of one token. Prompts are random token ids, each different, so that no
+prefix is cached. Answers are greedy and ignore the end token. Standard library only.
 """
 
 import argparse
@@ -69,7 +72,7 @@ class Client:
         raise RuntimeError(f"{self.url}/health: not well after {seconds} s")
 
     def ask(self, length, tokens):
-        """(seconds to the first event, its tokens, seconds of a later token, of all)."""
+        """The answer's events, (seconds since the request, tokens so far)."""
         body = {"prompt": self.random.choices(self.ids, k=length), "max_tokens": tokens,
                 "temperature": 0, "ignore_eos": True, "stream": True,
                 "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
@@ -81,13 +84,14 @@ class Client:
         if response.status != 200:
             raise RuntimeError(f"{length} tokens: {response.status} {response.read().decode()}")
         events = list(read_events(response, begin))
-        end = time.monotonic()
         connection.close()
         if not events or events[-1][1] != tokens:
             raise RuntimeError(f"{length} tokens: {events[-1:]} instead of {tokens} tokens")
-        first, last = events[0], events[-1]
-        later = (last[0] - first[0]) / max(1, last[1] - first[1])
-        return first[0], first[1], later, end - begin
+        return events
+
+    def first_token(self, length):
+        """Seconds until the only token of an answer."""
+        return self.ask(length, 1)[-1][0]
 
 
 def read_events(response, begin):
@@ -122,14 +126,29 @@ def gpu_memory(pid):
 
 
 def times_to_first(client, lengths, repeats):
-    result, most = {}, 1
+    result = {}
     for length in lengths:
-        runs = [client.ask(length, 2) for _ in range(repeats)]
-        ms = [1e3 * run[0] for run in runs]
-        most = max(most, *(run[1] for run in runs))
+        ms = [1e3 * client.first_token(length) for _ in range(repeats)]
         result[str(length)] = {"first": ms[0], "last": ms[-1],
                                "median": statistics.median(ms[1:] or ms)}
-    return result, most
+    return result
+
+
+def decoding(client, context, tokens, repeats):
+    first, answers = [], []
+    for _ in range(repeats):  # in turns
+        first.append(client.first_token(context))
+        answers.append(client.ask(context, tokens))
+    whole = statistics.median(events[-1][0] for events in answers)
+    if all(events[0][1] == 1 for events in answers):
+        source = "stream"
+        later = statistics.median((events[-1][0] - events[0][0]) / (tokens - 1)
+                                  for events in answers)
+    else:
+        source = "difference"
+        later = (whole - statistics.median(first)) / (tokens - 1)
+    return {"context": context, "tokens": tokens, "tpot_ms": 1e3 * later, "tpot_from": source,
+            "tokens_per_s": tokens / whole}
 
 
 def measure(args, model, kernel):
@@ -140,15 +159,12 @@ def measure(args, model, kernel):
         client.wait_until_healthy()
         ready = time.monotonic() - begin
         asked = time.monotonic() - begin
-        first_token = asked + client.ask(SHORT_PROMPT, 2)[0]
-        ttft, most = times_to_first(client, args.lengths, args.repeats)
-        answers = [client.ask(args.context, args.tokens) for _ in range(max(2, args.repeats // 2))]
+        first_token = asked + client.first_token(SHORT_PROMPT)
+        ttft = times_to_first(client, args.lengths, args.repeats)
+        later = decoding(client, args.context, args.tokens, max(2, args.repeats // 2))
         return {"model": str(model), "device": args.device, "kernel": kernel,
                 "flags": args.flags, "ready_s": ready, "first_token_s": first_token,
-                "ttft_ms": ttft, "context": args.context, "tokens": args.tokens,
-                "tpot_ms": 1e3 * statistics.median(run[2] for run in answers),
-                "tokens_per_s": args.tokens / statistics.median(run[3] for run in answers),
-                "first_event_tokens": max(most, *(run[1] for run in answers)),
+                "ttft_ms": ttft, **later,
                 "gpu_memory_mib": gpu_memory(server.process.pid)}
 
 
