@@ -11,7 +11,7 @@
 namespace nibble {
 
 /// Version of the interface between the program and libnibble_cuda_bench.so.
-inline constexpr int kCudaBenchInterface = 3;
+inline constexpr int kCudaBenchInterface = 4;
 
 /// Work of a backend that is recorded as a CUDA graph, which is then replayed.
 struct CudaReplayWork {
@@ -19,6 +19,7 @@ struct CudaReplayWork {
   std::function<void()> issue;  // calls it, and changes nothing that later calls depend on
   int64_t repeats = 9;          // timed replays
   double rest = 3.0;            // idle time after each, in its own lengths
+  bool replays = true;          // else the work is issued anew each time, and only counted once
 };
 
 /// What replays took.
@@ -44,7 +45,7 @@ class CudaBench final {
   [[nodiscard]] Result<double> read_gbps() const;
   /// {"ceilings", "kernels"} of its matrix products.
   [[nodiscard]] Result<Json> kernels(const KernelBenchOptions& options) const;
-  /// Issues the work once, records it and times replays of the record.
+  /// Issues the work once, records it and times replays of the record, or work issued anew.
   [[nodiscard]] Result<CudaReplays> replay(const CudaReplayWork& work) const;
 
  private:

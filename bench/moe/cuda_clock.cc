@@ -27,7 +27,8 @@ Result<RunTimings> CudaClock::time(const LayerRuns& runs) {
   NIBBLE_ASSIGN_OR_RETURN(const CudaReplays replays, bench_.replay({.backend = &backend_,
                                                                     .issue = issue,
                                                                     .repeats = options_.repeats,
-                                                                    .rest = options_.rest}));
+                                                                    .rest = options_.rest,
+                                                                    .replays = runs.recordable}));
   RunTimings timings;
   for (const double us : replays.us) {
     timings.us.push_back(us / static_cast<double>(count));

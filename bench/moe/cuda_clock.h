@@ -7,7 +7,8 @@
 namespace nibble {
 
 /// Times runs that are recorded one after the other in a CUDA graph, as layers of a decode step
-/// are, each time that the graph is replayed.
+/// are, each time that the graph is replayed. Runs that are not recordable are issued anew each
+/// time instead, and take as long as the host does where that is longer.
 class CudaClock final : public RunClock {
  public:
   struct Options {

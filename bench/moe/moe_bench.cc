@@ -53,7 +53,8 @@ class MoeRounds final {
         const RunTimings timings,
         clock.time({.issue = [this](int64_t copy, int64_t count) { run(copy, count); },
                     .copies = copies,
-                    .rows = rows}));
+                    .rows = rows,
+                    .recordable = layer.recordable()}));
     MoeTiming timing{.kernel = std::string(layer.kernel_name()),
                      .m = m,
                      .rows = rows,

@@ -14,6 +14,7 @@ struct LayerRuns {
   std::function<void(int64_t copy, int64_t rows)> issue;  // a run of one copy of the layer
   int64_t copies = 0;                                     // to be taken in turns
   int64_t rows = 0;
+  bool recordable = true;  // PreparedExperts::recordable()
 };
 
 /// What runs took.

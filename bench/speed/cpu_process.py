@@ -60,12 +60,15 @@ class Server:
     def __enter__(self):
         self.process = subprocess.Popen(self.command, stdout=subprocess.PIPE,
                                         stderr=subprocess.STDOUT, text=True)
+        said = []
         for line in self.process.stdout:
+            said.append(line)
             if found := re.search(r"serving .* at (http://\S+)/v1", line):
                 self.url = found[1]
                 threading.Thread(target=self.process.stdout.read, daemon=True).start()
                 return self
-        raise RuntimeError(f"{self.command}: exit code {self.process.wait()}")
+        raise RuntimeError(f"{self.command}: exit code {self.process.wait()}: "
+                           + "".join(said[-3:]).strip())
 
     def __exit__(self, *_):
         self.process.kill()  # rather than wait for an answer under way

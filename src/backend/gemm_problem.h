@@ -20,6 +20,7 @@ struct GemmProblem {
   int64_t n = 0;
   int64_t k = 0;
   WeightRows rows = WeightRows::kPlain;
+  int64_t experts = 0;  // matrices of a layer whose experts these are; 0: a dense product
 };
 
 }  // namespace nibble

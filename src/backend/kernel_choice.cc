@@ -43,7 +43,7 @@ std::optional<size_t> KernelChoice::choose(const GemmProblem& problem) const {
       return entry;
     }
   }
-  for (size_t entry = 0; entry < registry_.names.size(); ++entry) {
+  for (size_t entry = 0; entry < registry_.names.size() - registry_.only_asked; ++entry) {
     if (registry_.accepts(entry, problem)) {
       return entry;
     }
@@ -100,7 +100,10 @@ std::string KernelChoice::schemes_of(size_t entry) const {
   std::vector<std::string_view> schemes;
   for (const QuantScheme& scheme : all_schemes()) {
     const ActFormat act = scheme.act == ActFormat::kFloat ? ActFormat::kBf16 : scheme.act;
-    if (registry_.accepts(entry, {scheme.weight, act, kUsual, kUsual})) {
+    const GemmProblem dense{scheme.weight, act, kUsual, kUsual};
+    GemmProblem of_experts = dense;
+    of_experts.experts = 1;
+    if (registry_.accepts(entry, dense) || registry_.accepts(entry, of_experts)) {
       schemes.push_back(scheme.name);
     }
   }

@@ -23,6 +23,7 @@ class KernelChoice final {
   struct Registry {
     std::string device;              // for messages: "cpu/avx512"
     std::vector<std::string> names;  // best first, each once
+    size_t only_asked = 0;           // so many of the last ones are taken only where asked for
     std::function<bool(size_t entry, const GemmProblem&)> accepts;
   };
 

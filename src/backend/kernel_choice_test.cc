@@ -45,6 +45,22 @@ TEST(KernelChoice, WithoutNamesTheFirstThatAccepts) {
   EXPECT_EQ(choice.choose({{WeightCode::kF16}, ActFormat::kBf16, 16, 16}), std::nullopt);
 }
 
+TEST(KernelChoice, SomeEntriesAreTakenOnlyWhereAskedFor) {
+  const auto choose = [](std::span<const std::string> wanted) {
+    return KernelChoice::create(
+        {.device = "cpu/test",
+         .names = {"large", "any"},
+         .only_asked = 1,
+         .accepts = [](size_t entry,
+                       const GemmProblem& problem) { return entry == 1 || problem.n >= 64; }},
+        wanted);
+  };
+  EXPECT_EQ(choose({})->choose(kLarge), 0U);
+  EXPECT_EQ(choose({})->choose(kSmall), std::nullopt);
+  const std::vector<std::string> any = {"any"};
+  EXPECT_EQ(choose(any)->choose(kSmall), 1U);
+}
+
 TEST(KernelChoice, NamesComeFirstWhereTheyAccept) {
   const std::vector<std::string> any = {"any"};
   KernelChoice choice = choice_of(any).value();

@@ -47,6 +47,9 @@ class PreparedExperts {
                         int64_t first_row,
                         const QuantTensor& rows) = 0;
   [[nodiscard]] virtual std::string_view kernel_name() const = 0;  // of gate and up
+  /// Whether a record of run() may stand for it: not where its work on the host is what is
+  /// measured.
+  [[nodiscard]] virtual bool recordable() const { return true; }
   /// Read for the rows of a step that choose so many different experts: theirs, and the router.
   [[nodiscard]] virtual int64_t active_bytes(int64_t experts) const = 0;
 };

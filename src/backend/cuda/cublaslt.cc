@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <bit>
 #include <initializer_list>
+#include <utility>
 
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 
 #include "backend/cuda/cuda_status.h"
+#include "base/check.h"
 
 namespace nibble::cuda {
 namespace {
@@ -57,6 +59,7 @@ Result<CublasLtApi> load(const char* library) {
   find(api.desc_set, "cublasLtMatmulDescSetAttribute");
   find(api.layout_create, "cublasLtMatrixLayoutCreate");
   find(api.layout_destroy, "cublasLtMatrixLayoutDestroy");
+  find(api.layout_set, "cublasLtMatrixLayoutSetAttribute");
   find(api.preference_create, "cublasLtMatmulPreferenceCreate");
   find(api.preference_destroy, "cublasLtMatmulPreferenceDestroy");
   find(api.preference_set, "cublasLtMatmulPreferenceSetAttribute");
@@ -87,11 +90,13 @@ int64_t cublaslt_bucket(int64_t m) {
       std::bit_ceil(static_cast<uint64_t>(std::clamp<int64_t>(m, 1, 8192))));
 }
 
-/// Descriptors of one call. In cuBLAS's column-major terms: yᵀ [n, m] = wᵀᵀ [n, k] · xᵀ [k, m].
+/// Descriptors of one call, with its algorithm. In cuBLAS's column-major terms: yᵀ [n, m] = wᵀᵀ [n,
+/// k] · xᵀ [k, m].
 struct CublasLt::Plan {
   const CublasLtApi& api;
   cublasLtMatmulDesc_t desc = nullptr;
   cublasLtMatrixLayout_t w = nullptr, x = nullptr, y = nullptr;
+  cublasLtMatmulAlgo_t algorithm{};
 
   explicit Plan(const CublasLtApi& functions) : api(functions) {}
   Plan(const Plan&) = delete;
@@ -120,9 +125,24 @@ struct CublasLt::Plan {
       NIBBLE_RETURN_IF_ERROR(set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, result));
       NIBBLE_RETURN_IF_ERROR(set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias));
     }
-    NIBBLE_CUBLASLT(api.layout_create(&w, CUDA_R_16BF, k, n, problem.k), "layout");
-    NIBBLE_CUBLASLT(api.layout_create(&x, CUDA_R_16BF, k, m, problem.k), "layout");
+    const cudaDataType operand = problem.fp8 ? CUDA_R_8F_E4M3 : CUDA_R_16BF;
+    NIBBLE_CUBLASLT(api.layout_create(&w, operand, k, n, problem.k), "layout");
+    NIBBLE_CUBLASLT(api.layout_create(&x, operand, k, m, problem.k), "layout");
     NIBBLE_CUBLASLT(api.layout_create(&y, result, n, m, problem.y_stride), "layout");
+    return problem.batch.count > 1 ? make_batch(problem.batch) : Status();
+  }
+
+  Status make_batch(const CublasLtBatch& batch) {
+    const auto count = static_cast<int32_t>(batch.count);
+    for (const auto& [layout, stride] :
+         {std::pair(w, batch.w), std::pair(x, batch.x), std::pair(y, batch.y)}) {
+      NIBBLE_CUBLASLT(
+          api.layout_set(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof(count)),
+          "layout");
+      NIBBLE_CUBLASLT(api.layout_set(layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride,
+                                     sizeof(stride)),
+                      "layout");
+    }
     return {};
   }
 };
@@ -131,6 +151,7 @@ CublasLt::CublasLt(const CublasLtApi* api, cublasLtHandle_t handle, void* worksp
     : api_(api), handle_(handle), workspace_(workspace) {}
 
 CublasLt::~CublasLt() {
+  plans_.clear();
   api_->destroy(handle_);
   cudaFree(workspace_);
 }
@@ -171,6 +192,12 @@ Result<cublasLtMatmulAlgo_t> CublasLt::choose(const CublasLtProblem& problem) {
   largest.m = bucket;
   Plan plan(*api_);
   NIBBLE_RETURN_IF_ERROR(plan.make(largest, workspace_));
+  NIBBLE_ASSIGN_OR_RETURN(const cublasLtMatmulAlgo_t algorithm, ask(plan));
+  algorithms_[key] = algorithm;
+  return algorithm;
+}
+
+Result<cublasLtMatmulAlgo_t> CublasLt::ask(const Plan& plan) const {
   cublasLtMatmulPreference_t preference = nullptr;
   NIBBLE_CUBLASLT(api_->preference_create(&preference), "preference");
   const size_t bytes = kWorkspaceBytes;
@@ -193,7 +220,6 @@ Result<cublasLtMatmulAlgo_t> CublasLt::choose(const CublasLtProblem& problem) {
   api_->preference_destroy(preference);
   NIBBLE_CUBLASLT(code, "heuristic");
   NIBBLE_CUBLASLT(count > 0 ? best.state : CUBLAS_STATUS_NOT_SUPPORTED, "heuristic");
-  algorithms_[key] = best.algo;
   return best.algo;
 }
 
@@ -202,15 +228,55 @@ Status CublasLt::plan(const CublasLtProblem& problem) { return choose(problem).s
 Status CublasLt::run(const CublasLtProblem& problem,
                      const CublasLtOperands& args,
                      cudaStream_t stream) {
-  NIBBLE_ASSIGN_OR_RETURN(const cublasLtMatmulAlgo_t algorithm, choose(problem));
   Plan plan(*api_);
+  NIBBLE_ASSIGN_OR_RETURN(plan.algorithm, choose(problem));
   NIBBLE_RETURN_IF_ERROR(plan.make(problem, args.bias));
+  return multiply(plan, args, stream);
+}
+
+Status CublasLt::multiply(const Plan& plan,
+                          const CublasLtOperands& args,
+                          cudaStream_t stream) const {
   const float alpha = 1.0F;
   NIBBLE_CUBLASLT(
       api_->matmul(handle_, plan.desc, &alpha, args.w, plan.w, args.x, plan.x, &args.beta, args.y,
-                   plan.y, args.y, plan.y, &algorithm, workspace_, kWorkspaceBytes, stream),
+                   plan.y, args.y, plan.y, &plan.algorithm, workspace_, kWorkspaceBytes, stream),
       "product");
   return {};
+}
+
+Result<std::unique_ptr<CublasLt::Plan>> CublasLt::make_plan(const CublasLtProblem& problem) const {
+  auto plan = std::make_unique<Plan>(*api_);
+  NIBBLE_RETURN_IF_ERROR(plan->make(problem, nullptr));
+  NIBBLE_ASSIGN_OR_RETURN(plan->algorithm, ask(*plan));
+  return plan;
+}
+
+Result<const CublasLt::Plan*> CublasLt::kept_plan(const CublasLtProblem& problem) {
+  const std::lock_guard lock(mutex_);
+  std::unique_ptr<Plan>& plan = plans_[problem];
+  if (plan == nullptr) {
+    NIBBLE_ASSIGN_OR_RETURN(plan, make_plan(problem));
+  }
+  return plan.get();
+}
+
+Status CublasLt::plan_exactly(const CublasLtProblem& problem) {
+  CHECK(!problem.bias);
+  return kept_plan(problem).status();
+}
+
+Status CublasLt::run_exactly(const CublasLtProblem& problem,
+                             const CublasLtOperands& args,
+                             Planning planning,
+                             cudaStream_t stream) {
+  CHECK(!problem.bias);
+  if (planning == Planning::kKept) {
+    NIBBLE_ASSIGN_OR_RETURN(const Plan* plan, kept_plan(problem));
+    return multiply(*plan, args, stream);
+  }
+  NIBBLE_ASSIGN_OR_RETURN(const std::unique_ptr<Plan> plan, make_plan(problem));
+  return multiply(*plan, args, stream);
 }
 
 }  // namespace nibble::cuda

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -25,6 +26,7 @@ struct CublasLtApi {
   decltype(&::cublasLtMatmulDescSetAttribute) desc_set = nullptr;
   decltype(&::cublasLtMatrixLayoutCreate) layout_create = nullptr;
   decltype(&::cublasLtMatrixLayoutDestroy) layout_destroy = nullptr;
+  decltype(&::cublasLtMatrixLayoutSetAttribute) layout_set = nullptr;
   decltype(&::cublasLtMatmulPreferenceCreate) preference_create = nullptr;
   decltype(&::cublasLtMatmulPreferenceDestroy) preference_destroy = nullptr;
   decltype(&::cublasLtMatmulPreferenceSetAttribute) preference_set = nullptr;
@@ -35,12 +37,24 @@ struct CublasLtApi {
   static Result<const CublasLtApi*> open(const char* library = "libcublasLt.so.13");
 };
 
-/// A product y [m, n] = x [m, k] · w [n, k]ᵀ of BF16 operands.
+/// Products of one problem in one call.
+struct CublasLtBatch {
+  int64_t count = 1;
+  int64_t x = 0, w = 0, y = 0;  // elements from one product's to the next's; of x 0: all read one
+
+  auto operator<=>(const CublasLtBatch&) const = default;
+};
+
+/// A product y [m, n] = x [m, k] · w [n, k]ᵀ.
 struct CublasLtProblem {
   int64_t m = 0, n = 0, k = 0;
   int64_t y_stride = 0;
   bool f32_result = false;  // y is f32, else bf16
   bool bias = false;        // of the type of y
+  bool fp8 = false;         // x and w are E4M3 as they are, else bf16; n and k multiples of 16
+  CublasLtBatch batch = {};
+
+  auto operator<=>(const CublasLtProblem&) const = default;
 };
 
 struct CublasLtOperands {
@@ -55,6 +69,12 @@ struct CublasLtOperands {
 /// far. Products run on one stream at a time.
 class CublasLt final {
  public:
+  /// Where the plan of a product, its descriptors and its algorithm, comes from.
+  enum class Planning : uint8_t {
+    kKept,     // made when the problem first occurs
+    kRebuilt,  // made for the call, and thrown away
+  };
+
   static constexpr size_t kWorkspaceBytes = size_t{32} << 20;
   static constexpr size_t kScratchBytes = size_t{1} << 20;
 
@@ -69,6 +89,12 @@ class CublasLt final {
   /// Enqueues the product; plans it first where plan() was not called for its bucket of m.
   /// May be captured. kUnavailable with cuBLAS's code when the library refuses.
   Status run(const CublasLtProblem& problem, const CublasLtOperands& args, cudaStream_t stream);
+  /// plan() and run() of a problem without bias whose plan is for it alone, not for a bucket of m.
+  Status plan_exactly(const CublasLtProblem& problem);
+  Status run_exactly(const CublasLtProblem& problem,
+                     const CublasLtOperands& args,
+                     Planning planning,
+                     cudaStream_t stream);
   /// kScratchBytes for whoever prepares operands on the stream of the product.
   [[nodiscard]] void* scratch() const;
 
@@ -78,12 +104,19 @@ class CublasLt final {
 
   CublasLt(const CublasLtApi* api, cublasLtHandle_t handle, void* workspace);
   Result<cublasLtMatmulAlgo_t> choose(const CublasLtProblem& problem);
+  /// The library's first choice.
+  Result<cublasLtMatmulAlgo_t> ask(const Plan& plan) const;
+  /// Descriptors with their algorithm.
+  Result<std::unique_ptr<Plan>> make_plan(const CublasLtProblem& problem) const;
+  Result<const Plan*> kept_plan(const CublasLtProblem& problem);
+  Status multiply(const Plan& plan, const CublasLtOperands& args, cudaStream_t stream) const;
 
   const CublasLtApi* api_;
   cublasLtHandle_t handle_;
   void* workspace_;  // kWorkspaceBytes, then kScratchBytes
   std::mutex mutex_;
   std::map<Key, cublasLtMatmulAlgo_t> algorithms_;
+  std::map<CublasLtProblem, std::unique_ptr<Plan>> plans_;
 };
 
 /// The bucket of m that shares an algorithm: the next power of two, at most 8192.

@@ -195,7 +195,9 @@ class CudaBackend final : public Backend {
       CudaGemm first(packed, request.max_m, gemm_context());
       NIBBLE_RETURN_IF_ERROR(check_packed(first, views, packed->problem()));
     }
-    return CudaExperts::create(request, std::move(parts), gemm_context(), experts_);
+    auto experts = CudaExperts::create(request, std::move(parts), gemm_context(), experts_);
+    recordable_ = recordable_ && (!experts.ok() || (*experts)->recordable());
+    return experts;
   }
 
   [[nodiscard]] ExpertCounts expert_counts() const override {
@@ -219,7 +221,11 @@ class CudaBackend final : public Backend {
     NIBBLE_RETURN_IF_ERROR(choice_->finish());
     scratch_.release_stage();
     using Recording = CudaSteps::Recording;
-    const Recording recording = options_.record_steps ? Recording::kDecodeSteps : Recording::kNone;
+    const bool records = options_.record_steps && recordable_;
+    if (options_.record_steps && !recordable_) {
+      NIBBLE_LOG(kInfo, "steps are not recorded: with this --kernel the host's work is measured");
+    }
+    const Recording recording = records ? Recording::kDecodeSteps : Recording::kNone;
     NIBBLE_ASSIGN_OR_RETURN(steps_, CudaSteps::create(limits, recording, stream_));
     if (vocab_ > 0) {
       NIBBLE_RETURN_IF_ERROR(self_check_->check_sampling(vocab_));
@@ -263,7 +269,7 @@ class CudaBackend final : public Backend {
       return chosen;
     }
     for (size_t i = 0; i < entries_.size(); ++i) {
-      if (entries_[i].grouped && entries_[i].accepts(problem, device_)) {
+      if (entries_[i].grouped && !entries_[i].only_asked && entries_[i].accepts(problem, device_)) {
         return i;
       }
     }
@@ -274,8 +280,11 @@ class CudaBackend final : public Backend {
     constexpr int64_t kUsual = 1024;  // channels that every scheme's groups divide
     std::string names;
     for (const QuantScheme& scheme : all_schemes()) {
-      const GemmProblem usual{device_format(scheme.weight), product_type(scheme.act), kUsual,
-                              kUsual};
+      const GemmProblem usual{.weight = device_format(scheme.weight),
+                              .act = product_type(scheme.act),
+                              .n = kUsual,
+                              .k = kUsual,
+                              .experts = 1};
       if (grouped_entry(usual)) {
         names += (names.empty() ? "" : ", ") + std::string(scheme.name);
       }
@@ -300,6 +309,7 @@ class CudaBackend final : public Backend {
     for (const QuantView& part : parts.first(of_each)) {
       problem.n += part.n;
     }
+    problem.experts = use.experts;
     if (use.experts > 0 && of_each > 1) {
       problem.rows = WeightRows::kGateUp;
     }
@@ -357,6 +367,7 @@ class CudaBackend final : public Backend {
                                     }};
     for (const GemmEntry& entry : entries_) {
       registry.names.emplace_back(entry.name);
+      registry.only_asked += entry.only_asked ? 1 : 0;
     }
     NIBBLE_ASSIGN_OR_RETURN(choice_, KernelChoice::create(std::move(registry), options_.kernels));
     return {};
@@ -383,6 +394,7 @@ class CudaBackend final : public Backend {
   LoadTimes times_;
   int64_t vocab_ = 0;  // rows of the largest table
   bool rounding_logged_ = false;
+  bool recordable_ = true;  // all that was prepared is
 };
 
 }  // namespace

@@ -87,6 +87,9 @@ CudaExperts::CudaExperts(const ExpertsRequest& request,
   down_.act = on_device(form_.down_act.format);
   down_.n = first.down.n;
   down_.k = first.down.k;
+  for (Side* side : {&gate_up_, &down_}) {
+    side->all = dynamic_cast<const AllExpertsGemm*>(&side->weights->kernel());
+  }
   activates_ = gate_up_.weights->kernel().activates() && down_.act == ActFormat::kBf16;
 }
 
@@ -95,6 +98,16 @@ Result<std::unique_ptr<PreparedExperts>> CudaExperts::create(const ExpertsReques
                                                              const GemmContext& context,
                                                              ExpertScratch& memory) {
   std::unique_ptr<CudaExperts> experts(new CudaExperts(request, std::move(parts), context, memory));
+  const Side& gate_up = experts->gate_up_;
+  const Side& down = experts->down_;
+  if ((gate_up.all == nullptr) != (down.all == nullptr)) {
+    return make_error(StatusCode::kUnsupported,
+                      "experts whose products are [{}, {}] by {} and [{}, {}] by {}: one of these "
+                      "kernels computes all experts, the other those that are chosen; leave "
+                      "--kernel out",
+                      gate_up.n, gate_up.k, gate_up.weights->kernel_name(), down.n, down.k,
+                      down.weights->kernel_name());
+  }
   NIBBLE_ASSIGN_OR_RETURN(experts->gate_up_.bias, to_device(request.gate_up_bias));
   NIBBLE_ASSIGN_OR_RETURN(experts->down_.bias, to_device(request.down_bias));
   NIBBLE_ASSIGN_OR_RETURN(const QuantTensor router, copy_of(request.router));
@@ -105,13 +118,22 @@ Result<std::unique_ptr<PreparedExperts>> CudaExperts::create(const ExpertsReques
   NIBBLE_ASSIGN_OR_RETURN(experts->router_, to_device(values));
   NIBBLE_ASSIGN_OR_RETURN(experts->router_bias_, to_device(request.router_bias));
   NIBBLE_ASSIGN_OR_RETURN(experts->correction_, to_device(request.correction));
-  NIBBLE_RETURN_IF_ERROR(memory.reserve({.rows = request.max_m,
-                                         .top_k = request.form.top_k,
-                                         .experts = experts->experts_,
-                                         .hidden = experts->down_.n,
-                                         .width = experts->down_.k,
-                                         .row_scales = experts->most_row_scales()}));
+  NIBBLE_RETURN_IF_ERROR(memory.reserve(experts->sizes()));
   return std::unique_ptr<PreparedExperts>(std::move(experts));
+}
+
+ExpertScratch::Sizes CudaExperts::sizes() const {
+  ExpertScratch::Sizes sizes{.rows = max_m_,
+                             .top_k = form_.top_k,
+                             .experts = experts_,
+                             .hidden = down_.n,
+                             .width = down_.k,
+                             .row_scales = most_row_scales()};
+  if (gate_up_.all != nullptr) {
+    sizes.rows = std::min(max_m_, AllExpertsGemm::most_rows(experts_));
+    sizes.top_k = experts_;
+  }
+  return sizes;
 }
 
 int64_t CudaExperts::most_row_scales() const {
@@ -133,14 +155,23 @@ Status CudaExperts::update(int64_t expert,
   return side_of(part).weights->update(expert, first_row, rows);
 }
 
+bool CudaExperts::recordable() const {
+  return gate_up_.all == nullptr || (gate_up_.all->recordable() && down_.all->recordable());
+}
+
 int64_t CudaExperts::active_bytes(int64_t experts) const {
+  const int64_t read = gate_up_.all != nullptr ? experts_ : experts;
   return static_cast<int64_t>(router_.size()) +
-         experts * (gate_up_.weights->matrix_bytes() + down_.weights->matrix_bytes());
+         read * (gate_up_.weights->matrix_bytes() + down_.weights->matrix_bytes());
 }
 
 void CudaExperts::run(const ExpertArgs& args) {
   CHECK_LE(args.m, max_m_);
   CHECK(args.x.type == DType::kBF16 && args.x_stride == gate_up_.k);
+  if (gate_up_.all != nullptr) {
+    run_all(args);
+    return;
+  }
   const int64_t slots = args.m * form_.top_k;
   const int64_t of_expert = (slots + experts_ - 1) / experts_;
   tile_rows_ = std::min(gate_up_.weights->kernel().grouped_rows(of_expert),
@@ -160,6 +191,49 @@ void CudaExperts::run(const ExpertArgs& args) {
     activate(slots);
   }
   multiply(down_, {(activates_ ? memory_.gate_up : memory_.x).as<void>()}, slots);
+  combine(args);
+}
+
+void CudaExperts::compute_logits(const ExpertArgs& args) {
+  must(router_logits({.x = args.x.data,
+                      .router = router_.as<float>(),
+                      .bias = floats(router_bias_),
+                      .rows = args.m,
+                      .hidden = gate_up_.k,
+                      .experts = static_cast<int32_t>(experts_),
+                      .logits = memory_.logits.as<float>()},
+                     {context_.stream}),
+       "a router");
+}
+
+RouteRowsArgs CudaExperts::routing(const ExpertArgs& args) const {
+  return {.logits = memory_.logits.as<float>(),
+          .correction = floats(correction_),
+          .form = form_.router,
+          .experts = static_cast<int32_t>(experts_),
+          .top_k = static_cast<int32_t>(form_.top_k),
+          .rows = args.m,
+          .chosen = memory_.chosen.as<int32_t>(),
+          .weights = memory_.weights.as<float>()};
+}
+
+void CudaExperts::choose(const ExpertArgs& args) {
+  compute_logits(args);
+  must(route_and_sort(routing(args),
+                      {.chosen = memory_.chosen.as<int32_t>(),
+                       .experts = static_cast<int32_t>(experts_),
+                       .top_k = static_cast<int32_t>(form_.top_k),
+                       .rows = args.m,
+                       .tile_rows = tile_rows_,
+                       .slot_of = memory_.slot_of.as<int32_t>(),
+                       .tiles = memory_.tiles.as<ExpertTile>(),
+                       .tile_count = memory_.tile_count.as<int32_t>(),
+                       .max_tiles = max_tiles_},
+                      {context_.stream}),
+       "routing");
+}
+
+void CudaExperts::combine(const ExpertArgs& args) {
   must(combine_slots({.results = memory_.down.as<void>(),
                       .type = down_type_,
                       .slot_of = memory_.slot_of.as<int32_t>(),
@@ -173,52 +247,23 @@ void CudaExperts::run(const ExpertArgs& args) {
        "adding experts");
 }
 
-void CudaExperts::choose(const ExpertArgs& args) {
-  must(router_logits({.x = args.x.data,
-                      .router = router_.as<float>(),
-                      .bias = floats(router_bias_),
-                      .rows = args.m,
-                      .hidden = gate_up_.k,
-                      .experts = static_cast<int32_t>(experts_),
-                      .logits = memory_.logits.as<float>()},
+const void* CudaExperts::round_rows(const ExpertArgs& args) {
+  if (row_scales(gate_up_.act, gate_up_.k) == 0) {
+    return args.x.data;
+  }
+  const QuantizedRows out{gate_up_.act, context_.scratch.values(), context_.scratch.scales()};
+  must(quantize_rows({.x = args.x.data, .rows = args.m, .n = gate_up_.k, .out = out},
                      {context_.stream}),
-       "a router");
-  const auto top_k = static_cast<int32_t>(form_.top_k);
-  must(route_and_sort({.logits = memory_.logits.as<float>(),
-                       .correction = floats(correction_),
-                       .form = form_.router,
-                       .experts = static_cast<int32_t>(experts_),
-                       .top_k = top_k,
-                       .rows = args.m,
-                       .chosen = memory_.chosen.as<int32_t>(),
-                       .weights = memory_.weights.as<float>()},
-                      {.chosen = memory_.chosen.as<int32_t>(),
-                       .experts = static_cast<int32_t>(experts_),
-                       .top_k = top_k,
-                       .rows = args.m,
-                       .tile_rows = tile_rows_,
-                       .slot_of = memory_.slot_of.as<int32_t>(),
-                       .tiles = memory_.tiles.as<ExpertTile>(),
-                       .tile_count = memory_.tile_count.as<int32_t>(),
-                       .max_tiles = max_tiles_,
-                       .counts = memory_.counts.as<ExpertCounts>()},
-                      {context_.stream}),
-       "routing");
+       "rounding activations");
+  return out.values;
 }
 
 /// Each row is rounded once, then copied to its slots.
 void CudaExperts::scatter(const ExpertArgs& args) {
-  const void* rows = args.x.data;
-  const int64_t scales = row_scales(gate_up_.act, gate_up_.k);
-  if (scales > 0) {
-    const QuantizedRows out{gate_up_.act, context_.scratch.values(), context_.scratch.scales()};
-    must(quantize_rows({.x = rows, .rows = args.m, .n = gate_up_.k, .out = out}, {context_.stream}),
-         "rounding activations");
-    rows = context_.scratch.values();
-  }
+  const void* rows = round_rows(args);
   must(scatter_rows({.from = rows,
                      .scales = context_.scratch.scales(),
-                     .row_scales = scales,
+                     .row_scales = row_scales(gate_up_.act, gate_up_.k),
                      .slot_of = memory_.slot_of.as<int32_t>(),
                      .top_k = static_cast<int32_t>(form_.top_k),
                      .rows = args.m,
@@ -263,6 +308,44 @@ void CudaExperts::multiply(const Side& side, const Rows& x, int64_t slots) {
             .workspace = context_.scratch.workspace()},
            {context_.stream}),
        weights.kernel_name());
+}
+
+void CudaExperts::run_all(const ExpertArgs& args) {
+  const int64_t most = AllExpertsGemm::most_rows(experts_);
+  for (int64_t first = 0; first < args.m; first += most) {
+    ExpertArgs part = args;
+    part.m = std::min(most, args.m - first);
+    part.x = args.x.at(first * args.x_stride);
+    part.y = args.y + first * args.y_stride;
+    compute_logits(part);
+    must(route_rows(routing(part), {context_.stream}), "routing");
+    must(number_slots({.chosen = memory_.chosen.as<int32_t>(),
+                       .top_k = static_cast<int32_t>(form_.top_k),
+                       .rows = part.m,
+                       .slot_of = memory_.slot_of.as<int32_t>()},
+                      {context_.stream}),
+         "numbering slots");
+    multiply_all(gate_up_, {.x = round_rows(part),
+                            .x_scales = context_.scratch.scales(),
+                            .y = memory_.gate_up.as<void>(),
+                            .rows = part.m});
+    activate(experts_ * part.m);
+    multiply_all(down_, {.x = memory_.x.as<void>(),
+                         .x_scales = memory_.x_scales.as<float>(),
+                         .x_expert_rows = part.m,
+                         .y = memory_.down.as<void>(),
+                         .result = GemmResult::kF32,
+                         .rows = part.m});
+    combine(part);
+  }
+}
+
+void CudaExperts::multiply_all(const Side& side, AllExpertsLaunch args) {
+  args.packed = side.weights->at(0);
+  args.expert_bytes = side.weights->stride();
+  args.bias = floats(side.bias);
+  args.experts = experts_;
+  must(side.all->run_all(args, {context_.stream}), side.weights->kernel_name());
 }
 
 }  // namespace nibble::cuda

@@ -3,6 +3,7 @@
 #include <memory>
 #include <string_view>
 
+#include "backend/cuda/all_experts.h"
 #include "backend/cuda/expert_kernels.h"
 #include "backend/cuda/packed_matrices.h"
 #include "backend/prepared_experts.h"
@@ -44,7 +45,8 @@ class ExpertScratch final {
 };
 
 /// The experts of one layer: rows are routed and their slots ordered on the GPU, so that the host
-/// knows nothing of the choice and a recorded step is right for any.
+/// knows nothing of the choice and a recorded step is right for any. Where the kernel computes all
+/// experts (AllExpertsGemm), every expert has a slot for every row of a part of the step.
 class CudaExperts final : public PreparedExperts {
  public:
   struct Parts {  // the weights of every expert
@@ -67,13 +69,15 @@ class CudaExperts final : public PreparedExperts {
   [[nodiscard]] std::string_view kernel_name() const override {
     return gate_up_.weights->kernel_name();
   }
+  [[nodiscard]] bool recordable() const override;
   [[nodiscard]] int64_t active_bytes(int64_t experts) const override;
 
  private:
   /// One of the two products, for every expert.
   struct Side {
     std::shared_ptr<PackedMatrices> weights;
-    DeviceBuffer bias;  // [experts, n] f32; empty: none
+    const AllExpertsGemm* all = nullptr;  // its kernel, where it computes all experts
+    DeviceBuffer bias;                    // [experts, n] f32; empty: none
     ActFormat act = ActFormat::kBf16;
     int64_t n = 0;
     int64_t k = 0;
@@ -95,12 +99,21 @@ class CudaExperts final : public PreparedExperts {
     return part == ExpertPart::kGateUp ? gate_up_ : down_;
   }
 
+  [[nodiscard]] ExpertScratch::Sizes sizes() const;
+  [[nodiscard]] RouteRowsArgs routing(const ExpertArgs& args) const;
+  void compute_logits(const ExpertArgs& args);
   void choose(const ExpertArgs& args);
+  /// x of gate and up, in their form.
+  const void* round_rows(const ExpertArgs& args);
   void scatter(const ExpertArgs& args);
   void activate(int64_t slots);
+  void combine(const ExpertArgs& args);
   /// The product of one side with what it reads, whose rows are rounded. Bf16 of gate and up, F32
   /// of down.
   void multiply(const Side& side, const Rows& x, int64_t slots);
+  /// All experts for all rows.
+  void run_all(const ExpertArgs& args);
+  void multiply_all(const Side& side, AllExpertsLaunch args);
 
   ExpertsForm form_;
   Side gate_up_;

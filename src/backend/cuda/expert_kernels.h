@@ -67,6 +67,16 @@ cudaError_t route_and_sort(const RouteRowsArgs& route,
                            const SortSlotsArgs& sort,
                            const LaunchContext& context);
 
+/// Slots where every expert has every row: slot_of[row, i] = chosen[row, i] * rows + row.
+///   chosen, slot_of [rows, top_k]
+struct NumberSlotsArgs {
+  const int32_t* chosen = nullptr;
+  int32_t top_k = 0;
+  int64_t rows = 0;
+  int32_t* slot_of = nullptr;
+};
+cudaError_t number_slots(const NumberSlotsArgs& args, const LaunchContext& context);
+
 /// to[slot_of[row, i]] = from[row] for each i, rows of row_bytes, a multiple of 16, and their
 /// scales, if any:
 ///   scales [rows, row_scales], slot_scales [slots, row_scales] f32

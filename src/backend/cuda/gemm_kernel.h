@@ -116,7 +116,8 @@ struct GemmEntry {
   std::string_view name;  // "gemm_w4a8_sm90": what --kernel, messages and benchmarks call it
   bool (*accepts)(const GemmProblem& problem, const DeviceInfo& device);
   Result<std::unique_ptr<GemmKernel>> (*make)(const GemmProblem& problem, const DeviceInfo& device);
-  bool grouped = false;  // its kernels multiply the experts of a layer as well
+  bool grouped = false;     // its kernels multiply the experts of a layer as well
+  bool only_asked = false;  // taken where --kernel names it; such entries are the last ones
 };
 
 /// All families.

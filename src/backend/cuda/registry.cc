@@ -2,6 +2,7 @@
 
 #include "backend/cuda/gemm_kernel.h"
 #include "backend/cuda/kernels/cublaslt/bf16_cublaslt.h"
+#include "backend/cuda/kernels/cublaslt/experts_cublaslt.h"
 #include "backend/cuda/kernels/experts_sm90/experts_sm90.h"
 #include "backend/cuda/kernels/gemm_sm80/gemm_sm80.h"
 #include "backend/cuda/kernels/gemm_sm90/gemm_sm90.h"
@@ -30,6 +31,10 @@ std::span<const GemmEntry> gemm_entries() {
       kGemmW4A16MinimumsSm80,
       kGemmMxfp4Sm80,
       kGemmBf16Sm80,
+      // To compare with: only where --kernel names them.
+      kExpertsCublasLtRebuilt,
+      kExpertsCublasLtCached,
+      kExpertsCublasLtStrided,
   };
   return kEntries;
 }

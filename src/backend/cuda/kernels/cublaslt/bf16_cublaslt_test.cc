@@ -1,6 +1,7 @@
 #include "backend/cuda/kernels/cublaslt/bf16_cublaslt.h"
 
 #include "backend/cuda/cublaslt.h"
+#include "backend/cuda/kernels/cublaslt/experts_cublaslt.h"
 #include "backend/cuda/testing/gemm_check.h"
 #include "backend/cuda/testing/gpu_test.h"
 
@@ -22,6 +23,21 @@ TEST(GemmBf16CublasLt, RefusesOtherWeights) {
       device));
   EXPECT_FALSE(kGemmBf16CublasLt.accepts({.n = 64, .k = 60}, device));
   EXPECT_TRUE(kGemmBf16CublasLt.accepts({.n = 64, .k = 64}, device));
+}
+
+TEST(ExpertsCublasLt, TakeExpertsAlone) {
+  const DeviceInfo device{.major = 9};
+  const WeightFormat fp8{WeightCode::kFp8E4M3, ScalePer::kChannel, 0, DType::kF32};
+  for (const GemmEntry& entry :
+       {kExpertsCublasLtRebuilt, kExpertsCublasLtCached, kExpertsCublasLtStrided}) {
+    EXPECT_TRUE(entry.grouped && entry.only_asked);
+    EXPECT_TRUE(entry.accepts({.n = 64, .k = 72, .experts = 2}, device));
+    EXPECT_FALSE(entry.accepts({.n = 64, .k = 72}, device)) << "a dense product";
+    EXPECT_FALSE(entry.accepts({.n = 64, .k = 68, .experts = 2}, device)) << "8 bytes off";
+    EXPECT_TRUE(entry.accepts({fp8, ActFormat::kFp8Token, 64, 80, WeightRows::kPlain, 2}, device));
+    EXPECT_FALSE(entry.accepts({fp8, ActFormat::kFp8Token, 64, 72, WeightRows::kPlain, 2}, device));
+    EXPECT_FALSE(entry.accepts({fp8, ActFormat::kBf16, 64, 80, WeightRows::kPlain, 2}, device));
+  }
 }
 
 TEST(CublasLt, NamesTheMissingLibrary) {

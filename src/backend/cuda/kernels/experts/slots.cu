@@ -10,6 +10,15 @@ constexpr int kCopyThreads = 128;
 constexpr int kCombineThreads = 256;
 constexpr int64_t kManyRows = 1024;  // blocks enough without sharing a row
 
+__global__ __launch_bounds__(kCopyThreads) void number_kernel(const NumberSlotsArgs args) {
+  ptx::allow_successor();
+  ptx::wait_for_predecessor();
+  const int64_t i = int64_t{blockIdx.x} * kCopyThreads + threadIdx.x;
+  if (i < args.rows * args.top_k) {
+    args.slot_of[i] = static_cast<int32_t>(args.chosen[i] * args.rows + i / args.top_k);
+  }
+}
+
 /// A block has a row, which is read once.
 __global__ __launch_bounds__(kCopyThreads) void scatter_kernel(const ScatterRowsArgs args) {
   __shared__ int slots[kCopyThreads];
@@ -91,6 +100,15 @@ __global__ __launch_bounds__(kCombineThreads) void combine_kernel(const CombineS
 }
 
 }  // namespace
+
+cudaError_t number_slots(const NumberSlotsArgs& args, const LaunchContext& context) {
+  if (args.rows == 0) {
+    return cudaSuccess;
+  }
+  const int64_t blocks = (args.rows * args.top_k + kCopyThreads - 1) / kCopyThreads;
+  const Grid grid{.blocks = dim3(static_cast<unsigned>(blocks)), .threads = kCopyThreads};
+  return launch(number_kernel, grid, context, args);
+}
 
 cudaError_t scatter_rows(const ScatterRowsArgs& args, const LaunchContext& context) {
   if (args.row_bytes % 16 != 0 || args.rows > INT32_MAX || args.top_k > kCopyThreads) {
