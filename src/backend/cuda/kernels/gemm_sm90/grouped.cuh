@@ -85,9 +85,10 @@ struct GroupedLoop {
                                                     uint32_t barrier) {
     constexpr int kUnits = Tile::kDepth * Codec::kUnitBytes;  // of a row block
     constexpr int kBoxBytes = Tile::kBox * 128;
+    constexpr int kMostBoxes = kTokens / Tile::kBox;
     const int block = item.row_tile * Tile::kRowBlocks;
     const int blocks = max(0, min(Tile::kRowBlocks, args.row_blocks - block));
-    const int boxes = (item.tile.rows + Tile::kBox - 1) / Tile::kBox;
+    const int boxes = kMostBoxes == 1 ? 1 : (item.tile.rows + Tile::kBox - 1) / Tile::kBox;
     ptx::barrier_arrive_expect(barrier, blocks * kUnits + Tile::kDepth * boxes * kBoxBytes);
     const int64_t pitch = static_cast<int64_t>(args.k_blocks) * Codec::kUnitBytes;
     const uint8_t* weights =
@@ -98,7 +99,11 @@ struct GroupedLoop {
         ptx::bulk_copy(stage + b * kUnits, weights + b * pitch, kUnits, barrier);
       }
     }
-    for (int box = rank(); box < boxes; box += Tile::kCluster) {
+#pragma unroll
+    for (int box = 0; box < kMostBoxes; ++box) {
+      if (box >= boxes || box % Tile::kCluster != rank()) {
+        continue;
+      }
       const int row = item.tile.first + box * Tile::kBox;
 #pragma unroll
       for (int d = 0; d < Tile::kDepth; ++d) {
