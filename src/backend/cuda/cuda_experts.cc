@@ -36,6 +36,10 @@ const float* floats(const DeviceBuffer& buffer) {
 
 using Kind = GemmInput::Kind;
 
+/// From so many on, what experts make of a row with BF16 activations is rounded to BF16 before it
+/// is weighed, as transformers does: memory then takes the time.
+constexpr int64_t kManyRows = 512;
+
 /// Bytes of an activation that a product reads.
 int64_t bytes_of(ActFormat act) { return act == ActFormat::kBf16 ? 2 : 1; }
 
@@ -141,6 +145,8 @@ void CudaExperts::run(const ExpertArgs& args) {
   tile_rows_ = std::min(gate_up_.weights->kernel().grouped_rows(of_expert),
                         down_.weights->kernel().grouped_rows(of_expert));
   max_tiles_ = std::min(slots, std::min(experts_, slots) + slots / tile_rows_);
+  // Results of integer activations are the same in every batch.
+  down_type_ = down_.act == ActFormat::kBf16 && args.m >= kManyRows ? DType::kBF16 : DType::kF32;
   choose(args);
   scatter(args);
   multiply(gate_up_, memory_.x, slots);
@@ -148,7 +154,8 @@ void CudaExperts::run(const ExpertArgs& args) {
     activate(slots);
   }
   multiply(down_, activates_ ? memory_.gate_up : memory_.x, slots);
-  must(combine_slots({.results = memory_.down.as<float>(),
+  must(combine_slots({.results = memory_.down.as<void>(),
+                      .type = down_type_,
                       .slot_of = memory_.slot_of.as<int32_t>(),
                       .weights = memory_.weights.as<float>(),
                       .top_k = static_cast<int32_t>(form_.top_k),
@@ -230,22 +237,23 @@ void CudaExperts::multiply(const Side& side, const DeviceBuffer& x, int64_t slot
   const PackedMatrices& weights = *side.weights;
   const bool down = &side == &down_;
   const bool activated = activates_ && !down;
-  must(weights.kernel().run_grouped({.x = x.as<void>(),
-                                     .x_scales = memory_.x_scales.as<float>(),
-                                     .packed = weights.at(0),
-                                     .expert_bytes = weights.stride(),
-                                     .bias = floats(side.bias),
-                                     .y = (down ? memory_.down : memory_.gate_up).as<void>(),
-                                     .result = down ? GemmResult::kF32 : GemmResult::kBf16,
-                                     .activation = activated ? form_.activation : Kind::kPlain,
-                                     .limit = form_.limit,
-                                     .slots = slots,
-                                     .tiles = memory_.tiles.as<ExpertTile>(),
-                                     .tile_count = memory_.tile_count.as<int32_t>(),
-                                     .max_tiles = max_tiles_,
-                                     .tile_rows = tile_rows_,
-                                     .workspace = context_.scratch.workspace()},
-                                    {context_.stream}),
+  must(weights.kernel().run_grouped(
+           {.x = x.as<void>(),
+            .x_scales = memory_.x_scales.as<float>(),
+            .packed = weights.at(0),
+            .expert_bytes = weights.stride(),
+            .bias = floats(side.bias),
+            .y = (down ? memory_.down : memory_.gate_up).as<void>(),
+            .result = down && down_type_ == DType::kF32 ? GemmResult::kF32 : GemmResult::kBf16,
+            .activation = activated ? form_.activation : Kind::kPlain,
+            .limit = form_.limit,
+            .slots = slots,
+            .tiles = memory_.tiles.as<ExpertTile>(),
+            .tile_count = memory_.tile_count.as<int32_t>(),
+            .max_tiles = max_tiles_,
+            .tile_rows = tile_rows_,
+            .workspace = context_.scratch.workspace()},
+           {context_.stream}),
        weights.kernel_name());
 }
 

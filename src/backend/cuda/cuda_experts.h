@@ -30,11 +30,11 @@ class ExpertScratch final {
   /// Bytes that a row of a step takes in it.
   [[nodiscard]] static int64_t row_bytes(int64_t top_k, int64_t hidden, int64_t width);
 
-  DeviceBuffer logits;    // [rows, experts] f32
-  DeviceBuffer chosen;    // [rows, top_k] int32
-  DeviceBuffer weights;   // [rows, top_k] f32
-  DeviceBuffer slot_of;   // [rows, top_k] int32
-  DeviceBuffer tiles;     // [slots] ExpertTile
+  DeviceBuffer logits;   // [rows, experts] f32
+  DeviceBuffer chosen;   // [rows, top_k] int32
+  DeviceBuffer weights;  // [rows, top_k] f32
+  DeviceBuffer slot_of;  // [rows, top_k] int32
+  DeviceBuffer tiles;    // [slots] ExpertTile
   DeviceBuffer tile_count;
   DeviceBuffer x;         // [slots, hidden or width] of up to 2 bytes
   DeviceBuffer x_scales;  // [slots, row_scales] f32
@@ -106,7 +106,9 @@ class CudaExperts final : public PreparedExperts {
   int64_t experts_ = 0;
   int64_t max_m_ = 0;
   bool activates_ = false;  // the product of gate and up does it
-  int32_t tile_rows_ = 0;   // of the step that runs
+  // Of the step that runs:
+  DType down_type_ = DType::kF32;
+  int32_t tile_rows_ = 0;
   int64_t max_tiles_ = 0;
 };
 

@@ -253,7 +253,8 @@ TEST(CudaExperts, SlotsAreOrderedByExpertThenRow) {
         }
       }
       EXPECT_EQ(next, slots);
-      const auto used = std::ranges::count_if(tiles.host(), [](const ExpertTile& tile) { return tile.rows > 0; });
+      const auto used =
+          std::ranges::count_if(tiles.host(), [](const ExpertTile& tile) { return tile.rows > 0; });
       EXPECT_EQ(tile_count.host()[0], used);
     }
   }

@@ -6,6 +6,7 @@
 
 #include "backend/cuda/gemm_kernel.h"
 #include "backend/cuda/launch.h"
+#include "core/dtype.h"
 #include "core/router_form.h"
 
 namespace nibble::cuda {
@@ -80,9 +81,11 @@ struct ScatterRowsArgs {
 cudaError_t scatter_rows(const ScatterRowsArgs& args, const LaunchContext& context);
 
 /// y[row] += the sum of weights[row, i] * results[slot_of[row, i]], in the order of choice.
-///   results [slots, n] f32, y [rows, n] f32, rows y_stride apart; n and the stride multiples of 4
+///   results [slots, n] f32 or bf16, y [rows, n] f32, rows y_stride apart; n and the stride
+///   multiples of 4
 struct CombineSlotsArgs {
-  const float* results = nullptr;
+  const void* results = nullptr;
+  DType type = DType::kF32;  // of the results
   const int32_t* slot_of = nullptr;
   const float* weights = nullptr;
   int32_t top_k = 0;

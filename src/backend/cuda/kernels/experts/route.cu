@@ -158,7 +158,7 @@ cudaError_t router_logits(const RouterLogitsArgs& args, const LaunchContext& con
     return cudaSuccess;
   }
   return args.rows <= kFewLogitRows ? launch_logits<1, 1, 12>(args, context)
-                                    : launch_logits<4, 4, 2>(args, context);
+                                    : launch_logits<8, 4, 1>(args, context);
 }
 
 cudaError_t route_rows(const RouteRowsArgs& args, const LaunchContext& context) {

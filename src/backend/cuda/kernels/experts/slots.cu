@@ -41,10 +41,18 @@ __global__ __launch_bounds__(kCopyThreads) void scatter_kernel(const ScatterRows
   }
 }
 
-/// A thread has four columns of a row at a time, of as many slots as it reads at once.
+__device__ __forceinline__ float4 four_of(const float4& word) { return word; }
+__device__ __forceinline__ float4 four_of(const uint2& word) {
+  return {__uint_as_float(word.x << 16), __uint_as_float(word.x & 0xffff0000U),
+          __uint_as_float(word.y << 16), __uint_as_float(word.y & 0xffff0000U)};
+}
+
+/// A thread has four columns of a row at a time, of as many slots as it reads at once. Word: four
+/// results.
+template <typename Word>
 __global__ __launch_bounds__(kCombineThreads) void combine_kernel(const CombineSlotsArgs args) {
   constexpr int kAtOnce = 4;
-  __shared__ const float4* slots[kCombineThreads];
+  __shared__ const Word* slots[kCombineThreads];
   __shared__ float weights[kCombineThreads];
   ptx::allow_successor();
   ptx::wait_for_predecessor();
@@ -53,7 +61,7 @@ __global__ __launch_bounds__(kCombineThreads) void combine_kernel(const CombineS
   const int64_t words = args.n / 4;
   if (thread < args.top_k) {
     const int64_t slot = args.slot_of[row * args.top_k + thread];
-    slots[thread] = reinterpret_cast<const float4*>(args.results) + slot * words;
+    slots[thread] = static_cast<const Word*>(args.results) + slot * words;
     weights[thread] = args.weights[row * args.top_k + thread];
   }
   __syncthreads();
@@ -65,7 +73,7 @@ __global__ __launch_bounds__(kCombineThreads) void combine_kernel(const CombineS
       float4 x[kAtOnce];
 #pragma unroll
       for (int c = 0; c < kAtOnce; ++c) {
-        x[c] = first + c < args.top_k ? __ldcs(slots[first + c] + i) : float4{};
+        x[c] = first + c < args.top_k ? four_of(__ldcs(slots[first + c] + i)) : float4{};
       }
 #pragma unroll
       for (int c = 0; c < kAtOnce; ++c) {
@@ -100,7 +108,7 @@ cudaError_t scatter_rows(const ScatterRowsArgs& args, const LaunchContext& conte
 
 cudaError_t combine_slots(const CombineSlotsArgs& args, const LaunchContext& context) {
   if (args.n % 4 != 0 || args.y_stride % 4 != 0 || args.rows > INT32_MAX ||
-      args.top_k > kCombineThreads) {
+      args.top_k > kCombineThreads || (args.type != DType::kF32 && args.type != DType::kBF16)) {
     return cudaErrorInvalidValue;
   }
   if (args.rows == 0) {
@@ -110,7 +118,8 @@ cudaError_t combine_slots(const CombineSlotsArgs& args, const LaunchContext& con
       args.rows >= kManyRows ? 1 : (args.n / 4 + kCombineThreads - 1) / kCombineThreads;
   const Grid grid{.blocks = dim3(static_cast<unsigned>(args.rows), static_cast<unsigned>(columns)),
                   .threads = kCombineThreads};
-  return launch(combine_kernel, grid, context, args);
+  return args.type == DType::kBF16 ? launch(combine_kernel<uint2>, grid, context, args)
+                                   : launch(combine_kernel<float4>, grid, context, args);
 }
 
 }  // namespace nibble::cuda

@@ -125,9 +125,8 @@ __device__ inline void sort_block(const SortSlotsArgs& args, uint16_t* counts) {
   list_tiles(args, count, first, of_warps);
   __syncthreads();
   if (warp < runs) {
-    walk_run(args, slots, warp, runs, own, [&](int slot, int expert, int at) {
-      args.slot_of[slot] = firsts[expert] + at;
-    });
+    walk_run(args, slots, warp, runs, own,
+             [&](int slot, int expert, int at) { args.slot_of[slot] = firsts[expert] + at; });
   }
 }
 

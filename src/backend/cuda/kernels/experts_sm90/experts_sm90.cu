@@ -3,11 +3,10 @@
 // their activation. Weights are decoded in registers to BF16 and multiplied by wgmma with sums in
 // f32 (experts_sm90/loop.cuh). Source of MXFP4: OCP Microscaling Formats (MX) Specification 1.0.
 
-#include "backend/cuda/kernels/experts_sm90/experts_sm90.h"
-
 #include <algorithm>
 
 #include "backend/cuda/cuda_status.h"
+#include "backend/cuda/kernels/experts_sm90/experts_sm90.h"
 #include "backend/cuda/kernels/w4a16_sm90/pack.cuh"
 #include "backend/cuda/launch.h"
 #include "backend/cuda/tensor_map.h"
@@ -91,10 +90,15 @@ class ExpertsSm90 final : public GemmKernel {
 
   [[nodiscard]] int32_t grouped_rows(int64_t mean) const override {
     // Tiles that hold what nearly all experts have, where rows are dealt out by chance.
-    return mean <= 3 ? 8 : mean <= 9 ? 16 : mean <= 20 ? 32 : mean <= 44 ? 64 : mean <= 200 ? 128 : 256;
+    constexpr int32_t kMeans[] = {3, 8, 20, 33, 46, 74, 102};
+    const std::span tiles = experts_sm90_tiles<Codec>();
+    const auto index = std::ranges::lower_bound(kMeans, mean) - std::begin(kMeans);
+    return tiles[static_cast<size_t>(index)].tokens;
   }
 
-  [[nodiscard]] bool activates() const override { return sizes_.width > 0 && sizes_.width % 8 == 0; }
+  [[nodiscard]] bool activates() const override {
+    return sizes_.width > 0 && sizes_.width % 8 == 0;
+  }
 
   cudaError_t run_grouped(const GroupedLaunch& args, const LaunchContext& context) const override {
     if (args.slots == 0) {

@@ -12,8 +12,8 @@ namespace nibble::cuda {
 
 /// Parameters of the kernels of experts_sm90/loop.cuh.
 struct ExpertsSm90Args {
-  const uint8_t* weights = nullptr;  // Int4GroupLayout, of the first expert
-  int64_t expert_bytes = 0;          // from one expert's weights to the next one's
+  const uint8_t* weights = nullptr;   // Int4GroupLayout, of the first expert
+  int64_t expert_bytes = 0;           // from one expert's weights to the next one's
   const ExpertTile* tiles = nullptr;  // on the device; or none: the m rows of one matrix
   const int32_t* tile_count = nullptr;
   int m = 0;

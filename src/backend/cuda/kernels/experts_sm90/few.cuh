@@ -14,8 +14,8 @@
 #include "backend/cuda/ptx/mma.cuh"
 #include "backend/cuda/ptx/mma_sum.cuh"
 
-// The products of experts_sm90/loop.cuh for experts of few rows, bound by the reading of weights: wgmma
-// takes as long for 8 tokens as for 64, mma.sync does not. Warps of a block share an item's
+// The products of experts_sm90/loop.cuh for experts of few rows, bound by the reading of weights:
+// wgmma takes as long for 8 tokens as for 64, mma.sync does not. Warps of a block share an item's
 // channels and K. Copies are few and large: one thread starts them, which takes it 100 clocks each.
 namespace nibble::cuda {
 
@@ -28,14 +28,14 @@ struct ExpertsFewTile {
   static constexpr int kWarps = kRowWarps * kKWarps;
   static constexpr int kThreads = 32 * (kWarps + 1);
   static constexpr int kItemBlocks = kRowWarps / 2;
-  static_assert(kRowWarps % 2 == 0 && kRowWarps <= 8);
+  static_assert(kRowWarps % 2 == 0 && kRowWarps <= 8 && kKWarps > 1);
 };
 
 template <typename Codec, typename Tile>
 struct ExpertsFewLoop {
   using Layout = typename Codec::Layout;
   using Items = ExpertItems<Tile>;
-  using Item = typename Items::Item;
+  using Item = ExpertItem;
   static constexpr int kTokens = Tile::kTokens, kOctets = kTokens / 8, kStages = Tile::kStages;
   using Sums = float[2][kOctets][4];  // of a warp's two slices of 16 channels
 
@@ -48,9 +48,12 @@ struct ExpertsFewLoop {
   static constexpr int kBarriers = kStages * kStageBytes;  // full, then empty
   static constexpr int kExchange = (kBarriers + 16 * kStages + 127) / 128 * 128;
   static constexpr int kSumsBytes = 2 * kOctets * 512;  // of a warp
-  static constexpr int kExchangeBytes = Tile::kRowWarps * (Tile::kKWarps - 1) * kSumsBytes;
-  static constexpr int kBytes = kExchange + 2 * kExchangeBytes;  // of two items
-  static_assert(kBytes <= 232448);                               // of a block
+  static constexpr int kExchangeBytes = Tile::kWarps * kSumsBytes;
+  // Of two items, if there is room: else sets wait for each other twice.
+  static constexpr int kMostBytes = 232448;  // of a block
+  static constexpr bool kTwoRooms = kExchange + 2 * kExchangeBytes <= kMostBytes;
+  static constexpr int kBytes = kExchange + (kTwoRooms ? 2 : 1) * kExchangeBytes;
+  static_assert(kBytes <= kMostBytes);
 
   struct Place {
     uint32_t stage, full;
@@ -97,11 +100,11 @@ struct ExpertsFewLoop {
                                                    const ExpertsSm90Args& args,
                                                    uint32_t base) {
     ptx::wait_for_predecessor();
-    const Items items(args);
+    Items items(args, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
+    Item item;
     Place place(base);
     int count = 0;
-    for (int i = static_cast<int>(blockIdx.x); i < items.count; i += static_cast<int>(gridDim.x)) {
-      const Item item(args, items, i);
+    while (items.next(item)) {
       for (int first = 0; first < args.pairs; first += kPairs, ++count) {
         if (count >= kStages) {
           ptx::barrier_wait_to_refill(place.empty(), place.parity ^ 1);
@@ -113,6 +116,11 @@ struct ExpertsFewLoop {
   }
 
   // --- the multiplying warps ---
+
+  // A warp's channels and set, and which of the sets' shares of the sums it begins with.
+  struct Warp {
+    int row, k, turn;
+  };
 
   // Where the lane's row of load_matrix4 begins in a box: matrix l / 8 is eight of K, its row l % 8
   // a token. Bit 6 tells the halves of a box apart.
@@ -130,113 +138,118 @@ struct ExpertsFewLoop {
     const uint32_t slices = stage + (row_warp / 2 * kPairs + k_warp) * Layout::kPairBytes +
                             row_warp % 2 * 2 * Layout::kSliceBytes;
     const uint32_t x = stage + kX + 2 * k_warp * kPanelBytes + lane_of_x();
+    uint4 words[2][2];  // of unit u, slice s; all are on their way before the first is used
+    uint32_t scales[2][2][Codec::kScales];
 #pragma unroll
     for (int u = 0; u < 2; ++u) {
-      uint32_t words[2][4];
-      uint32_t scales[2][Codec::kScales];
 #pragma unroll
       for (int s = 0; s < 2; ++s) {
         const uint32_t slice = slices + s * Layout::kSliceBytes;
-        const uint4 four = ptx::load_shared16(slice + Layout::codes(u) + lane * 16);
-        words[s][0] = four.x, words[s][1] = four.y, words[s][2] = four.z, words[s][3] = four.w;
+        words[u][s] = ptx::load_shared16(slice + Layout::codes(u) + lane * 16);
 #pragma unroll
         for (int g = 0; g < Codec::kScales; ++g) {
-          scales[s][g] = ptx::load_shared4(slice + Layout::scales(u) + g * Layout::kGroupBytes +
-                                           lane / 4 * 4);
+          scales[u][s][g] =
+              ptx::load_shared4(slice + Layout::scales(u) + g * Layout::kGroupBytes + lane / 4 * 4);
         }
       }
-      const typename Codec::Terms terms[2] = {typename Codec::Terms(scales[0]),
-                                              typename Codec::Terms(scales[1])};
+    }
+    uint32_t b[2][kOctets][4];
+    const auto load_x = [&](int part) {  // 32 of K
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        uint32_t b[kOctets][4];
+      for (int o = 0; o < kOctets; ++o) {
+        ptx::load_matrix4(b[part % 2][o],
+                          (part % 2 == 0 ? x : x ^ 64) + part / 2 * kPanelBytes + o * 1024);
+      }
+    };
+    load_x(0);
 #pragma unroll
-        for (int o = 0; o < kOctets; ++o) {
-          ptx::load_matrix4(b[o], (half == 0 ? x : x ^ 64) + u * kPanelBytes + o * 1024);
-        }
+    for (int part = 0; part < 4; ++part) {
+      if (part + 1 < 4) {
+        load_x(part + 1);
+      }
+      const int u = part / 2, half = part % 2;
 #pragma unroll
-        for (int s = 0; s < 2; ++s) {
+      for (int s = 0; s < 2; ++s) {
+        const typename Codec::Terms terms(scales[u][s]);
+        const uint4& four = words[u][s];
+        const uint32_t two[2] = {half == 0 ? four.x : four.z, half == 0 ? four.y : four.w};
 #pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            uint32_t a[4];
-            Codec::decode(words[s][2 * half + e], terms[s], Codec::kScales == 2 ? half : 0, a);
+        for (int e = 0; e < 2; ++e) {
+          uint32_t a[4];
+          Codec::decode(two[e], terms, Codec::kScales == 2 ? half : 0, a);
 #pragma unroll
-            for (int o = 0; o < kOctets; ++o) {
-              ptx::warp_mma_bf16_sum(sums[s][o], a, b[o][2 * e], b[o][2 * e + 1], sums[s][o]);
-            }
+          for (int o = 0; o < kOctets; ++o) {
+            ptx::warp_mma_bf16_sum(sums[s][o], a, b[half][o][2 * e], b[half][o][2 * e + 1],
+                                   sums[s][o]);
           }
         }
       }
     }
   }
 
-  // Adds to the first set's sums those of the others, in their order. `half` of the room.
-  static __device__ __forceinline__ void add_sets(
-      Sums& sums, int row_warp, int k_warp, int half, uint32_t base) {
+  // Adds up the sums of all sets, in their order, and stores them: of a lane's numbers each set has
+  // its share, which changes with the item.
+  static __device__ __forceinline__ void add_and_store(const Sums& sums,
+                                                       const ExpertsSm90Args& args,
+                                                       const Item& item,
+                                                       const Warp& warp,
+                                                       uint32_t room) {
     const int lane = static_cast<int>(threadIdx.x & 31);
-    const auto room = [&](int of, int word) {
-      return base + kExchange + half * kExchangeBytes +
-             ((of - 1) * Tile::kRowWarps + row_warp) * kSumsBytes + word * 512 + lane * 16;
-    };
-    if (k_warp > 0) {
+    const uint32_t own = room + warp.row * Tile::kKWarps * kSumsBytes + lane * 4;
 #pragma unroll
-      for (int w = 0; w < 2 * kOctets; ++w) {
-        ptx::store_shared16(room(k_warp, w), sum_word(sums[w / kOctets][w % kOctets]));
+    for (int w = 0; w < 2 * kOctets; ++w) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        ptx::store_shared4(own + warp.k * kSumsBytes + (4 * w + i) * 128,
+                           __float_as_uint(sums[w / kOctets][w % kOctets][i]));
       }
     }
-    ptx::group_sync(1 + row_warp, 32 * Tile::kKWarps);
-    if (k_warp == 0) {
+    ptx::group_sync(1 + warp.row, 32 * Tile::kKWarps);
+    constexpr int kShares = 4 * kOctets;  // a token's two channels, of an octet and a slice
+    for (int share = warp.turn; share < kShares; share += Tile::kKWarps) {
+      const uint32_t from = own + (share / 2 * 4 + share % 2) * 128;
+      float first = 0.0F, second = 0.0F;
 #pragma unroll
-      for (int of = 1; of < Tile::kKWarps; ++of) {
-#pragma unroll
-        for (int w = 0; w < 2 * kOctets; ++w) {
-          add_word(sums[w / kOctets][w % kOctets], ptx::load_shared16(room(of, w)));
-        }
+      for (int of = 0; of < Tile::kKWarps; ++of) {
+        first += __uint_as_float(ptx::load_shared4(from + of * kSumsBytes));
+        second += __uint_as_float(ptx::load_shared4(from + of * kSumsBytes + 256));
       }
+      const int word = share / 2;
+      const ChannelPair pair(args, item.tile, 4 * item.block + 2 * warp.row + word / kOctets);
+      const int row = 8 * (word % kOctets) + 2 * (lane & 3) + share % 2;
+      pair.store(args, item.tile, row, first / Codec::kShrink, second / Codec::kShrink);
     }
-  }
-
-  static __device__ __forceinline__ void store(const Sums& sums,
-                                               const ExpertsSm90Args& args,
-                                               const Item& item,
-                                               int row_warp) {
-#pragma unroll
-    for (int s = 0; s < 2; ++s) {
-      const int slice = 4 * item.block + 2 * row_warp + s;
-      if (16 * slice < args.n) {
-        store_slice<kOctets>(sums[s], args, item.tile, slice, 1.0F / Codec::kShrink);
-      }
+    if constexpr (!kTwoRooms) {
+      ptx::group_sync(1 + warp.row, 32 * Tile::kKWarps);
     }
   }
 
   static __device__ __forceinline__ void multiply_items(const ExpertsSm90Args& args,
-                                                        int warp,
+                                                        int index,
                                                         uint32_t base) {
     ptx::wait_for_predecessor();
     ptx::allow_successor();
-    const Items items(args);
-    const int row_warp = warp % Tile::kRowWarps, k_warp = warp / Tile::kRowWarps;
+    Items items(args, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
+    Item item;
+    Warp warp{index % Tile::kRowWarps, index / Tile::kRowWarps, index / Tile::kRowWarps};
     const int stages = stages_of_item(args);
     Place place(base);
-    int half = 0;
-    for (int i = static_cast<int>(blockIdx.x); i < items.count; i += static_cast<int>(gridDim.x)) {
-      const Item item(args, items, i);
+    uint32_t room = base + kExchange;
+    while (items.next(item)) {
       Sums sums = {};
       for (int s = 0; s < stages; ++s) {
         ptx::barrier_wait(place.full, place.parity);
-        if (s * kPairs + k_warp < args.pairs) {
-          multiply_stage(sums, place.stage, row_warp, k_warp);
+        if (s * kPairs + warp.k < args.pairs) {
+          multiply_stage(sums, place.stage, warp.row, warp.k);
         }
         ptx::warp_arrive(place.empty());
         place.advance(base);
       }
-      if constexpr (Tile::kKWarps > 1) {
-        add_sets(sums, row_warp, k_warp, half, base);
-        half ^= 1;
+      add_and_store(sums, args, item, warp, room);
+      if constexpr (kTwoRooms) {
+        room = 2 * (base + kExchange) + kExchangeBytes - room;
       }
-      if (k_warp == 0) {
-        store(sums, args, item, row_warp);
-      }
+      warp.turn = (warp.turn + Tile::kKWarps / 2) % Tile::kKWarps;
     }
   }
 };

@@ -12,8 +12,8 @@
 // from item to item.
 namespace nibble::cuda {
 
-/// Items of kCluster x kGroups x kBlocks x 64 channels and kTokens rows, of which a cluster's blocks
-/// have kGroups x kBlocks x 64 channels each: what a block copies of x goes to all.
+/// Items of kCluster x kGroups x kBlocks x 64 channels and kTokens rows, of which a cluster's
+/// blocks have kGroups x kBlocks x 64 channels each: what a block copies of x goes to all.
 template <int kTokens_, int kBlocks_, int kGroups_, int kStages_, int kCluster_ = 1>
 struct ExpertsTile : W4A16Tile<kTokens_, kBlocks_, kGroups_, kStages_, 1, 1, kCluster_> {
   static constexpr int kItemBlocks = kCluster_ * kGroups_ * kBlocks_;
@@ -30,11 +30,12 @@ struct ExpertsLoop {
   using Place = typename Loop::Place;
   static constexpr int kTokens = Tile::kTokens, kBlocks = Tile::kBlocks, kStages = Tile::kStages;
   static constexpr int kBytes = Loop::kBytes;
-  // Whether items of few rows take half the tokens: elsewhere ptxas finds no registers for two loops.
+  // Whether items of few rows take half the tokens: elsewhere ptxas finds no registers for two
+  // loops.
   static constexpr bool kHalves = kTokens == 64 || kTokens == 256;
 
   using Items = ExpertItems<Tile>;
-  using Item = typename Items::Item;
+  using Item = ExpertItem;
 
   // --- the copying warp, one thread of it ---
 
@@ -94,11 +95,11 @@ struct ExpertsLoop {
       ptx::cluster_wait();  // all have their barriers
     }
     ptx::wait_for_predecessor();
-    const Items items(args);
+    Items items(args, first_item(), item_step());
+    Item item;
     Place place(base);
     int count = 0;
-    for (int i = first_item(); i < items.count; i += item_step()) {
-      const Item item(args, items, i);
+    while (items.next(item)) {
       for (int step = 0; step < args.pairs; ++step, ++count) {
         if (count >= kStages) {
           ptx::barrier_wait_to_refill(place.barrier + 8 * kStages, place.parity ^ 1);
@@ -121,7 +122,8 @@ struct ExpertsLoop {
                                                        uint32_t base) {
     const int thread = static_cast<int>(threadIdx.x & 127);
     float sums[kBlocks][kCount / 2] = {};
-    Loop::template accumulate<kBlocks, kCount>(sums, place, Loop::uniform(args.pairs), reader, base);
+    Loop::template accumulate<kBlocks, kCount>(sums, place, Loop::uniform(args.pairs), reader,
+                                               base);
     Loop::restore(sums);
     store_item(sums, args, item.tile, item.block + rank() * Tile::kRowBlocks + group * kBlocks,
                group, thread, base + Loop::kStaged + group * kStagedBytes);
@@ -156,11 +158,12 @@ struct ExpertsLoop {
     }
     ptx::wait_for_predecessor();
     ptx::allow_successor();
-    const Items items(args);
+    Items items(args, first_item(), item_step());
+    Item item;
     Place place(base);
     const typename Loop::Reader reader(base, group, static_cast<int>(threadIdx.x & 127));
-    for (int i = first_item(); i < items.count; i += item_step()) {
-      multiply_item(args, Item(args, items, i), reader, place, group, base);
+    while (items.next(item)) {
+      multiply_item(args, item, reader, place, group, base);
     }
   }
 };

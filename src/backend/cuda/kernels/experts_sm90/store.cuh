@@ -115,54 +115,55 @@ __device__ __forceinline__ void store_turns(const float (&sums)[kBlocks][kSums],
   }
 }
 
-// Sums of a warp's 16 channels, `slice` of the expert's, and up to 8 kOctets rows, times `factor`.
-template <int kOctets>
-__device__ __forceinline__ void store_slice(const float (&sums)[kOctets][4],
-                                            const ExpertsSm90Args& args,
-                                            const ExpertTile& tile,
-                                            int slice,
-                                            float factor) {
-  const int lane = static_cast<int>(threadIdx.x & 31);
-  const bool turns = args.width > 0;
-  const int channel = turns ? 8 * slice + (lane >> 2) : 16 * slice + 2 * (lane >> 2);
-  const bool both = turns || channel + 1 < args.n;
-  if (channel >= (turns ? args.width : args.n)) {
-    return;
-  }
-  const int64_t next = turns ? args.width : 1;  // from the first of a pair to the second
+// A lane's two channels of a slice of 16, neighbours or a gate and its up, and their biases.
+struct ChannelPair {
+  int channel;
+  bool there, both;
   float2 bias{0.0F, 0.0F};
-  if (args.bias != nullptr) {
-    const float* own = args.bias + static_cast<int64_t>(tile.expert) * args.n + channel;
-    bias.x = __ldg(own);
-    bias.y = both ? __ldg(own + next) : 0.0F;
-  }
-#pragma unroll
-  for (int o = 0; o < kOctets; ++o) {
-#pragma unroll
-    for (int t = 0; t < 2; ++t) {
-      const int row = 8 * o + 2 * (lane & 3) + t;
-      if (row >= tile.rows) {
-        continue;
-      }
-      const int64_t at = (tile.first + row) * args.y_stride + channel;
-      const float first = fmaf(sums[o][t], factor, bias.x);
-      const float second = fmaf(sums[o][2 + t], factor, bias.y);
-      if (args.activation != GemmInput::Kind::kPlain) {
-        static_cast<uint16_t*>(args.y)[at] =
-            static_cast<uint16_t>(ptx::pack_bf16(gated(args, first, second), 0.0F));
-        continue;
-      }
-      with_result(args.result, [&]<GemmResult kResult>() {
-        constexpr int kBytes = kResult == GemmResult::kBf16 ? 2 : 4;
-        auto* y = static_cast<uint8_t*>(args.y) + at * kBytes;
-        store_pair<kResult, false>(y, false, first, 0.0F);
-        if (both) {
-          store_pair<kResult, false>(y + next * kBytes, false, second, 0.0F);
-        }
-      });
+
+  __device__ __forceinline__ ChannelPair(const ExpertsSm90Args& args,
+                                         const ExpertTile& tile,
+                                         int slice) {
+    const int lane = static_cast<int>(threadIdx.x & 31);
+    const bool turns = args.width > 0;
+    channel = turns ? 8 * slice + (lane >> 2) : 16 * slice + 2 * (lane >> 2);
+    there = channel < (turns ? args.width : args.n);
+    both = there && (turns || channel + 1 < args.n);
+    if (args.bias != nullptr && there) {
+      const float* own = args.bias + static_cast<int64_t>(tile.expert) * args.n + channel;
+      bias.x = __ldg(own);
+      bias.y = both ? __ldg(own + (turns ? args.width : 1)) : 0.0F;
     }
   }
-}
+
+  // Their sums for a row of the tile.
+  __device__ __forceinline__ void store(const ExpertsSm90Args& args,
+                                        const ExpertTile& tile,
+                                        int row,
+                                        float first,
+                                        float second) const {
+    if (!there || row >= tile.rows) {
+      return;
+    }
+    const int64_t at = (tile.first + row) * args.y_stride + channel;
+    first += bias.x;
+    second += bias.y;
+    if (args.activation != GemmInput::Kind::kPlain) {
+      static_cast<uint16_t*>(args.y)[at] =
+          static_cast<uint16_t>(ptx::pack_bf16(gated(args, first, second), 0.0F));
+      return;
+    }
+    const int64_t next = args.width > 0 ? args.width : 1;
+    with_result(args.result, [&]<GemmResult kResult>() {
+      constexpr int kBytes = kResult == GemmResult::kBf16 ? 2 : 4;
+      auto* y = static_cast<uint8_t*>(args.y) + at * kBytes;
+      store_pair<kResult, false>(y, false, first, 0.0F);
+      if (both) {
+        store_pair<kResult, false>(y + next * kBytes, false, second, 0.0F);
+      }
+    });
+  }
+};
 
 // Sums of an item's rows and this warpgroup's row blocks. room: kStagedBytes for it alone.
 template <int kBlocks, int kSums>
@@ -180,7 +181,8 @@ __device__ __forceinline__ void store_item(const float (&sums)[kBlocks][kSums],
     return store_turns(sums, args, tile, first_block, thread);
   }
   GemmSm90Args plain;
-  plain.bias = args.bias == nullptr ? nullptr : args.bias + static_cast<int64_t>(tile.expert) * args.n;
+  plain.bias =
+      args.bias == nullptr ? nullptr : args.bias + static_cast<int64_t>(tile.expert) * args.n;
   plain.y = args.y;
   plain.y_stride = args.y_stride;
   plain.m = tile.first + tile.rows;

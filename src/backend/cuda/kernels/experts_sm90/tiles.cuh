@@ -31,10 +31,12 @@ ExpertsSm90Tile describe_experts_few_tile() {
 template <typename Codec>
 std::span<const ExpertsSm90Tile> experts_sm90_tiles() {
   static const std::array kTiles = {
-      describe_experts_few_tile<Codec, ExpertsFewTile<8, 2, 12, 2>>(),
-      describe_experts_few_tile<Codec, ExpertsFewTile<16, 8, 3, 2>>(),
+      describe_experts_few_tile<Codec, ExpertsFewTile<8, 2, 8, 3>>(),
+      describe_experts_few_tile<Codec, ExpertsFewTile<16, 8, 2, 4>>(),
       describe_experts_tile<Codec, ExpertsTile<32, 1, 4, 8>>(),
+      describe_experts_tile<Codec, ExpertsTile<48, 1, 4, 7>>(),
       describe_experts_tile<Codec, ExpertsTile<64, 1, 3, 6>>(),
+      describe_experts_tile<Codec, ExpertsTile<96, 2, 2, 5>>(),
       describe_experts_tile<Codec, ExpertsTile<128, 2, 2, 4>>(),
       describe_experts_tile<Codec, ExpertsTile<256, 1, 2, 3, 2>>(),
   };

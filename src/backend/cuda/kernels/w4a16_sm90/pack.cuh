@@ -24,7 +24,7 @@ struct Int4GroupPackArgs {
   void* packed = nullptr;
   void* plain = nullptr;  // codes [n, k / 2], or scales [n, groups] f32
   Int4GroupSizes sizes;
-  int64_t k_blocks = 0;    // packed units of a row block, even
+  int64_t k_blocks = 0;  // packed units of a row block, even
   int64_t row_blocks = 0;
 
   /// Row of the matrix that is packed as row `row`, and the other way round.
@@ -61,8 +61,7 @@ __global__ void pack_int4_codes(Int4GroupPackArgs args) {
     const int64_t row = block * 64 + thread / 32 * 16 + lane / 4 * 2 + i % 2;
     const int64_t k = k_block * 64 + step * 16 + lane % 4 * 2 + i / 2 * 8;
     const bool there = row < args.sizes.n && k < args.sizes.k;
-    const uint32_t two =
-        there ? codes[args.source_row(row) * (args.sizes.k / 2) + k / 2] : 0U;
+    const uint32_t two = there ? codes[args.source_row(row) * (args.sizes.k / 2) + k / 2] : 0U;
     packed |= (two & 15U) << (4 * i) | (two >> 4) << (4 * i + 16);
   }
   using Layout = typename Codec::Layout;
@@ -103,9 +102,8 @@ __device__ __nv_bfloat16* int4_scale_place(const Int4GroupPackArgs& args,
   const int64_t k_block = group * kGroup / 64;
   const int64_t within = kGroup < 64 ? group % (64 / kGroup) : 0;
   return reinterpret_cast<__nv_bfloat16*>(
-             int4_group_pair<Codec>(args, row / 64, k_block) +
-             row % 64 / 16 * Layout::kSliceBytes + Layout::scales(k_block % 2) +
-             within * Layout::kGroupBytes) +
+             int4_group_pair<Codec>(args, row / 64, k_block) + row % 64 / 16 * Layout::kSliceBytes +
+             Layout::scales(k_block % 2) + within * Layout::kGroupBytes) +
          row % 16;  // [lane / 4][2]
 }
 
