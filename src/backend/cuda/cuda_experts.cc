@@ -228,7 +228,8 @@ void CudaExperts::choose(const ExpertArgs& args) {
                        .slot_of = memory_.slot_of.as<int32_t>(),
                        .tiles = memory_.tiles.as<ExpertTile>(),
                        .tile_count = memory_.tile_count.as<int32_t>(),
-                       .max_tiles = max_tiles_},
+                       .max_tiles = max_tiles_,
+                       .counts = memory_.counts.as<ExpertCounts>()},
                       {context_.stream}),
        "routing");
 }

@@ -71,6 +71,14 @@ std::array<int, std::size(kClusters)> count_clusters(const GemmSm90Tile& tile) {
   return counts;
 }
 
+template <typename Kernel>
+Status allow_shared(Kernel* kernel, size_t bytes, std::string_view name) {
+  return check(
+      cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                           cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
+      name);
+}
+
 }  // namespace
 
 Result<std::unique_ptr<GemmKernel>> GemmSm90::make(const GemmSm90Family& family,
@@ -87,10 +95,10 @@ Result<std::unique_ptr<GemmKernel>> GemmSm90::make(const GemmSm90Family& family,
                       "the driver has no cuTensorMapEncodeTiled; install a driver for CUDA 13");
   }
   for (const GemmSm90Tile& tile : family.tiles) {
-    NIBBLE_RETURN_IF_ERROR(check(cudaFuncSetAttribute(reinterpret_cast<const void*>(tile.kernel),
-                                                      cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                      static_cast<int>(tile.shared_bytes)),
-                                 family.name));
+    NIBBLE_RETURN_IF_ERROR(allow_shared(tile.kernel, tile.shared_bytes, family.name));
+  }
+  for (const GroupedSm90Tile& tile : family.grouped) {
+    NIBBLE_RETURN_IF_ERROR(allow_shared(tile.kernel, tile.shared_bytes, family.name));
   }
   auto kernel = std::make_unique<GemmSm90>(family, problem, device, encode_map);
   for (const GemmSm90Tile& tile : family.tiles) {
@@ -262,23 +270,27 @@ cudaError_t GemmSm90::run_tile(int index,
                       context);
 }
 
+bool GemmSm90::map_x(const void* x, int64_t rows, int box_rows, CUtensorMap& map) const {
+  const bool wide = family_.block_elements == 64;  // bf16
+  const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(k_), static_cast<cuuint64_t>(rows)};
+  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(k_) * (wide ? 2 : 1)};
+  const cuuint32_t box[2] = {static_cast<cuuint32_t>(family_.block_elements),
+                             static_cast<cuuint32_t>(box_rows)};
+  const cuuint32_t ones[2] = {1, 1};
+  const auto encode = reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(encode_map_);
+  return encode(&map, wide ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_UINT8, 2,
+                const_cast<void*>(x), sizes, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
 cudaError_t GemmSm90::run_schedule(int index,
                                    const GemmSchedule& schedule,
                                    const GemmLaunch& args,
                                    const LaunchContext& context) const {
   const GemmSm90Tile& tile = family_.tiles[static_cast<size_t>(index)];
-  const bool wide = family_.block_elements == 64;  // bf16
   CUtensorMap map{};
-  const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(k_), static_cast<cuuint64_t>(args.m)};
-  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(k_) * (wide ? 2 : 1)};
-  const cuuint32_t box[2] = {static_cast<cuuint32_t>(family_.block_elements),
-                             static_cast<cuuint32_t>(tile.tokens / tile.cluster)};
-  const cuuint32_t ones[2] = {1, 1};
-  const auto encode = reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(encode_map_);
-  if (encode(&map, wide ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_UINT8, 2,
-             const_cast<void*>(args.x), sizes, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
-             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) != CUDA_SUCCESS) {
+  if (!map_x(args.x, args.m, tile.tokens / tile.cluster, map)) {
     return cudaErrorInvalidValue;
   }
   auto* workspace = static_cast<uint8_t*>(args.workspace);

@@ -139,10 +139,10 @@ __device__ __forceinline__ void multiply(ptx::MmaSum<Codec::kType> (&sums)[kToke
   ptx::mma_commit();
 }
 
-// Sums of one part: `steps` stages of the ring from `place` on.
-template <typename Codec, typename Tile>
+// Sums of one part, of the tile's first kCount tokens: `steps` stages of the ring from `place` on.
+template <typename Codec, typename Tile, int kCount = Tile::kTokens>
 __device__ __forceinline__ void accumulate(
-    ptx::MmaSum<Codec::kType> (&sums)[Tile::kBlocks][Tile::kTokens / 2],
+    ptx::MmaSum<Codec::kType> (&sums)[Tile::kBlocks][kCount / 2],
     RingPlace<Tile::kStages>& place,
     int steps,
     int group,
@@ -195,8 +195,8 @@ __device__ __forceinline__ void accumulate(
 #pragma unroll
     for (int i = 0; i < 2 && more; ++i) {  // a stage of one unit, or a unit
       const int u = i % kUnits;
-      multiply<Codec, Tile::kTokens>(sums[u % Tile::kBlocks], a[i],
-                                     x + u / Tile::kBlocks * (Shared::kXBytes / 16));
+      multiply<Codec, kCount>(sums[u % Tile::kBlocks], a[i],
+                              x + u / Tile::kBlocks * (Shared::kXBytes / 16));
       const bool last = u == kUnits - 1;
       if (!last) {
         ptx::mma_wait<1>();

@@ -6,43 +6,10 @@
 #include <span>
 #include <vector>
 
-#include <cuda.h>
-
 #include "backend/cuda/gemm_kernel.h"
-#include "backend/cuda/kernels/gemm_sm90/schedule.h"
+#include "backend/cuda/kernels/gemm_sm90/instance.h"
 
 namespace nibble::cuda {
-
-/// Parameters of the kernels of gemm_sm90/gemm_sm90.cuh.
-struct GemmSm90Args {
-  const uint8_t* weights = nullptr;  // [row_blocks][k_blocks] units
-  const float* weight_scales = nullptr;
-  const float* x_scales = nullptr;
-  const float* bias = nullptr;
-  void* y = nullptr;
-  uint32_t* counters = nullptr;  // [split_tiles][2], zero
-  void* parts = nullptr;         // [split_blocks][2][2] sums of a warpgroup
-  int64_t y_stride = 0;
-  int m = 0, n = 0;
-  int row_blocks = 0, k_blocks = 0;
-  GemmResult result = GemmResult::kBf16;
-  GemmSchedule schedule;
-};
-
-/// One instance of the kernel, with what the choice among them needs.
-struct GemmSm90Tile {
-  int tokens = 0;
-  int row_blocks = 0;     // of 64 rows
-  int depth = 0;          // K blocks of a step
-  int resident = 0;       // blocks that fit a multiprocessor
-  int launched = 1;       // blocks of one launch on a multiprocessor
-  int cluster = 1;        // blocks that share a tile, each with some of its rows
-  bool clusters = false;  // whether clusters of blocks may share a tile's steps
-  bool pairs = false;     // whether it is of pairs of blocks (w4a16_sm90/pairs.cuh)
-  unsigned threads = 0;
-  size_t shared_bytes = 0;
-  void (*kernel)(CUtensorMap x, GemmSm90Args args) = nullptr;
-};
 
 /// How a product is shared among blocks, and the clocks of a multiprocessor that this is reckoned
 /// to take.
@@ -80,6 +47,8 @@ struct GemmSm90Family {
   /// The best plan with this tile, which is not mostly empty; without, a plan for products whose
   /// sums are scaled when they are complete.
   GemmSm90Plan (*plan)(const GemmSm90Tile& tile, const GemmSm90Sizes& sizes) = nullptr;
+  /// For the experts of a layer, fewest tokens first; none: run_grouped() is not supported.
+  std::span<const GroupedSm90Tile> grouped = {};
 };
 
 class GemmSm90 final : public GemmKernel {
@@ -103,6 +72,8 @@ class GemmSm90 final : public GemmKernel {
                      cudaStream_t stream) const override;
   [[nodiscard]] size_t workspace_bytes(int64_t max_m) const override;
   cudaError_t run(const GemmLaunch& args, const LaunchContext& context) const override;
+  [[nodiscard]] int32_t grouped_rows(int64_t mean) const override;
+  cudaError_t run_grouped(const GroupedLaunch& args, const LaunchContext& context) const override;
 
   /// Index of the tile.
   [[nodiscard]] int choose(int64_t m) const override;
@@ -118,6 +89,8 @@ class GemmSm90 final : public GemmKernel {
  private:
   [[nodiscard]] GemmSm90Plan plan(size_t tile, int64_t m, bool in_pairs) const;
   [[nodiscard]] size_t code_bytes() const;
+  /// Of x [rows, k], in boxes of one K block x box_rows; false where the driver refuses.
+  [[nodiscard]] bool map_x(const void* x, int64_t rows, int box_rows, CUtensorMap& map) const;
 
   const GemmSm90Family& family_;
   int64_t n_, k_;

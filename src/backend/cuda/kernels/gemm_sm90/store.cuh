@@ -42,6 +42,16 @@ __device__ __forceinline__ void add_word(Sum* four, const uint4& word) {
   four[3] += __builtin_bit_cast(Sum, word.w);
 }
 
+// What a warpgroup has of shared memory to store by.
+struct StoreRooms {
+  uint32_t scales, words;
+  template <typename Shared>
+  static __device__ __forceinline__ StoreRooms of_group(uint32_t base, int group) {
+    return {base + Shared::kScales + group * Shared::kScaleBytes,
+            base + Shared::kWords + group * Shared::kWordBytes};
+  }
+};
+
 // Scales and bias of a thread's channels, read while the products run.
 template <int kBlocks>
 struct ChannelTerms {
@@ -183,12 +193,12 @@ __device__ __forceinline__ void store_pair(void* y, bool both, float first, floa
   }
 }
 
-// Calls f<result>().
-template <typename F>
+// Calls f<result>(); without kAdds the result is not kAddF32.
+template <bool kAdds = true, typename F>
 __device__ __forceinline__ void with_result(GemmResult result, const F& f) {
   if (result == GemmResult::kBf16) {
     f.template operator()<GemmResult::kBf16>();
-  } else if (result == GemmResult::kF32) {
+  } else if (!kAdds || result == GemmResult::kF32) {
     f.template operator()<GemmResult::kF32>();
   } else {
     f.template operator()<GemmResult::kAddF32>();
@@ -231,9 +241,13 @@ __device__ __forceinline__ void store_tile(
   }
 }
 
-// Whether rows of results and their places are whole words of 16 bytes of BF16.
+// Whether rows of results and their places are whole words of 16 bytes of BF16, or of F32.
 __device__ __forceinline__ bool in_words(const GemmSm90Args& args) {
   return args.result == GemmResult::kBf16 && args.n % 64 == 0 && args.y_stride % 8 == 0 &&
+         reinterpret_cast<uintptr_t>(args.y) % 16 == 0;
+}
+__device__ __forceinline__ bool in_float_words(const GemmSm90Args& args) {
+  return args.result == GemmResult::kF32 && args.n % 64 == 0 && args.y_stride % 4 == 0 &&
          reinterpret_cast<uintptr_t>(args.y) % 16 == 0;
 }
 
@@ -241,7 +255,8 @@ __device__ __forceinline__ bool in_words(const GemmSm90Args& args) {
 // by side, 32 tokens at a time by way of one of two rooms in shared memory, in which chunk c of 16
 // bytes of a token lies at chunk c ^ (token & 6).
 struct WordPlaces {
-  static constexpr int kRoomBytes = 32 * 128;
+  static constexpr int kTokens = 32;
+  static constexpr int kRoomBytes = kTokens * 128;
   uint32_t to, from;  // of this thread in the first room
   int token, chunk;   // that it takes from there
 
@@ -279,8 +294,47 @@ struct WordPlaces {
   }
 };
 
-// store_tile() where in_words().
-template <typename Codec, typename Tile>
+// The same where in_float_words(), 16 tokens at a time.
+struct FloatPlaces {
+  static constexpr int kTokens = 16;
+  static constexpr int kRoomBytes = kTokens * 256;
+  uint32_t to, from;
+  int token, chunk;
+
+  __device__ __forceinline__ FloatPlaces(uint32_t rooms, int thread)
+      : token(thread >> 4), chunk(thread & 15) {
+    const int lane = thread & 31, warp = thread >> 5;
+    to = rooms + 2 * (lane & 3) * 256 + ((4 * warp + (lane >> 3)) ^ 2 * (lane & 3)) * 16 +
+         (lane >> 2 & 1) * 8;
+    from = rooms + token * 256 + (chunk ^ (token & 6)) * 16;
+  }
+  template <typename Codec, typename Sum>
+  __device__ __forceinline__ void put(
+      int room, int octet, const Sum* four, float2 scale, float2 bias, float2 x_scales) const {
+#pragma unroll
+    for (int t = 0; t < 2; ++t) {
+      const float2 pair = result_pair<Codec>(four, t, scale, bias, x_scales);
+      ptx::store_shared8(to + room * kRoomBytes + (8 * octet + t) * 256,
+                         {__float_as_uint(pair.x), __float_as_uint(pair.y)});
+    }
+  }
+  __device__ __forceinline__ void take(
+      const GemmSm90Args& args, int room, int row_block, int first_token, int count) const {
+    auto* y = static_cast<float*>(args.y) + (first_token + token) * args.y_stride + 64 * row_block +
+              4 * chunk;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int at = token + 8 * h;
+      if (at < count && first_token + at < args.m && 64 * row_block < args.n) {
+        *reinterpret_cast<uint4*>(y + 8 * h * args.y_stride) =
+            ptx::load_shared16(from + room * kRoomBytes + h * 2048);
+      }
+    }
+  }
+};
+
+// store_tile() in words, by Places.
+template <typename Codec, typename Tile, typename Places>
 __device__ __forceinline__ void store_tile_in_words(
     const ptx::MmaSum<Codec::kType> (&sums)[Tile::kBlocks][Tile::kTokens / 2],
     const GemmSm90Args& args,
@@ -289,25 +343,62 @@ __device__ __forceinline__ void store_tile_in_words(
     const GemmPart& part,
     int group,
     int thread,
-    uint32_t scales,
-    uint32_t rooms) {
-  const WordPlaces places(rooms, thread);
+    const StoreRooms& rooms) {
+  constexpr int kAtOnce = Places::kTokens, kTurns = Tile::kTokens / kAtOnce;
+  const Places places(rooms.words, thread);
   const int first_block = part.row_tile * Tile::kRowBlocks + group * Tile::kBlocks;
 #pragma unroll
   for (int b = 0; b < Tile::kBlocks; ++b) {
 #pragma unroll
-    for (int i = 0; i < Tile::kTokens / 32; ++i) {
-      const int room = (b * (Tile::kTokens / 32) + i) % 2;
+    for (int i = 0; i < kTurns; ++i) {
+      const int room = (b * kTurns + i) % 2;
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const int octet = 4 * i + j;
-        places.put<Codec>(room, j, sums[b] + 4 * octet, terms.scale[b], terms.bias[b],
-                          terms_of(token_terms, octet, thread, scales));
+      for (int j = 0; j < kAtOnce / 8; ++j) {
+        const int octet = kAtOnce / 8 * i + j;
+        places.template put<Codec>(room, j, sums[b] + 4 * octet, terms.scale[b], terms.bias[b],
+                                   terms_of(token_terms, octet, thread, rooms.scales));
       }
       sync_group(group);
-      places.take(args, room, first_block + b, part.token_tile * Tile::kTokens + 32 * i, 32);
+      places.take(args, room, first_block + b, part.token_tile * Tile::kTokens + kAtOnce * i,
+                  kAtOnce);
     }
   }
+}
+
+template <typename Codec, typename Tile>
+__device__ __forceinline__ void store_rows(
+    const ptx::MmaSum<Codec::kType> (&sums)[Tile::kBlocks][Tile::kTokens / 2],
+    const GemmSm90Args& args,
+    const ChannelTerms<Tile::kBlocks>& terms,
+    const TokenTerms<Tile::kTokens>& tokens,
+    const GemmPart& part,
+    int group,
+    int thread,
+    const StoreRooms& rooms) {
+  share_terms(tokens, group, thread, rooms.scales);
+  if constexpr (Tile::kStoresWords) {
+    if (in_words(args)) {
+      return store_tile_in_words<Codec, Tile, WordPlaces>(sums, args, terms, tokens, part, group,
+                                                          thread, rooms);
+    }
+  }
+  if constexpr (Tile::kStoresWords && Tile::kOfExperts) {
+    if (in_float_words(args)) {
+      return store_tile_in_words<Codec, Tile, FloatPlaces>(sums, args, terms, tokens, part, group,
+                                                           thread, rooms);
+    }
+  }
+  const bool pairs = args.n % 2 == 0 && args.y_stride % 2 == 0;
+  const auto with = [&]<GemmResult kResult>() {
+    if (pairs) {
+      store_tile<Codec, Tile, kResult, true>(sums, args, terms, tokens, part, group, thread,
+                                             rooms.scales);
+    } else {
+      store_tile<Codec, Tile, kResult, false>(sums, args, terms, tokens, part, group, thread,
+                                              rooms.scales);
+    }
+  };
+  with_result<!Tile::kOfExperts>(args.result, with);
 }
 
 template <typename Codec, typename Tile>
@@ -320,27 +411,8 @@ __device__ __forceinline__ void store(
     int group,
     int thread,
     uint32_t base) {
-  using Shared = GemmShared<Codec, Tile>;
-  const uint32_t scales = base + Shared::kScales + group * Shared::kScaleBytes;
-  share_terms(tokens, group, thread, scales);
-  if constexpr (Tile::kStoresWords) {
-    if (in_words(args)) {
-      store_tile_in_words<Codec, Tile>(sums, args, terms, tokens, part, group, thread, scales,
-                                       base + Shared::kWords + group * Shared::kWordBytes);
-      return;
-    }
-  }
-  const bool pairs = args.n % 2 == 0 && args.y_stride % 2 == 0;
-  const auto with = [&]<GemmResult kResult>() {
-    if (pairs) {
-      store_tile<Codec, Tile, kResult, true>(sums, args, terms, tokens, part, group, thread,
-                                             scales);
-    } else {
-      store_tile<Codec, Tile, kResult, false>(sums, args, terms, tokens, part, group, thread,
-                                              scales);
-    }
-  };
-  with_result(args.result, with);
+  store_rows<Codec, Tile>(sums, args, terms, tokens, part, group, thread,
+                          StoreRooms::of_group<GemmShared<Codec, Tile>>(base, group));
 }
 
 }  // namespace nibble::cuda

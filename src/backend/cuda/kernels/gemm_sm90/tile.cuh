@@ -26,6 +26,8 @@ struct GemmTile {
   static constexpr bool kClusters = kBlocks == 1 && kTokens <= 128;
   // Whether there is room in shared memory to turn results into whole words.
   static constexpr bool kStoresWords = kResident == 1;
+  // Results of experts are not added, and so leave in whole words in F32 as well.
+  static constexpr bool kOfExperts = false;
   static_assert(kUnits == 1 || kUnits == 2);
   static_assert(kCluster == 1 || !kClusters);
 };

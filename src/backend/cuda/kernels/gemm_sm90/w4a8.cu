@@ -5,7 +5,7 @@
 // for four of them (COMET, section 4: zero extension by position); the scale makes up for it, which
 // is exact. |sum| <= 16 * 8 * 127 k fits an int32 for k up to 132104.
 
-#include "backend/cuda/kernels/gemm_sm90/gemm_sm90.cuh"
+#include "backend/cuda/kernels/gemm_sm90/grouped.cuh"
 #include "backend/cuda/kernels/gemm_sm90/pack.cuh"
 
 namespace nibble::cuda {
@@ -92,13 +92,22 @@ constexpr GemmSm90Tile kTiles[] = {gemm_tile<Int4Codec, GemmTile<8, 1, 2, 6, 2>>
                                    gemm_tile<Int4Codec, GemmTile<128, 1, 2, 4, 1>>(),
                                    gemm_tile<Int4Codec, GemmTile<128, 2, 1, 6, 1>>()};
 
+constexpr GroupedSm90Tile kGroupedTiles[] = {
+    grouped_tile<Int4Codec, GroupedTile<8, 1, 2, 6, 2>>(),
+    grouped_tile<Int4Codec, GroupedTile<16, 1, 2, 5, 2>>(),
+    grouped_tile<Int4Codec, GroupedTile<32, 1, 2, 4, 2>>(),
+    grouped_tile<Int4Codec, GroupedTile<96, 2, 1, 7, 1>>(),
+    grouped_tile<Int4Codec, GroupedTile<128, 2, 1, 6, 1>>(),
+    grouped_tile<Int4Codec, GroupedTile<256, 1, 1, 5, 1, 2>>()};
+
 constexpr GemmSm90Family kFamily{.name = "gemm_w4a8_sm90",
                                  .tiles = kTiles,
                                  .unit_bytes = Int4Codec::kUnitBytes,
                                  .block_elements = Int4Codec::kBlockElements,
                                  .depth = Int4Packing::kDepth,
                                  .pack = pack_units<Int4Packing>,
-                                 .unpack = unpack_units<Int4Packing>};
+                                 .unpack = unpack_units<Int4Packing>,
+                                 .grouped = kGroupedTiles};
 
 bool accepts(const GemmProblem& problem, const DeviceInfo& device) {
   return scaled_by_channel_and_token(problem, device, WeightCode::kInt4, ActFormat::kInt8Token);
@@ -110,6 +119,7 @@ Result<std::unique_ptr<GemmKernel>> make(const GemmProblem& problem, const Devic
 
 }  // namespace
 
-const GemmEntry kGemmW4A8Sm90{.name = kFamily.name, .accepts = accepts, .make = make};
+const GemmEntry kGemmW4A8Sm90{
+    .name = kFamily.name, .accepts = accepts, .make = make, .grouped = true};
 
 }  // namespace nibble::cuda

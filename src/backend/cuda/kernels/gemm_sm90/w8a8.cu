@@ -2,7 +2,7 @@
 // tensor cores, which keep about 14 bits of a running sum), with one scale for each channel and
 // each token.
 
-#include "backend/cuda/kernels/gemm_sm90/gemm_sm90.cuh"
+#include "backend/cuda/kernels/gemm_sm90/grouped.cuh"
 #include "backend/cuda/kernels/gemm_sm90/pack.cuh"
 
 namespace nibble::cuda {
@@ -83,20 +83,32 @@ inline constexpr GemmSm90Tile kTiles[] = {
     gemm_tile<ByteCodec<kType>, GemmTile<256, 1, 1, 4, 1, 2>>(),
 };
 
+template <ptx::MmaType kType>
+inline constexpr GroupedSm90Tile kGroupedTiles[] = {
+    grouped_tile<ByteCodec<kType>, GroupedTile<8, 1, 1, 6, 2>>(),
+    grouped_tile<ByteCodec<kType>, GroupedTile<16, 1, 1, 6, 2>>(),
+    grouped_tile<ByteCodec<kType>, GroupedTile<32, 1, 1, 5, 2>>(),
+    grouped_tile<ByteCodec<kType>, GroupedTile<96, 2, 1, 4, 1>>(),
+    grouped_tile<ByteCodec<kType>, GroupedTile<128, 2, 1, 4, 1>>(),
+    grouped_tile<ByteCodec<kType>, GroupedTile<256, 1, 1, 4, 1, 2>>(),
+};
+
 constexpr GemmSm90Family kInt8Family{.name = "gemm_w8a8_int8_sm90",
                                      .tiles = kTiles<ptx::MmaType::kInt8>,
                                      .unit_bytes = 4 * kUnitWords,
                                      .block_elements = 128,
                                      .depth = BytePacking::kDepth,
                                      .pack = pack_units<BytePacking>,
-                                     .unpack = unpack_units<BytePacking>};
+                                     .unpack = unpack_units<BytePacking>,
+                                     .grouped = kGroupedTiles<ptx::MmaType::kInt8>};
 constexpr GemmSm90Family kFp8Family{.name = "gemm_w8a8_fp8_sm90",
                                     .tiles = kTiles<ptx::MmaType::kE4M3>,
                                     .unit_bytes = 4 * kUnitWords,
                                     .block_elements = 128,
                                     .depth = BytePacking::kDepth,
                                     .pack = pack_units<BytePacking>,
-                                    .unpack = unpack_units<BytePacking>};
+                                    .unpack = unpack_units<BytePacking>,
+                                    .grouped = kGroupedTiles<ptx::MmaType::kE4M3>};
 
 bool accepts_int8(const GemmProblem& problem, const DeviceInfo& device) {
   return scaled_by_channel_and_token(problem, device, WeightCode::kInt8, ActFormat::kInt8Token);
@@ -116,7 +128,8 @@ Result<std::unique_ptr<GemmKernel>> make_fp8(const GemmProblem& problem, const D
 }  // namespace
 
 const GemmEntry kGemmW8A8Int8Sm90{
-    .name = kInt8Family.name, .accepts = accepts_int8, .make = make_int8};
-const GemmEntry kGemmW8A8Fp8Sm90{.name = kFp8Family.name, .accepts = accepts_fp8, .make = make_fp8};
+    .name = kInt8Family.name, .accepts = accepts_int8, .make = make_int8, .grouped = true};
+const GemmEntry kGemmW8A8Fp8Sm90{
+    .name = kFp8Family.name, .accepts = accepts_fp8, .make = make_fp8, .grouped = true};
 
 }  // namespace nibble::cuda
