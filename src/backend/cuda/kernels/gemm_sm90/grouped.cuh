@@ -34,7 +34,7 @@ struct GroupedLoop {
   // Whether items of fewer rows take fewer tokens: products of 64 take as long as those of 96.
   static constexpr bool kFewer = kTokens >= 256;
 
-  /// The items of this block's cluster, in turn.
+  /// The items of this block's cluster, in turn. L1 may hold an older list.
   struct Items {
     const GroupedSm90Args& args;
     int chunks, count, index;
@@ -42,7 +42,7 @@ struct GroupedLoop {
     __device__ __forceinline__ explicit Items(const GroupedSm90Args& args_of)
         : args(args_of),
           chunks((args_of.row_blocks + Tile::kItemBlocks - 1) / Tile::kItemBlocks),
-          count(*args_of.tile_count * chunks),
+          count(__ldcg(args_of.tile_count) * chunks),
           index(static_cast<int>(blockIdx.x) / Tile::kCluster) {}
     [[nodiscard]] __device__ __forceinline__ bool more() const { return index < count; }
     __device__ __forceinline__ void advance() {
@@ -58,7 +58,8 @@ struct GroupedLoop {
     Item() = default;
     __device__ __forceinline__ explicit Item(const Items& items) {
       const int number = items.index / items.chunks;
-      tile = items.args.tiles[number];
+      const auto* words = reinterpret_cast<const int32_t*>(items.args.tiles + number);
+      tile = {__ldcg(words), __ldcg(words + 1), __ldcg(words + 2)};
       row_tile = (items.index - number * items.chunks) * Tile::kCluster + rank();
     }
   };
