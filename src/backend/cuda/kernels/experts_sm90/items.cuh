@@ -19,7 +19,7 @@ class ExpertItems {
   __device__ __forceinline__ ExpertItems(const ExpertsSm90Args& args, int first, int step)
       : args_(args),
         chunks_((args.row_blocks + Tile::kItemBlocks - 1) / Tile::kItemBlocks),
-        count_((args.tiles != nullptr ? *args.tile_count
+        count_((args.tiles != nullptr ? __ldcg(args.tile_count)
                                       : (args.m + Tile::kTokens - 1) / Tile::kTokens) *
                chunks_),
         index_(first),
@@ -45,7 +45,9 @@ class ExpertItems {
     const int number = index_ / chunks_;
     ahead_.block = (index_ - number * chunks_) * Tile::kItemBlocks;
     if (args_.tiles != nullptr) {
-      ahead_.tile = args_.tiles[number];
+      // Past the L1 cache, where an older list may lie.
+      const ExpertTile* tile = args_.tiles + number;
+      ahead_.tile = {__ldcg(&tile->expert), __ldcg(&tile->first), __ldcg(&tile->rows)};
     } else {
       const int first = number * Tile::kTokens;
       ahead_.tile = {0, first, min(Tile::kTokens, args_.m - first)};
