@@ -37,14 +37,17 @@ struct WeightForm {
   static constexpr float kConstant = kUnit * 1.22773051F;
 };
 
-/// 2^x of the exponent by which a sink is above its row's top: x = n + f, |f| <= 1/2, where n is
-/// what adding and taking away kShift leaves; 2^f by a polynomial of degree 4 in f with f(0) = 1,
-/// of least relative error, 2.9e-6 (fitted), whose bits n is added to. The sum of a row's weights
-/// takes it as it is, so that a row's values need no rescaling.
+/// 2^x: x = n + f, |f| <= 1/2, where n is what adding and taking away kShift leaves; 2^f by a
+/// polynomial of degree 4 in f with f(0) = 1, of least relative error, 2.9e-6 (fitted), whose bits
+/// n is added to: exact for integers. The weight of a sink of logit s is 2^f 2^(n - top) with n + f
+/// = s kLog2E, within kLargest: as 2^f does not depend on the row's top, which may be any whole
+/// number not too far below its largest score, weights of different tops differ by a power of two
+/// alone. The sum of a row's weights takes it as it is, so that a row's values need no rescaling.
 struct SinkForm {
   static constexpr float kLog2E = 1.44269504F;
   static constexpr float kShift = 12582912.0F;  // 1.5 * 2^23: integers are the low bits of the sum
-  static constexpr float kMost = 100.0F;        // of x: the sum stays finite
+  static constexpr float kLargest = 0x1p20F;    // of the logit's exponent: n is exact
+  static constexpr float kMost = 100.0F;        // of n - top: the sum stays finite
   static constexpr float kQuartic = 0.00958285576F;
   static constexpr float kCubic = 0.0559064402F;
   static constexpr float kQuadratic = 0.240240987F;

@@ -2,6 +2,7 @@
 // The vocabulary comes first.
 #include <bit>
 #include <cmath>
+#include <limits>
 
 #include <gtest/gtest.h>
 
@@ -67,6 +68,31 @@ TEST(AttentionWeights, ExponentsOfAllCachesShareTheirBitsAbove) {
   EXPECT_EQ(bits(ExponentRange<1>::kLeast) >> 22, bits(ExponentRange<1>::kTop) >> 22);
   EXPECT_EQ(bits(Range::kLeast) >> 14, bits(Range::kTop) >> 14);
   EXPECT_EQ(bits(Range::kLeast) & 0xffffU, 0U);
+}
+
+// CPU and GPU, and a CPU from piece to piece, have tops that are some powers of two apart.
+TEST(AttentionWeights, OfSinksDifferByPowersOfTwoBetweenTops) {
+  for (int i = 0; i < 4001; ++i) {
+    const float sink = -30.0F + 0.015F * static_cast<float>(i);
+    const double exponent = static_cast<double>(sink) * std::log2(std::exp(1.0));
+    const float weight = sink_weight(sink, 0.0F);
+    EXPECT_NEAR(weight / std::exp2(exponent), 1.0, 1e-5) << sink;
+    for (const int top : {-40, -1, 1, 3, 17, 50}) {
+      EXPECT_EQ(sink_weight(sink, static_cast<float>(top)), std::ldexp(weight, -top)) << sink;
+    }
+    EXPECT_NEAR(sink_weight(sink, 0.3F) / std::exp2(exponent - 0.3), 1.0, 1e-5) << sink;
+  }
+}
+
+TEST(AttentionWeights, OfAnySinkAreFiniteAndNormal) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  for (const float sink : {-kInfinity, -3e38F, -2e6F, -500.0F, 500.0F, 2e6F, 3e38F, kInfinity}) {
+    for (const float top : {-3.4e38F, -1e6F, -3.0F, 0.0F, 0.25F, 1e6F}) {
+      const float weight = sink_weight(sink, top);
+      EXPECT_GE(weight, 0x1p-97F) << sink << " " << top;
+      EXPECT_LE(weight, 0x1p101F) << sink << " " << top;
+    }
+  }
 }
 
 }  // namespace

@@ -1,12 +1,42 @@
 #pragma once
 
-// Exponents of attention's weights in fixed point, and the weights over INT8 and INT4 caches.
+// Exponents of attention's weights in fixed point; the weights over INT8 and INT4 caches, of sinks.
 
 #include "backend/cpu/kernels/common.h"
 #include "ops/attention_form.h"
 
 namespace nibble::cpu {
 namespace {
+
+/// 2^x for x <= 100, 2^-96 below -96, so that no weight or product with one is subnormal: SinkForm.
+/// Exact for integers.
+inline F32x16 exp2_weight(F32x16 x) {
+  const F32x16 shift = Simd::set(SinkForm::kShift);
+  const F32x16 clamped = Simd::max(Simd::set(kLeastLog2), x);  // NaN stays
+  const F32x16 n = Simd::add(clamped, shift);
+  const F32x16 f = Simd::sub(clamped, Simd::sub(n, shift));
+  F32x16 p = Simd::fma(Simd::set(SinkForm::kQuartic), f, Simd::set(SinkForm::kCubic));
+  p = Simd::fma(p, f, Simd::set(SinkForm::kQuadratic));
+  p = Simd::fma(p, f, Simd::set(SinkForm::kLinear));
+  p = Simd::fma(p, f, Simd::set(1.0F));
+  return Simd::from_bits(Simd::add_int(Simd::bits(p), Simd::shift_left<23>(Simd::bits(n))));
+}
+
+inline float exp2_weight(float x) {
+  float lanes[16];
+  Simd::store(lanes, exp2_weight(Simd::set(x)));
+  return lanes[0];
+}
+
+/// What a sink adds to the weights of a row whose top is 2^top: SinkForm.
+inline float sink_weight(float sink, float top) {
+  const float exponent = sink * SinkForm::kLog2E;
+  const float least = exponent > -SinkForm::kLargest ? exponent : -SinkForm::kLargest;
+  const float x = least < SinkForm::kLargest ? least : SinkForm::kLargest;
+  const float n = (x + SinkForm::kShift) - SinkForm::kShift;
+  const float above = n - top;
+  return exp2_weight(x - n) * exp2_weight(above < SinkForm::kMost ? above : SinkForm::kMost);
+}
 
 /// A row's exponents are kept as kBase + x, so that their low bits are x in fixed point: rounded to
 /// multiples of 2^-15 for BF16 caches, and for the others to those of 2^-7, as 7 bits are what is

@@ -12,26 +12,6 @@ namespace {
 constexpr float kLowest = -3.4028234e38F;
 constexpr float kLog2E = 1.44269504F;
 
-/// 2^x for x <= 100, 2^-96 below -96, so that no weight or product with one is subnormal: SinkForm.
-/// Exact for integers.
-inline F32x16 exp2_weight(F32x16 x) {
-  const F32x16 shift = Simd::set(SinkForm::kShift);
-  const F32x16 clamped = Simd::max(Simd::set(kLeastLog2), x);  // NaN stays
-  const F32x16 n = Simd::add(clamped, shift);
-  const F32x16 f = Simd::sub(clamped, Simd::sub(n, shift));
-  F32x16 p = Simd::fma(Simd::set(SinkForm::kQuartic), f, Simd::set(SinkForm::kCubic));
-  p = Simd::fma(p, f, Simd::set(SinkForm::kQuadratic));
-  p = Simd::fma(p, f, Simd::set(SinkForm::kLinear));
-  p = Simd::fma(p, f, Simd::set(1.0F));
-  return Simd::from_bits(Simd::add_int(Simd::bits(p), Simd::shift_left<23>(Simd::bits(n))));
-}
-
-inline float exp2_weight(float x) {
-  float lanes[16];
-  Simd::store(lanes, exp2_weight(Simd::set(x)));
-  return lanes[0];
-}
-
 /// Of weight_of: loops keep them in registers.
 struct WeightConstants {
   F32x16 factors[4] = {Simd::set(WeightForm::kCubic), Simd::set(WeightForm::kQuadratic),
@@ -104,8 +84,7 @@ inline void merge_states(const RowStates& total,
 inline void add_sinks(const AttentionTask& task, const RowStates& total) {
   const float unit = task.kv.kernel >= 2 ? CodeWeightForm::kTooMuch : 1.0F;  // INT8, INT4
   for (int64_t r = 0; r < task.tokens * task.group; ++r) {
-    const float x = task.sinks[r % task.group] * SinkForm::kLog2E - total.top[r];
-    total.sum[r] += unit * exp2_weight(x < SinkForm::kMost ? x : SinkForm::kMost);
+    total.sum[r] += unit * sink_weight(task.sinks[r % task.group], total.top[r]);
   }
 }
 

@@ -11,14 +11,8 @@
 
 namespace nibble::cuda {
 
-/// What the sink of a query head adds to the weights of a row whose top is 2^top: a key without a
-/// value, with the CPU's bits (SinkForm).
-__device__ __forceinline__ float sink_weight(const PagedArgs& args, int64_t head, float top) {
-  if (args.sinks == nullptr) {
-    return 0.0F;
-  }
-  const float above = __fsub_rn(__fmul_rn(args.sinks[head], SinkForm::kLog2E), top);
-  const float x = fmaxf(kLeastLog2, fminf(above, SinkForm::kMost));
+/// 2^x, -96 <= x <= 100, with the CPU's bits (SinkForm).
+__device__ __forceinline__ float sink_exp2(float x) {
   const float n = __fadd_rn(x, SinkForm::kShift);
   const float f = __fsub_rn(x, __fsub_rn(n, SinkForm::kShift));
   float p = __fmaf_rn(SinkForm::kQuartic, f, SinkForm::kCubic);
@@ -26,6 +20,19 @@ __device__ __forceinline__ float sink_weight(const PagedArgs& args, int64_t head
   p = __fmaf_rn(p, f, SinkForm::kLinear);
   p = __fmaf_rn(p, f, 1.0F);
   return __uint_as_float(__float_as_uint(p) + (__float_as_uint(n) << 23));
+}
+
+/// What the sink of a query head adds to the weights of a row whose top is 2^top: a key without a
+/// value, with the CPU's bits (SinkForm).
+__device__ __forceinline__ float sink_weight(const PagedArgs& args, int64_t head, float top) {
+  if (args.sinks == nullptr) {
+    return 0.0F;
+  }
+  const float exponent = __fmul_rn(args.sinks[head], SinkForm::kLog2E);
+  const float x = fminf(fmaxf(exponent, -SinkForm::kLargest), SinkForm::kLargest);
+  const float n = __fsub_rn(__fadd_rn(x, SinkForm::kShift), SinkForm::kShift);
+  const float above = fmaxf(kLeastLog2, fminf(__fsub_rn(n, top), SinkForm::kMost));
+  return __fmul_rn(sink_exp2(__fsub_rn(x, n)), sink_exp2(above));
 }
 
 /// The larger; NaN if one is.
