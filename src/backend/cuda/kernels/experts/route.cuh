@@ -25,7 +25,7 @@ __device__ __forceinline__ Best better(Best a, Best b) {
 
 /// The largest number, the lowest index of equals, of all lanes; no NaN.
 __device__ __forceinline__ Best best_of_warp(Best best) {
-  const uint32_t bits = __float_as_uint(best.value + 0.0F);  // of -0 those of 0
+  const uint32_t bits = __float_as_uint(best.value + 0.0F);                     // of -0 those of 0
   const uint32_t key = (bits & 0x80000000U) != 0 ? ~bits : bits | 0x80000000U;  // in their order
   const uint32_t top = __reduce_max_sync(kWarpLanes, key);
   const auto index = static_cast<unsigned>(key == top ? best.index : INT32_MAX);

@@ -17,7 +17,7 @@ struct ExpertsSm90Args {
   const ExpertTile* tiles = nullptr;  // on the device; or none: the m rows of one matrix
   const int32_t* tile_count = nullptr;
   int m = 0;
-  int x_step = 1;  // from one slot's row of x to the next one's: 0 where all have one
+  int x_step = 1;               // from one slot's row of x to the next one's: 0 where all have one
   const float* bias = nullptr;  // [experts, n], or none
   void* y = nullptr;
   int64_t y_stride = 0;
