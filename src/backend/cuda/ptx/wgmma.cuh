@@ -75,9 +75,6 @@ __device__ __forceinline__ uint64_t swizzled_descriptor(uint32_t address) {
 #define NIBBLE_D16 \
   NIBBLE_D8 "," \
   "%8,%9,%10,%11,%12,%13,%14,%15"
-#define NIBBLE_D24 \
-  NIBBLE_D16 "," \
-  "%16,%17,%18,%19,%20,%21,%22,%23"
 #define NIBBLE_D32 \
   NIBBLE_D16 "," \
   "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
@@ -98,7 +95,6 @@ __device__ __forceinline__ uint64_t swizzled_descriptor(uint32_t address) {
 #define NIBBLE_A4 "{%4,%5,%6,%7},%8"
 #define NIBBLE_A8 "{%8,%9,%10,%11},%12"
 #define NIBBLE_A16 "{%16,%17,%18,%19},%20"
-#define NIBBLE_A24 "{%24,%25,%26,%27},%28"
 #define NIBBLE_A32 "{%32,%33,%34,%35},%36"
 #define NIBBLE_A48 "{%48,%49,%50,%51},%52"
 #define NIBBLE_A64 "{%64,%65,%66,%67},%68"
@@ -107,7 +103,6 @@ __device__ __forceinline__ uint64_t swizzled_descriptor(uint32_t address) {
 #define NIBBLE_S4 "%4,%5"
 #define NIBBLE_S8 "%8,%9"
 #define NIBBLE_S16 "%16,%17"
-#define NIBBLE_S24 "%24,%25"
 #define NIBBLE_S32 "%32,%33"
 #define NIBBLE_S48 "%48,%49"
 #define NIBBLE_S64 "%64,%65"
@@ -116,7 +111,6 @@ __device__ __forceinline__ uint64_t swizzled_descriptor(uint32_t address) {
 #define NIBBLE_O4(c, i) c(d[i]), c(d[i + 1]), c(d[i + 2]), c(d[i + 3])
 #define NIBBLE_O8(c, i) NIBBLE_O4(c, i), NIBBLE_O4(c, i + 4)
 #define NIBBLE_O16(c, i) NIBBLE_O8(c, i), NIBBLE_O8(c, i + 8)
-#define NIBBLE_O24(c, i) NIBBLE_O16(c, i), NIBBLE_O8(c, i + 16)
 #define NIBBLE_O32(c, i) NIBBLE_O16(c, i), NIBBLE_O16(c, i + 16)
 #define NIBBLE_O48(c, i) NIBBLE_O32(c, i), NIBBLE_O16(c, i + 32)
 #define NIBBLE_O64(c, i) NIBBLE_O32(c, i), NIBBLE_O32(c, i + 32)
@@ -144,7 +138,6 @@ __device__ __forceinline__ uint64_t swizzled_descriptor(uint32_t address) {
   NIBBLE_MMA_TYPES(4, 8, NIBBLE_##letter##4, plain, across, __VA_ARGS__) \
   NIBBLE_MMA_TYPES(8, 16, NIBBLE_##letter##8, plain, across, __VA_ARGS__) \
   NIBBLE_MMA_TYPES(16, 32, NIBBLE_##letter##16, plain, across, __VA_ARGS__) \
-  NIBBLE_MMA_TYPES(24, 48, NIBBLE_##letter##24, plain, across, __VA_ARGS__) \
   NIBBLE_MMA_TYPES(32, 64, NIBBLE_##letter##32, plain, across, __VA_ARGS__) \
   NIBBLE_MMA_TYPES(48, 96, NIBBLE_##letter##48, plain, across, __VA_ARGS__) \
   NIBBLE_MMA_TYPES(64, 128, NIBBLE_##letter##64, plain, across, __VA_ARGS__) \
@@ -154,8 +147,8 @@ __device__ __forceinline__ uint64_t swizzled_descriptor(uint32_t address) {
 
 template <int kTokens>
 inline constexpr bool kMmaTokens =
-    kTokens == 8 || kTokens == 16 || kTokens == 32 || kTokens == 48 || kTokens == 64 ||
-    kTokens == 96 || kTokens == 128 || kTokens == 192 || kTokens == 256;
+    kTokens == 8 || kTokens == 16 || kTokens == 32 || kTokens == 64 || kTokens == 96 ||
+    kTokens == 128 || kTokens == 192 || kTokens == 256;
 
 /// a from registers. kTokensMajor (bf16 only): b lies with its tokens contiguous.
 template <MmaType kType, int kTokens, bool kTokensMajor = false>

@@ -11,6 +11,7 @@ namespace nibble::cuda {
 namespace {
 
 constexpr int kFewLogitRows = 128;
+constexpr int kSomeLogitRows = 1024;
 constexpr int kLogitWarps = 4;
 constexpr int kRoutedAndSorted = 4;  // most rows that one block does both of
 
@@ -157,8 +158,9 @@ cudaError_t router_logits(const RouterLogitsArgs& args, const LaunchContext& con
   if (args.rows == 0) {
     return cudaSuccess;
   }
-  return args.rows <= kFewLogitRows ? launch_logits<1, 1, 12>(args, context)
-                                    : launch_logits<8, 4, 1>(args, context);
+  return args.rows <= kFewLogitRows    ? launch_logits<1, 1, 12>(args, context)
+         : args.rows <= kSomeLogitRows ? launch_logits<4, 4, 2>(args, context)
+                                       : launch_logits<8, 4, 1>(args, context);
 }
 
 cudaError_t route_rows(const RouteRowsArgs& args, const LaunchContext& context) {

@@ -90,7 +90,7 @@ class ExpertsSm90 final : public GemmKernel {
 
   [[nodiscard]] int32_t grouped_rows(int64_t mean) const override {
     // Tiles that hold what nearly all experts have, where rows are dealt out by chance.
-    constexpr int32_t kMeans[] = {3, 8, 20, 33, 46, 74, 102};
+    constexpr int32_t kMeans[] = {3, 8, 18, 46, 74, 102};
     const std::span tiles = experts_sm90_tiles<Codec>();
     const auto index = std::ranges::lower_bound(kMeans, mean) - std::begin(kMeans);
     return tiles[static_cast<size_t>(index)].tokens;

@@ -47,13 +47,11 @@ struct ExpertsFewLoop {
   static constexpr int kStageBytes = kX + kXBytes;
   static constexpr int kBarriers = kStages * kStageBytes;  // full, then empty
   static constexpr int kExchange = (kBarriers + 16 * kStages + 127) / 128 * 128;
-  static constexpr int kSumsBytes = 2 * kOctets * 512;  // of a warp
+  static constexpr bool kTwoSets = Tile::kKWarps == 2;
+  static constexpr int kSumsBytes = (kTwoSets ? 1 : 2) * kOctets * 512;  // of a warp, exchanged
   static constexpr int kExchangeBytes = Tile::kWarps * kSumsBytes;
-  // Of two items, if there is room: else sets wait for each other twice.
-  static constexpr int kMostBytes = 232448;  // of a block
-  static constexpr bool kTwoRooms = kExchange + 2 * kExchangeBytes <= kMostBytes;
-  static constexpr int kBytes = kExchange + (kTwoRooms ? 2 : 1) * kExchangeBytes;
-  static_assert(kBytes <= kMostBytes);
+  static constexpr int kBytes = kExchange + 2 * kExchangeBytes;  // of two items
+  static_assert(kBytes <= 232448);                               // of a block
 
   struct Place {
     uint32_t stage, full;
@@ -219,8 +217,38 @@ struct ExpertsFewLoop {
       const int row = 8 * (word % kOctets) + 2 * (lane & 3) + share % 2;
       pair.store(args, item.tile, row, first / Codec::kShrink, second / Codec::kShrink);
     }
-    if constexpr (!kTwoRooms) {
-      ptx::group_sync(1 + warp.row, 32 * Tile::kKWarps);
+  }
+
+  // The same of two sets, each of which adds up and stores one of the two slices.
+  static __device__ __forceinline__ void exchange_and_store(const Sums& sums,
+                                                            const ExpertsSm90Args& args,
+                                                            const Item& item,
+                                                            const Warp& warp,
+                                                            uint32_t room) {
+    const int lane = static_cast<int>(threadIdx.x & 31);
+    const bool second = warp.k == 1;
+    const uint32_t pair_room = room + warp.row * 2 * kSumsBytes + lane * 16;
+    float total[kOctets][4];
+#pragma unroll
+    for (int o = 0; o < kOctets; ++o) {
+      float given[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        total[o][i] = second ? sums[1][o][i] : sums[0][o][i];
+        given[i] = second ? sums[0][o][i] : sums[1][o][i];
+      }
+      ptx::store_shared16(pair_room + warp.k * kSumsBytes + o * 512, sum_word(given));
+    }
+    ptx::group_sync(1 + warp.row, 64);
+    const ChannelPair pair(args, item.tile, 4 * item.block + 2 * warp.row + warp.k);
+#pragma unroll
+    for (int o = 0; o < kOctets; ++o) {
+      add_word(total[o], ptx::load_shared16(pair_room + (1 - warp.k) * kSumsBytes + o * 512));
+#pragma unroll
+      for (int t = 0; t < 2; ++t) {
+        pair.store(args, item.tile, 8 * o + 2 * (lane & 3) + t, total[o][t] / Codec::kShrink,
+                   total[o][2 + t] / Codec::kShrink);
+      }
     }
   }
 
@@ -245,10 +273,12 @@ struct ExpertsFewLoop {
         ptx::warp_arrive(place.empty());
         place.advance(base);
       }
-      add_and_store(sums, args, item, warp, room);
-      if constexpr (kTwoRooms) {
-        room = 2 * (base + kExchange) + kExchangeBytes - room;
+      if constexpr (kTwoSets) {
+        exchange_and_store(sums, args, item, warp, room);
+      } else {
+        add_and_store(sums, args, item, warp, room);
       }
+      room = 2 * (base + kExchange) + kExchangeBytes - room;
       warp.turn = (warp.turn + Tile::kKWarps / 2) % Tile::kKWarps;
     }
   }

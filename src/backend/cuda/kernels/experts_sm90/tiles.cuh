@@ -34,7 +34,6 @@ std::span<const ExpertsSm90Tile> experts_sm90_tiles() {
       describe_experts_few_tile<Codec, ExpertsFewTile<8, 2, 8, 3>>(),
       describe_experts_few_tile<Codec, ExpertsFewTile<16, 8, 2, 4>>(),
       describe_experts_tile<Codec, ExpertsTile<32, 1, 4, 8>>(),
-      describe_experts_tile<Codec, ExpertsTile<48, 1, 4, 7>>(),
       describe_experts_tile<Codec, ExpertsTile<64, 1, 3, 6>>(),
       describe_experts_tile<Codec, ExpertsTile<96, 2, 2, 5>>(),
       describe_experts_tile<Codec, ExpertsTile<128, 2, 2, 4>>(),
