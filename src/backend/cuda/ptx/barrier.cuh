@@ -99,6 +99,16 @@ __device__ __forceinline__ void group_arrive(uint32_t index, uint32_t threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(index), "r"(threads) : "memory");
 }
 
+/// Initialises the barriers of a ring: kStages that count one arrival, with bytes, when a stage is
+/// full, then as many that its readers empty by `readers` arrivals. Called by one thread.
+template <int kStages>
+__device__ __forceinline__ void init_ring(uint32_t barriers, uint32_t readers) {
+  for (int s = 0; s < kStages; ++s) {
+    barrier_init(barriers + 8 * s, 1);
+    barrier_init(barriers + 8 * (kStages + s), readers);
+  }
+}
+
 /// Gives the warpgroup's registers back, down to kCount per thread (24 to 256 in steps of 8). All
 /// four warps must execute it.
 template <int kCount>

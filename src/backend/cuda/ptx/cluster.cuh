@@ -44,6 +44,17 @@ __device__ __forceinline__ void cluster_arrive_relaxed() {
 #endif
 }
 
+/// What one thread initialised is there for the block's others, who wait, or in a cluster of
+/// several blocks for all after their cluster_wait().
+template <int kBlocks>
+__device__ __forceinline__ void announce_barriers() {
+  if constexpr (kBlocks == 1) {
+    __syncthreads();
+  } else {
+    cluster_arrive_relaxed();
+  }
+}
+
 /// The address of the same place in the block `rank`, for load_cluster16 and store_async16.
 __device__ __forceinline__ uint32_t peer_address(uint32_t address, uint32_t rank) {
   uint32_t peer = 0;

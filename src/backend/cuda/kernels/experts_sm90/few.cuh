@@ -295,11 +295,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   const int warp = static_cast<int>(threadIdx.x >> 5);
   if (threadIdx.x == 32 * Tile::kWarps) {
     ptx::prefetch_tensor_map(x);
-    for (int s = 0; s < Tile::kStages; ++s) {
-      ptx::barrier_init(base + Loop::kBarriers + 8 * s, 1);
-      ptx::barrier_init(base + Loop::kBarriers + 8 * (Tile::kStages + s),
-                        Tile::kWarps * ptx::kWarpArrivals);
-    }
+    ptx::init_ring<Tile::kStages>(base + Loop::kBarriers, Tile::kWarps * ptx::kWarpArrivals);
     ptx::barrier_init_fence();
   }
   __syncthreads();

@@ -180,18 +180,11 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   const int warp = Loop::uniform(static_cast<int>(threadIdx.x >> 5));
   if (threadIdx.x == 128 * Tile::kGroups) {
     ptx::prefetch_tensor_map(x);
-    for (int s = 0; s < Tile::kStages; ++s) {
-      ptx::barrier_init(base + Loop::kBarriers + 8 * s, 1);
-      ptx::barrier_init(base + Loop::kBarriers + 8 * (Tile::kStages + s),
-                        4 * Tile::kGroups * Tile::kCluster * ptx::kWarpArrivals);
-    }
+    ptx::init_ring<Tile::kStages>(base + Loop::kBarriers,
+                                  4 * Tile::kGroups * Tile::kCluster * ptx::kWarpArrivals);
     ptx::barrier_init_fence();
   }
-  if constexpr (Tile::kCluster == 1) {
-    __syncthreads();
-  } else {
-    ptx::cluster_arrive_relaxed();
-  }
+  ptx::announce_barriers<Tile::kCluster>();
   if (warp >= 4 * Tile::kGroups) {
     ptx::registers_release<Tile::kLeft>();
     if (threadIdx.x == 128 * Tile::kGroups) {

@@ -231,18 +231,11 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident)
   const int warp = __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x >> 5), 0);
   if (threadIdx.x == 128 * Tile::kGroups) {
     ptx::prefetch_tensor_map(x);
-    for (int s = 0; s < Tile::kStages; ++s) {
-      ptx::barrier_init(base + Shared::kBarriers + 8 * s, 1);
-      ptx::barrier_init(base + Shared::kBarriers + 8 * (Tile::kStages + s),
-                        4 * Tile::kGroups * Tile::kCluster * ptx::kWarpArrivals);
-    }
+    ptx::init_ring<Tile::kStages>(base + Shared::kBarriers,
+                                  4 * Tile::kGroups * Tile::kCluster * ptx::kWarpArrivals);
     ptx::barrier_init_fence();
   }
-  if constexpr (Tile::kCluster == 1) {
-    __syncthreads();
-  } else {
-    ptx::cluster_arrive_relaxed();
-  }
+  ptx::announce_barriers<Tile::kCluster>();
   if (warp >= 4 * Tile::kGroups) {
     if constexpr (Tile::kTakesRegisters) {
       ptx::registers_release<40>();

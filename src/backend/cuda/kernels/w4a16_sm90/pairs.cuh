@@ -354,11 +354,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   const PairShare share = PairShare::of<Tile>(args.schedule);
   if (threadIdx.x == 128 * Tile::kGroups) {
     ptx::prefetch_tensor_map(x);
-    for (int s = 0; s < Tile::kStages; ++s) {
-      ptx::barrier_init(base + Loop::kBarriers + 8 * s, 1);
-      ptx::barrier_init(base + Loop::kBarriers + 8 * (Tile::kStages + s),
-                        4 * Tile::kGroups * ptx::kWarpArrivals);
-    }
+    ptx::init_ring<Tile::kStages>(base + Loop::kBarriers, 4 * Tile::kGroups * ptx::kWarpArrivals);
     ptx::barrier_init(base + Pairs::kArrived, Pairs::in_cluster(args) ? 1 : 128);
     ptx::barrier_init_fence();
     if (Pairs::in_cluster(args)) {
