@@ -18,8 +18,10 @@ std::span<const GemmEntry> gemm_entries() {
       kGemmW8A8Int8Sm90,
       kGemmW8A8Fp8Sm90,
       kGemmW8A16Sm90,
+      kGemmW4A16ChannelSm90,
       kGemmMxfp4Sm90,
       kExpertsW4A16Sm90,
+      kGemmBf16Sm90,
       // For every shape with k % 64 == 0, on sm_80 and up.
       kGemmW4A8Sm80,
       kGemmW8A8Int8Sm80,
@@ -27,6 +29,7 @@ std::span<const GemmEntry> gemm_entries() {
       kGemmW8A8Fp8BlockSm89,
       kGemmW8A16Sm80,
       kGemmW4A16Sm80,
+      kGemmW4A16ChannelSm80,
       kGemmW4A16ZerosSm80,
       kGemmW4A16MinimumsSm80,
       kGemmMxfp4Sm80,

@@ -199,6 +199,13 @@ struct CodecW4A16 : FloatSums {
   }
 };
 
+/// The same with a scale per channel, which multiplies the sum once.
+struct CodecW4A16Channel : CodecW4A16<128> {
+  static constexpr bool kRowScales = true;
+  static constexpr int kGroupsPerStep = 0;
+  static constexpr int kGroup = kStep;
+};
+
 /// E2M1 against bf16: its exponent and mantissa at their places in bf16, with the sign above, are
 /// 2^-126 of the number, subnormal ones too. Scales are powers of two.
 struct CodecFp4A16 : CodecW4A16<32> {

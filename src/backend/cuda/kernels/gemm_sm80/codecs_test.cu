@@ -40,6 +40,7 @@ TEST(GemmSm80Codecs, EveryCodeHasOnePlace) {
   check_places<CodecW8A16<ScalePer::kChannel>>("int8 with bf16");
   check_places<CodecW4A8>("int4 with int8");
   check_places<CodecW4A16<32>>("int4 with bf16");
+  check_places<CodecW4A16Channel>("int4 with bf16, a scale per channel");
   check_places<CodecFp4A16>("fp4 with bf16");
 }
 

@@ -10,7 +10,9 @@ extern const GemmEntry kGemmW8A8Int8Sm80;
 extern const GemmEntry kGemmW8A8Fp8Sm89;       // needs sm_89
 extern const GemmEntry kGemmW8A8Fp8BlockSm89;  // as well
 extern const GemmEntry kGemmW8A16Sm80;
-extern const GemmEntry kGemmW4A16Sm80;          // groups of 32 or 128 with BF16 scales
+extern const GemmEntry kGemmW4A16Sm80;
+extern const GemmEntry kGemmW4A16ChannelSm80;   // groups of 32 or 128 with BF16 scales
+extern const GemmEntry kGemmW4A16ChannelSm80;   // a scale per channel
 extern const GemmEntry kGemmW4A16ZerosSm80;     // the same with zero points
 extern const GemmEntry kGemmW4A16MinimumsSm80;  // groups of 32 with BF16 scales and minimums
 extern const GemmEntry kGemmMxfp4Sm80;

@@ -87,6 +87,7 @@ TEST(GemmSm80, W8A16EqualsTheReference) {
 
 TEST(GemmSm80, W4A16EqualsTheReference) {
   NIBBLE_NEEDS_GPU();
+  check_shapes(kGemmW4A16ChannelSm80, "w4a16_channel", 64);
   check_shapes(kGemmW4A16Sm80, "w4a16_g32", 64);
   check_shapes(kGemmW4A16Sm80, "w4a16_g128", 128);
 }

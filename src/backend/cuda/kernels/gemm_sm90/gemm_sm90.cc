@@ -126,8 +126,8 @@ size_t GemmSm90::code_bytes() const {
 }
 
 size_t GemmSm90::packed_bytes() const {
-  const size_t scales = family_.pack_scales == nullptr ? static_cast<size_t>(row_blocks_) * 64 : 0;
-  return code_bytes() + scales * sizeof(float);
+  const bool scaled = family_.pack_scales == nullptr && family_.row_scales;
+  return code_bytes() + (scaled ? static_cast<size_t>(row_blocks_) * 64 * sizeof(float) : 0);
 }
 
 cudaError_t GemmSm90::pack(const void* codes,
@@ -140,6 +140,9 @@ cudaError_t GemmSm90::pack(const void* codes,
   }
   if (family_.pack_scales != nullptr) {
     return family_.pack_scales(scales, n_, k_, packed, stream);
+  }
+  if (!family_.row_scales) {
+    return cudaSuccess;
   }
   const size_t bytes = static_cast<size_t>(n_) * sizeof(float);
   if (const cudaError_t error =
@@ -160,6 +163,9 @@ cudaError_t GemmSm90::unpack(const void* packed,
   }
   if (family_.unpack_scales != nullptr) {
     return family_.unpack_scales(packed, n_, k_, scales, stream);
+  }
+  if (!family_.row_scales) {
+    return cudaSuccess;
   }
   return cudaMemcpyAsync(scales, static_cast<const uint8_t*>(packed) + code_bytes(),
                          static_cast<size_t>(n_) * sizeof(float), cudaMemcpyDeviceToDevice, stream);

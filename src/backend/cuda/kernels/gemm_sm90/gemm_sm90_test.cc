@@ -121,6 +121,22 @@ TEST(GemmSm90, Int8TimesBf16InEveryTile) {
   NIBBLE_NEEDS_GPU();
   check_tiles<kGemmW8A16Sm90, 8>("w8a16_channel", 1e-4);
 }
+TEST(GemmSm90, Int4TimesBf16EqualsTheReference) {
+  NIBBLE_NEEDS_GPU();
+  check_edges<kGemmW4A16ChannelSm90>("w4a16_channel", 1e-4);
+}
+TEST(GemmSm90, Int4TimesBf16InEveryTile) {
+  NIBBLE_NEEDS_GPU();
+  check_tiles<kGemmW4A16ChannelSm90, 7>("w4a16_channel", 1e-4);
+}
+TEST(GemmSm90, Bf16TimesBf16EqualsTheReference) {
+  NIBBLE_NEEDS_GPU();
+  check_edges<kGemmBf16Sm90>("bf16", 1e-4);
+}
+TEST(GemmSm90, Bf16TimesBf16InEveryTile) {
+  NIBBLE_NEEDS_GPU();
+  check_tiles<kGemmBf16Sm90, 8>("bf16", 1e-4);
+}
 
 TEST(GemmSm90, RefusesWhatItCannotMultiply) {
   const DeviceInfo hopper{.major = 9};

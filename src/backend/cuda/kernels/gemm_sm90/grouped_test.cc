@@ -13,6 +13,7 @@
 #include "backend/cuda/testing/gpu_test.h"
 #include "base/f16.h"
 #include "base/math.h"
+#include "quant/code_traits.h"
 #include "quant/scheme.h"
 
 namespace nibble::cuda {
@@ -20,12 +21,21 @@ namespace {
 
 using testing::DeviceArray;
 
-/// Bytes of any codes but those of NaN in E4M3.
-std::vector<uint8_t> random_codes(size_t count, bool fp8, std::mt19937& random) {
+enum class Elements : uint8_t { kIntegers, kFp8, kBf16 };
+
+/// `count` bytes of any codes but those of NaN in E4M3, or of numbers around 1 in BF16.
+std::vector<uint8_t> random_codes(size_t count, Elements elements, std::mt19937& random) {
   std::vector<uint8_t> codes(count);
+  for (size_t i = 0; elements == Elements::kBf16 && i < count; i += 2) {
+    const uint16_t value = f32_to_bf16(std::normal_distribution<float>()(random));
+    std::memcpy(codes.data() + i, &value, 2);
+  }
+  if (elements == Elements::kBf16) {
+    return codes;
+  }
   for (uint8_t& code : codes) {
     code = static_cast<uint8_t>(random());
-    code = fp8 && (code & 0x7f) == 0x7f ? 0x38 : code;
+    code = elements == Elements::kFp8 && (code & 0x7f) == 0x7f ? 0x38 : code;
   }
   return codes;
 }
@@ -51,16 +61,23 @@ class Layer final {
       : sizes_(sizes), random_(static_cast<uint32_t>(sizes.n)) {
     const QuantScheme scheme = find_scheme(scheme_name).value();
     const DeviceInfo device = query_device(0).value();
-    const GemmProblem problem{scheme.weight, scheme.act, sizes.n, sizes.k};
+    const bool wide = scheme.act == ActFormat::kFloat;
+    const GemmProblem problem{scheme.weight, wide ? ActFormat::kBf16 : scheme.act, sizes.n,
+                              sizes.k};
     EXPECT_TRUE(entry.grouped && entry.accepts(problem, device));
-    fp8_ = scheme.act == ActFormat::kFp8Token;
+
+    elements_ = wide                                 ? Elements::kBf16
+                : scheme.act == ActFormat::kFp8Token ? Elements::kFp8
+                                                     : Elements::kIntegers;
+    x_row_bytes_ = sizes.k * (wide ? 2 : 1);
     kernel_ = entry.make(problem, device).value();
-    const size_t code_bytes =
-        static_cast<size_t>(sizes.n * sizes.k) / (scheme.weight.code == WeightCode::kInt4 ? 2 : 1);
+    const auto code_bytes = static_cast<size_t>(sizes.n * sizes.k) *
+                            static_cast<size_t>(code_traits(scheme.weight.code).bits) / 8;
+    const Elements weights = scheme.weight.quantized() && wide ? Elements::kIntegers : elements_;
     stride_ = round_up(kernel_->packed_bytes(), 128);
     packed_ = std::make_unique<DeviceArray<uint8_t>>(kExperts * stride_);
     for (size_t e = 0; e < kExperts; ++e) {
-      const DeviceArray<uint8_t> codes(random_codes(code_bytes, fp8_, random_));
+      const DeviceArray<uint8_t> codes(random_codes(code_bytes, weights, random_));
       const DeviceArray<float> scales(random_scales(static_cast<size_t>(sizes.n), random_));
       EXPECT_EQ(kernel_->pack(codes.data(), scales.data(), packed_->data() + e * stride_, nullptr),
                 cudaSuccess);
@@ -73,12 +90,12 @@ class Layer final {
   /// Tiles of up to tile_rows rows.
   void check(int tile_rows) {
     list_tiles(tile_rows);
-    std::vector<uint8_t> x(static_cast<size_t>(slots_ * sizes_.k), 0xff);
+    std::vector<uint8_t> x(static_cast<size_t>(slots_ * x_row_bytes_), 0xff);
     std::vector<float> x_scales(static_cast<size_t>(slots_), NAN);
     for (const ExpertTile& tile : tiles_) {
       const auto rows = static_cast<size_t>(tile.rows);
-      std::ranges::copy(random_codes(rows * static_cast<size_t>(sizes_.k), fp8_, random_),
-                        x.begin() + tile.first * sizes_.k);
+      std::ranges::copy(random_codes(rows * static_cast<size_t>(x_row_bytes_), elements_, random_),
+                        x.begin() + tile.first * x_row_bytes_);
       std::ranges::copy(random_scales(rows, random_), x_scales.begin() + tile.first);
     }
     x_ = std::make_unique<DeviceArray<uint8_t>>(x);
@@ -134,7 +151,7 @@ class Layer final {
     workspace.zero();
     for (const ExpertTile& tile : tiles_) {
       ASSERT_EQ(
-          kernel_->run({.x = x_->data() + tile.first * sizes_.k,
+          kernel_->run({.x = x_->data() + tile.first * x_row_bytes_,
                         .x_scales = x_scales_->data() + tile.first,
                         .packed = packed_->data() + static_cast<size_t>(tile.expert) * stride_,
                         .bias = biased ? bias_->data() + tile.expert * sizes_.n : nullptr,
@@ -150,10 +167,10 @@ class Layer final {
     compare(y.host(), expected.host());
   }
 
-  // Integers have the same bits; E4M3 sums of the dense kernel may be those of several parts.
+  // Integers have the same bits; other sums of the dense kernel may be those of several parts.
   template <typename T>
   void compare(const std::vector<T>& got, const std::vector<T>& want) {
-    if (!fp8_) {
+    if (elements_ == Elements::kIntegers) {
       EXPECT_EQ(std::memcmp(got.data(), want.data(), got.size() * sizeof(T)), 0);
       return;
     }
@@ -174,7 +191,8 @@ class Layer final {
 
   Sizes sizes_;
   std::mt19937 random_;
-  bool fp8_ = false;
+  Elements elements_ = Elements::kIntegers;
+  int64_t x_row_bytes_ = 0;
   std::unique_ptr<GemmKernel> kernel_;
   size_t stride_ = 0;
   std::unique_ptr<DeviceArray<uint8_t>> packed_, x_;
@@ -204,6 +222,18 @@ TEST(GroupedSm90, Int8TimesInt8EqualsTheDenseProducts) {
 TEST(GroupedSm90, E4M3TimesE4M3EqualsTheDenseProducts) {
   NIBBLE_NEEDS_GPU();
   check_layers(kGemmW8A8Fp8Sm90, "w8a8_fp8");
+}
+TEST(GroupedSm90, Int8TimesBf16EqualsTheDenseProducts) {
+  NIBBLE_NEEDS_GPU();
+  check_layers(kGemmW8A16Sm90, "w8a16_channel");
+}
+TEST(GroupedSm90, Int4TimesBf16EqualsTheDenseProducts) {
+  NIBBLE_NEEDS_GPU();
+  check_layers(kGemmW4A16ChannelSm90, "w4a16_channel");
+}
+TEST(GroupedSm90, Bf16TimesBf16EqualsTheDenseProducts) {
+  NIBBLE_NEEDS_GPU();
+  check_layers(kGemmBf16Sm90, "bf16");
 }
 
 }  // namespace

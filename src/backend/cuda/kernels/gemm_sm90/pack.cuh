@@ -34,6 +34,7 @@ __device__ __forceinline__ int gemm_thread(int row, int column) {
 /// and 3 at 2048 + 16 t: what their codecs begin with.
 struct HalvesCodec {
   static constexpr int kUnitBytes = 4096;
+  static constexpr bool kRowScales = true;
   struct Fetched {
     uint4 halves[2];
   };

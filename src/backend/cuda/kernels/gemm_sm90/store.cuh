@@ -75,8 +75,11 @@ __device__ __forceinline__ ChannelTerms<Tile::kBlocks> load_terms(const GemmSm90
   for (int b = 0; b < Tile::kBlocks; ++b) {
     const int row = first_channel<Codec, Tile>(part, group, thread, b);
     const bool inside = row < args.n;
-    const float* scales = args.weight_scales + (inside ? row : 0);  // filled up to whole blocks
-    terms.scale[b] = float2{__ldg(scales), __ldg(scales + 1)};
+    terms.scale[b] = float2{1.0F, 1.0F};
+    if constexpr (Codec::kRowScales) {
+      const float* scales = args.weight_scales + (inside ? row : 0);  // filled up to whole blocks
+      terms.scale[b] = float2{__ldg(scales), __ldg(scales + 1)};
+    }
     terms.bias[b] = float2{0.0F, 0.0F};
     if (args.bias != nullptr && inside) {
       terms.bias[b].x = __ldg(args.bias + row);

@@ -6,7 +6,7 @@
 // offset. Two weights take a mask and a multiplication. They are 2^-40 times what they are, so
 // that the factor fits; kScale puts sums right.
 
-#include "backend/cuda/kernels/gemm_sm90/gemm_sm90.cuh"
+#include "backend/cuda/kernels/gemm_sm90/grouped.cuh"
 #include "backend/cuda/kernels/gemm_sm90/pack.cuh"
 
 namespace nibble::cuda {
@@ -81,13 +81,22 @@ constexpr GemmSm90Tile kTiles[] = {gemm_tile<Int8ToBf16Codec, GemmTile<8, 1, 2, 
                                    gemm_tile<Int8ToBf16Codec, GemmTile<128, 2, 1, 6, 1>>(),
                                    gemm_tile<Int8ToBf16Codec, GemmTile<256, 1, 1, 4, 1, 2>>()};
 
+constexpr GroupedSm90Tile kGroupedTiles[] = {
+    grouped_tile<Int8ToBf16Codec, GroupedTile<8, 1, 2, 6, 2>>(),
+    grouped_tile<Int8ToBf16Codec, GroupedTile<16, 1, 2, 5, 2>>(),
+    grouped_tile<Int8ToBf16Codec, GroupedTile<32, 1, 2, 4, 2>>(),
+    grouped_tile<Int8ToBf16Codec, GroupedTile<96, 2, 1, 7, 1>>(),
+    grouped_tile<Int8ToBf16Codec, GroupedTile<128, 2, 1, 6, 1>>(),
+    grouped_tile<Int8ToBf16Codec, GroupedTile<256, 1, 1, 4, 1, 2>>()};
+
 constexpr GemmSm90Family kFamily{.name = "gemm_w8a16_sm90",
                                  .tiles = kTiles,
                                  .unit_bytes = Int8ToBf16Codec::kUnitBytes,
                                  .block_elements = Int8ToBf16Codec::kBlockElements,
                                  .depth = Int8Packing::kDepth,
                                  .pack = pack_units<Int8Packing>,
-                                 .unpack = unpack_units<Int8Packing>};
+                                 .unpack = unpack_units<Int8Packing>,
+                                 .grouped = kGroupedTiles};
 
 bool accepts(const GemmProblem& problem, const DeviceInfo& device) {
   return scaled_by_channel_and_token(problem, device, WeightCode::kInt8, ActFormat::kBf16);
@@ -99,6 +108,7 @@ Result<std::unique_ptr<GemmKernel>> make(const GemmProblem& problem, const Devic
 
 }  // namespace
 
-const GemmEntry kGemmW8A16Sm90{.name = kFamily.name, .accepts = accepts, .make = make};
+const GemmEntry kGemmW8A16Sm90{
+    .name = kFamily.name, .accepts = accepts, .make = make, .grouped = true};
 
 }  // namespace nibble::cuda

@@ -1,0 +1,44 @@
+// y [m, n] = x [m, k] bf16 · (w [n, k] bf16)ᵀ, summed in f32: the experts of a layer, and single
+// products by the same tiles.
+
+#include "backend/cuda/kernels/gemm_sm90/bytes.cuh"
+
+namespace nibble::cuda {
+namespace {
+
+// A weight is two columns of bytes.
+cudaError_t pack(const void* codes, int64_t n, int64_t k, void* units, cudaStream_t stream) {
+  return pack_units<BytePacking>(codes, n, 2 * k, units, stream);
+}
+cudaError_t unpack(const void* units, int64_t n, int64_t k, void* codes, cudaStream_t stream) {
+  return unpack_units<BytePacking>(units, n, 2 * k, codes, stream);
+}
+
+using Codec = ByteCodec<ptx::MmaType::kBf16>;
+
+constexpr GemmSm90Family kFamily{.name = "gemm_bf16_sm90",
+                                 .tiles = kByteTiles<ptx::MmaType::kBf16>,
+                                 .unit_bytes = Codec::kUnitBytes,
+                                 .block_elements = Codec::kBlockElements,
+                                 .depth = BytePacking::kDepth,
+                                 .pack = pack,
+                                 .unpack = unpack,
+                                 .row_scales = Codec::kRowScales,
+                                 .grouped = kGroupedByteTiles<ptx::MmaType::kBf16>};
+
+bool accepts(const GemmProblem& problem, const DeviceInfo& device) {
+  return device.hopper() && problem.weight.code == WeightCode::kBf16 &&
+         !problem.weight.quantized() && problem.act == ActFormat::kBf16 && problem.n >= 1 &&
+         problem.k >= 64 && problem.k % 64 == 0;
+}
+
+Result<std::unique_ptr<GemmKernel>> make(const GemmProblem& problem, const DeviceInfo& device) {
+  return GemmSm90::make(kFamily, problem, device);
+}
+
+}  // namespace
+
+const GemmEntry kGemmBf16Sm90{
+    .name = kFamily.name, .accepts = accepts, .make = make, .grouped = true};
+
+}  // namespace nibble::cuda
