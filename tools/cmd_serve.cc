@@ -105,7 +105,9 @@ Result<AppOptions> app_options(const ServeFlags& flags, const ServingSession& se
 }
 
 Result<ServingSession> load(const ServeFlags& flags) {
-  NIBBLE_ASSIGN_OR_RETURN(ServingSession session, open_session(flags.model_dir, flags.session));
+  SessionOptions options = flags.session;
+  options.engine.warm_up = true;
+  NIBBLE_ASSIGN_OR_RETURN(ServingSession session, open_session(flags.model_dir, options));
   NIBBLE_RETURN_IF_ERROR(use_chat_template(flags.chat_template, session));
   NIBBLE_RETURN_IF_ERROR(prove_engine(*session.engine));
   return session;

@@ -85,6 +85,8 @@ class Backend {
   virtual void run_step(const StepPlan& plan, const StepLayers& layers) = 0;
   /// Whether a plan may say how tokens are sampled, and steps may be fed.
   [[nodiscard]] virtual bool samples_tokens() const { return false; }
+  /// Whether the first steps of a size take longer than later ones, as kernels are loaded for them.
+  [[nodiscard]] virtual bool first_steps_are_slow() const { return false; }
   /// Waits for the tokens of the earliest sampling step that has not been finished; of two at most.
   ///   out: one for each of its logit rows
   virtual void finish_step(std::span<SampledRow> out);

@@ -23,6 +23,7 @@ struct EngineOptions {
   KvCode kv_code = KvCode::kBf16;
   bool prefix_caching = true;
   std::optional<uint64_t> seed;          // of requests without one; absent: the system chooses
+  bool warm_up = false;                  // before the first request, where first steps are slow
   std::vector<int64_t> pool_pages = {};  // resolving finds them: of each pool of the cache
 };
 

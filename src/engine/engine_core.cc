@@ -35,6 +35,8 @@ constexpr int64_t kMostPerStep = int64_t{1} << 20;
 constexpr int64_t kMostPageSize = 4096;
 constexpr int64_t kPageSize = 16;  // of CPUs
 constexpr int64_t kKvBytes = int64_t{1} << 30;
+// One or more for each size of tiles that products and attention have.
+constexpr int64_t kWarmUpLengths[] = {1, 16, 32, 64, 128, 256, 512, 1024, 2048};
 constexpr int64_t kMostPositions = int64_t{1} << 31;
 
 // `name` is the flag of `nibble serve` that sets the option.
@@ -161,7 +163,24 @@ EngineCore::EngineCore(std::unique_ptr<Model> model,
   std::random_device device;
   unseeded_ = options_.seed.value_or((uint64_t{device()} << 32) | device());
   plan_.reserve(static_cast<size_t>(options_.max_num_seqs));
+  if (options_.warm_up && model_->first_steps_are_slow()) {
+    warm_up();
+  }
   reset_pages();
+}
+
+// Steps of the lengths that prompts have, as far as the pages of every pool hold them.
+void EngineCore::warm_up() {
+  CHECK(model_->samples_tokens());
+  const int64_t pages = std::ranges::min(options_.pool_pages);
+  const int64_t most = std::min(
+      {options_.max_num_batched_tokens, options_.max_model_len, pages * options_.page_size});
+  for (const int64_t length : kWarmUpLengths) {
+    if (length <= most) {
+      runner_.warm_up(length);
+    }
+  }
+  experts_before_ = model_->expert_counts();
 }
 
 void EngineCore::reset_pages() {

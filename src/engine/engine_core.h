@@ -51,7 +51,9 @@ class EngineCore final {
   [[nodiscard]] int64_t never_admitted() const { return never_admitted_; }
   [[nodiscard]] EngineStats stats() const;
   /// Of its model, which this may wait for: stats() lacks them.
-  [[nodiscard]] ExpertCounts expert_counts() const { return model_->expert_counts(); }
+  [[nodiscard]] ExpertCounts expert_counts() const {
+    return model_->expert_counts() - experts_before_;
+  }
   [[nodiscard]] const ModelConfig& model_config() const { return model_->config(); }
   [[nodiscard]] const EngineOptions& options() const { return options_; }
   void check_integrity() const { scheduler_->check_integrity(); }
@@ -61,6 +63,7 @@ class EngineCore final {
  private:
   EngineCore(std::unique_ptr<Model> model, const EngineOptions& options, ModelRunner runner);
 
+  void warm_up();
   void reset_pages();
   [[nodiscard]] bool plan_step();
   void note_admissions();
@@ -93,6 +96,7 @@ class EngineCore final {
   uint64_t unseeded_ = 0;  // state for requests without a seed
   EngineStats counters_;   // prompt, cached and generated tokens, steps
   int64_t past_preemptions_ = 0;
+  ExpertCounts experts_before_;       // of steps for no request
   std::optional<Status> not_finite_;  // why logits were not finite; found out once
 };
 

@@ -279,6 +279,29 @@ TEST(EngineCore, StartsStepsBeforeTokensAreKnown) {
   EXPECT_EQ(core->stats().pages_used, 0);
 }
 
+// By steps as long as a step may be and the pages of every pool hold; nothing is left of them.
+TEST(EngineCore, WarmsUpBeforeTheFirstRequest) {
+  EngineOptions options = small_options(20);
+  options.max_num_batched_tokens = 100;
+  for (const bool warm_up : {false, true}) {
+    auto model = sampling_model();
+    model->set_windows({0, 8});
+    const FakeModel& watched = *model;
+    options.warm_up = warm_up;
+    const auto core = make_core(options, std::move(model));
+    EXPECT_EQ(watched.largest_batch(), warm_up ? 64 : 0);
+    EXPECT_EQ(core->stats().pages_used, 0);
+    EXPECT_EQ(core->stats().steps, 0);
+    EXPECT_TRUE(core->idle());
+    Answer answer;
+    const Request request = greedy(std::vector<int32_t>(30, 0), 12, answer);
+    core->add(request);
+    run_all(*core);
+    EXPECT_EQ(core->stats().cached_tokens, 0);
+    EXPECT_EQ(answer.tokens, alone(request, {0, 8}).tokens);
+  }
+}
+
 TEST(EngineCore, PenaltiesAreNotSampledAhead) {
   auto model = sampling_model();
   const FakeModel& watched = *model;

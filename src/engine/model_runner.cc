@@ -1,9 +1,11 @@
 #include "engine/model_runner.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "base/check.h"
+#include "base/math.h"
 
 namespace nibble {
 
@@ -64,6 +66,26 @@ StepInput ModelRunner::batch_of(std::span<const ScheduledSequence> plan, bool ah
           .logit_rows = logit_rows_,
           .fed = ahead,
           .other_pools = other_pools_};
+}
+
+void ModelRunner::warm_up(int64_t num_tokens) {
+  const auto count = static_cast<int32_t>(num_tokens);
+  std::vector<int32_t> pages(static_cast<size_t>(ceil_div(num_tokens, cache_.shape().page_size)));
+  std::iota(pages.begin(), pages.end(), 0);
+  tokens_.assign(static_cast<size_t>(num_tokens), 0);
+  spans_.assign(
+      1,
+      {.q_begin = 0, .q_len = count, .kv_len = count, .pages = pages.data(), .prompt_len = count});
+  other_pools_.assign(static_cast<size_t>(cache_.num_pools() - 1), spans_.front());
+  logit_rows_.assign(1, count - 1);
+  const RowSampling greedy;
+  const StepInput input{.tokens = tokens_,
+                        .sequences = spans_,
+                        .logit_rows = logit_rows_,
+                        .other_pools = other_pools_};
+  model_->start(input, cache_, {.rows = {&greedy, 1}});
+  SampledRow sampled;
+  model_->finish({&sampled, 1});
 }
 
 void ModelRunner::run(std::span<const ScheduledSequence> plan) {

@@ -20,6 +20,10 @@ class ModelRunner final {
                                     PagedKvCache cache,
                                     const SchedulerLimits& limits);
 
+  /// Runs a greedy step of one sequence of `num_tokens` tokens that belong to no request, so that
+  /// what a device does when it first meets such a step is done. It writes to the first pages of
+  /// each pool, which must be nobody's and hold so many tokens.
+  void warm_up(int64_t num_tokens);
   /// Runs the model over `plan`. Afterwards logits(i) is the row of the i-th planned sequence, if
   /// the step reaches its last token.
   void run(std::span<const ScheduledSequence> plan);

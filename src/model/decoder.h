@@ -48,6 +48,9 @@ class Decoder final : public Model {
   Result<PagedKvCache> make_cache(const KvCacheShape& shape) override;
   void forward(const StepInput& batch, PagedKvCache& cache, std::span<float> logits) override;
   [[nodiscard]] bool samples_tokens() const override { return backend_.samples_tokens(); }
+  [[nodiscard]] bool first_steps_are_slow() const override {
+    return backend_.first_steps_are_slow();
+  }
   void start(const StepInput& batch, PagedKvCache& cache, const SamplingInput& input) override;
   void finish(std::span<SampledRow> out) override;
   [[nodiscard]] ExpertCounts expert_counts() const override { return backend_.expert_counts(); }

@@ -40,6 +40,8 @@ class Model {
   virtual void forward(const StepInput& batch, PagedKvCache& cache, std::span<float> logits) = 0;
   /// Whether start() and finish() may be called.
   [[nodiscard]] virtual bool samples_tokens() const { return false; }
+  /// Backend::first_steps_are_slow().
+  [[nodiscard]] virtual bool first_steps_are_slow() const { return false; }
   /// forward(), but the logits stay where they are: tokens are sampled there, one for each of
   /// logit_rows, and finish() gives them. Need not wait: one more step may be started before this
   /// one is finished, and its tokens may be this one's samples (batch.fed).

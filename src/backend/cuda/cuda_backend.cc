@@ -242,6 +242,7 @@ class CudaBackend final : public Backend {
   }
 
   [[nodiscard]] bool samples_tokens() const override { return true; }
+  [[nodiscard]] bool first_steps_are_slow() const override { return true; }
 
   void finish_step(std::span<SampledRow> out) override { steps_->finish(out); }
 

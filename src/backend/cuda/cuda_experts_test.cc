@@ -61,8 +61,8 @@ TEST(CudaExperts, OfEverySchemeEqualTheReference) {
   NIBBLE_NEEDS_GPU();
   const auto backend = make_cuda_backend({}).value();
   for (const char* name :
-       {"bf16", "w8a16_channel", "w4a16_g32", "w4a16_g128", "w4a16_g32_asym", "mxfp4", "w4a8",
-        "w8a8_int8", "w8a8_fp8", "w8a8_fp8_expert", "w8a8_fp8_block"}) {
+       {"bf16", "w8a16_channel", "w4a16_channel", "w4a16_g32", "w4a16_g128", "w4a16_g32_asym",
+        "mxfp4", "w4a8", "w8a8_int8", "w8a8_fp8", "w8a8_fp8_expert", "w8a8_fp8_block"}) {
     const QuantScheme scheme = find_scheme(name).value();
     for (const ExpertsShape& shape : {ExpertsShape{6, 2, 256, 128}, {40, 3, 128, 192}}) {
       SCOPED_TRACE(::testing::Message() << name << " of " << shape.experts);
@@ -104,6 +104,39 @@ TEST(CudaExperts, OfEverySchemeEqualTheReference) {
   }
 }
 
+// With and without biases, by either activation: sums are exact and every rounding is the same.
+TEST(CudaExperts, OfInt8ActivationsAreTheCpus) {
+  NIBBLE_NEEDS_GPU();
+  constexpr int64_t kRows = 100;
+  const auto gpu = make_cuda_backend({}).value();
+  const auto cpu = make_cpu_backend({.threads = 2}).value();
+  for (const char* name : {"w8a8_int8", "w4a8"}) {
+    for (const auto kind : {GemmInput::Kind::kSiluMul, GemmInput::Kind::kClampedSwiglu}) {
+      for (const bool biased : {false, true}) {
+        RandomExperts layer(find_scheme(name).value(), {8, 2, 192, 192}, DType::kBF16);
+        layer.weights.form.activation = kind;
+        layer.weights.form.limit = 7.0F;
+        if (biased) {
+          layer.add_biases();
+        }
+        const auto x = to_bf16(random_values(static_cast<size_t>(kRows * 192), 11, 1.0F));
+        auto on_gpu = gpu->prepare_experts(layer.request(kRows));
+        auto on_cpu = cpu->prepare_experts(layer.request(kRows));
+        ASSERT_TRUE(on_gpu.ok() && on_cpu.ok());
+        std::vector<float> expected(static_cast<size_t>(kRows * 192), 1.0F);
+        (*on_cpu)->run({.x = {x.data(), DType::kBF16},
+                        .x_stride = 192,
+                        .m = kRows,
+                        .y = expected.data(),
+                        .y_stride = 192});
+        const double error = relative_error(run(**on_gpu, x, kRows, 192), expected);
+        EXPECT_LE(error, 1e-6) << name << " activation " << static_cast<int>(kind) << " bias "
+                               << biased;
+      }
+    }
+  }
+}
+
 /// Rows that each choose the experts of a list: sums of these experts' rows of the router.
 std::vector<uint16_t> choosing(const ReferenceExperts& weights,
                                const std::vector<std::vector<int64_t>>& chosen) {
@@ -140,8 +173,9 @@ TEST(CudaExperts, CountWhatRowsChoose) {
 }
 
 /// Schemes of each kind of kernel.
-constexpr const char* kKinds[] = {"bf16", "w8a16_channel", "w4a16_g32", "w4a16_g128",    "mxfp4",
-                                  "w4a8", "w8a8_int8",     "w8a8_fp8",  "w8a8_fp8_block"};
+constexpr const char* kKinds[] = {"bf16",       "w8a16_channel", "w4a16_channel", "w4a16_g32",
+                                  "w4a16_g128", "mxfp4",         "w4a8",          "w8a8_int8",
+                                  "w8a8_fp8",   "w8a8_fp8_block"};
 constexpr ExpertsShape kManyExperts{40, 2, 256, 128};
 
 /// Row r of `rows` chooses two of `count` experts from `first` on.
@@ -430,7 +464,7 @@ TEST(CudaExperts, OfAnyNumberArePacked) {
 TEST(CudaExperts, WithoutKernelsAreRefused) {
   NIBBLE_NEEDS_GPU();
   const auto backend = make_cuda_backend({}).value();
-  RandomExperts layer(find_scheme("w4a16_channel").value(), {4, 2, 128, 64}, DType::kBF16);
+  RandomExperts layer(find_scheme("w4a8").value(), {4, 2, 128, 96}, DType::kBF16);
   const Status refused = backend->prepare_experts(layer.request(8)).status();
   EXPECT_EQ(refused.code(), StatusCode::kUnsupported);
   EXPECT_NE(refused.message().find("--device cpu"), std::string::npos);

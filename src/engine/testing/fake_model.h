@@ -77,6 +77,8 @@ class FakeModel final : public Model {
   void set_sampling(bool sampling) { sampling_ = sampling; }
   [[nodiscard]] int64_t fed_steps() const { return fed_steps_; }
   [[nodiscard]] bool samples_tokens() const override { return sampling_; }
+  /// Models that sample tokens, as those on GPUs.
+  [[nodiscard]] bool first_steps_are_slow() const override { return sampling_; }
 
   void start(const StepInput& batch, PagedKvCache& cache, const SamplingInput& input) override {
     CHECK_LT(started_.size(), size_t{2});
