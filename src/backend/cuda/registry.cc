@@ -12,6 +12,7 @@ namespace nibble::cuda {
 
 std::span<const GemmEntry> gemm_entries() {
   static const std::array kEntries = {
+      kGemmBf16Sm90,
       kGemmBf16CublasLt,
       kGemmW4A16Sm90,
       kGemmW4A8Sm90,
@@ -21,7 +22,6 @@ std::span<const GemmEntry> gemm_entries() {
       kGemmW4A16ChannelSm90,
       kGemmMxfp4Sm90,
       kExpertsW4A16Sm90,
-      kGemmBf16Sm90,
       // For every shape with k % 64 == 0, on sm_80 and up.
       kGemmW4A8Sm80,
       kGemmW8A8Int8Sm80,

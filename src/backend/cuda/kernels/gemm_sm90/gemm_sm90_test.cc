@@ -154,6 +154,14 @@ TEST(GemmSm90, RefusesWhatItCannotMultiply) {
   EXPECT_FALSE(kGemmW8A8Int8Sm90.accepts(w8a16, hopper));
   problem.k = 96;
   EXPECT_FALSE(kGemmW4A8Sm90.accepts(problem, hopper));
+  GemmProblem bf16{.weight = find_scheme("bf16")->weight, .n = 6144, .k = 4096};
+  EXPECT_TRUE(kGemmBf16Sm90.accepts(bf16, hopper));
+  bf16.n = 14336;  // cuBLASLt is quicker with many rows
+  EXPECT_FALSE(kGemmBf16Sm90.accepts(bf16, hopper));
+  bf16.experts = 4;
+  EXPECT_TRUE(kGemmBf16Sm90.accepts(bf16, hopper));
+  bf16 = {.weight = bf16.weight, .n = 49152, .k = 64};  // may be the embeddings
+  EXPECT_FALSE(kGemmBf16Sm90.accepts(bf16, hopper));
   problem.k = 1 << 20;  // sums would overflow
   EXPECT_FALSE(kGemmW4A8Sm90.accepts(problem, hopper));
 }
