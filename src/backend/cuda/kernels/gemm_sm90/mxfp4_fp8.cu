@@ -47,8 +47,8 @@ struct Fp4ToE4M3Codec {
       const float unit = __uint_as_float((133U - min(d, 20U)) << 23);  // 2^(6 - d); 0 from 19 on
       tables()[d] = {
           ptx::narrow_e4m3(0.0F, 0.5F * unit) | ptx::narrow_e4m3(unit, 1.5F * unit) << 16,
-          ptx::narrow_e4m3(2.0F * unit, 3.0F * unit) |
-              ptx::narrow_e4m3(4.0F * unit, 6.0F * unit) << 16};
+          ptx::narrow_e4m3(2.0F * unit, 3.0F * unit) | ptx::narrow_e4m3(4.0F * unit, 6.0F * unit)
+                                                           << 16};
     }
     __syncthreads();
   }
@@ -159,13 +159,13 @@ __global__ void pack_powers(
   const int lane = static_cast<int>(threadIdx.x);
   int top = -1;
   for (int64_t group = lane; group < groups && row < n; group += 32) {
-    const auto* unit = static_cast<const uint32_t*>(units) +
-                       (row / 64 * k_blocks + group / 4) * kUnitWords;
+    const auto* unit =
+        static_cast<const uint32_t*>(units) + (row / 64 * k_blocks + group / 4) * kUnitWords;
     const int thread = gemm_thread(static_cast<int>(row % 64), 0);
     uint32_t magnitudes = 0;
     for (int t = 0; t < 4; ++t) {
-      magnitudes |= unit[code_word(thread + t, static_cast<int>(group % 4),
-                                   static_cast<int>(row % 2))];
+      magnitudes |=
+          unit[code_word(thread + t, static_cast<int>(group % 4), static_cast<int>(row % 2))];
     }
     if ((magnitudes & 0x77777777U) != 0) {
       top = max(top, exponent_of(scales[row * groups + group]));

@@ -37,12 +37,12 @@ struct GemmTile {
 template <typename Codec>
 inline constexpr int kTableBytes = 0;
 template <typename Codec>
-  requires requires { Codec::kTableBytes; }
+requires requires { Codec::kTableBytes; }
 inline constexpr int kTableBytes<Codec> = Codec::kTableBytes;
 
 template <typename Codec>
 __device__ __forceinline__ void begin_codec() {
-  if constexpr (kTableBytes<Codec> > 0) {
+  if constexpr (kTableBytes < Codec >> 0) {
     Codec::begin();
   }
 }
