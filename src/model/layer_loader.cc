@@ -13,9 +13,9 @@ namespace {
 /// What runs as a GGUF file has it is called as there. F32 and F16 are read but have no row in
 /// the table of schemes.
 std::string_view format_name(const MappedLinear& part) {
-  const TensorInfo& tensor = *part.tensors.front();
-  if (tensor.blocks != nullptr && part.decoded.empty()) {
-    return tensor.blocks->name;
+  const TensorInfo* tensor = part.tensors.empty() ? nullptr : part.tensors.front();
+  if (tensor != nullptr && tensor->blocks != nullptr && part.decoded.empty()) {
+    return tensor->blocks->name;
   }
   const WeightCode code = part.weight.format.code;
   const std::string_view listed = scheme_name(part.weight.format, part.act.format);

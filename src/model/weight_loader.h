@@ -41,6 +41,8 @@ class WeightLoader final {
   Result<MappedLinear> linear(const std::string& module, int64_t n, int64_t k);
   /// From now on linear() gives these weights for the module, whatever the file holds.
   void substitute(const std::string& module, QuantTensor weight, const ActSpec& act);
+  /// Lets all of those go.
+  void drop_substitutes() { substitutes_.clear(); }
   /// The same of projections of routed experts, by several threads: map_expert_weights().
   struct ExpertModule {
     std::string module;

@@ -143,6 +143,13 @@ Status ShardStore::verify_jobs(size_t shard, int threads) {
   return failure;
 }
 
+std::vector<size_t> ShardStore::jobs_to_do() const {
+  std::vector<size_t> jobs;
+  std::copy_if(jobs_.begin(), jobs_.end(), std::back_inserter(jobs),
+               [&](size_t job) { return !done(job); });
+  return jobs;
+}
+
 Status ShardStore::begin(size_t shard) {
   const std::lock_guard lock(mutex_);
   Shard& state = *shards_[shard];
