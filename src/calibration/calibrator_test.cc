@@ -1,6 +1,8 @@
 #include "calibration/calibrator.h"
 
+#include <algorithm>
 #include <atomic>
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -8,6 +10,8 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "base/file.h"
 #include "quantizer/quantize.h"
@@ -134,6 +138,40 @@ TEST_F(Calibration, BytesDependNeitherOnThreadsNorOnInterruptions) {
   for (const auto& entry : fs::directory_iterator(path("stopped"))) {
     EXPECT_THAT(entry.path().filename().string(), Not(HasSubstr("calibration-")));
   }
+}
+
+// A kill loses the layer that it meets, no more.
+TEST_F(Calibration, GoesOnAfterAKill) {
+  const CalibrationOptions how = calibration(kModel, Rounding::kGptq);
+  QuantizeOptions wanted = options(kModel, path("whole"), "w4a16_g32");
+  ASSERT_TRUE(quantize(wanted, how).ok());
+  wanted.destination = path("killed");
+  int most = 0;
+  for (const int kill_at : {10, 17, 25, 33, 41}) {  // matrices; a layer has seven
+    const pid_t child = ::fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      int made = 0;
+      wanted.threads = 1;  // threads do not outlive a fork
+      wanted.progress = [&](const QuantizeProgress& progress) {
+        ++made;
+        if (progress.tensors_done >= kill_at) {
+          std::ofstream(path("made")) << made;
+          ::kill(::getpid(), SIGKILL);
+        }
+      };
+      static_cast<void>(quantize(wanted, how));
+      ::_exit(0);
+    }
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    ASSERT_TRUE(WIFSIGNALED(status));
+    most = std::max(most, std::stoi(read_file(path("made")).value()));
+  }
+  EXPECT_LE(most, 16);  // the layer before was not made again
+  wanted.threads = 2;
+  ASSERT_TRUE(quantize(wanted, how).ok());
+  EXPECT_EQ(weights("whole"), weights("killed"));
 }
 
 TEST_F(Calibration, AnotherTextIsAnotherPlan) {

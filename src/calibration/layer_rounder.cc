@@ -303,6 +303,7 @@ Status LayerRounder::run_experts() {
 
 Status LayerRounder::finish_layer(int64_t layer) {
   input_ = 1 - input_;
+  NIBBLE_RETURN_IF_ERROR(parts_.context.store.flush());
   NIBBLE_RETURN_IF_ERROR(states_[input_].sync());
   NIBBLE_ASSIGN_OR_RETURN(const Digest digest, states_[input_].digest(std::ssize(parts_.windows)));
   return write_calibration_progress(parts_.context.folder,

@@ -174,6 +174,15 @@ Status ShardStore::write(const PlanJob& job,
   return shards_[job.shard]->file->write(job.outputs[output].offset + offset, bytes);
 }
 
+Status ShardStore::flush() {
+  for (const auto& shard : shards_) {
+    if (shard != nullptr && shard->file != nullptr) {
+      NIBBLE_RETURN_IF_ERROR(shard->file->flush());
+    }
+  }
+  return {};
+}
+
 Status ShardStore::finish_job(size_t job, JobRecord record) {
   const size_t shard = plan_.jobs[job].shard;
   {

@@ -37,6 +37,9 @@ class ShardStore final {
   /// Writes part of an output of a job whose shard has begun, every byte once; `bytes` are in
   /// memory that BlockMemory::take() gave for their place in the file. Thread-safe.
   Status write(const PlanJob& job, size_t output, int64_t offset, std::span<std::byte> bytes);
+  /// Makes what is recorded survive a kill: blocks that finished jobs share with others, too. Not
+  /// while others write.
+  Status flush();
   /// Records a job all of whose bytes are written; completes the file with its last one. What a
   /// block shares with jobs that are not done waits in memory: a kill loses it, and the job's hash
   /// tells the next run. Thread-safe.

@@ -20,8 +20,10 @@ struct Memory {
 
 }  // namespace
 
-double output_error(
-    const Gram& gram, const float* w, const float* values, int64_t n, ThreadPool& pool) {
+double output_error(const Gram& gram, const ChangedWeights& weights, ThreadPool& pool) {
+  const float* w = weights.w;
+  const float* values = weights.values;
+  const int64_t n = weights.n;
   const rows::RowKernels& kernels = *rows::find_row_kernels("auto").value();
   const int64_t k = gram.k();
   std::vector<Memory> memory(static_cast<size_t>(pool.threads()));

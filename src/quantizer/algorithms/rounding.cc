@@ -30,7 +30,7 @@ RoundedMatrix round_so(const MatrixToRound& matrix,
     round_to_nearest(matrix, rounding == Rounding::kImatrix ? site.importance.data() : nullptr,
                      rounded, pool);
   }
-  rounded.error = output_error(*site.gram, matrix.w, rounded.values.data(), matrix.n, pool);
+  rounded.error = output_error(*site.gram, {matrix.w, rounded.values.data(), matrix.n}, pool);
   return rounded;
 }
 
@@ -105,7 +105,7 @@ RoundedMatrix round_matrix(const MatrixToRound& matrix,
       kept = std::move(other);
     }
   }
-  const double whole = output_error(*site.gram, matrix.w, nullptr, matrix.n, pool);
+  const double whole = output_error(*site.gram, {matrix.w, nullptr, matrix.n}, pool);
   kept.error = whole > 0 ? kept.error / whole : 0;
   kept.rtn_error = whole > 0 ? rtn_error / whole : 0;
   return kept;
