@@ -456,7 +456,7 @@ void add_calibration_flags(CLI::App& command, Flags& flags) {
       ->capture_default_str();
   command.add_option("--calibration-length", flags.text.length, "Tokens of each window")
       ->check(whole_number(2))
-      ->capture_default_str();
+      ->default_str("512, or the model's context");
   command.add_option("--seed", flags.text.seed, "Chooses among the text's windows")
       ->check(whole_number(0))
       ->capture_default_str();

@@ -13,7 +13,7 @@ namespace nibble {
 struct CalibrationTextOptions {
   std::string path;      // plain text; *.jsonl: one object a line, whose "text" is taken
   int64_t windows = 64;  // at most
-  int64_t length = 512;  // tokens of each
+  int64_t length = 0;    // tokens of each; 0: 512, or the context of a model where that is shorter
   uint64_t seed = 0;     // chooses among windows where there are more
 };
 

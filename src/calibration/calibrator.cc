@@ -14,6 +14,7 @@
 namespace nibble {
 namespace {
 
+constexpr int64_t kUsualLength = 512;
 constexpr int64_t kLeastShare = 4;  // of the widest matrix's columns: fewer tokens say nothing
 
 class Calibrator final : public JobMaker {
@@ -105,8 +106,12 @@ class Calibrator final : public JobMaker {
 
 }  // namespace
 
-Result<std::unique_ptr<JobMaker>> make_calibrator(const CalibrationOptions& options) {
+Result<std::unique_ptr<JobMaker>> make_calibrator(const CalibrationOptions& given) {
+  CalibrationOptions options = given;
   NIBBLE_ASSIGN_OR_RETURN(const ModelConfig config, load_model_config(options.model));
+  if (options.text.length == 0) {
+    options.text.length = std::min(kUsualLength, config.max_position);
+  }
   if (options.text.windows < 1 || options.text.length < 2 ||
       options.text.length > config.max_position) {
     return make_error(StatusCode::kInvalidArgument,

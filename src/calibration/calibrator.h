@@ -23,6 +23,6 @@ struct CalibrationOptions {
 /// Errors: those of read_calibration_text(), Tokenizer::load() and load_model_config();
 /// kInvalidArgument for fewer tokens than a quarter of the widest matrix (fewer than all of it are
 /// warned of) or windows longer than the model's context.
-Result<std::unique_ptr<JobMaker>> make_calibrator(const CalibrationOptions& options);
+Result<std::unique_ptr<JobMaker>> make_calibrator(const CalibrationOptions& given);
 
 }  // namespace nibble

@@ -289,8 +289,10 @@ TEST_F(Calibration, TakesWindowsWithoutOverlap) {
   EXPECT_NE(read_calibration_text(few, *tokenizer)->windows, some.windows);
   std::ofstream(path("two.jsonl")) << "{\"text\": \"One day\"}\n{\"text\": \"she left\"}\n";
   std::ofstream(path("two.txt")) << "One day\n\nshe left";
-  const auto lines = read_calibration_text({.path = path("two.jsonl")}, *tokenizer).value();
-  EXPECT_EQ(lines.windows, read_calibration_text({.path = path("two.txt")}, *tokenizer)->windows);
+  const auto lines =
+      read_calibration_text({.path = path("two.jsonl"), .length = 9}, *tokenizer).value();
+  EXPECT_EQ(lines.windows,
+            read_calibration_text({.path = path("two.txt"), .length = 9}, *tokenizer)->windows);
 }
 
 }  // namespace
