@@ -1,11 +1,14 @@
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <cstdio>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "base/json.h"
+#include "calibration/calibrator.h"
 #include "command.h"
 #include "flag_checks.h"
 #include "gguf/split.h"
@@ -13,6 +16,7 @@
 #include "output.h"
 #include "progress.h"
 #include "quantizer/quantize.h"
+#include "quantizer/recipe.h"
 #include "stop_on_signal.h"
 
 namespace nibble {
@@ -33,6 +37,10 @@ struct Flags {
   std::string kv_cache;  // empty: by what is stored
   std::string others = "keep";
   std::string part;
+  std::string recipe;
+  std::string method;  // empty: gptq with --calibrate
+  CalibrationTextOptions text;
+  CLI::App* command = nullptr;  // knows what was given
   bool finish = false;
   bool dry_run = false;
   bool force = false;
@@ -72,6 +80,32 @@ std::string advice(const QuantizeReport& report, const Flags& flags) {
       "not "
       "bear without training for it; compare with --scheme {}",
       flags.scheme, static_cast<double>(weights) / 1e6, instead);
+}
+
+/// How many matrices were rounded by each method, and what that did to the error of the outputs.
+std::string kept_text(const QuantizeReport& report) {
+  std::map<std::string, int64_t> kept;
+  double ratios = 0;
+  int64_t counted = 0;
+  for (const QuantizedTensor& tensor : report.tensors) {
+    if (!tensor.calibration) {
+      continue;
+    }
+    ++kept[tensor.calibration->rounding];
+    if (tensor.calibration->error > 0 && tensor.calibration->rtn_error > 0) {
+      ratios += std::log(tensor.calibration->error / tensor.calibration->rtn_error);
+      ++counted;
+    }
+  }
+  std::string text;
+  for (const auto& [name, count] : kept) {
+    text += fmt::format("{}{} matrices by {}", text.empty() ? "rounded: " : ", ", count, name);
+  }
+  if (counted > 0) {
+    text += fmt::format("; squared error of outputs {:.3f} times that of the nearest codes",
+                        std::exp(ratios / static_cast<double>(counted)));
+  }
+  return text;
 }
 
 /// `runs`: whether this program loads what was made, else why not.
@@ -123,6 +157,9 @@ void print_report(const QuantizeReport& report, const Flags& flags) {
       flags.options.destination, report.tensors.size(), mega(report.bytes_in),
       mega(report.bytes_out), mega(report.bytes_in) / mega(report.bytes_out), report.seconds,
       mega(report.peak_rss_bytes), report.snr_db_mean, report.snr_db_min));
+  if (const std::string kept = kept_text(report); !kept.empty()) {
+    print_out(kept + "\n");
+  }
   const size_t listed = std::min(kWorstListed, report.tensors.size());
   for (size_t i = 0; i < listed; ++i) {
     print_out(fmt::format("  {:6.2f}  {}\n", report.tensors[i].snr_db, report.tensors[i].name));
@@ -182,8 +219,102 @@ Result<QuantizeShare> parse_share(const Flags& flags) {
                     "--part {}: not of the form I/N with I from 1 to N", flags.part);
 }
 
+bool given(const Flags& flags, const char* flag) {
+  const CLI::Option* option =
+      flags.command == nullptr ? nullptr : flags.command->get_option_no_throw(flag);
+  return option != nullptr && option->count() > 0;
+}
+
+/// What a recipe says of calibration, for flags that are not given.
+Status take_calibration(const Json& calibration, Flags& flags) {
+  if (calibration.is_null()) {
+    return {};
+  }
+  if (flags.text.path.empty()) {
+    return make_error(StatusCode::kInvalidArgument,
+                      "--recipe {}: was made with a text, which the recipe names by its hash only; "
+                      "give the same file with --calibrate",
+                      flags.recipe);
+  }
+  const JsonReader reader(calibration, flags.recipe);
+  if (!given(flags, "--method")) {
+    NIBBLE_ASSIGN_OR_RETURN(flags.method, reader.required_string("method"));
+  }
+  const std::pair<const char*, int64_t*> numbers[] = {
+      {"--calibration-windows", &flags.text.windows}, {"--calibration-length", &flags.text.length}};
+  for (const auto& [flag, number] : numbers) {
+    if (!given(flags, flag)) {
+      NIBBLE_ASSIGN_OR_RETURN(*number,
+                              reader.required_int(flag == numbers[0].first ? "windows" : "length"));
+    }
+  }
+  if (!given(flags, "--seed")) {
+    NIBBLE_ASSIGN_OR_RETURN(const int64_t seed, reader.required_int("seed"));
+    flags.text.seed = static_cast<uint64_t>(seed);
+  }
+  return {};
+}
+
+/// Options of a recipe for all flags that are not given.
+Status take_recipe(Flags& flags) {
+  NIBBLE_ASSIGN_OR_RETURN(const PlanOptions recipe, read_recipe(flags.recipe));
+  if (!given(flags, "--scheme")) {
+    flags.scheme = recipe.rules.scheme.name;
+  }
+  if (!given(flags, "--scale-rule")) {
+    flags.rule = scale_rule_name(recipe.scale_rule);
+  }
+  if (!given(flags, "--format") && recipe.dialect) {
+    flags.format = dialect_name(*recipe.dialect);
+  }
+  if (!given(flags, "--lm-head") && recipe.rules.head) {
+    flags.lm_head = recipe.rules.head->name;
+  }
+  if (!given(flags, "--others") && recipe.rules.others == OtherMatrices::kDecode) {
+    flags.others = "bf16";
+  }
+  RuleOptions& rules = flags.options.plan.rules;
+  for (const auto& [to, from] : {std::pair(&rules.rules, &recipe.rules.rules),
+                                 std::pair(&rules.ignore, &recipe.rules.ignore),
+                                 std::pair(&rules.include, &recipe.rules.include)}) {
+    to->insert(to->end(), from->begin(), from->end());
+  }
+  return take_calibration(recipe.calibration, flags);
+}
+
+/// Whether --calibrate and --method go together; the first of two rounds.
+Status check_calibration(Flags& flags) {
+  if (flags.text.path.empty() && !flags.method.empty()) {
+    return make_error(StatusCode::kInvalidArgument,
+                      "--method {}: needs a text; give one with --calibrate FILE", flags.method);
+  }
+  if (flags.text.path.empty() && (given(flags, "--calibration-windows") ||
+                                  given(flags, "--calibration-length") || given(flags, "--seed"))) {
+    return make_error(StatusCode::kInvalidArgument,
+                      "--calibration-windows, --calibration-length and --seed: need a text; give "
+                      "one with --calibrate FILE");
+  }
+  if (!flags.text.path.empty() && flags.method.empty()) {
+    flags.method = rounding_name(Rounding::kGptq);
+  }
+  if (!flags.text.path.empty() && !flags.options.plan.rules.rules_file.empty()) {
+    return make_error(StatusCode::kInvalidArgument,
+                      "--rules {}: with --calibrate the rules become part of the recipe; give them "
+                      "by --rule",
+                      flags.options.plan.rules.rules_file);
+  }
+  return {};
+}
+
 Status fill_options(Flags& flags) {
   QuantizeOptions& options = flags.options;
+  if (!flags.recipe.empty()) {
+    NIBBLE_RETURN_IF_ERROR(take_recipe(flags));
+  } else if (flags.scheme.empty()) {
+    return make_error(StatusCode::kInvalidArgument, "--scheme: is needed, or a --recipe; one of {}",
+                      scheme_list());
+  }
+  NIBBLE_RETURN_IF_ERROR(check_calibration(flags));
   const auto scheme = find_scheme(flags.scheme);
   NIBBLE_RETURN_IF_ERROR(scheme.status().with_context("--scheme"));
   options.plan.rules.scheme = *scheme;
@@ -233,6 +364,15 @@ Status run(Flags& flags) {
     }
     return {};
   }
+  std::unique_ptr<JobMaker> calibrator;
+  if (!flags.text.path.empty()) {
+    NIBBLE_ASSIGN_OR_RETURN(const Rounding rounding, parse_rounding(flags.method));
+    NIBBLE_RETURN_IF_ERROR(check_rounding(rounding, options.plan.rules.scheme));
+    NIBBLE_ASSIGN_OR_RETURN(
+        calibrator,
+        make_calibrator({.model = options.source, .text = flags.text, .rounding = rounding}));
+    options.maker = calibrator.get();
+  }
   const StopOnSignal stop;
   options.stop = &stop.flag();
   ProgressDisplay display("quantized", ProgressDisplay::Unit::kBytes);
@@ -267,7 +407,7 @@ Status run(Flags& flags) {
 
 void add_selection_flags(CLI::App& command, Flags& flags) {
   RuleOptions& rules = flags.options.plan.rules;
-  command.add_option("--scheme", flags.scheme, "One of " + scheme_list())->required();
+  command.add_option("--scheme", flags.scheme, "One of " + scheme_list());
   command.add_option("--lm-head", flags.lm_head,
                      "Scheme of the output head, also where it is the embeddings' table, which "
                      "stays as it is; without this the head is not quantized");
@@ -305,6 +445,27 @@ void add_selection_flags(CLI::App& command, Flags& flags) {
       ->allow_extra_args(false);
 }
 
+void add_calibration_flags(CLI::App& command, Flags& flags) {
+  command.add_option("--calibrate", flags.text.path,
+                     "Text that the model reads while it is rounded, so that codes are chosen by "
+                     "what they multiply: a text file, or JSON lines with a field \"text\"");
+  command.add_option("--method", flags.method,
+                     "How: gptq (the default with --calibrate), imatrix or rtn");
+  command.add_option("--calibration-windows", flags.text.windows, "Windows of the text, at most")
+      ->check(whole_number(1))
+      ->capture_default_str();
+  command.add_option("--calibration-length", flags.text.length, "Tokens of each window")
+      ->check(whole_number(2))
+      ->default_str("512, or the model's context");
+  command.add_option("--seed", flags.text.seed, "Chooses among the text's windows")
+      ->check(whole_number(0))
+      ->capture_default_str();
+  command.add_option("--recipe", flags.recipe,
+                     "quantization_recipe.json of an output: its options hold where no flag says "
+                     "otherwise");
+  flags.command = &command;
+}
+
 void add_work_flags(CLI::App& command, Flags& flags) {
   QuantizeOptions& options = flags.options;
   command.add_option("--shard-size", options.plan.shard_bytes, "Largest weight file, like 5GB")
@@ -338,6 +499,7 @@ void add_quantize_command(CLI::App& app, CommandContext& context) {
       ->required();
   command->add_option("DST", flags->options.destination, "Folder to create")->required();
   add_selection_flags(*command, *flags);
+  add_calibration_flags(*command, *flags);
   add_work_flags(*command, *flags);
   command->add_flag("--json", flags->json,
                     "Print one JSON object: scheme, tensors, bytes_in, bytes_out, seconds, "

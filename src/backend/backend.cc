@@ -8,6 +8,10 @@
 
 namespace nibble {
 
+void Step::input_rows(const InputRows& /*args*/, float* /*out*/) {
+  CHECK_MSG(false, "the rows of this device's products are not shown");
+}
+
 Status check_update(const GemmProblem& prepared, int64_t first_row, const QuantView& rows) {
   if (!(rows.format == prepared.weight) || rows.k != prepared.k) {
     return make_error(StatusCode::kInvalidArgument,

@@ -63,6 +63,9 @@ class Step {
   virtual void attention(const AttentionArgs& args) = 0;
   virtual void normalize(const NormalizeArgs& args) = 0;
   virtual void add_gated(const GatedAddArgs& args) = 0;
+  /// out[r] = input(x[r]) as f32 for every row of the step, [rows(), width] in the host's memory:
+  /// for observers of products (RowObserver). Only where the backend's memory is the host's.
+  virtual void input_rows(const InputRows& args, float* out);
   /// to[i] = from[i-th of input().logit_rows], logit_rows() rows of `width`.
   virtual void take_logit_rows(const float* from, int64_t width, float* to) = 0;
   /// Where the plan says how: samples a token from each row of logits [logit_rows(), vocab] as

@@ -24,6 +24,28 @@ std::array<ScratchNeed, 2> Attention::scratch(const ModelConfig& config) {
 }
 
 void Attention::forward(float* hidden, const ForwardContext& context) {
+  project(hidden, context);
+  attend(context);
+  add_output(hidden, context);
+}
+
+void Attention::project(const float* hidden, const ForwardContext& context) {
+  parts_.qkv.forward({.x = hidden,
+                      .m = context.rows,
+                      .y = context.scratch[ScratchName::kQkv],
+                      .input = parts_.norm.input()},
+                     context);
+}
+
+void Attention::add_output(float* hidden, const ForwardContext& context) {
+  parts_.output.forward({.x = context.scratch[ScratchName::kAttended],
+                         .m = context.rows,
+                         .y = hidden,
+                         .output = GemmOutput::kAdd},
+                        context);
+}
+
+void Attention::attend(const ForwardContext& context) {
   Step& step = context.step;
   const Activations qkv = context.scratch[ScratchName::kQkv];
   const Activations attended = context.scratch[ScratchName::kAttended];
@@ -35,7 +57,6 @@ void Attention::forward(float* hidden, const ForwardContext& context) {
   // Where integers follow, all else is exact: attention alone could tell a GPU from a CPU.
   const bool shared = parts_.output.act() == ActFormat::kInt8Token && kv.code == KvCode::kBf16;
   const AttentionForm form = shared ? AttentionForm::kShared : AttentionForm::kOwn;
-  parts_.qkv.forward({.x = hidden, .m = context.rows, .y = qkv, .input = parts_.norm.input()});
   step.rope_append_kv(RopeAppendArgs{.qkv = qkv,
                                      .stride = stride,
                                      .heads = shape_.heads,
@@ -61,8 +82,6 @@ void Attention::forward(float* hidden, const ForwardContext& context) {
                     .sequences = context.sequences,
                     .form = form,
                     .sinks = parts_.sinks.size() > 0 ? parts_.sinks.as<float>() : nullptr});
-  parts_.output.forward(
-      {.x = attended, .m = context.rows, .y = hidden, .output = GemmOutput::kAdd});
 }
 
 }  // namespace nibble

@@ -54,6 +54,12 @@ class Attention final {
   /// hidden [rows, hidden]. Appends the rows' keys and values to context.kv.
   void forward(float* hidden, const ForwardContext& context);
 
+  /// The parts of forward(), in their order, for those who look between them: queries, keys and
+  /// values into the scratch kQkv; their attention into kAttended; that onto hidden.
+  void project(const float* hidden, const ForwardContext& context);
+  void attend(const ForwardContext& context);
+  void add_output(float* hidden, const ForwardContext& context);
+
  private:
   Parts parts_;
   AttentionShape shape_;

@@ -4,6 +4,7 @@
 #include <span>
 
 #include "backend/step.h"
+#include "layers/row_observer.h"
 #include "layers/scratch.h"
 #include "ops/kv.h"
 
@@ -17,6 +18,7 @@ struct ForwardContext {
   std::span<const SequenceSpan> sequences;  // with their pages in the pool of `kv`
   KvView kv;                                // pages of the layer that runs
   Scratch scratch;
+  RowObserver* observer = nullptr;  // of the products of attention and dense MLPs; null: nobody
 };
 
 }  // namespace nibble

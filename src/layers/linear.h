@@ -7,6 +7,7 @@
 
 #include "backend/backend.h"
 #include "checkpoint/linear_reader.h"
+#include "layers/forward_context.h"
 
 namespace nibble {
 
@@ -34,6 +35,9 @@ class Linear final {
   /// x [m, k] (or what args.input says) and y [m, n], both dense: strides are filled in here.
   /// Allocates nothing.
   void forward(GemmArgs args);
+  /// The same within a layer: the context's observer, if there is one, sees the rows first and may
+  /// do without the product.
+  void forward(const GemmArgs& args, const ForwardContext& context);
 
  private:
   struct Part {

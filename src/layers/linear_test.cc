@@ -1,5 +1,6 @@
 #include "layers/linear.h"
 
+#include <cmath>
 #include <limits>
 #include <string_view>
 #include <vector>
@@ -61,6 +62,89 @@ TEST(Linear, OfSeveralSchemesEqualsItsParts) {
               << m;
         }
         first += kCounts[i];
+      }
+    }
+  }
+}
+
+/// Notes the rows of products.
+class Notes final : public RowObserver {
+ public:
+  explicit Notes(Then then) : then_(then) {}
+  Then observe(Step& step, const InputRows& rows) override {
+    seen.assign(static_cast<size_t>(step.rows() * rows.width),
+                std::numeric_limits<float>::quiet_NaN());
+    step.input_rows(rows, seen.data());
+    return then_;
+  }
+
+  std::vector<float> seen;
+
+ private:
+  Then then_;
+};
+
+/// Runs fn within a step of `rows` rows.
+void run_rows(Backend& backend, int32_t rows, const StepLayers& fn) {
+  const std::vector<int32_t> tokens(static_cast<size_t>(rows), 0);
+  const SequenceSpan span{.q_begin = 0, .q_len = rows, .kv_len = rows};
+  backend.run_step({.input = {tokens, {&span, 1}, {}}}, fn);
+}
+
+// What an observer sees is what the product rounds, and the product is the same with and without.
+TEST(Linear, ShowsItsRowsToAnObserver) {
+  const auto backend = make_cpu_backend({.threads = 2}).value();
+  const QuantScheme scheme = find_scheme("w8a8_int8").value();
+  const QuantTensor weight = random_weight(scheme.weight, {48, kK}, 1).value();
+  const std::vector<float> norm = random_floats(kK, 2);
+  const std::vector<float> bias = random_floats(kK, 4);
+  MappedLinear part;
+  part.act = scheme.act;
+  part.weight = view_of(weight);
+  Linear linear = Linear::prepare({&part, 1}, {}, *backend, kMost).value();
+  using Kind = GemmInput::Kind;
+  for (const Kind kind :
+       {Kind::kPlain, Kind::kRmsNorm, Kind::kLayerNorm, Kind::kSiluMul, Kind::kRelu}) {
+    const auto width = static_cast<size_t>(input_width(kind, kK));
+    const std::vector<float> x = random_floats(static_cast<int64_t>(kMost * width), 5);
+    std::vector<float> plain(kMost * 48, std::numeric_limits<float>::quiet_NaN());
+    std::vector<float> observed = plain;
+    GemmArgs args{.x = x.data(), .m = kMost, .y = plain.data()};
+    args.input = {.kind = kind, .norm_weight = norm.data(), .eps = 1e-5F};
+    args.input.norm_bias = kind == Kind::kLayerNorm ? bias.data() : nullptr;
+    Notes notes(RowObserver::Then::kMultiply);
+    Notes alone(RowObserver::Then::kSkip);
+    run_rows(*backend, kMost, [&](Step& step) {
+      ForwardContext context{.step = step, .rows = kMost};
+      linear.forward(args, context);
+      args.y = observed.data();
+      context.observer = &notes;
+      linear.forward(args, context);
+      args.y = Activations();  // which is not written
+      context.observer = &alone;
+      linear.forward(args, context);
+    });
+    EXPECT_EQ(plain, observed);
+    EXPECT_EQ(notes.seen, alone.seen);
+    for (size_t row = 0; row < kMost; ++row) {
+      const float* in = x.data() + row * width;
+      double mean = 0;
+      double square = 0;
+      for (size_t i = 0; i < kK; ++i) {
+        mean += static_cast<double>(in[i]) / kK;
+        square += static_cast<double>(in[i]) * in[i] / kK;
+      }
+      for (size_t i = 0; i < kK; ++i) {
+        double expected = in[i];
+        if (kind == Kind::kRmsNorm) {
+          expected = in[i] / std::sqrt(square + 1e-5) * norm[i];
+        } else if (kind == Kind::kLayerNorm) {
+          expected = (in[i] - mean) / std::sqrt(square - mean * mean + 1e-5) * norm[i] + bias[i];
+        } else if (kind != Kind::kPlain) {
+          expected = exact_activation(kind, in[i], width > kK ? in[kK + i] : 0);
+        }
+        EXPECT_NEAR(notes.seen[row * kK + i], expected, 1e-5 * (1 + std::fabs(expected)))
+            << static_cast<int>(kind) << " row " << row << " column " << i;
       }
     }
   }

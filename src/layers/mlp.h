@@ -34,13 +34,26 @@ class Mlp final {
 
   /// hidden [rows, hidden].
   void forward(float* hidden, const ForwardContext& context) {
-    const Activations up = context.scratch[ScratchName::kUp];
-    parts_.up.forward({.x = hidden, .m = context.rows, .y = up, .input = parts_.norm.input()});
-    parts_.down.forward({.x = up,
+    project(hidden, context);
+    add_output(hidden, context);
+  }
+
+  /// The parts of forward(), in their order, for those who look between them: up, or gate and up,
+  /// into the scratch kUp; what down makes of them onto hidden.
+  void project(const float* hidden, const ForwardContext& context) {
+    parts_.up.forward({.x = hidden,
+                       .m = context.rows,
+                       .y = context.scratch[ScratchName::kUp],
+                       .input = parts_.norm.input()},
+                      context);
+  }
+  void add_output(float* hidden, const ForwardContext& context) {
+    parts_.down.forward({.x = context.scratch[ScratchName::kUp],
                          .m = context.rows,
                          .y = hidden,
                          .output = GemmOutput::kAdd,
-                         .input = {.kind = parts_.activation}});
+                         .input = {.kind = parts_.activation}},
+                        context);
   }
 
  private:

@@ -72,7 +72,18 @@ std::string WeightLoader::where_weight(const std::string& module) const {
 }
 
 Result<MappedLinear> WeightLoader::linear(const std::string& module, int64_t n, int64_t k) {
+  if (const auto found = substitutes_.find(module); found != substitutes_.end()) {
+    MappedLinear weights;
+    weights.weight = view_of(found->second.weight);
+    weights.weight.name = module;
+    weights.act = found->second.act;
+    return use(std::move(weights), module, n, k);
+  }
   return map(module, n, k, runs_);
+}
+
+void WeightLoader::substitute(const std::string& module, QuantTensor weight, const ActSpec& act) {
+  substitutes_.insert_or_assign(module, Substitute{std::move(weight), act});
 }
 
 Result<MappedLinear> WeightLoader::map(const std::string& module,

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -15,6 +16,7 @@
 #include "checkpoint/quant_config.h"
 #include "checkpoint/source_matrix.h"
 #include "quant/kv_formats.h"
+#include "quant/quant_tensor.h"
 
 namespace nibble {
 
@@ -37,6 +39,10 @@ class WeightLoader final {
   /// A linear layer's weights [n, k], in the mapped file. kCorrupt naming the tensor for another
   /// shape.
   Result<MappedLinear> linear(const std::string& module, int64_t n, int64_t k);
+  /// From now on linear() gives these weights for the module, whatever the file holds.
+  void substitute(const std::string& module, QuantTensor weight, const ActSpec& act);
+  /// Lets all of those go.
+  void drop_substitutes() { substitutes_.clear(); }
   /// The same of projections of routed experts, by several threads: map_expert_weights().
   struct ExpertModule {
     std::string module;
@@ -91,6 +97,11 @@ class WeightLoader final {
     int64_t bytes = 0;
   };
 
+  struct Substitute {
+    QuantTensor weight;
+    ActSpec act;
+  };
+
   WeightLoader(CheckpointReader reader, QuantConfig quant_config, const ModelConfig& config);
   Result<MappedLinear> map(const std::string& module, int64_t n, int64_t k, const RunsFormat& runs);
   /// Checks the shape of what was mapped, and notes it.
@@ -109,6 +120,7 @@ class WeightLoader final {
   Decoded decoded_;
   QuantConfig quant_config_;
   ModelConfig config_;
+  std::map<std::string, Substitute> substitutes_;
   std::set<std::string, std::less<>> modules_;
   std::set<std::string, std::less<>> tensors_;
   std::set<std::string> dropped_;  // what was said once

@@ -94,6 +94,20 @@ void RowsError::add(const RowsError& next) {
   zeros += next.zeros;
 }
 
+void MatrixEncoder::choose_scales(const ScaleSearch& /*search*/,
+                                  float* /*scales*/,
+                                  float* /*zeros*/) const {
+  CHECK(takes_given_rows());
+}
+
+Status MatrixEncoder::encode_given(const GivenRows& /*given*/,
+                                   const Extent& /*extent*/,
+                                   std::span<std::byte* const> /*out*/,
+                                   RowsError& /*error*/) const {
+  CHECK(takes_given_rows());
+  return {};
+}
+
 double RowsError::snr_db() const { return QuantError{.signal = signal, .noise = noise}.snr_db(); }
 
 double RowsError::cosine() const {

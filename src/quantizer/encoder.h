@@ -39,6 +39,24 @@ struct RowsError {
   [[nodiscard]] double cosine() const;
 };
 
+/// Weights whose scales are to be chosen.
+struct ScaleSearch {
+  int64_t rows = 0;
+  const float* x = nullptr;  // [rows, k] f32, finite
+  const float* importance =
+      nullptr;  // [k], positive: how much a column's error counts; null: all alike
+};
+
+/// Rows whose values are chosen already, by a method that looks at more than single weights.
+struct GivenRows {
+  int64_t row = 0;
+  int64_t rows = 0;
+  const float* x = nullptr;       // [rows, k] f32: what they were made of, for the error
+  const float* values = nullptr;  // [rows, k] f32: (code - zero) * scale of some code each
+  const float* scales = nullptr;  // [rows, groups] as choose_scales() gives them
+  const float* zeros = nullptr;   // [rows, groups]; unused without zero points
+};
+
 /// Turns rows of one matrix [n, k] into the bytes of the tensors that store it. Immutable and
 /// thread-safe: rows may be encoded in any order and on any thread with the same result.
 class MatrixEncoder {
@@ -73,6 +91,17 @@ class MatrixEncoder {
                         const Extent& extent,
                         std::span<std::byte* const> out,
                         RowsError& error) const = 0;
+
+  /// Whether the next two may be called: integers and FP4.
+  [[nodiscard]] virtual bool takes_given_rows() const { return false; }
+  /// The scales [rows, groups], as they are stored, that encode() takes, or with an importance
+  /// those that lose least by it; and the zero points, where the format has them.
+  virtual void choose_scales(const ScaleSearch& search, float* scales, float* zeros) const;
+  /// encode() of values that are chosen already.
+  virtual Status encode_given(const GivenRows& given,
+                              const Extent& extent,
+                              std::span<std::byte* const> out,
+                              RowsError& error) const;
 
  protected:
   MatrixEncoder() = default;

@@ -55,6 +55,18 @@ std::optional<RowsError> error_from_json(const Json* json) {
   return error;
 }
 
+std::optional<CalibrationRecord> calibration_from_json(const Json& json) {
+  constexpr size_t kFields = 3;
+  if (!json.is_array() || json.as_array().size() != kFields) {
+    return std::nullopt;
+  }
+  const JsonArray& fields = json.as_array();
+  if (!fields[0].is_string() || !fields[1].is_int() || !fields[2].is_int()) {
+    return std::nullopt;
+  }
+  return CalibrationRecord{fields[0].as_string(), from_bits(fields[1]), from_bits(fields[2])};
+}
+
 int hex_value(char digit) {
   if (digit >= '0' && digit <= '9') {
     return digit - '0';
@@ -86,6 +98,12 @@ std::optional<JobRecord> record_from_json(const Json& line) {
   }
   JobRecord record;
   record.error = *error;
+  if (const Json* calibration = line.find("calibration"); calibration != nullptr) {
+    record.calibration = calibration_from_json(*calibration);
+    if (!record.calibration) {
+      return std::nullopt;
+    }
+  }
   for (const Json& hash : hashes->as_array()) {
     const auto digest = digest_from_json(hash);
     if (!digest) {
@@ -188,10 +206,14 @@ Status Journal::add_job(const std::string& name, const JobRecord& record) {
   for (const Digest& digest : record.digests) {
     hashes.emplace_back(digest_text(digest));
   }
-  return append(
-      Json::object(
-          {{"job", name}, {"xxh3", std::move(hashes)}, {"error", error_json(record.error)}})
-          .dump());
+  Json line = Json::object(
+      {{"job", name}, {"xxh3", std::move(hashes)}, {"error", error_json(record.error)}});
+  if (record.calibration) {
+    const CalibrationRecord& calibration = *record.calibration;
+    line.set("calibration", JsonArray{calibration.rounding, bits_json(calibration.error),
+                                      bits_json(calibration.rtn_error)});
+  }
+  return append(line.dump());
 }
 
 Status Journal::add_shard(const std::string& file) {

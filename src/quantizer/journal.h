@@ -14,10 +14,18 @@
 
 namespace nibble {
 
+/// What calibration made of a matrix.
+struct CalibrationRecord {
+  std::string rounding;  // that was kept: "gptq"
+  double error = 0;      // of the outputs, in squares, over the outputs' own
+  double rtn_error = 0;  // the same of rounding to the nearest
+};
+
 /// What is known of a job that is done.
 struct JobRecord {
   std::vector<Digest> digests;  // one for each output
   RowsError error;              // of an encoded matrix
+  std::optional<CalibrationRecord> calibration;
 };
 
 /// What a journal says, up to its first line that is torn or damaged.
@@ -36,7 +44,9 @@ Result<JournalContent> read_journal(const std::string& path);
 /// thread-safe.
 ///   line    "CHECKSUM JSON\n", the checksum being XXH3-128 of the JSON text
 ///   first   {"nibble_journal": 1, "plan": HASH}
-///   then    {"job": NAME, "xxh3": [HASH of each tensor], "error": [...]} and {"shard": FILE};
+///   then    {"job": NAME, "xxh3": [HASH of each tensor], "error": [...]} and {"shard": FILE}; a
+///   job
+///           that was calibrated has "calibration": [ROUNDING, error, rtn_error];
 ///           fractions are the bits of a double
 class Journal final {
  public:

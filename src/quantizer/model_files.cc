@@ -11,6 +11,7 @@
 #include "base/file.h"
 #include "gguf/split.h"
 #include "quantizer/own_head.h"
+#include "quantizer/recipe.h"
 #include "text/gguf_tokenizer.h"
 
 namespace nibble {
@@ -23,9 +24,9 @@ constexpr std::array<std::string_view, 7> kWeightSuffixes = {
     ".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pth", ".pt", ".gguf"};
 
 // What says how the source was quantized: no longer true of the result.
-constexpr std::array<std::string_view, 4> kStaleFiles = {
+constexpr std::array<std::string_view, 5> kStaleFiles = {
     "quantize_config.json", "hf_quant_config.json", "quantization_report.json",
-    "quantization_report.html"};
+    "quantization_report.html", kRecipeName};
 
 bool is_weight_file(std::string_view name) {
   return std::any_of(kWeightSuffixes.begin(), kWeightSuffixes.end(), [&](std::string_view suffix) {

@@ -121,6 +121,7 @@ class Planner final {
   Status decide_all() {
     NIBBLE_ASSIGN_OR_RETURN(RuleSet rules, RuleSet::create(options_.rules, config_));
     plan_.family = rules.family();
+    plan_.calibration = options_.calibration;
     for (const auto& matrix : plan_.source.matrices) {
       NIBBLE_ASSIGN_OR_RETURN(Decision decision, rules.decide(matrix->module()));
       DecidedMatrix decided{matrix.get(), rules.kind(matrix->module()), std::move(decision), false};

@@ -29,6 +29,7 @@ struct PlanOptions {
   /// say so.
   std::optional<KvCacheScheme> kv_cache;
   int64_t shard_bytes = int64_t{5} << 30;
+  Json calibration;  // how matrices are rounded beforehand (JobMaker::recipe()); null: they are not
 };
 
 /// What becomes of one matrix that is encoded, or of one tensor that passes byte for byte.
@@ -75,6 +76,7 @@ struct QuantizePlan {
   std::vector<PlanJob> jobs;  // in file order of the source
   std::vector<PlannedShard> shards;
   std::vector<std::vector<size_t>> extent_sets;  // jobs that take one extent together
+  Json calibration;                              // as PlanOptions has it
   Json quantization_config;                      // to write; null when nothing stays quantized
   bool own_head = false;  // config.json is to say that the head is not the embeddings' table
   std::string family;     // of the ready-made rules

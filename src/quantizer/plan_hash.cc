@@ -43,6 +43,9 @@ Result<std::string> plan_hash(const QuantizePlan& plan,
                               ScaleRule rule) {
   std::string text = fmt::format("version {} rule {}\nconfig {}\n", kFormatVersion,
                                  static_cast<int>(rule), plan.quantization_config.dump());
+  if (!plan.calibration.is_null()) {
+    text += fmt::format("calibration {}\n", plan.calibration.dump());
+  }
   if (plan.own_head) {
     text += "own head\n";
   }

@@ -15,6 +15,7 @@
 #include "checkpoint/checkpoint_reader.h"
 #include "quantizer/model_files.h"
 #include "quantizer/plan_hash.h"
+#include "quantizer/recipe.h"
 #include "quantizer/work_folder.h"
 
 namespace nibble {
@@ -33,12 +34,25 @@ Status check_options(const QuantizeOptions& options) {
                       "--part {}/{}: not of the form I/N with I from 1 to N", share.part,
                       share.parts);
   }
+  if (options.maker != nullptr && share.kind != QuantizeShare::Kind::kWhole) {
+    return make_error(StatusCode::kInvalidArgument,
+                      "--calibrate: layers depend on those before them, so no part can be made by "
+                      "itself; leave --part and --finish out");
+  }
   std::error_code ignored;
   if (fs::equivalent(options.source, options.destination, ignored)) {
     return make_error(StatusCode::kInvalidArgument, "{}: source and destination are the same",
                       options.source);
   }
   return {};
+}
+
+PlanOptions plan_options(const QuantizeOptions& options) {
+  PlanOptions plan = options.plan;
+  if (options.maker != nullptr) {
+    plan.calibration = options.maker->recipe();
+  }
+  return plan;
 }
 
 /// One call of quantize_checkpoint().
@@ -206,7 +220,30 @@ class Run final {
       }
     }
     pipeline.begin.bytes_before = pipeline.begin.bytes_done;
+    if (options_.maker != nullptr) {
+      NIBBLE_RETURN_IF_ERROR(make_jobs(folder, *store, pipeline));
+    }
     return run_pipeline(reader_, plan_, *store, pipeline);
+  }
+
+  // Those of the maker; what the pipeline then finds done is added to its progress.
+  Status make_jobs(const WorkFolder& folder, ShardStore& store, PipelineOptions& pipeline) {
+    const std::vector<size_t> before = store.jobs_to_do();
+    NIBBLE_RETURN_IF_ERROR(options_.maker->make({.plan = plan_,
+                                                 .store = store,
+                                                 .folder = folder.path(),
+                                                 .threads = pipeline.budget.threads,
+                                                 .memory = options_.memory,
+                                                 .stop = options_.stop,
+                                                 .progress = options_.progress,
+                                                 .begin = pipeline.begin}));
+    for (const size_t job : before) {
+      if (store.done(job)) {
+        pipeline.begin.bytes_done += plan_.jobs[job].bytes_in;
+        ++pipeline.begin.tensors_done;
+      }
+    }
+    return {};
   }
 
   QuantizeReport part_report(const WorkFolder& folder) const {
@@ -278,6 +315,9 @@ class Run final {
     NIBBLE_RETURN_IF_ERROR(write_weight_index(plan_, folder.path()));
     NIBBLE_RETURN_IF_ERROR(copy_model_files(options_.source, folder.path()));
     NIBBLE_RETURN_IF_ERROR(write_config(options_.source, folder.path(), plan_));
+    if (!plan_.calibration.is_null()) {
+      NIBBLE_RETURN_IF_ERROR(write_recipe(recipe_of(plan_options(options_)), folder.path()));
+    }
     QuantizeReport report = make_report(plan_, reader_.total_bytes(), records_);
     const std::string source = WorkFolder::destination_of(options_.source).value();
     NIBBLE_RETURN_IF_ERROR(write_report(report, plan_, file_name(source), folder.path()));
@@ -331,7 +371,8 @@ Result<QuantizeReport> quantize_checkpoint(const QuantizeOptions& options) {
   NIBBLE_ASSIGN_OR_RETURN(const Json config, read_config(options.source));
   NIBBLE_RETURN_IF_ERROR(check_model_files(options.source));
   NIBBLE_ASSIGN_OR_RETURN(const CheckpointReader reader, CheckpointReader::open(options.source));
-  NIBBLE_ASSIGN_OR_RETURN(const QuantizePlan plan, make_plan(reader, config, options.plan));
+  NIBBLE_ASSIGN_OR_RETURN(const QuantizePlan plan,
+                          make_plan(reader, config, plan_options(options)));
   NIBBLE_ASSIGN_OR_RETURN(QuantizeReport report, Run(options, reader, plan).run());
   report.peak_rss_bytes = peak_rss_bytes();
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
@@ -343,7 +384,8 @@ Result<Json> describe_plan(const QuantizeOptions& options) {
   NIBBLE_ASSIGN_OR_RETURN(const Json config, read_config(options.source));
   NIBBLE_RETURN_IF_ERROR(check_model_files(options.source));
   NIBBLE_ASSIGN_OR_RETURN(const CheckpointReader reader, CheckpointReader::open(options.source));
-  NIBBLE_ASSIGN_OR_RETURN(const QuantizePlan plan, make_plan(reader, config, options.plan));
+  NIBBLE_ASSIGN_OR_RETURN(const QuantizePlan plan,
+                          make_plan(reader, config, plan_options(options)));
   JsonArray tensors;
   for (const PlanJob& job : plan.jobs) {
     JsonArray shape;

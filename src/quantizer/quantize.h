@@ -8,6 +8,7 @@
 #include "base/json.h"
 #include "base/status.h"
 #include "checkpoint/output_folder.h"
+#include "quantizer/job_maker.h"
 #include "quantizer/pipeline.h"
 #include "quantizer/plan.h"
 #include "quantizer/quantize_report.h"
@@ -31,6 +32,7 @@ struct QuantizeOptions {
   QuantizeShare share;
   int threads = 0;                          // 0: as many as the machine has
   int64_t memory = int64_t{2} << 30;        // resident bytes that are never exceeded
+  JobMaker* maker = nullptr;                // of jobs that are made first; null: none are
   double min_snr_db = 0;                    // a tensor below it fails the run; 0: none does
   const std::atomic<bool>* stop = nullptr;  // becomes true when the run should end early
   std::function<void(const QuantizeProgress&)> progress;  // may be empty; never called in parallel

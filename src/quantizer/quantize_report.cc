@@ -16,20 +16,26 @@ namespace {
 constexpr int64_t kVersion = 1;
 
 Json tensor_json(const QuantizedTensor& tensor) {
-  return Json::object({{"name", tensor.name},
-                       {"scheme", tensor.scheme},
-                       {"source", tensor.source},
-                       {"n", tensor.n},
-                       {"k", tensor.k},
-                       {"bytes_in", tensor.bytes_in},
-                       {"bytes_out", tensor.bytes_out},
-                       {"snr_db", tensor.snr_db},
-                       {"cosine", tensor.cosine},
-                       {"max_error", tensor.max_error},
-                       {"clipped", tensor.clipped},
-                       {"zeros", tensor.zeros},
-                       {"scale_low", tensor.scale_low},
-                       {"scale_high", tensor.scale_high}});
+  Json json = Json::object({{"name", tensor.name},
+                            {"scheme", tensor.scheme},
+                            {"source", tensor.source},
+                            {"n", tensor.n},
+                            {"k", tensor.k},
+                            {"bytes_in", tensor.bytes_in},
+                            {"bytes_out", tensor.bytes_out},
+                            {"snr_db", tensor.snr_db},
+                            {"cosine", tensor.cosine},
+                            {"max_error", tensor.max_error},
+                            {"clipped", tensor.clipped},
+                            {"zeros", tensor.zeros},
+                            {"scale_low", tensor.scale_low},
+                            {"scale_high", tensor.scale_high}});
+  if (tensor.calibration) {
+    json.set("rounding", tensor.calibration->rounding);
+    json.set("output_error", tensor.calibration->error);
+    json.set("output_error_rtn", tensor.calibration->rtn_error);
+  }
+  return json;
 }
 
 Result<QuantizedTensor> tensor_from_json(const Json& json) {
@@ -49,6 +55,12 @@ Result<QuantizedTensor> tensor_from_json(const Json& json) {
   NIBBLE_ASSIGN_OR_RETURN(tensor.zeros, reader.required_int("zeros"));
   NIBBLE_ASSIGN_OR_RETURN(tensor.scale_low, reader.required_double("scale_low"));
   NIBBLE_ASSIGN_OR_RETURN(tensor.scale_high, reader.required_double("scale_high"));
+  if (json.find("rounding") != nullptr) {
+    CalibrationRecord& calibration = tensor.calibration.emplace();
+    NIBBLE_ASSIGN_OR_RETURN(calibration.rounding, reader.required_string("rounding"));
+    NIBBLE_ASSIGN_OR_RETURN(calibration.error, reader.required_double("output_error"));
+    NIBBLE_ASSIGN_OR_RETURN(calibration.rtn_error, reader.required_double("output_error_rtn"));
+  }
   return tensor;
 }
 
@@ -106,7 +118,8 @@ QuantizeReport make_report(const QuantizePlan& plan,
                               .clipped = error.clipped,
                               .zeros = error.zeros,
                               .scale_low = error.scale_low,
-                              .scale_high = error.scale_high});
+                              .scale_high = error.scale_high,
+                              .calibration = records[i]->calibration});
   }
   std::sort(report.tensors.begin(), report.tensors.end(),
             [](const QuantizedTensor& a, const QuantizedTensor& b) {

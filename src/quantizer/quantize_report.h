@@ -28,6 +28,7 @@ struct QuantizedTensor {
   int64_t zeros = 0;
   double scale_low = 0;
   double scale_high = 0;
+  std::optional<CalibrationRecord> calibration;
 };
 
 struct QuantizeReport {

@@ -143,6 +143,13 @@ Status ShardStore::verify_jobs(size_t shard, int threads) {
   return failure;
 }
 
+std::vector<size_t> ShardStore::jobs_to_do() const {
+  std::vector<size_t> jobs;
+  std::copy_if(jobs_.begin(), jobs_.end(), std::back_inserter(jobs),
+               [&](size_t job) { return !done(job); });
+  return jobs;
+}
+
 Status ShardStore::begin(size_t shard) {
   const std::lock_guard lock(mutex_);
   Shard& state = *shards_[shard];
@@ -165,6 +172,15 @@ Status ShardStore::write(const PlanJob& job,
                          int64_t offset,
                          std::span<std::byte> bytes) {
   return shards_[job.shard]->file->write(job.outputs[output].offset + offset, bytes);
+}
+
+Status ShardStore::flush() {
+  for (const auto& shard : shards_) {
+    if (shard != nullptr && shard->file != nullptr) {
+      NIBBLE_RETURN_IF_ERROR(shard->file->flush());
+    }
+  }
+  return {};
 }
 
 Status ShardStore::finish_job(size_t job, JobRecord record) {

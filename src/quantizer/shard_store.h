@@ -29,12 +29,17 @@ class ShardStore final {
                                                   int threads);
 
   /// The jobs that are to be done, in order.
-  [[nodiscard]] const std::vector<size_t>& jobs_to_do() const { return jobs_; }
+  [[nodiscard]] std::vector<size_t> jobs_to_do() const;
+  /// Whether a job is done. Not while others finish.
+  [[nodiscard]] bool done(size_t job) const { return records_[job].has_value(); }
   /// Opens the file of a shard before its first write. Thread-safe.
   Status begin(size_t shard);
   /// Writes part of an output of a job whose shard has begun, every byte once; `bytes` are in
   /// memory that BlockMemory::take() gave for their place in the file. Thread-safe.
   Status write(const PlanJob& job, size_t output, int64_t offset, std::span<std::byte> bytes);
+  /// Makes what is recorded survive a kill: blocks that finished jobs share with others, too. Not
+  /// while others write.
+  Status flush();
   /// Records a job all of whose bytes are written; completes the file with its last one. What a
   /// block shares with jobs that are not done waits in memory: a kill loses it, and the job's hash
   /// tells the next run. Thread-safe.
@@ -59,7 +64,7 @@ class ShardStore final {
   const std::string folder_;
   Journal& journal_;
   std::vector<std::optional<JobRecord>>& records_;
-  std::vector<size_t> jobs_;
+  std::vector<size_t> jobs_;                    // that were to be done in the beginning
   std::vector<std::unique_ptr<Shard>> shards_;  // by index; null: not of this run, or complete
   std::mutex mutex_;                            // journal, records, opening of files
 };

@@ -515,6 +515,11 @@ def test_eval_windows(model, window):
      ["--include", "nothing"]),
     (["quantize", "MODEL", "OUT", "--scheme", "w4a8", "--ignore", "re:("], ["re:("]),
     (["quantize", "MODEL", "OUT", "--scheme", "w4a8", "--ignore", "re:.*"], ["quantize"]),
+    (["quantize", "MODEL", "OUT", "--scheme", "w4a8", "--method", "gptq"],
+     ["--method gptq", "--calibrate"]),
+    (["quantize", "MODEL", "OUT", "--scheme", "w4a8", "--seed", "3"], ["--seed", "--calibrate"]),
+    (["quantize", "MODEL", "OUT", "--scheme", "w4a8", "--calibrate", "CONFIG",
+      "--method", "awk"], ["awk", "imatrix"]),
     (["quantize", "MODEL", "OUT", "--scheme", "w4a8", "--shard-size", "0"], ["--shard-size"]),
     (["quantize", "MODEL", "OUT", "--scheme", "w4a8", "--shard-size", "big"], ["--shard-size"]),
     (["quantize", "MODEL", "OUT", "--scheme", "w4a8", "--threads", "-2"], ["--threads"]),
@@ -541,7 +546,8 @@ def test_eval_windows(model, window):
 ], ids=lambda value: " ".join(value) if value and isinstance(value, list) else "none")
 def test_flags(model, arguments, words):
     output = model.folder.parent / "output"
-    names = {"MODEL": str(model), "MODEL/": f"{model}/", "OUT": str(output)}
+    names = {"MODEL": str(model), "MODEL/": f"{model}/", "OUT": str(output),
+             "CONFIG": f"{model}/config.json"}
     fails(INVALID, *(names.get(word, word) for word in words),
           arguments=[names.get(argument, argument) for argument in arguments])
     assert os.listdir(output.parent) == ["model"]

@@ -18,7 +18,7 @@ import functions
 
 LEVELS = {
     "base": 0, "core": 1, "quant": 2, "gguf": 2, "arch": 3, "ops": 3, "checkpoint": 4, "backend": 4,
-    "layers": 5, "kvcache": 5, "text": 5, "model": 6, "quantizer": 6, "engine": 7, "synthetic": 7,
+    "layers": 5, "kvcache": 5, "text": 5, "model": 6, "quantizer": 6, "engine": 7, "synthetic": 7, "calibration": 8,
     "train": 7, "server": 8, "eval": 8, "tools": 9,
     "bench": 10,
 }

@@ -33,6 +33,16 @@ void CpuStep::normalize(const NormalizeArgs& args) {
   });
 }
 
+void CpuStep::input_rows(const InputRows& args, float* out) {
+  for_rows(device_.workspace.pool(), rows(), args.width, [&](int64_t row, int /*thread*/) {
+    device_.kernels.make_input({.x = numbers_of(args.x.at(row * args.stride)),
+                                .k = args.width,
+                                .input = args.input,
+                                .silu = {}},
+                               out + row * args.width);
+  });
+}
+
 void CpuStep::add_gated(const GatedAddArgs& args) {
   constexpr int64_t kLanes = 8;
   for_rows(device_.workspace.pool(), rows(), args.width, [&](int64_t row, int thread) {

@@ -28,6 +28,7 @@ class CpuStep final : public Step {
   void attention(const AttentionArgs& args) override { device_.attention.attention(args); }
   void normalize(const NormalizeArgs& args) override;
   void add_gated(const GatedAddArgs& args) override;
+  void input_rows(const InputRows& args, float* out) override;
   void take_logit_rows(const float* from, int64_t width, float* to) override;
   /// The host samples: a plan that says otherwise is refused.
   void sample(float* logits, int64_t vocab) override;

@@ -25,28 +25,56 @@ class ProgressiveEncoder final : public RowEncoder {
                 const Extent& extent,
                 std::span<std::byte* const> out,
                 RowsError& error) const override {
+    return encode_rows({row, rows, x}, extent, out, error);
+  }
+
+  [[nodiscard]] bool takes_given_rows() const override { return rule_ != ScaleRule::kQuark; }
+
+  void choose_scales(const ScaleSearch& search, float* scales, float* /*zeros*/) const override {
+    for (int64_t i = 0; i < search.rows; ++i) {
+      const float* values = search.x + i * k_;
+      float absmax = 0;
+      kernels_.absmax(values, 1, k_, &absmax);
+      scales[i] = choose(values, absmax, search.importance);
+    }
+  }
+
+  Status encode_given(const GivenRows& given,
+                      const Extent& extent,
+                      std::span<std::byte* const> out,
+                      RowsError& error) const override {
+    return encode_rows(rows_of(given), extent, out, error);
+  }
+
+ private:
+  Status encode_rows(const Rows& all,
+                     const Extent& extent,
+                     std::span<std::byte* const> out,
+                     RowsError& error) const {
     Tally tally;
     const bool exact = rule_ != ScaleRule::kQuark;
     const float first = exact ? power_scale(extent.absmax) : quark_scale(extent.absmax);
-    for (int64_t i = 0; i < rows; ++i) {
-      const float* values = x + i * k_;
+    for (int64_t i = 0; i < all.rows; ++i) {
+      const float* values = all.x + i * k_;
       float absmax = 0;
-      NIBBLE_RETURN_IF_ERROR(find_absmax({row, rows, x}, values, 1, k_, &absmax));
+      NIBBLE_RETURN_IF_ERROR(find_absmax(all, values, 1, k_, &absmax));
       std::byte* codes = out[0] + i * code_row_bytes();
-      const float second = exact ? encode_exact(values, absmax, first, codes, tally)
+      Encoded part = {.x = values, .groups = 1, .width = k_, .absmax = &absmax};
+      part.original = original_of(all, part);
+      const float given = all.given == nullptr ? 0.0F : all.given->scales[i];
+      const float second = exact ? encode_exact(part, first, given, codes, tally)
                                  : encode_quark(values, absmax, first, codes, tally);
       kernels_.reorder(reinterpret_cast<uint8_t*>(codes), code_row_bytes() / 4);
       clear_padding(codes);
       store_scales(DType::kF32, &second, 1, out[2] + i * 4);
     }
-    if (row == 0) {
+    if (all.row == 0) {
       store_scales(DType::kF32, &first, 1, out[1]);
     }
     error = total(tally);
     return {};
   }
 
- private:
   /// A power of two at or above absmax / 448: products with it are exact, and no code times its
   /// second scale leaves the range of the FP8 stage by more than the rounding of codes.
   static float power_scale(float absmax) {
@@ -64,22 +92,27 @@ class ProgressiveEncoder final : public RowEncoder {
     return vanishes(absmax) ? kLeastScale : std::min(absmax, kMost) / kE4M3Max;
   }
 
-  float encode_exact(
-      const float* x, float absmax, float first, std::byte* codes, Tally& tally) const {
+  float choose(const float* x, float absmax, const float* importance) const {
     float scale = 0;
     int_scales(kernels_, format_, resolve_rule(rule_, format_),
                {.x = x,
                 .groups = 1,
                 .width = k_,
                 .absmax = &absmax,
+                .importance = importance,
                 .low = kRange.low,
                 .high = kRange.high},
                &scale);
+    return scale;
+  }
+
+  /// given: the scale of values that are chosen already; 0: it is to be chosen.
+  float encode_exact(Encoded part, float first, float given, std::byte* codes, Tally& tally) const {
+    float scale = given != 0 ? given : choose(part.x, *part.absmax, nullptr);
     const float least = first * kLeastRatio;
     scale = std::fabs(scale) < least ? least : scale;
-    encode_groups(kernels_.int4,
-                  {.x = x, .groups = 1, .width = k_, .absmax = &absmax, .scales = &scale}, codes,
-                  tally);
+    part.scales = &scale;
+    encode_groups(kernels_.int4, part, codes, tally);
     return scale / first;
   }
 

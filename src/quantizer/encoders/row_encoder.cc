@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "base/f16.h"
+#include "quant/codec.h"
 #include "quant/fake_quant.h"
 
 namespace nibble {
@@ -64,6 +65,12 @@ void RowEncoder::encode_groups(rows::RowKernels::Encode encode,
                                  .zeros = encoded.zeros,
                                  .codes = reinterpret_cast<uint8_t*>(codes)};
   note(encoded, tally);
+  if (encoded.original != nullptr) {
+    rows::Sums unused;
+    encode(args, unused);
+    add_given(encoded, tally);
+    return;
+  }
   if (!extreme(encoded)) {
     encode(args, tally.sums);
     return;
@@ -88,6 +95,37 @@ void RowEncoder::encode_groups(rows::RowKernels::Encode encode,
     fake_quant_row(one, x, encoded.width, {&scale, &zero}, decoded.data());
     add_decoded(x, decoded.data(), encoded.width, tally.rest);
   }
+}
+
+void RowEncoder::add_given(const Encoded& encoded, Tally& tally) const {
+  constexpr float kBeyondFp4 = 7;  // half a step past the largest number
+  const bool integer = is_integer(format_.code);
+  const CodeRange range = integer ? code_range(format_.code) : CodeRange{-kE2M1Max, kE2M1Max};
+  const float slack = integer ? 0.5F : kBeyondFp4 - kE2M1Max;
+  add_decoded(encoded.original, encoded.x, encoded.groups * encoded.width, tally.rest);
+  for (int64_t i = 0; i < encoded.groups * encoded.width; ++i) {
+    const int64_t group = i / encoded.width;
+    const float zero = encoded.zeros == nullptr ? 0.0F : encoded.zeros[group];
+    const float steps = encoded.original[i] / encoded.scales[group] + zero;
+    tally.rest.clipped += steps < range.low - slack || steps > range.high + slack ? 1 : 0;
+  }
+}
+
+const float* RowEncoder::importance_of(const ScaleSearch& search,
+                                       int64_t first,
+                                       int64_t groups,
+                                       std::vector<float>& memory) const {
+  if (search.importance == nullptr) {
+    return nullptr;
+  }
+  const int64_t per_row = format_.groups(k_);
+  const int64_t width = k_ / per_row;
+  memory.resize(static_cast<size_t>(groups * width));
+  for (int64_t g = 0; g < groups; ++g) {
+    std::copy_n(search.importance + (first + g) % per_row * width, width,
+                memory.begin() + g * width);
+  }
+  return memory.data();
 }
 
 void RowEncoder::note(const Encoded& encoded, Tally& tally) {

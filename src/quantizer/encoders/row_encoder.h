@@ -23,16 +23,31 @@ class RowEncoder : public MatrixEncoder {
     int64_t row = 0;
     int64_t rows = 0;
     const float* x = nullptr;
+    const GivenRows* given = nullptr;  // whose values are x
   };
   /// Neighbouring weights and what became of them.
   struct Encoded {
     const float* x = nullptr;  // [groups, width]
     int64_t groups = 0;
     int64_t width = 0;
-    const float* absmax = nullptr;  // [groups]
-    const float* scales = nullptr;  // [groups]; nullptr when the format has none
-    const float* zeros = nullptr;   // [groups] or nullptr
+    const float* absmax = nullptr;    // [groups]
+    const float* scales = nullptr;    // [groups]; nullptr when the format has none
+    const float* zeros = nullptr;     // [groups] or nullptr
+    const float* original = nullptr;  // [groups, width]: what given values x were made of
   };
+  [[nodiscard]] static Rows rows_of(const GivenRows& given) {
+    return {given.row, given.rows, given.values, &given};
+  }
+  /// What part [groups, width], from group `first` of the rows on, was made of; null: x is that.
+  [[nodiscard]] static const float* original_of(const Rows& all, const Encoded& part) {
+    return all.given == nullptr ? nullptr : all.given->x + (part.x - all.x);
+  }
+  /// The importance of the weights of `groups` groups from group `first` of some rows on, one after
+  /// the other as they lie; null for none.
+  const float* importance_of(const ScaleSearch& search,
+                             int64_t first,
+                             int64_t groups,
+                             std::vector<float>& memory) const;
 
   /// Largest magnitudes of `groups` neighbouring runs of `width` weights from x on, which lie in
   /// `all`. kCorrupt, naming the place, when one is not finite.
@@ -51,6 +66,8 @@ class RowEncoder : public MatrixEncoder {
                      const Encoded& encoded,
                      std::byte* codes,
                      Tally& tally) const;
+  /// Adds up what was lost of given values.
+  void add_given(const Encoded& encoded, Tally& tally) const;
   /// Notes count and scales of weights whose sums are elsewhere.
   static void note(const Encoded& encoded, Tally& tally);
   [[nodiscard]] static RowsError total(const Tally& tally);

@@ -47,20 +47,58 @@ class ZeroPointEncoder final : public RowEncoder {
                 const Extent& /*extent*/,
                 std::span<std::byte* const> out,
                 RowsError& error) const override {
+    return encode_rows({row, rows, x}, out, error);
+  }
+
+  [[nodiscard]] bool takes_given_rows() const override { return true; }
+
+  void choose_scales(const ScaleSearch& search, float* scales, float* zeros) const override {
+    std::vector<float> memory;
+    const int64_t width = format_.group_size;
+    const int64_t all = search.rows * format_.groups(k_);
+    for (int64_t g = 0; g < all; g += rows::kMostGroups) {
+      const int64_t groups = std::min(rows::kMostGroups, all - g);
+      float absmax[rows::kMostGroups];
+      const Encoded part = {.x = search.x + g * width, .groups = groups, .width = width};
+      kernels_.absmax(part.x, groups, width, absmax);
+      choose(part, {absmax, importance_of(search, g, groups, memory)}, scales + g, zeros + g);
+    }
+  }
+
+  Status encode_given(const GivenRows& given,
+                      const Extent& /*extent*/,
+                      std::span<std::byte* const> out,
+                      RowsError& error) const override {
+    return encode_rows(rows_of(given), out, error);
+  }
+
+ private:
+  struct Facts {
+    const float* absmax = nullptr;      // [groups]
+    const float* importance = nullptr;  // [groups, width] or null
+  };
+
+  Status encode_rows(const Rows& all, std::span<std::byte* const> out, RowsError& error) const {
     Tally tally;
     const int64_t per_row = format_.groups(k_);
     const int64_t width = format_.group_size;
-    const int64_t groups_in_all = rows * per_row;
-    const auto words = (rows + kRowsPerWord - 1) / kRowsPerWord * per_row;
+    const int64_t groups_in_all = all.rows * per_row;
+    const auto words = (all.rows + kRowsPerWord - 1) / kRowsPerWord * per_row;
     std::memset(out[2], 0, static_cast<size_t>(words) * 4);
     for (int64_t g = 0; g < groups_in_all; g += rows::kMostGroups) {
       const int64_t groups = std::min(rows::kMostGroups, groups_in_all - g);
-      Encoded part = {.x = x + g * width, .groups = groups, .width = width};
+      Encoded part = {.x = all.x + g * width, .groups = groups, .width = width};
       float absmax[rows::kMostGroups];
       float scales[rows::kMostGroups];
       float zeros[rows::kMostGroups];
-      NIBBLE_RETURN_IF_ERROR(find_absmax({row, rows, x}, part.x, groups, width, absmax));
-      choose(part, absmax, scales, zeros);
+      NIBBLE_RETURN_IF_ERROR(find_absmax(all, part.x, groups, width, absmax));
+      if (all.given == nullptr) {
+        choose(part, {absmax, nullptr}, scales, zeros);
+      } else {
+        std::copy_n(all.given->scales + g, groups, scales);
+        std::copy_n(all.given->zeros + g, groups, zeros);
+        part.original = original_of(all, part);
+      }
       part.absmax = absmax;
       part.scales = scales;
       part.zeros = zeros;
@@ -70,15 +108,14 @@ class ZeroPointEncoder final : public RowEncoder {
         store_zero(g + i, static_cast<int>(zeros[i]), out[2]);
       }
     }
-    write_shape(row, out[3]);
+    write_shape(all.row, out[3]);
     error = total(tally);
     return {};
   }
 
- private:
   [[nodiscard]] int64_t scale_bytes() const { return dtype_bits(format_.scale_dtype) / 8; }
 
-  void choose(const Encoded& part, const float* absmax, float* scales, float* zeros) const {
+  void choose(const Encoded& part, const Facts& facts, float* scales, float* zeros) const {
     float low[rows::kMostGroups];
     float high[rows::kMostGroups];
     float factors[rows::kMostGroups];
@@ -92,7 +129,8 @@ class ZeroPointEncoder final : public RowEncoder {
       kernels_.shrink({.x = part.x,
                        .groups = part.groups,
                        .width = part.width,
-                       .absmax = absmax,
+                       .absmax = facts.absmax,
+                       .importance = facts.importance,
                        .low = kRange.low,
                        .high = kRange.high},
                       low, high, factors);

@@ -42,6 +42,7 @@ struct IntCodec {
 
   IntCodec(float scale_value, float zero_value)
       : scale(Lanes::set(scale_value)), zero(Lanes::set(zero_value)) {}
+  IntCodec(F scales, F zeros) : scale(scales), zero(zeros) {}
 
   [[nodiscard]] Coded encode(F x) const {
     F shifted = Lanes::div(x, scale);
@@ -118,6 +119,7 @@ struct FloatCodec {
 
   FloatCodec(float scale_value, float /*zero*/)
       : scale(Lanes::set(scale_value)), inverse(Lanes::set(1.0F / scale_value)) {}
+  FloatCodec(F scales, F /*zeros*/) : scale(scales), inverse(Lanes::div(Lanes::set(1), scales)) {}
 
   [[nodiscard]] Coded encode(F x) const {
     Coded coded = encode_float<Format>(kPowers ? Lanes::mul(x, inverse) : Lanes::div(x, scale));

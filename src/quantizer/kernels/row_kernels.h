@@ -49,8 +49,40 @@ struct SearchArgs {
   int64_t groups = 0;
   int64_t width = 0;
   const float* absmax = nullptr;  // [groups], not zero where the result is used
-  float low = 0;                  // range of the codes
+  const float* importance =
+      nullptr;    // [groups, width]: what a weight's squared error counts; null: 1
+  float low = 0;  // range of the codes
   float high = 0;
+};
+
+/// c[i, j] += sign * sum over t of a[t, i] * b[t, j]: of columns of row-major matrices. The sum
+/// begins with 0 and takes t in ascending order, fused.
+struct ProductArgs {
+  const float* a = nullptr;  // [depth, m]
+  int64_t a_stride = 0;
+  const float* b = nullptr;  // [depth, n]
+  int64_t b_stride = 0;
+  float* c = nullptr;  // [m, n]
+  int64_t c_stride = 0;
+  int64_t m = 0;
+  int64_t n = 0;  // a multiple of 16
+  int64_t depth = 0;
+  float sign = 1;  // or -1
+};
+
+/// A block of columns of a matrix whose rows are rounded one column after the other, each with what
+/// the errors of the columns before it ask for. All matrices lie column by column.
+struct ColumnsArgs {
+  const float* w = nullptr;  // [columns, rows]
+  float* sums = nullptr;     // [columns, rows]: of errors times factor; those within are added here
+  float* errors = nullptr;   // [columns, rows] out: w - value
+  float* values = nullptr;   // [columns, rows] out
+  const float* const* scales = nullptr;  // of each column: [rows]
+  const float* const* zeros = nullptr;   // likewise; null without zero points
+  const float* factor = nullptr;         // [columns, columns], upper triangle
+  int64_t factor_stride = 0;
+  int64_t columns = 0;
+  int64_t rows = 0;  // a multiple of 16, and what columns are apart
 };
 
 /// Row arithmetic of one instruction set. All tables give the same bits.
@@ -84,6 +116,12 @@ struct RowKernels {
   Encode fp8;
   Encode fp4;
   Encode bf16;
+  void (*add_products)(const ProductArgs& args);
+  using Columns = void (*)(const ColumnsArgs& args);
+  Columns columns_int4;
+  Columns columns_int4_zeros;
+  Columns columns_int8;
+  Columns columns_fp4;
   void (*progressive)(const ProgressiveArgs& args, Sums& sums);
   /// Offset binary words in sequential order to two's complement in the order 0 2 4 6 1 3 5 7.
   void (*reorder)(uint8_t* words, int64_t count);

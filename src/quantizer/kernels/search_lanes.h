@@ -1,6 +1,6 @@
 #pragma once
 
-#include "quantizer/kernels/encode_lanes.h"
+#include "quantizer/kernels/matrix_lanes.h"
 
 // Extents and searches of scales over the vocabulary Lanes. Narrow groups lie side by side, one per
 // lane; a wide one is spread over the lanes.
@@ -62,32 +62,58 @@ void group_minmax(const float* x, int64_t groups, int64_t width, float* low, flo
   }
 }
 
+/// What the squared error of sixteen weights counts: one, or their importance.
+struct Alike {};
+inline F times(Alike /*one*/, F x) { return x; }
+inline F times(F importance, F x) { return Lanes::mul(importance, x); }
+
 /// Up to sixteen groups turned so that lane g of vector i is weight i of group g.
 struct Columns {
   alignas(64) float x[kMostColumnWidth * kLanes];
   int64_t width = 0;
 
-  explicit Columns(const SearchArgs& args) : width(args.width) {
-    for (int64_t begin = 0; begin < width; begin += kLanes) {
-      F block[kLanes];
-      for (int64_t g = 0; g < kLanes; ++g) {
-        block[g] = g < args.groups ? Lanes::load(args.x + g * width + begin) : Lanes::set(0);
-      }
-      Lanes::transpose(block);
-      for (int64_t i = 0; i < kLanes; ++i) {
-        Lanes::store(x + (begin + i) * kLanes, block[i]);
-      }
-    }
-  }
-  /// visit(parity, weights): even and odd vectors, so that two sums are under way.
+  explicit Columns(const SearchArgs& args) : width(args.width) { turn(args, args.x, x); }
+  /// visit(parity, weights, importance): even and odd vectors, so that two sums are under way.
   template <typename Visit>
   inline void for_each(Visit visit) const {
     for (int64_t i = 0; i < width; i += 2) {
-      visit(0, Lanes::load(x + i * kLanes));
-      visit(1, Lanes::load(x + (i + 1) * kLanes));
+      visit(0, Lanes::load(x + i * kLanes), Alike());
+      visit(1, Lanes::load(x + (i + 1) * kLanes), Alike());
     }
   }
   static F total(F even, F odd) { return Lanes::add(even, odd); }
+
+  static void turn(const SearchArgs& args, const float* from, float* to) {
+    for (int64_t begin = 0; begin < args.width; begin += kLanes) {
+      F block[kLanes];
+      for (int64_t g = 0; g < kLanes; ++g) {
+        block[g] = g < args.groups ? Lanes::load(from + g * args.width + begin) : Lanes::set(0);
+      }
+      Lanes::transpose(block);
+      for (int64_t i = 0; i < kLanes; ++i) {
+        Lanes::store(to + (begin + i) * kLanes, block[i]);
+      }
+    }
+  }
+};
+
+/// The same with an importance of each weight.
+struct WeightedColumns {
+  Columns columns;
+  alignas(64) float u[kMostColumnWidth * kLanes];
+
+  explicit WeightedColumns(const SearchArgs& args) : columns(args) {
+    Columns::turn(args, args.importance, u);
+  }
+  template <typename Visit>
+  inline void for_each(Visit visit) const {
+    for (int64_t i = 0; i < columns.width; i += 2) {
+      const int64_t at = i * kLanes;
+      visit(0, Lanes::load(columns.x + at), Lanes::load(u + at));
+      visit(1, Lanes::load(columns.x + at + kLanes), Lanes::load(u + at + kLanes));
+    }
+  }
+  static F total(F even, F odd) { return Columns::total(even, odd); }
 };
 
 /// One group over all lanes.
@@ -99,12 +125,33 @@ struct Row {
   inline void for_each(Visit visit) const {
     int64_t i = 0;
     for (; i + 2 * kLanes <= width; i += 2 * kLanes) {
-      visit(0, Lanes::load(x + i));
-      visit(1, Lanes::load(x + i + kLanes));
+      visit(0, Lanes::load(x + i), Alike());
+      visit(1, Lanes::load(x + i + kLanes), Alike());
     }
-    for_each_vector(x + i, width - i, [&](F values) { visit(0, values); });
+    for_each_vector(x + i, width - i, [&](F values) { visit(0, values, Alike()); });
   }
   static F total(F even, F odd) { return Lanes::set(Lanes::reduce_add(Lanes::add(even, odd))); }
+};
+
+struct WeightedRow {
+  const float* x;
+  const float* u;
+  int64_t width;
+
+  template <typename Visit>
+  inline void for_each(Visit visit) const {
+    int64_t i = 0;
+    for (; i + kLanes <= width; i += kLanes) {
+      visit(0, Lanes::load(x + i), Lanes::load(u + i));
+    }
+    if (i < width) {
+      float rest[2][kLanes] = {};
+      __builtin_memcpy(rest[0], x + i, static_cast<size_t>(width - i) * 4);
+      __builtin_memcpy(rest[1], u + i, static_cast<size_t>(width - i) * 4);
+      visit(0, Lanes::load(rest[0]), Lanes::load(rest[1]));
+    }
+  }
+  static F total(F even, F odd) { return Row::total(even, odd); }
 };
 
 /// Codes seen by least squares: the best scale for them is sum(x * code) / sum(code^2), and it
@@ -124,9 +171,11 @@ struct FitSum {
   F dot[2] = {Lanes::set(0), Lanes::set(0)};
   F square[2] = {Lanes::set(0), Lanes::set(0)};
 
-  inline void add(int parity, F x, F code) {
-    dot[parity] = Lanes::fma(x, code, dot[parity]);
-    square[parity] = Lanes::fma(code, code, square[parity]);
+  template <typename Importance>
+  inline void add(int parity, F x, F code, Importance u) {
+    const F counted = times(u, code);
+    dot[parity] = Lanes::fma(x, counted, dot[parity]);
+    square[parity] = Lanes::fma(code, counted, square[parity]);
   }
   template <typename Source>
   [[nodiscard]] Fit total(const Source& /*source*/) const {
@@ -163,15 +212,16 @@ struct Best {
 template <typename Source>
 Fit fit_inside(const Source& source, F inverse) {
   FitSum sum;
-  source.for_each([&](int parity, F x) { sum.add(parity, x, nearest_step(x, inverse)); });
+  source.for_each(
+      [&](int parity, F x, auto u) { sum.add(parity, x, nearest_step(x, inverse), u); });
   return sum.total(source);
 }
 
 template <typename Source>
 Fit fit_clipped(const Source& source, F inverse, F low, F high) {
   FitSum sum;
-  source.for_each([&](int parity, F x) {
-    sum.add(parity, x, Lanes::min(Lanes::max(nearest_step(x, inverse), low), high));
+  source.for_each([&](int parity, F x, auto u) {
+    sum.add(parity, x, Lanes::min(Lanes::max(nearest_step(x, inverse), low), high), u);
   });
   return sum.total(source);
 }
@@ -191,12 +241,12 @@ FitPair fit_both(const Source& source, F inverse, const SearchArgs& args) {
   const F turned_high = Lanes::set(-args.low);
   FitSum plain;
   FitSum turned;
-  source.for_each([&](int parity, F x) {
+  source.for_each([&](int parity, F x, auto u) {
     const F nearest = nearest_step(x, inverse);
     const F above = kOneStep ? nearest : Lanes::max(nearest, low);
     const F below = kOneStep ? nearest : Lanes::min(nearest, turned_high);
-    plain.add(parity, x, Lanes::min(above, high));
-    turned.add(parity, x, Lanes::max(below, turned_low));
+    plain.add(parity, x, Lanes::min(above, high), u);
+    turned.add(parity, x, Lanes::max(below, turned_low), u);
   });
   FitPair pair = {plain.total(source), turned.total(source)};
   pair.turned.dot = Lanes::sub(Lanes::set(0), pair.turned.dot);
@@ -273,14 +323,20 @@ inline void store_groups(F values, int64_t groups, float* out) {
 /// scales[g] = search(source, absmax) for every group.
 template <typename Search>
 inline void search_groups(const SearchArgs& args, float* scales, Search search) {
+  const bool weighted = args.importance != nullptr;
   if (side_by_side(args)) {
-    const Columns columns(args);
-    store_groups(search(columns, load_groups(args.absmax, args.groups, 1)), args.groups, scales);
+    const F absmax = load_groups(args.absmax, args.groups, 1);
+    const F best = weighted ? search(WeightedColumns(args), absmax) : search(Columns(args), absmax);
+    store_groups(best, args.groups, scales);
     return;
   }
   for (int64_t g = 0; g < args.groups; ++g) {
-    const Row row{args.x + g * args.width, args.width};
-    store_groups(search(row, Lanes::set(args.absmax[g])), 1, scales + g);
+    const float* x = args.x + g * args.width;
+    const F absmax = Lanes::set(args.absmax[g]);
+    const F best =
+        weighted ? search(WeightedRow{x, args.importance + g * args.width, args.width}, absmax)
+                 : search(Row{x, args.width}, absmax);
+    store_groups(best, 1, scales + g);
   }
 }
 
@@ -307,8 +363,12 @@ inline F round_bf16(F x) {
 }
 
 // Errors are compared in steps of the first candidate, whose square cannot overflow.
-void search_shrink(const SearchArgs& args, const float* low, const float* high, float* factors) {
-  const Columns columns(args);
+template <typename Source>
+inline void shrink_of(const Source& columns,
+                      const SearchArgs& args,
+                      const float* low,
+                      const float* high,
+                      float* factors) {
   const F range_low = Lanes::set(args.low);
   const F range_high = Lanes::set(args.high);
   const F steps = Lanes::set(args.high - args.low);
@@ -327,11 +387,11 @@ void search_shrink(const SearchArgs& args, const float* low, const float* high, 
         Lanes::max(Lanes::sub(range_low, Lanes::div(bottom, scale)), range_low), range_high));
     const F inverse = Lanes::div(Lanes::set(1), scale);
     F noise[2] = {Lanes::set(0), Lanes::set(0)};
-    columns.for_each([&](int parity, F x) {
+    columns.for_each([&](int parity, F x, auto u) {
       const F shifted = Lanes::fma(x, inverse, zero);
       const F code = round_even(Lanes::min(Lanes::max(shifted, range_low), range_high));
       const F error = Lanes::sub(shifted, code);
-      noise[parity] = Lanes::fma(error, error, noise[parity]);
+      noise[parity] = Lanes::fma(error, times(u, error), noise[parity]);
     });
     const F ratio = Lanes::div(scale, first);
     const F error = Lanes::mul(Lanes::add(noise[0], noise[1]), Lanes::mul(ratio, ratio));
@@ -341,8 +401,13 @@ void search_shrink(const SearchArgs& args, const float* low, const float* high, 
   store_groups(best_factor, args.groups, factors);
 }
 
-void search_exponent(const SearchArgs& args, float* powers) {
-  const Columns columns(args);
+void search_shrink(const SearchArgs& args, const float* low, const float* high, float* factors) {
+  args.importance == nullptr ? shrink_of(Columns(args), args, low, high, factors)
+                             : shrink_of(WeightedColumns(args), args, low, high, factors);
+}
+
+template <typename Source>
+inline void exponent_of(const Source& columns, const SearchArgs& args, float* powers) {
   const F middle = load_groups(powers, args.groups, 1);
   const F least = Lanes::set(0x1p-127F);
   const F largest = Lanes::set(0x1p125F);
@@ -352,10 +417,10 @@ void search_exponent(const SearchArgs& args, float* powers) {
     const F power = Lanes::min(Lanes::max(Lanes::mul(middle, Lanes::set(factor)), least), largest);
     const F inverse = Lanes::div(Lanes::set(1), power);  // exact
     F noise[2] = {Lanes::set(0), Lanes::set(0)};
-    columns.for_each([&](int parity, F x) {
+    columns.for_each([&](int parity, F x, auto u) {
       const F scaled = Lanes::mul(x, inverse);
       const F error = Lanes::sub(scaled, encode_float<E2M1>(scaled).value);
-      noise[parity] = Lanes::fma(error, error, noise[parity]);
+      noise[parity] = Lanes::fma(error, times(u, error), noise[parity]);
     });
     const F ratio = Lanes::div(power, middle);
     const F error = Lanes::mul(Lanes::add(noise[0], noise[1]), Lanes::mul(ratio, ratio));
@@ -363,6 +428,11 @@ void search_exponent(const SearchArgs& args, float* powers) {
     best_error = Lanes::select_less(error, best_error, error, best_error);
   }
   store_groups(best, args.groups, powers);
+}
+
+void search_exponent(const SearchArgs& args, float* powers) {
+  args.importance == nullptr ? exponent_of(Columns(args), args, powers)
+                             : exponent_of(WeightedColumns(args), args, powers);
 }
 
 constexpr RowKernels rows_named(std::string_view isa) {
@@ -381,6 +451,11 @@ constexpr RowKernels rows_named(std::string_view isa) {
           .fp8 = encode_groups<FloatCodec<E4M3, false>>,
           .fp4 = encode_groups<FloatCodec<E2M1, true>>,
           .bf16 = encode_groups<Bf16Codec>,
+          .add_products = add_products,
+          .columns_int4 = round_columns<IntCodec<4, 8, false>>,
+          .columns_int4_zeros = round_columns<IntCodec<4, 8, true>>,
+          .columns_int8 = round_columns<IntCodec<8, 0, false>>,
+          .columns_fp4 = round_columns<FloatCodec<E2M1, true>>,
           .progressive = encode_progressive,
           .reorder = reorder_words};
 }

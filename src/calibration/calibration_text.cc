@@ -1,0 +1,92 @@
+#include "calibration/calibration_text.h"
+
+#include <algorithm>
+#include <numeric>
+#include <random>
+#include <string_view>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "quantizer/digest.h"
+
+namespace nibble {
+namespace {
+
+Result<std::string> text_of_line(std::string_view line, const std::string& where) {
+  const auto json = Json::parse(line);
+  NIBBLE_RETURN_IF_ERROR(json.status().with_context(where));
+  const Json* text = json->find("text");
+  if (text == nullptr || !text->is_string()) {
+    return make_error(StatusCode::kInvalidArgument,
+                      "{}: no field \"text\" with a string; each line must have one", where);
+  }
+  return text->as_string();
+}
+
+/// The texts of all lines, with an empty line between.
+Result<std::string> joined_lines(std::string_view content, const std::string& path) {
+  std::string text;
+  for (int64_t number = 1; !content.empty(); ++number) {
+    const size_t end = std::min(content.find('\n'), content.size());
+    const std::string_view line = content.substr(0, end);
+    content.remove_prefix(std::min(end + 1, content.size()));
+    if (line.find_first_not_of(" \t\r") == std::string_view::npos) {
+      continue;
+    }
+    NIBBLE_ASSIGN_OR_RETURN(const std::string more,
+                            text_of_line(line, fmt::format("{}: line {}", path, number)));
+    text += text.empty() ? "" : "\n\n";
+    text += more;
+  }
+  return text;
+}
+
+/// `wanted` of `count` windows, ascending; the same for a seed on every machine.
+std::vector<int64_t> choose_windows(int64_t count, int64_t wanted, uint64_t seed) {
+  std::vector<int64_t> chosen(static_cast<size_t>(count));
+  std::iota(chosen.begin(), chosen.end(), 0);
+  if (count > wanted) {
+    std::mt19937_64 random(seed);
+    for (int64_t i = 0; i < wanted; ++i) {
+      const auto other = i + static_cast<int64_t>(random() % static_cast<uint64_t>(count - i));
+      std::swap(chosen[static_cast<size_t>(i)], chosen[static_cast<size_t>(other)]);
+    }
+    chosen.resize(static_cast<size_t>(wanted));
+    std::sort(chosen.begin(), chosen.end());
+  }
+  return chosen;
+}
+
+}  // namespace
+
+Result<CalibrationText> read_calibration_text(const CalibrationTextOptions& options,
+                                              const Tokenizer& tokenizer) {
+  NIBBLE_ASSIGN_OR_RETURN(std::string content, read_file(options.path));
+  CalibrationText result;
+  result.digest = digest_text(digest_of(content));
+  if (content.find('\0') != std::string::npos) {
+    return make_error(StatusCode::kInvalidArgument,
+                      "{}: holds zero bytes, so it is no text; unpack it, or give another file",
+                      options.path);
+  }
+  if (options.path.ends_with(".jsonl")) {
+    NIBBLE_ASSIGN_OR_RETURN(content, joined_lines(content, options.path));
+  }
+  const auto tokens = tokenizer.encode(content, SpecialTokens::kPlain);
+  NIBBLE_RETURN_IF_ERROR(tokens.status().with_context(options.path));
+  const auto total = std::ssize(*tokens);
+  if (total == 0) {
+    return make_error(StatusCode::kInvalidArgument,
+                      "{}: is empty; give a text like those that "
+                      "the model is for",
+                      options.path);
+  }
+  const int64_t length = std::min(options.length, total);
+  for (const int64_t window : choose_windows(total / length, options.windows, options.seed)) {
+    const auto begin = tokens->begin() + window * length;
+    result.windows.emplace_back(begin, begin + length);
+  }
+  return result;
+}
+
+}  // namespace nibble

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "calibration/calibration_text.h"
+#include "quantizer/algorithms/rounding.h"
+#include "quantizer/job_maker.h"
+
+namespace nibble {
+
+struct CalibrationOptions {
+  std::string model;  // folder of the source
+  CalibrationTextOptions text;
+  Rounding rounding = Rounding::kGptq;
+};
+
+/// Rounds the matrices of attention and dense MLPs by what they multiply when the model reads a
+/// text: layer by layer, and within one first q, k and v, then the output of attention, gate and
+/// up, and down, each with what comes before it rounded already. Hidden states are in files of the
+/// work folder; one layer at a time is in memory, and an interrupted run goes on with the layer
+/// that it was in. What else the plan encodes (experts, the head) is left to the pipeline.
+/// Errors: those of read_calibration_text(), Tokenizer::load() and load_model_config();
+/// kInvalidArgument for fewer tokens than a quarter of the widest matrix (fewer than all of it are
+/// warned of) or windows longer than the model's context.
+Result<std::unique_ptr<JobMaker>> make_calibrator(const CalibrationOptions& given);
+
+}  // namespace nibble

@@ -1,0 +1,72 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "kvcache/paged_kv_cache.h"
+#include "model/decoder_scratch.h"
+#include "model/layer_loader.h"
+
+namespace nibble {
+
+/// Runs a model's layers one at a time, as the engine does, and by their parts. Nothing but one
+/// layer is in memory. One thread at a time.
+class LayerRunner final {
+ public:
+  /// max_rows: longest window. The errors of load_model().
+  static Result<std::unique_ptr<LayerRunner>> open(const std::string& model_dir,
+                                                   int64_t max_rows,
+                                                   int threads);
+
+  [[nodiscard]] const ModelConfig& config() const { return weights_.config(); }
+  /// Bytes of a row of the residual stream (f32), and of the scratch kAttended and kUp.
+  [[nodiscard]] int64_t row_bytes(ScratchName name) const;
+  [[nodiscard]] int64_t hidden_row_bytes() const { return config().hidden_size * 4; }
+
+  /// Until unload() the module has these weights wherever it is loaded.
+  void substitute(const std::string& module, QuantTensor weight, const ActSpec& act) {
+    weights_.substitute(module, std::move(weight), act);
+  }
+  Status load_attention(int64_t layer);
+  Status load_mlp(int64_t layer);
+  /// Lets the layer go, with what was substituted in it.
+  void unload();
+
+  [[nodiscard]] Attention& attention() { return *attention_; }
+  [[nodiscard]] bool has_experts() const { return std::holds_alternative<Moe>(*mlp_); }
+  [[nodiscard]] Mlp& mlp() { return std::get<Mlp>(*mlp_); }
+  [[nodiscard]] Moe& experts() { return std::get<Moe>(*mlp_); }
+
+  /// hidden [max_rows, hidden] f32 := embedding of the tokens.
+  void embed(std::span<const int32_t> tokens);
+  /// Runs work on a window's rows, from position 0 on.
+  void run(std::span<const int32_t> tokens, const std::function<void(ForwardContext&)>& work);
+
+  [[nodiscard]] float* hidden() { return hidden_.as<float>(); }
+  [[nodiscard]] std::span<std::byte> hidden_rows(int64_t rows);
+  [[nodiscard]] std::span<std::byte> scratch_rows(ScratchName name, int64_t rows);
+
+ private:
+  LayerRunner(WeightLoader weights, std::unique_ptr<Backend> backend, const ModelOptions& options);
+  Status prepare();
+
+  std::unique_ptr<Backend> backend_;
+  WeightLoader weights_;
+  ModelOptions options_;
+  LayerLoader loader_;
+  Embeddings embeddings_;
+  std::optional<Attention> attention_;
+  std::optional<std::variant<Mlp, Moe>> mlp_;
+  std::optional<PagedKvCache> cache_;  // of the layer
+  std::vector<int32_t> pages_;
+  DeviceBuffer hidden_;
+  std::array<DeviceBuffer, kScratchNames> scratch_;
+};
+
+}  // namespace nibble

@@ -1,0 +1,72 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "arch/family.h"
+#include "model/decoder.h"
+#include "model/weight_loader.h"
+
+namespace nibble {
+
+/// Builds the layers of a model, or halves of them, in any order and as often as is wanted, and
+/// notes which formats occur.
+class LayerLoader final {
+ public:
+  /// max_rows: of a step. All but the number must outlive the loader.
+  LayerLoader(const ModelConfig& config, WeightLoader& weights, Backend& backend, int64_t max_rows);
+
+  /// Uploads what the layers share: before all others.
+  Status prepare();
+  Result<DecoderLayer> layer(int64_t index);
+  Result<Attention> attention(int64_t index);
+  Result<std::variant<Mlp, Moe>> mlp(int64_t index);
+  Result<Norm> norm(const std::string& module, int64_t size);
+
+  /// Scheme of the layers so far; "mixed" when they differ.
+  [[nodiscard]] const std::string& scheme() const { return scheme_; }
+  [[nodiscard]] int64_t layers_with_kv_scales() const { return layers_with_kv_scales_; }
+
+ private:
+  enum class Bias { kNone, kStored };
+  struct Projection {
+    Role role;
+    int64_t n;
+  };
+
+  [[nodiscard]] std::string name(Role role, int64_t layer) const {
+    return module_name(*config_.family, role, layer);
+  }
+  Result<Linear> stacked(int64_t layer,
+                         const std::vector<Projection>& projections,
+                         int64_t k,
+                         Bias bias_mode);
+  Result<Mlp> dense(int64_t layer);
+  Result<Moe> moe(int64_t layer);
+  Result<std::unique_ptr<Moe::Shared>> shared_expert(int64_t layer);
+  void note_scheme(const MappedLinear& part);
+
+  const ModelConfig& config_;
+  WeightLoader& weights_;
+  Backend& backend_;
+  int64_t max_rows_;
+  std::shared_ptr<const RopeTable> rope_;
+  std::string scheme_;
+  int64_t layers_with_kv_scales_ = 0;
+};
+
+/// The tables that rows are looked up in.
+struct Embeddings {
+  std::unique_ptr<PreparedTable> tokens;
+  std::unique_ptr<PreparedTable> positions;  // learned ones; null: none
+};
+
+Result<Embeddings> load_embeddings(const ModelConfig& config,
+                                   WeightLoader& weights,
+                                   Backend& backend);
+
+}  // namespace nibble

@@ -1,0 +1,114 @@
+#include "quantizer/algorithms/rounding.h"
+
+#include <array>
+#include <cmath>
+#include <utility>
+
+#include "base/check.h"
+#include "quant/code_traits.h"
+#include "quantizer/algorithms/gptq.h"
+#include "quantizer/algorithms/imatrix.h"
+#include "quantizer/algorithms/output_error.h"
+#include "quantizer/algorithms/rtn.h"
+
+namespace nibble {
+namespace {
+
+constexpr std::array<std::pair<std::string_view, Rounding>, 3> kNames = {
+    {{"rtn", Rounding::kRtn}, {"imatrix", Rounding::kImatrix}, {"gptq", Rounding::kGptq}}};
+
+RoundedMatrix round_so(const MatrixToRound& matrix,
+                       Rounding rounding,
+                       const SiteStatistics& site,
+                       ThreadPool& pool) {
+  RoundedMatrix rounded;
+  rounded.rounding = rounding;
+  if (rounding == Rounding::kGptq) {
+    choose_all_scales(matrix, site.importance.data(), rounded, pool);
+    round_by_columns(matrix, *site.factor, rounded, pool);
+  } else {
+    round_to_nearest(matrix, rounding == Rounding::kImatrix ? site.importance.data() : nullptr,
+                     rounded, pool);
+  }
+  rounded.error = output_error(*site.gram, {matrix.w, rounded.values.data(), matrix.n}, pool);
+  return rounded;
+}
+
+}  // namespace
+
+Result<Rounding> parse_rounding(std::string_view name) {
+  std::string known;
+  for (const auto& [text, rounding] : kNames) {
+    if (text == name) {
+      return rounding;
+    }
+    known += known.empty() ? "" : ", ";
+    known += text;
+  }
+  return make_error(StatusCode::kInvalidArgument, "unknown method \"{}\"; choose one of {}", name,
+                    known);
+}
+
+std::string_view rounding_name(Rounding rounding) {
+  for (const auto& [text, value] : kNames) {
+    if (value == rounding) {
+      return text;
+    }
+  }
+  return {};
+}
+
+Status check_rounding(Rounding rounding, const QuantScheme& scheme) {
+  const WeightFormat& format = scheme.weight;
+  const bool by_rows =
+      format.scale_per == ScalePer::kChannel || format.scale_per == ScalePer::kGroup;
+  if (by_rows && (is_integer(format.code) || format.code == WeightCode::kFp4E2M1)) {
+    return {};
+  }
+  return make_error(StatusCode::kUnsupported,
+                    "--method {} rounds integer and FP4 weights with a scale for each row or "
+                    "group, and {} has none; leave --calibrate out, or choose another scheme",
+                    rounding_name(rounding), scheme.name);
+}
+
+SiteStatistics make_site_statistics(const Gram& gram, Rounding rounding, ThreadPool& pool) {
+  SiteStatistics site;
+  if (!gram.finite()) {
+    return site;
+  }
+  site.gram = &gram;
+  site.importance = column_importance(gram);
+  if (rounding == Rounding::kGptq) {
+    site.factor = make_column_factor(gram, pool);
+  }
+  return site;
+}
+
+RoundedMatrix round_matrix(const MatrixToRound& matrix,
+                           Rounding rounding,
+                           const SiteStatistics& site,
+                           ThreadPool& pool) {
+  CHECK(matrix.encoder->takes_given_rows());
+  if (site.gram == nullptr) {
+    RoundedMatrix nearest;
+    round_to_nearest(matrix, nullptr, nearest, pool);
+    return nearest;
+  }
+  RoundedMatrix kept = round_so(matrix, Rounding::kRtn, site, pool);
+  const double rtn_error = kept.error;
+  if (rounding == Rounding::kGptq && !site.factor) {
+    rounding = Rounding::kImatrix;  // which needs no factor
+  }
+  if (rounding != Rounding::kRtn) {
+    RoundedMatrix other = round_so(matrix, rounding, site, pool);
+    if (std::isfinite(other.error) && other.error <= rtn_error) {
+      kept = std::move(other);
+    }
+  }
+  const double whole = output_error(*site.gram, {matrix.w, nullptr, matrix.n}, pool);
+  kept.error = whole > 0 ? kept.error / whole : 0;
+  kept.rtn_error = whole > 0 ? rtn_error / whole : 0;
+  return kept;
+}
+
+}  // namespace nibble
