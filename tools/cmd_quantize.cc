@@ -15,8 +15,7 @@
 #include "model/tensor_check.h"
 #include "output.h"
 #include "progress.h"
-#include "quantizer/quantize.h"
-#include "quantizer/recipe.h"
+#include "quantize_flags.h"
 #include "stop_on_signal.h"
 
 namespace nibble {
@@ -26,26 +25,9 @@ void add_import_command(CLI::App& app, CommandContext& context);
 
 namespace {
 
-constexpr size_t kWorstListed = 5;
+using Flags = QuantizeFlags;
 
-struct Flags {
-  QuantizeOptions options;
-  std::string scheme;
-  std::string lm_head;
-  std::string rule = "best";
-  std::string format;
-  std::string kv_cache;  // empty: by what is stored
-  std::string others = "keep";
-  std::string part;
-  std::string recipe;
-  std::string method;  // empty: gptq with --calibrate
-  CalibrationTextOptions text;
-  CLI::App* command = nullptr;  // knows what was given
-  bool finish = false;
-  bool dry_run = false;
-  bool force = false;
-  bool json = false;
-};
+constexpr size_t kWorstListed = 5;
 
 std::string scheme_list() {
   std::string names;
@@ -219,93 +201,6 @@ Result<QuantizeShare> parse_share(const Flags& flags) {
                     "--part {}: not of the form I/N with I from 1 to N", flags.part);
 }
 
-bool given(const Flags& flags, const char* flag) {
-  const CLI::Option* option =
-      flags.command == nullptr ? nullptr : flags.command->get_option_no_throw(flag);
-  return option != nullptr && option->count() > 0;
-}
-
-/// What a recipe says of calibration, for flags that are not given.
-Status take_calibration(const Json& calibration, Flags& flags) {
-  if (calibration.is_null()) {
-    return {};
-  }
-  if (flags.text.path.empty()) {
-    return make_error(StatusCode::kInvalidArgument,
-                      "--recipe {}: was made with a text, which the recipe names by its hash only; "
-                      "give the same file with --calibrate",
-                      flags.recipe);
-  }
-  const JsonReader reader(calibration, flags.recipe);
-  if (!given(flags, "--method")) {
-    NIBBLE_ASSIGN_OR_RETURN(flags.method, reader.required_string("method"));
-  }
-  const std::pair<const char*, int64_t*> numbers[] = {
-      {"--calibration-windows", &flags.text.windows}, {"--calibration-length", &flags.text.length}};
-  for (const auto& [flag, number] : numbers) {
-    if (!given(flags, flag)) {
-      NIBBLE_ASSIGN_OR_RETURN(*number,
-                              reader.required_int(flag == numbers[0].first ? "windows" : "length"));
-    }
-  }
-  if (!given(flags, "--seed")) {
-    NIBBLE_ASSIGN_OR_RETURN(const int64_t seed, reader.required_int("seed"));
-    flags.text.seed = static_cast<uint64_t>(seed);
-  }
-  return {};
-}
-
-/// Options of a recipe for all flags that are not given.
-Status take_recipe(Flags& flags) {
-  NIBBLE_ASSIGN_OR_RETURN(const PlanOptions recipe, read_recipe(flags.recipe));
-  if (!given(flags, "--scheme")) {
-    flags.scheme = recipe.rules.scheme.name;
-  }
-  if (!given(flags, "--scale-rule")) {
-    flags.rule = scale_rule_name(recipe.scale_rule);
-  }
-  if (!given(flags, "--format") && recipe.dialect) {
-    flags.format = dialect_name(*recipe.dialect);
-  }
-  if (!given(flags, "--lm-head") && recipe.rules.head) {
-    flags.lm_head = recipe.rules.head->name;
-  }
-  if (!given(flags, "--others") && recipe.rules.others == OtherMatrices::kDecode) {
-    flags.others = "bf16";
-  }
-  RuleOptions& rules = flags.options.plan.rules;
-  for (const auto& [to, from] : {std::pair(&rules.rules, &recipe.rules.rules),
-                                 std::pair(&rules.ignore, &recipe.rules.ignore),
-                                 std::pair(&rules.include, &recipe.rules.include)}) {
-    to->insert(to->end(), from->begin(), from->end());
-  }
-  return take_calibration(recipe.calibration, flags);
-}
-
-/// Whether --calibrate and --method go together; the first of two rounds.
-Status check_calibration(Flags& flags) {
-  if (flags.text.path.empty() && !flags.method.empty()) {
-    return make_error(StatusCode::kInvalidArgument,
-                      "--method {}: needs a text; give one with --calibrate FILE", flags.method);
-  }
-  if (flags.text.path.empty() && (given(flags, "--calibration-windows") ||
-                                  given(flags, "--calibration-length") || given(flags, "--seed"))) {
-    return make_error(StatusCode::kInvalidArgument,
-                      "--calibration-windows, --calibration-length and --seed: need a text; give "
-                      "one with --calibrate FILE");
-  }
-  if (!flags.text.path.empty() && flags.method.empty()) {
-    flags.method = rounding_name(Rounding::kGptq);
-  }
-  if (!flags.text.path.empty() && !flags.options.plan.rules.rules_file.empty()) {
-    return make_error(StatusCode::kInvalidArgument,
-                      "--rules {}: with --calibrate the rules become part of the recipe; give them "
-                      "by --rule",
-                      flags.options.plan.rules.rules_file);
-  }
-  return {};
-}
-
 Status fill_options(Flags& flags) {
   QuantizeOptions& options = flags.options;
   if (!flags.recipe.empty()) {
@@ -443,27 +338,6 @@ void add_selection_flags(CLI::App& command, Flags& flags) {
                   "Module to quantize although it is an embedding, router or lm_head; may be "
                   "repeated")
       ->allow_extra_args(false);
-}
-
-void add_calibration_flags(CLI::App& command, Flags& flags) {
-  command.add_option("--calibrate", flags.text.path,
-                     "Text that the model reads while it is rounded, so that codes are chosen by "
-                     "what they multiply: a text file, or JSON lines with a field \"text\"");
-  command.add_option("--method", flags.method,
-                     "How: gptq (the default with --calibrate), imatrix or rtn");
-  command.add_option("--calibration-windows", flags.text.windows, "Windows of the text, at most")
-      ->check(whole_number(1))
-      ->capture_default_str();
-  command.add_option("--calibration-length", flags.text.length, "Tokens of each window")
-      ->check(whole_number(2))
-      ->default_str("512, or the model's context");
-  command.add_option("--seed", flags.text.seed, "Chooses among the text's windows")
-      ->check(whole_number(0))
-      ->capture_default_str();
-  command.add_option("--recipe", flags.recipe,
-                     "quantization_recipe.json of an output: its options hold where no flag says "
-                     "otherwise");
-  flags.command = &command;
 }
 
 void add_work_flags(CLI::App& command, Flags& flags) {

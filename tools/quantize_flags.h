@@ -1,0 +1,42 @@
+#pragma once
+
+#include <string>
+
+#include "base/status.h"
+#include "calibration/calibration_text.h"
+#include "command.h"
+#include "quantizer/quantize.h"
+
+namespace nibble {
+
+/// Flags of `nibble quantize`.
+struct QuantizeFlags {
+  QuantizeOptions options;
+  std::string scheme;
+  std::string lm_head;
+  std::string rule = "best";
+  std::string format;
+  std::string kv_cache;  // empty: by what is stored
+  std::string others = "keep";
+  std::string part;
+  std::string recipe;
+  std::string method;  // empty: gptq with --calibrate
+  CalibrationTextOptions text;
+  CLI::App* command = nullptr;  // knows what was given
+  bool finish = false;
+  bool dry_run = false;
+  bool force = false;
+  bool json = false;
+};
+
+/// --calibrate, --method and what goes with them, and --recipe. `flags` remembers the command.
+void add_calibration_flags(CLI::App& command, QuantizeFlags& flags);
+
+/// Takes what the recipe says for all flags that are not given. Errors: those of read_recipe();
+/// kInvalidArgument where it needs a text that is not given.
+Status take_recipe(QuantizeFlags& flags);
+
+/// Whether --calibrate and the flags that need it go together; sets the default method.
+Status check_calibration(QuantizeFlags& flags);
+
+}  // namespace nibble
