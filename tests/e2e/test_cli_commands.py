@@ -24,7 +24,7 @@ ALL_BUT_EVAL = {
                  "--dry-run", "--lm-head", "w8a8_int8", "w8a8_fp8", "w4a16_g32", "w4a16_g128", "w4a8",
                  "absmax7.5", "norms", "routers", "scheme, tensors, bytes_in, bytes_out"],
     "inspect": ["PATH", "--context", "--concurrency", "--json"],
-    "eval ppl": ["MODEL", "--text", "--window", "--json", "512", "perplexity, tokens, window"],
+    "eval ppl": ["MODEL", "--text", "--window", "--protocol", "llama.cpp", "--json", "512", "perplexity, tokens, window"],
     "serve": ["MODEL", "--host", "--port", "--api-key", "--max-model-len", "--kv-cache-dtype",
               "--max-num-seqs", "--exact-activations"],
     "bench offline": ["MODEL", "--batch", "--input-len", "--output-len", "--context", "--repeats",
