@@ -1,7 +1,7 @@
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <memory>
-#include <algorithm>
 
 #include <fmt/format.h>
 
