@@ -175,7 +175,7 @@ BaseFacts facts_of(const Side& base, const PlannedText& planned, BasePrecision p
 
 class KldCommand final {
  public:
-  explicit KldCommand(const KldFlags& flags) : flags_(flags), pool_(flags.model.threads) {}
+  explicit KldCommand(const KldFlags& flags) : pool_(flags.model.threads), flags_(flags) {}
 
   Status run() {
     const auto start = std::chrono::steady_clock::now();
@@ -281,8 +281,8 @@ class KldCommand final {
     return {};
   }
 
+  ThreadPool pool_;  // first: its lines of cache leave no padding then
   const KldFlags& flags_;
-  ThreadPool pool_;
   KldReport report_;
 };
 

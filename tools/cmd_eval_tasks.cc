@@ -136,7 +136,7 @@ std::string sample_lines(const std::string& model,
 
 class TasksCommand final {
  public:
-  explicit TasksCommand(const TasksFlags& flags) : flags_(flags), pool_(flags.model.threads) {}
+  explicit TasksCommand(const TasksFlags& flags) : pool_(flags.model.threads), flags_(flags) {}
 
   Status run() {
     NIBBLE_ASSIGN_OR_RETURN(tasks_, read_tasks(flags_));
@@ -252,8 +252,8 @@ class TasksCommand final {
     return out;
   }
 
+  ThreadPool pool_;  // first: its lines of cache leave no padding then
   const TasksFlags& flags_;
-  ThreadPool pool_;
   std::vector<Task> tasks_;
   std::vector<ModelAnswers> answers_;
   std::string samples_;

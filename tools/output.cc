@@ -25,8 +25,12 @@ Status write_text_file(const std::string& path, std::string_view text) {
   const std::string partial = path + ".partial";
   std::remove(partial.c_str());  // of a run that was killed
   NIBBLE_ASSIGN_OR_RETURN(OutputFile file, OutputFile::create(partial));
-  NIBBLE_RETURN_IF_ERROR(file.write(text));
-  NIBBLE_RETURN_IF_ERROR(file.finish());
+  Status status = file.write(text);
+  status = status.ok() ? file.finish() : status;
+  if (!status.ok()) {
+    std::remove(partial.c_str());
+    return status;
+  }
   if (std::rename(partial.c_str(), path.c_str()) != 0) {
     return file_error(path, "rename to it", errno);
   }

@@ -156,6 +156,12 @@ Status BaseFileWriter::finish() {
   return {};
 }
 
+void BaseFileWriter::discard() { std::remove(partial(path_).c_str()); }
+
+Status FileBase::explain_not_finite() const {
+  return damaged(file_.path(), "a row has a NaN or an infinity");
+}
+
 Result<FileBase> FileBase::open(const std::string& path, ThreadPool& pool) {
   NIBBLE_ASSIGN_OR_RETURN(MappedFile file, MappedFile::open(path));
   const auto bytes = file.bytes();

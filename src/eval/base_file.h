@@ -53,6 +53,8 @@ class BaseFileWriter final {
   /// Appends logits [rows, vocab_size].
   Status write(std::span<const float> logits, ThreadPool& pool);
   Status finish();
+  /// Removes what was written.
+  void discard();
 
  private:
   BaseFileWriter(OutputFile file, std::string path, const BaseFacts& facts)
@@ -74,6 +76,7 @@ class FileBase final : public BaseRows {
   [[nodiscard]] const BaseFacts& facts() const { return facts_; }
   Status begin(std::span<const Feed> /*feeds*/) override { return {}; }
   Result<std::span<const float>> next(int64_t rows) override;
+  [[nodiscard]] Status explain_not_finite() const override;
 
  private:
   FileBase(MappedFile file, BaseFacts facts, ThreadPool& pool)

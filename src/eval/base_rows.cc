@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "model/not_finite.h"
 
 namespace nibble {
 
@@ -10,6 +11,10 @@ Result<std::span<const float>> LiveBase::next(int64_t rows) {
   const LogitStep step = reader_.next();
   CHECK_EQ(std::ssize(step.rows), rows);
   return step.logits;
+}
+
+Status LiveBase::explain_not_finite() const {
+  return nibble::explain_not_finite(reader_.model()).with_context("the base");
 }
 
 Digest digest_of_windows(std::span<const EvalWindow> windows) {

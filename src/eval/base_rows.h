@@ -21,6 +21,8 @@ class BaseRows {
   /// [rows, vocab_size] f32: logits, or logits shifted by a constant of their row. Valid until the
   /// next call.
   virtual Result<std::span<const float>> next(int64_t rows) = 0;
+  /// kCorrupt: why a row has a NaN or an infinity.
+  [[nodiscard]] virtual Status explain_not_finite() const = 0;
 };
 
 /// From a model that runs beside the other one, in steps of the same limits.
@@ -29,6 +31,7 @@ class LiveBase final : public BaseRows {
   explicit LiveBase(LogitReader& reader) : reader_(reader) {}
   Status begin(std::span<const Feed> feeds) override { return reader_.begin(feeds); }
   Result<std::span<const float>> next(int64_t rows) override;
+  [[nodiscard]] Status explain_not_finite() const override;
 
  private:
   LogitReader& reader_;

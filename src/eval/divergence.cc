@@ -13,8 +13,19 @@ namespace {
 
 constexpr int64_t kFirstBucket = 16;  // its upper end: fewer tokens of context than this
 
-bool is_finite(const TokenDivergence& at) {
-  return std::isfinite(at.kl) && std::isfinite(at.base_nll) && std::isfinite(at.nll);
+// Whose logits are at fault, where some are not finite.
+Status check_finite(std::span<const PlacedDivergence> tokens,
+                    const BaseRows& base,
+                    const Model& model) {
+  for (const auto& [at, context] : tokens) {
+    if (!std::isfinite(at.base_nll)) {
+      return base.explain_not_finite();
+    }
+    if (!std::isfinite(at.nll) || !std::isfinite(at.kl)) {
+      return explain_not_finite(model);
+    }
+  }
+  return {};
 }
 
 // Compares a step's rows, which are shared out among the threads.
@@ -120,9 +131,7 @@ Result<DivergenceResult> evaluate_divergence(BaseRows& base,
         NIBBLE_ASSIGN_OR_RETURN(const std::span<const float> rows,
                                 base.next(std::ssize(step.rows)));
         const auto more = compare(rows, step, some, run.pool);
-        if (!std::ranges::all_of(more, is_finite, &PlacedDivergence::at)) {
-          return explain_not_finite(reader.model()).with_context("comparing with the base");
-        }
+        NIBBLE_RETURN_IF_ERROR(check_finite(more, base, reader.model()));
         tokens.insert(tokens.end(), more.begin(), more.end());
         run.progress(std::ssize(tokens));
         return {};
@@ -135,7 +144,7 @@ Status save_base(LogitReader& reader,
                  const EvalRun& run,
                  BaseFileWriter& writer) {
   int64_t done = 0;
-  NIBBLE_RETURN_IF_ERROR(for_each_step(
+  const Status status = for_each_step(
       reader, windows, [](std::span<const Feed>) { return Status(); },
       [&](const LogitStep& step, std::span<const EvalWindow>) -> Status {
         if (!std::ranges::all_of(step.logits, [](float logit) { return std::isfinite(logit); })) {
@@ -145,7 +154,11 @@ Status save_base(LogitReader& reader,
         done += std::ssize(step.rows);
         run.progress(done);
         return {};
-      }));
+      });
+  if (!status.ok()) {
+    writer.discard();
+    return status;
+  }
   return writer.finish();
 }
 

@@ -26,7 +26,7 @@ std::vector<std::string> choices_of(const std::string& name, std::string_view li
 }
 
 std::string file_of(const std::string& text) {
-  const std::string path =
+  std::string path =
       (std::filesystem::path(::testing::TempDir()) / "task_reader_test.jsonl").string();
   std::ofstream(path, std::ios::binary) << text;
   return path;
