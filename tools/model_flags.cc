@@ -56,6 +56,10 @@ void add_device_flags(CLI::App& command, std::string& device, std::string& cuda_
 
 void add_model_flags(CLI::App& command, ModelFlags& flags) {
   command.add_option("MODEL", flags.model_dir, "Model folder in Hugging Face format")->required();
+  add_run_flags(command, flags);
+}
+
+void add_run_flags(CLI::App& command, ModelFlags& flags) {
   command
       .add_option("--kv-cache-dtype", flags.kv_cache_dtype,
                   "Keys and values are kept in this type (auto: what the checkpoint's type "

@@ -40,6 +40,8 @@ struct AnswerFlags {
 /// Adds MODEL, --kv-cache-dtype and the flags of kernels, threads and devices; `flags` must outlive
 /// `command`.
 void add_model_flags(CLI::App& command, ModelFlags& flags);
+/// The same without MODEL, for commands that take several.
+void add_run_flags(CLI::App& command, ModelFlags& flags);
 /// Adds --max-tokens (with this default), the sampling flags, --seed and --stop.
 void add_answer_flags(CLI::App& command, AnswerFlags& flags, int64_t max_tokens);
 

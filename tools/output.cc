@@ -4,6 +4,8 @@
 #include <cstdio>
 #include <cstring>
 
+#include "base/file.h"
+
 namespace nibble {
 
 void print_out(std::string_view text) { std::fwrite(text.data(), 1, text.size(), stdout); }
@@ -17,6 +19,22 @@ Status flush_output() {
   return make_error(error == ENOSPC ? StatusCode::kResourceExhausted : StatusCode::kIo,
                     "cannot write the result to standard output{}{}", error == 0 ? "" : ": ",
                     error == 0 ? "" : std::strerror(error));
+}
+
+Status write_text_file(const std::string& path, std::string_view text) {
+  const std::string partial = path + ".partial";
+  std::remove(partial.c_str());  // of a run that was killed
+  NIBBLE_ASSIGN_OR_RETURN(OutputFile file, OutputFile::create(partial));
+  Status status = file.write(text);
+  status = status.ok() ? file.finish() : status;
+  if (!status.ok()) {
+    std::remove(partial.c_str());
+    return status;
+  }
+  if (std::rename(partial.c_str(), path.c_str()) != 0) {
+    return file_error(path, "rename to it", errno);
+  }
+  return {};
 }
 
 }  // namespace nibble

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <string>
 #include <string_view>
 
 #include "base/status.h"
@@ -11,5 +12,8 @@ void print_out(std::string_view text);
 /// Writes what is still buffered. kResourceExhausted or kIo when standard output took less than
 /// everything.
 Status flush_output();
+
+/// Writes a file, which appears under its name when it is whole and replaces one that is there.
+Status write_text_file(const std::string& path, std::string_view text);
 
 }  // namespace nibble

@@ -26,6 +26,9 @@ std::string rate_text(double per_second, ProgressDisplay::Unit unit) {
   if (unit == ProgressDisplay::Unit::kTokens) {
     return fmt::format("{:.0f} tokens/s", per_second);
   }
+  if (unit == ProgressDisplay::Unit::kItems) {
+    return fmt::format("{:.1f} items/s", per_second);
+  }
   return per_second < kGiga ? fmt::format("{:.1f} MB/s", per_second / kMega)
                             : fmt::format("{:.2f} GB/s", per_second / kGiga);
 }

@@ -11,7 +11,7 @@ namespace nibble {
 /// overwrites itself, elsewhere one line per tenth.
 class ProgressDisplay final {
  public:
-  enum class Unit : uint8_t { kBytes, kTokens };
+  enum class Unit : uint8_t { kBytes, kTokens, kItems };
 
   /// verb: "quantized"; the unit decides how the rate is written.
   ProgressDisplay(std::string verb, Unit unit);

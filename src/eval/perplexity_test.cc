@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <limits>
+#include <map>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -28,13 +29,12 @@ class Oracle final : public Model {
   [[nodiscard]] int64_t weight_bytes() const override { return 0; }
 
   void forward(const StepInput& batch, PagedKvCache& /*cache*/, std::span<float> out) override {
-    ASSERT_EQ(batch.sequences.size(), 1U);
-    const SequenceSpan& span = batch.sequences[0];
-    const auto rows = static_cast<int32_t>(batch.tokens.size());
-    ASSERT_EQ(out.size(), batch.tokens.size() * 4);
-    ASSERT_EQ(span.kv_len - rows, seen_in_window(span, rows));
-    for (size_t row = 0; row < batch.tokens.size(); ++row) {
-      const int32_t token = batch.tokens[row];
+    ASSERT_EQ(out.size(), batch.logit_rows.size() * 4);
+    for (const SequenceSpan& span : batch.sequences) {
+      ASSERT_EQ(span.kv_len - span.q_len, seen_in_window(span));
+    }
+    for (size_t row = 0; row < batch.logit_rows.size(); ++row) {
+      const int32_t token = batch.tokens[static_cast<size_t>(batch.logit_rows[row])];
       for (size_t next = 0; next < 4; ++next) {
         const bool favoured = static_cast<int32_t>(next) == (token + 1) % 3;
         out[row * 4 + next] = favoured ? std::log(favour_) : 0.0F;
@@ -48,33 +48,53 @@ class Oracle final : public Model {
   std::vector<int32_t> window_lengths;  // tokens fed, window by window
 
  private:
-  int32_t seen_in_window(const SequenceSpan& span, int32_t rows) {
-    const int32_t before = span.kv_len - rows;
-    if (before == 0) {
+  // Sequences are told apart by their pages.
+  int32_t seen_in_window(const SequenceSpan& span) {
+    if (span.kv_len == span.q_len) {
+      window_of_[span.pages] = window_lengths.size();
       window_lengths.push_back(0);
     }
-    const int32_t seen = window_lengths.back();
-    window_lengths.back() += rows;
+    int32_t& length = window_lengths[window_of_[span.pages]];
+    const int32_t seen = length;
+    length += span.q_len;
     return seen;
   }
 
   ModelConfig config_;
   float favour_;
+  std::map<const int32_t*, size_t> window_of_;
 };
 
-PagedKvCache cache_of(int64_t tokens) {
-  const KvSpec layer{.kv_heads = 1, .key_dim = 2, .value_dim = 2};
-  return PagedKvCache::allocate(KvCacheShape::equal_pools({layer}, 16, (tokens + 15) / 16)).value();
+std::vector<EvalWindow> windows_of(const std::vector<int32_t>& text, size_t window) {
+  std::vector<EvalWindow> windows;
+  for (size_t at = 0; at + window <= text.size(); at += window) {
+    const auto begin = text.begin() + static_cast<std::ptrdiff_t>(at);
+    windows.push_back({.tokens = {begin, begin + static_cast<std::ptrdiff_t>(window)}});
+  }
+  return windows;
 }
 
-Result<PerplexityResult> evaluate(Model& model, const std::vector<int32_t>& text, int64_t window) {
-  PagedKvCache cache = cache_of(160);
-  return evaluate_perplexity(model, cache, text, {.window = window, .threads = 2});
+/// Three windows at a time, in steps of up to 64 tokens and 40 rows.
+Result<PerplexityResult> evaluate(Model& model,
+                                  const std::vector<EvalWindow>& windows,
+                                  std::vector<int64_t>* done = nullptr) {
+  const KvSpec layer{.kv_heads = 1, .key_dim = 2, .value_dim = 2};
+  LogitReader reader =
+      LogitReader::create(
+          model,
+          {.layers = {layer}, .longest = 160, .sequences = 3, .limits = {.tokens = 64, .rows = 40}})
+          .value();
+  ThreadPool pool(2);
+  return evaluate_perplexity(reader, windows, {.pool = pool, .progress = [&](int64_t at) {
+                                                 if (done != nullptr) {
+                                                   done->push_back(at);
+                                                 }
+                                               }});
 }
 
 TEST(Perplexity, OfEqualOddsIsTheVocabulary) {
   Oracle model(1);
-  const auto result = evaluate(model, {0, 2, 1, 0, 2, 2}, 100);
+  const auto result = evaluate(model, {{.tokens = {0, 2, 1, 0, 2, 2}}});
   ASSERT_TRUE(result.ok());
   EXPECT_NEAR(result->perplexity, 4, 1e-6);
   EXPECT_EQ(result->scored_tokens, 5);
@@ -84,7 +104,7 @@ TEST(Perplexity, OfEqualOddsIsTheVocabulary) {
 // 0 -> 1 -> 2 are favoured (5/8 each), 2 -> 2 is not (1/8).
 TEST(Perplexity, EqualsTheHandComputedValue) {
   Oracle model(5);
-  const auto result = evaluate(model, {0, 1, 2, 2}, 100);
+  const auto result = evaluate(model, {{.tokens = {0, 1, 2, 2}}});
   ASSERT_TRUE(result.ok());
   EXPECT_EQ(result->scored_tokens, 3);
   EXPECT_NEAR(result->perplexity, std::cbrt(1 / (0.625 * 0.625 * 0.125)), 1e-5);
@@ -93,7 +113,7 @@ TEST(Perplexity, EqualsTheHandComputedValue) {
 // Windows 0 1 2 | 2 0 1 | 2 2: the first token of each is context only, the rest is dropped.
 TEST(Perplexity, WindowsDoNotOverlap) {
   Oracle model(5);
-  const auto result = evaluate(model, {0, 1, 2, 2, 0, 1, 2, 2}, 3);
+  const auto result = evaluate(model, windows_of({0, 1, 2, 2, 0, 1, 2, 2}, 3));
   ASSERT_TRUE(result.ok());
   EXPECT_EQ(result->scored_tokens, 4);
   EXPECT_NEAR(result->perplexity, 1 / 0.625, 1e-5);      // without the step 2 -> 2 between windows
@@ -106,44 +126,63 @@ TEST(Perplexity, WindowsLongerThanOneStep) {
   for (int i = 0; i < 300; ++i) {
     text.push_back(i % 3);
   }
-  const auto result = evaluate(model, text, 150);
+  const auto result = evaluate(model, windows_of(text, 150));
   ASSERT_TRUE(result.ok());
   EXPECT_EQ(result->scored_tokens, 298);
   EXPECT_NEAR(result->perplexity, 1.6, 1e-5);
   EXPECT_THAT(model.window_lengths, ElementsAre(149, 149));
 }
 
-TEST(Perplexity, ReportsProgress) {
-  Oracle model(1);
-  PagedKvCache cache = cache_of(16);
-  std::vector<int64_t> done;
-  const std::vector<int32_t> text = {0, 1, 2, 0, 1};
-  ASSERT_TRUE(
-      evaluate_perplexity(model, cache, text,
-                          {.window = 2, .progress = [&](int64_t at) { done.push_back(at); }})
-          .ok());
-  EXPECT_THAT(done, ElementsAre(2, 4));
+// 2 -> 2 alone is scored: the beginning is context.
+TEST(Perplexity, ScoresFromWhereTheWindowSays) {
+  Oracle model(5);
+  const auto result = evaluate(model, {{.tokens = {0, 1, 2, 2}, .first_scored = 3}});
+  ASSERT_TRUE(result.ok());
+  EXPECT_EQ(result->scored_tokens, 1);
+  EXPECT_NEAR(result->perplexity, 8, 1e-5);
 }
 
-TEST(Perplexity, RefusesImpossibleWindowsAndTexts) {
+TEST(Perplexity, StandardErrorIsThatOfTheMeanLogarithm) {
+  Oracle model(5);
+  const auto result = evaluate(model, {{.tokens = {0, 1, 2, 2}}});
+  ASSERT_TRUE(result.ok());
+  const double likely = -std::log(0.625);
+  const double unlikely = -std::log(0.125);
+  const double mean = (2 * likely + unlikely) / 3;
+  const double squares =
+      2 * (likely - mean) * (likely - mean) + (unlikely - mean) * (unlikely - mean);
+  EXPECT_NEAR(result->nll.error, std::sqrt(squares / 2 / 3), 1e-6);
+}
+
+TEST(Perplexity, ReportsProgressAfterEachGroupOfWindows) {
   Oracle model(1);
-  for (const int64_t window : {-1, 0, 1, 161, 201}) {
-    const Status status = evaluate(model, {0, 1, 2}, window).status();
-    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << window;
-    EXPECT_THAT(status.message(), HasSubstr("--window"));
-  }
-  EXPECT_EQ(evaluate(model, {0}, 10).status().code(), StatusCode::kInvalidArgument);
-  EXPECT_EQ(evaluate(model, {}, 10).status().code(), StatusCode::kInvalidArgument);
+  std::vector<int64_t> done;
+  ASSERT_TRUE(evaluate(model, windows_of({0, 1, 2, 0, 1, 0, 1, 2, 2}, 2), &done).ok());
+  EXPECT_THAT(done, ElementsAre(3, 4));
+}
+
+TEST(Perplexity, RefusesTokensOutsideTheVocabulary) {
+  Oracle model(1);
   for (const int32_t token : {-1, 4}) {
-    EXPECT_THAT(evaluate(model, {0, token}, 10).status().message(), HasSubstr("token id"));
+    const Status status = evaluate(model, {{.tokens = {0, token, 1}}}).status();
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    EXPECT_THAT(status.message(), HasSubstr("token id"));
   }
 }
 
 TEST(Perplexity, RefusesLogitsThatAreNotNumbers) {
   Oracle model(1);
-  const Status status = evaluate(model, {0, 1, 2, kBroken, 0, 1}, 3).status();
+  const Status status = evaluate(model, windows_of({0, 1, 2, kBroken, 0, 1}, 3)).status();
   EXPECT_EQ(status.code(), StatusCode::kCorrupt);
-  EXPECT_THAT(status.message(), HasSubstr("window at token 3"));
+  EXPECT_THAT(status.message(), HasSubstr("window 1"));
+}
+
+TEST(LogitReader, RefusesSequencesLongerThanTheContext) {
+  Oracle model(1);
+  const KvSpec layer{.kv_heads = 1, .key_dim = 2, .value_dim = 2};
+  const Status status = LogitReader::create(model, {.layers = {layer}, .longest = 201}).status();
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(status.message(), HasSubstr("200"));
 }
 
 }  // namespace
