@@ -284,6 +284,50 @@ TEST(CudaExperts, TakeAnyRouting) {
   }
 }
 
+/// Of `rows`, the first `count` choose expert 3 and one of six others, the rest two of these; none
+/// chooses expert 7.
+std::vector<std::vector<int64_t>> with_count(int64_t rows, int64_t count) {
+  constexpr int64_t kOthers[] = {0, 6, 1, 5, 2, 4};
+  std::vector<std::vector<int64_t>> chosen;
+  for (int64_t row = 0; row < rows; ++row) {
+    chosen.push_back({row < count ? 3 : kOthers[row % 6], kOthers[(row + 1) % 6]});
+  }
+  return chosen;
+}
+
+// An expert with as many rows as the tiles of each class hold, or one more or less, beside experts
+// of fewer rows and none. Sums of integers are the same in larger steps, whose tiles are others.
+TEST(CudaExperts, TakeRowsAtTheBordersOfTiles) {
+  NIBBLE_NEEDS_GPU();
+  const auto backend = make_cuda_backend({}).value();
+  constexpr ExpertsShape kShape{8, 2, 128, 128};
+  constexpr int64_t kMost = 800;
+  for (const char* name : kKinds) {
+    const QuantScheme scheme = find_scheme(name).value();
+    RandomExperts layer(scheme, kShape, DType::kBF16);
+    auto experts = backend->prepare_experts(layer.request(kMost)).value();
+    const auto check = [&](int64_t m, int64_t count) {
+      SCOPED_TRACE(::testing::Message() << name << ", m = " << m << ", " << count);
+      const auto x = choosing(layer.weights, with_count(m, count));
+      const std::vector<float> got = run(*experts, x, m, kShape.hidden);
+      EXPECT_LT(relative_error(got, expected_of(layer.weights, x, m)), tolerance_of(scheme));
+      if (scheme.act == ActFormat::kInt8Token) {
+        const auto more = choosing(layer.weights, with_count(kMost, count));
+        const std::vector<float> of_more = run(*experts, more, kMost, kShape.hidden);
+        EXPECT_TRUE(std::equal(got.begin(), got.end(), of_more.begin()));
+      }
+    };
+    for (const int64_t count : {7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 96, 97, 128, 129, 161}) {
+      check(count + 3, count);
+    }
+    for (const int64_t m : {int64_t{300}, int64_t{540}, kMost}) {
+      check(m, 193);
+      check(m, 257);
+      check(m, m);
+    }
+  }
+}
+
 // A row that is NaN, in part or in whole, spoils itself alone and is counted like any other.
 TEST(CudaExperts, NanRowsSpoilNoOthers) {
   NIBBLE_NEEDS_GPU();
@@ -519,70 +563,119 @@ TEST(CudaExperts, RoutingEqualsTheReference) {
   }
 }
 
-// All rows to the same experts, and each expert to few: every slot is in one tile of its expert.
+/// Slots of `rows` rows ordered on the GPU: three experts each.
+struct SortedSlots {
+  static constexpr int32_t kTopK = 3;
+  std::vector<int32_t> chosen, slot_of, tile_count;
+  std::vector<ExpertTile> tiles;  // [2, max_tiles]
+  int64_t max_tiles = 0;
+  ExpertCounts counts;
+
+  SortedSlots(std::vector<int32_t> chosen_experts, int32_t experts, const TileRows& cut)
+      : chosen(std::move(chosen_experts)) {
+    const auto slots = std::ssize(chosen);
+    max_tiles = std::min<int64_t>(slots, std::min<int64_t>(experts, slots) + slots / cut.most);
+    const DeviceArray<int32_t> device_chosen(chosen);
+    const DeviceArray<int32_t> device_slot_of(chosen.size());
+    const DeviceArray<ExpertTile> device_tiles(static_cast<size_t>(2 * max_tiles));
+    const DeviceArray<int32_t> device_tile_count(2);
+    const ExpertCounts before{.runs = 5, .active = 6, .slots = 7, .rows_max = 8};
+    const DeviceArray<ExpertCounts> device_counts(std::vector<ExpertCounts>{before});
+    EXPECT_EQ(sort_slots({.chosen = device_chosen.data(),
+                          .experts = experts,
+                          .top_k = kTopK,
+                          .rows = slots / kTopK,
+                          .cut = cut,
+                          .slot_of = device_slot_of.data(),
+                          .tiles = device_tiles.data(),
+                          .tile_count = device_tile_count.data(),
+                          .max_tiles = max_tiles,
+                          .counts = device_counts.data()},
+                         {}),
+              cudaSuccess);
+    slot_of = device_slot_of.host();
+    tile_count = device_tile_count.host();
+    tiles = device_tiles.host();
+    counts = device_counts.host()[0] - before;
+  }
+};
+
+/// Every expert's slots are in tiles of one list, none in two, and as even as steps allow; the first
+/// list begins with the largest.
+void check_tiles(const SortedSlots& sorted,
+                 const std::map<int32_t, int64_t>& rows_of,
+                 const TileRows& cut) {
+  std::map<int32_t, int64_t> first_of, seen, least, most;
+  int64_t next = 0;
+  for (const auto& [expert, rows] : rows_of) {
+    first_of[expert] = next;
+    next += rows;
+  }
+  for (int64_t list = 0; list < (cut.few > 0 ? 2 : 1); ++list) {
+    int64_t before = cut.most;
+    for (int64_t i = 0; i < sorted.max_tiles; ++i) {
+      const ExpertTile& tile = sorted.tiles[static_cast<size_t>(list * sorted.max_tiles + i)];
+      ASSERT_EQ(tile.rows > 0, i < sorted.tile_count[static_cast<size_t>(list)]) << i;
+      if (tile.rows == 0) {
+        continue;
+      }
+      ASSERT_TRUE(rows_of.contains(tile.expert));
+      EXPECT_EQ(rows_of.at(tile.expert) <= cut.few, list == 1);
+      EXPECT_EQ(tile.first, first_of[tile.expert] + seen[tile.expert]);
+      seen[tile.expert] += tile.rows;
+      const int64_t steps = (tile.rows + cut.step - 1) / cut.step * cut.step;
+      EXPECT_LE(steps, std::max(cut.most, cut.few));
+      const auto [smaller, is_new] = least.try_emplace(tile.expert, steps);
+      smaller->second = std::min(smaller->second, steps);
+      most[tile.expert] = std::max(most[tile.expert], steps);
+      if (list == 0 && is_new) {
+        EXPECT_LE(steps, before);
+        before = steps;
+      }
+    }
+  }
+  EXPECT_EQ(seen, rows_of);
+  for (const auto& [expert, rows] : rows_of) {
+    EXPECT_LE(most[expert] - least[expert], cut.step) << rows << " rows";
+  }
+}
+
+// All rows to the same experts, each expert to few, and some to one: every slot is in one tile of
+// its expert.
 TEST(CudaExperts, SlotsAreOrderedByExpertThenRow) {
   NIBBLE_NEEDS_GPU();
-  for (const int64_t rows : {1, 5, 700}) {
-    for (const int32_t experts : {4, 100, 1024}) {
-      constexpr int32_t kTopK = 3;
-      std::vector<int32_t> chosen;
-      for (int64_t i = 0; i < rows * kTopK; ++i) {
-        chosen.push_back(rows == 700 && experts == 4 ? static_cast<int32_t>(i % 3)
-                                                     : static_cast<int32_t>(i * 37 % experts));
-      }
-      const int64_t slots = rows * kTopK;
-      const int64_t max_tiles =
-          std::min<int64_t>(slots, std::min<int64_t>(experts, slots) + slots / 8);
-      const DeviceArray<int32_t> device_chosen(chosen);
-      const DeviceArray<int32_t> slot_of(static_cast<size_t>(slots));
-      const DeviceArray<ExpertTile> tiles(static_cast<size_t>(max_tiles));
-      const DeviceArray<int32_t> tile_count(1);
-      const ExpertCounts before{.runs = 5, .active = 6, .slots = 7, .rows_max = 8};
-      const DeviceArray<ExpertCounts> counts(std::vector<ExpertCounts>{before});
-      ASSERT_EQ(sort_slots({.chosen = device_chosen.data(),
-                            .experts = experts,
-                            .top_k = kTopK,
-                            .rows = rows,
-                            .tile_rows = 8,
-                            .slot_of = slot_of.data(),
-                            .tiles = tiles.data(),
-                            .tile_count = tile_count.data(),
-                            .max_tiles = max_tiles,
-                            .counts = counts.data()},
-                           {}),
-                cudaSuccess);
-      std::map<int32_t, int64_t> rows_of;
-      for (const int32_t expert : chosen) {
-        ++rows_of[expert];
-      }
-      ExpertCounts run{.runs = 1, .active = std::ssize(rows_of), .slots = slots};
-      for (const auto& [expert, count] : rows_of) {
-        run.rows_max = std::max(run.rows_max, count);
-      }
-      EXPECT_EQ(counts.host()[0] - before, run);
-      std::vector<int32_t> order(static_cast<size_t>(slots));
-      std::iota(order.begin(), order.end(), 0);
-      std::ranges::stable_sort(order, {},
-                               [&](int32_t slot) { return chosen[static_cast<size_t>(slot)]; });
-      const std::vector<int32_t> got_slots = slot_of.host();
-      for (int64_t at = 0; at < slots; ++at) {
-        const int32_t slot = order[static_cast<size_t>(at)];
-        EXPECT_EQ(got_slots[static_cast<size_t>(slot)], at);
-      }
-      int64_t next = 0;
-      for (const ExpertTile& tile : tiles.host()) {
-        EXPECT_LE(tile.rows, 8);
-        if (tile.rows > 0) {
-          EXPECT_EQ(tile.first, next);
+  const auto expert_of = [](int64_t i, int64_t rows, int32_t experts) {
+    if (rows == 700 && experts == 4) {
+      return static_cast<int32_t>(i % 3);
+    }
+    const bool first = rows == 701 && i % 3 == 0 && i < 3 * 290;
+    return first ? 2 : static_cast<int32_t>(i * 37 % experts);
+  };
+  for (const TileRows& cut : {TileRows{8, 8}, {256, 64}, {160, 32}, {16, 16, 8}, {64, 32, 16}}) {
+    for (const int64_t rows : {1, 5, 700, 701}) {
+      for (const int32_t experts : {4, 100, 1024}) {
+        SCOPED_TRACE(::testing::Message() << cut.most << ", " << rows << " of " << experts);
+        std::vector<int32_t> chosen;
+        std::map<int32_t, int64_t> rows_of;
+        for (int64_t i = 0; i < rows * SortedSlots::kTopK; ++i) {
+          chosen.push_back(expert_of(i, rows, experts));
+          ++rows_of[chosen.back()];
         }
-        for (int32_t r = 0; r < tile.rows; ++r, ++next) {
-          EXPECT_EQ(chosen[static_cast<size_t>(order[static_cast<size_t>(next)])], tile.expert);
+        const SortedSlots sorted(chosen, experts, cut);
+        ExpertCounts run{.runs = 1, .active = std::ssize(rows_of), .slots = std::ssize(chosen)};
+        for (const auto& [expert, count] : rows_of) {
+          run.rows_max = std::max(run.rows_max, count);
         }
+        EXPECT_EQ(sorted.counts, run);
+        std::vector<int32_t> order(chosen.size());
+        std::iota(order.begin(), order.end(), 0);
+        std::ranges::stable_sort(order, {},
+                                 [&](int32_t slot) { return chosen[static_cast<size_t>(slot)]; });
+        for (size_t at = 0; at < order.size(); ++at) {
+          EXPECT_EQ(sorted.slot_of[static_cast<size_t>(order[at])], static_cast<int32_t>(at));
+        }
+        check_tiles(sorted, rows_of, cut);
       }
-      EXPECT_EQ(next, slots);
-      const auto used =
-          std::ranges::count_if(tiles.host(), [](const ExpertTile& tile) { return tile.rows > 0; });
-      EXPECT_EQ(tile_count.host()[0], used);
     }
   }
 }
