@@ -123,6 +123,10 @@ TEST(QuantConfigTest, ActivationsAreWhatTheConfigSays) {
   };
   const std::string quark_fp8 = R"({"quant_method":"quark","global_quant_config":{"weight":)"
                                 R"({"dtype":"fp8_e4m3"},"input_tensors":{"dtype":"fp8_e4m3")";
+  const std::string mxfp4 = R"({"num_bits":4,"type":"float","strategy":"group","group_size":32})";
+  const std::string quark_mxfp4 = R"({"quant_method":"quark","global_quant_config":{"weight":)"
+                                  R"({"dtype":"fp4","qscheme":"per_group","group_size":32,)"
+                                  R"("scale_format":"e8m0"},"input_tensors":)";
   const std::vector<Case> cases = {
       {with_group(int8), ActFormat::kFloat},
       {inputs(int8, R"("num_bits":8,"strategy":"token","dynamic":true)"), ActFormat::kInt8Token},
@@ -138,6 +142,16 @@ TEST(QuantConfigTest, ActivationsAreWhatTheConfigSays) {
        Scale::kStatic},
       {R"({"quant_method":"fp8","weight_block_size":[128,128]})", ActFormat::kFp8Group},
       {R"({"quant_method":"modelopt","quant_algo":"FP8"})", ActFormat::kFp8Token, Scale::kStatic},
+      {inputs(mxfp4, R"("num_bits":8,"type":"float","strategy":"token","dynamic":true)"),
+       ActFormat::kFp8Token},
+      {inputs(mxfp4, R"("num_bits":8,"type":"float","strategy":"tensor","dynamic":false)"),
+       ActFormat::kFp8Token, Scale::kStatic},
+      {inputs(mxfp4, R"("num_bits":4,"type":"float","strategy":"group","dynamic":true)"),
+       ActFormat::kFloat, Scale::kDynamic, "", "4-bit floats"},
+      {quark_mxfp4 + R"({"dtype":"fp8_e4m3","qscheme":"per_channel","is_dynamic":true}}})",
+       ActFormat::kFp8Token},
+      {quark_mxfp4 + R"({"dtype":"fp8_e4m3","qscheme":"per_tensor"}}})", ActFormat::kFp8Token,
+       Scale::kStatic},
       {quark_fp8 + "}}}", ActFormat::kFp8Token, Scale::kStatic},
       {quark_fp8 + R"(,"is_dynamic":true}}})", ActFormat::kFp8Token},
       {R"({"quant_method":"gptq","bits":4})", ActFormat::kFloat},

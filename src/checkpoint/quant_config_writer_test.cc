@@ -80,6 +80,13 @@ TEST(QuantConfigWriter, ParametersOfTheNewerForms) {
   EXPECT_THAT(mxfp4, HasSubstr(R"("num_bits":4,"type":"float")"));
   EXPECT_THAT(mxfp4, HasSubstr(R"("scale_dtype":"torch.uint8")"));
   EXPECT_THAT(mxfp4, HasSubstr(R"("format":"mxfp4-pack-quantized")"));
+  EXPECT_THAT(mxfp4, HasSubstr(R"("input_activations":null)"));
+  const std::string with_fp8 = written({.uses = {use("mxfp4_fp8")}});
+  EXPECT_THAT(with_fp8, HasSubstr(R"("scale_dtype":"torch.uint8")"));
+  EXPECT_THAT(with_fp8, HasSubstr(R"("input_activations":{"num_bits":8,"type":"float",)"
+                                  R"("symmetric":true,"strategy":"token","group_size":null,)"
+                                  R"("dynamic":true)"));
+  EXPECT_THAT(with_fp8, HasSubstr(R"("format":"mxfp4-pack-quantized")"));
   EXPECT_THAT(written({.uses = {use("w8a8_fp8_block")}}),
               HasSubstr(R"("strategy":"block","group_size":null,"dynamic":false,"actorder":null,)"
                         R"("block_structure":[128,128])"));
@@ -139,6 +146,7 @@ TEST(LinearSlots, ShapesOfTheFormatNotes) {
   EXPECT_EQ(shapes("w8a8_fp8_block", standard), "weight F8_E4M3 [200,384] weight_scale F32 [2,3] ");
   EXPECT_EQ(shapes("w8a8_fp8_expert", standard), "weight F8_E4M3 [200,384] weight_scale F32 [1] ");
   EXPECT_EQ(shapes("mxfp4", standard), "weight_packed U8 [200,192] weight_scale U8 [200,12] ");
+  EXPECT_EQ(shapes("mxfp4_fp8", standard), shapes("mxfp4", standard));
 }
 
 }  // namespace

@@ -31,6 +31,8 @@ struct KvFormat {
   KvParameters per = KvParameters::kNone;
   int32_t parameters = 0;  // of each set, of K as of V: none, a scale, or a scale and an offset
   KvOrder order = KvOrder::kWhole;
+  bool turned =
+      false;  // keys and values are kept, and queries met, as hadamard() turns their heads
   // By how much attention may differ from that over the numbers themselves: three times what
   // rounding keys and values of a root mean square of 1.2 costs, as self-tests of GPUs make them.
   double tolerance = 0.02;
@@ -59,6 +61,7 @@ struct KvFormat {
               .per = KvParameters::kPerTokenHead,
               .parameters = 2,
               .order = KvOrder::kLowNibbleFirst,
+              .turned = true,
               .tolerance = 0.3};  // step 4 / 15
     case KvCode::kFp8:
       return {.name = "fp8",

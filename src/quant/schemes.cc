@@ -27,6 +27,7 @@ constexpr std::array kSchemes = {
                 {kInt4, kGroup, 128, DType::kBF16, ZeroPoints::kPerScale},
                 ActFormat::kFloat},
     QuantScheme{"mxfp4", {kFp4E2M1, kGroup, 32, DType::kF8E8M0}, ActFormat::kFloat},
+    QuantScheme{"mxfp4_fp8", {kFp4E2M1, kGroup, 32, DType::kF8E8M0}, ActFormat::kFp8Token},
     QuantScheme{"w4a8", {kInt4, kChannel, 0, DType::kF32}, ActFormat::kInt8Token},
 };
 

@@ -15,7 +15,8 @@ import sys
 FAMILIES = [
     (r"gemm_sm90<.*w4a8_sm90|gemm_sm90<.*Int4Codec", ("IGMMA", "UBLKCP"), 16),
     (r"gemm_sm90<.*ByteCodec", ("IGMMA|QGMMA", "UBLKCP"), 16),
-    (r"gemm_grouped_sm90<", ("IGMMA|QGMMA", "UBLKCP", "UTMALDG"), 0),
+    (r"gemm_sm90<.*Fp4ToE4M3Codec", ("QGMMA", "UBLKCP"), 0),
+    (r"gemm_grouped_sm90<", ("IGMMA|QGMMA|HGMMA", "UBLKCP", "UTMALDG"), 0),
     (r"gemm_w4a16_planes_sm90<", ("IMMA", "UBLKCP"), 0),
     (r"gemm_w4a16_decode_sm90<", ("HMMA", "UBLKCP"), 0),
     (r"gemm_w4a16_(pairs_)?sm90<", ("HGMMA", "UBLKCP"), 0),

@@ -25,7 +25,7 @@ CONFIGS = {
     "mixtral": {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral",
                 "intermediate_size": 96, "num_local_experts": 4, "num_experts_per_tok": 2},
 }
-SCHEMES = ("w4a16_g32", "w8a8_int8", "w8a8_fp8_expert", "mxfp4", "w4a8")
+SCHEMES = ("w4a16_g32", "w8a8_int8", "w8a8_fp8_expert", "mxfp4", "mxfp4_fp8", "w4a8")
 RUN = ("--prompt", "the sea", "--max-tokens", 12, "--temperature", 0)
 
 

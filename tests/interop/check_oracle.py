@@ -36,6 +36,7 @@ ENCODED = [
     ("w8a8_fp8_block", "absmax", "fp8", "fp8", {"gran": "block", "name": "weight_scale_inv"}),
     ("w8a8_fp8_block", "absmax", "compressed-tensors", "fp8", {"gran": "block"}),
     ("mxfp4", "absmax", "compressed-tensors", "mxfp4-ct", {}),
+    ("mxfp4_fp8", "absmax", "compressed-tensors", "mxfp4-ct", {}),
 ]
 DECODED = [
     ("w4a16_g32", "lsq_signed", "compressed-tensors", "ct-pack", {}),

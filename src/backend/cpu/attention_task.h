@@ -52,7 +52,8 @@ struct AttentionTask {
   const float* sinks = nullptr;  // [group] logits without values; null: none
   int64_t window = 0;            // 0: all
   bool whole_tops = false;       // AttentionForm::kShared
-  int64_t first_position = 0;    // of the first token
+  void (*turn_back)(float* head, int64_t dim) = nullptr;  // of results, where heads are turned
+  int64_t first_position = 0;                             // of the first token
   KvLayout kv;
   int64_t kv_head = 0;
   const int32_t* page_list = nullptr;

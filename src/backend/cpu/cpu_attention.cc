@@ -7,6 +7,7 @@
 #include "backend/cpu/numbers.h"
 #include "base/check.h"
 #include "quant/codec.h"
+#include "quant/hadamard.h"
 
 namespace nibble::cpu {
 namespace {
@@ -174,6 +175,9 @@ void CpuAttention::rope_append_token(const RopeAppendArgs& args,
         kernels_.round_row(values, dim, kv_head < 0 ? kQueryPlaces : kKeyPlaces);
       }
     }
+    if (kv_format(args.kv.code).turned) {
+      hadamard(values, dim);
+    }
     if (kv_head < 0) {
       kernels_.store(values, dim, numbers);
       continue;
@@ -221,6 +225,7 @@ AttentionTask CpuAttention::Plan::task(const AttentionArgs& args,
   task.value_scale = args.kv.scales.v;
   task.sinks = args.sinks == nullptr ? nullptr : args.sinks + kv_head * group;
   task.window = args.sliding_window;
+  task.turn_back = kv_format(args.kv.code).turned ? inverse_hadamard : nullptr;
   task.whole_tops = args.form == AttentionForm::kShared && args.kv.code == KvCode::kBf16;
   task.first_position = sequence.kv_len - sequence.q_len + block.first_token;
   task.kv = layout;

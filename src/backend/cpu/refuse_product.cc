@@ -16,9 +16,11 @@ const char* missing_kernels(const WeightFormat& format, ActFormat act) {
       (to_integers || format.code != WeightCode::kInt4)) {
     return "weights with minimums but int4 with float activations";
   }
-  if (format.code == WeightCode::kFp4E2M1 &&
-      (to_integers || act == ActFormat::kFp8Token || act == ActFormat::kFp8Group)) {
-    return "fp4 weights with 8-bit activations";
+  if (format.code == WeightCode::kFp4E2M1 && to_integers) {
+    return "fp4 weights with int8 activations";
+  }
+  if (format.code == WeightCode::kFp4E2M1 && act == ActFormat::kFp8Group) {
+    return "fp4 weights with fp8 activations that are scaled in groups";
   }
   return nullptr;
 }
@@ -51,12 +53,12 @@ Status refuse_product(const GemmProblem& problem, const GemmDevice& device) {
                       "int8 activations need int8 or int4 weights with one scale per output "
                       "channel; quantize to one of these, or run with float activations");
   }
-  if (problem.act == ActFormat::kFp8Token) {
-    return make_error(StatusCode::kUnsupported,
-                      "fp8 activations need fp8 weights with one scale per output channel; "
-                      "quantize to these, or run with float activations");
-  }
   const WeightFormat& format = problem.weight;
+  if (problem.act == ActFormat::kFp8Token && format.code != WeightCode::kFp4E2M1) {
+    return make_error(StatusCode::kUnsupported,
+                      "fp8 activations need fp8 weights with one scale per output channel, or fp4 "
+                      "weights; quantize to these, or run with float activations");
+  }
   if (problem.act == ActFormat::kFp8Group && format.code != WeightCode::kFp8E4M3) {
     return make_error(StatusCode::kUnsupported,
                       "fp8 activations need fp8 weights; quantize to these, or run with float "

@@ -59,6 +59,11 @@ constexpr TiledProduct kFp4Product{.name = "gemm_fp4",
                                    .code = kFp4E2M1,
                                    .rows = &GemmKernels::gemm_fp4,
                                    .tiles = &TileKernels::tiles_fp4};
+constexpr TiledProduct kFp4Fp8Product{.name = "gemm_fp4_fp8",
+                                      .code = kFp4E2M1,
+                                      .acts = kFp8Only,
+                                      .rows = &GemmKernels::gemm_fp4,
+                                      .tiles = &TileKernels::tiles_fp4};
 constexpr TiledProduct kW4A8{.name = "gemm_w4a8",
                              .code = kInt4,
                              .acts = kInt8Only,
@@ -116,7 +121,7 @@ std::span<const GemmEntry> gemm_entries() {
       kTiled<kW8A16Fp8>,           kTiled<kBf16Product>,     kTiled<kF16Product>,
       kTiled<kF32Product>,         kTiled<kW4A16FixedZeros>, kTiled<kW4A16Zeros>,
       kTiled<kW8A16Zeros>,         kTiled<kFp4Product>,      kTiled<kW8A8Fp8Group>,
-      kTiled<kW4A16FixedMinimums>, kTiled<kW4A16Minimums>,
+      kTiled<kW4A16FixedMinimums>, kTiled<kW4A16Minimums>,   kTiled<kFp4Fp8Product>,
   };
   return kEntries;
 }

@@ -68,6 +68,7 @@ TEST(CpuRegistry, EveryFormTakesTheKernelMadeForIt) {
       {minimums(192), ActFormat::kBf16, "gemm_w4a16_minimums", ""},  // one for the row
       {minimums(32), ActFormat::kFloat, "gemm_w4a16_minimums", ""},
       {{kFp4E2M1, ScalePer::kGroup, 16}, ActFormat::kBf16, "gemm_fp4", ""},
+      {{kFp4E2M1, ScalePer::kGroup, 32}, ActFormat::kFp8Token, "gemm_fp4_fp8", ""},
       {{kFp8E4M3, ScalePer::kBlock, 128}, ActFormat::kFp8Group, "gemm_w8a8_fp8_group", ""},
   };
   for (const bool exact : {false, true}) {

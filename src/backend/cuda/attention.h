@@ -120,6 +120,10 @@ cudaError_t append_decode_attention(const RopeAppendLaunch& append,
                                     const AttentionLaunch& args,
                                     const LaunchContext& context);
 
+/// Turns the results of all rows back, where the cache holds turned heads (KvFormat::turned): after
+/// the functions above and below, which leave them as they are.
+cudaError_t turn_back_heads(const AttentionLaunch& args, const LaunchContext& context);
+
 /// The sequences with more than one row; not to be launched where there is none.
 cudaError_t prefill_attention(const AttentionLaunch& args, const LaunchContext& context);
 

@@ -185,7 +185,8 @@ void CudaExperts::run(const ExpertArgs& args) {
                      down_.weights->kernel().grouped_rows(of_expert, args.m));
   max_tiles_ = std::min(slots, std::min(experts_, slots) + slots / cut_.most);
   // Results of integer activations are the same in every batch.
-  down_type_ = down_.act == ActFormat::kBf16 && args.m >= kManyRows ? DType::kBF16 : DType::kF32;
+  const bool exact = down_.act != ActFormat::kBf16 && down_.act != ActFormat::kFp8Token;
+  down_type_ = !exact && args.m >= kManyRows ? DType::kBF16 : DType::kF32;
   choose(args);
   if (args.m == 1 && gate_up_.act == ActFormat::kBf16 &&
       gate_up_.weights->kernel().takes_one_row()) {

@@ -1,6 +1,7 @@
 #include "backend/cuda/cuda_gemm.h"
 
 #include <algorithm>
+#include <cmath>
 #include <random>
 #include <span>
 #include <utility>
@@ -29,8 +30,10 @@ QuantTensor random_weight(const WeightFormat& format, int64_t n, uint32_t seed) 
       half = f32_to_bf16(static_cast<float>(half) * 0x1p-17F);
     }
   }
-  std::ranges::generate(weight.scales.as<float>(),
-                        [&] { return static_cast<float>(random() % 128 + 1) / 1024.0F; });
+  std::ranges::generate(weight.scales.as<float>(), [&] {
+    return format.scale_dtype == DType::kF8E8M0 ? std::ldexp(1.0F, -static_cast<int>(random() % 16))
+                                                : static_cast<float>(random() % 128 + 1) / 1024.0F;
+  });
   return weight;
 }
 

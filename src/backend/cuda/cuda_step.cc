@@ -64,6 +64,7 @@ void CudaStep::attention(const AttentionArgs& args) {
   if (const auto append = std::exchange(append_, std::nullopt)) {
     CHECK(append->launch.pages == args.kv.pages && append->launch.qkv == args.q.data);
     must(append_decode_attention(append->launch, launch, append->context), "attention");
+    turn_back(launch);
     return;
   }
   CHECK_LT(index, size_t{64});
@@ -81,6 +82,13 @@ void CudaStep::attention(const AttentionArgs& args) {
   }
   if (shape_.prefills) {
     must(prefill_attention(launch, context), "attention");
+  }
+  turn_back(launch);
+}
+
+void CudaStep::turn_back(const AttentionLaunch& launch) const {
+  if (kv_format(launch.shape.kv.code).turned) {
+    must(turn_back_heads(launch, {steps_.stream_}), "attention");
   }
 }
 

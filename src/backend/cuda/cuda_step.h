@@ -28,6 +28,8 @@ class CudaStep final : public Step {
   void finish() const;
 
  private:
+  void turn_back(const AttentionLaunch& launch) const;
+
   /// An append that its layer's attention does as well.
   struct PendingAppend {
     RopeAppendLaunch launch;

@@ -21,6 +21,7 @@ std::span<const GemmEntry> gemm_entries() {
       kGemmW8A16Sm90,
       kGemmW4A16ChannelSm90,
       kGemmMxfp4Sm90,
+      kGemmMxfp4Fp8Sm90,
       kExpertsW4A16Sm90,
       // For every shape with k % 64 == 0, on sm_80 and up.
       kGemmW4A8Sm80,

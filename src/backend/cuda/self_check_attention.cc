@@ -106,6 +106,9 @@ class AttentionCheck final {
           check(rows > 1 ? prefill_attention(launch, context) : decode_attention(launch, context),
                 "attention"));
     }
+    if (kv_format(shape_.kv.code).turned) {
+      NIBBLE_RETURN_IF_ERROR(check(turn_back_heads(launch, context), "attention"));
+    }
     return check(cudaStreamSynchronize(stream_), "attention");
   }
 

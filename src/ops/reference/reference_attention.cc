@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -7,6 +8,7 @@
 #include "base/f16.h"
 #include "ops/attention.h"
 #include "quant/codec.h"
+#include "quant/hadamard.h"
 
 namespace nibble {
 namespace {
@@ -182,6 +184,24 @@ void round_row(float* head, int64_t dim, int places) {
   }
 }
 
+/// hadamard() in double precision, by its matrix; `back`: the inverse.
+void turn(float* head, int64_t dim, bool back) {
+  const int64_t block = hadamard_block(dim);
+  std::vector<double> sums(static_cast<size_t>(dim));
+  for (int64_t i = 0; i < dim; ++i) {
+    const int64_t first = i / block * block;
+    for (int64_t j = 0; j < block; ++j) {
+      const auto both = static_cast<uint64_t>((i - first) & j);
+      const bool minus = (std::popcount(both) % 2 != 0) != hadamard_flips(back ? i - first : j);
+      sums[static_cast<size_t>(i)] += minus ? -head[first + j] : head[first + j];
+    }
+  }
+  for (int64_t i = 0; i < dim; ++i) {
+    head[i] =
+        static_cast<float>(sums[static_cast<size_t>(i)] / std::sqrt(static_cast<double>(block)));
+  }
+}
+
 /// Attention of one query head over the keys first..last (inclusive) of its sequence.
 void attend(const AttentionArgs& args, const SequenceSpan& sequence, int64_t row, int64_t head) {
   const KvView& kv = args.kv;
@@ -217,6 +237,9 @@ void attend(const AttentionArgs& args, const SequenceSpan& sequence, int64_t row
     }
     args.out.f32()[row * args.out_stride + head * kv.head_dim + d] =
         static_cast<float>(sum / total);
+  }
+  if (kv_format(kv.code).turned) {
+    turn(args.out.f32() + row * args.out_stride + head * kv.head_dim, kv.head_dim, true);
   }
 }
 
@@ -267,6 +290,10 @@ void reference_rope_append(const RopeAppendArgs& args) {
           round_row(q + head * kv.head_dim, kv.head_dim,
                     head < args.heads ? kQueryPlaces : kKeyPlaces);
         }
+      }
+      for (int64_t head = 0; kv_format(kv.code).turned && head < args.heads + 2 * kv.kv_heads;
+           ++head) {
+        turn(q + head * kv.head_dim, kv.head_dim, false);
       }
       const int64_t page = sequence.pages[position / kv.page_size];
       const int64_t slot = position % kv.page_size;

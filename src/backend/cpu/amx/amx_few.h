@@ -113,7 +113,7 @@ struct FewPipeline {
       Simd::store(results + row * 16, total[row]);
     }
     for (int64_t row = 0; row < gemm.m; ++row) {
-      write_tile_row(gemm, row, tile, Simd::load(results + row * 16));
+      write_tile_row(gemm, row, tile, with_token_scale(gemm, row, Simd::load(results + row * 16)));
     }
   }
 };

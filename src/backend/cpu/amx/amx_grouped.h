@@ -309,8 +309,8 @@ inline void write_block(const TileGemmTask& given, int64_t tile_begin, int64_t t
   for (int64_t row = 0; row < task.m; ++row) {
     const auto* sums = reinterpret_cast<const float*>(kept_sums(task, row, 0) + row % 16 * 64);
     for (int64_t tile = tile_begin; tile < tile_end; tile += kStepTiles) {
-      const F32x16 low = Simd::load(sums);
-      const F32x16 high = Simd::load(sums + kTileBytes / 4);
+      const F32x16 low = with_token_scale(task, row, Simd::load(sums));
+      const F32x16 high = with_token_scale(task, row, Simd::load(sums + kTileBytes / 4));
       if (form != StoreForm::kApart) {
         store_pair(form, result_at(task, row, tile), low, high);
       } else {

@@ -96,9 +96,16 @@ inline void write_results(const AttentionTask& task, const RowStates& total, int
   }
   for (int64_t r = 0; r < task.tokens * task.group; ++r) {
     const int64_t out = r / task.group * task.out_stride + r % task.group * dim;
+    float* row = total.acc + r * padded_dim;
+    in_vectors(dim, [&](int64_t i, int64_t) {
+      const F32x16 sum = Simd::mul(Simd::load(row + i), scale);
+      Simd::store(row + i, Simd::div(sum, Simd::set(total.sum[r])));
+    });
+    if (task.turn_back != nullptr) {
+      task.turn_back(row, dim);
+    }
     in_vectors(dim, [&](int64_t i, int64_t lanes) {
-      const F32x16 sum = Simd::mul(Simd::load(total.acc + r * padded_dim + i), scale);
-      store_numbers(task.out, out + i, lanes, Simd::div(sum, Simd::set(total.sum[r])));
+      store_numbers(task.out, out + i, lanes, Simd::load(row + i));
     });
   }
 }

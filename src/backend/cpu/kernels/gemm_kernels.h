@@ -390,18 +390,20 @@ inline void write_tile_row(const ProductTask& task, int64_t row, int64_t tile, F
   store_numbers(task.y, at, lanes, value);
 }
 
+/// Sums of a row to which the weights' scales have been applied, with that of the activations, if
+/// they have one.
+inline F32x16 with_token_scale(const ProductTask& task, int64_t row, F32x16 sums) {
+  return task.x_scales == nullptr ? sums : Simd::mul(sums, Simd::set(task.x_scales[row]));
+}
+
 /// Writes what kRows rows and one tile sum to; `scaled`: a scale per channel is still due.
 template <int kRows>
 [[gnu::always_inline]] inline void write_rows(
     const GemmTask& task, int64_t tile, int64_t row, bool scaled, const F32x16 (&sums)[kRows]) {
   const F32x16 scales = scaled ? load_scales(task.w, tile) : Simd::set(1.0F);
   for (int r = 0; r < kRows; ++r) {
-    F32x16 value = sums[r];
-    if (scaled) {
-      const bool per_row = task.x_scales != nullptr;
-      value =
-          Simd::mul(value, per_row ? Simd::mul(scales, Simd::set(task.x_scales[row + r])) : scales);
-    }
+    const F32x16 value = scaled ? Simd::mul(sums[r], with_token_scale(task, row + r, scales))
+                                : with_token_scale(task, row + r, sums[r]);
     write_tile_row(task, row + r, tile, value);
   }
 }

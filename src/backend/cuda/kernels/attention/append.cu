@@ -2,6 +2,7 @@
 // cache's format (attention/append.cuh).
 
 #include "backend/cuda/kernels/attention/append.cuh"
+#include "backend/cuda/kernels/attention/turn.cuh"
 #include "backend/cuda/ptx/dependency.cuh"
 
 namespace nibble::cuda {
@@ -46,6 +47,9 @@ __global__ __launch_bounds__(32 * kWarps) void append_kernel(const AppendArgs ar
       if (args.shared) {
         round_row<kDim>(x, is_query ? kQueryPlaces : kKeyPlaces);
       }
+    }
+    if constexpr (kv_format(kCode).turned) {
+      HeadTurn<kDim>::turn(x, lane);
     }
     if (is_query) {
       store_query<kDim>(x, at, lane);

@@ -11,6 +11,7 @@
 
 #include "backend/cuda/kernels/attention/append.cuh"
 #include "backend/cuda/kernels/attention/decode.cuh"
+#include "backend/cuda/kernels/attention/turn.cuh"
 #include "backend/cuda/ptx/cluster.cuh"
 
 namespace nibble::cuda {
@@ -162,6 +163,9 @@ struct FreshToken {
       if (args.shared) {
         round_row<kDim>(x, kQueryPlaces);
       }
+      if constexpr (kv_format(Tile::kFormat).turned) {
+        HeadTurn<kDim>::turn(x, lane);
+      }
       store_query<kDim>(x, to + head * kDim, lane);
     }
   }
@@ -179,6 +183,10 @@ struct FreshToken {
     rotation.apply(key);
     if (args.shared) {
       round_row<kDim>(key, kKeyPlaces);
+    }
+    if constexpr (kv_format(kCode).turned) {
+      HeadTurn<kDim>::turn(key, lane);
+      HeadTurn<kDim>::turn(value, lane);
     }
     store_head<kCode, kDim>(
         key, args.k_factor, token, lane,

@@ -126,8 +126,8 @@ size_t GemmSm90::code_bytes() const {
 }
 
 size_t GemmSm90::packed_bytes() const {
-  const bool scaled = family_.pack_scales == nullptr && family_.row_scales;
-  return code_bytes() + (scaled ? static_cast<size_t>(row_blocks_) * 64 * sizeof(float) : 0);
+  const size_t scales = family_.row_scales ? static_cast<size_t>(row_blocks_) * 64 : 0;
+  return code_bytes() + scales * sizeof(float);
 }
 
 cudaError_t GemmSm90::pack(const void* codes,

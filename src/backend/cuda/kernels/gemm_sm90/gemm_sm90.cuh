@@ -96,7 +96,7 @@ __device__ void fill_ring(const CUtensorMap& x, const GemmSm90Args& args, uint32
     int count = 0;
     while (count < Tile::kStages && next_part<Tile>(parts, part)) {
       for (int step = part.begin; step < part.end && count < Tile::kStages; ++step, ++count) {
-        ptx::barrier_arrive_expect(full + 8 * count, Shared::kStageBytes);
+        ptx::barrier_arrive_expect(full + 8 * count, Shared::kCopiedBytes);
         copy_weights<Codec, Tile>(args, part, step, base + count * Shared::kStageBytes,
                                   full + 8 * count);
       }
@@ -115,7 +115,7 @@ __device__ void fill_ring(const CUtensorMap& x, const GemmSm90Args& args, uint32
       const uint32_t barrier = full + 8 * place.stage;
       if (count >= Tile::kStages) {
         ptx::barrier_wait_to_refill(empty + 8 * place.stage, place.parity ^ 1);
-        ptx::barrier_arrive_expect(barrier, Shared::kStageBytes);
+        ptx::barrier_arrive_expect(barrier, Shared::kCopiedBytes);
         copy_weights<Codec, Tile>(args, part, step, stage, barrier);
       }
       copy_x<Codec, Tile>(x, part, step, stage, barrier);
@@ -286,6 +286,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident)
                                   4 * Tile::kGroups * Tile::kCluster * ptx::kWarpArrivals);
     ptx::barrier_init_fence();
   }
+  begin_codec<Codec>();
   ptx::announce_barriers<Tile::kCluster>();
   ptx::allow_successor();
   if (warp >= 4 * Tile::kGroups) {

@@ -39,8 +39,8 @@ struct GemmSm90Family {
   cudaError_t (*pack)(const void* codes, int64_t n, int64_t k, void* units, cudaStream_t) = nullptr;
   cudaError_t (*unpack)(const void* units, int64_t n, int64_t k, void* codes, cudaStream_t) =
       nullptr;
-  bool row_scales = true;  // behind the units, where units have none
-  /// Group scales [n, groups] into units, or back.
+  bool row_scales = true;  // behind the units: those of the matrix, or what pack_scales() makes
+  /// Group scales [n, groups] into units that have their codes, or back.
   cudaError_t (*pack_scales)(const float* scales, int64_t n, int64_t k, void* units, cudaStream_t) =
       nullptr;
   cudaError_t (*unpack_scales)(
@@ -112,12 +112,13 @@ inline constexpr int64_t kGemmMaxIntegerK = 131008;
                                                ActFormat act);
 
 /// INT4 weights per channel x INT8 activations per token; INT8 x INT8; E4M3 x E4M3; INT8 and INT4
-/// per channel x BF16; BF16 x BF16.
+/// per channel x BF16; BF16 x BF16; MXFP4 x E4M3 per token.
 extern const GemmEntry kGemmW4A8Sm90;
 extern const GemmEntry kGemmW8A8Int8Sm90;
 extern const GemmEntry kGemmW8A8Fp8Sm90;
 extern const GemmEntry kGemmW8A16Sm90;
 extern const GemmEntry kGemmW4A16ChannelSm90;
 extern const GemmEntry kGemmBf16Sm90;
+extern const GemmEntry kGemmMxfp4Fp8Sm90;
 
 }  // namespace nibble::cuda

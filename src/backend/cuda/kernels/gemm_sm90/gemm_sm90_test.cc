@@ -138,6 +138,15 @@ TEST(GemmSm90, Bf16TimesBf16InEveryTile) {
   check_tiles<kGemmBf16Sm90, 8>("bf16", 1e-4);
 }
 
+TEST(GemmSm90, Mxfp4TimesE4M3EqualsTheReference) {
+  NIBBLE_NEEDS_GPU();
+  check_edges<kGemmMxfp4Fp8Sm90>("mxfp4_fp8", 4e-3);
+}
+TEST(GemmSm90, Mxfp4TimesE4M3InEveryTile) {
+  NIBBLE_NEEDS_GPU();
+  check_tiles<kGemmMxfp4Fp8Sm90, 8>("mxfp4_fp8", 1e-2);
+}
+
 TEST(GemmSm90, RefusesWhatItCannotMultiply) {
   const DeviceInfo hopper{.major = 9};
   const WeightFormat int4{.code = WeightCode::kInt4, .scale_per = ScalePer::kChannel};
@@ -162,6 +171,13 @@ TEST(GemmSm90, RefusesWhatItCannotMultiply) {
   EXPECT_TRUE(kGemmBf16Sm90.accepts(bf16, hopper));
   bf16 = {.weight = bf16.weight, .n = 49152, .k = 64};  // may be the embeddings
   EXPECT_FALSE(kGemmBf16Sm90.accepts(bf16, hopper));
+  GemmProblem fp4{
+      .weight = find_scheme("mxfp4_fp8")->weight, .act = ActFormat::kFp8Token, .n = 5, .k = 64};
+  EXPECT_TRUE(kGemmMxfp4Fp8Sm90.accepts(fp4, hopper));
+  EXPECT_FALSE(kGemmMxfp4Fp8Sm90.accepts(fp4, DeviceInfo{.major = 8, .minor = 9}));
+  EXPECT_FALSE(kGemmW8A8Fp8Sm90.accepts(fp4, hopper));
+  fp4.act = ActFormat::kBf16;
+  EXPECT_FALSE(kGemmMxfp4Fp8Sm90.accepts(fp4, hopper));
   problem.k = 1 << 20;  // sums would overflow
   EXPECT_FALSE(kGemmW4A8Sm90.accepts(problem, hopper));
 }

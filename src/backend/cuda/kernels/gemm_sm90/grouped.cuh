@@ -232,6 +232,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident)
                                   4 * Tile::kGroups * Tile::kCluster * ptx::kWarpArrivals);
     ptx::barrier_init_fence();
   }
+  begin_codec<Codec>();
   ptx::announce_barriers<Tile::kCluster>();
   if (warp >= 4 * Tile::kGroups) {
     if constexpr (Tile::kTakesRegisters) {

@@ -48,6 +48,19 @@ std::vector<float> random_scales(size_t count, std::mt19937& random) {
   return scales;
 }
 
+/// Scales of n rows of k weights.
+std::vector<float> random_scales(const WeightFormat& format,
+                                 int64_t n,
+                                 int64_t k,
+                                 std::mt19937& random) {
+  const int64_t of_row = std::max<int64_t>(1, format.groups(k));
+  std::vector<float> scales = random_scales(static_cast<size_t>(n * of_row), random);
+  for (float& scale : scales) {
+    scale = format.scale_dtype == DType::kF8E8M0 ? std::exp2(std::round(std::log2(scale))) : scale;
+  }
+  return scales;
+}
+
 struct Sizes {
   int64_t n = 0, k = 0;
 };
@@ -73,12 +86,14 @@ class Layer final {
     kernel_ = entry.make(problem, device).value();
     const auto code_bytes = static_cast<size_t>(sizes.n * sizes.k) *
                             static_cast<size_t>(code_traits(scheme.weight.code).bits) / 8;
-    const Elements weights = scheme.weight.quantized() && wide ? Elements::kIntegers : elements_;
+    const Elements weights = scheme.weight.code == WeightCode::kFp8E4M3 ? Elements::kFp8
+                             : scheme.weight.quantized()                ? Elements::kIntegers
+                                                                        : Elements::kBf16;
     stride_ = round_up(kernel_->packed_bytes(), 128);
     packed_ = std::make_unique<DeviceArray<uint8_t>>(kExperts * stride_);
     for (size_t e = 0; e < kExperts; ++e) {
       const DeviceArray<uint8_t> codes(random_codes(code_bytes, weights, random_));
-      const DeviceArray<float> scales(random_scales(static_cast<size_t>(sizes.n), random_));
+      const DeviceArray<float> scales(random_scales(scheme.weight, sizes.n, sizes.k, random_));
       EXPECT_EQ(kernel_->pack(codes.data(), scales.data(), packed_->data() + e * stride_, nullptr),
                 cudaSuccess);
       EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
@@ -234,6 +249,11 @@ TEST(GroupedSm90, Int4TimesBf16EqualsTheDenseProducts) {
 TEST(GroupedSm90, Bf16TimesBf16EqualsTheDenseProducts) {
   NIBBLE_NEEDS_GPU();
   check_layers(kGemmBf16Sm90, "bf16");
+}
+
+TEST(GroupedSm90, Mxfp4TimesE4M3EqualsTheDenseProducts) {
+  NIBBLE_NEEDS_GPU();
+  check_layers(kGemmMxfp4Fp8Sm90, "mxfp4_fp8");
 }
 
 }  // namespace

@@ -32,11 +32,28 @@ struct GemmTile {
   static_assert(kCluster == 1 || !kClusters);
 };
 
+/// Shared memory beside GemmShared, of codecs that look weights up; they fill it by begin(), which
+/// all threads of a block call.
+template <typename Codec>
+inline constexpr int kTableBytes = 0;
+template <typename Codec>
+requires requires { Codec::kTableBytes; }
+inline constexpr int kTableBytes<Codec> = Codec::kTableBytes;
+
+template <typename Codec>
+__device__ __forceinline__ void begin_codec() {
+  if constexpr (kTableBytes < Codec >> 0) {
+    Codec::begin();
+  }
+}
+
 template <typename Codec, typename Tile>
 struct GemmShared {
-  static constexpr int kWeightBytes = Tile::kRowBlocks * Tile::kDepth * Codec::kUnitBytes;
-  static constexpr int kXBytes = Tile::kTokens * 128;  // of one K block
+  static constexpr int kUnitsBytes = Tile::kRowBlocks * Tile::kDepth * Codec::kUnitBytes;
+  static constexpr int kWeightBytes = (kUnitsBytes + 1023) / 1024 * 1024;  // x follows
+  static constexpr int kXBytes = Tile::kTokens * 128;                      // of one K block
   static constexpr int kStageBytes = kWeightBytes + Tile::kDepth * kXBytes;
+  static constexpr int kCopiedBytes = kUnitsBytes + Tile::kDepth * kXBytes;
   static constexpr int kBarriers = Tile::kStages * kStageBytes;  // full, then empty
   static constexpr int kFlags = kBarriers + 16 * Tile::kStages;
   // Of each warpgroup: scales of its tokens, and results on their way (gemm_sm90/store.cuh).
@@ -47,7 +64,8 @@ struct GemmShared {
   static constexpr int kBytes =
       kWords + Tile::kGroups * kWordBytes + 1024;  // the base is rounded up to 1024
   static_assert(kStageBytes % 1024 == 0);
-  static_assert((kBytes + 1024) * Tile::kResident <= 233472);  // of a multiprocessor
+  static_assert((kBytes + kTableBytes<Codec> + 1024) * Tile::kResident <=
+                233472);  // of a multiprocessor
 };
 
 // Number of a stage in the ring and the parity of its phase.

@@ -34,6 +34,7 @@ GemmSm90Family make_family() {
               [](const void* units, int64_t n, int64_t k, void* codes, cudaStream_t stream) {
                 return Packing::unpack(units, {n, k}, codes, stream);
               },
+          .row_scales = false,
           .pack_scales =
               [](const float* scales, int64_t n, int64_t k, void* units, cudaStream_t stream) {
                 return Packing::pack_scales(scales, {n, k}, units, stream);
