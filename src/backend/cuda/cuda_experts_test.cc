@@ -302,7 +302,7 @@ TEST(CudaExperts, TakeRowsAtTheBordersOfTiles) {
   const auto backend = make_cuda_backend({}).value();
   constexpr ExpertsShape kShape{8, 2, 128, 128};
   constexpr int64_t kMost = 800;
-  for (const char* name : kKinds) {
+  for (const char* name : {"mxfp4", "w4a8", "w8a8_fp8"}) {
     const QuantScheme scheme = find_scheme(name).value();
     RandomExperts layer(scheme, kShape, DType::kBF16);
     auto experts = backend->prepare_experts(layer.request(kMost)).value();
@@ -317,14 +317,12 @@ TEST(CudaExperts, TakeRowsAtTheBordersOfTiles) {
         EXPECT_TRUE(std::equal(got.begin(), got.end(), of_more.begin()));
       }
     };
-    for (const int64_t count : {7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 96, 97, 128, 129, 161}) {
+    for (const int64_t count : {8, 9, 16, 17, 31, 32, 33, 64, 65, 97, 129}) {
       check(count + 3, count);
     }
-    for (const int64_t m : {int64_t{300}, int64_t{540}, kMost}) {
-      check(m, 193);
-      check(m, 257);
-      check(m, m);
-    }
+    check(540, 257);
+    check(kMost, 193);
+    check(kMost, kMost);
   }
 }
 

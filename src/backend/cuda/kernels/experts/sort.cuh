@@ -89,16 +89,19 @@ struct ExpertCut {
   }
   /// Steps of the largest tile.
   [[nodiscard]] __device__ __forceinline__ int most() const {
-    return tiles == 0 ? 0 : (steps + tiles - 1) / tiles;
-  }
-  /// The first row of tile i.
-  [[nodiscard]] __device__ __forceinline__ int begin(int i) const {
-    return min(count, (steps / tiles * i + min(i, steps % tiles)) * step);
+    return tiles <= 1 ? steps : (steps + tiles - 1) / tiles;
   }
   /// Writes the tiles of an expert whose slots begin at `first`.
   __device__ __forceinline__ void list(ExpertTile* to, int expert, int first) const {
-    for (int i = 0; i < tiles; ++i) {
-      to[i] = {expert, first + begin(i), begin(i + 1) - begin(i)};
+    if (tiles == 1) {
+      to[0] = {expert, first, count};
+      return;
+    }
+    const int each = tiles == 0 ? 0 : steps / tiles, longer = steps - each * tiles;
+    for (int i = 0, begin = 0; i < tiles; ++i) {
+      const int end = min(count, begin + (each + (i < longer ? 1 : 0)) * step);
+      to[i] = {expert, first + begin, end - begin};
+      begin = end;
     }
   }
 };
@@ -123,7 +126,6 @@ __device__ inline void list_tiles(
     }
     __syncthreads();
     before = all;
-    __syncthreads();
   }
   if (expert == 0) {
     args.tile_count[few ? 1 : 0] = before;

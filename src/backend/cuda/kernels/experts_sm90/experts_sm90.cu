@@ -4,8 +4,6 @@
 // f32 (experts_sm90/loop.cuh). Source of MXFP4: OCP Microscaling Formats (MX) Specification 1.0.
 
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
 
 #include "backend/cuda/cuda_status.h"
 #include "backend/cuda/kernels/experts_sm90/experts_sm90.h"
@@ -98,15 +96,9 @@ class ExpertsSm90 final : public GemmKernel {
     const auto index = std::ranges::lower_bound(kMeans, mean) - std::begin(kMeans);
     const ExpertsSm90Tile& tile = tiles[static_cast<size_t>(index)];
     const int32_t rows = tile.tokens;
-    if (const char* text = std::getenv("NIBBLE_TILES")) {
-      TileRows own;
-      std::sscanf(text, "%d,%d,%d", &own.most, &own.step, &own.few);
-      return own;
-    }
-    if (rows > kFew || most <= rows) {
-      return {rows, tile.step};
-    }
-    return most <= kFew ? TileRows{kFew, kFew, rows} : TileRows{64, 32, rows};
+    // Where more of them make up a tile of wgmma, that is another launch. Up to kFew rows a second
+    // tile costs no more than that launch.
+    return rows > kFew || most <= kFew ? TileRows{rows, tile.step} : TileRows{64, 32, rows};
   }
 
   [[nodiscard]] bool takes_one_row() const override { return true; }

@@ -1,10 +1,23 @@
 #pragma once
 
+#include <type_traits>
+
 #include "backend/cuda/kernels/experts_sm90/experts_sm90.h"
 #include "backend/cuda/kernels/gemm_sm90/turns.cuh"
 #include "backend/cuda/ptx/dependency.cuh"
 
 namespace nibble::cuda {
+
+/// The items of a list as one of `takers` takes them: every one of `takers`.
+class ItemRounds {
+ public:
+  __device__ __forceinline__ ItemRounds(int taker, int takers) : index_(taker), step_(takers) {}
+  [[nodiscard]] __device__ __forceinline__ int index() const { return index_; }
+  __device__ __forceinline__ void advance() { index_ += step_; }
+
+ private:
+  int index_, step_;
+};
 
 /// Waits for what a launch reads. One beside another (GroupedLaunch::beside) begins when that has
 /// seen all of it, and so waits when it has done its work: whoever waits for it waits for both.
@@ -69,7 +82,8 @@ class ExpertItems {
 
   const ExpertsSm90Args& args_;
   int chunks_, count_;
-  ItemTurns turns_;
+  // Items of tiles of one size are not in the order of what they cost.
+  std::conditional_t<Tile::kStep == Tile::kTokens, ItemRounds, ItemTurns> turns_;
   ExpertItem ahead_;
 };
 

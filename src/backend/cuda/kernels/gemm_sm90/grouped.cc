@@ -1,8 +1,6 @@
 // The experts of a layer by the kernels of gemm_sm90/grouped.cuh.
 
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
 
 #include <cuda_runtime.h>
 
@@ -20,11 +18,6 @@ TileRows GemmSm90::grouped_rows(int64_t mean, int64_t most) const {
   if (family_.grouped.empty()) {
     return GemmKernel::grouped_rows(mean, most);
   }
-    if (const char* text = std::getenv("NIBBLE_TILES")) {
-      TileRows own;
-      std::sscanf(text, "%d,%d,%d", &own.most, &own.step, &own.few);
-      return own;
-    }
   // Tiles that hold what nearly all experts have, where rows are dealt out by chance: the weights
   // of a second tile come once more from the L2 cache.
   const int32_t wanted = mean <= 3     ? 8
