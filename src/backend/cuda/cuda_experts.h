@@ -31,17 +31,17 @@ class ExpertScratch final {
   /// Bytes that a row of a step takes in it.
   [[nodiscard]] static int64_t row_bytes(int64_t top_k, int64_t hidden, int64_t width);
 
-  DeviceBuffer logits;   // [rows, experts] f32
-  DeviceBuffer chosen;   // [rows, top_k] int32
-  DeviceBuffer weights;  // [rows, top_k] f32
-  DeviceBuffer slot_of;  // [rows, top_k] int32
-  DeviceBuffer tiles;    // [2, slots] ExpertTile
+  DeviceBuffer logits;      // [rows, experts] f32
+  DeviceBuffer chosen;      // [rows, top_k] int32
+  DeviceBuffer weights;     // [rows, top_k] f32
+  DeviceBuffer slot_of;     // [rows, top_k] int32
+  DeviceBuffer tiles;       // [2, slots] ExpertTile
   DeviceBuffer tile_count;  // [2] int32
-  DeviceBuffer counts;    // ExpertCounts of all layers so far
-  DeviceBuffer x;         // [slots, hidden or width] of up to 2 bytes
-  DeviceBuffer x_scales;  // [slots, row_scales] f32
-  DeviceBuffer gate_up;   // [slots, 2 width] bf16, or what the activation makes of it
-  DeviceBuffer down;      // [slots, hidden] f32
+  DeviceBuffer counts;      // ExpertCounts of all layers so far
+  DeviceBuffer x;           // [slots, hidden or width] of up to 2 bytes
+  DeviceBuffer x_scales;    // [slots, row_scales] f32
+  DeviceBuffer gate_up;     // [slots, 2 width] bf16, or what the activation makes of it
+  DeviceBuffer down;        // [slots, hidden] f32
 };
 
 /// The experts of one layer: rows are routed and their slots ordered on the GPU, so that the host

@@ -598,8 +598,8 @@ struct SortedSlots {
   }
 };
 
-/// Every expert's slots are in tiles of one list, none in two, and as even as steps allow; the first
-/// list begins with the largest.
+/// Every expert's slots are in tiles of one list, none in two, and as even as steps allow; the
+/// first list begins with the largest.
 void check_tiles(const SortedSlots& sorted,
                  const std::map<int32_t, int64_t>& rows_of,
                  const TileRows& cut) {

@@ -44,9 +44,9 @@ struct RouteRowsArgs {
 };
 cudaError_t route_rows(const RouteRowsArgs& args, const LaunchContext& context);
 
-/// Orders the slots (row, choice) by experts, then rows, and lists tiles of one expert's rows, those
-/// of most steps first; those past a list's last have no rows. Experts of up to cut.few rows are in
-/// the second list.
+/// Orders the slots (row, choice) by experts, then rows, and lists tiles of one expert's rows,
+/// those of most steps first; those past a list's last have no rows. Experts of up to cut.few rows
+/// are in the second list.
 ///   slot_of [rows, top_k], tiles [1 or 2][max_tiles], tile_count [1 or 2]
 ///   counts: what this run is added to, or null
 struct SortSlotsArgs {

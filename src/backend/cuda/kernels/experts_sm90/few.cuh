@@ -23,7 +23,8 @@ namespace nibble::cuda {
 /// of warps.
 template <int kTokens_, int kRowWarps_, int kKWarps_, int kStages_>
 struct ExpertsFewTile {
-  static constexpr int kTokens = kTokens_, kStep = kTokens_, kRowWarps = kRowWarps_, kKWarps = kKWarps_;
+  static constexpr int kTokens = kTokens_, kStep = kTokens_, kRowWarps = kRowWarps_,
+                       kKWarps = kKWarps_;
   static constexpr int kStages = kStages_;
   static constexpr int kWarps = kRowWarps * kKWarps;
   static constexpr int kThreads = 32 * (kWarps + 1);

@@ -34,8 +34,8 @@ struct ExpertsLoop {
   using Place = typename Loop::Place;
   static constexpr int kTokens = Tile::kTokens, kBlocks = Tile::kBlocks, kStages = Tile::kStages;
   static constexpr int kBytes = Loop::kBytes;
-  // Tokens that products of an item are made of: the least, and more in steps as its rows need them.
-  // In other tiles ptxas finds no registers for two loops, in these for no more than three.
+  // Tokens that products of an item are made of: the least, and more in steps as its rows need
+  // them. In other tiles ptxas finds no registers for two loops, in these for no more than three.
   static constexpr int kStep = Tile::kStep;
   static constexpr int kLeast = kTokens - (kTokens > 64 ? 2 : 1) * (kStep % kTokens);
 
@@ -68,7 +68,8 @@ struct ExpertsLoop {
     constexpr int kBoxBytes = Tile::kBox * 128;  // of a panel
     const int block = item.block + rank() * Tile::kRowBlocks;
     const int blocks = max(0, min(Tile::kRowBlocks, args.row_blocks - block));
-    const int boxes = Tile::kPanels == 2 ? 1 : (tokens_of(item.tile.rows) + Tile::kBox - 1) / Tile::kBox;
+    const int boxes =
+        Tile::kPanels == 2 ? 1 : (tokens_of(item.tile.rows) + Tile::kBox - 1) / Tile::kBox;
     ptx::barrier_arrive_expect(barrier, blocks * Layout::kPairBytes + boxes * 2 * kBoxBytes);
     const uint8_t* weights = args.weights + item.tile.expert * args.expert_bytes +
                              (static_cast<int64_t>(block) * args.pairs + step) * Layout::kPairBytes;

@@ -17,7 +17,7 @@ namespace nibble::cuda {
 template <int kTokens_, int kBlocks_, int kDepth_, int kStages_, int kResident_, int kCluster_ = 1>
 struct GroupedTile : GemmTile<kTokens_, kBlocks_, kDepth_, kStages_, kResident_, kCluster_> {
   static constexpr int kItemBlocks = kCluster_ * GroupedTile::kRowBlocks;
-  static constexpr int kBox = kTokens_ == 160  ? 32
+  static constexpr int kBox = kTokens_ == 160   ? 32
                               : kTokens_ >= 128 ? 64
                               : kTokens_ == 96  ? 48
                                                 : kTokens_;
@@ -37,7 +37,8 @@ struct GroupedLoop {
   using Shared = GemmShared<Codec, Tile>;
   using Place = RingPlace<Tile::kStages>;
   static constexpr int kTokens = Tile::kTokens;
-  // Tokens that products of an item are made of: the least, and more in steps as its rows need them.
+  // Tokens that products of an item are made of: the least, and more in steps as its rows need
+  // them.
   static constexpr int kStep = Tile::kStep;
   static constexpr int kLeast = kTokens - 2 * (kStep % kTokens);
 

@@ -128,7 +128,7 @@ class Layer final {
   // than blocks where n is large.
   void list_tiles(int tile_rows) {
     const int counts[] = {tile_rows,         1, std::max(1, tile_rows / 2), tile_rows / 2 + 1,
-                          tile_rows / 4 * 3, 3, tile_rows / 4 * 3 + 1, tile_rows / 5 * 4 + 1};
+                          tile_rows / 4 * 3, 3, tile_rows / 4 * 3 + 1,      tile_rows / 5 * 4 + 1};
     tiles_.clear();
     int next = 0;
     for (int i = 0; i < 31; ++i) {
