@@ -40,6 +40,13 @@ using Kind = GemmInput::Kind;
 /// is weighed, as transformers does: memory then takes the time.
 constexpr int64_t kManyRows = 512;
 
+/// Tiles that are fit for both products of a layer.
+TileRows cut_of_both(const TileRows& gate_up, const TileRows& down) {
+  TileRows cut = gate_up.most <= down.most ? gate_up : down;
+  cut.few = std::min(gate_up.few, down.few);
+  return cut;
+}
+
 /// Bytes of an activation that a product reads.
 int64_t bytes_of(ActFormat act) { return act == ActFormat::kBf16 ? 2 : 1; }
 
@@ -58,7 +65,7 @@ Status ExpertScratch::reserve(const Sizes& sizes) {
   NIBBLE_RETURN_IF_ERROR(grow(weights, slots * 4));
   NIBBLE_RETURN_IF_ERROR(grow(slot_of, slots * 4));
   NIBBLE_RETURN_IF_ERROR(grow(tiles, sizes.tiles() * static_cast<int64_t>(sizeof(ExpertTile))));
-  NIBBLE_RETURN_IF_ERROR(grow(tile_count, 4));
+  NIBBLE_RETURN_IF_ERROR(grow(tile_count, 2 * 4));
   NIBBLE_RETURN_IF_ERROR(grow(counts, sizeof(ExpertCounts)));
   NIBBLE_RETURN_IF_ERROR(grow(x, slots * std::max(sizes.hidden, sizes.width) * 2));
   NIBBLE_RETURN_IF_ERROR(grow(x_scales, slots * sizes.row_scales * 4));
@@ -174,9 +181,9 @@ void CudaExperts::run(const ExpertArgs& args) {
   }
   const int64_t slots = args.m * form_.top_k;
   const int64_t of_expert = (slots + experts_ - 1) / experts_;
-  tile_rows_ = std::min(gate_up_.weights->kernel().grouped_rows(of_expert),
-                        down_.weights->kernel().grouped_rows(of_expert));
-  max_tiles_ = std::min(slots, std::min(experts_, slots) + slots / tile_rows_);
+  cut_ = cut_of_both(gate_up_.weights->kernel().grouped_rows(of_expert, args.m),
+                     down_.weights->kernel().grouped_rows(of_expert, args.m));
+  max_tiles_ = std::min(slots, std::min(experts_, slots) + slots / cut_.most);
   // Results of integer activations are the same in every batch.
   const bool exact = down_.act != ActFormat::kBf16 && down_.act != ActFormat::kFp8Token;
   down_type_ = !exact && args.m >= kManyRows ? DType::kBF16 : DType::kF32;
@@ -225,7 +232,7 @@ void CudaExperts::choose(const ExpertArgs& args) {
                        .experts = static_cast<int32_t>(experts_),
                        .top_k = static_cast<int32_t>(form_.top_k),
                        .rows = args.m,
-                       .tile_rows = tile_rows_,
+                       .cut = cut_,
                        .slot_of = memory_.slot_of.as<int32_t>(),
                        .tiles = memory_.tiles.as<ExpertTile>(),
                        .tile_count = memory_.tile_count.as<int32_t>(),
@@ -291,25 +298,31 @@ void CudaExperts::multiply(const Side& side, const Rows& x, int64_t slots) {
   const PackedMatrices& weights = *side.weights;
   const bool down = &side == &down_;
   const bool activated = activates_ && !down;
-  must(weights.kernel().run_grouped(
-           {.x = x.data,
-            .x_scales = memory_.x_scales.as<float>(),
-            .packed = weights.at(0),
-            .expert_bytes = weights.stride(),
-            .bias = floats(side.bias),
-            .y = (down ? memory_.down : memory_.gate_up).as<void>(),
-            .result = down && down_type_ == DType::kF32 ? GemmResult::kF32 : GemmResult::kBf16,
-            .activation = activated ? form_.activation : Kind::kPlain,
-            .limit = form_.limit,
-            .slots = slots,
-            .rows = x.rows,
-            .tiles = memory_.tiles.as<ExpertTile>(),
-            .tile_count = memory_.tile_count.as<int32_t>(),
-            .max_tiles = max_tiles_,
-            .tile_rows = tile_rows_,
-            .workspace = context_.scratch.workspace()},
-           {context_.stream}),
-       weights.kernel_name());
+  GroupedLaunch launch = {
+      .x = x.data,
+      .x_scales = memory_.x_scales.as<float>(),
+      .packed = weights.at(0),
+      .expert_bytes = weights.stride(),
+      .bias = floats(side.bias),
+      .y = (down ? memory_.down : memory_.gate_up).as<void>(),
+      .result = down && down_type_ == DType::kF32 ? GemmResult::kF32 : GemmResult::kBf16,
+      .activation = activated ? form_.activation : Kind::kPlain,
+      .limit = form_.limit,
+      .slots = slots,
+      .rows = x.rows,
+      .max_tiles = max_tiles_,
+      .workspace = context_.scratch.workspace()};
+  if (cut_.few > 0) {
+    launch.tiles = memory_.tiles.as<ExpertTile>() + max_tiles_;
+    launch.tile_count = memory_.tile_count.as<int32_t>() + 1;
+    launch.tile_rows = cut_.few;
+    must(weights.kernel().run_grouped(launch, {context_.stream}), weights.kernel_name());
+    launch.beside = true;
+  }
+  launch.tiles = memory_.tiles.as<ExpertTile>();
+  launch.tile_count = memory_.tile_count.as<int32_t>();
+  launch.tile_rows = cut_.most;
+  must(weights.kernel().run_grouped(launch, {context_.stream}), weights.kernel_name());
 }
 
 void CudaExperts::run_all(const ExpertArgs& args) {

@@ -24,24 +24,24 @@ class ExpertScratch final {
     int64_t row_scales = 1;  // most scales of a row of x
 
     [[nodiscard]] int64_t slots() const { return rows * top_k; }
-    /// Tiles of any choice, whatever their rows.
-    [[nodiscard]] int64_t tiles() const { return slots(); }
+    /// Tiles of two lists of any choice, whatever their rows.
+    [[nodiscard]] int64_t tiles() const { return 2 * slots(); }
   };
   Status reserve(const Sizes& sizes);
   /// Bytes that a row of a step takes in it.
   [[nodiscard]] static int64_t row_bytes(int64_t top_k, int64_t hidden, int64_t width);
 
-  DeviceBuffer logits;   // [rows, experts] f32
-  DeviceBuffer chosen;   // [rows, top_k] int32
-  DeviceBuffer weights;  // [rows, top_k] f32
-  DeviceBuffer slot_of;  // [rows, top_k] int32
-  DeviceBuffer tiles;    // [slots] ExpertTile
-  DeviceBuffer tile_count;
-  DeviceBuffer counts;    // ExpertCounts of all layers so far
-  DeviceBuffer x;         // [slots, hidden or width] of up to 2 bytes
-  DeviceBuffer x_scales;  // [slots, row_scales] f32
-  DeviceBuffer gate_up;   // [slots, 2 width] bf16, or what the activation makes of it
-  DeviceBuffer down;      // [slots, hidden] f32
+  DeviceBuffer logits;      // [rows, experts] f32
+  DeviceBuffer chosen;      // [rows, top_k] int32
+  DeviceBuffer weights;     // [rows, top_k] f32
+  DeviceBuffer slot_of;     // [rows, top_k] int32
+  DeviceBuffer tiles;       // [2, slots] ExpertTile
+  DeviceBuffer tile_count;  // [2] int32
+  DeviceBuffer counts;      // ExpertCounts of all layers so far
+  DeviceBuffer x;           // [slots, hidden or width] of up to 2 bytes
+  DeviceBuffer x_scales;    // [slots, row_scales] f32
+  DeviceBuffer gate_up;     // [slots, 2 width] bf16, or what the activation makes of it
+  DeviceBuffer down;        // [slots, hidden] f32
 };
 
 /// The experts of one layer: rows are routed and their slots ordered on the GPU, so that the host
@@ -108,8 +108,8 @@ class CudaExperts final : public PreparedExperts {
   void scatter(const ExpertArgs& args);
   void activate(int64_t slots);
   void combine(const ExpertArgs& args);
-  /// The product of one side with what it reads, whose rows are rounded. Bf16 of gate and up, F32
-  /// of down.
+  /// The product of one side with what it reads, whose rows are rounded, by a launch for each list
+  /// of tiles. Bf16 of gate and up, F32 of down.
   void multiply(const Side& side, const Rows& x, int64_t slots);
   /// All experts for all rows.
   void run_all(const ExpertArgs& args);
@@ -128,7 +128,7 @@ class CudaExperts final : public PreparedExperts {
   bool activates_ = false;  // the product of gate and up does it
   // Of the step that runs:
   DType down_type_ = DType::kF32;
-  int32_t tile_rows_ = 0;
+  TileRows cut_;
   int64_t max_tiles_ = 0;
 };
 

@@ -4,8 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
-#include <numeric>
 #include <set>
 #include <string>
 #include <vector>
@@ -13,13 +11,11 @@
 #include <gtest/gtest.h>
 
 #include "backend/cuda/cuda_backend.h"
-#include "backend/cuda/expert_kernels.h"
 #include "backend/cuda/memory.h"
 #include "backend/cuda/step_recorder.h"
 #include "backend/cuda/testing/gpu_test.h"
 #include "backend/testing/bf16_rows.h"
 #include "backend/testing/random_experts.h"
-#include "ops/route.h"
 #include "quant/codec.h"
 
 namespace nibble::cuda {
@@ -284,6 +280,48 @@ TEST(CudaExperts, TakeAnyRouting) {
   }
 }
 
+/// Of `rows`, the first `count` choose expert 3 and one of six others, the rest two of these; none
+/// chooses expert 7.
+std::vector<std::vector<int64_t>> with_count(int64_t rows, int64_t count) {
+  constexpr int64_t kOthers[] = {0, 6, 1, 5, 2, 4};
+  std::vector<std::vector<int64_t>> chosen;
+  for (int64_t row = 0; row < rows; ++row) {
+    chosen.push_back({row < count ? 3 : kOthers[row % 6], kOthers[(row + 1) % 6]});
+  }
+  return chosen;
+}
+
+// An expert with as many rows as the tiles of each class hold, or one more or less, beside experts
+// of fewer rows and none. Sums of integers are the same in larger steps, whose tiles are others.
+TEST(CudaExperts, TakeRowsAtTheBordersOfTiles) {
+  NIBBLE_NEEDS_GPU();
+  const auto backend = make_cuda_backend({}).value();
+  constexpr ExpertsShape kShape{8, 2, 128, 128};
+  constexpr int64_t kMost = 800;
+  for (const char* name : {"mxfp4", "w4a8", "w8a8_fp8"}) {
+    const QuantScheme scheme = find_scheme(name).value();
+    RandomExperts layer(scheme, kShape, DType::kBF16);
+    auto experts = backend->prepare_experts(layer.request(kMost)).value();
+    const auto check = [&](int64_t m, int64_t count) {
+      SCOPED_TRACE(::testing::Message() << name << ", m = " << m << ", " << count);
+      const auto x = choosing(layer.weights, with_count(m, count));
+      const std::vector<float> got = run(*experts, x, m, kShape.hidden);
+      EXPECT_LT(relative_error(got, expected_of(layer.weights, x, m)), tolerance_of(scheme));
+      if (scheme.act == ActFormat::kInt8Token) {
+        const auto more = choosing(layer.weights, with_count(kMost, count));
+        const std::vector<float> of_more = run(*experts, more, kMost, kShape.hidden);
+        EXPECT_TRUE(std::equal(got.begin(), got.end(), of_more.begin()));
+      }
+    };
+    for (const int64_t count : {8, 9, 16, 17, 31, 32, 33, 64, 65, 97, 129}) {
+      check(count + 3, count);
+    }
+    check(540, 257);
+    check(kMost, 193);
+    check(kMost, kMost);
+  }
+}
+
 // A row that is NaN, in part or in whole, spoils itself alone and is counted like any other.
 TEST(CudaExperts, NanRowsSpoilNoOthers) {
   NIBBLE_NEEDS_GPU();
@@ -468,123 +506,6 @@ TEST(CudaExperts, WithoutKernelsAreRefused) {
   const Status refused = backend->prepare_experts(layer.request(8)).status();
   EXPECT_EQ(refused.code(), StatusCode::kUnsupported);
   EXPECT_NE(refused.message().find("--device cpu"), std::string::npos);
-}
-
-TEST(CudaExperts, RoutingEqualsTheReference) {
-  NIBBLE_NEEDS_GPU();
-  constexpr int64_t kRows = 33;
-  const RouterForm forms[] = {
-      {.renormalise = true},
-      {.scores = RouterScores::kSoftmaxOfChosen},
-      {.scores = RouterScores::kSigmoid, .renormalise = true, .epsilon = 1e-20F, .factor = 2.5F},
-      {.scores = RouterScores::kSigmoid, .factor = 2.0F, .groups = 8, .kept_groups = 4}};
-  uint32_t seed = 20;
-  for (const RouterForm& form : forms) {
-    for (const size_t experts : {32, 256, 384}) {
-      constexpr size_t kTopK = 8;
-      const auto logits = random_values(kRows * experts, ++seed, 2.0F);
-      const auto correction = random_values(experts, ++seed, 1.0F);
-      const bool corrected = form.scores == RouterScores::kSigmoid;
-      const DeviceArray<float> device_logits(logits);
-      const DeviceArray<float> device_correction(correction);
-      const DeviceArray<int32_t> chosen(kRows * kTopK);
-      const DeviceArray<float> weights(kRows * kTopK);
-      ASSERT_EQ(route_rows({.logits = device_logits.data(),
-                            .correction = corrected ? device_correction.data() : nullptr,
-                            .form = form,
-                            .experts = static_cast<int32_t>(experts),
-                            .top_k = kTopK,
-                            .rows = kRows,
-                            .chosen = chosen.data(),
-                            .weights = weights.data()},
-                           {}),
-                cudaSuccess);
-      const std::vector<int32_t> got = chosen.host();
-      const std::vector<float> got_weights = weights.host();
-      for (size_t row = 0; row < kRows; ++row) {
-        std::vector<int32_t> expected(kTopK);
-        std::vector<float> expected_weights(kTopK);
-        reference_route({.logits = std::span(logits).subspan(row * experts, experts),
-                         .correction = corrected ? std::span<const float>(correction)
-                                                 : std::span<const float>(),
-                         .form = form,
-                         .chosen = expected,
-                         .weights = expected_weights});
-        for (size_t i = 0; i < kTopK; ++i) {
-          EXPECT_EQ(got[row * kTopK + i], expected[i]) << experts << " row " << row;
-          EXPECT_NEAR(got_weights[row * kTopK + i], expected_weights[i], 2e-6F * form.factor);
-        }
-      }
-    }
-  }
-}
-
-// All rows to the same experts, and each expert to few: every slot is in one tile of its expert.
-TEST(CudaExperts, SlotsAreOrderedByExpertThenRow) {
-  NIBBLE_NEEDS_GPU();
-  for (const int64_t rows : {1, 5, 700}) {
-    for (const int32_t experts : {4, 100, 1024}) {
-      constexpr int32_t kTopK = 3;
-      std::vector<int32_t> chosen;
-      for (int64_t i = 0; i < rows * kTopK; ++i) {
-        chosen.push_back(rows == 700 && experts == 4 ? static_cast<int32_t>(i % 3)
-                                                     : static_cast<int32_t>(i * 37 % experts));
-      }
-      const int64_t slots = rows * kTopK;
-      const int64_t max_tiles =
-          std::min<int64_t>(slots, std::min<int64_t>(experts, slots) + slots / 8);
-      const DeviceArray<int32_t> device_chosen(chosen);
-      const DeviceArray<int32_t> slot_of(static_cast<size_t>(slots));
-      const DeviceArray<ExpertTile> tiles(static_cast<size_t>(max_tiles));
-      const DeviceArray<int32_t> tile_count(1);
-      const ExpertCounts before{.runs = 5, .active = 6, .slots = 7, .rows_max = 8};
-      const DeviceArray<ExpertCounts> counts(std::vector<ExpertCounts>{before});
-      ASSERT_EQ(sort_slots({.chosen = device_chosen.data(),
-                            .experts = experts,
-                            .top_k = kTopK,
-                            .rows = rows,
-                            .tile_rows = 8,
-                            .slot_of = slot_of.data(),
-                            .tiles = tiles.data(),
-                            .tile_count = tile_count.data(),
-                            .max_tiles = max_tiles,
-                            .counts = counts.data()},
-                           {}),
-                cudaSuccess);
-      std::map<int32_t, int64_t> rows_of;
-      for (const int32_t expert : chosen) {
-        ++rows_of[expert];
-      }
-      ExpertCounts run{.runs = 1, .active = std::ssize(rows_of), .slots = slots};
-      for (const auto& [expert, count] : rows_of) {
-        run.rows_max = std::max(run.rows_max, count);
-      }
-      EXPECT_EQ(counts.host()[0] - before, run);
-      std::vector<int32_t> order(static_cast<size_t>(slots));
-      std::iota(order.begin(), order.end(), 0);
-      std::ranges::stable_sort(order, {},
-                               [&](int32_t slot) { return chosen[static_cast<size_t>(slot)]; });
-      const std::vector<int32_t> got_slots = slot_of.host();
-      for (int64_t at = 0; at < slots; ++at) {
-        const int32_t slot = order[static_cast<size_t>(at)];
-        EXPECT_EQ(got_slots[static_cast<size_t>(slot)], at);
-      }
-      int64_t next = 0;
-      for (const ExpertTile& tile : tiles.host()) {
-        EXPECT_LE(tile.rows, 8);
-        if (tile.rows > 0) {
-          EXPECT_EQ(tile.first, next);
-        }
-        for (int32_t r = 0; r < tile.rows; ++r, ++next) {
-          EXPECT_EQ(chosen[static_cast<size_t>(order[static_cast<size_t>(next)])], tile.expert);
-        }
-      }
-      EXPECT_EQ(next, slots);
-      const auto used =
-          std::ranges::count_if(tiles.host(), [](const ExpertTile& tile) { return tile.rows > 0; });
-      EXPECT_EQ(tile_count.host()[0], used);
-    }
-  }
 }
 
 }  // namespace

@@ -44,16 +44,17 @@ struct RouteRowsArgs {
 };
 cudaError_t route_rows(const RouteRowsArgs& args, const LaunchContext& context);
 
-/// Orders the slots (row, choice) by experts, then rows, and lists tiles of at most tile_rows rows
-/// of one expert; those past the last have no rows.
-///   slot_of [rows, top_k], tiles [max_tiles], tile_count [1]
+/// Orders the slots (row, choice) by experts, then rows, and lists tiles of one expert's rows,
+/// those of most steps first; those past a list's last have no rows. Experts of up to cut.few rows
+/// are in the second list.
+///   slot_of [rows, top_k], tiles [1 or 2][max_tiles], tile_count [1 or 2]
 ///   counts: what this run is added to, or null
 struct SortSlotsArgs {
   const int32_t* chosen = nullptr;
   int32_t experts = 0;
   int32_t top_k = 0;
   int64_t rows = 0;
-  int32_t tile_rows = 0;
+  TileRows cut;
   int32_t* slot_of = nullptr;
   ExpertTile* tiles = nullptr;
   int32_t* tile_count = nullptr;

@@ -43,6 +43,15 @@ struct ExpertTile {
   int32_t rows = 0;  // 0: nothing to do
 };
 
+/// How the rows of each expert of a layer are cut into tiles, which lie in one list or in two.
+struct TileRows {
+  int32_t most = 0;  // of a tile; a multiple of step
+  int32_t step = 0;  // an expert's tiles are as even as multiples of it can be
+  // Experts of up to so many rows are a tile each of a list of their own, for another launch; 0:
+  // there is no such list.
+  int32_t few = 0;
+};
+
 /// Whose rows x has: each slot's own, or one for all, of kernels that take_one_row().
 enum class GroupedRows : uint8_t { kOfSlots, kOneForAll };
 
@@ -63,7 +72,9 @@ struct GroupedLaunch {
   const ExpertTile* tiles = nullptr;  // known on the device alone, and how many they are
   const int32_t* tile_count = nullptr;
   int64_t max_tiles = 0;
-  int32_t tile_rows = 0;  // the most rows of a tile: at most what grouped_rows() says
+  int32_t tile_rows = 0;  // the most rows of a tile: TileRows::most or few of grouped_rows()
+  // Whether the launch before is that of the layer's other list, which this one need not wait for.
+  bool beside = false;
   void* workspace = nullptr;
 };
 
@@ -96,9 +107,10 @@ class GemmKernel {
   }
   /// Results of integer activations do not depend on m: each row is the same in every batch.
   virtual cudaError_t run(const GemmLaunch& args, const LaunchContext& context) const = 0;
-  /// Most rows of a tile of run_grouped() where experts have `mean` rows on average.
-  [[nodiscard]] virtual int32_t grouped_rows(int64_t mean) const {
-    return mean <= 8 ? 8 : mean <= 16 ? 16 : 64;
+  /// Tiles of run_grouped() where experts have `mean` rows on average, and `most` at most.
+  [[nodiscard]] virtual TileRows grouped_rows(int64_t mean, int64_t /*most*/) const {
+    const int32_t rows = mean <= 8 ? 8 : mean <= 16 ? 16 : 64;
+    return {rows, rows};
   }
   /// Whether run_grouped() takes one row for all slots.
   [[nodiscard]] virtual bool takes_one_row() const { return false; }

@@ -84,21 +84,27 @@ __device__ __forceinline__ uint64_t swizzled_descriptor(uint32_t address) {
 #define NIBBLE_D64 \
   NIBBLE_D48 "," \
   "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
-#define NIBBLE_D96 \
+#define NIBBLE_D80 \
   NIBBLE_D64 "," \
-  "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84," \
-  "%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
-#define NIBBLE_D128 \
+  "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
+#define NIBBLE_D96 \
+  NIBBLE_D80 "," \
+  "%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
+#define NIBBLE_D112 \
   NIBBLE_D96 "," \
-  "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112," \
-  "%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+  "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111"
+#define NIBBLE_D128 \
+  NIBBLE_D112 "," \
+  "%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 #define NIBBLE_A4 "{%4,%5,%6,%7},%8"
 #define NIBBLE_A8 "{%8,%9,%10,%11},%12"
 #define NIBBLE_A16 "{%16,%17,%18,%19},%20"
 #define NIBBLE_A32 "{%32,%33,%34,%35},%36"
 #define NIBBLE_A48 "{%48,%49,%50,%51},%52"
 #define NIBBLE_A64 "{%64,%65,%66,%67},%68"
+#define NIBBLE_A80 "{%80,%81,%82,%83},%84"
 #define NIBBLE_A96 "{%96,%97,%98,%99},%100"
+#define NIBBLE_A112 "{%112,%113,%114,%115},%116"
 #define NIBBLE_A128 "{%128,%129,%130,%131},%132"
 #define NIBBLE_S4 "%4,%5"
 #define NIBBLE_S8 "%8,%9"
@@ -106,7 +112,9 @@ __device__ __forceinline__ uint64_t swizzled_descriptor(uint32_t address) {
 #define NIBBLE_S32 "%32,%33"
 #define NIBBLE_S48 "%48,%49"
 #define NIBBLE_S64 "%64,%65"
+#define NIBBLE_S80 "%80,%81"
 #define NIBBLE_S96 "%96,%97"
+#define NIBBLE_S112 "%112,%113"
 #define NIBBLE_S128 "%128,%129"
 #define NIBBLE_O4(c, i) c(d[i]), c(d[i + 1]), c(d[i + 2]), c(d[i + 3])
 #define NIBBLE_O8(c, i) NIBBLE_O4(c, i), NIBBLE_O4(c, i + 4)
@@ -114,7 +122,9 @@ __device__ __forceinline__ uint64_t swizzled_descriptor(uint32_t address) {
 #define NIBBLE_O32(c, i) NIBBLE_O16(c, i), NIBBLE_O16(c, i + 16)
 #define NIBBLE_O48(c, i) NIBBLE_O32(c, i), NIBBLE_O16(c, i + 32)
 #define NIBBLE_O64(c, i) NIBBLE_O32(c, i), NIBBLE_O32(c, i + 32)
+#define NIBBLE_O80(c, i) NIBBLE_O64(c, i), NIBBLE_O16(c, i + 64)
 #define NIBBLE_O96(c, i) NIBBLE_O64(c, i), NIBBLE_O32(c, i + 64)
+#define NIBBLE_O112(c, i) NIBBLE_O64(c, i), NIBBLE_O48(c, i + 64)
 #define NIBBLE_O128(c, i) NIBBLE_O64(c, i), NIBBLE_O64(c, i + 64)
 
 #define NIBBLE_MMA(sums, tokens, suffix, constraint, operands, tail, ...)                        \
@@ -141,14 +151,16 @@ __device__ __forceinline__ uint64_t swizzled_descriptor(uint32_t address) {
   NIBBLE_MMA_TYPES(32, 64, NIBBLE_##letter##32, plain, across, __VA_ARGS__) \
   NIBBLE_MMA_TYPES(48, 96, NIBBLE_##letter##48, plain, across, __VA_ARGS__) \
   NIBBLE_MMA_TYPES(64, 128, NIBBLE_##letter##64, plain, across, __VA_ARGS__) \
+  NIBBLE_MMA_TYPES(80, 160, NIBBLE_##letter##80, plain, across, __VA_ARGS__) \
   NIBBLE_MMA_TYPES(96, 192, NIBBLE_##letter##96, plain, across, __VA_ARGS__) \
+  NIBBLE_MMA_TYPES(112, 224, NIBBLE_##letter##112, plain, across, __VA_ARGS__) \
   NIBBLE_MMA_TYPES(128, 256, NIBBLE_##letter##128, plain, across, __VA_ARGS__)
 // clang-format on
 
 template <int kTokens>
 inline constexpr bool kMmaTokens =
     kTokens == 8 || kTokens == 16 || kTokens == 32 || kTokens == 64 || kTokens == 96 ||
-    kTokens == 128 || kTokens == 192 || kTokens == 256;
+    kTokens == 128 || kTokens == 160 || kTokens == 192 || kTokens == 224 || kTokens == 256;
 
 /// a from registers. kTokensMajor (bf16 only): b lies with its tokens contiguous.
 template <MmaType kType, int kTokens, bool kTokensMajor = false>

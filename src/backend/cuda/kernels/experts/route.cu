@@ -145,7 +145,7 @@ bool can_route(const RouteRowsArgs& args) {
 /// Counts of a row's slots are of 16 bits.
 bool can_sort(const SortSlotsArgs& args) {
   return args.experts >= 1 && args.experts <= kMostExperts && args.rows <= UINT16_MAX &&
-         args.tile_rows >= 1;
+         args.cut.step >= 1 && args.cut.most >= args.cut.step && args.cut.most % args.cut.step == 0;
 }
 
 }  // namespace

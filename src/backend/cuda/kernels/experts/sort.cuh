@@ -74,23 +74,64 @@ __device__ __forceinline__ void walk_run(
   }
 }
 
-/// Lists the tiles of this thread's expert, and all that are none.
-__device__ inline void list_tiles(const SortSlotsArgs& args, int count, int first, int* of_warps) {
+/// How an expert's rows are cut into tiles.
+struct ExpertCut {
+  int count, step;
+  int tiles = 0;
+  int steps = 0;     // of all tiles
+  bool few = false;  // a tile of the second list
+
+  __device__ __forceinline__ ExpertCut(const TileRows& cut, int rows)
+      : count(rows), step(cut.step) {
+    few = count > 0 && count <= cut.few;
+    tiles = few ? 1 : (count + cut.most - 1) / cut.most;
+    steps = (count + step - 1) / step;
+  }
+  /// Steps of the largest tile.
+  [[nodiscard]] __device__ __forceinline__ int most() const {
+    return tiles <= 1 ? steps : (steps + tiles - 1) / tiles;
+  }
+  /// Writes the tiles of an expert whose slots begin at `first`.
+  __device__ __forceinline__ void list(ExpertTile* to, int expert, int first) const {
+    if (tiles == 1) {
+      to[0] = {expert, first, count};
+      return;
+    }
+    const int each = tiles == 0 ? 0 : steps / tiles, longer = steps - each * tiles;
+    for (int i = 0, begin = 0; i < tiles; ++i) {
+      const int end = min(count, begin + (each + (i < longer ? 1 : 0)) * step);
+      to[i] = {expert, first + begin, end - begin};
+      begin = end;
+    }
+  }
+};
+
+/// Lists the tiles of this thread's expert where they are of the list `few` says, and all of it
+/// that are none.
+__device__ inline void list_tiles(
+    const SortSlotsArgs& args, const ExpertCut& cut, int first, bool few, int* of_warps) {
   const int expert = static_cast<int>(threadIdx.x);
-  const int tiles = (count + args.tile_rows - 1) / args.tile_rows;
-  const int end = inclusive_sum(tiles, of_warps);
-  for (int i = 0; i < tiles; ++i) {
-    const int rows = count - i * args.tile_rows;
-    args.tiles[end - tiles + i] = {expert, first + i * args.tile_rows, min(rows, args.tile_rows)};
+  ExpertTile* list = args.tiles + (few ? args.max_tiles : 0);
+  int before = 0;  // tiles of more steps
+  for (int steps = few ? 1 : args.cut.most / args.cut.step; steps > 0; --steps) {
+    const bool mine = cut.few == few && (few || cut.most() == steps);
+    const int tiles = mine ? cut.tiles : 0;
+    const int end = before + inclusive_sum(tiles, of_warps);
+    if (mine) {
+      cut.list(list + end - tiles, expert, first);
+    }
+    __shared__ int all;
+    if (expert == kSortThreads - 1) {
+      all = end;
+    }
+    __syncthreads();
+    before = all;
   }
-  __shared__ int all;
-  if (expert == kSortThreads - 1) {
-    all = end;
-    *args.tile_count = end;
+  if (expert == 0) {
+    args.tile_count[few ? 1 : 0] = before;
   }
-  __syncthreads();
-  for (int64_t i = all + expert; i < args.max_tiles; i += kSortThreads) {
-    args.tiles[i] = {0, 0, 0};
+  for (int64_t i = before + expert; i < args.max_tiles; i += kSortThreads) {
+    list[i] = {0, 0, 0};
   }
 }
 
@@ -147,7 +188,11 @@ __device__ inline void sort_block(const SortSlotsArgs& args, uint16_t* counts) {
     atomicAdd(&active, active_of_warp);
     atomicMax(&rows_max, max_of_warp);
   }
-  list_tiles(args, count, first, of_warps);
+  const ExpertCut cut(args.cut, count);
+  list_tiles(args, cut, first, false, of_warps);
+  if (args.cut.few > 0) {
+    list_tiles(args, cut, first, true, of_warps);
+  }
   __syncthreads();
   if (thread == kSortThreads - 1) {
     add_counts(args, active, rows_max);
@@ -166,8 +211,9 @@ __device__ inline void sort_warp(const SortSlotsArgs& args) {
   const unsigned peers = __match_any_sync(kWarpLanes, expert);
   const int rank = __popc(peers & ((1U << lane) - 1));
   const int count = __popc(peers);
-  const int own_tiles =
-      lane < slots && rank == 0 ? (count + args.tile_rows - 1) / args.tile_rows : 0;
+  const ExpertCut cut(args.cut, lane < slots && rank == 0 ? count : 0);
+  // Of a list in each half of a word. So few rows are in the order of their experts alone.
+  const int own_tiles = cut.few ? cut.tiles << 16 : cut.tiles;
   int first = 0, tile = 0;  // slots and tiles of lower experts
   for (int other = 0; other < slots; ++other) {
     const int of_other = __shfl_sync(kWarpLanes, expert, other);
@@ -178,18 +224,20 @@ __device__ inline void sort_warp(const SortSlotsArgs& args) {
   if (lane < slots) {
     args.slot_of[lane] = first + rank;
   }
-  for (int i = 0; i < own_tiles; ++i) {
-    args.tiles[tile + i] = {expert, first + i * args.tile_rows,
-                            min(count - i * args.tile_rows, args.tile_rows)};
-  }
+  cut.list(args.tiles + (cut.few ? args.max_tiles + (tile >> 16) : tile & 0xffff), expert, first);
   const int all = __reduce_add_sync(kWarpLanes, own_tiles);
-  for (int64_t i = all + lane; i < args.max_tiles; i += kWarp) {
-    args.tiles[i] = {0, 0, 0};
+  for (int list = 0; list < (args.cut.few > 0 ? 2 : 1); ++list) {
+    const int listed = list == 0 ? all & 0xffff : all >> 16;
+    for (int64_t i = listed + lane; i < args.max_tiles; i += kWarp) {
+      args.tiles[list * args.max_tiles + i] = {0, 0, 0};
+    }
+    if (lane == list) {
+      args.tile_count[list] = listed;
+    }
   }
   const int active = __popc(__ballot_sync(kWarpLanes, lane < slots && rank == 0));
   const int rows_max = __reduce_max_sync(kWarpLanes, lane < slots ? count : 0);
   if (lane == 0) {
-    *args.tile_count = all;
     add_counts(args, active, rows_max);
   }
 }

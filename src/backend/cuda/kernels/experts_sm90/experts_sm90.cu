@@ -24,6 +24,7 @@ std::span<const ExpertsSm90Tile> experts_sm90_tiles<Int4Codec<128>>();
 namespace {
 
 constexpr size_t kAlignment = 128;  // of an expert's weights
+constexpr int32_t kFew = 16;        // rows of the largest tile of experts_sm90/few.cuh
 
 template <typename Codec>
 class ExpertsSm90 final : public GemmKernel {
@@ -88,12 +89,16 @@ class ExpertsSm90 final : public GemmKernel {
     return start(choose(args.m), args.x, args.m, own, context);
   }
 
-  [[nodiscard]] int32_t grouped_rows(int64_t mean) const override {
+  [[nodiscard]] TileRows grouped_rows(int64_t mean, int64_t most) const override {
     // Tiles that hold what nearly all experts have, where rows are dealt out by chance.
-    constexpr int32_t kMeans[] = {3, 8, 18, 46, 74, 102};
+    constexpr int32_t kMeans[] = {3, 8, 18, 46, 74, 102, 144};
     const std::span tiles = experts_sm90_tiles<Codec>();
     const auto index = std::ranges::lower_bound(kMeans, mean) - std::begin(kMeans);
-    return tiles[static_cast<size_t>(index)].tokens;
+    const ExpertsSm90Tile& tile = tiles[static_cast<size_t>(index)];
+    const int32_t rows = tile.tokens;
+    // Where more of them make up a tile of wgmma, that is another launch. Up to kFew rows a second
+    // tile costs no more than that launch.
+    return rows > kFew || most <= kFew ? TileRows{rows, tile.step} : TileRows{64, 32, rows};
   }
 
   [[nodiscard]] bool takes_one_row() const override { return true; }
@@ -120,6 +125,7 @@ class ExpertsSm90 final : public GemmKernel {
     own.y_stride = activated ? sizes_.width : sizes_.n;
     own.activation = args.activation;
     own.limit = args.limit;
+    own.beside = args.beside;
     return start(choose(args.tile_rows), args.x, one ? 1 : args.slots, own, context);
   }
 

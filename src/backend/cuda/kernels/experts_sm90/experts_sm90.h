@@ -28,11 +28,13 @@ struct ExpertsSm90Args {
   GemmResult result = GemmResult::kBf16;
   GemmInput::Kind activation = GemmInput::Kind::kPlain;
   float limit = 0.0F;
+  bool beside = false;  // of GroupedLaunch
 };
 
 /// One instance of the kernel.
 struct ExpertsSm90Tile {
   int tokens = 0;
+  int step = 0;     // of the tokens that items of fewer rows take
   int box = 0;      // rows of x of one copy
   int panels = 0;   // of 64 of K, that it has of each
   int cluster = 1;  // blocks that share an item

@@ -27,7 +27,7 @@ void check_shapes(const GemmEntry& entry,
   const int64_t least = std::max<int64_t>(group, 64);
   run(8, least, {1, 8, 9});
   run(130, 5 * least, {3, 17, 33, 64, 65});
-  run(257, 1024 + least, {1, 16, 31, 97, 128, 300});
+  run(257, 1024 + least, {1, 16, 31, 97, 128, 129, 160, 161, 193, 300});
 }
 
 constexpr double kRounded = 3e-3;  // scaled codes are rounded to BF16, MXFP4 is exact

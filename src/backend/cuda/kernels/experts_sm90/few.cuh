@@ -23,7 +23,8 @@ namespace nibble::cuda {
 /// of warps.
 template <int kTokens_, int kRowWarps_, int kKWarps_, int kStages_>
 struct ExpertsFewTile {
-  static constexpr int kTokens = kTokens_, kRowWarps = kRowWarps_, kKWarps = kKWarps_;
+  static constexpr int kTokens = kTokens_, kStep = kTokens_, kRowWarps = kRowWarps_,
+                       kKWarps = kKWarps_;
   static constexpr int kStages = kStages_;
   static constexpr int kWarps = kRowWarps * kKWarps;
   static constexpr int kThreads = 32 * (kWarps + 1);
@@ -97,7 +98,7 @@ struct ExpertsFewLoop {
   static __device__ __forceinline__ void fill_ring(const CUtensorMap& x,
                                                    const ExpertsSm90Args& args,
                                                    uint32_t base) {
-    ptx::wait_for_predecessor();
+    wait_for_rows(args);
     Items items(args, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
     Item item;
     Place place(base);
@@ -255,7 +256,7 @@ struct ExpertsFewLoop {
   static __device__ __forceinline__ void multiply_items(const ExpertsSm90Args& args,
                                                         int index,
                                                         uint32_t base) {
-    ptx::wait_for_predecessor();
+    wait_for_rows(args);
     ptx::allow_successor();
     Items items(args, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
     Item item;
@@ -281,6 +282,7 @@ struct ExpertsFewLoop {
       room = 2 * (base + kExchange) + kExchangeBytes - room;
       warp.turn = (warp.turn + Tile::kKWarps / 2) % Tile::kKWarps;
     }
+    wait_for_neighbour(args);
   }
 };
 

@@ -13,14 +13,18 @@
 namespace nibble::cuda {
 
 /// Items of kCluster x kGroups x kBlocks x 64 channels and kTokens rows, of which a cluster's
-/// blocks have kGroups x kBlocks x 64 channels each: what a block copies of x goes to all.
+/// blocks have kGroups x kBlocks x 64 channels each: what a block copies of x goes to all. Items of
+/// fewer rows are multiplied in fewer tokens, by kStep.
 template <int kTokens_, int kBlocks_, int kGroups_, int kStages_, int kCluster_ = 1>
 struct ExpertsTile : W4A16Tile<kTokens_, kBlocks_, kGroups_, kStages_, 1, 1, kCluster_> {
   static constexpr int kItemBlocks = kCluster_ * kGroups_ * kBlocks_;
   // Rows and panels of 64 of K that one copy brings: where not all rows are wanted, fewer of them;
   // the copying thread is slow.
-  static constexpr int kBox = kTokens_ < 128 ? kTokens_ : 64;
+  static constexpr int kBox = kTokens_ < 128 ? kTokens_ : kTokens_ % 64 == 0 ? 64 : 32;
   static constexpr int kPanels = kBox == kTokens_ ? 2 : 1;
+  static constexpr int kStep = kTokens_ == 256                     ? 64
+                               : kTokens_ == 64 || kTokens_ == 160 ? 32
+                                                                   : kTokens_;
 };
 
 template <typename Codec, typename Tile>
@@ -30,9 +34,10 @@ struct ExpertsLoop {
   using Place = typename Loop::Place;
   static constexpr int kTokens = Tile::kTokens, kBlocks = Tile::kBlocks, kStages = Tile::kStages;
   static constexpr int kBytes = Loop::kBytes;
-  // Whether items of few rows take half the tokens: elsewhere ptxas finds no registers for two
-  // loops.
-  static constexpr bool kHalves = kTokens == 64 || kTokens == 256;
+  // Tokens that products of an item are made of: the least, and more in steps as its rows need
+  // them. In other tiles ptxas finds no registers for two loops, in these for no more than three.
+  static constexpr int kStep = Tile::kStep;
+  static constexpr int kLeast = kTokens - (kTokens > 64 ? 2 : 1) * (kStep % kTokens);
 
   using Items = ExpertItems<Tile>;
   using Item = ExpertItem;
@@ -41,10 +46,7 @@ struct ExpertsLoop {
 
   // Tokens that products of so many rows are made of.
   static __device__ __forceinline__ int tokens_of(int rows) {
-    if (kHalves && rows <= kTokens / 2) {
-      return kTokens / 2;
-    }
-    return kTokens >= 256 && rows <= kTokens / 4 * 3 ? kTokens / 4 * 3 : kTokens;
+    return max(kLeast, (rows + kStep - 1) / kStep * kStep);
   }
 
   static __device__ __forceinline__ int rank() {
@@ -66,7 +68,8 @@ struct ExpertsLoop {
     constexpr int kBoxBytes = Tile::kBox * 128;  // of a panel
     const int block = item.block + rank() * Tile::kRowBlocks;
     const int blocks = max(0, min(Tile::kRowBlocks, args.row_blocks - block));
-    const int boxes = Tile::kPanels == 2 ? 1 : tokens_of(item.tile.rows) / Tile::kBox;
+    const int boxes =
+        Tile::kPanels == 2 ? 1 : (tokens_of(item.tile.rows) + Tile::kBox - 1) / Tile::kBox;
     ptx::barrier_arrive_expect(barrier, blocks * Layout::kPairBytes + boxes * 2 * kBoxBytes);
     const uint8_t* weights = args.weights + item.tile.expert * args.expert_bytes +
                              (static_cast<int64_t>(block) * args.pairs + step) * Layout::kPairBytes;
@@ -94,7 +97,7 @@ struct ExpertsLoop {
     if constexpr (Tile::kCluster > 1) {
       ptx::cluster_wait();  // all have their barriers
     }
-    ptx::wait_for_predecessor();
+    wait_for_rows(args);
     Items items(args, first_item(), item_step());
     Item item;
     Place place(base);
@@ -129,25 +132,20 @@ struct ExpertsLoop {
                group, thread, base + Loop::kStaged + group * kStagedBytes);
   }
 
-  // The same, of as many tokens as the rows need.
+  // The same, of as many tokens as the rows need, which are at least kCount.
+  template <int kCount = kLeast>
   static __device__ __forceinline__ void multiply_item(const ExpertsSm90Args& args,
                                                        const Item& item,
                                                        const typename Loop::Reader& reader,
                                                        Place& place,
                                                        int group,
                                                        uint32_t base) {
-    const int tokens = Loop::uniform(tokens_of(item.tile.rows));
-    if constexpr (kTokens >= 256) {
-      if (tokens == kTokens / 4 * 3) {
-        return multiply_rows<kTokens / 4 * 3>(args, item, reader, place, group, base);
+    if constexpr (kCount < kTokens) {
+      if (Loop::uniform(tokens_of(item.tile.rows)) > kCount) {
+        return multiply_item<kCount + kStep>(args, item, reader, place, group, base);
       }
     }
-    if constexpr (kHalves) {
-      if (tokens == kTokens / 2) {
-        return multiply_rows<kTokens / 2>(args, item, reader, place, group, base);
-      }
-    }
-    multiply_rows<kTokens>(args, item, reader, place, group, base);
+    multiply_rows<kCount>(args, item, reader, place, group, base);
   }
 
   static __device__ __forceinline__ void multiply_items(const ExpertsSm90Args& args,
@@ -156,7 +154,7 @@ struct ExpertsLoop {
     if constexpr (Tile::kCluster > 1) {
       ptx::cluster_wait();
     }
-    ptx::wait_for_predecessor();
+    wait_for_rows(args);
     ptx::allow_successor();
     Items items(args, first_item(), item_step());
     Item item;
@@ -165,6 +163,7 @@ struct ExpertsLoop {
     while (items.next(item)) {
       multiply_item(args, item, reader, place, group, base);
     }
+    wait_for_neighbour(args);
   }
 };
 

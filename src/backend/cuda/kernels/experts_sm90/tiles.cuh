@@ -10,6 +10,7 @@ namespace nibble::cuda {
 template <typename Codec, typename Tile>
 ExpertsSm90Tile describe_experts_tile() {
   return {.tokens = Tile::kTokens,
+          .step = Tile::kStep,
           .box = Tile::kBox,
           .panels = Tile::kPanels,
           .cluster = Tile::kCluster,
@@ -21,6 +22,7 @@ ExpertsSm90Tile describe_experts_tile() {
 template <typename Codec, typename Tile>
 ExpertsSm90Tile describe_experts_few_tile() {
   return {.tokens = Tile::kTokens,
+          .step = Tile::kTokens,
           .box = Tile::kTokens,
           .panels = 2 * Tile::kKWarps,
           .threads = Tile::kThreads,
@@ -37,6 +39,7 @@ std::span<const ExpertsSm90Tile> experts_sm90_tiles() {
       describe_experts_tile<Codec, ExpertsTile<64, 1, 3, 6>>(),
       describe_experts_tile<Codec, ExpertsTile<96, 2, 2, 5>>(),
       describe_experts_tile<Codec, ExpertsTile<128, 2, 2, 4>>(),
+      describe_experts_tile<Codec, ExpertsTile<160, 1, 2, 4, 2>>(),
       describe_experts_tile<Codec, ExpertsTile<256, 1, 2, 3, 2>>(),
   };
   return kTiles;

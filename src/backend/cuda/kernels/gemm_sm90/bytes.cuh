@@ -93,6 +93,7 @@ inline constexpr GroupedSm90Tile kGroupedByteTiles[] = {
     grouped_tile<ByteCodec<kType>, GroupedTile<32, 1, 1, 5, 2>>(),
     grouped_tile<ByteCodec<kType>, GroupedTile<96, 2, 1, 4, 1>>(),
     grouped_tile<ByteCodec<kType>, GroupedTile<128, 2, 1, 4, 1>>(),
+    grouped_tile<ByteCodec<kType>, GroupedTile<160, 1, 1, 5, 1, 2>>(),
     grouped_tile<ByteCodec<kType>, GroupedTile<256, 1, 1, 4, 1, 2>>(),
 };
 

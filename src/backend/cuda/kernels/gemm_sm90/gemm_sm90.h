@@ -73,7 +73,7 @@ class GemmSm90 final : public GemmKernel {
                      cudaStream_t stream) const override;
   [[nodiscard]] size_t workspace_bytes(int64_t max_m) const override;
   cudaError_t run(const GemmLaunch& args, const LaunchContext& context) const override;
-  [[nodiscard]] int32_t grouped_rows(int64_t mean) const override;
+  [[nodiscard]] TileRows grouped_rows(int64_t mean, int64_t most) const override;
   cudaError_t run_grouped(const GroupedLaunch& args, const LaunchContext& context) const override;
 
   /// Index of the tile.

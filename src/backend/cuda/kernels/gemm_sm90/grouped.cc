@@ -8,20 +8,33 @@
 #include "base/math.h"
 
 namespace nibble::cuda {
+namespace {
 
-int32_t GemmSm90::grouped_rows(int64_t mean) const {
+constexpr int32_t kFew = 16;  // rows of an expert that are multiplied apart from those of others
+
+}  // namespace
+
+TileRows GemmSm90::grouped_rows(int64_t mean, int64_t most) const {
   if (family_.grouped.empty()) {
-    return GemmKernel::grouped_rows(mean);
+    return GemmKernel::grouped_rows(mean, most);
   }
   // Tiles that hold what nearly all experts have, where rows are dealt out by chance: the weights
   // of a second tile come once more from the L2 cache.
-  const int32_t rows = mean <= 3     ? 8
-                       : mean <= 9   ? 16
-                       : mean <= 20  ? 32
-                       : mean <= 70  ? 96
-                       : mean <= 100 ? 128
-                                     : 256;
-  return std::min(rows, family_.grouped.back().tokens);
+  const int32_t wanted = mean <= 3     ? 8
+                         : mean <= 9   ? 16
+                         : mean <= 20  ? 32
+                         : mean <= 70  ? 96
+                         : mean <= 100 ? 128
+                         : mean <= 144 ? 160
+                                       : 256;
+  const auto holds = [&](const GroupedSm90Tile& tile) { return wanted <= tile.tokens; };
+  const auto found = std::ranges::find_if(family_.grouped, holds);
+  const GroupedSm90Tile& tile = found == family_.grouped.end() ? family_.grouped.back() : *found;
+  const int32_t rows = tile.tokens;
+  if (rows > kFew || most <= rows) {
+    return {rows, tile.step};
+  }
+  return most <= 2 * kFew ? TileRows{2 * kFew, 2 * kFew, rows} : TileRows{96, 96, rows};
 }
 
 cudaError_t GemmSm90::run_grouped(const GroupedLaunch& args, const LaunchContext& context) const {

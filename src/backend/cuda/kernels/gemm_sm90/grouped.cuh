@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "backend/cuda/kernels/gemm_sm90/gemm_sm90.cuh"
+#include "backend/cuda/kernels/gemm_sm90/turns.cuh"
 
 // The products of all experts of a layer in one launch, with the main loop and the packed weights
 // of gemm_sm90/gemm_sm90.cuh: the blocks of a grid as large as the GPU take the items of a list
@@ -16,7 +17,12 @@ namespace nibble::cuda {
 template <int kTokens_, int kBlocks_, int kDepth_, int kStages_, int kResident_, int kCluster_ = 1>
 struct GroupedTile : GemmTile<kTokens_, kBlocks_, kDepth_, kStages_, kResident_, kCluster_> {
   static constexpr int kItemBlocks = kCluster_ * GroupedTile::kRowBlocks;
-  static constexpr int kBox = kTokens_ >= 128 ? 64 : kTokens_ == 96 ? 48 : kTokens_;
+  static constexpr int kBox = kTokens_ == 160   ? 32
+                              : kTokens_ >= 128 ? 64
+                              : kTokens_ == 96  ? 48
+                                                : kTokens_;
+  // Of the tokens in which items of fewer rows are multiplied.
+  static constexpr int kStep = kTokens_ == 256 ? 64 : kTokens_ == 160 ? 32 : kTokens_;
   static constexpr bool kOfExperts = true;
 };
 
@@ -31,23 +37,25 @@ struct GroupedLoop {
   using Shared = GemmShared<Codec, Tile>;
   using Place = RingPlace<Tile::kStages>;
   static constexpr int kTokens = Tile::kTokens;
-  // Whether items of fewer rows take fewer tokens: products of 64 take as long as those of 96.
-  static constexpr bool kFewer = kTokens >= 256;
+  // Tokens that products of an item are made of: the least, and more in steps as its rows need
+  // them.
+  static constexpr int kStep = Tile::kStep;
+  static constexpr int kLeast = kTokens - 2 * (kStep % kTokens);
 
   /// The items of this block's cluster, in turn. L1 may hold an older list.
   struct Items {
     const GroupedSm90Args& args;
-    int chunks, count, index;
+    int chunks, count;
+    ItemTurns turns;
 
     __device__ __forceinline__ explicit Items(const GroupedSm90Args& args_of)
         : args(args_of),
           chunks((args_of.row_blocks + Tile::kItemBlocks - 1) / Tile::kItemBlocks),
           count(__ldcg(args_of.tile_count) * chunks),
-          index(static_cast<int>(blockIdx.x) / Tile::kCluster) {}
-    [[nodiscard]] __device__ __forceinline__ bool more() const { return index < count; }
-    __device__ __forceinline__ void advance() {
-      index += static_cast<int>(gridDim.x) / Tile::kCluster;
-    }
+          turns(static_cast<int>(blockIdx.x) / Tile::kCluster,
+                static_cast<int>(gridDim.x) / Tile::kCluster) {}
+    [[nodiscard]] __device__ __forceinline__ bool more() const { return turns.index() < count; }
+    __device__ __forceinline__ void advance() { turns.advance(); }
   };
 
   /// One of them; row_tile is this block's part, of kRowBlocks.
@@ -57,23 +65,15 @@ struct GroupedLoop {
 
     Item() = default;
     __device__ __forceinline__ explicit Item(const Items& items) {
-      const int number = items.index / items.chunks;
+      const int number = items.turns.index() / items.chunks;
       const auto* words = reinterpret_cast<const int32_t*>(items.args.tiles + number);
       tile = {__ldcg(words), __ldcg(words + 1), __ldcg(words + 2)};
-      row_tile = (items.index - number * items.chunks) * Tile::kCluster + rank();
+      row_tile = (items.turns.index() - number * items.chunks) * Tile::kCluster + rank();
     }
   };
 
   static __device__ __forceinline__ int rank() {
     return Tile::kCluster == 1 ? 0 : static_cast<int>(blockIdx.x) % Tile::kCluster;
-  }
-
-  // Tokens that products of so many rows are made of.
-  static __device__ __forceinline__ int tokens_of(int rows) {
-    if (!kFewer || rows > kTokens / 4 * 3) {
-      return kTokens;
-    }
-    return rows <= kTokens / 2 ? kTokens / 2 : kTokens / 4 * 3;
   }
 
   // --- the copying warp, one thread of it ---
@@ -180,18 +180,16 @@ struct GroupedLoop {
                             StoreRooms::of_group<Shared>(base, group));
   }
 
+  // The same, of as many tokens as the rows need, which are more than kCount - kStep.
+  template <int kCount = kLeast>
   static __device__ __forceinline__ void multiply_item(
       const GroupedSm90Args& args, const Item& item, Place& place, int group, uint32_t base) {
-    if constexpr (kFewer) {
-      const int tokens = __shfl_sync(0xffffffffU, tokens_of(item.tile.rows), 0);
-      if (tokens == kTokens / 2) {
-        return multiply_rows<kTokens / 2>(args, item, place, group, base);
-      }
-      if (tokens == kTokens / 4 * 3) {
-        return multiply_rows<kTokens / 4 * 3>(args, item, place, group, base);
+    if constexpr (kCount < kTokens) {
+      if (__shfl_sync(0xffffffffU, item.tile.rows, 0) > kCount) {
+        return multiply_item<kCount + kStep>(args, item, place, group, base);
       }
     }
-    multiply_rows<kTokens>(args, item, place, group, base);
+    multiply_rows<kCount>(args, item, place, group, base);
   }
 
   static __device__ __forceinline__ void multiply_items(const GroupedSm90Args& args,
@@ -261,6 +259,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident)
 template <typename Codec, typename Tile>
 constexpr GroupedSm90Tile grouped_tile() {
   return {.tokens = Tile::kTokens,
+          .step = Tile::kStep,
           .box = Tile::kBox,
           .depth = Tile::kDepth,
           .resident = Tile::kResident,

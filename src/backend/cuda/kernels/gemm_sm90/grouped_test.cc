@@ -128,11 +128,11 @@ class Layer final {
   // than blocks where n is large.
   void list_tiles(int tile_rows) {
     const int counts[] = {tile_rows,         1, std::max(1, tile_rows / 2), tile_rows / 2 + 1,
-                          tile_rows / 4 * 3, 3, tile_rows / 4 * 3 + 1};
+                          tile_rows / 4 * 3, 3, tile_rows / 4 * 3 + 1,      tile_rows / 5 * 4 + 1};
     tiles_.clear();
     int next = 0;
     for (int i = 0; i < 31; ++i) {
-      const int rows = std::min(counts[i % 7], tile_rows);
+      const int rows = std::min(counts[i % 8], tile_rows);
       tiles_.push_back({.expert = i * 3 % kExperts, .first = next, .rows = rows});
       next += rows + i % 3;
     }
@@ -220,7 +220,7 @@ class Layer final {
 void check_layers(const GemmEntry& entry, std::string_view scheme) {
   for (const Sizes& sizes : {Sizes{330, 832}, Sizes{67, 192}, Sizes{64, 64}, Sizes{1344, 1024}}) {
     Layer layer(entry, scheme, sizes);
-    for (const int tile_rows : {8, 16, 32, 64, 96, 128, 256}) {
+    for (const int tile_rows : {8, 16, 32, 64, 96, 128, 160, 256}) {
       layer.check(tile_rows);
     }
   }

@@ -60,6 +60,7 @@ struct GroupedSm90Args {
 /// One instance of the kernel for the experts of a layer.
 struct GroupedSm90Tile {
   int tokens = 0;
+  int step = 0;   // of the tokens that items of fewer rows take
   int box = 0;    // rows of x of one copy
   int depth = 0;  // K blocks of a step
   int resident = 0;

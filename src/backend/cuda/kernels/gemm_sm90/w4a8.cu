@@ -98,6 +98,7 @@ constexpr GroupedSm90Tile kGroupedTiles[] = {
     grouped_tile<Int4Codec, GroupedTile<32, 1, 2, 4, 2>>(),
     grouped_tile<Int4Codec, GroupedTile<96, 2, 1, 7, 1>>(),
     grouped_tile<Int4Codec, GroupedTile<128, 2, 1, 6, 1>>(),
+    grouped_tile<Int4Codec, GroupedTile<160, 1, 1, 5, 1, 2>>(),
     grouped_tile<Int4Codec, GroupedTile<256, 1, 1, 5, 1, 2>>()};
 
 constexpr GemmSm90Family kFamily{.name = "gemm_w4a8_sm90",

@@ -1,0 +1,191 @@
+// What the experts of a layer need besides products: routing and the lists of tiles.
+
+#include "backend/cuda/expert_kernels.h"
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "backend/cuda/testing/gpu_test.h"
+#include "backend/testing/random_experts.h"
+#include "ops/route.h"
+
+namespace nibble::cuda {
+namespace {
+
+using testing::DeviceArray;
+using testing::random_values;
+
+TEST(ExpertKernels, RoutingEqualsTheReference) {
+  NIBBLE_NEEDS_GPU();
+  constexpr int64_t kRows = 33;
+  const RouterForm forms[] = {
+      {.renormalise = true},
+      {.scores = RouterScores::kSoftmaxOfChosen},
+      {.scores = RouterScores::kSigmoid, .renormalise = true, .epsilon = 1e-20F, .factor = 2.5F},
+      {.scores = RouterScores::kSigmoid, .factor = 2.0F, .groups = 8, .kept_groups = 4}};
+  uint32_t seed = 20;
+  for (const RouterForm& form : forms) {
+    for (const size_t experts : {32, 256, 384}) {
+      constexpr size_t kTopK = 8;
+      const auto logits = random_values(kRows * experts, ++seed, 2.0F);
+      const auto correction = random_values(experts, ++seed, 1.0F);
+      const bool corrected = form.scores == RouterScores::kSigmoid;
+      const DeviceArray<float> device_logits(logits);
+      const DeviceArray<float> device_correction(correction);
+      const DeviceArray<int32_t> chosen(kRows * kTopK);
+      const DeviceArray<float> weights(kRows * kTopK);
+      ASSERT_EQ(route_rows({.logits = device_logits.data(),
+                            .correction = corrected ? device_correction.data() : nullptr,
+                            .form = form,
+                            .experts = static_cast<int32_t>(experts),
+                            .top_k = kTopK,
+                            .rows = kRows,
+                            .chosen = chosen.data(),
+                            .weights = weights.data()},
+                           {}),
+                cudaSuccess);
+      const std::vector<int32_t> got = chosen.host();
+      const std::vector<float> got_weights = weights.host();
+      for (size_t row = 0; row < kRows; ++row) {
+        std::vector<int32_t> expected(kTopK);
+        std::vector<float> expected_weights(kTopK);
+        reference_route({.logits = std::span(logits).subspan(row * experts, experts),
+                         .correction = corrected ? std::span<const float>(correction)
+                                                 : std::span<const float>(),
+                         .form = form,
+                         .chosen = expected,
+                         .weights = expected_weights});
+        for (size_t i = 0; i < kTopK; ++i) {
+          EXPECT_EQ(got[row * kTopK + i], expected[i]) << experts << " row " << row;
+          EXPECT_NEAR(got_weights[row * kTopK + i], expected_weights[i], 2e-6F * form.factor);
+        }
+      }
+    }
+  }
+}
+
+/// Slots of `rows` rows ordered on the GPU: three experts each.
+struct SortedSlots {
+  static constexpr int32_t kTopK = 3;
+  std::vector<int32_t> chosen, slot_of, tile_count;
+  std::vector<ExpertTile> tiles;  // [2, max_tiles]
+  int64_t max_tiles = 0;
+  ExpertCounts counts;
+
+  SortedSlots(std::vector<int32_t> chosen_experts, int32_t experts, const TileRows& cut)
+      : chosen(std::move(chosen_experts)) {
+    const auto slots = std::ssize(chosen);
+    max_tiles = std::min<int64_t>(slots, std::min<int64_t>(experts, slots) + slots / cut.most);
+    const DeviceArray<int32_t> device_chosen(chosen);
+    const DeviceArray<int32_t> device_slot_of(chosen.size());
+    const DeviceArray<ExpertTile> device_tiles(static_cast<size_t>(2 * max_tiles));
+    const DeviceArray<int32_t> device_tile_count(2);
+    const ExpertCounts before{.runs = 5, .active = 6, .slots = 7, .rows_max = 8};
+    const DeviceArray<ExpertCounts> device_counts(std::vector<ExpertCounts>{before});
+    EXPECT_EQ(sort_slots({.chosen = device_chosen.data(),
+                          .experts = experts,
+                          .top_k = kTopK,
+                          .rows = slots / kTopK,
+                          .cut = cut,
+                          .slot_of = device_slot_of.data(),
+                          .tiles = device_tiles.data(),
+                          .tile_count = device_tile_count.data(),
+                          .max_tiles = max_tiles,
+                          .counts = device_counts.data()},
+                         {}),
+              cudaSuccess);
+    slot_of = device_slot_of.host();
+    tile_count = device_tile_count.host();
+    tiles = device_tiles.host();
+    counts = device_counts.host()[0] - before;
+  }
+};
+
+/// Every expert's slots are in tiles of one list, none in two, and as even as steps allow; the
+/// first list begins with the largest.
+void check_tiles(const SortedSlots& sorted,
+                 const std::map<int32_t, int64_t>& rows_of,
+                 const TileRows& cut) {
+  std::map<int32_t, int64_t> first_of, seen, least, most;
+  int64_t next = 0;
+  for (const auto& [expert, rows] : rows_of) {
+    first_of[expert] = next;
+    next += rows;
+  }
+  for (int64_t list = 0; list < (cut.few > 0 ? 2 : 1); ++list) {
+    int64_t before = cut.most;
+    for (int64_t i = 0; i < sorted.max_tiles; ++i) {
+      const ExpertTile& tile = sorted.tiles[static_cast<size_t>(list * sorted.max_tiles + i)];
+      ASSERT_EQ(tile.rows > 0, i < sorted.tile_count[static_cast<size_t>(list)]) << i;
+      if (tile.rows == 0) {
+        continue;
+      }
+      ASSERT_TRUE(rows_of.contains(tile.expert));
+      EXPECT_EQ(rows_of.at(tile.expert) <= cut.few, list == 1);
+      EXPECT_EQ(tile.first, first_of[tile.expert] + seen[tile.expert]);
+      seen[tile.expert] += tile.rows;
+      const int64_t steps = (tile.rows + cut.step - 1) / cut.step * cut.step;
+      EXPECT_LE(steps, std::max(cut.most, cut.few));
+      const auto [smaller, is_new] = least.try_emplace(tile.expert, steps);
+      smaller->second = std::min(smaller->second, steps);
+      most[tile.expert] = std::max(most[tile.expert], steps);
+      if (list == 0 && is_new) {
+        EXPECT_LE(steps, before);
+        before = steps;
+      }
+    }
+  }
+  EXPECT_EQ(seen, rows_of);
+  for (const auto& [expert, rows] : rows_of) {
+    EXPECT_LE(most[expert] - least[expert], cut.step) << rows << " rows";
+  }
+}
+
+// All rows to the same experts, each expert to few, and some to one: every slot is in one tile of
+// its expert.
+TEST(ExpertKernels, SlotsAreOrderedByExpertThenRow) {
+  NIBBLE_NEEDS_GPU();
+  const auto expert_of = [](int64_t i, int64_t rows, int32_t experts) {
+    if (rows == 700 && experts == 4) {
+      return static_cast<int32_t>(i % 3);
+    }
+    const bool first = rows == 701 && i % 3 == 0 && i < 3 * 290;
+    return first ? 2 : static_cast<int32_t>(i * 37 % experts);
+  };
+  for (const TileRows& cut : {TileRows{8, 8}, {256, 64}, {160, 32}, {16, 16, 8}, {64, 32, 16}}) {
+    for (const int64_t rows : {1, 5, 700, 701}) {
+      for (const int32_t experts : {4, 100, 1024}) {
+        SCOPED_TRACE(::testing::Message() << cut.most << ", " << rows << " of " << experts);
+        std::vector<int32_t> chosen;
+        std::map<int32_t, int64_t> rows_of;
+        for (int64_t i = 0; i < rows * SortedSlots::kTopK; ++i) {
+          chosen.push_back(expert_of(i, rows, experts));
+          ++rows_of[chosen.back()];
+        }
+        const SortedSlots sorted(chosen, experts, cut);
+        ExpertCounts run{.runs = 1, .active = std::ssize(rows_of), .slots = std::ssize(chosen)};
+        for (const auto& [expert, count] : rows_of) {
+          run.rows_max = std::max(run.rows_max, count);
+        }
+        EXPECT_EQ(sorted.counts, run);
+        std::vector<int32_t> order(chosen.size());
+        std::iota(order.begin(), order.end(), 0);
+        std::ranges::stable_sort(order, {},
+                                 [&](int32_t slot) { return chosen[static_cast<size_t>(slot)]; });
+        for (size_t at = 0; at < order.size(); ++at) {
+          EXPECT_EQ(sorted.slot_of[static_cast<size_t>(order[at])], static_cast<int32_t>(at));
+        }
+        check_tiles(sorted, rows_of, cut);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace nibble::cuda
