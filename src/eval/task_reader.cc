@@ -289,10 +289,9 @@ Result<TaskItem> parse(const std::string& name, const Json& json) {
 }  // namespace
 
 std::vector<std::string> known_tasks() {
-  std::vector<std::string> names;
-  for (const auto& [name, read] : kTasks) {
-    names.emplace_back(name);
-  }
+  std::vector<std::string> names(kTasks.size());
+  std::ranges::transform(kTasks, names.begin(),
+                         [](const auto& entry) { return std::string(entry.first); });
   return names;
 }
 

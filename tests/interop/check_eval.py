@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import types
 
 import torch
@@ -163,10 +164,14 @@ def check_tasks(options):
     for path in sorted(pathlib.Path(options.tasks).glob("*.jsonl")):
         documents = list(lm_eval_documents(path.stem, path, options.items))
         requests = [types.SimpleNamespace(args=pair) for pairs, _, _ in documents for pair in pairs]
+        start = time.monotonic()
         answers = iter(network.loglikelihood(requests, disable_tqdm=True))
+        theirs = time.monotonic() - start
         samples = pathlib.Path(options.exact).parent / "samples.jsonl"
         found = run(options, "tasks", options.exact, "--tasks", f"{path.stem}={path}", "--limit",
-                    options.items, "--samples", samples)["models"][0]["tasks"][0]
+                    options.items, "--samples", samples)["models"][0]
+        print(f"      {path.stem}: {found['seconds']:.1f} s with loading, lm-eval {theirs:.1f} s without")
+        found = found["tasks"][0]
         ours = [json.loads(line) for line in samples.read_text().splitlines()]
         right, right_norm, worst = [], [], 0
         for sample, (pairs, gold, choices) in zip(ours, documents, strict=True):
