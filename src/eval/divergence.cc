@@ -144,7 +144,7 @@ Status save_base(LogitReader& reader,
                  const EvalRun& run,
                  BaseFileWriter& writer) {
   int64_t done = 0;
-  const Status status = for_each_step(
+  Status status = for_each_step(
       reader, windows, [](std::span<const Feed>) { return Status(); },
       [&](const LogitStep& step, std::span<const EvalWindow>) -> Status {
         if (!std::ranges::all_of(step.logits, [](float logit) { return std::isfinite(logit); })) {
