@@ -1,5 +1,6 @@
 #include "eval/gsm8k.h"
 
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 
@@ -33,6 +34,26 @@ TEST(Gsm8k, DamagedAnswersAreAllWrong) {
       EXPECT_FALSE(equals_reference(strict_answer(text), reference)) << text;
       EXPECT_FALSE(equals_reference(flexible_answer(text), reference)) << text;
     }
+  }
+}
+
+// All 1,319 problems: references are right, with one more digit they are wrong.
+TEST(Gsm8k, ReferencesOfTheTestSetScoreAll) {
+  const char* named = std::getenv("NIBBLE_SHARED");
+  const std::string path =
+      std::string(named == nullptr ? "../shared" : named) + "/data/gsm8k/test.jsonl";
+  if (!std::filesystem::exists(path)) {
+    GTEST_SKIP() << "no " << path << "; set NIBBLE_SHARED to its folder";
+  }
+  const auto problems = read_gsm8k(path, 0);
+  ASSERT_TRUE(problems.ok()) << problems.status().message();
+  ASSERT_EQ(problems->size(), 1319U);
+  for (const GsmProblem& problem : *problems) {
+    EXPECT_TRUE(equals_reference(strict_answer(problem.answer), problem.answer));
+    EXPECT_TRUE(equals_reference(flexible_answer(problem.answer), problem.answer));
+    const std::string damaged = problem.answer + "1";
+    EXPECT_FALSE(equals_reference(strict_answer(damaged), problem.answer));
+    EXPECT_FALSE(equals_reference(flexible_answer(damaged), problem.answer));
   }
 }
 

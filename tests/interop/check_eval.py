@@ -153,7 +153,7 @@ def lm_eval_documents(name, path, items):
                 question = doc["query"].removeprefix("Question: ").removesuffix("\n")
                 context = f"Question: {question}\nAnswer:"
             pairs = [(context, " " + choice) for choice in doc["choices"]]
-        yield pairs, doc.get("gold", 0), doc.get("choices", [""])
+        yield pairs, doc.get("gold", 0), doc.get("choices")
 
 
 def check_tasks(options):
@@ -170,21 +170,22 @@ def check_tasks(options):
         samples = pathlib.Path(options.exact).parent / "samples.jsonl"
         found = run(options, "tasks", options.exact, "--tasks", f"{path.stem}={path}", "--limit",
                     options.items, "--samples", samples)["models"][0]
-        print(f"      {path.stem}: {found['seconds']:.1f} s with loading, lm-eval {theirs:.1f} s without")
+        print(f"      {path.stem}: {found['seconds']:.1f} s with loading, lm-eval {theirs:.1f} s without",
+              flush=True)
         found = found["tasks"][0]
         ours = [json.loads(line) for line in samples.read_text().splitlines()]
         right, right_norm, worst = [], [], 0
         for sample, (pairs, gold, choices) in zip(ours, documents, strict=True):
             sums, greedy = zip(*(next(answers) for _ in pairs))
             worst = max(worst, *(abs(a - b) for a, b in zip(sample["log_likelihoods"], sums)))
-            lengths = [len(choice) for choice in choices]
             right.append(greedy[0] if len(pairs) == 1 else numpy.argmax(sums) == gold)
-            if len(lengths) == len(sums):
+            if choices:
+                lengths = [len(choice) for choice in choices]
                 right_norm.append(numpy.argmax(numpy.array(sums) / lengths) == gold)
         report(f"{path.stem}: worst log-likelihood of {len(requests)}", worst, 0, worst, BAR_NATS)
         report(f"{path.stem}: acc", found["acc"], numpy.mean(right),
                abs(found["acc"] - numpy.mean(right)), 1e-12)
-        if right_norm and "acc_norm" in found and path.stem != "winogrande":
+        if right_norm:
             report(f"{path.stem}: acc_norm", found["acc_norm"], numpy.mean(right_norm),
                    abs(found["acc_norm"] - numpy.mean(right_norm)), 1e-12)
     return network
