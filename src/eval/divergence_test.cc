@@ -3,9 +3,11 @@
 #include <cmath>
 #include <filesystem>
 #include <random>
+#include <string>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include "eval/protocol.h"
 
@@ -94,7 +96,8 @@ std::vector<double> divergences(const Hashed& base, const Hashed& model) {
 }
 
 std::string path_in_tmp(const std::string& name) {
-  const std::string path = (std::filesystem::path(::testing::TempDir()) / name).string();
+  const std::string path =
+      (std::filesystem::path(::testing::TempDir()) / (name + std::to_string(::getpid()))).string();
   std::filesystem::remove(path);
   return path;
 }

@@ -3,9 +3,11 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <string>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 namespace nibble {
 namespace {
@@ -90,8 +92,9 @@ TEST(Gsm8k, PromptIsThatOfLmEval) {
 }
 
 TEST(Gsm8k, LinesAtFaultAreNamed) {
-  const std::string path =
-      (std::filesystem::path(::testing::TempDir()) / "gsm8k_test.jsonl").string();
+  const std::string path = (std::filesystem::path(::testing::TempDir()) /
+                            ("gsm8k_test" + std::to_string(::getpid()) + ".jsonl"))
+                               .string();
   const std::string good = R"({"question": "q", "answer": "a\n#### 1"})";
   for (const std::string bad : {R"({"question": "q"})", R"({"answer": "#### 1"})",
                                 R"({"question": "q", "answer": "no number"})"}) {

@@ -2,9 +2,11 @@
 
 #include <filesystem>
 #include <fstream>
+#include <string>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 namespace nibble {
 namespace {
@@ -26,8 +28,9 @@ std::vector<std::string> choices_of(const std::string& name, std::string_view li
 }
 
 std::string file_of(const std::string& text) {
-  std::string path =
-      (std::filesystem::path(::testing::TempDir()) / "task_reader_test.jsonl").string();
+  std::string path = (std::filesystem::path(::testing::TempDir()) /
+                      ("task_reader_test" + std::to_string(::getpid()) + ".jsonl"))
+                         .string();
   std::ofstream(path, std::ios::binary) << text;
   return path;
 }
