@@ -96,7 +96,7 @@ std::vector<double> divergences(const Hashed& base, const Hashed& model) {
 }
 
 std::string path_in_tmp(const std::string& name) {
-  const std::string path =
+  std::string path =
       (std::filesystem::path(::testing::TempDir()) / (name + std::to_string(::getpid()))).string();
   std::filesystem::remove(path);
   return path;
