@@ -7,13 +7,20 @@
 
 namespace nibble {
 
-double log_sum_exp(std::span<const float> logits) {
-  const double largest = *std::ranges::max_element(logits);
+namespace {
+
+double log_sum_exp_under(std::span<const float> logits, double largest) {
   double sum = 0;
   for (const float logit : logits) {
     sum += std::exp(static_cast<double>(logit) - largest);
   }
   return std::log(sum) + largest;
+}
+
+}  // namespace
+
+double log_sum_exp(std::span<const float> logits) {
+  return log_sum_exp_under(logits, *std::ranges::max_element(logits));
 }
 
 double negative_log_likelihood(std::span<const float> logits, int32_t target) {
@@ -39,12 +46,13 @@ TokenDivergence compare_logits(std::span<const float> base,
     weighted += odds * (logit - static_cast<double>(logits[i]));
   }
   const double base_lse = std::log(base_sum) + base_largest;
-  const double lse = log_sum_exp(logits);
+  const int32_t top = top_token(logits);
+  const double lse = log_sum_exp_under(logits, logits[static_cast<size_t>(top)]);
   const auto at = static_cast<size_t>(target);
   return {.kl = weighted / base_sum - base_lse + lse,
           .base_nll = base_lse - static_cast<double>(base[at]),
           .nll = lse - static_cast<double>(logits[at]),
-          .same_top = base_top == top_token(logits)};
+          .same_top = base_top == top};
 }
 
 }  // namespace nibble
