@@ -14,7 +14,7 @@ import sys
 # the most loads and stores of local memory in one kernel (indexed arrays and spills outside loops).
 FAMILIES = [
     (r"gemm_sm90<.*w4a8_sm90|gemm_sm90<.*Int4Codec", ("IGMMA", "UBLKCP"), 16),
-    (r"gemm_sm90<.*ByteCodec", ("IGMMA|QGMMA", "UBLKCP"), 16),
+    (r"gemm_sm90<.*ByteCodec", ("IGMMA|QGMMA|HGMMA", "UBLKCP"), 16),
     (r"gemm_sm90<.*Fp4ToE4M3Codec", ("QGMMA", "UBLKCP"), 0),
     (r"gemm_grouped_sm90<", ("IGMMA|QGMMA|HGMMA", "UBLKCP", "UTMALDG"), 0),
     (r"gemm_w4a16_planes_sm90<", ("IMMA", "UBLKCP"), 0),
@@ -22,6 +22,8 @@ FAMILIES = [
     (r"gemm_w4a16_(pairs_)?sm90<", ("HGMMA", "UBLKCP"), 0),
     (r"sm80::gemm_kernel<.*Codec(W4A8|W8A8)\b", ("IMMA", "LDGSTS"), 0),
     (r"sm80::(gemm|grouped)_kernel<.*CodecFp8", ("HMMA|QMMA", "LDGSTS"), 0),
+    # Three registers too few in its largest tile; Hopper takes gemm_w4a16_channel_sm90 instead.
+    (r"sm80::gemm_kernel<.*CodecW4A16Channel", ("HMMA", "LDGSTS"), 6),
     (r"sm80::gemm_kernel<", ("HMMA", "LDGSTS"), 0),
     (r"prefill_sm90_kernel<", ("HGMMA", "UBLKCP"), 0),
     (r"prefill_kernel<.*256>", ("HMMA", "UBLKCP|LDGSTS"), 70),
