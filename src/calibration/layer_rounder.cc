@@ -226,6 +226,9 @@ Status LayerRounder::round_attention(int64_t layer) {
 Status LayerRounder::round_dense(int64_t layer) {
   LayerRunner& runner = parts_.runner;
   const size_t output = 1 - input_;
+  const auto write_output = [&](int64_t window) {
+    return states_[output].write(window, runner.hidden_rows(rows()));
+  };
   auto observer = observer_of(layer, Site::kUp);
   NIBBLE_RETURN_IF_ERROR(for_windows(
       {.before = [&](int64_t window) -> Status {
@@ -240,10 +243,7 @@ Status LayerRounder::round_dense(int64_t layer) {
                runner.mlp().project(runner.hidden(), context);
              }
            },
-       .after =
-           [&](int64_t window) {
-             return states_[output].write(window, runner.hidden_rows(rows()));
-           }}));
+       .after = write_output}));
   if (observer != nullptr) {
     NIBBLE_RETURN_IF_ERROR(round_site(layer, Site::kUp, observer->gram));
     NIBBLE_RETURN_IF_ERROR(runner.load_mlp(layer));
@@ -276,10 +276,7 @@ Status LayerRounder::round_dense(int64_t layer) {
          return between_[1].read(window, runner.scratch_rows(ScratchName::kUp, rows()));
        },
        .run = [&](ForwardContext& context) { runner.mlp().add_output(runner.hidden(), context); },
-       .after =
-           [&](int64_t window) {
-             return states_[output].write(window, runner.hidden_rows(rows()));
-           }});
+       .after = write_output});
 }
 
 // Experts are run as the source has them.
