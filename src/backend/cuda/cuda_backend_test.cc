@@ -8,7 +8,8 @@
 namespace nibble::cuda {
 namespace {
 
-constexpr int64_t kVocab = 512, kWidth = 256;
+// More rows than matrices have that are packed into tiles of their own.
+constexpr int64_t kVocab = 16'448, kWidth = 64;
 
 /// A table of one value, 1 or 2.
 QuantTensor table_of(WeightCode code, int value) {

@@ -88,7 +88,7 @@ TEST(CudaExperts, OfEverySchemeEqualTheReference) {
       const bool single_rows_differ = scheme.act == ActFormat::kFp8Token;
       const double tolerance = single_rows_differ ? 5e-2 : 1e-2;
       EXPECT_LT(relative_error(whole, expected), single_rows_differ ? 2e-2 : 1e-2);
-      for (const int64_t m : {1, 3, 17, 40, 150}) {
+      for (const int64_t m : testing::row_counts({1, 3, 17, 40, 150}, {3})) {
         const std::vector<float> fewer = run(**experts, x, m, shape.hidden);
         const std::vector<float> first(expected.begin(), expected.begin() + m * shape.hidden);
         EXPECT_LT(relative_error(fewer, first), tolerance) << "m = " << m;
@@ -231,7 +231,7 @@ TEST(CudaExperts, RecordedRunsServeAnyRouting) {
   const int64_t hidden = kManyExperts.hidden;
   for (const char* name : kKinds) {
     RandomExperts layer(find_scheme(name).value(), kManyExperts, DType::kBF16);
-    for (const int64_t m : {1, 4, 20, 64, 150}) {
+    for (const int64_t m : testing::row_counts({1, 4, 20, 64, 150}, {20})) {
       SCOPED_TRACE(::testing::Message() << name << ", m = " << m);
       auto experts = backend->prepare_experts(layer.request(m)).value();
       RecordedRun recorded(*backend, *experts, m, hidden);
@@ -265,7 +265,7 @@ TEST(CudaExperts, TakeAnyRouting) {
     const QuantScheme scheme = find_scheme(name).value();
     RandomExperts layer(scheme, kManyExperts, DType::kBF16);
     auto experts = backend->prepare_experts(layer.request(kMost)).value();
-    for (const int64_t m : {int64_t{1}, int64_t{5}, int64_t{65}, kMost}) {
+    for (const int64_t m : testing::row_counts({1, 5, 65, kMost}, {65})) {
       auto one_to_the_last = spread(m, 0, 2);
       one_to_the_last.back() = {39, 1};
       for (const auto& chosen :
@@ -313,7 +313,8 @@ TEST(CudaExperts, TakeRowsAtTheBordersOfTiles) {
         EXPECT_TRUE(std::equal(got.begin(), got.end(), of_more.begin()));
       }
     };
-    for (const int64_t count : {8, 9, 16, 17, 31, 32, 33, 64, 65, 97, 129}) {
+    for (const int64_t count :
+         testing::row_counts({8, 9, 16, 17, 31, 32, 33, 64, 65, 97, 129}, {17})) {
       check(count + 3, count);
     }
     check(540, 257);
@@ -333,7 +334,7 @@ TEST(CudaExperts, NanRowsSpoilNoOthers) {
     const QuantScheme scheme = find_scheme(name).value();
     RandomExperts layer(scheme, kManyExperts, DType::kBF16);
     auto experts = backend->prepare_experts(layer.request(kMost)).value();
-    for (const int64_t m : {int64_t{2}, int64_t{4}, int64_t{20}, kMost}) {
+    for (const int64_t m : testing::row_counts({2, 4, 20, kMost}, {20})) {
       SCOPED_TRACE(::testing::Message() << name << ", m = " << m);
       // Those of NaN rows go where others are: to the first experts.
       auto x = choosing(layer.weights, spread(m, 0, 6));
@@ -393,7 +394,7 @@ TEST(CudaExperts, ThatAreAllComputedEqualTheReference) {
         EXPECT_EQ((*experts)->kernel_name(), kernel);
         EXPECT_EQ((*experts)->recordable(), kernel != std::string(kOfAllExperts[0]));
         EXPECT_EQ((*experts)->active_bytes(2), (*experts)->active_bytes(6));
-        for (const int64_t m : {int64_t{1}, int64_t{3}, int64_t{17}, int64_t{90}, kRows}) {
+        for (const int64_t m : testing::row_counts({1, 3, 17, 90, kRows}, {17})) {
           const std::vector<float> got = run(**experts, x, m, kShape.hidden);
           const std::vector<float> first(expected.begin(), expected.begin() + m * kShape.hidden);
           EXPECT_LT(relative_error(got, first), tolerance) << "m = " << m;

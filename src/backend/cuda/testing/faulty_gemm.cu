@@ -11,7 +11,7 @@
 namespace nibble::cuda::testing {
 namespace {
 
-constexpr size_t kMostFamilies = 24;
+constexpr size_t kMostFamilies = 32;
 constexpr size_t kDamagedBytes = 4096;
 constexpr std::string_view kFamilyOfFewRows = "gemm_w4a16_";
 constexpr int64_t kFewRows[] = {9, 16};

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <random>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include <cuda_runtime_api.h>
@@ -24,6 +25,11 @@ namespace nibble::cuda::testing {
 /// Whether tests are to launch each kernel a few times only: under compute-sanitizer a launch costs
 /// a tenth of a second.
 inline bool brief_tests() { return std::getenv("NIBBLE_BRIEF_TESTS") != nullptr; }
+
+/// Numbers of rows to test: all of them, or of brief tests those of `few`.
+inline std::vector<int64_t> row_counts(std::vector<int64_t> all, std::vector<int64_t> few) {
+  return brief_tests() ? std::move(few) : std::move(all);
+}
 
 /// Normally distributed values, the same for the same seed.
 inline std::vector<float> random_values(size_t count, uint32_t seed, float spread) {
