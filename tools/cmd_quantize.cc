@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "base/json.h"
-#include "calibration/calibrator.h"
 #include "command.h"
 #include "flag_checks.h"
 #include "gguf/split.h"
@@ -259,23 +258,17 @@ Status run(Flags& flags) {
     }
     return {};
   }
-  std::unique_ptr<JobMaker> calibrator;
-  if (!flags.text.path.empty()) {
-    NIBBLE_ASSIGN_OR_RETURN(const Rounding rounding, parse_rounding(flags.method));
-    NIBBLE_RETURN_IF_ERROR(check_rounding(rounding, options.plan.rules.scheme));
-    NIBBLE_ASSIGN_OR_RETURN(
-        calibrator,
-        make_calibrator({.model = options.source, .text = flags.text, .rounding = rounding}));
-    options.maker = calibrator.get();
-  }
   const StopOnSignal stop;
   options.stop = &stop.flag();
+  QuantizeMethod method;
+  NIBBLE_RETURN_IF_ERROR(method.prepare(flags));
   ProgressDisplay display("quantized", ProgressDisplay::Unit::kBytes);
   options.progress = [&display](const QuantizeProgress& progress) {
     display.start_from(progress.bytes_before);
     display.update(progress.bytes_done, progress.bytes_total, progress.tensor, more_text(progress));
   };
   NIBBLE_ASSIGN_OR_RETURN(const QuantizeReport report, quantize_checkpoint(options));
+  method.finish();
   if (options.share.kind == QuantizeShare::Kind::kPart && !report.already_there) {
     if (flags.json) {
       print_out(part_json(report, flags).dump() + "\n");

@@ -1,8 +1,11 @@
 #include "quantize_flags.h"
 
+#include <filesystem>
 #include <string>
 #include <utility>
 
+#include "calibration/calibrator.h"
+#include "calibration/transform_chain.h"
 #include "flag_checks.h"
 #include "quantizer/recipe.h"
 
@@ -20,15 +23,22 @@ Status take_calibration(const Json& calibration, QuantizeFlags& flags) {
   if (calibration.is_null()) {
     return {};
   }
+  const JsonReader reader(calibration, flags.recipe);
+  if (!given(flags, "--method")) {
+    NIBBLE_ASSIGN_OR_RETURN(flags.method, reader.required_string("method"));
+  }
+  if (!given(flags, "--seed")) {
+    NIBBLE_ASSIGN_OR_RETURN(const int64_t seed, reader.required_int("seed"));
+    flags.text.seed = static_cast<uint64_t>(seed);
+  }
+  if (calibration.find("text_xxh3") == nullptr) {
+    return {};
+  }
   if (flags.text.path.empty()) {
     return make_error(StatusCode::kInvalidArgument,
                       "--recipe {}: was made with a text, which the recipe names by its hash only; "
                       "give the same file with --calibrate",
                       flags.recipe);
-  }
-  const JsonReader reader(calibration, flags.recipe);
-  if (!given(flags, "--method")) {
-    NIBBLE_ASSIGN_OR_RETURN(flags.method, reader.required_string("method"));
   }
   const std::pair<const char*, int64_t*> numbers[] = {
       {"--calibration-windows", &flags.text.windows}, {"--calibration-length", &flags.text.length}};
@@ -38,11 +48,22 @@ Status take_calibration(const Json& calibration, QuantizeFlags& flags) {
                               reader.required_int(flag == numbers[0].first ? "windows" : "length"));
     }
   }
-  if (!given(flags, "--seed")) {
-    NIBBLE_ASSIGN_OR_RETURN(const int64_t seed, reader.required_int("seed"));
-    flags.text.seed = static_cast<uint64_t>(seed);
-  }
   return {};
+}
+
+/// The recipe of a method without a text.
+Json recipe_without_text(const Method& method, uint64_t seed) {
+  return Json::object({{"method", method_name(method)}, {"seed", static_cast<int64_t>(seed)}});
+}
+
+/// Without --force nothing is transformed for a destination that is taken.
+Status check_destination(const QuantizeOptions& options) {
+  const bool taken =
+      options.existing == ExistingOutput::kRefuse && std::filesystem::exists(options.destination);
+  return taken ? make_error(StatusCode::kAlreadyExists,
+                            "{}: exists already; choose another name or give --force to replace it",
+                            options.destination)
+               : Status();
 }
 
 }  // namespace
@@ -74,12 +95,19 @@ Status take_recipe(QuantizeFlags& flags) {
 }
 
 Status check_calibration(QuantizeFlags& flags) {
-  if (flags.text.path.empty() && !flags.method.empty()) {
-    return make_error(StatusCode::kInvalidArgument,
-                      "--method {}: needs a text; give one with --calibrate FILE", flags.method);
+  bool random = false;
+  if (!flags.method.empty()) {
+    const auto method = parse_method(flags.method);
+    NIBBLE_RETURN_IF_ERROR(method.status().with_context("--method"));
+    random = !method->transforms.empty();
+    if (flags.text.path.empty() && method->needs_text()) {
+      return make_error(StatusCode::kInvalidArgument,
+                        "--method {}: needs a text; give one with --calibrate FILE", flags.method);
+    }
   }
-  if (flags.text.path.empty() && (given(flags, "--calibration-windows") ||
-                                  given(flags, "--calibration-length") || given(flags, "--seed"))) {
+  if (flags.text.path.empty() &&
+      (given(flags, "--calibration-windows") || given(flags, "--calibration-length") ||
+       (given(flags, "--seed") && !random))) {
     return make_error(StatusCode::kInvalidArgument,
                       "--calibration-windows, --calibration-length and --seed: need a text; give "
                       "one with --calibrate FILE");
@@ -87,13 +115,56 @@ Status check_calibration(QuantizeFlags& flags) {
   if (!flags.text.path.empty() && flags.method.empty()) {
     flags.method = rounding_name(Rounding::kGptq);
   }
-  if (!flags.text.path.empty() && !flags.options.plan.rules.rules_file.empty()) {
-    return make_error(StatusCode::kInvalidArgument,
-                      "--rules {}: with --calibrate the rules become part of the recipe; give them "
-                      "by --rule",
-                      flags.options.plan.rules.rules_file);
+  if (!flags.method.empty() && !flags.options.plan.rules.rules_file.empty()) {
+    return make_error(
+        StatusCode::kInvalidArgument,
+        "--rules {}: with --calibrate or --method the rules become part of the recipe; give them "
+        "by --rule",
+        flags.options.plan.rules.rules_file);
   }
   return {};
+}
+
+Status QuantizeMethod::prepare(QuantizeFlags& flags) {
+  if (flags.method.empty()) {
+    return {};
+  }
+  QuantizeOptions& options = flags.options;
+  NIBBLE_ASSIGN_OR_RETURN(const Method method, parse_method(flags.method));
+  if (method.rounding != Rounding::kRtn || !flags.text.path.empty()) {
+    NIBBLE_RETURN_IF_ERROR(check_rounding(method.rounding, options.plan.rules.scheme));
+  }
+  if (!method.transforms.empty()) {
+    if (options.share.kind != QuantizeShare::Kind::kWhole) {
+      return make_error(StatusCode::kInvalidArgument,
+                        "--method {}: transforms the whole model first; leave --part and --finish "
+                        "out",
+                        flags.method);
+    }
+    NIBBLE_RETURN_IF_ERROR(check_destination(options));
+    NIBBLE_ASSIGN_OR_RETURN(std::string model, make_transformed({.quantize = options,
+                                                                 .transforms = method.transforms,
+                                                                 .text = flags.text,
+                                                                 .seed = flags.text.seed}));
+    options.source_name = std::exchange(options.source, std::move(model));
+    destination_ = options.destination;
+  }
+  if (flags.text.path.empty()) {
+    options.plan.calibration = recipe_without_text(method, flags.text.seed);
+    return {};
+  }
+  NIBBLE_ASSIGN_OR_RETURN(calibrator_, make_calibrator({.model = options.source,
+                                                        .text = flags.text,
+                                                        .rounding = method.rounding,
+                                                        .transforms = method.transforms}));
+  options.maker = calibrator_.get();
+  return {};
+}
+
+void QuantizeMethod::finish() const {
+  if (!destination_.empty()) {
+    remove_transformed(destination_);
+  }
 }
 
 void add_calibration_flags(CLI::App& command, QuantizeFlags& flags) {
@@ -101,14 +172,18 @@ void add_calibration_flags(CLI::App& command, QuantizeFlags& flags) {
                      "Text that the model reads while it is rounded, so that codes are chosen by "
                      "what they multiply: a text file, or JSON lines with a field \"text\"");
   command.add_option("--method", flags.method,
-                     "How: gptq (the default with --calibrate), imatrix or rtn");
+                     "How: a chain like rotate,gptq. First what changes the weights but not the "
+                     "model: rotate, which needs no text, smooth, awq; then how they are rounded: "
+                     "gptq (the default with --calibrate), imatrix or rtn");
   command.add_option("--calibration-windows", flags.text.windows, "Windows of the text, at most")
       ->check(whole_number(1))
       ->capture_default_str();
   command.add_option("--calibration-length", flags.text.length, "Tokens of each window")
       ->check(whole_number(2))
       ->default_str("512, or the model's context");
-  command.add_option("--seed", flags.text.seed, "Chooses among the text's windows")
+  command
+      .add_option("--seed", flags.text.seed,
+                  "Chooses among the text's windows, and the signs of rotations")
       ->check(whole_number(0))
       ->capture_default_str();
   command.add_option("--recipe", flags.recipe,

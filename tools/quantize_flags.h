@@ -1,5 +1,6 @@
 #pragma once
 
+#include <memory>
 #include <string>
 
 #include "base/status.h"
@@ -38,5 +39,19 @@ Status take_recipe(QuantizeFlags& flags);
 
 /// Whether --calibrate and the flags that need it go together; sets the default method.
 Status check_calibration(QuantizeFlags& flags);
+
+/// How the weights are rounded and what is done to them before; what `options` need for it.
+class QuantizeMethod final {
+ public:
+  /// Carries out the method's transforms and reads the text. Changes source, maker and recipe of
+  /// flags.options, which must outlive this.
+  Status prepare(QuantizeFlags& flags);
+  /// Removes what was made on the way, once the output is there.
+  void finish() const;
+
+ private:
+  std::unique_ptr<JobMaker> calibrator_;
+  std::string destination_;  // empty: nothing was made
+};
 
 }  // namespace nibble

@@ -17,6 +17,7 @@ struct ModelTensor {
   std::vector<int64_t> shape;
   TensorKind kind = TensorKind::kMatrix;
   Role role = Role::kEmbedding;
+  int64_t layer = 0;  // of those that belong to one
 };
 
 /// Every tensor that an unquantized checkpoint of this model has, in the order of the layers,

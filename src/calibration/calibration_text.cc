@@ -12,6 +12,8 @@
 namespace nibble {
 namespace {
 
+constexpr int64_t kUsualLength = 512;
+
 Result<std::string> text_of_line(std::string_view line, const std::string& where) {
   const auto json = Json::parse(line);
   NIBBLE_RETURN_IF_ERROR(json.status().with_context(where));
@@ -87,6 +89,33 @@ Result<CalibrationText> read_calibration_text(const CalibrationTextOptions& opti
     result.windows.emplace_back(begin, begin + length);
   }
   return result;
+}
+
+Result<CalibrationText> read_model_text(const std::string& model,
+                                        const ModelConfig& config,
+                                        CalibrationTextOptions options) {
+  if (options.length == 0) {
+    options.length = std::min(kUsualLength, config.max_position);
+  }
+  if (options.windows < 1 || options.length < 2 || options.length > config.max_position) {
+    return make_error(StatusCode::kInvalidArgument,
+                      "--calibration-windows {} and --calibration-length {}: at least one window "
+                      "of 2 to {} tokens is needed, the model's context",
+                      options.windows, options.length, config.max_position);
+  }
+  NIBBLE_ASSIGN_OR_RETURN(const auto tokenizer, Tokenizer::load(model));
+  NIBBLE_ASSIGN_OR_RETURN(CalibrationText text, read_calibration_text(options, *tokenizer));
+  for (const std::vector<int32_t>& window : text.windows) {
+    for (const int32_t token : window) {
+      if (token < 0 || token >= config.vocab_size) {
+        return make_error(StatusCode::kInvalidArgument,
+                          "{}: has token id {}, but the model's vocabulary has {} tokens; the "
+                          "tokenizer belongs to another model",
+                          options.path, token, config.vocab_size);
+      }
+    }
+  }
+  return text;
 }
 
 }  // namespace nibble

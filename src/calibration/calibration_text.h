@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "arch/config.h"
 #include "base/status.h"
 #include "text/tokenizer.h"
 
@@ -33,5 +34,11 @@ struct CalibrationText {
 /// of JSON that has no "text".
 Result<CalibrationText> read_calibration_text(const CalibrationTextOptions& options,
                                               const Tokenizer& tokenizer);
+
+/// The same with the tokenizer of a model folder; a length of 0 is the usual one.
+/// kInvalidArgument for windows longer than the model's context, or tokens that it does not know.
+Result<CalibrationText> read_model_text(const std::string& model,
+                                        const ModelConfig& config,
+                                        CalibrationTextOptions options);
 
 }  // namespace nibble

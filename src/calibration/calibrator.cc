@@ -14,7 +14,6 @@
 namespace nibble {
 namespace {
 
-constexpr int64_t kUsualLength = 512;
 constexpr int64_t kLeastShare = 4;  // of the widest matrix's columns: fewer tokens say nothing
 
 class Calibrator final : public JobMaker {
@@ -23,10 +22,10 @@ class Calibrator final : public JobMaker {
       : options_(std::move(options)), config_(config), text_(std::move(text)) {}
 
   [[nodiscard]] Json recipe() const override {
-    return Json::object({{"method", rounding_name(options_.rounding)},
+    return Json::object({{"method", method_name({options_.transforms, options_.rounding})},
                          {"text_xxh3", text_.digest},
                          {"windows", options_.text.windows},
-                         {"length", options_.text.length},
+                         {"length", std::ssize(text_.windows.front())},
                          {"seed", static_cast<int64_t>(options_.text.seed)},
                          {"tokens", text_.tokens()}});
   }
@@ -106,31 +105,10 @@ class Calibrator final : public JobMaker {
 
 }  // namespace
 
-Result<std::unique_ptr<JobMaker>> make_calibrator(const CalibrationOptions& given) {
-  CalibrationOptions options = given;
+Result<std::unique_ptr<JobMaker>> make_calibrator(const CalibrationOptions& options) {
   NIBBLE_ASSIGN_OR_RETURN(const ModelConfig config, load_model_config(options.model));
-  if (options.text.length == 0) {
-    options.text.length = std::min(kUsualLength, config.max_position);
-  }
-  if (options.text.windows < 1 || options.text.length < 2 ||
-      options.text.length > config.max_position) {
-    return make_error(StatusCode::kInvalidArgument,
-                      "--calibration-windows {} and --calibration-length {}: at least one window "
-                      "of 2 to {} tokens is needed, the model's context",
-                      options.text.windows, options.text.length, config.max_position);
-  }
-  NIBBLE_ASSIGN_OR_RETURN(const auto tokenizer, Tokenizer::load(options.model));
-  NIBBLE_ASSIGN_OR_RETURN(CalibrationText text, read_calibration_text(options.text, *tokenizer));
-  for (const std::vector<int32_t>& window : text.windows) {
-    for (const int32_t token : window) {
-      if (token < 0 || token >= config.vocab_size) {
-        return make_error(StatusCode::kInvalidArgument,
-                          "{}: has token id {}, but the model's vocabulary has {} tokens; the "
-                          "tokenizer belongs to another model",
-                          options.text.path, token, config.vocab_size);
-      }
-    }
-  }
+  NIBBLE_ASSIGN_OR_RETURN(CalibrationText text,
+                          read_model_text(options.model, config, options.text));
   return std::unique_ptr<JobMaker>(std::make_unique<Calibrator>(options, config, std::move(text)));
 }
 

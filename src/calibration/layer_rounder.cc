@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "calibration/progress_file.h"
 #include "quant/codec.h"
+#include "quantizer/algorithms/activations.h"
 
 namespace nibble {
 namespace {
@@ -23,22 +24,6 @@ constexpr std::array kRoles = {
     SiteRole{Site::kQkv, Role::kValue}, SiteRole{Site::kOutput, Role::kAttentionOutput},
     SiteRole{Site::kUp, Role::kGate},   SiteRole{Site::kUp, Role::kUp},
     SiteRole{Site::kDown, Role::kDown}};
-
-/// Rows as a product that rounds each to INT8 multiplies them.
-void round_rows_to_int8(float* x, int64_t rows, int64_t k, ThreadPool& pool) {
-  constexpr float kMost = 127.0F;
-  pool.parallel_for(rows, [&](int64_t row, int) {
-    float* at = x + row * k;
-    float largest = 0;
-    for (int64_t i = 0; i < k; ++i) {
-      largest = std::max(largest, std::fabs(at[i]));
-    }
-    const float scale = largest / kMost;
-    for (int64_t i = 0; scale > 0 && i < k; ++i) {
-      at[i] = round_half_even(at[i] / scale) * scale;
-    }
-  });
-}
 
 }  // namespace
 
@@ -90,9 +75,7 @@ class LayerRounder::SiteObserver final : public RowObserver {
     CHECK_EQ(rows.width, gram.k());
     rows_.resize(static_cast<size_t>(step.rows() * rows.width));
     step.input_rows(rows, rows_.data());
-    if (act_ == ActFormat::kInt8Token) {
-      round_rows_to_int8(rows_.data(), step.rows(), rows.width, pool_);
-    }
+    round_activations(act_, {rows_.data(), step.rows(), rows.width}, pool_);
     gram.add(rows_.data(), step.rows(), pool_);
     return Then::kSkip;
   }

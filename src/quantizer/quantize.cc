@@ -319,7 +319,8 @@ class Run final {
       NIBBLE_RETURN_IF_ERROR(write_recipe(recipe_of(plan_options(options_)), folder.path()));
     }
     QuantizeReport report = make_report(plan_, reader_.total_bytes(), records_);
-    const std::string source = WorkFolder::destination_of(options_.source).value();
+    const std::string& name = options_.source_name.empty() ? options_.source : options_.source_name;
+    const std::string source = WorkFolder::destination_of(name).value();
     NIBBLE_RETURN_IF_ERROR(write_report(report, plan_, file_name(source), folder.path()));
     NIBBLE_RETURN_IF_ERROR(check_snr(report, folder));
     NIBBLE_RETURN_IF_ERROR(folder.commit(options_.existing));

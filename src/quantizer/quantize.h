@@ -26,6 +26,7 @@ struct QuantizeShare {
 
 struct QuantizeOptions {
   std::string source;       // folder of a model
+  std::string source_name;  // in the report; empty: the folder's
   std::string destination;  // folder to create
   PlanOptions plan;
   ExistingOutput existing = ExistingOutput::kRefuse;

@@ -7,11 +7,14 @@
 #include <unordered_map>
 
 #include "arch/model_text.h"
+#include "base/file.h"
 #include "base/thread_pool.h"
 #include "checkpoint/source_matrix.h"
+#include "quantizer/algorithms/method.h"
 #include "quantizer/own_head.h"
 #include "quantizer/plan_checks.h"
 #include "quantizer/quantize_report.h"
+#include "quantizer/recipe.h"
 #include "quantizer/verify_files.h"
 
 namespace nibble {
@@ -314,9 +317,31 @@ Result<VerifyReport> Verifier::run() {
   return std::move(report_);
 }
 
+// A transform leaves the model what it was, but no matrix.
+Status check_comparable(const std::string& folder) {
+  const std::string path = fmt::format("{}/{}", folder, kRecipeName);
+  if (!file_exists(path)) {
+    return {};
+  }
+  NIBBLE_ASSIGN_OR_RETURN(const PlanOptions recipe, read_recipe(path));
+  const Json* name = recipe.calibration.find("method");
+  if (name == nullptr || !name->is_string()) {
+    return {};
+  }
+  NIBBLE_ASSIGN_OR_RETURN(const Method method, parse_method(name->as_string()));
+  return method.transforms.empty()
+             ? Status()
+             : make_error(StatusCode::kUnsupported,
+                          "{}: made by method {}, which changes matrices before they are rounded, "
+                          "so that they cannot be compared one by one; compare what the models "
+                          "compute with nibble eval kld",
+                          folder, name->as_string());
+}
+
 }  // namespace
 
 Result<VerifyReport> verify_checkpoint(const VerifyOptions& options) {
+  NIBBLE_RETURN_IF_ERROR(check_comparable(options.destination));
   NIBBLE_ASSIGN_OR_RETURN(Folder from, open_folder(options.source));
   NIBBLE_ASSIGN_OR_RETURN(const Folder to, open_folder(options.destination));
   if (head_of(to) == ResultHead::kOwn) {

@@ -44,7 +44,8 @@ struct VerifyReport {
 /// its quantization_config and, where a head was quantized, tie_word_embeddings; figures of
 /// quantization_report.json that the files do not bear out.
 /// Memory: 128 rows of one matrix for each thread.
-/// Errors: what list_source_matrices() and CheckpointReader say of either folder, kIo.
+/// Errors: what list_source_matrices() and CheckpointReader say of either folder, kIo;
+/// kUnsupported for a result of a method that transforms the model.
 Result<VerifyReport> verify_checkpoint(const VerifyOptions& options);
 
 }  // namespace nibble

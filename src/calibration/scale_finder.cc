@@ -1,0 +1,215 @@
+#include "calibration/scale_finder.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <filesystem>
+#include <memory>
+#include <utility>
+
+#include "base/log.h"
+#include "calibration/layer_rounder.h"
+#include "calibration/layer_runner.h"
+
+namespace nibble {
+namespace {
+
+constexpr int64_t kSampledRows = 256;     // of a site's inputs
+constexpr int64_t kSampledWeights = 256;  // rows of a matrix
+
+/// Learns the channels of a site.
+class ChannelObserver final : public RowObserver {
+ public:
+  explicit ChannelObserver(int64_t every) : every_(every) {}
+
+  Then observe(Step& step, const InputRows& rows) override {
+    const int64_t k = rows.width;
+    rows_.resize(static_cast<size_t>(step.rows() * k));
+    step.input_rows(rows, rows_.data());
+    statistics.largest.resize(static_cast<size_t>(k), 0.0F);
+    statistics.sums.resize(static_cast<size_t>(k), 0.0);
+    for (int64_t row = 0; row < step.rows(); ++row, ++seen_) {
+      const float* x = rows_.data() + row * k;
+      for (int64_t i = 0; i < k; ++i) {
+        const float magnitude = std::fabs(x[i]);
+        float& largest = statistics.largest[static_cast<size_t>(i)];
+        largest = std::max(largest, magnitude);
+        statistics.sums[static_cast<size_t>(i)] += static_cast<double>(magnitude);
+      }
+      if (seen_ % every_ == 0) {
+        statistics.sample.insert(statistics.sample.end(), x, x + k);
+      }
+    }
+    return Then::kMultiply;
+  }
+
+  ChannelStatistics statistics;
+
+ private:
+  int64_t every_;
+  int64_t seen_ = 0;
+  std::vector<float> rows_;
+};
+
+/// Whether activation(factor * gate..., up / factor) is activation(...) / factor.
+bool commutes(GemmInput::Kind activation) {
+  return activation == GemmInput::Kind::kSiluMul || activation == GemmInput::Kind::kRelu;
+}
+
+class ScaleFinder final {
+ public:
+  ScaleFinder(const ScaleFinding& finding, LayerRunner& runner)
+      : finding_(finding),
+        runner_(runner),
+        pool_(finding.threads),
+        jobs_(finding.plan, runner.config()) {}
+
+  Result<std::vector<LayerFactors>> run() {
+    NIBBLE_ASSIGN_OR_RETURN(StateFile states, StateFile::open(finding_.state_path,
+                                                              rows() * runner_.hidden_row_bytes()));
+    for (int64_t window = 0; window < std::ssize(finding_.windows); ++window) {
+      runner_.embed(finding_.windows[static_cast<size_t>(window)]);
+      NIBBLE_RETURN_IF_ERROR(states.write(window, runner_.hidden_rows(rows())));
+    }
+    std::vector<LayerFactors> factors;
+    for (int64_t layer = 0; layer < runner_.config().num_layers; ++layer) {
+      NIBBLE_ASSIGN_OR_RETURN(LayerFactors found, factors_of(layer, states));
+      factors.push_back(std::move(found));
+    }
+    NIBBLE_LOG(kInfo, "factors: {} of {} products take them", scaled_, sites_);
+    return factors;
+  }
+
+ private:
+  [[nodiscard]] int64_t rows() const { return std::ssize(finding_.windows.front()); }
+
+  Result<LayerFactors> factors_of(int64_t layer, StateFile& states) {
+    NIBBLE_RETURN_IF_ERROR(runner_.load_attention(layer));
+    NIBBLE_RETURN_IF_ERROR(runner_.load_mlp(layer));
+    const int64_t tokens = rows() * std::ssize(finding_.windows);
+    const int64_t every = std::max<int64_t>(1, tokens / kSampledRows);
+    std::vector<ChannelObserver> sites(kSites, ChannelObserver(every));
+    for (int64_t window = 0; window < std::ssize(finding_.windows); ++window) {
+      if (finding_.stop != nullptr && *finding_.stop) {
+        return make_error(StatusCode::kCancelled, "stopped");
+      }
+      NIBBLE_RETURN_IF_ERROR(states.read(window, runner_.hidden_rows(rows())));
+      runner_.run(finding_.windows[static_cast<size_t>(window)],
+                  [&](ForwardContext& context) { run_layer(sites, context); });
+      NIBBLE_RETURN_IF_ERROR(states.write(window, runner_.hidden_rows(rows())));
+    }
+    LayerFactors factors;
+    const bool dense = !runner_.has_experts();
+    runner_.unload();
+    const std::pair<Site, std::vector<float>*> wanted[] = {{Site::kQkv, &factors.qkv},
+                                                           {Site::kOutput, &factors.values},
+                                                           {Site::kUp, &factors.up},
+                                                           {Site::kDown, &factors.down}};
+    for (const auto& [site, out] : wanted) {
+      const bool mlp = site == Site::kUp || site == Site::kDown;
+      const bool passes = site != Site::kDown || commutes(runner_.config().activation);
+      if ((dense || !mlp) && passes && !jobs_.of(layer, site).empty()) {
+        NIBBLE_ASSIGN_OR_RETURN(
+            *out, search(jobs_.of(layer, site), site, sites[static_cast<size_t>(site)].statistics));
+      }
+    }
+    return factors;
+  }
+
+  void run_layer(std::vector<ChannelObserver>& sites, ForwardContext& context) {
+    const auto watch = [&](Site site) { context.observer = &sites[static_cast<size_t>(site)]; };
+    Attention& attention = runner_.attention();
+    watch(Site::kQkv);
+    attention.project(runner_.hidden(), context);
+    context.observer = nullptr;
+    attention.attend(context);
+    watch(Site::kOutput);
+    attention.add_output(runner_.hidden(), context);
+    if (runner_.has_experts()) {
+      context.observer = nullptr;
+      runner_.experts().forward(runner_.hidden(), context);
+      return;
+    }
+    watch(Site::kUp);
+    runner_.mlp().project(runner_.hidden(), context);
+    watch(Site::kDown);
+    runner_.mlp().add_output(runner_.hidden(), context);
+  }
+
+  Result<std::vector<float>> search(const std::vector<size_t>& jobs,
+                                    Site site,
+                                    const ChannelStatistics& statistics) {
+    std::vector<std::vector<float>> weights;
+    std::vector<MatrixToRound> matrices;
+    for (const size_t index : jobs) {
+      const PlanJob& job = finding_.plan.jobs[index];
+      NIBBLE_ASSIGN_OR_RETURN(std::vector<float> w, sampled_rows(*job.matrix));
+      matrices.push_back({.w = nullptr,
+                          .n = std::ssize(w) / job.matrix->k(),
+                          .k = job.matrix->k(),
+                          .format = job.scheme.weight,
+                          .encoder = job.encoder});
+      weights.push_back(std::move(w));
+      matrices.back().w = weights.back().data();
+    }
+    std::vector<float> factors = search_factors(
+        {.rule = finding_.rule,
+         .act = finding_.plan.jobs[jobs.front()].scheme.act,
+         .site = statistics,
+         .matrices = matrices,
+         .factor_of = site == Site::kOutput ? values_of_channels() : std::vector<int32_t>()},
+        pool_);
+    ++sites_;
+    if (std::ranges::all_of(factors, [](float factor) { return factor == 1.0F; })) {
+      factors.clear();
+    } else {
+      ++scaled_;
+    }
+    return factors;
+  }
+
+  /// Rows of a matrix, as far apart as makes few of them.
+  static Result<std::vector<float>> sampled_rows(const SourceMatrix& matrix) {
+    const int64_t every = std::max<int64_t>(1, matrix.n() / kSampledWeights);
+    std::vector<float> w;
+    for (int64_t row = 0; row < matrix.n(); row += every) {
+      w.resize(w.size() + static_cast<size_t>(matrix.k()));
+      NIBBLE_RETURN_IF_ERROR(matrix.decode(row, 1, w.data() + w.size() - matrix.k()));
+    }
+    return w;
+  }
+
+  /// The number among keys' and values' channels of each channel that attention puts out.
+  [[nodiscard]] std::vector<int32_t> values_of_channels() const {
+    const ModelConfig& config = runner_.config();
+    const int64_t group = config.num_heads / config.num_kv_heads;
+    std::vector<int32_t> channels;
+    for (int64_t head = 0; head < config.num_heads; ++head) {
+      for (int64_t i = 0; i < config.head_dim; ++i) {
+        channels.push_back(static_cast<int32_t>(head / group * config.head_dim + i));
+      }
+    }
+    return channels;
+  }
+
+  const ScaleFinding& finding_;
+  LayerRunner& runner_;
+  ThreadPool pool_;
+  LayerJobs jobs_;
+  int64_t sites_ = 0;
+  int64_t scaled_ = 0;
+};
+
+}  // namespace
+
+Result<std::vector<LayerFactors>> find_factors(const ScaleFinding& finding) {
+  NIBBLE_ASSIGN_OR_RETURN(
+      const auto runner,
+      LayerRunner::open(finding.model, std::ssize(finding.windows.front()), finding.threads));
+  auto factors = ScaleFinder(finding, *runner).run();
+  std::error_code ignored;
+  std::filesystem::remove(finding.state_path, ignored);
+  return factors;
+}
+
+}  // namespace nibble

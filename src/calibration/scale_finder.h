@@ -1,0 +1,31 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "calibration/model_transform.h"
+#include "quantizer/algorithms/smoothing.h"
+#include "quantizer/plan.h"
+
+namespace nibble {
+
+struct ScaleFinding {
+  std::string model;         // folder
+  const QuantizePlan& plan;  // of this model: what its matrices are rounded to
+  const std::vector<std::vector<int32_t>>& windows;
+  FactorRule rule = FactorRule::kLargest;
+  std::string state_path;  // a file for hidden states, removed at the end
+  int threads = 1;
+  const std::atomic<bool>* stop = nullptr;
+};
+
+/// Runs the model, unrounded, layer by layer over the windows, and finds what the channels that
+/// enter its products are best divided by. What the plan leaves as it is stays so, as do the inputs
+/// of experts and of products after an activation that does not commute with factors.
+/// Errors: those of load_model(); kCancelled, kIo.
+Result<std::vector<LayerFactors>> find_factors(const ScaleFinding& finding);
+
+}  // namespace nibble

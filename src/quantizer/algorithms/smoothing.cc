@@ -1,0 +1,217 @@
+#include "quantizer/algorithms/smoothing.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "base/math.h"
+#include "quantizer/algorithms/activations.h"
+#include "quantizer/algorithms/rtn.h"
+#include "quantizer/kernels/find_row_kernels.h"
+
+namespace nibble {
+namespace {
+
+constexpr int64_t kColumns = 64;  // outputs that one thread computes at once
+constexpr int64_t kDepth = 256;
+
+/// [rows, k] -> [k, stride], padded by zeros.
+std::vector<float> transposed(const float* x, int64_t rows, int64_t k, int64_t stride) {
+  std::vector<float> out(static_cast<size_t>(k * stride), 0.0F);
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t i = 0; i < k; ++i) {
+      out[static_cast<size_t>(i * stride + row)] = x[row * k + i];
+    }
+  }
+  return out;
+}
+
+/// Products of all rows with all rows of the weights, [rows, stride of w].
+std::vector<float> multiply(const std::vector<float>& x,
+                            const std::vector<float>& w,
+                            int64_t k,
+                            ThreadPool& pool) {
+  const rows::RowKernels& kernels = *rows::find_row_kernels("auto").value();
+  const auto m = static_cast<int64_t>(x.size()) / k;
+  const auto n = static_cast<int64_t>(w.size()) / k;
+  std::vector<float> y(static_cast<size_t>(m * n), 0.0F);
+  pool.parallel_for(ceil_div(n, kColumns), [&](int64_t piece, int) {
+    const int64_t first = piece * kColumns;
+    for (int64_t i = 0; i < k; i += kDepth) {
+      kernels.add_products({.a = x.data() + i * m,
+                            .a_stride = m,
+                            .b = w.data() + i * n + first,
+                            .b_stride = n,
+                            .c = y.data() + first,
+                            .c_stride = n,
+                            .m = m,
+                            .n = std::min(kColumns, n - first),
+                            .depth = std::min(kDepth, k - i)});
+    }
+  });
+  return y;
+}
+
+/// Tries factors on one site.
+class Trial final {
+ public:
+  Trial(const FactorSearch& search, ThreadPool& pool) : search_(search), pool_(pool) {
+    const int64_t rows = search.site.sample_rows();
+    const std::vector<float> x = transposed(search.site.sample.data(), rows, k(), rows);
+    for (const MatrixToRound& matrix : search.matrices) {
+      const int64_t stride = round_up(matrix.n, int64_t{16});
+      exact_.push_back(multiply(x, transposed(matrix.w, matrix.n, k(), stride), k(), pool));
+    }
+  }
+
+  /// Squared difference of the outputs over their squares, summed over rows, so that a row of large
+  /// numbers counts no more than others. factors [k].
+  [[nodiscard]] double error(const std::vector<float>& factors) const {
+    const int64_t rows = search_.site.sample_rows();
+    std::vector<float> x = search_.site.sample;
+    for (int64_t i = 0; i < std::ssize(x); ++i) {
+      x[static_cast<size_t>(i)] /= factors[static_cast<size_t>(i % k())];
+    }
+    round_activations(search_.act, {x.data(), rows, k()}, pool_);
+    x = transposed(x.data(), rows, k(), rows);
+    double sum = 0;
+    for (size_t index = 0; index < search_.matrices.size(); ++index) {
+      sum += error_of(index, x, factors);
+    }
+    return sum;
+  }
+
+ private:
+  [[nodiscard]] int64_t k() const { return search_.site.k(); }
+
+  [[nodiscard]] double error_of(size_t index,
+                                const std::vector<float>& x,
+                                const std::vector<float>& factors) const {
+    MatrixToRound matrix = search_.matrices[index];
+    std::vector<float> w(matrix.w, matrix.w + matrix.n * k());
+    for (int64_t i = 0; i < std::ssize(w); ++i) {
+      w[static_cast<size_t>(i)] *= factors[static_cast<size_t>(i % k())];
+    }
+    matrix.w = w.data();
+    RoundedMatrix rounded;
+    round_to_nearest(matrix, nullptr, rounded, pool_);
+    const int64_t stride = round_up(matrix.n, int64_t{16});
+    const std::vector<float> y =
+        multiply(x, transposed(rounded.values.data(), matrix.n, k(), stride), k(), pool_);
+    double sum = 0;
+    for (size_t row = 0; row < y.size(); row += static_cast<size_t>(stride)) {
+      double error = 0;
+      double size = 0;
+      for (size_t i = row; i < row + static_cast<size_t>(stride); ++i) {
+        const auto exact = static_cast<double>(exact_[index][i]);
+        error += (static_cast<double>(y[i]) - exact) * (static_cast<double>(y[i]) - exact);
+        size += exact * exact;
+      }
+      sum += size > 0 ? error / size : 0;
+    }
+    return sum;
+  }
+
+  const FactorSearch& search_;
+  ThreadPool& pool_;
+  std::vector<std::vector<float>> exact_;  // by matrix: [rows, n]
+};
+
+/// Channels that share a factor have the largest of their numbers.
+std::vector<float> shared(const std::vector<float>& numbers,
+                          const std::vector<int32_t>& factor_of) {
+  if (factor_of.empty()) {
+    return numbers;
+  }
+  std::vector<float> out(
+      static_cast<size_t>(*std::max_element(factor_of.begin(), factor_of.end())) + 1, 0.0F);
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    float& largest = out[static_cast<size_t>(factor_of[i])];
+    largest = std::max(largest, numbers[i]);
+  }
+  return out;
+}
+
+std::vector<float> expanded(const std::vector<float>& factors,
+                            const std::vector<int32_t>& factor_of) {
+  if (factor_of.empty()) {
+    return factors;
+  }
+  std::vector<float> out;
+  for (const int32_t index : factor_of) {
+    out.push_back(factors[static_cast<size_t>(index)]);
+  }
+  return out;
+}
+
+std::vector<float> largest_weights(const FactorSearch& search) {
+  std::vector<float> largest(static_cast<size_t>(search.site.k()), 0.0F);
+  for (const MatrixToRound& matrix : search.matrices) {
+    for (int64_t i = 0; i < matrix.n * matrix.k; ++i) {
+      float& most = largest[static_cast<size_t>(i % matrix.k)];
+      most = std::max(most, std::fabs(matrix.w[i]));
+    }
+  }
+  return largest;
+}
+
+/// Factors whose smallest and largest have a product of 1; 1 for channels that are always 0.
+std::vector<float> centred_factors(const std::vector<double>& logarithms) {
+  double low = INFINITY;
+  double high = -INFINITY;
+  for (const double x : logarithms) {
+    if (std::isfinite(x)) {
+      low = std::min(low, x);
+      high = std::max(high, x);
+    }
+  }
+  std::vector<float> factors;
+  for (const double x : logarithms) {
+    const double centred = std::isfinite(x) ? x - (low + high) / 2 : 0.0;
+    factors.push_back(static_cast<float>(std::exp2(centred)));
+  }
+  return factors;
+}
+
+std::vector<double> exponents(FactorRule rule) {
+  std::vector<double> tried;
+  const double step = rule == FactorRule::kLargest ? 0.1 : 0.05;
+  const int count = rule == FactorRule::kLargest ? 9 : 20;
+  for (int i = 1; i <= count; ++i) {
+    tried.push_back(step * i);
+  }
+  return tried;
+}
+
+}  // namespace
+
+std::vector<float> search_factors(const FactorSearch& search, ThreadPool& pool) {
+  std::vector<float> activations = search.site.largest;
+  if (search.rule == FactorRule::kMean) {
+    std::transform(search.site.sums.begin(), search.site.sums.end(), activations.begin(),
+                   [](double sum) { return static_cast<float>(sum); });
+  }
+  activations = shared(activations, search.factor_of);
+  const std::vector<float> weights = shared(largest_weights(search), search.factor_of);
+  const Trial trial(search, pool);
+  std::vector<float> best(activations.size(), 1.0F);
+  double least = trial.error(expanded(best, search.factor_of));
+  for (const double exponent : exponents(search.rule)) {
+    std::vector<double> logarithms(activations.size());
+    for (size_t i = 0; i < logarithms.size(); ++i) {
+      logarithms[i] = exponent * std::log2(static_cast<double>(activations[i]));
+      if (search.rule == FactorRule::kLargest) {
+        logarithms[i] -= (1 - exponent) * std::log2(static_cast<double>(weights[i]));
+      }
+    }
+    std::vector<float> factors = centred_factors(logarithms);
+    const double error = trial.error(expanded(factors, search.factor_of));
+    if (error < least) {
+      least = error;
+      best = std::move(factors);
+    }
+  }
+  return best;
+}
+
+}  // namespace nibble

@@ -1,0 +1,42 @@
+"""`nibble quantize --method CHAIN`: transforms that leave the model what it is, then a rounding."""
+
+import json
+import shutil
+
+from cli_tools import EXISTS, UNSUPPORTED, fails, json_of, succeeds
+
+MODEL = "models/storyteller"
+TEXT = "tests/data/text/the_black_cat.txt"
+CALIBRATION = ["--calibrate", TEXT, "--calibration-windows", "4", "--calibration-length", "100"]
+
+
+def perplexity(folder):
+    return json_of("eval", "ppl", folder, "--text", TEXT, "--window", "64")["perplexity"]
+
+
+def test_a_rotation_needs_no_text_and_keeps_the_model(tmp_path):
+    out = tmp_path / "out"
+    succeeds("quantize", MODEL, out, "--scheme", "w8a8_int8", "--method", "rotate")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out"]
+    assert abs(perplexity(out) / perplexity(MODEL) - 1) < 0.01
+    recipe = json.loads((out / "quantization_recipe.json").read_text())
+    assert recipe["calibration"] == {"method": "rotate,rtn", "seed": 0}
+    report = json.loads((out / "quantization_report.json").read_text())
+    assert report["model"] == "storyteller"
+    fails(EXISTS, "--force",
+          arguments=["quantize", MODEL, out, "--scheme", "w8a8_int8", "--method", "rotate"])
+    fails(UNSUPPORTED, "rotate,rtn", "eval kld", arguments=["verify", MODEL, out])
+
+
+def test_a_recipe_repeats_a_chain(tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    succeeds("quantize", MODEL, first, "--scheme", "w4a8", "--method", "rotate,smooth,gptq",
+             "--seed", "3", *CALIBRATION)
+    succeeds("quantize", MODEL, second, "--recipe", first / "quantization_recipe.json",
+             "--calibrate", TEXT)
+    assert (first / "model.safetensors").read_bytes() == (second / "model.safetensors").read_bytes()
+    assert perplexity(first) < 1.2 * perplexity(MODEL)
+    shutil.rmtree(second)
+    succeeds("quantize", MODEL, second, "--recipe", first / "quantization_recipe.json",
+             "--calibrate", TEXT, "--seed", "4")
+    assert (first / "model.safetensors").read_bytes() != (second / "model.safetensors").read_bytes()
