@@ -31,10 +31,7 @@ Status write_text_file(const std::string& path, std::string_view text) {
     std::remove(partial.c_str());
     return status;
   }
-  if (std::rename(partial.c_str(), path.c_str()) != 0) {
-    return file_error(path, "rename to it", errno);
-  }
-  return {};
+  return rename_file(partial, path);
 }
 
 }  // namespace nibble

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdint>
+#include <cstdio>
 #include <cstring>
 #include <utility>
 
@@ -208,6 +209,12 @@ Status sync_directory(const std::string& path) {
     return file_error(path, "flush", errno);
   }
   return {};
+}
+
+Status rename_file(const std::string& from, const std::string& to) {
+  return std::rename(from.c_str(), to.c_str()) == 0
+             ? Status()
+             : file_error(from, fmt::format("rename to {}", to), errno);
 }
 
 }  // namespace nibble

@@ -79,4 +79,7 @@ Status sync_directory(const std::string& path);
 /// "PATH: cannot WHAT: ..." for an errno; a full disk is kResourceExhausted.
 [[nodiscard]] Status file_error(const std::string& path, std::string_view what, int error);
 
+/// Gives a file another name in one step, in the place of what has that name.
+Status rename_file(const std::string& from, const std::string& to);
+
 }  // namespace nibble

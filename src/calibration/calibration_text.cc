@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "base/file.h"
-#include "base/json.h"
+#include "base/json_lines.h"
 #include "quantizer/digest.h"
 
 namespace nibble {
@@ -14,33 +14,21 @@ namespace {
 
 constexpr int64_t kUsualLength = 512;
 
-Result<std::string> text_of_line(std::string_view line, const std::string& where) {
-  const auto json = Json::parse(line);
-  NIBBLE_RETURN_IF_ERROR(json.status().with_context(where));
-  const Json* text = json->find("text");
-  if (text == nullptr || !text->is_string()) {
-    return make_error(StatusCode::kInvalidArgument,
-                      "{}: no field \"text\" with a string; each line must have one", where);
-  }
-  return text->as_string();
-}
-
 /// The texts of all lines, with an empty line between.
 Result<std::string> joined_lines(std::string_view content, const std::string& path) {
-  std::string text;
-  for (int64_t number = 1; !content.empty(); ++number) {
-    const size_t end = std::min(content.find('\n'), content.size());
-    const std::string_view line = content.substr(0, end);
-    content.remove_prefix(std::min(end + 1, content.size()));
-    if (line.find_first_not_of(" \t\r") == std::string_view::npos) {
-      continue;
-    }
-    NIBBLE_ASSIGN_OR_RETURN(const std::string more,
-                            text_of_line(line, fmt::format("{}: line {}", path, number)));
-    text += text.empty() ? "" : "\n\n";
-    text += more;
-  }
-  return text;
+  std::string joined;
+  NIBBLE_RETURN_IF_ERROR(
+      for_each_json_line({.text = content, .where = path}, [&](const Json& json) -> Status {
+        const Json* text = json.find("text");
+        if (text == nullptr || !text->is_string()) {
+          return make_error(StatusCode::kInvalidArgument,
+                            "no field \"text\" with a string; each line must have one");
+        }
+        joined += joined.empty() ? "" : "\n\n";
+        joined += text->as_string();
+        return {};
+      }));
+  return joined;
 }
 
 /// `wanted` of `count` windows, ascending; the same for a seed on every machine.

@@ -1,7 +1,5 @@
 #include "calibration/progress_file.h"
 
-#include <cerrno>
-#include <cstdio>
 #include <filesystem>
 #include <vector>
 
@@ -53,8 +51,7 @@ Status write_calibration_progress(const std::string& folder, const CalibrationPr
           {{"layer", progress.layer}, {"file", progress.file}, {"digest", progress.digest}})
           .dump()));
   NIBBLE_RETURN_IF_ERROR(file.finish());
-  return std::rename(fresh.c_str(), path.c_str()) == 0 ? Status()
-                                                       : file_error(fresh, "rename", errno);
+  return rename_file(fresh, path);
 }
 
 void remove_calibration_files(const std::string& folder) {

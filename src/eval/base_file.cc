@@ -1,7 +1,6 @@
 #include "eval/base_file.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -150,10 +149,7 @@ Status BaseFileWriter::write(std::span<const float> logits, ThreadPool& pool) {
 Status BaseFileWriter::finish() {
   CHECK_EQ(written_, facts_.rows);
   NIBBLE_RETURN_IF_ERROR(file_.finish());
-  if (std::rename(partial(path_).c_str(), path_.c_str()) != 0) {
-    return file_error(path_, "rename to it", errno);
-  }
-  return {};
+  return rename_file(partial(path_), path_);
 }
 
 void BaseFileWriter::discard() { std::remove(partial(path_).c_str()); }

@@ -2,7 +2,8 @@
 
 #include <algorithm>
 
-#include "eval/jsonl.h"
+#include "base/file.h"
+#include "base/json_lines.h"
 
 namespace nibble {
 namespace {
@@ -52,7 +53,9 @@ std::string normalized(std::string_view text) {
 
 Result<std::vector<GsmProblem>> read_gsm8k(const std::string& path, int64_t limit) {
   std::vector<GsmProblem> problems;
-  NIBBLE_RETURN_IF_ERROR(for_each_json_line(path, limit, [&](const Json& json) -> Status {
+  NIBBLE_ASSIGN_OR_RETURN(const std::string text, read_file(path));
+  const JsonLines lines{.text = text, .where = path, .limit = limit};
+  NIBBLE_RETURN_IF_ERROR(for_each_json_line(lines, [&](const Json& json) -> Status {
     const JsonReader reader(json, "the problem");
     GsmProblem problem;
     NIBBLE_ASSIGN_OR_RETURN(problem.question, reader.required_string("question"));

@@ -5,7 +5,8 @@
 #include <optional>
 #include <utility>
 
-#include "eval/jsonl.h"
+#include "base/file.h"
+#include "base/json_lines.h"
 
 namespace nibble {
 namespace {
@@ -302,7 +303,9 @@ Result<TaskItem> parse_task_item(const std::string& name, std::string_view line)
 
 Result<Task> read_task(const std::string& name, const std::string& path, int64_t limit) {
   Task task{.name = name};
-  NIBBLE_RETURN_IF_ERROR(for_each_json_line(path, limit, [&](const Json& json) -> Status {
+  NIBBLE_ASSIGN_OR_RETURN(const std::string text, read_file(path));
+  const JsonLines lines{.text = text, .where = path, .limit = limit};
+  NIBBLE_RETURN_IF_ERROR(for_each_json_line(lines, [&](const Json& json) -> Status {
     NIBBLE_ASSIGN_OR_RETURN(TaskItem item, parse(name, json));
     task.items.push_back(std::move(item));
     return {};

@@ -1,8 +1,6 @@
 #include "quantizer/shard_store.h"
 
 #include <algorithm>
-#include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <thread>
@@ -208,9 +206,7 @@ Status ShardStore::finish_shard(size_t shard) {
   const std::lock_guard lock(mutex_);
   // The records of its tensors must not be lost when the file is not.
   NIBBLE_RETURN_IF_ERROR(journal_.sync());
-  if (std::rename(from.c_str(), to.c_str()) != 0) {
-    return file_error(from, "rename", errno);
-  }
+  NIBBLE_RETURN_IF_ERROR(rename_file(from, to));
   NIBBLE_RETURN_IF_ERROR(sync_directory(folder_));
   shards_[shard]->file.reset();
   return journal_.add_shard(planned.name);

@@ -1,8 +1,6 @@
-#include "eval/jsonl.h"
+#include "base/json_lines.h"
 
 #include <algorithm>
-
-#include "base/file.h"
 
 namespace nibble {
 namespace {
@@ -17,15 +15,14 @@ Status take_line(std::string_view line, const std::function<Status(const Json&)>
 
 }  // namespace
 
-Status for_each_json_line(const std::string& path,
-                          int64_t limit,
+Status for_each_json_line(const JsonLines& lines,
                           const std::function<Status(const Json&)>& on_line) {
-  NIBBLE_ASSIGN_OR_RETURN(const std::string text, read_file(path));
+  const std::string_view text = lines.text;
   int64_t number = 0;
   int64_t taken = 0;
-  for (size_t at = 0; at < text.size() && (limit == 0 || taken < limit);) {
+  for (size_t at = 0; at < text.size() && (lines.limit == 0 || taken < lines.limit);) {
     const size_t end = std::min(text.find('\n', at), text.size());
-    const auto line = std::string_view(text).substr(at, end - at);
+    const auto line = text.substr(at, end - at);
     at = end + 1;
     ++number;
     if (line.find_first_not_of(" \t\r") == std::string_view::npos) {
@@ -33,7 +30,7 @@ Status for_each_json_line(const std::string& path,
     }
     const Status status = take_line(line, on_line);
     if (!status.ok()) {
-      return status.with_context(fmt::format("{}: line {}", path, number));
+      return status.with_context(fmt::format("{}: line {}", lines.where, number));
     }
     ++taken;
   }
