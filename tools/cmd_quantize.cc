@@ -7,10 +7,12 @@
 #include <string>
 #include <vector>
 
+#include "base/file.h"
 #include "base/json.h"
 #include "command.h"
 #include "flag_checks.h"
 #include "gguf/split.h"
+#include "kv_calibration.h"
 #include "model/tensor_check.h"
 #include "output.h"
 #include "progress.h"
@@ -278,6 +280,15 @@ Status run(Flags& flags) {
     return {};
   }
   const Status runs = check_loadable(options.destination);
+  std::string kv_forms;
+  if (flags.calibrate_kv && runs.ok() && !file_exists(kv_sidecar_path(options.destination))) {
+    NIBBLE_ASSIGN_OR_RETURN(const KvSidecar sidecar,
+                            calibrate_kv_with_progress({.model = options.destination,
+                                                        .text = flags.text,
+                                                        .threads = options.threads,
+                                                        .stop = &stop.flag()}));
+    kv_forms = describe(sidecar);
+  }
   if (flags.json) {
     print_out(report_json(report, flags, runs).dump() + "\n");
     return {};
@@ -285,6 +296,9 @@ Status run(Flags& flags) {
   print_report(report, flags);
   if (const std::string text = advice(report, flags); !text.empty()) {
     print_out(text + "\n");
+  }
+  if (!kv_forms.empty()) {
+    print_out(fmt::format("INT4 cache: {}\n", kv_forms));
   }
   if (!runs.ok()) {
     print_out(fmt::format("{} is complete, but nibble does not run it: {}\n", options.destination,
