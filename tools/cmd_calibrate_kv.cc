@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "base/file.h"
+#include "base/log.h"
 #include "command.h"
 #include "flag_checks.h"
 #include "kv_calibration.h"
@@ -76,30 +77,40 @@ void print_report(const KvSidecar& sidecar, const Flags& flags) {
   }
 }
 
+Result<KvSidecar> calibrate_with_progress(KvCalibrationOptions options) {
+  ProgressDisplay display("calibrated", ProgressDisplay::Unit::kItems);
+  options.progress = [&display](int64_t done, int64_t layers) {
+    display.update(done, layers, fmt::format("layer {}", done - 1));
+  };
+  return calibrate_kv(options);
+}
+
 Status run(Flags& flags) {
   const std::string path = kv_sidecar_path(flags.options.model);
   if (file_exists(path) && !flags.force) {
-    return make_error(StatusCode::kAlreadyExists,
-                      "{}: exists already; give --force to replace it", path);
+    return make_error(StatusCode::kAlreadyExists, "{}: exists already; give --force to replace it",
+                      path);
   }
   if (flags.form != kBest) {
     flags.options.form = find_head_form(flags.form);
   }
   const StopOnSignal stop;
   flags.options.stop = &stop.flag();
-  NIBBLE_ASSIGN_OR_RETURN(const KvSidecar sidecar, calibrate_kv_with_progress(flags.options));
+  NIBBLE_ASSIGN_OR_RETURN(const KvSidecar sidecar, calibrate_with_progress(flags.options));
   print_report(sidecar, flags);
   return {};
 }
 
 }  // namespace
 
-Result<KvSidecar> calibrate_kv_with_progress(KvCalibrationOptions options) {
-  ProgressDisplay display("calibrated", ProgressDisplay::Unit::kItems);
-  options.progress = [&display](int64_t done, int64_t layers) {
-    display.update(done, layers, fmt::format("layer {}", done - 1));
-  };
-  return calibrate_kv(options);
+Status calibrate_kv_if_missing(const KvCalibrationOptions& options) {
+  const std::string path = kv_sidecar_path(options.model);
+  if (file_exists(path)) {
+    return {};
+  }
+  NIBBLE_ASSIGN_OR_RETURN(const KvSidecar sidecar, calibrate_with_progress(options));
+  NIBBLE_LOG(kInfo, "{}: {}", path, describe(sidecar));
+  return {};
 }
 
 void add_calibrate_kv_command(CLI::App& app, CommandContext& context) {

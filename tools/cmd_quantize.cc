@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "base/file.h"
 #include "base/json.h"
 #include "command.h"
 #include "flag_checks.h"
@@ -280,14 +279,11 @@ Status run(Flags& flags) {
     return {};
   }
   const Status runs = check_loadable(options.destination);
-  std::string kv_forms;
-  if (flags.calibrate_kv && runs.ok() && !file_exists(kv_sidecar_path(options.destination))) {
-    NIBBLE_ASSIGN_OR_RETURN(const KvSidecar sidecar,
-                            calibrate_kv_with_progress({.model = options.destination,
-                                                        .text = flags.text,
-                                                        .threads = options.threads,
-                                                        .stop = &stop.flag()}));
-    kv_forms = describe(sidecar);
+  if (flags.calibrate_kv && runs.ok()) {
+    NIBBLE_RETURN_IF_ERROR(calibrate_kv_if_missing({.model = options.destination,
+                                                    .text = flags.text,
+                                                    .threads = options.threads,
+                                                    .stop = &stop.flag()}));
   }
   if (flags.json) {
     print_out(report_json(report, flags, runs).dump() + "\n");
@@ -296,9 +292,6 @@ Status run(Flags& flags) {
   print_report(report, flags);
   if (const std::string text = advice(report, flags); !text.empty()) {
     print_out(text + "\n");
-  }
-  if (!kv_forms.empty()) {
-    print_out(fmt::format("INT4 cache: {}\n", kv_forms));
   }
   if (!runs.ok()) {
     print_out(fmt::format("{} is complete, but nibble does not run it: {}\n", options.destination,

@@ -4,7 +4,8 @@
 
 namespace nibble {
 
-/// calibrate_kv() with its progress on stderr.
-Result<KvSidecar> calibrate_kv_with_progress(KvCalibrationOptions options);
+/// calibrate_kv(), with its progress on stderr and what it chose in the log, unless the model has a
+/// sidecar.
+Status calibrate_kv_if_missing(const KvCalibrationOptions& options);
 
 }  // namespace nibble

@@ -143,8 +143,7 @@ Result<OfflineReport> measure(const OfflineFlags& flags) {
   NIBBLE_ASSIGN_OR_RETURN(const EngineOptions options,
                           OfflineBench::options_for(shapes, base, config));
   NIBBLE_ASSIGN_OR_RETURN(auto model,
-                          load_model(flags.model.model_dir, *backend,
-                                     model_options(options)));
+                          load_model(flags.model.model_dir, *backend, model_options(options)));
   report.scheme = model->scheme();
   report.weight_bytes = model->weight_bytes();
   report.backend = backend->name();

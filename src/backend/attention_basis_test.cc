@@ -177,7 +177,8 @@ TEST(AttentionBasis, ChangesNothingOfUnquantizedCaches) {
           const KvBasis basis = sequence.basis(form);
           const auto wide = sequence.run(*backend, KvCode::kF32, basis, 1000);
           EXPECT_LT(relative_error(wide, exact), 1e-5);
-          EXPECT_LT(relative_error(sequence.run(*backend, KvCode::kBf16, basis, 1000), exact), 0.02);
+          EXPECT_LT(relative_error(sequence.run(*backend, KvCode::kBf16, basis, 1000), exact),
+                    0.02);
           const auto pieces = sequence.run(*backend, KvCode::kF32, basis, 7);
           EXPECT_TRUE(std::ranges::equal(pieces, wide, {}, std::bit_cast<uint32_t, float>,
                                          std::bit_cast<uint32_t, float>));
@@ -227,12 +228,10 @@ TEST(AttentionBasis, SinksAndAMeanOfValuesDoNotGoTogether) {
   const std::vector<float> numbers(1024);
   KvView kv{.code = KvCode::kF32, .page_size = 8, .kv_heads = 1, .head_dim = 64};
   kv.basis.value_mean = numbers.data();
-  EXPECT_THROW(backend->run_step({},
-                                 [&](Step& step) {
-                                   step.attention(
-                                       {.heads = 1, .kv = kv, .sinks = numbers.data()});
-                                 }),
-               InternalError);
+  EXPECT_THROW(
+      backend->run_step(
+          {}, [&](Step& step) { step.attention({.heads = 1, .kv = kv, .sinks = numbers.data()}); }),
+      InternalError);
 }
 
 }  // namespace

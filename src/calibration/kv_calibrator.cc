@@ -174,9 +174,8 @@ class KvCalibrator final {
       if (half == &layer.values && config().sinks) {
         continue;
       }
-      std::ranges::transform(*sums, std::back_inserter(half->mean), [tokens](double sum) {
-        return static_cast<float>(sum / tokens);
-      });
+      std::ranges::transform(*sums, std::back_inserter(half->mean),
+                             [tokens](double sum) { return static_cast<float>(sum / tokens); });
     }
     return {};
   }
@@ -281,8 +280,7 @@ Result<KvSidecar> calibrate_kv(const KvCalibrationOptions& options) {
   NIBBLE_ASSIGN_OR_RETURN(const auto runner,
                           LayerRunner::open(options.model, rows, options.threads));
   const std::string path = kv_sidecar_path(options.model);
-  NIBBLE_ASSIGN_OR_RETURN(StateFile states,
-                          open_nameless(path, rows * runner->hidden_row_bytes()));
+  NIBBLE_ASSIGN_OR_RETURN(StateFile states, open_nameless(path, rows * runner->hidden_row_bytes()));
   KvSidecar sidecar;
   NIBBLE_ASSIGN_OR_RETURN(sidecar.layers,
                           KvCalibrator(options, text, *runner, std::move(states)).run());

@@ -88,9 +88,9 @@ Result<KvSidecar::Half> read_half(const Json& layer,
                           JsonReader(*json, here).required_string("form"));
   const std::optional<HeadForm> form = find_head_form(form_name);
   if (!form) {
-    return bad_field(here, "form",
-                     fmt::format("\"{}\" is none of plain, centred, turned and centred+turned",
-                                 form_name));
+    return bad_field(
+        here, "form",
+        fmt::format("\"{}\" is none of plain, centred, turned and centred+turned", form_name));
   }
   KvSidecar::Half half{.form = *form};
   if (const Json* mean = json->find("mean"); mean != nullptr && !mean->is_null()) {
@@ -117,7 +117,9 @@ std::string forms_text(const KvSidecar& sidecar, KvSidecar::Half KvSidecar::Laye
         sidecar.layers, [&](const KvSidecar::Layer& layer) { return (layer.*half).form == form; });
     if (count > 0) {
       text += fmt::format("{}{} in {}{}", text.empty() ? "" : ", ", head_form_name(form), count,
-                          !text.empty() ? "" : count == 1 ? " layer" : " layers");
+                          !text.empty() ? ""
+                          : count == 1  ? " layer"
+                                        : " layers");
     }
   }
   return text;

@@ -50,7 +50,7 @@ class Attention final {
     Linear output;               // [hidden, heads * head_dim]
     std::optional<Norm> q_norm;  // RMSNorm over head_dim, before the rotation; both or neither
     std::optional<Norm> k_norm;
-    DeviceBuffer sinks;  // [heads] f32: logits without values; empty: none
+    DeviceBuffer sinks;                   // [heads] f32: logits without values; empty: none
     std::optional<AttentionBasis> basis;  // none: what the cache's view says
   };
 

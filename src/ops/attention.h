@@ -11,8 +11,9 @@
 namespace nibble {
 
 /// Causal attention over the paged cache. Where keys are turned (KvView::basis), queries are, too;
-/// where values are, outputs are turned back, and then gain the mean that was taken off values. Queries are rotated and the step's keys and
-/// values are already in the cache (see rope_append_kv), so cached and fresh tokens are read alike.
+/// where values are, outputs are turned back, and then gain the mean that was taken off values.
+/// Queries are rotated and the step's keys and values are already in the cache (see
+/// rope_append_kv), so cached and fresh tokens are read alike.
 ///   q   [tokens, heads, head_dim], rows q_stride apart
 ///   out [tokens, heads, head_dim], rows out_stride apart
 /// A token's output does not depend on which other tokens are in the batch.

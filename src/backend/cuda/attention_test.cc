@@ -363,8 +363,12 @@ struct Means {
   [[nodiscard]] KvBasis basis(HeadForm form, bool device) const {
     return {.turns_keys = form.turned,
             .turns_values = form.turned,
-            .key_mean = !form.centred ? nullptr : device ? device_keys.data() : keys.data(),
-            .value_mean = !form.centred ? nullptr : device ? device_values.data() : values.data()};
+            .key_mean = !form.centred ? nullptr
+                        : device      ? device_keys.data()
+                                      : keys.data(),
+            .value_mean = !form.centred ? nullptr
+                          : device      ? device_values.data()
+                                        : values.data()};
   }
 };
 

@@ -42,8 +42,8 @@ __global__ __launch_bounds__(32 * kWarps) void append_kernel(const AppendArgs ar
     HeadValues<kDim> mean = {};
     if constexpr (kv_format(kCode).turned) {
       if (!is_query) {
-        mean = load_mean<kDim>(is_value ? args.basis.value_mean : args.basis.key_mean, kv_head,
-                               lane);
+        mean =
+            load_mean<kDim>(is_value ? args.basis.value_mean : args.basis.key_mean, kv_head, lane);
       }
     }
     if (!is_value) {

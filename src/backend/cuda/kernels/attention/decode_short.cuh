@@ -200,12 +200,8 @@ struct FreshToken {
     }
   }
   /// Puts key and value of the tile's token `token` into two copies of the tile.
-  __device__ void put(const AppendArgs& args,
-                      int kv_head,
-                      int token,
-                      int lane,
-                      uint8_t* copy,
-                      uint8_t* cached) {
+  __device__ void put(
+      const AppendArgs& args, int kv_head, int token, int lane, uint8_t* copy, uint8_t* cached) {
     constexpr KvCode kCode = Tile::kFormat;
     if (args.k_norm != nullptr) {
       normalise<kDim>(key, args.k_norm, args.norm_eps, lane);
