@@ -87,7 +87,8 @@ TEST_F(KvSidecarFile, IsRefusedByFileAndField) {
   };
   EXPECT_EQ(refused("\"nibble_kv\":1", "\"nibble_kv\":2", "field nibble_kv: is version 2, not 1"),
             StatusCode::kUnsupported);
-  EXPECT_EQ(refused("\"nibble_kv\":1", "\"other\":1", "field nibble_kv"), StatusCode::kCorrupt);
+  EXPECT_EQ(refused("\"nibble_kv\":1", "\"other\":1", "field \"nibble_kv\" is missing"),
+            StatusCode::kCorrupt);
   refused("\"kv_heads\":2", "\"kv_heads\":3", "field kv_heads: is 3, but 2");
   refused("\"head_dim\":3", "\"head_dim\":64", "field head_dim: is 64, but 3");
   refused("\"layers\":", "\"rows\":", "field layers: is missing");
