@@ -57,6 +57,7 @@ std::vector<Trial> all_trials(bool sinks) {
   constexpr HeadForm kKeys{.centred = true, .turned = true};
   const HeadForm values{.centred = !sinks, .turned = true};
   std::vector<Trial> trials;
+  trials.reserve(2 * kHeadForms.size());
   for (const HeadForm form : kHeadForms) {
     trials.push_back({form, values, head_form_index(form),
                       form == kKeys ? head_form_index(values) : kNotMeasured});
