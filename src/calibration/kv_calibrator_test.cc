@@ -68,8 +68,7 @@ std::vector<double> means_of_model(const std::string& folder, const CalibrationT
           .value();
   std::vector<int32_t> table(pages);
   std::iota(table.begin(), table.end(), 0);
-  CalibrationTextOptions wanted = text;
-  const CalibrationText read = read_calibration_text_for(folder, config, wanted).value();
+  const CalibrationText read = read_model_text(folder, config, text).value();
   const int64_t channels = config.num_kv_heads * config.head_dim;
   std::vector<double> means(static_cast<size_t>(2 * config.num_layers * channels));
   for (const std::vector<int32_t>& window : read.windows) {
