@@ -11,6 +11,7 @@
 #include "command.h"
 #include "flag_checks.h"
 #include "gguf/split.h"
+#include "kv_calibration.h"
 #include "model/tensor_check.h"
 #include "output.h"
 #include "progress.h"
@@ -278,6 +279,12 @@ Status run(Flags& flags) {
     return {};
   }
   const Status runs = check_loadable(options.destination);
+  if (flags.calibrate_kv && runs.ok()) {
+    NIBBLE_RETURN_IF_ERROR(calibrate_kv_if_missing({.model = options.destination,
+                                                    .text = flags.text,
+                                                    .threads = options.threads,
+                                                    .stop = &stop.flag()}));
+  }
   if (flags.json) {
     print_out(report_json(report, flags, runs).dump() + "\n");
     return {};

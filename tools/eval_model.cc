@@ -88,9 +88,10 @@ Result<EvalModel> open_eval_model(const ModelFlags& flags, std::unique_ptr<Token
   out.tokenizer = std::move(tokenizer);
   NIBBLE_ASSIGN_OR_RETURN(out.backend, open_backend(backend_of(flags)));
   out.limits = LogitLimits::of_vocabulary(config.vocab_size);
-  NIBBLE_ASSIGN_OR_RETURN(out.model,
-                          load_model(flags.model_dir, *out.backend, out.limits.model_options()));
   out.kv_code = kv_code_for(asked, config, *out.backend);
+  ModelOptions options = out.limits.model_options();
+  options.kv_code = out.kv_code;
+  NIBBLE_ASSIGN_OR_RETURN(out.model, load_model(flags.model_dir, *out.backend, options));
   return out;
 }
 

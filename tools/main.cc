@@ -15,6 +15,7 @@ void add_generate_command(CLI::App& app, CommandContext& context);
 void add_chat_command(CLI::App& app, CommandContext& context);
 void add_quantize_command(CLI::App& app, CommandContext& context);
 void add_import_command(CLI::App& app, CommandContext& context);
+void add_calibrate_kv_command(CLI::App& app, CommandContext& context);
 void add_verify_command(CLI::App& app, CommandContext& context);
 void add_inspect_command(CLI::App& app, CommandContext& context);
 void add_eval_command(CLI::App& app, CommandContext& context);
@@ -36,6 +37,7 @@ void add_commands(CLI::App& app, CommandContext& context) {
   add_chat_command(app, context);
   add_quantize_command(app, context);
   add_import_command(app, context);
+  add_calibrate_kv_command(app, context);
   add_verify_command(app, context);
   add_inspect_command(app, context);
   add_eval_command(app, context);

@@ -112,6 +112,12 @@ Status check_calibration(QuantizeFlags& flags) {
                       "--calibration-windows, --calibration-length and --seed: need a text; give "
                       "one with --calibrate FILE");
   }
+  if (flags.text.path.empty() && flags.calibrate_kv) {
+    return make_error(
+        StatusCode::kInvalidArgument,
+        "--calibrate-kv: needs a text; give one with --calibrate FILE, or call nibble "
+        "calibrate-kv afterwards");
+  }
   if (!flags.text.path.empty() && flags.method.empty()) {
     flags.method = rounding_name(Rounding::kGptq);
   }
@@ -186,6 +192,9 @@ void add_calibration_flags(CLI::App& command, QuantizeFlags& flags) {
                   "Chooses among the text's windows, and the signs of rotations")
       ->check(whole_number(0))
       ->capture_default_str();
+  command.add_flag(
+      "--calibrate-kv", flags.calibrate_kv,
+      "With --calibrate: then lets DST read the same text, as nibble calibrate-kv does");
   command.add_option("--recipe", flags.recipe,
                      "quantization_recipe.json of an output: its options hold where no flag says "
                      "otherwise");

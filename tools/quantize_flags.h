@@ -23,6 +23,7 @@ struct QuantizeFlags {
   std::string recipe;
   std::string method;  // empty: gptq with --calibrate
   CalibrationTextOptions text;
+  bool calibrate_kv = false;
   CLI::App* command = nullptr;  // knows what was given
   bool finish = false;
   bool dry_run = false;

@@ -165,6 +165,7 @@ void run_layer(const Problem& p, int layer, bool append, bool prefill, const Lau
     args.qkv = p.qkv;
     args.qkv_stride = stride;
     args.inv_freq = p.inv_freq;
+    args.basis = basis_of(p.shape.kv.code);
     expect(rope_append(args, on), "append");
   }
   AttentionLaunch args;

@@ -12,6 +12,7 @@
 #include "bench/ceilings/ceilings.h"
 #include "bench/kernels/cuda_bench.h"
 #include "bench/serving/offline_report.h"
+#include "engine/memory_plan.h"
 #include "tools/flag_checks.h"
 #include "tools/model_flags.h"
 #include "tools/output.h"
@@ -142,9 +143,7 @@ Result<OfflineReport> measure(const OfflineFlags& flags) {
   NIBBLE_ASSIGN_OR_RETURN(const EngineOptions options,
                           OfflineBench::options_for(shapes, base, config));
   NIBBLE_ASSIGN_OR_RETURN(auto model,
-                          load_model(flags.model.model_dir, *backend,
-                                     {.max_batch_tokens = options.max_num_batched_tokens,
-                                      .max_logit_rows = options.max_num_seqs}));
+                          load_model(flags.model.model_dir, *backend, model_options(options)));
   report.scheme = model->scheme();
   report.weight_bytes = model->weight_bytes();
   report.backend = backend->name();

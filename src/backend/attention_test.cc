@@ -73,6 +73,7 @@ class CachedRun {
     view_.kv_heads = shape.kv_heads;
     view_.head_dim = shape.head_dim;
     view_.scales = shape.scales;
+    view_.basis = basis_of(shape.code);
     const int64_t longest = std::max(shape.lengths[0], shape.lengths[1]);
     const auto each = static_cast<int32_t>((longest + shape.page_size - 1) / shape.page_size);
     unread_page_ = 2 * each;

@@ -58,6 +58,8 @@ Status LayerRunner::prepare() {
   return backend_->prepare_steps(step_limits(config(), options_));
 }
 
+int64_t LayerRunner::page_size() { return kPageSize; }
+
 int64_t LayerRunner::row_bytes(ScratchName name) const {
   const auto bytes = static_cast<int64_t>(scratch_.at(static_cast<size_t>(name)).size());
   return bytes / options_.max_batch_tokens;

@@ -25,6 +25,8 @@ class LayerRunner final {
                                                    int threads);
 
   [[nodiscard]] const ModelConfig& config() const { return weights_.config(); }
+  /// Tokens of a page of the cache.
+  [[nodiscard]] static int64_t page_size();
   /// Bytes of a row of the residual stream (f32), and of the scratch kAttended and kUp.
   [[nodiscard]] int64_t row_bytes(ScratchName name) const;
   [[nodiscard]] int64_t hidden_row_bytes() const { return config().hidden_size * 4; }

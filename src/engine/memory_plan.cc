@@ -22,7 +22,8 @@ std::string figures(const MemoryPlan& plan, const Backend& backend) {
 
 ModelOptions model_options(const EngineOptions& options) {
   return {.max_batch_tokens = options.max_num_batched_tokens,
-          .max_logit_rows = options.max_num_seqs};
+          .max_logit_rows = options.max_num_seqs,
+          .kv_code = options.kv_code};
 }
 
 Result<MemoryPlan> plan_memory(const EngineOptions& options,

@@ -39,7 +39,8 @@ KvView view_of(const KvSpec& spec, int64_t page_size) {
   return {.code = spec.code,
           .page_size = page_size,
           .kv_heads = spec.kv_heads,
-          .head_dim = spec.key_dim};
+          .head_dim = spec.key_dim,
+          .basis = basis_of(spec.code)};
 }
 
 KvCacheShape KvCacheShape::equal_pools(std::vector<KvSpec> layers,

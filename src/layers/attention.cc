@@ -7,6 +7,13 @@
 
 namespace nibble {
 
+KvBasis AttentionBasis::view() const {
+  return {.turns_keys = keys.turned,
+          .turns_values = values.turned,
+          .key_mean = keys.centred ? key_mean.as<float>() : nullptr,
+          .value_mean = values.centred ? value_mean.as<float>() : nullptr};
+}
+
 Attention::Attention(Parts parts,
                      const AttentionShape& shape,
                      std::shared_ptr<const RopeTable> rope)
@@ -53,6 +60,9 @@ void Attention::attend(const ForwardContext& context) {
   KvView kv = context.kv;
   if (kv_format(kv.code).per == KvParameters::kPerTensor) {
     kv.scales = shape_.kv_scales;
+  }
+  if (kv_format(kv.code).turned && parts_.basis) {
+    kv.basis = parts_.basis->view();
   }
   // Where integers follow, all else is exact: attention alone could tell a GPU from a CPU.
   const bool shared = parts_.output.act() == ActFormat::kInt8Token && kv.code == KvCode::kBf16;

@@ -23,6 +23,16 @@ struct RopeTable {
       : inv_freq(std::move(frequencies)), attention_factor(factor), dynamic(scaling) {}
 };
 
+/// How a layer enters caches whose format has HeadForm (KvFormat::turned).
+struct AttentionBasis {
+  HeadForm keys;
+  HeadForm values;
+  DeviceBuffer key_mean;    // [kv_heads, head_dim] f32; empty unless keys are centred
+  DeviceBuffer value_mean;  // the same of values
+
+  [[nodiscard]] KvBasis view() const;
+};
+
 struct AttentionShape {
   int64_t heads = 0;
   int64_t kv_heads = 0;
@@ -40,7 +50,8 @@ class Attention final {
     Linear output;               // [hidden, heads * head_dim]
     std::optional<Norm> q_norm;  // RMSNorm over head_dim, before the rotation; both or neither
     std::optional<Norm> k_norm;
-    DeviceBuffer sinks;  // [heads] f32: logits without values; empty: none
+    DeviceBuffer sinks;                   // [heads] f32: logits without values; empty: none
+    std::optional<AttentionBasis> basis;  // none: what the cache's view says
   };
 
   Attention(Parts parts, const AttentionShape& shape, std::shared_ptr<const RopeTable> rope);

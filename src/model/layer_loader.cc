@@ -150,6 +150,7 @@ Result<Attention> LayerLoader::attention(int64_t layer) {
                             weights_.vector(name(Role::kSinks, layer), config_.num_heads));
     NIBBLE_ASSIGN_OR_RETURN(sinks, backend_.upload(stored));
   }
+  NIBBLE_ASSIGN_OR_RETURN(auto basis, this->basis(layer));
   NIBBLE_ASSIGN_OR_RETURN(const auto kv_scales, weights_.kv_scales(layer));
   layers_with_kv_scales_ += kv_scales ? 1 : 0;
   const AttentionShape shape{.heads = config_.num_heads,
@@ -162,8 +163,25 @@ Result<Attention> LayerLoader::attention(int64_t layer) {
                                     .output = std::move(output),
                                     .q_norm = std::move(q_norm),
                                     .k_norm = std::move(k_norm),
-                                    .sinks = std::move(sinks)},
+                                    .sinks = std::move(sinks),
+                                    .basis = std::move(basis)},
                    shape, rope_);
+}
+
+/// What the sidecar says of a layer, if there is one.
+Result<std::optional<AttentionBasis>> LayerLoader::basis(int64_t layer) {
+  if (!sidecar_) {
+    return std::optional<AttentionBasis>();
+  }
+  const KvSidecar::Layer& stored = sidecar_->layers[static_cast<size_t>(layer)];
+  AttentionBasis out{.keys = stored.keys.form, .values = stored.values.form};
+  if (out.keys.centred) {
+    NIBBLE_ASSIGN_OR_RETURN(out.key_mean, backend_.upload(stored.keys.mean));
+  }
+  if (out.values.centred) {
+    NIBBLE_ASSIGN_OR_RETURN(out.value_mean, backend_.upload(stored.values.mean));
+  }
+  return std::optional(std::move(out));
 }
 
 Result<Mlp> LayerLoader::dense(int64_t layer) {

@@ -2,12 +2,15 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <variant>
 #include <vector>
 
 #include "arch/family.h"
+#include "checkpoint/kv_sidecar.h"
 #include "model/decoder.h"
 #include "model/weight_loader.h"
 
@@ -22,6 +25,8 @@ class LayerLoader final {
 
   /// Uploads what the layers share: before all others.
   Status prepare();
+  /// Layers from now on enter caches as it says, of the model's shape.
+  void use(KvSidecar sidecar) { sidecar_ = std::move(sidecar); }
   Result<DecoderLayer> layer(int64_t index);
   Result<Attention> attention(int64_t index);
   Result<std::variant<Mlp, Moe>> mlp(int64_t index);
@@ -45,6 +50,7 @@ class LayerLoader final {
                          const std::vector<Projection>& projections,
                          int64_t k,
                          Bias bias_mode);
+  Result<std::optional<AttentionBasis>> basis(int64_t layer);
   Result<Mlp> dense(int64_t layer);
   Result<Moe> moe(int64_t layer);
   Result<std::unique_ptr<Moe::Shared>> shared_expert(int64_t layer);
@@ -55,6 +61,7 @@ class LayerLoader final {
   Backend& backend_;
   int64_t max_rows_;
   std::shared_ptr<const RopeTable> rope_;
+  std::optional<KvSidecar> sidecar_;
   std::string scheme_;
   int64_t layers_with_kv_scales_ = 0;
 };

@@ -5,7 +5,9 @@
 #include <vector>
 
 #include "arch/family.h"
+#include "base/file.h"
 #include "base/log.h"
+#include "checkpoint/kv_sidecar.h"
 #include "model/blocks.h"
 #include "model/decoder.h"
 #include "model/layer_loader.h"
@@ -20,18 +22,20 @@ constexpr int64_t kLayersAhead = 4;  // layers whose weights the disk reads whil
 /// Loads the parts of one model, one after the other.
 class DecoderLoader final {
  public:
-  DecoderLoader(const ModelConfig& config,
+  DecoderLoader(const std::string& folder,
                 WeightLoader& weights,
                 Backend& backend,
                 const ModelOptions& options)
-      : config_(config),
+      : folder_(folder),
+        config_(weights.config()),
         weights_(weights),
         backend_(backend),
         options_(options),
-        layers_(config, weights, backend, options.max_batch_tokens) {}
+        layers_(config_, weights, backend, options.max_batch_tokens) {}
 
   Result<DecoderParts> load() {
     NIBBLE_RETURN_IF_ERROR(layers_.prepare());
+    NIBBLE_RETURN_IF_ERROR(load_kv_sidecar());
     NIBBLE_ASSIGN_OR_RETURN(Embeddings embeddings, load_embeddings(config_, weights_, backend_));
     // The head, the largest matrix, comes first: its file pages are gone before the layers are
     // there.
@@ -54,7 +58,7 @@ class DecoderLoader final {
     log_kv_scales();
     return DecoderParts{.config = config_,
                         .scheme = layers_.scheme(),
-                        .folder = {},
+                        .folder = folder_,
                         .embedding = std::move(embeddings.tokens),
                         .positions = std::move(embeddings.positions),
                         .layers = std::move(layers),
@@ -63,6 +67,18 @@ class DecoderLoader final {
   }
 
  private:
+  Status load_kv_sidecar() {
+    const std::string path = kv_sidecar_path(folder_);
+    if (!kv_format(options_.kv_code).turned || !file_exists(path)) {
+      return {};
+    }
+    NIBBLE_ASSIGN_OR_RETURN(KvSidecar sidecar, read_kv_sidecar(path, kv_sidecar_shape(config_)));
+    NIBBLE_LOG(kInfo, "{}: decides how keys and values enter the {} cache: {}", path,
+               kv_code_name(options_.kv_code), describe(sidecar));
+    layers_.use(std::move(sidecar));
+    return {};
+  }
+
   void log_kv_scales() const {
     if (layers_.layers_with_kv_scales() > 0) {
       NIBBLE_LOG(kInfo,
@@ -82,6 +98,7 @@ class DecoderLoader final {
     return head;
   }
 
+  const std::string& folder_;
   const ModelConfig& config_;
   WeightLoader& weights_;
   Backend& backend_;
@@ -102,13 +119,12 @@ Result<std::unique_ptr<Model>> load_model(const std::string& model_dir,
   };
   NIBBLE_ASSIGN_OR_RETURN(WeightLoader weights, WeightLoader::open(model_dir, stored, runs));
   const ModelConfig& config = weights.config();
-  DecoderLoader loader(config, weights, backend, options);
+  DecoderLoader loader(model_dir, weights, backend, options);
   const auto start = std::chrono::steady_clock::now();
   NIBBLE_ASSIGN_OR_RETURN(DecoderParts parts, loader.load());
   const std::chrono::duration<double> loading = std::chrono::steady_clock::now() - start;
   NIBBLE_LOG(kDebug, "{}: {:.2f} GB of weights were read and prepared in {:.2f} s", model_dir,
              static_cast<double>(weights.total_bytes()) / 1e9, loading.count());
-  parts.folder = model_dir;
   NIBBLE_RETURN_IF_ERROR(weights.check_all_used());
   weights.report_decoded();
   NIBBLE_LOG(kInfo, "{}: {}, {} layers, {}, on {}", model_dir, config.architecture,

@@ -15,6 +15,9 @@ namespace nibble {
 struct ModelOptions {
   int64_t max_batch_tokens = 512;  // largest tokens.size() of a step; workspace is sized here
   int64_t max_logit_rows = 64;     // largest logit_rows.size() of a step
+  // Of the caches that it will compute on: where the format has HeadForm, layers take what the
+  // folder's sidecar says (checkpoint/kv_sidecar.h).
+  KvCode kv_code = KvCode::kBf16;
 };
 
 /// A loaded decoder-only transformer. forward() allocates nothing and is called by one thread.
@@ -61,6 +64,7 @@ class Model {
 
 /// Loads a Hugging Face checkpoint folder (config.json, safetensors). The architecture and the
 /// scheme follow from the files; what they do not say clearly is refused, naming file and field.
+/// The errors of read_kv_sidecar() for options.kv_code that needs one.
 Result<std::unique_ptr<Model>> load_model(const std::string& model_dir,
                                           Backend& backend,
                                           const ModelOptions& options);

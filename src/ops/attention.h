@@ -10,9 +10,10 @@
 
 namespace nibble {
 
-/// Causal attention over the paged cache. Of caches whose heads are turned (KvFormat::turned),
-/// queries are, too, and outputs are turned back. Queries are rotated and the step's keys and
-/// values are already in the cache (see rope_append_kv), so cached and fresh tokens are read alike.
+/// Causal attention over the paged cache. Where keys are turned (KvView::basis), queries are, too;
+/// where values are, outputs are turned back, and then gain the mean that was taken off values.
+/// Queries are rotated and the step's keys and values are already in the cache (see
+/// rope_append_kv), so cached and fresh tokens are read alike.
 ///   q   [tokens, heads, head_dim], rows q_stride apart
 ///   out [tokens, heads, head_dim], rows out_stride apart
 /// A token's output does not depend on which other tokens are in the batch.
@@ -28,12 +29,12 @@ struct AttentionArgs {
   std::span<const SequenceSpan> sequences;
   AttentionForm form = AttentionForm::kOwn;
   // [heads] f32 in the backend's memory: a logit of each head that takes part in the softmax and
-  // has no value; null: none.
+  // has no value; null: none. kv.basis has no mean of values then.
   const float* sinks = nullptr;
 };
 
 /// Normalizes the heads of q and k where the model does, rotates q in place and writes rotated k,
-/// and v, into the cache; all three turned where its format says so.
+/// and v, into the cache, as kv.basis says.
 ///   qkv [tokens, (heads + 2 kv_heads) * head_dim]: q, then k, then v; rows stride apart
 ///   inv_freq [head_dim/2] f32; pairs are (i, i + head_dim/2); cos and sin are multiplied by
 ///   attention_factor (1 unless the scaling kind says otherwise).

@@ -17,6 +17,30 @@ inline constexpr int64_t kKeyGroup = 64;
   return window > 0 && position >= window ? (position - window + 1) / kKeyGroup * kKeyGroup : 0;
 }
 
+/// How a layer's keys and values enter its cache, and queries and results meet them. Softmax does
+/// not change when all keys move by the same numbers, and its weights add up to 1, so that neither
+/// mean changes what is computed; but for sinks, which take part without a value: with these,
+/// values keep their means.
+struct KvBasis {
+  bool turns_keys = false;            // keys and queries as hadamard() turns their heads
+  bool turns_values = false;          // results are turned back
+  const float* key_mean = nullptr;    // [kv_heads, head_dim] in the backend's memory: taken off
+                                      // keys after their rotation, before the turn; null: none
+  const float* value_mean = nullptr;  // the same of values; added to results at the very end
+
+  /// Whether results need work after attention.
+  [[nodiscard]] constexpr bool changes_results() const {
+    return turns_values || value_mean != nullptr;
+  }
+  constexpr bool operator==(const KvBasis&) const = default;
+};
+
+/// Of a layer that says nothing else.
+[[nodiscard]] constexpr KvBasis basis_of(KvCode code) {
+  const bool turned = kv_format(code).turned;
+  return {.turns_keys = turned, .turns_values = turned};
+}
+
 /// One layer's pages. The sizes and addresses below are the CPU's; GPUs lay pages out as
 /// backend/cuda/kv_layout.h says. A page holds page_size tokens; inside it each KV head is
 /// contiguous:
@@ -29,6 +53,7 @@ struct KvView {
   std::byte* pages = nullptr;  // page p starts at pages + p * page_bytes()
   int32_t pool = 0;            // of the cache: which of a sequence's lists of pages counts
   KvScales scales;             // 1 unless the format has parameters per tensor
+  KvBasis basis;               // view_of() sets basis_of(code)
 
   [[nodiscard]] int64_t half_bytes() const {  // K or V of one head in one page
     return page_size * kv_token_bytes(code, head_dim);

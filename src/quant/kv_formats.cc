@@ -1,6 +1,23 @@
 #include "quant/kv_formats.h"
 
 namespace nibble {
+namespace {
+
+constexpr std::array<std::string_view, kHeadForms.size()> kHeadFormNames = {
+    "plain", "centred", "turned", "centred+turned"};
+
+}  // namespace
+
+std::string_view head_form_name(HeadForm form) { return kHeadFormNames.at(head_form_index(form)); }
+
+std::optional<HeadForm> find_head_form(std::string_view name) {
+  for (const HeadForm form : kHeadForms) {
+    if (head_form_name(form) == name) {
+      return form;
+    }
+  }
+  return std::nullopt;
+}
 
 std::string kv_code_names(std::span<const KvCode> codes) {
   std::string names;

@@ -1,7 +1,9 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -31,8 +33,9 @@ struct KvFormat {
   KvParameters per = KvParameters::kNone;
   int32_t parameters = 0;  // of each set, of K as of V: none, a scale, or a scale and an offset
   KvOrder order = KvOrder::kWhole;
-  bool turned =
-      false;  // keys and values are kept, and queries met, as hadamard() turns their heads
+  // Codes are of what HeadForm makes of keys and values: of heads that hadamard() has turned unless
+  // a layer says otherwise (checkpoint/kv_sidecar.h). Other formats keep them as they are.
+  bool turned = false;
   // By how much attention may differ from that over the numbers themselves: three times what
   // rounding keys and values of a root mean square of 1.2 costs, as self-tests of GPUs make them.
   double tolerance = 0.02;
@@ -94,6 +97,28 @@ struct KvFormat {
 [[nodiscard]] constexpr int64_t kv_token_bytes(KvCode code, int64_t head_dim) {
   return kv_row_bytes(code, head_dim) + 4 * kv_row_params(code);
 }
+
+/// What is done to the heads of keys, or of values, before they are coded.
+struct HeadForm {
+  bool centred = false;  // each channel's mean is taken off
+  bool turned = false;   // then hadamard() turns it
+
+  constexpr bool operator==(const HeadForm&) const = default;
+};
+
+/// All of them: by index, bit 0 is `centred` and bit 1 is `turned`.
+inline constexpr std::array kHeadForms = {HeadForm{}, HeadForm{.centred = true},
+                                          HeadForm{.turned = true},
+                                          HeadForm{.centred = true, .turned = true}};
+
+[[nodiscard]] constexpr size_t head_form_index(HeadForm form) {
+  return (form.centred ? 1U : 0U) + (form.turned ? 2U : 0U);
+}
+
+/// "plain", "centred", "turned", "centred+turned".
+[[nodiscard]] std::string_view head_form_name(HeadForm form);
+/// The form of this name, or none.
+[[nodiscard]] std::optional<HeadForm> find_head_form(std::string_view name);
 
 /// What codes of formats with parameters per tensor are multiplied with: a layer's keys, and its
 /// values. Checkpoints store them (checkpoint/kv_scales.h); 1 where they do not.

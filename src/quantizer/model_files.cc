@@ -9,6 +9,7 @@
 #include "arch/gguf.h"
 #include "arch/model_text.h"
 #include "base/file.h"
+#include "checkpoint/kv_sidecar.h"
 #include "gguf/split.h"
 #include "quantizer/own_head.h"
 #include "quantizer/recipe.h"
@@ -24,9 +25,12 @@ constexpr std::array<std::string_view, 7> kWeightSuffixes = {
     ".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pth", ".pt", ".gguf"};
 
 // What says how the source was quantized: no longer true of the result.
-constexpr std::array<std::string_view, 5> kStaleFiles = {
-    "quantize_config.json", "hf_quant_config.json", "quantization_report.json",
-    "quantization_report.html", kRecipeName};
+constexpr std::array<std::string_view, 6> kStaleFiles = {"quantize_config.json",
+                                                         "hf_quant_config.json",
+                                                         "quantization_report.json",
+                                                         "quantization_report.html",
+                                                         kRecipeName,
+                                                         kKvSidecarName};
 
 bool is_weight_file(std::string_view name) {
   return std::any_of(kWeightSuffixes.begin(), kWeightSuffixes.end(), [&](std::string_view suffix) {

@@ -23,6 +23,8 @@ ALL_BUT_EVAL = {
                  "--force", "--threads", "--rule", "--rules", "--memory", "--part", "--finish", "--min-snr",
                  "--dry-run", "--lm-head", "w8a8_int8", "w8a8_fp8", "w4a16_g32", "w4a16_g128", "w4a8",
                  "absmax7.5", "norms", "routers", "scheme, tensors, bytes_in, bytes_out"],
+    "calibrate-kv": ["MODEL", "--calibrate", "--calibration-windows", "--seed", "--form", "--force",
+                     "--threads", "--json", "centred+turned", "nibble_kv.json"],
     "inspect": ["PATH", "--context", "--concurrency", "--json"],
     "eval ppl": ["MODEL", "--text", "--window", "--protocol", "llama.cpp", "--json", "512", "perplexity, tokens, window"],
     "eval kld": ["BASE_MODEL", "--text", "--protocol", "--save-base", "--base-file", "--base-precision",
@@ -58,7 +60,8 @@ def test_help_of_a_command(command):
 
 def test_help_names_every_command_and_exit_code():
     result = succeeds("--help")
-    for command in ("generate", "chat", "quantize", "inspect", "eval", "serve", "bench", "make-dummy"):
+    for command in ("generate", "chat", "quantize", "inspect", "eval", "serve", "bench", "make-dummy",
+                    "calibrate-kv"):
         assert re.search(rf"^  {command} ", result.stdout, re.MULTILINE)
     for code in (0, *KINDS, 10, 70):
         assert re.search(rf"\b{code} [a-zI]", result.stdout), code

@@ -53,6 +53,7 @@ struct AttentionTask {
   int64_t window = 0;            // 0: all
   bool whole_tops = false;       // AttentionForm::kShared
   void (*turn_back)(float* head, int64_t dim) = nullptr;  // of results, where heads are turned
+  const float* value_mean = nullptr;                      // [head_dim], added to results at last
   int64_t first_position = 0;                             // of the first token
   KvLayout kv;
   int64_t kv_head = 0;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 
 #include "backend/cpu/numbers.h"
 #include "base/check.h"
@@ -175,7 +176,14 @@ void CpuAttention::rope_append_token(const RopeAppendArgs& args,
         kernels_.round_row(values, dim, kv_head < 0 ? kQueryPlaces : kKeyPlaces);
       }
     }
-    if (kv_format(args.kv.code).turned) {
+    const KvBasis& basis = args.kv.basis;
+    const bool is_value = kv_head >= kv_heads;
+    if (const float* mean = is_value ? basis.value_mean : basis.key_mean;
+        mean != nullptr && kv_head >= 0) {
+      mean += kv_head % kv_heads * dim;
+      std::transform(values, values + dim, mean, values, std::minus<>());
+    }
+    if (is_value ? basis.turns_values : basis.turns_keys) {
       hadamard(values, dim);
     }
     if (kv_head < 0) {
@@ -225,7 +233,9 @@ AttentionTask CpuAttention::Plan::task(const AttentionArgs& args,
   task.value_scale = args.kv.scales.v;
   task.sinks = args.sinks == nullptr ? nullptr : args.sinks + kv_head * group;
   task.window = args.sliding_window;
-  task.turn_back = kv_format(args.kv.code).turned ? inverse_hadamard : nullptr;
+  task.turn_back = args.kv.basis.turns_values ? inverse_hadamard : nullptr;
+  const float* mean = args.kv.basis.value_mean;
+  task.value_mean = mean == nullptr ? nullptr : mean + kv_head * layout.head_dim;
   task.whole_tops = args.form == AttentionForm::kShared && args.kv.code == KvCode::kBf16;
   task.first_position = sequence.kv_len - sequence.q_len + block.first_token;
   task.kv = layout;
@@ -237,6 +247,7 @@ AttentionTask CpuAttention::Plan::task(const AttentionArgs& args,
 
 CpuAttention::Plan CpuAttention::plan_of(const AttentionArgs& args) const {
   CHECK_EQ(args.heads % args.kv.kv_heads, 0);
+  CHECK(args.sinks == nullptr || args.kv.basis.value_mean == nullptr);
   Plan plan;
   plan.layout = layout_of(args.kv);
   plan.group = args.heads / args.kv.kv_heads;

@@ -10,6 +10,7 @@
 #include "base/status.h"
 #include "ops/attention_form.h"
 #include "ops/dynamic_rope.h"
+#include "ops/kv.h"
 
 namespace nibble::cuda {
 
@@ -74,6 +75,7 @@ struct RopeAppendLaunch {
   const float* q_norm = nullptr;    // [head_dim] RMS norm of each head before the rotation, or none
   const float* k_norm = nullptr;
   float norm_eps = 1e-6F;
+  KvBasis basis;  // of formats with HeadForm alone (KvFormat::turned)
 };
 cudaError_t rope_append(const RopeAppendLaunch& args, const LaunchContext& context);
 
@@ -100,6 +102,7 @@ struct AttentionLaunch {
   void* out = nullptr;  // [rows, heads * head_dim] bf16
   int64_t out_stride = 0;
   const float* sinks = nullptr;  // [heads]: logits without values that join the softmax, or none
+  KvBasis basis;                 // of turn_back_heads() alone
   void* workspace = nullptr;  // attention_workspace_bytes(), zero before the first run, left zero
 };                            // where it must be zero; launches of one stream may share it
 [[nodiscard]] size_t attention_workspace_bytes(const AttentionShape& shape);
@@ -120,8 +123,8 @@ cudaError_t append_decode_attention(const RopeAppendLaunch& append,
                                     const AttentionLaunch& args,
                                     const LaunchContext& context);
 
-/// Turns the results of all rows back, where the cache holds turned heads (KvFormat::turned): after
-/// the functions above and below, which leave them as they are.
+/// Turns the results of all rows back and adds the mean of values, as args.basis says: after the
+/// functions above and below, which leave them as they are. Needed where it changes_results().
 cudaError_t turn_back_heads(const AttentionLaunch& args, const LaunchContext& context);
 
 /// The sequences with more than one row; not to be launched where there is none.

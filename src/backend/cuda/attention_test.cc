@@ -291,7 +291,8 @@ struct Oracle {
 Oracle append_on_host(const AttentionCase& test,
                       KvCode code,
                       const std::vector<float>& norm,
-                      const std::vector<float>& inv_freq) {
+                      const KvBasis& basis) {
+  const std::vector<float> inv_freq = test.inv_freq->host();
   const KvLayout& kv = test.shape.kv;
   Oracle oracle;
   oracle.qkv = test.qkv;
@@ -312,6 +313,7 @@ Oracle append_on_host(const AttentionCase& test,
   }
   const int32_t tokens = test.sequences[0].kv_len;
   oracle.kv = {code, tokens, kv.kv_heads, kv.head_dim, nullptr};
+  oracle.kv.basis = basis;
   oracle.pages.resize(static_cast<size_t>(oracle.kv.page_bytes()));
   oracle.kv.pages = oracle.pages.data();
   oracle.table = {0};
@@ -346,34 +348,48 @@ double oracle_value(const Oracle& oracle, int32_t token, int32_t head, bool valu
   return exact;
 }
 
-/// Of an oracle in F32: turns queries and cached heads as a format does.
-void turn_heads(Oracle& oracle, const AttentionCase& test) {
-  const int64_t dim = oracle.kv.head_dim;
-  auto* cached = reinterpret_cast<float*>(oracle.pages.data());
-  for (size_t i = 0; i < oracle.pages.size() / sizeof(float); i += static_cast<size_t>(dim)) {
-    hadamard(cached + i, dim);
+/// Means of keys and values, on the host and on the device, and what a basis with them is there.
+struct Means {
+  std::vector<float> keys;
+  std::vector<float> values;
+  DeviceArray<float> device_keys{keys};
+  DeviceArray<float> device_values{values};
+
+  Means(int kv_heads, int head_dim)
+      : keys(random_values(static_cast<size_t>(kv_heads * head_dim), 5, 0.5F)),
+        values(random_values(static_cast<size_t>(kv_heads * head_dim), 6, 0.5F)) {}
+
+  /// Of the form for keys and values; on the device or on the host.
+  [[nodiscard]] KvBasis basis(HeadForm form, bool device) const {
+    return {.turns_keys = form.turned,
+            .turns_values = form.turned,
+            .key_mean = !form.centred ? nullptr
+                        : device      ? device_keys.data()
+                                      : keys.data(),
+            .value_mean = !form.centred ? nullptr
+                          : device      ? device_values.data()
+                                        : values.data()};
   }
-  const int64_t heads = test.shape.heads + 2 * test.shape.kv.kv_heads;
-  for (size_t i = 0; i < oracle.qkv.size(); i += static_cast<size_t>(dim)) {
-    if (static_cast<int64_t>(i) / dim % heads < test.shape.heads) {
-      hadamard(oracle.qkv.data() + i, dim);
-    }
-  }
-}
+};
 
 enum class HeadNorm { kNone, kWeighted };
+
+struct AppendCase {
+  HeadNorm norm = HeadNorm::kNone;
+  DynamicRope dynamic = {};
+  HeadForm form = {.turned = true};
+};
 
 /// Mean squared error of the GPU's cache, and of the CPU's of the same format, against F32.
 void check_append(const AttentionShape& shape,
                   const CaseSequence& sequence,
-                  HeadNorm head_norm,
-                  const DynamicRope& dynamic = {}) {
+                  const AppendCase& how) {
   const KvCode code = shape.kv.code;
   const int head_dim = shape.kv.head_dim;
   const int tokens = sequence.kv_len;
-  const bool with_norm = head_norm == HeadNorm::kWeighted;
+  const bool with_norm = how.norm == HeadNorm::kWeighted;
   AttentionCase test(shape, {sequence}, 11);
-  test.dynamic = dynamic;
+  test.dynamic = how.dynamic;
   SCOPED_TRACE(name_of(test.shape));
   std::vector<float> norm;
   for (int d = 0; with_norm && d < head_dim; ++d) {
@@ -382,14 +398,14 @@ void check_append(const AttentionShape& shape,
   const DeviceArray<float> device_norm(norm);
   test.q_norm = with_norm ? device_norm.data() : nullptr;
   test.k_norm = test.q_norm;
+  const Means means(shape.kv.kv_heads, head_dim);
+  const bool formed = kv_format(code).turned;
+  test.basis = formed ? means.basis(how.form, true) : KvBasis{};
   test.fill_cache();
-  const std::vector<float> inv_freq = test.inv_freq->host();
-  Oracle exact = append_on_host(test, KvCode::kF32, norm, inv_freq);
-  if (kv_format(code).turned) {
-    turn_heads(exact, test);
-  }
+  const KvBasis basis = formed ? means.basis(how.form, false) : KvBasis{};
+  const Oracle exact = append_on_host(test, KvCode::kF32, norm, basis);
   const bool quantized = code == KvCode::kInt4 || code == KvCode::kInt8;
-  const Oracle same = append_on_host(test, quantized ? code : KvCode::kF32, norm, inv_freq);
+  const Oracle same = append_on_host(test, quantized ? code : KvCode::kF32, norm, basis);
   double ours = 0.0;
   double theirs = 0.0;
   double power = 0.0;
@@ -420,29 +436,48 @@ void check_append(const AttentionShape& shape,
   }
 }
 
+/// turn_back_heads() of results of a form, with three query heads of each KV head.
+void check_turn_back(int dim, HeadForm form) {
+  SCOPED_TRACE(fmt::format("{} {}", dim, head_form_name(form)));
+  constexpr int kRows = 5, kHeads = 6, kKvHeads = 2;
+  const int stride = kHeads * dim + 8;  // what lies between rows stays
+  const std::vector<uint16_t> before =
+      to_bf16(random_values(static_cast<size_t>(kRows * stride), 3, 1.0F));
+  const DeviceArray<uint16_t> out(before);
+  const Means means(kKvHeads, dim);
+  AttentionLaunch launch;
+  launch.shape = shape_of(KvCode::kInt4, kHeads, kKvHeads, dim);
+  launch.step.rows = kRows;
+  launch.out = const_cast<uint16_t*>(out.data());
+  launch.out_stride = stride;
+  launch.basis = means.basis(form, true);
+  ASSERT_EQ(turn_back_heads(launch, {}), cudaSuccess);
+  std::vector<uint16_t> expected = before;
+  for (int index = 0; index < kRows * kHeads; ++index) {
+    const int head = index % kHeads;
+    const auto at = static_cast<size_t>(index / kHeads * stride + head * dim);
+    std::vector<float> values(static_cast<size_t>(dim));
+    std::transform(before.begin() + at, before.begin() + at + dim, values.begin(), bf16_to_f32);
+    if (form.turned) {
+      inverse_hadamard(values.data(), dim);
+    }
+    for (int d = 0; form.centred && d < dim; ++d) {
+      values[static_cast<size_t>(d)] +=
+          means.values[static_cast<size_t>(head / (kHeads / kKvHeads) * dim + d)];
+    }
+    std::transform(values.begin(), values.end(), expected.begin() + at, f32_to_bf16);
+  }
+  EXPECT_EQ(out.host(), expected);
+}
+
 TEST(TurnBack, EqualsTheHosts) {
   NIBBLE_NEEDS_GPU();
   for (const int dim : {64, 128, 256}) {
-    constexpr int kRows = 5, kHeads = 3;
-    const int stride = kHeads * dim + 8;  // what lies between rows stays
-    const std::vector<uint16_t> before =
-        to_bf16(random_values(static_cast<size_t>(kRows * stride), 3, 1.0F));
-    const DeviceArray<uint16_t> out(before);
-    AttentionLaunch launch;
-    launch.shape = shape_of(KvCode::kInt4, kHeads, 1, dim);
-    launch.step.rows = kRows;
-    launch.out = const_cast<uint16_t*>(out.data());
-    launch.out_stride = stride;
-    ASSERT_EQ(turn_back_heads(launch, {}), cudaSuccess);
-    std::vector<uint16_t> expected = before;
-    for (int head = 0; head < kRows * kHeads; ++head) {
-      const auto at = static_cast<size_t>(head / kHeads * stride + head % kHeads * dim);
-      std::vector<float> values(static_cast<size_t>(dim));
-      std::transform(before.begin() + at, before.begin() + at + dim, values.begin(), bf16_to_f32);
-      inverse_hadamard(values.data(), dim);
-      std::transform(values.begin(), values.end(), expected.begin() + at, f32_to_bf16);
+    for (const HeadForm form : kHeadForms) {
+      if (form != HeadForm{}) {
+        check_turn_back(dim, form);
+      }
     }
-    EXPECT_EQ(out.host(), expected) << dim;
   }
 }
 
@@ -451,8 +486,42 @@ TEST(RopeAppend, RotatesAndQuantizesAsTheOracle) {
   for (const KvCode code : kCodes) {
     for (const int dim : {64, 128, 256}) {
       const AttentionShape shape = shape_of(code, 4, 2, dim);
-      check_append(shape, {1, 150}, HeadNorm::kNone);
-      check_append(shape, {1, 90}, HeadNorm::kWeighted);
+      check_append(shape, {1, 150}, {});
+      check_append(shape, {1, 90}, {.norm = HeadNorm::kWeighted});
+    }
+  }
+}
+
+TEST(RopeAppend, CentresAndTurnsAsTheOracle) {
+  NIBBLE_NEEDS_GPU();
+  for (const HeadForm form : kHeadForms) {
+    SCOPED_TRACE(head_form_name(form));
+    for (const int dim : {64, 128, 256}) {
+      const AttentionShape shape = shape_of(KvCode::kInt4, 4, 2, dim);
+      check_append(shape, {1, 150}, {.form = form});
+      check_append(shape, {1, 90}, {.norm = HeadNorm::kWeighted, .form = form});
+    }
+  }
+}
+
+// The kernel of short sequences changes a step's keys and values as the one that appends alone.
+TEST(RopeAppend, CentresAndTurnsInShortDecodes) {
+  NIBBLE_NEEDS_GPU();
+  if (!query_device(0).value().hopper()) {
+    GTEST_SKIP() << "the device has no kernels for short sequences";
+  }
+  for (const HeadForm form : kHeadForms) {
+    SCOPED_TRACE(head_form_name(form));
+    for (const int dim : {64, 128}) {
+      const Means means(2, dim);
+      AttentionCase test(shape_of(KvCode::kInt4, 8, 2, dim), decode_lengths(), 5);
+      test.longest = kShortAttention;
+      test.basis = means.basis(form, true);
+      test.fill_cache();
+      for (const bool overlap : {false, true}) {
+        test.run_appending({nullptr, overlap});
+        test.check(kTolerance);
+      }
     }
   }
 }
@@ -462,8 +531,8 @@ TEST(RopeAppend, DynamicRopeRotatesAsTheOracle) {
   for (const KvCode code : kCodes) {
     for (const int dim : {64, 128, 256}) {
       const AttentionShape shape = shape_of(code, 4, 2, dim);
-      check_append(shape, {1, 150, 100}, HeadNorm::kNone, {40, 4.0});
-      check_append(shape, {1, 90, 20}, HeadNorm::kWeighted, {40, 4.0});
+      check_append(shape, {1, 150, 100}, {.dynamic = {40, 4.0}});
+      check_append(shape, {1, 90, 20}, {HeadNorm::kWeighted, {40, 4.0}});
     }
   }
 }

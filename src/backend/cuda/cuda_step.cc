@@ -16,6 +16,7 @@ CudaStep::CudaStep(const StepPlan& plan, const StepShape& shape, CudaSteps& step
 
 void CudaStep::rope_append_kv(const RopeAppendArgs& args) {
   CHECK(!append_.has_value());
+  CHECK(kv_format(args.kv.code).turned || args.kv.basis == KvBasis{});
   RopeAppendLaunch launch{.shape = {.kv = layout_of(args.kv),
                                     .heads = static_cast<int32_t>(args.heads),
                                     .k_scale = args.kv.scales.k,
@@ -29,7 +30,8 @@ void CudaStep::rope_append_kv(const RopeAppendArgs& args) {
                           .attention_factor = args.attention_factor,
                           .q_norm = args.q_norm,
                           .k_norm = args.k_norm,
-                          .norm_eps = args.norm_eps};
+                          .norm_eps = args.norm_eps,
+                          .basis = args.kv.basis};
   const auto context =
       steps_.scaled_rope_.prepare(args, steps_.limits_.rows, steps_.stream_, launch);
   must(context.status());
@@ -42,6 +44,7 @@ void CudaStep::rope_append_kv(const RopeAppendArgs& args) {
 
 void CudaStep::attention(const AttentionArgs& args) {
   CHECK(args.q.type == DType::kBF16 && args.out.type == DType::kBF16);
+  CHECK(args.sinks == nullptr || args.kv.basis.value_mean == nullptr);
   const AttentionShape shape{.kv = layout_of(args.kv),
                              .heads = static_cast<int32_t>(args.heads),
                              .sliding_window = static_cast<int32_t>(args.sliding_window),
@@ -60,6 +63,7 @@ void CudaStep::attention(const AttentionArgs& args) {
                                .out = args.out.data,
                                .out_stride = args.out_stride,
                                .sinks = args.sinks,
+                               .basis = args.kv.basis,
                                .workspace = steps_.attention_plans_.workspace()};
   if (const auto append = std::exchange(append_, std::nullopt)) {
     CHECK(append->launch.pages == args.kv.pages && append->launch.qkv == args.q.data);
@@ -87,7 +91,7 @@ void CudaStep::attention(const AttentionArgs& args) {
 }
 
 void CudaStep::turn_back(const AttentionLaunch& launch) const {
-  if (kv_format(launch.shape.kv.code).turned) {
+  if (launch.basis.changes_results()) {
     must(turn_back_heads(launch, {steps_.stream_}), "attention");
   }
 }

@@ -86,7 +86,8 @@ class AttentionCheck final {
                                   .pages = pages_.as<void>(),
                                   .qkv = qkv,
                                   .qkv_stride = stride_,
-                                  .inv_freq = device_inv_freq_.as<float>()};
+                                  .inv_freq = device_inv_freq_.as<float>(),
+                                  .basis = basis_of(shape_.kv.code)};
     const AttentionLaunch launch{.shape = shape_,
                                  .step = metadata,
                                  .plan = plan.as<void>(),
@@ -95,6 +96,7 @@ class AttentionCheck final {
                                  .q_stride = stride_,
                                  .out = out_.as<uint16_t>() + first * width,
                                  .out_stride = width,
+                                 .basis = append.basis,
                                  .workspace = workspace_.as<void>()};
     if (rows == 1 && !decode_reads_plan(shape_, metadata)) {
       NIBBLE_RETURN_IF_ERROR(check(append_decode_attention(append, launch, context), "attention"));
@@ -106,7 +108,7 @@ class AttentionCheck final {
           check(rows > 1 ? prefill_attention(launch, context) : decode_attention(launch, context),
                 "attention"));
     }
-    if (kv_format(shape_.kv.code).turned) {
+    if (launch.basis.changes_results()) {
       NIBBLE_RETURN_IF_ERROR(check(turn_back_heads(launch, context), "attention"));
     }
     return check(cudaStreamSynchronize(stream_), "attention");

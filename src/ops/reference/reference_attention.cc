@@ -238,8 +238,12 @@ void attend(const AttentionArgs& args, const SequenceSpan& sequence, int64_t row
     args.out.f32()[row * args.out_stride + head * kv.head_dim + d] =
         static_cast<float>(sum / total);
   }
-  if (kv_format(kv.code).turned) {
-    turn(args.out.f32() + row * args.out_stride + head * kv.head_dim, kv.head_dim, true);
+  float* out = args.out.f32() + row * args.out_stride + head * kv.head_dim;
+  if (kv.basis.turns_values) {
+    turn(out, kv.head_dim, true);
+  }
+  for (int64_t d = 0; kv.basis.value_mean != nullptr && d < kv.head_dim; ++d) {
+    out[d] += kv.basis.value_mean[kv_head * kv.head_dim + d];
   }
 }
 
@@ -247,6 +251,7 @@ void attend(const AttentionArgs& args, const SequenceSpan& sequence, int64_t row
 
 void reference_attention(const AttentionArgs& args) {
   CHECK_EQ(args.heads % args.kv.kv_heads, 0);
+  CHECK(args.sinks == nullptr || args.kv.basis.value_mean == nullptr);
   for (const SequenceSpan& sequence : args.sequences) {
     for (int64_t i = 0; i < sequence.q_len; ++i) {
       for (int64_t head = 0; head < args.heads; ++head) {
@@ -266,6 +271,12 @@ void normalize(float* head, int64_t dim, const float* weight, float eps) {
   const double factor = 1.0 / std::sqrt(squares / static_cast<double>(dim) + eps);
   for (int64_t i = 0; i < dim; ++i) {
     head[i] = static_cast<float>(head[i] * factor * weight[i]);
+  }
+}
+
+void subtract(float* x, const float* mean, int64_t count) {
+  for (int64_t i = 0; mean != nullptr && i < count; ++i) {
+    x[i] -= mean[i];
   }
 }
 
@@ -291,9 +302,13 @@ void reference_rope_append(const RopeAppendArgs& args) {
                     head < args.heads ? kQueryPlaces : kKeyPlaces);
         }
       }
-      for (int64_t head = 0; kv_format(kv.code).turned && head < args.heads + 2 * kv.kv_heads;
-           ++head) {
-        turn(q + head * kv.head_dim, kv.head_dim, false);
+      subtract(k, kv.basis.key_mean, kv.kv_heads * kv.head_dim);
+      subtract(v, kv.basis.value_mean, kv.kv_heads * kv.head_dim);
+      for (int64_t head = 0; head < args.heads + 2 * kv.kv_heads; ++head) {
+        const bool value = head >= args.heads + kv.kv_heads;
+        if (value ? kv.basis.turns_values : kv.basis.turns_keys) {
+          turn(q + head * kv.head_dim, kv.head_dim, false);
+        }
       }
       const int64_t page = sequence.pages[position / kv.page_size];
       const int64_t slot = position % kv.page_size;

@@ -150,10 +150,11 @@ inline void attention_f32(const AttentionTask& task) {
                {q + r * padded_dim, acc + r * padded_dim, top + r, denominator + r});
     }
     const int64_t out = r / task.group * task.out_stride + r % task.group * dim;
-    in_vectors(dim, [&](int64_t i, int64_t lanes) {
-      const F32x16 sum = Simd::load(acc + r * padded_dim + i);
-      store_numbers(task.out, out + i, lanes, Simd::div(sum, Simd::set(denominator[r])));
+    float* row = acc + r * padded_dim;
+    in_vectors(dim, [&](int64_t i, int64_t) {
+      Simd::store(row + i, Simd::div(Simd::load(row + i), Simd::set(denominator[r])));
     });
+    store_result(task, row, out);
   }
 }
 

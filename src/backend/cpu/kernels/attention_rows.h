@@ -70,6 +70,21 @@ inline int64_t first_visible(const AttentionTask& task, int64_t position) {
   return task.window > 0 ? larger(0, position - task.window + 1) : 0;
 }
 
+/// Stores a head of results at `out`, turned back and with the mean of values where the task says
+/// so; changes `row`.
+inline void store_result(const AttentionTask& task, float* row, int64_t out) {
+  const int64_t dim = task.kv.head_dim;
+  if (task.turn_back != nullptr) {
+    task.turn_back(row, dim);
+  }
+  for (int64_t d = 0; task.value_mean != nullptr && d < dim; ++d) {
+    row[d] += task.value_mean[d];
+  }
+  in_vectors(dim, [&](int64_t i, int64_t lanes) {
+    store_numbers(task.out, out + i, lanes, Simd::load(row + i));
+  });
+}
+
 alignas(64) constexpr uint8_t kZeroRow[kMaxHeadDim * 2] = {};
 
 /// Part of a block of keys: those in `range` exist, the groups of 32 from begin to end are packed.

@@ -101,12 +101,7 @@ inline void write_results(const AttentionTask& task, const RowStates& total, int
       const F32x16 sum = Simd::mul(Simd::load(row + i), scale);
       Simd::store(row + i, Simd::div(sum, Simd::set(total.sum[r])));
     });
-    if (task.turn_back != nullptr) {
-      task.turn_back(row, dim);
-    }
-    in_vectors(dim, [&](int64_t i, int64_t lanes) {
-      store_numbers(task.out, out + i, lanes, Simd::load(row + i));
-    });
+    store_result(task, row, out);
   }
 }
 

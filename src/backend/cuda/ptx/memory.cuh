@@ -173,4 +173,9 @@ __device__ __forceinline__ void multiply_in_place(float (&values)[kCount], float
   }
 }
 
+/// Asks for the 128 bytes of global memory that hold `address`, into the second cache.
+__device__ __forceinline__ void prefetch(const void* address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+}
+
 }  // namespace nibble::cuda::ptx

@@ -24,7 +24,7 @@ double f8_value(uint8_t bits) {
 AttentionCase::AttentionCase(const AttentionShape& the_shape,
                              std::vector<CaseSequence> the_sequences,
                              uint32_t seed)
-    : shape(the_shape), sequences(std::move(the_sequences)) {
+    : shape(the_shape), sequences(std::move(the_sequences)), basis(basis_of(shape.kv.code)) {
   std::mt19937 random(seed);
   const KvLayout& kv = shape.kv;
   int32_t longest = 1;
@@ -152,6 +152,7 @@ RopeAppendLaunch AttentionCase::append_launch(const StepMetadata& step, uint16_t
   append.inv_freq = inv_freq->data();
   append.q_norm = q_norm;
   append.k_norm = k_norm;
+  append.basis = basis;
   if (dynamic.original > 0) {
     const int32_t pairs = shape.kv.head_dim / 2;
     frequencies_ = std::make_unique<DeviceArray<float>>(static_cast<size_t>(step.rows * pairs));

@@ -68,6 +68,7 @@ class AttentionCase final {
   const float* k_norm = nullptr;
   int32_t longest = INT32_MAX;  // of the step's metadata
   DynamicRope dynamic;
+  KvBasis basis;  // basis_of() the shape's format
 
  private:
   struct Arrays {

@@ -38,6 +38,14 @@ __global__ __launch_bounds__(32 * kWarps) void append_kernel(const AppendArgs ar
     HeadValues<kDim> x = load_head<kDim>(at, lane);
     const bool is_query = head < args.heads;
     const bool is_value = head >= args.heads + args.kv_heads;
+    const int kv_head = head - args.heads - (is_value ? args.kv_heads : 0);
+    HeadValues<kDim> mean = {};
+    if constexpr (kv_format(kCode).turned) {
+      if (!is_query) {
+        mean =
+            load_mean<kDim>(is_value ? args.basis.value_mean : args.basis.key_mean, kv_head, lane);
+      }
+    }
     if (!is_value) {
       const float* norm = is_query ? args.q_norm : args.k_norm;
       if (norm != nullptr) {
@@ -49,13 +57,15 @@ __global__ __launch_bounds__(32 * kWarps) void append_kernel(const AppendArgs ar
       }
     }
     if constexpr (kv_format(kCode).turned) {
-      HeadTurn<kDim>::turn(x, lane);
+      subtract<kDim>(x, mean);
+      if (is_value ? args.basis.turns_values : args.basis.turns_keys) {
+        HeadTurn<kDim>::turn(x, lane);
+      }
     }
     if (is_query) {
       store_query<kDim>(x, at, lane);
       continue;
     }
-    const int kv_head = head - args.heads - (is_value ? args.kv_heads : 0);
     uint8_t* const tile = args.pages + page * args.page_bytes +
                           int64_t{kv_head * tiles + slot / kTokens} * kTileBytes;
     store_head<kCode, kDim>(x, is_value ? args.v_factor : args.k_factor, slot % kTokens, lane,
@@ -108,6 +118,7 @@ AppendArgs append_args(const RopeAppendLaunch& launch) {
   out.k_factor = 1.0F / launch.shape.k_scale;
   out.v_factor = 1.0F / launch.shape.v_scale;
   out.shared = launch.shape.form == AttentionForm::kShared;
+  out.basis = launch.basis;
   return out;
 }
 

@@ -32,6 +32,7 @@ struct AppendArgs {
   float k_factor;  // fp8: 1 / scale
   float v_factor;
   bool shared;  // AttentionForm::kShared
+  KvBasis basis;
 };
 
 [[nodiscard]] AppendArgs append_args(const RopeAppendLaunch& launch);
@@ -53,6 +54,34 @@ __device__ __forceinline__ HeadValues<kDim> load_head(const uint16_t* head, int 
     }
   }
   return x;
+}
+
+/// A head's means; zeros where there are none.
+///   means  [kv_heads, kDim] f32, or null
+template <int kDim>
+__device__ __forceinline__ HeadValues<kDim> load_mean(const float* means, int kv_head, int lane) {
+  using Values = HeadValues<kDim>;
+  Values x = {};
+  if (means != nullptr && lane < Values::kLanes) {
+#pragma unroll
+    for (int i = 0; i < 2 * Values::kEach; i += 2) {
+      const int half = i / Values::kEach;
+      const int d = half * (kDim / 2) + lane * Values::kEach + i % Values::kEach;
+      const float2 two = __ldg(reinterpret_cast<const float2*>(means + kv_head * kDim + d));
+      x.v[half][i % Values::kEach] = two.x;
+      x.v[half][i % Values::kEach + 1] = two.y;
+    }
+  }
+  return x;
+}
+
+template <int kDim>
+__device__ __forceinline__ void subtract(HeadValues<kDim>& x, const HeadValues<kDim>& mean) {
+  constexpr int kEach = HeadValues<kDim>::kEach;
+#pragma unroll
+  for (int i = 0; i < 2 * kEach; ++i) {
+    x.v[i / kEach][i % kEach] -= mean.v[i / kEach][i % kEach];
+  }
 }
 
 template <int kDim>

@@ -164,7 +164,9 @@ struct FreshToken {
         round_row<kDim>(x, kQueryPlaces);
       }
       if constexpr (kv_format(Tile::kFormat).turned) {
-        HeadTurn<kDim>::turn(x, lane);
+        if (args.basis.turns_keys) {
+          HeadTurn<kDim>::turn(x, lane);
+        }
       }
       store_query<kDim>(x, to + head * kDim, lane);
     }
@@ -174,8 +176,32 @@ struct FreshToken {
     key = load_head<kDim>(from, lane);
     value = load_head<kDim>(from + int64_t{args.kv_heads} * kDim, lane);
   }
+  /// Asks for what change() reads; by one warp.
+  static __device__ void prefetch_means(const AppendArgs& args, int kv_head, int lane) {
+    if constexpr (kv_format(Tile::kFormat).turned) {
+      const int32_t at = kv_head * kDim + lane * 32;  // of 128 bytes
+      for (const float* means : {args.basis.key_mean, args.basis.value_mean}) {
+        if (means != nullptr && lane < kDim / 32) {
+          ptx::prefetch(means + at);
+        }
+      }
+    }
+  }
+  /// As args.basis says.
+  __device__ void change(const AppendArgs& args, int kv_head, int lane) {
+    const KvBasis& basis = args.basis;
+    subtract<kDim>(key, load_mean<kDim>(basis.key_mean, kv_head, lane));
+    subtract<kDim>(value, load_mean<kDim>(basis.value_mean, kv_head, lane));
+    if (basis.turns_keys) {
+      HeadTurn<kDim>::turn(key, lane);
+    }
+    if (basis.turns_values) {
+      HeadTurn<kDim>::turn(value, lane);
+    }
+  }
   /// Puts key and value of the tile's token `token` into two copies of the tile.
-  __device__ void put(const AppendArgs& args, int token, int lane, uint8_t* copy, uint8_t* cached) {
+  __device__ void put(
+      const AppendArgs& args, int kv_head, int token, int lane, uint8_t* copy, uint8_t* cached) {
     constexpr KvCode kCode = Tile::kFormat;
     if (args.k_norm != nullptr) {
       normalise<kDim>(key, args.k_norm, args.norm_eps, lane);
@@ -185,8 +211,7 @@ struct FreshToken {
       round_row<kDim>(key, kKeyPlaces);
     }
     if constexpr (kv_format(kCode).turned) {
-      HeadTurn<kDim>::turn(key, lane);
-      HeadTurn<kDim>::turn(value, lane);
+      change(args, kv_head, lane);
     }
     store_head<kCode, kDim>(
         key, args.k_factor, token, lane,
@@ -260,6 +285,7 @@ __global__ __launch_bounds__(kDecodeThreads,
     ring.fill(args, kv_head, lane);
   }
   if (appends) {
+    fresh.prefetch_means(args.append, kv_head, lane);
     fresh.rotation.set(args.append, kv_len - 1);
   }
   const LaneOffsets offsets = lane_offsets<Tile>(lane);
@@ -292,7 +318,8 @@ __global__ __launch_bounds__(kDecodeThreads,
       uint8_t* const copy = shared + (tile - ptx::shared_address(shared));
       const int64_t page = __shfl_sync(~0U, ring.page, i);
       uint8_t* const cached = args.append.pages + ring.place(args, kv_head, i, page);
-      fresh.put(args.append, kv_len - 1 - token, lane, copy, first_head == 0 ? cached : copy);
+      fresh.put(args.append, kv_head, kv_len - 1 - token, lane, copy,
+                first_head == 0 ? cached : copy);
     }
     add_tile_in_form<Tile, kColumns>(args, tile, oldest - token, kv_len - token, query, offsets,
                                      lane, state);

@@ -1,5 +1,5 @@
-// Turns the heads of attention's results back where the cache holds turned ones: one warp per head
-// of a row.
+// Turns the heads of attention's results back where the cache holds turned ones, and adds the means
+// that were taken off values: one warp per head of a row.
 
 #include "backend/cuda/kernels/attention/append.cuh"
 #include "backend/cuda/kernels/attention/turn.cuh"
@@ -10,22 +10,39 @@ namespace {
 
 constexpr int kWarps = 8;
 
+struct TurnBackArgs {
+  uint16_t* out;
+  int64_t stride;
+  int32_t heads;
+  int32_t ratio;  // query heads of a KV head
+  int64_t count;  // of heads, in all rows
+  KvBasis basis;
+};
+
 template <int kDim>
-__global__ __launch_bounds__(32 * kWarps) void turn_back_kernel(uint16_t* out,
-                                                                int64_t stride,
-                                                                int32_t heads,
-                                                                int64_t count) {
+__global__ __launch_bounds__(32 * kWarps) void turn_back_kernel(const TurnBackArgs args) {
   ptx::allow_successor();
-  ptx::wait_for_predecessor();
   const int64_t index = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  if (index >= count) {
+  const auto head = static_cast<int32_t>(index % args.heads);
+  const HeadValues<kDim> mean = load_mean<kDim>(args.basis.value_mean, head / args.ratio, lane);
+  ptx::wait_for_predecessor();
+  if (index >= args.count) {
     return;
   }
-  uint16_t* head = out + index / heads * stride + index % heads * kDim;
-  HeadValues<kDim> x = load_head<kDim>(head, lane);
-  HeadTurn<kDim>::turn_back(x, lane);
-  store_query<kDim>(x, head, lane);
+  uint16_t* at = args.out + index / args.heads * args.stride + int64_t{head} * kDim;
+  HeadValues<kDim> x = load_head<kDim>(at, lane);
+  if (args.basis.turns_values) {
+    HeadTurn<kDim>::turn_back(x, lane);
+  }
+  if (args.basis.value_mean != nullptr) {
+    constexpr int kEach = HeadValues<kDim>::kEach;
+#pragma unroll
+    for (int i = 0; i < 2 * kEach; ++i) {
+      x.v[i / kEach][i % kEach] += mean.v[i / kEach][i % kEach];
+    }
+  }
+  store_query<kDim>(x, at, lane);
 }
 
 }  // namespace
@@ -33,10 +50,13 @@ __global__ __launch_bounds__(32 * kWarps) void turn_back_kernel(uint16_t* out,
 cudaError_t turn_back_heads(const AttentionLaunch& args, const LaunchContext& context) {
   const int64_t count = int64_t{args.step.rows} * args.shape.heads;
   const Grid grid{dim3(static_cast<unsigned>((count + kWarps - 1) / kWarps)), 32 * kWarps, 0};
-  auto* out = static_cast<uint16_t*>(args.out);
-  const auto run = [&](auto kernel) {
-    return launch(kernel, grid, context, out, args.out_stride, args.shape.heads, count);
-  };
+  const TurnBackArgs out{.out = static_cast<uint16_t*>(args.out),
+                         .stride = args.out_stride,
+                         .heads = args.shape.heads,
+                         .ratio = args.shape.heads / args.shape.kv.kv_heads,
+                         .count = count,
+                         .basis = args.basis};
+  const auto run = [&](auto kernel) { return launch(kernel, grid, context, out); };
   switch (args.shape.kv.head_dim) {
     case 64:
       return run(turn_back_kernel<64>);

@@ -1,0 +1,221 @@
+#include "checkpoint/kv_sidecar.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <span>
+#include <utility>
+
+#include <unistd.h>
+
+#include "base/file.h"
+#include "gguf/split.h"
+
+namespace nibble {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kRemedy = "make it again with nibble calibrate-kv, or remove it";
+
+Status bad_field(const std::string& where, std::string_view field, const std::string& what) {
+  return make_error(StatusCode::kCorrupt, "{}: field {}: {}; {}", where, field, what, kRemedy);
+}
+
+/// The shortest decimal number that reads back as x.
+Json shortest(float x) {
+  std::array<char, 32> text{};
+  const auto [end, ignored] = std::to_chars(text.data(), text.data() + text.size(), x);
+  double value = 0;
+  std::from_chars(text.data(), end, value);
+  return value;
+}
+
+Json json_of(const KvSidecar::Half& half) {
+  Json mean;
+  if (!half.mean.empty()) {
+    JsonArray numbers;
+    std::ranges::transform(half.mean, std::back_inserter(numbers), shortest);
+    mean = std::move(numbers);
+  }
+  Json errors = Json(JsonObject());
+  for (const HeadForm form : kHeadForms) {
+    if (const double error = half.errors.at(head_form_index(form)); error >= 0) {
+      errors.set(std::string(head_form_name(form)), error);
+    }
+  }
+  return Json::object({{"form", head_form_name(half.form)},
+                       {"errors", std::move(errors)},
+                       {"mean", std::move(mean)}});
+}
+
+Result<std::vector<float>> read_mean(const Json& json, const std::string& where, int64_t count) {
+  if (!json.is_array()) {
+    return bad_field(where, "mean", fmt::format("expected an array, got {}", json_type_name(json)));
+  }
+  const JsonArray& numbers = json.as_array();
+  if (std::ssize(numbers) != count) {
+    return bad_field(where, "mean",
+                     fmt::format("has {} numbers, but kv_heads x head_dim of the model are {}",
+                                 numbers.size(), count));
+  }
+  std::vector<float> mean;
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    const bool number = numbers[i].is_number();
+    const auto value = number ? static_cast<float>(numbers[i].as_double()) : 0.0F;
+    if (!number || !std::isfinite(value)) {
+      return bad_field(where, fmt::format("mean[{}]", i),
+                       "expected a number that F32 holds, got " + numbers[i].dump());
+    }
+    mean.push_back(value);
+  }
+  return mean;
+}
+
+Result<KvSidecar::Half> read_half(const Json& layer,
+                                  const std::string& where,
+                                  std::string_view name,
+                                  int64_t count) {
+  const Json* json = layer.find(name);
+  if (json == nullptr || !json->is_object()) {
+    return bad_field(where, name, "is missing, or no object");
+  }
+  const std::string here = fmt::format("{}: {}", where, name);
+  NIBBLE_ASSIGN_OR_RETURN(const std::string form_name,
+                          JsonReader(*json, here).required_string("form"));
+  const std::optional<HeadForm> form = find_head_form(form_name);
+  if (!form) {
+    return bad_field(
+        here, "form",
+        fmt::format("\"{}\" is none of plain, centred, turned and centred+turned", form_name));
+  }
+  KvSidecar::Half half{.form = *form};
+  if (const Json* mean = json->find("mean"); mean != nullptr && !mean->is_null()) {
+    NIBBLE_ASSIGN_OR_RETURN(half.mean, read_mean(*mean, here, count));
+  }
+  if (half.form.centred && half.mean.empty()) {
+    return bad_field(here, "mean", fmt::format("is missing, which the form {} needs", form_name));
+  }
+  return half;
+}
+
+Status check_number(const JsonReader& reader, std::string_view field, int64_t expected) {
+  NIBBLE_ASSIGN_OR_RETURN(const int64_t number, reader.required_int(field));
+  return number == expected
+             ? Status()
+             : bad_field(reader.where(), field,
+                         fmt::format("is {}, but {} in the model", number, expected));
+}
+
+std::string forms_text(const KvSidecar& sidecar, KvSidecar::Half KvSidecar::Layer::*half) {
+  std::string text;
+  for (const HeadForm form : kHeadForms) {
+    const auto count = std::ranges::count_if(
+        sidecar.layers, [&](const KvSidecar::Layer& layer) { return (layer.*half).form == form; });
+    if (count > 0) {
+      text += fmt::format("{}{} in {}{}", text.empty() ? "" : ", ", head_form_name(form), count,
+                          !text.empty() ? ""
+                          : count == 1  ? " layer"
+                                        : " layers");
+    }
+  }
+  return text;
+}
+
+}  // namespace
+
+KvSidecarShape kv_sidecar_shape(const ModelConfig& config) {
+  return {.layers = config.num_layers,
+          .kv_heads = config.num_kv_heads,
+          .head_dim = config.head_dim,
+          .sinks = config.sinks};
+}
+
+std::string kv_sidecar_path(const std::string& model) {
+  return gguf::is_gguf_path(model) ? fmt::format("{}.{}", model, kKvSidecarName)
+                                   : fmt::format("{}/{}", model, kKvSidecarName);
+}
+
+Result<KvSidecar> read_kv_sidecar(const std::string& path, const KvSidecarShape& shape) {
+  const std::string where(file_name(path));
+  NIBBLE_ASSIGN_OR_RETURN(const std::string text, read_file(path));
+  const auto json = Json::parse(text);
+  if (!json.ok()) {
+    return make_error(StatusCode::kCorrupt, "{}: {}; {}", where, json.status().message(), kRemedy);
+  }
+  const JsonReader reader(*json, where);
+  NIBBLE_ASSIGN_OR_RETURN(const int64_t version, reader.required_int("nibble_kv"));
+  if (version != kKvSidecarVersion) {
+    return make_error(StatusCode::kUnsupported, "{}: field nibble_kv: is version {}, not {}; {}",
+                      where, version, kKvSidecarVersion, kRemedy);
+  }
+  NIBBLE_RETURN_IF_ERROR(check_number(reader, "kv_heads", shape.kv_heads));
+  NIBBLE_RETURN_IF_ERROR(check_number(reader, "head_dim", shape.head_dim));
+  const Json* layers = json->find("layers");
+  if (layers == nullptr || !layers->is_array()) {
+    return bad_field(where, "layers", "is missing, or no array");
+  }
+  if (std::ssize(layers->as_array()) != shape.layers) {
+    return bad_field(where, "layers",
+                     fmt::format("has {} entries, but the model has {} layers",
+                                 layers->as_array().size(), shape.layers));
+  }
+  KvSidecar sidecar;
+  if (const Json* calibration = json->find("calibration")) {
+    sidecar.calibration = *calibration;
+  }
+  for (const Json& layer : layers->as_array()) {
+    const std::string here = fmt::format("{}: layers[{}]", where, sidecar.layers.size());
+    const int64_t count = shape.kv_heads * shape.head_dim;
+    KvSidecar::Layer& read = sidecar.layers.emplace_back();
+    NIBBLE_ASSIGN_OR_RETURN(read.keys, read_half(layer, here, "keys", count));
+    NIBBLE_ASSIGN_OR_RETURN(read.values, read_half(layer, here, "values", count));
+    if (shape.sinks && read.values.form.centred) {
+      return make_error(StatusCode::kUnsupported,
+                        "{}: values: field form: values cannot be centred where attention has "
+                        "sinks, whose weights do not add up to 1; {}",
+                        here, kRemedy);
+    }
+  }
+  return sidecar;
+}
+
+Status write_kv_sidecar(const KvSidecar& sidecar,
+                        const KvSidecarShape& shape,
+                        const std::string& path) {
+  JsonArray layers;
+  for (const KvSidecar::Layer& layer : sidecar.layers) {
+    layers.push_back(
+        Json::object({{"keys", json_of(layer.keys)}, {"values", json_of(layer.values)}}));
+  }
+  const Json json = Json::object({{"nibble_kv", kKvSidecarVersion},
+                                  {"kv_heads", shape.kv_heads},
+                                  {"head_dim", shape.head_dim},
+                                  {"calibration", sidecar.calibration},
+                                  {"layers", std::move(layers)}});
+  const std::string fresh = fmt::format("{}.tmp-{}", path, ::getpid());
+  std::error_code ignored;
+  fs::remove(fresh, ignored);
+  NIBBLE_ASSIGN_OR_RETURN(OutputFile file, OutputFile::create(fresh));
+  Status written = file.write(json.dump() + "\n");
+  written = written.ok() ? file.finish() : written;
+  if (written.ok() && std::rename(fresh.c_str(), path.c_str()) != 0) {
+    written = file_error(fresh, "rename", errno);
+  }
+  if (!written.ok()) {
+    fs::remove(fresh, ignored);
+    return written;
+  }
+  const std::string folder = fs::path(path).parent_path().string();
+  return sync_directory(folder.empty() ? "." : folder);
+}
+
+std::string describe(const KvSidecar& sidecar) {
+  return fmt::format("keys {}; values {}", forms_text(sidecar, &KvSidecar::Layer::keys),
+                     forms_text(sidecar, &KvSidecar::Layer::values));
+}
+
+}  // namespace nibble
