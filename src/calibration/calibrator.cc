@@ -42,7 +42,10 @@ class Calibrator final : public JobMaker {
       return {};
     }
     ThreadPool pool(context.threads);
-    JobRounder rounder({.context = context, .runner = *runner, .pool = pool});
+    JobRounder rounder({.context = context,
+                        .runner = *runner,
+                        .pool = pool,
+                        .piece_weights = options_.piece_weights});
     Windows windows(
         {.context = context,
          .tokens = text_.windows,

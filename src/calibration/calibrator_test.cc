@@ -95,6 +95,31 @@ TEST_P(Interrupted, BytesDependNeitherOnThreadsNorOnInterruptions) {
   }
 }
 
+// Where every piece is kept, a matrix is as if it were rounded whole.
+TEST_F(Calibration, InPiecesIsAsAWhole) {
+  const std::string model = dummy("llama3", {{"vocab_size", 40000}});
+  CalibrationOptions how = calibration(model, Rounding::kGptq);
+  how.text.length = 100;
+  for (const char* scheme : {"w4a16_channel", "w4a16_g32_asym", "mxfp4"}) {
+    QuantizeOptions wanted = options(model, path("whole"), scheme);
+    wanted.plan.rules.head = find_scheme(scheme).value();  // of three chunks
+    wanted.existing = ExistingOutput::kReplace;
+    how.piece_weights = int64_t{1} << 25;
+    const auto whole = quantize(wanted, how);
+    ASSERT_TRUE(whole.ok()) << whole.status().message();
+    wanted.destination = path("pieces");
+    how.piece_weights = 1;  // a chunk at a time
+    const auto pieces = quantize(wanted, how);
+    ASSERT_TRUE(pieces.ok()) << pieces.status().message();
+    EXPECT_EQ(weights("whole"), weights("pieces")) << scheme;
+    for (size_t i = 0; i < whole->tensors.size(); ++i) {
+      EXPECT_NEAR(whole->tensors[i].calibration->error / pieces->tensors[i].calibration->error, 1,
+                  1e-6);
+      EXPECT_EQ(whole->tensors[i].snr_db, pieces->tensors[i].snr_db);
+    }
+  }
+}
+
 // A kill loses the layer that it meets, no more.
 TEST_P(Interrupted, GoesOnAfterAKill) {
   const CalibrationOptions how = calibration(kModel, GetParam());

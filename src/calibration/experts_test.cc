@@ -169,6 +169,34 @@ TEST_F(ExpertCalibration, LaterLayersReadRoundedExperts) {
   EXPECT_LT(near, far / 10);
 }
 
+// What is published in blocks of MXFP4 is read as any other source; to the same codes again nothing
+// is lost.
+TEST_F(ExpertCalibration, OfBlocksOfMxfp4) {
+  const std::string model =
+      dummy("gpt_oss", {{"quantization_config", Json::object({{"quant_method", "mxfp4"}})}});
+  ASSERT_NE(weights("gpt_oss").find("gate_up_proj_blocks"), std::string::npos);
+  for (const char* scheme : {"w4a16_g32", "w4a8", "mxfp4"}) {
+    double before = 1;
+    for (const Rounding rounding : {Rounding::kRtn, Rounding::kImatrix, Rounding::kGptq}) {
+      QuantizeOptions wanted = options(model, path("out"), scheme);
+      wanted.existing = ExistingOutput::kReplace;
+      const auto report = quantize(wanted, of(model, rounding));
+      ASSERT_TRUE(report.ok()) << report.status().message();
+      double ratio = 0;
+      const auto all = records(*report);
+      for (const auto& [name, record] : all) {
+        EXPECT_EQ(record.rtn_error == 0, std::string(scheme) == "mxfp4") << name;
+        EXPECT_LE(record.error, record.rtn_error) << name;
+        ratio += record.rtn_error > 0 ? record.error / record.rtn_error : 0.0;
+      }
+      ratio /= static_cast<double>(all.size());
+      EXPECT_LE(ratio, before) << scheme;
+      before = ratio;
+    }
+    EXPECT_LT(before, 0.95) << scheme;
+  }
+}
+
 TEST_F(ExpertCalibration, OfTheHead) {
   double before = 1;
   for (const Rounding rounding : {Rounding::kImatrix, Rounding::kGptq}) {

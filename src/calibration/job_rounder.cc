@@ -10,9 +10,6 @@
 namespace nibble {
 namespace {
 
-// Weights that are rounded at a time: a head of 150,000 rows need not be in memory in F32.
-constexpr int64_t kPieceWeights = int64_t{1} << 25;
-
 /// Puts rounded rows into a matrix that layers can multiply.
 void put_rows(const RoundedMatrix& rounded, int64_t first, QuantTensor& out, ThreadPool& pool) {
   const int64_t k = out.k;
@@ -70,7 +67,7 @@ Status JobRounder::round_job(size_t index, const Inputs& inputs) {
   const PlanJob& job = parts_.context.plan.jobs[index];
   const int64_t n = job.matrix->n();
   const int64_t k = job.matrix->k();
-  Matrix matrix{.index = index, .job = job, .step = piece_rows(job, kPieceWeights), .w = {}};
+  Matrix matrix{.index = index, .job = job, .step = piece_rows(job, parts_.piece_weights), .w = {}};
   float absmax = 0;
   for (int64_t row = 0; row < n; row += matrix.step) {
     NIBBLE_RETURN_IF_ERROR(matrix.decode(row));

@@ -20,6 +20,7 @@ class JobRounder final {
     const JobMakerContext& context;
     LayerRunner& runner;
     ThreadPool& pool;
+    int64_t piece_weights;  // CalibrationOptions
   };
 
   explicit JobRounder(const Parts& parts) : parts_(parts), progress_(parts.context.begin) {}

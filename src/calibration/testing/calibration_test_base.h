@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -62,11 +63,16 @@ class Calibration : public testing::Test {
     return quantize_checkpoint(options);
   }
 
-  /// A random model of a family in tests/golden, small enough for a tokenizer of bytes.
-  [[nodiscard]] std::string dummy(const std::string& family) const {
+  /// A random model of a family in tests/golden, with a tokenizer of bytes.
+  ///   more  further fields of its config.json
+  [[nodiscard]] std::string dummy(
+      const std::string& family, const std::vector<std::pair<std::string, Json>>& more = {}) const {
     const std::string model = path(family);
     Json config = Json::parse(read_file("tests/golden/" + family + "/config.json").value()).value();
     config.set("vocab_size", 300);
+    for (const auto& [key, value] : more) {
+      config.set(key, value);
+    }
     std::ofstream(path("config.json")) << config.dump();
     const auto made = make_dummy_checkpoint({.config = path("config.json"), .destination = model});
     EXPECT_TRUE(made.ok()) << made.status().message();
