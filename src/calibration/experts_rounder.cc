@@ -5,6 +5,7 @@
 
 #include <fmt/ranges.h>
 
+#include "arch/family.h"
 #include "base/log.h"
 #include "base/process.h"
 #include "calibration/expert_sums.h"
@@ -159,9 +160,12 @@ class ExpertsRounder final {
       }
     }
     if (!few_.empty()) {
-      NIBBLE_LOG(
-          kInfo, "{}: of {} experts {} saw fewer than {} rows and were rounded by imatrix: {}",
-          first.name(), experts(), few_.size(), form.k / kFewestShare, fmt::join(few_, ", "));
+      NIBBLE_LOG(kInfo,
+                 "{}*: experts with fewer than {} rows, whose {} is rounded by imatrix: {} of {} "
+                 "({})",
+                 layer_prefix(*runner_.config().family, layer_), form.k / kFewestShare,
+                 part == ExpertPart::kGateUp ? "gate and up" : "down", few_.size(), experts(),
+                 fmt::join(few_, ", "));
     }
     return {};
   }

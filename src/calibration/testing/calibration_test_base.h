@@ -67,7 +67,7 @@ class Calibration : public testing::Test {
   ///   more  further fields of its config.json
   [[nodiscard]] std::string dummy(
       const std::string& family, const std::vector<std::pair<std::string, Json>>& more = {}) const {
-    const std::string model = path(family);
+    std::string model = path(family);
     Json config = Json::parse(read_file("tests/golden/" + family + "/config.json").value()).value();
     config.set("vocab_size", 300);
     for (const auto& [key, value] : more) {
