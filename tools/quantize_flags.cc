@@ -180,7 +180,7 @@ void add_calibration_flags(CLI::App& command, QuantizeFlags& flags) {
   command.add_option("--method", flags.method,
                      "How: a chain like rotate,gptq. First what changes the weights but not the "
                      "model: rotate, which needs no text, smooth, awq; then how they are rounded: "
-                     "gptq (the default with --calibrate), imatrix or rtn");
+                     "gptq (the default with --calibrate), gptaq, imatrix or rtn");
   command.add_option("--calibration-windows", flags.text.windows, "Windows of the text, at most")
       ->check(whole_number(1))
       ->capture_default_str();

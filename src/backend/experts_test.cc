@@ -1,7 +1,9 @@
 #include <cmath>
 #include <limits>
+#include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -11,6 +13,8 @@
 #include "backend/testing/bf16_rows.h"
 #include "backend/testing/random_experts.h"
 #include "base/f16.h"
+#include "ops/gemm.h"
+#include "ops/route.h"
 #include "quant/scheme.h"
 
 namespace nibble {
@@ -156,6 +160,95 @@ TEST(Experts, TakeAnyRouting) {
   const std::vector<float> spoiled = run(*experts, x.data(), kRows, kShape.hidden);
   EXPECT_TRUE(std::isnan(spoiled[0]));
   EXPECT_TRUE(std::equal(y.begin() + kShape.hidden, y.end(), spoiled.begin() + kShape.hidden));
+}
+
+/// Notes what it is shown of some experts: by expert, rows of the step and theirs.
+class Shown final : public ExpertObserver {
+ public:
+  [[nodiscard]] bool wants(int32_t expert) const override { return expert != 1; }
+  void observe(int32_t expert, std::span<const int64_t> of, const float* rows) override {
+    const int64_t k = width;
+    for (const int64_t row : of) {
+      seen[{expert, row}].assign(rows, rows + k);
+      order.emplace_back(expert, row);
+      rows += k;
+    }
+  }
+
+  int64_t width = 0;
+  std::map<std::pair<int32_t, int64_t>, std::vector<float>> seen;
+  std::vector<std::pair<int32_t, int64_t>> order;
+};
+
+// Rows are those of the experts that other rows choose.
+TEST(Experts, ShowTheirRows) {
+  constexpr ExpertsShape kShape{5, 2, 64, 96};
+  constexpr int64_t kRows = 40;
+  RandomExperts layer(find_scheme("w8a8_int8").value(), kShape, DType::kF32);
+  layer.add_biases();
+  layer.weights.form.activation = GemmInput::Kind::kClampedSwiglu;
+  layer.weights.form.limit = 7.0F;
+  const int64_t stride = kShape.hidden + 5;
+  const std::vector<float> x = random_rows(kRows, kShape.hidden, 5);
+  const std::vector<float> choosers = random_rows(kRows, kShape.hidden, 6);
+  for (const auto& backend : backends()) {
+    auto experts = backend->prepare_experts(layer.request(kRows)).value();
+    for (const ExpertPart part : {ExpertPart::kGateUp, ExpertPart::kDown}) {
+      Shown shown;
+      shown.width = part == ExpertPart::kGateUp ? kShape.hidden : kShape.width;
+      experts->show_rows({.x = x.data(),
+                          .chosen_by = choosers.data(),
+                          .x_stride = stride,
+                          .m = kRows,
+                          .part = part},
+                         shown);
+      EXPECT_TRUE(std::ranges::is_sorted(shown.order));
+      size_t expected = 0;
+      for (int64_t row = 0; row < kRows; ++row) {
+        std::vector<float> logits(kShape.experts);
+        reference_gemm(layer.weights.router, ActFormat::kFloat,
+                       {.x = choosers.data() + row * stride,
+                        .x_stride = stride,
+                        .m = 1,
+                        .y = logits.data(),
+                        .y_stride = kShape.experts,
+                        .bias = layer.weights.router_bias.data()});
+        std::vector<int32_t> chosen(kShape.top_k);
+        std::vector<float> weights(kShape.top_k);
+        reference_route({.logits = logits,
+                         .correction = {},
+                         .form = layer.weights.form.router,
+                         .chosen = chosen,
+                         .weights = weights});
+        for (const int32_t expert : chosen) {
+          if (!shown.wants(expert)) {
+            continue;
+          }
+          ++expected;
+          ASSERT_TRUE(shown.seen.contains({expert, row})) << expert << " of row " << row;
+          const std::vector<float>& got = shown.seen[{expert, row}];
+          if (part == ExpertPart::kGateUp) {
+            EXPECT_TRUE(std::equal(got.begin(), got.end(), x.begin() + row * stride));
+            continue;
+          }
+          std::vector<float> gate_up(2 * kShape.width);
+          reference_gemm(layer.weights.gate_up[static_cast<size_t>(expert)], layer.weights.form.act,
+                         {.x = x.data() + row * stride,
+                          .x_stride = stride,
+                          .m = 1,
+                          .y = gate_up.data(),
+                          .y_stride = 2 * kShape.width,
+                          .bias = layer.weights.gate_up_bias.data() + expert * 2 * kShape.width});
+          for (size_t i = 0; i < got.size(); ++i) {
+            const double wanted = exact_activation(layer.weights.form.activation, gate_up[i],
+                                                   gate_up[got.size() + i], 7.0);
+            EXPECT_NEAR(got[i], wanted, 1e-4 * (1 + std::fabs(wanted)));
+          }
+        }
+      }
+      EXPECT_EQ(shown.seen.size(), expected);
+    }
+  }
 }
 
 TEST(Experts, OfDifferentFormsAreRefused) {

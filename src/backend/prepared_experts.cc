@@ -1,5 +1,6 @@
 #include "backend/prepared_experts.h"
 
+#include "base/check.h"
 #include "ops/route.h"
 
 namespace nibble {
@@ -21,6 +22,10 @@ Status check_like(const QuantView& view, const QuantView& first, int64_t expert)
 }
 
 }  // namespace
+
+void PreparedExperts::show_rows(const ExpertView& /*view*/, ExpertObserver& /*observer*/) {
+  CHECK_MSG(false, "the rows of this device's experts are not shown");
+}
 
 Status check_experts(const ExpertsRequest& request) {
   const auto experts = std::ssize(request.experts);

@@ -13,6 +13,29 @@ namespace nibble {
 /// One of the two products of an expert.
 enum class ExpertPart : uint8_t { kGateUp, kDown };
 
+/// Rows of a step whose experts read them.
+///   x           [m, hidden], rows x_stride elements apart
+///   chosen_by   the same in other numbers, by which experts are chosen: x itself, unless rows are
+///               to be seen by the experts that other ones chose
+struct ExpertView {
+  ConstActivations x;
+  ConstActivations chosen_by;
+  int64_t x_stride = 0;
+  int64_t m = 0;
+  ExpertPart part = ExpertPart::kGateUp;  // whose rows are shown
+};
+
+/// Sees the rows that experts multiply, before they are rounded: what calibration collects.
+class ExpertObserver {
+ public:
+  virtual ~ExpertObserver() = default;
+  /// Whether it wants those of this expert.
+  [[nodiscard]] virtual bool wants(int32_t expert) const = 0;
+  /// The rows of an expert that a step's rows `of` take, ascending.
+  ///   rows  [of, k] f32: of gate and up the inputs, of down what the activation makes of those two
+  virtual void observe(int32_t expert, std::span<const int64_t> of, const float* rows) = 0;
+};
+
 /// The experts of a layer before they are prepared. All have the same shapes, and one form for gate
 /// and up and one for down.
 struct ExpertsRequest {
@@ -38,6 +61,10 @@ class PreparedExperts {
   virtual ~PreparedExperts() = default;
   /// y += the experts of each row. Allocates nothing.
   virtual void run(const ExpertArgs& args) = 0;
+  /// Shows the rows that run() would multiply, expert by expert in their order. A step may be shown
+  /// in several parts, from its first rows on, with all experts of each. Only where the backend's
+  /// memory is the host's.
+  virtual void show_rows(const ExpertView& view, ExpertObserver& observer);
   /// An expert's weights in canonical form again: packing is invertible. Gate's rows come first.
   [[nodiscard]] virtual Result<QuantTensor> unpack(int64_t expert, ExpertPart part) const = 0;
   /// Replaces rows [first_row, first_row + rows.n) of an expert's product in place, under the rules

@@ -10,6 +10,7 @@
 #include "calibration/layer_rounder.h"
 #include "calibration/layer_runner.h"
 #include "calibration/progress_file.h"
+#include "calibration/windows.h"
 
 namespace nibble {
 namespace {
@@ -31,27 +32,38 @@ class Calibrator final : public JobMaker {
   }
 
   Status make(const JobMakerContext& context) override {
-    const LayerJobs jobs(context.plan, config_);
+    NIBBLE_ASSIGN_OR_RETURN(
+        const auto runner,
+        LayerRunner::open(options_.model, std::ssize(text_.windows.front()), context.threads));
+    const LayerJobs jobs(context.plan, runner->config());
     NIBBLE_RETURN_IF_ERROR(check_jobs(context.plan, jobs));
     if (jobs.all_done(context.store)) {
       remove_calibration_files(context.folder);
       return {};
     }
     ThreadPool pool(context.threads);
-    NIBBLE_ASSIGN_OR_RETURN(
-        const auto runner,
-        LayerRunner::open(options_.model, std::ssize(text_.windows.front()), context.threads));
-    LayerRounder rounder({.context = context,
-                          .jobs = jobs,
-                          .windows = text_.windows,
-                          .rounding = options_.rounding,
-                          .pool = pool,
-                          .runner = *runner});
-    NIBBLE_RETURN_IF_ERROR(rounder.open_files());
-    NIBBLE_ASSIGN_OR_RETURN(const int64_t first, rounder.first_layer());
+    JobRounder rounder({.context = context,
+                        .runner = *runner,
+                        .pool = pool,
+                        .piece_weights = options_.piece_weights});
+    Windows windows(
+        {.context = context,
+         .tokens = text_.windows,
+         .runner = *runner,
+         .with_float = options_.rounding == Rounding::kGptaq ? FloatModel::kYes : FloatModel::kNo});
+    const LayerParts parts{.context = context,
+                           .jobs = jobs,
+                           .rounding = options_.rounding,
+                           .pool = pool,
+                           .runner = *runner,
+                           .windows = windows,
+                           .rounder = rounder};
+    NIBBLE_RETURN_IF_ERROR(windows.open_files());
+    NIBBLE_ASSIGN_OR_RETURN(const int64_t first, windows.first_layer(jobs));
     for (int64_t layer = first; layer < config_.num_layers; ++layer) {
-      NIBBLE_RETURN_IF_ERROR(rounder.round_layer(layer));
+      NIBBLE_RETURN_IF_ERROR(round_layer(parts, layer));
     }
+    NIBBLE_RETURN_IF_ERROR(round_head(parts));
     rounder.report();
     remove_calibration_files(context.folder);
     return {};
@@ -60,26 +72,22 @@ class Calibrator final : public JobMaker {
  private:
   [[nodiscard]] Status check_jobs(const QuantizePlan& plan, const LayerJobs& jobs) const {
     int64_t widest = 0;
-    size_t found = 0;
-    for (size_t job = 0; job < plan.jobs.size(); ++job) {
-      if (jobs.contains(job)) {
-        const PlanJob& matrix = plan.jobs[job];
-        NIBBLE_RETURN_IF_ERROR(
-            check_rounding(options_.rounding, matrix.scheme).with_context(matrix.name()));
-        if (!matrix.encoder->takes_given_rows()) {
-          return make_error(StatusCode::kUnsupported,
-                            "--method {}: the scale rule of {} takes no values that are chosen "
-                            "beforehand; leave --scale-rule out",
-                            rounding_name(options_.rounding), matrix.name());
-        }
-        widest = std::max(widest, matrix.matrix->k());
-        ++found;
+    for (const size_t job : jobs.all()) {
+      const PlanJob& matrix = plan.jobs[job];
+      NIBBLE_RETURN_IF_ERROR(
+          check_rounding(options_.rounding, matrix.scheme).with_context(matrix.name()));
+      if (!matrix.encoder->takes_given_rows()) {
+        return make_error(StatusCode::kUnsupported,
+                          "--method {}: the scale rule of {} takes no values that are chosen "
+                          "beforehand; leave --scale-rule out",
+                          rounding_name(options_.rounding), matrix.name());
       }
+      widest = std::max(widest, matrix.matrix->k());
     }
-    if (found == 0) {
+    if (jobs.all().empty()) {
       return make_error(StatusCode::kInvalidArgument,
-                        "--calibrate: the rules leave no matrix of attention or a dense MLP to "
-                        "round; leave --calibrate out");
+                        "--calibrate: the rules leave no matrix of a layer and no head to round; "
+                        "leave --calibrate out");
     }
     const int64_t tokens = text_.tokens();
     if (tokens < widest / kLeastShare) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -15,13 +16,16 @@ struct CalibrationOptions {
   CalibrationTextOptions text;
   Rounding rounding = Rounding::kGptq;
   std::vector<Transform> transforms = {};  // that made the model, for the recipe
+  /// Of a matrix, rounded and judged at a time: a head of 150,000 rows need not be in memory in
+  /// F32.
+  int64_t piece_weights = int64_t{1} << 25;
 };
 
-/// Rounds the matrices of attention and dense MLPs by what they multiply when the model reads a
-/// text: layer by layer, and within one first q, k and v, then the output of attention, gate and
-/// up, and down, each with what comes before it rounded already. Hidden states are in files of the
-/// work folder; one layer at a time is in memory, and an interrupted run goes on with the layer
-/// that it was in. What else the plan encodes (experts, the head) is left to the pipeline.
+/// Rounds the matrices of a model by what they multiply when it reads a text: layer by layer, and
+/// within one first q, k and v, then the output of attention, gate and up, and down, of experts as
+/// of dense MLPs, each with what comes before it rounded already; last the output head, where the
+/// plan has codes for it. Hidden states are in files of the work folder; one layer at a time is in
+/// memory, and an interrupted run goes on with the layer that it was in.
 /// Errors: those of read_model_text() and load_model_config(); kInvalidArgument for fewer tokens
 /// than a quarter of the widest matrix (fewer than all of it are warned of).
 Result<std::unique_ptr<JobMaker>> make_calibrator(const CalibrationOptions& options);

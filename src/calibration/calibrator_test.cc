@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <atomic>
 #include <csignal>
-#include <filesystem>
 #include <fstream>
 #include <string>
 #include <vector>
@@ -13,62 +12,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "base/file.h"
-#include "quantizer/quantize.h"
+#include "calibration/testing/calibration_test_base.h"
 #include "quantizer/recipe.h"
-#include "synthetic/dummy.h"
 
 namespace nibble {
 namespace {
 
-namespace fs = std::filesystem;
 using testing::HasSubstr;
-
-constexpr const char* kModel = "models/storyteller";
-constexpr const char* kText = "tests/data/text/the_black_cat.txt";
-
-class Calibration : public testing::Test {
- protected:
-  void SetUp() override {
-    root_ = fs::path(testing::TempDir()) /
-            (std::string("calibration_") +
-             testing::UnitTest::GetInstance()->current_test_info()->name());
-    fs::remove_all(root_);
-    fs::create_directories(root_);
-  }
-  void TearDown() override { fs::remove_all(root_); }
-
-  [[nodiscard]] std::string path(const std::string& name) const { return (root_ / name).string(); }
-
-  static QuantizeOptions options(const std::string& source,
-                                 const std::string& destination,
-                                 std::string_view scheme) {
-    QuantizeOptions options;
-    options.source = source;
-    options.destination = destination;
-    options.plan.rules.scheme = find_scheme(scheme).value();
-    options.threads = 2;
-    return options;
-  }
-
-  static CalibrationOptions calibration(const std::string& model, Rounding rounding) {
-    return {
-        .model = model, .text = {.path = kText, .windows = 4, .length = 100}, .rounding = rounding};
-  }
-
-  /// Bytes of the one weight file of an output.
-  [[nodiscard]] std::string weights(const std::string& name) const {
-    return read_file(path(name) + "/model.safetensors").value();
-  }
-
-  static Result<QuantizeReport> quantize(QuantizeOptions options, const CalibrationOptions& how) {
-    NIBBLE_ASSIGN_OR_RETURN(const auto maker, make_calibrator(how));
-    options.maker = maker.get();
-    return quantize_checkpoint(options);
-  }
-
-  fs::path root_;
-};
 
 TEST_F(Calibration, ToTheNearestIsWhatItIsWithoutIt) {
   for (const char* scheme : {"w4a16_g32", "w4a8", "w8a8_int8", "w4a16_g128_asym", "mxfp4"}) {
@@ -110,8 +60,13 @@ TEST_F(Calibration, LosesLessOfTheOutputs) {
   }
 }
 
-TEST_F(Calibration, BytesDependNeitherOnThreadsNorOnInterruptions) {
-  const CalibrationOptions how = calibration(kModel, Rounding::kGptq);
+class Interrupted : public Calibration, public testing::WithParamInterface<Rounding> {};
+INSTANTIATE_TEST_SUITE_P(Calibration,
+                         Interrupted,
+                         testing::Values(Rounding::kGptq, Rounding::kGptaq));
+
+TEST_P(Interrupted, BytesDependNeitherOnThreadsNorOnInterruptions) {
+  const CalibrationOptions how = calibration(kModel, GetParam());
   QuantizeOptions wanted = options(kModel, path("whole"), "w4a8");
   ASSERT_TRUE(quantize(wanted, how).ok());
   wanted.destination = path("one_thread");
@@ -140,9 +95,34 @@ TEST_F(Calibration, BytesDependNeitherOnThreadsNorOnInterruptions) {
   }
 }
 
+// Where every piece is kept, a matrix is as if it were rounded whole.
+TEST_F(Calibration, InPiecesIsAsAWhole) {
+  const std::string model = dummy("llama3", {{"vocab_size", 40000}});
+  CalibrationOptions how = calibration(model, Rounding::kGptq);
+  how.text.length = 100;
+  for (const char* scheme : {"w4a16_channel", "w4a16_g32_asym", "mxfp4"}) {
+    QuantizeOptions wanted = options(model, path("whole"), scheme);
+    wanted.plan.rules.head = find_scheme(scheme).value();  // of three chunks
+    wanted.existing = ExistingOutput::kReplace;
+    how.piece_weights = int64_t{1} << 25;
+    const auto whole = quantize(wanted, how);
+    ASSERT_TRUE(whole.ok()) << whole.status().message();
+    wanted.destination = path("pieces");
+    how.piece_weights = 1;  // a chunk at a time
+    const auto pieces = quantize(wanted, how);
+    ASSERT_TRUE(pieces.ok()) << pieces.status().message();
+    EXPECT_EQ(weights("whole"), weights("pieces")) << scheme;
+    for (size_t i = 0; i < whole->tensors.size(); ++i) {
+      EXPECT_NEAR(whole->tensors[i].calibration->error / pieces->tensors[i].calibration->error, 1,
+                  1e-6);
+      EXPECT_EQ(whole->tensors[i].snr_db, pieces->tensors[i].snr_db);
+    }
+  }
+}
+
 // A kill loses the layer that it meets, no more.
-TEST_F(Calibration, GoesOnAfterAKill) {
-  const CalibrationOptions how = calibration(kModel, Rounding::kGptq);
+TEST_P(Interrupted, GoesOnAfterAKill) {
+  const CalibrationOptions how = calibration(kModel, GetParam());
   QuantizeOptions wanted = options(kModel, path("whole"), "w4a16_g32");
   ASSERT_TRUE(quantize(wanted, how).ok());
   wanted.destination = path("killed");
@@ -188,33 +168,27 @@ TEST_F(Calibration, AnotherTextIsAnotherPlan) {
   EXPECT_THAT(other.message(), HasSubstr("other options"));
 }
 
-// Every family of dense decoders, with its norms, biases, activations and windows; of a mixture of
-// experts the attention.
+// Every family that runs, with its norms, biases, activations, windows and experts.
 TEST_F(Calibration, OfEveryFamily) {
   for (const char* family : {"llama3", "llama_bias", "mistral", "qwen2", "qwen2_window", "qwen3",
-                             "opt", "starcoder2", "qwen3_moe", "mixtral"}) {
-    const std::string model = path(family);
-    Json config =
-        Json::parse(read_file(std::string("tests/golden/") + family + "/config.json").value())
-            .value();
-    config.set("vocab_size", 300);  // room for a tokenizer of bytes
-    std::ofstream(path("config.json")) << config.dump();
-    const auto made = make_dummy_checkpoint({.config = path("config.json"), .destination = model});
-    ASSERT_TRUE(made.ok()) << made.status().message();
-    CalibrationOptions how = calibration(model, Rounding::kGptq);
-    how.text.length = 24;
-    how.text.windows = 12;
-    const auto report =
-        quantize(options(model, path(std::string(family) + "_q"), "w8a16_channel"), how);
-    ASSERT_TRUE(report.ok()) << family << ": " << report.status().message();
-    for (const QuantizedTensor& tensor : report->tensors) {
-      const bool expert = tensor.name.find("expert") != std::string::npos;
-      EXPECT_EQ(tensor.calibration.has_value(), !expert) << family << " " << tensor.name;
-      if (tensor.calibration) {
-        EXPECT_GT(tensor.calibration->error, 0) << family << " " << tensor.name;
+                             "opt", "starcoder2", "qwen2_moe", "qwen3_moe", "mixtral", "gpt_oss"}) {
+    for (const Rounding rounding : {Rounding::kGptq, Rounding::kGptaq}) {
+      CalibrationOptions how = calibration(dummy(family), rounding);
+      how.text.length = 24;
+      how.text.windows = 12;
+      QuantizeOptions wanted = options(how.model, path("out"), "w8a16_channel");
+      wanted.existing = ExistingOutput::kReplace;
+      const auto report = quantize(wanted, how);
+      ASSERT_TRUE(report.ok()) << family << ": " << report.status().message();
+      for (const QuantizedTensor& tensor : report->tensors) {
+        ASSERT_TRUE(tensor.calibration.has_value()) << family << " " << tensor.name;
+        EXPECT_GT(tensor.calibration->rtn_error, 0) << family << " " << tensor.name;
         EXPECT_LE(tensor.calibration->error, tensor.calibration->rtn_error)
             << family << " " << tensor.name;
+        const bool routed = tensor.name.find("experts.") != std::string::npos;
+        EXPECT_TRUE(routed || tensor.calibration->rows == 12 * 24) << family << " " << tensor.name;
       }
+      fs::remove_all(how.model);
     }
   }
 }

@@ -2,91 +2,61 @@
 
 #include <cstdint>
 #include <functional>
-#include <map>
-#include <memory>
-#include <set>
-#include <string>
+#include <optional>
 #include <vector>
 
+#include "base/thread_pool.h"
+#include "calibration/job_rounder.h"
+#include "calibration/layer_jobs.h"
 #include "calibration/layer_runner.h"
-#include "calibration/state_file.h"
-#include "quantizer/job_maker.h"
+#include "calibration/site_observer.h"
+#include "calibration/windows.h"
 
 namespace nibble {
 
-/// Matrices of a layer with one input.
-enum class Site : uint8_t { kQkv, kOutput, kUp, kDown };
-inline constexpr size_t kSites = 4;
+/// What rounding the matrices of a layer works with.
+struct LayerParts {
+  const JobMakerContext& context;
+  const LayerJobs& jobs;
+  Rounding rounding;
+  ThreadPool& pool;
+  LayerRunner& runner;
+  Windows& windows;
+  JobRounder& rounder;
 
-/// The jobs of a plan that calibration makes, by layer and site.
-class LayerJobs final {
- public:
-  LayerJobs(const QuantizePlan& plan, const ModelConfig& config);
-
-  [[nodiscard]] const std::vector<size_t>& of(int64_t layer, Site site) const {
-    return jobs_[static_cast<size_t>(layer) * kSites + static_cast<size_t>(site)];
+  [[nodiscard]] FloatModel with_float() const {
+    return rounding == Rounding::kGptaq ? FloatModel::kYes : FloatModel::kNo;
   }
-  [[nodiscard]] bool contains(size_t job) const { return all_.contains(job); }
-  [[nodiscard]] bool all_done(const ShardStore& store) const;
-  [[nodiscard]] bool layer_done(int64_t layer, const ShardStore& store) const;
-
- private:
-  std::vector<std::vector<size_t>> jobs_;
-  std::set<size_t> all_;
 };
 
-/// Rounds the layers of a model in their order.
-class LayerRounder final {
+/// The rows of one site while a pass over the windows collects them; nobody's where the plan rounds
+/// none of its matrices.
+class SiteInputs final {
  public:
-  struct Parts {
-    const JobMakerContext& context;
-    const LayerJobs& jobs;
-    const std::vector<std::vector<int32_t>>& windows;
-    Rounding rounding;
-    ThreadPool& pool;
-    LayerRunner& runner;
-  };
+  /// wanted: what the model without rounding has in their place.
+  SiteInputs(const LayerParts& parts, int64_t layer, Site site, Kept wanted);
 
-  explicit LayerRounder(const Parts& parts);
-
-  Status open_files();
-  /// Where to go on: the first layer, with the embeddings as its inputs, unless an earlier run left
-  /// the inputs of a later one.
-  Result<int64_t> first_layer();
-  Status round_layer(int64_t layer);
-  /// Says in the log what was kept of how many matrices.
-  void report() const;
+  [[nodiscard]] bool any() const { return sums_.has_value(); }
+  /// Null where there are none.
+  [[nodiscard]] SiteObserver* observer() { return observer_ ? &*observer_ : nullptr; }
+  /// Pass::before.
+  [[nodiscard]] std::function<Status(int64_t window)> before();
+  /// Rounds the site's matrices.
+  Status round() { return parts_.rounder.round(jobs_, *sums_, parts_.rounding); }
 
  private:
-  class SiteObserver;
-  struct Work {
-    std::function<Status(int64_t window)> before;
-    std::function<void(ForwardContext& context)> run;
-    std::function<Status(int64_t window)> after;
-  };
-
-  [[nodiscard]] int64_t rows() const { return std::ssize(parts_.windows.front()); }
-  [[nodiscard]] bool stopped() const {
-    return parts_.context.stop != nullptr && *parts_.context.stop;
-  }
-  Status for_windows(const Work& work);
-  Status embed_all();
-  Status round_attention(int64_t layer);
-  Status round_dense(int64_t layer);
-  Status run_experts();
-  Status finish_layer(int64_t layer);
-  Status round_site(int64_t layer, Site site, Gram& gram);
-  Status round_job(size_t job, const SiteStatistics& site);
-  Status substitute(size_t job, const RoundedMatrix& rounded);
-  /// What sees the site's rows, or null where the plan rounds none of it.
-  std::unique_ptr<SiteObserver> observer_of(int64_t layer, Site site);
-
-  Parts parts_;
-  std::vector<StateFile> states_;   // two: a layer's inputs, and what it makes of them
-  size_t input_ = 0;                // which holds the inputs
-  std::vector<StateFile> between_;  // kAttended, kUp
-  QuantizeProgress progress_;
-  std::map<std::string, int64_t> kept_;  // matrices by rounding
+  const LayerParts& parts_;
+  const std::vector<size_t>& jobs_;
+  Kept wanted_;
+  std::optional<InputSums> sums_;
+  std::optional<SiteObserver> observer_;
 };
+
+/// Rounds a layer: q, k and v, then the output of attention, gate and up, and down, each reading
+/// what the rounded ones before it make.
+Status round_layer(const LayerParts& parts, int64_t layer);
+
+/// Rounds the output head, after all layers.
+Status round_head(const LayerParts& parts);
 
 }  // namespace nibble

@@ -121,9 +121,8 @@ void LayerRunner::run(std::span<const int32_t> tokens,
       context.kv = cache_->view(0);
     }
     for (size_t name = 0; name < kScratchNames; ++name) {
-      context.scratch.set(
-          ScratchName{static_cast<uint8_t>(name)},
-          {scratch_.at(name).as<void>(), backend_->activation_type(config().dtype)});
+      context.scratch.set(ScratchName{static_cast<uint8_t>(name)},
+                          {scratch_.at(name).as<void>(), activation_type()});
     }
     work(context);
   });

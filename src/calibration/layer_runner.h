@@ -37,9 +37,16 @@ class LayerRunner final {
   }
   Status load_attention(int64_t layer);
   Status load_mlp(int64_t layer);
+  /// The norm in front of the output head.
+  Result<Norm> final_norm() {
+    return loader_.norm(module_name(*config().family, Role::kFinalNorm), config().hidden_size);
+  }
+  /// Whether some of a layer is loaded.
+  [[nodiscard]] bool in_layer() const { return attention_.has_value(); }
   /// Lets the layer go, with what was substituted in it.
   void unload();
 
+  [[nodiscard]] DType activation_type() const { return backend_->activation_type(config().dtype); }
   [[nodiscard]] Attention& attention() { return *attention_; }
   [[nodiscard]] bool has_experts() const { return std::holds_alternative<Moe>(*mlp_); }
   [[nodiscard]] Mlp& mlp() { return std::get<Mlp>(*mlp_); }

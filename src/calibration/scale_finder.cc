@@ -8,8 +8,9 @@
 #include <utility>
 
 #include "base/log.h"
-#include "calibration/layer_rounder.h"
+#include "calibration/layer_jobs.h"
 #include "calibration/layer_runner.h"
+#include "calibration/state_file.h"
 
 namespace nibble {
 namespace {

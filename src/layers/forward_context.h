@@ -18,7 +18,7 @@ struct ForwardContext {
   std::span<const SequenceSpan> sequences;  // with their pages in the pool of `kv`
   KvView kv;                                // pages of the layer that runs
   Scratch scratch;
-  RowObserver* observer = nullptr;  // of the products of attention and dense MLPs; null: nobody
+  RowObserver* observer = nullptr;  // of all products but those of routed experts; null: nobody
 };
 
 }  // namespace nibble

@@ -60,15 +60,16 @@ void Linear::forward(GemmArgs args) {
   }
 }
 
-void Linear::forward(const GemmArgs& args, const ForwardContext& context) {
+Linear::Done Linear::forward(const GemmArgs& args, const ForwardContext& context) {
   if (context.observer != nullptr) {
     const InputRows rows{
         .x = args.x, .stride = input_width(args.input.kind, k_), .width = k_, .input = args.input};
     if (context.observer->observe(context.step, rows) == RowObserver::Then::kSkip) {
-      return;
+      return Done::kNo;
     }
   }
   forward(args);
+  return Done::kYes;
 }
 
 }  // namespace nibble

@@ -36,8 +36,9 @@ class Linear final {
   /// Allocates nothing.
   void forward(GemmArgs args);
   /// The same within a layer: the context's observer, if there is one, sees the rows first and may
-  /// do without the product.
-  void forward(const GemmArgs& args, const ForwardContext& context);
+  /// do without the product, which then is not done.
+  enum class Done : bool { kNo, kYes };
+  Done forward(const GemmArgs& args, const ForwardContext& context);
 
  private:
   struct Part {

@@ -2,34 +2,40 @@
 
 namespace nibble {
 
-void Moe::forward(float* hidden, const ForwardContext& context) {
-  const Activations x = context.scratch[ScratchName::kNormed];
-  context.step.normalize({.x = hidden, .width = hidden_, .norm = parts_.norm.input(), .out = x});
-  parts_.experts->run(
-      {.x = x, .x_stride = hidden_, .m = context.rows, .y = hidden, .y_stride = hidden_});
-  if (parts_.shared) {
-    add_shared(hidden, context);
-  }
+void Moe::add_experts(float* hidden, const ForwardContext& context) {
+  parts_.experts->run({.x = context.scratch[ScratchName::kNormed],
+                       .x_stride = hidden_,
+                       .m = context.rows,
+                       .y = hidden,
+                       .y_stride = hidden_});
+}
+
+void Moe::project_shared(const ForwardContext& context) {
+  parts_.shared->gate_up.forward({.x = context.scratch[ScratchName::kNormed],
+                                  .m = context.rows,
+                                  .y = context.scratch[ScratchName::kUp]},
+                                 context);
 }
 
 void Moe::add_shared(float* hidden, const ForwardContext& context) {
-  const Activations x = context.scratch[ScratchName::kNormed];
-  const Activations gate_up = context.scratch[ScratchName::kUp];
-  const GemmInput activation{.kind = GemmInput::Kind::kSiluMul};
   Shared& shared = *parts_.shared;
-  shared.gate_up.forward({.x = x, .m = context.rows, .y = gate_up});
-  if (shared.gate.size() == 0) {
-    shared.down.forward({.x = gate_up,
-                         .m = context.rows,
-                         .y = hidden,
-                         .output = GemmOutput::kAdd,
-                         .input = activation});
-    return;
+  const bool gated = shared.gate.size() > 0;
+  GemmArgs args{.x = context.scratch[ScratchName::kUp],
+                .m = context.rows,
+                .y = hidden,
+                .output = GemmOutput::kAdd,
+                .input = {.kind = GemmInput::Kind::kSiluMul}};
+  if (gated) {
+    args.y = context.scratch[ScratchName::kShared];
+    args.output = GemmOutput::kStore;
   }
-  const Activations result = context.scratch[ScratchName::kShared];
-  shared.down.forward({.x = gate_up, .m = context.rows, .y = result, .input = activation});
-  context.step.add_gated(
-      {.x = x, .gate = shared.gate.as<float>(), .rows = result, .width = hidden_, .y = hidden});
+  if (shared.down.forward(args, context) == Linear::Done::kYes && gated) {
+    context.step.add_gated({.x = context.scratch[ScratchName::kNormed],
+                            .gate = shared.gate.as<float>(),
+                            .rows = context.scratch[ScratchName::kShared],
+                            .width = hidden_,
+                            .y = hidden});
+  }
 }
 
 }  // namespace nibble

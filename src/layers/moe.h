@@ -48,11 +48,34 @@ class Moe final {
   }
 
   /// hidden [rows, hidden].
-  void forward(float* hidden, const ForwardContext& context);
+  void forward(float* hidden, const ForwardContext& context) {
+    normalize(hidden, context);
+    add_experts(hidden, context);
+    if (has_shared()) {
+      project_shared(context);
+      add_shared(hidden, context);
+    }
+  }
 
- private:
+  /// The parts of forward(), in their order, for those who look between them: x into the scratch
+  /// kNormed; the routed experts of x onto hidden; gate and up of the expert that every token takes
+  /// into kUp; what its down makes of them onto hidden. The context's observer sees the rows of
+  /// that expert.
+  void normalize(const float* hidden, const ForwardContext& context) {
+    context.step.normalize({.x = hidden,
+                            .width = hidden_,
+                            .norm = parts_.norm.input(),
+                            .out = context.scratch[ScratchName::kNormed]});
+  }
+  void add_experts(float* hidden, const ForwardContext& context);
+  [[nodiscard]] bool has_shared() const { return parts_.shared != nullptr; }
+  void project_shared(const ForwardContext& context);
   void add_shared(float* hidden, const ForwardContext& context);
 
+  /// The rows that the routed experts multiply: PreparedExperts::show_rows().
+  [[nodiscard]] PreparedExperts& routed() { return *parts_.experts; }
+
+ private:
   Parts parts_;
   int64_t hidden_;
   int64_t top_k_;

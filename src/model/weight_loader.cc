@@ -72,14 +72,22 @@ std::string WeightLoader::where_weight(const std::string& module) const {
 }
 
 Result<MappedLinear> WeightLoader::linear(const std::string& module, int64_t n, int64_t k) {
-  if (const auto found = substitutes_.find(module); found != substitutes_.end()) {
-    MappedLinear weights;
-    weights.weight = view_of(found->second.weight);
-    weights.weight.name = module;
-    weights.act = found->second.act;
-    return use(std::move(weights), module, n, k);
+  if (auto weights = substituted(module)) {
+    return use(*std::move(weights), module, n, k);
   }
   return map(module, n, k, runs_);
+}
+
+std::optional<MappedLinear> WeightLoader::substituted(const std::string& module) const {
+  const auto found = substitutes_.find(module);
+  if (found == substitutes_.end()) {
+    return std::nullopt;
+  }
+  MappedLinear weights;
+  weights.weight = view_of(found->second.weight);
+  weights.weight.name = module;
+  weights.act = found->second.act;
+  return weights;
 }
 
 void WeightLoader::substitute(const std::string& module, QuantTensor weight, const ActSpec& act) {
@@ -102,7 +110,11 @@ Result<std::vector<MappedLinear>> WeightLoader::experts(std::span<const ExpertMo
   std::vector<std::optional<Result<MappedLinear>>> mapped(modules.size());
   pool_->parallel_for(std::ssize(modules), [&](int64_t i, int) {
     const auto at = static_cast<size_t>(i);
-    mapped[at] = map_expert_weights(*reader_, quant_config_, modules[at].module, owner);
+    if (auto weights = substituted(modules[at].module)) {
+      mapped[at] = *std::move(weights);
+    } else {
+      mapped[at] = map_expert_weights(*reader_, quant_config_, modules[at].module, owner);
+    }
   });
   std::vector<MappedLinear> experts;
   experts.reserve(modules.size());

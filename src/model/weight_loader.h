@@ -39,7 +39,7 @@ class WeightLoader final {
   /// A linear layer's weights [n, k], in the mapped file. kCorrupt naming the tensor for another
   /// shape.
   Result<MappedLinear> linear(const std::string& module, int64_t n, int64_t k);
-  /// From now on linear() gives these weights for the module, whatever the file holds.
+  /// From now on linear() and experts() give these weights for the module, whatever the file holds.
   void substitute(const std::string& module, QuantTensor weight, const ActSpec& act);
   /// Lets all of those go.
   void drop_substitutes() { substitutes_.clear(); }
@@ -104,6 +104,7 @@ class WeightLoader final {
 
   WeightLoader(CheckpointReader reader, QuantConfig quant_config, const ModelConfig& config);
   Result<MappedLinear> map(const std::string& module, int64_t n, int64_t k, const RunsFormat& runs);
+  [[nodiscard]] std::optional<MappedLinear> substituted(const std::string& module) const;
   /// Checks the shape of what was mapped, and notes it.
   Result<MappedLinear> use(Result<MappedLinear> weights,
                            const std::string& module,

@@ -9,6 +9,8 @@
 #include "base/json.h"
 #include "base/status.h"
 #include "quantizer/algorithms/rounding.h"
+#include "quantizer/digest.h"
+#include "quantizer/journal.h"
 #include "quantizer/pipeline.h"
 #include "quantizer/plan.h"
 #include "quantizer/shard_store.h"
@@ -39,11 +41,32 @@ class JobMaker {
   virtual Status make(const JobMakerContext& context) = 0;
 };
 
-/// Encodes a matrix that was rounded, writes it and records the job.
-///   w  [n, k]: the source's weights
-Status store_rounded(const JobMakerContext& context,
-                     size_t job,
-                     const std::vector<float>& w,
-                     const RoundedMatrix& rounded);
+/// Encodes a matrix that is rounded in pieces of its rows, writes it and records the job.
+class RoundedJob final {
+ public:
+  /// absmax: of the whole matrix.
+  RoundedJob(const JobMakerContext& context, size_t job, float absmax);
+
+  /// The next rows, as many as piece_rows() says, or what is left.
+  ///   w  [rows, k]: the source's weights
+  Status add(const std::vector<float>& w, const RoundedMatrix& rounded);
+  /// After all rows.
+  Status finish(CalibrationRecord record);
+
+ private:
+  Status write_chunk(const float* w, const RoundedMatrix& rounded, int64_t first_row);
+
+  const JobMakerContext& context_;
+  size_t index_;
+  const PlanJob& job_;
+  Extent extent_;
+  int64_t chunk_ = 0;                         // the next one
+  std::vector<std::vector<Digest>> digests_;  // by output, then chunk
+  RowsError error_;
+};
+
+/// Rows of a matrix that are rounded at a time: chunks of its job with at most `weights` weights,
+/// but one chunk at least.
+[[nodiscard]] int64_t piece_rows(const PlanJob& job, int64_t weights);
 
 }  // namespace nibble

@@ -56,15 +56,16 @@ std::optional<RowsError> error_from_json(const Json* json) {
 }
 
 std::optional<CalibrationRecord> calibration_from_json(const Json& json) {
-  constexpr size_t kFields = 3;
+  constexpr size_t kFields = 4;
   if (!json.is_array() || json.as_array().size() != kFields) {
     return std::nullopt;
   }
   const JsonArray& fields = json.as_array();
-  if (!fields[0].is_string() || !fields[1].is_int() || !fields[2].is_int()) {
+  if (!fields[0].is_string() || !fields[1].is_int() || !fields[2].is_int() || !fields[3].is_int()) {
     return std::nullopt;
   }
-  return CalibrationRecord{fields[0].as_string(), from_bits(fields[1]), from_bits(fields[2])};
+  return CalibrationRecord{fields[0].as_string(), from_bits(fields[1]), from_bits(fields[2]),
+                           fields[3].as_int()};
 }
 
 int hex_value(char digit) {
@@ -211,7 +212,7 @@ Status Journal::add_job(const std::string& name, const JobRecord& record) {
   if (record.calibration) {
     const CalibrationRecord& calibration = *record.calibration;
     line.set("calibration", JsonArray{calibration.rounding, bits_json(calibration.error),
-                                      bits_json(calibration.rtn_error)});
+                                      bits_json(calibration.rtn_error), calibration.rows});
   }
   return append(line.dump());
 }

@@ -19,6 +19,7 @@ struct CalibrationRecord {
   std::string rounding;  // that was kept: "gptq"
   double error = 0;      // of the outputs, in squares, over the outputs' own
   double rtn_error = 0;  // the same of rounding to the nearest
+  int64_t rows = 0;      // of inputs that it saw
 };
 
 /// What is known of a job that is done.
@@ -46,7 +47,7 @@ Result<JournalContent> read_journal(const std::string& path);
 ///   first   {"nibble_journal": 1, "plan": HASH}
 ///   then    {"job": NAME, "xxh3": [HASH of each tensor], "error": [...]} and {"shard": FILE}; a
 ///   job
-///           that was calibrated has "calibration": [ROUNDING, error, rtn_error];
+///           that was calibrated has "calibration": [ROUNDING, error, rtn_error, rows];
 ///           fractions are the bits of a double
 class Journal final {
  public:

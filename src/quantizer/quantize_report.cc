@@ -34,6 +34,7 @@ Json tensor_json(const QuantizedTensor& tensor) {
     json.set("rounding", tensor.calibration->rounding);
     json.set("output_error", tensor.calibration->error);
     json.set("output_error_rtn", tensor.calibration->rtn_error);
+    json.set("calibration_rows", tensor.calibration->rows);
   }
   return json;
 }
@@ -60,6 +61,7 @@ Result<QuantizedTensor> tensor_from_json(const Json& json) {
     NIBBLE_ASSIGN_OR_RETURN(calibration.rounding, reader.required_string("rounding"));
     NIBBLE_ASSIGN_OR_RETURN(calibration.error, reader.required_double("output_error"));
     NIBBLE_ASSIGN_OR_RETURN(calibration.rtn_error, reader.required_double("output_error_rtn"));
+    NIBBLE_ASSIGN_OR_RETURN(calibration.rows, reader.optional_int("calibration_rows", 0));
   }
   return tensor;
 }

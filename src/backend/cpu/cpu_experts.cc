@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "backend/cpu/numbers.h"
 #include "base/check.h"
 #include "base/math.h"
 #include "ops/route.h"
@@ -164,7 +165,7 @@ void CpuExperts::run(const ExpertArgs& args) {
 }
 
 void CpuExperts::run_rows(const ExpertArgs& args) {
-  choose(args);
+  choose(args.x, args.x_stride, args.m);
   round_inputs(args);
   multiply(gate_up_, {memory_.gate_up(), between_});
   round_results(args.m);
@@ -172,23 +173,68 @@ void CpuExperts::run_rows(const ExpertArgs& args) {
   combine(args);
 }
 
-void CpuExperts::choose(const ExpertArgs& args) {
+void CpuExperts::show_rows(const ExpertView& view, ExpertObserver& observer) {
+  for (int64_t row = 0; row < view.m; row += max_rows_) {
+    ExpertView part = view;
+    part.x = view.x.at(row * view.x_stride);
+    part.chosen_by = view.chosen_by.at(row * view.x_stride);
+    part.m = std::min(max_rows_, view.m - row);
+    show_part(part, row, observer);
+  }
+}
+
+void CpuExperts::show_part(const ExpertView& view, int64_t before, ExpertObserver& observer) {
+  choose(view.chosen_by, view.x_stride, view.m);
+  const bool down = view.part == ExpertPart::kDown;
+  if (down) {
+    round_inputs({.x = view.x, .x_stride = view.x_stride, .m = view.m});
+    multiply(gate_up_, {memory_.gate_up(), between_}, &observer);
+  }
+  std::vector<int64_t> row_of(static_cast<size_t>(slots_.capacity()));
+  for (int64_t i = 0; i < view.m * slots_.top_k(); ++i) {
+    row_of[static_cast<size_t>(slots_.slot_of(i / slots_.top_k(), i % slots_.top_k()))] =
+        i / slots_.top_k();
+  }
+  const int64_t k = down ? down_.k() : gate_up_.k();
+  const GemmInput activation{.kind = form_.activation, .limit = form_.limit};
+  const ConstActivations results(memory_.gate_up(), between_);
+  std::vector<float> rows;
+  std::vector<int64_t> of;
+  for (const ExpertRows& expert : slots_.active()) {
+    if (!observer.wants(expert.expert)) {
+      continue;
+    }
+    rows.resize(static_cast<size_t>(expert.count * k));
+    of.assign(row_of.begin() + expert.first, row_of.begin() + expert.first + expert.count);
+    for_rows(workspace_.pool(), expert.count, k, [&](int64_t i, int) {
+      const ConstActivations x = down ? results.at((expert.first + i) * gate_up_.n())
+                                      : view.x.at(of[static_cast<size_t>(i)] * view.x_stride);
+      kernels_.make_input(
+          {.x = numbers_of(x), .k = k, .input = down ? activation : GemmInput{}, .silu = {}},
+          rows.data() + i * k);
+    });
+    std::ranges::for_each(of, [&](int64_t& row) { row += before; });
+    observer.observe(expert.expert, of, rows.data());
+  }
+}
+
+void CpuExperts::choose(ConstActivations x, int64_t x_stride, int64_t rows) {
   const int64_t experts = std::ssize(gate_up_.matrices);
-  router_->run({.x = args.x,
-                .x_stride = args.x_stride,
-                .m = args.m,
+  router_->run({.x = x,
+                .x_stride = x_stride,
+                .m = rows,
                 .y = memory_.logits(),
                 .y_stride = experts,
                 .bias = router_bias_.empty() ? nullptr : router_bias_.data()});
-  for_rows(workspace_.pool(), args.m, experts * 8, [&](int64_t row, int) {
+  for_rows(workspace_.pool(), rows, experts * 8, [&](int64_t row, int) {
     route({.logits = {memory_.logits() + row * experts, static_cast<size_t>(experts)},
            .correction = correction_,
            .form = form_.router,
            .chosen = slots_.chosen(row),
            .weights = slots_.weights(row)});
   });
-  slots_.sort(args.m);
-  memory_.count(slots_, args.m);
+  slots_.sort(rows);
+  memory_.count(slots_, rows);
 }
 
 RoundedRows CpuExperts::rounded_rows(const Side& side, const ExpertRows& rows) {
@@ -234,7 +280,7 @@ void CpuExperts::round_results(int64_t rows) {
 }
 
 /// Shares of about equal cost, in the order of experts.
-void CpuExperts::cut_pieces(const Side& side) {
+void CpuExperts::cut_pieces(const Side& side, const ExpertObserver* wanted) {
   constexpr int64_t kUnit = 4;  // weight tiles that a kernel likes to take at once
   const int64_t units = ceil_div(side.matrices.front().tiles(), kUnit);
   const auto cost = [&](const ExpertRows& rows) { return units * (kTileCost + rows.count); };
@@ -242,10 +288,13 @@ void CpuExperts::cut_pieces(const Side& side) {
   for (const ExpertRows& rows : slots_.active()) {
     total += cost(rows);
   }
-  const int64_t wanted = workspace_.pool().threads() * kPiecesPerThread;
+  const int64_t pieces = workspace_.pool().threads() * kPiecesPerThread;
   pieces_.clear();
   for (const ExpertRows& rows : slots_.active()) {
-    const int64_t share = std::clamp<int64_t>(cost(rows) * wanted / total, 1, units);
+    if (wanted != nullptr && !wanted->wants(rows.expert)) {
+      continue;
+    }
+    const int64_t share = std::clamp<int64_t>(cost(rows) * pieces / total, 1, units);
     for (int64_t i = 0; i < share; ++i) {
       pieces_.push_back({rows,
                          {units * i / share * kUnit, std::min(side.matrices.front().tiles(),
@@ -254,8 +303,8 @@ void CpuExperts::cut_pieces(const Side& side) {
   }
 }
 
-void CpuExperts::multiply(const Side& side, Activations y) {
-  cut_pieces(side);
+void CpuExperts::multiply(const Side& side, Activations y, const ExpertObserver* wanted) {
+  cut_pieces(side, wanted);
   workspace_.pool().parallel_for(std::ssize(pieces_), [&](int64_t index, int thread) {
     const auto& [rows, tiles] = pieces_[static_cast<size_t>(index)];
     const auto expert = static_cast<size_t>(rows.expert);

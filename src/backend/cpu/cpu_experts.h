@@ -62,6 +62,7 @@ class CpuExperts final : public PreparedExperts {
                                                          ExpertWorkspace& memory);
 
   void run(const ExpertArgs& args) override;
+  void show_rows(const ExpertView& view, ExpertObserver& observer) override;
   [[nodiscard]] Result<QuantTensor> unpack(int64_t expert, ExpertPart part) const override;
   Status update(int64_t expert,
                 ExpertPart part,
@@ -100,12 +101,15 @@ class CpuExperts final : public PreparedExperts {
   Status reserve();
 
   void run_rows(const ExpertArgs& args);
-  void choose(const ExpertArgs& args);
+  void choose(ConstActivations x, int64_t x_stride, int64_t rows);
   [[nodiscard]] RoundedRows rounded_rows(const Side& side, const ExpertRows& rows);
   void round_inputs(const ExpertArgs& args);
   void round_results(int64_t rows);
-  void multiply(const Side& side, Activations y);
-  void cut_pieces(const Side& side);
+  /// wanted: of whose experts; null: all
+  void multiply(const Side& side, Activations y, const ExpertObserver* wanted = nullptr);
+  void cut_pieces(const Side& side, const ExpertObserver* wanted);
+  /// Those of run_rows(); `before` lie in front of them in their step.
+  void show_part(const ExpertView& view, int64_t before, ExpertObserver& observer);
   void combine(const ExpertArgs& args);
 
   ExpertsForm form_;

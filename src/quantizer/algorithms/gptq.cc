@@ -28,9 +28,10 @@ rows::RowKernels::Columns columns_of(const rows::RowKernels& kernels, const Weig
 /// Some rows of a matrix while they are rounded, column by column in the factor's order.
 class RowsInWork final {
  public:
-  RowsInWork(const MatrixToRound& matrix, const ColumnFactor& factor, RoundedMatrix& rounded)
+  RowsInWork(const MatrixToRound& matrix, const SiteStatistics& site, RoundedMatrix& rounded)
       : matrix_(matrix),
-        factor_(factor),
+        factor_(*site.factor),
+        drift_(rounded.rounding == Rounding::kGptaq ? site.drift.data() : nullptr),
         rounded_(rounded),
         kernels_(*rows::find_row_kernels("auto").value()),
         groups_(matrix.format.groups(matrix.k)),
@@ -38,6 +39,7 @@ class RowsInWork final {
         sums_(w_.size()),
         values_(w_.size()),
         errors_(static_cast<size_t>(kColumns * kRows)),
+        targets_(errors_.size()),
         scales_(static_cast<size_t>(groups_ * kRows)),
         zeros_(scales_.size()) {}
 
@@ -82,6 +84,7 @@ class RowsInWork final {
       zeros[j] = zeros_.data() + group * kRows;
     }
     const float* triangle = factor_.triangle.data() + begin * factor_.stride;
+    const float* drift = drift_ == nullptr ? nullptr : drift_ + begin * factor_.stride;
     columns_of(kernels_, matrix_.format)({.w = w_.data() + begin * kRows,
                                           .sums = sums_.data() + begin * kRows,
                                           .errors = errors_.data(),
@@ -90,12 +93,24 @@ class RowsInWork final {
                                           .zeros = rounded_.zeros.empty() ? nullptr : zeros,
                                           .factor = triangle + begin,
                                           .factor_stride = factor_.stride,
+                                          .drift = drift == nullptr ? nullptr : drift + begin,
+                                          .targets = targets_.data(),
                                           .columns = count,
                                           .rows = kRows});
-    const int64_t rest = begin + count;
-    kernels_.add_products({.a = triangle + rest,
+    add_to_rest(triangle, errors_, begin + count, count);
+    if (drift != nullptr) {
+      add_to_rest(drift, targets_, begin + count, count);
+    }
+  }
+
+  /// What a block's rows of the factor or the drift add to the columns from `rest` on.
+  void add_to_rest(const float* rows,
+                   const std::vector<float>& numbers,
+                   int64_t rest,
+                   int64_t count) {
+    kernels_.add_products({.a = rows + rest,
                            .a_stride = factor_.stride,
-                           .b = errors_.data(),
+                           .b = numbers.data(),
                            .b_stride = kRows,
                            .c = sums_.data() + rest * kRows,
                            .c_stride = kRows,
@@ -116,30 +131,32 @@ class RowsInWork final {
 
   const MatrixToRound& matrix_;
   const ColumnFactor& factor_;
+  const float* drift_;  // null: none
   RoundedMatrix& rounded_;
   const rows::RowKernels& kernels_;
   int64_t groups_;
-  std::vector<float> w_;       // [k, kRows]
-  std::vector<float> sums_;    // [k, kRows]
-  std::vector<float> values_;  // [k, kRows]
-  std::vector<float> errors_;  // [kColumns, kRows]
-  std::vector<float> scales_;  // [groups, kRows]
-  std::vector<float> zeros_;   // [groups, kRows]
+  std::vector<float> w_;        // [k, kRows]
+  std::vector<float> sums_;     // [k, kRows]
+  std::vector<float> values_;   // [k, kRows]
+  std::vector<float> errors_;   // [kColumns, kRows]
+  std::vector<float> targets_;  // [kColumns, kRows], of the drift
+  std::vector<float> scales_;   // [groups, kRows]
+  std::vector<float> zeros_;    // [groups, kRows]
 };
 
 }  // namespace
 
 void round_by_columns(const MatrixToRound& matrix,
-                      const ColumnFactor& factor,
+                      const SiteStatistics& site,
                       RoundedMatrix& rounded,
                       ThreadPool& pool) {
-  CHECK_EQ(std::ssize(factor.order), matrix.k);
+  CHECK_EQ(std::ssize(site.factor->order), matrix.k);
   rounded.values.resize(static_cast<size_t>(matrix.n * matrix.k));
   std::vector<std::unique_ptr<RowsInWork>> work(static_cast<size_t>(pool.threads()));
   pool.parallel_for(ceil_div(matrix.n, kRows), [&](int64_t piece, int thread) {
     auto& mine = work[static_cast<size_t>(thread)];
     if (mine == nullptr) {
-      mine = std::make_unique<RowsInWork>(matrix, factor, rounded);
+      mine = std::make_unique<RowsInWork>(matrix, site, rounded);
     }
     mine->round(piece * kRows);
   });

@@ -50,6 +50,13 @@ void Gram::add(const float* x, int64_t rows, ThreadPool& pool) {
   rows_ += rows;
 }
 
+void Gram::add_sums(const Gram& other, double factor) {
+  CHECK_EQ(other.k(), k_);
+  for (size_t i = 0; i < sums_.size(); ++i) {
+    sums_[i] += static_cast<float>(factor * other.sums_[i]);
+  }
+}
+
 void Gram::finish() {
   for (int64_t i = 0; i < k_; ++i) {
     for (int64_t j = 0; j < i; ++j) {

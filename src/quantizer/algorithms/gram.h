@@ -17,6 +17,8 @@ class Gram final {
   /// Adds rows [rows, k] f32: sums of up to 256 rows in single precision, in the order of the rows,
   /// are added to those before.
   void add(const float* x, int64_t rows, ThreadPool& pool);
+  /// Adds another's sums, times a factor, to these; its rows are not counted.
+  void add_sums(const Gram& other, double factor);
   /// Completes the lower triangle. Called once, after all rows.
   void finish();
 

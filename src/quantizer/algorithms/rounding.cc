@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "quant/code_traits.h"
+#include "quantizer/algorithms/drift_error.h"
 #include "quantizer/algorithms/gptq.h"
 #include "quantizer/algorithms/imatrix.h"
 #include "quantizer/algorithms/output_error.h"
@@ -14,8 +15,23 @@
 namespace nibble {
 namespace {
 
-constexpr std::array<std::pair<std::string_view, Rounding>, 3> kNames = {
-    {{"rtn", Rounding::kRtn}, {"imatrix", Rounding::kImatrix}, {"gptq", Rounding::kGptq}}};
+constexpr std::array<std::pair<std::string_view, Rounding>, 4> kNames = {
+    {{"rtn", Rounding::kRtn},
+     {"imatrix", Rounding::kImatrix},
+     {"gptq", Rounding::kGptq},
+     {"gptaq", Rounding::kGptaq}}};
+
+bool by_columns(Rounding rounding) {
+  return rounding == Rounding::kGptq || rounding == Rounding::kGptaq;
+}
+
+/// What a method can do with these statistics.
+Rounding possible(Rounding wanted, const SiteStatistics& site) {
+  if (by_columns(wanted) && !site.factor) {
+    return Rounding::kImatrix;  // which needs no factor
+  }
+  return wanted == Rounding::kGptaq && site.drift.empty() ? Rounding::kGptq : wanted;
+}
 
 RoundedMatrix round_so(const MatrixToRound& matrix,
                        Rounding rounding,
@@ -23,9 +39,9 @@ RoundedMatrix round_so(const MatrixToRound& matrix,
                        ThreadPool& pool) {
   RoundedMatrix rounded;
   rounded.rounding = rounding;
-  if (rounding == Rounding::kGptq) {
+  if (by_columns(rounding)) {
     choose_all_scales(matrix, site.importance.data(), rounded, pool);
-    round_by_columns(matrix, *site.factor, rounded, pool);
+    round_by_columns(matrix, site, rounded, pool);
   } else {
     round_to_nearest(matrix, rounding == Rounding::kImatrix ? site.importance.data() : nullptr,
                      rounded, pool);
@@ -71,15 +87,22 @@ Status check_rounding(Rounding rounding, const QuantScheme& scheme) {
                     rounding_name(rounding), scheme.name);
 }
 
-SiteStatistics make_site_statistics(const Gram& gram, Rounding rounding, ThreadPool& pool) {
+SiteStatistics make_site_statistics(const Gram& gram,
+                                    Rounding rounding,
+                                    ThreadPool& pool,
+                                    const Drift* drift) {
   SiteStatistics site;
   if (!gram.finite()) {
     return site;
   }
   site.gram = &gram;
   site.importance = column_importance(gram);
-  if (rounding == Rounding::kGptq) {
+  if (by_columns(rounding)) {
     site.factor = make_column_factor(gram, pool);
+  }
+  if (rounding == Rounding::kGptaq && site.factor && drift != nullptr && drift->finite()) {
+    site.drift_sums = drift;
+    site.drift = solve_drift(*drift, *site.factor, pool);
   }
   return site;
 }
@@ -95,12 +118,16 @@ RoundedMatrix round_matrix(const MatrixToRound& matrix,
     return nearest;
   }
   RoundedMatrix kept = round_so(matrix, Rounding::kRtn, site, pool);
-  const double rtn_error = kept.error;
-  if (rounding == Rounding::kGptq && !site.factor) {
-    rounding = Rounding::kImatrix;  // which needs no factor
+  rounding = possible(rounding, site);
+  std::optional<DriftError> drift;
+  if (rounding == Rounding::kGptaq) {
+    drift.emplace(site, ChangedWeights{matrix.w, nullptr, matrix.n}, pool);
+    kept.error += drift->of(kept.values.data());
   }
+  const double rtn_error = kept.error;
   if (rounding != Rounding::kRtn) {
     RoundedMatrix other = round_so(matrix, rounding, site, pool);
+    other.error += drift ? drift->of(other.values.data()) : 0.0;
     if (std::isfinite(other.error) && other.error <= rtn_error) {
       kept = std::move(other);
     }
@@ -108,6 +135,7 @@ RoundedMatrix round_matrix(const MatrixToRound& matrix,
   const double whole = output_error(*site.gram, {matrix.w, nullptr, matrix.n}, pool);
   kept.error = whole > 0 ? kept.error / whole : 0;
   kept.rtn_error = whole > 0 ? rtn_error / whole : 0;
+  kept.outputs = whole;
   return kept;
 }
 

@@ -14,189 +14,11 @@
 #include "quant/codec.h"
 #include "quantizer/algorithms/output_error.h"
 #include "quantizer/algorithms/rtn.h"
+#include "quantizer/algorithms/testing/rounding_problem.h"
 #include "quantizer/kernels/find_row_kernels.h"
 
 namespace nibble {
 namespace {
-
-using Matrix = std::vector<std::vector<double>>;
-
-std::vector<float> gaussian(int64_t count, uint32_t seed) {
-  std::mt19937 random(seed);
-  std::normal_distribution<float> normal;
-  std::vector<float> values(static_cast<size_t>(count));
-  std::generate(values.begin(), values.end(), [&] { return normal(random); });
-  return values;
-}
-
-/// Rows whose columns are correlated and of different sizes, as activations are.
-std::vector<float> correlated(int64_t rows, int64_t k, uint32_t seed) {
-  std::vector<float> x = gaussian(rows * k, seed);
-  const std::vector<float> sizes = gaussian(k, seed + 1);
-  for (int64_t row = 0; row < rows; ++row) {
-    float* at = x.data() + row * k;
-    for (int64_t i = 1; i < k; ++i) {
-      at[i] += 0.8F * at[i - 1];
-    }
-    for (int64_t i = 0; i < k; ++i) {
-      at[i] *= std::exp(sizes[static_cast<size_t>(i)]);
-    }
-  }
-  return x;
-}
-
-Gram gram_of(const std::vector<float>& x, int64_t k, ThreadPool& pool) {
-  Gram gram(k);
-  gram.add(x.data(), std::ssize(x) / k, pool);
-  gram.finish();
-  return gram;
-}
-
-/// A matrix with its encoder.
-struct Problem {
-  std::vector<float> w;
-  std::unique_ptr<MatrixEncoder> encoder;
-  MatrixToRound matrix;
-
-  Problem(const QuantScheme& scheme, int64_t n, int64_t k, uint32_t seed)
-      : w(gaussian(n * k, seed)),
-        encoder(make_encoder({.scheme = scheme, .dialect = default_dialect(scheme)}, n, k).value()),
-        matrix{w.data(), n, k, scheme.weight, encoder.get()} {}
-};
-
-std::vector<QuantScheme> schemes() {
-  std::vector<QuantScheme> found;
-  for (const QuantScheme& scheme : all_schemes()) {
-    if (check_rounding(Rounding::kGptq, scheme).ok()) {
-      found.push_back(scheme);
-    }
-  }
-  return found;
-}
-
-// ---- GPTQ as it is published, in double precision: by the Cholesky factor of the inverse.
-
-Matrix inverse(Matrix a) {
-  const size_t k = a.size();
-  Matrix b(k, std::vector<double>(k));
-  for (size_t i = 0; i < k; ++i) {
-    b[i][i] = 1;
-  }
-  for (size_t i = 0; i < k; ++i) {
-    size_t pivot = i;
-    for (size_t r = i; r < k; ++r) {
-      pivot = std::fabs(a[r][i]) > std::fabs(a[pivot][i]) ? r : pivot;
-    }
-    std::swap(a[i], a[pivot]);
-    std::swap(b[i], b[pivot]);
-    const double scale = a[i][i];
-    for (size_t j = 0; j < k; ++j) {
-      a[i][j] /= scale;
-      b[i][j] /= scale;
-    }
-    for (size_t r = 0; r < k; ++r) {
-      const double factor = a[r][i];
-      for (size_t j = 0; r != i && j < k; ++j) {
-        a[r][j] -= factor * a[i][j];
-        b[r][j] -= factor * b[i][j];
-      }
-    }
-  }
-  return b;
-}
-
-/// U, upper, with U^T U = a.
-Matrix upper_cholesky(const Matrix& a) {
-  const size_t k = a.size();
-  Matrix u(k, std::vector<double>(k));
-  for (size_t i = 0; i < k; ++i) {
-    for (size_t j = i; j < k; ++j) {
-      double sum = a[i][j];
-      for (size_t t = 0; t < i; ++t) {
-        sum -= u[t][i] * u[t][j];
-      }
-      u[i][j] = i == j ? std::sqrt(sum) : sum / u[i][i];
-    }
-  }
-  return u;
-}
-
-double nearest(const WeightFormat& format, double w, double scale, double zero) {
-  if (format.code == WeightCode::kFp4E2M1) {
-    return static_cast<double>(decode_e2m1(encode_e2m1(static_cast<float>(w / scale)))) * scale;
-  }
-  const CodeRange range = code_range(format.code);
-  const double code = std::nearbyint(std::clamp(w / scale + zero, static_cast<double>(range.low),
-                                                static_cast<double>(range.high)));
-  return (code - zero) * scale;
-}
-
-std::vector<double> published_gptq(const MatrixToRound& matrix,
-                                   const std::vector<float>& x,
-                                   const RoundedMatrix& scales) {
-  const auto k = static_cast<size_t>(matrix.k);
-  Matrix h(k, std::vector<double>(k));
-  for (size_t row = 0; row < x.size(); row += k) {
-    for (size_t i = 0; i < k; ++i) {
-      for (size_t j = 0; j < k; ++j) {
-        h[i][j] += static_cast<double>(x[row + i]) * x[row + j];
-      }
-    }
-  }
-  double mean = 0;
-  for (size_t i = 0; i < k; ++i) {
-    mean += h[i][i] / static_cast<double>(k);
-  }
-  std::vector<size_t> order(k);
-  std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(),
-                   [&](size_t a, size_t b) { return h[a][a] > h[b][b]; });
-  Matrix ordered(k, std::vector<double>(k));
-  for (size_t i = 0; i < k; ++i) {
-    for (size_t j = 0; j < k; ++j) {
-      ordered[i][j] = h[order[i]][order[j]] + (i == j ? 0.01 * mean : 0.0);
-    }
-  }
-  const Matrix u = upper_cholesky(inverse(ordered));
-  const auto groups = static_cast<size_t>(matrix.format.groups(matrix.k));
-  std::vector<double> values(static_cast<size_t>(matrix.n) * k);
-  for (size_t row = 0; row < static_cast<size_t>(matrix.n); ++row) {
-    std::vector<double> w(k);
-    for (size_t i = 0; i < k; ++i) {
-      w[i] = matrix.w[row * k + order[i]];
-    }
-    for (size_t i = 0; i < k; ++i) {
-      const size_t at = row * groups + order[i] / (k / groups);
-      const double q = nearest(matrix.format, w[i], scales.scales[at],
-                               scales.zeros.empty() ? 0.0 : scales.zeros[at]);
-      values[row * k + order[i]] = q;
-      const double error = (w[i] - q) / u[i][i];
-      for (size_t j = i; j < k; ++j) {
-        w[j] -= error * u[i][j];
-      }
-    }
-  }
-  return values;
-}
-
-/// |(w - values) x|^2 over all rows of x.
-template <typename Number>
-double measured_error(const MatrixToRound& matrix,
-                      const std::vector<float>& x,
-                      const std::vector<Number>& values) {
-  const auto k = static_cast<size_t>(matrix.k);
-  double sum = 0;
-  for (size_t row = 0; row < x.size(); row += k) {
-    for (size_t n = 0; n < static_cast<size_t>(matrix.n); ++n) {
-      double dot = 0;
-      for (size_t i = 0; i < k; ++i) {
-        dot += (static_cast<double>(matrix.w[n * k + i]) - values[n * k + i]) * x[row + i];
-      }
-      sum += dot * dot;
-    }
-  }
-  return sum;
-}
 
 TEST(Rounding, GptqIsWhatIsPublished) {
   ThreadPool pool(2);
@@ -210,15 +32,16 @@ TEST(Rounding, GptqIsWhatIsPublished) {
     EXPECT_EQ(site.factor->damping, 0.01);
     const RoundedMatrix rounded = round_matrix(problem.matrix, Rounding::kGptq, site, pool);
     ASSERT_EQ(rounded.rounding, Rounding::kGptq) << scheme.name;
-    const std::vector<double> expected = published_gptq(problem.matrix, x, rounded);
+    const std::vector<double> expected = published_values(problem.matrix, {x, x}, rounded);
     size_t equal = 0;
     for (size_t i = 0; i < expected.size(); ++i) {
       equal += std::fabs(expected[i] - rounded.values[i]) < 1e-4 ? 1 : 0;
     }
     // A tie that single precision decides otherwise moves the codes after it.
     EXPECT_GT(equal, expected.size() * 19 / 20) << scheme.name;
-    const double wanted = measured_error(problem.matrix, x, expected);
-    EXPECT_NEAR(measured_error(problem.matrix, x, rounded.values) / wanted, 1, 0.01) << scheme.name;
+    const double wanted = measured_error(problem.matrix, {x, x}, expected);
+    EXPECT_NEAR(measured_error(problem.matrix, {x, x}, rounded.values) / wanted, 1, 0.01)
+        << scheme.name;
   }
 }
 
@@ -231,12 +54,12 @@ TEST(Rounding, EachMethodLosesLessOfTheOutputs) {
     const Gram gram = gram_of(x, kK, pool);
     const SiteStatistics site = make_site_statistics(gram, Rounding::kGptq, pool);
     const double whole =
-        measured_error(problem.matrix, x, std::vector<float>(problem.w.size(), 0.0F));
+        measured_error(problem.matrix, {x, x}, std::vector<float>(problem.w.size(), 0.0F));
     double errors[3];
     for (const Rounding rounding : {Rounding::kRtn, Rounding::kImatrix, Rounding::kGptq}) {
       const RoundedMatrix rounded = round_matrix(problem.matrix, rounding, site, pool);
       double& error = errors[static_cast<size_t>(rounding)];
-      error = measured_error(problem.matrix, x, rounded.values) / whole;
+      error = measured_error(problem.matrix, {x, x}, rounded.values) / whole;
       EXPECT_NEAR(rounded.error / error, 1, 1e-3) << scheme.name;
       EXPECT_NEAR(rounded.rtn_error / errors[0], 1, 1e-3) << scheme.name;
     }
@@ -325,7 +148,8 @@ TEST(Rounding, RefusesWhatItCannotRound) {
     const Status status = check_rounding(Rounding::kGptq, scheme);
     EXPECT_EQ(status.ok(), steps) << scheme.name;
   }
-  EXPECT_THAT(parse_rounding("awk").status().message(), testing::HasSubstr("rtn, imatrix, gptq"));
+  EXPECT_THAT(parse_rounding("awk").status().message(),
+              testing::HasSubstr("rtn, imatrix, gptq, gptaq"));
 }
 
 // Bytes of values that were chosen are those of the encoder that chooses the same.

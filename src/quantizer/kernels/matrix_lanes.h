@@ -78,6 +78,15 @@ void round_columns(const ColumnsArgs& args) {
         float* sums = args.sums + next * args.rows + lane;
         Lanes::store(sums, Lanes::fma(error, Lanes::set(factor[next]), Lanes::load(sums)));
       }
+      if (args.drift == nullptr) {
+        continue;
+      }
+      Lanes::store(args.targets + at, target);
+      const float* drift = args.drift + j * args.factor_stride;
+      for (int64_t next = j + 1; next < args.columns; ++next) {
+        float* sums = args.sums + next * args.rows + lane;
+        Lanes::store(sums, Lanes::fma(target, Lanes::set(drift[next]), Lanes::load(sums)));
+      }
     }
   }
 }

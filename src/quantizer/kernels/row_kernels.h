@@ -81,6 +81,10 @@ struct ColumnsArgs {
   const float* const* zeros = nullptr;   // likewise; null without zero points
   const float* factor = nullptr;         // [columns, columns], upper triangle
   int64_t factor_stride = 0;
+  // What the number that a column is rounded from, times its row, adds to the sums of later ones;
+  // as the factor; null: nothing.
+  const float* drift = nullptr;
+  float* targets = nullptr;  // [columns, rows] out, with a drift: those numbers
   int64_t columns = 0;
   int64_t rows = 0;  // a multiple of 16, and what columns are apart
 };

@@ -1,0 +1,280 @@
+#include "calibration/experts_rounder.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <fmt/ranges.h>
+
+#include "arch/family.h"
+#include "base/log.h"
+#include "base/process.h"
+#include "calibration/expert_sums.h"
+
+namespace nibble {
+namespace {
+
+constexpr int64_t kLayerShare = 4;   // of the columns: so many rows the layer's statistics count as
+constexpr int64_t kFewestShare = 8;  // of the columns: fewer rows say too little for GPTQ
+
+/// Notes the rows that all experts are shown.
+class Recorder final : public ExpertObserver {
+ public:
+  explicit Recorder(int64_t k) : k_(k) {}
+  [[nodiscard]] bool wants(int32_t /*expert*/) const override { return true; }
+  void observe(int32_t /*expert*/, std::span<const int64_t> of, const float* rows) override {
+    seen.insert(seen.end(), rows, rows + std::ssize(of) * k_);
+  }
+
+  std::vector<float> seen;
+
+ private:
+  int64_t k_;
+};
+
+/// The experts of one layer.
+class ExpertsRounder final {
+ public:
+  ExpertsRounder(const LayerParts& parts, int64_t layer)
+      : parts_(parts), runner_(parts.runner), layer_(layer) {}
+
+  Status round() {
+    NIBBLE_RETURN_IF_ERROR(parts_.windows.for_each({.reads = {Kept::kInput, Kept::kAttended},
+                                                    .run =
+                                                        [&](ForwardContext& context) {
+                                                          runner_.attention().add_output(
+                                                              runner_.hidden(), context);
+                                                        },
+                                                    .writes = {Kept::kOutput}}));
+    if (with_float() && any(Site::kExpertDown)) {
+      NIBBLE_RETURN_IF_ERROR(record_float_rows());
+    }
+    NIBBLE_RETURN_IF_ERROR(round_shared_up());
+    NIBBLE_RETURN_IF_ERROR(round_part(ExpertPart::kGateUp));
+    NIBBLE_RETURN_IF_ERROR(runner_.load_mlp(layer_));
+    NIBBLE_RETURN_IF_ERROR(round_shared_down());
+    NIBBLE_RETURN_IF_ERROR(round_part(ExpertPart::kDown));
+    NIBBLE_RETURN_IF_ERROR(runner_.load_mlp(layer_));
+    return parts_.windows.for_each(
+        {.reads = {Kept::kOutput},
+         .run =
+             [&](ForwardContext& context) { runner_.experts().forward(runner_.hidden(), context); },
+         .writes = {Kept::kOutput}});
+  }
+
+ private:
+  static Site site_of(ExpertPart part) {
+    return part == ExpertPart::kGateUp ? Site::kExpertUp : Site::kExpertDown;
+  }
+  [[nodiscard]] bool any(Site site) const { return !parts_.jobs.of(layer_, site).empty(); }
+  [[nodiscard]] bool with_float() const { return parts_.with_float() == FloatModel::kYes; }
+  [[nodiscard]] int64_t experts() const { return runner_.config().moe.experts; }
+  [[nodiscard]] int64_t hidden() const { return runner_.config().hidden_size; }
+
+  /// What experts read of hidden states in float_rows_, in the form in which the layer has it.
+  ConstActivations normalize_float(const ForwardContext& context) {
+    float_normed_.resize(
+        static_cast<size_t>(context.rows * hidden() * dtype_bits(runner_.activation_type()) / 8));
+    ForwardContext other = context;
+    const Activations normed(float_normed_.data(), runner_.activation_type());
+    other.scratch.set(ScratchName::kNormed, normed);
+    runner_.experts().normalize(float_rows_.data(), other);
+    return normed;
+  }
+
+  // What down would multiply without rounding: by the experts that tokens choose here, while these
+  // are as the source has them.
+  Status record_float_rows() {
+    Recorder recorder(runner_.config().moe.width);
+    const auto show = [&](ForwardContext& context) {
+      recorder.seen.clear();
+      runner_.experts().routed().show_rows({.x = normalize_float(context),
+                                            .chosen_by = context.scratch[ScratchName::kNormed],
+                                            .x_stride = hidden(),
+                                            .m = context.rows,
+                                            .part = ExpertPart::kDown},
+                                           recorder);
+    };
+    return for_each({.run = show, .wanted = Kept::kFloatMiddle, .after = [&](int64_t window) {
+                       return parts_.windows.write(Kept::kFloatExperts, window,
+                                                   std::as_bytes(std::span(recorder.seen)));
+                     }});
+  }
+
+  Status round_shared_up() {
+    SiteInputs up(parts_, layer_, Site::kSharedUp, Kept::kFloatMiddle);
+    if (!up.any()) {
+      return {};
+    }
+    const auto show = [&](ForwardContext& context) {
+      if (with_float()) {
+        up.observer()->set_wanted(normalize_float(context).data);
+      }
+      context.observer = up.observer();
+      runner_.experts().project_shared(context);
+    };
+    NIBBLE_RETURN_IF_ERROR(for_each({.run = show, .wanted = Kept::kFloatMiddle}));
+    return up.round();
+  }
+
+  Status round_shared_down() {
+    SiteInputs down(parts_, layer_, Site::kSharedDown, Kept::kFloatUp);
+    if (!down.any()) {
+      return {};
+    }
+    NIBBLE_RETURN_IF_ERROR(
+        parts_.windows.for_each({.reads = {Kept::kOutput},
+                                 .run =
+                                     [&](ForwardContext& context) {
+                                       runner_.experts().normalize(runner_.hidden(), context);
+                                       runner_.experts().project_shared(context);
+                                       context.observer = down.observer();
+                                       runner_.experts().add_shared(runner_.hidden(), context);
+                                     },
+                                 .before = down.before()}));
+    return down.round();
+  }
+
+  Status round_part(ExpertPart part) {
+    const Site site = site_of(part);
+    if (!any(site)) {
+      return {};
+    }
+    const PlanJob& first = parts_.context.plan.jobs[parts_.jobs.of(layer_, site).front()];
+    const ExpertSums::Form form{first.matrix->k(), first.scheme.act, parts_.with_float()};
+    const std::vector<ExpertRange> ranges = cut(form, first.matrix->n());
+    LayerSums all(form);
+    few_.clear();
+    for (size_t i = 0; ranges.size() > 1 && i < ranges.size(); ++i) {  // all, before the first
+      ExpertSums sums(ranges[i], form, parts_.pool);
+      NIBBLE_RETURN_IF_ERROR(collect(part, sums));
+      all.add(sums, ranges[i]);
+    }
+    for (const ExpertRange& range : ranges) {
+      ExpertSums sums(range, form, parts_.pool);
+      NIBBLE_RETURN_IF_ERROR(collect(part, sums));
+      if (ranges.size() == 1) {
+        all.add(sums, range);
+      }
+      for (int64_t expert = range.begin; expert < range.end; ++expert) {
+        NIBBLE_RETURN_IF_ERROR(round_expert({site, expert}, sums.of(expert), all));
+      }
+    }
+    if (!few_.empty()) {
+      NIBBLE_LOG(kInfo,
+                 "{}*: experts with fewer than {} rows, whose {} is rounded by imatrix: {} of {} "
+                 "({})",
+                 layer_prefix(*runner_.config().family, layer_), form.k / kFewestShare,
+                 part == ExpertPart::kGateUp ? "gate and up" : "down", few_.size(), experts(),
+                 fmt::join(few_, ", "));
+    }
+    return {};
+  }
+
+  /// Sums over the rows of all experts of the layer.
+  struct LayerSums {
+    explicit LayerSums(const ExpertSums::Form& form) : sums(form.k, form.act, form.with_float) {}
+    void add(ExpertSums& of, const ExpertRange& range) {
+      for (int64_t expert = range.begin; expert < range.end; ++expert) {
+        sums.add_sums(of.of(expert), 1);
+        rows += of.of(expert).gram.rows();
+      }
+    }
+
+    InputSums sums;
+    int64_t rows = 0;
+  };
+  struct ExpertSite {
+    Site site;
+    int64_t expert;
+  };
+
+  Status round_expert(const ExpertSite& which, InputSums& sums, const LayerSums& all) {
+    const std::vector<size_t>& jobs = parts_.jobs.of(layer_, which.site, which.expert);
+    if (jobs.empty()) {
+      return {};
+    }
+    const int64_t k = sums.gram.k();
+    Rounding rounding = parts_.rounding;
+    if (rounding != Rounding::kRtn && rounding != Rounding::kImatrix &&
+        sums.gram.rows() < k / kFewestShare) {
+      rounding = Rounding::kImatrix;
+      few_.push_back(which.expert);
+    }
+    sums.add_sums(all.sums, static_cast<double>(k) / kLayerShare / static_cast<double>(all.rows));
+    return parts_.rounder.round(jobs, sums, rounding);
+  }
+
+  /// Experts whose sums have room at the same time, beside what rounding a matrix takes.
+  [[nodiscard]] std::vector<ExpertRange> cut(const ExpertSums::Form& form, int64_t n) const {
+    const int64_t sums = InputSums::bytes(form.k, form.with_float);
+    const int64_t rounding = 3 * sums + 16 * n * form.k;
+    const int64_t room = parts_.context.memory - rss_bytes() - rounding;
+    const int64_t count = std::clamp<int64_t>(room / ExpertSums::bytes_of_one(form), 1, experts());
+    std::vector<ExpertRange> ranges;
+    for (int64_t begin = 0; begin < experts(); begin += count) {
+      ranges.push_back({begin, std::min(begin + count, experts())});
+    }
+    return ranges;
+  }
+
+  Status collect(ExpertPart part, ExpertSums& sums) {
+    const bool down = part == ExpertPart::kDown;
+    const auto show = [&](ForwardContext& context) {
+      if (with_float() && down) {
+        sums.set_wanted_in_order(float_rows_.data());
+      } else if (with_float()) {
+        wanted_.resize(static_cast<size_t>(context.rows * hidden()));
+        context.step.input_rows(
+            {.x = normalize_float(context), .stride = hidden(), .width = hidden(), .input = {}},
+            wanted_.data());
+        sums.set_wanted_by_row(wanted_.data());
+      }
+      const ConstActivations x = context.scratch[ScratchName::kNormed];
+      runner_.experts().routed().show_rows(
+          {.x = x, .chosen_by = x, .x_stride = hidden(), .m = context.rows, .part = part}, sums);
+    };
+    NIBBLE_RETURN_IF_ERROR(
+        for_each({.run = show, .wanted = down ? Kept::kFloatExperts : Kept::kFloatMiddle}));
+    sums.finish();
+    return {};
+  }
+
+  /// A pass that begins with the rows that experts read, in the scratch kNormed.
+  struct NormedPass {
+    std::function<void(ForwardContext& context)> run;
+    Kept wanted;  // with the float model, in float_rows_
+    std::function<Status(int64_t window)> after = nullptr;
+  };
+  Status for_each(const NormedPass& normed) {
+    Windows::Pass pass{.reads = {Kept::kOutput}, .run = [&](ForwardContext& context) {
+                         runner_.experts().normalize(runner_.hidden(), context);
+                         normed.run(context);
+                       }};
+    pass.after = normed.after;
+    if (with_float()) {
+      pass.before = [&](int64_t window) {
+        float_rows_.resize(static_cast<size_t>(parts_.windows.bytes(normed.wanted)) /
+                           sizeof(float));
+        return parts_.windows.read(normed.wanted, window,
+                                   std::as_writable_bytes(std::span(float_rows_)));
+      };
+    }
+    return parts_.windows.for_each(pass);
+  }
+
+  const LayerParts& parts_;
+  LayerRunner& runner_;
+  int64_t layer_;
+  std::vector<float> float_rows_;
+  std::vector<std::byte> float_normed_;
+  std::vector<float> wanted_;
+  std::vector<int64_t> few_;  // experts with too few rows for the method
+};
+
+}  // namespace
+
+Status round_experts(const LayerParts& parts, int64_t layer) {
+  return ExpertsRounder(parts, layer).round();
+}
+
+}  // namespace nibble

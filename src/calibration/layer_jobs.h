@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <set>
+#include <tuple>
+#include <vector>
+
+#include "arch/config.h"
+#include "quantizer/plan.h"
+#include "quantizer/shard_store.h"
+
+namespace nibble {
+
+/// Matrices with one input: of a layer those of attention, of a dense MLP, of the expert that every
+/// token takes and of each routed one; and the output head, which counts to the layer after the
+/// last.
+enum class Site : uint8_t {
+  kQkv,
+  kOutput,
+  kUp,
+  kDown,
+  kSharedUp,
+  kSharedDown,
+  kExpertUp,
+  kExpertDown,
+  kHead,
+};
+inline constexpr size_t kSites = 9;
+
+/// The jobs of a plan that calibration makes, by layer and site.
+class LayerJobs final {
+ public:
+  LayerJobs(const QuantizePlan& plan, const ModelConfig& config);
+
+  /// expert: of the routed ones' sites.
+  [[nodiscard]] const std::vector<size_t>& of(int64_t layer, Site site, int64_t expert = 0) const;
+  [[nodiscard]] const std::set<size_t>& all() const { return all_; }
+  [[nodiscard]] bool all_done(const ShardStore& store) const;
+  [[nodiscard]] bool layer_done(int64_t layer, const ShardStore& store) const;
+
+ private:
+  std::map<std::tuple<int64_t, Site, int64_t>, std::vector<size_t>> jobs_;
+  std::set<size_t> all_;
+};
+
+}  // namespace nibble

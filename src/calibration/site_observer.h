@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "base/thread_pool.h"
+#include "calibration/input_sums.h"
+#include "layers/row_observer.h"
+
+namespace nibble {
+
+/// Adds up the rows of one site; does without its products.
+class SiteObserver final : public RowObserver {
+ public:
+  SiteObserver(InputSums& sums, ThreadPool& pool) : sums_(sums), pool_(pool) {}
+
+  /// With a drift, before each window: what the product reads there in the model without rounding,
+  /// before norm or activation.
+  Status read_wanted(const Windows& windows, Kept what, int64_t window);
+  /// The same, where it is in memory; valid until the next.
+  void set_wanted(const void* rows) { raw_ = rows; }
+
+  Then observe(Step& step, const InputRows& rows) override;
+
+ private:
+  InputSums& sums_;
+  ThreadPool& pool_;
+  std::vector<std::byte> kept_;
+  const void* raw_ = nullptr;  // as the product reads it
+  std::vector<float> rows_;
+  std::vector<float> wanted_;
+};
+
+}  // namespace nibble
