@@ -173,22 +173,36 @@ class SensitivityRun final {
     return {};
   }
 
-  /// The worst of all, and of each kind the first, the middle and the last layer, from which the
-  /// weights of the others follow.
-  [[nodiscard]] std::vector<SensitivityItem*> to_measure() {
-    const auto share =
-        static_cast<size_t>(std::ceil(flags_.measure * static_cast<double>(out_.items.size())));
+  /// Of each kind the first and the last layer, which often weigh more than others, and three
+  /// between them at equal distances, which stand for the rest.
+  void choose_pillars() {
     std::map<std::string, std::set<int64_t>> layers;
     for (const SensitivityItem& item : out_.items) {
       layers[item.candidate.kind].insert(item.candidate.layer);
     }
+    for (const auto& [kind, all] : layers) {
+      const std::vector<int64_t> in_order(all.begin(), all.end());
+      const size_t last = in_order.size() - 1;
+      for (size_t quarter = 0; quarter <= 4; ++quarter) {
+        const size_t at = quarter * last / 4;
+        pillars_[{kind, in_order[at]}] = at > 0 && at < last;
+      }
+    }
+  }
+
+  [[nodiscard]] auto pillar(const SensitivityItem& item) const {
+    return pillars_.find({item.candidate.kind, item.candidate.layer});
+  }
+
+  /// The worst of all, and the pillars.
+  [[nodiscard]] std::vector<SensitivityItem*> to_measure() {
+    const auto share =
+        static_cast<size_t>(std::ceil(flags_.measure * static_cast<double>(out_.items.size())));
+    choose_pillars();
     std::vector<SensitivityItem*> chosen;
     for (size_t i = 0; i < out_.items.size() && share > 0; ++i) {
-      const auto& [name, kind, layer, tied, matrices] = out_.items[i].candidate;
-      const std::set<int64_t>& all = layers[kind];
-      const int64_t middle = *std::next(all.begin(), std::ssize(all) / 2);
-      const bool pillar = layer == *all.begin() || layer == middle || layer == *all.rbegin();
-      if ((i < share || pillar) && out_.items[i].worst_error() > 0) {
+      const bool wanted = i < share || pillar(out_.items[i]) != pillars_.end();
+      if (wanted && out_.items[i].worst_error() > 0) {
         chosen.push_back(&out_.items[i]);
       }
     }
@@ -231,9 +245,9 @@ class SensitivityRun final {
     std::vector<KnownLoss> known;
     for (const SensitivityItem& item : out_.items) {
       known.push_back({.kind = item.candidate.kind,
-                       .layer = item.candidate.layer,
                        .error = item.worst_error(),
-                       .kld = item.kld ? std::optional(item.kld->mean) : std::nullopt});
+                       .kld = item.kld ? std::optional(item.kld->mean) : std::nullopt,
+                       .typical = pillar(item) != pillars_.end() && pillar(item)->second});
     }
     const std::vector<double> weights = loss_weights(known);
     for (size_t i = 0; i < weights.size(); ++i) {
@@ -246,6 +260,7 @@ class SensitivityRun final {
   Sensitivity out_;
   CalibrationText text_;
   std::vector<EvalWindow> windows_;
+  std::map<std::pair<std::string, int64_t>, bool> pillars_;  // kind, layer: whether it is typical
 };
 
 }  // namespace
@@ -284,8 +299,7 @@ void add_sensitivity_flags(CLI::App& command, SensitivityFlags& flags) {
   command
       .add_option("--measure", flags.measure,
                   "Share of the matrices, worst first, whose KL divergence is measured with each "
-                  "alone in its worst scheme, and besides the first, middle and last layer of each "
-                  "kind; 0: none")
+                  "alone in its worst scheme, and besides of five layers of each kind; 0: none")
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
   command.add_option("--measure-tokens", flags.measure_tokens, "Tokens that this is measured over")

@@ -1,7 +1,6 @@
 #include "quantizer/budget/loss_model.h"
 
-#include <cmath>
-#include <iterator>
+#include <algorithm>
 #include <map>
 
 namespace nibble {
@@ -13,47 +12,32 @@ std::optional<double> own_weight(const KnownLoss& loss) {
                                                      : std::nullopt;
 }
 
-using ByLayer = std::map<int64_t, double>;
-
-double between(const ByLayer& logs, int64_t layer) {
-  const auto above = logs.lower_bound(layer);
-  if (above == logs.end()) {
-    return std::prev(above)->second;
-  }
-  if (above == logs.begin() || above->first == layer) {
-    return above->second;
-  }
-  const auto below = std::prev(above);
-  const double share =
-      static_cast<double>(layer - below->first) / static_cast<double>(above->first - below->first);
-  return below->second + share * (above->second - below->second);
+/// Of an even number the smaller one of the middle: single large ones are not typical.
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + (std::ssize(values) - 1) / 2;
+  std::ranges::nth_element(values, middle);
+  return *middle;
 }
 
 }  // namespace
 
 std::vector<double> loss_weights(std::span<const KnownLoss> known) {
-  std::map<std::string, ByLayer> kinds;
-  double sum = 0;
-  int count = 0;
+  std::map<std::string, std::vector<double>> typical;
+  std::vector<double> all;
   for (const KnownLoss& loss : known) {
     if (const auto weight = own_weight(loss)) {
-      kinds[loss.kind][loss.layer] = std::log(*weight);
-      sum += std::log(*weight);
-      ++count;
+      all.push_back(*weight);
+      if (loss.typical) {
+        typical[loss.kind].push_back(*weight);
+      }
     }
   }
-  for (auto& [kind, logs] : kinds) {
-    if (logs.size() > 2) {
-      logs.erase(logs.begin());
-      logs.erase(std::prev(logs.end()));
-    }
-  }
-  const double usual = count == 0 ? 0 : sum / count;
+  const double usual = all.empty() ? 1 : median(all);
   std::vector<double> weights;
   for (const KnownLoss& loss : known) {
-    const auto kind = kinds.find(loss.kind);
-    const double log = kind == kinds.end() ? usual : between(kind->second, loss.layer);
-    weights.push_back(own_weight(loss).value_or(std::exp(log)));
+    const auto kind = typical.find(loss.kind);
+    weights.push_back(
+        own_weight(loss).value_or(kind == typical.end() ? usual : median(kind->second)));
   }
   return weights;
 }
