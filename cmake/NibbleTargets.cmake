@@ -66,3 +66,21 @@ function(nibble_test name)
     WORKING_DIRECTORY ${CMAKE_SOURCE_DIR} DISCOVERY_MODE PRE_TEST
     DISCOVERY_TIMEOUT 300 PROPERTIES TIMEOUT 900)
 endfunction()
+
+# nibble_page(<folder> <page.html> <constant>): a web page becomes a header with a constant of this
+# name, beside the folder's objects, so that the program needs no file beside it. All pages share
+# the style and tools of src/quantizer/report.
+function(nibble_page folder page constant)
+  set(shared ${CMAKE_SOURCE_DIR}/src/quantizer/report)
+  file(READ ${CMAKE_CURRENT_SOURCE_DIR}/${page} text)
+  file(READ ${shared}/report_style.css style)
+  file(READ ${shared}/report_tools.js tools)
+  string(REPLACE "@STYLE@" "${style}" text "${text}")
+  string(REPLACE "@TOOLS@" "${tools}" text "${text}")
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${page}
+    ${shared}/report_style.css ${shared}/report_tools.js)
+  get_filename_component(name ${page} NAME_WE)
+  file(GENERATE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/${name}.h CONTENT
+    "#pragma once\nnamespace nibble {\ninline constexpr char ${constant}[] = R\"page(${text})page\";\n}  // namespace nibble\n")
+  target_include_directories(nibble_${folder} PRIVATE ${CMAKE_CURRENT_BINARY_DIR})
+endfunction()

@@ -45,6 +45,14 @@ Json bucket_json(const DivergenceBucket& bucket) {
                        {"same_top", bucket.same_top}});
 }
 
+Json histogram_json(const DivergenceResult& result) {
+  JsonArray bins;
+  for (const DivergenceBin& bin : result.histogram) {
+    bins.push_back(Json::object({{"from", bin.from}, {"to", bin.to}, {"tokens", bin.tokens}}));
+  }
+  return bins;
+}
+
 Json json_of(const KldReport& report) {
   const DivergenceResult& r = report.result;
   JsonArray buckets;
@@ -73,6 +81,7 @@ Json json_of(const KldReport& report) {
                        {"ppl_ratio", std::exp(r.log_ratio.mean)},
                        {"tokens", r.tokens},
                        {"by_context", std::move(buckets)},
+                       {"histogram", histogram_json(r)},
                        {"protocol", protocol_name(report.planned.protocol)},
                        {"window", report.planned.window},
                        {"base_precision", report.base_precision},

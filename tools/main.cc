@@ -17,6 +17,7 @@ void add_quantize_command(CLI::App& app, CommandContext& context);
 void add_import_command(CLI::App& app, CommandContext& context);
 void add_calibrate_kv_command(CLI::App& app, CommandContext& context);
 void add_verify_command(CLI::App& app, CommandContext& context);
+void add_sensitivity_command(CLI::App& app, CommandContext& context);
 void add_inspect_command(CLI::App& app, CommandContext& context);
 void add_eval_command(CLI::App& app, CommandContext& context);
 void add_serve_command(CLI::App& app, CommandContext& context);
@@ -39,6 +40,7 @@ void add_commands(CLI::App& app, CommandContext& context) {
   add_import_command(app, context);
   add_calibrate_kv_command(app, context);
   add_verify_command(app, context);
+  add_sensitivity_command(app, context);
   add_inspect_command(app, context);
   add_eval_command(app, context);
   add_serve_command(app, context);

@@ -121,12 +121,13 @@ Status check_calibration(QuantizeFlags& flags) {
   if (!flags.text.path.empty() && flags.method.empty()) {
     flags.method = rounding_name(Rounding::kGptq);
   }
-  if (!flags.method.empty() && !flags.options.plan.rules.rules_file.empty()) {
-    return make_error(
-        StatusCode::kInvalidArgument,
-        "--rules {}: with --calibrate or --method the rules become part of the recipe; give them "
-        "by --rule",
-        flags.options.plan.rules.rules_file);
+  RuleOptions& rules = flags.options.plan.rules;
+  if (!flags.method.empty() && !rules.rules_file.empty()) {  // the recipe holds them all
+    NIBBLE_ASSIGN_OR_RETURN(std::vector<RuleLine> lines, read_rules_file(rules.rules_file));
+    for (RuleLine& line : lines) {
+      rules.rules.push_back(std::move(line.text));
+    }
+    rules.rules_file.clear();
   }
   return {};
 }

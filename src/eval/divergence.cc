@@ -93,6 +93,21 @@ std::vector<DivergenceBucket> buckets_of(std::span<const PlacedDivergence> token
   return buckets;
 }
 
+// values: ascending
+std::vector<DivergenceBin> histogram_of(std::span<const double> values) {
+  constexpr double kFirst = 1e-7;
+  constexpr double kPerDecade = 4;
+  std::vector<DivergenceBin> bins = {{.from = 0, .to = kFirst}};
+  for (const double value : values) {
+    while (value >= bins.back().to) {
+      const double to = kFirst * std::pow(10.0, static_cast<double>(bins.size()) / kPerDecade);
+      bins.push_back({.from = bins.back().to, .to = to});
+    }
+    ++bins.back().tokens;
+  }
+  return bins;
+}
+
 }  // namespace
 
 DivergenceResult summarize(std::span<const PlacedDivergence> tokens) {
@@ -110,6 +125,7 @@ DivergenceResult summarize(std::span<const PlacedDivergence> tokens) {
   out.p99 = quantile(kl, 0.99);
   out.p999 = quantile(kl, 0.999);
   out.largest = kl.back();
+  out.histogram = histogram_of(kl);
   out.same_top = estimate_of(same);
   out.delta_p = estimate_of(delta);
   out.delta_p_rms = root_mean_square(delta);

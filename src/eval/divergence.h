@@ -20,6 +20,13 @@ struct DivergenceBucket {
   double same_top = 0;
 };
 
+/// Tokens whose divergence is in [from, to) nats.
+struct DivergenceBin {
+  double from = 0;
+  double to = 0;
+  int64_t tokens = 0;
+};
+
 /// How a model's predictions differ from a base's, over the scored tokens of a text. KL divergences
 /// are KL(base || model) over the whole vocabulary, in nats.
 struct DivergenceResult {
@@ -33,6 +40,8 @@ struct DivergenceResult {
   Estimate nll;          // the model's
   Estimate log_ratio;    // of the perplexities: the mean of nll - base_nll, paired
   std::vector<DivergenceBucket> buckets;  // 1 to 15 tokens of context, 16 to 31, 32 to 63, ...
+  /// Below 1e-7 nats, then four bins a decade, up to the last that has a token.
+  std::vector<DivergenceBin> histogram;
 };
 
 /// One token's divergence, and how many tokens of its window stand in front of it.

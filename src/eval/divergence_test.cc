@@ -145,6 +145,30 @@ TEST(Divergence, OfTwoModelsEqualsItsDefinition) {
   EXPECT_EQ(found->buckets.back().from, 64);  // windows of 80
 }
 
+TEST(Divergence, HistogramHasEveryTokenOnce) {
+  std::vector<PlacedDivergence> tokens;
+  for (const double kl : {0.0, 1e-9, 2e-7, 0.02, 0.03, 0.03, 7.0}) {
+    tokens.push_back({.at = {.kl = kl}, .context = 1});
+  }
+  const auto bins = summarize(tokens).histogram;
+  EXPECT_EQ(bins.front().tokens, 2);
+  EXPECT_EQ(bins.back().tokens, 1);
+  EXPECT_GT(bins.back().to, 7.0);
+  EXPECT_LE(bins.back().from, 7.0);
+  int64_t sum = 0;
+  for (size_t i = 0; i < bins.size(); ++i) {
+    sum += bins[i].tokens;
+    if (i > 1) {
+      EXPECT_NEAR(bins[i].to / bins[i].from, std::pow(10.0, 0.25), 1e-9);
+      EXPECT_EQ(bins[i].from, bins[i - 1].to);
+    }
+    if (bins[i].from <= 0.03 && 0.03 < bins[i].to) {  // from 10^-1.75, which is 0.018
+      EXPECT_EQ(bins[i].tokens, 3);
+    }
+  }
+  EXPECT_EQ(sum, 7);
+}
+
 TEST(Divergence, OfAModelWithItselfIsNothing) {
   Hashed base(1);
   Hashed model(1);

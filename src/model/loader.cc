@@ -111,6 +111,13 @@ class DecoderLoader final {
 Result<std::unique_ptr<Model>> load_model(const std::string& model_dir,
                                           Backend& backend,
                                           const ModelOptions& options) {
+  return load_model(model_dir, backend, options, {});
+}
+
+Result<std::unique_ptr<Model>> load_model(const std::string& model_dir,
+                                          Backend& backend,
+                                          const ModelOptions& options,
+                                          std::vector<ReplacedWeights> replaced) {
   NIBBLE_ASSIGN_OR_RETURN(const ModelConfig stored, load_model_config(model_dir));
   NIBBLE_RETURN_IF_ERROR(check_blocks(stored));
   const RunsFormat runs = [&](const WeightFormat& format, int64_t k) {
@@ -118,6 +125,9 @@ Result<std::unique_ptr<Model>> load_model(const std::string& model_dir,
     return backend.check_gemm(format, bf16 ? ActFormat::kBf16 : ActFormat::kFloat, k).ok();
   };
   NIBBLE_ASSIGN_OR_RETURN(WeightLoader weights, WeightLoader::open(model_dir, stored, runs));
+  for (ReplacedWeights& one : replaced) {
+    weights.substitute(one.module, std::move(one.weight), one.act);
+  }
   const ModelConfig& config = weights.config();
   DecoderLoader loader(model_dir, weights, backend, options);
   const auto start = std::chrono::steady_clock::now();
@@ -125,10 +135,12 @@ Result<std::unique_ptr<Model>> load_model(const std::string& model_dir,
   const std::chrono::duration<double> loading = std::chrono::steady_clock::now() - start;
   NIBBLE_LOG(kDebug, "{}: {:.2f} GB of weights were read and prepared in {:.2f} s", model_dir,
              static_cast<double>(weights.total_bytes()) / 1e9, loading.count());
-  NIBBLE_RETURN_IF_ERROR(weights.check_all_used());
-  weights.report_decoded();
-  NIBBLE_LOG(kInfo, "{}: {}, {} layers, {}, on {}", model_dir, config.architecture,
-             config.num_layers, parts.scheme, backend.name());
+  if (replaced.empty()) {
+    NIBBLE_RETURN_IF_ERROR(weights.check_all_used());
+    weights.report_decoded();
+    NIBBLE_LOG(kInfo, "{}: {}, {} layers, {}, on {}", model_dir, config.architecture,
+               config.num_layers, parts.scheme, backend.name());
+  }
   return Decoder::create(std::move(parts), backend, options);
 }
 

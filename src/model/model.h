@@ -4,11 +4,14 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "arch/config.h"
 #include "backend/backend.h"
 #include "base/check.h"
 #include "kvcache/paged_kv_cache.h"
+#include "quant/act_spec.h"
+#include "quant/quant_tensor.h"
 
 namespace nibble {
 
@@ -68,5 +71,18 @@ class Model {
 Result<std::unique_ptr<Model>> load_model(const std::string& model_dir,
                                           Backend& backend,
                                           const ModelOptions& options);
+
+/// Weights of a module ("model.layers.0.mlp.up_proj") in place of those in the file.
+struct ReplacedWeights {
+  std::string module;
+  QuantTensor weight;
+  ActSpec act;
+};
+/// The same with some weights replaced: what a model would be with another form of these. What
+/// else the folder stores of them is not looked at.
+Result<std::unique_ptr<Model>> load_model(const std::string& model_dir,
+                                          Backend& backend,
+                                          const ModelOptions& options,
+                                          std::vector<ReplacedWeights> replaced);
 
 }  // namespace nibble

@@ -76,18 +76,10 @@ Status RuleSet::add_rule(std::string_view text, const std::string& origin) {
 }
 
 Status RuleSet::add_rules_file(const std::string& path) {
-  auto text = read_file(path);
-  NIBBLE_RETURN_IF_ERROR(text.status().with_context("--rules"));
-  const std::string_view all = *text;
-  int number = 1;
-  for (size_t at = 0; at < all.size(); ++number) {
-    const size_t end = std::min(all.find('\n', at), all.size());
-    const std::string_view line = trimmed(all.substr(at, end - at));
-    at = end + 1;
-    if (!line.empty() && line.front() != '#') {
-      NIBBLE_RETURN_IF_ERROR(
-          add_rule(line, fmt::format("--rules {}:{}: {}", file_name(path), number, line)));
-    }
+  NIBBLE_ASSIGN_OR_RETURN(const std::vector<RuleLine> lines, read_rules_file(path));
+  for (const auto& [number, text] : lines) {
+    NIBBLE_RETURN_IF_ERROR(
+        add_rule(text, fmt::format("--rules {}:{}: {}", file_name(path), number, text)));
   }
   return {};
 }
@@ -181,6 +173,23 @@ Status RuleSet::check_all_used() const {
     }
   }
   return {};
+}
+
+Result<std::vector<RuleLine>> read_rules_file(const std::string& path) {
+  auto text = read_file(path);
+  NIBBLE_RETURN_IF_ERROR(text.status().with_context("--rules"));
+  const std::string_view all = *text;
+  std::vector<RuleLine> lines;
+  int number = 1;
+  for (size_t at = 0; at < all.size(); ++number) {
+    const size_t end = std::min(all.find('\n', at), all.size());
+    const std::string_view line = trimmed(all.substr(at, end - at));
+    at = end + 1;
+    if (!line.empty() && line.front() != '#') {
+      lines.push_back({number, std::string(line)});
+    }
+  }
+  return lines;
 }
 
 bool quantizable_by_default(std::string_view module) {

@@ -83,6 +83,13 @@ class RuleSet final {
   int64_t hidden_layers_ = 0;
 };
 
+/// The lines of a file of rules with their numbers, but for comments and empty ones.
+struct RuleLine {
+  int number = 0;
+  std::string text;
+};
+Result<std::vector<RuleLine>> read_rules_file(const std::string& path);
+
 /// Whether the default rules quantize a matrix of this module: all linear layers but routers,
 /// norms, embeddings and heads.
 [[nodiscard]] bool quantizable_by_default(std::string_view module);

@@ -25,6 +25,8 @@ ALL_BUT_EVAL = {
                  "absmax7.5", "norms", "routers", "scheme, tensors, bytes_in, bytes_out"],
     "calibrate-kv": ["MODEL", "--calibrate", "--calibration-windows", "--seed", "--form", "--force",
                      "--threads", "--json", "centred+turned", "nibble_kv.json"],
+    "sensitivity": ["MODEL", "--schemes", "--calibrate", "--text", "--measure", "--budget",
+                    "--write-rules", "--json"],
     "inspect": ["PATH", "--context", "--concurrency", "--json"],
     "eval ppl": ["MODEL", "--text", "--window", "--protocol", "llama.cpp", "--json", "512", "perplexity, tokens, window"],
     "eval kld": ["BASE_MODEL", "--text", "--protocol", "--save-base", "--base-file", "--base-precision",

@@ -196,3 +196,35 @@ def test_gsm8k_refuses_what_is_wrong(tmp_path):
     fails(INVALID, "--max-tokens", arguments=[*ask, data, "--fewshot", 0, "--max-tokens", 100000])
     data.write_text(data.read_text() + '{"question": "q", "answer": "none"}\n')
     fails(CORRUPT, "line 4", "answer", arguments=[*ask, data, "--fewshot", 0])
+
+
+# --- report --------------------------------------------------------------------------------------
+
+def test_report_is_a_page_of_what_the_others_said(text, quantized, tmp_path):
+    """Results of one label become one method, whatever command they are of."""
+    results = {
+        "kld": ["kld", STORYTELLER, quantized, "--text", text],
+        "ppl": ["ppl", quantized, "--text", text],
+        "tasks": ["tasks", STORYTELLER, quantized, "--tasks", TINY]}
+    for name, command in results.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(json_of("eval", *command, *CPU)))
+    page = tmp_path / "report.html"
+    succeeds("eval", "report", page, f"q={tmp_path}/kld.json", f"q={tmp_path}/ppl.json",
+             tmp_path / "tasks.json", quantized / "quantization_report.json")
+    shown = page.read_text()
+    begin = shown.index('id="report">') + len('id="report">')
+    methods = {method["label"]: method
+               for method in json.loads(shown[begin:shown.index("</script>", begin)])["methods"]}
+    assert list(methods) == ["q", "storyteller"]
+    method = methods["q"]
+    assert sum(bin["tokens"] for bin in method["kld"]["histogram"]) == method["kld"]["tokens"]
+    assert method["perplexity"]["perplexity"] == pytest.approx(math.exp(method["kld"]["ln_ppl"]))
+    assert method["bytes"] == sum(path.stat().st_size for path in quantized.glob("*.safetensors"))
+    assert len(method["tensors"]) == 56
+    assert [task["task"] for task in method["tasks"]] == [TINY.name]
+    fails(INVALID, "kld.json", "LABEL=FILE", arguments=[
+        "eval", "report", page, f"q={tmp_path}/kld.json", f"q={tmp_path}/kld.json"])
+    fails(INVALID, "config.json", "neither", arguments=[
+        "eval", "report", page, STORYTELLER / "config.json"])
+    fails(NOT_FOUND, "none.json", arguments=["eval", "report", page, "none.json"])
+    assert page.read_text() == shown

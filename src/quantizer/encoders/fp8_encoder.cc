@@ -1,17 +1,11 @@
 #include <algorithm>
 #include <cstring>
 
-#include "quant/codec.h"
 #include "quantizer/encoders/int_scales.h"
 #include "quantizer/encoders/row_encoder.h"
 
 namespace nibble {
 namespace {
-
-float fp8_scale(float absmax) {
-  return vanishes(absmax) ? zero_scale(DType::kF32)
-                          : stored_scale(DType::kF32, absmax / kE4M3Max, kE4M3Max);
-}
 
 /// One scale per row, or one for all rows.
 class Fp8RowEncoder final : public RowEncoder {

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "base/f16.h"
+#include "quant/codec.h"
 #include "quant/scheme.h"
 #include "quantizer/kernels/row_kernels.h"
 #include "quantizer/rtn.h"
@@ -32,6 +33,12 @@ namespace nibble {
     scale *= kShrink;
   }
   return stored();
+}
+
+/// The scale of FP8 codes whose largest magnitude is absmax.
+[[nodiscard]] inline float fp8_scale(float absmax) {
+  return vanishes(absmax) ? zero_scale(DType::kF32)
+                          : stored_scale(DType::kF32, absmax / kE4M3Max, kE4M3Max);
 }
 
 /// The rule that "best" stands for.

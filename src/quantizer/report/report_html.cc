@@ -7,21 +7,22 @@
 
 namespace nibble {
 
-std::string report_html(const Json& report) {
+std::string page_with(std::string_view page, const Json& json) {
   constexpr std::string_view kPlace = "@REPORT@";
-  constexpr std::string_view kPage = kReportPage;
-  const size_t at = kPage.find(kPlace);
+  const size_t at = page.find(kPlace);
   CHECK_NE(at, std::string_view::npos);
-  std::string page(kPage.substr(0, at));
-  for (const char c : report.dump()) {
+  std::string text(page.substr(0, at));
+  for (const char c : json.dump()) {
     if (c == '<') {
-      page += "\\u003c";  // text like "</script>" must not end the element that holds the JSON
+      text += "\\u003c";  // text like "</script>" must not end the element that holds the JSON
     } else {
-      page += c;
+      text += c;
     }
   }
-  page += kPage.substr(at + kPlace.size());
-  return page;
+  text += page.substr(at + kPlace.size());
+  return text;
 }
+
+std::string report_html(const Json& report) { return page_with(kReportPage, report); }
 
 }  // namespace nibble
