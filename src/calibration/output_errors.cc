@@ -10,9 +10,9 @@
 #include <unistd.h>
 
 #include "arch/family.h"
-#include "calibration/activation_rounding.h"
 #include "calibration/layer_runner.h"
 #include "calibration/state_file.h"
+#include "quantizer/algorithms/activations.h"
 #include "quantizer/algorithms/gram.h"
 #include "quantizer/algorithms/nearest.h"
 #include "quantizer/algorithms/output_error.h"

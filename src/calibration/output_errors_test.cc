@@ -4,8 +4,8 @@
 
 #include <gtest/gtest.h>
 
-#include "calibration/activation_rounding.h"
 #include "calibration/layer_runner.h"
+#include "quantizer/algorithms/activations.h"
 #include "quantizer/algorithms/nearest.h"
 #include "quantizer/model_files.h"
 

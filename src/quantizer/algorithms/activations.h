@@ -14,8 +14,14 @@ struct ActivationRows {
   int64_t k = 0;
 };
 
-/// Rows as a product with these activations multiplies them: of INT8 per token what the codes mean.
-/// Rows of other formats stay as they are.
+/// Whether a product of this form rounds its rows to few bits.
+[[nodiscard]] constexpr bool rounds_rows(ActFormat act) {
+  return act != ActFormat::kFloat && act != ActFormat::kBf16;
+}
+
+/// A row [k] f32, finite, as a product of this form multiplies it: codes times their scale.
+void round_row(ActFormat act, float* row, int64_t k);
+/// The same of several rows.
 void round_activations(ActFormat act, const ActivationRows& rows, ThreadPool& pool);
 
 }  // namespace nibble
