@@ -60,9 +60,9 @@ bool commutes(GemmInput::Kind activation) {
 class ScaleFinder final {
  public:
   ScaleFinder(const ScaleFinding& finding, LayerRunner& runner)
-      : finding_(finding),
+      : pool_(finding.threads),
+        finding_(finding),
         runner_(runner),
-        pool_(finding.threads),
         jobs_(finding.plan, runner.config()) {}
 
   Result<std::vector<LayerFactors>> run() {
@@ -193,9 +193,9 @@ class ScaleFinder final {
     return channels;
   }
 
+  ThreadPool pool_;
   const ScaleFinding& finding_;
   LayerRunner& runner_;
-  ThreadPool pool_;
   LayerJobs jobs_;
   int64_t sites_ = 0;
   int64_t scaled_ = 0;
