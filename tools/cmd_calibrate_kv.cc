@@ -11,6 +11,7 @@
 #include "output.h"
 #include "progress.h"
 #include "stop_on_signal.h"
+#include "text_flags.h"
 
 namespace nibble {
 
@@ -122,14 +123,7 @@ void add_calibrate_kv_command(CLI::App& app, CommandContext& context) {
       ->add_option("--calibrate", flags->options.text.path,
                    "The text: a text file, or JSON lines with a field \"text\"")
       ->required();
-  command
-      ->add_option("--calibration-windows", flags->options.text.windows,
-                   "Windows of the text, at most")
-      ->check(whole_number(1))
-      ->capture_default_str();
-  command->add_option("--calibration-length", flags->options.text.length, "Tokens of each window")
-      ->check(whole_number(2))
-      ->default_str("512, or the model's context");
+  add_window_flags(*command, flags->options.text);
   command->add_option("--seed", flags->options.text.seed, "Chooses among the text's windows")
       ->check(whole_number(0))
       ->capture_default_str();

@@ -8,6 +8,7 @@
 #include "calibration/transform_chain.h"
 #include "flag_checks.h"
 #include "quantizer/recipe.h"
+#include "text_flags.h"
 
 namespace nibble {
 namespace {
@@ -182,12 +183,7 @@ void add_calibration_flags(CLI::App& command, QuantizeFlags& flags) {
                      "How: a chain like rotate,gptq. First what changes the weights but not the "
                      "model: rotate, which needs no text, smooth, awq; then how they are rounded: "
                      "gptq (the default with --calibrate), gptaq, imatrix or rtn");
-  command.add_option("--calibration-windows", flags.text.windows, "Windows of the text, at most")
-      ->check(whole_number(1))
-      ->capture_default_str();
-  command.add_option("--calibration-length", flags.text.length, "Tokens of each window")
-      ->check(whole_number(2))
-      ->default_str("512, or the model's context");
+  add_window_flags(command, flags.text);
   command
       .add_option("--seed", flags.text.seed,
                   "Chooses among the text's windows, and the signs of rotations")

@@ -13,6 +13,7 @@
 #include "quantizer/algorithms/nearest.h"
 #include "quantizer/budget/loss_model.h"
 #include "quantizer/model_files.h"
+#include "text_flags.h"
 #include "variant_meter.h"
 
 namespace nibble {
@@ -285,12 +286,7 @@ void add_sensitivity_flags(CLI::App& command, SensitivityFlags& flags) {
                      "the first scheme, or what all can be stored in)");
   command.add_option("--calibrate", flags.text.path,
                      "Text that the model reads, so that outputs are compared, not weights");
-  command.add_option("--calibration-windows", flags.text.windows, "Windows of the text, at most")
-      ->check(whole_number(1))
-      ->capture_default_str();
-  command.add_option("--calibration-length", flags.text.length, "Tokens of each window")
-      ->check(whole_number(2))
-      ->default_str("512, or the model's context");
+  add_window_flags(command, flags.text);
   command.add_option("--seed", flags.text.seed, "Chooses among the text's windows")
       ->check(whole_number(0))
       ->capture_default_str();

@@ -3,18 +3,15 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <filesystem>
 #include <utility>
 #include <vector>
-
-#include <unistd.h>
 
 #include "arch/kv_specs.h"
 #include "base/f16.h"
 #include "base/log.h"
 #include "base/math.h"
 #include "calibration/layer_runner.h"
-#include "calibration/state_file.h"
+#include "calibration/window_states.h"
 
 namespace nibble {
 namespace {
@@ -85,14 +82,10 @@ class KvCalibrator final {
   KvCalibrator(const KvCalibrationOptions& options,
                const CalibrationText& text,
                LayerRunner& runner,
-               StateFile states)
+               WindowStates states)
       : options_(options), text_(text), runner_(runner), states_(std::move(states)) {}
 
   Result<std::vector<KvSidecar::Layer>> run() {
-    for (int64_t window = 0; window < windows(); ++window) {
-      runner_.embed(text_.windows[static_cast<size_t>(window)]);
-      NIBBLE_RETURN_IF_ERROR(states_.write(window, runner_.hidden_rows(rows())));
-    }
     std::vector<KvSidecar::Layer> layers;
     for (int64_t index = 0; index < config().num_layers; ++index) {
       NIBBLE_ASSIGN_OR_RETURN(KvSidecar::Layer layer, calibrate_layer(index));
@@ -106,27 +99,9 @@ class KvCalibrator final {
 
  private:
   [[nodiscard]] const ModelConfig& config() const { return runner_.config(); }
-  [[nodiscard]] int64_t windows() const { return std::ssize(text_.windows); }
   [[nodiscard]] int64_t rows() const { return std::ssize(text_.windows.front()); }
   [[nodiscard]] size_t channels() const {
     return static_cast<size_t>(config().num_kv_heads * config().head_dim);
-  }
-
-  enum class Inputs : uint8_t { kKept, kReplaced };
-
-  /// kReplaced: by what `work` makes of them.
-  Status for_windows(Inputs inputs, const std::function<void(ForwardContext&)>& work) {
-    for (int64_t window = 0; window < windows(); ++window) {
-      if (options_.stop != nullptr && *options_.stop) {
-        return make_error(StatusCode::kCancelled, "stopped");
-      }
-      NIBBLE_RETURN_IF_ERROR(states_.read(window, runner_.hidden_rows(rows())));
-      runner_.run(text_.windows[static_cast<size_t>(window)], work);
-      if (inputs == Inputs::kReplaced) {
-        NIBBLE_RETURN_IF_ERROR(states_.write(window, runner_.hidden_rows(rows())));
-      }
-    }
-    return {};
   }
 
   Result<KvSidecar::Layer> calibrate_layer(int64_t index) {
@@ -141,11 +116,12 @@ class KvCalibrator final {
     layer.keys.form = chosen ? *options_.form : best_form(layer.keys.errors);
     layer.values.form = chosen ? *options_.form : best_form(layer.values.errors);
     layer.values.form.centred = layer.values.form.centred && !config().sinks;
-    NIBBLE_RETURN_IF_ERROR(for_windows(Inputs::kReplaced, [&](ForwardContext& context) {
-      runner_.attention().forward(runner_.hidden(), context);
-      runner_.has_experts() ? runner_.experts().forward(runner_.hidden(), context)
-                            : runner_.mlp().forward(runner_.hidden(), context);
-    }));
+    NIBBLE_RETURN_IF_ERROR(
+        states_.for_each(WindowStates::Inputs::kReplaced, [&](ForwardContext& context) {
+          runner_.attention().forward(runner_.hidden(), context);
+          runner_.has_experts() ? runner_.experts().forward(runner_.hidden(), context)
+                                : runner_.mlp().forward(runner_.hidden(), context);
+        }));
     runner_.unload();
     return layer;
   }
@@ -153,19 +129,20 @@ class KvCalibrator final {
   Status take_means(int64_t index, KvSidecar::Layer& layer) {
     std::vector<double> keys(channels());
     std::vector<double> values(channels());
-    NIBBLE_RETURN_IF_ERROR(for_windows(Inputs::kKept, [&](ForwardContext& context) {
-      runner_.attention().project(runner_.hidden(), context);
-      runner_.attention().attend(context);
-      const KvView& kv = context.kv;
-      for (int64_t token = 0; token < rows(); token += kv.page_size) {
-        const int64_t page = context.sequences.front().pages[token / kv.page_size];
-        const int64_t count = std::min(kv.page_size, rows() - token);
-        for (int64_t head = 0; head < kv.kv_heads; ++head) {
-          add_rows(kv, kv.keys(page, head), count, keys.data() + head * kv.head_dim);
-          add_rows(kv, kv.values(page, head), count, values.data() + head * kv.head_dim);
-        }
-      }
-    }));
+    NIBBLE_RETURN_IF_ERROR(
+        states_.for_each(WindowStates::Inputs::kKept, [&](ForwardContext& context) {
+          runner_.attention().project(runner_.hidden(), context);
+          runner_.attention().attend(context);
+          const KvView& kv = context.kv;
+          for (int64_t token = 0; token < rows(); token += kv.page_size) {
+            const int64_t page = context.sequences.front().pages[token / kv.page_size];
+            const int64_t count = std::min(kv.page_size, rows() - token);
+            for (int64_t head = 0; head < kv.kv_heads; ++head) {
+              add_rows(kv, kv.keys(page, head), count, keys.data() + head * kv.head_dim);
+              add_rows(kv, kv.values(page, head), count, values.data() + head * kv.head_dim);
+            }
+          }
+        }));
     const auto tokens = static_cast<double>(text_.tokens());
     for (const auto& [sums, half] :
          {std::pair(&keys, &layer.keys), std::pair(&values, &layer.values)}) {
@@ -189,27 +166,28 @@ class KvCalibrator final {
     const auto count = static_cast<size_t>(rows() * config().num_heads * config().head_dim);
     std::vector<float> exact(count);
     std::vector<float> coded(count);
-    NIBBLE_RETURN_IF_ERROR(for_windows(Inputs::kKept, [&](ForwardContext& context) {
-      runner_.attention().project(runner_.hidden(), context);
-      const std::span<std::byte> qkv = runner_.scratch_rows(ScratchName::kQkv, rows());
-      const std::vector<std::byte> projected(qkv.begin(), qkv.end());
-      runner_.attention().attend(context);
-      widen(context.scratch[ScratchName::kAttended], exact);
-      for (const float x : exact) {
-        power += static_cast<double>(x) * x;
-      }
-      context.kv = cache.view(0);
-      for (size_t trial = 0; trial < trials.size(); ++trial) {
-        std::ranges::copy(projected, qkv.begin());
-        context.kv.basis = basis_of_trial(trials[trial], layer);
-        runner_.attention().attend(context);
-        widen(context.scratch[ScratchName::kAttended], coded);
-        for (size_t i = 0; i < count; ++i) {
-          const double error = static_cast<double>(coded[i]) - exact[i];
-          errors[trial] += error * error;
-        }
-      }
-    }));
+    NIBBLE_RETURN_IF_ERROR(
+        states_.for_each(WindowStates::Inputs::kKept, [&](ForwardContext& context) {
+          runner_.attention().project(runner_.hidden(), context);
+          const std::span<std::byte> qkv = runner_.scratch_rows(ScratchName::kQkv, rows());
+          const std::vector<std::byte> projected(qkv.begin(), qkv.end());
+          runner_.attention().attend(context);
+          widen(context.scratch[ScratchName::kAttended], exact);
+          for (const float x : exact) {
+            power += static_cast<double>(x) * x;
+          }
+          context.kv = cache.view(0);
+          for (size_t trial = 0; trial < trials.size(); ++trial) {
+            std::ranges::copy(projected, qkv.begin());
+            context.kv.basis = basis_of_trial(trials[trial], layer);
+            runner_.attention().attend(context);
+            widen(context.scratch[ScratchName::kAttended], coded);
+            for (size_t i = 0; i < count; ++i) {
+              const double error = static_cast<double>(coded[i]) - exact[i];
+              errors[trial] += error * error;
+            }
+          }
+        }));
     for (size_t trial = 0; trial < trials.size(); ++trial) {
       const double error = power > 0 ? errors[trial] / power : 0;
       if (!std::isfinite(error)) {
@@ -249,17 +227,8 @@ class KvCalibrator final {
   const KvCalibrationOptions& options_;
   const CalibrationText& text_;
   LayerRunner& runner_;
-  StateFile states_;  // a layer's inputs
+  WindowStates states_;  // a layer's inputs
 };
-
-/// A file that has no name any more: it goes with the process, however that ends.
-Result<StateFile> open_nameless(const std::string& beside, int64_t slab_bytes) {
-  const std::string path = fmt::format("{}.states-{}", beside, ::getpid());
-  NIBBLE_ASSIGN_OR_RETURN(StateFile file, StateFile::open(path, slab_bytes));
-  std::error_code ignored;
-  std::filesystem::remove(path, ignored);
-  return file;
-}
 
 }  // namespace
 
@@ -281,7 +250,10 @@ Result<KvSidecar> calibrate_kv(const KvCalibrationOptions& options) {
   NIBBLE_ASSIGN_OR_RETURN(const auto runner,
                           LayerRunner::open(options.model, rows, options.threads));
   const std::string path = kv_sidecar_path(options.model);
-  NIBBLE_ASSIGN_OR_RETURN(StateFile states, open_nameless(path, rows * runner->hidden_row_bytes()));
+  NIBBLE_ASSIGN_OR_RETURN(
+      WindowStates states,
+      WindowStates::create({.runner = *runner, .windows = text.windows, .stop = options.stop},
+                           path));
   KvSidecar sidecar;
   NIBBLE_ASSIGN_OR_RETURN(sidecar.layers,
                           KvCalibrator(options, text, *runner, std::move(states)).run());

@@ -7,11 +7,9 @@
 #include <set>
 #include <utility>
 
-#include <unistd.h>
-
 #include "arch/family.h"
 #include "calibration/layer_runner.h"
-#include "calibration/state_file.h"
+#include "calibration/window_states.h"
 #include "quantizer/algorithms/activations.h"
 #include "quantizer/algorithms/gram.h"
 #include "quantizer/algorithms/nearest.h"
@@ -142,16 +140,6 @@ class Judge final {
   std::vector<float> values_;
 };
 
-/// The hidden states of all windows, in a file without a name: it is gone with the process.
-Result<StateFile> open_states(int64_t slab_bytes) {
-  std::error_code error;
-  const auto folder = std::filesystem::temp_directory_path(error);
-  const std::string path = (folder / fmt::format("nibble-states-{}.bin", getpid())).string();
-  NIBBLE_ASSIGN_OR_RETURN(StateFile file, StateFile::open(path, slab_bytes));
-  std::filesystem::remove(path, error);
-  return file;
-}
-
 class OutputJudge final {
  public:
   OutputJudge(const std::vector<JudgedMatrix>& matrices, const OutputErrorOptions& options)
@@ -170,11 +158,11 @@ class OutputJudge final {
     const auto rows = std::ssize(options_.windows.front());
     NIBBLE_ASSIGN_OR_RETURN(runner_,
                             LayerRunner::open(options_.model, rows, options_.pool.threads()));
-    NIBBLE_ASSIGN_OR_RETURN(StateFile states, open_states(rows * runner_->hidden_row_bytes()));
-    for (int64_t window = 0; window < std::ssize(options_.windows); ++window) {
-      runner_->embed(options_.windows[static_cast<size_t>(window)]);
-      NIBBLE_RETURN_IF_ERROR(states.write(window, runner_->hidden_rows(rows)));
-    }
+    std::error_code error;
+    const std::string beside = std::filesystem::temp_directory_path(error) / "nibble";
+    NIBBLE_ASSIGN_OR_RETURN(
+        WindowStates states,
+        WindowStates::create({.runner = *runner_, .windows = options_.windows}, beside));
     for (int64_t layer = 0; layer < runner_->config().num_layers; ++layer) {
       NIBBLE_RETURN_IF_ERROR(run_layer(layer, states));
       options_.progress(layer + 1);
@@ -183,26 +171,22 @@ class OutputJudge final {
   }
 
  private:
-  Status run_layer(int64_t layer, StateFile& states) {
+  Status run_layer(int64_t layer, WindowStates& states) {
     NIBBLE_RETURN_IF_ERROR(runner_->load_attention(layer));
     NIBBLE_RETURN_IF_ERROR(runner_->load_mlp(layer));
     LayerObserver observer(rounded_, options_.pool);
-    for (int64_t window = 0; window < std::ssize(options_.windows); ++window) {
-      const std::vector<int32_t>& tokens = options_.windows[static_cast<size_t>(window)];
-      NIBBLE_RETURN_IF_ERROR(states.read(window, runner_->hidden_rows(std::ssize(tokens))));
-      observer.begin();
-      runner_->run(tokens, [&](ForwardContext& context) {
-        context.observer = &observer;
-        runner_->attention().forward(runner_->hidden(), context);
-        if (runner_->has_experts()) {
-          context.observer = nullptr;
-          runner_->experts().forward(runner_->hidden(), context);
-        } else {
-          runner_->mlp().forward(runner_->hidden(), context);
-        }
-      });
-      NIBBLE_RETURN_IF_ERROR(states.write(window, runner_->hidden_rows(std::ssize(tokens))));
-    }
+    NIBBLE_RETURN_IF_ERROR(
+        states.for_each(WindowStates::Inputs::kReplaced, [&](ForwardContext& context) {
+          observer.begin();
+          context.observer = &observer;
+          runner_->attention().forward(runner_->hidden(), context);
+          if (runner_->has_experts()) {
+            context.observer = nullptr;
+            runner_->experts().forward(runner_->hidden(), context);
+          } else {
+            runner_->mlp().forward(runner_->hidden(), context);
+          }
+        }));
     const bool dense = !runner_->has_experts();
     runner_->unload();
     const std::vector<PlaceSums> sums = observer.take();

@@ -3,14 +3,13 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <filesystem>
 #include <memory>
 #include <utility>
 
 #include "base/log.h"
 #include "calibration/layer_jobs.h"
 #include "calibration/layer_runner.h"
-#include "calibration/state_file.h"
+#include "calibration/window_states.h"
 
 namespace nibble {
 namespace {
@@ -66,12 +65,10 @@ class ScaleFinder final {
         jobs_(finding.plan, runner.config()) {}
 
   Result<std::vector<LayerFactors>> run() {
-    NIBBLE_ASSIGN_OR_RETURN(StateFile states, StateFile::open(finding_.state_path,
-                                                              rows() * runner_.hidden_row_bytes()));
-    for (int64_t window = 0; window < std::ssize(finding_.windows); ++window) {
-      runner_.embed(finding_.windows[static_cast<size_t>(window)]);
-      NIBBLE_RETURN_IF_ERROR(states.write(window, runner_.hidden_rows(rows())));
-    }
+    NIBBLE_ASSIGN_OR_RETURN(WindowStates states, WindowStates::create({.runner = runner_,
+                                                                       .windows = finding_.windows,
+                                                                       .stop = finding_.stop},
+                                                                      finding_.beside));
     std::vector<LayerFactors> factors;
     for (int64_t layer = 0; layer < runner_.config().num_layers; ++layer) {
       NIBBLE_ASSIGN_OR_RETURN(LayerFactors found, factors_of(layer, states));
@@ -84,21 +81,15 @@ class ScaleFinder final {
  private:
   [[nodiscard]] int64_t rows() const { return std::ssize(finding_.windows.front()); }
 
-  Result<LayerFactors> factors_of(int64_t layer, StateFile& states) {
+  Result<LayerFactors> factors_of(int64_t layer, WindowStates& states) {
     NIBBLE_RETURN_IF_ERROR(runner_.load_attention(layer));
     NIBBLE_RETURN_IF_ERROR(runner_.load_mlp(layer));
     const int64_t tokens = rows() * std::ssize(finding_.windows);
     const int64_t every = std::max<int64_t>(1, tokens / kSampledRows);
     std::vector<ChannelObserver> sites(kSites, ChannelObserver(every));
-    for (int64_t window = 0; window < std::ssize(finding_.windows); ++window) {
-      if (finding_.stop != nullptr && *finding_.stop) {
-        return make_error(StatusCode::kCancelled, "stopped");
-      }
-      NIBBLE_RETURN_IF_ERROR(states.read(window, runner_.hidden_rows(rows())));
-      runner_.run(finding_.windows[static_cast<size_t>(window)],
-                  [&](ForwardContext& context) { run_layer(sites, context); });
-      NIBBLE_RETURN_IF_ERROR(states.write(window, runner_.hidden_rows(rows())));
-    }
+    NIBBLE_RETURN_IF_ERROR(
+        states.for_each(WindowStates::Inputs::kReplaced,
+                        [&](ForwardContext& context) { run_layer(sites, context); }));
     LayerFactors factors;
     const bool dense = !runner_.has_experts();
     runner_.unload();
@@ -207,10 +198,7 @@ Result<std::vector<LayerFactors>> find_factors(const ScaleFinding& finding) {
   NIBBLE_ASSIGN_OR_RETURN(
       const auto runner,
       LayerRunner::open(finding.model, std::ssize(finding.windows.front()), finding.threads));
-  auto factors = ScaleFinder(finding, *runner).run();
-  std::error_code ignored;
-  std::filesystem::remove(finding.state_path, ignored);
-  return factors;
+  return ScaleFinder(finding, *runner).run();
 }
 
 }  // namespace nibble

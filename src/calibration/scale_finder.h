@@ -17,7 +17,7 @@ struct ScaleFinding {
   const QuantizePlan& plan;  // of this model: what its matrices are rounded to
   const std::vector<std::vector<int32_t>>& windows;
   FactorRule rule = FactorRule::kLargest;
-  std::string state_path;  // a file for hidden states, removed at the end
+  std::string beside;  // where a file for hidden states is made, which has no name
   int threads = 1;
   const std::atomic<bool>* stop = nullptr;
 };

@@ -95,7 +95,7 @@ class Chain final {
                                     .windows = stage.text.windows,
                                     .rule = transform == Transform::kAwq ? FactorRule::kMean
                                                                          : FactorRule::kLargest,
-                                    .state_path = stage.next + ".states",
+                                    .beside = stage.next,
                                     .threads = threads_,
                                     .stop = options_.quantize.stop}));
     return make_scaling(stage.config, std::move(factors));
