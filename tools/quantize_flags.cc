@@ -7,6 +7,7 @@
 #include "calibration/calibrator.h"
 #include "calibration/transform_chain.h"
 #include "flag_checks.h"
+#include "model_flags.h"
 #include "quantizer/recipe.h"
 #include "text_flags.h"
 
@@ -119,6 +120,12 @@ Status check_calibration(QuantizeFlags& flags) {
         "--calibrate-kv: needs a text; give one with --calibrate FILE, or call nibble "
         "calibrate-kv afterwards");
   }
+  if (flags.text.path.empty() && flags.backend.device != "cpu") {
+    return make_error(StatusCode::kInvalidArgument,
+                      "--device {}: computes calibrations alone; give a text with --calibrate FILE, "
+                      "or leave it out",
+                      flags.backend.device);
+  }
   if (!flags.text.path.empty() && flags.method.empty()) {
     flags.method = rounding_name(Rounding::kGptq);
   }
@@ -164,7 +171,8 @@ Status QuantizeMethod::prepare(QuantizeFlags& flags) {
   NIBBLE_ASSIGN_OR_RETURN(calibrator_, make_calibrator({.model = options.source,
                                                         .text = flags.text,
                                                         .rounding = method.rounding,
-                                                        .transforms = method.transforms}));
+                                                        .transforms = method.transforms,
+                                                        .backend = flags.backend}));
   options.maker = calibrator_.get();
   return {};
 }
@@ -192,6 +200,7 @@ void add_calibration_flags(CLI::App& command, QuantizeFlags& flags) {
   command.add_flag(
       "--calibrate-kv", flags.calibrate_kv,
       "With --calibrate: then lets DST read the same text, as nibble calibrate-kv does");
+  add_device_flags(command, flags.backend.device, flags.backend.cuda_library);
   command.add_option("--recipe", flags.recipe,
                      "quantization_recipe.json of an output: its options hold where no flag says "
                      "otherwise");

@@ -3,6 +3,7 @@
 #include <memory>
 #include <string>
 
+#include "backend/open_backend.h"
 #include "base/status.h"
 #include "calibration/calibration_text.h"
 #include "command.h"
@@ -24,6 +25,7 @@ struct QuantizeFlags {
   std::string method;  // empty: gptq with --calibrate
   CalibrationTextOptions text;
   bool calibrate_kv = false;
+  BackendOptions backend = {.device = "cpu"};  // that calibrates
   CLI::App* command = nullptr;  // knows what was given
   bool finish = false;
   bool dry_run = false;
@@ -47,6 +49,10 @@ class QuantizeMethod final {
   /// Carries out the method's transforms and reads the text. Changes source, maker and recipe of
   /// flags.options, which must outlive this.
   Status prepare(QuantizeFlags& flags);
+  /// Of the calibration by part; null without one.
+  [[nodiscard]] Json seconds() const {
+    return calibrator_ == nullptr ? Json() : calibrator_->seconds();
+  }
   /// Removes what was made on the way, once the output is there.
   void finish() const;
 

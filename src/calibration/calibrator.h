@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "backend/open_backend.h"
 #include "calibration/calibration_text.h"
 #include "quantizer/algorithms/method.h"
 #include "quantizer/job_maker.h"
@@ -16,6 +17,8 @@ struct CalibrationOptions {
   CalibrationTextOptions text;
   Rounding rounding = Rounding::kGptq;
   std::vector<Transform> transforms = {};  // that made the model, for the recipe
+  /// Computes the layers, the sums and the codes; its threads are those of the run.
+  BackendOptions backend = {.device = "cpu"};
   /// Of a matrix, rounded and judged at a time: a head of 150,000 rows need not be in memory in
   /// F32.
   int64_t piece_weights = int64_t{1} << 25;

@@ -56,48 +56,61 @@ RoundedJob::RoundedJob(const JobMakerContext& context, size_t job, float absmax)
       extent_{.absmax = absmax},
       digests_(job_.outputs.size()) {}
 
-Status RoundedJob::add(const std::vector<float>& w, const RoundedMatrix& rounded) {
+Status RoundedJob::add(std::span<const float> w, const RoundedMatrix& rounded, ThreadPool& pool) {
   NIBBLE_RETURN_IF_ERROR(context_.store.begin(job_.shard));
-  const int64_t first = job_.chunk(chunk_).begin;
-  const int64_t end = first + std::ssize(w) / job_.matrix->k();
-  for (; chunk_ < job_.chunk_count() && job_.chunk(chunk_).begin < end; ++chunk_) {
-    CHECK_LE(job_.chunk(chunk_).begin + job_.chunk(chunk_).count, end);
-    const Status written = write_chunk(w.data(), rounded, first);
-    NIBBLE_RETURN_IF_ERROR(written.with_context(job_.matrix->where()));
+  const Piece piece{w.data(), rounded, job_.chunk(chunk_).begin};
+  const int64_t end = piece.first_row + std::ssize(w) / job_.matrix->k();
+  std::vector<Chunk> chunks;
+  while (chunk_ + std::ssize(chunks) < job_.chunk_count() &&
+         job_.chunk(chunk_ + std::ssize(chunks)).begin < end) {
+    const PlanJob::Range range = job_.chunk(chunk_ + std::ssize(chunks));
+    CHECK_LE(range.begin + range.count, end);
+    chunks.emplace_back();
   }
+  pool.parallel_for(std::ssize(chunks), [&](int64_t i, int) {
+    Chunk& chunk = chunks[static_cast<size_t>(i)];
+    chunk.status = write_chunk(piece, chunk_ + i, chunk);
+  });
+  for (const Chunk& chunk : chunks) {
+    NIBBLE_RETURN_IF_ERROR(chunk.status.with_context(job_.matrix->where()));
+    error_.add(chunk.error);
+    for (size_t slot = 0; slot < chunk.digests.size(); ++slot) {
+      digests_[slot].push_back(chunk.digests[slot]);
+    }
+  }
+  chunk_ += std::ssize(chunks);
   return {};
 }
 
-Status RoundedJob::write_chunk(const float* w, const RoundedMatrix& rounded, int64_t first_row) {
+Status RoundedJob::write_chunk(const Piece& piece, int64_t index, Chunk& chunk) const {
   int64_t bytes = 0;
   for (size_t slot = 0; slot < job_.outputs.size(); ++slot) {
-    bytes += BlockMemory::needed(job_.place(slot, chunk_).bytes);
+    bytes += BlockMemory::needed(job_.place(slot, index).bytes);
   }
   BlockMemory memory(bytes);
   std::vector<std::span<std::byte>> pieces;
   std::vector<std::byte*> next;
   for (size_t slot = 0; slot < job_.outputs.size(); ++slot) {
-    const MatrixEncoder::Place place = job_.place(slot, chunk_);
+    const MatrixEncoder::Place place = job_.place(slot, index);
     pieces.push_back(memory.take(job_.outputs[slot].offset + place.offset, place.bytes));
     next.push_back(pieces.back().data());
   }
-  RowsError error;
-  const PlanJob::Range range = job_.chunk(chunk_);
+  const PlanJob::Range range = job_.chunk(index);
   const int64_t block = job_.encoder->row_block();
   for (int64_t done = 0; done < range.count; done += block) {
     const PlanJob::Range rows{range.begin + done, std::min(block, range.count - done)};
     RowsError part;
-    NIBBLE_RETURN_IF_ERROR(encode_rows({job_, w, rounded, first_row, extent_}, rows, next, part));
-    error.add(part);
+    NIBBLE_RETURN_IF_ERROR(encode_rows({job_, piece.w, piece.rounded, piece.first_row, extent_},
+                                       rows, next, part));
+    chunk.error.add(part);
     for (size_t slot = 0; slot < next.size(); ++slot) {
       next[slot] += job_.encoder->place(slot, rows.begin, rows.count).bytes;
     }
   }
-  error_.add(error);
   for (size_t slot = 0; slot < pieces.size(); ++slot) {
-    digests_[slot].push_back(digest_of(pieces[slot]));
+    chunk.digests.push_back(digest_of(pieces[slot]));
     NIBBLE_RETURN_IF_ERROR(
-        context_.store.write(job_, slot, job_.place(slot, chunk_).offset, pieces[slot]));
+        context_.store.write(job_, slot, job_.place(slot, index).offset, pieces[slot]));
   }
   return {};
 }

@@ -3,11 +3,13 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "base/json.h"
 #include "base/status.h"
+#include "base/thread_pool.h"
 #include "quantizer/algorithms/rounding.h"
 #include "quantizer/digest.h"
 #include "quantizer/journal.h"
@@ -37,6 +39,8 @@ class JobMaker {
   virtual ~JobMaker() = default;
   /// All that decides what it makes: part of the plan's hash, and kept with the output.
   [[nodiscard]] virtual Json recipe() const = 0;
+  /// Seconds of make() by part, for people; null: it does not say.
+  [[nodiscard]] virtual Json seconds() const { return {}; }
   /// kCancelled when stopped; what was stored stays stored.
   virtual Status make(const JobMakerContext& context) = 0;
 };
@@ -47,14 +51,25 @@ class RoundedJob final {
   /// absmax: of the whole matrix.
   RoundedJob(const JobMakerContext& context, size_t job, float absmax);
 
-  /// The next rows, as many as piece_rows() says, or what is left.
+  /// The next rows, as many as piece_rows() says, or what is left; chunks side by side.
   ///   w  [rows, k]: the source's weights
-  Status add(const std::vector<float>& w, const RoundedMatrix& rounded);
+  Status add(std::span<const float> w, const RoundedMatrix& rounded, ThreadPool& pool);
   /// After all rows.
   Status finish(CalibrationRecord record);
 
  private:
-  Status write_chunk(const float* w, const RoundedMatrix& rounded, int64_t first_row);
+  /// What became of a chunk.
+  struct Chunk {
+    Status status;
+    std::vector<Digest> digests;  // by output
+    RowsError error;
+  };
+  struct Piece {
+    const float* w;
+    const RoundedMatrix& rounded;
+    int64_t first_row;
+  };
+  [[nodiscard]] Status write_chunk(const Piece& piece, int64_t index, Chunk& chunk) const;
 
   const JobMakerContext& context_;
   size_t index_;

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/status.h"
+#include "calibration/input_sums.h"
+#include "quantizer/algorithms/rounding.h"
+
+namespace nibble {
+
+/// Rounds the matrices of one site, by what is known of their inputs.
+class MatrixRounder {
+ public:
+  virtual ~MatrixRounder() = default;
+  /// That entered the site.
+  [[nodiscard]] virtual int64_t rows() const = 0;
+  /// Whether their sums are numbers; if not, codes are the nearest.
+  [[nodiscard]] virtual bool has_sums() const = 0;
+  /// Memory for weights that are to be rounded; one piece of a matrix at a time.
+  virtual Result<std::span<float>> weights(size_t count) = 0;
+  /// What round_matrix() does.
+  virtual Status round(const MatrixToRound& matrix, RoundedMatrix& out) = 0;
+};
+
+/// By the CPU, from sums in the host's memory.
+class HostRounder final : public MatrixRounder {
+ public:
+  /// Completes the sums, which must outlive this.
+  HostRounder(InputSums& sums, Rounding rounding, ThreadPool& pool);
+
+  [[nodiscard]] int64_t rows() const override { return sums_.gram.rows(); }
+  [[nodiscard]] bool has_sums() const override { return statistics_.gram != nullptr; }
+  Result<std::span<float>> weights(size_t count) override {
+    weights_.resize(count);
+    return std::span(weights_);
+  }
+  Status round(const MatrixToRound& matrix, RoundedMatrix& out) override {
+    out = round_matrix(matrix, rounding_, statistics_, pool_);
+    return {};
+  }
+
+ private:
+  const InputSums& sums_;
+  Rounding rounding_;
+  ThreadPool& pool_;
+  SiteStatistics statistics_;
+  std::vector<float> weights_;
+};
+
+}  // namespace nibble
