@@ -121,10 +121,11 @@ Status check_calibration(QuantizeFlags& flags) {
         "calibrate-kv afterwards");
   }
   if (flags.text.path.empty() && flags.backend.device != "cpu") {
-    return make_error(StatusCode::kInvalidArgument,
-                      "--device {}: computes calibrations alone; give a text with --calibrate FILE, "
-                      "or leave it out",
-                      flags.backend.device);
+    return make_error(
+        StatusCode::kInvalidArgument,
+        "--device {}: computes calibrations alone; give a text with --calibrate FILE, "
+        "or leave it out",
+        flags.backend.device);
   }
   if (!flags.text.path.empty() && flags.method.empty()) {
     flags.method = rounding_name(Rounding::kGptq);

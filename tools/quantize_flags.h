@@ -26,7 +26,7 @@ struct QuantizeFlags {
   CalibrationTextOptions text;
   bool calibrate_kv = false;
   BackendOptions backend = {.device = "cpu"};  // that calibrates
-  CLI::App* command = nullptr;  // knows what was given
+  CLI::App* command = nullptr;                 // knows what was given
   bool finish = false;
   bool dry_run = false;
   bool force = false;

@@ -51,14 +51,16 @@ class SiteMath {
   /// there. May be called again after more sums were added.
   virtual std::vector<float> finish() = 0;
 
-  /// R of ColumnFactor (quantizer/algorithms/factor.h) for the columns in this order [k]; false when
-  /// a pivot is not positive. kResourceExhausted.
+  /// R of ColumnFactor (quantizer/algorithms/factor.h) for the columns in this order [k]; false
+  /// when a pivot is not positive. kResourceExhausted.
   virtual Result<bool> factor(std::span<const int32_t> order, const DiagonalDamping& damping) = 0;
 
   /// Takes weights [n, k] from the host. kResourceExhausted.
   virtual Status load(std::span<const float> weights) = 0;
-  /// Rounds what was loaded; returns trace(E H E^T) of the error E. Waits.
-  virtual double round(RoundingWay way, const MatrixScales& scales) = 0;
+  /// Begins to round what was loaded. Each way once between two calls of take_errors().
+  virtual void round(RoundingWay way, const MatrixScales& scales) = 0;
+  /// trace(E H E^T) of the errors E of the roundings since the last call, in their order. Waits.
+  virtual std::vector<double> take_errors() = 0;
   /// Copies the values [n, k] that the last rounding made to the host. Waits.
   virtual void read_values(std::span<float> out) = 0;
 };

@@ -24,11 +24,11 @@ class Calibrator final : public JobMaker {
 
   [[nodiscard]] Json recipe() const override {
     Json recipe = Json::object({{"method", method_name({options_.transforms, options_.rounding})},
-                         {"text_xxh3", text_.digest},
-                         {"windows", options_.text.windows},
-                         {"length", std::ssize(text_.windows.front())},
-                         {"seed", static_cast<int64_t>(options_.text.seed)},
-                         {"tokens", text_.tokens()}});
+                                {"text_xxh3", text_.digest},
+                                {"windows", options_.text.windows},
+                                {"length", std::ssize(text_.windows.front())},
+                                {"seed", static_cast<int64_t>(options_.text.seed)},
+                                {"tokens", text_.tokens()}});
     const std::string& device = options_.backend.device;
     if (device != "cpu") {  // whose codes are others where two are nearly as good
       recipe.set("device", device.substr(0, device.find(':')));

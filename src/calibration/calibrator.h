@@ -27,9 +27,11 @@ struct CalibrationOptions {
 /// Rounds the matrices of a model by what they multiply when it reads a text: layer by layer, and
 /// within one first q, k and v, then the output of attention, gate and up, and down, of experts as
 /// of dense MLPs, each with what comes before it rounded already; last the output head, where the
-/// plan has codes for it. Hidden states are in files of the work folder; one layer at a time is in
-/// memory, and an interrupted run goes on with the layer that it was in.
-/// Errors: those of read_model_text() and load_model_config(); kInvalidArgument for fewer tokens
+/// plan has codes for it. Hidden states are in files of the work folder, or, of a GPU, in memory
+/// where that has room; one layer at a time is in memory, and an interrupted run goes on with the
+/// layer that it was in, or that it was in a minute before.
+/// Errors: those of read_model_text(), load_model_config() and open_backend(); kUnsupported for
+/// gptaq on a GPU; kInvalidArgument for fewer tokens
 /// than a quarter of the widest matrix (fewer than all of it are warned of).
 Result<std::unique_ptr<JobMaker>> make_calibrator(const CalibrationOptions& options);
 

@@ -7,8 +7,8 @@
 
 namespace nibble {
 
-/// What round_experts() does with one of the products of a layer's experts, on a device: the sums of
-/// as many experts as find room there are collected in one pass over the windows, and rounded.
+/// What round_experts() does with one of the products of a layer's experts, on a device: the sums
+/// of as many experts as find room there are collected in one pass over the windows, and rounded.
 /// Errors: kResourceExhausted.
 Status round_experts_on_device(const LayerParts& parts, int64_t layer, ExpertPart part);
 

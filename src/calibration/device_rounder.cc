@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <utility>
 
 #include "base/math.h"
@@ -12,10 +13,6 @@ namespace nibble {
 namespace {
 
 constexpr size_t kCopied = size_t{1} << 20;  // numbers that a thread copies at a time
-
-RoundingWay way_of(Rounding rounding) {
-  return rounding == Rounding::kGptq ? RoundingWay::kByColumns : RoundingWay::kNearest;
-}
 
 }  // namespace
 
@@ -65,18 +62,24 @@ Status DeviceRounder::prepare() {
   return {};
 }
 
-double DeviceRounder::attempt(const MatrixToRound& matrix, Rounding rounding, RoundedMatrix& out) {
+void DeviceRounder::attempt(const MatrixToRound& matrix, Rounding rounding, RoundedMatrix& out) {
   out.rounding = rounding;
   parts_.times().time(CalibrationPart::kScales, [&] {
     choose_all_scales(matrix, rounding == Rounding::kRtn ? nullptr : importance_.data(), out,
                       parts_.pool());
   });
-  out.error = site_.round(way_of(rounding), {.format = matrix.format,
-                                             .scales = out.scales.data(),
-                                             .zeros = out.zeros.empty() ? nullptr : out.zeros.data()});
-  return out.error;
+  begin(matrix, out);
 }
 
+void DeviceRounder::begin(const MatrixToRound& matrix, const RoundedMatrix& scales) {
+  const bool by_columns = scales.rounding == Rounding::kGptq;
+  site_.round(by_columns ? RoundingWay::kByColumns : RoundingWay::kNearest,
+              {.format = matrix.format,
+               .scales = scales.scales.data(),
+               .zeros = scales.zeros.empty() ? nullptr : scales.zeros.data()});
+}
+
+// While the device computes errors, threads choose the next scales.
 Status DeviceRounder::round(const MatrixToRound& matrix, RoundedMatrix& out) {
   if (!has_sums()) {
     out = RoundedMatrix();
@@ -85,20 +88,27 @@ Status DeviceRounder::round(const MatrixToRound& matrix, RoundedMatrix& out) {
   }
   const auto count = static_cast<size_t>(matrix.n * matrix.k);
   NIBBLE_RETURN_IF_ERROR(site_.load({matrix.w, count}));
-  const double whole = site_.round(RoundingWay::kZero, {});
-  const double rtn_error = attempt(matrix, Rounding::kRtn, out);
+  site_.round(RoundingWay::kZero, {});
+  attempt(matrix, Rounding::kRtn, out);
+  std::vector<double> errors;
+  if (rounding_ == Rounding::kImatrix) {
+    errors = site_.take_errors();  // it rounds to the nearest, too
+  }
   if (rounding_ != Rounding::kRtn) {
-    const double error = attempt(matrix, rounding_, other_);
-    if (std::isfinite(error) && error <= rtn_error) {
-      std::swap(out.scales, other_.scales);
-      std::swap(out.zeros, other_.zeros);
-      out.rounding = rounding_;
-      out.error = error;
-    } else {
-      site_.round(RoundingWay::kNearest, {.format = matrix.format,
-                                          .scales = out.scales.data(),
-                                          .zeros = out.zeros.empty() ? nullptr : out.zeros.data()});
-    }
+    attempt(matrix, rounding_, other_);
+  }
+  std::ranges::copy(site_.take_errors(), std::back_inserter(errors));
+  const double whole = errors.at(0);
+  const double rtn_error = errors.at(1);
+  out.error = rtn_error;
+  if (errors.size() > 2 && std::isfinite(errors[2]) && errors[2] <= rtn_error) {
+    std::swap(out.scales, other_.scales);
+    std::swap(out.zeros, other_.zeros);
+    out.rounding = rounding_;
+    out.error = errors[2];
+  } else if (errors.size() > 2) {
+    begin(matrix, out);
+    site_.take_errors();
   }
   out.error = whole > 0 ? out.error / whole : 0;
   out.rtn_error = whole > 0 ? rtn_error / whole : 0;

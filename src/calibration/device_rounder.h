@@ -56,8 +56,9 @@ class DeviceRounder final : public MatrixRounder {
   DeviceRounder(SiteMath& site, Rounding rounding, DeviceRounding& parts)
       : site_(site), rounding_(rounding), parts_(parts) {}
   Status prepare();
-  /// Chooses scales for a rounding, and rounds with them; returns the squared error of outputs.
-  double attempt(const MatrixToRound& matrix, Rounding rounding, RoundedMatrix& out);
+  /// Chooses scales for a rounding, and begins to round with them.
+  void attempt(const MatrixToRound& matrix, Rounding rounding, RoundedMatrix& out);
+  void begin(const MatrixToRound& matrix, const RoundedMatrix& scales);
   Status read_values(RoundedMatrix& out, size_t count);
 
   SiteMath& site_;

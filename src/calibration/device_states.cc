@@ -30,9 +30,14 @@ Status DeviceStates::fetch(int64_t window) {
   return {};
 }
 
-void DeviceStates::enter(int64_t window) {
-  parts_.runner.select(slot_of(window));
-  parts_.math.begin(slot_of(window));
+Status DeviceStates::enter(int64_t window) {
+  const int slot = slot_of(window);
+  if (to_be_written(slot)) {  // nothing was fetched, which would have waited
+    NIBBLE_RETURN_IF_ERROR(settle(slot));
+  }
+  parts_.runner.select(slot);
+  parts_.math.begin(slot);
+  return {};
 }
 
 void DeviceStates::leave(int64_t window, Outcome outcome) {
@@ -52,8 +57,7 @@ void DeviceStates::leave(int64_t window, Outcome outcome) {
 Status DeviceStates::settle(int slot) {
   parts_.math.wait(slot);
   const int64_t window = std::exchange(pending_.at(static_cast<size_t>(slot)), kNone);
-  return window == kNone ? Status()
-                         : to_->write(window, staged(CalibrationMath::kSlots + slot));
+  return window == kNone ? Status() : to_->write(window, staged(CalibrationMath::kSlots + slot));
 }
 
 Status DeviceStates::settle() {

@@ -42,7 +42,7 @@ class DeviceStates final {
   /// Begins to bring a window to the device, in front of enter() of the window before.
   Status fetch(int64_t window);
   /// LayerRunner::hidden() is the window's from here on, up to leave().
-  void enter(int64_t window);
+  Status enter(int64_t window);
   enum class Outcome : uint8_t { kDropped, kKept };
   /// What becomes of what the window's steps left in hidden().
   void leave(int64_t window, Outcome result);
@@ -66,6 +66,9 @@ class DeviceStates final {
   }
   /// Waits for the slot; writes what it had to a file.
   Status settle(int slot);
+  [[nodiscard]] bool to_be_written(int slot) const {
+    return pending_.at(static_cast<size_t>(slot)) != kNone;
+  }
 
   Parts parts_;
   Place place_;

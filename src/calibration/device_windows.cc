@@ -29,9 +29,8 @@ Status Windows::open_device() {
                "keeps them in memory",
                needed >> 20, (rss_bytes() + needed + kRoundingRoom) >> 20);
   }
-  NIBBLE_ASSIGN_OR_RETURN(
-      device_, DeviceStates::create(parts, fits ? DeviceStates::Place::kMemory
-                                                : DeviceStates::Place::kFiles));
+  NIBBLE_ASSIGN_OR_RETURN(device_, DeviceStates::create(parts, fits ? DeviceStates::Place::kMemory
+                                                                    : DeviceStates::Place::kFiles));
   return {};
 }
 
@@ -47,9 +46,10 @@ Status Windows::for_each_on_device(const Pass& pass) {
   CHECK(reads.size() == 1 && writes.size() <= 1);
   device_->begin(&files_[file(reads.front())],
                  writes.empty() ? nullptr : &files_[file(writes.front())]);
-  return pass_through(Fetched::kYes, writes.empty() ? DeviceStates::Outcome::kDropped : DeviceStates::Outcome::kKept, [&](std::span<const int32_t> tokens) {
-    parts_.runner.run(tokens, pass.run);
-  });
+  return pass_through(
+      Fetched::kYes,
+      writes.empty() ? DeviceStates::Outcome::kDropped : DeviceStates::Outcome::kKept,
+      [&](std::span<const int32_t> tokens) { parts_.runner.run(tokens, pass.run); });
 }
 
 Status Windows::pass_through(Fetched reads, DeviceStates::Outcome outcome, const DeviceWork& work) {
@@ -63,8 +63,8 @@ Status Windows::pass_through(Fetched reads, DeviceStates::Outcome outcome, const
     status = parts_.context.stop != nullptr && *parts_.context.stop
                  ? make_error(StatusCode::kCancelled, "stopped")
                  : fetch(window + 1);
+    status = status.ok() ? device_->enter(window) : status;
     if (status.ok()) {
-      device_->enter(window);
       work(parts_.tokens[static_cast<size_t>(window)]);
       device_->leave(window, outcome);
     }
@@ -72,8 +72,7 @@ Status Windows::pass_through(Fetched reads, DeviceStates::Outcome outcome, const
   const Status settled = device_->settle();
   const DeviceSeconds seconds = parts_.math->take_seconds();
   PartTimes& times = parts_.times;
-  const double whole =
-      std::chrono::duration<double>(PartTimes::Clock::now() - begin).count();
+  const double whole = std::chrono::duration<double>(PartTimes::Clock::now() - begin).count();
   times.add(CalibrationPart::kForward, seconds.forward);
   times.add(CalibrationPart::kSums, seconds.sums);
   times.add(CalibrationPart::kStates, std::max(0.0, whole - seconds.forward - seconds.sums));

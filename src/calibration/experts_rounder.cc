@@ -36,12 +36,10 @@ class ExpertsRounder final {
       : parts_(parts), runner_(parts.runner), layer_(layer) {}
 
   Status round() {
-    NIBBLE_RETURN_IF_ERROR(parts_.windows.for_each({.reads = {Kept::kInput, Kept::kAttended},
-                                                    .run =
-                                                        [&](ForwardContext& context) {
-                                                          finish_attention(parts_, context);
-                                                        },
-                                                    .writes = {Kept::kOutput}}));
+    NIBBLE_RETURN_IF_ERROR(parts_.windows.for_each(
+        {.reads = {Kept::kInput, Kept::kAttended},
+         .run = [&](ForwardContext& context) { finish_attention(parts_, context); },
+         .writes = {Kept::kOutput}}));
     if (with_float() && any(Site::kExpertDown)) {
       NIBBLE_RETURN_IF_ERROR(record_float_rows());
     }
@@ -115,8 +113,8 @@ class ExpertsRounder final {
   }
 
   Status round_shared_down() {
-    NIBBLE_ASSIGN_OR_RETURN(
-        const auto down, SiteInputs::create(parts_, layer_, Site::kSharedDown, Kept::kFloatUp));
+    NIBBLE_ASSIGN_OR_RETURN(const auto down,
+                            SiteInputs::create(parts_, layer_, Site::kSharedDown, Kept::kFloatUp));
     if (!down->any()) {
       return {};
     }
@@ -272,12 +270,12 @@ void report_few(const LayerParts& parts,
                 const ExpertProduct& product,
                 const std::vector<int64_t>& few) {
   if (!few.empty()) {
-    NIBBLE_LOG(kInfo,
-               "{}*: experts with fewer than {} rows, whose {} is rounded by imatrix: {} of {} ({})",
-               layer_prefix(*parts.runner.config().family, product.layer),
-               product.k / kFewestRowsShare,
-               product.part == ExpertPart::kGateUp ? "gate and up" : "down", few.size(),
-               parts.runner.config().moe.experts, fmt::join(few, ", "));
+    NIBBLE_LOG(
+        kInfo,
+        "{}*: experts with fewer than {} rows, whose {} is rounded by imatrix: {} of {} ({})",
+        layer_prefix(*parts.runner.config().family, product.layer), product.k / kFewestRowsShare,
+        product.part == ExpertPart::kGateUp ? "gate and up" : "down", few.size(),
+        parts.runner.config().moe.experts, fmt::join(few, ", "));
   }
 }
 

@@ -46,9 +46,10 @@ struct JobRounder::Matrix {
 };
 
 Status JobRounder::round(const std::vector<size_t>& jobs, InputSums& sums, Rounding rounding) {
-  auto rounder = parts_.times.time(CalibrationPart::kFactor,
-                                   [&] { return HostRounder(sums, rounding, parts_.pool); });
-  return round_all(jobs, rounder);
+  HostRounder rounder(sums, rounding, parts_.pool, parts_.times);
+  const Status done = round_all(jobs, rounder);
+  rounded_ = {};  // memory for the next pass
+  return done;
 }
 
 Status JobRounder::round(const std::vector<size_t>& jobs, SiteMath& site, Rounding rounding) {
@@ -79,9 +80,8 @@ Status JobRounder::decode(Matrix& matrix, int64_t row, MatrixRounder& rounder) {
     std::vector<Status> statuses(static_cast<size_t>(ceil_div(rows, kDecodedRows)));
     parts_.pool.parallel_for(std::ssize(statuses), [&](int64_t part, int) {
       const int64_t first = part * kDecodedRows;
-      statuses[static_cast<size_t>(part)] =
-          source.decode(row + first, std::min(kDecodedRows, rows - first),
-                        matrix.w.data() + first * source.k());
+      statuses[static_cast<size_t>(part)] = source.decode(
+          row + first, std::min(kDecodedRows, rows - first), matrix.w.data() + first * source.k());
     });
     const auto failed = std::ranges::find_if(statuses, [](const Status& s) { return !s.ok(); });
     return failed == statuses.end() ? Status() : *failed;
@@ -112,11 +112,9 @@ Status JobRounder::round_job(size_t index, MatrixRounder& rounder) {
   const int64_t k = job.matrix->k();
   Matrix matrix{.index = index, .job = job, .step = piece_rows(job, parts_.piece_weights), .w = {}};
   float absmax = 0;
-  for (int64_t row = 0; row < n; row += matrix.step) {
+  for (int64_t row = 0; row < n && job.encoder->needs_extent(); row += matrix.step) {
     NIBBLE_RETURN_IF_ERROR(decode(matrix, row, rounder));
-    NIBBLE_ASSIGN_OR_RETURN(const float largest,
-                            parts_.times.time(CalibrationPart::kLoad,
-                                              [&] { return absmax_of_rows(matrix, row); }));
+    NIBBLE_ASSIGN_OR_RETURN(const float largest, absmax_of_rows(matrix, row));
     absmax = std::max(absmax, largest);
   }
   if (!parts_.context.store.done(index)) {
@@ -136,9 +134,9 @@ Status JobRounder::round_pieces(Matrix& matrix, MatrixRounder& rounder) {
   CalibrationRecord& record = matrix.record;
   record = {.rounding = std::string(rounding_name(Rounding::kRtn)), .rows = rounder.rows()};
   for (int64_t row = 0; row < n; row += matrix.step) {
-    if (matrix.step < n) {
-      NIBBLE_RETURN_IF_ERROR(decode(matrix, row, rounder));
-    }
+    NIBBLE_RETURN_IF_ERROR(decode(matrix, row, rounder));
+    NIBBLE_RETURN_IF_ERROR(parts_.times.time(CalibrationPart::kLoad,
+                                             [&] { return absmax_of_rows(matrix, row).status(); }));
     NIBBLE_RETURN_IF_ERROR(rounder.round({.w = matrix.w.data(),
                                           .n = std::ssize(matrix.w) / k,
                                           .k = k,

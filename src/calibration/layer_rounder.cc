@@ -77,18 +77,18 @@ Status round_dense(const LayerParts& parts, int64_t layer) {
   LayerRunner& runner = parts.runner;
   NIBBLE_ASSIGN_OR_RETURN(const auto up,
                           SiteInputs::create(parts, layer, Site::kUp, Kept::kFloatMiddle));
-  NIBBLE_RETURN_IF_ERROR(
-      parts.windows.for_each({.reads = {Kept::kInput, Kept::kAttended},
-                              .run =
-                                  [&](ForwardContext& context) {
-                                    finish_attention(parts, context);
-                                    if (up->any()) {
-                                      context.observer = up->observer();
-                                      runner.mlp().project(runner.hidden(), context);
-                                    }
-                                  },
-                              .writes = {Kept::kOutput},
-                              .before = up->before()}));
+  NIBBLE_RETURN_IF_ERROR(parts.windows.for_each({.reads = {Kept::kInput, Kept::kAttended},
+                                                 .run =
+                                                     [&](ForwardContext& context) {
+                                                       finish_attention(parts, context);
+                                                       if (up->any()) {
+                                                         context.observer = up->observer();
+                                                         runner.mlp().project(runner.hidden(),
+                                                                              context);
+                                                       }
+                                                     },
+                                                 .writes = {Kept::kOutput},
+                                                 .before = up->before()}));
   if (up->any()) {
     NIBBLE_RETURN_IF_ERROR(up->round());
     NIBBLE_RETURN_IF_ERROR(load_mlp(parts, layer));
@@ -151,8 +151,7 @@ Result<std::unique_ptr<SiteInputs>> SiteInputs::create(const LayerParts& parts,
   const PlanJob& first = parts.context.plan.jobs[jobs.front()];
   const int64_t k = first.matrix->k();
   if (parts.device != nullptr) {
-    NIBBLE_ASSIGN_OR_RETURN(inputs->site_,
-                            parts.device->math().make_site(k, first.scheme.act));
+    NIBBLE_ASSIGN_OR_RETURN(inputs->site_, parts.device->math().make_site(k, first.scheme.act));
     inputs->device_observer_.emplace(*inputs->site_);
   } else {
     inputs->sums_.emplace(k, first.scheme.act, parts.with_float());
@@ -190,17 +189,16 @@ Status round_layer(const LayerParts& parts, int64_t layer) {
   NIBBLE_RETURN_IF_ERROR(runner.has_experts() ? round_experts(parts, layer)
                                               : round_dense(parts, layer));
   runner.unload();
-  NIBBLE_RETURN_IF_ERROR(parts.times.time(
-      CalibrationPart::kStates, [&] { return parts.windows.finish_layer(layer); }));
+  NIBBLE_RETURN_IF_ERROR(parts.times.time(CalibrationPart::kStates,
+                                          [&] { return parts.windows.finish_layer(layer); }));
   parts.times.finish_layer(layer);
   return {};
 }
 
 Status round_head(const LayerParts& parts) {
   LayerRunner& runner = parts.runner;
-  NIBBLE_ASSIGN_OR_RETURN(
-      const auto head,
-      SiteInputs::create(parts, runner.config().num_layers, Site::kHead, Kept::kFloatInput));
+  NIBBLE_ASSIGN_OR_RETURN(const auto head, SiteInputs::create(parts, runner.config().num_layers,
+                                                              Site::kHead, Kept::kFloatInput));
   if (!head->any()) {
     return {};
   }

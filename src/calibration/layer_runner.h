@@ -60,6 +60,8 @@ class LayerRunner final {
 
   /// hidden [max_rows, hidden] f32 := embedding of the tokens.
   void embed(std::span<const int32_t> tokens);
+  /// After the last embed(): frees the tables, as large as layers.
+  void release_embeddings() { embeddings_ = {}; }
   /// Runs work on a window's rows, from position 0 on.
   void run(std::span<const int32_t> tokens, const std::function<void(ForwardContext&)>& work);
 

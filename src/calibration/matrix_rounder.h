@@ -7,6 +7,7 @@
 
 #include "base/status.h"
 #include "calibration/input_sums.h"
+#include "calibration/part_times.h"
 #include "quantizer/algorithms/rounding.h"
 
 namespace nibble {
@@ -29,7 +30,7 @@ class MatrixRounder {
 class HostRounder final : public MatrixRounder {
  public:
   /// Completes the sums, which must outlive this.
-  HostRounder(InputSums& sums, Rounding rounding, ThreadPool& pool);
+  HostRounder(InputSums& sums, Rounding rounding, ThreadPool& pool, PartTimes& times);
 
   [[nodiscard]] int64_t rows() const override { return sums_.gram.rows(); }
   [[nodiscard]] bool has_sums() const override { return statistics_.gram != nullptr; }
@@ -38,7 +39,8 @@ class HostRounder final : public MatrixRounder {
     return std::span(weights_);
   }
   Status round(const MatrixToRound& matrix, RoundedMatrix& out) override {
-    out = round_matrix(matrix, rounding_, statistics_, pool_);
+    times_.time(CalibrationPart::kRounding,
+                [&] { out = round_matrix(matrix, rounding_, statistics_, pool_); });
     return {};
   }
 
@@ -46,6 +48,7 @@ class HostRounder final : public MatrixRounder {
   const InputSums& sums_;
   Rounding rounding_;
   ThreadPool& pool_;
+  PartTimes& times_;
   SiteStatistics statistics_;
   std::vector<float> weights_;
 };

@@ -16,7 +16,7 @@ enum class CalibrationPart : uint8_t {
   kStates,    // hidden states from and to where they are kept, as far as others wait for it
   kLoad,      // weights: for the layers, and to be rounded
   kFactor,    // of the sums
-  kScales,    // their choice
+  kScales,    // their choice, on a device; hosts count it to the rounding
   kRounding,  // to codes, with the errors of outputs
   kEncode,    // encoding, hashing and writing
 };

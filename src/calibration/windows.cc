@@ -69,7 +69,8 @@ Status Windows::open_files() {
       parts_.with_float == FloatModel::kYes ? kKept : static_cast<size_t>(Kept::kFloatInput);
   if (parts_.math != nullptr) {
     count = static_cast<size_t>(Kept::kAttended);
-    NIBBLE_RETURN_IF_ERROR(open_device());
+    NIBBLE_RETURN_IF_ERROR(
+        parts_.times.time(CalibrationPart::kStates, [&] { return open_device(); }));
   }
   for (size_t i = 0; i < count; ++i) {
     NIBBLE_ASSIGN_OR_RETURN(StateFile file,
@@ -100,11 +101,13 @@ Result<int64_t> Windows::first_layer(const LayerJobs& jobs) {
     turn_ = progress->file;
     const auto digest = input_digest();
     if (usable && digest.ok() && *digest == progress->digest) {
+      parts_.runner.release_embeddings();
       NIBBLE_RETURN_IF_ERROR(restore_states());
       return progress->layer;
     }
   }
   NIBBLE_RETURN_IF_ERROR(embed_all());
+  parts_.runner.release_embeddings();
   return 0;
 }
 
@@ -112,9 +115,8 @@ Status Windows::embed_all() {
   turn_ = 0;
   if (device_ != nullptr) {
     device_->begin(nullptr, &files_[file(Kept::kInput)]);
-    return pass_through(Fetched::kNo, DeviceStates::Outcome::kKept, [&](std::span<const int32_t> tokens) {
-      parts_.runner.embed(tokens);
-    });
+    return pass_through(Fetched::kNo, DeviceStates::Outcome::kKept,
+                        [&](std::span<const int32_t> tokens) { parts_.runner.embed(tokens); });
   }
   for (int64_t window = 0; window < std::ssize(parts_.tokens); ++window) {
     parts_.runner.embed(parts_.tokens[static_cast<size_t>(window)]);
@@ -168,9 +170,8 @@ Status Windows::run_window(const Pass& pass, int64_t window) {
     return pass.before ? pass.before(window) : Status();
   }));
   const double sums = times.seconds(CalibrationPart::kSums);
-  times.time(CalibrationPart::kForward, [&] {
-    parts_.runner.run(parts_.tokens[static_cast<size_t>(window)], pass.run);
-  });
+  times.time(CalibrationPart::kForward,
+             [&] { parts_.runner.run(parts_.tokens[static_cast<size_t>(window)], pass.run); });
   times.add(CalibrationPart::kForward, sums - times.seconds(CalibrationPart::kSums));
   return times.time(CalibrationPart::kStates, [&]() -> Status {
     for (const Kept what : pass.writes) {

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "calibration/layer_jobs.h"
 #include "calibration/device_states.h"
+#include "calibration/layer_jobs.h"
 #include "calibration/layer_runner.h"
 #include "calibration/part_times.h"
 #include "calibration/state_file.h"
@@ -101,8 +101,8 @@ class Windows final {
   [[nodiscard]] Result<std::string> input_digest() const;
 
   Parts parts_;
-  std::vector<StateFile> files_;  // by Kept, as they are for the first layer
-  int64_t turn_ = 0;              // 1: inputs and outputs have changed places
+  std::vector<StateFile> files_;          // by Kept, as they are for the first layer
+  int64_t turn_ = 0;                      // 1: inputs and outputs have changed places
   std::unique_ptr<DeviceStates> device_;  // null: the runner is on the host
   PartTimes::Clock::time_point saved_ = PartTimes::Clock::now();  // states in memory
 };

@@ -58,18 +58,13 @@ class RoundedJob final {
   Status finish(CalibrationRecord record);
 
  private:
-  /// What became of a chunk.
-  struct Chunk {
-    Status status;
-    std::vector<Digest> digests;  // by output
-    RowsError error;
-  };
-  struct Piece {
-    const float* w;
-    const RoundedMatrix& rounded;
-    int64_t first_row;
-  };
-  [[nodiscard]] Status write_chunk(const Piece& piece, int64_t index, Chunk& chunk) const;
+  struct Piece;
+  /// A chunk on its way to the store.
+  struct Chunk;
+  /// Encodes one of a chunk's blocks of rows.
+  void encode_block(const Piece& piece, int64_t block, Chunk& chunk) const;
+  [[nodiscard]] Status write_chunk(Chunk& chunk) const;
+  [[nodiscard]] Chunk make_chunk(int64_t index) const;
 
   const JobMakerContext& context_;
   size_t index_;

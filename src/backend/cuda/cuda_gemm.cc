@@ -42,20 +42,20 @@ Status CudaGemm::launch_product(const GemmArgs& args) const {
   const bool add = args.output == GemmOutput::kAdd;
   const bool f32 = args.y.type == DType::kF32;
   CHECK(f32 || !add);
-  return check(
-      packed_->kernel().run({.x = rounding_of(args).nothing_to_do() ? args.x.data : scratch.values(),
-                             .x_scales = scratch.scales(),
-                             .packed = packed_->at(0),
-                             .bias = args.bias,
-                             .y = args.y.data,
-                             .y_stride = args.y_stride,
-                             .m = args.m,
-                             .result = add   ? GemmResult::kAddF32
-                                       : f32 ? GemmResult::kF32
-                                             : GemmResult::kBf16,
-                             .workspace = scratch.workspace()},
-                            {context_.stream}),
-      packed_->kernel_name());
+  return check(packed_->kernel().run(
+                   {.x = rounding_of(args).nothing_to_do() ? args.x.data : scratch.values(),
+                    .x_scales = scratch.scales(),
+                    .packed = packed_->at(0),
+                    .bias = args.bias,
+                    .y = args.y.data,
+                    .y_stride = args.y_stride,
+                    .m = args.m,
+                    .result = add   ? GemmResult::kAddF32
+                              : f32 ? GemmResult::kF32
+                                    : GemmResult::kBf16,
+                    .workspace = scratch.workspace()},
+                   {context_.stream}),
+               packed_->kernel_name());
 }
 
 std::vector<int64_t> CudaGemm::row_counts(int64_t most) const {

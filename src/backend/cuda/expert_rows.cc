@@ -81,8 +81,7 @@ void CudaExperts::add_rows(const ExpertView& view, std::span<SiteMath* const> su
                                : static_cast<const std::byte*>(matrix) + 2 * begin * rows.k;
     };
     if (sums[expert] != nullptr) {
-      dynamic_cast<CudaSite&>(*sums[expert])
-          .add_rows({at(all.high), at(all.low)}, counts[expert]);
+      dynamic_cast<CudaSite&>(*sums[expert]).add_rows({at(all.high), at(all.low)}, counts[expert]);
     }
     begin += counts[expert];
   }

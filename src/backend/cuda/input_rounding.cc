@@ -8,11 +8,13 @@ namespace nibble::cuda {
 Status round_input(const InputRounding& args, const LaunchContext& launch) {
   if (is_norm(args.input.kind)) {
     CHECK_EQ(args.stride, args.k);
-    return check(
-        norm_quantize(
-            {.x = args.x.f32(), .norm = args.input, .rows = args.rows, .n = args.k, .out = args.out},
-            launch),
-        "norm");
+    return check(norm_quantize({.x = args.x.f32(),
+                                .norm = args.input,
+                                .rows = args.rows,
+                                .n = args.k,
+                                .out = args.out},
+                               launch),
+                 "norm");
   }
   CHECK(args.x.type == DType::kBF16);
   if (args.nothing_to_do()) {
@@ -30,11 +32,13 @@ Status round_input(const InputRounding& args, const LaunchContext& launch) {
                                      launch),
                  "activation");
   }
-  return check(
-      quantize_rows(
-          {.x = args.x.data, .stride = args.stride, .rows = args.rows, .n = args.k, .out = args.out},
-          launch),
-      "rounding activations");
+  return check(quantize_rows({.x = args.x.data,
+                              .stride = args.stride,
+                              .rows = args.rows,
+                              .n = args.k,
+                              .out = args.out},
+                             launch),
+               "rounding activations");
 }
 
 }  // namespace nibble::cuda

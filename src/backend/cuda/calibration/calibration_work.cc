@@ -20,7 +20,7 @@ Result<std::unique_ptr<CalibrationWork>> CalibrationWork::create(cudaStream_t st
   std::unique_ptr<CalibrationWork> work(new CalibrationWork(stream));
   NIBBLE_ASSIGN_OR_RETURN(work->matmul, Matmul::create(stream));
   NIBBLE_RETURN_IF_ERROR(room(work->failed, sizeof(int32_t), "a flag"));
-  NIBBLE_RETURN_IF_ERROR(room(work->parts, kDotParts * 8, "sums"));
+  NIBBLE_RETURN_IF_ERROR(room(work->parts, kRoundingWays * kDotParts * 8, "sums"));
   NIBBLE_RETURN_IF_ERROR(room(work->inverse, kFactorBlock * kFactorBlock * 4, "a factor"));
   return work;
 }
@@ -54,12 +54,9 @@ SplitRows CalibrationWork::split(const QuantizedRows& rows, int64_t count, int64
   }
   must(room(high, count * k * 2, "rows of a calibration"));
   must(room(low, count * k * 2, "rows of a calibration"));
-  must(split_rows({.rows = rows,
-                   .count = count,
-                   .k = k,
-                   .high = high.as<void>(),
-                   .low = low.as<void>()},
-                  stream),
+  must(split_rows(
+           {.rows = rows, .count = count, .k = k, .high = high.as<void>(), .low = low.as<void>()},
+           stream),
        "splitting rows");
   return {high.as<void>(), low.as<void>()};
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <string_view>
@@ -10,6 +11,8 @@
 #include "backend/cuda/input_rounding.h"
 
 namespace nibble::cuda {
+
+inline constexpr size_t kRoundingWays = 3;
 
 /// Rows as sums of products take them: numbers as they are, or in two parts.
 struct SplitRows {
@@ -40,12 +43,13 @@ class CalibrationWork final {
   const void* factored = nullptr;  // the site that the factor is of, and that of the weights
   const void* loaded = nullptr;
 
-  DeviceBuffer rounded, row_scales, high, low;   // rows
-  DeviceBuffer factor, panel, inverse;           // [k, k], [k, 128], [128, 128]
-  DeviceBuffer order, failed, diagonal, parts;   // [k] int32, int32, [k], [kDotParts] f64
-  DeviceBuffer weights, values, turned, sums;    // [n, k], or [k, n] padded
-  DeviceBuffer errors;                           // [128, n]
+  DeviceBuffer rounded, row_scales, high, low;       // rows
+  DeviceBuffer factor, panel, inverse;               // [k, k], [k, 128], [128, 128]
+  DeviceBuffer order, failed, diagonal, parts;       // [k] int32, int32, [k], [ways, kDotParts] f64
+  DeviceBuffer weights, values, turned, sums;        // [n, k], or [k, n] padded
+  DeviceBuffer errors;                               // [128, n]
   DeviceBuffer scales, turned_scales, turned_zeros;  // [n, groups], [groups, n]
+  std::array<DeviceBuffer, kRoundingWays> sent_scales;  // of the host, by way, page-locked
 
  private:
   explicit CalibrationWork(cudaStream_t on) : stream(on) {}

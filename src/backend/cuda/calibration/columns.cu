@@ -6,8 +6,8 @@
 namespace nibble::cuda {
 namespace {
 
-constexpr int kRowThreads = 64;   // rows of a block
-constexpr int kPart = 32;         // columns whose sums a thread has in registers
+constexpr int kRowThreads = 64;  // rows of a block
+constexpr int kPart = 32;        // columns whose sums a thread has in registers
 constexpr int kElementThreads = 256;
 
 /// The value of the nearest code. Every operation is rounded by itself, as on the CPU.
@@ -35,7 +35,7 @@ struct Fp4Codec {
 
 template <typename Codec>
 __global__ __launch_bounds__(kElementThreads) void nearest_kernel(const NearestArgs args,
-                                                                 const Codec codec) {
+                                                                  const Codec codec) {
   const int64_t i = int64_t{blockIdx.x} * kElementThreads + threadIdx.x;
   if (i >= args.rows * args.k) {
     return;
@@ -105,10 +105,9 @@ __global__ __launch_bounds__(kRowThreads) void column_kernel(const ColumnBlockAr
     for (int i = 0; i < kPart; ++i) {
       if (begin + i < args.count) {
         const float* line = factor + (begin + i) * kColumnBlock + begin;
-        const float zero =
-            args.zeros == nullptr
-                ? 0.0F
-                : args.zeros[args.order[begin + i] / args.width * args.stride + row];
+        const float zero = args.zeros == nullptr
+                               ? 0.0F
+                               : args.zeros[args.order[begin + i] / args.width * args.stride + row];
         const float target = __fadd_rn(w[i], __fdiv_rn(sums[i], line[i]));
         const float value = codec.value(target, scales[i], zero);
         const float error = __fsub_rn(w[i], value);
@@ -131,8 +130,9 @@ cudaError_t launch_columns(const ColumnBlockArgs& args, const Codec& codec, cuda
   if (raised != cudaSuccess) {
     return raised;
   }
-  column_kernel<Codec><<<static_cast<unsigned>(args.stride / kRowThreads), kRowThreads,
-                         kSharedBytes, stream>>>(args, codec);
+  column_kernel<Codec>
+      <<<static_cast<unsigned>(args.stride / kRowThreads), kRowThreads, kSharedBytes, stream>>>(
+          args, codec);
   return cudaGetLastError();
 }
 
@@ -146,13 +146,13 @@ ValueForm value_form(const WeightFormat& format) {
 }
 
 cudaError_t nearest_values(const NearestArgs& args, cudaStream_t stream) {
-  const auto blocks = static_cast<unsigned>((args.rows * args.k + kElementThreads - 1) /
-                                            kElementThreads);
+  const auto blocks =
+      static_cast<unsigned>((args.rows * args.k + kElementThreads - 1) / kElementThreads);
   if (args.form.fp4) {
     nearest_kernel<<<blocks, kElementThreads, 0, stream>>>(args, Fp4Codec{});
   } else {
-    nearest_kernel<<<blocks, kElementThreads, 0, stream>>>(
-        args, IntCodec{args.form.low, args.form.high});
+    nearest_kernel<<<blocks, kElementThreads, 0, stream>>>(args,
+                                                           IntCodec{args.form.low, args.form.high});
   }
   return cudaGetLastError();
 }
@@ -161,9 +161,8 @@ cudaError_t round_column_block(const ColumnBlockArgs& args, cudaStream_t stream)
   if (args.count < 1 || args.count > kColumnBlock || args.stride % kRowThreads != 0) {
     return cudaErrorInvalidValue;
   }
-  return args.form.fp4
-             ? launch_columns(args, Fp4Codec{}, stream)
-             : launch_columns(args, IntCodec{args.form.low, args.form.high}, stream);
+  return args.form.fp4 ? launch_columns(args, Fp4Codec{}, stream)
+                       : launch_columns(args, IntCodec{args.form.low, args.form.high}, stream);
 }
 
 }  // namespace nibble::cuda

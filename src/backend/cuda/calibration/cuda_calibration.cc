@@ -56,6 +56,8 @@ class CudaCalibration final : public CalibrationMath {
 
   void begin(int slot) override {
     wait_on(work_->stream, slots_.at(static_cast<size_t>(slot)).fetched);
+    wait_on(work_->stream,
+            slots_.at(static_cast<size_t>(slot)).stored);  // where nothing is fetched
     work_->forward_timer.start(work_->stream);
   }
 

@@ -28,9 +28,7 @@ void copy_out(std::span<T> to, const DeviceBuffer& from, cudaStream_t stream) {
   must(cudaStreamSynchronize(stream), "a calibration");
 }
 
-ActFormat on_device(ActFormat act) {
-  return act == ActFormat::kFloat ? ActFormat::kBf16 : act;
-}
+ActFormat on_device(ActFormat act) { return act == ActFormat::kFloat ? ActFormat::kBf16 : act; }
 
 }  // namespace
 
@@ -39,9 +37,9 @@ Result<std::unique_ptr<SiteMath>> CudaSite::create(CalibrationWork& work,
                                                    ActFormat act) {
   CHECK(row_width_ok(k));
   std::unique_ptr<CudaSite> site(new CudaSite(work, k, on_device(act)));
-  NIBBLE_ASSIGN_OR_RETURN(
-      site->sums_, allocate_zeroed(static_cast<size_t>(CalibrationMath::site_bytes(k)),
-                                   "sums of products of a calibration"));
+  NIBBLE_ASSIGN_OR_RETURN(site->sums_,
+                          allocate_zeroed(static_cast<size_t>(CalibrationMath::site_bytes(k)),
+                                          "sums of products of a calibration"));
   return std::unique_ptr<SiteMath>(std::move(site));
 }
 
@@ -179,26 +177,41 @@ Status CudaSite::load(std::span<const float> weights) {
   copy_in(work_.weights, weights, work_.stream);
   work_.rounding_timer.stop(work_.stream);
   work_.loaded = this;
+  squared_ = 0;
   return {};
 }
 
-double CudaSite::squared(const float* e) {
+void CudaSite::square(const float* e) {
+  CHECK_LT(squared_, static_cast<int64_t>(kRoundingWays));
   auto* product = work_.sums.as<float>();
   work_.multiply({.m = k_, .n = n_, .k = k_, .lda = k_, .ldb = k_, .ldc = k_},
                  {.a = h(), .b = e, .c = product});
-  must(dot_parts(e, product, n_ * k_, work_.parts.as<double>(), work_.stream), "an error");
-  work_.rounding_timer.stop(work_.stream);
-  std::vector<double> parts(static_cast<size_t>(kDotParts));
-  copy_out(std::span(parts), work_.parts, work_.stream);
-  return std::accumulate(parts.begin(), parts.end(), 0.0);
+  must(
+      dot_parts(e, product, n_ * k_, work_.parts.as<double>() + squared_ * kDotParts, work_.stream),
+      "an error");
+  ++squared_;
 }
 
-double CudaSite::round(RoundingWay way, const MatrixScales& scales) {
+std::vector<double> CudaSite::take_errors() {
+  std::vector<double> parts(static_cast<size_t>(squared_ * kDotParts));
+  copy_out(std::span(parts), work_.parts, work_.stream);
+  std::vector<double> errors;
+  for (auto at = parts.begin(); at != parts.end(); at += kDotParts) {
+    errors.push_back(std::accumulate(at, at + kDotParts, 0.0));
+  }
+  squared_ = 0;
+  return errors;
+}
+
+void CudaSite::round(RoundingWay way, const MatrixScales& scales) {
   CHECK(work_.loaded == this);
   work_.rounding_timer.start(work_.stream);
   if (way == RoundingWay::kZero) {
-    return squared(work_.weights.as<float>());
+    square(work_.weights.as<float>());
+    work_.rounding_timer.stop(work_.stream);
+    return;
   }
+  upload_scales(way, scales);
   const int64_t groups = scales.format.groups(k_);
   if (way == RoundingWay::kNearest) {
     round_nearest(scales, groups);
@@ -208,22 +221,29 @@ double CudaSite::round(RoundingWay way, const MatrixScales& scales) {
   must(subtract(work_.weights.as<float>(), work_.values.as<float>(), n_ * k_,
                 work_.turned.as<float>(), work_.stream),
        "errors");
-  return squared(work_.turned.as<float>());
+  square(work_.turned.as<float>());
+  work_.rounding_timer.stop(work_.stream);
 }
 
-void CudaSite::upload_scales(const MatrixScales& scales, int64_t groups) {
-  const auto count = static_cast<size_t>(n_ * groups);
-  must(work_.room(work_.scales, 2 * n_ * groups * 4, "scales"));
-  copy_in(work_.scales, std::span(scales.scales, count), work_.stream);
-  if (scales.zeros != nullptr) {
-    must(cudaMemcpyAsync(work_.scales.as<float>() + count, scales.zeros, count * sizeof(float),
-                         cudaMemcpyHostToDevice, work_.stream),
-         "copying to the GPU");
+void CudaSite::upload_scales(RoundingWay way, const MatrixScales& scales) {
+  const int64_t count = n_ * scales.format.groups(k_);
+  must(work_.room(work_.scales, 2 * count * 4, "scales"));
+  DeviceBuffer& sent = work_.sent_scales.at(static_cast<size_t>(way));
+  const auto bytes = static_cast<size_t>(2 * count) * sizeof(float);
+  if (sent.size() < bytes) {
+    auto memory = allocate_pinned(bytes);
+    must(memory.status());
+    sent = std::move(memory).value();
   }
+  auto* host = sent.as<float>();
+  std::copy_n(scales.scales, count, host);
+  if (scales.zeros != nullptr) {
+    std::copy_n(scales.zeros, count, host + count);
+  }
+  copy_in(work_.scales, std::span<const float>(host, static_cast<size_t>(2 * count)), work_.stream);
 }
 
 void CudaSite::round_nearest(const MatrixScales& scales, int64_t groups) {
-  upload_scales(scales, groups);
   const auto* on_gpu = work_.scales.as<float>();
   must(nearest_values({.form = value_form(scales.format),
                        .w = work_.weights.as<float>(),
@@ -239,7 +259,6 @@ void CudaSite::round_nearest(const MatrixScales& scales, int64_t groups) {
 
 void CudaSite::round_columns(const MatrixScales& scales, int64_t groups) {
   CHECK(work_.factored == this);
-  upload_scales(scales, groups);
   const bool zeros = scales.zeros != nullptr;
   must(work_.room(work_.turned_scales, groups * stride_ * 4, "scales"));
   must(work_.room(work_.turned_zeros, zeros ? groups * stride_ * 4 : 0, "zero points"));

@@ -101,8 +101,8 @@ __global__ void reverse_sums_kernel(const ReversedSumsArgs args) {
   if (i >= args.k || j > i) {
     return;
   }
-  const float sum = args.from[int64_t{args.order[args.k - 1 - i]} * args.k +
-                              args.order[args.k - 1 - j]];
+  const float sum =
+      args.from[int64_t{args.order[args.k - 1 - i]} * args.k + args.order[args.k - 1 - j]];
   float out = sum;
   if (i == j) {
     const double alive = sum == 0.0F ? 1.0 : static_cast<double>(sum);
@@ -145,8 +145,7 @@ cudaError_t reverse_sums(const ReversedSumsArgs& args, cudaStream_t stream) {
 }
 
 cudaError_t reverse_in_place(float* a, int64_t count, cudaStream_t stream) {
-  const auto blocks =
-      static_cast<unsigned>((count / 2 + kElementThreads - 1) / kElementThreads);
+  const auto blocks = static_cast<unsigned>((count / 2 + kElementThreads - 1) / kElementThreads);
   if (blocks > 0) {
     reverse_kernel<<<blocks, kElementThreads, 0, stream>>>(a, count);
   }

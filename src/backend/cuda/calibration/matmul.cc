@@ -50,8 +50,7 @@ struct Matmul::Plan {
       NIBBLE_RETURN_IF_ERROR(
           check_blas(api.desc_set(desc, attribute, &operation, sizeof(operation)), "descriptor"));
     }
-    const cudaDataType type =
-        shape.type == MatmulShape::Type::kBf16 ? CUDA_R_16BF : CUDA_R_32F;
+    const cudaDataType type = shape.type == MatmulShape::Type::kBf16 ? CUDA_R_16BF : CUDA_R_32F;
     const auto layout = [&](cublasLtMatrixLayout_t& out, cudaDataType of, bool turned,
                             std::pair<int64_t, int64_t> size, int64_t stride) {
       const auto rows = static_cast<uint64_t>(turned ? size.second : size.first);
@@ -66,9 +65,8 @@ struct Matmul::Plan {
   Status choose(cublasLtHandle_t handle) {
     cublasLtMatmulPreference_t preference = nullptr;
     NIBBLE_RETURN_IF_ERROR(check_blas(api.preference_create(&preference), "preference"));
-    cublasStatus_t code =
-        api.preference_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &kWorkspaceBytes,
-                           sizeof(kWorkspaceBytes));
+    cublasStatus_t code = api.preference_set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                             &kWorkspaceBytes, sizeof(kWorkspaceBytes));
     for (const auto attribute :
          {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
           CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {

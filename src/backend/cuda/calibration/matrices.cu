@@ -73,9 +73,9 @@ __global__ __launch_bounds__(kThreads) void diagonal_kernel(const float* h, int6
 }
 
 __global__ __launch_bounds__(kThreads) void add_kernel(const float* from,
-                                                      double factor,
-                                                      int64_t count,
-                                                      float* to) {
+                                                       double factor,
+                                                       int64_t count,
+                                                       float* to) {
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i < count) {
     to[i] = __fadd_rn(to[i], static_cast<float>(factor * static_cast<double>(from[i])));
@@ -123,9 +123,9 @@ __global__ void turn_back_kernel(const TurnArgs args) {
 }
 
 __global__ __launch_bounds__(kThreads) void subtract_kernel(const float* a,
-                                                           const float* b,
-                                                           int64_t count,
-                                                           float* to) {
+                                                            const float* b,
+                                                            int64_t count,
+                                                            float* to) {
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i < count) {
     to[i] = __fsub_rn(a[i], b[i]);
@@ -133,9 +133,9 @@ __global__ __launch_bounds__(kThreads) void subtract_kernel(const float* a,
 }
 
 __global__ __launch_bounds__(kThreads) void dot_kernel(const float* a,
-                                                      const float* b,
-                                                      int64_t count,
-                                                      double* parts) {
+                                                       const float* b,
+                                                       int64_t count,
+                                                       double* parts) {
   __shared__ double sums[kThreads];
   double sum = 0;
   for (int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count;
