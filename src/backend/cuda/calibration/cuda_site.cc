@@ -257,30 +257,37 @@ void CudaSite::round_nearest(const MatrixScales& scales, int64_t groups) {
        "rounding");
 }
 
-void CudaSite::round_columns(const MatrixScales& scales, int64_t groups) {
-  CHECK(work_.factored == this);
+// Weights, scales and zero points, column by column in the factor's order.
+void CudaSite::turn_in(const MatrixScales& scales, int64_t groups) {
   const bool zeros = scales.zeros != nullptr;
   must(work_.room(work_.turned_scales, groups * stride_ * 4, "scales"));
   must(work_.room(work_.turned_zeros, zeros ? groups * stride_ * 4 : 0, "zero points"));
   const auto* on_gpu = work_.scales.as<float>();
-  const auto turn = [&](const float* from, const int32_t* order, int64_t width, DeviceBuffer& to,
-                        float rest) {
-    must(turn_columns({.from = from,
-                       .order = order,
-                       .rows = n_,
-                       .k = width,
-                       .to = to.as<float>(),
-                       .stride = stride_,
-                       .rest = rest},
-                      work_.stream),
-         "turning a matrix");
-  };
-  const auto* order = work_.order.as<int32_t>();
-  turn(on_gpu, nullptr, groups, work_.turned_scales, 1.0F);
+  TurnArgs args{.from = on_gpu,
+                .rows = n_,
+                .k = groups,
+                .to = work_.turned_scales.as<float>(),
+                .stride = stride_,
+                .rest = 1.0F};
+  must(turn_columns(args, work_.stream), "turning scales");
+  args.rest = 0.0F;
   if (zeros) {
-    turn(on_gpu + n_ * groups, nullptr, groups, work_.turned_zeros, 0.0F);
+    args.from = on_gpu + n_ * groups;
+    args.to = work_.turned_zeros.as<float>();
+    must(turn_columns(args, work_.stream), "turning zero points");
   }
-  turn(work_.weights.as<float>(), order, k_, work_.turned, 0.0F);
+  args.from = work_.weights.as<float>();
+  args.order = work_.order.as<int32_t>();
+  args.k = k_;
+  args.to = work_.turned.as<float>();
+  must(turn_columns(args, work_.stream), "turning a matrix");
+}
+
+void CudaSite::round_columns(const MatrixScales& scales, int64_t groups) {
+  CHECK(work_.factored == this);
+  turn_in(scales, groups);
+  const bool zeros = scales.zeros != nullptr;
+  const auto* order = work_.order.as<int32_t>();
   must(cudaMemsetAsync(work_.sums.as<void>(), 0, static_cast<size_t>(k_ * stride_) * sizeof(float),
                        work_.stream),
        "sums of columns");

@@ -46,6 +46,7 @@ class CudaSite final : public SiteMath {
   void factor_rest(int64_t begin, int64_t count);
   void upload_scales(RoundingWay way, const MatrixScales& scales);
   void round_nearest(const MatrixScales& scales, int64_t groups);
+  void turn_in(const MatrixScales& scales, int64_t groups);
   void round_columns(const MatrixScales& scales, int64_t groups);
   /// Begins trace(e H e^T) of e [n, k].
   void square(const float* e);
