@@ -52,7 +52,6 @@ class Calibrator final : public JobMaker {
     }
     std::unique_ptr<CalibrationMath> math;
     if (!runner->backend().host_memory()) {
-      NIBBLE_RETURN_IF_ERROR(check_on_device(runner->backend()));
       NIBBLE_ASSIGN_OR_RETURN(math, runner->backend().calibration_math());
     }
     NIBBLE_RETURN_IF_ERROR(round_layers({context, jobs, *runner, math.get()}));
@@ -107,15 +106,6 @@ class Calibrator final : public JobMaker {
     return {};
   }
 
-  [[nodiscard]] Status check_on_device(const Backend& backend) const {
-    return options_.rounding != Rounding::kGptaq
-               ? Status()
-               : make_error(StatusCode::kUnsupported,
-                            "--method gptaq: reads the text with the unrounded model beside the "
-                            "rounded one, which {} does not; take gptq, or --device cpu",
-                            backend.name());
-  }
-
   [[nodiscard]] Status check_jobs(const QuantizePlan& plan, const LayerJobs& jobs) const {
     int64_t widest = 0;
     for (const size_t job : jobs.all()) {
@@ -158,10 +148,25 @@ class Calibrator final : public JobMaker {
   PartTimes times_;
 };
 
+/// Whether the device can be used, before anything is written.
+Status check_device(const CalibrationOptions& options) {
+  if (options.backend.device == "cpu") {
+    return {};
+  }
+  NIBBLE_ASSIGN_OR_RETURN(const auto backend, open_backend(options.backend));
+  return backend->host_memory() || options.rounding != Rounding::kGptaq
+             ? Status()
+             : make_error(StatusCode::kUnsupported,
+                          "--method gptaq: reads the text with the unrounded model beside the "
+                          "rounded one, which {} does not; take gptq, or --device cpu",
+                          backend->name());
+}
+
 }  // namespace
 
 Result<std::unique_ptr<JobMaker>> make_calibrator(const CalibrationOptions& options) {
   NIBBLE_ASSIGN_OR_RETURN(const ModelConfig config, load_model_config(options.model));
+  NIBBLE_RETURN_IF_ERROR(check_device(options));
   NIBBLE_ASSIGN_OR_RETURN(CalibrationText text,
                           read_model_text(options.model, config, options.text));
   return std::unique_ptr<JobMaker>(std::make_unique<Calibrator>(options, config, std::move(text)));
