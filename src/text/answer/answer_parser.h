@@ -20,8 +20,9 @@ class AnswerParser final {
  public:
   struct Options {
     AnswerForm form;
-    bool thinks_already = false;         // ends_in_thought()
-    std::vector<std::string> functions;  // that may be called; empty: calls are content
+    bool thinks_already = false;                    // ends_in_thought()
+    std::vector<std::string> functions;             // that may be called; empty: calls are content
+    DecodeSpecials tokens = DecodeSpecials::kSkip;  // that mean nothing to the form
   };
 
   explicit AnswerParser(Options options);

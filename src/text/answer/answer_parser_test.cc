@@ -69,19 +69,6 @@ std::vector<std::pair<bool, std::string>> atoms_of(std::string_view text) {
   return atoms;
 }
 
-std::vector<AnswerPiece> joined(const std::vector<AnswerPiece>& pieces) {
-  std::vector<AnswerPiece> out;
-  for (const AnswerPiece& piece : pieces) {
-    const bool text = piece.kind == Kind::kReasoning || piece.kind == Kind::kContent;
-    if (text && !out.empty() && out.back().kind == piece.kind) {
-      out.back().text += piece.text;
-    } else {
-      out.push_back(piece);
-    }
-  }
-  return out;
-}
-
 /// Bytes of text at a time; 0: all between two special tokens.
 std::vector<AnswerPiece> parse(const Transcript& transcript, std::string_view text, size_t step) {
   AnswerParser parser({.form = transcript.form,
@@ -107,7 +94,7 @@ std::vector<AnswerPiece> parse(const Transcript& transcript, std::string_view te
   }
   parser.finish();
   take();
-  return joined(pieces);
+  return joined_pieces(std::move(pieces));
 }
 
 std::vector<AnswerPiece> call(std::string name, std::string arguments, std::string id = "") {

@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "text/tokenizer.h"
+
 namespace nibble {
 
 /// A piece of an answer, as clients see it. A call is kCallBegin, kArguments and kCallEnd, one
@@ -19,6 +21,9 @@ struct AnswerPiece {
 
   bool operator==(const AnswerPiece&) const = default;
 };
+
+/// Neighbours of reasoning, and of content, become one piece.
+[[nodiscard]] std::vector<AnswerPiece> joined_pieces(std::vector<AnswerPiece> pieces);
 
 /// A call of a function.
 struct ToolCall {
@@ -43,6 +48,15 @@ class AnswerStage {
 /// Collects pieces; neighbours of reasoning or of content become one.
 class AnswerPieces final {
  public:
+  /// tokens: whether special tokens that mean nothing to the form are content.
+  explicit AnswerPieces(DecodeSpecials tokens) : tokens_(tokens) {}
+
+  /// A special token that means nothing.
+  void token(std::string_view token) {
+    if (tokens_ == DecodeSpecials::kKeep) {
+      content(token);
+    }
+  }
   void reasoning(std::string_view text) { add(AnswerPiece::Kind::kReasoning, text); }
   void content(std::string_view text) { add(AnswerPiece::Kind::kContent, text); }
   void call(const ToolCall& call) {
@@ -67,6 +81,7 @@ class AnswerPieces final {
     }
   }
 
+  DecodeSpecials tokens_;
   std::vector<AnswerPiece> pieces_;
   int64_t calls_ = 0;
 };

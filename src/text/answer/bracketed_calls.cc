@@ -36,7 +36,9 @@ void BracketedCalls::on_text(std::string_view text) {
 }
 
 void BracketedCalls::on_token(std::string_view token) {
-  if (in_call_ && std::ranges::find(syntax_.inner, token) != syntax_.inner.end()) {
+  if (!in_call_) {
+    pieces_.token(token);
+  } else if (std::ranges::find(syntax_.inner, token) != syntax_.inner.end()) {
     add_to_call(token);
   }
 }

@@ -38,6 +38,7 @@ void LlamaCalls::text(std::string_view text) {
 
 void LlamaCalls::special(std::string_view token) {
   if (token != kPythonTag) {
+    pieces_.token(token);
     return;
   }
   if (state_ == State::kContent) {  // a call after what was said

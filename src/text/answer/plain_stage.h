@@ -12,7 +12,7 @@ class PlainStage final : public AnswerStage {
   explicit PlainStage(AnswerPieces& pieces) : pieces_(pieces) {}
 
   void text(std::string_view text) override { pieces_.content(text); }
-  void special(std::string_view /*token*/) override {}
+  void special(std::string_view token) override { pieces_.token(token); }
   void finish() override {}
 
  private:

@@ -50,8 +50,6 @@ void ThinkStage::on_marker(std::string_view marker, MarkerScanner::Written writt
 
 void ThinkStage::on_token(std::string_view token) {
   if (!inside_) {
-    said_ = true;
-    after_thought_ = false;
     next_.special(token);
   }
 }
