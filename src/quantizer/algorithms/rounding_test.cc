@@ -148,7 +148,7 @@ TEST(Rounding, RefusesWhatItCannotRound) {
     EXPECT_EQ(status.ok(), steps) << scheme.name;
   }
   EXPECT_THAT(parse_rounding("awk").status().message(),
-              testing::HasSubstr("rtn, imatrix, gptq, gptaq"));
+              testing::HasSubstr("rtn, imatrix, gptq, gptaq, autoround, lwc"));
 }
 
 // Bytes of values that were chosen are those of the encoder that chooses the same.
