@@ -182,7 +182,7 @@ void add_calibration_flags(CLI::App& command, QuantizeFlags& flags) {
   command.add_option("--method", flags.method,
                      "How: a chain like rotate,gptq. First what changes the weights but not the "
                      "model: rotate, which needs no text, smooth, awq; then how they are rounded: "
-                     "gptq (the default with --calibrate), gptaq, imatrix or rtn");
+                     "gptq (the default with --calibrate), gptaq, autoround, lwc, imatrix or rtn");
   add_window_flags(command, flags.text);
   command
       .add_option("--seed", flags.text.seed,

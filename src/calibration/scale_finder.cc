@@ -36,7 +36,7 @@ class ChannelObserver final : public RowObserver {
         largest = std::max(largest, magnitude);
         statistics.sums[static_cast<size_t>(i)] += static_cast<double>(magnitude);
       }
-      if (seen_ % every_ == 0) {
+      if (seen_ % every_ == sampled_at(seen_ / every_)) {
         statistics.sample.insert(statistics.sample.end(), x, x + k);
       }
     }
@@ -46,6 +46,13 @@ class ChannelObserver final : public RowObserver {
   ChannelStatistics statistics;
 
  private:
+  /// Which of `every_` neighbouring rows is sampled: another one each time, or all sampled rows
+  /// would be the same few positions of windows, and first tokens many of them.
+  [[nodiscard]] int64_t sampled_at(int64_t stretch) const {
+    constexpr int64_t kPrime = 8191;
+    return stretch * kPrime % every_;
+  }
+
   int64_t every_;
   int64_t seen_ = 0;
   std::vector<float> rows_;

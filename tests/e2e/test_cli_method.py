@@ -40,3 +40,18 @@ def test_a_recipe_repeats_a_chain(tmp_path):
     succeeds("quantize", MODEL, second, "--recipe", first / "quantization_recipe.json",
              "--calibrate", TEXT, "--seed", "4")
     assert (first / "model.safetensors").read_bytes() != (second / "model.safetensors").read_bytes()
+
+
+def test_learned_roundings_say_what_they_did(tmp_path):
+    for method in ("autoround", "lwc"):
+        out = tmp_path / method
+        succeeds("quantize", MODEL, out, "--scheme", "w4a16_g128", "--method", method, *CALIBRATION)
+        recipe = json.loads((out / "quantization_recipe.json").read_text())
+        assert recipe["calibration"]["method"] == method
+        report = json.loads((out / "quantization_report.json").read_text())
+        tensors = [tensor for tensor in report["tensors"] if "output_error" in tensor]
+        assert tensors and all(tensor["rounding"] == method for tensor in tensors)
+        assert all(tensor["output_error"] < tensor["output_error_rtn"] for tensor in tensors)
+    fails(UNSUPPORTED, "take gptq or imatrix",
+          arguments=["quantize", MODEL, tmp_path / "none", "--scheme", "mxfp4", "--method",
+                     "autoround", *CALIBRATION])

@@ -13,7 +13,8 @@ TEST(Method, IsAChainThatEndsInARounding) {
   const Method method = parse_method("rotate,smooth,gptq").value();
   EXPECT_THAT(method.transforms, ElementsAre(Transform::kRotate, Transform::kSmooth));
   EXPECT_EQ(method.rounding, Rounding::kGptq);
-  for (const char* name : {"rtn", "imatrix", "awq,rtn", "smooth,awq,gptq", "rotate,rtn"}) {
+  for (const char* name : {"rtn", "imatrix", "awq,rtn", "smooth,awq,gptq", "rotate,rtn",
+                           "rotate,autoround", "awq,lwc"}) {
     EXPECT_EQ(method_name(parse_method(name).value()), name);
   }
   EXPECT_EQ(method_name(parse_method("rotate").value()), "rotate,rtn");
@@ -24,6 +25,8 @@ TEST(Method, KnowsWhatNeedsAText) {
   EXPECT_FALSE(parse_method("rtn").value().needs_text());
   EXPECT_TRUE(parse_method("rotate,gptq").value().needs_text());
   EXPECT_TRUE(parse_method("smooth,rtn").value().needs_text());
+  EXPECT_TRUE(parse_method("autoround").value().needs_text());
+  EXPECT_TRUE(parse_method("lwc").value().needs_text());
 }
 
 TEST(Method, IsRefusedWithTheNamesThatThereAre) {
