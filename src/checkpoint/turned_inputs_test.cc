@@ -88,7 +88,7 @@ TEST(TurnedInputs, StandInAConfigWithoutSchemes) {
 
 TEST(TurnedInputs, ThatNothingComputesAreRefusedByField) {
   const std::vector<std::pair<std::string, std::string>> cases = {
-      {R"(7)", "not an object"},
+      {R"(7)", "JSON object"},
       {R"({"apply":[]})", "type"},
       {R"({"type":"hadamard"})", "apply"},
       {R"({"type":"hadamard","apply":[],"surprise":1})", "surprise"},
