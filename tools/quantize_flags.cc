@@ -45,6 +45,13 @@ Status check_online_rotation(QuantizeFlags& flags) {
                       "--online-rotation: goes with a method that rotates, like --method "
                       "rotate,gptq");
   }
+  const std::string_view says = dialect_name(Dialect::kCompressedTensors);
+  if (!flags.format.empty() && flags.format != says) {
+    return make_error(StatusCode::kInvalidArgument,
+                      "--format {}: cannot say that inputs are turned while the model runs, as "
+                      "--online-rotation needs; choose --format {}",
+                      flags.format, says);
+  }
   if (!applies(method, Transform::kTurn)) {
     method.transforms.insert(rotate + 1, Transform::kTurn);
     flags.method = method_name(method);

@@ -530,6 +530,8 @@ def test_eval_windows(model, window):
      ["--online-rotation", "rotate,gptq"]),
     (["quantize", "MODEL", "OUT", "--scheme", "w4a8", "--method", "smooth,gptq", "--calibrate",
       "CONFIG", "--online-rotation"], ["--online-rotation", "rotate,gptq"]),
+    (["quantize", "MODEL", "OUT", "--scheme", "w4a8", "--method", "rotate", "--online-rotation",
+      "--format", "quark"], ["--format quark", "--online-rotation", "compressed-tensors"]),
     (["quantize", "MODEL", "OUT", "--scheme", "w4a8", "--method", "rotate,turn"],
      ["--method rotate,turn", "--online-rotation"]),
     (["quantize", "MODEL", "OUT", "--scheme", "w4a8", "--method", "rotate", "--part", "1/2"],
