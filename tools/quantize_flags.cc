@@ -1,5 +1,6 @@
 #include "quantize_flags.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <string>
 #include <utility>
@@ -19,6 +20,45 @@ bool given(const QuantizeFlags& flags, const char* flag) {
   return option != nullptr && option->count() > 0;
 }
 
+bool applies(const Method& method, Transform transform) {
+  return std::ranges::find(method.transforms, transform) != method.transforms.end();
+}
+
+/// Whether --online-rotation and the method go together; names what it does in the method.
+Status check_online_rotation(QuantizeFlags& flags) {
+  Method method;
+  if (!flags.method.empty()) {
+    NIBBLE_ASSIGN_OR_RETURN(method, parse_method(flags.method));
+  }
+  if (!flags.online_rotation) {
+    return applies(method, Transform::kTurn)
+               ? make_error(
+                     StatusCode::kInvalidArgument,
+                     "--method {}: turn is computed while the model runs, which few programs "
+                     "do; allow it by --online-rotation",
+                     flags.method)
+               : Status();
+  }
+  const auto rotate = std::ranges::find(method.transforms, Transform::kRotate);
+  if (rotate == method.transforms.end()) {
+    return make_error(StatusCode::kInvalidArgument,
+                      "--online-rotation: goes with a method that rotates, like --method "
+                      "rotate,gptq");
+  }
+  const std::string_view says = dialect_name(Dialect::kCompressedTensors);
+  if (!flags.format.empty() && flags.format != says) {
+    return make_error(StatusCode::kInvalidArgument,
+                      "--format {}: cannot say that inputs are turned while the model runs, as "
+                      "--online-rotation needs; choose --format {}",
+                      flags.format, says);
+  }
+  if (!applies(method, Transform::kTurn)) {
+    method.transforms.insert(rotate + 1, Transform::kTurn);
+    flags.method = method_name(method);
+  }
+  return {};
+}
+
 /// What a recipe says of calibration, for flags that are not given.
 Status take_calibration(const Json& calibration, QuantizeFlags& flags) {
   if (calibration.is_null()) {
@@ -27,6 +67,9 @@ Status take_calibration(const Json& calibration, QuantizeFlags& flags) {
   const JsonReader reader(calibration, flags.recipe);
   if (!given(flags, "--method")) {
     NIBBLE_ASSIGN_OR_RETURN(flags.method, reader.required_string("method"));
+    const auto method = parse_method(flags.method);
+    flags.online_rotation =
+        flags.online_rotation || (method.ok() && applies(*method, Transform::kTurn));
   }
   if (!given(flags, "--seed")) {
     NIBBLE_ASSIGN_OR_RETURN(const int64_t seed, reader.required_int("seed"));
@@ -122,6 +165,9 @@ Status check_calibration(QuantizeFlags& flags) {
   if (!flags.text.path.empty() && flags.method.empty()) {
     flags.method = rounding_name(Rounding::kGptq);
   }
+  if (!flags.method.empty() || flags.online_rotation) {
+    NIBBLE_RETURN_IF_ERROR(check_online_rotation(flags));
+  }
   RuleOptions& rules = flags.options.plan.rules;
   if (!flags.method.empty() && !rules.rules_file.empty()) {  // the recipe holds them all
     NIBBLE_ASSIGN_OR_RETURN(std::vector<RuleLine> lines, read_rules_file(rules.rules_file));
@@ -181,14 +227,19 @@ void add_calibration_flags(CLI::App& command, QuantizeFlags& flags) {
                      "what they multiply: a text file, or JSON lines with a field \"text\"");
   command.add_option("--method", flags.method,
                      "How: a chain like rotate,gptq. First what changes the weights but not the "
-                     "model: rotate, which needs no text, smooth, awq; then how they are rounded: "
-                     "gptq (the default with --calibrate), gptaq, autoround, lwc, imatrix or rtn");
+                     "model: rotate, which needs no text, smooth, awq, permute; then how they are "
+                     "rounded: gptq (the default with --calibrate), gptaq, autoround, lwc, imatrix "
+                     "or rtn");
   add_window_flags(command, flags.text);
   command
       .add_option("--seed", flags.text.seed,
                   "Chooses among the text's windows, and the signs of rotations")
       ->check(whole_number(0))
       ->capture_default_str();
+  command.add_flag("--online-rotation", flags.online_rotation,
+                   "With rotate in --method: inputs of the MLPs' down projections are turned by a "
+                   "Hadamard matrix while the model runs, which config.json says in "
+                   "transform_config");
   command.add_flag(
       "--calibrate-kv", flags.calibrate_kv,
       "With --calibrate: then lets DST read the same text, as nibble calibrate-kv does");

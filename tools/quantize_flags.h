@@ -24,6 +24,7 @@ struct QuantizeFlags {
   std::string method;  // empty: gptq with --calibrate
   CalibrationTextOptions text;
   bool calibrate_kv = false;
+  bool online_rotation = false;
   CLI::App* command = nullptr;  // knows what was given
   bool finish = false;
   bool dry_run = false;

@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "calibration/layer_jobs.h"
 #include "calibration/layer_runner.h"
+#include "calibration/site_walk.h"
 #include "calibration/window_states.h"
 
 namespace nibble {
@@ -95,10 +96,14 @@ class ScaleFinder final {
     const int64_t every = std::max<int64_t>(1, tokens / kSampledRows);
     std::vector<ChannelObserver> sites(kSites, ChannelObserver(every));
     NIBBLE_RETURN_IF_ERROR(
-        states.for_each(WindowStates::Inputs::kReplaced,
-                        [&](ForwardContext& context) { run_layer(sites, context); }));
+        states.for_each(WindowStates::Inputs::kReplaced, [&](ForwardContext& context) {
+          walk_sites(
+              runner_, context, [&](Site site) { return &sites[static_cast<size_t>(site)]; },
+              nullptr);
+        }));
     LayerFactors factors;
     const bool dense = !runner_.has_experts();
+    const bool turned = dense && runner_.mlp().turn() != 0;  // factors cannot pass that
     runner_.unload();
     const std::pair<Site, std::vector<float>*> wanted[] = {{Site::kQkv, &factors.qkv},
                                                            {Site::kOutput, &factors.values},
@@ -106,33 +111,13 @@ class ScaleFinder final {
                                                            {Site::kDown, &factors.down}};
     for (const auto& [site, out] : wanted) {
       const bool mlp = site == Site::kUp || site == Site::kDown;
-      const bool passes = site != Site::kDown || commutes(runner_.config().activation);
+      const bool passes = site != Site::kDown || (!turned && commutes(runner_.config().activation));
       if ((dense || !mlp) && passes && !jobs_.of(layer, site).empty()) {
         NIBBLE_ASSIGN_OR_RETURN(
             *out, search(jobs_.of(layer, site), site, sites[static_cast<size_t>(site)].statistics));
       }
     }
     return factors;
-  }
-
-  void run_layer(std::vector<ChannelObserver>& sites, ForwardContext& context) {
-    const auto watch = [&](Site site) { context.observer = &sites[static_cast<size_t>(site)]; };
-    Attention& attention = runner_.attention();
-    watch(Site::kQkv);
-    attention.project(runner_.hidden(), context);
-    context.observer = nullptr;
-    attention.attend(context);
-    watch(Site::kOutput);
-    attention.add_output(runner_.hidden(), context);
-    if (runner_.has_experts()) {
-      context.observer = nullptr;
-      runner_.experts().forward(runner_.hidden(), context);
-      return;
-    }
-    watch(Site::kUp);
-    runner_.mlp().project(runner_.hidden(), context);
-    watch(Site::kDown);
-    runner_.mlp().add_output(runner_.hidden(), context);
   }
 
   Result<std::vector<float>> search(const std::vector<size_t>& jobs,

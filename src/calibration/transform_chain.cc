@@ -6,9 +6,11 @@
 
 #include "base/cpu_topology.h"
 #include "base/log.h"
+#include "calibration/order_finder.h"
 #include "calibration/scale_finder.h"
 #include "calibration/transformed_model.h"
 #include "quantizer/model_files.h"
+#include "quantizer/plan_config.h"
 #include "quantizer/work_folder.h"
 
 namespace nibble {
@@ -50,6 +52,12 @@ class Chain final {
     NIBBLE_ASSIGN_OR_RETURN(const QuantizePlan plan,
                             make_plan(reader, json, options_.quantize.plan));
     NIBBLE_ASSIGN_OR_RETURN(const ModelConfig config, load_model_config(model));
+    if (transform == Transform::kTurn && !source_transforms(json).is_null()) {
+      return make_error(StatusCode::kInvalidArgument,
+                        "{}: its config.json has a transform_config already; leave "
+                        "--online-rotation out",
+                        model);
+    }
     CalibrationText text;
     if (needs_text(transform)) {
       NIBBLE_ASSIGN_OR_RETURN(text, read_model_text(model, config, options_.text));
@@ -88,6 +96,17 @@ class Chain final {
   Result<std::unique_ptr<ModelTransform>> make(Transform transform, const Stage& stage) {
     if (transform == Transform::kRotate) {
       return make_rotation(stage.config, options_.seed);
+    }
+    if (transform == Transform::kTurn) {
+      return make_turn(stage.config);
+    }
+    if (transform == Transform::kPermute) {
+      NIBBLE_ASSIGN_OR_RETURN(ChannelOrders orders, find_orders({.model = stage.model,
+                                                                 .windows = stage.text.windows,
+                                                                 .beside = stage.next,
+                                                                 .threads = threads_,
+                                                                 .stop = options_.quantize.stop}));
+      return make_permutation(stage.config, std::move(orders));
     }
     NIBBLE_ASSIGN_OR_RETURN(
         auto factors, find_factors({.model = stage.model,
