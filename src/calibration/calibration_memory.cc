@@ -16,6 +16,7 @@ namespace {
 // (bound_free_memory()). Measured: 25 to 32 MiB beside what is counted here
 // (tests/e2e/test_cli_calibration_memory.py).
 constexpr int64_t kSlack = int64_t{64} << 20;
+constexpr int64_t kArena = int64_t{128} << 20;  // of which packed weights are cut (BufferArena)
 constexpr int64_t kRowsOfThread = 64;  // of a matrix, that a thread rounds or judges at once
 constexpr int64_t kCopiesOfRows = 5;   // weights, sums, values, errors, products
 
@@ -49,11 +50,13 @@ class LayerBytes final {
   /// While a site is rounded.
   [[nodiscard]] int64_t at(Site site) const {
     int64_t bytes = kept_;
+    int64_t plain = kept_;
     for (size_t i = 0; i < kSites; ++i) {
       const bool rounded = i < static_cast<size_t>(site);
+      plain += plain_.at(i);
       bytes += rounded ? codes_.at(i) : std::max(plain_.at(i), codes_.at(i) / 2);
     }
-    return bytes;
+    return bytes + std::min(kArena, 2 * plain);  // what was loaded before lies in the same block
   }
 
  private:
