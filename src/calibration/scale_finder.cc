@@ -153,12 +153,13 @@ class ScaleFinder final {
   }
 
   /// Rows of a matrix, as far apart as makes few of them.
-  static Result<std::vector<float>> sampled_rows(const SourceMatrix& matrix) {
+  [[nodiscard]] Result<std::vector<float>> sampled_rows(const SourceMatrix& matrix) const {
     const int64_t every = std::max<int64_t>(1, matrix.n() / kSampledWeights);
     std::vector<float> w;
     for (int64_t row = 0; row < matrix.n(); row += every) {
       w.resize(w.size() + static_cast<size_t>(matrix.k()));
-      NIBBLE_RETURN_IF_ERROR(matrix.decode(row, 1, w.data() + w.size() - matrix.k()));
+      NIBBLE_RETURN_IF_ERROR(
+          decode_once(matrix, finding_.reader, {row, 1}, w.data() + w.size() - matrix.k()));
     }
     return w;
   }

@@ -80,13 +80,15 @@ class Chain final {
       }
     }
     NIBBLE_LOG(kInfo, "{}: {} into {}", model, transform_name(transform), next);
-    NIBBLE_ASSIGN_OR_RETURN(const auto change, make(transform, {model, plan, config, text, next}));
+    NIBBLE_ASSIGN_OR_RETURN(const auto change,
+                            make(transform, {model, reader, plan, config, text, next}));
     wanted.transform = change.get();
     return write_transformed_model(wanted);
   }
 
   struct Stage {
     const std::string& model;
+    const CheckpointReader& reader;
     const QuantizePlan& plan;
     const ModelConfig& config;
     const CalibrationText& text;
@@ -110,6 +112,7 @@ class Chain final {
     }
     NIBBLE_ASSIGN_OR_RETURN(
         auto factors, find_factors({.model = stage.model,
+                                    .reader = stage.reader,
                                     .plan = stage.plan,
                                     .windows = stage.text.windows,
                                     .rule = transform == Transform::kAwq ? FactorRule::kMean

@@ -139,6 +139,7 @@ class Transformation final {
     NIBBLE_ASSIGN_OR_RETURN(const SourceModel model, list_source_matrices(reader, json));
     NIBBLE_ASSIGN_OR_RETURN(WeightLoader vectors, WeightLoader::open(wanted_.source, config_));
     vectors_ = &vectors;
+    reader_ = &reader;
     config_.family = vectors.config().family;
     for (const auto& matrix : model.matrices) {
       matrices_.emplace(matrix->module(), matrix.get());
@@ -148,6 +149,12 @@ class Transformation final {
     const bool unties =
         config_.tie_word_embeddings && (own_head || wanted_.transform->unties_head());
     config_.tie_word_embeddings = config_.tie_word_embeddings && !unties;
+    if (unties) {
+      NIBBLE_LOG(kInfo,
+                 "{}: the head is no longer the embeddings' table but a matrix of its own, of {} "
+                 "weights",
+                 wanted_.source, config_.vocab_size * config_.hidden_size);
+    }
     const std::vector<ModelTensor> tensors = list_tensors(config_);
     std::vector<TensorPlan> plan;
     for (const ModelTensor& tensor : tensors) {
@@ -228,7 +235,7 @@ class Transformation final {
     std::vector<float> w(static_cast<size_t>(block * k));
     for (int64_t row = 0; row < n; row += block) {
       const Rows rows{w.data(), row, std::min(block, n - row), k};
-      NIBBLE_RETURN_IF_ERROR(matrix.decode(row, rows.count, w.data()));
+      NIBBLE_RETURN_IF_ERROR(decode_once(matrix, *reader_, {row, rows.count}, w.data()));
       fold_columns(fold, rows, pool_);
       fold_rows(fold, rows, pool_);
       w.resize(static_cast<size_t>(rows.count * k));
@@ -253,6 +260,7 @@ class Transformation final {
   ThreadPool pool_;
   ModelConfig config_;
   WeightLoader* vectors_ = nullptr;
+  const CheckpointReader* reader_ = nullptr;
   std::map<std::string, const SourceMatrix*, std::less<>> matrices_;
   std::string head_;
 };
