@@ -7,6 +7,7 @@
 
 #include "arch/family.h"
 #include "base/log.h"
+#include "calibration/calibration_memory.h"
 #include "calibration/layer_rounder.h"
 #include "calibration/layer_runner.h"
 #include "calibration/progress_file.h"
@@ -31,6 +32,15 @@ class Calibrator final : public JobMaker {
                          {"tokens", text_.tokens()}});
   }
 
+  [[nodiscard]] int64_t least_memory(const QuantizePlan& plan, int threads) const override {
+    return calibration_memory({.plan = plan,
+                               .config = config_,
+                               .rounding = options_.rounding,
+                               .rows = std::ssize(text_.windows.front()),
+                               .piece_weights = options_.piece_weights,
+                               .threads = threads});
+  }
+
   Status make(const JobMakerContext& context) override {
     NIBBLE_ASSIGN_OR_RETURN(
         const auto runner,
@@ -45,7 +55,8 @@ class Calibrator final : public JobMaker {
     JobRounder rounder({.context = context,
                         .runner = *runner,
                         .pool = pool,
-                        .piece_weights = options_.piece_weights});
+                        .piece_weights = options_.piece_weights,
+                        .method = options_.rounding});
     Windows windows(
         {.context = context,
          .tokens = text_.windows,

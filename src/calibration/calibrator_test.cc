@@ -65,7 +65,7 @@ TEST_F(Calibration, LosesLessOfTheOutputs) {
 class Interrupted : public Calibration, public testing::WithParamInterface<Rounding> {};
 INSTANTIATE_TEST_SUITE_P(Calibration,
                          Interrupted,
-                         testing::Values(Rounding::kGptq, Rounding::kGptaq));
+                         testing::Values(Rounding::kGptq, Rounding::kGptaq, Rounding::kLwc));
 
 TEST_P(Interrupted, BytesDependNeitherOnThreadsNorOnInterruptions) {
   const CalibrationOptions how = calibration(kModel, GetParam());

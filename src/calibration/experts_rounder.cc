@@ -13,7 +13,6 @@
 namespace nibble {
 namespace {
 
-constexpr int64_t kLayerShare = 4;   // of the columns: so many rows the layer's statistics count as
 constexpr int64_t kFewestShare = 8;  // of the columns: fewer rows say too little for GPTQ
 
 /// Notes the rows that all experts are shown.

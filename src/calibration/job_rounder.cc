@@ -28,6 +28,28 @@ void put_rows(const RoundedMatrix& rounded, int64_t first, QuantTensor& out, Thr
   });
 }
 
+/// Why a rounding is none of the method's, given the statistics; empty: it is.
+std::string fallback_of(const SiteStatistics& statistics, Rounding rounding, Rounding method) {
+  if (method == Rounding::kRtn) {
+    return {};
+  }
+  if (statistics.gram == nullptr) {
+    return "inputs that are no numbers";
+  }
+  if (rounding != method) {
+    return "few rows";
+  }
+  if (method == Rounding::kImatrix) {
+    return {};
+  }
+  if (!statistics.factor) {
+    return "singular sums";
+  }
+  return method == Rounding::kGptaq && statistics.drift.empty()
+             ? "unrounded inputs that are no numbers"
+             : std::string();
+}
+
 }  // namespace
 
 struct JobRounder::Matrix {
@@ -40,10 +62,10 @@ struct JobRounder::Matrix {
   CalibrationRecord record = {};
   double outputs = 0;
 
-  Status decode(int64_t row) {
+  Status decode(const CheckpointReader& reader, int64_t row) {
     const int64_t rows = std::min(step, job.matrix->n() - row);
     w.resize(static_cast<size_t>(rows * job.matrix->k()));
-    return job.matrix->decode(row, rows, w.data());
+    return decode_once(*job.matrix, reader, {row, rows}, w.data());
   }
 };
 
@@ -57,8 +79,9 @@ Status JobRounder::round(const std::vector<size_t>& jobs, InputSums& sums, Round
                "the nearest codes",
                parts_.context.plan.jobs[jobs.front()].name());
   }
+  const std::string fallback = fallback_of(statistics, rounding, parts_.method);
   for (const size_t job : jobs) {
-    NIBBLE_RETURN_IF_ERROR(round_job(job, {statistics, rounding, sums.gram.rows()}));
+    NIBBLE_RETURN_IF_ERROR(round_job(job, {statistics, rounding, sums.gram.rows(), fallback}));
   }
   return {};
 }
@@ -70,7 +93,7 @@ Status JobRounder::round_job(size_t index, const Inputs& inputs) {
   Matrix matrix{.index = index, .job = job, .step = piece_rows(job, parts_.piece_weights), .w = {}};
   float absmax = 0;
   for (int64_t row = 0; row < n; row += matrix.step) {
-    NIBBLE_RETURN_IF_ERROR(matrix.decode(row));
+    NIBBLE_RETURN_IF_ERROR(matrix.decode(parts_.context.reader, row));
     const auto largest = absmax_of(matrix.w.data(), row, std::ssize(matrix.w) / k, k);
     NIBBLE_RETURN_IF_ERROR(largest.status().with_context(job.matrix->where()));
     absmax = std::max(absmax, *largest);
@@ -90,10 +113,12 @@ Status JobRounder::round_pieces(Matrix& matrix, const Inputs& inputs) {
   const int64_t n = job.matrix->n();
   const int64_t k = job.matrix->k();
   CalibrationRecord& record = matrix.record;
-  record = {.rounding = std::string(rounding_name(Rounding::kRtn)), .rows = inputs.rows};
+  record = {.rounding = std::string(rounding_name(Rounding::kRtn)),
+            .rows = inputs.rows,
+            .fallback = inputs.fallback};
   for (int64_t row = 0; row < n; row += matrix.step) {
     if (matrix.step < n) {
-      NIBBLE_RETURN_IF_ERROR(matrix.decode(row));
+      NIBBLE_RETURN_IF_ERROR(matrix.decode(parts_.context.reader, row));
     }
     const RoundedMatrix rounded = round_matrix({.w = matrix.w.data(),
                                                 .n = std::ssize(matrix.w) / k,
@@ -121,6 +146,9 @@ Status JobRounder::round_pieces(Matrix& matrix, const Inputs& inputs) {
 
 Status JobRounder::finish(Matrix& matrix) {
   ++kept_[matrix.record.rounding];
+  if (!matrix.record.fallback.empty()) {
+    ++fallbacks_[matrix.record.fallback];
+  }
   if (matrix.weight) {
     parts_.runner.substitute(matrix.job.name(), *std::move(matrix.weight), matrix.job.scheme.act);
   }
@@ -140,6 +168,10 @@ Status JobRounder::finish(Matrix& matrix) {
 void JobRounder::report() const {
   for (const auto& [name, count] : kept_) {
     NIBBLE_LOG(kInfo, "calibration: {} matrices rounded by {}", count, name);
+  }
+  for (const auto& [reason, count] : fallbacks_) {
+    NIBBLE_LOG(kWarning, "calibration: the method could not be applied to {} matrices: {}", count,
+               reason);
   }
 }
 

@@ -21,11 +21,13 @@ class JobRounder final {
     LayerRunner& runner;
     ThreadPool& pool;
     int64_t piece_weights;  // CalibrationOptions
+    Rounding method;        // that is asked for
   };
 
   explicit JobRounder(const Parts& parts) : parts_(parts), progress_(parts.context.begin) {}
 
-  /// All jobs of one site; `sums` are completed.
+  /// All jobs of one site; `sums` are completed. Another rounding than the method is recorded as
+  /// one for too few rows.
   Status round(const std::vector<size_t>& jobs, InputSums& sums, Rounding rounding);
   /// Says in the log what was kept of how many matrices.
   void report() const;
@@ -35,6 +37,7 @@ class JobRounder final {
     const SiteStatistics& statistics;
     Rounding rounding;
     int64_t rows;
+    std::string fallback;  // CalibrationRecord
   };
   /// A matrix while it is rounded, piece by piece.
   struct Matrix;
@@ -45,7 +48,8 @@ class JobRounder final {
 
   Parts parts_;
   QuantizeProgress progress_;
-  std::map<std::string, int64_t> kept_;  // matrices by rounding
+  std::map<std::string, int64_t> kept_;       // matrices by rounding
+  std::map<std::string, int64_t> fallbacks_;  // matrices by reason
 };
 
 }  // namespace nibble

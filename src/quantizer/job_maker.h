@@ -8,6 +8,7 @@
 
 #include "base/json.h"
 #include "base/status.h"
+#include "checkpoint/checkpoint_reader.h"
 #include "quantizer/algorithms/rounding.h"
 #include "quantizer/digest.h"
 #include "quantizer/journal.h"
@@ -19,6 +20,7 @@ namespace nibble {
 
 /// What a JobMaker works with.
 struct JobMakerContext {
+  const CheckpointReader& reader;  // of the plan's source
   const QuantizePlan& plan;
   ShardStore& store;
   std::string folder;  // of the work, for files named "calibration-..."
@@ -37,6 +39,10 @@ class JobMaker {
   virtual ~JobMaker() = default;
   /// All that decides what it makes: part of the plan's hash, and kept with the output.
   [[nodiscard]] virtual Json recipe() const = 0;
+  /// Resident bytes that make() takes at least, beside what the process has already.
+  [[nodiscard]] virtual int64_t least_memory(const QuantizePlan& /*plan*/, int /*threads*/) const {
+    return 0;
+  }
   /// kCancelled when stopped; what was stored stays stored.
   virtual Status make(const JobMakerContext& context) = 0;
 };

@@ -39,7 +39,8 @@ Status CudaGemm::launch_rounding(const GemmArgs& args) const {
                                       .rows = args.m,
                                       .n = problem_.k,
                                       .out = out,
-                                      .limit = args.input.limit},
+                                      .limit = args.input.limit,
+                                      .turn = args.input.turn},
                                      launch),
                  "activation");
   }
