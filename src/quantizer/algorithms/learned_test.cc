@@ -8,6 +8,7 @@
 
 #include "base/f16.h"
 #include "quant/code_traits.h"
+#include "quant/levels.h"
 #include "quantizer/algorithms/autoround.h"
 #include "quantizer/algorithms/lwc.h"
 #include "quantizer/algorithms/testing/rounding_problem.h"
@@ -18,7 +19,7 @@ namespace {
 std::vector<QuantScheme> integer_schemes() {
   std::vector<QuantScheme> found;
   for (const QuantScheme& scheme : schemes()) {
-    if (is_integer(scheme.weight.code)) {
+    if (is_integer(scheme.weight.code) && !in_two_levels(scheme.weight, scheme.act)) {
       found.push_back(scheme);
     }
   }
@@ -225,6 +226,9 @@ TEST_P(LearnedRounding, IsOfIntegersAlone) {
   const Status status = check_rounding(GetParam().rounding, find_scheme("mxfp4").value());
   EXPECT_EQ(status.code(), StatusCode::kUnsupported);
   EXPECT_THAT(status.message(), testing::HasSubstr("take gptq or imatrix"));
+  const Status tied = check_rounding(GetParam().rounding, find_scheme("w4a8_g128").value());
+  EXPECT_EQ(tied.code(), StatusCode::kUnsupported);
+  EXPECT_THAT(tied.message(), testing::HasSubstr("one number of their row"));
   for (const QuantScheme& scheme : integer_schemes()) {
     EXPECT_TRUE(check_rounding(GetParam().rounding, scheme).ok()) << scheme.name;
   }

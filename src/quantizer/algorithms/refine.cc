@@ -35,6 +35,7 @@ class Refiner final {
   Refiner(const MatrixToRound& matrix, const SiteStatistics& site, const RowTile::Loss& loss)
       : tile_(matrix, site, loss),
         sweep_(sweep_of(tile_.kernels(), matrix.format)),
+        fits_scales_(is_integer(matrix.format.code) && !matrix.encoder->ties_scales()),
         changes_(static_cast<size_t>(std::max(kColumns, tile_.width()) * kRows)),
         steps_(static_cast<size_t>(tile_.width() * kRows)),
         products_(steps_.size()) {}
@@ -43,10 +44,8 @@ class Refiner final {
     tile_.load(first, rounded);
     tile_.find_gradients();
     for (int turn = 0; turn < kTurns; ++turn) {
-      if (is_integer(tile_.format().code)) {
-        for (int64_t group = 0; group < tile_.groups(); ++group) {
-          fit_scale(group);
-        }
+      for (int64_t group = 0; fits_scales_ && group < tile_.groups(); ++group) {
+        fit_scale(group);
       }
       sweep();
     }
@@ -150,6 +149,7 @@ class Refiner final {
 
   RowTile tile_;
   rows::RowKernels::Sweep sweep_;
+  bool fits_scales_;
   std::vector<float> changes_;   // [width or kColumns, kRows]
   std::vector<float> steps_;     // [width, kRows]: codes less their zero points
   std::vector<float> products_;  // [width, kRows]

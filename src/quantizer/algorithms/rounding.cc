@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "quant/code_traits.h"
+#include "quant/levels.h"
 #include "quantizer/algorithms/autoround.h"
 #include "quantizer/algorithms/drift_error.h"
 #include "quantizer/algorithms/gptq.h"
@@ -96,6 +97,12 @@ Status check_rounding(Rounding rounding, const QuantScheme& scheme) {
   const bool by_rows =
       format.scale_per == ScalePer::kChannel || format.scale_per == ScalePer::kGroup;
   const bool integer = by_rows && is_integer(format.code);
+  if (learned(rounding) && in_two_levels(format, scheme.act)) {
+    return make_error(StatusCode::kUnsupported,
+                      "--method {} changes each group's scale by itself, and those of {} are "
+                      "integers times one number of their row; take gptq or imatrix",
+                      rounding_name(rounding), scheme.name);
+  }
   if (integer || (by_rows && format.code == WeightCode::kFp4E2M1 && !learned(rounding))) {
     return {};
   }

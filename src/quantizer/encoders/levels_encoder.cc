@@ -108,6 +108,8 @@ class LevelsEncoder final : public ZeroPointEncoder {
  public:
   using ZeroPointEncoder::ZeroPointEncoder;
 
+  [[nodiscard]] bool ties_scales() const override { return true; }
+
   void choose_scales(const ScaleSearch& search, float* scales, float* zeros) const override {
     const int64_t groups = format_.groups(k_);
     std::vector<Group> row(static_cast<size_t>(groups));
