@@ -9,8 +9,8 @@ import pytest
 from cli_tools import INVALID, ROOT, fails, json_of, succeeds
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 512,
-          "hidden_size": 768, "intermediate_size": 2048, "num_attention_heads": 12,
-          "num_key_value_heads": 4, "max_position_embeddings": 256, "bos_token_id": 1,
+          "hidden_size": 384, "intermediate_size": 1024, "num_attention_heads": 6,
+          "num_key_value_heads": 2, "max_position_embeddings": 256, "bos_token_id": 1,
           "eos_token_id": 2, "dtype": "bfloat16", "tie_word_embeddings": False}
 TEXT = ROOT / "tests/data/text/the_black_cat.txt"
 MEGA = 1 << 20
@@ -41,16 +41,16 @@ def test_what_is_needed_is_said_and_enough(models, tmp_path, method):
         needs.append(int(re.search(r"needs (\d+) MiB", said)[1]))
         assert not list(tmp_path.glob(f"{layers}*"))
         found = json_of(*command(models, layers, out, "--method", method, "--memory",
-                                 f"{needs[-1] + 1}MiB"))
+                                 f"{needs[-1]}MiB"), timeout=600)
         peaks.append(found["peak_rss_bytes"])
-        assert peaks[-1] <= (needs[-1] + 1) * MEGA
-    assert abs(needs[0] - needs[1]) <= 2
+        assert peaks[-1] <= needs[-1] * MEGA
+    assert abs(needs[0] - needs[1]) <= 4
     assert abs(peaks[1] / peaks[0] - 1) < 0.05
 
 
 def test_transforms_read_what_they_need(models, tmp_path):
-    """Pages of weights are let go once they are read: 13 MB a layer, twice as much once it is
+    """Pages of weights are let go once they are read: 3 MB a layer, twice as much once it is
     transformed."""
-    peaks = [json_of(*command(models, layers, tmp_path / str(layers), "--method", "smooth,rtn"))[
-        "peak_rss_bytes"] for layers in (2, 6)]
+    peaks = [json_of(*command(models, layers, tmp_path / str(layers), "--method", "smooth,rtn"),
+                     timeout=600)["peak_rss_bytes"] for layers in (2, 6)]
     assert peaks[1] < 1.1 * peaks[0]
