@@ -16,7 +16,8 @@ constexpr int kMostPlans = 8;  // the header's length follows the choice; two ar
 
 class Chooser final {
  public:
-  Chooser(const Sensitivity& known, const Budget& budget) : known_(known), budget_(budget) {
+  Chooser(const Sensitivity& known, const Budget& budget, const PlanOptions& beside)
+      : known_(known), budget_(budget), beside_(beside) {
     for (size_t i = 0; i < known.items.size(); ++i) {
       weights_ += known.items[i].candidate.weights();
       ties_[known.items[i].candidate.tied].push_back(i);
@@ -25,7 +26,8 @@ class Chooser final {
 
   Result<BudgetChoice> run() {
     NIBBLE_RETURN_IF_ERROR(make_units());
-    int64_t capacity = budget_.bytes - others();
+    NIBBLE_RETURN_IF_ERROR(count_others());
+    int64_t capacity = budget_.bytes - others_;
     if (budget_.bits > 0) {
       capacity = static_cast<int64_t>(budget_.bits * static_cast<double>(weights_) + 1e-3);
     }
@@ -41,6 +43,7 @@ class Chooser final {
       }
       capacity -= over;
     }
+    out_.measured_tokens = known_.measured_tokens;
     return std::move(out_);
   }
 
@@ -79,14 +82,21 @@ class Chooser final {
   }
 
   /// Bytes of what is no candidate.
-  [[nodiscard]] int64_t others() const {
-    int64_t bytes = known_.reader->total_bytes();
+  Status count_others() {
+    others_ = known_.reader->total_bytes();
     const SchemeChoice keep;
+    if (beside_.rules.head) {
+      std::vector<std::string> rules;
+      for (const SensitivityItem& item : known_.items) {
+        rules.push_back(item.candidate.name + "=keep");
+      }
+      NIBBLE_ASSIGN_OR_RETURN(others_, planned_bytes(*beside_.rules.head, std::move(rules)));
+    }
     for (const SensitivityItem& item : known_.items) {
       const auto kept = stored_size(item.candidate, keep, known_.dialect);
-      bytes -= kept.ok() ? kept->bytes : 0;
+      others_ -= kept.ok() ? kept->bytes : 0;
     }
-    return bytes;
+    return {};
   }
 
   Status solve(int64_t capacity) {
@@ -140,14 +150,20 @@ class Chooser final {
       out_.bytes = known_.reader->total_bytes();
       return {};
     }
-    PlanOptions options;
-    NIBBLE_ASSIGN_OR_RETURN(options.rules.scheme, find_scheme(out_.main_scheme));
-    options.rules.rules = out_.rules;
+    NIBBLE_ASSIGN_OR_RETURN(const QuantScheme scheme, find_scheme(out_.main_scheme));
+    NIBBLE_ASSIGN_OR_RETURN(out_.bytes, planned_bytes(scheme, out_.rules));
+    return {};
+  }
+
+  [[nodiscard]] Result<int64_t> planned_bytes(const QuantScheme& scheme,
+                                              std::vector<std::string> rules) const {
+    PlanOptions options = beside_;
+    options.rules.scheme = scheme;
+    options.rules.rules = std::move(rules);
     options.dialect = known_.dialect;
     NIBBLE_ASSIGN_OR_RETURN(const QuantizePlan plan,
                             make_plan(*known_.reader, known_.config, options));
-    out_.bytes = plan.bytes_out;
-    return {};
+    return plan.bytes_out;
   }
 
   [[nodiscard]] std::string least() const {
@@ -157,7 +173,7 @@ class Chooser final {
     }
     return budget_.bits > 0
                ? fmt::format("{:.3f}bpw", static_cast<double>(sum) / static_cast<double>(weights_))
-               : fmt::format("{} bytes", sum + others());
+               : fmt::format("{} bytes", sum + others_);
   }
 
   static Status too_small(const std::string& least) {
@@ -169,7 +185,9 @@ class Chooser final {
 
   const Sensitivity& known_;
   Budget budget_;
+  const PlanOptions& beside_;
   int64_t weights_ = 0;
+  int64_t others_ = 0;                               // bytes of what is no candidate
   std::map<std::string, std::vector<size_t>> ties_;  // items by what ties them
   std::vector<std::vector<KnapsackChoice>> units_;   // in the order of ties_
   std::vector<std::vector<size_t>> schemes_;         // of their choices
@@ -205,8 +223,28 @@ Result<Budget> parse_budget(const std::string& text) {
                     text);
 }
 
-Result<BudgetChoice> choose_schemes(const Sensitivity& known, const Budget& budget) {
-  return Chooser(known, budget).run();
+Result<BudgetChoice> choose_schemes(const Sensitivity& known,
+                                    const Budget& budget,
+                                    const PlanOptions& beside) {
+  return Chooser(known, budget, beside).run();
+}
+
+std::string choice_text(const BudgetChoice& choice, const std::string& budget) {
+  std::map<std::string, int64_t> counts;
+  for (const std::string& rule : choice.rules) {
+    ++counts[rule.substr(rule.find_last_of('=') + 1)];
+  }
+  std::string schemes;
+  for (const auto& [name, count] : counts) {
+    schemes += fmt::format("{}{} {}", schemes.empty() ? "" : ", ", count, name);
+  }
+  const std::string unit = choice.measured_tokens > 0 ? " nats" : "";
+  return fmt::format(
+      "budget {}: {:.3f} bits per weight, {:.2f} MB in all; {}\n"
+      "predicted KL divergence {:.6f}{}, {:.2f} % above the bound of {:.6f} that no choice within "
+      "the budget goes below\n",
+      budget, choice.bits, static_cast<double>(choice.bytes) / 1e6, schemes, choice.loss, unit,
+      choice.bound > 0 ? 100 * (choice.loss / choice.bound - 1) : 0.0, choice.bound);
 }
 
 }  // namespace nibble

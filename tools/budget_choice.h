@@ -5,8 +5,8 @@
 #include <string_view>
 #include <vector>
 
-#include "base/json.h"
 #include "base/status.h"
+#include "quantizer/plan.h"
 #include "sensitivity.h"
 
 namespace nibble {
@@ -28,11 +28,18 @@ struct BudgetChoice {
   double bits = 0;                 // per weight of the candidates
   int64_t bytes = 0;               // of the weight files
   std::vector<std::string> rules;  // "PATTERN=SCHEME", one for each item
-  std::string main_scheme;         // of most weights
+  std::string main_scheme;         // of most weights; empty: everything is kept
+  int64_t measured_tokens = 0;     // that losses in nats were measured over; 0: they are errors
 };
 
 /// Chooses schemes whose predicted loss is least within a budget; candidates that are tied get one.
+///   beside  what else the output's plan says: the head's scheme takes part in its bytes
 /// kInvalidArgument where not even the smallest fit, saying what they take.
-Result<BudgetChoice> choose_schemes(const Sensitivity& known, const Budget& budget);
+Result<BudgetChoice> choose_schemes(const Sensitivity& known,
+                                    const Budget& budget,
+                                    const PlanOptions& beside = {});
+
+/// Two lines: what was chosen of which scheme, and the predicted loss beside its bound.
+std::string choice_text(const BudgetChoice& choice, const std::string& budget);
 
 }  // namespace nibble

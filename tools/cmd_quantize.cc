@@ -16,6 +16,7 @@
 #include "model/tensor_check.h"
 #include "output.h"
 #include "progress.h"
+#include "quantize_budget.h"
 #include "quantize_flags.h"
 #include "stop_on_signal.h"
 
@@ -91,6 +92,33 @@ std::string kept_text(const QuantizeReport& report) {
   return text;
 }
 
+/// Matrices that the method could not be applied to, by reason.
+std::map<std::string, int64_t> fallbacks_of(const QuantizeReport& report) {
+  std::map<std::string, int64_t> counts;
+  for (const QuantizedTensor& tensor : report.tensors) {
+    if (tensor.calibration && !tensor.calibration->fallback.empty()) {
+      ++counts[tensor.calibration->fallback];
+    }
+  }
+  return counts;
+}
+
+std::string fallback_text(const QuantizeReport& report) {
+  std::string text;
+  for (const auto& [reason, count] : fallbacks_of(report)) {
+    text += fmt::format("{}{} for {}", text.empty() ? "fell back: " : ", ", count, reason);
+  }
+  return text.empty() ? text : text + fmt::format(" (marked in {})\n", kReportName);
+}
+
+Json fallback_json(const QuantizeReport& report) {
+  Json json = Json::object({});
+  for (const auto& [reason, count] : fallbacks_of(report)) {
+    json.set(reason, count);
+  }
+  return json;
+}
+
 /// `runs`: whether this program loads what was made, else why not.
 Json report_json(const QuantizeReport& report,
                  const Flags& flags,
@@ -114,6 +142,8 @@ Json report_json(const QuantizeReport& report,
        {"why_not", runs.ok() ? Json() : Json(runs.message())},
        {"advice", advice(report, flags)},
        {"snr_db", Json::object({{"mean", report.snr_db_mean}, {"min", report.snr_db_min}})},
+       {"fallbacks", fallback_json(report)},
+       {"budget", flags.options.plan.budget},
        {"worst_first", std::move(worst)}});
 }
 
@@ -147,6 +177,7 @@ void print_report(const QuantizeReport& report, const Flags& flags) {
   if (const std::string kept = kept_text(report); !kept.empty()) {
     print_out(kept + "\n");
   }
+  print_out(fallback_text(report));
   const size_t listed = std::min(kWorstListed, report.tensors.size());
   for (size_t i = 0; i < listed; ++i) {
     print_out(fmt::format("  {:6.2f}  {}\n", report.tensors[i].snr_db, report.tensors[i].name));
@@ -208,16 +239,20 @@ Result<QuantizeShare> parse_share(const Flags& flags) {
 
 Status fill_options(Flags& flags) {
   QuantizeOptions& options = flags.options;
-  if (!flags.recipe.empty()) {
+  if (!flags.recipe.empty() && flags.budget.empty()) {
     NIBBLE_RETURN_IF_ERROR(take_recipe(flags));
-  } else if (flags.scheme.empty()) {
-    return make_error(StatusCode::kInvalidArgument, "--scheme: is needed, or a --recipe; one of {}",
+  } else if (flags.scheme.empty() && flags.budget.empty()) {
+    return make_error(StatusCode::kInvalidArgument,
+                      "--scheme: is needed, or a --recipe, or a --budget with --schemes; one of {}",
                       scheme_list());
   }
   NIBBLE_RETURN_IF_ERROR(check_calibration(flags));
-  const auto scheme = find_scheme(flags.scheme);
-  NIBBLE_RETURN_IF_ERROR(scheme.status().with_context("--scheme"));
-  options.plan.rules.scheme = *scheme;
+  NIBBLE_RETURN_IF_ERROR(check_budget_flags(flags));
+  if (flags.budget.empty()) {
+    const auto scheme = find_scheme(flags.scheme);
+    NIBBLE_RETURN_IF_ERROR(scheme.status().with_context("--scheme"));
+    options.plan.rules.scheme = *scheme;
+  }
   if (!flags.lm_head.empty()) {
     const auto head = find_scheme(flags.lm_head);
     NIBBLE_RETURN_IF_ERROR(head.status().with_context("--lm-head"));
@@ -255,6 +290,12 @@ Status run(Flags& flags) {
   NIBBLE_RETURN_IF_ERROR(fill_options(flags));
   QuantizeOptions& options = flags.options;
   NIBBLE_RETURN_IF_ERROR(check_model_tensors(options.source));
+  if (!flags.budget.empty()) {
+    NIBBLE_RETURN_IF_ERROR(choose_for_budget(flags));
+    if (!flags.json) {
+      print_out(flags.choice);
+    }
+  }
   if (flags.dry_run) {
     NIBBLE_ASSIGN_OR_RETURN(const Json plan, describe_plan(options));
     if (flags.json) {
@@ -323,7 +364,8 @@ void add_selection_flags(CLI::App& command, Flags& flags) {
                      "where the source has scales for it (k_scale, v_scale)");
   command
       .add_option("--rule", rules.rules,
-                  "PATTERN=SCHEME or PATTERN=keep for some modules: a full name, a name with *, or "
+                  "PATTERN=SCHEME or PATTERN=keep for some modules: a full name, a pattern with *, "
+                  "? and [a-c], or "
                   "\"re:PATTERN\"; the first that matches decides; may be repeated")
       ->allow_extra_args(false);
   command.add_option("--rules", rules.rules_file,
@@ -354,7 +396,7 @@ void add_work_flags(CLI::App& command, Flags& flags) {
   command.add_option("--memory", options.memory, "Memory that is never exceeded, like 512MiB")
       ->transform(CLI::AsSizeValue(false))
       ->check(whole_number(1))
-      ->default_str("2GiB");
+      ->default_str("2GiB, or what a calibration needs");
   command.add_option("--threads", options.threads, "Worker threads; 0: all cores")
       ->check(whole_number(0, kMostThreads))
       ->capture_default_str();
@@ -379,6 +421,7 @@ void add_quantize_command(CLI::App& app, CommandContext& context) {
   command->add_option("DST", flags->options.destination, "Folder to create")->required();
   add_selection_flags(*command, *flags);
   add_calibration_flags(*command, *flags);
+  add_budget_flags(*command, *flags);
   add_work_flags(*command, *flags);
   command->add_flag("--json", flags->json,
                     "Print one JSON object: scheme, tensors, bytes_in, bytes_out, seconds, "

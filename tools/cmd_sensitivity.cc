@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <chrono>
-#include <map>
 #include <memory>
 #include <string>
 
@@ -93,24 +92,6 @@ std::string table_text(const Sensitivity& all) {
   return text;
 }
 
-std::string choice_text(const BudgetChoice& choice, const Sensitivity& all, const Flags& flags) {
-  std::map<std::string, int64_t> counts;
-  for (const size_t scheme : choice.chosen) {
-    ++counts[all.schemes[scheme].name];
-  }
-  std::string schemes;
-  for (const auto& [name, count] : counts) {
-    schemes += fmt::format("{}{} {}", schemes.empty() ? "" : ", ", count, name);
-  }
-  const std::string unit = all.measured_tokens > 0 ? " nats" : "";
-  return fmt::format(
-      "budget {}: {:.3f} bits per weight, {:.2f} MB in all; {}\n"
-      "predicted KL divergence {:.6f}{}, {:.2f} % above the bound of {:.6f} that no choice within "
-      "the budget goes below\n",
-      flags.budget, choice.bits, static_cast<double>(choice.bytes) / 1e6, schemes, choice.loss,
-      unit, choice.bound > 0 ? 100 * (choice.loss / choice.bound - 1) : 0.0, choice.bound);
-}
-
 std::string rules_text(const BudgetChoice& choice, const Sensitivity& all, const Flags& flags) {
   std::string text = fmt::format(
       "# {:.3f} bits per weight, predicted KL divergence {:.6f}: for\n"
@@ -156,7 +137,7 @@ Status run(const Flags& flags) {
   }
   print_out(table_text(all));
   if (choice) {
-    print_out(choice_text(*choice, all, flags));
+    print_out(choice_text(*choice, flags.budget));
     if (!flags.rules.empty()) {
       NIBBLE_RETURN_IF_ERROR(write_text_file(flags.rules, rules_text(*choice, all, flags)));
       print_out(fmt::format("nibble quantize {} DST --scheme {} --format {} --rules {}\n",

@@ -89,6 +89,27 @@ Status use_chat_template(const std::string& path, ServingSession& session) {
   return {};
 }
 
+/// By the model's vocabulary and template, unless flags say otherwise.
+Result<AnswerForm> answer_form(const ServeFlags& flags, const ServingSession& session) {
+  const std::string source = session.chat_template ? session.chat_template->source() : "";
+  AnswerForm form = detect_answer_form(*session.tokenizer, source);
+  if (flags.reasoning_parser != "auto") {
+    const auto found = find_reasoning_form(flags.reasoning_parser);
+    NIBBLE_RETURN_IF_ERROR(found.status().with_context("--reasoning-parser"));
+    form.reasoning = *found;
+  }
+  if (flags.tool_parser != "auto") {
+    const auto found = find_tool_form(flags.tool_parser);
+    NIBBLE_RETURN_IF_ERROR(found.status().with_context("--tool-call-parser"));
+    form.tools = *found;
+  }
+  NIBBLE_LOG(kInfo,
+             "answers: reasoning as {} (--reasoning-parser), tools as {} "
+             "(--tool-call-parser)",
+             reasoning_form_name(form.reasoning), tool_form_name(form.tools));
+  return form;
+}
+
 Result<AppOptions> app_options(const ServeFlags& flags, const ServingSession& session) {
   AppOptions options{.model_names = flags.names,
                      .api_key = flags.api_key,
@@ -98,6 +119,7 @@ Result<AppOptions> app_options(const ServeFlags& flags, const ServingSession& se
   options.schema = {.strictness = flags.strict ? Strictness::kStrict : Strictness::kLenient,
                     .defaults = sampling_defaults(flags, session.config)};
   NIBBLE_ASSIGN_OR_RETURN(options.schema.template_arguments, template_arguments_of(flags));
+  NIBBLE_ASSIGN_OR_RETURN(options.form, answer_form(flags, session));
   if (options.model_names.empty()) {
     options.model_names = {session.model_name, flags.model_dir};
   }

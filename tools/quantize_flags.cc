@@ -1,5 +1,6 @@
 #include "quantize_flags.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <string>
 #include <utility>
@@ -14,10 +15,43 @@
 namespace nibble {
 namespace {
 
-bool given(const QuantizeFlags& flags, const char* flag) {
-  const CLI::Option* option =
-      flags.command == nullptr ? nullptr : flags.command->get_option_no_throw(flag);
-  return option != nullptr && option->count() > 0;
+bool applies(const Method& method, Transform transform) {
+  return std::ranges::find(method.transforms, transform) != method.transforms.end();
+}
+
+/// Whether --online-rotation and the method go together; names what it does in the method.
+Status check_online_rotation(QuantizeFlags& flags) {
+  Method method;
+  if (!flags.method.empty()) {
+    NIBBLE_ASSIGN_OR_RETURN(method, parse_method(flags.method));
+  }
+  if (!flags.online_rotation) {
+    return applies(method, Transform::kTurn)
+               ? make_error(
+                     StatusCode::kInvalidArgument,
+                     "--method {}: turn is computed while the model runs, which few programs "
+                     "do; allow it by --online-rotation",
+                     flags.method)
+               : Status();
+  }
+  const auto rotate = std::ranges::find(method.transforms, Transform::kRotate);
+  if (rotate == method.transforms.end()) {
+    return make_error(StatusCode::kInvalidArgument,
+                      "--online-rotation: goes with a method that rotates, like --method "
+                      "rotate,gptq");
+  }
+  const std::string_view says = dialect_name(Dialect::kCompressedTensors);
+  if (!flags.format.empty() && flags.format != says) {
+    return make_error(StatusCode::kInvalidArgument,
+                      "--format {}: cannot say that inputs are turned while the model runs, as "
+                      "--online-rotation needs; choose --format {}",
+                      flags.format, says);
+  }
+  if (!applies(method, Transform::kTurn)) {
+    method.transforms.insert(rotate + 1, Transform::kTurn);
+    flags.method = method_name(method);
+  }
+  return {};
 }
 
 /// What a recipe says of calibration, for flags that are not given.
@@ -26,10 +60,13 @@ Status take_calibration(const Json& calibration, QuantizeFlags& flags) {
     return {};
   }
   const JsonReader reader(calibration, flags.recipe);
-  if (!given(flags, "--method")) {
+  if (!flag_given(flags, "--method")) {
     NIBBLE_ASSIGN_OR_RETURN(flags.method, reader.required_string("method"));
+    const auto method = parse_method(flags.method);
+    flags.online_rotation =
+        flags.online_rotation || (method.ok() && applies(*method, Transform::kTurn));
   }
-  if (!given(flags, "--seed")) {
+  if (!flag_given(flags, "--seed")) {
     NIBBLE_ASSIGN_OR_RETURN(const int64_t seed, reader.required_int("seed"));
     flags.text.seed = static_cast<uint64_t>(seed);
   }
@@ -45,7 +82,7 @@ Status take_calibration(const Json& calibration, QuantizeFlags& flags) {
   const std::pair<const char*, int64_t*> numbers[] = {
       {"--calibration-windows", &flags.text.windows}, {"--calibration-length", &flags.text.length}};
   for (const auto& [flag, number] : numbers) {
-    if (!given(flags, flag)) {
+    if (!flag_given(flags, flag)) {
       NIBBLE_ASSIGN_OR_RETURN(*number,
                               reader.required_int(flag == numbers[0].first ? "windows" : "length"));
     }
@@ -70,21 +107,27 @@ Status check_destination(const QuantizeOptions& options) {
 
 }  // namespace
 
+bool flag_given(const QuantizeFlags& flags, const char* flag) {
+  const CLI::Option* option =
+      flags.command == nullptr ? nullptr : flags.command->get_option_no_throw(flag);
+  return option != nullptr && option->count() > 0;
+}
+
 Status take_recipe(QuantizeFlags& flags) {
   NIBBLE_ASSIGN_OR_RETURN(const PlanOptions recipe, read_recipe(flags.recipe));
-  if (!given(flags, "--scheme")) {
+  if (!flag_given(flags, "--scheme")) {
     flags.scheme = recipe.rules.scheme.name;
   }
-  if (!given(flags, "--scale-rule")) {
+  if (!flag_given(flags, "--scale-rule")) {
     flags.rule = scale_rule_name(recipe.scale_rule);
   }
-  if (!given(flags, "--format") && recipe.dialect) {
+  if (!flag_given(flags, "--format") && recipe.dialect) {
     flags.format = dialect_name(*recipe.dialect);
   }
-  if (!given(flags, "--lm-head") && recipe.rules.head) {
+  if (!flag_given(flags, "--lm-head") && recipe.rules.head) {
     flags.lm_head = recipe.rules.head->name;
   }
-  if (!given(flags, "--others") && recipe.rules.others == OtherMatrices::kDecode) {
+  if (!flag_given(flags, "--others") && recipe.rules.others == OtherMatrices::kDecode) {
     flags.others = "bf16";
   }
   RuleOptions& rules = flags.options.plan.rules;
@@ -92,6 +135,14 @@ Status take_recipe(QuantizeFlags& flags) {
                                  std::pair(&rules.ignore, &recipe.rules.ignore),
                                  std::pair(&rules.include, &recipe.rules.include)}) {
     to->insert(to->end(), from->begin(), from->end());
+  }
+  bool as_chosen = true;  // nothing that a budget decided is said otherwise
+  for (const char* flag : {"--scheme", "--format", "--lm-head", "--others", "--rule", "--rules",
+                           "--ignore", "--include"}) {
+    as_chosen = as_chosen && !flag_given(flags, flag);
+  }
+  if (as_chosen) {
+    flags.options.plan.budget = recipe.budget;
   }
   return take_calibration(recipe.calibration, flags);
 }
@@ -108,8 +159,8 @@ Status check_calibration(QuantizeFlags& flags) {
     }
   }
   if (flags.text.path.empty() &&
-      (given(flags, "--calibration-windows") || given(flags, "--calibration-length") ||
-       (given(flags, "--seed") && !random))) {
+      (flag_given(flags, "--calibration-windows") || flag_given(flags, "--calibration-length") ||
+       (flag_given(flags, "--seed") && !random))) {
     return make_error(StatusCode::kInvalidArgument,
                       "--calibration-windows, --calibration-length and --seed: need a text; give "
                       "one with --calibrate FILE");
@@ -127,16 +178,17 @@ Status check_calibration(QuantizeFlags& flags) {
         "or leave it out",
         flags.backend.device);
   }
+  if (flags.text.path.empty() && flags.strict) {
+    return make_error(StatusCode::kInvalidArgument,
+                      "--strict: says what becomes of matrices that a text says too little about; "
+                      "give one with --calibrate FILE");
+  }
+  flags.options.fallbacks = flags.strict ? Fallbacks::kRefused : Fallbacks::kRecorded;
   if (!flags.text.path.empty() && flags.method.empty()) {
     flags.method = rounding_name(Rounding::kGptq);
   }
-  RuleOptions& rules = flags.options.plan.rules;
-  if (!flags.method.empty() && !rules.rules_file.empty()) {  // the recipe holds them all
-    NIBBLE_ASSIGN_OR_RETURN(std::vector<RuleLine> lines, read_rules_file(rules.rules_file));
-    for (RuleLine& line : lines) {
-      rules.rules.push_back(std::move(line.text));
-    }
-    rules.rules_file.clear();
+  if (!flags.method.empty() || flags.online_rotation) {
+    NIBBLE_RETURN_IF_ERROR(check_online_rotation(flags));
   }
   return {};
 }
@@ -190,18 +242,27 @@ void add_calibration_flags(CLI::App& command, QuantizeFlags& flags) {
                      "what they multiply: a text file, or JSON lines with a field \"text\"");
   command.add_option("--method", flags.method,
                      "How: a chain like rotate,gptq. First what changes the weights but not the "
-                     "model: rotate, which needs no text, smooth, awq; then how they are rounded: "
-                     "gptq (the default with --calibrate), gptaq, imatrix or rtn");
+                     "model: rotate, which needs no text, smooth, awq, permute; then how they are "
+                     "rounded: gptq (the default with --calibrate), gptaq, autoround, lwc, imatrix "
+                     "or rtn");
   add_window_flags(command, flags.text);
   command
       .add_option("--seed", flags.text.seed,
                   "Chooses among the text's windows, and the signs of rotations")
       ->check(whole_number(0))
       ->capture_default_str();
+  command.add_flag("--online-rotation", flags.online_rotation,
+                   "With rotate in --method: inputs of the MLPs' down projections are turned by a "
+                   "Hadamard matrix while the model runs, which config.json says in "
+                   "transform_config");
   command.add_flag(
       "--calibrate-kv", flags.calibrate_kv,
       "With --calibrate: then lets DST read the same text, as nibble calibrate-kv does");
   add_device_flags(command, flags.backend.device, flags.backend.cuda_library);
+  command.add_flag("--strict", flags.strict,
+                   "With --calibrate: fail, without DST, if the method could not be applied to a "
+                   "matrix (inputs that are no numbers, an expert with few rows), instead of "
+                   "recording what was done");
   command.add_option("--recipe", flags.recipe,
                      "quantization_recipe.json of an output: its options hold where no flag says "
                      "otherwise");

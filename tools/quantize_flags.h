@@ -8,6 +8,7 @@
 #include "calibration/calibration_text.h"
 #include "command.h"
 #include "quantizer/quantize.h"
+#include "sensitivity.h"
 
 namespace nibble {
 
@@ -24,14 +25,22 @@ struct QuantizeFlags {
   std::string recipe;
   std::string method;  // empty: gptq with --calibrate
   CalibrationTextOptions text;
+  std::string budget;       // empty: none
+  SensitivityFlags judged;  // how the schemes of a budget are chosen
+  std::string choice;       // choice_text() of them
   bool calibrate_kv = false;
   BackendOptions backend = {.device = "cpu"};  // that calibrates
-  CLI::App* command = nullptr;                 // knows what was given
+  bool online_rotation = false;
+  bool strict = false;
+  CLI::App* command = nullptr;  // knows what was given
   bool finish = false;
   bool dry_run = false;
   bool force = false;
   bool json = false;
 };
+
+/// Whether the command line has it.
+[[nodiscard]] bool flag_given(const QuantizeFlags& flags, const char* flag);
 
 /// --calibrate, --method and what goes with them, and --recipe. `flags` remembers the command.
 void add_calibration_flags(CLI::App& command, QuantizeFlags& flags);

@@ -19,8 +19,6 @@
 namespace nibble {
 namespace {
 
-constexpr int64_t kUsualLength = 512;
-
 class SensitivityRun final {
  public:
   explicit SensitivityRun(const SensitivityFlags& flags)
@@ -78,22 +76,15 @@ class SensitivityRun final {
     if (flags_.text.path.empty() && flags_.kld_text.empty()) {
       return {};
     }
-    NIBBLE_ASSIGN_OR_RETURN(const auto tokenizer, Tokenizer::load(flags_.model.model_dir));
+    const std::string& dir = flags_.model.model_dir;
     if (!flags_.text.path.empty()) {
-      NIBBLE_ASSIGN_OR_RETURN(const ModelConfig config, load_model_config(flags_.model.model_dir));
-      CalibrationTextOptions options = flags_.text;
-      if (options.length == 0) {
-        options.length = std::min(kUsualLength, config.max_position);
-      } else if (options.length > config.max_position) {
-        return make_error(StatusCode::kInvalidArgument,
-                          "--calibration-length {}: the model's context ends at {}", options.length,
-                          config.max_position);
-      }
-      NIBBLE_ASSIGN_OR_RETURN(text_, read_calibration_text(options, *tokenizer));
+      NIBBLE_ASSIGN_OR_RETURN(const ModelConfig config, load_model_config(dir));
+      NIBBLE_ASSIGN_OR_RETURN(text_, read_model_text(dir, config, flags_.text));
     }
     if (!flags_.kld_text.empty()) {
-      NIBBLE_ASSIGN_OR_RETURN(PlannedText planned, plan_text({.file = flags_.kld_text},
-                                                             flags_.model.model_dir, *tokenizer));
+      NIBBLE_ASSIGN_OR_RETURN(const auto tokenizer, Tokenizer::load(dir));
+      NIBBLE_ASSIGN_OR_RETURN(PlannedText planned,
+                              plan_text({.file = flags_.kld_text}, dir, *tokenizer));
       windows_ = std::move(planned.text.windows);
     } else {
       for (const std::vector<int32_t>& window : text_.windows) {
@@ -123,8 +114,8 @@ class SensitivityRun final {
     if (!text_.windows.empty()) {
       std::vector<JudgedMatrix> matrices;
       for (const SensitivityItem& item : out_.items) {
-        if (!item.candidate.experts()) {
-          matrices.push_back(judged(item, item.candidate.matrices.front()));
+        for (const SourceMatrix* matrix : item.candidate.matrices) {
+          matrices.push_back(judged(item, matrix));
         }
       }
       NIBBLE_ASSIGN_OR_RETURN(const ModelConfig config, load_model_config(flags_.model.model_dir));
@@ -132,19 +123,24 @@ class SensitivityRun final {
       NIBBLE_ASSIGN_OR_RETURN(
           by_outputs, output_errors(matrices, {.model = flags_.model.model_dir,
                                                .windows = text_.windows,
-                                               .dialect = out_.dialect,
-                                               .pool = pool_,
+                                               .how = judging(),
                                                .progress = [&](int64_t layers) {
                                                  display.update(layers, config.num_layers, "");
                                                }}));
     }
     for (SensitivityItem& item : out_.items) {
-      const auto found = by_outputs.find(item.candidate.name);
-      item.by_outputs = found != by_outputs.end();
-      if (item.by_outputs) {
-        item.errors = found->second;
-      } else {
-        NIBBLE_RETURN_IF_ERROR(judge_weights(item));
+      item.by_outputs = std::ranges::all_of(
+          item.candidate.matrices,
+          [&](const SourceMatrix* matrix) { return by_outputs.contains(matrix->module()); });
+      item.errors.assign(out_.schemes.size(), std::nullopt);
+      for (const SourceMatrix* matrix : item.candidate.matrices) {
+        SchemeErrors errors;
+        if (item.by_outputs) {
+          errors = by_outputs.at(matrix->module());
+        } else {
+          NIBBLE_ASSIGN_OR_RETURN(errors, weight_errors(judged(item, matrix), judging()));
+        }
+        add_share(errors, item);
       }
       for (size_t i = 0; i < out_.schemes.size(); ++i) {
         if (!out_.schemes[i].scheme) {
@@ -158,20 +154,18 @@ class SensitivityRun final {
     return {};
   }
 
-  /// The mean of its matrices: each is of one size.
-  Status judge_weights(SensitivityItem& item) {
-    item.errors.assign(out_.schemes.size(), std::nullopt);
+  [[nodiscard]] Judging judging() {
+    return {.reader = out_.reader.get(), .dialect = out_.dialect, .pool = pool_};
+  }
+
+  /// An item's errors are the means of its matrices: each is of one size.
+  static void add_share(const SchemeErrors& errors, SensitivityItem& item) {
     const auto count = static_cast<double>(item.candidate.matrices.size());
-    for (const SourceMatrix* matrix : item.candidate.matrices) {
-      NIBBLE_ASSIGN_OR_RETURN(const SchemeErrors errors,
-                              weight_errors(judged(item, matrix), out_.dialect, pool_));
-      for (size_t i = 0; i < errors.size(); ++i) {
-        if (errors[i]) {
-          item.errors[i] = item.errors[i].value_or(0) + *errors[i] / count;
-        }
+    for (size_t i = 0; i < errors.size(); ++i) {
+      if (errors[i]) {
+        item.errors[i] = item.errors[i].value_or(0) + *errors[i] / count;
       }
     }
-    return {};
   }
 
   /// Of each kind the first and the last layer, which often weigh more than others, and three
@@ -233,7 +227,7 @@ class SensitivityRun final {
     const QuantScheme& scheme = *out_.schemes[item.worst()].scheme;
     std::vector<ReplacedWeights> replaced;
     for (const SourceMatrix* source : item.candidate.matrices) {
-      NIBBLE_ASSIGN_OR_RETURN(const PlainMatrix matrix, read_matrix(*source));
+      NIBBLE_ASSIGN_OR_RETURN(const PlainMatrix matrix, read_matrix(*source, out_.reader.get()));
       NIBBLE_ASSIGN_OR_RETURN(QuantTensor codes,
                               nearest_codes(matrix, scheme, out_.dialect, pool_));
       replaced.push_back(
@@ -274,22 +268,12 @@ size_t SensitivityItem::worst() const {
   return worst;
 }
 
-void add_sensitivity_flags(CLI::App& command, SensitivityFlags& flags) {
+void add_measure_flags(CLI::App& command, SensitivityFlags& flags) {
   command
       .add_option("--schemes", flags.schemes,
                   "Schemes to compare, with commas between; keep leaves a matrix as it is")
-      ->required()
       ->delimiter(',')
       ->allow_extra_args(false);
-  command.add_option("--format", flags.format,
-                     "How they would be stored: compressed-tensors, quark or fp8 (default: as "
-                     "the first scheme, or what all can be stored in)");
-  command.add_option("--calibrate", flags.text.path,
-                     "Text that the model reads, so that outputs are compared, not weights");
-  add_window_flags(command, flags.text);
-  command.add_option("--seed", flags.text.seed, "Chooses among the text's windows")
-      ->check(whole_number(0))
-      ->capture_default_str();
   command.add_option("--text", flags.kld_text,
                      "Text that KL divergences are measured over (default: that of --calibrate)");
   command
@@ -300,6 +284,20 @@ void add_sensitivity_flags(CLI::App& command, SensitivityFlags& flags) {
       ->capture_default_str();
   command.add_option("--measure-tokens", flags.measure_tokens, "Tokens that this is measured over")
       ->check(whole_number(2))
+      ->capture_default_str();
+}
+
+void add_sensitivity_flags(CLI::App& command, SensitivityFlags& flags) {
+  add_measure_flags(command, flags);
+  command.get_option("--schemes")->required();
+  command.add_option("--format", flags.format,
+                     "How they would be stored: compressed-tensors, quark or fp8 (default: as "
+                     "the first scheme, or what all can be stored in)");
+  command.add_option("--calibrate", flags.text.path,
+                     "Text that the model reads, so that outputs are compared, not weights");
+  add_window_flags(command, flags.text);
+  command.add_option("--seed", flags.text.seed, "Chooses among the text's windows")
+      ->check(whole_number(0))
       ->capture_default_str();
 }
 

@@ -28,6 +28,8 @@ struct SensitivityFlags {
 
 /// Adds --schemes, --calibrate and what goes with them; `flags` must outlive `command`.
 void add_sensitivity_flags(CLI::App& command, SensitivityFlags& flags);
+/// Of these --schemes, --text, --measure and --measure-tokens.
+void add_measure_flags(CLI::App& command, SensitivityFlags& flags);
 
 /// What is known of a candidate.
 struct SensitivityItem {

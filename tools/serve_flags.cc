@@ -43,8 +43,6 @@ const std::vector<ForeignFlag>& foreign_flags() {
       {"--dist-init-addr", {}, kOneDevice},
       {"--max-cudagraph-capture-size", {"0"}, kOneDevice},
       {"--speculative-config", {}, "answers are not guessed ahead"},
-      {"--reasoning-parser", {}, "reasoning is left in the answer's text"},
-      {"--tool-call-parser", {}, "tool calls are left in the answer's text"},
       {"--otlp-traces-endpoint", {}, "there are no traces; scrape /metrics"},
       {"--config", {}, "give flags, or the variables that --help names"},
   };
@@ -76,6 +74,8 @@ void add_foreign_flags(CLI::App& command, ServeFlags& flags) {
           "--enforce-eager", [&flags] { flags.session.backend.cuda.record_steps = false; },
           "Launch every kernel of a GPU's decode steps anew instead of CUDA graphs")
       ->group(kCompatibility);
+  bare("--enable-auto-tool-choice",
+       "Accepted without effect: answers are always searched for calls of a request's tools");
   bare("--enable-metrics", "Accepted without effect: /metrics is always there");
   const auto refuse = [&](const char* name, const char* reason) {
     command
@@ -88,7 +88,6 @@ void add_foreign_flags(CLI::App& command, ServeFlags& flags) {
         ->group(kCompatibility);
   };
   refuse("--enable-expert-parallel", kOneDevice);
-  refuse("--enable-auto-tool-choice", "tool calls are left in the answer's text");
 }
 
 void add_http_flags(CLI::App& command, ServeFlags& flags) {
@@ -138,6 +137,19 @@ void add_model_flags(CLI::App& command, ServeFlags& flags) {
                   "JSON object of variables for the chat template; chat_template_kwargs of a "
                   "request come before them")
       ->envname("NIBBLE_DEFAULT_CHAT_TEMPLATE_KWARGS");
+  command
+      .add_option("--tool-call-parser", flags.tool_parser,
+                  "How the model writes calls of tools: auto (by its vocabulary and template), "
+                  "none, hermes, llama3-json, mistral, kimi-k2, deepseek-v31, gpt-oss, and the "
+                  "names of vLLM and SGLang for these")
+      ->capture_default_str()
+      ->envname("NIBBLE_TOOL_CALL_PARSER");
+  command
+      .add_option("--reasoning-parser", flags.reasoning_parser,
+                  "How it marks what it thinks: auto, none, think, mistral, gpt-oss, and the names "
+                  "of vLLM and SGLang for these")
+      ->capture_default_str()
+      ->envname("NIBBLE_REASONING_PARSER");
   command
       .add_option("--generation-config", flags.generation_config,
                   "Sampling defaults: auto takes the model's generation_config.json")

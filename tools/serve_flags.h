@@ -23,6 +23,8 @@ struct ServeFlags {
   std::string kv_cache_dtype = "auto";
   std::string chat_template;
   std::string template_arguments;
+  std::string tool_parser = "auto";
+  std::string reasoning_parser = "auto";
   std::string generation_config = "auto";
   double shutdown_timeout_s = 30;
   int64_t stream_interval = 1;

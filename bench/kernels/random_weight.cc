@@ -5,6 +5,7 @@
 #include <random>
 
 #include "base/f16.h"
+#include "quant/testing/random_levels.h"
 
 namespace nibble {
 
@@ -76,6 +77,7 @@ Result<QuantTensor> random_weight(const WeightFormat& format, int64_t n, int64_t
   for (int8_t& zero : weight.zeros.as<int8_t>()) {
     zero = static_cast<int8_t>(static_cast<int>(random() % 16) - 8);  // a code of 4 bits or more
   }
+  make_levels(weight, random);
   return weight;
 }
 

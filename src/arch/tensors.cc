@@ -42,7 +42,7 @@ class TensorLister final {
 
   void add(Role role, const char* suffix, std::vector<int64_t> shape, TensorKind kind) {
     std::string name = module(role);
-    tensors_.push_back({name, name + suffix, std::move(shape), kind, role, layer_});
+    tensors_.push_back({name, name + suffix, std::move(shape), kind, role, layer_, expert_});
   }
 
   void norm(Role role, int64_t size) {

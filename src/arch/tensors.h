@@ -17,7 +17,8 @@ struct ModelTensor {
   std::vector<int64_t> shape;
   TensorKind kind = TensorKind::kMatrix;
   Role role = Role::kEmbedding;
-  int64_t layer = 0;  // of those that belong to one
+  int64_t layer = 0;   // of those that belong to one
+  int64_t expert = 0;  // of those that belong to a routed one
 };
 
 /// Every tensor that an unquantized checkpoint of this model has, in the order of the layers,

@@ -51,6 +51,7 @@ const std::vector<QuantScheme>& schemes() {
       {"fixed point", {kInt4, kGroup, 64, DType::kBF16}, ActFormat::kBf16},
       {"int8", {kInt8, kChannel, 0, DType::kF32}, ActFormat::kInt8Token},
       {"int4", {kInt4, kChannel, 0, DType::kF32}, ActFormat::kInt8Token},
+      {"levels", {kInt4, kGroup, 64, DType::kBF16, ZeroPoints::kPerScale}, ActFormat::kInt8Token},
       {"fp8", {kFp8E4M3, kChannel, 0, DType::kF32}, ActFormat::kFp8Token},
       {"fp4", {kFp4E2M1, kGroup, 32, DType::kF8E8M0}, ActFormat::kFp8Token}};
   return all;

@@ -97,6 +97,9 @@ class Backend {
   [[nodiscard]] virtual Status check_gemm(const WeightFormat& format,
                                           const ActSpec& act,
                                           int64_t k) const = 0;
+  /// kUnsupported, with the reason and a remedy, where it does not turn rows of k numbers behind
+  /// activations (GemmInput::turn).
+  [[nodiscard]] virtual Status check_turn(int64_t /*turn*/, int64_t /*k*/) const { return {}; }
   /// Packs the rows of several matrices of one format and k, one below the other, for rows of
   /// activations as `act` says. max_m is the largest m that run() will see (workspace is sized
   /// here).

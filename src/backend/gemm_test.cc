@@ -209,23 +209,25 @@ TEST_F(Gemm, EqualsTheReferenceAndAllInstructionSetsAgree) {
 
 // The largest products of either sign in every column: what is summed in 16 bits must not overflow.
 TEST_F(Gemm, ExtremeIntegersAreSummedExactly) {
-  const Problem shape{33, 1224};
   constexpr int64_t kRows = 7;
-  std::vector<float> x(static_cast<size_t>(kRows * shape.k));
-  for (size_t i = 0; i < x.size(); ++i) {
-    const size_t row = i / static_cast<size_t>(shape.k);
-    const bool negative = row % 3 == 1 || (row % 3 == 2 && i % 2 == 0);
-    x[i] = negative ? -1.0F : 1.0F;
-  }
   for (const QuantScheme& scheme : tested_schemes()) {
     if (scheme.act != ActFormat::kInt8Token) {
       continue;
+    }
+    const Problem shape{33, scheme.weight.grouped() ? 1280 : 1224};
+    std::vector<float> x(static_cast<size_t>(kRows * shape.k));
+    for (size_t i = 0; i < x.size(); ++i) {
+      const size_t row = i / static_cast<size_t>(shape.k);
+      const bool negative = row % 3 == 1 || (row % 3 == 2 && i % 2 == 0);
+      x[i] = negative ? -1.0F : 1.0F;
     }
     for (const uint8_t codes : {0x00, 0x88, 0x77, 0x87, 0xff, 0x80, 0x7f}) {
       SCOPED_TRACE(testing::Message() << scheme.name << " codes " << int{codes});
       QuantTensor weight = random_weight(scheme.weight, shape, 1).value();
       std::memset(weight.codes.data(), codes, weight.codes.size());
       std::ranges::fill(weight.scales.as<float>(), 1.0F);
+      std::ranges::transform(weight.zeros.as<int8_t>(), weight.scales.as<float>().begin(),
+                             [](int8_t zero) { return static_cast<float>(most_step(zero)); });
       const std::vector<float> expected = reference(scheme, weight, x, kRows);
       for (auto& backend : backends_) {
         auto gemm = backend->prepare_gemm(weight, scheme.act, kRows).value();

@@ -10,6 +10,7 @@
 #include "backend/backend.h"
 #include "backend/cpu/isa.h"
 #include "base/f16.h"
+#include "quant/testing/random_levels.h"
 
 namespace nibble {
 namespace {
@@ -31,6 +32,7 @@ QuantTensor random_weight(const WeightFormat& format, int64_t n, int64_t k, uint
   }
   std::ranges::generate(weight.scales.as<float>(),
                         [&] { return static_cast<float>(random() % 128 + 1) / 1024.0F; });
+  make_levels(weight, random);
   return weight;
 }
 

@@ -16,6 +16,7 @@
 #include "backend/testing/bf16_rows.h"
 #include "backend/testing/gemm_input.h"
 #include "base/f16.h"
+#include "quant/hadamard.h"
 
 namespace nibble {
 namespace {
@@ -83,6 +84,55 @@ TEST(RowKernels, NormAndActivationsEqualTheirFormulasOnEveryInstructionSet) {
         gelu.insert(gelu.end(), norm.begin(), norm.end());
         first = first.empty() ? gelu : first;
         ASSERT_EQ(std::memcmp(gelu.data(), first.data(), gelu.size() * sizeof(float)), 0) << isa;
+      }
+    }
+  }
+}
+
+// Bits are those of turn_blocks() on every instruction set, of rows in F32 and BF16, and nothing is
+// written behind a row.
+TEST(RowKernels, TurnedActivationsAreTurnedInTheSameOrderEverywhere) {
+  using enum GemmInput::Kind;
+  for (const auto& [n, turn] : std::vector<std::pair<int64_t, int64_t>>{{2, 2},
+                                                                        {6, 2},
+                                                                        {16, 16},
+                                                                        {24, 8},
+                                                                        {172, 4},
+                                                                        {96, 32},
+                                                                        {240, 16},
+                                                                        {320, 64},
+                                                                        {384, 128},
+                                                                        {768, 256},
+                                                                        {1536, 512},
+                                                                        {1024, 1024},
+                                                                        {3072, 1024},
+                                                                        {8192, 8192},
+                                                                        {14336, 2048},
+                                                                        {11008, 256},
+                                                                        {1536, 2},
+                                                                        {4096, 4096}}) {
+    const auto width = static_cast<size_t>(n);
+    const std::vector<float> x = random_floats(2 * n, static_cast<uint32_t>(n + turn));
+    std::vector<uint16_t> halves;
+    std::ranges::transform(x, std::back_inserter(halves), f32_to_bf16);
+    for (const GemmInput::Kind kind : {kSiluMul, kRelu, kGeluTanh, kClampedSwiglu}) {
+      for (const bool bf16 : {false, true}) {
+        const cpu::ConstNumbers given = {bf16 ? static_cast<const void*>(halves.data()) : x.data(),
+                                         bf16 ? cpu::Element::kBf16 : cpu::Element::kF32};
+        for (const std::string_view isa : cpu::supported_isas()) {
+          const cpu::KernelTable& kernels = *cpu::find_kernels(isa).value();
+          cpu::InputRow row{
+              .x = given, .k = n, .input = {.kind = kind, .limit = 7.0F}, .silu = kSiluOfInt8};
+          std::vector<float> wanted(width);
+          kernels.make_input(row, wanted.data());
+          turn_blocks(wanted.data(), n, turn);
+          row.input.turn = turn;
+          std::vector<float> turned(width + 1, 7.0F);
+          kernels.make_input(row, turned.data());
+          EXPECT_EQ(turned.back(), 7.0F) << isa << " " << n;
+          turned.pop_back();
+          expect_same_bits(turned, wanted);
+        }
       }
     }
   }

@@ -7,6 +7,7 @@
 
 #include "base/file.h"
 #include "base/json_lines.h"
+#include "base/utf8.h"
 #include "quantizer/digest.h"
 
 namespace nibble {
@@ -57,6 +58,12 @@ Result<CalibrationText> read_calibration_text(const CalibrationTextOptions& opti
   if (content.find('\0') != std::string::npos) {
     return make_error(StatusCode::kInvalidArgument,
                       "{}: holds zero bytes, so it is no text; unpack it, or give another file",
+                      options.path);
+  }
+  if (!is_utf8(content)) {
+    return make_error(StatusCode::kInvalidArgument,
+                      "{}: is not UTF-8, so it is no text that the tokenizer knows; convert it, or "
+                      "give another file",
                       options.path);
   }
   if (options.path.ends_with(".jsonl")) {

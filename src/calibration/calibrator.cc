@@ -7,6 +7,7 @@
 
 #include "arch/family.h"
 #include "base/log.h"
+#include "calibration/calibration_memory.h"
 #include "calibration/layer_rounder.h"
 #include "calibration/layer_runner.h"
 #include "calibration/progress_file.h"
@@ -37,6 +38,14 @@ class Calibrator final : public JobMaker {
   }
 
   [[nodiscard]] Json seconds() const override { return times_.json(); }
+  [[nodiscard]] int64_t least_memory(const QuantizePlan& plan, int threads) const override {
+    return calibration_memory({.plan = plan,
+                               .config = config_,
+                               .rounding = options_.rounding,
+                               .rows = std::ssize(text_.windows.front()),
+                               .piece_weights = options_.piece_weights,
+                               .threads = threads});
+  }
 
   Status make(const JobMakerContext& context) override {
     BackendOptions backend = options_.backend;
@@ -79,6 +88,7 @@ class Calibrator final : public JobMaker {
                         .pool = pool,
                         .times = times_,
                         .piece_weights = options_.piece_weights,
+                        .method = options_.rounding,
                         .device = on_device});
     Windows windows(
         {.context = work.context,

@@ -21,7 +21,8 @@ namespace {
 using testing::HasSubstr;
 
 TEST_F(Calibration, ToTheNearestIsWhatItIsWithoutIt) {
-  for (const char* scheme : {"w4a16_g32", "w4a8", "w8a8_int8", "w4a16_g128_asym", "mxfp4"}) {
+  for (const char* scheme :
+       {"w4a16_g32", "w4a8", "w8a8_int8", "w4a16_g128_asym", "w4a8_g128", "mxfp4"}) {
     QuantizeOptions plain = options(kModel, path("plain"), scheme);
     QuantizeOptions same = options(kModel, path("same"), scheme);
     plain.existing = same.existing = ExistingOutput::kReplace;
@@ -37,7 +38,8 @@ TEST_F(Calibration, ToTheNearestIsWhatItIsWithoutIt) {
 }
 
 TEST_F(Calibration, LosesLessOfTheOutputs) {
-  for (const char* scheme : {"w4a16_g32", "w4a8", "w8a8_int8", "w4a16_g128_asym", "mxfp4"}) {
+  for (const char* scheme :
+       {"w4a16_g32", "w4a8", "w8a8_int8", "w4a16_g128_asym", "w4a8_g128", "mxfp4"}) {
     double before = 2;
     for (const Rounding rounding : {Rounding::kImatrix, Rounding::kGptq}) {
       QuantizeOptions wanted = options(kModel, path("out"), scheme);
@@ -63,7 +65,7 @@ TEST_F(Calibration, LosesLessOfTheOutputs) {
 class Interrupted : public Calibration, public testing::WithParamInterface<Rounding> {};
 INSTANTIATE_TEST_SUITE_P(Calibration,
                          Interrupted,
-                         testing::Values(Rounding::kGptq, Rounding::kGptaq));
+                         testing::Values(Rounding::kGptq, Rounding::kGptaq, Rounding::kLwc));
 
 TEST_P(Interrupted, BytesDependNeitherOnThreadsNorOnInterruptions) {
   const CalibrationOptions how = calibration(kModel, GetParam());

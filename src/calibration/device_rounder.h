@@ -49,12 +49,14 @@ class DeviceRounder final : public MatrixRounder {
 
   [[nodiscard]] int64_t rows() const override { return site_.rows(); }
   [[nodiscard]] bool has_sums() const override { return !importance_.empty(); }
+  [[nodiscard]] Rounding asked() const override { return asked_; }
+  [[nodiscard]] bool has_factor() const override { return rounding_ == Rounding::kGptq; }
   Result<std::span<float>> weights(size_t count) override { return parts_.weights(count); }
   Status round(const MatrixToRound& matrix, RoundedMatrix& out) override;
 
  private:
   DeviceRounder(SiteMath& site, Rounding rounding, DeviceRounding& parts)
-      : site_(site), rounding_(rounding), parts_(parts) {}
+      : site_(site), asked_(rounding), rounding_(rounding), parts_(parts) {}
   Status prepare();
   /// Chooses scales for a rounding, and begins to round with them.
   void attempt(const MatrixToRound& matrix, Rounding rounding, RoundedMatrix& out);
@@ -62,6 +64,7 @@ class DeviceRounder final : public MatrixRounder {
   Status read_values(RoundedMatrix& out, size_t count);
 
   SiteMath& site_;
+  Rounding asked_;
   Rounding rounding_;  // as far as the sums allow it
   DeviceRounding& parts_;
   std::vector<float> importance_;  // empty: the sums are no numbers

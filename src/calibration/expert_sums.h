@@ -10,6 +10,10 @@
 
 namespace nibble {
 
+/// The sums of all experts of a layer count, beside those of one of them, as this part of as many
+/// rows as there are columns.
+inline constexpr int64_t kLayerShare = 4;
+
 /// Which experts of a layer one pass over the windows collects.
 struct ExpertRange {
   int64_t begin = 0;

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "calibration/expert_sums.h"
 #include "calibration/layer_rounder.h"
 
 namespace nibble {
@@ -21,7 +22,6 @@ inline constexpr int64_t kFewestRowsShare = 8;
 /// What the sums over all rows of a layer are multiplied with before they are added to an expert's:
 /// they count as a quarter of the columns.
 [[nodiscard]] inline double layer_share(int64_t k, int64_t rows) {
-  constexpr int64_t kLayerShare = 4;
   return static_cast<double>(k) / kLayerShare / static_cast<double>(rows);
 }
 

@@ -32,6 +32,27 @@ void put_rows(const RoundedMatrix& rounded, int64_t first, QuantTensor& out, Thr
   });
 }
 
+/// Why a rounding is none of the method's; empty: it is.
+std::string fallback_of(const MatrixRounder& rounder, Rounding method) {
+  if (method == Rounding::kRtn) {
+    return {};
+  }
+  if (!rounder.has_sums()) {
+    return "inputs that are no numbers";
+  }
+  if (rounder.asked() != method) {
+    return "few rows";
+  }
+  if (method == Rounding::kImatrix) {
+    return {};
+  }
+  if (!rounder.has_factor()) {
+    return "singular sums";
+  }
+  return method == Rounding::kGptaq && !rounder.has_drift() ? "unrounded inputs that are no numbers"
+                                                            : std::string();
+}
+
 }  // namespace
 
 struct JobRounder::Matrix {
@@ -66,8 +87,9 @@ Status JobRounder::round_all(const std::vector<size_t>& jobs, MatrixRounder& rou
                "the nearest codes",
                parts_.context.plan.jobs[jobs.front()].name());
   }
+  const std::string fallback = fallback_of(rounder, parts_.method);
   for (const size_t job : jobs) {
-    NIBBLE_RETURN_IF_ERROR(round_job(job, rounder));
+    NIBBLE_RETURN_IF_ERROR(round_job(job, rounder, fallback));
   }
   return {};
 }
@@ -83,6 +105,9 @@ Status JobRounder::decode(Matrix& matrix, int64_t row, MatrixRounder& rounder) {
       statuses[static_cast<size_t>(part)] = source.decode(
           row + first, std::min(kDecodedRows, rows - first), matrix.w.data() + first * source.k());
     });
+    for (const std::span<const std::byte> part : source.touched(row, rows)) {
+      parts_.context.reader.drop_pages(part);
+    }
     const auto failed = std::ranges::find_if(statuses, [](const Status& s) { return !s.ok(); });
     return failed == statuses.end() ? Status() : *failed;
   });
@@ -106,7 +131,7 @@ Result<float> JobRounder::absmax_of_rows(const Matrix& matrix, int64_t row) {
   return absmax;
 }
 
-Status JobRounder::round_job(size_t index, MatrixRounder& rounder) {
+Status JobRounder::round_job(size_t index, MatrixRounder& rounder, const std::string& fallback) {
   const PlanJob& job = parts_.context.plan.jobs[index];
   const int64_t n = job.matrix->n();
   const int64_t k = job.matrix->k();
@@ -123,6 +148,9 @@ Status JobRounder::round_job(size_t index, MatrixRounder& rounder) {
   if (parts_.runner.in_layer()) {
     NIBBLE_ASSIGN_OR_RETURN(matrix.weight, QuantTensor::allocate(job.scheme.weight, n, k));
   }
+  matrix.record = {.rounding = std::string(rounding_name(Rounding::kRtn)),
+                   .rows = rounder.rows(),
+                   .fallback = fallback};
   NIBBLE_RETURN_IF_ERROR(round_pieces(matrix, rounder));
   return finish(matrix);
 }
@@ -132,7 +160,6 @@ Status JobRounder::round_pieces(Matrix& matrix, MatrixRounder& rounder) {
   const int64_t n = job.matrix->n();
   const int64_t k = job.matrix->k();
   CalibrationRecord& record = matrix.record;
-  record = {.rounding = std::string(rounding_name(Rounding::kRtn)), .rows = rounder.rows()};
   for (int64_t row = 0; row < n; row += matrix.step) {
     NIBBLE_RETURN_IF_ERROR(decode(matrix, row, rounder));
     NIBBLE_RETURN_IF_ERROR(parts_.times.time(CalibrationPart::kLoad,
@@ -163,6 +190,9 @@ Status JobRounder::round_pieces(Matrix& matrix, MatrixRounder& rounder) {
 
 Status JobRounder::finish(Matrix& matrix) {
   ++kept_[matrix.record.rounding];
+  if (!matrix.record.fallback.empty()) {
+    ++fallbacks_[matrix.record.fallback];
+  }
   if (matrix.weight) {
     parts_.runner.substitute(matrix.job.name(), *std::move(matrix.weight), matrix.job.scheme.act);
   }
@@ -182,6 +212,10 @@ Status JobRounder::finish(Matrix& matrix) {
 void JobRounder::report() const {
   for (const auto& [name, count] : kept_) {
     NIBBLE_LOG(kInfo, "calibration: {} matrices rounded by {}", count, name);
+  }
+  for (const auto& [reason, count] : fallbacks_) {
+    NIBBLE_LOG(kWarning, "calibration: the method could not be applied to {} matrices: {}", count,
+               reason);
   }
 }
 

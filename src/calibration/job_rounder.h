@@ -25,12 +25,14 @@ class JobRounder final {
     ThreadPool& pool;
     PartTimes& times;
     int64_t piece_weights;             // CalibrationOptions
+    Rounding method;                   // that is asked for
     DeviceRounding* device = nullptr;  // null: the host rounds
   };
 
   explicit JobRounder(const Parts& parts) : parts_(parts), progress_(parts.context.begin) {}
 
-  /// All jobs of one site; `sums` are completed.
+  /// All jobs of one site; `sums` are completed. Another rounding than the method is recorded as
+  /// one for too few rows.
   Status round(const std::vector<size_t>& jobs, InputSums& sums, Rounding rounding);
   /// The same by sums that a device has.
   Status round(const std::vector<size_t>& jobs, SiteMath& site, Rounding rounding);
@@ -42,7 +44,7 @@ class JobRounder final {
   struct Matrix;
 
   Status round_all(const std::vector<size_t>& jobs, MatrixRounder& rounder);
-  Status round_job(size_t index, MatrixRounder& rounder);
+  Status round_job(size_t index, MatrixRounder& rounder, const std::string& fallback);
   Status round_pieces(Matrix& matrix, MatrixRounder& rounder);
   /// Decodes rows of a matrix, and finds their largest magnitude.
   Status decode(Matrix& matrix, int64_t row, MatrixRounder& rounder);
@@ -51,8 +53,9 @@ class JobRounder final {
 
   Parts parts_;
   QuantizeProgress progress_;
-  std::map<std::string, int64_t> kept_;  // matrices by rounding
-  RoundedMatrix rounded_;                // of a piece
+  std::map<std::string, int64_t> kept_;       // matrices by rounding
+  std::map<std::string, int64_t> fallbacks_;  // matrices by reason
+  RoundedMatrix rounded_;                     // of a piece
 };
 
 }  // namespace nibble

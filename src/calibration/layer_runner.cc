@@ -6,6 +6,7 @@
 
 #include "arch/kv_specs.h"
 #include "base/math.h"
+#include "base/process.h"
 #include "layers/attention.h"
 #include "model/blocks.h"
 
@@ -99,6 +100,7 @@ void LayerRunner::unload() {
   mlp_.reset();
   weights_.drop_substitutes();
   weights_.release_all();
+  release_free_memory();
 }
 
 std::span<std::byte> LayerRunner::hidden_rows(int64_t rows) {
@@ -119,6 +121,7 @@ void LayerRunner::embed(std::span<const int32_t> tokens) {
       embeddings_.positions->add_positions(step, config().first_position, hidden());
     }
   });
+  weights_.release_all();
 }
 
 void LayerRunner::run(std::span<const int32_t> tokens,

@@ -20,6 +20,10 @@ class MatrixRounder {
   [[nodiscard]] virtual int64_t rows() const = 0;
   /// Whether their sums are numbers; if not, codes are the nearest.
   [[nodiscard]] virtual bool has_sums() const = 0;
+  /// The rounding that was asked for, and whether there is what gptq, and gptaq, needs.
+  [[nodiscard]] virtual Rounding asked() const = 0;
+  [[nodiscard]] virtual bool has_factor() const = 0;
+  [[nodiscard]] virtual bool has_drift() const { return false; }
   /// Memory for weights that are to be rounded; one piece of a matrix at a time.
   virtual Result<std::span<float>> weights(size_t count) = 0;
   /// What round_matrix() does.
@@ -34,6 +38,9 @@ class HostRounder final : public MatrixRounder {
 
   [[nodiscard]] int64_t rows() const override { return sums_.gram.rows(); }
   [[nodiscard]] bool has_sums() const override { return statistics_.gram != nullptr; }
+  [[nodiscard]] Rounding asked() const override { return rounding_; }
+  [[nodiscard]] bool has_factor() const override { return statistics_.factor.has_value(); }
+  [[nodiscard]] bool has_drift() const override { return !statistics_.drift.empty(); }
   Result<std::span<float>> weights(size_t count) override {
     weights_.resize(count);
     return std::span(weights_);

@@ -113,7 +113,8 @@ TEST(OutputErrors, AreThoseOfTheProducts) {
       judged.back().schemes.push_back(nullptr);
     }
   }
-  const auto errors = output_errors(judged, {.model = kModel, .windows = windows, .pool = pool});
+  const auto errors =
+      output_errors(judged, {.model = kModel, .windows = windows, .how = {.pool = pool}});
   ASSERT_TRUE(errors.ok()) << errors.status().message();
   EXPECT_EQ(errors->size(), 7U);
   for (const auto& [module, place] : modules) {
@@ -145,8 +146,8 @@ TEST(OutputErrors, OfWeightsAloneAreTheirNoise) {
   });
   const QuantScheme scheme = find_scheme("mxfp4").value();
   ThreadPool pool(1);
-  const auto errors = weight_errors({.matrix = matrix->get(), .schemes = {&scheme, nullptr}},
-                                    Dialect::kCompressedTensors, pool);
+  const auto errors =
+      weight_errors({.matrix = matrix->get(), .schemes = {&scheme, nullptr}}, {.pool = pool});
   ASSERT_TRUE(errors.ok());
   EXPECT_NEAR(-10 * std::log10(*(*errors)[0]), 19.0, 0.3);  // dB: docs/quantization.md
   EXPECT_FALSE((*errors)[1].has_value());

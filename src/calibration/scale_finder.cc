@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "calibration/layer_jobs.h"
 #include "calibration/layer_runner.h"
+#include "calibration/site_walk.h"
 #include "calibration/window_states.h"
 
 namespace nibble {
@@ -36,7 +37,7 @@ class ChannelObserver final : public RowObserver {
         largest = std::max(largest, magnitude);
         statistics.sums[static_cast<size_t>(i)] += static_cast<double>(magnitude);
       }
-      if (seen_ % every_ == 0) {
+      if (seen_ % every_ == sampled_at(seen_ / every_)) {
         statistics.sample.insert(statistics.sample.end(), x, x + k);
       }
     }
@@ -46,6 +47,13 @@ class ChannelObserver final : public RowObserver {
   ChannelStatistics statistics;
 
  private:
+  /// Which of `every_` neighbouring rows is sampled: another one each time, or all sampled rows
+  /// would be the same few positions of windows, and first tokens many of them.
+  [[nodiscard]] int64_t sampled_at(int64_t stretch) const {
+    constexpr int64_t kPrime = 8191;
+    return stretch * kPrime % every_;
+  }
+
   int64_t every_;
   int64_t seen_ = 0;
   std::vector<float> rows_;
@@ -88,10 +96,14 @@ class ScaleFinder final {
     const int64_t every = std::max<int64_t>(1, tokens / kSampledRows);
     std::vector<ChannelObserver> sites(kSites, ChannelObserver(every));
     NIBBLE_RETURN_IF_ERROR(
-        states.for_each(WindowStates::Inputs::kReplaced,
-                        [&](ForwardContext& context) { run_layer(sites, context); }));
+        states.for_each(WindowStates::Inputs::kReplaced, [&](ForwardContext& context) {
+          walk_sites(
+              runner_, context, [&](Site site) { return &sites[static_cast<size_t>(site)]; },
+              nullptr);
+        }));
     LayerFactors factors;
     const bool dense = !runner_.has_experts();
+    const bool turned = dense && runner_.mlp().turn() != 0;  // factors cannot pass that
     runner_.unload();
     const std::pair<Site, std::vector<float>*> wanted[] = {{Site::kQkv, &factors.qkv},
                                                            {Site::kOutput, &factors.values},
@@ -99,33 +111,13 @@ class ScaleFinder final {
                                                            {Site::kDown, &factors.down}};
     for (const auto& [site, out] : wanted) {
       const bool mlp = site == Site::kUp || site == Site::kDown;
-      const bool passes = site != Site::kDown || commutes(runner_.config().activation);
+      const bool passes = site != Site::kDown || (!turned && commutes(runner_.config().activation));
       if ((dense || !mlp) && passes && !jobs_.of(layer, site).empty()) {
         NIBBLE_ASSIGN_OR_RETURN(
             *out, search(jobs_.of(layer, site), site, sites[static_cast<size_t>(site)].statistics));
       }
     }
     return factors;
-  }
-
-  void run_layer(std::vector<ChannelObserver>& sites, ForwardContext& context) {
-    const auto watch = [&](Site site) { context.observer = &sites[static_cast<size_t>(site)]; };
-    Attention& attention = runner_.attention();
-    watch(Site::kQkv);
-    attention.project(runner_.hidden(), context);
-    context.observer = nullptr;
-    attention.attend(context);
-    watch(Site::kOutput);
-    attention.add_output(runner_.hidden(), context);
-    if (runner_.has_experts()) {
-      context.observer = nullptr;
-      runner_.experts().forward(runner_.hidden(), context);
-      return;
-    }
-    watch(Site::kUp);
-    runner_.mlp().project(runner_.hidden(), context);
-    watch(Site::kDown);
-    runner_.mlp().add_output(runner_.hidden(), context);
   }
 
   Result<std::vector<float>> search(const std::vector<size_t>& jobs,
@@ -161,12 +153,13 @@ class ScaleFinder final {
   }
 
   /// Rows of a matrix, as far apart as makes few of them.
-  static Result<std::vector<float>> sampled_rows(const SourceMatrix& matrix) {
+  [[nodiscard]] Result<std::vector<float>> sampled_rows(const SourceMatrix& matrix) const {
     const int64_t every = std::max<int64_t>(1, matrix.n() / kSampledWeights);
     std::vector<float> w;
     for (int64_t row = 0; row < matrix.n(); row += every) {
       w.resize(w.size() + static_cast<size_t>(matrix.k()));
-      NIBBLE_RETURN_IF_ERROR(matrix.decode(row, 1, w.data() + w.size() - matrix.k()));
+      NIBBLE_RETURN_IF_ERROR(
+          decode_once(matrix, finding_.reader, {row, 1}, w.data() + w.size() - matrix.k()));
     }
     return w;
   }

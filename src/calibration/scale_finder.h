@@ -13,8 +13,9 @@
 namespace nibble {
 
 struct ScaleFinding {
-  std::string model;         // folder
-  const QuantizePlan& plan;  // of this model: what its matrices are rounded to
+  std::string model;               // folder
+  const CheckpointReader& reader;  // of the plan's matrices
+  const QuantizePlan& plan;        // of this model: what its matrices are rounded to
   const std::vector<std::vector<int32_t>>& windows;
   FactorRule rule = FactorRule::kLargest;
   std::string beside;  // where a file for hidden states is made, which has no name

@@ -6,9 +6,11 @@
 
 #include "base/cpu_topology.h"
 #include "base/log.h"
+#include "calibration/order_finder.h"
 #include "calibration/scale_finder.h"
 #include "calibration/transformed_model.h"
 #include "quantizer/model_files.h"
+#include "quantizer/plan_config.h"
 #include "quantizer/work_folder.h"
 
 namespace nibble {
@@ -50,6 +52,12 @@ class Chain final {
     NIBBLE_ASSIGN_OR_RETURN(const QuantizePlan plan,
                             make_plan(reader, json, options_.quantize.plan));
     NIBBLE_ASSIGN_OR_RETURN(const ModelConfig config, load_model_config(model));
+    if (transform == Transform::kTurn && !source_transforms(json).is_null()) {
+      return make_error(StatusCode::kInvalidArgument,
+                        "{}: its config.json has a transform_config already; leave "
+                        "--online-rotation out",
+                        model);
+    }
     CalibrationText text;
     if (needs_text(transform)) {
       NIBBLE_ASSIGN_OR_RETURN(text, read_model_text(model, config, options_.text));
@@ -72,13 +80,15 @@ class Chain final {
       }
     }
     NIBBLE_LOG(kInfo, "{}: {} into {}", model, transform_name(transform), next);
-    NIBBLE_ASSIGN_OR_RETURN(const auto change, make(transform, {model, plan, config, text, next}));
+    NIBBLE_ASSIGN_OR_RETURN(const auto change,
+                            make(transform, {model, reader, plan, config, text, next}));
     wanted.transform = change.get();
     return write_transformed_model(wanted);
   }
 
   struct Stage {
     const std::string& model;
+    const CheckpointReader& reader;
     const QuantizePlan& plan;
     const ModelConfig& config;
     const CalibrationText& text;
@@ -89,8 +99,20 @@ class Chain final {
     if (transform == Transform::kRotate) {
       return make_rotation(stage.config, options_.seed);
     }
+    if (transform == Transform::kTurn) {
+      return make_turn(stage.config);
+    }
+    if (transform == Transform::kPermute) {
+      NIBBLE_ASSIGN_OR_RETURN(ChannelOrders orders, find_orders({.model = stage.model,
+                                                                 .windows = stage.text.windows,
+                                                                 .beside = stage.next,
+                                                                 .threads = threads_,
+                                                                 .stop = options_.quantize.stop}));
+      return make_permutation(stage.config, std::move(orders));
+    }
     NIBBLE_ASSIGN_OR_RETURN(
         auto factors, find_factors({.model = stage.model,
+                                    .reader = stage.reader,
                                     .plan = stage.plan,
                                     .windows = stage.text.windows,
                                     .rule = transform == Transform::kAwq ? FactorRule::kMean

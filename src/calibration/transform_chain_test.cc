@@ -14,6 +14,7 @@ namespace nibble {
 namespace {
 
 namespace fs = std::filesystem;
+using testing::HasSubstr;
 
 constexpr const char* kModel = "models/storyteller";
 
@@ -76,11 +77,33 @@ TEST_F(Chains, BytesDependNeitherOnThreadsNorOnAnEarlierRun) {
   EXPECT_TRUE(fs::exists(root_ / "one"));
 }
 
+TEST_F(Chains, OfOrdersAndTurnsDependNotOnThreadsEither) {
+  const Method method = parse_method("rotate,turn,permute,smooth,gptq").value();
+  const std::string one = quantized(options("one", "w4a16_g128", 1), method);
+  EXPECT_TRUE(one == quantized(options("three", "w4a16_g128", 3), method));
+  EXPECT_THAT(read_file((root_ / "one/config.json").string()).value(),
+              HasSubstr("\"transform_config\""));
+}
+
+// The folder in between is read as any other: only once is it turned.
+TEST_F(Chains, AModelIsTurnedOnce) {
+  QuantizeOptions wanted = options("out", "w4a8", 2);
+  wanted.source =
+      make_transformed({.quantize = wanted, .transforms = {Transform::kTurn}, .text = text()})
+          .value();
+  wanted.destination = (root_ / "again").string();
+  const auto again =
+      make_transformed({.quantize = wanted, .transforms = {Transform::kTurn}, .text = text()});
+  EXPECT_EQ(again.status().code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(again.status().message(), HasSubstr("transform_config"));
+}
+
 TEST_F(Chains, StopWhenTheyAreTold) {
   const std::atomic<bool> stop = true;
   QuantizeOptions wanted = options("out", "w4a16_g32", 2);
   wanted.stop = &stop;
-  for (const Transform transform : {Transform::kRotate, Transform::kSmooth}) {
+  for (const Transform transform :
+       {Transform::kRotate, Transform::kSmooth, Transform::kPermute, Transform::kTurn}) {
     const auto model =
         make_transformed({.quantize = wanted, .transforms = {transform}, .text = text()});
     EXPECT_EQ(model.status().code(), StatusCode::kCancelled);

@@ -16,9 +16,12 @@
 #include "base/thread_pool.h"
 #include "checkpoint/checkpoint_writer.h"
 #include "checkpoint/output_folder.h"
+#include "checkpoint/quant_config_writer.h"
 #include "checkpoint/source_matrix.h"
 #include "model/weight_loader.h"
+#include "quant/hadamard.h"
 #include "quantizer/model_files.h"
+#include "quantizer/plan_config.h"
 
 namespace nibble {
 namespace {
@@ -47,23 +50,37 @@ void rotate_run(const Rotation& rotation, double* run, int64_t length) {
 }
 
 void fold_columns(const TensorFold& fold, const Rows& rows, ThreadPool& pool) {
-  if (fold.column_factors.empty() && fold.column_rotation == nullptr) {
+  if (fold.column_order.empty() && fold.column_factors.empty() && fold.column_rotation == nullptr &&
+      fold.column_turn == 0) {
     return;
   }
   pool.parallel_for(rows.count, [&](int64_t row, int) {
     float* w = rows.w + row * rows.k;
     std::vector<double> wide(w, w + rows.k);
+    for (size_t i = 0; i < fold.column_order.size(); ++i) {
+      wide[i] = static_cast<double>(w[fold.column_order[i]]);
+    }
     for (size_t i = 0; i < fold.column_factors.size(); ++i) {
       wide[i] *= static_cast<double>(fold.column_factors[i]);
     }
     if (fold.column_rotation != nullptr) {
       rotate_run(*fold.column_rotation, wide.data(), rows.k);
     }
+    if (fold.column_turn != 0) {
+      turn_blocks(wide.data(), rows.k, fold.column_turn);
+    }
     std::transform(wide.begin(), wide.end(), w, [](double x) { return static_cast<float>(x); });
   });
 }
 
 void fold_rows(const TensorFold& fold, const Rows& rows, ThreadPool& pool) {
+  if (!fold.row_order.empty()) {  // all rows are there
+    const std::vector<float> old(rows.w, rows.w + rows.count * rows.k);
+    for (int64_t row = 0; row < rows.count; ++row) {
+      const float* from = old.data() + fold.row_order[static_cast<size_t>(row)] * rows.k;
+      std::copy_n(from, rows.k, rows.w + row * rows.k);
+    }
+  }
   if (fold.row_rotation != nullptr) {  // all rows are there
     pool.parallel_for(ceil_div(rows.k, kStrip), [&](int64_t strip, int) {
       const int64_t begin = strip * kStrip;
@@ -122,6 +139,7 @@ class Transformation final {
     NIBBLE_ASSIGN_OR_RETURN(const SourceModel model, list_source_matrices(reader, json));
     NIBBLE_ASSIGN_OR_RETURN(WeightLoader vectors, WeightLoader::open(wanted_.source, config_));
     vectors_ = &vectors;
+    reader_ = &reader;
     config_.family = vectors.config().family;
     for (const auto& matrix : model.matrices) {
       matrices_.emplace(matrix->module(), matrix.get());
@@ -131,6 +149,12 @@ class Transformation final {
     const bool unties =
         config_.tie_word_embeddings && (own_head || wanted_.transform->unties_head());
     config_.tie_word_embeddings = config_.tie_word_embeddings && !unties;
+    if (unties) {
+      NIBBLE_LOG(kInfo,
+                 "{}: the head is no longer the embeddings' table but a matrix of its own, of {} "
+                 "weights",
+                 wanted_.source, config_.vocab_size * config_.hidden_size);
+    }
     const std::vector<ModelTensor> tensors = list_tensors(config_);
     std::vector<TensorPlan> plan;
     for (const ModelTensor& tensor : tensors) {
@@ -147,6 +171,7 @@ class Transformation final {
     NIBBLE_RETURN_IF_ERROR(copy_model_files(wanted_.source, folder.path()));
     QuantizePlan plain;  // config.json says that nothing is quantized
     plain.own_head = unties;
+    NIBBLE_ASSIGN_OR_RETURN(plain.quantization_config, written_quantization(json));
     NIBBLE_RETURN_IF_ERROR(write_config(wanted_.source, folder.path(), plain));
     NIBBLE_ASSIGN_OR_RETURN(OutputFile stamp, OutputFile::create(stamp_path(folder.path())));
     NIBBLE_RETURN_IF_ERROR(stamp.write(wanted_.stamp.dump()));
@@ -155,6 +180,13 @@ class Transformation final {
   }
 
  private:
+  /// The source's online transforms and those of this change; null: there are none.
+  [[nodiscard]] Result<Json> written_quantization(const Json& source) const {
+    const std::vector<TurnedInputs> turned = wanted_.transform->turned_inputs(config_);
+    return stored_config_json(
+        {.transforms = turned.empty() ? source_transforms(source) : transform_config_json(turned)});
+  }
+
   [[nodiscard]] DType dtype_of(const ModelTensor& tensor) const {
     const bool precise = wanted_.precise.contains(tensor.module);
     const auto found = matrices_.find(tensor.module);
@@ -177,7 +209,7 @@ class Transformation final {
   Status write_vector(const ModelTensor& tensor, const TensorFold& fold, CheckpointWriter& writer) {
     NIBBLE_ASSIGN_OR_RETURN(std::vector<float> numbers,
                             vectors_->numbers(tensor.name, tensor.shape));
-    const int64_t k = tensor.shape.back();
+    const int64_t k = std::max(tensor.shape.back(), std::ssize(fold.column_order));
     if (fold.becomes_ones) {
       std::fill(numbers.begin(), numbers.end(), 1.0F);
     } else {
@@ -198,12 +230,12 @@ class Transformation final {
     }
     const int64_t n = matrix.n();
     const int64_t k = matrix.k();
-    const int64_t block =
-        fold.row_rotation != nullptr ? n : std::clamp<int64_t>(kBlockBytes / (4 * k), 1, n);
+    const bool whole = fold.row_rotation != nullptr || !fold.row_order.empty();
+    const int64_t block = whole ? n : std::clamp<int64_t>(kBlockBytes / (4 * k), 1, n);
     std::vector<float> w(static_cast<size_t>(block * k));
     for (int64_t row = 0; row < n; row += block) {
       const Rows rows{w.data(), row, std::min(block, n - row), k};
-      NIBBLE_RETURN_IF_ERROR(matrix.decode(row, rows.count, w.data()));
+      NIBBLE_RETURN_IF_ERROR(decode_once(matrix, *reader_, {row, rows.count}, w.data()));
       fold_columns(fold, rows, pool_);
       fold_rows(fold, rows, pool_);
       w.resize(static_cast<size_t>(rows.count * k));
@@ -228,6 +260,7 @@ class Transformation final {
   ThreadPool pool_;
   ModelConfig config_;
   WeightLoader* vectors_ = nullptr;
+  const CheckpointReader* reader_ = nullptr;
   std::map<std::string, const SourceMatrix*, std::less<>> matrices_;
   std::string head_;
 };

@@ -5,10 +5,10 @@
 #include <memory>
 
 #define PCRE2_CODE_UNIT_WIDTH 8
-#include <fnmatch.h>
 #include <pcre2.h>
 
 #include "base/file.h"
+#include "base/glob.h"
 #include "checkpoint/announced.h"
 #include "checkpoint/dialects/dialects.h"
 
@@ -51,7 +51,7 @@ Result<bool> matches_pattern(std::string_view pattern, std::string_view text) {
 // Patterns were compiled once when they were read, so a failure here is only the step limit.
 bool matches(const std::string& pattern, const std::string& module) {
   if (pattern.starts_with(kGlobPrefix)) {
-    return ::fnmatch(pattern.c_str() + kGlobPrefix.size(), module.c_str(), 0) == 0;
+    return matches_glob(std::string_view(pattern).substr(kGlobPrefix.size()), module);
   }
   const auto result = matches_module(pattern, module);
   return result.ok() && *result;

@@ -9,6 +9,7 @@
 #include "base/status.h"
 #include "checkpoint/checkpoint_reader.h"
 #include "checkpoint/dialect.h"
+#include "checkpoint/turned_inputs.h"
 #include "quant/scheme.h"
 
 namespace nibble {
@@ -46,12 +47,13 @@ struct QuantGroup {
 /// decided by the tensors that exist, never by this.
 struct QuantConfig {
   Dialect dialect = Dialect::kNone;
-  std::vector<QuantGroup> groups;   // empty: nothing is quantized
-  std::vector<std::string> ignore;  // of compressed-tensors, as written
-  bool gptq_v2 = false;             // zero points are stored as they are
-  bool quark_reorder = true;        // export.pack_method
-  std::string where;                // "config.json: quantization_config"
-  bool beside = false;              // in a file of its own, which only some programs read
+  std::vector<QuantGroup> groups;    // empty: nothing is quantized
+  std::vector<std::string> ignore;   // of compressed-tensors, as written
+  std::vector<TurnedInputs> turned;  // of compressed-tensors
+  bool gptq_v2 = false;              // zero points are stored as they are
+  bool quark_reorder = true;         // export.pack_method
+  std::string where;                 // "config.json: quantization_config"
+  bool beside = false;               // in a file of its own, which only some programs read
 
   /// The group of a module that is stored quantized: the first that names it, by exact name or
   /// pattern, else the first that targets the class "Linear". nullptr when none matches.

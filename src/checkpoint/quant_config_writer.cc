@@ -36,6 +36,12 @@ Status check_single(const StoredQuantization& stored) {
                       "out or choose --format {}",
                       name, dialect_name(Dialect::kCompressedTensors));
   }
+  if (!stored.transforms.is_null()) {
+    return make_error(StatusCode::kUnsupported,
+                      "format {} cannot say that inputs are turned while the model runs; choose "
+                      "--format {}",
+                      name, dialect_name(Dialect::kCompressedTensors));
+  }
   for (const std::string& module : stored.ignore) {
     if (module.rfind("re:", 0) == 0) {
       return make_error(StatusCode::kUnsupported,
@@ -60,7 +66,7 @@ Result<KvCacheScheme> parse_kv_cache_scheme(std::string_view name) {
 
 Result<Json> stored_config_json(const StoredQuantization& stored) {
   const StoredQuantization part = quantized_part(stored);
-  if (part.uses.empty()) {
+  if (part.uses.empty() && part.transforms.is_null()) {
     return Json();
   }
   for (const SchemeUse& use : part.uses) {

@@ -31,11 +31,12 @@ struct StoredQuantization {
   std::vector<SchemeUse> uses;      // unquantized schemes count as ignored
   std::vector<std::string> ignore;  // linear modules that are not quantized
   KvCacheScheme kv_cache = KvCacheScheme::kNone;
+  Json transforms;  // transform_config; null: none
 };
 
-/// quantization_config for config.json; null when no scheme quantizes. kUnsupported, with the
-/// remedy, for what the dialect cannot say: a scheme, several schemes in one model, patterns among
-/// `ignore`, or a KV cache scheme.
+/// quantization_config for config.json; null when no scheme quantizes and there are no transforms.
+/// kUnsupported, with the remedy, for what the dialect cannot say: a scheme, several schemes in one
+/// model, patterns among `ignore`, a KV cache scheme, or transforms.
 Result<Json> stored_config_json(const StoredQuantization& stored);
 
 }  // namespace nibble

@@ -76,6 +76,9 @@ TEST(QuantConfigWriter, ParametersOfTheNewerForms) {
   const std::string asym = written({.uses = {use("w4a16_g128_asym")}});
   EXPECT_THAT(asym, HasSubstr(R"("symmetric":false)"));
   EXPECT_THAT(asym, HasSubstr(R"("zp_dtype":"torch.int8")"));
+  const std::string levels = written({.uses = {use("w4a8_g128")}});
+  EXPECT_THAT(levels, HasSubstr(R"("symmetric":false,"strategy":"group","group_size":128)"));
+  EXPECT_THAT(levels, HasSubstr(R"("input_activations":{"num_bits":8,"type":"int")"));
   const std::string mxfp4 = written({.uses = {use("mxfp4")}});
   EXPECT_THAT(mxfp4, HasSubstr(R"("num_bits":4,"type":"float")"));
   EXPECT_THAT(mxfp4, HasSubstr(R"("scale_dtype":"torch.uint8")"));

@@ -169,6 +169,18 @@ class Lister final {
 
 }  // namespace
 
+Status decode_once(const SourceMatrix& matrix,
+                   const CheckpointReader& reader,
+                   std::pair<int64_t, int64_t> row_and_count,
+                   float* out) {
+  const auto [row, count] = row_and_count;
+  const Status status = matrix.decode(row, count, out);
+  for (const std::span<const std::byte> part : matrix.touched(row, count)) {
+    reader.drop_pages(part);
+  }
+  return status;
+}
+
 int64_t bytes_of(std::span<const std::span<const std::byte>> parts) {
   int64_t sum = 0;
   for (const auto& part : parts) {

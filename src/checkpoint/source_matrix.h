@@ -5,6 +5,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/json.h"
@@ -55,6 +56,12 @@ class SourceMatrix {
 
 /// Bytes of all parts, as touched() lists them.
 [[nodiscard]] int64_t bytes_of(std::span<const std::span<const std::byte>> parts);
+
+/// decode() that lets the pages go which it has read: of the reader that the matrix belongs to.
+Status decode_once(const SourceMatrix& matrix,
+                   const CheckpointReader& reader,
+                   std::pair<int64_t, int64_t> row_and_count,
+                   float* out);
 
 /// All that a checkpoint stores.
 struct SourceModel {

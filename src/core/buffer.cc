@@ -79,6 +79,9 @@ Result<Buffer> BufferArena::allocate(size_t bytes) {
     return buffer;
   }
   const size_t wanted = round_up(bytes, kArenaUnit);
+  if (block_ != nullptr && block_.use_count() == 1) {
+    used_ = 0;  // nobody has any of it
+  }
   if (block_ == nullptr || block_->size() - used_ < wanted) {
     NIBBLE_ASSIGN_OR_RETURN(Buffer block, Buffer::allocate(std::max(wanted, kArenaBlock)));
     block_ = std::make_shared<Buffer>(std::move(block));

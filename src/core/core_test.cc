@@ -68,5 +68,21 @@ TEST(BufferArena, CutsBuffersThatOutliveIt) {
   }
 }
 
+// Layers that are loaded one after the other took more and more of a block.
+TEST(BufferArena, ABlockOfWhichNothingLivesIsCutAnew) {
+  BufferArena arena;
+  const std::byte* first = nullptr;
+  for (int round = 0; round < 3; ++round) {
+    const Buffer a = arena.allocate(1000).value();
+    const Buffer b = arena.allocate(500).value();
+    first = round == 0 ? a.data() : first;
+    EXPECT_EQ(a.data(), first);
+    EXPECT_EQ(b.data() - a.data(), 1024);
+  }
+  const Buffer kept = arena.allocate(1000).value();
+  EXPECT_EQ(kept.data(), first);
+  EXPECT_NE(arena.allocate(1000)->data(), first);
+}
+
 }  // namespace
 }  // namespace nibble

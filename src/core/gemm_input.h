@@ -17,6 +17,8 @@ namespace nibble {
 ///   kClampedSwiglu  rows as kSiluMul's: g / (1 + e^(-kSwigluAlpha g)) * (u + 1), where g is the
 ///   gate,
 ///               at most `limit`, and u is up, between -limit and limit (gpt-oss)
+/// With `turn`, a power of two from 2 on that divides k, each `turn` neighbours of what an
+/// activation gives are then multiplied by the Hadamard matrix of that order (quant/hadamard.h).
 /// A device has these in one file for norms and one for activations, or in one for both:
 /// backend/cpu/kernels/row_kernels.h, backend/cuda/kernels/rows/{norm,activation}.cu.
 struct GemmInput {
@@ -34,6 +36,7 @@ struct GemmInput {
   float eps = 0.0F;
   const float* norm_bias = nullptr;
   float limit = 0.0F;
+  int64_t turn = 0;
 };
 
 /// Whether rows are the residual stream's, in F32, rather than results of another product.

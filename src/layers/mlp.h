@@ -20,6 +20,7 @@ class Mlp final {
     Linear up;    // [intermediate, hidden]; gate and up, stacked, where there is a gate
     Linear down;  // [hidden, intermediate]
     GemmInput::Kind activation = GemmInput::Kind::kSiluMul;
+    int64_t turn = 0;  // of what down multiplies: GemmInput::turn
   };
 
   explicit Mlp(Parts parts) : parts_(std::move(parts)) {}
@@ -27,6 +28,9 @@ class Mlp final {
   [[nodiscard]] int64_t weight_bytes() const {
     return parts_.up.weight_bytes() + parts_.down.weight_bytes();
   }
+
+  /// Of what down multiplies: GemmInput::turn.
+  [[nodiscard]] int64_t turn() const { return parts_.turn; }
 
   [[nodiscard]] static std::array<ScratchNeed, 1> scratch(const ModelConfig& config) {
     return {{{ScratchName::kUp, input_width(config.activation, config.intermediate_size)}}};
@@ -52,7 +56,7 @@ class Mlp final {
                          .m = context.rows,
                          .y = hidden,
                          .output = GemmOutput::kAdd,
-                         .input = {.kind = parts_.activation}},
+                         .input = {.kind = parts_.activation, .turn = parts_.turn}},
                         context);
   }
 

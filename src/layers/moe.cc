@@ -24,7 +24,7 @@ void Moe::add_shared(float* hidden, const ForwardContext& context) {
                 .m = context.rows,
                 .y = hidden,
                 .output = GemmOutput::kAdd,
-                .input = {.kind = GemmInput::Kind::kSiluMul}};
+                .input = {.kind = GemmInput::Kind::kSiluMul, .turn = shared.turn}};
   if (gated) {
     args.y = context.scratch[ScratchName::kShared];
     args.output = GemmOutput::kStore;

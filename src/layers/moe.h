@@ -20,6 +20,7 @@ class Moe final {
     Linear gate_up;  // gate and up, stacked
     Linear down;
     DeviceBuffer gate;  // [hidden] f32; empty: all of it
+    int64_t turn = 0;   // of what down multiplies: GemmInput::turn
   };
   struct Parts {
     Norm norm;
@@ -71,6 +72,9 @@ class Moe final {
   [[nodiscard]] bool has_shared() const { return parts_.shared != nullptr; }
   void project_shared(const ForwardContext& context);
   void add_shared(float* hidden, const ForwardContext& context);
+
+  /// Of what down of the expert that every token takes multiplies: GemmInput::turn.
+  [[nodiscard]] int64_t turn() const { return has_shared() ? parts_.shared->turn : 0; }
 
   /// The rows that the routed experts multiply: PreparedExperts::show_rows().
   [[nodiscard]] PreparedExperts& routed() { return *parts_.experts; }

@@ -184,6 +184,13 @@ Result<std::optional<AttentionBasis>> LayerLoader::basis(int64_t layer) {
   return std::optional(std::move(out));
 }
 
+/// What the file says of the inputs of a matrix of k columns, if the backend computes it.
+Result<int64_t> LayerLoader::turn(Role role, int64_t layer, int64_t k) {
+  NIBBLE_ASSIGN_OR_RETURN(const int64_t turn, weights_.turn_of(name(role, layer), k));
+  NIBBLE_RETURN_IF_ERROR(backend_.check_turn(turn, k).with_context(name(role, layer)));
+  return turn;
+}
+
 Result<Mlp> LayerLoader::dense(int64_t layer) {
   const Bias bias = config_.mlp_bias ? Bias::kStored : Bias::kNone;
   const int64_t width = config_.intermediate_size;
@@ -195,10 +202,12 @@ Result<Mlp> LayerLoader::dense(int64_t layer) {
   NIBBLE_ASSIGN_OR_RETURN(Linear up, stacked(layer, projections, config_.hidden_size, bias));
   NIBBLE_ASSIGN_OR_RETURN(Linear down,
                           stacked(layer, {{Role::kDown, config_.hidden_size}}, width, bias));
+  NIBBLE_ASSIGN_OR_RETURN(const int64_t turn, this->turn(Role::kDown, layer, width));
   return Mlp({.norm = std::move(norm),
               .up = std::move(up),
               .down = std::move(down),
-              .activation = config_.activation});
+              .activation = config_.activation,
+              .turn = turn});
 }
 
 Result<Moe> LayerLoader::moe(int64_t layer) {
@@ -227,6 +236,8 @@ Result<std::unique_ptr<Moe::Shared>> LayerLoader::shared_expert(int64_t layer) {
               hidden, Bias::kNone));
   NIBBLE_ASSIGN_OR_RETURN(
       Linear down, stacked(layer, {{Role::kSharedDown, hidden}}, moe.shared_width, Bias::kNone));
+  NIBBLE_ASSIGN_OR_RETURN(const int64_t turn,
+                          this->turn(Role::kSharedDown, layer, moe.shared_width));
   DeviceBuffer gate;
   if (moe.shared_gate) {
     NIBBLE_ASSIGN_OR_RETURN(
@@ -234,8 +245,10 @@ Result<std::unique_ptr<Moe::Shared>> LayerLoader::shared_expert(int64_t layer) {
         weights_.numbers(name(Role::kSharedExpertGate, layer) + ".weight", {1, hidden}));
     NIBBLE_ASSIGN_OR_RETURN(gate, backend_.upload(stored));
   }
-  return std::make_unique<Moe::Shared>(
-      Moe::Shared{.gate_up = std::move(gate_up), .down = std::move(down), .gate = std::move(gate)});
+  return std::make_unique<Moe::Shared>(Moe::Shared{.gate_up = std::move(gate_up),
+                                                   .down = std::move(down),
+                                                   .gate = std::move(gate),
+                                                   .turn = turn});
 }
 
 void LayerLoader::note_scheme(const MappedLinear& part) {

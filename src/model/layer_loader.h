@@ -51,6 +51,7 @@ class LayerLoader final {
                          int64_t k,
                          Bias bias_mode);
   Result<std::optional<AttentionBasis>> basis(int64_t layer);
+  Result<int64_t> turn(Role role, int64_t layer, int64_t k);
   Result<Mlp> dense(int64_t layer);
   Result<Moe> moe(int64_t layer);
   Result<std::unique_ptr<Moe::Shared>> shared_expert(int64_t layer);

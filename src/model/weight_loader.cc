@@ -15,6 +15,7 @@
 #include "checkpoint/finite.h"
 #include "checkpoint/gguf_matrix.h"
 #include "checkpoint/kv_scales.h"
+#include "model/blocks.h"
 #include "model/tensor_check.h"
 
 namespace nibble {
@@ -59,6 +60,7 @@ Result<WeightLoader> WeightLoader::open(const std::string& model_dir,
   NIBBLE_ASSIGN_OR_RETURN(QuantConfig quant_config, load_quant_config(reader));
   WeightLoader loader(std::move(reader), std::move(quant_config), config);
   loader.runs_ = std::move(runs);
+  NIBBLE_RETURN_IF_ERROR(check_turned_inputs(loader.config_, loader.quant_config_.turned));
   return loader;
 }
 

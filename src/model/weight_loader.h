@@ -41,6 +41,10 @@ class WeightLoader final {
   Result<MappedLinear> linear(const std::string& module, int64_t n, int64_t k);
   /// From now on linear() and experts() give these weights for the module, whatever the file holds.
   void substitute(const std::string& module, QuantTensor weight, const ActSpec& act);
+  /// How the input of a module with k columns is turned: nibble::turn_of().
+  [[nodiscard]] Result<int64_t> turn_of(const std::string& module, int64_t k) const {
+    return nibble::turn_of(quant_config_.turned, module, k);
+  }
   /// Lets all of those go.
   void drop_substitutes() { substitutes_.clear(); }
   /// The same of projections of routed experts, by several threads: map_expert_weights().

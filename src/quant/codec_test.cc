@@ -156,6 +156,7 @@ TEST(QuantSchemes, BitsPerWeight) {
   };
   EXPECT_EQ(bits("w4a16_g32"), 4.5);
   EXPECT_EQ(bits("w4a16_g128_asym"), 4 + 20.0 / 128);
+  EXPECT_EQ(bits("w4a8_g128"), 4 + 20.0 / 128);
   EXPECT_EQ(bits("mxfp4"), 4.25);
   EXPECT_EQ(bits("w8a8_fp8_expert"), 8);
   EXPECT_NEAR(bits("w8a8_fp8_block"), 8 + 32.0 / 16384, 1e-9);

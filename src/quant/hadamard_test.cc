@@ -19,6 +19,31 @@ std::vector<float> random_head(int64_t dim) {
   return x;
 }
 
+TEST(Hadamard, BlocksEqualTheMatrixWithoutSigns) {
+  for (const auto& [dim, block] :
+       {std::pair(2, 2), {6, 2}, {12, 4}, {96, 32}, {768, 256}, {1536, 512}, {1024, 1024}}) {
+    const std::vector<float> x = random_head(dim);
+    std::vector<float> turned = x;
+    std::vector<double> wide(x.begin(), x.end());
+    turn_blocks(turned.data(), dim, block);
+    turn_blocks(wide.data(), dim, block);
+    for (int64_t i = 0; i < dim; ++i) {
+      double sum = 0.0;
+      for (int64_t j = 0; j < block; ++j) {
+        const bool minus = std::popcount(static_cast<uint64_t>(i % block & j)) % 2 != 0;
+        sum += (minus ? -1.0 : 1.0) * x[static_cast<size_t>(i / block * block + j)];
+      }
+      sum /= std::sqrt(static_cast<double>(block));
+      EXPECT_NEAR(turned[static_cast<size_t>(i)], sum, 1e-5) << dim << " at " << i;
+      EXPECT_NEAR(wide[static_cast<size_t>(i)], sum, 1e-12) << dim << " at " << i;
+    }
+    turn_blocks(turned.data(), dim, block);
+    for (size_t i = 0; i < x.size(); ++i) {
+      EXPECT_NEAR(turned[i], x[i], 1e-5);
+    }
+  }
+}
+
 TEST(Hadamard, EqualsTheMatrix) {
   for (const int64_t dim : {8, 64, 80, 96, 128, 256}) {
     const std::vector<float> x = random_head(dim);

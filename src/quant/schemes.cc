@@ -1,6 +1,7 @@
 #include <array>
 
 #include "quant/code_traits.h"
+#include "quant/levels.h"
 #include "quant/scheme.h"
 
 namespace nibble {
@@ -29,14 +30,22 @@ constexpr std::array kSchemes = {
     QuantScheme{"mxfp4", {kFp4E2M1, kGroup, 32, DType::kF8E8M0}, ActFormat::kFloat},
     QuantScheme{"mxfp4_fp8", {kFp4E2M1, kGroup, 32, DType::kF8E8M0}, ActFormat::kFp8Token},
     QuantScheme{"w4a8", {kInt4, kChannel, 0, DType::kF32}, ActFormat::kInt8Token},
+    QuantScheme{"w4a8_g64",
+                {kInt4, kGroup, 64, DType::kBF16, ZeroPoints::kPerScale},
+                ActFormat::kInt8Token},
+    QuantScheme{"w4a8_g128",
+                {kInt4, kGroup, 128, DType::kBF16, ZeroPoints::kPerScale},
+                ActFormat::kInt8Token},
 };
 
 constexpr bool legal(const QuantScheme& scheme) {
   const bool grouped = scheme.weight.grouped();
   const bool integer_weight = is_integer(scheme.weight.code);
   const bool group_ok = grouped == (scheme.weight.group_size > 0);
-  // One int32 sum over the whole row needs one scale for the row, and integer codes.
+  // One int32 sum over the whole row needs integers and one scale for the row; scales of groups are
+  // integers below it (quant/levels.h).
   const bool int8_ok = scheme.act != ActFormat::kInt8Token ||
+                       in_two_levels(scheme.weight, scheme.act) ||
                        (scheme.weight.scale_per == kChannel && integer_weight);
   const bool zeros_ok = scheme.weight.zero_points == ZeroPoints::kNone || integer_weight;
   return group_ok && int8_ok && zeros_ok &&

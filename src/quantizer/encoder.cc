@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "base/f16.h"
 #include "checkpoint/finite.h"
+#include "quant/levels.h"
 #include "quantizer/encoders/row_encoder.h"
 #include "quantizer/kernels/find_row_kernels.h"
 
@@ -59,6 +60,9 @@ EncoderFactory* factory_of(const EncoderOptions& options) {
   switch (format.code) {
     case WeightCode::kInt4:
     case WeightCode::kInt8:
+      if (in_two_levels(format, options.scheme.act)) {
+        return make_levels_encoder;
+      }
       if (format.zero_points != ZeroPoints::kNone) {
         return make_zero_point_encoder;
       }

@@ -97,6 +97,8 @@ class MatrixEncoder {
   /// The scales [rows, groups], as they are stored, that encode() takes, or with an importance
   /// those that lose least by it; and the zero points, where the format has them.
   virtual void choose_scales(const ScaleSearch& search, float* scales, float* zeros) const;
+  /// Whether the scales of a row belong together, so that no method may change one alone.
+  [[nodiscard]] virtual bool ties_scales() const { return false; }
   /// encode() of values that are chosen already.
   virtual Status encode_given(const GivenRows& given,
                               const Extent& extent,

@@ -10,6 +10,7 @@
 #include "base/json.h"
 #include "base/status.h"
 #include "base/thread_pool.h"
+#include "checkpoint/checkpoint_reader.h"
 #include "quantizer/algorithms/rounding.h"
 #include "quantizer/digest.h"
 #include "quantizer/journal.h"
@@ -21,6 +22,7 @@ namespace nibble {
 
 /// What a JobMaker works with.
 struct JobMakerContext {
+  const CheckpointReader& reader;  // of the plan's source
   const QuantizePlan& plan;
   ShardStore& store;
   std::string folder;  // of the work, for files named "calibration-..."
@@ -41,6 +43,10 @@ class JobMaker {
   [[nodiscard]] virtual Json recipe() const = 0;
   /// Seconds of make() by part, for people; null: it does not say.
   [[nodiscard]] virtual Json seconds() const { return {}; }
+  /// Resident bytes that make() takes at least, beside what the process has already.
+  [[nodiscard]] virtual int64_t least_memory(const QuantizePlan& /*plan*/, int /*threads*/) const {
+    return 0;
+  }
   /// kCancelled when stopped; what was stored stays stored.
   virtual Status make(const JobMakerContext& context) = 0;
 };

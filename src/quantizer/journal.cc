@@ -56,16 +56,19 @@ std::optional<RowsError> error_from_json(const Json* json) {
 }
 
 std::optional<CalibrationRecord> calibration_from_json(const Json& json) {
-  constexpr size_t kFields = 4;
-  if (!json.is_array() || json.as_array().size() != kFields) {
+  constexpr size_t kFields = 4;  // and one more of some
+  if (!json.is_array() || json.as_array().size() < kFields ||
+      json.as_array().size() > kFields + 1) {
     return std::nullopt;
   }
   const JsonArray& fields = json.as_array();
-  if (!fields[0].is_string() || !fields[1].is_int() || !fields[2].is_int() || !fields[3].is_int()) {
+  if (!fields[0].is_string() || !fields[1].is_int() || !fields[2].is_int() || !fields[3].is_int() ||
+      !fields.back().is_string() == (fields.size() > kFields)) {
     return std::nullopt;
   }
   return CalibrationRecord{fields[0].as_string(), from_bits(fields[1]), from_bits(fields[2]),
-                           fields[3].as_int()};
+                           fields[3].as_int(),
+                           fields.size() > kFields ? fields[kFields].as_string() : std::string()};
 }
 
 int hex_value(char digit) {
@@ -211,8 +214,12 @@ Status Journal::add_job(const std::string& name, const JobRecord& record) {
       {{"job", name}, {"xxh3", std::move(hashes)}, {"error", error_json(record.error)}});
   if (record.calibration) {
     const CalibrationRecord& calibration = *record.calibration;
-    line.set("calibration", JsonArray{calibration.rounding, bits_json(calibration.error),
-                                      bits_json(calibration.rtn_error), calibration.rows});
+    JsonArray fields{calibration.rounding, bits_json(calibration.error),
+                     bits_json(calibration.rtn_error), calibration.rows};
+    if (!calibration.fallback.empty()) {
+      fields.emplace_back(calibration.fallback);
+    }
+    line.set("calibration", std::move(fields));
   }
   return append(line.dump());
 }

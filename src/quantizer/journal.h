@@ -20,6 +20,7 @@ struct CalibrationRecord {
   double error = 0;      // of the outputs, in squares, over the outputs' own
   double rtn_error = 0;  // the same of rounding to the nearest
   int64_t rows = 0;      // of inputs that it saw
+  std::string fallback;  // why the method could not be applied: "few rows"; empty: it was
 };
 
 /// What is known of a job that is done.
@@ -47,8 +48,9 @@ Result<JournalContent> read_journal(const std::string& path);
 ///   first   {"nibble_journal": 1, "plan": HASH}
 ///   then    {"job": NAME, "xxh3": [HASH of each tensor], "error": [...]} and {"shard": FILE}; a
 ///   job
-///           that was calibrated has "calibration": [ROUNDING, error, rtn_error, rows];
-///           fractions are the bits of a double
+///           that was calibrated has "calibration": [ROUNDING, error, rtn_error, rows], and where
+///           the method could not be applied the reason behind them; fractions are the bits of a
+///           double
 class Journal final {
  public:
   /// Continues the journal at `path` after its valid lines, or begins it. The content, if any, must

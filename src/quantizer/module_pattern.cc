@@ -1,5 +1,6 @@
 #include "quantizer/module_pattern.h"
 
+#include "base/glob.h"
 #include "checkpoint/quant_config.h"
 
 namespace nibble {
@@ -8,31 +9,6 @@ namespace {
 bool is_expression(std::string_view text) { return text.substr(0, 3) == "re:"; }
 
 }  // namespace
-
-bool matches_glob(std::string_view pattern, std::string_view text) {
-  size_t p = 0;
-  size_t t = 0;
-  size_t star = std::string_view::npos;  // the last '*' that was met, and what it covers up to
-  size_t covered = 0;
-  while (t < text.size()) {
-    if (p < pattern.size() && pattern[p] == '*') {
-      star = p++;
-      covered = t;
-    } else if (p < pattern.size() && pattern[p] == text[t]) {
-      ++p;
-      ++t;
-    } else if (star != std::string_view::npos) {
-      p = star + 1;
-      t = ++covered;
-    } else {
-      return false;
-    }
-  }
-  while (p < pattern.size() && pattern[p] == '*') {
-    ++p;
-  }
-  return p == pattern.size();
-}
 
 Result<ModulePattern> ModulePattern::parse(std::string_view text) {
   if (text.empty()) {

@@ -7,8 +7,9 @@
 
 namespace nibble {
 
-/// Which modules a flag means: an exact name ("lm_head"), a name with '*' for any text, dots
-/// included ("*.mlp.experts.*"), or "re:" with a regular expression, anchored at the start only.
+/// Which modules a flag means: an exact name ("lm_head"), a pattern of matches_glob(), whose '*'
+/// covers dots, too ("*.mlp.experts.*", "*.layers.[0-3].*"), or "re:" with a regular expression,
+/// anchored at the start only.
 class ModulePattern final {
  public:
   /// kInvalidArgument for an empty pattern or an expression that does not compile.
@@ -23,8 +24,5 @@ class ModulePattern final {
 
   std::string text_;
 };
-
-/// Whether `text` is `pattern` with every '*' replaced by some text.
-[[nodiscard]] bool matches_glob(std::string_view pattern, std::string_view text);
 
 }  // namespace nibble

@@ -187,7 +187,9 @@ class Planner final {
     if (!scheme.weight.quantized()) {
       return {};
     }
-    const Dialect own = options_.dialect.value_or(default_dialect(scheme));
+    const Dialect own = options_.dialect.value_or(
+        source_transforms(config_).is_null() ? default_dialect(scheme)
+                                             : Dialect::kCompressedTensors);  // which can say so
     if (dialect_.value_or(own) != own) {
       return make_error(
           StatusCode::kUnsupported,

@@ -30,6 +30,7 @@ struct PlanOptions {
   std::optional<KvCacheScheme> kv_cache;
   int64_t shard_bytes = int64_t{5} << 30;
   Json calibration;  // how matrices are rounded beforehand (JobMaker::recipe()); null: they are not
+  Json budget;       // what the rules were chosen for, for the recipe alone; null: nothing
 };
 
 /// What becomes of one matrix that is encoded, or of one tensor that passes byte for byte.

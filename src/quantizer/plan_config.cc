@@ -75,7 +75,8 @@ class ConfigCollector final {
   }
 
   Result<Json> finish(std::optional<Dialect> dialect, KvCacheScheme kv_cache) {
-    if (uses_.empty()) {
+    stored_.transforms = source_transforms(source_config_);
+    if (uses_.empty() && stored_.transforms.is_null()) {
       return Json();
     }
     NIBBLE_RETURN_IF_ERROR(check_kept(dialect));
@@ -154,6 +155,15 @@ class ConfigCollector final {
 };
 
 }  // namespace
+
+Json source_transforms(const Json& config) {
+  const Json* quantization = source_quantization(config);
+  const Json* transforms =
+      quantization == nullptr ? nullptr : quantization->find("transform_config");
+  const Json* groups = transforms == nullptr ? nullptr : transforms->find("config_groups");
+  const bool any = groups != nullptr && groups->is_object() && !groups->as_object().empty();
+  return any ? *transforms : Json();
+}
 
 std::vector<std::string> module_patterns(const std::vector<std::string>& modules,
                                          const std::vector<std::string>& others) {

@@ -11,9 +11,13 @@
 
 namespace nibble {
 
-/// The quantization_config that describes these matrices; null when nothing stays quantized. A
-/// matrix that stays quantized as the source has it keeps the parameters that the source's
-/// configuration gives it.
+/// The transform_config in a source's config.json, whose weights have it whatever they are rounded
+/// to; null: none.
+[[nodiscard]] Json source_transforms(const Json& config);
+
+/// The quantization_config that describes these matrices, with the source's transforms; null when
+/// nothing stays quantized and there are none. A matrix that stays quantized as the source has it
+/// keeps the parameters that the source's configuration gives it.
 ///   dialect        of the schemes that matrices are encoded in; empty when none is
 ///   source_config  parsed config.json of the source
 /// kUnsupported, with the remedy, for what the dialect cannot describe.

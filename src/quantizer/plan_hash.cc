@@ -27,6 +27,20 @@ Status add_file(const std::string& path, std::string& text) {
   return {};
 }
 
+Status add_source(const CheckpointReader& reader, std::string& text) {
+  std::set<std::string> files;
+  for (const TensorInfo* tensor : reader.tensors()) {
+    files.insert(reader.path_of(*tensor));
+  }
+  for (const std::string& file : files) {
+    NIBBLE_RETURN_IF_ERROR(add_file(file, text));
+  }
+  if (!gguf::is_gguf_path(reader.path())) {  // which has its config within
+    NIBBLE_RETURN_IF_ERROR(add_file(reader.path() + "/config.json", text));
+  }
+  return {};
+}
+
 void add_job(const PlanJob& job, std::string& text) {
   text += fmt::format("job {} {} {}\n", job.name(), job.shard,
                       job.matrix != nullptr ? job.scheme.name : std::string_view("pass"));
@@ -49,16 +63,7 @@ Result<std::string> plan_hash(const QuantizePlan& plan,
   if (plan.own_head) {
     text += "own head\n";
   }
-  std::set<std::string> files;
-  for (const TensorInfo* tensor : reader.tensors()) {
-    files.insert(reader.path_of(*tensor));
-  }
-  for (const std::string& file : files) {
-    NIBBLE_RETURN_IF_ERROR(add_file(file, text));
-  }
-  if (!gguf::is_gguf_path(reader.path())) {  // which has its config within
-    NIBBLE_RETURN_IF_ERROR(add_file(reader.path() + "/config.json", text));
-  }
+  NIBBLE_RETURN_IF_ERROR(add_source(reader, text));
   Digest digest = digest_of(text);
   for (const PlanJob& job : plan.jobs) {  // a chain: the text of a whole model is long
     text = digest_text(digest);
@@ -66,6 +71,12 @@ Result<std::string> plan_hash(const QuantizePlan& plan,
     digest = digest_of(text);
   }
   return digest_text(digest);
+}
+
+Result<std::string> source_hash(const CheckpointReader& reader) {
+  std::string text;
+  NIBBLE_RETURN_IF_ERROR(add_source(reader, text));
+  return digest_text(digest_of(text));
 }
 
 }  // namespace nibble

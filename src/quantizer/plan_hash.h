@@ -14,4 +14,7 @@ Result<std::string> plan_hash(const QuantizePlan& plan,
                               const CheckpointReader& reader,
                               ScaleRule rule);
 
+/// A hash, in hexadecimal, of name, size and time of change of every source file.
+Result<std::string> source_hash(const CheckpointReader& reader);
+
 }  // namespace nibble

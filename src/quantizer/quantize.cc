@@ -8,6 +8,8 @@
 #include <unordered_map>
 #include <utility>
 
+#include <fmt/ranges.h>
+
 #include "base/cpu_topology.h"
 #include "base/file.h"
 #include "base/log.h"
@@ -22,6 +24,8 @@ namespace nibble {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr int64_t kUsualMemory = int64_t{2} << 30;
 
 Status check_options(const QuantizeOptions& options) {
   if (options.plan.shard_bytes <= 0) {
@@ -58,13 +62,25 @@ PlanOptions plan_options(const QuantizeOptions& options) {
 /// One call of quantize_checkpoint().
 class Run final {
  public:
-  Run(const QuantizeOptions& options, const CheckpointReader& reader, const QuantizePlan& plan)
-      : options_(options), reader_(reader), plan_(plan), records_(plan.jobs.size()) {}
+  struct Parts {
+    const CheckpointReader& reader;
+    const QuantizePlan& plan;
+    const Json& recipe;
+  };
+  Run(const QuantizeOptions& options, const Parts& parts)
+      : options_(options),
+        reader_(parts.reader),
+        plan_(parts.plan),
+        recipe_(parts.recipe),
+        threads_(options.threads > 0 ? options.threads : usable_cores()),
+        memory_(options.memory > 0 ? options.memory : kUsualMemory),
+        records_(parts.plan.jobs.size()) {}
 
   Result<QuantizeReport> run() {
     NIBBLE_ASSIGN_OR_RETURN(destination_, WorkFolder::destination_of(options_.destination));
     NIBBLE_RETURN_IF_ERROR(settle_leftover());
     if (auto report = finished_in(destination_)) {
+      NIBBLE_RETURN_IF_ERROR(check_fallbacks(*report, destination_));
       report->already_there = true;
       return std::move(*report);
     }
@@ -86,13 +102,25 @@ class Run final {
 
  private:
   // Before anything is created.
-  [[nodiscard]] Status check_memory() const {
+  Status check_memory() {
+    if (options_.maker != nullptr) {
+      const int64_t needed = rss_bytes() + options_.maker->least_memory(plan_, threads_);
+      memory_ = options_.memory > 0 ? memory_ : std::max(memory_, needed);
+      if (memory_ < needed) {
+        constexpr int64_t kMega = int64_t{1} << 20;
+        constexpr int64_t kMore = 8;  // what is resident before differs from run to run
+        return make_error(StatusCode::kInvalidArgument,
+                          "--memory {} MiB is too little to calibrate this model: a layer with the "
+                          "sums of its widest input needs {} MiB",
+                          memory_ / kMega, needed / kMega + kMore);
+      }
+    }
     std::vector<size_t> jobs;
     for (const size_t shard : my_shards()) {
       const std::vector<size_t>& more = plan_.shards[shard].jobs;
       jobs.insert(jobs.end(), more.begin(), more.end());
     }
-    return plan_memory(plan_, jobs, 1, options_.memory).status();
+    return plan_memory(plan_, jobs, 1, memory_).status();
   }
 
   // A replacement that was killed left either the new output or the old one.
@@ -127,6 +155,7 @@ class Run final {
     if (options_.share.kind != QuantizeShare::Kind::kPart) {
       if (auto report = finished_in(folder.path())) {  // killed just before the renaming
         NIBBLE_RETURN_IF_ERROR(check_snr(*report, folder));
+        NIBBLE_RETURN_IF_ERROR(check_fallbacks(*report, folder.path()));
         NIBBLE_RETURN_IF_ERROR(folder.commit(options_.existing));
         return std::move(*report);
       }
@@ -201,12 +230,11 @@ class Run final {
                                          journal_name(options_.share.part, options_.share.parts));
     JournalContent content;
     NIBBLE_ASSIGN_OR_RETURN(Journal journal, Journal::open(path, plan_.hash, content));
-    const int threads = options_.threads > 0 ? options_.threads : usable_cores();
     NIBBLE_ASSIGN_OR_RETURN(const auto store, ShardStore::open(plan_, folder.path(), shards,
-                                                               journal, records_, threads));
+                                                               journal, records_, threads_));
     PipelineOptions pipeline;
     NIBBLE_ASSIGN_OR_RETURN(pipeline.budget,
-                            plan_memory(plan_, store->jobs_to_do(), threads, options_.memory));
+                            plan_memory(plan_, store->jobs_to_do(), threads_, memory_));
     pipeline.stop = options_.stop;
     pipeline.progress = options_.progress;
     for (const size_t shard : shards) {
@@ -229,11 +257,12 @@ class Run final {
   // Those of the maker; what the pipeline then finds done is added to its progress.
   Status make_jobs(const WorkFolder& folder, ShardStore& store, PipelineOptions& pipeline) {
     const std::vector<size_t> before = store.jobs_to_do();
-    NIBBLE_RETURN_IF_ERROR(options_.maker->make({.plan = plan_,
+    NIBBLE_RETURN_IF_ERROR(options_.maker->make({.reader = reader_,
+                                                 .plan = plan_,
                                                  .store = store,
                                                  .folder = folder.path(),
                                                  .threads = pipeline.budget.threads,
-                                                 .memory = options_.memory,
+                                                 .memory = memory_,
                                                  .stop = options_.stop,
                                                  .progress = options_.progress,
                                                  .begin = pipeline.begin}));
@@ -315,16 +344,40 @@ class Run final {
     NIBBLE_RETURN_IF_ERROR(write_weight_index(plan_, folder.path()));
     NIBBLE_RETURN_IF_ERROR(copy_model_files(options_.source, folder.path()));
     NIBBLE_RETURN_IF_ERROR(write_config(options_.source, folder.path(), plan_));
-    if (!plan_.calibration.is_null()) {
-      NIBBLE_RETURN_IF_ERROR(write_recipe(recipe_of(plan_options(options_)), folder.path()));
-    }
+    NIBBLE_RETURN_IF_ERROR(write_recipe(recipe_, folder.path()));
     QuantizeReport report = make_report(plan_, reader_.total_bytes(), records_);
     const std::string& name = options_.source_name.empty() ? options_.source : options_.source_name;
     const std::string source = WorkFolder::destination_of(name).value();
     NIBBLE_RETURN_IF_ERROR(write_report(report, plan_, file_name(source), folder.path()));
     NIBBLE_RETURN_IF_ERROR(check_snr(report, folder));
+    NIBBLE_RETURN_IF_ERROR(check_fallbacks(report, folder.path()));
     NIBBLE_RETURN_IF_ERROR(folder.commit(options_.existing));
     return report;
+  }
+
+  [[nodiscard]] Status check_fallbacks(const QuantizeReport& report,
+                                       const std::string& folder) const {
+    constexpr size_t kNamed = 8;
+    std::vector<std::string> found;
+    for (const QuantizedTensor& tensor : report.tensors) {
+      if (tensor.calibration && !tensor.calibration->fallback.empty()) {
+        found.push_back(fmt::format("{} ({})", tensor.name, tensor.calibration->fallback));
+      }
+    }
+    if (options_.fallbacks == Fallbacks::kRecorded || found.empty()) {
+      return {};
+    }
+    std::ranges::sort(found);
+    const size_t more = found.size() - std::min(found.size(), kNamed);
+    found.resize(found.size() - more);
+    return make_error(
+        StatusCode::kInvalidArgument,
+        "--strict: the method could not be applied to {} matrices: {}{}; give a longer text "
+        "against "
+        "few rows, leave the others as they are with --rule NAME=keep, or leave --strict out; all "
+        "are listed in {}/{}",
+        found.size() + more, fmt::join(found, ", "),
+        more > 0 ? fmt::format(" and {} more", more) : "", folder, kReportName);
   }
 
   [[nodiscard]] Status check_snr(const QuantizeReport& report, const WorkFolder& folder) const {
@@ -360,6 +413,9 @@ class Run final {
   const QuantizeOptions& options_;
   const CheckpointReader& reader_;
   const QuantizePlan& plan_;
+  const Json& recipe_;
+  int threads_;
+  int64_t memory_;
   std::string destination_;
   std::vector<std::optional<JobRecord>> records_;
 };
@@ -374,7 +430,8 @@ Result<QuantizeReport> quantize_checkpoint(const QuantizeOptions& options) {
   NIBBLE_ASSIGN_OR_RETURN(const CheckpointReader reader, CheckpointReader::open(options.source));
   NIBBLE_ASSIGN_OR_RETURN(const QuantizePlan plan,
                           make_plan(reader, config, plan_options(options)));
-  NIBBLE_ASSIGN_OR_RETURN(QuantizeReport report, Run(options, reader, plan).run());
+  NIBBLE_ASSIGN_OR_RETURN(const Json recipe, recipe_of(plan_options(options)));
+  NIBBLE_ASSIGN_OR_RETURN(QuantizeReport report, Run(options, {reader, plan, recipe}).run());
   report.peak_rss_bytes = peak_rss_bytes();
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return report;

@@ -24,6 +24,10 @@ struct QuantizeShare {
   int parts = 1;
 };
 
+/// What becomes of a run in which the maker's method could not be applied to some matrices
+/// (CalibrationRecord::fallback).
+enum class Fallbacks : uint8_t { kRecorded, kRefused };
+
 struct QuantizeOptions {
   std::string source;       // folder of a model
   std::string source_name;  // in the report; empty: the folder's
@@ -31,10 +35,11 @@ struct QuantizeOptions {
   PlanOptions plan;
   ExistingOutput existing = ExistingOutput::kRefuse;
   QuantizeShare share;
-  int threads = 0;                          // 0: as many as the machine has
-  int64_t memory = int64_t{2} << 30;        // resident bytes that are never exceeded
-  JobMaker* maker = nullptr;                // of jobs that are made first; null: none are
-  double min_snr_db = 0;                    // a tensor below it fails the run; 0: none does
+  int threads = 0;     // 0: as many as the machine has
+  int64_t memory = 0;  // resident bytes that are never exceeded; 0: 2 GiB, or what maker needs
+  JobMaker* maker = nullptr;  // of jobs that are made first; null: none are
+  double min_snr_db = 0;      // a tensor below it fails the run; 0: none does
+  Fallbacks fallbacks = Fallbacks::kRecorded;
   const std::atomic<bool>* stop = nullptr;  // becomes true when the run should end early
   std::function<void(const QuantizeProgress&)> progress;  // may be empty; never called in parallel
 };
@@ -54,9 +59,9 @@ struct QuantizeOptions {
 /// folder.
 ///
 /// Errors: kAlreadyExists; those of make_plan(); kInvalidArgument (too little memory, min_snr_db
-/// not reached, work of another plan in the way); kCorrupt (NaN in weights: the work is removed);
-/// kResourceExhausted (disk full), kIo, kCancelled (stopped): the work is kept; kUnavailable
-/// (another process does the same, parts missing); kNotFound.
+/// not reached, fallbacks that are refused, work of another plan in the way); kCorrupt (NaN in
+/// weights: the work is removed); kResourceExhausted (disk full), kIo, kCancelled (stopped): the
+/// work is kept; kUnavailable (another process does the same, parts missing); kNotFound.
 Result<QuantizeReport> quantize_checkpoint(const QuantizeOptions& options);
 
 /// What quantize_checkpoint() would do, without doing it: {"rules", "shards", "bytes_in",

@@ -35,6 +35,9 @@ Json tensor_json(const QuantizedTensor& tensor) {
     json.set("output_error", tensor.calibration->error);
     json.set("output_error_rtn", tensor.calibration->rtn_error);
     json.set("calibration_rows", tensor.calibration->rows);
+    if (!tensor.calibration->fallback.empty()) {
+      json.set("fallback", tensor.calibration->fallback);
+    }
   }
   return json;
 }
@@ -62,6 +65,7 @@ Result<QuantizedTensor> tensor_from_json(const Json& json) {
     NIBBLE_ASSIGN_OR_RETURN(calibration.error, reader.required_double("output_error"));
     NIBBLE_ASSIGN_OR_RETURN(calibration.rtn_error, reader.required_double("output_error_rtn"));
     NIBBLE_ASSIGN_OR_RETURN(calibration.rows, reader.optional_int("calibration_rows", 0));
+    NIBBLE_ASSIGN_OR_RETURN(calibration.fallback, reader.optional_string("fallback", ""));
   }
   return tensor;
 }

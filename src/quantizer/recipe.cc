@@ -72,18 +72,30 @@ Result<RuleOptions> rules_of(const Json& recipe, const std::string& path) {
 
 }  // namespace
 
-Json recipe_of(const PlanOptions& options) {
+Result<Json> recipe_of(const PlanOptions& options) {
   const RuleOptions& rules = options.rules;
-  return Json::object({{"nibble_recipe", kVersion},
-                       {"scheme", rules.scheme.name},
-                       {"scale_rule", scale_rule_name(options.scale_rule)},
-                       {"format", options.dialect ? Json(dialect_name(*options.dialect)) : Json()},
-                       {"lm_head", rules.head ? Json(rules.head->name) : Json()},
-                       {"others", rules.others == OtherMatrices::kDecode ? "bf16" : "keep"},
-                       {"rules", list_of(rules.rules)},
-                       {"ignore", list_of(rules.ignore)},
-                       {"include", list_of(rules.include)},
-                       {"calibration", options.calibration}});
+  std::vector<std::string> lines = rules.rules;
+  if (!rules.rules_file.empty()) {
+    NIBBLE_ASSIGN_OR_RETURN(const std::vector<RuleLine> more, read_rules_file(rules.rules_file));
+    for (const RuleLine& line : more) {
+      lines.push_back(line.text);
+    }
+  }
+  Json recipe =
+      Json::object({{"nibble_recipe", kVersion},
+                    {"scheme", rules.scheme.name},
+                    {"scale_rule", scale_rule_name(options.scale_rule)},
+                    {"format", options.dialect ? Json(dialect_name(*options.dialect)) : Json()},
+                    {"lm_head", rules.head ? Json(rules.head->name) : Json()},
+                    {"others", rules.others == OtherMatrices::kDecode ? "bf16" : "keep"},
+                    {"rules", list_of(lines)},
+                    {"ignore", list_of(rules.ignore)},
+                    {"include", list_of(rules.include)},
+                    {"calibration", options.calibration}});
+  if (!options.budget.is_null()) {
+    recipe.set("budget", options.budget);
+  }
+  return recipe;
 }
 
 Status write_recipe(const Json& recipe, const std::string& folder) {
@@ -115,6 +127,9 @@ Result<PlanOptions> read_recipe(const std::string& path) {
   }
   if (const Json* calibration = parsed->find("calibration"); calibration != nullptr) {
     options.calibration = *calibration;
+  }
+  if (const Json* budget = parsed->find("budget"); budget != nullptr) {
+    options.budget = *budget;
   }
   return options;
 }

@@ -166,7 +166,7 @@ Status RuleSet::check_all_used() const {
     for (const Rule& rule : *rules) {
       if (!rule.used) {
         return make_error(StatusCode::kInvalidArgument,
-                          "{}: matches no module; give a module's full name, a name with *, or "
+                          "{}: matches no module; give a module's full name, a pattern with *, or "
                           "\"re:PATTERN\"",
                           rule.origin);
       }

@@ -84,6 +84,10 @@ Result<std::string> WorkFolder::destination_of(const std::string& path) {
   return text;
 }
 
+std::string WorkFolder::path_of(const std::string& destination) {
+  return destination + std::string(kWorkSuffix);
+}
+
 std::string WorkFolder::leftover_of(const std::string& destination) {
   return destination + std::string(kReplaceSuffix);
 }
@@ -91,7 +95,7 @@ std::string WorkFolder::leftover_of(const std::string& destination) {
 Result<WorkFolder> WorkFolder::open(const std::string& destination, Sharing sharing) {
   WorkFolder folder;
   folder.destination_ = destination;
-  folder.path_ = destination + std::string(kWorkSuffix);
+  folder.path_ = path_of(destination);
   std::error_code error;
   fs::create_directories(folder.path_, error);
   if (error) {
@@ -167,6 +171,7 @@ Status WorkFolder::commit(ExistingOutput existing) {
   for (const std::string& name : journals()) {
     fs::remove(fs::path(path_) / name, ignored);
   }
+  fs::remove(fs::path(path_) / kChoiceName, ignored);
   fs::remove(fs::path(path_) / kLockName, ignored);
   NIBBLE_RETURN_IF_ERROR(sync_directory(path_));
   if (!file_exists(destination_)) {

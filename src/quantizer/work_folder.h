@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/status.h"
@@ -18,6 +19,8 @@ class WorkFolder final {
 
   /// DESTINATION without a slash at its end. kInvalidArgument when that is no name for a folder.
   static Result<std::string> destination_of(const std::string& path);
+  /// "DESTINATION.partial".
+  static std::string path_of(const std::string& destination);
   /// What a replacement that was interrupted left; it exists only then.
   static std::string leftover_of(const std::string& destination);
 
@@ -38,8 +41,8 @@ class WorkFolder final {
   Status clear();
   /// Removes the folder itself.
   void remove();
-  /// Removes journals and lock, flushes the folder and renames it to the destination, in exchange
-  /// with an existing one if that may be replaced.
+  /// Removes journals, choice and lock, flushes the folder and renames it to the destination, in
+  /// exchange with an existing one if that may be replaced.
   Status commit(ExistingOutput existing);
 
  private:
@@ -50,6 +53,10 @@ class WorkFolder final {
   std::string path_;
   int lock_ = -1;
 };
+
+/// In a work folder: what its options were chosen by, for runs that continue it; commit() removes
+/// it.
+inline constexpr std::string_view kChoiceName = "choice.json";
 
 /// "journal-2-of-4.jsonl".
 [[nodiscard]] std::string journal_name(int part, int parts);

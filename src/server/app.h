@@ -12,6 +12,7 @@
 #include "server/metrics.h"
 #include "server/schema.h"
 #include "server/text_frontend.h"
+#include "text/answer/answer_form.h"
 
 namespace nibble {
 
@@ -22,6 +23,7 @@ struct AppOptions {
   std::string version;
   int64_t created = 0;          // seconds since 1970, for /v1/models
   int64_t stream_interval = 1;  // tokens that a stream sends at a time
+  AnswerForm form;              // of the model's answers to a chat
 };
 
 /// What every route works with. The engine and the text frontend outlive it.

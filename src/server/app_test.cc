@@ -20,14 +20,74 @@ TEST_F(AppTest, AnswersAChat) {
   EXPECT_THAT(answer, HasSubstr(R"("prompt_tokens":3,"completion_tokens":5,"total_tokens":8)"));
 }
 
-TEST_F(AppTest, ToolsReachTheTemplateAndAnswersStayText) {
-  const std::string tools = R"("max_tokens":4,"tools":[{"type":"function"}])";
+constexpr char kTools[] =
+    R"("tools":[{"type":"function","function":{"name":"add","parameters":{"type":"object"}}}])";
+
+TEST_F(AppTest, ToolsReachTheTemplateAndMayBeRefused) {
+  const std::string tools = std::string(R"("max_tokens":4,)") + kTools;
   const std::string answer = chat("abc", tools);
   EXPECT_THAT(answer, HasSubstr(R"("content":"abc1")"));  // the fake's template counts tools
   EXPECT_THAT(answer, Not(HasSubstr("tool_calls")));
   EXPECT_THAT(chat("abc", tools + R"(,"tool_choice":"none")"), HasSubstr(R"("content":"abca")"));
   EXPECT_THAT(chat("abc", tools + R"(,"tool_choice":"required")"),
               HasSubstr(R"("param":"tool_choice")"));
+  EXPECT_THAT(chat("abc", R"("tools":[{"type":"function","function":{"name":""}}])"),
+              HasSubstr(R"("param":"tools[0].function.name")"));
+  const std::string one = R"({"type":"function","function":{"name":"add"}})";
+  EXPECT_THAT(chat("abc", R"("tools":[)" + one + "," + one + "]"),
+              HasSubstr("another tool has this name"));
+  EXPECT_THAT(chat("abc", R"("tools":[{"type":"web_search"}])"),
+              HasSubstr(R"("param":"tools[0].type")"));
+}
+
+class ToolsTest : public AppTest {
+ protected:
+  ToolsTest() { form_ = {ReasoningForm::kThink, ToolForm::kHermes}; }
+};
+
+// The fake says what it is told.
+constexpr char kCalls[] =
+    R"(<think>\nhm\n</think>\n\nTwo:\n<tool_call>{\"name\": \"add\", \"arguments\": {\"a\": 1}})"
+    R"(</tool_call><tool_call>{\"name\": \"add\", \"arguments\": {\"a\": 2}}</tool_call>$)";
+
+TEST_F(ToolsTest, AnswersAreTakenApart) {
+  const std::string answer = chat(kCalls, kTools);
+  EXPECT_THAT(answer, HasSubstr(R"("content":"Two:","refusal":null,"reasoning_content":"hm",)"
+                                R"("reasoning":"hm","tool_calls":[{"id":"call_)"));
+  EXPECT_THAT(answer, HasSubstr(R"("function":{"name":"add","arguments":"{\"a\":1}"}})"));
+  EXPECT_THAT(answer, HasSubstr(R"("function":{"name":"add","arguments":"{\"a\":2}"}}])"));
+  EXPECT_THAT(answer, HasSubstr(R"("finish_reason":"tool_calls")"));
+  EXPECT_THAT(answer, HasSubstr(R"("reasoning_tokens":11})"));  // bytes of "\nhm\n</think"
+  const std::string first = chat(kCalls, kTools + std::string(R"(,"parallel_tool_calls":false)"));
+  EXPECT_THAT(first, HasSubstr(R"("arguments":"{\"a\":1}"}}])"));
+  EXPECT_THAT(chat(kCalls, R"("include_reasoning":false)"),
+              HasSubstr(R"("reasoning_content":null,"reasoning":null)"));
+  EXPECT_THAT(chat(kCalls, R"("separate_reasoning":false)"),
+              HasSubstr(R"("content":"<think>\nhm\n</think>)"));
+}
+
+TEST_F(ToolsTest, StreamsAreTheSame) {
+  const std::string answer = chat(kCalls, kTools + std::string(R"(,"stream":true)"));
+  size_t at = 0;
+  for (const char* part :
+       {R"("delta":{"reasoning_content":"h","reasoning":"h"})",
+        R"("delta":{"reasoning_content":"m","reasoning":"m"})", R"("delta":{"content":"T"})",
+        R"("delta":{"tool_calls":[{"id":"call_)",
+        R"("type":"function","function":{"name":"add","arguments":""},"index":0}]})",
+        R"("delta":{"tool_calls":[{"index":0,"function":{"arguments":"{\"a\":1}"}}]})",
+        R"("index":1}]})",
+        R"("delta":{"tool_calls":[{"index":1,"function":{"arguments":"{\"a\":2}"}}]})",
+        R"("delta":{},"logprobs":null,"finish_reason":"tool_calls")", "data: [DONE]"}) {
+    at = answer.find(part, at);
+    ASSERT_NE(at, std::string::npos) << part << " in\n" << answer;
+  }
+  EXPECT_THAT(answer, Not(HasSubstr("tool_call>")));
+}
+
+TEST_F(ToolsTest, ReasoningEffortReachesTheTemplate) {
+  EXPECT_THAT(chat("abc", R"("max_tokens":4,"reasoning_effort":"high")"), HasSubstr("abca"));
+  EXPECT_THAT(chat("abc", R"("reasoning_effort":"huge")"),
+              HasSubstr(R"("param":"reasoning_effort")"));
 }
 
 TEST_F(AppTest, EndsAtStopStringsAndEndTokens) {

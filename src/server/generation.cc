@@ -1,6 +1,7 @@
 #include "server/generation.h"
 
 #include <algorithm>
+#include <span>
 #include <utility>
 
 #include <fmt/format.h>
@@ -34,8 +35,10 @@ class Generation final : public std::enable_shared_from_this<Generation> {
   int64_t max_tokens(const std::vector<int32_t>& prompt) const;
   Status submit(Choice& choice);
   void on_event(size_t index, TokenEvent event);
-  std::string take_token(Choice& choice, const TokenEvent& event);
-  void stream_text(Choice& choice, const std::string& text, bool last);
+  [[nodiscard]] AnswerStream::Options stream_options(const std::vector<int32_t>& prompt) const;
+  std::vector<AnswerPiece> take_token(Choice& choice, const TokenEvent& event);
+  void accept(Choice& choice, std::vector<AnswerPiece> pieces);
+  void stream_pieces(Choice& choice, bool last);
   void end_choice(Choice& choice, FinishReason reason);
   void record(const Choice& choice, const std::string& reason);
   void fail(const ApiError& error);
@@ -67,7 +70,7 @@ void Generation::start() {
       return;
     }
     for (int64_t i = 0; i < job_.request.n; ++i) {
-      Choice& choice = choices_.emplace_back(job_.request, context_.text.tokenizer());
+      Choice& choice = choices_.emplace_back(context_.text.tokenizer(), stream_options(prompt));
       choice.index = static_cast<int64_t>(choices_.size()) - 1;
       choice.prompt = prompt;
     }
@@ -94,6 +97,24 @@ void Generation::start() {
       send_event(&choice, job_.format->opening(choice));
     }
   }
+}
+
+AnswerStream::Options Generation::stream_options(const std::vector<int32_t>& prompt) const {
+  constexpr size_t kTail = 16;  // tokens that hold the opening of a thought, and blanks
+  const GenerationRequest& asked = job_.request;
+  const Tokenizer& tokenizer = context_.text.tokenizer();
+  AnswerForm form = job_.form;
+  if (!asked.separate_reasoning && form.reasoning != ReasoningForm::kHarmony) {
+    form.reasoning = ReasoningForm::kNone;
+  }
+  const std::span<const int32_t> tail = std::span(prompt).last(std::min(prompt.size(), kTail));
+  return {.parser = {.form = form,
+                     .thinks_already = ends_in_thought(
+                         tokenizer.decode(tail, DecodeSpecials::kKeep), form.reasoning),
+                     .functions = asked.functions},
+          .stops = asked.stop,
+          .stop_text = asked.include_stop ? StopText::kKeep : StopText::kOmit,
+          .specials = asked.skip_special_tokens ? DecodeSpecials::kSkip : DecodeSpecials::kKeep};
 }
 
 Status Generation::submit(Choice& choice) {
@@ -128,8 +149,8 @@ bool Generation::ends_answer(int32_t token) const {
          std::find(ends.begin(), ends.end(), token) != ends.end();
 }
 
-/// Counts a token and returns the text that it makes certain.
-std::string Generation::take_token(Choice& choice, const TokenEvent& event) {
+/// Counts a token and returns what it makes certain.
+std::vector<AnswerPiece> Generation::take_token(Choice& choice, const TokenEvent& event) {
   const auto now = Clock::now();
   if (choice.usage.completion_tokens == 0) {
     choice.first_token = now;
@@ -138,12 +159,47 @@ std::string Generation::take_token(Choice& choice, const TokenEvent& event) {
   }
   choice.last_token = now;
   ++choice.usage.completion_tokens;
+  const bool thought = choice.text.thinks();
   const bool final_stop =
       event.finish == FinishReason::kStop && ends_answer(event.token) && !job_.request.include_stop;
   if (job_.request.logprobs >= 0 && !final_stop) {
     choice.entries.push_back({event, count_characters(choice.answer)});
   }
-  return final_stop ? "" : choice.text.push(event.token);
+  std::vector<AnswerPiece> pieces;
+  if (!final_stop) {
+    pieces = choice.text.push(event.token);
+  }
+  choice.usage.reasoning_tokens += thought && choice.text.thinks() ? 1 : 0;  // without its marks
+  return pieces;
+}
+
+/// Adds pieces to the answer, and to what is to be streamed, as far as the request wants them.
+void Generation::accept(Choice& choice, std::vector<AnswerPiece> pieces) {
+  using Kind = AnswerPiece::Kind;
+  const GenerationRequest& asked = job_.request;
+  for (AnswerPiece& piece : pieces) {
+    const bool of_call = piece.kind != Kind::kReasoning && piece.kind != Kind::kContent;
+    if (piece.kind == Kind::kCallBegin) {
+      ++choice.seen_calls;
+    }
+    if ((of_call && !asked.parallel_tool_calls && choice.seen_calls > 1) ||
+        (piece.kind == Kind::kReasoning && !asked.include_reasoning)) {
+      continue;
+    }
+    if (piece.kind == Kind::kContent) {
+      choice.answer += piece.text;
+    } else if (piece.kind == Kind::kReasoning) {
+      choice.reasoning += piece.text;
+    } else if (piece.kind == Kind::kCallBegin) {
+      piece.id = piece.id.empty() ? "call_" + random_id() : piece.id;
+      choice.calls.push_back({piece.text, "", piece.id});
+    } else if (piece.kind == Kind::kArguments) {
+      choice.calls.back().arguments += piece.text;
+    }
+    if (asked.stream) {
+      choice.unsent.push_back(std::move(piece));
+    }
+  }
 }
 
 void Generation::on_event(size_t index, TokenEvent event) {
@@ -161,42 +217,50 @@ void Generation::on_event(size_t index, TokenEvent event) {
     fail({503, "the server is shutting down", "", ""});
     return;
   }
-  std::string text = event.token >= 0 ? take_token(choice, event) : "";
+  if (event.token >= 0) {
+    accept(choice, take_token(choice, event));
+  }
   if (choice.text.stopped()) {
     choice.cancelled->store(true);
     event.finish = FinishReason::kStop;
   }
   if (event.finish != FinishReason::kNone) {
-    text += choice.text.finish();
+    accept(choice, choice.text.finish());
   }
-  choice.answer += text;
   if (job_.request.stream) {
-    stream_text(choice, text, event.finish != FinishReason::kNone);
+    stream_pieces(choice, event.finish != FinishReason::kNone);
   }
   if (event.finish != FinishReason::kNone) {
     end_choice(choice, event.finish);
   }
 }
 
-/// Sends text when it is the first, the last, or there is enough of it.
-void Generation::stream_text(Choice& choice, const std::string& text, bool last) {
-  choice.unsent += text;
+/// Sends what there is when it is the first, the last, or there is enough of it.
+void Generation::stream_pieces(Choice& choice, bool last) {
   ++choice.unsent_tokens;
   const bool due = last || choice.usage.completion_tokens == 1 ||
                    choice.unsent_tokens >= context_.options.stream_interval;
   if (!due || choice.unsent.empty()) {
     return;
   }
-  send_event(&choice, job_.format->delta(choice, std::exchange(choice.unsent, {})));
+  for (const AnswerPiece& piece : joined_pieces(std::exchange(choice.unsent, {}))) {
+    choice.sent_calls += piece.kind == AnswerPiece::Kind::kCallBegin ? 1 : 0;
+    Json event = job_.format->delta(choice, piece, choice.sent_calls - 1);
+    if (!event.is_null()) {
+      send_event(&choice, std::move(event));
+      choice.entries.clear();
+    }
+  }
   choice.unsent_tokens = 0;
-  choice.entries.clear();
 }
 
 void Generation::end_choice(Choice& choice, FinishReason reason) {
-  choice.finish_reason = reason == FinishReason::kLength ? "length" : "stop";
+  choice.finish_reason = reason == FinishReason::kLength ? "length"
+                         : choice.calls.empty()          ? "stop"
+                                                         : "tool_calls";
   record(choice, choice.finish_reason);
   if (job_.request.stream) {
-    send_event(&choice, job_.format->delta(choice, ""));
+    send_event(&choice, job_.format->end(choice));
     choice.entries.clear();
   }
   if (--running_ == 0) {
@@ -225,6 +289,7 @@ Usage Generation::total_usage() const {
       total.cached_tokens += choice.usage.cached_tokens;
     }
     total.completion_tokens += choice.usage.completion_tokens;
+    total.reasoning_tokens += choice.usage.reasoning_tokens;
   }
   return total;
 }
@@ -290,7 +355,8 @@ Json usage_json(const Usage& usage) {
        {"completion_tokens", usage.completion_tokens},
        {"total_tokens", usage.prompt_tokens + usage.completion_tokens},
        {"prompt_tokens_details", Json::object({{"cached_tokens", usage.cached_tokens}})},
-       {"completion_tokens_details", Json::object({{"reasoning_tokens", 0}})}});
+       {"completion_tokens_details",
+        Json::object({{"reasoning_tokens", usage.reasoning_tokens}})}});
 }
 
 void run_generation(AppContext& context,

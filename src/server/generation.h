@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "server/app.h"
-#include "text/text_stream.h"
+#include "text/answer/answer_stream.h"
 
 namespace nibble {
 
@@ -16,6 +16,7 @@ struct Usage {
   int64_t prompt_tokens = 0;
   int64_t completion_tokens = 0;
   int64_t cached_tokens = 0;
+  int64_t reasoning_tokens = 0;  // of the completion
 };
 [[nodiscard]] Json usage_json(const Usage& usage);
 
@@ -27,17 +28,18 @@ struct TokenEntry {
 
 /// One of the answers of a request.
 struct Choice {
-  Choice(const GenerationRequest& request, const Tokenizer& tokenizer)
-      : text(tokenizer,
-             request.stop,
-             request.include_stop ? StopText::kKeep : StopText::kOmit,
-             request.skip_special_tokens ? DecodeSpecials::kSkip : DecodeSpecials::kKeep) {}
+  Choice(const Tokenizer& tokenizer, AnswerStream::Options options)
+      : text(tokenizer, std::move(options)) {}
 
   int64_t index = 0;
   std::vector<int32_t> prompt;
-  TextStream text;
-  std::string answer;  // all text so far
-  std::string unsent;  // of these, not yet streamed
+  AnswerStream text;
+  std::string answer;     // all content so far
+  std::string reasoning;  // all that was thought
+  std::vector<ToolCall> calls;
+  std::vector<AnswerPiece> unsent;  // of these, not yet streamed
+  int64_t seen_calls = 0;           // those that are left out, too
+  int64_t sent_calls = 0;
   int64_t unsent_tokens = 0;
   std::vector<TokenEntry> entries;  // with log probabilities; not yet sent ones when streaming
   Usage usage;
@@ -55,8 +57,13 @@ class AnswerFormat {
   [[nodiscard]] virtual Json whole(const std::vector<Choice>& choices) const = 0;
   /// The first event of a choice; null if the route has none.
   [[nodiscard]] virtual Json opening(const Choice& choice) const = 0;
-  /// New text of a choice, or its end ("" unless finish_reason is set).
-  [[nodiscard]] virtual Json delta(const Choice& choice, const std::string& text) const = 0;
+  /// New text of a choice; a call as it begins, its arguments (call: its place among the calls).
+  /// Null for a piece that the route does not show.
+  [[nodiscard]] virtual Json delta(const Choice& choice,
+                                   const AnswerPiece& piece,
+                                   int64_t call) const = 0;
+  /// The event that says why a choice ended.
+  [[nodiscard]] virtual Json end(const Choice& choice) const = 0;
   /// An event without choices, to carry the usage.
   [[nodiscard]] virtual Json usage_only() const = 0;
 };
@@ -65,6 +72,7 @@ struct GenerationJob {
   GenerationRequest request;
   std::vector<std::vector<int32_t>> prompts;  // each answered request.n times
   std::unique_ptr<AnswerFormat> format;
+  AnswerForm form = {};  // of the answers; that of completions has no parts
 };
 
 /// Submits the job and answers the exchange, whole or as a stream. A client that goes away cancels

@@ -25,6 +25,10 @@ struct GenerationRequest {
   Json tools;               // null or an array
   Json template_arguments;  // null or an object
   bool add_generation_prompt = true;
+  std::vector<std::string> functions;  // that may be called; empty: none
+  bool parallel_tool_calls = true;     // false: calls after the first are left out
+  bool separate_reasoning = true;      // false: thoughts stay in the content, with their marks
+  bool include_reasoning = true;       // false: they are left out
   // Completions only.
   std::vector<PromptInput> prompts;
   bool echo = false;

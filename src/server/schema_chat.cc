@@ -105,6 +105,27 @@ void read_messages(FieldReader& fields, GenerationRequest& request) {
   }
 }
 
+/// Names of functions, each once.
+void read_functions(FieldReader& fields, const JsonArray& tools, GenerationRequest& request) {
+  for (size_t i = 0; i < tools.size(); ++i) {
+    const std::string where = fmt::format("tools[{}]", i);
+    const Json* type = tools[i].find("type");
+    const Json* function = tools[i].find("function");
+    const Json* name = function != nullptr ? function->find("name") : nullptr;
+    if (type == nullptr || !type->is_string() || type->as_string() != "function") {
+      fields.fail(where + ".type", where + ".type: expected \"function\"");
+    } else if (name == nullptr || !name->is_string() || name->as_string().empty()) {
+      fields.fail(where + ".function.name",
+                  where + ".function.name: expected a string with a name");
+    } else if (std::ranges::find(request.functions, name->as_string()) != request.functions.end()) {
+      fields.fail(where + ".function.name",
+                  where + ".function.name: another tool has this name; give each its own");
+    } else {
+      request.functions.push_back(name->as_string());
+    }
+  }
+}
+
 void read_tools(FieldReader& fields, GenerationRequest& request) {
   if (const Json* tools = fields.find("tools")) {
     if (!tools->is_array()) {
@@ -113,14 +134,17 @@ void read_tools(FieldReader& fields, GenerationRequest& request) {
     }
     if (!tools->as_array().empty()) {
       request.tools = *tools;
+      read_functions(fields, tools->as_array(), request);
     }
   }
+  fields.boolean("parallel_tool_calls", request.parallel_tool_calls);
   const Json* choice = fields.find("tool_choice");
   if (choice == nullptr) {
     return;
   }
   if (choice->is_string() && choice->as_string() == "none") {
     request.tools = Json();
+    request.functions.clear();
   } else if (!choice->is_string() || choice->as_string() != "auto") {
     fields.fail("tool_choice",
                 "tool_choice: only \"auto\" and \"none\" are supported: this server does not "
@@ -145,6 +169,33 @@ void read_template_arguments(FieldReader& fields,
   }
 }
 
+/// reasoning_effort reaches the template by its own name, and "none" as what templates call it.
+void read_reasoning(FieldReader& fields, GenerationRequest& request) {
+  fields.boolean("separate_reasoning", request.separate_reasoning);
+  fields.boolean("include_reasoning", request.include_reasoning);
+  std::string effort;
+  fields.text("reasoning_effort", effort);
+  if (effort.empty()) {
+    return;
+  }
+  constexpr std::array kEfforts = {"none", "minimal", "low", "medium", "high", "xhigh", "max"};
+  if (std::ranges::find(kEfforts, effort) == kEfforts.end()) {
+    fields.fail("reasoning_effort",
+                "reasoning_effort: expected none, minimal, low, medium, high, xhigh or max");
+    return;
+  }
+  const auto set = [&](const char* name, const Json& value) {
+    if (request.template_arguments.find(name) == nullptr) {  // chat_template_kwargs come first
+      request.template_arguments.set(name, value);
+    }
+  };
+  set("reasoning_effort", effort);
+  if (effort == "none") {
+    set("enable_thinking", false);
+    set("thinking", false);
+  }
+}
+
 }  // namespace
 
 void read_chat_fields(FieldReader& fields,
@@ -153,6 +204,7 @@ void read_chat_fields(FieldReader& fields,
   read_messages(fields, request);
   read_tools(fields, request);
   read_template_arguments(fields, options, request);
+  read_reasoning(fields, request);
   fields.boolean("add_generation_prompt", request.add_generation_prompt);
   fields.refuse("chat_template", "give the template to the server with --chat-template");
   fields.refuse("continue_final_message", "use /v1/completions to continue a text");

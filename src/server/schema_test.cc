@@ -32,7 +32,8 @@ TEST(Schema, ReadsEveryFieldOfAChat) {
       "min_p":0.1,"repetition_penalty":1.1,"presence_penalty":-1,"frequency_penalty":2,"seed":-1,
       "stop":["a","b"],"n":2,"stream":true,"stream_options":{"include_usage":true},"logprobs":true,
       "top_logprobs":4,"min_tokens":2,"ignore_eos":true,"stop_token_ids":[9],"logit_bias":{"3":-100},
-      "chat_template_kwargs":{"enable_thinking":false},"tools":[{"type":"function"}],
+      "chat_template_kwargs":{"enable_thinking":false},"tools":[{"type":"function","function":{"name":"add"}}],
+      "reasoning_effort":"none","parallel_tool_calls":false,
       "response_format":{"type":"text"},"user":"x","best_of":null)");
   EXPECT_EQ(request.model, "m");
   EXPECT_EQ(request.max_tokens, 7);
@@ -54,6 +55,10 @@ TEST(Schema, ReadsEveryFieldOfAChat) {
   EXPECT_EQ(request.sampling.logit_bias[0], (std::pair<int32_t, float>(3, -100.0F)));
   EXPECT_TRUE(request.template_arguments.is_object());
   EXPECT_TRUE(request.tools.is_array());
+  EXPECT_EQ(request.functions, std::vector<std::string>{"add"});
+  EXPECT_FALSE(request.parallel_tool_calls);
+  EXPECT_EQ(request.template_arguments.dump(),
+            R"({"enable_thinking":false,"reasoning_effort":"none","thinking":false})");
 }
 
 TEST(Schema, NamesTheFieldThatIsWrong) {

@@ -49,7 +49,7 @@ Result<ChatTemplate> ChatTemplate::parse(std::string_view source, std::string na
     return parsed.status().with_context(fmt::format("chat template {}", name));
   }
   return ChatTemplate(std::make_shared<const jinja::ParsedTemplate>(std::move(parsed).value()),
-                      std::move(name));
+                      std::move(name), std::string(source));
 }
 
 Result<std::string> ChatTemplate::render(const ChatInputs& inputs) const {

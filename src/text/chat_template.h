@@ -44,13 +44,17 @@ class ChatTemplate final {
   [[nodiscard]] Result<std::string> render(const ChatInputs& inputs) const;
 
   [[nodiscard]] const std::string& name() const { return name_; }
+  [[nodiscard]] const std::string& source() const { return source_; }
 
  private:
-  ChatTemplate(std::shared_ptr<const jinja::ParsedTemplate> parsed, std::string name)
-      : parsed_(std::move(parsed)), name_(std::move(name)) {}
+  ChatTemplate(std::shared_ptr<const jinja::ParsedTemplate> parsed,
+               std::string name,
+               std::string source)
+      : parsed_(std::move(parsed)), name_(std::move(name)), source_(std::move(source)) {}
 
   std::shared_ptr<const jinja::ParsedTemplate> parsed_;
   std::string name_;
+  std::string source_;
 };
 
 }  // namespace nibble

@@ -3,7 +3,7 @@
 import json
 import shutil
 
-from cli_tools import EXISTS, UNSUPPORTED, fails, json_of, succeeds
+from cli_tools import EXISTS, INVALID, UNSUPPORTED, fails, json_of, succeeds
 
 MODEL = "models/storyteller"
 TEXT = "tests/data/text/the_black_cat.txt"
@@ -40,3 +40,59 @@ def test_a_recipe_repeats_a_chain(tmp_path):
     succeeds("quantize", MODEL, second, "--recipe", first / "quantization_recipe.json",
              "--calibrate", TEXT, "--seed", "4")
     assert (first / "model.safetensors").read_bytes() != (second / "model.safetensors").read_bytes()
+
+
+def test_learned_roundings_say_what_they_did(tmp_path):
+    for method in ("autoround", "lwc"):
+        out = tmp_path / method
+        succeeds("quantize", MODEL, out, "--scheme", "w4a16_g128", "--method", method, *CALIBRATION)
+        recipe = json.loads((out / "quantization_recipe.json").read_text())
+        assert recipe["calibration"]["method"] == method
+        report = json.loads((out / "quantization_report.json").read_text())
+        tensors = [tensor for tensor in report["tensors"] if "output_error" in tensor]
+        assert tensors and all(tensor["rounding"] == method for tensor in tensors)
+        assert all(tensor["output_error"] < tensor["output_error_rtn"] for tensor in tensors)
+    fails(UNSUPPORTED, "take gptq or imatrix",
+          arguments=["quantize", MODEL, tmp_path / "none", "--scheme", "mxfp4", "--method",
+                     "autoround", *CALIBRATION])
+
+
+def test_an_online_rotation_is_declared_and_run(tmp_path):
+    out, again = tmp_path / "out", tmp_path / "again"
+    flags = ["--scheme", "w4a8", "--method", "rotate,gptq", "--online-rotation", *CALIBRATION]
+    succeeds("quantize", MODEL, out, *flags)
+    config = json.loads((out / "config.json").read_text())
+    declared = config["quantization_config"].pop("transform_config")["config_groups"]["R4"]
+    assert declared["type"] == "hadamard" and declared["head_dim"] == 256
+    assert [one["location"] for one in declared["apply"]] == ["input", "weight_input"]
+    assert all(one["targets"] == [r"re:model\.layers\.\d+\.mlp\.down_proj$"]
+               for one in declared["apply"])
+    assert config["quantization_config"]["quant_method"] == "compressed-tensors"
+    turned = perplexity(out)
+    assert turned < 1.2 * perplexity(MODEL)
+    recipe = json.loads((out / "quantization_recipe.json").read_text())
+    assert recipe["calibration"]["method"] == "rotate,turn,gptq"
+    succeeds("quantize", MODEL, again, "--recipe", out / "quantization_recipe.json",
+             "--calibrate", TEXT)
+    assert (out / "model.safetensors").read_bytes() == (again / "model.safetensors").read_bytes()
+
+    # What is read again keeps its transforms, in whatever scheme; twice it is not turned.
+    plain = tmp_path / "plain"
+    succeeds("quantize", out, plain, "--scheme", "bf16")
+    assert abs(perplexity(plain) / turned - 1) < 0.02
+    fails(INVALID, "transform_config", "--online-rotation",
+          arguments=["quantize", out, tmp_path / "twice", "--scheme", "w4a8", "--method", "rotate",
+                     "--online-rotation"])
+    fails(UNSUPPORTED, "quark", "compressed-tensors",
+          arguments=["quantize", plain, tmp_path / "quark", "--scheme", "w4a8", "--format", "quark"])
+
+    # Without the declaration the same weights are another model's.
+    (again / "config.json").write_text(json.dumps(config))
+    assert perplexity(again) > 2 * turned
+
+
+def test_a_permutation_keeps_the_model(tmp_path):
+    out = tmp_path / "out"
+    succeeds("quantize", MODEL, out, "--scheme", "w8a8_int8", "--method", "permute,rtn", *CALIBRATION)
+    assert "transform_config" not in (out / "config.json").read_text()
+    assert abs(perplexity(out) / perplexity(MODEL) - 1) < 0.01

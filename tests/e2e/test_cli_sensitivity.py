@@ -81,8 +81,8 @@ def test_experts_of_a_layer_are_one(tmp_path):
              "--write-rules", rules, "--json", out)
     found = json.loads(out.read_text())
     experts = [matrix for matrix in found["matrices"] if matrix["kind"] == "experts"]
-    assert [matrix["by"] for matrix in experts] == ["weights", "weights"]
-    assert {matrix["by"] for matrix in found["matrices"] if matrix["kind"] != "experts"} == {"outputs"}
+    assert len(experts) == 2
+    assert {matrix["by"] for matrix in found["matrices"]} == {"outputs"}
     one = experts[0]
     assert one["weights"] == 4 * 3 * 64 * 96
     succeeds("quantize", model, tmp_path / "one", "--scheme", "w4a16_g32", "--rule",

@@ -264,6 +264,19 @@ def make_chat_template():
         write("chat_template", f"cases_{index // 8:02}", part)
 
 
+def make_answer():
+    """The first byte chooses the form; 0 and a number are a special token."""
+    call = b'{"name": "f", "arguments": {"a": "}<"}}'
+    for form, (name, text) in enumerate([
+            ("hermes", b"<think>a</think>b <tool_call>" + call + b"</tool_call>"),
+            ("llama", b"\x00\x04" + call + b"; " + call),
+            ("mistral", b"[THINK]a[/THINK]\x00\x05[" + call + b"]\x00\x05f\x00\x06{}"),
+            ("kimi", b"a\x00\x0bfunctions.f:0\x00\x0c{}\x00\x0d"),
+            ("deepseek", b"\x00\x0ef\x00\x0f{}\x00\x10\x00\x0efunction\x00\x0ff\n```json\n{}\n```\x00\x10"),
+            ("harmony", b"\x00\x07analysis\x00\x08a\x00\x09assistant\x00\x07commentary to=functions.f\x00\x08{}\x00\x0a")]):
+        write("answer", name, bytes([form]) + text)
+
+
 def make_http():
     messages = [{"role": "system", "content": "Be brief."},
                 {"role": "user", "content": [{"type": "text", "text": "Hi \u4e16\u754c"}]}]
@@ -308,5 +321,6 @@ def make_encoder():
 
 if __name__ == "__main__":
     for make in (make_safetensors, make_gguf, make_gguf_model, make_config, make_quant_config,
-                 make_sources, make_tokenizer, make_chat_template, make_http, make_encoder):
+                 make_sources, make_tokenizer, make_chat_template, make_answer, make_http,
+                 make_encoder):
         make()

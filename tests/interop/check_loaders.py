@@ -37,13 +37,15 @@ SCHEMES = {
     "w4a16_g32_asym": 0.2,
     "w4a16_g128_asym": 0.2,
     "w4a8": 0.2,
+    "w4a8_g64": 0.2,
+    "w4a8_g128": 0.2,
     "mxfp4": 0.3,
     "mxfp4_fp8": 0.3,
 }
 # transformers 5.23 with compressed-tensors 0.20 makes its empty model with zero points that are not
 # packed, and refuses packed ones; MXFP4 it decodes to BF16 in a model of F32, which cannot run. For
 # these the package's own decompressor is asked.
-DIRECT = ("w4a16_g32_asym", "w4a16_g128_asym", "mxfp4", "mxfp4_fp8")
+DIRECT = ("w4a16_g32_asym", "w4a16_g128_asym", "w4a8_g64", "w4a8_g128", "mxfp4", "mxfp4_fp8")
 MIXED = ["--scheme", "w4a16_g32", "--rule", "*.self_attn.*=w8a8_fp8", "--rule",
          "*.down_proj=w8a8_int8"]
 HEAD = ["--scheme", "w4a16_g32", "--lm-head", "w8a16_channel"]

@@ -5,6 +5,8 @@ usage: check_logits.py reference MODEL OUT.json          needs torch and transfo
        check_logits.py compare MODEL OUT.json [--nibble BIN] [--bar B] [serve's options]
 
 `reference` continues twenty prompts greedily and keeps the largest log-probabilities at each place.
+Transforms of inputs in quantization_config.transform_config, which transformers passes over, are done by
+compressed-tensors' own code.
 `compare` serves MODEL, a folder or a GGUF file, asks for the same places, and reports the largest
 difference among the log-probabilities and how often the first choice is another one. It ends with
 "N passed, N failed": a prompt passes when no difference is above the bar.
@@ -30,11 +32,23 @@ PROMPTS = [
     "The recipe needs 200 g of flour,", "If it rains tomorrow,"]
 
 
+def add_online_transforms(model, network):
+    config = json.loads((pathlib.Path(model) / "config.json").read_text())
+    transforms = (config.get("quantization_config") or {}).get("transform_config")
+    if not transforms:
+        return
+    from compressed_tensors.transform import TransformConfig, apply_transform_config
+    for scheme in transforms["config_groups"].values():  # weights have theirs already
+        scheme["apply"] = [args for args in scheme["apply"] if not args["location"].startswith("weight")]
+    apply_transform_config(network, TransformConfig(**transforms))
+
+
 def reference(model, out):
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     tokenizer = AutoTokenizer.from_pretrained(model)
     network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    add_online_transforms(model, network)
     prompts = []
     for text in PROMPTS:
         ids = tokenizer(text, add_special_tokens=False).input_ids

@@ -9,8 +9,8 @@ import pytest
 from cli_tools import CONFIG, Model, nibble, tiny_tensors, write_safetensors
 
 SCHEMES = ["w8a8_int8", "w8a8_fp8", "w8a8_fp8_expert", "w8a8_fp8_block", "w4a16_g32", "w4a16_g128",
-           "w8a16_channel", "w4a16_channel", "w4a16_g32_asym", "w4a16_g128_asym", "w4a8", "mxfp4",
-           "mxfp4_fp8"]
+           "w8a16_channel", "w4a16_channel", "w4a16_g32_asym", "w4a16_g128_asym", "w4a8", "w4a8_g64",
+           "w4a8_g128", "mxfp4", "mxfp4_fp8"]
 WIDTHS = [1, 2, 7, 8, 9, 15, 31, 32, 33, 63, 64, 96, 100, 120, 127, 128, 129, 130]
 FORMATS = {"w4a8": ["compressed-tensors"], "w8a8_fp8_block": ["compressed-tensors"]}
 

@@ -16,6 +16,7 @@ constexpr int64_t kTileRows = 16;    // output channels of one weight tile: the 
 constexpr int64_t kStepColumns = 8;  // input channels of one step of a tile
 constexpr int64_t kRowPanel = 96;    // most rows of a GemmTask: they stay in the second-level cache
 constexpr int64_t kMaxBlock = 32;    // input channels summed before a scale is applied
+constexpr int64_t kLevelBytes = 32;  // of a tile's group in two levels, beside its codes
 
 /// In which type scales and minimums are packed.
 enum class ScaleType : uint8_t { kF32, kBf16, kF16 };
@@ -30,7 +31,9 @@ enum class ScaleType : uint8_t { kF32, kBf16, kF16 };
 ///          four. Else the lower half holds the even columns, the upper the odd ones: shifting both
 ///          gives two neighbouring columns in the low bits of the halves.
 /// Rows past n and columns past k are zero. Scales, zero points and minimums are
-/// [tile][group][16].
+/// [tile][group][16]. Groups in two levels (quant/levels.h), of 64 or 128 columns, have a scale per
+/// row like channels, and [tile][group][2][16] bytes of steps and zero points, those as codes of 0
+/// to 15.
 struct PackedWeights {
   const uint8_t* codes = nullptr;
   int64_t tile_bytes = 0;
@@ -43,6 +46,8 @@ struct PackedWeights {
   int64_t block = kMaxBlock;
   const uint8_t* zeros = nullptr;     // zero points, int8 in the order of scales; null: none
   const void* minimums = nullptr;     // in the type and the order of scales; null: none
+  const uint8_t* levels = nullptr;    // steps and zero points of groups in two levels
+  int64_t level_columns = 0;          // of such a group
   const int32_t* row_sums = nullptr;  // int8 x int8: sum of the codes of each (padded) row
   bool fetch_far = true;              // see CpuFeatures
 };
@@ -147,7 +152,8 @@ struct GemmKernels {
   Gemm gemm_int4_minimums = nullptr;
   Gemm gemm_int8_int8 = nullptr;
   Gemm gemm_int4_int8 = nullptr;
-  Gemm gemm_int4_fixed = nullptr;  // in groups of 32, 64 or 128
+  Gemm gemm_levels_int8 = nullptr;  // int4 in groups of two levels
+  Gemm gemm_int4_fixed = nullptr;   // in groups of 32, 64 or 128
   Gemm gemm_int4_fixed_zeros = nullptr;
   Gemm gemm_int4_fixed_minimums = nullptr;
 };
@@ -162,6 +168,7 @@ struct TileKernels {
   TileGemm tiles_fp4 = nullptr;
   TileGemm tiles_int8_int8 = nullptr;
   TileGemm tiles_int4_int8 = nullptr;
+  TileGemm tiles_levels_int8 = nullptr;
   // A row rounded to bf16, as pieces of TileGemmTask; the same rounded again as FixedRow says.
   void (*round_pieces)(ConstNumbers row, int64_t k, uint8_t* out, int64_t slab_stride) = nullptr;
   void (*fixed_pieces)(const FixedRow& row, int64_t slab_stride) = nullptr;

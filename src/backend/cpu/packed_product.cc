@@ -35,6 +35,9 @@ bool takes_scales(TiledScales scales, const WeightFormat& format, int64_t k) {
       return groups == 1;
     case TiledScales::kUsualGroups:
       return whole_groups && has_usual_groups(groups, format.group_size);
+    case TiledScales::kLevels:
+      return format.scale_per == ScalePer::kGroup && k % format.group_size == 0 &&
+             (format.group_size == 64 || format.group_size == 128);
   }
   return false;
 }

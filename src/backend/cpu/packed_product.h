@@ -13,6 +13,7 @@ enum class TiledScales : uint8_t {
   kAny,          // none, per channel, or per group of 8, 16, 32 or a multiple of 32
   kChannel,      // one for each output channel
   kUsualGroups,  // several groups of 32, 64 or 128
+  kLevels,       // groups of 64 or 128 in two levels (quant/levels.h)
 };
 
 /// What activations are rounded to besides their ActFormat.

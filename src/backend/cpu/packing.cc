@@ -8,6 +8,7 @@
 
 #include "backend/cpu/scale_type.h"
 #include "backend/cpu/transpose.h"
+#include "backend/cpu/valid_rows.h"
 #include "base/check.h"
 #include "quant/code_traits.h"
 
@@ -71,20 +72,6 @@ WordOrder word_order(WeightCode code, bool reordered, ActFormat act) {
 // The compiler turns loops of this fixed length into vector code.
 constexpr int64_t kBlock = 64;
 
-bool has_nan(const uint8_t* codes, int64_t count) {
-  uint8_t found = 0;
-  int64_t i = 0;
-  for (; i + kBlock <= count; i += kBlock) {
-    for (int64_t j = 0; j < kBlock; ++j) {
-      found |= static_cast<uint8_t>((codes[i + j] & 0x7fU) == 0x7fU);
-    }
-  }
-  for (; i < count; ++i) {
-    found |= static_cast<uint8_t>((codes[i] & 0x7fU) == 0x7fU);
-  }
-  return found != 0;
-}
-
 int32_t sum_of(const uint8_t* codes, int64_t count) {
   int32_t sum = 0;
   int64_t i = 0;
@@ -101,10 +88,6 @@ int32_t sum_of(const uint8_t* codes, int64_t count) {
 
 const uint8_t* row_codes(const QuantView& part, int64_t row) {
   return reinterpret_cast<const uint8_t*>(part.code_row(row));
-}
-
-Status nan_codes(const QuantView& part) {
-  return make_error(StatusCode::kCorrupt, "{}: contains NaN; quantize the model again", part.name);
 }
 
 }  // namespace
@@ -127,15 +110,19 @@ Result<PackedMatrix> PackedMatrix::create(Parts parts,
     CHECK(part.nibbles == first.nibbles);
     CHECK_EQ(part.k, packed.k_);
     packed.n_ += part.n;
-    packed.scale_type_ =
-        scales_fit(part, packed.scale_type_) ? packed.scale_type_ : ScaleType::kF32;
+    packed.scale_type_ = !packed.has_levels() && scales_fit(part, packed.scale_type_)
+                             ? packed.scale_type_
+                             : ScaleType::kF32;
   }
   const int64_t rows = packed.tiles() * kTileRows;
   const int64_t code_size = packed.tiles() * packed.packed_steps() * step_bytes(format.code);
   NIBBLE_ASSIGN_OR_RETURN(packed.codes_, arena.allocate(static_cast<size_t>(code_size)));
-  const int64_t scale_bytes = rows * format.groups(packed.k_) * bytes_of(packed.scale_type_);
+  const int64_t scale_bytes = rows * packed.packed_groups() * bytes_of(packed.scale_type_);
   NIBBLE_ASSIGN_OR_RETURN(packed.scales_, arena.allocate(static_cast<size_t>(scale_bytes)));
-  if (format.zero_points == ZeroPoints::kPerScale) {
+  if (packed.has_levels()) {
+    const int64_t level_bytes = packed.tiles() * format.groups(packed.k_) * kLevelBytes;
+    NIBBLE_ASSIGN_OR_RETURN(packed.levels_, arena.allocate(static_cast<size_t>(level_bytes)));
+  } else if (format.zero_points == ZeroPoints::kPerScale) {
     NIBBLE_ASSIGN_OR_RETURN(packed.zeros_,
                             arena.allocate(static_cast<size_t>(rows * format.groups(packed.k_))));
   } else if (format.zero_points == ZeroPoints::kMinimum) {
@@ -160,8 +147,8 @@ Status PackedMatrix::update(int64_t first_row, const QuantView& weight, ThreadPo
                       weight.name, dtype_name(dtype_of(scale_type_)));
   }
   for (int64_t row = 0; row < weight.n; ++row) {
-    if (!is_valid({&weight, row})) {
-      return nan_codes(weight);
+    if (!is_valid_row(weight, row, act_)) {
+      return invalid_row(weight, act_);
     }
   }
   // Tiles at the ends keep the rows that are not replaced.
@@ -198,16 +185,12 @@ Status PackedMatrix::pack(Parts parts, int64_t first, int64_t end, ThreadPool& p
   }
   for (const QuantView& part : parts) {
     for (int64_t row = 0; row < part.n; ++row) {
-      if (!is_valid({&part, row})) {
-        return nan_codes(part);
+      if (!is_valid_row(part, row, act_)) {
+        return invalid_row(part, act_);
       }
     }
   }
-  return nan_codes(parts.front());
-}
-
-bool PackedMatrix::is_valid(const RowSource& row) const {
-  return format_.code != WeightCode::kFp8E4M3 || !has_nan(row_codes(*row.part, row.row), k_);
+  return invalid_row(parts.front(), act_);
 }
 
 int64_t PackedMatrix::packed_steps() const {
@@ -236,7 +219,7 @@ bool PackedMatrix::pack_tile(Parts parts, int64_t tile) {
     const auto i = static_cast<size_t>(lane);
     rows[i] = {&parts[part], row - begin};
     source.rows[i] = row_codes(parts[part], row - begin);
-    valid = valid && is_valid(rows[i]);
+    valid = valid && is_valid_row(parts[part], row - begin, act_);
   }
   const int64_t tile_bytes = packed_steps() * step_bytes(format_.code);
   transpose_rows(source, tile_bytes / (kTileRows * 4),
@@ -247,6 +230,12 @@ bool PackedMatrix::pack_tile(Parts parts, int64_t tile) {
       row_sums_.as<int32_t>()[static_cast<size_t>(tile * kTileRows) + lane] =
           source.rows[lane] != nullptr ? sum_of(source.rows[lane], k_) : 0;
     }
+  }
+  if (has_levels() && valid) {
+    pack_levels(rows, tile);
+  }
+  if (has_levels()) {
+    return valid;
   }
   if (scales_.size() != 0) {
     pack_numbers(GroupNumbers::kScales, rows, tile);
@@ -349,6 +338,10 @@ void PackedMatrix::unpack_tile(QuantTensor& weight, int64_t tile, int64_t first)
                     from + element_index(lane, c, together) * size, static_cast<size_t>(size));
       }
     }
+    if (has_levels()) {
+      unpack_levels(weight, row, tile * kTileRows + lane);
+      continue;
+    }
     for (int64_t g = 0; g < groups; ++g) {
       const auto to = static_cast<size_t>(row * groups + g);
       const int64_t from = (tile * groups + g) * kTileRows + lane;
@@ -371,8 +364,10 @@ PackedWeights PackedMatrix::view() const {
   view.scale_type = scale_type_;
   view.n = n_;
   view.k = k_;
-  view.groups = format_.groups(k_);
-  view.group_size = format_.grouped() ? format_.group_size : k_;
+  view.groups = packed_groups();
+  view.group_size = format_.grouped() && !has_levels() ? format_.group_size : k_;
+  view.levels = reinterpret_cast<const uint8_t*>(levels_.data());
+  view.level_columns = has_levels() ? format_.group_size : 0;
   view.block = view.group_size < kMaxBlock && view.group_size < k_ ? view.group_size : kMaxBlock;
   view.zeros = reinterpret_cast<const uint8_t*>(zeros_.data());
   view.minimums = minimums_.data();
@@ -382,7 +377,7 @@ PackedWeights PackedMatrix::view() const {
 
 int64_t PackedMatrix::bytes() const {
   return static_cast<int64_t>(codes_.size() + scales_.size() + zeros_.size() + minimums_.size() +
-                              row_sums_.size());
+                              levels_.size() + row_sums_.size());
 }
 
 }  // namespace nibble::cpu

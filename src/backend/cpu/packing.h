@@ -6,6 +6,7 @@
 #include "backend/cpu/kernel_table.h"
 #include "base/thread_pool.h"
 #include "core/buffer.h"
+#include "quant/levels.h"
 #include "quant/quant_view.h"
 
 namespace nibble::cpu {
@@ -17,7 +18,8 @@ class PackedMatrix final {
 
   /// Sizes and allocates the layout of the parts' rows below each other, for activations in `act`,
   /// then packs them; each thread packs the tiles that it will multiply with. The parts have one
-  /// format, which an entry of the registry accepts with `act`, and one k. kCorrupt for NaN codes.
+  /// format, which an entry of the registry accepts with `act`, and one k. kCorrupt for NaN codes;
+  /// the errors of check_levels().
   static Result<PackedMatrix> create(Parts parts,
                                      ActFormat act,
                                      BufferArena& arena,
@@ -35,7 +37,7 @@ class PackedMatrix final {
   [[nodiscard]] int64_t n() const { return n_; }
   [[nodiscard]] int64_t k() const { return k_; }
   [[nodiscard]] int64_t tiles() const { return (n_ + kTileRows - 1) / kTileRows; }
-  /// Codes, scales, zero points, minimums and sums, padding included.
+  /// Codes, scales, zero points, minimums, levels and sums, padding included.
   [[nodiscard]] int64_t bytes() const;
 
  private:
@@ -45,7 +47,7 @@ class PackedMatrix final {
     int64_t row = 0;
   };
 
-  /// False when a tile's codes are not numbers; the tile is packed nevertheless.
+  /// False when a tile's rows are not valid; the tile is packed nevertheless.
   bool pack_tile(Parts parts, int64_t tile);
   /// Packs tiles [first, end) of the rows of the parts below each other.
   Status pack(Parts parts, int64_t first, int64_t end, ThreadPool& pool);
@@ -54,7 +56,13 @@ class PackedMatrix final {
   enum class GroupNumbers : uint8_t { kScales, kMinimums };
   void pack_numbers(GroupNumbers which, std::span<const RowSource> rows, int64_t tile);
   void pack_zeros(std::span<const RowSource> rows, int64_t tile);
-  [[nodiscard]] bool is_valid(const RowSource& row) const;
+  /// Scales, steps and zero points of groups in two levels, of rows that have them.
+  void pack_levels(std::span<const RowSource> rows, int64_t tile);
+  /// Scales and zero points of row `row` of `weight`, which is row `place` of the tiles.
+  void unpack_levels(QuantTensor& weight, int64_t row, int64_t place) const;
+  [[nodiscard]] bool has_levels() const { return in_two_levels(format_, act_); }
+  /// Scales of a row beside the codes.
+  [[nodiscard]] int64_t packed_groups() const { return has_levels() ? 1 : format_.groups(k_); }
   /// Writes the tile's rows to `weight`, whose first row is `first`, as far as that has them.
   void unpack_tile(QuantTensor& weight, int64_t tile, int64_t first) const;
   /// Packed number `index` as the tensor has it.
@@ -73,6 +81,7 @@ class PackedMatrix final {
   Buffer scales_;
   Buffer zeros_;
   Buffer minimums_;
+  Buffer levels_;
   Buffer row_sums_;
 };
 

@@ -2,6 +2,7 @@
 #include <string>
 
 #include "backend/cpu/registry.h"
+#include "quant/levels.h"
 
 namespace nibble::cpu {
 namespace {
@@ -9,8 +10,10 @@ namespace {
 // What there are no kernels for, whatever the shape; null when there are.
 const char* missing_kernels(const WeightFormat& format, ActFormat act) {
   const bool to_integers = act == ActFormat::kInt8Token;
-  if (format.zero_points == ZeroPoints::kPerScale && to_integers) {
-    return "weights with zero points and int8 activations";
+  const bool levels =
+      in_two_levels(format, act) && (format.group_size == 64 || format.group_size == 128);
+  if (format.zero_points == ZeroPoints::kPerScale && to_integers && !levels) {
+    return "weights with zero points and int8 activations but int4 in groups of 64 or 128";
   }
   if (format.zero_points == ZeroPoints::kMinimum &&
       (to_integers || format.code != WeightCode::kInt4)) {
@@ -48,7 +51,7 @@ Status refuse_product(const GemmProblem& problem, const GemmDevice& device) {
                       "--scheme and one of {}",
                       missing, schemes_that_run(device));
   }
-  if (problem.act == ActFormat::kInt8Token) {
+  if (problem.act == ActFormat::kInt8Token && problem.weight.zero_points == ZeroPoints::kNone) {
     return make_error(StatusCode::kUnsupported,
                       "int8 activations need int8 or int4 weights with one scale per output "
                       "channel; quantize to one of these, or run with float activations");

@@ -70,6 +70,13 @@ constexpr TiledProduct kW4A8{.name = "gemm_w4a8",
                              .scales = TiledScales::kChannel,
                              .rows = &GemmKernels::gemm_int4_int8,
                              .tiles = &TileKernels::tiles_int4_int8};
+constexpr TiledProduct kW4A8Levels{.name = "gemm_w4a8_levels",
+                                   .code = kInt4,
+                                   .acts = kInt8Only,
+                                   .scales = TiledScales::kLevels,
+                                   .zero_points = ZeroPoints::kPerScale,
+                                   .rows = &GemmKernels::gemm_levels_int8,
+                                   .tiles = &TileKernels::tiles_levels_int8};
 constexpr TiledProduct kW8A8Int8{.name = "gemm_w8a8_int8",
                                  .code = kInt8,
                                  .acts = kInt8Only,
@@ -122,6 +129,7 @@ std::span<const GemmEntry> gemm_entries() {
       kTiled<kF32Product>,         kTiled<kW4A16FixedZeros>, kTiled<kW4A16Zeros>,
       kTiled<kW8A16Zeros>,         kTiled<kFp4Product>,      kTiled<kW8A8Fp8Group>,
       kTiled<kW4A16FixedMinimums>, kTiled<kW4A16Minimums>,   kTiled<kFp4Fp8Product>,
+      kTiled<kW4A8Levels>,
   };
   return kEntries;
 }

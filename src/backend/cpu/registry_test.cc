@@ -64,6 +64,7 @@ TEST(CpuRegistry, EveryFormTakesTheKernelMadeForIt) {
       {zeros(kInt4, 64), ActFormat::kBf16, "gemm_w4a16_zeros_fixed", "gemm_w4a16_zeros"},
       {zeros(kInt4, 32), ActFormat::kFloat, "gemm_w4a16_zeros", ""},
       {zeros(kInt8, 32), ActFormat::kBf16, "gemm_w8a16_zeros", ""},
+      {zeros(kInt4, 64), ActFormat::kInt8Token, "gemm_w4a8_levels", ""},
       {minimums(32), ActFormat::kBf16, "gemm_w4a16_minimums_fixed", "gemm_w4a16_minimums"},
       {minimums(192), ActFormat::kBf16, "gemm_w4a16_minimums", ""},  // one for the row
       {minimums(32), ActFormat::kFloat, "gemm_w4a16_minimums", ""},

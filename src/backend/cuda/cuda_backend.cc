@@ -156,6 +156,21 @@ class CudaBackend final : public Backend {
         std::make_unique<CudaTable>(table, std::move(memory), dtype, stream_));
   }
 
+  [[nodiscard]] Status check_turn(int64_t turn, int64_t k) const override {
+    if (turn == 0) {
+      return {};
+    }
+    const int64_t most = most_turned();
+    if (k > most || !row_width_ok(k)) {
+      return make_error(
+          StatusCode::kUnsupported,
+          "{} turns rows of at most {} activations, and of a multiple of 8, not of {}; use "
+          "--device cpu, or quantize without --online-rotation",
+          device_.name, most, k);
+    }
+    return self_check_->check_turned(turn, k);
+  }
+
   [[nodiscard]] Status check_gemm(const WeightFormat& format,
                                   const ActSpec& act,
                                   int64_t k) const override {

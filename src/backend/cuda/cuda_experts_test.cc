@@ -57,8 +57,8 @@ TEST(CudaExperts, OfEverySchemeEqualTheReference) {
   NIBBLE_NEEDS_GPU();
   const auto backend = make_cuda_backend({}).value();
   for (const char* name : {"bf16", "w8a16_channel", "w4a16_channel", "w4a16_g32", "w4a16_g128",
-                           "w4a16_g32_asym", "mxfp4", "mxfp4_fp8", "w4a8", "w8a8_int8", "w8a8_fp8",
-                           "w8a8_fp8_expert", "w8a8_fp8_block"}) {
+                           "w4a16_g32_asym", "mxfp4", "mxfp4_fp8", "w4a8", "w4a8_g64", "w4a8_g128",
+                           "w8a8_int8", "w8a8_fp8", "w8a8_fp8_expert", "w8a8_fp8_block"}) {
     const QuantScheme scheme = find_scheme(name).value();
     for (const ExpertsShape& shape : {ExpertsShape{6, 2, 256, 128}, {40, 3, 128, 192}}) {
       SCOPED_TRACE(::testing::Message() << name << " of " << shape.experts);

@@ -10,6 +10,7 @@
 #include "backend/cuda/cuda_backend.h"
 #include "backend/cuda/testing/gpu_test.h"
 #include "base/f16.h"
+#include "quant/testing/random_levels.h"
 
 namespace nibble::cuda {
 namespace {
@@ -34,6 +35,7 @@ QuantTensor random_weight(const WeightFormat& format, int64_t n, uint32_t seed) 
     return format.scale_dtype == DType::kF8E8M0 ? std::ldexp(1.0F, -static_cast<int>(random() % 16))
                                                 : static_cast<float>(random() % 128 + 1) / 1024.0F;
   });
+  make_levels(weight, random);
   return weight;
 }
 

@@ -28,7 +28,8 @@ Status round_input(const InputRounding& args, const LaunchContext& launch) {
                                       .rows = args.rows,
                                       .n = args.k,
                                       .out = args.out,
-                                      .limit = args.input.limit},
+                                      .limit = args.input.limit,
+                                      .turn = args.input.turn},
                                      launch),
                  "activation");
   }

@@ -9,6 +9,7 @@
 #include "backend/prepared_gemm.h"
 #include "base/check.h"
 #include "base/math.h"
+#include "quant/levels.h"
 
 namespace nibble::cuda {
 namespace {
@@ -67,9 +68,16 @@ Status PackedMatrices::send(const WeightStream& stream, void* to) const {
       [&](size_t begin, size_t count, std::byte* out) { stream.write(begin, count, out); }, to);
 }
 
+Status PackedMatrices::check_numbers(const QuantView& part) const {
+  return in_two_levels(problem_.weight, problem_.act) ? check_levels(part) : Status();
+}
+
 Status PackedMatrices::load(std::span<const QuantView> parts) {
   const size_t of_each = parts.size() / static_cast<size_t>(count_);
   CHECK_EQ(of_each * static_cast<size_t>(count_), parts.size());
+  for (const QuantView& part : parts) {
+    NIBBLE_RETURN_IF_ERROR(check_numbers(part));
+  }
   int64_t step = 1;
   if (!kernel_->packs_nothing()) {
     step = std::clamp<int64_t>(static_cast<int64_t>(kStagedCodes / staged_code_bytes()), 1, count_);
@@ -126,6 +134,7 @@ Status PackedMatrices::update(int64_t index, int64_t first_row, const QuantTenso
   QuantView on_device = view;
   on_device.format = device_format(view.format);
   NIBBLE_RETURN_IF_ERROR(check_update(problem_, first_row, on_device));
+  NIBBLE_RETURN_IF_ERROR(check_numbers(view));
   const int64_t row_bytes = QuantTensor::code_row_bytes(problem_.weight.code, problem_.k);
   const int64_t groups = problem_.weight.groups(problem_.k);
   const ZeroPoints zero_points = problem_.weight.zero_points;

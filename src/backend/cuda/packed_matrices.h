@@ -64,6 +64,8 @@ class PackedMatrices final {
   /// Of one matrix's canonical codes and numbers on their way.
   [[nodiscard]] size_t staged_code_bytes() const;
   [[nodiscard]] size_t staged_number_bytes() const;
+  /// The errors of check_levels(), where products need levels.
+  [[nodiscard]] Status check_numbers(const QuantView& part) const;
   [[nodiscard]] Status load(std::span<const QuantView> parts);
   /// Packs matrices from `first` on, which `parts` make up.
   [[nodiscard]] Status load_staged(int64_t first, int64_t count, std::span<const QuantView> parts);

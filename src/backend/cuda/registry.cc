@@ -16,6 +16,7 @@ std::span<const GemmEntry> gemm_entries() {
       kGemmBf16CublasLt,
       kGemmW4A16Sm90,
       kGemmW4A8Sm90,
+      kGemmW4A8LevelsSm90,
       kGemmW8A8Int8Sm90,
       kGemmW8A8Fp8Sm90,
       kGemmW8A16Sm90,

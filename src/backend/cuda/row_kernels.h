@@ -65,8 +65,12 @@ struct ActivationArgs {
   int64_t n = 0;
   QuantizedRows out;
   float limit = 0.0F;  // of kClampedSwiglu
+  int64_t turn = 0;    // GemmInput::turn; rows of most_turned() elements at most
 };
 cudaError_t activation_quantize(const ActivationArgs& args, const LaunchContext& context);
+
+/// Elements of the widest row that this GPU turns: a row lies in the shared memory of a block.
+[[nodiscard]] int64_t most_turned();
 
 /// y[r] += rows[r] / (1 + e^-(x[r] · gate)), in f32.
 ///   x, rows [count, n] bf16, gate [n] f32, y [count, n] f32; n a multiple of 8

@@ -37,6 +37,9 @@ class SelfCheck final {
   /// 1 / sqrt(head_dim); done once for each shape. A window wider than the sequence hides nothing.
   Status check_attention(const AttentionShape& shape);
 
+  /// The SiLU of random rows [k], turned (GemmInput::turn), in BF16 and INT8.
+  Status check_turned(int64_t turn, int64_t k);
+
   /// The largest of random logits [vocab], and one that is drawn, beside sums in double precision.
   Status check_sampling(int64_t vocab);
 
@@ -50,6 +53,7 @@ class SelfCheck final {
   std::set<std::tuple<std::string, int64_t, int64_t, int, int>> products_;
   std::set<std::tuple<int, int, int64_t, int64_t, int64_t, int64_t, int>> attentions_;
   std::set<std::pair<ActFormat, int64_t>> rows_;
+  std::set<std::pair<int64_t, int64_t>> turned_;
   int64_t checks_ = 0;
   double milliseconds_ = 0;
 };

@@ -11,6 +11,7 @@
 #include "backend/cuda/testing/gpu_test.h"
 #include "base/f16.h"
 #include "quant/scheme.h"
+#include "quant/testing/random_levels.h"
 
 namespace nibble::cuda {
 namespace {
@@ -43,6 +44,7 @@ QuantTensor random_weight(const WeightFormat& format, int64_t n, int64_t k, uint
   for (float& scale : weight.scales.as<float>()) {
     scale = bf16_to_f32(f32_to_bf16(0.01F + 0.01F * static_cast<float>(random() % 64)));
   }
+  make_levels(weight, random);
   return weight;
 }
 

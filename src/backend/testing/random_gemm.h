@@ -7,6 +7,7 @@
 
 #include "base/f16.h"
 #include "quant/quant_tensor.h"
+#include "quant/testing/random_levels.h"
 
 namespace nibble {
 
@@ -74,6 +75,7 @@ inline Result<QuantTensor> random_weight(const WeightFormat& format, Problem sha
   for (float& minimum : weight.minimums.as<float>()) {
     minimum = f16_to_f32(f32_to_f16(0.1F * normal(random) - 0.08F));
   }
+  make_levels(weight, random);
   return weight;
 }
 

@@ -190,7 +190,7 @@ Result<QuantGroup> read_group(const Json& json, const std::string& where) {
   return group;
 }
 
-Status refuse_changed_weights(const Json& config, const std::string& where) {
+Status refuse_sparse_weights(const Json& config, const std::string& where) {
   const Json* sparsity = config.find("sparsity_config");
   if (!is_absent(sparsity)) {
     const Json* format = sparsity->find("format");
@@ -198,18 +198,18 @@ Status refuse_changed_weights(const Json& config, const std::string& where) {
       return unsupported_at(where, "field sparsity_config: sparse weights are not read");
     }
   }
-  const Json* transform = config.find("transform_config");
-  const Json* transforms = is_absent(transform) ? nullptr : transform->find("config_groups");
-  return is_absent(transform) || (transforms != nullptr && is_absent(transforms))
-             ? Status()
-             : unsupported_at(where, "field transform_config: rotated weights are not read");
+  return {};
 }
 
 Result<QuantConfig> read_config(const Json& config, const std::string& where) {
   NIBBLE_RETURN_IF_ERROR(check_fields(config, kConfigFields, where));
   NIBBLE_RETURN_IF_ERROR(check_format(config, where));
-  NIBBLE_RETURN_IF_ERROR(refuse_changed_weights(config, where));
+  NIBBLE_RETURN_IF_ERROR(refuse_sparse_weights(config, where));
   QuantConfig result;
+  if (const Json* transforms = config.find("transform_config"); !is_absent(transforms)) {
+    NIBBLE_ASSIGN_OR_RETURN(result.turned,
+                            read_transform_config(*transforms, where + ".transform_config"));
+  }
   result.dialect = Dialect::kCompressedTensors;
   NIBBLE_ASSIGN_OR_RETURN(result.ignore, string_list(config, "ignore", where));
   const Json* groups = config.find("config_groups");
@@ -316,7 +316,7 @@ JsonArray targets_of(const SchemeUse& use) {
 
 // One group per scheme; "mixed-precision" when their formats differ.
 Json write_config(const StoredQuantization& stored) {
-  std::string_view format = format_name(stored.uses.front().scheme);
+  std::string_view format = stored.uses.empty() ? "dense" : format_name(stored.uses.front().scheme);
   std::vector<JsonObject::Member> groups;
   for (const SchemeUse& use : stored.uses) {
     const char* own = format_name(use.scheme);
@@ -328,12 +328,16 @@ Json write_config(const StoredQuantization& stored) {
                                       {"output_activations", nullptr},
                                       {"format", own}}));
   }
-  return Json::object({{"quant_method", "compressed-tensors"},
-                       {"format", format},
-                       {"quantization_status", "compressed"},
-                       {"kv_cache_scheme", kv_cache_json(stored.kv_cache)},
-                       {"config_groups", Json::object(std::move(groups))},
-                       {"ignore", JsonArray(stored.ignore.begin(), stored.ignore.end())}});
+  Json config = Json::object({{"quant_method", "compressed-tensors"},
+                              {"format", format},
+                              {"quantization_status", "compressed"},
+                              {"kv_cache_scheme", kv_cache_json(stored.kv_cache)},
+                              {"config_groups", Json::object(std::move(groups))},
+                              {"ignore", JsonArray(stored.ignore.begin(), stored.ignore.end())}});
+  if (!stored.transforms.is_null()) {
+    config.set("transform_config", stored.transforms);
+  }
+  return config;
 }
 
 }  // namespace

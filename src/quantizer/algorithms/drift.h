@@ -38,8 +38,9 @@ class Drift final {
   std::vector<float> changes_;  // [256, stride]: f - x
 };
 
-/// The part of what a drift asks for that is given: alpha of GPTAQ (arXiv 2504.02692).
-inline constexpr float kDriftShare = 0.25F;
+/// The part of what a drift asks for that is given: alpha of GPTAQ (arXiv 2504.02692), which takes
+/// 0.25 of the upper triangle of Z.
+inline constexpr float kDriftShare = 0.5F;
 
 /// kDriftShare times Z of Z R^T = D, columns and rows of D in the factor's order, [k, stride]:
 /// element (i, j) says what weight i of a row asks of column j, so that the row's products come

@@ -12,6 +12,7 @@ namespace {
 
 constexpr int64_t kRows = 64;      // of the matrix, that one thread takes at once
 constexpr int64_t kColumns = 128;  // of a block
+constexpr int64_t kDepth = 256;    // columns of a sum in single precision
 
 rows::RowKernels::Columns columns_of(const rows::RowKernels& kernels, const WeightFormat& format) {
   if (format.code == WeightCode::kFp4E2M1) {
@@ -39,12 +40,15 @@ class RowsInWork final {
         sums_(w_.size()),
         values_(w_.size()),
         errors_(static_cast<size_t>(kColumns * kRows)),
-        targets_(errors_.size()),
         scales_(static_cast<size_t>(groups_ * kRows)),
         zeros_(scales_.size()) {}
 
   void round(int64_t first) {
     load(first);
+    for (int64_t t = 0; drift_ != nullptr && t < matrix_.k; t += kDepth) {
+      const auto at = static_cast<size_t>(t * kRows);
+      add_to_rest(drift_ + t * factor_.stride, w_.data() + at, 0, std::min(kDepth, matrix_.k - t));
+    }
     for (int64_t begin = 0; begin < matrix_.k; begin += kColumns) {
       round_block(begin, std::min(kColumns, matrix_.k - begin));
     }
@@ -84,7 +88,6 @@ class RowsInWork final {
       zeros[j] = zeros_.data() + group * kRows;
     }
     const float* triangle = factor_.triangle.data() + begin * factor_.stride;
-    const float* drift = drift_ == nullptr ? nullptr : drift_ + begin * factor_.stride;
     columns_of(kernels_, matrix_.format)({.w = w_.data() + begin * kRows,
                                           .sums = sums_.data() + begin * kRows,
                                           .errors = errors_.data(),
@@ -93,24 +96,16 @@ class RowsInWork final {
                                           .zeros = rounded_.zeros.empty() ? nullptr : zeros,
                                           .factor = triangle + begin,
                                           .factor_stride = factor_.stride,
-                                          .drift = drift == nullptr ? nullptr : drift + begin,
-                                          .targets = targets_.data(),
                                           .columns = count,
                                           .rows = kRows});
-    add_to_rest(triangle, errors_, begin + count, count);
-    if (drift != nullptr) {
-      add_to_rest(drift, targets_, begin + count, count);
-    }
+    add_to_rest(triangle, errors_.data(), begin + count, count);
   }
 
-  /// What a block's rows of the factor or the drift add to the columns from `rest` on.
-  void add_to_rest(const float* rows,
-                   const std::vector<float>& numbers,
-                   int64_t rest,
-                   int64_t count) {
+  /// What `count` rows of the factor or the drift add to the columns from `rest` on.
+  void add_to_rest(const float* rows, const float* numbers, int64_t rest, int64_t count) {
     kernels_.add_products({.a = rows + rest,
                            .a_stride = factor_.stride,
-                           .b = numbers.data(),
+                           .b = numbers,
                            .b_stride = kRows,
                            .c = sums_.data() + rest * kRows,
                            .c_stride = kRows,
@@ -135,13 +130,12 @@ class RowsInWork final {
   RoundedMatrix& rounded_;
   const rows::RowKernels& kernels_;
   int64_t groups_;
-  std::vector<float> w_;        // [k, kRows]
-  std::vector<float> sums_;     // [k, kRows]
-  std::vector<float> values_;   // [k, kRows]
-  std::vector<float> errors_;   // [kColumns, kRows]
-  std::vector<float> targets_;  // [kColumns, kRows], of the drift
-  std::vector<float> scales_;   // [groups, kRows]
-  std::vector<float> zeros_;    // [groups, kRows]
+  std::vector<float> w_;       // [k, kRows]
+  std::vector<float> sums_;    // [k, kRows]
+  std::vector<float> values_;  // [k, kRows]
+  std::vector<float> errors_;  // [kColumns, kRows]
+  std::vector<float> scales_;  // [groups, kRows]
+  std::vector<float> zeros_;   // [groups, kRows]
 };
 
 }  // namespace

@@ -10,9 +10,10 @@ namespace nibble {
 /// the errors of those before it were spread over it; blocks of 128 columns are brought up to date
 /// at once. Fills the values. Dead columns become what is nearest to them.
 ///
-/// Of kGptaq with the site's drift (arXiv 2504.02692): what a column was rounded from, times its
-/// row of the drift, is added to what later columns make good. For R the factor, and alpha Z the
-/// drift, these are the paper's updates by P = alpha triu(Z, 1) R^-1.
+/// Of kGptaq with the site's drift (arXiv 2504.02692): with R the factor and alpha Z the drift,
+/// what is rounded column by column is |E R + alpha W Z|^2. The paper takes of Z what is above the
+/// diagonal, because weights that are rounded already cannot ask for more; they ask here before
+/// anything is rounded, and all of Z counts.
 void round_by_columns(const MatrixToRound& matrix,
                       const SiteStatistics& site,
                       RoundedMatrix& rounded,

@@ -8,8 +8,12 @@
 namespace nibble {
 namespace {
 
-constexpr std::array<std::pair<std::string_view, Transform>, 3> kTransforms = {
-    {{"rotate", Transform::kRotate}, {"smooth", Transform::kSmooth}, {"awq", Transform::kAwq}}};
+constexpr std::array<std::pair<std::string_view, Transform>, 5> kTransforms = {
+    {{"rotate", Transform::kRotate},
+     {"smooth", Transform::kSmooth},
+     {"awq", Transform::kAwq},
+     {"permute", Transform::kPermute},
+     {"turn", Transform::kTurn}}};
 
 std::optional<Transform> find_transform(std::string_view name) {
   for (const auto& [text, transform] : kTransforms) {
@@ -61,8 +65,8 @@ Result<Method> parse_method(std::string_view text) {
     const auto rounding = parse_rounding(name);
     if (!rounding.ok()) {
       return make_error(StatusCode::kInvalidArgument,
-                        "method \"{}\": {}, or, before one of these, rotate, smooth, awq", text,
-                        rounding.status().message());
+                        "method \"{}\": {}, or, before one of these, rotate, smooth, awq, permute",
+                        text, rounding.status().message());
     }
     method.rounding = *rounding;
     rounded = true;

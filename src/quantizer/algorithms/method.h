@@ -16,12 +16,16 @@ namespace nibble {
 ///   kSmooth  channels that enter products are divided by what their weights are multiplied by,
 ///            chosen by the largest activations (SmoothQuant, arXiv 2211.10438)
 ///   kAwq     the same, chosen by the mean activations (AWQ, arXiv 2306.00978)
-enum class Transform : uint8_t { kRotate, kSmooth, kAwq };
+///   kPermute channels that multiply alike become neighbours, so that groups have like weights and
+///            like errors
+///   kTurn    what the down projections of MLPs multiply is turned by a Hadamard matrix while the
+///            model runs, and their weights back (R4 of SpinQuant, arXiv 2405.16406)
+enum class Transform : uint8_t { kRotate, kSmooth, kAwq, kPermute, kTurn };
 
 [[nodiscard]] std::string_view transform_name(Transform transform);
 /// Whether it looks at what the model makes of a text.
 [[nodiscard]] constexpr bool needs_text(Transform transform) {
-  return transform != Transform::kRotate;
+  return transform != Transform::kRotate && transform != Transform::kTurn;
 }
 
 /// A chain: transforms, then one rounding.

@@ -39,10 +39,12 @@ void choose_fp8_scales(const PlainMatrix& matrix, const WeightFormat& format, fl
 
 }  // namespace
 
-Result<PlainMatrix> read_matrix(const SourceMatrix& source) {
+Result<PlainMatrix> read_matrix(const SourceMatrix& source, const CheckpointReader* reader) {
   PlainMatrix matrix{.n = source.n(), .k = source.k(), .w = {}};
   matrix.w.resize(static_cast<size_t>(matrix.n * matrix.k));
-  NIBBLE_RETURN_IF_ERROR(source.decode(0, matrix.n, matrix.w.data()));
+  NIBBLE_RETURN_IF_ERROR(reader == nullptr
+                             ? source.decode(0, matrix.n, matrix.w.data())
+                             : decode_once(source, *reader, {0, matrix.n}, matrix.w.data()));
   NIBBLE_RETURN_IF_ERROR(
       absmax_of(matrix.w.data(), 0, matrix.n, matrix.k).status().with_context(source.where()));
   return matrix;

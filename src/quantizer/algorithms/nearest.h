@@ -20,7 +20,9 @@ struct PlainMatrix {
 };
 
 /// kCorrupt for a weight that is NaN or infinite, naming tensor and place; the errors of decode().
-Result<PlainMatrix> read_matrix(const SourceMatrix& source);
+///   reader  of the matrix: lets the pages go that were read; null: they stay
+Result<PlainMatrix> read_matrix(const SourceMatrix& source,
+                                const CheckpointReader* reader = nullptr);
 
 /// The nearest codes with their scales, as the scheme's encoder stores them in the dialect and a
 /// loader reads them again. A scale that fused matrices share is that of this one alone.

@@ -6,23 +6,33 @@
 
 #include "base/check.h"
 #include "quant/code_traits.h"
+#include "quant/levels.h"
+#include "quantizer/algorithms/autoround.h"
 #include "quantizer/algorithms/drift_error.h"
 #include "quantizer/algorithms/gptq.h"
 #include "quantizer/algorithms/imatrix.h"
+#include "quantizer/algorithms/lwc.h"
 #include "quantizer/algorithms/output_error.h"
+#include "quantizer/algorithms/refine.h"
 #include "quantizer/algorithms/rtn.h"
 
 namespace nibble {
 namespace {
 
-constexpr std::array<std::pair<std::string_view, Rounding>, 4> kNames = {
+constexpr std::array<std::pair<std::string_view, Rounding>, 6> kNames = {
     {{"rtn", Rounding::kRtn},
      {"imatrix", Rounding::kImatrix},
      {"gptq", Rounding::kGptq},
-     {"gptaq", Rounding::kGptaq}}};
+     {"gptaq", Rounding::kGptaq},
+     {"autoround", Rounding::kAutoround},
+     {"lwc", Rounding::kLwc}}};
 
 bool by_columns(Rounding rounding) {
   return rounding == Rounding::kGptq || rounding == Rounding::kGptaq;
+}
+
+bool learned(Rounding rounding) {
+  return rounding == Rounding::kAutoround || rounding == Rounding::kLwc;
 }
 
 /// What a method can do with these statistics.
@@ -42,6 +52,14 @@ RoundedMatrix round_so(const MatrixToRound& matrix,
   if (by_columns(rounding)) {
     choose_all_scales(matrix, site.importance.data(), rounded, pool);
     round_by_columns(matrix, site, rounded, pool);
+    refine(matrix, site, rounded, pool);
+  } else if (learned(rounding)) {
+    choose_all_scales(matrix, site.importance.data(), rounded, pool);
+    if (rounding == Rounding::kAutoround) {
+      learn_offsets(matrix, site, rounded, pool);
+    } else {
+      learn_clipping(matrix, site, rounded, pool);
+    }
   } else {
     round_to_nearest(matrix, rounding == Rounding::kImatrix ? site.importance.data() : nullptr,
                      rounded, pool);
@@ -78,8 +96,21 @@ Status check_rounding(Rounding rounding, const QuantScheme& scheme) {
   const WeightFormat& format = scheme.weight;
   const bool by_rows =
       format.scale_per == ScalePer::kChannel || format.scale_per == ScalePer::kGroup;
-  if (by_rows && (is_integer(format.code) || format.code == WeightCode::kFp4E2M1)) {
+  const bool integer = by_rows && is_integer(format.code);
+  if (learned(rounding) && in_two_levels(format, scheme.act)) {
+    return make_error(StatusCode::kUnsupported,
+                      "--method {} changes each group's scale by itself, and those of {} are "
+                      "integers times one number of their row; take gptq or imatrix",
+                      rounding_name(rounding), scheme.name);
+  }
+  if (integer || (by_rows && format.code == WeightCode::kFp4E2M1 && !learned(rounding))) {
     return {};
+  }
+  if (learned(rounding)) {
+    return make_error(StatusCode::kUnsupported,
+                      "--method {} learns to round integer weights with a scale for each row or "
+                      "group, and {} has none; take gptq or imatrix, or choose another scheme",
+                      rounding_name(rounding), scheme.name);
   }
   return make_error(StatusCode::kUnsupported,
                     "--method {} rounds integer and FP4 weights with a scale for each row or "

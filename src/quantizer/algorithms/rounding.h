@@ -18,9 +18,12 @@ namespace nibble {
 /// How weights become codes, given what enters the product.
 ///   kRtn      the nearest codes, as without calibration
 ///   kImatrix  the nearest codes, of scales whose search counts a column by its mean square
-///   kGptq     scales likewise, codes column by column: later columns make good for earlier ones
+///   kGptq     scales likewise, codes column by column: later columns make good for earlier ones;
+///             then both are refined in turns
 ///   kGptaq    the same, and for what roundings in front of the product have changed
-enum class Rounding : uint8_t { kRtn, kImatrix, kGptq, kGptaq };
+///   kAutoround  offsets of weights and factors of such scales, learned by signed steps
+///   kLwc      the nearest codes in ranges whose clipping is learned
+enum class Rounding : uint8_t { kRtn, kImatrix, kGptq, kGptaq, kAutoround, kLwc };
 
 Result<Rounding> parse_rounding(std::string_view name);
 [[nodiscard]] std::string_view rounding_name(Rounding rounding);

@@ -12,6 +12,7 @@
 #include <gtest/gtest.h>
 
 #include "quant/codec.h"
+#include "quant/levels.h"
 #include "quantizer/algorithms/output_error.h"
 #include "quantizer/algorithms/rtn.h"
 #include "quantizer/algorithms/testing/rounding_problem.h"
@@ -30,8 +31,7 @@ TEST(Rounding, GptqIsWhatIsPublished) {
     const SiteStatistics site = make_site_statistics(gram, Rounding::kGptq, pool);
     ASSERT_TRUE(site.factor.has_value());
     EXPECT_EQ(site.factor->damping, 0.01);
-    const RoundedMatrix rounded = round_matrix(problem.matrix, Rounding::kGptq, site, pool);
-    ASSERT_EQ(rounded.rounding, Rounding::kGptq) << scheme.name;
+    const RoundedMatrix rounded = by_columns(problem, Rounding::kGptq, site, pool);
     const std::vector<double> expected = published_values(problem.matrix, {x, x}, rounded);
     size_t equal = 0;
     for (size_t i = 0; i < expected.size(); ++i) {
@@ -65,6 +65,26 @@ TEST(Rounding, EachMethodLosesLessOfTheOutputs) {
     }
     EXPECT_LE(errors[1], errors[0]) << scheme.name;
     EXPECT_LT(errors[2], 0.8 * errors[0]) << scheme.name;
+  }
+}
+
+// What no scale of a row may leave: products would refuse the weights.
+TEST(Rounding, OfTwoLevelsKeepsThem) {
+  ThreadPool pool(2);
+  for (const char* name : {"w4a8_g64", "w4a8_g128"}) {
+    const QuantScheme scheme = find_scheme(name).value();
+    const Problem problem(scheme, 33, 256, 3);
+    const Gram gram = gram_of(correlated(700, 256, 5), 256, pool);
+    const SiteStatistics site = make_site_statistics(gram, Rounding::kGptq, pool);
+    for (const Rounding rounding : {Rounding::kRtn, Rounding::kImatrix, Rounding::kGptq}) {
+      const RoundedMatrix rounded = round_matrix(problem.matrix, rounding, site, pool);
+      EXPECT_EQ(rounded.rounding, rounding);
+      QuantTensor weight = QuantTensor::allocate(scheme.weight, 33, 256).value();
+      std::ranges::copy(rounded.scales, weight.scales.as<float>().begin());
+      std::ranges::transform(rounded.zeros, weight.zeros.as<int8_t>().begin(),
+                             [](float zero) { return static_cast<int8_t>(zero); });
+      EXPECT_TRUE(check_levels(view_of(weight)).ok()) << name << " " << rounding_name(rounding);
+    }
   }
 }
 
@@ -149,7 +169,7 @@ TEST(Rounding, RefusesWhatItCannotRound) {
     EXPECT_EQ(status.ok(), steps) << scheme.name;
   }
   EXPECT_THAT(parse_rounding("awk").status().message(),
-              testing::HasSubstr("rtn, imatrix, gptq, gptaq"));
+              testing::HasSubstr("rtn, imatrix, gptq, gptaq, autoround, lwc"));
 }
 
 // Bytes of values that were chosen are those of the encoder that chooses the same.

@@ -173,45 +173,77 @@ std::vector<float> centred_factors(const std::vector<double>& logarithms) {
   return factors;
 }
 
-std::vector<double> exponents(FactorRule rule) {
-  std::vector<double> tried;
-  const double step = rule == FactorRule::kLargest ? 0.1 : 0.05;
-  const int count = rule == FactorRule::kLargest ? 9 : 20;
-  for (int i = 1; i <= count; ++i) {
-    tried.push_back(step * i);
+/// The best factors that were tried.
+class FactorTrials final {
+ public:
+  FactorTrials(const FactorSearch& search, ThreadPool& pool)
+      : search_(search),
+        trial_(search, pool),
+        weights_(shared(largest_weights(search), search.factor_of)),
+        best_(weights_.size(), 1.0F),
+        least_(trial_.error(expanded(best_, search.factor_of))) {}
+
+  /// activation^exponent, and by kLargest over weight^(1 - exponent). Returns the error.
+  double attempt(const std::vector<float>& activations, double exponent) {
+    std::vector<double> logarithms(activations.size());
+    for (size_t i = 0; i < logarithms.size(); ++i) {
+      logarithms[i] = exponent * std::log2(static_cast<double>(activations[i]));
+      if (search_.rule == FactorRule::kLargest) {
+        logarithms[i] -= (1 - exponent) * std::log2(static_cast<double>(weights_[i]));
+      }
+    }
+    std::vector<float> factors = centred_factors(logarithms);
+    const double error = trial_.error(expanded(factors, search_.factor_of));
+    if (error < least_) {
+      least_ = error;
+      best_ = std::move(factors);
+    }
+    return error;
   }
-  return tried;
+
+  [[nodiscard]] const std::vector<float>& best() const { return best_; }
+
+ private:
+  const FactorSearch& search_;
+  Trial trial_;
+  std::vector<float> weights_;
+  std::vector<float> best_;
+  double least_;
+};
+
+/// Tenths, and then what lies halfway to the neighbours of the best.
+void try_exponents(const std::vector<float>& activations, FactorTrials& trials) {
+  constexpr double kStep = 0.1;
+  double best = 0;
+  double least = INFINITY;
+  for (int i = 1; i <= 9; ++i) {
+    const double error = trials.attempt(activations, kStep * i);
+    best = error < least ? kStep * i : best;
+    least = std::min(least, error);
+  }
+  trials.attempt(activations, best - kStep / 2);
+  trials.attempt(activations, best + kStep / 2);
 }
 
 }  // namespace
 
 std::vector<float> search_factors(const FactorSearch& search, ThreadPool& pool) {
-  std::vector<float> activations = search.site.largest;
-  if (search.rule == FactorRule::kMean) {
-    std::transform(search.site.sums.begin(), search.site.sums.end(), activations.begin(),
-                   [](double sum) { return static_cast<float>(sum); });
+  std::vector<float> means;
+  for (const double sum : search.site.sums) {
+    means.push_back(static_cast<float>(sum));
   }
-  activations = shared(activations, search.factor_of);
-  const std::vector<float> weights = shared(largest_weights(search), search.factor_of);
-  const Trial trial(search, pool);
-  std::vector<float> best(activations.size(), 1.0F);
-  double least = trial.error(expanded(best, search.factor_of));
-  for (const double exponent : exponents(search.rule)) {
-    std::vector<double> logarithms(activations.size());
-    for (size_t i = 0; i < logarithms.size(); ++i) {
-      logarithms[i] = exponent * std::log2(static_cast<double>(activations[i]));
-      if (search.rule == FactorRule::kLargest) {
-        logarithms[i] -= (1 - exponent) * std::log2(static_cast<double>(weights[i]));
-      }
-    }
-    std::vector<float> factors = centred_factors(logarithms);
-    const double error = trial.error(expanded(factors, search.factor_of));
-    if (error < least) {
-      least = error;
-      best = std::move(factors);
-    }
+  means = shared(means, search.factor_of);
+  FactorTrials trials(search, pool);
+  if (search.rule == FactorRule::kLargest) {
+    try_exponents(shared(search.site.largest, search.factor_of), trials);
+    try_exponents(means, trials);
+    return trials.best();
   }
-  return best;
+  constexpr double kStep = 0.05;
+  for (int i = 1; i <= 20; ++i) {
+    trials.attempt(means, kStep * i);
+  }
+  return trials.best();
 }
 
 }  // namespace nibble

@@ -23,8 +23,11 @@ struct ChannelStatistics {
 
 /// Which factors are tried.
 enum class FactorRule : uint8_t {
-  kLargest,  // largest activation^a over largest weight^(1 - a), a from 0.1 to 0.9 (SmoothQuant)
-  kMean,     // mean activation^a, a from 0.05 to 1 (AWQ)
+  // largest or mean activation^a over largest weight^(1 - a), a from 0.05 to 0.95 (SmoothQuant,
+  // whose
+  // largest ones may be of a few tokens alone)
+  kLargest,
+  kMean,  // mean activation^a, a from 0.05 to 1 (AWQ)
 };
 
 struct FactorSearch {

@@ -96,6 +96,7 @@ using EncoderFactory = EncoderPointer(const EncoderOptions& options,
                                       int64_t k);
 EncoderFactory make_int_encoder;
 EncoderFactory make_zero_point_encoder;
+EncoderFactory make_levels_encoder;
 EncoderFactory make_progressive_encoder;
 EncoderFactory make_fp8_encoder;
 EncoderFactory make_fp4_encoder;

@@ -78,15 +78,35 @@ void round_columns(const ColumnsArgs& args) {
         float* sums = args.sums + next * args.rows + lane;
         Lanes::store(sums, Lanes::fma(error, Lanes::set(factor[next]), Lanes::load(sums)));
       }
-      if (args.drift == nullptr) {
-        continue;
+    }
+  }
+}
+
+template <typename Codec>
+void sweep_columns(const SweepArgs& args) {
+  const F damping = Lanes::set(args.damping);
+  const F margin = Lanes::set(1 - 0x1p-18F);  // what is no nearer by this stays, for its rounding
+  for (int64_t lane = 0; lane < args.rows; lane += kLanes) {
+    for (int64_t j = 0; j < args.columns; ++j) {
+      const int64_t at = j * args.rows + lane;
+      const float* gram = args.gram + j * args.gram_stride;
+      const F before = Lanes::load(args.values + at);
+      const F gradient = Lanes::load(args.gradients + at);
+      const F zero = args.zeros == nullptr ? Lanes::set(0) : Lanes::load(args.zeros[j] + lane);
+      const F step = Lanes::div(gradient, Lanes::add(Lanes::set(gram[j]), damping));
+      const F target = Lanes::add(before, step);
+      const F best = Codec(Lanes::load(args.scales[j] + lane), zero).encode(target).value;
+      const F value = Lanes::select_less(magnitude(Lanes::sub(target, best)),
+                                         Lanes::mul(margin, magnitude(step)), best, before);
+      const F change = Lanes::sub(before, value);
+      Lanes::store(args.values + at, value);
+      Lanes::store(args.changes + at, change);
+      for (int64_t other = 0; other < args.columns; ++other) {
+        float* sums = args.gradients + other * args.rows + lane;
+        Lanes::store(sums, Lanes::fma(change, Lanes::set(gram[other]), Lanes::load(sums)));
       }
-      Lanes::store(args.targets + at, target);
-      const float* drift = args.drift + j * args.factor_stride;
-      for (int64_t next = j + 1; next < args.columns; ++next) {
-        float* sums = args.sums + next * args.rows + lane;
-        Lanes::store(sums, Lanes::fma(target, Lanes::set(drift[next]), Lanes::load(sums)));
-      }
+      Lanes::store(args.gradients + at,
+                   Lanes::fma(change, damping, Lanes::load(args.gradients + at)));
     }
   }
 }

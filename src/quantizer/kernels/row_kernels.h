@@ -81,10 +81,21 @@ struct ColumnsArgs {
   const float* const* zeros = nullptr;   // likewise; null without zero points
   const float* factor = nullptr;         // [columns, columns], upper triangle
   int64_t factor_stride = 0;
-  // What the number that a column is rounded from, times its row, adds to the sums of later ones;
-  // as the factor; null: nothing.
-  const float* drift = nullptr;
-  float* targets = nullptr;  // [columns, rows] out, with a drift: those numbers
+  int64_t columns = 0;
+  int64_t rows = 0;  // a multiple of 16, and what columns are apart
+};
+
+/// Codes of a block of columns, each chosen anew given all others. All matrices lie column by
+/// column.
+struct SweepArgs {
+  float* gradients = nullptr;            // [columns, rows]: H e of e = w - value; kept up to date
+  float* values = nullptr;               // [columns, rows], replaced where another code is better
+  float* changes = nullptr;              // [columns, rows] out: by how much values became less
+  const float* const* scales = nullptr;  // of each column: [rows]
+  const float* const* zeros = nullptr;   // likewise; null without zero points
+  const float* gram = nullptr;           // [columns, columns]: of H
+  int64_t gram_stride = 0;
+  float damping = 0;  // that the diagonal lacks
   int64_t columns = 0;
   int64_t rows = 0;  // a multiple of 16, and what columns are apart
 };
@@ -126,6 +137,11 @@ struct RowKernels {
   Columns columns_int4_zeros;
   Columns columns_int8;
   Columns columns_fp4;
+  using Sweep = void (*)(const SweepArgs& args);
+  Sweep sweep_int4;
+  Sweep sweep_int4_zeros;
+  Sweep sweep_int8;
+  Sweep sweep_fp4;
   void (*progressive)(const ProgressiveArgs& args, Sums& sums);
   /// Offset binary words in sequential order to two's complement in the order 0 2 4 6 1 3 5 7.
   void (*reorder)(uint8_t* words, int64_t count);

@@ -456,6 +456,10 @@ constexpr RowKernels rows_named(std::string_view isa) {
           .columns_int4_zeros = round_columns<IntCodec<4, 8, true>>,
           .columns_int8 = round_columns<IntCodec<8, 0, false>>,
           .columns_fp4 = round_columns<FloatCodec<E2M1, true>>,
+          .sweep_int4 = sweep_columns<IntCodec<4, 8, false>>,
+          .sweep_int4_zeros = sweep_columns<IntCodec<4, 8, true>>,
+          .sweep_int8 = sweep_columns<IntCodec<8, 0, false>>,
+          .sweep_fp4 = sweep_columns<FloatCodec<E2M1, true>>,
           .progressive = encode_progressive,
           .reorder = reorder_words};
 }

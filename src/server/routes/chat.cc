@@ -19,11 +19,20 @@ class ChatFormat final : public AnswerFormat {
   Json whole(const std::vector<Choice>& choices) const override {
     JsonArray list;
     for (const Choice& choice : choices) {
-      const Json message = Json::object({{"role", "assistant"},
-                                         {"content", choice.answer},
-                                         {"refusal", Json()},
-                                         {"reasoning_content", Json()},
-                                         {"reasoning", Json()}});
+      const bool only_calls = choice.answer.empty() && !choice.calls.empty();
+      const Json reasoning = choice.reasoning.empty() ? Json() : Json(choice.reasoning);
+      Json message = Json::object({{"role", "assistant"},
+                                   {"content", only_calls ? Json() : Json(choice.answer)},
+                                   {"refusal", Json()},
+                                   {"reasoning_content", reasoning},
+                                   {"reasoning", reasoning}});
+      if (!choice.calls.empty()) {
+        JsonArray calls;
+        for (const ToolCall& call : choice.calls) {
+          calls.push_back(call_json(call));
+        }
+        message.set("tool_calls", std::move(calls));
+      }
       list.push_back(Json::object({{"index", choice.index},
                                    {"message", message},
                                    {"logprobs", logprobs(choice)},
@@ -37,11 +46,36 @@ class ChatFormat final : public AnswerFormat {
     return chunk(choice, Json::object({{"role", "assistant"}, {"content", ""}}), Json());
   }
 
-  Json delta(const Choice& choice, const std::string& text) const override {
-    if (!choice.finish_reason.empty()) {
-      return chunk(choice, JsonObject(), logprobs(choice));
+  Json delta(const Choice& choice, const AnswerPiece& piece, int64_t call) const override {
+    using Kind = AnswerPiece::Kind;
+    Json delta;
+    switch (piece.kind) {
+      case Kind::kContent:
+        delta = Json::object({{"content", piece.text}});
+        break;
+      case Kind::kReasoning:  // other servers have the one or the other name
+        delta = Json::object({{"reasoning_content", piece.text}, {"reasoning", piece.text}});
+        break;
+      case Kind::kCallBegin: {
+        Json item = call_json({piece.text, "", piece.id});
+        item.set("index", call);
+        delta = Json::object({{"tool_calls", JsonArray{std::move(item)}}});
+        break;
+      }
+      case Kind::kArguments: {
+        const Json item = Json::object(
+            {{"index", call}, {"function", Json::object({{"arguments", piece.text}})}});
+        delta = Json::object({{"tool_calls", JsonArray{item}}});
+        break;
+      }
+      case Kind::kCallEnd:
+        return {};
     }
-    return chunk(choice, Json::object({{"content", text}}), logprobs(choice));
+    return chunk(choice, std::move(delta), logprobs(choice));
+  }
+
+  Json end(const Choice& choice) const override {
+    return chunk(choice, JsonObject(), logprobs(choice));
   }
 
   Json usage_only() const override { return envelope("chat.completion.chunk", {}); }
@@ -65,6 +99,13 @@ class ChatFormat final : public AnswerFormat {
       item.set("stop_reason", stop_reason(choice));
     }
     return envelope("chat.completion.chunk", {std::move(item)});
+  }
+
+  static Json call_json(const ToolCall& call) {
+    return Json::object(
+        {{"id", call.id},
+         {"type", "function"},
+         {"function", Json::object({{"name", call.name}, {"arguments", call.arguments}})}});
   }
 
   static Json stop_reason(const Choice& choice) {
@@ -133,6 +174,7 @@ void route_chat(AppContext& context, const std::shared_ptr<HttpExchange>& exchan
   job.request.messages = JsonArray();
   job.request.tools = job.request.template_arguments = Json();
   job.format = std::make_unique<ChatFormat>(context, job.request);
+  job.form = context.options.form;
   run_generation(context, exchange, std::move(job));
 }
 

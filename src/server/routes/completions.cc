@@ -34,9 +34,11 @@ class CompletionFormat final : public AnswerFormat {
     return echo_ ? envelope({item(choice, text_.decode(choice.prompt))}) : Json();
   }
 
-  Json delta(const Choice& choice, const std::string& text) const override {
-    return envelope({item(choice, text)});
+  Json delta(const Choice& choice, const AnswerPiece& piece, int64_t /*call*/) const override {
+    return envelope({item(choice, piece.text)});
   }
+
+  Json end(const Choice& choice) const override { return envelope({item(choice, "")}); }
 
   Json usage_only() const override { return envelope({}); }
 

@@ -70,7 +70,8 @@ class AppTest : public ::testing::Test {
  protected:
   void SetUp() override {
     context_ = std::make_unique<AppContext>(
-        AppOptions{.model_names = {"fake"}, .api_key = key_, .version = "1"}, engine_, text_);
+        AppOptions{.model_names = {"fake"}, .api_key = key_, .version = "1", .form = form_},
+        engine_, text_);
     HttpOptions options;
     options.port = 0;
     options.body_limit = 5000;
@@ -108,6 +109,7 @@ class AppTest : public ::testing::Test {
     client.read_until("data: ");
   }
 
+  AnswerForm form_;  // of answers
   std::string key_;
   bool loading_ = false;  // the gate stays shut
   AppGate gate_{"1"};

@@ -51,6 +51,13 @@ struct Int4Sums : IntSums<IntCodecInt4> {
   }
 };
 
+struct LevelsSums : IntSums<IntCodecLevels> {
+  template <int kC, int kA, int kB>
+  static void product() {
+    dot_s8u8<kC, kA, kB>();
+  }
+};
+
 // Of a panel's products, those whose weights stay in the first level. All else passes by it.
 constexpr int64_t kNearProducts = 16;
 
@@ -156,7 +163,7 @@ inline void store_sums(uint8_t* sums) {
 template <typename Panel, int kN>
 [[gnu::noinline]] void expand_next(const TileGemmTask& task, const PanelPair& panel, int64_t p) {
   for (int64_t i = 0; i < kN; ++i) {
-    expand_tile<Panel>(panel.next[i] + p * Panel::kSourceBytes,
+    expand_tile<Panel>(task.w, panel.next[i] + p * Panel::kSourceBytes,
                        task.scratch + (i * panel.products + p) * kTileBytes);
   }
 }

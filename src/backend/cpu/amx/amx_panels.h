@@ -4,7 +4,7 @@
 // which can be expanded alone.
 
 #include "backend/cpu/amx/choose_tiles.h"
-#include "backend/cpu/kernels/gemm_kernels.h"
+#include "backend/cpu/kernels/gemm_levels.h"
 
 namespace nibble::cpu {
 namespace {
@@ -25,6 +25,20 @@ struct Int4Bytes {
     const __m512i words = _mm512_loadu_si512(source);
     _mm512_store_si512(out, _mm512_and_si512(words, mask));
     _mm512_store_si512(out + 64, _mm512_and_si512(_mm512_srli_epi16(words, 4), mask));
+  }
+};
+
+/// int4 in groups of two levels as unsigned bytes for int8 activations. A product is of one group.
+struct LevelsBytes {
+  static constexpr int64_t kSourceBytes = 512;
+  static constexpr int64_t kParts = 8;
+  static constexpr bool kDirect = false;
+  LevelsGroup group;
+
+  LevelsBytes(const PackedWeights& w, const uint8_t* source) : group(LevelsGroup::at(w, source)) {}
+  [[gnu::always_inline]] void expand(const uint8_t* source, uint8_t* out) const {
+    Simd::store_int(out, group.weights<0>(source));
+    Simd::store_int(out + 64, group.weights<1>(source));
   }
 };
 
@@ -97,6 +111,22 @@ template <typename Panel, int kBegin = 0, int kEnd = Panel::kParts>
 #pragma GCC unroll 8
   for (int64_t part = kBegin; part < kEnd; ++part) {
     Panel::expand(source + part * kPartSource<Panel>, tile + part * kPartBytes<Panel>);
+  }
+}
+
+/// A tile of a panel that asks the matrix for more than the codes, or of any other.
+template <typename Panel>
+[[gnu::always_inline]] inline void expand_tile(const PackedWeights& w,
+                                               const uint8_t* source,
+                                               uint8_t* tile) {
+  if constexpr (requires { Panel(w, source); }) {
+    const Panel panel(w, source);
+#pragma GCC unroll 8
+    for (int64_t part = 0; part < Panel::kParts; ++part) {
+      panel.expand(source + part * kPartSource<Panel>, tile + part * kPartBytes<Panel>);
+    }
+  } else {
+    expand_tile<Panel>(source, tile);
   }
 }
 

@@ -233,9 +233,10 @@ class Panels {
       uint8_t* out = task_.scratch;
       uint8_t* second_out = out + count * kTileBytes;
       for (int64_t p = 0; p < count && !expanded_; ++p) {
-        expand_tile<Panel>(source + p * Panel::kSourceBytes, out + p * kTileBytes);
+        expand_tile<Panel>(task_.w, source + p * Panel::kSourceBytes, out + p * kTileBytes);
         if (step.tiles == kStepTiles) {
-          expand_tile<Panel>(second + p * Panel::kSourceBytes, second_out + p * kTileBytes);
+          expand_tile<Panel>(task_.w, second + p * Panel::kSourceBytes,
+                             second_out + p * kTileBytes);
         }
       }
       expanded_ = step.next_tiles == step.tiles && step.next_products == count;

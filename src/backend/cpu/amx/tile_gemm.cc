@@ -14,6 +14,7 @@ constinit const TileKernels kTiles = {
     .tiles_fp4 = tile_gemm_fp4,
     .tiles_int8_int8 = tile_gemm<DirectPanel, Int8Sums>,
     .tiles_int4_int8 = tile_gemm<Int4Bytes, Int4Sums>,
+    .tiles_levels_int8 = tile_gemm<LevelsBytes, LevelsSums>,
     .round_pieces = round_pieces,
     .fixed_pieces = fixed_pieces,
 };

@@ -2,6 +2,7 @@
 // The vocabulary comes first.
 #include "backend/cpu/kernels/gemm_expanded.h"
 #include "backend/cpu/kernels/gemm_fixed.h"
+#include "backend/cpu/kernels/gemm_levels.h"
 
 namespace nibble::cpu::NIBBLE_ISA {
 
@@ -20,6 +21,7 @@ constinit const GemmKernels kGemm = {
     .gemm_int4_minimums = float_tiles<CodecInt4Minimums, Groups::kNone>,
     .gemm_int8_int8 = gemm_int<IntCodecInt8>,
     .gemm_int4_int8 = gemm_int<IntCodecInt4>,
+    .gemm_levels_int8 = gemm_levels,
     .gemm_int4_fixed = gemm_fixed<Zeros::kNone>,
     .gemm_int4_fixed_zeros = gemm_fixed<Zeros::kEach>,
     .gemm_int4_fixed_minimums = gemm_fixed<Zeros::kMinimums>,

@@ -3,6 +3,7 @@
 // Kernels over single rows: norms, activation functions, quantized activations, KV entries.
 
 #include "backend/cpu/kernels/fixed_rows.h"
+#include "backend/cpu/kernels/turned_rows.h"
 #include "ops/attention_form.h"
 
 namespace nibble::cpu {
@@ -157,7 +158,7 @@ inline const float* as_floats(ConstNumbers x, int64_t n, float* buffer) {
   return buffer;
 }
 
-void make_input(const InputRow& row, float* y) {
+inline void norm_or_activate(const InputRow& row, float* y) {
   const GemmInput& input = row.input;
   switch (input.kind) {
     case GemmInput::Kind::kPlain:
@@ -174,6 +175,13 @@ void make_input(const InputRow& row, float* y) {
       return gelu_tanh(row.x, row.k, y);
     case GemmInput::Kind::kClampedSwiglu:
       return clamped_swiglu(row, y);
+  }
+}
+
+void make_input(const InputRow& row, float* y) {
+  norm_or_activate(row, y);
+  if (row.input.turn > 1) {
+    turn_row(y, row.k, row.input.turn);
   }
 }
 

@@ -257,6 +257,9 @@ struct Simd {
   static I32x16 steps_s16(I32x16 codes, I32x16 step, I32x16 start) {
     return {steps_s16(codes.lo, step.lo, start.lo), steps_s16(codes.hi, step.hi, start.hi)};
   }
+  static I32x16 mul_u16(I32x16 a, I32x16 b) {
+    return {_mm256_mullo_epi16(a.lo, b.lo), _mm256_mullo_epi16(a.hi, b.hi)};
+  }
   static I32x16 upper_nibbles(I32x16 words) {
     return {_mm256_srli_epi16(words.lo, 12), _mm256_srli_epi16(words.hi, 12)};
   }

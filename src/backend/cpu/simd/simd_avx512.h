@@ -168,6 +168,7 @@ struct Simd {
     const __m512i sums = _mm512_add_epi16(_mm512_mullo_epi16(codes.v, step.v), start.v);
     return {_mm512_srai_epi16(sums, 8)};
   }
+  static I32x16 mul_u16(I32x16 a, I32x16 b) { return {_mm512_mullo_epi16(a.v, b.v)}; }
   static I32x16 upper_nibbles(I32x16 words) { return {_mm512_srli_epi16(words.v, 12)}; }
   using CodeTable = F32x16;
   static CodeTable code_table(F32x16 numbers) { return numbers; }

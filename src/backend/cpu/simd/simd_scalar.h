@@ -255,6 +255,13 @@ struct Simd {
       return halves;
     });
   }
+  /// The lower 16 bits of the products of 16-bit halves.
+  static I32x16 mul_u16(I32x16 a, I32x16 b) {
+    return n([&](int i) {
+      const uint32_t low = (a.v[i] & 0xffffU) * (b.v[i] & 0xffffU) & 0xffffU;
+      return low | (a.v[i] >> 16) * (b.v[i] >> 16) << 16;
+    });
+  }
   /// Nibbles 3 and 7 of each word, in its halves.
   static I32x16 upper_nibbles(I32x16 words) {
     return and_int(shift_right<12>(words), set_int(0x000f000f));

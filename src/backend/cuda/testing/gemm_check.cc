@@ -11,6 +11,7 @@
 #include "base/f16.h"
 #include "quant/codec.h"
 #include "quant/quant_tensor.h"
+#include "quant/testing/random_levels.h"
 
 namespace nibble::cuda::testing {
 namespace {
@@ -47,6 +48,7 @@ QuantTensor random_weight(const WeightFormat& format,
   for (float& minimum : weight.minimums.as<float>()) {
     minimum = bf16_to_f32(f32_to_bf16(0.08F * random_float(random)));
   }
+  make_levels(weight, random);
   return weight;
 }
 

@@ -8,7 +8,9 @@
 #include <vector>
 
 #include "quant/codec.h"
+#include "quantizer/algorithms/gptq.h"
 #include "quantizer/algorithms/rounding.h"
+#include "quantizer/algorithms/rtn.h"
 
 // What tests of roundings have in common: random matrices and rows, and published algorithms in
 // double precision.
@@ -58,6 +60,18 @@ struct Problem {
         encoder(make_encoder({.scheme = scheme, .dialect = default_dialect(scheme)}, n, k).value()),
         matrix{w.data(), n, k, scheme.weight, encoder.get()} {}
 };
+
+/// Rounded by columns, not refined.
+inline RoundedMatrix by_columns(const Problem& problem,
+                                Rounding rounding,
+                                const SiteStatistics& site,
+                                ThreadPool& pool) {
+  RoundedMatrix rounded;
+  rounded.rounding = rounding;
+  choose_all_scales(problem.matrix, site.importance.data(), rounded, pool);
+  round_by_columns(problem.matrix, site, rounded, pool);
+  return rounded;
+}
 
 inline std::vector<QuantScheme> schemes() {
   std::vector<QuantScheme> found;
@@ -133,7 +147,8 @@ struct PublishedRows {
   const std::vector<float>& wanted;
 };
 
-/// GPTQ, and where the two differ GPTAQ with alpha 0.25, by the updates that the papers write down.
+/// GPTQ by the updates that the paper writes down, and where the two differ with half of what makes
+/// up for the difference, W D H^-1, asked for in front: D = (F - X)^T X.
 inline std::vector<double> published_values(const MatrixToRound& matrix,
                                             const PublishedRows& rows,
                                             const RoundedMatrix& scales) {
@@ -164,17 +179,12 @@ inline std::vector<double> published_values(const MatrixToRound& matrix,
     }
   }
   const Matrix u = upper_cholesky(inverse(ordered));
-  Matrix z(k, std::vector<double>(k));  // triu(D U^T, 1)
-  Matrix p(k, std::vector<double>(k));
+  Matrix asked(k, std::vector<double>(k));  // half of D H^-1
+  const Matrix inverted = inverse(ordered);
   for (size_t i = 0; i < k; ++i) {
-    for (size_t j = i + 1; j < k; ++j) {
-      for (size_t t = j; t < k; ++t) {
-        z[i][j] += d[order[i]][order[t]] * u[j][t];
-      }
-    }
-    for (size_t t = i + 1; t < k; ++t) {
-      for (size_t j = t; j < k; ++j) {
-        p[i][j] += 0.25 * z[i][t] * u[t][j];
+    for (size_t j = 0; j < k; ++j) {
+      for (size_t t = 0; t < k; ++t) {
+        asked[i][j] += 0.5 * d[order[i]][order[t]] * inverted[t][j];
       }
     }
   }
@@ -183,7 +193,10 @@ inline std::vector<double> published_values(const MatrixToRound& matrix,
   for (size_t row = 0; row < static_cast<size_t>(matrix.n); ++row) {
     std::vector<double> w(k);
     for (size_t i = 0; i < k; ++i) {
-      w[i] = matrix.w[row * k + order[i]];
+      w[i] += matrix.w[row * k + order[i]];
+      for (size_t j = 0; j < k; ++j) {
+        w[j] += matrix.w[row * k + order[i]] * asked[i][j];
+      }
     }
     for (size_t i = 0; i < k; ++i) {
       const size_t at = row * groups + order[i] / (k / groups);
@@ -193,7 +206,7 @@ inline std::vector<double> published_values(const MatrixToRound& matrix,
       values[row * k + order[i]] = q;
       const double error = (reached - q) / u[i][i];
       for (size_t j = i; j < k; ++j) {
-        w[j] += reached * p[i][j] - error * u[i][j];
+        w[j] -= error * u[i][j];
       }
     }
   }

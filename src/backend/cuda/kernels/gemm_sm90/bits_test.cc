@@ -9,6 +9,7 @@
 #include "backend/cuda/testing/gpu_test.h"
 #include "quant/quant_tensor.h"
 #include "quant/scheme.h"
+#include "quant/testing/random_levels.h"
 
 // Integer products give a row the same bits whatever the batch, the tile and the schedule: the
 // CPU's.
@@ -32,8 +33,12 @@ class Subject final {
     weight_.format = scheme.weight;
     weight_.codes = random_bytes(static_cast<size_t>(n * row_bytes));
     weight_.scales = random_scales(static_cast<size_t>(n));
+    std::vector<float> numbers = weight_.scales;
+    if (in_two_levels(scheme.weight, scheme.act)) {
+      numbers = take_levels();
+    }
     const DeviceArray codes(weight_.codes);
-    const DeviceArray scales(weight_.scales);
+    const DeviceArray scales(numbers);
     packed_ = std::make_unique<Bytes>(kernel_->packed_bytes());
     EXPECT_EQ(kernel_->pack(codes.data(), scales.data(), packed_->data(), nullptr), cudaSuccess);
     EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
@@ -86,7 +91,12 @@ class Subject final {
     int32_t sum = 0;
     for (int64_t i = 0; i < k_; ++i) {
       const uint8_t byte = weight_.codes[static_cast<size_t>((row * k_ + i) / (nibbles ? 2 : 1))];
-      const int code = nibbles ? (byte >> (4 * (i % 2)) & 15) - 8 : static_cast<int8_t>(byte);
+      int code = nibbles ? (byte >> (4 * (i % 2)) & 15) - 8 : static_cast<int8_t>(byte);
+      if (!weight_.zeros.empty()) {
+        const auto group =
+            static_cast<size_t>(row * weight_.format.groups(k_) + i / weight_.format.group_size);
+        code = (code - weight_.zeros[group]) * weight_.steps[group];
+      }
       sum += code * static_cast<int8_t>(host_x_[static_cast<size_t>(token * k_ + i)]);
     }
     const auto channel = static_cast<size_t>(row);
@@ -126,10 +136,29 @@ class Subject final {
     return scales;
   }
 
+  /// Random levels; returns scales and zero points as a kernel packs them.
+  std::vector<float> take_levels() {
+    QuantTensor tensor = QuantTensor::allocate(weight_.format, n_, k_).value();
+    make_levels(tensor, random_);
+    const auto scales = tensor.scales.as<float>();
+    const auto zeros = tensor.zeros.as<int8_t>();
+    weight_.zeros.assign(zeros.begin(), zeros.end());
+    for (int64_t row = 0; row < n_; ++row) {
+      const RowLevels levels = levels_of(view_of(tensor), row);
+      weight_.scales[static_cast<size_t>(row)] = levels.channel;
+      weight_.steps.insert(weight_.steps.end(), levels.steps.begin(), levels.steps.end());
+    }
+    std::vector<float> numbers(scales.begin(), scales.end());
+    numbers.insert(numbers.end(), zeros.begin(), zeros.end());
+    return numbers;
+  }
+
   struct Weight {
     WeightFormat format;
     std::vector<uint8_t> codes;
-    std::vector<float> scales;
+    std::vector<float> scales;  // of rows
+    std::vector<int> zeros;     // of groups in levels
+    std::vector<int> steps;
   };
 
   int64_t n_, k_;
@@ -203,6 +232,7 @@ void check_words(const GemmEntry& entry, std::string_view scheme) {
 TEST(GemmSm90, ResultsInWordsAreThoseInPairs) {
   NIBBLE_NEEDS_GPU();
   check_words(kGemmW4A8Sm90, "w4a8");
+  check_words(kGemmW4A8LevelsSm90, "w4a8_g128");
   check_words(kGemmW8A8Int8Sm90, "w8a8_int8");
 }
 TEST(GemmSm80, IntegerProductsAreTheCpus) {
@@ -215,6 +245,11 @@ TEST(GemmSm90, Int4TimesInt8GivesARowTheSameBits) {
   NIBBLE_NEEDS_GPU();
   check_bits(kGemmW4A8Sm90, "w4a8", 328, 1536);
   check_bits(kGemmW4A8Sm90, "w4a8", 67, 704);
+}
+TEST(GemmSm90, Int4InLevelsTimesInt8GivesARowTheSameBits) {
+  NIBBLE_NEEDS_GPU();
+  check_bits(kGemmW4A8LevelsSm90, "w4a8_g128", 328, 1536);
+  check_bits(kGemmW4A8LevelsSm90, "w4a8_g64", 67, 704);
 }
 TEST(GemmSm90, Int8TimesInt8GivesARowTheSameBits) {
   NIBBLE_NEEDS_GPU();

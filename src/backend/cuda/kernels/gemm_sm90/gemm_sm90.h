@@ -111,9 +111,10 @@ inline constexpr int64_t kGemmMaxIntegerK = 131008;
                                                WeightCode code,
                                                ActFormat act);
 
-/// INT4 weights per channel x INT8 activations per token; INT8 x INT8; E4M3 x E4M3; INT8 and INT4
-/// per channel x BF16; BF16 x BF16; MXFP4 x E4M3 per token.
+/// INT4 weights per channel, or in groups of two levels, x INT8 activations per token; INT8 x INT8;
+/// E4M3 x E4M3; INT8 and INT4 per channel x BF16; BF16 x BF16; MXFP4 x E4M3 per token.
 extern const GemmEntry kGemmW4A8Sm90;
+extern const GemmEntry kGemmW4A8LevelsSm90;
 extern const GemmEntry kGemmW8A8Int8Sm90;
 extern const GemmEntry kGemmW8A8Fp8Sm90;
 extern const GemmEntry kGemmW8A16Sm90;

@@ -94,6 +94,17 @@ TEST(GemmSm90, Int4TimesInt8InEveryTile) {
   NIBBLE_NEEDS_GPU();
   check_tiles<kGemmW4A8Sm90, 7>("w4a8", 1e-6);
 }
+TEST(GemmSm90, Int4InLevelsTimesInt8EqualsTheReference) {
+  NIBBLE_NEEDS_GPU();
+  check_edges<kGemmW4A8LevelsSm90>("w4a8_g64", 1e-6);
+  testing::check_gemm(
+      kGemmW4A8LevelsSm90,
+      {.scheme = "w4a8_g128", .n = 67, .k = 384, .row_counts = {1, 3, 17, 65}, .tolerance = 1e-6});
+}
+TEST(GemmSm90, Int4InLevelsTimesInt8InEveryTile) {
+  NIBBLE_NEEDS_GPU();
+  check_tiles<kGemmW4A8LevelsSm90, 7>("w4a8_g64", 1e-6);
+}
 TEST(GemmSm90, Int8TimesInt8EqualsTheReference) {
   NIBBLE_NEEDS_GPU();
   check_edges<kGemmW8A8Int8Sm90>("w8a8_int8", 1e-6);

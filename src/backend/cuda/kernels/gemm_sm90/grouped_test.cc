@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <memory>
 #include <random>
 #include <string_view>
@@ -15,6 +16,7 @@
 #include "base/math.h"
 #include "quant/code_traits.h"
 #include "quant/scheme.h"
+#include "quant/testing/random_levels.h"
 
 namespace nibble::cuda {
 namespace {
@@ -53,6 +55,14 @@ std::vector<float> random_scales(const WeightFormat& format,
                                  int64_t n,
                                  int64_t k,
                                  std::mt19937& random) {
+  if (format.zero_points == ZeroPoints::kPerScale) {  // and these behind them
+    QuantTensor weight = QuantTensor::allocate(format, n, k).value();
+    make_levels(weight, random);
+    const auto scales = weight.scales.as<float>();
+    std::vector<float> numbers(scales.begin(), scales.end());
+    std::ranges::copy(weight.zeros.as<int8_t>(), std::back_inserter(numbers));
+    return numbers;
+  }
   const int64_t of_row = std::max<int64_t>(1, format.groups(k));
   std::vector<float> scales = random_scales(static_cast<size_t>(n * of_row), random);
   for (float& scale : scales) {
@@ -232,6 +242,10 @@ void check_layers(const GemmEntry& entry, std::string_view scheme) {
 TEST(GroupedSm90, Int4TimesInt8EqualsTheDenseProducts) {
   NIBBLE_NEEDS_GPU();
   check_layers(kGemmW4A8Sm90, "w4a8");
+}
+TEST(GroupedSm90, Int4InLevelsTimesInt8EqualsTheDenseProducts) {
+  NIBBLE_NEEDS_GPU();
+  check_layers(kGemmW4A8LevelsSm90, "w4a8_g64");
 }
 TEST(GroupedSm90, Int8TimesInt8EqualsTheDenseProducts) {
   NIBBLE_NEEDS_GPU();

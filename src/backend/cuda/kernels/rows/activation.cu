@@ -5,8 +5,8 @@
 
 #include <cooperative_groups.h>
 
-#include "backend/cuda/kernels/rows/activations.cuh"
-#include "backend/cuda/kernels/rows/common.cuh"
+#include "backend/cuda/kernels/rows/activated.cuh"
+#include "backend/cuda/kernels/rows/turned.h"
 #include "backend/cuda/ptx/dependency.cuh"
 
 namespace nibble::cuda {
@@ -19,38 +19,6 @@ constexpr int kCluster = 8;
 constexpr int64_t kClusterRows = 32;  // 256 blocks; from 64 rows on a block per row is as fast
 
 using Kind = GemmInput::Kind;
-
-/// What eight elements from `i` on of a row become.
-template <Kind kKind, ActFormat kFormat>
-__device__ __forceinline__ F32x8 activated(const ActivationArgs& args, int64_t row, int64_t i) {
-  const auto* x = static_cast<const __nv_bfloat16*>(args.x) + row * args.stride;
-  const F32x8 first = load_bf16x8(x + i);
-  F32x8 y;
-  if constexpr (kKind == Kind::kSiluMul) {
-    y = load_bf16x8(x + args.n + i);
-#pragma unroll
-    for (int j = 0; j < kPiece; ++j) {
-      y.v[j] *= silu<kKind, kFormat>(first.v[j], first.v[j]);
-    }
-  } else if constexpr (kKind == Kind::kClampedSwiglu) {
-    y = load_bf16x8(x + args.n + i);
-#pragma unroll
-    for (int j = 0; j < kPiece; ++j) {
-      y.v[j] = clamped_swiglu<kFormat>(first.v[j], y.v[j], args.limit);
-    }
-  } else if constexpr (kKind == Kind::kGeluTanh) {
-#pragma unroll
-    for (int j = 0; j < kPiece; ++j) {
-      y.v[j] = gelu_tanh(first.v[j]);
-    }
-  } else {
-#pragma unroll
-    for (int j = 0; j < kPiece; ++j) {
-      y.v[j] = first.v[j] < 0.0F ? 0.0F : first.v[j];  // NaN stays
-    }
-  }
-  return y;
-}
 
 template <int kPieces, Kind kKind, ActFormat kFormat>
 __global__ __launch_bounds__(kMaxRowThreads) void activation_kernel(const ActivationArgs args) {
@@ -191,6 +159,9 @@ cudaError_t activation_quantize(const ActivationArgs& given, const LaunchContext
   args.stride = args.stride != 0 ? args.stride : input_width(args.kind, args.n);
   if (!can_store(args.out, args.rows, args.n) || args.stride % kPiece != 0) {
     return cudaErrorInvalidValue;
+  }
+  if (args.turn > 1) {
+    return turned_activation(args, context);
   }
   switch (args.kind) {
     case Kind::kSiluMul:

@@ -1,0 +1,19 @@
+#pragma once
+
+#include "base/thread_pool.h"
+#include "quantizer/algorithms/rounding.h"
+
+namespace nibble {
+
+/// Betters codes and scales that are there, each step by what it makes the outputs lose less given
+/// all others: in turns every code is chosen anew, column by column (coordinate descent, as
+/// QuantEase, arXiv 2309.01885, does it), and every scale of integer codes is fitted to its codes
+/// by least squares under H, as far as its stored type holds what is better. The loss is that of
+/// RowTile with the factor's damping, and never grows. The site has a factor.
+/// Does not depend on the number of threads.
+void refine(const MatrixToRound& matrix,
+            const SiteStatistics& site,
+            RoundedMatrix& rounded,
+            ThreadPool& pool);
+
+}  // namespace nibble
