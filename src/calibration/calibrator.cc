@@ -164,12 +164,15 @@ Status check_device(const CalibrationOptions& options) {
     return {};
   }
   NIBBLE_ASSIGN_OR_RETURN(const auto backend, open_backend(options.backend));
-  return backend->host_memory() || options.rounding != Rounding::kGptaq
+  const bool computed = options.rounding == Rounding::kRtn ||
+                        options.rounding == Rounding::kImatrix ||
+                        options.rounding == Rounding::kGptq;
+  return backend->host_memory() || computed
              ? Status()
              : make_error(StatusCode::kUnsupported,
-                          "--method gptaq: reads the text with the unrounded model beside the "
-                          "rounded one, which {} does not; take gptq, or --device cpu",
-                          backend->name());
+                          "--method {}: is not computed on {}; take gptq, imatrix or rtn, or "
+                          "--device cpu",
+                          rounding_name(options.rounding), backend->name());
 }
 
 }  // namespace

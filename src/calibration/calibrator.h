@@ -31,7 +31,7 @@ struct CalibrationOptions {
 /// where that has room; one layer at a time is in memory, and an interrupted run goes on with the
 /// layer that it was in, or that it was in a minute before.
 /// Errors: those of read_model_text(), load_model_config() and open_backend(); kUnsupported for
-/// gptaq on a GPU; kInvalidArgument for fewer tokens
+/// roundings that a GPU does not compute; kInvalidArgument for fewer tokens
 /// than a quarter of the widest matrix (fewer than all of it are warned of).
 Result<std::unique_ptr<JobMaker>> make_calibrator(const CalibrationOptions& options);
 

@@ -14,6 +14,9 @@
 #include "backend/cuda/testing/gpu_test.h"
 #include "base/f16.h"
 #include "calibration/device_rounder.h"
+#include "quantizer/algorithms/gptq.h"
+#include "quantizer/algorithms/output_error.h"
+#include "quantizer/algorithms/rtn.h"
 #include "quantizer/algorithms/testing/rounding_problem.h"
 
 namespace nibble {
@@ -63,6 +66,17 @@ class CalibrationOnGpu : public testing::Test {
     return out;
   }
 
+  /// What the CPU makes of it by columns, before it refines that.
+  RoundedMatrix by_columns(const MatrixToRound& matrix, const SiteStatistics& site) {
+    RoundedMatrix out = round_matrix(matrix, Rounding::kRtn, site, pool_);
+    choose_all_scales(matrix, site.importance.data(), out, pool_);
+    round_by_columns(matrix, site, out, pool_);
+    out.rounding = Rounding::kGptq;
+    out.error =
+        output_error(*site.gram, {matrix.w, out.values.data(), matrix.n}, pool_) / out.outputs;
+    return out;
+  }
+
   /// Of equal codes: scales may differ by the last place, as the sums do that they are chosen by.
   static double equal_share(const RoundedMatrix& a, const RoundedMatrix& b) {
     const float step = 0.1F * std::fabs(*std::ranges::min_element(
@@ -89,7 +103,9 @@ TEST_F(CalibrationOnGpu, RoundsAsTheCpuDoes) {
       const auto site = site_of(x, kK);
       for (const Rounding rounding : {Rounding::kRtn, Rounding::kImatrix, Rounding::kGptq}) {
         const SiteStatistics statistics = make_site_statistics(gram, rounding, pool_);
-        const RoundedMatrix wanted = round_matrix(problem.matrix, rounding, statistics, pool_);
+        const RoundedMatrix wanted =
+            rounding == Rounding::kGptq ? by_columns(problem.matrix, statistics)
+                                        : round_matrix(problem.matrix, rounding, statistics, pool_);
         const RoundedMatrix found = on_gpu(problem.matrix, rounding, *site);
         const std::string what =
             fmt::format("{} {} of {} rows", scheme.name, rounding_name(rounding), n);
@@ -119,7 +135,7 @@ TEST_F(CalibrationOnGpu, RoundsColumnsThatFillNoBlock) {
     const Gram gram = gram_of(x, k, pool_);
     const auto site = site_of(x, k);
     const SiteStatistics statistics = make_site_statistics(gram, Rounding::kGptq, pool_);
-    const RoundedMatrix wanted = round_matrix(problem.matrix, Rounding::kGptq, statistics, pool_);
+    const RoundedMatrix wanted = by_columns(problem.matrix, statistics);
     std::vector<RoundedMatrix> found;
     for (int run = 0; run < 2; ++run) {
       found.push_back(on_gpu(problem.matrix, Rounding::kGptq, *site));
