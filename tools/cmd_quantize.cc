@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/json.h"
@@ -119,7 +120,10 @@ Json fallback_json(const QuantizeReport& report) {
 }
 
 /// `runs`: whether this program loads what was made, else why not.
-Json report_json(const QuantizeReport& report, const Flags& flags, const Status& runs) {
+Json report_json(const QuantizeReport& report,
+                 const Flags& flags,
+                 const Status& runs,
+                 Json calibration_seconds) {
   JsonArray worst;
   for (const QuantizedTensor& tensor : report.tensors) {
     worst.push_back(Json::object({{"name", tensor.name}, {"snr_db", tensor.snr_db}}));
@@ -131,6 +135,7 @@ Json report_json(const QuantizeReport& report, const Flags& flags, const Status&
        {"bytes_in", report.bytes_in},
        {"bytes_out", report.bytes_out},
        {"seconds", report.seconds},
+       {"calibration_seconds", std::move(calibration_seconds)},
        {"peak_rss_bytes", report.peak_rss_bytes},
        {"already_there", report.already_there},
        {"runs", runs.ok()},
@@ -327,7 +332,7 @@ Status run(Flags& flags) {
                                                     .stop = &stop.flag()}));
   }
   if (flags.json) {
-    print_out(report_json(report, flags, runs).dump() + "\n");
+    print_out(report_json(report, flags, runs, method.seconds()).dump() + "\n");
     return {};
   }
   print_report(report, flags);

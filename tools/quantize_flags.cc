@@ -8,6 +8,7 @@
 #include "calibration/calibrator.h"
 #include "calibration/transform_chain.h"
 #include "flag_checks.h"
+#include "model_flags.h"
 #include "quantizer/recipe.h"
 #include "text_flags.h"
 
@@ -170,6 +171,13 @@ Status check_calibration(QuantizeFlags& flags) {
         "--calibrate-kv: needs a text; give one with --calibrate FILE, or call nibble "
         "calibrate-kv afterwards");
   }
+  if (flags.text.path.empty() && flags.backend.device != "cpu") {
+    return make_error(
+        StatusCode::kInvalidArgument,
+        "--device {}: computes calibrations alone; give a text with --calibrate FILE, "
+        "or leave it out",
+        flags.backend.device);
+  }
   if (flags.text.path.empty() && flags.strict) {
     return make_error(StatusCode::kInvalidArgument,
                       "--strict: says what becomes of matrices that a text says too little about; "
@@ -216,7 +224,8 @@ Status QuantizeMethod::prepare(QuantizeFlags& flags) {
   NIBBLE_ASSIGN_OR_RETURN(calibrator_, make_calibrator({.model = options.source,
                                                         .text = flags.text,
                                                         .rounding = method.rounding,
-                                                        .transforms = method.transforms}));
+                                                        .transforms = method.transforms,
+                                                        .backend = flags.backend}));
   options.maker = calibrator_.get();
   return {};
 }
@@ -249,6 +258,7 @@ void add_calibration_flags(CLI::App& command, QuantizeFlags& flags) {
   command.add_flag(
       "--calibrate-kv", flags.calibrate_kv,
       "With --calibrate: then lets DST read the same text, as nibble calibrate-kv does");
+  add_device_flags(command, flags.backend.device, flags.backend.cuda_library);
   command.add_flag("--strict", flags.strict,
                    "With --calibrate: fail, without DST, if the method could not be applied to a "
                    "matrix (inputs that are no numbers, an expert with few rows), instead of "

@@ -3,6 +3,7 @@
 #include <memory>
 #include <string>
 
+#include "backend/open_backend.h"
 #include "base/status.h"
 #include "calibration/calibration_text.h"
 #include "command.h"
@@ -28,6 +29,7 @@ struct QuantizeFlags {
   SensitivityFlags judged;  // how the schemes of a budget are chosen
   std::string choice;       // choice_text() of them
   bool calibrate_kv = false;
+  BackendOptions backend = {.device = "cpu"};  // that calibrates
   bool online_rotation = false;
   bool strict = false;
   CLI::App* command = nullptr;  // knows what was given
@@ -56,6 +58,10 @@ class QuantizeMethod final {
   /// Carries out the method's transforms and reads the text. Changes source, maker and recipe of
   /// flags.options, which must outlive this.
   Status prepare(QuantizeFlags& flags);
+  /// Of the calibration by part; null without one.
+  [[nodiscard]] Json seconds() const {
+    return calibrator_ == nullptr ? Json() : calibrator_->seconds();
+  }
   /// Removes what was made on the way, once the output is there.
   void finish() const;
 

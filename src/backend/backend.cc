@@ -48,6 +48,10 @@ Result<std::unique_ptr<PreparedExperts>> Backend::prepare_experts(
                     name());
 }
 
+Result<std::unique_ptr<CalibrationMath>> Backend::calibration_math() {
+  return make_error(StatusCode::kUnsupported, "{} calibrates in the host's memory", name());
+}
+
 void Backend::finish_step(std::span<SampledRow> /*out*/) {
   CHECK_MSG(false, "{} samples no tokens", name());
 }

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "backend/calibration_math.h"
 #include "backend/prepared_experts.h"
 #include "backend/prepared_gemm.h"
 #include "backend/step.h"
@@ -119,6 +120,10 @@ class Backend {
   /// Of all runs of prepared experts so far. Rows that a step has beside its input's are counted as
   /// well. GPUs count by themselves: where there are experts, this waits for what is under way.
   [[nodiscard]] virtual ExpertCounts expert_counts() const { return {}; }
+
+  /// What calibrates on a device beside steps. kUnsupported where the backend's memory is the
+  /// host's, which needs no such thing; the errors of the device.
+  virtual Result<std::unique_ptr<CalibrationMath>> calibration_math();
 
   /// x[i] rounded to BF16, ties to even, in place.
   virtual void round_bf16(float* x, int64_t count) = 0;

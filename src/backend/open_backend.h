@@ -35,7 +35,7 @@ Result<std::unique_ptr<Backend>> open_backend(const BackendOptions& options);
 
 /// Version of the interface between the program and libnibble_cuda.so, which must be built from the
 /// same sources. Raise it when Backend changes.
-inline constexpr int kCudaInterface = 4;
+inline constexpr int kCudaInterface = 5;
 /// The library's function nibble_cuda_make_backend; nibble_cuda_interface is the number above.
 using MakeCudaBackend = void(const CudaBackendOptions& options,
                              Result<std::unique_ptr<Backend>>& result);

@@ -27,6 +27,10 @@ void PreparedExperts::show_rows(const ExpertView& /*view*/, ExpertObserver& /*ob
   CHECK_MSG(false, "the rows of this device's experts are not shown");
 }
 
+void PreparedExperts::add_rows(const ExpertView& /*view*/, std::span<SiteMath* const> /*sums*/) {
+  CHECK_MSG(false, "this device has no sums of experts' rows");
+}
+
 Status check_experts(const ExpertsRequest& request) {
   const auto experts = std::ssize(request.experts);
   if (experts < 1 || experts > kMostExperts || request.form.top_k < 1 ||

@@ -4,6 +4,7 @@
 #include <span>
 #include <string_view>
 
+#include "backend/calibration_math.h"
 #include "base/status.h"
 #include "ops/experts.h"
 #include "quant/quant_view.h"
@@ -65,6 +66,9 @@ class PreparedExperts {
   /// in several parts, from its first rows on, with all experts of each. Only where the backend's
   /// memory is the host's.
   virtual void show_rows(const ExpertView& view, ExpertObserver& observer);
+  /// Adds the same rows, of each expert to the sums in its place; null: none of that expert. Only
+  /// where the sums are on the backend's device; view.chosen_by must be view.x.
+  virtual void add_rows(const ExpertView& view, std::span<SiteMath* const> sums);
   /// An expert's weights in canonical form again: packing is invertible. Gate's rows come first.
   [[nodiscard]] virtual Result<QuantTensor> unpack(int64_t expert, ExpertPart part) const = 0;
   /// Replaces rows [first_row, first_row + rows.n) of an expert's product in place, under the rules

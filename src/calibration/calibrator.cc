@@ -24,14 +24,20 @@ class Calibrator final : public JobMaker {
       : options_(std::move(options)), config_(config), text_(std::move(text)) {}
 
   [[nodiscard]] Json recipe() const override {
-    return Json::object({{"method", method_name({options_.transforms, options_.rounding})},
-                         {"text_xxh3", text_.digest},
-                         {"windows", options_.text.windows},
-                         {"length", std::ssize(text_.windows.front())},
-                         {"seed", static_cast<int64_t>(options_.text.seed)},
-                         {"tokens", text_.tokens()}});
+    Json recipe = Json::object({{"method", method_name({options_.transforms, options_.rounding})},
+                                {"text_xxh3", text_.digest},
+                                {"windows", options_.text.windows},
+                                {"length", std::ssize(text_.windows.front())},
+                                {"seed", static_cast<int64_t>(options_.text.seed)},
+                                {"tokens", text_.tokens()}});
+    const std::string& device = options_.backend.device;
+    if (device != "cpu") {  // whose codes are others where two are nearly as good
+      recipe.set("device", device.substr(0, device.find(':')));
+    }
+    return recipe;
   }
 
+  [[nodiscard]] Json seconds() const override { return times_.json(); }
   [[nodiscard]] int64_t least_memory(const QuantizePlan& plan, int threads) const override {
     return calibration_memory({.plan = plan,
                                .config = config_,
@@ -42,45 +48,74 @@ class Calibrator final : public JobMaker {
   }
 
   Status make(const JobMakerContext& context) override {
+    BackendOptions backend = options_.backend;
+    backend.cpu.threads = context.threads;
     NIBBLE_ASSIGN_OR_RETURN(
         const auto runner,
-        LayerRunner::open(options_.model, std::ssize(text_.windows.front()), context.threads));
+        LayerRunner::open(options_.model, std::ssize(text_.windows.front()), backend));
     const LayerJobs jobs(context.plan, runner->config());
     NIBBLE_RETURN_IF_ERROR(check_jobs(context.plan, jobs));
     if (jobs.all_done(context.store)) {
       remove_calibration_files(context.folder);
       return {};
     }
-    ThreadPool pool(context.threads);
-    JobRounder rounder({.context = context,
-                        .runner = *runner,
-                        .pool = pool,
-                        .piece_weights = options_.piece_weights,
-                        .method = options_.rounding});
-    Windows windows(
-        {.context = context,
-         .tokens = text_.windows,
-         .runner = *runner,
-         .with_float = options_.rounding == Rounding::kGptaq ? FloatModel::kYes : FloatModel::kNo});
-    const LayerParts parts{.context = context,
-                           .jobs = jobs,
-                           .rounding = options_.rounding,
-                           .pool = pool,
-                           .runner = *runner,
-                           .windows = windows,
-                           .rounder = rounder};
-    NIBBLE_RETURN_IF_ERROR(windows.open_files());
-    NIBBLE_ASSIGN_OR_RETURN(const int64_t first, windows.first_layer(jobs));
-    for (int64_t layer = first; layer < config_.num_layers; ++layer) {
-      NIBBLE_RETURN_IF_ERROR(round_layer(parts, layer));
+    std::unique_ptr<CalibrationMath> math;
+    if (!runner->backend().host_memory()) {
+      NIBBLE_ASSIGN_OR_RETURN(math, runner->backend().calibration_math());
     }
-    NIBBLE_RETURN_IF_ERROR(round_head(parts));
-    rounder.report();
+    NIBBLE_RETURN_IF_ERROR(round_layers({context, jobs, *runner, math.get()}));
     remove_calibration_files(context.folder);
     return {};
   }
 
  private:
+  struct Work {
+    const JobMakerContext& context;
+    const LayerJobs& jobs;
+    LayerRunner& runner;
+    CalibrationMath* math;  // null: on the host
+  };
+
+  Status round_layers(const Work& work) {
+    ThreadPool pool(work.context.threads);
+    std::optional<DeviceRounding> device;
+    if (work.math != nullptr) {
+      device.emplace(*work.math, pool, times_);
+    }
+    DeviceRounding* on_device = device ? &*device : nullptr;
+    JobRounder rounder({.context = work.context,
+                        .runner = work.runner,
+                        .pool = pool,
+                        .times = times_,
+                        .piece_weights = options_.piece_weights,
+                        .method = options_.rounding,
+                        .device = on_device});
+    Windows windows(
+        {.context = work.context,
+         .tokens = text_.windows,
+         .runner = work.runner,
+         .times = times_,
+         .with_float = options_.rounding == Rounding::kGptaq ? FloatModel::kYes : FloatModel::kNo,
+         .math = work.math});
+    const LayerParts parts{.context = work.context,
+                           .jobs = work.jobs,
+                           .rounding = options_.rounding,
+                           .pool = pool,
+                           .runner = work.runner,
+                           .windows = windows,
+                           .rounder = rounder,
+                           .times = times_,
+                           .device = on_device};
+    NIBBLE_RETURN_IF_ERROR(windows.open_files());
+    NIBBLE_ASSIGN_OR_RETURN(const int64_t first, windows.first_layer(work.jobs));
+    for (int64_t layer = first; layer < config_.num_layers; ++layer) {
+      NIBBLE_RETURN_IF_ERROR(round_layer(parts, layer));
+    }
+    NIBBLE_RETURN_IF_ERROR(round_head(parts));
+    rounder.report();
+    return {};
+  }
+
   [[nodiscard]] Status check_jobs(const QuantizePlan& plan, const LayerJobs& jobs) const {
     int64_t widest = 0;
     for (const size_t job : jobs.all()) {
@@ -120,12 +155,31 @@ class Calibrator final : public JobMaker {
   CalibrationOptions options_;
   ModelConfig config_;
   CalibrationText text_;
+  PartTimes times_;
 };
+
+/// Whether the device can be used, before anything is written.
+Status check_device(const CalibrationOptions& options) {
+  if (options.backend.device == "cpu") {
+    return {};
+  }
+  NIBBLE_ASSIGN_OR_RETURN(const auto backend, open_backend(options.backend));
+  const bool computed = options.rounding == Rounding::kRtn ||
+                        options.rounding == Rounding::kImatrix ||
+                        options.rounding == Rounding::kGptq;
+  return backend->host_memory() || computed
+             ? Status()
+             : make_error(StatusCode::kUnsupported,
+                          "--method {}: is not computed on {}; take gptq, imatrix or rtn, or "
+                          "--device cpu",
+                          rounding_name(options.rounding), backend->name());
+}
 
 }  // namespace
 
 Result<std::unique_ptr<JobMaker>> make_calibrator(const CalibrationOptions& options) {
   NIBBLE_ASSIGN_OR_RETURN(const ModelConfig config, load_model_config(options.model));
+  NIBBLE_RETURN_IF_ERROR(check_device(options));
   NIBBLE_ASSIGN_OR_RETURN(CalibrationText text,
                           read_model_text(options.model, config, options.text));
   return std::unique_ptr<JobMaker>(std::make_unique<Calibrator>(options, config, std::move(text)));

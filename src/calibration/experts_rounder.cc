@@ -8,12 +8,11 @@
 #include "arch/family.h"
 #include "base/log.h"
 #include "base/process.h"
+#include "calibration/device_experts.h"
 #include "calibration/expert_sums.h"
 
 namespace nibble {
 namespace {
-
-constexpr int64_t kFewestShare = 8;  // of the columns: fewer rows say too little for GPTQ
 
 /// Notes the rows that all experts are shown.
 class Recorder final : public ExpertObserver {
@@ -37,22 +36,19 @@ class ExpertsRounder final {
       : parts_(parts), runner_(parts.runner), layer_(layer) {}
 
   Status round() {
-    NIBBLE_RETURN_IF_ERROR(parts_.windows.for_each({.reads = {Kept::kInput, Kept::kAttended},
-                                                    .run =
-                                                        [&](ForwardContext& context) {
-                                                          runner_.attention().add_output(
-                                                              runner_.hidden(), context);
-                                                        },
-                                                    .writes = {Kept::kOutput}}));
+    NIBBLE_RETURN_IF_ERROR(parts_.windows.for_each(
+        {.reads = {Kept::kInput, Kept::kAttended},
+         .run = [&](ForwardContext& context) { finish_attention(parts_, context); },
+         .writes = {Kept::kOutput}}));
     if (with_float() && any(Site::kExpertDown)) {
       NIBBLE_RETURN_IF_ERROR(record_float_rows());
     }
     NIBBLE_RETURN_IF_ERROR(round_shared_up());
     NIBBLE_RETURN_IF_ERROR(round_part(ExpertPart::kGateUp));
-    NIBBLE_RETURN_IF_ERROR(runner_.load_mlp(layer_));
+    NIBBLE_RETURN_IF_ERROR(load_mlp(parts_, layer_));
     NIBBLE_RETURN_IF_ERROR(round_shared_down());
     NIBBLE_RETURN_IF_ERROR(round_part(ExpertPart::kDown));
-    NIBBLE_RETURN_IF_ERROR(runner_.load_mlp(layer_));
+    NIBBLE_RETURN_IF_ERROR(load_mlp(parts_, layer_));
     return parts_.windows.for_each(
         {.reads = {Kept::kOutput},
          .run =
@@ -100,24 +96,26 @@ class ExpertsRounder final {
   }
 
   Status round_shared_up() {
-    SiteInputs up(parts_, layer_, Site::kSharedUp, Kept::kFloatMiddle);
-    if (!up.any()) {
+    NIBBLE_ASSIGN_OR_RETURN(
+        const auto up, SiteInputs::create(parts_, layer_, Site::kSharedUp, Kept::kFloatMiddle));
+    if (!up->any()) {
       return {};
     }
     const auto show = [&](ForwardContext& context) {
       if (with_float()) {
-        up.observer()->set_wanted(normalize_float(context).data);
+        up->host_observer()->set_wanted(normalize_float(context).data);
       }
-      context.observer = up.observer();
+      context.observer = up->observer();
       runner_.experts().project_shared(context);
     };
     NIBBLE_RETURN_IF_ERROR(for_each({.run = show, .wanted = Kept::kFloatMiddle}));
-    return up.round();
+    return up->round();
   }
 
   Status round_shared_down() {
-    SiteInputs down(parts_, layer_, Site::kSharedDown, Kept::kFloatUp);
-    if (!down.any()) {
+    NIBBLE_ASSIGN_OR_RETURN(const auto down,
+                            SiteInputs::create(parts_, layer_, Site::kSharedDown, Kept::kFloatUp));
+    if (!down->any()) {
       return {};
     }
     NIBBLE_RETURN_IF_ERROR(
@@ -126,17 +124,20 @@ class ExpertsRounder final {
                                      [&](ForwardContext& context) {
                                        runner_.experts().normalize(runner_.hidden(), context);
                                        runner_.experts().project_shared(context);
-                                       context.observer = down.observer();
+                                       context.observer = down->observer();
                                        runner_.experts().add_shared(runner_.hidden(), context);
                                      },
-                                 .before = down.before()}));
-    return down.round();
+                                 .before = down->before()}));
+    return down->round();
   }
 
   Status round_part(ExpertPart part) {
     const Site site = site_of(part);
     if (!any(site)) {
       return {};
+    }
+    if (parts_.device != nullptr) {
+      return round_experts_on_device(parts_, layer_, part);
     }
     const PlanJob& first = parts_.context.plan.jobs[parts_.jobs.of(layer_, site).front()];
     const ExpertSums::Form form{first.matrix->k(), first.scheme.act, parts_.with_float()};
@@ -158,14 +159,7 @@ class ExpertsRounder final {
         NIBBLE_RETURN_IF_ERROR(round_expert({site, expert}, sums.of(expert), all));
       }
     }
-    if (!few_.empty()) {
-      NIBBLE_LOG(kInfo,
-                 "{}*: experts with fewer than {} rows, whose {} is rounded by imatrix: {} of {} "
-                 "({})",
-                 layer_prefix(*runner_.config().family, layer_), form.k / kFewestShare,
-                 part == ExpertPart::kGateUp ? "gate and up" : "down", few_.size(), experts(),
-                 fmt::join(few_, ", "));
-    }
+    report_few(parts_, {layer_, part, form.k}, few_);
     return {};
   }
 
@@ -195,11 +189,11 @@ class ExpertsRounder final {
     const int64_t k = sums.gram.k();
     Rounding rounding = parts_.rounding;
     if (rounding != Rounding::kRtn && rounding != Rounding::kImatrix &&
-        sums.gram.rows() < k / kFewestShare) {
+        sums.gram.rows() < k / kFewestRowsShare) {
       rounding = Rounding::kImatrix;
       few_.push_back(which.expert);
     }
-    sums.add_sums(all.sums, static_cast<double>(k) / kLayerShare / static_cast<double>(all.rows));
+    sums.add_sums(all.sums, layer_share(k, all.rows));
     return parts_.rounder.round(jobs, sums, rounding);
   }
 
@@ -271,6 +265,19 @@ class ExpertsRounder final {
 };
 
 }  // namespace
+
+void report_few(const LayerParts& parts,
+                const ExpertProduct& product,
+                const std::vector<int64_t>& few) {
+  if (!few.empty()) {
+    NIBBLE_LOG(
+        kInfo,
+        "{}*: experts with fewer than {} rows, whose {} is rounded by imatrix: {} of {} ({})",
+        layer_prefix(*parts.runner.config().family, product.layer), product.k / kFewestRowsShare,
+        product.part == ExpertPart::kGateUp ? "gate and up" : "down", few.size(),
+        parts.runner.config().moe.experts, fmt::join(few, ", "));
+  }
+}
 
 Status round_experts(const LayerParts& parts, int64_t layer) {
   return ExpertsRounder(parts, layer).round();

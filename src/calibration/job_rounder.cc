@@ -4,11 +4,15 @@
 #include <optional>
 #include <utility>
 
+#include "base/check.h"
 #include "base/log.h"
+#include "base/math.h"
 #include "quant/codec.h"
 
 namespace nibble {
 namespace {
+
+constexpr int64_t kDecodedRows = 16;  // that a thread decodes at a time
 
 /// Puts rounded rows into a matrix that layers can multiply.
 void put_rows(const RoundedMatrix& rounded, int64_t first, QuantTensor& out, ThreadPool& pool) {
@@ -28,26 +32,25 @@ void put_rows(const RoundedMatrix& rounded, int64_t first, QuantTensor& out, Thr
   });
 }
 
-/// Why a rounding is none of the method's, given the statistics; empty: it is.
-std::string fallback_of(const SiteStatistics& statistics, Rounding rounding, Rounding method) {
+/// Why a rounding is none of the method's; empty: it is.
+std::string fallback_of(const MatrixRounder& rounder, Rounding method) {
   if (method == Rounding::kRtn) {
     return {};
   }
-  if (statistics.gram == nullptr) {
+  if (!rounder.has_sums()) {
     return "inputs that are no numbers";
   }
-  if (rounding != method) {
+  if (rounder.asked() != method) {
     return "few rows";
   }
   if (method == Rounding::kImatrix) {
     return {};
   }
-  if (!statistics.factor) {
+  if (!rounder.has_factor()) {
     return "singular sums";
   }
-  return method == Rounding::kGptaq && statistics.drift.empty()
-             ? "unrounded inputs that are no numbers"
-             : std::string();
+  return method == Rounding::kGptaq && !rounder.has_drift() ? "unrounded inputs that are no numbers"
+                                                            : std::string();
 }
 
 }  // namespace
@@ -56,47 +59,88 @@ struct JobRounder::Matrix {
   size_t index;
   const PlanJob& job;
   int64_t step;                            // rows of a piece
-  std::vector<float> w;                    // of a piece
+  std::span<float> w;                      // of a piece
   std::optional<RoundedJob> out = {};      // empty: stored by a run that was interrupted
   std::optional<QuantTensor> weight = {};  // for the layers; empty: none reads it
   CalibrationRecord record = {};
   double outputs = 0;
-
-  Status decode(const CheckpointReader& reader, int64_t row) {
-    const int64_t rows = std::min(step, job.matrix->n() - row);
-    w.resize(static_cast<size_t>(rows * job.matrix->k()));
-    return decode_once(*job.matrix, reader, {row, rows}, w.data());
-  }
 };
 
 Status JobRounder::round(const std::vector<size_t>& jobs, InputSums& sums, Rounding rounding) {
-  sums.gram.finish();
-  const SiteStatistics statistics =
-      make_site_statistics(sums.gram, rounding, parts_.pool, sums.drift ? &*sums.drift : nullptr);
-  if (statistics.gram == nullptr && !jobs.empty()) {
+  HostRounder rounder(sums, rounding, parts_.pool, parts_.times);
+  const Status done = round_all(jobs, rounder);
+  rounded_ = {};  // memory for the next pass
+  return done;
+}
+
+Status JobRounder::round(const std::vector<size_t>& jobs, SiteMath& site, Rounding rounding) {
+  CHECK(parts_.device != nullptr);
+  NIBBLE_ASSIGN_OR_RETURN(const auto rounder,
+                          DeviceRounder::create(site, rounding, *parts_.device));
+  return round_all(jobs, *rounder);
+}
+
+Status JobRounder::round_all(const std::vector<size_t>& jobs, MatrixRounder& rounder) {
+  if (!rounder.has_sums() && !jobs.empty()) {
     NIBBLE_LOG(kWarning,
                "{}: what it multiplies holds numbers that are infinite or none; it is rounded to "
                "the nearest codes",
                parts_.context.plan.jobs[jobs.front()].name());
   }
-  const std::string fallback = fallback_of(statistics, rounding, parts_.method);
+  const std::string fallback = fallback_of(rounder, parts_.method);
   for (const size_t job : jobs) {
-    NIBBLE_RETURN_IF_ERROR(round_job(job, {statistics, rounding, sums.gram.rows(), fallback}));
+    NIBBLE_RETURN_IF_ERROR(round_job(job, rounder, fallback));
   }
   return {};
 }
 
-Status JobRounder::round_job(size_t index, const Inputs& inputs) {
+Status JobRounder::decode(Matrix& matrix, int64_t row, MatrixRounder& rounder) {
+  const SourceMatrix& source = *matrix.job.matrix;
+  const int64_t rows = std::min(matrix.step, source.n() - row);
+  NIBBLE_ASSIGN_OR_RETURN(matrix.w, rounder.weights(static_cast<size_t>(rows * source.k())));
+  return parts_.times.time(CalibrationPart::kLoad, [&]() -> Status {
+    std::vector<Status> statuses(static_cast<size_t>(ceil_div(rows, kDecodedRows)));
+    parts_.pool.parallel_for(std::ssize(statuses), [&](int64_t part, int) {
+      const int64_t first = part * kDecodedRows;
+      statuses[static_cast<size_t>(part)] = source.decode(
+          row + first, std::min(kDecodedRows, rows - first), matrix.w.data() + first * source.k());
+    });
+    for (const std::span<const std::byte> part : source.touched(row, rows)) {
+      parts_.context.reader.drop_pages(part);
+    }
+    const auto failed = std::ranges::find_if(statuses, [](const Status& s) { return !s.ok(); });
+    return failed == statuses.end() ? Status() : *failed;
+  });
+}
+
+Result<float> JobRounder::absmax_of_rows(const Matrix& matrix, int64_t row) {
+  const int64_t k = matrix.job.matrix->k();
+  const int64_t rows = std::ssize(matrix.w) / k;
+  std::vector<Result<float>> parts(static_cast<size_t>(ceil_div(rows, kDecodedRows)),
+                                   Result<float>(0.0F));
+  parts_.pool.parallel_for(std::ssize(parts), [&](int64_t part, int) {
+    const int64_t first = part * kDecodedRows;
+    parts[static_cast<size_t>(part)] = absmax_of(matrix.w.data() + first * k, row + first,
+                                                 std::min(kDecodedRows, rows - first), k);
+  });
+  float absmax = 0;
+  for (const Result<float>& part : parts) {
+    NIBBLE_RETURN_IF_ERROR(part.status().with_context(matrix.job.matrix->where()));
+    absmax = std::max(absmax, *part);
+  }
+  return absmax;
+}
+
+Status JobRounder::round_job(size_t index, MatrixRounder& rounder, const std::string& fallback) {
   const PlanJob& job = parts_.context.plan.jobs[index];
   const int64_t n = job.matrix->n();
   const int64_t k = job.matrix->k();
   Matrix matrix{.index = index, .job = job, .step = piece_rows(job, parts_.piece_weights), .w = {}};
   float absmax = 0;
-  for (int64_t row = 0; row < n; row += matrix.step) {
-    NIBBLE_RETURN_IF_ERROR(matrix.decode(parts_.context.reader, row));
-    const auto largest = absmax_of(matrix.w.data(), row, std::ssize(matrix.w) / k, k);
-    NIBBLE_RETURN_IF_ERROR(largest.status().with_context(job.matrix->where()));
-    absmax = std::max(absmax, *largest);
+  for (int64_t row = 0; row < n && job.encoder->needs_extent(); row += matrix.step) {
+    NIBBLE_RETURN_IF_ERROR(decode(matrix, row, rounder));
+    NIBBLE_ASSIGN_OR_RETURN(const float largest, absmax_of_rows(matrix, row));
+    absmax = std::max(absmax, largest);
   }
   if (!parts_.context.store.done(index)) {
     matrix.out.emplace(parts_.context, index, absmax);
@@ -104,40 +148,40 @@ Status JobRounder::round_job(size_t index, const Inputs& inputs) {
   if (parts_.runner.in_layer()) {
     NIBBLE_ASSIGN_OR_RETURN(matrix.weight, QuantTensor::allocate(job.scheme.weight, n, k));
   }
-  NIBBLE_RETURN_IF_ERROR(round_pieces(matrix, inputs));
+  matrix.record = {.rounding = std::string(rounding_name(Rounding::kRtn)),
+                   .rows = rounder.rows(),
+                   .fallback = fallback};
+  NIBBLE_RETURN_IF_ERROR(round_pieces(matrix, rounder));
   return finish(matrix);
 }
 
-Status JobRounder::round_pieces(Matrix& matrix, const Inputs& inputs) {
+Status JobRounder::round_pieces(Matrix& matrix, MatrixRounder& rounder) {
   const PlanJob& job = matrix.job;
   const int64_t n = job.matrix->n();
   const int64_t k = job.matrix->k();
   CalibrationRecord& record = matrix.record;
-  record = {.rounding = std::string(rounding_name(Rounding::kRtn)),
-            .rows = inputs.rows,
-            .fallback = inputs.fallback};
   for (int64_t row = 0; row < n; row += matrix.step) {
-    if (matrix.step < n) {
-      NIBBLE_RETURN_IF_ERROR(matrix.decode(parts_.context.reader, row));
+    NIBBLE_RETURN_IF_ERROR(decode(matrix, row, rounder));
+    NIBBLE_RETURN_IF_ERROR(parts_.times.time(CalibrationPart::kLoad,
+                                             [&] { return absmax_of_rows(matrix, row).status(); }));
+    NIBBLE_RETURN_IF_ERROR(rounder.round({.w = matrix.w.data(),
+                                          .n = std::ssize(matrix.w) / k,
+                                          .k = k,
+                                          .format = job.scheme.weight,
+                                          .encoder = job.encoder},
+                                         rounded_));
+    if (rounded_.rounding != Rounding::kRtn) {
+      record.rounding = rounding_name(rounded_.rounding);
     }
-    const RoundedMatrix rounded = round_matrix({.w = matrix.w.data(),
-                                                .n = std::ssize(matrix.w) / k,
-                                                .k = k,
-                                                .format = job.scheme.weight,
-                                                .encoder = job.encoder},
-                                               inputs.rounding, inputs.statistics, parts_.pool);
-    if (rounded.rounding != Rounding::kRtn) {
-      record.rounding = rounding_name(rounded.rounding);
-    }
-    record.error += rounded.error * rounded.outputs;
-    record.rtn_error += rounded.rtn_error * rounded.outputs;
-    matrix.outputs += rounded.outputs;
-    if (matrix.weight) {
-      put_rows(rounded, row, *matrix.weight, parts_.pool);
-    }
-    if (matrix.out) {
-      NIBBLE_RETURN_IF_ERROR(matrix.out->add(matrix.w, rounded));
-    }
+    record.error += rounded_.error * rounded_.outputs;
+    record.rtn_error += rounded_.rtn_error * rounded_.outputs;
+    matrix.outputs += rounded_.outputs;
+    NIBBLE_RETURN_IF_ERROR(parts_.times.time(CalibrationPart::kEncode, [&]() -> Status {
+      if (matrix.weight) {
+        put_rows(rounded_, row, *matrix.weight, parts_.pool);
+      }
+      return matrix.out ? matrix.out->add(matrix.w, rounded_, parts_.pool) : Status();
+    }));
   }
   record.error = matrix.outputs > 0 ? record.error / matrix.outputs : 0;
   record.rtn_error = matrix.outputs > 0 ? record.rtn_error / matrix.outputs : 0;

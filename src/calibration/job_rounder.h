@@ -6,8 +6,11 @@
 #include <vector>
 
 #include "base/thread_pool.h"
+#include "calibration/device_rounder.h"
 #include "calibration/input_sums.h"
 #include "calibration/layer_runner.h"
+#include "calibration/matrix_rounder.h"
+#include "calibration/part_times.h"
 #include "quantizer/job_maker.h"
 
 namespace nibble {
@@ -20,8 +23,10 @@ class JobRounder final {
     const JobMakerContext& context;
     LayerRunner& runner;
     ThreadPool& pool;
-    int64_t piece_weights;  // CalibrationOptions
-    Rounding method;        // that is asked for
+    PartTimes& times;
+    int64_t piece_weights;             // CalibrationOptions
+    Rounding method;                   // that is asked for
+    DeviceRounding* device = nullptr;  // null: the host rounds
   };
 
   explicit JobRounder(const Parts& parts) : parts_(parts), progress_(parts.context.begin) {}
@@ -29,27 +34,28 @@ class JobRounder final {
   /// All jobs of one site; `sums` are completed. Another rounding than the method is recorded as
   /// one for too few rows.
   Status round(const std::vector<size_t>& jobs, InputSums& sums, Rounding rounding);
+  /// The same by sums that a device has.
+  Status round(const std::vector<size_t>& jobs, SiteMath& site, Rounding rounding);
   /// Says in the log what was kept of how many matrices.
   void report() const;
 
  private:
-  struct Inputs {
-    const SiteStatistics& statistics;
-    Rounding rounding;
-    int64_t rows;
-    std::string fallback;  // CalibrationRecord
-  };
   /// A matrix while it is rounded, piece by piece.
   struct Matrix;
 
-  Status round_job(size_t index, const Inputs& inputs);
-  Status round_pieces(Matrix& matrix, const Inputs& inputs);
+  Status round_all(const std::vector<size_t>& jobs, MatrixRounder& rounder);
+  Status round_job(size_t index, MatrixRounder& rounder, const std::string& fallback);
+  Status round_pieces(Matrix& matrix, MatrixRounder& rounder);
+  /// Decodes rows of a matrix, and finds their largest magnitude.
+  Status decode(Matrix& matrix, int64_t row, MatrixRounder& rounder);
+  Result<float> absmax_of_rows(const Matrix& matrix, int64_t row);
   Status finish(Matrix& matrix);
 
   Parts parts_;
   QuantizeProgress progress_;
   std::map<std::string, int64_t> kept_;       // matrices by rounding
   std::map<std::string, int64_t> fallbacks_;  // matrices by reason
+  RoundedMatrix rounded_;                     // of a piece
 };
 
 }  // namespace nibble

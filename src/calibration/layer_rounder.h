@@ -2,10 +2,12 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <vector>
 
 #include "base/thread_pool.h"
+#include "calibration/device_rounder.h"
 #include "calibration/job_rounder.h"
 #include "calibration/layer_jobs.h"
 #include "calibration/layer_runner.h"
@@ -23,6 +25,8 @@ struct LayerParts {
   LayerRunner& runner;
   Windows& windows;
   JobRounder& rounder;
+  PartTimes& times;
+  DeviceRounding* device = nullptr;  // null: all is done on the host
 
   [[nodiscard]] FloatModel with_float() const {
     return rounding == Rounding::kGptaq ? FloatModel::kYes : FloatModel::kNo;
@@ -33,24 +37,40 @@ struct LayerParts {
 /// none of its matrices.
 class SiteInputs final {
  public:
-  /// wanted: what the model without rounding has in their place.
-  SiteInputs(const LayerParts& parts, int64_t layer, Site site, Kept wanted);
+  /// wanted: what the model without rounding has in their place. kResourceExhausted on a device.
+  static Result<std::unique_ptr<SiteInputs>> create(const LayerParts& parts,
+                                                    int64_t layer,
+                                                    Site site,
+                                                    Kept wanted);
 
-  [[nodiscard]] bool any() const { return sums_.has_value(); }
+  [[nodiscard]] bool any() const { return !jobs_.empty(); }
   /// Null where there are none.
-  [[nodiscard]] SiteObserver* observer() { return observer_ ? &*observer_ : nullptr; }
+  [[nodiscard]] RowObserver* observer();
+  /// The same on the host.
+  [[nodiscard]] SiteObserver* host_observer() { return observer_ ? &*observer_ : nullptr; }
   /// Pass::before.
   [[nodiscard]] std::function<Status(int64_t window)> before();
   /// Rounds the site's matrices.
-  Status round() { return parts_.rounder.round(jobs_, *sums_, parts_.rounding); }
+  Status round();
 
  private:
+  SiteInputs(const LayerParts& parts, const std::vector<size_t>& jobs, Kept wanted)
+      : parts_(parts), jobs_(jobs), wanted_(wanted) {}
+
   const LayerParts& parts_;
   const std::vector<size_t>& jobs_;
   Kept wanted_;
-  std::optional<InputSums> sums_;
+  std::optional<InputSums> sums_;  // on the host
   std::optional<SiteObserver> observer_;
+  std::unique_ptr<SiteMath> site_;  // on a device
+  std::optional<DeviceObserver> device_observer_;
 };
+
+/// LayerRunner::load_mlp(), timed.
+Status load_mlp(const LayerParts& parts, int64_t layer);
+
+/// In a pass that reads Kept::kInput and Kept::kAttended: attention onto hidden().
+void finish_attention(const LayerParts& parts, ForwardContext& context);
 
 /// Rounds a layer: q, k and v, then the output of attention, gate and up, and down, each reading
 /// what the rounded ones before it make.

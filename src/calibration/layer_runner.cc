@@ -13,7 +13,10 @@
 namespace nibble {
 namespace {
 
-constexpr int64_t kPageSize = 16;
+/// Of the model's own precision; devices compute in BF16.
+KvCode cache_code(const ModelConfig& config, const Backend& backend) {
+  return config.dtype == DType::kBF16 || !backend.host_memory() ? KvCode::kBf16 : KvCode::kF32;
+}
 
 }  // namespace
 
@@ -28,7 +31,13 @@ LayerRunner::LayerRunner(WeightLoader weights,
 Result<std::unique_ptr<LayerRunner>> LayerRunner::open(const std::string& model_dir,
                                                        int64_t max_rows,
                                                        int threads) {
-  NIBBLE_ASSIGN_OR_RETURN(auto backend, make_cpu_backend({.threads = threads}));
+  return open(model_dir, max_rows, BackendOptions{.device = "cpu", .cpu = {.threads = threads}});
+}
+
+Result<std::unique_ptr<LayerRunner>> LayerRunner::open(const std::string& model_dir,
+                                                       int64_t max_rows,
+                                                       const BackendOptions& options) {
+  NIBBLE_ASSIGN_OR_RETURN(auto backend, open_backend(options));
   NIBBLE_ASSIGN_OR_RETURN(const ModelConfig stored, load_model_config(model_dir));
   NIBBLE_RETURN_IF_ERROR(check_blocks(stored));
   const Backend& device = *backend;
@@ -47,19 +56,22 @@ Status LayerRunner::prepare() {
   NIBBLE_RETURN_IF_ERROR(loader_.prepare());
   NIBBLE_ASSIGN_OR_RETURN(embeddings_, load_embeddings(config(), weights_, *backend_));
   const DecoderScratch sizes = decoder_scratch(config(), options_, *backend_);
-  NIBBLE_ASSIGN_OR_RETURN(hidden_, backend_->allocate(static_cast<size_t>(sizes.hidden)));
+  const int slots = backend_->host_memory() ? 1 : CalibrationMath::kSlots;
+  for (int slot = 0; slot < slots; ++slot) {
+    NIBBLE_ASSIGN_OR_RETURN(hidden_.emplace_back(),
+                            backend_->allocate(static_cast<size_t>(sizes.hidden)));
+  }
   for (size_t name = 0; name < kScratchNames; ++name) {
     if (sizes.layers.at(name) > 0) {
       NIBBLE_ASSIGN_OR_RETURN(scratch_.at(name),
                               backend_->allocate(static_cast<size_t>(sizes.layers.at(name))));
     }
   }
-  pages_.resize(static_cast<size_t>(ceil_div(options_.max_batch_tokens, kPageSize)));
+  page_size_ = backend_->preferred_page_size(cache_code(config(), *backend_));
+  pages_.resize(static_cast<size_t>(ceil_div(options_.max_batch_tokens, page_size_)));
   std::iota(pages_.begin(), pages_.end(), 0);
   return backend_->prepare_steps(step_limits(config(), options_));
 }
-
-int64_t LayerRunner::page_size() { return kPageSize; }
 
 int64_t LayerRunner::row_bytes(ScratchName name) const {
   const auto bytes = static_cast<int64_t>(scratch_.at(static_cast<size_t>(name)).size());
@@ -68,11 +80,10 @@ int64_t LayerRunner::row_bytes(ScratchName name) const {
 
 Status LayerRunner::load_attention(int64_t layer) {
   attention_.reset();
-  const KvCode code = config().dtype == DType::kBF16 ? KvCode::kBf16 : KvCode::kF32;
-  const std::vector<KvSpec> specs = kv_specs(config(), code);
+  const std::vector<KvSpec> specs = kv_specs(config(), cache_code(config(), *backend_));
   NIBBLE_ASSIGN_OR_RETURN(
       cache_, PagedKvCache::allocate(KvCacheShape::equal_pools({specs[static_cast<size_t>(layer)]},
-                                                               kPageSize, std::ssize(pages_)),
+                                                               page_size_, std::ssize(pages_)),
                                      *backend_));
   NIBBLE_ASSIGN_OR_RETURN(attention_, loader_.attention(layer));
   return {};
@@ -93,7 +104,7 @@ void LayerRunner::unload() {
 }
 
 std::span<std::byte> LayerRunner::hidden_rows(int64_t rows) {
-  return {hidden_.as<std::byte>(), static_cast<size_t>(rows * hidden_row_bytes())};
+  return {hidden_.at(slot_).as<std::byte>(), static_cast<size_t>(rows * hidden_row_bytes())};
 }
 
 std::span<std::byte> LayerRunner::scratch_rows(ScratchName name, int64_t rows) {
@@ -104,7 +115,7 @@ std::span<std::byte> LayerRunner::scratch_rows(ScratchName name, int64_t rows) {
 void LayerRunner::embed(std::span<const int32_t> tokens) {
   const auto rows = static_cast<int32_t>(tokens.size());
   const SequenceSpan span{.q_len = rows, .kv_len = rows, .pages = pages_.data()};
-  backend_->run_step({.input = {tokens, {&span, 1}, {}}, .page_size = kPageSize}, [&](Step& step) {
+  backend_->run_step({.input = {tokens, {&span, 1}, {}}, .page_size = page_size_}, [&](Step& step) {
     embeddings_.tokens->gather(step, hidden());
     if (embeddings_.positions != nullptr) {
       embeddings_.positions->add_positions(step, config().first_position, hidden());
@@ -118,7 +129,7 @@ void LayerRunner::run(std::span<const int32_t> tokens,
   const auto rows = static_cast<int32_t>(tokens.size());
   const SequenceSpan span{
       .q_len = rows, .kv_len = rows, .pages = pages_.data(), .prompt_len = rows};
-  backend_->run_step({.input = {tokens, {&span, 1}, {}}, .page_size = kPageSize}, [&](Step& step) {
+  backend_->run_step({.input = {tokens, {&span, 1}, {}}, .page_size = page_size_}, [&](Step& step) {
     ForwardContext context{.step = step, .rows = rows, .sequences = step.input().sequences};
     if (cache_) {
       context.kv = cache_->view(0);

@@ -9,6 +9,7 @@
 #include <variant>
 #include <vector>
 
+#include "backend/open_backend.h"
 #include "kvcache/paged_kv_cache.h"
 #include "model/decoder_scratch.h"
 #include "model/layer_loader.h"
@@ -19,14 +20,19 @@ namespace nibble {
 /// layer is in memory. One thread at a time.
 class LayerRunner final {
  public:
-  /// max_rows: longest window. The errors of load_model().
+  /// max_rows: longest window. The errors of load_model() and open_backend().
+  static Result<std::unique_ptr<LayerRunner>> open(const std::string& model_dir,
+                                                   int64_t max_rows,
+                                                   const BackendOptions& options);
+  /// On the CPU.
   static Result<std::unique_ptr<LayerRunner>> open(const std::string& model_dir,
                                                    int64_t max_rows,
                                                    int threads);
 
   [[nodiscard]] const ModelConfig& config() const { return weights_.config(); }
+  [[nodiscard]] Backend& backend() { return *backend_; }
   /// Tokens of a page of the cache.
-  [[nodiscard]] static int64_t page_size();
+  [[nodiscard]] int64_t page_size() const { return page_size_; }
   /// Bytes of a row of the residual stream (f32), and of the scratch kAttended and kUp.
   [[nodiscard]] int64_t row_bytes(ScratchName name) const;
   [[nodiscard]] int64_t hidden_row_bytes() const { return config().hidden_size * 4; }
@@ -54,10 +60,15 @@ class LayerRunner final {
 
   /// hidden [max_rows, hidden] f32 := embedding of the tokens.
   void embed(std::span<const int32_t> tokens);
+  /// After the last embed(): frees the tables, as large as layers.
+  void release_embeddings() { embeddings_ = {}; }
   /// Runs work on a window's rows, from position 0 on.
   void run(std::span<const int32_t> tokens, const std::function<void(ForwardContext&)>& work);
 
-  [[nodiscard]] float* hidden() { return hidden_.as<float>(); }
+  /// Of those that a device has, so that copies run beside steps (CalibrationMath::kSlots), the
+  /// hidden rows that hidden() is from here on; hosts have one.
+  void select(int slot) { slot_ = static_cast<size_t>(slot); }
+  [[nodiscard]] float* hidden() { return hidden_.at(slot_).as<float>(); }
   [[nodiscard]] std::span<std::byte> hidden_rows(int64_t rows);
   [[nodiscard]] std::span<std::byte> scratch_rows(ScratchName name, int64_t rows);
 
@@ -74,7 +85,9 @@ class LayerRunner final {
   std::optional<std::variant<Mlp, Moe>> mlp_;
   std::optional<PagedKvCache> cache_;  // of the layer
   std::vector<int32_t> pages_;
-  DeviceBuffer hidden_;
+  int64_t page_size_ = 0;
+  std::vector<DeviceBuffer> hidden_;
+  size_t slot_ = 0;
   std::array<DeviceBuffer, kScratchNames> scratch_;
 };
 

@@ -20,7 +20,9 @@ RowObserver::Then SiteObserver::observe(Step& step, const InputRows& rows) {
     wanted.x = {raw_, rows.x.type};
     step.input_rows(wanted, wanted_.data());
   }
-  sums_.add({.x = rows_.data(), .wanted = wanted_.data(), .count = step.rows()}, pool_);
+  times_.time(CalibrationPart::kSums, [&] {
+    sums_.add({.x = rows_.data(), .wanted = wanted_.data(), .count = step.rows()}, pool_);
+  });
   return Then::kSkip;
 }
 

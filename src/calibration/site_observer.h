@@ -6,6 +6,7 @@
 
 #include "base/thread_pool.h"
 #include "calibration/input_sums.h"
+#include "calibration/part_times.h"
 #include "layers/row_observer.h"
 
 namespace nibble {
@@ -13,7 +14,8 @@ namespace nibble {
 /// Adds up the rows of one site; does without its products.
 class SiteObserver final : public RowObserver {
  public:
-  SiteObserver(InputSums& sums, ThreadPool& pool) : sums_(sums), pool_(pool) {}
+  SiteObserver(InputSums& sums, ThreadPool& pool, PartTimes& times)
+      : sums_(sums), pool_(pool), times_(times) {}
 
   /// With a drift, before each window: what the product reads there in the model without rounding,
   /// before norm or activation.
@@ -26,10 +28,24 @@ class SiteObserver final : public RowObserver {
  private:
   InputSums& sums_;
   ThreadPool& pool_;
+  PartTimes& times_;
   std::vector<std::byte> kept_;
   const void* raw_ = nullptr;  // as the product reads it
   std::vector<float> rows_;
   std::vector<float> wanted_;
+};
+
+/// The same on a device.
+class DeviceObserver final : public RowObserver {
+ public:
+  explicit DeviceObserver(SiteMath& site) : site_(site) {}
+  Then observe(Step& step, const InputRows& rows) override {
+    site_.add(step, rows);
+    return Then::kSkip;
+  }
+
+ private:
+  SiteMath& site_;
 };
 
 }  // namespace nibble

@@ -13,6 +13,10 @@ constexpr std::array<std::string_view, kKept> kFileNames = {
     "states-0.bin", "states-1.bin",       "attended.bin",     "up.bin",       "float-0.bin",
     "float-1.bin",  "float-attended.bin", "float-middle.bin", "float-up.bin", "float-experts.bin"};
 
+/// States in memory are saved at the end of a layer where as much time has gone by: they are
+/// gigabytes, and layers take seconds. What is lost of a run that is killed is a minute's work.
+constexpr std::chrono::seconds kSaveEvery{60};
+
 }  // namespace
 
 int64_t Windows::bytes(Kept what) const {
@@ -61,8 +65,13 @@ size_t Windows::file(Kept what) const {
 }
 
 Status Windows::open_files() {
-  const size_t count =
+  size_t count =
       parts_.with_float == FloatModel::kYes ? kKept : static_cast<size_t>(Kept::kFloatInput);
+  if (parts_.math != nullptr) {
+    count = static_cast<size_t>(Kept::kAttended);
+    NIBBLE_RETURN_IF_ERROR(
+        parts_.times.time(CalibrationPart::kStates, [&] { return open_device(); }));
+  }
   for (size_t i = 0; i < count; ++i) {
     NIBBLE_ASSIGN_OR_RETURN(StateFile file,
                             StateFile::open(calibration_file(parts_.context.folder, kFileNames[i]),
@@ -92,15 +101,23 @@ Result<int64_t> Windows::first_layer(const LayerJobs& jobs) {
     turn_ = progress->file;
     const auto digest = input_digest();
     if (usable && digest.ok() && *digest == progress->digest) {
+      parts_.runner.release_embeddings();
+      NIBBLE_RETURN_IF_ERROR(restore_states());
       return progress->layer;
     }
   }
   NIBBLE_RETURN_IF_ERROR(embed_all());
+  parts_.runner.release_embeddings();
   return 0;
 }
 
 Status Windows::embed_all() {
   turn_ = 0;
+  if (device_ != nullptr) {
+    device_->begin(nullptr, &files_[file(Kept::kInput)]);
+    return pass_through(Fetched::kNo, DeviceStates::Outcome::kKept,
+                        [&](std::span<const int32_t> tokens) { parts_.runner.embed(tokens); });
+  }
   for (int64_t window = 0; window < std::ssize(parts_.tokens); ++window) {
     parts_.runner.embed(parts_.tokens[static_cast<size_t>(window)]);
     NIBBLE_RETURN_IF_ERROR(write(Kept::kInput, window, place(Kept::kInput)));
@@ -112,6 +129,12 @@ Status Windows::embed_all() {
 }
 
 Status Windows::finish_layer(int64_t layer) {
+  if (device_ != nullptr && device_->in_memory()) {
+    if (PartTimes::Clock::now() - saved_ < kSaveEvery) {
+      return parts_.context.store.flush();
+    }
+    NIBBLE_RETURN_IF_ERROR(save_states());
+  }
   turn_ = 1 - turn_;
   NIBBLE_RETURN_IF_ERROR(parts_.context.store.flush());
   NIBBLE_RETURN_IF_ERROR(files_[file(Kept::kInput)].sync());
@@ -119,29 +142,43 @@ Status Windows::finish_layer(int64_t layer) {
     NIBBLE_RETURN_IF_ERROR(files_[file(Kept::kFloatInput)].sync());
   }
   NIBBLE_ASSIGN_OR_RETURN(const std::string digest, input_digest());
-  return write_calibration_progress(parts_.context.folder, {layer + 1, turn_, digest});
+  NIBBLE_RETURN_IF_ERROR(
+      write_calibration_progress(parts_.context.folder, {layer + 1, turn_, digest}));
+  saved_ = PartTimes::Clock::now();
+  return {};
 }
 
 Status Windows::for_each(const Pass& pass) {
+  if (device_ != nullptr) {
+    return for_each_on_device(pass);
+  }
   for (int64_t window = 0; window < std::ssize(parts_.tokens); ++window) {
-    if (parts_.context.stop != nullptr && *parts_.context.stop) {
-      return make_error(StatusCode::kCancelled, "stopped");
-    }
+    NIBBLE_RETURN_IF_ERROR(run_window(pass, window));
+  }
+  return {};
+}
+
+Status Windows::run_window(const Pass& pass, int64_t window) {
+  if (parts_.context.stop != nullptr && *parts_.context.stop) {
+    return make_error(StatusCode::kCancelled, "stopped");
+  }
+  PartTimes& times = parts_.times;
+  NIBBLE_RETURN_IF_ERROR(times.time(CalibrationPart::kStates, [&]() -> Status {
     for (const Kept what : pass.reads) {
       NIBBLE_RETURN_IF_ERROR(read(what, window, place(what)));
     }
-    if (pass.before) {
-      NIBBLE_RETURN_IF_ERROR(pass.before(window));
-    }
-    parts_.runner.run(parts_.tokens[static_cast<size_t>(window)], pass.run);
+    return pass.before ? pass.before(window) : Status();
+  }));
+  const double sums = times.seconds(CalibrationPart::kSums);
+  times.time(CalibrationPart::kForward,
+             [&] { parts_.runner.run(parts_.tokens[static_cast<size_t>(window)], pass.run); });
+  times.add(CalibrationPart::kForward, sums - times.seconds(CalibrationPart::kSums));
+  return times.time(CalibrationPart::kStates, [&]() -> Status {
     for (const Kept what : pass.writes) {
       NIBBLE_RETURN_IF_ERROR(write(what, window, place(what)));
     }
-    if (pass.after) {
-      NIBBLE_RETURN_IF_ERROR(pass.after(window));
-    }
-  }
-  return {};
+    return pass.after ? pass.after(window) : Status();
+  });
 }
 
 }  // namespace nibble

@@ -7,8 +7,10 @@
 #include <string>
 #include <vector>
 
+#include "calibration/device_states.h"
 #include "calibration/layer_jobs.h"
 #include "calibration/layer_runner.h"
+#include "calibration/part_times.h"
 #include "calibration/state_file.h"
 #include "quantizer/job_maker.h"
 
@@ -41,10 +43,12 @@ class Windows final {
     const JobMakerContext& context;
     const std::vector<std::vector<int32_t>>& tokens;
     LayerRunner& runner;
+    PartTimes& times;
     FloatModel with_float = FloatModel::kNo;
+    CalibrationMath* math = nullptr;  // of a device that the runner is on; null: the host
   };
   struct Pass {
-    std::vector<Kept> reads;  // into the runner's memory
+    std::vector<Kept> reads;  // into the runner's memory; what is not kept is left out
     std::function<void(ForwardContext& context)> run;
     std::vector<Kept> writes = {};  // from there
     std::function<Status(int64_t window)> before = nullptr;
@@ -53,6 +57,11 @@ class Windows final {
 
   explicit Windows(const Parts& parts) : parts_(parts) {}
   Status open_files();
+  /// Whether this is kept between passes. On a device what hidden states are made into within a
+  /// layer is not: to compute it again takes less time than to copy it.
+  [[nodiscard]] bool keeps(Kept what) const {
+    return parts_.math == nullptr || what == Kept::kInput || what == Kept::kOutput;
+  }
 
   /// Where to go on: the first layer, with the embeddings as its inputs, unless an earlier run left
   /// the inputs of a later one. Layers are num_layers and the head.
@@ -76,14 +85,26 @@ class Windows final {
 
  private:
   [[nodiscard]] size_t file(Kept what) const;
+  Status open_device();
+  Status for_each_on_device(const Pass& pass);
+  /// One window after the other through the device: `work` leaves what is kept, if anything is.
+  using DeviceWork = std::function<void(std::span<const int32_t> tokens)>;
+  enum class Fetched : bool { kNo, kYes };
+  Status pass_through(Fetched reads, DeviceStates::Outcome outcome, const DeviceWork& work);
+  Status run_window(const Pass& pass, int64_t window);
+  /// The states in memory, to a file or from it.
+  Status save_states();
+  Status restore_states();
   /// Where the runner has it.
   [[nodiscard]] std::span<std::byte> place(Kept what) const;
   Status embed_all();
   [[nodiscard]] Result<std::string> input_digest() const;
 
   Parts parts_;
-  std::vector<StateFile> files_;  // by Kept, as they are for the first layer
-  int64_t turn_ = 0;              // 1: inputs and outputs have changed places
+  std::vector<StateFile> files_;          // by Kept, as they are for the first layer
+  int64_t turn_ = 0;                      // 1: inputs and outputs have changed places
+  std::unique_ptr<DeviceStates> device_;  // null: the runner is on the host
+  PartTimes::Clock::time_point saved_ = PartTimes::Clock::now();  // states in memory
 };
 
 }  // namespace nibble

@@ -3,11 +3,13 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "base/json.h"
 #include "base/status.h"
+#include "base/thread_pool.h"
 #include "checkpoint/checkpoint_reader.h"
 #include "quantizer/algorithms/rounding.h"
 #include "quantizer/digest.h"
@@ -39,6 +41,8 @@ class JobMaker {
   virtual ~JobMaker() = default;
   /// All that decides what it makes: part of the plan's hash, and kept with the output.
   [[nodiscard]] virtual Json recipe() const = 0;
+  /// Seconds of make() by part, for people; null: it does not say.
+  [[nodiscard]] virtual Json seconds() const { return {}; }
   /// Resident bytes that make() takes at least, beside what the process has already.
   [[nodiscard]] virtual int64_t least_memory(const QuantizePlan& /*plan*/, int /*threads*/) const {
     return 0;
@@ -53,14 +57,20 @@ class RoundedJob final {
   /// absmax: of the whole matrix.
   RoundedJob(const JobMakerContext& context, size_t job, float absmax);
 
-  /// The next rows, as many as piece_rows() says, or what is left.
+  /// The next rows, as many as piece_rows() says, or what is left; chunks side by side.
   ///   w  [rows, k]: the source's weights
-  Status add(const std::vector<float>& w, const RoundedMatrix& rounded);
+  Status add(std::span<const float> w, const RoundedMatrix& rounded, ThreadPool& pool);
   /// After all rows.
   Status finish(CalibrationRecord record);
 
  private:
-  Status write_chunk(const float* w, const RoundedMatrix& rounded, int64_t first_row);
+  struct Piece;
+  /// A chunk on its way to the store.
+  struct Chunk;
+  /// Encodes one of a chunk's blocks of rows.
+  void encode_block(const Piece& piece, int64_t block, Chunk& chunk) const;
+  [[nodiscard]] Status write_chunk(Chunk& chunk) const;
+  [[nodiscard]] Chunk make_chunk(int64_t index) const;
 
   const JobMakerContext& context_;
   size_t index_;

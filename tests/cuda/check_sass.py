@@ -29,6 +29,7 @@ FAMILIES = [
     (r"prefill_kernel<.*256>", ("HMMA", "UBLKCP|LDGSTS"), 70),
     (r"prefill_kernel<", ("HMMA", "UBLKCP|LDGSTS"), 0),
     (r"decode_kernel<", ("HMMA", "UBLKCP|LDGSTS"), 64),
+    (r"column_kernel<", ("FFMA", "LDS"), 0),
 ]
 LOCAL = {"LDL", "STL"}
 FUNCTION = re.compile(r"Function : (\S+)")

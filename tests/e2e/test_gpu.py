@@ -497,6 +497,52 @@ class Memory(Case):
 
 
 @needs_gpu
+class Calibration(Case):
+    TEXT = ROOT / "tests/data/text/the_black_cat.txt"
+    WINDOWS = ("--calibration-windows", 16, "--calibration-length", 128)
+
+    def quantized(self, name, *flags, source=MODEL, **options):
+        out = self.folder / name
+        run = nibble("quantize", source, out, "--calibrate", self.TEXT, *self.WINDOWS, "--json",
+                     *flags, **options)
+        self.assertEqual(run.returncode, 0, run.stderr)
+        return out, json.loads(run.stdout)
+
+    def divergence(self, model):
+        run = nibble("eval", "kld", MODEL, model, "--text", ROOT / "docs/quantization.md",
+                     "--window", 256, "--device", "cuda", "--json")
+        self.assertEqual(run.returncode, 0, run.stderr)
+        return json.loads(run.stdout)["kld"]
+
+    def test_codes_are_as_good_as_the_cpus(self):
+        for scheme in ("w4a16_g32", "w4a8"):
+            found = {}
+            for device in ("cpu", "cuda"):
+                model, report = self.quantized(f"{scheme}-{device}", "--scheme", scheme, "--device",
+                                               device)
+                found[device] = self.divergence(model)
+                self.assertGreater(report["calibration_seconds"]["layers"], 0)
+            print(f"\n  {scheme}: KLD {found}", file=sys.stderr)
+            # The CPU refines scales and codes in turns behind the columns, which the GPU does not.
+            self.assertLess(found["cuda"], 1.2 * found["cpu"])
+            self.assertGreater(found["cuda"], 0.97 * found["cpu"])
+
+    def test_bytes_are_the_same_in_every_run(self):
+        bytes_of = []
+        for name, memory in (("first", "2GiB"), ("second", "2GiB"), ("files", "600MiB")):
+            model, _ = self.quantized(name, "--scheme", "w4a16_g32", "--device", "cuda", "--memory",
+                                      memory)
+            bytes_of.append([path.read_bytes() for path in sorted(model.glob("*.safetensors"))])
+        self.assertEqual(bytes_of[0], bytes_of[1])
+        self.assertEqual(bytes_of[0], bytes_of[2])
+
+    def test_what_is_not_computed_there(self):
+        run = nibble("quantize", MODEL, self.folder / "out", "--scheme", "w4a16_g32", "--calibrate",
+                     self.TEXT, *self.WINDOWS, "--method", "gptaq", "--device", "cuda")
+        self.refused(run, UNSUPPORTED, "gptaq", "--device cpu")
+
+
+@needs_gpu
 @unittest.skipUnless((BINARY.parent / "libnibble_cuda_bench.so").exists(),
                      "no libnibble_cuda_bench.so beside nibble")
 class ExpertBenchmark(Case):

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "backend/cuda/calibration/cuda_calibration.h"
 #include "backend/cuda/cuda_experts.h"
 #include "backend/cuda/cuda_gemm.h"
 #include "backend/cuda/cuda_status.h"
@@ -260,6 +261,10 @@ class CudaBackend final : public Backend {
   [[nodiscard]] bool first_steps_are_slow() const override { return true; }
 
   void finish_step(std::span<SampledRow> out) override { steps_->finish(out); }
+
+  Result<std::unique_ptr<CalibrationMath>> calibration_math() override {
+    return make_cuda_calibration(stream_);
+  }
 
   [[nodiscard]] cudaStream_t stream() const { return stream_; }
 

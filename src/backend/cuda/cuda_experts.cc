@@ -180,10 +180,7 @@ void CudaExperts::run(const ExpertArgs& args) {
     return;
   }
   const int64_t slots = args.m * form_.top_k;
-  const int64_t of_expert = (slots + experts_ - 1) / experts_;
-  cut_ = cut_of_both(gate_up_.weights->kernel().grouped_rows(of_expert, args.m),
-                     down_.weights->kernel().grouped_rows(of_expert, args.m));
-  max_tiles_ = std::min(slots, std::min(experts_, slots) + slots / cut_.most);
+  cut_tiles(args.m);
   // Results of integer activations are the same in every batch.
   const bool exact = down_.act != ActFormat::kBf16 && down_.act != ActFormat::kFp8Token;
   down_type_ = !exact && args.m >= kManyRows ? DType::kBF16 : DType::kF32;
@@ -200,6 +197,14 @@ void CudaExperts::run(const ExpertArgs& args) {
   }
   multiply(down_, {(activates_ ? memory_.gate_up : memory_.x).as<void>()}, slots);
   combine(args);
+}
+
+void CudaExperts::cut_tiles(int64_t rows) {
+  const int64_t slots = rows * form_.top_k;
+  const int64_t of_expert = (slots + experts_ - 1) / experts_;
+  cut_ = cut_of_both(gate_up_.weights->kernel().grouped_rows(of_expert, rows),
+                     down_.weights->kernel().grouped_rows(of_expert, rows));
+  max_tiles_ = std::min(slots, std::min(experts_, slots) + slots / cut_.most);
 }
 
 void CudaExperts::compute_logits(const ExpertArgs& args) {

@@ -2,9 +2,11 @@
 
 #include <memory>
 #include <string_view>
+#include <vector>
 
 #include "backend/cuda/all_experts.h"
 #include "backend/cuda/expert_kernels.h"
+#include "backend/cuda/input_rounding.h"
 #include "backend/cuda/packed_matrices.h"
 #include "backend/prepared_experts.h"
 
@@ -61,6 +63,8 @@ class CudaExperts final : public PreparedExperts {
                                                          ExpertScratch& memory);
 
   void run(const ExpertArgs& args) override;
+  /// Waits, to know how many rows each expert has.
+  void add_rows(const ExpertView& view, std::span<SiteMath* const> sums) override;
   [[nodiscard]] Result<QuantTensor> unpack(int64_t expert, ExpertPart part) const override;
   Status update(int64_t expert,
                 ExpertPart part,
@@ -101,6 +105,12 @@ class CudaExperts final : public PreparedExperts {
 
   [[nodiscard]] ExpertScratch::Sizes sizes() const;
   [[nodiscard]] RouteRowsArgs routing(const ExpertArgs& args) const;
+  /// How the rows of a step are cut into tiles.
+  void cut_tiles(int64_t rows);
+  /// The slots' rows as down reads them, before they are rounded to its form.
+  [[nodiscard]] InputRounding down_input(int64_t slots) const;
+  /// Of every expert, in the step that was routed last; waits.
+  [[nodiscard]] std::vector<int64_t> rows_of_experts(int64_t rows) const;
   void compute_logits(const ExpertArgs& args);
   void choose(const ExpertArgs& args);
   /// x of gate and up, in their form.

@@ -4,13 +4,17 @@
 #include <set>
 
 #include "backend/cuda/cuda_status.h"
-#include "backend/cuda/row_kernels.h"
 #include "base/check.h"
 
 namespace nibble::cuda {
 
-bool CudaGemm::takes_rows_as_given(const GemmArgs& args) const {
-  return args.input.kind == GemmInput::Kind::kPlain && row_scales(problem_.act, problem_.k) == 0;
+InputRounding CudaGemm::rounding_of(const GemmArgs& args) const {
+  return {.x = args.x,
+          .input = args.input,
+          .stride = args.x_stride,
+          .rows = args.m,
+          .k = problem_.k,
+          .out = {problem_.act, context_.scratch.values(), context_.scratch.scales()}};
 }
 
 bool CudaGemm::reads_rows_of(const PreparedGemm& other, int64_t /*m*/) const {
@@ -20,39 +24,7 @@ bool CudaGemm::reads_rows_of(const PreparedGemm& other, int64_t /*m*/) const {
 
 Status CudaGemm::launch_rounding(const GemmArgs& args) const {
   CHECK_LE(args.m, max_m_);
-  const LaunchContext launch{context_.stream};
-  const GemmScratch& scratch = context_.scratch;
-  const QuantizedRows out{problem_.act, scratch.values(), scratch.scales()};
-  if (is_norm(args.input.kind)) {
-    CHECK_EQ(args.x_stride, problem_.k);
-    return check(
-        norm_quantize(
-            {.x = args.x.f32(), .norm = args.input, .rows = args.m, .n = problem_.k, .out = out},
-            launch),
-        "norm");
-  }
-  CHECK(args.x.type == DType::kBF16);
-  if (args.input.kind != GemmInput::Kind::kPlain) {
-    return check(activation_quantize({.x = args.x.data,
-                                      .kind = args.input.kind,
-                                      .stride = args.x_stride,
-                                      .rows = args.m,
-                                      .n = problem_.k,
-                                      .out = out,
-                                      .limit = args.input.limit,
-                                      .turn = args.input.turn},
-                                     launch),
-                 "activation");
-  }
-  if (takes_rows_as_given(args)) {
-    CHECK_EQ(args.x_stride, problem_.k);
-    return {};
-  }
-  return check(
-      quantize_rows(
-          {.x = args.x.data, .stride = args.x_stride, .rows = args.m, .n = problem_.k, .out = out},
-          launch),
-      "rounding activations");
+  return round_input(rounding_of(args), {context_.stream});
 }
 
 void CudaGemm::round_rows(const GemmArgs& args) { must(launch_rounding(args)); }
@@ -70,20 +42,20 @@ Status CudaGemm::launch_product(const GemmArgs& args) const {
   const bool add = args.output == GemmOutput::kAdd;
   const bool f32 = args.y.type == DType::kF32;
   CHECK(f32 || !add);
-  return check(
-      packed_->kernel().run({.x = takes_rows_as_given(args) ? args.x.data : scratch.values(),
-                             .x_scales = scratch.scales(),
-                             .packed = packed_->at(0),
-                             .bias = args.bias,
-                             .y = args.y.data,
-                             .y_stride = args.y_stride,
-                             .m = args.m,
-                             .result = add   ? GemmResult::kAddF32
-                                       : f32 ? GemmResult::kF32
-                                             : GemmResult::kBf16,
-                             .workspace = scratch.workspace()},
-                            {context_.stream}),
-      packed_->kernel_name());
+  return check(packed_->kernel().run(
+                   {.x = rounding_of(args).nothing_to_do() ? args.x.data : scratch.values(),
+                    .x_scales = scratch.scales(),
+                    .packed = packed_->at(0),
+                    .bias = args.bias,
+                    .y = args.y.data,
+                    .y_stride = args.y_stride,
+                    .m = args.m,
+                    .result = add   ? GemmResult::kAddF32
+                              : f32 ? GemmResult::kF32
+                                    : GemmResult::kBf16,
+                    .workspace = scratch.workspace()},
+                   {context_.stream}),
+               packed_->kernel_name());
 }
 
 std::vector<int64_t> CudaGemm::row_counts(int64_t most) const {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "backend/cuda/input_rounding.h"
 #include "backend/cuda/packed_matrices.h"
 
 namespace nibble::cuda {
@@ -39,8 +40,7 @@ class CudaGemm final : public PreparedGemm {
   }
 
  private:
-  /// Whether the product reads args.x as it is.
-  [[nodiscard]] bool takes_rows_as_given(const GemmArgs& args) const;
+  [[nodiscard]] InputRounding rounding_of(const GemmArgs& args) const;
   Status launch_rounding(const GemmArgs& args) const;
   Status launch_product(const GemmArgs& args) const;
 

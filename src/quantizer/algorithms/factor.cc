@@ -100,24 +100,38 @@ bool factor_in_place(float* a, int64_t k, int64_t stride, ThreadPool& pool) {
   return true;
 }
 
+std::vector<int32_t> column_order(std::span<const float> diagonal) {
+  std::vector<int32_t> order(diagonal.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
+    return diagonal[static_cast<size_t>(a)] > diagonal[static_cast<size_t>(b)];
+  });
+  return order;
+}
+
+std::vector<Damping> damping_steps(std::span<const float> diagonal) {
+  const double mean = mean_diagonal(diagonal);
+  const double largest = *std::ranges::max_element(diagonal);
+  std::vector<Damping> steps;
+  double share = kFirstDamping;
+  for (int step = 0; step <= kMostSteps + 1; ++step, share *= kDampingStep) {
+    steps.push_back({share, share * mean, step > kMostSteps ? kFloor * largest : 0.0});
+  }
+  return steps;
+}
+
 std::optional<ColumnFactor> make_column_factor(const Gram& gram, ThreadPool& pool) {
   const int64_t k = gram.k();
   const int64_t stride = gram.stride();
   if (!gram.finite()) {
     return std::nullopt;
   }
+  const std::vector<float> diagonal = gram.diagonal();
   ColumnFactor factor;
   factor.stride = stride;
-  factor.order.resize(static_cast<size_t>(k));
-  std::iota(factor.order.begin(), factor.order.end(), 0);
-  std::stable_sort(factor.order.begin(), factor.order.end(),
-                   [&](int32_t a, int32_t b) { return gram.diagonal(a) > gram.diagonal(b); });
-  const double mean = gram.mean_diagonal();
-  const double largest = gram.diagonal(factor.order.front());
-  double damping = kFirstDamping;
-  for (int step = 0; step <= kMostSteps + 1; ++step, damping *= kDampingStep) {
-    const double floor = step > kMostSteps ? kFloor * largest : 0.0;
-    factor.damping = damping;
+  factor.order = column_order(diagonal);
+  for (const Damping& damping : damping_steps(diagonal)) {
+    factor.damping = damping.share;
     factor.triangle.assign(static_cast<size_t>(k * stride), 0.0F);
     pool.parallel_for(k, [&](int64_t i, int) {
       const float* from = gram.data() + factor.order[static_cast<size_t>(k - 1 - i)] * stride;
@@ -126,7 +140,7 @@ std::optional<ColumnFactor> make_column_factor(const Gram& gram, ThreadPool& poo
         to[j] = from[factor.order[static_cast<size_t>(k - 1 - j)]];
       }
       const double alive = to[i] == 0.0F ? 1.0 : to[i];
-      to[i] = static_cast<float>(std::max(alive, floor) + damping * mean);
+      to[i] = static_cast<float>(std::max(alive, damping.floor) + damping.added);
     });
     if (factor_in_place(factor.triangle.data(), k, stride, pool)) {
       reverse(factor.triangle.data(), k, stride);

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "base/thread_pool.h"
@@ -19,6 +20,18 @@ struct ColumnFactor {
   int64_t stride = 0;
   double damping = 0;  // that was added to the diagonal, in parts of its mean
 };
+
+/// The columns, those of the largest sums first; of equal ones those in front.
+[[nodiscard]] std::vector<int32_t> column_order(std::span<const float> diagonal);
+
+/// What is added to the diagonal in one attempt at a factor.
+struct Damping {
+  double share = 0;  // of the mean of the diagonal
+  double added = 0;
+  double floor = 0;  // of what it is added to
+};
+/// One attempt after the other: make_column_factor() says which.
+[[nodiscard]] std::vector<Damping> damping_steps(std::span<const float> diagonal);
 
 /// Dead columns (sums of 0) count as 1 on the diagonal. The damping begins with 0.01 of the mean
 /// diagonal and grows tenfold, up to six times, until there is a factor; then a floor of 1e-6 of

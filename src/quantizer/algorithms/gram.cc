@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "base/check.h"
 #include "base/math.h"
@@ -14,6 +15,11 @@ constexpr int64_t kDepth = 256;  // rows of a sum in single precision
 constexpr int64_t kPiece = 96;   // columns that one thread takes at once
 
 }  // namespace
+
+double mean_diagonal(std::span<const float> diagonal) {
+  return std::accumulate(diagonal.begin(), diagonal.end(), 0.0) /
+         static_cast<double>(diagonal.size());
+}
 
 Gram::Gram(int64_t k)
     : k_(k),
@@ -65,12 +71,12 @@ void Gram::finish() {
   }
 }
 
-double Gram::mean_diagonal() const {
-  double sum = 0;
+std::vector<float> Gram::diagonal() const {
+  std::vector<float> numbers(static_cast<size_t>(k_));
   for (int64_t i = 0; i < k_; ++i) {
-    sum += diagonal(i);
+    numbers[static_cast<size_t>(i)] = diagonal(i);
   }
-  return sum / static_cast<double>(k_);
+  return numbers;
 }
 
 bool Gram::finite() const {

@@ -1,11 +1,15 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "base/thread_pool.h"
 
 namespace nibble {
+
+/// The mean of the numbers on the diagonal of such sums.
+[[nodiscard]] double mean_diagonal(std::span<const float> diagonal);
 
 /// Sums over the rows x that enter a product: H = X^T X [k, k], which says what an error of its
 /// weights costs: E of [n, k] changes the outputs by trace(E H E^T) in squares. Does not depend on
@@ -30,7 +34,8 @@ class Gram final {
   [[nodiscard]] float diagonal(int64_t i) const {
     return sums_[static_cast<size_t>(i * stride_ + i)];
   }
-  [[nodiscard]] double mean_diagonal() const;
+  [[nodiscard]] std::vector<float> diagonal() const;
+  [[nodiscard]] double mean_diagonal() const { return nibble::mean_diagonal(diagonal()); }
   /// Whether every sum is a number.
   [[nodiscard]] bool finite() const;
 

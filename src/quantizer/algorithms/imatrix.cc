@@ -3,18 +3,19 @@
 #include <algorithm>
 #include <cmath>
 
+#include "quantizer/algorithms/gram.h"
+
 namespace nibble {
 
-std::vector<float> column_importance(const Gram& gram) {
+std::vector<float> column_importance(std::span<const float> diagonal) {
   constexpr double kLeast = 1e-6;
-  const double mean = gram.mean_diagonal();
-  std::vector<float> importance(static_cast<size_t>(gram.k()), 1.0F);
+  const double mean = mean_diagonal(diagonal);
+  std::vector<float> importance(diagonal.size(), 1.0F);
   if (!(mean > 0) || !std::isfinite(mean)) {
     return importance;
   }
-  for (int64_t i = 0; i < gram.k(); ++i) {
-    importance[static_cast<size_t>(i)] =
-        static_cast<float>(std::max(gram.diagonal(i) / mean, kLeast));
+  for (size_t i = 0; i < diagonal.size(); ++i) {
+    importance[i] = static_cast<float>(std::max(diagonal[i] / mean, kLeast));
   }
   return importance;
 }

@@ -127,7 +127,7 @@ SiteStatistics make_site_statistics(const Gram& gram,
     return site;
   }
   site.gram = &gram;
-  site.importance = column_importance(gram);
+  site.importance = column_importance(gram.diagonal());
   if (by_columns(rounding)) {
     site.factor = make_column_factor(gram, pool);
   }

@@ -1,0 +1,58 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string_view>
+
+#include "backend/cuda/calibration/device_timer.h"
+#include "backend/cuda/calibration/kernels.h"
+#include "backend/cuda/calibration/matmul.h"
+#include "backend/cuda/input_rounding.h"
+
+namespace nibble::cuda {
+
+inline constexpr size_t kRoundingWays = 3;
+
+/// Rows as sums of products take them: numbers as they are, or in two parts.
+struct SplitRows {
+  const void* high = nullptr;  // [rows, k] bf16
+  const void* low = nullptr;   // what high lacks; null: nothing
+};
+
+/// What the sites of a calibration share: memory of the device that grows, and one stream.
+class CalibrationWork final {
+ public:
+  static Result<std::unique_ptr<CalibrationWork>> create(cudaStream_t stream);
+
+  /// Makes room; what was there is lost. kResourceExhausted.
+  static Status room(DeviceBuffer& buffer, int64_t bytes, std::string_view what);
+
+  /// The rows that a product with this form of activations reads; valid until the next.
+  SplitRows prepare(InputRounding rounding);
+  /// The same of rows that are rounded already.
+  SplitRows split(const QuantizedRows& rows, int64_t count, int64_t k);
+
+  /// H += rows^T rows: below the diagonal, and some above.
+  void add_products(const SplitRows& rows, int64_t count, int64_t k, float* h);
+  void multiply(const MatmulShape& shape, const MatmulOperands& operands);
+
+  cudaStream_t stream;
+  std::unique_ptr<Matmul> matmul;
+  DeviceTimer sums_timer, factor_timer, rounding_timer, forward_timer;
+  const void* factored = nullptr;  // the site that the factor is of, and that of the weights
+  const void* loaded = nullptr;
+
+  DeviceBuffer rounded, row_scales, high, low;       // rows
+  DeviceBuffer factor, panel, inverse;               // [k, k], [k, 128], [128, 128]
+  DeviceBuffer order, failed, diagonal, parts;       // [k] int32, int32, [k], [ways, kDotParts] f64
+  DeviceBuffer weights, values, turned, sums;        // [n, k], or [k, n] padded
+  DeviceBuffer errors;                               // [128, n]
+  DeviceBuffer scales, turned_scales, turned_zeros;  // [n, groups], [groups, n]
+  std::array<DeviceBuffer, kRoundingWays> sent_scales;  // of the host, by way, page-locked
+
+ private:
+  explicit CalibrationWork(cudaStream_t on) : stream(on) {}
+};
+
+}  // namespace nibble::cuda

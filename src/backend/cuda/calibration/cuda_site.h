@@ -1,0 +1,65 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "backend/calibration_math.h"
+#include "backend/cuda/calibration/calibration_work.h"
+
+namespace nibble::cuda {
+
+/// The inputs of matrices that multiply the same rows, on the GPU. Sums of BF16 rows are exact
+/// products added in F32 by tensor cores; of INT8 and FP8 rows, which are codes times a scale, in
+/// two BF16 parts each, so that a product is off by 2^-16 of itself at most. The factor, the
+/// rounding by columns and the errors are F32 throughout.
+class CudaSite final : public SiteMath {
+ public:
+  static Result<std::unique_ptr<SiteMath>> create(CalibrationWork& work, int64_t k, ActFormat act);
+  ~CudaSite() override;
+
+  [[nodiscard]] int64_t k() const override { return k_; }
+  [[nodiscard]] int64_t rows() const override { return rows_; }
+
+  void add(const Step& step, const InputRows& rows) override;
+  /// Rows [count, k] that are split already.
+  void add_rows(const SplitRows& rows, int64_t count);
+  void add_sums(const SiteMath& other, double factor) override;
+  std::vector<float> finish() override;
+  Result<bool> factor(std::span<const int32_t> order, const DiagonalDamping& damping) override;
+  Status load(std::span<const float> weights) override;
+  void round(RoundingWay way, const MatrixScales& scales) override;
+  std::vector<double> take_errors() override;
+  void read_values(std::span<float> out) override;
+
+  /// H [k, k] on the device; above the diagonal since finish().
+  [[nodiscard]] const float* sums() const { return h(); }
+  /// How its rows are rounded.
+  [[nodiscard]] ActFormat act() const { return act_; }
+  [[nodiscard]] CalibrationWork& work() const { return work_; }
+
+ private:
+  CudaSite(CalibrationWork& work, int64_t k, ActFormat act) : work_(work), k_(k), act_(act) {}
+
+  void factor_blocks();
+  void factor_rest(int64_t begin, int64_t count);
+  void upload_scales(RoundingWay way, const MatrixScales& scales);
+  void round_nearest(const MatrixScales& scales, int64_t groups);
+  void turn_in(const MatrixScales& scales, int64_t groups);
+  void round_columns(const MatrixScales& scales, int64_t groups);
+  /// Begins trace(e H e^T) of e [n, k].
+  void square(const float* e);
+  [[nodiscard]] float* h() const { return sums_.as<float>(); }
+
+  CalibrationWork& work_;
+  int64_t k_;
+  ActFormat act_;
+  int64_t rows_ = 0;
+  int64_t n_ = 0;        // rows of the weights that were loaded
+  int64_t stride_ = 0;   // the same, padded
+  int64_t squared_ = 0;  // errors that were begun
+  DeviceBuffer sums_;    // [k, k]
+};
+
+}  // namespace nibble::cuda

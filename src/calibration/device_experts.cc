@@ -1,0 +1,129 @@
+#include "calibration/device_experts.h"
+
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "base/check.h"
+#include "calibration/expert_sums.h"
+#include "calibration/experts_rounder.h"
+
+namespace nibble {
+namespace {
+
+/// Of the device's memory: what rounding, copies and the library of products take beside sums.
+constexpr int64_t kRoundingRoom = int64_t{2} << 30;
+
+class DeviceExperts final {
+ public:
+  DeviceExperts(const LayerParts& parts, int64_t layer, ExpertPart part)
+      : parts_(parts), layer_(layer), part_(part) {
+    const PlanJob& first = parts.context.plan.jobs[parts.jobs.of(layer, site()).front()];
+    k_ = first.matrix->k();
+    act_ = first.scheme.act;
+  }
+
+  Status round() {
+    const std::vector<ExpertRange> ranges = cut();
+    NIBBLE_ASSIGN_OR_RETURN(all_, math().make_site(k_, act_));
+    for (size_t i = 0; ranges.size() > 1 && i < ranges.size(); ++i) {  // all, before the first
+      NIBBLE_RETURN_IF_ERROR(collect(ranges[i]));
+      add_to_layer(ranges[i]);
+    }
+    for (const ExpertRange& range : ranges) {
+      NIBBLE_RETURN_IF_ERROR(collect(range));
+      if (ranges.size() == 1) {
+        add_to_layer(range);
+      }
+      all_->finish();
+      for (int64_t expert = range.begin; expert < range.end; ++expert) {
+        NIBBLE_RETURN_IF_ERROR(round_expert(expert));
+      }
+    }
+    report_few(parts_, {layer_, part_, k_}, few_);
+    return {};
+  }
+
+ private:
+  [[nodiscard]] Site site() const {
+    return part_ == ExpertPart::kGateUp ? Site::kExpertUp : Site::kExpertDown;
+  }
+  [[nodiscard]] CalibrationMath& math() const { return parts_.device->math(); }
+  [[nodiscard]] int64_t experts() const { return parts_.runner.config().moe.experts; }
+  [[nodiscard]] std::unique_ptr<SiteMath>& sums_of(int64_t expert) {
+    return sums_[static_cast<size_t>(expert)];
+  }
+
+  /// Experts whose sums have room on the device at the same time.
+  [[nodiscard]] std::vector<ExpertRange> cut() const {
+    const int64_t room = parts_.runner.backend().free_memory() - kRoundingRoom;
+    const int64_t bytes = CalibrationMath::site_bytes(k_);
+    const int64_t count = std::clamp<int64_t>(room / bytes - 2, 1, experts());
+    std::vector<ExpertRange> ranges;
+    for (int64_t begin = 0; begin < experts(); begin += count) {
+      ranges.push_back({begin, std::min(begin + count, experts())});
+    }
+    return ranges;
+  }
+
+  Status collect(const ExpertRange& range) {
+    sums_.clear();
+    sums_.resize(static_cast<size_t>(experts()));
+    std::vector<SiteMath*> places(sums_.size());
+    for (int64_t expert = range.begin; expert < range.end; ++expert) {
+      NIBBLE_ASSIGN_OR_RETURN(sums_of(expert), math().make_site(k_, act_));
+      places[static_cast<size_t>(expert)] = sums_of(expert).get();
+    }
+    LayerRunner& runner = parts_.runner;
+    const int64_t hidden = runner.config().hidden_size;
+    return parts_.windows.for_each(
+        {.reads = {Kept::kOutput}, .run = [&](ForwardContext& context) {
+           runner.experts().normalize(runner.hidden(), context);
+           const ConstActivations x = context.scratch[ScratchName::kNormed];
+           runner.experts().routed().add_rows(
+               {.x = x, .chosen_by = x, .x_stride = hidden, .m = context.rows, .part = part_},
+               places);
+         }});
+  }
+
+  void add_to_layer(const ExpertRange& range) {
+    for (int64_t expert = range.begin; expert < range.end; ++expert) {
+      all_->add_sums(*sums_of(expert), 1);
+      all_rows_ += sums_of(expert)->rows();
+    }
+  }
+
+  Status round_expert(int64_t expert) {
+    const std::vector<size_t>& jobs = parts_.jobs.of(layer_, site(), expert);
+    std::unique_ptr<SiteMath> sums = std::move(sums_of(expert));
+    if (jobs.empty()) {
+      return {};
+    }
+    Rounding rounding = parts_.rounding;
+    if (rounding == Rounding::kGptq && sums->rows() < k_ / kFewestRowsShare) {
+      rounding = Rounding::kImatrix;
+      few_.push_back(expert);
+    }
+    sums->add_sums(*all_, layer_share(k_, all_rows_));
+    return parts_.rounder.round(jobs, *sums, rounding);
+  }
+
+  const LayerParts& parts_;
+  int64_t layer_;
+  ExpertPart part_;
+  int64_t k_ = 0;
+  ActFormat act_ = ActFormat::kFloat;
+  std::unique_ptr<SiteMath> all_;  // of the rows of all experts
+  int64_t all_rows_ = 0;
+  std::vector<std::unique_ptr<SiteMath>> sums_;  // by expert; null: not of this pass
+  std::vector<int64_t> few_;                     // experts with too few rows for the method
+};
+
+}  // namespace
+
+Status round_experts_on_device(const LayerParts& parts, int64_t layer, ExpertPart part) {
+  CHECK(parts.device != nullptr);
+  return DeviceExperts(parts, layer, part).round();
+}
+
+}  // namespace nibble
