@@ -55,6 +55,7 @@ std::unique_ptr<PreparedGemm> stack(Backend& backend,
                                     const std::vector<QuantTensor>& parts,
                                     ActFormat act) {
   std::vector<QuantView> views;
+  views.reserve(parts.size());
   for (const QuantTensor& part : parts) {
     views.push_back(view_of(part));
   }

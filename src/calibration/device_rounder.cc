@@ -113,7 +113,7 @@ Status DeviceRounder::round(const MatrixToRound& matrix, RoundedMatrix& out) {
   out.error = whole > 0 ? out.error / whole : 0;
   out.rtn_error = whole > 0 ? rtn_error / whole : 0;
   out.outputs = whole;
-  const Status read = read_values(out, count);
+  Status read = read_values(out, count);
   parts_.note_seconds();
   return read;
 }

@@ -21,9 +21,11 @@ void put_rows(const RoundedMatrix& rounded, int64_t first, QuantTensor& out, Thr
   const int64_t rows = std::ssize(rounded.values) / k;
   float* scales = out.scales.as<float>().data() + first * groups;
   std::copy(rounded.scales.begin(), rounded.scales.end(), scales);
-  int8_t* zeros = rounded.zeros.empty() ? nullptr : out.zeros.as<int8_t>().data() + first * groups;
-  for (size_t i = 0; i < rounded.zeros.size(); ++i) {
-    zeros[i] = static_cast<int8_t>(rounded.zeros[i]);
+  int8_t* zeros = nullptr;
+  if (!rounded.zeros.empty()) {
+    zeros = out.zeros.as<int8_t>().data() + first * groups;
+    std::ranges::transform(rounded.zeros, zeros,
+                           [](float zero) { return static_cast<int8_t>(zero); });
   }
   pool.parallel_for(rows, [&](int64_t row, int) {
     encode_row(out.format, rounded.values.data() + row * k, k,
@@ -68,7 +70,7 @@ struct JobRounder::Matrix {
 
 Status JobRounder::round(const std::vector<size_t>& jobs, InputSums& sums, Rounding rounding) {
   HostRounder rounder(sums, rounding, parts_.pool, parts_.times);
-  const Status done = round_all(jobs, rounder);
+  Status done = round_all(jobs, rounder);
   rounded_ = {};  // memory for the next pass
   return done;
 }

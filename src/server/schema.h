@@ -22,29 +22,29 @@ struct GenerationRequest {
   std::string model;
   // Chat only.
   Json messages;
-  Json tools;               // null or an array
-  Json template_arguments;  // null or an object
-  bool add_generation_prompt = true;
+  Json tools;                          // null or an array
+  Json template_arguments;             // null or an object
   std::vector<std::string> functions;  // that may be called; empty: none
-  bool parallel_tool_calls = true;     // false: calls after the first are left out
-  bool separate_reasoning = true;      // false: thoughts stay in the content, with their marks
-  bool include_reasoning = true;       // false: they are left out
+  bool add_generation_prompt = true;
+  bool parallel_tool_calls = true;  // false: calls after the first are left out
+  bool separate_reasoning = true;   // false: thoughts stay in the content, with their marks
+  bool include_reasoning = true;    // false: they are left out
   // Completions only.
-  std::vector<PromptInput> prompts;
   bool echo = false;
+  std::vector<PromptInput> prompts;
   // Both.
-  bool add_special_tokens = true;
   std::optional<int64_t> max_tokens;
   int64_t min_tokens = 0;
   int64_t n = 1;
+  bool add_special_tokens = true;
   bool stream = false;
   bool include_usage = false;
   bool continuous_usage = false;
-  std::vector<std::string> stop;
   bool include_stop = false;
   bool skip_special_tokens = true;
-  std::vector<int32_t> stop_token_ids;
   bool ignore_eos = false;
+  std::vector<std::string> stop;
+  std::vector<int32_t> stop_token_ids;
   int logprobs = -1;  // -1: none; else the number of alternatives
   SamplingParams sampling;
 };

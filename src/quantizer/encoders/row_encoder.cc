@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "base/check.h"
 #include "base/f16.h"
 #include "quant/codec.h"
 #include "quant/fake_quant.h"
@@ -119,6 +120,7 @@ const float* RowEncoder::importance_of(const ScaleSearch& search,
     return nullptr;
   }
   const int64_t per_row = format_.groups(k_);
+  CHECK_GT(per_row, 0);
   const int64_t width = k_ / per_row;
   memory.resize(static_cast<size_t>(groups * width));
   for (int64_t g = 0; g < groups; ++g) {
