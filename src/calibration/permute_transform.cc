@@ -2,41 +2,14 @@
 
 #include "arch/family.h"
 #include "calibration/model_transform.h"
+#include "calibration/stream_roles.h"
 
 namespace nibble {
 namespace {
 
 /// Whether the columns of a role's matrix are channels of the residual stream.
 bool reads_stream(Role role) {
-  switch (role) {
-    case Role::kEmbedding:
-    case Role::kPositions:
-    case Role::kHead:
-    case Role::kQuery:
-    case Role::kKey:
-    case Role::kValue:
-    case Role::kGate:
-    case Role::kUp:
-    case Role::kRouter:
-    case Role::kSharedGate:
-    case Role::kSharedUp:
-    case Role::kSharedExpertGate:
-    case Role::kExpertGate:
-    case Role::kExpertUp:
-      return true;
-    default:
-      return false;
-  }
-}
-
-/// Whether its rows are, and so its bias.
-bool writes_stream(Role role) {
-  return role == Role::kAttentionOutput || role == Role::kDown || role == Role::kSharedDown ||
-         role == Role::kExpertDown;
-}
-
-bool is_norm_of_stream(Role role) {
-  return role == Role::kAttentionNorm || role == Role::kMlpNorm || role == Role::kFinalNorm;
+  return role == Role::kEmbedding || role == Role::kPositions || norm_before(role).has_value();
 }
 
 class PermuteTransform final : public ModelTransform {
@@ -58,7 +31,7 @@ class PermuteTransform final : public ModelTransform {
     if (reads_stream(role) && !bias) {
       fold.column_order = orders_.stream;
     }
-    if (writes_stream(role)) {
+    if (adds_to_stream(role)) {
       rows = orders_.stream;
     }
     if (role != Role::kEmbedding && role != Role::kPositions && role != Role::kHead) {
