@@ -36,8 +36,6 @@ class AnswerParser final {
   /// What has become certain since the last call.
   [[nodiscard]] std::vector<AnswerPiece> take() { return pieces_->take(); }
   [[nodiscard]] bool thinks() const;
-  /// Of the whole answer.
-  [[nodiscard]] int64_t calls() const { return pieces_->calls(); }
 
  private:
   std::unique_ptr<AnswerPieces> pieces_;

@@ -45,7 +45,7 @@ class AnswerStage {
   virtual void finish() = 0;
 };
 
-/// Collects pieces; neighbours of reasoning or of content become one.
+/// Collects pieces, and gives them joined.
 class AnswerPieces final {
  public:
   /// tokens: whether special tokens that mean nothing to the form are content.
@@ -65,18 +65,15 @@ class AnswerPieces final {
     pieces_.push_back({AnswerPiece::Kind::kCallEnd, ""});
     ++calls_;
   }
-  [[nodiscard]] std::vector<AnswerPiece> take() { return std::exchange(pieces_, {}); }
+  [[nodiscard]] std::vector<AnswerPiece> take() {
+    return joined_pieces(std::exchange(pieces_, {}));
+  }
   /// Of the whole answer.
   [[nodiscard]] int64_t calls() const { return calls_; }
 
  private:
   void add(AnswerPiece::Kind kind, std::string_view text) {
-    if (text.empty()) {
-      return;
-    }
-    if (!pieces_.empty() && pieces_.back().kind == kind) {
-      pieces_.back().text += text;
-    } else {
+    if (!text.empty()) {
       pieces_.push_back({kind, std::string(text)});
     }
   }
