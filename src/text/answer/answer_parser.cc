@@ -53,7 +53,7 @@ std::unique_ptr<AnswerStage> make_calls(const AnswerParser::Options& options,
 
 }  // namespace
 
-AnswerParser::AnswerParser(Options options)
+AnswerParser::AnswerParser(const Options& options)
     : pieces_(std::make_unique<AnswerPieces>(options.tokens)) {
   if (options.form.reasoning == ReasoningForm::kHarmony ||
       options.form.tools == ToolForm::kHarmony) {

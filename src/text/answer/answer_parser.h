@@ -25,7 +25,7 @@ class AnswerParser final {
     DecodeSpecials tokens = DecodeSpecials::kSkip;  // that mean nothing to the form
   };
 
-  explicit AnswerParser(Options options);
+  explicit AnswerParser(const Options& options);
   ~AnswerParser();
   AnswerParser(AnswerParser&&) noexcept;
 
