@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Checks that quantized checkpoints mean to others what they mean to nibble.
 
-usage: check_loaders.py NIBBLE_BINARY MODEL_DIR
+usage: check_loaders.py NIBBLE_BINARY MODEL_DIR [--calibrate TEXT]
 
 Quantizes MODEL_DIR with every scheme into a temporary folder, loads each result with transformers
 and compressed-tensors, and compares logits with those of the unquantized model, and every decoded
 weight, bit for bit, with what `nibble quantize --scheme bf16` makes of the same folder.
+With a text, chains of methods are checked in the same way.
 
 needs: pip install torch transformers compressed-tensors safetensors
 """
@@ -48,6 +49,12 @@ SCHEMES = {
 DIRECT = ("w4a16_g32_asym", "w4a16_g128_asym", "w4a8_g64", "w4a8_g128", "mxfp4", "mxfp4_fp8")
 MIXED = ["--scheme", "w4a16_g32", "--rule", "*.self_attn.*=w8a8_fp8", "--rule",
          "*.down_proj=w8a8_int8"]
+# Chains of --method, each with a scheme; each method is in one of them.
+CHAINS = (("w4a16_g32", "imatrix"), ("w4a16_g128", "gptq"), ("w4a16_g32", "gptaq"),
+          ("w4a16_g128", "autoround"), ("w4a8", "lwc"), ("w8a8_int8", "smooth,gptq"),
+          ("w4a16_g128", "awq,gptaq"), ("w4a8", "rotate,gptq"), ("w4a8", "permute,gptq"),
+          ("w4a8", "rotate,smooth,gptaq"), ("w4a16_g128_asym", "gptq"), ("w4a8_g128", "gptq"),
+          ("mxfp4", "gptq"))
 HEAD = ["--scheme", "w4a16_g32", "--lm-head", "w8a16_channel"]
 
 
@@ -95,6 +102,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("nibble")
     parser.add_argument("model")
+    parser.add_argument("--calibrate", metavar="TEXT")
     arguments = parser.parse_args()
     ids = torch.arange(6, 38).unsqueeze(0)
     reference, _ = logits(arguments.model, ids)
@@ -102,6 +110,9 @@ def main():
     cases = [(name, ["--scheme", name], limit) for name, limit in SCHEMES.items()]
     cases.append(("mixed", MIXED, 0.2))
     cases.append(("head", HEAD, 0.2))
+    for scheme, method in CHAINS if arguments.calibrate else ():
+        flags = ["--scheme", scheme, "--calibrate", arguments.calibrate, "--method", method]
+        cases.append((f"{scheme}:{method}", flags, SCHEMES[scheme]))
     with tempfile.TemporaryDirectory() as temporary:
         for name, flags, limit in cases:
             folder = pathlib.Path(temporary) / name
@@ -109,7 +120,7 @@ def main():
             quantize(arguments.nibble, arguments.model, folder, *flags, "--format",
                      "compressed-tensors")
             quantize(arguments.nibble, folder, plain, "--scheme", "bf16")
-            if name in DIRECT:
+            if name.split(":")[0] in DIRECT:
                 _, loaded = logits(arguments.model, ids)
                 decompress(folder, loaded)
                 with torch.no_grad():
@@ -120,7 +131,7 @@ def main():
             bad, count = differing(loaded, plain)
             good = error < limit and bad == 0 and count > 0
             failures += not good
-            print(f"{name:16} relative logit error {error:.5f}, {bad} of {count} weights differ "
+            print(f"{name:24} relative logit error {error:.5f}, {bad} of {count} weights differ "
                   f"{'ok' if good else 'FAIL'}", flush=True)
     return 1 if failures else 0
 
