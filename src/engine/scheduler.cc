@@ -26,6 +26,7 @@ Scheduler::Scheduler(const SchedulerLimits& limits, PrefixCache& pages)
   CHECK_GE(limits.max_num_seqs, 1);
   CHECK_GE(limits.max_num_batched_tokens, limits.max_num_seqs);
   CHECK_GE(limits.page_size, 1);
+  CHECK_GE(limits.max_prompt_rows, 1);
   running_.reserve(static_cast<size_t>(limits.max_num_seqs));
   plan_.reserve(static_cast<size_t>(limits.max_num_seqs));
 }
@@ -39,6 +40,7 @@ void Scheduler::add(std::unique_ptr<Sequence> sequence) {
 const std::vector<ScheduledSequence>& Scheduler::schedule() {
   plan_.clear();
   budget_ = limits_.max_num_batched_tokens;
+  rows_ = limits_.max_prompt_rows;
   crowded_ = false;
   for (size_t i = 0; i < running_.size(); ++i) {  // running_ may shrink at its end meanwhile
     if (running_[i]->remaining() == 1) {
@@ -59,7 +61,7 @@ const std::vector<ScheduledSequence>& Scheduler::schedule() {
 // Plans up to `want` tokens of running_[index], as budget and pages allow.
 void Scheduler::plan_running(size_t index, int64_t want) {
   Sequence& sequence = *running_[index];
-  int64_t count = std::min(want, budget_);
+  int64_t count = within_rows(sequence, std::min(want, budget_));
   if (!grow(sequence, sequence.computed + count)) {
     crowded_ = true;
     count = room(sequence) - sequence.computed;
@@ -68,6 +70,20 @@ void Scheduler::plan_running(size_t index, int64_t want) {
     plan_.push_back({&sequence, count});
     budget_ -= count;
   }
+}
+
+// Of `count` tokens those for which there are rows of logits. Where there are not enough, the step
+// is full: only the youngest running sequence can be inside its prompt.
+int64_t Scheduler::within_rows(const Sequence& sequence, int64_t count) {
+  const Sequence::PromptRows rows = sequence.prompt_rows(count);
+  if (rows.count <= rows_) {
+    rows_ -= rows.count;
+    return count;
+  }
+  const int64_t fewer = rows.begin + rows_ - sequence.computed;
+  budget_ = fewer;
+  rows_ = 0;
+  return fewer;
 }
 
 // Tokens that a sequence has pages for in every pool.
@@ -145,7 +161,11 @@ PrefixCache::Match Scheduler::match_of(const Sequence& sequence) {
             .node = PrefixCache::kDetached};
   }
   // The last token is always computed: its logits are wanted.
-  return pages_.match(sequence.tokens, sequence.length() - 1);
+  int64_t longest = sequence.length() - 1;
+  if (sequence.scores_prompt()) {
+    longest = std::min(longest, sequence.scored);
+  }
+  return pages_.match(sequence.tokens, longest);
 }
 
 // Admits the first waiting sequence if all its known tokens fit beside what the running ones still

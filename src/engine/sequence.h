@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <unordered_map>
 #include <utility>
@@ -32,6 +33,29 @@ struct Sequence {
 
   /// Tokens seen so far, with how often the answer has them; kept only when penalties need it.
   std::unordered_map<int32_t, int32_t> seen;
+
+  // Where the request asks for log-probabilities of its prompt.
+  std::vector<ScoredToken> prompt_scores;  // of prompt tokens 1, 2 ..., until they are reported
+  int64_t scored = 0;                      // so many of them
+  [[nodiscard]] bool scores_prompt() const {
+    return request.prompt_logprobs >= 0 && scored < prompt_tokens - 1;
+  }
+  /// Rows of logits that score prompt tokens when the next `num_tokens` tokens are computed: of
+  /// `count` tokens from `begin` on, each for the token behind it.
+  struct PromptRows {
+    int64_t begin = 0;
+    int64_t count = 0;
+  };
+  [[nodiscard]] PromptRows prompt_rows(int64_t num_tokens) const {
+    if (!scores_prompt()) {
+      return {};
+    }
+    const int64_t begin = std::max(computed, scored);
+    return {begin,
+            std::max<int64_t>(std::min(computed + num_tokens, prompt_tokens - 1) - begin, 0)};
+  }
+  /// Whether a token is sampled when all tokens are computed.
+  [[nodiscard]] bool wants_token() const { return generated() < request.max_tokens; }
 
   [[nodiscard]] int64_t length() const { return static_cast<int64_t>(tokens.size()); }
   [[nodiscard]] int64_t generated() const { return length() - prompt_tokens; }

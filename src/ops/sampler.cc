@@ -106,7 +106,7 @@ Result<SampledToken> Sampler::sample(std::span<float> logits, const SamplerInput
   SampledToken out;
   double log_sum = 0;
   if (input.top_logprobs >= 0) {
-    log_sum = take_top(logits, input.top_logprobs, out);
+    log_sum = take_top(logits, input.top_logprobs, out.top_logprobs);
     raw_.assign(logits.begin(), logits.end());
   }
   apply_bias_and_penalties(logits, input);
@@ -127,8 +127,23 @@ Result<SampledToken> Sampler::sample(std::span<float> logits, const SamplerInput
   return out;
 }
 
+Result<ScoredToken> Sampler::score(std::span<const float> logits, int32_t token, int count) {
+  if (!all_finite(logits)) {
+    return not_finite_logits();
+  }
+  ScoredToken out{.token = token};
+  const double log_sum = take_top(logits, count, out.top_logprobs);
+  const float own = logits[static_cast<size_t>(token)];
+  const auto before = logits.first(static_cast<size_t>(token));  // of equals the smaller id leads
+  out.logprob = static_cast<float>(own - log_sum);
+  out.rank =
+      static_cast<int32_t>(1 + std::ranges::count_if(logits, [&](float x) { return x > own; }) +
+                           std::ranges::count_if(before, [&](float x) { return x == own; }));
+  return out;
+}
+
 // The `count` most likely tokens of softmax(logits); returns log(sum(exp(logits))).
-double Sampler::take_top(std::span<const float> logits, int count, SampledToken& out) {
+double Sampler::take_top(std::span<const float> logits, int count, std::vector<TokenLogprob>& out) {
   const float largest = logits[static_cast<size_t>(argmax(logits))];
   double sum = 0;
   candidates_.clear();
@@ -140,7 +155,7 @@ double Sampler::take_top(std::span<const float> logits, int count, SampledToken&
   const auto end = candidates_.begin() + std::min<ptrdiff_t>(count, std::ssize(candidates_));
   std::partial_sort(candidates_.begin(), end, candidates_.end(), more_likely);
   for (auto it = candidates_.begin(); it != end; ++it) {
-    out.top_logprobs.push_back({it->token, static_cast<float>(it->logit - log_sum)});
+    out.push_back({it->token, static_cast<float>(it->logit - log_sum)});
   }
   return log_sum;
 }

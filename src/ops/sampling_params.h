@@ -23,6 +23,16 @@ struct SamplingParams {
 struct TokenLogprob {
   int32_t token = 0;
   float logprob = 0;  // natural log, of the model's distribution before temperature and filters
+  bool operator==(const TokenLogprob&) const = default;
+};
+
+/// What a model makes of a token that it did not choose.
+struct ScoredToken {
+  int32_t token = 0;
+  int32_t rank = 0;  // 1: the most likely one
+  float logprob = 0;
+  std::vector<TokenLogprob> top_logprobs;  // most likely first
+  bool operator==(const ScoredToken&) const = default;
 };
 
 }  // namespace nibble

@@ -8,6 +8,7 @@
 
 #include "server/error.h"
 #include "server/prompt.h"
+#include "text/tokenizer_utf8.h"
 
 namespace nibble {
 namespace {
@@ -16,10 +17,6 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_between(Clock::time_point from, Clock::time_point to) {
   return std::chrono::duration<double>(to - from).count();
-}
-
-int64_t count_characters(std::string_view text) {
-  return std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; });
 }
 
 /// A job under way. Lives as long as the engine may report about it; all members belong to the
@@ -38,6 +35,7 @@ class Generation final : public std::enable_shared_from_this<Generation> {
   [[nodiscard]] AnswerStream::Options stream_options(const std::vector<int32_t>& prompt) const;
   std::vector<AnswerPiece> take_token(Choice& choice, const TokenEvent& event);
   void accept(Choice& choice, std::vector<AnswerPiece> pieces);
+  void open(Choice& choice);
   void stream_pieces(Choice& choice, bool last);
   void end_choice(Choice& choice, FinishReason reason);
   void record(const Choice& choice, const std::string& reason);
@@ -46,6 +44,8 @@ class Generation final : public std::enable_shared_from_this<Generation> {
   void send_event(const Choice* choice, Json event);
   void complete();
   [[nodiscard]] Usage total_usage() const;
+  /// Whether the prompt is shown as a part of the text, with its log probabilities.
+  [[nodiscard]] bool scores_echo() const { return job_.request.echo && job_.request.logprobs >= 0; }
   [[nodiscard]] bool ends_answer(int32_t token) const;
 
   AppContext& context_;
@@ -73,6 +73,9 @@ void Generation::start() {
       Choice& choice = choices_.emplace_back(context_.text.tokenizer(), stream_options(prompt));
       choice.index = static_cast<int64_t>(choices_.size()) - 1;
       choice.prompt = prompt;
+      if (scores_echo()) {
+        choice.text_start = utf8_length(context_.text.decode(prompt));
+      }
     }
   }
   exchange_->on_disconnect([self = shared_from_this()] {
@@ -93,10 +96,17 @@ void Generation::start() {
   running_ = choices_.size();
   if (job_.request.stream) {
     exchange_->start_stream("text/event-stream; charset=utf-8");
-    for (const Choice& choice : choices_) {
-      send_event(&choice, job_.format->opening(choice));
+    for (Choice& choice : choices_) {
+      if (!scores_echo()) {  // else it waits for what the engine makes of the prompt
+        open(choice);
+      }
     }
   }
+}
+
+void Generation::open(Choice& choice) {
+  choice.opened = true;
+  send_event(&choice, job_.format->opening(choice));
 }
 
 AnswerStream::Options Generation::stream_options(const std::vector<int32_t>& prompt) const {
@@ -131,6 +141,8 @@ Status Generation::submit(Choice& choice) {
   request.stop_tokens = asked.stop_token_ids;
   request.ignore_eos = asked.ignore_eos;
   request.top_logprobs = asked.logprobs;
+  request.prompt_logprobs =
+      std::max(asked.prompt_logprobs, scores_echo() ? asked.logprobs : asked.prompt_logprobs);
   choice.cancelled = request.cancelled;
   choice.usage.prompt_tokens = static_cast<int64_t>(choice.prompt.size());
   request.on_event = [self = shared_from_this(),
@@ -162,8 +174,9 @@ std::vector<AnswerPiece> Generation::take_token(Choice& choice, const TokenEvent
   const bool thought = choice.text.thinks();
   const bool final_stop =
       event.finish == FinishReason::kStop && ends_answer(event.token) && !job_.request.include_stop;
-  if (job_.request.logprobs >= 0 && !final_stop) {
-    choice.entries.push_back({event, count_characters(choice.answer)});
+  // Clients that score an echo cut the answer off by its number of tokens, the end token too.
+  if (job_.request.logprobs >= 0 && (!final_stop || scores_echo())) {
+    choice.entries.push_back({event, choice.text_start + utf8_length(choice.answer)});
   }
   std::vector<AnswerPiece> pieces;
   if (!final_stop) {
@@ -216,6 +229,12 @@ void Generation::on_event(size_t index, TokenEvent event) {
   if (event.finish == FinishReason::kCancelled) {  // by us only when over_: so by a shutdown
     fail({503, "the server is shutting down", "", ""});
     return;
+  }
+  if (!event.prompt_logprobs.empty()) {
+    choice.prompt_logprobs = std::move(event.prompt_logprobs);
+  }
+  if (job_.request.stream && !choice.opened) {
+    open(choice);
   }
   if (event.token >= 0) {
     accept(choice, take_token(choice, event));

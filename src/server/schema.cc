@@ -23,11 +23,11 @@ constexpr std::array kCommonFields = {
     "user", "service_tier", "metadata", "store", "top_k", "min_p", "repetition_penalty",
     "min_tokens", "ignore_eos", "stop_token_ids", "include_stop_str_in_output",
     "skip_special_tokens", "add_special_tokens", "priority", "request_id", "session_id",
-    "cache_salt", "spaces_between_special_tokens", "response_format", "best_of",
+    "cache_salt", "spaces_between_special_tokens", "response_format", "best_of", "prompt_logprobs",
     // refused when set, see refuse_unsupported()
-    "bad_words", "allowed_token_ids", "prompt_logprobs", "structured_outputs", "regex", "ebnf",
-    "json_schema", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
-    "truncate_prompt_tokens", "return_token_ids", "no_stop_trim", "thinking_token_budget"};
+    "bad_words", "allowed_token_ids", "structured_outputs", "regex", "ebnf", "json_schema",
+    "guided_json", "guided_regex", "guided_choice", "guided_grammar", "truncate_prompt_tokens",
+    "return_token_ids", "no_stop_trim", "thinking_token_budget"};
 constexpr std::array kChatFields = {"messages",
                                     "top_logprobs",
                                     "tools",
@@ -80,7 +80,6 @@ void refuse_unsupported(FieldReader& fields) {
   }
   fields.refuse("bad_words", "use logit_bias to forbid tokens");
   fields.refuse("allowed_token_ids", "use logit_bias to forbid tokens");
-  fields.refuse("prompt_logprobs", "log probabilities are given for generated tokens only");
   fields.refuse("truncate_prompt_tokens", "shorten the prompt before sending it");
   fields.refuse("return_token_ids", "use /tokenize for the ids of a text");
   fields.refuse("thinking_token_budget", "use max_tokens to bound the answer");
@@ -196,13 +195,25 @@ void read_stream(FieldReader& fields, GenerationRequest& request) {
   }
 }
 
+void read_prompt_logprobs(FieldReader& fields, GenerationRequest& request) {
+  if (fields.find("prompt_logprobs") == nullptr) {
+    return;
+  }
+  int64_t count = 0;
+  fields.integer("prompt_logprobs", 0, kMaxLogprobs, count);
+  request.prompt_logprobs = static_cast<int>(count);
+  if (request.stream) {
+    fields.fail("prompt_logprobs", "prompt_logprobs: not available when stream is true");
+  }
+}
+
 void read_common(FieldReader& fields, const SchemaOptions& options, GenerationRequest& request) {
   request.sampling = options.defaults;
   fields.text("model", request.model);
   for (const char* key : {"max_tokens", "max_completion_tokens"}) {  // the second wins
     int64_t value = 0;
     if (fields.find(key) != nullptr) {
-      fields.integer(key, 1, kMaxTokens, value);
+      fields.integer(key, 0, kMaxTokens, value);
       request.max_tokens = value;
     }
   }
@@ -217,6 +228,7 @@ void read_common(FieldReader& fields, const SchemaOptions& options, GenerationRe
   fields.boolean("skip_special_tokens", request.skip_special_tokens);
   fields.boolean("ignore_eos", request.ignore_eos);
   fields.token_ids("stop_token_ids", request.stop_token_ids);
+  read_prompt_logprobs(fields, request);
   read_sampling(fields, request.sampling);
   refuse_unsupported(fields);
 }

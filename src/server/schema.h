@@ -45,7 +45,8 @@ struct GenerationRequest {
   bool ignore_eos = false;
   std::vector<std::string> stop;
   std::vector<int32_t> stop_token_ids;
-  int logprobs = -1;  // -1: none; else the number of alternatives
+  int logprobs = -1;         // -1: none; else the number of alternatives
+  int prompt_logprobs = -1;  // the same, of the prompt, in a field of its own
   SamplingParams sampling;
 };
 

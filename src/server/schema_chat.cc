@@ -206,6 +206,9 @@ void read_chat_fields(FieldReader& fields,
   read_template_arguments(fields, options, request);
   read_reasoning(fields, request);
   fields.boolean("add_generation_prompt", request.add_generation_prompt);
+  if (request.max_tokens == 0) {
+    fields.fail("max_tokens", "max_tokens: must be at least 1; /v1/completions takes 0");
+  }
   fields.refuse("chat_template", "give the template to the server with --chat-template");
   fields.refuse("continue_final_message", "use /v1/completions to continue a text");
   bool logprobs = false;

@@ -89,12 +89,36 @@ class FakeEngine final : public Engine {
     int64_t produced = 0;
   };
 
+  /// Token i has -i / 4 and rank 2; the alternatives are the token behind it in the vocabulary
+  /// (rank 1), itself, the one before it ...
+  static std::vector<ScoredToken> scores_of(const Request& request) {
+    std::vector<ScoredToken> out;
+    for (size_t i = 1; i < request.prompt.size(); ++i) {
+      const float logprob = -0.25F * static_cast<float>(i);
+      ScoredToken scored{.token = request.prompt[i], .rank = 2, .logprob = logprob};
+      for (int top = 0; top < request.prompt_logprobs; ++top) {
+        scored.top_logprobs.push_back(
+            {scored.token + 1 - top, logprob + 0.125F * static_cast<float>(1 - top)});
+      }
+      out.push_back(std::move(scored));
+    }
+    return out;
+  }
+
   /// One token of one request; true when that was its last.
   static bool advance(Running& one) {
     const Request& request = one.request;
     TokenEvent event{.prompt_tokens = static_cast<int64_t>(request.prompt.size())};
     if (*request.cancelled) {
       event.finish = FinishReason::kCancelled;
+      request.on_event(event);
+      return true;
+    }
+    if (one.produced == 0 && request.prompt_logprobs >= 0) {
+      event.prompt_logprobs = scores_of(request);
+    }
+    if (request.max_tokens == 0) {
+      event.finish = FinishReason::kLength;
     } else {
       const auto at = static_cast<size_t>(one.produced++) % request.prompt.size();
       event.token = request.prompt[at] == '$' ? kFakeEnd : request.prompt[at];
