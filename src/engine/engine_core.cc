@@ -8,6 +8,7 @@
 #include "arch/kv_specs.h"
 #include "base/check.h"
 #include "base/log.h"
+#include "engine/bad_words.h"
 #include "engine/memory_plan.h"
 #include "engine/page_shares.h"
 #include "model/not_finite.h"
@@ -142,6 +143,7 @@ Status EngineCore::check(const Request& request,
     return make_error(invalid, "top_logprobs and prompt_logprobs are {} and {}, but at most {}",
                       request.top_logprobs, request.prompt_logprobs, kMaxTopLogprobs);
   }
+  NIBBLE_RETURN_IF_ERROR(check_bad_words(request, config.vocab_size));
   return Sampler::check(request.sampling, config.vocab_size);
 }
 
@@ -209,6 +211,8 @@ void EngineCore::add(Request request) {
   sequence->seed = request.sampling.seed.value_or(
       unseeded_ + 0x9e3779b97f4a7c15ULL * static_cast<uint64_t>(next_arrival_));
   sequence->tokens = std::move(request.prompt);
+  std::ranges::transform(request.cache_salt, std::back_inserter(sequence->salt),
+                         [](char c) { return static_cast<unsigned char>(c); });
   sequence->prompt_tokens = sequence->length();
   if (Sampler::needs_seen(request.sampling)) {
     for (const int32_t token : sequence->tokens) {
@@ -276,7 +280,7 @@ bool EngineCore::may_run_ahead() const {
            return item.num_tokens == 1 && sequence.remaining() == 1 &&
                   sequence.generated() + 1 < request.max_tokens &&
                   sequence.length() + 1 < options_.max_model_len &&
-                  !Sampler::needs_seen(request.sampling) &&
+                  !Sampler::needs_seen(request.sampling) && !watches_answer(request) &&
                   !request.cancelled->load(std::memory_order_relaxed);
          });
 }
@@ -345,6 +349,7 @@ SamplerInput EngineCore::sampler_input(const Sequence& sequence, int64_t ahead) 
     const int64_t vocab = model_->config().vocab_size;
     std::erase_if(banned_, [&](int32_t t) { return t < 0 || t >= vocab; });
   }
+  add_bad_words(sequence, banned_);
   return {.params = request.sampling,
           .seed = sequence.seed,
           .step = step,

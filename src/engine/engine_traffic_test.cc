@@ -79,6 +79,10 @@ void random_traffic(const Traffic& traffic) {
         if (pick(0, 9) == 0) {
           request.max_tokens = 0;
         }
+        if (pick(0, 5) == 0) {
+          request.priority = pick(-2, 2);
+          request.cache_salt = pick(0, 1) == 0 ? "a" : "";
+        }
         if (pick(0, 3) == 0) {
           request.sampling.temperature = 0.8;
           request.sampling.seed = static_cast<uint64_t>(pick(0, 1000));

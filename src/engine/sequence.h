@@ -14,10 +14,12 @@ namespace nibble {
 /// A request inside the engine: its tokens, its pages and how far it is computed.
 struct Sequence {
   Request request;
-  int64_t arrival = 0;  // order of service
+  int64_t arrival = 0;  // order of service among those of one priority
+  int64_t turn = 0;     // of its last admission: order in which running sequences keep their pages
   uint64_t seed = 0;    // of request.sampling, or drawn when the request gave none
 
   std::vector<int32_t> tokens;  // prompt and answer
+  std::vector<int32_t> salt;    // bytes of request.cache_salt
   int64_t prompt_tokens = 0;
   int64_t cached_tokens = 0;  // of the prompt, at first admission
   bool admitted = false;      // at least once

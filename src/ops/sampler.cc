@@ -43,6 +43,18 @@ void apply_bias_and_penalties(std::span<float> logits, const SamplerInput& input
   }
 }
 
+void keep_allowed(std::span<float> logits, std::span<const int32_t> allowed) {
+  std::vector<float> kept;
+  kept.reserve(allowed.size());
+  for (const int32_t token : allowed) {
+    kept.push_back(logits[static_cast<size_t>(token)]);
+  }
+  std::ranges::fill(logits, kMinusInfinity);
+  for (size_t i = 0; i < allowed.size(); ++i) {
+    logits[static_cast<size_t>(allowed[i])] = kept[i];
+  }
+}
+
 Status out_of_range(const char* name, double value, const char* range) {
   return make_error(StatusCode::kInvalidArgument, "{} is {}, but must be {}", name, value, range);
 }
@@ -82,6 +94,13 @@ Status Sampler::check(const SamplingParams& p, int64_t vocab_size) {
   if (!(std::abs(p.frequency_penalty) <= 100)) {
     return out_of_range("frequency_penalty", p.frequency_penalty, "between -100 and 100");
   }
+  for (const int32_t token : p.allowed_tokens) {
+    if (token < 0 || token >= vocab_size) {
+      return make_error(StatusCode::kInvalidArgument,
+                        "allowed_tokens has token {}, but the vocabulary has {} tokens", token,
+                        vocab_size);
+    }
+  }
   for (const auto& [token, bias] : p.logit_bias) {
     if (token < 0 || token >= vocab_size) {
       return make_error(StatusCode::kInvalidArgument,
@@ -112,6 +131,9 @@ Result<SampledToken> Sampler::sample(std::span<float> logits, const SamplerInput
   apply_bias_and_penalties(logits, input);
   for (const int32_t token : input.banned) {
     logits[static_cast<size_t>(token)] = kMinusInfinity;
+  }
+  if (!input.params.allowed_tokens.empty()) {
+    keep_allowed(logits, input.params.allowed_tokens);
   }
   out.token = argmax(logits);
   const float largest = logits[static_cast<size_t>(out.token)];

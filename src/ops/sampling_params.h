@@ -18,6 +18,7 @@ struct SamplingParams {
   double frequency_penalty = 0.0;   // over the answer
   std::optional<uint64_t> seed;     // same seed, same text, whatever else runs
   std::vector<std::pair<int32_t, float>> logit_bias;
+  std::vector<int32_t> allowed_tokens;  // no others are sampled; empty: all may be
 };
 
 struct TokenLogprob {

@@ -8,6 +8,7 @@
 
 #include "server/error.h"
 #include "server/prompt.h"
+#include "server/token_ids.h"
 #include "text/tokenizer_utf8.h"
 
 namespace nibble {
@@ -41,7 +42,11 @@ class Generation final : public std::enable_shared_from_this<Generation> {
   void record(const Choice& choice, const std::string& reason);
   void fail(const ApiError& error);
   void cancel_all();
-  void send_event(const Choice* choice, Json event);
+  void send_event(Choice* choice, Json event);
+  [[nodiscard]] HttpHeaders headers() const;
+  [[nodiscard]] PromptIdsPlace prompt_ids_place() const {
+    return job_.request.messages.is_array() ? PromptIdsPlace::kAnswer : PromptIdsPlace::kChoice;
+  }
   void complete();
   [[nodiscard]] Usage total_usage() const;
   /// Whether the prompt is shown as a part of the text, with its log probabilities.
@@ -51,6 +56,7 @@ class Generation final : public std::enable_shared_from_this<Generation> {
   AppContext& context_;
   std::shared_ptr<HttpExchange> exchange_;
   GenerationJob job_;
+  std::vector<std::vector<int32_t>> bad_words_;
   std::vector<Choice> choices_;
   size_t running_ = 0;
   bool over_ = false;  // answered, failed or abandoned: events are ignored
@@ -64,7 +70,14 @@ int64_t Generation::max_tokens(const std::vector<int32_t>& prompt) const {
 }
 
 void Generation::start() {
-  for (const auto& prompt : job_.prompts) {
+  auto words = bad_word_tokens(context_, job_.request);
+  if (const auto* error = std::get_if<ApiError>(&words)) {
+    exchange_->respond(error_response(*error));
+    return;
+  }
+  bad_words_ = std::get<0>(std::move(words));
+  for (auto& prompt : job_.prompts) {
+    truncate_prompt(context_, job_.request, prompt);
     if (const auto error = check_prompt(context_, prompt, job_.request)) {
       exchange_->respond(error_response(*error));
       return;
@@ -94,8 +107,9 @@ void Generation::start() {
     }
   }
   running_ = choices_.size();
+  context_.metrics.record_ignored(job_.request.ignored);
   if (job_.request.stream) {
-    exchange_->start_stream("text/event-stream; charset=utf-8");
+    exchange_->start_stream("text/event-stream; charset=utf-8", headers());
     for (Choice& choice : choices_) {
       if (!scores_echo()) {  // else it waits for what the engine makes of the prompt
         open(choice);
@@ -139,6 +153,9 @@ Status Generation::submit(Choice& choice) {
     *request.sampling.seed += static_cast<uint64_t>(choice.index % asked.n);
   }
   request.stop_tokens = asked.stop_token_ids;
+  request.bad_words = bad_words_;
+  request.priority = asked.priority;
+  request.cache_salt = asked.cache_salt;
   request.ignore_eos = asked.ignore_eos;
   request.top_logprobs = asked.logprobs;
   request.prompt_logprobs =
@@ -171,6 +188,9 @@ std::vector<AnswerPiece> Generation::take_token(Choice& choice, const TokenEvent
   }
   choice.last_token = now;
   ++choice.usage.completion_tokens;
+  if (job_.request.return_token_ids) {
+    choice.token_ids.push_back(event.token);
+  }
   const bool thought = choice.text.thinks();
   const bool final_stop =
       event.finish == FinishReason::kStop && ends_answer(event.token) && !job_.request.include_stop;
@@ -313,9 +333,19 @@ Usage Generation::total_usage() const {
   return total;
 }
 
-void Generation::send_event(const Choice* choice, Json event) {
+/// Those of every answer.
+HttpHeaders Generation::headers() const {
+  const IgnoredFields& ignored = job_.request.ignored;
+  return ignored.empty() ? HttpHeaders()
+                         : HttpHeaders{{std::string(kWarningHeader), ignored.warning()}};
+}
+
+void Generation::send_event(Choice* choice, Json event) {
   if (event.is_null()) {
     return;
+  }
+  if (choice != nullptr && job_.request.return_token_ids) {
+    add_new_token_ids(event, *choice, prompt_ids_place());
   }
   if (choice != nullptr && job_.request.continuous_usage) {
     event.set("usage", usage_json(choice->usage));
@@ -338,8 +368,11 @@ void Generation::complete() {
     return;
   }
   Json answer = job_.format->whole(choices_);
+  if (job_.request.return_token_ids) {
+    add_token_ids(answer, choices_, prompt_ids_place());
+  }
   answer.set("usage", usage_json(total_usage()));
-  exchange_->respond({.status = 200, .body = answer.dump()});
+  exchange_->respond({.status = 200, .headers = headers(), .body = answer.dump()});
 }
 
 void Generation::cancel_all() {

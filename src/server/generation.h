@@ -44,6 +44,8 @@ struct Choice {
   int64_t seen_calls = 0;           // those that are left out, too
   int64_t sent_calls = 0;
   int64_t unsent_tokens = 0;
+  std::vector<int32_t> token_ids;  // if asked for: of the answer; not yet sent ones when streaming
+  bool prompt_ids_sent = false;
   std::vector<TokenEntry> entries;  // with log probabilities; not yet sent ones when streaming
   Usage usage;
   double queue_seconds = 0;
