@@ -112,7 +112,9 @@ void add_http_flags(CLI::App& command, ServeFlags& flags) {
       ->envname("NIBBLE_STREAM_INTERVAL")
       ->check(whole_number(1))
       ->capture_default_str();
-  command.add_flag("--strict", flags.strict, "Refuse request fields that are unknown")
+  command
+      .add_flag("--strict", flags.strict,
+                "Refuse request fields that are unknown or without effect")
       ->envname("NIBBLE_STRICT");
 }
 

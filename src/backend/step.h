@@ -31,6 +31,7 @@ struct StepPlan {
 struct StepLimits {
   int64_t rows = 0;
   int64_t sequences = 0;
+  int64_t logit_rows = 0;    // never fewer than sequences
   int64_t positions = 0;     // of one sequence
   int64_t pools = 1;         // of the cache
   int64_t input_width = 0;   // of the products of a layer whose inputs differ, summed

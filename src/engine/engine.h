@@ -17,6 +17,9 @@ struct EngineOptions {
   int64_t max_num_seqs = 64;             // running at once
   int64_t max_num_batched_tokens = 512;  // tokens of one step: decodes first, then prefill chunks
   int64_t max_queued_requests = 1024;
+  // Rows of logits that prompts may have in a step, beside one for each sequence: prompts whose
+  // tokens are scored are cut into steps by it. 0: as many as kPromptLogitBytes hold.
+  int64_t max_prompt_rows = 0;
   int64_t page_size = 0;  // 0: what the backend likes best
   int64_t num_pages = 0;  // of each pool; 0: enough for max_num_seqs sequences, at most kv_bytes
   int64_t kv_bytes = 0;   // 0: 1 GiB of host memory, or what a GPU has left
@@ -26,6 +29,8 @@ struct EngineOptions {
   bool warm_up = false;                  // before the first request, where first steps are slow
   std::vector<int64_t> pool_pages = {};  // resolving finds them: of each pool of the cache
 };
+
+inline constexpr int64_t kPromptLogitBytes = int64_t{128} << 20;
 
 /// Pages of one pool of the cache.
 struct PoolStats {
@@ -56,14 +61,14 @@ class Engine {
                                                const ModelConfig& config,
                                                const Backend* backend = nullptr);
   /// Resolves `options` and starts the thread. The model must have been loaded for steps of
-  /// max_num_batched_tokens tokens and max_num_seqs rows of logits.
+  /// max_num_batched_tokens tokens and the rows of logits that model_options() says.
   static Result<std::unique_ptr<Engine>> start(std::unique_ptr<Model> model,
                                                const EngineOptions& options);
   virtual ~Engine() = default;  // cancels what runs and joins the thread
 
   /// Thread-safe. kInvalidArgument: empty prompt, token id out of range, prompt longer than
-  /// max_model_len - 1, or one that could never fit the pages; kResourceExhausted: queue full;
-  /// kUnavailable: shutting down or unhealthy.
+  /// max_model_len less one token of answer, if any is wanted, or one that could never fit the
+  /// pages; kResourceExhausted: queue full; kUnavailable: shutting down or unhealthy.
   virtual Status submit(Request request) = 0;
   /// Stops taking requests; returns when all that were taken are finished or `timeout_s` is over
   /// (the rest is cancelled then).

@@ -8,6 +8,8 @@
 #include "arch/kv_specs.h"
 #include "base/check.h"
 #include "base/log.h"
+#include "engine/bad_words.h"
+#include "engine/memory_plan.h"
 #include "engine/page_shares.h"
 #include "model/not_finite.h"
 
@@ -17,6 +19,7 @@ namespace {
 SchedulerLimits limits_of(const EngineOptions& options, const ModelConfig& config) {
   SchedulerLimits limits{.max_num_seqs = options.max_num_seqs,
                          .max_num_batched_tokens = options.max_num_batched_tokens,
+                         .max_prompt_rows = options.max_prompt_rows,
                          .page_size = options.page_size};
   if (config.rope.kind == RopeKind::kDynamicNtk) {
     limits.longest_shared_prompt = config.rope.original_max_position;
@@ -105,6 +108,7 @@ Result<EngineOptions> EngineCore::resolve(const EngineOptions& options,
   }
   NIBBLE_RETURN_IF_ERROR(require_between("--max-model-len", out.max_model_len, kMostPositions));
   out.max_num_batched_tokens = std::max(out.max_num_batched_tokens, out.max_num_seqs);
+  out.max_prompt_rows = prompt_rows(out, config);
   NIBBLE_RETURN_IF_ERROR(resolve_pages(out, config, backend));
   return out;
 }
@@ -117,11 +121,12 @@ Status EngineCore::check(const Request& request,
     return make_error(invalid, "the prompt has no tokens");
   }
   const auto length = static_cast<int64_t>(request.prompt.size());
-  if (length > options.max_model_len - 1) {
+  const int64_t answer = request.max_tokens == 0 ? 0 : 1;
+  if (length > options.max_model_len - answer) {
     return make_error(invalid,
-                      "the prompt has {} tokens, but the limit is {} (max_model_len {} less one "
+                      "the prompt has {} tokens, but the limit is {} (max_model_len {} less {} "
                       "token of answer)",
-                      length, options.max_model_len - 1, options.max_model_len);
+                      length, options.max_model_len - answer, options.max_model_len, answer);
   }
   for (const int32_t token : request.prompt) {
     if (token < 0 || token >= config.vocab_size) {
@@ -131,12 +136,14 @@ Status EngineCore::check(const Request& request,
                         token, config.vocab_size);
     }
   }
-  if (request.max_tokens < 1) {
-    return make_error(invalid, "max_tokens is {}, but must be positive", request.max_tokens);
+  if (request.max_tokens < 0) {
+    return make_error(invalid, "max_tokens is {}, but must not be negative", request.max_tokens);
   }
-  if (request.top_logprobs > 20) {
-    return make_error(invalid, "top_logprobs is {}, but at most 20", request.top_logprobs);
+  if (std::max(request.top_logprobs, request.prompt_logprobs) > kMaxTopLogprobs) {
+    return make_error(invalid, "top_logprobs and prompt_logprobs are {} and {}, but at most {}",
+                      request.top_logprobs, request.prompt_logprobs, kMaxTopLogprobs);
   }
+  NIBBLE_RETURN_IF_ERROR(check_bad_words(request, config.vocab_size));
   return Sampler::check(request.sampling, config.vocab_size);
 }
 
@@ -204,6 +211,8 @@ void EngineCore::add(Request request) {
   sequence->seed = request.sampling.seed.value_or(
       unseeded_ + 0x9e3779b97f4a7c15ULL * static_cast<uint64_t>(next_arrival_));
   sequence->tokens = std::move(request.prompt);
+  std::ranges::transform(request.cache_salt, std::back_inserter(sequence->salt),
+                         [](char c) { return static_cast<unsigned char>(c); });
   sequence->prompt_tokens = sequence->length();
   if (Sampler::needs_seen(request.sampling)) {
     for (const int32_t token : sequence->tokens) {
@@ -271,7 +280,7 @@ bool EngineCore::may_run_ahead() const {
            return item.num_tokens == 1 && sequence.remaining() == 1 &&
                   sequence.generated() + 1 < request.max_tokens &&
                   sequence.length() + 1 < options_.max_model_len &&
-                  !Sampler::needs_seen(request.sampling) &&
+                  !Sampler::needs_seen(request.sampling) && !watches_answer(request) &&
                   !request.cancelled->load(std::memory_order_relaxed);
          });
 }
@@ -305,11 +314,14 @@ void EngineCore::note_admissions() {
 
 // Computes the plan, or starts it where the model samples tokens.
 void EngineCore::run_plan() {
-  sampled_ = model_->samples_tokens();
+  // Rows that score prompts are read on the host, and so are all of their step.
+  sampled_ = model_->samples_tokens() && std::ranges::none_of(plan_, [](const auto& item) {
+               return item.sequence->prompt_rows(item.num_tokens).count > 0;
+             });
   if (sampled_) {
     sampling_.clear();
     for (const auto& [sequence, num_tokens] : plan_) {
-      if (sequence->computed + num_tokens == sequence->length()) {
+      if (sequence->computed + num_tokens == sequence->length() && sequence->wants_token()) {
         sampling_.add(sampler_input(*sequence, 0));
       }
     }
@@ -337,6 +349,7 @@ SamplerInput EngineCore::sampler_input(const Sequence& sequence, int64_t ahead) 
     const int64_t vocab = model_->config().vocab_size;
     std::erase_if(banned_, [&](int32_t t) { return t < 0 || t >= vocab; });
   }
+  add_bad_words(sequence, banned_);
   return {.params = request.sampling,
           .seed = sequence.seed,
           .step = step,
@@ -345,7 +358,20 @@ SamplerInput EngineCore::sampler_input(const Sequence& sequence, int64_t ahead) 
           .top_logprobs = request.top_logprobs};
 }
 
-// Empty when the step ends inside the prompt.
+// Scores what the step computed of a prompt that is to be scored.
+Status EngineCore::score_prompt(size_t index, Sequence& sequence) {
+  std::span<const float> rows = runner_.prompt_logits(index);
+  const auto vocab = static_cast<size_t>(model_->config().vocab_size);
+  for (; !rows.empty(); rows = rows.subspan(vocab)) {
+    const int32_t token = sequence.tokens[static_cast<size_t>(++sequence.scored)];
+    NIBBLE_ASSIGN_OR_RETURN(ScoredToken scored, sampler_.score(rows.first(vocab), token,
+                                                               sequence.request.prompt_logprobs));
+    sequence.prompt_scores.push_back(std::move(scored));
+  }
+  return {};
+}
+
+// Empty when the step ends inside the prompt, or no token is wanted.
 std::optional<Result<SampledToken>> EngineCore::sample(size_t index, const Sequence& sequence) {
   if (sampled_) {
     const SampledRow* row = runner_.sampled(index);
@@ -363,18 +389,19 @@ std::optional<Result<SampledToken>> EngineCore::sample(size_t index, const Seque
 
 void EngineCore::handle_result(size_t index, const ScheduledSequence& item) {
   Sequence& sequence = *item.sequence;
-  auto sampled = sample(index, sequence);
-  if (!sampled) {
-    scheduler_->commit(sequence, item.num_tokens);
-    return;
-  }
-  if (!sampled->ok()) {
+  const Status scored = sampled_ ? Status() : score_prompt(index, sequence);
+  auto sampled = scored.ok() ? sample(index, sequence) : Result<SampledToken>(scored);
+  if (sampled && !sampled->ok()) {
     pages_->clear();  // its keys and values may be damaged too: nobody else shall get them
     finish(sequence, FinishReason::kError, explain(sampled->status()));
     return;
   }
   scheduler_->commit(sequence, item.num_tokens);
-  accept_token(sequence, std::move(*sampled).value());
+  if (sampled) {
+    accept_token(sequence, std::move(*sampled).value());
+  } else if (sequence.remaining() == 0) {
+    finish(sequence, FinishReason::kLength, {});
+  }
 }
 
 // Everybody waits while the weights are looked through, but once only, and a model with such logits
@@ -399,6 +426,7 @@ void EngineCore::accept_token(Sequence& sequence, SampledToken sampled) {
   TokenEvent event{.token = sampled.token,
                    .logprob = sampled.logprob,
                    .top_logprobs = std::move(sampled.top_logprobs),
+                   .prompt_logprobs = std::move(sequence.prompt_scores),
                    .prompt_tokens = sequence.prompt_tokens,
                    .cached_tokens = sequence.cached_tokens,
                    .queue_seconds = sequence.queue_seconds};
@@ -437,7 +465,8 @@ void EngineCore::finish(Sequence& sequence, FinishReason reason, const Status& f
 }
 
 void EngineCore::report_end(Sequence& sequence, FinishReason reason, const Status& failure) {
-  sequence.request.on_event({.finish = reason,
+  sequence.request.on_event({.prompt_logprobs = std::move(sequence.prompt_scores),
+                             .finish = reason,
                              .failure = failure,
                              .prompt_tokens = sequence.prompt_tokens,
                              .cached_tokens = sequence.cached_tokens,

@@ -72,6 +72,7 @@ class EngineCore final {
   void run_ahead();
   [[nodiscard]] SamplerInput sampler_input(const Sequence& sequence, int64_t ahead);
   [[nodiscard]] std::optional<Result<SampledToken>> sample(size_t index, const Sequence& sequence);
+  [[nodiscard]] Status score_prompt(size_t index, Sequence& sequence);
   void handle_result(size_t index, const ScheduledSequence& item);
   void accept_token(Sequence& sequence, SampledToken sampled);
   [[nodiscard]] bool ends_answer(const Sequence& sequence, int32_t token) const;

@@ -43,7 +43,13 @@ TEST(EngineCore, RefusesRequestsThatCannotBeServed) {
   EXPECT_EQ(code(greedy({}, 1, answer)), StatusCode::kInvalidArgument);
   EXPECT_EQ(code(greedy({64}, 1, answer)), StatusCode::kInvalidArgument);
   EXPECT_EQ(code(greedy({-1}, 1, answer)), StatusCode::kInvalidArgument);
-  EXPECT_EQ(code(greedy({5}, 0, answer)), StatusCode::kInvalidArgument);
+  EXPECT_EQ(code(greedy({5}, -1, answer)), StatusCode::kInvalidArgument);
+  EXPECT_EQ(code(greedy({5}, 0, answer)), StatusCode::kOk);
+  EXPECT_EQ(code(greedy(std::vector<int32_t>(16, 5), 0, answer)), StatusCode::kOk);
+  EXPECT_EQ(code(greedy(std::vector<int32_t>(17, 5), 0, answer)), StatusCode::kInvalidArgument);
+  Request scored = greedy({5}, 1, answer);
+  scored.prompt_logprobs = 21;
+  EXPECT_EQ(code(scored), StatusCode::kInvalidArgument);
   EXPECT_EQ(code(greedy(std::vector<int32_t>(15, 5), 1, answer)), StatusCode::kOk);
   EXPECT_EQ(code(greedy(std::vector<int32_t>(16, 5), 1, answer)), StatusCode::kInvalidArgument);
 }

@@ -36,6 +36,7 @@ void random_traffic(const Traffic& traffic) {
     };
     EngineOptions options{.max_num_seqs = pick(1, 8),
                           .max_num_batched_tokens = pick(1, 24),
+                          .max_prompt_rows = pick(1, 12),
                           .page_size = pick(1, 6) * stretch,
                           .num_pages = pick(8, 40),
                           .kv_code = KvCode::kF32,
@@ -72,6 +73,16 @@ void random_traffic(const Traffic& traffic) {
         }
         Request request =
             greedy(std::move(prompt), pick(1, 40 * stretch), answers[requests.size()]);
+        if (pick(0, 3) == 0) {
+          request.prompt_logprobs = static_cast<int>(pick(0, 3));
+        }
+        if (pick(0, 9) == 0) {
+          request.max_tokens = 0;
+        }
+        if (pick(0, 5) == 0) {
+          request.priority = pick(-2, 2);
+          request.cache_salt = pick(0, 1) == 0 ? "a" : "";
+        }
         if (pick(0, 3) == 0) {
           request.sampling.temperature = 0.8;
           request.sampling.seed = static_cast<uint64_t>(pick(0, 1000));
@@ -110,6 +121,9 @@ void random_traffic(const Traffic& traffic) {
       } else {
         ASSERT_EQ(answers[i].tokens, expected.tokens) << "round " << round << " request " << i;
         ASSERT_EQ(answers[i].finish, expected.finish);
+        ASSERT_EQ(answers[i].prompt_logprobs, expected.prompt_logprobs);
+        const size_t scored = bounded.prompt_logprobs < 0 ? 0 : bounded.prompt.size() - 1;
+        ASSERT_EQ(expected.prompt_logprobs.size(), scored);
       }
     }
   }

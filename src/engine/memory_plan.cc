@@ -1,5 +1,7 @@
 #include "engine/memory_plan.h"
 
+#include <algorithm>
+
 #include "arch/kv_specs.h"
 #include "base/log.h"
 #include "checkpoint/checkpoint_reader.h"
@@ -22,8 +24,19 @@ std::string figures(const MemoryPlan& plan, const Backend& backend) {
 
 ModelOptions model_options(const EngineOptions& options) {
   return {.max_batch_tokens = options.max_num_batched_tokens,
-          .max_logit_rows = options.max_num_seqs,
+          .max_logit_rows = options.max_num_seqs + options.max_prompt_rows,
+          .max_sequences = options.max_num_seqs,
           .kv_code = options.kv_code};
+}
+
+int64_t prompt_rows(const EngineOptions& options, const ModelConfig& config) {
+  constexpr int64_t kFewest = 16;
+  if (options.max_prompt_rows > 0) {
+    return options.max_prompt_rows;
+  }
+  const int64_t row = config.vocab_size * static_cast<int64_t>(sizeof(float));
+  return std::min(std::max(kPromptLogitBytes / row, kFewest),
+                  std::max(options.max_num_batched_tokens, options.max_num_seqs));
 }
 
 Result<MemoryPlan> plan_memory(const EngineOptions& options,
@@ -34,7 +47,9 @@ Result<MemoryPlan> plan_memory(const EngineOptions& options,
   // A tied table is kept once more as a head, unless it is read as it is in the file.
   const bool twice = config.tie_word_embeddings && config.dtype != DType::kBF16;
   const int64_t table = config.vocab_size * config.hidden_size * 2;
-  const ModelOptions steps = model_options(options);
+  EngineOptions with_rows = options;
+  with_rows.max_prompt_rows = prompt_rows(options, config);
+  const ModelOptions steps = model_options(with_rows);
   MemoryPlan plan;
   plan.free = backend.free_memory();
   plan.weights = weights.total_bytes() + (twice ? table : 0);

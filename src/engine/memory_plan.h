@@ -25,6 +25,10 @@ struct MemoryPlan {
 /// How a model must be loaded for an engine with these options.
 [[nodiscard]] ModelOptions model_options(const EngineOptions& options);
 
+/// Its max_prompt_rows; where that is 0, what kPromptLogitBytes hold: at least 16, and no more than
+/// a step has tokens.
+[[nodiscard]] int64_t prompt_rows(const EngineOptions& options, const ModelConfig& config);
+
 /// The plan for the model in `model_dir` on a backend with memory of its own. Fails where its
 /// weights cannot be opened.
 Result<MemoryPlan> plan_memory(const EngineOptions& options,

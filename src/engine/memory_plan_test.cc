@@ -106,8 +106,16 @@ TEST_F(MemoryPlanTest, CountsWhatAModelAllocatesAndTheBackendBesides) {
   EngineOptions options;
   options.max_num_batched_tokens = 1000;
   options.max_num_seqs = 10;
+  options.max_prompt_rows = 7;
   const int64_t scratch = plan_memory(options, folder_, config_, gpu)->scratch;
   EXPECT_EQ(scratch, decoder_scratch(config_, model_options(options), gpu).total());
+  const int64_t row = 4 * (config_.vocab_size + config_.hidden_size);
+  options.max_prompt_rows = 100;
+  EXPECT_EQ(plan_memory(options, folder_, config_, gpu)->scratch, scratch + 93 * row);
+  options.max_prompt_rows = 0;  // as many as 128 MiB hold
+  EXPECT_EQ(plan_memory(options, folder_, config_, gpu)->scratch,
+            scratch + (std::min<int64_t>(128 * kMiB / 4 / config_.vocab_size, 1000) - 7) * row);
+  options.max_prompt_rows = 7;
   config_.rope.kind = RopeKind::kDynamicNtk;  // each row has frequencies of its own
   EXPECT_EQ(plan_memory(options, folder_, config_, gpu)->scratch, scratch + 1000 * 32 * 4);
 }

@@ -15,11 +15,13 @@ Result<ModelRunner> ModelRunner::create(Model& model,
   ModelRunner runner(model, std::move(cache));
   const auto seqs = static_cast<size_t>(limits.max_num_seqs);
   const auto vocab = static_cast<size_t>(model.config().vocab_size);
-  NIBBLE_ASSIGN_OR_RETURN(runner.logits_, Buffer::allocate(seqs * vocab * sizeof(float)));
+  const size_t rows = seqs + static_cast<size_t>(limits.max_prompt_rows);
+  NIBBLE_ASSIGN_OR_RETURN(runner.logits_, Buffer::allocate(rows * vocab * sizeof(float)));
   runner.tokens_.reserve(static_cast<size_t>(limits.max_num_batched_tokens));
   runner.spans_.reserve(seqs);
   runner.other_pools_.reserve(seqs * static_cast<size_t>(runner.cache_.num_pools() - 1));
-  runner.logit_rows_.reserve(seqs);
+  runner.logit_rows_.reserve(rows);
+  runner.prompt_rows_.reserve(seqs);
   runner.logits_of_.reserve(seqs);
   return runner;
 }
@@ -29,6 +31,7 @@ StepInput ModelRunner::batch_of(std::span<const ScheduledSequence> plan, bool ah
   spans_.clear();
   other_pools_.clear();
   logit_rows_.clear();
+  prompt_rows_.clear();
   logits_of_.clear();
   for (const auto& [sequence, num_tokens] : plan) {
     const auto begin = static_cast<int32_t>(tokens_.size());
@@ -47,7 +50,13 @@ StepInput ModelRunner::batch_of(std::span<const ScheduledSequence> plan, bool ah
                       .kv_len = static_cast<int32_t>(kv_len),
                       .pages = sequence->lists[0].pages.data(),
                       .prompt_len = static_cast<int32_t>(sequence->prompt_tokens)});
-    if (kv_len == length) {
+    const Sequence::PromptRows rows = sequence->prompt_rows(num_tokens);
+    prompt_rows_.push_back({logit_rows_.size(), static_cast<size_t>(rows.count)});
+    for (int64_t i = 0; i < rows.count; ++i) {
+      const int64_t row = begin + rows.begin - sequence->computed + i;
+      logit_rows_.push_back(static_cast<int32_t>(row));
+    }
+    if (kv_len == length && sequence->wants_token()) {
       logits_of_.push_back(static_cast<int32_t>(logit_rows_.size()));
       logit_rows_.push_back(static_cast<int32_t>(tokens_.size()) - 1);
     } else {
@@ -114,6 +123,13 @@ const SampledRow* ModelRunner::sampled(size_t index) const {
   CHECK_LT(index, logits_of_.size());
   const int32_t row = logits_of_[index];
   return row < 0 ? nullptr : &sampled_[static_cast<size_t>(row)];
+}
+
+std::span<const float> ModelRunner::prompt_logits(size_t index) const {
+  CHECK_LT(index, prompt_rows_.size());
+  const RowSpan& rows = prompt_rows_[index];
+  const auto vocab = static_cast<size_t>(model_->config().vocab_size);
+  return logits_.as<float>().subspan(rows.first * vocab, rows.count * vocab);
 }
 
 std::span<float> ModelRunner::logits(size_t index) {

@@ -35,8 +35,11 @@ class ModelRunner final {
   /// Waits for the earliest step that was started. Afterwards sampled(i) is what its plan[i]
   /// became.
   void finish();
-  /// Logits [vocab_size] of plan[index]; empty when the step ends inside its prompt.
+  /// Logits [vocab_size] of plan[index]; empty when the step ends inside its prompt, or no token is
+  /// wanted.
   [[nodiscard]] std::span<float> logits(size_t index);
+  /// Logits [rows, vocab_size] that score prompt tokens of plan[index] (Sequence::prompt_rows).
+  [[nodiscard]] std::span<const float> prompt_logits(size_t index) const;
   /// The sample of plan[index]; null when the step ends inside its prompt.
   [[nodiscard]] const SampledRow* sampled(size_t index) const;
 
@@ -47,12 +50,16 @@ class ModelRunner final {
 
   Model* model_;
   PagedKvCache cache_;
-  Buffer logits_;                    // [max_num_seqs, vocab_size] f32
+  Buffer logits_;                    // [max_num_seqs + max_prompt_rows, vocab_size] f32
   std::vector<SampledRow> sampled_;  // [logit rows] of the step finished last
   std::vector<int32_t> tokens_;
   std::vector<SequenceSpan> spans_;
   std::vector<SequenceSpan> other_pools_;
   std::vector<int32_t> logit_rows_;
+  struct RowSpan {
+    size_t first = 0, count = 0;
+  };
+  std::vector<RowSpan> prompt_rows_;          // by plan index: rows of logits_
   std::vector<int32_t> logits_of_;            // by plan index: row of logits_ or sampled_, or -1
   std::deque<std::vector<int32_t>> started_;  // logits_of_ of steps that are not finished
 };

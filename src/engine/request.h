@@ -21,6 +21,9 @@ struct TokenEvent {
   int32_t token = -1;  // -1 on a final event without a token
   float logprob = 0;
   std::vector<TokenLogprob> top_logprobs;
+  /// With the request's first event, where it asked for them: of prompt tokens 1, 2 ... to the last
+  /// (the first has no token before it).
+  std::vector<ScoredToken> prompt_logprobs;
   FinishReason finish = FinishReason::kNone;
   Status failure;  // of kError; kCorrupt when weights are damaged
   int64_t prompt_tokens = 0;
@@ -32,12 +35,16 @@ struct TokenEvent {
 struct Request {
   std::string id;
   std::vector<int32_t> prompt;
-  int64_t max_tokens = 16;
+  int64_t max_tokens = 16;  // 0: the prompt is computed, and scored if asked for
   int64_t min_tokens = 0;
   SamplingParams sampling;
-  std::vector<int32_t> stop_tokens;  // end the answer; the token itself is delivered
-  bool ignore_eos = false;           // the model's end tokens do not end the answer
-  int top_logprobs = -1;             // -1: no logprobs; 0..20: that many alternatives
+  std::vector<int32_t> stop_tokens;             // end the answer; the token itself is delivered
+  std::vector<std::vector<int32_t>> bad_words;  // no answer has these tokens one after the other
+  int64_t priority = 0;                         // of those that wait, the lowest is taken first
+  std::string cache_salt;                       // only requests with the same one share pages
+  bool ignore_eos = false;                      // the model's end tokens do not end the answer
+  int top_logprobs = -1;                        // -1: no logprobs; 0..20: that many alternatives
+  int prompt_logprobs = -1;                     // the same, of the prompt's tokens
   std::shared_ptr<std::atomic<bool>> cancelled = std::make_shared<std::atomic<bool>>(false);
   std::chrono::steady_clock::time_point made = std::chrono::steady_clock::now();
   /// Called by the engine thread for each event; must return at once (hand over to a queue).

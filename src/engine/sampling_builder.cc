@@ -8,6 +8,7 @@ namespace nibble {
 void SamplingBuilder::clear() {
   rows_.clear();
   edits_.clear();
+  limited_ = false;
 }
 
 void SamplingBuilder::add(const SamplerInput& input) {
@@ -15,6 +16,7 @@ void SamplingBuilder::add(const SamplerInput& input) {
   const auto row = static_cast<int32_t>(rows_.size());
   const size_t first = edits_.size();
   const bool greedy = params.temperature == 0;
+  limited_ = limited_ || !params.allowed_tokens.empty();
   rows_.push_back(
       {.seed = input.seed,
        .step = input.step,

@@ -12,8 +12,9 @@ class SamplingBuilder final {
  public:
   void clear();
   void add(const SamplerInput& input);
-  /// Whether the device takes so many edits; if not, the rows must be sampled on the host.
-  [[nodiscard]] bool fits() const { return std::ssize(edits_) <= kMaxLogitEdits; }
+  /// Whether the device takes so many edits, and no row has a list of allowed tokens; if not, the
+  /// rows must be sampled on the host.
+  [[nodiscard]] bool fits() const { return !limited_ && std::ssize(edits_) <= kMaxLogitEdits; }
   [[nodiscard]] SamplingInput input() const { return {rows_, edits_}; }
 
   /// What Sampler::sample() returns for a row.
@@ -24,6 +25,7 @@ class SamplingBuilder final {
 
   std::vector<RowSampling> rows_;
   std::vector<LogitEdit> edits_;
+  bool limited_ = false;  // a row may have only some tokens
 };
 
 }  // namespace nibble

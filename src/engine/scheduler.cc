@@ -13,10 +13,14 @@ bool arrives_before(const std::unique_ptr<Sequence>& a, const std::unique_ptr<Se
   return a->arrival < b->arrival;
 }
 
-template <typename Container>
-void insert_by_arrival(Container& container, std::unique_ptr<Sequence> sequence) {
-  const auto at = std::upper_bound(container.begin(), container.end(), sequence, arrives_before);
-  container.insert(at, std::move(sequence));
+bool goes_before(const std::unique_ptr<Sequence>& a, const std::unique_ptr<Sequence>& b) {
+  return std::pair(a->request.priority, a->arrival) < std::pair(b->request.priority, b->arrival);
+}
+
+void insert_waiting(std::deque<std::unique_ptr<Sequence>>& waiting,
+                    std::unique_ptr<Sequence> sequence) {
+  const auto at = std::upper_bound(waiting.begin(), waiting.end(), sequence, goes_before);
+  waiting.insert(at, std::move(sequence));
 }
 
 }  // namespace
@@ -26,6 +30,7 @@ Scheduler::Scheduler(const SchedulerLimits& limits, PrefixCache& pages)
   CHECK_GE(limits.max_num_seqs, 1);
   CHECK_GE(limits.max_num_batched_tokens, limits.max_num_seqs);
   CHECK_GE(limits.page_size, 1);
+  CHECK_GE(limits.max_prompt_rows, 1);
   running_.reserve(static_cast<size_t>(limits.max_num_seqs));
   plan_.reserve(static_cast<size_t>(limits.max_num_seqs));
 }
@@ -33,12 +38,13 @@ Scheduler::Scheduler(const SchedulerLimits& limits, PrefixCache& pages)
 void Scheduler::add(std::unique_ptr<Sequence> sequence) {
   CHECK(sequence->length() > 0 && sequence->lists.empty());
   sequence->lists.resize(static_cast<size_t>(pages_.num_pools()));
-  insert_by_arrival(waiting_, std::move(sequence));
+  insert_waiting(waiting_, std::move(sequence));
 }
 
 const std::vector<ScheduledSequence>& Scheduler::schedule() {
   plan_.clear();
   budget_ = limits_.max_num_batched_tokens;
+  rows_ = limits_.max_prompt_rows;
   crowded_ = false;
   for (size_t i = 0; i < running_.size(); ++i) {  // running_ may shrink at its end meanwhile
     if (running_[i]->remaining() == 1) {
@@ -59,7 +65,7 @@ const std::vector<ScheduledSequence>& Scheduler::schedule() {
 // Plans up to `want` tokens of running_[index], as budget and pages allow.
 void Scheduler::plan_running(size_t index, int64_t want) {
   Sequence& sequence = *running_[index];
-  int64_t count = std::min(want, budget_);
+  int64_t count = within_rows(sequence, std::min(want, budget_));
   if (!grow(sequence, sequence.computed + count)) {
     crowded_ = true;
     count = room(sequence) - sequence.computed;
@@ -68,6 +74,20 @@ void Scheduler::plan_running(size_t index, int64_t want) {
     plan_.push_back({&sequence, count});
     budget_ -= count;
   }
+}
+
+// Of `count` tokens those for which there are rows of logits. Where there are not enough, the step
+// is full: only the last running sequence can be inside its prompt.
+int64_t Scheduler::within_rows(const Sequence& sequence, int64_t count) {
+  const Sequence::PromptRows rows = sequence.prompt_rows(count);
+  if (rows.count <= rows_) {
+    rows_ -= rows.count;
+    return count;
+  }
+  const int64_t fewer = rows.begin + rows_ - sequence.computed;
+  budget_ = fewer;
+  rows_ = 0;
+  return fewer;
 }
 
 // Tokens that a sequence has pages for in every pool.
@@ -79,8 +99,8 @@ int64_t Scheduler::room(const Sequence& sequence) const {
   return pages * limits_.page_size;
 }
 
-// Gives a sequence pages for `tokens` tokens, from younger ones if need be. False when it is the
-// youngest and there are none left: it keeps what it has and goes on when others are done.
+// Gives a sequence pages for `tokens` tokens, from later ones if need be. False when it is the
+// last and there are none left: it keeps what it has and goes on when others are done.
 bool Scheduler::grow(Sequence& sequence, int64_t tokens) {
   for (int64_t pool = 0; pool < pages_.num_pools(); ++pool) {
     std::vector<int32_t>& pages = sequence.lists[static_cast<size_t>(pool)].pages;
@@ -90,24 +110,24 @@ bool Scheduler::grow(Sequence& sequence, int64_t tokens) {
       } else if (running_.back().get() == &sequence) {
         return false;
       } else {
-        preempt_youngest();
+        preempt_last();
       }
     }
   }
   return true;
 }
 
-void Scheduler::preempt_youngest() {
+void Scheduler::preempt_last() {
   crowded_ = true;
   ++preemptions_;
   Owned victim = std::move(running_.back());
   running_.pop_back();
-  // Running sequences are the oldest of all and only the youngest can be inside its prompt, so
+  // Nobody is admitted behind a sequence that is inside its prompt, so only the last can be, and
   // whoever takes pages away is planned before its victim.
   CHECK(std::none_of(plan_.begin(), plan_.end(),
                      [&](const ScheduledSequence& item) { return item.sequence == victim.get(); }));
   release_pages(*victim);
-  insert_by_arrival(waiting_, std::move(victim));
+  insert_waiting(waiting_, std::move(victim));
 }
 
 // Pages of a pool that a sequence still lacks, at most, for the tokens it has and one more.
@@ -145,7 +165,11 @@ PrefixCache::Match Scheduler::match_of(const Sequence& sequence) {
             .node = PrefixCache::kDetached};
   }
   // The last token is always computed: its logits are wanted.
-  return pages_.match(sequence.tokens, sequence.length() - 1);
+  int64_t longest = sequence.length() - 1;
+  if (sequence.scores_prompt()) {
+    longest = std::min(longest, sequence.scored);
+  }
+  return pages_.match(sequence.tokens, longest, sequence.salt);
 }
 
 // Admits the first waiting sequence if all its known tokens fit beside what the running ones still
@@ -168,12 +192,10 @@ bool Scheduler::admit_next() {
     sequence.admitted = true;
     sequence.cached_tokens = sequence.computed;
   }
-  Owned owned = std::move(waiting_.front());
+  sequence.turn = ++turns_;
+  running_.push_back(std::move(waiting_.front()));
   waiting_.pop_front();
-  insert_by_arrival(running_, std::move(owned));
-  const auto at = std::find_if(running_.begin(), running_.end(),
-                               [&](const Owned& s) { return s.get() == &sequence; });
-  plan_running(static_cast<size_t>(at - running_.begin()), sequence.remaining());
+  plan_running(running_.size() - 1, sequence.remaining());
   return true;
 }
 
@@ -219,8 +241,8 @@ void Scheduler::offer_pages(Sequence& sequence) {
     for (size_t pool = 0; pool < offered_.size(); ++pool) {
       offered_[pool] = sequence.lists[pool].pages[index];
     }
-    sequence.node =
-        pages_.insert(sequence.node, tokens.subspan(index * page_size, page_size), offered_);
+    sequence.node = pages_.insert(sequence.node, tokens.subspan(index * page_size, page_size),
+                                  offered_, sequence.salt);
     for (size_t pool = 0; pool < offered_.size(); ++pool) {
       sequence.lists[pool].pages[index] = offered_[pool];
     }
@@ -310,8 +332,8 @@ void Scheduler::check_sequence(const Sequence& sequence) const {
 void Scheduler::check_integrity() const {
   pages_.check_integrity();
   CHECK_LE(running(), limits_.max_num_seqs);
-  CHECK(std::is_sorted(running_.begin(), running_.end(), arrives_before));
-  CHECK(std::is_sorted(waiting_.begin(), waiting_.end(), arrives_before));
+  CHECK(std::ranges::is_sorted(running_, {}, [](const Owned& s) { return s->turn; }));
+  CHECK(std::ranges::is_sorted(waiting_, goes_before));
   for (const Owned& sequence : waiting_) {
     CHECK(room(*sequence) == 0 && sequence->computed == 0);
   }

@@ -16,6 +16,7 @@ namespace nibble {
 struct SchedulerLimits {
   int64_t max_num_seqs = 1;
   int64_t max_num_batched_tokens = 1;  // at least max_num_seqs, so that decodes always fit
+  int64_t max_prompt_rows = 1;         // of logits that score prompts, in a step
   int64_t page_size = 1;
   // Longer prompts have keys that depend on their length, so they share no pages (DynamicRope).
   int64_t longest_shared_prompt = std::numeric_limits<int64_t>::max();
@@ -27,11 +28,13 @@ struct ScheduledSequence {
   int64_t num_tokens = 0;
 };
 
-/// Decides what each step computes. First come, first served, with continuous batching: every
+/// Decides what each step computes. Of those that wait, the lowest priority is served first, and
+/// of these who came first, with continuous batching: every
 /// running decode gets one token, prefill chunks fill the rest of the step, then waiting sequences
-/// are admitted. When pages run out, the youngest running sequence gives its pages back, and is
-/// computed again later; the oldest can therefore always go on, and nobody starves. Pages of pools
-/// with a window are given back as soon as no later token sees them.
+/// are admitted. A prompt that is scored takes as many tokens as rows of logits are left, and none
+/// is admitted behind one that is cut so. When pages run out, the sequence admitted last gives
+/// its pages back, and is computed again later; the first can therefore always go on, and nobody
+/// starves. Pages of pools with a window are given back as soon as no later token sees them.
 /// Touches no memory of the cache. Every sequence must fit into all pages of each pool.
 class Scheduler final {
  public:
@@ -78,10 +81,11 @@ class Scheduler final {
   [[nodiscard]] bool fits(const Sequence& sequence) const;
   [[nodiscard]] int64_t room(const Sequence& sequence) const;
   void plan_running(size_t index, int64_t want);
+  [[nodiscard]] int64_t within_rows(const Sequence& sequence, int64_t count);
   [[nodiscard]] bool grow(Sequence& sequence, int64_t tokens);
   [[nodiscard]] PrefixCache::Match match_of(const Sequence& sequence);
   [[nodiscard]] bool admit_next();
-  void preempt_youngest();
+  void preempt_last();
   void offer_pages(Sequence& sequence);
   void release_unseen(Sequence& sequence);
   void release_pages(Sequence& sequence);
@@ -89,13 +93,15 @@ class Scheduler final {
 
   const SchedulerLimits limits_;
   PrefixCache& pages_;
-  std::deque<Owned> waiting_;   // by arrival
-  std::vector<Owned> running_;  // by arrival
+  std::deque<Owned> waiting_;   // by priority, then arrival
+  std::vector<Owned> running_;  // by turn
   std::vector<ScheduledSequence> plan_;
   std::vector<int32_t> offered_;  // scratch: a page of each pool
   int64_t budget_ = 0;            // tokens left in the step being planned
+  int64_t rows_ = 0;              // rows left for prompts that are scored
   bool crowded_ = false;          // the step being planned ran out of pages: admit nobody
   int64_t preemptions_ = 0;
+  int64_t turns_ = 0;  // admissions so far
 };
 
 }  // namespace nibble

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <unordered_map>
 #include <utility>
@@ -13,10 +14,12 @@ namespace nibble {
 /// A request inside the engine: its tokens, its pages and how far it is computed.
 struct Sequence {
   Request request;
-  int64_t arrival = 0;  // order of service
+  int64_t arrival = 0;  // order of service among those of one priority
+  int64_t turn = 0;     // of its last admission: order in which running sequences keep their pages
   uint64_t seed = 0;    // of request.sampling, or drawn when the request gave none
 
   std::vector<int32_t> tokens;  // prompt and answer
+  std::vector<int32_t> salt;    // bytes of request.cache_salt
   int64_t prompt_tokens = 0;
   int64_t cached_tokens = 0;  // of the prompt, at first admission
   bool admitted = false;      // at least once
@@ -32,6 +35,29 @@ struct Sequence {
 
   /// Tokens seen so far, with how often the answer has them; kept only when penalties need it.
   std::unordered_map<int32_t, int32_t> seen;
+
+  // Where the request asks for log-probabilities of its prompt.
+  std::vector<ScoredToken> prompt_scores;  // of prompt tokens 1, 2 ..., until they are reported
+  int64_t scored = 0;                      // so many of them
+  [[nodiscard]] bool scores_prompt() const {
+    return request.prompt_logprobs >= 0 && scored < prompt_tokens - 1;
+  }
+  /// Rows of logits that score prompt tokens when the next `num_tokens` tokens are computed: of
+  /// `count` tokens from `begin` on, each for the token behind it.
+  struct PromptRows {
+    int64_t begin = 0;
+    int64_t count = 0;
+  };
+  [[nodiscard]] PromptRows prompt_rows(int64_t num_tokens) const {
+    if (!scores_prompt()) {
+      return {};
+    }
+    const int64_t begin = std::max(computed, scored);
+    return {begin,
+            std::max<int64_t>(std::min(computed + num_tokens, prompt_tokens - 1) - begin, 0)};
+  }
+  /// Whether a token is sampled when all tokens are computed.
+  [[nodiscard]] bool wants_token() const { return generated() < request.max_tokens; }
 
   [[nodiscard]] int64_t length() const { return static_cast<int64_t>(tokens.size()); }
   [[nodiscard]] int64_t generated() const { return length() - prompt_tokens; }

@@ -18,6 +18,13 @@ uint64_t mix(uint64_t x) {
   return x;
 }
 
+// What names a first page: keys of different salts differ, since pages have equally many tokens.
+std::vector<int32_t> salted(std::span<const int32_t> salt, std::span<const int32_t> tokens) {
+  std::vector<int32_t> key(salt.begin(), salt.end());
+  key.insert(key.end(), tokens.begin(), tokens.end());
+  return key;
+}
+
 }  // namespace
 
 PrefixCache::PrefixCache(std::span<const PoolSize> pools, int64_t page_size, Hash hash)
@@ -51,12 +58,13 @@ void PrefixCache::release(int64_t pool, int32_t page) {
 
 // The nodes whose tokens start `tokens`, from the root on.
 std::vector<PrefixCache::NodeId> PrefixCache::chain_of(std::span<const int32_t> tokens,
-                                                       int64_t max_pages) const {
+                                                       int64_t max_pages,
+                                                       std::span<const int32_t> salt) const {
   std::vector<NodeId> chain;
   const auto size = static_cast<size_t>(page_size_);
   while (std::ssize(chain) < max_pages) {
-    const auto node =
-        find(chain.empty() ? kRoot : chain.back(), tokens.subspan(chain.size() * size, size));
+    const auto page = tokens.subspan(chain.size() * size, size);
+    const auto node = chain.empty() ? find(kRoot, salted(salt, page)) : find(chain.back(), page);
     if (!node) {
       break;
     }
@@ -86,13 +94,15 @@ int64_t PrefixCache::usable_pages(std::span<const NodeId> chain) const {
   return usable;
 }
 
-PrefixCache::Match PrefixCache::match(std::span<const int32_t> tokens, int64_t max_tokens) {
+PrefixCache::Match PrefixCache::match(std::span<const int32_t> tokens,
+                                      int64_t max_tokens,
+                                      std::span<const int32_t> salt) {
   Match result{.pages = 0, .lists = std::vector<PageList>(pools_.size()), .node = kRoot};
   if (!enabled()) {
     return result;
   }
   const int64_t limit = std::min(static_cast<int64_t>(tokens.size()), max_tokens) / page_size_;
-  const std::vector<NodeId> chain = chain_of(tokens, limit);
+  const std::vector<NodeId> chain = chain_of(tokens, limit, salt);
   result.pages = usable_pages(chain);
   if (result.pages == 0) {
     return result;
@@ -112,7 +122,8 @@ PrefixCache::Match PrefixCache::match(std::span<const int32_t> tokens, int64_t m
 
 PrefixCache::NodeId PrefixCache::insert(NodeId parent,
                                         std::span<const int32_t> tokens,
-                                        std::span<int32_t> pages) {
+                                        std::span<int32_t> pages,
+                                        std::span<const int32_t> salt) {
   CHECK_EQ(pages.size(), pools_.size());
   bool known = false;
   for (size_t pool = 0; pool < pools_.size(); ++pool) {
@@ -123,13 +134,15 @@ PrefixCache::NodeId PrefixCache::insert(NodeId parent,
     return kDetached;
   }
   CHECK_EQ(static_cast<int64_t>(tokens.size()), page_size_);
-  const auto equal = find(parent, tokens);
+  std::vector<int32_t> key =
+      parent == kRoot ? salted(salt, tokens) : std::vector(tokens.begin(), tokens.end());
+  const auto equal = find(parent, key);
   const NodeId id = equal ? *equal : next_node_++;
   Node& node = nodes_[id];
   if (!equal) {
     node = {.parent = parent,
-            .hash = hash_(parent, tokens),
-            .tokens = {tokens.begin(), tokens.end()},
+            .hash = hash_(parent, key),
+            .tokens = std::move(key),
             .pages = std::vector<int32_t>(pools_.size(), kNoPage)};
     by_hash_.emplace(node.hash, id);
     if (parent != kRoot) {

@@ -53,12 +53,18 @@ class PrefixCache final {
   /// chain is evicted before its beginning.
   void release(int64_t pool, int32_t page);
   /// The longest cached chain of full pages that starts `tokens`, has at most `max_tokens` and of
-  /// which every pool has all that the next token reads.
-  Match match(std::span<const int32_t> tokens, int64_t max_tokens);
+  /// which every pool has all that the next token reads. Only chains that were inserted with the
+  /// same salt, any numbers, are found.
+  Match match(std::span<const int32_t> tokens,
+              int64_t max_tokens,
+              std::span<const int32_t> salt = {});
   /// Offers full, computed pages that the caller holds, one of each pool, following `parent`. Where
   /// an equal page is cached already, the caller's reference moves to that one, which is written to
   /// `pages`, and its own page is released.
-  NodeId insert(NodeId parent, std::span<const int32_t> tokens, std::span<int32_t> pages);
+  NodeId insert(NodeId parent,
+                std::span<const int32_t> tokens,
+                std::span<int32_t> pages,
+                std::span<const int32_t> salt = {});
   /// Forgets everything. Pages that sequences hold stay theirs.
   void clear();
 
@@ -81,15 +87,16 @@ class PrefixCache final {
   struct Node {
     NodeId parent = kRoot;
     uint64_t hash = 0;
-    std::vector<int32_t> tokens;
-    std::vector<int32_t> pages;  // by pool, or kNoPage
+    std::vector<int32_t> tokens;  // of a first page with a salt: behind that
+    std::vector<int32_t> pages;   // by pool, or kNoPage
     int64_t children = 0;
   };
 
   [[nodiscard]] std::optional<NodeId> find(NodeId parent, std::span<const int32_t> tokens) const;
   [[nodiscard]] bool alive(NodeId node) const { return node == kRoot || nodes_.contains(node); }
   [[nodiscard]] std::vector<NodeId> chain_of(std::span<const int32_t> tokens,
-                                             int64_t max_pages) const;
+                                             int64_t max_pages,
+                                             std::span<const int32_t> salt) const;
   [[nodiscard]] int64_t first_needed(const PagePool& pool, int64_t pages) const;
   [[nodiscard]] int64_t usable_pages(std::span<const NodeId> chain) const;
   void forget_page(size_t pool, int32_t page);

@@ -46,7 +46,8 @@ DecoderScratch decoder_scratch(const ModelConfig& config,
 StepLimits step_limits(const ModelConfig& config, const ModelOptions& options) {
   const bool scaled = config.rope.kind == RopeKind::kDynamicNtk;
   return {.rows = options.max_batch_tokens,
-          .sequences = options.max_logit_rows,
+          .sequences = options.max_sequences > 0 ? options.max_sequences : options.max_logit_rows,
+          .logit_rows = options.max_logit_rows,
           .positions = config.max_position,
           .pools = std::ssize(kv_pools(kv_specs(config, KvCode::kBf16))),
           .input_width = config.hidden_size + config.intermediate_size,

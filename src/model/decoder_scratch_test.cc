@@ -56,7 +56,7 @@ class DecoderScratchTest : public testing::TestWithParam<std::string> {};
 
 TEST_P(DecoderScratchTest, TellsWhatADecoderAllocates) {
   CountingBackend backend;
-  const ModelOptions options{.max_batch_tokens = 37, .max_logit_rows = 5};
+  const ModelOptions options{.max_batch_tokens = 37, .max_logit_rows = 5, .max_sequences = 3};
   const auto model = load_model("tests/golden/" + GetParam(), backend, options);
   ASSERT_TRUE(model.ok()) << model.status().message();
   const ModelConfig& config = (*model)->config();
@@ -64,7 +64,8 @@ TEST_P(DecoderScratchTest, TellsWhatADecoderAllocates) {
   EXPECT_EQ(backend.allocated, scratch.total());
   EXPECT_EQ(scratch.logits, 5 * config.vocab_size * 4);
   EXPECT_EQ(backend.prepared.rows, 37);
-  EXPECT_EQ(backend.prepared.sequences, 5);
+  EXPECT_EQ(backend.prepared.sequences, 3);
+  EXPECT_EQ(backend.prepared.logit_rows, 5);
   EXPECT_EQ(backend.prepared.pools, GetParam() == "qwen2_window" ? 2 : 1);
   EXPECT_EQ(backend.prepared.scaled_pairs, GetParam() == "llama_dynamic" ? config.head_dim / 2 : 0);
   // What is allocated is what the layers write, no more and no less: a step of the largest size.

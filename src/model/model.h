@@ -18,6 +18,7 @@ namespace nibble {
 struct ModelOptions {
   int64_t max_batch_tokens = 512;  // largest tokens.size() of a step; workspace is sized here
   int64_t max_logit_rows = 64;     // largest logit_rows.size() of a step
+  int64_t max_sequences = 0;       // of a step; 0: as many as max_logit_rows
   // Of the caches that it will compute on: where the format has HeadForm, layers take what the
   // folder's sidecar says (checkpoint/kv_sidecar.h).
   KvCode kv_code = KvCode::kBf16;

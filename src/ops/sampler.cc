@@ -43,6 +43,18 @@ void apply_bias_and_penalties(std::span<float> logits, const SamplerInput& input
   }
 }
 
+void keep_allowed(std::span<float> logits, std::span<const int32_t> allowed) {
+  std::vector<float> kept;
+  kept.reserve(allowed.size());
+  for (const int32_t token : allowed) {
+    kept.push_back(logits[static_cast<size_t>(token)]);
+  }
+  std::ranges::fill(logits, kMinusInfinity);
+  for (size_t i = 0; i < allowed.size(); ++i) {
+    logits[static_cast<size_t>(allowed[i])] = kept[i];
+  }
+}
+
 Status out_of_range(const char* name, double value, const char* range) {
   return make_error(StatusCode::kInvalidArgument, "{} is {}, but must be {}", name, value, range);
 }
@@ -82,6 +94,13 @@ Status Sampler::check(const SamplingParams& p, int64_t vocab_size) {
   if (!(std::abs(p.frequency_penalty) <= 100)) {
     return out_of_range("frequency_penalty", p.frequency_penalty, "between -100 and 100");
   }
+  for (const int32_t token : p.allowed_tokens) {
+    if (token < 0 || token >= vocab_size) {
+      return make_error(StatusCode::kInvalidArgument,
+                        "allowed_tokens has token {}, but the vocabulary has {} tokens", token,
+                        vocab_size);
+    }
+  }
   for (const auto& [token, bias] : p.logit_bias) {
     if (token < 0 || token >= vocab_size) {
       return make_error(StatusCode::kInvalidArgument,
@@ -106,12 +125,15 @@ Result<SampledToken> Sampler::sample(std::span<float> logits, const SamplerInput
   SampledToken out;
   double log_sum = 0;
   if (input.top_logprobs >= 0) {
-    log_sum = take_top(logits, input.top_logprobs, out);
+    log_sum = take_top(logits, input.top_logprobs, out.top_logprobs);
     raw_.assign(logits.begin(), logits.end());
   }
   apply_bias_and_penalties(logits, input);
   for (const int32_t token : input.banned) {
     logits[static_cast<size_t>(token)] = kMinusInfinity;
+  }
+  if (!input.params.allowed_tokens.empty()) {
+    keep_allowed(logits, input.params.allowed_tokens);
   }
   out.token = argmax(logits);
   const float largest = logits[static_cast<size_t>(out.token)];
@@ -127,8 +149,23 @@ Result<SampledToken> Sampler::sample(std::span<float> logits, const SamplerInput
   return out;
 }
 
+Result<ScoredToken> Sampler::score(std::span<const float> logits, int32_t token, int count) {
+  if (!all_finite(logits)) {
+    return not_finite_logits();
+  }
+  ScoredToken out{.token = token};
+  const double log_sum = take_top(logits, count, out.top_logprobs);
+  const float own = logits[static_cast<size_t>(token)];
+  const auto before = logits.first(static_cast<size_t>(token));  // of equals the smaller id leads
+  out.logprob = static_cast<float>(own - log_sum);
+  out.rank =
+      static_cast<int32_t>(1 + std::ranges::count_if(logits, [&](float x) { return x > own; }) +
+                           std::ranges::count_if(before, [&](float x) { return x == own; }));
+  return out;
+}
+
 // The `count` most likely tokens of softmax(logits); returns log(sum(exp(logits))).
-double Sampler::take_top(std::span<const float> logits, int count, SampledToken& out) {
+double Sampler::take_top(std::span<const float> logits, int count, std::vector<TokenLogprob>& out) {
   const float largest = logits[static_cast<size_t>(argmax(logits))];
   double sum = 0;
   candidates_.clear();
@@ -140,7 +177,7 @@ double Sampler::take_top(std::span<const float> logits, int count, SampledToken&
   const auto end = candidates_.begin() + std::min<ptrdiff_t>(count, std::ssize(candidates_));
   std::partial_sort(candidates_.begin(), end, candidates_.end(), more_likely);
   for (auto it = candidates_.begin(); it != end; ++it) {
-    out.top_logprobs.push_back({it->token, static_cast<float>(it->logit - log_sum)});
+    out.push_back({it->token, static_cast<float>(it->logit - log_sum)});
   }
   return log_sum;
 }

@@ -44,6 +44,10 @@ class Sampler final {
   /// NaN or an infinity, kInvalidArgument when bans and biases leave no token.
   Result<SampledToken> sample(std::span<float> logits, const SamplerInput& input);
 
+  /// The log-probability and rank of `token` and the `count` most likely tokens by the untouched
+  /// logits [vocab_size], computed and ordered as sample() does. kCorrupt as there.
+  Result<ScoredToken> score(std::span<const float> logits, int32_t token, int count);
+
   /// kInvalidArgument names the parameter that is out of range, and the range.
   [[nodiscard]] static Status check(const SamplingParams& params, int64_t vocab_size);
   [[nodiscard]] static bool needs_seen(const SamplingParams& params);
@@ -63,7 +67,9 @@ class Sampler final {
   }
   static bool more_likely(const Candidate& a, const Candidate& b) { return less_likely(b, a); }
 
-  [[nodiscard]] double take_top(std::span<const float> logits, int count, SampledToken& out);
+  [[nodiscard]] double take_top(std::span<const float> logits,
+                                int count,
+                                std::vector<TokenLogprob>& out);
   void keep_top_k(int64_t k);
   void keep_top_p(double p);
   [[nodiscard]] int32_t draw(std::span<const float> logits,

@@ -52,6 +52,23 @@ SampledToken sample(std::vector<float> logits, const SamplerInput& input) {
 const std::vector<float> kLogits = {0.0F, std::log(0.5F), std::log(0.25F), std::log(0.125F),
                                     std::log(0.125F)};
 
+// By hand: the probabilities are those above kLogits.
+TEST(Sampler, ScoresATokenThatItDidNotChoose) {
+  Sampler sampler(5);
+  const ScoredToken third = sampler.score(kLogits, 2, 2).value();
+  EXPECT_EQ(third.rank, 3);
+  EXPECT_NEAR(third.logprob, std::log(0.125), 1e-6);
+  ASSERT_EQ(third.top_logprobs.size(), 2U);
+  EXPECT_EQ(third.top_logprobs[1].token, 1);
+  EXPECT_NEAR(third.top_logprobs[1].logprob, std::log(0.25), 1e-6);
+  const ScoredToken last = sampler.score(kLogits, 4, 0).value();  // as likely as the one before
+  EXPECT_EQ(last.rank, 5);
+  EXPECT_EQ(sampler.score(kLogits, 3, 0)->rank, 4);
+  EXPECT_TRUE(last.top_logprobs.empty());
+  const std::vector<float> broken = {0.0F, std::numeric_limits<float>::infinity()};
+  EXPECT_EQ(Sampler(2).score(broken, 0, 1).status().code(), StatusCode::kCorrupt);
+}
+
 TEST(Sampler, GreedyTakesTheFirstOfTheLargest) {
   const SamplingParams params{.temperature = 0};
   const Seen seen;

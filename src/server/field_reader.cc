@@ -1,5 +1,6 @@
 #include "server/field_reader.h"
 
+#include <algorithm>
 #include <limits>
 #include <utility>
 
@@ -85,6 +86,21 @@ void FieldReader::number(std::string_view key, double low, double high, double& 
   } else {
     target = value->as_double();
   }
+}
+
+bool FieldReader::texts(std::string_view key, std::vector<std::string>& target) const {
+  const Json* value = find(key);
+  if (value == nullptr) {
+    return true;
+  }
+  if (!value->is_array() ||
+      !std::ranges::all_of(value->as_array(), [](const Json& item) { return item.is_string(); })) {
+    return false;
+  }
+  for (const Json& item : value->as_array()) {
+    target.push_back(item.as_string());
+  }
+  return true;
 }
 
 void FieldReader::token_ids(std::string_view key, std::vector<int32_t>& target) {

@@ -21,6 +21,8 @@ class FieldReader final {
   void boolean(std::string_view key, bool& target);
   void integer(std::string_view key, int64_t low, int64_t high, int64_t& target);
   void number(std::string_view key, double low, double high, double& target);
+  /// False, without an error, if the member is no array of strings.
+  [[nodiscard]] bool texts(std::string_view key, std::vector<std::string>& target) const;
   void token_ids(std::string_view key, std::vector<int32_t>& target);
   /// The member if it is there and not null.
   [[nodiscard]] const Json* find(std::string_view key) const;

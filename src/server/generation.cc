@@ -8,6 +8,8 @@
 
 #include "server/error.h"
 #include "server/prompt.h"
+#include "server/token_ids.h"
+#include "text/tokenizer_utf8.h"
 
 namespace nibble {
 namespace {
@@ -16,10 +18,6 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_between(Clock::time_point from, Clock::time_point to) {
   return std::chrono::duration<double>(to - from).count();
-}
-
-int64_t count_characters(std::string_view text) {
-  return std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; });
 }
 
 /// A job under way. Lives as long as the engine may report about it; all members belong to the
@@ -38,19 +36,27 @@ class Generation final : public std::enable_shared_from_this<Generation> {
   [[nodiscard]] AnswerStream::Options stream_options(const std::vector<int32_t>& prompt) const;
   std::vector<AnswerPiece> take_token(Choice& choice, const TokenEvent& event);
   void accept(Choice& choice, std::vector<AnswerPiece> pieces);
+  void open(Choice& choice);
   void stream_pieces(Choice& choice, bool last);
   void end_choice(Choice& choice, FinishReason reason);
   void record(const Choice& choice, const std::string& reason);
   void fail(const ApiError& error);
   void cancel_all();
-  void send_event(const Choice* choice, Json event);
+  void send_event(Choice* choice, Json event);
+  [[nodiscard]] HttpHeaders headers() const;
+  [[nodiscard]] PromptIdsPlace prompt_ids_place() const {
+    return job_.request.messages.is_array() ? PromptIdsPlace::kAnswer : PromptIdsPlace::kChoice;
+  }
   void complete();
   [[nodiscard]] Usage total_usage() const;
+  /// Whether the prompt is shown as a part of the text, with its log probabilities.
+  [[nodiscard]] bool scores_echo() const { return job_.request.echo && job_.request.logprobs >= 0; }
   [[nodiscard]] bool ends_answer(int32_t token) const;
 
   AppContext& context_;
   std::shared_ptr<HttpExchange> exchange_;
   GenerationJob job_;
+  std::vector<std::vector<int32_t>> bad_words_;
   std::vector<Choice> choices_;
   size_t running_ = 0;
   bool over_ = false;  // answered, failed or abandoned: events are ignored
@@ -64,7 +70,14 @@ int64_t Generation::max_tokens(const std::vector<int32_t>& prompt) const {
 }
 
 void Generation::start() {
-  for (const auto& prompt : job_.prompts) {
+  auto words = bad_word_tokens(context_, job_.request);
+  if (const auto* error = std::get_if<ApiError>(&words)) {
+    exchange_->respond(error_response(*error));
+    return;
+  }
+  bad_words_ = std::get<0>(std::move(words));
+  for (auto& prompt : job_.prompts) {
+    truncate_prompt(context_, job_.request, prompt);
     if (const auto error = check_prompt(context_, prompt, job_.request)) {
       exchange_->respond(error_response(*error));
       return;
@@ -73,6 +86,9 @@ void Generation::start() {
       Choice& choice = choices_.emplace_back(context_.text.tokenizer(), stream_options(prompt));
       choice.index = static_cast<int64_t>(choices_.size()) - 1;
       choice.prompt = prompt;
+      if (scores_echo()) {
+        choice.text_start = utf8_length(context_.text.decode(prompt));
+      }
     }
   }
   exchange_->on_disconnect([self = shared_from_this()] {
@@ -91,12 +107,20 @@ void Generation::start() {
     }
   }
   running_ = choices_.size();
+  context_.metrics.record_ignored(job_.request.ignored);
   if (job_.request.stream) {
-    exchange_->start_stream("text/event-stream; charset=utf-8");
-    for (const Choice& choice : choices_) {
-      send_event(&choice, job_.format->opening(choice));
+    exchange_->start_stream("text/event-stream; charset=utf-8", headers());
+    for (Choice& choice : choices_) {
+      if (!scores_echo()) {  // else it waits for what the engine makes of the prompt
+        open(choice);
+      }
     }
   }
+}
+
+void Generation::open(Choice& choice) {
+  choice.opened = true;
+  send_event(&choice, job_.format->opening(choice));
 }
 
 AnswerStream::Options Generation::stream_options(const std::vector<int32_t>& prompt) const {
@@ -129,8 +153,13 @@ Status Generation::submit(Choice& choice) {
     *request.sampling.seed += static_cast<uint64_t>(choice.index % asked.n);
   }
   request.stop_tokens = asked.stop_token_ids;
+  request.bad_words = bad_words_;
+  request.priority = asked.priority;
+  request.cache_salt = asked.cache_salt;
   request.ignore_eos = asked.ignore_eos;
   request.top_logprobs = asked.logprobs;
+  request.prompt_logprobs =
+      std::max(asked.prompt_logprobs, scores_echo() ? asked.logprobs : asked.prompt_logprobs);
   choice.cancelled = request.cancelled;
   choice.usage.prompt_tokens = static_cast<int64_t>(choice.prompt.size());
   request.on_event = [self = shared_from_this(),
@@ -159,11 +188,15 @@ std::vector<AnswerPiece> Generation::take_token(Choice& choice, const TokenEvent
   }
   choice.last_token = now;
   ++choice.usage.completion_tokens;
+  if (job_.request.return_token_ids) {
+    choice.token_ids.push_back(event.token);
+  }
   const bool thought = choice.text.thinks();
   const bool final_stop =
       event.finish == FinishReason::kStop && ends_answer(event.token) && !job_.request.include_stop;
-  if (job_.request.logprobs >= 0 && !final_stop) {
-    choice.entries.push_back({event, count_characters(choice.answer)});
+  // Clients that score an echo cut the answer off by its number of tokens, the end token too.
+  if (job_.request.logprobs >= 0 && (!final_stop || scores_echo())) {
+    choice.entries.push_back({event, choice.text_start + utf8_length(choice.answer)});
   }
   std::vector<AnswerPiece> pieces;
   if (!final_stop) {
@@ -216,6 +249,12 @@ void Generation::on_event(size_t index, TokenEvent event) {
   if (event.finish == FinishReason::kCancelled) {  // by us only when over_: so by a shutdown
     fail({503, "the server is shutting down", "", ""});
     return;
+  }
+  if (!event.prompt_logprobs.empty()) {
+    choice.prompt_logprobs = std::move(event.prompt_logprobs);
+  }
+  if (job_.request.stream && !choice.opened) {
+    open(choice);
   }
   if (event.token >= 0) {
     accept(choice, take_token(choice, event));
@@ -294,9 +333,19 @@ Usage Generation::total_usage() const {
   return total;
 }
 
-void Generation::send_event(const Choice* choice, Json event) {
+/// Those of every answer.
+HttpHeaders Generation::headers() const {
+  const IgnoredFields& ignored = job_.request.ignored;
+  return ignored.empty() ? HttpHeaders()
+                         : HttpHeaders{{std::string(kWarningHeader), ignored.warning()}};
+}
+
+void Generation::send_event(Choice* choice, Json event) {
   if (event.is_null()) {
     return;
+  }
+  if (choice != nullptr && job_.request.return_token_ids) {
+    add_new_token_ids(event, *choice, prompt_ids_place());
   }
   if (choice != nullptr && job_.request.continuous_usage) {
     event.set("usage", usage_json(choice->usage));
@@ -319,8 +368,11 @@ void Generation::complete() {
     return;
   }
   Json answer = job_.format->whole(choices_);
+  if (job_.request.return_token_ids) {
+    add_token_ids(answer, choices_, prompt_ids_place());
+  }
   answer.set("usage", usage_json(total_usage()));
-  exchange_->respond({.status = 200, .body = answer.dump()});
+  exchange_->respond({.status = 200, .headers = headers(), .body = answer.dump()});
 }
 
 void Generation::cancel_all() {

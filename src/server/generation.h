@@ -23,7 +23,7 @@ struct Usage {
 /// One token that was chosen, with the text it has alone.
 struct TokenEntry {
   TokenEvent event;
-  int64_t text_offset = 0;  // characters of the answer before it
+  int64_t text_offset = 0;  // characters of the text before it
 };
 
 /// One of the answers of a request.
@@ -33,6 +33,9 @@ struct Choice {
 
   int64_t index = 0;
   std::vector<int32_t> prompt;
+  std::vector<ScoredToken> prompt_logprobs;  // if asked for: of prompt[1], prompt[2] ...
+  int64_t text_start = 0;                    // characters in front of the answer in the same text
+  bool opened = false;                       // its first event was sent
   AnswerStream text;
   std::string answer;     // all content so far
   std::string reasoning;  // all that was thought
@@ -41,6 +44,8 @@ struct Choice {
   int64_t seen_calls = 0;           // those that are left out, too
   int64_t sent_calls = 0;
   int64_t unsent_tokens = 0;
+  std::vector<int32_t> token_ids;  // if asked for: of the answer; not yet sent ones when streaming
+  bool prompt_ids_sent = false;
   std::vector<TokenEntry> entries;  // with log probabilities; not yet sent ones when streaming
   Usage usage;
   double queue_seconds = 0;

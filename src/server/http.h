@@ -46,7 +46,8 @@ class HttpExchange {
   /// Sends a whole answer.
   virtual void respond(HttpResponse response) = 0;
   /// Begins an answer of unknown length with status 200.
-  virtual void start_stream(const std::string& content_type) = 0;
+  virtual void start_stream(const std::string& content_type, const HttpHeaders& headers) = 0;
+  void start_stream(const std::string& content_type) { start_stream(content_type, {}); }
   /// Sends one piece of a stream; pieces written while the socket is busy leave together.
   virtual void write(std::string_view piece) = 0;
   /// Ends a stream.

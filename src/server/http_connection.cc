@@ -255,15 +255,18 @@ void HttpConnection::respond(uint64_t serial, const HttpResponse& response) {
   send(data);
 }
 
-void HttpConnection::start_stream(uint64_t serial, const std::string& content_type) {
+void HttpConnection::start_stream(uint64_t serial,
+                                  const std::string& content_type,
+                                  const HttpHeaders& headers) {
   if (!current(serial) || started_) {
     return;
   }
   started_ = streaming_ = true;
   event_stream_ = content_type.starts_with("text/event-stream");
   keep_alive_ = keep_alive_ && chunked_ && !hub_->draining;
-  std::string data = response_head({200, content_type, request_id_, keep_alive_},
-                                   {{"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}});
+  HttpHeaders all = {{"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}};
+  all.insert(all.end(), headers.begin(), headers.end());
+  std::string data = response_head({200, content_type, request_id_, keep_alive_}, all);
   data += chunked_ ? "Transfer-Encoding: chunked\r\n\r\n" : "\r\n";
   send(data);
 }

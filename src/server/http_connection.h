@@ -40,7 +40,7 @@ class HttpConnection final : public std::enable_shared_from_this<HttpConnection>
 
   // The answering side, for the exchange; `serial` says which request it means.
   void respond(uint64_t serial, const HttpResponse& response);
-  void start_stream(uint64_t serial, const std::string& content_type);
+  void start_stream(uint64_t serial, const std::string& content_type, const HttpHeaders& headers);
   void write(uint64_t serial, std::string_view piece);
   void finish(uint64_t serial);
   void on_disconnect(uint64_t serial, std::function<void()> callback);

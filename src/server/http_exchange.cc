@@ -19,8 +19,9 @@ class ConnectionExchange final : public HttpExchange {
   const HttpRequest& request() const override { return request_; }
   void post(std::function<void()> task) override { connection_->post(std::move(task)); }
   void respond(HttpResponse response) override { connection_->respond(serial_, response); }
-  void start_stream(const std::string& content_type) override {
-    connection_->start_stream(serial_, content_type);
+  using HttpExchange::start_stream;
+  void start_stream(const std::string& content_type, const HttpHeaders& headers) override {
+    connection_->start_stream(serial_, content_type, headers);
   }
   void write(std::string_view piece) override { connection_->write(serial_, piece); }
   void finish() override { connection_->finish(serial_); }

@@ -155,6 +155,16 @@ void ServerMetrics::record(const RequestRecord& request) {
   }
 }
 
+void ServerMetrics::record_ignored(const IgnoredFields& fields) {
+  const std::lock_guard lock(mutex_);
+  for (const std::string_view name : fields.known) {
+    ++ignored_[std::string(name)];
+  }
+  if (fields.unknown > 0) {
+    ignored_["(unknown)"] += fields.unknown;
+  }
+}
+
 std::string ServerMetrics::render(const EngineStats& stats,
                                   const EngineOptions& options,
                                   const std::string& model_name) const {
@@ -200,6 +210,14 @@ std::string ServerMetrics::render(const EngineStats& stats,
   for (const auto& [reason, count] : finished_) {
     out += fmt::format("vllm:request_success_total{{{},finished_reason=\"{}\"}} {}\n", labels,
                        reason, count);
+  }
+  if (!ignored_.empty()) {
+    out += "# HELP nibble:ignored_request_fields_total Fields of requests without effect\n";
+    out += "# TYPE nibble:ignored_request_fields_total counter\n";
+  }
+  for (const auto& [name, count] : ignored_) {
+    out += fmt::format("nibble:ignored_request_fields_total{{{},field=\"{}\"}} {}\n", labels, name,
+                       count);
   }
   first_token_.write(out, "vllm:time_to_first_token_seconds", labels);
   inter_token_.write(out, "vllm:inter_token_latency_seconds", labels);

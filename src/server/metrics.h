@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "engine/engine.h"
+#include "server/ignored_fields.h"
 
 namespace nibble {
 
@@ -46,6 +47,7 @@ class ServerMetrics final {
 
   void record_inter_token(double seconds);
   void record(const RequestRecord& request);
+  void record_ignored(const IgnoredFields& fields);
   /// Prometheus text format 0.0.4, under vLLM's names.
   [[nodiscard]] std::string render(const EngineStats& stats,
                                    const EngineOptions& options,
@@ -54,6 +56,7 @@ class ServerMetrics final {
  private:
   mutable std::mutex mutex_;
   std::map<std::string, int64_t> finished_;
+  std::map<std::string, int64_t, std::less<>> ignored_;  // fields of requests
   Histogram first_token_, inter_token_, per_token_, end_to_end_, decode_;
   Histogram queue_, prefill_, inference_;
   Histogram prompt_tokens_, generated_tokens_, max_tokens_, computed_tokens_, num_choices_;

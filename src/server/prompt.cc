@@ -1,8 +1,12 @@
 #include "server/prompt.h"
 
+#include <algorithm>
 #include <string>
+#include <utility>
 
 #include <fmt/format.h>
+
+#include "server/continued_message.h"
 
 namespace nibble {
 namespace {
@@ -51,11 +55,13 @@ PromptTokens encoded(const AppContext& context,
 
 PromptTokens chat_prompt(const AppContext& context, const GenerationRequest& request) {
   const auto given = [](const Json& value) { return value.is_null() ? nullptr : &value; };
-  const Result<std::string> text =
-      context.text.render_chat({.messages = &request.messages,
-                                .tools = given(request.tools),
-                                .template_arguments = given(request.template_arguments),
-                                .add_generation_prompt = request.add_generation_prompt});
+  const ChatInput input{.messages = &request.messages,
+                        .tools = given(request.tools),
+                        .template_arguments = given(request.template_arguments),
+                        .add_generation_prompt = request.add_generation_prompt};
+  const Result<std::string> text = request.continue_final_message
+                                       ? render_continued(context.text, input)
+                                       : context.text.render_chat(input);
   if (!text.ok()) {
     ApiError error = to_api_error(text.status());
     error.param = "messages";
@@ -91,12 +97,55 @@ std::optional<ApiError> check_request(const AppContext& context,
       return unknown("logit_bias", token);
     }
   }
+  for (const int32_t token : request.sampling.allowed_tokens) {
+    if (token >= vocabulary) {
+      return unknown("allowed_token_ids", token);
+    }
+  }
   for (const int32_t token : request.stop_token_ids) {
     if (token >= vocabulary) {
       return unknown("stop_token_ids", token);
     }
   }
   return std::nullopt;
+}
+
+void truncate_prompt(const AppContext& context,
+                     const GenerationRequest& request,
+                     std::vector<int32_t>& prompt) {
+  if (!request.truncate_prompt_tokens) {
+    return;
+  }
+  int64_t kept = *request.truncate_prompt_tokens;
+  if (kept < 0) {
+    const int64_t limit = context.engine.options().max_model_len;
+    kept = std::max<int64_t>(limit - request.max_tokens.value_or(1), 1);
+  }
+  if (kept < std::ssize(prompt)) {
+    prompt.erase(prompt.begin(), prompt.end() - kept);
+  }
+}
+
+std::variant<std::vector<std::vector<int32_t>>, ApiError> bad_word_tokens(
+    const AppContext& context, const GenerationRequest& request) {
+  const int64_t vocabulary = context.engine.model_config().vocab_size;
+  std::vector<std::vector<int32_t>> out;
+  for (const std::string& word : request.bad_words) {
+    const std::string bare = word.substr(word.find_first_not_of(' '));
+    for (const std::string& text : {bare, " " + bare}) {
+      Result<std::vector<int32_t>> tokens = context.text.encode(text, false);
+      if (!tokens.ok()) {
+        ApiError error = to_api_error(tokens.status());
+        error.param = "bad_words";
+        return error;
+      }
+      const bool possible = !tokens->empty() && std::ranges::max(*tokens) < vocabulary;
+      if (possible && std::ranges::find(out, *tokens) == out.end()) {
+        out.push_back(*std::move(tokens));
+      }
+    }
+  }
+  return out;
 }
 
 std::optional<ApiError> check_prompt(const AppContext& context,

@@ -25,6 +25,16 @@ using PromptTokens = std::variant<std::vector<int32_t>, ApiError>;
                                                     const GenerationRequest& request,
                                                     size_t num_prompts);
 
+/// Drops tokens in front, as request.truncate_prompt_tokens says.
+void truncate_prompt(const AppContext& context,
+                     const GenerationRequest& request,
+                     std::vector<int32_t>& prompt);
+
+/// The tokens of request.bad_words, of each with and without a blank in front; those that the model
+/// lacks are left out.
+[[nodiscard]] std::variant<std::vector<std::vector<int32_t>>, ApiError> bad_word_tokens(
+    const AppContext& context, const GenerationRequest& request);
+
 /// Refuses a prompt that does not fit the context with its answer, or has tokens that the model
 /// lacks.
 [[nodiscard]] std::optional<ApiError> check_prompt(const AppContext& context,

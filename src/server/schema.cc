@@ -16,18 +16,19 @@ constexpr int64_t kMaxChoices = 128;
 constexpr size_t kMaxStopStrings = 16;
 constexpr size_t kShownBytes = 64;  // of a name that a client made up
 
-// Fields of both routes that are read, or that are harmless and therefore accepted unread.
+// Fields of both routes that are read, or are known to be ignored (ignored_fields.h).
 constexpr std::array kCommonFields = {
     "model", "max_tokens", "max_completion_tokens", "temperature", "top_p", "n", "seed", "stop",
     "stream", "stream_options", "frequency_penalty", "presence_penalty", "logit_bias", "logprobs",
     "user", "service_tier", "metadata", "store", "top_k", "min_p", "repetition_penalty",
     "min_tokens", "ignore_eos", "stop_token_ids", "include_stop_str_in_output",
     "skip_special_tokens", "add_special_tokens", "priority", "request_id", "session_id",
-    "cache_salt", "spaces_between_special_tokens", "response_format", "best_of",
+    "cache_salt", "spaces_between_special_tokens", "response_format", "best_of", "prompt_logprobs",
+    "bad_words", "allowed_token_ids", "truncate_prompt_tokens", "return_token_ids", "no_stop_trim",
+    "safety_identifier", "prompt_cache_key", "prediction", "verbosity",
     // refused when set, see refuse_unsupported()
-    "bad_words", "allowed_token_ids", "prompt_logprobs", "structured_outputs", "regex", "ebnf",
-    "json_schema", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
-    "truncate_prompt_tokens", "return_token_ids", "no_stop_trim", "thinking_token_budget"};
+    "structured_outputs", "regex", "ebnf", "json_schema", "guided_json", "guided_regex",
+    "guided_choice", "guided_grammar", "thinking_token_budget"};
 constexpr std::array kChatFields = {"messages",
                                     "top_logprobs",
                                     "tools",
@@ -40,9 +41,7 @@ constexpr std::array kChatFields = {"messages",
                                     "continue_final_message",
                                     "include_reasoning",
                                     "separate_reasoning",
-                                    "modalities",
-                                    "prediction",
-                                    "verbosity"};
+                                    "modalities"};
 constexpr std::array kCompletionFields = {"prompt", "echo", "suffix"};
 
 template <typename Fields>
@@ -50,9 +49,10 @@ bool listed(const Fields& fields, std::string_view key) {
   return std::find(fields.begin(), fields.end(), key) != fields.end();
 }
 
-void check_unknown(const Json& body, bool chat, Strictness strictness, FieldReader& fields) {
+// How many fields nobody knows.
+int64_t check_unknown(const Json& body, bool chat, Strictness strictness, FieldReader& fields) {
   std::string first;
-  size_t count = 0;
+  int64_t count = 0;
   for (const auto& [key, value] : body.as_object()) {
     if (listed(kCommonFields, key) ||
         (chat ? listed(kChatFields, key) : listed(kCompletionFields, key))) {
@@ -61,16 +61,17 @@ void check_unknown(const Json& body, bool chat, Strictness strictness, FieldRead
     first = ++count == 1 ? key.substr(0, kShownBytes) : first;
   }
   if (count == 0) {
-    return;
+    return 0;
   }
   if (strictness == Strictness::kStrict) {
     fields.fail(first, fmt::format("unknown field \"{}\"; remove it, or start the server without "
                                    "--strict to have such fields ignored",
                                    first));
-    return;
+    return count;
   }
   NIBBLE_LOG(kWarning, "ignored {} unknown request fields, the first is {}", count,
              Json(first).dump());  // as JSON: it may hold anything
+  return count;
 }
 
 void refuse_unsupported(FieldReader& fields) {
@@ -78,11 +79,6 @@ void refuse_unsupported(FieldReader& fields) {
                           "guided_regex", "guided_choice", "guided_grammar"}) {
     fields.refuse(key, "this server does not constrain the form of an answer");
   }
-  fields.refuse("bad_words", "use logit_bias to forbid tokens");
-  fields.refuse("allowed_token_ids", "use logit_bias to forbid tokens");
-  fields.refuse("prompt_logprobs", "log probabilities are given for generated tokens only");
-  fields.refuse("truncate_prompt_tokens", "shorten the prompt before sending it");
-  fields.refuse("return_token_ids", "use /tokenize for the ids of a text");
   fields.refuse("thinking_token_budget", "use max_tokens to bound the answer");
   if (const Json* format = fields.find("response_format")) {
     const Json* type = format->find("type");
@@ -106,12 +102,7 @@ void read_stop(FieldReader& fields, GenerationRequest& request) {
   }
   if (stop->is_string()) {
     request.stop.push_back(stop->as_string());
-  } else if (stop->is_array() && std::all_of(stop->as_array().begin(), stop->as_array().end(),
-                                             [](const Json& s) { return s.is_string(); })) {
-    for (const Json& text : stop->as_array()) {
-      request.stop.push_back(text.as_string());
-    }
-  } else {
+  } else if (!fields.texts("stop", request.stop)) {
     fields.fail("stop", "stop: expected a string or an array of strings");
     return;
   }
@@ -202,7 +193,7 @@ void read_common(FieldReader& fields, const SchemaOptions& options, GenerationRe
   for (const char* key : {"max_tokens", "max_completion_tokens"}) {  // the second wins
     int64_t value = 0;
     if (fields.find(key) != nullptr) {
-      fields.integer(key, 1, kMaxTokens, value);
+      fields.integer(key, 0, kMaxTokens, value);
       request.max_tokens = value;
     }
   }
@@ -217,6 +208,7 @@ void read_common(FieldReader& fields, const SchemaOptions& options, GenerationRe
   fields.boolean("skip_special_tokens", request.skip_special_tokens);
   fields.boolean("ignore_eos", request.ignore_eos);
   fields.token_ids("stop_token_ids", request.stop_token_ids);
+  read_engine_fields(fields, request);
   read_sampling(fields, request.sampling);
   refuse_unsupported(fields);
 }
@@ -235,7 +227,8 @@ ParsedRequest parse(std::string_view body, Route route, const SchemaOptions& opt
   }
   FieldReader fields(*json);
   GenerationRequest request;
-  check_unknown(*json, route == Route::kChat, options.strictness, fields);
+  request.ignored.unknown = check_unknown(*json, route == Route::kChat, options.strictness, fields);
+  read_ignored(fields, options.strictness, request.ignored);
   read_common(fields, options, request);
   if (route == Route::kChat) {
     read_chat_fields(fields, options, request);

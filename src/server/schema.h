@@ -10,10 +10,9 @@
 #include "base/json.h"
 #include "engine/request.h"
 #include "server/error.h"
+#include "server/ignored_fields.h"
 
 namespace nibble {
-
-enum class Strictness { kLenient, kStrict };  // kStrict refuses fields that nobody knows
 
 using PromptInput = std::variant<std::string, std::vector<int32_t>>;
 
@@ -45,8 +44,16 @@ struct GenerationRequest {
   bool ignore_eos = false;
   std::vector<std::string> stop;
   std::vector<int32_t> stop_token_ids;
-  int logprobs = -1;  // -1: none; else the number of alternatives
+  int logprobs = -1;         // -1: none; else the number of alternatives
+  int prompt_logprobs = -1;  // the same, of the prompt, in a field of its own
   SamplingParams sampling;
+  std::vector<std::string> bad_words;
+  bool return_token_ids = false;
+  std::optional<int64_t> truncate_prompt_tokens;  // the last so many are kept; -1: all that fit
+  bool continue_final_message = false;            // chat only
+  std::string cache_salt;
+  int64_t priority = 0;
+  IgnoredFields ignored;
 };
 
 /// Values for sampling fields that a request leaves out.

@@ -196,6 +196,27 @@ void read_reasoning(FieldReader& fields, GenerationRequest& request) {
   }
 }
 
+/// The last message is left open instead of a new one begun.
+void read_continuation(FieldReader& fields, GenerationRequest& request) {
+  fields.boolean("continue_final_message", request.continue_final_message);
+  if (!request.continue_final_message) {
+    return;
+  }
+  if (fields.find("add_generation_prompt") != nullptr && request.add_generation_prompt) {
+    fields.fail("continue_final_message",
+                "continue_final_message: cannot be true together with add_generation_prompt");
+  }
+  request.add_generation_prompt = false;
+}
+
+void read_modalities(FieldReader& fields) {
+  std::vector<std::string> modalities;
+  if (!fields.texts("modalities", modalities) ||
+      std::ranges::any_of(modalities, [](const std::string& name) { return name != "text"; })) {
+    fields.fail("modalities", "modalities: only [\"text\"] is supported");
+  }
+}
+
 }  // namespace
 
 void read_chat_fields(FieldReader& fields,
@@ -206,8 +227,12 @@ void read_chat_fields(FieldReader& fields,
   read_template_arguments(fields, options, request);
   read_reasoning(fields, request);
   fields.boolean("add_generation_prompt", request.add_generation_prompt);
+  if (request.max_tokens == 0) {
+    fields.fail("max_tokens", "max_tokens: must be at least 1; /v1/completions takes 0");
+  }
   fields.refuse("chat_template", "give the template to the server with --chat-template");
-  fields.refuse("continue_final_message", "use /v1/completions to continue a text");
+  read_continuation(fields, request);
+  read_modalities(fields);
   bool logprobs = false;
   int64_t top = 0;
   fields.boolean("logprobs", logprobs);

@@ -54,9 +54,6 @@ void read_completion_fields(FieldReader& fields, GenerationRequest& request) {
     int64_t count = 0;
     fields.integer("logprobs", 0, kMaxLogprobs, count);
     request.logprobs = static_cast<int>(count);
-    if (request.echo) {
-      fields.fail("logprobs", "logprobs: not available together with echo");
-    }
   }
 }
 

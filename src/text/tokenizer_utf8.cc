@@ -46,6 +46,10 @@ Utf8Step utf8_step(std::string_view text, size_t position) {
   return {Utf8Unit::kCharacter, lead.length};
 }
 
+int64_t utf8_length(std::string_view text) {
+  return std::ranges::count_if(text, [](char c) { return (c & 0xC0) != 0x80; });
+}
+
 bool utf8_valid(std::string_view text) {
   for (size_t i = 0; i < text.size();) {
     if (static_cast<uint8_t>(text[i]) < 0x80) {

@@ -29,6 +29,9 @@ struct Utf8Step {
 /// True if all of `text` is well-formed UTF-8.
 [[nodiscard]] bool utf8_valid(std::string_view text);
 
+/// Characters of valid UTF-8.
+[[nodiscard]] int64_t utf8_length(std::string_view text);
+
 /// `text` with each invalid group replaced by U+FFFD.
 [[nodiscard]] std::string utf8_repaired(std::string_view text);
 

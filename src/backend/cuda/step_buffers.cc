@@ -19,10 +19,11 @@ int64_t place_ints(size_t& end, int64_t count) {
 
 }  // namespace
 
-StepBuffers::Places StepBuffers::place_rows(size_t& end, int64_t rows, int64_t sequences) {
+StepBuffers::Places StepBuffers::place_rows(size_t& end, int64_t rows, int64_t logit_rows) const {
+  const int64_t sequences = limits_.sequences;
   Places places;
   places.tokens = place_ints(end, rows);
-  places.logit_rows = place_ints(end, sequences);
+  places.logit_rows = place_ints(end, logit_rows);
   places.positions = place_ints(end, rows);
   places.row_sequences = place_ints(end, rows);
   places.q_begin = place_ints(end, sequences + 1);
@@ -37,8 +38,8 @@ Result<StepBuffers> StepBuffers::create(const StepLimits& limits) {
   out.limits_ = limits;
   out.pages_per_sequence_ = round_up(ceil_div(limits.positions, kSmallestPage), kAlignedPages);
   size_t end = 0;
-  out.few_ = place_rows(end, std::min(limits.rows, limits.sequences), limits.sequences);
-  out.many_ = place_rows(end, limits.rows, limits.sequences);
+  out.few_ = out.place_rows(end, std::min(limits.rows, limits.sequences), limits.sequences);
+  out.many_ = out.place_rows(end, limits.rows, std::max(limits.logit_rows, limits.sequences));
   out.pages_at_ = place_ints(end, limits.pools * limits.sequences * out.pages_per_sequence_);
   out.sent_pages_.resize(static_cast<size_t>(limits.pools * limits.sequences));
   NIBBLE_ASSIGN_OR_RETURN(out.device_, allocate_zeroed(end, "a step's page tables"));

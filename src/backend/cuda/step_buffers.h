@@ -58,7 +58,7 @@ class StepBuffers final {
 
   [[nodiscard]] int32_t* device_int(int64_t at) const { return device_.as<int32_t>() + at; }
   [[nodiscard]] const Places& places() const { return is_many_ ? many_ : few_; }
-  static Places place_rows(size_t& end, int64_t rows, int64_t sequences);
+  [[nodiscard]] Places place_rows(size_t& end, int64_t rows, int64_t logit_rows) const;
   void fill(const StepInput& input, const StepShape& shape);
   ChangedPages fill_pages(const StepPlan& plan, int64_t pool);
   Status copy_pages(const ChangedPages& changed, int64_t pool, cudaStream_t stream);

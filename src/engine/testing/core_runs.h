@@ -18,6 +18,7 @@ namespace nibble {
 struct Answer {
   std::vector<int32_t> tokens;
   std::vector<TokenEvent> events;
+  std::vector<ScoredToken> prompt_logprobs;  // of the first event
   FinishReason finish = FinishReason::kNone;
   std::string error;
 };
@@ -51,6 +52,11 @@ inline Request greedy(std::vector<int32_t> prompt, int64_t max_tokens, Answer& a
     EXPECT_EQ(answer.finish, FinishReason::kNone) << "an event after the last";
     if (event.token >= 0) {
       answer.tokens.push_back(event.token);
+    }
+    if (answer.events.empty()) {
+      answer.prompt_logprobs = event.prompt_logprobs;
+    } else {
+      EXPECT_TRUE(event.prompt_logprobs.empty());
     }
     answer.finish = event.finish;
     answer.error = event.failure.message();

@@ -1,5 +1,6 @@
 #include <ctime>
 
+#include "server/completion_logprobs.h"
 #include "server/error.h"
 #include "server/generation.h"
 #include "server/prompt.h"
@@ -14,6 +15,7 @@ class ChatFormat final : public AnswerFormat {
       : tokenizer_(context.text.tokenizer()),
         model_(request.model.empty() ? context.options.model_names.front() : request.model),
         wants_logprobs_(request.logprobs >= 0),
+        prompt_logprobs_(request.prompt_logprobs),
         streams_(request.stream) {}
 
   Json whole(const std::vector<Choice>& choices) const override {
@@ -39,7 +41,12 @@ class ChatFormat final : public AnswerFormat {
                                    {"finish_reason", choice.finish_reason},
                                    {"stop_reason", stop_reason(choice)}}));
     }
-    return envelope("chat.completion", std::move(list));
+    Json answer = envelope("chat.completion", std::move(list));
+    if (prompt_logprobs_ >= 0) {  // the choices have one prompt
+      answer.set("prompt_logprobs",
+                 prompt_logprobs_json(choices.front(), tokenizer_, prompt_logprobs_));
+    }
+    return answer;
   }
 
   Json opening(const Choice& choice) const override {
@@ -143,7 +150,8 @@ class ChatFormat final : public AnswerFormat {
   std::string id_ = "chatcmpl-" + random_id();
   std::string model_;
   bool wants_logprobs_;
-  bool streams_;  // events without a token have no logprobs
+  int prompt_logprobs_;  // alternatives of each prompt token, or -1
+  bool streams_;         // events without a token have no logprobs
   int64_t created_ = std::time(nullptr);
 };
 

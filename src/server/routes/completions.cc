@@ -1,12 +1,10 @@
 #include <ctime>
 
-#include <fmt/format.h>
-
+#include "server/completion_logprobs.h"
 #include "server/error.h"
 #include "server/generation.h"
 #include "server/prompt.h"
 #include "server/routes.h"
-#include "text/tokenizer_utf8.h"
 
 namespace nibble {
 namespace {
@@ -18,27 +16,46 @@ class CompletionFormat final : public AnswerFormat {
   CompletionFormat(const AppContext& context, const GenerationRequest& request)
       : text_(context.text),
         model_(request.model.empty() ? context.options.model_names.front() : request.model),
-        wants_logprobs_(request.logprobs >= 0),
+        logprobs_(request.logprobs),
+        prompt_logprobs_(request.prompt_logprobs),
         streams_(request.stream),
         echo_(request.echo) {}
 
   Json whole(const std::vector<Choice>& choices) const override {
     JsonArray list;
     for (const Choice& choice : choices) {
-      list.push_back(item(choice, (echo_ ? text_.decode(choice.prompt) : "") + choice.answer));
+      CompletionLogprobs logprobs(text_.tokenizer(), logprobs_);
+      if (echo_) {
+        logprobs.add_prompt(choice);
+      }
+      logprobs.add_answer(choice);
+      Json one =
+          item(choice, (echo_ ? text_.decode(choice.prompt) : "") + choice.answer, logprobs.json());
+      if (prompt_logprobs_ >= 0) {
+        one.set("prompt_logprobs",
+                prompt_logprobs_json(choice, text_.tokenizer(), prompt_logprobs_));
+      }
+      list.push_back(std::move(one));
     }
     return envelope(std::move(list));
   }
 
   Json opening(const Choice& choice) const override {
-    return echo_ ? envelope({item(choice, text_.decode(choice.prompt))}) : Json();
+    if (!echo_) {
+      return {};
+    }
+    CompletionLogprobs logprobs(text_.tokenizer(), logprobs_);
+    logprobs.add_prompt(choice);
+    return envelope({item(choice, text_.decode(choice.prompt), logprobs.json())});
   }
 
   Json delta(const Choice& choice, const AnswerPiece& piece, int64_t /*call*/) const override {
-    return envelope({item(choice, piece.text)});
+    return envelope({item(choice, piece.text, new_logprobs(choice))});
   }
 
-  Json end(const Choice& choice) const override { return envelope({item(choice, "")}); }
+  Json end(const Choice& choice) const override {
+    return envelope({item(choice, "", new_logprobs(choice))});
+  }
 
   Json usage_only() const override { return envelope({}); }
 
@@ -51,54 +68,31 @@ class CompletionFormat final : public AnswerFormat {
                          {"choices", std::move(choices)}});
   }
 
-  Json item(const Choice& choice, const std::string& text) const {
+  static Json item(const Choice& choice, const std::string& text, Json logprobs) {
     const bool over = !choice.finish_reason.empty();
     const bool stopped = choice.text.stopped();
     return Json::object({{"index", choice.index},
                          {"text", text},
-                         {"logprobs", logprobs(choice)},
+                         {"logprobs", std::move(logprobs)},
                          {"finish_reason", over ? Json(choice.finish_reason) : Json()},
                          {"stop_reason", stopped ? Json(choice.text.stop_string()) : Json()}});
   }
 
-  /// A token's text; "bytes:\\xe2\\x82" for a part of a character, so that labels differ.
-  std::string label(int32_t token) const {
-    const std::string& bytes = text_.tokenizer().token_bytes(token);
-    if (utf8_valid(bytes)) {
-      return bytes;
-    }
-    std::string out = "bytes:";
-    for (const char byte : bytes) {
-      out += fmt::format("\\x{:02x}", static_cast<unsigned char>(byte));
-    }
-    return out;
-  }
-
-  Json logprobs(const Choice& choice) const {
-    if (!wants_logprobs_ || (choice.entries.empty() && streams_)) {
+  /// Of tokens that were not sent yet.
+  Json new_logprobs(const Choice& choice) const {
+    if (choice.entries.empty() && streams_) {
       return {};
     }
-    JsonArray tokens, values, tops, offsets;
-    for (const TokenEntry& entry : choice.entries) {
-      JsonObject top;
-      for (const TokenLogprob& other : entry.event.top_logprobs) {
-        top.set(label(other.token), static_cast<double>(other.logprob));
-      }
-      tokens.emplace_back(label(entry.event.token));
-      values.emplace_back(static_cast<double>(entry.event.logprob));
-      tops.emplace_back(std::move(top));
-      offsets.emplace_back(entry.text_offset);
-    }
-    return Json::object({{"tokens", std::move(tokens)},
-                         {"token_logprobs", std::move(values)},
-                         {"top_logprobs", std::move(tops)},
-                         {"text_offset", std::move(offsets)}});
+    CompletionLogprobs logprobs(text_.tokenizer(), logprobs_);
+    logprobs.add_answer(choice);
+    return logprobs.json();
   }
 
   const TextFrontend& text_;
   std::string id_ = "cmpl-" + random_id();
   std::string model_;
-  bool wants_logprobs_;
+  int logprobs_;  // alternatives of each token, or -1
+  int prompt_logprobs_;
   bool streams_;  // events without a token have no logprobs
   bool echo_;
   int64_t created_ = std::time(nullptr);

@@ -21,7 +21,11 @@ namespace nibble {
 constexpr int32_t kFakeEnd = 256;
 
 /// Byte tokens, and a chat template that puts the contents one after the other.
-inline TextFrontend fake_text() {
+inline TextFrontend fake_text(
+    std::string_view chat_template =
+        "{% if messages[0].content == 'refuse me' %}{{ raise_exception('the template refuses') }}"
+        "{% endif %}{% for message in messages %}{{ message.content }}{% endfor %}"
+        "{% if tools %}{{ tools | length }}{% endif %}") {
   TokenizerParts parts;
   BpeVocabulary vocabulary;
   for (int byte = 0; byte < kFakeEnd; ++byte) {
@@ -34,11 +38,7 @@ inline TextFrontend fake_text() {
   std::iota(ranks.begin(), ranks.end(), 0U);
   parts.model = BpeModel::from_ranks(std::move(vocabulary), std::move(ranks), {});
   auto tokenizer = Tokenizer::create(std::move(parts));
-  auto chat = ChatTemplate::parse(
-      "{% if messages[0].content == 'refuse me' %}{{ raise_exception('the template refuses') }}"
-      "{% endif %}{% for message in messages %}{{ message.content }}{% endfor %}"
-      "{% if tools %}{{ tools | length }}{% endif %}",
-      "fake");
+  auto chat = ChatTemplate::parse(chat_template, "fake");
   CHECK(tokenizer.ok() && chat.ok());
   return TextFrontend(std::move(tokenizer).value(), std::move(chat).value(), Status());
 }
@@ -63,6 +63,7 @@ class FakeEngine final : public Engine {
     if (refusal_.code() != StatusCode::kOk) {
       return refusal_;
     }
+    last_ = request;
     running_.push_back({std::move(request), 0});
     return {};
   }
@@ -78,6 +79,11 @@ class FakeEngine final : public Engine {
   const ModelConfig& model_config() const override { return config_; }
   const EngineOptions& options() const override { return options_; }
 
+  /// What was submitted last.
+  [[nodiscard]] Request last() const {
+    const std::lock_guard lock(mutex_);
+    return last_;
+  }
   void refuse(Status status) {
     const std::lock_guard lock(mutex_);
     refusal_ = std::move(status);
@@ -89,12 +95,36 @@ class FakeEngine final : public Engine {
     int64_t produced = 0;
   };
 
+  /// Token i has -i / 4 and rank 2; the alternatives are the token behind it in the vocabulary
+  /// (rank 1), itself, the one before it ...
+  static std::vector<ScoredToken> scores_of(const Request& request) {
+    std::vector<ScoredToken> out;
+    for (size_t i = 1; i < request.prompt.size(); ++i) {
+      const float logprob = -0.25F * static_cast<float>(i);
+      ScoredToken scored{.token = request.prompt[i], .rank = 2, .logprob = logprob};
+      for (int top = 0; top < request.prompt_logprobs; ++top) {
+        scored.top_logprobs.push_back(
+            {scored.token + 1 - top, logprob + 0.125F * static_cast<float>(1 - top)});
+      }
+      out.push_back(std::move(scored));
+    }
+    return out;
+  }
+
   /// One token of one request; true when that was its last.
   static bool advance(Running& one) {
     const Request& request = one.request;
     TokenEvent event{.prompt_tokens = static_cast<int64_t>(request.prompt.size())};
     if (*request.cancelled) {
       event.finish = FinishReason::kCancelled;
+      request.on_event(event);
+      return true;
+    }
+    if (one.produced == 0 && request.prompt_logprobs >= 0) {
+      event.prompt_logprobs = scores_of(request);
+    }
+    if (request.max_tokens == 0) {
+      event.finish = FinishReason::kLength;
     } else {
       const auto at = static_cast<size_t>(one.produced++) % request.prompt.size();
       event.token = request.prompt[at] == '$' ? kFakeEnd : request.prompt[at];
@@ -124,6 +154,7 @@ class FakeEngine final : public Engine {
   ModelConfig config_;
   mutable std::mutex mutex_;
   std::vector<Running> running_;
+  Request last_;
   Status refusal_;
   std::atomic<bool> stop_{false};
   std::thread thread_;
