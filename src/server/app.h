@@ -10,6 +10,7 @@
 #include "engine/engine.h"
 #include "server/http.h"
 #include "server/metrics.h"
+#include "server/running_answers.h"
 #include "server/schema.h"
 #include "server/text_frontend.h"
 #include "text/answer/answer_form.h"
@@ -38,6 +39,7 @@ struct AppContext {
   Engine& engine;
   const TextFrontend& text;
   ServerMetrics metrics;
+  const std::shared_ptr<RunningAnswers> running = std::make_shared<RunningAnswers>();
   std::atomic<bool> ready{true};  // false: /health and every POST answer 503
 };
 

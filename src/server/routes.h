@@ -14,6 +14,8 @@ using Route = void (*)(AppContext& context, const std::shared_ptr<HttpExchange>&
 
 void route_chat(AppContext& context, const std::shared_ptr<HttpExchange>& exchange);
 void route_completions(AppContext& context, const std::shared_ptr<HttpExchange>& exchange);
+void route_messages(AppContext& context, const std::shared_ptr<HttpExchange>& exchange);
+void route_count_tokens(AppContext& context, const std::shared_ptr<HttpExchange>& exchange);
 void route_models(AppContext& context, const std::shared_ptr<HttpExchange>& exchange);
 void route_model(AppContext& context, const std::shared_ptr<HttpExchange>& exchange);  // /{id}
 void route_health(AppContext& context, const std::shared_ptr<HttpExchange>& exchange);
