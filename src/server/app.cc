@@ -22,6 +22,10 @@ struct RouteEntry {
 constexpr std::array kRoutes = {
     RouteEntry{"POST", "/v1/chat/completions", route_chat},
     RouteEntry{"POST", "/v1/completions", route_completions},
+    RouteEntry{"POST", "/v1/responses", route_responses},
+    RouteEntry{"GET", "/v1/responses/", route_response},
+    RouteEntry{"DELETE", "/v1/responses/", route_delete_response},
+    RouteEntry{"POST", "/v1/responses/", route_cancel_response},
     RouteEntry{"POST", "/v1/messages", route_messages},
     RouteEntry{"POST", "/v1/messages/count_tokens", route_count_tokens},
     RouteEntry{"GET", "/v1/models", route_models},

@@ -10,6 +10,7 @@
 #include "engine/engine.h"
 #include "server/http.h"
 #include "server/metrics.h"
+#include "server/response_store.h"
 #include "server/running_answers.h"
 #include "server/schema.h"
 #include "server/text_frontend.h"
@@ -40,6 +41,7 @@ struct AppContext {
   const TextFrontend& text;
   ServerMetrics metrics;
   const std::shared_ptr<RunningAnswers> running = std::make_shared<RunningAnswers>();
+  const std::shared_ptr<ResponseStore> responses = std::make_shared<ResponseStore>();
   std::atomic<bool> ready{true};  // false: /health and every POST answer 503
 };
 

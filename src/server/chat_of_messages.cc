@@ -52,19 +52,8 @@ class MessagesReader final {
   JsonArray messages_;
 };
 
-std::string_view type_of(const Json& block) {
-  const Json* type = block.find("type");
-  return type != nullptr && type->is_string() ? std::string_view(type->as_string()) : "";
-}
-
-/// A string that has to be there.
 std::string MessagesReader::member(const Json& object, const char* key, const std::string& where) {
-  const Json* value = object.find(key);
-  if (value == nullptr || !value->is_string()) {
-    fields_.fail(where + "." + key, fmt::format("{}.{}: expected a string", where, key));
-    return {};
-  }
-  return value->as_string();
+  return text_member(fields_, object, key, where);
 }
 
 void MessagesReader::refuse_block(const Json& block,
@@ -403,14 +392,6 @@ ChatBody MessagesReader::read(Strictness strictness) {
 }
 
 }  // namespace
-
-std::string_view without_billing_line(std::string_view system) {
-  if (!system.starts_with("x-anthropic-billing-header:")) {
-    return system;
-  }
-  const size_t end = system.find('\n');
-  return end == std::string_view::npos ? std::string_view() : system.substr(end + 1);
-}
 
 ChatBody chat_of_messages(const Json& body, Strictness strictness) {
   return MessagesReader(body).read(strictness);

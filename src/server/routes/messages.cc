@@ -9,23 +9,6 @@
 namespace nibble {
 namespace {
 
-/// What can go wrong in front of the engine, in the words of a request of this route.
-ApiError renamed(ApiError error) {
-  constexpr std::pair<std::string_view, std::string_view> kNames[] = {
-      {"stop", "stop_sequences"},
-      {"continue_final_message", "messages"},
-      {"response_format", "output_config.format"},
-      {"reasoning_effort", "output_config.effort"}};
-  for (const auto& [chat, ours] : kNames) {
-    if (error.param == chat) {
-      error.message = std::string(ours) + ": " + error.message;
-      error.param = ours;
-      return error;
-    }
-  }
-  return error;
-}
-
 /// Events and answers of Anthropic's messages. Whole answers are made of the same pieces.
 class MessageFormat final : public AnswerFormat {
  public:
@@ -202,7 +185,10 @@ ParsedRequest parse_messages(const AppContext& context, const HttpRequest& reque
   }
   ParsedRequest parsed = read_chat_request(std::get<Json>(chat), context.options.schema);
   if (const auto* error = std::get_if<ApiError>(&parsed)) {
-    return renamed(*error);
+    return renamed(*error, {{"stop", "stop_sequences"},
+                            {"continue_final_message", "messages"},
+                            {"response_format", "output_config.format"},
+                            {"reasoning_effort", "output_config.effort"}});
   }
   return parsed;
 }
