@@ -13,19 +13,23 @@
 namespace nibble {
 namespace {
 
-constexpr std::string_view kModelPrefix = "/v1/models/";
-
 struct RouteEntry {
   std::string_view method;
-  std::string_view path;
+  std::string_view path;  // one that ends with a slash is the beginning of longer ones
   Route route;
 };
 
 constexpr std::array kRoutes = {
     RouteEntry{"POST", "/v1/chat/completions", route_chat},
     RouteEntry{"POST", "/v1/completions", route_completions},
+    RouteEntry{"POST", "/v1/responses", route_responses},
+    RouteEntry{"GET", "/v1/responses/", route_response},
+    RouteEntry{"DELETE", "/v1/responses/", route_delete_response},
+    RouteEntry{"POST", "/v1/responses/", route_cancel_response},
+    RouteEntry{"POST", "/v1/messages", route_messages},
+    RouteEntry{"POST", "/v1/messages/count_tokens", route_count_tokens},
     RouteEntry{"GET", "/v1/models", route_models},
-    RouteEntry{"GET", kModelPrefix, route_model},
+    RouteEntry{"GET", "/v1/models/", route_model},
     RouteEntry{"GET", "/health", route_health},
     RouteEntry{"GET", "/ready", route_health},
     RouteEntry{"GET", "/ping", route_health},
@@ -38,10 +42,8 @@ constexpr std::array kRoutes = {
 };
 
 bool matches(const RouteEntry& entry, std::string_view path) {
-  if (entry.path == kModelPrefix) {
-    return path.starts_with(kModelPrefix) && path.size() > kModelPrefix.size();
-  }
-  return entry.path == path;
+  return entry.path.ends_with('/') ? path.starts_with(entry.path) && path.size() > entry.path.size()
+                                   : path == entry.path;
 }
 
 /// Compares in a time that does not depend on where the texts differ.
@@ -57,30 +59,44 @@ std::string_view plain_method(const HttpRequest& request) {
   return request.method == "HEAD" ? "GET" : std::string_view(request.method);
 }
 
+std::vector<std::string_view> methods_of(std::string_view path) {
+  std::vector<std::string_view> methods;
+  for (const RouteEntry& entry : kRoutes) {
+    if (matches(entry, path)) {
+      methods.push_back(entry.method);
+    }
+  }
+  return methods;
+}
+
 /// What monitors ask for without a key.
 bool is_open(std::string_view path) {
   constexpr std::array kOpen = {"/health", "/ready", "/ping", "/version", "/metrics"};
   return std::find(kOpen.begin(), kOpen.end(), path) != kOpen.end();
 }
 
-bool authorized(const AppContext& context, const HttpRequest& request) {
+/// The key that a request has: as OpenAI's clients send it, or as Anthropic's do.
+std::string_view key_of(const HttpRequest& request) {
   constexpr std::string_view kBearer = "Bearer ";
-  if (context.options.api_key.empty() || is_open(request.path)) {
-    return true;
-  }
   const std::string_view header = request.header("Authorization");
-  return header.size() >= kBearer.size() &&
-         strncasecmp(header.data(), kBearer.data(), kBearer.size()) == 0 &&
-         equal_secret(header.substr(kBearer.size()), context.options.api_key);
+  const bool bearer = header.size() >= kBearer.size() &&
+                      strncasecmp(header.data(), kBearer.data(), kBearer.size()) == 0;
+  return bearer ? header.substr(kBearer.size()) : request.header("x-api-key");
 }
 
-HttpResponse unsupported_coding(std::string_view coding) {
+bool authorized(const AppContext& context, const HttpRequest& request) {
+  return context.options.api_key.empty() || is_open(request.path) ||
+         equal_secret(key_of(request), context.options.api_key);
+}
+
+HttpResponse unsupported_coding(std::string_view coding, ErrorShape shape) {
   HttpResponse response = error_response(
       {415,
        fmt::format("Content-Encoding \"{}\" is not supported: send the body uncompressed, without "
                    "this header",
-                   coding),
-       "", ""});
+                   shown(coding)),
+       "", ""},
+      shape);
   response.headers.emplace_back("Accept-Encoding", "identity");
   return response;
 }
@@ -92,41 +108,42 @@ std::optional<ApiError> check_model(const AppContext& context, const std::string
   if (model.empty() || std::find(names.begin(), names.end(), model) != names.end()) {
     return std::nullopt;
   }
-  return ApiError{
-      404,
-      fmt::format("The model `{}` does not exist; this server serves `{}`", model, names.front()),
-      "model", "model_not_found"};
+  return ApiError{404,
+                  fmt::format("The model `{}` does not exist; this server serves `{}`",
+                              shown(model), names.front()),
+                  "model", "model_not_found"};
 }
 
 std::optional<HttpResponse> check_head(const AppContext& context, const HttpRequest& request) {
+  const ErrorShape shape = error_shape(request.path);
   if (!authorized(context, request)) {
     return error_response({401,
                            "Incorrect API key: send the server's --api-key in the header "
-                           "\"Authorization: Bearer KEY\"",
-                           "", "invalid_api_key"});
+                           "\"Authorization: Bearer KEY\" or \"x-api-key: KEY\"",
+                           "", "invalid_api_key"},
+                          shape);
   }
   const std::string_view method = plain_method(request);
-  std::string_view allowed;
-  for (const RouteEntry& entry : kRoutes) {
-    if (matches(entry, request.path)) {
-      allowed = entry.method;
-    }
-  }
+  const std::vector<std::string_view> allowed = methods_of(request.path);
   if (allowed.empty()) {
-    return error_response({404, fmt::format("no route {} {}", method, request.path), "", ""});
+    return error_response(
+        {404, fmt::format("no route {} {}", shown(method), shown(request.path)), "", ""}, shape);
   }
-  if (allowed != method) {
+  if (std::find(allowed.begin(), allowed.end(), method) == allowed.end()) {
+    const std::string names = fmt::format("{}", fmt::join(allowed, ", "));
     HttpResponse response = error_response(
-        {405, fmt::format("{} takes {}, not {}", request.path, allowed, method), "", ""});
-    response.headers.emplace_back("Allow", allowed);
+        {405, fmt::format("{} takes {}, not {}", shown(request.path), names, shown(method)), "",
+         ""},
+        shape);
+    response.headers.emplace_back("Allow", names);
     return response;
   }
   if (method == "POST" && !context.ready) {
-    return error_response({503, "the server is shutting down", "", ""});
+    return error_response({503, "the server is shutting down", "", ""}, shape);
   }
   if (const std::string_view coding = content_coding(request.headers);
       method == "POST" && !coding.empty()) {
-    return unsupported_coding(coding);
+    return unsupported_coding(coding, shape);
   }
   return std::nullopt;
 }
@@ -138,7 +155,7 @@ void handle_request(AppContext& context, const std::shared_ptr<HttpExchange>& ex
     return;
   }
   const auto entry = std::find_if(kRoutes.begin(), kRoutes.end(), [&](const RouteEntry& route) {
-    return matches(route, request.path);
+    return route.method == plain_method(request) && matches(route, request.path);
   });
   entry->route(context, exchange);
 }

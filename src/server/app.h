@@ -10,6 +10,8 @@
 #include "engine/engine.h"
 #include "server/http.h"
 #include "server/metrics.h"
+#include "server/response_store.h"
+#include "server/running_answers.h"
 #include "server/schema.h"
 #include "server/text_frontend.h"
 #include "text/answer/answer_form.h"
@@ -38,6 +40,8 @@ struct AppContext {
   Engine& engine;
   const TextFrontend& text;
   ServerMetrics metrics;
+  const std::shared_ptr<RunningAnswers> running = std::make_shared<RunningAnswers>();
+  const std::shared_ptr<ResponseStore> responses = std::make_shared<ResponseStore>();
   std::atomic<bool> ready{true};  // false: /health and every POST answer 503
 };
 

@@ -15,7 +15,8 @@ std::optional<HttpResponse> AppGate::check_head(const HttpRequest& request) cons
   if (request.path == "/version") {
     return version_response(version_);
   }
-  HttpResponse response = error_response({503, "the model is being loaded", "", ""});
+  HttpResponse response =
+      error_response({503, "the model is being loaded", "", ""}, error_shape(request.path));
   response.headers.emplace_back("Retry-After", "1");
   return response;
 }
@@ -32,8 +33,9 @@ HttpCallbacks AppGate::callbacks() const {
   return {.handle = [this](const auto& exchange) { handle(exchange); },
           .check_head = [this](const HttpRequest& head) { return check_head(head); },
           .error_body =
-              [](int status, const std::string& message) {
-                return error_response({status, message, "", ""});
+              [](const HttpError& error) {
+                return error_response({error.status, std::string(error.message), "", ""},
+                                      error_shape(error.path));
               }};
 }
 

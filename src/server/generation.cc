@@ -8,7 +8,6 @@
 
 #include "server/error.h"
 #include "server/prompt.h"
-#include "server/token_ids.h"
 #include "text/tokenizer_utf8.h"
 
 namespace nibble {
@@ -42,11 +41,7 @@ class Generation final : public std::enable_shared_from_this<Generation> {
   void record(const Choice& choice, const std::string& reason);
   void fail(const ApiError& error);
   void cancel_all();
-  void send_event(Choice* choice, Json event);
   [[nodiscard]] HttpHeaders headers() const;
-  [[nodiscard]] PromptIdsPlace prompt_ids_place() const {
-    return job_.request.messages.is_array() ? PromptIdsPlace::kAnswer : PromptIdsPlace::kChoice;
-  }
   void complete();
   [[nodiscard]] Usage total_usage() const;
   /// Whether the prompt is shown as a part of the text, with its log probabilities.
@@ -59,6 +54,7 @@ class Generation final : public std::enable_shared_from_this<Generation> {
   std::vector<std::vector<int32_t>> bad_words_;
   std::vector<Choice> choices_;
   size_t running_ = 0;
+  std::unique_ptr<RunningAnswers::Entry> entry_;
   bool over_ = false;  // answered, failed or abandoned: events are ignored
   Clock::time_point started_ = Clock::now();
 };
@@ -72,14 +68,14 @@ int64_t Generation::max_tokens(const std::vector<int32_t>& prompt) const {
 void Generation::start() {
   auto words = bad_word_tokens(context_, job_.request);
   if (const auto* error = std::get_if<ApiError>(&words)) {
-    exchange_->respond(error_response(*error));
+    refuse(*exchange_, *error);
     return;
   }
   bad_words_ = std::get<0>(std::move(words));
   for (auto& prompt : job_.prompts) {
     truncate_prompt(context_, job_.request, prompt);
     if (const auto error = check_prompt(context_, prompt, job_.request)) {
-      exchange_->respond(error_response(*error));
+      refuse(*exchange_, *error);
       return;
     }
     for (int64_t i = 0; i < job_.request.n; ++i) {
@@ -99,6 +95,12 @@ void Generation::start() {
       }
     }
   });
+  RunningAnswers::Flags flags;
+  for (Choice& choice : choices_) {
+    flags.push_back(choice.cancelled = std::make_shared<std::atomic<bool>>(false));
+  }
+  entry_ = std::make_unique<RunningAnswers::Entry>(
+      context_.running, job_.id.empty() ? exchange_->request().id : job_.id, std::move(flags));
   for (Choice& choice : choices_) {
     const Status status = submit(choice);
     if (!status.ok()) {
@@ -120,7 +122,7 @@ void Generation::start() {
 
 void Generation::open(Choice& choice) {
   choice.opened = true;
-  send_event(&choice, job_.format->opening(choice));
+  exchange_->write(job_.format->stream_begin(choice));
 }
 
 AnswerStream::Options Generation::stream_options(const std::vector<int32_t>& prompt) const {
@@ -160,7 +162,7 @@ Status Generation::submit(Choice& choice) {
   request.top_logprobs = asked.logprobs;
   request.prompt_logprobs =
       std::max(asked.prompt_logprobs, scores_echo() ? asked.logprobs : asked.prompt_logprobs);
-  choice.cancelled = request.cancelled;
+  request.cancelled = choice.cancelled;
   choice.usage.prompt_tokens = static_cast<int64_t>(choice.prompt.size());
   request.on_event = [self = shared_from_this(),
                       index = static_cast<size_t>(choice.index)](TokenEvent event) {
@@ -188,9 +190,7 @@ std::vector<AnswerPiece> Generation::take_token(Choice& choice, const TokenEvent
   }
   choice.last_token = now;
   ++choice.usage.completion_tokens;
-  if (job_.request.return_token_ids) {
-    choice.token_ids.push_back(event.token);
-  }
+  choice.tokens.push_back(event.token);
   const bool thought = choice.text.thinks();
   const bool final_stop =
       event.finish == FinishReason::kStop && ends_answer(event.token) && !job_.request.include_stop;
@@ -229,9 +229,7 @@ void Generation::accept(Choice& choice, std::vector<AnswerPiece> pieces) {
     } else if (piece.kind == Kind::kArguments) {
       choice.calls.back().arguments += piece.text;
     }
-    if (asked.stream) {
-      choice.unsent.push_back(std::move(piece));
-    }
+    append_piece(choice.unsent, std::move(piece));
   }
 }
 
@@ -246,7 +244,8 @@ void Generation::on_event(size_t index, TokenEvent event) {
     fail({500, event.failure.message(), "", ""});
     return;
   }
-  if (event.finish == FinishReason::kCancelled) {  // by us only when over_: so by a shutdown
+  // By us only when over_, or when it was ended by another request: so by a shutdown.
+  if (event.finish == FinishReason::kCancelled && !entry_->ended()) {
     fail({503, "the server is shutting down", "", ""});
     return;
   }
@@ -282,11 +281,11 @@ void Generation::stream_pieces(Choice& choice, bool last) {
   if (!due || choice.unsent.empty()) {
     return;
   }
-  for (const AnswerPiece& piece : joined_pieces(std::exchange(choice.unsent, {}))) {
+  for (const AnswerPiece& piece : std::exchange(choice.unsent, {})) {
     choice.sent_calls += piece.kind == AnswerPiece::Kind::kCallBegin ? 1 : 0;
-    Json event = job_.format->delta(choice, piece, choice.sent_calls - 1);
-    if (!event.is_null()) {
-      send_event(&choice, std::move(event));
+    const std::string event = job_.format->stream_piece(choice, piece, choice.sent_calls - 1);
+    if (!event.empty()) {
+      exchange_->write(event);
       choice.entries.clear();
     }
   }
@@ -294,12 +293,13 @@ void Generation::stream_pieces(Choice& choice, bool last) {
 }
 
 void Generation::end_choice(Choice& choice, FinishReason reason) {
-  choice.finish_reason = reason == FinishReason::kLength ? "length"
-                         : choice.calls.empty()          ? "stop"
-                                                         : "tool_calls";
+  choice.finish_reason = reason == FinishReason::kLength      ? "length"
+                         : reason == FinishReason::kCancelled ? "abort"
+                         : choice.calls.empty()               ? "stop"
+                                                              : "tool_calls";
   record(choice, choice.finish_reason);
   if (job_.request.stream) {
-    send_event(&choice, job_.format->end(choice));
+    exchange_->write(job_.format->stream_choice_end(choice));
     choice.entries.clear();
   }
   if (--running_ == 0) {
@@ -340,39 +340,16 @@ HttpHeaders Generation::headers() const {
                          : HttpHeaders{{std::string(kWarningHeader), ignored.warning()}};
 }
 
-void Generation::send_event(Choice* choice, Json event) {
-  if (event.is_null()) {
-    return;
-  }
-  if (choice != nullptr && job_.request.return_token_ids) {
-    add_new_token_ids(event, *choice, prompt_ids_place());
-  }
-  if (choice != nullptr && job_.request.continuous_usage) {
-    event.set("usage", usage_json(choice->usage));
-  } else if (choice == nullptr) {
-    event.set("usage", usage_json(total_usage()));
-  } else if (job_.request.include_usage) {
-    event.set("usage", Json());
-  }
-  exchange_->write("data: " + event.dump() + "\n\n");
-}
-
 void Generation::complete() {
   over_ = true;
   if (job_.request.stream) {
-    if (job_.request.include_usage) {
-      send_event(nullptr, job_.format->usage_only());
-    }
-    exchange_->write("data: [DONE]\n\n");
+    exchange_->write(job_.format->stream_end(total_usage()));
     exchange_->finish();
     return;
   }
-  Json answer = job_.format->whole(choices_);
-  if (job_.request.return_token_ids) {
-    add_token_ids(answer, choices_, prompt_ids_place());
-  }
-  answer.set("usage", usage_json(total_usage()));
-  exchange_->respond({.status = 200, .headers = headers(), .body = answer.dump()});
+  exchange_->respond({.status = 200,
+                      .headers = headers(),
+                      .body = job_.format->whole_body(choices_, total_usage())});
 }
 
 void Generation::cancel_all() {
@@ -392,23 +369,32 @@ void Generation::fail(const ApiError& error) {
     }
   }
   if (exchange_->started()) {
-    exchange_->write("data: " + error_json(error) + "\n\ndata: [DONE]\n\n");
+    exchange_->write(job_.format->stream_failure(error));
     exchange_->finish();
   } else {
-    exchange_->respond(error_response(error));
+    refuse(*exchange_, error);
   }
 }
 
 }  // namespace
 
-Json usage_json(const Usage& usage) {
-  return Json::object(
-      {{"prompt_tokens", usage.prompt_tokens},
-       {"completion_tokens", usage.completion_tokens},
-       {"total_tokens", usage.prompt_tokens + usage.completion_tokens},
-       {"prompt_tokens_details", Json::object({{"cached_tokens", usage.cached_tokens}})},
-       {"completion_tokens_details",
-        Json::object({{"reasoning_tokens", usage.reasoning_tokens}})}});
+std::optional<ApiError> prepare_chat(const AppContext& context, GenerationJob& job) {
+  if (auto error = check_model(context, job.request.model)) {
+    return error;
+  }
+  if (auto error = check_request(context, job.request, 1)) {
+    return error;
+  }
+  PromptTokens prompt = chat_prompt(context, job.request);
+  if (const auto* error = std::get_if<ApiError>(&prompt)) {
+    return *error;
+  }
+  job.prompts.push_back(std::move(std::get<std::vector<int32_t>>(prompt)));
+  // The text is made: what it was made of need not wait for the answer.
+  job.request.messages = JsonArray();
+  job.request.tools = job.request.template_arguments = Json();
+  job.form = context.options.form;
+  return std::nullopt;
 }
 
 void run_generation(AppContext& context,

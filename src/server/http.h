@@ -57,9 +57,14 @@ class HttpExchange {
   virtual void on_disconnect(std::function<void()> callback) = 0;
 };
 
-/// Body and content type of an error that HTTP itself finds (400, 408, 413, 431) or that a handler
-/// throws (500).
-using HttpErrorBody = std::function<HttpResponse(int status, const std::string& message)>;
+/// An error that HTTP itself finds (400, 408, 413, 431) or that a handler throws (500).
+struct HttpError {
+  int status = 500;
+  std::string_view path;  // "" where the request is not known so far
+  std::string_view message;
+};
+/// The answer to one, in the words of the application.
+using HttpErrorBody = std::function<HttpResponse(const HttpError& error)>;
 using HttpHandler = std::function<void(const std::shared_ptr<HttpExchange>&)>;
 /// Looks at a request whose body has not come: an answer refuses it, and its body is not read.
 using HttpHeadCheck = std::function<std::optional<HttpResponse>(const HttpRequest& head)>;

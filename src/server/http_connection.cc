@@ -192,11 +192,11 @@ void HttpConnection::begin_answer() {
 /// Answers a request that never became whole, and closes afterwards.
 void HttpConnection::refuse(int status, const std::string& message) {
   hold(0);
+  path_ = parse_target(std::string_view(parser_->get().target())).path;
   begin_answer();
-  keep_alive_ = false;
-  head_only_ = false;
+  keep_alive_ = head_only_ = false;
   request_id_ = random_id();
-  respond(serial_, hub_->callbacks.error_body(status, message));
+  respond(serial_, hub_->callbacks.error_body({status, path_, message}));
 }
 
 void HttpConnection::dispatch() {
@@ -207,6 +207,7 @@ void HttpConnection::dispatch() {
   head_only_ = message.method() == beast_http::verb::head;
   HttpRequest request = to_http_request(std::move(message));
   request_id_ = request.id;
+  path_ = request.path;
   watch_.start(shared_from_this());
   const auto exchange = make_exchange(shared_from_this(), serial_, std::move(request));
   const uint64_t serial = serial_;
@@ -215,8 +216,8 @@ void HttpConnection::dispatch() {
   } catch (const std::exception& error) {  // the route wrapper: see docs/architecture.md
     NIBBLE_LOG(kError, "request {}: internal error: {}", request_id_, error.what());
     if (!started(serial)) {
-      respond(serial,
-              hub_->callbacks.error_body(500, "internal error; the server's log says more"));
+      respond(serial, hub_->callbacks.error_body(
+                          {500, path_, "internal error; the server's log says more"}));
     } else {
       close();
     }
@@ -230,7 +231,8 @@ void HttpConnection::post(std::function<void()> task) {
     } catch (const std::exception& error) {  // the route wrapper, for what comes later
       NIBBLE_LOG(kError, "request {}: internal error: {}", self->request_id_, error.what());
       if (self->phase_ == Phase::kAnswering && !self->started_) {
-        self->respond(self->serial_, self->hub_->callbacks.error_body(500, "internal error"));
+        self->respond(self->serial_,
+                      self->hub_->callbacks.error_body({500, self->path_, "internal error"}));
       } else {
         self->close();
       }

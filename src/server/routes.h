@@ -14,6 +14,13 @@ using Route = void (*)(AppContext& context, const std::shared_ptr<HttpExchange>&
 
 void route_chat(AppContext& context, const std::shared_ptr<HttpExchange>& exchange);
 void route_completions(AppContext& context, const std::shared_ptr<HttpExchange>& exchange);
+void route_responses(AppContext& context, const std::shared_ptr<HttpExchange>& exchange);
+// /v1/responses/{id}, and /v1/responses/{id}/cancel.
+void route_response(AppContext& context, const std::shared_ptr<HttpExchange>& exchange);
+void route_delete_response(AppContext& context, const std::shared_ptr<HttpExchange>& exchange);
+void route_cancel_response(AppContext& context, const std::shared_ptr<HttpExchange>& exchange);
+void route_messages(AppContext& context, const std::shared_ptr<HttpExchange>& exchange);
+void route_count_tokens(AppContext& context, const std::shared_ptr<HttpExchange>& exchange);
 void route_models(AppContext& context, const std::shared_ptr<HttpExchange>& exchange);
 void route_model(AppContext& context, const std::shared_ptr<HttpExchange>& exchange);  // /{id}
 void route_health(AppContext& context, const std::shared_ptr<HttpExchange>& exchange);

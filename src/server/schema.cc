@@ -14,7 +14,6 @@ namespace {
 constexpr int64_t kMaxTokens = std::numeric_limits<int32_t>::max();
 constexpr int64_t kMaxChoices = 128;
 constexpr size_t kMaxStopStrings = 16;
-constexpr size_t kShownBytes = 64;  // of a name that a client made up
 
 // Fields of both routes that are read, or are known to be ignored (ignored_fields.h).
 constexpr std::array kCommonFields = {
@@ -47,31 +46,6 @@ constexpr std::array kCompletionFields = {"prompt", "echo", "suffix"};
 template <typename Fields>
 bool listed(const Fields& fields, std::string_view key) {
   return std::find(fields.begin(), fields.end(), key) != fields.end();
-}
-
-// How many fields nobody knows.
-int64_t check_unknown(const Json& body, bool chat, Strictness strictness, FieldReader& fields) {
-  std::string first;
-  int64_t count = 0;
-  for (const auto& [key, value] : body.as_object()) {
-    if (listed(kCommonFields, key) ||
-        (chat ? listed(kChatFields, key) : listed(kCompletionFields, key))) {
-      continue;
-    }
-    first = ++count == 1 ? key.substr(0, kShownBytes) : first;
-  }
-  if (count == 0) {
-    return 0;
-  }
-  if (strictness == Strictness::kStrict) {
-    fields.fail(first, fmt::format("unknown field \"{}\"; remove it, or start the server without "
-                                   "--strict to have such fields ignored",
-                                   first));
-    return count;
-  }
-  NIBBLE_LOG(kWarning, "ignored {} unknown request fields, the first is {}", count,
-             Json(first).dump());  // as JSON: it may hold anything
-  return count;
 }
 
 void refuse_unsupported(FieldReader& fields) {
@@ -215,22 +189,18 @@ void read_common(FieldReader& fields, const SchemaOptions& options, GenerationRe
 
 enum class Route { kChat, kCompletion };
 
-ParsedRequest parse(std::string_view body, Route route, const SchemaOptions& options) {
-  const Result<Json> json = Json::parse(body);
-  if (!json.ok()) {
-    return ApiError{400, "the request body is not valid JSON: " + json.status().message(), "", ""};
-  }
-  if (!json->is_object()) {
-    return ApiError{
-        400, fmt::format("the request body must be a JSON object, not {}", json_type_name(*json)),
-        "", ""};
-  }
-  FieldReader fields(*json);
+ParsedRequest read(const Json& body, Route route, const SchemaOptions& options) {
+  FieldReader fields(body);
   GenerationRequest request;
-  request.ignored.unknown = check_unknown(*json, route == Route::kChat, options.strictness, fields);
+  const bool chat = route == Route::kChat;
+  const auto known = [chat](std::string_view key) {
+    return listed(kCommonFields, key) ||
+           (chat ? listed(kChatFields, key) : listed(kCompletionFields, key));
+  };
+  request.ignored.unknown = check_unknown_fields(fields, body, known, options.strictness);
   read_ignored(fields, options.strictness, request.ignored);
   read_common(fields, options, request);
-  if (route == Route::kChat) {
+  if (chat) {
     read_chat_fields(fields, options, request);
   } else {
     read_completion_fields(fields, request);
@@ -241,7 +211,53 @@ ParsedRequest parse(std::string_view body, Route route, const SchemaOptions& opt
   return request;
 }
 
+ParsedRequest parse(std::string_view text, Route route, const SchemaOptions& options) {
+  const auto body = parse_object(text);
+  if (const auto* error = std::get_if<ApiError>(&body)) {
+    return *error;
+  }
+  return read(std::get<Json>(body), route, options);
+}
+
 }  // namespace
+
+int64_t check_unknown_fields(FieldReader& fields,
+                             const Json& body,
+                             const std::function<bool(std::string_view)>& known,
+                             Strictness strictness) {
+  std::string first;
+  int64_t count = 0;
+  for (const auto& [key, value] : body.as_object()) {
+    if (!known(key)) {
+      first = ++count == 1 ? shown(key) : first;
+    }
+  }
+  if (count == 0) {
+    return count;
+  }
+  if (strictness == Strictness::kStrict) {
+    fields.fail(first, fmt::format("unknown field \"{}\"; remove it, or start the server without "
+                                   "--strict to have such fields ignored",
+                                   first));
+    return count;
+  }
+  NIBBLE_LOG(kWarning, "ignored {} unknown request fields, the first is {}", count,
+             Json(first).dump());  // as JSON: it may hold anything
+  return count;
+}
+
+std::variant<Json, ApiError> parse_object(std::string_view body) {
+  Result<Json> json = Json::parse(body);
+  if (!json.ok()) {
+    return ApiError{400, "the request body is not valid JSON: " + json.status().message(), "", ""};
+  }
+  if (!json->is_object()) {
+    return ApiError{
+        400, fmt::format("the request body must be a JSON object, not {}", json_type_name(*json)),
+        "", ""};
+  }
+  return std::move(*json);
+}
 
 ParsedRequest parse_chat_request(std::string_view body, const SchemaOptions& options) {
   return parse(body, Route::kChat, options);
@@ -249,6 +265,14 @@ ParsedRequest parse_chat_request(std::string_view body, const SchemaOptions& opt
 
 ParsedRequest parse_completion_request(std::string_view body, const SchemaOptions& options) {
   return parse(body, Route::kCompletion, options);
+}
+
+ParsedRequest read_chat_request(const Json& body, const SchemaOptions& options) {
+  return read(body, Route::kChat, options);
+}
+
+ParsedRequest read_completion_request(const Json& body, const SchemaOptions& options) {
+  return read(body, Route::kCompletion, options);
 }
 
 }  // namespace nibble

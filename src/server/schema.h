@@ -65,8 +65,13 @@ struct SchemaOptions {
 
 using ParsedRequest = std::variant<GenerationRequest, ApiError>;
 
+/// The object that a request's body is, or why it is none.
+std::variant<Json, ApiError> parse_object(std::string_view body);
 /// Parses and checks a request body. The error names the field in `param`.
 ParsedRequest parse_chat_request(std::string_view body, const SchemaOptions& options);
 ParsedRequest parse_completion_request(std::string_view body, const SchemaOptions& options);
+/// Checks an object.
+ParsedRequest read_chat_request(const Json& body, const SchemaOptions& options);
+ParsedRequest read_completion_request(const Json& body, const SchemaOptions& options);
 
 }  // namespace nibble

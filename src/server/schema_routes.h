@@ -1,5 +1,8 @@
 #pragma once
 
+#include <functional>
+#include <string_view>
+
 #include "server/field_reader.h"
 #include "server/schema.h"
 
@@ -18,5 +21,11 @@ void read_chat_fields(FieldReader& fields,
                       GenerationRequest& request);
 /// Reads the prompts of a text completion.
 void read_completion_fields(FieldReader& fields, GenerationRequest& request);
+
+/// Refuses members that are not `known`, or logs how many there are and returns that.
+int64_t check_unknown_fields(FieldReader& fields,
+                             const Json& body,
+                             const std::function<bool(std::string_view)>& known,
+                             Strictness strictness);
 
 }  // namespace nibble

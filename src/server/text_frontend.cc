@@ -4,6 +4,34 @@
 #include <utility>
 
 namespace nibble {
+namespace {
+
+/// Clients send the arguments of earlier calls as JSON text, and templates write them as JSON: what
+/// is the text of an object becomes one. Whether there was any.
+bool parse_arguments(Json& messages) {
+  bool any = false;
+  for (Json& message : messages.as_array()) {
+    Json* calls = message.is_object() ? message.as_object().find("tool_calls") : nullptr;
+    if (calls == nullptr || !calls->is_array()) {
+      continue;
+    }
+    for (Json& call : calls->as_array()) {
+      Json* function = call.is_object() ? call.as_object().find("function") : nullptr;
+      const Json* text = function != nullptr ? function->find("arguments") : nullptr;
+      Result<Json> object = text != nullptr && text->is_string()
+                                ? Json::parse(text->as_string())
+                                : make_error(StatusCode::kInvalidArgument, "no text");
+      if (object.ok() && object->is_object()) {
+        function->set("arguments", *std::move(object));
+        any = true;
+      }
+    }
+  }
+  return any;
+}
+
+}  // namespace
+
 TextFrontend::TextFrontend(std::shared_ptr<const Tokenizer> tokenizer,
                            std::optional<ChatTemplate> chat_template,
                            Status no_template)
@@ -34,6 +62,13 @@ Result<std::string> TextFrontend::render_chat(const ChatInput& input) const {
       input.add_generation_prompt ? GenerationPrompt::kAdd : GenerationPrompt::kOmit;
   values.bos_token = tokenizer_->bos_token();
   values.eos_token = tokenizer_->eos_token();
+  if (parse_arguments(values.messages)) {
+    Result<std::string> text = template_->render(values);
+    if (text.ok()) {
+      return text;
+    }
+    values.messages = *input.messages;  // some templates (DeepSeek R1's) join texts themselves
+  }
   return template_->render(values);
 }
 

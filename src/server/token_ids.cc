@@ -1,37 +1,46 @@
 #include "server/token_ids.h"
 
-#include <utility>
+#include <algorithm>
+#include <span>
 
 namespace nibble {
 namespace {
 
-JsonArray ids_of(const std::vector<int32_t>& tokens) { return {tokens.begin(), tokens.end()}; }
+JsonArray ids_of(std::span<const int32_t> tokens) { return {tokens.begin(), tokens.end()}; }
 
 Json& choice_in(Json& answer, size_t index) {
   return answer.as_object().find("choices")->as_array().at(index);
 }
 
-void add_prompt_ids(Json& answer, Json& item, const Choice& choice, PromptIdsPlace place) {
-  Json& holder = place == PromptIdsPlace::kAnswer ? answer : item;
-  holder.set("prompt_token_ids", ids_of(choice.prompt));
-}
-
 }  // namespace
 
-void add_token_ids(Json& answer, const std::vector<Choice>& choices, PromptIdsPlace place) {
-  for (size_t i = 0; i < choices.size(); ++i) {
-    Json& item = choice_in(answer, i);
-    item.set("token_ids", ids_of(choices[i].token_ids));
-    add_prompt_ids(answer, choice_in(answer, i), choices[i], place);
+TokenIds::TokenIds(const GenerationRequest& request)
+    : wanted_(request.return_token_ids), beside_choices_(request.messages.is_array()) {}
+
+void TokenIds::add_to(Json& answer, const std::vector<Choice>& choices) const {
+  for (size_t i = 0; wanted_ && i < choices.size(); ++i) {
+    choice_in(answer, i).set("token_ids", ids_of(choices[i].tokens));
+    add_prompt(answer, i, choices[i]);
   }
 }
 
-void add_new_token_ids(Json& event, Choice& choice, PromptIdsPlace place) {
-  Json& item = choice_in(event, 0);
-  item.set("token_ids", ids_of(std::exchange(choice.token_ids, {})));
-  if (!std::exchange(choice.prompt_ids_sent, true)) {
-    add_prompt_ids(event, choice_in(event, 0), choice, place);
+void TokenIds::add_new_to(Json& event, const Choice& choice) {
+  if (!wanted_) {
+    return;
   }
+  const auto index = static_cast<size_t>(choice.index);
+  sent_.resize(std::max(sent_.size(), index + 1));
+  const size_t before = sent_[index].value_or(0);
+  choice_in(event, 0).set("token_ids", ids_of(std::span(choice.tokens).subspan(before)));
+  if (!sent_[index]) {
+    add_prompt(event, 0, choice);
+  }
+  sent_[index] = choice.tokens.size();
+}
+
+void TokenIds::add_prompt(Json& answer, size_t index, const Choice& choice) const {
+  Json& holder = beside_choices_ ? answer : choice_in(answer, index);
+  holder.set("prompt_token_ids", ids_of(choice.prompt));
 }
 
 }  // namespace nibble

@@ -1,18 +1,31 @@
 #pragma once
 
+#include <cstddef>
+#include <optional>
 #include <vector>
 
-#include "server/generation.h"
+#include "server/choice.h"
+#include "server/schema.h"
 
 namespace nibble {
 
-/// Where an answer has the ids of its prompt: a chat beside its choices, a completion in each.
-enum class PromptIdsPlace { kAnswer, kChoice };
+/// Adds token_ids and prompt_token_ids to answers, where a request has return_token_ids. A chat has
+/// those of its prompt beside its choices, a completion in each of them.
+class TokenIds final {
+ public:
+  explicit TokenIds(const GenerationRequest& request);
 
-/// Adds token_ids to the choices of a whole answer, and prompt_token_ids.
-void add_token_ids(Json& answer, const std::vector<Choice>& choices, PromptIdsPlace place);
-/// Adds the ids that were not sent yet to an event with one choice, and takes them from it; the
-/// first event has the prompt's, too.
-void add_new_token_ids(Json& event, Choice& choice, PromptIdsPlace place);
+  /// To a whole answer.
+  void add_to(Json& answer, const std::vector<Choice>& choices) const;
+  /// Those that were not sent yet to an event with one choice; the first event of a choice has the
+  /// prompt's, too.
+  void add_new_to(Json& event, const Choice& choice);
+
+ private:
+  void add_prompt(Json& answer, size_t index, const Choice& choice) const;
+
+  bool wanted_, beside_choices_;
+  std::vector<std::optional<size_t>> sent_;  // by choice; none: it had no event so far
+};
 
 }  // namespace nibble

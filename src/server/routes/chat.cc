@@ -3,16 +3,16 @@
 #include "server/completion_logprobs.h"
 #include "server/error.h"
 #include "server/generation.h"
-#include "server/prompt.h"
 #include "server/routes.h"
 
 namespace nibble {
 namespace {
 
-class ChatFormat final : public AnswerFormat {
+class ChatFormat final : public ChunkFormat {
  public:
   ChatFormat(const AppContext& context, const GenerationRequest& request)
-      : tokenizer_(context.text.tokenizer()),
+      : ChunkFormat(request),
+        tokenizer_(context.text.tokenizer()),
         model_(request.model.empty() ? context.options.model_names.front() : request.model),
         wants_logprobs_(request.logprobs >= 0),
         prompt_logprobs_(request.prompt_logprobs),
@@ -164,25 +164,11 @@ void route_chat(AppContext& context, const std::shared_ptr<HttpExchange>& exchan
     return;
   }
   GenerationJob job{.request = std::move(std::get<GenerationRequest>(parsed))};
-  if (const auto error = check_model(context, job.request.model)) {
+  if (const auto error = prepare_chat(context, job)) {
     exchange->respond(error_response(*error));
     return;
   }
-  if (const auto error = check_request(context, job.request, 1)) {
-    exchange->respond(error_response(*error));
-    return;
-  }
-  PromptTokens prompt = chat_prompt(context, job.request);
-  if (const auto* error = std::get_if<ApiError>(&prompt)) {
-    exchange->respond(error_response(*error));
-    return;
-  }
-  job.prompts.push_back(std::move(std::get<std::vector<int32_t>>(prompt)));
-  // The text is made: what it was made of need not wait for the answer.
-  job.request.messages = JsonArray();
-  job.request.tools = job.request.template_arguments = Json();
   job.format = std::make_unique<ChatFormat>(context, job.request);
-  job.form = context.options.form;
   run_generation(context, exchange, std::move(job));
 }
 

@@ -11,10 +11,11 @@ namespace {
 
 constexpr int64_t kDefaultMaxTokens = 16;
 
-class CompletionFormat final : public AnswerFormat {
+class CompletionFormat final : public ChunkFormat {
  public:
   CompletionFormat(const AppContext& context, const GenerationRequest& request)
-      : text_(context.text),
+      : ChunkFormat(request),
+        text_(context.text),
         model_(request.model.empty() ? context.options.model_names.front() : request.model),
         logprobs_(request.logprobs),
         prompt_logprobs_(request.prompt_logprobs),

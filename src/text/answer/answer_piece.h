@@ -22,7 +22,9 @@ struct AnswerPiece {
   bool operator==(const AnswerPiece&) const = default;
 };
 
-/// Neighbours of reasoning, and of content, become one piece.
+/// Adds a piece behind others; reasoning behind reasoning, and content behind content, joins it.
+void append_piece(std::vector<AnswerPiece>& pieces, AnswerPiece piece);
+/// All of them one after the other.
 [[nodiscard]] std::vector<AnswerPiece> joined_pieces(std::vector<AnswerPiece> pieces);
 
 /// A call of a function.

@@ -1,0 +1,73 @@
+#include "server/answer_format.h"
+
+#include <utility>
+
+#include <fmt/format.h>
+
+namespace nibble {
+
+Json usage_json(const Usage& usage) {
+  return Json::object(
+      {{"prompt_tokens", usage.prompt_tokens},
+       {"completion_tokens", usage.completion_tokens},
+       {"total_tokens", usage.prompt_tokens + usage.completion_tokens},
+       {"prompt_tokens_details", Json::object({{"cached_tokens", usage.cached_tokens}})},
+       {"completion_tokens_details",
+        Json::object({{"reasoning_tokens", usage.reasoning_tokens}})}});
+}
+
+std::string data_event(std::string_view data) { return fmt::format("data: {}\n\n", data); }
+
+std::string named_event(const Json& event) {
+  return fmt::format("event: {}\ndata: {}\n\n", event.find("type")->as_string(), event.dump());
+}
+
+std::string ChunkFormat::whole_body(const std::vector<Choice>& choices, const Usage& total) {
+  Json answer = whole(choices);
+  token_ids_.add_to(answer, choices);
+  answer.set("usage", usage_json(total));
+  return answer.dump();
+}
+
+std::string ChunkFormat::stream_begin(const Choice& choice) {
+  return framed(choice, opening(choice));
+}
+
+std::string ChunkFormat::stream_piece(const Choice& choice,
+                                      const AnswerPiece& piece,
+                                      int64_t call) {
+  return framed(choice, delta(choice, piece, call));
+}
+
+std::string ChunkFormat::stream_choice_end(const Choice& choice) {
+  return framed(choice, end(choice));
+}
+
+std::string ChunkFormat::stream_end(const Usage& total) {
+  std::string out;
+  if (include_usage_) {
+    Json event = usage_only();
+    event.set("usage", usage_json(total));
+    out = data_event(event.dump());
+  }
+  return out + data_event("[DONE]");
+}
+
+std::string ChunkFormat::stream_failure(const ApiError& error) {
+  return data_event(error_json(error)) + data_event("[DONE]");
+}
+
+std::string ChunkFormat::framed(const Choice& choice, Json event) {
+  if (event.is_null()) {
+    return {};
+  }
+  token_ids_.add_new_to(event, choice);
+  if (continuous_usage_) {
+    event.set("usage", usage_json(choice.usage));
+  } else if (include_usage_) {
+    event.set("usage", Json());
+  }
+  return data_event(event.dump());
+}
+
+}  // namespace nibble

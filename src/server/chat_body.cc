@@ -1,0 +1,43 @@
+#include "server/chat_body.h"
+
+#include <fmt/format.h>
+
+namespace nibble {
+
+ApiError renamed(ApiError error, const FieldNames& names) {
+  for (const auto& [chat, ours] : names) {
+    if (error.param == chat) {
+      error.message = fmt::format("{}: {}", ours, error.message);
+      error.param = ours;
+      break;
+    }
+  }
+  return error;
+}
+
+std::string_view without_billing_line(std::string_view system) {
+  if (!system.starts_with("x-anthropic-billing-header:")) {
+    return system;
+  }
+  const size_t end = system.find('\n');
+  return end == std::string_view::npos ? std::string_view() : system.substr(end + 1);
+}
+
+std::string_view type_of(const Json& object) {
+  const Json* type = object.find("type");
+  return type != nullptr && type->is_string() ? std::string_view(type->as_string()) : "";
+}
+
+std::string text_member(FieldReader& fields,
+                        const Json& object,
+                        const char* key,
+                        const std::string& where) {
+  const Json* value = object.find(key);
+  if (value == nullptr || !value->is_string()) {
+    fields.fail(where + "." + key, fmt::format("{}.{}: expected a string", where, key));
+    return {};
+  }
+  return value->as_string();
+}
+
+}  // namespace nibble
