@@ -159,7 +159,8 @@ EngineCore::EngineCore(std::unique_ptr<Model> model,
     : model_(std::move(model)),
       options_(options),
       runner_(std::move(runner)),
-      sampler_(model_->config().vocab_size) {
+      sampler_(model_->config().vocab_size),
+      masks_(model_->config().vocab_size) {
   std::random_device device;
   unseeded_ = options_.seed.value_or((uint64_t{device()} << 32) | device());
   plan_.reserve(static_cast<size_t>(options_.max_num_seqs));
@@ -271,7 +272,7 @@ bool EngineCore::may_run_ahead() const {
            return item.num_tokens == 1 && sequence.remaining() == 1 &&
                   sequence.generated() + 1 < request.max_tokens &&
                   sequence.length() + 1 < options_.max_model_len &&
-                  !Sampler::needs_seen(request.sampling) &&
+                  !Sampler::needs_seen(request.sampling) && request.constraint == nullptr &&
                   !request.cancelled->load(std::memory_order_relaxed);
          });
 }
@@ -306,7 +307,9 @@ void EngineCore::note_admissions() {
 // Computes the plan, or starts it where the model samples tokens.
 void EngineCore::run_plan() {
   sampled_ = model_->samples_tokens();
+  masks_.start(plan_);
   if (sampled_) {
+    masks_.wait();
     sampling_.clear();
     for (const auto& [sequence, num_tokens] : plan_) {
       if (sequence->computed + num_tokens == sequence->length()) {
@@ -319,6 +322,7 @@ void EngineCore::run_plan() {
     runner_.start(plan_, sampling_.input(), false);
   } else {
     runner_.run(plan_);
+    masks_.wait();
   }
 }
 
@@ -342,6 +346,7 @@ SamplerInput EngineCore::sampler_input(const Sequence& sequence, int64_t ahead) 
           .step = step,
           .seen = sequence.seen,
           .banned = banned_,
+          .mask = sequence.mask,
           .top_logprobs = request.top_logprobs};
 }
 
@@ -391,6 +396,13 @@ Status EngineCore::explain(const Status& failure) {
 
 void EngineCore::accept_token(Sequence& sequence, SampledToken sampled) {
   const Request& request = sequence.request;
+  if (request.constraint != nullptr) {
+    const Status taken = request.constraint->accept(sampled.token);
+    if (!taken.ok()) {
+      finish(sequence, FinishReason::kError, taken);
+      return;
+    }
+  }
   sequence.tokens.push_back(sampled.token);
   if (Sampler::needs_seen(request.sampling)) {
     ++sequence.seen[sampled.token];

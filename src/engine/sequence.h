@@ -33,6 +33,11 @@ struct Sequence {
   /// Tokens seen so far, with how often the answer has them; kept only when penalties need it.
   std::unordered_map<int32_t, int32_t> seen;
 
+  /// Tokens that may come after the first `mask_length` ones, as request.constraint has it; empty:
+  /// all.
+  std::vector<uint32_t> mask;
+  int64_t mask_length = 0;
+
   [[nodiscard]] int64_t length() const { return static_cast<int64_t>(tokens.size()); }
   [[nodiscard]] int64_t generated() const { return length() - prompt_tokens; }
   [[nodiscard]] int64_t remaining() const { return length() - computed; }
