@@ -457,6 +457,7 @@ void EngineCore::report_end(Sequence& sequence, FinishReason reason, const Statu
 }
 
 void EngineCore::abandon(const std::string& batch_reason, const std::string& other_reason) {
+  masks_.wait();  // the step may have failed while they were being filled
   // Sequences that finished in this step are gone; compare addresses only.
   std::vector<const Sequence*> batch;
   for (const auto& item : plan_) {

@@ -36,10 +36,10 @@ struct Request {
   int64_t max_tokens = 16;
   int64_t min_tokens = 0;
   SamplingParams sampling;
-  std::vector<int32_t> stop_tokens;  // end the answer; the token itself is delivered
-  bool ignore_eos = false;           // the model's end tokens do not end the answer
+  std::vector<int32_t> stop_tokens;             // end the answer; the token itself is delivered
+  bool ignore_eos = false;                      // the model's end tokens do not end the answer
   std::shared_ptr<TokenConstraint> constraint;  // of this answer alone; none: any token may come
-  int top_logprobs = -1;             // -1: no logprobs; 0..20: that many alternatives
+  int top_logprobs = -1;                        // -1: no logprobs; 0..20: that many alternatives
   std::shared_ptr<std::atomic<bool>> cancelled = std::make_shared<std::atomic<bool>>(false);
   std::chrono::steady_clock::time_point made = std::chrono::steady_clock::now();
   /// Called by the engine thread for each event; must return at once (hand over to a queue).

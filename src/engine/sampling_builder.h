@@ -14,8 +14,7 @@ class SamplingBuilder final {
   void add(const SamplerInput& input);
   /// Whether the device takes so many edits; if not, the rows must be sampled on the host.
   [[nodiscard]] bool fits() const { return std::ssize(edits_) <= kMaxLogitEdits; }
-  [[nodiscard]] SamplingInput input() const { return {rows_, edits_, mask_of(), masks_};
-  }
+  [[nodiscard]] SamplingInput input() const { return {rows_, edits_, mask_of(), masks_}; }
 
   /// What Sampler::sample() returns for a row.
   static Result<SampledToken> result(const SampledRow& row, int top_logprobs);

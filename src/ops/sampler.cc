@@ -73,7 +73,8 @@ Status not_finite_logits() {
 }
 
 Status no_token_left() {
-  return {StatusCode::kInvalidArgument, "bans, biases, penalties and masks leave no token to sample"};
+  return {StatusCode::kInvalidArgument,
+          "bans, biases, penalties and masks leave no token to sample"};
 }
 
 Sampler::Sampler(int64_t vocab_size) { candidates_.reserve(static_cast<size_t>(vocab_size)); }

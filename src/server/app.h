@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "engine/engine.h"
+#include "server/answer_grammars.h"
 #include "server/http.h"
 #include "server/metrics.h"
 #include "server/schema.h"
@@ -32,11 +33,15 @@ struct AppContext {
       : options(std::move(app_options)),
         engine(app_engine),
         text(app_text),
+        grammars(app_text.tokenizer(),
+                 app_engine.model_config().vocab_size,
+                 app_engine.model_config().eos_token_ids),
         metrics(app_engine.options().max_model_len) {}
 
   const AppOptions options;
   Engine& engine;
   const TextFrontend& text;
+  const AnswerGrammars grammars;
   ServerMetrics metrics;
   std::atomic<bool> ready{true};  // false: /health and every POST answer 503
 };

@@ -8,6 +8,7 @@
 
 #include "server/error.h"
 #include "server/prompt.h"
+#include "text/grammar/thought_gate.h"
 
 namespace nibble {
 namespace {
@@ -47,6 +48,7 @@ class Generation final : public std::enable_shared_from_this<Generation> {
   void complete();
   [[nodiscard]] Usage total_usage() const;
   [[nodiscard]] bool ends_answer(int32_t token) const;
+  [[nodiscard]] bool thinks_already(const std::vector<int32_t>& prompt) const;
 
   AppContext& context_;
   std::shared_ptr<HttpExchange> exchange_;
@@ -64,6 +66,13 @@ int64_t Generation::max_tokens(const std::vector<int32_t>& prompt) const {
 }
 
 void Generation::start() {
+  AskedGrammar grammar = context_.grammars.find(job_.request, job_.form);
+  if (const auto* error = std::get_if<ApiError>(&grammar)) {
+    exchange_->respond(error_response(*error));
+    return;
+  }
+  job_.grammar = std::move(std::get<std::shared_ptr<const Grammar>>(grammar));
+  job_.request.tools = Json();  // the prompt and the grammar are made of them
   for (const auto& prompt : job_.prompts) {
     if (const auto error = check_prompt(context_, prompt, job_.request)) {
       exchange_->respond(error_response(*error));
@@ -99,22 +108,26 @@ void Generation::start() {
   }
 }
 
-AnswerStream::Options Generation::stream_options(const std::vector<int32_t>& prompt) const {
+bool Generation::thinks_already(const std::vector<int32_t>& prompt) const {
   constexpr size_t kTail = 16;  // tokens that hold the opening of a thought, and blanks
+  const std::span<const int32_t> tail = std::span(prompt).last(std::min(prompt.size(), kTail));
+  return ends_in_thought(context_.text.tokenizer().decode(tail, DecodeSpecials::kKeep),
+                         job_.form.reasoning);
+}
+
+AnswerStream::Options Generation::stream_options(const std::vector<int32_t>& prompt) const {
   const GenerationRequest& asked = job_.request;
-  const Tokenizer& tokenizer = context_.text.tokenizer();
   AnswerForm form = job_.form;
   if (!asked.separate_reasoning && form.reasoning != ReasoningForm::kHarmony) {
     form.reasoning = ReasoningForm::kNone;
   }
-  const std::span<const int32_t> tail = std::span(prompt).last(std::min(prompt.size(), kTail));
-  return {.parser = {.form = form,
-                     .thinks_already = ends_in_thought(
-                         tokenizer.decode(tail, DecodeSpecials::kKeep), form.reasoning),
-                     .functions = asked.functions},
-          .stops = asked.stop,
-          .stop_text = asked.include_stop ? StopText::kKeep : StopText::kOmit,
-          .specials = asked.skip_special_tokens ? DecodeSpecials::kSkip : DecodeSpecials::kKeep};
+  return {
+      .parser = {.form = form,
+                 .thinks_already = form.reasoning == job_.form.reasoning && thinks_already(prompt),
+                 .functions = asked.functions},
+      .stops = asked.stop,
+      .stop_text = asked.include_stop ? StopText::kKeep : StopText::kOmit,
+      .specials = asked.skip_special_tokens ? DecodeSpecials::kSkip : DecodeSpecials::kKeep};
 }
 
 Status Generation::submit(Choice& choice) {
@@ -131,6 +144,12 @@ Status Generation::submit(Choice& choice) {
   request.stop_tokens = asked.stop_token_ids;
   request.ignore_eos = asked.ignore_eos;
   request.top_logprobs = asked.logprobs;
+  if (job_.grammar != nullptr) {
+    request.constraint = after_thought(
+        context_.text.tokenizer(), job_.form.reasoning,
+        thinks_already(choice.prompt) ? ThoughtStart::kThinking : ThoughtStart::kMayThink,
+        job_.grammar->start());
+  }
   choice.cancelled = request.cancelled;
   choice.usage.prompt_tokens = static_cast<int64_t>(choice.prompt.size());
   request.on_event = [self = shared_from_this(),

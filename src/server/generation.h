@@ -72,7 +72,8 @@ struct GenerationJob {
   GenerationRequest request;
   std::vector<std::vector<int32_t>> prompts;  // each answered request.n times
   std::unique_ptr<AnswerFormat> format;
-  AnswerForm form = {};  // of the answers; that of completions has no parts
+  AnswerForm form = {};                    // of the answers; that of completions has no parts
+  std::shared_ptr<const Grammar> grammar;  // of the answers; null: they are free
 };
 
 /// Submits the job and answers the exchange, whole or as a stream. A client that goes away cancels

@@ -24,10 +24,11 @@ constexpr std::array kCommonFields = {
     "min_tokens", "ignore_eos", "stop_token_ids", "include_stop_str_in_output",
     "skip_special_tokens", "add_special_tokens", "priority", "request_id", "session_id",
     "cache_salt", "spaces_between_special_tokens", "response_format", "best_of",
+    "structured_outputs", "regex", "ebnf", "json_schema", "guided_json", "guided_regex",
+    "guided_choice", "guided_grammar",
     // refused when set, see refuse_unsupported()
-    "bad_words", "allowed_token_ids", "prompt_logprobs", "structured_outputs", "regex", "ebnf",
-    "json_schema", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
-    "truncate_prompt_tokens", "return_token_ids", "no_stop_trim", "thinking_token_budget"};
+    "bad_words", "allowed_token_ids", "prompt_logprobs", "truncate_prompt_tokens",
+    "return_token_ids", "no_stop_trim", "thinking_token_budget"};
 constexpr std::array kChatFields = {"messages",
                                     "top_logprobs",
                                     "tools",
@@ -74,27 +75,12 @@ void check_unknown(const Json& body, bool chat, Strictness strictness, FieldRead
 }
 
 void refuse_unsupported(FieldReader& fields) {
-  for (const char* key : {"structured_outputs", "regex", "ebnf", "json_schema", "guided_json",
-                          "guided_regex", "guided_choice", "guided_grammar"}) {
-    fields.refuse(key, "this server does not constrain the form of an answer");
-  }
   fields.refuse("bad_words", "use logit_bias to forbid tokens");
   fields.refuse("allowed_token_ids", "use logit_bias to forbid tokens");
   fields.refuse("prompt_logprobs", "log probabilities are given for generated tokens only");
   fields.refuse("truncate_prompt_tokens", "shorten the prompt before sending it");
   fields.refuse("return_token_ids", "use /tokenize for the ids of a text");
   fields.refuse("thinking_token_budget", "use max_tokens to bound the answer");
-  if (const Json* format = fields.find("response_format")) {
-    const Json* type = format->find("type");
-    if (type == nullptr || !type->is_string()) {
-      fields.fail("response_format", "response_format: expected an object with a string \"type\"");
-    } else if (type->as_string() != "text") {
-      fields.fail("response_format",
-                  fmt::format("response_format type \"{}\" is not supported: this server does not "
-                              "constrain the form of an answer; use {{\"type\": \"text\"}}",
-                              type->as_string()));
-    }
-  }
   int64_t best_of = 1;
   fields.integer("best_of", 1, 1, best_of);
 }
@@ -218,6 +204,7 @@ void read_common(FieldReader& fields, const SchemaOptions& options, GenerationRe
   fields.boolean("ignore_eos", request.ignore_eos);
   fields.token_ids("stop_token_ids", request.stop_token_ids);
   read_sampling(fields, request.sampling);
+  request.form = read_asked_form(fields);
   refuse_unsupported(fields);
 }
 

@@ -172,7 +172,7 @@ void route_chat(AppContext& context, const std::shared_ptr<HttpExchange>& exchan
   job.prompts.push_back(std::move(std::get<std::vector<int32_t>>(prompt)));
   // The text is made: what it was made of need not wait for the answer.
   job.request.messages = JsonArray();
-  job.request.tools = job.request.template_arguments = Json();
+  job.request.template_arguments = Json();
   job.format = std::make_unique<ChatFormat>(context, job.request);
   job.form = context.options.form;
   run_generation(context, exchange, std::move(job));

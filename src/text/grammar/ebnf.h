@@ -20,8 +20,8 @@ enum class RegexPlace : uint8_t { kText, kJsonString };  // kJsonString: no quot
 /// A macro that matches what all of `pattern` does; check_regex() has accepted it.
 [[nodiscard]] std::string ebnf_regex(std::string_view pattern, RegexPlace place);
 
-/// The definition of a rule for the characters of a JSON string, at most `most` of them: GrammarText
-/// has to know the smallest such limit.
+/// The definition of a rule for the characters of a JSON string, at most `most` of them:
+/// GrammarText has to know the smallest such limit.
 [[nodiscard]] std::string ebnf_limited(std::string_view rule, std::string_view body, int64_t most);
 
 }  // namespace nibble

@@ -18,7 +18,9 @@
 // What xgrammar says goes into errors; warnings are about texts of clients, who do not see them.
 namespace xgrammar {
 
-[[noreturn]] void LogFatalImpl(const std::string& /*file*/, int /*line*/, const std::string& message) {
+[[noreturn]] void LogFatalImpl(const std::string& /*file*/,
+                               int /*line*/,
+                               const std::string& message) {
   throw std::runtime_error(message);
 }
 void LogMessageImpl(const std::string&, int, int, const std::string&) {}
@@ -127,11 +129,12 @@ struct Vocabulary {
 };
 
 Vocabulary vocabulary_of(const Tokenizer& tokenizer,
-                                      int64_t vocab_size,
-                                      std::span<const int64_t> ends) {
+                         int64_t vocab_size,
+                         std::span<const int64_t> ends) {
   Vocabulary out;
   for (int32_t id = 0; id < vocab_size; ++id) {
-    out.bytes.push_back(tokenizer.is_special(id) ? std::string() : tokenizer.token_bytes(id));
+    // No text has the byte 0xff: a special token comes where a grammar names it by its id alone.
+    out.bytes.push_back((tokenizer.is_special(id) ? "\xff" : "") + tokenizer.token_bytes(id));
   }
   for (const int64_t end : ends) {
     if (end >= 0 && end < vocab_size) {
@@ -149,10 +152,12 @@ struct GrammarCompiler::Parts {
   using Entry = std::pair<std::string, std::shared_ptr<const Grammar>>;
 
   Parts(const Vocabulary& vocabulary, const GrammarOptions& options)
-      : compiler(xgrammar::TokenizerInfo(vocabulary.bytes, xgrammar::VocabType::RAW,
+      : compiler(xgrammar::TokenizerInfo(vocabulary.bytes,
+                                         xgrammar::VocabType::RAW,
                                          static_cast<int>(vocabulary.bytes.size()),
                                          vocabulary.ends),
-                 options.threads, /*cache_enabled=*/false),
+                 options.threads,
+                 /*cache_enabled=*/false),
         tokens(std::make_shared<const TokenStrings>(vocabulary.bytes)),
         limits(options) {}
 
@@ -183,8 +188,8 @@ struct GrammarCompiler::Parts {
   xgrammar::GrammarCompiler compiler;
   const std::shared_ptr<const TokenStrings> tokens;
   const GrammarOptions limits;
-  mutable std::mutex cache_mutex;  // guards what follows
-  std::list<Entry> used;           // the last one first
+  mutable std::mutex cache_mutex;                                           // guards what follows
+  std::list<Entry> used;                                                    // the last one first
   std::unordered_map<std::string_view, std::list<Entry>::iterator> places;  // views into used
   size_t bytes = 0;
 };

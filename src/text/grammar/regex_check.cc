@@ -214,8 +214,8 @@ Status RegexCheck::group_begin() {
   }
   const size_t end = rest().find('>');
   const bool named = (name == "<" || name == "P<") && end != std::string_view::npos &&
-                     end > name.size() + 1 && rest().substr(0, end).find_first_of("=!") ==
-                                                  std::string_view::npos;
+                     end > name.size() + 1 &&
+                     rest().substr(0, end).find_first_of("=!") == std::string_view::npos;
   if (!named) {
     return error("lookahead, lookbehind and flags are not enforced");
   }

@@ -109,8 +109,7 @@ Result<std::string> key_of_pattern(std::string_view pattern, const std::string& 
   return fmt::format(R"("\"" {} "\"")", ebnf_regex(*whole, RegexPlace::kJsonString));
 }
 
-Result<std::optional<FreeMembers>> pattern_members(const SchemaPlace& place,
-                                                   SchemaWriter& writer) {
+Result<std::optional<FreeMembers>> pattern_members(const SchemaPlace& place, SchemaWriter& writer) {
   const Json& patterns = *place.find("patternProperties");
   const std::string pointer = place.pointer + "/patternProperties";
   if (!patterns.is_object()) {
@@ -278,9 +277,8 @@ Result<std::string> object_body(const SchemaPlace& place, SchemaWriter& writer) 
   const std::string free =
       writer.add_rule("f", parts.free->key + " json_colon " + parts.free->value);
   const std::string some = fmt::format("{} (json_comma {}){}", free, free, times);
-  return least.value_or(0) > 0
-             ? fmt::format(R"("{{" json_blank {} json_blank "}}")", some)
-             : fmt::format(R"("{{" json_blank ({} json_blank)? "}}")", some);
+  return least.value_or(0) > 0 ? fmt::format(R"("{{" json_blank {} json_blank "}}")", some)
+                               : fmt::format(R"("{{" json_blank ({} json_blank)? "}}")", some);
 }
 
 }  // namespace nibble

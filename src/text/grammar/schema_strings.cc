@@ -13,10 +13,9 @@ namespace {
 
 using Format = std::pair<std::string_view, std::string_view>;
 
-#define NIBBLE_DATE                                                                            \
+#define NIBBLE_DATE \
   R"((\d{4}-((0[13578]|1[02])-(0[1-9]|[12]\d|3[01])|(0[469]|11)-(0[1-9]|[12]\d|30)|02-(0[1-9]|1\d|2[0-8]))|(\d\d(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)-02-29))"
-#define NIBBLE_TIME \
-  R"(([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,9})?(Z|[+\-]([01]\d|2[0-3]):[0-5]\d))"
+#define NIBBLE_TIME R"(([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,9})?(Z|[+\-]([01]\d|2[0-3]):[0-5]\d))"
 #define NIBBLE_LABEL R"([A-Za-z0-9]+(-[A-Za-z0-9]+)*)"
 #define NIBBLE_BYTE R"((25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d))"
 
@@ -27,14 +26,16 @@ constexpr std::array kFormats = {
     Format{"date", NIBBLE_DATE},
     Format{"time", NIBBLE_TIME},
     Format{"date-time", NIBBLE_DATE "T" NIBBLE_TIME},
-    Format{"duration",
-           R"(P(\d{1,6}W|\d{1,6}(Y(\d{1,6}M(\d{1,6}D)?)?|M(\d{1,6}D)?|D)(T\d{1,6}(H(\d{1,6}M(\d{1,6}S)?)?|M(\d{1,6}S)?|S))?|T\d{1,6}(H(\d{1,6}M(\d{1,6}S)?)?|M(\d{1,6}S)?|S)))"},
-    Format{"email", R"([A-Za-z0-9_+\-]+(\.[A-Za-z0-9_+\-]+)*@)" NIBBLE_LABEL
-                    R"((\.)" NIBBLE_LABEL ")+"},
+    Format{
+        "duration",
+        R"(P(\d{1,6}W|\d{1,6}(Y(\d{1,6}M(\d{1,6}D)?)?|M(\d{1,6}D)?|D)(T\d{1,6}(H(\d{1,6}M(\d{1,6}S)?)?|M(\d{1,6}S)?|S))?|T\d{1,6}(H(\d{1,6}M(\d{1,6}S)?)?|M(\d{1,6}S)?|S)))"},
+    Format{"email",
+           R"([A-Za-z0-9_+\-]+(\.[A-Za-z0-9_+\-]+)*@)" NIBBLE_LABEL R"((\.)" NIBBLE_LABEL ")+"},
     Format{"hostname", NIBBLE_LABEL R"((\.)" NIBBLE_LABEL ")*"},
     Format{"ipv4", "(" NIBBLE_BYTE R"(\.){3})" NIBBLE_BYTE},
-    Format{"ipv6",
-           R"((([0-9a-f]{1,4}:){7}[0-9a-f]{1,4}|([0-9a-f]{1,4}:){1,6}:[0-9a-f]{1,4}|::([0-9a-f]{1,4}:){0,5}[0-9a-f]{1,4}|::))"},
+    Format{
+        "ipv6",
+        R"((([0-9a-f]{1,4}:){7}[0-9a-f]{1,4}|([0-9a-f]{1,4}:){1,6}:[0-9a-f]{1,4}|::([0-9a-f]{1,4}:){0,5}[0-9a-f]{1,4}|::))"},
     Format{"uuid", R"([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})"},
     Format{
         "uri",
@@ -60,9 +61,9 @@ Result<std::string> format_body(const SchemaPlace& place) {
     known += known.empty() ? "" : ", ";
     known += format;
   }
-  return schema_error(place.pointer + "/format",
-                      fmt::format("this format is not enforced; use one of {}, or leave it out",
-                                  known));
+  return schema_error(
+      place.pointer + "/format",
+      fmt::format("this format is not enforced; use one of {}, or leave it out", known));
 }
 
 Result<std::string> pattern_body(const SchemaPlace& place) {
@@ -82,8 +83,8 @@ struct Lengths {
   std::optional<int64_t> most;
 };
 
-// Each character that a string must have is a state of the grammar, which takes as long to prepare as
-// a whole string.
+// Each character that a string must have is a state of the grammar, which takes as long to prepare
+// as a whole string.
 constexpr int64_t kMostLeast = 32;
 // One character, as in json_string, but without pairs of surrogates, which readers count as one.
 constexpr std::string_view kCharacter =

@@ -11,28 +11,41 @@ namespace {
 
 using NamedType = std::pair<std::string_view, SchemaTypes>;
 
-constexpr std::array kTypes = {NamedType{"null", kNullType},       NamedType{"boolean", kBooleanType},
-                               NamedType{"object", kObjectType},   NamedType{"array", kArrayType},
-                               NamedType{"string", kStringType},   NamedType{"integer", kIntegerType},
+constexpr std::array kTypes = {NamedType{"null", kNullType},     NamedType{"boolean", kBooleanType},
+                               NamedType{"object", kObjectType}, NamedType{"array", kArrayType},
+                               NamedType{"string", kStringType}, NamedType{"integer", kIntegerType},
                                NamedType{"number", kNumberType}};
 // Keywords that say something about values of one type.
-constexpr std::array kKeywords = {
-    NamedType{"properties", kObjectType},       NamedType{"required", kObjectType},
-    NamedType{"additionalProperties", kObjectType}, NamedType{"patternProperties", kObjectType},
-    NamedType{"propertyNames", kObjectType},    NamedType{"minProperties", kObjectType},
-    NamedType{"maxProperties", kObjectType},    NamedType{"unevaluatedProperties", kObjectType},
-    NamedType{"dependentRequired", kObjectType}, NamedType{"dependentSchemas", kObjectType},
-    NamedType{"dependencies", kObjectType},
-    NamedType{"items", kArrayType},             NamedType{"prefixItems", kArrayType},
-    NamedType{"additionalItems", kArrayType},   NamedType{"unevaluatedItems", kArrayType},
-    NamedType{"contains", kArrayType},          NamedType{"minContains", kArrayType},
-    NamedType{"maxContains", kArrayType},       NamedType{"minItems", kArrayType},
-    NamedType{"maxItems", kArrayType},          NamedType{"uniqueItems", kArrayType},
-    NamedType{"pattern", kStringType},          NamedType{"format", kStringType},
-    NamedType{"minLength", kStringType},        NamedType{"maxLength", kStringType},
-    NamedType{"minimum", kNumberType},          NamedType{"maximum", kNumberType},
-    NamedType{"exclusiveMinimum", kNumberType}, NamedType{"exclusiveMaximum", kNumberType},
-    NamedType{"multipleOf", kNumberType}};
+constexpr std::array kKeywords = {NamedType{"properties", kObjectType},
+                                  NamedType{"required", kObjectType},
+                                  NamedType{"additionalProperties", kObjectType},
+                                  NamedType{"patternProperties", kObjectType},
+                                  NamedType{"propertyNames", kObjectType},
+                                  NamedType{"minProperties", kObjectType},
+                                  NamedType{"maxProperties", kObjectType},
+                                  NamedType{"unevaluatedProperties", kObjectType},
+                                  NamedType{"dependentRequired", kObjectType},
+                                  NamedType{"dependentSchemas", kObjectType},
+                                  NamedType{"dependencies", kObjectType},
+                                  NamedType{"items", kArrayType},
+                                  NamedType{"prefixItems", kArrayType},
+                                  NamedType{"additionalItems", kArrayType},
+                                  NamedType{"unevaluatedItems", kArrayType},
+                                  NamedType{"contains", kArrayType},
+                                  NamedType{"minContains", kArrayType},
+                                  NamedType{"maxContains", kArrayType},
+                                  NamedType{"minItems", kArrayType},
+                                  NamedType{"maxItems", kArrayType},
+                                  NamedType{"uniqueItems", kArrayType},
+                                  NamedType{"pattern", kStringType},
+                                  NamedType{"format", kStringType},
+                                  NamedType{"minLength", kStringType},
+                                  NamedType{"maxLength", kStringType},
+                                  NamedType{"minimum", kNumberType},
+                                  NamedType{"maximum", kNumberType},
+                                  NamedType{"exclusiveMinimum", kNumberType},
+                                  NamedType{"exclusiveMaximum", kNumberType},
+                                  NamedType{"multipleOf", kNumberType}};
 
 /// The values that a schema allows, where it lists them.
 std::optional<std::vector<const Json*>> listed_values(const Json& schema) {

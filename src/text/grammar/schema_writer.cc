@@ -17,13 +17,22 @@ constexpr size_t kMostBytes = size_t{1} << 20;
 constexpr int64_t kMostCount = 65536;
 constexpr size_t kShownBytes = 200;  // of a pointer, which may hold anything
 
-constexpr std::array kAnnotations = {"title",    "description", "default",   "examples",
-                                     "$comment", "$schema",     "$id",       "$defs",
-                                     "definitions", "deprecated", "readOnly", "writeOnly"};
+constexpr std::array kAnnotations = {"title",       "description", "default",  "examples",
+                                     "$comment",    "$schema",     "$id",      "$defs",
+                                     "definitions", "deprecated",  "readOnly", "writeOnly"};
 // What no grammar enforces, whatever else the schema says.
-constexpr std::array kUnenforced = {"not", "if", "then", "else", "dependentRequired",
-                                    "dependentSchemas", "dependencies", "contains", "minContains",
-                                    "maxContains", "$dynamicRef", "$recursiveRef"};
+constexpr std::array kUnenforced = {"not",
+                                    "if",
+                                    "then",
+                                    "else",
+                                    "dependentRequired",
+                                    "dependentSchemas",
+                                    "dependencies",
+                                    "contains",
+                                    "minContains",
+                                    "maxContains",
+                                    "$dynamicRef",
+                                    "$recursiveRef"};
 // Beside these only annotations may stand; they are read in this order.
 constexpr std::array kAlone = {"$ref", "anyOf", "oneOf", "allOf"};
 
@@ -44,9 +53,9 @@ bool is_keyword(const Json& schema, std::string_view key) {
 Status only_annotations_beside(const SchemaPlace& place, std::string_view keyword) {
   for (const auto& [key, value] : place.schema->as_object()) {
     if (key != keyword && !says_nothing(key) && is_keyword(*place.schema, key)) {
-      return schema_error(place.pointer + "/" + key,
-                          fmt::format("a keyword beside {} is not enforced; state it within",
-                                      keyword));
+      return schema_error(
+          place.pointer + "/" + key,
+          fmt::format("a keyword beside {} is not enforced; state it within", keyword));
     }
   }
   return {};
@@ -242,7 +251,8 @@ Result<SchemaPlace> SchemaWriter::target_of(SchemaPlace place) const {
 Status SchemaWriter::check_disjoint(const SchemaPlace& place, const JsonArray& options) const {
   constexpr size_t kMostOptions = 64;
   if (options.size() > kMostOptions) {
-    return schema_error(place.pointer + "/oneOf", fmt::format("more than {} schemas", kMostOptions));
+    return schema_error(place.pointer + "/oneOf",
+                        fmt::format("more than {} schemas", kMostOptions));
   }
   std::vector<const Json*> targets;
   for (size_t i = 0; i < options.size(); ++i) {
@@ -291,8 +301,9 @@ Result<std::string> SchemaWriter::values(const SchemaPlace& place) {
   const char* keyword = constant ? "const" : "enum";
   for (const auto& [key, value] : place.schema->as_object()) {
     if (key != keyword && key != "type" && !says_nothing(key) && is_keyword(*place.schema, key)) {
-      return schema_error(place.pointer + "/" + key,
-                          fmt::format("a keyword beside {} is not enforced; leave it out", keyword));
+      return schema_error(
+          place.pointer + "/" + key,
+          fmt::format("a keyword beside {} is not enforced; leave it out", keyword));
     }
   }
   const auto types = types_of(*place.schema);
@@ -371,7 +382,7 @@ Result<std::string> SchemaWriter::one_type(const SchemaPlace& place, std::string
 // Takes rules away that are aliases of none that is left, until none is or all that are left go in
 // circles.
 Status SchemaWriter::check_aliases() const {
-  std::unordered_map<std::string, int64_t> open;                   // aliases of each rule
+  std::unordered_map<std::string, int64_t> open;                    // aliases of each rule
   std::unordered_map<std::string, std::vector<std::string>> users;  // that are aliases of it
   for (const auto& [from, to] : aliases_) {
     ++open[from];
@@ -392,13 +403,13 @@ Status SchemaWriter::check_aliases() const {
       }
     }
   }
+  std::string first;
   for (const auto& [name, count] : open) {
-    if (count > 0) {
-      return schema_error(pointers_.at(name),
-                          "the schema refers to itself without a value between");
-    }
+    const std::string& pointer = pointers_.at(name);
+    first = count > 0 && (first.empty() || pointer < first) ? pointer : first;
   }
-  return {};
+  return first.empty() ? Status()
+                       : schema_error(first, "the schema refers to itself without a value between");
 }
 
 }  // namespace nibble

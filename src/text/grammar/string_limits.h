@@ -52,9 +52,7 @@ class StringLimits final {
 
   /// After each token: `limit` is that of the string which the grammar is in.
   void accept(int32_t token, std::optional<int64_t> limit);
-  void apply(std::span<uint32_t> mask) const {
-    tokens_.clear_long(at_, limit_, shortest_, mask);
-  }
+  void apply(std::span<uint32_t> mask) const { tokens_.clear_long(at_, limit_, shortest_, mask); }
 
  private:
   const TokenStrings& tokens_;
