@@ -42,8 +42,7 @@ Result<GrammarText> form_text(const Tokenizer& tokenizer,
     return out;
   }
   if (asked.kind == Kind::kRegex) {
-    NIBBLE_ASSIGN_OR_RETURN(const std::string whole, check_regex(asked.text, RegexPlace::kText));
-    rule = ebnf_regex(whole, RegexPlace::kText);
+    NIBBLE_ASSIGN_OR_RETURN(rule, check_regex(asked.text, RegexPlace::kText));
   } else if (asked.kind == Kind::kChoice) {
     for (const std::string& choice : asked.choices) {
       rule += (rule.empty() ? "" : " | ") + ebnf_literal(choice);

@@ -39,7 +39,7 @@ GrammarText text_of(uint8_t kind, std::string_view input) {
   }
   if (kind % 3 == 1) {
     const auto whole = nibble::check_regex(input, nibble::RegexPlace::kText);
-    return {.ebnf = whole.ok() ? "root ::= " + nibble::ebnf_regex(*whole, nibble::RegexPlace::kText)
+    return {.ebnf = whole.ok() ? "root ::= " + *whole
                                : std::string()};
   }
   return {.ebnf = nibble::check_ebnf(input).ok() ? std::string(input) : std::string()};

@@ -32,9 +32,8 @@ std::string ebnf_class_character(uint32_t code_point) {
   return fmt::format("\\U{:08x}", code_point);
 }
 
-std::string ebnf_regex(std::string_view pattern, RegexPlace place) {
-  return fmt::format("Regex({}, json_string={})", quoted(pattern),
-                     place == RegexPlace::kJsonString ? "true" : "false");
+std::string ebnf_regex(std::string_view pattern) {
+  return fmt::format("Regex({})", quoted(pattern));
 }
 
 std::string ebnf_limited(std::string_view rule, std::string_view body, int64_t most) {

@@ -15,11 +15,9 @@ namespace nibble {
 /// A code point as it stands within [ ].
 [[nodiscard]] std::string ebnf_class_character(uint32_t code_point);
 
-/// Where the text of a regular expression stands.
-enum class RegexPlace : uint8_t { kText, kJsonString };  // kJsonString: no quote, escape or control
-/// A macro that matches what all of `pattern` does; check_regex() has accepted it.
-[[nodiscard]] std::string ebnf_regex(std::string_view pattern, RegexPlace place);
-
+/// A macro that matches what all of `pattern` does, for patterns of our own: without "?" behind groups
+/// and without empty alternatives, which xgrammar 0.2.8 gets wrong.
+[[nodiscard]] std::string ebnf_regex(std::string_view pattern);
 /// The definition of a rule for the characters of a JSON string, at most `most` of them:
 /// GrammarText has to know the smallest such limit.
 [[nodiscard]] std::string ebnf_limited(std::string_view rule, std::string_view body, int64_t most);

@@ -85,7 +85,7 @@ TEST(Regex, TakesWhatItEnforces) {
     const auto whole = check_regex(pattern, RegexPlace::kText);
     EXPECT_TRUE(whole.ok()) << whole.status().message();
     const auto grammar =
-        grammars.compiler().compile({.ebnf = "root ::= " + ebnf_regex(*whole, RegexPlace::kText)});
+        grammars.compiler().compile({.ebnf = "root ::= " + *whole});
     EXPECT_TRUE(grammar.ok()) << grammar.status().message();
     return grammars.allows(**grammar, text);
   };
@@ -97,6 +97,9 @@ TEST(Regex, TakesWhatItEnforces) {
   EXPECT_FALSE(allows("a.b", "a\nb"));
   EXPECT_TRUE(allows(R"([^\d\s]"\\)", "x\"\\"));
   EXPECT_FALSE(allows(R"([^\d\s])", "é"));
+  EXPECT_FALSE(allows("x(ab*)?y", "xby"));
+  EXPECT_TRUE(allows("x(ab*|c)?y", "xy"));
+  EXPECT_FALSE(allows(R"(x(\(a*\))?y)", "xa)y"));
 }
 
 TEST(Regex, RefusesTheRestWithItsPlace) {

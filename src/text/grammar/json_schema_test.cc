@@ -148,7 +148,6 @@ TEST(JsonSchema, RefusesWhatItWouldNotEnforce) {
       {R"({"type":"string","minLength":1000})", "#/minLength: "},
       {R"({"type":"string","pattern":"(?=a)b"})", "#/pattern: "},
       {R"({"type":"string","pattern":"a\\b"})", "#/pattern: "},
-      {R"({"type":"string","pattern":"é"})", "#/pattern: "},
       {R"({"minimum":3,"minLength":2})", "#: "},
       {R"({"type":"array","uniqueItems":true})", "#/uniqueItems: "},
       {R"({"type":"array","contains":{}})", "#/contains: "},

@@ -9,6 +9,9 @@
 
 #include <fmt/format.h>
 
+#include "text/grammar/ebnf.h"
+#include "text/tokenizer_utf8.h"
+
 namespace nibble {
 namespace {
 
@@ -38,7 +41,7 @@ std::optional<AsciiSet> shorthand(std::string_view escape) {
   return out;
 }
 
-/// The code point of a character as it is written; of those beyond ASCII, any beyond ASCII.
+/// The code point of a character as it is written; of UTF-8, its first byte, which is beyond ASCII.
 uint32_t character_value(std::string_view written) {
   if (written.size() < 2 || written[0] != '\\') {
     return static_cast<unsigned char>(written[0]);
@@ -57,19 +60,32 @@ uint32_t character_value(std::string_view written) {
   return static_cast<unsigned char>(written[1]);
 }
 
-std::string ascii_class(const AsciiSet& set) {
-  std::string out = "[";
-  for (size_t c = 1; c < set.size(); ++c) {
-    if (!set[c] || (c > 1 && set[c - 1])) {
+/// What a string of JSON cannot have but as an escape.
+AsciiSet escaped_in_json() {
+  AsciiSet out;
+  for (size_t c = 0; c < 0x20; ++c) {
+    out.set(c);
+  }
+  out.set('"');
+  out.set('\\');
+  return out;
+}
+
+/// The members of a class, as ranges.
+std::string ranges(const AsciiSet& set) {
+  std::string out;
+  for (size_t c = 0; c < set.size(); ++c) {
+    if (!set[c] || (c > 0 && set[c - 1])) {
       continue;
     }
     size_t last = c;
     while (last + 1 < set.size() && set[last + 1]) {
       ++last;
     }
-    out += fmt::format("\\x{:02x}-\\x{:02x}", c, last);
+    out += ebnf_class_character(static_cast<uint32_t>(c)) + "-" +
+           ebnf_class_character(static_cast<uint32_t>(last));
   }
-  return out + "]";
+  return out;
 }
 
 /// Goes through an expression once, from left to right.
@@ -82,8 +98,9 @@ class RegexCheck final {
  private:
   // Repetitions of what is within a group, of its largest alternative part so far.
   struct Group {
-    int64_t inner = 1;  // the most that parts of it have
-    size_t begin = 0;   // in the pattern
+    int64_t inner = 1;   // the most that parts of it have
+    size_t begin = 0;    // in the pattern
+    bool empty = true;   // the alternative so far
   };
 
   Status step();
@@ -104,12 +121,11 @@ class RegexCheck final {
   Result<int64_t> count();
   Status item(int64_t inner);
   Status literal();
+  void end_alternative();
+  Status write_class(const AsciiSet& set);
+  Status write_character(std::string_view text);
 
   [[nodiscard]] std::string_view rest() const { return pattern_.substr(at_); }
-  void take(size_t bytes) {
-    out_ += pattern_.substr(at_, bytes);
-    at_ += bytes;
-  }
   [[nodiscard]] Status error(std::string_view what) const {
     return make_error(StatusCode::kInvalidArgument, "byte {} of the regular expression: {}", at_,
                       what);
@@ -144,7 +160,38 @@ Result<std::string> RegexCheck::run() {
     at_ = groups_.back().begin;
     return error("this group has no end");
   }
-  return std::move(out_);
+  end_alternative();
+  return "(" + out_ + ")";
+}
+
+void RegexCheck::end_alternative() {
+  if (groups_.back().empty) {
+    out_ += "\"\"";
+  }
+  groups_.back().empty = true;
+  last_ = 0;
+}
+
+/// One of some ASCII characters, as far as the place has them.
+Status RegexCheck::write_class(const AsciiSet& set) {
+  const AsciiSet kept = place_ == RegexPlace::kJsonString ? set & ~escaped_in_json() : set;
+  if (kept.none()) {
+    return error("no character is left that may come here");
+  }
+  out_ += fmt::format(" [{}]", ranges(kept));
+  return {};
+}
+
+/// One character; in a string of JSON a quote and a backslash are escapes.
+Status RegexCheck::write_character(std::string_view text) {
+  const bool json = place_ == RegexPlace::kJsonString;
+  const auto byte = static_cast<unsigned char>(text[0]);
+  if (json && text.size() == 1 && byte < 0x20) {
+    return error("control characters do not stand in strings of JSON");
+  }
+  const bool escaped = json && (text == "\"" || text == "\\");
+  out_ += " " + ebnf_literal(escaped ? "\\" + std::string(text) : std::string(text));
+  return {};
 }
 
 Status RegexCheck::step() {
@@ -163,8 +210,9 @@ Status RegexCheck::step() {
     case '{':
       return quantifier();
     case '|':
-      last_ = 0;
-      take(1);
+      end_alternative();
+      out_ += " |";
+      ++at_;
       return {};
     case '^':
     case '$':
@@ -179,20 +227,17 @@ Status RegexCheck::step() {
 
 Status RegexCheck::literal() {
   const auto byte = static_cast<unsigned char>(pattern_[at_]);
-  if (byte < 0x20 || byte == 0x7f || (place_ == RegexPlace::kJsonString && byte > 0x7e)) {
-    return error(place_ == RegexPlace::kJsonString
-                     ? "only printable ASCII is enforced in strings of JSON"
-                     : "write control characters as escapes");
+  if (byte < 0x20 || byte == 0x7f) {
+    return error("write control characters as escapes");
   }
-  if (pattern_[at_] == '.') {  // but for line breaks, which strings of JSON lack anyway
-    out_ += place_ == RegexPlace::kJsonString ? "." : "[^\\n\\r]";
+  if (pattern_[at_] == '.') {
+    out_ += place_ == RegexPlace::kJsonString ? R"( [^\"\\\x00-\x1f])" : R"( [^\n\r])";
     ++at_;
     return item(1);
   }
-  take(1);
-  while (at_ < pattern_.size() && (static_cast<unsigned char>(pattern_[at_]) & 0xC0U) == 0x80U) {
-    take(1);
-  }
+  const size_t length = utf8_step(pattern_, at_).length;
+  NIBBLE_RETURN_IF_ERROR(write_character(pattern_.substr(at_, length)));
+  at_ += length;
   return item(1);
 }
 
@@ -203,7 +248,7 @@ Status RegexCheck::group_begin() {
   groups_.push_back({.inner = 1, .begin = at_});
   last_ = 0;
   ++at_;
-  out_ += '(';
+  out_ += " (";
   if (!rest().starts_with('?')) {
     return {};
   }
@@ -227,31 +272,30 @@ Status RegexCheck::group_end() {
   if (groups_.size() == 1) {
     return error("this bracket ends no group; escape it with a backslash");
   }
+  end_alternative();
   const int64_t inner = groups_.back().inner;
   groups_.pop_back();
-  take(1);
+  out_ += ")";
+  ++at_;
   return item(inner);
 }
 
 Status RegexCheck::item(int64_t inner) {
   last_ = inner;
+  groups_.back().empty = false;
   groups_.back().inner = std::max(groups_.back().inner, inner);
   return {};
 }
 
-/// A class with \d, \w or \s, which dialects read differently beyond ASCII, becomes one of ASCII
-/// alone; others stay as they are written.
+/// A class with \d, \w or \s, which dialects read differently beyond ASCII, is one of ASCII alone.
 Status RegexCheck::character_class() {
-  const size_t begin = at_;
-  const size_t out_begin = out_.size();
-  take(1);
+  const size_t begin = at_++;
   const bool negated = rest().starts_with('^');
-  if (negated) {
-    take(1);
-  }
+  at_ += negated ? 1 : 0;
   if (rest().starts_with(']')) {
     return error("an empty class, or one that begins with a bracket that is not escaped");
   }
+  const size_t first = at_;
   ClassMembers members;
   while (at_ < pattern_.size() && pattern_[at_] != ']') {
     NIBBLE_RETURN_IF_ERROR(class_member(members));
@@ -260,14 +304,25 @@ Status RegexCheck::character_class() {
     at_ = begin;
     return error("this class has no end");
   }
-  take(1);
-  if (members.shorthand) {
-    if (members.beyond_ascii) {
+  const std::string_view written = pattern_.substr(first, at_ - first);
+  ++at_;
+  const bool json = place_ == RegexPlace::kJsonString;
+  if (members.beyond_ascii && members.shorthand) {
+    at_ = begin;
+    return error("\\d, \\w and \\s beside characters beyond ASCII are not enforced");
+  }
+  if (members.beyond_ascii) {
+    if (!negated && json && (members.ascii & escaped_in_json()).any()) {
       at_ = begin;
-      return error("\\d, \\w and \\s beside characters beyond ASCII are not enforced");
+      return error("characters that JSON escapes beside those beyond ASCII are not enforced");
     }
-    out_.resize(out_begin);
-    out_ += ascii_class(negated ? ~members.ascii : members.ascii);
+    out_ += fmt::format(" [{}{}{}]", negated ? "^" : "",
+                        negated && json ? ranges(escaped_in_json()) : "", written);
+  } else if (negated && !members.shorthand) {
+    out_ += fmt::format(
+        " [^{}]", ranges(json ? members.ascii | escaped_in_json() : members.ascii));
+  } else {
+    NIBBLE_RETURN_IF_ERROR(write_class(negated ? ~members.ascii : members.ascii));
   }
   return item(1);
 }
@@ -282,10 +337,10 @@ Status RegexCheck::class_member(ClassMembers& members) {
     if (byte == '[') {  // some dialects nest classes
       return error("escape this bracket with a backslash");
     }
-    if (byte < 0x20 || byte == 0x7f || (place_ == RegexPlace::kJsonString && byte > 0x7e)) {
-      return error("write control characters as escapes; strings of JSON take printable ASCII");
+    if (byte < 0x20 || byte == 0x7f) {
+      return error("write control characters as escapes");
     }
-    take(1);
+    at_ += utf8_step(pattern_, at_).length;
   }
   const std::string_view written = pattern_.substr(begin, at_ - begin);
   if (const auto set = shorthand(written)) {
@@ -345,13 +400,20 @@ Status RegexCheck::escape(bool in_class) {
              std::string_view("^$\\.*+?()[]{}|/-").find(next) == std::string_view::npos) {
     return error("this escape is not enforced");
   }
-  if (const auto set = shorthand(rest().substr(0, 2)); set && !in_class) {
-    out_ += ascii_class(*set);
+  const std::string_view written = rest().substr(0, length);
+  if (in_class) {
     at_ += length;
-  } else {
-    take(length);
+    return {};
   }
-  return in_class ? Status() : item(1);
+  if (const auto set = shorthand(written)) {
+    NIBBLE_RETURN_IF_ERROR(write_class(*set));
+  } else {
+    std::string text;
+    append_utf8(text, character_value(written));
+    NIBBLE_RETURN_IF_ERROR(write_character(text));
+  }
+  at_ += length;
+  return item(1);
 }
 
 Result<int64_t> RegexCheck::count() {
@@ -364,7 +426,7 @@ Result<int64_t> RegexCheck::count() {
   }
   int64_t value = 0;
   std::from_chars(rest().data(), rest().data() + digits, value);
-  take(digits);
+  at_ += digits;
   return value;
 }
 
@@ -372,13 +434,14 @@ Status RegexCheck::quantifier() {
   if (last_ == 0) {
     return error("there is nothing to repeat");
   }
+  const size_t begin = at_;
   int64_t most = 1;
   if (pattern_[at_] == '{') {
-    take(1);
+    ++at_;
     NIBBLE_ASSIGN_OR_RETURN(const int64_t least, count());
     most = least;
     if (rest().starts_with(',')) {
-      take(1);
+      ++at_;
       if (!rest().starts_with('}')) {
         NIBBLE_ASSIGN_OR_RETURN(most, count());
       }
@@ -387,7 +450,8 @@ Status RegexCheck::quantifier() {
       return error("expected {n}, {n,} or {n,m} with n not above m");
     }
   }
-  take(1);
+  ++at_;
+  out_ += pattern_.substr(begin, at_ - begin);
   if (rest().starts_with('?')) {  // lazy: the same texts match
     ++at_;
   }

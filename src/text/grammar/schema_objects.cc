@@ -106,7 +106,7 @@ Result<std::string> key_of_pattern(std::string_view pattern, const std::string& 
   if (!whole.ok()) {
     return whole.status().with_context(pointer);
   }
-  return fmt::format(R"("\"" {} "\"")", ebnf_regex(*whole, RegexPlace::kJsonString));
+  return fmt::format(R"("\"" {} "\"")", *whole);
 }
 
 Result<std::optional<FreeMembers>> pattern_members(const SchemaPlace& place, SchemaWriter& writer) {

@@ -47,8 +47,8 @@ constexpr std::array kFormats = {
 #undef NIBBLE_LABEL
 #undef NIBBLE_BYTE
 
-std::string quoted_pattern(std::string_view pattern) {
-  return fmt::format(R"("\"" {} "\"")", ebnf_regex(pattern, RegexPlace::kJsonString));
+std::string quoted_pattern(std::string_view expression) {
+  return fmt::format(R"("\"" {} "\"")", expression);
 }
 
 Result<std::string> format_body(const SchemaPlace& place) {
@@ -56,7 +56,9 @@ Result<std::string> format_body(const SchemaPlace& place) {
   std::string known;
   for (const auto& [format, pattern] : kFormats) {
     if (name.is_string() && name.as_string() == format) {
-      return quoted_pattern(pattern);
+      NIBBLE_ASSIGN_OR_RETURN(const std::string whole,
+                              check_regex(pattern, RegexPlace::kJsonString));
+      return quoted_pattern(whole);
     }
     known += known.empty() ? "" : ", ";
     known += format;
@@ -107,7 +109,7 @@ Result<std::string> bounded_body(const SchemaPlace& place,
   for (int64_t i = 0; i < lengths.least; ++i) {
     body += kCharacter;
   }
-  body = ebnf_regex(body + std::string(kCharacter) + "*", RegexPlace::kText);
+  body = ebnf_regex(body + std::string(kCharacter) + "*");
   const std::string rule =
       lengths.most ? writer.add_limited_rule(body, *lengths.most) : writer.add_rule("c", body);
   return fmt::format(R"("\"" {} "\"")", rule);
