@@ -166,7 +166,8 @@ EngineCore::EngineCore(std::unique_ptr<Model> model,
     : model_(std::move(model)),
       options_(options),
       runner_(std::move(runner)),
-      sampler_(model_->config().vocab_size) {
+      sampler_(model_->config().vocab_size),
+      masks_(model_->config().vocab_size) {
   std::random_device device;
   unseeded_ = options_.seed.value_or((uint64_t{device()} << 32) | device());
   plan_.reserve(static_cast<size_t>(options_.max_num_seqs));
@@ -281,6 +282,7 @@ bool EngineCore::may_run_ahead() const {
                   sequence.generated() + 1 < request.max_tokens &&
                   sequence.length() + 1 < options_.max_model_len &&
                   !Sampler::needs_seen(request.sampling) && !watches_answer(request) &&
+                  request.constraint == nullptr &&
                   !request.cancelled->load(std::memory_order_relaxed);
          });
 }
@@ -318,7 +320,9 @@ void EngineCore::run_plan() {
   sampled_ = model_->samples_tokens() && std::ranges::none_of(plan_, [](const auto& item) {
                return item.sequence->prompt_rows(item.num_tokens).count > 0;
              });
+  masks_.start(plan_);
   if (sampled_) {
+    masks_.wait();
     sampling_.clear();
     for (const auto& [sequence, num_tokens] : plan_) {
       if (sequence->computed + num_tokens == sequence->length() && sequence->wants_token()) {
@@ -331,6 +335,7 @@ void EngineCore::run_plan() {
     runner_.start(plan_, sampling_.input(), false);
   } else {
     runner_.run(plan_);
+    masks_.wait();
   }
 }
 
@@ -355,6 +360,7 @@ SamplerInput EngineCore::sampler_input(const Sequence& sequence, int64_t ahead) 
           .step = step,
           .seen = sequence.seen,
           .banned = banned_,
+          .mask = sequence.mask,
           .top_logprobs = request.top_logprobs};
 }
 
@@ -418,6 +424,13 @@ Status EngineCore::explain(const Status& failure) {
 
 void EngineCore::accept_token(Sequence& sequence, SampledToken sampled) {
   const Request& request = sequence.request;
+  if (request.constraint != nullptr) {
+    const Status taken = request.constraint->accept(sampled.token);
+    if (!taken.ok()) {
+      finish(sequence, FinishReason::kError, taken);
+      return;
+    }
+  }
   sequence.tokens.push_back(sampled.token);
   if (Sampler::needs_seen(request.sampling)) {
     ++sequence.seen[sampled.token];
@@ -474,6 +487,7 @@ void EngineCore::report_end(Sequence& sequence, FinishReason reason, const Statu
 }
 
 void EngineCore::abandon(const std::string& batch_reason, const std::string& other_reason) {
+  masks_.wait();  // the step may have failed while they were being filled
   // Sequences that finished in this step are gone; compare addresses only.
   std::vector<const Sequence*> batch;
   for (const auto& item : plan_) {

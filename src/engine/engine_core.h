@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "engine/engine.h"
+#include "engine/mask_filler.h"
 #include "engine/model_runner.h"
 #include "engine/sampling_builder.h"
 #include "engine/scheduler.h"
@@ -85,6 +86,7 @@ class EngineCore final {
   const EngineOptions options_;
   ModelRunner runner_;
   Sampler sampler_;
+  MaskFiller masks_;
   SamplingBuilder sampling_;  // of the step being run
   bool sampled_ = false;      // whether it was sampled by them
   bool ahead_ = false;        // the step after plan_ has been started, with the same sequences

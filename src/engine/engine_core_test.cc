@@ -342,5 +342,61 @@ TEST(EngineCore, DecodesAreNeverHeldUpByPrefill) {
   EXPECT_EQ(prefilling.tokens.size(), 1U);
 }
 
+/// Allows the tokens of a sequence, one after another, then the end.
+class OneSequence final : public TokenConstraint {
+ public:
+  explicit OneSequence(std::vector<int32_t> tokens, size_t free = 0)
+      : tokens_(std::move(tokens)), free_(free) {}
+
+  bool fill(std::span<uint32_t> mask) override {
+    if (taken_ < free_) {
+      return false;
+    }
+    std::ranges::fill(mask, 0U);
+    const size_t at = taken_ - free_;
+    const int32_t next = at < tokens_.size() ? tokens_[at] : FakeModel::kEos;
+    mask[static_cast<size_t>(next / 32)] |= 1U << (next % 32);
+    return true;
+  }
+  Status accept(int32_t token) override {
+    const size_t at = taken_++;
+    const bool wrong = at >= free_ && at - free_ < tokens_.size() && token != tokens_[at - free_];
+    return wrong ? Status(StatusCode::kInvalidArgument, "a token that may not come") : Status();
+  }
+
+ private:
+  std::vector<int32_t> tokens_;
+  size_t free_;  // tokens before it holds
+  size_t taken_ = 0;
+};
+
+TEST(EngineCore, ConstraintsHoldWhereverTokensAreSampled) {
+  for (const bool samples : {false, true}) {
+    auto model = std::make_unique<FakeModel>();
+    model->set_sampling(samples);
+    const auto core = make_core(small_options(64), std::move(model));
+    std::vector<Answer> answers(4);
+    std::vector<Request> requests;
+    for (size_t i = 0; i < answers.size(); ++i) {
+      requests.push_back(greedy({5, 6, static_cast<int32_t>(7 + i)}, 12, answers[i]));
+      requests.back().sampling.temperature = 2;
+      requests.back().sampling.seed = i;
+    }
+    requests[0].constraint = std::make_shared<OneSequence>(std::vector<int32_t>{40, 41, 8, 40});
+    requests[1].constraint = std::make_shared<OneSequence>(std::vector<int32_t>{9}, 3);
+    const Answer alone_free = alone(requests[2]);
+    for (Request& request : requests) {
+      core->add(std::move(request));
+    }
+    run_all(*core);
+    EXPECT_EQ(answers[0].tokens, (std::vector<int32_t>{40, 41, 8, 40, FakeModel::kEos}));
+    EXPECT_EQ(answers[0].finish, FinishReason::kStop);
+    if (answers[1].tokens.size() > 3) {
+      EXPECT_EQ(answers[1].tokens[3], 9);
+    }
+    EXPECT_EQ(answers[2].tokens, alone_free.tokens);
+  }
+}
+
 }  // namespace
 }  // namespace nibble

@@ -10,6 +10,7 @@
 
 #include "base/status.h"
 #include "ops/sampling_params.h"
+#include "ops/token_mask.h"
 
 namespace nibble {
 
@@ -40,6 +41,7 @@ struct Request {
   SamplingParams sampling;
   std::vector<int32_t> stop_tokens;             // end the answer; the token itself is delivered
   std::vector<std::vector<int32_t>> bad_words;  // no answer has these tokens one after the other
+  std::shared_ptr<TokenConstraint> constraint;  // of this answer alone; none: any token may come
   int64_t priority = 0;                         // of those that wait, the lowest is taken first
   std::string cache_salt;                       // only requests with the same one share pages
   bool ignore_eos = false;                      // the model's end tokens do not end the answer

@@ -9,6 +9,9 @@ void SamplingBuilder::clear() {
   rows_.clear();
   edits_.clear();
   limited_ = false;
+  mask_of_.clear();
+  masks_.clear();
+  mask_count_ = 0;
 }
 
 void SamplingBuilder::add(const SamplerInput& input) {
@@ -43,6 +46,8 @@ void SamplingBuilder::add(const SamplerInput& input) {
     edits_.push_back({.row = row, .token = token, .bias = -std::numeric_limits<float>::infinity()});
   }
   merge_edits(first);
+  mask_of_.push_back(input.mask.empty() ? -1 : mask_count_++);
+  masks_.insert(masks_.end(), input.mask.begin(), input.mask.end());
 }
 
 // One edit for each token of a row.

@@ -59,6 +59,11 @@ struct Sequence {
   /// Whether a token is sampled when all tokens are computed.
   [[nodiscard]] bool wants_token() const { return generated() < request.max_tokens; }
 
+  /// Tokens that may come after the first `mask_length` ones, as request.constraint has it; empty:
+  /// all.
+  std::vector<uint32_t> mask;
+  int64_t mask_length = 0;
+
   [[nodiscard]] int64_t length() const { return static_cast<int64_t>(tokens.size()); }
   [[nodiscard]] int64_t generated() const { return length() - prompt_tokens; }
   [[nodiscard]] int64_t remaining() const { return length() - computed; }

@@ -4,7 +4,9 @@
 #include <cmath>
 #include <limits>
 
+#include "base/check.h"
 #include "ops/sampling.h"
+#include "ops/token_mask.h"
 
 namespace nibble {
 namespace {
@@ -55,6 +57,23 @@ void keep_allowed(std::span<float> logits, std::span<const int32_t> allowed) {
   }
 }
 
+// Most words of a grammar's mask are all zeros or all ones.
+void apply_mask(std::span<float> logits, std::span<const uint32_t> mask) {
+  CHECK_EQ(std::ssize(mask), mask_words(std::ssize(logits)));
+  constexpr size_t kBits = 32;
+  for (size_t first = 0; first < logits.size(); first += kBits) {
+    const uint32_t word = mask[first / kBits];
+    const std::span<float> part = logits.subspan(first, std::min(kBits, logits.size() - first));
+    if (word == 0) {
+      std::ranges::fill(part, kMinusInfinity);
+    } else if (word != ~uint32_t{0}) {
+      for (size_t bit = 0; bit < part.size(); ++bit) {
+        part[bit] = ((word >> bit) & 1U) != 0 ? part[bit] : kMinusInfinity;
+      }
+    }
+  }
+}
+
 Status out_of_range(const char* name, double value, const char* range) {
   return make_error(StatusCode::kInvalidArgument, "{} is {}, but must be {}", name, value, range);
 }
@@ -66,7 +85,8 @@ Status not_finite_logits() {
 }
 
 Status no_token_left() {
-  return {StatusCode::kInvalidArgument, "bans, biases and penalties leave no token to sample"};
+  return {StatusCode::kInvalidArgument,
+          "bans, biases, penalties and masks leave no token to sample"};
 }
 
 Sampler::Sampler(int64_t vocab_size) { candidates_.reserve(static_cast<size_t>(vocab_size)); }
@@ -134,6 +154,9 @@ Result<SampledToken> Sampler::sample(std::span<float> logits, const SamplerInput
   }
   if (!input.params.allowed_tokens.empty()) {
     keep_allowed(logits, input.params.allowed_tokens);
+  }
+  if (!input.mask.empty()) {
+    apply_mask(logits, input.mask);
   }
   out.token = argmax(logits);
   const float largest = logits[static_cast<size_t>(out.token)];

@@ -19,7 +19,9 @@ struct SamplerInput {
   /// Tokens of prompt and answer, with how often the answer has them. Read only by penalties.
   const std::unordered_map<int32_t, int32_t>& seen;
   std::span<const int32_t> banned;  // never sampled (end tokens before min_tokens)
-  int top_logprobs = -1;            // as in Request
+  /// Tokens that may be sampled [mask_words(vocab_size)], as in ops/token_mask.h; empty: all.
+  std::span<const uint32_t> mask = {};
+  int top_logprobs = -1;  // as in Request
 };
 
 struct SampledToken {
@@ -33,9 +35,9 @@ struct SampledToken {
 [[nodiscard]] Status no_token_left();
 
 /// Samples tokens. The order is: log-probabilities of the untouched logits; bias; repetition, then
-/// presence and frequency penalties; bans; greedy choice, or temperature, top-k, top-p (of what
-/// top-k left), min-p (of the most likely one's probability), and a draw. Ties go to the smaller
-/// token id. Holds scratch memory only: the result depends on the arguments alone.
+/// presence and frequency penalties; bans and the mask; greedy choice, or temperature, top-k, top-p
+/// (of what top-k left), min-p (of the most likely one's probability), and a draw. Ties go to the
+/// smaller token id. Holds scratch memory only: the result depends on the arguments alone.
 class Sampler final {
  public:
   explicit Sampler(int64_t vocab_size);

@@ -198,5 +198,29 @@ TEST(Sampler, CheckNamesTheParameter) {
   EXPECT_THAT(message({.logit_bias = {{10, 1.0F}}}), ::testing::HasSubstr("token 10"));
 }
 
+TEST(Sampler, MaskLeavesWhatItAllowsAndLogProbabilitiesAsTheyWere) {
+  constexpr int64_t kVocab = 70;
+  Sampler sampler(kVocab);
+  const SamplingParams greedy{.temperature = 0};
+  const std::unordered_map<int32_t, int32_t> seen;
+  std::vector<float> logits(kVocab);
+  for (size_t i = 0; i < logits.size(); ++i) {
+    logits[i] = static_cast<float>(i) / 10;
+  }
+  std::vector<uint32_t> mask = {~0U, 5U, 0U};  // 0..31, 32 and 34
+  auto copy = logits;
+  const auto masked =
+      sampler.sample(copy, {.params = greedy, .seen = seen, .mask = mask, .top_logprobs = 1});
+  copy = logits;
+  const auto free = sampler.sample(copy, {.params = greedy, .seen = seen, .top_logprobs = 1});
+  ASSERT_TRUE(masked.ok() && free.ok());
+  EXPECT_EQ(masked->token, 34);
+  EXPECT_EQ(masked->top_logprobs[0].token, 69);
+  EXPECT_NEAR(masked->logprob - free->logprob, -3.5F, 1e-5);
+  copy = logits;
+  mask.assign(3, 0);
+  EXPECT_FALSE(sampler.sample(copy, {.params = greedy, .seen = seen, .mask = mask}).ok());
+}
+
 }  // namespace
 }  // namespace nibble

@@ -62,6 +62,9 @@ struct TopLogprob {
 struct SamplingInput {
   std::span<const RowSampling> rows;
   std::span<const LogitEdit> edits;
+  /// Either none, or for each row which of `masks` says what may be sampled (-1: all may).
+  std::span<const int32_t> mask_of = {};
+  std::span<const uint32_t> masks = {};  // [n, mask_words(vocab_size)], of ops/token_mask.h
 };
 inline constexpr int64_t kMaxLogitEdits = int64_t{1} << 16;
 

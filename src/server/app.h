@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "engine/engine.h"
+#include "server/answer_grammars.h"
 #include "server/http.h"
 #include "server/metrics.h"
 #include "server/response_store.h"
@@ -34,11 +35,15 @@ struct AppContext {
       : options(std::move(app_options)),
         engine(app_engine),
         text(app_text),
+        grammars(app_text.tokenizer(),
+                 app_engine.model_config().vocab_size,
+                 app_engine.model_config().eos_token_ids),
         metrics(app_engine.options().max_model_len) {}
 
   const AppOptions options;
   Engine& engine;
   const TextFrontend& text;
+  const AnswerGrammars grammars;
   ServerMetrics metrics;
   const std::shared_ptr<RunningAnswers> running = std::make_shared<RunningAnswers>();
   const std::shared_ptr<ResponseStore> responses = std::make_shared<ResponseStore>();

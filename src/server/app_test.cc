@@ -29,7 +29,7 @@ TEST_F(AppTest, ToolsReachTheTemplateAndMayBeRefused) {
   EXPECT_THAT(answer, HasSubstr(R"("content":"abc1")"));  // the fake's template counts tools
   EXPECT_THAT(answer, Not(HasSubstr("tool_calls")));
   EXPECT_THAT(chat("abc", tools + R"(,"tool_choice":"none")"), HasSubstr(R"("content":"abca")"));
-  EXPECT_THAT(chat("abc", tools + R"(,"tool_choice":"required")"),
+  EXPECT_THAT(chat("abc", tools + R"(,"tool_choice":"required")"),  // no form of calls is known
               HasSubstr(R"("param":"tool_choice")"));
   EXPECT_THAT(chat("abc", R"("tools":[{"type":"function","function":{"name":""}}])"),
               HasSubstr(R"("param":"tools[0].function.name")"));

@@ -8,6 +8,7 @@
 
 #include "server/error.h"
 #include "server/prompt.h"
+#include "text/grammar/thought_gate.h"
 #include "text/tokenizer_utf8.h"
 
 namespace nibble {
@@ -41,12 +42,14 @@ class Generation final : public std::enable_shared_from_this<Generation> {
   void record(const Choice& choice, const std::string& reason);
   void fail(const ApiError& error);
   void cancel_all();
+  [[nodiscard]] std::optional<ApiError> prepare();
   [[nodiscard]] HttpHeaders headers() const;
   void complete();
   [[nodiscard]] Usage total_usage() const;
   /// Whether the prompt is shown as a part of the text, with its log probabilities.
   [[nodiscard]] bool scores_echo() const { return job_.request.echo && job_.request.logprobs >= 0; }
   [[nodiscard]] bool ends_answer(int32_t token) const;
+  [[nodiscard]] bool thinks_already(const std::vector<int32_t>& prompt) const;
 
   AppContext& context_;
   std::shared_ptr<HttpExchange> exchange_;
@@ -65,13 +68,27 @@ int64_t Generation::max_tokens(const std::vector<int32_t>& prompt) const {
   return job_.request.max_tokens.value_or(room);
 }
 
-void Generation::start() {
+/// Finds what the engine needs beside the prompts.
+std::optional<ApiError> Generation::prepare() {
   auto words = bad_word_tokens(context_, job_.request);
   if (const auto* error = std::get_if<ApiError>(&words)) {
+    return *error;
+  }
+  bad_words_ = std::get<0>(std::move(words));
+  AskedGrammar grammar = context_.grammars.find(job_.request, job_.form);
+  if (const auto* error = std::get_if<ApiError>(&grammar)) {
+    return *error;
+  }
+  job_.grammar = std::move(std::get<std::shared_ptr<const Grammar>>(grammar));
+  job_.request.tools = Json();  // the prompt and the grammar are made of them
+  return std::nullopt;
+}
+
+void Generation::start() {
+  if (const auto error = prepare(); error) {
     refuse(*exchange_, *error);
     return;
   }
-  bad_words_ = std::get<0>(std::move(words));
   for (auto& prompt : job_.prompts) {
     truncate_prompt(context_, job_.request, prompt);
     if (const auto error = check_prompt(context_, prompt, job_.request)) {
@@ -125,22 +142,26 @@ void Generation::open(Choice& choice) {
   exchange_->write(job_.format->stream_begin(choice));
 }
 
-AnswerStream::Options Generation::stream_options(const std::vector<int32_t>& prompt) const {
+bool Generation::thinks_already(const std::vector<int32_t>& prompt) const {
   constexpr size_t kTail = 16;  // tokens that hold the opening of a thought, and blanks
+  const std::span<const int32_t> tail = std::span(prompt).last(std::min(prompt.size(), kTail));
+  return ends_in_thought(context_.text.tokenizer().decode(tail, DecodeSpecials::kKeep),
+                         job_.form.reasoning);
+}
+
+AnswerStream::Options Generation::stream_options(const std::vector<int32_t>& prompt) const {
   const GenerationRequest& asked = job_.request;
-  const Tokenizer& tokenizer = context_.text.tokenizer();
   AnswerForm form = job_.form;
   if (!asked.separate_reasoning && form.reasoning != ReasoningForm::kHarmony) {
     form.reasoning = ReasoningForm::kNone;
   }
-  const std::span<const int32_t> tail = std::span(prompt).last(std::min(prompt.size(), kTail));
-  return {.parser = {.form = form,
-                     .thinks_already = ends_in_thought(
-                         tokenizer.decode(tail, DecodeSpecials::kKeep), form.reasoning),
-                     .functions = asked.functions},
-          .stops = asked.stop,
-          .stop_text = asked.include_stop ? StopText::kKeep : StopText::kOmit,
-          .specials = asked.skip_special_tokens ? DecodeSpecials::kSkip : DecodeSpecials::kKeep};
+  return {
+      .parser = {.form = form,
+                 .thinks_already = form.reasoning == job_.form.reasoning && thinks_already(prompt),
+                 .functions = asked.functions},
+      .stops = asked.stop,
+      .stop_text = asked.include_stop ? StopText::kKeep : StopText::kOmit,
+      .specials = asked.skip_special_tokens ? DecodeSpecials::kSkip : DecodeSpecials::kKeep};
 }
 
 Status Generation::submit(Choice& choice) {
@@ -162,6 +183,12 @@ Status Generation::submit(Choice& choice) {
   request.top_logprobs = asked.logprobs;
   request.prompt_logprobs =
       std::max(asked.prompt_logprobs, scores_echo() ? asked.logprobs : asked.prompt_logprobs);
+  if (job_.grammar != nullptr) {
+    request.constraint = after_thought(
+        context_.text.tokenizer(), job_.form.reasoning,
+        thinks_already(choice.prompt) ? ThoughtStart::kThinking : ThoughtStart::kMayThink,
+        job_.grammar->start());
+  }
   request.cancelled = choice.cancelled;
   choice.usage.prompt_tokens = static_cast<int64_t>(choice.prompt.size());
   request.on_event = [self = shared_from_this(),
@@ -392,7 +419,7 @@ std::optional<ApiError> prepare_chat(const AppContext& context, GenerationJob& j
   job.prompts.push_back(std::move(std::get<std::vector<int32_t>>(prompt)));
   // The text is made: what it was made of need not wait for the answer.
   job.request.messages = JsonArray();
-  job.request.tools = job.request.template_arguments = Json();
+  job.request.template_arguments = Json();
   job.form = context.options.form;
   return std::nullopt;
 }

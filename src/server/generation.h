@@ -14,8 +14,9 @@ struct GenerationJob {
   GenerationRequest request;
   std::vector<std::vector<int32_t>> prompts;  // each answered request.n times
   std::unique_ptr<AnswerFormat> format;
-  AnswerForm form = {};  // of the answers; that of completions has no parts
-  std::string id = {};   // by which other requests can end it; "": that of the exchange
+  AnswerForm form = {};                         // of the answers; that of completions has no parts
+  std::shared_ptr<const Grammar> grammar = {};  // of the answers; null: they are free
+  std::string id = {};  // by which other requests can end it; "": that of the exchange
 };
 
 /// Makes the prompt of a chat from job.request, whose messages are gone then, and sets the form of

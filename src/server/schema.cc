@@ -24,10 +24,11 @@ constexpr std::array kCommonFields = {
     "skip_special_tokens", "add_special_tokens", "priority", "request_id", "session_id",
     "cache_salt", "spaces_between_special_tokens", "response_format", "best_of", "prompt_logprobs",
     "bad_words", "allowed_token_ids", "truncate_prompt_tokens", "return_token_ids", "no_stop_trim",
-    "safety_identifier", "prompt_cache_key", "prediction", "verbosity",
+    "safety_identifier", "prompt_cache_key", "prediction", "verbosity", "structured_outputs",
+    "regex", "ebnf", "json_schema", "guided_json", "guided_regex", "guided_choice",
+    "guided_grammar",
     // refused when set, see refuse_unsupported()
-    "structured_outputs", "regex", "ebnf", "json_schema", "guided_json", "guided_regex",
-    "guided_choice", "guided_grammar", "thinking_token_budget"};
+    "thinking_token_budget"};
 constexpr std::array kChatFields = {"messages",
                                     "top_logprobs",
                                     "tools",
@@ -49,22 +50,7 @@ bool listed(const Fields& fields, std::string_view key) {
 }
 
 void refuse_unsupported(FieldReader& fields) {
-  for (const char* key : {"structured_outputs", "regex", "ebnf", "json_schema", "guided_json",
-                          "guided_regex", "guided_choice", "guided_grammar"}) {
-    fields.refuse(key, "this server does not constrain the form of an answer");
-  }
   fields.refuse("thinking_token_budget", "use max_tokens to bound the answer");
-  if (const Json* format = fields.find("response_format")) {
-    const Json* type = format->find("type");
-    if (type == nullptr || !type->is_string()) {
-      fields.fail("response_format", "response_format: expected an object with a string \"type\"");
-    } else if (type->as_string() != "text") {
-      fields.fail("response_format",
-                  fmt::format("response_format type \"{}\" is not supported: this server does not "
-                              "constrain the form of an answer; use {{\"type\": \"text\"}}",
-                              type->as_string()));
-    }
-  }
   int64_t best_of = 1;
   fields.integer("best_of", 1, 1, best_of);
 }
@@ -184,6 +170,7 @@ void read_common(FieldReader& fields, const SchemaOptions& options, GenerationRe
   fields.token_ids("stop_token_ids", request.stop_token_ids);
   read_engine_fields(fields, request);
   read_sampling(fields, request.sampling);
+  request.form = read_asked_form(fields);
   refuse_unsupported(fields);
 }
 

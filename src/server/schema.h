@@ -9,6 +9,7 @@
 
 #include "base/json.h"
 #include "engine/request.h"
+#include "server/asked_form.h"
 #include "server/error.h"
 #include "server/ignored_fields.h"
 
@@ -44,6 +45,8 @@ struct GenerationRequest {
   bool ignore_eos = false;
   std::vector<std::string> stop;
   std::vector<int32_t> stop_token_ids;
+  AskedForm form;
+  AskedCalls calls;          // chat only
   int logprobs = -1;         // -1: none; else the number of alternatives
   int prompt_logprobs = -1;  // the same, of the prompt, in a field of its own
   SamplingParams sampling;

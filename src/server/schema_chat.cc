@@ -126,6 +126,28 @@ void read_functions(FieldReader& fields, const JsonArray& tools, GenerationReque
   }
 }
 
+/// "required", or an object that names a function.
+void read_required_calls(FieldReader& fields, const Json& choice, GenerationRequest& request) {
+  request.calls.required = true;
+  if (!choice.is_string() || choice.as_string() != "required") {
+    const Json* function = choice.find("function");
+    const Json* name = function != nullptr ? function->find("name") : nullptr;
+    if (name == nullptr || !name->is_string()) {
+      fields.fail("tool_choice",
+                  "tool_choice: expected \"none\", \"auto\", \"required\" or {\"type\": "
+                  "\"function\", \"function\": {\"name\": ...}}");
+      return;
+    }
+    request.calls.function = name->as_string();
+    if (std::ranges::find(request.functions, name->as_string()) == request.functions.end()) {
+      fields.fail("tool_choice", "tool_choice: no tool has the name that it asks for");
+    }
+  }
+  if (request.functions.empty()) {
+    fields.fail("tool_choice", "tool_choice: a call is required, but there are no tools");
+  }
+}
+
 void read_tools(FieldReader& fields, GenerationRequest& request) {
   if (const Json* tools = fields.find("tools")) {
     if (!tools->is_array()) {
@@ -146,9 +168,7 @@ void read_tools(FieldReader& fields, GenerationRequest& request) {
     request.tools = Json();
     request.functions.clear();
   } else if (!choice->is_string() || choice->as_string() != "auto") {
-    fields.fail("tool_choice",
-                "tool_choice: only \"auto\" and \"none\" are supported: this server does not "
-                "constrain the form of an answer");
+    read_required_calls(fields, *choice, request);
   }
 }
 

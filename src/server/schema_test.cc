@@ -85,11 +85,11 @@ TEST(Schema, NamesTheFieldThatIsWrong) {
   EXPECT_EQ(param_of(R"("top_logprobs":2)"), "top_logprobs");
   EXPECT_EQ(param_of(R"("logprobs":true,"top_logprobs":21)"), "top_logprobs");
   EXPECT_EQ(param_of(R"("best_of":2)"), "best_of");
-  EXPECT_EQ(param_of(R"("response_format":{"type":"json_object"})"), "response_format");
+  EXPECT_EQ(param_of(R"("response_format":{"type":"json"})"), "response_format");
   EXPECT_EQ(param_of(R"("tool_choice":"required")"), "tool_choice");
   EXPECT_EQ(param_of(R"("stop_token_ids":[-1])"), "stop_token_ids");
   EXPECT_EQ(param_of(R"("min_tokens":9,"max_tokens":8)"), "min_tokens");
-  EXPECT_EQ(param_of(R"("regex":"a+")"), "regex");
+  EXPECT_EQ(param_of(R"("regex":["a+"])"), "regex");
 }
 
 TEST(Schema, ChecksMessages) {

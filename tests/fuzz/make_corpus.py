@@ -277,6 +277,27 @@ def make_answer():
         write("answer", name, bytes([form]) + text)
 
 
+def make_grammar():
+    """The first byte chooses: a schema, a regular expression, EBNF."""
+    schema = {"type": "object", "required": ["a", "n"], "properties": {
+        "a": {"type": "string", "minLength": 1, "maxLength": 3}, "n": {"$ref": "#/$defs/n"},
+        "e": {"enum": ["x", 1.5, None]}, "d": {"type": "string", "format": "date"},
+        "p": {"type": "string", "pattern": "^[a-c]{2,3}-\\d$"},
+        "l": {"type": "array", "items": {"type": "number", "minimum": -1.5}, "maxItems": 3}},
+        "$defs": {"n": {"anyOf": [{"type": "null"}, {"type": "object", "additionalProperties": {
+            "$ref": "#/$defs/n"}, "properties": {"ab": {"type": "integer", "maximum": 120}}}]}}}
+    write("grammar", "schema", b"\x00" + json.dumps(schema).encode())
+    write("grammar", "schema_one_of", b"\x00" + json.dumps(
+        {"oneOf": [{"type": "object", "properties": {"k": {"const": "a"}}, "required": ["k"]},
+                   {"type": ["string", "null"], "maxLength": 2}]}).encode())
+    write("grammar", "schema_refused", b"\x00" + json.dumps(
+        {"allOf": [{"$ref": "#"}, {"not": {"uniqueItems": True}}]}).encode())
+    write("grammar", "regex", b"\x01" + rb"^(?:a|[^\d\s-]{2,3}?)+\.\x41(?<n>.)*$")
+    write("grammar", "ebnf", b"\x02" + rb"""root ::= item ("," item){0,3}
+item ::= [a-z]+ | "\n" # end
+""")
+
+
 def make_http():
     messages = [{"role": "system", "content": "Be brief."},
                 {"role": "user", "content": [{"type": "text", "text": "Hi \u4e16\u754c"}]}]
@@ -321,6 +342,6 @@ def make_encoder():
 
 if __name__ == "__main__":
     for make in (make_safetensors, make_gguf, make_gguf_model, make_config, make_quant_config,
-                 make_sources, make_tokenizer, make_chat_template, make_answer, make_http,
-                 make_encoder):
+                 make_sources, make_tokenizer, make_chat_template, make_answer, make_grammar,
+                 make_http, make_encoder):
         make()

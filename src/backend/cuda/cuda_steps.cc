@@ -75,7 +75,7 @@ void CudaSteps::run(const StepPlan& plan, const StepLayers& layers) {
   must(buffers_.write(plan, shape, stream_));
   const bool samples = !plan.sampling.rows.empty();
   if (samples) {
-    sampler_.start(plan.sampling);
+    must(sampler_.start(plan.sampling));
     must(sampler_.upload(shape.logit_rows, stream_));
   }
   const auto issue = [&] {

@@ -23,6 +23,8 @@ enum class SampleRange : uint8_t { kGreedy, kAny };
 ///   logits [rows, vocab] f32, rows `stride` elements apart; overwritten
 ///   sampling [rows]
 ///   edits [edit_count[0]] (at most max_edits), no two for the same row and token; or none
+///   mask_of [rows]: which of masks [n, ceil(vocab / 32)] says what the row may sample (bit token %
+///   32 of word token / 32), -1: all; both or none
 ///   tokens [rows]: -1 unless the status is kOk     status [rows]
 ///   next [rows]: the tokens once more, or none
 ///   logprobs [rows], top [rows, kMaxTopLogprobs]: written for rows with logprobs >= 0; both or
@@ -43,6 +45,8 @@ struct SampleArgs {
   const LogitEdit* edits = nullptr;
   const int32_t* edit_count = nullptr;
   int64_t max_edits = 0;
+  const int32_t* mask_of = nullptr;
+  const uint32_t* masks = nullptr;
   int32_t* tokens = nullptr;
   int32_t* next = nullptr;
   SampleStatus* status = nullptr;
@@ -54,9 +58,9 @@ struct SampleArgs {
 
 [[nodiscard]] size_t sample_workspace_bytes(int64_t max_rows, int64_t max_edits);
 
-/// Stream-ordered; allocates nothing; three launches, two for kGreedy, one more with edits and one
-/// with logprobs.
-/// cudaErrorInvalidValue for a vocabulary above 2^19 or below 1 and for more than 65535 rows.
+/// Stream-ordered; allocates nothing; three launches, two for kGreedy, one more with edits, one
+/// with masks and one with logprobs. cudaErrorInvalidValue for a vocabulary above 2^19 or below 1
+/// and for more than 65535 rows.
 cudaError_t sample_tokens(const SampleArgs& args, const LaunchContext& context);
 
 }  // namespace nibble::cuda

@@ -26,6 +26,7 @@ struct Ask {
   int logprobs = -1;
   Seen seen;
   std::vector<int32_t> banned;
+  std::vector<uint32_t> mask;  // empty: none
 };
 
 RowSampling to_device(const Ask& ask) {
@@ -88,12 +89,21 @@ Samples sample_on_gpu(const std::vector<float>& logits,
     add_edits(ask, static_cast<int32_t>(sampling.size()), edits);
     sampling.push_back(to_device(ask));
   }
+  std::vector<int32_t> mask_of;
+  std::vector<uint32_t> masks(1);  // never empty: an array on the GPU
+  int32_t masked = 0;
+  for (const Ask& ask : asks) {
+    mask_of.push_back(ask.mask.empty() ? -1 : masked++);
+    masks.insert(masks.end() - 1, ask.mask.begin(), ask.mask.end());
+  }
   const std::vector<int32_t> count = {static_cast<int32_t>(edits.size())};
   edits.resize(edits.size() + 3, {.row = 0, .token = 0, .bias = 100.0F});  // behind the count
   const DeviceArray<float> device_logits(logits);
   const DeviceArray<RowSampling> device_sampling(sampling);
   const DeviceArray<LogitEdit> device_edits(edits);
   const DeviceArray<int32_t> device_count(count);
+  const DeviceArray<int32_t> device_mask_of(mask_of);
+  const DeviceArray<uint32_t> device_masks(masks);
   const DeviceArray<int32_t> tokens(asks.size());
   const DeviceArray<SampleStatus> status(asks.size());
   const DeviceArray<float> logprobs(asks.size());
@@ -110,6 +120,8 @@ Samples sample_on_gpu(const std::vector<float>& logits,
                         .edits = device_edits.data(),
                         .edit_count = device_count.data(),
                         .max_edits = max_edits,
+                        .mask_of = masked > 0 ? device_mask_of.data() : nullptr,
+                        .masks = masked > 0 ? device_masks.data() : nullptr,
                         .tokens = tokens.data(),
                         .status = status.data(),
                         .logprobs = logprobs.data(),
@@ -138,6 +150,7 @@ Result<SampledToken> sample_on_cpu(
                                .step = ask.step,
                                .seen = ask.seen,
                                .banned = ask.banned,
+                               .mask = ask.mask,
                                .top_logprobs = ask.logprobs});
 }
 
@@ -336,6 +349,45 @@ TEST(Sampling, LogProbabilitiesAreThoseOfTheModel) {
       }
     }
     EXPECT_TRUE(std::isnan(samples.logprobs[rows - 1]));  // not asked for
+  }
+}
+
+/// About one token in eight may come, and at least one.
+std::vector<uint32_t> random_mask(int64_t vocab, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::vector<uint32_t> mask(static_cast<size_t>((vocab + 31) / 32));
+  for (uint32_t& word : mask) {
+    word = static_cast<uint32_t>(random()) & static_cast<uint32_t>(random()) &
+           static_cast<uint32_t>(random());
+  }
+  mask[0] |= 2U;
+  return mask;
+}
+
+TEST(Sampling, MasksLeaveWhatTheyAllow) {
+  NIBBLE_NEEDS_GPU();
+  for (const int64_t vocab : {40, 1000, 32001}) {
+    const size_t rows = 6;
+    const auto logits = random_values(rows * static_cast<size_t>(vocab), 61, 3.0F);
+    std::vector<Ask> asks = draws({.temperature = 1.0, .top_k = 30}, rows);
+    asks[1].params = {.temperature = 0};
+    asks[2].params.top_p = 0.9;
+    for (size_t row = 0; row < rows; row += row == 2 ? 2 : 1) {  // row 3 is free
+      asks[row].mask = random_mask(vocab, static_cast<uint32_t>(row));
+    }
+    asks[4].logprobs = 3;  // those of the model, whatever the mask
+    asks[5].mask.assign(asks[5].mask.size(), 0);
+    asks[5].mask[1] = 4;  // token 34 alone
+    const Samples samples = sample_on_gpu(logits, vocab, vocab, asks);
+    for (size_t row = 0; row < rows; ++row) {
+      const SampledToken wanted = sample_on_cpu(logits, vocab, vocab, row, asks[row]).value();
+      EXPECT_EQ(samples.tokens[row], wanted.token) << "vocabulary " << vocab << ", row " << row;
+      EXPECT_EQ(samples.status[row], SampleStatus::kOk);
+    }
+    EXPECT_EQ(samples.tokens[5], 34);
+    const SampledToken fourth = sample_on_cpu(logits, vocab, vocab, 4, asks[4]).value();
+    EXPECT_NEAR(samples.logprobs[4], fourth.logprob, 1e-5);
+    EXPECT_EQ(samples.top[4 * kMaxTopLogprobs].token, fourth.top_logprobs[0].token);
   }
 }
 

@@ -30,7 +30,20 @@ Result<StepSampler> StepSampler::create(int64_t max_rows) {
   return out;
 }
 
-void StepSampler::start(const SamplingInput& input) {
+/// Room for a mask of `words` words for every row, here and on the GPU.
+Status StepSampler::make_masks(size_t words) {
+  const size_t bytes = static_cast<size_t>(max_rows_) * (words + 1) * sizeof(uint32_t);
+  if (masks_.size() >= bytes) {
+    return {};
+  }
+  NIBBLE_ASSIGN_OR_RETURN(masks_, allocate_zeroed(bytes, "masks of tokens"));
+  for (Copy& copy : copies_) {
+    NIBBLE_ASSIGN_OR_RETURN(copy.masks, allocate_pinned(bytes));
+  }
+  return {};
+}
+
+Status StepSampler::start(const SamplingInput& input) {
   CHECK_LE(std::ssize(input.rows), max_rows_);
   CHECK_LE(std::ssize(input.edits), kMaxLogitEdits);
   CHECK_LT(started_ - finished_, uint64_t{2});
@@ -44,11 +57,24 @@ void StepSampler::start(const SamplingInput& input) {
   std::ranges::copy(input.rows, copy.at<RowSampling>(places_.sampling));
   *copy.at<int32_t>(places_.edit_count) = static_cast<int32_t>(copy.edits);
   std::ranges::copy(input.edits, copy.at<LogitEdit>(places_.edits));
+  copy.mask_words = input.masks.size();
+  if (copy.mask_words == 0) {
+    return {};
+  }
+  CHECK_EQ(input.mask_of.size(), input.rows.size());
+  const auto masked = static_cast<size_t>(std::ranges::max(input.mask_of) + 1);
+  NIBBLE_RETURN_IF_ERROR(make_masks(input.masks.size() / masked));
+  auto* const mask_of = copy.masks.as<int32_t>();
+  std::fill_n(std::ranges::copy(input.mask_of, mask_of).out, max_rows_ - std::ssize(input.mask_of),
+              -1);
+  std::ranges::copy(input.masks, copy.masks.as<uint32_t>() + max_rows_);
+  return {};
 }
 
 int StepSampler::kind() const {
   const Copy& copy = latest();
-  return (copy.draws ? 1 : 0) + (copy.logprobs ? 2 : 0) + (copy.edits > 0 ? 4 : 0);
+  return (copy.draws ? 1 : 0) + (copy.logprobs ? 2 : 0) + (copy.edits > 0 ? 4 : 0) +
+         (copy.mask_words > 0 ? 8 : 0);
 }
 
 Status StepSampler::upload(int64_t rows, cudaStream_t stream) {
@@ -59,6 +85,12 @@ Status StepSampler::upload(int64_t rows, cudaStream_t stream) {
   const size_t bytes = copy.edits > 0
                            ? places_.edits + static_cast<size_t>(copy.edits) * sizeof(LogitEdit)
                            : static_cast<size_t>(rows) * sizeof(RowSampling);
+  if (copy.mask_words > 0) {
+    const size_t mask_bytes = (static_cast<size_t>(max_rows_) + copy.mask_words) * sizeof(uint32_t);
+    NIBBLE_RETURN_IF_ERROR(check(cudaMemcpyAsync(masks_.as<void>(), copy.masks.as<void>(),
+                                                 mask_bytes, cudaMemcpyHostToDevice, stream),
+                                 "copying masks of tokens"));
+  }
   return check(cudaMemcpyAsync(device_.as<void>(), copy.pinned.as<void>(), bytes,
                                cudaMemcpyHostToDevice, stream),
                "copying samples");
@@ -68,6 +100,7 @@ Status StepSampler::sample(
     float* logits, int64_t vocab, int64_t rows, int32_t* next, cudaStream_t stream) {
   const Copy& copy = latest();
   const bool edits = copy.edits > 0;
+  const bool masks = copy.mask_words > 0;
   return check(
       sample_tokens({.range = copy.draws ? SampleRange::kAny : SampleRange::kGreedy,
                      .logits = logits,
@@ -78,6 +111,8 @@ Status StepSampler::sample(
                      .edits = edits ? on_device<LogitEdit>(places_.edits) : nullptr,
                      .edit_count = edits ? on_device<int32_t>(places_.edit_count) : nullptr,
                      .max_edits = edits ? kMaxLogitEdits : 0,
+                     .mask_of = masks ? masks_.as<int32_t>() : nullptr,
+                     .masks = masks ? masks_.as<uint32_t>() + max_rows_ : nullptr,
                      .tokens = on_device<int32_t>(places_.tokens),
                      .next = next,
                      .status = on_device<SampleStatus>(places_.status),

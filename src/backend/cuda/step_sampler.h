@@ -16,12 +16,12 @@ namespace nibble::cuda {
 /// while the samples of the one before are under way, so there are two page-locked copies.
 class StepSampler final {
  public:
-  static constexpr int kKinds = 8;
+  static constexpr int kKinds = 16;
 
   static Result<StepSampler> create(int64_t max_rows);
 
   /// Takes down how the next step's tokens are sampled.
-  void start(const SamplingInput& input);
+  Status start(const SamplingInput& input);
   /// Which kernels that takes, below kKinds: records of them serve steps of the same kind alone.
   [[nodiscard]] int kind() const;
   /// Copies what start() took down to the GPU; rows past it are sampled greedily.
@@ -43,8 +43,10 @@ class StepSampler final {
   };
   struct Copy {
     DeviceBuffer pinned;
+    DeviceBuffer masks;  // [max_rows] i32 and [max_rows, words]; made with the first mask
     Event done;
     int64_t rows = 0, edits = 0;
+    size_t mask_words = 0;  // of all masks together
     bool draws = false, logprobs = false;
 
     template <typename T>
@@ -56,6 +58,7 @@ class StepSampler final {
   [[nodiscard]] T* on_device(size_t at) const {
     return reinterpret_cast<T*>(device_.as<std::byte>() + at);
   }
+  Status make_masks(size_t words);
   /// Of the step started last.
   [[nodiscard]] const Copy& latest() const { return copies_[(started_ + 1) % 2]; }
 
@@ -63,6 +66,7 @@ class StepSampler final {
   Places places_;
   DeviceBuffer device_;
   DeviceBuffer workspace_;
+  DeviceBuffer masks_;
   std::array<Copy, 2> copies_;  // of steps with even and odd numbers
   uint64_t started_ = 0;        // steps
   uint64_t finished_ = 0;

@@ -18,6 +18,7 @@
 #include "model/model.h"
 #include "ops/dynamic_rope.h"
 #include "ops/sampler.h"
+#include "ops/token_mask.h"
 
 namespace nibble {
 
@@ -96,6 +97,16 @@ class FakeModel final : public Model {
           logits[static_cast<size_t>(edit.row) * vocab + static_cast<size_t>(edit.token)];
       const float biased = logit + edit.bias;
       logit = (biased > 0 ? biased / edit.repetition : biased * edit.repetition) - edit.penalty;
+    }
+    const auto words = static_cast<size_t>(mask_words(config_.vocab_size));
+    for (size_t row = 0; row < input.mask_of.size(); ++row) {
+      for (size_t token = 0; input.mask_of[row] >= 0 && token < vocab; ++token) {
+        const auto mask =
+            input.masks.subspan(static_cast<size_t>(input.mask_of[row]) * words, words);
+        if (!mask_allows(mask, static_cast<int64_t>(token))) {
+          logits[row * vocab + token] = -std::numeric_limits<float>::infinity();
+        }
+      }
     }
     std::vector<SampledRow> samples(input.rows.size());
     std::vector<int32_t> tokens;

@@ -111,6 +111,26 @@ class FakeEngine final : public Engine {
     return out;
   }
 
+  /// The end where it may come, else the token if it may, else any that may.
+  static int32_t allowed_token(TokenConstraint& constraint, int32_t token, int64_t produced) {
+    std::vector<uint32_t> mask(static_cast<size_t>(mask_words(kFakeEnd + 1)));
+    std::vector<int32_t> allowed;
+    if (constraint.fill(mask)) {
+      for (int32_t each = 0; each <= kFakeEnd; ++each) {
+        if (mask_allows(mask, each)) {
+          allowed.push_back(each);
+        }
+      }
+      CHECK(!allowed.empty());
+      const bool fits = mask_allows(mask, token);
+      token = allowed.back() == kFakeEnd ? kFakeEnd
+              : fits                     ? token
+                     : allowed[static_cast<size_t>(produced * 7919) % allowed.size()];
+    }
+    CHECK(constraint.accept(token).ok());
+    return token;
+  }
+
   /// One token of one request; true when that was its last.
   static bool advance(Running& one) {
     const Request& request = one.request;
@@ -128,6 +148,9 @@ class FakeEngine final : public Engine {
     } else {
       const auto at = static_cast<size_t>(one.produced++) % request.prompt.size();
       event.token = request.prompt[at] == '$' ? kFakeEnd : request.prompt[at];
+      if (request.constraint != nullptr) {
+        event.token = allowed_token(*request.constraint, event.token, one.produced);
+      }
       event.logprob = -0.5F;
       for (int i = 0; i < request.top_logprobs; ++i) {
         event.top_logprobs.push_back({event.token + i, -0.5F - static_cast<float>(i)});

@@ -38,6 +38,27 @@ __global__ __launch_bounds__(kThreads) void edit_kernel(const SampleArgs args) {
   logit = __fsub_rn(scaled, edit.penalty);  // not fused with the product: as on the CPU
 }
 
+/// Bans what the masks of rows forbid. What is not finite stays, to be reported.
+__global__ __launch_bounds__(kThreads) void mask_kernel(const SampleArgs args) {
+  ptx::allow_successor();
+  ptx::wait_for_predecessor();
+  const int64_t row = blockIdx.y;
+  const int64_t number = args.mask_of[row];
+  if (number < 0) {
+    return;
+  }
+  const uint32_t* mask = args.masks + number * ((args.vocab + 31) / 32);
+  float* logits = args.logits + row * args.stride;
+  const int64_t first = int64_t{blockIdx.x} * kChunk;
+  const int64_t end = min(first + kChunk, args.vocab);
+  for (int64_t token = first + threadIdx.x; token < end; token += kThreads) {
+    const bool allowed = ((mask[token / 32] >> (token % 32)) & 1U) != 0;
+    if (!allowed && is_finite(logits[token])) {
+      logits[token] = __uint_as_float(kBanned);
+    }
+  }
+}
+
 __global__ __launch_bounds__(kThreads) void argmax_kernel(const SampleArgs args) {
   ptx::allow_successor();
   ptx::wait_for_predecessor();
@@ -128,7 +149,8 @@ size_t sample_workspace_bytes(int64_t max_rows, int64_t max_edits) {
 cudaError_t sample_tokens(const SampleArgs& args, const LaunchContext& context) {
   if (args.rows < 0 || args.rows > kMaxRows || args.rows > args.max_rows || args.vocab < 1 ||
       args.vocab > kMaxVocab || args.stride < args.vocab || args.max_edits < 0 ||
-      (args.logprobs == nullptr) != (args.top == nullptr)) {
+      (args.logprobs == nullptr) != (args.top == nullptr) ||
+      (args.mask_of == nullptr) != (args.masks == nullptr)) {
     return cudaErrorInvalidValue;
   }
   if (args.rows == 0) {
@@ -142,10 +164,13 @@ cudaError_t sample_tokens(const SampleArgs& args, const LaunchContext& context) 
     const auto blocks = static_cast<unsigned>((args.max_edits + kThreads - 1) / kThreads);
     error = launch(edit_kernel, {.blocks = dim3(blocks), .threads = kThreads}, context, args);
   }
+  const dim3 chunks(static_cast<unsigned>((args.vocab + kChunk - 1) / kChunk),
+                    static_cast<unsigned>(args.rows));
+  if (error == cudaSuccess && args.mask_of != nullptr) {
+    error = launch(mask_kernel, {.blocks = chunks, .threads = kThreads}, context, args);
+  }
   if (error == cudaSuccess) {
-    const dim3 blocks(static_cast<unsigned>((args.vocab + kChunk - 1) / kChunk),
-                      static_cast<unsigned>(args.rows));
-    error = launch(argmax_kernel, {.blocks = blocks, .threads = kThreads}, context, args);
+    error = launch(argmax_kernel, {.blocks = chunks, .threads = kThreads}, context, args);
   }
   if (error == cudaSuccess && args.range == SampleRange::kAny) {
     const dim3 blocks(static_cast<unsigned>((args.vocab + kPieceTokens - 1) / kPieceTokens),
