@@ -67,6 +67,7 @@ class FakeEngine final : public Engine {
     return {};
   }
   void drain(double) override {}
+  void forget_prefixes() override { ++forgotten; }
   EngineStats stats() const override {
     const std::lock_guard lock(mutex_);
     const auto running = static_cast<int64_t>(running_.size());
@@ -77,6 +78,8 @@ class FakeEngine final : public Engine {
   }
   const ModelConfig& model_config() const override { return config_; }
   const EngineOptions& options() const override { return options_; }
+
+  std::atomic<int> forgotten{0};  // calls of forget_prefixes()
 
   void refuse(Status status) {
     const std::lock_guard lock(mutex_);
