@@ -120,6 +120,9 @@ Result<AppOptions> app_options(const ServeFlags& flags, const ServingSession& se
                     .defaults = sampling_defaults(flags, session.config)};
   NIBBLE_ASSIGN_OR_RETURN(options.schema.template_arguments, template_arguments_of(flags));
   NIBBLE_ASSIGN_OR_RETURN(options.form, answer_form(flags, session));
+  options.model_path = flags.model_dir;
+  options.tokenizer_path =
+      flags.session.tokenizer_dir.empty() ? flags.model_dir : flags.session.tokenizer_dir;
   if (options.model_names.empty()) {
     options.model_names = {session.model_name, flags.model_dir};
   }

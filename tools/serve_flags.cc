@@ -1,6 +1,7 @@
 #include "serve_flags.h"
 
 #include <algorithm>
+#include <optional>
 
 #include <fmt/format.h>
 
@@ -118,6 +119,53 @@ void add_http_flags(CLI::App& command, ServeFlags& flags) {
       ->envname("NIBBLE_STRICT");
 }
 
+constexpr const char* kCors = "Pages of browsers (CORS; off without --allowed-origins)";
+
+/// The texts of a JSON array, as vLLM's flags have it, or the text itself. Nothing if it is
+/// neither.
+std::optional<std::vector<std::string>> list_of(const std::string& text) {
+  if (!text.starts_with('[')) {
+    return std::vector{text};
+  }
+  const Result<Json> array = Json::parse(text);
+  if (!array.ok()) {
+    return std::nullopt;
+  }
+  std::vector<std::string> list;
+  for (const Json& one : array->as_array()) {
+    if (!one.is_string()) {
+      return std::nullopt;
+    }
+    list.push_back(one.as_string());
+  }
+  return list;
+}
+
+void add_cors_flags(CLI::App& command, ServeFlags& flags) {
+  const auto add = [&](const std::string& name, std::vector<std::string>& list, const char* help) {
+    const auto take = [&flags, &list, name](const std::string& text) {
+      if (auto given = list_of(text)) {
+        list = *std::move(given);
+      } else {
+        flags.refusals.push_back(
+            fmt::format("{} {} is not a JSON array of texts such as [\"*\"]", name, text));
+      }
+    };
+    return command.add_option_function<std::string>(name, take, help)->group(kCors);
+  };
+  CorsOptions& cors = flags.http.cors;
+  add("--allowed-origins", cors.origins,
+      "Origins that may use the server, as a JSON array or one alone; *: all")
+      ->envname("NIBBLE_ALLOWED_ORIGINS");
+  add("--allowed-methods", cors.methods, "Methods that they may use (default: all)")
+      ->envname("NIBBLE_ALLOWED_METHODS");
+  add("--allowed-headers", cors.headers, "Headers that they may send (default: all)")
+      ->envname("NIBBLE_ALLOWED_HEADERS");
+  command.add_flag("--allow-credentials", cors.credentials, "They may send cookies")
+      ->envname("NIBBLE_ALLOW_CREDENTIALS")
+      ->group(kCors);
+}
+
 void add_model_flags(CLI::App& command, ServeFlags& flags) {
   command.add_option("MODEL,--model", flags.model_dir, "Model folder in Hugging Face format")
       ->envname("NIBBLE_MODEL")
@@ -219,6 +267,7 @@ void add_engine_flags(CLI::App& command, ServeFlags& flags) {
 void add_serve_flags(CLI::App& command, ServeFlags& flags) {
   add_model_flags(command, flags);
   add_http_flags(command, flags);
+  add_cors_flags(command, flags);
   add_engine_flags(command, flags);
   add_foreign_flags(command, flags);
 }

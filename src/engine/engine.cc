@@ -69,6 +69,11 @@ class ThreadedEngine final : public Engine {
     idle_.wait(lock, finished);
   }
 
+  void forget_prefixes() override {
+    const std::lock_guard lock(mutex_);
+    forgetting_ = true;  // in front of the next requests, which alone could tell
+  }
+
   [[nodiscard]] EngineStats stats() const override {
     const std::lock_guard lock(mutex_);
     EngineStats out = stats_;
@@ -98,6 +103,7 @@ class ThreadedEngine final : public Engine {
   bool take_requests(bool busy) {
     std::deque<Request> arrived;
     bool cancelling = false;
+    bool forgetting = false;
     {
       std::unique_lock lock(mutex_);
       if (!busy) {
@@ -105,12 +111,16 @@ class ThreadedEngine final : public Engine {
       }
       arrived.swap(inbox_);
       cancelling = std::exchange(cancelling_, false);
+      forgetting = std::exchange(forgetting_, false);
       unfinished_ += static_cast<int64_t>(arrived.size());
       never_admitted_ += static_cast<int64_t>(arrived.size());
       stats_.waiting += static_cast<int64_t>(arrived.size());
       if (stopping_) {
         cancelling = true;
       }
+    }
+    if (forgetting) {
+      core_->forget_prefixes();
     }
     for (Request& request : arrived) {
       core_->add(std::move(request));
@@ -181,6 +191,7 @@ class ThreadedEngine final : public Engine {
   int64_t never_admitted_ = 0;  // of these, still in the first queue
   bool refusing_ = false;
   bool cancelling_ = false;
+  bool forgetting_ = false;
   bool stopping_ = false;
   EngineStats stats_;
 

@@ -73,6 +73,8 @@ class Engine {
   /// Stops taking requests; returns when all that were taken are finished or `timeout_s` is over
   /// (the rest is cancelled then).
   virtual void drain(double timeout_s) = 0;
+  /// Requests submitted from now on find no prefix of earlier ones in the cache. Thread-safe.
+  virtual void forget_prefixes() = 0;
   [[nodiscard]] virtual EngineStats stats() const = 0;
   [[nodiscard]] virtual const ModelConfig& model_config() const = 0;
   [[nodiscard]] virtual const EngineOptions& options() const = 0;  // with defaults resolved

@@ -43,6 +43,8 @@ class EngineCore final {
   /// Ends all requests. Those of the last planned step get `batch_reason`, the others
   /// `other_reason`; both as errors. Pages and prefix cache start afresh.
   void abandon(const std::string& batch_reason, const std::string& other_reason);
+  /// Empties the prefix cache; sequences keep their pages.
+  void forget_prefixes() { pages_->clear(); }
   /// Ends all requests as cancelled.
   void cancel_all();
 

@@ -148,6 +148,25 @@ TEST(Engine, CancelsWaitingPrefillingAndDecoding) {
   EXPECT_TRUE(eventually([&] { return engine->stats().pages_used == 0; }));
 }
 
+TEST(Engine, ForgetsPrefixesInFrontOfTheNextRequest) {
+  auto engine = start(microseconds(0), {.page_size = 16});
+  const std::vector<int32_t> prompt(64, 5);
+  const auto cached = [&] {
+    Collector collector;
+    EXPECT_TRUE(engine->submit(make_request(prompt, 1, collector)).ok());
+    return collector.wait_end().cached_tokens;
+  };
+  EXPECT_EQ(cached(), 0);
+  EXPECT_GT(cached(), 0);
+  Collector running;  // holds pages of the prefix meanwhile
+  EXPECT_TRUE(engine->submit(make_request(prompt, 500, running)).ok());
+  running.wait_tokens(1);
+  engine->forget_prefixes();
+  EXPECT_EQ(cached(), 0);
+  EXPECT_GT(cached(), 0);
+  EXPECT_EQ(running.wait_end().finish, FinishReason::kLength);
+}
+
 TEST(Engine, DrainFinishesThenRefuses) {
   const auto engine = start(microseconds(200));
   Collector collector;

@@ -24,9 +24,10 @@ struct AppOptions {
   std::string api_key;                   // "": no key is asked for
   SchemaOptions schema;
   std::string version;
-  int64_t created = 0;          // seconds since 1970, for /v1/models
-  int64_t stream_interval = 1;  // tokens that a stream sends at a time
-  AnswerForm form;              // of the model's answers to a chat
+  int64_t created = 0;                     // seconds since 1970, for /v1/models
+  int64_t stream_interval = 1;             // tokens that a stream sends at a time
+  AnswerForm form;                         // of the model's answers to a chat
+  std::string model_path, tokenizer_path;  // as given, for clients that look
 };
 
 /// What every route works with. The engine and the text frontend outlive it.

@@ -7,7 +7,9 @@ namespace nibble {
 ApiError renamed(ApiError error, const FieldNames& names) {
   for (const auto& [chat, ours] : names) {
     if (error.param == chat) {
-      error.message = fmt::format("{}: {}", ours, error.message);
+      const bool named = error.message.starts_with(fmt::format("{}:", chat));
+      error.message = named ? std::string(ours) + error.message.substr(chat.size())
+                            : fmt::format("{}: {}", ours, error.message);
       error.param = ours;
       break;
     }

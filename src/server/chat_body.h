@@ -27,6 +27,9 @@ using ChatBody = std::variant<Json, ApiError>;
 /// The items of a body of /v1/responses: a text is the message of a user.
 [[nodiscard]] JsonArray response_items(const Json& body);
 
+/// The body of a completion that asks for what a body of SGLang's /generate asks for.
+[[nodiscard]] ChatBody completion_of_generate(const Json& body, Strictness strictness);
+
 /// An error about a field of a chat, in the words of the request that the chat was made of: pairs
 /// of a name in chats and one in such requests.
 using FieldNames = std::vector<std::pair<std::string_view, std::string_view>>;

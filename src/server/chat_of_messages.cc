@@ -382,6 +382,8 @@ ChatBody MessagesReader::read(Strictness strictness) {
   read_thinking();
   read_output();
   read_stop();
+  int64_t most = 0;
+  fields_.integer("max_tokens", 1, std::numeric_limits<int32_t>::max(), most);
   for (const char* key : {"model", "max_tokens", "stream", "temperature", "top_p", "top_k"}) {
     copy(key);
   }

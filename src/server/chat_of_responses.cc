@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -301,8 +302,10 @@ void ResponsesReader::read_text() {
 }
 
 void ResponsesReader::read_limits() {
-  if (const Json* most = fields_.find("max_output_tokens")) {
-    chat_.set("max_completion_tokens", *most);
+  if (const Json* given = fields_.find("max_output_tokens")) {
+    int64_t most = 0;
+    fields_.integer("max_output_tokens", 1, std::numeric_limits<int32_t>::max(), most);
+    chat_.set("max_completion_tokens", *given);
   }
   const Json* reasoning = fields_.find("reasoning");
   if (reasoning == nullptr) {

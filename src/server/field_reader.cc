@@ -114,7 +114,7 @@ void FieldReader::token_ids(std::string_view key, std::vector<int32_t>& target) 
   }
   for (const Json& id : value->as_array()) {
     if (!id.is_int() || id.as_int() < 0 || id.as_int() > std::numeric_limits<int32_t>::max()) {
-      fail(key, fmt::format("{}: {} is not a token id", key, id.dump()));
+      fail(key, fmt::format("{}: {} is not a token id", key, shown(id.dump())));
       return;
     }
     target.push_back(static_cast<int32_t>(id.as_int()));

@@ -76,6 +76,14 @@ struct HttpCallbacks {
   HttpErrorBody error_body;
 };
 
+/// Which pages of browsers may read answers; "*" stands for all.
+struct CorsOptions {
+  std::vector<std::string> origins;  // "https://example.org"; none: CORS is off
+  std::vector<std::string> methods = {"*"};
+  std::vector<std::string> headers = {"*"};
+  bool credentials = false;
+};
+
 struct HttpOptions {
   std::string host = "127.0.0.1";
   uint16_t port = 8000;  // 0: any free port
@@ -87,6 +95,7 @@ struct HttpOptions {
   double idle_timeout_s = 75;                 // for a kept connection to send its next request
   double write_timeout_s = 60;                // without any progress: the client counts as gone
   double ping_interval_s = 15;                // a comment line in a silent event stream
+  CorsOptions cors = {};
 };
 
 /// HTTP/1.1 server on its own threads. Hides the network library.

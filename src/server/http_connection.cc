@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "base/log.h"
+#include "server/http_cors.h"
 #include "server/http_exchange.h"
 #include "server/http_message.h"
 #include "server/http_text.h"
@@ -115,6 +116,7 @@ bool HttpConnection::refused_early() {
   }
   head_only_ = head.method == "HEAD";
   request_id_ = head.id;
+  cors_ = cors_headers(hub_->options.cors, head);
   begin_answer();
   keep_alive_ = false;
   respond(serial_, *answer);
@@ -192,7 +194,9 @@ void HttpConnection::begin_answer() {
 /// Answers a request that never became whole, and closes afterwards.
 void HttpConnection::refuse(int status, const std::string& message) {
   hold(0);
-  path_ = parse_target(std::string_view(parser_->get().target())).path;
+  const HttpRequest request = to_http_request(parser_->get());
+  path_ = request.path;
+  cors_ = cors_headers(hub_->options.cors, request);
   begin_answer();
   keep_alive_ = head_only_ = false;
   request_id_ = random_id();
@@ -208,9 +212,14 @@ void HttpConnection::dispatch() {
   HttpRequest request = to_http_request(std::move(message));
   request_id_ = request.id;
   path_ = request.path;
+  cors_ = cors_headers(hub_->options.cors, request);
   watch_.start(shared_from_this());
   const auto exchange = make_exchange(shared_from_this(), serial_, std::move(request));
   const uint64_t serial = serial_;
+  if (const auto answer = cors_preflight(hub_->options.cors, exchange->request())) {
+    respond(serial, *answer);
+    return;
+  }
   try {
     hub_->callbacks.handle(exchange);
   } catch (const std::exception& error) {  // the route wrapper: see docs/architecture.md
@@ -246,8 +255,10 @@ void HttpConnection::respond(uint64_t serial, const HttpResponse& response) {
   }
   started_ = true;
   keep_alive_ = keep_alive_ && !hub_->draining;
-  std::string data = response_head(
-      {response.status, response.content_type, request_id_, keep_alive_}, response.headers);
+  HttpHeaders headers = response.headers;
+  headers.insert(headers.end(), cors_.begin(), cors_.end());
+  std::string data =
+      response_head({response.status, response.content_type, request_id_, keep_alive_}, headers);
   data += fmt::format("Content-Length: {}\r\n\r\n", response.body.size());
   if (!head_only_) {
     data += response.body;
@@ -268,6 +279,7 @@ void HttpConnection::start_stream(uint64_t serial,
   keep_alive_ = keep_alive_ && chunked_ && !hub_->draining;
   HttpHeaders all = {{"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}};
   all.insert(all.end(), headers.begin(), headers.end());
+  all.insert(all.end(), cors_.begin(), cors_.end());
   std::string data = response_head({200, content_type, request_id_, keep_alive_}, all);
   data += chunked_ ? "Transfer-Encoding: chunked\r\n\r\n" : "\r\n";
   send(data);

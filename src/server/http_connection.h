@@ -89,6 +89,7 @@ class HttpConnection final : public std::enable_shared_from_this<HttpConnection>
   bool keep_alive_ = true, chunked_ = true, head_only_ = false, event_stream_ = false;
   bool partial_ = false, late_ = false, lingering_ = false;  // about the request being read
   std::string request_id_, path_;
+  HttpHeaders cors_;  // of the answer
   std::function<void()> on_disconnect_;
 };
 

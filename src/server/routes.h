@@ -23,6 +23,14 @@ void route_messages(AppContext& context, const std::shared_ptr<HttpExchange>& ex
 void route_count_tokens(AppContext& context, const std::shared_ptr<HttpExchange>& exchange);
 void route_models(AppContext& context, const std::shared_ptr<HttpExchange>& exchange);
 void route_model(AppContext& context, const std::shared_ptr<HttpExchange>& exchange);  // /{id}
+void route_generate(AppContext& context, const std::shared_ptr<HttpExchange>& exchange);
+void route_abort(AppContext& context, const std::shared_ptr<HttpExchange>& exchange);
+void route_flush_cache(AppContext& context, const std::shared_ptr<HttpExchange>& exchange);
+void route_load(AppContext& context, const std::shared_ptr<HttpExchange>& exchange);
+void route_server_info(AppContext& context, const std::shared_ptr<HttpExchange>& exchange);
+void route_model_info(AppContext& context, const std::shared_ptr<HttpExchange>& exchange);
+void route_profile(AppContext& context, const std::shared_ptr<HttpExchange>& exchange);
+void route_health_generate(AppContext& context, const std::shared_ptr<HttpExchange>& exchange);
 void route_health(AppContext& context, const std::shared_ptr<HttpExchange>& exchange);
 void route_version(AppContext& context, const std::shared_ptr<HttpExchange>& exchange);
 void route_metrics(AppContext& context, const std::shared_ptr<HttpExchange>& exchange);

@@ -88,12 +88,12 @@ void read_logit_bias(FieldReader& fields, SamplingParams& sampling) {
     int32_t token = -1;
     const auto parsed = std::from_chars(key.data(), key.data() + key.size(), token);
     if (parsed.ec != std::errc() || parsed.ptr != key.data() + key.size() || token < 0) {
-      fields.fail("logit_bias", fmt::format("logit_bias: \"{}\" is not a token id", key));
+      fields.fail("logit_bias", fmt::format("logit_bias: \"{}\" is not a token id", shown(key)));
       return;
     }
     if (!value.is_number() || value.as_double() < -100 || value.as_double() > 100) {
       fields.fail("logit_bias",
-                  fmt::format("logit_bias[{}]: expected a number from -100 to 100", key));
+                  fmt::format("logit_bias[{}]: expected a number from -100 to 100", shown(key)));
       return;
     }
     sampling.logit_bias.emplace_back(token, static_cast<float>(value.as_double()));

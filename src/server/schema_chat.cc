@@ -24,7 +24,7 @@ void check_message(FieldReader& fields, const Json& message, size_t index) {
     fields.fail(where + ".role",
                 fmt::format("{}.role: \"{}\" is not one of system, developer, user, assistant, "
                             "tool",
-                            where, role->as_string()));
+                            where, shown(role->as_string())));
   }
   const Json* calls = message.find("tool_calls");
   if (calls != nullptr && !calls->is_array()) {

@@ -26,6 +26,20 @@ std::string param_of(std::string_view members) {
       .param;
 }
 
+TEST(Schema, TextsOfClientsAreCut) {
+  const std::string many(5000, 'x');
+  const std::string user = R"({"messages":[{"role":"user","content":"hi"}],)";
+  for (const std::string& body :
+       {R"({"messages":[{"role":")" + many + R"(","content":"hi"}]})",
+        user + R"("response_format":{"type":")" + many + R"("}})",
+        user + R"("logit_bias":{")" + many + R"(":1}})",
+        user + R"("logit_bias":{")" + std::string(5000, '0') + R"(":1000}})",
+        user + R"("stop_token_ids":[")" + many + R"("]})"}) {
+    EXPECT_LT(chat_error(body).message.size(), 250U);
+  }
+  EXPECT_LT(chat_error(user + "\"" + many + R"(":1})", Strictness::kStrict).message.size(), 250U);
+}
+
 TEST(Schema, ReadsEveryFieldOfAChat) {
   const GenerationRequest request = chat(
       R"(,"model":"m","max_tokens":5,"max_completion_tokens":7,"temperature":0,"top_p":0.5,"top_k":3,

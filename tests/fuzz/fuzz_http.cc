@@ -1,7 +1,7 @@
 // Everything that a client can send: a whole request through the network library's parser, in two
-// pieces, and a body through the parsers of the routes. The first byte chooses the route and the
-// strictness, and whether a head comes first; what is accepted must satisfy the promises of
-// schema.h.
+// pieces, and a body through the parsers of the routes. The first byte chooses the route (of four
+// kinds of bodies) and the strictness, and whether a head comes first; what is accepted must
+// satisfy the promises of schema.h.
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
@@ -11,6 +11,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "server/chat_body.h"
 #include "server/http_message.h"
 #include "server/http_text.h"
 #include "server/schema.h"
@@ -61,6 +62,26 @@ void check_body(std::string_view body, bool chat, Strictness strictness) {
   CHECK(text.stopped() || shown == body);
 }
 
+// Bodies that are translated into chats and completions: of messages, responses and /generate.
+void check_translated(std::string_view text, int kind, Strictness strictness) {
+  const auto object = parse_object(text);
+  if (std::holds_alternative<ApiError>(object)) {
+    return;
+  }
+  const Json& body = std::get<Json>(object);
+  const ChatBody made = kind == 1   ? chat_of_messages(body, strictness)
+                        : kind == 2 ? chat_of_responses(body, response_items(body), strictness)
+                                    : completion_of_generate(body, strictness);
+  if (const auto* error = std::get_if<ApiError>(&made)) {
+    CHECK(error->message.size() < 1000 + text.size());
+    CHECK(Json::parse(anthropic_error_json(*error)).ok());
+    return;
+  }
+  const std::string translated = std::get<Json>(made).dump();
+  CHECK(Json::parse(translated).ok());
+  check_body(translated, kind != 3, Strictness::kStrict);
+}
+
 }  // namespace
 }  // namespace nibble
 
@@ -77,7 +98,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if ((data[0] & 4) != 0) {
     body = body_of_request(body);
   }
-  check_body(body, (data[0] & 1) != 0,
-             (data[0] & 2) != 0 ? Strictness::kStrict : Strictness::kLenient);
+  const Strictness strictness = (data[0] & 2) != 0 ? Strictness::kStrict : Strictness::kLenient;
+  const int kind = (data[0] >> 3) & 3;
+  if (kind != 0) {
+    check_translated(body, kind, strictness);
+  } else {
+    check_body(body, (data[0] & 1) != 0, strictness);
+  }
   return 0;
 }

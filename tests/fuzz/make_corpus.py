@@ -318,6 +318,28 @@ def make_http():
     write("http", "completion_ids", b"\x02" + json.dumps(
         {"model": "m", "prompt": [[1, 2, 3], [4]], "presence_penalty": -1,
          "logit_bias": {"5": 1}, "skip_special_tokens": False}).encode())
+    schema = {"type": "object"}
+    write("http", "messages", b"\x08" + json.dumps(
+        {"model": "m", "max_tokens": 5, "system": [{"type": "text", "text": "Be brief."}],
+         "messages": [{"role": "user", "content": "Hi"},
+                      {"role": "assistant", "content": [
+                          {"type": "thinking", "thinking": "h", "signature": ""},
+                          {"type": "tool_use", "id": "1", "name": "f", "input": {"x": 1}}]},
+                      {"role": "user", "content": [
+                          {"type": "tool_result", "tool_use_id": "1", "content": "2"}]}],
+         "tools": [{"name": "f", "input_schema": schema}], "tool_choice": {"type": "auto"},
+         "thinking": {"type": "enabled", "budget_tokens": 9}, "stop_sequences": ["x"]}).encode())
+    write("http", "responses", b"\x10" + json.dumps(
+        {"model": "m", "instructions": "Be brief.", "max_output_tokens": 5, "store": False,
+         "input": [{"role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
+                   {"type": "reasoning", "summary": [{"type": "summary_text", "text": "h"}]},
+                   {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+                   {"type": "function_call_output", "call_id": "1", "output": "2"}],
+         "tools": [{"type": "function", "name": "f", "parameters": schema}],
+         "text": {"format": {"type": "text"}}, "reasoning": {"effort": "low"}}).encode())
+    write("http", "generate", b"\x18" + json.dumps(
+        {"text": ["a", "b"], "rid": "r", "stream": True, "return_logprob": True,
+         "sampling_params": {"max_new_tokens": 5, "stop": ["x"], "sampling_seed": 1}}).encode())
     write("http", "path", b"\x00/v1/models/a%2Fb%zz%?x=1")
     body = json.dumps({"model": "m", "prompt": "a"}).encode()
     head = b"POST /v1/completions?x=1 HTTP/1.1\r\nHost: a\r\nX-Request-Id: r-1\r\n"

@@ -1,3 +1,5 @@
+#include <utility>
+
 #include "server/error.h"
 #include "server/routes.h"
 
@@ -12,6 +14,30 @@ void route_health(AppContext& context, const std::shared_ptr<HttpExchange>& exch
         {503, "the engine has failed; restart the server: " + stats.failure, "", ""}));
   } else {
     exchange->respond({.body = R"({"status":"ok"})"});
+  }
+}
+
+/// 200 when a token was generated for it.
+void route_health_generate(AppContext& context, const std::shared_ptr<HttpExchange>& exchange) {
+  Request request;
+  request.id = exchange->request().id;
+  request.prompt = {0};
+  request.max_tokens = 1;
+  request.ignore_eos = true;
+  request.sampling.temperature = 0;
+  exchange->on_disconnect([cancelled = request.cancelled] { cancelled->store(true); });
+  request.on_event = [exchange](TokenEvent event) {
+    exchange->post([exchange, event = std::move(event)] {
+      if (event.finish == FinishReason::kError || event.finish == FinishReason::kCancelled) {
+        refuse(*exchange, {503, "no token was generated: " + event.failure.message(), "", ""});
+      } else if (event.finish != FinishReason::kNone) {
+        exchange->respond({.body = R"({"status":"ok"})"});
+      }
+    });
+  };
+  const Status status = context.engine.submit(std::move(request));
+  if (!status.ok()) {
+    refuse(*exchange, {503, status.message(), "", ""});
   }
 }
 

@@ -107,8 +107,7 @@ std::variant<ResponseJob, ApiError> parse_responses(const AppContext& context,
   }
   ParsedRequest parsed = read_chat_request(std::get<Json>(chat), context.options.schema);
   if (const auto* error = std::get_if<ApiError>(&parsed)) {
-    return renamed(*error, {{"max_completion_tokens", "max_output_tokens"},
-                            {"response_format", "text.format"},
+    return renamed(*error, {{"response_format", "text.format"},
                             {"reasoning_effort", "reasoning.effort"},
                             {"messages", "input"}});
   }

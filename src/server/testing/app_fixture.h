@@ -78,6 +78,7 @@ class AppTest : public ::testing::Test {
     options.bodies_limit = 12000;
     options.read_timeout_s = 0.5;
     options.idle_timeout_s = 1;
+    options.cors = cors_;
     auto server = HttpServer::start(options, gate_.callbacks());
     ASSERT_TRUE(server.ok()) << server.status().message();
     server_ = std::move(*server);
@@ -111,6 +112,7 @@ class AppTest : public ::testing::Test {
 
   AnswerForm form_;  // of answers
   std::string key_;
+  CorsOptions cors_;
   bool loading_ = false;  // the gate stays shut
   AppGate gate_{"1"};
   FakeEngine engine_;

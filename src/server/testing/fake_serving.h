@@ -68,6 +68,7 @@ class FakeEngine final : public Engine {
     return {};
   }
   void drain(double) override {}
+  void forget_prefixes() override { ++forgotten; }
   EngineStats stats() const override {
     const std::lock_guard lock(mutex_);
     const auto running = static_cast<int64_t>(running_.size());
@@ -84,6 +85,9 @@ class FakeEngine final : public Engine {
     const std::lock_guard lock(mutex_);
     return last_;
   }
+
+  std::atomic<int> forgotten{0};  // calls of forget_prefixes()
+
   void refuse(Status status) {
     const std::lock_guard lock(mutex_);
     refusal_ = std::move(status);
