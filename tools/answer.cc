@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "base/queue.h"
-#include "text/text_stream.h"
+#include "text/answer/answer_stream.h"
 
 namespace nibble {
 namespace {
@@ -76,7 +76,8 @@ std::string reason_name(FinishReason reason) {
 
 Result<Answer> ask(ServingSession& session, AnswerRequest request) {
   auto pipe = std::make_shared<EventPipe>(static_cast<size_t>(request.max_tokens) + 1);
-  TextStream stream(*session.tokenizer, std::move(request.stop));
+  AnswerStream stream(*session.tokenizer,
+                      {.parser = std::move(request.parts), .stops = std::move(request.stop)});
   Request engine_request;
   engine_request.id = "cli";
   engine_request.prompt = std::move(request.prompt);
@@ -85,10 +86,14 @@ Result<Answer> ask(ServingSession& session, AnswerRequest request) {
   engine_request.on_event = [pipe](TokenEvent event) { pipe->push(std::move(event)); };
   const auto cancelled = engine_request.cancelled;
   Answer answer;
-  const auto emit = [&](const std::string& text) {
-    answer.text += text;
-    if (request.on_text && !text.empty()) {
-      request.on_text(text);
+  const auto emit = [&](const std::vector<AnswerPiece>& pieces) {
+    for (const AnswerPiece& piece : pieces) {
+      const bool thought = piece.kind == AnswerPiece::Kind::kReasoning;
+      answer.text += thought ? std::string() : piece.text;
+      const auto& sink = thought ? request.on_reasoning : request.on_text;
+      if (sink) {
+        sink(piece.text);
+      }
     }
   };
 

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "net/served_model.h"
 
 namespace nibble {
 namespace {
@@ -96,27 +97,8 @@ Status Target::until_ready(const Try& attempt) {
   }
 }
 
-Result<HttpAnswer> Target::get(const std::string& route) {
-  NIBBLE_ASSIGN_OR_RETURN(HttpAnswer answer,
-                          fetch(*client_, {.target = route, .headers = load_.headers}));
-  if (answer.head.status != 200) {
-    return http_error(answer.head, answer.body);
-  }
-  return answer;
-}
-
 Status Target::find_model() {
-  NIBBLE_ASSIGN_OR_RETURN(const HttpAnswer answer, get("/v1/models"));
-  const auto json = Json::parse(answer.body);
-  const Json* data = json.ok() ? json->find("data") : nullptr;
-  if (data == nullptr || !data->is_array() || data->as_array().empty()) {
-    return make_error(StatusCode::kCorrupt, "/v1/models lists no model; name one with --model");
-  }
-  const Json* id = data->as_array().front().find("id");
-  if (id == nullptr || !id->is_string()) {
-    return make_error(StatusCode::kCorrupt, "/v1/models names no model; name one with --model");
-  }
-  options_.model = id->as_string();
+  NIBBLE_ASSIGN_OR_RETURN(options_.model, first_served_model(*client_, load_.headers));
   return {};
 }
 
@@ -130,7 +112,7 @@ Status Target::try_out(const std::string& body) {
 }
 
 std::optional<double> Target::accept_length() {
-  const auto answer = get("/get_server_info");
+  const auto answer = fetch_ok(*client_, "/get_server_info", load_.headers);
   const auto json = answer.ok() ? Json::parse(answer->body) : Result<Json>(answer.status());
   const Json* states = json.ok() ? json->find("internal_states") : nullptr;
   if (states == nullptr || !states->is_array() || states->as_array().empty()) {

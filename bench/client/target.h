@@ -56,7 +56,6 @@ class Target final {
   Target(TargetOptions options, std::string url, std::unique_ptr<HttpClient> client);
 
   Status find_model();
-  Result<HttpAnswer> get(const std::string& route);
   template <typename Try>
   Status until_ready(const Try& attempt);
 

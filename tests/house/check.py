@@ -36,6 +36,7 @@ THIRD_PARTY = [
     (r"boost/(asio|beast|system)", ("src/net/", "src/server/")),
     (r"spdlog/", ("src/base/log.cc",)),
     (r"CLI/", ("tools/", "bench/")),
+    (r"histedit", ("tools/line_editor.cc",)),
     (r"pcre2", ("src/text/", "src/checkpoint/quant_config.cc")),
     (r"utf8proc", ("src/text/",)),
     (r"xxhash", ("src/quantizer/digest.cc",)),
