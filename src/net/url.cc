@@ -75,11 +75,8 @@ Result<Url> parse_url(std::string_view text) {
     }
   }
   std::string_view path = slash == std::string_view::npos ? "" : rest.substr(slash);
-  while (path.ends_with('/')) {
-    path.remove_suffix(1);
-  }
-  if (path.ends_with("/v1")) {
-    path.remove_suffix(3);
+  while (path.ends_with('/') || path.ends_with("/v1")) {
+    path.remove_suffix(path.ends_with('/') ? 1 : 3);
   }
   out.path = path;
   return out;

@@ -62,7 +62,7 @@ class Stub:
             if i == 1 and self.mode == "stall":
                 await writer.drain()
                 await asyncio.sleep(3600)
-        if self.mode != "no-usage":
+        if self.mode != "no-usage" and writer.wants_usage:
             usage = {"prompt_tokens": 5, "completion_tokens": tokens, "total_tokens": 5 + tokens}
             writer.write(frame({"choices": [], "usage": usage}))
         writer.write(frame("[DONE]") + b"0\r\n\r\n")
@@ -85,6 +85,7 @@ class Stub:
         else:
             value = json.loads(body)
             self.bodies.append(value)
+            writer.wants_usage = (value.get("stream_options") or {}).get("include_usage", False)
             asked = value.get("max_tokens") or value.get("max_completion_tokens") or self.tokens
             await self.stream(writer, "chat" in target, self.tokens if self.gap == 0 else asked)
 
