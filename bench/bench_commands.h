@@ -11,6 +11,7 @@ void add_bench_kernels(CLI::App& bench, CommandContext& context);
 void add_bench_moe(CLI::App& bench, CommandContext& context);
 void add_bench_quantize(CLI::App& bench, CommandContext& context);
 void add_bench_capacity(CLI::App& bench, CommandContext& context);
+void add_bench_serve(CLI::App& bench, CommandContext& context);
 
 /// Threads placed as those of a backend with these options, which has `threads` of them.
 [[nodiscard]] ThreadPlan bench_threads(const CpuBackendOptions& options, int threads);

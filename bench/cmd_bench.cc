@@ -17,6 +17,7 @@ void add_bench_command(CLI::App& app, CommandContext& context) {
   add_bench_moe(*bench, context);
   add_bench_quantize(*bench, context);
   add_bench_capacity(*bench, context);
+  add_bench_serve(*bench, context);
 }
 
 }  // namespace nibble

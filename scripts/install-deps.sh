@@ -7,7 +7,7 @@ set -euo pipefail
 packages=(
   g++ cmake ninja-build ccache pkg-config git ca-certificates curl
   libboost1.81-dev libboost-json1.81-dev libcli11-dev libfmt-dev libspdlog-dev
-  libpcre2-dev libutf8proc-dev libxxhash-dev libgtest-dev libgmock-dev libsimde-dev
+  libpcre2-dev libutf8proc-dev libxxhash-dev libedit-dev libgtest-dev libgmock-dev libsimde-dev
   python3 python3-venv xz-utils
 )
 check=false

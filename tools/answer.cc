@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "base/queue.h"
-#include "text/text_stream.h"
+#include "text/answer/answer_stream.h"
 
 namespace nibble {
 namespace {
@@ -72,11 +72,24 @@ std::string reason_name(FinishReason reason) {
   }
 }
 
+// Gives pieces of an answer to those who asked for it, and keeps what is no thought.
+void hand_on(const std::vector<AnswerPiece>& pieces, const AnswerRequest& request, Answer& answer) {
+  for (const AnswerPiece& piece : pieces) {
+    const bool thought = piece.kind == AnswerPiece::Kind::kReasoning;
+    answer.text += thought ? std::string() : piece.text;
+    const auto& sink = thought ? request.on_reasoning : request.on_text;
+    if (sink) {
+      sink(piece.text);
+    }
+  }
+}
+
 }  // namespace
 
 Result<Answer> ask(ServingSession& session, AnswerRequest request) {
   auto pipe = std::make_shared<EventPipe>(static_cast<size_t>(request.max_tokens) + 1);
-  TextStream stream(*session.tokenizer, std::move(request.stop));
+  AnswerStream stream(*session.tokenizer,
+                      {.parser = std::move(request.parts), .stops = std::move(request.stop)});
   Request engine_request;
   engine_request.id = "cli";
   engine_request.prompt = std::move(request.prompt);
@@ -85,13 +98,6 @@ Result<Answer> ask(ServingSession& session, AnswerRequest request) {
   engine_request.on_event = [pipe](TokenEvent event) { pipe->push(std::move(event)); };
   const auto cancelled = engine_request.cancelled;
   Answer answer;
-  const auto emit = [&](const std::string& text) {
-    answer.text += text;
-    if (request.on_text && !text.empty()) {
-      request.on_text(text);
-    }
-  };
-
   const auto start = Clock::now();
   NIBBLE_RETURN_IF_ERROR(session.engine->submit(std::move(engine_request)));
   Clock::time_point first;
@@ -111,13 +117,13 @@ Result<Answer> ask(ServingSession& session, AnswerRequest request) {
       last = Clock::now();
       first = answer.tokens.empty() ? last : first;
       answer.tokens.push_back(event->token);
-      emit(stream.push(event->token));
+      hand_on(stream.push(event->token), request, answer);
       if (stream.stopped()) {
         cancelled->store(true);
       }
     }
     if (event->finish != FinishReason::kNone) {
-      emit(stream.finish());
+      hand_on(stream.finish(), request, answer);
       answer.finish_reason = stream.stopped() ? "stop" : reason_name(event->finish);
       answer.prompt_tokens = event->prompt_tokens;
       answer.cached_tokens = event->cached_tokens;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "engine/session.h"
+#include "text/answer/answer_parser.h"
 
 namespace nibble {
 
@@ -18,12 +19,15 @@ struct AnswerRequest {
   std::vector<std::string> stop;
   /// Receives the text as it comes; may be empty.
   std::function<void(std::string_view)> on_text;
+  /// How the model writes thoughts, which on_reasoning receives; by default all is text.
+  AnswerParser::Options parts;
+  std::function<void(std::string_view)> on_reasoning;
   /// Becomes readable when the answer shall end early (a signalfd); -1: never.
   int interrupt_fd = -1;
 };
 
 struct Answer {
-  std::string text;
+  std::string text;             // without thoughts
   std::vector<int32_t> tokens;  // including an end token, up to where a stop string was complete
   int64_t prompt_tokens = 0;
   int64_t cached_tokens = 0;

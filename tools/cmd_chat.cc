@@ -1,18 +1,16 @@
-#include <cerrno>
-#include <csignal>
 #include <cstdio>
+#include <map>
 #include <memory>
 #include <utility>
 
-#include <poll.h>
-#include <pthread.h>
-#include <sys/signalfd.h>
 #include <unistd.h>
 
-#include "answer.h"
-#include "base/json.h"
+#include "base/file.h"
+#include "chat_settings.h"
 #include "command.h"
-#include "model_flags.h"
+#include "conversation.h"
+#include "line_editor.h"
+#include "output.h"
 
 namespace nibble {
 
@@ -21,15 +19,26 @@ void add_chat_command(CLI::App& app, CommandContext& context);
 namespace {
 
 constexpr const char* kHelp =
-    "/reset  forget the conversation\n"
-    "/quit   leave (so does /exit, and Ctrl-D)\n"
-    "/help   this text\n"
-    "Ctrl-C stops the answer that is being written, or drops the line being typed.\n";
+    "/clear          forget the conversation (so does /reset)\n"
+    "/system TEXT    set the system message; without a text, remove it\n"
+    "/set NAME VALUE change a setting; without them, show all\n"
+    "/save FILE      keep the conversation in a file\n"
+    "/load FILE      go on with one\n"
+    "/quit           leave (so does /exit, and Ctrl-D)\n"
+    "/help           this text\n"
+    "A line that ends in \\ goes on in the next; \"\"\" begins and ends several lines.\n"
+    "Ctrl-C stops the answer that is being written, or drops the line being typed; pressed again "
+    "it leaves.\n";
+constexpr const char* kDim = "\x1b[2m";
+constexpr const char* kPlain = "\x1b[0m";
 
 struct ChatFlags {
   ModelFlags model;
   AnswerFlags answer;
+  RemoteFlags remote;
   std::string system;
+  std::string history;
+  bool text = false;
 };
 
 void say(std::string_view text) {
@@ -37,220 +46,256 @@ void say(std::string_view text) {
   std::fflush(stdout);
 }
 
-// Ctrl-C as a readable descriptor. Blocks SIGINT for this thread and those it starts.
-class Interrupts final {
- public:
-  Interrupts() {
-    sigset_t set;
-    sigemptyset(&set);
-    sigaddset(&set, SIGINT);
-    pthread_sigmask(SIG_BLOCK, &set, &before_);
-    fd_ = signalfd(-1, &set, SFD_NONBLOCK | SFD_CLOEXEC);
-    CHECK(fd_ >= 0);
-  }
-  Interrupts(const Interrupts&) = delete;
-  Interrupts& operator=(const Interrupts&) = delete;
-  ~Interrupts() {
-    close(fd_);
-    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
-  }
-  [[nodiscard]] int fd() const { return fd_; }
-  // Forgets signals that came; true if there were any.
-  bool take() {
-    signalfd_siginfo info{};
-    bool any = false;
-    while (read(fd_, &info, sizeof info) == sizeof info) {
-      any = true;
+/// What a model wrote, without what would steer the terminal.
+std::string harmless(std::string_view text) {
+  std::string out;
+  for (const char c : text) {
+    if (c == '\n' || c == '\t' || (static_cast<unsigned char>(c) >= ' ' && c != '\x7f')) {
+      out += c;
     }
-    return any;
+  }
+  return out;
+}
+
+/// Shows a reply as it comes: thoughts dimmed, on a terminal only.
+class ReplyView final {
+ public:
+  explicit ReplyView(bool terminal) : terminal_(terminal) {}
+
+  ChatSinks sinks() {
+    return {.on_text = [this](std::string_view text) { show(text, false); },
+            .on_reasoning =
+                [this](std::string_view text) {
+                  if (terminal_) {
+                    show(text, true);
+                  }
+                }};
+  }
+  /// After the last piece.
+  void end() { dim(false); }
+
+ private:
+  void show(std::string_view text, bool thought) {
+    if (dimmed_ && !thought) {
+      dim(false);
+      say("\n\n");
+    }
+    dim(thought);
+    say(terminal_ ? harmless(text) : std::string(text));
+  }
+  void dim(bool wanted) {
+    if (terminal_ && dimmed_ != wanted) {
+      say(wanted ? kDim : kPlain);
+    }
+    dimmed_ = wanted;
+  }
+
+  bool terminal_;
+  bool dimmed_ = false;
+};
+
+class ChatSession final {
+ public:
+  ChatSession(const ChatFlags& flags, ChatPartner& partner, Interrupts& interrupts)
+      : settings_(flags.answer),
+        partner_(partner),
+        interrupts_(interrupts),
+        conversation_(partner, flags.system),
+        commands_{{"/clear", &ChatSession::clear},   {"/reset", &ChatSession::clear},
+                  {"/system", &ChatSession::system}, {"/set", &ChatSession::set},
+                  {"/save", &ChatSession::save},     {"/load", &ChatSession::load},
+                  {"/help", &ChatSession::help}} {}
+
+  Status run(LineEditor& lines) {
+    terminal_ = lines.terminal();
+    greet();
+    std::string line;
+    bool interrupted = false;
+    while (true) {
+      const LineEditor::Outcome outcome = read_message(lines, line);
+      if (outcome == LineEditor::Outcome::kInterrupted && terminal_ && !interrupted) {
+        say("\n(Ctrl-C again, Ctrl-D or /quit leaves)\n");
+        interrupted = true;
+        continue;
+      }
+      if (outcome != LineEditor::Outcome::kLine) {
+        say(terminal_ ? "\n" : "");
+        return {};
+      }
+      if (line == "/quit" || line == "/exit") {
+        return {};
+      }
+      const Status status = obey(line);
+      if (!status.ok() && !terminal_) {
+        return status;
+      }
+      if (!status.ok()) {
+        say(fmt::format("{}\n", harmless(status.message())));
+      }
+      interrupted = interrupts_.take() || stopped_;
+    }
   }
 
  private:
-  int fd_ = -1;
-  sigset_t before_{};
-};
+  using Command = Status (ChatSession::*)(const std::string& rest);
 
-// Lines of standard input, given up at Ctrl-C.
-class LineReader final {
- public:
-  enum class Outcome { kLine, kInterrupted, kEnd };
+  void greet() const {
+    if (!terminal_) {
+      return;
+    }
+    say(fmt::format("{}. /help shows the commands.\n", partner_.title()));
+    if (!partner_.chats()) {
+      say("This model has no chat template, or --text was given: what you type is continued as "
+          "text.\n");
+    }
+  }
 
-  explicit LineReader(Interrupts& interrupts) : interrupts_(interrupts) {}
-
-  // Reads the next line into `line`. Ctrl-C drops what was typed of it.
-  Outcome next(std::string& line) {
-    while (true) {
-      if (const size_t end = buffer_.find('\n'); end != std::string::npos) {
-        line = buffer_.substr(0, end);
-        buffer_.erase(0, end + 1);
-        return Outcome::kLine;
+  // A line, or the several that a message has.
+  LineEditor::Outcome read_message(LineEditor& lines, std::string& message) const {
+    LineEditor::Outcome outcome = lines.next("> ", message);
+    if (!terminal_ || outcome != LineEditor::Outcome::kLine) {
+      return outcome;
+    }
+    const bool block = message.starts_with("\"\"\"");
+    if (block) {
+      message.erase(0, 3);
+    }
+    while (block ? !message.ends_with("\"\"\"") : message.ends_with('\\')) {
+      if (!block) {
+        message.pop_back();
       }
-      const Outcome outcome = fill();
-      if (outcome == Outcome::kEnd && !buffer_.empty()) {
-        line = std::exchange(buffer_, "");
-        return Outcome::kLine;
-      }
-      if (outcome != Outcome::kLine) {
+      std::string more;
+      outcome = lines.next("... ", more);
+      if (outcome != LineEditor::Outcome::kLine) {
         return outcome;
       }
+      message += "\n" + more;
     }
+    if (block) {
+      message.resize(message.size() - 3);
+    }
+    return outcome;
   }
 
- private:
-  // Reads what is there: kLine when something came.
-  Outcome fill() {
-    pollfd fds[] = {{.fd = STDIN_FILENO, .events = POLLIN, .revents = 0},
-                    {.fd = interrupts_.fd(), .events = POLLIN, .revents = 0}};
-    while (poll(fds, 2, -1) < 0) {
-      if (errno != EINTR) {
-        return Outcome::kEnd;
+  // Does what the line says: a command, a turn, or nothing.
+  Status obey(const std::string& line) {
+    stopped_ = false;
+    const bool one_line = line.find('\n') == std::string::npos;
+    if (line.starts_with("/") && one_line) {
+      const size_t space = line.find(' ');
+      const auto found = commands_.find(line.substr(0, space));
+      if (found != commands_.end()) {
+        const size_t rest =
+            space == std::string::npos ? std::string::npos : line.find_first_not_of(' ', space);
+        return (this->*found->second)(rest == std::string::npos ? "" : line.substr(rest));
+      }
+      if (terminal_) {
+        say(fmt::format("There is no command {}.\n{}", harmless(line.substr(0, space)), kHelp));
+        return {};
       }
     }
-    if (interrupts_.take()) {
-      buffer_.clear();
-      return Outcome::kInterrupted;
-    }
-    char block[4096];
-    const ssize_t count = read(STDIN_FILENO, block, sizeof block);
-    if (count <= 0) {
-      return Outcome::kEnd;
-    }
-    buffer_.append(block, static_cast<size_t>(count));
-    return Outcome::kLine;
+    return line.find_first_not_of(" \t\r\n") == std::string::npos ? Status() : answer(line);
   }
 
-  Interrupts& interrupts_;
-  std::string buffer_;
-};
-
-class Conversation final {
- public:
-  Conversation(ServingSession& session, const ChatFlags& flags, Interrupts& interrupts)
-      : session_(session), flags_(flags), interrupts_(interrupts) {
-    reset();
-  }
-
-  void reset() {
-    messages_.clear();
-    if (!flags_.system.empty()) {
-      add("system", flags_.system);
-    }
-  }
-
-  // One turn. A turn that fails leaves the conversation as it was.
   Status answer(const std::string& line) {
-    add("user", line);
-    auto result = complete();
-    if (!result.ok()) {
-      messages_.pop_back();
-      return result.status();
+    ReplyView view(terminal_);
+    auto reply = conversation_.turn(line, settings_, interrupts_, view.sinks());
+    view.end();
+    if (!reply.ok()) {
+      return reply.status();
     }
-    add("assistant", result->text);
-    say(result->finish_reason == "cancelled" ? " [stopped]\n" : "\n");
-    if (result->finish_reason == "length") {
-      say("[cut off: --max-tokens or the model's context is reached]\n");
-    }
+    stopped_ = reply->finish_reason == "cancelled";
+    say(stopped_ ? " [stopped]\n" : "\n");
+    tell(*reply);
     return {};
   }
 
- private:
-  void add(const char* role, const std::string& content) {
-    messages_.push_back(Json::object({{"role", role}, {"content", content}}));
+  // What there is to know about a reply, below it.
+  void tell(const ChatReply& reply) const {
+    if (reply.finish_reason == "length") {
+      say("[cut off: max_tokens or the model's context is reached]\n");
+    }
+    if (reply.cut) {
+      say("[the context is full: the beginning of the text was left out; /clear starts again]\n");
+    }
+    if (conversation_.left_out() > 0) {
+      say(
+          fmt::format("[the context is full: the first {} turns were left out; /clear starts "
+                      "again]\n",
+                      conversation_.left_out()));
+    }
+    if (terminal_ && reply.tokens > 0) {
+      const std::string rate =
+          reply.seconds > 0 ? fmt::format(", {:.1f} tokens/s",
+                                          static_cast<double>(reply.tokens - 1) / reply.seconds)
+                            : std::string();
+      say(fmt::format("{}[{} tokens{}, the first after {:.2f} s]{}\n", kDim, reply.tokens, rate,
+                      reply.ttft_ms / 1000, kPlain));
+    }
   }
 
-  Result<Answer> complete() {
-    const Tokenizer& tokenizer = *session_.tokenizer;
-    NIBBLE_ASSIGN_OR_RETURN(
-        const std::string prompt,
-        session_.chat_template->render({.messages = messages_,
-                                        .generation_prompt = GenerationPrompt::kAdd,
-                                        .bos_token = optional_text(tokenizer.bos_token()),
-                                        .eos_token = optional_text(tokenizer.eos_token())}));
-    NIBBLE_ASSIGN_OR_RETURN(std::vector<int32_t> tokens,
-                            tokenizer.encode(prompt, SpecialTokens::kParse));
-    return ask(session_, {.prompt = std::move(tokens),
-                          .max_tokens = flags_.answer.max_tokens,
-                          .sampling = sampling_of(flags_.answer, session_.config, kTemperature),
-                          .stop = flags_.answer.stop,
-                          .on_text = say,
-                          .interrupt_fd = interrupts_.fd()});
+  Status clear(const std::string& /*rest*/) {
+    conversation_.clear();
+    return {};
+  }
+  Status system(const std::string& rest) {
+    if (!partner_.chats()) {
+      return make_error(StatusCode::kInvalidArgument,
+                        "text that is continued has no system message; begin with what you would "
+                        "say there");
+    }
+    conversation_.set_system(rest);
+    return {};
+  }
+  Status set(const std::string& rest) {
+    if (rest.empty()) {
+      say(answer_flags_text(settings_));
+      return {};
+    }
+    const size_t space = rest.find(' ');
+    const std::string value = space == std::string::npos ? "" : rest.substr(space + 1);
+    return set_answer_flag(settings_, rest.substr(0, space), value);
+  }
+  Status save(const std::string& rest) {
+    if (rest.empty()) {
+      return make_error(StatusCode::kInvalidArgument, "/save needs the name of a file");
+    }
+    return write_text_file(rest, conversation_.to_json().dump_pretty() + "\n");
+  }
+  Status load(const std::string& rest) {
+    NIBBLE_ASSIGN_OR_RETURN(const std::string text, read_file(rest));
+    const auto json = Json::parse(text);
+    return (json.ok() ? conversation_.load(*json) : json.status()).with_context(rest);
+  }
+  Status help(const std::string& /*rest*/) {
+    say(kHelp);
+    return {};
   }
 
-  static std::optional<std::string> optional_text(const std::string& text) {
-    return text.empty() ? std::nullopt : std::optional(text);
-  }
-
-  static constexpr double kTemperature = 0.7;
-
-  ServingSession& session_;
-  const ChatFlags& flags_;
+  AnswerFlags settings_;
+  ChatPartner& partner_;
   Interrupts& interrupts_;
-  JsonArray messages_;
+  Conversation conversation_;
+  std::map<std::string, Command> commands_;
+  bool terminal_ = false;
+  bool stopped_ = false;  // the last answer, by Ctrl-C
 };
 
-enum class Next { kContinue, kLeave };
-
-// Does what the line says: a command, a turn, or nothing.
-Result<Next> obey(const std::string& line, Conversation& conversation, bool terminal) {
-  if (line == "/quit" || line == "/exit") {
-    return Next::kLeave;
-  }
-  if (line == "/help") {
-    say(kHelp);
-  } else if (line == "/reset") {
-    conversation.reset();
-  } else if (line.starts_with("/")) {
-    say(fmt::format("There is no command {}.\n{}", line, kHelp));
-  } else if (line.find_first_not_of(" \t\r") != std::string::npos) {
-    const Status status = conversation.answer(line);
-    if (!status.ok() && !terminal) {
-      return status;
-    }
-    if (!status.ok()) {
-      say(fmt::format("{} (/reset starts again)\n", status.message()));
-    }
-  }
-  return Next::kContinue;
-}
-
 Status run(const ChatFlags& flags) {
+  if (flags.model.model_dir.empty() == flags.remote.url.empty()) {
+    return make_error(StatusCode::kInvalidArgument,
+                      "chat needs a model folder, or the --url of a server, and not both");
+  }
   Interrupts interrupts;  // before any thread is started
-  NIBBLE_ASSIGN_OR_RETURN(ServingSession session, open_session(flags.model));
+  const ChatForm form = flags.text ? ChatForm::kText : ChatForm::kAsModel;
+  NIBBLE_ASSIGN_OR_RETURN(const auto partner, flags.remote.url.empty()
+                                                  ? open_local_partner(flags.model, form)
+                                                  : open_remote_partner(flags.remote, form));
   if (interrupts.take()) {
     return make_error(StatusCode::kCancelled, "interrupted while the model was loaded");
   }
-  if (!session.chat_template) {
-    return session.no_template;
-  }
-  const bool terminal = isatty(STDIN_FILENO) == 1;
-  if (terminal) {
-    say(fmt::format("{} ({}). /help shows the commands.\n", session.model_name, session.scheme));
-  }
-  Conversation conversation(session, flags, interrupts);
-  LineReader lines(interrupts);
-  std::string line;
-  while (true) {
-    if (terminal) {
-      say("> ");
-    }
-    const LineReader::Outcome outcome = lines.next(line);
-    if (outcome == LineReader::Outcome::kInterrupted && terminal) {
-      say("\n(Ctrl-D or /quit leaves)\n");
-      continue;
-    }
-    if (outcome != LineReader::Outcome::kLine) {
-      break;
-    }
-    NIBBLE_ASSIGN_OR_RETURN(const Next next, obey(line, conversation, terminal));
-    if (next == Next::kLeave) {
-      return {};
-    }
-    interrupts.take();
-  }
-  if (terminal) {
-    say("\n");
-  }
-  return {};
+  NIBBLE_ASSIGN_OR_RETURN(const auto lines, LineEditor::open(interrupts, flags.history));
+  return ChatSession(flags, *partner, interrupts).run(*lines);
 }
 
 }  // namespace
@@ -259,11 +304,22 @@ void add_chat_command(CLI::App& app, CommandContext& context) {
   constexpr int64_t kMaxTokens = 1024;
   auto flags = std::make_shared<ChatFlags>();
   CLI::App* command = app.add_subcommand("chat", "Talk with a model on the terminal");
-  add_model_flags(*command, flags->model);
+  command->add_option("MODEL", flags->model.model_dir,
+                      "Model folder in Hugging Face format, unless there is a --url");
+  add_run_flags(*command, flags->model);
+  command->add_option("--url", flags->remote.url, "Talk to a server: http://127.0.0.1:8000");
+  command->add_option("--model", flags->remote.model,
+                      "With --url: model to ask for (default: the server's first)");
+  command->add_option("--api-key", flags->remote.api_key, "With --url: sent as a bearer token")
+      ->envname("OPENAI_API_KEY");
   command->add_option("--system", flags->system, "System message of the conversation");
+  command->add_flag("--text", flags->text,
+                    "Continue what is typed as text, as models without a chat template do");
+  command->add_option("--history", flags->history,
+                      "Keep typed lines in this file, for later sessions");
   add_answer_flags(*command, flags->answer, kMaxTokens);
   command->footer(
-      "/quit or Ctrl-D leaves, Ctrl-C stops the answer, /reset starts again, /help lists all "
+      "/quit or Ctrl-D leaves, Ctrl-C stops the answer, /clear starts again, /help lists all "
       "commands.\nWithout --temperature and a default in generation_config.json, the temperature "
       "is 0.7.\n\n" +
       app.get_footer());

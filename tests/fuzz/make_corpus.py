@@ -349,6 +349,27 @@ def make_http():
     write("http", "request_get", b"\x04GET /health HTTP/1.0\r\nAuthorization: Bearer k\r\n\r\n")
 
 
+def make_client():
+    """The first byte chooses the API and where the bytes are cut."""
+    events = (b'data: {"choices":[{"delta":{"content":"a","reasoning":"b"}}]}\n\n: ping\r\n\r\n'
+              b'event: x\rdata: {"choices":[{"text":"c","finish_reason":"stop"}]}\r\r'
+              b'data: {"text":"ab","meta_info":{"completion_tokens":2}}\n\n'
+              b'data: {"choices":[],"usage":{"completion_tokens":2}}\n\ndata: [DONE]\n\n')
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
+    chunks = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in (events[:50], events[50:]))
+    for api, name in enumerate(("completions", "chat", "generate")):
+        write("client", f"chunked_{name}", bytes([api]) + head
+              + b"Transfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n")
+        write("client", f"sized_{name}", bytes([api | 4]) + head
+              + b"Content-Length: %d\r\n\r\n" % len(events) + events)
+    for status, body in ((400, b'{"error":{"message":"a"}}'), (503, b'{"detail":"b"}'),
+                         (200, b'{"choices":[{"message":{"content":"c"}}]}')):
+        write("client", f"whole_{status}", b"\x01HTTP/1.1 %d X\r\nContent-Type: application/json\r\n"
+              b"Retry-After: 1\r\n\r\n" % status + body)
+    write("client", "interim", b"\x00HTTP/1.1 100 Continue\r\n\r\nHTTP/1.0 204 None\r\n\r\n")
+    write("client", "url", b"\x00http://[::1]:8000/a/v1/")
+
+
 def make_encoder():
     similar = bytes((37 * i * i + 11 * i) % 251 for i in range(61))
     sizes = struct.pack(">16f", 1, -1, 0, -0.0, 3e38, -3e38, 1e-38, -1e-45, 1e30, 448, 6, 7.5,
@@ -364,6 +385,6 @@ def make_encoder():
 
 if __name__ == "__main__":
     for make in (make_safetensors, make_gguf, make_gguf_model, make_config, make_quant_config,
-                 make_sources, make_tokenizer, make_chat_template, make_answer, make_grammar,
-                 make_http, make_encoder):
+                 make_sources, make_tokenizer, make_chat_template, make_answer, make_client,
+                 make_grammar, make_http, make_encoder):
         make()

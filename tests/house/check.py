@@ -17,7 +17,7 @@ import sys
 import functions
 
 LEVELS = {
-    "base": 0, "core": 1, "quant": 2, "gguf": 2, "arch": 3, "ops": 3, "checkpoint": 4, "backend": 4,
+    "base": 0, "core": 1, "net": 1, "quant": 2, "gguf": 2, "arch": 3, "ops": 3, "checkpoint": 4, "backend": 4,
     "layers": 5, "kvcache": 5, "text": 5, "model": 6, "quantizer": 6, "engine": 7, "synthetic": 7, "calibration": 8,
     "train": 7, "server": 8, "eval": 8, "tools": 9,
     "bench": 10,
@@ -33,9 +33,10 @@ INNER_HEADERS = ("src/backend/cuda/kernels/",)
 # Each third-party header belongs to the files below one prefix.
 THIRD_PARTY = [
     (r"boost/json", ("src/base/json_parse.cc",)),
-    (r"boost/(asio|beast|system)", ("src/server/",)),
+    (r"boost/(asio|beast|system)", ("src/net/", "src/server/")),
     (r"spdlog/", ("src/base/log.cc",)),
     (r"CLI/", ("tools/", "bench/")),
+    (r"histedit", ("tools/line_editor.cc",)),
     (r"pcre2", ("src/text/", "src/checkpoint/quant_config.cc")),
     (r"utf8proc", ("src/text/",)),
     (r"xxhash", ("src/quantizer/digest.cc",)),
