@@ -84,8 +84,7 @@ TEST(Regex, TakesWhatItEnforces) {
   const auto allows = [&](std::string_view pattern, std::string_view text) {
     const auto whole = check_regex(pattern, RegexPlace::kText);
     EXPECT_TRUE(whole.ok()) << whole.status().message();
-    const auto grammar =
-        grammars.compiler().compile({.ebnf = "root ::= " + *whole});
+    const auto grammar = grammars.compiler().compile({.ebnf = "root ::= " + *whole});
     EXPECT_TRUE(grammar.ok()) << grammar.status().message();
     return grammars.allows(**grammar, text);
   };

@@ -98,9 +98,9 @@ class RegexCheck final {
  private:
   // Repetitions of what is within a group, of its largest alternative part so far.
   struct Group {
-    int64_t inner = 1;   // the most that parts of it have
-    size_t begin = 0;    // in the pattern
-    bool empty = true;   // the alternative so far
+    int64_t inner = 1;  // the most that parts of it have
+    size_t begin = 0;   // in the pattern
+    bool empty = true;  // the alternative so far
   };
 
   Status step();
@@ -319,8 +319,7 @@ Status RegexCheck::character_class() {
     out_ += fmt::format(" [{}{}{}]", negated ? "^" : "",
                         negated && json ? ranges(escaped_in_json()) : "", written);
   } else if (negated && !members.shorthand) {
-    out_ += fmt::format(
-        " [^{}]", ranges(json ? members.ascii | escaped_in_json() : members.ascii));
+    out_ += fmt::format(" [^{}]", ranges(json ? members.ascii | escaped_in_json() : members.ascii));
   } else {
     NIBBLE_RETURN_IF_ERROR(write_class(negated ? ~members.ascii : members.ascii));
   }
