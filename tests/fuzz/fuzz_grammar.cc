@@ -39,8 +39,7 @@ GrammarText text_of(uint8_t kind, std::string_view input) {
   }
   if (kind % 3 == 1) {
     const auto whole = nibble::check_regex(input, nibble::RegexPlace::kText);
-    return {.ebnf = whole.ok() ? "root ::= " + *whole
-                               : std::string()};
+    return {.ebnf = whole.ok() ? "root ::= " + *whole : std::string()};
   }
   return {.ebnf = nibble::check_ebnf(input).ok() ? std::string(input) : std::string()};
 }
@@ -52,8 +51,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) {
     return 0;
   }
-  const GrammarText text =
-      text_of(data[0], {reinterpret_cast<const char*>(data) + 1, size - 1});
+  const GrammarText text = text_of(data[0], {reinterpret_cast<const char*>(data) + 1, size - 1});
   if (text.ebnf.empty()) {
     return 0;
   }

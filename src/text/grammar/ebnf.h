@@ -15,8 +15,8 @@ namespace nibble {
 /// A code point as it stands within [ ].
 [[nodiscard]] std::string ebnf_class_character(uint32_t code_point);
 
-/// A macro that matches what all of `pattern` does, for patterns of our own: without "?" behind groups
-/// and without empty alternatives, which xgrammar 0.2.8 gets wrong.
+/// A macro that matches what all of `pattern` does, for patterns of our own: without "?" behind
+/// groups and without empty alternatives, which xgrammar 0.2.8 gets wrong.
 [[nodiscard]] std::string ebnf_regex(std::string_view pattern);
 /// The definition of a rule for the characters of a JSON string, at most `most` of them:
 /// GrammarText has to know the smallest such limit.

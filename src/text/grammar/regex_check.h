@@ -13,11 +13,12 @@ enum class RegexPlace : uint8_t { kText, kJsonString };  // kJsonString: between
 
 /// Checks that a regular expression is one that a grammar enforces: characters, ".", classes, the
 /// escapes \d \w \s \D \W \S \n \r \t \f \v \xHH \uHHHH and those of punctuation, groups, "|",
-/// the quantifiers * + ? {n} {n,} {n,m}, lazy or not, and the anchors ^ and $ at both ends. All of a
-/// text has to match. Returns the expression in EBNF: xgrammar 0.2.8 makes automata of regular
+/// the quantifiers * + ? {n} {n,} {n,m}, lazy or not, and the anchors ^ and $ at both ends. All of
+/// a text has to match. Returns the expression in EBNF: xgrammar 0.2.8 makes automata of regular
 /// expressions that match too much (x(ab*)?y matches "xby").
 /// Errors: kInvalidArgument, with the byte, for anything else (assertions, back references, \b,
-/// flags), above 8192 bytes, 64 nested groups, or 10,000 repetitions within each other.
+/// flags), above 8192 bytes or 64 nested groups, for a group that is repeated more than 128 times
+/// and for an expression that has more than 1000 classes with its repetitions written out.
 [[nodiscard]] Result<std::string> check_regex(std::string_view pattern, RegexPlace place);
 
 }  // namespace nibble

@@ -13,6 +13,7 @@ namespace nibble {
 namespace {
 
 constexpr int64_t kMostRules = 4096;
+constexpr int64_t kMostPatterns = 256;
 constexpr size_t kMostBytes = size_t{1} << 20;
 constexpr int64_t kMostCount = 65536;
 constexpr size_t kShownBytes = 200;  // of a pointer, which may hold anything
@@ -149,6 +150,13 @@ std::string SchemaWriter::add_limited_rule(std::string_view body, int64_t most) 
   rules_ += ebnf_limited(name, body, most);
   shortest_limit_ = shortest_limit_ == 0 ? most : std::min(shortest_limit_, most);
   return name;
+}
+
+Status SchemaWriter::count_pattern(const SchemaPlace& place) {
+  return ++patterns_ <= kMostPatterns
+             ? Status()
+             : schema_error(place.pointer, fmt::format("more than {} patterns and minimal lengths",
+                                                       kMostPatterns));
 }
 
 std::string SchemaWriter::rule_of(const SchemaPlace& place) {
