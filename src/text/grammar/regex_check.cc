@@ -1,7 +1,6 @@
 #include "text/grammar/regex_check.h"
 
 #include <algorithm>
-#include <bitset>
 #include <charconv>
 #include <cstdint>
 #include <optional>
@@ -9,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include "text/grammar/ascii_set.h"
 #include "text/grammar/ebnf.h"
 #include "text/tokenizer_utf8.h"
 
@@ -25,73 +25,6 @@ constexpr int64_t kMostCost = 8000;
 constexpr int64_t kMostGroupTimes = 128;
 constexpr std::string_view kDigits = "0123456789";
 constexpr std::string_view kHexDigits = "0123456789abcdefABCDEF";
-
-using AsciiSet = std::bitset<128>;
-
-/// The set of \\d, \\w, \\s and of their opposites within ASCII.
-std::optional<AsciiSet> shorthand(std::string_view escape) {
-  if (escape.size() != 2 || escape[0] != '\\' ||
-      std::string_view("dwsDWS").find(escape[1]) == std::string_view::npos) {
-    return std::nullopt;
-  }
-  AsciiSet out;
-  for (unsigned char c = 0; c < out.size(); ++c) {
-    const bool digit = c >= '0' && c <= '9';
-    const bool word = digit || c == '_' || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
-    const bool space = c == ' ' || (c >= '\t' && c <= '\r');
-    const auto kind = static_cast<char>(escape[1] | 0x20);
-    const bool among = kind == 'd' ? digit : kind == 'w' ? word : space;
-    out.set(c, among == (escape[1] == kind));
-  }
-  return out;
-}
-
-/// The code point of a character as it is written; of UTF-8, its first byte, which is beyond ASCII.
-uint32_t character_value(std::string_view written) {
-  if (written.size() < 2 || written[0] != '\\') {
-    return static_cast<unsigned char>(written[0]);
-  }
-  constexpr std::string_view kControls = "n\nr\rt\tf\fv\v";
-  if (written[1] == 'x' || written[1] == 'u') {
-    uint32_t value = 0;
-    std::from_chars(written.data() + 2, written.data() + written.size(), value, 16);
-    return value;
-  }
-  for (size_t i = 0; i < kControls.size(); i += 2) {
-    if (kControls[i] == written[1]) {
-      return static_cast<unsigned char>(kControls[i + 1]);
-    }
-  }
-  return static_cast<unsigned char>(written[1]);
-}
-
-/// What a string of JSON cannot have but as an escape.
-AsciiSet escaped_in_json() {
-  AsciiSet out;
-  for (size_t c = 0; c < 0x20; ++c) {
-    out.set(c);
-  }
-  out.set('"');
-  out.set('\\');
-  return out;
-}
-
-/// The members of a class, as ranges.
-std::string ranges(const AsciiSet& set) {
-  std::string out;
-  for (size_t c = 0; c < set.size(); ++c) {
-    if (!set[c] || (c > 0 && set[c - 1])) {
-      continue;
-    }
-    size_t last = c;
-    while (last + 1 < set.size() && set[last + 1]) {
-      ++last;
-    }
-    out += ebnf_class_character(static_cast<uint32_t>(c)) + "-" +
-           ebnf_class_character(static_cast<uint32_t>(last));
-  }
-  return out;
-}
 
 /// Goes through an expression once, from left to right.
 class RegexCheck final {
@@ -119,7 +52,7 @@ class RegexCheck final {
   Status group_end();
   // What a class has, as far as it is ASCII.
   struct ClassMembers {
-    std::bitset<128> ascii;
+    AsciiSet ascii;
     bool shorthand = false;
     bool beyond_ascii = false;
     std::optional<uint32_t> last, range_from;
@@ -189,7 +122,7 @@ Status RegexCheck::write_class(const AsciiSet& set) {
   if (kept.none()) {
     return error("no character is left that may come here");
   }
-  out_ += fmt::format(" [{}]", ranges(kept));
+  out_ += fmt::format(" [{}]", ascii_ranges(kept));
   return {};
 }
 
@@ -334,9 +267,10 @@ Status RegexCheck::character_class() {
       return error("characters that JSON escapes beside those beyond ASCII are not enforced");
     }
     out_ += fmt::format(" [{}{}{}]", negated ? "^" : "",
-                        negated && json ? ranges(escaped_in_json()) : "", written);
+                        negated && json ? ascii_ranges(escaped_in_json()) : "", written);
   } else if (negated && !members.shorthand) {
-    out_ += fmt::format(" [^{}]", ranges(json ? members.ascii | escaped_in_json() : members.ascii));
+    out_ += fmt::format(" [^{}]",
+                        ascii_ranges(json ? members.ascii | escaped_in_json() : members.ascii));
   } else {
     NIBBLE_RETURN_IF_ERROR(write_class(negated ? ~members.ascii : members.ascii));
   }
