@@ -217,6 +217,20 @@ def test_nobody_there_and_wrong_models(server):
     fails(INVALID, "https", "proxy", arguments=bench("https://127.0.0.1"))
 
 
+def test_connections_that_the_server_closes_are_made_anew():
+    stub = Stub("closes")
+    result = json_of(*bench(stub.start(), "--max-concurrency", 1))
+    assert result["completed"] == 6 and result["failed"] == 0
+    assert len(stub.bodies) == 7
+
+
+def test_hundreds_of_streams_at_once():
+    url = Stub(first=2.0, tokens=2).start()
+    result = json_of("bench", "serve", "--base-url", url, "--vocab-size", 2000, "--num-prompts", 600,
+                     "--random-input-len", 4, "--random-output-len", 2, "--log-level", "error")
+    assert result["completed"] == 600 and result["max_concurrent_requests"] == 600
+
+
 def test_waits_for_a_server_that_loads():
     stub = Stub("busy-first")
     result = json_of("bench", "serve", "--base-url", stub.start(), *QUICK[:8],
