@@ -1,5 +1,6 @@
 """`nibble bench serve`: against `nibble serve`, and against servers that misbehave."""
 
+import asyncio
 import json
 import re
 import signal
@@ -11,7 +12,7 @@ import pytest
 
 from cli_tools import (BINARY, CORRUPT, INVALID, NOT_FOUND, ROOT, STORYTELLER, UNAVAILABLE, fails,
                        json_of, nibble, succeeds)
-from stub_server import Stub
+from stub_server import Stub, frame, head
 
 QUICK = ("--vocab-size", 200, "--num-prompts", 6, "--random-input-len", 8, "--random-output-len", 4,
          "--ready-check-timeout-sec", 0, "--log-level", "error")
@@ -149,6 +150,27 @@ def test_gsm8k_scores_what_a_server_says(tmp_path):
     sent = stub.bodies[-1]
     assert sent["temperature"] == 0 and sent["messages"][0]["content"].endswith("2+2?\nAnswer:")
     assert "#### 4" in sent["messages"][0]["content"]  # the example
+
+
+def test_a_role_is_no_first_token_of_gsm8k(tmp_path):
+    data = tmp_path / "gsm.jsonl"
+    data.write_text('{"question": "2+2?", "answer": "#### 4"}\n' * 3)
+    stub = Stub(first=0.15)
+
+    async def role_first(writer, chat, tokens):
+        writer.write(head(kind="text/event-stream", extra="Transfer-Encoding: chunked\r\n\r\n"))
+        writer.write(frame({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}))
+        await writer.drain()
+        await asyncio.sleep(stub.first)
+        writer.write(frame({"choices": [{"index": 0, "delta": {"content": "#### 4"}}]}))
+        writer.write(frame("[DONE]") + b"0\r\n\r\n")
+
+    stub.stream = role_first
+    result = json_of("bench", "serve", "--base-url", stub.start(), "--dataset-name", "gsm8k",
+                     "--dataset-path", data, "--fewshot", 0, "--num-prompts", 3,
+                     "--log-level", "error")["servers"][0]
+    assert result["flexible_match"] == result["strict_match"] == 1
+    assert result["median_ttft_ms"] >= 149
 
 
 def test_times_are_those_of_the_server():
