@@ -217,7 +217,7 @@ def test_prompt_too_long(server):
         ('{"messages": [{"role": "user", "content": "x"}], "temperature": "hot"}', "temperature"),
         (
             '{"messages": [{"role": "user", "content": "x"}],'
-            ' "response_format": {"type": "json_object"}}',
+            ' "response_format": {"type": "yaml"}}',
             "response_format",
         ),
     ],

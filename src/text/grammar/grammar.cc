@@ -19,12 +19,14 @@
 // What xgrammar says goes into errors; warnings are about texts of clients, who do not see them.
 namespace xgrammar {
 
+// NOLINTBEGIN(readability-identifier-naming): xgrammar declares them
 [[noreturn]] void LogFatalImpl(const std::string& /*file*/,
                                int /*line*/,
                                const std::string& message) {
   throw std::runtime_error(message);
 }
 void LogMessageImpl(const std::string&, int, int, const std::string&) {}
+// NOLINTEND(readability-identifier-naming)
 
 }  // namespace xgrammar
 
