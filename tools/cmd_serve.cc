@@ -132,6 +132,10 @@ Result<AppOptions> app_options(const ServeFlags& flags, const ServingSession& se
 Result<ServingSession> load(const ServeFlags& flags) {
   SessionOptions options = flags.session;
   options.engine.warm_up = true;
+  if (!flags.speculative_config.empty()) {
+    NIBBLE_ASSIGN_OR_RETURN(options.engine.speculation,
+                            parse_speculation(flags.speculative_config));
+  }
   NIBBLE_ASSIGN_OR_RETURN(ServingSession session, open_session(flags.model_dir, options));
   NIBBLE_RETURN_IF_ERROR(use_chat_template(flags.chat_template, session));
   NIBBLE_RETURN_IF_ERROR(prove_engine(*session.engine));

@@ -43,7 +43,6 @@ const std::vector<ForeignFlag>& foreign_flags() {
       {"--node-rank", {"0"}, kOneDevice},
       {"--dist-init-addr", {}, kOneDevice},
       {"--max-cudagraph-capture-size", {"0"}, kOneDevice},
-      {"--speculative-config", {}, "answers are not guessed ahead"},
       {"--otlp-traces-endpoint", {}, "there are no traces; scrape /metrics"},
       {"--config", {}, "give flags, or the variables that --help names"},
   };
@@ -247,6 +246,13 @@ void add_engine_flags(CLI::App& command, ServeFlags& flags) {
       .add_option("--seed", engine.seed,
                   "Random numbers of requests without a seed begin here (default: the system's)")
       ->envname("NIBBLE_SEED");
+  command
+      .add_option(
+          "--speculative-config", flags.speculative_config,
+          "Propose tokens ahead by looking up the last ones in prompt and answer, and verify "
+          "them in one step: JSON with method (ngram), num_speculative_tokens, "
+          "prompt_lookup_max, prompt_lookup_min; on CPUs")
+      ->envname("NIBBLE_SPECULATIVE_CONFIG");
   CpuBackendOptions& backend = flags.session.backend.cpu;
   add_thread_flags(command, {backend.threads, backend.pinning, backend.numa});
   command.get_option("--threads")->envname("NIBBLE_THREADS");

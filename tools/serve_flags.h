@@ -23,6 +23,7 @@ struct ServeFlags {
   std::string kv_cache_dtype = "auto";
   std::string chat_template;
   std::string template_arguments;
+  std::string speculative_config;
   std::string tool_parser = "auto";
   std::string reasoning_parser = "auto";
   std::string generation_config = "auto";

@@ -8,6 +8,7 @@
 
 #include "base/status.h"
 #include "engine/request.h"
+#include "engine/speculation.h"
 #include "model/model.h"
 
 namespace nibble {
@@ -20,9 +21,10 @@ struct EngineOptions {
   // Rows of logits that prompts may have in a step, beside one for each sequence: prompts whose
   // tokens are scored are cut into steps by it. 0: as many as kPromptLogitBytes hold.
   int64_t max_prompt_rows = 0;
-  int64_t page_size = 0;  // 0: what the backend likes best
-  int64_t num_pages = 0;  // of each pool; 0: enough for max_num_seqs sequences, at most kv_bytes
-  int64_t kv_bytes = 0;   // 0: 1 GiB of host memory, or what a GPU has left
+  Speculation speculation;  // its tokens need such rows, too
+  int64_t page_size = 0;    // 0: what the backend likes best
+  int64_t num_pages = 0;    // of each pool; 0: enough for max_num_seqs sequences, at most kv_bytes
+  int64_t kv_bytes = 0;     // 0: 1 GiB of host memory, or what a GPU has left
   KvCode kv_code = KvCode::kBf16;
   bool prefix_caching = true;
   std::optional<uint64_t> seed;          // of requests without one; absent: the system chooses
@@ -45,6 +47,7 @@ struct EngineStats {
   int64_t pages_total = 0, pages_used = 0;  // of all pools
   int64_t prompt_tokens = 0, cached_tokens = 0, generated_tokens = 0;
   int64_t preemptions = 0, steps = 0;
+  SpeculationStats speculation;
   ExpertCounts experts;  // at most a second old while steps run
   bool healthy = true;
   std::string failure;  // why it is not

@@ -149,6 +149,11 @@ Status EngineCore::check(const Request& request,
 
 Result<std::unique_ptr<EngineCore>> EngineCore::create(std::unique_ptr<Model> model,
                                                        const EngineOptions& options) {
+  if (options.speculation.tokens > 0 && model->samples_tokens()) {
+    return make_error(StatusCode::kUnsupported,
+                      "--speculative-config: this device samples tokens where it computes, and "
+                      "verifies none that are proposed; leave it out, or use --device cpu");
+  }
   const KvCacheShape shape = cache_shape(options, model->config());
   NIBBLE_ASSIGN_OR_RETURN(PagedKvCache cache, model->make_cache(shape));
   if (cache.num_pools() > 1) {
@@ -300,7 +305,8 @@ void EngineCore::run_ahead() {
 
 // Counts prompts when their sequence is computed for the first time.
 void EngineCore::note_admissions() {
-  for (const auto& [sequence, num_tokens] : plan_) {
+  for (const ScheduledSequence& item : plan_) {
+    Sequence* const sequence = item.sequence;
     if (sequence->counted) {
       continue;
     }
@@ -324,9 +330,10 @@ void EngineCore::run_plan() {
   if (sampled_) {
     masks_.wait();
     sampling_.clear();
-    for (const auto& [sequence, num_tokens] : plan_) {
-      if (sequence->computed + num_tokens == sequence->length() && sequence->wants_token()) {
-        sampling_.add(sampler_input(*sequence, 0));
+    for (const ScheduledSequence& item : plan_) {
+      const Sequence& sequence = *item.sequence;
+      if (sequence.computed + item.num_tokens == sequence.length() && sequence.wants_token()) {
+        sampling_.add(sampler_input(sequence, 0));
       }
     }
     sampled_ = sampling_.fits();
@@ -398,16 +405,65 @@ void EngineCore::handle_result(size_t index, const ScheduledSequence& item) {
   const Status scored = sampled_ ? Status() : score_prompt(index, sequence);
   auto sampled = scored.ok() ? sample(index, sequence) : Result<SampledToken>(scored);
   if (sampled && !sampled->ok()) {
-    pages_->clear();  // its keys and values may be damaged too: nobody else shall get them
-    finish(sequence, FinishReason::kError, explain(sampled->status()));
+    fail(sequence, sampled->status());
     return;
   }
   scheduler_->commit(sequence, item.num_tokens);
-  if (sampled) {
-    accept_token(sequence, std::move(*sampled).value());
-  } else if (sequence.remaining() == 0) {
-    finish(sequence, FinishReason::kLength, {});
+  if (!sampled) {
+    if (sequence.remaining() == 0) {
+      finish(sequence, FinishReason::kLength, {});
+    }
+    return;
   }
+  if (accept_token(sequence, std::move(*sampled).value()) && verify_draft(index, item)) {
+    propose(sequence);
+  }
+}
+
+// Goes on as long as what was sampled is what was proposed: then the next row of logits is that of
+// the token sampled last. Every token is sampled as if it had a step of its own, so that the answer
+// is the same. False when it ends the answer.
+bool EngineCore::verify_draft(size_t index, const ScheduledSequence& item) {
+  Sequence& sequence = *item.sequence;
+  int64_t accepted = 0;
+  bool running = true;
+  while (running && accepted < item.num_draft &&
+         sequence.tokens.back() == sequence.draft[static_cast<size_t>(accepted)]) {
+    auto sampled = sampler_.sample(runner_.logits(index, ++accepted), sampler_input(sequence, 0));
+    if (sampled.ok()) {
+      scheduler_->commit(sequence, 1);
+      running = accept_token(sequence, std::move(sampled).value());
+    } else {
+      fail(sequence, sampled.status());
+      running = false;
+    }
+  }
+  if (item.num_draft > 0) {
+    counters_.speculation.count(item.num_draft, accepted);
+  }
+  if (running && item.num_draft > 0) {
+    sequence.draft_length.learn(options_.speculation, item.num_draft, accepted);
+  }
+  return running;
+}
+
+void EngineCore::propose(Sequence& sequence) const {
+  sequence.draft.clear();
+  // A constraint's masks are known for the next token alone.
+  if (options_.speculation.tokens == 0 || sequence.request.constraint != nullptr) {
+    return;
+  }
+  const int64_t most = std::min({sequence.draft_length.next(options_.speculation),
+                                 sequence.request.max_tokens - sequence.generated() - 1,
+                                 options_.max_model_len - sequence.length() - 1});
+  if (most > 0) {
+    sequence.draft = look_up(sequence.tokens, options_.speculation, most);
+  }
+}
+
+void EngineCore::fail(Sequence& sequence, const Status& failure) {
+  pages_->clear();  // its keys and values may be damaged too: nobody else shall get them
+  finish(sequence, FinishReason::kError, explain(failure));
 }
 
 // Everybody waits while the weights are looked through, but once only, and a model with such logits
@@ -422,7 +478,8 @@ Status EngineCore::explain(const Status& failure) {
   return *not_finite_;
 }
 
-void EngineCore::accept_token(Sequence& sequence, SampledToken sampled) {
+// Appends and reports a token. False when it ends the answer: then the sequence is gone.
+bool EngineCore::accept_token(Sequence& sequence, SampledToken sampled) {
   const Request& request = sequence.request;
   if (request.constraint != nullptr) {
     const Status taken = request.constraint->accept(sampled.token);
@@ -451,10 +508,11 @@ void EngineCore::accept_token(Sequence& sequence, SampledToken sampled) {
   }
   if (event.finish == FinishReason::kNone) {
     request.on_event(std::move(event));
-    return;
+    return true;
   }
   const auto owned = take_out(sequence);
   owned->request.on_event(std::move(event));
+  return false;
 }
 
 bool EngineCore::ends_answer(const Sequence& sequence, int32_t token) const {

@@ -77,7 +77,10 @@ class EngineCore final {
   [[nodiscard]] std::optional<Result<SampledToken>> sample(size_t index, const Sequence& sequence);
   [[nodiscard]] Status score_prompt(size_t index, Sequence& sequence);
   void handle_result(size_t index, const ScheduledSequence& item);
-  void accept_token(Sequence& sequence, SampledToken sampled);
+  [[nodiscard]] bool accept_token(Sequence& sequence, SampledToken sampled);
+  [[nodiscard]] bool verify_draft(size_t index, const ScheduledSequence& item);
+  void propose(Sequence& sequence) const;
+  void fail(Sequence& sequence, const Status& failure);
   [[nodiscard]] bool ends_answer(const Sequence& sequence, int32_t token) const;
   [[nodiscard]] std::unique_ptr<Sequence> take_out(Sequence& sequence);
   [[nodiscard]] Status explain(const Status& failure);

@@ -374,7 +374,11 @@ TEST(EngineCore, ConstraintsHoldWhereverTokensAreSampled) {
   for (const bool samples : {false, true}) {
     auto model = std::make_unique<FakeModel>();
     model->set_sampling(samples);
-    const auto core = make_core(small_options(64), std::move(model));
+    EngineOptions options = small_options(64);
+    if (!samples) {
+      options.speculation = {.tokens = 4, .lookup_max = 2, .lookup_min = 1};
+    }
+    const auto core = make_core(options, std::move(model));
     std::vector<Answer> answers(4);
     std::vector<Request> requests;
     for (size_t i = 0; i < answers.size(); ++i) {
@@ -382,14 +386,15 @@ TEST(EngineCore, ConstraintsHoldWhereverTokensAreSampled) {
       requests.back().sampling.temperature = 2;
       requests.back().sampling.seed = i;
     }
-    requests[0].constraint = std::make_shared<OneSequence>(std::vector<int32_t>{40, 41, 8, 40});
+    requests[0].constraint =
+        std::make_shared<OneSequence>(std::vector<int32_t>{40, 41, 40, 41, 8, 40});
     requests[1].constraint = std::make_shared<OneSequence>(std::vector<int32_t>{9}, 3);
     const Answer alone_free = alone(requests[2]);
     for (Request& request : requests) {
       core->add(std::move(request));
     }
     run_all(*core);
-    EXPECT_EQ(answers[0].tokens, (std::vector<int32_t>{40, 41, 8, 40, FakeModel::kEos}));
+    EXPECT_EQ(answers[0].tokens, (std::vector<int32_t>{40, 41, 40, 41, 8, 40, FakeModel::kEos}));
     EXPECT_EQ(answers[0].finish, FinishReason::kStop);
     if (answers[1].tokens.size() > 3) {
       EXPECT_EQ(answers[1].tokens[3], 9);

@@ -18,17 +18,19 @@ struct Traffic {
   int64_t dynamic_from = 0;
   std::vector<int64_t> windows = {};  // of layers
   int64_t stretch = 1;                // of prompts, answers and pages
+  bool speculation = false;
 };
 
 // Thousands of random arrivals and cancellations over few pages: every answer is what the request
 // gets alone, a cancelled one a beginning of it, and the books balance after every step. Pages that
 // were given back hold nonsense.
 void random_traffic(const Traffic& traffic) {
-  const auto& [sampling, dynamic_from, windows, stretch] = traffic;
+  const auto& [sampling, dynamic_from, windows, stretch, speculation] = traffic;
   int64_t fed_steps = 0;
   int64_t preemptions = 0;
   int64_t cached = 0;
   int64_t cancelled_count = 0;
+  int64_t accepted = 0;
   for (uint32_t round = 0; round < 24; ++round) {
     std::mt19937 random(round);
     const auto pick = [&](int64_t low, int64_t high) {
@@ -41,6 +43,9 @@ void random_traffic(const Traffic& traffic) {
                           .num_pages = pick(8, 40),
                           .kv_code = KvCode::kF32,
                           .prefix_caching = round % 4 != 3};
+    if (speculation) {
+      options.speculation = {.tokens = pick(1, 6), .lookup_max = pick(2, 4), .lookup_min = 1};
+    }
     auto model = std::make_unique<FakeModel>();
     model->set_sampling(sampling);
     if (dynamic_from > 0) {
@@ -76,6 +81,10 @@ void random_traffic(const Traffic& traffic) {
         if (pick(0, 3) == 0) {
           request.prompt_logprobs = static_cast<int>(pick(0, 3));
         }
+        if (speculation && pick(0, 2) > 0) {  // what follows can be guessed
+          request.sampling.allowed_tokens = {7, 8, FakeModel::kEos};
+          request.sampling.logit_bias = {{FakeModel::kEos, -2.0F}};
+        }
         if (pick(0, 9) == 0) {
           request.max_tokens = 0;
         }
@@ -105,6 +114,7 @@ void random_traffic(const Traffic& traffic) {
     fed_steps += watched.fed_steps();
     preemptions += stats.preemptions;
     cached += stats.cached_tokens;
+    accepted += stats.speculation.accepted_tokens;
     EXPECT_EQ(stats.pages_used, 0);
     EXPECT_EQ(core->never_admitted(), 0);
     for (size_t i = 0; i < kRequests; ++i) {
@@ -132,6 +142,7 @@ void random_traffic(const Traffic& traffic) {
   EXPECT_GT(cached, 1000);
   EXPECT_GT(cancelled_count, 20);
   EXPECT_EQ(fed_steps > 1000, sampling);
+  EXPECT_EQ(accepted > 1000, speculation);
 }
 
 TEST(EngineCore, RandomTrafficEqualsSequentialRuns) { random_traffic({}); }
@@ -150,6 +161,14 @@ TEST(EngineCore, RandomTrafficWithWindowsEqualsSequentialRuns) {
 
 TEST(EngineCore, RandomTrafficWithWindowsAloneAndStepsStartedAheadEqualsSequentialRuns) {
   random_traffic({.sampling = true, .windows = {20, 20}, .stretch = 3});
+}
+
+TEST(EngineCore, RandomTrafficWithSpeculationEqualsSequentialRuns) {
+  random_traffic({.speculation = true});
+}
+
+TEST(EngineCore, RandomTrafficWithSpeculationAndWindowsEqualsSequentialRuns) {
+  random_traffic({.windows = {0, 9, 0, 70}, .stretch = 3, .speculation = true});
 }
 
 // 32k tokens over a window of 512: one pool keeps all pages, the other those of its window and of

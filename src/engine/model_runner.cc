@@ -33,7 +33,7 @@ StepInput ModelRunner::batch_of(std::span<const ScheduledSequence> plan, bool ah
   logit_rows_.clear();
   prompt_rows_.clear();
   logits_of_.clear();
-  for (const auto& [sequence, num_tokens] : plan) {
+  for (const auto& [sequence, num_tokens, num_draft] : plan) {
     const auto begin = static_cast<int32_t>(tokens_.size());
     const int64_t length = sequence->length() + (ahead ? 1 : 0);
     const int64_t kv_len = sequence->computed + num_tokens + (ahead ? 1 : 0);
@@ -44,10 +44,11 @@ StepInput ModelRunner::batch_of(std::span<const ScheduledSequence> plan, bool ah
     } else {
       const auto first = sequence->tokens.begin() + sequence->computed;
       tokens_.insert(tokens_.end(), first, first + num_tokens);
+      tokens_.insert(tokens_.end(), sequence->draft.begin(), sequence->draft.begin() + num_draft);
     }
     spans_.push_back({.q_begin = begin,
-                      .q_len = static_cast<int32_t>(num_tokens),
-                      .kv_len = static_cast<int32_t>(kv_len),
+                      .q_len = static_cast<int32_t>(num_tokens + num_draft),
+                      .kv_len = static_cast<int32_t>(kv_len + num_draft),
                       .pages = sequence->lists[0].pages.data(),
                       .prompt_len = static_cast<int32_t>(sequence->prompt_tokens)});
     const Sequence::PromptRows rows = sequence->prompt_rows(num_tokens);
@@ -58,7 +59,10 @@ StepInput ModelRunner::batch_of(std::span<const ScheduledSequence> plan, bool ah
     }
     if (kv_len == length && sequence->wants_token()) {
       logits_of_.push_back(static_cast<int32_t>(logit_rows_.size()));
-      logit_rows_.push_back(static_cast<int32_t>(tokens_.size()) - 1);
+      const auto last = static_cast<int32_t>(begin + num_tokens - 1);
+      for (int32_t row = last; row <= last + num_draft; ++row) {
+        logit_rows_.push_back(row);
+      }
     } else {
       logits_of_.push_back(-1);
     }
@@ -132,13 +136,14 @@ std::span<const float> ModelRunner::prompt_logits(size_t index) const {
   return logits_.as<float>().subspan(rows.first * vocab, rows.count * vocab);
 }
 
-std::span<float> ModelRunner::logits(size_t index) {
+std::span<float> ModelRunner::logits(size_t index, int64_t drafted) {
   CHECK_LT(index, logits_of_.size());
   if (logits_of_[index] < 0) {
     return {};
   }
   const auto vocab = static_cast<size_t>(model_->config().vocab_size);
-  return logits_.as<float>().subspan(static_cast<size_t>(logits_of_[index]) * vocab, vocab);
+  const auto row = static_cast<size_t>(logits_of_[index] + drafted);
+  return logits_.as<float>().subspan(row * vocab, vocab);
 }
 
 }  // namespace nibble

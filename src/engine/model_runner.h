@@ -35,9 +35,9 @@ class ModelRunner final {
   /// Waits for the earliest step that was started. Afterwards sampled(i) is what its plan[i]
   /// became.
   void finish();
-  /// Logits [vocab_size] of plan[index]; empty when the step ends inside its prompt, or no token is
-  /// wanted.
-  [[nodiscard]] std::span<float> logits(size_t index);
+  /// Logits [vocab_size] of plan[index] behind its last token and so many of its draft; empty when
+  /// the step ends inside its prompt, or no token is wanted.
+  [[nodiscard]] std::span<float> logits(size_t index, int64_t drafted = 0);
   /// Logits [rows, vocab_size] that score prompt tokens of plan[index] (Sequence::prompt_rows).
   [[nodiscard]] std::span<const float> prompt_logits(size_t index) const;
   /// The sample of plan[index]; null when the step ends inside its prompt.

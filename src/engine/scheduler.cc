@@ -9,6 +9,9 @@
 namespace nibble {
 namespace {
 
+// Rows of a tile of products on CPUs: fewer take about as long.
+constexpr int64_t kDraftStepRows = 16;
+
 bool arrives_before(const std::unique_ptr<Sequence>& a, const std::unique_ptr<Sequence>& b) {
   return a->arrival < b->arrival;
 }
@@ -59,7 +62,37 @@ const std::vector<ScheduledSequence>& Scheduler::schedule() {
   while (!crowded_ && budget_ > 0 && admit_next()) {
   }
   CHECK(!plan_.empty() || idle());
+  plan_drafts();
   return plan_;
+}
+
+// Spends pages that nobody has on tokens that are only proposed, in steps of few rows: in larger
+// ones a row that may be in vain costs as much as one that is not.
+void Scheduler::plan_drafts() {
+  const int64_t used = limits_.max_num_batched_tokens - budget_;
+  budget_ = std::min(budget_, kDraftStepRows - used);
+  for (ScheduledSequence& item : plan_) {
+    Sequence& sequence = *item.sequence;
+    const int64_t length = sequence.length();
+    int64_t count = std::min({std::ssize(sequence.draft), budget_, rows_});
+    if (crowded_ || count <= 0 || sequence.computed + item.num_tokens < length) {
+      continue;
+    }
+    for (int64_t pool = 0; pool < pages_.num_pools(); ++pool) {
+      std::vector<int32_t>& pages = sequence.lists[static_cast<size_t>(pool)].pages;
+      while (std::ssize(pages) < pages_for(length + count)) {
+        const auto page = pages_.acquire(pool);
+        if (!page) {
+          count = std::ssize(pages) * limits_.page_size - length;
+          break;
+        }
+        pages.push_back(*page);
+      }
+    }
+    item.num_draft = std::max<int64_t>(count, 0);
+    budget_ -= item.num_draft;
+    rows_ -= item.num_draft;
+  }
 }
 
 // Plans up to `want` tokens of running_[index], as budget and pages allow.
@@ -71,7 +104,7 @@ void Scheduler::plan_running(size_t index, int64_t want) {
     count = room(sequence) - sequence.computed;
   }
   if (count > 0) {
-    plan_.push_back({&sequence, count});
+    plan_.push_back({.sequence = &sequence, .num_tokens = count});
     budget_ -= count;
   }
 }

@@ -16,16 +16,18 @@ namespace nibble {
 struct SchedulerLimits {
   int64_t max_num_seqs = 1;
   int64_t max_num_batched_tokens = 1;  // at least max_num_seqs, so that decodes always fit
-  int64_t max_prompt_rows = 1;         // of logits that score prompts, in a step
+  int64_t max_prompt_rows = 1;         // of logits that score prompts and drafts, in a step
   int64_t page_size = 1;
   // Longer prompts have keys that depend on their length, so they share no pages (DynamicRope).
   int64_t longest_shared_prompt = std::numeric_limits<int64_t>::max();
 };
 
-/// A sequence's part of a step: compute its next `num_tokens` tokens.
+/// A sequence's part of a step: compute its next `num_tokens` tokens and, behind its last, the
+/// first `num_draft` of its draft.
 struct ScheduledSequence {
   Sequence* sequence = nullptr;
   int64_t num_tokens = 0;
+  int64_t num_draft = 0;
 };
 
 /// Decides what each step computes. Of those that wait, the lowest priority is served first, and
@@ -81,6 +83,7 @@ class Scheduler final {
   [[nodiscard]] bool fits(const Sequence& sequence) const;
   [[nodiscard]] int64_t room(const Sequence& sequence) const;
   void plan_running(size_t index, int64_t want);
+  void plan_drafts();
   [[nodiscard]] int64_t within_rows(const Sequence& sequence, int64_t count);
   [[nodiscard]] bool grow(Sequence& sequence, int64_t tokens);
   [[nodiscard]] PrefixCache::Match match_of(const Sequence& sequence);
@@ -98,7 +101,7 @@ class Scheduler final {
   std::vector<ScheduledSequence> plan_;
   std::vector<int32_t> offered_;  // scratch: a page of each pool
   int64_t budget_ = 0;            // tokens left in the step being planned
-  int64_t rows_ = 0;              // rows left for prompts that are scored
+  int64_t rows_ = 0;              // rows of logits left for prompts that are scored, and drafts
   bool crowded_ = false;          // the step being planned ran out of pages: admit nobody
   int64_t preemptions_ = 0;
   int64_t turns_ = 0;  // admissions so far

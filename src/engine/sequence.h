@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "engine/request.h"
+#include "engine/speculation.h"
 #include "kvcache/prefix_cache.h"
 
 namespace nibble {
@@ -32,6 +33,9 @@ struct Sequence {
   int64_t computed = 0;
   int64_t offered_pages = 0;  // leading pages already offered to the prefix cache
   PrefixCache::NodeId node = PrefixCache::kRoot;
+
+  std::vector<int32_t> draft;  // proposed to follow the tokens
+  DraftLength draft_length;
 
   /// Tokens seen so far, with how often the answer has them; kept only when penalties need it.
   std::unordered_map<int32_t, int32_t> seen;

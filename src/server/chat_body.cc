@@ -25,7 +25,7 @@ std::string_view without_billing_line(std::string_view system) {
   return end == std::string_view::npos ? std::string_view() : system.substr(end + 1);
 }
 
-std::string_view type_of(const Json& object) {
+std::string_view member_type(const Json& object) {
   const Json* type = object.find("type");
   return type != nullptr && type->is_string() ? std::string_view(type->as_string()) : "";
 }

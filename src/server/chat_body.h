@@ -40,7 +40,7 @@ using FieldNames = std::vector<std::pair<std::string_view, std::string_view>>;
 [[nodiscard]] std::string_view without_billing_line(std::string_view system);
 
 /// The member "type" of an object; "" if it has none.
-[[nodiscard]] std::string_view type_of(const Json& object);
+[[nodiscard]] std::string_view member_type(const Json& object);
 /// A string that has to be there; `where` is the path of the object in the request.
 [[nodiscard]] std::string text_member(FieldReader& fields,
                                       const Json& object,

@@ -59,7 +59,7 @@ std::string MessagesReader::member(const Json& object, const char* key, const st
 void MessagesReader::refuse_block(const Json& block,
                                   const std::string& where,
                                   std::string_view expected) {
-  const std::string_view type = type_of(block);
+  const std::string_view type = member_type(block);
   fields_.fail(where, fmt::format("{}: blocks of the type \"{}\" are not supported here; send {}",
                                   where, shown(type), expected));
 }
@@ -75,7 +75,7 @@ std::string MessagesReader::text_of(const Json& content, const std::string& wher
     return text;
   }
   for (const Json& block : content.as_array()) {
-    if (type_of(block) != "text") {
+    if (member_type(block) != "text") {
       refuse_block(block, where, "text");
       return text;
     }
@@ -122,10 +122,10 @@ void MessagesReader::read_user(const JsonArray& blocks, const std::string& where
   for (size_t i = 0; i < blocks.size() && !fields_.error(); ++i) {
     const Json& block = blocks[i];
     const std::string here = fmt::format("{}.content[{}]", where, i);
-    if (type_of(block) == "text") {
+    if (member_type(block) == "text") {
       text += member(block, "text", here);
       has_text = true;
-    } else if (type_of(block) == "tool_result") {
+    } else if (member_type(block) == "tool_result") {
       flush();
       const Json* content = block.find("content");
       const bool empty = content == nullptr || content->is_null();
@@ -158,11 +158,11 @@ void MessagesReader::read_assistant(const JsonArray& blocks, const std::string& 
   for (size_t i = 0; i < blocks.size() && !fields_.error(); ++i) {
     const Json& block = blocks[i];
     const std::string here = fmt::format("{}.content[{}]", where, i);
-    if (type_of(block) == "text") {
+    if (member_type(block) == "text") {
       text += member(block, "text", here);
-    } else if (type_of(block) == "thinking") {
+    } else if (member_type(block) == "thinking") {
       thinking += member(block, "thinking", here);
-    } else if (type_of(block) == "tool_use") {
+    } else if (member_type(block) == "tool_use") {
       read_call(block, here, calls);
     } else {
       refuse_block(block, here, "text, thinking or tool_use");
@@ -226,7 +226,7 @@ void MessagesReader::read_tool(const Json& tool, const std::string& where, JsonA
     fields_.fail(where, where + ": expected an object");
     return;
   }
-  const std::string_view type = type_of(tool);
+  const std::string_view type = member_type(tool);
   if (!type.empty() && type != "custom") {
     NIBBLE_LOG(kWarning, "{}: left out: this server has no tools of the type {}", where,
                Json(shown(type)).dump());
@@ -273,7 +273,7 @@ void MessagesReader::read_tool_choice() {
   if (choice == nullptr) {
     return;
   }
-  const std::string_view type = type_of(*choice);
+  const std::string_view type = member_type(*choice);
   if (type == "auto" || type == "none") {
     chat_.set("tool_choice", type);
   } else if (type == "any") {
@@ -303,7 +303,7 @@ void MessagesReader::read_thinking() {
   if (thinking == nullptr) {
     return;
   }
-  const std::string_view type = type_of(*thinking);
+  const std::string_view type = member_type(*thinking);
   const bool enabled = type == "enabled";
   if (!enabled && type != "disabled" && type != "adaptive") {
     fields_.fail("thinking",
@@ -342,7 +342,7 @@ void MessagesReader::read_output() {
   }
   if (const Json* format = inner.find("format")) {
     const Json* schema = format->find("schema");
-    if (type_of(*format) != "json_schema" || schema == nullptr) {
+    if (member_type(*format) != "json_schema" || schema == nullptr) {
       fields_.fail("output_config.format",
                    "output_config.format: expected {\"type\": \"json_schema\", \"schema\": {...}}");
       return;

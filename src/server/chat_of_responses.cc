@@ -88,7 +88,7 @@ std::string ResponsesReader::text_of(const Json& content, const std::string& whe
     return text;
   }
   for (const Json& part : content.as_array()) {
-    const std::string_view type = type_of(part);
+    const std::string_view type = member_type(part);
     if (type == "refusal") {
       text += text_member(fields_, part, "refusal", where);
     } else if (type == "input_text" || type == "output_text" || type == "text" ||
@@ -185,7 +185,7 @@ void ResponsesReader::read_reasoning(const Json& item, const std::string& where)
 }
 
 void ResponsesReader::read_item(const Json& item, const std::string& where) {
-  const std::string_view type = type_of(item);
+  const std::string_view type = member_type(item);
   if (!item.is_object()) {
     fields_.fail(where, where + ": expected an object");
   } else if (type == "message" || (type.empty() && item.find("role") != nullptr)) {
@@ -226,9 +226,9 @@ void ResponsesReader::read_input(const JsonArray& earlier) {
 }
 
 void ResponsesReader::read_tool(const Json& tool, const std::string& where, JsonArray& list) {
-  if (type_of(tool) != "function") {
+  if (member_type(tool) != "function") {
     NIBBLE_LOG(kWarning, "{}: left out: this server has no tools of the type {}", where,
-               Json(shown(type_of(tool))).dump());
+               Json(shown(member_type(tool))).dump());
     return;
   }
   Json function = Json::object({{"name", text_member(fields_, tool, "name", where)}});
@@ -267,7 +267,7 @@ void ResponsesReader::read_tool_choice() {
   }
   if (choice->is_string()) {
     chat_.set("tool_choice", *choice);
-  } else if (type_of(*choice) == "function") {
+  } else if (member_type(*choice) == "function") {
     const Json function =
         Json::object({{"name", text_member(fields_, *choice, "name", "tool_choice")}});
     chat_.set("tool_choice", Json::object({{"type", "function"}, {"function", function}}));
@@ -287,8 +287,8 @@ void ResponsesReader::read_text() {
   if (format == nullptr || format->is_null()) {
     return;
   }
-  Json chat = Json::object({{"type", type_of(*format)}});
-  if (type_of(*format) == "json_schema") {
+  Json chat = Json::object({{"type", member_type(*format)}});
+  if (member_type(*format) == "json_schema") {
     Json schema = JsonObject();
     for (const char* key : {"name", "description", "schema", "strict"}) {
       const Json* value = format->find(key);

@@ -78,6 +78,22 @@ void write_pools(std::string& out, std::string_view labels, const EngineStats& s
   write("nibble:kv_cache_pool_pages_total", &PoolStats::pages_total);
 }
 
+/// Of servers that propose tokens ahead.
+void write_speculation(std::string& out, std::string_view labels, const SpeculationStats& counts) {
+  const auto write = [&](std::string_view name, int64_t value) {
+    write_value(out, "counter", name, labels, static_cast<double>(value));
+  };
+  write("vllm:spec_decode_num_drafts_total", counts.drafts);
+  write("vllm:spec_decode_num_draft_tokens_total", counts.draft_tokens);
+  write("vllm:spec_decode_num_accepted_tokens_total", counts.accepted_tokens);
+  constexpr std::string_view kPlaces = "vllm:spec_decode_num_accepted_tokens_per_pos_total";
+  out += fmt::format("# HELP {0} {0}\n# TYPE {0} counter\n", kPlaces);
+  for (size_t place = 0; place < counts.accepted_at.size(); ++place) {
+    out += fmt::format("{}{{{},position=\"{}\"}} {}\n", kPlaces, labels, place,
+                       counts.accepted_at[place]);
+  }
+}
+
 /// How rows are spread over experts, of models that have them: active / runs experts had rows, of
 /// slots / active in the mean, the most rows_max / runs.
 void write_experts(std::string& out, std::string_view labels, const ExpertCounts& counts) {
@@ -203,6 +219,9 @@ std::string ServerMetrics::render(const EngineStats& stats,
   counter("vllm:prefix_cache_hits_total", stats.cached_tokens);
   counter("vllm:num_preemptions_total", stats.preemptions);
   counter("nibble:engine_steps_total", stats.steps);
+  if (options.speculation.tokens > 0) {
+    write_speculation(out, labels, stats.speculation);
+  }
   write_experts(out, labels, stats.experts);
   const std::lock_guard lock(mutex_);
   out += "# HELP vllm:request_success_total Finished requests\n";

@@ -8,9 +8,14 @@ status is 1 when a finished answer is not valid.
 import argparse
 import collections
 import concurrent.futures
+import datetime
+import ipaddress
 import json
 import random
+import re
 import sys
+import urllib.parse
+import uuid
 
 import jsonschema
 import openai
@@ -19,6 +24,18 @@ PATTERNS = [r"^[a-z]{2,5}$", r"\d{3}-\d{4}", r"^(yes|no)+$", r"[A-Z][a-z]*( [A-Z
             r"^[^@\s]+@[a-z]+\.(com|org)$", r"[\w.-]{1,8}", r"^#[0-9a-f]{6}$", r"^$|^x.y$"]
 FORMATS = ["date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"]
 NAMES = ["a", "ab", "name", "value", "x y", "é", "q\"uote", "id", "tags"]
+
+CHECKER = jsonschema.FormatChecker(formats=())
+ORACLES = {"date": datetime.date.fromisoformat, "time": datetime.time.fromisoformat,
+           "date-time": datetime.datetime.fromisoformat, "ipv4": ipaddress.IPv4Address,
+           "ipv6": ipaddress.IPv6Address, "uuid": uuid.UUID,
+           "email": lambda text: re.fullmatch(r"[^@\s]+@[^@\s]+\.[^@\s]+", text),
+           "hostname": lambda text: text.encode("idna"),
+           "duration": lambda text: re.fullmatch(r"P(?=.)(\d+[YMWD])*(T(\d+[HMS])+)?", text),
+           "uri": lambda text: urllib.parse.urlsplit(text).netloc and urllib.parse.urlsplit(text)}
+for _name, _oracle in ORACLES.items():
+    CHECKER.checks(_name, raises=ValueError)(
+        lambda value, oracle=_oracle: not isinstance(value, str) or bool(oracle(value)))
 
 
 class Schemas:
@@ -163,7 +180,7 @@ def check_answer(client, model, seed, max_tokens):
         return choice.finish_reason, schema, text
     try:
         jsonschema.Draft202012Validator(
-            schema, format_checker=jsonschema.FormatChecker()).validate(json.loads(text))
+            schema, format_checker=CHECKER).validate(json.loads(text))
     except (jsonschema.ValidationError, ValueError) as error:
         return f"invalid: {str(error)[:300]}", schema, text
     return "valid", schema, text

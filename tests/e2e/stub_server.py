@@ -30,7 +30,7 @@ def frame(value):
 
 class Stub:
     """mode: good, no-usage, unauthorized, refused, late-error, half, stall, silent, garbage,
-    busy-first (503 twice)."""
+    busy-first (503 twice), closes (after each answer, without saying so)."""
 
     def __init__(self, mode="good", first=0.0, gap=0.0, tokens=4):
         self.mode, self.first, self.gap, self.tokens = mode, first, gap, tokens
@@ -96,6 +96,8 @@ class Stub:
                 self.requests += 1
                 await self.answer(writer, target, body)
                 await writer.drain()
+                if self.mode == "closes":
+                    break
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:

@@ -1,5 +1,6 @@
 """`nibble bench serve`: against `nibble serve`, and against servers that misbehave."""
 
+import asyncio
 import json
 import re
 import signal
@@ -11,7 +12,7 @@ import pytest
 
 from cli_tools import (BINARY, CORRUPT, INVALID, NOT_FOUND, ROOT, STORYTELLER, UNAVAILABLE, fails,
                        json_of, nibble, succeeds)
-from stub_server import Stub
+from stub_server import Stub, frame, head
 
 QUICK = ("--vocab-size", 200, "--num-prompts", 6, "--random-input-len", 8, "--random-output-len", 4,
          "--ready-check-timeout-sec", 0, "--log-level", "error")
@@ -151,6 +152,27 @@ def test_gsm8k_scores_what_a_server_says(tmp_path):
     assert "#### 4" in sent["messages"][0]["content"]  # the example
 
 
+def test_a_role_is_no_first_token_of_gsm8k(tmp_path):
+    data = tmp_path / "gsm.jsonl"
+    data.write_text('{"question": "2+2?", "answer": "#### 4"}\n' * 3)
+    stub = Stub(first=0.15)
+
+    async def role_first(writer, chat, tokens):
+        writer.write(head(kind="text/event-stream", extra="Transfer-Encoding: chunked\r\n\r\n"))
+        writer.write(frame({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}))
+        await writer.drain()
+        await asyncio.sleep(stub.first)
+        writer.write(frame({"choices": [{"index": 0, "delta": {"content": "#### 4"}}]}))
+        writer.write(frame("[DONE]") + b"0\r\n\r\n")
+
+    stub.stream = role_first
+    result = json_of("bench", "serve", "--base-url", stub.start(), "--dataset-name", "gsm8k",
+                     "--dataset-path", data, "--fewshot", 0, "--num-prompts", 3,
+                     "--log-level", "error")["servers"][0]
+    assert result["flexible_match"] == result["strict_match"] == 1
+    assert result["median_ttft_ms"] >= 149
+
+
 def test_times_are_those_of_the_server():
     """The stub sends its first token after 120 ms and one every 30 ms."""
     url = Stub(first=0.12, gap=0.03).start()
@@ -215,6 +237,20 @@ def test_nobody_there_and_wrong_models(server):
     fails(UNAVAILABLE, "cannot reach", "refused", arguments=bench(f"http://127.0.0.1:{port}"))
     fails(NOT_FOUND, "HTTP 404", "nope", arguments=bench(server.url, "--model", "nope"))
     fails(INVALID, "https", "proxy", arguments=bench("https://127.0.0.1"))
+
+
+def test_connections_that_the_server_closes_are_made_anew():
+    stub = Stub("closes")
+    result = json_of(*bench(stub.start(), "--max-concurrency", 1))
+    assert result["completed"] == 6 and result["failed"] == 0
+    assert len(stub.bodies) == 7
+
+
+def test_hundreds_of_streams_at_once():
+    url = Stub(first=2.0, tokens=2).start()
+    result = json_of("bench", "serve", "--base-url", url, "--vocab-size", 2000, "--num-prompts", 600,
+                     "--random-input-len", 4, "--random-output-len", 2, "--log-level", "error")
+    assert result["completed"] == 600 and result["max_concurrent_requests"] == 600
 
 
 def test_waits_for_a_server_that_loads():

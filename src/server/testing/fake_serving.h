@@ -127,9 +127,11 @@ class FakeEngine final : public Engine {
       }
       CHECK(!allowed.empty());
       const bool fits = mask_allows(mask, token);
-      token = allowed.back() == kFakeEnd ? kFakeEnd
-              : fits                     ? token
-                     : allowed[static_cast<size_t>(produced * 7919) % allowed.size()];
+      if (allowed.back() == kFakeEnd) {
+        token = kFakeEnd;
+      } else if (!fits) {
+        token = allowed[static_cast<size_t>(produced * 7919) % allowed.size()];
+      }
     }
     CHECK(constraint.accept(token).ok());
     return token;

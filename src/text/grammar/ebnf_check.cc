@@ -12,7 +12,7 @@ namespace {
 
 constexpr size_t kMostBytes = size_t{64} << 10;
 constexpr int64_t kMostInBraces = 1000;
-constexpr int64_t kMostTogether = 100000;
+constexpr int64_t kMostTogether = 2000;
 
 Status error_at(size_t at, std::string_view what) {
   return make_error(StatusCode::kInvalidArgument, "byte {} of the grammar: {}", at, what);

@@ -1,6 +1,7 @@
 #include "text/grammar/grammar.h"
 
 #include <array>
+#include <chrono>
 #include <exception>
 #include <list>
 #include <mutex>
@@ -31,6 +32,7 @@ namespace nibble {
 namespace {
 
 constexpr size_t kMostBytes = size_t{2} << 20;
+constexpr std::chrono::seconds kMostMaskTime{1};
 constexpr size_t kShownReason = 300;
 
 std::string reason_of(const std::exception& error) {
@@ -52,6 +54,7 @@ class Matcher final : public TokenConstraint {
                     .shape = shape.data(),
                     .strides = nullptr,
                     .byte_offset = 0};
+    const auto start = std::chrono::steady_clock::now();
     try {
       const bool some = matcher_.FillNextTokenBitmask(&tensor);
       if (limits_ && !some) {
@@ -59,6 +62,11 @@ class Matcher final : public TokenConstraint {
       }
       if (limits_) {
         limits_->apply(mask);
+      }
+      // Ambiguous grammars may take ever longer, while others wait.
+      if (std::chrono::steady_clock::now() - start > kMostMaskTime) {
+        failure_ = Status(StatusCode::kInvalidArgument,
+                          "the grammar is too ambiguous: a mask of tokens took more than a second");
       }
       return some || limits_.has_value();
     } catch (const std::exception& error) {

@@ -1,7 +1,6 @@
 #include "text/grammar/regex_check.h"
 
 #include <algorithm>
-#include <bitset>
 #include <charconv>
 #include <cstdint>
 #include <optional>
@@ -9,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include "text/grammar/ascii_set.h"
 #include "text/grammar/ebnf.h"
 #include "text/tokenizer_utf8.h"
 
@@ -17,76 +17,14 @@ namespace {
 
 constexpr size_t kMostBytes = 8192;
 constexpr size_t kMostGroups = 64;
-constexpr int64_t kMostRepetitions = 10000;
+// Cost of preparing a grammar and of its masks, in characters written out: a class takes as long as
+// some ten characters. Measured with 128,000 tokens: 1000 classes take 7 s of one core, and 128
+// repetitions of a group with alternatives 1 ms for a mask, far more of them seconds.
+constexpr int64_t kClassCost = 8;
+constexpr int64_t kMostCost = 8000;
+constexpr int64_t kMostGroupTimes = 128;
 constexpr std::string_view kDigits = "0123456789";
 constexpr std::string_view kHexDigits = "0123456789abcdefABCDEF";
-
-using AsciiSet = std::bitset<128>;
-
-/// The set of \\d, \\w, \\s and of their opposites within ASCII.
-std::optional<AsciiSet> shorthand(std::string_view escape) {
-  if (escape.size() != 2 || escape[0] != '\\' ||
-      std::string_view("dwsDWS").find(escape[1]) == std::string_view::npos) {
-    return std::nullopt;
-  }
-  AsciiSet out;
-  for (unsigned char c = 0; c < out.size(); ++c) {
-    const bool digit = c >= '0' && c <= '9';
-    const bool word = digit || c == '_' || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
-    const bool space = c == ' ' || (c >= '\t' && c <= '\r');
-    const auto kind = static_cast<char>(escape[1] | 0x20);
-    const bool among = kind == 'd' ? digit : kind == 'w' ? word : space;
-    out.set(c, among == (escape[1] == kind));
-  }
-  return out;
-}
-
-/// The code point of a character as it is written; of UTF-8, its first byte, which is beyond ASCII.
-uint32_t character_value(std::string_view written) {
-  if (written.size() < 2 || written[0] != '\\') {
-    return static_cast<unsigned char>(written[0]);
-  }
-  constexpr std::string_view kControls = "n\nr\rt\tf\fv\v";
-  if (written[1] == 'x' || written[1] == 'u') {
-    uint32_t value = 0;
-    std::from_chars(written.data() + 2, written.data() + written.size(), value, 16);
-    return value;
-  }
-  for (size_t i = 0; i < kControls.size(); i += 2) {
-    if (kControls[i] == written[1]) {
-      return static_cast<unsigned char>(kControls[i + 1]);
-    }
-  }
-  return static_cast<unsigned char>(written[1]);
-}
-
-/// What a string of JSON cannot have but as an escape.
-AsciiSet escaped_in_json() {
-  AsciiSet out;
-  for (size_t c = 0; c < 0x20; ++c) {
-    out.set(c);
-  }
-  out.set('"');
-  out.set('\\');
-  return out;
-}
-
-/// The members of a class, as ranges.
-std::string ranges(const AsciiSet& set) {
-  std::string out;
-  for (size_t c = 0; c < set.size(); ++c) {
-    if (!set[c] || (c > 0 && set[c - 1])) {
-      continue;
-    }
-    size_t last = c;
-    while (last + 1 < set.size() && set[last + 1]) {
-      ++last;
-    }
-    out += ebnf_class_character(static_cast<uint32_t>(c)) + "-" +
-           ebnf_class_character(static_cast<uint32_t>(last));
-  }
-  return out;
-}
 
 /// Goes through an expression once, from left to right.
 class RegexCheck final {
@@ -96,11 +34,17 @@ class RegexCheck final {
   Result<std::string> run();
 
  private:
-  // Repetitions of what is within a group, of its largest alternative part so far.
   struct Group {
-    int64_t inner = 1;  // the most that parts of it have
+    int64_t cost = 0;   // of its parts
+    int64_t times = 1;  // repetitions of a part, the most
     size_t begin = 0;   // in the pattern
     bool empty = true;  // the alternative so far
+  };
+  // What a quantifier repeats.
+  struct Item {
+    int64_t cost = 0;  // 0: there is nothing to repeat
+    int64_t times = 1;
+    bool group = false;
   };
 
   Status step();
@@ -108,7 +52,7 @@ class RegexCheck final {
   Status group_end();
   // What a class has, as far as it is ASCII.
   struct ClassMembers {
-    std::bitset<128> ascii;
+    AsciiSet ascii;
     bool shorthand = false;
     bool beyond_ascii = false;
     std::optional<uint32_t> last, range_from;
@@ -119,7 +63,7 @@ class RegexCheck final {
   Status escape(bool in_class);
   Status quantifier();
   Result<int64_t> count();
-  Status item(int64_t inner);
+  Status item(int64_t cost);
   Status literal();
   void end_alternative();
   Status write_class(const AsciiSet& set);
@@ -136,7 +80,7 @@ class RegexCheck final {
   size_t at_ = 0;
   std::string out_;
   std::vector<Group> groups_ = {Group{}};
-  int64_t last_ = 0;  // repetitions within the item before; 0: nothing to repeat
+  Item last_;
 };
 
 Result<std::string> RegexCheck::run() {
@@ -169,7 +113,7 @@ void RegexCheck::end_alternative() {
     out_ += "\"\"";
   }
   groups_.back().empty = true;
-  last_ = 0;
+  last_ = {};
 }
 
 /// One of some ASCII characters, as far as the place has them.
@@ -178,7 +122,7 @@ Status RegexCheck::write_class(const AsciiSet& set) {
   if (kept.none()) {
     return error("no character is left that may come here");
   }
-  out_ += fmt::format(" [{}]", ranges(kept));
+  out_ += fmt::format(" [{}]", ascii_ranges(kept));
   return {};
 }
 
@@ -233,7 +177,7 @@ Status RegexCheck::literal() {
   if (pattern_[at_] == '.') {
     out_ += place_ == RegexPlace::kJsonString ? R"( [^\"\\\x00-\x1f])" : R"( [^\n\r])";
     ++at_;
-    return item(1);
+    return item(kClassCost);
   }
   const size_t length = utf8_step(pattern_, at_).length;
   NIBBLE_RETURN_IF_ERROR(write_character(pattern_.substr(at_, length)));
@@ -245,8 +189,8 @@ Status RegexCheck::group_begin() {
   if (groups_.size() > kMostGroups) {
     return error("too many nested groups");
   }
-  groups_.push_back({.inner = 1, .begin = at_});
-  last_ = 0;
+  groups_.push_back({.begin = at_});
+  last_ = {};
   ++at_;
   out_ += " (";
   if (!rest().starts_with('?')) {
@@ -273,17 +217,23 @@ Status RegexCheck::group_end() {
     return error("this bracket ends no group; escape it with a backslash");
   }
   end_alternative();
-  const int64_t inner = groups_.back().inner;
+  const Group group = groups_.back();
   groups_.pop_back();
   out_ += ")";
   ++at_;
-  return item(inner);
+  NIBBLE_RETURN_IF_ERROR(item(group.cost + 1));
+  groups_.back().times = std::max(groups_.back().times, group.times);
+  last_ = {.cost = group.cost + 1, .times = group.times, .group = true};
+  return {};
 }
 
-Status RegexCheck::item(int64_t inner) {
-  last_ = inner;
+Status RegexCheck::item(int64_t cost) {
+  last_ = {.cost = cost};
   groups_.back().empty = false;
-  groups_.back().inner = std::max(groups_.back().inner, inner);
+  groups_.back().cost += cost;
+  if (groups_.back().cost > kMostCost) {
+    return error("the expression is too large, with its repetitions written out");
+  }
   return {};
 }
 
@@ -317,13 +267,14 @@ Status RegexCheck::character_class() {
       return error("characters that JSON escapes beside those beyond ASCII are not enforced");
     }
     out_ += fmt::format(" [{}{}{}]", negated ? "^" : "",
-                        negated && json ? ranges(escaped_in_json()) : "", written);
+                        negated && json ? ascii_ranges(escaped_in_json()) : "", written);
   } else if (negated && !members.shorthand) {
-    out_ += fmt::format(" [^{}]", ranges(json ? members.ascii | escaped_in_json() : members.ascii));
+    out_ += fmt::format(" [^{}]",
+                        ascii_ranges(json ? members.ascii | escaped_in_json() : members.ascii));
   } else {
     NIBBLE_RETURN_IF_ERROR(write_class(negated ? ~members.ascii : members.ascii));
   }
-  return item(1);
+  return item(kClassCost);
 }
 
 /// A character, a shorthand, or the end of a range ("a", "\d", "-z").
@@ -412,7 +363,7 @@ Status RegexCheck::escape(bool in_class) {
     NIBBLE_RETURN_IF_ERROR(write_character(text));
   }
   at_ += length;
-  return item(1);
+  return item(shorthand(written) ? kClassCost : 1);
 }
 
 Result<int64_t> RegexCheck::count() {
@@ -430,7 +381,7 @@ Result<int64_t> RegexCheck::count() {
 }
 
 Status RegexCheck::quantifier() {
-  if (last_ == 0) {
+  if (last_.cost == 0) {
     return error("there is nothing to repeat");
   }
   const size_t begin = at_;
@@ -454,12 +405,14 @@ Status RegexCheck::quantifier() {
   if (rest().starts_with('?')) {  // lazy: the same texts match
     ++at_;
   }
-  const int64_t inner = last_ * std::max<int64_t>(most, 1);
-  if (inner > kMostRepetitions) {
-    return error(fmt::format("more than {} repetitions within each other", kMostRepetitions));
+  most = std::max<int64_t>(most, 1);
+  const int64_t times = last_.times * most;
+  if (last_.group && most > 1 && times > kMostGroupTimes) {
+    return error(fmt::format("more than {} repetitions of a group", kMostGroupTimes));
   }
-  NIBBLE_RETURN_IF_ERROR(item(inner));
-  last_ = 0;
+  groups_.back().times = std::max(groups_.back().times, times);
+  NIBBLE_RETURN_IF_ERROR(item(last_.cost * (most - 1)));
+  last_ = {};
   return {};
 }
 

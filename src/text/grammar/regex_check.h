@@ -17,7 +17,8 @@ enum class RegexPlace : uint8_t { kText, kJsonString };  // kJsonString: between
 /// a text has to match. Returns the expression in EBNF: xgrammar 0.2.8 makes automata of regular
 /// expressions that match too much (x(ab*)?y matches "xby").
 /// Errors: kInvalidArgument, with the byte, for anything else (assertions, back references, \b,
-/// flags), above 8192 bytes, 64 nested groups, or 10,000 repetitions within each other.
+/// flags), above 8192 bytes or 64 nested groups, for a group that is repeated more than 128 times
+/// and for an expression that has more than 1000 classes with its repetitions written out.
 [[nodiscard]] Result<std::string> check_regex(std::string_view pattern, RegexPlace place);
 
 }  // namespace nibble

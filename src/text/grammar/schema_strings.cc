@@ -131,6 +131,9 @@ Result<std::string> string_body(const SchemaPlace& place, SchemaWriter& writer) 
                         fmt::format("a length beside {} is not enforced; put it into the pattern",
                                     pattern ? "pattern" : "format"));
   }
+  if (pattern || format || least.value_or(0) > 1) {
+    NIBBLE_RETURN_IF_ERROR(writer.count_pattern(place));
+  }
   if (pattern) {
     return pattern_body(place);
   }

@@ -13,9 +13,8 @@ namespace nibble {
 namespace {
 
 constexpr int64_t kMostRules = 4096;
+constexpr int64_t kMostPatterns = 256;
 constexpr size_t kMostBytes = size_t{1} << 20;
-constexpr int64_t kMostCount = 65536;
-constexpr size_t kShownBytes = 200;  // of a pointer, which may hold anything
 
 constexpr std::array kAnnotations = {"title",       "description", "default",  "examples",
                                      "$comment",    "$schema",     "$id",      "$defs",
@@ -103,41 +102,6 @@ bool is_exact(const Json& value) {
 
 }  // namespace
 
-SchemaPlace SchemaPlace::member(std::string_view key) const {
-  return {schema->find(key), fmt::format("{}/{}", pointer, key)};
-}
-
-SchemaPlace SchemaPlace::item(std::string_view key, size_t index) const {
-  return {&schema->find(key)->as_array()[index], fmt::format("{}/{}/{}", pointer, key, index)};
-}
-
-SchemaPlace SchemaPlace::entry(std::string_view key, std::string_view name) const {
-  std::string escaped;
-  for (const char c : name) {
-    escaped += c == '~' ? "~0" : c == '/' ? "~1" : std::string(1, c);
-  }
-  return {schema->find(key)->find(name), fmt::format("{}/{}/{}", pointer, key, escaped)};
-}
-
-Status schema_error(std::string_view pointer, std::string_view message) {
-  return make_error(StatusCode::kInvalidArgument, "{}{}: {}", pointer.substr(0, kShownBytes),
-                    pointer.size() > kShownBytes ? "..." : "", message);
-}
-
-Result<std::optional<int64_t>> schema_count(const SchemaPlace& place, std::string_view key) {
-  const Json* value = place.find(key);
-  if (value == nullptr) {
-    return std::optional<int64_t>();
-  }
-  const bool whole = value->is_int() ||
-                     (value->is_double() && std::trunc(value->as_double()) == value->as_double());
-  if (!whole || value->as_double() < 0 || value->as_double() > kMostCount) {
-    return schema_error(place.pointer + "/" + std::string(key),
-                        fmt::format("expected an integer from 0 to {}", kMostCount));
-  }
-  return std::optional(static_cast<int64_t>(value->as_double()));
-}
-
 std::string SchemaWriter::add_rule(std::string_view hint, std::string_view body) {
   std::string name = fmt::format("{}{}{}", prefix_, hint, next_++);
   rules_ += fmt::format("{} ::= {}\n", name, body);
@@ -149,6 +113,13 @@ std::string SchemaWriter::add_limited_rule(std::string_view body, int64_t most) 
   rules_ += ebnf_limited(name, body, most);
   shortest_limit_ = shortest_limit_ == 0 ? most : std::min(shortest_limit_, most);
   return name;
+}
+
+Status SchemaWriter::count_pattern(const SchemaPlace& place) {
+  return ++patterns_ <= kMostPatterns
+             ? Status()
+             : schema_error(place.pointer, fmt::format("more than {} patterns and minimal lengths",
+                                                       kMostPatterns));
 }
 
 std::string SchemaWriter::rule_of(const SchemaPlace& place) {

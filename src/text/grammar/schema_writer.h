@@ -48,6 +48,8 @@ class SchemaWriter final {
   std::string add_rule(std::string_view hint, std::string_view body);
   /// The same for the characters of a string, at most `most` of them.
   std::string add_limited_rule(std::string_view body, int64_t most);
+  /// For what takes long to prepare. kInvalidArgument where there is too much of it.
+  Status count_pattern(const SchemaPlace& place);
   /// The smallest `most`; 0 without any.
   [[nodiscard]] int64_t shortest_limit() const { return shortest_limit_; }
 
@@ -76,6 +78,7 @@ class SchemaWriter final {
   std::string current_;                                    // the rule being written
   int64_t next_ = 0;
   int64_t shortest_limit_ = 0;
+  int64_t patterns_ = 0;
 };
 
 // Bodies of the rules for values of one type.

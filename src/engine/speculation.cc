@@ -1,0 +1,132 @@
+#include "engine/speculation.h"
+
+#include <algorithm>
+#include <string>
+
+#include "base/json.h"
+
+namespace nibble {
+namespace {
+
+constexpr const char* kFlag = "--speculative-config";
+constexpr int64_t kFirstLength = 4;  // of a sequence, which may not repeat itself at all
+constexpr int64_t kMostTokens = 64;
+constexpr int64_t kMostLookup = 64;
+
+Status read_count(const Json& object, const char* name, int64_t most, int64_t& value) {
+  const Json* member = object.find(name);
+  if (member == nullptr) {
+    return {};
+  }
+  if (!member->is_int() || member->as_int() < 1 || member->as_int() > most) {
+    return make_error(StatusCode::kInvalidArgument, "{}: {} must be an integer from 1 to {}", kFlag,
+                      name, most);
+  }
+  value = member->as_int();
+  return {};
+}
+
+Status check_members(const Json& object) {
+  for (const auto& [name, value] : object.as_object()) {
+    if (name == "method" && (!value.is_string() || value.as_string() != "ngram")) {
+      return make_error(StatusCode::kUnsupported, "{}: only the method \"ngram\" is supported",
+                        kFlag);
+    }
+    if (name != "method" && name != "num_speculative_tokens" && name != "prompt_lookup_max" &&
+        name != "prompt_lookup_min") {
+      return make_error(StatusCode::kUnsupported,
+                        "{}: unknown member {}; there are method, num_speculative_tokens, "
+                        "prompt_lookup_max and prompt_lookup_min",
+                        kFlag, name);
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<Speculation> parse_speculation(std::string_view text) {
+  const Result<Json> json = Json::parse(text);
+  if (!json.ok() || !json->is_object()) {
+    return make_error(StatusCode::kInvalidArgument,
+                      "{}: expected a JSON object such as {{\"method\": \"ngram\", "
+                      "\"num_speculative_tokens\": 8}}",
+                      kFlag);
+  }
+  NIBBLE_RETURN_IF_ERROR(check_members(*json));
+  Speculation out;
+  if (json->find("method") == nullptr || json->find("num_speculative_tokens") == nullptr) {
+    return make_error(StatusCode::kInvalidArgument, "{}: needs method and num_speculative_tokens",
+                      kFlag);
+  }
+  NIBBLE_RETURN_IF_ERROR(read_count(*json, "num_speculative_tokens", kMostTokens, out.tokens));
+  NIBBLE_RETURN_IF_ERROR(read_count(*json, "prompt_lookup_max", kMostLookup, out.lookup_max));
+  out.lookup_min = out.lookup_max;  // each is the other where it is not given
+  NIBBLE_RETURN_IF_ERROR(read_count(*json, "prompt_lookup_min", kMostLookup, out.lookup_min));
+  if (json->find("prompt_lookup_max") == nullptr) {
+    out.lookup_max = out.lookup_min;
+  }
+  if (out.lookup_min > out.lookup_max) {
+    return make_error(StatusCode::kInvalidArgument,
+                      "{}: prompt_lookup_min {} must not be above prompt_lookup_max {}", kFlag,
+                      out.lookup_min, out.lookup_max);
+  }
+  return out;
+}
+
+std::vector<int32_t> look_up(std::span<const int32_t> tokens,
+                             const Speculation& options,
+                             int64_t most) {
+  const auto size = std::ssize(tokens);
+  const auto at = [&](int64_t index) { return tokens[static_cast<size_t>(index)]; };
+  int64_t longest = 0;
+  int64_t found = 0;  // one past the occurrence
+  for (int64_t end = size - 1; end > 0 && longest < options.lookup_max; --end) {
+    int64_t length = 0;
+    while (length < std::min(options.lookup_max, end) &&
+           at(end - 1 - length) == at(size - 1 - length)) {
+      ++length;
+    }
+    if (length > longest) {
+      longest = length;
+      found = end;
+    }
+  }
+  std::vector<int32_t> out;
+  for (int64_t i = 0; i < most && longest >= options.lookup_min; ++i) {
+    const int64_t from = found + i;
+    out.push_back(from < size ? at(from) : out[static_cast<size_t>(from - size)]);
+  }
+  return out;
+}
+
+int64_t DraftLength::next(const Speculation& options) {
+  if (pause_ > 0) {
+    --pause_;
+    return 0;
+  }
+  return length_ == 0 ? std::min(kFirstLength, options.tokens) : length_;
+}
+
+void DraftLength::learn(const Speculation& options, int64_t proposed, int64_t accepted) {
+  if (accepted == 0) {
+    length_ = std::max<int64_t>(proposed / 2, 1);
+    pause_ = next_pause_;
+    next_pause_ = std::min(2 * next_pause_, kLongestPause);
+    return;
+  }
+  next_pause_ = kFirstPause;
+  length_ = std::min(accepted == proposed ? 2 * proposed : accepted + 1, options.tokens);
+}
+
+void SpeculationStats::count(int64_t proposed, int64_t accepted) {
+  ++drafts;
+  draft_tokens += proposed;
+  accepted_tokens += accepted;
+  accepted_at.resize(std::max(accepted_at.size(), static_cast<size_t>(proposed)));
+  for (size_t place = 0; place < static_cast<size_t>(accepted); ++place) {
+    ++accepted_at[place];
+  }
+}
+
+}  // namespace nibble
