@@ -126,9 +126,7 @@ void read_logprobs(FieldReader& fields, Json& completion) {
     return;
   }
   if (start >= 0) {
-    fields.fail("logprob_start_len",
-                "logprob_start_len: log probabilities are given for generated tokens only; leave "
-                "it out, or give -1");
+    completion.set("prompt_logprobs", top);
   }
   completion.set("logprobs", top);
 }

@@ -62,11 +62,25 @@ TEST_F(GenerateTest, GivesLogprobsOfGeneratedTokens) {
   const std::string members =
       R"("text":"ab","return_logprob":true,"top_logprobs_num":2,"logprob_start_len":-1,)"
       R"("sampling_params":{"max_new_tokens":2})";
-  const std::string all = R"("input_token_logprobs":[],"output_token_logprobs":[[-0.5,97,null],)"
-                          R"([-0.5,98,null]],"input_top_logprobs":[],"output_top_logprobs":)"
+  const std::string all = R"("input_token_logprobs":[],"input_top_logprobs":[],)"
+                          R"("output_token_logprobs":[[-0.5,97,null],)"
+                          R"([-0.5,98,null]],"output_top_logprobs":)"
                           R"([[[-0.5,97,null],[-1.5,98,null]],[[-0.5,98,null],[-1.5,99,null]]])";
   EXPECT_THAT(send(members), HasSubstr(all));
   EXPECT_THAT(send(members + R"(,"stream":true)"), HasSubstr(all));
+}
+
+TEST_F(GenerateTest, GivesLogprobsOfPrompts) {
+  const std::string members =
+      R"("text":"abc","return_logprob":true,"sampling_params":{"max_new_tokens":1},)";
+  EXPECT_THAT(send(members + R"("logprob_start_len":0)"),
+              HasSubstr(R"("input_token_logprobs":[[null,97,null],[-0.25,98,null],)"
+                        R"([-0.5,99,null]],"input_top_logprobs":[null,[],[]])"));
+  EXPECT_THAT(send(members + R"("logprob_start_len":1,"top_logprobs_num":1)"),
+              HasSubstr(R"("input_token_logprobs":[[null,98,null],[-0.5,99,null]],)"
+                        R"("input_top_logprobs":[null,[[-0.375,100,null]]])"));
+  EXPECT_THAT(send(members + R"("logprob_start_len":7)"),
+              HasSubstr(R"("input_token_logprobs":[],"input_top_logprobs":[])"));
 }
 
 TEST_F(GenerateTest, EventsOfAStreamHoldAllOfTheText) {
@@ -106,7 +120,7 @@ TEST_F(GenerateTest, ErrorsNameTheField) {
             "sampling_params.temperature");
   EXPECT_EQ(param_of(R"("text":"a","sampling_params":{"max_new_tokens":"x"})"),
             "sampling_params.max_new_tokens");
-  EXPECT_EQ(param_of(R"("text":"a","return_logprob":true,"logprob_start_len":0)"),
+  EXPECT_EQ(param_of(R"("text":"a","return_logprob":true,"logprob_start_len":0,"stream":true)"),
             "logprob_start_len");
   EXPECT_EQ(param_of(R"("text":"a","lora_path":"x")"), "lora_path");
   EXPECT_EQ(param_of(R"("text":"a","rid":["x"])"), "rid");

@@ -1,4 +1,5 @@
 #include <chrono>
+#include <optional>
 #include <utility>
 
 #include <fmt/format.h>
@@ -21,6 +22,7 @@ struct GenerateOptions {
   std::string id;
   Shape shape = Shape::kObject;
   bool logprobs = false;
+  std::optional<size_t> logprob_start;  // where log probabilities of prompts begin, if asked for
 };
 
 /// SGLang's answers. What a stream has sent of a choice comes again with every event.
@@ -82,6 +84,31 @@ class GenerateFormat final : public AnswerFormat {
     return all;
   }
 
+  /// Of the prompt: of its first token that is asked for, as of the first of all, only the id.
+  void add_input(const Choice& choice, Json& meta) const {
+    JsonArray tokens, tops;
+    for (size_t i = options_.logprob_start.value_or(choice.prompt.size()); i < choice.prompt.size();
+         ++i) {
+      if (tokens.empty() || i == 0) {
+        tokens.emplace_back(JsonArray{Json(), choice.prompt[i], Json()});
+        tops.emplace_back();
+        continue;
+      }
+      if (i > choice.prompt_logprobs.size()) {  // it was aborted in front of them
+        break;
+      }
+      const ScoredToken& scored = choice.prompt_logprobs[i - 1];
+      JsonArray top;
+      for (const TokenLogprob& other : scored.top_logprobs) {
+        top.push_back(entry(other.token, other.logprob));
+      }
+      tokens.push_back(entry(scored.token, scored.logprob));
+      tops.emplace_back(std::move(top));
+    }
+    meta.set("input_token_logprobs", std::move(tokens));
+    meta.set("input_top_logprobs", std::move(tops));
+  }
+
   static Json finish_reason(const Choice& choice) {
     if (choice.finish_reason.empty()) {
       return {};
@@ -110,9 +137,8 @@ class GenerateFormat final : public AnswerFormat {
          {"e2e_latency", std::chrono::duration<double>(Clock::now() - begun_).count()}});
     if (options_.logprobs) {
       const Logprobs& all = logprobs(choice);
-      meta.set("input_token_logprobs", JsonArray());
+      add_input(choice, meta);
       meta.set("output_token_logprobs", all.tokens);
-      meta.set("input_top_logprobs", JsonArray());
       meta.set("output_top_logprobs", all.tops);
     }
     return Json::object({{"text", choice.answer},
@@ -136,6 +162,7 @@ class GenerateFormat final : public AnswerFormat {
 /// Errors name the fields of the route.
 ApiError of_generate(const Json& body, const ApiError& error) {
   return renamed(error, {{"prompt", body.find("input_ids") != nullptr ? "input_ids" : "text"},
+                         {"prompt_logprobs", "logprob_start_len"},
                          {"max_tokens", "sampling_params.max_new_tokens"},
                          {"min_tokens", "sampling_params.min_new_tokens"},
                          {"seed", "sampling_params.sampling_seed"},
@@ -203,6 +230,9 @@ void route_generate(AppContext& context, const std::shared_ptr<HttpExchange>& ex
   }
   options.shape = is_list(body) || job.request.n > 1 ? Shape::kArray : Shape::kObject;
   options.logprobs = job.request.logprobs >= 0;
+  if (job.request.prompt_logprobs >= 0) {
+    options.logprob_start = static_cast<size_t>(body.find("logprob_start_len")->as_int());
+  }
   job.format = std::make_unique<GenerateFormat>(std::move(options));
   run_generation(context, exchange, std::move(job));
 }
