@@ -485,7 +485,7 @@ bool EngineCore::accept_token(Sequence& sequence, SampledToken sampled) {
     const Status taken = request.constraint->accept(sampled.token);
     if (!taken.ok()) {
       finish(sequence, FinishReason::kError, taken);
-      return;
+      return false;
     }
   }
   sequence.tokens.push_back(sampled.token);

@@ -33,9 +33,10 @@ MaskFiller::~MaskFiller() {
 
 void MaskFiller::start(std::span<const ScheduledSequence> plan) {
   sequences_.clear();
-  for (const auto& [sequence, num_tokens] : plan) {
+  for (const ScheduledSequence& item : plan) {
+    Sequence* const sequence = item.sequence;
     if (sequence->request.constraint != nullptr && sequence->mask_length != sequence->length() &&
-        sequence->computed + num_tokens == sequence->length()) {
+        sequence->computed + item.num_tokens == sequence->length()) {
       sequences_.push_back(sequence);
     }
   }
