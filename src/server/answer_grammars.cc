@@ -134,6 +134,10 @@ std::optional<ApiError> conflict(const GenerationRequest& request) {
   if (request.min_tokens > 0) {
     return error("min_tokens", "an answer of a given form ends where the form does; leave it out");
   }
+  if (!request.bad_words.empty() || !request.sampling.allowed_tokens.empty()) {
+    return error(request.bad_words.empty() ? "allowed_token_ids" : "bad_words",
+                 "beside the form that is asked for it may leave no token; leave it out");
+  }
   if (request.calls.required && request.form.kind != Kind::kFree) {
     return error("tool_choice",
                  "calls are required and another form is asked for; keep one of them");

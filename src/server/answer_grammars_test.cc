@@ -64,6 +64,8 @@ TEST_F(FormTest, RefusalsNameTheFieldAndThePlace) {
       {R"("guided_choice":[])", R"("param":"guided_choice")"},
       {R"("regex":"a","ebnf":"b")", "regex asks for another form already"},
       {R"("regex":"a","ignore_eos":true)", R"("param":"ignore_eos")"},
+      {R"("regex":"a","bad_words":["a"])", R"("param":"bad_words")"},
+      {R"("regex":"a","allowed_token_ids":[1])", R"("param":"allowed_token_ids")"},
       {R"("regex":"a","min_tokens":3)", R"("param":"min_tokens")"},
   };
   for (const auto& [members, part] : cases) {

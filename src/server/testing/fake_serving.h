@@ -64,6 +64,7 @@ class FakeEngine final : public Engine {
       return refusal_;
     }
     last_ = request;
+    last_.on_event = nullptr;  // what it holds is to go with the request
     running_.push_back({std::move(request), 0});
     return {};
   }
