@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "base/file.h"
+#include "base/log.h"
 #include "chat_settings.h"
 #include "command.h"
 #include "conversation.h"
@@ -140,13 +141,15 @@ class ChatSession final {
   using Command = Status (ChatSession::*)(const std::string& rest);
 
   void greet() const {
-    if (!terminal_) {
-      return;
+    constexpr std::string_view kContinued =
+        "This model has no chat template, or --text was given: what you type is continued as text.";
+    if (terminal_) {
+      say(fmt::format("{}. /help shows the commands.\n", partner_.title()));
     }
-    say(fmt::format("{}. /help shows the commands.\n", partner_.title()));
-    if (!partner_.chats()) {
-      say("This model has no chat template, or --text was given: what you type is continued as "
-          "text.\n");
+    if (!partner_.chats() && terminal_) {
+      say(fmt::format("{}\n", kContinued));
+    } else if (!partner_.chats()) {
+      NIBBLE_LOG(kWarning, "{}", kContinued);
     }
   }
 

@@ -68,7 +68,8 @@ Result<ChatReply> Conversation::turn(const std::string& message,
   }
   if (!reply.ok()) {
     return reply.status().code() == StatusCode::kResourceExhausted
-               ? reply.status().with_context("this message does not fit")
+               ? make_error(StatusCode::kInvalidArgument, "this message does not fit: {}",
+                            reply.status().message())
                : reply.status();
   }
   if (partner_.chats()) {

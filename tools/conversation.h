@@ -17,7 +17,7 @@ class Conversation final {
   /// Replaces the system message; "" removes it.
   void set_system(const std::string& text);
   /// One turn. When the context is full the oldest turns are left out of what the model sees; of a
-  /// turn that fails nothing stays. Errors: kResourceExhausted when this message alone is too long.
+  /// turn that fails nothing stays. Errors: kInvalidArgument when this message alone is too long.
   Result<ChatReply> turn(const std::string& message,
                          const AnswerFlags& settings,
                          Interrupts& interrupts,

@@ -176,7 +176,7 @@ void route_cancel_response(AppContext& context, const std::shared_ptr<HttpExchan
   const auto stored = context.responses->find(id);
   if (!stored) {
     refuse(*exchange, not_found(id));
-  } else if (context.running->end(id) == 0) {
+  } else if (!stored->items.empty() || context.running->end(id) == 0) {
     refuse(*exchange, {400, "Cannot cancel a completed response", "", ""});
   } else {
     Json response = Json::parse(stored->response).value();
