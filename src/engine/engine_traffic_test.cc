@@ -4,6 +4,7 @@
 #include <random>
 #include <vector>
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "arch/kv_specs.h"
@@ -21,128 +22,162 @@ struct Traffic {
   bool speculation = false;
 };
 
+class Dice final {
+ public:
+  explicit Dice(uint32_t seed) : random_(seed) {}
+  int64_t operator()(int64_t low, int64_t high) {
+    return std::uniform_int_distribution<int64_t>(low, high)(random_);
+  }
+
+ private:
+  std::mt19937 random_;
+};
+
+EngineOptions random_options(const Traffic& traffic, uint32_t round, Dice& pick) {
+  EngineOptions options{.max_num_seqs = pick(1, 8),
+                        .max_num_batched_tokens = pick(1, 24),
+                        .max_prompt_rows = pick(1, 12),
+                        .page_size = pick(1, 6) * traffic.stretch,
+                        .num_pages = pick(8, 40),
+                        .kv_code = KvCode::kF32,
+                        .prefix_caching = round % 4 != 3};
+  if (traffic.speculation) {
+    options.speculation = {.tokens = pick(1, 6), .lookup_max = pick(2, 4), .lookup_min = 1};
+  }
+  return options;
+}
+
+std::unique_ptr<FakeModel> make_model(const Traffic& traffic, EngineOptions& options, Dice& pick) {
+  auto model = std::make_unique<FakeModel>();
+  model->set_sampling(traffic.sampling);
+  if (traffic.dynamic_from > 0) {
+    model->set_dynamic_rope(traffic.dynamic_from);
+  }
+  if (!traffic.windows.empty()) {
+    model->set_windows(traffic.windows);
+    for (const KvPool& pool : kv_pools(kv_specs(model->config(), options.kv_code))) {
+      options.pool_pages.push_back(pool.spec.window > 0 ? pick(6, 20) : pick(8, 40));
+    }
+  }
+  return model;
+}
+
+// Few different beginnings, so that prompts share pages.
+std::vector<int32_t> random_prompt(const Traffic& traffic, int64_t longest, Dice& pick) {
+  std::vector<int32_t> prompt(
+      static_cast<size_t>(pick(1, std::min<int64_t>(longest, 30 * traffic.stretch))));
+  const auto family = static_cast<int32_t>(pick(0, 2));
+  const int64_t branch = pick(0, 30 * traffic.stretch);
+  for (size_t i = 0; i < prompt.size(); ++i) {
+    const auto at = static_cast<int32_t>(i);
+    prompt[i] = at < branch ? 4 + (family * 7 + at) % 20 : static_cast<int32_t>(pick(4, 63));
+  }
+  return prompt;
+}
+
+Request random_request(const Traffic& traffic, int64_t longest, Dice& pick, Answer& answer) {
+  std::vector<int32_t> prompt = random_prompt(traffic, longest, pick);
+  Request request = greedy(std::move(prompt), pick(1, 40 * traffic.stretch), answer);
+  if (pick(0, 3) == 0) {
+    request.prompt_logprobs = static_cast<int>(pick(0, 3));
+  }
+  if (traffic.speculation && pick(0, 2) > 0) {  // what follows can be guessed
+    request.sampling.allowed_tokens = {7, 8, FakeModel::kEos};
+    request.sampling.logit_bias = {{FakeModel::kEos, -2.0F}};
+  }
+  if (pick(0, 9) == 0) {
+    request.max_tokens = 0;
+  }
+  if (pick(0, 5) == 0) {
+    request.priority = pick(-2, 2);
+    request.cache_salt = pick(0, 1) == 0 ? "a" : "";
+  }
+  if (pick(0, 3) == 0) {
+    request.sampling.temperature = 0.8;
+    request.sampling.seed = static_cast<uint64_t>(pick(0, 1000));
+    request.sampling.frequency_penalty = traffic.sampling ? 0.0 : 0.2;
+  }
+  request.min_tokens = pick(0, 3) == 0 ? 4 : 0;
+  return request;
+}
+
+// A cancelled answer is a beginning of what the request gets alone, any other is all of it.
+void check_answer(const Answer& answer, const Answer& expected, const Request& request) {
+  if (answer.finish == FinishReason::kCancelled) {
+    ASSERT_LE(answer.tokens.size(), expected.tokens.size());
+    ASSERT_TRUE(std::equal(answer.tokens.begin(), answer.tokens.end(), expected.tokens.begin()));
+    return;
+  }
+  ASSERT_EQ(answer.tokens, expected.tokens);
+  ASSERT_EQ(answer.finish, expected.finish);
+  ASSERT_EQ(answer.prompt_logprobs, expected.prompt_logprobs);
+  const size_t scored = request.prompt_logprobs < 0 ? 0 : request.prompt.size() - 1;
+  ASSERT_EQ(expected.prompt_logprobs.size(), scored);
+}
+
+/// What happened in all rounds.
+struct Met {
+  int64_t fed_steps = 0, preemptions = 0, cached = 0, cancelled = 0, accepted = 0;
+};
+
+void run_round(const Traffic& traffic, uint32_t round, Met& met) {
+  Dice pick(round);
+  EngineOptions options = random_options(traffic, round, pick);
+  auto model = make_model(traffic, options, pick);
+  const FakeModel& watched = *model;
+  const auto core = make_core(options, std::move(model));
+  const int64_t longest = core->options().max_model_len - 1;
+  constexpr size_t kRequests = 100;
+  std::vector<Answer> answers(kRequests);
+  std::vector<Request> requests;
+  int64_t steps = 0;
+  while (requests.size() < kRequests || !core->idle()) {
+    ASSERT_LT(++steps, 200000);
+    while (requests.size() < kRequests && pick(0, 3) == 0) {
+      requests.push_back(random_request(traffic, longest, pick, answers[requests.size()]));
+      core->add(requests.back());
+    }
+    if (!requests.empty() && pick(0, 40) == 0) {
+      const auto victim = static_cast<size_t>(pick(0, std::ssize(requests) - 1));
+      requests[victim].cancelled->store(true);
+    }
+    core->step();
+    core->check_integrity();
+    poison_free_pages(*core, watched);
+    ASSERT_LE(core->stats().running, core->options().max_num_seqs);
+  }
+  const EngineStats stats = core->stats();
+  met.fed_steps += watched.fed_steps();
+  met.preemptions += stats.preemptions;
+  met.cached += stats.cached_tokens;
+  met.accepted += stats.speculation.accepted_tokens;
+  EXPECT_EQ(stats.pages_used, 0);
+  EXPECT_EQ(core->never_admitted(), 0);
+  for (size_t i = 0; i < kRequests; ++i) {
+    Request bounded = requests[i];
+    bounded.max_tokens =
+        std::min(bounded.max_tokens,
+                 core->options().max_model_len - static_cast<int64_t>(bounded.prompt.size()));
+    SCOPED_TRACE(fmt::format("round {} request {}", round, i));
+    ASSERT_NO_FATAL_FAILURE(check_answer(answers[i], alone(bounded, traffic.windows), bounded));
+    met.cancelled += answers[i].finish == FinishReason::kCancelled ? 1 : 0;
+  }
+}
+
 // Thousands of random arrivals and cancellations over few pages: every answer is what the request
 // gets alone, a cancelled one a beginning of it, and the books balance after every step. Pages that
 // were given back hold nonsense.
 void random_traffic(const Traffic& traffic) {
-  const auto& [sampling, dynamic_from, windows, stretch, speculation] = traffic;
-  int64_t fed_steps = 0;
-  int64_t preemptions = 0;
-  int64_t cached = 0;
-  int64_t cancelled_count = 0;
-  int64_t accepted = 0;
+  Met met;
   for (uint32_t round = 0; round < 24; ++round) {
-    std::mt19937 random(round);
-    const auto pick = [&](int64_t low, int64_t high) {
-      return std::uniform_int_distribution<int64_t>(low, high)(random);
-    };
-    EngineOptions options{.max_num_seqs = pick(1, 8),
-                          .max_num_batched_tokens = pick(1, 24),
-                          .max_prompt_rows = pick(1, 12),
-                          .page_size = pick(1, 6) * stretch,
-                          .num_pages = pick(8, 40),
-                          .kv_code = KvCode::kF32,
-                          .prefix_caching = round % 4 != 3};
-    if (speculation) {
-      options.speculation = {.tokens = pick(1, 6), .lookup_max = pick(2, 4), .lookup_min = 1};
-    }
-    auto model = std::make_unique<FakeModel>();
-    model->set_sampling(sampling);
-    if (dynamic_from > 0) {
-      model->set_dynamic_rope(dynamic_from);
-    }
-    if (!windows.empty()) {
-      model->set_windows(windows);
-      for (const KvPool& pool : kv_pools(kv_specs(model->config(), options.kv_code))) {
-        options.pool_pages.push_back(pool.spec.window > 0 ? pick(6, 20) : pick(8, 40));
-      }
-    }
-    const FakeModel& watched = *model;
-    const auto core = make_core(options, std::move(model));
-    const int64_t longest = core->options().max_model_len - 1;
-    constexpr size_t kRequests = 100;
-    std::vector<Answer> answers(kRequests);
-    std::vector<Request> requests;
-    int64_t idle_steps = 0;
-    while (requests.size() < kRequests || !core->idle()) {
-      ASSERT_LT(++idle_steps, 200000);
-      while (requests.size() < kRequests && pick(0, 3) == 0) {
-        // Few different beginnings, so that prompts share pages.
-        std::vector<int32_t> prompt(
-            static_cast<size_t>(pick(1, std::min<int64_t>(longest, 30 * stretch))));
-        const auto family = static_cast<int32_t>(pick(0, 2));
-        const int64_t branch = pick(0, 30 * stretch);
-        for (size_t i = 0; i < prompt.size(); ++i) {
-          const auto at = static_cast<int32_t>(i);
-          prompt[i] = at < branch ? 4 + (family * 7 + at) % 20 : static_cast<int32_t>(pick(4, 63));
-        }
-        Request request =
-            greedy(std::move(prompt), pick(1, 40 * stretch), answers[requests.size()]);
-        if (pick(0, 3) == 0) {
-          request.prompt_logprobs = static_cast<int>(pick(0, 3));
-        }
-        if (speculation && pick(0, 2) > 0) {  // what follows can be guessed
-          request.sampling.allowed_tokens = {7, 8, FakeModel::kEos};
-          request.sampling.logit_bias = {{FakeModel::kEos, -2.0F}};
-        }
-        if (pick(0, 9) == 0) {
-          request.max_tokens = 0;
-        }
-        if (pick(0, 5) == 0) {
-          request.priority = pick(-2, 2);
-          request.cache_salt = pick(0, 1) == 0 ? "a" : "";
-        }
-        if (pick(0, 3) == 0) {
-          request.sampling.temperature = 0.8;
-          request.sampling.seed = static_cast<uint64_t>(pick(0, 1000));
-          request.sampling.frequency_penalty = sampling ? 0.0 : 0.2;
-        }
-        request.min_tokens = pick(0, 3) == 0 ? 4 : 0;
-        requests.push_back(request);
-        core->add(std::move(request));
-      }
-      if (!requests.empty() && pick(0, 40) == 0) {
-        const auto victim = static_cast<size_t>(pick(0, std::ssize(requests) - 1));
-        requests[victim].cancelled->store(true);
-      }
-      core->step();
-      core->check_integrity();
-      poison_free_pages(*core, watched);
-      ASSERT_LE(core->stats().running, core->options().max_num_seqs);
-    }
-    const EngineStats stats = core->stats();
-    fed_steps += watched.fed_steps();
-    preemptions += stats.preemptions;
-    cached += stats.cached_tokens;
-    accepted += stats.speculation.accepted_tokens;
-    EXPECT_EQ(stats.pages_used, 0);
-    EXPECT_EQ(core->never_admitted(), 0);
-    for (size_t i = 0; i < kRequests; ++i) {
-      Request bounded = requests[i];
-      bounded.max_tokens =
-          std::min(bounded.max_tokens,
-                   core->options().max_model_len - static_cast<int64_t>(bounded.prompt.size()));
-      const Answer expected = alone(bounded, windows);
-      if (answers[i].finish == FinishReason::kCancelled) {
-        ++cancelled_count;
-        ASSERT_LE(answers[i].tokens.size(), expected.tokens.size());
-        ASSERT_TRUE(std::equal(answers[i].tokens.begin(), answers[i].tokens.end(),
-                               expected.tokens.begin()));
-      } else {
-        ASSERT_EQ(answers[i].tokens, expected.tokens) << "round " << round << " request " << i;
-        ASSERT_EQ(answers[i].finish, expected.finish);
-        ASSERT_EQ(answers[i].prompt_logprobs, expected.prompt_logprobs);
-        const size_t scored = bounded.prompt_logprobs < 0 ? 0 : bounded.prompt.size() - 1;
-        ASSERT_EQ(expected.prompt_logprobs.size(), scored);
-      }
-    }
+    ASSERT_NO_FATAL_FAILURE(run_round(traffic, round, met));
   }
   // The traffic met what it is meant to meet.
-  EXPECT_GT(preemptions, 100);
-  EXPECT_GT(cached, 1000);
-  EXPECT_GT(cancelled_count, 20);
-  EXPECT_EQ(fed_steps > 1000, sampling);
-  EXPECT_EQ(accepted > 1000, speculation);
+  EXPECT_GT(met.preemptions, 100);
+  EXPECT_GT(met.cached, 1000);
+  EXPECT_GT(met.cancelled, 20);
+  EXPECT_EQ(met.fed_steps > 1000, traffic.sampling);
+  EXPECT_EQ(met.accepted > 1000, traffic.speculation);
 }
 
 TEST(EngineCore, RandomTrafficEqualsSequentialRuns) { random_traffic({}); }
@@ -260,6 +295,7 @@ TEST(EngineCore, ModelsWithWindowsAnswerAsWithAllPages) {
     }
     prompts[1].resize(270);  // the beginning of the first: a hit that ends inside it
     std::vector<std::vector<int32_t>> expected;
+    expected.reserve(prompts.size());
     for (const auto& prompt : prompts) {
       expected.push_back(continuation(*model, *backend, prompt, 100));
     }

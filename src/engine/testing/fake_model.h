@@ -195,7 +195,8 @@ class FakeModel final : public Model {
       const SequenceSpan& span = span_of(batch, sequence, view.pool);
       for (int32_t i = 0; i < span.q_len; ++i) {
         const int32_t position = span.kv_len - span.q_len + i;
-        const int32_t token = batch.tokens[static_cast<size_t>(span.q_begin + i)];
+        const int32_t token =
+            batch.tokens[static_cast<size_t>(span.q_begin) + static_cast<size_t>(i)];
         const int32_t value = value_of(span, position);
         CHECK_NE(token, kErrorTrigger);
         std::memcpy(slot(view, span, position, true), &token, sizeof token);
