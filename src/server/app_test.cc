@@ -66,6 +66,17 @@ TEST_F(ToolsTest, AnswersAreTakenApart) {
               HasSubstr(R"("content":"<think>\nhm\n</think>)"));
 }
 
+TEST_F(ToolsTest, ThoughtsEndWithTheirBudget) {
+  const std::string answer = chat("<think>abcdefgh</think>done$", R"("thinking_token_budget":3)");
+  EXPECT_THAT(answer, HasSubstr(R"("reasoning_content":"abc")"));
+  EXPECT_THAT(chat("x", R"("thinking_token_budget":3,"allowed_token_ids":[97])"),
+              HasSubstr(R"("param":"thinking_token_budget")"));
+}
+
+TEST_F(AppTest, BudgetsNeedThoughts) {
+  EXPECT_THAT(chat("x", R"("thinking_token_budget":3)"), HasSubstr("no marked thoughts"));
+}
+
 TEST_F(ToolsTest, StreamsAreTheSame) {
   const std::string answer = chat(kCalls, kTools + std::string(R"(,"stream":true)"));
   size_t at = 0;

@@ -297,7 +297,6 @@ void MessagesReader::read_tool_choice() {
   }
 }
 
-/// Templates know whether to think; how long is up to the model.
 void MessagesReader::read_thinking() {
   const Json* thinking = fields_.find("thinking");
   if (thinking == nullptr) {
@@ -315,6 +314,9 @@ void MessagesReader::read_thinking() {
   inner.integer("budget_tokens", 1, std::numeric_limits<int32_t>::max(), budget);
   if (inner.error()) {
     fields_.fail("thinking." + inner.error()->param, "thinking." + inner.error()->message);
+  }
+  if (enabled && budget > 0) {
+    chat_.set("thinking_token_budget", budget);
   }
   if (type != "adaptive") {
     chat_.set("chat_template_kwargs",

@@ -8,6 +8,7 @@
 
 #include "server/error.h"
 #include "server/prompt.h"
+#include "text/grammar/thought_budget.h"
 #include "text/grammar/thought_gate.h"
 #include "text/tokenizer_utf8.h"
 
@@ -50,6 +51,8 @@ class Generation final : public std::enable_shared_from_this<Generation> {
   [[nodiscard]] bool scores_echo() const { return job_.request.echo && job_.request.logprobs >= 0; }
   [[nodiscard]] bool ends_answer(int32_t token) const;
   [[nodiscard]] bool thinks_already(const std::vector<int32_t>& prompt) const;
+  [[nodiscard]] Result<std::unique_ptr<TokenConstraint>> constraint(
+      const std::vector<int32_t>& prompt) const;
 
   AppContext& context_;
   std::shared_ptr<HttpExchange> exchange_;
@@ -75,6 +78,18 @@ std::optional<ApiError> Generation::prepare() {
     return *error;
   }
   bad_words_ = std::get<0>(std::move(words));
+  if (job_.request.thought_tokens && !thought_marks(job_.form.reasoning)) {
+    return ApiError{400,
+                    "thinking_token_budget: this model's answers have no marked thoughts; use "
+                    "max_tokens to bound them",
+                    "thinking_token_budget", ""};
+  }
+  if (job_.request.thought_tokens && !job_.request.sampling.allowed_tokens.empty()) {
+    return ApiError{400,
+                    "thinking_token_budget: beside allowed_token_ids a thought might not end; keep "
+                    "one of them",
+                    "thinking_token_budget", ""};
+  }
   AskedGrammar grammar = context_.grammars.find(job_.request, job_.form);
   if (const auto* error = std::get_if<ApiError>(&grammar)) {
     return *error;
@@ -164,6 +179,23 @@ AnswerStream::Options Generation::stream_options(const std::vector<int32_t>& pro
       .specials = asked.skip_special_tokens ? DecodeSpecials::kSkip : DecodeSpecials::kKeep};
 }
 
+/// What the tokens of an answer must obey; null if there is nothing.
+Result<std::unique_ptr<TokenConstraint>> Generation::constraint(
+    const std::vector<int32_t>& prompt) const {
+  const Tokenizer& tokenizer = context_.text.tokenizer();
+  const ReasoningForm form = job_.form.reasoning;
+  const ThoughtStart start =
+      thinks_already(prompt) ? ThoughtStart::kThinking : ThoughtStart::kMayThink;
+  std::unique_ptr<TokenConstraint> out;
+  if (job_.grammar != nullptr) {
+    out = after_thought(tokenizer, form, start, job_.grammar->start());
+  }
+  if (!job_.request.thought_tokens) {
+    return out;
+  }
+  return limited_thought(tokenizer, form, start, *job_.request.thought_tokens, std::move(out));
+}
+
 Status Generation::submit(Choice& choice) {
   const GenerationRequest& asked = job_.request;
   Request request;
@@ -183,12 +215,7 @@ Status Generation::submit(Choice& choice) {
   request.top_logprobs = asked.logprobs;
   request.prompt_logprobs =
       std::max(asked.prompt_logprobs, scores_echo() ? asked.logprobs : asked.prompt_logprobs);
-  if (job_.grammar != nullptr) {
-    request.constraint = after_thought(
-        context_.text.tokenizer(), job_.form.reasoning,
-        thinks_already(choice.prompt) ? ThoughtStart::kThinking : ThoughtStart::kMayThink,
-        job_.grammar->start());
-  }
+  NIBBLE_ASSIGN_OR_RETURN(request.constraint, constraint(choice.prompt));
   request.cancelled = choice.cancelled;
   choice.usage.prompt_tokens = static_cast<int64_t>(choice.prompt.size());
   request.on_event = [self = shared_from_this(),

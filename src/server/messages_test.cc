@@ -71,6 +71,7 @@ TEST(ChatOfMessages, TurnsOfToolsBecomeMessagesOfTheirOwn) {
       R"({"role":"user","content":"and then?"}],)"
       R"("tools":[{"type":"function","function":{"name":"add","description":"adds",)"
       R"("parameters":{"type":"object"}}}],"tool_choice":"required","parallel_tool_calls":false,)"
+      R"("thinking_token_budget":1024,)"
       R"("chat_template_kwargs":{"enable_thinking":true,"thinking":true},)"
       R"("include_reasoning":true,"stop":["x"],"model":"m","max_tokens":5,"stream":true,)"
       R"("temperature":0.5,"top_k":3})");

@@ -16,19 +16,59 @@ constexpr int64_t kMaxChoices = 128;
 constexpr size_t kMaxStopStrings = 16;
 
 // Fields of both routes that are read, or are known to be ignored (ignored_fields.h).
-constexpr std::array kCommonFields = {
-    "model", "max_tokens", "max_completion_tokens", "temperature", "top_p", "n", "seed", "stop",
-    "stream", "stream_options", "frequency_penalty", "presence_penalty", "logit_bias", "logprobs",
-    "user", "service_tier", "metadata", "store", "top_k", "min_p", "repetition_penalty",
-    "min_tokens", "ignore_eos", "stop_token_ids", "include_stop_str_in_output",
-    "skip_special_tokens", "add_special_tokens", "priority", "request_id", "session_id",
-    "cache_salt", "spaces_between_special_tokens", "response_format", "best_of", "prompt_logprobs",
-    "bad_words", "allowed_token_ids", "truncate_prompt_tokens", "return_token_ids", "no_stop_trim",
-    "safety_identifier", "prompt_cache_key", "prediction", "verbosity", "structured_outputs",
-    "regex", "ebnf", "json_schema", "guided_json", "guided_regex", "guided_choice",
-    "guided_grammar",
-    // refused when set, see refuse_unsupported()
-    "thinking_token_budget"};
+constexpr std::array kCommonFields = {"model",
+                                      "max_tokens",
+                                      "max_completion_tokens",
+                                      "temperature",
+                                      "top_p",
+                                      "n",
+                                      "seed",
+                                      "stop",
+                                      "stream",
+                                      "stream_options",
+                                      "frequency_penalty",
+                                      "presence_penalty",
+                                      "logit_bias",
+                                      "logprobs",
+                                      "user",
+                                      "service_tier",
+                                      "metadata",
+                                      "store",
+                                      "top_k",
+                                      "min_p",
+                                      "repetition_penalty",
+                                      "min_tokens",
+                                      "ignore_eos",
+                                      "stop_token_ids",
+                                      "include_stop_str_in_output",
+                                      "skip_special_tokens",
+                                      "add_special_tokens",
+                                      "priority",
+                                      "request_id",
+                                      "session_id",
+                                      "cache_salt",
+                                      "spaces_between_special_tokens",
+                                      "response_format",
+                                      "best_of",
+                                      "prompt_logprobs",
+                                      "bad_words",
+                                      "allowed_token_ids",
+                                      "truncate_prompt_tokens",
+                                      "return_token_ids",
+                                      "no_stop_trim",
+                                      "safety_identifier",
+                                      "prompt_cache_key",
+                                      "prediction",
+                                      "verbosity",
+                                      "structured_outputs",
+                                      "regex",
+                                      "ebnf",
+                                      "json_schema",
+                                      "guided_json",
+                                      "guided_regex",
+                                      "guided_choice",
+                                      "guided_grammar",
+                                      "thinking_token_budget"};
 constexpr std::array kChatFields = {"messages",
                                     "top_logprobs",
                                     "tools",
@@ -50,7 +90,6 @@ bool listed(const Fields& fields, std::string_view key) {
 }
 
 void refuse_unsupported(FieldReader& fields) {
-  fields.refuse("thinking_token_budget", "use max_tokens to bound the answer");
   int64_t best_of = 1;
   fields.integer("best_of", 1, 1, best_of);
 }

@@ -54,6 +54,7 @@ struct GenerationRequest {
   bool return_token_ids = false;
   std::optional<int64_t> truncate_prompt_tokens;  // the last so many are kept; -1: all that fit
   bool continue_final_message = false;            // chat only
+  std::optional<int64_t> thought_tokens;          // most that a thought may have
   std::string cache_salt;
   int64_t priority = 0;
   IgnoredFields ignored;

@@ -59,6 +59,9 @@ void read_engine_fields(FieldReader& fields, GenerationRequest& request) {
     }
     request.truncate_prompt_tokens = count;
   }
+  if (fields.find("thinking_token_budget") != nullptr) {
+    fields.integer("thinking_token_budget", 0, kMostTokens, request.thought_tokens.emplace());
+  }
   if (fields.find("cache_salt") != nullptr) {
     fields.text("cache_salt", request.cache_salt);
     if (request.cache_salt.empty() || request.cache_salt.size() > kLongestSalt) {

@@ -5,6 +5,7 @@
 #include "server/error.h"
 #include "server/generation.h"
 #include "server/routes.h"
+#include "text/grammar/thought_gate.h"
 
 namespace nibble {
 namespace {
@@ -220,6 +221,9 @@ void route_messages(AppContext& context, const std::shared_ptr<HttpExchange>& ex
     return;
   }
   fit_context(context, job);
+  if (!thought_marks(job.form.reasoning)) {
+    job.request.thought_tokens.reset();  // clients send it to models that do not think, too
+  }
   job.format = std::make_unique<MessageFormat>(context, job.request);
   run_generation(context, exchange, std::move(job));
 }

@@ -9,6 +9,7 @@
 #include "text/grammar/ebnf_check.h"
 #include "text/grammar/regex_check.h"
 #include "text/grammar/testing/byte_grammar.h"
+#include "text/grammar/thought_budget.h"
 #include "text/grammar/thought_gate.h"
 
 namespace nibble {
@@ -143,6 +144,48 @@ TEST(ThoughtGate, HoldsFromTheEndOfAThought) {
   EXPECT_FALSE(follows(ThoughtStart::kMayThink, "no"));
   EXPECT_FALSE(follows(ThoughtStart::kMayThink, "<think>no</think>no"));
   EXPECT_FALSE(follows(ThoughtStart::kThinking, "no</think>no"));
+}
+
+TEST(ThoughtBudget, EndsAThoughtThatIsTooLong) {
+  ByteGrammars with_specials({"<think>", "</think>"});
+  ByteGrammars without_specials;  // there the marks have several tokens
+  const auto follows = [](ByteGrammars& of, ThoughtStart start, std::string_view text) {
+    auto limited = limited_thought(of.tokenizer(), ReasoningForm::kThink, start, 3, nullptr);
+    CHECK(limited.ok());
+    return of.follows(**limited, of.tokens(text));
+  };
+  for (ByteGrammars* of : {&without_specials, &with_specials}) {
+    EXPECT_TRUE(follows(*of, ThoughtStart::kMayThink, "no thought at all"));
+    EXPECT_TRUE(follows(*of, ThoughtStart::kMayThink, "<think>abc</think>as long as it likes"));
+    EXPECT_TRUE(follows(*of, ThoughtStart::kThinking, "abc</think>as long as it likes"));
+    EXPECT_FALSE(follows(*of, ThoughtStart::kMayThink, "<think>abcd</think>"));
+    EXPECT_FALSE(follows(*of, ThoughtStart::kThinking, "abcd</think>"));
+  }
+  EXPECT_TRUE(follows(with_specials, ThoughtStart::kMayThink, "<think>a</think>and more"));
+  EXPECT_EQ(limited_thought(with_specials.tokenizer(), ReasoningForm::kHarmony,
+                            ThoughtStart::kMayThink, 3, nullptr)
+                .status()
+                .code(),
+            StatusCode::kUnsupported);
+}
+
+TEST(ThoughtBudget, LeavesTheRestToAGrammar) {
+  ByteGrammars grammars({"<think>", "</think>"});
+  const auto grammar = grammars.compiler().compile({.ebnf = "root ::= \"yes\""});
+  ASSERT_TRUE(grammar.ok());
+  const auto follows = [&](std::string_view text) {
+    const Tokenizer& tokenizer = grammars.tokenizer();
+    auto gate = after_thought(tokenizer, ReasoningForm::kThink, ThoughtStart::kMayThink,
+                              (*grammar)->start());
+    auto limited = limited_thought(tokenizer, ReasoningForm::kThink, ThoughtStart::kMayThink, 2,
+                                   std::move(gate));
+    CHECK(limited.ok());
+    return grammars.follows(**limited, grammars.tokens(text));
+  };
+  EXPECT_TRUE(follows("yes"));
+  EXPECT_TRUE(follows("<think>ab</think>yes"));
+  EXPECT_FALSE(follows("<think>abc</think>yes"));
+  EXPECT_FALSE(follows("<think>ab</think>no"));
 }
 
 // The answers that a grammar of calls allows, by chance, are calls to the parser of the same form.

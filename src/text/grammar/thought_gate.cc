@@ -12,12 +12,12 @@ namespace {
 class ThoughtGate final : public TokenConstraint {
  public:
   ThoughtGate(const Tokenizer& tokenizer,
-              std::pair<std::string_view, std::string_view> marks,
+              ThoughtMarks marks,
               ThoughtStart start,
               std::unique_ptr<TokenConstraint> inner)
       : tokenizer_(tokenizer),
-        opening_(tokenizer.token_to_id(marks.first)),
-        closing_(marks.second),
+        opening_(tokenizer.token_to_id(marks.opening)),
+        closing_(marks.closing),
         state_(start == ThoughtStart::kThinking ? State::kThought : State::kBegin),
         inner_(std::move(inner)) {}
 
@@ -69,17 +69,24 @@ class ThoughtGate final : public TokenConstraint {
 
 }  // namespace
 
+std::optional<ThoughtMarks> thought_marks(ReasoningForm form) {
+  switch (form) {
+    case ReasoningForm::kThink:
+      return ThoughtMarks{"<think>", "</think>"};
+    case ReasoningForm::kMistral:
+      return ThoughtMarks{"[THINK]", "[/THINK]"};
+    default:
+      return std::nullopt;
+  }
+}
+
 std::unique_ptr<TokenConstraint> after_thought(const Tokenizer& tokenizer,
                                                ReasoningForm form,
                                                ThoughtStart start,
                                                std::unique_ptr<TokenConstraint> inner) {
-  using Marks = std::pair<std::string_view, std::string_view>;
-  if (form != ReasoningForm::kThink && form != ReasoningForm::kMistral) {
-    return inner;
-  }
-  const Marks marks =
-      form == ReasoningForm::kThink ? Marks{"<think>", "</think>"} : Marks{"[THINK]", "[/THINK]"};
-  return std::make_unique<ThoughtGate>(tokenizer, marks, start, std::move(inner));
+  const std::optional<ThoughtMarks> marks = thought_marks(form);
+  return marks ? std::make_unique<ThoughtGate>(tokenizer, *marks, start, std::move(inner))
+               : std::move(inner);
 }
 
 }  // namespace nibble
