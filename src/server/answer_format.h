@@ -19,6 +19,9 @@ class AnswerFormat {
   /// The body of a whole answer, called once. `total` is the usage of all choices.
   [[nodiscard]] virtual std::string whole_body(const std::vector<Choice>& choices,
                                                const Usage& total) = 0;
+  /// Whether a stream begins before there is a token. Clients that measure take the first event of
+  /// a chat for its first token.
+  [[nodiscard]] virtual bool begins_at_once() const { return true; }
   /// What a choice begins with.
   [[nodiscard]] virtual std::string stream_begin(const Choice& choice) = 0;
   /// New text of a choice; a call as it begins, its arguments (call: its place among the calls).
@@ -48,6 +51,7 @@ class ChunkFormat : public AnswerFormat {
 
   [[nodiscard]] std::string whole_body(const std::vector<Choice>& choices,
                                        const Usage& total) final;
+  [[nodiscard]] bool begins_at_once() const final { return false; }
   [[nodiscard]] std::string stream_begin(const Choice& choice) final;
   [[nodiscard]] std::string stream_piece(const Choice& choice,
                                          const AnswerPiece& piece,

@@ -223,6 +223,23 @@ TEST_F(AppTest, KeepsConnectionsAndReturnsTheRequestId) {
   EXPECT_THAT(client.read_until("version"), HasSubstr("version"));
 }
 
+TEST_F(AppTest, NoEventComesBeforeTheFirstToken) {
+  constexpr auto kPause = std::chrono::milliseconds(100);
+  engine_.held = true;
+  Client client(server_->port());
+  const std::string body = R"({"messages":[{"role":"user","content":"a"}],"stream":true})";
+  client.send("POST /v1/chat/completions HTTP/1.1\r\nContent-Length: " +
+              std::to_string(body.size()) + "\r\n\r\n" + body);
+  const auto sent = std::chrono::steady_clock::now();
+  std::thread later([&] {
+    std::this_thread::sleep_for(kPause);
+    engine_.held = false;
+  });
+  EXPECT_THAT(client.read_until("data: "), HasSubstr("data: "));
+  EXPECT_GE(std::chrono::steady_clock::now() - sent, kPause);
+  later.join();
+}
+
 TEST_F(AppTest, ADroppedClientCancelsItsRequest) {
   {
     Client client(server_->port());

@@ -144,10 +144,8 @@ void Generation::start() {
   context_.metrics.record_ignored(job_.request.ignored);
   if (job_.request.stream) {
     exchange_->start_stream("text/event-stream; charset=utf-8", headers());
-    for (Choice& choice : choices_) {
-      if (!scores_echo()) {  // else it waits for what the engine makes of the prompt
-        open(choice);
-      }
+    for (size_t i = 0; i < choices_.size() && job_.format->begins_at_once(); ++i) {
+      open(choices_[i]);
     }
   }
 }

@@ -88,6 +88,7 @@ class FakeEngine final : public Engine {
   }
 
   std::atomic<int> forgotten{0};  // calls of forget_prefixes()
+  std::atomic<bool> held{false};  // true: no tokens come
 
   void refuse(Status status) {
     const std::lock_guard lock(mutex_);
@@ -172,7 +173,7 @@ class FakeEngine final : public Engine {
 
   void run() {
     while (!stop_) {
-      {
+      if (!held) {
         const std::lock_guard lock(mutex_);
         std::erase_if(running_, [](Running& one) { return advance(one); });
       }
