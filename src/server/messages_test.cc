@@ -211,9 +211,8 @@ TEST_F(MessagesTest, StreamsHaveTheEventsInOrder) {
        R"({"type":"content_block_start","index":2,"content_block":{"type":"tool_use","id":"call_)",
        R"("name":"add","input":{}}})",
        R"("index":2,"delta":{"type":"input_json_delta","partial_json":"{\"a\":1}"}})",
-       R"({"type":"content_block_stop","index":2})",
-       "event: message_delta\ndata: {\"type\":\"message_delta\",\"delta\":{\"stop_reason\":"
-       "\"tool_use\",\"stop_sequence\":null},\"usage\":{\"input_tokens\":",
+       R"({"type":"content_block_stop","index":2})", "event: message_delta\ndata: {",
+       R"("delta":{"stop_reason":"tool_use","stop_sequence":null},"usage":{"input_tokens":)",
        "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n"}) {
     at = answer.find(part, at);
     ASSERT_NE(at, std::string::npos) << part << " in\n" << answer;
