@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "quantizer/report/report_html.h"
 #include "serve_page.h"
 #include "tools/output.h"
 
@@ -9,7 +10,6 @@ namespace nibble {
 namespace {
 
 constexpr size_t kMostSeconds = 600;
-constexpr std::string_view kMark = "@REPORT@";
 
 // Values at 0, 1, ... 100 %.
 Json quantiles_json(const Spread& spread) {
@@ -72,19 +72,6 @@ Json compared_json(const ComparedNumber& number) {
   return json;
 }
 
-// JSON that may stand in a script element.
-std::string embedded(const Json& json) {
-  std::string out;
-  for (const char c : json.dump()) {
-    if (c == '<') {
-      out += "\\u003c";
-    } else {
-      out += c;
-    }
-  }
-  return out;
-}
-
 }  // namespace
 
 Status write_report(const LoadFlags& flags,
@@ -104,9 +91,7 @@ Status write_report(const LoadFlags& flags,
   }
   const Json report =
       Json::object({{"swept", swept}, {"runs", std::move(shown)}, {"compared", std::move(ratios)}});
-  std::string page = kServePage;
-  page.replace(page.find(kMark), kMark.size(), embedded(report));
-  return write_text_file(flags.report, page);
+  return write_text_file(flags.report, page_with(kServePage, report));
 }
 
 }  // namespace nibble

@@ -1,6 +1,10 @@
 #include "server/chat_body.h"
 
+#include <utility>
+
 #include <fmt/format.h>
+
+#include "base/log.h"
 
 namespace nibble {
 
@@ -23,6 +27,36 @@ std::string_view without_billing_line(std::string_view system) {
   }
   const size_t end = system.find('\n');
   return end == std::string_view::npos ? std::string_view() : system.substr(end + 1);
+}
+
+void set_tools(FieldReader& fields, const ToolOfChat& tool_of_chat, Json& chat) {
+  const Json* tools = fields.find("tools");
+  if (tools == nullptr) {
+    return;
+  }
+  if (!tools->is_array()) {
+    fields.fail("tools", "tools: expected an array");
+    return;
+  }
+  JsonArray list;
+  for (size_t i = 0; i < tools->as_array().size(); ++i) {
+    Json tool = tool_of_chat(tools->as_array()[i], fmt::format("tools[{}]", i));
+    if (!tool.is_null()) {
+      list.push_back(std::move(tool));
+    }
+  }
+  if (!list.empty()) {
+    chat.set("tools", std::move(list));
+  }
+}
+
+void warn_of_tool(const Json& tool, const std::string& where) {
+  NIBBLE_LOG(kWarning, "{}: left out: this server has no tools of the type {}", where,
+             Json(shown(member_type(tool))).dump());
+}
+
+Json function_object(Json function) {
+  return Json::object({{"type", "function"}, {"function", std::move(function)}});
 }
 
 std::string_view member_type(const Json& object) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -38,6 +39,16 @@ using FieldNames = std::vector<std::pair<std::string_view, std::string_view>>;
 /// What of a system prompt a model is given: all but a first line "x-anthropic-billing-header:
 /// ...", which a client changes with every request, so that no two prompts would begin alike.
 [[nodiscard]] std::string_view without_billing_line(std::string_view system);
+
+/// The tool of a chat that a tool of another route is; null: it is left out. Errors go to the
+/// route's own fields; `where` is the tool's path in the request.
+using ToolOfChat = std::function<Json(const Json& tool, const std::string& where)>;
+/// Sets a chat's tools, if any of those of `fields` is one.
+void set_tools(FieldReader& fields, const ToolOfChat& tool_of_chat, Json& chat);
+/// Says that a tool is left out for its type.
+void warn_of_tool(const Json& tool, const std::string& where);
+/// A tool of a chat, or its choice of one: {"type": "function", "function": ...}.
+[[nodiscard]] Json function_object(Json function);
 
 /// The member "type" of an object; "" if it has none.
 [[nodiscard]] std::string_view member_type(const Json& object);

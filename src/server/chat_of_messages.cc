@@ -6,7 +6,6 @@
 
 #include <fmt/format.h>
 
-#include "base/log.h"
 #include "server/chat_body.h"
 #include "server/schema_routes.h"
 
@@ -34,8 +33,7 @@ class MessagesReader final {
   void read_user(const JsonArray& blocks, const std::string& where);
   void read_assistant(const JsonArray& blocks, const std::string& where);
   void read_call(const Json& block, const std::string& where, JsonArray& calls);
-  void read_tools();
-  void read_tool(const Json& tool, const std::string& where, JsonArray& tools);
+  Json tool_of_chat(const Json& tool, const std::string& where);
   void read_tool_choice();
   void read_thinking();
   void read_output();
@@ -221,16 +219,15 @@ void MessagesReader::read_messages() {
   chat_.set("messages", std::move(messages_));
 }
 
-void MessagesReader::read_tool(const Json& tool, const std::string& where, JsonArray& tools) {
+Json MessagesReader::tool_of_chat(const Json& tool, const std::string& where) {
   if (!tool.is_object()) {
     fields_.fail(where, where + ": expected an object");
-    return;
+    return {};
   }
   const std::string_view type = member_type(tool);
   if (!type.empty() && type != "custom") {
-    NIBBLE_LOG(kWarning, "{}: left out: this server has no tools of the type {}", where,
-               Json(shown(type)).dump());
-    return;
+    warn_of_tool(tool, where);
+    return {};
   }
   Json function = Json::object({{"name", member(tool, "name", where)}});
   if (const Json* description = tool.find("description")) {
@@ -239,32 +236,14 @@ void MessagesReader::read_tool(const Json& tool, const std::string& where, JsonA
   const Json* schema = tool.find("input_schema");
   if (schema == nullptr || !schema->is_object()) {
     fields_.fail(where + ".input_schema", where + ".input_schema: expected an object");
-    return;
+    return {};
   }
   function.set("parameters", *schema);
   const Json* strict = tool.find("strict");
   if (strict != nullptr && strict->is_bool()) {
     function.set("strict", *strict);
   }
-  tools.push_back(Json::object({{"type", "function"}, {"function", std::move(function)}}));
-}
-
-void MessagesReader::read_tools() {
-  const Json* tools = fields_.find("tools");
-  if (tools == nullptr) {
-    return;
-  }
-  if (!tools->is_array()) {
-    fields_.fail("tools", "tools: expected an array");
-    return;
-  }
-  JsonArray list;
-  for (size_t i = 0; i < tools->as_array().size(); ++i) {
-    read_tool(tools->as_array()[i], fmt::format("tools[{}]", i), list);
-  }
-  if (!list.empty()) {
-    chat_.set("tools", std::move(list));
-  }
+  return function_object(std::move(function));
 }
 
 /// What a chat can choose is for the chat to say.
@@ -280,7 +259,7 @@ void MessagesReader::read_tool_choice() {
     chat_.set("tool_choice", "required");
   } else if (type == "tool") {
     const Json function = Json::object({{"name", member(*choice, "name", "tool_choice")}});
-    chat_.set("tool_choice", Json::object({{"type", "function"}, {"function", function}}));
+    chat_.set("tool_choice", function_object(function));
   } else {
     fields_.fail("tool_choice",
                  "tool_choice: expected an object whose type is auto, any, tool or "
@@ -379,7 +358,10 @@ ChatBody MessagesReader::read(Strictness strictness) {
   check_unknown_fields(fields_, body_, known, strictness);
   read_system();
   read_messages();
-  read_tools();
+  set_tools(
+      fields_,
+      [this](const Json& tool, const std::string& where) { return tool_of_chat(tool, where); },
+      chat_);
   read_tool_choice();
   read_thinking();
   read_output();

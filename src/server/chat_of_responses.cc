@@ -6,7 +6,6 @@
 
 #include <fmt/format.h>
 
-#include "base/log.h"
 #include "server/chat_body.h"
 #include "server/schema_routes.h"
 
@@ -58,8 +57,7 @@ class ResponsesReader final {
   void read_call(const Json& item, const std::string& where);
   void read_output(const Json& item, const std::string& where);
   void read_reasoning(const Json& item, const std::string& where);
-  void read_tools();
-  void read_tool(const Json& tool, const std::string& where, JsonArray& list);
+  Json tool_of_chat(const Json& tool, const std::string& where);
   void read_tool_choice();
   void read_text();
   void read_limits();
@@ -225,11 +223,10 @@ void ResponsesReader::read_input(const JsonArray& earlier) {
   chat_.set("messages", std::move(messages_));
 }
 
-void ResponsesReader::read_tool(const Json& tool, const std::string& where, JsonArray& list) {
+Json ResponsesReader::tool_of_chat(const Json& tool, const std::string& where) {
   if (member_type(tool) != "function") {
-    NIBBLE_LOG(kWarning, "{}: left out: this server has no tools of the type {}", where,
-               Json(shown(member_type(tool))).dump());
-    return;
+    warn_of_tool(tool, where);
+    return {};
   }
   Json function = Json::object({{"name", text_member(fields_, tool, "name", where)}});
   for (const char* key : {"description", "parameters", "strict"}) {
@@ -238,25 +235,7 @@ void ResponsesReader::read_tool(const Json& tool, const std::string& where, Json
       function.set(key, *value);
     }
   }
-  list.push_back(Json::object({{"type", "function"}, {"function", std::move(function)}}));
-}
-
-void ResponsesReader::read_tools() {
-  const Json* tools = fields_.find("tools");
-  if (tools == nullptr) {
-    return;
-  }
-  if (!tools->is_array()) {
-    fields_.fail("tools", "tools: expected an array");
-    return;
-  }
-  JsonArray list;
-  for (size_t i = 0; i < tools->as_array().size(); ++i) {
-    read_tool(tools->as_array()[i], fmt::format("tools[{}]", i), list);
-  }
-  if (!list.empty()) {
-    chat_.set("tools", std::move(list));
-  }
+  return function_object(std::move(function));
 }
 
 /// What a chat can choose is for the chat to say.
@@ -270,7 +249,7 @@ void ResponsesReader::read_tool_choice() {
   } else if (member_type(*choice) == "function") {
     const Json function =
         Json::object({{"name", text_member(fields_, *choice, "name", "tool_choice")}});
-    chat_.set("tool_choice", Json::object({{"type", "function"}, {"function", function}}));
+    chat_.set("tool_choice", function_object(function));
   } else {
     fields_.fail("tool_choice",
                  "tool_choice: expected auto, none, required or an object "
@@ -352,7 +331,10 @@ void ResponsesReader::check_members(Strictness strictness) {
 ChatBody ResponsesReader::read(const JsonArray& earlier, Strictness strictness) {
   check_members(strictness);
   read_input(earlier);
-  read_tools();
+  set_tools(
+      fields_,
+      [this](const Json& tool, const std::string& where) { return tool_of_chat(tool, where); },
+      chat_);
   read_tool_choice();
   read_text();
   read_limits();

@@ -180,11 +180,14 @@ AnswerStream::Options Generation::stream_options(const std::vector<int32_t>& pro
 /// What the tokens of an answer must obey; null if there is nothing.
 Result<std::unique_ptr<TokenConstraint>> Generation::constraint(
     const std::vector<int32_t>& prompt) const {
+  std::unique_ptr<TokenConstraint> out;
+  if (job_.grammar == nullptr && !job_.request.thought_tokens) {
+    return out;
+  }
   const Tokenizer& tokenizer = context_.text.tokenizer();
   const ReasoningForm form = job_.form.reasoning;
   const ThoughtStart start =
       thinks_already(prompt) ? ThoughtStart::kThinking : ThoughtStart::kMayThink;
-  std::unique_ptr<TokenConstraint> out;
   if (job_.grammar != nullptr) {
     out = after_thought(tokenizer, form, start, job_.grammar->start());
   }

@@ -1,7 +1,7 @@
 #include <string>
 
-#include "server/chat_body.h"
 #include "server/testing/app_fixture.h"
+#include "server/testing/chat_bodies.h"
 
 namespace nibble {
 namespace {
@@ -9,36 +9,24 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-Json parsed(std::string_view text) {
-  auto json = Json::parse(text);
-  EXPECT_TRUE(json.ok()) << text;
-  return json.ok() ? *std::move(json) : Json();
-}
-
 std::string chat_of(std::string_view body) {
-  const ChatBody chat = chat_of_messages(parsed(body), Strictness::kLenient);
-  const auto* error = std::get_if<ApiError>(&chat);
-  EXPECT_EQ(error, nullptr) << (error != nullptr ? error->message : "");
-  return error == nullptr ? std::get<Json>(chat).dump() : "";
+  return chat_text(chat_of_messages(parsed(body), Strictness::kLenient));
 }
 
 /// What is wrong with a request that has these members, beside a message of a user.
 ApiError error_of(const std::string& members) {
-  const ChatBody chat =
+  return chat_error(
       chat_of_messages(parsed(R"({"messages":[{"role":"user","content":"hi"}],)" + members + "}"),
-                       Strictness::kStrict);
-  const auto* error = std::get_if<ApiError>(&chat);
-  EXPECT_NE(error, nullptr) << members;
-  return error != nullptr ? *error : ApiError{};
+                       Strictness::kStrict),
+      members);
 }
 
 std::string block_error(const std::string& role, const std::string& block) {
-  const ChatBody chat = chat_of_messages(
-      parsed(R"({"messages":[{"role":")" + role + R"(","content":[)" + block + "]}]}"),
-      Strictness::kStrict);
-  const auto* error = std::get_if<ApiError>(&chat);
-  EXPECT_NE(error, nullptr) << block;
-  return error != nullptr ? error->param + " | " + error->message : "";
+  const ApiError error = chat_error(chat_of_messages(parsed(R"({"messages":[{"role":")" + role +
+                                                            R"(","content":[)" + block + "]}]}"),
+                                                     Strictness::kStrict),
+                                    block);
+  return error.param + " | " + error.message;
 }
 
 TEST(ChatOfMessages, TurnsOfToolsBecomeMessagesOfTheirOwn) {

@@ -1,8 +1,8 @@
 #include <string>
 
-#include "server/chat_body.h"
 #include "server/response_store.h"
 #include "server/testing/app_fixture.h"
+#include "server/testing/chat_bodies.h"
 
 namespace nibble {
 namespace {
@@ -10,24 +10,12 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-Json parsed(std::string_view text) {
-  auto json = Json::parse(text);
-  EXPECT_TRUE(json.ok()) << text;
-  return json.ok() ? *std::move(json) : Json();
-}
-
 std::string chat_of(std::string_view body) {
-  const ChatBody chat = chat_of_responses(parsed(body), {}, Strictness::kLenient);
-  const auto* error = std::get_if<ApiError>(&chat);
-  EXPECT_EQ(error, nullptr) << (error != nullptr ? error->message : "");
-  return error == nullptr ? std::get<Json>(chat).dump() : "";
+  return chat_text(chat_of_responses(parsed(body), {}, Strictness::kLenient));
 }
 
 ApiError error_of(const std::string& body) {
-  const ChatBody chat = chat_of_responses(parsed(body), {}, Strictness::kStrict);
-  const auto* error = std::get_if<ApiError>(&chat);
-  EXPECT_NE(error, nullptr) << body;
-  return error != nullptr ? *error : ApiError{};
+  return chat_error(chat_of_responses(parsed(body), {}, Strictness::kStrict), body);
 }
 
 TEST(ChatOfResponses, ItemsOfATurnAreOneMessage) {
