@@ -4,6 +4,8 @@
 
 #include <fmt/format.h>
 
+#include "base/check.h"
+
 namespace nibble {
 
 Json usage_json(const Usage& usage) {
@@ -36,7 +38,32 @@ std::string ChunkFormat::stream_begin(const Choice& choice) {
 std::string ChunkFormat::stream_piece(const Choice& choice,
                                       const AnswerPiece& piece,
                                       int64_t call) {
-  return framed(choice, delta(choice, piece, call));
+  if (!is_text_alone(choice, piece)) {
+    return framed(choice, delta(choice, piece, call));
+  }
+  const TextFrame& frame = text_frame(choice);
+  std::string out = frame.before;
+  append_json_string(out, piece.text);
+  return out += frame.behind;
+}
+
+bool ChunkFormat::is_text_alone(const Choice& choice, const AnswerPiece& piece) const {
+  return piece.kind == AnswerPiece::Kind::kContent && choice.entries.empty() &&
+         choice.finish_reason.empty() && !choice.text.stopped() && !continuous_usage_ &&
+         !token_ids_.wanted();
+}
+
+const ChunkFormat::TextFrame& ChunkFormat::text_frame(const Choice& choice) {
+  TextFrame& frame = text_frames_[choice.index];
+  if (frame.before.empty()) {
+    const AnswerPiece mark = {AnswerPiece::Kind::kContent, "\x1f"};
+    const std::string_view written = R"("\u001f")";
+    const std::string event = framed(choice, delta(choice, mark, 0));
+    const size_t at = event.rfind(written);
+    CHECK(at != std::string::npos);
+    frame = {event.substr(0, at), event.substr(at + written.size())};
+  }
+  return frame;
 }
 
 std::string ChunkFormat::stream_choice_end(const Choice& choice) {

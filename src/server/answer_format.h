@@ -2,6 +2,7 @@
 
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "server/choice.h"
@@ -75,10 +76,18 @@ class ChunkFormat : public AnswerFormat {
   [[nodiscard]] virtual Json usage_only() const = 0;
 
  private:
+  /// The event of a piece of content that nothing else goes with, in front of its text and behind.
+  struct TextFrame {
+    std::string before, behind;
+  };
+
   [[nodiscard]] std::string framed(const Choice& choice, Json event);
+  [[nodiscard]] bool is_text_alone(const Choice& choice, const AnswerPiece& piece) const;
+  [[nodiscard]] const TextFrame& text_frame(const Choice& choice);
 
   bool include_usage_, continuous_usage_;
   TokenIds token_ids_;
+  std::unordered_map<int64_t, TextFrame> text_frames_;  // by choice
 };
 
 }  // namespace nibble

@@ -15,6 +15,7 @@ class TokenIds final {
  public:
   explicit TokenIds(const GenerationRequest& request);
 
+  [[nodiscard]] bool wanted() const { return wanted_; }
   /// To a whole answer.
   void add_to(Json& answer, const std::vector<Choice>& choices) const;
   /// Those that were not sent yet to an event with one choice; the first event of a choice has the
