@@ -17,13 +17,16 @@ namespace nibble {
 ///   kZero       all become 0: the error is then what the outputs are
 ///   kNearest    each the nearest that its scale gives
 ///   kByColumns  GPTQ, in the order of the site's factor (arXiv 2210.17323)
-enum class RoundingWay : uint8_t { kZero, kNearest, kByColumns };
+///   kRefined    the same, then codes and scales bettered in turns as refine() does
+///               (quantizer/algorithms/refine.h)
+enum class RoundingWay : uint8_t { kZero, kNearest, kByColumns, kRefined };
 
 /// Scales of a matrix [n, k], [n, groups] f32 in the host's memory, as its encoder chose them.
 struct MatrixScales {
   WeightFormat format;
   const float* scales = nullptr;
   const float* zeros = nullptr;  // likewise; null without zero points
+  bool fits = false;             // kRefined may change scales, too
 };
 
 /// What is added to the diagonal of the sums before they are factored: damping to each, after those
@@ -63,6 +66,8 @@ class SiteMath {
   virtual std::vector<double> take_errors() = 0;
   /// Copies the values [n, k] that the last rounding made to the host. Waits.
   virtual void read_values(std::span<float> out) = 0;
+  /// The same of its scales [n, groups], which kRefined may have changed.
+  virtual void read_scales(std::span<float> out) = 0;
 };
 
 /// Seconds that a device computed, by part.

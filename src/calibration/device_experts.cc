@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "base/check.h"
@@ -37,6 +38,7 @@ class DeviceExperts final {
       }
       all_->finish();
       for (int64_t expert = range.begin; expert < range.end; ++expert) {
+        parts_.rounder.expect(job_behind({expert, range.end}));
         NIBBLE_RETURN_IF_ERROR(round_expert(expert));
       }
     }
@@ -91,6 +93,17 @@ class DeviceExperts final {
       all_->add_sums(*sums_of(expert), 1);
       all_rows_ += sums_of(expert)->rows();
     }
+  }
+
+  /// The first job of the experts behind the first of a range.
+  [[nodiscard]] std::optional<size_t> job_behind(const ExpertRange& range) const {
+    for (int64_t expert = range.begin + 1; expert < range.end; ++expert) {
+      const std::vector<size_t>& jobs = parts_.jobs.of(layer_, site(), expert);
+      if (!jobs.empty()) {
+        return jobs.front();
+      }
+    }
+    return std::nullopt;
   }
 
   Status round_expert(int64_t expert) {

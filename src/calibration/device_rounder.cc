@@ -7,6 +7,7 @@
 
 #include "base/math.h"
 #include "quantizer/algorithms/imatrix.h"
+#include "quantizer/algorithms/refine.h"
 #include "quantizer/algorithms/rtn.h"
 
 namespace nibble {
@@ -73,14 +74,18 @@ void DeviceRounder::attempt(const MatrixToRound& matrix, Rounding rounding, Roun
 
 void DeviceRounder::begin(const MatrixToRound& matrix, const RoundedMatrix& scales) {
   const bool by_columns = scales.rounding == Rounding::kGptq;
-  site_.round(by_columns ? RoundingWay::kByColumns : RoundingWay::kNearest,
+  site_.round(by_columns ? RoundingWay::kRefined : RoundingWay::kNearest,
               {.format = matrix.format,
                .scales = scales.scales.data(),
-               .zeros = scales.zeros.empty() ? nullptr : scales.zeros.data()});
+               .zeros = scales.zeros.empty() ? nullptr : scales.zeros.data(),
+               .fits = fits_scales(matrix)});
 }
 
-// While the device computes errors, threads choose the next scales.
-Status DeviceRounder::round(const MatrixToRound& matrix, RoundedMatrix& out) {
+// While the device computes errors, threads choose the next scales; while it computes the last,
+// they do what they are given.
+Status DeviceRounder::round(const MatrixToRound& matrix,
+                            RoundedMatrix& out,
+                            const Meanwhile& meanwhile) {
   if (!has_sums()) {
     out = RoundedMatrix();
     round_to_nearest(matrix, nullptr, out, parts_.pool());
@@ -97,6 +102,9 @@ Status DeviceRounder::round(const MatrixToRound& matrix, RoundedMatrix& out) {
   if (rounding_ != Rounding::kRtn) {
     attempt(matrix, rounding_, other_);
   }
+  if (meanwhile) {
+    meanwhile();
+  }
   std::ranges::copy(site_.take_errors(), std::back_inserter(errors));
   const double whole = errors.at(0);
   const double rtn_error = errors.at(1);
@@ -106,6 +114,9 @@ Status DeviceRounder::round(const MatrixToRound& matrix, RoundedMatrix& out) {
     std::swap(out.zeros, other_.zeros);
     out.rounding = rounding_;
     out.error = errors[2];
+    if (rounding_ == Rounding::kGptq) {
+      site_.read_scales(out.scales);
+    }
   } else if (errors.size() > 2) {
     begin(matrix, out);
     site_.take_errors();

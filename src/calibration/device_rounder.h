@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <memory>
 #include <span>
 #include <vector>
@@ -21,8 +22,12 @@ class DeviceRounding final {
   [[nodiscard]] CalibrationMath& math() { return math_; }
   [[nodiscard]] ThreadPool& pool() { return pool_; }
   [[nodiscard]] PartTimes& times() { return times_; }
+  /// Of two buffers the one that was not given last. kUnavailable.
+  Result<std::span<float>> weights(size_t count) {
+    turn_ = 1 - turn_;
+    return room(weights_.at(turn_), count);
+  }
   /// kUnavailable.
-  Result<std::span<float>> weights(size_t count) { return room(weights_, count); }
   Result<std::span<float>> values(size_t count) { return room(values_, count); }
   /// Adds what the device did since the last call; waits.
   void note_seconds();
@@ -33,7 +38,8 @@ class DeviceRounding final {
   CalibrationMath& math_;
   ThreadPool& pool_;
   PartTimes& times_;
-  DeviceBuffer weights_;
+  std::array<DeviceBuffer, 2> weights_;
+  size_t turn_ = 0;
   DeviceBuffer values_;
 };
 
@@ -52,7 +58,9 @@ class DeviceRounder final : public MatrixRounder {
   [[nodiscard]] Rounding asked() const override { return asked_; }
   [[nodiscard]] bool has_factor() const override { return rounding_ == Rounding::kGptq; }
   Result<std::span<float>> weights(size_t count) override { return parts_.weights(count); }
-  Status round(const MatrixToRound& matrix, RoundedMatrix& out) override;
+  Status round(const MatrixToRound& matrix,
+               RoundedMatrix& out,
+               const Meanwhile& meanwhile) override;
 
  private:
   DeviceRounder(SiteMath& site, Rounding rounding, DeviceRounding& parts)

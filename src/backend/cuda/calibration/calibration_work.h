@@ -12,7 +12,7 @@
 
 namespace nibble::cuda {
 
-inline constexpr size_t kRoundingWays = 3;
+inline constexpr size_t kRoundingWays = 4;
 
 /// Rows as sums of products take them: numbers as they are, or in two parts.
 struct SplitRows {
@@ -49,6 +49,7 @@ class CalibrationWork final {
   DeviceBuffer weights, values, turned, sums;        // [n, k], or [k, n] padded
   DeviceBuffer errors;                               // [128, n]
   DeviceBuffer scales, turned_scales, turned_zeros;  // [n, groups], [groups, n]
+  DeviceBuffer products, moved;                      // [k, n], [n]: of wide groups that are refined
   std::array<DeviceBuffer, kRoundingWays> sent_scales;  // of the host, by way, page-locked
 
  private:

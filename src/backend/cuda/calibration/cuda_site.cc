@@ -4,6 +4,7 @@
 #include <numeric>
 #include <utility>
 
+#include "backend/cuda/calibration/cuda_refiner.h"
 #include "backend/cuda/cuda_status.h"
 #include "base/check.h"
 #include "base/math.h"
@@ -106,6 +107,7 @@ Result<bool> CudaSite::factor(std::span<const int32_t> order, const DiagonalDamp
   int32_t failed = 0;
   copy_out(std::span(&failed, 1), work_.failed, work_.stream);
   work_.factored = failed == 0 ? this : nullptr;
+  damping_ = damping.damping;
   return failed == 0;
 }
 
@@ -213,10 +215,23 @@ void CudaSite::round(RoundingWay way, const MatrixScales& scales) {
   }
   upload_scales(way, scales);
   const int64_t groups = scales.format.groups(k_);
+  groups_ = groups;
   if (way == RoundingWay::kNearest) {
     round_nearest(scales, groups);
   } else {
     round_columns(scales, groups);
+  }
+  if (way == RoundingWay::kRefined) {
+    CudaRefiner(work_, {.h = h(),
+                        .n = n_,
+                        .k = k_,
+                        .stride = stride_,
+                        .groups = groups,
+                        .format = scales.format,
+                        .damping = static_cast<float>(damping_),
+                        .has_zeros = scales.zeros != nullptr,
+                        .fits_scales = scales.fits})
+        .run();
   }
   must(subtract(work_.weights.as<float>(), work_.values.as<float>(), n_ * k_,
                 work_.turned.as<float>(), work_.stream),
@@ -331,6 +346,12 @@ void CudaSite::round_columns(const MatrixScales& scales, int64_t groups) {
                           .stride = stride_},
                          work_.stream),
        "turning a matrix");
+}
+
+void CudaSite::read_scales(std::span<float> out) {
+  CHECK(work_.loaded == this);
+  CHECK_EQ(std::ssize(out), n_ * groups_);
+  copy_out(out, work_.scales, work_.stream);
 }
 
 void CudaSite::read_values(std::span<float> out) {

@@ -13,7 +13,7 @@ namespace nibble::cuda {
 /// The inputs of matrices that multiply the same rows, on the GPU. Sums of BF16 rows are exact
 /// products added in F32 by tensor cores; of INT8 and FP8 rows, which are codes times a scale, in
 /// two BF16 parts each, so that a product is off by 2^-16 of itself at most. The factor, the
-/// rounding by columns and the errors are F32 throughout.
+/// rounding by columns, its refinement and the errors are F32 throughout.
 class CudaSite final : public SiteMath {
  public:
   static Result<std::unique_ptr<SiteMath>> create(CalibrationWork& work, int64_t k, ActFormat act);
@@ -32,6 +32,7 @@ class CudaSite final : public SiteMath {
   void round(RoundingWay way, const MatrixScales& scales) override;
   std::vector<double> take_errors() override;
   void read_values(std::span<float> out) override;
+  void read_scales(std::span<float> out) override;
 
   /// H [k, k] on the device; above the diagonal since finish().
   [[nodiscard]] const float* sums() const { return h(); }
@@ -58,7 +59,9 @@ class CudaSite final : public SiteMath {
   int64_t rows_ = 0;
   int64_t n_ = 0;        // rows of the weights that were loaded
   int64_t stride_ = 0;   // the same, padded
+  int64_t groups_ = 0;   // of the scales that they were rounded with last
   int64_t squared_ = 0;  // errors that were begun
+  double damping_ = 0;   // of the factor
   DeviceBuffer sums_;    // [k, k]
 };
 
