@@ -48,7 +48,12 @@ class SiteMath {
 
   /// Adds the rows of a step that a product reads, as it rounds them.
   virtual void add(const Step& step, const InputRows& rows) = 0;
-  /// Adds another's sums, times a factor; its rows are not counted.
+  /// Before the first rows: they come with what would enter if nothing in front of the product had
+  /// been rounded, its drift (quantizer/algorithms/drift.h). kResourceExhausted.
+  virtual Status expect_drift() = 0;
+  /// After add() of the rows: `wanted` lies on the device as rows.x does.
+  virtual void add_drift(const Step& step, const InputRows& rows, const void* wanted) = 0;
+  /// Adds another's sums, times a factor; its rows are not counted. Drifts are left out.
   virtual void add_sums(const SiteMath& other, double factor) = 0;
   /// Completes H after all rows. Returns its diagonal [k]; waits. Sums that are no numbers show
   /// there. May be called again after more sums were added.
@@ -57,6 +62,12 @@ class SiteMath {
   /// R of ColumnFactor (quantizer/algorithms/factor.h) for the columns in this order [k]; false
   /// when a pivot is not positive. kResourceExhausted.
   virtual Result<bool> factor(std::span<const int32_t> order, const DiagonalDamping& damping) = 0;
+
+  /// After factor(), with a drift: from here on roundings by columns make good for this share of
+  /// what it asks for, and errors are distances to the outputs without it, as of DriftError
+  /// (quantizer/algorithms/drift_error.h). False, and nothing, where it is no number.
+  /// kResourceExhausted.
+  virtual Result<bool> solve_drift(float share) = 0;
 
   /// Takes weights [n, k] from the host. kResourceExhausted.
   virtual Status load(std::span<const float> weights) = 0;
@@ -88,6 +99,10 @@ class CalibrationMath {
   virtual Result<std::unique_ptr<SiteMath>> make_site(int64_t k, ActFormat act) = 0;
   /// Bytes on the device that a site's sums take.
   [[nodiscard]] static int64_t site_bytes(int64_t k) { return 4 * k * k; }
+
+  // Copies to and from the device in the order of its work; they wait.
+  virtual void upload(void* to, std::span<const std::byte> from) = 0;
+  virtual void download(std::span<std::byte> to, const void* from) = 0;
 
   /// Memory of the host that is copied to and from the device beside its work.
   virtual Result<DeviceBuffer> allocate_pinned(size_t bytes) = 0;

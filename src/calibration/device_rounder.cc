@@ -48,7 +48,7 @@ Status DeviceRounder::prepare() {
     return {};
   }
   importance_ = column_importance(diagonal);
-  if (rounding_ != Rounding::kGptq) {
+  if (!by_columns(rounding_)) {
     return {};
   }
   const std::vector<int32_t> order = column_order(diagonal);
@@ -56,10 +56,18 @@ Status DeviceRounder::prepare() {
     NIBBLE_ASSIGN_OR_RETURN(
         const bool made, site_.factor(order, {.damping = damping.added, .floor = damping.floor}));
     if (made) {
-      return {};
+      return take_drift();
     }
   }
   rounding_ = Rounding::kImatrix;  // which needs no factor
+  return {};
+}
+
+Status DeviceRounder::take_drift() {
+  if (rounding_ == Rounding::kGptaq) {
+    NIBBLE_ASSIGN_OR_RETURN(const bool numbers, site_.solve_drift(kDriftShare));
+    rounding_ = numbers ? Rounding::kGptaq : Rounding::kGptq;
+  }
   return {};
 }
 
@@ -73,8 +81,7 @@ void DeviceRounder::attempt(const MatrixToRound& matrix, Rounding rounding, Roun
 }
 
 void DeviceRounder::begin(const MatrixToRound& matrix, const RoundedMatrix& scales) {
-  const bool by_columns = scales.rounding == Rounding::kGptq;
-  site_.round(by_columns ? RoundingWay::kRefined : RoundingWay::kNearest,
+  site_.round(by_columns(scales.rounding) ? RoundingWay::kRefined : RoundingWay::kNearest,
               {.format = matrix.format,
                .scales = scales.scales.data(),
                .zeros = scales.zeros.empty() ? nullptr : scales.zeros.data(),
@@ -114,7 +121,7 @@ Status DeviceRounder::round(const MatrixToRound& matrix,
     std::swap(out.zeros, other_.zeros);
     out.rounding = rounding_;
     out.error = errors[2];
-    if (rounding_ == Rounding::kGptq) {
+    if (by_columns(rounding_)) {
       site_.read_scales(out.scales);
     }
   } else if (errors.size() > 2) {

@@ -56,7 +56,8 @@ class DeviceRounder final : public MatrixRounder {
   [[nodiscard]] int64_t rows() const override { return site_.rows(); }
   [[nodiscard]] bool has_sums() const override { return !importance_.empty(); }
   [[nodiscard]] Rounding asked() const override { return asked_; }
-  [[nodiscard]] bool has_factor() const override { return rounding_ == Rounding::kGptq; }
+  [[nodiscard]] bool has_factor() const override { return by_columns(rounding_); }
+  [[nodiscard]] bool has_drift() const override { return rounding_ == Rounding::kGptaq; }
   Result<std::span<float>> weights(size_t count) override { return parts_.weights(count); }
   Status round(const MatrixToRound& matrix,
                RoundedMatrix& out,
@@ -65,7 +66,12 @@ class DeviceRounder final : public MatrixRounder {
  private:
   DeviceRounder(SiteMath& site, Rounding rounding, DeviceRounding& parts)
       : site_(site), asked_(rounding), rounding_(rounding), parts_(parts) {}
+  static bool by_columns(Rounding rounding) {
+    return rounding == Rounding::kGptq || rounding == Rounding::kGptaq;
+  }
   Status prepare();
+  /// Where the rounding asks for it and there is one.
+  Status take_drift();
   /// Chooses scales for a rounding, and begins to round with them.
   void attempt(const MatrixToRound& matrix, Rounding rounding, RoundedMatrix& out);
   void begin(const MatrixToRound& matrix, const RoundedMatrix& scales);

@@ -32,6 +32,15 @@ std::vector<float> bf16_rows(int64_t rows, int64_t k, uint32_t seed) {
   return x;
 }
 
+/// Other rows in their place, that BF16 holds.
+std::vector<float> drifted(const std::vector<float>& x, uint32_t seed) {
+  std::vector<float> wanted = gaussian(std::ssize(x), seed);
+  for (size_t i = 0; i < x.size(); ++i) {
+    wanted[i] = bf16_to_f32(f32_to_bf16(x[i] + 0.1F * std::fabs(x[i]) * wanted[i] + 0.05F * x[i]));
+  }
+  return wanted;
+}
+
 class CalibrationOnGpu : public testing::Test {
  protected:
   void SetUp() override {
@@ -54,6 +63,26 @@ class CalibrationOnGpu : public testing::Test {
     const cuda::testing::DeviceArray<uint16_t> rows(bits);
     auto site = math_->make_site(k, ActFormat::kBf16).value();
     dynamic_cast<cuda::CudaSite&>(*site).add_rows({rows.data(), nullptr}, std::ssize(x) / k);
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    return site;
+  }
+
+  /// Of rows that are counted with what they would be.
+  std::unique_ptr<SiteMath> site_with_drift(const std::vector<float>& x,
+                                            const std::vector<float>& wanted,
+                                            int64_t k) {
+    const auto bf16 = [](const std::vector<float>& values) {
+      std::vector<uint16_t> bits(values.size());
+      std::ranges::transform(values, bits.begin(), [](float value) { return f32_to_bf16(value); });
+      return bits;
+    };
+    const cuda::testing::DeviceArray<uint16_t> rows(bf16(x));
+    const cuda::testing::DeviceArray<uint16_t> others(bf16(wanted));
+    auto site = math_->make_site(k, ActFormat::kBf16).value();
+    EXPECT_TRUE(site->expect_drift().ok());
+    auto& on_device = dynamic_cast<cuda::CudaSite&>(*site);
+    on_device.add_rows({rows.data(), nullptr}, std::ssize(x) / k);
+    on_device.add_drift_rows({rows.data(), nullptr}, others.data(), std::ssize(x) / k);
     EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     return site;
   }
@@ -256,6 +285,61 @@ TEST_F(CalibrationOnGpu, RefinesColumnsThatAreDead) {
   EXPECT_NEAR(damped_loss(problem, statistics, found) / damped_loss(problem, statistics, wanted), 1,
               2e-3);
   EXPECT_TRUE(has_codes(problem, found));
+}
+
+TEST_F(CalibrationOnGpu, MakesGoodForADriftAsTheCpuDoes) {
+  uint32_t seed = 700;
+  for (const char* name : {"w4a16_g32", "w4a16_g128_asym", "w4a8", "w4a8_g128", "mxfp4"}) {
+    const QuantScheme scheme = find_scheme(name).value();
+    for (const auto& [n, k] :
+         std::vector<std::pair<int64_t, int64_t>>{{1, 256}, {17, 128}, {70, 640}}) {
+      const Problem problem(scheme, n, k, ++seed);
+      const std::vector<float> x = bf16_rows(3 * k, k, ++seed);
+      const std::vector<float> wanted = drifted(x, ++seed);
+      const Gram gram = gram_of(x, k, pool_);
+      Drift drift(k);
+      drift.add({.x = x.data(), .wanted = wanted.data(), .count = 3 * k}, pool_);
+      const SiteStatistics statistics = make_site_statistics(gram, Rounding::kGptaq, pool_, &drift);
+      const RoundedMatrix expected =
+          round_matrix(problem.matrix, Rounding::kGptaq, statistics, pool_);
+      std::vector<RoundedMatrix> found;
+      for (int run = 0; run < 2; ++run) {
+        const auto site = site_with_drift(x, wanted, k);
+        found.push_back(on_gpu(problem.matrix, Rounding::kGptaq, *site));
+      }
+      const std::string what = fmt::format("{} [{}, {}]", name, n, k);
+      EXPECT_EQ(found[0].rounding, expected.rounding) << what;
+      EXPECT_NEAR(found[0].outputs / expected.outputs, 1, 1e-5) << what;
+      EXPECT_NEAR(found[0].rtn_error / expected.rtn_error, 1, 1e-3) << what;
+      EXPECT_NEAR(found[0].error / expected.error, 1, n < 50 ? 0.05 : 5e-3) << what;
+      EXPECT_GT(equal_share(found[0], expected), n < 50 ? 0.5 : 0.9) << what;
+      EXPECT_EQ(found[0].values, found[1].values) << what;
+      EXPECT_EQ(found[0].error, found[1].error) << what;
+      if (n < 17) {
+        continue;
+      }
+      // Which gptq, that knows nothing of the drift, does not reach.
+      const auto site = site_with_drift(x, x, k);
+      const RoundedMatrix without = on_gpu(problem.matrix, Rounding::kGptq, *site);
+      const PublishedRows rows{x, wanted};
+      EXPECT_LT(measured_error(problem.matrix, rows, found[0].values),
+                measured_error(problem.matrix, rows, without.values))
+          << what;
+    }
+  }
+}
+
+TEST_F(CalibrationOnGpu, DoesWithoutADriftThatIsNoNumber) {
+  const QuantScheme scheme = find_scheme("w4a16_g32").value();
+  const Problem problem(scheme, 9, 64, 3);
+  const std::vector<float> x = bf16_rows(100, 64, 5);
+  std::vector<float> wanted = drifted(x, 6);
+  const RoundedMatrix gptq = on_gpu(problem.matrix, Rounding::kGptq, *site_of(x, 64));
+  wanted[70] = std::numeric_limits<float>::infinity();
+  const RoundedMatrix found =
+      on_gpu(problem.matrix, Rounding::kGptaq, *site_with_drift(x, wanted, 64));
+  EXPECT_EQ(found.rounding, Rounding::kGptq);
+  EXPECT_EQ(found.values, gptq.values);
 }
 
 TEST_F(CalibrationOnGpu, RoundsToTheNearestWithoutNumbers) {

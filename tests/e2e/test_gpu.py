@@ -515,14 +515,14 @@ class Calibration(Case):
         return json.loads(run.stdout)["kld"]
 
     def test_codes_are_as_good_as_the_cpus(self):
-        for scheme in ("w4a16_g32", "w4a8"):
+        for scheme, method in (("w4a16_g32", "gptq"), ("w4a8", "gptq"), ("w4a16_g32", "gptaq")):
             found = {}
             for device in ("cpu", "cuda"):
-                model, report = self.quantized(f"{scheme}-{device}", "--scheme", scheme, "--device",
-                                               device)
+                model, report = self.quantized(f"{scheme}-{method}-{device}", "--scheme", scheme,
+                                               "--method", method, "--device", device)
                 found[device] = self.divergence(model)
                 self.assertGreater(report["calibration_seconds"]["layers"], 0)
-            print(f"\n  {scheme}: KLD {found}", file=sys.stderr)
+            print(f"\n  {scheme} {method}: KLD {found}", file=sys.stderr)
             self.assertLess(found["cuda"], 1.04 * found["cpu"])
             self.assertGreater(found["cuda"], 0.96 * found["cpu"])
 
@@ -536,9 +536,18 @@ class Calibration(Case):
         self.assertEqual(bytes_of[0], bytes_of[2])
 
     def test_what_is_not_computed_there(self):
-        run = nibble("quantize", MODEL, self.folder / "out", "--scheme", "w4a16_g32", "--calibrate",
-                     self.TEXT, *self.WINDOWS, "--method", "gptaq", "--device", "cuda")
-        self.refused(run, UNSUPPORTED, "gptaq", "--device cpu")
+        config = json.loads((MODEL / "config.json").read_text())
+        config.update(architectures=["Qwen3MoeForCausalLM"], model_type="qwen3_moe", num_experts=4,
+                      num_experts_per_tok=2, moe_intermediate_size=64, norm_topk_prob=True)
+        (self.folder / "config.json").write_text(json.dumps(config))
+        experts = self.folder / "experts"
+        run = nibble("make-dummy", "--config", self.folder / "config.json", "--out", experts)
+        self.assertEqual(run.returncode, 0, run.stderr)
+        for model, method in ((MODEL, "autoround"), (experts, "gptaq")):
+            run = nibble("quantize", model, self.folder / "out", "--scheme", "w4a16_g32",
+                         "--calibrate", self.TEXT, *self.WINDOWS, "--method", method, "--device",
+                         "cuda")
+            self.refused(run, UNSUPPORTED, method, "--device cpu")
 
 
 @needs_gpu

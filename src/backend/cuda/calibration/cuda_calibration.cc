@@ -41,6 +41,17 @@ class CudaCalibration final : public CalibrationMath {
     return CudaSite::create(*work_, k, act);
   }
 
+  void upload(void* to, std::span<const std::byte> from) override {
+    must(cudaMemcpyAsync(to, from.data(), from.size(), cudaMemcpyHostToDevice, work_->stream),
+         "copying to the GPU");
+    must(cudaStreamSynchronize(work_->stream), "copying to the GPU");
+  }
+  void download(std::span<std::byte> to, const void* from) override {
+    must(cudaMemcpyAsync(to.data(), from, to.size(), cudaMemcpyDeviceToHost, work_->stream),
+         "copying from the GPU");
+    must(cudaStreamSynchronize(work_->stream), "copying from the GPU");
+  }
+
   Result<DeviceBuffer> allocate_pinned(size_t bytes) override {
     return cuda::allocate_pinned(bytes);
   }

@@ -16,7 +16,7 @@ StoredScale stored_scale(const WeightFormat& format) {
 
 }  // namespace
 
-// What holds the values row by row holds their errors, then the gradients, and at last the values.
+// What holds the values row by row holds the gradients, and at last the values again.
 CudaRefiner::CudaRefiner(CalibrationWork& work, const MatrixToRefine& matrix)
     : work_(work),
       matrix_(matrix),
@@ -43,17 +43,23 @@ void CudaRefiner::run() {
 }
 
 void CudaRefiner::load() {
-  auto* in_rows = work_.values.as<float>();
-  TurnArgs turn{
-      .from = in_rows, .rows = matrix_.n, .k = matrix_.k, .to = values_, .stride = matrix_.stride};
+  TurnArgs turn{.from = work_.values.as<float>(),
+                .rows = matrix_.n,
+                .k = matrix_.k,
+                .to = values_,
+                .stride = matrix_.stride};
   must(turn_columns(turn, work_.stream), "turning a matrix");
-  must(subtract(work_.weights.as<float>(), in_rows, matrix_.n * matrix_.k, in_rows, work_.stream),
-       "errors");
+  turn.from = work_.weights.as<float>();
   turn.to = spare_;
-  must(turn_columns(turn, work_.stream), "turning errors");
+  must(turn_columns(turn, work_.stream), "turning a matrix");
   const int64_t count = matrix_.k * matrix_.stride;
-  must(cudaMemsetAsync(gradients_, 0, static_cast<size_t>(count) * sizeof(float), work_.stream),
-       "gradients");
+  if (matrix_.drift != nullptr) {
+    matrix_.drift->ask_gradients(spare_, matrix_.stride, gradients_);
+  } else {
+    must(cudaMemsetAsync(gradients_, 0, static_cast<size_t>(count) * sizeof(float), work_.stream),
+         "gradients");
+  }
+  must(subtract(spare_, values_, count, spare_, work_.stream), "errors");
   must(add_scaled(spare_, matrix_.damping, count, gradients_, work_.stream), "gradients");
   multiply({.count = matrix_.k, .numbers = spare_, .to = gradients_});
 }

@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "backend/cuda/calibration/calibration_work.h"
+#include "backend/cuda/calibration/cuda_drift.h"
 #include "backend/cuda/calibration/refine_kernels.h"
 
 namespace nibble::cuda {
@@ -19,6 +20,7 @@ struct MatrixToRefine {
   float damping = 0;  // of the factor, which the diagonal of H lacks
   bool has_zeros = false;
   bool fits_scales = false;
+  const CudaDrift* drift = nullptr;  // whose share the loss counts, too; null: none
 };
 
 /// What refine() (quantizer/algorithms/refine.h) does, in its order: in turns every scale, then
@@ -53,7 +55,8 @@ class CudaRefiner final {
   MatrixToRefine matrix_;
   int64_t width_;     // of a group
   float* values_;     // [k, stride]
-  float* gradients_;  // [k, stride]: (H + damping) e of e = w - value, kept up to date
+  float* gradients_;  // [k, stride]: (H + damping) e of e = w - value and what a drift asks for,
+                      // kept up to date
   float* spare_;      // [k, stride]: errors, then steps of wide groups
 };
 
