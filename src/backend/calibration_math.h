@@ -34,6 +34,7 @@ struct MatrixScales {
 struct DiagonalDamping {
   double damping = 0;
   double floor = 0;
+  bool operator==(const DiagonalDamping&) const = default;
 };
 
 /// The inputs of matrices that multiply the same rows: H = X^T X [k, k] f32 in a device's memory,
@@ -97,7 +98,15 @@ class CalibrationMath {
 
   /// Sums over rows of k numbers, all 0. kResourceExhausted.
   virtual Result<std::unique_ptr<SiteMath>> make_site(int64_t k, ActFormat act) = 0;
-  /// Bytes on the device that a site's sums take.
+  /// Factors some sites of equal k at once, as SiteMath::factor() does, which then finds what was
+  /// made, until the next call or until a site's sums change. kResourceExhausted.
+  struct SiteToFactor {
+    const SiteMath* site = nullptr;
+    std::vector<int32_t> order;  // [k]
+    DiagonalDamping damping;
+  };
+  virtual Status factor_ahead(std::span<const SiteToFactor> sites) = 0;
+  /// Bytes on the device that a site's sums, or its factor, take.
   [[nodiscard]] static int64_t site_bytes(int64_t k) { return 4 * k * k; }
 
   // Copies to and from the device in the order of its work; they wait.

@@ -5,6 +5,7 @@
 #include <memory>
 #include <string_view>
 
+#include "backend/cuda/calibration/cuda_factors.h"
 #include "backend/cuda/calibration/device_timer.h"
 #include "backend/cuda/calibration/kernels.h"
 #include "backend/cuda/calibration/matmul.h"
@@ -44,13 +45,13 @@ class CalibrationWork final {
   cudaStream_t stream;
   std::unique_ptr<Matmul> matmul;
   DeviceTimer sums_timer, factor_timer, rounding_timer, forward_timer;
-  const void* factored = nullptr;  // the site that the factor is of, and that of the weights
-  const void* loaded = nullptr;
+  CudaFactors alone, ahead;      // of the site that is rounded, of some before that
+  CudaFactors::Factor factored;  // that is rounded by
+  const void* loaded = nullptr;  // the site of the weights
 
-  DeviceBuffer rounded, row_scales, high, low;  // rows
-  DeviceBuffer factor, panel, inverse;          // [k, k], [k, 128], [128, 128]
-  DeviceBuffer order, failed, diagonal,
-      parts;  // [k] int32, int32, [k], [kSumsOfErrors, kDotParts] f64
+  DeviceBuffer rounded, row_scales, high, low;       // rows
+  DeviceBuffer panel, inverse;                       // [k, 128], [128, 128]: of a drift
+  DeviceBuffer failed, diagonal, parts;              // int32, [k], [kSumsOfErrors, kDotParts] f64
   DeviceBuffer weights, values, turned, sums;        // [n, k], or [k, n] padded
   DeviceBuffer errors;                               // [128, n]
   DeviceBuffer scales, turned_scales, turned_zeros;  // [n, groups], [groups, n]

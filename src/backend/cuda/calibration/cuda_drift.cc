@@ -59,7 +59,7 @@ Result<bool> CudaDrift::solve(float share) {
   NIBBLE_RETURN_IF_ERROR(work_.room(work_.panel, k_ * kFactorBlock * 4, "a factor's panel"));
   must(cudaMemsetAsync(work_.failed.as<void>(), 0, sizeof(int32_t), work_.stream), "a flag");
   must(order_sums({.from = sums_.as<float>(),
-                   .order = work_.order.as<int32_t>(),
+                   .order = work_.factored.device_order,
                    .k = k_,
                    .to = work_.asked.as<float>()},
                   work_.stream),
@@ -78,7 +78,7 @@ Result<bool> CudaDrift::solve(float share) {
 }
 
 void CudaDrift::solve_block(int64_t begin, int64_t count) {
-  const float* factor = work_.factor.as<float>() + begin;  // its columns from here on
+  const float* factor = work_.factored.r + begin;  // its columns from here on
   float* block = work_.asked.as<float>() + begin;
   auto* panel = work_.panel.as<float>();  // [k, kFactorBlock]
   must(invert_upper({factor + begin * k_, k_, count, work_.inverse.as<float>()}, work_.stream),
@@ -115,7 +115,7 @@ Status CudaDrift::load(const LoadedWeights& weights, double* parts) {
   work_.multiply({.m = k_, .n = weights.n, .k = k_, .lda = k_, .ldb = k_, .ldc = k_},
                  {.a = sums_.as<float>(), .b = weights.w, .c = work_.drift_products.as<float>()});
   must(turn_columns({.from = weights.w,
-                     .order = work_.order.as<int32_t>(),
+                     .order = work_.factored.device_order,
                      .rows = weights.n,
                      .k = k_,
                      .to = work_.turned.as<float>(),

@@ -11,8 +11,6 @@
 namespace nibble::cuda {
 namespace {
 
-constexpr int64_t kRestColumns = 2048;  // of what is left of a matrix, that are one product
-
 ActFormat on_device(ActFormat act) { return act == ActFormat::kFloat ? ActFormat::kBf16 : act; }
 
 }  // namespace
@@ -29,8 +27,16 @@ Result<std::unique_ptr<SiteMath>> CudaSite::create(CalibrationWork& work,
 }
 
 CudaSite::~CudaSite() {
-  work_.factored = work_.factored == this ? nullptr : work_.factored;
+  forget_factors();
   work_.loaded = work_.loaded == this ? nullptr : work_.loaded;
+}
+
+void CudaSite::forget_factors() {
+  work_.alone.forget(this);
+  work_.ahead.forget(this);
+  if (work_.factored.site == this) {
+    work_.factored = {};
+  }
 }
 
 void CudaSite::add(const Step& step, const InputRows& rows) {
@@ -72,7 +78,7 @@ void CudaSite::add_drift_rows(const SplitRows& rows, const void* wanted, int64_t
 }
 
 Result<bool> CudaSite::solve_drift(float share) {
-  CHECK(drift_ != nullptr && work_.factored == this);
+  CHECK(drift_ != nullptr && work_.factored.site == this);
   work_.factor_timer.start(work_.stream);
   NIBBLE_ASSIGN_OR_RETURN(drift_solved_, drift_->solve(share));
   work_.factor_timer.stop(work_.stream);
@@ -80,6 +86,7 @@ Result<bool> CudaSite::solve_drift(float share) {
 }
 
 void CudaSite::add_rows(const SplitRows& rows, int64_t count) {
+  forget_factors();
   work_.add_products(rows, count, k_, h());
   rows_ += count;
 }
@@ -87,6 +94,7 @@ void CudaSite::add_rows(const SplitRows& rows, int64_t count) {
 void CudaSite::add_sums(const SiteMath& other, double factor) {
   const auto& site = dynamic_cast<const CudaSite&>(other);
   CHECK_EQ(site.k_, k_);
+  forget_factors();
   must(add_scaled(site.h(), factor, k_ * k_, h(), work_.stream), "adding sums");
 }
 
@@ -102,85 +110,20 @@ std::vector<float> CudaSite::finish() {
 }
 
 Result<bool> CudaSite::factor(std::span<const int32_t> order, const DiagonalDamping& damping) {
-  CHECK_EQ(std::ssize(order), k_);
-  work_.factored = nullptr;
-  NIBBLE_RETURN_IF_ERROR(work_.room(work_.factor, k_ * k_ * 4, "the factor of a calibration"));
-  NIBBLE_RETURN_IF_ERROR(work_.room(work_.panel, k_ * kFactorBlock * 4, "a factor's panel"));
-  NIBBLE_RETURN_IF_ERROR(work_.room(work_.order, k_ * 4, "an order of columns"));
-  work_.factor_timer.start(work_.stream);
-  copy_in(work_.order, order, work_.stream);
-  must(cudaMemsetAsync(work_.failed.as<void>(), 0, sizeof(int32_t), work_.stream), "a flag");
-  must(reverse_sums({.from = h(),
-                     .order = work_.order.as<int32_t>(),
-                     .k = k_,
-                     .damping = damping.damping,
-                     .floor = damping.floor,
-                     .to = work_.factor.as<float>()},
-                    work_.stream),
-       "ordering sums");
-  factor_blocks();
-  must(reverse_in_place(work_.factor.as<float>(), k_ * k_, work_.stream), "turning a factor");
-  work_.factor_timer.stop(work_.stream);
-  int32_t failed = 0;
-  copy_out(std::span(&failed, 1), work_.failed, work_.stream);
-  work_.factored = failed == 0 ? this : nullptr;
-  damping_ = damping.damping;
+  const CudaFactors::Request request{this, h(), order, damping};
+  work_.factored = {};
   drift_solved_ = false;
-  return failed == 0;
-}
-
-// A = L L^T, block column by block column: the block at the diagonal, what is below it by the
-// block's inverse, then what those take off the rest (right-looking).
-void CudaSite::factor_blocks() {
-  for (int64_t p = 0; p < k_; p += kFactorBlock) {
-    const int64_t count = std::min(kFactorBlock, k_ - p);
-    must(factor_block({.a = work_.factor.as<float>() + p * k_ + p,
-                       .stride = k_,
-                       .count = count,
-                       .inverse = work_.inverse.as<float>(),
-                       .failed = work_.failed.as<int32_t>()},
-                      work_.stream),
-         "factoring a block");
-    if (p + count < k_) {
-      factor_rest(p, count);
-    }
+  const CudaFactors::Factor* factor = work_.ahead.find(request);
+  if (factor == nullptr) {
+    NIBBLE_RETURN_IF_ERROR(work_.alone.make(work_, k_, {&request, 1}));
+    factor = work_.alone.find(request);
+    CHECK(factor != nullptr);
   }
-}
-
-void CudaSite::factor_rest(int64_t begin, int64_t count) {
-  const int64_t from = begin + count;
-  const int64_t rest = k_ - from;
-  float* below = work_.factor.as<float>() + from * k_ + begin;
-  auto* panel = work_.panel.as<float>();  // [rest, kFactorBlock]
-  work_.multiply({.transpose_a = true,
-                  .m = count,
-                  .n = rest,
-                  .k = count,
-                  .lda = kFactorBlock,
-                  .ldb = k_,
-                  .ldc = kFactorBlock},
-                 {.a = work_.inverse.as<float>(), .b = below, .c = panel});
-  constexpr size_t kFloat = sizeof(float);
-  must(cudaMemcpy2DAsync(below, static_cast<size_t>(k_) * kFloat, panel, kFactorBlock * kFloat,
-                         static_cast<size_t>(count) * kFloat, static_cast<size_t>(rest),
-                         cudaMemcpyDeviceToDevice, work_.stream),
-       "copying a panel");
-  float* left = work_.factor.as<float>() + from * k_ + from;
-  for (int64_t c = 0; c < rest; c += kRestColumns) {
-    const int64_t end = std::min(rest, c + kRestColumns);
-    work_.multiply({.transpose_a = true,
-                    .m = end,
-                    .n = end - c,
-                    .k = count,
-                    .lda = kFactorBlock,
-                    .ldb = kFactorBlock,
-                    .ldc = k_},
-                   {.a = panel,
-                    .b = panel + c * kFactorBlock,
-                    .c = left + c * k_,
-                    .alpha = -1.0F,
-                    .beta = 1.0F});
+  if (factor->made) {
+    work_.factored = *factor;
+    damping_ = damping.damping;
   }
+  return factor->made;
 }
 
 }  // namespace nibble::cuda

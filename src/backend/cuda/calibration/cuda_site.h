@@ -50,8 +50,7 @@ class CudaSite final : public SiteMath {
  private:
   CudaSite(CalibrationWork& work, int64_t k, ActFormat act) : work_(work), k_(k), act_(act) {}
 
-  void factor_blocks();
-  void factor_rest(int64_t begin, int64_t count);
+  void forget_factors();
   void upload_scales(RoundingWay way, const MatrixScales& scales);
   void round_nearest(const MatrixScales& scales, int64_t groups);
   void turn_in(const MatrixScales& scales, int64_t groups);

@@ -161,17 +161,17 @@ void CudaSite::turn_in(const MatrixScales& scales, int64_t groups) {
     must(turn_columns(args, work_.stream), "turning zero points");
   }
   args.from = work_.weights.as<float>();
-  args.order = work_.order.as<int32_t>();
+  args.order = work_.factored.device_order;
   args.k = k_;
   args.to = work_.turned.as<float>();
   must(turn_columns(args, work_.stream), "turning a matrix");
 }
 
 void CudaSite::round_columns(const MatrixScales& scales, int64_t groups) {
-  CHECK(work_.factored == this);
+  CHECK(work_.factored.site == this);
   turn_in(scales, groups);
   const bool zeros = scales.zeros != nullptr;
-  const auto* order = work_.order.as<int32_t>();
+  const auto* order = work_.factored.device_order;
   if (drift_solved_) {
     drift_->ask_columns(work_.turned.as<float>(), stride_, work_.sums.as<float>());
   } else {
@@ -181,7 +181,7 @@ void CudaSite::round_columns(const MatrixScales& scales, int64_t groups) {
   }
   for (int64_t begin = 0; begin < k_; begin += kColumnBlock) {
     const int64_t count = std::min(kColumnBlock, k_ - begin);
-    const float* lines = work_.factor.as<float>() + begin * k_;
+    const float* lines = work_.factored.r + begin * k_;
     must(round_column_block({.form = value_form(scales.format),
                              .w = work_.turned.as<float>() + begin * stride_,
                              .sums = work_.sums.as<float>() + begin * stride_,
