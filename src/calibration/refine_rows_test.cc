@@ -234,7 +234,7 @@ TEST(RefineRows, BetterCodesAndScalesAsRefineDoes) {
         return sum;
       };
       EXPECT_LT(loss(found), loss(columns)) << scheme.name << " " << k;
-      EXPECT_NEAR(loss(found) / loss(wanted), 1, 2e-3) << scheme.name << " " << k;
+      EXPECT_NEAR(loss(found) / loss(wanted), 1, 1e-3) << scheme.name << " " << k;
       size_t equal = 0;
       for (size_t i = 0; i < found.values.size(); ++i) {
         equal += std::fabs(found.values[i] - wanted.values[i]) <

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "backend/cuda/calibration/column_rows.cuh"
 #include "backend/cuda/cuda_status.h"
 #include "base/check.h"
 
