@@ -169,7 +169,7 @@ RowObserver* SiteInputs::observer() {
 }
 
 std::function<Status(int64_t window)> SiteInputs::before() {
-  if (parts_.with_float() == FloatModel::kNo) {
+  if (!any() || parts_.with_float() == FloatModel::kNo) {
     return nullptr;
   }
   if (device_observer_) {
