@@ -1,18 +1,23 @@
 #include "calibration/device_experts.h"
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "base/check.h"
 #include "calibration/expert_sums.h"
 #include "calibration/experts_rounder.h"
+#include "quantizer/algorithms/factor.h"
 
 namespace nibble {
 namespace {
 
 /// Of the device's memory: what rounding, copies and the library of products take beside sums.
 constexpr int64_t kRoundingRoom = int64_t{2} << 30;
+/// Of it, what factors take that are made at the same time.
+constexpr int64_t kFactorRoom = int64_t{512} << 20;
 
 class DeviceExperts final {
  public:
@@ -36,8 +41,13 @@ class DeviceExperts final {
         add_to_layer(range);
       }
       all_->finish();
-      for (int64_t expert = range.begin; expert < range.end; ++expert) {
-        NIBBLE_RETURN_IF_ERROR(round_expert(expert));
+      for (int64_t begin = range.begin; begin < range.end; begin += at_once()) {
+        const ExpertRange some{begin, std::min(begin + at_once(), range.end)};
+        NIBBLE_RETURN_IF_ERROR(factor(some));
+        for (int64_t expert = some.begin; expert < some.end; ++expert) {
+          parts_.rounder.expect(job_behind({expert, range.end}));
+          NIBBLE_RETURN_IF_ERROR(round_expert(expert));
+        }
       }
     }
     report_few(parts_, {layer_, part_, k_}, few_);
@@ -54,6 +64,10 @@ class DeviceExperts final {
     return sums_[static_cast<size_t>(expert)];
   }
 
+  /// Experts whose factors are made at the same time.
+  [[nodiscard]] int64_t at_once() const {
+    return std::clamp<int64_t>(kFactorRoom / CalibrationMath::site_bytes(k_), 1, experts());
+  }
   /// Experts whose sums have room on the device at the same time.
   [[nodiscard]] std::vector<ExpertRange> cut() const {
     const int64_t room = parts_.runner.backend().free_memory() - kRoundingRoom;
@@ -93,6 +107,17 @@ class DeviceExperts final {
     }
   }
 
+  /// The first job of the experts behind the first of a range.
+  [[nodiscard]] std::optional<size_t> job_behind(const ExpertRange& range) const {
+    for (int64_t expert = range.begin + 1; expert < range.end; ++expert) {
+      const std::vector<size_t>& jobs = parts_.jobs.of(layer_, site(), expert);
+      if (!jobs.empty()) {
+        return jobs.front();
+      }
+    }
+    return std::nullopt;
+  }
+
   Status round_expert(int64_t expert) {
     const std::vector<size_t>& jobs = parts_.jobs.of(layer_, site(), expert);
     std::unique_ptr<SiteMath> sums = std::move(sums_of(expert));
@@ -100,12 +125,42 @@ class DeviceExperts final {
       return {};
     }
     Rounding rounding = parts_.rounding;
-    if (rounding == Rounding::kGptq && sums->rows() < k_ / kFewestRowsShare) {
+    if (has_few(*sums)) {
       rounding = Rounding::kImatrix;
       few_.push_back(expert);
     }
-    sums->add_sums(*all_, layer_share(k_, all_rows_));
     return parts_.rounder.round(jobs, *sums, rounding);
+  }
+
+  /// Whether an expert's rows say too little for the method.
+  [[nodiscard]] bool has_few(const SiteMath& sums) const {
+    return parts_.rounding == Rounding::kGptq && sums.rows() < k_ / kFewestRowsShare;
+  }
+
+  /// Completes the sums of some experts by those of the layer, and factors them at once: what
+  /// DeviceRounder asks for first.
+  Status factor(const ExpertRange& range) {
+    std::vector<CalibrationMath::SiteToFactor> sites;
+    for (int64_t expert = range.begin; expert < range.end; ++expert) {
+      if (parts_.jobs.of(layer_, site(), expert).empty()) {
+        continue;
+      }
+      SiteMath& sums = *sums_of(expert);
+      sums.add_sums(*all_, layer_share(k_, all_rows_));
+      if (parts_.rounding != Rounding::kGptq || has_few(sums)) {
+        continue;
+      }
+      const std::vector<float> diagonal = sums.finish();
+      if (std::ranges::all_of(diagonal, [](float sum) { return std::isfinite(sum); })) {
+        const Damping damping = damping_steps(diagonal).front();
+        sites.push_back({&sums, column_order(diagonal), {damping.added, damping.floor}});
+      }
+    }
+    // Algorithms depend on how many there are, and this may not depend on free memory.
+    while (!sites.empty() && std::ssize(sites) < at_once()) {
+      sites.push_back(sites.back());
+    }
+    return math().factor_ahead(sites);
   }
 
   const LayerParts& parts_;

@@ -7,6 +7,7 @@
 
 #include "base/math.h"
 #include "quantizer/algorithms/imatrix.h"
+#include "quantizer/algorithms/refine.h"
 #include "quantizer/algorithms/rtn.h"
 
 namespace nibble {
@@ -47,7 +48,7 @@ Status DeviceRounder::prepare() {
     return {};
   }
   importance_ = column_importance(diagonal);
-  if (rounding_ != Rounding::kGptq) {
+  if (!by_columns(rounding_)) {
     return {};
   }
   const std::vector<int32_t> order = column_order(diagonal);
@@ -55,10 +56,18 @@ Status DeviceRounder::prepare() {
     NIBBLE_ASSIGN_OR_RETURN(
         const bool made, site_.factor(order, {.damping = damping.added, .floor = damping.floor}));
     if (made) {
-      return {};
+      return take_drift();
     }
   }
   rounding_ = Rounding::kImatrix;  // which needs no factor
+  return {};
+}
+
+Status DeviceRounder::take_drift() {
+  if (rounding_ == Rounding::kGptaq) {
+    NIBBLE_ASSIGN_OR_RETURN(const bool numbers, site_.solve_drift(kDriftShare));
+    rounding_ = numbers ? Rounding::kGptaq : Rounding::kGptq;
+  }
   return {};
 }
 
@@ -72,15 +81,18 @@ void DeviceRounder::attempt(const MatrixToRound& matrix, Rounding rounding, Roun
 }
 
 void DeviceRounder::begin(const MatrixToRound& matrix, const RoundedMatrix& scales) {
-  const bool by_columns = scales.rounding == Rounding::kGptq;
-  site_.round(by_columns ? RoundingWay::kByColumns : RoundingWay::kNearest,
+  site_.round(by_columns(scales.rounding) ? RoundingWay::kRefined : RoundingWay::kNearest,
               {.format = matrix.format,
                .scales = scales.scales.data(),
-               .zeros = scales.zeros.empty() ? nullptr : scales.zeros.data()});
+               .zeros = scales.zeros.empty() ? nullptr : scales.zeros.data(),
+               .fits = fits_scales(matrix)});
 }
 
-// While the device computes errors, threads choose the next scales.
-Status DeviceRounder::round(const MatrixToRound& matrix, RoundedMatrix& out) {
+// While the device computes errors, threads choose the next scales; while it computes the last,
+// they do what they are given.
+Status DeviceRounder::round(const MatrixToRound& matrix,
+                            RoundedMatrix& out,
+                            const Meanwhile& meanwhile) {
   if (!has_sums()) {
     out = RoundedMatrix();
     round_to_nearest(matrix, nullptr, out, parts_.pool());
@@ -97,6 +109,9 @@ Status DeviceRounder::round(const MatrixToRound& matrix, RoundedMatrix& out) {
   if (rounding_ != Rounding::kRtn) {
     attempt(matrix, rounding_, other_);
   }
+  if (meanwhile) {
+    meanwhile();
+  }
   std::ranges::copy(site_.take_errors(), std::back_inserter(errors));
   const double whole = errors.at(0);
   const double rtn_error = errors.at(1);
@@ -106,6 +121,9 @@ Status DeviceRounder::round(const MatrixToRound& matrix, RoundedMatrix& out) {
     std::swap(out.zeros, other_.zeros);
     out.rounding = rounding_;
     out.error = errors[2];
+    if (by_columns(rounding_)) {
+      site_.read_scales(out.scales);
+    }
   } else if (errors.size() > 2) {
     begin(matrix, out);
     site_.take_errors();

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <memory>
 #include <span>
 #include <vector>
@@ -21,8 +22,12 @@ class DeviceRounding final {
   [[nodiscard]] CalibrationMath& math() { return math_; }
   [[nodiscard]] ThreadPool& pool() { return pool_; }
   [[nodiscard]] PartTimes& times() { return times_; }
+  /// Of two buffers the one that was not given last. kUnavailable.
+  Result<std::span<float>> weights(size_t count) {
+    turn_ = 1 - turn_;
+    return room(weights_.at(turn_), count);
+  }
   /// kUnavailable.
-  Result<std::span<float>> weights(size_t count) { return room(weights_, count); }
   Result<std::span<float>> values(size_t count) { return room(values_, count); }
   /// Adds what the device did since the last call; waits.
   void note_seconds();
@@ -33,7 +38,8 @@ class DeviceRounding final {
   CalibrationMath& math_;
   ThreadPool& pool_;
   PartTimes& times_;
-  DeviceBuffer weights_;
+  std::array<DeviceBuffer, 2> weights_;
+  size_t turn_ = 0;
   DeviceBuffer values_;
 };
 
@@ -50,14 +56,22 @@ class DeviceRounder final : public MatrixRounder {
   [[nodiscard]] int64_t rows() const override { return site_.rows(); }
   [[nodiscard]] bool has_sums() const override { return !importance_.empty(); }
   [[nodiscard]] Rounding asked() const override { return asked_; }
-  [[nodiscard]] bool has_factor() const override { return rounding_ == Rounding::kGptq; }
+  [[nodiscard]] bool has_factor() const override { return by_columns(rounding_); }
+  [[nodiscard]] bool has_drift() const override { return rounding_ == Rounding::kGptaq; }
   Result<std::span<float>> weights(size_t count) override { return parts_.weights(count); }
-  Status round(const MatrixToRound& matrix, RoundedMatrix& out) override;
+  Status round(const MatrixToRound& matrix,
+               RoundedMatrix& out,
+               const Meanwhile& meanwhile) override;
 
  private:
   DeviceRounder(SiteMath& site, Rounding rounding, DeviceRounding& parts)
       : site_(site), asked_(rounding), rounding_(rounding), parts_(parts) {}
+  static bool by_columns(Rounding rounding) {
+    return rounding == Rounding::kGptq || rounding == Rounding::kGptaq;
+  }
   Status prepare();
+  /// Where the rounding asks for it and there is one.
+  Status take_drift();
   /// Chooses scales for a rounding, and begins to round with them.
   void attempt(const MatrixToRound& matrix, Rounding rounding, RoundedMatrix& out);
   void begin(const MatrixToRound& matrix, const RoundedMatrix& scales);

@@ -10,8 +10,9 @@
 namespace nibble {
 namespace {
 
-/// What rounding matrices takes of the host beside the states: weights of a piece (2^25), as F32 in
-/// page-locked memory and as values twice, encoded chunks, and what the layers' source maps.
+/// What rounding matrices takes of the host beside the states: weights of two pieces (2^25), as F32
+/// in page-locked memory, and of one as values three times, encoded chunks, and what the layers'
+/// source maps.
 constexpr int64_t kRoundingRoom = int64_t{1} << 30;
 
 }  // namespace

@@ -90,29 +90,55 @@ Status JobRounder::round_all(const std::vector<size_t>& jobs, MatrixRounder& rou
                parts_.context.plan.jobs[jobs.front()].name());
   }
   const std::string fallback = fallback_of(rounder, parts_.method);
-  for (const size_t job : jobs) {
-    NIBBLE_RETURN_IF_ERROR(round_job(job, rounder, fallback));
+  const std::optional<size_t> last = std::exchange(expected_, std::nullopt);
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    next_ = i + 1 < jobs.size() ? std::optional(jobs[i + 1]) : last;
+    NIBBLE_RETURN_IF_ERROR(round_job(jobs[i], rounder, fallback));
   }
   return {};
 }
 
+std::optional<JobRounder::Piece> JobRounder::piece_after(const Matrix& matrix, int64_t row) const {
+  if (row + matrix.step < matrix.job.matrix->n()) {
+    return Piece{matrix.index, row + matrix.step};
+  }
+  // One whose extent is needed is read as a whole first.
+  const bool known = next_ && !parts_.context.plan.jobs[*next_].encoder->needs_extent();
+  return known ? std::optional(Piece{*next_, 0}) : std::nullopt;
+}
+
 Status JobRounder::decode(Matrix& matrix, int64_t row, MatrixRounder& rounder) {
-  const SourceMatrix& source = *matrix.job.matrix;
-  const int64_t rows = std::min(matrix.step, source.n() - row);
-  NIBBLE_ASSIGN_OR_RETURN(matrix.w, rounder.weights(static_cast<size_t>(rows * source.k())));
-  return parts_.times.time(CalibrationPart::kLoad, [&]() -> Status {
+  const Piece piece{matrix.index, row};
+  const std::optional<Ahead> ahead = std::exchange(ahead_, std::nullopt);
+  if (ahead && ahead->piece == piece) {
+    NIBBLE_ASSIGN_OR_RETURN(matrix.w, ahead->w);
+    return {};
+  }
+  NIBBLE_ASSIGN_OR_RETURN(matrix.w, decode_piece(piece, rounder));
+  return {};
+}
+
+Result<std::span<float>> JobRounder::decode_piece(const Piece& piece, MatrixRounder& rounder) {
+  const PlanJob& job = parts_.context.plan.jobs[piece.job];
+  const SourceMatrix& source = *job.matrix;
+  const int64_t rows = std::min(piece_rows(job, parts_.piece_weights), source.n() - piece.row);
+  NIBBLE_ASSIGN_OR_RETURN(const std::span<float> w,
+                          rounder.weights(static_cast<size_t>(rows * source.k())));
+  const Status decoded = parts_.times.time(CalibrationPart::kLoad, [&]() -> Status {
     std::vector<Status> statuses(static_cast<size_t>(ceil_div(rows, kDecodedRows)));
     parts_.pool.parallel_for(std::ssize(statuses), [&](int64_t part, int) {
       const int64_t first = part * kDecodedRows;
       statuses[static_cast<size_t>(part)] = source.decode(
-          row + first, std::min(kDecodedRows, rows - first), matrix.w.data() + first * source.k());
+          piece.row + first, std::min(kDecodedRows, rows - first), w.data() + first * source.k());
     });
-    for (const std::span<const std::byte> part : source.touched(row, rows)) {
+    for (const std::span<const std::byte> part : source.touched(piece.row, rows)) {
       parts_.context.reader.drop_pages(part);
     }
     const auto failed = std::ranges::find_if(statuses, [](const Status& s) { return !s.ok(); });
     return failed == statuses.end() ? Status() : *failed;
   });
+  NIBBLE_RETURN_IF_ERROR(decoded);
+  return w;
 }
 
 Result<float> JobRounder::absmax_of_rows(const Matrix& matrix, int64_t row) {
@@ -166,12 +192,17 @@ Status JobRounder::round_pieces(Matrix& matrix, MatrixRounder& rounder) {
     NIBBLE_RETURN_IF_ERROR(decode(matrix, row, rounder));
     NIBBLE_RETURN_IF_ERROR(parts_.times.time(CalibrationPart::kLoad,
                                              [&] { return absmax_of_rows(matrix, row).status(); }));
+    const auto decode_next = [&] {
+      if (const std::optional<Piece> next = piece_after(matrix, row)) {
+        ahead_ = Ahead{*next, decode_piece(*next, rounder)};
+      }
+    };
     NIBBLE_RETURN_IF_ERROR(rounder.round({.w = matrix.w.data(),
                                           .n = std::ssize(matrix.w) / k,
                                           .k = k,
                                           .format = job.scheme.weight,
                                           .encoder = job.encoder},
-                                         rounded_));
+                                         rounded_, decode_next));
     if (rounded_.rounding != Rounding::kRtn) {
       record.rounding = rounding_name(rounded_.rounding);
     }

@@ -152,7 +152,11 @@ Result<std::unique_ptr<SiteInputs>> SiteInputs::create(const LayerParts& parts,
   const int64_t k = first.matrix->k();
   if (parts.device != nullptr) {
     NIBBLE_ASSIGN_OR_RETURN(inputs->site_, parts.device->math().make_site(k, first.scheme.act));
-    inputs->device_observer_.emplace(*inputs->site_);
+    if (parts.with_float() == FloatModel::kYes) {
+      NIBBLE_RETURN_IF_ERROR(inputs->site_->expect_drift());
+    }
+    inputs->device_observer_.emplace(
+        *inputs->site_, DeviceObserver::Parts{parts.runner.backend(), parts.device->math()});
   } else {
     inputs->sums_.emplace(k, first.scheme.act, parts.with_float());
     inputs->observer_.emplace(*inputs->sums_, parts.pool, parts.times);
@@ -165,8 +169,13 @@ RowObserver* SiteInputs::observer() {
 }
 
 std::function<Status(int64_t window)> SiteInputs::before() {
-  if (!sums_ || !sums_->drift) {
+  if (!any() || parts_.with_float() == FloatModel::kNo) {
     return nullptr;
+  }
+  if (device_observer_) {
+    return [this](int64_t window) {
+      return device_observer_->read_wanted(parts_.windows, wanted_, window);
+    };
   }
   return [this](int64_t window) { return observer_->read_wanted(parts_.windows, wanted_, window); };
 }

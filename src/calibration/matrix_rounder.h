@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -24,10 +25,15 @@ class MatrixRounder {
   [[nodiscard]] virtual Rounding asked() const = 0;
   [[nodiscard]] virtual bool has_factor() const = 0;
   [[nodiscard]] virtual bool has_drift() const { return false; }
-  /// Memory for weights that are to be rounded; one piece of a matrix at a time.
+  /// Memory for weights that are to be rounded; one piece of a matrix at a time. On a device what
+  /// was given before stays valid until the call after the next.
   virtual Result<std::span<float>> weights(size_t count) = 0;
-  /// What round_matrix() does.
-  virtual Status round(const MatrixToRound& matrix, RoundedMatrix& out) = 0;
+  /// What round_matrix() does. On a device `meanwhile` is called once while that computes, by the
+  /// CPU not at all.
+  using Meanwhile = std::function<void()>;
+  virtual Status round(const MatrixToRound& matrix,
+                       RoundedMatrix& out,
+                       const Meanwhile& meanwhile) = 0;
 };
 
 /// By the CPU, from sums in the host's memory.
@@ -45,7 +51,9 @@ class HostRounder final : public MatrixRounder {
     weights_.resize(count);
     return std::span(weights_);
   }
-  Status round(const MatrixToRound& matrix, RoundedMatrix& out) override {
+  Status round(const MatrixToRound& matrix,
+               RoundedMatrix& out,
+               const Meanwhile& /*meanwhile*/) override {
     times_.time(CalibrationPart::kRounding,
                 [&] { out = round_matrix(matrix, rounding_, statistics_, pool_); });
     return {};

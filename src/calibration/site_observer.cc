@@ -26,4 +26,22 @@ RowObserver::Then SiteObserver::observe(Step& step, const InputRows& rows) {
   return Then::kSkip;
 }
 
+Status DeviceObserver::read_wanted(const Windows& windows, Kept what, int64_t window) {
+  kept_.resize(static_cast<size_t>(windows.bytes(what)));
+  NIBBLE_RETURN_IF_ERROR(windows.read(what, window, kept_));
+  if (wanted_.size() == 0) {
+    NIBBLE_ASSIGN_OR_RETURN(wanted_, parts_.backend.allocate(kept_.size()));
+  }
+  parts_.math.upload(wanted_.as<void>(), kept_);
+  return {};
+}
+
+RowObserver::Then DeviceObserver::observe(Step& step, const InputRows& rows) {
+  site_.add(step, rows);
+  if (wanted_.size() != 0) {
+    site_.add_drift(step, rows, wanted_.as<void>());
+  }
+  return Then::kSkip;
+}
+
 }  // namespace nibble

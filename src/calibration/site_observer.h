@@ -4,9 +4,11 @@
 #include <cstdint>
 #include <vector>
 
+#include "backend/backend.h"
 #include "base/thread_pool.h"
 #include "calibration/input_sums.h"
 #include "calibration/part_times.h"
+#include "core/device_buffer.h"
 #include "layers/row_observer.h"
 
 namespace nibble {
@@ -38,14 +40,22 @@ class SiteObserver final : public RowObserver {
 /// The same on a device.
 class DeviceObserver final : public RowObserver {
  public:
-  explicit DeviceObserver(SiteMath& site) : site_(site) {}
-  Then observe(Step& step, const InputRows& rows) override {
-    site_.add(step, rows);
-    return Then::kSkip;
-  }
+  struct Parts {
+    Backend& backend;
+    CalibrationMath& math;
+  };
+  DeviceObserver(SiteMath& site, const Parts& parts) : site_(site), parts_(parts) {}
+
+  /// As of SiteObserver, where the site expects a drift. kResourceExhausted.
+  Status read_wanted(const Windows& windows, Kept what, int64_t window);
+
+  Then observe(Step& step, const InputRows& rows) override;
 
  private:
   SiteMath& site_;
+  Parts parts_;
+  std::vector<std::byte> kept_;
+  DeviceBuffer wanted_;  // empty: no drift
 };
 
 }  // namespace nibble

@@ -67,7 +67,7 @@ size_t Windows::file(Kept what) const {
 Status Windows::open_files() {
   size_t count =
       parts_.with_float == FloatModel::kYes ? kKept : static_cast<size_t>(Kept::kFloatInput);
-  if (parts_.math != nullptr) {
+  if (beside_steps()) {
     count = static_cast<size_t>(Kept::kAttended);
     NIBBLE_RETURN_IF_ERROR(
         parts_.times.time(CalibrationPart::kStates, [&] { return open_device(); }));
@@ -120,9 +120,9 @@ Status Windows::embed_all() {
   }
   for (int64_t window = 0; window < std::ssize(parts_.tokens); ++window) {
     parts_.runner.embed(parts_.tokens[static_cast<size_t>(window)]);
-    NIBBLE_RETURN_IF_ERROR(write(Kept::kInput, window, place(Kept::kInput)));
+    NIBBLE_RETURN_IF_ERROR(store(Kept::kInput, window));
     if (parts_.with_float == FloatModel::kYes) {
-      NIBBLE_RETURN_IF_ERROR(write(Kept::kFloatInput, window, place(Kept::kFloatInput)));
+      NIBBLE_RETURN_IF_ERROR(store(Kept::kFloatInput, window));
     }
   }
   return {};
@@ -158,6 +158,25 @@ Status Windows::for_each(const Pass& pass) {
   return {};
 }
 
+Status Windows::load(Kept what, int64_t window) {
+  if (parts_.math == nullptr) {
+    return read(what, window, place(what));
+  }
+  staged_.resize(place(what).size());
+  NIBBLE_RETURN_IF_ERROR(read(what, window, staged_));
+  parts_.math->upload(place(what).data(), staged_);
+  return {};
+}
+
+Status Windows::store(Kept what, int64_t window) {
+  if (parts_.math == nullptr) {
+    return write(what, window, place(what));
+  }
+  staged_.resize(place(what).size());
+  parts_.math->download(staged_, place(what).data());
+  return write(what, window, staged_);
+}
+
 Status Windows::run_window(const Pass& pass, int64_t window) {
   if (parts_.context.stop != nullptr && *parts_.context.stop) {
     return make_error(StatusCode::kCancelled, "stopped");
@@ -165,7 +184,7 @@ Status Windows::run_window(const Pass& pass, int64_t window) {
   PartTimes& times = parts_.times;
   NIBBLE_RETURN_IF_ERROR(times.time(CalibrationPart::kStates, [&]() -> Status {
     for (const Kept what : pass.reads) {
-      NIBBLE_RETURN_IF_ERROR(read(what, window, place(what)));
+      NIBBLE_RETURN_IF_ERROR(load(what, window));
     }
     return pass.before ? pass.before(window) : Status();
   }));
@@ -175,7 +194,7 @@ Status Windows::run_window(const Pass& pass, int64_t window) {
   times.add(CalibrationPart::kForward, sums - times.seconds(CalibrationPart::kSums));
   return times.time(CalibrationPart::kStates, [&]() -> Status {
     for (const Kept what : pass.writes) {
-      NIBBLE_RETURN_IF_ERROR(write(what, window, place(what)));
+      NIBBLE_RETURN_IF_ERROR(store(what, window));
     }
     return pass.after ? pass.after(window) : Status();
   });

@@ -58,9 +58,10 @@ class Windows final {
   explicit Windows(const Parts& parts) : parts_(parts) {}
   Status open_files();
   /// Whether this is kept between passes. On a device what hidden states are made into within a
-  /// layer is not: to compute it again takes less time than to copy it.
+  /// layer is not: to compute it again takes less time than to copy it. With the model without
+  /// rounding all is, in files, and windows are copied and computed one after the other.
   [[nodiscard]] bool keeps(Kept what) const {
-    return parts_.math == nullptr || what == Kept::kInput || what == Kept::kOutput;
+    return !beside_steps() || what == Kept::kInput || what == Kept::kOutput;
   }
 
   /// Where to go on: the first layer, with the embeddings as its inputs, unless an earlier run left
@@ -91,7 +92,14 @@ class Windows final {
   using DeviceWork = std::function<void(std::span<const int32_t> tokens)>;
   enum class Fetched : bool { kNo, kYes };
   Status pass_through(Fetched reads, DeviceStates::Outcome outcome, const DeviceWork& work);
+  /// Whether windows are on their way through a device while it computes others.
+  [[nodiscard]] bool beside_steps() const {
+    return parts_.math != nullptr && parts_.with_float == FloatModel::kNo;
+  }
   Status run_window(const Pass& pass, int64_t window);
+  /// Between a file and the runner's memory.
+  Status load(Kept what, int64_t window);
+  Status store(Kept what, int64_t window);
   /// The states in memory, to a file or from it.
   Status save_states();
   Status restore_states();
@@ -103,7 +111,8 @@ class Windows final {
   Parts parts_;
   std::vector<StateFile> files_;          // by Kept, as they are for the first layer
   int64_t turn_ = 0;                      // 1: inputs and outputs have changed places
-  std::unique_ptr<DeviceStates> device_;  // null: the runner is on the host
+  std::unique_ptr<DeviceStates> device_;  // null: not beside_steps()
+  std::vector<std::byte> staged_;         // of a window, on its way to a device or from it
   PartTimes::Clock::time_point saved_ = PartTimes::Clock::now();  // states in memory
 };
 

@@ -6,6 +6,8 @@
 #include <cmath>
 #include <limits>
 #include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -14,9 +16,8 @@
 #include "backend/cuda/testing/gpu_test.h"
 #include "base/f16.h"
 #include "calibration/device_rounder.h"
-#include "quantizer/algorithms/gptq.h"
 #include "quantizer/algorithms/output_error.h"
-#include "quantizer/algorithms/rtn.h"
+#include "quantizer/algorithms/refine.h"
 #include "quantizer/algorithms/testing/rounding_problem.h"
 
 namespace nibble {
@@ -29,6 +30,15 @@ std::vector<float> bf16_rows(int64_t rows, int64_t k, uint32_t seed) {
     value = bf16_to_f32(f32_to_bf16(value));
   }
   return x;
+}
+
+/// Other rows in their place, that BF16 holds.
+std::vector<float> drifted(const std::vector<float>& x, uint32_t seed) {
+  std::vector<float> wanted = gaussian(std::ssize(x), seed);
+  for (size_t i = 0; i < x.size(); ++i) {
+    wanted[i] = bf16_to_f32(f32_to_bf16(x[i] + 0.1F * std::fabs(x[i]) * wanted[i] + 0.05F * x[i]));
+  }
+  return wanted;
 }
 
 class CalibrationOnGpu : public testing::Test {
@@ -57,23 +67,58 @@ class CalibrationOnGpu : public testing::Test {
     return site;
   }
 
+  /// Of rows that are counted with what they would be.
+  std::unique_ptr<SiteMath> site_with_drift(const std::vector<float>& x,
+                                            const std::vector<float>& wanted,
+                                            int64_t k) {
+    const auto bf16 = [](const std::vector<float>& values) {
+      std::vector<uint16_t> bits(values.size());
+      std::ranges::transform(values, bits.begin(), [](float value) { return f32_to_bf16(value); });
+      return bits;
+    };
+    const cuda::testing::DeviceArray<uint16_t> rows(bf16(x));
+    const cuda::testing::DeviceArray<uint16_t> others(bf16(wanted));
+    auto site = math_->make_site(k, ActFormat::kBf16).value();
+    EXPECT_TRUE(site->expect_drift().ok());
+    auto& on_device = dynamic_cast<cuda::CudaSite&>(*site);
+    on_device.add_rows({rows.data(), nullptr}, std::ssize(x) / k);
+    on_device.add_drift_rows({rows.data(), nullptr}, others.data(), std::ssize(x) / k);
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    return site;
+  }
+
+  /// Completes the sums, and factors them.
+  void factor(SiteMath& site) {
+    PartTimes times;
+    DeviceRounding parts(*math_, pool_, times);
+    EXPECT_TRUE(DeviceRounder::create(site, Rounding::kGptq, parts).value()->has_factor());
+  }
+
   RoundedMatrix on_gpu(const MatrixToRound& matrix, Rounding rounding, SiteMath& site) {
     PartTimes times;
     DeviceRounding parts(*math_, pool_, times);
     const auto rounder = DeviceRounder::create(site, rounding, parts).value();
     RoundedMatrix out;
-    EXPECT_TRUE(rounder->round(matrix, out).ok());
+    int called = 0;
+    EXPECT_TRUE(rounder->round(matrix, out, [&] { ++called; }).ok());
+    EXPECT_EQ(called, rounder->has_sums() ? 1 : 0);
     return out;
   }
 
-  /// What the CPU makes of it by columns, before it refines that.
-  RoundedMatrix by_columns(const MatrixToRound& matrix, const SiteStatistics& site) {
-    RoundedMatrix out = round_matrix(matrix, Rounding::kRtn, site, pool_);
-    choose_all_scales(matrix, site.importance.data(), out, pool_);
-    round_by_columns(matrix, site, out, pool_);
-    out.rounding = Rounding::kGptq;
-    out.error =
-        output_error(*site.gram, {matrix.w, out.values.data(), matrix.n}, pool_) / out.outputs;
+  /// With scales that are there, by a site that has a factor. `error` is trace(E H E^T).
+  static RoundedMatrix round(const Problem& problem,
+                             const RoundedMatrix& scales,
+                             RoundingWay way,
+                             SiteMath& site) {
+    RoundedMatrix out = scales;
+    EXPECT_TRUE(site.load(problem.w).ok());
+    site.round(way, {.format = problem.matrix.format,
+                     .scales = scales.scales.data(),
+                     .zeros = scales.zeros.empty() ? nullptr : scales.zeros.data(),
+                     .fits = fits_scales(problem.matrix)});
+    out.error = site.take_errors().at(0);
+    site.read_values(out.values);
+    site.read_scales(out.scales);
     return out;
   }
 
@@ -103,9 +148,7 @@ TEST_F(CalibrationOnGpu, RoundsAsTheCpuDoes) {
       const auto site = site_of(x, kK);
       for (const Rounding rounding : {Rounding::kRtn, Rounding::kImatrix, Rounding::kGptq}) {
         const SiteStatistics statistics = make_site_statistics(gram, rounding, pool_);
-        const RoundedMatrix wanted =
-            rounding == Rounding::kGptq ? by_columns(problem.matrix, statistics)
-                                        : round_matrix(problem.matrix, rounding, statistics, pool_);
+        const RoundedMatrix wanted = round_matrix(problem.matrix, rounding, statistics, pool_);
         const RoundedMatrix found = on_gpu(problem.matrix, rounding, *site);
         const std::string what =
             fmt::format("{} {} of {} rows", scheme.name, rounding_name(rounding), n);
@@ -120,8 +163,9 @@ TEST_F(CalibrationOnGpu, RoundsAsTheCpuDoes) {
         }
         // A tie that single precision decides otherwise moves the codes after it.
         const bool by_columns = rounding == Rounding::kGptq;
-        EXPECT_GT(equal_share(found, wanted), by_columns ? (n == 1 ? 0.8 : 0.97) : 0.99) << what;
-        EXPECT_NEAR(found.error / wanted.error, 1, by_columns && n == 1 ? 0.05 : 2e-3) << what;
+        EXPECT_GT(equal_share(found, wanted), by_columns ? (n == 1 ? 0.7 : 0.9) : 0.99) << what;
+        EXPECT_NEAR(found.error / wanted.error, 1, by_columns ? (n == 1 ? 0.05 : 5e-3) : 2e-3)
+            << what;
       }
     }
   }
@@ -135,16 +179,167 @@ TEST_F(CalibrationOnGpu, RoundsColumnsThatFillNoBlock) {
     const Gram gram = gram_of(x, k, pool_);
     const auto site = site_of(x, k);
     const SiteStatistics statistics = make_site_statistics(gram, Rounding::kGptq, pool_);
-    const RoundedMatrix wanted = by_columns(problem.matrix, statistics);
+    const RoundedMatrix wanted = by_columns(problem, Rounding::kGptq, statistics, pool_);
+    const double error = output_error(gram, {problem.w.data(), wanted.values.data(), 130}, pool_);
+    factor(*site);
     std::vector<RoundedMatrix> found;
     for (int run = 0; run < 2; ++run) {
-      found.push_back(on_gpu(problem.matrix, Rounding::kGptq, *site));
+      found.push_back(round(problem, wanted, RoundingWay::kByColumns, *site));
     }
     EXPECT_EQ(found[0].values, found[1].values);
     EXPECT_EQ(found[0].error, found[1].error);
+    EXPECT_EQ(found[0].scales, wanted.scales);
     EXPECT_GT(equal_share(found[0], wanted), 0.97) << k;
-    EXPECT_NEAR(found[0].error / wanted.error, 1, 2e-3) << k;
+    EXPECT_NEAR(found[0].error / error, 1, 2e-3) << k;
   }
+}
+
+/// trace(E (H + damping) E^T), which refine() lessens.
+double damped_loss(const Problem& problem, const SiteStatistics& site, const RoundedMatrix& of) {
+  ThreadPool pool(2);
+  double sum =
+      output_error(*site.gram, {problem.w.data(), of.values.data(), problem.matrix.n}, pool);
+  for (size_t i = 0; i < problem.w.size(); ++i) {
+    const double e = static_cast<double>(problem.w[i]) - of.values[i];
+    sum += site.factor->damping * site.gram->mean_diagonal() * e * e;
+  }
+  return sum;
+}
+
+/// Whether values are those of codes, and scales are stored as they are.
+bool has_codes(const Problem& problem, const RoundedMatrix& rounded) {
+  const WeightFormat& format = problem.matrix.format;
+  const int64_t k = problem.matrix.k;
+  const int64_t groups = format.groups(k);
+  for (size_t i = 0; i < rounded.values.size(); ++i) {
+    const auto column = static_cast<int64_t>(i) % k;
+    const auto at =
+        static_cast<size_t>(static_cast<int64_t>(i) / k * groups + column / (k / groups));
+    const float scale = rounded.scales[at];
+    const double zero = rounded.zeros.empty() ? 0 : rounded.zeros[at];
+    const bool stored =
+        format.scale_dtype != DType::kBF16 || bf16_to_f32(f32_to_bf16(scale)) == scale;
+    if (!stored ||
+        static_cast<float>(nearest(format, rounded.values[i], scale, zero)) != rounded.values[i]) {
+      return false;
+    }
+  }
+  return true;
+}
+
+TEST_F(CalibrationOnGpu, RefinesAsTheCpuDoes) {
+  uint32_t seed = 100;
+  for (const QuantScheme& scheme : schemes()) {
+    const int64_t group = scheme.weight.group_size;
+    const int64_t odd = group > 32 ? 640 : group > 0 ? 352 : 360;  // fills no block
+    for (const auto& [n, k] : std::vector<std::pair<int64_t, int64_t>>{
+             {1, odd}, {3, 384}, {17, group > 0 ? group : 40}, {70, odd}, {130, 1152}}) {
+      const Problem problem(scheme, n, k, ++seed);
+      const std::vector<float> x = bf16_rows(2 * k, k, ++seed);
+      const Gram gram = gram_of(x, k, pool_);
+      const SiteStatistics statistics = make_site_statistics(gram, Rounding::kGptq, pool_);
+      const RoundedMatrix start = by_columns(problem, Rounding::kGptq, statistics, pool_);
+      RoundedMatrix wanted = start;
+      refine(problem.matrix, statistics, wanted, pool_);
+      const auto site = site_of(x, k);
+      factor(*site);
+      const RoundedMatrix columns = round(problem, start, RoundingWay::kByColumns, *site);
+      const RoundedMatrix found = round(problem, start, RoundingWay::kRefined, *site);
+      const std::string what = fmt::format("{} [{}, {}]", scheme.name, n, k);
+      const double loss = damped_loss(problem, statistics, found);
+      EXPECT_LE(loss, damped_loss(problem, statistics, columns) * (1 + 1e-6)) << what;
+      EXPECT_NEAR(loss / damped_loss(problem, statistics, wanted), 1, n < 50 ? 0.05 : 2e-3) << what;
+      EXPECT_GT(equal_share(found, wanted), n < 50 ? 0.5 : 0.9) << what;
+      EXPECT_NEAR(
+          found.error / output_error(gram, {problem.w.data(), found.values.data(), n}, pool_), 1,
+          1e-4)
+          << what;
+      EXPECT_TRUE(has_codes(problem, found)) << what;
+      if (!fits_scales(problem.matrix)) {
+        EXPECT_EQ(found.scales, start.scales) << what;
+      }
+      const RoundedMatrix again = round(problem, start, RoundingWay::kRefined, *site);
+      EXPECT_EQ(again.values, found.values) << what;
+      EXPECT_EQ(again.scales, found.scales) << what;
+      EXPECT_EQ(again.error, found.error) << what;
+    }
+  }
+}
+
+TEST_F(CalibrationOnGpu, RefinesColumnsThatAreDead) {
+  const QuantScheme scheme = find_scheme("w4a16_g32").value();
+  constexpr int64_t kK = 256;
+  const Problem problem(scheme, 40, kK, 3);
+  std::vector<float> x = bf16_rows(300, kK, 5);
+  for (size_t i = 0; i < x.size(); ++i) {
+    x[i] = i % kK == 7 || (i % kK >= 64 && i % kK < 96) ? 0 : x[i];
+  }
+  const Gram gram = gram_of(x, kK, pool_);
+  const SiteStatistics statistics = make_site_statistics(gram, Rounding::kGptq, pool_);
+  const RoundedMatrix start = by_columns(problem, Rounding::kGptq, statistics, pool_);
+  const auto site = site_of(x, kK);
+  factor(*site);
+  const RoundedMatrix found = round(problem, start, RoundingWay::kRefined, *site);
+  RoundedMatrix wanted = start;
+  refine(problem.matrix, statistics, wanted, pool_);
+  EXPECT_NEAR(damped_loss(problem, statistics, found) / damped_loss(problem, statistics, wanted), 1,
+              2e-3);
+  EXPECT_TRUE(has_codes(problem, found));
+}
+
+TEST_F(CalibrationOnGpu, MakesGoodForADriftAsTheCpuDoes) {
+  uint32_t seed = 700;
+  for (const char* name : {"w4a16_g32", "w4a16_g128_asym", "w4a8", "w4a8_g128", "mxfp4"}) {
+    const QuantScheme scheme = find_scheme(name).value();
+    for (const auto& [n, k] :
+         std::vector<std::pair<int64_t, int64_t>>{{1, 256}, {17, 128}, {70, 640}}) {
+      const Problem problem(scheme, n, k, ++seed);
+      const std::vector<float> x = bf16_rows(3 * k, k, ++seed);
+      const std::vector<float> wanted = drifted(x, ++seed);
+      const Gram gram = gram_of(x, k, pool_);
+      Drift drift(k);
+      drift.add({.x = x.data(), .wanted = wanted.data(), .count = 3 * k}, pool_);
+      const SiteStatistics statistics = make_site_statistics(gram, Rounding::kGptaq, pool_, &drift);
+      const RoundedMatrix expected =
+          round_matrix(problem.matrix, Rounding::kGptaq, statistics, pool_);
+      std::vector<RoundedMatrix> found;
+      for (int run = 0; run < 2; ++run) {
+        const auto site = site_with_drift(x, wanted, k);
+        found.push_back(on_gpu(problem.matrix, Rounding::kGptaq, *site));
+      }
+      const std::string what = fmt::format("{} [{}, {}]", name, n, k);
+      EXPECT_EQ(found[0].rounding, expected.rounding) << what;
+      EXPECT_NEAR(found[0].outputs / expected.outputs, 1, 1e-5) << what;
+      EXPECT_NEAR(found[0].rtn_error / expected.rtn_error, 1, 1e-3) << what;
+      EXPECT_NEAR(found[0].error / expected.error, 1, n < 50 ? 0.05 : 5e-3) << what;
+      EXPECT_GT(equal_share(found[0], expected), n < 50 ? 0.5 : 0.9) << what;
+      EXPECT_EQ(found[0].values, found[1].values) << what;
+      EXPECT_EQ(found[0].error, found[1].error) << what;
+      if (n < 17) {
+        continue;
+      }
+      // Which gptq, that knows nothing of the drift, does not reach.
+      const auto site = site_with_drift(x, x, k);
+      const RoundedMatrix without = on_gpu(problem.matrix, Rounding::kGptq, *site);
+      const PublishedRows rows{x, wanted};
+      EXPECT_LT(measured_error(problem.matrix, rows, found[0].values),
+                measured_error(problem.matrix, rows, without.values))
+          << what;
+    }
+  }
+}
+
+TEST_F(CalibrationOnGpu, DoesWithoutADriftThatIsNoNumber) {
+  const QuantScheme scheme = find_scheme("w4a16_g32").value();
+  const Problem problem(scheme, 9, 64, 3);
+  const std::vector<float> x = bf16_rows(100, 64, 5);
+  std::vector<float> wanted = drifted(x, 6);
+  const RoundedMatrix gptq = on_gpu(problem.matrix, Rounding::kGptq, *site_of(x, 64));
+  wanted[70] = std::numeric_limits<float>::infinity();
+  const RoundedMatrix found =
+      on_gpu(problem.matrix, Rounding::kGptaq, *site_with_drift(x, wanted, 64));
+  EXPECT_EQ(found.rounding, Rounding::kGptq);
+  EXPECT_EQ(found.values, gptq.values);
 }
 
 TEST_F(CalibrationOnGpu, RoundsToTheNearestWithoutNumbers) {

@@ -35,7 +35,7 @@ class Refiner final {
   Refiner(const MatrixToRound& matrix, const SiteStatistics& site, const RowTile::Loss& loss)
       : tile_(matrix, site, loss),
         sweep_(sweep_of(tile_.kernels(), matrix.format)),
-        fits_scales_(is_integer(matrix.format.code) && !matrix.encoder->ties_scales()),
+        fits_scales_(fits_scales(matrix)),
         changes_(static_cast<size_t>(std::max(kColumns, tile_.width()) * kRows)),
         steps_(static_cast<size_t>(tile_.width() * kRows)),
         products_(steps_.size()) {}
@@ -156,6 +156,10 @@ class Refiner final {
 };
 
 }  // namespace
+
+bool fits_scales(const MatrixToRound& matrix) {
+  return is_integer(matrix.format.code) && !matrix.encoder->ties_scales();
+}
 
 void refine(const MatrixToRound& matrix,
             const SiteStatistics& site,

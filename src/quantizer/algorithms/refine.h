@@ -5,6 +5,9 @@
 
 namespace nibble {
 
+/// Whether refine() fits the scales, too: of integer codes whose scales do not hang together.
+[[nodiscard]] bool fits_scales(const MatrixToRound& matrix);
+
 /// Betters codes and scales that are there, each step by what it makes the outputs lose less given
 /// all others: in turns every code is chosen anew, column by column (coordinate descent, as
 /// QuantEase, arXiv 2309.01885, does it), and every scale of integer codes is fitted to its codes

@@ -20,7 +20,7 @@ Result<std::unique_ptr<CalibrationWork>> CalibrationWork::create(cudaStream_t st
   std::unique_ptr<CalibrationWork> work(new CalibrationWork(stream));
   NIBBLE_ASSIGN_OR_RETURN(work->matmul, Matmul::create(stream));
   NIBBLE_RETURN_IF_ERROR(room(work->failed, sizeof(int32_t), "a flag"));
-  NIBBLE_RETURN_IF_ERROR(room(work->parts, kRoundingWays * kDotParts * 8, "sums"));
+  NIBBLE_RETURN_IF_ERROR(room(work->parts, kSumsOfErrors * kDotParts * 8, "sums"));
   NIBBLE_RETURN_IF_ERROR(room(work->inverse, kFactorBlock * kFactorBlock * 4, "a factor"));
   return work;
 }
@@ -46,6 +46,16 @@ SplitRows CalibrationWork::prepare(InputRounding rounding) {
   rounding.out.scales = row_scales.as<float>();
   must(round_input(rounding, {stream, false}));
   return split(rounding.out, count, rounding.k);
+}
+
+const void* CalibrationWork::prepare_wanted(InputRounding rounding) {
+  rounding.out = {.format = ActFormat::kBf16};
+  if (!rounding.nothing_to_do()) {
+    must(room(wanted, rounding.rows * rounding.k * 2, "rows of a calibration"));
+    rounding.out.values = wanted.as<void>();
+  }
+  must(round_input(rounding, {stream, false}));
+  return rounding.nothing_to_do() ? rounding.x.data : wanted.as<void>();
 }
 
 SplitRows CalibrationWork::split(const QuantizedRows& rows, int64_t count, int64_t k) {

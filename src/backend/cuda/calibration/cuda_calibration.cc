@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <array>
 #include <utility>
+#include <vector>
 
 #include "backend/cuda/calibration/calibration_work.h"
 #include "backend/cuda/calibration/cuda_site.h"
 #include "backend/cuda/cuda_status.h"
+#include "base/check.h"
 
 namespace nibble::cuda {
 namespace {
@@ -39,6 +41,30 @@ class CudaCalibration final : public CalibrationMath {
 
   Result<std::unique_ptr<SiteMath>> make_site(int64_t k, ActFormat act) override {
     return CudaSite::create(*work_, k, act);
+  }
+
+  Status factor_ahead(std::span<const SiteToFactor> sites) override {
+    if (sites.empty()) {
+      return {};
+    }
+    std::vector<CudaFactors::Request> requests;
+    for (const SiteToFactor& each : sites) {
+      const auto& site = dynamic_cast<const CudaSite&>(*each.site);
+      CHECK_EQ(site.k(), sites.front().site->k());
+      requests.push_back({&site, site.sums(), each.order, each.damping});
+    }
+    return work_->ahead.make(*work_, sites.front().site->k(), requests);
+  }
+
+  void upload(void* to, std::span<const std::byte> from) override {
+    must(cudaMemcpyAsync(to, from.data(), from.size(), cudaMemcpyHostToDevice, work_->stream),
+         "copying to the GPU");
+    must(cudaStreamSynchronize(work_->stream), "copying to the GPU");
+  }
+  void download(std::span<std::byte> to, const void* from) override {
+    must(cudaMemcpyAsync(to.data(), from, to.size(), cudaMemcpyDeviceToHost, work_->stream),
+         "copying from the GPU");
+    must(cudaStreamSynchronize(work_->stream), "copying from the GPU");
   }
 
   Result<DeviceBuffer> allocate_pinned(size_t bytes) override {

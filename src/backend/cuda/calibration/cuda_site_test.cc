@@ -165,7 +165,7 @@ TEST_F(CalibrationSums, HaveAFactor) {
     std::ranges::shuffle(order, std::mt19937(7));
     const double damping = 0.01 * static_cast<double>(rows);
     ASSERT_TRUE(sums->factor(order, {.damping = damping}).value()) << k;
-    const std::vector<float> r = read(work_->factor.as<float>(), k * k);
+    const std::vector<float> r = read(work_->factored.r, k * k);
     std::mt19937 random(11);
     for (int sample = 0; sample < 3000; ++sample) {
       const auto a = static_cast<size_t>(random() % static_cast<uint64_t>(k));
@@ -185,6 +185,49 @@ TEST_F(CalibrationSums, HaveAFactor) {
   }
 }
 
+TEST_F(CalibrationSums, HaveFactorsThatAreMadeAtOnce) {
+  for (const int64_t k : {40, 136, 392}) {
+    std::vector<std::unique_ptr<CudaSite>> sites;
+    std::vector<std::vector<int32_t>> orders;
+    std::vector<CudaFactors::Request> requests;
+    for (uint32_t i = 0; i < 5; ++i) {
+      const DeviceArray<uint16_t> rows(
+          bf16_of(random_values(static_cast<size_t>(2 * k * k), 3 + i, 1.0F + 0.2F * i)));
+      sites.push_back(site(k));
+      sites.back()->add_rows({rows.data(), nullptr}, 2 * k);
+      sites.back()->finish();
+      EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+      orders.emplace_back(static_cast<size_t>(k));
+      std::iota(orders.back().begin(), orders.back().end(), 0);
+      std::ranges::shuffle(orders.back(), std::mt19937(i));
+    }
+    for (size_t i = 0; i < sites.size(); ++i) {
+      const double damping = i == 3 ? -1e9 : 0.01 * static_cast<double>(k);  // one has none
+      requests.push_back({sites[i].get(), sites[i]->sums(), orders[i], {.damping = damping}});
+    }
+    ASSERT_TRUE(work_->ahead.make(*work_, k, requests).ok());
+    for (size_t i = 0; i < sites.size(); ++i) {
+      EXPECT_EQ(sites[i]->factor(orders[i], requests[i].damping).value(), i != 3);
+      if (i == 3) {
+        continue;
+      }
+      EXPECT_EQ(work_->factored.r, work_->ahead.find(requests[i])->r);
+      const std::vector<float> at_once = read(work_->factored.r, k * k);
+      sites[i]->add_sums(*sites[i], 0.0);  // what was made ahead is forgotten
+      EXPECT_EQ(work_->ahead.find(requests[i]), nullptr);
+      ASSERT_TRUE(sites[i]->factor(orders[i], requests[i].damping).value());
+      const std::vector<float> alone = read(work_->factored.r, k * k);
+      for (int64_t row = 0; row < k; ++row) {
+        for (int64_t column = row; column < k; ++column) {
+          const auto at = static_cast<size_t>(row * k + column);
+          ASSERT_NEAR(at_once[at], alone[at], 1e-3 * std::sqrt(static_cast<double>(k)))
+              << k << ": " << row << ", " << column;
+        }
+      }
+    }
+  }
+}
+
 TEST_F(CalibrationSums, WithoutAFactorSaySo) {
   const auto sums = site(136);
   sums->finish();
@@ -192,7 +235,7 @@ TEST_F(CalibrationSums, WithoutAFactorSaySo) {
   std::iota(order.begin(), order.end(), 0);
   EXPECT_FALSE(sums->factor(order, {.damping = -2}).value());
   EXPECT_TRUE(sums->factor(order, {.damping = 0.5}).value());  // of dead columns
-  EXPECT_FLOAT_EQ(read(work_->factor.as<float>(), 1)[0], std::sqrt(1.5F));
+  EXPECT_FLOAT_EQ(read(work_->factored.r, 1)[0], std::sqrt(1.5F));
 }
 
 }  // namespace

@@ -73,7 +73,10 @@ __device__ __forceinline__ void invert(const FactorBlockArgs& args, FactorMemory
   __syncthreads();
 }
 
-__global__ __launch_bounds__(kThreads) void factor_kernel(const FactorBlockArgs args) {
+__global__ __launch_bounds__(kThreads) void factor_kernel(FactorBlockArgs args) {
+  args.a += int64_t{blockIdx.x} * args.batch_stride;
+  args.inverse += int64_t{blockIdx.x} * kBlock * kBlock;
+  args.failed += blockIdx.x;
   extern __shared__ float4 shared[];
   auto& memory = *reinterpret_cast<FactorMemory*>(shared);
   load_lower(args, memory);
@@ -133,7 +136,8 @@ cudaError_t factor_block(const FactorBlockArgs& args, cudaStream_t stream) {
   if (raised != cudaSuccess) {
     return raised;
   }
-  factor_kernel<<<1, kThreads, sizeof(FactorMemory), stream>>>(args);
+  factor_kernel<<<static_cast<unsigned>(args.batch), kThreads, sizeof(FactorMemory), stream>>>(
+      args);
   return cudaGetLastError();
 }
 

@@ -46,14 +46,16 @@ cudaError_t reverse_sums(const ReversedSumsArgs& args, cudaStream_t stream);
 inline constexpr int64_t kFactorBlock = 128;
 
 /// The Cholesky factor of a square block at the diagonal, whose lower triangle is read and
-/// replaced, and its inverse, with zeros above the diagonal. *failed := 1 when a pivot is not
-/// positive.
+/// replaced, and its inverse, with zeros above the diagonal. failed[i] := 1 when a pivot of the
+/// i-th block is not positive.
 struct FactorBlockArgs {
   float* a = nullptr;  // [count, count], rows `stride` apart
   int64_t stride = 0;
   int64_t count = 0;         // at most kFactorBlock
-  float* inverse = nullptr;  // [count, kFactorBlock]
+  float* inverse = nullptr;  // [batch, kFactorBlock, kFactorBlock], of which rows [0, count)
   int32_t* failed = nullptr;
+  int64_t batch = 1;         // blocks
+  int64_t batch_stride = 0;  // numbers from one to the next
 };
 cudaError_t factor_block(const FactorBlockArgs& args, cudaStream_t stream);
 

@@ -59,7 +59,23 @@ struct Matmul::Plan {
     };
     NIBBLE_RETURN_IF_ERROR(layout(a, type, shape.transpose_a, {shape.m, shape.k}, shape.lda));
     NIBBLE_RETURN_IF_ERROR(layout(b, type, shape.transpose_b, {shape.k, shape.n}, shape.ldb));
-    return layout(c, CUDA_R_32F, false, {shape.m, shape.n}, shape.ldc);
+    NIBBLE_RETURN_IF_ERROR(layout(c, CUDA_R_32F, false, {shape.m, shape.n}, shape.ldc));
+    return shape.batch.count > 1 ? describe_batch(shape.batch) : Status();
+  }
+
+  Status describe_batch(const MatmulBatch& batch) {
+    const auto count = static_cast<int32_t>(batch.count);
+    for (const auto& [layout, stride] :
+         {std::pair(a, batch.a), std::pair(b, batch.b), std::pair(c, batch.c)}) {
+      NIBBLE_RETURN_IF_ERROR(check_blas(
+          api.layout_set(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof(count)),
+          "layout"));
+      NIBBLE_RETURN_IF_ERROR(
+          check_blas(api.layout_set(layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride,
+                                    sizeof(stride)),
+                     "layout"));
+    }
+    return {};
   }
 
   Status choose(cublasLtHandle_t handle) {

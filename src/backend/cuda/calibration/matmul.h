@@ -10,6 +10,16 @@
 
 namespace nibble::cuda {
 
+/// Products of one shape in one call, and numbers from one's matrices to the next's.
+struct MatmulBatch {
+  int64_t count = 1;
+  int64_t a = 0;
+  int64_t b = 0;
+  int64_t c = 0;
+
+  auto operator<=>(const MatmulBatch&) const = default;
+};
+
 /// A product C [m, n] := alpha op(A) op(B) + beta C as BLAS has it: matrices lie column by column,
 /// `lda`, `ldb` and `ldc` numbers apart, op(A) is [m, k] and op(B) [k, n]. C is f32.
 struct MatmulShape {
@@ -27,6 +37,7 @@ struct MatmulShape {
   int64_t lda = 0;
   int64_t ldb = 0;
   int64_t ldc = 0;
+  MatmulBatch batch = {};
 
   auto operator<=>(const MatmulShape&) const = default;
 };
