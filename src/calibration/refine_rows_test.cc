@@ -27,7 +27,7 @@ class RowsOnHost final {
       : matrix_(matrix),
         gram_(*site.gram),
         rounded_(rounded),
-        groups_(matrix.format.groups(matrix.k)),
+        groups_(std::max<int64_t>(matrix.format.groups(matrix.k), 1)),
         width_(matrix.k / groups_),
         stride_(round_up(matrix.n, int64_t{64})),
         damping_(static_cast<float>(site.factor->damping * site.gram->mean_diagonal())),
