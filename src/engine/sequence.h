@@ -2,15 +2,19 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "engine/draft_gain.h"
 #include "engine/request.h"
 #include "engine/speculation.h"
 #include "kvcache/prefix_cache.h"
 
 namespace nibble {
+
+struct DraftShadow;
 
 /// A request inside the engine: its tokens, its pages and how far it is computed.
 struct Sequence {
@@ -31,11 +35,14 @@ struct Sequence {
   // except those that no later token sees.
   std::vector<PrefixCache::PageList> lists;
   int64_t computed = 0;
+  int64_t charged = 0;        // so many tokens were charged to its client
   int64_t offered_pages = 0;  // leading pages already offered to the prefix cache
   PrefixCache::NodeId node = PrefixCache::kRoot;
 
   std::vector<int32_t> draft;  // proposed to follow the tokens
   DraftLength draft_length;
+  DraftGain draft_gain;                 // of a draft model's proposals
+  std::shared_ptr<DraftShadow> shadow;  // what a draft model has of it
 
   /// Tokens seen so far, with how often the answer has them; kept only when penalties need it.
   std::unordered_map<int32_t, int32_t> seen;
@@ -72,5 +79,11 @@ struct Sequence {
   [[nodiscard]] int64_t generated() const { return length() - prompt_tokens; }
   [[nodiscard]] int64_t remaining() const { return length() - computed; }
 };
+
+/// Whether one stands before another in the queue: by priority, then arrival.
+[[nodiscard]] inline bool goes_before(const std::unique_ptr<Sequence>& a,
+                                      const std::unique_ptr<Sequence>& b) {
+  return std::pair(a->request.priority, a->arrival) < std::pair(b->request.priority, b->arrival);
+}
 
 }  // namespace nibble

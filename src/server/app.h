@@ -9,6 +9,7 @@
 
 #include "engine/engine.h"
 #include "server/answer_grammars.h"
+#include "server/api_keys.h"
 #include "server/http.h"
 #include "server/metrics.h"
 #include "server/response_store.h"
@@ -21,11 +22,12 @@ namespace nibble {
 
 struct AppOptions {
   std::vector<std::string> model_names;  // at least one; the first is the one shown
-  std::string api_key;                   // "": no key is asked for
+  std::vector<ApiKey> api_keys;          // none: no key is asked for
   SchemaOptions schema;
   std::string version;
   int64_t created = 0;                     // seconds since 1970, for /v1/models
   int64_t stream_interval = 1;             // tokens that a stream sends at a time
+  double request_timeout_s = 0;            // most that a request may take; 0: as long as it takes
   AnswerForm form;                         // of the model's answers to a chat
   std::string model_path, tokenizer_path;  // as given, for clients that look
 };

@@ -12,9 +12,9 @@
 namespace nibble {
 namespace {
 
-constexpr std::array<std::string_view, 21> kFields = {
+constexpr std::array<std::string_view, 22> kFields = {
     "model", "messages", "max_tokens", "system", "tools", "tool_choice", "thinking",
-    "stop_sequences", "stream", "temperature", "top_p", "top_k", "output_config",
+    "stop_sequences", "stream", "temperature", "top_p", "top_k", "output_config", "timeout",
     // without a meaning here
     "metadata", "service_tier", "cache_control", "inference_geo", "speed", "betas",
     "context_management", "diagnostics"};
@@ -368,7 +368,8 @@ ChatBody MessagesReader::read(Strictness strictness) {
   read_stop();
   int64_t most = 0;
   fields_.integer("max_tokens", 1, std::numeric_limits<int32_t>::max(), most);
-  for (const char* key : {"model", "max_tokens", "stream", "temperature", "top_p", "top_k"}) {
+  for (const char* key :
+       {"model", "max_tokens", "stream", "temperature", "top_p", "top_k", "timeout"}) {
     copy(key);
   }
   if (fields_.error()) {

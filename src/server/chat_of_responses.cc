@@ -13,7 +13,7 @@ namespace nibble {
 namespace {
 
 // Members that chats have by the same name.
-constexpr std::array<std::string_view, 20> kCopied = {"model",
+constexpr std::array<std::string_view, 21> kCopied = {"model",
                                                       "stream",
                                                       "temperature",
                                                       "top_p",
@@ -32,7 +32,8 @@ constexpr std::array<std::string_view, 20> kCopied = {"model",
                                                       "skip_special_tokens",
                                                       "chat_template_kwargs",
                                                       "priority",
-                                                      "cache_salt"};
+                                                      "cache_salt",
+                                                      "timeout"};
 constexpr std::array<std::string_view, 28> kFields = {
     "input", "instructions", "tools", "tool_choice", "text", "max_output_tokens", "reasoning",
     "store", "previous_response_id", "truncation", "include", "top_logprobs", "background",

@@ -43,9 +43,9 @@ constexpr std::array kSampling = {
 };
 constexpr std::array<std::string_view, 4> kRefusedSampling = {"stop_regex", "structural_tag",
                                                               "custom_params", "thinking_budget"};
-constexpr std::array<std::string_view, 13> kFields = {
+constexpr std::array<std::string_view, 14> kFields = {
     "text", "input_ids", "sampling_params", "stream", "return_logprob", "logprob_start_len",
-    "top_logprobs_num", "rid", "priority",
+    "top_logprobs_num", "rid", "priority", "timeout",
     // without a meaning here
     "return_text_in_logprobs", "log_metrics", "conversation_id", "model"};
 constexpr std::array<std::string_view, 11> kRefused = {"input_embeds",
@@ -147,7 +147,7 @@ ChatBody completion_of_generate(const Json& body, Strictness strictness) {
   read_prompt(fields, completion);
   read_sampling(fields, strictness, completion);
   read_logprobs(fields, completion);
-  for (const char* key : {"stream", "priority"}) {
+  for (const char* key : {"stream", "priority", "timeout"}) {
     if (const Json* value = fields.find(key)) {
       completion.set(key, *value);
     }

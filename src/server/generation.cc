@@ -1,15 +1,13 @@
 #include "server/generation.h"
 
 #include <algorithm>
-#include <span>
 #include <utility>
 
 #include <fmt/format.h>
 
+#include "server/engine_request.h"
 #include "server/error.h"
 #include "server/prompt.h"
-#include "text/grammar/thought_budget.h"
-#include "text/grammar/thought_gate.h"
 #include "text/tokenizer_utf8.h"
 
 namespace nibble {
@@ -31,10 +29,8 @@ class Generation final : public std::enable_shared_from_this<Generation> {
   void start();
 
  private:
-  int64_t max_tokens(const std::vector<int32_t>& prompt) const;
   Status submit(Choice& choice);
   void on_event(size_t index, TokenEvent event);
-  [[nodiscard]] AnswerStream::Options stream_options(const std::vector<int32_t>& prompt) const;
   std::vector<AnswerPiece> take_token(Choice& choice, const TokenEvent& event);
   void accept(Choice& choice, std::vector<AnswerPiece> pieces);
   void open(Choice& choice);
@@ -43,21 +39,16 @@ class Generation final : public std::enable_shared_from_this<Generation> {
   void record(const Choice& choice, const std::string& reason);
   void fail(const ApiError& error);
   void cancel_all();
-  [[nodiscard]] std::optional<ApiError> prepare();
   [[nodiscard]] HttpHeaders headers() const;
   void complete();
   [[nodiscard]] Usage total_usage() const;
   /// Whether the prompt is shown as a part of the text, with its log probabilities.
   [[nodiscard]] bool scores_echo() const { return job_.request.echo && job_.request.logprobs >= 0; }
   [[nodiscard]] bool ends_answer(int32_t token) const;
-  [[nodiscard]] bool thinks_already(const std::vector<int32_t>& prompt) const;
-  [[nodiscard]] Result<std::unique_ptr<TokenConstraint>> constraint(
-      const std::vector<int32_t>& prompt) const;
 
   AppContext& context_;
   std::shared_ptr<HttpExchange> exchange_;
   GenerationJob job_;
-  std::vector<std::vector<int32_t>> bad_words_;
   std::vector<Choice> choices_;
   size_t running_ = 0;
   std::unique_ptr<RunningAnswers::Entry> entry_;
@@ -65,42 +56,8 @@ class Generation final : public std::enable_shared_from_this<Generation> {
   Clock::time_point started_ = Clock::now();
 };
 
-int64_t Generation::max_tokens(const std::vector<int32_t>& prompt) const {
-  const int64_t room =
-      context_.engine.options().max_model_len - static_cast<int64_t>(prompt.size());
-  return job_.request.max_tokens.value_or(room);
-}
-
-/// Finds what the engine needs beside the prompts.
-std::optional<ApiError> Generation::prepare() {
-  auto words = bad_word_tokens(context_, job_.request);
-  if (const auto* error = std::get_if<ApiError>(&words)) {
-    return *error;
-  }
-  bad_words_ = std::get<0>(std::move(words));
-  if (job_.request.thought_tokens && !thought_marks(job_.form.reasoning)) {
-    return ApiError{400,
-                    "thinking_token_budget: this model's answers have no marked thoughts; use "
-                    "max_tokens to bound them",
-                    "thinking_token_budget", ""};
-  }
-  if (job_.request.thought_tokens && !job_.request.sampling.allowed_tokens.empty()) {
-    return ApiError{400,
-                    "thinking_token_budget: beside allowed_token_ids a thought might not end; keep "
-                    "one of them",
-                    "thinking_token_budget", ""};
-  }
-  AskedGrammar grammar = context_.grammars.find(job_.request, job_.form);
-  if (const auto* error = std::get_if<ApiError>(&grammar)) {
-    return *error;
-  }
-  job_.grammar = std::move(std::get<std::shared_ptr<const Grammar>>(grammar));
-  job_.request.tools = Json();  // the prompt and the grammar are made of them
-  return std::nullopt;
-}
-
 void Generation::start() {
-  if (const auto error = prepare(); error) {
+  if (const auto error = prepare_job(context_, job_)) {
     refuse(*exchange_, *error);
     return;
   }
@@ -111,7 +68,8 @@ void Generation::start() {
       return;
     }
     for (int64_t i = 0; i < job_.request.n; ++i) {
-      Choice& choice = choices_.emplace_back(context_.text.tokenizer(), stream_options(prompt));
+      Choice& choice =
+          choices_.emplace_back(context_.text.tokenizer(), stream_options(context_, job_, prompt));
       choice.index = static_cast<int64_t>(choices_.size()) - 1;
       choice.prompt = prompt;
       if (scores_echo()) {
@@ -155,69 +113,10 @@ void Generation::open(Choice& choice) {
   exchange_->write(job_.format->stream_begin(choice));
 }
 
-bool Generation::thinks_already(const std::vector<int32_t>& prompt) const {
-  constexpr size_t kTail = 16;  // tokens that hold the opening of a thought, and blanks
-  const std::span<const int32_t> tail = std::span(prompt).last(std::min(prompt.size(), kTail));
-  return ends_in_thought(context_.text.tokenizer().decode(tail, DecodeSpecials::kKeep),
-                         job_.form.reasoning);
-}
-
-AnswerStream::Options Generation::stream_options(const std::vector<int32_t>& prompt) const {
-  const GenerationRequest& asked = job_.request;
-  AnswerForm form = job_.form;
-  if (!asked.separate_reasoning && form.reasoning != ReasoningForm::kHarmony) {
-    form.reasoning = ReasoningForm::kNone;
-  }
-  return {
-      .parser = {.form = form,
-                 .thinks_already = form.reasoning == job_.form.reasoning && thinks_already(prompt),
-                 .functions = asked.functions},
-      .stops = asked.stop,
-      .stop_text = asked.include_stop ? StopText::kKeep : StopText::kOmit,
-      .specials = asked.skip_special_tokens ? DecodeSpecials::kSkip : DecodeSpecials::kKeep};
-}
-
-/// What the tokens of an answer must obey; null if there is nothing.
-Result<std::unique_ptr<TokenConstraint>> Generation::constraint(
-    const std::vector<int32_t>& prompt) const {
-  std::unique_ptr<TokenConstraint> out;
-  if (job_.grammar == nullptr && !job_.request.thought_tokens) {
-    return out;
-  }
-  const Tokenizer& tokenizer = context_.text.tokenizer();
-  const ReasoningForm form = job_.form.reasoning;
-  const ThoughtStart start =
-      thinks_already(prompt) ? ThoughtStart::kThinking : ThoughtStart::kMayThink;
-  if (job_.grammar != nullptr) {
-    out = after_thought(tokenizer, form, start, job_.grammar->start());
-  }
-  if (!job_.request.thought_tokens) {
-    return out;
-  }
-  return limited_thought(tokenizer, form, start, *job_.request.thought_tokens, std::move(out));
-}
-
 Status Generation::submit(Choice& choice) {
-  const GenerationRequest& asked = job_.request;
-  Request request;
+  NIBBLE_ASSIGN_OR_RETURN(Request request, engine_request(context_, job_, choice));
   request.id = fmt::format("{}-{}", exchange_->request().id, choice.index);
-  request.prompt = choice.prompt;
-  request.max_tokens = max_tokens(choice.prompt);
-  request.min_tokens = asked.min_tokens;
-  request.sampling = asked.sampling;
-  if (request.sampling.seed) {
-    *request.sampling.seed += static_cast<uint64_t>(choice.index % asked.n);
-  }
-  request.stop_tokens = asked.stop_token_ids;
-  request.bad_words = bad_words_;
-  request.priority = asked.priority;
-  request.cache_salt = asked.cache_salt;
-  request.ignore_eos = asked.ignore_eos;
-  request.top_logprobs = asked.logprobs;
-  request.prompt_logprobs =
-      std::max(asked.prompt_logprobs, scores_echo() ? asked.logprobs : asked.prompt_logprobs);
-  NIBBLE_ASSIGN_OR_RETURN(request.constraint, constraint(choice.prompt));
-  request.cancelled = choice.cancelled;
+  set_client(context_, exchange_->request(), request);
   choice.usage.prompt_tokens = static_cast<int64_t>(choice.prompt.size());
   request.on_event = [self = shared_from_this(),
                       index = static_cast<size_t>(choice.index)](TokenEvent event) {
@@ -299,6 +198,10 @@ void Generation::on_event(size_t index, TokenEvent event) {
     fail({500, event.failure.message(), "", ""});
     return;
   }
+  if (event.finish == FinishReason::kTimeout && !event.failure.ok()) {
+    fail({504, event.failure.message(), "", "deadline_exceeded"});
+    return;
+  }
   // By us only when over_, or when it was ended by another request: so by a shutdown.
   if (event.finish == FinishReason::kCancelled && !entry_->ended()) {
     fail({503, "the server is shutting down", "", ""});
@@ -348,11 +251,15 @@ void Generation::stream_pieces(Choice& choice, bool last) {
 }
 
 void Generation::end_choice(Choice& choice, FinishReason reason) {
-  choice.finish_reason = reason == FinishReason::kLength      ? "length"
-                         : reason == FinishReason::kCancelled ? "abort"
-                         : choice.calls.empty()               ? "stop"
-                                                              : "tool_calls";
-  record(choice, choice.finish_reason);
+  choice.timed_out = reason == FinishReason::kTimeout;
+  if (reason == FinishReason::kLength || choice.timed_out) {
+    choice.finish_reason = "length";
+  } else if (reason == FinishReason::kCancelled) {
+    choice.finish_reason = "abort";
+  } else {
+    choice.finish_reason = choice.calls.empty() ? "stop" : "tool_calls";
+  }
+  record(choice, choice.timed_out ? kTimeoutReason : choice.finish_reason);
   if (job_.request.stream) {
     exchange_->write(job_.format->stream_choice_end(choice));
     choice.entries.clear();
@@ -364,11 +271,14 @@ void Generation::end_choice(Choice& choice, FinishReason reason) {
 
 void Generation::record(const Choice& choice, const std::string& reason) {
   const auto now = Clock::now();
+  const std::vector<ApiKey>& keys = context_.options.api_keys;
+  const auto place = key_place(keys, exchange_->request());
   context_.metrics.record({.finish_reason = reason,
+                           .key_name = place ? keys[*place].name : "",
                            .prompt_tokens = choice.usage.prompt_tokens,
                            .generated_tokens = choice.usage.completion_tokens,
                            .cached_tokens = choice.usage.cached_tokens,
-                           .max_tokens = max_tokens(choice.prompt),
+                           .max_tokens = max_tokens(context_, job_, choice.prompt),
                            .num_choices = job_.request.n,
                            .queue = choice.queue_seconds,
                            .time_to_first_token = seconds_between(started_, choice.first_token),

@@ -16,6 +16,7 @@ struct GenerationJob {
   std::unique_ptr<AnswerFormat> format;
   AnswerForm form = {};                         // of the answers; that of completions has no parts
   std::shared_ptr<const Grammar> grammar = {};  // of the answers; null: they are free
+  std::vector<std::vector<int32_t>> bad_words = {};  // token ids of request.bad_words
   std::string id = {};  // by which other requests can end it; "": that of the exchange
 };
 

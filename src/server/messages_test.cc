@@ -235,7 +235,7 @@ TEST_F(MessagesTest, ErrorsHaveTheShapeOfTheRoute) {
 
 class KeyedMessagesTest : public AppTest {
  protected:
-  KeyedMessagesTest() { key_ = "secret"; }
+  KeyedMessagesTest() { keys_ = {{.key = "secret", .name = "key-1"}}; }
 };
 
 TEST_F(KeyedMessagesTest, TakesTheKeyInEitherHeader) {

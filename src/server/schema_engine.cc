@@ -11,7 +11,9 @@ namespace nibble {
 namespace {
 
 constexpr size_t kMaxBadWords = 256;
-constexpr size_t kLongestSalt = 1024;  // bytes
+constexpr size_t kLongestSalt = 1024;       // bytes
+constexpr double kShortestTimeout = 0.001;  // seconds
+constexpr double kLongestTimeout = 1e6;
 constexpr int64_t kMostTokens = std::numeric_limits<int32_t>::max();
 
 void read_prompt_logprobs(FieldReader& fields, GenerationRequest& request) {
@@ -72,6 +74,9 @@ void read_engine_fields(FieldReader& fields, GenerationRequest& request) {
     }
   }
   fields.integer("priority", std::numeric_limits<int32_t>::min(), kMostTokens, request.priority);
+  if (fields.find("timeout") != nullptr) {
+    fields.number("timeout", kShortestTimeout, kLongestTimeout, request.timeout_s.emplace());
+  }
   bool keep_stop = false;  // SGLang's name
   fields.boolean("no_stop_trim", keep_stop);
   request.include_stop = request.include_stop || keep_stop;

@@ -13,7 +13,7 @@ constexpr int64_t kMaxLogprobs = 20;
 // What is particular to one route; errors go to `fields`.
 
 /// Reads what the engine is told besides sampling: prompt_logprobs, bad_words, allowed_token_ids,
-/// return_token_ids, truncate_prompt_tokens, cache_salt, priority.
+/// return_token_ids, truncate_prompt_tokens, cache_salt, priority, timeout.
 void read_engine_fields(FieldReader& fields, GenerationRequest& request);
 /// Reads messages, tools and the template's arguments of a chat.
 void read_chat_fields(FieldReader& fields,

@@ -67,6 +67,9 @@ class FakeModel final : public Model {
     config_.rope.original_max_position = original;
   }
 
+  /// Has its logits differ from those of other fakes after about one token in `every`.
+  void set_differs(uint64_t every) { differs_ = every; }
+
   [[nodiscard]] const ModelConfig& config() const override { return config_; }
   [[nodiscard]] std::string_view scheme() const override { return "fake"; }
   [[nodiscard]] int64_t weight_bytes() const override { return 0; }
@@ -232,6 +235,9 @@ class FakeModel final : public Model {
           hash = (hash ^ static_cast<uint32_t>(token)) * 1099511628211ULL;
         }
       }
+      if (differs_ > 0 && (hash >> 32) % differs_ == 0) {
+        ++hash;
+      }
       for (size_t v = 0; v < logits.size(); ++v) {
         uint64_t x = (hash ^ (v + 1)) * 0x9e3779b97f4a7c15ULL;
         x ^= x >> 29;
@@ -253,6 +259,7 @@ class FakeModel final : public Model {
   int64_t largest_batch_ = 0;
   bool sampling_ = false;
   int64_t fed_steps_ = 0;
+  uint64_t differs_ = 0;
   std::vector<int32_t> last_tokens_;  // sampled by the step started last
   std::deque<std::vector<SampledRow>> started_;
 };

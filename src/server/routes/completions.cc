@@ -71,12 +71,11 @@ class CompletionFormat final : public ChunkFormat {
 
   static Json item(const Choice& choice, const std::string& text, Json logprobs) {
     const bool over = !choice.finish_reason.empty();
-    const bool stopped = choice.text.stopped();
     return Json::object({{"index", choice.index},
                          {"text", text},
                          {"logprobs", std::move(logprobs)},
                          {"finish_reason", over ? Json(choice.finish_reason) : Json()},
-                         {"stop_reason", stopped ? Json(choice.text.stop_string()) : Json()}});
+                         {"stop_reason", stop_reason(choice)}});
   }
 
   /// Of tokens that were not sent yet.

@@ -113,6 +113,10 @@ class GenerateFormat final : public AnswerFormat {
     if (choice.finish_reason.empty()) {
       return {};
     }
+    if (choice.timed_out) {
+      return Json::object(
+          {{"type", "abort"}, {"message", "the time limit of the request is over"}});
+    }
     if (choice.finish_reason == "length") {
       return Json::object({{"type", "length"}, {"length", choice.usage.completion_tokens}});
     }

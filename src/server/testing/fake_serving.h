@@ -87,8 +87,9 @@ class FakeEngine final : public Engine {
     return last_;
   }
 
-  std::atomic<int> forgotten{0};  // calls of forget_prefixes()
-  std::atomic<bool> held{false};  // true: no tokens come
+  std::atomic<int> forgotten{0};              // calls of forget_prefixes()
+  std::atomic<bool> held{false};              // true: no tokens come
+  std::atomic<int64_t> most_tokens{1 << 30};  // of an answer; then no more come
 
   void refuse(Status status) {
     const std::lock_guard lock(mutex_);
@@ -139,6 +140,16 @@ class FakeEngine final : public Engine {
     return token;
   }
 
+  /// As the engine does at a deadline.
+  static void end_late(const Running& one) {
+    TokenEvent event;
+    event.finish = FinishReason::kTimeout;
+    if (one.produced == 0) {
+      event.failure = Status(StatusCode::kUnavailable, "too late");
+    }
+    one.request.on_event(event);
+  }
+
   /// One token of one request; true when that was its last.
   static bool advance(Running& one) {
     const Request& request = one.request;
@@ -146,6 +157,10 @@ class FakeEngine final : public Engine {
     if (*request.cancelled) {
       event.finish = FinishReason::kCancelled;
       request.on_event(event);
+      return true;
+    }
+    if (std::chrono::steady_clock::now() >= request.deadline) {
+      end_late(one);
       return true;
     }
     if (one.produced == 0 && request.prompt_logprobs >= 0) {
@@ -173,9 +188,13 @@ class FakeEngine final : public Engine {
 
   void run() {
     while (!stop_) {
-      if (!held) {
+      {
         const std::lock_guard lock(mutex_);
-        std::erase_if(running_, [](Running& one) { return advance(one); });
+        std::erase_if(running_, [this](Running& one) {
+          const bool waits = held || one.produced >= most_tokens;
+          const bool late = std::chrono::steady_clock::now() >= one.request.deadline;
+          return (!waits || late) && advance(one);
+        });
       }
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }

@@ -150,7 +150,8 @@ TEST(ThoughtBudget, EndsAThoughtThatIsTooLong) {
   ByteGrammars with_specials({"<think>", "</think>"});
   ByteGrammars without_specials;  // there the marks have several tokens
   const auto follows = [](ByteGrammars& of, ThoughtStart start, std::string_view text) {
-    auto limited = limited_thought(of.tokenizer(), ReasoningForm::kThink, start, 3, nullptr);
+    auto limited = limited_thought(
+        {of.tokenizer(), thought_marks(ReasoningForm::kThink).value(), 3}, start, nullptr);
     CHECK(limited.ok());
     return of.follows(**limited, of.tokens(text));
   };
@@ -162,11 +163,7 @@ TEST(ThoughtBudget, EndsAThoughtThatIsTooLong) {
     EXPECT_FALSE(follows(*of, ThoughtStart::kThinking, "abcd</think>"));
   }
   EXPECT_TRUE(follows(with_specials, ThoughtStart::kMayThink, "<think>a</think>and more"));
-  EXPECT_EQ(limited_thought(with_specials.tokenizer(), ReasoningForm::kHarmony,
-                            ThoughtStart::kMayThink, 3, nullptr)
-                .status()
-                .code(),
-            StatusCode::kUnsupported);
+  EXPECT_FALSE(thought_marks(ReasoningForm::kHarmony));
 }
 
 TEST(ThoughtBudget, LeavesTheRestToAGrammar) {
@@ -177,8 +174,8 @@ TEST(ThoughtBudget, LeavesTheRestToAGrammar) {
     const Tokenizer& tokenizer = grammars.tokenizer();
     auto gate = after_thought(tokenizer, ReasoningForm::kThink, ThoughtStart::kMayThink,
                               (*grammar)->start());
-    auto limited = limited_thought(tokenizer, ReasoningForm::kThink, ThoughtStart::kMayThink, 2,
-                                   std::move(gate));
+    auto limited = limited_thought({tokenizer, thought_marks(ReasoningForm::kThink).value(), 2},
+                                   ThoughtStart::kMayThink, std::move(gate));
     CHECK(limited.ok());
     return grammars.follows(**limited, grammars.tokens(text));
   };
