@@ -165,11 +165,13 @@ void DraftModel::take_results(const InputOf& input) {
 
 DraftModel::Work DraftModel::propose(std::span<const Wish> wishes, const InputOf& input) {
   Work work;
-  for (begin(wishes); !plan_.empty(); take_results(input)) {
+  begin(wishes);
+  while (!plan_.empty()) {
     const bool few = std::ranges::all_of(
         plan_, [](const ScheduledSequence& item) { return item.num_tokens <= kFewTokens; });
     const Clock::time_point start = Clock::now();
     runner_.run(plan_);
+    take_results(input);
     if (few) {
       ++work.passes;
       work.seconds += std::chrono::duration<double>(Clock::now() - start).count();

@@ -37,6 +37,7 @@ const Row& row_of(Preference preference) {
 
 std::vector<std::string> preference_names() {
   std::vector<std::string> names;
+  names.reserve(kRows.size());
   for (const Row& row : kRows) {
     names.emplace_back(row.name);
   }
