@@ -171,7 +171,7 @@ TEST(Scheduler, ClientsAreServedByTheirShares) {
   double most = 0;
   for (const auto& [client, share] : shares) {
     ASSERT_TRUE(schedule.scheduler().any_of(
-        [&](const Sequence& sequence) { return sequence.request.client == client; }));
+        [client = client](const Sequence& sequence) { return sequence.request.client == client; }));
     const auto tokens =
         static_cast<double>(schedule.read_[client] + 2 * schedule.answered_[client]);
     served[client] = tokens / share;
