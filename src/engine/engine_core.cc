@@ -11,6 +11,7 @@
 #include "engine/bad_words.h"
 #include "engine/memory_plan.h"
 #include "engine/page_shares.h"
+#include "engine/pooled_states.h"
 #include "model/not_finite.h"
 
 namespace nibble {
@@ -142,6 +143,10 @@ Status EngineCore::check(const Request& request,
   if (std::max(request.top_logprobs, request.prompt_logprobs) > kMaxTopLogprobs) {
     return make_error(invalid, "top_logprobs and prompt_logprobs are {} and {}, but at most {}",
                       request.top_logprobs, request.prompt_logprobs, kMaxTopLogprobs);
+  }
+  if (request.pooling != Pooling::kNone && request.max_tokens > 0) {
+    return make_error(invalid, "max_tokens is {}, but a request for a pooled prompt has no answer",
+                      request.max_tokens);
   }
   NIBBLE_RETURN_IF_ERROR(check_bad_words(request, config.vocab_size));
   return Sampler::check(request.sampling, config.vocab_size);
@@ -322,9 +327,10 @@ void EngineCore::note_admissions() {
 
 // Computes the plan, or starts it where the model samples tokens.
 void EngineCore::run_plan() {
-  // Rows that score prompts are read on the host, and so are all of their step.
+  // What scores or pools prompts is read on the host, and so is all of its step.
   sampled_ = model_->samples_tokens() && std::ranges::none_of(plan_, [](const auto& item) {
-               return item.sequence->prompt_rows(item.num_tokens).count > 0;
+               return item.sequence->prompt_rows(item.num_tokens).count > 0 ||
+                      item.sequence->pooled_rows(item.num_tokens).count > 0;
              });
   masks_.start(plan_);
   if (sampled_) {
@@ -384,6 +390,28 @@ Status EngineCore::score_prompt(size_t index, Sequence& sequence) {
   return {};
 }
 
+// Adds final hidden states of what the step computed to those that are to be pooled.
+Status EngineCore::pool_prompt(size_t index, const ScheduledSequence& item) {
+  Sequence& sequence = *item.sequence;
+  const Sequence::PromptRows rows = sequence.pooled_rows(item.num_tokens);
+  if (rows.count == 0) {
+    return {};
+  }
+  states_.resize(static_cast<size_t>(rows.count * model_->config().hidden_size));
+  runner_.final_states(index, rows.begin - sequence.computed, states_);
+  sequence.pooled_tokens = rows.begin + rows.count;
+  return add_states(states_, static_cast<size_t>(model_->config().hidden_size), sequence.pooled);
+}
+
+// What the step computed of a prompt that is to be scored or pooled.
+Status EngineCore::read_prompt(size_t index, const ScheduledSequence& item) {
+  if (sampled_) {
+    return {};
+  }
+  NIBBLE_RETURN_IF_ERROR(score_prompt(index, *item.sequence));
+  return pool_prompt(index, item);
+}
+
 // Empty when the step ends inside the prompt, or no token is wanted.
 std::optional<Result<SampledToken>> EngineCore::sample(size_t index, const Sequence& sequence) {
   if (sampled_) {
@@ -402,8 +430,8 @@ std::optional<Result<SampledToken>> EngineCore::sample(size_t index, const Seque
 
 void EngineCore::handle_result(size_t index, const ScheduledSequence& item) {
   Sequence& sequence = *item.sequence;
-  const Status scored = sampled_ ? Status() : score_prompt(index, sequence);
-  auto sampled = scored.ok() ? sample(index, sequence) : Result<SampledToken>(scored);
+  const Status read = read_prompt(index, item);
+  auto sampled = read.ok() ? sample(index, sequence) : Result<SampledToken>(read);
   if (sampled && !sampled->ok()) {
     fail(sequence, sampled->status());
     return;
@@ -537,6 +565,7 @@ void EngineCore::finish(Sequence& sequence, FinishReason reason, const Status& f
 
 void EngineCore::report_end(Sequence& sequence, FinishReason reason, const Status& failure) {
   sequence.request.on_event({.prompt_logprobs = std::move(sequence.prompt_scores),
+                             .pooled = pooled_prompt(sequence),
                              .finish = reason,
                              .failure = failure,
                              .prompt_tokens = sequence.prompt_tokens,

@@ -76,6 +76,8 @@ class EngineCore final {
   [[nodiscard]] SamplerInput sampler_input(const Sequence& sequence, int64_t ahead);
   [[nodiscard]] std::optional<Result<SampledToken>> sample(size_t index, const Sequence& sequence);
   [[nodiscard]] Status score_prompt(size_t index, Sequence& sequence);
+  [[nodiscard]] Status pool_prompt(size_t index, const ScheduledSequence& item);
+  [[nodiscard]] Status read_prompt(size_t index, const ScheduledSequence& item);
   void handle_result(size_t index, const ScheduledSequence& item);
   [[nodiscard]] bool accept_token(Sequence& sequence, SampledToken sampled);
   [[nodiscard]] bool verify_draft(size_t index, const ScheduledSequence& item);
@@ -99,6 +101,7 @@ class EngineCore final {
   std::unique_ptr<Scheduler> scheduler_;
   std::vector<ScheduledSequence> plan_;  // of the step being run
   std::vector<int32_t> banned_;          // scratch
+  std::vector<float> states_;            // scratch
   int64_t next_arrival_ = 0;
   int64_t never_admitted_ = 0;
   uint64_t unseeded_ = 0;  // state for requests without a seed

@@ -1,6 +1,7 @@
 #include "server/generation.h"
 
 #include <algorithm>
+#include <future>
 #include <span>
 #include <utility>
 
@@ -44,7 +45,10 @@ class Generation final : public std::enable_shared_from_this<Generation> {
   void fail(const ApiError& error);
   void cancel_all();
   [[nodiscard]] std::optional<ApiError> prepare();
-  [[nodiscard]] HttpHeaders headers() const;
+  void find_grammar();
+  void take_grammar(AskedGrammar grammar);
+  void begin();
+  [[nodiscard]] std::optional<ApiError> ignore_strict();
   void complete();
   [[nodiscard]] Usage total_usage() const;
   /// Whether the prompt is shown as a part of the text, with its log probabilities.
@@ -71,6 +75,25 @@ int64_t Generation::max_tokens(const std::vector<int32_t>& prompt) const {
   return job_.request.max_tokens.value_or(room);
 }
 
+/// Where the model marks no calls, nothing can hold those to a schema that it makes if it likes.
+std::optional<ApiError> Generation::ignore_strict() {
+  GenerationRequest& request = job_.request;
+  if (request.calls.required || request.form.kind != AskedForm::Kind::kFree ||
+      marks_calls(job_.form.tools) || !has_strict_tools(request)) {
+    return std::nullopt;
+  }
+  constexpr std::string_view kField = "tools[].function.strict";
+  if (context_.options.schema.strictness == Strictness::kStrict) {
+    return ApiError{400,
+                    fmt::format("{}: this model does not mark its calls, so they are held to a "
+                                "schema only with tool_choice required or a function's name",
+                                kField),
+                    std::string(kField), ""};
+  }
+  request.ignored.add(kField);
+  return std::nullopt;
+}
+
 /// Finds what the engine needs beside the prompts.
 std::optional<ApiError> Generation::prepare() {
   auto words = bad_word_tokens(context_, job_.request);
@@ -90,24 +113,53 @@ std::optional<ApiError> Generation::prepare() {
                     "one of them",
                     "thinking_token_budget", ""};
   }
-  AskedGrammar grammar = context_.grammars.find(job_.request, job_.form);
+  return ignore_strict();
+}
+
+/// Finds the grammar of the answers, now or, where it has to be made, on a thread that does so.
+void Generation::find_grammar() {
+  if (auto known = context_.grammars.find(job_.request, job_.form, Effort::kLookUp)) {
+    take_grammar(*std::move(known));
+    return;
+  }
+  using Task = std::packaged_task<AskedGrammar()>;  // which keeps what is thrown for take_grammar()
+  const auto task = std::make_shared<Task>([self = shared_from_this()] {
+    return self->context_.grammars.find(self->job_.request, self->job_.form, Effort::kMake).value();
+  });
+  const bool taken = context_.grammar_thread.post([self = shared_from_this(), task] {
+    (*task)();
+    self->exchange_->post([self, task] { self->take_grammar(task->get_future().get()); });
+  });
+  if (!taken) {
+    refuse(*exchange_, {429, "too many new forms are being prepared; try again later", "",
+                        "rate_limit_exceeded"});
+  }
+}
+
+void Generation::take_grammar(AskedGrammar grammar) {
   if (const auto* error = std::get_if<ApiError>(&grammar)) {
-    return *error;
+    refuse(*exchange_, renamed(*error, job_.names));
+    return;
   }
   job_.grammar = std::move(std::get<std::shared_ptr<const Grammar>>(grammar));
   job_.request.tools = Json();  // the prompt and the grammar are made of them
-  return std::nullopt;
+  begin();
 }
 
 void Generation::start() {
   if (const auto error = prepare(); error) {
-    refuse(*exchange_, *error);
+    refuse(*exchange_, renamed(*error, job_.names));
     return;
   }
+  find_grammar();
+}
+
+void Generation::begin() {
   for (auto& prompt : job_.prompts) {
-    truncate_prompt(context_, job_.request, prompt);
-    if (const auto error = check_prompt(context_, prompt, job_.request)) {
-      refuse(*exchange_, *error);
+    const int64_t answer = job_.request.max_tokens.value_or(1);
+    truncate_prompt(context_, job_.request.truncate_prompt_tokens, answer, prompt);
+    if (const auto error = check_prompt(context_, prompt, answer, prompt_field(job_.request))) {
+      refuse(*exchange_, renamed(*error, job_.names));
       return;
     }
     for (int64_t i = 0; i < job_.request.n; ++i) {
@@ -127,6 +179,9 @@ void Generation::start() {
       }
     }
   });
+  if (over_) {  // it went away while the grammar was made
+    return;
+  }
   RunningAnswers::Flags flags;
   for (Choice& choice : choices_) {
     flags.push_back(choice.cancelled = std::make_shared<std::atomic<bool>>(false));
@@ -143,7 +198,8 @@ void Generation::start() {
   running_ = choices_.size();
   context_.metrics.record_ignored(job_.request.ignored);
   if (job_.request.stream) {
-    exchange_->start_stream("text/event-stream; charset=utf-8", headers());
+    exchange_->start_stream("text/event-stream; charset=utf-8",
+                            warning_headers(job_.request.ignored));
     for (size_t i = 0; i < choices_.size() && job_.format->begins_at_once(); ++i) {
       open(choices_[i]);
     }
@@ -296,7 +352,8 @@ void Generation::on_event(size_t index, TokenEvent event) {
     return;
   }
   if (event.finish == FinishReason::kError) {
-    fail({500, event.failure.message(), "", ""});
+    const bool asked = event.failure.code() == StatusCode::kInvalidArgument;  // by what was sent
+    fail({asked ? 400 : 500, event.failure.message(), "", ""});
     return;
   }
   // By us only when over_, or when it was ended by another request: so by a shutdown.
@@ -388,13 +445,6 @@ Usage Generation::total_usage() const {
   return total;
 }
 
-/// Those of every answer.
-HttpHeaders Generation::headers() const {
-  const IgnoredFields& ignored = job_.request.ignored;
-  return ignored.empty() ? HttpHeaders()
-                         : HttpHeaders{{std::string(kWarningHeader), ignored.warning()}};
-}
-
 void Generation::complete() {
   over_ = true;
   if (job_.request.stream) {
@@ -403,7 +453,7 @@ void Generation::complete() {
     return;
   }
   exchange_->respond({.status = 200,
-                      .headers = headers(),
+                      .headers = warning_headers(job_.request.ignored),
                       .body = job_.format->whole_body(choices_, total_usage())});
 }
 
