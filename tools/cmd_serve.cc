@@ -111,6 +111,22 @@ Result<AnswerForm> answer_form(const ServeFlags& flags, const ServingSession& se
   return form;
 }
 
+/// What cannot be made embeddings of answers chats all the same.
+void use_embedding_form(const ServeFlags& flags, AppOptions& options) {
+  std::optional<Pooling> asked;
+  if (flags.pooling != "auto") {
+    asked = flags.pooling == "mean" ? Pooling::kMean : Pooling::kLast;
+  }
+  auto form = read_embedding_form(flags.model_dir, asked);
+  if (form.ok()) {
+    options.embedding = std::move(form).value();
+    NIBBLE_LOG(kInfo, "embeddings: {} (--pooling)", pooling_name(options.embedding.pooling));
+  } else {
+    options.no_embeddings = form.status();
+    NIBBLE_LOG(kWarning, "no embeddings: {}", form.status().message());
+  }
+}
+
 Result<AppOptions> app_options(const ServeFlags& flags, const ServingSession& session) {
   AppOptions options{.model_names = flags.names,
                      .api_keys = flags.keys,
@@ -122,6 +138,7 @@ Result<AppOptions> app_options(const ServeFlags& flags, const ServingSession& se
                     .defaults = sampling_defaults(flags, session.config)};
   NIBBLE_ASSIGN_OR_RETURN(options.schema.template_arguments, template_arguments_of(flags));
   NIBBLE_ASSIGN_OR_RETURN(options.form, answer_form(flags, session));
+  use_embedding_form(flags, options);
   options.model_path = flags.model_dir;
   options.tokenizer_path =
       flags.session.tokenizer_dir.empty() ? flags.model_dir : flags.session.tokenizer_dir;

@@ -215,6 +215,13 @@ void add_model_flags(CLI::App& command, ServeFlags& flags) {
       ->capture_default_str()
       ->envname("NIBBLE_REASONING_PARSER");
   command
+      .add_option("--pooling", flags.pooling,
+                  "What embeddings are made of: the hidden state of the last token, or the mean of "
+                  "all; auto: as the model's files say, else last")
+      ->check(CLI::IsMember({"auto", "last", "mean"}))
+      ->capture_default_str()
+      ->envname("NIBBLE_POOLING");
+  command
       .add_option("--generation-config", flags.generation_config,
                   "Sampling defaults: auto takes the model's generation_config.json")
       ->envname("NIBBLE_GENERATION_CONFIG")

@@ -30,6 +30,7 @@ struct ServeFlags {
   std::string speculative_config;
   std::string tool_parser = "auto";
   std::string reasoning_parser = "auto";
+  std::string pooling = "auto";
   std::string generation_config = "auto";
   double shutdown_timeout_s = 30;
   double request_timeout_s = 0;

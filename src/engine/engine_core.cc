@@ -239,9 +239,10 @@ void EngineCore::note_admissions() {
 
 // Computes the plan, or starts it where the model samples tokens.
 void EngineCore::run_plan() {
-  // Rows that score prompts are read on the host, and so are all of their step.
+  // What scores or pools prompts is read on the host, and so is all of its step.
   sampled_ = model_->samples_tokens() && std::ranges::none_of(plan_, [](const auto& item) {
-               return item.sequence->prompt_rows(item.num_tokens).count > 0;
+               return item.sequence->prompt_rows(item.num_tokens).count > 0 ||
+                      item.sequence->pooled_rows(item.num_tokens).count > 0;
              });
   masks_.start(plan_);
   if (sampled_) {

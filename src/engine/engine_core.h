@@ -85,6 +85,8 @@ class EngineCore final {
   void run_ahead();
   [[nodiscard]] std::optional<Result<SampledToken>> sample(size_t index, const Sequence& sequence);
   [[nodiscard]] Status score_prompt(size_t index, Sequence& sequence);
+  [[nodiscard]] Status pool_prompt(size_t index, const ScheduledSequence& item);
+  [[nodiscard]] Status read_prompt(size_t index, const ScheduledSequence& item);
   void handle_result(size_t index, const ScheduledSequence& item);
   [[nodiscard]] bool accept_token(Sequence& sequence, SampledToken sampled);
   void verify_draft(size_t index, const ScheduledSequence& item);
@@ -108,6 +110,7 @@ class EngineCore final {
   std::vector<ScheduledSequence> plan_;  // of the step being run
   SamplerInputs inputs_;
   std::unique_ptr<Speculator> speculator_;
+  std::vector<float> states_;  // scratch
   int64_t next_arrival_ = 0;
   Counts never_admitted_;
   uint64_t unseeded_ = 0;  // state for requests without a seed

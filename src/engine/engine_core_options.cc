@@ -127,6 +127,10 @@ Status EngineCore::check(const Request& request,
     return make_error(invalid, "top_logprobs and prompt_logprobs are {} and {}, but at most {}",
                       request.top_logprobs, request.prompt_logprobs, kMaxTopLogprobs);
   }
+  if (request.pooling != Pooling::kNone && request.max_tokens > 0) {
+    return make_error(invalid, "max_tokens is {}, but a request for a pooled prompt has no answer",
+                      request.max_tokens);
+  }
   NIBBLE_RETURN_IF_ERROR(check_bad_words(request, config.vocab_size));
   return Sampler::check(request.sampling, config.vocab_size);
 }

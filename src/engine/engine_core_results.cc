@@ -4,6 +4,7 @@
 #include "base/check.h"
 #include "engine/bad_words.h"
 #include "engine/engine_core.h"
+#include "engine/pooled_states.h"
 #include "model/not_finite.h"
 
 // What becomes of a step's logits: tokens, scores and the ends of answers.
@@ -21,6 +22,28 @@ Status EngineCore::score_prompt(size_t index, Sequence& sequence) {
     sequence.prompt_scores.push_back(std::move(scored));
   }
   return {};
+}
+
+// Adds final hidden states of what the step computed to those that are to be pooled.
+Status EngineCore::pool_prompt(size_t index, const ScheduledSequence& item) {
+  Sequence& sequence = *item.sequence;
+  const Sequence::PromptRows rows = sequence.pooled_rows(item.num_tokens);
+  if (rows.count == 0) {
+    return {};
+  }
+  states_.resize(static_cast<size_t>(rows.count * model_->config().hidden_size));
+  runner_.final_states(index, rows.begin - sequence.computed, states_);
+  sequence.pooled_tokens = rows.begin + rows.count;
+  return add_states(states_, static_cast<size_t>(model_->config().hidden_size), sequence.pooled);
+}
+
+// What the step computed of a prompt that is to be scored or pooled.
+Status EngineCore::read_prompt(size_t index, const ScheduledSequence& item) {
+  if (sampled_) {
+    return {};
+  }
+  NIBBLE_RETURN_IF_ERROR(score_prompt(index, *item.sequence));
+  return pool_prompt(index, item);
 }
 
 // Empty when the step ends inside the prompt, or no token is wanted.
@@ -41,8 +64,8 @@ std::optional<Result<SampledToken>> EngineCore::sample(size_t index, const Seque
 
 void EngineCore::handle_result(size_t index, const ScheduledSequence& item) {
   Sequence& sequence = *item.sequence;
-  const Status scored = sampled_ ? Status() : score_prompt(index, sequence);
-  auto sampled = scored.ok() ? sample(index, sequence) : Result<SampledToken>(scored);
+  const Status read = read_prompt(index, item);
+  auto sampled = read.ok() ? sample(index, sequence) : Result<SampledToken>(read);
   if (sampled && !sampled->ok()) {
     fail(sequence, sampled->status());
     return;
@@ -159,6 +182,7 @@ void EngineCore::finish(Sequence& sequence, FinishReason reason, const Status& f
 
 void EngineCore::report_end(Sequence& sequence, FinishReason reason, const Status& failure) {
   sequence.request.on_event({.prompt_logprobs = std::move(sequence.prompt_scores),
+                             .pooled = pooled_prompt(sequence),
                              .finish = reason,
                              .failure = failure,
                              .prompt_tokens = sequence.prompt_tokens,

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "ops/pooling.h"
 #include "ops/sampling_params.h"
 #include "ops/token_mask.h"
 
@@ -26,6 +27,8 @@ struct TokenEvent {
   /// With the request's first event, where it asked for them: of prompt tokens 1, 2 ... to the last
   /// (the first has no token before it).
   std::vector<ScoredToken> prompt_logprobs;
+  /// With the last event of a request that wants it: [hidden_size], not normalised.
+  std::vector<float> pooled;
   FinishReason finish = FinishReason::kNone;
   /// Of kError; kCorrupt when weights are damaged. Of kTimeout without a token: where it was then.
   Status failure;
@@ -51,6 +54,7 @@ struct Request {
   bool ignore_eos = false;                      // the model's end tokens do not end the answer
   int top_logprobs = -1;                        // -1: no logprobs; 0..20: that many alternatives
   int prompt_logprobs = -1;                     // the same, of the prompt's tokens
+  Pooling pooling = Pooling::kNone;             // of the prompt; such a request has no answer
   std::shared_ptr<std::atomic<bool>> cancelled = std::make_shared<std::atomic<bool>>(false);
   std::chrono::steady_clock::time_point made = std::chrono::steady_clock::now();
   /// When it ends at the latest, whether it waits or runs.

@@ -205,12 +205,7 @@ PrefixCache::Match Scheduler::match_of(const Sequence& sequence) {
             .lists = std::vector<PrefixCache::PageList>(sequence.lists.size()),
             .node = PrefixCache::kDetached};
   }
-  // The last token is always computed: its logits are wanted.
-  int64_t longest = sequence.length() - 1;
-  if (sequence.scores_prompt()) {
-    longest = std::min(longest, sequence.scored);
-  }
-  return pages_.match(sequence.tokens, longest, sequence.salt);
+  return pages_.match(sequence.tokens, sequence.skippable(), sequence.salt);
 }
 
 // The place of the sequence that is admitted next: see the class.

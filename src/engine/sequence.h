@@ -67,6 +67,29 @@ struct Sequence {
     return {begin,
             std::max<int64_t>(std::min(computed + num_tokens, prompt_tokens - 1) - begin, 0)};
   }
+
+  // Where it wants final hidden states pooled.
+  std::vector<double> pooled;  // their sum
+  int64_t pooled_tokens = 0;   // so many are done with
+  /// Those of the next `num_tokens` tokens that are wanted.
+  [[nodiscard]] PromptRows pooled_rows(int64_t num_tokens) const {
+    const int64_t end = computed + num_tokens;
+    if (request.pooling == Pooling::kMean) {
+      const int64_t begin = std::max(computed, pooled_tokens);
+      return {begin, std::max<int64_t>(end - begin, 0)};
+    }
+    const bool last = request.pooling == Pooling::kLast && end == prompt_tokens;
+    return last ? PromptRows{end - 1, 1} : PromptRows{};
+  }
+  /// Tokens in front that need not be computed where others have their keys and values.
+  [[nodiscard]] int64_t skippable() const {
+    int64_t most = length() - 1;  // the last token's logits or hidden state are wanted
+    if (scores_prompt()) {
+      most = std::min(most, scored);
+    }
+    return request.pooling == Pooling::kMean ? std::min(most, pooled_tokens) : most;
+  }
+
   /// Whether a token is sampled when all tokens are computed.
   [[nodiscard]] bool wants_token() const { return generated() < request.max_tokens; }
 

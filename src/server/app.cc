@@ -27,6 +27,7 @@ constexpr std::array kRoutes = {
     RouteEntry{"POST", "/v1/responses/", route_cancel_response},
     RouteEntry{"POST", "/v1/messages", route_messages},
     RouteEntry{"POST", "/v1/messages/count_tokens", route_count_tokens},
+    RouteEntry{"POST", "/v1/embeddings", route_embeddings},
     RouteEntry{"POST", "/generate", route_generate},
     RouteEntry{"GET", "/v1/models", route_models},
     RouteEntry{"GET", "/v1/models/", route_model},

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/embedding_form.h"
 #include "engine/engine.h"
 #include "server/answer_grammars.h"
 #include "server/api_keys.h"
@@ -15,6 +16,7 @@
 #include "server/response_store.h"
 #include "server/running_answers.h"
 #include "server/schema.h"
+#include "server/task_thread.h"
 #include "server/text_frontend.h"
 #include "text/answer/answer_form.h"
 
@@ -29,6 +31,8 @@ struct AppOptions {
   int64_t stream_interval = 1;             // tokens that a stream sends at a time
   double request_timeout_s = 0;            // most that a request may take; 0: as long as it takes
   AnswerForm form;                         // of the model's answers to a chat
+  EmbeddingForm embedding;                 // of prompts
+  Status no_embeddings;                    // why there are none, if there are none
   std::string model_path, tokenizer_path;  // as given, for clients that look
 };
 
@@ -50,7 +54,8 @@ struct AppContext {
   ServerMetrics metrics;
   const std::shared_ptr<RunningAnswers> running = std::make_shared<RunningAnswers>();
   const std::shared_ptr<ResponseStore> responses = std::make_shared<ResponseStore>();
-  std::atomic<bool> ready{true};  // false: /health and every POST answer 503
+  std::atomic<bool> ready{true};   // false: /health and every POST answer 503
+  TaskThread grammar_thread{256};  // makes grammars; last: its tasks use the others
 };
 
 /// The answer to a request that is refused for its head: 401 without the key, 404 for an unknown

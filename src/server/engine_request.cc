@@ -63,6 +63,25 @@ Result<std::unique_ptr<TokenConstraint>> constraint_of(const AppContext& context
   return limited_thought({tokenizer, marks, *job.request.thought_tokens}, start, std::move(out));
 }
 
+/// Where the model marks no calls, nothing can hold those to a schema that it makes if it likes.
+std::optional<ApiError> ignore_strict(const AppContext& context, GenerationJob& job) {
+  GenerationRequest& request = job.request;
+  if (request.calls.required || request.form.kind != AskedForm::Kind::kFree ||
+      marks_calls(job.form.tools) || !has_strict_tools(request)) {
+    return std::nullopt;
+  }
+  constexpr std::string_view kField = "tools[].function.strict";
+  if (context.options.schema.strictness == Strictness::kStrict) {
+    return ApiError{400,
+                    fmt::format("{}: this model does not mark its calls, so they are held to a "
+                                "schema only with tool_choice required or a function's name",
+                                kField),
+                    std::string(kField), ""};
+  }
+  request.ignored.add(kField);
+  return std::nullopt;
+}
+
 }  // namespace
 
 std::optional<ApiError> prepare_job(const AppContext& context, GenerationJob& job) {
@@ -74,13 +93,7 @@ std::optional<ApiError> prepare_job(const AppContext& context, GenerationJob& jo
   if (auto error = check_thought_tokens(job)) {
     return error;
   }
-  AskedGrammar grammar = context.grammars.find(job.request, job.form);
-  if (const auto* error = std::get_if<ApiError>(&grammar)) {
-    return *error;
-  }
-  job.grammar = std::move(std::get<std::shared_ptr<const Grammar>>(grammar));
-  job.request.tools = Json();  // the prompt and the grammar are made of them
-  return std::nullopt;
+  return ignore_strict(context, job);
 }
 
 AnswerStream::Options stream_options(const AppContext& context,
@@ -137,6 +150,13 @@ void set_client(const AppContext& context, const HttpRequest& http, Request& req
     request.share = context.options.api_keys[*place].share;
   }
 }
+
+std::string key_name(const AppContext& context, const HttpRequest& http) {
+  const auto place = key_place(context.options.api_keys, http);
+  return place ? context.options.api_keys[*place].name : "";
+}
+
+ApiError too_late(const Status& why) { return {504, why.message(), "", "deadline_exceeded"}; }
 
 void set_deadline(const AppContext& context, std::optional<double> timeout_s, Request& request) {
   const double most = context.options.request_timeout_s;

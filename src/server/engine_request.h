@@ -28,7 +28,12 @@ namespace nibble {
 
 /// Says whose request it is, by its key.
 void set_client(const AppContext& context, const HttpRequest& http, Request& request);
+/// The name of that key; "" without one.
+[[nodiscard]] std::string key_name(const AppContext& context, const HttpRequest& http);
 /// When it ends at the latest: as it asks, and as the server's --request-timeout has it.
 void set_deadline(const AppContext& context, std::optional<double> timeout_s, Request& request);
+
+/// The error of a request that had no token at its deadline.
+[[nodiscard]] ApiError too_late(const Status& why);
 
 }  // namespace nibble

@@ -1,6 +1,7 @@
 #include "server/generation.h"
 
 #include <algorithm>
+#include <future>
 #include <utility>
 
 #include <fmt/format.h>
@@ -39,7 +40,9 @@ class Generation final : public std::enable_shared_from_this<Generation> {
   void record(const Choice& choice, const std::string& reason);
   void fail(const ApiError& error);
   void cancel_all();
-  [[nodiscard]] HttpHeaders headers() const;
+  void find_grammar();
+  void take_grammar(AskedGrammar grammar);
+  void begin();
   void complete();
   [[nodiscard]] Usage total_usage() const;
   /// Whether the prompt is shown as a part of the text, with its log probabilities.
@@ -56,15 +59,50 @@ class Generation final : public std::enable_shared_from_this<Generation> {
   Clock::time_point started_ = Clock::now();
 };
 
-void Generation::start() {
-  if (const auto error = prepare_job(context_, job_)) {
-    refuse(*exchange_, *error);
+/// Finds the grammar of the answers, now or, where it has to be made, on a thread that does so.
+void Generation::find_grammar() {
+  if (auto known = context_.grammars.find(job_.request, job_.form, Effort::kLookUp)) {
+    take_grammar(*std::move(known));
     return;
   }
+  using Task = std::packaged_task<AskedGrammar()>;  // which keeps what is thrown for take_grammar()
+  const auto task = std::make_shared<Task>([self = shared_from_this()] {
+    return self->context_.grammars.find(self->job_.request, self->job_.form, Effort::kMake).value();
+  });
+  const bool taken = context_.grammar_thread.post([self = shared_from_this(), task] {
+    (*task)();
+    self->exchange_->post([self, task] { self->take_grammar(task->get_future().get()); });
+  });
+  if (!taken) {
+    refuse(*exchange_, {429, "too many new forms are being prepared; try again later", "",
+                        "rate_limit_exceeded"});
+  }
+}
+
+void Generation::take_grammar(AskedGrammar grammar) {
+  if (const auto* error = std::get_if<ApiError>(&grammar)) {
+    refuse(*exchange_, renamed(*error, job_.names));
+    return;
+  }
+  job_.grammar = std::move(std::get<std::shared_ptr<const Grammar>>(grammar));
+  job_.request.tools = Json();  // the prompt and the grammar are made of them
+  begin();
+}
+
+void Generation::start() {
+  if (const auto error = prepare_job(context_, job_)) {
+    refuse(*exchange_, renamed(*error, job_.names));
+    return;
+  }
+  find_grammar();
+}
+
+void Generation::begin() {
   for (auto& prompt : job_.prompts) {
-    truncate_prompt(context_, job_.request, prompt);
-    if (const auto error = check_prompt(context_, prompt, job_.request)) {
-      refuse(*exchange_, *error);
+    const int64_t answer = job_.request.max_tokens.value_or(1);
+    truncate_prompt(context_, job_.request.truncate_prompt_tokens, answer, prompt);
+    if (const auto error = check_prompt(context_, prompt, answer, prompt_field(job_.request))) {
+      refuse(*exchange_, renamed(*error, job_.names));
       return;
     }
     for (int64_t i = 0; i < job_.request.n; ++i) {
@@ -85,6 +123,9 @@ void Generation::start() {
       }
     }
   });
+  if (over_) {  // it went away while the grammar was made
+    return;
+  }
   RunningAnswers::Flags flags;
   for (Choice& choice : choices_) {
     flags.push_back(choice.cancelled = std::make_shared<std::atomic<bool>>(false));
@@ -101,7 +142,8 @@ void Generation::start() {
   running_ = choices_.size();
   context_.metrics.record_ignored(job_.request.ignored);
   if (job_.request.stream) {
-    exchange_->start_stream("text/event-stream; charset=utf-8", headers());
+    exchange_->start_stream("text/event-stream; charset=utf-8",
+                            warning_headers(job_.request.ignored));
     for (size_t i = 0; i < choices_.size() && job_.format->begins_at_once(); ++i) {
       open(choices_[i]);
     }
@@ -195,11 +237,12 @@ void Generation::on_event(size_t index, TokenEvent event) {
     return;
   }
   if (event.finish == FinishReason::kError) {
-    fail({500, event.failure.message(), "", ""});
+    const bool asked = event.failure.code() == StatusCode::kInvalidArgument;  // by what was sent
+    fail({asked ? 400 : 500, event.failure.message(), "", ""});
     return;
   }
   if (event.finish == FinishReason::kTimeout && !event.failure.ok()) {
-    fail({504, event.failure.message(), "", "deadline_exceeded"});
+    fail(too_late(event.failure));
     return;
   }
   // By us only when over_, or when it was ended by another request: so by a shutdown.
@@ -271,10 +314,8 @@ void Generation::end_choice(Choice& choice, FinishReason reason) {
 
 void Generation::record(const Choice& choice, const std::string& reason) {
   const auto now = Clock::now();
-  const std::vector<ApiKey>& keys = context_.options.api_keys;
-  const auto place = key_place(keys, exchange_->request());
   context_.metrics.record({.finish_reason = reason,
-                           .key_name = place ? keys[*place].name : "",
+                           .key_name = key_name(context_, exchange_->request()),
                            .prompt_tokens = choice.usage.prompt_tokens,
                            .generated_tokens = choice.usage.completion_tokens,
                            .cached_tokens = choice.usage.cached_tokens,
@@ -298,13 +339,6 @@ Usage Generation::total_usage() const {
   return total;
 }
 
-/// Those of every answer.
-HttpHeaders Generation::headers() const {
-  const IgnoredFields& ignored = job_.request.ignored;
-  return ignored.empty() ? HttpHeaders()
-                         : HttpHeaders{{std::string(kWarningHeader), ignored.warning()}};
-}
-
 void Generation::complete() {
   over_ = true;
   if (job_.request.stream) {
@@ -313,7 +347,7 @@ void Generation::complete() {
     return;
   }
   exchange_->respond({.status = 200,
-                      .headers = headers(),
+                      .headers = warning_headers(job_.request.ignored),
                       .body = job_.format->whole_body(choices_, total_usage())});
 }
 

@@ -142,6 +142,17 @@ class FakeModel final : public Model {
     for (size_t i = 0; i < batch.logit_rows.size(); ++i) {
       write_logits(batch, batch.logit_rows[i], cache, logits.subspan(i * vocab, vocab));
     }
+    last_ = batch;
+  }
+
+  /// The middle ones of a row's logits.
+  void final_states(int64_t first, std::span<float> out) override {
+    const auto width = static_cast<size_t>(config_.hidden_size);
+    std::vector<float> logits(static_cast<size_t>(config_.vocab_size));
+    for (; !out.empty(); out = out.subspan(width)) {
+      write_logits(last_, static_cast<int32_t>(first++), *cache_, logits);
+      std::copy_n(logits.begin() + std::ssize(logits) / 2, width, out.begin());
+    }
   }
 
  private:
@@ -210,7 +221,7 @@ class FakeModel final : public Model {
 
   void write_logits(const StepInput& batch,
                     int32_t row,
-                    PagedKvCache& cache,
+                    const PagedKvCache& cache,
                     std::span<float> logits) const {
     for (size_t sequence = 0; sequence < batch.sequences.size(); ++sequence) {
       const SequenceSpan& span = batch.sequences[sequence];
@@ -262,6 +273,7 @@ class FakeModel final : public Model {
   uint64_t differs_ = 0;
   std::vector<int32_t> last_tokens_;  // sampled by the step started last
   std::deque<std::vector<SampledRow>> started_;
+  StepInput last_;
 };
 
 }  // namespace nibble

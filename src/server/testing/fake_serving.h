@@ -51,6 +51,7 @@ class FakeEngine final : public Engine {
     options_.max_queued_requests = 100;
     config_.eos_token_ids = {kFakeEnd};
     config_.vocab_size = kFakeEnd + 1;
+    config_.hidden_size = 4;
     thread_ = std::thread([this] { run(); });
   }
   ~FakeEngine() override {
@@ -118,6 +119,17 @@ class FakeEngine final : public Engine {
     return out;
   }
 
+  /// The hidden state of a token: {itself, 3, 0, 4}.
+  static std::vector<float> pooled_of(const Request& request) {
+    if (request.pooling == Pooling::kNone) {
+      return {};
+    }
+    const auto sum = std::accumulate(request.prompt.begin(), request.prompt.end(), 0.0F);
+    const float mean = sum / static_cast<float>(request.prompt.size());
+    const bool last = request.pooling == Pooling::kLast;
+    return {last ? static_cast<float>(request.prompt.back()) : mean, 3, 0, 4};
+  }
+
   /// The end where it may come, else the token if it may, else any that may.
   static int32_t allowed_token(TokenConstraint& constraint, int32_t token, int64_t produced) {
     std::vector<uint32_t> mask(static_cast<size_t>(mask_words(kFakeEnd + 1)));
@@ -167,6 +179,7 @@ class FakeEngine final : public Engine {
       event.prompt_logprobs = scores_of(request);
     }
     if (request.max_tokens == 0) {
+      event.pooled = pooled_of(request);
       event.finish = FinishReason::kLength;
     } else {
       const auto at = static_cast<size_t>(one.produced++) % request.prompt.size();
