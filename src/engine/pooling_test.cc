@@ -40,9 +40,9 @@ std::vector<float> mean_state(const std::vector<int32_t>& prompt) {
       sum[i] += state[i];
     }
   }
-  std::vector<float> out;
-  for (const double each : sum) {
-    out.push_back(static_cast<float>(each / static_cast<double>(prompt.size())));
+  std::vector<float> out(sum.size());
+  for (size_t i = 0; i < sum.size(); ++i) {
+    out[i] = static_cast<float>(sum[i] / static_cast<double>(prompt.size()));
   }
   return out;
 }

@@ -82,7 +82,9 @@ std::string unescaped(std::string_view part) {
       ++i;
       continue;
     }
-    const auto hex = [](char c) { return std::string_view("0123456789abcdef").find(c | 0x20); };
+    const auto hex = [](char c) {
+      return std::string_view("0123456789abcdef").find(static_cast<char>(c | 0x20));
+    };
     if (rest[0] == '%' && rest.size() > 2 && hex(rest[1]) < 16 && hex(rest[2]) < 16) {
       out += static_cast<char>(hex(rest[1]) * 16 + hex(rest[2]));
       i += 2;
