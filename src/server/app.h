@@ -54,8 +54,8 @@ struct AppContext {
   ServerMetrics metrics;
   const std::shared_ptr<RunningAnswers> running = std::make_shared<RunningAnswers>();
   const std::shared_ptr<ResponseStore> responses = std::make_shared<ResponseStore>();
-  std::atomic<bool> ready{true};   // false: /health and every POST answer 503
-  TaskThread grammar_thread{256};  // makes grammars; last: its tasks use the others
+  std::atomic<bool> ready{true};               // false: /health and every POST answer 503
+  TaskThread grammar_thread{"grammars", 256};  // makes grammars; last: its tasks use the others
 };
 
 /// The answer to a request that is refused for its head: 401 without the key, 404 for an unknown

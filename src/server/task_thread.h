@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "base/queue.h"
+#include "base/thread_name.h"
 
 namespace nibble {
 
@@ -13,7 +14,12 @@ namespace nibble {
 /// and must not throw.
 class TaskThread final {
  public:
-  explicit TaskThread(size_t most_waiting) : tasks_(most_waiting), thread_([this] { run(); }) {}
+  /// `name` is a constant, for name_thread().
+  TaskThread(const char* name, size_t most_waiting)
+      : tasks_(most_waiting), thread_([this, name] {
+          name_thread(name);
+          run();
+        }) {}
   /// Waits for the task that runs; those that wait are dropped.
   ~TaskThread() {
     stopping_ = true;
