@@ -12,6 +12,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/process.h"
+#include "base/thread_name.h"
 #include "command.h"
 #include "engine/session.h"
 #include "serve_flags.h"
@@ -110,16 +111,34 @@ Result<AnswerForm> answer_form(const ServeFlags& flags, const ServingSession& se
   return form;
 }
 
+/// What cannot be made embeddings of answers chats all the same.
+void use_embedding_form(const ServeFlags& flags, AppOptions& options) {
+  std::optional<Pooling> asked;
+  if (flags.pooling != "auto") {
+    asked = flags.pooling == "mean" ? Pooling::kMean : Pooling::kLast;
+  }
+  auto form = read_embedding_form(flags.model_dir, asked);
+  if (form.ok()) {
+    options.embedding = std::move(form).value();
+    NIBBLE_LOG(kInfo, "embeddings: {} (--pooling)", pooling_name(options.embedding.pooling));
+  } else {
+    options.no_embeddings = form.status();
+    NIBBLE_LOG(kWarning, "no embeddings: {}", form.status().message());
+  }
+}
+
 Result<AppOptions> app_options(const ServeFlags& flags, const ServingSession& session) {
   AppOptions options{.model_names = flags.names,
-                     .api_key = flags.api_key,
+                     .api_keys = flags.keys,
                      .version = NIBBLE_VERSION,
                      .created = std::time(nullptr),
-                     .stream_interval = flags.stream_interval};
+                     .stream_interval = flags.stream_interval,
+                     .request_timeout_s = flags.request_timeout_s};
   options.schema = {.strictness = flags.strict ? Strictness::kStrict : Strictness::kLenient,
                     .defaults = sampling_defaults(flags, session.config)};
   NIBBLE_ASSIGN_OR_RETURN(options.schema.template_arguments, template_arguments_of(flags));
   NIBBLE_ASSIGN_OR_RETURN(options.form, answer_form(flags, session));
+  use_embedding_form(flags, options);
   options.model_path = flags.model_dir;
   options.tokenizer_path =
       flags.session.tokenizer_dir.empty() ? flags.model_dir : flags.session.tokenizer_dir;
@@ -127,6 +146,24 @@ Result<AppOptions> app_options(const ServeFlags& flags, const ServingSession& se
     options.model_names = {session.model_name, flags.model_dir};
   }
   return options;
+}
+
+/// Says how large steps become, and who decided it.
+void log_steps(const EngineOptions& asked, const ServingSession& session) {
+  const EngineOptions& options = session.engine->options();
+  const std::string device =
+      fmt::format("for {} with --prefer {}", session.backend->host_memory() ? "CPUs" : "this GPU",
+                  preference_name(options.prefer));
+  const auto reason = [&](int64_t value, const char* flag) {
+    return value > 0 ? std::string(flag) : device;
+  };
+  NIBBLE_LOG(kInfo,
+             "steps: {} sequences ({}), {} tokens ({}), of which prompts have {} where others "
+             "decode",
+             options.max_num_seqs, reason(asked.max_num_seqs, "--max-num-seqs"),
+             options.max_num_batched_tokens,
+             reason(asked.max_num_batched_tokens, "--max-num-batched-tokens"),
+             options.max_mixed_prefill);
 }
 
 Result<ServingSession> load(const ServeFlags& flags) {
@@ -139,6 +176,7 @@ Result<ServingSession> load(const ServeFlags& flags) {
   NIBBLE_ASSIGN_OR_RETURN(ServingSession session, open_session(flags.model_dir, options));
   NIBBLE_RETURN_IF_ERROR(use_chat_template(flags.chat_template, session));
   NIBBLE_RETURN_IF_ERROR(prove_engine(*session.engine));
+  log_steps(options.engine, session);
   return session;
 }
 
@@ -165,11 +203,15 @@ Status run(ServeFlags& flags) {
   bound_free_memory();
   const ShutdownSignals signals;
   NIBBLE_ASSIGN_OR_RETURN(flags.session.kv_code, parse_kv_cache_dtype(flags.kv_cache_dtype));
+  NIBBLE_ASSIGN_OR_RETURN(flags.session.engine.prefer, parse_preference(flags.prefer));
+  NIBBLE_ASSIGN_OR_RETURN(flags.keys, read_api_keys(flags.api_keys, flags.api_key_file));
   AppGate gate(NIBBLE_VERSION);
   NIBBLE_ASSIGN_OR_RETURN(std::unique_ptr<HttpServer> server,
                           HttpServer::start(flags.http, gate.callbacks()));
-  NIBBLE_ASSIGN_OR_RETURN(ServingSession session,
-                          signals.interruptible([&flags] { return load(flags); }));
+  NIBBLE_ASSIGN_OR_RETURN(ServingSession session, signals.interruptible([&flags] {
+    name_thread("loader");
+    return load(flags);
+  }));
   NIBBLE_ASSIGN_OR_RETURN(AppOptions options, app_options(flags, session));
   const TextFrontend text(session.tokenizer, session.chat_template, session.no_template);
   AppContext context(std::move(options), *session.engine, text);

@@ -98,8 +98,23 @@ void add_http_flags(CLI::App& command, ServeFlags& flags) {
       ->check(whole_number(0, kMostPort))
       ->envname("NIBBLE_PORT")
       ->capture_default_str();
-  command.add_option("--api-key", flags.api_key, "Key that clients must send as Bearer")
+  command
+      .add_option("--api-key", flags.api_keys,
+                  "Key that clients must send as Bearer (may be repeated: each key is served in "
+                  "turn)")
+      ->allow_extra_args(false)
       ->envname("NIBBLE_API_KEY");
+  command
+      .add_option("--api-key-file", flags.api_key_file,
+                  "File with a key on each line, if wanted with its name and its share behind it")
+      ->envname("NIBBLE_API_KEY_FILE");
+  command
+      .add_option("--request-timeout", flags.request_timeout_s,
+                  "Most seconds that a request may wait and run, its own timeout included; 0: as "
+                  "long as it takes")
+      ->envname("NIBBLE_REQUEST_TIMEOUT")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
   command
       .add_option("--shutdown-timeout", flags.shutdown_timeout_s,
                   "Seconds that running requests get after SIGTERM")
@@ -200,10 +215,39 @@ void add_model_flags(CLI::App& command, ServeFlags& flags) {
       ->capture_default_str()
       ->envname("NIBBLE_REASONING_PARSER");
   command
+      .add_option("--pooling", flags.pooling,
+                  "What embeddings are made of: the hidden state of the last token, or the mean of "
+                  "all; auto: as the model's files say, else last")
+      ->check(CLI::IsMember({"auto", "last", "mean"}))
+      ->capture_default_str()
+      ->envname("NIBBLE_POOLING");
+  command
       .add_option("--generation-config", flags.generation_config,
                   "Sampling defaults: auto takes the model's generation_config.json")
       ->envname("NIBBLE_GENERATION_CONFIG")
       ->check(CLI::IsMember({"auto", "none"}))
+      ->capture_default_str();
+}
+
+/// How large steps become.
+void add_step_flags(CLI::App& command, ServeFlags& flags) {
+  EngineOptions& engine = flags.session.engine;
+  const auto size = [&](const std::string& name, int64_t& value, const char* variable,
+                        const char* help) {
+    command.add_option(name, value, help)->envname(variable)->check(whole_number(1));
+  };
+  size("--max-num-seqs,--max-running-requests", engine.max_num_seqs, "NIBBLE_MAX_NUM_SEQS",
+       "Requests that run at once (default: what suits the device and --prefer, 64 or 128 on CPUs "
+       "and up to 256 or 512 on GPUs)");
+  size("--max-num-batched-tokens,--chunked-prefill-size", engine.max_num_batched_tokens,
+       "NIBBLE_MAX_NUM_BATCHED_TOKENS",
+       "Tokens of one step (default: 512 or 2048 on CPUs and up to 8192 or 16384 on GPUs)");
+  command
+      .add_option("--prefer", flags.prefer,
+                  "What steps are made for: ttft reads new prompts as soon as they fit, tpot reads "
+                  "few tokens of them where others decode, throughput makes the largest steps")
+      ->envname("NIBBLE_PREFER")
+      ->check(CLI::IsMember(preference_names()))
       ->capture_default_str();
 }
 
@@ -218,12 +262,9 @@ void add_engine_flags(CLI::App& command, ServeFlags& flags) {
   };
   count("-c,--max-model-len,--context-length", engine.max_model_len, "NIBBLE_MAX_MODEL_LEN",
         "Longest prompt and answer together, in tokens; 0: the model's");
-  count("--max-num-seqs,--max-running-requests", engine.max_num_seqs, "NIBBLE_MAX_NUM_SEQS",
-        "Requests that run at once");
-  count("--max-num-batched-tokens,--chunked-prefill-size", engine.max_num_batched_tokens,
-        "NIBBLE_MAX_NUM_BATCHED_TOKENS", "Tokens of one step");
+  add_step_flags(command, flags);
   count("--max-queued-requests", engine.max_queued_requests, "NIBBLE_MAX_QUEUED_REQUESTS",
-        "Requests that may wait; more are answered with 429");
+        "Requests of one key that may wait; more are answered with 429");
   count("--block-size,--page-size", engine.page_size, "NIBBLE_BLOCK_SIZE",
         "Tokens of one page of the KV cache");
   command
@@ -249,9 +290,10 @@ void add_engine_flags(CLI::App& command, ServeFlags& flags) {
   command
       .add_option(
           "--speculative-config", flags.speculative_config,
-          "Propose tokens ahead by looking up the last ones in prompt and answer, and verify "
-          "them in one step: JSON with method (ngram), num_speculative_tokens, "
-          "prompt_lookup_max, prompt_lookup_min; on CPUs")
+          "Propose tokens ahead and verify them in one step, on CPUs: JSON with method (ngram, "
+          "which looks the last ones up in prompt and answer, or draft_model), "
+          "num_speculative_tokens, and prompt_lookup_max and prompt_lookup_min, or model, the "
+          "folder of a smaller model")
       ->envname("NIBBLE_SPECULATIVE_CONFIG");
   CpuBackendOptions& backend = flags.session.backend.cpu;
   add_thread_flags(command, {backend.threads, backend.pinning, backend.numa});

@@ -2,6 +2,8 @@
 
 #include <pthread.h>
 
+#include "base/thread_name.h"
+
 namespace nibble {
 
 StopOnSignal::StopOnSignal() {
@@ -9,7 +11,10 @@ StopOnSignal::StopOnSignal() {
   sigaddset(&signals_, SIGINT);
   sigaddset(&signals_, SIGTERM);
   pthread_sigmask(SIG_BLOCK, &signals_, &before_);
-  watcher_ = std::thread([this] { watch(); });
+  watcher_ = std::thread([this] {
+    name_thread("signals");
+    watch();
+  });
 }
 
 StopOnSignal::~StopOnSignal() {

@@ -30,7 +30,7 @@ struct OfflineFlags {
   std::vector<int64_t> contexts = {0};
   int64_t input_len = 512;
   int64_t output_len = 64;
-  int64_t max_num_batched_tokens = EngineOptions().max_num_batched_tokens;
+  int64_t max_num_batched_tokens = 512;
   int64_t repeats = 5;
   uint64_t seed = 0;
   bool json = false;

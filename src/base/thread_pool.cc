@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "base/check.h"
+#include "base/thread_name.h"
 
 namespace nibble {
 namespace {
@@ -86,7 +87,10 @@ ThreadPool::ThreadPool(const ThreadPlan& plan)
   CHECK_LE(threads_, static_cast<int>(kWorkersMask));
   workers_.reserve(static_cast<size_t>(threads_ - 1));
   for (int i = 1; i < threads_; ++i) {
-    workers_.emplace_back([this, i] { work(i); });
+    workers_.emplace_back([this, i] {
+      name_thread("pool", i);
+      work(i);
+    });
   }
 }
 

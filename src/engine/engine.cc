@@ -1,5 +1,6 @@
 #include "engine/engine.h"
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
@@ -10,6 +11,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "base/thread_name.h"
 #include "engine/engine_core.h"
 
 namespace nibble {
@@ -23,7 +25,10 @@ class ThreadedEngine final : public Engine {
   explicit ThreadedEngine(std::unique_ptr<EngineCore> core)
       : core_(std::move(core)), config_(core_->model_config()), options_(core_->options()) {
     stats_ = core_->stats();
-    thread_ = std::thread([this] { loop(); });
+    thread_ = std::thread([this] {
+      name_thread("engine");
+      loop();
+    });
   }
 
   ~ThreadedEngine() override {
@@ -46,7 +51,7 @@ class ThreadedEngine final : public Engine {
       if (refusing_) {
         return make_error(StatusCode::kUnavailable, "the engine is shutting down");
       }
-      if (queued() >= options_.max_queued_requests) {
+      if (queued(request.client) >= options_.max_queued_requests) {
         return make_error(StatusCode::kResourceExhausted,
                           "{} requests are waiting already (max_queued_requests)",
                           options_.max_queued_requests);
@@ -85,8 +90,11 @@ class ThreadedEngine final : public Engine {
   [[nodiscard]] const EngineOptions& options() const override { return options_; }
 
  private:
-  [[nodiscard]] int64_t queued() const {
-    return never_admitted_ + static_cast<int64_t>(inbox_.size());
+  // Requests of a client that wait and were never admitted.
+  [[nodiscard]] int64_t queued(int64_t client) const {
+    const auto found = never_admitted_.find(client);
+    return (found == never_admitted_.end() ? 0 : found->second) +
+           std::ranges::count(inbox_, client, &Request::client);
   }
 
   void loop() {
@@ -113,7 +121,9 @@ class ThreadedEngine final : public Engine {
       cancelling = std::exchange(cancelling_, false);
       forgetting = std::exchange(forgetting_, false);
       unfinished_ += static_cast<int64_t>(arrived.size());
-      never_admitted_ += static_cast<int64_t>(arrived.size());
+      for (const Request& request : arrived) {
+        ++never_admitted_[request.client];
+      }
       stats_.waiting += static_cast<int64_t>(arrived.size());
       if (stopping_) {
         cancelling = true;
@@ -187,8 +197,8 @@ class ThreadedEngine final : public Engine {
   std::condition_variable wake_;
   std::condition_variable idle_;
   std::deque<Request> inbox_;
-  int64_t unfinished_ = 0;      // taken from the inbox, without final event
-  int64_t never_admitted_ = 0;  // of these, still in the first queue
+  int64_t unfinished_ = 0;             // taken from the inbox, without final event
+  EngineCore::Counts never_admitted_;  // of these, still in the first queue
   bool refusing_ = false;
   bool cancelling_ = false;
   bool forgetting_ = false;
@@ -207,10 +217,12 @@ Result<EngineOptions> Engine::resolve_options(const EngineOptions& options,
 }
 
 Result<std::unique_ptr<Engine>> Engine::start(std::unique_ptr<Model> model,
-                                              const EngineOptions& options) {
+                                              const EngineOptions& options,
+                                              std::unique_ptr<Model> draft) {
   NIBBLE_ASSIGN_OR_RETURN(const EngineOptions resolved,
                           EngineCore::resolve(options, model->config()));
-  NIBBLE_ASSIGN_OR_RETURN(auto core, EngineCore::create(std::move(model), resolved));
+  NIBBLE_ASSIGN_OR_RETURN(auto core,
+                          EngineCore::create(std::move(model), resolved, std::move(draft)));
   return std::unique_ptr<Engine>(std::make_unique<ThreadedEngine>(std::move(core)));
 }
 

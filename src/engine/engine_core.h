@@ -1,9 +1,11 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "engine/engine.h"
@@ -11,6 +13,7 @@
 #include "engine/model_runner.h"
 #include "engine/sampling_builder.h"
 #include "engine/scheduler.h"
+#include "engine/speculator.h"
 #include "ops/sampler.h"
 
 namespace nibble {
@@ -20,8 +23,10 @@ namespace nibble {
 class EngineCore final {
  public:
   /// `options` must be resolved. kResourceExhausted when the pages' memory is not to be had.
+  ///   draft: proposes tokens, and was loaded as DraftModel::model_options() says; may be null
   static Result<std::unique_ptr<EngineCore>> create(std::unique_ptr<Model> model,
-                                                    const EngineOptions& options);
+                                                    const EngineOptions& options,
+                                                    std::unique_ptr<Model> draft = nullptr);
 
   /// Fills in defaults and keeps limits consistent: max_model_len is at most what all pages hold,
   /// max_num_batched_tokens at least max_num_seqs. kInvalidArgument names a bad field.
@@ -35,10 +40,10 @@ class EngineCore final {
 
   /// Takes a checked request.
   void add(Request request);
-  /// Ends cancelled requests, computes one step and reports its events. False when idle. Where the
-  /// model samples tokens, the next step may already be under way when the call returns: what
-  /// changes its sequences then takes effect a step later. An InternalError leaves the core in need
-  /// of abandon().
+  /// Ends requests that are cancelled or past their deadline, computes one step and reports its
+  /// events. False when idle. Where the model samples tokens, the next step may already be under
+  /// way when the call returns: what changes its sequences then takes effect a step later. An
+  /// InternalError leaves the core in need of abandon().
   bool step();
   /// Ends all requests. Those of the last planned step get `batch_reason`, the others
   /// `other_reason`; both as errors. Pages and prefix cache start afresh.
@@ -50,8 +55,9 @@ class EngineCore final {
 
   [[nodiscard]] bool idle() const { return scheduler_->idle(); }
   [[nodiscard]] int64_t unfinished() const { return scheduler_->running() + scheduler_->waiting(); }
-  /// Requests never admitted so far.
-  [[nodiscard]] int64_t never_admitted() const { return never_admitted_; }
+  /// Requests never admitted so far, by client.
+  using Counts = std::unordered_map<int64_t, int64_t>;
+  [[nodiscard]] const Counts& never_admitted() const { return never_admitted_; }
   [[nodiscard]] EngineStats stats() const;
   /// Of its model, which this may wait for: stats() lacks them.
   [[nodiscard]] ExpertCounts expert_counts() const {
@@ -62,24 +68,28 @@ class EngineCore final {
   void check_integrity() const { scheduler_->check_integrity(); }
   /// For tests.
   [[nodiscard]] const PrefixCache& pages() const { return *pages_; }
+  [[nodiscard]] const Speculator& speculator() const { return *speculator_; }
 
  private:
+  using Clock = std::chrono::steady_clock;
+
   EngineCore(std::unique_ptr<Model> model, const EngineOptions& options, ModelRunner runner);
 
   void warm_up();
   void reset_pages();
+  void end_requests();
   [[nodiscard]] bool plan_step();
   void note_admissions();
   void run_plan();
   [[nodiscard]] bool may_run_ahead() const;
   void run_ahead();
-  [[nodiscard]] SamplerInput sampler_input(const Sequence& sequence, int64_t ahead);
   [[nodiscard]] std::optional<Result<SampledToken>> sample(size_t index, const Sequence& sequence);
   [[nodiscard]] Status score_prompt(size_t index, Sequence& sequence);
+  [[nodiscard]] Status pool_prompt(size_t index, const ScheduledSequence& item);
+  [[nodiscard]] Status read_prompt(size_t index, const ScheduledSequence& item);
   void handle_result(size_t index, const ScheduledSequence& item);
   [[nodiscard]] bool accept_token(Sequence& sequence, SampledToken sampled);
-  [[nodiscard]] bool verify_draft(size_t index, const ScheduledSequence& item);
-  void propose(Sequence& sequence) const;
+  void verify_draft(size_t index, const ScheduledSequence& item);
   void fail(Sequence& sequence, const Status& failure);
   [[nodiscard]] bool ends_answer(const Sequence& sequence, int32_t token) const;
   [[nodiscard]] std::unique_ptr<Sequence> take_out(Sequence& sequence);
@@ -98,9 +108,11 @@ class EngineCore final {
   std::unique_ptr<PrefixCache> pages_;
   std::unique_ptr<Scheduler> scheduler_;
   std::vector<ScheduledSequence> plan_;  // of the step being run
-  std::vector<int32_t> banned_;          // scratch
+  SamplerInputs inputs_;
+  std::unique_ptr<Speculator> speculator_;
+  std::vector<float> states_;  // scratch
   int64_t next_arrival_ = 0;
-  int64_t never_admitted_ = 0;
+  Counts never_admitted_;
   uint64_t unseeded_ = 0;  // state for requests without a seed
   EngineStats counters_;   // prompt, cached and generated tokens, steps
   int64_t past_preemptions_ = 0;

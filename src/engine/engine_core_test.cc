@@ -28,7 +28,7 @@ TEST(EngineCore, ResolvesDefaultsAndRefusesNonsense) {
   options.kv_bytes = 1;
   EXPECT_FALSE(EngineCore::resolve(options, model.config()).ok());
   options = small_options(0);
-  options.max_num_seqs = 0;
+  options.max_num_seqs = -1;
   EXPECT_FALSE(EngineCore::resolve(options, model.config()).ok());
 }
 
@@ -205,7 +205,7 @@ TEST(EngineCore, CancelFreesPagesWithinOneStep) {
     EXPECT_EQ(answer.finish, FinishReason::kCancelled);
   }
   EXPECT_EQ(core->stats().pages_used, 0);
-  EXPECT_EQ(core->never_admitted(), 0);
+  EXPECT_EQ(core->never_admitted().at(0), 0);
   core->check_integrity();
 }
 

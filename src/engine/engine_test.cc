@@ -8,6 +8,7 @@
 
 #include <gtest/gtest.h>
 
+#include "base/testing/thread_names.h"
 #include "engine/testing/fake_model.h"
 
 namespace nibble {
@@ -110,6 +111,14 @@ TEST(Engine, AnswersFromManyThreads) {
   EXPECT_EQ(engine->stats().running, 0);
 }
 
+TEST(Engine, ItsThreadHasAName) {
+  const auto engine = start(microseconds(0));
+  Collector collector;
+  ASSERT_TRUE(engine->submit(make_request({5}, 1, collector)).ok());
+  collector.wait_end();  // so it runs
+  EXPECT_EQ(thread_names().count("engine"), 1U);
+}
+
 TEST(Engine, QueueIsBounded) {
   const auto engine = start(milliseconds(2), {.max_num_seqs = 1, .max_queued_requests = 2});
   Collector first;
@@ -122,6 +131,11 @@ TEST(Engine, QueueIsBounded) {
   Collector refused;
   EXPECT_EQ(engine->submit(make_request({5}, 1, refused)).code(), StatusCode::kResourceExhausted);
   EXPECT_EQ(engine->submit(make_request({}, 1, refused)).code(), StatusCode::kInvalidArgument);
+  Collector stranger;  // what waits of one client keeps nobody else out
+  Request other_client = make_request({5}, 1, stranger);
+  other_client.client = 1;
+  EXPECT_TRUE(engine->submit(std::move(other_client)).ok());
+  EXPECT_EQ(stranger.wait_end().finish, FinishReason::kLength);
   EXPECT_EQ(others[1].wait_end().finish, FinishReason::kLength);
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/thread_name.h"
 #include "ops/token_mask.h"
 
 namespace nibble {
@@ -45,7 +46,10 @@ void MaskFiller::start(std::span<const ScheduledSequence> plan) {
   }
   const unsigned threads = std::clamp(std::thread::hardware_concurrency() / 2, 1U, kMostThreads);
   while (threads_.size() < threads) {
-    threads_.emplace_back([this] { work(); });
+    threads_.emplace_back([this, number = static_cast<int>(threads_.size())] {
+      name_thread("masks", number);
+      work();
+    });
   }
   next_ = 0;
   {

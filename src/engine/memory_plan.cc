@@ -5,6 +5,8 @@
 #include "arch/kv_specs.h"
 #include "base/log.h"
 #include "checkpoint/checkpoint_reader.h"
+#include "engine/draft_loader.h"
+#include "engine/engine_limits.h"
 #include "kvcache/kv_cache_shape.h"
 #include "model/decoder_scratch.h"
 
@@ -12,6 +14,17 @@ namespace nibble {
 namespace {
 
 constexpr int64_t kReserve = int64_t{1} << 30;
+constexpr int64_t kScratchShare = 8;  // of what the weights leave, unless sizes are asked for
+
+int64_t scratch_bytes(const EngineOptions& options,
+                      const ModelConfig& config,
+                      const Backend& backend) {
+  EngineOptions with_rows = options;
+  with_rows.max_prompt_rows = prompt_rows(options, config);
+  const ModelOptions steps = model_options(with_rows);
+  return decoder_scratch(config, steps, backend).total() +
+         backend.step_bytes(step_limits(config, steps));
+}
 
 std::string figures(const MemoryPlan& plan, const Backend& backend) {
   return fmt::format(
@@ -47,29 +60,63 @@ Result<MemoryPlan> plan_memory(const EngineOptions& options,
   // A tied table is kept once more as a head, unless it is read as it is in the file.
   const bool twice = config.tie_word_embeddings && config.dtype != DType::kBF16;
   const int64_t table = config.vocab_size * config.hidden_size * 2;
-  EngineOptions with_rows = options;
-  with_rows.max_prompt_rows = prompt_rows(options, config);
-  const ModelOptions steps = model_options(with_rows);
   MemoryPlan plan;
   plan.free = backend.free_memory();
   plan.weights = weights.total_bytes() + (twice ? table : 0);
-  plan.scratch = decoder_scratch(config, steps, backend).total() +
-                 backend.step_bytes(step_limits(config, steps));
+  plan.scratch = scratch_bytes(options, config, backend);
   plan.reserve = kReserve;
   plan.margin = plan.free / 16;
   return plan;
 }
 
-Result<EngineOptions> resolve_in_memory(const EngineOptions& options,
+Result<EngineOptions> choose_step_sizes(const EngineOptions& options,
+                                        const std::string& model_dir,
+                                        const ModelConfig& config,
+                                        const Backend& backend) {
+  EngineOptions out = options;
+  if (backend.host_memory()) {
+    fill_open_sizes(out, preferred_sizes(options.prefer, StepDevice::kCpu));
+    return out;
+  }
+  StepSizes sizes = preferred_sizes(options.prefer, StepDevice::kGpu);
+  fill_open_sizes(out, sizes);
+  if (options.max_num_seqs > 0 && options.max_num_batched_tokens > 0) {
+    return out;
+  }
+  NIBBLE_ASSIGN_OR_RETURN(const MemoryPlan plan, plan_memory(out, model_dir, config, backend));
+  const int64_t most = (plan.free - plan.weights - plan.reserve) / kScratchShare;
+  const EngineOptions first = out;
+  while (scratch_bytes(out, config, backend) > most && halve(sizes)) {
+    out = options;
+    fill_open_sizes(out, sizes);
+  }
+  if (out.max_num_seqs < first.max_num_seqs ||
+      out.max_num_batched_tokens < first.max_num_batched_tokens) {
+    NIBBLE_LOG(
+        kInfo,
+        "steps of {} sequences and {} tokens instead of {} and {}: their scratch memory is to "
+        "take {} MiB at most, an eighth of what the weights leave",
+        out.max_num_seqs, out.max_num_batched_tokens, first.max_num_seqs,
+        first.max_num_batched_tokens, most >> 20);
+  }
+  return out;
+}
+
+Result<EngineOptions> resolve_in_memory(const EngineOptions& asked,
                                         const std::string& model_dir,
                                         const ModelConfig& config,
                                         const Backend& backend) {
   const int64_t page_size =
-      options.page_size != 0 ? options.page_size : backend.preferred_page_size(options.kv_code);
-  KvCacheShape shape{.layers = kv_specs(config, options.kv_code), .page_size = page_size};
+      asked.page_size != 0 ? asked.page_size : backend.preferred_page_size(asked.kv_code);
+  KvCacheShape shape{.layers = kv_specs(config, asked.kv_code), .page_size = page_size};
   NIBBLE_RETURN_IF_ERROR(shape.check(backend, config.num_heads));
+  NIBBLE_ASSIGN_OR_RETURN(const EngineOptions options,
+                          choose_step_sizes(asked, model_dir, config, backend));
   if (backend.host_memory()) {
-    return Engine::resolve_options(options, config, &backend);
+    EngineOptions shared = options;
+    shared.page_size = page_size;
+    NIBBLE_ASSIGN_OR_RETURN(shared.draft_kv_bytes, draft_kv_bytes(shared, config, backend));
+    return Engine::resolve_options(shared, config, &backend);
   }
   NIBBLE_ASSIGN_OR_RETURN(const MemoryPlan plan, plan_memory(options, model_dir, config, backend));
   EngineOptions wanted = options;

@@ -29,18 +29,27 @@ struct MemoryPlan {
 /// a step has tokens.
 [[nodiscard]] int64_t prompt_rows(const EngineOptions& options, const ModelConfig& config);
 
-/// The plan for the model in `model_dir` on a backend with memory of its own. Fails where its
-/// weights cannot be opened.
+/// The plan for the model in `model_dir` on a backend with memory of its own; options.max_num_seqs
+/// and max_num_batched_tokens must not be open. Fails where its weights cannot be opened.
 Result<MemoryPlan> plan_memory(const EngineOptions& options,
                                const std::string& model_dir,
                                const ModelConfig& config,
                                const Backend& backend);
 
-/// Engine::resolve_options() with a cache that fits: of the size that was asked for, else what a
-/// GPU has left. kResourceExhausted with the figures when weights, scratch memory and cache need
-/// more than is free; kUnsupported for a cache that there are no kernels for, and what the
+/// `options` with the sizes of steps that were left open: those of its device, on GPUs halved until
+/// their scratch memory is at most an eighth of what the weights leave. The errors of
+/// plan_memory().
+Result<EngineOptions> choose_step_sizes(const EngineOptions& options,
+                                        const std::string& model_dir,
+                                        const ModelConfig& config,
+                                        const Backend& backend);
+
+/// Engine::resolve_options() with step sizes that were chosen so, and a cache that fits: of the
+/// size that was asked for, else what a GPU has left; in the host's memory, a draft model's cache
+/// has its part of that. kResourceExhausted with the figures when weights, scratch memory and cache
+/// need more than is free; kUnsupported for a cache that there are no kernels for, and what the
 /// backend's check_kv() finds.
-Result<EngineOptions> resolve_in_memory(const EngineOptions& options,
+Result<EngineOptions> resolve_in_memory(const EngineOptions& asked,
                                         const std::string& model_dir,
                                         const ModelConfig& config,
                                         const Backend& backend);

@@ -126,6 +126,7 @@ TEST_F(MemoryPlanTest, WindowsLeaveMemoryToOtherLayers) {
   const FakeGpu gpu(4096 * kMiB);
   EngineOptions options;
   options.max_num_seqs = 64;
+  options.max_num_batched_tokens = 512;
   options.kv_bytes = 512 * kMiB;
   config_.max_position = 65536;
   const auto plain = resolve_in_memory(options, folder_, config_, gpu).value();
@@ -178,8 +179,9 @@ TEST_F(MemoryPlanTest, RefusesWhatNoPageHolds) {
 
 TEST_F(MemoryPlanTest, TheCacheGetsWhatIsLeft) {
   const FakeGpu gpu(4096 * kMiB);
-  const MemoryPlan plan = plan_memory({}, folder_, config_, gpu).value();
   EngineOptions options;
+  options.max_num_batched_tokens = 512;
+  const MemoryPlan plan = plan_memory(options, folder_, config_, gpu).value();
   options.max_num_seqs = 4096;
   const auto resolved = resolve_in_memory(options, folder_, config_, gpu);
   ASSERT_TRUE(resolved.ok()) << resolved.status().message();
@@ -193,6 +195,7 @@ TEST_F(MemoryPlanTest, TheCacheGetsWhatIsLeft) {
 TEST_F(MemoryPlanTest, RefusesWithTheFigures) {
   EngineOptions options;
   options.max_num_seqs = 4096;
+  options.max_num_batched_tokens = 512;
   const auto none = resolve_in_memory(options, folder_, config_, FakeGpu(1200 * kMiB));
   EXPECT_EQ(none.status().code(), StatusCode::kResourceExhausted);
   for (const char* word : {"weights take 500 MiB", "1200 MiB free", "scratch memory"}) {
@@ -207,6 +210,27 @@ TEST_F(MemoryPlanTest, RefusesWithTheFigures) {
   // What was asked for may use the margin, too.
   options.kv_bytes = plan_memory(options, folder_, config_, FakeGpu(4096 * kMiB))->most_cache();
   EXPECT_TRUE(resolve_in_memory(options, folder_, config_, FakeGpu(4096 * kMiB)).ok());
+}
+
+TEST_F(MemoryPlanTest, AGpuTakesLargeStepsWhereItsMemoryAllows) {
+  const auto sizes = [&](const EngineOptions& options, int64_t free) {
+    const auto out = choose_step_sizes(options, folder_, config_, FakeGpu(free * kMiB)).value();
+    return std::pair(out.max_num_seqs, out.max_num_batched_tokens);
+  };
+  using Sizes = std::pair<int64_t, int64_t>;
+  constexpr int64_t kLarge = 140 << 10;
+  EXPECT_EQ(sizes({}, kLarge), Sizes(256, 8192));
+  EXPECT_EQ(sizes({.prefer = Preference::kThroughput}, kLarge), Sizes(512, 16384));
+  EXPECT_EQ(sizes({.max_num_seqs = 7}, kLarge), Sizes(7, 8192));
+  EXPECT_EQ(sizes({.max_num_batched_tokens = 300}, kLarge), Sizes(256, 300));
+  // Steps of 8192 tokens need more than an eighth of what a small GPU's weights leave.
+  const EngineOptions whole{.max_num_seqs = 256, .max_num_batched_tokens = 8192};
+  const int64_t scratch = plan_memory(whole, folder_, config_, FakeGpu(0))->scratch / kMiB;
+  const int64_t enough = 500 + 1024 + 8 * (scratch + 1);
+  EXPECT_EQ(sizes({}, enough), Sizes(256, 8192));
+  EXPECT_EQ(sizes({}, enough - 16), Sizes(256, 4096));
+  EXPECT_EQ(sizes({}, 1200), Sizes(64, 512));  // nothing is left
+  EXPECT_EQ(sizes(whole, 1200), Sizes(256, 8192));
 }
 
 TEST_F(MemoryPlanTest, NamesWeightsThatAreMissing) {

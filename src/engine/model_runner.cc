@@ -136,6 +136,11 @@ std::span<const float> ModelRunner::prompt_logits(size_t index) const {
   return logits_.as<float>().subspan(rows.first * vocab, rows.count * vocab);
 }
 
+void ModelRunner::final_states(size_t index, int64_t first, std::span<float> out) const {
+  CHECK_LT(index, spans_.size());
+  model_->final_states(spans_[index].q_begin + first, out);
+}
+
 std::span<float> ModelRunner::logits(size_t index, int64_t drafted) {
   CHECK_LT(index, logits_of_.size());
   if (logits_of_[index] < 0) {

@@ -40,6 +40,9 @@ class ModelRunner final {
   [[nodiscard]] std::span<float> logits(size_t index, int64_t drafted = 0);
   /// Logits [rows, vocab_size] that score prompt tokens of plan[index] (Sequence::prompt_rows).
   [[nodiscard]] std::span<const float> prompt_logits(size_t index) const;
+  /// Final hidden states [rows, hidden_size] of tokens of plan[index], the first of which stands
+  /// `first` behind the first that the step computes of it. After run().
+  void final_states(size_t index, int64_t first, std::span<float> out) const;
   /// The sample of plan[index]; null when the step ends inside its prompt.
   [[nodiscard]] const SampledRow* sampled(size_t index) const;
 

@@ -9,15 +9,12 @@
 namespace nibble {
 namespace {
 
-// Rows of a tile of products on CPUs: fewer take about as long.
-constexpr int64_t kDraftStepRows = 16;
+// What a token of an answer counts beside one of a prompt. An H200 takes 2.3 times as long for it
+// (bench/results/h200-models.json: 256 sequences and steps of 8192 tokens, bf16).
+constexpr double kAnswerToken = 2;
 
 bool arrives_before(const std::unique_ptr<Sequence>& a, const std::unique_ptr<Sequence>& b) {
   return a->arrival < b->arrival;
-}
-
-bool goes_before(const std::unique_ptr<Sequence>& a, const std::unique_ptr<Sequence>& b) {
-  return std::pair(a->request.priority, a->arrival) < std::pair(b->request.priority, b->arrival);
 }
 
 void insert_waiting(std::deque<std::unique_ptr<Sequence>>& waiting,
@@ -33,6 +30,7 @@ Scheduler::Scheduler(const SchedulerLimits& limits, PrefixCache& pages)
   CHECK_GE(limits.max_num_seqs, 1);
   CHECK_GE(limits.max_num_batched_tokens, limits.max_num_seqs);
   CHECK_GE(limits.page_size, 1);
+  CHECK_GE(limits.max_mixed_prefill, 1);
   CHECK_GE(limits.max_prompt_rows, 1);
   running_.reserve(static_cast<size_t>(limits.max_num_seqs));
   plan_.reserve(static_cast<size_t>(limits.max_num_seqs));
@@ -41,6 +39,7 @@ Scheduler::Scheduler(const SchedulerLimits& limits, PrefixCache& pages)
 void Scheduler::add(std::unique_ptr<Sequence> sequence) {
   CHECK(sequence->length() > 0 && sequence->lists.empty());
   sequence->lists.resize(static_cast<size_t>(pages_.num_pools()));
+  accounts_.enter(sequence->request.client);
   insert_waiting(waiting_, std::move(sequence));
 }
 
@@ -53,6 +52,9 @@ const std::vector<ScheduledSequence>& Scheduler::schedule() {
     if (running_[i]->remaining() == 1) {
       plan_running(i, 1);
     }
+  }
+  if (!plan_.empty()) {
+    budget_ = std::min(budget_, limits_.max_mixed_prefill);
   }
   for (size_t i = 0; i < running_.size() && budget_ > 0; ++i) {
     if (running_[i]->remaining() > 1) {
@@ -69,8 +71,11 @@ const std::vector<ScheduledSequence>& Scheduler::schedule() {
 // Spends pages that nobody has on tokens that are only proposed, in steps of few rows: in larger
 // ones a row that may be in vain costs as much as one that is not.
 void Scheduler::plan_drafts() {
-  const int64_t used = limits_.max_num_batched_tokens - budget_;
-  budget_ = std::min(budget_, kDraftStepRows - used);
+  int64_t used = 0;
+  for (const ScheduledSequence& item : plan_) {
+    used += item.num_tokens;
+  }
+  budget_ = std::min(limits_.max_num_batched_tokens, kSpeculatedRows) - used;
   for (ScheduledSequence& item : plan_) {
     Sequence& sequence = *item.sequence;
     const int64_t length = sequence.length();
@@ -133,21 +138,24 @@ int64_t Scheduler::room(const Sequence& sequence) const {
 }
 
 // Gives a sequence pages for `tokens` tokens, from later ones if need be. False when it is the
-// last and there are none left: it keeps what it has and goes on when others are done.
+// last and there are none left: it keeps what it has, of every pool as many as there were, and goes
+// on when others are done.
 bool Scheduler::grow(Sequence& sequence, int64_t tokens) {
+  bool all = true;
   for (int64_t pool = 0; pool < pages_.num_pools(); ++pool) {
     std::vector<int32_t>& pages = sequence.lists[static_cast<size_t>(pool)].pages;
     while (std::ssize(pages) < pages_for(tokens)) {
       if (const auto page = pages_.acquire(pool)) {
         pages.push_back(*page);
-      } else if (running_.back().get() == &sequence) {
-        return false;
-      } else {
+      } else if (running_.back().get() != &sequence) {
         preempt_last();
+      } else {
+        all = false;
+        break;
       }
     }
   }
-  return true;
+  return all;
 }
 
 void Scheduler::preempt_last() {
@@ -197,21 +205,32 @@ PrefixCache::Match Scheduler::match_of(const Sequence& sequence) {
             .lists = std::vector<PrefixCache::PageList>(sequence.lists.size()),
             .node = PrefixCache::kDetached};
   }
-  // The last token is always computed: its logits are wanted.
-  int64_t longest = sequence.length() - 1;
-  if (sequence.scores_prompt()) {
-    longest = std::min(longest, sequence.scored);
-  }
-  return pages_.match(sequence.tokens, longest, sequence.salt);
+  return pages_.match(sequence.tokens, sequence.skippable(), sequence.salt);
 }
 
-// Admits the first waiting sequence if all its known tokens fit beside what the running ones still
+// The place of the sequence that is admitted next: see the class.
+size_t Scheduler::next_waiting() const {
+  const int64_t priority = waiting_.front()->request.priority;
+  const auto rank = [&](const Sequence& sequence) {
+    return std::pair(!sequence.admitted, accounts_.served(sequence.request.client));
+  };
+  size_t best = 0;
+  for (size_t i = 1;
+       i < waiting_.size() && waiting_[i]->request.priority == priority && accounts_.clients() > 1;
+       ++i) {
+    best = rank(*waiting_[i]) < rank(*waiting_[best]) ? i : best;
+  }
+  return best;
+}
+
+// Admits the next waiting sequence if all its known tokens fit beside what the running ones still
 // need: admitting it earlier would only get it preempted.
 bool Scheduler::admit_next() {
   if (waiting_.empty() || running() >= limits_.max_num_seqs) {
     return false;
   }
-  Sequence& sequence = *waiting_.front();
+  const auto place = waiting_.begin() + static_cast<std::ptrdiff_t>(next_waiting());
+  Sequence& sequence = **place;
   PrefixCache::Match match = match_of(sequence);
   sequence.lists = std::move(match.lists);
   sequence.node = match.node;
@@ -224,10 +243,14 @@ bool Scheduler::admit_next() {
   if (!sequence.admitted) {
     sequence.admitted = true;
     sequence.cached_tokens = sequence.computed;
+    sequence.charged = sequence.prompt_tokens;  // at once, for the choice of the next one
+    accounts_.charge(sequence.request.client,
+                     static_cast<double>(sequence.prompt_tokens - sequence.computed),
+                     sequence.request.share);
   }
   sequence.turn = ++turns_;
-  running_.push_back(std::move(waiting_.front()));
-  waiting_.pop_front();
+  running_.push_back(std::move(*place));
+  waiting_.erase(place);
   plan_running(running_.size() - 1, sequence.remaining());
   return true;
 }
@@ -260,8 +283,18 @@ bool Scheduler::extend(std::span<const ScheduledSequence> plan) {
 void Scheduler::commit(Sequence& sequence, int64_t num_tokens) {
   sequence.computed += num_tokens;
   CHECK_LE(sequence.computed, sequence.length());
+  charge_answer(sequence);
   offer_pages(sequence);
   release_unseen(sequence);
+}
+
+// Charges its client for tokens of the answer that were computed for the first time.
+void Scheduler::charge_answer(Sequence& sequence) {
+  if (sequence.computed > sequence.charged) {
+    const auto tokens = static_cast<double>(sequence.computed - sequence.charged);
+    accounts_.charge(sequence.request.client, kAnswerToken * tokens, sequence.request.share);
+    sequence.charged = sequence.computed;
+  }
 }
 
 // Offers pages that became full to the prefix cache.
@@ -313,6 +346,7 @@ std::vector<std::unique_ptr<Sequence>> Scheduler::remove_if(
         continue;
       }
       release_pages(**it);
+      accounts_.leave((*it)->request.client);
       removed.push_back(std::move(*it));
       it = container.erase(it);
     }
@@ -323,11 +357,17 @@ std::vector<std::unique_ptr<Sequence>> Scheduler::remove_if(
   return removed;
 }
 
+bool Scheduler::any_of(const std::function<bool(const Sequence&)>& predicate) const {
+  const auto holds = [&](const Owned& sequence) { return predicate(*sequence); };
+  return std::ranges::any_of(running_, holds) || std::ranges::any_of(waiting_, holds);
+}
+
 std::vector<std::unique_ptr<Sequence>> Scheduler::take_all() {
   std::vector<Owned> all = std::move(running_);
   std::move(waiting_.begin(), waiting_.end(), std::back_inserter(all));
   running_.clear();
   waiting_.clear();
+  accounts_ = {};
   std::sort(all.begin(), all.end(), arrives_before);
   return all;
 }
@@ -341,55 +381,10 @@ void Scheduler::release_pages(Sequence& sequence) {
     }
     list = {};
   }
+  sequence.shadow.reset();
   sequence.computed = 0;
   sequence.offered_pages = 0;
   sequence.node = PrefixCache::kRoot;
-}
-
-void Scheduler::check_sequence(const Sequence& sequence) const {
-  CHECK_LT(sequence.computed, sequence.length());
-  CHECK_LE(sequence.computed, room(sequence));
-  for (int64_t pool = 0; pool < pages_.num_pools(); ++pool) {
-    const PagePool& from = pages_.pool(pool);
-    const PrefixCache::PageList& list = sequence.lists[static_cast<size_t>(pool)];
-    CHECK_EQ(list.first, first_token_read(from.window(), sequence.computed) / limits_.page_size);
-    // A page that is still written has one holder and is unknown to the cache.
-    for (int64_t i = sequence.computed / limits_.page_size; i < std::ssize(list.pages); ++i) {
-      const int32_t page = list.pages[static_cast<size_t>(i)];
-      CHECK_EQ(from.allocator().ref_count(page), 1);
-      CHECK(!from.contains(page));
-    }
-  }
-}
-
-void Scheduler::check_integrity() const {
-  pages_.check_integrity();
-  CHECK_LE(running(), limits_.max_num_seqs);
-  CHECK(std::ranges::is_sorted(running_, {}, [](const Owned& s) { return s->turn; }));
-  CHECK(std::ranges::is_sorted(waiting_, goes_before));
-  for (const Owned& sequence : waiting_) {
-    CHECK(room(*sequence) == 0 && sequence->computed == 0);
-  }
-  for (const Owned& sequence : running_) {
-    check_sequence(*sequence);
-  }
-  for (int64_t pool = 0; pool < pages_.num_pools(); ++pool) {
-    const PagePool& from = pages_.pool(pool);
-    std::vector<int32_t> holders(static_cast<size_t>(from.allocator().num_pages()), 0);
-    for (const Owned& sequence : running_) {
-      const PrefixCache::PageList& list = sequence->lists[static_cast<size_t>(pool)];
-      for (int64_t i = list.first; i < std::ssize(list.pages); ++i) {
-        ++holders[static_cast<size_t>(list.pages[static_cast<size_t>(i)])];
-      }
-    }
-    int64_t used = 0;
-    for (int32_t page = 0; page < std::ssize(holders); ++page) {
-      const int32_t held = holders[static_cast<size_t>(page)];
-      CHECK_EQ(from.allocator().ref_count(page), held + (from.contains(page) ? 1 : 0));
-      used += held > 0 ? 1 : 0;
-    }
-    CHECK_EQ(used + from.available_pages(), std::ssize(holders));
-  }
 }
 
 }  // namespace nibble

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "engine/sequence.h"
+#include "engine/token_accounts.h"
 #include "kvcache/prefix_cache.h"
 
 namespace nibble {
@@ -16,7 +17,9 @@ namespace nibble {
 struct SchedulerLimits {
   int64_t max_num_seqs = 1;
   int64_t max_num_batched_tokens = 1;  // at least max_num_seqs, so that decodes always fit
-  int64_t max_prompt_rows = 1;         // of logits that score prompts and drafts, in a step
+  // Most tokens of prompts in a step in which others decode, so that these wait no longer.
+  int64_t max_mixed_prefill = std::numeric_limits<int64_t>::max();
+  int64_t max_prompt_rows = 1;  // of logits that score prompts and drafts, in a step
   int64_t page_size = 1;
   // Longer prompts have keys that depend on their length, so they share no pages (DynamicRope).
   int64_t longest_shared_prompt = std::numeric_limits<int64_t>::max();
@@ -30,14 +33,15 @@ struct ScheduledSequence {
   int64_t num_draft = 0;
 };
 
-/// Decides what each step computes. Of those that wait, the lowest priority is served first, and
-/// of these who came first, with continuous batching: every
-/// running decode gets one token, prefill chunks fill the rest of the step, then waiting sequences
-/// are admitted. A prompt that is scored takes as many tokens as rows of logits are left, and none
-/// is admitted behind one that is cut so. When pages run out, the sequence admitted last gives
-/// its pages back, and is computed again later; the first can therefore always go on, and nobody
-/// starves. Pages of pools with a window are given back as soon as no later token sees them.
-/// Touches no memory of the cache. Every sequence must fit into all pages of each pool.
+/// Decides what each step computes, with continuous batching: every running decode gets one token,
+/// prefill chunks fill the rest of the step, then waiting sequences are admitted: of those with the
+/// lowest priority number one that ran before, else one of the client that was served least
+/// (TokenAccounts), of its sequences the one that came first. A prompt that is scored takes as many
+/// tokens as rows of logits are left, and none is admitted behind one that is cut so. When pages
+/// run out, the sequence admitted last gives its pages back, and is computed again later; the first
+/// can therefore always go on, and nobody starves. Pages of pools with a window are given back as
+/// soon as no later token sees them. Touches no memory of the cache. Every sequence must fit into
+/// all pages of each pool.
 class Scheduler final {
  public:
   Scheduler(const SchedulerLimits& limits, PrefixCache& pages);
@@ -65,6 +69,9 @@ class Scheduler final {
   /// Gives up everything without returning pages, after an internal error made them doubtful.
   std::vector<std::unique_ptr<Sequence>> take_all();
 
+  /// Whether `predicate` holds for any sequence.
+  [[nodiscard]] bool any_of(const std::function<bool(const Sequence&)>& predicate) const;
+
   [[nodiscard]] int64_t running() const { return static_cast<int64_t>(running_.size()); }
   [[nodiscard]] int64_t waiting() const { return static_cast<int64_t>(waiting_.size()); }
   [[nodiscard]] bool idle() const { return running_.empty() && waiting_.empty(); }
@@ -87,7 +94,9 @@ class Scheduler final {
   [[nodiscard]] int64_t within_rows(const Sequence& sequence, int64_t count);
   [[nodiscard]] bool grow(Sequence& sequence, int64_t tokens);
   [[nodiscard]] PrefixCache::Match match_of(const Sequence& sequence);
+  [[nodiscard]] size_t next_waiting() const;
   [[nodiscard]] bool admit_next();
+  void charge_answer(Sequence& sequence);
   void preempt_last();
   void offer_pages(Sequence& sequence);
   void release_unseen(Sequence& sequence);
@@ -98,6 +107,7 @@ class Scheduler final {
   PrefixCache& pages_;
   std::deque<Owned> waiting_;   // by priority, then arrival
   std::vector<Owned> running_;  // by turn
+  TokenAccounts accounts_;      // of the clients of both
   std::vector<ScheduledSequence> plan_;
   std::vector<int32_t> offered_;  // scratch: a page of each pool
   int64_t budget_ = 0;            // tokens left in the step being planned

@@ -2,15 +2,19 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "engine/draft_gain.h"
 #include "engine/request.h"
 #include "engine/speculation.h"
 #include "kvcache/prefix_cache.h"
 
 namespace nibble {
+
+struct DraftShadow;
 
 /// A request inside the engine: its tokens, its pages and how far it is computed.
 struct Sequence {
@@ -31,11 +35,14 @@ struct Sequence {
   // except those that no later token sees.
   std::vector<PrefixCache::PageList> lists;
   int64_t computed = 0;
+  int64_t charged = 0;        // so many tokens were charged to its client
   int64_t offered_pages = 0;  // leading pages already offered to the prefix cache
   PrefixCache::NodeId node = PrefixCache::kRoot;
 
   std::vector<int32_t> draft;  // proposed to follow the tokens
   DraftLength draft_length;
+  DraftGain draft_gain;                 // of a draft model's proposals
+  std::shared_ptr<DraftShadow> shadow;  // what a draft model has of it
 
   /// Tokens seen so far, with how often the answer has them; kept only when penalties need it.
   std::unordered_map<int32_t, int32_t> seen;
@@ -60,6 +67,29 @@ struct Sequence {
     return {begin,
             std::max<int64_t>(std::min(computed + num_tokens, prompt_tokens - 1) - begin, 0)};
   }
+
+  // Where it wants final hidden states pooled.
+  std::vector<double> pooled;  // their sum
+  int64_t pooled_tokens = 0;   // so many are done with
+  /// Those of the next `num_tokens` tokens that are wanted.
+  [[nodiscard]] PromptRows pooled_rows(int64_t num_tokens) const {
+    const int64_t end = computed + num_tokens;
+    if (request.pooling == Pooling::kMean) {
+      const int64_t begin = std::max(computed, pooled_tokens);
+      return {begin, std::max<int64_t>(end - begin, 0)};
+    }
+    const bool last = request.pooling == Pooling::kLast && end == prompt_tokens;
+    return last ? PromptRows{end - 1, 1} : PromptRows{};
+  }
+  /// Tokens in front that need not be computed where others have their keys and values.
+  [[nodiscard]] int64_t skippable() const {
+    int64_t most = length() - 1;  // the last token's logits or hidden state are wanted
+    if (scores_prompt()) {
+      most = std::min(most, scored);
+    }
+    return request.pooling == Pooling::kMean ? std::min(most, pooled_tokens) : most;
+  }
+
   /// Whether a token is sampled when all tokens are computed.
   [[nodiscard]] bool wants_token() const { return generated() < request.max_tokens; }
 
@@ -72,5 +102,11 @@ struct Sequence {
   [[nodiscard]] int64_t generated() const { return length() - prompt_tokens; }
   [[nodiscard]] int64_t remaining() const { return length() - computed; }
 };
+
+/// Whether one stands before another in the queue: by priority, then arrival.
+[[nodiscard]] inline bool goes_before(const std::unique_ptr<Sequence>& a,
+                                      const std::unique_ptr<Sequence>& b) {
+  return std::pair(a->request.priority, a->arrival) < std::pair(b->request.priority, b->arrival);
+}
 
 }  // namespace nibble

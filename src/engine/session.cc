@@ -10,6 +10,8 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/process.h"
+#include "base/thread_name.h"
+#include "engine/draft_loader.h"
 #include "engine/memory_plan.h"
 #include "gguf/split.h"
 #include "quant/kv_formats.h"
@@ -189,6 +191,9 @@ Status load_engine(const std::string& model_dir,
   NIBBLE_ASSIGN_OR_RETURN(const ModelConfig config, load_model_config(model_dir));
   EngineOptions wanted = options.engine;
   wanted.kv_code = kv_code_for(options.kv_code, config, *session.backend);
+  if (wanted.speculation.tokens > 0 && session.backend->samples_tokens()) {
+    return no_speculation();
+  }
   NIBBLE_ASSIGN_OR_RETURN(const EngineOptions resolved,
                           resolve_in_memory(wanted, model_dir, config, *session.backend));
   NIBBLE_ASSIGN_OR_RETURN(auto model,
@@ -196,7 +201,9 @@ Status load_engine(const std::string& model_dir,
   session.config = model->config();
   session.scheme = model->scheme();
   session.backend_name = session.backend->name();
-  NIBBLE_ASSIGN_OR_RETURN(session.engine, Engine::start(std::move(model), resolved));
+  NIBBLE_ASSIGN_OR_RETURN(auto draft, load_draft_model(resolved, session.config, *session.backend));
+  NIBBLE_ASSIGN_OR_RETURN(session.engine,
+                          Engine::start(std::move(model), resolved, std::move(draft)));
   return {};
 }
 
@@ -209,10 +216,16 @@ Result<ServingSession> open_session(const std::string& model_dir, const SessionO
   session.model_name = name_of(model_dir);
   const std::string& text_dir = options.tokenizer_dir.empty() ? model_dir : options.tokenizer_dir;
   // Large tokenizers take as long as the weights: both are read at once.
-  auto text = std::async(std::launch::async, [&] { return load_text(text_dir, session); });
+  auto text = std::async(std::launch::async, [&] {
+    name_thread("tokenizer");
+    return load_text(text_dir, session);
+  });
   const Status loaded = load_engine(model_dir, options, session);
   NIBBLE_RETURN_IF_ERROR(text.get());
   NIBBLE_RETURN_IF_ERROR(loaded);
+  if (const std::string& draft = options.engine.speculation.draft_model; !draft.empty()) {
+    NIBBLE_RETURN_IF_ERROR(check_same_tokens(*session.tokenizer, draft));
+  }
   release_free_memory();  // parsing a large tokenizer leaves tens of megabytes
   session.load_ms =
       std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();

@@ -1,7 +1,10 @@
 #include "engine/speculation.h"
 
 #include <algorithm>
+#include <array>
 #include <string>
+
+#include <fmt/format.h>
 
 #include "base/json.h"
 
@@ -12,6 +15,10 @@ constexpr const char* kFlag = "--speculative-config";
 constexpr int64_t kFirstLength = 4;  // of a sequence, which may not repeat itself at all
 constexpr int64_t kMostTokens = 64;
 constexpr int64_t kMostLookup = 64;
+constexpr std::array<std::string_view, 4> kLookupMembers = {
+    "method", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min"};
+constexpr std::array<std::string_view, 3> kModelMembers = {"method", "num_speculative_tokens",
+                                                           "model"};
 
 Status read_count(const Json& object, const char* name, int64_t most, int64_t& value) {
   const Json* member = object.find(name);
@@ -26,20 +33,41 @@ Status read_count(const Json& object, const char* name, int64_t most, int64_t& v
   return {};
 }
 
-Status check_members(const Json& object) {
+Status check_members(const Json& object, std::span<const std::string_view> known) {
   for (const auto& [name, value] : object.as_object()) {
-    if (name == "method" && (!value.is_string() || value.as_string() != "ngram")) {
-      return make_error(StatusCode::kUnsupported, "{}: only the method \"ngram\" is supported",
-                        kFlag);
-    }
-    if (name != "method" && name != "num_speculative_tokens" && name != "prompt_lookup_max" &&
-        name != "prompt_lookup_min") {
-      return make_error(StatusCode::kUnsupported,
-                        "{}: unknown member {}; there are method, num_speculative_tokens, "
-                        "prompt_lookup_max and prompt_lookup_min",
-                        kFlag, name);
+    if (std::ranges::find(known, name) == known.end()) {
+      return make_error(StatusCode::kUnsupported, "{}: unknown member {}; there are {}", kFlag,
+                        name, fmt::join(known, ", "));
     }
   }
+  return {};
+}
+
+// Of prompt lookup.
+Status read_lookup(const Json& object, Speculation& out) {
+  NIBBLE_RETURN_IF_ERROR(read_count(object, "prompt_lookup_max", kMostLookup, out.lookup_max));
+  out.lookup_min = out.lookup_max;  // each is the other where it is not given
+  NIBBLE_RETURN_IF_ERROR(read_count(object, "prompt_lookup_min", kMostLookup, out.lookup_min));
+  if (object.find("prompt_lookup_max") == nullptr) {
+    out.lookup_max = out.lookup_min;
+  }
+  if (out.lookup_min > out.lookup_max) {
+    return make_error(StatusCode::kInvalidArgument,
+                      "{}: prompt_lookup_min {} must not be above prompt_lookup_max {}", kFlag,
+                      out.lookup_min, out.lookup_max);
+  }
+  return {};
+}
+
+Status read_model(const Json& object, Speculation& out) {
+  const Json* const model = object.find("model");
+  if (model == nullptr || !model->is_string() || model->as_string().empty()) {
+    return make_error(StatusCode::kInvalidArgument,
+                      "{}: the method \"draft_model\" needs model, the folder of a model with the "
+                      "same vocabulary",
+                      kFlag);
+  }
+  out.draft_model = model->as_string();
   return {};
 }
 
@@ -53,25 +81,30 @@ Result<Speculation> parse_speculation(std::string_view text) {
                       "\"num_speculative_tokens\": 8}}",
                       kFlag);
   }
-  NIBBLE_RETURN_IF_ERROR(check_members(*json));
-  Speculation out;
-  if (json->find("method") == nullptr || json->find("num_speculative_tokens") == nullptr) {
+  const Json* const method = json->find("method");
+  const std::string name = method != nullptr && method->is_string() ? method->as_string() : "";
+  const bool lookup = name == "ngram";
+  if (method != nullptr && !lookup && name != "draft_model") {
+    return make_error(StatusCode::kUnsupported,
+                      "{}: only the methods \"ngram\" and \"draft_model\" are supported", kFlag);
+  }
+  if (method == nullptr || json->find("num_speculative_tokens") == nullptr) {
     return make_error(StatusCode::kInvalidArgument, "{}: needs method and num_speculative_tokens",
                       kFlag);
   }
+  NIBBLE_RETURN_IF_ERROR(lookup ? check_members(*json, kLookupMembers)
+                                : check_members(*json, kModelMembers));
+  Speculation out;
   NIBBLE_RETURN_IF_ERROR(read_count(*json, "num_speculative_tokens", kMostTokens, out.tokens));
-  NIBBLE_RETURN_IF_ERROR(read_count(*json, "prompt_lookup_max", kMostLookup, out.lookup_max));
-  out.lookup_min = out.lookup_max;  // each is the other where it is not given
-  NIBBLE_RETURN_IF_ERROR(read_count(*json, "prompt_lookup_min", kMostLookup, out.lookup_min));
-  if (json->find("prompt_lookup_max") == nullptr) {
-    out.lookup_max = out.lookup_min;
-  }
-  if (out.lookup_min > out.lookup_max) {
-    return make_error(StatusCode::kInvalidArgument,
-                      "{}: prompt_lookup_min {} must not be above prompt_lookup_max {}", kFlag,
-                      out.lookup_min, out.lookup_max);
-  }
+  NIBBLE_RETURN_IF_ERROR(lookup ? read_lookup(*json, out) : read_model(*json, out));
   return out;
+}
+
+Status no_speculation() {
+  return make_error(StatusCode::kUnsupported,
+                    "{}: this device samples tokens where it computes, and verifies none that are "
+                    "proposed; leave it out, or use --device cpu",
+                    kFlag);
 }
 
 std::vector<int32_t> look_up(std::span<const int32_t> tokens,

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -9,18 +10,27 @@
 
 namespace nibble {
 
-/// Speculation by prompt lookup: where the last tokens of a sequence stood before, what followed
-/// them there is proposed, and verified in one step.
+/// Tokens that are proposed to follow a sequence, and verified in one step: by prompt lookup, which
+/// finds where its last tokens stood before and proposes what followed them there, or by a model.
 struct Speculation {
-  int64_t tokens = 0;      // most that are proposed at a time; 0: none ever
-  int64_t lookup_max = 5;  // last tokens that are looked for, as many of these as are found
-  int64_t lookup_min = 5;  // fewer than these propose nothing
+  int64_t tokens = 0;       // most that are proposed at a time; 0: none ever
+  int64_t lookup_max = 5;   // last tokens that are looked for, as many of these as are found
+  int64_t lookup_min = 5;   // fewer than these propose nothing
+  std::string draft_model;  // folder of a model that proposes; "": prompt lookup does
 };
 
+/// Most rows of a step with proposals: those of one tile of products on CPUs, of which fewer take
+/// about as long.
+inline constexpr int64_t kSpeculatedRows = 16;
+
 /// Reads vLLM's --speculative-config: {"method": "ngram", "num_speculative_tokens": N,
-/// "prompt_lookup_max": .., "prompt_lookup_min": ..}. kInvalidArgument names the member at fault,
-/// kUnsupported another method.
+/// "prompt_lookup_max": .., "prompt_lookup_min": ..} or {"method": "draft_model", "model": FOLDER,
+/// "num_speculative_tokens": N}. kInvalidArgument names the member at fault, kUnsupported another
+/// method.
 Result<Speculation> parse_speculation(std::string_view json);
+
+/// Why a device that samples tokens itself takes no speculation: kUnsupported.
+Status no_speculation();
 
 /// At most `most` tokens that may follow `tokens`: what followed the latest of the longest earlier
 /// occurrences of their end, over and over if that is the end itself. Empty if there is none.

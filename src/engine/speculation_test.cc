@@ -74,6 +74,10 @@ TEST(SpeculativeConfig, IsReadByVllmsNames) {
   const auto short_form = read(R"({"method":"ngram","num_speculative_tokens":6})");
   EXPECT_EQ(short_form->lookup_max, 5);
   EXPECT_EQ(short_form->lookup_min, 5);
+  const auto model = read(R"({"method":"draft_model","num_speculative_tokens":3,"model":"a/b"})");
+  EXPECT_EQ(model->draft_model, "a/b");
+  EXPECT_EQ(model->tokens, 3);
+  EXPECT_EQ(full->draft_model, "");
   EXPECT_EQ(
       read(R"({"method":"ngram","num_speculative_tokens":6,"prompt_lookup_max":3})")->lookup_min,
       3);
@@ -85,7 +89,12 @@ TEST(SpeculativeConfig, IsReadByVllmsNames) {
         {"[]", "JSON object"},
         {"{}", "needs method"},
         {R"({"method":"ngram"})", "num_speculative_tokens"},
-        {R"({"method":"eagle","num_speculative_tokens":6})", "only the method"},
+        {R"({"method":"eagle","num_speculative_tokens":6})", "only the methods"},
+        {R"({"method":7,"num_speculative_tokens":6})", "only the methods"},
+        {R"({"method":"draft_model","num_speculative_tokens":6})", "needs model"},
+        {R"({"method":"draft_model","num_speculative_tokens":6,"model":""})", "needs model"},
+        {R"({"method":"draft_model","num_speculative_tokens":6,"model":"x","prompt_lookup_max":2})",
+         "unknown member prompt_lookup_max"},
         {R"({"method":"ngram","num_speculative_tokens":0})", "num_speculative_tokens"},
         {R"({"method":"ngram","num_speculative_tokens":"6"})", "num_speculative_tokens"},
         {R"({"method":"ngram","num_speculative_tokens":6,"model":"x"})", "unknown member model"},

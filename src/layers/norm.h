@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <utility>
 
 #include "backend/backend.h"
@@ -28,6 +29,9 @@ class Norm final {
             .eps = eps_,
             .norm_bias = layer ? bias_.as<float>() : nullptr};
   }
+
+  /// Norms rows [rows, channels] of the host's memory in place, on the host.
+  void apply(Backend& backend, std::span<float> rows) const;
 
  private:
   DeviceBuffer weight_;

@@ -148,6 +148,13 @@ void Decoder::forward(const StepInput& batch, PagedKvCache& cache, std::span<flo
   backend_.read(logits_.as<float>(), logits);
 }
 
+void Decoder::final_states(int64_t first, std::span<float> out) {
+  const int64_t width = parts_.config.hidden_size;
+  CHECK_LE(first * width + std::ssize(out), options_.max_batch_tokens * width);
+  backend_.read(hidden_.as<float>() + first * width, out);
+  parts_.final_norm.apply(backend_, out);
+}
+
 void Decoder::start(const StepInput& batch, PagedKvCache& cache, const SamplingInput& input) {
   CHECK_EQ(input.rows.size(), batch.logit_rows.size());
   run(batch, cache, input, logits_.as<float>());

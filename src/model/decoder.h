@@ -47,6 +47,7 @@ class Decoder final : public Model {
   [[nodiscard]] Status check_weights() const override;
   Result<PagedKvCache> make_cache(const KvCacheShape& shape) override;
   void forward(const StepInput& batch, PagedKvCache& cache, std::span<float> logits) override;
+  void final_states(int64_t first, std::span<float> out) override;
   [[nodiscard]] bool samples_tokens() const override { return backend_.samples_tokens(); }
   [[nodiscard]] bool first_steps_are_slow() const override {
     return backend_.first_steps_are_slow();

@@ -45,6 +45,13 @@ class Model {
   /// rounded to BF16 when that is the model's dtype: as in transformers and vLLM, near ties are
   /// ties.
   virtual void forward(const StepInput& batch, PagedKvCache& cache, std::span<float> logits) = 0;
+  /// Final hidden states of rows of the step that forward() computed last: normed, what the head
+  /// multiplies, but not rounded.
+  ///   first: the first of the rows
+  ///   out: [rows, hidden_size] f32
+  virtual void final_states(int64_t /*first*/, std::span<float> /*out*/) {
+    CHECK_MSG(false, "this model shows no hidden states");
+  }
   /// Whether start() and finish() may be called.
   [[nodiscard]] virtual bool samples_tokens() const { return false; }
   /// Backend::first_steps_are_slow().

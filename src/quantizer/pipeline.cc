@@ -14,6 +14,7 @@
 #include "base/block_file.h"
 #include "base/log.h"
 #include "base/queue.h"
+#include "base/thread_name.h"
 #include "checkpoint/finite.h"
 #include "quantizer/digest.h"
 #include "quantizer/task_queue.h"
@@ -49,11 +50,17 @@ class Pipeline final {
     }
     std::vector<std::thread> writers;
     for (int i = 0; i < options_.budget.writers; ++i) {
-      writers.emplace_back([this] { write_chunks(); });
+      writers.emplace_back([this, i] {
+        name_thread("write", i);
+        write_chunks();
+      });
     }
     std::vector<std::thread> helpers;
     for (int i = 1; i < options_.budget.threads; ++i) {
-      helpers.emplace_back([this] { compute_chunks(); });
+      helpers.emplace_back([this, i] {
+        name_thread("encode", i);
+        compute_chunks();
+      });
     }
     compute_chunks();
     for (std::thread& helper : helpers) {

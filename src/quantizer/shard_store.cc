@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "base/file.h"
+#include "base/thread_name.h"
 
 namespace nibble {
 namespace {
@@ -132,7 +133,10 @@ Status ShardStore::verify_jobs(size_t shard, int threads) {
   };
   std::vector<std::thread> helpers;
   for (int i = 1; i < threads; ++i) {
-    helpers.emplace_back(work);
+    helpers.emplace_back([&work, i] {
+      name_thread("check", i);
+      work();
+    });
   }
   work();
   for (std::thread& helper : helpers) {

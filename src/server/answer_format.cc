@@ -8,6 +8,13 @@
 
 namespace nibble {
 
+Json stop_reason(const Choice& choice) {
+  if (choice.text.stopped()) {
+    return choice.text.stop_string();
+  }
+  return choice.timed_out ? Json(kTimeoutReason) : Json();
+}
+
 Json usage_json(const Usage& usage) {
   return Json::object(
       {{"prompt_tokens", usage.prompt_tokens},

@@ -11,6 +11,7 @@
 #include "text/grammar/call_grammar.h"
 #include "text/grammar/ebnf.h"
 #include "text/grammar/ebnf_check.h"
+#include "text/grammar/grammar_cost.h"
 #include "text/grammar/json_schema_grammar.h"
 #include "text/grammar/regex_check.h"
 
@@ -42,8 +43,18 @@ Result<GrammarText> form_text(const Tokenizer& tokenizer,
     return out;
   }
   if (asked.kind == Kind::kRegex) {
-    NIBBLE_ASSIGN_OR_RETURN(rule, check_regex(asked.text, RegexPlace::kText));
+    NIBBLE_ASSIGN_OR_RETURN(CheckedRegex regex, check_regex(asked.text, RegexPlace::kText));
+    rule = std::move(regex.ebnf);
   } else if (asked.kind == Kind::kChoice) {
+    size_t bytes = 0;
+    for (const std::string& choice : asked.choices) {
+      bytes += choice.size();
+    }
+    if (static_cast<int64_t>(bytes) * kLiteralCost > kMostGrammarCost) {
+      return make_error(StatusCode::kInvalidArgument,
+                        "the choices have {} bytes, but at most {} are allowed", bytes,
+                        kMostGrammarCost / kLiteralCost);
+    }
     for (const std::string& choice : asked.choices) {
       rule += (rule.empty() ? "" : " | ") + ebnf_literal(choice);
     }
@@ -81,19 +92,33 @@ std::vector<Tool> tools_of(const GenerationRequest& request) {
   return out;
 }
 
+bool is_strict(const Json& function) {
+  const Json* strict = function.find("strict");
+  return strict != nullptr && strict->is_bool() && strict->as_bool();
+}
+
+/// Which tools' arguments are held to their schemas.
+enum class Enforced : uint8_t {
+  kStrict,
+  kPossible,  // those that can be, too
+};
+
 /// Arguments as the tool's schema has them. A schema that cannot be enforced is an error for a
 /// strict tool; for others any object will do, as for servers that enforce nothing.
-std::variant<std::string, ApiError> arguments_rule(const Tool& tool, JsonSchemaGrammar& schemas) {
+std::variant<std::string, ApiError> arguments_rule(const Tool& tool,
+                                                   Enforced enforced,
+                                                   JsonSchemaGrammar& schemas) {
   const Json* parameters = tool.function->find("parameters");
-  const Json* strict = tool.function->find("strict");
-  if (parameters == nullptr || parameters->is_null()) {
+  const bool strict = is_strict(*tool.function);
+  if (parameters == nullptr || parameters->is_null() ||
+      (!strict && enforced == Enforced::kStrict)) {
     return std::string(JsonSchemaGrammar::any_object());
   }
   auto rule = schemas.add(*parameters);
   if (rule.ok()) {
     return std::move(rule).value();
   }
-  if (strict != nullptr && strict->is_bool() && strict->as_bool()) {
+  if (strict) {
     return refused(tool.param, rule.status());
   }
   NIBBLE_LOG(kWarning, "arguments of a tool that is not strict are any object: {}",
@@ -101,22 +126,33 @@ std::variant<std::string, ApiError> arguments_rule(const Tool& tool, JsonSchemaG
   return std::string(JsonSchemaGrammar::any_object());
 }
 
-std::variant<GrammarText, ApiError> calls_text(const Tokenizer& tokenizer,
-                                               ToolForm form,
-                                               const GenerationRequest& request) {
-  JsonSchemaGrammar schemas;
+/// The rules of all functions that may be called.
+std::variant<CallRules, ApiError> call_rules(const GenerationRequest& request,
+                                             Enforced enforced,
+                                             JsonSchemaGrammar& schemas) {
   CallRules functions;
   for (const Tool& tool : tools_of(request)) {
-    auto rule = arguments_rule(tool, schemas);
-    if (const auto* error = std::get_if<ApiError>(&rule)) {
-      return *error;
+    auto rule = arguments_rule(tool, enforced, schemas);
+    if (auto* error = std::get_if<ApiError>(&rule)) {
+      return std::move(*error);
     }
     functions.emplace_back(tool.function->find("name")->as_string(),
                            std::move(std::get<std::string>(rule)));
   }
+  return functions;
+}
+
+std::variant<GrammarText, ApiError> calls_text(const Tokenizer& tokenizer,
+                                               ToolForm form,
+                                               const GenerationRequest& request) {
+  JsonSchemaGrammar schemas;
+  auto functions = call_rules(request, Enforced::kPossible, schemas);
+  if (auto* error = std::get_if<ApiError>(&functions)) {
+    return std::move(*error);
+  }
   const bool one = !request.calls.function.empty() || !request.parallel_tool_calls;
-  auto calls =
-      call_grammar(tokenizer, form, functions, one ? CallCount::kOne : CallCount::kOneOrMore);
+  auto calls = call_grammar(tokenizer, form, std::get<CallRules>(functions),
+                            one ? CallCount::kOne : CallCount::kOneOrMore);
   if (!calls.ok()) {
     return refused("tool_choice", calls.status());
   }
@@ -158,17 +194,105 @@ AnswerGrammars::AnswerGrammars(const Tokenizer& tokenizer,
   }
 }
 
-AskedGrammar AnswerGrammars::find(const GenerationRequest& request, AnswerForm form) const {
-  if (request.form.kind == Kind::kFree && !request.calls.required) {
+bool has_strict_tools(const GenerationRequest& request) {
+  return request.tools.is_array() &&
+         std::ranges::any_of(request.tools.as_array(),
+                             [](const Json& tool) { return is_strict(*tool.find("function")); });
+}
+
+/// Finding those of special tokens and texts takes a look at all tokens.
+std::shared_ptr<const CallMark> AnswerGrammars::call_mark(const std::string& text) const {
+  const std::lock_guard lock(mutex_);
+  if (mark_ == nullptr || mark_->text() != text) {
+    mark_ = std::make_shared<const CallMark>(tokenizer_, text);
+  }
+  return mark_;
+}
+
+AnswerGrammars::Compiled AnswerGrammars::compile(const GrammarText& text, Effort effort) const {
+  if (effort == Effort::kMake) {
+    return compiler_->compile(text);
+  }
+  auto known = compiler_->known(text);
+  return known == nullptr ? Compiled() : Compiled(std::move(known));
+}
+
+/// Of messages to strict functions; the others are free.
+std::optional<AskedGrammar> AnswerGrammars::find_harmony_calls(const GenerationRequest& request,
+                                                               Effort effort) const {
+  ArgumentGrammars arguments;
+  const auto budget = std::make_shared<SchemaBudget>();
+  for (const Tool& tool : tools_of(request)) {
+    if (!is_strict(*tool.function)) {
+      continue;
+    }
+    JsonSchemaGrammar schemas(budget);
+    auto rule = arguments_rule(tool, Enforced::kStrict, schemas);
+    if (auto* error = std::get_if<ApiError>(&rule)) {
+      return std::move(*error);
+    }
+    auto grammar =
+        compile({.ebnf = schemas.text() + "root ::= " + std::get<std::string>(rule) + "\n",
+                 .shortest_limit = schemas.shortest_limit()},
+                effort);
+    if (!grammar) {
+      return std::nullopt;
+    }
+    if (!grammar->ok()) {
+      return refused(tool.param, grammar->status());
+    }
+    arguments.emplace(tool.function->find("name")->as_string(), grammar->value());
+  }
+  return gated_harmony_calls(tokenizer_, std::move(arguments));
+}
+
+/// Of answers that are free, but for the calls in them.
+std::optional<AskedGrammar> AnswerGrammars::find_calls(const GenerationRequest& request,
+                                                       ToolForm form,
+                                                       Effort effort) const {
+  if (form == ToolForm::kHarmony) {
+    return find_harmony_calls(request, effort);
+  }
+  JsonSchemaGrammar schemas;
+  auto functions = call_rules(request, Enforced::kStrict, schemas);
+  if (auto* error = std::get_if<ApiError>(&functions)) {
+    return std::move(*error);
+  }
+  auto tail = call_tail(tokenizer_, form, std::get<CallRules>(functions));
+  if (!tail.ok()) {
+    return refused("tools", tail.status());
+  }
+  auto grammar = compile(
+      {.ebnf = schemas.text() + tail->grammar, .shortest_limit = schemas.shortest_limit()}, effort);
+  if (!grammar) {
+    return std::nullopt;
+  }
+  if (!grammar->ok()) {
+    return refused("tools", grammar->status());
+  }
+  return gated_calls(tokenizer_, call_mark(tail->mark), grammar->value(), tail->next);
+}
+
+std::optional<AskedGrammar> AnswerGrammars::find(const GenerationRequest& request,
+                                                 AnswerForm form,
+                                                 Effort effort) const {
+  const bool free = request.form.kind == Kind::kFree && !request.calls.required;
+  if (free && (!has_strict_tools(request) || !marks_calls(form.tools))) {
     return std::shared_ptr<const Grammar>();
   }
   if (auto error = conflict(request)) {
     return *std::move(error);
   }
-  const std::string param = request.calls.required ? "tool_choice" : request.form.param;
+  std::string param = free ? "tools" : request.form.param;
+  if (request.calls.required) {
+    param = "tool_choice";
+  }
   if (compiler_ == nullptr) {
     return refused(param, Status(StatusCode::kUnsupported,
                                  "the model has no end token, by which such an answer could end"));
+  }
+  if (free) {
+    return find_calls(request, form.tools, effort);
   }
   GrammarText text;
   if (request.calls.required) {
@@ -184,11 +308,14 @@ AskedGrammar AnswerGrammars::find(const GenerationRequest& request, AnswerForm f
     }
     text = std::move(asked).value();
   }
-  auto grammar = compiler_->compile(text);
-  if (!grammar.ok()) {
-    return refused(param, grammar.status());
+  auto grammar = compile(text, effort);
+  if (!grammar) {
+    return std::nullopt;
   }
-  return std::move(grammar).value();
+  if (!grammar->ok()) {
+    return refused(param, grammar->status());
+  }
+  return grammar->value();
 }
 
 }  // namespace nibble

@@ -106,5 +106,46 @@ TEST_F(FormTest, CallsThatCannotBeRequired) {
   EXPECT_THAT(chat("x", strict), HasSubstr("tools[0].function.parameters: #/not: "));
 }
 
+constexpr char kStrict[] =
+    R"("tools":[{"type":"function","function":{"name":"add","strict":true,"parameters":)"
+    R"({"type":"object","properties":{"a":{"type":"integer","minimum":1,"maximum":3}},)"
+    R"("required":["a"],"additionalProperties":false}}}],"max_tokens":300)";
+// The fake says it as far as it may.
+constexpr char kWrongCall[] =
+    R"(Well.\n<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 9}}\n</tool_call>$)";
+
+TEST_F(FormTest, CallsOfStrictToolsObeyWhereTheModelMakesThem) {
+  const std::string answer = chat(kWrongCall, kStrict);
+  EXPECT_THAT(answer, HasSubstr(R"("content":"Well.")"));
+  EXPECT_THAT(answer, ::testing::ContainsRegex(R"("arguments":"\{\\"a\\": ?[123]\}")"));
+  EXPECT_THAT(answer, Not(HasSubstr("X-Nibble-Warning")));
+  EXPECT_THAT(chat("abc$", kStrict), HasSubstr(R"("content":"abc")"));
+  const std::string loose =
+      std::string(kStrict).replace(std::string(kStrict).find("true"), 4, "false");
+  EXPECT_THAT(chat(kWrongCall, loose), HasSubstr(R"({\"a\":9})"));
+  EXPECT_EQ(engine_.last().constraint, nullptr);
+  EXPECT_THAT(chat("x", std::string(kStrict) + R"(,"bad_words":["x"])"),
+              HasSubstr(R"("param":"bad_words")"));
+  const std::string unenforced =
+      R"("tools":[{"type":"function","function":{"name":"f","strict":true,"parameters":)"
+      R"({"not":{}}}}])";
+  EXPECT_THAT(chat("x", unenforced), HasSubstr("tools[0].function.parameters: #/not: "));
+  EXPECT_THAT(chat("x", unenforced + R"(,"tool_choice":"none","max_tokens":2)"),
+              HasSubstr("200 OK"));
+}
+
+class UnmarkedCallsTest : public AppTest {
+ protected:
+  UnmarkedCallsTest() { form_ = {ReasoningForm::kNone, ToolForm::kLlama}; }
+};
+
+TEST_F(UnmarkedCallsTest, StrictToolsAreNamedInTheHeader) {
+  EXPECT_THAT(chat("abc", kStrict),
+              HasSubstr("X-Nibble-Warning: ignored: tools[].function.strict\r\n"));
+  EXPECT_THAT(chat("abc", std::string(kStrict) + R"(,"tool_choice":"required")"),
+              Not(HasSubstr("X-Nibble-Warning")));
+  EXPECT_THAT(call("GET", "/metrics"), HasSubstr(R"(field="tools[].function.strict"} 1)"));
+}
+
 }  // namespace
 }  // namespace nibble

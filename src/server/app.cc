@@ -4,7 +4,6 @@
 #include <array>
 
 #include <fmt/format.h>
-#include <strings.h>
 
 #include "server/error.h"
 #include "server/http_text.h"
@@ -28,6 +27,7 @@ constexpr std::array kRoutes = {
     RouteEntry{"POST", "/v1/responses/", route_cancel_response},
     RouteEntry{"POST", "/v1/messages", route_messages},
     RouteEntry{"POST", "/v1/messages/count_tokens", route_count_tokens},
+    RouteEntry{"POST", "/v1/embeddings", route_embeddings},
     RouteEntry{"POST", "/generate", route_generate},
     RouteEntry{"GET", "/v1/models", route_models},
     RouteEntry{"GET", "/v1/models/", route_model},
@@ -60,15 +60,6 @@ bool matches(const RouteEntry& entry, std::string_view path) {
                                    : path == entry.path;
 }
 
-/// Compares in a time that does not depend on where the texts differ.
-bool equal_secret(std::string_view given, std::string_view wanted) {
-  unsigned difference = given.size() == wanted.size() ? 0 : 1;
-  for (size_t i = 0; i < given.size(); ++i) {
-    difference |= static_cast<unsigned char>(given[i] ^ wanted[i % wanted.size()]);
-  }
-  return difference == 0;
-}
-
 std::string_view plain_method(const HttpRequest& request) {
   return request.method == "HEAD" ? "GET" : std::string_view(request.method);
 }
@@ -89,18 +80,9 @@ bool is_open(std::string_view path) {
   return std::find(kOpen.begin(), kOpen.end(), path) != kOpen.end();
 }
 
-/// The key that a request has: as OpenAI's clients send it, or as Anthropic's do.
-std::string_view key_of(const HttpRequest& request) {
-  constexpr std::string_view kBearer = "Bearer ";
-  const std::string_view header = request.header("Authorization");
-  const bool bearer = header.size() >= kBearer.size() &&
-                      strncasecmp(header.data(), kBearer.data(), kBearer.size()) == 0;
-  return bearer ? header.substr(kBearer.size()) : request.header("x-api-key");
-}
-
 bool authorized(const AppContext& context, const HttpRequest& request) {
-  return context.options.api_key.empty() || is_open(request.path) ||
-         equal_secret(key_of(request), context.options.api_key);
+  return context.options.api_keys.empty() || is_open(request.path) ||
+         key_place(context.options.api_keys, request).has_value();
 }
 
 HttpResponse unsupported_coding(std::string_view coding, ErrorShape shape) {
@@ -132,7 +114,7 @@ std::optional<HttpResponse> check_head(const AppContext& context, const HttpRequ
   const ErrorShape shape = error_shape(request.path);
   if (!authorized(context, request)) {
     return error_response({401,
-                           "Incorrect API key: send the server's --api-key in the header "
+                           "Incorrect API key: send one of the server's (--api-key) in the header "
                            "\"Authorization: Bearer KEY\" or \"x-api-key: KEY\"",
                            "", "invalid_api_key"},
                           shape);

@@ -7,13 +7,16 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/embedding_form.h"
 #include "engine/engine.h"
 #include "server/answer_grammars.h"
+#include "server/api_keys.h"
 #include "server/http.h"
 #include "server/metrics.h"
 #include "server/response_store.h"
 #include "server/running_answers.h"
 #include "server/schema.h"
+#include "server/task_thread.h"
 #include "server/text_frontend.h"
 #include "text/answer/answer_form.h"
 
@@ -21,12 +24,15 @@ namespace nibble {
 
 struct AppOptions {
   std::vector<std::string> model_names;  // at least one; the first is the one shown
-  std::string api_key;                   // "": no key is asked for
+  std::vector<ApiKey> api_keys;          // none: no key is asked for
   SchemaOptions schema;
   std::string version;
   int64_t created = 0;                     // seconds since 1970, for /v1/models
   int64_t stream_interval = 1;             // tokens that a stream sends at a time
+  double request_timeout_s = 0;            // most that a request may take; 0: as long as it takes
   AnswerForm form;                         // of the model's answers to a chat
+  EmbeddingForm embedding;                 // of prompts
+  Status no_embeddings;                    // why there are none, if there are none
   std::string model_path, tokenizer_path;  // as given, for clients that look
 };
 
@@ -48,7 +54,8 @@ struct AppContext {
   ServerMetrics metrics;
   const std::shared_ptr<RunningAnswers> running = std::make_shared<RunningAnswers>();
   const std::shared_ptr<ResponseStore> responses = std::make_shared<ResponseStore>();
-  std::atomic<bool> ready{true};  // false: /health and every POST answer 503
+  std::atomic<bool> ready{true};               // false: /health and every POST answer 503
+  TaskThread grammar_thread{"grammars", 256};  // makes grammars; last: its tasks use the others
 };
 
 /// The answer to a request that is refused for its head: 401 without the key, 404 for an unknown

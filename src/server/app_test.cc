@@ -375,7 +375,7 @@ TEST(ServerMetrics, CountExpertsWhereThereAreSome) {
 
 class KeyTest : public AppTest {
  protected:
-  KeyTest() { key_ = "secret"; }
+  KeyTest() { keys_ = {{.key = "secret", .name = "key-1"}}; }
 };
 
 TEST_F(KeyTest, AsksForTheKey) {

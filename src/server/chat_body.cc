@@ -50,9 +50,13 @@ void set_tools(FieldReader& fields, const ToolOfChat& tool_of_chat, Json& chat) 
   }
 }
 
-void warn_of_tool(const Json& tool, const std::string& where) {
-  NIBBLE_LOG(kWarning, "{}: left out: this server has no tools of the type {}", where,
+void leave_out_tool(FieldReader& fields,
+                    const Json& tool,
+                    Strictness strictness,
+                    IgnoredFields& ignored) {
+  NIBBLE_LOG(kWarning, "a tool is left out: this server has none of the type {}",
              Json(shown(member_type(tool))).dump());
+  ignore_field(fields, kOtherTools, strictness, ignored);
 }
 
 Json function_object(Json function) {

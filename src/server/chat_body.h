@@ -9,13 +9,19 @@
 #include "base/json.h"
 #include "server/error.h"
 #include "server/field_reader.h"
+#include "server/ignored_fields.h"
 #include "server/schema.h"
 
 namespace nibble {
 
-/// The body of a chat in OpenAI's form that asks for what the body of another route asks for, or
-/// why there is none.
-using ChatBody = std::variant<Json, ApiError>;
+/// A body of OpenAI's form that asks for what the body of another route asks for, and what that one
+/// has beside.
+struct TranslatedBody {
+  Json body;
+  IgnoredFields ignored;
+};
+/// That of a chat, or why there is none.
+using ChatBody = std::variant<TranslatedBody, ApiError>;
 
 /// Of /v1/messages. Blocks other than text, tool_use, tool_result and thinking are refused.
 [[nodiscard]] ChatBody chat_of_messages(const Json& body, Strictness strictness);
@@ -45,8 +51,13 @@ using FieldNames = std::vector<std::pair<std::string_view, std::string_view>>;
 using ToolOfChat = std::function<Json(const Json& tool, const std::string& where)>;
 /// Sets a chat's tools, if any of those of `fields` is one.
 void set_tools(FieldReader& fields, const ToolOfChat& tool_of_chat, Json& chat);
-/// Says that a tool is left out for its type.
-void warn_of_tool(const Json& tool, const std::string& where);
+/// A tool of a type that this server lacks, kOtherTools, is left out with a line in the log, or
+/// refused where fields without effect are.
+inline constexpr std::string_view kOtherTools = "tools[].type";
+void leave_out_tool(FieldReader& fields,
+                    const Json& tool,
+                    Strictness strictness,
+                    IgnoredFields& ignored);
 /// A tool of a chat, or its choice of one: {"type": "function", "function": ...}.
 [[nodiscard]] Json function_object(Json function);
 

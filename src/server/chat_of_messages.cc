@@ -12,21 +12,29 @@
 namespace nibble {
 namespace {
 
-constexpr std::array<std::string_view, 21> kFields = {
-    "model", "messages", "max_tokens", "system", "tools", "tool_choice", "thinking",
-    "stop_sequences", "stream", "temperature", "top_p", "top_k", "output_config",
-    // without a meaning here
-    "metadata", "service_tier", "cache_control", "inference_geo", "speed", "betas",
-    "context_management", "diagnostics"};
+constexpr std::array<std::string_view, 15> kFields = {
+    "model",         "messages",       "max_tokens", "system",      "tools", "tool_choice",
+    "thinking",      "stop_sequences", "stream",     "temperature", "top_p", "top_k",
+    "output_config", "cache_control",  "timeout"};  // prompts are kept whether they
+                                                    // ask for it or not
+constexpr std::array kIgnored = {
+    IgnoredRow{"metadata", {"{}"}}, IgnoredRow{"service_tier", {"\"auto\"", "\"standard_only\""}},
+    IgnoredRow{"inference_geo"},    IgnoredRow{"speed", {"\"standard\""}},
+    IgnoredRow{"betas", {"[]"}},    IgnoredRow{"context_management"},
+    IgnoredRow{"container"},        IgnoredRow{"mcp_servers", {"[]"}},
+    IgnoredRow{"diagnostics"},
+};
 
 /// One conversion. Errors go to fields_.
 class MessagesReader final {
  public:
-  explicit MessagesReader(const Json& body) : body_(body), fields_(body) {}
+  MessagesReader(const Json& body, Strictness strictness)
+      : body_(body), strictness_(strictness), fields_(body) {}
 
-  ChatBody read(Strictness strictness);
+  ChatBody read();
 
  private:
+  void check_members();
   void read_system();
   void read_messages();
   void read_message(const Json& message, const std::string& where);
@@ -45,7 +53,9 @@ class MessagesReader final {
   void refuse_block(const Json& block, const std::string& where, std::string_view expected);
 
   const Json& body_;
+  const Strictness strictness_;
   FieldReader fields_;
+  IgnoredFields ignored_;
   Json chat_ = JsonObject();
   JsonArray messages_;
 };
@@ -226,7 +236,7 @@ Json MessagesReader::tool_of_chat(const Json& tool, const std::string& where) {
   }
   const std::string_view type = member_type(tool);
   if (!type.empty() && type != "custom") {
-    warn_of_tool(tool, where);
+    leave_out_tool(fields_, tool, strictness_, ignored_);
     return {};
   }
   Json function = Json::object({{"name", member(tool, "name", where)}});
@@ -297,6 +307,11 @@ void MessagesReader::read_thinking() {
   if (enabled && budget > 0) {
     chat_.set("thinking_token_budget", budget);
   }
+  const Json* display = inner.find("display");
+  if (display != nullptr &&
+      display->dump() != "\"summarized\"") {  // thoughts are shown as they are
+    ignore_field(fields_, "thinking.display", strictness_, ignored_);
+  }
   if (type != "adaptive") {
     chat_.set("chat_template_kwargs",
               Json::object({{"enable_thinking", enabled}, {"thinking", enabled}}));
@@ -320,6 +335,9 @@ void MessagesReader::read_output() {
     fields_.fail("output_config." + inner.error()->param, inner.error()->message);
   } else if (!effort.empty()) {
     chat_.set("reasoning_effort", effort);
+  }
+  if (inner.find("task_budget") != nullptr) {
+    ignore_field(fields_, "output_config.task_budget", strictness_, ignored_);
   }
   if (const Json* format = inner.find("format")) {
     const Json* schema = format->find("schema");
@@ -351,11 +369,17 @@ void MessagesReader::copy(const char* key) {
   }
 }
 
-ChatBody MessagesReader::read(Strictness strictness) {
+void MessagesReader::check_members() {
   const auto known = [](std::string_view key) {
-    return std::find(kFields.begin(), kFields.end(), key) != kFields.end();
+    return std::ranges::find(kFields, key) != kFields.end() ||
+           std::ranges::find(kIgnored, key, &IgnoredRow::name) != kIgnored.end();
   };
-  check_unknown_fields(fields_, body_, known, strictness);
+  ignored_.unknown = check_unknown_fields(fields_, body_, known, strictness_);
+  read_ignored(fields_, kIgnored, strictness_, ignored_);
+}
+
+ChatBody MessagesReader::read() {
+  check_members();
   read_system();
   read_messages();
   set_tools(
@@ -368,19 +392,20 @@ ChatBody MessagesReader::read(Strictness strictness) {
   read_stop();
   int64_t most = 0;
   fields_.integer("max_tokens", 1, std::numeric_limits<int32_t>::max(), most);
-  for (const char* key : {"model", "max_tokens", "stream", "temperature", "top_p", "top_k"}) {
+  for (const char* key :
+       {"model", "max_tokens", "stream", "temperature", "top_p", "top_k", "timeout"}) {
     copy(key);
   }
   if (fields_.error()) {
     return *fields_.error();
   }
-  return std::move(chat_);
+  return TranslatedBody{std::move(chat_), std::move(ignored_)};
 }
 
 }  // namespace
 
 ChatBody chat_of_messages(const Json& body, Strictness strictness) {
-  return MessagesReader(body).read(strictness);
+  return MessagesReader(body, strictness).read();
 }
 
 }  // namespace nibble

@@ -13,7 +13,7 @@ namespace nibble {
 namespace {
 
 // Members that chats have by the same name.
-constexpr std::array<std::string_view, 20> kCopied = {"model",
+constexpr std::array<std::string_view, 21> kCopied = {"model",
                                                       "stream",
                                                       "temperature",
                                                       "top_p",
@@ -32,25 +32,51 @@ constexpr std::array<std::string_view, 20> kCopied = {"model",
                                                       "skip_special_tokens",
                                                       "chat_template_kwargs",
                                                       "priority",
-                                                      "cache_salt"};
-constexpr std::array<std::string_view, 28> kFields = {
-    "input", "instructions", "tools", "tool_choice", "text", "max_output_tokens", "reasoning",
-    "store", "previous_response_id", "truncation", "include", "top_logprobs", "background",
-    "prompt", "conversation", "context_management",
-    // without a meaning here
-    "metadata", "user", "service_tier", "safety_identifier", "prompt_cache_key",
-    "prompt_cache_retention", "prompt_cache_options", "max_tool_calls", "stream_options",
-    "client_metadata", "moderation", "request_id"};
+                                                      "cache_salt",
+                                                      "timeout"};
+constexpr std::array<std::string_view, 17> kFields = {
+    "input",
+    "instructions",
+    "tools",
+    "tool_choice",
+    "text",
+    "max_output_tokens",
+    "reasoning",
+    "store",
+    "previous_response_id",
+    "truncation",
+    "include",
+    "top_logprobs",
+    "background",
+    "prompt",
+    "conversation",
+    "context_management",
+    "metadata"};  // kept with the response, and nothing else
+constexpr std::array kIgnored = {
+    IgnoredRow{"user"},
+    IgnoredRow{"service_tier", {"\"auto\"", "\"default\""}},
+    IgnoredRow{"safety_identifier"},
+    IgnoredRow{"prompt_cache_key"},
+    IgnoredRow{"prompt_cache_retention", {"\"in_memory\"", "\"in-memory\""}},
+    IgnoredRow{"prompt_cache_options"},
+    IgnoredRow{"max_tool_calls"},  // of tools that a server calls: there are none here
+    IgnoredRow{"stream_options", {"{}", R"({"include_obfuscation":false})"}},
+    IgnoredRow{"client_metadata"},
+    IgnoredRow{"moderation"},
+    IgnoredRow{"request_id"},
+};
 
 /// One conversion. Errors go to fields_.
 class ResponsesReader final {
  public:
-  explicit ResponsesReader(const Json& body) : body_(body), fields_(body) {}
+  ResponsesReader(const Json& body, Strictness strictness)
+      : body_(body), strictness_(strictness), fields_(body) {}
 
-  ChatBody read(const JsonArray& earlier, Strictness strictness);
+  ChatBody read(const JsonArray& earlier);
 
  private:
-  void check_members(Strictness strictness);
+  void check_members();
+  void check_include();
   void read_input(const JsonArray& earlier);
   void read_item(const Json& item, const std::string& where);
   void read_message(const Json& item, const std::string& where);
@@ -66,7 +92,9 @@ class ResponsesReader final {
   void flush();
 
   const Json& body_;
+  const Strictness strictness_;
   FieldReader fields_;
+  IgnoredFields ignored_;
   Json chat_ = JsonObject();
   JsonArray messages_;
   // What the model said and called in one turn is one message.
@@ -225,7 +253,7 @@ void ResponsesReader::read_input(const JsonArray& earlier) {
 
 Json ResponsesReader::tool_of_chat(const Json& tool, const std::string& where) {
   if (member_type(tool) != "function") {
-    warn_of_tool(tool, where);
+    leave_out_tool(fields_, tool, strictness_, ignored_);
     return {};
   }
   Json function = Json::object({{"name", text_member(fields_, tool, "name", where)}});
@@ -263,6 +291,10 @@ void ResponsesReader::read_text() {
   if (text != nullptr && !text->is_object()) {
     fields_.fail("text", "text: expected an object");
   }
+  const Json* verbosity = text != nullptr ? text->find("verbosity") : nullptr;
+  if (verbosity != nullptr && !verbosity->is_null() && verbosity->dump() != "\"medium\"") {
+    ignore_field(fields_, "text.verbosity", strictness_, ignored_);
+  }
   if (format == nullptr || format->is_null()) {
     return;
   }
@@ -297,14 +329,39 @@ void ResponsesReader::read_limits() {
   if (const Json* effort = reasoning->find("effort"); effort != nullptr && !effort->is_null()) {
     chat_.set("reasoning_effort", *effort);
   }
+  for (const auto& [key, name] : {std::pair{"summary", "reasoning.summary"},
+                                  std::pair{"generate_summary", "reasoning.generate_summary"}}) {
+    if (const Json* asked = reasoning->find(key); asked != nullptr && !asked->is_null()) {
+      ignore_field(fields_, name, strictness_, ignored_);
+    }
+  }
 }
 
-void ResponsesReader::check_members(Strictness strictness) {
+void ResponsesReader::check_include() {
+  const Json* include = fields_.find("include");
+  if (include == nullptr) {
+    return;
+  }
+  if (!include->is_array()) {
+    fields_.fail("include", "include: expected an array of strings");
+    return;
+  }
+  for (const Json& what : include->as_array()) {
+    if (what.is_string() && what.as_string() == "message.output_text.logprobs") {
+      fields_.fail("include", "include: log probabilities are given by /v1/chat/completions");
+    }
+    ignore_field(fields_, "include", strictness_, ignored_);
+  }
+}
+
+void ResponsesReader::check_members() {
   const auto known = [](std::string_view key) {
     return std::find(kFields.begin(), kFields.end(), key) != kFields.end() ||
-           std::find(kCopied.begin(), kCopied.end(), key) != kCopied.end();
+           std::find(kCopied.begin(), kCopied.end(), key) != kCopied.end() ||
+           std::ranges::find(kIgnored, key, &IgnoredRow::name) != kIgnored.end();
   };
-  check_unknown_fields(fields_, body_, known, strictness);
+  ignored_.unknown = check_unknown_fields(fields_, body_, known, strictness_);
+  read_ignored(fields_, kIgnored, strictness_, ignored_);
   fields_.refuse("background", "read the answer, or a stream of it");
   fields_.refuse("prompt", "there are no stored prompts; send input and instructions");
   fields_.refuse("conversation", "use previous_response_id, or send all items as input");
@@ -316,20 +373,11 @@ void ResponsesReader::check_members(Strictness strictness) {
   if (truncation != "disabled") {
     fields_.fail("truncation", "truncation: only \"disabled\" is supported; send fewer items");
   }
-  const Json* include = fields_.find("include");
-  if (include != nullptr && !include->is_array()) {
-    fields_.fail("include", "include: expected an array of strings");
-  } else if (include != nullptr) {
-    for (const Json& what : include->as_array()) {
-      if (what.is_string() && what.as_string() == "message.output_text.logprobs") {
-        fields_.fail("include", "include: log probabilities are given by /v1/chat/completions");
-      }
-    }
-  }
+  check_include();
 }
 
-ChatBody ResponsesReader::read(const JsonArray& earlier, Strictness strictness) {
-  check_members(strictness);
+ChatBody ResponsesReader::read(const JsonArray& earlier) {
+  check_members();
   read_input(earlier);
   set_tools(
       fields_,
@@ -346,7 +394,7 @@ ChatBody ResponsesReader::read(const JsonArray& earlier, Strictness strictness) 
   if (fields_.error()) {
     return *fields_.error();
   }
-  return std::move(chat_);
+  return TranslatedBody{std::move(chat_), std::move(ignored_)};
 }
 
 }  // namespace
@@ -361,7 +409,7 @@ JsonArray response_items(const Json& body) {
 }
 
 ChatBody chat_of_responses(const Json& body, const JsonArray& earlier, Strictness strictness) {
-  return ResponsesReader(body).read(earlier, strictness);
+  return ResponsesReader(body, strictness).read(earlier);
 }
 
 }  // namespace nibble

@@ -50,9 +50,15 @@ struct Choice {
   std::vector<TokenEntry> entries;  // with log probabilities; not yet sent ones when streaming
   Usage usage;
   double queue_seconds = 0;
+  bool timed_out = false;     // it ended at its deadline, and its finish_reason is "length"
   std::string finish_reason;  // "" while running; "stop", "length", "tool_calls" or "abort"
   std::shared_ptr<std::atomic<bool>> cancelled;
   std::chrono::steady_clock::time_point first_token, last_token;
 };
+
+/// What stop_reason says of an answer cut by its deadline.
+inline constexpr const char* kTimeoutReason = "timeout";
+/// The stop string that ended an answer, or kTimeoutReason; else null.
+[[nodiscard]] Json stop_reason(const Choice& choice);
 
 }  // namespace nibble

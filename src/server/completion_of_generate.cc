@@ -43,11 +43,22 @@ constexpr std::array kSampling = {
 };
 constexpr std::array<std::string_view, 4> kRefusedSampling = {"stop_regex", "structural_tag",
                                                               "custom_params", "thinking_budget"};
-constexpr std::array<std::string_view, 13> kFields = {
-    "text", "input_ids", "sampling_params", "stream", "return_logprob", "logprob_start_len",
-    "top_logprobs_num", "rid", "priority",
-    // without a meaning here
-    "return_text_in_logprobs", "log_metrics", "conversation_id", "model"};
+constexpr std::array<std::string_view, 10> kFields = {"text",
+                                                      "input_ids",
+                                                      "sampling_params",
+                                                      "stream",
+                                                      "return_logprob",
+                                                      "logprob_start_len",
+                                                      "top_logprobs_num",
+                                                      "rid",
+                                                      "priority",
+                                                      "timeout"};
+constexpr std::array kIgnored = {
+    IgnoredRow{"return_text_in_logprobs", {"false"}},
+    IgnoredRow{"log_metrics"},
+    IgnoredRow{"conversation_id"},
+    IgnoredRow{"model"},
+};
 constexpr std::array<std::string_view, 11> kRefused = {"input_embeds",
                                                        "image_data",
                                                        "video_data",
@@ -86,7 +97,8 @@ void read_prompt(FieldReader& fields, Json& completion) {
   }
 }
 
-void read_sampling(FieldReader& fields, Strictness strictness, Json& completion) {
+void read_sampling(FieldReader& fields, Strictness strictness, TranslatedBody& out) {
+  Json& completion = out.body;
   completion.set("max_tokens", kDefaultMaxTokens);
   const Json* sampling = fields.find("sampling_params");
   if (sampling == nullptr) {
@@ -101,7 +113,7 @@ void read_sampling(FieldReader& fields, Strictness strictness, Json& completion)
     return std::ranges::any_of(kSampling, [&](const FieldName& n) { return n.theirs == key; }) ||
            std::ranges::find(kRefusedSampling, key) != kRefusedSampling.end();
   };
-  check_unknown_fields(inner, *sampling, known, strictness);
+  out.ignored.unknown += check_unknown_fields(inner, *sampling, known, strictness);
   for (const std::string_view key : kRefusedSampling) {
     refuse_set(inner, key, "sampling_params.");
   }
@@ -135,27 +147,29 @@ void read_logprobs(FieldReader& fields, Json& completion) {
 
 ChatBody completion_of_generate(const Json& body, Strictness strictness) {
   FieldReader fields(body);
-  Json completion = JsonObject();
+  TranslatedBody out{.body = JsonObject()};
   const auto known = [](std::string_view key) {
     return std::ranges::find(kFields, key) != kFields.end() ||
-           std::ranges::find(kRefused, key) != kRefused.end();
+           std::ranges::find(kRefused, key) != kRefused.end() ||
+           std::ranges::find(kIgnored, key, &IgnoredRow::name) != kIgnored.end();
   };
-  check_unknown_fields(fields, body, known, strictness);
+  out.ignored.unknown = check_unknown_fields(fields, body, known, strictness);
+  read_ignored(fields, kIgnored, strictness, out.ignored);
   for (const std::string_view key : kRefused) {
     refuse_set(fields, key, "");
   }
-  read_prompt(fields, completion);
-  read_sampling(fields, strictness, completion);
-  read_logprobs(fields, completion);
-  for (const char* key : {"stream", "priority"}) {
+  read_prompt(fields, out.body);
+  read_sampling(fields, strictness, out);
+  read_logprobs(fields, out.body);
+  for (const char* key : {"stream", "priority", "timeout"}) {
     if (const Json* value = fields.find(key)) {
-      completion.set(key, *value);
+      out.body.set(key, *value);
     }
   }
   if (fields.error()) {
     return *fields.error();
   }
-  return completion;
+  return out;
 }
 
 }  // namespace nibble

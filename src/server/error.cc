@@ -32,6 +32,8 @@ std::string_view anthropic_error_type(int status) {
       return "rate_limit_error";
     case 503:
       return "overloaded_error";
+    case 504:
+      return "timeout_error";
     default:
       return status >= 500 ? "api_error" : "invalid_request_error";
   }
@@ -51,6 +53,8 @@ std::string_view error_type(int status) {
       return "rate_limit_error";
     case 503:
       return "unavailable_error";
+    case 504:
+      return "timeout_error";
     default:
       return status >= 500 ? "server_error" : "invalid_request_error";
   }

@@ -1,15 +1,14 @@
 #include "server/generation.h"
 
 #include <algorithm>
-#include <span>
+#include <future>
 #include <utility>
 
 #include <fmt/format.h>
 
+#include "server/engine_request.h"
 #include "server/error.h"
 #include "server/prompt.h"
-#include "text/grammar/thought_budget.h"
-#include "text/grammar/thought_gate.h"
 #include "text/tokenizer_utf8.h"
 
 namespace nibble {
@@ -31,10 +30,8 @@ class Generation final : public std::enable_shared_from_this<Generation> {
   void start();
 
  private:
-  int64_t max_tokens(const std::vector<int32_t>& prompt) const;
   Status submit(Choice& choice);
   void on_event(size_t index, TokenEvent event);
-  [[nodiscard]] AnswerStream::Options stream_options(const std::vector<int32_t>& prompt) const;
   std::vector<AnswerPiece> take_token(Choice& choice, const TokenEvent& event);
   void accept(Choice& choice, std::vector<AnswerPiece> pieces);
   void open(Choice& choice);
@@ -43,21 +40,18 @@ class Generation final : public std::enable_shared_from_this<Generation> {
   void record(const Choice& choice, const std::string& reason);
   void fail(const ApiError& error);
   void cancel_all();
-  [[nodiscard]] std::optional<ApiError> prepare();
-  [[nodiscard]] HttpHeaders headers() const;
+  void find_grammar();
+  void take_grammar(AskedGrammar grammar);
+  void begin();
   void complete();
   [[nodiscard]] Usage total_usage() const;
   /// Whether the prompt is shown as a part of the text, with its log probabilities.
   [[nodiscard]] bool scores_echo() const { return job_.request.echo && job_.request.logprobs >= 0; }
   [[nodiscard]] bool ends_answer(int32_t token) const;
-  [[nodiscard]] bool thinks_already(const std::vector<int32_t>& prompt) const;
-  [[nodiscard]] Result<std::unique_ptr<TokenConstraint>> constraint(
-      const std::vector<int32_t>& prompt) const;
 
   AppContext& context_;
   std::shared_ptr<HttpExchange> exchange_;
   GenerationJob job_;
-  std::vector<std::vector<int32_t>> bad_words_;
   std::vector<Choice> choices_;
   size_t running_ = 0;
   std::unique_ptr<RunningAnswers::Entry> entry_;
@@ -65,53 +59,55 @@ class Generation final : public std::enable_shared_from_this<Generation> {
   Clock::time_point started_ = Clock::now();
 };
 
-int64_t Generation::max_tokens(const std::vector<int32_t>& prompt) const {
-  const int64_t room =
-      context_.engine.options().max_model_len - static_cast<int64_t>(prompt.size());
-  return job_.request.max_tokens.value_or(room);
+/// Finds the grammar of the answers, now or, where it has to be made, on a thread that does so.
+void Generation::find_grammar() {
+  if (auto known = context_.grammars.find(job_.request, job_.form, Effort::kLookUp)) {
+    take_grammar(*std::move(known));
+    return;
+  }
+  using Task = std::packaged_task<AskedGrammar()>;  // which keeps what is thrown for take_grammar()
+  const auto task = std::make_shared<Task>([self = shared_from_this()] {
+    return self->context_.grammars.find(self->job_.request, self->job_.form, Effort::kMake).value();
+  });
+  const bool taken = context_.grammar_thread.post([self = shared_from_this(), task] {
+    (*task)();
+    self->exchange_->post([self, task] { self->take_grammar(task->get_future().get()); });
+  });
+  if (!taken) {
+    refuse(*exchange_, {429, "too many new forms are being prepared; try again later", "",
+                        "rate_limit_exceeded"});
+  }
 }
 
-/// Finds what the engine needs beside the prompts.
-std::optional<ApiError> Generation::prepare() {
-  auto words = bad_word_tokens(context_, job_.request);
-  if (const auto* error = std::get_if<ApiError>(&words)) {
-    return *error;
-  }
-  bad_words_ = std::get<0>(std::move(words));
-  if (job_.request.thought_tokens && !thought_marks(job_.form.reasoning)) {
-    return ApiError{400,
-                    "thinking_token_budget: this model's answers have no marked thoughts; use "
-                    "max_tokens to bound them",
-                    "thinking_token_budget", ""};
-  }
-  if (job_.request.thought_tokens && !job_.request.sampling.allowed_tokens.empty()) {
-    return ApiError{400,
-                    "thinking_token_budget: beside allowed_token_ids a thought might not end; keep "
-                    "one of them",
-                    "thinking_token_budget", ""};
-  }
-  AskedGrammar grammar = context_.grammars.find(job_.request, job_.form);
+void Generation::take_grammar(AskedGrammar grammar) {
   if (const auto* error = std::get_if<ApiError>(&grammar)) {
-    return *error;
+    refuse(*exchange_, renamed(*error, job_.names));
+    return;
   }
   job_.grammar = std::move(std::get<std::shared_ptr<const Grammar>>(grammar));
   job_.request.tools = Json();  // the prompt and the grammar are made of them
-  return std::nullopt;
+  begin();
 }
 
 void Generation::start() {
-  if (const auto error = prepare(); error) {
-    refuse(*exchange_, *error);
+  if (const auto error = prepare_job(context_, job_)) {
+    refuse(*exchange_, renamed(*error, job_.names));
     return;
   }
+  find_grammar();
+}
+
+void Generation::begin() {
   for (auto& prompt : job_.prompts) {
-    truncate_prompt(context_, job_.request, prompt);
-    if (const auto error = check_prompt(context_, prompt, job_.request)) {
-      refuse(*exchange_, *error);
+    const int64_t answer = job_.request.max_tokens.value_or(1);
+    truncate_prompt(context_, job_.request.truncate_prompt_tokens, answer, prompt);
+    if (const auto error = check_prompt(context_, prompt, answer, prompt_field(job_.request))) {
+      refuse(*exchange_, renamed(*error, job_.names));
       return;
     }
     for (int64_t i = 0; i < job_.request.n; ++i) {
-      Choice& choice = choices_.emplace_back(context_.text.tokenizer(), stream_options(prompt));
+      Choice& choice =
+          choices_.emplace_back(context_.text.tokenizer(), stream_options(context_, job_, prompt));
       choice.index = static_cast<int64_t>(choices_.size()) - 1;
       choice.prompt = prompt;
       if (scores_echo()) {
@@ -127,6 +123,9 @@ void Generation::start() {
       }
     }
   });
+  if (over_) {  // it went away while the grammar was made
+    return;
+  }
   RunningAnswers::Flags flags;
   for (Choice& choice : choices_) {
     flags.push_back(choice.cancelled = std::make_shared<std::atomic<bool>>(false));
@@ -143,7 +142,8 @@ void Generation::start() {
   running_ = choices_.size();
   context_.metrics.record_ignored(job_.request.ignored);
   if (job_.request.stream) {
-    exchange_->start_stream("text/event-stream; charset=utf-8", headers());
+    exchange_->start_stream("text/event-stream; charset=utf-8",
+                            warning_headers(job_.request.ignored));
     for (size_t i = 0; i < choices_.size() && job_.format->begins_at_once(); ++i) {
       open(choices_[i]);
     }
@@ -155,69 +155,10 @@ void Generation::open(Choice& choice) {
   exchange_->write(job_.format->stream_begin(choice));
 }
 
-bool Generation::thinks_already(const std::vector<int32_t>& prompt) const {
-  constexpr size_t kTail = 16;  // tokens that hold the opening of a thought, and blanks
-  const std::span<const int32_t> tail = std::span(prompt).last(std::min(prompt.size(), kTail));
-  return ends_in_thought(context_.text.tokenizer().decode(tail, DecodeSpecials::kKeep),
-                         job_.form.reasoning);
-}
-
-AnswerStream::Options Generation::stream_options(const std::vector<int32_t>& prompt) const {
-  const GenerationRequest& asked = job_.request;
-  AnswerForm form = job_.form;
-  if (!asked.separate_reasoning && form.reasoning != ReasoningForm::kHarmony) {
-    form.reasoning = ReasoningForm::kNone;
-  }
-  return {
-      .parser = {.form = form,
-                 .thinks_already = form.reasoning == job_.form.reasoning && thinks_already(prompt),
-                 .functions = asked.functions},
-      .stops = asked.stop,
-      .stop_text = asked.include_stop ? StopText::kKeep : StopText::kOmit,
-      .specials = asked.skip_special_tokens ? DecodeSpecials::kSkip : DecodeSpecials::kKeep};
-}
-
-/// What the tokens of an answer must obey; null if there is nothing.
-Result<std::unique_ptr<TokenConstraint>> Generation::constraint(
-    const std::vector<int32_t>& prompt) const {
-  std::unique_ptr<TokenConstraint> out;
-  if (job_.grammar == nullptr && !job_.request.thought_tokens) {
-    return out;
-  }
-  const Tokenizer& tokenizer = context_.text.tokenizer();
-  const ReasoningForm form = job_.form.reasoning;
-  const ThoughtStart start =
-      thinks_already(prompt) ? ThoughtStart::kThinking : ThoughtStart::kMayThink;
-  if (job_.grammar != nullptr) {
-    out = after_thought(tokenizer, form, start, job_.grammar->start());
-  }
-  if (!job_.request.thought_tokens) {
-    return out;
-  }
-  return limited_thought(tokenizer, form, start, *job_.request.thought_tokens, std::move(out));
-}
-
 Status Generation::submit(Choice& choice) {
-  const GenerationRequest& asked = job_.request;
-  Request request;
+  NIBBLE_ASSIGN_OR_RETURN(Request request, engine_request(context_, job_, choice));
   request.id = fmt::format("{}-{}", exchange_->request().id, choice.index);
-  request.prompt = choice.prompt;
-  request.max_tokens = max_tokens(choice.prompt);
-  request.min_tokens = asked.min_tokens;
-  request.sampling = asked.sampling;
-  if (request.sampling.seed) {
-    *request.sampling.seed += static_cast<uint64_t>(choice.index % asked.n);
-  }
-  request.stop_tokens = asked.stop_token_ids;
-  request.bad_words = bad_words_;
-  request.priority = asked.priority;
-  request.cache_salt = asked.cache_salt;
-  request.ignore_eos = asked.ignore_eos;
-  request.top_logprobs = asked.logprobs;
-  request.prompt_logprobs =
-      std::max(asked.prompt_logprobs, scores_echo() ? asked.logprobs : asked.prompt_logprobs);
-  NIBBLE_ASSIGN_OR_RETURN(request.constraint, constraint(choice.prompt));
-  request.cancelled = choice.cancelled;
+  set_client(context_, exchange_->request(), request);
   choice.usage.prompt_tokens = static_cast<int64_t>(choice.prompt.size());
   request.on_event = [self = shared_from_this(),
                       index = static_cast<size_t>(choice.index)](TokenEvent event) {
@@ -296,7 +237,12 @@ void Generation::on_event(size_t index, TokenEvent event) {
     return;
   }
   if (event.finish == FinishReason::kError) {
-    fail({500, event.failure.message(), "", ""});
+    const bool asked = event.failure.code() == StatusCode::kInvalidArgument;  // by what was sent
+    fail({asked ? 400 : 500, event.failure.message(), "", ""});
+    return;
+  }
+  if (event.finish == FinishReason::kTimeout && !event.failure.ok()) {
+    fail(too_late(event.failure));
     return;
   }
   // By us only when over_, or when it was ended by another request: so by a shutdown.
@@ -348,11 +294,15 @@ void Generation::stream_pieces(Choice& choice, bool last) {
 }
 
 void Generation::end_choice(Choice& choice, FinishReason reason) {
-  choice.finish_reason = reason == FinishReason::kLength      ? "length"
-                         : reason == FinishReason::kCancelled ? "abort"
-                         : choice.calls.empty()               ? "stop"
-                                                              : "tool_calls";
-  record(choice, choice.finish_reason);
+  choice.timed_out = reason == FinishReason::kTimeout;
+  if (reason == FinishReason::kLength || choice.timed_out) {
+    choice.finish_reason = "length";
+  } else if (reason == FinishReason::kCancelled) {
+    choice.finish_reason = "abort";
+  } else {
+    choice.finish_reason = choice.calls.empty() ? "stop" : "tool_calls";
+  }
+  record(choice, choice.timed_out ? kTimeoutReason : choice.finish_reason);
   if (job_.request.stream) {
     exchange_->write(job_.format->stream_choice_end(choice));
     choice.entries.clear();
@@ -365,10 +315,11 @@ void Generation::end_choice(Choice& choice, FinishReason reason) {
 void Generation::record(const Choice& choice, const std::string& reason) {
   const auto now = Clock::now();
   context_.metrics.record({.finish_reason = reason,
+                           .key_name = key_name(context_, exchange_->request()),
                            .prompt_tokens = choice.usage.prompt_tokens,
                            .generated_tokens = choice.usage.completion_tokens,
                            .cached_tokens = choice.usage.cached_tokens,
-                           .max_tokens = max_tokens(choice.prompt),
+                           .max_tokens = max_tokens(context_, job_, choice.prompt),
                            .num_choices = job_.request.n,
                            .queue = choice.queue_seconds,
                            .time_to_first_token = seconds_between(started_, choice.first_token),
@@ -388,13 +339,6 @@ Usage Generation::total_usage() const {
   return total;
 }
 
-/// Those of every answer.
-HttpHeaders Generation::headers() const {
-  const IgnoredFields& ignored = job_.request.ignored;
-  return ignored.empty() ? HttpHeaders()
-                         : HttpHeaders{{std::string(kWarningHeader), ignored.warning()}};
-}
-
 void Generation::complete() {
   over_ = true;
   if (job_.request.stream) {
@@ -403,7 +347,7 @@ void Generation::complete() {
     return;
   }
   exchange_->respond({.status = 200,
-                      .headers = headers(),
+                      .headers = warning_headers(job_.request.ignored),
                       .body = job_.format->whole_body(choices_, total_usage())});
 }
 

@@ -7,6 +7,7 @@
 
 #include "server/answer_format.h"
 #include "server/app.h"
+#include "server/chat_body.h"
 
 namespace nibble {
 
@@ -16,7 +17,9 @@ struct GenerationJob {
   std::unique_ptr<AnswerFormat> format;
   AnswerForm form = {};                         // of the answers; that of completions has no parts
   std::shared_ptr<const Grammar> grammar = {};  // of the answers; null: they are free
-  std::string id = {};  // by which other requests can end it; "": that of the exchange
+  std::vector<std::vector<int32_t>> bad_words = {};  // token ids of request.bad_words
+  std::string id = {};    // by which other requests can end it; "": that of the exchange
+  FieldNames names = {};  // of the fields of chats in the route's own words, for errors
 };
 
 /// Makes the prompt of a chat from job.request, whose messages are gone then, and sets the form of

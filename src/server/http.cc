@@ -10,6 +10,7 @@
 #include <boost/asio.hpp>
 
 #include "base/log.h"
+#include "base/thread_name.h"
 #include "server/http_connection.h"
 
 namespace nibble {
@@ -83,7 +84,10 @@ class Server final : public HttpServer {
   void serve() {
     accept();
     for (int i = 0; i < std::max(1, hub_->options.threads); ++i) {
-      threads_.emplace_back([this] { hub_->io.run(); });
+      threads_.emplace_back([this, i] {
+        name_thread("http", i);
+        hub_->io.run();
+      });
     }
   }
 

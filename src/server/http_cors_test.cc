@@ -67,7 +67,7 @@ TEST(Cors, AnswersPreflights) {
 class CorsTest : public AppTest {
  protected:
   CorsTest() {
-    key_ = "secret";
+    keys_ = {{.key = "secret", .name = "key-1"}};
     cors_.origins = {kPage};
   }
 };

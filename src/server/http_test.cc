@@ -1,5 +1,6 @@
 #include "server/http.h"
 
+#include <atomic>
 #include <string>
 
 #include "server/http_text.h"
@@ -139,6 +140,71 @@ TEST_F(HttpTest, LargeBodiesTogetherAreBounded) {
   slow.clear();
   EXPECT_THAT(call("POST", "/tokenize", R"({"prompt":")" + std::string(800, 'x') + "\"}"),
               HasSubstr("HTTP/1.1 200"));
+}
+
+/// A server whose one route writes without end, or once.
+class UnreadTest : public ::testing::Test {
+ protected:
+  void start(std::function<void(const std::shared_ptr<HttpExchange>&)> answer) {
+    HttpOptions options;
+    options.port = 0;
+    options.write_timeout_s = 0.5;
+    auto server = HttpServer::start(
+        options, {.handle =
+                      [this, answer = std::move(answer)](const auto& exchange) {
+                        exchange->on_disconnect([this] { gone_ = true; });
+                        answer(exchange);
+                      },
+                  .check_head = [](const HttpRequest&) { return std::nullopt; },
+                  .error_body =
+                      [](const HttpError& error) { return HttpResponse{.status = error.status}; }});
+    ASSERT_TRUE(server.ok()) << server.status().message();
+    server_ = std::move(server).value();
+  }
+
+  std::atomic<bool> gone_{false};
+  std::unique_ptr<HttpServer> server_;
+};
+
+constexpr const char* kAsk = "GET / HTTP/1.1\r\nConnection: close\r\n\r\n";
+
+TEST_F(UnreadTest, AStreamThatNobodyTakesEndsAtABoundOfBytes) {
+  std::atomic<int> pieces{0};
+  start([&](const auto& exchange) {
+    exchange->start_stream("text/event-stream");
+    while (!gone_ && pieces < 200) {
+      exchange->write(std::string(1 << 20, 'x'));
+      ++pieces;
+    }
+  });
+  Client client(server_->port());
+  client.send(kAsk);
+  EXPECT_TRUE(eventually([&] { return gone_.load(); }));
+  EXPECT_GT(pieces, 60);  // 64 MiB, and what the kernel takes
+  EXPECT_LT(pieces, 100);
+}
+
+TEST_F(UnreadTest, AStreamThatNobodyTakesEndsAfterABoundOfTime) {
+  start([&](const auto& exchange) {
+    exchange->start_stream("text/event-stream");
+    exchange->write(std::string(20 << 20, 'x'));
+  });
+  Client client(server_->port());
+  client.send(kAsk);
+  EXPECT_TRUE(eventually([&] { return gone_.load(); }));
+}
+
+TEST_F(UnreadTest, AReaderThatIsSlowGetsAll) {
+  start([&](const auto& exchange) {
+    exchange->start_stream("text/event-stream");
+    exchange->write(std::string(20 << 20, 'x'));
+    exchange->finish();
+  });
+  Client client(server_->port());
+  client.send(kAsk);
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  EXPECT_GT(client.read_until("").size(), size_t{20} << 20);
+  EXPECT_FALSE(gone_);
 }
 
 TEST_F(HttpTest, AnswersPipelinedRequestsInOrder) {

@@ -1,7 +1,6 @@
 #include "server/ignored_fields.h"
 
 #include <algorithm>
-#include <array>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -9,26 +8,27 @@
 namespace nibble {
 namespace {
 
-struct Row {
-  std::string_view name;
-  std::array<std::string_view, 2> harmless = {};  // values, as JSON, that ask for nothing else
-};
-
-constexpr std::array kRows = {
-    Row{"user"},
-    Row{"safety_identifier"},
-    Row{"metadata", {"{}"}},
-    Row{"store", {"false"}},
-    Row{"service_tier", {"\"auto\"", "\"default\""}},
-    Row{"request_id"},
-    Row{"session_id"},
-    Row{"prompt_cache_key"},
-    Row{"prediction"},
-    Row{"verbosity", {"\"medium\""}},
-    Row{"spaces_between_special_tokens", {"true"}},
+constexpr std::array kOfGeneration = {
+    IgnoredRow{"user"},
+    IgnoredRow{"safety_identifier"},
+    IgnoredRow{"metadata", {"{}"}},
+    IgnoredRow{"store", {"false"}},
+    IgnoredRow{"service_tier", {"\"auto\"", "\"default\""}},
+    IgnoredRow{"request_id"},
+    IgnoredRow{"session_id"},
+    IgnoredRow{"prompt_cache_key"},
+    IgnoredRow{"prediction"},
+    IgnoredRow{"verbosity", {"\"medium\""}},
+    IgnoredRow{"spaces_between_special_tokens", {"true"}},
 };
 
 }  // namespace
+
+void IgnoredFields::add(std::string_view name) {
+  if (std::ranges::find(known, name) == known.end()) {
+    known.push_back(name);
+  }
+}
 
 std::string IgnoredFields::warning() const {
   std::string out = "ignored: ";
@@ -40,20 +40,35 @@ std::string IgnoredFields::warning() const {
   return out;
 }
 
-void read_ignored(FieldReader& fields, Strictness strictness, IgnoredFields& ignored) {
-  for (const Row& row : kRows) {
-    const Json* value = fields.find(row.name);
-    if (value == nullptr || std::ranges::find(row.harmless, value->dump()) != row.harmless.end()) {
-      continue;
-    }
-    if (strictness == Strictness::kStrict) {
-      fields.fail(row.name,
-                  fmt::format("{0}: this server does nothing with it; remove it, or start "
-                              "the server without --strict to have it ignored",
-                              row.name));
-    }
-    ignored.known.push_back(row.name);
+void ignore_field(FieldReader& fields,
+                  std::string_view name,
+                  Strictness strictness,
+                  IgnoredFields& ignored) {
+  if (strictness == Strictness::kStrict) {
+    fields.fail(name, fmt::format("{}: this server does nothing with it; remove it, or start the "
+                                  "server without --strict to have it ignored",
+                                  name));
   }
+  ignored.add(name);
+}
+
+void read_ignored(FieldReader& fields,
+                  std::span<const IgnoredRow> rows,
+                  Strictness strictness,
+                  IgnoredFields& ignored) {
+  for (const IgnoredRow& row : rows) {
+    const Json* value = fields.find(row.name);
+    if (value != nullptr && std::ranges::find(row.harmless, value->dump()) == row.harmless.end()) {
+      ignore_field(fields, row.name, strictness, ignored);
+    }
+  }
+}
+
+std::span<const IgnoredRow> ignored_by_generation() { return kOfGeneration; }
+
+HttpHeaders warning_headers(const IgnoredFields& ignored) {
+  return ignored.empty() ? HttpHeaders()
+                         : HttpHeaders{{std::string(kWarningHeader), ignored.warning()}};
 }
 
 }  // namespace nibble

@@ -1,11 +1,14 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "server/field_reader.h"
+#include "server/http.h"
 
 namespace nibble {
 
@@ -21,12 +24,33 @@ struct IgnoredFields {
   int64_t unknown = 0;                  // so many that nobody knows
 
   [[nodiscard]] bool empty() const { return known.empty() && unknown == 0; }
+  /// Adds a field, once.
+  void add(std::string_view name);
   /// "ignored: user, store; 2 unknown fields": the header's value.
   [[nodiscard]] std::string warning() const;
 };
 
-/// Finds fields of other servers that do not change anything here, unless their value asks for what
-/// happens anyway ("store": false). kStrict refuses them.
-void read_ignored(FieldReader& fields, Strictness strictness, IgnoredFields& ignored);
+/// A field that a route knows, but does nothing with.
+struct IgnoredRow {
+  std::string_view name;
+  std::array<std::string_view, 2> harmless = {};  // values, as JSON, that ask for nothing else
+};
+
+/// Finds fields that do not change anything here, unless their value asks for what happens anyway
+/// ("store": false). kStrict refuses them.
+void read_ignored(FieldReader& fields,
+                  std::span<const IgnoredRow> rows,
+                  Strictness strictness,
+                  IgnoredFields& ignored);
+/// The same for a field that the caller found.
+void ignore_field(FieldReader& fields,
+                  std::string_view name,
+                  Strictness strictness,
+                  IgnoredFields& ignored);
+/// Of chats and completions.
+[[nodiscard]] std::span<const IgnoredRow> ignored_by_generation();
+
+/// kWarningHeader where there is something to say.
+[[nodiscard]] HttpHeaders warning_headers(const IgnoredFields& ignored);
 
 }  // namespace nibble

@@ -208,6 +208,39 @@ TEST_F(MessagesTest, StreamsHaveTheEventsInOrder) {
   EXPECT_THAT(answer, Not(HasSubstr("[DONE]")));
 }
 
+TEST_F(MessagesTest, FieldsWithoutEffectAreNamedInAHeaderAndCounted) {
+  const std::string members =
+      R"("max_tokens":2,"metadata":{"user_id":"u"},"service_tier":"auto","betas":["x"],"wibble":1,)"
+      R"("cache_control":{"type":"ephemeral"},"thinking":{"type":"adaptive","display":"omitted"},)"
+      R"("output_config":{"task_budget":{"total":9}},)"
+      R"("tools":[{"type":"web_search_20250305","name":"w"},{"type":"bash_20250124","name":"b"}])";
+  const auto warns = HasSubstr(
+      "X-Nibble-Warning: ignored: metadata, betas, tools[].type, thinking.display, "
+      "output_config.task_budget; 1 unknown field\r\n");
+  EXPECT_THAT(send("abc", members), warns);
+  EXPECT_THAT(send("abc", members + R"(,"stream":true)"), warns);
+  EXPECT_THAT(send("abc", R"("max_tokens":2,"service_tier":"standard_only")"),
+              Not(HasSubstr("X-Nibble-Warning")));
+  EXPECT_THAT(call("POST", "/v1/messages/count_tokens",
+                   R"({"messages":[{"role":"user","content":"cde"}],"metadata":{"user_id":"u"}})"),
+              HasSubstr("X-Nibble-Warning: ignored: metadata\r\n"));
+  const std::string metrics = call("GET", "/metrics");
+  EXPECT_THAT(metrics, HasSubstr(R"(field="metadata"} 3)"));
+  EXPECT_THAT(metrics, HasSubstr(R"(field="tools[].type"} 2)"));
+  EXPECT_THAT(metrics, HasSubstr("field=\"(unknown)\"} 2"));
+  EXPECT_EQ(error_of(R"("metadata":{"user_id":"u"})").param, "metadata");
+  EXPECT_EQ(error_of(R"("tools":[{"type":"web_search_20250305"}])").param, "tools[].type");
+}
+
+class PlainMessagesTest : public AppTest {};
+
+TEST_F(PlainMessagesTest, ABudgetOfAModelThatMarksNoThoughtsIsIgnored) {
+  EXPECT_THAT(call("POST", "/v1/messages",
+                   R"({"messages":[{"role":"user","content":"a"}],"max_tokens":2,)"
+                   R"("thinking":{"type":"enabled","budget_tokens":1024}})"),
+              HasSubstr("X-Nibble-Warning: ignored: thinking.budget_tokens\r\n"));
+}
+
 TEST_F(MessagesTest, CountsTokens) {
   const std::string body = R"({"system":"ab","messages":[{"role":"user","content":"cde"}]})";
   EXPECT_THAT(call("POST", "/v1/messages/count_tokens", body), HasSubstr(R"({"input_tokens":5})"));
@@ -235,7 +268,7 @@ TEST_F(MessagesTest, ErrorsHaveTheShapeOfTheRoute) {
 
 class KeyedMessagesTest : public AppTest {
  protected:
-  KeyedMessagesTest() { key_ = "secret"; }
+  KeyedMessagesTest() { keys_ = {{.key = "secret", .name = "key-1"}}; }
 };
 
 TEST_F(KeyedMessagesTest, TakesTheKeyInEitherHeader) {

@@ -129,7 +129,7 @@ void Histogram::write(std::string& out, std::string_view name, std::string_view 
 }
 
 ServerMetrics::ServerMetrics(int64_t max_model_len)
-    : finished_({{"stop", 0}, {"length", 0}, {"abort", 0}, {"error", 0}}),
+    : finished_({{"stop", 0}, {"length", 0}, {"abort", 0}, {"timeout", 0}, {"error", 0}}),
       first_token_(kTokenSeconds),
       inter_token_(kTokenSeconds),
       per_token_(kTokenSeconds),
@@ -152,6 +152,12 @@ void ServerMetrics::record_inter_token(double seconds) {
 void ServerMetrics::record(const RequestRecord& request) {
   const std::lock_guard lock(mutex_);
   ++finished_[request.finish_reason];
+  if (!request.key_name.empty()) {
+    KeyCounts& counts = keys_[request.key_name];
+    ++counts.requests;
+    counts.prompt_tokens += request.prompt_tokens;
+    counts.generated_tokens += request.generated_tokens;
+  }
   prompt_tokens_.observe(static_cast<double>(request.prompt_tokens));
   generated_tokens_.observe(static_cast<double>(request.generated_tokens));
   max_tokens_.observe(static_cast<double>(request.max_tokens));
@@ -179,6 +185,21 @@ void ServerMetrics::record_ignored(const IgnoredFields& fields) {
   if (fields.unknown > 0) {
     ignored_["(unknown)"] += fields.unknown;
   }
+}
+
+/// By the name of the key that requests came with.
+void ServerMetrics::write_keys(std::string& out, std::string_view labels) const {
+  const auto write = [&](std::string_view name, int64_t KeyCounts::*count) {
+    if (!keys_.empty()) {
+      out += fmt::format("# HELP {0} {0}\n# TYPE {0} counter\n", name);
+    }
+    for (const auto& [key, counts] : keys_) {
+      out += fmt::format("{}{{{},key=\"{}\"}} {}\n", name, labels, escaped(key), counts.*count);
+    }
+  };
+  write("nibble:key_requests_total", &KeyCounts::requests);
+  write("nibble:key_prompt_tokens_total", &KeyCounts::prompt_tokens);
+  write("nibble:key_generation_tokens_total", &KeyCounts::generated_tokens);
 }
 
 std::string ServerMetrics::render(const EngineStats& stats,
@@ -230,6 +251,7 @@ std::string ServerMetrics::render(const EngineStats& stats,
     out += fmt::format("vllm:request_success_total{{{},finished_reason=\"{}\"}} {}\n", labels,
                        reason, count);
   }
+  write_keys(out, labels);
   if (!ignored_.empty()) {
     out += "# HELP nibble:ignored_request_fields_total Fields of requests without effect\n";
     out += "# TYPE nibble:ignored_request_fields_total counter\n";

@@ -29,7 +29,8 @@ class Histogram final {
 
 /// What is known about a request when it ends; times in seconds.
 struct RequestRecord {
-  std::string finish_reason;  // "stop", "length", "abort", "error"
+  std::string finish_reason;  // "stop", "length", "abort", "timeout", "error"
+  std::string key_name;       // of the key that it came with; "" without keys
   int64_t prompt_tokens = 0;
   int64_t generated_tokens = 0;
   int64_t cached_tokens = 0;  // of the prompt
@@ -54,8 +55,15 @@ class ServerMetrics final {
                                    const std::string& model_name) const;
 
  private:
+  void write_keys(std::string& out, std::string_view labels) const;
+
   mutable std::mutex mutex_;
+  struct KeyCounts {
+    int64_t requests = 0, prompt_tokens = 0, generated_tokens = 0;
+  };
+
   std::map<std::string, int64_t> finished_;
+  std::map<std::string, KeyCounts> keys_;                // by name
   std::map<std::string, int64_t, std::less<>> ignored_;  // fields of requests
   Histogram first_token_, inter_token_, per_token_, end_to_end_, decode_;
   Histogram queue_, prefill_, inference_;

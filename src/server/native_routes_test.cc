@@ -130,6 +130,14 @@ TEST_F(GenerateTest, ErrorsNameTheField) {
   EXPECT_EQ(std::get<ApiError>(strict).param, "sampling_params.wibble");
 }
 
+TEST_F(GenerateTest, FieldsWithoutEffectAreNamed) {
+  EXPECT_THAT(send(R"("text":"a","log_metrics":true,"return_text_in_logprobs":false,"wibble":1,)"
+                   R"("sampling_params":{"max_new_tokens":1,"wobble":1,)"
+                   R"("spaces_between_special_tokens":false})"),
+              HasSubstr("X-Nibble-Warning: ignored: spaces_between_special_tokens, log_metrics; "
+                        "2 unknown fields\r\n"));
+}
+
 TEST_F(GenerateTest, CanBeAborted) {
   Client one(server_->port());
   Client other(server_->port());

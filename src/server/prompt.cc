@@ -15,10 +15,6 @@ namespace {
 constexpr size_t kNormalizedSlack = 4;
 constexpr const char* kTooLong = "context_length_exceeded";
 
-const char* prompt_field(const GenerationRequest& request) {
-  return request.messages.is_array() ? "messages" : "prompt";
-}
-
 /// Refuses what cannot fit however well it tokenizes, without the work of tokenizing it.
 std::optional<ApiError> check_size(const AppContext& context,
                                    std::string_view text,
@@ -33,22 +29,6 @@ std::optional<ApiError> check_size(const AppContext& context,
                               "bytes each, but the prompt has {} bytes; shorten the prompt",
                               limit, longest, text.size()),
                   param, kTooLong};
-}
-
-PromptTokens encoded(const AppContext& context,
-                     std::string_view text,
-                     bool add_special,
-                     const char* param) {
-  if (auto error = check_size(context, text, param)) {
-    return *std::move(error);
-  }
-  Result<std::vector<int32_t>> tokens = context.text.encode(text, add_special);
-  if (!tokens.ok()) {
-    ApiError error = to_api_error(tokens.status());
-    error.param = param;
-    return error;
-  }
-  return std::move(tokens).value();
 }
 
 }  // namespace
@@ -67,11 +47,43 @@ PromptTokens chat_prompt(const AppContext& context, const GenerationRequest& req
     error.param = "messages";
     return error;
   }
-  return encoded(context, *text, false, "messages");
+  return text_prompt(context, *text, {.add_special = false, .field = "messages"});
 }
 
-PromptTokens text_prompt(const AppContext& context, std::string_view text, bool add_special) {
-  return encoded(context, text, add_special, "prompt");
+PromptTokens text_prompt(const AppContext& context,
+                         std::string_view text,
+                         const PromptText& options) {
+  if (auto error = check_size(context, text, options.field)) {
+    return *std::move(error);
+  }
+  Result<std::vector<int32_t>> tokens = context.text.encode(text, options.add_special);
+  if (!tokens.ok()) {
+    ApiError error = to_api_error(tokens.status());
+    error.param = options.field;
+    return error;
+  }
+  return std::move(tokens).value();
+}
+
+std::variant<std::vector<std::vector<int32_t>>, ApiError> prompt_tokens(
+    const AppContext& context, const std::vector<PromptInput>& prompts, const PromptText& options) {
+  std::vector<std::vector<int32_t>> out;
+  for (const PromptInput& prompt : prompts) {
+    if (const auto* ids = std::get_if<std::vector<int32_t>>(&prompt)) {
+      out.push_back(*ids);
+      continue;
+    }
+    PromptTokens tokens = text_prompt(context, std::get<std::string>(prompt), options);
+    if (auto* error = std::get_if<ApiError>(&tokens)) {
+      return std::move(*error);
+    }
+    out.push_back(std::move(std::get<std::vector<int32_t>>(tokens)));
+  }
+  return out;
+}
+
+const char* prompt_field(const GenerationRequest& request) {
+  return request.messages.is_array() ? "messages" : "prompt";
 }
 
 std::optional<ApiError> check_request(const AppContext& context,
@@ -111,18 +123,16 @@ std::optional<ApiError> check_request(const AppContext& context,
 }
 
 void truncate_prompt(const AppContext& context,
-                     const GenerationRequest& request,
+                     std::optional<int64_t> kept,
+                     int64_t answer,
                      std::vector<int32_t>& prompt) {
-  if (!request.truncate_prompt_tokens) {
+  if (!kept) {
     return;
   }
-  int64_t kept = *request.truncate_prompt_tokens;
-  if (kept < 0) {
-    const int64_t limit = context.engine.options().max_model_len;
-    kept = std::max<int64_t>(limit - request.max_tokens.value_or(1), 1);
-  }
-  if (kept < std::ssize(prompt)) {
-    prompt.erase(prompt.begin(), prompt.end() - kept);
+  const int64_t room = std::max<int64_t>(context.engine.options().max_model_len - answer, 1);
+  const int64_t most = *kept < 0 ? room : *kept;
+  if (most < std::ssize(prompt)) {
+    prompt.erase(prompt.begin(), prompt.end() - most);
   }
 }
 
@@ -150,18 +160,18 @@ std::variant<std::vector<std::vector<int32_t>>, ApiError> bad_word_tokens(
 
 std::optional<ApiError> check_prompt(const AppContext& context,
                                      const std::vector<int32_t>& prompt,
-                                     const GenerationRequest& request) {
-  const char* field = prompt_field(request);
+                                     int64_t answer,
+                                     const char* field) {
   const int64_t limit = context.engine.options().max_model_len;
-  const int64_t wanted = request.max_tokens.value_or(1);
   const auto size = static_cast<int64_t>(prompt.size());
-  if (size + wanted > limit) {
-    return ApiError{400,
-                    fmt::format("This model's maximum context length is {} tokens, but the request "
-                                "needs {} ({} in the prompt, {} for the answer); shorten the "
-                                "prompt or lower max_tokens",
-                                limit, size + wanted, size, wanted),
-                    size >= limit ? field : "max_tokens", kTooLong};
+  if (size + answer > limit) {
+    return ApiError{
+        400,
+        fmt::format("This model's maximum context length is {} tokens, but the request "
+                    "needs {} ({} in the prompt, {} for the answer); shorten the "
+                    "prompt{}",
+                    limit, size + answer, size, answer, answer > 0 ? " or lower max_tokens" : ""),
+        size >= limit || answer == 0 ? field : "max_tokens", kTooLong};
   }
   if (prompt.empty()) {
     return ApiError{400, fmt::format("{}: the prompt has no tokens", field), field, ""};

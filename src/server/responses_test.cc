@@ -252,5 +252,26 @@ TEST_F(ResponsesTest, ErrorsNameTheFieldsOfTheRoute) {
   EXPECT_THAT(send(std::string(1200, 'x')), HasSubstr("context_length_exceeded"));
 }
 
+TEST_F(ResponsesTest, FieldsWithoutEffectAreNamedInAHeaderAndCounted) {
+  const std::string members =
+      R"("max_output_tokens":2,"user":"u","metadata":{"a":"b"},"service_tier":"auto",)"
+      R"("include":["reasoning.encrypted_content"],"reasoning":{"effort":"low","summary":"auto"},)"
+      R"("text":{"verbosity":"low"},"tools":[{"type":"web_search"}],"wibble":1)";
+  const auto warns = HasSubstr(
+      "X-Nibble-Warning: ignored: user, include, tools[].type, text.verbosity, reasoning.summary; "
+      "1 unknown field\r\n");
+  EXPECT_THAT(send("abc", members), warns);
+  EXPECT_THAT(send("abc", members + R"(,"stream":true)"), warns);
+  EXPECT_THAT(send("abc", R"("max_output_tokens":2,"include":[],"text":{"verbosity":"medium"},)"
+                          R"("stream":true,"stream_options":{"include_obfuscation":false})"),
+              Not(HasSubstr("X-Nibble-Warning")));
+  const std::string metrics = call("GET", "/metrics");
+  EXPECT_THAT(metrics, HasSubstr(R"(field="include"} 2)"));
+  EXPECT_THAT(metrics, Not(HasSubstr("wibble")));
+  EXPECT_EQ(error_of(R"({"input":"x","user":"u"})").param, "user");
+  EXPECT_EQ(error_of(R"({"input":"x","include":["reasoning.encrypted_content"]})").param,
+            "include");
+}
+
 }  // namespace
 }  // namespace nibble

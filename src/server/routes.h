@@ -21,6 +21,7 @@ void route_delete_response(AppContext& context, const std::shared_ptr<HttpExchan
 void route_cancel_response(AppContext& context, const std::shared_ptr<HttpExchange>& exchange);
 void route_messages(AppContext& context, const std::shared_ptr<HttpExchange>& exchange);
 void route_count_tokens(AppContext& context, const std::shared_ptr<HttpExchange>& exchange);
+void route_embeddings(AppContext& context, const std::shared_ptr<HttpExchange>& exchange);
 void route_models(AppContext& context, const std::shared_ptr<HttpExchange>& exchange);
 void route_model(AppContext& context, const std::shared_ptr<HttpExchange>& exchange);  // /{id}
 void route_generate(AppContext& context, const std::shared_ptr<HttpExchange>& exchange);

@@ -44,6 +44,7 @@ constexpr std::array kCommonFields = {"model",
                                       "skip_special_tokens",
                                       "add_special_tokens",
                                       "priority",
+                                      "timeout",
                                       "request_id",
                                       "session_id",
                                       "cache_salt",
@@ -224,7 +225,7 @@ ParsedRequest read(const Json& body, Route route, const SchemaOptions& options) 
            (chat ? listed(kChatFields, key) : listed(kCompletionFields, key));
   };
   request.ignored.unknown = check_unknown_fields(fields, body, known, options.strictness);
-  read_ignored(fields, options.strictness, request.ignored);
+  read_ignored(fields, ignored_by_generation(), options.strictness, request.ignored);
   read_common(fields, options, request);
   if (chat) {
     read_chat_fields(fields, options, request);

@@ -57,6 +57,7 @@ struct GenerationRequest {
   std::optional<int64_t> thought_tokens;          // most that a thought may have
   std::string cache_salt;
   int64_t priority = 0;
+  std::optional<double> timeout_s;
   IgnoredFields ignored;
 };
 

@@ -12,41 +12,42 @@ bool is_id_array(const Json& value) {
   return value.is_array() && !value.as_array().empty() && value.as_array().front().is_number();
 }
 
-void read_prompt(FieldReader& fields, GenerationRequest& request) {
-  const Json* prompt = fields.find("prompt");
-  constexpr const char* kExpected =
-      "prompt: expected a string, an array of strings, an array of token ids, or an array of such "
-      "arrays, not empty";
+}  // namespace
+
+void read_prompts(FieldReader& fields, std::string_view key, std::vector<PromptInput>& prompts) {
+  const Json* given = fields.find(key);
+  const std::string expected = fmt::format(
+      "{}: expected a string, an array of strings, an array of token ids, or an array of such "
+      "arrays, not empty",
+      key);
   const auto read_one = [&](const Json& value) {
     if (value.is_string()) {
-      request.prompts.emplace_back(value.as_string());
+      prompts.emplace_back(value.as_string());
       return;
     }
     std::vector<int32_t> ids;
-    const Json holder = Json::object({{"prompt", value}});
+    const Json holder = Json::object({{std::string(key), value}});
     FieldReader inner(holder);
-    inner.token_ids("prompt", ids);
+    inner.token_ids(key, ids);
     if (inner.error() || ids.empty()) {
-      fields.fail("prompt", inner.error() ? inner.error()->message : kExpected);
+      fields.fail(key, inner.error() ? inner.error()->message : expected);
     } else {
-      request.prompts.emplace_back(std::move(ids));
+      prompts.emplace_back(std::move(ids));
     }
   };
-  if (prompt != nullptr && (prompt->is_string() || is_id_array(*prompt))) {
-    read_one(*prompt);
-  } else if (prompt != nullptr && prompt->is_array() && !prompt->as_array().empty()) {
-    for (const Json& value : prompt->as_array()) {
+  if (given != nullptr && (given->is_string() || is_id_array(*given))) {
+    read_one(*given);
+  } else if (given != nullptr && given->is_array() && !given->as_array().empty()) {
+    for (const Json& value : given->as_array()) {
       read_one(value);
     }
   } else {
-    fields.fail("prompt", kExpected);
+    fields.fail(key, expected);
   }
 }
 
-}  // namespace
-
 void read_completion_fields(FieldReader& fields, GenerationRequest& request) {
-  read_prompt(fields, request);
+  read_prompts(fields, "prompt", request.prompts);
   fields.boolean("echo", request.echo);
   fields.boolean("add_special_tokens", request.add_special_tokens);
   fields.refuse("suffix", "text is only continued at its end");

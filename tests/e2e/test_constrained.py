@@ -1,13 +1,16 @@
-"""Constrained answers through the official client: random weights cannot break the form."""
+"""Constrained answers through the official clients: random weights cannot break the form."""
 
 import json
 import re
 
+import anthropic
+import openai
 import pydantic
 import pytest
 
 import random_schemas
-from test_openai import Server
+from serving import FAKE, FakeServer, says
+from test_openai import KEY, Server
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +57,62 @@ def test_the_client_parses_models_of_pydantic(server):
     assert isinstance(answer.choices[0].message.parsed, Person)
 
 
+def test_responses_are_parsed_into_models_of_pydantic(server):
+    answer = server.client.responses.parse(
+        model=server.name, input="Who?", temperature=2, max_output_tokens=400, text_format=Person)
+    assert answer.status == "completed"
+    assert isinstance(answer.output_parsed, Person)
+    with server.client.responses.stream(
+            model=server.name, input="Who?", temperature=2, max_output_tokens=400,
+            text_format=Person) as stream:
+        events = list(stream)
+        final = stream.get_final_response()
+    assert isinstance(final.output_parsed, Person)
+    text = "".join(e.delta for e in events if e.type == "response.output_text.delta")
+    assert Person.model_validate_json(text) == final.output_parsed
+
+
+class Pay(pydantic.BaseModel):
+    """Pays somebody."""
+
+    cents: int = pydantic.Field(ge=1, le=999)
+    to: str = pydantic.Field(max_length=8)
+
+
+def test_calls_are_parsed_into_models_of_pydantic(server):
+    answer = server.client.chat.completions.parse(
+        model=server.name, messages=[{"role": "user", "content": "Pay."}], temperature=2, seed=1,
+        max_tokens=400, tools=[openai.pydantic_function_tool(Pay)], tool_choice="required",
+        parallel_tool_calls=False)
+    (call,) = answer.choices[0].message.tool_calls
+    assert isinstance(call.function.parsed_arguments, Pay)
+    answer = server.client.responses.parse(
+        model=server.name, input="Pay.", temperature=2, max_output_tokens=400,
+        tools=[openai.pydantic_function_tool(Pay)["function"] | {"type": "function"}],
+        tool_choice="required", parallel_tool_calls=False)
+    (call,) = [item for item in answer.output if item.type == "function_call"]
+    assert 1 <= json.loads(call.arguments)["cents"] <= 999
+
+
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "pay"}])
+def test_anthropic_clients_get_the_calls_that_they_require(server, choice):
+    client = anthropic.Anthropic(base_url=f"http://127.0.0.1:{server.port}", api_key=KEY,
+                                 max_retries=0, timeout=60)
+    tools = [{"name": name, "input_schema": TOOL["function"]["parameters"]}
+             for name in ("pay", "lend")]
+    arguments = dict(model=server.name, max_tokens=400, tools=tools,
+                     extra_body={"temperature": 2},
+                     tool_choice={**choice, "disable_parallel_tool_use": True},
+                     messages=[{"role": "user", "content": "Pay."}])
+    with client.messages.stream(**arguments) as stream:
+        streamed = stream.get_final_message()
+    for answer in (client.messages.create(**arguments), streamed):
+        (block,) = answer.content
+        assert answer.stop_reason == "tool_use" and block.type == "tool_use"
+        assert block.name in (("pay",) if choice["type"] == "tool" else ("pay", "lend"))
+        assert 1 <= block.input["cents"] <= 999 and block.input["to"] in ("Ann", "Bob")
+
+
 def test_expressions_choices_and_grammars(server):
     def text(**extra):
         return ask(server, extra_body=extra).choices[0].message.content
@@ -81,6 +140,42 @@ def test_required_calls_are_calls(server, choice):
     arguments = json.loads(call.function.arguments)
     assert call.function.name == "pay" and 1 <= arguments["cents"] <= 999
     assert arguments["to"] in ("Ann", "Bob")
+
+
+@pytest.fixture(scope="module")
+def fake():
+    if not FAKE.exists():
+        pytest.skip(f"no {FAKE}: NIBBLE_BIN is not in a folder of a build")
+    server = FakeServer()
+    yield server
+    assert server.stop() == 0
+
+
+# The fake says what it is told as far as its grammar lets it.
+WRONG = says("I will pay.", thought="How much?", calls=[("pay", {"cents": 0, "to": "Eve"})])
+
+
+def test_calls_of_strict_tools_obey_their_schema(fake):
+    client = openai.OpenAI(base_url=fake.url + "/v1", api_key=fake.key, max_retries=0, timeout=60)
+    arguments = dict(model="fake", messages=[{"role": "user", "content": WRONG}])
+    loose = json.loads(json.dumps(TOOL).replace("true", "false"))
+    said = client.chat.completions.create(tools=[loose], **arguments).choices[0].message
+    assert json.loads(said.tool_calls[0].function.arguments) == {"cents": 0, "to": "Eve"}
+    for choice in ("auto", None):
+        extra = {"tool_choice": choice} if choice else {}
+        said = client.chat.completions.create(tools=[TOOL], **extra, **arguments).choices[0].message
+        paid = json.loads(said.tool_calls[0].function.arguments)
+        assert 1 <= paid["cents"] <= 999 and paid["to"] in ("Ann", "Bob")
+        assert said.content == "I will pay."
+    answer = client.responses.create(model="fake", input=WRONG,
+                                     tools=[TOOL["function"] | {"type": "function"}])
+    paid = json.loads(answer.output[-1].arguments)
+    assert 1 <= paid["cents"] <= 999 and paid["to"] in ("Ann", "Bob")
+    other = anthropic.Anthropic(base_url=fake.url, api_key=fake.key, max_retries=0, timeout=60)
+    tool = {"name": "pay", "strict": True, "input_schema": TOOL["function"]["parameters"]}
+    answer = other.messages.create(model="fake", max_tokens=400, tools=[tool],
+                                   messages=[{"role": "user", "content": WRONG}])
+    assert 1 <= answer.content[-1].input["cents"] <= 999
 
 
 def test_log_probabilities_are_those_of_the_model(server):

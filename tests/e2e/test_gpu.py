@@ -249,6 +249,23 @@ class Answers(Case):
         finally:
             self.assertEqual(server.stop(), 0)
 
+    def test_embeddings_are_those_of_transformers(self):
+        golden = json.loads((ROOT / "tests/golden/storyteller_embeddings.json").read_text())
+        texts = [entry["text"] for entry in golden["entries"]]
+        for pooling in ("last", "mean"):
+            server = Server("--device", "cuda", "--pooling", pooling)
+            try:
+                with concurrent.futures.ThreadPoolExecutor(9) as pool:  # beside what is generated
+                    others = [pool.submit(server.complete, max_tokens=64) for _ in range(8)]
+                    status, body = server.request("POST", "/v1/embeddings", {"input": texts})
+                    self.assertEqual([other.result()[0] for other in others], [200] * 8)
+                self.assertEqual(status, 200, body)
+                for entry, got in zip(golden["entries"], json.loads(body)["data"]):
+                    apart = math.dist(got["embedding"], entry[pooling])
+                    self.assertLess(apart, 0.02)  # the model computes in BF16
+            finally:
+                self.assertEqual(server.stop(), 0)
+
     def test_more_gpus_than_there_are(self):
         self.refused(generate("--device", "cuda:64"), INVALID, "no GPU 64")
 

@@ -1,9 +1,11 @@
-"""Speculation by prompt lookup: the same answers in fewer steps."""
+"""Speculation by prompt lookup and by a draft model: the same answers in fewer steps."""
 
 import json
+import shutil
 import subprocess
 
 import pytest
+from cli_tools import NOT_FOUND, STORYTELLER, UNSUPPORTED, succeeds
 from test_openai import BINARY, MODEL, ROOT, Server
 
 CONFIG = {
@@ -16,8 +18,22 @@ STORY = "Lily had a red ball. Lily had a red ball and a blue ball. Lily had a"
 
 
 @pytest.fixture(scope="module")
-def servers():
-    both = [Server(), Server("--speculative-config", json.dumps(CONFIG))]
+def draft_model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("draft") / "quantized"
+    succeeds("quantize", STORYTELLER, folder, "--scheme", "w4a16_g32")
+    return str(folder)
+
+
+@pytest.fixture(scope="module", params=["ngram", "draft_model"])
+def servers(request):
+    config = CONFIG
+    if request.param == "draft_model":
+        config = {
+            "method": "draft_model",
+            "num_speculative_tokens": 4,
+            "model": request.getfixturevalue("draft_model"),
+        }
+    both = [Server(), Server("--speculative-config", json.dumps(config))]
     yield both
     assert [server.stop() for server in both] == [0, 0]
 
@@ -58,6 +74,7 @@ def test_counters(servers):
         ("{", 2, "JSON object"),
         ('{"method": "ngram"}', 2, "num_speculative_tokens"),
         ('{"method": "eagle", "num_speculative_tokens": 3}', 5, "ngram"),
+        ('{"method": "draft_model", "num_speculative_tokens": 3}', 2, "needs model"),
     ],
 )
 def test_bad_configs_end_the_start(config, code, word):
@@ -65,3 +82,31 @@ def test_bad_configs_end_the_start(config, code, word):
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert ended.returncode == code
     assert word in ended.stderr
+
+
+def refused(model, code, word):
+    config = json.dumps(
+        {"method": "draft_model", "num_speculative_tokens": 3, "model": str(model)}
+    )
+    command = [BINARY, "serve", MODEL, "--port", "0", "--speculative-config", config]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == code, ended.stderr
+    assert word in ended.stderr
+    assert str(model) in ended.stderr
+
+
+def test_a_draft_model_must_have_the_vocabulary(tmp_path):
+    refused(tmp_path / "nowhere", NOT_FOUND, "nowhere")
+    other = tmp_path / "other"
+    shutil.copytree(STORYTELLER, other)
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    first, second = [token for token in vocabulary if len(token) == 1][:2]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    refused(other, UNSUPPORTED, "same vocabulary")
+    shutil.copy(STORYTELLER / "tokenizer.json", other)
+    config = json.loads((other / "config.json").read_text())
+    config["vocab_size"] -= 1
+    (other / "config.json").write_text(json.dumps(config))
+    refused(other, UNSUPPORTED, "4095 tokens")

@@ -13,7 +13,8 @@ int main() {
   using namespace nibble;
   FakeEngine engine;
   const TextFrontend text = fake_text();
-  AppOptions options{.model_names = {"fake"}, .api_key = "e2e-key", .version = "1"};
+  AppOptions options{
+      .model_names = {"fake"}, .api_keys = {{.key = "e2e-key", .name = "e2e"}}, .version = "1"};
   options.form = {ReasoningForm::kThink, ToolForm::kHermes};
   AppContext context(std::move(options), engine, text);
   AppGate gate("1");

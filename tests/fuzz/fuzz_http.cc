@@ -1,7 +1,8 @@
 // Everything that a client can send: a whole request through the network library's parser, in two
-// pieces, and a body through the parsers of the routes. The first byte chooses the route (of four
+// pieces, and a body through the parsers of the routes. The first byte chooses the route (of five
 // kinds of bodies) and the strictness, and whether a head comes first; what is accepted must
 // satisfy the promises of schema.h.
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
@@ -15,6 +16,7 @@
 #include "server/http_message.h"
 #include "server/http_text.h"
 #include "server/schema.h"
+#include "server/schema_embedding.h"
 #include "text/text_stream.h"
 
 namespace nibble {
@@ -62,6 +64,21 @@ void check_body(std::string_view body, bool chat, Strictness strictness) {
   CHECK(text.stopped() || shown == body);
 }
 
+void check_embedding(std::string_view body, Strictness strictness) {
+  const auto parsed = parse_embedding_request(body, strictness);
+  if (const auto* error = std::get_if<ApiError>(&parsed)) {
+    CHECK(Json::parse(error_json(*error)).ok());
+    return;
+  }
+  const auto& request = std::get<EmbeddingRequest>(parsed);
+  CHECK(!request.inputs.empty() && request.dimensions.value_or(1) > 0);
+  CHECK(request.truncate_prompt_tokens.value_or(1) != 0);
+  for (const PromptInput& input : request.inputs) {
+    const auto* ids = std::get_if<std::vector<int32_t>>(&input);
+    CHECK(ids == nullptr || (!ids->empty() && std::ranges::min(*ids) >= 0));
+  }
+}
+
 // Bodies that are translated into chats and completions: of messages, responses and /generate.
 void check_translated(std::string_view text, int kind, Strictness strictness) {
   const auto object = parse_object(text);
@@ -77,7 +94,10 @@ void check_translated(std::string_view text, int kind, Strictness strictness) {
     CHECK(Json::parse(anthropic_error_json(*error)).ok());
     return;
   }
-  const std::string translated = std::get<Json>(made).dump();
+  const IgnoredFields& ignored = std::get<TranslatedBody>(made).ignored;
+  CHECK(strictness == Strictness::kLenient || ignored.empty());
+  CHECK(ignored.empty() || ignored.warning().size() < 1000);
+  const std::string translated = std::get<TranslatedBody>(made).body.dump();
   CHECK(Json::parse(translated).ok());
   check_body(translated, kind != 3, Strictness::kStrict);
 }
@@ -99,9 +119,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     body = body_of_request(body);
   }
   const Strictness strictness = (data[0] & 2) != 0 ? Strictness::kStrict : Strictness::kLenient;
-  const int kind = (data[0] >> 3) & 3;
-  if (kind != 0) {
+  const int kind = (data[0] >> 3) & 7;
+  if (kind >= 1 && kind <= 3) {
     check_translated(body, kind, strictness);
+  } else if (kind == 4) {
+    check_embedding(body, strictness);
   } else {
     check_body(body, (data[0] & 1) != 0, strictness);
   }

@@ -278,7 +278,8 @@ def make_answer():
 
 
 def make_grammar():
-    """The first byte chooses: a schema, a regular expression, EBNF."""
+    """The first byte chooses: a schema, a regular expression, EBNF, a pattern of a schema, tools
+    (and the form of their calls)."""
     schema = {"type": "object", "required": ["a", "n"], "properties": {
         "a": {"type": "string", "minLength": 1, "maxLength": 3}, "n": {"$ref": "#/$defs/n"},
         "e": {"enum": ["x", 1.5, None]}, "d": {"type": "string", "format": "date"},
@@ -293,6 +294,11 @@ def make_grammar():
     write("grammar", "schema_refused", b"\x00" + json.dumps(
         {"allOf": [{"$ref": "#"}, {"not": {"uniqueItems": True}}]}).encode())
     write("grammar", "regex", b"\x01" + rb"^(?:a|[^\d\s-]{2,3}?)+\.\x41(?<n>.)*$")
+    write("grammar", "pattern", b"\x03" + rb"^[^\s\x00-\x1f\"]{1,3}(\\|\u00e9|.)?$")
+    tools = [{"name": "f", "parameters": schema}, {"name": "add", "parameters": {
+        "type": "object", "required": ["x"], "properties": {"x": {"type": "integer"}}}}]
+    for form in range(6):
+        write("grammar", f"tools_{form}", bytes([4 + 5 * form]) + json.dumps(tools).encode())
     write("grammar", "ebnf", b"\x02" + rb"""root ::= item ("," item){0,3}
 item ::= [a-z]+ | "\n" # end
 """)
@@ -340,6 +346,10 @@ def make_http():
     write("http", "generate", b"\x18" + json.dumps(
         {"text": ["a", "b"], "rid": "r", "stream": True, "return_logprob": True,
          "sampling_params": {"max_new_tokens": 5, "stop": ["x"], "sampling_seed": 1}}).encode())
+    write("http", "embeddings", b"\x20" + json.dumps(
+        {"model": "m", "input": ["a", "b"], "encoding_format": "base64", "dimensions": 2,
+         "truncate_prompt_tokens": -1, "cache_salt": "s", "priority": 1, "user": "u"}).encode())
+    write("http", "embeddings_ids", b"\x22" + json.dumps({"input": [[1, 2], [3]]}).encode())
     write("http", "path", b"\x00/v1/models/a%2Fb%zz%?x=1")
     body = json.dumps({"model": "m", "prompt": "a"}).encode()
     head = b"POST /v1/completions?x=1 HTTP/1.1\r\nHost: a\r\nX-Request-Id: r-1\r\n"

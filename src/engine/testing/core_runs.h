@@ -32,13 +32,14 @@ inline EngineOptions small_options(int64_t pages) {
 }
 
 inline std::unique_ptr<EngineCore> make_core(const EngineOptions& options,
-                                             std::unique_ptr<FakeModel> model = nullptr) {
+                                             std::unique_ptr<FakeModel> model = nullptr,
+                                             std::unique_ptr<FakeModel> draft = nullptr) {
   if (!model) {
     model = std::make_unique<FakeModel>();
   }
   auto resolved = EngineCore::resolve(options, model->config());
   EXPECT_TRUE(resolved.ok()) << resolved.status().message();
-  auto core = EngineCore::create(std::move(model), *resolved);
+  auto core = EngineCore::create(std::move(model), *resolved, std::move(draft));
   EXPECT_TRUE(core.ok());
   return std::move(core).value();
 }

@@ -67,6 +67,9 @@ class FakeModel final : public Model {
     config_.rope.original_max_position = original;
   }
 
+  /// Has its logits differ from those of other fakes after about one token in `every`.
+  void set_differs(uint64_t every) { differs_ = every; }
+
   [[nodiscard]] const ModelConfig& config() const override { return config_; }
   [[nodiscard]] std::string_view scheme() const override { return "fake"; }
   [[nodiscard]] int64_t weight_bytes() const override { return 0; }
@@ -139,6 +142,17 @@ class FakeModel final : public Model {
     for (size_t i = 0; i < batch.logit_rows.size(); ++i) {
       write_logits(batch, batch.logit_rows[i], cache, logits.subspan(i * vocab, vocab));
     }
+    last_ = batch;
+  }
+
+  /// The middle ones of a row's logits.
+  void final_states(int64_t first, std::span<float> out) override {
+    const auto width = static_cast<size_t>(config_.hidden_size);
+    std::vector<float> logits(static_cast<size_t>(config_.vocab_size));
+    for (; !out.empty(); out = out.subspan(width)) {
+      write_logits(last_, static_cast<int32_t>(first++), *cache_, logits);
+      std::copy_n(logits.begin() + std::ssize(logits) / 2, width, out.begin());
+    }
   }
 
  private:
@@ -207,7 +221,7 @@ class FakeModel final : public Model {
 
   void write_logits(const StepInput& batch,
                     int32_t row,
-                    PagedKvCache& cache,
+                    const PagedKvCache& cache,
                     std::span<float> logits) const {
     for (size_t sequence = 0; sequence < batch.sequences.size(); ++sequence) {
       const SequenceSpan& span = batch.sequences[sequence];
@@ -232,6 +246,9 @@ class FakeModel final : public Model {
           hash = (hash ^ static_cast<uint32_t>(token)) * 1099511628211ULL;
         }
       }
+      if (differs_ > 0 && (hash >> 32) % differs_ == 0) {
+        ++hash;
+      }
       for (size_t v = 0; v < logits.size(); ++v) {
         uint64_t x = (hash ^ (v + 1)) * 0x9e3779b97f4a7c15ULL;
         x ^= x >> 29;
@@ -253,8 +270,10 @@ class FakeModel final : public Model {
   int64_t largest_batch_ = 0;
   bool sampling_ = false;
   int64_t fed_steps_ = 0;
+  uint64_t differs_ = 0;
   std::vector<int32_t> last_tokens_;  // sampled by the step started last
   std::deque<std::vector<SampledRow>> started_;
+  StepInput last_;
 };
 
 }  // namespace nibble

@@ -115,10 +115,6 @@ class ChatFormat final : public ChunkFormat {
          {"function", Json::object({{"name", call.name}, {"arguments", call.arguments}})}});
   }
 
-  static Json stop_reason(const Choice& choice) {
-    return choice.text.stopped() ? Json(choice.text.stop_string()) : Json();
-  }
-
   Json token_json(int32_t token, float logprob) const {
     const std::string& bytes = tokenizer_.token_bytes(token);
     JsonArray values;

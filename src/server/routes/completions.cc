@@ -71,12 +71,11 @@ class CompletionFormat final : public ChunkFormat {
 
   static Json item(const Choice& choice, const std::string& text, Json logprobs) {
     const bool over = !choice.finish_reason.empty();
-    const bool stopped = choice.text.stopped();
     return Json::object({{"index", choice.index},
                          {"text", text},
                          {"logprobs", std::move(logprobs)},
                          {"finish_reason", over ? Json(choice.finish_reason) : Json()},
-                         {"stop_reason", stopped ? Json(choice.text.stop_string()) : Json()}});
+                         {"stop_reason", stop_reason(choice)}});
   }
 
   /// Of tokens that were not sent yet.
@@ -116,19 +115,13 @@ void route_completions(AppContext& context, const std::shared_ptr<HttpExchange>&
     exchange->respond(error_response(*error));
     return;
   }
-  for (const PromptInput& prompt : job.request.prompts) {
-    if (const auto* ids = std::get_if<std::vector<int32_t>>(&prompt)) {
-      job.prompts.push_back(*ids);
-      continue;
-    }
-    PromptTokens tokens =
-        text_prompt(context, std::get<std::string>(prompt), job.request.add_special_tokens);
-    if (const auto* error = std::get_if<ApiError>(&tokens)) {
-      exchange->respond(error_response(*error));
-      return;
-    }
-    job.prompts.push_back(std::move(std::get<std::vector<int32_t>>(tokens)));
+  auto prompts =
+      prompt_tokens(context, job.request.prompts, {.add_special = job.request.add_special_tokens});
+  if (const auto* error = std::get_if<ApiError>(&prompts)) {
+    exchange->respond(error_response(*error));
+    return;
   }
+  job.prompts = std::get<0>(std::move(prompts));
   if (!job.request.max_tokens) {
     job.request.max_tokens = kDefaultMaxTokens;
   }

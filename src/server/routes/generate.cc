@@ -113,6 +113,10 @@ class GenerateFormat final : public AnswerFormat {
     if (choice.finish_reason.empty()) {
       return {};
     }
+    if (choice.timed_out) {
+      return Json::object(
+          {{"type", "abort"}, {"message", "the time limit of the request is over"}});
+    }
     if (choice.finish_reason == "length") {
       return Json::object({{"type", "length"}, {"length", choice.usage.completion_tokens}});
     }
@@ -178,17 +182,11 @@ std::optional<ApiError> read_prompts(const AppContext& context, GenerationJob& j
   if (auto error = check_request(context, job.request, job.request.prompts.size())) {
     return error;
   }
-  for (const PromptInput& prompt : job.request.prompts) {
-    if (const auto* ids = std::get_if<std::vector<int32_t>>(&prompt)) {
-      job.prompts.push_back(*ids);
-      continue;
-    }
-    PromptTokens tokens = text_prompt(context, std::get<std::string>(prompt), true);
-    if (const auto* error = std::get_if<ApiError>(&tokens)) {
-      return *error;
-    }
-    job.prompts.push_back(std::move(std::get<std::vector<int32_t>>(tokens)));
+  auto prompts = prompt_tokens(context, job.request.prompts, {});
+  if (const auto* error = std::get_if<ApiError>(&prompts)) {
+    return *error;
   }
+  job.prompts = std::get<0>(std::move(prompts));
   return std::nullopt;
 }
 
@@ -215,7 +213,8 @@ void route_generate(AppContext& context, const std::shared_ptr<HttpExchange>& ex
     refuse(*exchange, *error);
     return;
   }
-  ParsedRequest parsed = read_completion_request(std::get<Json>(completion), schema);
+  const auto& [body_of_completion, ignored] = std::get<TranslatedBody>(completion);
+  ParsedRequest parsed = read_completion_request(body_of_completion, schema);
   FieldReader fields(body);
   GenerateOptions options{.id = exchange->request().id};
   fields.text("rid", options.id);
@@ -224,6 +223,10 @@ void route_generate(AppContext& context, const std::shared_ptr<HttpExchange>& ex
     return;
   }
   GenerationJob job{.request = std::move(std::get<GenerationRequest>(parsed)), .id = options.id};
+  for (const std::string_view name : ignored.known) {
+    job.request.ignored.add(name);
+  }
+  job.request.ignored.unknown += ignored.unknown;
   if (const auto error = read_prompts(context, job)) {
     refuse(*exchange, of_generate(body, *error));
     return;

@@ -184,13 +184,15 @@ ParsedRequest parse_messages(const AppContext& context, const HttpRequest& reque
   if (const auto* error = std::get_if<ApiError>(&chat)) {
     return *error;
   }
-  ParsedRequest parsed = read_chat_request(std::get<Json>(chat), context.options.schema);
+  const auto& [body_of_chat, ignored] = std::get<TranslatedBody>(chat);
+  ParsedRequest parsed = read_chat_request(body_of_chat, context.options.schema);
   if (const auto* error = std::get_if<ApiError>(&parsed)) {
     return renamed(*error, {{"stop", "stop_sequences"},
                             {"continue_final_message", "messages"},
                             {"response_format", "output_config.format"},
                             {"reasoning_effort", "output_config.effort"}});
   }
+  std::get<GenerationRequest>(parsed).ignored = ignored;
   return parsed;
 }
 
@@ -221,10 +223,12 @@ void route_messages(AppContext& context, const std::shared_ptr<HttpExchange>& ex
     return;
   }
   fit_context(context, job);
-  if (!thought_marks(job.form.reasoning)) {
+  if (job.request.thought_tokens && !thought_marks(job.form.reasoning)) {
     job.request.thought_tokens.reset();  // clients send it to models that do not think, too
+    job.request.ignored.add("thinking.budget_tokens");
   }
   job.format = std::make_unique<MessageFormat>(context, job.request);
+  job.names = {{"response_format.json_schema.schema", "output_config.format"}};
   run_generation(context, exchange, std::move(job));
 }
 
@@ -240,7 +244,9 @@ void route_count_tokens(AppContext& context, const std::shared_ptr<HttpExchange>
     return;
   }
   const auto tokens = static_cast<int64_t>(job.prompts.front().size());
-  exchange->respond({.body = Json::object({{"input_tokens", tokens}}).dump()});
+  context.metrics.record_ignored(job.request.ignored);
+  exchange->respond({.headers = warning_headers(job.request.ignored),
+                     .body = Json::object({{"input_tokens", tokens}}).dump()});
 }
 
 }  // namespace nibble

@@ -105,13 +105,15 @@ std::variant<ResponseJob, ApiError> parse_responses(const AppContext& context,
   if (const auto* error = std::get_if<ApiError>(&chat)) {
     return *error;
   }
-  ParsedRequest parsed = read_chat_request(std::get<Json>(chat), context.options.schema);
+  const auto& [body_of_chat, ignored] = std::get<TranslatedBody>(chat);
+  ParsedRequest parsed = read_chat_request(body_of_chat, context.options.schema);
   if (const auto* error = std::get_if<ApiError>(&parsed)) {
     return renamed(*error, {{"response_format", "text.format"},
                             {"reasoning_effort", "reasoning.effort"},
                             {"messages", "input"}});
   }
   ResponseJob job{.request = std::move(std::get<GenerationRequest>(parsed))};
+  job.request.ignored = ignored;
   for (Json& item : response_items(body)) {
     items.push_back(std::move(item));
   }
@@ -139,6 +141,9 @@ void route_responses(AppContext& context, const std::shared_ptr<HttpExchange>& e
     return;
   }
   job.format = std::make_unique<ResponseFormat>(std::move(plan));
+  job.names = {{"response_format.json_schema.schema", "text.format"},
+               {"max_tokens", "max_output_tokens"},
+               {"messages", "input"}};
   run_generation(context, exchange, std::move(job));
 }
 

@@ -46,7 +46,7 @@ void route_tokenize(AppContext& context, const std::shared_ptr<HttpExchange>& ex
   } else if (fields.find("prompt") == nullptr) {
     fields.fail("prompt", "prompt: expected a string (or messages: an array)");
   } else {
-    tokens = text_prompt(context, prompt, add_special);
+    tokens = text_prompt(context, prompt, {.add_special = add_special});
   }
   auto error = fields.error() ? fields.error() : check_model(context, model);
   if (!error && std::holds_alternative<ApiError>(tokens)) {

@@ -69,9 +69,12 @@ inline bool eventually(const std::function<bool()>& condition) {
 class AppTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    context_ = std::make_unique<AppContext>(
-        AppOptions{.model_names = {"fake"}, .api_key = key_, .version = "1", .form = form_},
-        engine_, text_);
+    context_ = std::make_unique<AppContext>(AppOptions{.model_names = {"fake"},
+                                                       .api_keys = keys_,
+                                                       .version = "1",
+                                                       .request_timeout_s = timeout_,
+                                                       .form = form_},
+                                            engine_, text_);
     HttpOptions options;
     options.port = 0;
     options.body_limit = 5000;
@@ -111,7 +114,8 @@ class AppTest : public ::testing::Test {
   }
 
   AnswerForm form_;  // of answers
-  std::string key_;
+  std::vector<ApiKey> keys_;
+  double timeout_ = 0;
   CorsOptions cors_;
   bool loading_ = false;  // the gate stays shut
   AppGate gate_{"1"};

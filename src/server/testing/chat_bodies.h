@@ -19,7 +19,7 @@ inline Json parsed(std::string_view text) {
 inline std::string chat_text(const ChatBody& chat) {
   const auto* error = std::get_if<ApiError>(&chat);
   EXPECT_EQ(error, nullptr) << (error != nullptr ? error->message : "");
-  return error == nullptr ? std::get<Json>(chat).dump() : "";
+  return error == nullptr ? std::get<TranslatedBody>(chat).body.dump() : "";
 }
 
 /// Why there is no chat, where there is to be none.

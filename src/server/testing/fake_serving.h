@@ -51,6 +51,7 @@ class FakeEngine final : public Engine {
     options_.max_queued_requests = 100;
     config_.eos_token_ids = {kFakeEnd};
     config_.vocab_size = kFakeEnd + 1;
+    config_.hidden_size = 4;
     thread_ = std::thread([this] { run(); });
   }
   ~FakeEngine() override {
@@ -87,8 +88,9 @@ class FakeEngine final : public Engine {
     return last_;
   }
 
-  std::atomic<int> forgotten{0};  // calls of forget_prefixes()
-  std::atomic<bool> held{false};  // true: no tokens come
+  std::atomic<int> forgotten{0};              // calls of forget_prefixes()
+  std::atomic<bool> held{false};              // true: no tokens come
+  std::atomic<int64_t> most_tokens{1 << 30};  // of an answer; then no more come
 
   void refuse(Status status) {
     const std::lock_guard lock(mutex_);
@@ -117,6 +119,17 @@ class FakeEngine final : public Engine {
     return out;
   }
 
+  /// The hidden state of a token: {itself, 3, 0, 4}.
+  static std::vector<float> pooled_of(const Request& request) {
+    if (request.pooling == Pooling::kNone) {
+      return {};
+    }
+    const auto sum = std::accumulate(request.prompt.begin(), request.prompt.end(), 0.0F);
+    const float mean = sum / static_cast<float>(request.prompt.size());
+    const bool last = request.pooling == Pooling::kLast;
+    return {last ? static_cast<float>(request.prompt.back()) : mean, 3, 0, 4};
+  }
+
   /// The end where it may come, else the token if it may, else any that may.
   static int32_t allowed_token(TokenConstraint& constraint, int32_t token, int64_t produced) {
     std::vector<uint32_t> mask(static_cast<size_t>(mask_words(kFakeEnd + 1)));
@@ -139,6 +152,16 @@ class FakeEngine final : public Engine {
     return token;
   }
 
+  /// As the engine does at a deadline.
+  static void end_late(const Running& one) {
+    TokenEvent event;
+    event.finish = FinishReason::kTimeout;
+    if (one.produced == 0) {
+      event.failure = Status(StatusCode::kUnavailable, "too late");
+    }
+    one.request.on_event(event);
+  }
+
   /// One token of one request; true when that was its last.
   static bool advance(Running& one) {
     const Request& request = one.request;
@@ -148,10 +171,15 @@ class FakeEngine final : public Engine {
       request.on_event(event);
       return true;
     }
+    if (std::chrono::steady_clock::now() >= request.deadline) {
+      end_late(one);
+      return true;
+    }
     if (one.produced == 0 && request.prompt_logprobs >= 0) {
       event.prompt_logprobs = scores_of(request);
     }
     if (request.max_tokens == 0) {
+      event.pooled = pooled_of(request);
       event.finish = FinishReason::kLength;
     } else {
       const auto at = static_cast<size_t>(one.produced++) % request.prompt.size();
@@ -173,9 +201,13 @@ class FakeEngine final : public Engine {
 
   void run() {
     while (!stop_) {
-      if (!held) {
+      {
         const std::lock_guard lock(mutex_);
-        std::erase_if(running_, [](Running& one) { return advance(one); });
+        std::erase_if(running_, [this](Running& one) {
+          const bool waits = held || one.produced >= most_tokens;
+          const bool late = std::chrono::steady_clock::now() >= one.request.deadline;
+          return (!waits || late) && advance(one);
+        });
       }
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }

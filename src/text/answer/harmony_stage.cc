@@ -27,6 +27,11 @@ std::string_view word_after(std::string_view header, std::string_view mark) {
 
 }  // namespace
 
+std::string_view harmony_function(std::string_view header) {
+  const std::string_view recipient = word_after(header, kRecipient);
+  return recipient.starts_with(kFunctions) ? recipient.substr(kFunctions.size()) : "";
+}
+
 void HarmonyStage::text(std::string_view text) {
   switch (kind_) {
     case Kind::kThought:
@@ -73,7 +78,7 @@ void HarmonyStage::begin_message() {
   const std::string_view recipient = word_after(header_, kRecipient);
   if (recipient.starts_with(kFunctions)) {
     kind_ = Kind::kCall;
-    function_ = recipient.substr(kFunctions.size());
+    function_ = harmony_function(header_);
   } else if (channel == "analysis" || !recipient.empty()) {
     kind_ = Kind::kThought;
   } else {

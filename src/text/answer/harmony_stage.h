@@ -8,6 +8,10 @@
 
 namespace nibble {
 
+/// The function that a message goes to, by its header ("<|channel|>commentary to=functions.f ");
+/// empty: it goes to none.
+[[nodiscard]] std::string_view harmony_function(std::string_view header);
+
 /// Messages of OpenAI's harmony format, which gpt-oss writes: those of the channel "analysis" are
 /// what it thinks, those to "functions.NAME" calls, all others content. The prompt ends with
 /// <|start|>assistant, so an answer begins in a header. Recipients of no namespace "functions" are

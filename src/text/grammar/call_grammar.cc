@@ -21,10 +21,10 @@ bool has_token(const Tokenizer& tokenizer, std::string_view name) {
   return id && tokenizer.is_special(*id);
 }
 
-/// One rule for the calls of every function: `write(name, arguments)` joined by "|".
+/// A rule for what is written of the call of any function: `write(name, arguments)` joined by "|".
 template <typename Write>
-std::string each(const CallRules& functions, const Write& write) {
-  std::string out = "call ::= ";
+std::string each(std::string_view rule, const CallRules& functions, const Write& write) {
+  std::string out = fmt::format("{} ::= ", rule);
   for (size_t i = 0; i < functions.size(); ++i) {
     out += (i == 0 ? "" : " | ") + write(functions[i].first, functions[i].second);
   }
@@ -37,65 +37,107 @@ std::string as_object(const std::string& name, std::string_view key, const std::
   return fmt::format("{} {} \"}}\"", ebnf_literal(head), rule);
 }
 
-std::string root_of(std::string_view call, std::string_view separator, CallCount count) {
-  return count == CallCount::kOne ? fmt::format("root ::= {}\n", call)
-                                  : fmt::format("root ::= {} ({} {})*\n", call, separator, call);
+/// Rules of a rule for a call that begins with a mark: `call` is what stands behind it.
+struct MarkedCall {
+  std::string_view begin;  // the mark; a constant
+  std::string rules;
+};
+
+MarkedCall hermes(const Tokenizer& tokenizer, const CallRules& functions) {
+  const auto write = [](const auto& name, const auto& rule) {
+    return as_object(name, "arguments", rule);
+  };
+  return {"<tool_call>",
+          each("object", functions, write) +
+              fmt::format("call ::= \"\\n\" object \"\\n\" {}\n", mark(tokenizer, "</tool_call>"))};
 }
 
-std::string hermes(const Tokenizer& tokenizer, const CallRules& functions, CallCount count) {
-  const std::string call =
-      fmt::format("one ::= {} \"\\n\" call \"\\n\" {}\n", mark(tokenizer, "<tool_call>"),
-                  mark(tokenizer, "</tool_call>"));
-  return each(functions, [](const auto& name,
-                            const auto& rule) { return as_object(name, "arguments", rule); }) +
-         call + root_of("one", "\"\\n\"", count);
-}
-
-std::string llama(const CallRules& functions, CallCount count) {
-  return each(functions, [](const auto& name,
-                            const auto& rule) { return as_object(name, "parameters", rule); }) +
-         root_of("call", "\"; \"", count);
-}
-
-std::string mistral(const Tokenizer& tokenizer, const CallRules& functions, CallCount count) {
-  const std::string begin = mark(tokenizer, "[TOOL_CALLS]");
+/// A list of calls, or name and arguments of one.
+MarkedCall mistral(const Tokenizer& tokenizer, const CallRules& functions, CallCount count) {
+  constexpr std::string_view kBegin = "[TOOL_CALLS]";
   if (has_token(tokenizer, "[ARGS]")) {
     const std::string arguments = mark(tokenizer, "[ARGS]");
-    return each(functions,
-                [&](const auto& name, const auto& rule) {
-                  return fmt::format("{} {} {} {}", begin, ebnf_literal(name), arguments, rule);
-                }) +
-           root_of("call", "\"\"", count);
+    return {kBegin, each("call", functions, [&](const auto& name, const auto& rule) {
+              return fmt::format("{} {} {}", ebnf_literal(name), arguments, rule);
+            })};
   }
-  const std::string more = count == CallCount::kOne ? "" : " (\", \" call)*";
-  return each(functions, [](const auto& name,
-                            const auto& rule) { return as_object(name, "arguments", rule); }) +
-         fmt::format("root ::= {} \" \"? \"[\" call{} \"]\"\n", begin, more);
+  const auto write = [](const auto& name, const auto& rule) {
+    return as_object(name, "arguments", rule);
+  };
+  const std::string more = count == CallCount::kOne ? "" : " (\", \" object)*";
+  return {kBegin, each("object", functions, write) +
+                      fmt::format("call ::= \" \"? \"[\" object{} \"]\"\n", more)};
 }
 
-std::string kimi(const Tokenizer& tokenizer, const CallRules& functions, CallCount count) {
+MarkedCall kimi(const Tokenizer& tokenizer, const CallRules& functions) {
   const auto write = [&](const std::string& name, const std::string& rule) {
-    return fmt::format("{} {} [0-9] {} {} {}", mark(tokenizer, "<|tool_call_begin|>"),
-                       ebnf_literal("functions." + name + ":"),
+    return fmt::format("{} [0-9] [0-9]? {} {} {}", ebnf_literal("functions." + name + ":"),
                        mark(tokenizer, "<|tool_call_argument_begin|>"), rule,
                        mark(tokenizer, "<|tool_call_end|>"));
   };
-  return each(functions, write) +
-         fmt::format("root ::= {} calls {}\n", mark(tokenizer, "<|tool_calls_section_begin|>"),
-                     mark(tokenizer, "<|tool_calls_section_end|>")) +
-         (count == CallCount::kOne ? "calls ::= call\n" : "calls ::= call call*\n");
+  return {"<|tool_call_begin|>", each("call", functions, write)};
 }
 
-std::string deepseek(const Tokenizer& tokenizer, const CallRules& functions, CallCount count) {
+MarkedCall deepseek(const Tokenizer& tokenizer, const CallRules& functions) {
   const auto write = [&](const std::string& name, const std::string& rule) {
-    return fmt::format("{} {} {} {} {}", mark(tokenizer, "<｜tool▁call▁begin｜>"),
-                       ebnf_literal(name), mark(tokenizer, "<｜tool▁sep｜>"), rule,
+    return fmt::format("{} {} {} {}", ebnf_literal(name), mark(tokenizer, "<｜tool▁sep｜>"), rule,
                        mark(tokenizer, "<｜tool▁call▁end｜>"));
   };
-  return each(functions, write) +
-         fmt::format("root ::= {} calls {}\n", mark(tokenizer, "<｜tool▁calls▁begin｜>"),
-                     mark(tokenizer, "<｜tool▁calls▁end｜>")) +
-         (count == CallCount::kOne ? "calls ::= call\n" : "calls ::= call call*\n");
+  return {"<｜tool▁call▁begin｜>", each("call", functions, write)};
+}
+
+Result<MarkedCall> marked_call(const Tokenizer& tokenizer,
+                               ToolForm form,
+                               const CallRules& functions,
+                               CallCount count) {
+  switch (form) {
+    case ToolForm::kHermes:
+      return hermes(tokenizer, functions);
+    case ToolForm::kMistral:
+      return mistral(tokenizer, functions, count);
+    case ToolForm::kKimi:
+      return kimi(tokenizer, functions);
+    case ToolForm::kDeepSeek:
+      return deepseek(tokenizer, functions);
+    default:
+      return make_error(StatusCode::kUnsupported,
+                        "how this model writes calls is not known; name the form with "
+                        "--tool-call-parser");
+  }
+}
+
+/// What stands around all calls of an answer that has nothing else, and between them.
+struct CallFrame {
+  std::string begin, separator, end;
+};
+
+CallFrame frame_of(const Tokenizer& tokenizer, ToolForm form) {
+  switch (form) {
+    case ToolForm::kKimi:
+      return {mark(tokenizer, "<|tool_calls_section_begin|>"), "",
+              mark(tokenizer, "<|tool_calls_section_end|>")};
+    case ToolForm::kDeepSeek:
+      return {mark(tokenizer, "<｜tool▁calls▁begin｜>"), "",
+              mark(tokenizer, "<｜tool▁calls▁end｜>")};
+    case ToolForm::kHermes:
+      return {"", "\"\\n\"", ""};
+    default:
+      return {};
+  }
+}
+
+/// Whether a form's mark can begin another call.
+bool repeats(const Tokenizer& tokenizer, ToolForm form, CallCount count) {
+  const bool list = form == ToolForm::kMistral && !has_token(tokenizer, "[ARGS]");
+  return count == CallCount::kOneOrMore && !list;
+}
+
+std::string llama(const CallRules& functions, CallCount count) {
+  const auto write = [](const auto& name, const auto& rule) {
+    return as_object(name, "parameters", rule);
+  };
+  return each("call", functions, write) +
+         (count == CallCount::kOne ? "root ::= call\n" : "root ::= call (\"; \" call)*\n");
 }
 
 /// Messages of thought, which may come before others in harmony.
@@ -124,7 +166,7 @@ std::string harmony(const Tokenizer& tokenizer, const CallRules& functions) {
                        ebnf_literal("commentary to=functions." + name + " "), constrain,
                        mark(tokenizer, "<|message|>"), rule);
   };
-  return each(functions, write) + harmony_thoughts(tokenizer) + "root ::= thought* call\n";
+  return each("call", functions, write) + harmony_thoughts(tokenizer) + "root ::= thought* call\n";
 }
 
 }  // namespace
@@ -133,26 +175,35 @@ Result<std::string> call_grammar(const Tokenizer& tokenizer,
                                  ToolForm form,
                                  const CallRules& functions,
                                  CallCount count) {
-  switch (form) {
-    case ToolForm::kHermes:
-      return hermes(tokenizer, functions, count);
-    case ToolForm::kLlama:
-      return llama(functions, count);
-    case ToolForm::kMistral:
-      return mistral(tokenizer, functions, count);
-    case ToolForm::kKimi:
-      return kimi(tokenizer, functions, count);
-    case ToolForm::kDeepSeek:
-      return deepseek(tokenizer, functions, count);
-    case ToolForm::kHarmony:
-      NIBBLE_RETURN_IF_ERROR(check_harmony(tokenizer));
-      return harmony(tokenizer, functions);
-    case ToolForm::kNone:
-      break;
+  if (form == ToolForm::kLlama) {
+    return llama(functions, count);
   }
-  return make_error(StatusCode::kUnsupported,
-                    "how this model writes calls is not known; name the form with "
-                    "--tool-call-parser");
+  if (form == ToolForm::kHarmony) {
+    NIBBLE_RETURN_IF_ERROR(check_harmony(tokenizer));
+    return harmony(tokenizer, functions);
+  }
+  NIBBLE_ASSIGN_OR_RETURN(const MarkedCall call, marked_call(tokenizer, form, functions, count));
+  const CallFrame frame = frame_of(tokenizer, form);
+  const std::string more =
+      repeats(tokenizer, form, count) ? fmt::format("({} one)*", frame.separator) : "";
+  return call.rules + fmt::format("one ::= {} call\nroot ::= {} one {} {}\n",
+                                  mark(tokenizer, call.begin), frame.begin, more, frame.end);
+}
+
+bool marks_calls(ToolForm form) { return form != ToolForm::kNone && form != ToolForm::kLlama; }
+
+Result<CallTail> call_tail(const Tokenizer& tokenizer, ToolForm form, const CallRules& functions) {
+  const auto count = CallCount::kOneOrMore;
+  NIBBLE_ASSIGN_OR_RETURN(const MarkedCall call, marked_call(tokenizer, form, functions, count));
+  CallTail tail{.mark = std::string(call.begin), .grammar = call.rules};
+  if (form == ToolForm::kMistral) {  // its calls have no end but that of the answer
+    const std::string more = fmt::format("({} call)*", mark(tokenizer, call.begin));
+    tail.grammar += fmt::format("root ::= call {}\n", repeats(tokenizer, form, count) ? more : "");
+    tail.next = CallTail::Next::kEnd;
+  } else {
+    tail.grammar += "root ::= call\n";
+  }
+  return tail;
 }
 
 Result<std::string> content_grammar(const Tokenizer& tokenizer,

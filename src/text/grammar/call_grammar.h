@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -24,6 +25,21 @@ Result<std::string> call_grammar(const Tokenizer& tokenizer,
                                  ToolForm form,
                                  const CallRules& functions,
                                  CallCount count);
+
+/// Whether a form marks where a call begins, so that what follows can be held to a grammar while
+/// all else is free.
+[[nodiscard]] bool marks_calls(ToolForm form);
+
+/// What follows the mark of a call in an answer that is free otherwise.
+struct CallTail {
+  enum class Next : uint8_t { kText, kEnd };
+
+  std::string mark;         // as text, or the name of a special token
+  std::string grammar;      // rules with `root`; those of the arguments are the caller's
+  Next next = Next::kText;  // what follows them: anything, or the end of the answer
+};
+/// Of forms that mark calls, but for harmony, which names the function before its mark.
+Result<CallTail> call_tail(const Tokenizer& tokenizer, ToolForm form, const CallRules& functions);
 
 /// `root` for an answer that is what `rule` says: of the channel "final" in harmony, else all of
 /// it.

@@ -4,8 +4,11 @@
 #include <cctype>
 #include <charconv>
 #include <cstdint>
+#include <vector>
 
 #include <fmt/format.h>
+
+#include "text/grammar/grammar_cost.h"
 
 namespace nibble {
 namespace {
@@ -33,6 +36,13 @@ size_t end_of_quoted(std::string_view text, size_t at) {
 
 bool is_name(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_'; }
 
+size_t end_of_name(std::string_view text, size_t at) {
+  while (at < text.size() && is_name(text[at])) {
+    ++at;
+  }
+  return at;
+}
+
 /// Largest number within braces.
 Result<int64_t> largest_count(std::string_view text, size_t begin, size_t end) {
   int64_t most = 1;
@@ -48,6 +58,25 @@ Result<int64_t> largest_count(std::string_view text, size_t begin, size_t end) {
   return most;
 }
 
+/// Whether a pair of braces allows nothing: {0,3}, {,3}.
+bool from_nothing(std::string_view text, size_t begin) {
+  const size_t first = text.find_first_not_of(' ', begin);
+  return first != std::string_view::npos && (text[first] == '0' || text[first] == ',');
+}
+
+/// Takes down what a single character says of the parts around it.
+void count_character(char c, PartCosts& cost) {
+  if (c == '(') {
+    cost.group_begin();
+  } else if (c == ')' && cost.depth() > 1) {
+    cost.group_end();
+  } else if (c == '?' || c == '*') {
+    cost.may_be_empty();
+  } else if (c == '|' || c == '=') {
+    cost.end_alternative();
+  }
+}
+
 }  // namespace
 
 Status check_ebnf(std::string_view text) {
@@ -57,12 +86,16 @@ Status check_ebnf(std::string_view text) {
                       kMostBytes);
   }
   int64_t together = 1;
+  PartCosts cost;
   for (size_t at = 0; at < text.size();) {
     const char c = text[at];
     if (c == '#') {
       at = std::min(text.find('\n', at), text.size());
     } else if (c == '"' || (c == '[' && (at == 0 || !is_name(text[at - 1])))) {
-      at = end_of_quoted(text, at);
+      const size_t end = end_of_quoted(text, at);
+      const auto bytes = static_cast<int64_t>(end - at);
+      cost.item(c == '[' ? kAnyCharacterCost : std::max(kLeastPartCost, kLiteralCost * bytes));
+      at = end;
     } else if (c == '[') {
       return error_at(at, "options of rules are not supported; put a blank before a class");
     } else if (c == '(' && at > 0 && is_name(text[at - 1])) {
@@ -75,9 +108,21 @@ Status check_ebnf(std::string_view text) {
         return error_at(at,
                         fmt::format("all repetitions multiplied are more than {}", kMostTogether));
       }
+      cost.repeat(most);
+      if (from_nothing(text, at + 1)) {
+        cost.may_be_empty();
+      }
       at = end;
+    } else if (is_name(c)) {
+      cost.item(kLeastPartCost);  // a rule, which may be empty
+      cost.may_be_empty();
+      at = end_of_name(text, at);
     } else {
+      count_character(c, cost);
       ++at;
+    }
+    if (cost.too_much()) {
+      return error_at(at, "the grammar is too large, with its repetitions written out");
     }
   }
   return {};

@@ -1,5 +1,6 @@
 #include "text/grammar/grammar.h"
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <exception>
@@ -42,7 +43,7 @@ std::string reason_of(const std::exception& error) {
 }
 
 /// One answer. Where xgrammar fails, nothing may come any more, and accept() says why.
-class Matcher final : public TokenConstraint {
+class Matcher final : public GrammarState {
  public:
   Matcher(const xgrammar::CompiledGrammar& grammar, std::optional<StringLimits> limits)
       : matcher_(grammar), limits_(limits) {}
@@ -96,6 +97,8 @@ class Matcher final : public TokenConstraint {
                       token);
   }
 
+  [[nodiscard]] bool complete() const override { return matcher_.IsCompleted(); }
+
  private:
   /// Of the rule that the answer is in: ebnf_limited() says it as a temperature, which this engine
   /// has no other use for.
@@ -119,7 +122,7 @@ class CompiledGrammar final : public Grammar {
         shortest_limit_(shortest_limit),
         bytes_(grammar_.MemorySizeBytes()) {}
 
-  [[nodiscard]] std::unique_ptr<TokenConstraint> start() const override {
+  [[nodiscard]] std::unique_ptr<GrammarState> start() const override {
     return std::make_unique<Matcher>(
         grammar_, shortest_limit_ > 0 ? std::optional(StringLimits(*tokens_, shortest_limit_))
                                       : std::nullopt);
@@ -212,6 +215,10 @@ GrammarCompiler::GrammarCompiler(const Tokenizer& tokenizer,
 
 GrammarCompiler::~GrammarCompiler() = default;
 
+std::shared_ptr<const Grammar> GrammarCompiler::known(const GrammarText& text) {
+  return parts_->find(text.ebnf);
+}
+
 Result<std::shared_ptr<const Grammar>> GrammarCompiler::compile(const GrammarText& text) {
   const std::string& ebnf = text.ebnf;
   if (ebnf.size() > kMostBytes) {
@@ -229,6 +236,10 @@ Result<std::shared_ptr<const Grammar>> GrammarCompiler::compile(const GrammarTex
   try {
     auto made = std::make_shared<const CompiledGrammar>(
         parts_->compiler.CompileGrammar(ebnf, "root"), parts_->tokens, text.shortest_limit);
+    std::vector<uint32_t> mask(static_cast<size_t>(mask_words(parts_->tokens->size())));
+    if (made->start()->fill(mask) && std::ranges::all_of(mask, [](uint32_t w) { return w == 0; })) {
+      return make_error(StatusCode::kInvalidArgument, "the grammar allows no text at all");
+    }
     parts_->keep(ebnf, made);
     return std::shared_ptr<const Grammar>(std::move(made));
   } catch (const std::exception& error) {

@@ -12,13 +12,20 @@
 
 namespace nibble {
 
+/// How far one answer has come in its grammar.
+class GrammarState : public TokenConstraint {
+ public:
+  /// Whether the answer may end here.
+  [[nodiscard]] virtual bool complete() const = 0;
+};
+
 /// A grammar made ready for a vocabulary. Immutable, thread-safe.
 class Grammar {
  public:
   virtual ~Grammar() = default;
   /// The state of one answer, at its beginning. It allows end tokens where the answer may end, and
   /// nothing else where it must. It keeps what it needs.
-  [[nodiscard]] virtual std::unique_ptr<TokenConstraint> start() const = 0;
+  [[nodiscard]] virtual std::unique_ptr<GrammarState> start() const = 0;
   [[nodiscard]] virtual size_t bytes() const = 0;  // about
 };
 
@@ -48,6 +55,8 @@ class GrammarCompiler final {
                   const GrammarOptions& options = {});
   ~GrammarCompiler();
 
+  /// The grammar of this text, if it is kept; else null.
+  [[nodiscard]] std::shared_ptr<const Grammar> known(const GrammarText& text);
   /// Compiles a grammar; the same text again is a look-up.
   /// Errors: kInvalidArgument for text that is no grammar, with xgrammar's reason, and for one that
   /// is too large.

@@ -85,7 +85,7 @@ TEST(Regex, TakesWhatItEnforces) {
   const auto allows = [&](std::string_view pattern, std::string_view text) {
     const auto whole = check_regex(pattern, RegexPlace::kText);
     EXPECT_TRUE(whole.ok()) << whole.status().message();
-    const auto grammar = grammars.compiler().compile({.ebnf = "root ::= " + *whole});
+    const auto grammar = grammars.compiler().compile({.ebnf = "root ::= " + whole->ebnf});
     EXPECT_TRUE(grammar.ok()) << grammar.status().message();
     return grammars.allows(**grammar, text);
   };
@@ -120,10 +120,57 @@ TEST(Regex, RefusesTheRestWithItsPlace) {
   EXPECT_FALSE(check_regex(std::string(9000, 'a'), RegexPlace::kText).ok());
 }
 
+// What takes long to prepare, or makes masks that do: many parts in a row that may be left out.
+TEST(Regex, BoundsWhatMayBeLeftOut) {
+  const auto times = [](std::string_view part, int count) {
+    std::string out;
+    for (int i = 0; i < count; ++i) {
+      out += part;
+    }
+    return out;
+  };
+  const auto taken = [](const std::string& pattern) {
+    return check_regex(pattern, RegexPlace::kText).ok();
+  };
+  for (const char* part : {"a?", "a*", "(a|aa)*", "[a-z]?", "(ab)?", "a{0,2}", "(|a)", "(a?b*)"}) {
+    EXPECT_TRUE(taken(times(part, 10))) << part;
+    EXPECT_FALSE(taken(times(part, 200))) << part;
+    EXPECT_TRUE(taken(times(std::string(part) + "x", 200))) << part;
+  }
+  EXPECT_TRUE(taken(times(".?", 8)));
+  EXPECT_FALSE(taken(times(".?", 20)));
+  EXPECT_FALSE(taken("(a?){120}"));
+  EXPECT_TRUE(taken("(ab){0,100}"));
+  EXPECT_TRUE(taken("[a-z]{0,200}"));
+  const auto check = [](const std::string& rules) { return check_ebnf(rules).ok(); };
+  EXPECT_TRUE(check("root ::= " + times("\"a\"? ", 10)));
+  EXPECT_FALSE(check("root ::= " + times("\"a\"? ", 200)));
+  EXPECT_FALSE(check("root ::= " + times("x ", 200) + "\nx ::= \"a\"?"));
+  EXPECT_TRUE(check("root ::= " + times("x \",\" ", 200) + "\nx ::= \"a\"?"));
+  EXPECT_TRUE(check("root ::= x" + times(" | x", 200) + "\nx ::= \"a\"?"));
+}
+
+TEST(Grammar, ThatAllowsNothingIsRefused) {
+  ByteGrammars grammars;
+  for (const char* rules : {"root ::= root", "root ::= a\na ::= b\nb ::= a"}) {
+    const auto made = grammars.compiler().compile({.ebnf = rules});
+    ASSERT_FALSE(made.ok()) << rules;
+    EXPECT_EQ(made.status().message(), "the grammar allows no text at all");
+  }
+  EXPECT_TRUE(grammars.compiler().compile({.ebnf = "root ::= \"\""}).ok());
+}
+
 TEST(Ebnf, BoundsWhatClientsAskFor) {
   EXPECT_TRUE(check_ebnf("root ::= \"{9999}(\" [{}] ([a-z]{1,20} \" \"){3} # x(").ok());
   EXPECT_FALSE(check_ebnf("root ::= \"a\"{1001}").ok());
   EXPECT_FALSE(check_ebnf("root ::= (\"a\"{100}){100}").ok());
+  std::string classes = "root ::=";
+  for (int i = 0; i < 900; ++i) {
+    classes += " [a-z]";
+  }
+  EXPECT_TRUE(check_ebnf(classes).ok());
+  EXPECT_FALSE(check_ebnf(classes + classes.substr(8)).ok());
+  EXPECT_FALSE(check_ebnf("root ::= ([a-z] [0-9]){600}").ok());
   EXPECT_FALSE(check_ebnf("root ::= Token(3)").ok());
   EXPECT_FALSE(check_ebnf("root[temperature=3] ::= \"a\"").ok());
   EXPECT_FALSE(check_ebnf(std::string(70000, ' ')).ok());
@@ -150,7 +197,8 @@ TEST(ThoughtBudget, EndsAThoughtThatIsTooLong) {
   ByteGrammars with_specials({"<think>", "</think>"});
   ByteGrammars without_specials;  // there the marks have several tokens
   const auto follows = [](ByteGrammars& of, ThoughtStart start, std::string_view text) {
-    auto limited = limited_thought(of.tokenizer(), ReasoningForm::kThink, start, 3, nullptr);
+    auto limited = limited_thought(
+        {of.tokenizer(), thought_marks(ReasoningForm::kThink).value(), 3}, start, nullptr);
     CHECK(limited.ok());
     return of.follows(**limited, of.tokens(text));
   };
@@ -162,11 +210,7 @@ TEST(ThoughtBudget, EndsAThoughtThatIsTooLong) {
     EXPECT_FALSE(follows(*of, ThoughtStart::kThinking, "abcd</think>"));
   }
   EXPECT_TRUE(follows(with_specials, ThoughtStart::kMayThink, "<think>a</think>and more"));
-  EXPECT_EQ(limited_thought(with_specials.tokenizer(), ReasoningForm::kHarmony,
-                            ThoughtStart::kMayThink, 3, nullptr)
-                .status()
-                .code(),
-            StatusCode::kUnsupported);
+  EXPECT_FALSE(thought_marks(ReasoningForm::kHarmony));
 }
 
 TEST(ThoughtBudget, LeavesTheRestToAGrammar) {
@@ -177,8 +221,8 @@ TEST(ThoughtBudget, LeavesTheRestToAGrammar) {
     const Tokenizer& tokenizer = grammars.tokenizer();
     auto gate = after_thought(tokenizer, ReasoningForm::kThink, ThoughtStart::kMayThink,
                               (*grammar)->start());
-    auto limited = limited_thought(tokenizer, ReasoningForm::kThink, ThoughtStart::kMayThink, 2,
-                                   std::move(gate));
+    auto limited = limited_thought({tokenizer, thought_marks(ReasoningForm::kThink).value(), 2},
+                                   ThoughtStart::kMayThink, std::move(gate));
     CHECK(limited.ok());
     return grammars.follows(**limited, grammars.tokens(text));
   };

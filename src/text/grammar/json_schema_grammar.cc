@@ -16,7 +16,7 @@ constexpr size_t kMostBytes = size_t{1} << 20;
 constexpr std::string_view kJson = R"(json_blank ::= "" | " " | "\n" [ \t]*
 json_comma ::= "," json_blank
 json_colon ::= ":" " "?
-json_plain ::= [^\"\\\x00-\x1f]
+json_rest ::= [^\"\\\x00-\x1f]* "\""
 json_string ::= "\"" Regex("([^\"\\\\\\x00-\\x1f]|\\\\([\"\\\\/bfnrt]|u([0-9a-cA-CefEF][0-9a-fA-F]|[dD][0-7])[0-9a-fA-F]{2}|u[dD][89abAB][0-9a-fA-F]{2}\\\\u[dD][c-fC-F][0-9a-fA-F]{2}))*") "\""
 json_integer ::= "-"? ("0" | [1-9] [0-9]*)
 json_number ::= "-"? ("0" | [1-9] [0-9]*) ("." [0-9]+)? ([eE] [+\-]? [0-9] [0-9]?)?
@@ -29,7 +29,8 @@ json_value ::= json_object | json_array | json_string | json_number | "true" | "
 }  // namespace
 
 Result<std::string> JsonSchemaGrammar::add(const Json& schema) {
-  SchemaWriter writer(schema, fmt::format("g{}_", count_++));
+  NIBBLE_RETURN_IF_ERROR(budget_->take_bytes(schema.dump().size()));
+  SchemaWriter writer(schema, fmt::format("g{}_", count_++), *budget_);
   NIBBLE_ASSIGN_OR_RETURN(std::string name, writer.write());
   rules_ += writer.rules();
   if (writer.shortest_limit() > 0) {

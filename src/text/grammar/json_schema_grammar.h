@@ -1,12 +1,14 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
+#include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "base/json.h"
 #include "base/status.h"
+#include "text/grammar/schema_budget.h"
 
 namespace nibble {
 
@@ -20,9 +22,14 @@ namespace nibble {
 /// Several schemas can become rules of one grammar: text() collects them all.
 class JsonSchemaGrammar final {
  public:
+  JsonSchemaGrammar() : JsonSchemaGrammar(std::make_shared<SchemaBudget>()) {}
+  /// For schemas that share what they may cost with others, of another grammar.
+  explicit JsonSchemaGrammar(std::shared_ptr<SchemaBudget> budget) : budget_(std::move(budget)) {}
+
   /// Adds the rules of a schema and returns the name of its first one.
   /// Errors: kInvalidArgument with a JSON pointer ("#/properties/a/not: ...") for what cannot be
-  /// enforced, for what is no schema, and above 4096 schemas or 1 MiB of grammar.
+  /// enforced, for what is no schema, above 4096 rules or 1 MiB of grammar, and where all that was
+  /// added is more than a SchemaBudget has.
   Result<std::string> add(const Json& schema);
   /// The rule of any JSON object.
   [[nodiscard]] static std::string_view any_object() { return "json_object"; }
@@ -32,6 +39,7 @@ class JsonSchemaGrammar final {
   [[nodiscard]] int64_t shortest_limit() const { return shortest_limit_; }
 
  private:
+  std::shared_ptr<SchemaBudget> budget_;
   std::string rules_;
   int64_t count_ = 0;
   int64_t shortest_limit_ = 0;

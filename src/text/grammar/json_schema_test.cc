@@ -1,3 +1,4 @@
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -27,7 +28,7 @@ void check(const Case& each) {
   }
 }
 
-std::string refusal(const char* schema) {
+std::string refusal(std::string_view schema) {
   JsonSchemaGrammar rules;
   const auto json = Json::parse(schema);
   EXPECT_TRUE(json.ok()) << schema;
@@ -194,6 +195,86 @@ TEST(JsonSchema, LargeOnesAreRefusedAndDeepOnesAreNot) {
     deep = R"({"type":"array","items":)" + deep + "}";
   }
   EXPECT_TRUE(JsonSchemaGrammar().add(Json::parse(deep).value()).ok());
+}
+
+/// A schema with `count` members: `schema(i)` is that of the i-th.
+template <typename Schema>
+Json members_of(int64_t count, const Schema& schema) {
+  JsonObject properties;
+  for (int64_t i = 0; i < count; ++i) {
+    properties.append("p" + std::to_string(i), *Json::parse(schema(i)));
+  }
+  return Json::object({{"type", "object"}, {"properties", std::move(properties)}});
+}
+
+TEST(JsonSchema, AllOfARequestShareOneBudget) {
+  std::string (*schemas[])(int64_t) = {
+      [](int64_t i) {
+        return fmt::format(R"({{"type":"string","pattern":"^(.{{1,30}}|{}[a-z]{{1,30}})$"}})", i);
+      },
+      [](int64_t i) {
+        return fmt::format(R"({{"type":"string","minLength":30,"maxLength":{}}})", 40 + i);
+      },
+      [](int64_t i) {
+        return fmt::format(R"({{"type":"object","patternProperties":{{"^{}[^a]{{1,40}}$":{{}}}}}})",
+                           i);
+      },
+  };
+  for (const auto& schema : schemas) {
+    EXPECT_TRUE(JsonSchemaGrammar().add(members_of(5, schema)).ok()) << schema(0);
+    const auto many = JsonSchemaGrammar().add(members_of(250, schema));
+    ASSERT_FALSE(many.ok()) << schema(0);
+    EXPECT_THAT(many.status().message(), ::testing::HasSubstr("together"));
+    EXPECT_THAT(many.status().message(), StartsWith("#/properties/p"));
+    JsonSchemaGrammar tools;
+    int64_t taken = 0;
+    while (tools.add(members_of(2, schema)).ok()) {
+      ASSERT_LT(++taken, 250) << schema(0);
+    }
+    EXPECT_GE(taken, 3) << schema(0);
+  }
+  // What is the same costs once.
+  const auto date = [](int64_t) { return R"({"type":"string","format":"date-time"})"; };
+  EXPECT_TRUE(JsonSchemaGrammar().add(members_of(500, date)).ok());
+}
+
+TEST(JsonSchema, ReadingTakesABoundedTime) {
+  // Chains of references, each followed again and again.
+  std::string text = R"({"$defs":{"c0":{"type":"null"})";
+  for (int i = 1; i < 3000; ++i) {
+    text += fmt::format(R"(,"c{}":{{"$ref":"#/$defs/c{}"}})", i, i - 1);
+  }
+  text += R"(},"anyOf":[{"type":"null"})";
+  for (int i = 0; i < 400; ++i) {
+    text += R"(,{"oneOf":[{"$ref":"#/$defs/c2999"},{"type":"string"}]})";
+  }
+  EXPECT_THAT(refusal(text + "]}"), ::testing::HasSubstr("it takes too long"));
+  // Lists of values, each compared with each.
+  JsonArray values, others;
+  for (int64_t i = 0; i < 3000; ++i) {
+    values.emplace_back(i);
+    others.emplace_back(i + 3000);
+  }
+  const Json lists = Json::object(
+      {{"oneOf", JsonArray{Json::object({{"enum", values}}), Json::object({{"enum", others}})}}});
+  EXPECT_THAT(refusal(lists.dump()), StartsWith("#/oneOf: it takes too long"));
+  EXPECT_THAT(refusal(Json::object({{"const", std::string(600'000, 'x')}}).dump()),
+              ::testing::HasSubstr("512 KiB"));
+}
+
+TEST(JsonSchema, PlacesOfLongNamesAreCut) {
+  const std::string name(50'000, 'n');
+  const auto inner = [](int64_t) { return R"({"not":{}})"; };
+  const Json schema = Json::object(
+      {{"type", "object"}, {"properties", Json::object({{name, members_of(1000, inner)}})}});
+  const std::string message = refusal(schema.dump());
+  EXPECT_THAT(message, StartsWith("#/properties/nnnn"));
+  EXPECT_LT(message.size(), 300U);
+  // One rule for each character of a name that others may not have.
+  const Json open = Json::object({{"type", "object"},
+                                  {"properties", Json::object({{name, JsonObject()}})},
+                                  {"additionalProperties", true}});
+  EXPECT_THAT(refusal(open.dump()), ::testing::HasSubstr("take too long to prepare together"));
 }
 
 }  // namespace

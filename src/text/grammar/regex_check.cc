@@ -10,6 +10,7 @@
 
 #include "text/grammar/ascii_set.h"
 #include "text/grammar/ebnf.h"
+#include "text/grammar/grammar_cost.h"
 #include "text/tokenizer_utf8.h"
 
 namespace nibble {
@@ -17,11 +18,8 @@ namespace {
 
 constexpr size_t kMostBytes = 8192;
 constexpr size_t kMostGroups = 64;
-// Cost of preparing a grammar and of its masks, in characters written out: a class takes as long as
-// some ten characters. Measured with 128,000 tokens: 1000 classes take 7 s of one core, and 128
-// repetitions of a group with alternatives 1 ms for a mask, far more of them seconds.
-constexpr int64_t kClassCost = 8;
-constexpr int64_t kMostCost = 8000;
+// Measured with 128,000 tokens: with 128 repetitions of a group with alternatives a mask takes 1
+// ms, with far more of them seconds.
 constexpr int64_t kMostGroupTimes = 128;
 constexpr std::string_view kDigits = "0123456789";
 constexpr std::string_view kHexDigits = "0123456789abcdefABCDEF";
@@ -31,18 +29,17 @@ class RegexCheck final {
  public:
   RegexCheck(std::string_view pattern, RegexPlace place) : pattern_(pattern), place_(place) {}
 
-  Result<std::string> run();
+  Result<CheckedRegex> run();
 
  private:
   struct Group {
-    int64_t cost = 0;   // of its parts
     int64_t times = 1;  // repetitions of a part, the most
     size_t begin = 0;   // in the pattern
     bool empty = true;  // the alternative so far
   };
   // What a quantifier repeats.
   struct Item {
-    int64_t cost = 0;  // 0: there is nothing to repeat
+    bool there = false;  // false: there is nothing to repeat
     int64_t times = 1;
     bool group = false;
   };
@@ -64,6 +61,7 @@ class RegexCheck final {
   Status quantifier();
   Result<int64_t> count();
   Status item(int64_t cost);
+  [[nodiscard]] Status check_cost() const;
   Status literal();
   void end_alternative();
   Status write_class(const AsciiSet& set);
@@ -80,10 +78,11 @@ class RegexCheck final {
   size_t at_ = 0;
   std::string out_;
   std::vector<Group> groups_ = {Group{}};
+  PartCosts costs_;
   Item last_;
 };
 
-Result<std::string> RegexCheck::run() {
+Result<CheckedRegex> RegexCheck::run() {
   if (pattern_.size() > kMostBytes) {
     return make_error(StatusCode::kInvalidArgument,
                       "the regular expression has {} bytes, but at most {} are allowed",
@@ -105,7 +104,7 @@ Result<std::string> RegexCheck::run() {
     return error("this group has no end");
   }
   end_alternative();
-  return "(" + out_ + ")";
+  return CheckedRegex{"(" + out_ + ")", costs_.total()};
 }
 
 void RegexCheck::end_alternative() {
@@ -155,6 +154,7 @@ Status RegexCheck::step() {
       return quantifier();
     case '|':
       end_alternative();
+      costs_.end_alternative();
       out_ += " |";
       ++at_;
       return {};
@@ -177,12 +177,12 @@ Status RegexCheck::literal() {
   if (pattern_[at_] == '.') {
     out_ += place_ == RegexPlace::kJsonString ? R"( [^\"\\\x00-\x1f])" : R"( [^\n\r])";
     ++at_;
-    return item(kClassCost);
+    return item(kAnyCharacterCost);
   }
   const size_t length = utf8_step(pattern_, at_).length;
   NIBBLE_RETURN_IF_ERROR(write_character(pattern_.substr(at_, length)));
   at_ += length;
-  return item(1);
+  return item(kLeastPartCost);
 }
 
 Status RegexCheck::group_begin() {
@@ -190,6 +190,7 @@ Status RegexCheck::group_begin() {
     return error("too many nested groups");
   }
   groups_.push_back({.begin = at_});
+  costs_.group_begin();
   last_ = {};
   ++at_;
   out_ += " (";
@@ -221,20 +222,25 @@ Status RegexCheck::group_end() {
   groups_.pop_back();
   out_ += ")";
   ++at_;
-  NIBBLE_RETURN_IF_ERROR(item(group.cost + 1));
+  costs_.group_end();
+  groups_.back().empty = false;
   groups_.back().times = std::max(groups_.back().times, group.times);
-  last_ = {.cost = group.cost + 1, .times = group.times, .group = true};
-  return {};
+  last_ = {.there = true, .times = group.times, .group = true};
+  return check_cost();
 }
 
 Status RegexCheck::item(int64_t cost) {
-  last_ = {.cost = cost};
+  last_ = {.there = true};
   groups_.back().empty = false;
-  groups_.back().cost += cost;
-  if (groups_.back().cost > kMostCost) {
-    return error("the expression is too large, with its repetitions written out");
-  }
-  return {};
+  costs_.item(cost);
+  return check_cost();
+}
+
+Status RegexCheck::check_cost() const {
+  return costs_.too_much() ? error(
+                                 "the expression takes too long to prepare, with its repetitions "
+                                 "written out and its parts that may be left out")
+                           : Status();
 }
 
 /// A class with \d, \w or \s, which dialects read differently beyond ASCII, is one of ASCII alone.
@@ -274,7 +280,8 @@ Status RegexCheck::character_class() {
   } else {
     NIBBLE_RETURN_IF_ERROR(write_class(negated ? ~members.ascii : members.ascii));
   }
-  return item(kClassCost);
+  const AsciiSet set = negated ? ~members.ascii : members.ascii;
+  return item(members.beyond_ascii ? kAnyCharacterCost : class_cost(set));
 }
 
 /// A character, a shorthand, or the end of a range ("a", "\d", "-z").
@@ -363,7 +370,8 @@ Status RegexCheck::escape(bool in_class) {
     NIBBLE_RETURN_IF_ERROR(write_character(text));
   }
   at_ += length;
-  return item(shorthand(written) ? kClassCost : 1);
+  const auto set = shorthand(written);
+  return item(set ? class_cost(*set) : kLeastPartCost);
 }
 
 Result<int64_t> RegexCheck::count() {
@@ -381,14 +389,15 @@ Result<int64_t> RegexCheck::count() {
 }
 
 Status RegexCheck::quantifier() {
-  if (last_.cost == 0) {
+  if (!last_.there) {
     return error("there is nothing to repeat");
   }
   const size_t begin = at_;
+  int64_t least = pattern_[at_] == '+' ? 1 : 0;
   int64_t most = 1;
   if (pattern_[at_] == '{') {
     ++at_;
-    NIBBLE_ASSIGN_OR_RETURN(const int64_t least, count());
+    NIBBLE_ASSIGN_OR_RETURN(least, count());
     most = least;
     if (rest().starts_with(',')) {
       ++at_;
@@ -411,14 +420,17 @@ Status RegexCheck::quantifier() {
     return error(fmt::format("more than {} repetitions of a group", kMostGroupTimes));
   }
   groups_.back().times = std::max(groups_.back().times, times);
-  NIBBLE_RETURN_IF_ERROR(item(last_.cost * (most - 1)));
   last_ = {};
-  return {};
+  costs_.repeat(most);
+  if (least == 0) {
+    costs_.may_be_empty();
+  }
+  return check_cost();
 }
 
 }  // namespace
 
-Result<std::string> check_regex(std::string_view pattern, RegexPlace place) {
+Result<CheckedRegex> check_regex(std::string_view pattern, RegexPlace place) {
   return RegexCheck(pattern, place).run();
 }
 

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "text/grammar/ebnf.h"
+#include "text/grammar/grammar_cost.h"
 #include "text/grammar/regex_check.h"
 #include "text/grammar/schema_writer.h"
 #include "text/tokenizer_utf8.h"
@@ -54,9 +55,13 @@ std::vector<NameTree> name_tree(const std::set<std::string>& names) {
 }
 
 /// A name in quotes, without escapes, that is none of `names`.
-std::string other_name(const std::set<std::string>& names, SchemaWriter& writer) {
+Result<std::string> other_name(const SchemaPlace& place,
+                               const std::set<std::string>& names,
+                               SchemaWriter& writer) {
   constexpr std::string_view kNever = R"(\"\\\x00-\x1f)";
   const std::vector<NameTree> nodes = name_tree(names);
+  NIBBLE_RETURN_IF_ERROR(
+      writer.budget().take_cost(place.pointer, std::ssize(nodes) * kNameNodeCost));
   std::vector<std::string> rules(nodes.size());
   for (size_t i = nodes.size(); i-- > 0;) {  // a node's children have larger numbers
     std::string excluded(kNever);
@@ -66,7 +71,7 @@ std::string other_name(const std::set<std::string>& names, SchemaWriter& writer)
       std::string one = fmt::format("[{}] {}", ebnf_class_character(code), rules[child]);
       body += (body.empty() ? "" : " | ") + one;
     }
-    body += fmt::format("{}[^{}] json_plain* \"\\\"\"", body.empty() ? "" : " | ", excluded);
+    body += fmt::format("{}[^{}] json_rest", body.empty() ? "" : " | ", excluded);
     rules[i] = writer.add_rule("n", body);
   }
   return R"("\"" )" + rules.front();
@@ -101,12 +106,14 @@ std::string_view rest_keyword(const SchemaPlace& place) {
 }
 
 /// The name that a pattern allows, where propertyNames or patternProperties has one.
-Result<std::string> key_of_pattern(std::string_view pattern, const std::string& pointer) {
+Result<std::string> key_of_pattern(std::string_view pattern,
+                                   const std::string& pointer,
+                                   SchemaWriter& writer) {
   auto whole = check_regex(pattern, RegexPlace::kJsonString);
   if (!whole.ok()) {
     return whole.status().with_context(pointer);
   }
-  return fmt::format(R"("\"" {} "\"")", *whole);
+  return writer.costly_rule(pointer, fmt::format(R"("\"" {} "\"")", whole->ebnf), whole->cost);
 }
 
 Result<std::optional<FreeMembers>> pattern_members(const SchemaPlace& place, SchemaWriter& writer) {
@@ -125,7 +132,7 @@ Result<std::optional<FreeMembers>> pattern_members(const SchemaPlace& place, Sch
   }
   const std::string& pattern = patterns.as_object().begin()->first;
   FreeMembers out;
-  NIBBLE_ASSIGN_OR_RETURN(out.key, key_of_pattern(pattern, pointer));
+  NIBBLE_ASSIGN_OR_RETURN(out.key, key_of_pattern(pattern, pointer, writer));
   out.value = writer.rule_of(place.entry("patternProperties", pattern));
   return std::optional(std::move(out));
 }
@@ -174,9 +181,13 @@ Result<std::optional<FreeMembers>> free_members(const SchemaPlace& place,
   FreeMembers out;
   out.value = rest == nullptr ? "json_value" : writer.rule_of(place.member(keyword));
   if (pattern.empty()) {
-    out.key = names.empty() ? "json_string" : other_name(names, writer);
+    out.key = "json_string";
+    if (!names.empty()) {
+      NIBBLE_ASSIGN_OR_RETURN(out.key, other_name(place, names, writer));
+    }
   } else {
-    NIBBLE_ASSIGN_OR_RETURN(out.key, key_of_pattern(pattern, place.pointer + "/propertyNames"));
+    NIBBLE_ASSIGN_OR_RETURN(out.key,
+                            key_of_pattern(pattern, place.pointer + "/propertyNames", writer));
   }
   return std::optional(std::move(out));
 }

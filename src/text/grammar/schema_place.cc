@@ -12,24 +12,31 @@ constexpr size_t kShownBytes = 200;  // of a pointer, which may hold anything
 
 }  // namespace
 
+std::string shown_pointer(const std::string& pointer, std::string_view more) {
+  return pointer.size() > kShownBytes ? pointer
+                                      : pointer + std::string(more.substr(0, kShownBytes + 1));
+}
+
 SchemaPlace SchemaPlace::member(std::string_view key) const {
-  return {schema->find(key), fmt::format("{}/{}", pointer, key)};
+  return {schema->find(key), shown_pointer(pointer, fmt::format("/{}", key))};
 }
 
 SchemaPlace SchemaPlace::item(std::string_view key, size_t index) const {
-  return {&schema->find(key)->as_array()[index], fmt::format("{}/{}/{}", pointer, key, index)};
+  return {&schema->find(key)->as_array()[index],
+          shown_pointer(pointer, fmt::format("/{}/{}", key, index))};
 }
 
 SchemaPlace SchemaPlace::entry(std::string_view key, std::string_view name) const {
   std::string escaped;
-  for (const char c : name) {
+  for (const char c : name.substr(0, kShownBytes + 1)) {
     if (c == '~' || c == '/') {
       escaped += c == '~' ? "~0" : "~1";
     } else {
       escaped += c;
     }
   }
-  return {schema->find(key)->find(name), fmt::format("{}/{}/{}", pointer, key, escaped)};
+  return {schema->find(key)->find(name),
+          shown_pointer(pointer, fmt::format("/{}/{}", key, escaped))};
 }
 
 Status schema_error(std::string_view pointer, std::string_view message) {

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "text/grammar/ebnf.h"
+#include "text/grammar/grammar_cost.h"
 #include "text/grammar/regex_check.h"
 #include "text/grammar/schema_writer.h"
 
@@ -51,14 +52,14 @@ std::string quoted_pattern(std::string_view expression) {
   return fmt::format(R"("\"" {} "\"")", expression);
 }
 
-Result<std::string> format_body(const SchemaPlace& place) {
+Result<std::string> format_body(const SchemaPlace& place, SchemaWriter& writer) {
   const Json& name = *place.find("format");
   std::string known;
   for (const auto& [format, pattern] : kFormats) {
     if (name.is_string() && name.as_string() == format) {
-      NIBBLE_ASSIGN_OR_RETURN(const std::string whole,
+      NIBBLE_ASSIGN_OR_RETURN(const CheckedRegex whole,
                               check_regex(pattern, RegexPlace::kJsonString));
-      return quoted_pattern(whole);
+      return writer.costly_rule(place.pointer + "/format", quoted_pattern(whole.ebnf), whole.cost);
     }
     known += known.empty() ? "" : ", ";
     known += format;
@@ -68,7 +69,7 @@ Result<std::string> format_body(const SchemaPlace& place) {
       fmt::format("this format is not enforced; use one of {}, or leave it out", known));
 }
 
-Result<std::string> pattern_body(const SchemaPlace& place) {
+Result<std::string> pattern_body(const SchemaPlace& place, SchemaWriter& writer) {
   const Json& pattern = *place.find("pattern");
   if (!pattern.is_string()) {
     return schema_error(place.pointer + "/pattern", "expected a string");
@@ -77,7 +78,7 @@ Result<std::string> pattern_body(const SchemaPlace& place) {
   if (!whole.ok()) {
     return whole.status().with_context(place.pointer + "/pattern");
   }
-  return quoted_pattern(*whole);
+  return writer.costly_rule(place.pointer + "/pattern", quoted_pattern(whole->ebnf), whole->cost);
 }
 
 struct Lengths {
@@ -110,8 +111,11 @@ Result<std::string> bounded_body(const SchemaPlace& place,
     body += kCharacter;
   }
   body = ebnf_regex(body + std::string(kCharacter) + "*");
-  const std::string rule =
-      lengths.most ? writer.add_limited_rule(body, *lengths.most) : writer.add_rule("c", body);
+  const int64_t cost = (lengths.least + 1) * kStringCharacterCost;
+  const std::string pointer = place.pointer + (lengths.most ? "/maxLength" : "/minLength");
+  NIBBLE_ASSIGN_OR_RETURN(const std::string rule,
+                          lengths.most ? writer.limited_rule(pointer, body, *lengths.most, cost)
+                                       : writer.costly_rule(pointer, body, cost));
   return fmt::format(R"("\"" {} "\"")", rule);
 }
 
@@ -131,14 +135,11 @@ Result<std::string> string_body(const SchemaPlace& place, SchemaWriter& writer) 
                         fmt::format("a length beside {} is not enforced; put it into the pattern",
                                     pattern ? "pattern" : "format"));
   }
-  if (pattern || format || least.value_or(0) > 1) {
-    NIBBLE_RETURN_IF_ERROR(writer.count_pattern(place));
-  }
   if (pattern) {
-    return pattern_body(place);
+    return pattern_body(place, writer);
   }
   if (format) {
-    return format_body(place);
+    return format_body(place, writer);
   }
   return bounded ? bounded_body(place, {.least = least.value_or(0), .most = most}, writer)
                  : std::string("json_string");

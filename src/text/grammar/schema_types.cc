@@ -103,6 +103,28 @@ bool plainly_disjoint(const Json& a, const Json& b) {
   return first && second && values_disjoint(*first, *second);
 }
 
+int64_t steps_of_listed(const Json& a, const Json& b) {
+  constexpr int64_t kPiece = 32;  // bytes
+  const auto first = listed_values(a);
+  const auto second = listed_values(b);
+  if (!first || !second) {
+    return 1;
+  }
+  const auto pieces = [](const std::vector<const Json*>& values) {
+    int64_t all = 0;
+    for (const Json* value : values) {
+      all += 1 + (value->is_string() ? std::ssize(value->as_string()) / kPiece : 0);
+    }
+    return all;
+  };
+  return 1 + pieces(*first) * std::ssize(*second) + pieces(*second) * std::ssize(*first);
+}
+
+int64_t required_count(const Json& schema) {
+  const Json* required = schema.find("required");
+  return required != nullptr && required->is_array() ? std::ssize(required->as_array()) : 0;
+}
+
 bool requires_member(const Json& schema, std::string_view name) {
   const Json* required = schema.find("required");
   return required != nullptr && required->is_array() &&
@@ -191,6 +213,21 @@ bool are_disjoint(const Json& a, const Json& b) {
     return other != nullptr && requires_member(a, member.first) &&
            requires_member(b, member.first) && plainly_disjoint(member.second, *other);
   });
+}
+
+int64_t comparing_steps(const Json& a, const Json& b) {
+  int64_t steps = steps_of_listed(a, b);
+  const Json* first = a.find("properties");
+  const Json* second = b.find("properties");
+  if (first == nullptr || second == nullptr || !first->is_object() || !second->is_object()) {
+    return steps;
+  }
+  const int64_t required = required_count(a) + required_count(b);
+  for (const auto& [name, schema] : first->as_object()) {
+    const Json* other = second->find(name);
+    steps += 1 + (other == nullptr ? 0 : required + steps_of_listed(schema, *other));
+  }
+  return steps;
 }
 
 }  // namespace nibble

@@ -13,7 +13,6 @@ namespace nibble {
 namespace {
 
 constexpr int64_t kMostRules = 4096;
-constexpr int64_t kMostPatterns = 256;
 constexpr size_t kMostBytes = size_t{1} << 20;
 
 constexpr std::array kAnnotations = {"title",       "description", "default",  "examples",
@@ -83,7 +82,9 @@ std::string unescaped(std::string_view part) {
       ++i;
       continue;
     }
-    const auto hex = [](char c) { return std::string_view("0123456789abcdef").find(c | 0x20); };
+    const auto hex = [](char c) {
+      return std::string_view("0123456789abcdef").find(static_cast<char>(c | 0x20));
+    };
     if (rest[0] == '%' && rest.size() > 2 && hex(rest[1]) < 16 && hex(rest[2]) < 16) {
       out += static_cast<char>(hex(rest[1]) * 16 + hex(rest[2]));
       i += 2;
@@ -108,18 +109,31 @@ std::string SchemaWriter::add_rule(std::string_view hint, std::string_view body)
   return name;
 }
 
-std::string SchemaWriter::add_limited_rule(std::string_view body, int64_t most) {
-  std::string name = fmt::format("{}l{}", prefix_, next_++);
-  rules_ += ebnf_limited(name, body, most);
-  shortest_limit_ = shortest_limit_ == 0 ? most : std::min(shortest_limit_, most);
+Result<std::string> SchemaWriter::costly_rule(const std::string& pointer,
+                                              std::string body,
+                                              int64_t cost) {
+  const auto found = costly_.find(body);
+  if (found != costly_.end()) {
+    return found->second;
+  }
+  NIBBLE_RETURN_IF_ERROR(budget_.take_cost(pointer, cost));
+  std::string name = add_rule("c", body);
+  costly_.emplace(std::move(body), name);
   return name;
 }
 
-Status SchemaWriter::count_pattern(const SchemaPlace& place) {
-  return ++patterns_ <= kMostPatterns
-             ? Status()
-             : schema_error(place.pointer, fmt::format("more than {} patterns and minimal lengths",
-                                                       kMostPatterns));
+Result<std::string> SchemaWriter::limited_rule(const std::string& pointer,
+                                               const std::string& body,
+                                               int64_t most,
+                                               int64_t cost) {
+  const auto [known, fresh] = costly_.try_emplace(fmt::format("{} {}", most, body));
+  if (fresh) {
+    NIBBLE_RETURN_IF_ERROR(budget_.take_cost(pointer, cost));
+    known->second = fmt::format("{}l{}", prefix_, next_++);
+    rules_ += ebnf_limited(known->second, body, most);
+    shortest_limit_ = shortest_limit_ == 0 ? most : std::min(shortest_limit_, most);
+  }
+  return known->second;
 }
 
 std::string SchemaWriter::rule_of(const SchemaPlace& place) {
@@ -175,13 +189,14 @@ Result<std::string> SchemaWriter::body_of(const SchemaPlace& place) {
   return typed(place);
 }
 
-Result<SchemaPlace> SchemaWriter::resolve(const SchemaPlace& place) const {
+Result<SchemaPlace> SchemaWriter::resolve(const SchemaPlace& place) {
   const std::string pointer = place.pointer + "/$ref";
   const Json* ref = place.find("$ref");
   if (!ref->is_string() || !ref->as_string().starts_with('#')) {
     return schema_error(pointer, "only references within the schema (\"#/...\") can be followed");
   }
-  SchemaPlace target{&root_, ref->as_string()};
+  NIBBLE_RETURN_IF_ERROR(budget_.take_steps(pointer, 1 + std::ssize(ref->as_string()) / 16));
+  SchemaPlace target{&root_, shown_pointer("", ref->as_string())};
   std::string_view rest = std::string_view(ref->as_string()).substr(1);
   while (!rest.empty()) {
     const size_t end = std::min(rest.find('/', 1), rest.size());
@@ -209,7 +224,7 @@ Result<std::string> SchemaWriter::reference(const SchemaPlace& place) {
   return name;
 }
 
-Result<SchemaPlace> SchemaWriter::target_of(SchemaPlace place) const {
+Result<SchemaPlace> SchemaWriter::target_of(SchemaPlace place) {
   for (int64_t hops = 0; place.find("$ref") != nullptr; ++hops) {
     if (hops > kMostRules) {
       return schema_error(place.pointer, "the reference leads back to itself");
@@ -219,7 +234,7 @@ Result<SchemaPlace> SchemaWriter::target_of(SchemaPlace place) const {
   return place;
 }
 
-Status SchemaWriter::check_disjoint(const SchemaPlace& place, const JsonArray& options) const {
+Status SchemaWriter::check_disjoint(const SchemaPlace& place, const JsonArray& options) {
   constexpr size_t kMostOptions = 64;
   if (options.size() > kMostOptions) {
     return schema_error(place.pointer + "/oneOf",
@@ -232,6 +247,8 @@ Status SchemaWriter::check_disjoint(const SchemaPlace& place, const JsonArray& o
   }
   for (size_t i = 0; i < targets.size(); ++i) {
     for (size_t j = 0; j < i; ++j) {
+      NIBBLE_RETURN_IF_ERROR(
+          budget_.take_steps(place.pointer + "/oneOf", comparing_steps(*targets[i], *targets[j])));
       if (!are_disjoint(*targets[i], *targets[j])) {
         return schema_error(
             place.pointer + "/oneOf",
@@ -296,9 +313,11 @@ Result<std::string> SchemaWriter::values(const SchemaPlace& place) {
       body += (body.empty() ? "" : " | ") + ebnf_literal(value.dump());
     }
   }
+  const std::string pointer = fmt::format("{}/{}", place.pointer, keyword);
   if (body.empty()) {
-    return schema_error(fmt::format("{}/{}", place.pointer, keyword), "no value is allowed");
+    return schema_error(pointer, "no value is allowed");
   }
+  NIBBLE_RETURN_IF_ERROR(budget_.take_cost(pointer, std::ssize(body)));  // some share their states
   return body;
 }
 

@@ -12,6 +12,7 @@
 
 #include "base/json.h"
 #include "base/status.h"
+#include "text/grammar/schema_budget.h"
 
 namespace nibble {
 
@@ -28,13 +29,16 @@ struct SchemaPlace {
 };
 
 [[nodiscard]] Status schema_error(std::string_view pointer, std::string_view message);
+/// A pointer that goes on, as far as messages show it: names may have any length.
+[[nodiscard]] std::string shown_pointer(const std::string& pointer, std::string_view more);
 
 /// Writes the rules of one schema: one for each schema within it, without recursion. What a
 /// keyword means is in schema_objects.cc, schema_arrays.cc, schema_strings.cc, schema_numbers.cc.
 class SchemaWriter final {
  public:
-  /// Names begin with `prefix`. The root outlives this.
-  SchemaWriter(const Json& root, std::string prefix) : root_(root), prefix_(std::move(prefix)) {}
+  /// Names begin with `prefix`. The root and the budget outlive this.
+  SchemaWriter(const Json& root, std::string prefix, SchemaBudget& budget)
+      : root_(root), prefix_(std::move(prefix)), budget_(budget) {}
 
   /// Writes all rules and returns the name of the root's.
   Result<std::string> write();
@@ -46,10 +50,16 @@ class SchemaWriter final {
   std::string rule_of(const SchemaPlace& place);
   /// Writes a rule of its own for a part, and returns its name.
   std::string add_rule(std::string_view hint, std::string_view body);
+  /// A rule for a part that takes long to prepare: the same one for the same part. The errors of
+  /// SchemaBudget::take_cost().
+  Result<std::string> costly_rule(const std::string& pointer, std::string body, int64_t cost);
   /// The same for the characters of a string, at most `most` of them.
-  std::string add_limited_rule(std::string_view body, int64_t most);
-  /// For what takes long to prepare. kInvalidArgument where there is too much of it.
-  Status count_pattern(const SchemaPlace& place);
+  Result<std::string> limited_rule(const std::string& pointer,
+                                   const std::string& body,
+                                   int64_t most,
+                                   int64_t cost);
+  /// Of this schema and others of the same grammar.
+  [[nodiscard]] SchemaBudget& budget() { return budget_; }
   /// The smallest `most`; 0 without any.
   [[nodiscard]] int64_t shortest_limit() const { return shortest_limit_; }
 
@@ -60,25 +70,26 @@ class SchemaWriter final {
   Result<std::string> values(const SchemaPlace& place);
   Result<std::string> typed(const SchemaPlace& place);
   Result<std::string> one_type(const SchemaPlace& place, std::string_view type);
-  [[nodiscard]] Result<SchemaPlace> resolve(const SchemaPlace& place) const;
+  [[nodiscard]] Result<SchemaPlace> resolve(const SchemaPlace& place);
   /// A reference, or a choice, that leads back to itself without a value between.
   [[nodiscard]] Status check_aliases() const;
   /// Follows references, as far as they go.
-  [[nodiscard]] Result<SchemaPlace> target_of(SchemaPlace place) const;
-  Status check_disjoint(const SchemaPlace& place, const JsonArray& options) const;
+  [[nodiscard]] Result<SchemaPlace> target_of(SchemaPlace place);
+  Status check_disjoint(const SchemaPlace& place, const JsonArray& options);
 
   const Json& root_;
   std::string prefix_;
+  SchemaBudget& budget_;
   std::string rules_;
   std::deque<std::pair<SchemaPlace, std::string>> waiting_;  // with the names of their rules
   std::unordered_map<const Json*, std::string> names_;
   // By name of a rule: those that it is, or may be, without a character between.
   std::vector<std::pair<std::string, std::string>> aliases_;
   std::unordered_map<std::string, std::string> pointers_;  // of rules
+  std::unordered_map<std::string, std::string> costly_;    // by their bodies
   std::string current_;                                    // the rule being written
   int64_t next_ = 0;
   int64_t shortest_limit_ = 0;
-  int64_t patterns_ = 0;
 };
 
 // Bodies of the rules for values of one type.

@@ -33,6 +33,7 @@ class TokenStrings final {
                   int64_t shortest,
                   std::span<uint32_t> mask) const;
   [[nodiscard]] std::string_view bytes(int32_t token) const;
+  [[nodiscard]] int64_t size() const { return std::ssize(tokens_); }
 
  private:
   using Counted = std::vector<std::pair<int64_t, int32_t>>;  // characters and token, most first

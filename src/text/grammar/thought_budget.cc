@@ -79,19 +79,13 @@ class ThoughtBudget final : public TokenConstraint {
 
 }  // namespace
 
-Result<std::unique_ptr<TokenConstraint>> limited_thought(const Tokenizer& tokenizer,
-                                                         ReasoningForm form,
+Result<std::unique_ptr<TokenConstraint>> limited_thought(const ThoughtLimit& limit,
                                                          ThoughtStart start,
-                                                         int64_t budget,
                                                          std::unique_ptr<TokenConstraint> inner) {
-  const std::optional<ThoughtMarks> marks = thought_marks(form);
-  if (!marks) {
-    return make_error(StatusCode::kUnsupported,
-                      "this model's answers have no marked thoughts; use max_tokens to bound them");
-  }
   NIBBLE_ASSIGN_OR_RETURN(std::vector<int32_t> closing,
-                          tokenizer.encode(marks->closing, SpecialTokens::kParse));
-  auto out = std::make_unique<ThoughtBudget>(tokenizer, *marks, std::move(closing), budget);
+                          limit.tokenizer.encode(limit.marks.closing, SpecialTokens::kParse));
+  auto out = std::make_unique<ThoughtBudget>(limit.tokenizer, limit.marks, std::move(closing),
+                                             limit.tokens);
   out->begin(start, std::move(inner));
   return std::unique_ptr<TokenConstraint>(std::move(out));
 }

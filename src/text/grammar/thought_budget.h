@@ -11,14 +11,17 @@
 
 namespace nibble {
 
-/// A constraint that ends a thought after `budget` tokens: then only the tokens of its closing mark
-/// may come. All else is up to `inner`, which may be null. The tokenizer outlives it.
-/// kUnsupported for forms without marks of thoughts (none, harmony).
+/// How long a thought may be.
+struct ThoughtLimit {
+  const Tokenizer& tokenizer;
+  ThoughtMarks marks;
+  int64_t tokens = 0;
+};
+
+/// A constraint that ends a thought after so many tokens: then only the tokens of its closing mark
+/// may come. All else is up to `inner`, which may be null. The tokenizer outlives it. The errors of
+/// Tokenizer::encode() for the mark.
 [[nodiscard]] Result<std::unique_ptr<TokenConstraint>> limited_thought(
-    const Tokenizer& tokenizer,
-    ReasoningForm form,
-    ThoughtStart start,
-    int64_t budget,
-    std::unique_ptr<TokenConstraint> inner);
+    const ThoughtLimit& limit, ThoughtStart start, std::unique_ptr<TokenConstraint> inner);
 
 }  // namespace nibble
