@@ -17,10 +17,13 @@ std::string where(const std::string& folder) {
   return fmt::format("--speculative-config: model {}", folder);
 }
 
+KvCacheShape page_shape(const EngineOptions& options, const ModelConfig& config) {
+  return {.layers = kv_specs(config, options.kv_code),
+          .page_size = std::max<int64_t>(options.page_size, 1)};
+}
+
 // Bytes of a page of all layers.
-int64_t page_bytes(const EngineOptions& options, const ModelConfig& config) {
-  const KvCacheShape shape{.layers = kv_specs(config, options.kv_code),
-                           .page_size = std::max<int64_t>(options.page_size, 1)};
+int64_t page_bytes(const KvCacheShape& shape) {
   const std::vector<int64_t> pools = shape.page_bytes();
   return std::accumulate(pools.begin(), pools.end(), int64_t{0});
 }
@@ -50,13 +53,12 @@ Result<int64_t> draft_kv_bytes(const EngineOptions& options,
     return 0;
   }
   NIBBLE_ASSIGN_OR_RETURN(const ModelConfig draft, draft_config(options, target));
-  const KvCacheShape shape{.layers = kv_specs(draft, options.kv_code),
-                           .page_size = std::max<int64_t>(options.page_size, 1)};
+  const KvCacheShape shape = page_shape(options, draft);
   NIBBLE_RETURN_IF_ERROR(
       shape.check(backend, draft.num_heads).with_context(where(options.speculation.draft_model)));
   const int64_t all = options.kv_bytes == 0 ? kHostKvBytes : options.kv_bytes;
-  const auto own = static_cast<double>(page_bytes(options, draft));
-  const auto others = static_cast<double>(page_bytes(options, target));
+  const auto own = static_cast<double>(page_bytes(shape));
+  const auto others = static_cast<double>(page_bytes(page_shape(options, target)));
   return static_cast<int64_t>(static_cast<double>(all) * (own / (own + others)));
 }
 

@@ -2,7 +2,6 @@
 #include <utility>
 
 #include "base/check.h"
-#include "engine/bad_words.h"
 #include "engine/engine_core.h"
 #include "engine/pooled_states.h"
 #include "model/not_finite.h"

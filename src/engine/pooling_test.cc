@@ -9,14 +9,6 @@
 namespace nibble {
 namespace {
 
-std::vector<int32_t> prompt_of(size_t length, int32_t first) {
-  std::vector<int32_t> prompt(length);
-  for (size_t i = 0; i < length; ++i) {
-    prompt[i] = 4 + (first + static_cast<int32_t>(i * i)) % 60;
-  }
-  return prompt;
-}
-
 Request pooled(std::vector<int32_t> prompt, Pooling pooling, Answer& answer) {
   Request request = greedy(std::move(prompt), 0, answer);
   request.pooling = pooling;

@@ -11,14 +11,6 @@ namespace {
 
 constexpr int kTop = 3;
 
-std::vector<int32_t> prompt_of(size_t length, int32_t first) {
-  std::vector<int32_t> prompt(length);
-  for (size_t i = 0; i < length; ++i) {
-    prompt[i] = 4 + (first + static_cast<int32_t>(i * i)) % 60;
-  }
-  return prompt;
-}
-
 Request scored(std::vector<int32_t> prompt, int64_t max_tokens, Answer& answer) {
   Request request = greedy(std::move(prompt), max_tokens, answer);
   request.ignore_eos = true;

@@ -96,6 +96,9 @@ void Speculator::learn(Sequence* sequence, int64_t proposed, int64_t accepted) {
 }
 
 void Speculator::note_step(std::span<const ScheduledSequence> plan, double seconds) {
+  if (draft_ == nullptr || plan.empty()) {
+    return;  // a model's costs alone are measured
+  }
   int64_t drafted = 0;
   for (const ScheduledSequence& item : plan) {
     if (item.num_tokens != 1) {
@@ -103,9 +106,7 @@ void Speculator::note_step(std::span<const ScheduledSequence> plan, double secon
     }
     drafted += item.num_draft;
   }
-  if (draft_ != nullptr && !plan.empty()) {
-    clock_.note_step(std::ssize(plan), drafted, seconds);
-  }
+  clock_.note_step(std::ssize(plan), drafted, seconds);
 }
 
 }  // namespace nibble

@@ -35,23 +35,6 @@ constexpr uint8_t kKinds = 5;
 enum Kind : uint8_t { kSchema, kRegex, kEbnf, kPattern, kTools };
 constexpr ToolForm kForms[] = {ToolForm::kHermes, ToolForm::kLlama,    ToolForm::kMistral,
                                ToolForm::kKimi,   ToolForm::kDeepSeek, ToolForm::kHarmony};
-const std::vector<std::string> kMarks = {"[TOOL_CALLS]",
-                                         "[ARGS]",
-                                         "<|tool_calls_section_begin|>",
-                                         "<|tool_calls_section_end|>",
-                                         "<|tool_call_begin|>",
-                                         "<|tool_call_argument_begin|>",
-                                         "<|tool_call_end|>",
-                                         "<｜tool▁calls▁begin｜>",
-                                         "<｜tool▁calls▁end｜>",
-                                         "<｜tool▁call▁begin｜>",
-                                         "<｜tool▁sep｜>",
-                                         "<｜tool▁call▁end｜>",
-                                         "<|channel|>",
-                                         "<|message|>",
-                                         "<|end|>",
-                                         "<|start|>",
-                                         "<|constrain|>"};
 
 void check(bool holds) {
   if (!holds) {
@@ -60,7 +43,8 @@ void check(bool holds) {
 }
 
 nibble::ByteGrammars& grammars() {
-  static nibble::ByteGrammars made(kMarks, {"\"a", "ab\"", "\":", "12", "\\u00", "é", "l>\n"});
+  static nibble::ByteGrammars made(nibble::call_marks(),
+                                   {"\"a", "ab\"", "\":", "12", "\\u00", "é", "l>\n"});
   return made;
 }
 

@@ -14,17 +14,15 @@ import argparse
 import json
 import pathlib
 import re
-import socket
 import subprocess
 import sys
 import tempfile
-import time
 import types
-import urllib.request
 
 import numpy
 
 from check_eval import RESULTS, lm_eval_documents, report
+from check_logits import free_port, wait_for
 
 BAR_NATS = 1e-5  # a token
 STRICT = re.compile(r"#### (\-?[0-9\.\,]+)")
@@ -32,18 +30,11 @@ FLEXIBLE = re.compile(r"(-?[$0-9.,]{2,})|(-?[0-9]+)")
 
 
 def start_server(options):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     server = subprocess.Popen([options.nibble, "serve", options.model, "--port", str(port),
                                "--served-model-name", "asked"], stderr=subprocess.DEVNULL)
-    for _ in range(600):
-        try:
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/health")
-            return server, port
-        except OSError:
-            time.sleep(0.2)
-    raise SystemExit("the server does not start")
+    wait_for(port, server)
+    return server, port
 
 
 def evaluate(options, *command):

@@ -44,6 +44,15 @@ inline std::unique_ptr<EngineCore> make_core(const EngineOptions& options,
   return std::move(core).value();
 }
 
+/// Tokens of a prompt, others for another `first`.
+inline std::vector<int32_t> prompt_of(size_t length, int32_t first) {
+  std::vector<int32_t> prompt(length);
+  for (size_t i = 0; i < length; ++i) {
+    prompt[i] = 4 + (first + static_cast<int32_t>(i * i)) % 60;
+  }
+  return prompt;
+}
+
 inline Request greedy(std::vector<int32_t> prompt, int64_t max_tokens, Answer& answer) {
   Request request;
   request.prompt = std::move(prompt);

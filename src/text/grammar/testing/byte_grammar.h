@@ -17,6 +17,27 @@ namespace nibble {
 
 constexpr int32_t kEndOfBytes = 256;
 
+/// Special tokens that mark calls, of Mistral, Kimi-K2, DeepSeek and gpt-oss.
+inline std::vector<std::string> call_marks() {
+  return {"[TOOL_CALLS]",
+          "[ARGS]",
+          "<|tool_calls_section_begin|>",
+          "<|tool_calls_section_end|>",
+          "<|tool_call_begin|>",
+          "<|tool_call_argument_begin|>",
+          "<|tool_call_end|>",
+          "<｜tool▁calls▁begin｜>",
+          "<｜tool▁calls▁end｜>",
+          "<｜tool▁call▁begin｜>",
+          "<｜tool▁sep｜>",
+          "<｜tool▁call▁end｜>",
+          "<|channel|>",
+          "<|message|>",
+          "<|end|>",
+          "<|start|>",
+          "<|constrain|>"};
+}
+
 /// A token for each byte, <end>, then `specials` and the tokens of `words`.
 inline std::unique_ptr<Tokenizer> byte_tokens(const std::vector<std::string>& specials = {},
                                               const std::vector<std::string>& words = {}) {
