@@ -117,7 +117,8 @@ def main():
         client = LocalCompletionsAPI(
             base_url=f"http://127.0.0.1:{port}/v1/completions", model="asked",
             tokenizer=options.model, tokenizer_backend="huggingface",
-            num_concurrent=options.concurrent, batch_size=1, max_length=2048)
+            num_concurrent=options.concurrent, batch_size=1, max_length=2048,
+            add_bos_token=True)  # what the tokenizer puts in front, as lm-eval's own models do
         with tempfile.TemporaryDirectory() as work:
             if options.tasks:
                 check_choices(options, client, pathlib.Path(work))
