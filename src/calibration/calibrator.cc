@@ -159,20 +159,13 @@ class Calibrator final : public JobMaker {
 };
 
 /// Whether the device can be used, before anything is written.
-Status check_device(const CalibrationOptions& options, const ModelConfig& config) {
+Status check_device(const CalibrationOptions& options) {
   if (options.backend.device == "cpu") {
     return {};
   }
   NIBBLE_ASSIGN_OR_RETURN(const auto backend, open_backend(options.backend));
   if (backend->host_memory()) {
     return {};
-  }
-  if (options.rounding == Rounding::kGptaq && config.moe.experts > 0) {
-    return make_error(
-        StatusCode::kUnsupported,
-        "--method gptaq: the drift of experts' rows is not computed on {}; take gptq, "
-        "or --device cpu",
-        backend->name());
   }
   const bool learned =
       options.rounding == Rounding::kAutoround || options.rounding == Rounding::kLwc;
@@ -187,7 +180,7 @@ Status check_device(const CalibrationOptions& options, const ModelConfig& config
 
 Result<std::unique_ptr<JobMaker>> make_calibrator(const CalibrationOptions& options) {
   NIBBLE_ASSIGN_OR_RETURN(const ModelConfig config, load_model_config(options.model));
-  NIBBLE_RETURN_IF_ERROR(check_device(options, config));
+  NIBBLE_RETURN_IF_ERROR(check_device(options));
   NIBBLE_ASSIGN_OR_RETURN(CalibrationText text,
                           read_model_text(options.model, config, options.text));
   return std::unique_ptr<JobMaker>(std::make_unique<Calibrator>(options, config, std::move(text)));

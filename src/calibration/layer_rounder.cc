@@ -165,7 +165,18 @@ Result<std::unique_ptr<SiteInputs>> SiteInputs::create(const LayerParts& parts,
 }
 
 RowObserver* SiteInputs::observer() {
-  return device_observer_ ? static_cast<RowObserver*>(&*device_observer_) : host_observer();
+  if (device_observer_) {
+    return &*device_observer_;
+  }
+  return observer_ ? &*observer_ : nullptr;
+}
+
+void SiteInputs::set_wanted(const void* rows) {
+  if (device_observer_) {
+    device_observer_->set_wanted(rows);
+  } else {
+    observer_->set_wanted(rows);
+  }
 }
 
 std::function<Status(int64_t window)> SiteInputs::before() {

@@ -46,8 +46,9 @@ class SiteInputs final {
   [[nodiscard]] bool any() const { return !jobs_.empty(); }
   /// Null where there are none.
   [[nodiscard]] RowObserver* observer();
-  /// The same on the host.
-  [[nodiscard]] SiteObserver* host_observer() { return observer_ ? &*observer_ : nullptr; }
+  /// What its rows of this step are without rounding, where the layer computes; valid until the
+  /// next.
+  void set_wanted(const void* rows);
   /// Pass::before.
   [[nodiscard]] std::function<Status(int64_t window)> before();
   /// Rounds the site's matrices.
