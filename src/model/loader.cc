@@ -11,6 +11,7 @@
 #include "model/blocks.h"
 #include "model/decoder.h"
 #include "model/layer_loader.h"
+#include "model/made_model.h"
 #include "model/weight_loader.h"
 
 namespace nibble {
@@ -141,6 +142,16 @@ Result<std::unique_ptr<Model>> load_model(const std::string& model_dir,
     NIBBLE_LOG(kInfo, "{}: {}, {} layers, {}, on {}", model_dir, config.architecture,
                config.num_layers, parts.scheme, backend.name());
   }
+  return Decoder::create(std::move(parts), backend, options);
+}
+
+Result<std::unique_ptr<Model>> load_made_model(const MadeModel& made,
+                                               Backend& backend,
+                                               const ModelOptions& options) {
+  NIBBLE_RETURN_IF_ERROR(check_blocks(made.config));
+  WeightLoader weights = WeightLoader::of_made(made.path, made.config, made.maker);
+  NIBBLE_ASSIGN_OR_RETURN(DecoderParts parts,
+                          DecoderLoader(made.path, weights, backend, options).load());
   return Decoder::create(std::move(parts), backend, options);
 }
 

@@ -42,15 +42,29 @@ ActFormat activations_of(const MappedLinear& part, DType model) {
   return bf16 ? ActFormat::kBf16 : part.act.format;
 }
 
-WeightLoader::WeightLoader(CheckpointReader reader,
+WeightLoader::WeightLoader(std::optional<CheckpointReader> reader,
                            QuantConfig quant_config,
                            const ModelConfig& config)
     : kept_(std::make_shared<Kept>(Kept{.reader = std::move(reader), .tables = {}})),
-      reader_(&kept_->reader),
+      reader_(kept_->reader ? &*kept_->reader : nullptr),
       quant_config_(std::move(quant_config)),
       config_(config) {
-  config_.family = family_as_stored(
-      config_.family, [&](std::string_view name) { return reader_->find(name) != nullptr; });
+  config_.family = family_as_stored(config_.family, [&](std::string_view name) {
+    return reader_ != nullptr && reader_->find(name) != nullptr;
+  });
+}
+
+WeightLoader WeightLoader::of_made(const std::string& path,
+                                   const ModelConfig& config,
+                                   WeightMaker& maker) {
+  WeightLoader loader(std::nullopt, {.where = path}, config);
+  loader.maker_ = &maker;
+  return loader;
+}
+
+const std::vector<const TensorInfo*>& WeightLoader::tensors() const {
+  static const std::vector<const TensorInfo*> kNone;
+  return reader_ != nullptr ? reader_->tensors() : kNone;
 }
 
 Result<WeightLoader> WeightLoader::open(const std::string& model_dir,
@@ -65,6 +79,9 @@ Result<WeightLoader> WeightLoader::open(const std::string& model_dir,
 }
 
 std::string WeightLoader::where_weight(const std::string& module) const {
+  if (reader_ == nullptr) {
+    return module;
+  }
   for (const char* suffix : {".weight", ".weight_packed", ".qweight"}) {
     if (const TensorInfo* info = reader_->find(module + suffix)) {
       return reader_->where(*info);
@@ -100,10 +117,20 @@ Result<MappedLinear> WeightLoader::map(const std::string& module,
                                        int64_t n,
                                        int64_t k,
                                        const RunsFormat& runs) {
-  return use(map_linear_weights(*reader_, quant_config_, module, runs), module, n, k);
+  return use(maker_ != nullptr ? maker_->linear(module, n, k)
+                               : map_linear_weights(*reader_, quant_config_, module, runs),
+             module, n, k);
 }
 
 Result<std::vector<MappedLinear>> WeightLoader::experts(std::span<const ExpertModule> modules) {
+  std::vector<MappedLinear> made;
+  for (size_t i = 0; maker_ != nullptr && i < modules.size(); ++i) {
+    const auto& [module, n, k] = modules[i];
+    NIBBLE_ASSIGN_OR_RETURN(made.emplace_back(), linear(module, n, k));
+  }
+  if (maker_ != nullptr) {
+    return made;
+  }
   if (pool_ == nullptr) {
     pool_ = std::make_unique<ThreadPool>(std::min(kMostThreads, read_cpu_topology().usable_cpus()));
   }
@@ -156,7 +183,7 @@ Result<MappedLinear> WeightLoader::use(Result<MappedLinear> mapped,
 Result<std::unique_ptr<SourceMatrix>> WeightLoader::block_table(const std::string& module,
                                                                 int64_t n,
                                                                 int64_t k) {
-  const TensorInfo* tensor = reader_->find(module + ".weight");
+  const TensorInfo* tensor = reader_ == nullptr ? nullptr : reader_->find(module + ".weight");
   if (tensor == nullptr || tensor->blocks == nullptr) {
     return std::unique_ptr<SourceMatrix>();
   }
@@ -188,6 +215,9 @@ Result<std::vector<float>> WeightLoader::vector(const std::string& tensor, int64
 
 Result<std::vector<float>> WeightLoader::numbers(const std::string& tensor,
                                                  const std::vector<int64_t>& shape) {
+  if (maker_ != nullptr) {
+    return maker_->numbers(tensor, shape);
+  }
   NIBBLE_ASSIGN_OR_RETURN(const TensorInfo* info, reader_->require(tensor));
   if (info->dtype != DType::kF32 && info->dtype != DType::kF16 && info->dtype != DType::kBF16) {
     return make_error(StatusCode::kUnsupported, "{}: expected F32, F16 or BF16, got {}",
@@ -207,6 +237,9 @@ Result<std::vector<float>> WeightLoader::numbers(const std::string& tensor,
 }
 
 Result<std::optional<KvScales>> WeightLoader::kv_scales(int64_t layer) {
+  if (reader_ == nullptr) {
+    return std::optional<KvScales>();
+  }
   NIBBLE_ASSIGN_OR_RETURN(const StoredKvScales stored,
                           read_kv_scales(*reader_, module_name(*config_.family, Role::kKey, layer),
                                          module_name(*config_.family, Role::kValue, layer)));
@@ -222,7 +255,7 @@ Result<std::string> WeightLoader::head_module() {
     return own;
   }
   std::string shared = module_name(*config_.family, Role::kEmbedding);
-  const bool stored = std::ranges::any_of(reader_->tensors(), [&](const TensorInfo* tensor) {
+  const bool stored = std::ranges::any_of(tensors(), [&](const TensorInfo* tensor) {
     return tensor->name.starts_with(own + ".") && !tensor->name.ends_with(".bias");
   });
   if (!stored) {
@@ -251,7 +284,7 @@ Status WeightLoader::append_bias(const std::string& module, int64_t n, std::vect
 }
 
 void WeightLoader::read_ahead(const std::string& prefix) const {
-  for (const TensorInfo* info : reader_->tensors()) {
+  for (const TensorInfo* info : tensors()) {
     if (info->name.starts_with(prefix)) {
       reader_->read_ahead(*info);
     }
@@ -269,7 +302,7 @@ void WeightLoader::release(std::span<const MappedLinear> parts) const {
 }
 
 void WeightLoader::release_all() const {
-  for (const TensorInfo* info : reader_->tensors()) {
+  for (const TensorInfo* info : tensors()) {
     reader_->drop_pages(*info);
   }
 }
@@ -288,7 +321,7 @@ void WeightLoader::report_decoded() const {
 }
 
 Status WeightLoader::check_all_used() const {
-  for (const TensorInfo* info : reader_->tensors()) {
+  for (const TensorInfo* info : tensors()) {
     const std::string_view name = info->name;
     const size_t dot = name.rfind('.');
     const std::string_view module = name.substr(0, dot == std::string_view::npos ? 0 : dot);

@@ -15,6 +15,7 @@
 #include "checkpoint/linear_reader.h"
 #include "checkpoint/quant_config.h"
 #include "checkpoint/source_matrix.h"
+#include "model/weight_maker.h"
 #include "quant/kv_formats.h"
 #include "quant/quant_tensor.h"
 
@@ -32,6 +33,12 @@ class WeightLoader final {
   static Result<WeightLoader> open(const std::string& model_dir,
                                    const ModelConfig& config,
                                    RunsFormat runs = nullptr);
+
+  /// Weights that are made, not read; the maker must outlive the loader.
+  ///   path: for messages
+  static WeightLoader of_made(const std::string& path,
+                              const ModelConfig& config,
+                              WeightMaker& maker);
 
   /// The model's, its family being that whose names the files have (family_as_stored()).
   [[nodiscard]] const ModelConfig& config() const { return config_; }
@@ -74,7 +81,7 @@ class WeightLoader final {
   Status append_bias(const std::string& module, int64_t n, std::vector<float>& bias);
 
   /// Of all tensors.
-  [[nodiscard]] int64_t total_bytes() const { return reader_->total_bytes(); }
+  [[nodiscard]] int64_t total_bytes() const { return reader_ ? reader_->total_bytes() : 0; }
   /// What keeps mapped weights in place.
   [[nodiscard]] std::shared_ptr<const void> files() const { return kept_; }
   /// Starts to read the tensors whose names begin with `prefix` into the system's cache.
@@ -92,7 +99,7 @@ class WeightLoader final {
  private:
   /// What mapped weights and tables point into.
   struct Kept {
-    CheckpointReader reader;
+    std::optional<CheckpointReader> reader;
     std::vector<Buffer> tables;
   };
   struct Decoded {
@@ -106,7 +113,9 @@ class WeightLoader final {
     ActSpec act;
   };
 
-  WeightLoader(CheckpointReader reader, QuantConfig quant_config, const ModelConfig& config);
+  WeightLoader(std::optional<CheckpointReader> reader,
+               QuantConfig quant_config,
+               const ModelConfig& config);
   Result<MappedLinear> map(const std::string& module, int64_t n, int64_t k, const RunsFormat& runs);
   [[nodiscard]] std::optional<MappedLinear> substituted(const std::string& module) const;
   /// Checks the shape of what was mapped, and notes it.
@@ -115,11 +124,14 @@ class WeightLoader final {
                            int64_t n,
                            int64_t k);
 
+  /// Of the file; none where weights are made.
+  [[nodiscard]] const std::vector<const TensorInfo*>& tensors() const;
   /// "FILE: tensor NAME" of a linear layer's weights.
   [[nodiscard]] std::string where_weight(const std::string& module) const;
 
   std::shared_ptr<Kept> kept_;
-  const CheckpointReader* reader_;  // in kept_
+  const CheckpointReader* reader_;  // in kept_; null where weights are made
+  WeightMaker* maker_ = nullptr;    // null where they are read
   RunsFormat runs_;
   std::unique_ptr<ThreadPool> pool_;  // once there are experts
   Decoded decoded_;
