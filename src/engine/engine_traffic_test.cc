@@ -53,6 +53,9 @@ EngineOptions random_options(const Traffic& traffic, uint32_t round, Dice& pick)
 std::unique_ptr<FakeModel> make_model(const Traffic& traffic, EngineOptions& options, Dice& pick) {
   auto model = std::make_unique<FakeModel>();
   model->set_sampling(traffic.sampling);
+  if (traffic.speculation) {
+    model->set_step_time(std::chrono::microseconds(20));  // however many rows it has
+  }
   if (traffic.dynamic_from > 0) {
     model->set_dynamic_rope(traffic.dynamic_from);
   }
@@ -85,8 +88,12 @@ Request random_request(const Traffic& traffic, int64_t longest, Dice& pick, Answ
     request.prompt_logprobs = static_cast<int>(pick(0, 3));
   }
   if (traffic.speculation && pick(0, 2) > 0) {  // what follows can be guessed
-    request.sampling.allowed_tokens = {7, 8, FakeModel::kEos};
-    request.sampling.logit_bias = {{FakeModel::kEos, -2.0F}};
+    if (traffic.sampling) {
+      request.sampling.logit_bias = {{7, 30.0F}, {8, 30.0F}, {FakeModel::kEos, 28.0F}};
+    } else {
+      request.sampling.allowed_tokens = {7, 8, FakeModel::kEos};
+      request.sampling.logit_bias = {{FakeModel::kEos, -2.0F}};
+    }
   }
   if (pick(0, 9) == 0) {
     request.max_tokens = 0;
@@ -134,6 +141,7 @@ void run_round(const Traffic& traffic, uint32_t round, Met& met) {
   if (traffic.draft) {
     draft = std::make_unique<FakeModel>();
     draft->set_differs(5);
+    draft->set_sampling(traffic.sampling);
   }
   const auto core = make_core(options, std::move(model), std::move(draft));
   const int64_t longest = core->options().max_model_len - 1;
@@ -192,7 +200,7 @@ void random_traffic(const Traffic& traffic) {
   EXPECT_GT(met.preemptions, 100);
   EXPECT_GT(met.cached, 800);
   EXPECT_GT(met.cancelled, 20);
-  EXPECT_EQ(met.fed_steps > 1000, traffic.sampling);
+  EXPECT_EQ(met.fed_steps > (traffic.speculation ? 100 : 1000), traffic.sampling);
   EXPECT_EQ(met.accepted > (traffic.draft ? 100 : 1000), traffic.speculation);
 }
 
@@ -224,6 +232,18 @@ TEST(EngineCore, RandomTrafficWithSpeculationAndWindowsEqualsSequentialRuns) {
 
 TEST(EngineCore, RandomTrafficWithADraftModelEqualsSequentialRuns) {
   random_traffic({.speculation = true, .draft = true});
+}
+
+TEST(EngineCore, RandomTrafficWithSpeculationOnADeviceEqualsSequentialRuns) {
+  random_traffic({.sampling = true, .speculation = true});
+}
+
+TEST(EngineCore, RandomTrafficWithSpeculationAndWindowsOnADeviceEqualsSequentialRuns) {
+  random_traffic({.sampling = true, .windows = {0, 9, 0, 70}, .stretch = 3, .speculation = true});
+}
+
+TEST(EngineCore, RandomTrafficWithADraftModelOnADeviceEqualsSequentialRuns) {
+  random_traffic({.sampling = true, .dynamic_from = 16, .speculation = true, .draft = true});
 }
 
 // 32k tokens over a window of 512: one pool keeps all pages, the other those of its window and of

@@ -73,8 +73,8 @@ void Decoder::check_batch(const StepInput& batch, const PagedKvCache& cache) con
     CHECK_LE(sequence.q_len, sequence.kv_len);
     CHECK_LE(sequence.kv_len, config.max_position);
   }
-  for (const int32_t row : batch.logit_rows) {
-    CHECK_MSG(row >= 0 && row < rows, "logit row {} of {}", row, rows);
+  for (const int32_t row : batch.logit_rows) {  // of a step without tokens: of the one before
+    CHECK_MSG(row >= 0 && (row < rows || rows == 0), "logit row {} of {}", row, rows);
   }
 }
 
@@ -119,7 +119,7 @@ void Decoder::run(const StepInput& batch,
                   const SamplingInput& sampling,
                   float* logits) {
   check_batch(batch, cache);
-  if (batch.tokens.empty()) {
+  if (batch.tokens.empty() && sampling.rows.empty()) {
     return;
   }
   const StepPlan plan{.input = batch,
@@ -127,8 +127,10 @@ void Decoder::run(const StepInput& batch,
                       .program = cache.program(),
                       .sampling = sampling};
   backend_.run_step(plan, [&](Step& step) {
-    run_layers(step, cache);
-    if (step.logit_rows() > 0) {
+    if (step.rows() > 0) {  // else it samples the logits that the step before has left
+      run_layers(step, cache);
+    }
+    if (step.rows() > 0 && step.logit_rows() > 0) {
       write_logits(step, logits);
     }
     if (!sampling.rows.empty()) {
@@ -156,7 +158,7 @@ void Decoder::final_states(int64_t first, std::span<float> out) {
 }
 
 void Decoder::start(const StepInput& batch, PagedKvCache& cache, const SamplingInput& input) {
-  CHECK_EQ(input.rows.size(), batch.logit_rows.size());
+  CHECK(input.rows.empty() || input.rows.size() == batch.logit_rows.size());
   run(batch, cache, input, logits_.as<float>());
 }
 

@@ -58,7 +58,9 @@ class Model {
   [[nodiscard]] virtual bool first_steps_are_slow() const { return false; }
   /// forward(), but the logits stay where they are: tokens are sampled there, one for each of
   /// logit_rows, and finish() gives them. Need not wait: one more step may be started before this
-  /// one is finished, and its tokens may be this one's samples (batch.fed).
+  /// one is finished, and its tokens may be this one's samples (batch.fed). An input without rows
+  /// leaves the logits as they are: then a batch without tokens, whose logit_rows are as many,
+  /// comes before anything else, and its input says how they are sampled.
   virtual void start(const StepInput& /*batch*/,
                      PagedKvCache& /*cache*/,
                      const SamplingInput& /*input*/) {

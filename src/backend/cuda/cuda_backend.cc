@@ -242,7 +242,10 @@ class CudaBackend final : public Backend {
       NIBBLE_LOG(kInfo, "steps are not recorded: with this --kernel the host's work is measured");
     }
     const Recording recording = records ? Recording::kDecodeSteps : Recording::kNone;
-    NIBBLE_ASSIGN_OR_RETURN(steps_, CudaSteps::create(limits, recording, stream_));
+    // A model that was loaded before goes on with steps that serve both.
+    const StepLimits all = steps_ == nullptr ? limits : both(steps_->limits(), limits);
+    steps_.reset();
+    NIBBLE_ASSIGN_OR_RETURN(steps_, CudaSteps::create(all, recording, stream_));
     if (vocab_ > 0) {
       NIBBLE_RETURN_IF_ERROR(self_check_->check_sampling(vocab_));
     }

@@ -47,6 +47,9 @@ class AttentionPlans final {
   std::vector<DeviceBuffer> retired_;  // recorded steps may use them
 };
 
+/// What steps of either kind need.
+[[nodiscard]] StepLimits both(const StepLimits& a, const StepLimits& b);
+
 /// Runs steps on one stream: what they share, and the records of decode steps.
 class CudaSteps final {
  public:
@@ -56,6 +59,8 @@ class CudaSteps final {
   static Result<std::unique_ptr<CudaSteps>> create(const StepLimits& limits,
                                                    Recording recording,
                                                    cudaStream_t stream);
+
+  [[nodiscard]] const StepLimits& limits() const { return limits_; }
 
   void run(const StepPlan& plan, const StepLayers& layers);
   /// Backend::finish_step().
@@ -72,7 +77,7 @@ class CudaSteps final {
         attention_plans_(limits) {}
 
   /// A number that tells apart the steps of one size whose work differs.
-  [[nodiscard]] int64_t record_key(const StepPlan& plan) const;
+  [[nodiscard]] int64_t record_key(const StepPlan& plan, const StepShape& shape) const;
 
   StepLimits limits_;
   Recording recording_;
