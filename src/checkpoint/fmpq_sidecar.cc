@@ -100,10 +100,11 @@ class SidecarReader final {
       if (!module.is_string()) {
         return bad_field(here, "modules", "holds " + module.dump() + ", which is no name");
       }
-      if (out_.find(module.as_string()) != nullptr) {
-        return bad_field(here, "modules", module.as_string() + " belongs to another site, too");
+      const std::string& name = module.as_string();
+      if (out_.find(name) != nullptr || std::ranges::count(site.modules, name) > 0) {
+        return bad_field(here, "modules", name + " is named twice");
       }
-      site.modules.push_back(module.as_string());
+      site.modules.push_back(name);
     }
     NIBBLE_ASSIGN_OR_RETURN(const double clip, reader.required_double("clip"));
     NIBBLE_ASSIGN_OR_RETURN(site.split, reader.optional_bool("split", false));
