@@ -56,7 +56,8 @@ Result<std::vector<PackedCopy>> make_copies(Backend& backend,
     for (size_t shape = 0; shape < weights.size(); ++shape) {
       NIBBLE_ASSIGN_OR_RETURN(const QuantTensor weight, copy_of(weights[shape]));
       NIBBLE_ASSIGN_OR_RETURN(
-          auto gemm, backend.prepare_gemm(weight, acts[shape], std::ranges::max(options.row_counts)));
+          auto gemm,
+          backend.prepare_gemm(weight, acts[shape], std::ranges::max(options.row_counts)));
       bytes += gemm->weight_bytes();
       copies.push_back({shape, std::move(gemm)});
     }

@@ -41,9 +41,8 @@ std::vector<QuantScheme> block_schemes() {
 class BlockActs : public testing::TestWithParam<std::string_view> {
  protected:
   void SetUp() override {
-    backend_ = make_cpu_backend({.threads = 3,
-                                 .isa = std::string(GetParam()),
-                                 .limit = ThreadLimit::kNone})
+    backend_ = make_cpu_backend(
+                   {.threads = 3, .isa = std::string(GetParam()), .limit = ThreadLimit::kNone})
                    .value();
   }
 
@@ -179,8 +178,7 @@ TEST_P(BlockActs, OfZerosAreZerosAndWhatIsNotFiniteSpoilsItsRow) {
     x[3 * kK + kK - 1] = kInfinity;
     x[4 * kK] = -kInfinity;
     for (const int64_t m : {int64_t{5}, kM}) {
-      const std::vector<float> y =
-          product(*gemm, {.x = x.data(), .x_stride = kK, .m = m}, kN);
+      const std::vector<float> y = product(*gemm, {.x = x.data(), .x_stride = kK, .m = m}, kN);
       const std::vector<float> want =
           expected(weight, act, {.x = x.data(), .x_stride = kK, .m = m});
       for (int64_t i = 0; i < m * kN; ++i) {
@@ -229,10 +227,10 @@ TEST_P(BlockActs, WeightsAreUnpackedAndReplaced) {
       const bool replaced = row >= 7 && row < 16;
       const auto at = static_cast<size_t>(row) * row_bytes;
       const auto from = static_cast<size_t>(row - 7) * row_bytes;
-      EXPECT_EQ(std::memcmp(back.codes.data() + at,
-                            replaced ? rows_of.codes.data() + from : weight.codes.data() + at,
-                            row_bytes),
-                0)
+      EXPECT_EQ(
+          std::memcmp(back.codes.data() + at,
+                      replaced ? rows_of.codes.data() + from : weight.codes.data() + at, row_bytes),
+          0)
           << scheme.name << row;
     }
   }

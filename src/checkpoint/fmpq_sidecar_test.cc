@@ -138,8 +138,7 @@ TEST_F(FmpqSidecarFile, ComesBackAsItWas) {
 // weights.
 TEST_F(FmpqSidecarFile, WeightsInOneFileGetAnIndex) {
   ASSERT_TRUE(write_fmpq_sidecar(sidecar(), weights(), folder()).ok());
-  const Json index =
-      Json::parse(read_file(path("model.safetensors.index.json")).value()).value();
+  const Json index = Json::parse(read_file(path("model.safetensors.index.json")).value()).value();
   const Json* map = index.find("weight_map");
   ASSERT_NE(map, nullptr);
   EXPECT_EQ(map->as_object().size(), 6U);

@@ -28,8 +28,7 @@ struct RandomExperts {
       const bool bf16 = scheme.act == ActFormat::kFloat && between == DType::kBF16;
       return bf16 ? ActSpec(ActFormat::kBf16) : random_act(scheme, k, 7);
     };
-    weights.form = {
-        .top_k = shape.top_k, .act = act(shape.hidden), .down_act = act(shape.width)};
+    weights.form = {.top_k = shape.top_k, .act = act(shape.hidden), .down_act = act(shape.width)};
     weights.between = between;
     const WeightFormat router{between == DType::kBF16 ? WeightCode::kBf16 : WeightCode::kF32,
                               ScalePer::kNone};
