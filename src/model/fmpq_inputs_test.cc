@@ -127,7 +127,8 @@ TEST_F(FmpqInputsTest, RefusesOtherWeights) {
   EXPECT_THAT(message(weights(kWeights, 150)), HasSubstr("no multiple of 32"));
   MappedLinear rounded = weights(kWeights, kInputs);
   rounded.act = ActFormat::kInt8Token;
-  EXPECT_THAT(message(std::move(rounded)), HasSubstr("not plain INT4 with activations as they are"));
+  EXPECT_THAT(message(std::move(rounded)),
+              HasSubstr("not plain INT4 with activations as they are"));
   EXPECT_THAT(message(weights({WeightCode::kInt8, ScalePer::kChannel}, kInputs)),
               HasSubstr("not plain INT4"));
 }
