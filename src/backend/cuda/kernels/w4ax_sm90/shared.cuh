@@ -1,0 +1,178 @@
+#pragma once
+
+#include <cstdint>
+
+#include "backend/cuda/kernels/gemm_sm90/store.cuh"
+#include "backend/cuda/kernels/gemm_sm90/tile.cuh"
+#include "backend/cuda/kernels/w4ax_sm90/args.h"
+#include "backend/cuda/kernels/w4ax_sm90/piece.cuh"
+#include "backend/cuda/ptx/barrier.cuh"
+#include "backend/cuda/ptx/cluster.cuh"
+#include "backend/cuda/ptx/copy.cuh"
+#include "backend/cuda/ptx/dependency.cuh"
+
+// What the kernels of few and of many tokens have in common: the ring of copies and how a tile's
+// sums pass from block to block.
+namespace nibble::cuda {
+
+/// Shared memory of a block, of a Tile that says kRows, kTokens, kDepth, kStages and kCluster: in a
+/// stage the pieces of a step, x as swizzled tiles of 128 bytes for each token, and the scales of
+/// tokens in the blocks of K.
+template <typename Form, typename Tile>
+struct W4AxShared {
+  static constexpr int kPieces = Tile::kRows / 32;
+  static constexpr int kPiecesBytes = kPieces * Tile::kDepth * Form::kPieceBytes;
+  static constexpr int kX = (kPiecesBytes + 1023) / 1024 * 1024;
+  static constexpr int kXBytes = Tile::kTokens * 128;  // of one K block
+  static constexpr int kScales = kX + Tile::kDepth * kXBytes;
+  static constexpr int kScaleRows = Form::kClass ? 0 : Tile::kDepth * Form::kSubs;
+  static constexpr int kScaleBytes = Tile::kTokens * 4;  // of one block
+  static constexpr int kStageBytes = (kScales + kScaleRows * kScaleBytes + 1023) / 1024 * 1024;
+  static constexpr int kCopiedBytes =
+      kPiecesBytes + Tile::kDepth * kXBytes + kScaleRows * kScaleBytes;
+  static constexpr int kBarriers = Tile::kStages * kStageBytes;  // full, then empty
+  static constexpr int kEnd = kBarriers + 16 * Tile::kStages + 16;
+  static constexpr int kCopies = kPieces + Tile::kDepth + kScaleRows;
+  static_assert(kCopies <= 32);
+};
+
+/// Of a cluster's tile, this block's rows.
+template <typename Tile>
+__device__ __forceinline__ bool next_chain_part(ChainParts& parts, GemmPart& part) {
+  const bool more = parts.next(part);
+  if constexpr (Tile::kCluster > 1) {
+    part.row_tile = part.row_tile * Tile::kCluster + static_cast<int>(blockIdx.x) % Tile::kCluster;
+  }
+  return more;
+}
+
+// --- the copying warp; each lane starts one of a stage's copies ---
+
+template <typename Form, typename Tile>
+__device__ __forceinline__ void copy_pieces(const W4AxArgs& args,
+                                            const GemmPart& part,
+                                            int step,
+                                            uint32_t stage,
+                                            uint32_t barrier,
+                                            int lane) {
+  using Shared = W4AxShared<Form, Tile>;
+  constexpr int kBytes = Tile::kDepth * Form::kPieceBytes;
+  if (lane == 0) {
+    ptx::barrier_arrive_expect(barrier, Shared::kCopiedBytes);
+  }
+  __syncwarp();
+  if (lane < Shared::kPieces) {
+    // Beyond the end, the last rows once more, whose sums are not stored.
+    const int row = min(part.row_tile * Shared::kPieces + lane, args.row_pieces - 1);
+    const uint8_t* from =
+        args.base.weights +
+        (static_cast<int64_t>(row) * args.base.k_blocks + step * Tile::kDepth) * Form::kPieceBytes;
+    const auto hint =
+        args.schedule.token_tiles == 1 ? ptx::CacheHint::kEvictFirst : ptx::CacheHint::kNormal;
+    ptx::bulk_copy(stage + lane * kBytes, from, kBytes, barrier, hint);
+  }
+}
+
+template <typename Form, typename Tile>
+__device__ __forceinline__ void copy_tokens(const CUtensorMap& x,
+                                            const W4AxArgs& args,
+                                            const GemmPart& part,
+                                            int step,
+                                            uint32_t stage,
+                                            uint32_t barrier,
+                                            int lane) {
+  using Shared = W4AxShared<Form, Tile>;
+  const int token = part.token_tile * Tile::kTokens;
+  if (lane < Tile::kDepth) {
+    const uint32_t to = stage + Shared::kX + lane * Shared::kXBytes;
+    int column = (step * Tile::kDepth + lane) * 128;
+    if constexpr (Form::kClass) {
+      column = __ldg(args.order + step * Tile::kDepth + lane) * 128;
+    }
+    if constexpr (Tile::kCluster == 1) {
+      ptx::tensor_copy(to, x, column, token, barrier);
+    } else {  // this block's share, to all
+      const int rank = static_cast<int>(blockIdx.x) % Tile::kCluster;
+      ptx::tensor_copy_to_all(to + rank * (Shared::kXBytes / Tile::kCluster), x, column,
+                              token + rank * (Tile::kTokens / Tile::kCluster), barrier,
+                              (1 << Tile::kCluster) - 1);
+    }
+  } else if (lane < Tile::kDepth + Shared::kScaleRows) {
+    const int row = lane - Tile::kDepth;
+    ptx::bulk_copy(stage + Shared::kScales + row * Shared::kScaleBytes,
+                   args.base.x_scales +
+                       static_cast<int64_t>(step * Shared::kScaleRows + row) * args.x_scale_stride +
+                       token,
+                   Shared::kScaleBytes, barrier);
+  }
+}
+
+template <typename Form, typename Tile>
+__device__ __forceinline__ void fill_stages(const CUtensorMap& x,
+                                            const W4AxArgs& args,
+                                            uint32_t base) {
+  using Shared = W4AxShared<Form, Tile>;
+  const int lane = static_cast<int>(threadIdx.x & 31);
+  const uint32_t full = base + Shared::kBarriers, empty = full + 8 * Tile::kStages;
+  const int cluster = static_cast<int>(blockIdx.x) / Tile::kCluster;
+  GemmPart part;
+  {  // Weights of the first ring, then, when the predecessor has ended, its activations.
+    ChainParts parts(args.schedule, cluster);
+    int count = 0;
+    while (count < Tile::kStages && next_chain_part<Tile>(parts, part)) {
+      for (int step = part.begin; step < part.end && count < Tile::kStages; ++step, ++count) {
+        copy_pieces<Form, Tile>(args, part, step, base + count * Shared::kStageBytes,
+                                full + 8 * count, lane);
+      }
+    }
+  }
+  if constexpr (Tile::kCluster > 1) {
+    ptx::cluster_wait();  // all have their barriers
+  }
+  ptx::wait_for_predecessor();
+  ChainParts parts(args.schedule, cluster);
+  RingPlace<Tile::kStages> place;
+  int count = 0;
+  while (next_chain_part<Tile>(parts, part)) {
+    for (int step = part.begin; step < part.end; ++step, ++count) {
+      const uint32_t stage = base + place.stage * Shared::kStageBytes;
+      const uint32_t barrier = full + 8 * place.stage;
+      if (count >= Tile::kStages) {
+        ptx::barrier_wait_to_refill(empty + 8 * place.stage, place.parity ^ 1);
+        copy_pieces<Form, Tile>(args, part, step, stage, barrier, lane);
+      }
+      copy_tokens<Form, Tile>(x, args, part, step, stage, barrier, lane);
+      place.advance();
+    }
+  }
+}
+
+// --- sums that pass from block to block ---
+
+/// Where a team of kThreads threads (number `team` of kTeams in its block) leaves kWords words of
+/// 16 bytes of each thread, and takes over what the block before, with the same rank in its
+/// cluster, left.
+template <int kThreads, int kTeams, int kCluster, int kWords>
+struct ChainLink {
+  uint4* own;
+  const uint4* before;
+  uint32_t* own_flag;
+  uint32_t* flag_before;
+
+  __device__ __forceinline__ ChainLink(const W4AxArgs& args, int team, int thread) {
+    const int place = static_cast<int>(blockIdx.x) * kTeams + team;
+    auto* words = static_cast<uint4*>(args.base.parts) + thread;
+    own = words + static_cast<int64_t>(place) * kWords * kThreads;
+    before = own - static_cast<int64_t>(kCluster) * kTeams * kWords * kThreads;
+    own_flag = args.base.counters + place;
+    flag_before = own_flag - kCluster * kTeams;
+  }
+  __device__ __forceinline__ void put(int i, const uint4& word) const {
+    __stcg(own + i * kThreads, word);
+  }
+  [[nodiscard]] __device__ __forceinline__ uint4 get(int i) const {
+    return __ldcg(before + i * kThreads);
+  }
+};
+
+}  // namespace nibble::cuda
