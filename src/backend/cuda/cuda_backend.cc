@@ -36,6 +36,8 @@ std::string_view name_of(ActFormat act) {
       return "BF16";
     case ActFormat::kInt8Token:
       return "INT8";
+    case ActFormat::kIntBlocks:
+      return "INT4 and INT8";
     case ActFormat::kFp8Token:
     case ActFormat::kFp8Group:
       return "FP8";

@@ -175,6 +175,7 @@ double Difference::relative() const { return std::sqrt(squares / total); }
 double product_tolerance(const WeightFormat& weight, ActFormat act) {
   switch (act) {
     case ActFormat::kInt8Token:  // sums are exact; two scales are applied in F32
+    case ActFormat::kIntBlocks:
       return 1e-6;
     case ActFormat::kFp8Token:  // the tensor cores keep about 14 bits of a running sum
     case ActFormat::kFp8Group:

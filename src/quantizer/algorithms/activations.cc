@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/check.h"
 #include "quant/codec.h"
 
 namespace nibble {
@@ -36,6 +37,7 @@ void round_row(ActFormat act, float* row, int64_t k) {
   if (!rounds_rows(act)) {
     return;
   }
+  CHECK(act != ActFormat::kIntBlocks);  // which takes more than a format: round_blocks()
   const int64_t together = act == ActFormat::kFp8Group ? kFp8GroupSize : k;
   for (int64_t begin = 0; begin < k; begin += together) {
     round_together(act, row + begin, std::min(together, k - begin));
