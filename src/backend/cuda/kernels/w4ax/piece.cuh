@@ -4,14 +4,14 @@
 
 #include "backend/cuda/ptx/memory.cuh"
 
-// Weights of the products with 4- and 8-bit activations (w4ax_sm90/wide.cuh, few.cuh): pieces of 32
+// Weights of the products with 4- and 8-bit activations (w4ax/wide.cuh, few.cuh): pieces of 32
 // rows x 128 of K, all pieces of the same rows behind each other. A piece holds for each 16 of its
 // rows and half of its K a word of 16 bytes for each lane of a warp, so that the fragments of both
 // kinds of matrix instruction are loaded as they lie; then, in the block form, the BF16 scales of
 // its rows, for each block of K.
 namespace nibble::cuda {
 
-/// kSubs: blocks of activations in 128 of K.
+/// kSubs: blocks of activations in 128 of K; in the class form, which takes all sizes, 4.
 template <int kSubs_, bool kClass_>
 struct W4AxForm {
   static constexpr int kSubs = kSubs_;

@@ -2,14 +2,15 @@
 
 #include <cstdint>
 
-#include "backend/cuda/kernels/w4ax_sm90/shared.cuh"
+#include "backend/cuda/kernels/w4ax/shared.cuh"
 #include "backend/cuda/ptx/mma.cuh"
 #include "backend/cuda/ptx/mma_s8.cuh"
 
 // y = x · wᵀ for up to 16 tokens, by mma.sync: the warps of a block share the K blocks of a step,
 // and each leaves its exact sums in shared memory, where every thread then adds those of its own
 // results in the order of K. So many warps read one tile of few rows, of which there are enough for
-// all multiprocessors, though a tile's sums have one order.
+// all multiprocessors, though a tile's sums have one order. In the class form sums are integers to
+// the end, and are added there.
 namespace nibble::cuda {
 
 template <int kTokens_, int kRows_, int kDepth_, int kStages_, int kResident_>
@@ -30,7 +31,7 @@ template <typename Form, typename Tile>
 struct FewShared : W4AxShared<Form, Tile> {
   using Base = W4AxShared<Form, Tile>;
   static constexpr int kSumBytes = Tile::kRows * Tile::kTokens * 4;  // of one block of K
-  static constexpr int kRoomBytes = Tile::kDepth * Form::kSubs * kSumBytes;
+  static constexpr int kRoomBytes = Tile::kDepth * (Form::kClass ? 1 : Form::kSubs) * kSumBytes;
   static constexpr int kSums = (Base::kEnd + 127) / 128 * 128;
   static constexpr int kBytes = kSums + 2 * kRoomBytes + 1024;
   static_assert((kBytes + 1024) * Tile::kResident <= 233472);
@@ -66,16 +67,18 @@ class FewSums {
                                              int steps,
                                              const uint8_t* precisions,
                                              int& room) {
-    for (int step = 0; step < steps; ++step) {
-      const uint32_t stage = base_ + place.stage * Shared::kStageBytes;
-      ptx::barrier_wait(base_ + Shared::kBarriers + 8 * place.stage, place.parity);
-      const uint32_t sums = base_ + Shared::kSums + room * Shared::kRoomBytes;
-      multiply(stage, sums);
-      ptx::group_sync(1, 32 * Tile::kWarps);
-      add(stage, sums + thread_ * (4 * kOwn), precisions + step * Tile::kDepth);
-      ptx::warp_arrive(base_ + Shared::kBarriers + 8 * (Tile::kStages + place.stage));
-      place.advance();
-      room ^= 1;
+    if constexpr (Form::kClass) {
+      accumulate_classes(place, steps, precisions);
+    } else {
+      for (int step = 0; step < steps; ++step) {
+        const uint32_t stage = wait(place);
+        const uint32_t sums = base_ + Shared::kSums + room * Shared::kRoomBytes;
+        multiply_blocks(stage, sums);
+        ptx::group_sync(1, 32 * Tile::kWarps);
+        add(stage, sums + thread_ * (4 * kOwn));
+        release(place);
+        room ^= 1;
+      }
     }
   }
 
@@ -133,7 +136,7 @@ class FewSums {
       if constexpr (Form::kClass) {
         const float* scale = to.x_scales + token;
         value = w4ax_classes(eight_[i], four_[i],
-                             {__ldcg(scale), __ldcg(scale + args.x_scale_stride)});
+                             {__ldcg(scale + args.x_scale_stride), __ldcg(scale)});
         value = __fmul_rn(value, __ldg(to.weight_scales + row) * 0.0625F);
       }
       if (to.bias != nullptr) {
@@ -150,16 +153,27 @@ class FewSums {
   }
 
  private:
-  // This warp's K block times its rows, to `sums` [blocks][squares of 16 rows x 8 tokens][lanes].
-  __device__ __forceinline__ void multiply(uint32_t stage, uint32_t sums) const {
-    constexpr int kSteps = 4 / Form::kSubs;
-    const int u = warp_ % Tile::kDepth;
-    const int first = warp_ / Tile::kDepth * Tile::kParts;
-    uint32_t b[Tile::kOctets][4][2];
-    const uint32_t x = stage + Shared::kX + u * Shared::kXBytes;
+  static constexpr int kParts = Tile::kParts, kOctets = Tile::kOctets;
+  using Fragments = uint32_t[kOctets][4][2];
+
+  __device__ __forceinline__ uint32_t wait(const RingPlace<Tile::kStages>& place) const {
+    ptx::barrier_wait(base_ + Shared::kBarriers + 8 * place.stage, place.parity);
+    return base_ + place.stage * Shared::kStageBytes;
+  }
+  __device__ __forceinline__ void release(RingPlace<Tile::kStages>& place) const {
+    ptx::warp_arrive(base_ + Shared::kBarriers + 8 * (Tile::kStages + place.stage));
+    place.advance();
+  }
+  // This warp's K block in a stage, and the first of its 16 rows.
+  [[nodiscard]] __device__ __forceinline__ int k_block() const { return warp_ % Tile::kDepth; }
+  [[nodiscard]] __device__ __forceinline__ int first_sixteen() const {
+    return warp_ / Tile::kDepth * kParts;
+  }
+  __device__ __forceinline__ void load_x(uint32_t stage, Fragments& b) const {
+    const uint32_t x = stage + Shared::kX + k_block() * Shared::kXBytes;
     const int row = lane_ & 7;
 #pragma unroll
-    for (int octet = 0; octet < Tile::kOctets; ++octet) {
+    for (int octet = 0; octet < kOctets; ++octet) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         uint32_t v[4];
@@ -171,28 +185,96 @@ class FewSums {
         b[octet][2 * half + 1][1] = v[3];
       }
     }
+  }
+  __device__ __forceinline__ void load_weights(uint32_t stage,
+                                               int sixteen,
+                                               uint32_t (&a)[4][4]) const {
+    const uint32_t piece =
+        stage + ((sixteen >> 1) * Tile::kDepth + k_block()) * Form::kPieceBytes;
+    W4AxWords::fetch(piece, sixteen & 1, lane_).expand(a);
+  }
+  // Leaves a fragment of sums in [rooms][squares of 16 rows x 8 tokens][lanes].
+  __device__ __forceinline__ void leave(
+      uint32_t sums, int room, int sixteen, int octet, const int32_t (&d)[4]) const {
+    const int square = sixteen * kOctets + octet;
+    ptx::store_shared16(sums + room * Shared::kSumBytes + square * 512 + lane_ * 16, sum_word(d));
+  }
+
+  // This warp's K block times its rows, a sum for each block within it.
+  __device__ __forceinline__ void multiply_blocks(uint32_t stage, uint32_t sums) const {
+    constexpr int kSteps = 4 / Form::kSubs;
+    Fragments b;
+    load_x(stage, b);
 #pragma unroll
-    for (int p = 0; p < Tile::kParts; ++p) {
-      const int sixteen = first + p;
-      const uint32_t piece =
-          stage + ((sixteen >> 1) * Tile::kDepth + u) * Form::kPieceBytes;
+    for (int p = 0; p < kParts; ++p) {
+      const int sixteen = first_sixteen() + p;
       uint32_t a[4][4];
-      W4AxWords::fetch(piece, sixteen & 1, lane_).expand(a);
+      load_weights(stage, sixteen, a);
 #pragma unroll
       for (int sub = 0; sub < Form::kSubs; ++sub) {
 #pragma unroll
-        for (int octet = 0; octet < Tile::kOctets; ++octet) {
+        for (int octet = 0; octet < kOctets; ++octet) {
           int32_t d[4] = {};
 #pragma unroll
           for (int k = 0; k < kSteps; ++k) {
             ptx::warp_mma_s8(d, a[sub * kSteps + k], b[octet][sub * kSteps + k]);
           }
-          const int square = sixteen * Tile::kOctets + octet;
-          ptx::store_shared16(
-              sums + (u * Form::kSubs + sub) * Shared::kSumBytes + square * 512 + lane_ * 16,
-              {static_cast<uint32_t>(d[0]), static_cast<uint32_t>(d[1]),
-               static_cast<uint32_t>(d[2]), static_cast<uint32_t>(d[3])});
+          leave(sums, k_block() * Form::kSubs + sub, sixteen, octet, d);
         }
+      }
+    }
+  }
+
+  // Class form: every warp keeps its sums of both classes, which are added at the end.
+  __device__ __forceinline__ void accumulate_classes(RingPlace<Tile::kStages>& place,
+                                                     int steps,
+                                                     const uint8_t* precisions) {
+    int32_t eight[kParts][kOctets][4] = {}, four[kParts][kOctets][4] = {};
+    for (int step = 0; step < steps; ++step) {
+      const uint32_t bits = __ldg(precisions + step * Tile::kDepth + k_block());
+      const uint32_t stage = wait(place);
+      Fragments b;
+      load_x(stage, b);
+#pragma unroll
+      for (int p = 0; p < kParts; ++p) {
+        uint32_t a[4][4];
+        load_weights(stage, first_sixteen() + p, a);
+#pragma unroll
+        for (int octet = 0; octet < kOctets; ++octet) {
+#pragma unroll
+          for (int k = 0; k < 4; ++k) {
+            if ((bits >> k & 1) != 0) {
+              ptx::warp_mma_s8(eight[p][octet], a[k], b[octet][k]);
+            } else {
+              ptx::warp_mma_s8(four[p][octet], a[k], b[octet][k]);
+            }
+          }
+        }
+      }
+      release(place);
+    }
+    const uint32_t rooms = base_ + Shared::kSums;
+    ptx::group_sync(1, 32 * Tile::kWarps);  // all have read those of the part before
+#pragma unroll
+    for (int p = 0; p < kParts; ++p) {
+#pragma unroll
+      for (int octet = 0; octet < kOctets; ++octet) {
+        leave(rooms, k_block(), first_sixteen() + p, octet, eight[p][octet]);
+        leave(rooms + Shared::kRoomBytes, k_block(), first_sixteen() + p, octet, four[p][octet]);
+      }
+    }
+    ptx::group_sync(1, 32 * Tile::kWarps);
+    add_all(rooms + thread_ * (4 * kOwn), eight_);
+    add_all(rooms + Shared::kRoomBytes + thread_ * (4 * kOwn), four_);
+  }
+  __device__ __forceinline__ void add_all(uint32_t own, int32_t (&to)[kOwn]) const {
+#pragma unroll
+    for (int u = 0; u < Tile::kDepth; ++u) {
+      uint32_t sum[kOwn];
+      load_own(sum, own + u * Shared::kSumBytes);
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) {
+        to[i] += static_cast<int32_t>(sum[i]);
       }
     }
   }
@@ -214,27 +296,17 @@ class FewSums {
   }
 
   // Adds the sums of a step that are this thread's, which lie at `own`.
-  __device__ __forceinline__ void add(uint32_t stage, uint32_t own, const uint8_t* precisions) {
+  __device__ __forceinline__ void add(uint32_t stage, uint32_t own) {
 #pragma unroll
     for (int u = 0; u < Tile::kDepth; ++u) {
-      const uint32_t piece =
-          stage + ((place_.row >> 5) * Tile::kDepth + u) * Form::kPieceBytes;
-      const int bits = Form::kClass ? __ldg(precisions + u) : 0;
+      const uint32_t piece = stage + ((place_.row >> 5) * Tile::kDepth + u) * Form::kPieceBytes;
 #pragma unroll
       for (int sub = 0; sub < Form::kSubs; ++sub) {
         const int block = u * Form::kSubs + sub;
         uint32_t sum[kOwn];
         load_own(sum, own + block * Shared::kSumBytes);
-        if constexpr (Form::kClass) {
-          const bool eight = (bits >> sub & 1) != 0;
-#pragma unroll
-          for (int i = 0; i < kOwn; ++i) {
-            (eight ? eight_[i] : four_[i]) += static_cast<int32_t>(sum[i]);
-          }
-        } else {
-          add_block(sum, piece + Form::kCodeBytes + sub * 64 + (place_.row & 31) * 2,
-                    stage + Shared::kScales + block * Shared::kScaleBytes + place_.token * 4);
-        }
+        add_block(sum, piece + Form::kCodeBytes + sub * 64 + (place_.row & 31) * 2,
+                  stage + Shared::kScales + block * Shared::kScaleBytes + place_.token * 4);
       }
     }
   }

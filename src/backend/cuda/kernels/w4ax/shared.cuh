@@ -4,8 +4,8 @@
 
 #include "backend/cuda/kernels/gemm_sm90/store.cuh"
 #include "backend/cuda/kernels/gemm_sm90/tile.cuh"
-#include "backend/cuda/kernels/w4ax_sm90/args.h"
-#include "backend/cuda/kernels/w4ax_sm90/piece.cuh"
+#include "backend/cuda/kernels/w4ax/args.h"
+#include "backend/cuda/kernels/w4ax/piece.cuh"
 #include "backend/cuda/ptx/barrier.cuh"
 #include "backend/cuda/ptx/cluster.cuh"
 #include "backend/cuda/ptx/copy.cuh"
@@ -32,8 +32,9 @@ struct W4AxShared {
       kPiecesBytes + Tile::kDepth * kXBytes + kScaleRows * kScaleBytes;
   static constexpr int kBarriers = Tile::kStages * kStageBytes;  // full, then empty
   static constexpr int kEnd = kBarriers + 16 * Tile::kStages + 16;
-  static constexpr int kCopies = kPieces + Tile::kDepth + kScaleRows;
-  static_assert(kCopies <= 32);
+  // K blocks of a step lie side by side, unless they have an order of their own.
+  static constexpr int kPieceCopies = Form::kClass ? kPieces * Tile::kDepth : kPieces;
+  static_assert(kPieceCopies <= 32 && Tile::kDepth + kScaleRows <= 32);
 };
 
 /// Of a cluster's tile, this block's rows.
@@ -56,17 +57,22 @@ __device__ __forceinline__ void copy_pieces(const W4AxArgs& args,
                                             uint32_t barrier,
                                             int lane) {
   using Shared = W4AxShared<Form, Tile>;
-  constexpr int kBytes = Tile::kDepth * Form::kPieceBytes;
+  constexpr int kBytes = Shared::kPiecesBytes / Shared::kPieceCopies;
   if (lane == 0) {
     ptx::barrier_arrive_expect(barrier, Shared::kCopiedBytes);
   }
   __syncwarp();
-  if (lane < Shared::kPieces) {
+  if (lane < Shared::kPieceCopies) {
+    constexpr int kOfRow = Shared::kPieceCopies / Shared::kPieces;
+    int block = step * Tile::kDepth + lane % kOfRow;
+    if constexpr (Form::kClass) {
+      block = __ldg(args.order + block);
+    }
     // Beyond the end, the last rows once more, whose sums are not stored.
-    const int row = min(part.row_tile * Shared::kPieces + lane, args.row_pieces - 1);
+    const int row = min(part.row_tile * Shared::kPieces + lane / kOfRow, args.row_pieces - 1);
     const uint8_t* from =
         args.base.weights +
-        (static_cast<int64_t>(row) * args.base.k_blocks + step * Tile::kDepth) * Form::kPieceBytes;
+        (static_cast<int64_t>(row) * args.base.k_blocks + block) * Form::kPieceBytes;
     const auto hint =
         args.schedule.token_tiles == 1 ? ptx::CacheHint::kEvictFirst : ptx::CacheHint::kNormal;
     ptx::bulk_copy(stage + lane * kBytes, from, kBytes, barrier, hint);

@@ -6,7 +6,7 @@
 #include <cuda.h>
 
 #include "backend/cuda/kernels/gemm_sm90/instance.h"
-#include "backend/cuda/kernels/w4ax_sm90/chain.h"
+#include "backend/cuda/kernels/w4ax/chain.h"
 
 namespace nibble::cuda {
 

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "backend/cuda/kernels/w4ax_sm90/shared.cuh"
+#include "backend/cuda/kernels/w4ax/shared.cuh"
 #include "backend/cuda/ptx/wgmma_fresh.cuh"
 
 // y = x · wᵀ for 17 tokens and more, by wgmma: weights from registers, tokens as columns, as in
@@ -127,8 +127,8 @@ class WideSums {
 #pragma unroll
     for (int octet = 0; octet < Tile::kTokens / 8; ++octet) {
       const float* at = scales + 8 * octet;
-      const float2 eight = __ldcg(reinterpret_cast<const float2*>(at));
-      const float2 four = __ldcg(reinterpret_cast<const float2*>(at + args.x_scale_stride));
+      const float2 four = __ldcg(reinterpret_cast<const float2*>(at));
+      const float2 eight = __ldcg(reinterpret_cast<const float2*>(at + args.x_scale_stride));
 #pragma unroll
       for (int i = 4 * octet; i < 4 * octet + 4; ++i) {
         total[0][i] = i % 2 == 0 ? w4ax_classes(sums_[0][i], sums_[1][i], {eight.x, four.x})
@@ -227,15 +227,18 @@ class WideSums {
     }
   }
 
+  // No products are under way between steps: the compiler does not follow them around a loop, and
+  // then lets each wait for the one before. Meanwhile other warpgroups' run.
   __device__ __forceinline__ void accumulate_blocks(RingPlace<Tile::kStages>& place, int steps) {
     constexpr int kLast = Form::kSubs - 1;
     uint32_t a[2][4][4];
     wait(place);
-    uint32_t stage = stage_of(place);
-    fetch(stage, 0, a[0]);
-    start(0, a[0], 0, tokens_of(stage, 0));
-    start(1, a[0], 0, tokens_of(stage, 0));
-    const auto within_stage = [&] {
+    fetch(stage_of(place), 0, a[0]);
+    while (steps > 0) {
+      const uint32_t stage = stage_of(place);
+      const int number = place.stage;
+      start(0, a[0], 0, tokens_of(stage, 0));
+      start(1, a[0], 0, tokens_of(stage, 0));
 #pragma unroll
       for (int u = 0; u + 1 < Tile::kDepth; ++u) {
         turns_within(stage, u, a[u % 2]);
@@ -243,25 +246,17 @@ class WideSums {
         turn(stage, u, kLast, a[(u + 1) % 2], 0, tokens_of(stage, u + 1));
       }
       turns_within(stage, Tile::kDepth - 1, a[1]);
-    };
-    for (int step = 1; step < steps; ++step) {
-      within_stage();
-      const int number = place.stage;
       place.advance();
-      wait(place);
-      const uint32_t next = stage_of(place);
-      fetch(next, 0, a[0]);
-      turn(stage, Tile::kDepth - 1, kLast, a[0], 0, tokens_of(next, 0));
+      if (--steps > 0) {
+        wait(place);
+        fetch(stage_of(place), 0, a[0]);
+      }
+      ptx::mma_wait<1>();
+      add(0, stage, Tile::kDepth - 1, kLast);
+      ptx::mma_wait<0>();
+      add(1, stage, Tile::kDepth - 1, kLast);
       release(number);
-      stage = next;
     }
-    within_stage();
-    ptx::mma_wait<1>();
-    add(0, stage, Tile::kDepth - 1, kLast);
-    ptx::mma_wait<0>();
-    add(1, stage, Tile::kDepth - 1, kLast);
-    release(place.stage);
-    place.advance();
   }
 
   // Where a part's K blocks of 8 bits end and those of 4 begin, in steps; between are steps with

@@ -1,0 +1,34 @@
+#pragma once
+
+#include "backend/cuda/kernels/w4ax/few.cuh"
+#include "backend/cuda/kernels/w4ax/pack.cuh"
+#include "backend/cuda/kernels/w4ax/w4ax_sm90.h"
+#include "backend/cuda/kernels/w4ax/wide.cuh"
+
+// The instances of a form of weights.
+namespace nibble::cuda {
+
+template <typename Form, typename Tile>
+constexpr W4AxTile few_tile() {
+  return {.tokens = Tile::kTokens,
+          .rows = Tile::kRows,
+          .depth = Tile::kDepth,
+          .resident = Tile::kResident,
+          .few = true,
+          .threads = Tile::kThreads,
+          .shared_bytes = FewShared<Form, Tile>::kBytes,
+          .kernel = w4ax_few<Form, Tile>};
+}
+template <typename Form, typename Tile>
+constexpr W4AxTile wide_tile() {
+  return {.tokens = Tile::kTokens,
+          .rows = Tile::kRows * Tile::kCluster,
+          .depth = Tile::kDepth,
+          .resident = Tile::kResident,
+          .cluster = Tile::kCluster,
+          .threads = Tile::kThreads,
+          .shared_bytes = WideShared<Form, Tile>::kBytes,
+          .kernel = w4ax_wide<Form, Tile>};
+}
+
+}  // namespace nibble::cuda

@@ -1,0 +1,181 @@
+#include "backend/cuda/kernels/w4ax/w4ax_sm90.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <cudaTypedefs.h>
+#include <cuda_runtime.h>
+
+#include "backend/cuda/cuda_status.h"
+#include "backend/cuda/int_blocks.h"
+#include "base/check.h"
+#include "base/math.h"
+
+namespace nibble::cuda {
+namespace {
+
+constexpr size_t kSlackBytes = 256;
+
+const W4AxFamily& family_of(const WeightFormat& weight) {
+  switch (weight.grouped() ? weight.group_size : 0) {
+    case 128:
+      return kW4AxBlock128;
+    case 64:
+      return kW4AxBlock64;
+    case 32:
+      return kW4AxBlock32;
+    default:
+      return kW4AxClass;
+  }
+}
+
+bool accepts(const GemmProblem& problem, const DeviceInfo& device) {
+  return device.hopper() && is_w4ax(problem);
+}
+
+Result<std::unique_ptr<GemmKernel>> make(const GemmProblem& problem, const DeviceInfo& device) {
+  return W4AxSm90::make(family_of(problem.weight), problem, device);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<GemmKernel>> W4AxSm90::make(const W4AxFamily& family,
+                                                   const GemmProblem& problem,
+                                                   const DeviceInfo& device) {
+  void* encode_map = nullptr;
+  cudaDriverEntryPointQueryResult found{};
+  NIBBLE_RETURN_IF_ERROR(
+      check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode_map, 12000,
+                                             cudaEnableDefault, &found),
+            "asking the driver for tensor maps"));
+  if (found != cudaDriverEntryPointSuccess) {
+    return make_error(StatusCode::kUnavailable,
+                      "the driver has no cuTensorMapEncodeTiled; install a driver for CUDA 13");
+  }
+  auto kernel = std::make_unique<W4AxSm90>(family, problem, device, encode_map);
+  for (int i = 0; i < kernel->tile_count(); ++i) {
+    const W4AxTile& tile = kernel->tile(i);
+    NIBBLE_RETURN_IF_ERROR(check(cudaFuncSetAttribute(reinterpret_cast<const void*>(tile.kernel),
+                                                      cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                      static_cast<int>(tile.shared_bytes)),
+                                 kGemmW4AxSm90.name));
+  }
+  return std::unique_ptr<GemmKernel>(std::move(kernel));
+}
+
+int W4AxSm90::tile_count() const {
+  return static_cast<int>(family_.few.size() + family_.wide.size());
+}
+
+const W4AxTile& W4AxSm90::tile(int index) const {
+  const auto i = static_cast<size_t>(index);
+  return i < family_.few.size() ? family_.few[i] : family_.wide[i - family_.few.size()];
+}
+
+ChainSchedule W4AxSm90::schedule(int index, int64_t m) const {
+  const W4AxTile& of = tile(index);
+  const int row_tiles = static_cast<int>(ceil_div(n(), static_cast<int64_t>(of.rows)));
+  const int token_tiles = static_cast<int>(ceil_div(m, static_cast<int64_t>(of.tokens)));
+  const int steps = count().k_blocks / of.depth;
+  // Blocks that share a multiprocessor only where each has tiles of its own.
+  const int tiles = row_tiles * token_tiles;
+  const int resident = tiles >= sms_ * of.resident ? of.resident : 1;
+  return make_chain_schedule(row_tiles, token_tiles, steps, sms_ * resident / of.cluster, true);
+}
+
+double W4AxSm90::clocks(const W4AxTile& of, const ChainSchedule& schedule) const {
+  const double tiles = static_cast<double>(schedule.row_tiles) * schedule.token_tiles;
+  const double each = schedule.run_tiles > 0
+                          ? tiles / schedule.blocks
+                          : static_cast<double>(ceil_div(static_cast<int>(tiles), schedule.blocks));
+  const double shared = std::max(1.0, static_cast<double>(schedule.blocks) * of.cluster / sms_);
+  return each * shared * (schedule.steps * of.step_clocks + of.tile_clocks);
+}
+
+int W4AxSm90::choose(int64_t m) const {
+  int best = -1;
+  double least = 0.0;
+  for (int i = 0; i < tile_count(); ++i) {
+    const W4AxTile& of = tile(i);
+    if (of.few && of.tokens < m && i + 1 != static_cast<int>(family_.few.size())) {
+      continue;
+    }
+    const double took = clocks(of, schedule(i, m));
+    if (best < 0 || took < least) {
+      best = i;
+      least = took;
+    }
+  }
+  CHECK(best >= 0);
+  return best;
+}
+
+size_t W4AxSm90::workspace_bytes(int64_t /*max_m*/) const {
+  size_t bytes = 0;
+  for (int i = 0; i < tile_count(); ++i) {
+    const W4AxTile& of = tile(i);
+    const auto sums = static_cast<size_t>(of.rows / of.cluster) * static_cast<size_t>(of.tokens);
+    const size_t words = of.few ? std::max(sums, size_t{1024}) : sums;  // whole words of a thread
+    bytes = std::max(bytes, static_cast<size_t>(sms_ * of.resident) * words * sizeof(float) *
+                                (by_class() ? 4 : 1));
+  }
+  return kGemmCounterBytes + bytes + kSlackBytes;
+}
+
+cudaError_t W4AxSm90::run(const GemmLaunch& args, const LaunchContext& context) const {
+  const int index = choose(args.m);
+  return run_schedule(index, schedule(index, args.m), args, context);
+}
+
+cudaError_t W4AxSm90::run_schedule(int index,
+                                   const ChainSchedule& schedule,
+                                   const GemmLaunch& args,
+                                   const LaunchContext& context) const {
+  const W4AxTile& of = tile(index);
+  if (!takes(args)) {
+    return cudaErrorInvalidValue;
+  }
+  CUtensorMap map{};
+  const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(k()), static_cast<cuuint64_t>(args.m)};
+  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(k())};
+  const cuuint32_t box[2] = {128, static_cast<cuuint32_t>(of.tokens / of.cluster)};
+  const cuuint32_t ones[2] = {1, 1};
+  const auto encode = reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(encode_map_);
+  if (encode(&map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 2, const_cast<void*>(args.x), sizes, strides, box,
+             ones, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) != CUDA_SUCCESS) {
+    return cudaErrorInvalidValue;
+  }
+  auto* workspace = static_cast<uint8_t*>(args.workspace);
+  const auto* weights = static_cast<const uint8_t*>(args.packed);
+  const W4AxArgs kernel_args{
+      .base = {.weights = weights,
+               .weight_scales = reinterpret_cast<const float*>(weights + piece_bytes()),
+               .x_scales = args.x_scales,
+               .bias = args.bias,
+               .y = args.y,
+               .counters = reinterpret_cast<uint32_t*>(workspace),
+               .parts = workspace + kGemmCounterBytes,
+               .y_stride = args.y_stride,
+               .m = static_cast<int>(args.m),
+               .n = static_cast<int>(n()),
+               .k_blocks = count().k_blocks,
+               .result = args.result},
+      .order = args.blocks->order,
+      .precisions = args.blocks->precisions,
+      .eight_blocks = args.blocks->eight_blocks,
+      .mixed_blocks = args.blocks->mixed_blocks,
+      .x_scale_stride = static_cast<int>(int_scale_stride(args.m)),
+      .row_pieces = count().row_pieces,
+      .schedule = schedule};
+  const Grid grid{.blocks = dim3(static_cast<unsigned>(schedule.blocks * of.cluster)),
+                  .threads = of.threads,
+                  .shared_bytes = of.shared_bytes,
+                  .cluster = static_cast<unsigned>(of.cluster)};
+  return launch(of.kernel, grid, context, map, kernel_args);
+}
+
+const GemmEntry kGemmW4AxSm90{.name = "gemm_w4ax_sm90", .accepts = accepts, .make = make};
+
+}  // namespace nibble::cuda
