@@ -184,9 +184,10 @@ class CudaBackend final : public Backend {
   Result<std::unique_ptr<PreparedGemm>> prepare_gemm(std::span<const QuantView> parts,
                                                      const ActSpec& act,
                                                      int64_t max_m) override {
+    NIBBLE_ASSIGN_OR_RETURN(auto blocks, blocks_of(parts.front(), act));
     NIBBLE_ASSIGN_OR_RETURN(auto packed, pack(parts, act, {.max_m = max_m}));
-    auto gemm = std::make_unique<CudaGemm>(packed, max_m, gemm_context());
-    NIBBLE_RETURN_IF_ERROR(check_packed(*gemm, parts, packed->problem()));
+    auto gemm = std::make_unique<CudaGemm>(packed, max_m, gemm_context(), std::move(blocks));
+    NIBBLE_RETURN_IF_ERROR(check_packed(*gemm, parts, with_type(act)));
     if (parts.size() == 1 && parts.front().format.code == packed->problem().weight.code) {
       matrices_[parts.front().codes] = gemm->codes();
     }
@@ -211,7 +212,7 @@ class CudaBackend final : public Backend {
          {std::pair(parts.gate_up, both.first(2)),
           std::pair(parts.down, std::span<const QuantView>(down).first(1))}) {
       CudaGemm first(packed, request.max_m, gemm_context());
-      NIBBLE_RETURN_IF_ERROR(check_packed(first, views, packed->problem()));
+      NIBBLE_RETURN_IF_ERROR(check_packed(first, views, packed->problem().act));
     }
     auto experts = CudaExperts::create(request, std::move(parts), gemm_context(), experts_);
     recordable_ = recordable_ && (!experts.ok() || (*experts)->recordable());
@@ -361,9 +362,9 @@ class CudaBackend final : public Backend {
   /// Waits until the weights of `gemm` are packed and compares its products with those of `parts`.
   Status check_packed(CudaGemm& gemm,
                       std::span<const QuantView> parts,
-                      const GemmProblem& problem) {
+                      const ActSpec& act) {
     NIBBLE_RETURN_IF_ERROR(wait_for("packing weights"));
-    return self_check_->check_product(gemm, parts, problem.act, kMostCheckedRows);
+    return self_check_->check_product(gemm, parts, act, kMostCheckedRows);
   }
 
   /// Waits, while a model is loaded, for what is on its way to the GPU.
@@ -373,7 +374,7 @@ class CudaBackend final : public Backend {
 
   // What no kernel of this backend does to rows, whatever the product.
   static Status check_spec(const ActSpec& act) {
-    const bool columns = act.columns != nullptr;
+    const bool columns = act.columns != nullptr && act.format != ActFormat::kIntBlocks;
     return !columns && act.static_scale == 0.0F
                ? Status()
                : make_error(StatusCode::kUnsupported,
@@ -399,6 +400,15 @@ class CudaBackend final : public Backend {
   // The products take BF16 where the file says nothing of activations.
   static ActFormat product_type(ActFormat act) {
     return act == ActFormat::kFloat ? ActFormat::kBf16 : act;
+  }
+  static ActSpec with_type(ActSpec act) {
+    act.format = product_type(act.format);
+    return act;
+  }
+  static Result<std::shared_ptr<const DeviceBlocks>> blocks_of(const QuantView& first,
+                                                               const ActSpec& act) {
+    auto blocks = DeviceBlocks::create(act, first.format, first.k);
+    return blocks.ok() ? std::move(blocks) : blocks.status().with_context(first.name);
   }
 
   const DeviceInfo device_;

@@ -190,7 +190,7 @@ double product_tolerance(const WeightFormat& weight, ActFormat act) {
 
 Status SelfCheck::check_product(CudaGemm& gemm,
                                 std::span<const QuantView> parts,
-                                ActFormat act,
+                                const ActSpec& act,
                                 int64_t most_rows) {
   const auto start = std::chrono::steady_clock::now();
   const QuantView& first = parts.front();
@@ -200,7 +200,7 @@ Status SelfCheck::check_product(CudaGemm& gemm,
     n += part.n;
   }
   const auto key = std::tuple{std::string(gemm.kernel_name()) + " " + layer_kind(first.name), n, k,
-                              first.format.group_size, static_cast<int>(act)};
+                              first.format.group_size, static_cast<int>(act.format)};
   if (!products_.insert(key).second) {
     return {};
   }
@@ -220,7 +220,7 @@ Status SelfCheck::check_product(CudaGemm& gemm,
   reference_gemm(
       weight, act,
       {.x = input.data(), .x_stride = k, .m = 1, .y = want.data(), .y_stride = weight.n});
-  const double tolerance = product_tolerance(weight.format, act);
+  const double tolerance = product_tolerance(weight.format, act.format);
   for (const int64_t m : row_counts) {
     Status ran =
         gemm.launch({.x = Activations(device_x.as<uint16_t>() + (most - m) * k, DType::kBF16),
@@ -251,7 +251,9 @@ Status SelfCheck::check_product(CudaGemm& gemm,
     }
   }
   ++checks_;
-  NIBBLE_RETURN_IF_ERROR(check_rows(act, k));
+  NIBBLE_RETURN_IF_ERROR(act.format == ActFormat::kIntBlocks
+                             ? check_block_rows(act, first.format, k)
+                             : check_rows(act.format, k));
   milliseconds_ += milliseconds_since(start);
   return {};
 }

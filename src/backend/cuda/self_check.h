@@ -29,7 +29,7 @@ class SelfCheck final {
   /// Done for the first matrix of each kernel, format, shape and last part of the tensor's name.
   Status check_product(CudaGemm& gemm,
                        std::span<const QuantView> parts,
-                       ActFormat act,
+                       const ActSpec& act,
                        int64_t most_rows);
 
   /// A random sequence on a cache of its own: rotated, appended, attended to by prefill and by
@@ -48,6 +48,7 @@ class SelfCheck final {
 
  private:
   Status check_rows(ActFormat act, int64_t n);
+  Status check_block_rows(const ActSpec& act, const WeightFormat& weight, int64_t n);
 
   cudaStream_t stream_;
   std::set<std::tuple<std::string, int64_t, int64_t, int, int>> products_;

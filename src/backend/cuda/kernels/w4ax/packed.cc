@@ -27,8 +27,8 @@ bool is_w4ax(const GemmProblem& problem) {
          problem.n >= 1 && problem.k >= 32 && problem.k % 32 == 0 && problem.k <= kMostK;
 }
 
-W4AxPacked::W4AxPacked(const W4AxPieces& pieces, const GemmProblem& problem)
-    : pieces_(pieces),
+W4AxPacked::W4AxPacked(const GemmProblem& problem)
+    : pieces_(w4ax_pieces_of(problem.weight)),
       n_(problem.n),
       k_(problem.k),
       block_(problem.weight.grouped() ? problem.weight.group_size : 0),

@@ -29,7 +29,7 @@ struct W4AxCount {
 /// What the kernels of all GPUs share.
 class W4AxPacked : public GemmKernel {
  public:
-  W4AxPacked(const W4AxPieces& pieces, const GemmProblem& problem);
+  explicit W4AxPacked(const GemmProblem& problem);
   [[nodiscard]] size_t packed_bytes() const override;
   cudaError_t pack(const void* codes,
                    const float* scales,

@@ -12,13 +12,12 @@ namespace {
 template <typename Form>
 class W4AxSm80 final : public W4AxPacked {
  public:
-  W4AxSm80(const W4AxPieces& pieces, const GemmProblem& problem) : W4AxPacked(pieces, problem) {}
+  explicit W4AxSm80(const GemmProblem& problem) : W4AxPacked(problem) {}
 
-  static Result<std::unique_ptr<GemmKernel>> make(const W4AxPieces& pieces,
-                                                  const GemmProblem& problem) {
+  static Result<std::unique_ptr<GemmKernel>> make(const GemmProblem& problem) {
     NIBBLE_RETURN_IF_ERROR(allow_shared<16>());
     NIBBLE_RETURN_IF_ERROR(allow_shared<kMostTokens>());
-    return std::unique_ptr<GemmKernel>(std::make_unique<W4AxSm80>(pieces, problem));
+    return std::unique_ptr<GemmKernel>(std::make_unique<W4AxSm80>(problem));
   }
 
   [[nodiscard]] size_t workspace_bytes(int64_t /*max_m*/) const override {
@@ -75,16 +74,15 @@ bool accepts(const GemmProblem& problem, const DeviceInfo& device) {
 }
 
 Result<std::unique_ptr<GemmKernel>> make(const GemmProblem& problem, const DeviceInfo& /*device*/) {
-  const W4AxPieces& pieces = w4ax_pieces_of(problem.weight);
   switch (problem.weight.grouped() ? problem.weight.group_size : 0) {
     case 128:
-      return W4AxSm80<W4AxForm<1, false>>::make(pieces, problem);
+      return W4AxSm80<W4AxForm<1, false>>::make(problem);
     case 64:
-      return W4AxSm80<W4AxForm<2, false>>::make(pieces, problem);
+      return W4AxSm80<W4AxForm<2, false>>::make(problem);
     case 32:
-      return W4AxSm80<W4AxForm<4, false>>::make(pieces, problem);
+      return W4AxSm80<W4AxForm<4, false>>::make(problem);
     default:
-      return W4AxSm80<W4AxForm<4, true>>::make(pieces, problem);
+      return W4AxSm80<W4AxForm<4, true>>::make(problem);
   }
 }
 

@@ -16,7 +16,7 @@ namespace {
 
 constexpr size_t kSlackBytes = 256;
 
-const W4AxFamily& family_of(const WeightFormat& weight) {
+const W4AxTiles& tiles_of(const WeightFormat& weight) {
   switch (weight.grouped() ? weight.group_size : 0) {
     case 128:
       return kW4AxBlock128;
@@ -34,12 +34,12 @@ bool accepts(const GemmProblem& problem, const DeviceInfo& device) {
 }
 
 Result<std::unique_ptr<GemmKernel>> make(const GemmProblem& problem, const DeviceInfo& device) {
-  return W4AxSm90::make(family_of(problem.weight), problem, device);
+  return W4AxSm90::make(tiles_of(problem.weight), problem, device);
 }
 
 }  // namespace
 
-Result<std::unique_ptr<GemmKernel>> W4AxSm90::make(const W4AxFamily& family,
+Result<std::unique_ptr<GemmKernel>> W4AxSm90::make(const W4AxTiles& tiles,
                                                    const GemmProblem& problem,
                                                    const DeviceInfo& device) {
   void* encode_map = nullptr;
@@ -52,7 +52,7 @@ Result<std::unique_ptr<GemmKernel>> W4AxSm90::make(const W4AxFamily& family,
     return make_error(StatusCode::kUnavailable,
                       "the driver has no cuTensorMapEncodeTiled; install a driver for CUDA 13");
   }
-  auto kernel = std::make_unique<W4AxSm90>(family, problem, device, encode_map);
+  auto kernel = std::make_unique<W4AxSm90>(tiles, problem, device, encode_map);
   for (int i = 0; i < kernel->tile_count(); ++i) {
     const W4AxTile& tile = kernel->tile(i);
     NIBBLE_RETURN_IF_ERROR(check(cudaFuncSetAttribute(reinterpret_cast<const void*>(tile.kernel),
@@ -64,12 +64,12 @@ Result<std::unique_ptr<GemmKernel>> W4AxSm90::make(const W4AxFamily& family,
 }
 
 int W4AxSm90::tile_count() const {
-  return static_cast<int>(family_.few.size() + family_.wide.size());
+  return static_cast<int>(tiles_.few.size() + tiles_.wide.size());
 }
 
 const W4AxTile& W4AxSm90::tile(int index) const {
   const auto i = static_cast<size_t>(index);
-  return i < family_.few.size() ? family_.few[i] : family_.wide[i - family_.few.size()];
+  return i < tiles_.few.size() ? tiles_.few[i] : tiles_.wide[i - tiles_.few.size()];
 }
 
 ChainSchedule W4AxSm90::schedule(int index, int64_t m) const {
@@ -97,7 +97,7 @@ int W4AxSm90::choose(int64_t m) const {
   double least = 0.0;
   for (int i = 0; i < tile_count(); ++i) {
     const W4AxTile& of = tile(i);
-    if (of.few && of.tokens < m && i + 1 != static_cast<int>(family_.few.size())) {
+    if (of.few && of.tokens < m && i + 1 != static_cast<int>(tiles_.few.size())) {
       continue;
     }
     const double took = clocks(of, schedule(i, m));

@@ -10,10 +10,9 @@
 
 namespace nibble::cuda {
 
-/// The instances of one form of weights.
-struct W4AxFamily {
-  const W4AxPieces& pieces;
-  std::span<const W4AxTile> few, wide;  // of mma.sync and of wgmma
+/// The instances of one form of weights: of mma.sync, fewest tokens first, and of wgmma.
+struct W4AxTiles {
+  std::span<const W4AxTile> few, wide;
 };
 
 /// INT4 weights times rows in blocks of 4 and 8 bits (COMET, https://arxiv.org/abs/2410.12168), all
@@ -21,16 +20,16 @@ struct W4AxFamily {
 /// are those of the reference, bit for bit.
 class W4AxSm90 final : public W4AxPacked {
  public:
-  static Result<std::unique_ptr<GemmKernel>> make(const W4AxFamily& family,
+  static Result<std::unique_ptr<GemmKernel>> make(const W4AxTiles& tiles,
                                                   const GemmProblem& problem,
                                                   const DeviceInfo& device);
 
-  W4AxSm90(const W4AxFamily& family,
+  W4AxSm90(const W4AxTiles& tiles,
            const GemmProblem& problem,
            const DeviceInfo& device,
            void* encode_map)
-      : W4AxPacked(family.pieces, problem),
-        family_(family),
+      : W4AxPacked(problem),
+        tiles_(tiles),
         sms_(device.sms),
         encode_map_(encode_map) {}
   [[nodiscard]] size_t workspace_bytes(int64_t max_m) const override;
@@ -50,12 +49,12 @@ class W4AxSm90 final : public W4AxPacked {
  private:
   [[nodiscard]] double clocks(const W4AxTile& tile, const ChainSchedule& schedule) const;
 
-  const W4AxFamily& family_;
+  const W4AxTiles& tiles_;
   int sms_;
   void* encode_map_;  // the driver's cuTensorMapEncodeTiled
 };
 
 extern const GemmEntry kGemmW4AxSm90;
-extern const W4AxFamily kW4AxBlock128, kW4AxBlock64, kW4AxBlock32, kW4AxClass;
+extern const W4AxTiles kW4AxBlock128, kW4AxBlock64, kW4AxBlock32, kW4AxClass;
 
 }  // namespace nibble::cuda

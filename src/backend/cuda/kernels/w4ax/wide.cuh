@@ -27,7 +27,7 @@ struct WideTile {
   // others take.
   static constexpr bool kTakesRegisters = kResident == 1;
   static constexpr int kThreads = kGroups * 128 + (kTakesRegisters ? 128 : 32);
-  static constexpr int kCopyRegisters = kGroups > 2 ? 24 : 40;
+  static constexpr int kCopyRegisters = kGroups > 2 ? 32 : 40;
   static constexpr int kRegisters = kGroups > 2 ? 160 : 232;
   // What the stores of gemm_sm90/store.cuh ask.
   static constexpr int kBlocks = 1, kRowBlocks = kGroups;
