@@ -360,9 +360,7 @@ class CudaBackend final : public Backend {
   }
 
   /// Waits until the weights of `gemm` are packed and compares its products with those of `parts`.
-  Status check_packed(CudaGemm& gemm,
-                      std::span<const QuantView> parts,
-                      const ActSpec& act) {
+  Status check_packed(CudaGemm& gemm, std::span<const QuantView> parts, const ActSpec& act) {
     NIBBLE_RETURN_IF_ERROR(wait_for("packing weights"));
     return self_check_->check_product(gemm, parts, act, kMostCheckedRows);
   }

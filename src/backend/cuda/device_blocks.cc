@@ -102,17 +102,17 @@ Result<std::shared_ptr<const DeviceBlocks>> DeviceBlocks::create(const ActSpec& 
   NIBBLE_ASSIGN_OR_RETURN(result->memory_, arrays.to_device());
   const auto* memory = result->memory_.as<std::byte>();
   result->spec_ = spec;
-  result->view_ = {
-      .block = blocks.block,
-      .scales = block_scales_of(weight),
-      .clip = blocks.clip,
-      .bits = reinterpret_cast<const uint8_t*>(memory + bits),
-      .columns =
-          spec.columns != nullptr ? reinterpret_cast<const int32_t*>(memory + columns) : nullptr,
-      .order = reinterpret_cast<const uint16_t*>(memory + order),
-      .precisions = reinterpret_cast<const uint8_t*>(memory + precisions),
-      .eight_blocks = classes.eight_blocks,
-      .mixed_blocks = classes.mixed_blocks};
+  result->view_ = {.block = blocks.block,
+                   .scales = block_scales_of(weight),
+                   .clip = blocks.clip,
+                   .bits = reinterpret_cast<const uint8_t*>(memory + bits),
+                   .columns = spec.columns != nullptr
+                                  ? reinterpret_cast<const int32_t*>(memory + columns)
+                                  : nullptr,
+                   .order = reinterpret_cast<const uint16_t*>(memory + order),
+                   .precisions = reinterpret_cast<const uint8_t*>(memory + precisions),
+                   .eight_blocks = classes.eight_blocks,
+                   .mixed_blocks = classes.mixed_blocks};
   return std::shared_ptr<const DeviceBlocks>(std::move(result));
 }
 

@@ -9,11 +9,11 @@ namespace nibble::cuda {
 /// Rows in blocks of 4 and 8 bits (ActFormat::kIntBlocks), as kernels see them: pointers are device
 /// memory.
 struct IntBlocks {
-  int block = 0;                      // channels
+  int block = 0;  // channels
   BlockScales scales = BlockScales::kEach;
   float clip = 1.0F;
-  const uint8_t* bits = nullptr;      // [k / block], 4 or 8
-  const int32_t* columns = nullptr;   // [k]: which element of the row each channel is; or none
+  const uint8_t* bits = nullptr;     // [k / block], 4 or 8
+  const int32_t* columns = nullptr;  // [k]: which element of the row each channel is; or none
   // For products with two sums, K in blocks of 128, int_k_blocks() of them: their order, those of 8
   // bits first, those of 4 from mixed_blocks on, and for each place a bit for each block within, 1
   // for 8 bits.

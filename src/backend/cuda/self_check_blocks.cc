@@ -55,7 +55,8 @@ Status SelfCheck::check_block_rows(const ActSpec& act, const WeightFormat& weigh
   const IntBlocks& view = blocks->view();
   const auto stride = static_cast<size_t>(int_scale_stride(kRows));
   const size_t scale_count = static_cast<size_t>(int_scale_rows(view, n)) * stride;
-  NIBBLE_ASSIGN_OR_RETURN(const DeviceBuffer codes, poisoned_device(static_cast<size_t>(kRows * n)));
+  NIBBLE_ASSIGN_OR_RETURN(const DeviceBuffer codes,
+                          poisoned_device(static_cast<size_t>(kRows * n)));
   NIBBLE_ASSIGN_OR_RETURN(const DeviceBuffer scales, poisoned_device(scale_count * sizeof(float)));
   const QuantizedRows out{act.format, codes.as<void>(), scales.as<float>(), view};
   const auto compare = [&](std::string_view kernel, const std::vector<float>& wanted) -> Status {

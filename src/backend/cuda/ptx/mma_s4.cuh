@@ -7,7 +7,8 @@
 // not call these.
 namespace nibble::cuda::ptx {
 
-/// d [16, 8] s32 += a [16, 64] s4 * b [64, 8] s4. Fragments, of lane l with g = l / 4 and t = l % 4:
+/// d [16, 8] s32 += a [16, 64] s4 * b [64, 8] s4. Fragments, of lane l with g = l / 4 and t = l %
+/// 4:
 ///   a[i]  row g + 8 (i & 1), columns 8 t + 32 (i >> 1) and the next seven
 ///   b[i]  rows 8 t + 32 i and the next seven, column g
 ///   d[i]  row g + 8 (i >> 1), column 2 t + (i & 1)

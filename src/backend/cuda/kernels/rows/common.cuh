@@ -197,9 +197,7 @@ __device__ __forceinline__ BlockFactor block_factor(uint32_t largest, int bits, 
   return {__fdiv_rn(span, top), factor < __uint_as_float(infinity) ? factor : 0.0F, top};
 }
 
-__device__ __forceinline__ void store_block_codes(uint8_t* out,
-                                                  F32x8 x,
-                                                  const BlockFactor& to) {
+__device__ __forceinline__ void store_block_codes(uint8_t* out, F32x8 x, const BlockFactor& to) {
 #pragma unroll
   for (float& value : x.v) {
     value = fminf(fmaxf(__fmul_rn(value, to.factor), -to.top), to.top);
@@ -308,8 +306,8 @@ __device__ __forceinline__ void store_blocks(const QuantizedRows& out,
   }
   extern __shared__ float4 memory[];
   auto* x = reinterpret_cast<float*>(memory);
-  for_each_piece<kPieces>(
-      n, [&](int p, int64_t i) { *reinterpret_cast<F32x8*>(x + i) = load(p, i); });
+  for_each_piece<kPieces>(n,
+                          [&](int p, int64_t i) { *reinterpret_cast<F32x8*>(x + i) = load(p, i); });
   __syncthreads();
   store([&](int, int64_t i) {
     F32x8 y;
@@ -409,9 +407,9 @@ cudaError_t launch_rows(void (*const (&kernels)[4])(Args),
   const auto kernel = kernels[shape.pieces == 4 ? 3 : shape.pieces];
   constexpr size_t kUsualShared = 40 << 10;  // what a block may have without being asked, and more
   if (grid.shared_bytes > kUsualShared) {
-    const cudaError_t raised = cudaFuncSetAttribute(
-        reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
-        static_cast<int>(grid.shared_bytes));
+    const cudaError_t raised = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                                    cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                    static_cast<int>(grid.shared_bytes));
     if (raised != cudaSuccess) {
       return raised;
     }

@@ -15,13 +15,14 @@ struct W4AxArgs {
   // weights, x_scales, bias, y, counters, parts, y_stride, m, n and result; k_blocks of 128. In the
   // class form weight_scales are those of channels.
   GemmSm90Args base;
-  // Of the class form, whose K blocks lie in another order: which of x meets each one, and a bit for
-  // each of its blocks, 1 where it has 8 bits. Up to eight_blocks all have 8, from mixed_blocks on 4.
+  // Of the class form, whose K blocks lie in another order: which of x meets each one, and a bit
+  // for each of its blocks, 1 where it has 8 bits. Up to eight_blocks all have 8, from mixed_blocks
+  // on 4.
   const uint16_t* order = nullptr;
   const uint8_t* precisions = nullptr;
   int eight_blocks = 0, mixed_blocks = 0;
-  int x_scale_stride = 0;               // from one block's scales of tokens to the next's
-  int row_pieces = 0;                   // of 32 rows
+  int x_scale_stride = 0;  // from one block's scales of tokens to the next's
+  int row_pieces = 0;      // of 32 rows
   ChainSchedule schedule;
 };
 
@@ -32,7 +33,7 @@ struct W4AxTile {
   int depth = 0;     // K blocks of a step
   int resident = 1;  // blocks that fit a multiprocessor
   int cluster = 1;
-  bool few = false;  // whether it is of few.cuh
+  bool few = false;                             // whether it is of few.cuh
   double step_clocks = 0.0, tile_clocks = 0.0;  // that a step and a tile are reckoned to take
   unsigned threads = 0;
   size_t shared_bytes = 0;

@@ -21,7 +21,7 @@ struct FewTile {
   static constexpr int kWarps = 8;
   static constexpr int kThreads = 32 * kWarps + 32;
   static constexpr int kSixteens = kRows / 16, kOctets = kTokens / 8;
-  static constexpr int kParts = kSixteens * kDepth / kWarps;  // 16 rows of a K block, of a warp
+  static constexpr int kParts = kSixteens * kDepth / kWarps;    // 16 rows of a K block, of a warp
   static constexpr int kOwn = kRows * kTokens / (32 * kWarps);  // results of a thread
   static_assert(kParts >= 1 && kWarps % kDepth == 0);
   static_assert(kOwn == 1 || kOwn == 2 || kOwn == 4);
@@ -135,8 +135,8 @@ class FewSums {
       float value = total[i];
       if constexpr (Form::kClass) {
         const float* scale = to.x_scales + token;
-        value = w4ax_classes(eight_[i], four_[i],
-                             {__ldcg(scale + args.x_scale_stride), __ldcg(scale)});
+        value =
+            w4ax_classes(eight_[i], four_[i], {__ldcg(scale + args.x_scale_stride), __ldcg(scale)});
         value = __fmul_rn(value, __ldg(to.weight_scales + row) * 0.0625F);
       }
       if (to.bias != nullptr) {
@@ -189,8 +189,7 @@ class FewSums {
   __device__ __forceinline__ void load_weights(uint32_t stage,
                                                int sixteen,
                                                uint32_t (&a)[4][4]) const {
-    const uint32_t piece =
-        stage + ((sixteen >> 1) * Tile::kDepth + k_block()) * Form::kPieceBytes;
+    const uint32_t piece = stage + ((sixteen >> 1) * Tile::kDepth + k_block()) * Form::kPieceBytes;
     W4AxWords::fetch(piece, sixteen & 1, lane_).expand(a);
   }
   // Leaves a fragment of sums in [rooms][squares of 16 rows x 8 tokens][lanes].

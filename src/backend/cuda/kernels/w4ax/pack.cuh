@@ -103,10 +103,10 @@ cudaError_t w4ax_pack_pieces(const void* codes,
                        .n = n,
                        .k = k,
                        .k_blocks = count.k_blocks};
-  return launch(w4ax_pack<Form>,
-                {.blocks = dim3(static_cast<unsigned>(count.row_pieces * count.k_blocks)),
-                 .threads = 256},
-                {.stream = stream, .overlap = false}, to);
+  return launch(
+      w4ax_pack<Form>,
+      {.blocks = dim3(static_cast<unsigned>(count.row_pieces * count.k_blocks)), .threads = 256},
+      {.stream = stream, .overlap = false}, to);
 }
 
 template <typename Form>

@@ -76,9 +76,9 @@ cudaError_t W4AxPacked::unpack(const void* packed,
 }
 
 bool W4AxPacked::takes(const GemmLaunch& args) const {
-  return args.blocks != nullptr && (by_class() ? args.blocks->scales == BlockScales::kClass
-                                               : args.blocks->block == block_ &&
-                                                     args.blocks->scales == BlockScales::kEach);
+  return args.blocks != nullptr &&
+         (by_class() ? args.blocks->scales == BlockScales::kClass
+                     : args.blocks->block == block_ && args.blocks->scales == BlockScales::kEach);
 }
 
 }  // namespace nibble::cuda

@@ -13,9 +13,12 @@ struct W4AxPieces {
   int piece_bytes = 0;
   /// codes [n, k] canonical, and group scales [n, groups] where pieces have them, to pieces or
   /// back.
-  cudaError_t (*pack)(
-      const void* codes, const float* scales, int64_t n, int64_t k, void* pieces, cudaStream_t) =
-      nullptr;
+  cudaError_t (*pack)(const void* codes,
+                      const float* scales,
+                      int64_t n,
+                      int64_t k,
+                      void* pieces,
+                      cudaStream_t) = nullptr;
   cudaError_t (*unpack)(
       const void* pieces, int64_t n, int64_t k, void* codes, float* scales, cudaStream_t) = nullptr;
 };

@@ -55,7 +55,10 @@ __device__ __forceinline__ float2 w4ax_scales(uint32_t two) {
 }
 
 /// One block's sum added in the order that every device keeps.
-__device__ __forceinline__ float w4ax_add(int32_t sum, float weight_scale, float x_scale, float to) {
+__device__ __forceinline__ float w4ax_add(int32_t sum,
+                                          float weight_scale,
+                                          float x_scale,
+                                          float to) {
   return __fmaf_rn(static_cast<float>(sum), __fmul_rn(x_scale, weight_scale), to);
 }
 

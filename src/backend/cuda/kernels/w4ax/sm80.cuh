@@ -15,11 +15,11 @@
 #include "backend/cuda/ptx/mma_s4.cuh"
 #include "backend/cuda/ptx/mma_s8.cuh"
 
-// y = x · wᵀ in blocks of 4 and 8 bits for sm_80 to sm_89: blocks of 4 bits by products of INT4, the
-// others by products of INT8. Rows of x are INT8 either way, of which one instruction loads the
+// y = x · wᵀ in blocks of 4 and 8 bits for sm_80 to sm_89: blocks of 4 bits by products of INT4,
+// the others by products of INT8. Rows of x are INT8 either way, of which one instruction loads the
 // fragments of two products; two operations make eight INT4 of them, in the order in which pieces
-// hold weights. A block of four warps makes a tile of 128 channels and kTokens tokens; copies of one
-// K block are under way while another is multiplied.
+// hold weights. A block of four warps makes a tile of 128 channels and kTokens tokens; copies of
+// one K block are under way while another is multiplied.
 namespace nibble::cuda::sm80 {
 
 inline constexpr int kW4AxThreads = 128;
@@ -66,9 +66,9 @@ __device__ __forceinline__ void w4ax_copy(const W4AxProduct& p, int block, uint3
   if constexpr (!Form::kClass) {
     for (int i = thread; i < Form::kSubs * kTokens / 4; i += kW4AxThreads) {
       const int sub = i / (kTokens / 4), four = i % (kTokens / 4) * 4;
-      ptx::copy_async16(stage + Stage::kScales + sub * Stage::kScaleBytes + four * 4,
-                        p.args.x_scales + (int64_t{block} * Form::kSubs + sub) * p.x_scale_stride +
-                            first + four);
+      ptx::copy_async16(
+          stage + Stage::kScales + sub * Stage::kScaleBytes + four * 4,
+          p.args.x_scales + (int64_t{block} * Form::kSubs + sub) * p.x_scale_stride + first + four);
     }
   }
 }

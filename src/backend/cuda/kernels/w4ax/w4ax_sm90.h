@@ -28,10 +28,7 @@ class W4AxSm90 final : public W4AxPacked {
            const GemmProblem& problem,
            const DeviceInfo& device,
            void* encode_map)
-      : W4AxPacked(problem),
-        tiles_(tiles),
-        sms_(device.sms),
-        encode_map_(encode_map) {}
+      : W4AxPacked(problem), tiles_(tiles), sms_(device.sms), encode_map_(encode_map) {}
   [[nodiscard]] size_t workspace_bytes(int64_t max_m) const override;
   cudaError_t run(const GemmLaunch& args, const LaunchContext& context) const override;
 

@@ -9,8 +9,8 @@
 // gemm_sm90/gemm_sm90.cuh.
 //
 // Block form: each block of K has an exact sum of its own, which becomes an F32 number and is added
-// to its tile's, in the order of K. A warpgroup multiplies the two halves of its tokens in turn: the
-// sums of one half are added while the tensor cores work on the other, whose registers are free
+// to its tile's, in the order of K. A warpgroup multiplies the two halves of its tokens in turn:
+// the sums of one half are added while the tensor cores work on the other, whose registers are free
 // again when their turn comes.
 //
 // Class form: one exact sum over the blocks of each precision.
@@ -182,8 +182,8 @@ class WideSums {
   __device__ __forceinline__ void add(int h, uint32_t stage, int u, int sub) {
     ptx::pin(sums_[h]);
     const uint32_t piece = stage + (piece_ * Tile::kDepth + u) * Form::kPieceBytes;
-    const float2 w = w4ax_scales(ptx::load_shared4(piece + Form::kCodeBytes + sub * 64 +
-                                                   sixteen_ * 32 + (lane_ >> 2) * 4));
+    const float2 w = w4ax_scales(
+        ptx::load_shared4(piece + Form::kCodeBytes + sub * 64 + sixteen_ * 32 + (lane_ >> 2) * 4));
     const uint32_t scales = stage + Shared::kScales +
                             (u * Form::kSubs + sub) * Shared::kScaleBytes + h * (kHalf * 4) +
                             8 * (lane_ & 3);
@@ -376,8 +376,8 @@ template <typename Form, typename Tile>
 __device__ __forceinline__ void multiply_wide(const W4AxArgs& args, int group, uint32_t base) {
   using Shared = WideShared<Form, Tile>;
   using Codec = std::conditional_t<Form::kClass, ChannelSums, ScaledSums>;
-  using Link = ChainLink<128, Tile::kGroups, Tile::kCluster,
-                         Tile::kTokens / 8 * (Form::kClass ? 2 : 1)>;
+  using Link =
+      ChainLink<128, Tile::kGroups, Tile::kCluster, Tile::kTokens / 8 * (Form::kClass ? 2 : 1)>;
   const int thread = static_cast<int>(threadIdx.x & 127);
   ChainParts parts(args.schedule, static_cast<int>(blockIdx.x) / Tile::kCluster);
   GemmPart part;
@@ -412,8 +412,7 @@ __device__ __forceinline__ void multiply_wide(const W4AxArgs& args, int group, u
       sums.scale_classes(args, part.token_tile * Tile::kTokens);
     }
     const ChannelTerms<1> terms = load_terms<Codec, Tile>(args.base, part, group, thread);
-    const TokenTerms<Tile::kTokens> tokens =
-        load_token_terms<Codec, Tile>(args.base, part, thread);
+    const TokenTerms<Tile::kTokens> tokens = load_token_terms<Codec, Tile>(args.base, part, thread);
     const StoreRooms rooms{base + Shared::kTokenScales + group * Shared::kTokenScaleBytes,
                            base + Shared::kWords + group * Shared::kWordBytes};
     store_rows<Codec, Tile>(sums.total, args.base, terms, tokens, part, group, thread, rooms);
@@ -425,8 +424,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident)
     w4ax_wide(const __grid_constant__ CUtensorMap x, const __grid_constant__ W4AxArgs args) {
   using Shared = WideShared<Form, Tile>;
   extern __shared__ uint8_t shared[];
-  const uint32_t base =
-      __shfl_sync(0xffffffffU, (ptx::shared_address(shared) + 1023U) & ~1023U, 0);
+  const uint32_t base = __shfl_sync(0xffffffffU, (ptx::shared_address(shared) + 1023U) & ~1023U, 0);
   const int warp = __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x >> 5), 0);
   constexpr int kCopier = 4 * Tile::kGroups;
   if (threadIdx.x == 32 * kCopier) {
