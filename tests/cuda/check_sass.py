@@ -6,9 +6,11 @@ Usage: check_sass.py LIBRARY [--table]
 """
 
 import collections
+import pathlib
 import re
 import subprocess
 import sys
+import tempfile
 
 # Kernels by the name that c++filt gives: instructions of which each kernel has at least one, and
 # the most loads and stores of local memory in one kernel (indexed arrays and spills outside loops).
@@ -20,6 +22,9 @@ FAMILIES = [
     (r"gemm_w4a16_planes_sm90<", ("IMMA", "UBLKCP"), 0),
     (r"gemm_w4a16_decode_sm90<", ("HMMA", "UBLKCP"), 0),
     (r"gemm_w4a16_(pairs_)?sm90<", ("HGMMA", "UBLKCP"), 0),
+    (r"w4ax_wide_sm90<", ("IGMMA", "UBLKCP", "UTMALDG"), 150),
+    (r"w4ax_few_sm90<", ("IMMA", "UBLKCP", "UTMALDG"), 0),
+    (r"w4ax_kernel<", ("IMMA", "LDGSTS"), 0),
     (r"sm80::gemm_kernel<.*Codec(W4A8|W8A8)\b", ("IMMA", "LDGSTS"), 0),
     (r"sm80::(gemm|grouped)_kernel<.*CodecFp8", ("HMMA|QMMA", "LDGSTS"), 0),
     # Three registers too few in its largest tile; Hopper takes gemm_w4a16_channel_sm90 instead.
@@ -31,6 +36,11 @@ FAMILIES = [
     (r"decode_kernel<", ("HMMA", "UBLKCP|LDGSTS"), 64),
     (r"column_kernel<", ("FFMA", "LDS"), 0),
 ]
+# Products of INT4, which GPUs before Hopper have: where they are made for, and what Hopper calls
+# instead, 190 instructions around two products of INT8.
+INT4_FAMILY = r"w4ax_kernel<"
+INT4_PRODUCT = re.compile(r"\bIMMA\.\d+\.S4\.S4\b")
+INT4_ROUTINE = b"mma_sub_byte"
 LOCAL = {"LDL", "STL"}
 FUNCTION = re.compile(r"Function : (\S+)")
 ARCHITECTURE = re.compile(r"arch = (sm_\w+)")
@@ -44,6 +54,8 @@ def instructions(library):
     for line in dump.stdout:
         if match := INSTRUCTION.search(line):
             counts[match[1]] += 1
+            if INT4_PRODUCT.search(line):
+                counts["INT4"] += 1
         elif match := ARCHITECTURE.search(line):
             architecture = match[1]
         elif match := FUNCTION.search(line):
@@ -51,6 +63,15 @@ def instructions(library):
     if dump.wait() != 0 or not kernels:
         sys.exit(f"check_sass.py: cuobjdump finds no machine code in {library}")
     return kernels
+
+
+def emulated_int4(library, hopper="sm_90"):
+    """Names of the pieces of code for Hopper that emulate products of INT4."""
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run(["cuobjdump", "-xelf", "all", pathlib.Path(library).resolve()], cwd=folder,
+                       stdout=subprocess.DEVNULL, check=True)
+        return sorted(piece.name for piece in pathlib.Path(folder).iterdir()
+                      if hopper in piece.name and INT4_ROUTINE in piece.read_bytes())
 
 
 def main():
@@ -72,8 +93,13 @@ def main():
         for operation in wanted:
             if not any(counts[op] for op in operation.split("|")):
                 errors.append(f"{title}: no {operation}")
+        if architecture == "sm_80" and pattern == INT4_FAMILY and not counts["INT4"]:
+            errors.append(f"{title}: no products of INT4")
+        if architecture.startswith("sm_9") and counts["INT4"]:
+            errors.append(f"{title}: products of INT4, which Hopper has not")
         if local > most:
             errors.append(f"{title}: {local} loads and stores of local memory, at most {most}")
+    errors += [f"{name}: emulates products of INT4 on Hopper" for name in emulated_int4(library)]
     errors += [f"no kernel matches {f[0]}" for f in FAMILIES if not seen[f[0]]]
     for error in errors:
         print(error, file=sys.stderr)

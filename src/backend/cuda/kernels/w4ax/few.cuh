@@ -366,7 +366,7 @@ __device__ __forceinline__ void multiply_few(const W4AxArgs& args, uint32_t base
 
 template <typename Form, typename Tile>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident)
-    w4ax_few(const __grid_constant__ CUtensorMap x, const __grid_constant__ W4AxArgs args) {
+    w4ax_few_sm90(const __grid_constant__ CUtensorMap x, const __grid_constant__ W4AxArgs args) {
   using Shared = FewShared<Form, Tile>;
   extern __shared__ uint8_t shared[];
   const uint32_t base = (ptx::shared_address(shared) + 1023U) & ~1023U;

@@ -17,7 +17,7 @@ constexpr W4AxTile few_tile() {
           .few = true,
           .threads = Tile::kThreads,
           .shared_bytes = FewShared<Form, Tile>::kBytes,
-          .kernel = w4ax_few<Form, Tile>};
+          .kernel = w4ax_few_sm90<Form, Tile>};
 }
 template <typename Form, typename Tile>
 constexpr W4AxTile wide_tile() {
@@ -28,7 +28,7 @@ constexpr W4AxTile wide_tile() {
           .cluster = Tile::kCluster,
           .threads = Tile::kThreads,
           .shared_bytes = WideShared<Form, Tile>::kBytes,
-          .kernel = w4ax_wide<Form, Tile>};
+          .kernel = w4ax_wide_sm90<Form, Tile>};
 }
 
 }  // namespace nibble::cuda

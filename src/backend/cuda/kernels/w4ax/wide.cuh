@@ -421,7 +421,7 @@ __device__ __forceinline__ void multiply_wide(const W4AxArgs& args, int group, u
 
 template <typename Form, typename Tile>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident)
-    w4ax_wide(const __grid_constant__ CUtensorMap x, const __grid_constant__ W4AxArgs args) {
+    w4ax_wide_sm90(const __grid_constant__ CUtensorMap x, const __grid_constant__ W4AxArgs args) {
   using Shared = WideShared<Form, Tile>;
   extern __shared__ uint8_t shared[];
   const uint32_t base = __shfl_sync(0xffffffffU, (ptx::shared_address(shared) + 1023U) & ~1023U, 0);
