@@ -10,6 +10,13 @@
 
 namespace nibble::cuda {
 
+/// How what the kernels copy lies in memory.
+struct W4AxMaps {
+  CUtensorMap x;        // [K / 128][tokens][128], swizzled
+  CUtensorMap weights;  // [pieces of 32 rows][halves of pieces along K][8 bytes]
+  CUtensorMap scales;   // of the block form, [blocks of K][tokens]
+};
+
 /// Parameters of the kernels of w4ax_sm90.
 struct W4AxArgs {
   // weights, x_scales, bias, y, counters, parts, y_stride, m, n and result; k_blocks of 128. In the
@@ -22,7 +29,6 @@ struct W4AxArgs {
   const uint8_t* precisions = nullptr;
   int eight_blocks = 0, mixed_blocks = 0;
   int x_scale_stride = 0;  // from one block's scales of tokens to the next's
-  int row_pieces = 0;      // of 32 rows
   ChainSchedule schedule;
 };
 
@@ -37,7 +43,7 @@ struct W4AxTile {
   double step_clocks = 0.0, tile_clocks = 0.0;  // that a step and a tile are reckoned to take
   unsigned threads = 0;
   size_t shared_bytes = 0;
-  void (*kernel)(CUtensorMap x, W4AxArgs args) = nullptr;
+  void (*kernel)(W4AxMaps maps, W4AxArgs args) = nullptr;
 };
 
 }  // namespace nibble::cuda

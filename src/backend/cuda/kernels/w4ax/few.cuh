@@ -189,7 +189,7 @@ class FewSums {
   __device__ __forceinline__ void load_weights(uint32_t stage,
                                                int sixteen,
                                                uint32_t (&a)[4][4]) const {
-    const uint32_t piece = stage + ((sixteen >> 1) * Tile::kDepth + k_block()) * Form::kPieceBytes;
+    const uint32_t piece = piece_place<Form, Tile>(stage, sixteen >> 1, k_block());
     W4AxWords::fetch(piece, sixteen & 1, lane_).expand(a);
   }
   // Leaves a fragment of sums in [rooms][squares of 16 rows x 8 tokens][lanes].
@@ -298,7 +298,7 @@ class FewSums {
   __device__ __forceinline__ void add(uint32_t stage, uint32_t own) {
 #pragma unroll
     for (int u = 0; u < Tile::kDepth; ++u) {
-      const uint32_t piece = stage + ((place_.row >> 5) * Tile::kDepth + u) * Form::kPieceBytes;
+      const uint32_t piece = piece_place<Form, Tile>(stage, place_.row >> 5, u);
 #pragma unroll
       for (int sub = 0; sub < Form::kSubs; ++sub) {
         const int block = u * Form::kSubs + sub;
@@ -366,7 +366,7 @@ __device__ __forceinline__ void multiply_few(const W4AxArgs& args, uint32_t base
 
 template <typename Form, typename Tile>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident)
-    w4ax_few_sm90(const __grid_constant__ CUtensorMap x, const __grid_constant__ W4AxArgs args) {
+    w4ax_few_sm90(const __grid_constant__ W4AxMaps maps, const __grid_constant__ W4AxArgs args) {
   using Shared = FewShared<Form, Tile>;
   extern __shared__ uint8_t shared[];
   const uint32_t base = (ptx::shared_address(shared) + 1023U) & ~1023U;
@@ -378,7 +378,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident)
   __syncthreads();
   ptx::allow_successor();
   if (warp == Tile::kWarps) {
-    fill_stages<Form, Tile>(x, args, base);
+    fill_stages<Form, Tile>(maps, args, base);
   } else {
     multiply_few<Form, Tile>(args, base);
   }

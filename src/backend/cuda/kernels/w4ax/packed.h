@@ -47,6 +47,7 @@ class W4AxPacked : public GemmKernel {
   [[nodiscard]] int64_t n() const { return n_; }
   [[nodiscard]] int64_t k() const { return k_; }
   [[nodiscard]] const W4AxCount& count() const { return count_; }
+  [[nodiscard]] const W4AxPieces& pieces() const { return pieces_; }
   [[nodiscard]] size_t piece_bytes() const;
   /// Whether rows have two sums, scaled when they are complete, instead of one for each block.
   [[nodiscard]] bool by_class() const { return block_ == 0; }

@@ -8,7 +8,7 @@
 #include "backend/cuda/kernels/w4ax/piece.cuh"
 #include "backend/cuda/ptx/barrier.cuh"
 #include "backend/cuda/ptx/cluster.cuh"
-#include "backend/cuda/ptx/copy.cuh"
+#include "backend/cuda/ptx/copy_hint.cuh"
 #include "backend/cuda/ptx/dependency.cuh"
 
 // What the kernels of few and of many tokens have in common: the ring of copies and how a tile's
@@ -32,10 +32,16 @@ struct W4AxShared {
       kPiecesBytes + Tile::kDepth * kXBytes + kScaleRows * kScaleBytes;
   static constexpr int kBarriers = Tile::kStages * kStageBytes;  // full, then empty
   static constexpr int kEnd = kBarriers + 16 * Tile::kStages + 16;
-  // K blocks of a step lie side by side, unless they have an order of their own.
-  static constexpr int kPieceCopies = Form::kClass ? kPieces * Tile::kDepth : kPieces;
-  static_assert(kPieceCopies <= 32 && Tile::kDepth + kScaleRows <= 32);
 };
+
+/// Where a piece lies in a stage: those of the same rows side by side, or, where K blocks have an
+/// order of their own, those of the same K block.
+template <typename Form, typename Tile>
+__device__ __forceinline__ uint32_t piece_place(uint32_t stage, int row, int block) {
+  return stage + (Form::kClass ? block * W4AxShared<Form, Tile>::kPieces + row
+                               : row * Tile::kDepth + block) *
+                     Form::kPieceBytes;
+}
 
 /// Of a cluster's tile, this block's rows.
 template <typename Tile>
@@ -47,40 +53,38 @@ __device__ __forceinline__ bool next_chain_part(ChainParts& parts, GemmPart& par
   return more;
 }
 
-// --- the copying warp; each lane starts one of a stage's copies ---
+// --- the copying warp, whose first lanes start copies: each takes a thread about 100 clocks, so
+// that a stage has as few as can be ---
 
 template <typename Form, typename Tile>
-__device__ __forceinline__ void copy_pieces(const W4AxArgs& args,
+__device__ __forceinline__ void copy_pieces(const W4AxMaps& maps,
+                                            const W4AxArgs& args,
                                             const GemmPart& part,
                                             int step,
                                             uint32_t stage,
                                             uint32_t barrier,
                                             int lane) {
   using Shared = W4AxShared<Form, Tile>;
-  constexpr int kBytes = Shared::kPiecesBytes / Shared::kPieceCopies;
   if (lane == 0) {
     ptx::barrier_arrive_expect(barrier, Shared::kCopiedBytes);
   }
   __syncwarp();
-  if (lane < Shared::kPieceCopies) {
-    constexpr int kOfRow = Shared::kPieceCopies / Shared::kPieces;
-    int block = step * Tile::kDepth + lane % kOfRow;
-    if constexpr (Form::kClass) {
-      block = __ldg(args.order + block);
+  const auto hint =
+      args.schedule.token_tiles == 1 ? ptx::CacheHint::kEvictFirst : ptx::CacheHint::kNormal;
+  const int piece = part.row_tile * Shared::kPieces;
+  if constexpr (Form::kClass) {  // K blocks in their own order
+    if (lane < Tile::kDepth) {
+      const int block = __ldg(args.order + step * Tile::kDepth + lane);
+      ptx::tensor_copy(stage + lane * (Shared::kPieces * Form::kPieceBytes), maps.weights, 0,
+                       2 * block, piece, barrier, hint);
     }
-    // Beyond the end, the last rows once more, whose sums are not stored.
-    const int row = min(part.row_tile * Shared::kPieces + lane / kOfRow, args.row_pieces - 1);
-    const uint8_t* from =
-        args.base.weights +
-        (static_cast<int64_t>(row) * args.base.k_blocks + block) * Form::kPieceBytes;
-    const auto hint =
-        args.schedule.token_tiles == 1 ? ptx::CacheHint::kEvictFirst : ptx::CacheHint::kNormal;
-    ptx::bulk_copy(stage + lane * kBytes, from, kBytes, barrier, hint);
+  } else if (lane == 0) {
+    ptx::tensor_copy(stage, maps.weights, 0, 2 * step * Tile::kDepth, piece, barrier, hint);
   }
 }
 
 template <typename Form, typename Tile>
-__device__ __forceinline__ void copy_tokens(const CUtensorMap& x,
+__device__ __forceinline__ void copy_tokens(const W4AxMaps& maps,
                                             const W4AxArgs& args,
                                             const GemmPart& part,
                                             int step,
@@ -89,32 +93,35 @@ __device__ __forceinline__ void copy_tokens(const CUtensorMap& x,
                                             int lane) {
   using Shared = W4AxShared<Form, Tile>;
   const int token = part.token_tile * Tile::kTokens;
-  if (lane < Tile::kDepth) {
-    const uint32_t to = stage + Shared::kX + lane * Shared::kXBytes;
-    int column = (step * Tile::kDepth + lane) * 128;
-    if constexpr (Form::kClass) {
-      column = __ldg(args.order + step * Tile::kDepth + lane) * 128;
-    }
+  const auto copy_x = [&](int block, uint32_t to) {
     if constexpr (Tile::kCluster == 1) {
-      ptx::tensor_copy(to, x, column, token, barrier);
+      ptx::tensor_copy(to, maps.x, 0, token, block, barrier);
     } else {  // this block's share, to all
       const int rank = static_cast<int>(blockIdx.x) % Tile::kCluster;
-      ptx::tensor_copy_to_all(to + rank * (Shared::kXBytes / Tile::kCluster), x, column,
-                              token + rank * (Tile::kTokens / Tile::kCluster), barrier,
+      ptx::tensor_copy_to_all(to + rank * (Shared::kXBytes / Tile::kCluster), maps.x, 0,
+                              token + rank * (Tile::kTokens / Tile::kCluster), block, barrier,
                               (1 << Tile::kCluster) - 1);
     }
-  } else if (lane < Tile::kDepth + Shared::kScaleRows) {
-    const int row = lane - Tile::kDepth;
-    ptx::bulk_copy(stage + Shared::kScales + row * Shared::kScaleBytes,
-                   args.base.x_scales +
-                       static_cast<int64_t>(step * Shared::kScaleRows + row) * args.x_scale_stride +
-                       token,
-                   Shared::kScaleBytes, barrier);
+  };
+  const int first = step * Tile::kDepth;
+  if constexpr (Form::kClass || Tile::kCluster > 1) {
+    if (lane < Tile::kDepth) {
+      const int block = Form::kClass ? __ldg(args.order + first + lane) : first + lane;
+      copy_x(block, stage + Shared::kX + lane * Shared::kXBytes);
+    }
+  } else if (lane == 0) {
+    copy_x(first, stage + Shared::kX);
+  }
+  if constexpr (!Form::kClass) {
+    if (lane == 0) {
+      ptx::tensor_copy(stage + Shared::kScales, maps.scales, token, step * Shared::kScaleRows,
+                       barrier);
+    }
   }
 }
 
 template <typename Form, typename Tile>
-__device__ __forceinline__ void fill_stages(const CUtensorMap& x,
+__device__ __forceinline__ void fill_stages(const W4AxMaps& maps,
                                             const W4AxArgs& args,
                                             uint32_t base) {
   using Shared = W4AxShared<Form, Tile>;
@@ -127,7 +134,7 @@ __device__ __forceinline__ void fill_stages(const CUtensorMap& x,
     int count = 0;
     while (count < Tile::kStages && next_chain_part<Tile>(parts, part)) {
       for (int step = part.begin; step < part.end && count < Tile::kStages; ++step, ++count) {
-        copy_pieces<Form, Tile>(args, part, step, base + count * Shared::kStageBytes,
+        copy_pieces<Form, Tile>(maps, args, part, step, base + count * Shared::kStageBytes,
                                 full + 8 * count, lane);
       }
     }
@@ -145,9 +152,9 @@ __device__ __forceinline__ void fill_stages(const CUtensorMap& x,
       const uint32_t barrier = full + 8 * place.stage;
       if (count >= Tile::kStages) {
         ptx::barrier_wait_to_refill(empty + 8 * place.stage, place.parity ^ 1);
-        copy_pieces<Form, Tile>(args, part, step, stage, barrier, lane);
+        copy_pieces<Form, Tile>(maps, args, part, step, stage, barrier, lane);
       }
-      copy_tokens<Form, Tile>(x, args, part, step, stage, barrier, lane);
+      copy_tokens<Form, Tile>(maps, args, part, step, stage, barrier, lane);
       place.advance();
     }
   }

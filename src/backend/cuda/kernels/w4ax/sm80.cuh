@@ -22,6 +22,12 @@
 // one K block are under way while another is multiplied.
 namespace nibble::cuda::sm80 {
 
+#if __CUDA_ARCH__ >= 900
+inline constexpr bool kHasInt4 = false;
+#else
+inline constexpr bool kHasInt4 = true;
+#endif
+
 inline constexpr int kW4AxThreads = 128;
 inline constexpr int kW4AxPieces = 4;  // a warp each
 
@@ -183,7 +189,7 @@ struct W4AxBlock {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         int32_t d[4] = {};
-        if (__CUDA_ARCH__ < 900 && bits == 4) {
+        if (kHasInt4 && bits == 4) {
           multiply_four(words[h], b, d);
         } else {
           multiply_eight(words[h], b, d);

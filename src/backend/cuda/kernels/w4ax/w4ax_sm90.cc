@@ -16,6 +16,15 @@ namespace {
 
 constexpr size_t kSlackBytes = 256;
 
+/// What a tensor map says: a matrix of up to three dimensions and the box that a copy brings.
+struct Box {
+  cuuint32_t rank = 0;
+  cuuint64_t sizes[3] = {};
+  cuuint64_t strides[2] = {};  // bytes, of the dimensions from the second on
+  cuuint32_t counts[3] = {};
+  CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_NONE;
+};
+
 const W4AxTiles& tiles_of(const WeightFormat& weight) {
   switch (weight.grouped() ? weight.group_size : 0) {
     case 128:
@@ -127,6 +136,45 @@ cudaError_t W4AxSm90::run(const GemmLaunch& args, const LaunchContext& context) 
   return run_schedule(index, schedule(index, args.m), args, context);
 }
 
+bool W4AxSm90::map_all(const W4AxTile& of, const GemmLaunch& args, W4AxMaps& maps) const {
+  const auto map = [&](CUtensorMap& to, CUtensorMapDataType type, const void* from, const Box& box) {
+    const cuuint32_t ones[3] = {1, 1, 1};
+    const auto encode = reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(encode_map_);
+    return encode(&to, type, box.rank, const_cast<void*>(from), box.sizes, box.strides, box.counts,
+                  ones, CU_TENSOR_MAP_INTERLEAVE_NONE, box.swizzle,
+                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+  };
+  const auto m = static_cast<cuuint64_t>(args.m), row = static_cast<cuuint64_t>(k());
+  const auto depth = static_cast<cuuint32_t>(of.depth);
+  const bool apart = by_class() || of.cluster > 1;  // K blocks of x are copied one by one
+  const auto half = static_cast<cuuint64_t>(pieces().piece_bytes) / 2;
+  const auto halves = static_cast<cuuint64_t>(count().k_blocks) * 2;
+  const bool mapped =
+      map(maps.x, CU_TENSOR_MAP_DATA_TYPE_UINT8, args.x,
+          {.rank = 3,
+           .sizes = {128, m, ceil_div(row, 128)},
+           .strides = {row, 128},
+           .counts = {128, static_cast<cuuint32_t>(of.tokens / of.cluster), apart ? 1 : depth},
+           .swizzle = CU_TENSOR_MAP_SWIZZLE_128B}) &&
+      map(maps.weights, CU_TENSOR_MAP_DATA_TYPE_FLOAT64, args.packed,
+          {.rank = 3,
+           .sizes = {half / 8, halves, static_cast<cuuint64_t>(count().row_pieces)},
+           .strides = {half, half * halves},
+           .counts = {static_cast<cuuint32_t>(half / 8), by_class() ? 2 : 2 * depth,
+                      static_cast<cuuint32_t>(of.rows / of.cluster / 32)}});
+  if (!mapped || by_class()) {
+    return mapped;
+  }
+  const auto stride = static_cast<cuuint64_t>(int_scale_stride(args.m));
+  return map(maps.scales, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, args.x_scales,
+             {.rank = 2,
+              .sizes = {stride, static_cast<cuuint64_t>(int_scale_rows(*args.blocks, k()))},
+              .strides = {stride * sizeof(float)},
+              .counts = {static_cast<cuuint32_t>(of.tokens),
+                         depth * static_cast<cuuint32_t>(128 / args.blocks->block)}});
+}
+
 cudaError_t W4AxSm90::run_schedule(int index,
                                    const ChainSchedule& schedule,
                                    const GemmLaunch& args,
@@ -135,16 +183,8 @@ cudaError_t W4AxSm90::run_schedule(int index,
   if (!takes(args)) {
     return cudaErrorInvalidValue;
   }
-  CUtensorMap map{};
-  const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(k()), static_cast<cuuint64_t>(args.m)};
-  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(k())};
-  const cuuint32_t box[2] = {128, static_cast<cuuint32_t>(of.tokens / of.cluster)};
-  const cuuint32_t ones[2] = {1, 1};
-  const auto encode = reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(encode_map_);
-  if (encode(&map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 2, const_cast<void*>(args.x), sizes, strides, box,
-             ones, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) != CUDA_SUCCESS) {
+  W4AxMaps maps{};
+  if (!map_all(of, args, maps)) {
     return cudaErrorInvalidValue;
   }
   auto* workspace = static_cast<uint8_t*>(args.workspace);
@@ -167,13 +207,12 @@ cudaError_t W4AxSm90::run_schedule(int index,
       .eight_blocks = args.blocks->eight_blocks,
       .mixed_blocks = args.blocks->mixed_blocks,
       .x_scale_stride = static_cast<int>(int_scale_stride(args.m)),
-      .row_pieces = count().row_pieces,
       .schedule = schedule};
   const Grid grid{.blocks = dim3(static_cast<unsigned>(schedule.blocks * of.cluster)),
                   .threads = of.threads,
                   .shared_bytes = of.shared_bytes,
                   .cluster = static_cast<unsigned>(of.cluster)};
-  return launch(of.kernel, grid, context, map, kernel_args);
+  return launch(of.kernel, grid, context, maps, kernel_args);
 }
 
 const GemmEntry kGemmW4AxSm90{.name = "gemm_w4ax_sm90", .accepts = accepts, .make = make};

@@ -44,6 +44,8 @@ class W4AxSm90 final : public W4AxPacked {
                            const LaunchContext& context) const;
 
  private:
+  /// False where the driver refuses.
+  [[nodiscard]] bool map_all(const W4AxTile& tile, const GemmLaunch& args, W4AxMaps& maps) const;
   [[nodiscard]] double clocks(const W4AxTile& tile, const ChainSchedule& schedule) const;
 
   const W4AxTiles& tiles_;

@@ -27,8 +27,8 @@ struct WideTile {
   // others take.
   static constexpr bool kTakesRegisters = kResident == 1;
   static constexpr int kThreads = kGroups * 128 + (kTakesRegisters ? 128 : 32);
-  static constexpr int kCopyRegisters = kGroups > 2 ? 32 : 40;
-  static constexpr int kRegisters = kGroups > 2 ? 160 : 232;
+  static constexpr int kCopyRegisters = kGroups == 2 ? 40 : kGroups == 3 ? 32 : 24;
+  static constexpr int kRegisters = kGroups < 3 ? 232 : kGroups == 3 ? 160 : 112;
   // What the stores of gemm_sm90/store.cuh ask.
   static constexpr int kBlocks = 1, kRowBlocks = kGroups;
   static constexpr bool kStoresWords = true, kOfExperts = false;
@@ -153,7 +153,7 @@ class WideSums {
     }
   }
   __device__ __forceinline__ void fetch(uint32_t stage, int u, uint32_t (&a)[4][4]) const {
-    const uint32_t piece = stage + (piece_ * Tile::kDepth + u) * Form::kPieceBytes;
+    const uint32_t piece = piece_place<Form, Tile>(stage, piece_, u);
     W4AxWords::fetch(piece, sixteen_, lane_).expand(a);
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
@@ -181,7 +181,7 @@ class WideSums {
   // Adds half h of a block's sums to the totals.
   __device__ __forceinline__ void add(int h, uint32_t stage, int u, int sub) {
     ptx::pin(sums_[h]);
-    const uint32_t piece = stage + (piece_ * Tile::kDepth + u) * Form::kPieceBytes;
+    const uint32_t piece = piece_place<Form, Tile>(stage, piece_, u);
     const float2 w = w4ax_scales(
         ptx::load_shared4(piece + Form::kCodeBytes + sub * 64 + sixteen_ * 32 + (lane_ >> 2) * 4));
     const uint32_t scales = stage + Shared::kScales +
@@ -421,7 +421,7 @@ __device__ __forceinline__ void multiply_wide(const W4AxArgs& args, int group, u
 
 template <typename Form, typename Tile>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident)
-    w4ax_wide_sm90(const __grid_constant__ CUtensorMap x, const __grid_constant__ W4AxArgs args) {
+    w4ax_wide_sm90(const __grid_constant__ W4AxMaps maps, const __grid_constant__ W4AxArgs args) {
   using Shared = WideShared<Form, Tile>;
   extern __shared__ uint8_t shared[];
   const uint32_t base = __shfl_sync(0xffffffffU, (ptx::shared_address(shared) + 1023U) & ~1023U, 0);
@@ -439,7 +439,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident)
       ptx::registers_release<Tile::kCopyRegisters>();
     }
     if (warp == kCopier) {
-      fill_stages<Form, Tile>(x, args, base);
+      fill_stages<Form, Tile>(maps, args, base);
     } else if constexpr (Tile::kCluster > 1) {
       ptx::cluster_wait();
     }
