@@ -55,21 +55,22 @@ class Arrays final {
 
 ClassOrder class_order(const BlockPrecision& blocks) {
   const auto count = static_cast<size_t>(int_k_blocks(blocks.k()));
-  std::vector<uint8_t> natural(count);
+  ClassOrder result;
+  std::vector<uint8_t>& masks = result.masks;
+  masks.resize(count);
   for (int64_t i = 0; i < blocks.k() / 32; ++i) {
     if (blocks.bits[static_cast<size_t>(i * 32 / blocks.block)] == 8) {
-      natural[static_cast<size_t>(i / 4)] |= static_cast<uint8_t>(1 << (i % 4));
+      masks[static_cast<size_t>(i / 4)] |= static_cast<uint8_t>(1 << (i % 4));
     }
   }
-  ClassOrder result;
   result.order.resize(count);
   std::iota(result.order.begin(), result.order.end(), uint16_t{0});
   const auto rank = [&](uint16_t block) {
-    return natural[block] == kAllOf8Bits ? 0 : natural[block] == 0 ? 2 : 1;
+    return masks[block] == kAllOf8Bits ? 0 : masks[block] == 0 ? 2 : 1;
   };
   std::ranges::stable_sort(result.order, {}, rank);
   for (const uint16_t block : result.order) {
-    result.precisions.push_back(natural[block]);
+    result.precisions.push_back(masks[block]);
     result.eight_blocks += rank(block) == 0 ? 1 : 0;
     result.mixed_blocks += rank(block) <= 1 ? 1 : 0;
   }
@@ -93,6 +94,7 @@ Result<std::shared_ptr<const DeviceBlocks>> DeviceBlocks::create(const ActSpec& 
   const size_t bits = arrays.add(std::span<const uint8_t>(blocks.bits));
   const size_t order = arrays.add(std::span<const uint16_t>(classes.order));
   const size_t precisions = arrays.add(std::span<const uint8_t>(classes.precisions));
+  const size_t masks = arrays.add(std::span<const uint8_t>(classes.masks));
   size_t columns = 0;
   if (spec.columns != nullptr) {
     NIBBLE_RETURN_IF_ERROR(check_columns(*spec.columns, k));
@@ -111,6 +113,7 @@ Result<std::shared_ptr<const DeviceBlocks>> DeviceBlocks::create(const ActSpec& 
                                   : nullptr,
                    .order = reinterpret_cast<const uint16_t*>(memory + order),
                    .precisions = reinterpret_cast<const uint8_t*>(memory + precisions),
+                   .masks = reinterpret_cast<const uint8_t*>(memory + masks),
                    .eight_blocks = classes.eight_blocks,
                    .mixed_blocks = classes.mixed_blocks};
   return std::shared_ptr<const DeviceBlocks>(std::move(result));

@@ -19,6 +19,7 @@ struct IntBlocks {
   // for 8 bits.
   const uint16_t* order = nullptr;
   const uint8_t* precisions = nullptr;
+  const uint8_t* masks = nullptr;  // the same in the order of K
   int eight_blocks = 0, mixed_blocks = 0;
 };
 

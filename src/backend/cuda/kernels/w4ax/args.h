@@ -27,6 +27,7 @@ struct W4AxArgs {
   // on 4.
   const uint16_t* order = nullptr;
   const uint8_t* precisions = nullptr;
+  const uint8_t* masks = nullptr;  // the same bits of the K blocks as they lie
   int eight_blocks = 0, mixed_blocks = 0;
   int x_scale_stride = 0;  // from one block's scales of tokens to the next's
   ChainSchedule schedule;

@@ -18,6 +18,7 @@ struct FewTile {
   static constexpr int kTokens = kTokens_, kRows = kRows_, kDepth = kDepth_, kStages = kStages_;
   static constexpr int kResident = kResident_;
   static constexpr int kCluster = 1;
+  static constexpr bool kByClass = false;
   static constexpr int kWarps = 8;
   static constexpr int kThreads = 32 * kWarps + 32;
   static constexpr int kSixteens = kRows / 16, kOctets = kTokens / 8;
@@ -70,15 +71,7 @@ class FewSums {
     if constexpr (Form::kClass) {
       accumulate_classes(place, steps, precisions);
     } else {
-      for (int step = 0; step < steps; ++step) {
-        const uint32_t stage = wait(place);
-        const uint32_t sums = base_ + Shared::kSums + room * Shared::kRoomBytes;
-        multiply_blocks(stage, sums);
-        ptx::group_sync(1, 32 * Tile::kWarps);
-        add(stage, sums + thread_ * (4 * kOwn));
-        release(place);
-        room ^= 1;
-      }
+      accumulate_blocks(place, steps, room);
     }
   }
 
@@ -160,9 +153,8 @@ class FewSums {
     ptx::barrier_wait(base_ + Shared::kBarriers + 8 * place.stage, place.parity);
     return base_ + place.stage * Shared::kStageBytes;
   }
-  __device__ __forceinline__ void release(RingPlace<Tile::kStages>& place) const {
-    ptx::warp_arrive(base_ + Shared::kBarriers + 8 * (Tile::kStages + place.stage));
-    place.advance();
+  __device__ __forceinline__ void release(int stage) const {
+    ptx::warp_arrive(base_ + Shared::kBarriers + 8 * (Tile::kStages + stage));
   }
   // This warp's K block in a stage, and the first of its 16 rows.
   [[nodiscard]] __device__ __forceinline__ int k_block() const { return warp_ % Tile::kDepth; }
@@ -199,27 +191,69 @@ class FewSums {
     ptx::store_shared16(sums + room * Shared::kSumBytes + square * 512 + lane_ * 16, sum_word(d));
   }
 
-  // This warp's K block times its rows, a sum for each block within it.
-  __device__ __forceinline__ void multiply_blocks(uint32_t stage, uint32_t sums) const {
+  // This warp's sums of a step: its K block times its rows, one for each block within.
+  using StepSums = int32_t[kParts][Form::kSubs][kOctets][4];
+
+  __device__ __forceinline__ void multiply_blocks(uint32_t stage, StepSums& d) const {
     constexpr int kSteps = 4 / Form::kSubs;
     Fragments b;
     load_x(stage, b);
 #pragma unroll
     for (int p = 0; p < kParts; ++p) {
-      const int sixteen = first_sixteen() + p;
       uint32_t a[4][4];
-      load_weights(stage, sixteen, a);
+      load_weights(stage, first_sixteen() + p, a);
 #pragma unroll
       for (int sub = 0; sub < Form::kSubs; ++sub) {
 #pragma unroll
         for (int octet = 0; octet < kOctets; ++octet) {
-          int32_t d[4] = {};
+          auto& sum = d[p][sub][octet];
+          sum[0] = sum[1] = sum[2] = sum[3] = 0;
 #pragma unroll
           for (int k = 0; k < kSteps; ++k) {
-            ptx::warp_mma_s8(d, a[sub * kSteps + k], b[octet][sub * kSteps + k]);
+            ptx::warp_mma_s8(sum, a[sub * kSteps + k], b[octet][sub * kSteps + k]);
           }
-          leave(sums, k_block() * Form::kSubs + sub, sixteen, octet, d);
         }
+      }
+    }
+  }
+  __device__ __forceinline__ void leave_blocks(uint32_t sums, const StepSums& d) const {
+#pragma unroll
+    for (int p = 0; p < kParts; ++p) {
+#pragma unroll
+      for (int sub = 0; sub < Form::kSubs; ++sub) {
+#pragma unroll
+        for (int octet = 0; octet < kOctets; ++octet) {
+          leave(sums, k_block() * Form::kSubs + sub, first_sixteen() + p, octet, d[p][sub][octet]);
+        }
+      }
+    }
+  }
+
+  // A step's products are under way while the sums of the one before are added.
+  __device__ __forceinline__ void accumulate_blocks(RingPlace<Tile::kStages>& place,
+                                                    int steps,
+                                                    int& room) {
+    const auto room_of = [&](int r) { return base_ + Shared::kSums + r * Shared::kRoomBytes; };
+    StepSums d;
+    uint32_t stage = wait(place);
+    multiply_blocks(stage, d);
+    leave_blocks(room_of(room), d);
+    ptx::group_sync(1, 32 * Tile::kWarps);
+    for (int step = 0; step < steps; ++step) {
+      const uint32_t before = stage;
+      const int number = place.stage;
+      place.advance();
+      const bool more = step + 1 < steps;
+      if (more) {
+        stage = wait(place);
+        multiply_blocks(stage, d);
+      }
+      add(before, room_of(room) + thread_ * (4 * kOwn));
+      release(number);
+      room ^= 1;
+      if (more) {
+        leave_blocks(room_of(room), d);
+        ptx::group_sync(1, 32 * Tile::kWarps);
       }
     }
   }
@@ -234,23 +268,30 @@ class FewSums {
       const uint32_t stage = wait(place);
       Fragments b;
       load_x(stage, b);
+      uint32_t a[kParts][4][4];
 #pragma unroll
       for (int p = 0; p < kParts; ++p) {
-        uint32_t a[4][4];
-        load_weights(stage, first_sixteen() + p, a);
+        load_weights(stage, first_sixteen() + p, a[p]);
+      }
+      const auto multiply = [&](int k, int32_t(&to)[kParts][kOctets][4]) {
 #pragma unroll
-        for (int octet = 0; octet < kOctets; ++octet) {
+        for (int p = 0; p < kParts; ++p) {
 #pragma unroll
-          for (int k = 0; k < 4; ++k) {
-            if ((bits >> k & 1) != 0) {
-              ptx::warp_mma_s8(eight[p][octet], a[k], b[octet][k]);
-            } else {
-              ptx::warp_mma_s8(four[p][octet], a[k], b[octet][k]);
-            }
+          for (int octet = 0; octet < kOctets; ++octet) {
+            ptx::warp_mma_s8(to[p][octet], a[p][k], b[octet][k]);
           }
         }
+      };
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        if ((bits >> k & 1) != 0) {
+          multiply(k, eight);
+        } else {
+          multiply(k, four);
+        }
       }
-      release(place);
+      release(place.stage);
+      place.advance();
     }
     const uint32_t rooms = base_ + Shared::kSums;
     ptx::group_sync(1, 32 * Tile::kWarps);  // all have read those of the part before
@@ -350,8 +391,7 @@ __device__ __forceinline__ void multiply_few(const W4AxArgs& args, uint32_t base
       ptx::group_sync(1, kThreads);
       sums.take_over(link);
     }
-    sums.accumulate(place, part.end - part.begin, args.precisions + part.begin * Tile::kDepth,
-                    room);
+    sums.accumulate(place, part.end - part.begin, args.masks + part.begin * Tile::kDepth, room);
     if (part.end < args.schedule.steps) {
       sums.hand_on(link);
       ptx::group_sync(1, kThreads);

@@ -20,6 +20,8 @@ namespace nibble::cuda {
 /// tokens in the blocks of K.
 template <typename Form, typename Tile>
 struct W4AxShared {
+  // Whether K blocks have an order of their own, by class, and so are copied one by one.
+  static constexpr bool kOrdered = Form::kClass && Tile::kByClass;
   static constexpr int kPieces = Tile::kRows / 32;
   static constexpr int kPiecesBytes = kPieces * Tile::kDepth * Form::kPieceBytes;
   static constexpr int kX = (kPiecesBytes + 1023) / 1024 * 1024;
@@ -38,8 +40,8 @@ struct W4AxShared {
 /// order of their own, those of the same K block.
 template <typename Form, typename Tile>
 __device__ __forceinline__ uint32_t piece_place(uint32_t stage, int row, int block) {
-  return stage + (Form::kClass ? block * W4AxShared<Form, Tile>::kPieces + row
-                               : row * Tile::kDepth + block) *
+  return stage + (W4AxShared<Form, Tile>::kOrdered ? block * W4AxShared<Form, Tile>::kPieces + row
+                                                   : row * Tile::kDepth + block) *
                      Form::kPieceBytes;
 }
 
@@ -72,7 +74,7 @@ __device__ __forceinline__ void copy_pieces(const W4AxMaps& maps,
   const auto hint =
       args.schedule.token_tiles == 1 ? ptx::CacheHint::kEvictFirst : ptx::CacheHint::kNormal;
   const int piece = part.row_tile * Shared::kPieces;
-  if constexpr (Form::kClass) {  // K blocks in their own order
+  if constexpr (Shared::kOrdered) {
     if (lane < Tile::kDepth) {
       const int block = __ldg(args.order + step * Tile::kDepth + lane);
       ptx::tensor_copy(stage + lane * (Shared::kPieces * Form::kPieceBytes), maps.weights, 0,
@@ -104,9 +106,9 @@ __device__ __forceinline__ void copy_tokens(const W4AxMaps& maps,
     }
   };
   const int first = step * Tile::kDepth;
-  if constexpr (Form::kClass || Tile::kCluster > 1) {
+  if constexpr (Shared::kOrdered || Tile::kCluster > 1) {
     if (lane < Tile::kDepth) {
-      const int block = Form::kClass ? __ldg(args.order + first + lane) : first + lane;
+      const int block = Shared::kOrdered ? __ldg(args.order + first + lane) : first + lane;
       copy_x(block, stage + Shared::kX + lane * Shared::kXBytes);
     }
   } else if (lane == 0) {

@@ -137,7 +137,8 @@ cudaError_t W4AxSm90::run(const GemmLaunch& args, const LaunchContext& context) 
 }
 
 bool W4AxSm90::map_all(const W4AxTile& of, const GemmLaunch& args, W4AxMaps& maps) const {
-  const auto map = [&](CUtensorMap& to, CUtensorMapDataType type, const void* from, const Box& box) {
+  const auto map = [&](CUtensorMap& to, CUtensorMapDataType type, const void* from,
+                       const Box& box) {
     const cuuint32_t ones[3] = {1, 1, 1};
     const auto encode = reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(encode_map_);
     return encode(&to, type, box.rank, const_cast<void*>(from), box.sizes, box.strides, box.counts,
@@ -147,7 +148,8 @@ bool W4AxSm90::map_all(const W4AxTile& of, const GemmLaunch& args, W4AxMaps& map
   };
   const auto m = static_cast<cuuint64_t>(args.m), row = static_cast<cuuint64_t>(k());
   const auto depth = static_cast<cuuint32_t>(of.depth);
-  const bool apart = by_class() || of.cluster > 1;  // K blocks of x are copied one by one
+  const bool ordered = by_class() && !of.few;    // K blocks are copied one by one
+  const bool apart = ordered || of.cluster > 1;  // those of x
   const auto half = static_cast<cuuint64_t>(pieces().piece_bytes) / 2;
   const auto halves = static_cast<cuuint64_t>(count().k_blocks) * 2;
   const bool mapped =
@@ -161,7 +163,7 @@ bool W4AxSm90::map_all(const W4AxTile& of, const GemmLaunch& args, W4AxMaps& map
           {.rank = 3,
            .sizes = {half / 8, halves, static_cast<cuuint64_t>(count().row_pieces)},
            .strides = {half, half * halves},
-           .counts = {static_cast<cuuint32_t>(half / 8), by_class() ? 2 : 2 * depth,
+           .counts = {static_cast<cuuint32_t>(half / 8), ordered ? 2 : 2 * depth,
                       static_cast<cuuint32_t>(of.rows / of.cluster / 32)}});
   if (!mapped || by_class()) {
     return mapped;
@@ -204,6 +206,7 @@ cudaError_t W4AxSm90::run_schedule(int index,
                .result = args.result},
       .order = args.blocks->order,
       .precisions = args.blocks->precisions,
+      .masks = args.blocks->masks,
       .eight_blocks = args.blocks->eight_blocks,
       .mixed_blocks = args.blocks->mixed_blocks,
       .x_scale_stride = static_cast<int>(int_scale_stride(args.m)),

@@ -18,11 +18,18 @@ namespace nibble::cuda {
 
 /// kGroups warpgroups with 64 rows each, for the same kTokens tokens; kDepth K blocks of 128 in a
 /// stage. kCluster blocks with rows of their own share the tokens.
-template <int kTokens_, int kGroups_, int kDepth_, int kStages_, int kResident_, int kCluster_ = 1>
+template <int kTokens_,
+          int kGroups_,
+          int kDepth_,
+          int kStages_,
+          int kResident_,
+          int kCluster_ = 1,
+          int kBlocks_ = 1>
 struct WideTile {
   static constexpr int kTokens = kTokens_, kGroups = kGroups_, kDepth = kDepth_;
   static constexpr int kStages = kStages_, kResident = kResident_, kCluster = kCluster_;
-  static constexpr int kRows = 64 * kGroups;
+  static constexpr int kBlocks = kBlocks_;
+  static constexpr int kRows = 64 * kBlocks * kGroups;
   // Of a block alone on its multiprocessor, the copying warp is a warpgroup, whose registers the
   // others take.
   static constexpr bool kTakesRegisters = kResident == 1;
@@ -30,8 +37,9 @@ struct WideTile {
   static constexpr int kCopyRegisters = kGroups == 2 ? 40 : kGroups == 3 ? 32 : 24;
   static constexpr int kRegisters = kGroups < 3 ? 232 : kGroups == 3 ? 160 : 112;
   // What the stores of gemm_sm90/store.cuh ask.
-  static constexpr int kBlocks = 1, kRowBlocks = kGroups;
+  static constexpr int kRowBlocks = kBlocks * kGroups;
   static constexpr bool kStoresWords = true, kOfExperts = false;
+  static constexpr bool kByClass = true;  // in the class form, K blocks of 8 bits come first
 };
 
 /// Sums in F32 that have all their scales, for these stores.
@@ -69,16 +77,21 @@ template <typename Form, typename Tile>
 class WideSums {
  public:
   using Shared = WideShared<Form, Tile>;
-  static constexpr int kHalf = Form::kClass ? Tile::kTokens : Tile::kTokens / 2;
+  static constexpr int kBlocks = Tile::kBlocks;
+  static_assert(kBlocks == 1 || (kBlocks == 2 && !Form::kClass));
+  // Tokens of a half: of both classes, or of both blocks of rows, or half of them.
+  static constexpr bool kOfTokens = !Form::kClass && kBlocks == 1;
+  static constexpr int kHalf = kOfTokens ? Tile::kTokens / 2 : Tile::kTokens;
+  using Operands = uint32_t[kBlocks][4][4];       // of a K block
   static constexpr int kSteps = 4 / Form::kSubs;  // of 32 bytes of K in a block
 
-  float total[1][Tile::kTokens / 2];
+  float total[kBlocks][Tile::kTokens / 2];
 
   __device__ __forceinline__ WideSums(uint32_t base, int group, int thread)
       : base_(base),
         group_(group),
         lane_(thread & 31),
-        piece_(2 * group + (thread >> 6)),
+        piece_(2 * kBlocks * group + (thread >> 6)),
         sixteen_(thread >> 5 & 1) {
     if constexpr (Form::kClass) {
       clear(sums_);
@@ -105,7 +118,10 @@ class WideSums {
         link.put(2 * i, sum_word(sums_[0] + 4 * i));
         link.put(2 * i + 1, sum_word(sums_[1] + 4 * i));
       } else {
-        link.put(i, sum_word(total[0] + 4 * i));
+#pragma unroll
+        for (int b = 0; b < kBlocks; ++b) {
+          link.put(kBlocks * i + b, sum_word(total[b] + 4 * i));
+        }
       }
     }
   }
@@ -117,7 +133,10 @@ class WideSums {
         set_word(sums_[0] + 4 * i, link.get(2 * i));
         set_word(sums_[1] + 4 * i, link.get(2 * i + 1));
       } else {
-        set_word(total[0] + 4 * i, link.get(i));
+#pragma unroll
+        for (int b = 0; b < kBlocks; ++b) {
+          set_word(total[b] + 4 * i, link.get(kBlocks * i + b));
+        }
       }
     }
   }
@@ -152,12 +171,15 @@ class WideSums {
       ptx::warp_arrive_at_all<Tile::kCluster>(empty);
     }
   }
-  __device__ __forceinline__ void fetch(uint32_t stage, int u, uint32_t (&a)[4][4]) const {
-    const uint32_t piece = piece_place<Form, Tile>(stage, piece_, u);
-    W4AxWords::fetch(piece, sixteen_, lane_).expand(a);
+  __device__ __forceinline__ void fetch(uint32_t stage, int u, Operands& a) const {
 #pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      ptx::pin(a[k]);
+    for (int b = 0; b < kBlocks; ++b) {
+      const uint32_t piece = piece_place<Form, Tile>(stage, piece_ + 2 * b, u);
+      W4AxWords::fetch(piece, sixteen_, lane_).expand(a[b]);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        ptx::pin(a[b][k]);
+      }
     }
   }
   // Low word of the descriptor of a K block's tokens.
@@ -165,9 +187,10 @@ class WideSums {
     return ptx::descriptor_address(stage + Shared::kX + u * Shared::kXBytes);
   }
 
-  // Starts the products of block `sub` of a K block for half h of the tokens.
-  __device__ __forceinline__ void start(int h, const uint32_t (&a)[4][4], int sub, uint32_t x) {
-    const uint32_t from = x + h * (kHalf * 128 / 16);
+  // Starts the products of block `sub` of a K block for half h of the sums.
+  __device__ __forceinline__ void start(int h, const Operands& both, int sub, uint32_t x) {
+    const auto& a = both[kOfTokens ? 0 : h];
+    const uint32_t from = x + (kOfTokens ? h * (kHalf * 128 / 16) : 0);
     ptx::mma_fence();
     ptx::mma_fresh_s8<kHalf>(sums_[h], a[sub * kSteps], ptx::with_swizzle(from + 2 * sub * kSteps));
 #pragma unroll
@@ -181,37 +204,39 @@ class WideSums {
   // Adds half h of a block's sums to the totals.
   __device__ __forceinline__ void add(int h, uint32_t stage, int u, int sub) {
     ptx::pin(sums_[h]);
-    const uint32_t piece = piece_place<Form, Tile>(stage, piece_, u);
+    const int block = kOfTokens ? 0 : h;
+    const uint32_t piece = piece_place<Form, Tile>(stage, piece_ + 2 * block, u);
     const float2 w = w4ax_scales(
         ptx::load_shared4(piece + Form::kCodeBytes + sub * 64 + sixteen_ * 32 + (lane_ >> 2) * 4));
     const uint32_t scales = stage + Shared::kScales +
-                            (u * Form::kSubs + sub) * Shared::kScaleBytes + h * (kHalf * 4) +
-                            8 * (lane_ & 3);
+                            (u * Form::kSubs + sub) * Shared::kScaleBytes +
+                            (kOfTokens ? h * (kHalf * 4) : 0) + 8 * (lane_ & 3);
 #pragma unroll
     for (int octet = 0; octet < kHalf / 8; ++octet) {
-      const uint2 two = ptx::load_shared8(scales + 32 * octet);
-      const float x0 = __uint_as_float(two.x), x1 = __uint_as_float(two.y);
+      if (kOfTokens || h == 0) {
+        x_scales_[octet] = ptx::load_shared8(scales + 32 * octet);
+      }
+      const float x0 = __uint_as_float(x_scales_[octet].x);
+      const float x1 = __uint_as_float(x_scales_[octet].y);
       const int32_t* sum = sums_[h] + 4 * octet;
-      float* to = total[0] + h * (kHalf / 2) + 4 * octet;
+      float* to = total[block] + (kOfTokens ? h * (kHalf / 2) : 0) + 4 * octet;
       to[0] = w4ax_add(sum[0], w.x, x0, to[0]);
       to[1] = w4ax_add(sum[1], w.x, x1, to[1]);
       to[2] = w4ax_add(sum[2], w.y, x0, to[2]);
       to[3] = w4ax_add(sum[3], w.y, x1, to[3]);
     }
     // All are added before the products that follow take the sums' registers.
-    pin_half(h);
-  }
-  __device__ __forceinline__ void pin_half(int h) {
 #pragma unroll
-    for (int i = h * (kHalf / 2); i < (h + 1) * (kHalf / 2); ++i) {
-      asm volatile("" : "+f"(total[0][i])::"memory");
+    for (int i = 0; i < kHalf / 2; ++i) {
+      float& number = kOfTokens ? total[0][h * (kHalf / 2) + i] : total[block][i];
+      asm volatile("" : "+f"(number)::"memory");
     }
   }
 
   // Adds the sums of one block of K and starts the products of the block behind it, of which `to`
   // are the weights.
   __device__ __forceinline__ void turn(
-      uint32_t stage, int u, int sub, const uint32_t (&to)[4][4], int next_sub, uint32_t x) {
+      uint32_t stage, int u, int sub, const Operands& to, int next_sub, uint32_t x) {
     ptx::mma_wait<1>();
     add(0, stage, u, sub);
     start(0, to, next_sub, x);
@@ -220,7 +245,7 @@ class WideSums {
     start(1, to, next_sub, x);
   }
   // The blocks of a K block but for its last one.
-  __device__ __forceinline__ void turns_within(uint32_t stage, int u, const uint32_t (&a)[4][4]) {
+  __device__ __forceinline__ void turns_within(uint32_t stage, int u, const Operands& a) {
 #pragma unroll
     for (int sub = 0; sub + 1 < Form::kSubs; ++sub) {
       turn(stage, u, sub, a, sub + 1, tokens_of(stage, u));
@@ -231,7 +256,7 @@ class WideSums {
   // then lets each wait for the one before. Meanwhile other warpgroups' run.
   __device__ __forceinline__ void accumulate_blocks(RingPlace<Tile::kStages>& place, int steps) {
     constexpr int kLast = Form::kSubs - 1;
-    uint32_t a[2][4][4];
+    Operands a[2];
     wait(place);
     fetch(stage_of(place), 0, a[0]);
     while (steps > 0) {
@@ -327,7 +352,7 @@ class WideSums {
     if (steps <= 0) {
       return;
     }
-    uint32_t a[2][4][4];
+    Operands a[2];
     int before = -1;  // the stage that the products now under way leave behind
     wait(place);
     fetch(stage_of(place), 0, a[0]);
@@ -338,7 +363,7 @@ class WideSums {
 #pragma unroll
       for (int u = 0; u < Tile::kDepth; ++u) {
         const uint32_t bits = kClass == Class::kBoth ? __ldg(precisions + u) : 0;
-        multiply_class<kClass>(a[u % 2], bits, tokens_of(stage, u));
+        multiply_class<kClass>(a[u % 2][0], bits, tokens_of(stage, u));
         if (u + 1 < Tile::kDepth) {
           ptx::mma_wait<1>();
           if (u == 0 && before >= 0) {
@@ -369,15 +394,16 @@ class WideSums {
   uint32_t base_;
   int group_, lane_;
   int piece_, sixteen_;
-  int32_t sums_[2][kHalf / 2];  // of the halves of the tokens, or of 8 and of 4 bits
+  int32_t sums_[2][kHalf / 2];  // of both halves
+  uint2 x_scales_[kHalf / 8];   // of the block form
 };
 
 template <typename Form, typename Tile>
 __device__ __forceinline__ void multiply_wide(const W4AxArgs& args, int group, uint32_t base) {
   using Shared = WideShared<Form, Tile>;
   using Codec = std::conditional_t<Form::kClass, ChannelSums, ScaledSums>;
-  using Link =
-      ChainLink<128, Tile::kGroups, Tile::kCluster, Tile::kTokens / 8 * (Form::kClass ? 2 : 1)>;
+  using Link = ChainLink<128, Tile::kGroups, Tile::kCluster,
+                         Tile::kTokens / 8 * Tile::kBlocks*(Form::kClass ? 2 : 1)>;
   const int thread = static_cast<int>(threadIdx.x & 127);
   ChainParts parts(args.schedule, static_cast<int>(blockIdx.x) / Tile::kCluster);
   GemmPart part;
@@ -411,7 +437,8 @@ __device__ __forceinline__ void multiply_wide(const W4AxArgs& args, int group, u
     if constexpr (Form::kClass) {
       sums.scale_classes(args, part.token_tile * Tile::kTokens);
     }
-    const ChannelTerms<1> terms = load_terms<Codec, Tile>(args.base, part, group, thread);
+    const ChannelTerms<Tile::kBlocks> terms =
+        load_terms<Codec, Tile>(args.base, part, group, thread);
     const TokenTerms<Tile::kTokens> tokens = load_token_terms<Codec, Tile>(args.base, part, thread);
     const StoreRooms rooms{base + Shared::kTokenScales + group * Shared::kTokenScaleBytes,
                            base + Shared::kWords + group * Shared::kWordBytes};
