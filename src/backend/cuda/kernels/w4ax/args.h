@@ -40,8 +40,10 @@ struct W4AxTile {
   int depth = 0;     // K blocks of a step
   int resident = 1;  // blocks that fit a multiprocessor
   int cluster = 1;
-  bool few = false;                             // whether it is of few.cuh
-  double step_clocks = 0.0, tile_clocks = 0.0;  // that a step and a tile are reckoned to take
+  bool few = false;  // whether it is of few.cuh
+  // Clocks that a step is reckoned to take where blocks have a multiprocessor to themselves, and
+  // where they share it.
+  double alone = 0.0, shared = 0.0;
   unsigned threads = 0;
   size_t shared_bytes = 0;
   void (*kernel)(W4AxMaps maps, W4AxArgs args) = nullptr;

@@ -37,16 +37,23 @@ class W4AxSm90 final : public W4AxPacked {
   /// Tests and benchmarks.
   [[nodiscard]] int tile_count() const;
   [[nodiscard]] const W4AxTile& tile(int index) const;
-  [[nodiscard]] ChainSchedule schedule(int index, int64_t m) const;
+  [[nodiscard]] ChainSchedule schedule(int index, int64_t m) const {
+    return plan(tile(index), m).schedule;
+  }
   cudaError_t run_schedule(int index,
                            const ChainSchedule& schedule,
                            const GemmLaunch& args,
                            const LaunchContext& context) const;
 
  private:
+  /// How a product is shared among blocks, and the clocks that this is reckoned to take.
+  struct Plan {
+    ChainSchedule schedule;
+    double clocks = 0.0;
+  };
+  [[nodiscard]] Plan plan(const W4AxTile& tile, int64_t m) const;
   /// False where the driver refuses.
   [[nodiscard]] bool map_all(const W4AxTile& tile, const GemmLaunch& args, W4AxMaps& maps) const;
-  [[nodiscard]] double clocks(const W4AxTile& tile, const ChainSchedule& schedule) const;
 
   const W4AxTiles& tiles_;
   int sms_;

@@ -398,10 +398,45 @@ class WideSums {
   uint2 x_scales_[kHalf / 8];   // of the block form
 };
 
+// The same in all threads of a warp, so that the compiler keeps what depends on it in uniform
+// registers, from which products take their descriptors.
+__device__ __forceinline__ int same_in_warp(int value) {
+  return __shfl_sync(0xffffffffU, value, 0);
+}
+
+// Until the block before has handed on the sums of its part. All threads look: where one alone
+// did, the compiler would take them to have parted, and use no uniform registers.
+template <typename Link>
+__device__ __forceinline__ void wait_for_sums(const Link& link, int group, int thread) {
+  while (same_in_warp(static_cast<int>(ptx::load_acquire(link.flag_before))) == 0) {
+  }
+  sync_group(group);
+  if (thread == 0) {
+    *link.flag_before = 0;
+  }
+}
+
 template <typename Form, typename Tile>
-__device__ __forceinline__ void multiply_wide(const W4AxArgs& args, int group, uint32_t base) {
+__device__ __forceinline__ void store_wide(WideSums<Form, Tile>& sums,
+                                           const W4AxArgs& args,
+                                           const GemmPart& part,
+                                           int group,
+                                           int thread,
+                                           uint32_t base) {
   using Shared = WideShared<Form, Tile>;
   using Codec = std::conditional_t<Form::kClass, ChannelSums, ScaledSums>;
+  if constexpr (Form::kClass) {
+    sums.scale_classes(args, part.token_tile * Tile::kTokens);
+  }
+  const ChannelTerms<Tile::kBlocks> terms = load_terms<Codec, Tile>(args.base, part, group, thread);
+  const TokenTerms<Tile::kTokens> tokens = load_token_terms<Codec, Tile>(args.base, part, thread);
+  const StoreRooms rooms{base + Shared::kTokenScales + group * Shared::kTokenScaleBytes,
+                         base + Shared::kWords + group * Shared::kWordBytes};
+  store_rows<Codec, Tile>(sums.total, args.base, terms, tokens, part, group, thread, rooms);
+}
+
+template <typename Form, typename Tile>
+__device__ __forceinline__ void multiply_wide(const W4AxArgs& args, int group, uint32_t base) {
   using Link = ChainLink<128, Tile::kGroups, Tile::kCluster,
                          Tile::kTokens / 8 * Tile::kBlocks*(Form::kClass ? 2 : 1)>;
   const int thread = static_cast<int>(threadIdx.x & 127);
@@ -412,37 +447,25 @@ __device__ __forceinline__ void multiply_wide(const W4AxArgs& args, int group, u
     ptx::cluster_wait();  // all have their barriers
   }
   ptx::wait_for_predecessor();
-  const auto uniform = [](int value) { return __shfl_sync(0xffffffffU, value, 0); };
-  while (uniform(next_chain_part<Tile>(parts, part) ? 1 : 0) != 0) {
+  bool more = same_in_warp(next_chain_part<Tile>(parts, part) ? 1 : 0) != 0;
+  while (more) {
     WideSums<Form, Tile> sums(base, group, thread);
     const Link link(args, group, thread);
-    if (part.begin > 0) {
-      if (thread == 0) {
-        while (ptx::load_acquire(link.flag_before) == 0) {
-        }
-        *link.flag_before = 0;
-      }
-      sync_group(group);
+    if (same_in_warp(part.begin) > 0) {
+      wait_for_sums(link, group, thread);
       sums.take_over(link);
     }
     sums.accumulate(place, args, part);
-    if (part.end < args.schedule.steps) {
+    if (same_in_warp(part.end) < args.schedule.steps) {
       sums.hand_on(link);
       sync_group(group);
       if (thread == 0) {
         ptx::add_release(link.own_flag, 1);
       }
-      continue;
+    } else {
+      store_wide<Form, Tile>(sums, args, part, group, thread, base);
     }
-    if constexpr (Form::kClass) {
-      sums.scale_classes(args, part.token_tile * Tile::kTokens);
-    }
-    const ChannelTerms<Tile::kBlocks> terms =
-        load_terms<Codec, Tile>(args.base, part, group, thread);
-    const TokenTerms<Tile::kTokens> tokens = load_token_terms<Codec, Tile>(args.base, part, thread);
-    const StoreRooms rooms{base + Shared::kTokenScales + group * Shared::kTokenScaleBytes,
-                           base + Shared::kWords + group * Shared::kWordBytes};
-    store_rows<Codec, Tile>(sums.total, args.base, terms, tokens, part, group, thread, rooms);
+    more = same_in_warp(next_chain_part<Tile>(parts, part) ? 1 : 0) != 0;
   }
 }
 
