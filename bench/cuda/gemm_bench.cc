@@ -15,7 +15,7 @@
 #include "backend/cuda/row_kernels.h"
 #include "bench/cuda/bench_data.h"
 #include "bench/cuda/bench_timer.h"
-#include "bench/kernels/random_blocks.h"
+#include "bench/kernels/random_weight.h"
 #include "quant/quant_tensor.h"
 #include "quant/scheme.h"
 
@@ -84,11 +84,9 @@ Result<Subject> make_subject(const QuantScheme& scheme,
   const int64_t max_m = *std::ranges::max_element(options.row_counts);
   Subject subject{.scheme = scheme, .shape = shape, .max_m = max_m};
   subject.act = scheme.act == ActFormat::kFloat ? ActFormat::kBf16 : scheme.act;
-  ActSpec spec(subject.act);
-  if (subject.act == ActFormat::kIntBlocks) {
-    spec.blocks = random_blocks(scheme.weight, shape.k, options.a4_share);
-  }
-  NIBBLE_ASSIGN_OR_RETURN(subject.blocks, DeviceBlocks::create(spec, scheme.weight, shape.k));
+  NIBBLE_ASSIGN_OR_RETURN(
+      subject.blocks,
+      DeviceBlocks::create(bench_act(scheme, shape.k, options.a4_share), scheme.weight, shape.k));
   const WeightFormat& format = scheme.weight;
   const auto weights = static_cast<size_t>(shape.n * shape.k);
   subject.weight_bytes = bits_per_weight(format, shape.k) / 8.0 * static_cast<double>(weights);
