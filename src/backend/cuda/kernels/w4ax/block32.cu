@@ -5,9 +5,10 @@ namespace {
 
 using Form = W4AxForm<4, false>;
 
-constexpr W4AxTile kFew[] = {few_tile<Form, FewTile<16, 32, 4, 5, 1>>()};
-constexpr W4AxTile kWide[] = {wide_tile<Form, WideTile<32, 2, 2, 5, 1>>(),
-                              wide_tile<Form, WideTile<64, 2, 2, 4, 1>>()};
+constexpr W4AxTile kFew[] = {few_tile<Form, FewTile<16, 32, 4, 5, 1>>({.alone = 1500})};
+constexpr W4AxTile kWide[] = {wide_tile<Form, WideTile<32, 1, 4, 5, 1>>({.alone = 2800}),
+                              wide_tile<Form, WideTile<64, 2, 2, 4, 1>>({.alone = 3200}),
+                              wide_tile<Form, WideTile<128, 2, 2, 3, 1>>({.alone = 5600})};
 
 }  // namespace
 
