@@ -49,13 +49,12 @@ struct OfflineReport {
 
 /// Bytes of keys and values that a decode step reads for one sequence of this length.
 int64_t kv_bytes_read(const ModelConfig& config, KvCode code, int64_t length) {
-  int64_t bytes = 0;
+  double bytes = 0;
   for (const KvSpec& spec : kv_specs(config, code)) {
     const int64_t tokens = spec.window > 0 ? std::min(spec.window, length) : length;
-    bytes += tokens * spec.kv_heads *
-             (kv_token_bytes(code, spec.key_dim) + kv_token_bytes(code, spec.value_dim));
+    bytes += static_cast<double>(tokens * spec.kv_heads) * kv_token_bytes(code, spec.key_dim);
   }
-  return bytes;
+  return static_cast<int64_t>(bytes);
 }
 
 std::vector<OfflineShape> shapes_of(const OfflineFlags& flags) {

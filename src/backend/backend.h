@@ -63,7 +63,9 @@ class Backend {
     return shape.page_bytes();
   }
   /// Tokens of a page where nobody says otherwise.
-  [[nodiscard]] virtual int64_t preferred_page_size(KvCode /*code*/) const { return 16; }
+  [[nodiscard]] virtual int64_t preferred_page_size(KvCode code) const {
+    return kv_has_residual(code) ? kChannelTokens : 16;
+  }
   /// kUnsupported, with the remedy, for a cache of this shape that there are no kernels for.
   [[nodiscard]] virtual Status check_kv(const KvView& /*shape*/, int64_t /*heads*/) const {
     return {};

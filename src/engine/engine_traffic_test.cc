@@ -277,15 +277,17 @@ TEST(EngineCore, WindowsGivePagesBack) {
   EXPECT_EQ(again.events.back().cached_tokens, 31984);
 }
 
+constexpr int64_t kAnswer = 100;
+
 /// Greedy continuation of a prompt by a model on its own, with all pages kept.
 std::vector<int32_t> continuation(Model& model,
                                   const Backend& backend,
-                                  std::vector<int32_t> tokens,
-                                  int64_t count) {
-  SequenceRunner runner(model, backend, KvCode::kBf16);
+                                  KvCode code,
+                                  const std::vector<int32_t>& tokens) {
+  SequenceRunner runner(model, backend, code);
   std::vector<float> logits = runner.feed(tokens);
   std::vector<int32_t> answer;
-  for (int64_t i = 0; i < count; ++i) {
+  for (int64_t i = 0; i < kAnswer; ++i) {
     const auto last = logits.end() - model.config().vocab_size;
     answer.push_back(static_cast<int32_t>(std::max_element(last, logits.end()) - last));
     logits = runner.feed({&answer.back(), 1});
@@ -293,18 +295,29 @@ std::vector<int32_t> continuation(Model& model,
   return answer;
 }
 
+struct PoolCase {
+  KvCode code = KvCode::kBf16;
+  int64_t page_size = 16;
+  int64_t pages = 64;         // of pools without a window
+  int64_t window_pages = 22;  // of the others
+  int64_t drafted = 0;        // tokens, looked up
+};
+
 // Real layers over pages that are given back, in pools with just the pages that they need, against
 // a cache that keeps all: windows in every other layer, and in all.
-TEST(EngineCore, ModelsWithWindowsAnswerAsWithAllPages) {
+void check_models_with_windows(const PoolCase& how) {
   for (const char* name : {"qwen2_window", "mistral"}) {
     SCOPED_TRACE(name);
     const auto backend = make_cpu_backend({.threads = 2}).value();
     const ModelOptions sizes{.max_batch_tokens = 400, .max_logit_rows = 400};
     auto model = load_model(std::string("tests/golden/") + name, *backend, sizes).value();
-    EngineOptions options{
-        .max_num_seqs = 2, .max_num_batched_tokens = 48, .page_size = 16, .kv_code = KvCode::kBf16};
+    EngineOptions options{.max_num_seqs = 2,
+                          .max_num_batched_tokens = 48,
+                          .page_size = how.page_size,
+                          .kv_code = how.code};
+    options.speculation = {.tokens = how.drafted, .lookup_max = 3, .lookup_min = 1};
     for (const KvPool& pool : kv_pools(kv_specs(model->config(), options.kv_code))) {
-      options.pool_pages.push_back(pool.spec.window > 0 ? 22 : 64);
+      options.pool_pages.push_back(pool.spec.window > 0 ? how.window_pages : how.pages);
     }
     const EngineOptions resolved = EngineCore::resolve(options, model->config()).value();
     EXPECT_EQ(resolved.max_model_len, 512);  // although few pages hold so much
@@ -317,12 +330,12 @@ TEST(EngineCore, ModelsWithWindowsAnswerAsWithAllPages) {
     std::vector<std::vector<int32_t>> expected;
     expected.reserve(prompts.size());
     for (const auto& prompt : prompts) {
-      expected.push_back(continuation(*model, *backend, prompt, 100));
+      expected.push_back(continuation(*model, *backend, how.code, prompt));
     }
     const auto core = EngineCore::create(std::move(model), resolved).value();
     std::vector<Answer> answers(prompts.size());
     for (size_t i = 0; i < prompts.size(); ++i) {
-      Request request = greedy(prompts[i], 100, answers[i]);
+      Request request = greedy(prompts[i], kAnswer, answers[i]);
       request.ignore_eos = true;
       core->add(std::move(request));
       if (i == 0) {
@@ -335,6 +348,20 @@ TEST(EngineCore, ModelsWithWindowsAnswerAsWithAllPages) {
     }
     EXPECT_EQ(answers[1].events.back().cached_tokens, 256);
     EXPECT_EQ(core->stats().pages_used, 0);
+  }
+}
+
+TEST(EngineCore, ModelsWithWindowsAnswerAsWithAllPages) { check_models_with_windows({}); }
+
+// Keys without codes are in a pool of their own, whose pages come and go; tokens that were proposed
+// in vain, at the end of a page too, leave nothing behind.
+TEST(EngineCore, PagesOfKeysAnswerAsWithAllPages) {
+  for (const int64_t drafted : {0, 5}) {
+    check_models_with_windows({.code = KvCode::kInt4Page,
+                               .page_size = kChannelTokens,
+                               .pages = 16,
+                               .window_pages = 10,
+                               .drafted = drafted});
   }
 }
 

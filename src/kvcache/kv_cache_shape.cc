@@ -11,18 +11,39 @@
 
 namespace nibble {
 
+namespace {
+
+void add_layer(const KvSpec& spec, std::vector<KvPool>& pools) {
+  const auto found =
+      std::ranges::find_if(pools, [&](const KvPool& pool) { return pool.spec == spec; });
+  if (found == pools.end()) {
+    pools.push_back({.spec = spec, .num_layers = 1});
+  } else {
+    ++found->num_layers;
+  }
+}
+
+}  // namespace
+
 std::vector<KvPool> kv_pools(const std::vector<KvSpec>& layers) {
   std::vector<KvPool> pools;
   for (const KvSpec& spec : layers) {
-    const auto found =
-        std::ranges::find_if(pools, [&](const KvPool& pool) { return pool.spec == spec; });
-    if (found == pools.end()) {
-      pools.push_back({.spec = spec, .num_layers = 1});
-    } else {
-      ++found->num_layers;
+    add_layer(spec, pools);
+  }
+  for (const KvSpec& spec : layers) {
+    if (kv_has_residual(spec.code)) {
+      add_layer(residual_of(spec), pools);
     }
   }
   return pools;
+}
+
+int64_t layer_page_bytes(const KvSpec& spec, int64_t page_size, const Backend* backend) {
+  if (spec.is_residual()) {
+    return page_size * spec.kv_heads * kv_row_bytes(spec.code, spec.key_dim);
+  }
+  const KvView view = view_of(spec, page_size);
+  return backend != nullptr ? backend->kv_page_bytes(view) : view.page_bytes();
 }
 
 int64_t window_pages(int64_t window, int64_t page_size) {
@@ -55,9 +76,7 @@ KvCacheShape KvCacheShape::equal_pools(std::vector<KvSpec> layers,
 std::vector<int64_t> KvCacheShape::page_bytes(const Backend* backend) const {
   std::vector<int64_t> bytes;
   for (const KvPool& pool : kv_pools(layers)) {
-    const KvView view = view_of(pool.spec, page_size);
-    const int64_t layer = backend != nullptr ? backend->kv_page_bytes(view) : view.page_bytes();
-    bytes.push_back(layer * pool.num_layers);
+    bytes.push_back(layer_page_bytes(pool.spec, page_size, backend) * pool.num_layers);
   }
   return bytes;
 }
@@ -76,11 +95,13 @@ std::string KvCacheShape::describe() const {
   std::string text;
   const std::vector<KvPool> pools = kv_pools(layers);
   for (size_t pool = 0; pool < pools.size(); ++pool) {
-    const int64_t window = pools[pool].spec.window;
+    const KvSpec& spec = pools[pool].spec;
+    const std::string window = spec.is_residual() ? ", keys that have no codes yet"
+                               : spec.window > 0  ? fmt::format(" with a window of {}", spec.window)
+                                                  : "";
     text += fmt::format("{}{} {}{}: {} pages of {} tokens", pool > 0 ? "; " : "",
                         pools[pool].num_layers, pools[pool].num_layers == 1 ? "layer" : "layers",
-                        window > 0 ? fmt::format(" with a window of {}", window) : "",
-                        num_pages[pool], page_size);
+                        window, num_pages[pool], page_size);
   }
   return text;
 }
@@ -100,6 +121,9 @@ int64_t KvCacheShape::sequences_of(int64_t length) const {
 Status KvCacheShape::check(const Backend& backend, int64_t heads) const {
   for (const KvPool& pool : kv_pools(layers)) {
     const KvSpec& spec = pool.spec;
+    if (spec.is_residual()) {
+      continue;
+    }
     if (spec.key_dim != spec.value_dim) {
       return make_error(StatusCode::kUnsupported,
                         "{} of {} layers keep keys of {} and values of {} elements per head, but "

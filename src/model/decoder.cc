@@ -109,6 +109,7 @@ void Decoder::run_layers(Step& step, const PagedKvCache& cache) {
     context.kv = cache.view(index++);
     context.sequences =
         sequences_in_pool(step.input().sequences, step.input().other_pools, context.kv.pool);
+    context.residuals = residuals_in(context.kv, step.input().sequences, step.input().other_pools);
     layer.attention.forward(hidden, context);
     std::visit([&](auto& mlp) { mlp.forward(hidden, context); }, layer.mlp);
   }

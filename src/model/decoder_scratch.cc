@@ -49,7 +49,7 @@ StepLimits step_limits(const ModelConfig& config, const ModelOptions& options) {
           .sequences = options.max_sequences > 0 ? options.max_sequences : options.max_logit_rows,
           .logit_rows = options.max_logit_rows,
           .positions = config.max_position,
-          .pools = std::ssize(kv_pools(kv_specs(config, KvCode::kBf16))),
+          .pools = std::ssize(kv_pools(kv_specs(config, options.kv_code))),
           .input_width = config.hidden_size + config.intermediate_size,
           .top_k = has_experts_somewhere(config) ? config.moe.experts_per_token : 0,
           .hidden = config.hidden_size,

@@ -194,6 +194,9 @@ TEST_P(GoldenTest, LogitsAgreeWithTransformers) {
 TEST_P(GoldenTest, DecodeAndChunkedPrefillEqualPrefillBitForBit) {
   const GoldenPrompt& prompt = golden_.back();
   for (const KvCode code : kKvCodes) {
+    if (kv_format(code).per == KvParameters::kPerChannel) {
+      continue;  // needs ranges: kv_sidecar_test.cc
+    }
     const std::vector<float> whole = runner(code, prompt).feed(prompt.tokens);
     EXPECT_EQ(runner(code, prompt).feed_in_chunks(prompt.tokens, 1), whole);
     EXPECT_EQ(runner(code, prompt).feed_in_chunks(prompt.tokens, 37), whole);

@@ -69,14 +69,29 @@ class DecoderLoader final {
  private:
   Status load_kv_sidecar() {
     const std::string path = kv_sidecar_path(folder_);
-    if (!kv_format(options_.kv_code).turned || !file_exists(path)) {
+    const KvFormat format = kv_format(options_.kv_code);
+    const bool needed = format.per == KvParameters::kPerChannel;
+    if (needed && !file_exists(path)) {
+      return refuse_ranges(path, "does not exist");
+    }
+    if (!format.turned || !file_exists(path)) {
       return {};
     }
     NIBBLE_ASSIGN_OR_RETURN(KvSidecar sidecar, read_kv_sidecar(path, kv_sidecar_shape(config_)));
+    if (needed && !has_ranges(sidecar)) {
+      return refuse_ranges(path, "has no ranges: it was made before there were any, or edited");
+    }
     NIBBLE_LOG(kInfo, "{}: decides how keys and values enter the {} cache: {}", path,
                kv_code_name(options_.kv_code), describe(sidecar));
-    layers_.use(std::move(sidecar));
+    layers_.use(std::move(sidecar), options_.kv_code);
     return {};
+  }
+
+  [[nodiscard]] Status refuse_ranges(const std::string& path, std::string_view why) const {
+    return make_error(StatusCode::kInvalidArgument,
+                      "--kv-cache-dtype {} needs each channel's range, but {} {}; make it with "
+                      "nibble calibrate-kv {} --calibrate TEXT, or choose another --kv-cache-dtype",
+                      kv_code_name(options_.kv_code), path, why, folder_);
   }
 
   void log_kv_scales() const {

@@ -44,6 +44,16 @@ class CpuBackend final : public Backend {
   [[nodiscard]] std::string_view name() const override { return name_; }
   [[nodiscard]] int threads() const override { return pool_.threads(); }
 
+  [[nodiscard]] Status check_kv(const KvView& shape, int64_t /*heads*/) const override {
+    if (kv_has_residual(shape.code) && shape.page_size % kChannelTokens != 0) {
+      return make_error(StatusCode::kInvalidArgument,
+                        "a cache in {} has pages of whole groups of {} tokens, not of {}; choose "
+                        "--block-size {}",
+                        kv_code_name(shape.code), kChannelTokens, shape.page_size, kChannelTokens);
+    }
+    return {};
+  }
+
   [[nodiscard]] Status check_gemm(const WeightFormat& format,
                                   const ActSpec& act,
                                   int64_t k) const override {

@@ -174,6 +174,13 @@ struct TileKernels {
   void (*fixed_pieces)(const FixedRow& row, int64_t slab_stride) = nullptr;
 };
 
+/// Codes are (x - offset) * inverse, clamped to 0..15, of each channel.
+struct CodeGrid {
+  int64_t dim = 0;
+  const float* inverses = nullptr;
+  const float* offsets = nullptr;
+};
+
 struct RowKernels {
   void (*round_fixed)(const FixedRow& row) = nullptr;
   Int8RowResult (*quantize_int8)(const Int8Row& row) = nullptr;
@@ -195,6 +202,10 @@ struct RowKernels {
   void (*round_row)(float* x, int64_t n, int places) = nullptr;
   // Writes one head's keys or values of one token.
   void (*write_kv)(const KvLayout& kv, const float* x, uint8_t* row, float* params) = nullptr;
+  // The scale and the offset that INT4 codes of x [n] should have; NaN where one is not finite.
+  void (*fit_int4)(const float* x, int64_t n, float* line) = nullptr;
+  // INT4 codes of x [grid.dim], two in a byte.
+  void (*code_int4)(const float* x, const CodeGrid& grid, uint8_t* row) = nullptr;
 };
 
 struct AttentionKernels {

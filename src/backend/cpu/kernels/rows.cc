@@ -18,6 +18,8 @@ constinit const RowKernels kRows = {
     .rotate = rotate,
     .round_row = round_row,
     .write_kv = write_kv,
+    .fit_int4 = fit_int4,
+    .code_int4 = code_int4,
 };
 
 }  // namespace nibble::cpu::NIBBLE_ISA

@@ -164,6 +164,7 @@ float score_factor(const AttentionShape& shape) {
   const float factor = shape.scale * std::numbers::log2e_v<float>;
   switch (kv_format(shape.kv.code).per) {
     case KvParameters::kPerTokenHead:  // codes stand as fp16 subnormals
+    case KvParameters::kPerChannel:
       return factor * 0x1p24F;
     case KvParameters::kPerTensor:
       return factor * shape.k_scale;
