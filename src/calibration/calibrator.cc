@@ -30,6 +30,9 @@ class Calibrator final : public JobMaker {
                                 {"length", std::ssize(text_.windows.front())},
                                 {"seed", static_cast<int64_t>(options_.text.seed)},
                                 {"tokens", text_.tokens()}});
+    if (!options_.blocks.is_null()) {
+      recipe.set("blocks", options_.blocks);
+    }
     const std::string& device = options_.backend.device;
     if (device != "cpu") {  // whose codes are others where two are nearly as good
       recipe.set("device", device.substr(0, device.find(':')));
@@ -105,6 +108,7 @@ class Calibrator final : public JobMaker {
                            .windows = windows,
                            .rounder = rounder,
                            .times = times_,
+                           .acts = options_.acts,
                            .device = on_device};
     NIBBLE_RETURN_IF_ERROR(windows.open_files());
     NIBBLE_ASSIGN_OR_RETURN(const int64_t first, windows.first_layer(work.jobs));
@@ -127,6 +131,12 @@ class Calibrator final : public JobMaker {
                           "--method {}: the scale rule of {} takes no values that are chosen "
                           "beforehand; leave --scale-rule out",
                           rounding_name(options_.rounding), matrix.name());
+      }
+      if (matrix.scheme.act == ActFormat::kIntBlocks && options_.blocks.is_null()) {
+        return make_error(StatusCode::kUnsupported,
+                          "{}: precisions of blocks are chosen for a whole model; give {} with "
+                          "--scheme, and other schemes with --rule",
+                          matrix.name(), matrix.scheme.name);
       }
       widest = std::max(widest, matrix.matrix->k());
     }

@@ -158,7 +158,10 @@ Result<std::unique_ptr<SiteInputs>> SiteInputs::create(const LayerParts& parts,
     inputs->device_observer_.emplace(
         *inputs->site_, DeviceObserver::Parts{parts.runner.backend(), parts.device->math()});
   } else {
-    inputs->sums_.emplace(k, first.scheme.act, parts.with_float());
+    const ActSpec* act = parts.acts.find(layer, site);
+    inputs->sums_.emplace(
+        k, RowForm(act != nullptr ? *act : ActSpec(first.scheme.act), first.scheme.weight),
+        parts.with_float());
     inputs->observer_.emplace(*inputs->sums_, parts.pool, parts.times);
   }
   return inputs;

@@ -11,6 +11,7 @@
 #include "calibration/job_rounder.h"
 #include "calibration/layer_jobs.h"
 #include "calibration/layer_runner.h"
+#include "calibration/site_acts.h"
 #include "calibration/site_observer.h"
 #include "calibration/windows.h"
 
@@ -26,6 +27,7 @@ struct LayerParts {
   Windows& windows;
   JobRounder& rounder;
   PartTimes& times;
+  const SiteActs& acts;
   DeviceRounding* device = nullptr;  // null: all is done on the host
 
   [[nodiscard]] FloatModel with_float() const {

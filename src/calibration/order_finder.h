@@ -6,17 +6,18 @@
 #include <vector>
 
 #include "base/status.h"
+#include "calibration/channel_sizes.h"
 #include "calibration/model_transform.h"
 
 namespace nibble {
-
-/// By what channels are ordered, the largest first.
-enum class OrderKey : uint8_t { kMeanSquare, kLargest };
 
 struct OrderFinding {
   std::string model;  // folder
   const std::vector<std::vector<int32_t>>& windows;
   OrderKey key = OrderKey::kMeanSquare;
+  /// Of a product whose rows are rounded in blocks of so many channels: what down multiplies stays
+  /// within each of equal_parts(). 0: no blocks, and no parts.
+  int64_t block = 0;
   std::string beside;  // where a file for hidden states is made, which has no name
   int threads = 1;
   const std::atomic<bool>* stop = nullptr;

@@ -70,6 +70,10 @@ class Chain final {
                                  {"text_xxh3", text.digest},
                                  {"windows", std::ssize(text.windows)},
                                  {"tokens", text.tokens()}});
+    if (in_blocks()) {
+      wanted.stamp.set("block", options_.blocks.block);
+      wanted.stamp.set("a8_share", options_.blocks.a8_share);
+    }
     if (has_stamp(next, wanted.stamp)) {
       NIBBLE_LOG(kInfo, "{}: is there from an earlier run", next);
       return {};
@@ -103,11 +107,13 @@ class Chain final {
       return make_turn(stage.config);
     }
     if (transform == Transform::kPermute) {
-      NIBBLE_ASSIGN_OR_RETURN(ChannelOrders orders, find_orders({.model = stage.model,
-                                                                 .windows = stage.text.windows,
-                                                                 .beside = stage.next,
-                                                                 .threads = threads_,
-                                                                 .stop = options_.quantize.stop}));
+      NIBBLE_ASSIGN_OR_RETURN(ChannelOrders orders,
+                              find_orders({.model = stage.model,
+                                           .windows = stage.text.windows,
+                                           .block = in_blocks() ? options_.blocks.block : 0,
+                                           .beside = stage.next,
+                                           .threads = threads_,
+                                           .stop = options_.quantize.stop}));
       return make_permutation(stage.config, std::move(orders));
     }
     NIBBLE_ASSIGN_OR_RETURN(
@@ -117,10 +123,16 @@ class Chain final {
                                     .windows = stage.text.windows,
                                     .rule = transform == Transform::kAwq ? FactorRule::kMean
                                                                          : FactorRule::kLargest,
+                                    .a8_share = options_.blocks.a8_share,
+                                    .block = options_.blocks.block,
                                     .beside = stage.next,
                                     .threads = threads_,
                                     .stop = options_.quantize.stop}));
     return make_scaling(stage.config, std::move(factors));
+  }
+
+  [[nodiscard]] bool in_blocks() const {
+    return options_.quantize.plan.rules.scheme.act == ActFormat::kIntBlocks;
   }
 
   const ChainOptions& options_;

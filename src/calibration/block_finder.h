@@ -1,0 +1,60 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "calibration/site_acts.h"
+#include "quantizer/algorithms/block_choice.h"
+#include "quantizer/plan.h"
+
+namespace nibble {
+
+/// How channels that need 8 bits come into the same blocks.
+///   kFold    by orders of the model's own channels, which weights on both sides take (permute): for
+///            nothing at run time
+///   kGather  each site reads its channels in an order of its own
+enum class ChannelMoves : uint8_t { kFold, kGather };
+
+struct BlockFinding {
+  const std::string& model;  // folder; its channels in the order that is to stay where they fold
+  const CheckpointReader& reader;
+  const QuantizePlan& plan;  // of it
+  const std::vector<std::vector<int32_t>>& windows;
+  ChannelMoves moves = ChannelMoves::kFold;
+  int block = 128;     // of weights with a scale for each row; groups are blocks
+  std::string beside;  // where a file for hidden states is made, which has no name
+  int threads = 1;
+  const std::atomic<bool>* stop = nullptr;
+};
+
+/// A site whose rows are rounded in blocks.
+struct FoundSite {
+  int64_t layer = 0;
+  Site site = Site::kQkv;
+  int block = 0;
+  std::shared_ptr<const std::vector<int32_t>> columns;  // as of ActSpec; null where channels stay
+};
+
+/// What 4 and 8 bits cost the blocks of a model: of the same number of sites, in the same order.
+struct FoundBlocks {
+  std::vector<FoundSite> sites;
+  BlockRanking ranking;
+
+  [[nodiscard]] SiteActs acts(const BlockChoice& choice) const;
+};
+
+/// Runs the model, not rounded anywhere, layer by layer over the windows, and judges each block of
+/// the rows that enter products with activations in blocks (ActFormat::kIntBlocks): the squares
+/// that 4 bits, clipped in several ways, and 8 bits change in the outputs. Where channels are
+/// gathered they are ordered first, by the mean of their squares, the largest first; those that
+/// devices may share by columns (of attention's output, at ends of heads; and of down) stay within
+/// each of up to eight equal parts.
+/// Errors: those of LayerRunner::open(); kUnsupported for routed experts in such a scheme;
+/// kInvalidArgument for inputs that are no numbers, naming the matrix; kCancelled, kIo.
+Result<FoundBlocks> find_blocks(const BlockFinding& finding);
+
+}  // namespace nibble
