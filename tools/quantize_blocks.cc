@@ -136,7 +136,7 @@ std::string digest_of_choice(const FoundBlocks& found, const BlockChoice& choice
   std::string text;
   for (size_t i = 0; i < found.sites.size(); ++i) {
     const FoundSite& site = found.sites[i];
-    text += fmt::format("{} {} {} {}", site.layer, static_cast<int>(site.site), site.block,
+    text += fmt::format("{} {} {}", site.layer, static_cast<int>(site.site),
                         choice.sites[i].clip);
     text.append(choice.sites[i].bits.begin(), choice.sites[i].bits.end());
     for (size_t c = 0; site.columns != nullptr && c < site.columns->size(); ++c) {
@@ -203,9 +203,10 @@ void add_block_flags(CLI::App& command, QuantizeFlags& flags) {
       ->check(CLI::PositiveNumber);
   command
       .add_option("--permute", blocks.permute,
-                  "How channels that need 8 bits become neighbours: fold, in the weights alone, or "
-                  "gather, in an order of each input's own, which other programs cannot read")
-      ->check(CLI::IsMember({"fold", "gather"}))
+                  "How channels that need 8 bits become neighbours: fold, in the weights alone; "
+                  "gather, in an order of each input's own, which other programs cannot read; or "
+                  "none")
+      ->check(CLI::IsMember({"fold", "gather", "none"}))
       ->capture_default_str();
 }
 
@@ -266,7 +267,7 @@ Result<SiteActs> choose_blocks(QuantizeFlags& flags) {
                    .reader = reader,
                    .plan = plan,
                    .windows = text.windows,
-                   .moves = gather ? ChannelMoves::kGather : ChannelMoves::kFold,
+                   .moves = gather ? ChannelMoves::kGather : ChannelMoves::kNone,
                    .block = blocks.block,
                    .beside = options.destination,
                    .threads = threads,
@@ -284,6 +285,7 @@ Result<SiteActs> choose_blocks(QuantizeFlags& flags) {
   } else {
     blocks.chosen.set("a8_share", blocks.a8_share);
   }
+  blocks.parts = found.parts;
   const BlockChoice choice = found.ranking.choose(share);
   note_choice(found, choice, blocks);
   return found.acts(choice);

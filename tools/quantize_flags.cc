@@ -257,6 +257,7 @@ Status QuantizeMethod::prepare(QuantizeFlags& flags) {
                                                         .rounding = method.rounding,
                                                         .transforms = method.transforms,
                                                         .acts = std::move(acts),
+                                                        .parts = flags.blocks.parts,
                                                         .blocks = flags.blocks.chosen,
                                                         .backend = flags.backend}));
   options.maker = calibrator_.get();

@@ -18,6 +18,7 @@ struct BlockFlags {
   double a8_share = 0.16;
   double max_kld = 0;  // 0: --a8-share decides
   std::string permute = "fold";
+  int64_t parts = 1;    // FoundBlocks
   Json chosen;          // for recipe and report; null: nothing was chosen
   std::string summary;  // for people
 };

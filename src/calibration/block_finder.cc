@@ -8,6 +8,7 @@
 #include "calibration/channel_sizes.h"
 #include "calibration/layer_runner.h"
 #include "calibration/site_walk.h"
+#include "calibration/split_parts.h"
 #include "calibration/window_states.h"
 #include "quantizer/algorithms/activations.h"
 #include "quantizer/algorithms/gram.h"
@@ -36,8 +37,12 @@ class SizesObserver final : public RowObserver {
 
 /// What is known of the rows of a site.
 struct SiteRows final : public RowObserver {
-  SiteRows(const FoundSite& site, int64_t k, ThreadPool& threads)
-      : found(site), pool(threads), gram(k), errors(k, site.block) {}
+  struct Size {
+    int64_t k;
+    int block;
+  };
+  SiteRows(const FoundSite& site, Size size, ThreadPool& threads)
+      : found(site), pool(threads), gram(size.k), errors(size.k, size.block) {}
 
   Then observe(Step& step, const InputRows& rows) override {
     x.resize(static_cast<size_t>(step.rows() * rows.width));
@@ -64,7 +69,8 @@ class BlockFinder final {
         runner_(runner),
         config_(runner.config()),
         pool_(finding.threads),
-        jobs_(finding.plan, runner.config()) {}
+        jobs_(finding.plan, runner.config()),
+        parts_(split_parts(runner.config(), finding.block)) {}
 
   Result<FoundBlocks> run() {
     NIBBLE_ASSIGN_OR_RETURN(WindowStates states, WindowStates::create({.runner = runner_,
@@ -74,7 +80,7 @@ class BlockFinder final {
     for (int64_t layer = 0; layer < config_.num_layers; ++layer) {
       NIBBLE_RETURN_IF_ERROR(judge_layer(layer, states));
     }
-    return FoundBlocks{std::move(found_), BlockRanking(std::move(sites_))};
+    return FoundBlocks{finding_.block, parts_, std::move(found_), BlockRanking(std::move(sites_))};
   }
 
  private:
@@ -100,29 +106,25 @@ class BlockFinder final {
                           job.name());
       }
       const WeightFormat& weight = job.scheme.weight;
-      const int block = weight.grouped() ? weight.group_size : finding_.block;
-      if (job.matrix->k() % block != 0) {
+      if (weight.grouped() && weight.group_size != finding_.block) {
+        return make_error(StatusCode::kUnsupported,
+                          "{}: has blocks of {} channels beside others of {}; give all of a model "
+                          "blocks of one size",
+                          job.name(), weight.group_size, finding_.block);
+      }
+      if (job.matrix->k() % finding_.block != 0) {
         return make_error(StatusCode::kInvalidArgument,
                           "{}: its {} input channels are no multiple of blocks of {}; choose a "
-                          "--block of 64 or 32",
-                          job.name(), job.matrix->k(), block);
+                          "smaller --block, or another scheme for it with --rule",
+                          job.name(), job.matrix->k(), finding_.block);
       }
-      sites.push_back({layer, site, block, nullptr});
+      sites.push_back({.layer = layer, .site = site, .columns = nullptr});
     }
     return sites;
   }
 
-  /// Of a site that devices may share by its columns.
   [[nodiscard]] int64_t parts_of(const FoundSite& site) const {
-    const bool output = site.site == Site::kOutput;
-    if (!output && site.site != Site::kDown && site.site != Site::kSharedDown) {
-      return 1;
-    }
-    int64_t parts = equal_parts(first_job(site).matrix->k(), site.block);
-    while (output && config_.num_heads % parts != 0) {
-      parts /= 2;
-    }
-    return parts;
+    return devices_may_split(site.site) ? parts_ : 1;
   }
 
   Status judge_layer(int64_t layer, WindowStates& states) {
@@ -135,7 +137,8 @@ class BlockFinder final {
     std::vector<std::unique_ptr<SiteRows>> rows(kSites);
     for (const FoundSite& site : sites) {
       rows[static_cast<size_t>(site.site)] =
-          std::make_unique<SiteRows>(site, first_job(site).matrix->k(), pool_);
+          std::make_unique<SiteRows>(
+              site, SiteRows::Size{first_job(site).matrix->k(), finding_.block}, pool_);
     }
     NIBBLE_RETURN_IF_ERROR(states.for_each(
         WindowStates::Inputs::kReplaced, [&](ForwardContext& context) {
@@ -179,7 +182,7 @@ class BlockFinder final {
     judged.parts = parts_of(site);
     for (const size_t index : jobs_.of(site.layer, site.site)) {
       const SourceMatrix& matrix = *finding_.plan.jobs[index].matrix;
-      judged.work += matrix.n() * site.block;
+      judged.work += matrix.n() * finding_.block;
       const int64_t step = std::max<int64_t>(1, kPieceWeights / matrix.k());
       for (int64_t row = 0; row < matrix.n(); row += step) {
         const int64_t count = std::min(step, matrix.n() - row);
@@ -201,6 +204,7 @@ class BlockFinder final {
   const ModelConfig& config_;
   ThreadPool pool_;
   LayerJobs jobs_;
+  int64_t parts_;
   std::vector<FoundSite> found_;
   std::vector<BlockSite> sites_;
 };
@@ -213,7 +217,7 @@ SiteActs FoundBlocks::acts(const BlockChoice& choice) const {
     ActSpec act(ActFormat::kIntBlocks);
     act.columns = sites[i].columns;
     act.blocks = std::make_shared<const BlockPrecision>(BlockPrecision{
-        .block = sites[i].block, .bits = choice.sites[i].bits, .clip = choice.sites[i].clip});
+        .block = block, .bits = choice.sites[i].bits, .clip = choice.sites[i].clip});
     acts.set(sites[i].layer, sites[i].site, std::move(act));
   }
   return acts;

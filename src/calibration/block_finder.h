@@ -13,19 +13,17 @@
 
 namespace nibble {
 
-/// How channels that need 8 bits come into the same blocks.
-///   kFold    by orders of the model's own channels, which weights on both sides take (permute): for
-///            nothing at run time
-///   kGather  each site reads its channels in an order of its own
-enum class ChannelMoves : uint8_t { kFold, kGather };
+/// Whether channels are put into another order within a site, or lie as the model has them, which
+/// may have been permuted before (Transform::kPermute).
+enum class ChannelMoves : uint8_t { kNone, kGather };
 
 struct BlockFinding {
-  const std::string& model;  // folder; its channels in the order that is to stay where they fold
+  const std::string& model;  // folder
   const CheckpointReader& reader;
   const QuantizePlan& plan;  // of it
   const std::vector<std::vector<int32_t>>& windows;
-  ChannelMoves moves = ChannelMoves::kFold;
-  int block = 128;     // of weights with a scale for each row; groups are blocks
+  ChannelMoves moves = ChannelMoves::kNone;
+  int block = 128;     // channels; grouped weights have groups of as many
   std::string beside;  // where a file for hidden states is made, which has no name
   int threads = 1;
   const std::atomic<bool>* stop = nullptr;
@@ -35,12 +33,13 @@ struct BlockFinding {
 struct FoundSite {
   int64_t layer = 0;
   Site site = Site::kQkv;
-  int block = 0;
   std::shared_ptr<const std::vector<int32_t>> columns;  // as of ActSpec; null where channels stay
 };
 
 /// What 4 and 8 bits cost the blocks of a model: of the same number of sites, in the same order.
 struct FoundBlocks {
+  int block = 0;
+  int64_t parts = 1;  // of split sites: split_parts()
   std::vector<FoundSite> sites;
   BlockRanking ranking;
 
@@ -51,10 +50,10 @@ struct FoundBlocks {
 /// the rows that enter products with activations in blocks (ActFormat::kIntBlocks): the squares
 /// that 4 bits, clipped in several ways, and 8 bits change in the outputs. Where channels are
 /// gathered they are ordered first, by the mean of their squares, the largest first; those that
-/// devices may share by columns (of attention's output, at ends of heads; and of down) stay within
-/// each of up to eight equal parts.
-/// Errors: those of LayerRunner::open(); kUnsupported for routed experts in such a scheme;
-/// kInvalidArgument for inputs that are no numbers, naming the matrix; kCancelled, kIo.
+/// devices may share by columns (of attention's output and of down) stay within each of
+/// split_parts().
+/// Errors: those of LayerRunner::open(); kUnsupported for routed experts in such a scheme, and for
+/// blocks of several sizes; kInvalidArgument for inputs that are no multiple of a block, and for inputs that are no numbers, naming the matrix; kCancelled, kIo.
 Result<FoundBlocks> find_blocks(const BlockFinding& finding);
 
 }  // namespace nibble

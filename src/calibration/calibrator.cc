@@ -7,6 +7,7 @@
 
 #include "arch/family.h"
 #include "base/log.h"
+#include "calibration/block_files.h"
 #include "calibration/calibration_memory.h"
 #include "calibration/layer_rounder.h"
 #include "calibration/layer_runner.h"
@@ -50,6 +51,17 @@ class Calibrator final : public JobMaker {
                                .threads = threads});
   }
 
+  Status complete(const QuantizePlan& plan, const std::string& folder) const override {
+    return options_.acts.empty() ? Status()
+                                 : write_block_files({.plan = plan,
+                                                      .config = config_,
+                                                      .acts = options_.acts,
+                                                      .permuted = permuted(),
+                                                      .parts = options_.parts,
+                                                      .calibration = recipe()},
+                                                     folder);
+  }
+
   Status make(const JobMakerContext& context) override {
     BackendOptions backend = options_.backend;
     backend.cpu.threads = context.threads;
@@ -72,6 +84,10 @@ class Calibrator final : public JobMaker {
   }
 
  private:
+  [[nodiscard]] bool permuted() const {
+    return std::ranges::count(options_.transforms, Transform::kPermute) > 0;
+  }
+
   struct Work {
     const JobMakerContext& context;
     const LayerJobs& jobs;

@@ -19,7 +19,8 @@ struct CalibrationOptions {
   Rounding rounding = Rounding::kGptq;
   std::vector<Transform> transforms = {};  // that made the model, for the recipe
   SiteActs acts = {};                      // of schemes with activations in blocks
-  Json blocks = {};                        // how these were chosen, for the recipe; null: none are
+  int64_t parts = 1;                       // of these: split_parts()
+  Json blocks = {};                        // how they were chosen, for the recipe; null: none are
   /// Computes the layers, the sums and the codes; its threads are those of the run.
   BackendOptions backend = {.device = "cpu"};
   /// Of a matrix, rounded and judged at a time: a head of 150,000 rows need not be in memory in

@@ -7,7 +7,6 @@
 
 #include "calibration/site_walk.h"
 #include "calibration/window_states.h"
-#include "quantizer/algorithms/block_choice.h"
 
 namespace nibble {
 namespace {
@@ -83,9 +82,8 @@ class OrderFinder final {
     }
     ChannelOrders::Layer orders{.values = of_values(sizes(Site::kOutput))};
     if (!turned) {
-      const std::vector<double>& down = sizes(experts > 0 ? Site::kSharedDown : Site::kDown);
-      const int64_t parts = finding_.block > 0 ? equal_parts(std::ssize(down), finding_.block) : 1;
-      orders.down = order_by_size(down, parts);
+      orders.down = order_by_size(sizes(experts > 0 ? Site::kSharedDown : Site::kDown),
+                                  finding_.parts);
     }
     for (const ChannelSizes& expert : routed.of_experts) {
       const std::vector<double> none(static_cast<size_t>(routed.width), 0.0);

@@ -15,9 +15,7 @@ struct OrderFinding {
   std::string model;  // folder
   const std::vector<std::vector<int32_t>>& windows;
   OrderKey key = OrderKey::kMeanSquare;
-  /// Of a product whose rows are rounded in blocks of so many channels: what down multiplies stays
-  /// within each of equal_parts(). 0: no blocks, and no parts.
-  int64_t block = 0;
+  int64_t parts = 1;   // equal ones, that what down multiplies stays in (split_parts())
   std::string beside;  // where a file for hidden states is made, which has no name
   int threads = 1;
   const std::atomic<bool>* stop = nullptr;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <utility>
 
@@ -12,6 +13,9 @@ namespace nibble {
 class SiteActs final {
  public:
   void set(int64_t layer, Site site, ActSpec act) { acts_[{layer, site}] = std::move(act); }
+  [[nodiscard]] bool empty() const { return acts_.empty(); }
+  /// In the order of layers and sites.
+  [[nodiscard]] const std::map<std::pair<int64_t, Site>, ActSpec>& all() const { return acts_; }
   /// Null: as the scheme says.
   [[nodiscard]] const ActSpec* find(int64_t layer, Site site) const {
     const auto found = acts_.find({layer, site});

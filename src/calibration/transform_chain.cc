@@ -6,6 +6,7 @@
 
 #include "base/cpu_topology.h"
 #include "base/log.h"
+#include "calibration/split_parts.h"
 #include "calibration/order_finder.h"
 #include "calibration/scale_finder.h"
 #include "calibration/transformed_model.h"
@@ -110,7 +111,7 @@ class Chain final {
       NIBBLE_ASSIGN_OR_RETURN(ChannelOrders orders,
                               find_orders({.model = stage.model,
                                            .windows = stage.text.windows,
-                                           .block = in_blocks() ? options_.blocks.block : 0,
+                                           .parts = parts_of(stage.config),
                                            .beside = stage.next,
                                            .threads = threads_,
                                            .stop = options_.quantize.stop}));
@@ -133,6 +134,11 @@ class Chain final {
 
   [[nodiscard]] bool in_blocks() const {
     return options_.quantize.plan.rules.scheme.act == ActFormat::kIntBlocks;
+  }
+
+  /// That devices which share the model have of what attention's output and down multiply.
+  [[nodiscard]] int64_t parts_of(const ModelConfig& config) const {
+    return in_blocks() ? split_parts(config, options_.blocks.block) : 1;
   }
 
   const ChainOptions& options_;
