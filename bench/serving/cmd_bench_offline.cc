@@ -132,6 +132,7 @@ Result<OfflineReport> measure(const OfflineFlags& flags) {
   OfflineReport report;
   EngineOptions base;
   base.max_num_batched_tokens = flags.max_num_batched_tokens;
+  base.ignore_fmpq = flags.model.ignore_fmpq;
   NIBBLE_ASSIGN_OR_RETURN(const std::optional<KvCode> asked,
                           parse_kv_cache_dtype(flags.model.kv_cache_dtype));
   NIBBLE_ASSIGN_OR_RETURN(const ModelConfig config, load_model_config(flags.model.model_dir));

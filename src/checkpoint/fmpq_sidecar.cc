@@ -8,7 +8,11 @@
 #include <optional>
 #include <utility>
 
+#include <fmt/ranges.h>
+
 #include "base/file.h"
+#include "base/json_number.h"
+#include "checkpoint/checkpoint_writer.h"
 #include "checkpoint/weights_digest.h"
 
 namespace nibble {
@@ -68,7 +72,7 @@ class SidecarReader final {
     out_.scales = static_cast<BlockScales>(scales);
     out_.permute = static_cast<FmpqPermute>(permute);
     out_.block = static_cast<int>(block);
-    for (auto& [name, value] : {std::pair{"calibration", &out_.calibration}, {"kv", &out_.kv}}) {
+    for (const auto& [name, value] : {std::pair{"calibration", &out_.calibration}, {"kv", &out_.kv}}) {
       const Json* found = json_.find(name);
       *value = found == nullptr ? Json() : *found;
     }
@@ -330,6 +334,91 @@ Status replace_file(const std::string& path, const std::string& text) {
   return written;
 }
 
+/// A file with the bits of every site, and the columns of those that are gathered.
+std::string tensors_text(const FmpqSidecar& sidecar) {
+  std::vector<TensorPlan> plan;
+  std::string data;
+  const auto add = [&](std::string name, DType dtype, int64_t count, const void* numbers) {
+    TensorPlan tensor{.name = std::move(name), .dtype = dtype, .shape = {count}};
+    tensor.bytes = count * dtype_bits(dtype) / 8;
+    data.append(static_cast<const char*>(numbers), static_cast<size_t>(tensor.bytes));
+    plan.push_back(std::move(tensor));
+  };
+  for (size_t i = 0; i < sidecar.sites.size(); ++i) {  // larger elements come first
+    const std::vector<int32_t>& columns = sidecar.sites[i].columns;
+    if (!columns.empty()) {
+      add(columns_name(i), DType::kI32, std::ssize(columns), columns.data());
+    }
+  }
+  for (size_t i = 0; i < sidecar.sites.size(); ++i) {
+    const std::vector<uint8_t>& bits = sidecar.sites[i].precision.bits;
+    add(bits_name(i), DType::kU8, std::ssize(bits), bits.data());
+  }
+  return safetensors_header(plan) + data;
+}
+
+Json site_json(const FmpqSidecar::Site& site) {
+  return Json::object({{"modules", JsonArray(site.modules.begin(), site.modules.end())},
+                       {"inputs", site.precision.k()},
+                       {"clip", shortest_number(site.precision.clip)},
+                       {"split", site.split}});
+}
+
+/// The index of a folder whose weights are one file.
+std::string index_text(const CheckpointReader& weights) {
+  JsonObject map;
+  int64_t total = 0;
+  for (const TensorInfo* tensor : weights.tensors()) {
+    map.append(tensor->name, std::string(weights.file_of(*tensor)));
+    total += static_cast<int64_t>(tensor->data.size());
+  }
+  return Json::object({{"metadata", Json::object({{"total_size", total}})},
+                       {"weight_map", std::move(map)}})
+             .dump_pretty() +
+         "\n";
+}
+
+Status check_sidecar(const FmpqSidecar& sidecar) {
+  for (const FmpqSidecar::Site& site : sidecar.sites) {
+    if (site.modules.empty() || site.precision.block != sidecar.block) {
+      return make_error(StatusCode::kInvalidArgument,
+                        "{}: a site has no modules, or another block than {}", kFmpqSidecarName,
+                        sidecar.block);
+    }
+    NIBBLE_RETURN_IF_ERROR(check_fmpq_site(sidecar, site).with_context(site.modules.front()));
+  }
+  return {};
+}
+
 }  // namespace
+
+Status write_fmpq_sidecar(const FmpqSidecar& sidecar,
+                          const CheckpointReader& weights,
+                          const std::string& folder) {
+  NIBBLE_RETURN_IF_ERROR(check_sidecar(sidecar));
+  NIBBLE_ASSIGN_OR_RETURN(const std::string digest, weights_digest(weights, modules_of(sidecar)));
+  JsonArray sites;
+  std::ranges::transform(sidecar.sites, std::back_inserter(sites), site_json);
+  const Json json = Json::object(
+      {{"nibble_fmpq", kFmpqVersion},
+       {"form", kScalesNames.at(static_cast<size_t>(sidecar.scales))},
+       {"block", sidecar.block},
+       {"permute", kPermuteNames.at(static_cast<size_t>(sidecar.permute))},
+       {"parts", sidecar.parts},
+       {"a4_share", sidecar.share_of_4_bits(weights)},
+       {"weights_xxh64", digest},
+       {"calibration", sidecar.calibration},
+       {"kv", sidecar.kv},
+       {"sites", std::move(sites)}});
+  const std::string index = fmt::format("{}/model.safetensors.index.json", folder);
+  if (!file_exists(index)) {
+    NIBBLE_RETURN_IF_ERROR(replace_file(index, index_text(weights)));
+  }
+  NIBBLE_RETURN_IF_ERROR(
+      replace_file(fmt::format("{}/{}", folder, kFmpqTensorsName), tensors_text(sidecar)));
+  NIBBLE_RETURN_IF_ERROR(
+      replace_file(fmt::format("{}/{}", folder, kFmpqSidecarName), json.dump_pretty() + "\n"));
+  return sync_directory(folder);
+}
 
 }  // namespace nibble

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
@@ -12,6 +11,7 @@
 #include <unistd.h>
 
 #include "base/file.h"
+#include "base/json_number.h"
 #include "gguf/split.h"
 
 namespace nibble {
@@ -25,20 +25,11 @@ Status bad_field(const std::string& where, std::string_view field, const std::st
   return make_error(StatusCode::kCorrupt, "{}: field {}: {}; {}", where, field, what, kRemedy);
 }
 
-/// The shortest decimal number that reads back as x.
-Json shortest(float x) {
-  std::array<char, 32> text{};
-  const auto [end, ignored] = std::to_chars(text.data(), text.data() + text.size(), x);
-  double value = 0;
-  std::from_chars(text.data(), end, value);
-  return value;
-}
-
 Json json_of(const KvSidecar::Half& half) {
   Json mean;
   if (!half.mean.empty()) {
     JsonArray numbers;
-    std::ranges::transform(half.mean, std::back_inserter(numbers), shortest);
+    std::ranges::transform(half.mean, std::back_inserter(numbers), shortest_number);
     mean = std::move(numbers);
   }
   Json errors = Json(JsonObject());

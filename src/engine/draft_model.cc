@@ -36,7 +36,8 @@ ModelOptions DraftModel::model_options(const EngineOptions& options) {
   return {.max_batch_tokens = options.max_num_batched_tokens,
           .max_logit_rows = most_sequences(options),
           .max_sequences = most_sequences(options),
-          .kv_code = options.kv_code};
+          .kv_code = options.kv_code,
+          .ignore_fmpq = options.ignore_fmpq};
 }
 
 Result<std::unique_ptr<DraftModel>> DraftModel::create(std::unique_ptr<Model> model,

@@ -39,7 +39,8 @@ ModelOptions model_options(const EngineOptions& options) {
   return {.max_batch_tokens = options.max_num_batched_tokens,
           .max_logit_rows = options.max_num_seqs + options.max_prompt_rows,
           .max_sequences = options.max_num_seqs,
-          .kv_code = options.kv_code};
+          .kv_code = options.kv_code,
+          .ignore_fmpq = options.ignore_fmpq};
 }
 
 int64_t prompt_rows(const EngineOptions& options, const ModelConfig& config) {

@@ -124,7 +124,8 @@ Result<std::unique_ptr<Model>> load_model(const std::string& model_dir,
     const bool bf16 = stored.dtype == DType::kBF16;
     return backend.check_gemm(format, bf16 ? ActFormat::kBf16 : ActFormat::kFloat, k).ok();
   };
-  NIBBLE_ASSIGN_OR_RETURN(WeightLoader weights, WeightLoader::open(model_dir, stored, runs));
+  const FmpqUse use = options.ignore_fmpq ? FmpqUse::kIgnored : FmpqUse::kApplied;
+  NIBBLE_ASSIGN_OR_RETURN(WeightLoader weights, WeightLoader::open(model_dir, stored, runs, use));
   for (ReplacedWeights& one : replaced) {
     weights.substitute(one.module, std::move(one.weight), one.act);
   }

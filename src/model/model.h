@@ -22,6 +22,7 @@ struct ModelOptions {
   // Of the caches that it will compute on: where the format has HeadForm, layers take what the
   // folder's sidecar says (checkpoint/kv_sidecar.h).
   KvCode kv_code = KvCode::kBf16;
+  bool ignore_fmpq = false;  // activations stay as they are: checkpoint/fmpq_sidecar.h
 };
 
 /// A loaded decoder-only transformer. forward() allocates nothing and is called by one thread.

@@ -55,11 +55,14 @@ WeightLoader::WeightLoader(CheckpointReader reader,
 
 Result<WeightLoader> WeightLoader::open(const std::string& model_dir,
                                         const ModelConfig& config,
-                                        RunsFormat runs) {
+                                        RunsFormat runs,
+                                        FmpqUse fmpq) {
   NIBBLE_ASSIGN_OR_RETURN(CheckpointReader reader, CheckpointReader::open(model_dir));
   NIBBLE_ASSIGN_OR_RETURN(QuantConfig quant_config, load_quant_config(reader));
   WeightLoader loader(std::move(reader), std::move(quant_config), config);
   loader.runs_ = std::move(runs);
+  NIBBLE_ASSIGN_OR_RETURN(loader.fmpq_,
+                          FmpqInputs::open(*loader.reader_, loader.quant_config_, fmpq));
   NIBBLE_RETURN_IF_ERROR(check_turned_inputs(loader.config_, loader.quant_config_.turned));
   return loader;
 }
@@ -140,6 +143,7 @@ Result<MappedLinear> WeightLoader::use(Result<MappedLinear> mapped,
     return make_error(StatusCode::kCorrupt, "{}: shape [{}, {}], but config.json needs [{}, {}]",
                       where_weight(module), weights.weight.n, weights.weight.k, n, k);
   }
+  NIBBLE_RETURN_IF_ERROR(fmpq_.apply(module, weights));
   modules_.insert(module);
   if (!weights.dropped.empty() && dropped_.insert(weights.dropped).second) {
     NIBBLE_LOG(kWarning, "{}: the {} that {} asks for is left out: activations stay as they are",

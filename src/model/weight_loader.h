@@ -15,6 +15,7 @@
 #include "checkpoint/linear_reader.h"
 #include "checkpoint/quant_config.h"
 #include "checkpoint/source_matrix.h"
+#include "model/fmpq_inputs.h"
 #include "quant/kv_formats.h"
 #include "quant/quant_tensor.h"
 
@@ -28,10 +29,12 @@ namespace nibble {
 /// that a checkpoint with weights that the model would ignore is refused.
 class WeightLoader final {
  public:
-  /// `runs`: what of a GGUF file stays as it is; everything else in blocks becomes BF16.
+  /// `runs`: what of a GGUF file stays as it is; everything else in blocks becomes BF16. `fmpq`:
+  /// what is done with a sidecar of 4-bit activations, if the folder has one.
   static Result<WeightLoader> open(const std::string& model_dir,
                                    const ModelConfig& config,
-                                   RunsFormat runs = nullptr);
+                                   RunsFormat runs = nullptr,
+                                   FmpqUse fmpq = FmpqUse::kApplied);
 
   /// The model's, its family being that whose names the files have (family_as_stored()).
   [[nodiscard]] const ModelConfig& config() const { return config_; }
@@ -124,6 +127,7 @@ class WeightLoader final {
   std::unique_ptr<ThreadPool> pool_;  // once there are experts
   Decoded decoded_;
   QuantConfig quant_config_;
+  FmpqInputs fmpq_;
   ModelConfig config_;
   std::map<std::string, Substitute> substitutes_;
   std::set<std::string, std::less<>> modules_;

@@ -74,7 +74,10 @@ class GroupPipeline {
   static constexpr int kStoreLag = kSlots > 4 ? 3 : kSlots / 2;
   static constexpr int kReady = (kPairs - 1) * (kRun - 1) + kStoreLag + 2;  // when a run is stored
   static constexpr int kAddLag = kReady < kSlots ? kReady : kSlots;
-  static_assert(kRows == 1 || kProducts == 1);
+  /// Four pairs of a group of two products: all take the first, then all the second, two pairs in a
+  /// slot, so that none waits for itself.
+  static constexpr bool kTogether = kPairs == 4 && kProducts == 2;
+  static_assert(kRows == 1 || kProducts == 1 || kTogether);
 
   /// `unused`: memory for the totals of what is in the ring at first.
   GroupPipeline(uint8_t* ring, float* unused)
@@ -131,9 +134,10 @@ class GroupPipeline {
       end[product_of(pair_of(i), group_of(i))] = i + kAddLag;
     }
     const auto meet = [&](int i, int j) {
+      constexpr int kLag = kTogether ? kStoreLag - 1 : kStoreLag;  // the earliest
       bool both = false;
       for (int turn = -2 * kSlots; turn <= 2 * kSlots; turn += kSlots) {
-        both = both || (i + kStoreLag < end[j] + turn && j + kStoreLag + turn < end[i]);
+        both = both || (i + kLag < end[j] + turn && j + kLag + turn < end[i]);
       }
       return both;
     };
@@ -171,10 +175,22 @@ class GroupPipeline {
     }
   }
 
+  template <int kSlot, int kLag>
+  [[gnu::always_inline]] static void store_lagging(uint8_t* ring) {
+    constexpr int kStored = (kSlot - kLag + kSlots) % kSlots;
+    store_tile<kStored % 4, kPlaces.at[kStored] * kTileBytes>(ring);
+  }
+
+  /// Together the last pair's sums leave with those before it: their tile begins anew in that slot.
   template <int kSlot>
   [[gnu::always_inline]] static void store(uint8_t* ring) {
-    constexpr int kStored = (kSlot - kStoreLag + kSlots) % kSlots;
-    store_tile<kStored % 4, kPlaces.at[kStored] * kTileBytes>(ring);
+    constexpr int kBegins = kSlot % 4;
+    if constexpr (!kTogether || kBegins != 2) {
+      store_lagging<kSlot, kStoreLag>(ring);
+    }
+    if constexpr (kTogether && kBegins == 1) {
+      store_lagging<kSlot, kStoreLag - 1>(ring);
+    }
   }
 
   /// Adds a product to sums; rows and weights that the pairs before have loaded are there. With
@@ -221,6 +237,14 @@ class GroupPipeline {
     if constexpr (kProducts == 1) {
       zero_tile<kSum>();
       multiply_piece<kExpand, kSum, kPair, kPiece>(task);
+    } else if constexpr (kTogether) {
+      constexpr int kFirst = kPair % 2 * 2;
+      if constexpr (kPair < 2) {
+        zero_tile<kFirst>();
+        zero_tile<kFirst + 1>();
+      }
+      multiply_piece<kExpand, kFirst, kFirst, kPiece + kPair / 2>(task);
+      multiply_piece<kExpand, kFirst + 1, kFirst + 1, kPiece + kPair / 2>(task);
     } else if constexpr (kPairs == 1) {
       zero_tile<kSum>();
       multiply_pieces<kExpand, kSum, kPiece>(std::make_integer_sequence<int, kProducts>(), task);
@@ -464,7 +488,7 @@ template <typename Panel, typename Kind, int kProducts>
 void tile_gemm_grouped(const TileGemmTask& task, int64_t tile_begin, int64_t tile_end) {
   constexpr int64_t kFewRowTiles = 8;
   const int64_t row_tiles = (task.m + 15) / 16;
-  if constexpr (kProducts == 1) {
+  if constexpr (kProducts == 1 || (kProducts == 2 && Kind::kRowScales)) {
     if (row_tiles % 2 == 0 || row_tiles > kFewRowTiles) {
       return multiply_grouped<Panel, Kind, kProducts, 2>(task, tile_begin, tile_end);
     }

@@ -140,8 +140,38 @@ void block_rows(const GemmTask& task, int64_t tile, int64_t row) {
   }
 }
 
-/// Two weight tiles times kRows rows: each activation that is loaded is used twice. Totals wait in
-/// memory, for the sums of a block need the registers.
+/// Where the sums of a block of two weight tiles lie between the loop that makes them and the one
+/// that scales them, each of which needs the registers.
+template <int kRows>
+struct PairSums {
+  I32x16 of[2][kRows];
+};
+
+/// Two weight tiles times a block of kRows rows: each activation that is loaded is used twice.
+template <int kRows>
+[[gnu::noinline]] void pair_sums(const GemmTask& task,
+                                 const uint8_t* codes,
+                                 const uint8_t* x,
+                                 PairSums<kRows>& sums) {
+  const int64_t tile_bytes = task.w.tile_bytes;
+  const int64_t stride = task.xq_stride;
+  I32x16 acc[kRows][2];
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+    acc[r][0] = acc[r][1] = Simd::set_int(0);
+  }
+  for (const uint8_t* end = x + task.x_block; x < end; x += kStepColumns) {
+    add_pair_half<IntCodecInt4, 0>(codes, tile_bytes, x, stride, acc);
+    add_pair_half<IntCodecInt4, 1>(codes, tile_bytes, x, stride, acc);
+    codes += IntCodecInt4::kStepBytes;
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+    sums.of[0][r] = acc[r][0];
+    sums.of[1][r] = acc[r][1];
+  }
+}
+
 template <int kRows>
 void block_pair(const GemmTask& task, int64_t tile, int64_t row) {
   const PackedWeights& w = task.w;
@@ -151,29 +181,22 @@ void block_pair(const GemmTask& task, int64_t tile, int64_t row) {
   F32x16 total[2][kRows];
   set_zero(total[0]);
   set_zero(total[1]);
+  PairSums<kRows> sums;
   for (int64_t g = 0; g < w.groups; ++g) {
-    asm volatile("" : "+m"(total));
-    I32x16 acc[kRows][2];
+    pair_sums<kRows>(task, codes, x, sums);
+    const F32x16 scales[2] = {load_scales(w, tile * w.groups + g),
+                              load_scales(w, (tile + 1) * w.groups + g)};
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
-      acc[r][0] = acc[r][1] = Simd::set_int(fixed_group(groups + r * task.xq_stride).bias);
-    }
-    for (int64_t k = 0; k < task.x_block; k += kStepColumns) {
-      add_pair_half<IntCodecInt4, 0>(codes, w.tile_bytes, x + k, task.xq_stride, acc);
-      add_pair_half<IntCodecInt4, 1>(codes, w.tile_bytes, x + k, task.xq_stride, acc);
-      codes += IntCodecInt4::kStepBytes;
-    }
-    x += task.x_block;
-    asm("" : "+r"(groups));
-#pragma GCC unroll 2
-    for (int64_t t = 0; t < 2; ++t) {
-      const F32x16 scales = load_scales(w, (tile + t) * w.groups + g);
-#pragma GCC unroll 16
-      for (int r = 0; r < kRows; ++r) {
-        total[t][r] = add_scaled(acc[r][t], fixed_group(groups + r * task.xq_stride).unit, scales,
+      const FixedGroup group = fixed_group(groups + r * task.xq_stride);
+      const I32x16 bias = Simd::set_int(group.bias);
+      for (int t = 0; t < 2; ++t) {
+        total[t][r] = add_scaled(Simd::add_int(sums.of[t][r], bias), group.unit, scales[t],
                                  total[t][r]);
       }
     }
+    codes += task.x_block / kStepColumns * IntCodecInt4::kStepBytes;
+    x += task.x_block;
     groups += sizeof(FixedGroup);
   }
   for (int64_t t = 0; t < 2; ++t) {
