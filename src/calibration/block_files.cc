@@ -36,6 +36,32 @@ FmpqSidecar sidecar_of(const BlockFiles& files) {
   return sidecar;
 }
 
+/// Says that there is a sidecar, and of gathered inputs where other programs look, so that they
+/// refuse columns that they would read in a wrong order.
+void announce(const FmpqSidecar& sidecar, Json& config) {
+  config.set(std::string(kFmpqConfigField), fmpq_config_json());
+  const Json* stored = config.find("quantization_config");
+  if (sidecar.permute != FmpqPermute::kGather || stored == nullptr) {
+    return;
+  }
+  JsonObject groups;
+  for (const auto& [name, member] : stored->find("config_groups")->as_object()) {
+    Json group = member;
+    const Json* activations = group.find("input_activations");
+    if (activations == nullptr || activations->is_null()) {
+      group.set("input_activations", Json::object({{"strategy", kFmpqGatherStrategy},
+                                                   {"type", "int"},
+                                                   {"num_bits", 8},
+                                                   {"symmetric", true},
+                                                   {"dynamic", true}}));
+    }
+    groups.append(name, std::move(group));
+  }
+  Json quantization = *stored;
+  quantization.set("config_groups", std::move(groups));
+  config.set("quantization_config", std::move(quantization));
+}
+
 Status replace_config(const Json& config, const std::string& folder) {
   const std::string path = fmt::format("{}/config.json", folder);
   const std::string fresh = path + ".new";
@@ -54,7 +80,7 @@ Status write_block_files(const BlockFiles& files, const std::string& folder) {
   NIBBLE_ASSIGN_OR_RETURN(const CheckpointReader weights, CheckpointReader::open(folder));
   NIBBLE_RETURN_IF_ERROR(write_fmpq_sidecar(sidecar, weights, folder));
   NIBBLE_ASSIGN_OR_RETURN(Json config, read_config(folder));
-  announce_fmpq(sidecar, config);
+  announce(sidecar, config);
   return replace_config(config, folder);
 }
 
