@@ -60,9 +60,10 @@ void add_model_flags(CLI::App& command, ModelFlags& flags) {
 }
 
 void add_fmpq_flag(CLI::App& command, bool& ignore_fmpq) {
-  command.add_flag("--ignore-fmpq", ignore_fmpq,
-                   "Leave activations as they are where the model's nibble_fmpq.json rounds them to "
-                   "4 and 8 bits: its weights alone are quantized then");
+  command.add_flag(
+      "--ignore-fmpq", ignore_fmpq,
+      "Leave activations as they are where the model's nibble_fmpq.json rounds them to "
+      "4 and 8 bits: its weights alone are quantized then");
 }
 
 void add_run_flags(CLI::App& command, ModelFlags& flags) {

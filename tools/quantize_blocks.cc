@@ -93,10 +93,11 @@ class ShareSearch final {
       }
     }
     if (windows.empty()) {
-      return make_error(StatusCode::kInvalidArgument,
-                        "--max-kld: {} has no tokens beside those of the calibration; give a longer "
-                        "text, fewer --calibration-windows, or another one with --text FILE",
-                        options.path);
+      return make_error(
+          StatusCode::kInvalidArgument,
+          "--max-kld: {} has no tokens beside those of the calibration; give a longer "
+          "text, fewer --calibration-windows, or another one with --text FILE",
+          options.path);
     }
     return windows;
   }
@@ -136,8 +137,7 @@ std::string digest_of_choice(const FoundBlocks& found, const BlockChoice& choice
   std::string text;
   for (size_t i = 0; i < found.sites.size(); ++i) {
     const FoundSite& site = found.sites[i];
-    text += fmt::format("{} {} {}", site.layer, static_cast<int>(site.site),
-                        choice.sites[i].clip);
+    text += fmt::format("{} {} {}", site.layer, static_cast<int>(site.site), choice.sites[i].clip);
     text.append(choice.sites[i].bits.begin(), choice.sites[i].bits.end());
     for (size_t c = 0; site.columns != nullptr && c < site.columns->size(); ++c) {
       text += fmt::format(" {}", (*site.columns)[c]);
@@ -168,9 +168,9 @@ void note_choice(const FoundBlocks& found, const BlockChoice& choice, BlockFlags
   flags.chosen.set("blocks", blocks);
   flags.chosen.set("blocks_of_8_bits", eight);
   flags.chosen.set("digest", digest_of_choice(found, choice));
-  flags.summary = fmt::format(
-      "W4A4: {:.2f} % of multiply-adds; {} of {} blocks have 8-bit activations\n",
-      100 * (1 - choice.a8_share), eight, blocks);
+  flags.summary =
+      fmt::format("W4A4: {:.2f} % of multiply-adds; {} of {} blocks have 8-bit activations\n",
+                  100 * (1 - choice.a8_share), eight, blocks);
 }
 
 }  // namespace
@@ -269,6 +269,7 @@ Result<SiteActs> choose_blocks(QuantizeFlags& flags) {
                    .windows = text.windows,
                    .moves = gather ? ChannelMoves::kGather : ChannelMoves::kNone,
                    .block = blocks.block,
+                   .a8_share = blocks.a8_share,
                    .beside = options.destination,
                    .threads = threads,
                    .stop = options.stop}));
@@ -276,9 +277,8 @@ Result<SiteActs> choose_blocks(QuantizeFlags& flags) {
   double share = blocks.a8_share;
   blocks.chosen = Json::object({{"block", blocks.block}, {"permute", blocks.permute}});
   if (blocks.max_kld > 0) {
-    NIBBLE_ASSIGN_OR_RETURN(
-        const MaxKld least,
-        ShareSearch({flags, reader, plan, config, text, found, threads}).run());
+    NIBBLE_ASSIGN_OR_RETURN(const MaxKld least,
+                            ShareSearch({flags, reader, plan, config, text, found, threads}).run());
     share = least.share;
     blocks.chosen.set("max_kld", blocks.max_kld);
     blocks.chosen.set("kld", least.kld);

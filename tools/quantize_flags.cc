@@ -236,11 +236,12 @@ Status QuantizeMethod::prepare(QuantizeFlags& flags) {
                         flags.method);
     }
     NIBBLE_RETURN_IF_ERROR(check_destination(options));
-    NIBBLE_ASSIGN_OR_RETURN(std::string model, make_transformed({.quantize = options,
-                                                                 .transforms = method.transforms,
-                                                                 .text = flags.text,
-                                                                 .seed = flags.text.seed,
-                                                                 .blocks = expected_blocks(flags)}));
+    NIBBLE_ASSIGN_OR_RETURN(std::string model,
+                            make_transformed({.quantize = options,
+                                              .transforms = method.transforms,
+                                              .text = flags.text,
+                                              .seed = flags.text.seed,
+                                              .blocks = expected_blocks(flags)}));
     options.source_name = std::exchange(options.source, std::move(model));
     destination_ = options.destination;
   }

@@ -37,12 +37,8 @@ class SizesObserver final : public RowObserver {
 
 /// What is known of the rows of a site.
 struct SiteRows final : public RowObserver {
-  struct Size {
-    int64_t k;
-    int block;
-  };
-  SiteRows(const FoundSite& site, Size size, ThreadPool& threads)
-      : found(site), pool(threads), gram(size.k), errors(size.k, size.block) {}
+  SiteRows(const FoundSite& site, int64_t k, const BlockForm& form, ThreadPool& threads)
+      : found(site), pool(threads), gram(k), errors(k, form) {}
 
   Then observe(Step& step, const InputRows& rows) override {
     x.resize(static_cast<size_t>(step.rows() * rows.width));
@@ -94,16 +90,16 @@ class BlockFinder final {
     for (size_t i = 0; i < kSites; ++i) {
       const Site site{static_cast<uint8_t>(i)};
       const std::vector<size_t>& jobs = jobs_.of(layer, site);
-      if (jobs.empty() ||
-          finding_.plan.jobs[jobs.front()].scheme.act != ActFormat::kIntBlocks) {
+      if (jobs.empty() || finding_.plan.jobs[jobs.front()].scheme.act != ActFormat::kIntBlocks) {
         continue;
       }
       const PlanJob& job = finding_.plan.jobs[jobs.front()];
       if (site == Site::kExpertUp || site == Site::kExpertDown) {
-        return make_error(StatusCode::kUnsupported,
-                          "{}: rows of routed experts are not rounded in blocks; give these another "
-                          "scheme, as by --rule '*experts*=keep'",
-                          job.name());
+        return make_error(
+            StatusCode::kUnsupported,
+            "{}: rows of routed experts are not rounded in blocks; give these another "
+            "scheme, as by --rule '*experts*=keep'",
+            job.name());
       }
       const WeightFormat& weight = job.scheme.weight;
       if (weight.grouped() && weight.group_size != finding_.block) {
@@ -127,6 +123,12 @@ class BlockFinder final {
     return devices_may_split(site.site) ? parts_ : 1;
   }
 
+  [[nodiscard]] BlockForm form_of(const FoundSite& site) const {
+    return {.block = finding_.block,
+            .scales = block_scales_of(first_job(site).scheme.weight),
+            .a8_share = finding_.a8_share};
+  }
+
   Status judge_layer(int64_t layer, WindowStates& states) {
     NIBBLE_ASSIGN_OR_RETURN(std::vector<FoundSite> sites, sites_of(layer));
     NIBBLE_RETURN_IF_ERROR(runner_.load_attention(layer));
@@ -137,11 +139,10 @@ class BlockFinder final {
     std::vector<std::unique_ptr<SiteRows>> rows(kSites);
     for (const FoundSite& site : sites) {
       rows[static_cast<size_t>(site.site)] =
-          std::make_unique<SiteRows>(
-              site, SiteRows::Size{first_job(site).matrix->k(), finding_.block}, pool_);
+          std::make_unique<SiteRows>(site, first_job(site).matrix->k(), form_of(site), pool_);
     }
-    NIBBLE_RETURN_IF_ERROR(states.for_each(
-        WindowStates::Inputs::kReplaced, [&](ForwardContext& context) {
+    NIBBLE_RETURN_IF_ERROR(
+        states.for_each(WindowStates::Inputs::kReplaced, [&](ForwardContext& context) {
           walk_sites(
               runner_, context, [&](Site site) { return rows[static_cast<size_t>(site)].get(); },
               nullptr);
@@ -164,8 +165,8 @@ class BlockFinder final {
               nullptr);
         }));
     for (FoundSite& site : sites) {
-      site.columns = std::make_shared<const std::vector<int32_t>>(order_by_size(
-          sizes[static_cast<size_t>(site.site)].sizes.all(), parts_of(site)));
+      site.columns = std::make_shared<const std::vector<int32_t>>(
+          order_by_size(sizes[static_cast<size_t>(site.site)].sizes.all(), parts_of(site)));
     }
     return {};
   }
@@ -216,8 +217,8 @@ SiteActs FoundBlocks::acts(const BlockChoice& choice) const {
   for (size_t i = 0; i < sites.size(); ++i) {
     ActSpec act(ActFormat::kIntBlocks);
     act.columns = sites[i].columns;
-    act.blocks = std::make_shared<const BlockPrecision>(BlockPrecision{
-        .block = block, .bits = choice.sites[i].bits, .clip = choice.sites[i].clip});
+    act.blocks = std::make_shared<const BlockPrecision>(
+        BlockPrecision{.block = block, .bits = choice.sites[i].bits, .clip = choice.sites[i].clip});
     acts.set(sites[i].layer, sites[i].site, std::move(act));
   }
   return acts;

@@ -23,8 +23,9 @@ struct BlockFinding {
   const QuantizePlan& plan;  // of it
   const std::vector<std::vector<int32_t>>& windows;
   ChannelMoves moves = ChannelMoves::kNone;
-  int block = 128;     // channels; grouped weights have groups of as many
-  std::string beside;  // where a file for hidden states is made, which has no name
+  int block = 128;         // channels; grouped weights have groups of as many
+  double a8_share = 0.16;  // of 8-bit blocks that is expected, where blocks share scales
+  std::string beside;      // where a file for hidden states is made, which has no name
   int threads = 1;
   const std::atomic<bool>* stop = nullptr;
 };
@@ -53,7 +54,8 @@ struct FoundBlocks {
 /// devices may share by columns (of attention's output and of down) stay within each of
 /// split_parts().
 /// Errors: those of LayerRunner::open(); kUnsupported for routed experts in such a scheme, and for
-/// blocks of several sizes; kInvalidArgument for inputs that are no multiple of a block, and for inputs that are no numbers, naming the matrix; kCancelled, kIo.
+/// blocks of several sizes; kInvalidArgument for inputs that are no multiple of a block, and for
+/// inputs that are no numbers, naming the matrix; kCancelled, kIo.
 Result<FoundBlocks> find_blocks(const BlockFinding& finding);
 
 }  // namespace nibble

@@ -35,13 +35,12 @@ class Blocks : public Calibration {
 
   static Result<FoundBlocks> find(const QuantizeOptions& options, ChannelMoves moves, int threads) {
     const CheckpointReader reader = CheckpointReader::open(options.source).value();
-    NIBBLE_ASSIGN_OR_RETURN(
-        const QuantizePlan plan,
-        make_plan(reader, read_config(options.source).value(), options.plan));
-    const CalibrationText text = read_model_text(options.source,
-                                                 load_model_config(options.source).value(),
-                                                 calibration(options.source, Rounding::kRtn).text)
-                                     .value();
+    NIBBLE_ASSIGN_OR_RETURN(const QuantizePlan plan,
+                            make_plan(reader, read_config(options.source).value(), options.plan));
+    const CalibrationText text =
+        read_model_text(options.source, load_model_config(options.source).value(),
+                        calibration(options.source, Rounding::kRtn).text)
+            .value();
     return find_blocks({.model = options.source,
                         .reader = reader,
                         .plan = plan,

@@ -25,8 +25,8 @@ struct InputSums {
     }
   }
 
-  /// Rows [count, k] f32, put into the order of the weights' columns and rounded here as the product
-  /// does it, and with a drift what they are without rounding, put into that order, too.
+  /// Rows [count, k] f32, put into the order of the weights' columns and rounded here as the
+  /// product does it, and with a drift what they are without rounding, put into that order, too.
   struct Rows {
     float* x = nullptr;
     float* wanted = nullptr;

@@ -68,8 +68,8 @@ class JobRounder final {
 
   Parts parts_;
   QuantizeProgress progress_;
-  std::optional<ActSpec> act_;                // how rows enter the site's products; empty: by scheme
-  std::map<std::string, int64_t> kept_;       // matrices by rounding
+  std::optional<ActSpec> act_;           // how rows enter the site's products; empty: by scheme
+  std::map<std::string, int64_t> kept_;  // matrices by rounding
   std::map<std::string, int64_t> fallbacks_;  // matrices by reason
   RoundedMatrix rounded_;                     // of a piece
   std::optional<size_t> expected_;            // job behind the site's last one

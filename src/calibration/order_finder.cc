@@ -82,8 +82,8 @@ class OrderFinder final {
     }
     ChannelOrders::Layer orders{.values = of_values(sizes(Site::kOutput))};
     if (!turned) {
-      orders.down = order_by_size(sizes(experts > 0 ? Site::kSharedDown : Site::kDown),
-                                  finding_.parts);
+      orders.down =
+          order_by_size(sizes(experts > 0 ? Site::kSharedDown : Site::kDown), finding_.parts);
     }
     for (const ChannelSizes& expert : routed.of_experts) {
       const std::vector<double> none(static_cast<size_t>(routed.width), 0.0);

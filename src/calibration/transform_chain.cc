@@ -6,9 +6,9 @@
 
 #include "base/cpu_topology.h"
 #include "base/log.h"
-#include "calibration/split_parts.h"
 #include "calibration/order_finder.h"
 #include "calibration/scale_finder.h"
+#include "calibration/split_parts.h"
 #include "calibration/transformed_model.h"
 #include "quantizer/model_files.h"
 #include "quantizer/plan_config.h"
@@ -108,13 +108,12 @@ class Chain final {
       return make_turn(stage.config);
     }
     if (transform == Transform::kPermute) {
-      NIBBLE_ASSIGN_OR_RETURN(ChannelOrders orders,
-                              find_orders({.model = stage.model,
-                                           .windows = stage.text.windows,
-                                           .parts = parts_of(stage.config),
-                                           .beside = stage.next,
-                                           .threads = threads_,
-                                           .stop = options_.quantize.stop}));
+      NIBBLE_ASSIGN_OR_RETURN(ChannelOrders orders, find_orders({.model = stage.model,
+                                                                 .windows = stage.text.windows,
+                                                                 .parts = parts_of(stage.config),
+                                                                 .beside = stage.next,
+                                                                 .threads = threads_,
+                                                                 .stop = options_.quantize.stop}));
       return make_permutation(stage.config, std::move(orders));
     }
     NIBBLE_ASSIGN_OR_RETURN(

@@ -4,8 +4,6 @@
 #include <cmath>
 
 #include "base/check.h"
-#include "base/check.h"
-#include "quant/block_rounding.h"
 #include "quant/codec.h"
 
 namespace nibble {
@@ -16,10 +14,7 @@ constexpr int64_t kFp8GroupSize = 128;
 
 /// Numbers that share a scale.
 void round_together(ActFormat act, float* x, int64_t count) {
-  float absmax = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    absmax = std::max(absmax, std::fabs(x[i]));
-  }
+  const float absmax = largest_magnitude(x, count);
   const bool integer = act == ActFormat::kInt8Token;
   const float top = integer ? kInt8Max : kE4M3Max;
   const float scale = absmax / top;
@@ -48,12 +43,15 @@ void round_to_blocks(const BlockPrecision& blocks, BlockScales form, float* row)
 
 }  // namespace
 
-void round_block(int bits, float clip, float* x, int64_t count) {
+float largest_magnitude(const float* x, int64_t count) {
   float largest = 0;
   for (int64_t i = 0; i < count; ++i) {
     largest = std::max(largest, std::fabs(x[i]));
   }
-  const BlockCodes how = block_codes(bits, clip, largest);
+  return largest;
+}
+
+void round_block(const BlockCodes& how, float* x, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
     x[i] = round_half_even(std::clamp(x[i] * how.factor, -how.top, how.top)) * how.scale;
   }

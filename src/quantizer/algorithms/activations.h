@@ -6,6 +6,7 @@
 
 #include "base/thread_pool.h"
 #include "quant/act_spec.h"
+#include "quant/block_rounding.h"
 
 namespace nibble {
 
@@ -43,7 +44,9 @@ void order_channels(const std::vector<int32_t>& columns,
                     const ActivationRows& rows,
                     ThreadPool& pool);
 
-/// Numbers that share a scale of 4 or 8 bits, finite, as codes times that scale. clip: of 4 bits.
-void round_block(int bits, float clip, float* x, int64_t count);
+/// Of finite numbers.
+[[nodiscard]] float largest_magnitude(const float* x, int64_t count);
+/// Finite numbers that share a scale, as codes times that scale.
+void round_block(const BlockCodes& how, float* x, int64_t count);
 
 }  // namespace nibble

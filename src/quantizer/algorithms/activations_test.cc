@@ -6,7 +6,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "quant/block_rounding.h"
 #include "quantizer/algorithms/testing/rounding_problem.h"
 
 namespace nibble {
@@ -43,8 +42,9 @@ TEST(Activations, OneBlockIsRoundedAsAmongOthers) {
   RowForm form(ActFormat::kIntBlocks);
   form.act = act;
   round_row(form, row.data(), blocks.k());
-  round_block(4, 0.7F, alone.data(), 64);
-  round_block(8, 1.0F, alone.data() + 64, 64);
+  float* second = alone.data() + 64;
+  round_block(block_codes(4, 0.7F, largest_magnitude(alone.data(), 64)), alone.data(), 64);
+  round_block(block_codes(8, 1.0F, largest_magnitude(second, 64)), second, 64);
   EXPECT_EQ(row, alone);
 }
 

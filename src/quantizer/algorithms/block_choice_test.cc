@@ -125,7 +125,7 @@ TEST(BlockErrors, AreWhatRoundingChangesInOutputs) {
   const std::vector<float> x = correlated(kRows, kColumns, 3);
   const std::vector<float> w = gaussian(kOutputs * kColumns, 9);
   ThreadPool pool(2);
-  BlockErrors errors(kColumns, kBlock);
+  BlockErrors errors(kColumns, {.block = kBlock});
   errors.add(x.data(), 100, pool);
   errors.add(x.data() + 100 * kColumns, kRows - 100, pool);
   BlockCosts costs;
@@ -143,12 +143,33 @@ TEST(BlockErrors, AreWhatRoundingChangesInOutputs) {
   }
 }
 
+// Of three blocks one is expected to have 8 bits: the scale of 4 bits is that of the second
+// largest.
+TEST(BlockErrors, OfClassesHaveOneScaleForARow) {
+  std::vector<float> x(kColumns, 0.5F);
+  x[0] = 100;
+  x[40] = 7;
+  const std::vector<float> w(kColumns, 1);
+  ThreadPool pool(1);
+  BlockErrors errors(kColumns, {.block = kBlock, .scales = BlockScales::kClass, .a8_share = 0.3});
+  errors.add(x.data(), 1, pool);
+  BlockCosts costs;
+  errors.add_costs(w.data(), 1, costs, pool);
+  const auto square = [](double change) { return change * change; };
+  // With a scale of 1 halves become 0, as the nearest even number, and 100 becomes 7.
+  EXPECT_NEAR(costs.four[0].back(), square(93 + 31 * 0.5), 1e-2);
+  EXPECT_NEAR(costs.four[1].back(), square(31 * 0.5), 1e-2);
+  EXPECT_NEAR(costs.four[2].back(), square(32 * 0.5), 1e-2);
+  const double coarse = 0.5 - 100.0 / 127;  // of 8 bits for all
+  EXPECT_NEAR(costs.eight[2], square(32 * coarse), 1e-2);
+}
+
 TEST(BlockErrors, DoNotDependOnThreads) {
   const std::vector<float> x = correlated(kRows, kColumns, 4);
   const std::vector<float> w = gaussian(kOutputs * kColumns, 5);
   const auto costs = [&](int threads) {
     ThreadPool pool(threads);
-    BlockErrors errors(kColumns, kBlock);
+    BlockErrors errors(kColumns, {.block = kBlock});
     errors.add(x.data(), kRows, pool);
     BlockCosts costs;
     errors.add_costs(w.data(), kOutputs, costs, pool);

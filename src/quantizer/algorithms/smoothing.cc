@@ -96,8 +96,8 @@ class Trial final {
     CHECK_EQ(k() % block, 0);
     const std::vector<int32_t> order = largest_first(x);
     const auto blocks = static_cast<size_t>(k() / block);
-    const auto eight = static_cast<size_t>(
-        std::lround(search_.blocks.a8_share * static_cast<double>(blocks)));
+    const auto eight =
+        static_cast<size_t>(std::lround(search_.blocks.a8_share * static_cast<double>(blocks)));
     std::vector<float> row(static_cast<size_t>(k()));
     constexpr float kClip = 0.9F;
     for (float* at = x.data(); at < x.data() + std::ssize(x); at += k()) {
@@ -105,7 +105,9 @@ class Trial final {
         row[i] = at[order[i]];
       }
       for (size_t b = 0; b < blocks; ++b) {
-        round_block(b < eight ? 8 : 4, kClip, row.data() + b * static_cast<size_t>(block), block);
+        float* x_of = row.data() + b * static_cast<size_t>(block);
+        round_block(block_codes(b < eight ? 8 : 4, kClip, largest_magnitude(x_of, block)), x_of,
+                    block);
       }
       for (size_t i = 0; i < row.size(); ++i) {
         at[order[i]] = row[i];
