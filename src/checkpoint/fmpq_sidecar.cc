@@ -72,7 +72,8 @@ class SidecarReader final {
     out_.scales = static_cast<BlockScales>(scales);
     out_.permute = static_cast<FmpqPermute>(permute);
     out_.block = static_cast<int>(block);
-    for (const auto& [name, value] : {std::pair{"calibration", &out_.calibration}, {"kv", &out_.kv}}) {
+    for (const auto& [name, value] :
+         {std::pair{"calibration", &out_.calibration}, {"kv", &out_.kv}}) {
       const Json* found = json_.find(name);
       *value = found == nullptr ? Json() : *found;
     }
@@ -100,10 +101,11 @@ class SidecarReader final {
       if (!module.is_string()) {
         return bad_field(here, "modules", "holds " + module.dump() + ", which is no name");
       }
-      if (out_.find(module.as_string()) != nullptr) {
-        return bad_field(here, "modules", module.as_string() + " belongs to another site, too");
+      const std::string& name = module.as_string();
+      if (out_.find(name) != nullptr || std::ranges::count(site.modules, name) > 0) {
+        return bad_field(here, "modules", name + " is named twice");
       }
-      site.modules.push_back(module.as_string());
+      site.modules.push_back(name);
     }
     NIBBLE_ASSIGN_OR_RETURN(const double clip, reader.required_double("clip"));
     NIBBLE_ASSIGN_OR_RETURN(site.split, reader.optional_bool("split", false));
@@ -300,9 +302,9 @@ Result<FmpqSidecar> read_fmpq_sidecar(const std::string& folder, const Checkpoin
                       digest.status().message(), kRemedy);
   }
   if (*digest != stored) {
-    return bad_field(where, "weights_xxh64",
-                     fmt::format("belongs to other weights: is {}, but these have {}", stored,
-                                 *digest));
+    return bad_field(
+        where, "weights_xxh64",
+        fmt::format("belongs to other weights: is {}, but these have {}", stored, *digest));
   }
   return sidecar;
 }
@@ -372,8 +374,8 @@ std::string index_text(const CheckpointReader& weights) {
     map.append(tensor->name, std::string(weights.file_of(*tensor)));
     total += static_cast<int64_t>(tensor->data.size());
   }
-  return Json::object({{"metadata", Json::object({{"total_size", total}})},
-                       {"weight_map", std::move(map)}})
+  return Json::object(
+             {{"metadata", Json::object({{"total_size", total}})}, {"weight_map", std::move(map)}})
              .dump_pretty() +
          "\n";
 }
@@ -399,17 +401,17 @@ Status write_fmpq_sidecar(const FmpqSidecar& sidecar,
   NIBBLE_ASSIGN_OR_RETURN(const std::string digest, weights_digest(weights, modules_of(sidecar)));
   JsonArray sites;
   std::ranges::transform(sidecar.sites, std::back_inserter(sites), site_json);
-  const Json json = Json::object(
-      {{"nibble_fmpq", kFmpqVersion},
-       {"form", kScalesNames.at(static_cast<size_t>(sidecar.scales))},
-       {"block", sidecar.block},
-       {"permute", kPermuteNames.at(static_cast<size_t>(sidecar.permute))},
-       {"parts", sidecar.parts},
-       {"a4_share", sidecar.share_of_4_bits(weights)},
-       {"weights_xxh64", digest},
-       {"calibration", sidecar.calibration},
-       {"kv", sidecar.kv},
-       {"sites", std::move(sites)}});
+  const Json json =
+      Json::object({{"nibble_fmpq", kFmpqVersion},
+                    {"form", kScalesNames.at(static_cast<size_t>(sidecar.scales))},
+                    {"block", sidecar.block},
+                    {"permute", kPermuteNames.at(static_cast<size_t>(sidecar.permute))},
+                    {"parts", sidecar.parts},
+                    {"a4_share", sidecar.share_of_4_bits(weights)},
+                    {"weights_xxh64", digest},
+                    {"calibration", sidecar.calibration},
+                    {"kv", sidecar.kv},
+                    {"sites", std::move(sites)}});
   const std::string index = fmt::format("{}/model.safetensors.index.json", folder);
   if (!file_exists(index)) {
     NIBBLE_RETURN_IF_ERROR(replace_file(index, index_text(weights)));

@@ -57,8 +57,7 @@ Result<FmpqInputs> FmpqInputs::open(const CheckpointReader& weights,
                kFmpqSidecarName);
     return inputs;
   }
-  NIBBLE_ASSIGN_OR_RETURN(const FmpqSidecar sidecar,
-                          read_fmpq_sidecar(weights.path(), weights));
+  NIBBLE_ASSIGN_OR_RETURN(const FmpqSidecar sidecar, read_fmpq_sidecar(weights.path(), weights));
   NIBBLE_LOG(kInfo, "{}: {}: {}{}", weights.path(), kFmpqSidecarName, describe(sidecar, weights),
              use == FmpqUse::kIgnored ? "; ignored, but for the order of inputs" : "");
   for (const FmpqSidecar::Site& site : sidecar.sites) {

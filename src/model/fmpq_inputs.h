@@ -27,7 +27,8 @@ class FmpqInputs final {
                                  FmpqUse use);
 
   /// Gives a module's activations the blocks and the order of its site, if it belongs to one.
-  /// kCorrupt, naming module and field, where the weights are of another form than the sidecar says.
+  /// kCorrupt, naming module and field, where the weights are of another form than the sidecar
+  /// says.
   Status apply(const std::string& module, MappedLinear& weights) const;
 
  private:
