@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What activations of 4 and 8 bits cost a model, beside other schemes (COMET's Tables 1 and 2).
 
-    bench/quality/comet.py MODEL CALIBRATION TEXT bench/results/comet.json --name NAME [ROW ...]
+    bench/quality/comet.py MODEL CALIBRATION TEXT bench/results/comet.json --name NAME [--rows ROW ...]
 
 Each row is one `nibble quantize` and one `nibble eval kld` beside the model as it is. Rows are
 those of ROWS, or given as SCHEME/METHOD[/BLOCK/A8_SHARE[/PERMUTE]][/kv=FORMAT]; methods of a
@@ -11,8 +11,10 @@ chain are joined by +. The list
 import argparse
 import json
 import pathlib
+import shutil
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import methods
 
@@ -31,10 +33,8 @@ class Row:
         parts = text.split("/")
         self.kv = parts.pop()[3:] if parts[-1].startswith("kv=") else "bf16"
         self.scheme, self.method, *blocks = parts
-        self.block, self.share, self.permute = (blocks + [None, None, "fold"])[:3] \
-            if len(blocks) < 3 else blocks
-        if self.block is None:
-            self.permute = None
+        self.block, self.share, self.permute = blocks + ["fold"] * (len(blocks) == 2) \
+            if blocks else (None, None, None)
 
     def flags(self):
         flags = ["--scheme", self.scheme, "--method", self.method.replace("+", ",")]
@@ -69,8 +69,9 @@ class Bench:
         keys = ["kld", "kld_error", "same_top", "ppl_ratio", "ppl_ratio_error", "tokens"]
         return {key: found[key] for key in keys if key in found}
 
-    def measure(self, row):
-        made = self.folder / "made"
+    def measure(self, text):
+        row = Row(text)
+        made = self.folder / text.replace("/", "_")
         begin = time.time()
         report = json.loads(methods.run(
             self.args.nibble, "quantize", self.args.model, made, "--force", "--threads",
@@ -79,8 +80,10 @@ class Bench:
         seconds = time.time() - begin
         chosen = report.get("blocks") or {}
         share = {"a4_share": chosen["a4_share"]} if chosen else {}
-        return {**row.keys(), **share, **self.divergence(made, row.kv), "bytes": methods.size(made),
-                "seconds": round(seconds, 1)}
+        found = {**row.keys(), **share, **self.divergence(made, row.kv),
+                 "bytes": methods.size(made), "seconds": round(seconds, 1)}
+        shutil.rmtree(made)
+        return found
 
 
 def main():
@@ -89,10 +92,11 @@ def main():
     parser.add_argument("calibration")
     parser.add_argument("text")
     parser.add_argument("out", type=pathlib.Path)
-    parser.add_argument("rows", nargs="*", metavar="ROW")
+    parser.add_argument("--rows", nargs="+", metavar="ROW", help="instead of those of the tables")
     parser.add_argument("--name", help="of the model, in the rows")
     parser.add_argument("--nibble", default="build/cpu/tools/nibble")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--jobs", type=int, default=1, help="rows at once, each with --threads")
     parser.add_argument("--windows", type=int, default=64)
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--block", default="32")
@@ -104,12 +108,14 @@ def main():
                          .replace("/S", f"/{args.a8_share}") for row in ROWS]
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(args, pathlib.Path(folder))
-        for text in rows:
-            row = {"model": name, **bench.measure(Row(text))}
-            print(json.dumps(row), flush=True)
-            known = [old for old in result.get("accuracy", []) if identity(old) != identity(row)]
-            result["accuracy"] = known + [row]
-            args.out.write_text(json.dumps(result, indent=1) + "\n")
+        with ThreadPoolExecutor(args.jobs) as pool:
+            for found in pool.map(bench.measure, rows):
+                row = {"model": name, **found}
+                print(json.dumps(row), flush=True)
+                known = [old for old in result.get("accuracy", [])
+                         if identity(old) != identity(row)]
+                result["accuracy"] = known + [row]
+                args.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -117,13 +117,10 @@ TEST_F(Blocks, GatheredChannelsStayInTheirParts) {
 }
 
 TEST_F(Blocks, FoldedChannelsChangeNothingThatTheModelComputes) {
-  const QuantizeOptions options = in_blocks("tests/golden/llama3", "out");
-  const auto text = calibration(options.source, Rounding::kRtn).text;
   const std::string model = dummy("llama3", {{"hidden_size", 64}, {"intermediate_size", 128}});
-  QuantizeOptions of_dummy = in_blocks(model, "out");
-  const auto folded = make_transformed({.quantize = of_dummy,
+  const auto folded = make_transformed({.quantize = in_blocks(model, "out"),
                                         .transforms = {Transform::kPermute},
-                                        .text = text,
+                                        .text = calibration(model, Rounding::kRtn).text,
                                         .blocks = {.block = kBlock}});
   ASSERT_TRUE(folded.ok()) << folded.status().message();
   EXPECT_LT(distance(logits(*folded), logits(model)), 2e-5);
@@ -167,10 +164,11 @@ TEST_F(Blocks, OutputsDependOnNoThreadsAndSayHowTheyAreRead) {
 }
 
 TEST_F(Blocks, RefusalsNameTheMatrix) {
-  const Status odd =
-      find(in_blocks(dummy("llama3", {{"intermediate_size", 160}}), "out"), ChannelMoves::kNone, 1)
-          .status();
-  EXPECT_TRUE(odd.ok()) << odd.message();
+  QuantizeOptions odd = in_blocks(dummy("llama3", {{"intermediate_size", 176}}), "out");
+  odd.plan.rules.scheme = find_scheme("w4ax_class").value();
+  const Status uneven = find(odd, ChannelMoves::kNone, 1).status();
+  EXPECT_EQ(uneven.code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(uneven.message(), HasSubstr("down_proj: its 176 input channels are no multiple"));
   QuantizeOptions large = in_blocks(kModel, "out");
   large.plan.rules.rules = {"*down_proj=w4ax"};
   const Status sizes = find(large, ChannelMoves::kNone, 1).status();

@@ -64,8 +64,8 @@ TEST(BlockChoice, ClipsWhereTheFourBitBlocksLoseLeast) {
   site.costs.four[1] = {5, 5, 3, 5, 5, 5, 5};
   site.costs.four[2] = {5, 5, 4, 5, 5, 4.5, 5};
   site.costs.eight = {0, 0, 0};
-  const BlockRanking ranking({site, site_of({1}, 1)});
-  const BlockChoice choice = ranking.choose(10.0 / 31);
+  const BlockRanking ranking({site, site_of({1}, 2)});
+  const BlockChoice choice = ranking.choose(10.0 / 32);
   EXPECT_THAT(choice.sites[0].bits, ElementsAre(8, 4, 4));
   EXPECT_EQ(choice.sites[0].clip, kClips[2]);
   EXPECT_EQ(choice.sites[1].clip, 1.0F);  // of equal ones that which clips least
