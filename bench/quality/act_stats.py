@@ -79,17 +79,18 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("--block", type=int, default=128)
-    parser.add_argument("--times", type=float, default=6.0)
+    parser.add_argument("--times", type=float, nargs="+", default=[6.0])
     parser.add_argument("--out", type=pathlib.Path, help="JSON whose list act_stats is replaced")
     args = parser.parse_args()
     rows = []
     for path in sorted(args.folder.glob("*.safetensors")):
-        rows.append({"model": path.stem, "block": args.block, "times_median": args.times,
-                     **shares(read_sites(path), args.block, args.times)})
-    print("| Model | Outliers, % of channels | Blocks with outliers, % | fold | gather |")
-    print("| --- | --: | --: | --: | --: |")
+        sites = read_sites(path)
+        rows += [{"model": path.stem, "block": args.block, "times_median": times,
+                  **shares(sites, args.block, times)} for times in args.times]
+    print("| Model | Times the median | Outliers, % of channels | Blocks with outliers, % | fold | gather |")
+    print("| --- | --: | --: | --: | --: | --: |")
     for row in rows:
-        print(f"| {row['model']} | {100 * row['outliers']:.2f} | {100 * row['a8_share_before']:.1f} "
+        print(f"| {row['model']} | {row['times_median']:g} | {100 * row['outliers']:.2f} | {100 * row['a8_share_before']:.1f} "
               f"| {100 * row['a8_share_fold']:.1f} | {100 * row['a8_share_gather']:.1f} |")
     if args.out:
         result = json.loads(args.out.read_text()) if args.out.exists() else {}
