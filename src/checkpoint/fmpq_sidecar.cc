@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
-#include <optional>
+#include <set>
 #include <utility>
 
 #include <fmt/ranges.h>
@@ -102,7 +102,7 @@ class SidecarReader final {
         return bad_field(here, "modules", "holds " + module.dump() + ", which is no name");
       }
       const std::string& name = module.as_string();
-      if (out_.find(name) != nullptr || std::ranges::count(site.modules, name) > 0) {
+      if (!names_.insert(name).second) {
         return bad_field(here, "modules", name + " is named twice");
       }
       site.modules.push_back(name);
@@ -164,6 +164,7 @@ class SidecarReader final {
   const CheckpointReader& tensors_;
   std::string where_;
   FmpqSidecar out_;
+  std::set<std::string> names_;  // of all modules so far
 };
 
 Status check_permutation(const std::vector<int32_t>& columns) {

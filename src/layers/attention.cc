@@ -65,7 +65,7 @@ void Attention::attend(const ForwardContext& context) {
     kv.basis = parts_.basis->view();
   }
   // Where integers follow, all else is exact: attention alone could tell a GPU from a CPU.
-  const bool shared = parts_.output.act() == ActFormat::kInt8Token && kv.code == KvCode::kBf16;
+  const bool shared = is_integer(parts_.output.act()) && kv.code == KvCode::kBf16;
   const AttentionForm form = shared ? AttentionForm::kShared : AttentionForm::kOwn;
   step.rope_append_kv(RopeAppendArgs{.qkv = qkv,
                                      .stride = stride,

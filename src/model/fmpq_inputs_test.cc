@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <utility>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -116,7 +117,7 @@ TEST_F(FmpqInputsTest, IgnoredOrNotAnnouncedNothingIsRead) {
 
 TEST_F(FmpqInputsTest, RefusesOtherWeights) {
   const auto inputs = FmpqInputs::open(reader(), gathered(), FmpqUse::kApplied).value();
-  const auto message = [&](MappedLinear linear) {
+  const auto message = [&](MappedLinear&& linear) {
     return std::string(inputs.apply("a", linear).message());
   };
   WeightFormat groups = kWeights;
@@ -126,7 +127,8 @@ TEST_F(FmpqInputsTest, RefusesOtherWeights) {
   EXPECT_THAT(message(weights(kWeights, 150)), HasSubstr("no multiple of 32"));
   MappedLinear rounded = weights(kWeights, kInputs);
   rounded.act = ActFormat::kInt8Token;
-  EXPECT_THAT(message(rounded), HasSubstr("not plain INT4 with activations as they are"));
+  EXPECT_THAT(message(std::move(rounded)),
+              HasSubstr("not plain INT4 with activations as they are"));
   EXPECT_THAT(message(weights({WeightCode::kInt8, ScalePer::kChannel}, kInputs)),
               HasSubstr("not plain INT4"));
 }

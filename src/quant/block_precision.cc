@@ -16,8 +16,8 @@ Status check_blocks(const BlockPrecision& blocks, const WeightFormat& weight, in
                            weight.group_size));
   }
   if (k % blocks.block != 0) {
-    return bad(fmt::format("field block: {} input channels are no multiple of {}", k,
-                           blocks.block));
+    return bad(
+        fmt::format("field block: {} input channels are no multiple of {}", k, blocks.block));
   }
   if (blocks.k() != k) {
     return bad(fmt::format("field bits: has {} blocks, but {} input channels are {} of {}",

@@ -103,8 +103,8 @@ constexpr int64_t kSlabPieces = 8;
 /// For AMX. Activations come in tiles: pieces of 64 bytes (64 int8 or 32 bf16 columns) of 16 rows,
 /// [slab of 8 pieces][m/16][8][16][64], the last piece padded with zeros. Rows of a slab follow
 /// each other, so that a slab takes all sets of a cache alike.
-/// Of rows in blocks of 32 the pieces are bf16 codes, each eight columns in the order 0, 2, 4, 6, 1,
-/// 3, 5, 7: that in which int4 for int8 activations become pairs.
+/// Of rows in blocks of 32 the pieces are bf16 codes, each eight columns in the order 0, 2, 4, 6,
+/// 1, 3, 5, 7: that in which int4 for int8 activations become pairs.
 struct TileGemmTask : ProductTask {
   const uint8_t* x = nullptr;
   int64_t x_pieces = 0;
@@ -126,8 +126,8 @@ struct Int8Row {
   const void* next = nullptr;  // BF16 row to fetch meanwhile, or null
 };
 
-/// A row to round to blocks of 4 and 8 bits (quant/block_precision.h): its codes, in pieces as those
-/// of Int8Row but without padding, and a unit and a bias for each block, or for each class.
+/// A row to round to blocks of 4 and 8 bits (quant/block_precision.h): its codes, in pieces as
+/// those of Int8Row but without padding, and a unit and a bias for each block, or for each class.
 struct BlocksRow {
   ConstNumbers x;
   int64_t k = 0;      // a multiple of the block

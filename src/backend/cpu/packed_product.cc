@@ -116,11 +116,11 @@ RoundedRow PackedProduct::row_at(const RoundedRows& rows, int64_t row) const {
   const bool tiles = in_tiles(rows.m);
   const int64_t offset =
       tiles ? row / 16 * kSlabPieces * kTileBytes + row % 16 * 64 : row * rounder_.row_bytes();
-  return {.out = rows.memory + offset,
-          .slab_stride = tiles ? RoundedRows::slab_stride(rows.m) : 0,
-          .scale = tiles && rounder_.scaled_blocks() > 0 ? block_scales(rows, row)
-                                                         : rows.scales + row,
-          .sum = rows.sums + row};
+  return {
+      .out = rows.memory + offset,
+      .slab_stride = tiles ? RoundedRows::slab_stride(rows.m) : 0,
+      .scale = tiles && rounder_.scaled_blocks() > 0 ? block_scales(rows, row) : rows.scales + row,
+      .sum = rows.sums + row};
 }
 
 ProductTask PackedProduct::product_task(const PackedMatrix& matrix,

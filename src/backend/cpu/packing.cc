@@ -34,9 +34,8 @@ uint32_t gather(uint32_t x) {
 
 /// A packed word's columns in order.
 uint32_t nibbles_in_order(uint32_t word, ActFormat act) {
-  return is_integer(act)
-             ? gather(word & 0x0f0f0f0fU) | gather(word >> 4 & 0x0f0f0f0fU) << 16
-             : canonical_word({.reordered = true}, word);
+  return is_integer(act) ? gather(word & 0x0f0f0f0fU) | gather(word >> 4 & 0x0f0f0f0fU) << 16
+                         : canonical_word({.reordered = true}, word);
 }
 
 /// Nibbles of a row's word that lie past k, as a mask.

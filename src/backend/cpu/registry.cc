@@ -135,13 +135,27 @@ constexpr GemmEntry kTiled{
 
 std::span<const GemmEntry> gemm_entries() {
   static constexpr std::array kEntries = {
-      kTiled<kW4A16Fixed>,         kTiled<kW4A16>,           kTiled<kW4A8>,
-      kTiled<kW8A8Int8>,           kTiled<kW8A16Int8>,       kTiled<kW8A8Fp8>,
-      kTiled<kW8A16Fp8>,           kTiled<kBf16Product>,     kTiled<kF16Product>,
-      kTiled<kF32Product>,         kTiled<kW4A16FixedZeros>, kTiled<kW4A16Zeros>,
-      kTiled<kW8A16Zeros>,         kTiled<kFp4Product>,      kTiled<kW8A8Fp8Group>,
-      kTiled<kW4A16FixedMinimums>, kTiled<kW4A16Minimums>,   kTiled<kFp4Fp8Product>,
-      kTiled<kW4A8Levels>,         kTiled<kW4Ax>,            kTiled<kW4AxClass>,
+      kTiled<kW4A16Fixed>,
+      kTiled<kW4A16>,
+      kTiled<kW4A8>,
+      kTiled<kW8A8Int8>,
+      kTiled<kW8A16Int8>,
+      kTiled<kW8A8Fp8>,
+      kTiled<kW8A16Fp8>,
+      kTiled<kBf16Product>,
+      kTiled<kF16Product>,
+      kTiled<kF32Product>,
+      kTiled<kW4A16FixedZeros>,
+      kTiled<kW4A16Zeros>,
+      kTiled<kW8A16Zeros>,
+      kTiled<kFp4Product>,
+      kTiled<kW8A8Fp8Group>,
+      kTiled<kW4A16FixedMinimums>,
+      kTiled<kW4A16Minimums>,
+      kTiled<kFp4Fp8Product>,
+      kTiled<kW4A8Levels>,
+      kTiled<kW4Ax>,
+      kTiled<kW4AxClass>,
   };
   return kEntries;
 }

@@ -35,8 +35,8 @@ RowRounder::RowRounder(const PackedMatrix& matrix,
 
 bool RowRounder::rounds_like(const RowRounder& other) const {
   return spec_ == other.spec_ && k_ == other.k_ && int8_offset_ == other.int8_offset_ &&
-         (blocks() == nullptr || block_scales_ == other.block_scales_) &&
-         fixed_ == other.fixed_ && (!fixed_ || group_size_ == other.group_size_);
+         (blocks() == nullptr || block_scales_ == other.block_scales_) && fixed_ == other.fixed_ &&
+         (!fixed_ || group_size_ == other.group_size_);
 }
 
 bool RowRounder::reads_as_given(DType type, const GemmInput& input) const {
@@ -49,8 +49,8 @@ int64_t RowRounder::row_bytes() const {
     return 2 * k_ + k_ / group_size_ * static_cast<int64_t>(sizeof(FixedGroup));
   }
   if (blocks() != nullptr) {
-    return round_up(k_, 64) + scale_count(*blocks(), block_scales_) *
-                                  static_cast<int64_t>(sizeof(FixedGroup));
+    return round_up(k_, 64) +
+           scale_count(*blocks(), block_scales_) * static_cast<int64_t>(sizeof(FixedGroup));
   }
   return spec_.format == ActFormat::kInt8Token ? pieces() * 64 : k_ * 4;
 }

@@ -157,8 +157,8 @@ class BlockRow {
 
   /// In F32, one operation after the other, as every device does it.
   [[nodiscard]] float times(const QuantTensor& weight, int64_t n) const {
-    const auto scales = weight.scales.as<float>().subspan(
-        static_cast<size_t>(n * weight.format.groups(weight.k)));
+    const auto scales =
+        weight.scales.as<float>().subspan(static_cast<size_t>(n * weight.format.groups(weight.k)));
     float result = 0.0F;
     int64_t classes[2] = {0, 0};
     for (size_t b = 0; b < blocks_.bits.size(); ++b) {

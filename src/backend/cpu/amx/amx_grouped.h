@@ -80,8 +80,7 @@ class GroupPipeline {
   static_assert(kRows == 1 || kProducts == 1 || kTogether);
 
   /// `unused`: memory for the totals of what is in the ring at first.
-  GroupPipeline(uint8_t* ring, float* unused)
-      : ring_(ring), unused_(unused), last_{nothing()} {}
+  GroupPipeline(uint8_t* ring, float* unused) : ring_(ring), unused_(unused), last_{nothing()} {}
 
   /// totals += sums of tiles of rows begin .. end-1; the last ones are added later.
   [[gnu::noinline]] void run(const GroupedSlab& slab, int64_t begin, int64_t end, Ahead& ahead) {
@@ -421,15 +420,17 @@ class GroupedSteps {
     if (step.block.count != kSlabPieces) {
       main_.drain();
       step.next_tiles = 0;  // nothing is expanded meanwhile
-      return multiply_part<Kind, kProducts>(task_, step, panels_.begin(step), other_ring_, scales_[0]);
+      return multiply_part<Kind, kProducts>(task_, step, panels_.begin(step), other_ring_,
+                                            scales_[0]);
     }
     const PanelPair panel = panels_.begin(step);
-    GroupedSlab slab{block_rows(task_, step.block, 0),
-                     task_.scratch,
-                     {panel.next[0], panel.next[1]},
-                     {reinterpret_cast<float*>(kept_sums(task_, 0, step.tile_in_block)), scales_[0],
-                      step.block.starts, row_scales_at<Kind>(task_, 0, step.block.first / kProducts),
-                      Kind::kRowScales ? task_.w.groups * 16 : 0}};
+    GroupedSlab slab{
+        block_rows(task_, step.block, 0),
+        task_.scratch,
+        {panel.next[0], panel.next[1]},
+        {reinterpret_cast<float*>(kept_sums(task_, 0, step.tile_in_block)), scales_[0],
+         step.block.starts, row_scales_at<Kind>(task_, 0, step.block.first / kProducts),
+         Kind::kRowScales ? task_.w.groups * 16 : 0}};
     if (step.tiles == 1) {
       return run_apart<1>(slab, 0, row_tiles, step.ahead);
     }

@@ -118,10 +118,7 @@ Prefetcher weights_ahead(const TileGemmTask& task, const Walk& walk, Place next,
 /// The same for the scales of groups, whose lines are too far apart for the processor to foresee.
 /// A product is of kColumns.
 template <int64_t kColumns>
-Prefetcher scales_ahead(const TileGemmTask& task,
-                               const Walk& walk,
-                               Place next,
-                               int64_t count) {
+Prefetcher scales_ahead(const TileGemmTask& task, const Walk& walk, Place next, int64_t count) {
   if (task.w.groups <= 1 || next.tile * kTileRows >= task.w.n) {
     return {};
   }
@@ -192,17 +189,17 @@ template <typename Panel, int64_t kColumns = 32, typename AheadSteps, typename M
     // Weights to expand are read a step before their products.
     const Place read_next = Panel::kDirect ? next : then.after(next);
     const int64_t count = ahead_steps(block);
-    PanelStep step{
-        block,
-        place.tile,
-        place.tile - walk.block_begin,
-        tiles,
-        block.ends && place.tile + tiles == walk.block_end(),
-        next,
-        then.tiles(next),
-        then.columns(next).count,
-        {weights_ahead<Panel>(task, walk, read_next, count), scales_ahead<kColumns>(task, walk, next, count),
-         rows_ahead(task, walk, place.tile, block, count)}};
+    PanelStep step{block,
+                   place.tile,
+                   place.tile - walk.block_begin,
+                   tiles,
+                   block.ends && place.tile + tiles == walk.block_end(),
+                   next,
+                   then.tiles(next),
+                   then.columns(next).count,
+                   {weights_ahead<Panel>(task, walk, read_next, count),
+                    scales_ahead<kColumns>(task, walk, next, count),
+                    rows_ahead(task, walk, place.tile, block, count)}};
     multiply(step);
     walk = then;
     place = next;

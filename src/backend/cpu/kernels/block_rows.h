@@ -130,8 +130,8 @@ void quantize_classes(const BlocksRow& row) {
   I32x16 sums[2] = {Simd::set_int(0), Simd::set_int(0)};
   for (int64_t b = 0; b < blocks; ++b) {
     const int which = class_of(b);
-    sums[which] = Simd::add_int(sums[which],
-                                store_block<kType>(row, b, how.factor[which], how.top[which]));
+    sums[which] =
+        Simd::add_int(sums[which], store_block<kType>(row, b, how.factor[which], how.top[which]));
   }
   for (int i = 0; i < 2; ++i) {
     row.groups[i] = {how.scale[i], -8 * Simd::reduce_add_int(sums[i])};

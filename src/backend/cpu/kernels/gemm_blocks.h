@@ -191,8 +191,8 @@ void block_pair(const GemmTask& task, int64_t tile, int64_t row) {
       const FixedGroup group = fixed_group(groups + r * task.xq_stride);
       const I32x16 bias = Simd::set_int(group.bias);
       for (int t = 0; t < 2; ++t) {
-        total[t][r] = add_scaled(Simd::add_int(sums.of[t][r], bias), group.unit, scales[t],
-                                 total[t][r]);
+        total[t][r] =
+            add_scaled(Simd::add_int(sums.of[t][r], bias), group.unit, scales[t], total[t][r]);
       }
     }
     codes += task.x_block / kStepColumns * IntCodecInt4::kStepBytes;
@@ -255,8 +255,8 @@ void class_rows(const GemmTask& task, int64_t tile, int64_t row) {
   const F32x16 scales = load_scales(w, tile);
   for (int r = 0; r < kRows; ++r) {
     const uint8_t* at = groups + r * task.xq_stride;
-    const F32x16 eight = Simd::mul(Simd::to_float(sums[1][r]),
-                                   Simd::set(fixed_group(at + sizeof(FixedGroup)).unit));
+    const F32x16 eight =
+        Simd::mul(Simd::to_float(sums[1][r]), Simd::set(fixed_group(at + sizeof(FixedGroup)).unit));
     const F32x16 both =
         Simd::fma(Simd::to_float(sums[0][r]), Simd::set(fixed_group(at).unit), eight);
     write_tile_row(task, row + r, tile, Simd::mul(scales, both));
