@@ -1,0 +1,69 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace nibble::cuda {
+
+/// A product whose K blocks of 128 are INT8 or BF16 on the side of activations, as tiles. A step is
+/// 128 bytes of a token along K: an INT8 block, or half of a BF16 block. Both take the tensor cores
+/// the same time.
+struct MixedTiles {
+  int row_tiles = 0, token_tiles = 0;
+  int int8_steps = 0, bf16_steps = 0;       // of a tile
+  int unit_blocks = 1;                      // K blocks of a unit, into which each precision is cut
+  double int8_cost = 1.0, bf16_cost = 1.0;  // of a step
+  double exchange_cost = 0.0;               // of a tile's sums that go through memory
+
+  [[nodiscard]] int tiles() const { return row_tiles * token_tiles; }
+  [[nodiscard]] double tile_cost() const { return int8_steps * int8_cost + bf16_steps * bf16_cost; }
+  /// Runs of BF16 blocks that are summed on their own, whatever the schedule: F32 sums depend on
+  /// their order. Integer sums do not, and may be cut anywhere.
+  [[nodiscard]] int bf16_units() const { return (bf16_steps / 2 + unit_blocks - 1) / unit_blocks; }
+  [[nodiscard]] int int8_units() const { return (int8_steps + unit_blocks - 1) / unit_blocks; }
+};
+
+/// How the multiprocessors share the work. The first two are what COMET (section 4.4) begins with:
+/// units go round the workers as they come, so that, with a number of workers that their pattern
+/// divides, some have nothing but the slow ones.
+enum class MixedSchedule : uint8_t {
+  kLockStep,    // units go round; all workers meet after each
+  kRoundRobin,  // the same, but sums meet only before they are stored
+  kBalanced,    // units go to who has the least work by their costs
+  kRemapped,    // the same, but of whole tiles while there is one for each worker
+  kDecomposed,  // the same, and tiles that are left are cut so that all end at once
+};
+
+/// A run of steps of one precision of one tile, for one worker.
+struct alignas(16) MixedSegment {
+  enum Kind : int32_t { kInt8 = 1, kOpens = 2, kCloses = 4 };
+  int32_t row_tile = 0, token_tile = 0;
+  int32_t begin = 0, steps = 0;  // among those of its precision
+  /// Of a tile that several share: its number, and where these sums go. -1 where the tile is this
+  /// worker's alone; then the first of its segments kOpens, the last kCloses it.
+  int32_t tile = -1, slot = -1;
+  int32_t kind = 0;
+  int32_t unused = 0;
+
+  [[nodiscard]] constexpr bool is_int8() const { return (kind & kInt8) != 0; }
+};
+
+/// Where the sums of a shared tile lie: those of its BF16 units in their order, then INT8 ones.
+struct MixedSlots {
+  int32_t first = 0, bf16 = 0, int8 = 0;
+};
+
+struct MixedWorkList {
+  std::vector<MixedSegment> segments;
+  std::vector<int32_t> begins;  // of each worker's segments, and their end
+  std::vector<MixedSlots> shared;
+  int slots = 0;
+  int rounds = 0;        // after which all workers meet; 0: they do not
+  double longest = 0.0;  // cost of the steps of the worker that has most
+};
+
+/// The work of each of `workers`. Every worker has its parts of shared tiles first, so that what
+/// others wait for comes early.
+MixedWorkList make_work_list(const MixedTiles& tiles, MixedSchedule schedule, int workers);
+
+}  // namespace nibble::cuda

@@ -1,0 +1,141 @@
+#include "bench/cuda/schedules/work_list.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+namespace nibble::cuda {
+namespace {
+
+constexpr MixedSchedule kAll[] = {MixedSchedule::kLockStep, MixedSchedule::kRoundRobin,
+                                  MixedSchedule::kBalanced, MixedSchedule::kRemapped,
+                                  MixedSchedule::kDecomposed};
+
+MixedTiles tiles_of(int row_tiles, int token_tiles, int int8_steps, int bf16_blocks) {
+  return {.row_tiles = row_tiles,
+          .token_tiles = token_tiles,
+          .int8_steps = int8_steps,
+          .bf16_steps = 2 * bf16_blocks,
+          .unit_blocks = std::max(1, (bf16_blocks + 1) / 2)};
+}
+
+const std::vector<MixedTiles>& cases() {
+  static const std::vector<MixedTiles> kCases = {
+      tiles_of(1, 1, 1, 0),   tiles_of(1, 1, 0, 1),    tiles_of(3, 1, 24, 8),
+      tiles_of(11, 3, 24, 8), tiles_of(132, 1, 24, 8), tiles_of(67, 2, 24, 8),
+      tiles_of(17, 32, 7, 3), tiles_of(300, 1, 32, 0), tiles_of(150, 1, 0, 8)};
+  return kCases;
+}
+
+/// Steps of each precision of each tile that segments cover, each once.
+using Covered = std::map<std::pair<int, int>, std::multiset<std::pair<bool, int>>>;
+
+Covered covered(const MixedWorkList& list) {
+  Covered steps;
+  for (const MixedSegment& segment : list.segments) {
+    for (int s = 0; s < segment.steps; ++s) {
+      steps[{segment.row_tile, segment.token_tile}].emplace(segment.is_int8(), segment.begin + s);
+    }
+  }
+  return steps;
+}
+
+TEST(WorkList, EveryStepOfEveryTileIsDoneOnce) {
+  for (const MixedTiles& tiles : cases()) {
+    std::multiset<std::pair<bool, int>> all;
+    for (int s = 0; s < tiles.int8_steps; ++s) all.emplace(true, s);
+    for (int s = 0; s < tiles.bf16_steps; ++s) all.emplace(false, s);
+    for (const MixedSchedule schedule : kAll) {
+      for (const int workers : {1, 4, 132}) {
+        const Covered steps = covered(make_work_list(tiles, schedule, workers));
+        EXPECT_EQ(steps.size(), static_cast<size_t>(tiles.tiles()));
+        for (const auto& [tile, done] : steps) {
+          EXPECT_EQ(done, all) << tile.first << " " << tile.second;
+        }
+      }
+    }
+  }
+}
+
+TEST(WorkList, SlotsOfSharedTilesAreTakenOnceAndBf16UnitsKeepTheirOrder) {
+  for (const MixedTiles& tiles : cases()) {
+    for (const MixedSchedule schedule : kAll) {
+      const MixedWorkList list = make_work_list(tiles, schedule, 132);
+      std::set<int> slots;
+      for (const MixedSegment& segment : list.segments) {
+        if (segment.slot < 0) continue;
+        const MixedSlots& shared = list.shared[static_cast<size_t>(segment.tile)];
+        const int place = segment.slot - shared.first;
+        EXPECT_TRUE(slots.insert(segment.slot).second);
+        EXPECT_EQ(place >= shared.bf16, segment.is_int8());
+        EXPECT_LT(place, shared.bf16 + shared.int8);
+        if (!segment.is_int8()) {
+          EXPECT_EQ(segment.begin, place * 2 * tiles.unit_blocks);
+        }
+      }
+      EXPECT_EQ(slots.size(), static_cast<size_t>(list.slots));
+    }
+  }
+}
+
+TEST(WorkList, AWorkersOwnTileOpensWithBf16AndClosesOnce) {
+  for (const MixedTiles& tiles : cases()) {
+    const MixedWorkList list = make_work_list(tiles, MixedSchedule::kDecomposed, 132);
+    for (size_t w = 0; w + 1 < list.begins.size(); ++w) {
+      bool open = false;
+      int bf16 = 0;
+      for (int i = list.begins[w]; i < list.begins[w + 1]; ++i) {
+        const MixedSegment& segment = list.segments[static_cast<size_t>(i)];
+        if (segment.slot >= 0) {
+          EXPECT_FALSE(open);
+          continue;
+        }
+        EXPECT_NE(open, (segment.kind & MixedSegment::kOpens) != 0);
+        open = (segment.kind & MixedSegment::kCloses) == 0;
+        if (segment.is_int8()) {
+          EXPECT_FALSE(open);
+          bf16 = 0;
+        } else {
+          EXPECT_EQ(segment.begin, bf16);
+          bf16 = open ? bf16 + segment.steps : 0;
+        }
+      }
+      EXPECT_FALSE(open);
+    }
+  }
+}
+
+TEST(WorkList, RoundRobinGivesSomeWorkersNothingButBf16) {
+  MixedTiles tiles = tiles_of(132, 1, 24, 8);
+  tiles.unit_blocks = 8;  // three INT8 units and a BF16 one, which 132 workers divide
+  const MixedWorkList naive = make_work_list(tiles, MixedSchedule::kLockStep, 132);
+  EXPECT_EQ(naive.longest, 4 * 16.0);
+  EXPECT_EQ(naive.rounds, 4);
+  EXPECT_EQ(make_work_list(tiles, MixedSchedule::kRemapped, 132).longest, 40.0);
+}
+
+TEST(WorkList, DecompositionEndsWithinAStepOrTwoOfAnEqualShare) {
+  for (const int row_tiles : {33, 66, 100, 133, 150, 200, 263, 500}) {
+    MixedTiles tiles = tiles_of(row_tiles, 1, 24, 8);
+    tiles.unit_blocks = 2;
+    const MixedWorkList list = make_work_list(tiles, MixedSchedule::kDecomposed, 132);
+    const double share = row_tiles * tiles.tile_cost() / 132;
+    EXPECT_LE(list.longest, share + 2.0) << row_tiles;
+    EXPECT_LE(list.longest, make_work_list(tiles, MixedSchedule::kRemapped, 132).longest + 1e-9);
+  }
+}
+
+TEST(WorkList, ExchangesThatCostMoreThanTheyGainAreLeftOut) {
+  MixedTiles tiles = tiles_of(130, 1, 24, 8);
+  tiles.exchange_cost = 10.0;
+  for (const auto schedule : {MixedSchedule::kRemapped, MixedSchedule::kDecomposed}) {
+    EXPECT_EQ(make_work_list(tiles, schedule, 132).slots, 0);
+  }
+}
+
+}  // namespace
+}  // namespace nibble::cuda
