@@ -22,13 +22,17 @@ Result<MixedData> MixedData::make(const MixedProblem& problem, size_t copies, cu
   NIBBLE_ASSIGN_OR_RETURN(data.x_scales_, DeviceMemory::allocate(m * 4));
   NIBBLE_ASSIGN_OR_RETURN(data.weight_scales_, DeviceMemory::allocate(rows * 4));
   NIBBLE_ASSIGN_OR_RETURN(data.y_, DeviceMemory::allocate(m * n * 2));
-  const auto filled = [&](cudaError_t error) { return check(error, "filling operands"); };
+  const auto filled = [](cudaError_t error) { return check(error, "filling operands"); };
   NIBBLE_RETURN_IF_ERROR(
       filled(random_codes(WeightCode::kInt4, data.codes_.as<void>(), n * k / 2, 1, stream)));
-  NIBBLE_RETURN_IF_ERROR(filled(
-      random_activations(ActFormat::kInt8Token, data.int8_x_.as<void>(), m * int8, 2, stream)));
-  NIBBLE_RETURN_IF_ERROR(
-      filled(random_activations(ActFormat::kBf16, data.bf16_x_.as<void>(), m * bf16, 3, stream)));
+  if (int8 > 0) {
+    NIBBLE_RETURN_IF_ERROR(filled(
+        random_activations(ActFormat::kInt8Token, data.int8_x_.as<void>(), m * int8, 2, stream)));
+  }
+  if (bf16 > 0) {
+    NIBBLE_RETURN_IF_ERROR(filled(
+        random_activations(ActFormat::kBf16, data.bf16_x_.as<void>(), m * bf16, 3, stream)));
+  }
   NIBBLE_RETURN_IF_ERROR(filled(random_scales(data.x_scales_.as<float>(), m, false, 4, stream)));
   NIBBLE_RETURN_IF_ERROR(
       filled(random_scales(data.weight_scales_.as<float>(), rows, false, 5, stream)));

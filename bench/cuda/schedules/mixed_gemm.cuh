@@ -2,6 +2,8 @@
 
 #include <cstdint>
 
+#include <cuda_bf16.h>
+
 #include "backend/cuda/kernels/gemm_sm90/gemm_sm90.cuh"
 #include "bench/cuda/schedules/mixed_codecs.cuh"
 #include "bench/cuda/schedules/mixed_gemm.h"
@@ -15,31 +17,25 @@
 // gemm_sm90/gemm_sm90.cuh.
 namespace nibble::cuda {
 
-/// A tile of kBlocks x 64 rows for each warpgroup and kTokens tokens. kParks: its BF16 sums are
-/// parked in shared memory, otherwise in the cache.
-template <int kTokens, int kBlocks, int kStages, int kResident, bool kParks_>
+/// A tile of kBlocks x 64 rows for each warpgroup and kTokens tokens.
+template <int kTokens, int kBlocks, int kStages, int kResident>
 struct MixedShape : GemmTile<kTokens, kBlocks, 1, kStages, kResident> {
-  static constexpr bool kParks = kParks_;
+  static constexpr bool kStoresWords = false;  // results leave by way of the parked sums' room
 };
 
-/// Shared memory: the ring of gemm_sm90 and room for a tile's sums.
+/// Shared memory: the ring of gemm_sm90, scales of a tile's tokens for each warpgroup, and room for
+/// its sums.
 template <typename Codec, typename Tile>
 struct MixedShared {
   using Ring = GemmShared<Codec, Tile>;
+  static constexpr int kScaleBytes = Tile::kTokens * 4;
   static constexpr int kGroupBytes = Tile::kBlocks * Tile::kTokens * 256;  // of sums
-  static constexpr int kParked = Ring::kWords;
-  static constexpr int kBytes =
-      Tile::kParks ? kParked + Tile::kGroups * kGroupBytes + 1024 : Ring::kBytes;
+  static constexpr int kScales = Ring::kScales;
+  static constexpr int kParked = kScales + Tile::kGroups * kScaleBytes;
+  static constexpr int kBytes = kParked + Tile::kGroups * kGroupBytes + 1024;  // base rounded up
   static_assert((kBytes + 1024) * Tile::kResident <= 233472);
 };
 
-/// y of sums that have their scale of tokens already.
-struct MixedStoreCodec {
-  static constexpr ptx::MmaType kType = ptx::MmaType::kBf16;
-  static constexpr int kUnitBytes = 4096;
-  static constexpr float kScale = 1.0F;
-  static constexpr bool kRowScales = true;
-};
 inline constexpr float kMixedBf16Scale = 0x1p40F;  // of sums of MixedBf16Codec
 
 /// A worker's steps, one after the other.
@@ -56,7 +52,9 @@ class MixedSteps {
   __device__ __forceinline__ void advance() {
     if (++done_ == segment_.steps) {
       done_ = 0;
-      next_segment();
+      do {  // past what only closes a tile
+        next_segment();
+      } while (more() && segment_.steps == 0);
     }
   }
   __device__ __forceinline__ void next_segment() {
@@ -161,10 +159,14 @@ struct MixedKernel {
   struct Worker {
     const MixedGemmArgs& args;
     uint32_t base;
-    uint4* parked;  // this thread's words
+    uint32_t parked, scales;  // of this warpgroup's shared memory
     volatile uint32_t* flag;
     int group, thread;
     RingPlace<Tile::kStages> place;
+
+    [[nodiscard]] __device__ __forceinline__ uint32_t word(int w) const {
+      return parked + (w * 128 + thread) * 16;
+    }
   };
 
   // accumulate() of a ring of one stage: nothing overlaps.
@@ -203,6 +205,9 @@ struct MixedKernel {
       const MixedSegment& segment) {
     const int steps = __shfl_sync(0xffffffffU, segment.steps, 0);  // to uniform registers
     clear(sums);
+    if (steps == 0) {  // of a tile without INT8 blocks
+      return;
+    }
     if constexpr (Tile::kStages == 1) {
       accumulate_in_turn<Codec>(sums, worker, steps);
     } else {
@@ -215,89 +220,61 @@ struct MixedKernel {
     const float scaled = __fmul_rn(static_cast<float>(int8), x_scale);
     return __fmaf_rn(bf16, kMixedBf16Scale, scaled);
   }
-  // Scales of this thread's two tokens of eight.
-  static __device__ __forceinline__ float2 x_scales(const Worker& worker,
-                                                    const MixedSegment& segment,
-                                                    int word) {
-    const int token =
-        segment.token_tile * Tile::kTokens + word % kWords * 8 + 2 * (worker.thread & 3);
-    const auto scale = [&](int t) {
-      return __fmul_rn(Int8::kScale, __ldcg(worker.args.x_scales + min(t, worker.args.m - 1)));
-    };
-    return {scale(token), scale(token + 1)};
-  }
-
-  static __device__ __forceinline__ void store_totals(const float (&totals)[Tile::kBlocks][kHalf],
-                                                      const Worker& worker,
-                                                      const MixedSegment& segment) {
-    const GemmPart part{.row_tile = segment.row_tile, .token_tile = segment.token_tile};
-    const GemmSm90Args args{.weight_scales = worker.args.weight_scales,
-                            .y = worker.args.y,
-                            .y_stride = worker.args.n,
-                            .m = worker.args.m,
-                            .n = worker.args.n,
-                            .result = GemmResult::kBf16};
-    const auto terms = load_terms<MixedStoreCodec, Tile>(args, part, worker.group, worker.thread);
-    const auto tokens = load_token_terms<MixedStoreCodec, Tile>(args, part, worker.thread);
-    StoreRooms rooms = StoreRooms::of_group<Ring>(worker.base, worker.group);
-    if constexpr (Tile::kParks) {  // what was parked is used up
-      rooms.words = worker.base + Shared::kParked + worker.group * Shared::kGroupBytes;
+  // Gives the warpgroup the scales of the tile's tokens.
+  static __device__ __forceinline__ void load_scales(const Worker& worker,
+                                                     const MixedSegment& segment) {
+    sync_group(worker.group);  // the results of the tile before have left
+    if (worker.thread < Tile::kTokens) {
+      const int token = min(segment.token_tile * Tile::kTokens + worker.thread, worker.args.m - 1);
+      const float scale = __fmul_rn(Int8::kScale, __ldcg(worker.args.x_scales + token));
+      ptx::store_shared4(worker.scales + 4 * worker.thread, __float_as_uint(scale));
     }
-    store_rows<MixedStoreCodec, Tile>(totals, args, terms, tokens, part, worker.group,
-                                      worker.thread, rooms);
+    sync_group(worker.group);
   }
 
-  static __device__ __forceinline__ void park(const float (&sums)[Tile::kBlocks][kHalf],
-                                              Worker& worker) {
-#pragma unroll
-    for (int w = 0; w < kAllWords; ++w) {
-      worker.parked[w * 128] = sum_word(sums[w / kWords] + w % kWords * 4);
-    }
+  // Parks the totals of one word of sums.
+  static __device__ __forceinline__ void put_totals(const Worker& worker,
+                                                    int word,
+                                                    const int32_t* int8,
+                                                    const uint4& bf16) {
+    const uint2 two =
+        ptx::load_shared8(worker.scales + 4 * (word % kWords * 8 + 2 * (worker.thread & 3)));
+    const float first = __uint_as_float(two.x), second = __uint_as_float(two.y);
+    const float totals[4] = {total(int8[0], first, __uint_as_float(bf16.x)),
+                             total(int8[1], second, __uint_as_float(bf16.y)),
+                             total(int8[2], first, __uint_as_float(bf16.z)),
+                             total(int8[3], second, __uint_as_float(bf16.w))};
+    ptx::store_shared16(worker.word(word), sum_word(totals));
   }
 
-  // Sums of a BF16 unit of this worker's own tile, kept for the INT8 sums; true where there are
-  // none of these and the tile is complete.
-  static __device__ __forceinline__ bool keep_bf16(float (&sums)[Tile::kBlocks][kHalf],
-                                                   Worker& worker,
-                                                   const MixedSegment& segment) {
-    if ((segment.kind & MixedSegment::kOpens) == 0) {
-#pragma unroll
-      for (int w = 0; w < kAllWords; ++w) {
-        add_word(sums[w / kWords] + w % kWords * 4, worker.parked[w * 128]);
-      }
-    } else if constexpr (Tile::kParks) {
+  // Sums of a BF16 unit of this worker's own tile, kept until the INT8 ones close it.
+  static __device__ __forceinline__ void park(float (&sums)[Tile::kBlocks][kHalf],
+                                              const Worker& worker,
+                                              const MixedSegment& segment) {
+    const bool opens = (segment.kind & MixedSegment::kOpens) != 0;
+    if (opens) {
       sync_group(worker.group);  // the results of the tile before have left
     }
-    if ((segment.kind & MixedSegment::kCloses) == 0) {
-      park(sums, worker);
-      return false;
-    }
 #pragma unroll
-    for (int b = 0; b < Tile::kBlocks; ++b) {
-#pragma unroll
-      for (int i = 0; i < kHalf; ++i) {
-        sums[b][i] = total(0, 0.0F, sums[b][i]);
+    for (int w = 0; w < kAllWords; ++w) {
+      float* four = sums[w / kWords] + w % kWords * 4;
+      if (!opens) {
+        add_word(four, ptx::load_shared16(worker.word(w)));
       }
+      ptx::store_shared16(worker.word(w), sum_word(four));
     }
-    return true;
   }
 
   // INT8 sums of this worker's own tile, which complete it.
-  static __device__ __forceinline__ void close_tile(float (&totals)[Tile::kBlocks][kHalf],
-                                                    const int32_t (&sums)[Tile::kBlocks][kHalf],
-                                                    Worker& worker,
+  static __device__ __forceinline__ void close_tile(const int32_t (&sums)[Tile::kBlocks][kHalf],
+                                                    const Worker& worker,
                                                     const MixedSegment& segment) {
-    const bool alone = (segment.kind & MixedSegment::kOpens) != 0;  // no BF16 blocks
+    const bool opens = (segment.kind & MixedSegment::kOpens) != 0;  // no BF16 blocks
+    load_scales(worker, segment);
 #pragma unroll
     for (int w = 0; w < kAllWords; ++w) {
-      const uint4 parked = alone ? uint4{0, 0, 0, 0} : worker.parked[w * 128];
-      const float2 scales = x_scales(worker, segment, w);
-      const int32_t* from = sums[w / kWords] + w % kWords * 4;
-      float* to = totals[w / kWords] + w % kWords * 4;
-      to[0] = total(from[0], scales.x, __uint_as_float(parked.x));
-      to[1] = total(from[1], scales.y, __uint_as_float(parked.y));
-      to[2] = total(from[2], scales.x, __uint_as_float(parked.z));
-      to[3] = total(from[3], scales.y, __uint_as_float(parked.w));
+      put_totals(worker, w, sums[w / kWords] + w % kWords * 4,
+                 opens ? uint4{0, 0, 0, 0} : ptx::load_shared16(worker.word(w)));
     }
   }
 
@@ -354,13 +331,16 @@ struct MixedKernel {
     }
   }
 
-  // What all have left of a shared tile, added.
-  static __device__ __forceinline__ void gather(float (&totals)[Tile::kBlocks][kHalf],
-                                                const Worker& worker,
-                                                const MixedSegment& segment,
-                                                const MixedSlots& slots) {
-    constexpr int kAtOnce = kAllWords <= 2 ? kAllWords : kAllWords <= 16 ? 4 : 2;
-#pragma unroll
+  // What all have left of a shared tile, added; false where some have not yet.
+  static __device__ __forceinline__ bool gather(const Worker& worker, const MixedSegment& segment) {
+    const auto* fields = reinterpret_cast<const int32_t*>(worker.args.shared + segment.tile);
+    const MixedSlots slots{__ldg(fields), __ldg(fields + 1), __ldg(fields + 2)};
+    if (!all_left(worker, segment, slots)) {
+      return false;
+    }
+    load_scales(worker, segment);
+    constexpr int kAtOnce = kAllWords < 8 ? kAllWords : 8;
+#pragma unroll 1
     for (int w = 0; w < kAllWords; w += kAtOnce) {
       float floats[kAtOnce][4];
       int32_t integers[kAtOnce][4];
@@ -368,47 +348,92 @@ struct MixedKernel {
       add_slots(integers, worker, slots.first + slots.bf16, slots.int8, w);
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        const float2 scales = x_scales(worker, segment, w + i);
-        float* to = totals[(w + i) / kWords] + (w + i) % kWords * 4;
+        put_totals(worker, w + i, integers[i], sum_word(floats[i]));
+      }
+    }
+    return true;
+  }
+
+  // Eight neighbouring channels of a token, times their scales.
+  static __device__ __forceinline__ void store_eight(const MixedGemmArgs& args,
+                                                     int token,
+                                                     int channel,
+                                                     const float (&sums)[8]) {
+    if (token >= args.m || channel >= args.n) {
+      return;
+    }
+    auto* y = static_cast<__nv_bfloat16*>(args.y) + static_cast<int64_t>(token) * args.n + channel;
+    const float* scales = args.weight_scales + channel;  // filled up to whole blocks
+    if (args.n % 8 == 0) {
+      const auto two = [&](int i) {
+        return ptx::pack_bf16(__fmul_rn(sums[i], __ldg(scales + i)),
+                              __fmul_rn(sums[i + 1], __ldg(scales + i + 1)));
+      };
+      *reinterpret_cast<uint4*>(y) = uint4{two(0), two(2), two(4), two(6)};
+      return;
+    }
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          to[j] = total(integers[i][j], j % 2 == 0 ? scales.x : scales.y, floats[i][j]);
+    for (int i = 0; i < 8; ++i) {
+      if (channel + i < args.n) {
+        y[i] = __float2bfloat16_rn(__fmul_rn(sums[i], __ldg(scales + i)));
+      }
+    }
+  }
+
+  // Stores the parked totals. Each warp takes words of eight tokens in turn: a lane two tokens of
+  // eight channels, which lie in four threads' words, so that 64 channels leave side by side.
+  static __device__ __forceinline__ void store_totals(const Worker& worker,
+                                                      const MixedSegment& segment) {
+    sync_group(worker.group);
+    const int lane = worker.thread & 31, octet = lane >> 2, pair = lane & 3;
+#pragma unroll 1
+    for (int w = worker.thread >> 5; w < kAllWords; w += 4) {
+      float sums[2][8];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int j = i ^ (octet & 1);  // other banks than the octet beside
+        const uint4 word =
+            ptx::load_shared16(worker.parked + (w * 128 + 16 * octet + 4 * j + pair) * 16);
+        const float four[4] = {__uint_as_float(word.x), __uint_as_float(word.y),
+                               __uint_as_float(word.z), __uint_as_float(word.w)};
+#pragma unroll
+        for (int other = 0; other < 2; ++other) {  // a register has no run-time index
+          if (j == (i ^ other)) {
+            sums[0][2 * (i ^ other)] = four[0];
+            sums[1][2 * (i ^ other)] = four[1];
+            sums[0][2 * (i ^ other) + 1] = four[2];
+            sums[1][2 * (i ^ other) + 1] = four[3];
+          }
         }
       }
+      const int block =
+          segment.row_tile * Tile::kRowBlocks + worker.group * Tile::kBlocks + w / kWords;
+      const int token = segment.token_tile * Tile::kTokens + w % kWords * 8 + 2 * pair;
+      store_eight(worker.args, token, 64 * block + 8 * octet, sums[0]);
+      store_eight(worker.args, token + 1, 64 * block + 8 * octet, sums[1]);
     }
   }
 
   static __device__ __forceinline__ void run_segment(Worker& worker, const MixedSegment& segment) {
     const bool shares = uniform(segment.slot >= 0);
-    float totals[Tile::kBlocks][kHalf];
-    bool complete = false;
     if (uniform(segment.is_int8())) {
       int32_t sums[Tile::kBlocks][kHalf];
       sum_segment<Int8>(sums, worker, segment);
       if (shares) {
         leave(sums, worker, segment);
       } else {
-        close_tile(totals, sums, worker, segment);
-        complete = true;
+        close_tile(sums, worker, segment);
       }
     } else {
-      sum_segment<Bf16>(totals, worker, segment);
-      if (shares) {
-        leave(totals, worker, segment);
-      } else {
-        complete = keep_bf16(totals, worker, segment);
+      float sums[Tile::kBlocks][kHalf];
+      sum_segment<Bf16>(sums, worker, segment);
+      if (!shares) {
+        return park(sums, worker, segment);
       }
+      leave(sums, worker, segment);
     }
-    if (shares) {
-      const auto* words = reinterpret_cast<const int32_t*>(worker.args.shared + segment.tile);
-      const MixedSlots slots{__ldg(words), __ldg(words + 1), __ldg(words + 2)};
-      complete = all_left(worker, segment, slots);
-      if (complete) {
-        gather(totals, worker, segment, slots);
-      }
-    }
-    if (complete) {
-      store_totals(totals, worker, segment);
+    if (!shares || gather(worker, segment)) {
+      store_totals(worker, segment);
     }
   }
 
@@ -468,17 +493,13 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident)
       ptx::registers_take<232>();
     }
     const int group = warp >> 2, thread = static_cast<int>(threadIdx.x & 127);
-    uint8_t* aligned = shared + (base - raw);
-    constexpr int kGroupBytes = Kernel::Shared::kGroupBytes;
-    uint8_t* parked = Tile::kParks
-                          ? aligned + Kernel::Shared::kParked
-                          : static_cast<uint8_t*>(args.parked) +
-                                static_cast<int64_t>(blockIdx.x) * Tile::kGroups * kGroupBytes;
+    using Shared = typename Kernel::Shared;
     typename Kernel::Worker worker{
         .args = args,
         .base = base,
-        .parked = reinterpret_cast<uint4*>(parked + group * kGroupBytes) + thread,
-        .flag = reinterpret_cast<volatile uint32_t*>(aligned + Ring::kFlags),
+        .parked = base + Shared::kParked + group * Shared::kGroupBytes,
+        .scales = base + Shared::kScales + group * Shared::kScaleBytes,
+        .flag = reinterpret_cast<volatile uint32_t*>(shared + (base - raw) + Ring::kFlags),
         .group = group,
         .thread = thread,
         .place = {}};

@@ -41,7 +41,6 @@ struct MixedGemmArgs {
   uint32_t* counters = nullptr;  // [shared tiles][2], zero
   uint32_t* meetings = nullptr;  // one, zero
   void* slots = nullptr;         // sums of shared tiles
-  void* parked = nullptr;        // of each worker's own tile, unless shared memory has them
   void* y = nullptr;             // [m, n] bf16
   int m = 0, n = 0;
   int row_blocks = 0;
@@ -54,7 +53,6 @@ struct MixedTile {
   int tokens = 0;
   int row_blocks = 0;  // of 64 rows
   int resident = 0;    // blocks of a multiprocessor
-  bool parks = false;  // whether sums of two precisions meet in shared memory
   MixedForm form = MixedForm::kFull;
   unsigned threads = 0;
   size_t shared_bytes = 0;

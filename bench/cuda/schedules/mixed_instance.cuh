@@ -10,7 +10,6 @@ constexpr MixedTile mixed_tile(MixedForm form) {
   return {.tokens = Tile::kTokens,
           .row_blocks = Tile::kRowBlocks,
           .resident = Tile::kResident,
-          .parks = Tile::kParks,
           .form = form,
           .threads = Tile::kThreads,
           .shared_bytes = MixedShared<Int8, Tile>::kBytes,
@@ -21,10 +20,10 @@ constexpr MixedTile mixed_tile(MixedForm form) {
 template <typename Int8, typename Bf16, bool kOneStage>
 constexpr std::array<MixedTile, 4> mixed_tiles_of(MixedForm form) {
   constexpr auto kStages = [](int stages) { return kOneStage ? 1 : stages; };
-  return {mixed_tile<Int8, Bf16, MixedShape<16, 1, kStages(8), 2, true>>(form),
-          mixed_tile<Int8, Bf16, MixedShape<64, 1, kStages(10), 1, true>>(form),
-          mixed_tile<Int8, Bf16, MixedShape<128, 1, kStages(6), 1, true>>(form),
-          mixed_tile<Int8, Bf16, MixedShape<128, 2, kStages(3), 1, true>>(form)};
+  return {mixed_tile<Int8, Bf16, MixedShape<16, 1, kStages(8), 2>>(form),
+          mixed_tile<Int8, Bf16, MixedShape<64, 1, kStages(11), 1>>(form),
+          mixed_tile<Int8, Bf16, MixedShape<128, 1, kStages(6), 1>>(form),
+          mixed_tile<Int8, Bf16, MixedShape<128, 2, kStages(3), 1>>(form)};
 }
 
 inline constexpr auto kInterleaved = WeightOrder::kInterleaved;

@@ -111,9 +111,6 @@ Status MixedProduct::allocate() {
   NIBBLE_ASSIGN_OR_RETURN(counters_, DeviceMemory::allocate((2 * list_.shared.size() + 1) * 4));
   NIBBLE_ASSIGN_OR_RETURN(
       slots_, DeviceMemory::allocate(static_cast<size_t>(list_.slots) * tile_.sum_bytes()));
-  NIBBLE_ASSIGN_OR_RETURN(
-      parked_,
-      DeviceMemory::allocate(tile_.parks ? 0 : static_cast<size_t>(workers_) * tile_.sum_bytes()));
   return {};
 }
 
@@ -139,7 +136,6 @@ cudaError_t MixedProduct::run(const MixedOperands& operands, const LaunchContext
                            .counters = counters_.as<uint32_t>(),
                            .meetings = counters_.as<uint32_t>() + 2 * list_.shared.size(),
                            .slots = slots_.as<void>(),
-                           .parked = parked_.as<void>(),
                            .y = operands.y,
                            .m = problem_.m,
                            .n = problem_.n,

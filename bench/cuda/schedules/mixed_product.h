@@ -56,7 +56,7 @@ class MixedProduct final {
   MixedWorkList list_;
   int workers_ = 0;
   void* encode_map_ = nullptr;
-  DeviceMemory segments_, begins_, shared_, counters_, slots_, parked_;
+  DeviceMemory segments_, begins_, shared_, counters_, slots_;
 };
 
 /// The product as tiles of this instance with their costs, in clocks of a multiprocessor.

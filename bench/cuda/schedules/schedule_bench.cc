@@ -253,7 +253,7 @@ class Bench final {
   static Result<MixedTile> form_of(const MixedTile& tile, MixedForm form) {
     for (const MixedTile& other : mixed_tiles()) {
       if (other.form == form && other.tokens == tile.tokens &&
-          other.row_blocks == tile.row_blocks && other.parks == tile.parks) {
+          other.row_blocks == tile.row_blocks) {
         return other;
       }
     }

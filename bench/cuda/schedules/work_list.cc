@@ -51,11 +51,8 @@ class Builder final {
     for (const Run& unit : bf16_units()) {
       list.push_back(segment(tile, unit));
     }
-    if (tiles_.int8_steps > 0) {
-      list.push_back(segment(tile, {true, 0, tiles_.int8_steps}));
-    }
+    list.push_back(segment(tile, {true, 0, tiles_.int8_steps}));  // which closes it
     list[first].kind |= MixedSegment::kOpens;
-    list.back().kind |= MixedSegment::kCloses;
     loads_[static_cast<size_t>(worker)] += tiles_.tile_cost();
   }
 

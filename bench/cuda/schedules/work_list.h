@@ -36,11 +36,12 @@ enum class MixedSchedule : uint8_t {
 
 /// A run of steps of one precision of one tile, for one worker.
 struct alignas(16) MixedSegment {
-  enum Kind : int32_t { kInt8 = 1, kOpens = 2, kCloses = 4 };
+  enum Kind : int32_t { kInt8 = 1, kOpens = 2 };
   int32_t row_tile = 0, token_tile = 0;
   int32_t begin = 0, steps = 0;  // among those of its precision
   /// Of a tile that several share: its number, and where these sums go. -1 where the tile is this
-  /// worker's alone; then the first of its segments kOpens, the last kCloses it.
+  /// worker's alone; then the first of its segments kOpens it, and the last, of INT8 steps or of
+  /// none, closes it.
   int32_t tile = -1, slot = -1;
   int32_t kind = 0;
   int32_t unused = 0;

@@ -82,7 +82,7 @@ TEST(WorkList, SlotsOfSharedTilesAreTakenOnceAndBf16UnitsKeepTheirOrder) {
   }
 }
 
-TEST(WorkList, AWorkersOwnTileOpensWithBf16AndClosesOnce) {
+TEST(WorkList, AWorkersOwnTileOpensWithBf16AndClosesWithInt8) {
   for (const MixedTiles& tiles : cases()) {
     const MixedWorkList list = make_work_list(tiles, MixedSchedule::kDecomposed, 132);
     for (size_t w = 0; w + 1 < list.begins.size(); ++w) {
@@ -95,13 +95,12 @@ TEST(WorkList, AWorkersOwnTileOpensWithBf16AndClosesOnce) {
           continue;
         }
         EXPECT_NE(open, (segment.kind & MixedSegment::kOpens) != 0);
-        open = (segment.kind & MixedSegment::kCloses) == 0;
+        open = !segment.is_int8();
         if (segment.is_int8()) {
-          EXPECT_FALSE(open);
           bf16 = 0;
         } else {
           EXPECT_EQ(segment.begin, bf16);
-          bf16 = open ? bf16 + segment.steps : 0;
+          bf16 += segment.steps;
         }
       }
       EXPECT_FALSE(open);
