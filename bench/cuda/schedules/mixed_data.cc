@@ -30,8 +30,8 @@ Result<MixedData> MixedData::make(const MixedProblem& problem, size_t copies, cu
         random_activations(ActFormat::kInt8Token, data.int8_x_.as<void>(), m * int8, 2, stream)));
   }
   if (bf16 > 0) {
-    NIBBLE_RETURN_IF_ERROR(filled(
-        random_activations(ActFormat::kBf16, data.bf16_x_.as<void>(), m * bf16, 3, stream)));
+    NIBBLE_RETURN_IF_ERROR(
+        filled(random_activations(ActFormat::kBf16, data.bf16_x_.as<void>(), m * bf16, 3, stream)));
   }
   NIBBLE_RETURN_IF_ERROR(filled(random_scales(data.x_scales_.as<float>(), m, false, 4, stream)));
   NIBBLE_RETURN_IF_ERROR(

@@ -7,9 +7,9 @@
 // Instances of each form, which are files of their own for build time.
 namespace nibble::cuda {
 
-extern const std::array<MixedTile, 4> kMixedFull;
-extern const std::array<MixedTile, 4> kMixedNoPipeline;
-extern const std::array<MixedTile, 4> kMixedNoInterleave;
-extern const std::array<MixedTile, 4> kMixedSignExtension;
+extern const std::array<MixedTile, 5> kMixedFull;
+extern const std::array<MixedTile, 5> kMixedNoPipeline;
+extern const std::array<MixedTile, 5> kMixedNoInterleave;
+extern const std::array<MixedTile, 5> kMixedSignExtension;
 
 }  // namespace nibble::cuda

@@ -3,7 +3,7 @@
 
 namespace nibble::cuda {
 
-const std::array<MixedTile, 4> kMixedFull =
+const std::array<MixedTile, 5> kMixedFull =
     mixed_tiles_of<MixedInt8Codec<kInterleaved, kZeros>, MixedBf16Codec<kInterleaved>, false>(
         MixedForm::kFull);
 

@@ -11,15 +11,17 @@
 // The product of INT4 weights per channel and activations of which each K block is INT8 or BF16:
 //   y = weight scale * (x scale * sum of INT8 blocks + sum of BF16 blocks).
 // The INT8 sum is exact. BF16 units are summed in F32 each from zero, then in their order; so no
-// schedule changes a bit. A worker goes through its list of segments (work_list.h): one that has a
-// tile to itself parks its BF16 sums until the INT8 ones are complete; workers that share a tile
-// leave theirs in memory, and the last one adds them. Main loop and rounding to y are those of
+// schedule changes a bit. A worker goes through its list of segments (work_list.h): a tile's owner
+// parks its BF16 sums in shared memory until its INT8 ones are complete; workers that help it leave
+// theirs in memory, for which the owner waits. Main loop and rounding to y are those of
 // gemm_sm90/gemm_sm90.cuh.
 namespace nibble::cuda {
 
-/// A tile of kBlocks x 64 rows for each warpgroup and kTokens tokens.
-template <int kTokens, int kBlocks, int kStages, int kResident>
+/// A tile of kBlocks x 64 rows for each warpgroup and kTokens tokens. kResident blocks fit a
+/// multiprocessor; a launch takes kLaunched of these, beside which the next one may begin.
+template <int kTokens, int kBlocks, int kStages, int kResident, int kLaunched_ = kResident>
 struct MixedShape : GemmTile<kTokens, kBlocks, 1, kStages, kResident> {
+  static constexpr int kLaunched = kLaunched_;
   static constexpr bool kStoresWords = false;  // results leave by way of the parked sums' room
 };
 
@@ -265,25 +267,16 @@ struct MixedKernel {
     }
   }
 
-  // INT8 sums of this worker's own tile, which complete it.
-  static __device__ __forceinline__ void close_tile(const int32_t (&sums)[Tile::kBlocks][kHalf],
-                                                    const Worker& worker,
-                                                    const MixedSegment& segment) {
-    const bool opens = (segment.kind & MixedSegment::kOpens) != 0;  // no BF16 blocks
-    load_scales(worker, segment);
-#pragma unroll
-    for (int w = 0; w < kAllWords; ++w) {
-      put_totals(worker, w, sums[w / kWords] + w % kWords * 4,
-                 opens ? uint4{0, 0, 0, 0} : ptx::load_shared16(worker.word(w)));
-    }
-  }
-
   static __device__ __forceinline__ uint4* slot(const Worker& worker, int number) {
     return static_cast<uint4*>(worker.args.slots) +
            (static_cast<int64_t>(number) * Tile::kGroups + worker.group) * kAllWords * 128 +
            worker.thread;
   }
-  // Leaves this warpgroup's sums of a shared tile in memory.
+  static __device__ __forceinline__ uint32_t* counter_of(const Worker& worker,
+                                                         const MixedSegment& segment) {
+    return worker.args.counters + segment.tile * Tile::kGroups + worker.group;
+  }
+  // Leaves this warpgroup's sums for the tile's owner.
   template <typename Sum>
   static __device__ __forceinline__ void leave(const Sum (&sums)[Tile::kBlocks][kHalf],
                                                const Worker& worker,
@@ -293,65 +286,85 @@ struct MixedKernel {
     for (int w = 0; w < kAllWords; ++w) {
       __stcg(mine + w * 128, sum_word(sums[w / kWords] + w % kWords * 4));
     }
-  }
-  // Whether all others have left theirs.
-  static __device__ __forceinline__ bool all_left(const Worker& worker,
-                                                  const MixedSegment& segment,
-                                                  const MixedSlots& slots) {
     sync_group(worker.group);
     if (worker.thread == 0) {
-      uint32_t* counter = worker.args.counters + segment.tile * Tile::kGroups + worker.group;
-      const auto others = static_cast<uint32_t>(slots.bf16 + slots.int8 - 1);
-      const bool last = ptx::add_acquire_release(counter, 1) == others;
-      if (last) {
-        *counter = 0;
+      ptx::add_release(counter_of(worker, segment), 1);
+    }
+  }
+
+  // Waits until all helpers of a tile have.
+  static __device__ __forceinline__ void wait_for_helpers(const Worker& worker,
+                                                          const MixedSegment& segment,
+                                                          const MixedSlots& slots) {
+    if (worker.thread == 0) {
+      uint32_t* counter = counter_of(worker, segment);
+      while (ptx::load_acquire(counter) < static_cast<uint32_t>(slots.bf16 + slots.int8)) {
       }
-      worker.flag[worker.group] = last ? 1 : 0;
+      *counter = 0;  // for the next launch
     }
     sync_group(worker.group);
-    return worker.flag[worker.group] != 0;
   }
 
-  // Sums of `count` slots from `first` on, kCount words from number `word` on.
-  template <typename Sum, int kCount>
-  static __device__ __forceinline__ void add_slots(
-      Sum (&sums)[kCount][4], const Worker& worker, int first, int count, int word) {
-    clear(sums);
-    for (int i = 0; i < count; ++i) {
-      const uint4* from = slot(worker, first + i) + word * 128;
-      uint4 words[kCount];
+  // Calls add(word, what the slot has of it) for all words, kAtOnce of which are read together.
+  template <typename Add>
+  static __device__ __forceinline__ void for_slot(const Worker& worker,
+                                                  int number,
+                                                  const Add& add) {
+    constexpr int kAtOnce = kAllWords < 8 ? kAllWords : 8;
+    const uint4* from = slot(worker, number);
 #pragma unroll
-      for (int w = 0; w < kCount; ++w) {
-        words[w] = __ldcg(from + w * 128);
+    for (int first = 0; first < kAllWords; first += kAtOnce) {
+      uint4 words[kAtOnce];
+#pragma unroll
+      for (int w = 0; w < kAtOnce; ++w) {
+        words[w] = __ldcg(from + (first + w) * 128);
       }
 #pragma unroll
-      for (int w = 0; w < kCount; ++w) {
-        add_word(sums[w], words[w]);
+      for (int w = 0; w < kAtOnce; ++w) {
+        add(first + w, words[w]);
       }
     }
   }
 
-  // What all have left of a shared tile, added; false where some have not yet.
-  static __device__ __forceinline__ bool gather(const Worker& worker, const MixedSegment& segment) {
+  // Adds helpers' sums to the owner's; true where there are BF16 ones in the parked room.
+  static __device__ __forceinline__ bool add_helpers(int32_t (&sums)[Tile::kBlocks][kHalf],
+                                                     const Worker& worker,
+                                                     const MixedSegment& segment) {
+    bool parked = (segment.kind & MixedSegment::kOpens) == 0;
+    if (segment.tile < 0) {
+      return parked;
+    }
     const auto* fields = reinterpret_cast<const int32_t*>(worker.args.shared + segment.tile);
     const MixedSlots slots{__ldg(fields), __ldg(fields + 1), __ldg(fields + 2)};
-    if (!all_left(worker, segment, slots)) {
-      return false;
+    wait_for_helpers(worker, segment, slots);
+    for (int i = 0; i < slots.bf16; ++i, parked = true) {
+      for_slot(worker, slots.first + i, [&](int w, const uint4& theirs) {
+        float four[4] = {};
+        add_word(four, parked ? ptx::load_shared16(worker.word(w)) : uint4{});
+        add_word(four, theirs);
+        ptx::store_shared16(worker.word(w), sum_word(four));
+      });
     }
+    for (int i = 0; i < slots.int8; ++i) {
+      for_slot(worker, slots.first + slots.bf16 + i, [&](int w, const uint4& theirs) {
+        add_word(sums[w / kWords] + w % kWords * 4, theirs);
+      });
+    }
+    return parked;
+  }
+
+  // The owner's INT8 sums, which complete the tile.
+  static __device__ __forceinline__ void close_tile(int32_t (&sums)[Tile::kBlocks][kHalf],
+                                                    const Worker& worker,
+                                                    const MixedSegment& segment) {
     load_scales(worker, segment);
-    constexpr int kAtOnce = kAllWords < 8 ? kAllWords : 8;
-#pragma unroll 1
-    for (int w = 0; w < kAllWords; w += kAtOnce) {
-      float floats[kAtOnce][4];
-      int32_t integers[kAtOnce][4];
-      add_slots(floats, worker, slots.first, slots.bf16, w);
-      add_slots(integers, worker, slots.first + slots.bf16, slots.int8, w);
+    const bool parked = add_helpers(sums, worker, segment);
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        put_totals(worker, w + i, integers[i], sum_word(floats[i]));
-      }
+    for (int w = 0; w < kAllWords; ++w) {
+      put_totals(worker, w, sums[w / kWords] + w % kWords * 4,
+                 parked ? ptx::load_shared16(worker.word(w)) : uint4{});
     }
-    return true;
+    store_totals(worker, segment);
   }
 
   // Eight neighbouring channels of a token, times their scales.
@@ -415,11 +428,11 @@ struct MixedKernel {
   }
 
   static __device__ __forceinline__ void run_segment(Worker& worker, const MixedSegment& segment) {
-    const bool shares = uniform(segment.slot >= 0);
+    const bool helps = uniform(segment.slot >= 0);
     if (uniform(segment.is_int8())) {
       int32_t sums[Tile::kBlocks][kHalf];
       sum_segment<Int8>(sums, worker, segment);
-      if (shares) {
+      if (helps) {
         leave(sums, worker, segment);
       } else {
         close_tile(sums, worker, segment);
@@ -427,13 +440,11 @@ struct MixedKernel {
     } else {
       float sums[Tile::kBlocks][kHalf];
       sum_segment<Bf16>(sums, worker, segment);
-      if (!shares) {
-        return park(sums, worker, segment);
+      if (helps) {
+        leave(sums, worker, segment);
+      } else {
+        park(sums, worker, segment);
       }
-      leave(sums, worker, segment);
-    }
-    if (!shares || gather(worker, segment)) {
-      store_totals(worker, segment);
     }
   }
 
@@ -451,15 +462,16 @@ struct MixedKernel {
 
   static __device__ __forceinline__ void multiply_segments(Worker& worker) {
     ptx::wait_for_predecessor();
-    MixedSteps at(worker.args);
-    for (int round = 0; uniform(at.more()) || round < worker.args.rounds; ++round) {
-      if (uniform(at.more())) {
-        run_segment(worker, at.segment());
-        at.next_segment();
-      }
-      if (round < worker.args.rounds) {
+    int round = 0;
+    for (MixedSteps at(worker.args); uniform(at.more()); at.next_segment()) {
+      run_segment(worker, at.segment());
+      if (uniform((at.segment().kind & MixedSegment::kMeets) != 0)) {
         meet(worker.args.meetings);
+        ++round;
       }
+    }
+    for (; round < worker.args.rounds; ++round) {
+      meet(worker.args.meetings);
     }
   }
 };

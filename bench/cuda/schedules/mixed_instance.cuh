@@ -9,7 +9,7 @@ template <typename Int8, typename Bf16, typename Tile>
 constexpr MixedTile mixed_tile(MixedForm form) {
   return {.tokens = Tile::kTokens,
           .row_blocks = Tile::kRowBlocks,
-          .resident = Tile::kResident,
+          .launched = Tile::kLaunched,
           .form = form,
           .threads = Tile::kThreads,
           .shared_bytes = MixedShared<Int8, Tile>::kBytes,
@@ -18,10 +18,11 @@ constexpr MixedTile mixed_tile(MixedForm form) {
 
 /// Stages are those that fit beside the sums, or one.
 template <typename Int8, typename Bf16, bool kOneStage>
-constexpr std::array<MixedTile, 4> mixed_tiles_of(MixedForm form) {
+constexpr std::array<MixedTile, 5> mixed_tiles_of(MixedForm form) {
   constexpr auto kStages = [](int stages) { return kOneStage ? 1 : stages; };
-  return {mixed_tile<Int8, Bf16, MixedShape<16, 1, kStages(8), 2>>(form),
+  return {mixed_tile<Int8, Bf16, MixedShape<16, 1, kStages(6), 3, 2>>(form),
           mixed_tile<Int8, Bf16, MixedShape<64, 1, kStages(11), 1>>(form),
+          mixed_tile<Int8, Bf16, MixedShape<64, 2, kStages(6), 1>>(form),
           mixed_tile<Int8, Bf16, MixedShape<128, 1, kStages(6), 1>>(form),
           mixed_tile<Int8, Bf16, MixedShape<128, 2, kStages(3), 1>>(form)};
 }

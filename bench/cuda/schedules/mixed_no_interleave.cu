@@ -3,7 +3,7 @@
 
 namespace nibble::cuda {
 
-const std::array<MixedTile, 4> kMixedNoInterleave =
+const std::array<MixedTile, 5> kMixedNoInterleave =
     mixed_tiles_of<MixedInt8Codec<WeightOrder::kPlain, kZeros>,
                    MixedBf16Codec<WeightOrder::kPlain>,
                    false>(MixedForm::kNoInterleave);

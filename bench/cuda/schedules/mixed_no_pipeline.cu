@@ -3,7 +3,7 @@
 
 namespace nibble::cuda {
 
-const std::array<MixedTile, 4> kMixedNoPipeline =
+const std::array<MixedTile, 5> kMixedNoPipeline =
     mixed_tiles_of<MixedInt8Codec<kInterleaved, kZeros>, MixedBf16Codec<kInterleaved>, true>(
         MixedForm::kNoPipeline);
 

@@ -60,14 +60,14 @@ MixedTiles mixed_tiles_of(const MixedProblem& problem, const MixedTile& tile, in
                    .unit_blocks = unit_blocks};
   tiles.int8_cost = step_clocks(tile, 4096.0 * tile.row_blocks, tiles.token_tiles);
   tiles.bf16_cost = step_clocks(tile, 2048.0 * tile.row_blocks, tiles.token_tiles);
-  tiles.exchange_cost = 3.0 * static_cast<double>(tile.sum_bytes()) / kCacheBytes + 1500.0;
+  tiles.exchange_cost = 2.0 * static_cast<double>(tile.sum_bytes()) / kCacheBytes + 2000.0;
   return tiles;
 }
 
 int choose_unit_blocks(const MixedProblem& problem, const MixedTile& tile, int sms) {
   const int blocks = std::max(problem.bf16_blocks(), 1);
   const MixedTiles tiles = mixed_tiles_of(problem, tile, blocks);
-  const double share = tiles.tiles() * tiles.tile_cost() / (sms * tile.resident);
+  const double share = tiles.tiles() * tiles.tile_cost() / (sms * tile.launched);
   int units = 1;  // of BF16 blocks
   while (units < blocks && units < 8 &&
          static_cast<double>(ceil_div(blocks, units)) * 2.0 * tiles.bf16_cost > share) {
@@ -96,7 +96,7 @@ Result<std::unique_ptr<MixedProduct>> MixedProduct::make(const MixedProblem& pro
                                "asking for shared memory"));
   product->problem_ = problem;
   product->tile_ = tile;
-  product->workers_ = device.sms * tile.resident;
+  product->workers_ = device.sms * tile.launched;
   product->list_ =
       make_work_list(mixed_tiles_of(problem, tile, unit_blocks), schedule, product->workers_);
   NIBBLE_RETURN_IF_ERROR(product->allocate());

@@ -3,7 +3,7 @@
 
 namespace nibble::cuda {
 
-const std::array<MixedTile, 4> kMixedSignExtension =
+const std::array<MixedTile, 5> kMixedSignExtension =
     mixed_tiles_of<MixedInt8Codec<kInterleaved, Widening::kSigns>,
                    MixedBf16Codec<kInterleaved>,
                    false>(MixedForm::kSignExtension);

@@ -113,8 +113,10 @@ class Bench final {
 
   /// One of the program's products.
   Result<double> time_entry(const GemmEntry& entry, ActFormat act, const MixedProblem& problem) {
-    NIBBLE_ASSIGN_OR_RETURN(const QuantScheme scheme, find_scheme("w4a8"));
-    const GemmProblem wanted{.weight = scheme.weight, .act = act, .n = problem.n, .k = problem.k};
+    const GemmProblem wanted{.weight = {.code = WeightCode::kInt4, .scale_per = ScalePer::kChannel},
+                             .act = act,
+                             .n = problem.n,
+                             .k = problem.k};
     NIBBLE_ASSIGN_OR_RETURN(const auto kernel, entry.make(wanted, device_));
     const auto n = static_cast<size_t>(problem.n), k = static_cast<size_t>(problem.k);
     const auto m = static_cast<size_t>(problem.m);
@@ -160,7 +162,7 @@ class Bench final {
     if (const auto known = costs_.find(key); known != costs_.end()) {
       return known->second;
     }
-    const int workers = device_.sms * tile.resident;
+    const int workers = device_.sms * tile.launched;
     const int token_tiles = ceil_div(problem.m, tile.tokens);
     const int row_tiles = workers / std::gcd(workers, token_tiles);
     StepCosts costs;

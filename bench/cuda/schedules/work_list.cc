@@ -15,18 +15,40 @@ struct Run {
   int begin = 0, steps = 0;
 };
 
+/// Steps of a shared tile and who does them.
+struct Share {
+  int worker = 0;
+  Run run;
+};
+
+/// In which order a worker does what it was given.
+enum class Order : uint8_t {
+  kOthersFirst,  // what other owners wait for, then its own
+  kAsGiven,
+  kInRounds  // as given, and all workers meet after each
+};
+
 class Builder final {
  public:
-  Builder(const MixedTiles& tiles, int workers)
+  Builder(const MixedTiles& tiles, int workers, Order order)
       : tiles_(tiles),
-        shared_(static_cast<size_t>(workers)),
-        alone_(static_cast<size_t>(workers)),
+        order_(order),
+        helping_(static_cast<size_t>(workers)),
+        owning_(static_cast<size_t>(workers)),
         loads_(static_cast<size_t>(workers)) {}
 
   [[nodiscard]] int workers() const { return static_cast<int>(loads_.size()); }
   [[nodiscard]] double load(int worker) const { return loads_[static_cast<size_t>(worker)]; }
   [[nodiscard]] double cost(const Run& run) const {
     return run.steps * (run.int8 ? tiles_.int8_cost : tiles_.bf16_cost);
+  }
+  /// BF16 units, then INT8 ones.
+  [[nodiscard]] std::vector<Run> units() const {
+    std::vector<Run> units = bf16_units();
+    for (int begin = 0; begin < tiles_.int8_steps; begin += tiles_.unit_blocks) {
+      units.push_back({true, begin, std::min(tiles_.unit_blocks, tiles_.int8_steps - begin)});
+    }
+    return units;
   }
   [[nodiscard]] std::vector<Run> bf16_units() const {
     std::vector<Run> units;
@@ -36,54 +58,58 @@ class Builder final {
     }
     return units;
   }
-  [[nodiscard]] std::vector<Run> int8_units() const {
-    std::vector<Run> units;
-    for (int begin = 0; begin < tiles_.int8_steps; begin += tiles_.unit_blocks) {
-      units.push_back({true, begin, std::min(tiles_.unit_blocks, tiles_.int8_steps - begin)});
-    }
-    return units;
-  }
 
   /// A whole tile for one worker.
   void give_tile(int tile, int worker) {
-    auto& list = alone_[static_cast<size_t>(worker)];
-    const size_t first = list.size();
-    for (const Run& unit : bf16_units()) {
-      list.push_back(segment(tile, unit));
-    }
-    list.push_back(segment(tile, {true, 0, tiles_.int8_steps}));  // which closes it
-    list[first].kind |= MixedSegment::kOpens;
-    loads_[static_cast<size_t>(worker)] += tiles_.tile_cost();
+    std::vector<Run> runs = bf16_units();
+    runs.push_back({true, 0, tiles_.int8_steps});
+    own(worker, tile, -1, runs);
   }
 
-  /// A tile for several: runs[i] for workers[i], BF16 units among them in their order.
-  void share_tile(int tile, const std::vector<std::pair<int, Run>>& runs) {
+  /// A tile for several, of whom `owner` is one: BF16 units in their order.
+  void share_tile(int tile, int owner, const std::vector<Share>& shares) {
     const auto number = static_cast<int32_t>(slots_.size());
-    MixedSlots slots{.first = slot_count_, .bf16 = tiles_.bf16_units(), .int8 = 0};
-    int bf16 = 0;
-    for (const auto& [worker, run] : runs) {
-      MixedSegment part = segment(tile, run);
-      part.tile = number;
-      part.slot = slots.first + (run.int8 ? slots.bf16 + slots.int8++ : bf16++);
-      shared_[static_cast<size_t>(worker)].push_back(part);
-      loads_[static_cast<size_t>(worker)] += cost(run);
+    std::vector<Run> owned;
+    std::vector<Share> left[2];  // of BF16, of INT8
+    const auto closing = std::find_if(shares.rbegin(), shares.rend(), [&](const Share& share) {
+      return share.run.int8 && share.worker == owner;
+    });
+    for (const Share& share : shares) {
+      const bool first = left[0].empty() && order_ == Order::kOthersFirst;
+      if (!share.run.int8 && share.worker == owner && first) {
+        owned.push_back(share.run);
+      } else if (closing == shares.rend() || &share != &*closing) {
+        left[share.run.int8 ? 1 : 0].push_back(share);
+      }
     }
-    slot_count_ += slots.bf16 + slots.int8;
-    slots_.push_back(slots);
+    owned.push_back(closing == shares.rend() ? Run{true, 0, 0} : closing->run);
+    int32_t slot = slot_count_;
+    for (const auto& kind : left) {
+      for (const Share& share : kind) {
+        MixedSegment part = segment(tile, share.run);
+        part.tile = number;
+        part.slot = slot++;
+        add(helping_, share.worker, part);
+      }
+    }
+    slots_.push_back(
+        {slot_count_, static_cast<int32_t>(left[0].size()), static_cast<int32_t>(left[1].size())});
+    slot_count_ = slot;
+    own(owner, tile, number, owned);
   }
 
-  [[nodiscard]] MixedWorkList finish(bool lock_step) const {
+  [[nodiscard]] MixedWorkList finish() const {
     MixedWorkList list;
     list.shared = slots_;
     list.slots = slot_count_;
     for (size_t w = 0; w < loads_.size(); ++w) {
       list.begins.push_back(static_cast<int32_t>(list.segments.size()));
-      list.segments.insert(list.segments.end(), shared_[w].begin(), shared_[w].end());
-      list.segments.insert(list.segments.end(), alone_[w].begin(), alone_[w].end());
-      if (lock_step) {
-        list.rounds =
-            std::max(list.rounds, static_cast<int>(list.segments.size()) - list.begins.back());
-      }
+      list.segments.insert(list.segments.end(), helping_[w].begin(), helping_[w].end());
+      list.segments.insert(list.segments.end(), owning_[w].begin(), owning_[w].end());
+      const auto meets = std::count_if(
+          list.segments.begin() + list.begins.back(), list.segments.end(),
+          [](const MixedSegment& one) { return (one.kind & MixedSegment::kMeets) != 0; });
+      list.rounds = std::max(list.rounds, static_cast<int>(meets));
     }
     list.begins.push_back(static_cast<int32_t>(list.segments.size()));
     list.longest = *std::max_element(loads_.begin(), loads_.end());
@@ -91,6 +117,24 @@ class Builder final {
   }
 
  private:
+  using Lists = std::vector<std::vector<MixedSegment>>;
+
+  void add(Lists& lists, int worker, MixedSegment part) {
+    const auto w = static_cast<size_t>(worker);
+    if (order_ == Order::kInRounds && part.steps > 0) {
+      part.kind |= MixedSegment::kMeets;
+    }
+    (order_ == Order::kOthersFirst ? lists : helping_)[w].push_back(part);
+    loads_[w] += part.steps * (part.is_int8() ? tiles_.int8_cost : tiles_.bf16_cost);
+  }
+  void own(int worker, int tile, int32_t number, const std::vector<Run>& runs) {
+    for (size_t i = 0; i < runs.size(); ++i) {
+      MixedSegment part = segment(tile, runs[i]);
+      part.tile = number;
+      part.kind |= i == 0 ? MixedSegment::kOpens : 0;
+      add(owning_, worker, part);
+    }
+  }
   /// Tiles that follow each other share activations within a band of token tiles, and weights.
   [[nodiscard]] MixedSegment segment(int tile, const Run& run) const {
     constexpr int kBand = 16;
@@ -105,36 +149,29 @@ class Builder final {
   }
 
   const MixedTiles& tiles_;
-  std::vector<std::vector<MixedSegment>> shared_, alone_;
+  Order order_;
+  Lists helping_, owning_;  // in kOthersFirst; else all is in the first
   std::vector<double> loads_;
   std::vector<MixedSlots> slots_;
-  int slot_count_ = 0;
+  int32_t slot_count_ = 0;
 };
 
-std::vector<Run> units_of(const Builder& builder) {
-  // INT8 units first, as the precision map's usual order is: outlier channels come last.
-  std::vector<Run> units = builder.int8_units();
-  const std::vector<Run> bf16 = builder.bf16_units();
-  units.insert(units.end(), bf16.begin(), bf16.end());
-  return units;
-}
-
-/// Units of all tiles go round the workers.
+/// Units of all tiles go round the workers; who has a tile's last unit owns it.
 void go_round(Builder& builder, int tiles) {
-  const std::vector<Run> units = units_of(builder);
+  const std::vector<Run> units = builder.units();
   int next = 0;
   for (int tile = 0; tile < tiles; ++tile) {
-    std::vector<std::pair<int, Run>> runs;
+    std::vector<Share> shares;
     for (const Run& unit : units) {
-      runs.emplace_back(next++ % builder.workers(), unit);
+      shares.push_back({next++ % builder.workers(), unit});
     }
-    builder.share_tile(tile, runs);
+    builder.share_tile(tile, shares.back().worker, shares);
   }
 }
 
 /// Units of tiles first .. last - 1, the longest first, each to the worker that has least.
 void balance(Builder& builder, int first, int last) {
-  const std::vector<Run> units = units_of(builder);
+  const std::vector<Run> units = builder.units();
   const size_t tiles = static_cast<size_t>(last - first);
   std::vector<int> workers(tiles * units.size());
   std::vector<size_t> order(units.size());
@@ -156,43 +193,48 @@ void balance(Builder& builder, int first, int last) {
     }
   }
   for (size_t tile = 0; tile < tiles; ++tile) {
-    std::vector<std::pair<int, Run>> runs;
+    std::vector<Share> shares;
     for (size_t unit = 0; unit < units.size(); ++unit) {
-      runs.emplace_back(workers[tile * units.size() + unit], units[unit]);
+      shares.push_back({workers[tile * units.size() + unit], units[unit]});
     }
-    builder.share_tile(first + static_cast<int>(tile), runs);
+    builder.share_tile(first + static_cast<int>(tile), shares.back().worker, shares);
   }
 }
 
 /// Cuts one tile among the workers from `first` on that have room[i] of its cost: BF16 units go
-/// where most room is, INT8 steps fill what is left.
-std::vector<std::pair<int, Run>> cut(const Builder& builder,
-                                     const MixedTiles& tiles,
-                                     int first,
-                                     std::vector<double> room) {
-  std::vector<std::pair<int, Run>> runs;
-  for (const Run& unit : builder.bf16_units()) {
+/// where most room is, the owner's first, INT8 steps fill what is left.
+void cut(Builder& builder, const MixedTiles& tiles, int tile, int first, std::vector<double> room) {
+  const int owner = static_cast<int>(std::max_element(room.begin(), room.end()) - room.begin());
+  const std::vector<Run> units = builder.bf16_units();
+  std::vector<int> takers;
+  for (const Run& unit : units) {
     const auto most = std::max_element(room.begin(), room.end());
     *most -= builder.cost(unit);
-    runs.emplace_back(first + static_cast<int>(most - room.begin()), unit);
+    takers.push_back(static_cast<int>(most - room.begin()));
+  }
+  std::stable_partition(takers.begin(), takers.end(), [&](int taker) { return taker == owner; });
+  std::vector<Share> shares;
+  for (size_t u = 0; u < units.size(); ++u) {
+    shares.push_back({first + takers[u], units[u]});
   }
   double left = 0.0;
-  for (const double one : room) {
-    left += std::max(one, 0.0);
+  for (double& one : room) {
+    one = std::max(one, 0.0);
+    left += one;
   }
   double sum = 0.0;
   int begin = 0;
   for (size_t i = 0; i < room.size(); ++i) {
-    sum += std::max(room[i], 0.0);
+    sum += room[i];
     const bool all = i + 1 == room.size() || left <= 0.0;
     const int end =
         all ? tiles.int8_steps : static_cast<int>(std::lround(sum / left * tiles.int8_steps));
     if (end > begin) {
-      runs.emplace_back(first + static_cast<int>(i), Run{true, begin, end - begin});
+      shares.push_back({first + static_cast<int>(i), {true, begin, end - begin}});
       begin = end;
     }
   }
-  return runs;
+  builder.share_tile(tile, first + owner, shares);
 }
 
 /// Tiles first .. last - 1, laid end to end by their costs, are cut into equal shares.
@@ -209,7 +251,7 @@ void decompose(Builder& builder, const MixedTiles& tiles, int first, int last) {
     if (room.size() == 1) {
       builder.give_tile(tile, worker);
     } else {
-      builder.share_tile(tile, cut(builder, tiles, worker, std::move(room)));
+      cut(builder, tiles, tile, worker, std::move(room));
     }
   }
 }
@@ -223,7 +265,10 @@ void give_whole(Builder& builder, int first, int last) {
 }  // namespace
 
 MixedWorkList make_work_list(const MixedTiles& tiles, MixedSchedule schedule, int workers) {
-  Builder builder(tiles, workers);
+  const Order order = schedule == MixedSchedule::kLockStep     ? Order::kInRounds
+                      : schedule == MixedSchedule::kRoundRobin ? Order::kAsGiven
+                                                               : Order::kOthersFirst;
+  Builder builder(tiles, workers, order);
   const int count = tiles.tiles();
   const int rest = count % workers;
   // What the tiles of a last wave that is not full cost above an equal share of them.
@@ -254,7 +299,7 @@ MixedWorkList make_work_list(const MixedTiles& tiles, MixedSchedule schedule, in
       break;
     }
   }
-  return builder.finish(schedule == MixedSchedule::kLockStep);
+  return builder.finish();
 }
 
 }  // namespace nibble::cuda

@@ -34,22 +34,22 @@ enum class MixedSchedule : uint8_t {
   kDecomposed,  // the same, and tiles that are left are cut so that all end at once
 };
 
-/// A run of steps of one precision of one tile, for one worker.
+/// A run of steps of one precision of one tile, for one worker. Of the workers of a tile one owns
+/// it: its last segment, of INT8 steps or of none, closes the tile, and where it has BF16 units,
+/// these are the first of the tile and come right before. The others leave sums in memory.
 struct alignas(16) MixedSegment {
-  enum Kind : int32_t { kInt8 = 1, kOpens = 2 };
+  enum Kind : int32_t { kInt8 = 1, kOpens = 2, kMeets = 4 };
   int32_t row_tile = 0, token_tile = 0;
   int32_t begin = 0, steps = 0;  // among those of its precision
-  /// Of a tile that several share: its number, and where these sums go. -1 where the tile is this
-  /// worker's alone; then the first of its segments kOpens it, and the last, of INT8 steps or of
-  /// none, closes it.
-  int32_t tile = -1, slot = -1;
-  int32_t kind = 0;
+  int32_t tile = -1;             // number of a tile that several share
+  int32_t slot = -1;             // where these sums go; -1: they are the owner's
+  int32_t kind = 0;              // kOpens: the owner's first; kMeets: then all workers meet
   int32_t unused = 0;
 
   [[nodiscard]] constexpr bool is_int8() const { return (kind & kInt8) != 0; }
 };
 
-/// Where the sums of a shared tile lie: those of its BF16 units in their order, then INT8 ones.
+/// Where the sums of a shared tile lie: those of BF16 units in their order, then INT8 ones.
 struct MixedSlots {
   int32_t first = 0, bf16 = 0, int8 = 0;
 };
@@ -59,12 +59,13 @@ struct MixedWorkList {
   std::vector<int32_t> begins;  // of each worker's segments, and their end
   std::vector<MixedSlots> shared;
   int slots = 0;
-  int rounds = 0;        // after which all workers meet; 0: they do not
+  int rounds = 0;        // meetings of all workers
   double longest = 0.0;  // cost of the steps of the worker that has most
 };
 
-/// The work of each of `workers`. Every worker has its parts of shared tiles first, so that what
-/// others wait for comes early.
+/// The work of each of `workers`. What a worker leaves for others comes before the tiles that it
+/// owns, or units come in their order and the owner of a tile has the last one: owners wait for the
+/// others, so all workers have to run at once.
 MixedWorkList make_work_list(const MixedTiles& tiles, MixedSchedule schedule, int workers);
 
 }  // namespace nibble::cuda

@@ -61,49 +61,82 @@ TEST(WorkList, EveryStepOfEveryTileIsDoneOnce) {
   }
 }
 
-TEST(WorkList, SlotsOfSharedTilesAreTakenOnceAndBf16UnitsKeepTheirOrder) {
+TEST(WorkList, SlotsOfSharedTilesAreTakenOnceAndInOrder) {
   for (const MixedTiles& tiles : cases()) {
     for (const MixedSchedule schedule : kAll) {
       const MixedWorkList list = make_work_list(tiles, schedule, 132);
-      std::set<int> slots;
+      std::map<int, MixedSegment> slots;
       for (const MixedSegment& segment : list.segments) {
-        if (segment.slot < 0) continue;
-        const MixedSlots& shared = list.shared[static_cast<size_t>(segment.tile)];
-        const int place = segment.slot - shared.first;
-        EXPECT_TRUE(slots.insert(segment.slot).second);
-        EXPECT_EQ(place >= shared.bf16, segment.is_int8());
-        EXPECT_LT(place, shared.bf16 + shared.int8);
-        if (!segment.is_int8()) {
-          EXPECT_EQ(segment.begin, place * 2 * tiles.unit_blocks);
+        if (segment.slot >= 0) {
+          const MixedSlots& shared = list.shared[static_cast<size_t>(segment.tile)];
+          EXPECT_TRUE(slots.emplace(segment.slot, segment).second);
+          EXPECT_EQ(segment.slot - shared.first >= shared.bf16, segment.is_int8());
         }
       }
       EXPECT_EQ(slots.size(), static_cast<size_t>(list.slots));
+      for (const MixedSlots& shared : list.shared) {
+        for (int i = 1; i < shared.bf16; ++i) {
+          EXPECT_LT(slots.at(shared.first + i - 1).begin, slots.at(shared.first + i).begin);
+        }
+      }
     }
   }
 }
 
-TEST(WorkList, AWorkersOwnTileOpensWithBf16AndClosesWithInt8) {
+/// The owner's BF16 units are the first of the tile, follow each other and are closed at once.
+TEST(WorkList, OwnersHaveTheFirstBf16UnitsAndCloseTheTile) {
   for (const MixedTiles& tiles : cases()) {
-    const MixedWorkList list = make_work_list(tiles, MixedSchedule::kDecomposed, 132);
-    for (size_t w = 0; w + 1 < list.begins.size(); ++w) {
-      bool open = false;
-      int bf16 = 0;
-      for (int i = list.begins[w]; i < list.begins[w + 1]; ++i) {
-        const MixedSegment& segment = list.segments[static_cast<size_t>(i)];
-        if (segment.slot >= 0) {
-          EXPECT_FALSE(open);
-          continue;
+    for (const MixedSchedule schedule : kAll) {
+      const MixedWorkList list = make_work_list(tiles, schedule, 132);
+      int closed = 0;
+      for (size_t w = 0; w + 1 < list.begins.size(); ++w) {
+        bool open = false;
+        int bf16 = 0;
+        for (int i = list.begins[w]; i < list.begins[w + 1]; ++i) {
+          const MixedSegment& segment = list.segments[static_cast<size_t>(i)];
+          if (segment.slot >= 0) {
+            EXPECT_FALSE(open);
+            continue;
+          }
+          EXPECT_NE(open, (segment.kind & MixedSegment::kOpens) != 0);
+          EXPECT_TRUE(segment.is_int8() || segment.begin == bf16);
+          open = !segment.is_int8();
+          bf16 = open ? bf16 + segment.steps : 0;
+          closed += open ? 0 : 1;
         }
-        EXPECT_NE(open, (segment.kind & MixedSegment::kOpens) != 0);
-        open = !segment.is_int8();
-        if (segment.is_int8()) {
-          bf16 = 0;
-        } else {
-          EXPECT_EQ(segment.begin, bf16);
-          bf16 += segment.steps;
+        EXPECT_FALSE(open);
+      }
+      EXPECT_EQ(closed, tiles.tiles());
+    }
+  }
+}
+
+/// Workers one after the other, each as far as what it waits for is there, all come to their end.
+TEST(WorkList, OwnersNeverWaitForEachOther) {
+  for (const MixedTiles& tiles : cases()) {
+    for (const MixedSchedule schedule : kAll) {
+      for (const int workers : {1, 4, 132}) {
+        const MixedWorkList list = make_work_list(tiles, schedule, workers);
+        std::vector<int> at(list.begins.begin(), list.begins.end() - 1);
+        std::vector<int> arrived(list.shared.size(), 0);
+        for (bool moved = true; moved;) {
+          moved = false;
+          for (size_t w = 0; w < at.size(); ++w) {
+            for (; at[w] < list.begins[w + 1]; ++at[w], moved = true) {
+              const MixedSegment& segment = list.segments[static_cast<size_t>(at[w])];
+              if (segment.slot >= 0) {
+                ++arrived[static_cast<size_t>(segment.tile)];
+              } else if (segment.is_int8() && segment.tile >= 0) {
+                const MixedSlots& shared = list.shared[static_cast<size_t>(segment.tile)];
+                if (arrived[static_cast<size_t>(segment.tile)] < shared.bf16 + shared.int8) break;
+              }
+            }
+          }
+        }
+        for (size_t w = 0; w < at.size(); ++w) {
+          EXPECT_EQ(at[w], list.begins[w + 1]);
         }
       }
-      EXPECT_FALSE(open);
     }
   }
 }
