@@ -17,11 +17,10 @@
 // gemm_sm90/gemm_sm90.cuh.
 namespace nibble::cuda {
 
-/// A tile of kBlocks x 64 rows for each warpgroup and kTokens tokens. kResident blocks fit a
-/// multiprocessor; a launch takes kLaunched of these, beside which the next one may begin.
-template <int kTokens, int kBlocks, int kStages, int kResident, int kLaunched_ = kResident>
+/// A tile of kBlocks x 64 rows for each warpgroup and kTokens tokens. A launch takes kResident
+/// blocks of a multiprocessor.
+template <int kTokens, int kBlocks, int kStages, int kResident>
 struct MixedShape : GemmTile<kTokens, kBlocks, 1, kStages, kResident> {
-  static constexpr int kLaunched = kLaunched_;
   static constexpr bool kStoresWords = false;  // results leave by way of the parked sums' room
 };
 

@@ -52,7 +52,7 @@ struct MixedGemmArgs {
 struct MixedTile {
   int tokens = 0;
   int row_blocks = 0;  // of 64 rows
-  int resident = 0;    // blocks of a multiprocessor
+  int launched = 0;    // blocks of a launch on a multiprocessor
   MixedForm form = MixedForm::kFull;
   unsigned threads = 0;
   size_t shared_bytes = 0;

@@ -9,7 +9,7 @@ template <typename Int8, typename Bf16, typename Tile>
 constexpr MixedTile mixed_tile(MixedForm form) {
   return {.tokens = Tile::kTokens,
           .row_blocks = Tile::kRowBlocks,
-          .launched = Tile::kLaunched,
+          .launched = Tile::kResident,
           .form = form,
           .threads = Tile::kThreads,
           .shared_bytes = MixedShared<Int8, Tile>::kBytes,
@@ -20,7 +20,7 @@ constexpr MixedTile mixed_tile(MixedForm form) {
 template <typename Int8, typename Bf16, bool kOneStage>
 constexpr std::array<MixedTile, 5> mixed_tiles_of(MixedForm form) {
   constexpr auto kStages = [](int stages) { return kOneStage ? 1 : stages; };
-  return {mixed_tile<Int8, Bf16, MixedShape<16, 1, kStages(6), 3, 2>>(form),
+  return {mixed_tile<Int8, Bf16, MixedShape<16, 1, kStages(9), 2>>(form),
           mixed_tile<Int8, Bf16, MixedShape<64, 1, kStages(11), 1>>(form),
           mixed_tile<Int8, Bf16, MixedShape<64, 2, kStages(6), 1>>(form),
           mixed_tile<Int8, Bf16, MixedShape<128, 1, kStages(6), 1>>(form),
