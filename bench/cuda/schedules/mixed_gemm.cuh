@@ -53,9 +53,14 @@ class MixedSteps {
   __device__ __forceinline__ void advance() {
     if (++done_ == segment_.steps) {
       done_ = 0;
-      do {  // past what only closes a tile
-        next_segment();
-      } while (more() && segment_.steps == 0);
+      next_segment();
+      skip_empty();
+    }
+  }
+  /// Past what only closes a tile.
+  __device__ __forceinline__ void skip_empty() {
+    while (more() && segment_.steps == 0) {
+      next_segment();
     }
   }
   __device__ __forceinline__ void next_segment() {
@@ -137,13 +142,15 @@ struct MixedKernel {
     ptx::prefetch_tensor_map(bf16_x);
     // Weights of the first ring, then, when the predecessor has ended, its activations.
     MixedSteps ahead(args);
+    ahead.skip_empty();
     for (int s = 0; s < Tile::kStages && ahead.more(); ++s, ahead.advance()) {
       copy_weights(args, ahead, base + s * Ring::kStageBytes, full + 8 * s);
     }
     ptx::wait_for_predecessor();
     RingPlace<Tile::kStages> place;
     int count = 0;
-    for (MixedSteps at(args); at.more(); at.advance(), ++count) {
+    MixedSteps at(args);
+    for (at.skip_empty(); at.more(); at.advance(), ++count) {
       const uint32_t stage = base + place.stage * Ring::kStageBytes;
       const uint32_t barrier = full + 8 * place.stage;
       if (count >= Tile::kStages) {
@@ -304,23 +311,36 @@ struct MixedKernel {
     sync_group(worker.group);
   }
 
-  // Calls add(word, what the slot has of it) for all words, kAtOnce of which are read together.
+  // Calls add(word, what a slot has of it) for all words of slots first .. first + count - 1, one
+  // slot after the other; eight words are on their way at once.
   template <typename Add>
-  static __device__ __forceinline__ void for_slot(const Worker& worker,
-                                                  int number,
-                                                  const Add& add) {
-    constexpr int kAtOnce = kAllWords < 8 ? kAllWords : 8;
-    const uint4* from = slot(worker, number);
+  static __device__ __forceinline__ void for_slots(const Worker& worker,
+                                                   int first,
+                                                   int count,
+                                                   const Add& add) {
+    constexpr int kWordsAtOnce = kAllWords < 8 ? kAllWords : 8;
+    constexpr int kSlotsAtOnce = 8 / kWordsAtOnce;
+    for (int i = 0; i < count; i += kSlotsAtOnce) {
 #pragma unroll
-    for (int first = 0; first < kAllWords; first += kAtOnce) {
-      uint4 words[kAtOnce];
+      for (int begin = 0; begin < kAllWords; begin += kWordsAtOnce) {
+        uint4 words[kSlotsAtOnce][kWordsAtOnce];
 #pragma unroll
-      for (int w = 0; w < kAtOnce; ++w) {
-        words[w] = __ldcg(from + (first + w) * 128);
-      }
+        for (int s = 0; s < kSlotsAtOnce; ++s) {
+          const uint4* from = slot(worker, first + min(i + s, count - 1)) + begin * 128;
 #pragma unroll
-      for (int w = 0; w < kAtOnce; ++w) {
-        add(first + w, words[w]);
+          for (int w = 0; w < kWordsAtOnce; ++w) {
+            words[s][w] = __ldcg(from + w * 128);
+          }
+        }
+#pragma unroll
+        for (int s = 0; s < kSlotsAtOnce; ++s) {
+#pragma unroll
+          for (int w = 0; w < kWordsAtOnce; ++w) {
+            if (i + s < count) {
+              add(begin + w, words[s][w]);
+            }
+          }
+        }
       }
     }
   }
@@ -336,19 +356,23 @@ struct MixedKernel {
     const auto* fields = reinterpret_cast<const int32_t*>(worker.args.shared + segment.tile);
     const MixedSlots slots{__ldg(fields), __ldg(fields + 1), __ldg(fields + 2)};
     wait_for_helpers(worker, segment, slots);
-    for (int i = 0; i < slots.bf16; ++i, parked = true) {
-      for_slot(worker, slots.first + i, [&](int w, const uint4& theirs) {
-        float four[4] = {};
-        add_word(four, parked ? ptx::load_shared16(worker.word(w)) : uint4{});
-        add_word(four, theirs);
-        ptx::store_shared16(worker.word(w), sum_word(four));
-      });
+    if (slots.bf16 > 0 && !parked) {  // the helpers' are the first
+#pragma unroll
+      for (int w = 0; w < kAllWords; ++w) {
+        ptx::store_shared16(worker.word(w), uint4{});
+      }
+      parked = true;
     }
-    for (int i = 0; i < slots.int8; ++i) {
-      for_slot(worker, slots.first + slots.bf16 + i, [&](int w, const uint4& theirs) {
-        add_word(sums[w / kWords] + w % kWords * 4, theirs);
-      });
-    }
+    for_slots(worker, slots.first, slots.bf16, [&](int w, const uint4& theirs) {
+      const uint4 mine = ptx::load_shared16(worker.word(w));
+      float four[4] = {__uint_as_float(mine.x), __uint_as_float(mine.y), __uint_as_float(mine.z),
+                       __uint_as_float(mine.w)};
+      add_word(four, theirs);
+      ptx::store_shared16(worker.word(w), sum_word(four));
+    });
+    for_slots(worker, slots.first + slots.bf16, slots.int8, [&](int w, const uint4& theirs) {
+      add_word(sums[w / kWords] + w % kWords * 4, theirs);
+    });
     return parked;
   }
 

@@ -27,9 +27,10 @@ Result<DeviceMemory> on_device(const std::vector<T>& values) {
 
 /// Clocks of a step whose weights have so many bytes.
 double step_clocks(const MixedTile& tile, double weight_bytes, int token_tiles) {
-  const double products = 2.0 * tile.row_blocks * std::max(tile.tokens, 32);
-  const double memory = weight_bytes / token_tiles / kMemoryBytes;
-  const double cache = (weight_bytes + 128.0 * tile.tokens) / kCacheBytes;
+  const double products = 2.0 * tile.launched * tile.row_blocks * std::max(tile.tokens, 32);
+  // What its multiprocessor gets, a block shares with the others there.
+  const double memory = tile.launched * weight_bytes / token_tiles / kMemoryBytes;
+  const double cache = tile.launched * (weight_bytes + 128.0 * tile.tokens) / kCacheBytes;
   return std::max({products, memory, cache});
 }
 
@@ -60,7 +61,8 @@ MixedTiles mixed_tiles_of(const MixedProblem& problem, const MixedTile& tile, in
                    .unit_blocks = unit_blocks};
   tiles.int8_cost = step_clocks(tile, 4096.0 * tile.row_blocks, tiles.token_tiles);
   tiles.bf16_cost = step_clocks(tile, 2048.0 * tile.row_blocks, tiles.token_tiles);
-  tiles.exchange_cost = 2.0 * static_cast<double>(tile.sum_bytes()) / kCacheBytes + 2000.0;
+  tiles.helper_cost = static_cast<double>(tile.sum_bytes()) / kCacheBytes + 500.0;
+  tiles.wait_cost = 2500.0;
   return tiles;
 }
 

@@ -5,13 +5,10 @@
 // --check 1 compares every schedule and form with double precision and with each other, bit for
 // bit, over odd shapes, and times nothing. --bf16: percent of the K blocks.
 
-#include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <fstream>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <vector>
 
 #include "base/json.h"
@@ -92,7 +89,7 @@ Status run(int argc, char** argv) {
   NIBBLE_ASSIGN_OR_RETURN(const Json report, bench_schedules(device, options.bench));
   if (!options.json.empty()) {
     std::ofstream file(options.json);
-    file << report.dump_pretty() << "\n";
+    file << report.dump() << "\n";
     if (!file.flush()) {
       return make_error(StatusCode::kUnavailable, "{} cannot be written", options.json);
     }

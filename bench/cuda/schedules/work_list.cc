@@ -205,6 +205,11 @@ void balance(Builder& builder, int first, int last) {
 /// where most room is, the owner's first, INT8 steps fill what is left.
 void cut(Builder& builder, const MixedTiles& tiles, int tile, int first, std::vector<double> room) {
   const int owner = static_cast<int>(std::max_element(room.begin(), room.end()) - room.begin());
+  // Helpers end earlier, by as long as their sums take.
+  for (double& one : room) {
+    one -= tiles.wait_cost / static_cast<double>(room.size());
+  }
+  room[static_cast<size_t>(owner)] += tiles.wait_cost;
   const std::vector<Run> units = builder.bf16_units();
   std::vector<int> takers;
   for (const Run& unit : units) {
@@ -237,15 +242,16 @@ void cut(Builder& builder, const MixedTiles& tiles, int tile, int first, std::ve
   builder.share_tile(tile, first + owner, shares);
 }
 
-/// Tiles first .. last - 1, laid end to end by their costs, are cut into equal shares.
-void decompose(Builder& builder, const MixedTiles& tiles, int first, int last) {
-  const double share = (last - first) * tiles.tile_cost() / builder.workers();
+/// The tiles from `first` on, laid end to end by their costs, are cut into equal shares.
+void decompose(Builder& builder, const MixedTiles& tiles, int first, int workers) {
+  const int last = tiles.tiles();
+  const double share = (last - first) * tiles.tile_cost() / workers;
   for (int tile = first; tile < last; ++tile) {
     const double begin = (tile - first) * tiles.tile_cost();
     const double end = begin + tiles.tile_cost();
-    const int worker = std::min(static_cast<int>(begin / share + 1e-9), builder.workers() - 1);
+    const int worker = std::min(static_cast<int>(begin / share + 1e-9), workers - 1);
     std::vector<double> room;
-    for (int w = worker; w < builder.workers() && w * share < end - 1e-6; ++w) {
+    for (int w = worker; w < workers && w * share < end - 1e-6; ++w) {
       room.push_back(std::min(end, (w + 1) * share) - std::max(begin, w * share));
     }
     if (room.size() == 1) {
@@ -262,6 +268,56 @@ void give_whole(Builder& builder, int first, int last) {
   }
 }
 
+/// Cost of the worker that has most when tiles are cut for `workers`, whose helpers' sums are
+/// added.
+double cut_cost(const MixedTiles& tiles, int count, int workers) {
+  const double share = count * tiles.tile_cost() / workers;
+  const int parts = static_cast<int>(std::ceil(static_cast<double>(workers) / count - 1e-9));
+  // Shares that are no whole part of a tile reach into the next one's.
+  const int helpers = workers % count == 0 ? parts - 1 : parts;
+  return share + (helpers > 0 ? tiles.wait_cost + helpers * tiles.helper_cost : 0.0);
+}
+
+/// A full wave is cut together with what is left over, so that a tile has one helper at most; fewer
+/// tiles than workers, for all of these, or for as many as tiles have equal parts. Or none is.
+void decompose_best(Builder& builder, const MixedTiles& tiles) {
+  const int count = tiles.tiles(), workers = builder.workers(), rest = count % workers;
+  const int kept = rest == 0 ? count : std::max(count - rest - workers, 0);
+  const int left = count - kept;
+  int best = 0;  // workers that share what is left; 0: tiles stay whole
+  double least = tiles.tile_cost() * ((left + workers - 1) / workers);
+  const auto consider = [&](int wanted) {
+    const double cost = cut_cost(tiles, left, wanted);
+    if (cost < least) {
+      least = cost;
+      best = wanted;
+    }
+  };
+  for (int parts = 2; left > 0 && parts * left <= workers; ++parts) {
+    consider(parts * left);
+  }
+  if (left > 0) {
+    consider(workers);
+  }
+  if (best > 0) {
+    decompose(builder, tiles, kept, best);
+  }
+  give_whole(builder, 0, best > 0 ? kept : count);
+}
+
+/// Whole tiles while there is one for each worker, then units of the rest, unless that gains less
+/// than it costs.
+void remap(Builder& builder, const MixedTiles& tiles) {
+  const int count = tiles.tiles(), rest = count % builder.workers();
+  const double gain =
+      rest == 0 ? 0.0 : tiles.tile_cost() * (1.0 - static_cast<double>(rest) / builder.workers());
+  const bool whole = gain <= tiles.wait_cost + tiles.helper_cost;
+  if (!whole) {
+    balance(builder, count - rest, count);
+  }
+  give_whole(builder, 0, whole ? count : count - rest);
+}
+
 }  // namespace
 
 MixedWorkList make_work_list(const MixedTiles& tiles, MixedSchedule schedule, int workers) {
@@ -269,35 +325,20 @@ MixedWorkList make_work_list(const MixedTiles& tiles, MixedSchedule schedule, in
                       : schedule == MixedSchedule::kRoundRobin ? Order::kAsGiven
                                                                : Order::kOthersFirst;
   Builder builder(tiles, workers, order);
-  const int count = tiles.tiles();
-  const int rest = count % workers;
-  // What the tiles of a last wave that is not full cost above an equal share of them.
-  const double gain =
-      rest == 0 ? 0.0 : tiles.tile_cost() * (1.0 - static_cast<double>(rest) / workers);
-  const bool whole = gain <= tiles.exchange_cost;
   switch (schedule) {
     case MixedSchedule::kLockStep:
     case MixedSchedule::kRoundRobin:
-      go_round(builder, count);
+      go_round(builder, tiles.tiles());
       break;
     case MixedSchedule::kBalanced:
-      balance(builder, 0, count);
+      balance(builder, 0, tiles.tiles());
       break;
     case MixedSchedule::kRemapped:
-      give_whole(builder, 0, whole ? count : count - rest);
-      if (!whole) {
-        balance(builder, count - rest, count);
-      }
+      remap(builder, tiles);
       break;
-    case MixedSchedule::kDecomposed: {
-      // A full wave is cut together with the rest: each of its tiles in two at most.
-      const int kept = whole ? count : std::max(count - rest - workers, 0);
-      if (!whole) {
-        decompose(builder, tiles, kept, count);
-      }
-      give_whole(builder, 0, kept);
+    case MixedSchedule::kDecomposed:
+      decompose_best(builder, tiles);
       break;
-    }
   }
   return builder.finish();
 }

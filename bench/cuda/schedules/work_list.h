@@ -13,7 +13,8 @@ struct MixedTiles {
   int int8_steps = 0, bf16_steps = 0;       // of a tile
   int unit_blocks = 1;                      // K blocks of a unit, into which each precision is cut
   double int8_cost = 1.0, bf16_cost = 1.0;  // of a step
-  double exchange_cost = 0.0;               // of a tile's sums that go through memory
+  double helper_cost = 0.0;                 // of a helper's sums, to the owner
+  double wait_cost = 0.0;                   // until they are there
 
   [[nodiscard]] int tiles() const { return row_tiles * token_tiles; }
   [[nodiscard]] double tile_cost() const { return int8_steps * int8_cost + bf16_steps * bf16_cost; }

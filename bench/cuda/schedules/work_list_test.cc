@@ -163,7 +163,8 @@ TEST(WorkList, DecompositionEndsWithinAStepOrTwoOfAnEqualShare) {
 
 TEST(WorkList, ExchangesThatCostMoreThanTheyGainAreLeftOut) {
   MixedTiles tiles = tiles_of(130, 1, 24, 8);
-  tiles.exchange_cost = 10.0;
+  tiles.helper_cost = 8.0;
+  tiles.wait_cost = 2.0;
   for (const auto schedule : {MixedSchedule::kRemapped, MixedSchedule::kDecomposed}) {
     EXPECT_EQ(make_work_list(tiles, schedule, 132).slots, 0);
   }
