@@ -39,6 +39,13 @@ __device__ __forceinline__ uint32_t widen_high(uint32_t word) {
   return ptx::fma_bf16x2(word & 0x00f000f0U, 0x6c006c00U, 0xad00ad00U);
 }
 
+/// A byte of shared memory.
+__device__ __forceinline__ uint8_t load_shared1(uint32_t address) {
+  uint32_t value = 0;
+  asm volatile("ld.shared.u8 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+  return static_cast<uint8_t>(value);
+}
+
 template <typename Value>
 struct PlainWeights {  // of four K steps, as many operand registers
   Value v[4][4];
@@ -144,8 +151,7 @@ struct MixedBf16Codec<WeightOrder::kPlain> {
     for (int step = 0; step < 4; ++step) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        fetched.v[step][i] =
-            ptx::load_shared1(row + i % 2 * 32 + 8 * step + i / 2 * 4 + (thread & 3));
+        fetched.v[step][i] = load_shared1(row + i % 2 * 32 + 8 * step + i / 2 * 4 + (thread & 3));
       }
     }
     return fetched;

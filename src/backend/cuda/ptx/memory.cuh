@@ -33,13 +33,6 @@ __device__ __forceinline__ uint16_t load_shared2(uint32_t address) {
   return value;
 }
 
-/// A byte of shared memory.
-__device__ __forceinline__ uint8_t load_shared1(uint32_t address) {
-  uint32_t value = 0;
-  asm volatile("ld.shared.u8 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
-  return static_cast<uint8_t>(value);
-}
-
 /// 8 bytes of shared memory.
 __device__ __forceinline__ uint2 load_shared8(uint32_t address) {
   uint2 value;
