@@ -5,6 +5,7 @@
 // --check 1 compares every schedule and form with double precision and with each other, bit for
 // bit, over odd shapes, and times nothing. --bf16: percent of the K blocks.
 
+#include <algorithm>
 #include <cstdio>
 #include <fstream>
 #include <string>
@@ -38,6 +39,22 @@ Result<std::vector<int>> numbers(std::string_view text) {
   return values;
 }
 
+/// Kernels of INT8 activations sum 16 times the weight in 32 bits.
+constexpr int kMostK = 131008;
+
+Status set_shapes(const std::vector<int>& sizes, std::vector<ScheduleShape>& shapes) {
+  shapes.clear();
+  for (size_t i = 0; i + 1 < sizes.size(); i += 2) {
+    shapes.push_back({std::string(), sizes[i], sizes[i + 1]});
+    if (sizes[i] < 1 || sizes[i + 1] < 128 || sizes[i + 1] % 128 != 0 || sizes[i + 1] > kMostK) {
+      return make_error(StatusCode::kInvalidArgument,
+                        "--shape {}x{}: K has to be a multiple of 128, up to {}", sizes[i],
+                        sizes[i + 1], kMostK);
+    }
+  }
+  return {};
+}
+
 struct Options {
   bool check = false;
   std::string json;
@@ -58,19 +75,17 @@ Result<Options> parse(int argc, char** argv) {
     NIBBLE_ASSIGN_OR_RETURN(const std::vector<int> values, numbers(argv[i + 1]));
     if (flag == "--check") {
       options.check = values[0] != 0;
-    } else if (flag == "--m") {
+    } else if (flag == "--m" && *std::min_element(values.begin(), values.end()) > 0) {
       options.bench.row_counts = values;
     } else if (flag == "--bf16" && values[0] <= 100) {
       options.bench.bf16_percent = values[0];
     } else if (flag == "--replays" && values[0] > 0) {
       options.bench.replays = values[0];
     } else if (flag == "--shape" && values.size() % 2 == 0) {
-      options.bench.shapes.clear();
-      for (size_t v = 0; v < values.size(); v += 2) {
-        options.bench.shapes.push_back({std::string(), values[v], values[v + 1]});
-      }
+      NIBBLE_RETURN_IF_ERROR(set_shapes(values, options.bench.shapes));
     } else {
-      return make_error(StatusCode::kInvalidArgument, "no flag {} {}", flag, argv[i + 1]);
+      return make_error(StatusCode::kInvalidArgument, "{} {} is no flag and value of this program",
+                        flag, argv[i + 1]);
     }
   }
   return options;
