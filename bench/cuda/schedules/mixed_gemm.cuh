@@ -312,14 +312,14 @@ struct MixedKernel {
   }
 
   // Calls add(word, what a slot has of it) for all words of slots first .. first + count - 1, one
-  // slot after the other, several on their way at once.
+  // slot after the other; eight words are on their way at once.
   template <typename Add>
   static __device__ __forceinline__ void for_slots(const Worker& worker,
                                                    int first,
                                                    int count,
                                                    const Add& add) {
     constexpr int kWordsAtOnce = kAllWords < 8 ? kAllWords : 8;
-    constexpr int kSlotsAtOnce = kWordsAtOnce < 4 ? 2 : 8 / kWordsAtOnce;
+    constexpr int kSlotsAtOnce = 8 / kWordsAtOnce;
     for (int i = 0; i < count; i += kSlotsAtOnce) {
 #pragma unroll
       for (int begin = 0; begin < kAllWords; begin += kWordsAtOnce) {

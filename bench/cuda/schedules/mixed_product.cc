@@ -61,8 +61,8 @@ MixedTiles mixed_tiles_of(const MixedProblem& problem, const MixedTile& tile, in
                    .unit_blocks = unit_blocks};
   tiles.int8_cost = step_clocks(tile, 4096.0 * tile.row_blocks, tiles.token_tiles);
   tiles.bf16_cost = step_clocks(tile, 2048.0 * tile.row_blocks, tiles.token_tiles);
-  tiles.helper_cost = static_cast<double>(tile.sum_bytes()) / kCacheBytes + 400.0;
-  tiles.wait_cost = 1200.0;
+  tiles.helper_cost = static_cast<double>(tile.sum_bytes()) / kCacheBytes + 500.0;
+  tiles.wait_cost = 2500.0;
   return tiles;
 }
 
