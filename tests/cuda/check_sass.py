@@ -34,7 +34,7 @@ FAMILIES = [
 # The same of benchmarks' own kernels, by the name of the program that has them. Small tiles have
 # the fewest registers, two blocks a multiprocessor; none spills in a main loop.
 PROGRAMS = {
-    "w4ax_schedules": [(r"mixed_gemm_sm90<", ("IGMMA", "HGMMA", "UBLKCP", "UTMALDG"), 80)],
+    "w4ax_schedules": [(r"mixed_gemm_sm90<", ("IGMMA", "HGMMA", "UBLKCP", "UTMALDG"), 64)],
 }
 LOCAL = {"LDL", "STL"}
 FUNCTION = re.compile(r"Function : (\S+)")
