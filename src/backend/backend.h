@@ -10,6 +10,7 @@
 #include "backend/calibration_math.h"
 #include "backend/prepared_experts.h"
 #include "backend/prepared_gemm.h"
+#include "backend/prepared_heads.h"
 #include "backend/step.h"
 #include "base/cpu_topology.h"
 #include "core/device_buffer.h"
@@ -113,6 +114,11 @@ class Backend {
     const QuantView view = view_of(weight);
     return prepare_gemm({&view, 1}, act, max_m);
   }
+
+  /// Packs a matrix for each head of an attention layer, all of one format, [n, k] each.
+  virtual Result<std::unique_ptr<PreparedHeads>> prepare_heads(std::span<const QuantView> heads,
+                                                               const ActSpec& act,
+                                                               int64_t max_m);
 
   /// Packs the experts of a layer. The errors of check_experts(), and kUnsupported, with the reason
   /// and a remedy, for experts that there are no kernels for.

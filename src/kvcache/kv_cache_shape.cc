@@ -40,7 +40,8 @@ KvView view_of(const KvSpec& spec, int64_t page_size) {
           .page_size = page_size,
           .kv_heads = spec.kv_heads,
           .head_dim = spec.key_dim,
-          .basis = basis_of(spec.code)};
+          .basis = basis_of(spec.code),
+          .latent = spec.latent};
 }
 
 KvCacheShape KvCacheShape::equal_pools(std::vector<KvSpec> layers,
@@ -97,10 +98,25 @@ int64_t KvCacheShape::sequences_of(int64_t length) const {
   return most;
 }
 
+namespace {
+
+/// Whether rows of latent attention are kept in a format whose kernels read values out of keys.
+Status check_latent(const KvSpec& spec) {
+  if (!spec.latent || kv_format(spec.code).per == KvParameters::kNone) {
+    return {};
+  }
+  return make_error(StatusCode::kUnsupported,
+                    "a {} cache has no form for latent attention, whose rows are keys and values "
+                    "at once; take --kv-cache-dtype bf16",
+                    kv_code_name(spec.code));
+}
+
+}  // namespace
+
 Status KvCacheShape::check(const Backend& backend, int64_t heads) const {
   for (const KvPool& pool : kv_pools(layers)) {
     const KvSpec& spec = pool.spec;
-    if (spec.key_dim != spec.value_dim) {
+    if (spec.key_dim != spec.value_dim && !spec.latent) {
       return make_error(StatusCode::kUnsupported,
                         "{} of {} layers keep keys of {} and values of {} elements per head, but "
                         "{} computes attention over keys and values of equal size alone; such "
@@ -108,6 +124,7 @@ Status KvCacheShape::check(const Backend& backend, int64_t heads) const {
                         pool.num_layers, layers.size(), spec.key_dim, spec.value_dim,
                         backend.name());
     }
+    NIBBLE_RETURN_IF_ERROR(check_latent(spec));
     NIBBLE_RETURN_IF_ERROR(backend.check_kv(view_of(spec, page_size), heads));
   }
   return {};

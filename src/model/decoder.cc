@@ -49,7 +49,7 @@ Result<PagedKvCache> Decoder::make_cache(const KvCacheShape& shape) {
 int64_t Decoder::weight_bytes() const {
   int64_t bytes = parts_.head.weight_bytes();
   for (const DecoderLayer& layer : parts_.layers) {
-    bytes += layer.attention.weight_bytes();
+    bytes += std::visit([](const auto& part) { return part.weight_bytes(); }, layer.attention);
     bytes += std::visit([](const auto& mlp) { return mlp.weight_bytes(); }, layer.mlp);
   }
   return bytes;
@@ -109,7 +109,7 @@ void Decoder::run_layers(Step& step, const PagedKvCache& cache) {
     context.kv = cache.view(index++);
     context.sequences =
         sequences_in_pool(step.input().sequences, step.input().other_pools, context.kv.pool);
-    layer.attention.forward(hidden, context);
+    std::visit([&](auto& part) { part.forward(hidden, context); }, layer.attention);
     std::visit([&](auto& mlp) { mlp.forward(hidden, context); }, layer.mlp);
   }
 }

@@ -7,6 +7,7 @@
 #include "arch/kv_specs.h"
 #include "kvcache/kv_cache_shape.h"
 #include "layers/attention.h"
+#include "layers/latent_attention.h"
 #include "layers/mlp.h"
 #include "layers/moe.h"
 
@@ -33,7 +34,11 @@ DecoderScratch decoder_scratch(const ModelConfig& config,
       bytes = std::max(bytes, options.max_batch_tokens * need.width * bits / 8);
     }
   };
-  add(Attention::scratch(config));
+  if (config.latent.kv_rank > 0) {
+    add(LatentAttention::scratch(config));
+  } else {
+    add(Attention::scratch(config));
+  }
   if (!has_experts_everywhere(config)) {
     add(Mlp::scratch(config));
   }

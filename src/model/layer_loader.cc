@@ -71,7 +71,9 @@ LayerLoader::LayerLoader(const ModelConfig& config,
     : config_(config), weights_(weights), backend_(backend), max_rows_(max_rows) {}
 
 Status LayerLoader::prepare() {
-  const RopeFrequencies rope = compute_rope_frequencies(config_.rope, config_.head_dim);
+  const bool latent = config_.latent.kv_rank > 0;
+  const RopeFrequencies rope =
+      compute_rope_frequencies(config_.rope, latent ? config_.latent.rope_dim : config_.head_dim);
   NIBBLE_ASSIGN_OR_RETURN(DeviceBuffer inv_freq, backend_.upload(rope.inv_freq));
   rope_ = std::make_shared<RopeTable>(std::move(inv_freq), rope.attention_factor, rope.dynamic);
   return {};
@@ -112,6 +114,11 @@ Result<Linear> LayerLoader::stacked(int64_t layer,
 }
 
 Result<DecoderLayer> LayerLoader::layer(int64_t index) {
+  if (config_.latent.kv_rank > 0) {
+    NIBBLE_ASSIGN_OR_RETURN(LatentAttention attention, latent_attention(index));
+    NIBBLE_ASSIGN_OR_RETURN(auto mlp, this->mlp(index));
+    return DecoderLayer{.attention = std::move(attention), .mlp = std::move(mlp)};
+  }
   NIBBLE_ASSIGN_OR_RETURN(Attention attention, this->attention(index));
   NIBBLE_ASSIGN_OR_RETURN(auto mlp, this->mlp(index));
   return DecoderLayer{.attention = std::move(attention), .mlp = std::move(mlp)};

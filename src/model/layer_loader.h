@@ -29,6 +29,7 @@ class LayerLoader final {
   void use(KvSidecar sidecar) { sidecar_ = std::move(sidecar); }
   Result<DecoderLayer> layer(int64_t index);
   Result<Attention> attention(int64_t index);
+  Result<LatentAttention> latent_attention(int64_t index);
   Result<std::variant<Mlp, Moe>> mlp(int64_t index);
   Result<Norm> norm(const std::string& module, int64_t size);
 
@@ -43,6 +44,11 @@ class LayerLoader final {
     int64_t n;
   };
 
+  struct LatentHeads {
+    std::unique_ptr<PreparedHeads> keys;
+    std::unique_ptr<PreparedHeads> values;
+  };
+
   [[nodiscard]] std::string name(Role role, int64_t layer) const {
     return module_name(*config_.family, role, layer);
   }
@@ -50,6 +56,7 @@ class LayerLoader final {
                          const std::vector<Projection>& projections,
                          int64_t k,
                          Bias bias_mode);
+  Result<LatentHeads> latent_heads(int64_t layer);
   Result<std::optional<AttentionBasis>> basis(int64_t layer);
   Result<int64_t> turn(Role role, int64_t layer, int64_t k);
   Result<Mlp> dense(int64_t layer);

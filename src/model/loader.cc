@@ -8,7 +8,6 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "checkpoint/kv_sidecar.h"
-#include "model/blocks.h"
 #include "model/decoder.h"
 #include "model/layer_loader.h"
 #include "model/weight_loader.h"
@@ -119,7 +118,6 @@ Result<std::unique_ptr<Model>> load_model(const std::string& model_dir,
                                           const ModelOptions& options,
                                           std::vector<ReplacedWeights> replaced) {
   NIBBLE_ASSIGN_OR_RETURN(const ModelConfig stored, load_model_config(model_dir));
-  NIBBLE_RETURN_IF_ERROR(check_blocks(stored));
   const RunsFormat runs = [&](const WeightFormat& format, int64_t k) {
     const bool bf16 = stored.dtype == DType::kBF16;
     return backend.check_gemm(format, bf16 ? ActFormat::kBf16 : ActFormat::kFloat, k).ok();

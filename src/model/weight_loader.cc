@@ -15,7 +15,6 @@
 #include "checkpoint/finite.h"
 #include "checkpoint/gguf_matrix.h"
 #include "checkpoint/kv_scales.h"
-#include "model/blocks.h"
 #include "model/tensor_check.h"
 
 namespace nibble {
@@ -288,6 +287,7 @@ void WeightLoader::report_decoded() const {
 }
 
 Status WeightLoader::check_all_used() const {
+  int64_t others = 0;
   for (const TensorInfo* info : reader_->tensors()) {
     const std::string_view name = info->name;
     const size_t dot = name.rfind('.');
@@ -296,6 +296,13 @@ Status WeightLoader::check_all_used() const {
     if (!module_used && !tensors_.contains(name) && !may_stay_unread(*info, config_)) {
       return unread_error(*reader_, *info);
     }
+    others += of_another_model(*config_.family, name) ? 1 : 0;
+  }
+  if (others > 0) {
+    NIBBLE_LOG(kWarning,
+               "{} tensors of what reads images are left out (names that begin with {}): the model "
+               "answers to text alone",
+               others, fmt::join(config_.family->others, ", "));
   }
   return {};
 }

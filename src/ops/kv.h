@@ -45,6 +45,8 @@ struct KvBasis {
 /// backend/cuda/kv_layout.h says. A page holds page_size tokens; inside it each KV head is
 /// contiguous:
 ///   [kv_head][ K codes [page_size, row] | K params f32 [page_size, p] | V codes | V params ]
+/// Of latent attention there are no V: a token's row is its key, and its first numbers are its
+/// value. Attention over it reads and gives whole rows, whose last numbers mean nothing in a result.
 struct KvView {
   KvCode code = KvCode::kBf16;
   int64_t page_size = 0;
@@ -54,16 +56,21 @@ struct KvView {
   int32_t pool = 0;            // of the cache: which of a sequence's lists of pages counts
   KvScales scales;             // 1 unless the format has parameters per tensor
   KvBasis basis;               // view_of() sets basis_of(code)
+  bool latent = false;         // KvSpec::latent
 
   [[nodiscard]] int64_t half_bytes() const {  // K or V of one head in one page
     return page_size * kv_token_bytes(code, head_dim);
   }
-  [[nodiscard]] int64_t page_bytes() const { return kv_heads * 2 * half_bytes(); }
+  /// Of one head in one page.
+  [[nodiscard]] int64_t head_bytes() const { return half_bytes() + values_offset(); }
+  /// Of values behind keys.
+  [[nodiscard]] int64_t values_offset() const { return latent ? 0 : half_bytes(); }
+  [[nodiscard]] int64_t page_bytes() const { return kv_heads * head_bytes(); }
   [[nodiscard]] std::byte* keys(int64_t page, int64_t kv_head) const {
-    return pages + page * page_bytes() + kv_head * 2 * half_bytes();
+    return pages + page * page_bytes() + kv_head * head_bytes();
   }
   [[nodiscard]] std::byte* values(int64_t page, int64_t kv_head) const {
-    return keys(page, kv_head) + half_bytes();
+    return keys(page, kv_head) + values_offset();
   }
   /// Offset of the parameters inside a K or V half.
   [[nodiscard]] int64_t params_offset() const { return page_size * kv_row_bytes(code, head_dim); }

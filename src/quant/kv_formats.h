@@ -133,6 +133,7 @@ struct KvSpec {
   int64_t kv_heads = 0;
   int64_t key_dim = 0;    // of one head
   int64_t value_dim = 0;  // of one head
+  bool latent = false;    // values are the first value_dim numbers of the keys: stored once
   int64_t window = 0;     // a token sees itself and the window-1 before it; 0: all
 
   constexpr bool operator==(const KvSpec&) const = default;

@@ -6,7 +6,7 @@ namespace nibble::cpu {
 
 // What the backend hands to the attention kernels. Plain structs: see kernel_table.h.
 
-constexpr int64_t kMaxHeadDim = 512;
+constexpr int64_t kMaxHeadDim = 576;
 constexpr int64_t kQueryRows = 2048;  // query rows (token x head) of one attention task, at most
 constexpr int64_t kKeyBlock = 64;     // keys of one step of the online softmax
 constexpr int64_t kKeyChunk = 512;    // keys that are packed at a time for many query rows
@@ -30,7 +30,8 @@ struct KvLayout {
   int64_t kernel = 0;  // the code whose kernels read it: its own, or BF16's over widened rows
   int64_t page_size = 0;
   int64_t page_bytes = 0;
-  int64_t half_bytes = 0;
+  int64_t head_bytes = 0;     // of one head's keys and values in a page
+  int64_t values_offset = 0;  // of values behind keys; 0: they are the same rows
   int64_t params_offset = 0;
   int64_t row_bytes = 0;
   int64_t row_params = 0;

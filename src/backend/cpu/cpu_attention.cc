@@ -5,18 +5,13 @@
 #include <cstring>
 #include <functional>
 
+#include "backend/cpu/kv_rows.h"
 #include "backend/cpu/numbers.h"
 #include "base/check.h"
 #include "quant/codec.h"
 #include "quant/hadamard.h"
 
 namespace nibble::cpu {
-namespace {
-
-constexpr int64_t kRotationRows = 4096;  // rows of a batch whose rotations are kept
-constexpr int64_t kPartialFloats = int64_t{4} << 20;
-constexpr int64_t kTasksPerThread = 4;  // so many let threads end at about the same time
-constexpr int64_t kFewestRows = 16;     // rows of a task when there are not enough tasks
 
 KvLayout layout_of(const KvView& kv) {
   static_assert(static_cast<int>(KvCode::kF32) == 0 && static_cast<int>(KvCode::kBf16) == 1 &&
@@ -31,13 +26,21 @@ KvLayout layout_of(const KvView& kv) {
   layout.kernel = widened ? static_cast<int64_t>(KvCode::kBf16) : layout.code;
   layout.page_size = kv.page_size;
   layout.page_bytes = kv.page_bytes();
-  layout.half_bytes = kv.half_bytes();
+  layout.head_bytes = kv.head_bytes();
+  layout.values_offset = kv.values_offset();
   layout.params_offset = kv.params_offset();
   layout.row_bytes = kv_row_bytes(kv.code, kv.head_dim);
   layout.row_params = kv_row_params(kv.code);
   layout.head_dim = kv.head_dim;
   return layout;
 }
+
+namespace {
+
+constexpr int64_t kRotationRows = 4096;  // rows of a batch whose rotations are kept
+constexpr int64_t kPartialFloats = int64_t{4} << 20;
+constexpr int64_t kTasksPerThread = 4;  // so many let threads end at about the same time
+constexpr int64_t kFewestRows = 16;     // rows of a task when there are not enough tasks
 
 void write_fp8(const float* values, int64_t dim, float scale, uint8_t* row) {
   const float factor = 1.0F / scale;  // as GPUs do
@@ -98,6 +101,7 @@ Status CpuAttention::allocate_scratch() {
 }
 
 void CpuAttention::rope_append_kv(const RopeAppendArgs& args) {
+  CHECK_MSG(!args.kv.latent, "rows of latent attention are appended by append_latent()");
   const KvLayout layout = layout_of(args.kv);
   select_rotation(args);
   pool_.parallel_for(count_blocks(args.sequences, 1), [&](int64_t index, int) {
@@ -191,7 +195,8 @@ void CpuAttention::rope_append_token(const RopeAppendArgs& args,
       continue;
     }
     uint8_t* half = layout.pages + page * layout.page_bytes +
-                    (kv_head % kv_heads * 2 + kv_head / kv_heads) * layout.half_bytes;
+                    kv_head % kv_heads * layout.head_bytes +
+                    kv_head / kv_heads * layout.values_offset;
     uint8_t* stored = half + slot * layout.row_bytes;
     if (layout.widened()) {
       write_fp8(values, dim, kv_head < kv_heads ? args.kv.scales.k : args.kv.scales.v, stored);

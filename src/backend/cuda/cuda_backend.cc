@@ -10,6 +10,7 @@
 #include "backend/cuda/calibration/cuda_calibration.h"
 #include "backend/cuda/cuda_experts.h"
 #include "backend/cuda/cuda_gemm.h"
+#include "backend/cuda/cuda_heads.h"
 #include "backend/cuda/cuda_status.h"
 #include "backend/cuda/cuda_steps.h"
 #include "backend/cuda/cuda_table.h"
@@ -113,7 +114,7 @@ class CudaBackend final : public Backend {
   }
 
   [[nodiscard]] int64_t kv_page_bytes(const KvView& shape) const override {
-    return page_bytes(layout_of(shape));
+    return shape.latent ? latent_page_bytes(latent_shape_of(shape)) : page_bytes(layout_of(shape));
   }
 
   [[nodiscard]] int64_t preferred_page_size(KvCode code) const override {
@@ -121,6 +122,9 @@ class CudaBackend final : public Backend {
   }
 
   [[nodiscard]] Status check_kv(const KvView& shape, int64_t heads) const override {
+    if (shape.latent) {
+      return check_latent_kv(shape, heads);
+    }
     AttentionShape attention{
         .kv = layout_of(shape),
         .heads = static_cast<int32_t>(heads),
@@ -189,6 +193,16 @@ class CudaBackend final : public Backend {
       matrices_[parts.front().codes] = gemm->codes();
     }
     return std::unique_ptr<PreparedGemm>(std::move(gemm));
+  }
+
+  Result<std::unique_ptr<PreparedHeads>> prepare_heads(std::span<const QuantView> heads,
+                                                       const ActSpec& act,
+                                                       int64_t max_m) override {
+    if (!CudaHeads::takes(heads)) {
+      return Backend::prepare_heads(heads, act, max_m);
+    }
+    return times_.prepare(uploader_->spent(),
+                          [&] { return CudaHeads::create(heads, gemm_context()); });
   }
 
   Result<std::unique_ptr<PreparedExperts>> prepare_experts(const ExpertsRequest& request) override {
@@ -273,6 +287,20 @@ class CudaBackend final : public Backend {
   }
 
  private:
+  [[nodiscard]] Status check_latent_kv(const KvView& shape, int64_t heads) const {
+    if (shape.code != KvCode::kBf16) {
+      return make_error(StatusCode::kUnsupported,
+                        "latent attention on the GPU: there are no kernels for a cache in {}, but "
+                        "for bf16; choose it by --kv-cache-dtype",
+                        kv_code_name(shape.code));
+    }
+    LatentShape latent = latent_shape_of(shape);
+    latent.heads = static_cast<int32_t>(heads);
+    latent.scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(shape.head_dim)));
+    NIBBLE_RETURN_IF_ERROR(check_latent(latent));
+    return self_check_->check_latent(latent);
+  }
+
   /// What matrices are packed for: a dense product, or those of the experts of a layer.
   struct PackedFor {
     int64_t max_m = 0;

@@ -43,6 +43,9 @@ void CudaStep::rope_append_kv(const RopeAppendArgs& args) {
 }
 
 void CudaStep::attention(const AttentionArgs& args) {
+  if (args.kv.latent) {
+    return attend_latent(args);
+  }
   CHECK(args.q.type == DType::kBF16 && args.out.type == DType::kBF16);
   CHECK(args.sinks == nullptr || args.kv.basis.value_mean == nullptr);
   const AttentionShape shape{.kv = layout_of(args.kv),

@@ -8,6 +8,7 @@
 #include <cuda_runtime_api.h>
 
 #include "backend/cuda/attention.h"
+#include "backend/cuda/latent_plans.h"
 #include "backend/cuda/memory.h"
 #include "backend/cuda/scaled_rope.h"
 #include "backend/cuda/step_buffers.h"
@@ -69,7 +70,8 @@ class CudaSteps final {
         recording_(recording),
         stream_(stream),
         recorder_(stream),
-        attention_plans_(limits) {}
+        attention_plans_(limits),
+        latent_plans_(limits) {}
 
   /// A number that tells apart the steps of one size whose work differs.
   [[nodiscard]] int64_t record_key(const StepPlan& plan) const;
@@ -81,6 +83,7 @@ class CudaSteps final {
   StepSampler sampler_;
   StepRecorder recorder_;
   AttentionPlans attention_plans_;
+  LatentPlans latent_plans_;
   ScaledRope scaled_rope_;
 };
 

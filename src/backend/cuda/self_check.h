@@ -11,6 +11,7 @@
 #include "backend/backend.h"
 #include "backend/cuda/attention.h"
 #include "backend/cuda/cuda_gemm.h"
+#include "backend/cuda/latent.h"
 
 namespace nibble::cuda {
 
@@ -37,6 +38,9 @@ class SelfCheck final {
   /// 1 / sqrt(head_dim); done once for each shape. A window wider than the sequence hides nothing.
   Status check_attention(const AttentionShape& shape);
 
+  /// The same for latent attention, beside reference_latent_append() too.
+  Status check_latent(const LatentShape& shape);
+
   /// The SiLU of random rows [k], turned (GemmInput::turn), in BF16 and INT8.
   Status check_turned(int64_t turn, int64_t k);
 
@@ -52,6 +56,7 @@ class SelfCheck final {
   cudaStream_t stream_;
   std::set<std::tuple<std::string, int64_t, int64_t, int, int>> products_;
   std::set<std::tuple<int, int, int64_t, int64_t, int64_t, int64_t, int>> attentions_;
+  std::set<std::tuple<int32_t, int32_t, int32_t>> latents_;
   std::set<std::pair<ActFormat, int64_t>> rows_;
   std::set<std::pair<int64_t, int64_t>> turned_;
   int64_t checks_ = 0;

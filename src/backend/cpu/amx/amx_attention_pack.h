@@ -280,11 +280,11 @@ inline KeyGroup group_in_page(const AttentionTask& task, int64_t position) {
   const auto page_size = static_cast<uint32_t>(kv.page_size);
   const int64_t slot = at % page_size;
   const uint8_t* keys =
-      kv.pages + task.page_list[at / page_size] * kv.page_bytes + task.kv_head * 2 * kv.half_bytes;
+      kv.pages + task.page_list[at / page_size] * kv.page_bytes + task.kv_head * kv.head_bytes;
   const uint8_t* params = keys + kv.params_offset + slot * kv.row_params * 4;
   keys += slot * kv.row_bytes;
-  return {keys, keys + kv.half_bytes, reinterpret_cast<const float*>(params),
-          reinterpret_cast<const float*>(params + kv.half_bytes)};
+  return {keys, keys + kv.values_offset, reinterpret_cast<const float*>(params),
+          reinterpret_cast<const float*>(params + kv.values_offset)};
 }
 
 /// Keys j .. j + 15 of a block in `memory`, kGroupCopyBytes; those that are not there are zeros.

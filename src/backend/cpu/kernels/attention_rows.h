@@ -55,13 +55,13 @@ inline void find_rows(
   const int64_t end = at + last - first;
   for (int64_t i = at; i < end; ++page, slot = 0) {
     const uint8_t* head =
-        kv.pages + task.page_list[page] * kv.page_bytes + task.kv_head * 2 * kv.half_bytes;
+        kv.pages + task.page_list[page] * kv.page_bytes + task.kv_head * kv.head_bytes;
     for (; slot < kv.page_size && i < end; ++slot, ++i) {
       const uint8_t* codes = head + slot * kv.row_bytes;
       const uint8_t* params = head + kv.params_offset + slot * kv.row_params * 4;
       rows.keys[i] = {codes, reinterpret_cast<const float*>(params)};
-      rows.values[i] = {codes + kv.half_bytes,
-                        reinterpret_cast<const float*>(params + kv.half_bytes)};
+      rows.values[i] = {codes + kv.values_offset,
+                        reinterpret_cast<const float*>(params + kv.values_offset)};
     }
   }
 }
@@ -144,9 +144,10 @@ inline void prefetch_rows(const AttentionTask& task, int64_t first, int64_t last
   for (int64_t t = first; t < last;) {
     const int64_t slot = t % kv.page_size;
     const int64_t count = smaller(last - t, kv.page_size - slot);
-    const uint8_t* half = kv.pages + task.page_list[t / kv.page_size] * kv.page_bytes +
-                          task.kv_head * 2 * kv.half_bytes;
-    for (int i = 0; i < 2; ++i, half += kv.half_bytes) {
+    const uint8_t* half =
+        kv.pages + task.page_list[t / kv.page_size] * kv.page_bytes + task.kv_head * kv.head_bytes;
+    const int halves = kv.values_offset == 0 ? 1 : 2;
+    for (int i = 0; i < halves; ++i, half += kv.values_offset) {
       prefetch_bytes(half + slot * kv.row_bytes, count * kv.row_bytes);
       prefetch_bytes(half + kv.params_offset + slot * kv.row_params * 4, count * kv.row_params * 4);
     }
