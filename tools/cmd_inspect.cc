@@ -195,7 +195,8 @@ Result<Summary> summarize(const std::string& path) {
 
 /// Bytes of a token in a layer.
 int64_t layer_bytes(const CacheFacts& cache, KvCode code) {
-  return 2 * cache.kv_heads * kv_token_bytes(code, cache.head_dim);
+  return static_cast<int64_t>(static_cast<double>(cache.kv_heads) *
+                              kv_token_bytes(code, cache.head_dim));
 }
 
 /// Tokens that all layers keep together of a sequence.

@@ -16,6 +16,7 @@
 #include "model/tensor_check.h"
 #include "output.h"
 #include "progress.h"
+#include "quantize_blocks.h"
 #include "quantize_budget.h"
 #include "quantize_flags.h"
 #include "stop_on_signal.h"
@@ -144,6 +145,7 @@ Json report_json(const QuantizeReport& report,
        {"snr_db", Json::object({{"mean", report.snr_db_mean}, {"min", report.snr_db_min}})},
        {"fallbacks", fallback_json(report)},
        {"budget", flags.options.plan.budget},
+       {"blocks", flags.blocks.chosen},
        {"worst_first", std::move(worst)}});
 }
 
@@ -177,7 +179,7 @@ void print_report(const QuantizeReport& report, const Flags& flags) {
   if (const std::string kept = kept_text(report); !kept.empty()) {
     print_out(kept + "\n");
   }
-  print_out(fallback_text(report));
+  print_out(flags.blocks.summary + fallback_text(report));
   const size_t listed = std::min(kWorstListed, report.tensors.size());
   for (size_t i = 0; i < listed; ++i) {
     print_out(fmt::format("  {:6.2f}  {}\n", report.tensors[i].snr_db, report.tensors[i].name));
@@ -253,9 +255,16 @@ Status fill_options(Flags& flags) {
     NIBBLE_RETURN_IF_ERROR(scheme.status().with_context("--scheme"));
     options.plan.rules.scheme = *scheme;
   }
+  NIBBLE_RETURN_IF_ERROR(settle_blocks(flags));
   if (!flags.lm_head.empty()) {
     const auto head = find_scheme(flags.lm_head);
     NIBBLE_RETURN_IF_ERROR(head.status().with_context("--lm-head"));
+    if (head->act == ActFormat::kIntBlocks) {
+      return make_error(StatusCode::kUnsupported,
+                        "--lm-head {}: the head's rows are not rounded in blocks; choose another "
+                        "scheme for it",
+                        flags.lm_head);
+    }
     options.plan.rules.head = *head;
   }
   const auto rule = parse_scale_rule(flags.rule);
@@ -422,6 +431,7 @@ void add_quantize_command(CLI::App& app, CommandContext& context) {
   add_selection_flags(*command, *flags);
   add_calibration_flags(*command, *flags);
   add_budget_flags(*command, *flags);
+  add_block_flags(*command, *flags);
   add_work_flags(*command, *flags);
   command->add_flag("--json", flags->json,
                     "Print one JSON object: scheme, tensors, bytes_in, bytes_out, seconds, "

@@ -91,6 +91,7 @@ Result<EvalModel> open_eval_model(const ModelFlags& flags, std::unique_ptr<Token
   out.kv_code = kv_code_for(asked, config, *out.backend);
   ModelOptions options = out.limits.model_options();
   options.kv_code = out.kv_code;
+  options.ignore_fmpq = flags.ignore_fmpq;
   NIBBLE_ASSIGN_OR_RETURN(out.model, load_model(flags.model_dir, *out.backend, options));
   return out;
 }

@@ -59,6 +59,13 @@ void add_model_flags(CLI::App& command, ModelFlags& flags) {
   add_run_flags(command, flags);
 }
 
+void add_fmpq_flag(CLI::App& command, bool& ignore_fmpq) {
+  command.add_flag(
+      "--ignore-fmpq", ignore_fmpq,
+      "Leave activations as they are where the model's nibble_fmpq.json rounds them to "
+      "4 and 8 bits: its weights alone are quantized then");
+}
+
 void add_run_flags(CLI::App& command, ModelFlags& flags) {
   command
       .add_option("--kv-cache-dtype", flags.kv_cache_dtype,
@@ -68,6 +75,7 @@ void add_run_flags(CLI::App& command, ModelFlags& flags) {
       ->capture_default_str();
   add_thread_flags(command, {flags.threads, flags.pinning, flags.numa});
   add_kernel_flags(command, flags.isa, flags.exact_activations);
+  add_fmpq_flag(command, flags.ignore_fmpq);
   add_kernel_choice(command, flags.kernels);
   add_device_flags(command, flags.device, flags.cuda_library);
 }
@@ -109,6 +117,7 @@ Result<ServingSession> open_session(const ModelFlags& flags) {
   SessionOptions options;
   options.backend = backend_of(flags);
   options.engine.max_num_seqs = 1;
+  options.engine.ignore_fmpq = flags.ignore_fmpq;
   NIBBLE_ASSIGN_OR_RETURN(options.kv_code, parse_kv_cache_dtype(flags.kv_cache_dtype));
   return open_session(flags.model_dir, options);
 }

@@ -18,6 +18,7 @@ struct ModelFlags {
   int threads = 0;
   std::string isa = "auto";
   bool exact_activations = false;
+  bool ignore_fmpq = false;
   std::vector<std::string> kernels;
   std::string device = "auto";
   std::string cuda_library;
@@ -56,6 +57,9 @@ struct ThreadFlags {
 void add_thread_flags(CLI::App& command, const ThreadFlags& flags);
 /// Adds --isa and --exact-activations.
 void add_kernel_flags(CLI::App& command, std::string& isa, bool& exact_activations);
+
+/// Adds --ignore-fmpq.
+void add_fmpq_flag(CLI::App& command, bool& ignore_fmpq);
 
 /// Adds --kernel.
 void add_kernel_choice(CLI::App& command, std::vector<std::string>& kernels);

@@ -228,8 +228,10 @@ void add_budget_flags(CLI::App& command, QuantizeFlags& flags) {
 
 Status check_budget_flags(const QuantizeFlags& flags) {
   if (flags.budget.empty()) {
-    for (const char* flag : {"--schemes", "--text", "--measure", "--measure-tokens"}) {
-      if (flag_given(flags, flag)) {
+    for (const std::string flag : {"--schemes", "--text", "--measure", "--measure-tokens"}) {
+      const bool measured =
+          flag_given(flags, "--max-kld") && (flag == "--text" || flag == "--measure-tokens");
+      if (flag_given(flags, flag.c_str()) && !measured) {
         return make_error(StatusCode::kInvalidArgument, "{}: needs a --budget", flag);
       }
     }

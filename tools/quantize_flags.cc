@@ -9,6 +9,7 @@
 #include "calibration/transform_chain.h"
 #include "flag_checks.h"
 #include "model_flags.h"
+#include "quantize_blocks.h"
 #include "quantizer/recipe.h"
 #include "text_flags.h"
 
@@ -54,6 +55,25 @@ Status check_online_rotation(QuantizeFlags& flags) {
   return {};
 }
 
+/// What a recipe says of activations in blocks, for flags that are not given.
+Status take_blocks(const Json& recipe, QuantizeFlags& flags) {
+  const JsonReader reader(recipe, flags.recipe);
+  BlockFlags& blocks = flags.blocks;
+  if (!flag_given(flags, "--block")) {
+    NIBBLE_ASSIGN_OR_RETURN(const int64_t block, reader.required_int("block"));
+    blocks.block = static_cast<int>(block);
+  }
+  if (!flag_given(flags, "--permute")) {
+    NIBBLE_ASSIGN_OR_RETURN(blocks.permute, reader.required_string("permute"));
+  }
+  if (!flag_given(flags, "--a8-share") && !flag_given(flags, "--max-kld")) {
+    const bool by_divergence = recipe.find("max_kld") != nullptr;
+    NIBBLE_ASSIGN_OR_RETURN((by_divergence ? blocks.max_kld : blocks.a8_share),
+                            reader.required_double(by_divergence ? "max_kld" : "a8_share"));
+  }
+  return {};
+}
+
 /// What a recipe says of calibration, for flags that are not given.
 Status take_calibration(const Json& calibration, QuantizeFlags& flags) {
   if (calibration.is_null()) {
@@ -78,6 +98,9 @@ Status take_calibration(const Json& calibration, QuantizeFlags& flags) {
                       "--recipe {}: was made with a text, which the recipe names by its hash only; "
                       "give the same file with --calibrate",
                       flags.recipe);
+  }
+  if (const Json* blocks = calibration.find("blocks"); blocks != nullptr) {
+    NIBBLE_RETURN_IF_ERROR(take_blocks(*blocks, flags));
   }
   const std::pair<const char*, int64_t*> numbers[] = {
       {"--calibration-windows", &flags.text.windows}, {"--calibration-length", &flags.text.length}};
@@ -198,7 +221,10 @@ Status QuantizeMethod::prepare(QuantizeFlags& flags) {
     return {};
   }
   QuantizeOptions& options = flags.options;
-  NIBBLE_ASSIGN_OR_RETURN(const Method method, parse_method(flags.method));
+  NIBBLE_ASSIGN_OR_RETURN(Method method, parse_method(flags.method));
+  if (in_blocks(flags) && flags.blocks.permute == "fold" && !applies(method, Transform::kPermute)) {
+    method.transforms.push_back(Transform::kPermute);
+  }
   if (method.rounding != Rounding::kRtn || !flags.text.path.empty()) {
     NIBBLE_RETURN_IF_ERROR(check_rounding(method.rounding, options.plan.rules.scheme));
   }
@@ -210,10 +236,12 @@ Status QuantizeMethod::prepare(QuantizeFlags& flags) {
                         flags.method);
     }
     NIBBLE_RETURN_IF_ERROR(check_destination(options));
-    NIBBLE_ASSIGN_OR_RETURN(std::string model, make_transformed({.quantize = options,
-                                                                 .transforms = method.transforms,
-                                                                 .text = flags.text,
-                                                                 .seed = flags.text.seed}));
+    NIBBLE_ASSIGN_OR_RETURN(std::string model,
+                            make_transformed({.quantize = options,
+                                              .transforms = method.transforms,
+                                              .text = flags.text,
+                                              .seed = flags.text.seed,
+                                              .blocks = expected_blocks(flags)}));
     options.source_name = std::exchange(options.source, std::move(model));
     destination_ = options.destination;
   }
@@ -221,10 +249,17 @@ Status QuantizeMethod::prepare(QuantizeFlags& flags) {
     options.plan.calibration = recipe_without_text(method, flags.text.seed);
     return {};
   }
+  SiteActs acts;
+  if (in_blocks(flags)) {
+    NIBBLE_ASSIGN_OR_RETURN(acts, choose_blocks(flags));
+  }
   NIBBLE_ASSIGN_OR_RETURN(calibrator_, make_calibrator({.model = options.source,
                                                         .text = flags.text,
                                                         .rounding = method.rounding,
                                                         .transforms = method.transforms,
+                                                        .acts = std::move(acts),
+                                                        .parts = flags.blocks.parts,
+                                                        .blocks = flags.blocks.chosen,
                                                         .backend = flags.backend}));
   options.maker = calibrator_.get();
   return {};

@@ -12,6 +12,17 @@
 
 namespace nibble {
 
+/// How activations in blocks of 4 and 8 bits are chosen, and what was.
+struct BlockFlags {
+  int block = 0;  // 0: the scheme's
+  double a8_share = 0.16;
+  double max_kld = 0;  // 0: --a8-share decides
+  std::string permute = "fold";
+  int64_t parts = 1;    // FoundBlocks
+  Json chosen;          // for recipe and report; null: nothing was chosen
+  std::string summary;  // for people
+};
+
 /// Flags of `nibble quantize`.
 struct QuantizeFlags {
   QuantizeOptions options;
@@ -28,6 +39,7 @@ struct QuantizeFlags {
   std::string budget;       // empty: none
   SensitivityFlags judged;  // how the schemes of a budget are chosen
   std::string choice;       // choice_text() of them
+  BlockFlags blocks;
   bool calibrate_kv = false;
   BackendOptions backend = {.device = "cpu"};  // that calibrates
   bool online_rotation = false;

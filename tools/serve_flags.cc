@@ -303,6 +303,8 @@ void add_engine_flags(CLI::App& command, ServeFlags& flags) {
   add_kernel_flags(command, backend.isa, backend.exact_activations);
   command.get_option("--isa")->envname("NIBBLE_ISA");
   command.get_option("--exact-activations")->envname("NIBBLE_EXACT_ACTIVATIONS");
+  add_fmpq_flag(command, engine.ignore_fmpq);
+  command.get_option("--ignore-fmpq")->envname("NIBBLE_IGNORE_FMPQ");
   add_kernel_choice(command, flags.session.backend.kernels);
   command.get_option("--kernel")->envname("NIBBLE_KERNEL");
   add_device_flags(command, flags.session.backend.device, flags.session.backend.cuda_library);

@@ -84,7 +84,7 @@ double peak(ThreadPool& pool, const PeakLoop& loop, double seconds_each, int tim
 
 /// What bounds kernels of an instruction set with such activations, or none.
 const PeakLoop* loop_of(std::string_view isa, ActFormat act) {
-  const bool integer = act == ActFormat::kInt8Token;
+  const bool integer = is_integer(act);
   if (isa == "amx") {
     return integer ? &kAmxInt8 : &kAmxBf16;
   }

@@ -70,11 +70,10 @@ struct Format {
   const char* name;
   AttentionForm form = AttentionForm::kOwn;
 };
-constexpr Format kFormats[] = {{KvCode::kBf16, "bf16"},
-                               {KvCode::kBf16, "shared", AttentionForm::kShared},
-                               {KvCode::kFp8, "fp8"},
-                               {KvCode::kInt8, "int8"},
-                               {KvCode::kInt4, "int4"}};
+constexpr Format kFormats[] = {
+    {KvCode::kBf16, "bf16"}, {KvCode::kBf16, "shared", AttentionForm::kShared},
+    {KvCode::kFp8, "fp8"},   {KvCode::kInt8, "int8"},
+    {KvCode::kInt4, "int4"}, {KvCode::kInt4Static, "int4_static"}};
 
 struct Problem {
   AttentionShape shape;

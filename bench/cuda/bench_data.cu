@@ -92,9 +92,18 @@ __global__ void decode_matrix(DecodeArgs args) {
 __global__ void decode_rows(ActFormat act, const void* x, __nv_bfloat16* out, int64_t count) {
   for (int64_t i = thread_index(); i < count; i += thread_count()) {
     const uint8_t byte = static_cast<const uint8_t*>(x)[i];
-    out[i] = __float2bfloat16_rn(0x1p-6F * (act == ActFormat::kInt8Token
+    out[i] = __float2bfloat16_rn(0x1p-6F * (is_integer(act)
                                                 ? static_cast<float>(static_cast<int8_t>(byte))
                                                 : decode_e4m3(byte)));
+  }
+}
+
+// Codes of 4 bits from those of 8.
+__global__ void narrow_blocks(IntBlocks blocks, int8_t* x, int64_t count, int64_t k) {
+  for (int64_t i = thread_index(); i < count; i += thread_count()) {
+    if (blocks.bits[i % k / blocks.block] == 4) {
+      x[i] = static_cast<int8_t>(x[i] % 8);
+    }
   }
 }
 
@@ -174,6 +183,16 @@ cudaError_t random_activations(
     return random_codes(WeightCode::kFp8E4M3, x, count, seed, stream);
   }
   return random_codes(WeightCode::kBf16, x, count * 2, seed, stream);
+}
+
+cudaError_t random_block_activations(
+    const IntBlocks& blocks, void* x, int64_t rows, int64_t k, cudaStream_t stream) {
+  const int64_t count = rows * k;
+  const cudaError_t error =
+      random_codes(WeightCode::kInt8, x, static_cast<size_t>(count), 3, stream);
+  return error != cudaSuccess ? error
+                              : run(narrow_blocks, static_cast<size_t>(count), stream, blocks,
+                                    static_cast<int8_t*>(x), count, k);
 }
 
 cudaError_t decode_to_bf16(const DecodeArgs& args, cudaStream_t stream) {

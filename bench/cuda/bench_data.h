@@ -5,6 +5,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "backend/cuda/int_blocks.h"
 #include "quant/scheme.h"
 
 namespace nibble::cuda {
@@ -23,6 +24,10 @@ cudaError_t matching_minimums(const float* scales,
 /// Random activations of a format, below 1 in BF16; token forms take 2^-6 as the scale of each row.
 cudaError_t random_activations(
     ActFormat act, void* x, size_t count, uint64_t seed, cudaStream_t stream);
+
+/// The same in blocks of 4 and 8 bits, rows of k codes.
+cudaError_t random_block_activations(
+    const IntBlocks& blocks, void* x, int64_t rows, int64_t k, cudaStream_t stream);
 
 /// The same matrix for the BF16 product: out [n, k] bf16 = code * scale, rounded.
 /// format.code is one of kBf16, kInt8, kFp8E4M3, kInt4, kFp4E2M1; row_bytes is the canonical one.

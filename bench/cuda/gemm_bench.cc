@@ -10,10 +10,12 @@
 #include <cuda_runtime_api.h>
 
 #include "backend/cuda/cuda_status.h"
+#include "backend/cuda/device_blocks.h"
 #include "backend/cuda/gemm_kernel.h"
 #include "backend/cuda/row_kernels.h"
 #include "bench/cuda/bench_data.h"
 #include "bench/cuda/bench_timer.h"
+#include "bench/kernels/random_weight.h"
 #include "quant/quant_tensor.h"
 #include "quant/scheme.h"
 
@@ -32,7 +34,8 @@ struct Subject {
   int64_t max_m = 0;
   ActFormat act = ActFormat::kBf16;
   double weight_bytes = 0;
-  DeviceMemory codes, scales, decoded;  // decoded: bf16
+  std::shared_ptr<const DeviceBlocks> blocks;  // of kIntBlocks
+  DeviceMemory codes, scales, decoded;         // decoded: bf16
   DeviceMemory x, x_bf16, x_scales;
   DeviceMemory y, expected, sums;
 };
@@ -53,12 +56,37 @@ struct Candidate {
   Candidate& operator=(Candidate&& other) noexcept = default;
 };
 
+/// Scales of the rows, as the products of a format find them.
+size_t scales_of_rows(const Subject& subject) {
+  if (subject.blocks != nullptr) {  // and of a whole tile of tokens more
+    return static_cast<size_t>(int_scale_rows(subject.blocks->view(), subject.shape.k) *
+                               (int_scale_stride(subject.max_m) + 128));
+  }
+  return static_cast<size_t>(subject.max_m *
+                             std::max<int64_t>(1, row_scales(subject.act, subject.shape.k)));
+}
+
+cudaError_t fill_activations(const Subject& subject, size_t values, cudaStream_t stream) {
+  void* x = subject.x.as<void>();
+  const cudaError_t error = subject.blocks != nullptr
+                                ? random_block_activations(subject.blocks->view(), x, subject.max_m,
+                                                           subject.shape.k, stream)
+                                : random_activations(subject.act, x, values, 3, stream);
+  return error == cudaSuccess
+             ? decode_activations(subject.act, x, subject.x_bf16.as<void>(), values, stream)
+             : error;
+}
+
 Result<Subject> make_subject(const QuantScheme& scheme,
                              GemmShape shape,
-                             int64_t max_m,
+                             const GemmBenchOptions& options,
                              Timer& timer) {
+  const int64_t max_m = *std::ranges::max_element(options.row_counts);
   Subject subject{.scheme = scheme, .shape = shape, .max_m = max_m};
   subject.act = scheme.act == ActFormat::kFloat ? ActFormat::kBf16 : scheme.act;
+  NIBBLE_ASSIGN_OR_RETURN(
+      subject.blocks,
+      DeviceBlocks::create(bench_act(scheme, shape.k, options.a4_share), scheme.weight, shape.k));
   const WeightFormat& format = scheme.weight;
   const auto weights = static_cast<size_t>(shape.n * shape.k);
   subject.weight_bytes = bits_per_weight(format, shape.k) / 8.0 * static_cast<double>(weights);
@@ -73,8 +101,7 @@ Result<Subject> make_subject(const QuantScheme& scheme,
   NIBBLE_ASSIGN_OR_RETURN(subject.decoded, DeviceMemory::allocate(weights * 2));
   NIBBLE_ASSIGN_OR_RETURN(subject.x, DeviceMemory::allocate(values * 2));
   NIBBLE_ASSIGN_OR_RETURN(subject.x_bf16, DeviceMemory::allocate(values * 2));
-  const std::vector<float> x_scales(
-      static_cast<size_t>(max_m * std::max<int64_t>(1, row_scales(subject.act, shape.k))), 0x1p-6F);
+  const std::vector<float> x_scales(scales_of_rows(subject), 0x1p-6F);
   NIBBLE_ASSIGN_OR_RETURN(subject.x_scales, DeviceMemory::allocate(x_scales.size() * 4));
   NIBBLE_ASSIGN_OR_RETURN(subject.y, DeviceMemory::allocate(results * 2));
   NIBBLE_ASSIGN_OR_RETURN(subject.expected, DeviceMemory::allocate(results * 2));
@@ -93,11 +120,7 @@ Result<Subject> make_subject(const QuantScheme& scheme,
       error = cudaMemsetAsync(subject.scales.as<float>() + scales, 0, scales * 4, stream);
     }
     if (error == cudaSuccess) {
-      error = random_activations(subject.act, subject.x.as<void>(), values, 3, stream);
-    }
-    if (error == cudaSuccess) {
-      error = decode_activations(subject.act, subject.x.as<void>(), subject.x_bf16.as<void>(),
-                                 values, stream);
+      error = fill_activations(subject, values, stream);
     }
     if (error == cudaSuccess) {
       error = decode_to_bf16({.format = format,
@@ -158,6 +181,7 @@ cudaError_t run_once(const Candidate& candidate,
   return candidate.kernel->run(
       {.x = x,
        .x_scales = subject.x_scales.as<float>(),
+       .blocks = subject.blocks != nullptr ? &subject.blocks->view() : nullptr,
        .packed = candidate.packed.as<std::byte>() + static_cast<size_t>(copy) * candidate.stride,
        .y = y,
        .y_stride = subject.shape.n,
@@ -212,6 +236,7 @@ Result<double> measure_error(const Candidate& candidate,
 double tops_of(const GemmCeilings& ceilings, ActFormat act) {
   switch (act) {
     case ActFormat::kInt8Token:
+    case ActFormat::kIntBlocks:
       return ceilings.int8_tops;
     case ActFormat::kFp8Token:
     case ActFormat::kFp8Group:
@@ -377,7 +402,6 @@ Result<GemmBenchReport> bench_gemms(const DeviceInfo& device, const GemmBenchOpt
   NIBBLE_RETURN_IF_ERROR(check(cudaSetDevice(device.index), "choosing a GPU"));
   NIBBLE_ASSIGN_OR_RETURN(report.ceilings.read_tbps, measure_read_tbps(device));
   NIBBLE_ASSIGN_OR_RETURN(const auto timer, Timer::make());
-  const int64_t max_m = *std::ranges::max_element(options.row_counts);
   const std::span<const QuantScheme> schemes =
       options.schemes.empty() ? all_schemes() : options.schemes;
   for (const QuantScheme& scheme : schemes) {
@@ -385,7 +409,7 @@ Result<GemmBenchReport> bench_gemms(const DeviceInfo& device, const GemmBenchOpt
       if (!taken(scheme, shape, device, options)) {
         continue;
       }
-      NIBBLE_ASSIGN_OR_RETURN(const Subject subject, make_subject(scheme, shape, max_m, *timer));
+      NIBBLE_ASSIGN_OR_RETURN(const Subject subject, make_subject(scheme, shape, options, *timer));
       NIBBLE_ASSIGN_OR_RETURN(auto candidates, make_candidates(subject, device, options, *timer));
       for (const int64_t m : options.row_counts) {
         NIBBLE_RETURN_IF_ERROR(bench_rows(candidates, subject, m, options, *timer, report));

@@ -56,6 +56,7 @@ struct GemmBenchOptions {
   // Idle time after each replay, in its own lengths. At 0 replays follow each other, the power
   // limit of a GPU lowers its clocks, and figures depend on what ran before.
   double rest = KernelBenchOptions{}.rest;
+  double a4_share = KernelBenchOptions{}.a4_share;
   std::function<void(const GemmTiming&)> progress;  // called as figures come in
 };
 

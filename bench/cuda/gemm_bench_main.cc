@@ -1,6 +1,6 @@
 // gemm_bench: times the matrix products on the first GPU.
 //   gemm_bench [--scheme a,b] [--kernel a,b] [--shape 8192x8192,..] [--m 1,16,..] [--replays 9]
-//              [--json FILE]
+//              [--a4-share 0.75] [--json FILE]
 
 #include <charconv>
 #include <cstdio>
@@ -52,6 +52,8 @@ Status parse(std::string_view flag,
     options.replays = static_cast<int>(replays);
   } else if (flag == "--rest") {
     options.rest = std::strtod(std::string(value).c_str(), nullptr);
+  } else if (flag == "--a4-share") {
+    options.a4_share = std::strtod(std::string(value).c_str(), nullptr);
   } else if (flag == "--m") {
     options.row_counts.clear();
     for (const std::string& part : split(value)) {
@@ -72,7 +74,7 @@ Status parse(std::string_view flag,
   } else {
     return make_error(StatusCode::kInvalidArgument,
                       "unknown flag {}; known are --scheme, --kernel, --shape, --m, --replays, "
-                      "--rest, --json",
+                      "--rest, --a4-share, --json",
                       flag);
   }
   return {};

@@ -17,7 +17,8 @@ Result<Json> bench_kernels(int device,
                           .kernels = options.kernels,
                           .shapes = standard_gemm_shapes(),
                           .row_counts = options.row_counts,
-                          .rest = options.rest};
+                          .rest = options.rest,
+                          .a4_share = options.a4_share};
   if (!options.shapes.empty()) {
     chosen.shapes.clear();
     for (const auto& [n, k] : options.shapes) {

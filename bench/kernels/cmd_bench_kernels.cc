@@ -31,6 +31,7 @@ struct KernelFlags {
   std::string scheme;  // empty: all
   std::vector<int64_t> row_counts = {1, 4, 16, 64, 256, 1024};
   double rest = KernelBenchOptions{}.rest;
+  double a4_share = GemmBenchOptions{}.a4_share;
   std::vector<int64_t> n, k;  // of each shape; none: those of kShapes
   bool json = false;
 };
@@ -138,6 +139,7 @@ Status run_on_gpu(const KernelFlags& flags, const std::vector<QuantScheme>& sche
   NIBBLE_ASSIGN_OR_RETURN(const CudaBench bench, CudaBench::open(device));
   KernelBenchOptions options;
   options.rest = flags.rest;
+  options.a4_share = flags.a4_share;
   options.kernels = flags.backend.kernels;
   if (!flags.scheme.empty()) {
     options.schemes = schemes;
@@ -179,6 +181,7 @@ Status run(const KernelFlags& flags) {
   GemmBenchOptions options;
   options.isa = backend->name().substr(backend->name().find('/') + 1);
   options.row_counts = flags.row_counts;
+  options.a4_share = flags.a4_share;
   options.kernels = flags.backend.kernels;
   for (size_t i = 0; i < flags.n.size(); ++i) {
     options.shapes.push_back({flags.n[i], flags.k[i]});
@@ -234,6 +237,11 @@ void add_bench_kernels(CLI::App& bench, CommandContext& context) {
   add_thread_flags(*command, {backend.threads, backend.pinning, backend.numa});
   command->add_option("--scheme", flags->scheme,
                       "Only this scheme, or this type of GGUF: Q4_0, Q4_1, Q8_0");
+  command
+      ->add_option("--a4-share", flags->a4_share,
+                   "Of schemes with activations in blocks: which share of the blocks has 4 bits")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
   command->add_option("--m", flags->row_counts, "Rows of activations, like 1,16,256")
       ->delimiter(',')
       ->check(whole_number(1, kMostRows))

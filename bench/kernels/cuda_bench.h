@@ -11,7 +11,7 @@
 namespace nibble {
 
 /// Version of the interface between the program and libnibble_cuda_bench.so.
-inline constexpr int kCudaBenchInterface = 4;
+inline constexpr int kCudaBenchInterface = 5;
 
 /// Work of a backend that is recorded as a CUDA graph, which is then replayed.
 struct CudaReplayWork {

@@ -44,18 +44,20 @@ struct PackedCopy {
 Result<std::vector<PackedCopy>> make_copies(Backend& backend,
                                             const QuantScheme& scheme,
                                             const GemmBenchOptions& options) {
-  const ActFormat act = scheme.act == ActFormat::kFloat ? ActFormat::kBf16 : scheme.act;
   std::vector<QuantTensor> weights;
+  std::vector<ActSpec> acts;
   for (const GemmShape shape : options.shapes) {
     NIBBLE_ASSIGN_OR_RETURN(QuantTensor weight, random_weight(scheme.weight, shape.n, shape.k, 1));
     weights.push_back(std::move(weight));
+    acts.push_back(bench_act(scheme, shape.k, options.a4_share));
   }
   std::vector<PackedCopy> copies;
   for (int64_t bytes = 0; bytes < kColdBytes;) {
     for (size_t shape = 0; shape < weights.size(); ++shape) {
       NIBBLE_ASSIGN_OR_RETURN(const QuantTensor weight, copy_of(weights[shape]));
       NIBBLE_ASSIGN_OR_RETURN(
-          auto gemm, backend.prepare_gemm(weight, act, std::ranges::max(options.row_counts)));
+          auto gemm,
+          backend.prepare_gemm(weight, acts[shape], std::ranges::max(options.row_counts)));
       bytes += gemm->weight_bytes();
       copies.push_back({shape, std::move(gemm)});
     }

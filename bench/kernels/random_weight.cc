@@ -1,8 +1,11 @@
 #include "bench/kernels/random_weight.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <memory>
 #include <random>
+#include <utility>
 
 #include "base/f16.h"
 #include "quant/testing/random_levels.h"
@@ -79,6 +82,24 @@ Result<QuantTensor> random_weight(const WeightFormat& format, int64_t n, int64_t
   }
   make_levels(weight, random);
   return weight;
+}
+
+ActSpec bench_act(const QuantScheme& scheme, int64_t k, double a4_share) {
+  ActSpec act = scheme.act == ActFormat::kFloat ? ActFormat::kBf16 : scheme.act;
+  if (scheme.act != ActFormat::kIntBlocks) {
+    return act;
+  }
+  BlockPrecision blocks;
+  blocks.block = scheme.weight.grouped() ? scheme.weight.group_size : blocks.block;
+  const int64_t count = k / blocks.block;
+  int64_t eights = 0;
+  for (int64_t i = 1; i <= count; ++i) {
+    const auto due = std::llround((1.0 - a4_share) * static_cast<double>(i));
+    blocks.bits.push_back(due > eights ? 8 : 4);
+    eights = due;
+  }
+  act.blocks = std::make_shared<const BlockPrecision>(std::move(blocks));
+  return act;
 }
 
 }  // namespace nibble

@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "base/status.h"
+#include "quant/act_spec.h"
 #include "quant/quant_tensor.h"
 
 namespace nibble {
@@ -10,5 +11,9 @@ namespace nibble {
 /// A matrix [n, k] of random codes in its canonical form: no NaN, padding of rows zero, scales near
 /// 0.01. kUnsupported when k is no multiple of the group size, kResourceExhausted.
 Result<QuantTensor> random_weight(const WeightFormat& format, int64_t n, int64_t k, uint64_t seed);
+
+/// What rows of a benchmark with a scheme's products are rounded to. Those in blocks, of a group of
+/// the weights or of 128, have 4 bits in this share of their blocks, spread evenly.
+[[nodiscard]] ActSpec bench_act(const QuantScheme& scheme, int64_t k, double a4_share);
 
 }  // namespace nibble

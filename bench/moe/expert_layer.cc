@@ -115,13 +115,13 @@ Status check_moe_shape(const MoeShape& shape) {
 
 Result<MoeWeights> MoeWeights::create(const MoeShape& shape, const QuantScheme& scheme) {
   MoeWeights weights;
-  const ActSpec act{scheme.act == ActFormat::kFloat ? ActFormat::kBf16 : scheme.act};
+  constexpr double kA4Share = 0.75;  // of schemes with activations in blocks
   weights.form_ = {.router = shape.router,
                    .top_k = shape.top_k,
                    .activation = shape.activation,
                    .limit = shape.limit,
-                   .act = act,
-                   .down_act = act};
+                   .act = bench_act(scheme, shape.hidden, kA4Share),
+                   .down_act = bench_act(scheme, shape.width, kA4Share)};
   NIBBLE_ASSIGN_OR_RETURN(weights.router_, steering_router(shape.experts, shape.hidden));
   const WeightFormat& format = scheme.weight;
   NIBBLE_ASSIGN_OR_RETURN(weights.gate_, random_weight(format, shape.width, shape.hidden, 1));

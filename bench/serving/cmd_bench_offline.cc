@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
@@ -12,7 +11,7 @@
 #include "bench/ceilings/ceilings.h"
 #include "bench/kernels/cuda_bench.h"
 #include "bench/serving/offline_report.h"
-#include "engine/memory_plan.h"
+#include "bench/serving/offline_setup.h"
 #include "tools/flag_checks.h"
 #include "tools/model_flags.h"
 #include "tools/output.h"
@@ -26,6 +25,11 @@ constexpr int64_t kMostTokens = int64_t{1} << 24;
 
 struct OfflineFlags {
   ModelFlags model;
+  bool dummy_weights = false;
+  std::string scheme;
+  int64_t memory = 0;
+  bool fit_batch = false;
+  int64_t max_batch = 512;
   std::vector<int64_t> batches = {1};
   std::vector<int64_t> contexts = {0};
   int64_t input_len = 512;
@@ -43,24 +47,25 @@ struct OfflineReport {
   int threads = 0;
   double load_ms = 0;
   int64_t weight_bytes = 0;
+  int64_t cache_bytes = 0;
   int64_t peak_rss_bytes = 0;
   std::vector<ShapeReport> shapes;
 };
 
 /// Bytes of keys and values that a decode step reads for one sequence of this length.
 int64_t kv_bytes_read(const ModelConfig& config, KvCode code, int64_t length) {
-  int64_t bytes = 0;
+  double bytes = 0;
   for (const KvSpec& spec : kv_specs(config, code)) {
     const int64_t tokens = spec.window > 0 ? std::min(spec.window, length) : length;
-    bytes += tokens * spec.kv_heads *
-             (kv_token_bytes(code, spec.key_dim) + kv_token_bytes(code, spec.value_dim));
+    bytes += static_cast<double>(tokens * spec.kv_heads) * kv_token_bytes(code, spec.key_dim);
   }
-  return bytes;
+  return static_cast<int64_t>(bytes);
 }
 
 std::vector<OfflineShape> shapes_of(const OfflineFlags& flags) {
   std::vector<OfflineShape> shapes;
-  for (const int64_t batch : flags.batches) {
+  for (const int64_t batch :
+       flags.fit_batch ? std::vector<int64_t>{flags.max_batch} : flags.batches) {
     for (const int64_t context : flags.contexts) {
       shapes.push_back({.batch = batch,
                         .input_len = flags.input_len,
@@ -86,14 +91,13 @@ OfflineMeter meter_of(ThreadPool& pool, cpu::NearCeilings& near, const OfflineRe
 }
 
 /// The rounds of all shapes. Fills in peak_rss_bytes, without the memory that measures ceilings.
-Result<std::vector<OfflineTimings>> run_rounds(EngineCore& core,
-                                               Backend& backend,
+Result<std::vector<OfflineTimings>> run_rounds(const OfflineSetup& setup,
                                                const OfflineFlags& flags,
                                                OfflineReport& report) {
-  OfflineBench bench(core, shapes_of(flags), flags.seed);
+  OfflineBench bench(*setup.core, setup.shapes, flags.seed);
   NIBBLE_RETURN_IF_ERROR(bench.warm_up());
   report.peak_rss_bytes = peak_rss_bytes();
-  const bool on_cpu = backend.host_memory();
+  const bool on_cpu = setup.backend->host_memory();
   std::optional<CudaBench> gpu;
   if (!on_cpu) {
     NIBBLE_ASSIGN_OR_RETURN(gpu, CudaBench::open(backend_of(flags.model)));
@@ -127,35 +131,28 @@ Result<std::vector<OfflineTimings>> run_rounds(EngineCore& core,
 }
 
 Result<OfflineReport> measure(const OfflineFlags& flags) {
-  using Clock = std::chrono::steady_clock;
-  const std::vector<OfflineShape> shapes = shapes_of(flags);
-  OfflineReport report;
-  EngineOptions base;
-  base.max_num_batched_tokens = flags.max_num_batched_tokens;
-  NIBBLE_ASSIGN_OR_RETURN(const std::optional<KvCode> asked,
-                          parse_kv_cache_dtype(flags.model.kv_cache_dtype));
-  NIBBLE_ASSIGN_OR_RETURN(const ModelConfig config, load_model_config(flags.model.model_dir));
-  const auto begin = Clock::now();
-  NIBBLE_ASSIGN_OR_RETURN(const auto backend, open_backend(backend_of(flags.model)));
-  base.kv_code = kv_code_for(asked, config, *backend);
-  report.kv_code = base.kv_code;
-  base.page_size = backend->preferred_page_size(base.kv_code);
-  NIBBLE_ASSIGN_OR_RETURN(const EngineOptions options,
-                          OfflineBench::options_for(shapes, base, config));
-  NIBBLE_ASSIGN_OR_RETURN(auto model,
-                          load_model(flags.model.model_dir, *backend, model_options(options)));
-  report.scheme = model->scheme();
-  report.weight_bytes = model->weight_bytes();
-  report.backend = backend->name();
-  report.threads = backend->threads();
-  NIBBLE_ASSIGN_OR_RETURN(const auto core, EngineCore::create(std::move(model), options));
-  report.load_ms = std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
-
-  NIBBLE_ASSIGN_OR_RETURN(const auto timings, run_rounds(*core, *backend, flags, report));
-  for (size_t i = 0; i < shapes.size(); ++i) {
-    const int64_t length = OfflineBench::decode_length(shapes[i], shapes.size());
-    report.shapes.push_back(report_of(shapes[i], timings[i], report.weight_bytes,
-                                      kv_bytes_read(config, options.kv_code, length)));
+  NIBBLE_ASSIGN_OR_RETURN(
+      const OfflineSetup setup,
+      set_up_offline({.model = flags.model,
+                      .shapes = shapes_of(flags),
+                      .max_num_batched_tokens = flags.max_num_batched_tokens,
+                      .seed = flags.seed,
+                      .dummy_scheme = flags.scheme,
+                      .memory = flags.memory,
+                      .batch = flags.fit_batch ? OfflineRequest::Batch::kThatFits
+                                               : OfflineRequest::Batch::kAsSaid}));
+  OfflineReport report{.scheme = setup.scheme,
+                       .kv_code = setup.kv_code,
+                       .backend = std::string(setup.backend->name()),
+                       .threads = setup.backend->threads(),
+                       .load_ms = setup.load_ms,
+                       .weight_bytes = setup.weight_bytes,
+                       .cache_bytes = setup.cache_bytes};
+  NIBBLE_ASSIGN_OR_RETURN(const auto timings, run_rounds(setup, flags, report));
+  for (size_t i = 0; i < setup.shapes.size(); ++i) {
+    const int64_t length = OfflineBench::decode_length(setup.shapes[i], setup.shapes.size());
+    report.shapes.push_back(report_of(setup.shapes[i], timings[i], report.weight_bytes,
+                                      kv_bytes_read(setup.config, report.kv_code, length)));
   }
   compare_with_first(timings, report.shapes);
   return report;
@@ -172,6 +169,7 @@ Json to_json(const OfflineReport& report, const ShapeReport& shape, const Offlin
   const ExpertCounts& experts = shape.decode_experts;
   Json json = Json::object({{"prefill_tps", shape.prefill_tps},
                             {"decode_tps", shape.decode_tps},
+                            {"throughput_tps", shape.throughput_tps},
                             {"bytes_per_token", report.weight_bytes + shape.kv_bytes},
                             {"read_gbps", shape.read_gbps},
                             {"roofline_percent", shape.roofline.median},
@@ -189,6 +187,7 @@ Json to_json(const OfflineReport& report, const ShapeReport& shape, const Offlin
                             {"peak_tops", json_of(shape.peak_tops)},
                             {"decode_ms_median", shape.decode_ms},
                             {"weight_bytes", report.weight_bytes},
+                            {"cache_bytes", report.cache_bytes},
                             {"kv_bytes", shape.kv_bytes},
                             {"load_ms", report.load_ms},
                             {"scheme", report.scheme},
@@ -230,6 +229,8 @@ void print_shape(const OfflineReport& report, const ShapeReport& of) {
   print_out(fmt::format("  decode   {:10.1f} tokens/s  {} x {} steps, {:.2f} ms a step{}\n",
                         of.decode_tps, shape.batch, shape.output_len, of.decode_ms,
                         ratio(of.decode_over_first)));
+  print_out(fmt::format("  both     {:10.1f} tokens/s  of {} answers, prompts included\n",
+                        of.throughput_tps, shape.batch));
   print_out(fmt::format(
       "  memory   {:10.1f} GB/s      a step reads {:.1f} MB of weights and {} x {:.1f} MB of keys "
       "and values:\n                               {:.1f} % ({:.1f} to {:.1f}) of this bandwidth\n",
@@ -250,11 +251,26 @@ void print_table(const OfflineReport& report, const OfflineFlags& flags) {
   for (const ShapeReport& shape : report.shapes) {
     print_shape(report, shape);
   }
-  print_out(
-      fmt::format("  resident {:10.1f} MB\n", static_cast<double>(report.peak_rss_bytes) / 1e6));
+  print_out(fmt::format("  cache    {:10.1f} MB\n  resident {:10.1f} MB\n",
+                        static_cast<double>(report.cache_bytes) / 1e6,
+                        static_cast<double>(report.peak_rss_bytes) / 1e6));
+}
+
+Status check_flags(const OfflineFlags& flags) {
+  if (flags.dummy_weights == flags.scheme.empty()) {
+    return make_error(StatusCode::kInvalidArgument,
+                      "--dummy-weights and --scheme NAME belong together: random weights are made "
+                      "in that scheme, and a model has its own");
+  }
+  if (flags.fit_batch && flags.contexts.size() > 1) {
+    return make_error(StatusCode::kInvalidArgument,
+                      "--fit-batch: finds the batch of one shape; give one --context");
+  }
+  return {};
 }
 
 Status run(const OfflineFlags& flags) {
+  NIBBLE_RETURN_IF_ERROR(check_flags(flags));
   NIBBLE_ASSIGN_OR_RETURN(const OfflineReport report, measure(flags));
   if (flags.json) {
     print_out(to_json(report, flags).dump() + "\n");
@@ -282,8 +298,25 @@ void add_bench_offline(CLI::App& bench, CommandContext& context) {
         ->check(whole_number(least, most))
         ->capture_default_str();
   };
+  command->add_flag("--dummy-weights", flags->dummy_weights,
+                    "Random weights, made where they are needed: MODEL is a config.json, or a "
+                    "folder with one, and --scheme says how they are stored");
+  command->add_option("--scheme", flags->scheme, "Of --dummy-weights, like those of quantize");
+  command
+      ->add_option("--gpu-memory", flags->memory,
+                   "Model and cache may take so much of the device, like 80GB (default: all that "
+                   "is free); a cache that needs more is refused")
+      ->transform(CLI::AsSizeValue(false))
+      ->check(whole_number(1))
+      ->default_str("all");
+  auto* batch = command->add_flag("--fit-batch", flags->fit_batch,
+                                  "Instead of --batch: the largest batch whose prompts and answers "
+                                  "fit memory, for the greatest throughput");
+  number("--max-batch", flags->max_batch, "Largest batch that --fit-batch takes", 1,
+         kMostSequences);
   numbers("--batch", flags->batches, "Sequences at once, or several numbers like 1,16", 1,
           kMostSequences);
+  batch->excludes("--batch");
   number("--input-len", flags->input_len, "New tokens of each prompt", 1, kMostTokens);
   number("--output-len", flags->output_len, "Decode steps", 1, kMostTokens);
   numbers("--context", flags->contexts,
@@ -301,6 +334,7 @@ void add_bench_offline(CLI::App& bench, CommandContext& context) {
       "roofline_percent, peak_rss_bytes, ...; of several shapes: shapes, a list of "
       "such objects with prefill_over_first and decode_over_first (median, p25, p75)");
   command->footer(
+      "throughput_tps: tokens of all answers over the time of prefill and decode steps.\n"
       "Rates are of all sequences together, from the median of the prefills and of all decode "
       "steps; decoding\nfollows the prompt. bytes_per_token: weights, and keys and values of one "
       "sequence, that a step reads.\nroofline_percent: all bytes that a step reads, per second, "

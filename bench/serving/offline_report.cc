@@ -1,6 +1,7 @@
 #include "bench/serving/offline_report.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace nibble {
 
@@ -34,6 +35,21 @@ std::vector<double> medians_ms(const std::vector<OfflineTimings::Turn>& turns) {
   return ms;
 }
 
+/// The median of the rounds: tokens that a round decodes, over the time of its prefill and steps.
+double throughput_of(const OfflineShape& shape, const OfflineTimings& timings) {
+  std::vector<double> rates;
+  for (size_t round = 0; round < timings.turns.size(); ++round) {
+    double ms = timings.prefills[round].ms;
+    int64_t steps = 0;
+    for (const auto& turn : timings.turns[round]) {
+      ms = std::accumulate(turn.step_ms.begin(), turn.step_ms.end(), ms);
+      steps += std::ssize(turn.step_ms);
+    }
+    rates.push_back(static_cast<double>(shape.batch * steps) / ms * 1e3);
+  }
+  return median(rates);
+}
+
 }  // namespace
 
 ShapeReport report_of(const OfflineShape& shape,
@@ -63,6 +79,7 @@ ShapeReport report_of(const OfflineShape& shape,
   report.decode_ms = median(steps_ms);
   report.prefill_tps = static_cast<double>(timings.prefill_tokens) / report.prefill_ms * 1e3;
   report.decode_tps = static_cast<double>(shape.batch) / report.decode_ms * 1e3;
+  report.throughput_tps = throughput_of(shape, timings);
   report.read_gbps = median(read_gbps);
   report.roofline = quartiles(percents);
   return report;

@@ -16,7 +16,8 @@ struct ShapeReport {
   double decode_ms = 0;
   double prefill_tps = 0;
   double decode_tps = 0;
-  int64_t kv_bytes = 0;  // of one sequence, in one decode step
+  double throughput_tps = 0;  // tokens of answers over the time of prefills and decode steps
+  int64_t kv_bytes = 0;       // of one sequence, in one decode step
   double read_gbps = 0;
   Quartiles roofline;             // percent, of the turns of decode steps
   std::vector<double> rounds_ms;  // prefills

@@ -50,6 +50,9 @@ TEST(OfflineReport, RatesAndSharesOfOneShape) {
   EXPECT_EQ(report.prefill_tps, 200 / 20e-3);
   EXPECT_EQ(report.decode_ms, 20);
   EXPECT_EQ(report.decode_tps, 2 / 20e-3);
+  // Of a round four turns of three steps each, 5, 5.5 and 5 / 1.1 ms in the first.
+  const double round_ms = 4 * (20 + 1.1 * 20 + 20 / 1.1) + 20;
+  EXPECT_NEAR(report.throughput_tps, 2 * 12 / (round_ms * 1e-3), 1e-6);
   EXPECT_EQ(report.read_gbps, 2.5);
   // 4 MB and twice 0.5 MB in 5 ms are a tenth of 10 GB/s, in slower rounds as in the first.
   EXPECT_NEAR(report.roofline.p25, 10, 1e-9);

@@ -1,10 +1,12 @@
 """What --speculative-config gains: two servers of one model, asked the same in turns.
 
-Usage: speculation.py MODEL CONFIG [--text FILE] [--chat] [--tokens N] [--batch N] [--rounds N]
-                      [--threads N] [--temperature T]
+Usage: speculation.py MODEL CONFIG [--text FILE] [--chat] [--repeat] [--among N] [--device D]
+                      [--tokens N] [--batch N] [--rounds N] [--threads N] [--temperature T]
 
-Prompts are passages of FILE, or, with --chat, a few tasks. In every round each server answers
-`batch` prompts at once, in changing order; seconds are those of all answers. Prints the median
+Prompts are passages of FILE; with --chat a few tasks; with --repeat a story three times, so that
+the answer repeats it; with --among N answers are of N tokens alone, by bias, so that proposals to
+a model of any weights are right about once in N. In every round each server answers `batch`
+prompts at once, in changing order; seconds are those of all answers. Prints the median
 ratio of tokens per second with its quartiles, what was proposed and accepted, and whether every
 answer was the same. NIBBLE_BIN names the binary. Standard library only.
 """
@@ -33,13 +35,20 @@ TASKS = [
 ]
 
 
+STORY = ("Lily had a red ball. She went to the park with her mom. At the park, Lily saw a big dog. "
+         "The dog wanted to play with the ball. ")
+BEGINNINGS = ["Lily had a red ball.", "Lily", "One day, Lily had a red", "She went"]
+
+
 class Server:
-    def __init__(self, model, threads, *flags):
+    def __init__(self, model, args, *flags):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.url = f"http://127.0.0.1:{probe.getsockname()[1]}"
         command = [BINARY, "serve", model, "--port", self.url.rsplit(":", 1)[1], "--threads",
-                   str(threads), "--device", "cpu", *flags]
+                   str(args.threads), "--device", args.device, *flags]
+        if args.kv_cache_memory:
+            command += ["--kv-cache-memory", args.kv_cache_memory]
         self.process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
         while True:
             try:
@@ -80,6 +89,12 @@ class Server:
 
 def bodies_of(args):
     common = {"max_tokens": args.tokens, "temperature": args.temperature, "seed": 1}
+    if args.repeat:
+        return [{"prompt": STORY * 3 + begin, "ignore_eos": True, **common} for begin in BEGINNINGS]
+    if args.among:
+        common["logit_bias"] = {str(300 + 90 * i): 100 for i in range(args.among)}
+        return [{"prompt": f"{number} {STORY}", **common, "seed": number, "ignore_eos": True}
+                for number in range(64)]
     if args.chat:
         return [{"messages": [{"role": "user", "content": task}], **common} for task in TASKS]
     text = pathlib.Path(args.text).read_text(errors="replace")
@@ -93,6 +108,10 @@ def main():
     parser.add_argument("config")
     parser.add_argument("--text")
     parser.add_argument("--chat", action="store_true")
+    parser.add_argument("--repeat", action="store_true")
+    parser.add_argument("--among", type=int, default=0)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--kv-cache-memory")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=12)
@@ -100,16 +119,17 @@ def main():
     parser.add_argument("--temperature", type=float, default=0.0)
     args = parser.parse_args()
     bodies = bodies_of(args)
-    servers = [Server(args.model, args.threads),
-               Server(args.model, args.threads, "--speculative-config", args.config)]
-    ratios, speeds, same = [], [], True
+    servers = [Server(args.model, args),
+               Server(args.model, args, "--speculative-config", args.config)]
+    ratios, speeds, same, answers = [], [], 0, 0
     try:
         for number in range(args.rounds + 1):
             batch = [bodies[(number * args.batch + i) % len(bodies)] for i in range(args.batch)]
             results = [None, None]
             for which in ((0, 1), (1, 0))[number % 2]:
                 results[which] = servers[which].run(batch)
-            same = same and results[0][0] == results[1][0]
+            same += sum(map(str.__eq__, results[0][0], results[1][0]))
+            answers += len(batch)
             if number > 0:  # the first warms up
                 speeds.append([result[1] for result in results])
                 ratios.append(results[1][1] / results[0][1])
@@ -125,7 +145,7 @@ def main():
         "ratio_p25": round(quartiles[0], 3),
         "ratio_p75": round(quartiles[2], 3),
         "tokens_per_second": [round(statistics.median(side), 1) for side in zip(*speeds)],
-        "same_answers": same, **counts, "batch": args.batch, "tokens": args.tokens}))
+        "same_answers": f"{same} of {answers}", **counts, "batch": args.batch, "tokens": args.tokens}))
 
 
 if __name__ == "__main__":

@@ -52,6 +52,12 @@ struct LatentConfig {
   int64_t nope_dim = 0;
   int64_t rope_dim = 0;
   int64_t value_dim = 0;
+  bool interleaved = true;    // numbers 2i and 2i + 1 are rotated together, not i and i + half
+  double score_factor = 1.0;  // multiplies all scores: YaRN's mscale_all_dim, squared
+
+  /// Numbers of a head of q, and of a token's row in the cache.
+  [[nodiscard]] constexpr int64_t query_dim() const { return nope_dim + rope_dim; }
+  [[nodiscard]] constexpr int64_t row_dim() const { return kv_rank + rope_dim; }
 };
 
 struct Family;

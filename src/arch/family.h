@@ -64,7 +64,9 @@ struct Family {
   Status (*read_fields)(const Json& json, const JsonReader& reader, ModelConfig& config);
   std::span<const RoleName> names = {};  // that differ from those of most decoders
   std::string_view prefix = {};          // before all names
-  const Family* renamed = nullptr;       // the same with the names that other files give, if any
+  // What names of tensors begin with that another model beside this one has, such as one of images.
+  std::span<const std::string_view> others = {};
+  const Family* renamed = nullptr;  // the same with the names that other files give, if any
   std::string_view width_field = "intermediate_size";  // of config.json
   std::string_view hidden_act = "silu";                // the one value that the field may have
   std::string_view eps_field = "rms_norm_eps";
@@ -105,6 +107,8 @@ Result<const Family*> find_gguf_family(std::string_view architecture,
                                       Role role,
                                       int64_t layer = 0,
                                       int64_t expert = 0);
+/// Whether a tensor of this name belongs to a model beside the one that the family describes.
+[[nodiscard]] bool of_another_model(const Family& family, std::string_view tensor);
 /// What the names of a layer's modules begin with: "model.layers.7.".
 [[nodiscard]] std::string layer_prefix(const Family& family, int64_t layer);
 /// The first number of a module that is `pattern` with a number for each {}, 0 where it has none;

@@ -177,6 +177,11 @@ std::string module_name(const Family& family, Role role, int64_t layer, int64_t 
   return std::string(family.prefix) + fmt::format(fmt::runtime(pattern), layer, expert);
 }
 
+bool of_another_model(const Family& family, std::string_view tensor) {
+  return std::ranges::any_of(family.others,
+                             [&](std::string_view prefix) { return tensor.starts_with(prefix); });
+}
+
 std::string layer_prefix(const Family& family, int64_t layer) {
   const std::string_view pattern = pattern_of(family, Role::kAttentionNorm);
   return fmt::format("{}{}{}.", family.prefix, pattern.substr(0, pattern.find("{}")), layer);

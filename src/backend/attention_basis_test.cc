@@ -223,6 +223,19 @@ TEST(AttentionBasis, KeysAndValuesAreChangedApart) {
   }
 }
 
+TEST(CheckKv, PagesOfChannelsHoldWholeGroups) {
+  const auto backend = make_cpu_backend({}).value();
+  KvView view{.code = KvCode::kInt4Page, .page_size = 48, .kv_heads = 2, .head_dim = 64};
+  const Status status = backend->check_kv(view, 4);
+  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(status.message().find("not of 48; choose --block-size 64"), std::string::npos)
+      << status.message();
+  view.page_size = backend->preferred_page_size(view.code);
+  EXPECT_TRUE(backend->check_kv(view, 4).ok());
+  view = {.code = KvCode::kInt4, .page_size = 48, .kv_heads = 2, .head_dim = 64};
+  EXPECT_TRUE(backend->check_kv(view, 4).ok());
+}
+
 TEST(AttentionBasis, SinksAndAMeanOfValuesDoNotGoTogether) {
   auto backend = make_cpu_backend({.threads = 1}).value();
   const std::vector<float> numbers(1024);

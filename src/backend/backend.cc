@@ -12,6 +12,14 @@ void Step::input_rows(const InputRows& /*args*/, float* /*out*/) {
   CHECK_MSG(false, "the rows of this device's products are not shown");
 }
 
+void Step::append_latent(const LatentAppendArgs& /*args*/) {
+  CHECK_MSG(false, "latent attention is not computed on this device");
+}
+
+void Step::rotate_latent_queries(const LatentQueryArgs& /*args*/) {
+  CHECK_MSG(false, "latent attention is not computed on this device");
+}
+
 Status check_update(const GemmProblem& prepared, int64_t first_row, const QuantView& rows) {
   if (!(rows.format == prepared.weight) || rows.k != prepared.k) {
     return make_error(StatusCode::kInvalidArgument,
@@ -39,6 +47,17 @@ Result<DeviceBuffer> Backend::upload(std::span<const float> values) {
   NIBBLE_ASSIGN_OR_RETURN(DeviceBuffer buffer, allocate(values.size_bytes()));
   std::ranges::copy(values, buffer.as<float>());
   return buffer;
+}
+
+Result<std::unique_ptr<PreparedHeads>> Backend::prepare_heads(std::span<const QuantView> heads,
+                                                              const ActSpec& act,
+                                                              int64_t max_m) {
+  std::vector<std::unique_ptr<PreparedGemm>> prepared;
+  for (const QuantView& head : heads) {
+    NIBBLE_ASSIGN_OR_RETURN(auto gemm, prepare_gemm({&head, 1}, act, max_m));
+    prepared.push_back(std::move(gemm));
+  }
+  return std::unique_ptr<PreparedHeads>(std::make_unique<HeadByHead>(std::move(prepared)));
 }
 
 Result<std::unique_ptr<PreparedExperts>> Backend::prepare_experts(

@@ -10,6 +10,7 @@
 #include "backend/calibration_math.h"
 #include "backend/prepared_experts.h"
 #include "backend/prepared_gemm.h"
+#include "backend/prepared_heads.h"
 #include "backend/step.h"
 #include "base/cpu_topology.h"
 #include "core/device_buffer.h"
@@ -63,7 +64,9 @@ class Backend {
     return shape.page_bytes();
   }
   /// Tokens of a page where nobody says otherwise.
-  [[nodiscard]] virtual int64_t preferred_page_size(KvCode /*code*/) const { return 16; }
+  [[nodiscard]] virtual int64_t preferred_page_size(KvCode code) const {
+    return kv_has_residual(code) ? kChannelTokens : 16;
+  }
   /// kUnsupported, with the remedy, for a cache of this shape that there are no kernels for.
   [[nodiscard]] virtual Status check_kv(const KvView& /*shape*/, int64_t /*heads*/) const {
     return {};
@@ -113,6 +116,11 @@ class Backend {
     const QuantView view = view_of(weight);
     return prepare_gemm({&view, 1}, act, max_m);
   }
+
+  /// Packs a matrix for each head of an attention layer, all of one format, [n, k] each.
+  virtual Result<std::unique_ptr<PreparedHeads>> prepare_heads(std::span<const QuantView> heads,
+                                                               const ActSpec& act,
+                                                               int64_t max_m);
 
   /// Packs the experts of a layer. The errors of check_experts(), and kUnsupported, with the reason
   /// and a remedy, for experts that there are no kernels for.

@@ -54,7 +54,7 @@ class SiteMath {
   virtual Status expect_drift() = 0;
   /// After add() of the rows: `wanted` lies on the device as rows.x does.
   virtual void add_drift(const Step& step, const InputRows& rows, const void* wanted) = 0;
-  /// Adds another's sums, times a factor; its rows are not counted. Drifts are left out.
+  /// Adds another's sums, times a factor, and its drift where both expect one; counts no rows.
   virtual void add_sums(const SiteMath& other, double factor) = 0;
   /// Completes H after all rows. Returns its diagonal [k]; waits. Sums that are no numbers show
   /// there. May be called again after more sums were added.

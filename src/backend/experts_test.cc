@@ -91,7 +91,9 @@ TEST(Experts, OfEveryRunSchemeEqualTheReference) {
                                             ? ConstActivations(x.data())
                                             : ConstActivations(narrow.data(), DType::kBF16);
           const std::vector<float> y = run(**experts, rows, kRows, shape.hidden);
-          EXPECT_LT(relative_error(y, expected), between == DType::kBF16 ? 1e-2 : 4e-3);
+          const double other_way = between == DType::kBF16 ? 1e-2 : 4e-3;
+          const bool blocks = scheme.act == ActFormat::kIntBlocks;  // with steps of 4 bits
+          EXPECT_LT(relative_error(y, expected), blocks ? 3e-2 : other_way);
           if (first.empty()) {
             first = y;
           }

@@ -7,6 +7,7 @@
 
 #include "backend/backend.h"
 #include "backend/cpu/isa.h"
+#include "backend/testing/random_blocks.h"
 #include "backend/testing/random_gemm.h"
 #include "quant/scheme.h"
 
@@ -27,7 +28,7 @@ struct Product {
 std::vector<Product> products(Backend& backend) {
   std::vector<Product> all;
   for (const QuantScheme& scheme : all_schemes()) {
-    const ActSpec act = scheme.act;
+    const ActSpec act = random_act(scheme, kK, 3);
     if (!backend.check_gemm(scheme.weight, act, kK).ok()) {
       continue;
     }

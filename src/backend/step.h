@@ -5,6 +5,7 @@
 #include <span>
 
 #include "ops/attention.h"
+#include "ops/latent.h"
 #include "ops/rows.h"
 #include "ops/sampling.h"
 
@@ -62,6 +63,10 @@ class Step {
   /// The attention() of the same layer follows.
   virtual void rope_append_kv(const RopeAppendArgs& args) = 0;
   virtual void attention(const AttentionArgs& args) = 0;
+  /// Of latent attention, before attention() over its rows; devices without it refuse its caches
+  /// (Backend::check_kv).
+  virtual void append_latent(const LatentAppendArgs& args);
+  virtual void rotate_latent_queries(const LatentQueryArgs& args);
   virtual void normalize(const NormalizeArgs& args) = 0;
   virtual void add_gated(const GatedAddArgs& args) = 0;
   /// out[r] = input(x[r]) as f32 for every row of the step, [rows(), width] in the host's memory:

@@ -7,6 +7,7 @@
 
 #include "arch/family.h"
 #include "base/log.h"
+#include "calibration/block_files.h"
 #include "calibration/calibration_memory.h"
 #include "calibration/layer_rounder.h"
 #include "calibration/layer_runner.h"
@@ -30,6 +31,9 @@ class Calibrator final : public JobMaker {
                                 {"length", std::ssize(text_.windows.front())},
                                 {"seed", static_cast<int64_t>(options_.text.seed)},
                                 {"tokens", text_.tokens()}});
+    if (!options_.blocks.is_null()) {
+      recipe.set("blocks", options_.blocks);
+    }
     const std::string& device = options_.backend.device;
     if (device != "cpu") {  // whose codes are others where two are nearly as good
       recipe.set("device", device.substr(0, device.find(':')));
@@ -45,6 +49,17 @@ class Calibrator final : public JobMaker {
                                .rows = std::ssize(text_.windows.front()),
                                .piece_weights = options_.piece_weights,
                                .threads = threads});
+  }
+
+  Status complete(const QuantizePlan& plan, const std::string& folder) const override {
+    return options_.acts.empty() ? Status()
+                                 : write_block_files({.plan = plan,
+                                                      .config = config_,
+                                                      .acts = options_.acts,
+                                                      .permuted = permuted(),
+                                                      .parts = options_.parts,
+                                                      .calibration = recipe()},
+                                                     folder);
   }
 
   Status make(const JobMakerContext& context) override {
@@ -69,6 +84,10 @@ class Calibrator final : public JobMaker {
   }
 
  private:
+  [[nodiscard]] bool permuted() const {
+    return std::ranges::count(options_.transforms, Transform::kPermute) > 0;
+  }
+
   struct Work {
     const JobMakerContext& context;
     const LayerJobs& jobs;
@@ -105,6 +124,7 @@ class Calibrator final : public JobMaker {
                            .windows = windows,
                            .rounder = rounder,
                            .times = times_,
+                           .acts = options_.acts,
                            .device = on_device};
     NIBBLE_RETURN_IF_ERROR(windows.open_files());
     NIBBLE_ASSIGN_OR_RETURN(const int64_t first, windows.first_layer(work.jobs));
@@ -127,6 +147,12 @@ class Calibrator final : public JobMaker {
                           "--method {}: the scale rule of {} takes no values that are chosen "
                           "beforehand; leave --scale-rule out",
                           rounding_name(options_.rounding), matrix.name());
+      }
+      if (matrix.scheme.act == ActFormat::kIntBlocks && options_.blocks.is_null()) {
+        return make_error(StatusCode::kUnsupported,
+                          "{}: precisions of blocks are chosen for a whole model; give {} with "
+                          "--scheme, and other schemes with --rule",
+                          matrix.name(), matrix.scheme.name);
       }
       widest = std::max(widest, matrix.matrix->k());
     }
@@ -159,20 +185,13 @@ class Calibrator final : public JobMaker {
 };
 
 /// Whether the device can be used, before anything is written.
-Status check_device(const CalibrationOptions& options, const ModelConfig& config) {
+Status check_device(const CalibrationOptions& options) {
   if (options.backend.device == "cpu") {
     return {};
   }
   NIBBLE_ASSIGN_OR_RETURN(const auto backend, open_backend(options.backend));
   if (backend->host_memory()) {
     return {};
-  }
-  if (options.rounding == Rounding::kGptaq && config.moe.experts > 0) {
-    return make_error(
-        StatusCode::kUnsupported,
-        "--method gptaq: the drift of experts' rows is not computed on {}; take gptq, "
-        "or --device cpu",
-        backend->name());
   }
   const bool learned =
       options.rounding == Rounding::kAutoround || options.rounding == Rounding::kLwc;
@@ -187,7 +206,7 @@ Status check_device(const CalibrationOptions& options, const ModelConfig& config
 
 Result<std::unique_ptr<JobMaker>> make_calibrator(const CalibrationOptions& options) {
   NIBBLE_ASSIGN_OR_RETURN(const ModelConfig config, load_model_config(options.model));
-  NIBBLE_RETURN_IF_ERROR(check_device(options, config));
+  NIBBLE_RETURN_IF_ERROR(check_device(options));
   NIBBLE_ASSIGN_OR_RETURN(CalibrationText text,
                           read_model_text(options.model, config, options.text));
   return std::unique_ptr<JobMaker>(std::make_unique<Calibrator>(options, config, std::move(text)));

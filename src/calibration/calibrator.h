@@ -7,6 +7,7 @@
 
 #include "backend/open_backend.h"
 #include "calibration/calibration_text.h"
+#include "calibration/site_acts.h"
 #include "quantizer/algorithms/method.h"
 #include "quantizer/job_maker.h"
 
@@ -17,6 +18,9 @@ struct CalibrationOptions {
   CalibrationTextOptions text;
   Rounding rounding = Rounding::kGptq;
   std::vector<Transform> transforms = {};  // that made the model, for the recipe
+  SiteActs acts = {};                      // of schemes with activations in blocks
+  int64_t parts = 1;                       // of these: split_parts()
+  Json blocks = {};                        // how they were chosen, for the recipe; null: none are
   /// Computes the layers, the sums and the codes; its threads are those of the run.
   BackendOptions backend = {.device = "cpu"};
   /// Of a matrix, rounded and judged at a time: a head of 150,000 rows need not be in memory in

@@ -12,4 +12,8 @@ namespace nibble {
 /// Errors: kResourceExhausted.
 Status round_experts_on_device(const LayerParts& parts, int64_t layer, ExpertPart part);
 
+/// Keeps what down would multiply without rounding (Kept::kFloatExperts), of the experts that
+/// tokens choose; these are as the source has them. kResourceExhausted, kIo.
+Status record_float_rows_on_device(const LayerParts& parts);
+
 }  // namespace nibble

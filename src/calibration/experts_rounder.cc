@@ -10,6 +10,7 @@
 #include "base/process.h"
 #include "calibration/device_experts.h"
 #include "calibration/expert_sums.h"
+#include "calibration/float_inputs.h"
 
 namespace nibble {
 namespace {
@@ -33,15 +34,19 @@ class Recorder final : public ExpertObserver {
 class ExpertsRounder final {
  public:
   ExpertsRounder(const LayerParts& parts, int64_t layer)
-      : parts_(parts), runner_(parts.runner), layer_(layer) {}
+      : parts_(parts), runner_(parts.runner), layer_(layer), float_(parts) {}
 
   Status round() {
     NIBBLE_RETURN_IF_ERROR(parts_.windows.for_each(
         {.reads = {Kept::kInput, Kept::kAttended},
          .run = [&](ForwardContext& context) { finish_attention(parts_, context); },
          .writes = {Kept::kOutput}}));
+    if (with_float()) {
+      NIBBLE_RETURN_IF_ERROR(float_.reserve());
+    }
     if (with_float() && any(Site::kExpertDown)) {
-      NIBBLE_RETURN_IF_ERROR(record_float_rows());
+      NIBBLE_RETURN_IF_ERROR(parts_.device == nullptr ? record_float_rows()
+                                                      : record_float_rows_on_device(parts_));
     }
     NIBBLE_RETURN_IF_ERROR(round_shared_up());
     NIBBLE_RETURN_IF_ERROR(round_part(ExpertPart::kGateUp));
@@ -65,24 +70,13 @@ class ExpertsRounder final {
   [[nodiscard]] int64_t experts() const { return runner_.config().moe.experts; }
   [[nodiscard]] int64_t hidden() const { return runner_.config().hidden_size; }
 
-  /// What experts read of hidden states in float_rows_, in the form in which the layer has it.
-  ConstActivations normalize_float(const ForwardContext& context) {
-    float_normed_.resize(
-        static_cast<size_t>(context.rows * hidden() * dtype_bits(runner_.activation_type()) / 8));
-    ForwardContext other = context;
-    const Activations normed(float_normed_.data(), runner_.activation_type());
-    other.scratch.set(ScratchName::kNormed, normed);
-    runner_.experts().normalize(float_rows_.data(), other);
-    return normed;
-  }
-
   // What down would multiply without rounding: by the experts that tokens choose here, while these
   // are as the source has them.
   Status record_float_rows() {
     Recorder recorder(runner_.config().moe.width);
     const auto show = [&](ForwardContext& context) {
       recorder.seen.clear();
-      runner_.experts().routed().show_rows({.x = normalize_float(context),
+      runner_.experts().routed().show_rows({.x = float_.normalize(context),
                                             .chosen_by = context.scratch[ScratchName::kNormed],
                                             .x_stride = hidden(),
                                             .m = context.rows,
@@ -103,7 +97,7 @@ class ExpertsRounder final {
     }
     const auto show = [&](ForwardContext& context) {
       if (with_float()) {
-        up->host_observer()->set_wanted(normalize_float(context).data);
+        up->set_wanted(float_.normalize(context).data);
       }
       context.observer = up->observer();
       runner_.experts().project_shared(context);
@@ -214,11 +208,11 @@ class ExpertsRounder final {
     const bool down = part == ExpertPart::kDown;
     const auto show = [&](ForwardContext& context) {
       if (with_float() && down) {
-        sums.set_wanted_in_order(float_rows_.data());
+        sums.set_wanted_in_order(float_.rows());
       } else if (with_float()) {
         wanted_.resize(static_cast<size_t>(context.rows * hidden()));
         context.step.input_rows(
-            {.x = normalize_float(context), .stride = hidden(), .width = hidden(), .input = {}},
+            {.x = float_.normalize(context), .stride = hidden(), .width = hidden(), .input = {}},
             wanted_.data());
         sums.set_wanted_by_row(wanted_.data());
       }
@@ -235,7 +229,7 @@ class ExpertsRounder final {
   /// A pass that begins with the rows that experts read, in the scratch kNormed.
   struct NormedPass {
     std::function<void(ForwardContext& context)> run;
-    Kept wanted;  // with the float model, in float_rows_
+    Kept wanted;  // with the float model, in float_
     std::function<Status(int64_t window)> after = nullptr;
   };
   Status for_each(const NormedPass& normed) {
@@ -245,12 +239,7 @@ class ExpertsRounder final {
                        }};
     pass.after = normed.after;
     if (with_float()) {
-      pass.before = [&](int64_t window) {
-        float_rows_.resize(static_cast<size_t>(parts_.windows.bytes(normed.wanted)) /
-                           sizeof(float));
-        return parts_.windows.read(normed.wanted, window,
-                                   std::as_writable_bytes(std::span(float_rows_)));
-      };
+      pass.before = [&](int64_t window) { return float_.read(normed.wanted, window); };
     }
     return parts_.windows.for_each(pass);
   }
@@ -258,8 +247,7 @@ class ExpertsRounder final {
   const LayerParts& parts_;
   LayerRunner& runner_;
   int64_t layer_;
-  std::vector<float> float_rows_;
-  std::vector<std::byte> float_normed_;
+  FloatInputs float_;
   std::vector<float> wanted_;
   std::vector<int64_t> few_;  // experts with too few rows for the method
 };

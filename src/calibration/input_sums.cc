@@ -1,11 +1,15 @@
 #include "calibration/input_sums.h"
 
-#include "quantizer/algorithms/activations.h"
-
 namespace nibble {
 
 void InputSums::add(const Rows& rows, ThreadPool& pool) {
-  round_activations(act, {rows.x, rows.count, gram.k()}, pool);
+  if (form.act.columns != nullptr) {
+    order_channels(*form.act.columns, {rows.x, rows.count, gram.k()}, pool);
+    if (drift) {
+      order_channels(*form.act.columns, {rows.wanted, rows.count, gram.k()}, pool);
+    }
+  }
+  round_activations(form, {rows.x, rows.count, gram.k()}, pool);
   gram.add(rows.x, rows.count, pool);
   if (drift) {
     drift->add({.x = rows.x, .wanted = rows.wanted, .count = rows.count}, pool);

@@ -2,10 +2,11 @@
 
 #include <cstdint>
 #include <optional>
+#include <utility>
 
 #include "base/thread_pool.h"
 #include "calibration/windows.h"
-#include "quant/scheme.h"
+#include "quantizer/algorithms/activations.h"
 #include "quantizer/algorithms/drift.h"
 #include "quantizer/algorithms/gram.h"
 
@@ -15,19 +16,20 @@ namespace nibble {
 struct InputSums {
   Gram gram;
   std::optional<Drift> drift;  // where the model without rounding reads the text, too
-  ActFormat act;               // that the product rounds its rows to
+  RowForm form;                // that the product rounds its rows to
 
-  InputSums(int64_t k, ActFormat format, FloatModel with_float) : gram(k), act(format) {
+  InputSums(int64_t k, RowForm row_form, FloatModel with_float)
+      : gram(k), form(std::move(row_form)) {
     if (with_float == FloatModel::kYes) {
       drift.emplace(k);
     }
   }
 
-  /// Rows [count, k] f32, rounded to INT8 here where the product rounds them so, and with a drift
-  /// what they are without rounding.
+  /// Rows [count, k] f32, put into the order of the weights' columns and rounded here as the
+  /// product does it, and with a drift what they are without rounding, put into that order, too.
   struct Rows {
     float* x = nullptr;
-    const float* wanted = nullptr;
+    float* wanted = nullptr;
     int64_t count = 0;
   };
   void add(const Rows& rows, ThreadPool& pool);

@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "base/math.h"
 #include "quant/codec.h"
+#include "quantizer/algorithms/activations.h"
 
 namespace nibble {
 namespace {
@@ -70,6 +71,7 @@ struct JobRounder::Matrix {
 
 Status JobRounder::round(const std::vector<size_t>& jobs, InputSums& sums, Rounding rounding) {
   HostRounder rounder(sums, rounding, parts_.pool, parts_.times);
+  act_ = sums.form.act;
   Status done = round_all(jobs, rounder);
   rounded_ = {};  // memory for the next pass
   return done;
@@ -77,6 +79,7 @@ Status JobRounder::round(const std::vector<size_t>& jobs, InputSums& sums, Round
 
 Status JobRounder::round(const std::vector<size_t>& jobs, SiteMath& site, Rounding rounding) {
   CHECK(parts_.device != nullptr);
+  act_.reset();
   NIBBLE_ASSIGN_OR_RETURN(const auto rounder,
                           DeviceRounder::create(site, rounding, *parts_.device));
   return round_all(jobs, *rounder);
@@ -138,6 +141,9 @@ Result<std::span<float>> JobRounder::decode_piece(const Piece& piece, MatrixRoun
     return failed == statuses.end() ? Status() : *failed;
   });
   NIBBLE_RETURN_IF_ERROR(decoded);
+  if (act_ && act_->columns != nullptr) {
+    order_channels(*act_->columns, {w.data(), rows, source.k()}, parts_.pool);
+  }
   return w;
 }
 
@@ -227,7 +233,8 @@ Status JobRounder::finish(Matrix& matrix) {
     ++fallbacks_[matrix.record.fallback];
   }
   if (matrix.weight) {
-    parts_.runner.substitute(matrix.job.name(), *std::move(matrix.weight), matrix.job.scheme.act);
+    parts_.runner.substitute(matrix.job.name(), *std::move(matrix.weight),
+                             act_.value_or(matrix.job.scheme.act));
   }
   if (!matrix.out) {
     return {};

@@ -33,7 +33,8 @@ class JobRounder final {
 
   explicit JobRounder(const Parts& parts) : parts_(parts), progress_(parts.context.begin) {}
 
-  /// All jobs of one site; `sums` are completed. Another rounding than the method is recorded as
+  /// All jobs of one site; `sums` are completed. Columns of weights are put into the order that the
+  /// sums' form says, before they are rounded. Another rounding than the method is recorded as
   /// one for too few rows.
   Status round(const std::vector<size_t>& jobs, InputSums& sums, Rounding rounding);
   /// The same by sums that a device has.
@@ -67,7 +68,8 @@ class JobRounder final {
 
   Parts parts_;
   QuantizeProgress progress_;
-  std::map<std::string, int64_t> kept_;       // matrices by rounding
+  std::optional<ActSpec> act_;           // how rows enter the site's products; empty: by scheme
+  std::map<std::string, int64_t> kept_;  // matrices by rounding
   std::map<std::string, int64_t> fallbacks_;  // matrices by reason
   RoundedMatrix rounded_;                     // of a piece
   std::optional<size_t> expected_;            // job behind the site's last one

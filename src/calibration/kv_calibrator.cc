@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <map>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -10,16 +12,14 @@
 #include "base/f16.h"
 #include "base/log.h"
 #include "base/math.h"
+#include "calibration/kv_ranges.h"
 #include "calibration/layer_runner.h"
 #include "calibration/window_states.h"
 
 namespace nibble {
 namespace {
 
-constexpr KvCode kCode = KvCode::kInt4;
-static_assert(kv_format(kCode).turned);
 constexpr int64_t kFewTokens = 1024;  // means of fewer are off by 3 % of a channel's spread
-constexpr size_t kNotMeasured = kHeadForms.size();
 
 /// Numbers of a scratch as F32.
 void widen(Activations from, std::vector<float>& to) {
@@ -31,41 +31,38 @@ void widen(Activations from, std::vector<float>& to) {
   }
 }
 
-/// Adds the keys or values of a head in one page to `sums` [head_dim].
-void add_rows(const KvView& kv, const std::byte* half, int64_t tokens, double* sums) {
-  for (int64_t i = 0; i < tokens * kv.head_dim; ++i) {
-    const double value = kv.code == KvCode::kBf16
-                             ? bf16_to_f32(reinterpret_cast<const uint16_t*>(half)[i])
-                             : reinterpret_cast<const float*>(half)[i];
-    sums[i % kv.head_dim] += value;
-  }
-}
+/// What a layer's keys, or its values, are like.
+struct HalfSums {
+  std::vector<double> sums;  // by channel
+  KvRanges ranges;
 
-/// A form for keys and one for values, and whose error it tells: an index of errors, or none.
-struct Trial {
-  HeadForm keys;
-  HeadForm values;
-  size_t key_error = kNotMeasured;
-  size_t value_error = kNotMeasured;
-};
+  HalfSums(int64_t heads, int64_t head_dim)
+      : sums(static_cast<size_t>(heads * head_dim)), ranges(heads, head_dim) {}
 
-/// Every form of keys beside one of values, then the other forms of values.
-std::vector<Trial> all_trials(bool sinks) {
-  constexpr HeadForm kKeys{.centred = true, .turned = true};
-  const HeadForm values{.centred = !sinks, .turned = true};
-  std::vector<Trial> trials;
-  trials.reserve(2 * kHeadForms.size());
-  for (const HeadForm form : kHeadForms) {
-    trials.push_back({form, values, head_form_index(form),
-                      form == kKeys ? head_form_index(values) : kNotMeasured});
-  }
-  for (const HeadForm form : kHeadForms) {
-    if (form != values && !(sinks && form.centred)) {
-      trials.push_back({kKeys, form, kNotMeasured, head_form_index(form)});
+  /// Adds those of a head in one page.
+  void add(const KvView& kv, int64_t head, const std::byte* half, int64_t tokens) {
+    std::vector<float> row(static_cast<size_t>(kv.head_dim));
+    for (int64_t token = 0; token < tokens; ++token) {
+      for (int64_t d = 0; d < kv.head_dim; ++d) {
+        const int64_t i = token * kv.head_dim + d;
+        const float value = kv.code == KvCode::kBf16
+                                ? bf16_to_f32(reinterpret_cast<const uint16_t*>(half)[i])
+                                : reinterpret_cast<const float*>(half)[i];
+        row[static_cast<size_t>(d)] = value;
+        sums[static_cast<size_t>(head * kv.head_dim + d)] += value;
+      }
+      ranges.add(head, row);
     }
   }
-  return trials;
-}
+};
+
+/// A way for keys and values into a cache, and where its error is wanted.
+struct Trial {
+  KvCode code = KvCode::kInt4;
+  KvBasis basis;
+  double* errors[2] = {nullptr, nullptr};
+  double sum = 0;
+};
 
 /// The measured form of the least error; the simplest of equal ones.
 HeadForm best_form(const std::array<double, kHeadForms.size()>& errors) {
@@ -76,6 +73,115 @@ HeadForm best_form(const std::array<double, kHeadForms.size()>& errors) {
   }
   return best;
 }
+
+/// The forms and ranges of a layer that are tried.
+class LayerTrials final {
+ public:
+  LayerTrials(KvSidecar::Layer& layer, bool sinks, const HalfSums& keys, const HalfSums& values)
+      : layer_(layer),
+        sinks_(sinks),
+        key_ranges_(keys.ranges.candidates(about(sinks))),
+        value_ranges_(values.ranges.candidates(about(sinks))),
+        range_errors_{std::vector<double>(key_ranges_.size()),
+                      std::vector<double>(value_ranges_.size())} {
+    add_int4();
+    add_page();
+    add_static();
+  }
+  LayerTrials(const LayerTrials&) = delete;
+  LayerTrials& operator=(const LayerTrials&) = delete;
+
+  [[nodiscard]] std::vector<Trial>& trials() { return trials_; }
+
+  /// Writes the best of each to the layer, once the errors are there. The ranges of one form are
+  /// written even where no error was measured.
+  void choose() {
+    layer_.keys.form = best_form(layer_.keys.errors);
+    layer_.values.form = best_form(layer_.values.errors);
+    layer_.keys.page_form = best_form(page_errors_);
+    const auto best = [](const std::vector<double>& errors) {
+      return static_cast<size_t>(std::ranges::min_element(errors) - errors.begin());
+    };
+    layer_.keys.ranges = key_ranges_[best(range_errors_[0])];
+    layer_.values.ranges = value_ranges_[best(range_errors_[1])];
+  }
+
+ private:
+  static KvRanges::About about(bool sinks) {
+    return sinks ? KvRanges::About::kZero : KvRanges::About::kMiddle;
+  }
+  [[nodiscard]] KvBasis basis_of(HeadForm keys, HeadForm values) const {
+    return {.turns_keys = keys.turned,
+            .turns_values = values.turned,
+            .key_mean = keys.centred ? layer_.keys.mean.data() : nullptr,
+            .value_mean = values.centred ? layer_.values.mean.data() : nullptr};
+  }
+  static KvBasis basis_of(const KvSidecar::Ranges& keys, const KvSidecar::Ranges& values) {
+    return {.turns_keys = keys.turned,
+            .turns_values = values.turned,
+            .key_mean = keys.mean.empty() ? nullptr : keys.mean.data(),
+            .value_mean = values.mean.empty() ? nullptr : values.mean.data(),
+            .key_step = keys.step.data(),
+            .value_step = values.step.data()};
+  }
+
+  /// Every form of keys beside one of values, then the other forms of values.
+  void add_int4() {
+    constexpr HeadForm kKeys{.centred = true, .turned = true};
+    const HeadForm values{.centred = !sinks_, .turned = true};
+    for (const HeadForm form : kHeadForms) {
+      double* const key_error = &layer_.keys.errors.at(head_form_index(form));
+      double* const both =
+          form == kKeys ? &layer_.values.errors.at(head_form_index(values)) : nullptr;
+      trials_.push_back({KvCode::kInt4, basis_of(form, values), {key_error, both}});
+    }
+    for (const HeadForm form : kHeadForms) {
+      if (form != values && !(sinks_ && form.centred)) {
+        trials_.push_back({KvCode::kInt4,
+                           basis_of(kKeys, form),
+                           {&layer_.values.errors.at(head_form_index(form))}});
+      }
+    }
+  }
+
+  /// Keys alone: the codes of values are those of int4. A mean changes none of a channel's codes.
+  void add_page() {
+    for (const bool turned : {false, true}) {
+      const HeadForm form{.turned = turned};
+      trials_.push_back({KvCode::kInt4Page,
+                         basis_of(form, {.turned = true}),
+                         {&page_errors_.at(head_form_index(form))}});
+    }
+  }
+
+  /// Every range beside the largest turned one of the other half.
+  void add_static() {
+    const KvSidecar::Ranges& keys = key_ranges_[key_ranges_.size() / 2];
+    const KvSidecar::Ranges& values = value_ranges_[value_ranges_.size() / 2];
+    for (size_t i = 0; i < key_ranges_.size(); ++i) {
+      trials_.push_back(
+          {KvCode::kInt4Static, basis_of(key_ranges_[i], values), {&range_errors_[0][i]}});
+    }
+    for (size_t i = 0; i < value_ranges_.size(); ++i) {
+      trials_.push_back(
+          {KvCode::kInt4Static, basis_of(keys, value_ranges_[i]), {&range_errors_[1][i]}});
+    }
+  }
+
+  KvSidecar::Layer& layer_;
+  bool sinks_;
+  std::vector<KvSidecar::Ranges> key_ranges_;
+  std::vector<KvSidecar::Ranges> value_ranges_;
+  std::vector<double> range_errors_[2];
+  std::array<double, kHeadForms.size()> page_errors_ = {-1, -1, -1, -1};
+  std::vector<Trial> trials_;
+};
+
+/// A layer's cache in one code, with a list of its pages for one window.
+struct CodedCache {
+  PagedKvCache cache;
+  std::vector<int32_t> pages;
+};
 
 class KvCalibrator final {
  public:
@@ -100,22 +206,23 @@ class KvCalibrator final {
  private:
   [[nodiscard]] const ModelConfig& config() const { return runner_.config(); }
   [[nodiscard]] int64_t rows() const { return std::ssize(text_.windows.front()); }
-  [[nodiscard]] size_t channels() const {
-    return static_cast<size_t>(config().num_kv_heads * config().head_dim);
-  }
 
   Result<KvSidecar::Layer> calibrate_layer(int64_t index) {
     NIBBLE_RETURN_IF_ERROR(runner_.load_attention(index));
     NIBBLE_RETURN_IF_ERROR(runner_.load_mlp(index));
-    const bool chosen = options_.form.has_value();
     KvSidecar::Layer layer;
-    NIBBLE_RETURN_IF_ERROR(take_means(index, layer));
-    if (!chosen) {
-      NIBBLE_RETURN_IF_ERROR(measure(index, layer));
+    HalfSums keys(config().num_kv_heads, config().head_dim);
+    HalfSums values(config().num_kv_heads, config().head_dim);
+    NIBBLE_RETURN_IF_ERROR(sum_up(keys, values));
+    NIBBLE_RETURN_IF_ERROR(take_means(index, keys, values, layer));
+    LayerTrials trials(layer, config().sinks, keys, values);
+    NIBBLE_RETURN_IF_ERROR(measure(index, trials.trials()));
+    trials.choose();
+    if (options_.form) {
+      layer.keys.form = layer.values.form = *options_.form;
+      layer.values.form.centred = layer.values.form.centred && !config().sinks;
+      layer.keys.page_form = layer.keys.form;
     }
-    layer.keys.form = chosen ? *options_.form : best_form(layer.keys.errors);
-    layer.values.form = chosen ? *options_.form : best_form(layer.values.errors);
-    layer.values.form.centred = layer.values.form.centred && !config().sinks;
     NIBBLE_RETURN_IF_ERROR(
         states_.for_each(WindowStates::Inputs::kReplaced, [&](ForwardContext& context) {
           runner_.attention().forward(runner_.hidden(), context);
@@ -126,42 +233,50 @@ class KvCalibrator final {
     return layer;
   }
 
-  Status take_means(int64_t index, KvSidecar::Layer& layer) {
-    std::vector<double> keys(channels());
-    std::vector<double> values(channels());
-    NIBBLE_RETURN_IF_ERROR(
-        states_.for_each(WindowStates::Inputs::kKept, [&](ForwardContext& context) {
-          runner_.attention().project(runner_.hidden(), context);
-          runner_.attention().attend(context);
-          const KvView& kv = context.kv;
-          for (int64_t token = 0; token < rows(); token += kv.page_size) {
-            const int64_t page = context.sequences.front().pages[token / kv.page_size];
-            const int64_t count = std::min(kv.page_size, rows() - token);
-            for (int64_t head = 0; head < kv.kv_heads; ++head) {
-              add_rows(kv, kv.keys(page, head), count, keys.data() + head * kv.head_dim);
-              add_rows(kv, kv.values(page, head), count, values.data() + head * kv.head_dim);
-            }
-          }
-        }));
+  Status sum_up(HalfSums& keys, HalfSums& values) {
+    return states_.for_each(WindowStates::Inputs::kKept, [&](ForwardContext& context) {
+      runner_.attention().project(runner_.hidden(), context);
+      runner_.attention().attend(context);
+      const KvView& kv = context.kv;
+      for (int64_t token = 0; token < rows(); token += kv.page_size) {
+        const int64_t page = context.sequences.front().pages[token / kv.page_size];
+        const int64_t count = std::min(kv.page_size, rows() - token);
+        for (int64_t head = 0; head < kv.kv_heads; ++head) {
+          keys.add(kv, head, kv.keys(page, head), count);
+          values.add(kv, head, kv.values(page, head), count);
+        }
+      }
+    });
+  }
+
+  Status take_means(int64_t index,
+                    const HalfSums& keys,
+                    const HalfSums& values,
+                    KvSidecar::Layer& layer) {
     const auto tokens = static_cast<double>(text_.tokens());
-    for (const auto& [sums, half] :
+    for (const auto& [of_half, half] :
          {std::pair(&keys, &layer.keys), std::pair(&values, &layer.values)}) {
-      if (!std::ranges::all_of(*sums, [](double sum) { return std::isfinite(sum); })) {
+      if (!std::ranges::all_of(of_half->sums, [](double sum) { return std::isfinite(sum); })) {
         return not_finite(index, half == &layer.keys ? "keys" : "values");
       }
       if (half == &layer.values && config().sinks) {
         continue;
       }
-      std::ranges::transform(*sums, std::back_inserter(half->mean),
+      std::ranges::transform(of_half->sums, std::back_inserter(half->mean),
                              [tokens](double sum) { return static_cast<float>(sum / tokens); });
     }
     return {};
   }
 
-  Status measure(int64_t index, KvSidecar::Layer& layer) {
-    NIBBLE_ASSIGN_OR_RETURN(const PagedKvCache cache, coded_cache(index));
-    const std::vector<Trial> trials = all_trials(config().sinks);
-    std::vector<double> errors(trials.size());
+  /// Attention over the codes of each trial beside that over numbers as they are.
+  Status measure(int64_t index, std::vector<Trial>& trials) {
+    std::map<KvCode, CodedCache> caches;
+    for (const Trial& trial : trials) {
+      if (!caches.contains(trial.code)) {
+        NIBBLE_ASSIGN_OR_RETURN(CodedCache cache, coded_cache(index, trial.code));
+        caches.emplace(trial.code, std::move(cache));
+      }
+    }
     double power = 0;
     const auto count = static_cast<size_t>(rows() * config().num_heads * config().head_dim);
     std::vector<float> exact(count);
@@ -176,45 +291,52 @@ class KvCalibrator final {
           for (const float x : exact) {
             power += static_cast<double>(x) * x;
           }
-          context.kv = cache.view(0);
-          for (size_t trial = 0; trial < trials.size(); ++trial) {
+          for (Trial& trial : trials) {
             std::ranges::copy(projected, qkv.begin());
-            context.kv.basis = basis_of_trial(trials[trial], layer);
-            runner_.attention().attend(context);
+            attend(caches.at(trial.code), trial.basis, context);
             widen(context.scratch[ScratchName::kAttended], coded);
             for (size_t i = 0; i < count; ++i) {
               const double error = static_cast<double>(coded[i]) - exact[i];
-              errors[trial] += error * error;
+              trial.sum += error * error;
             }
           }
         }));
-    for (size_t trial = 0; trial < trials.size(); ++trial) {
-      const double error = power > 0 ? errors[trial] / power : 0;
+    for (const Trial& trial : trials) {
+      const double error = power > 0 ? trial.sum / power : 0;
       if (!std::isfinite(error)) {
         return not_finite(index, "results");
       }
-      if (trials[trial].key_error != kNotMeasured) {
-        layer.keys.errors.at(trials[trial].key_error) = error;
-      }
-      if (trials[trial].value_error != kNotMeasured) {
-        layer.values.errors.at(trials[trial].value_error) = error;
+      for (double* const wanted : trial.errors) {
+        if (wanted != nullptr) {
+          *wanted = error;
+        }
       }
     }
     return {};
   }
 
-  [[nodiscard]] Result<PagedKvCache> coded_cache(int64_t index) const {
-    const std::vector<KvSpec> specs = kv_specs(config(), kCode);
-    const int64_t page_size = runner_.page_size();
-    return PagedKvCache::allocate(KvCacheShape::equal_pools(
-        {specs[static_cast<size_t>(index)]}, page_size, ceil_div(rows(), page_size)));
+  void attend(const CodedCache& coded, const KvBasis& basis, ForwardContext& context) {
+    SequenceSpan span = context.sequences.front();
+    span.pages = coded.pages.data();
+    context.kv = coded.cache.view(0);
+    context.kv.basis = basis;
+    context.sequences = {&span, 1};
+    context.residuals =
+        kv_has_residual(context.kv.code) ? context.sequences : std::span<const SequenceSpan>();
+    runner_.attention().attend(context);
+    context.residuals = {};
+    context.sequences = context.step.input().sequences;
   }
 
-  static KvBasis basis_of_trial(const Trial& trial, const KvSidecar::Layer& layer) {
-    return {.turns_keys = trial.keys.turned,
-            .turns_values = trial.values.turned,
-            .key_mean = trial.keys.centred ? layer.keys.mean.data() : nullptr,
-            .value_mean = trial.values.centred ? layer.values.mean.data() : nullptr};
+  [[nodiscard]] Result<CodedCache> coded_cache(int64_t index, KvCode code) const {
+    const std::vector<KvSpec> specs = kv_specs(config(), code);
+    const int64_t page_size = runner_.backend().preferred_page_size(code);
+    std::vector<int32_t> pages(static_cast<size_t>(ceil_div(rows(), page_size)));
+    std::iota(pages.begin(), pages.end(), 0);
+    NIBBLE_ASSIGN_OR_RETURN(PagedKvCache cache, PagedKvCache::allocate(KvCacheShape::equal_pools(
+                                                    {specs[static_cast<size_t>(index)]}, page_size,
+                                                    std::ssize(pages))));
+    return CodedCache{std::move(cache), std::move(pages)};
   }
 
   [[nodiscard]] Status not_finite(int64_t index, std::string_view what) const {

@@ -1,5 +1,6 @@
 #include "calibration/kv_calibrator.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <filesystem>
@@ -16,7 +17,9 @@
 #include "arch/kv_specs.h"
 #include "base/f16.h"
 #include "base/file.h"
+#include "calibration/kv_ranges.h"
 #include "model/model.h"
+#include "quant/hadamard.h"
 #include "synthetic/dummy.h"
 
 namespace nibble {
@@ -124,6 +127,58 @@ TEST_F(KvCalibration, ChoosesWhatLosesLeast) {
     chosen += layer.keys.errors.at(head_form_index(layer.keys.form));
   }
   EXPECT_LT(chosen, 0.7 * plain);  // 0.5 (measured)
+}
+
+// The whole range holds all that was added; parts of it lie about the same middle.
+TEST_F(KvCalibration, RangesHoldWhatWasAdded) {
+  constexpr int64_t kDim = 8;
+  KvRanges ranges(2, kDim);
+  std::vector<std::vector<float>> rows;
+  for (int i = 0; i < 40; ++i) {
+    std::vector<float> row(kDim);
+    for (size_t d = 0; d < row.size(); ++d) {
+      row[d] =
+          std::sin(static_cast<float>(i) * 0.7F + static_cast<float>(d)) + static_cast<float>(d);
+    }
+    ranges.add(1, row);
+    rows.push_back(row);
+    ranges.add(0, std::vector<float>(kDim, 2.0F));
+  }
+  for (const KvRanges::About about : {KvRanges::About::kMiddle, KvRanges::About::kZero}) {
+    const bool sinks = about == KvRanges::About::kZero;
+    const std::vector<KvSidecar::Ranges> all = ranges.candidates(about);
+    for (const size_t which : {size_t{0}, all.size() / 2}) {
+      const KvSidecar::Ranges& whole = all[which];
+      EXPECT_EQ(whole.turned, which != 0);
+      ASSERT_EQ(whole.mean.empty(), sinks);
+      for (std::vector<float> row : rows) {
+        for (size_t d = 0; !sinks && d < row.size(); ++d) {
+          row[d] -= whole.mean[kDim + d];
+        }
+        if (whole.turned) {
+          hadamard(row.data(), kDim);
+        }
+        for (size_t d = 0; d < row.size(); ++d) {  // half a code beyond the outermost is theirs
+          const float code = row[d] / whole.step[kDim + d] + 8.0F;
+          EXPECT_GE(code, -0.01F);
+          EXPECT_LE(code, sinks ? 15.51F : 15.01F);
+        }
+      }
+      EXPECT_FLOAT_EQ(all[which + 1].step[kDim], 0.85F * whole.step[kDim]);
+    }
+    EXPECT_EQ(all[0].step[0], sinks ? 2.0F / 7.5F : 0.0F);  // a channel of one number
+  }
+}
+
+TEST_F(KvCalibration, RangesAndFormsOfPagesAreThere) {
+  const auto sidecar = calibrate_kv(options(linked(kModel, "model"))).value();
+  ASSERT_TRUE(has_ranges(sidecar));
+  for (const KvSidecar::Layer& layer : sidecar.layers) {
+    EXPECT_TRUE(layer.keys.page_form.has_value());
+    EXPECT_EQ(layer.keys.ranges->step.size(), layer.keys.mean.size());
+    EXPECT_EQ(layer.keys.ranges->mean.size(), layer.keys.mean.size());
+    EXPECT_TRUE(std::ranges::all_of(layer.values.ranges->step, [](float x) { return x > 0; }));
+  }
 }
 
 TEST_F(KvCalibration, BytesDoNotDependOnThreads) {

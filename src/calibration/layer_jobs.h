@@ -29,6 +29,11 @@ enum class Site : uint8_t {
 };
 inline constexpr size_t kSites = 9;
 
+/// Whether devices that share a model divide the columns of a site's matrices, not the rows.
+[[nodiscard]] constexpr bool devices_may_split(Site site) {
+  return site == Site::kOutput || site == Site::kDown || site == Site::kSharedDown;
+}
+
 /// The jobs of a plan that calibration makes, by layer and site.
 class LayerJobs final {
  public:

@@ -158,14 +158,28 @@ Result<std::unique_ptr<SiteInputs>> SiteInputs::create(const LayerParts& parts,
     inputs->device_observer_.emplace(
         *inputs->site_, DeviceObserver::Parts{parts.runner.backend(), parts.device->math()});
   } else {
-    inputs->sums_.emplace(k, first.scheme.act, parts.with_float());
+    const ActSpec* act = parts.acts.find(layer, site);
+    inputs->sums_.emplace(
+        k, RowForm(act != nullptr ? *act : ActSpec(first.scheme.act), first.scheme.weight),
+        parts.with_float());
     inputs->observer_.emplace(*inputs->sums_, parts.pool, parts.times);
   }
   return inputs;
 }
 
 RowObserver* SiteInputs::observer() {
-  return device_observer_ ? static_cast<RowObserver*>(&*device_observer_) : host_observer();
+  if (device_observer_) {
+    return &*device_observer_;
+  }
+  return observer_ ? &*observer_ : nullptr;
+}
+
+void SiteInputs::set_wanted(const void* rows) {
+  if (device_observer_) {
+    device_observer_->set_wanted(rows);
+  } else {
+    observer_->set_wanted(rows);
+  }
 }
 
 std::function<Status(int64_t window)> SiteInputs::before() {

@@ -11,6 +11,7 @@
 #include "calibration/job_rounder.h"
 #include "calibration/layer_jobs.h"
 #include "calibration/layer_runner.h"
+#include "calibration/site_acts.h"
 #include "calibration/site_observer.h"
 #include "calibration/windows.h"
 
@@ -26,6 +27,7 @@ struct LayerParts {
   Windows& windows;
   JobRounder& rounder;
   PartTimes& times;
+  const SiteActs& acts;
   DeviceRounding* device = nullptr;  // null: all is done on the host
 
   [[nodiscard]] FloatModel with_float() const {
@@ -46,8 +48,9 @@ class SiteInputs final {
   [[nodiscard]] bool any() const { return !jobs_.empty(); }
   /// Null where there are none.
   [[nodiscard]] RowObserver* observer();
-  /// The same on the host.
-  [[nodiscard]] SiteObserver* host_observer() { return observer_ ? &*observer_ : nullptr; }
+  /// What its rows of this step are without rounding, where the layer computes; valid until the
+  /// next.
+  void set_wanted(const void* rows);
   /// Pass::before.
   [[nodiscard]] std::function<Status(int64_t window)> before();
   /// Rounds the site's matrices.

@@ -8,7 +8,6 @@
 #include "base/math.h"
 #include "base/process.h"
 #include "layers/attention.h"
-#include "model/blocks.h"
 
 namespace nibble {
 namespace {
@@ -39,7 +38,12 @@ Result<std::unique_ptr<LayerRunner>> LayerRunner::open(const std::string& model_
                                                        const BackendOptions& options) {
   NIBBLE_ASSIGN_OR_RETURN(auto backend, open_backend(options));
   NIBBLE_ASSIGN_OR_RETURN(const ModelConfig stored, load_model_config(model_dir));
-  NIBBLE_RETURN_IF_ERROR(check_blocks(stored));
+  if (stored.latent.kv_rank > 0) {
+    return make_error(StatusCode::kUnsupported,
+                      "{}: calibration does not walk through latent attention ({}); quantize it "
+                      "without --calibrate",
+                      model_dir, stored.architecture);
+  }
   const Backend& device = *backend;
   const bool bf16 = stored.dtype == DType::kBF16;
   const RunsFormat runs = [&device, bf16](const WeightFormat& format, int64_t k) {

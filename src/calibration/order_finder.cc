@@ -11,29 +11,6 @@
 namespace nibble {
 namespace {
 
-/// The size of each channel of some rows: the sum of squares, or the largest magnitude.
-class ChannelSizes final {
- public:
-  explicit ChannelSizes(OrderKey key) : key_(key) {}
-
-  void add(const float* rows, int64_t count, int64_t k) {
-    sizes_.resize(static_cast<size_t>(k), 0.0);
-    for (int64_t row = 0; row < count; ++row) {
-      for (int64_t i = 0; i < k; ++i) {
-        const auto x = static_cast<double>(rows[row * k + i]);
-        double& size = sizes_[static_cast<size_t>(i)];
-        size = key_ == OrderKey::kMeanSquare ? size + x * x : std::max(size, std::fabs(x));
-      }
-    }
-  }
-
-  [[nodiscard]] const std::vector<double>& all() const { return sizes_; }  // empty: no rows
-
- private:
-  OrderKey key_;
-  std::vector<double> sizes_;
-};
-
 /// The inputs of a layer's products; of routed experts those of each one's down.
 class SizeObserver final : public RowObserver, public ExpertObserver {
  public:
@@ -61,24 +38,6 @@ class SizeObserver final : public RowObserver, public ExpertObserver {
   std::vector<float> rows_;
 };
 
-/// Numbers first .. first + count of sizes, the largest first; of equal ones the earlier.
-void append_order(const std::vector<double>& sizes,
-                  int64_t first,
-                  int64_t count,
-                  std::vector<int32_t>& order) {
-  const auto begin = order.insert(order.end(), static_cast<size_t>(count), 0);
-  std::iota(begin, order.end(), static_cast<int32_t>(first));
-  std::stable_sort(begin, order.end(), [&](int32_t a, int32_t b) {
-    return sizes[static_cast<size_t>(a)] > sizes[static_cast<size_t>(b)];
-  });
-}
-
-std::vector<int32_t> order_of(const std::vector<double>& sizes) {
-  std::vector<int32_t> order;
-  append_order(sizes, 0, std::ssize(sizes), order);
-  return order;
-}
-
 class OrderFinder final {
  public:
   OrderFinder(const OrderFinding& finding, LayerRunner& runner)
@@ -95,7 +54,7 @@ class OrderFinder final {
       NIBBLE_ASSIGN_OR_RETURN(ChannelOrders::Layer found, orders_of(layer, states));
       orders.layers.push_back(std::move(found));
     }
-    orders.stream = order_of(stream_);
+    orders.stream = order_by_size(stream_, 1);
     return orders;
   }
 
@@ -123,11 +82,12 @@ class OrderFinder final {
     }
     ChannelOrders::Layer orders{.values = of_values(sizes(Site::kOutput))};
     if (!turned) {
-      orders.down = order_of(sizes(experts > 0 ? Site::kSharedDown : Site::kDown));
+      orders.down =
+          order_by_size(sizes(experts > 0 ? Site::kSharedDown : Site::kDown), finding_.parts);
     }
     for (const ChannelSizes& expert : routed.of_experts) {
       const std::vector<double> none(static_cast<size_t>(routed.width), 0.0);
-      orders.experts.push_back(order_of(expert.all().empty() ? none : expert.all()));
+      orders.experts.push_back(order_by_size(expert.all().empty() ? none : expert.all(), 1));
     }
     return orders;
   }
@@ -151,11 +111,7 @@ class OrderFinder final {
         sum = finding_.key == OrderKey::kMeanSquare ? sum + size : std::max(sum, size);
       }
     }
-    std::vector<int32_t> order;
-    for (int64_t head = 0; head < config_.num_kv_heads; ++head) {
-      append_order(sums, head * dim, dim, order);
-    }
-    return order;
+    return order_by_size(sums, config_.num_kv_heads);
   }
 
   const OrderFinding& finding_;

@@ -6,17 +6,16 @@
 #include <vector>
 
 #include "base/status.h"
+#include "calibration/channel_sizes.h"
 #include "calibration/model_transform.h"
 
 namespace nibble {
-
-/// By what channels are ordered, the largest first.
-enum class OrderKey : uint8_t { kMeanSquare, kLargest };
 
 struct OrderFinding {
   std::string model;  // folder
   const std::vector<std::vector<int32_t>>& windows;
   OrderKey key = OrderKey::kMeanSquare;
+  int64_t parts = 1;   // equal ones, that what down multiplies stays in (split_parts())
   std::string beside;  // where a file for hidden states is made, which has no name
   int threads = 1;
   const std::atomic<bool>* stop = nullptr;

@@ -41,19 +41,19 @@ class RowsOnHost final {
 
   void refine() {
     load();
+    const int64_t whole = kBlock / width_ * width_;
+    const int64_t columns = whole == 0 ? kBlock : whole;
     for (int turn = 0; turn < 4; ++turn) {
-      for (int64_t begin = 0; fits_scales(matrix_) && begin < matrix_.k;) {
-        const int64_t whole = kBlock / width_ * width_;
-        const int64_t count = whole == 0 ? width_ : std::min(whole, matrix_.k - begin);
-        if (whole == 0) {
-          fit_wide(begin);
-        } else {
+      for (int64_t begin = 0; fits_scales(matrix_) && whole == 0 && begin < matrix_.k;
+           begin += width_) {
+        fit_wide(begin);
+      }
+      for (int64_t begin = 0; begin < matrix_.k; begin += columns) {
+        const int64_t count = std::min(columns, matrix_.k - begin);
+        if (fits_scales(matrix_) && whole > 0) {
           fit(begin, count);
         }
-        begin += count;
-      }
-      for (int64_t begin = 0; begin < matrix_.k; begin += kBlock) {
-        sweep(begin, std::min(kBlock, matrix_.k - begin));
+        sweep(begin, count);
       }
     }
     store();

@@ -136,9 +136,12 @@ class ScaleFinder final {
       weights.push_back(std::move(w));
       matrices.back().w = weights.back().data();
     }
+    const QuantScheme& scheme = finding_.plan.jobs[jobs.front()].scheme;
+    const int block = scheme.weight.grouped() ? scheme.weight.group_size : finding_.block;
     std::vector<float> factors = search_factors(
         {.rule = finding_.rule,
-         .act = finding_.plan.jobs[jobs.front()].scheme.act,
+         .act = scheme.act,
+         .blocks = {.block = block, .a8_share = finding_.a8_share},
          .site = statistics,
          .matrices = matrices,
          .factor_of = site == Site::kOutput ? values_of_channels() : std::vector<int32_t>()},

@@ -33,13 +33,14 @@ Status DeviceObserver::read_wanted(const Windows& windows, Kept what, int64_t wi
     NIBBLE_ASSIGN_OR_RETURN(wanted_, parts_.backend.allocate(kept_.size()));
   }
   parts_.math.upload(wanted_.as<void>(), kept_);
+  raw_ = wanted_.as<void>();
   return {};
 }
 
 RowObserver::Then DeviceObserver::observe(Step& step, const InputRows& rows) {
   site_.add(step, rows);
-  if (wanted_.size() != 0) {
-    site_.add_drift(step, rows, wanted_.as<void>());
+  if (raw_ != nullptr) {
+    site_.add_drift(step, rows, raw_);
   }
   return Then::kSkip;
 }

@@ -48,14 +48,17 @@ class DeviceObserver final : public RowObserver {
 
   /// As of SiteObserver, where the site expects a drift. kResourceExhausted.
   Status read_wanted(const Windows& windows, Kept what, int64_t window);
+  /// The same, where it is on the device; valid until the next.
+  void set_wanted(const void* rows) { raw_ = rows; }
 
   Then observe(Step& step, const InputRows& rows) override;
 
  private:
   SiteMath& site_;
   Parts parts_;
+  const void* raw_ = nullptr;  // as the product reads it; null: no drift
   std::vector<std::byte> kept_;
-  DeviceBuffer wanted_;  // empty: no drift
+  DeviceBuffer wanted_;
 };
 
 }  // namespace nibble

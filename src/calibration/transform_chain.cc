@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "calibration/order_finder.h"
 #include "calibration/scale_finder.h"
+#include "calibration/split_parts.h"
 #include "calibration/transformed_model.h"
 #include "quantizer/model_files.h"
 #include "quantizer/plan_config.h"
@@ -70,6 +71,10 @@ class Chain final {
                                  {"text_xxh3", text.digest},
                                  {"windows", std::ssize(text.windows)},
                                  {"tokens", text.tokens()}});
+    if (in_blocks()) {
+      wanted.stamp.set("block", options_.blocks.block);
+      wanted.stamp.set("a8_share", options_.blocks.a8_share);
+    }
     if (has_stamp(next, wanted.stamp)) {
       NIBBLE_LOG(kInfo, "{}: is there from an earlier run", next);
       return {};
@@ -105,6 +110,7 @@ class Chain final {
     if (transform == Transform::kPermute) {
       NIBBLE_ASSIGN_OR_RETURN(ChannelOrders orders, find_orders({.model = stage.model,
                                                                  .windows = stage.text.windows,
+                                                                 .parts = parts_of(stage.config),
                                                                  .beside = stage.next,
                                                                  .threads = threads_,
                                                                  .stop = options_.quantize.stop}));
@@ -117,10 +123,21 @@ class Chain final {
                                     .windows = stage.text.windows,
                                     .rule = transform == Transform::kAwq ? FactorRule::kMean
                                                                          : FactorRule::kLargest,
+                                    .a8_share = options_.blocks.a8_share,
+                                    .block = options_.blocks.block,
                                     .beside = stage.next,
                                     .threads = threads_,
                                     .stop = options_.quantize.stop}));
     return make_scaling(stage.config, std::move(factors));
+  }
+
+  [[nodiscard]] bool in_blocks() const {
+    return options_.quantize.plan.rules.scheme.act == ActFormat::kIntBlocks;
+  }
+
+  /// That devices which share the model have of what attention's output and down multiply.
+  [[nodiscard]] int64_t parts_of(const ModelConfig& config) const {
+    return in_blocks() ? split_parts(config, options_.blocks.block) : 1;
   }
 
   const ChainOptions& options_;

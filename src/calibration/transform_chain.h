@@ -5,6 +5,7 @@
 
 #include "calibration/calibration_text.h"
 #include "quantizer/algorithms/method.h"
+#include "quantizer/algorithms/smoothing.h"
 #include "quantizer/quantize.h"
 
 namespace nibble {
@@ -14,6 +15,7 @@ struct ChainOptions {
   std::vector<Transform> transforms;
   CalibrationTextOptions text;  // of those that need one
   uint64_t seed = 0;            // of rotations
+  ExpectedBlocks blocks = {};   // of schemes with activations in blocks
 };
 
 /// Makes one model folder after the other, each from the one before by a transform: the last,

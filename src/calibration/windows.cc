@@ -36,7 +36,8 @@ int64_t Windows::bytes(Kept what) const {
       return rows() * runner.row_bytes(ScratchName::kUp);
     case Kept::kFloatExperts: {
       const MoeConfig& moe = runner.config().moe;
-      return rows() * moe.experts_per_token * moe.width * static_cast<int64_t>(sizeof(float));
+      const int64_t element = parts_.math == nullptr ? 4 : 2;
+      return rows() * moe.experts_per_token * moe.width * element;
     }
   }
   return 0;

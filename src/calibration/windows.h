@@ -28,7 +28,8 @@ enum class Kept : uint8_t {
   kFloatAttended,
   kFloatMiddle,  // hidden states behind attention
   kFloatUp,
-  kFloatExperts,  // what down of the routed experts multiplies: f32 [rows * top_k, width]
+  kFloatExperts,  // what down of the routed experts multiplies [rows * top_k, width]: f32, or of a
+                  // device bf16
 };
 inline constexpr size_t kKept = 10;
 

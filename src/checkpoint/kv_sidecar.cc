@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
@@ -12,6 +11,7 @@
 #include <unistd.h>
 
 #include "base/file.h"
+#include "base/json_number.h"
 #include "gguf/split.h"
 
 namespace nibble {
@@ -25,54 +25,117 @@ Status bad_field(const std::string& where, std::string_view field, const std::st
   return make_error(StatusCode::kCorrupt, "{}: field {}: {}; {}", where, field, what, kRemedy);
 }
 
-/// The shortest decimal number that reads back as x.
-Json shortest(float x) {
-  std::array<char, 32> text{};
-  const auto [end, ignored] = std::to_chars(text.data(), text.data() + text.size(), x);
-  double value = 0;
-  std::from_chars(text.data(), end, value);
-  return value;
+Json json_of(const std::vector<float>& numbers) {
+  if (numbers.empty()) {
+    return {};
+  }
+  JsonArray out;
+  std::ranges::transform(numbers, std::back_inserter(out), shortest_number);
+  return out;
+}
+
+Json json_of(const KvSidecar::Ranges& ranges) {
+  return Json::object({{"form", head_form_name({.turned = ranges.turned})},
+                       {"mean", json_of(ranges.mean)},
+                       {"step", json_of(ranges.step)}});
 }
 
 Json json_of(const KvSidecar::Half& half) {
-  Json mean;
-  if (!half.mean.empty()) {
-    JsonArray numbers;
-    std::ranges::transform(half.mean, std::back_inserter(numbers), shortest);
-    mean = std::move(numbers);
-  }
   Json errors = Json(JsonObject());
   for (const HeadForm form : kHeadForms) {
     if (const double error = half.errors.at(head_form_index(form)); error >= 0) {
       errors.set(std::string(head_form_name(form)), error);
     }
   }
-  return Json::object({{"form", head_form_name(half.form)},
-                       {"errors", std::move(errors)},
-                       {"mean", std::move(mean)}});
+  Json out = Json::object({{"form", head_form_name(half.form)},
+                           {"errors", std::move(errors)},
+                           {"mean", json_of(half.mean)}});
+  if (half.page_form) {
+    out.set("page_form", head_form_name(*half.page_form));
+  }
+  if (half.ranges) {
+    out.set("ranges", json_of(*half.ranges));
+  }
+  return out;
 }
 
-Result<std::vector<float>> read_mean(const Json& json, const std::string& where, int64_t count) {
-  if (!json.is_array()) {
-    return bad_field(where, "mean", fmt::format("expected an array, got {}", json_type_name(json)));
+/// What is read, and where.
+struct Place {
+  std::string where;
+  int64_t count;  // numbers of a half
+};
+
+/// Empty where it is absent or null.
+Result<std::vector<float>> read_numbers(const Json& half,
+                                        const Place& place,
+                                        std::string_view field) {
+  const auto& [where, count] = place;
+  const Json* json = half.find(field);
+  if (json == nullptr || json->is_null()) {
+    return std::vector<float>();
   }
-  const JsonArray& numbers = json.as_array();
+  if (!json->is_array()) {
+    return bad_field(where, field, fmt::format("expected an array, got {}", json_type_name(*json)));
+  }
+  const JsonArray& numbers = json->as_array();
   if (std::ssize(numbers) != count) {
-    return bad_field(where, "mean",
+    return bad_field(where, field,
                      fmt::format("has {} numbers, but kv_heads x head_dim of the model are {}",
                                  numbers.size(), count));
   }
-  std::vector<float> mean;
+  std::vector<float> out;
   for (size_t i = 0; i < numbers.size(); ++i) {
     const bool number = numbers[i].is_number();
     const auto value = number ? static_cast<float>(numbers[i].as_double()) : 0.0F;
     if (!number || !std::isfinite(value)) {
-      return bad_field(where, fmt::format("mean[{}]", i),
+      return bad_field(where, fmt::format("{}[{}]", field, i),
                        "expected a number that F32 holds, got " + numbers[i].dump());
     }
-    mean.push_back(value);
+    out.push_back(value);
   }
-  return mean;
+  return out;
+}
+
+Result<HeadForm> read_form(const Json& json, const Place& place, std::string_view field) {
+  NIBBLE_ASSIGN_OR_RETURN(const std::string name,
+                          JsonReader(json, place.where).required_string(field));
+  const std::optional<HeadForm> form = find_head_form(name);
+  if (!form) {
+    return bad_field(
+        place.where, field,
+        fmt::format("\"{}\" is none of plain, centred, turned and centred+turned", name));
+  }
+  return *form;
+}
+
+/// Refuses a form that needs a mean where there is none.
+Status check_mean(const KvSidecar::Half& half, HeadForm form, const std::string& where) {
+  return form.centred && half.mean.empty()
+             ? bad_field(where, "mean",
+                         fmt::format("is missing, which the form {} needs", head_form_name(form)))
+             : Status();
+}
+
+Result<KvSidecar::Ranges> read_ranges(const Json& json, const Place& place) {
+  if (!json.is_object()) {
+    return bad_field(place.where, "ranges",
+                     fmt::format("expected an object, got {}", json_type_name(json)));
+  }
+  const Place here{place.where + ": ranges", place.count};
+  NIBBLE_ASSIGN_OR_RETURN(const HeadForm form, read_form(json, here, "form"));
+  KvSidecar::Ranges ranges{.turned = form.turned};
+  if (form.centred) {
+    return bad_field(here.where, "form", "ranges are plain or turned: they have a mean anyway");
+  }
+  NIBBLE_ASSIGN_OR_RETURN(ranges.mean, read_numbers(json, here, "mean"));
+  NIBBLE_ASSIGN_OR_RETURN(ranges.step, read_numbers(json, here, "step"));
+  if (ranges.step.empty()) {
+    return bad_field(here.where, "step", "is missing");
+  }
+  if (std::ranges::any_of(ranges.step, [](float step) { return step < 0; })) {
+    return bad_field(here.where, "step", "has a negative number");
+  }
+  return ranges;
 }
 
 Result<KvSidecar::Half> read_half(const Json& layer,
@@ -83,21 +146,17 @@ Result<KvSidecar::Half> read_half(const Json& layer,
   if (json == nullptr || !json->is_object()) {
     return bad_field(where, name, "is missing, or no object");
   }
-  const std::string here = fmt::format("{}: {}", where, name);
-  NIBBLE_ASSIGN_OR_RETURN(const std::string form_name,
-                          JsonReader(*json, here).required_string("form"));
-  const std::optional<HeadForm> form = find_head_form(form_name);
-  if (!form) {
-    return bad_field(
-        here, "form",
-        fmt::format("\"{}\" is none of plain, centred, turned and centred+turned", form_name));
+  const Place here{fmt::format("{}: {}", where, name), count};
+  KvSidecar::Half half;
+  NIBBLE_ASSIGN_OR_RETURN(half.form, read_form(*json, here, "form"));
+  NIBBLE_ASSIGN_OR_RETURN(half.mean, read_numbers(*json, here, "mean"));
+  NIBBLE_RETURN_IF_ERROR(check_mean(half, half.form, here.where));
+  if (json->find("page_form") != nullptr) {
+    NIBBLE_ASSIGN_OR_RETURN(half.page_form, read_form(*json, here, "page_form"));
+    NIBBLE_RETURN_IF_ERROR(check_mean(half, *half.page_form, here.where));
   }
-  KvSidecar::Half half{.form = *form};
-  if (const Json* mean = json->find("mean"); mean != nullptr && !mean->is_null()) {
-    NIBBLE_ASSIGN_OR_RETURN(half.mean, read_mean(*mean, here, count));
-  }
-  if (half.form.centred && half.mean.empty()) {
-    return bad_field(here, "mean", fmt::format("is missing, which the form {} needs", form_name));
+  if (const Json* ranges = json->find("ranges")) {
+    NIBBLE_ASSIGN_OR_RETURN(half.ranges, read_ranges(*ranges, here));
   }
   return half;
 }
@@ -123,6 +182,25 @@ std::string forms_text(const KvSidecar& sidecar, KvSidecar::Half KvSidecar::Laye
     }
   }
   return text;
+}
+
+/// What of a layer cannot be where attention has sinks, whose weights do not add up to 1.
+Status check_sinks(const KvSidecar::Layer& layer, const std::string& where) {
+  const auto refuse = [&](std::string_view what) {
+    return make_error(StatusCode::kUnsupported,
+                      "{}: {} where attention has sinks, whose weights do not add up to 1; {}",
+                      where, what, kRemedy);
+  };
+  if (layer.values.form.centred) {
+    return refuse("values: field form: values cannot be centred");
+  }
+  for (const KvSidecar::Half* half : {&layer.keys, &layer.values}) {
+    if (half->ranges && !half->ranges->mean.empty()) {
+      return refuse(half == &layer.keys ? "keys: ranges: field mean: there can be none"
+                                        : "values: ranges: field mean: there can be none");
+    }
+  }
+  return {};
 }
 
 }  // namespace
@@ -173,11 +251,8 @@ Result<KvSidecar> read_kv_sidecar(const std::string& path, const KvSidecarShape&
     KvSidecar::Layer& read = sidecar.layers.emplace_back();
     NIBBLE_ASSIGN_OR_RETURN(read.keys, read_half(layer, here, "keys", count));
     NIBBLE_ASSIGN_OR_RETURN(read.values, read_half(layer, here, "values", count));
-    if (shape.sinks && read.values.form.centred) {
-      return make_error(StatusCode::kUnsupported,
-                        "{}: values: field form: values cannot be centred where attention has "
-                        "sinks, whose weights do not add up to 1; {}",
-                        here, kRemedy);
+    if (shape.sinks) {
+      NIBBLE_RETURN_IF_ERROR(check_sinks(read, here));
     }
   }
   return sidecar;
@@ -211,6 +286,12 @@ Status write_kv_sidecar(const KvSidecar& sidecar,
   }
   const std::string folder = fs::path(path).parent_path().string();
   return sync_directory(folder.empty() ? "." : folder);
+}
+
+bool has_ranges(const KvSidecar& sidecar) {
+  return std::ranges::all_of(sidecar.layers, [](const KvSidecar::Layer& layer) {
+    return layer.keys.ranges.has_value() && layer.values.ranges.has_value();
+  });
 }
 
 std::string describe(const KvSidecar& sidecar) {

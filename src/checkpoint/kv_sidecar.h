@@ -31,11 +31,21 @@ struct KvSidecarShape {
 ///   {"nibble_kv": 1, "kv_heads", "head_dim", "calibration": {...}, "layers": [{"keys": HALF,
 ///    "values": HALF}, ...]}
 ///   HALF: {"form": "plain" | "centred" | "turned" | "centred+turned", "mean": [numbers] or null,
-///          "errors": {form: number, ...}}
-/// Forms may be edited by hand: no mean changes what attention computes, only what codes lose.
+///          "page_form": form, "ranges": {"form": "plain" | "turned", "mean": [numbers] or null,
+///          "step": [numbers]}, "errors": {form: number, ...}}
+/// Forms may be edited by hand: no mean changes what attention computes, only what codes lose. The
+/// page_form, of keys in int4_page, and the ranges, which int4_static needs, may be absent.
 struct KvSidecar {
+  /// Of int4_static: code c of a channel stands for (c - 8) * step + mean.
+  struct Ranges {
+    bool turned = false;
+    std::vector<float> mean;  // [kv_heads, head_dim] as that of a half; empty beside sinks
+    std::vector<float> step;  // [kv_heads, head_dim] of what the turn makes
+  };
   struct Half {
-    HeadForm form;
+    HeadForm form;                      // of int4, and of values in int4_page
+    std::optional<HeadForm> page_form;  // of keys in int4_page; none: turned
+    std::optional<Ranges> ranges;
     std::vector<float> mean;  // [kv_heads, head_dim], of keys after their rotation; or empty
     // Squared error of attention's results with codes of each form, the other half fixed, over the
     // square of the results; by head_form_index(), negative where it was not measured. Not read.
@@ -54,13 +64,17 @@ struct KvSidecar {
 [[nodiscard]] std::string kv_sidecar_path(const std::string& model);
 
 /// kCorrupt naming file and field for what is missing, of a wrong type or size, unknown, or not
-/// finite; kUnsupported for another version, and for centred values beside sinks; kIo.
+/// finite; kUnsupported for another version, and for centred values or means of ranges beside
+/// sinks; kIo.
 Result<KvSidecar> read_kv_sidecar(const std::string& path, const KvSidecarShape& shape);
 
 /// Replaces the file in one step, durably.
 Status write_kv_sidecar(const KvSidecar& sidecar,
                         const KvSidecarShape& shape,
                         const std::string& path);
+
+/// Whether all layers have ranges for keys and values.
+[[nodiscard]] bool has_ranges(const KvSidecar& sidecar);
 
 /// "keys centred+turned in 28 layers, turned in 2; values turned in 30".
 [[nodiscard]] std::string describe(const KvSidecar& sidecar);

@@ -43,6 +43,8 @@ class KvSidecarFile : public testing::Test {
     return read_kv_sidecar(path(), kShape).status();
   }
 
+  inline static const std::vector<float> kSteps = {0.5F, 0, 0.375F, 1e-3F, 7, 8};
+
   static KvSidecar sidecar() {
     KvSidecar out;
     out.layers.resize(2);
@@ -52,6 +54,9 @@ class KvSidecarFile : public testing::Test {
     out.layers[0].values = {.form = {.turned = true}};
     out.layers[1].keys = {.form = {}, .mean = {1, 2, 3, 4, 5, 6}};
     out.layers[1].values = {.form = {.centred = true}, .mean = {6, 5, 4, 3, 2, 1}};
+    out.layers[0].keys.page_form = HeadForm{.turned = true};
+    out.layers[1].keys.ranges = {.turned = true, .mean = {1, 2, 3, 4, 5, 6.25F}, .step = kSteps};
+    out.layers[1].values.ranges = {.step = kSteps};
     out.calibration = Json::object({{"tokens", 7}});
     return out;
   }
@@ -70,7 +75,19 @@ TEST_F(KvSidecarFile, IsReadAsItWasWritten) {
     EXPECT_EQ(read->layers[layer].keys.mean, written.layers[layer].keys.mean);
     EXPECT_EQ(read->layers[layer].values.form, written.layers[layer].values.form);
     EXPECT_EQ(read->layers[layer].values.mean, written.layers[layer].values.mean);
+    EXPECT_EQ(read->layers[layer].keys.page_form, written.layers[layer].keys.page_form);
+    for (const auto half : {&KvSidecar::Layer::keys, &KvSidecar::Layer::values}) {
+      const auto& ranges = (read->layers[layer].*half).ranges;
+      const auto& wanted = (written.layers[layer].*half).ranges;
+      ASSERT_EQ(ranges.has_value(), wanted.has_value());
+      if (ranges) {
+        EXPECT_EQ(ranges->turned, wanted->turned);
+        EXPECT_EQ(ranges->mean, wanted->mean);
+        EXPECT_EQ(ranges->step, wanted->step);
+      }
+    }
   }
+  EXPECT_FALSE(has_ranges(*read));  // the first layer has none
   EXPECT_EQ(read->calibration.find("tokens")->as_int(), 7);
   EXPECT_EQ(std::distance(fs::directory_iterator(root_), {}), 1);  // no temporary file stays
   EXPECT_EQ(describe(*read),
@@ -100,6 +117,12 @@ TEST_F(KvSidecarFile, IsRefusedByFileAndField) {
   refused("0.1,", "NaN,", "nibble_kv.json");
   refused("\"form\":\"turned\"", "\"form\":\"centred\"",
           "layers[0]: values: field mean: is missing, which the form centred needs");
+  refused("\"page_form\":\"turned\"", "\"page_form\":\"x\"",
+          "layers[0]: keys: field page_form: \"x\"");
+  refused("6.25", "\"6.25\"", "layers[1]: keys: ranges: field mean[5]");
+  refused("\"step\":", "\"steps\":", "ranges: field step: is missing");
+  refused("0.375,", "-0.375,", "ranges: field step: has a negative number");
+  refused("0.375,", "", "ranges: field step: has 5 numbers");
   refused("}\n", "", "nibble_kv.json");  // cut off
   KvSidecarShape longer = kShape;
   longer.layers = 3;
@@ -115,6 +138,11 @@ TEST_F(KvSidecarFile, ValuesAreNotCentredBesideSinks) {
   const Status status = read_kv_sidecar(path(), sinks).status();
   EXPECT_EQ(status.code(), StatusCode::kUnsupported);
   EXPECT_THAT(status.message(), HasSubstr("layers[1]: values: field form"));
+  KvSidecar ranges = sidecar();
+  ranges.layers[1].values.form = {};
+  ASSERT_TRUE(write_kv_sidecar(ranges, kShape, path()).ok());
+  EXPECT_THAT(read_kv_sidecar(path(), sinks).status().message(),
+              HasSubstr("layers[1]: keys: ranges: field mean"));
 }
 
 TEST_F(KvSidecarFile, LiesBesideItsModel) {

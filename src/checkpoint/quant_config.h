@@ -21,7 +21,8 @@ struct StoredActivations {
   Scale scale = Scale::kDynamic;
   std::string unknown;  // what the config wants and no product computes; empty: nothing
   std::string where;  // "config.json: quantization_config.config_groups.group_0.input_activations"
-  std::string dropped;  // what the config wants and products leave out, being more exact without
+  bool gathered = false;  // in the order that a sidecar tells (checkpoint/fmpq_sidecar.h)
+  std::string dropped;    // what the config wants and products leave out, being more exact without
 };
 
 /// How the codes of some modules are to be read, and what their activations are rounded to. The

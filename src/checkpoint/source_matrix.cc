@@ -191,6 +191,14 @@ int64_t bytes_of(std::span<const std::span<const std::byte>> parts) {
 
 Result<SourceModel> list_source_matrices(const CheckpointReader& reader, const Json& config) {
   NIBBLE_ASSIGN_OR_RETURN(const QuantConfig source, read_quant_config(config, reader.path()));
+  for (const QuantGroup& group : source.groups) {
+    if (group.activations.gathered) {
+      return make_error(StatusCode::kUnsupported,
+                        "{}: inputs are gathered, so that columns of weights lie in another order "
+                        "than the model's; quantize the model that this one was made from",
+                        group.activations.where);
+    }
+  }
   auto model = Lister(reader, source, fused_model(config)).list();
   if (model.ok() && !source.groups.empty() && !source.beside) {
     NIBBLE_RETURN_IF_ERROR(check_announced(reader, source.dialect, source.where));

@@ -6,6 +6,9 @@ namespace nibble {
 namespace {
 
 constexpr double kNewest = 1.0 / 8;        // weight of the newest of many
+constexpr int64_t kFirst = 2;              // of which the lesser counts
+constexpr int64_t kFewest = 3;             // that say something
+constexpr double kMostOver = 2.0;          // times what was expected
 constexpr double kKept = 0.9;              // of what was learnt from earlier proposals
 constexpr double kWorthIt = 1.03;          // times are never exact
 constexpr int64_t kPlainEvery = 64;        // steps: one in so many costs 1 % or so
@@ -16,11 +19,16 @@ constexpr double kMostAcceptance = 0.995;  // nothing is certain
 
 void DraftClock::update(double& mean, int64_t& count, double seconds) {
   ++count;
-  mean += (seconds - mean) * std::max(1.0 / static_cast<double>(count), kNewest);
+  if (count <= kFirst) {
+    mean = count == 1 ? seconds : std::min(mean, seconds);
+  } else {
+    const double weight = std::max(1.0 / static_cast<double>(count - 1), kNewest);
+    mean += (std::min(seconds, kMostOver * mean) - mean) * weight;
+  }
 }
 
 DraftClock::Means* DraftClock::of(int64_t sequences) {
-  return sequences > kSpeculatedRows ? nullptr : &means_[static_cast<size_t>(sequences)];
+  return sequences > kMostSpeculatedRows ? nullptr : &means_[static_cast<size_t>(sequences)];
 }
 
 void DraftClock::note_step(int64_t sequences, int64_t drafted, double seconds) {
@@ -32,8 +40,12 @@ void DraftClock::note_step(int64_t sequences, int64_t drafted, double seconds) {
     update(means->costs.step, means->plain_steps, seconds);
     means->since_plain = 0;
   } else {
-    const double more = std::max(seconds - means->costs.step, 0.0);
-    update(means->costs.row, means->verified_steps, more / static_cast<double>(drafted));
+    const auto rows = static_cast<double>(drafted);
+    double& row = means->costs.row;
+    const double expected = means->costs.step + rows * row;
+    const double counted = std::min(seconds, kMostOver * expected);
+    const double more = std::max(counted - means->costs.step, 0.0) / rows;
+    row += (more - row) * std::max(1.0 / static_cast<double>(++means->verified_steps), kNewest);
   }
 }
 
@@ -46,11 +58,11 @@ void DraftClock::note_passes(int64_t sequences, int64_t passes, double seconds) 
 
 bool DraftClock::wants_plain_step(int64_t sequences) {
   Means* const means = of(sequences);
-  return means != nullptr && (means->plain_steps < 2 || ++means->since_plain > kPlainEvery);
+  return means != nullptr && (means->plain_steps < kFewest || ++means->since_plain > kPlainEvery);
 }
 
 DraftCosts DraftClock::costs(int64_t sequences) const {
-  return means_[static_cast<size_t>(std::min(sequences, kSpeculatedRows))].costs;
+  return means_[static_cast<size_t>(std::min(sequences, kMostSpeculatedRows))].costs;
 }
 
 int64_t best_draft(const DraftCosts& costs, double acceptance, int64_t sequences, int64_t most) {
@@ -82,7 +94,8 @@ int64_t DraftGain::next(const DraftCosts& costs, int64_t sequences, int64_t most
     next_pause_ = kFirstPause;
     return count;
   }
-  pause_ = next_pause_;
+  // A step with a proposal that is in vain takes longer for everybody.
+  pause_ = next_pause_ * sequences;
   next_pause_ = std::min(2 * next_pause_, kLongestPause);
   return std::min(kProbe, most);
 }

@@ -7,15 +7,16 @@
 
 namespace nibble {
 
-/// Seconds that the parts of a step take with a draft model.
+/// Seconds that the parts of a step take with proposals.
 struct DraftCosts {
   double step = 0;  // without proposals
   double row = 0;   // more for each proposal that it verifies
-  double pass = 0;  // of the draft model, for one token of every sequence
+  double pass = 0;  // of the draft model, for one token of every sequence; 0 without one
 };
 
 /// Measures them, for each number of sequences that decode together: means in which the last eight
-/// or so count most.
+/// or so count most. What takes far longer than they say moves them little: a step may have made
+/// something that is kept, or the machine have done something else.
 class DraftClock final {
  public:
   /// A step of so many sequences that verified so many proposals.
@@ -37,11 +38,12 @@ class DraftClock final {
   static void update(double& mean, int64_t& count, double seconds);
   [[nodiscard]] Means* of(int64_t sequences);
 
-  std::array<Means, kSpeculatedRows + 1> means_;
+  std::array<Means, kMostSpeculatedRows + 1> means_;
 };
 
-/// How many tokens a draft model proposes for one sequence, learnt from what became of those
-/// before: as many as give most tokens per second, seldom any where none do.
+/// How many tokens are proposed for one sequence, learnt from what became of those
+/// before: as many as give most tokens per second, seldom any where none do, and the more seldom,
+/// the more sequences there are.
 class DraftGain final {
  public:
   /// Tokens to propose now, at most `most`, where so many sequences decode together; counts the

@@ -19,7 +19,7 @@ using Clock = std::chrono::steady_clock;
 constexpr int64_t kFewTokens = 2;  // of a sequence: its last, and a proposal that was right
 
 int64_t most_sequences(const EngineOptions& options) {
-  return std::min(options.max_num_seqs, kSpeculatedRows);
+  return std::min(options.max_num_seqs, kMostSpeculatedRows);
 }
 
 }  // namespace
@@ -36,7 +36,8 @@ ModelOptions DraftModel::model_options(const EngineOptions& options) {
   return {.max_batch_tokens = options.max_num_batched_tokens,
           .max_logit_rows = most_sequences(options),
           .max_sequences = most_sequences(options),
-          .kv_code = options.kv_code};
+          .kv_code = options.kv_code,
+          .ignore_fmpq = options.ignore_fmpq};
 }
 
 Result<std::unique_ptr<DraftModel>> DraftModel::create(std::unique_ptr<Model> model,
@@ -134,26 +135,58 @@ void DraftModel::begin(std::span<const Wish> wishes) {
   }
 }
 
-// Samples the proposals of a pass, and plans the next.
+// Computes the plan; where the model samples tokens, they are there afterwards.
+void DraftModel::run_pass(const InputOf& input) {
+  sampling_.clear();
+  for (size_t i = 0; i < jobs_.size(); ++i) {
+    if (plan_[i].num_tokens == jobs_[i].shadow->remaining()) {
+      const Sequence& sequence = *jobs_[i].wish.sequence;
+      SamplerInput by = input(sequence, std::ssize(sequence.draft));
+      by.top_logprobs = -1;
+      sampling_.add(by);
+    }
+  }
+  sampled_ = model_->samples_tokens() && sampling_.fits();
+  if (sampled_) {
+    runner_.start(plan_, sampling_.input(), false);
+    runner_.finish();
+  } else {
+    runner_.run(plan_);
+  }
+}
+
+// None where the rest of a sequence is read behind a later step, or its logits are not finite.
+std::optional<int32_t> DraftModel::sample(size_t index, const InputOf& input) {
+  if (sampled_) {
+    const SampledRow* row = runner_.sampled(index);
+    return row != nullptr && row->status == SampleStatus::kOk ? std::optional(row->token)
+                                                              : std::nullopt;
+  }
+  const std::span<float> logits = runner_.logits(index);
+  if (logits.empty()) {
+    return std::nullopt;
+  }
+  const Sequence& sequence = *jobs_[index].wish.sequence;
+  SamplerInput by = input(sequence, std::ssize(sequence.draft));
+  by.top_logprobs = -1;
+  const auto sampled = sampler_.sample(logits, by);
+  return sampled.ok() ? std::optional(sampled->token) : std::nullopt;
+}
+
+// Takes the proposals of a pass, and plans the next.
 void DraftModel::take_results(const InputOf& input) {
   size_t left = 0;
   for (size_t i = 0; i < jobs_.size(); ++i) {
+    const std::optional<int32_t> token = sample(i, input);
     const Job job = jobs_[i];
     job.shadow->computed += plan_[i].num_tokens;
-    const std::span<float> logits = runner_.logits(i);
-    if (logits.empty()) {
-      continue;  // the rest is read behind a later step
-    }
-    std::vector<int32_t>& draft = job.wish.sequence->draft;
-    SamplerInput by = input(*job.wish.sequence, std::ssize(draft));
-    by.top_logprobs = -1;
-    const auto sampled = sampler_.sample(logits, by);
-    if (!sampled.ok()) {
+    if (!token) {
       continue;
     }
-    draft.push_back(sampled->token);
+    std::vector<int32_t>& draft = job.wish.sequence->draft;
+    draft.push_back(*token);
     if (std::ssize(draft) < job.wish.count) {
-      job.shadow->tokens.push_back(sampled->token);
+      job.shadow->tokens.push_back(*token);
       jobs_[left] = job;
       plan_[left] = {.sequence = job.shadow, .num_tokens = 1};
       ++left;
@@ -170,7 +203,7 @@ DraftModel::Work DraftModel::propose(std::span<const Wish> wishes, const InputOf
     const bool few = std::ranges::all_of(
         plan_, [](const ScheduledSequence& item) { return item.num_tokens <= kFewTokens; });
     const Clock::time_point start = Clock::now();
-    runner_.run(plan_);
+    run_pass(input);
     take_results(input);
     if (few) {
       ++work.passes;

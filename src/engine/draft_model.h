@@ -3,11 +3,13 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "engine/engine.h"
 #include "engine/model_runner.h"
+#include "engine/sampling_builder.h"
 #include "ops/sampler.h"
 
 namespace nibble {
@@ -49,9 +51,9 @@ class DraftModel final {
   static Result<std::unique_ptr<DraftModel>> create(std::unique_ptr<Model> model,
                                                     const EngineOptions& options);
 
-  /// Fills in Sequence::draft of at most kSpeculatedRows sequences, one token of each in a pass.
-  /// What it has not read of a sequence it reads first, at most a step's tokens in a call: such a
-  /// sequence, and one for which no pages are left, gets fewer proposals or none.
+  /// Fills in Sequence::draft of at most kMostSpeculatedRows sequences, one token of each in a
+  /// pass. What it has not read of a sequence it reads first, at most a step's tokens in a call:
+  /// such a sequence, and one for which no pages are left, gets fewer proposals or none.
   Work propose(std::span<const Wish> wishes, const InputOf& input);
 
   [[nodiscard]] const ModelConfig& config() const { return model_->config(); }
@@ -64,6 +66,8 @@ class DraftModel final {
   [[nodiscard]] static Sequence& follow(DraftShadow& shadow, const Sequence& sequence);
   [[nodiscard]] bool grow(Sequence& shadow, int64_t tokens);
   void begin(std::span<const Wish> wishes);
+  void run_pass(const InputOf& input);
+  [[nodiscard]] std::optional<int32_t> sample(size_t index, const InputOf& input);
   void take_results(const InputOf& input);
 
   struct Job {
@@ -75,6 +79,8 @@ class DraftModel final {
   const EngineOptions options_;
   ModelRunner runner_;
   Sampler sampler_;
+  SamplingBuilder sampling_;  // of the pass under way
+  bool sampled_ = false;      // whether the model samples by it
   std::shared_ptr<PrefixCache> pages_;
   std::vector<Job> jobs_;                // of the pass under way
   std::vector<ScheduledSequence> plan_;  // their shadows

@@ -127,14 +127,21 @@ struct Outcome {
   EngineStats stats;
 };
 
-Outcome run_with_draft(Request request, microseconds target_step, microseconds draft_step) {
+enum class Samples : uint8_t { kHost, kDevice };
+
+Outcome run_with_draft(Request request,
+                       microseconds target_step,
+                       microseconds draft_step,
+                       Samples where = Samples::kHost) {
   Outcome run;
   request.on_event = greedy({0}, 1, run.answer).on_event;
   auto model = std::make_unique<FakeModel>();
   model->set_step_time(target_step);
+  model->set_sampling(where == Samples::kDevice);
   auto draft = std::make_unique<FakeModel>();
   draft->set_step_time(draft_step);
   draft->set_differs(8);
+  draft->set_sampling(where == Samples::kDevice);
   const auto core = make_core(draft_options(64), std::move(model), std::move(draft));
   core->add(std::move(request));
   run_all(*core);
@@ -144,15 +151,17 @@ Outcome run_with_draft(Request request, microseconds target_step, microseconds d
 
 TEST(Speculator, TakesFewerStepsForTheSameAnswer) {
   Answer unused;
-  for (const double temperature : {0.0, 1.0}) {
-    Request request = greedy({5, 7, 8, 7, 8}, 60, unused);
-    request.ignore_eos = true;
-    request.sampling.temperature = temperature;
-    request.sampling.seed = 3;
-    const Outcome run = run_with_draft(request, microseconds(2000), microseconds(10));
-    EXPECT_EQ(run.answer.tokens, alone(request).tokens);
-    EXPECT_LT(run.stats.steps, 35);
-    EXPECT_EQ(run.stats.steps + run.stats.speculation.accepted_tokens, 60);
+  for (const Samples where : {Samples::kHost, Samples::kDevice}) {
+    for (const double temperature : {0.0, 1.0}) {
+      Request request = greedy({5, 7, 8, 7, 8}, 60, unused);
+      request.ignore_eos = true;
+      request.sampling.temperature = temperature;
+      request.sampling.seed = 3;
+      const Outcome run = run_with_draft(request, microseconds(5000), microseconds(10), where);
+      EXPECT_EQ(run.answer.tokens, alone(request).tokens);
+      EXPECT_LT(run.stats.steps, 35);
+      EXPECT_EQ(run.stats.steps + run.stats.speculation.accepted_tokens, 60);
+    }
   }
 }
 

@@ -31,6 +31,7 @@ struct EngineOptions {
   int64_t kv_bytes = 0;     // 0: 1 GiB of host memory, or what a GPU has left
   int64_t draft_kv_bytes = 0;  // of kv_bytes, for a draft model; resolve_in_memory() finds it
   KvCode kv_code = KvCode::kBf16;
+  bool ignore_fmpq = false;  // see ModelOptions
   bool prefix_caching = true;
   std::optional<uint64_t> seed;          // of requests without one; absent: the system chooses
   bool warm_up = false;                  // before the first request, where first steps are slow

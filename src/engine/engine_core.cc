@@ -16,30 +16,44 @@ namespace {
 
 // One or more for each size of tiles that products and attention have.
 constexpr int64_t kWarmUpLengths[] = {1, 16, 32, 64, 128, 256, 512, 1024, 2048};
+// Those that steps with proposals are recorded for on GPUs: a step that is recorded takes long, and
+// would be taken for one that does not pay.
+constexpr int64_t kWarmUpRows[] = {2, 4, 8, 16, 24, 32, 40, 48, 56, 64};
+
+int64_t speculated_rows(const Model& model) {
+  return model.samples_tokens() ? kMostSpeculatedRows : kSpeculatedRows;
+}
+
+SchedulerLimits core_limits(const EngineOptions& options, const Model& model) {
+  SchedulerLimits limits = limits_of(options, model.config());
+  limits.max_speculated_rows = speculated_rows(model);
+  return limits;
+}
+
+bool stands_in(std::span<const int32_t> tokens, int32_t token) {
+  return std::ranges::find(tokens, token) != tokens.end();
+}
 
 }  // namespace
 
 Result<std::unique_ptr<EngineCore>> EngineCore::create(std::unique_ptr<Model> model,
                                                        const EngineOptions& options,
                                                        std::unique_ptr<Model> draft) {
-  if (options.speculation.tokens > 0 && model->samples_tokens()) {
-    return no_speculation();
-  }
   const KvCacheShape shape = cache_shape(options, model->config());
   NIBBLE_ASSIGN_OR_RETURN(PagedKvCache cache, model->make_cache(shape));
   if (cache.num_pools() > 1) {
     NIBBLE_LOG(kInfo, "KV cache: {}", shape.describe());
   }
-  NIBBLE_ASSIGN_OR_RETURN(
-      ModelRunner runner,
-      ModelRunner::create(*model, std::move(cache), limits_of(options, model->config())));
+  NIBBLE_ASSIGN_OR_RETURN(ModelRunner runner, ModelRunner::create(*model, std::move(cache),
+                                                                  core_limits(options, *model)));
   std::unique_ptr<DraftModel> proposer;
   if (draft != nullptr) {
     NIBBLE_ASSIGN_OR_RETURN(proposer, DraftModel::create(std::move(draft), options));
   }
   auto core =
       std::unique_ptr<EngineCore>(new EngineCore(std::move(model), options, std::move(runner)));
-  core->speculator_ = std::make_unique<Speculator>(options, std::move(proposer), core->inputs_);
+  core->speculator_ = std::make_unique<Speculator>(options, speculated_rows(*core->model_),
+                                                   std::move(proposer), core->inputs_);
   return core;
 }
 
@@ -72,6 +86,11 @@ void EngineCore::warm_up() {
       runner_.warm_up(length);
     }
   }
+  for (const int64_t rows : kWarmUpRows) {
+    if (options_.speculation.tokens > 0 && rows <= std::min(most, options_.max_prompt_rows)) {
+      runner_.warm_up_proposals(rows);
+    }
+  }
   experts_before_ = model_->expert_counts();
 }
 
@@ -87,7 +106,7 @@ void EngineCore::reset_pages() {
     sizes.push_back({.num_pages = options_.pool_pages[pool], .window = pools[pool].spec.window});
   }
   pages_ = std::make_unique<PrefixCache>(sizes, options_.prefix_caching ? options_.page_size : 0);
-  scheduler_ = std::make_unique<Scheduler>(limits_of(options_, model_->config()), *pages_);
+  scheduler_ = std::make_unique<Scheduler>(core_limits(options_, *model_), *pages_);
 }
 
 void EngineCore::add(Request request) {
@@ -115,7 +134,13 @@ bool EngineCore::step() {
     return false;
   }
   ahead_ = false;
-  if (may_run_ahead()) {
+  if (late_) {
+    sample_late();
+  }
+  // What is proposed must be known before a step is started.
+  const bool proposes = speculator_->decide(
+      plan_, scheduler_->may_admit() ? Speculator::Others::kWaiting : Speculator::Others::kNone);
+  if (!proposes && may_run_ahead()) {
     run_ahead();
   }
   if (sampled_) {
@@ -128,11 +153,8 @@ bool EngineCore::step() {
       handle_result(i, item);
     }
   }
-  if (!sampled_) {
-    speculator_->note_step(plan_, std::chrono::duration<double>(Clock::now() - start).count());
-    speculator_->propose(
-        plan_, scheduler_->may_admit() ? Speculator::Others::kWaiting : Speculator::Others::kNone);
-  }
+  speculator_->note_step(plan_, std::chrono::duration<double>(Clock::now() - start).count());
+  speculator_->propose(plan_);
   if (!ahead_) {
     plan_.clear();
   }
@@ -202,23 +224,48 @@ bool EngineCore::may_run_ahead() const {
            }
            const Sequence& sequence = *item.sequence;
            const Request& request = sequence.request;
-           return item.num_tokens == 1 && sequence.remaining() == 1 &&
+           return item.num_tokens == 1 && item.num_draft == 0 && sequence.remaining() == 1 &&
                   sequence.generated() + 1 < request.max_tokens &&
                   sequence.length() + 1 < options_.max_model_len &&
                   !Sampler::needs_seen(request.sampling) && !watches_answer(request) &&
-                  request.constraint == nullptr;
+                  sequence.mask_job == nullptr;
          });
 }
 
 void EngineCore::run_ahead() {
   sampling_.clear();
+  row_owners_.clear();
   for (const ScheduledSequence& item : plan_) {
+    row_owners_.push_back(row_owners_.size());
     sampling_.add(inputs_.next(*item.sequence, 1));
   }
   if (sampling_.fits() && scheduler_->extend(plan_)) {
-    runner_.start(plan_, sampling_.input(), true);
+    start(Ahead::kOfItsTokens);
     ahead_ = true;
   }
+}
+
+// Starts the plan on a model that samples tokens. What is constrained is sampled later: its masks
+// are filled while the model computes.
+void EngineCore::start(Ahead ahead) {
+  late_ = std::ranges::any_of(row_owners_, [&](size_t index) {
+    return plan_[index].sequence->request.constraint != nullptr;
+  });
+  runner_.start(plan_, late_ ? SamplingInput{} : sampling_.input(), ahead == Ahead::kOfItsTokens);
+}
+
+void EngineCore::sample_late() {
+  late_ = false;
+  masks_.start(plan_);
+  masks_.wait(plan_);
+  sampling_.clear_masks();
+  for (const size_t index : row_owners_) {
+    const Sequence* const sequence = plan_[index].sequence;  // null: it ended in the step before
+    const bool masked = sequence != nullptr && sequence->mask_job == nullptr;
+    sampling_.add_mask(masked ? std::span<const uint32_t>(sequence->mask)
+                              : std::span<const uint32_t>());
+  }
+  runner_.sample(sampling_.input());
 }
 
 // Counts prompts when their sequence is computed for the first time.
@@ -244,35 +291,57 @@ void EngineCore::run_plan() {
                return item.sequence->prompt_rows(item.num_tokens).count > 0 ||
                       item.sequence->pooled_rows(item.num_tokens).count > 0;
              });
-  masks_.start(plan_);
   if (sampled_) {
-    masks_.wait();
     sampling_.clear();
-    for (const ScheduledSequence& item : plan_) {
-      const Sequence& sequence = *item.sequence;
+    row_owners_.clear();
+    for (size_t i = 0; i < plan_.size(); ++i) {
+      const ScheduledSequence& item = plan_[i];
+      Sequence& sequence = *item.sequence;
       if (sequence.computed + item.num_tokens == sequence.length() && sequence.wants_token()) {
-        sampling_.add(inputs_.next(sequence, 0));
+        row_owners_.insert(row_owners_.end(), static_cast<size_t>(1 + item.num_draft), i);
+        add_rows(sequence, item.num_draft);
       }
     }
     sampled_ = sampling_.fits();
   }
   if (sampled_) {
-    runner_.start(plan_, sampling_.input(), false);
+    start(Ahead::kNo);
   } else {
+    masks_.start(plan_);
     runner_.run(plan_);
-    masks_.wait();
+    masks_.wait(plan_);
+  }
+}
+
+// What the rows of a sequence are sampled by, each as if what is proposed in front of it were
+// right: else nobody looks at it.
+void EngineCore::add_rows(Sequence& sequence, int64_t num_draft) {
+  const bool counts = Sampler::needs_seen(sequence.request.sampling);
+  const auto draft = std::span(sequence.draft).first(static_cast<size_t>(num_draft));
+  sampling_.add(inputs_.next(sequence, 0));
+  for (const int32_t token : draft) {
+    sequence.tokens.push_back(token);
+    if (counts) {
+      ++sequence.seen[token];
+    }
+    sampling_.add(inputs_.next(sequence, 0));
+  }
+  sequence.tokens.resize(sequence.tokens.size() - draft.size());
+  for (const int32_t token : draft) {
+    if (counts && --sequence.seen[token] == 0 && !stands_in(sequence.tokens, token)) {
+      sequence.seen.erase(token);
+    }
   }
 }
 
 void EngineCore::abandon(const std::string& batch_reason, const std::string& other_reason) {
-  masks_.wait();  // the step may have failed while they were being filled
   // Sequences that finished in this step are gone; compare addresses only.
   std::vector<const Sequence*> batch;
   for (const auto& item : plan_) {
     batch.push_back(item.sequence);
   }
   plan_.clear();
-  ahead_ = false;
+  ahead_ = late_ = false;
   const auto all = scheduler_->take_all();
   reset_pages();
   never_admitted_.clear();

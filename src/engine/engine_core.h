@@ -83,7 +83,13 @@ class EngineCore final {
   void run_plan();
   [[nodiscard]] bool may_run_ahead() const;
   void run_ahead();
-  [[nodiscard]] std::optional<Result<SampledToken>> sample(size_t index, const Sequence& sequence);
+  void add_rows(Sequence& sequence, int64_t num_draft);
+  enum class Ahead : uint8_t { kNo, kOfItsTokens };  // which the step before samples
+  void start(Ahead ahead);
+  void sample_late();
+  [[nodiscard]] std::optional<Result<SampledToken>> sample(size_t index,
+                                                           const Sequence& sequence,
+                                                           int64_t drafted);
   [[nodiscard]] Status score_prompt(size_t index, Sequence& sequence);
   [[nodiscard]] Status pool_prompt(size_t index, const ScheduledSequence& item);
   [[nodiscard]] Status read_prompt(size_t index, const ScheduledSequence& item);
@@ -102,9 +108,11 @@ class EngineCore final {
   ModelRunner runner_;
   Sampler sampler_;
   MaskFiller masks_;
-  SamplingBuilder sampling_;  // of the step being run
-  bool sampled_ = false;      // whether it was sampled by them
-  bool ahead_ = false;        // the step after plan_ has been started, with the same sequences
+  SamplingBuilder sampling_;        // of the step being run
+  std::vector<size_t> row_owners_;  // of its rows: plan indices
+  bool sampled_ = false;            // whether it was sampled by them
+  bool late_ = false;               // they wait for masks; the step has been started without them
+  bool ahead_ = false;  // the step after plan_ has been started, with the same sequences
   std::unique_ptr<PrefixCache> pages_;
   std::unique_ptr<Scheduler> scheduler_;
   std::vector<ScheduledSequence> plan_;  // of the step being run

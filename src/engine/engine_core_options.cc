@@ -70,7 +70,8 @@ Result<EngineOptions> EngineCore::resolve(const EngineOptions& options,
                                           const Backend* backend) {
   EngineOptions out = options;
   if (out.page_size == 0) {
-    out.page_size = backend != nullptr ? backend->preferred_page_size(out.kv_code) : kPageSize;
+    const int64_t of_cpus = kv_has_residual(out.kv_code) ? kChannelTokens : kPageSize;
+    out.page_size = backend != nullptr ? backend->preferred_page_size(out.kv_code) : of_cpus;
   }
   out.kv_bytes = out.kv_bytes == 0 ? kHostKvBytes : out.kv_bytes;
   NIBBLE_RETURN_IF_ERROR(resolve_sizes(out));

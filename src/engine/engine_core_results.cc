@@ -46,15 +46,17 @@ Status EngineCore::read_prompt(size_t index, const ScheduledSequence& item) {
 }
 
 // Empty when the step ends inside the prompt, or no token is wanted.
-std::optional<Result<SampledToken>> EngineCore::sample(size_t index, const Sequence& sequence) {
+std::optional<Result<SampledToken>> EngineCore::sample(size_t index,
+                                                       const Sequence& sequence,
+                                                       int64_t drafted) {
   if (sampled_) {
-    const SampledRow* row = runner_.sampled(index);
+    const SampledRow* row = runner_.sampled(index, drafted);
     if (row == nullptr) {
       return std::nullopt;
     }
     return SamplingBuilder::result(*row, sequence.request.top_logprobs);
   }
-  const std::span<float> logits = runner_.logits(index);
+  const std::span<float> logits = runner_.logits(index, drafted);
   if (logits.empty()) {
     return std::nullopt;
   }
@@ -64,7 +66,12 @@ std::optional<Result<SampledToken>> EngineCore::sample(size_t index, const Seque
 void EngineCore::handle_result(size_t index, const ScheduledSequence& item) {
   Sequence& sequence = *item.sequence;
   const Status read = read_prompt(index, item);
-  auto sampled = read.ok() ? sample(index, sequence) : Result<SampledToken>(read);
+  if (read.ok() && sequence.mask_job != nullptr) {
+    // Its mask takes long. Others go on; its last token is computed once more.
+    scheduler_->commit(sequence, item.num_tokens - 1);
+    return;
+  }
+  auto sampled = read.ok() ? sample(index, sequence, 0) : Result<SampledToken>(read);
   if (sampled && !sampled->ok()) {
     fail(sequence, sampled->status());
     return;
@@ -93,12 +100,12 @@ void EngineCore::verify_draft(size_t index, const ScheduledSequence& item) {
   bool running = true;
   while (running && accepted < item.num_draft &&
          sequence.tokens.back() == sequence.draft[static_cast<size_t>(accepted)]) {
-    auto sampled = sampler_.sample(runner_.logits(index, ++accepted), inputs_.next(sequence, 0));
-    if (sampled.ok()) {
+    auto sampled = sample(index, sequence, ++accepted);
+    if (sampled->ok()) {
       scheduler_->commit(sequence, 1);
-      running = accept_token(sequence, std::move(sampled).value());
+      running = accept_token(sequence, std::move(*sampled).value());
     } else {
-      fail(sequence, sampled.status());
+      fail(sequence, sampled->status());
       running = false;
     }
   }

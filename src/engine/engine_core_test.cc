@@ -1,9 +1,11 @@
 #include "engine/engine_core.h"
 
 #include <algorithm>
+#include <chrono>
 #include <map>
 #include <numeric>
 #include <random>
+#include <thread>
 
 #include <gtest/gtest.h>
 
@@ -375,9 +377,7 @@ TEST(EngineCore, ConstraintsHoldWhereverTokensAreSampled) {
     auto model = std::make_unique<FakeModel>();
     model->set_sampling(samples);
     EngineOptions options = small_options(64);
-    if (!samples) {
-      options.speculation = {.tokens = 4, .lookup_max = 2, .lookup_min = 1};
-    }
+    options.speculation = {.tokens = 4, .lookup_max = 2, .lookup_min = 1};
     const auto core = make_core(options, std::move(model));
     std::vector<Answer> answers(4);
     std::vector<Request> requests;
@@ -400,6 +400,81 @@ TEST(EngineCore, ConstraintsHoldWhereverTokensAreSampled) {
       EXPECT_EQ(answers[1].tokens[3], 9);
     }
     EXPECT_EQ(answers[2].tokens, alone_free.tokens);
+  }
+}
+
+// Steps with masks are started ahead as others are; only their sampling waits.
+TEST(EngineCore, StepsWithMasksAreStartedAhead) {
+  auto model = sampling_model();
+  const FakeModel& watched = *model;
+  const auto core = make_core(small_options(64), std::move(model));
+  Answer bound;
+  Answer free;
+  std::vector<int32_t> tokens(11);
+  std::iota(tokens.begin(), tokens.end(), 20);
+  Request constrained = greedy({5, 6, 7}, 12, bound);
+  constrained.constraint = std::make_shared<OneSequence>(tokens);
+  Request other = greedy({9, 8, 7}, 12, free);
+  other.ignore_eos = true;
+  const Answer expected = alone(other);
+  core->add(std::move(constrained));
+  core->add(std::move(other));
+  run_all(*core);
+  tokens.push_back(FakeModel::kEos);
+  EXPECT_EQ(bound.tokens, tokens);
+  EXPECT_EQ(free.tokens, expected.tokens);
+  EXPECT_EQ(watched.fed_steps(), 10);
+}
+
+/// Its first masks take long.
+class SlowSequence final : public TokenConstraint {
+ public:
+  bool fill(std::span<uint32_t> mask) override {
+    if (masks_++ < 2) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    }
+    return tokens_.fill(mask);
+  }
+  Status accept(int32_t token) override { return tokens_.accept(token); }
+
+ private:
+  OneSequence tokens_{{30, 31, 32, 33}};
+  int masks_ = 0;
+};
+
+// A mask that takes long holds up nobody else, and its own sequence loses nothing but the time.
+TEST(EngineCore, OthersGoOnWhileAMaskIsMade) {
+  for (const bool samples : {false, true}) {
+    auto model = std::make_unique<FakeModel>();
+    model->set_sampling(samples);
+    const auto core = make_core(small_options(64), std::move(model));
+    Answer slow;
+    Answer free;
+    Answer cut;
+    Request constrained = greedy({5, 6, 7, 8, 9, 10}, 12, slow);
+    constrained.constraint = std::make_shared<SlowSequence>();
+    Request other = greedy({9, 8, 7}, 12, free);
+    other.ignore_eos = true;
+    Request cancelled = greedy({9, 8, 7, 6}, 12, cut);
+    cancelled.constraint = std::make_shared<SlowSequence>();
+    const Answer expected = alone(other);
+    const auto ended = cancelled.cancelled;
+    core->add(std::move(constrained));
+    core->add(std::move(cancelled));
+    core->add(std::move(other));
+    const auto start = std::chrono::steady_clock::now();
+    while (free.finish == FinishReason::kNone && core->step()) {
+      core->check_integrity();
+      ended->store(true);  // amid its mask
+    }
+    // Twelve tokens beside masks that take 400 ms.
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::milliseconds(390));
+    EXPECT_TRUE(slow.tokens.empty());
+    run_all(*core);
+    EXPECT_EQ(slow.tokens, (std::vector<int32_t>{30, 31, 32, 33, FakeModel::kEos}));
+    EXPECT_EQ(free.tokens, expected.tokens);
+    EXPECT_EQ(cut.finish, FinishReason::kCancelled);
+    EXPECT_EQ(core->stats().pages_used, 0);
   }
 }
 

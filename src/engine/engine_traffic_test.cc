@@ -53,6 +53,9 @@ EngineOptions random_options(const Traffic& traffic, uint32_t round, Dice& pick)
 std::unique_ptr<FakeModel> make_model(const Traffic& traffic, EngineOptions& options, Dice& pick) {
   auto model = std::make_unique<FakeModel>();
   model->set_sampling(traffic.sampling);
+  if (traffic.speculation) {
+    model->set_step_time(std::chrono::microseconds(20));  // however many rows it has
+  }
   if (traffic.dynamic_from > 0) {
     model->set_dynamic_rope(traffic.dynamic_from);
   }
@@ -85,8 +88,12 @@ Request random_request(const Traffic& traffic, int64_t longest, Dice& pick, Answ
     request.prompt_logprobs = static_cast<int>(pick(0, 3));
   }
   if (traffic.speculation && pick(0, 2) > 0) {  // what follows can be guessed
-    request.sampling.allowed_tokens = {7, 8, FakeModel::kEos};
-    request.sampling.logit_bias = {{FakeModel::kEos, -2.0F}};
+    if (traffic.sampling) {
+      request.sampling.logit_bias = {{7, 30.0F}, {8, 30.0F}, {FakeModel::kEos, 28.0F}};
+    } else {
+      request.sampling.allowed_tokens = {7, 8, FakeModel::kEos};
+      request.sampling.logit_bias = {{FakeModel::kEos, -2.0F}};
+    }
   }
   if (pick(0, 9) == 0) {
     request.max_tokens = 0;
@@ -134,6 +141,7 @@ void run_round(const Traffic& traffic, uint32_t round, Met& met) {
   if (traffic.draft) {
     draft = std::make_unique<FakeModel>();
     draft->set_differs(5);
+    draft->set_sampling(traffic.sampling);
   }
   const auto core = make_core(options, std::move(model), std::move(draft));
   const int64_t longest = core->options().max_model_len - 1;
@@ -192,7 +200,7 @@ void random_traffic(const Traffic& traffic) {
   EXPECT_GT(met.preemptions, 100);
   EXPECT_GT(met.cached, 800);
   EXPECT_GT(met.cancelled, 20);
-  EXPECT_EQ(met.fed_steps > 1000, traffic.sampling);
+  EXPECT_EQ(met.fed_steps > (traffic.speculation ? 100 : 1000), traffic.sampling);
   EXPECT_EQ(met.accepted > (traffic.draft ? 100 : 1000), traffic.speculation);
 }
 
@@ -224,6 +232,18 @@ TEST(EngineCore, RandomTrafficWithSpeculationAndWindowsEqualsSequentialRuns) {
 
 TEST(EngineCore, RandomTrafficWithADraftModelEqualsSequentialRuns) {
   random_traffic({.speculation = true, .draft = true});
+}
+
+TEST(EngineCore, RandomTrafficWithSpeculationOnADeviceEqualsSequentialRuns) {
+  random_traffic({.sampling = true, .speculation = true});
+}
+
+TEST(EngineCore, RandomTrafficWithSpeculationAndWindowsOnADeviceEqualsSequentialRuns) {
+  random_traffic({.sampling = true, .windows = {0, 9, 0, 70}, .stretch = 3, .speculation = true});
+}
+
+TEST(EngineCore, RandomTrafficWithADraftModelOnADeviceEqualsSequentialRuns) {
+  random_traffic({.sampling = true, .dynamic_from = 16, .speculation = true, .draft = true});
 }
 
 // 32k tokens over a window of 512: one pool keeps all pages, the other those of its window and of
@@ -277,15 +297,17 @@ TEST(EngineCore, WindowsGivePagesBack) {
   EXPECT_EQ(again.events.back().cached_tokens, 31984);
 }
 
+constexpr int64_t kAnswer = 100;
+
 /// Greedy continuation of a prompt by a model on its own, with all pages kept.
 std::vector<int32_t> continuation(Model& model,
                                   const Backend& backend,
-                                  std::vector<int32_t> tokens,
-                                  int64_t count) {
-  SequenceRunner runner(model, backend, KvCode::kBf16);
+                                  KvCode code,
+                                  const std::vector<int32_t>& tokens) {
+  SequenceRunner runner(model, backend, code);
   std::vector<float> logits = runner.feed(tokens);
   std::vector<int32_t> answer;
-  for (int64_t i = 0; i < count; ++i) {
+  for (int64_t i = 0; i < kAnswer; ++i) {
     const auto last = logits.end() - model.config().vocab_size;
     answer.push_back(static_cast<int32_t>(std::max_element(last, logits.end()) - last));
     logits = runner.feed({&answer.back(), 1});
@@ -293,18 +315,29 @@ std::vector<int32_t> continuation(Model& model,
   return answer;
 }
 
+struct PoolCase {
+  KvCode code = KvCode::kBf16;
+  int64_t page_size = 16;
+  int64_t pages = 64;         // of pools without a window
+  int64_t window_pages = 22;  // of the others
+  int64_t drafted = 0;        // tokens, looked up
+};
+
 // Real layers over pages that are given back, in pools with just the pages that they need, against
 // a cache that keeps all: windows in every other layer, and in all.
-TEST(EngineCore, ModelsWithWindowsAnswerAsWithAllPages) {
+void check_models_with_windows(const PoolCase& how) {
   for (const char* name : {"qwen2_window", "mistral"}) {
     SCOPED_TRACE(name);
     const auto backend = make_cpu_backend({.threads = 2}).value();
     const ModelOptions sizes{.max_batch_tokens = 400, .max_logit_rows = 400};
     auto model = load_model(std::string("tests/golden/") + name, *backend, sizes).value();
-    EngineOptions options{
-        .max_num_seqs = 2, .max_num_batched_tokens = 48, .page_size = 16, .kv_code = KvCode::kBf16};
+    EngineOptions options{.max_num_seqs = 2,
+                          .max_num_batched_tokens = 48,
+                          .page_size = how.page_size,
+                          .kv_code = how.code};
+    options.speculation = {.tokens = how.drafted, .lookup_max = 3, .lookup_min = 1};
     for (const KvPool& pool : kv_pools(kv_specs(model->config(), options.kv_code))) {
-      options.pool_pages.push_back(pool.spec.window > 0 ? 22 : 64);
+      options.pool_pages.push_back(pool.spec.window > 0 ? how.window_pages : how.pages);
     }
     const EngineOptions resolved = EngineCore::resolve(options, model->config()).value();
     EXPECT_EQ(resolved.max_model_len, 512);  // although few pages hold so much
@@ -317,12 +350,12 @@ TEST(EngineCore, ModelsWithWindowsAnswerAsWithAllPages) {
     std::vector<std::vector<int32_t>> expected;
     expected.reserve(prompts.size());
     for (const auto& prompt : prompts) {
-      expected.push_back(continuation(*model, *backend, prompt, 100));
+      expected.push_back(continuation(*model, *backend, how.code, prompt));
     }
     const auto core = EngineCore::create(std::move(model), resolved).value();
     std::vector<Answer> answers(prompts.size());
     for (size_t i = 0; i < prompts.size(); ++i) {
-      Request request = greedy(prompts[i], 100, answers[i]);
+      Request request = greedy(prompts[i], kAnswer, answers[i]);
       request.ignore_eos = true;
       core->add(std::move(request));
       if (i == 0) {
@@ -335,6 +368,20 @@ TEST(EngineCore, ModelsWithWindowsAnswerAsWithAllPages) {
     }
     EXPECT_EQ(answers[1].events.back().cached_tokens, 256);
     EXPECT_EQ(core->stats().pages_used, 0);
+  }
+}
+
+TEST(EngineCore, ModelsWithWindowsAnswerAsWithAllPages) { check_models_with_windows({}); }
+
+// Keys without codes are in a pool of their own, whose pages come and go; tokens that were proposed
+// in vain, at the end of a page too, leave nothing behind.
+TEST(EngineCore, PagesOfKeysAnswerAsWithAllPages) {
+  for (const int64_t drafted : {0, 5}) {
+    check_models_with_windows({.code = KvCode::kInt4Page,
+                               .page_size = kChannelTokens,
+                               .pages = 16,
+                               .window_pages = 10,
+                               .drafted = drafted});
   }
 }
 

@@ -6,6 +6,7 @@
 #include "base/log.h"
 #include "checkpoint/checkpoint_reader.h"
 #include "engine/draft_loader.h"
+#include "engine/draft_model.h"
 #include "engine/engine_limits.h"
 #include "kvcache/kv_cache_shape.h"
 #include "model/decoder_scratch.h"
@@ -16,14 +17,41 @@ namespace {
 constexpr int64_t kReserve = int64_t{1} << 30;
 constexpr int64_t kScratchShare = 8;  // of what the weights leave, unless sizes are asked for
 
+int64_t step_bytes(const ModelConfig& config, const ModelOptions& steps, const Backend& backend) {
+  return decoder_scratch(config, steps, backend).total() +
+         backend.step_bytes(step_limits(config, steps));
+}
+
 int64_t scratch_bytes(const EngineOptions& options,
                       const ModelConfig& config,
                       const Backend& backend) {
   EngineOptions with_rows = options;
   with_rows.max_prompt_rows = prompt_rows(options, config);
-  const ModelOptions steps = model_options(with_rows);
-  return decoder_scratch(config, steps, backend).total() +
-         backend.step_bytes(step_limits(config, steps));
+  return step_bytes(config, model_options(with_rows), backend);
+}
+
+Result<int64_t> weight_bytes(const std::string& model_dir, const ModelConfig& config) {
+  NIBBLE_ASSIGN_OR_RETURN(const CheckpointReader weights, CheckpointReader::open(model_dir));
+  // A tied table is kept once more as a head, unless it is read as it is in the file.
+  const bool twice = config.tie_word_embeddings && config.dtype != DType::kBF16;
+  const int64_t table = config.vocab_size * config.hidden_size * 2;
+  return weights.total_bytes() + (twice ? table : 0);
+}
+
+// Adds what a draft model needs besides its cache.
+Status add_draft(const EngineOptions& options,
+                 const ModelConfig& target,
+                 const Backend& backend,
+                 MemoryPlan& plan) {
+  const std::string& folder = options.speculation.draft_model;
+  if (folder.empty()) {
+    return {};
+  }
+  NIBBLE_ASSIGN_OR_RETURN(const ModelConfig draft, draft_config(options, target));
+  NIBBLE_ASSIGN_OR_RETURN(const int64_t weights, weight_bytes(folder, draft));
+  plan.weights += weights;
+  plan.scratch += step_bytes(draft, DraftModel::model_options(options), backend);
+  return {};
 }
 
 std::string figures(const MemoryPlan& plan, const Backend& backend) {
@@ -38,8 +66,11 @@ std::string figures(const MemoryPlan& plan, const Backend& backend) {
 ModelOptions model_options(const EngineOptions& options) {
   return {.max_batch_tokens = options.max_num_batched_tokens,
           .max_logit_rows = options.max_num_seqs + options.max_prompt_rows,
-          .max_sequences = options.max_num_seqs,
-          .kv_code = options.kv_code};
+          // Where tokens are proposed, one for each row of a step that verifies them.
+          .max_sequences = std::max(options.max_num_seqs,
+                                    options.speculation.tokens > 0 ? kMostSpeculatedRows : 0),
+          .kv_code = options.kv_code,
+          .ignore_fmpq = options.ignore_fmpq};
 }
 
 int64_t prompt_rows(const EngineOptions& options, const ModelConfig& config) {
@@ -56,16 +87,13 @@ Result<MemoryPlan> plan_memory(const EngineOptions& options,
                                const std::string& model_dir,
                                const ModelConfig& config,
                                const Backend& backend) {
-  NIBBLE_ASSIGN_OR_RETURN(const CheckpointReader weights, CheckpointReader::open(model_dir));
-  // A tied table is kept once more as a head, unless it is read as it is in the file.
-  const bool twice = config.tie_word_embeddings && config.dtype != DType::kBF16;
-  const int64_t table = config.vocab_size * config.hidden_size * 2;
   MemoryPlan plan;
   plan.free = backend.free_memory();
-  plan.weights = weights.total_bytes() + (twice ? table : 0);
+  NIBBLE_ASSIGN_OR_RETURN(plan.weights, weight_bytes(model_dir, config));
   plan.scratch = scratch_bytes(options, config, backend);
   plan.reserve = kReserve;
   plan.margin = plan.free / 16;
+  NIBBLE_RETURN_IF_ERROR(add_draft(options, config, backend, plan));
   return plan;
 }
 
@@ -130,10 +158,12 @@ Result<EngineOptions> resolve_in_memory(const EngineOptions& asked,
         "with a lower --max-num-batched-tokens, or use --device cpu",
         model_dir, figures(plan, backend));
   }
+  wanted.page_size = page_size;
+  NIBBLE_ASSIGN_OR_RETURN(wanted.draft_kv_bytes, draft_kv_bytes(wanted, config, backend));
   NIBBLE_ASSIGN_OR_RETURN(const EngineOptions out,
                           Engine::resolve_options(wanted, config, &backend));
   shape.num_pages = out.pool_pages;
-  const int64_t cache = shape.bytes(&backend);
+  const int64_t cache = shape.bytes(&backend) + out.draft_kv_bytes;
   if (cache > plan.most_cache()) {
     return make_error(StatusCode::kResourceExhausted,
                       "{}: the KV cache of {} MiB does not fit: {}; lower --kv-cache-memory, or "

@@ -12,8 +12,8 @@ namespace nibble {
 /// How the memory of a GPU is shared out, in bytes; planned before anything is loaded.
 struct MemoryPlan {
   int64_t free = 0;     // before loading
-  int64_t weights = 0;  // the model's tensors, and a tied table's copy
-  int64_t scratch = 0;  // activations and logits of the largest step
+  int64_t weights = 0;  // the model's tensors, and a tied table's copy; a draft model's as well
+  int64_t scratch = 0;  // activations and logits of the largest step, of each model
   int64_t reserve = 0;  // for the driver, libraries and recorded steps
   int64_t margin = 0;   // stays free unless a size of the cache is asked for
 

@@ -177,6 +177,27 @@ TEST_F(MemoryPlanTest, RefusesWhatNoPageHolds) {
   }
 }
 
+// Keys without codes have a pool that the plan counts: of each sequence the page that fills and the
+// next one, and those of a step.
+TEST_F(MemoryPlanTest, KeysWithoutCodesAreCounted) {
+  const FakeGpu gpu(4096 * kMiB);
+  EngineOptions options;
+  options.max_num_seqs = 8;
+  options.max_num_batched_tokens = 512;
+  options.kv_code = KvCode::kInt4Page;
+  const EngineOptions resolved = resolve_in_memory(options, folder_, config_, gpu).value();
+  ASSERT_EQ(resolved.pool_pages.size(), 2U);
+  EXPECT_EQ(resolved.pool_pages[1], 2 * 8 + 512 / resolved.page_size);
+  const KvCacheShape shape{.layers = kv_specs(config_, options.kv_code),
+                           .page_size = resolved.page_size,
+                           .num_pages = resolved.pool_pages};
+  const std::vector<int64_t> bytes = shape.page_bytes(&gpu);
+  EXPECT_EQ(bytes[1], 4 * resolved.page_size * 4 * 64 * 2);  // layers, tokens, heads, BF16
+  EXPECT_EQ(shape.bytes(&gpu),
+            bytes[0] * resolved.pool_pages[0] + bytes[1] * resolved.pool_pages[1]);
+  EXPECT_NE(shape.describe().find("keys that have no codes yet"), std::string::npos);
+}
+
 TEST_F(MemoryPlanTest, TheCacheGetsWhatIsLeft) {
   const FakeGpu gpu(4096 * kMiB);
   EngineOptions options;

@@ -24,14 +24,18 @@ class ModelRunner final {
   /// what a device does when it first meets such a step is done. It writes to the first pages of
   /// each pool, which must be nobody's and hold so many tokens.
   void warm_up(int64_t num_tokens);
+  /// The same for a step that verifies proposals, of so many rows together, greedily and by chance.
+  void warm_up_proposals(int64_t rows);
   /// Runs the model over `plan`. Afterwards logits(i) is the row of the i-th planned sequence, if
   /// the step reaches its last token.
   void run(std::span<const ScheduledSequence> plan);
   /// Starts the model, which samples tokens where it computes: `sampling` has a row for each
   /// planned sequence whose last token the step reaches, in their order. With `ahead`, the last
   /// step started has the same sequences, its samples are their next tokens, and it need not be
-  /// finished.
+  /// finished; else a planned sequence with a draft has one row more for each of its tokens.
+  /// Without rows of `sampling`, sample() has to follow before anything else.
   void start(std::span<const ScheduledSequence> plan, const SamplingInput& sampling, bool ahead);
+  void sample(const SamplingInput& sampling);
   /// Waits for the earliest step that was started. Afterwards sampled(i) is what its plan[i]
   /// became.
   void finish();
@@ -43,13 +47,16 @@ class ModelRunner final {
   /// Final hidden states [rows, hidden_size] of tokens of plan[index], the first of which stands
   /// `first` behind the first that the step computes of it. After run().
   void final_states(size_t index, int64_t first, std::span<float> out) const;
-  /// The sample of plan[index]; null when the step ends inside its prompt.
-  [[nodiscard]] const SampledRow* sampled(size_t index) const;
+  /// The sample of plan[index] behind its last token and so many of its draft; null when the step
+  /// ends inside its prompt.
+  [[nodiscard]] const SampledRow* sampled(size_t index, int64_t drafted = 0) const;
 
  private:
   ModelRunner(Model& model, PagedKvCache cache) : model_(&model), cache_(std::move(cache)) {}
 
   [[nodiscard]] StepInput batch_of(std::span<const ScheduledSequence> plan, bool ahead);
+  void add_spans(SequenceSpan whole, int64_t num_draft);
+  void add_other_pools(std::span<const ScheduledSequence> plan);
 
   Model* model_;
   PagedKvCache cache_;
@@ -62,9 +69,15 @@ class ModelRunner final {
   struct RowSpan {
     size_t first = 0, count = 0;
   };
-  std::vector<RowSpan> prompt_rows_;          // by plan index: rows of logits_
-  std::vector<int32_t> logits_of_;            // by plan index: row of logits_ or sampled_, or -1
-  std::deque<std::vector<int32_t>> started_;  // logits_of_ of steps that are not finished
+  std::vector<RowSpan> prompt_rows_;  // by plan index: rows of logits_
+  std::vector<int32_t> sampled_rows_;
+  std::vector<int32_t> first_rows_;  // by plan index: of the step
+  std::vector<int32_t> logits_of_;   // by plan index: row of logits_ or sampled_, or -1
+  struct StartedStep {
+    std::vector<int32_t> logits_of;
+    size_t rows = 0;  // that are sampled
+  };
+  std::deque<StartedStep> started_;  // steps that are not finished
 };
 
 }  // namespace nibble

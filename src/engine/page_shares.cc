@@ -11,6 +11,10 @@ std::vector<int64_t> useful_pages(const EngineOptions& options, const std::vecto
   const int64_t step = ceil_div(options.max_num_batched_tokens, options.page_size);
   std::vector<int64_t> pages;
   for (const KvPool& pool : pools) {
+    if (pool.spec.is_residual()) {  // of each the group that fills, and the next one's
+      pages.push_back(std::min(all, 2 * options.max_num_seqs + step));
+      continue;
+    }
     const int64_t seen = window_pages(pool.spec.window, options.page_size) + 1;
     pages.push_back(
         pool.spec.window == 0 ? all : std::min(all, 2 * (seen * options.max_num_seqs + step)));

@@ -9,9 +9,18 @@ void SamplingBuilder::clear() {
   rows_.clear();
   edits_.clear();
   limited_ = false;
+  clear_masks();
+}
+
+void SamplingBuilder::clear_masks() {
   mask_of_.clear();
   masks_.clear();
   mask_count_ = 0;
+}
+
+void SamplingBuilder::add_mask(std::span<const uint32_t> mask) {
+  mask_of_.push_back(mask.empty() ? -1 : mask_count_++);
+  masks_.insert(masks_.end(), mask.begin(), mask.end());
 }
 
 void SamplingBuilder::add(const SamplerInput& input) {
@@ -46,8 +55,6 @@ void SamplingBuilder::add(const SamplerInput& input) {
     edits_.push_back({.row = row, .token = token, .bias = -std::numeric_limits<float>::infinity()});
   }
   merge_edits(first);
-  mask_of_.push_back(input.mask.empty() ? -1 : mask_count_++);
-  masks_.insert(masks_.end(), input.mask.begin(), input.mask.end());
 }
 
 // One edit for each token of a row.

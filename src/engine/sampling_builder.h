@@ -11,7 +11,11 @@ namespace nibble {
 class SamplingBuilder final {
  public:
   void clear();
+  /// A row; its mask comes later.
   void add(const SamplerInput& input);
+  /// The masks of all rows, one after another; an empty one: any token may come.
+  void clear_masks();
+  void add_mask(std::span<const uint32_t> mask);
   /// Whether the device takes so many edits, and no row has a list of allowed tokens; if not, the
   /// rows must be sampled on the host.
   [[nodiscard]] bool fits() const { return !limited_ && std::ssize(edits_) <= kMaxLogitEdits; }

@@ -75,7 +75,7 @@ void Scheduler::plan_drafts() {
   for (const ScheduledSequence& item : plan_) {
     used += item.num_tokens;
   }
-  budget_ = std::min(limits_.max_num_batched_tokens, kSpeculatedRows) - used;
+  budget_ = std::min(limits_.max_num_batched_tokens, limits_.max_speculated_rows) - used;
   for (ScheduledSequence& item : plan_) {
     Sequence& sequence = *item.sequence;
     const int64_t length = sequence.length();

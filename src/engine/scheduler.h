@@ -20,6 +20,7 @@ struct SchedulerLimits {
   // Most tokens of prompts in a step in which others decode, so that these wait no longer.
   int64_t max_mixed_prefill = std::numeric_limits<int64_t>::max();
   int64_t max_prompt_rows = 1;  // of logits that score prompts and drafts, in a step
+  int64_t max_speculated_rows = kSpeculatedRows;  // of a step with drafts
   int64_t page_size = 1;
   // Longer prompts have keys that depend on their length, so they share no pages (DynamicRope).
   int64_t longest_shared_prompt = std::numeric_limits<int64_t>::max();

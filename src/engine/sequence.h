@@ -15,6 +15,7 @@
 namespace nibble {
 
 struct DraftShadow;
+struct MaskJob;
 
 /// A request inside the engine: its tokens, its pages and how far it is computed.
 struct Sequence {
@@ -39,9 +40,8 @@ struct Sequence {
   int64_t offered_pages = 0;  // leading pages already offered to the prefix cache
   PrefixCache::NodeId node = PrefixCache::kRoot;
 
-  std::vector<int32_t> draft;  // proposed to follow the tokens
-  DraftLength draft_length;
-  DraftGain draft_gain;                 // of a draft model's proposals
+  std::vector<int32_t> draft;           // proposed to follow the tokens
+  DraftGain draft_gain;                 // of its proposals
   std::shared_ptr<DraftShadow> shadow;  // what a draft model has of it
 
   /// Tokens seen so far, with how often the answer has them; kept only when penalties need it.
@@ -97,6 +97,7 @@ struct Sequence {
   /// all.
   std::vector<uint32_t> mask;
   int64_t mask_length = 0;
+  std::shared_ptr<MaskJob> mask_job;  // null unless the mask is being filled
 
   [[nodiscard]] int64_t length() const { return static_cast<int64_t>(tokens.size()); }
   [[nodiscard]] int64_t generated() const { return length() - prompt_tokens; }

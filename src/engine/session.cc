@@ -191,9 +191,6 @@ Status load_engine(const std::string& model_dir,
   NIBBLE_ASSIGN_OR_RETURN(const ModelConfig config, load_model_config(model_dir));
   EngineOptions wanted = options.engine;
   wanted.kv_code = kv_code_for(options.kv_code, config, *session.backend);
-  if (wanted.speculation.tokens > 0 && session.backend->samples_tokens()) {
-    return no_speculation();
-  }
   NIBBLE_ASSIGN_OR_RETURN(const EngineOptions resolved,
                           resolve_in_memory(wanted, model_dir, config, *session.backend));
   NIBBLE_ASSIGN_OR_RETURN(auto model,

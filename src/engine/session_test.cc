@@ -63,6 +63,8 @@ TEST(Session, KvCacheDtypeNames) {
   EXPECT_EQ(parse_kv_cache_dtype("f32").value(), KvCode::kF32);
   EXPECT_EQ(parse_kv_cache_dtype("int8").value(), KvCode::kInt8);
   EXPECT_EQ(parse_kv_cache_dtype("int4").value(), KvCode::kInt4);
+  EXPECT_EQ(parse_kv_cache_dtype("int4_page").value(), KvCode::kInt4Page);
+  EXPECT_EQ(parse_kv_cache_dtype("int4_static").value(), KvCode::kInt4Static);
   EXPECT_THAT(parse_kv_cache_dtype("fp4").status().message(), HasSubstr("'fp4'"));
 }
 

@@ -12,7 +12,6 @@ namespace nibble {
 namespace {
 
 constexpr const char* kFlag = "--speculative-config";
-constexpr int64_t kFirstLength = 4;  // of a sequence, which may not repeat itself at all
 constexpr int64_t kMostTokens = 64;
 constexpr int64_t kMostLookup = 64;
 constexpr std::array<std::string_view, 4> kLookupMembers = {
@@ -100,13 +99,6 @@ Result<Speculation> parse_speculation(std::string_view text) {
   return out;
 }
 
-Status no_speculation() {
-  return make_error(StatusCode::kUnsupported,
-                    "{}: this device samples tokens where it computes, and verifies none that are "
-                    "proposed; leave it out, or use --device cpu",
-                    kFlag);
-}
-
 std::vector<int32_t> look_up(std::span<const int32_t> tokens,
                              const Speculation& options,
                              int64_t most) {
@@ -133,23 +125,15 @@ std::vector<int32_t> look_up(std::span<const int32_t> tokens,
   return out;
 }
 
-int64_t DraftLength::next(const Speculation& options) {
-  if (pause_ > 0) {
-    --pause_;
-    return 0;
+bool may_follow(std::span<const int32_t> tokens, const Speculation& options) {
+  const auto size = std::ssize(tokens);
+  const int64_t length = options.lookup_min - 1;  // the one that is missing is not known
+  if (size <= length) {
+    return false;
   }
-  return length_ == 0 ? std::min(kFirstLength, options.tokens) : length_;
-}
-
-void DraftLength::learn(const Speculation& options, int64_t proposed, int64_t accepted) {
-  if (accepted == 0) {
-    length_ = std::max<int64_t>(proposed / 2, 1);
-    pause_ = next_pause_;
-    next_pause_ = std::min(2 * next_pause_, kLongestPause);
-    return;
-  }
-  next_pause_ = kFirstPause;
-  length_ = std::min(accepted == proposed ? 2 * proposed : accepted + 1, options.tokens);
+  const auto end = tokens.last(static_cast<size_t>(length));
+  const auto front = tokens.first(static_cast<size_t>(size - 1));
+  return std::search(front.begin(), front.end(), end.begin(), end.end()) != front.end();
 }
 
 void SpeculationStats::count(int64_t proposed, int64_t accepted) {

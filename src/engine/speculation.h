@@ -19,9 +19,10 @@ struct Speculation {
   std::string draft_model;  // folder of a model that proposes; "": prompt lookup does
 };
 
-/// Most rows of a step with proposals: those of one tile of products on CPUs, of which fewer take
-/// about as long.
+/// Most rows of a step with proposals. On CPUs those of one tile of products, of which fewer take
+/// about as long; on devices that sample tokens themselves more, whose steps take little longer.
 inline constexpr int64_t kSpeculatedRows = 16;
+inline constexpr int64_t kMostSpeculatedRows = 64;
 
 /// Reads vLLM's --speculative-config: {"method": "ngram", "num_speculative_tokens": N,
 /// "prompt_lookup_max": .., "prompt_lookup_min": ..} or {"method": "draft_model", "model": FOLDER,
@@ -29,31 +30,14 @@ inline constexpr int64_t kSpeculatedRows = 16;
 /// method.
 Result<Speculation> parse_speculation(std::string_view json);
 
-/// Why a device that samples tokens itself takes no speculation: kUnsupported.
-Status no_speculation();
-
 /// At most `most` tokens that may follow `tokens`: what followed the latest of the longest earlier
 /// occurrences of their end, over and over if that is the end itself. Empty if there is none.
 [[nodiscard]] std::vector<int32_t> look_up(std::span<const int32_t> tokens,
                                            const Speculation& options,
                                            int64_t most);
 
-/// How many tokens to propose for one sequence, learnt from what became of those before: as many as
-/// asked for where all are right, fewer and more seldom where they are not.
-class DraftLength final {
- public:
-  /// Tokens to propose now; counts the tokens of the sequence by its calls.
-  [[nodiscard]] int64_t next(const Speculation& options);
-  void learn(const Speculation& options, int64_t proposed, int64_t accepted);
-
- private:
-  static constexpr int64_t kFirstPause = 4;
-  static constexpr int64_t kLongestPause = 128;
-
-  int64_t length_ = 0;  // 0: nothing is known yet
-  int64_t pause_ = 0;   // tokens left without a proposal
-  int64_t next_pause_ = kFirstPause;
-};
+/// Whether look_up() may find something behind one token more.
+[[nodiscard]] bool may_follow(std::span<const int32_t> tokens, const Speculation& options);
 
 /// What became of proposals since start.
 struct SpeculationStats {

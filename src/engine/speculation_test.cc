@@ -1,5 +1,8 @@
 #include "engine/speculation.h"
 
+#include <algorithm>
+#include <random>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -34,33 +37,29 @@ TEST(Lookup, ProposesWhatFollowedTheLongestLatestOccurrence) {
   EXPECT_THAT(propose({1, 2, 3, 1, 2}, 0), IsEmpty());
 }
 
-TEST(DraftLength, FallsAndPausesWhereProposalsAreWrong) {
-  const Speculation options{.tokens = 8};
-  DraftLength length;
-  EXPECT_EQ(length.next(options), 4);
-  length.learn(options, 4, 4);
-  EXPECT_EQ(length.next(options), 8);
-  length.learn(options, 8, 3);
-  EXPECT_EQ(length.next(options), 4);
-  length.learn(options, 4, 4);
-  EXPECT_EQ(length.next(options), 8);
-  int64_t proposals = 0;
-  for (int token = 0; token < 2000; ++token) {
-    if (const int64_t proposed = length.next(options); proposed > 0) {
-      ++proposals;
-      length.learn(options, proposed, 0);
+TEST(Lookup, SaysWhetherItMayFindSomethingBehindOneTokenMore) {
+  const Speculation options{.tokens = 8, .lookup_max = 3, .lookup_min = 3};
+  EXPECT_TRUE(may_follow(Ids{1, 2, 9, 1, 2}, options));
+  EXPECT_FALSE(may_follow(Ids{1, 2, 9, 2, 1}, options));
+  EXPECT_FALSE(may_follow(Ids{1, 2}, options));  // they stand nowhere before
+  EXPECT_TRUE(may_follow(Ids{7, 7, 7}, options));
+  EXPECT_FALSE(may_follow(Ids{}, options));
+  // Whatever comes, look_up() finds nothing where it says so, and something for some token where
+  // it does not.
+  std::mt19937 random(3);
+  for (int round = 0; round < 2000; ++round) {
+    Ids tokens(random() % 12);
+    std::ranges::generate(tokens, [&] { return static_cast<int32_t>(random() % 3); });
+    const Speculation any{.lookup_max = 4, .lookup_min = 1 + static_cast<int64_t>(random() % 4)};
+    bool found = false;
+    for (int32_t next = 0; next < 3; ++next) {
+      Ids longer = tokens;
+      longer.push_back(next);
+      found = found || !look_up(longer, any, 1).empty();
     }
+    // One token, and the same again, is all that it may miss.
+    EXPECT_TRUE(may_follow(tokens, any) == found || tokens.size() < 2) << round;
   }
-  EXPECT_LT(proposals, 25);
-  int64_t longest = 0;
-  for (int token = 0; token < 200; ++token) {
-    const int64_t proposed = length.next(options);
-    longest = std::max(longest, proposed);
-    if (proposed > 0) {
-      length.learn(options, proposed, proposed);
-    }
-  }
-  EXPECT_EQ(longest, 8);
 }
 
 TEST(SpeculativeConfig, IsReadByVllmsNames) {
@@ -107,29 +106,95 @@ TEST(SpeculativeConfig, IsReadByVllmsNames) {
   }
 }
 
-TEST(Speculation, TakesFewerStepsForTheSameAnswer) {
-  Answer plain;
-  Request request = greedy({5, 7, 8, 7, 8}, 60, plain);
+/// A model whose steps take as long with proposals as without.
+std::unique_ptr<FakeModel> even_model(bool samples) {
+  auto model = std::make_unique<FakeModel>();
+  model->set_step_time(std::chrono::microseconds(1000));
+  model->set_sampling(samples);
+  return model;
+}
+
+/// Says 7 mostly, and 8.
+Request repetitive(bool samples, Answer& answer) {
+  Request request = greedy({5, 7, 8, 7, 8}, 60, answer);
   request.ignore_eos = true;
-  request.sampling.allowed_tokens = {7, 8};
-  request.sampling.logit_bias = {{7, 3.0F}};  // mostly 7
-  const Answer expected = alone(request);
-  EngineOptions options = small_options(64);
+  request.sampling.logit_bias = {{7, 33.0F}, {8, 30.0F}};
+  if (!samples) {
+    request.sampling.allowed_tokens = {7, 8};
+  }
+  return request;
+}
+
+EngineOptions lookup_options(int64_t pages) {
+  EngineOptions options = small_options(pages);
   options.speculation = {.tokens = 4, .lookup_max = 3, .lookup_min = 1};
-  const auto core = make_core(options);
+  return options;
+}
+
+TEST(Speculation, TakesFewerStepsForTheSameAnswer) {
+  for (const bool samples : {false, true}) {
+    Answer plain;
+    const Request request = repetitive(samples, plain);
+    const Answer expected = alone(request);
+    const auto core = make_core(lookup_options(64), even_model(samples));
+    core->add(request);
+    run_all(*core);
+    EXPECT_EQ(plain.tokens, expected.tokens);
+    const EngineStats stats = core->stats();
+    EXPECT_LT(stats.steps, 50);
+    EXPECT_EQ(stats.generated_tokens, 60);
+    EXPECT_EQ(stats.steps + stats.speculation.accepted_tokens, 60);
+    EXPECT_GE(stats.speculation.draft_tokens, stats.speculation.accepted_tokens);
+    int64_t at_places = 0;
+    for (const int64_t accepted : stats.speculation.accepted_at) {
+      at_places += accepted;
+    }
+    EXPECT_EQ(at_places, stats.speculation.accepted_tokens);
+  }
+}
+
+// What a row is sampled by depends on the tokens in front of it, of which some are only proposed.
+TEST(Speculation, RowsOfADeviceAreSampledByTheTokensInFrontOfThem) {
+  Answer answer;
+  Request request = repetitive(true, answer);
+  request.sampling.temperature = 1.0;
+  request.sampling.seed = 5;
+  request.sampling.frequency_penalty = 0.3;
+  request.sampling.repetition_penalty = 1.2;
+  request.bad_words = {{7, 7, 7, 8}, {8, 8}};
+  request.min_tokens = 20;
+  const Answer expected = alone(request);
+  const auto core = make_core(lookup_options(64), even_model(true));
   core->add(request);
   run_all(*core);
-  EXPECT_EQ(plain.tokens, expected.tokens);
-  const EngineStats stats = core->stats();
-  EXPECT_LT(stats.steps, 50);
-  EXPECT_EQ(stats.generated_tokens, 60);
-  EXPECT_EQ(stats.steps + stats.speculation.accepted_tokens, 60);
-  EXPECT_GE(stats.speculation.draft_tokens, stats.speculation.accepted_tokens);
-  int64_t at_places = 0;
-  for (const int64_t accepted : stats.speculation.accepted_at) {
-    at_places += accepted;
+  EXPECT_EQ(answer.tokens, expected.tokens);
+  EXPECT_GT(core->stats().speculation.accepted_tokens, 0);
+}
+
+// A device runs ahead where no proposal can come, and does not where one may.
+TEST(Speculation, StepsAreStartedAheadWhereNothingIsFound) {
+  for (const bool repeats : {false, true}) {
+    Answer answer;
+    Request request = repetitive(true, answer);
+    if (!repeats) {
+      request.sampling.logit_bias.clear();
+    }
+    const Answer expected = alone(request);
+    auto model = even_model(true);
+    const FakeModel& watched = *model;
+    EngineOptions options = lookup_options(64);
+    options.speculation.lookup_min = options.speculation.lookup_max = 3;
+    const auto core = make_core(options, std::move(model));
+    core->add(request);
+    run_all(*core);
+    EXPECT_EQ(answer.tokens, expected.tokens);
+    if (repeats) {
+      EXPECT_LT(watched.fed_steps(), 25);
+      EXPECT_GT(core->stats().speculation.accepted_tokens, 20);
+    } else {
+      EXPECT_GT(watched.fed_steps(), 40);
+    }
   }
-  EXPECT_EQ(at_places, stats.speculation.accepted_tokens);
 }
 
 TEST(Speculation, LeavesLargeStepsAlone) {
@@ -138,7 +203,7 @@ TEST(Speculation, LeavesLargeStepsAlone) {
     options.max_num_seqs = 20;
     options.max_num_batched_tokens = 200;
     options.speculation = {.tokens = 4, .lookup_max = 3, .lookup_min = 1};
-    const auto core = make_core(options);
+    const auto core = make_core(options, even_model(false));
     std::vector<Answer> answers(static_cast<size_t>(requests));
     for (Answer& answer : answers) {
       Request request = greedy({5, 7, 8, 7, 8}, 30, answer);
@@ -149,17 +214,6 @@ TEST(Speculation, LeavesLargeStepsAlone) {
     run_all(*core);
     EXPECT_EQ(core->stats().speculation.drafts > 0, requests < 16) << requests;
   }
-}
-
-TEST(Speculation, IsRefusedWhereTheDeviceSamples) {
-  auto model = std::make_unique<FakeModel>();
-  model->set_sampling(true);
-  EngineOptions options = small_options(64);
-  options.speculation = {.tokens = 4};
-  const auto resolved = EngineCore::resolve(options, model->config());
-  const auto core = EngineCore::create(std::move(model), *resolved);
-  ASSERT_FALSE(core.ok());
-  EXPECT_EQ(core.status().code(), StatusCode::kUnsupported);
 }
 
 }  // namespace

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/check.h"
+
 namespace nibble {
 namespace {
 
@@ -12,12 +14,23 @@ bool decodes(const ScheduledSequence& item) {
          item.sequence->generated() > 0;
 }
 
+// Whether it decodes once the step is done, unless it ends there.
+bool will_decode(const ScheduledSequence& item) {
+  return item.sequence->remaining() == item.num_tokens;
+}
+
+int64_t running(std::span<const ScheduledSequence> plan) {
+  return std::ranges::count_if(
+      plan, [](const ScheduledSequence& item) { return item.sequence != nullptr; });
+}
+
 }  // namespace
 
 Speculator::Speculator(const EngineOptions& options,
+                       int64_t rows,
                        std::unique_ptr<DraftModel> draft,
                        SamplerInputs& inputs)
-    : options_(options), draft_(std::move(draft)), inputs_(inputs) {}
+    : options_(options), rows_(rows), draft_(std::move(draft)), inputs_(inputs) {}
 
 // Tokens of a sequence that a proposal may have: one more is sampled behind it.
 int64_t Speculator::most_for(const Sequence& sequence) const {
@@ -29,75 +42,82 @@ int64_t Speculator::most_for(const Sequence& sequence) const {
                    options_.max_model_len - sequence.length() - 1});
 }
 
-void Speculator::propose(std::span<const ScheduledSequence> plan, Others others) {
-  if (options_.speculation.tokens == 0) {
-    return;
-  }
-  for (const ScheduledSequence& item : plan) {
-    if (!decodes(item)) {
-      continue;
-    }
-    item.sequence->draft.clear();
-    if (draft_ == nullptr) {
-      look_up_one(*item.sequence);
-    }
-  }
-  if (draft_ != nullptr && others == Others::kNone) {
-    ask_model(plan);
-  }
+// Passes of a model are not for nothing: it proposes nothing beside a prompt, or for more sequences
+// than can have a proposal each.
+bool Speculator::model_fits(std::span<const ScheduledSequence> plan, Others others) const {
+  return others == Others::kNone && 2 * running(plan) <= rows_ &&
+         std::ranges::all_of(plan, [](const ScheduledSequence& item) {
+           return item.sequence == nullptr || will_decode(item);
+         });
 }
 
-void Speculator::look_up_one(Sequence& sequence) {
-  const int64_t most = most_for(sequence);
-  if (most > 0) {
-    const int64_t count = sequence.draft_length.next(options_.speculation);
-    sequence.draft = look_up(sequence.tokens, options_.speculation, std::min(count, most));
-  }
-}
-
-// A step has few rows for proposals, and passes of a model are not for nothing: there are none
-// beside a prompt, and only as many as fit.
-void Speculator::ask_model(std::span<const ScheduledSequence> plan) {
-  const auto ended = [](const ScheduledSequence& item) { return item.sequence == nullptr; };
-  const auto sequences = std::ssize(plan) - std::ranges::count_if(plan, ended);
-  const bool few = sequences > 0 && 2 * sequences <= kSpeculatedRows;
-  const bool alone = std::ranges::all_of(
-      plan, [&](const ScheduledSequence& item) { return ended(item) || decodes(item); });
-  if (!few || !alone || clock_.wants_plain_step(sequences)) {
-    return;
+bool Speculator::decide(std::span<const ScheduledSequence> plan, Others others) {
+  counts_.assign(plan.size(), 0);
+  const int64_t sequences = running(plan);
+  if (options_.speculation.tokens == 0 || sequences == 0 || sequences >= rows_ ||
+      (draft_ != nullptr && !model_fits(plan, others)) || clock_.wants_plain_step(sequences)) {
+    return false;
   }
   const DraftCosts costs = clock_.costs(sequences);
-  wishes_.clear();
-  for (const ScheduledSequence& item : plan) {
-    if (ended(item)) {
+  const int64_t most = std::min(options_.speculation.tokens,
+                                draft_ != nullptr ? rows_ / sequences - 1 : rows_ - sequences);
+  bool any = false;
+  for (size_t i = 0; i < plan.size(); ++i) {
+    const ScheduledSequence& item = plan[i];
+    if (item.sequence == nullptr || !will_decode(item) || most_for(*item.sequence) <= 1) {
       continue;
     }
-    const int64_t most =
-        std::min(most_for(*item.sequence), (kSpeculatedRows - sequences) / sequences);
-    const int64_t count = most > 0 ? item.sequence->draft_gain.next(costs, sequences, most) : 0;
-    if (count > 0) {
-      wishes_.push_back({item.sequence, count});
+    // Where nothing can be found, nothing is asked for: a pause is one of proposals.
+    if (draft_ != nullptr || item.num_draft > 0 ||
+        may_follow(item.sequence->tokens, options_.speculation)) {
+      counts_[i] = item.sequence->draft_gain.next(costs, sequences, most);
+      any = any || counts_[i] > 0;
+    }
+  }
+  return any;
+}
+
+void Speculator::propose(std::span<const ScheduledSequence> plan) {
+  CHECK_EQ(plan.size(), counts_.size());
+  wishes_.clear();
+  for (size_t i = 0; i < plan.size(); ++i) {
+    if (plan[i].sequence == nullptr) {
+      continue;
+    }
+    Sequence& sequence = *plan[i].sequence;
+    sequence.draft.clear();
+    const int64_t count = std::min(counts_[i], most_for(sequence));
+    if (count <= 0 || !decodes(plan[i])) {
+      continue;
+    }
+    if (draft_ == nullptr) {
+      sequence.draft = look_up(sequence.tokens, options_.speculation, count);
+    } else {
+      wishes_.push_back({&sequence, count});
     }
   }
   if (!wishes_.empty()) {
-    const DraftModel::Work work = draft_->propose(
-        wishes_,
-        [this](const Sequence& sequence, int64_t ahead) { return inputs_.next(sequence, ahead); });
-    clock_.note_passes(sequences, work.passes, work.seconds);
+    ask_model(running(plan));
   }
+}
+
+void Speculator::ask_model(int64_t sequences) {
+  const DraftModel::Work work = draft_->propose(
+      wishes_,
+      [this](const Sequence& sequence, int64_t ahead) { return inputs_.next(sequence, ahead); });
+  clock_.note_passes(sequences, work.passes, work.seconds);
 }
 
 void Speculator::learn(Sequence* sequence, int64_t proposed, int64_t accepted) {
   stats_.count(proposed, accepted);
   if (sequence != nullptr) {
-    sequence->draft_length.learn(options_.speculation, proposed, accepted);
     sequence->draft_gain.learn(proposed, accepted);
   }
 }
 
 void Speculator::note_step(std::span<const ScheduledSequence> plan, double seconds) {
-  if (draft_ == nullptr || plan.empty()) {
-    return;  // a model's costs alone are measured
+  if (options_.speculation.tokens == 0 || plan.empty()) {
+    return;
   }
   int64_t drafted = 0;
   for (const ScheduledSequence& item : plan) {

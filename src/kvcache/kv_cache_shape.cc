@@ -11,18 +11,39 @@
 
 namespace nibble {
 
+namespace {
+
+void add_layer(const KvSpec& spec, std::vector<KvPool>& pools) {
+  const auto found =
+      std::ranges::find_if(pools, [&](const KvPool& pool) { return pool.spec == spec; });
+  if (found == pools.end()) {
+    pools.push_back({.spec = spec, .num_layers = 1});
+  } else {
+    ++found->num_layers;
+  }
+}
+
+}  // namespace
+
 std::vector<KvPool> kv_pools(const std::vector<KvSpec>& layers) {
   std::vector<KvPool> pools;
   for (const KvSpec& spec : layers) {
-    const auto found =
-        std::ranges::find_if(pools, [&](const KvPool& pool) { return pool.spec == spec; });
-    if (found == pools.end()) {
-      pools.push_back({.spec = spec, .num_layers = 1});
-    } else {
-      ++found->num_layers;
+    add_layer(spec, pools);
+  }
+  for (const KvSpec& spec : layers) {
+    if (kv_has_residual(spec.code)) {
+      add_layer(residual_of(spec), pools);
     }
   }
   return pools;
+}
+
+int64_t layer_page_bytes(const KvSpec& spec, int64_t page_size, const Backend* backend) {
+  if (spec.is_residual()) {
+    return page_size * spec.kv_heads * kv_row_bytes(spec.code, spec.key_dim);
+  }
+  const KvView view = view_of(spec, page_size);
+  return backend != nullptr ? backend->kv_page_bytes(view) : view.page_bytes();
 }
 
 int64_t window_pages(int64_t window, int64_t page_size) {
@@ -40,7 +61,8 @@ KvView view_of(const KvSpec& spec, int64_t page_size) {
           .page_size = page_size,
           .kv_heads = spec.kv_heads,
           .head_dim = spec.key_dim,
-          .basis = basis_of(spec.code)};
+          .basis = basis_of(spec.code),
+          .latent = spec.latent};
 }
 
 KvCacheShape KvCacheShape::equal_pools(std::vector<KvSpec> layers,
@@ -55,9 +77,7 @@ KvCacheShape KvCacheShape::equal_pools(std::vector<KvSpec> layers,
 std::vector<int64_t> KvCacheShape::page_bytes(const Backend* backend) const {
   std::vector<int64_t> bytes;
   for (const KvPool& pool : kv_pools(layers)) {
-    const KvView view = view_of(pool.spec, page_size);
-    const int64_t layer = backend != nullptr ? backend->kv_page_bytes(view) : view.page_bytes();
-    bytes.push_back(layer * pool.num_layers);
+    bytes.push_back(layer_page_bytes(pool.spec, page_size, backend) * pool.num_layers);
   }
   return bytes;
 }
@@ -76,11 +96,13 @@ std::string KvCacheShape::describe() const {
   std::string text;
   const std::vector<KvPool> pools = kv_pools(layers);
   for (size_t pool = 0; pool < pools.size(); ++pool) {
-    const int64_t window = pools[pool].spec.window;
+    const KvSpec& spec = pools[pool].spec;
+    const std::string window = spec.is_residual() ? ", keys that have no codes yet"
+                               : spec.window > 0  ? fmt::format(" with a window of {}", spec.window)
+                                                  : "";
     text += fmt::format("{}{} {}{}: {} pages of {} tokens", pool > 0 ? "; " : "",
                         pools[pool].num_layers, pools[pool].num_layers == 1 ? "layer" : "layers",
-                        window > 0 ? fmt::format(" with a window of {}", window) : "",
-                        num_pages[pool], page_size);
+                        window, num_pages[pool], page_size);
   }
   return text;
 }
@@ -97,10 +119,37 @@ int64_t KvCacheShape::sequences_of(int64_t length) const {
   return most;
 }
 
+namespace {
+
+/// Whether rows of latent attention are kept in a format whose kernels read values out of keys.
+Status check_latent(const KvSpec& spec, const Backend& backend) {
+  if (!spec.latent) {
+    return {};
+  }
+  if (spec.key_dim == 576 && spec.value_dim != 512 && !backend.host_memory()) {
+    return make_error(StatusCode::kUnsupported,
+                      "{} takes rows of 576 numbers for a latent of 512, but kv_lora_rank is {}; run "
+                      "the model with --device cpu",
+                      backend.name(), spec.value_dim);
+  }
+  if (kv_format(spec.code).per == KvParameters::kNone) {
+    return {};
+  }
+  return make_error(StatusCode::kUnsupported,
+                    "a {} cache has no form for latent attention, whose rows are keys and values "
+                    "at once; take --kv-cache-dtype bf16",
+                    kv_code_name(spec.code));
+}
+
+}  // namespace
+
 Status KvCacheShape::check(const Backend& backend, int64_t heads) const {
   for (const KvPool& pool : kv_pools(layers)) {
     const KvSpec& spec = pool.spec;
-    if (spec.key_dim != spec.value_dim) {
+    if (spec.is_residual()) {
+      continue;
+    }
+    if (spec.key_dim != spec.value_dim && !spec.latent) {
       return make_error(StatusCode::kUnsupported,
                         "{} of {} layers keep keys of {} and values of {} elements per head, but "
                         "{} computes attention over keys and values of equal size alone; such "
@@ -108,6 +157,7 @@ Status KvCacheShape::check(const Backend& backend, int64_t heads) const {
                         pool.num_layers, layers.size(), spec.key_dim, spec.value_dim,
                         backend.name());
     }
+    NIBBLE_RETURN_IF_ERROR(check_latent(spec, backend));
     NIBBLE_RETURN_IF_ERROR(backend.check_kv(view_of(spec, page_size), heads));
   }
   return {};

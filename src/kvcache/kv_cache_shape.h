@@ -16,7 +16,8 @@ struct KvPool {
   int64_t num_layers = 0;
 };
 
-/// The pools of a cache, in the order of their first layers.
+/// The pools of a cache, in the order of their first layers; behind them those of residuals
+/// (residual_of()).
 [[nodiscard]] std::vector<KvPool> kv_pools(const std::vector<KvSpec>& layers);
 
 /// Most pages of one sequence that hold what the computation of one token reads, where the pool has
@@ -47,6 +48,11 @@ struct KvCacheShape {
 
 /// The longest sequence that fits by itself into `pages` pages of a pool.
 [[nodiscard]] int64_t longest_sequence(int64_t window, int64_t page_size, int64_t pages);
+
+/// Bytes of a page of one layer: in host memory, or in that of `backend`.
+[[nodiscard]] int64_t layer_page_bytes(const KvSpec& spec,
+                                       int64_t page_size,
+                                       const Backend* backend);
 
 /// What kernels know of a layer's pages, without their place.
 [[nodiscard]] KvView view_of(const KvSpec& spec, int64_t page_size);

@@ -13,13 +13,19 @@ PagedKvCache::PagedKvCache(const KvCacheShape& shape, const Backend* backend)
     : shape_(shape), pools_(kv_pools(shape.layers)), places_(shape.layers.size()) {
   CHECK_EQ(shape.num_pages.size(), pools_.size());
   for (size_t pool = 0; pool < pools_.size(); ++pool) {
-    const KvView view = view_of(pools_[pool].spec, shape.page_size);
-    const int64_t page = backend != nullptr ? backend->kv_page_bytes(view) : view.page_bytes();
-    for (size_t layer = 0; layer < places_.size(); ++layer) {
-      if (shape.layers[layer] == pools_[pool].spec) {
-        places_[layer] = {.pool = static_cast<int32_t>(pool), .offset = bytes_};
-        bytes_ += page * shape.num_pages[pool];
-      }
+    place(pool, layer_page_bytes(pools_[pool].spec, shape.page_size, backend));
+  }
+}
+
+// Gives the layers of a pool their pages.
+void PagedKvCache::place(size_t pool, int64_t page_bytes) {
+  const KvSpec& spec = pools_[pool].spec;
+  for (size_t layer = 0; layer < places_.size(); ++layer) {
+    const KvSpec& own = shape_.layers[layer];
+    if (spec.is_residual() ? kv_has_residual(own.code) && residual_of(own) == spec : own == spec) {
+      (spec.is_residual() ? places_[layer].residual : places_[layer].pages) = {
+          .pool = static_cast<int32_t>(pool), .offset = bytes_};
+      bytes_ += page_bytes * shape_.num_pages[pool];
     }
   }
 }
@@ -42,10 +48,14 @@ Result<PagedKvCache> PagedKvCache::allocate(const KvCacheShape& shape, Backend& 
 
 KvView PagedKvCache::view(int64_t layer) const {
   CHECK_LT(layer, std::ssize(places_));
-  const LayerPlace& place = places_[static_cast<size_t>(layer)];
+  const auto& [pages, residual] = places_[static_cast<size_t>(layer)];
   KvView view = view_of(shape_.layers[static_cast<size_t>(layer)], shape_.page_size);
-  view.pages = memory_.as<std::byte>() + place.offset;
-  view.pool = place.pool;
+  view.pages = memory_.as<std::byte>() + pages.offset;
+  view.pool = pages.pool;
+  if (kv_has_residual(view.code)) {
+    view.residual = memory_.as<std::byte>() + residual.offset;
+    view.residual_pool = residual.pool;
+  }
   return view;
 }
 

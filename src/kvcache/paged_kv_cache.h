@@ -24,16 +24,21 @@ class PagedKvCache final {
   [[nodiscard]] int64_t program() const { return program_; }
 
  private:
-  struct LayerPlace {
+  struct Place {
     int32_t pool = 0;
     int64_t offset = 0;  // of its pages, in bytes
   };
+  struct LayerPlaces {
+    Place pages;
+    Place residual;  // of layers that have one
+  };
 
   PagedKvCache(const KvCacheShape& shape, const Backend* backend);
+  void place(size_t pool, int64_t page_bytes);
 
   KvCacheShape shape_;
   std::vector<KvPool> pools_;
-  std::vector<LayerPlace> places_;  // by layer
+  std::vector<LayerPlaces> places_;  // by layer
   int64_t bytes_ = 0;
   DeviceBuffer memory_;
   int64_t program_ = 0;

@@ -11,7 +11,9 @@ KvBasis AttentionBasis::view() const {
   return {.turns_keys = keys.turned,
           .turns_values = values.turned,
           .key_mean = keys.centred ? key_mean.as<float>() : nullptr,
-          .value_mean = values.centred ? value_mean.as<float>() : nullptr};
+          .value_mean = values.centred ? value_mean.as<float>() : nullptr,
+          .key_step = key_step.size() > 0 ? key_step.as<float>() : nullptr,
+          .value_step = value_step.size() > 0 ? value_step.as<float>() : nullptr};
 }
 
 Attention::Attention(Parts parts,
@@ -65,7 +67,7 @@ void Attention::attend(const ForwardContext& context) {
     kv.basis = parts_.basis->view();
   }
   // Where integers follow, all else is exact: attention alone could tell a GPU from a CPU.
-  const bool shared = parts_.output.act() == ActFormat::kInt8Token && kv.code == KvCode::kBf16;
+  const bool shared = is_integer(parts_.output.act()) && kv.code == KvCode::kBf16;
   const AttentionForm form = shared ? AttentionForm::kShared : AttentionForm::kOwn;
   step.rope_append_kv(RopeAppendArgs{.qkv = qkv,
                                      .stride = stride,
@@ -78,7 +80,8 @@ void Attention::attend(const ForwardContext& context) {
                                      .k_norm = parts_.k_norm ? parts_.k_norm->weight() : nullptr,
                                      .norm_eps = parts_.q_norm ? parts_.q_norm->eps() : 0.0F,
                                      .form = form,
-                                     .dynamic = rope_->dynamic});
+                                     .dynamic = rope_->dynamic,
+                                     .residuals = context.residuals});
   const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(shape_.head_dim)));
   step.attention(
       AttentionArgs{.q = qkv,
@@ -91,7 +94,8 @@ void Attention::attend(const ForwardContext& context) {
                     .kv = kv,
                     .sequences = context.sequences,
                     .form = form,
-                    .sinks = parts_.sinks.size() > 0 ? parts_.sinks.as<float>() : nullptr});
+                    .sinks = parts_.sinks.size() > 0 ? parts_.sinks.as<float>() : nullptr,
+                    .residuals = context.residuals});
 }
 
 }  // namespace nibble

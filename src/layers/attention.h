@@ -29,6 +29,8 @@ struct AttentionBasis {
   HeadForm values;
   DeviceBuffer key_mean;    // [kv_heads, head_dim] f32; empty unless keys are centred
   DeviceBuffer value_mean;  // the same of values
+  DeviceBuffer key_step;    // [kv_heads, head_dim] f32 of formats with parameters per channel
+  DeviceBuffer value_step;
 
   [[nodiscard]] KvBasis view() const;
 };

@@ -44,10 +44,14 @@ int64_t Linear::weight_bytes() const {
   return bytes;
 }
 
+int64_t Linear::x_stride_of(const GemmArgs& args) const {
+  return args.x_stride == 0 ? input_width(args.input.kind, k_) : args.x_stride;
+}
+
 void Linear::forward(GemmArgs args) {
   const Activations y = args.y;
-  args.x_stride = input_width(args.input.kind, k_);
-  args.y_stride = n_;
+  args.x_stride = x_stride_of(args);
+  args.y_stride = args.y_stride == 0 ? n_ : args.y_stride;
   const PreparedGemm* rounded = nullptr;  // by whom
   for (const Part& part : parts_) {
     args.y = y.at(part.first_column);
@@ -63,7 +67,7 @@ void Linear::forward(GemmArgs args) {
 Linear::Done Linear::forward(const GemmArgs& args, const ForwardContext& context) {
   if (context.observer != nullptr) {
     const InputRows rows{
-        .x = args.x, .stride = input_width(args.input.kind, k_), .width = k_, .input = args.input};
+        .x = args.x, .stride = x_stride_of(args), .width = k_, .input = args.input};
     if (context.observer->observe(context.step, rows) == RowObserver::Then::kSkip) {
       return Done::kNo;
     }

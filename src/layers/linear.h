@@ -32,8 +32,8 @@ class Linear final {
   /// Bytes that one row of activations reads.
   [[nodiscard]] int64_t weight_bytes() const;
 
-  /// x [m, k] (or what args.input says) and y [m, n], both dense: strides are filled in here.
-  /// Allocates nothing.
+  /// x [m, k] (or what args.input says) and y [m, n]: dense where no stride is given. Allocates
+  /// nothing.
   void forward(GemmArgs args);
   /// The same within a layer: the context's observer, if there is one, sees the rows first and may
   /// do without the product, which then is not done.
@@ -47,6 +47,8 @@ class Linear final {
   };
 
   Linear() = default;
+
+  [[nodiscard]] int64_t x_stride_of(const GemmArgs& args) const;
 
   int64_t n_ = 0;
   int64_t k_ = 0;

@@ -9,8 +9,8 @@
 namespace nibble {
 
 /// Memory that layers write and read within one step. Layers run one after the other and share it.
-enum class ScratchName : uint8_t { kQkv, kAttended, kUp, kNormed, kShared };
-inline constexpr size_t kScratchNames = 5;
+enum class ScratchName : uint8_t { kQkv, kAttended, kUp, kNormed, kShared, kQueries, kAbsorbed };
+inline constexpr size_t kScratchNames = 7;
 
 /// What a kind of layer needs of it, by the model's facts alone, so that memory can be planned
 /// before weights are loaded: `width` numbers for each row of a step, in Backend's

@@ -49,7 +49,7 @@ Result<PagedKvCache> Decoder::make_cache(const KvCacheShape& shape) {
 int64_t Decoder::weight_bytes() const {
   int64_t bytes = parts_.head.weight_bytes();
   for (const DecoderLayer& layer : parts_.layers) {
-    bytes += layer.attention.weight_bytes();
+    bytes += std::visit([](const auto& part) { return part.weight_bytes(); }, layer.attention);
     bytes += std::visit([](const auto& mlp) { return mlp.weight_bytes(); }, layer.mlp);
   }
   return bytes;
@@ -73,8 +73,8 @@ void Decoder::check_batch(const StepInput& batch, const PagedKvCache& cache) con
     CHECK_LE(sequence.q_len, sequence.kv_len);
     CHECK_LE(sequence.kv_len, config.max_position);
   }
-  for (const int32_t row : batch.logit_rows) {
-    CHECK_MSG(row >= 0 && row < rows, "logit row {} of {}", row, rows);
+  for (const int32_t row : batch.logit_rows) {  // of a step without tokens: of the one before
+    CHECK_MSG(row >= 0 && (row < rows || rows == 0), "logit row {} of {}", row, rows);
   }
 }
 
@@ -109,7 +109,8 @@ void Decoder::run_layers(Step& step, const PagedKvCache& cache) {
     context.kv = cache.view(index++);
     context.sequences =
         sequences_in_pool(step.input().sequences, step.input().other_pools, context.kv.pool);
-    layer.attention.forward(hidden, context);
+    context.residuals = residuals_in(context.kv, step.input().sequences, step.input().other_pools);
+    std::visit([&](auto& part) { part.forward(hidden, context); }, layer.attention);
     std::visit([&](auto& mlp) { mlp.forward(hidden, context); }, layer.mlp);
   }
 }
@@ -119,7 +120,7 @@ void Decoder::run(const StepInput& batch,
                   const SamplingInput& sampling,
                   float* logits) {
   check_batch(batch, cache);
-  if (batch.tokens.empty()) {
+  if (batch.tokens.empty() && sampling.rows.empty()) {
     return;
   }
   const StepPlan plan{.input = batch,
@@ -127,8 +128,10 @@ void Decoder::run(const StepInput& batch,
                       .program = cache.program(),
                       .sampling = sampling};
   backend_.run_step(plan, [&](Step& step) {
-    run_layers(step, cache);
-    if (step.logit_rows() > 0) {
+    if (step.rows() > 0) {  // else it samples the logits that the step before has left
+      run_layers(step, cache);
+    }
+    if (step.rows() > 0 && step.logit_rows() > 0) {
       write_logits(step, logits);
     }
     if (!sampling.rows.empty()) {
@@ -156,7 +159,7 @@ void Decoder::final_states(int64_t first, std::span<float> out) {
 }
 
 void Decoder::start(const StepInput& batch, PagedKvCache& cache, const SamplingInput& input) {
-  CHECK_EQ(input.rows.size(), batch.logit_rows.size());
+  CHECK(input.rows.empty() || input.rows.size() == batch.logit_rows.size());
   run(batch, cache, input, logits_.as<float>());
 }
 

@@ -8,6 +8,7 @@
 
 #include "core/device_buffer.h"
 #include "layers/attention.h"
+#include "layers/latent_attention.h"
 #include "layers/linear.h"
 #include "layers/mlp.h"
 #include "layers/moe.h"
@@ -17,7 +18,7 @@
 namespace nibble {
 
 struct DecoderLayer {
-  Attention attention;
+  std::variant<Attention, LatentAttention> attention;
   std::variant<Mlp, Moe> mlp;
 };
 

@@ -7,6 +7,7 @@
 #include "arch/kv_specs.h"
 #include "kvcache/kv_cache_shape.h"
 #include "layers/attention.h"
+#include "layers/latent_attention.h"
 #include "layers/mlp.h"
 #include "layers/moe.h"
 
@@ -33,7 +34,11 @@ DecoderScratch decoder_scratch(const ModelConfig& config,
       bytes = std::max(bytes, options.max_batch_tokens * need.width * bits / 8);
     }
   };
-  add(Attention::scratch(config));
+  if (config.latent.kv_rank > 0) {
+    add(LatentAttention::scratch(config));
+  } else {
+    add(Attention::scratch(config));
+  }
   if (!has_experts_everywhere(config)) {
     add(Mlp::scratch(config));
   }
@@ -49,7 +54,7 @@ StepLimits step_limits(const ModelConfig& config, const ModelOptions& options) {
           .sequences = options.max_sequences > 0 ? options.max_sequences : options.max_logit_rows,
           .logit_rows = options.max_logit_rows,
           .positions = config.max_position,
-          .pools = std::ssize(kv_pools(kv_specs(config, KvCode::kBf16))),
+          .pools = std::ssize(kv_pools(kv_specs(config, options.kv_code))),
           .input_width = config.hidden_size + config.intermediate_size,
           .top_k = has_experts_somewhere(config) ? config.moe.experts_per_token : 0,
           .hidden = config.hidden_size,

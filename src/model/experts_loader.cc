@@ -65,6 +65,7 @@ class ExpertsLoader final {
 
   /// Notes a projection of an expert, whose activations must be those of the first one.
   Result<QuantView> take(Role role, int64_t expert, MappedLinear& part) {
+    source_.note(part);  // as the file has it
     part.act.format = activations_of(part, config_.dtype);
     ActSpec& act = role == Role::kExpertDown ? down_act_ : act_;
     if (expert == 0 && role != Role::kExpertUp) {
@@ -77,7 +78,6 @@ class ExpertsLoader final {
           "--scheme NAME",
           part.weight.name, expert);
     }
-    source_.note(part);
     return part.weight;
   }
 

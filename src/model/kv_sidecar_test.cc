@@ -112,6 +112,49 @@ TEST_F(ModelKvSidecar, ChangesNoOtherCache) {
   EXPECT_THAT(status.message(), HasSubstr("nibble_kv.json"));
 }
 
+TEST_F(ModelKvSidecar, StaticRangesAreNeeded) {
+  const auto refused = [&](const char* words) {
+    const Status status = load(KvCode::kInt4Static).status();
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    EXPECT_THAT(status.message(), HasSubstr("--kv-cache-dtype int4_static"));
+    EXPECT_THAT(status.message(), HasSubstr(words));
+    EXPECT_THAT(status.message(), HasSubstr("nibble calibrate-kv"));
+  };
+  refused("does not exist");
+  write({.turned = true}, 0);
+  refused("has no ranges");
+}
+
+// Steps that suit the numbers lose less than such as make zeros of them.
+TEST_F(ModelKvSidecar, StaticRangesAreUsed) {
+  const std::vector<float> exact = logits(KvCode::kF32);
+  const auto with_ranges = [&](bool turned, float step, float mean) {
+    const auto channels = static_cast<size_t>(shape_.kv_heads * shape_.head_dim);
+    KvSidecar sidecar;
+    const KvSidecar::Half half{.ranges =
+                                   KvSidecar::Ranges{.turned = turned,
+                                                     .mean = std::vector<float>(channels, mean),
+                                                     .step = std::vector<float>(channels, step)}};
+    sidecar.layers.assign(static_cast<size_t>(shape_.layers), {half, half});
+    CHECK(write_kv_sidecar(sidecar, shape_, path()).ok());
+    return distance(logits(KvCode::kInt4Static), exact);
+  };
+  for (const bool turned : {false, true}) {
+    const double coarse = with_ranges(turned, 64, 0);  // all numbers become 0
+    double least = coarse;
+    for (const float step : {4.0F, 1.0F, 0.25F, 0.06F}) {
+      least = std::min(least, with_ranges(turned, step, 0));
+    }
+    EXPECT_LT(least, 0.5 * coarse);
+  }
+}
+
+TEST_F(ModelKvSidecar, DecidesTheFormOfValuesInPages) {
+  const std::vector<float> page = logits(KvCode::kInt4Page);
+  write({}, 0);  // values plain, as keys are anyway
+  EXPECT_NE(logits(KvCode::kInt4Page), page);
+}
+
 TEST_F(ModelKvSidecar, OfAnotherModelIsRefused) {
   shape_.layers += 1;
   write({.centred = true}, 1);

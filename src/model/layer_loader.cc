@@ -71,7 +71,9 @@ LayerLoader::LayerLoader(const ModelConfig& config,
     : config_(config), weights_(weights), backend_(backend), max_rows_(max_rows) {}
 
 Status LayerLoader::prepare() {
-  const RopeFrequencies rope = compute_rope_frequencies(config_.rope, config_.head_dim);
+  const bool latent = config_.latent.kv_rank > 0;
+  const RopeFrequencies rope =
+      compute_rope_frequencies(config_.rope, latent ? config_.latent.rope_dim : config_.head_dim);
   NIBBLE_ASSIGN_OR_RETURN(DeviceBuffer inv_freq, backend_.upload(rope.inv_freq));
   rope_ = std::make_shared<RopeTable>(std::move(inv_freq), rope.attention_factor, rope.dynamic);
   return {};
@@ -112,6 +114,11 @@ Result<Linear> LayerLoader::stacked(int64_t layer,
 }
 
 Result<DecoderLayer> LayerLoader::layer(int64_t index) {
+  if (config_.latent.kv_rank > 0) {
+    NIBBLE_ASSIGN_OR_RETURN(LatentAttention attention, latent_attention(index));
+    NIBBLE_ASSIGN_OR_RETURN(auto mlp, this->mlp(index));
+    return DecoderLayer{.attention = std::move(attention), .mlp = std::move(mlp)};
+  }
   NIBBLE_ASSIGN_OR_RETURN(Attention attention, this->attention(index));
   NIBBLE_ASSIGN_OR_RETURN(auto mlp, this->mlp(index));
   return DecoderLayer{.attention = std::move(attention), .mlp = std::move(mlp)};
@@ -174,7 +181,14 @@ Result<std::optional<AttentionBasis>> LayerLoader::basis(int64_t layer) {
     return std::optional<AttentionBasis>();
   }
   const KvSidecar::Layer& stored = sidecar_->layers[static_cast<size_t>(layer)];
-  AttentionBasis out{.keys = stored.keys.form, .values = stored.values.form};
+  if (kv_format(sidecar_code_).per == KvParameters::kPerChannel) {
+    NIBBLE_ASSIGN_OR_RETURN(AttentionBasis basis, static_basis(stored));
+    return std::optional(std::move(basis));
+  }
+  const HeadForm keys = kv_has_residual(sidecar_code_)
+                            ? stored.keys.page_form.value_or(HeadForm{.turned = true})
+                            : stored.keys.form;
+  AttentionBasis out{.keys = keys, .values = stored.values.form};
   if (out.keys.centred) {
     NIBBLE_ASSIGN_OR_RETURN(out.key_mean, backend_.upload(stored.keys.mean));
   }
@@ -182,6 +196,22 @@ Result<std::optional<AttentionBasis>> LayerLoader::basis(int64_t layer) {
     NIBBLE_ASSIGN_OR_RETURN(out.value_mean, backend_.upload(stored.values.mean));
   }
   return std::optional(std::move(out));
+}
+
+/// Of formats with ranges.
+Result<AttentionBasis> LayerLoader::static_basis(const KvSidecar::Layer& stored) {
+  const KvSidecar::Ranges& keys = stored.keys.ranges.value();
+  const KvSidecar::Ranges& values = stored.values.ranges.value();
+  AttentionBasis out{.keys = {.centred = !keys.mean.empty(), .turned = keys.turned},
+                     .values = {.centred = !values.mean.empty(), .turned = values.turned}};
+  for (const auto& [numbers, buffer] :
+       {std::pair(&keys.mean, &out.key_mean), std::pair(&values.mean, &out.value_mean),
+        std::pair(&keys.step, &out.key_step), std::pair(&values.step, &out.value_step)}) {
+    if (!numbers->empty()) {
+      NIBBLE_ASSIGN_OR_RETURN(*buffer, backend_.upload(*numbers));
+    }
+  }
+  return out;
 }
 
 /// What the file says of the inputs of a matrix of k columns, if the backend computes it.

@@ -25,10 +25,15 @@ class LayerLoader final {
 
   /// Uploads what the layers share: before all others.
   Status prepare();
-  /// Layers from now on enter caches as it says, of the model's shape.
-  void use(KvSidecar sidecar) { sidecar_ = std::move(sidecar); }
+  /// Layers from now on enter caches in `code` as it says, of the model's shape. For int4_static it
+  /// has_ranges().
+  void use(KvSidecar sidecar, KvCode code) {
+    sidecar_ = std::move(sidecar);
+    sidecar_code_ = code;
+  }
   Result<DecoderLayer> layer(int64_t index);
   Result<Attention> attention(int64_t index);
+  Result<LatentAttention> latent_attention(int64_t index);
   Result<std::variant<Mlp, Moe>> mlp(int64_t index);
   Result<Norm> norm(const std::string& module, int64_t size);
 
@@ -43,6 +48,11 @@ class LayerLoader final {
     int64_t n;
   };
 
+  struct LatentHeads {
+    std::unique_ptr<PreparedHeads> keys;
+    std::unique_ptr<PreparedHeads> values;
+  };
+
   [[nodiscard]] std::string name(Role role, int64_t layer) const {
     return module_name(*config_.family, role, layer);
   }
@@ -50,7 +60,9 @@ class LayerLoader final {
                          const std::vector<Projection>& projections,
                          int64_t k,
                          Bias bias_mode);
+  Result<LatentHeads> latent_heads(int64_t layer);
   Result<std::optional<AttentionBasis>> basis(int64_t layer);
+  Result<AttentionBasis> static_basis(const KvSidecar::Layer& stored);
   Result<int64_t> turn(Role role, int64_t layer, int64_t k);
   Result<Mlp> dense(int64_t layer);
   Result<Moe> moe(int64_t layer);
@@ -63,6 +75,7 @@ class LayerLoader final {
   int64_t max_rows_;
   std::shared_ptr<const RopeTable> rope_;
   std::optional<KvSidecar> sidecar_;
+  KvCode sidecar_code_ = KvCode::kInt4;
   std::string scheme_;
   int64_t layers_with_kv_scales_ = 0;
 };

@@ -8,9 +8,9 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "checkpoint/kv_sidecar.h"
-#include "model/blocks.h"
 #include "model/decoder.h"
 #include "model/layer_loader.h"
+#include "model/made_model.h"
 #include "model/weight_loader.h"
 
 namespace nibble {
@@ -69,14 +69,29 @@ class DecoderLoader final {
  private:
   Status load_kv_sidecar() {
     const std::string path = kv_sidecar_path(folder_);
-    if (!kv_format(options_.kv_code).turned || !file_exists(path)) {
+    const KvFormat format = kv_format(options_.kv_code);
+    const bool needed = format.per == KvParameters::kPerChannel;
+    if (needed && !file_exists(path)) {
+      return refuse_ranges(path, "does not exist");
+    }
+    if (!format.turned || !file_exists(path)) {
       return {};
     }
     NIBBLE_ASSIGN_OR_RETURN(KvSidecar sidecar, read_kv_sidecar(path, kv_sidecar_shape(config_)));
+    if (needed && !has_ranges(sidecar)) {
+      return refuse_ranges(path, "has no ranges: it was made before there were any, or edited");
+    }
     NIBBLE_LOG(kInfo, "{}: decides how keys and values enter the {} cache: {}", path,
                kv_code_name(options_.kv_code), describe(sidecar));
-    layers_.use(std::move(sidecar));
+    layers_.use(std::move(sidecar), options_.kv_code);
     return {};
+  }
+
+  [[nodiscard]] Status refuse_ranges(const std::string& path, std::string_view why) const {
+    return make_error(StatusCode::kInvalidArgument,
+                      "--kv-cache-dtype {} needs each channel's range, but {} {}; make it with "
+                      "nibble calibrate-kv {} --calibrate TEXT, or choose another --kv-cache-dtype",
+                      kv_code_name(options_.kv_code), path, why, folder_);
   }
 
   void log_kv_scales() const {
@@ -106,6 +121,17 @@ class DecoderLoader final {
   LayerLoader layers_;
 };
 
+/// Whether models of this kind have been compared with the CPU's on the device.
+Status check_device(const ModelConfig& config, const Backend& backend) {
+  if (config.latent.kv_rank == 0 || backend.host_memory()) {
+    return {};
+  }
+  return make_error(StatusCode::kUnsupported,
+                    "config.json: field architectures: \"{}\" has latent attention; no model with it "
+                    "has been compared with the CPU's on {}: run it with --device cpu",
+                    config.architecture, backend.name());
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Model>> load_model(const std::string& model_dir,
@@ -119,12 +145,13 @@ Result<std::unique_ptr<Model>> load_model(const std::string& model_dir,
                                           const ModelOptions& options,
                                           std::vector<ReplacedWeights> replaced) {
   NIBBLE_ASSIGN_OR_RETURN(const ModelConfig stored, load_model_config(model_dir));
-  NIBBLE_RETURN_IF_ERROR(check_blocks(stored));
+  NIBBLE_RETURN_IF_ERROR(check_device(stored, backend));
   const RunsFormat runs = [&](const WeightFormat& format, int64_t k) {
     const bool bf16 = stored.dtype == DType::kBF16;
     return backend.check_gemm(format, bf16 ? ActFormat::kBf16 : ActFormat::kFloat, k).ok();
   };
-  NIBBLE_ASSIGN_OR_RETURN(WeightLoader weights, WeightLoader::open(model_dir, stored, runs));
+  const FmpqUse use = options.ignore_fmpq ? FmpqUse::kIgnored : FmpqUse::kApplied;
+  NIBBLE_ASSIGN_OR_RETURN(WeightLoader weights, WeightLoader::open(model_dir, stored, runs, use));
   for (ReplacedWeights& one : replaced) {
     weights.substitute(one.module, std::move(one.weight), one.act);
   }
@@ -141,6 +168,15 @@ Result<std::unique_ptr<Model>> load_model(const std::string& model_dir,
     NIBBLE_LOG(kInfo, "{}: {}, {} layers, {}, on {}", model_dir, config.architecture,
                config.num_layers, parts.scheme, backend.name());
   }
+  return Decoder::create(std::move(parts), backend, options);
+}
+
+Result<std::unique_ptr<Model>> load_made_model(const MadeModel& made,
+                                               Backend& backend,
+                                               const ModelOptions& options) {
+  WeightLoader weights = WeightLoader::of_made(made.path, made.config, made.maker);
+  NIBBLE_ASSIGN_OR_RETURN(DecoderParts parts,
+                          DecoderLoader(made.path, weights, backend, options).load());
   return Decoder::create(std::move(parts), backend, options);
 }
 

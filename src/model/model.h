@@ -22,6 +22,7 @@ struct ModelOptions {
   // Of the caches that it will compute on: where the format has HeadForm, layers take what the
   // folder's sidecar says (checkpoint/kv_sidecar.h).
   KvCode kv_code = KvCode::kBf16;
+  bool ignore_fmpq = false;  // activations stay as they are: checkpoint/fmpq_sidecar.h
 };
 
 /// A loaded decoder-only transformer. forward() allocates nothing and is called by one thread.
@@ -58,7 +59,9 @@ class Model {
   [[nodiscard]] virtual bool first_steps_are_slow() const { return false; }
   /// forward(), but the logits stay where they are: tokens are sampled there, one for each of
   /// logit_rows, and finish() gives them. Need not wait: one more step may be started before this
-  /// one is finished, and its tokens may be this one's samples (batch.fed).
+  /// one is finished, and its tokens may be this one's samples (batch.fed). An input without rows
+  /// leaves the logits as they are: then a batch without tokens, whose logit_rows are as many,
+  /// comes before anything else, and its input says how they are sampled.
   virtual void start(const StepInput& /*batch*/,
                      PagedKvCache& /*cache*/,
                      const SamplingInput& /*input*/) {

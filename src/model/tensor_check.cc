@@ -12,7 +12,6 @@
 #include "base/json.h"
 #include "checkpoint/kv_scales.h"
 #include "checkpoint/source_matrix.h"
-#include "model/blocks.h"
 #include "model/weight_loader.h"
 
 namespace nibble {
@@ -131,6 +130,7 @@ class TensorCheck final {
 
 bool may_stay_unread(const TensorInfo& tensor, const ModelConfig& config) {
   return is_rope_frequencies(tensor.name) || predicts_further_tokens(tensor.name, config) ||
+         of_another_model(*config.family, tensor.name) ||
          (tensor.name.ends_with(".bias") && all_zero(tensor));
 }
 
@@ -150,9 +150,6 @@ Status check_model_tensors(const std::string& model_dir) {
     return {};
   }
   NIBBLE_RETURN_IF_ERROR(config.status());
-  if (!check_blocks(*config).ok()) {
-    return {};
-  }
   NIBBLE_ASSIGN_OR_RETURN(const Json json, read_config_json(model_dir));
   NIBBLE_ASSIGN_OR_RETURN(const CheckpointReader reader, CheckpointReader::open(model_dir));
   NIBBLE_ASSIGN_OR_RETURN(const SourceModel stored, list_source_matrices(reader, json));
@@ -163,7 +160,6 @@ Status check_model_tensors(const std::string& model_dir) {
 
 Status check_loadable(const std::string& model_dir) {
   NIBBLE_ASSIGN_OR_RETURN(const ModelConfig config, load_model_config(model_dir));
-  NIBBLE_RETURN_IF_ERROR(check_blocks(config));
   NIBBLE_ASSIGN_OR_RETURN(WeightLoader weights, WeightLoader::open(model_dir, config));
   for (const ModelTensor& tensor : list_tensors(weights.config())) {
     if (tensor.role == Role::kEmbedding || tensor.role == Role::kPositions) {

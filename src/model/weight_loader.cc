@@ -42,29 +42,49 @@ ActFormat activations_of(const MappedLinear& part, DType model) {
   return bf16 ? ActFormat::kBf16 : part.act.format;
 }
 
-WeightLoader::WeightLoader(CheckpointReader reader,
+WeightLoader::WeightLoader(std::optional<CheckpointReader> reader,
                            QuantConfig quant_config,
                            const ModelConfig& config)
     : kept_(std::make_shared<Kept>(Kept{.reader = std::move(reader), .tables = {}})),
-      reader_(&kept_->reader),
+      reader_(kept_->reader ? &*kept_->reader : nullptr),
       quant_config_(std::move(quant_config)),
       config_(config) {
-  config_.family = family_as_stored(
-      config_.family, [&](std::string_view name) { return reader_->find(name) != nullptr; });
+  config_.family = family_as_stored(config_.family, [&](std::string_view name) {
+    return reader_ != nullptr && reader_->find(name) != nullptr;
+  });
+}
+
+WeightLoader WeightLoader::of_made(const std::string& path,
+                                   const ModelConfig& config,
+                                   WeightMaker& maker) {
+  WeightLoader loader(std::nullopt, {.where = path}, config);
+  loader.maker_ = &maker;
+  return loader;
+}
+
+const std::vector<const TensorInfo*>& WeightLoader::tensors() const {
+  static const std::vector<const TensorInfo*> kNone;
+  return reader_ != nullptr ? reader_->tensors() : kNone;
 }
 
 Result<WeightLoader> WeightLoader::open(const std::string& model_dir,
                                         const ModelConfig& config,
-                                        RunsFormat runs) {
+                                        RunsFormat runs,
+                                        FmpqUse fmpq) {
   NIBBLE_ASSIGN_OR_RETURN(CheckpointReader reader, CheckpointReader::open(model_dir));
   NIBBLE_ASSIGN_OR_RETURN(QuantConfig quant_config, load_quant_config(reader));
   WeightLoader loader(std::move(reader), std::move(quant_config), config);
   loader.runs_ = std::move(runs);
+  NIBBLE_ASSIGN_OR_RETURN(loader.fmpq_,
+                          FmpqInputs::open(*loader.reader_, loader.quant_config_, fmpq));
   NIBBLE_RETURN_IF_ERROR(check_turned_inputs(loader.config_, loader.quant_config_.turned));
   return loader;
 }
 
 std::string WeightLoader::where_weight(const std::string& module) const {
+  if (reader_ == nullptr) {
+    return module;
+  }
   for (const char* suffix : {".weight", ".weight_packed", ".qweight"}) {
     if (const TensorInfo* info = reader_->find(module + suffix)) {
       return reader_->where(*info);
@@ -100,10 +120,20 @@ Result<MappedLinear> WeightLoader::map(const std::string& module,
                                        int64_t n,
                                        int64_t k,
                                        const RunsFormat& runs) {
-  return use(map_linear_weights(*reader_, quant_config_, module, runs), module, n, k);
+  return use(maker_ != nullptr ? maker_->linear(module, n, k)
+                               : map_linear_weights(*reader_, quant_config_, module, runs),
+             module, n, k);
 }
 
 Result<std::vector<MappedLinear>> WeightLoader::experts(std::span<const ExpertModule> modules) {
+  std::vector<MappedLinear> made;
+  for (size_t i = 0; maker_ != nullptr && i < modules.size(); ++i) {
+    const auto& [module, n, k] = modules[i];
+    NIBBLE_ASSIGN_OR_RETURN(made.emplace_back(), linear(module, n, k));
+  }
+  if (maker_ != nullptr) {
+    return made;
+  }
   if (pool_ == nullptr) {
     pool_ = std::make_unique<ThreadPool>(std::min(kMostThreads, read_cpu_topology().usable_cpus()));
   }
@@ -140,6 +170,7 @@ Result<MappedLinear> WeightLoader::use(Result<MappedLinear> mapped,
     return make_error(StatusCode::kCorrupt, "{}: shape [{}, {}], but config.json needs [{}, {}]",
                       where_weight(module), weights.weight.n, weights.weight.k, n, k);
   }
+  NIBBLE_RETURN_IF_ERROR(fmpq_.apply(module, weights));
   modules_.insert(module);
   if (!weights.dropped.empty() && dropped_.insert(weights.dropped).second) {
     NIBBLE_LOG(kWarning, "{}: the {} that {} asks for is left out: activations stay as they are",
@@ -156,7 +187,7 @@ Result<MappedLinear> WeightLoader::use(Result<MappedLinear> mapped,
 Result<std::unique_ptr<SourceMatrix>> WeightLoader::block_table(const std::string& module,
                                                                 int64_t n,
                                                                 int64_t k) {
-  const TensorInfo* tensor = reader_->find(module + ".weight");
+  const TensorInfo* tensor = reader_ == nullptr ? nullptr : reader_->find(module + ".weight");
   if (tensor == nullptr || tensor->blocks == nullptr) {
     return std::unique_ptr<SourceMatrix>();
   }
@@ -188,6 +219,9 @@ Result<std::vector<float>> WeightLoader::vector(const std::string& tensor, int64
 
 Result<std::vector<float>> WeightLoader::numbers(const std::string& tensor,
                                                  const std::vector<int64_t>& shape) {
+  if (maker_ != nullptr) {
+    return maker_->numbers(tensor, shape);
+  }
   NIBBLE_ASSIGN_OR_RETURN(const TensorInfo* info, reader_->require(tensor));
   if (info->dtype != DType::kF32 && info->dtype != DType::kF16 && info->dtype != DType::kBF16) {
     return make_error(StatusCode::kUnsupported, "{}: expected F32, F16 or BF16, got {}",
@@ -207,6 +241,9 @@ Result<std::vector<float>> WeightLoader::numbers(const std::string& tensor,
 }
 
 Result<std::optional<KvScales>> WeightLoader::kv_scales(int64_t layer) {
+  if (reader_ == nullptr) {
+    return std::optional<KvScales>();
+  }
   NIBBLE_ASSIGN_OR_RETURN(const StoredKvScales stored,
                           read_kv_scales(*reader_, module_name(*config_.family, Role::kKey, layer),
                                          module_name(*config_.family, Role::kValue, layer)));
@@ -222,7 +259,7 @@ Result<std::string> WeightLoader::head_module() {
     return own;
   }
   std::string shared = module_name(*config_.family, Role::kEmbedding);
-  const bool stored = std::ranges::any_of(reader_->tensors(), [&](const TensorInfo* tensor) {
+  const bool stored = std::ranges::any_of(tensors(), [&](const TensorInfo* tensor) {
     return tensor->name.starts_with(own + ".") && !tensor->name.ends_with(".bias");
   });
   if (!stored) {
@@ -251,7 +288,7 @@ Status WeightLoader::append_bias(const std::string& module, int64_t n, std::vect
 }
 
 void WeightLoader::read_ahead(const std::string& prefix) const {
-  for (const TensorInfo* info : reader_->tensors()) {
+  for (const TensorInfo* info : tensors()) {
     if (info->name.starts_with(prefix)) {
       reader_->read_ahead(*info);
     }
@@ -269,7 +306,7 @@ void WeightLoader::release(std::span<const MappedLinear> parts) const {
 }
 
 void WeightLoader::release_all() const {
-  for (const TensorInfo* info : reader_->tensors()) {
+  for (const TensorInfo* info : tensors()) {
     reader_->drop_pages(*info);
   }
 }
@@ -288,7 +325,8 @@ void WeightLoader::report_decoded() const {
 }
 
 Status WeightLoader::check_all_used() const {
-  for (const TensorInfo* info : reader_->tensors()) {
+  int64_t others = 0;
+  for (const TensorInfo* info : tensors()) {
     const std::string_view name = info->name;
     const size_t dot = name.rfind('.');
     const std::string_view module = name.substr(0, dot == std::string_view::npos ? 0 : dot);
@@ -296,6 +334,13 @@ Status WeightLoader::check_all_used() const {
     if (!module_used && !tensors_.contains(name) && !may_stay_unread(*info, config_)) {
       return unread_error(*reader_, *info);
     }
+    others += of_another_model(*config_.family, name) ? 1 : 0;
+  }
+  if (others > 0) {
+    NIBBLE_LOG(kWarning,
+               "{} tensors of what reads images are left out (names that begin with {}): the model "
+               "answers to text alone",
+               others, fmt::join(config_.family->others, ", "));
   }
   return {};
 }

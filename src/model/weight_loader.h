@@ -15,6 +15,8 @@
 #include "checkpoint/linear_reader.h"
 #include "checkpoint/quant_config.h"
 #include "checkpoint/source_matrix.h"
+#include "model/fmpq_inputs.h"
+#include "model/weight_maker.h"
 #include "quant/kv_formats.h"
 #include "quant/quant_tensor.h"
 
@@ -28,10 +30,18 @@ namespace nibble {
 /// that a checkpoint with weights that the model would ignore is refused.
 class WeightLoader final {
  public:
-  /// `runs`: what of a GGUF file stays as it is; everything else in blocks becomes BF16.
+  /// `runs`: what of a GGUF file stays as it is; everything else in blocks becomes BF16. `fmpq`:
+  /// what is done with a sidecar of 4-bit activations, if the folder has one.
   static Result<WeightLoader> open(const std::string& model_dir,
                                    const ModelConfig& config,
-                                   RunsFormat runs = nullptr);
+                                   RunsFormat runs = nullptr,
+                                   FmpqUse fmpq = FmpqUse::kApplied);
+
+  /// Weights that are made, not read; the maker must outlive the loader.
+  ///   path: for messages
+  static WeightLoader of_made(const std::string& path,
+                              const ModelConfig& config,
+                              WeightMaker& maker);
 
   /// The model's, its family being that whose names the files have (family_as_stored()).
   [[nodiscard]] const ModelConfig& config() const { return config_; }
@@ -74,7 +84,7 @@ class WeightLoader final {
   Status append_bias(const std::string& module, int64_t n, std::vector<float>& bias);
 
   /// Of all tensors.
-  [[nodiscard]] int64_t total_bytes() const { return reader_->total_bytes(); }
+  [[nodiscard]] int64_t total_bytes() const { return reader_ ? reader_->total_bytes() : 0; }
   /// What keeps mapped weights in place.
   [[nodiscard]] std::shared_ptr<const void> files() const { return kept_; }
   /// Starts to read the tensors whose names begin with `prefix` into the system's cache.
@@ -92,7 +102,7 @@ class WeightLoader final {
  private:
   /// What mapped weights and tables point into.
   struct Kept {
-    CheckpointReader reader;
+    std::optional<CheckpointReader> reader;
     std::vector<Buffer> tables;
   };
   struct Decoded {
@@ -106,7 +116,9 @@ class WeightLoader final {
     ActSpec act;
   };
 
-  WeightLoader(CheckpointReader reader, QuantConfig quant_config, const ModelConfig& config);
+  WeightLoader(std::optional<CheckpointReader> reader,
+               QuantConfig quant_config,
+               const ModelConfig& config);
   Result<MappedLinear> map(const std::string& module, int64_t n, int64_t k, const RunsFormat& runs);
   [[nodiscard]] std::optional<MappedLinear> substituted(const std::string& module) const;
   /// Checks the shape of what was mapped, and notes it.
@@ -115,15 +127,19 @@ class WeightLoader final {
                            int64_t n,
                            int64_t k);
 
+  /// Of the file; none where weights are made.
+  [[nodiscard]] const std::vector<const TensorInfo*>& tensors() const;
   /// "FILE: tensor NAME" of a linear layer's weights.
   [[nodiscard]] std::string where_weight(const std::string& module) const;
 
   std::shared_ptr<Kept> kept_;
-  const CheckpointReader* reader_;  // in kept_
+  const CheckpointReader* reader_;  // in kept_; null where weights are made
+  WeightMaker* maker_ = nullptr;    // null where they are read
   RunsFormat runs_;
   std::unique_ptr<ThreadPool> pool_;  // once there are experts
   Decoded decoded_;
   QuantConfig quant_config_;
+  FmpqInputs fmpq_;
   ModelConfig config_;
   std::map<std::string, Substitute> substitutes_;
   std::set<std::string, std::less<>> modules_;

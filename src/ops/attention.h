@@ -31,6 +31,7 @@ struct AttentionArgs {
   // [heads] f32 in the backend's memory: a logit of each head that takes part in the softmax and
   // has no value; null: none. kv.basis has no mean of values then.
   const float* sinks = nullptr;
+  std::span<const SequenceSpan> residuals = {};  // the same sequences, with pages of kv.residual
 };
 
 /// Normalizes the heads of q and k where the model does, rotates q in place and writes rotated k,
@@ -52,6 +53,7 @@ struct RopeAppendArgs {
   float norm_eps = 0.0F;
   AttentionForm form = AttentionForm::kOwn;
   DynamicRope dynamic;  // a row's frequencies are grown_frequency() of rotated_length()
+  std::span<const SequenceSpan> residuals = {};  // the same sequences, with pages of kv.residual
 };
 
 /// Oracles in double precision, one token and head after another.

@@ -11,6 +11,7 @@ namespace nibble {
 /// Tokens that attention kernels read together: of a layer with a window, the groups of so many
 /// that hold a token which is seen. What lies in front of them may be anybody's.
 inline constexpr int64_t kKeyGroup = 64;
+static_assert(kKeyGroup == kChannelTokens);
 
 /// The first token that the computation of tokens from `position` on reads.
 [[nodiscard]] constexpr int64_t first_token_read(int64_t window, int64_t position) {
@@ -27,10 +28,14 @@ struct KvBasis {
   const float* key_mean = nullptr;    // [kv_heads, head_dim] in the backend's memory: taken off
                                       // keys after their rotation, before the turn; null: none
   const float* value_mean = nullptr;  // the same of values; added to results at the very end
+  // kPerChannel: [kv_heads, head_dim] steps of codes, of what the turn makes; queries are
+  // multiplied with those of keys, results with those of values before they are turned back.
+  const float* key_step = nullptr;
+  const float* value_step = nullptr;
 
   /// Whether results need work after attention.
   [[nodiscard]] constexpr bool changes_results() const {
-    return turns_values || value_mean != nullptr;
+    return turns_values || value_mean != nullptr || value_step != nullptr;
   }
   constexpr bool operator==(const KvBasis&) const = default;
 };
@@ -44,29 +49,48 @@ struct KvBasis {
 /// One layer's pages. The sizes and addresses below are the CPU's; GPUs lay pages out as
 /// backend/cuda/kv_layout.h says. A page holds page_size tokens; inside it each KV head is
 /// contiguous:
-///   [kv_head][ K codes [page_size, row] | K params f32 [page_size, p] | V codes | V params ]
+///   [kv_head][ K codes [page_size, row] | K params [sets] | V codes | V params ]
+/// where a set is one token's parameters in f32, [page_size, p]; of kPerChannelPage keys have
+/// fp16 [page_size / kChannelTokens, p, head_dim], values fp16 [page_size, p].
+/// Of latent attention there are no V: a token's row is its key, and its first numbers are its
+/// value. Attention over it reads and gives whole rows, whose last numbers mean nothing in a result.
+/// A page of the residual is [kv_head][page_size, head_dim] in BF16.
 struct KvView {
   KvCode code = KvCode::kBf16;
   int64_t page_size = 0;
   int64_t kv_heads = 0;
   int64_t head_dim = 0;
-  std::byte* pages = nullptr;  // page p starts at pages + p * page_bytes()
-  int32_t pool = 0;            // of the cache: which of a sequence's lists of pages counts
-  KvScales scales;             // 1 unless the format has parameters per tensor
-  KvBasis basis;               // view_of() sets basis_of(code)
+  std::byte* pages = nullptr;     // page p starts at pages + p * page_bytes()
+  int32_t pool = 0;               // of the cache: which of a sequence's lists of pages counts
+  KvScales scales;                // 1 unless the format has parameters per tensor
+  KvBasis basis;                  // view_of() sets basis_of(code)
+  bool latent = false;            // KvSpec::latent
+  std::byte* residual = nullptr;  // pages of keys whose group is not full; where the code has them
+  int32_t residual_pool = 0;      // whose lists name these pages
 
-  [[nodiscard]] int64_t half_bytes() const {  // K or V of one head in one page
-    return page_size * kv_token_bytes(code, head_dim);
+  [[nodiscard]] int64_t key_bytes() const {  // of one head in one page
+    return kv_key_bytes(code, head_dim, page_size);
   }
-  [[nodiscard]] int64_t page_bytes() const { return kv_heads * 2 * half_bytes(); }
+  [[nodiscard]] int64_t head_bytes() const {
+    return key_bytes() + (latent ? 0 : kv_value_bytes(code, head_dim, page_size));
+  }
+  [[nodiscard]] int64_t page_bytes() const { return kv_heads * head_bytes(); }
   [[nodiscard]] std::byte* keys(int64_t page, int64_t kv_head) const {
-    return pages + page * page_bytes() + kv_head * 2 * half_bytes();
+    return pages + page * page_bytes() + kv_head * head_bytes();
   }
   [[nodiscard]] std::byte* values(int64_t page, int64_t kv_head) const {
-    return keys(page, kv_head) + half_bytes();
+    return keys(page, kv_head) + (latent ? 0 : key_bytes());
   }
-  /// Offset of the parameters inside a K or V half.
+  /// Offset of the parameters behind keys() and behind values().
   [[nodiscard]] int64_t params_offset() const { return page_size * kv_row_bytes(code, head_dim); }
+  [[nodiscard]] int64_t residual_page_bytes() const {
+    return kv_has_residual(code) ? kv_heads * page_size * head_dim * 2 : 0;
+  }
+  /// One key of a page of the residual, [head_dim].
+  [[nodiscard]] uint16_t* residual_key(int64_t page, int64_t kv_head, int64_t slot) const {
+    return reinterpret_cast<uint16_t*>(residual + page * residual_page_bytes()) +
+           (kv_head * page_size + slot) * head_dim;
+  }
 };
 
 /// One sequence's share of a step: rows q_begin .. q_begin+q_len of the batch are its last q_len
@@ -91,6 +115,15 @@ struct SequenceSpan {
     return sequences;
   }
   return others.subspan(static_cast<size_t>(pool - 1) * sequences.size(), sequences.size());
+}
+
+/// The same with their pages of a layer's residual; none where it has no residual.
+[[nodiscard]] constexpr std::span<const SequenceSpan> residuals_in(
+    const KvView& kv,
+    std::span<const SequenceSpan> sequences,
+    std::span<const SequenceSpan> others) {
+  return kv_has_residual(kv.code) ? sequences_in_pool(sequences, others, kv.residual_pool)
+                                  : std::span<const SequenceSpan>();
 }
 
 }  // namespace nibble

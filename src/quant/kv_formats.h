@@ -3,30 +3,44 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 
+#include "quant/head_form.h"
+
 namespace nibble {
 
 /// How cached keys and values are coded; kv_format() says what each code means.
-enum class KvCode : uint8_t { kF32, kBf16, kInt8, kInt4, kFp8 };
+enum class KvCode : uint8_t { kF32, kBf16, kInt8, kInt4, kFp8, kInt4Page, kInt4Static };
 
 /// All codes, in the order that messages and tables list them.
-inline constexpr std::array kKvCodes = {KvCode::kF32, KvCode::kBf16, KvCode::kFp8, KvCode::kInt8,
-                                        KvCode::kInt4};
+inline constexpr std::array kKvCodes = {KvCode::kF32,       KvCode::kBf16, KvCode::kFp8,
+                                        KvCode::kInt8,      KvCode::kInt4, KvCode::kInt4Page,
+                                        KvCode::kInt4Static};
 
-/// What one set of parameters of a cache belongs to: nothing, a token of one head, a channel of one
-/// head over the tokens of a page, or all tokens of a layer.
-enum class KvParameters : uint8_t { kNone, kPerTokenHead, kPerChannelPage, kPerTensor };
+/// What one set of parameters of a cache belongs to: nothing; a token of one head; of keys a
+/// channel of one head over kChannelTokens tokens, of values a token of one head; a channel of one
+/// head over all tokens; or all tokens of a layer. The last two are the layer's, not the cache's.
+enum class KvParameters : uint8_t {
+  kNone,
+  kPerTokenHead,
+  kPerChannelPage,
+  kPerChannel,
+  kPerTensor
+};
+
+/// Tokens, from a multiple of as many on, whose keys share the parameters of kPerChannelPage. Until
+/// the last of them is there, their keys are kept in BF16 (KvSpec's residual), and queries among
+/// them read these; later queries read codes.
+inline constexpr int64_t kChannelTokens = 64;
 
 /// How the elements of a row lie in its bytes: one after the other, or two in a byte, the first in
 /// the low nibble.
 enum class KvOrder : uint8_t { kWhole, kLowNibbleFirst };
 
 /// One row of the table of cache formats. Memory layouts, flags, messages, reports and plans ask
-/// it. Parameters are f32 on CPUs and fp16 on GPUs.
+/// it. Parameters are fp16 on GPUs; on CPUs they are f32, of int4_page fp16.
 struct KvFormat {
   const char* name = "";  // device code asks for sizes: nvcc 13 miscompiles a string_view there
   int32_t bits = 0;       // per element
@@ -46,6 +60,10 @@ struct KvFormat {
 /// int4 codes of each, a least-squares line through these, that line's nearest codes and so on,
 /// three times, and stores the best line's nearest codes with the line through them. fp8: e4m3,
 /// value = code * scale, where KvScales has the scale; values past 448 times the scale are clipped.
+/// int4_page: as int4, but of keys the lines are those of a channel's kChannelTokens keys, rounded
+/// to BF16 before; parameters are rounded to fp16, codes are the nearest on the rounded line.
+/// int4_static: value = (code - 8) * step + mean, code from 0 to 15, with the layer's step of each
+/// channel and its mean (ops/kv.h: KvBasis); values outside of that are clipped.
 [[nodiscard]] constexpr KvFormat kv_format(KvCode code) {
   switch (code) {
     case KvCode::kF32:
@@ -66,6 +84,21 @@ struct KvFormat {
               .order = KvOrder::kLowNibbleFirst,
               .turned = true,
               .tolerance = 0.3};  // step 4 / 15
+    case KvCode::kInt4Page:
+      return {.name = "int4_page",
+              .bits = 4,
+              .per = KvParameters::kPerChannelPage,
+              .parameters = 2,
+              .order = KvOrder::kLowNibbleFirst,
+              .turned = true,
+              .tolerance = 0.3};
+    case KvCode::kInt4Static:
+      return {.name = "int4_static",
+              .bits = 4,
+              .per = KvParameters::kPerChannel,
+              .order = KvOrder::kLowNibbleFirst,
+              .turned = true,
+              .tolerance = 0.4};  // step 4.8 / 15
     case KvCode::kFp8:
       return {.name = "fp8",
               .bits = 8,
@@ -79,7 +112,7 @@ struct KvFormat {
 /// What flags, metrics, reports and messages call a cache's format.
 [[nodiscard]] constexpr std::string_view kv_code_name(KvCode code) { return kv_format(code).name; }
 
-/// Their names: "f32, bf16, fp8, int8, int4".
+/// Their names: "f32, bf16, fp8, int8, int4, int4_page, int4_static".
 [[nodiscard]] std::string kv_code_names(std::span<const KvCode> codes = kKvCodes);
 
 /// Bytes of one head's codes for one token.
@@ -87,38 +120,37 @@ struct KvFormat {
   return head_dim * kv_format(code).bits / 8;
 }
 
-/// Parameters of one head for one token, of K or of V.
+/// Parameters of one head for one token, of K as of V.
 [[nodiscard]] constexpr int64_t kv_row_params(KvCode code) {
   const KvFormat format = kv_format(code);
   return format.per == KvParameters::kPerTokenHead ? format.parameters : 0;
 }
 
-/// Bytes of one head's keys or values for one token on a CPU, parameters included.
-[[nodiscard]] constexpr int64_t kv_token_bytes(KvCode code, int64_t head_dim) {
-  return kv_row_bytes(code, head_dim) + 4 * kv_row_params(code);
+/// Whether keys are kept in BF16 until their group of kChannelTokens is full.
+[[nodiscard]] constexpr bool kv_has_residual(KvCode code) {
+  return kv_format(code).per == KvParameters::kPerChannelPage;
 }
 
-/// What is done to the heads of keys, or of values, before they are coded.
-struct HeadForm {
-  bool centred = false;  // each channel's mean is taken off
-  bool turned = false;   // then hadamard() turns it
-
-  constexpr bool operator==(const HeadForm&) const = default;
-};
-
-/// All of them: by index, bit 0 is `centred` and bit 1 is `turned`.
-inline constexpr std::array kHeadForms = {HeadForm{}, HeadForm{.centred = true},
-                                          HeadForm{.turned = true},
-                                          HeadForm{.centred = true, .turned = true}};
-
-[[nodiscard]] constexpr size_t head_form_index(HeadForm form) {
-  return (form.centred ? 1U : 0U) + (form.turned ? 2U : 0U);
+/// Bytes of one head's keys, of `tokens` neighbouring tokens, on a CPU, parameters included; of
+/// kPerChannelPage whole groups of kChannelTokens.
+[[nodiscard]] constexpr int64_t kv_key_bytes(KvCode code, int64_t head_dim, int64_t tokens) {
+  const int64_t sets = kv_has_residual(code) ? tokens / kChannelTokens * head_dim : 0;
+  return tokens * (kv_row_bytes(code, head_dim) + 4 * kv_row_params(code)) +
+         2 * kv_format(code).parameters * sets;
 }
 
-/// "plain", "centred", "turned", "centred+turned".
-[[nodiscard]] std::string_view head_form_name(HeadForm form);
-/// The form of this name, or none.
-[[nodiscard]] std::optional<HeadForm> find_head_form(std::string_view name);
+/// The same of values.
+[[nodiscard]] constexpr int64_t kv_value_bytes(KvCode code, int64_t head_dim, int64_t tokens) {
+  const int64_t own = kv_has_residual(code) ? 2 * kv_format(code).parameters : 0;
+  return tokens * (kv_row_bytes(code, head_dim) + 4 * kv_row_params(code) + own);
+}
+
+/// Bytes of one head's keys and values for one token on a CPU, parameters included, on average.
+[[nodiscard]] constexpr double kv_token_bytes(KvCode code, int64_t head_dim) {
+  return static_cast<double>(kv_key_bytes(code, head_dim, kChannelTokens) +
+                             kv_value_bytes(code, head_dim, kChannelTokens)) /
+         kChannelTokens;
+}
 
 /// What codes of formats with parameters per tensor are multiplied with: a layer's keys, and its
 /// values. Checkpoints store them (checkpoint/kv_scales.h); 1 where they do not.
@@ -127,15 +159,24 @@ struct KvScales {
   float v = 1.0F;
 };
 
-/// The cache of one layer. Layers of equal specs share pages.
+/// The cache of one layer. Layers of equal specs share pages. A value_dim of 0 says that this is a
+/// residual: keys alone, kept until their group is full, for layers whose pages are elsewhere.
 struct KvSpec {
   KvCode code = KvCode::kBf16;
   int64_t kv_heads = 0;
   int64_t key_dim = 0;    // of one head
   int64_t value_dim = 0;  // of one head
+  bool latent = false;    // values are the first value_dim numbers of the keys: stored once
   int64_t window = 0;     // a token sees itself and the window-1 before it; 0: all
 
   constexpr bool operator==(const KvSpec&) const = default;
+  [[nodiscard]] constexpr bool is_residual() const { return value_dim == 0; }
 };
+
+/// The residual beside a layer whose code has one: the group of the token that is computed is all
+/// that is kept, which is a window of one token.
+[[nodiscard]] constexpr KvSpec residual_of(const KvSpec& layer) {
+  return {.code = KvCode::kBf16, .kv_heads = layer.kv_heads, .key_dim = layer.key_dim, .window = 1};
+}
 
 }  // namespace nibble

@@ -47,8 +47,14 @@ struct WeightFormat {
 /// How activations enter the product. A file says kFloat; a model whose dtype is BF16 then rounds
 /// them to BF16 (kBf16), as its training did. The token forms take one scale per row of
 /// activations, absmax/127 or absmax/448, computed at run time; kFp8Group takes one for every 128
-/// of a row.
-enum class ActFormat : uint8_t { kFloat, kBf16, kInt8Token, kFp8Token, kFp8Group };
+/// of a row. Those of kIntBlocks are integers of 4 or 8 bits, by block of channels
+/// (quant/block_precision.h).
+enum class ActFormat : uint8_t { kFloat, kBf16, kInt8Token, kFp8Token, kFp8Group, kIntBlocks };
+
+/// Whether rows are multiplied as integers.
+[[nodiscard]] constexpr bool is_integer(ActFormat act) {
+  return act == ActFormat::kInt8Token || act == ActFormat::kIntBlocks;
+}
 
 /// One row of the table that drives quantizer, file format, kernels and QAT.
 struct QuantScheme {

@@ -1,5 +1,6 @@
 #include <array>
 
+#include "quant/block_precision.h"
 #include "quant/code_traits.h"
 #include "quant/levels.h"
 #include "quant/scheme.h"
@@ -36,19 +37,39 @@ constexpr std::array kSchemes = {
     QuantScheme{"w4a8_g128",
                 {kInt4, kGroup, 128, DType::kBF16, ZeroPoints::kPerScale},
                 ActFormat::kInt8Token},
+    QuantScheme{"w4ax", {kInt4, kGroup, 128, DType::kBF16}, ActFormat::kIntBlocks},
+    QuantScheme{"w4ax_b64", {kInt4, kGroup, 64, DType::kBF16}, ActFormat::kIntBlocks},
+    QuantScheme{"w4ax_b32", {kInt4, kGroup, 32, DType::kBF16}, ActFormat::kIntBlocks},
+    QuantScheme{"w4ax_class", {kInt4, kChannel, 0, DType::kF32}, ActFormat::kIntBlocks},
 };
+
+// One integer sum per scale: what integer activations are multiplied with are integers, and no
+// scale changes within a sum. A row that has one scale needs weights with one for the row; scales
+// of groups are integers below it (quant/levels.h). Rows with a scale for each block have a sum for
+// each, which groups of as many weights scale, or, with one for the row, a sum for each class of
+// bits (quant/block_precision.h).
+constexpr bool one_sum_per_scale(const QuantScheme& scheme) {
+  const WeightFormat& weight = scheme.weight;
+  const bool integers = is_integer(weight.code);
+  const bool symmetric = weight.zero_points == ZeroPoints::kNone;
+  switch (scheme.act) {
+    case ActFormat::kInt8Token:
+      return in_two_levels(weight, scheme.act) || (weight.scale_per == kChannel && integers);
+    case ActFormat::kIntBlocks:
+      return integers && symmetric &&
+             (weight.scale_per == kChannel ||
+              (weight.scale_per == kGroup && is_block_size(weight.group_size)));
+    default:
+      return true;
+  }
+}
 
 constexpr bool legal(const QuantScheme& scheme) {
   const bool grouped = scheme.weight.grouped();
   const bool integer_weight = is_integer(scheme.weight.code);
   const bool group_ok = grouped == (scheme.weight.group_size > 0);
-  // One int32 sum over the whole row needs integers and one scale for the row; scales of groups are
-  // integers below it (quant/levels.h).
-  const bool int8_ok = scheme.act != ActFormat::kInt8Token ||
-                       in_two_levels(scheme.weight, scheme.act) ||
-                       (scheme.weight.scale_per == kChannel && integer_weight);
   const bool zeros_ok = scheme.weight.zero_points == ZeroPoints::kNone || integer_weight;
-  return group_ok && int8_ok && zeros_ok &&
+  return group_ok && one_sum_per_scale(scheme) && zeros_ok &&
          scheme.weight.quantized() != is_plain(scheme.weight.code);
 }
 

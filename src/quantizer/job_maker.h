@@ -49,6 +49,10 @@ class JobMaker {
   }
   /// kCancelled when stopped; what was stored stays stored.
   virtual Status make(const JobMakerContext& context) = 0;
+  /// Called when weights, index and config.json are in the folder: adds what belongs to them.
+  virtual Status complete(const QuantizePlan& /*plan*/, const std::string& /*folder*/) const {
+    return {};
+  }
 };
 
 /// Encodes a matrix that is rounded in pieces of its rows, writes it and records the job.

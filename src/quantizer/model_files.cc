@@ -9,6 +9,7 @@
 #include "arch/gguf.h"
 #include "arch/model_text.h"
 #include "base/file.h"
+#include "checkpoint/fmpq_sidecar.h"
 #include "checkpoint/kv_sidecar.h"
 #include "gguf/split.h"
 #include "quantizer/own_head.h"
@@ -25,12 +26,13 @@ constexpr std::array<std::string_view, 7> kWeightSuffixes = {
     ".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pth", ".pt", ".gguf"};
 
 // What says how the source was quantized: no longer true of the result.
-constexpr std::array<std::string_view, 6> kStaleFiles = {"quantize_config.json",
+constexpr std::array<std::string_view, 7> kStaleFiles = {"quantize_config.json",
                                                          "hf_quant_config.json",
                                                          "quantization_report.json",
                                                          "quantization_report.html",
                                                          kRecipeName,
-                                                         kKvSidecarName};
+                                                         kKvSidecarName,
+                                                         kFmpqSidecarName};
 
 bool is_weight_file(std::string_view name) {
   return std::any_of(kWeightSuffixes.begin(), kWeightSuffixes.end(), [&](std::string_view suffix) {
@@ -59,6 +61,7 @@ void remove_nested(Json& value) {
     return;
   }
   value.as_object().erase(kQuantKey);
+  value.as_object().erase(kFmpqConfigField);
   JsonObject copy;
   for (const auto& [key, member] : value.as_object()) {
     Json child = member;

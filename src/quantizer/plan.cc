@@ -91,6 +91,7 @@ class Planner final {
     NIBBLE_RETURN_IF_ERROR(find_head());
     NIBBLE_RETURN_IF_ERROR(decide_all());
     NIBBLE_RETURN_IF_ERROR(check_decisions(decided_));
+    NIBBLE_RETURN_IF_ERROR(check_calibrated());
     NIBBLE_RETURN_IF_ERROR(add_jobs());
     NIBBLE_RETURN_IF_ERROR(check_anything_encoded());
     share_extents();
@@ -116,6 +117,20 @@ class Planner final {
                       "--lm-head {}: the head of {} is the table of its embeddings, which stays as "
                       "it is; leave --lm-head out",
                       options_.rules.head->name, reader_.path());
+  }
+
+  // Weights alone do not tell which blocks of a row need 8 bits.
+  Status check_calibrated() {
+    for (const DecidedMatrix& decided : decided_) {
+      const auto& scheme = decided.decision.scheme;
+      if (scheme && scheme->act == ActFormat::kIntBlocks && options_.calibration.is_null()) {
+        return make_error(StatusCode::kInvalidArgument,
+                          "{}: {} chooses which channels have 8 bits by what a text shows of them; "
+                          "give one with --calibrate TEXT, or choose another --scheme",
+                          decided.matrix->module(), scheme->name);
+      }
+    }
+    return {};
   }
 
   Status decide_all() {

@@ -344,6 +344,9 @@ class Run final {
     NIBBLE_RETURN_IF_ERROR(write_weight_index(plan_, folder.path()));
     NIBBLE_RETURN_IF_ERROR(copy_model_files(options_.source, folder.path()));
     NIBBLE_RETURN_IF_ERROR(write_config(options_.source, folder.path(), plan_));
+    if (options_.maker != nullptr) {
+      NIBBLE_RETURN_IF_ERROR(options_.maker->complete(plan_, folder.path()));
+    }
     NIBBLE_RETURN_IF_ERROR(write_recipe(recipe_, folder.path()));
     QuantizeReport report = make_report(plan_, reader_.total_bytes(), records_);
     const std::string& name = options_.source_name.empty() ? options_.source : options_.source_name;

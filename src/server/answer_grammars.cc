@@ -164,9 +164,6 @@ std::optional<ApiError> conflict(const GenerationRequest& request) {
   const auto error = [](const char* param, const char* why) {
     return ApiError{400, fmt::format("{}: {}", param, why), param, ""};
   };
-  if (request.ignore_eos) {
-    return error("ignore_eos", "an answer of a given form ends where the form does; leave it out");
-  }
   if (request.min_tokens > 0) {
     return error("min_tokens", "an answer of a given form ends where the form does; leave it out");
   }

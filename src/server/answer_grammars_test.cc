@@ -63,7 +63,6 @@ TEST_F(FormTest, RefusalsNameTheFieldAndThePlace) {
       {R"("json_schema":"{")", "json_schema: not valid JSON"},
       {R"("guided_choice":[])", R"("param":"guided_choice")"},
       {R"("regex":"a","ebnf":"b")", "regex asks for another form already"},
-      {R"("regex":"a","ignore_eos":true)", R"("param":"ignore_eos")"},
       {R"("regex":"a","bad_words":["a"])", R"("param":"bad_words")"},
       {R"("regex":"a","allowed_token_ids":[1])", R"("param":"allowed_token_ids")"},
       {R"("regex":"a","min_tokens":3)", R"("param":"min_tokens")"},
@@ -73,6 +72,12 @@ TEST_F(FormTest, RefusalsNameTheFieldAndThePlace) {
     EXPECT_THAT(answer, HasSubstr("400 Bad Request")) << members;
     EXPECT_THAT(answer, HasSubstr(part)) << members;
   }
+}
+
+TEST_F(FormTest, AnAnswerEndsWhereItsFormDoes) {
+  const std::string answer = chat("abc", R"("regex":"zz","ignore_eos":true,"max_tokens":9)");
+  EXPECT_THAT(answer, HasSubstr(R"("content":"zz")"));
+  EXPECT_THAT(answer, HasSubstr("X-Nibble-Warning: ignored: ignore_eos\r\n"));
 }
 
 constexpr char kAdd[] =

@@ -82,6 +82,25 @@ std::optional<ApiError> ignore_strict(const AppContext& context, GenerationJob& 
   return std::nullopt;
 }
 
+/// The form of an answer says where it ends.
+std::optional<ApiError> ignore_ignored_end(const AppContext& context, GenerationRequest& request) {
+  const bool has_form = request.calls.required || request.form.kind != AskedForm::Kind::kFree;
+  if (!has_form || !request.ignore_eos) {
+    return std::nullopt;
+  }
+  constexpr std::string_view kField = "ignore_eos";
+  if (context.options.schema.strictness == Strictness::kStrict) {
+    return ApiError{400,
+                    fmt::format("{}: an answer of a given form ends where the form does; leave it "
+                                "out",
+                                kField),
+                    std::string(kField), ""};
+  }
+  request.ignore_eos = false;
+  request.ignored.add(kField);
+  return std::nullopt;
+}
+
 }  // namespace
 
 std::optional<ApiError> prepare_job(const AppContext& context, GenerationJob& job) {
@@ -91,6 +110,9 @@ std::optional<ApiError> prepare_job(const AppContext& context, GenerationJob& jo
   }
   job.bad_words = std::get<0>(std::move(words));
   if (auto error = check_thought_tokens(job)) {
+    return error;
+  }
+  if (auto error = ignore_ignored_end(context, job.request)) {
     return error;
   }
   return ignore_strict(context, job);

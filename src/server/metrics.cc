@@ -94,6 +94,26 @@ void write_speculation(std::string& out, std::string_view labels, const Speculat
   }
 }
 
+/// Tokens of prompts, and where they came from.
+void write_prompts(std::string& out, std::string_view labels, const EngineStats& stats) {
+  const auto write = [&](std::string_view name, int64_t value) {
+    write_value(out, "counter", name, labels, static_cast<double>(value));
+  };
+  write("vllm:prompt_tokens_total", stats.prompt_tokens);
+  write("vllm:prompt_tokens_cached_total", stats.cached_tokens);
+  write("vllm:prefix_cache_queries_total", stats.prompt_tokens);
+  write("vllm:prefix_cache_hits_total", stats.cached_tokens);
+  out +=
+      "# HELP vllm:prompt_tokens_by_source_total Prompt tokens computed, and found in the cache\n";
+  out += "# TYPE vllm:prompt_tokens_by_source_total counter\n";
+  for (const auto& [source, count] :
+       {std::pair{"local_compute", stats.prompt_tokens - stats.cached_tokens},
+        std::pair{"local_cache_hit", stats.cached_tokens}}) {
+    out += fmt::format("vllm:prompt_tokens_by_source_total{{{},source=\"{}\"}} {}\n", labels,
+                       source, count);
+  }
+}
+
 /// How rows are spread over experts, of models that have them: active / runs experts had rows, of
 /// slots / active in the mean, the most rows_max / runs.
 void write_experts(std::string& out, std::string_view labels, const ExpertCounts& counts) {
@@ -202,6 +222,41 @@ void ServerMetrics::write_keys(std::string& out, std::string_view labels) const 
   write("nibble:key_generation_tokens_total", &KeyCounts::generated_tokens);
 }
 
+/// How requests ended, whose they were, and what of them had no effect.
+void ServerMetrics::write_ends(std::string& out, std::string_view labels) const {
+  out += "# HELP vllm:request_success_total Finished requests\n";
+  out += "# TYPE vllm:request_success_total counter\n";
+  for (const auto& [reason, count] : finished_) {
+    out += fmt::format("vllm:request_success_total{{{},finished_reason=\"{}\"}} {}\n", labels,
+                       reason, count);
+  }
+  write_keys(out, labels);
+  if (!ignored_.empty()) {
+    out += "# HELP nibble:ignored_request_fields_total Fields of requests without effect\n";
+    out += "# TYPE nibble:ignored_request_fields_total counter\n";
+  }
+  for (const auto& [name, count] : ignored_) {
+    out += fmt::format("nibble:ignored_request_fields_total{{{},field=\"{}\"}} {}\n", labels, name,
+                       count);
+  }
+}
+
+void ServerMetrics::write_histograms(std::string& out, std::string_view labels) const {
+  first_token_.write(out, "vllm:time_to_first_token_seconds", labels);
+  inter_token_.write(out, "vllm:inter_token_latency_seconds", labels);
+  per_token_.write(out, "vllm:request_time_per_output_token_seconds", labels);
+  end_to_end_.write(out, "vllm:e2e_request_latency_seconds", labels);
+  decode_.write(out, "vllm:request_decode_time_seconds", labels);
+  queue_.write(out, "vllm:request_queue_time_seconds", labels);
+  prefill_.write(out, "vllm:request_prefill_time_seconds", labels);
+  inference_.write(out, "vllm:request_inference_time_seconds", labels);
+  computed_tokens_.write(out, "vllm:request_prefill_kv_computed_tokens", labels);
+  num_choices_.write(out, "vllm:request_params_n", labels);
+  prompt_tokens_.write(out, "vllm:request_prompt_tokens", labels);
+  generated_tokens_.write(out, "vllm:request_generation_tokens", labels);
+  max_tokens_.write(out, "vllm:request_params_max_tokens", labels);
+}
+
 std::string ServerMetrics::render(const EngineStats& stats,
                                   const EngineOptions& options,
                                   const std::string& model_name) const {
@@ -224,20 +279,8 @@ std::string ServerMetrics::render(const EngineStats& stats,
                           labels, options.page_size, stats.pages_total, options.prefix_caching,
                           kv_code_name(options.kv_code)),
               1);
-  counter("vllm:prompt_tokens_total", stats.prompt_tokens);
   counter("vllm:generation_tokens_total", stats.generated_tokens);
-  counter("vllm:prompt_tokens_cached_total", stats.cached_tokens);
-  out +=
-      "# HELP vllm:prompt_tokens_by_source_total Prompt tokens computed, and found in the cache\n";
-  out += "# TYPE vllm:prompt_tokens_by_source_total counter\n";
-  for (const auto& [source, count] :
-       {std::pair{"local_compute", stats.prompt_tokens - stats.cached_tokens},
-        std::pair{"local_cache_hit", stats.cached_tokens}}) {
-    out += fmt::format("vllm:prompt_tokens_by_source_total{{{},source=\"{}\"}} {}\n", labels,
-                       source, count);
-  }
-  counter("vllm:prefix_cache_queries_total", stats.prompt_tokens);
-  counter("vllm:prefix_cache_hits_total", stats.cached_tokens);
+  write_prompts(out, labels, stats);
   counter("vllm:num_preemptions_total", stats.preemptions);
   counter("nibble:engine_steps_total", stats.steps);
   if (options.speculation.tokens > 0) {
@@ -245,34 +288,8 @@ std::string ServerMetrics::render(const EngineStats& stats,
   }
   write_experts(out, labels, stats.experts);
   const std::lock_guard lock(mutex_);
-  out += "# HELP vllm:request_success_total Finished requests\n";
-  out += "# TYPE vllm:request_success_total counter\n";
-  for (const auto& [reason, count] : finished_) {
-    out += fmt::format("vllm:request_success_total{{{},finished_reason=\"{}\"}} {}\n", labels,
-                       reason, count);
-  }
-  write_keys(out, labels);
-  if (!ignored_.empty()) {
-    out += "# HELP nibble:ignored_request_fields_total Fields of requests without effect\n";
-    out += "# TYPE nibble:ignored_request_fields_total counter\n";
-  }
-  for (const auto& [name, count] : ignored_) {
-    out += fmt::format("nibble:ignored_request_fields_total{{{},field=\"{}\"}} {}\n", labels, name,
-                       count);
-  }
-  first_token_.write(out, "vllm:time_to_first_token_seconds", labels);
-  inter_token_.write(out, "vllm:inter_token_latency_seconds", labels);
-  per_token_.write(out, "vllm:request_time_per_output_token_seconds", labels);
-  end_to_end_.write(out, "vllm:e2e_request_latency_seconds", labels);
-  decode_.write(out, "vllm:request_decode_time_seconds", labels);
-  queue_.write(out, "vllm:request_queue_time_seconds", labels);
-  prefill_.write(out, "vllm:request_prefill_time_seconds", labels);
-  inference_.write(out, "vllm:request_inference_time_seconds", labels);
-  computed_tokens_.write(out, "vllm:request_prefill_kv_computed_tokens", labels);
-  num_choices_.write(out, "vllm:request_params_n", labels);
-  prompt_tokens_.write(out, "vllm:request_prompt_tokens", labels);
-  generated_tokens_.write(out, "vllm:request_generation_tokens", labels);
-  max_tokens_.write(out, "vllm:request_params_max_tokens", labels);
+  write_ends(out, labels);
+  write_histograms(out, labels);
   return out;
 }
 

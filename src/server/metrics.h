@@ -56,6 +56,8 @@ class ServerMetrics final {
 
  private:
   void write_keys(std::string& out, std::string_view labels) const;
+  void write_ends(std::string& out, std::string_view labels) const;
+  void write_histograms(std::string& out, std::string_view labels) const;
 
   mutable std::mutex mutex_;
   struct KeyCounts {

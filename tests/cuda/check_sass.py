@@ -2,13 +2,15 @@
 for, and keeps its values in registers. Needs cuobjdump and nvdisasm (CUDA toolkit, or the packages
 nvidia-cuda-cuobjdump and nvidia-cuda-nvdisasm) and c++filt (binutils).
 
-Usage: check_sass.py LIBRARY [--table]
+Usage: check_sass.py LIBRARY [--table]   (or a program of PROGRAMS)
 """
 
 import collections
+import pathlib
 import re
 import subprocess
 import sys
+import tempfile
 
 # Kernels by the name that c++filt gives: instructions of which each kernel has at least one, and
 # the most loads and stores of local memory in one kernel (indexed arrays and spills outside loops).
@@ -20,6 +22,11 @@ FAMILIES = [
     (r"gemm_w4a16_planes_sm90<", ("IMMA", "UBLKCP"), 0),
     (r"gemm_w4a16_decode_sm90<", ("HMMA", "UBLKCP"), 0),
     (r"gemm_w4a16_(pairs_)?sm90<", ("HGMMA", "UBLKCP"), 0),
+    (r"w4ax_wide_sm90<", ("IGMMA", "UTMALDG"), 150),
+    (r"w4ax_few_sm90<", ("IMMA", "UTMALDG"), 0),
+    # Hopper takes gemm_w4ax_sm90 instead; the class form with blocks of 32 has two products there
+    # for each of sm_80.
+    (r"w4ax_kernel<", ("IMMA", "LDGSTS"), 352),
     (r"sm80::gemm_kernel<.*Codec(W4A8|W8A8)\b", ("IMMA", "LDGSTS"), 0),
     (r"sm80::(gemm|grouped)_kernel<.*CodecFp8", ("HMMA|QMMA", "LDGSTS"), 0),
     # Three registers too few in its largest tile; Hopper takes gemm_w4a16_channel_sm90 instead.
@@ -31,6 +38,16 @@ FAMILIES = [
     (r"decode_kernel<", ("HMMA", "UBLKCP|LDGSTS"), 64),
     (r"column_kernel<", ("FFMA", "LDS"), 0),
 ]
+# Products of INT4, which GPUs before Hopper have: where they are made for, and what Hopper calls
+# instead, 190 instructions around two products of INT8.
+INT4_FAMILY = r"w4ax_kernel<"
+INT4_PRODUCT = re.compile(r"\bIMMA\.\d+\.S4\.S4\b")
+INT4_ROUTINE = b"mma_sub_byte"
+# The same of benchmarks' own kernels, by the name of the program that has them. Small tiles have
+# the fewest registers, two blocks a multiprocessor; none spills in a main loop.
+PROGRAMS = {
+    "w4ax_schedules": [(r"mixed_gemm_sm90<", ("IGMMA", "HGMMA", "UBLKCP", "UTMALDG"), 64)],
+}
 LOCAL = {"LDL", "STL"}
 FUNCTION = re.compile(r"Function : (\S+)")
 ARCHITECTURE = re.compile(r"arch = (sm_\w+)")
@@ -44,6 +61,8 @@ def instructions(library):
     for line in dump.stdout:
         if match := INSTRUCTION.search(line):
             counts[match[1]] += 1
+            if INT4_PRODUCT.search(line):
+                counts["INT4"] += 1
         elif match := ARCHITECTURE.search(line):
             architecture = match[1]
         elif match := FUNCTION.search(line):
@@ -53,14 +72,24 @@ def instructions(library):
     return kernels
 
 
+def emulated_int4(library, hopper="sm_90"):
+    """Names of the pieces of code for Hopper that emulate products of INT4."""
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run(["cuobjdump", "-xelf", "all", pathlib.Path(library).resolve()], cwd=folder,
+                       stdout=subprocess.DEVNULL, check=True)
+        return sorted(piece.name for piece in pathlib.Path(folder).iterdir()
+                      if hopper in piece.name and INT4_ROUTINE in piece.read_bytes())
+
+
 def main():
     library, *flags = sys.argv[1:]
+    families = PROGRAMS.get(library.rsplit("/", 1)[-1], FAMILIES)
     kernels = instructions(library)
     names = subprocess.run(["c++filt"], input="\n".join(name for _, name in kernels), text=True,
                            capture_output=True, check=True).stdout.splitlines()
     errors, seen = [], collections.Counter()
     for (architecture, _), name, counts in zip(kernels, names, kernels.values()):
-        family = next((f for f in FAMILIES if re.search(f[0], name)), None)
+        family = next((f for f in families if re.search(f[0], name)), None)
         if family is None or architecture == "sm_80" and re.search("sm90|Fp8", family[0]):
             continue  # kernels for Hopper and for FP8 are empty there
         pattern, wanted, most = family
@@ -72,9 +101,14 @@ def main():
         for operation in wanted:
             if not any(counts[op] for op in operation.split("|")):
                 errors.append(f"{title}: no {operation}")
+        if architecture == "sm_80" and pattern == INT4_FAMILY and not counts["INT4"]:
+            errors.append(f"{title}: no products of INT4")
+        if architecture.startswith("sm_9") and counts["INT4"]:
+            errors.append(f"{title}: products of INT4, which Hopper has not")
         if local > most:
             errors.append(f"{title}: {local} loads and stores of local memory, at most {most}")
-    errors += [f"no kernel matches {f[0]}" for f in FAMILIES if not seen[f[0]]]
+    errors += [f"{name}: emulates products of INT4 on Hopper" for name in emulated_int4(library)]
+    errors += [f"no kernel matches {f[0]}" for f in families if not seen[f[0]]]
     for error in errors:
         print(error, file=sys.stderr)
     print(f"check_sass.py: {len(kernels)} kernels, {sum(seen.values())} with rules, "

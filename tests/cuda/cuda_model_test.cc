@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstdlib>
-#include <filesystem>
 #include <memory>
 #include <span>
 #include <string>
@@ -20,33 +18,14 @@
 #include "model/model.h"
 #include "model/testing/distance.h"
 #include "model/testing/sequence_runner.h"
-#include "quantizer/quantize.h"
+#include "storyteller_in.h"
 #include "tested_families.h"
 #include "text/tokenizer.h"
 
 namespace nibble {
 namespace {
 
-constexpr const char* kModel = "models/storyteller";
-
-/// The storyteller in `scheme`, quantized once per run of the tests.
-std::string model_in(const std::string& scheme) {
-  if (scheme == "bf16") {
-    return kModel;
-  }
-  // Shards of the tests run beside each other.
-  const char* shard = std::getenv("GTEST_SHARD_INDEX");
-  const auto folder = std::filesystem::temp_directory_path() /
-                      fmt::format("nibble_cuda_test_{}_{}", scheme, shard == nullptr ? "0" : shard);
-  QuantizeOptions options;
-  options.source = kModel;
-  options.destination = folder;
-  options.plan.rules.scheme = find_scheme(scheme).value();
-  options.existing = ExistingOutput::kReplace;
-  const auto report = quantize_checkpoint(options);
-  EXPECT_TRUE(report.ok()) << report.status().message();
-  return folder;
-}
+constexpr const char* kModel = kStoryteller;
 
 /// Tokens of a test's sequence: the first 100 are one prompt.
 size_t test_length() { return cuda::testing::brief_tests() ? 108 : 150; }
@@ -95,7 +74,7 @@ class CudaModel : public testing::TestWithParam<std::string> {
     if (!device.ok()) {
       GTEST_SKIP() << device.status().message();
     }
-    folder_ = model_in(GetParam());
+    folder_ = storyteller_in(GetParam());
     cuda_ = make_cuda_backend({}, tested_families()).value();
     // Several at once go to brief tests.
     cpu_ = make_cpu_backend({.threads = cuda::testing::brief_tests() ? 2 : 0}).value();

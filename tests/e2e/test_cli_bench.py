@@ -8,7 +8,7 @@ import pathlib
 import pytest
 
 from cli_tools import (
-    CORRUPT, EXISTS, INVALID, NOT_FOUND, ROOT, UNSUPPORTED, fails, json_of, succeeds)
+    CORRUPT, EXHAUSTED, EXISTS, INVALID, NOT_FOUND, ROOT, UNSUPPORTED, fails, json_of, succeeds)
 
 CONFIGS = pathlib.Path(os.environ.get("NIBBLE_SHARED", ROOT.parent / "shared")) / "data/configs"
 SMALL = {
@@ -283,3 +283,55 @@ def test_bench_kernels_table():
 ])
 def test_bench_kernels_flags(flags, words):
     fails(INVALID, *words, arguments=["bench", "kernels", *flags])
+
+
+# --- random weights without a file ---------------------------------------------------------------
+
+DUMMY = ("--input-len", 20, "--output-len", 8, "--repeats", 2, "--device", "cpu")
+
+
+@pytest.mark.parametrize("scheme", ["bf16", "w4a16_g32", "w4a8", "w8a8_fp8", "mxfp4"])
+def test_bench_offline_of_dummy_weights(config, scheme):
+    value = json_of("bench", "offline", config, "--dummy-weights", "--scheme", scheme, "--batch", 3,
+                    *DUMMY)
+    assert value["scheme"] == scheme and value["batch"] == 3
+    assert 0 < value["throughput_tps"] < 3 * 8 / (min(value["prefill_ms"]) / 1e3)
+    assert value["cache_bytes"] > 0 and value["decode_tps"] > 0
+
+
+def test_bench_offline_of_dummy_weights_takes_a_folder_and_experts(tmp_path):
+    write_config(tmp_path / "config.json", architectures=["Qwen3MoeForCausalLM"],
+                 model_type="qwen3_moe", num_experts=6, num_experts_per_tok=2,
+                 moe_intermediate_size=64, norm_topk_prob=True)
+    value = json_of("bench", "offline", tmp_path, "--dummy-weights", "--scheme", "w4a16_g32", *DUMMY)
+    assert value["scheme"] == "w4a16_g32" and value["active_experts_mean"] > 0
+    for kv in ("int4", "int8"):
+        value = json_of("bench", "offline", tmp_path, "--dummy-weights", "--scheme", "w4a8",
+                        "--kv-cache-dtype", kv, *DUMMY)
+        assert value["kv_cache_dtype"] == kv
+
+
+def test_bench_offline_finds_the_batch_that_fits(tmp_path):
+    config = write_config(tmp_path / "config.json", num_hidden_layers=16)  # 2 kB a token
+    fit = ("bench", "offline", config, "--dummy-weights", "--scheme", "w4a16_g32", "--fit-batch",
+           "--input-len", 120, "--output-len", 8, "--repeats", 1, "--device", "cpu")
+    few, more = (json_of(*fit, "--gpu-memory", memory) for memory in ("40MiB", "80MiB"))
+    assert 1 <= few["batch"] < more["batch"] <= 512
+    for value, memory in ((few, 40 << 20), (more, 80 << 20)):
+        assert value["cache_bytes"] <= memory
+        assert value["throughput_tps"] > 0
+    assert json_of(*fit, "--gpu-memory", "4GB", "--max-batch", 5)["batch"] == 5
+    fails(INVALID, "--fit-batch", "--gpu-memory", arguments=fit)
+
+
+def test_bench_offline_counts_the_memory_that_it_may_take(config):
+    arguments = ["bench", "offline", config, "--dummy-weights", "--scheme", "bf16", *DUMMY]
+    succeeds(*arguments, "--gpu-memory", "4GB")
+    fails(EXHAUSTED, "--gpu-memory", "cache", arguments=[*arguments, "--batch", 64, "--gpu-memory", "1KB"])
+
+
+def test_bench_offline_refuses_half_of_dummy_weights(config):
+    fails(INVALID, "--scheme", arguments=["bench", "offline", config, "--dummy-weights"])
+    fails(INVALID, "--dummy-weights", arguments=["bench", "offline", config, "--scheme", "w4a8"])
+    fails(INVALID, "unknown scheme", arguments=["bench", "offline", config, "--dummy-weights",
+                                                "--scheme", "w3a3"])

@@ -29,7 +29,7 @@ TEXT = HERE.parents[1] / "tests/data/text/the_black_cat.txt"
 PROMPTS = ((1, 0), (17, 0), (300, 0))  # tokens, and how many of them are decoded
 # On both sides of max_position_embeddings and across it.
 PROMPTS_OF = {"llama_dynamic_long": ((300, 0), (200, 160), (250, 150))}
-PUBLISHED = ("qwen3_moe", "mixtral")  # whose tensors save_pretrained() splits and names
+PUBLISHED = ("qwen3_moe", "mixtral", "deepseek_v3", "deepseek_v3_plain")  # whose tensors save_pretrained() splits and names
 COMMON = dict(
     vocab_size=128,
     hidden_size=64,
@@ -101,6 +101,25 @@ def mixtures(make):
                            decoder_sparse_step=2, head_dim=32, norm_topk_prob=True), False),
         "mixtral": (make(transformers.MixtralConfig, num_local_experts=4, num_experts_per_tok=2,
                          sliding_window=None), False),
+        **latent(make),
+    }
+
+
+def latent(make):
+    """Latent attention: queries in two stages with YaRN's factors and groups of experts, or at once."""
+    yarn = rope("yarn", 50000.0, factor=64.0, beta_fast=1.0, beta_slow=1.0, mscale=1.0,
+                mscale_all_dim=1.0, original_max_position_embeddings=128)
+    shape = dict(num_key_value_heads=4, kv_lora_rank=32, qk_nope_head_dim=16, qk_rope_head_dim=8,
+                 v_head_dim=24, n_routed_experts=8, num_experts_per_tok=3, num_hidden_layers=3,
+                 moe_intermediate_size=32, norm_topk_prob=True)
+    config = transformers.DeepseekV3Config
+    return {
+        "deepseek_v3": (make(config, **shape, q_lora_rank=24, n_group=4, topk_group=2,
+                             n_shared_experts=1, routed_scaling_factor=2.5,
+                             first_k_dense_replace=1, rope_parameters=yarn), False),
+        "deepseek_v3_plain": (make(config, **shape, q_lora_rank=None, n_group=1, topk_group=1,
+                                   n_shared_experts=2, routed_scaling_factor=1.0,
+                                   first_k_dense_replace=0), False),
     }
 
 
@@ -117,6 +136,10 @@ def randomize(model, generator):
             else:
                 value = 0.14 * noise
             parameter.copy_(torch.round(value * 64) / 64)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                noise = torch.randn(buffer.shape, generator=generator)
+                buffer.copy_(torch.round(0.25 * noise * 64) / 64)
 
 
 def as_transformers_4(config):

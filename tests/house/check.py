@@ -39,7 +39,7 @@ THIRD_PARTY = [
     (r"histedit", ("tools/line_editor.cc",)),
     (r"pcre2", ("src/text/", "src/checkpoint/quant_config.cc")),
     (r"utf8proc", ("src/text/",)),
-    (r"xxhash", ("src/quantizer/digest.cc",)),
+    (r"xxhash", ("src/quantizer/digest.cc", "src/checkpoint/weights_digest.cc")),
     (r"(xgrammar|dlpack|picojson)", ("src/text/grammar/grammar.cc",)),
     (r"(cuda|cublas|nccl)", ("src/backend/cuda/", "bench/cuda/")),
     (r"(immintrin|x86intrin|arm_neon)\.h", ("src/backend/cpu/", "bench/ceilings/")),

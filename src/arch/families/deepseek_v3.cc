@@ -1,3 +1,5 @@
+#include <cmath>
+
 #include "arch/families/families.h"
 
 namespace nibble {
@@ -26,15 +28,62 @@ Status read_router(const JsonReader& reader, RouterForm& router) {
   return {};
 }
 
-// DeepSeek V3 and R1, and what is built like them: latent attention, some dense layers first, then
-// experts with scores corrected by a bias.
-Status read_fields(const Json&, const JsonReader& reader, ModelConfig& config) {
+// The square of YaRN's factor on all numbers of queries and keys, of which cos and sin do not show
+// what both share (mscale / mscale_all_dim).
+Result<double> read_score_factor(const Json& json,
+                                 const JsonReader& reader,
+                                 const RopeConfig& rope) {
+  if (rope.kind != RopeKind::kYarn || rope.factor <= 1.0) {
+    return 1.0;
+  }
+  for (const char* key : {"rope_parameters", "rope_scaling"}) {
+    if (const Json* fields = json.find(key); fields != nullptr && fields->is_object()) {
+      const JsonReader nested(*fields, reader.where() + ": field " + key);
+      NIBBLE_ASSIGN_OR_RETURN(const double all, nested.optional_double("mscale_all_dim", 0.0));
+      if (!(all >= 0.0 && all <= 100.0)) {
+        return make_error(StatusCode::kCorrupt,
+                          "{}: field mscale_all_dim: {} is not between 0 and "
+                          "100",
+                          nested.where(), all);
+      }
+      const double factor = all == 0.0 ? 1.0 : 0.1 * all * std::log(rope.factor) + 1.0;
+      return factor * factor;
+    }
+  }
+  return 1.0;
+}
+
+Status read_latent(const Json& json, const JsonReader& reader, ModelConfig& config) {
   LatentConfig& latent = config.latent;
   NIBBLE_ASSIGN_OR_RETURN(latent.q_rank, read_count(reader, "q_lora_rank", 0));
   NIBBLE_ASSIGN_OR_RETURN(latent.kv_rank, read_count(reader, "kv_lora_rank"));
   NIBBLE_ASSIGN_OR_RETURN(latent.nope_dim, read_count(reader, "qk_nope_head_dim"));
   NIBBLE_ASSIGN_OR_RETURN(latent.rope_dim, read_count(reader, "qk_rope_head_dim"));
   NIBBLE_ASSIGN_OR_RETURN(latent.value_dim, read_count(reader, "v_head_dim"));
+  NIBBLE_ASSIGN_OR_RETURN(latent.interleaved, reader.optional_bool("rope_interleave", true));
+  NIBBLE_ASSIGN_OR_RETURN(latent.score_factor, read_score_factor(json, reader, config.rope));
+  const bool even = latent.rope_dim % 2 == 0 && latent.rope_dim > 0;
+  if (latent.kv_rank == 0 || latent.nope_dim == 0 || latent.value_dim == 0 || !even) {
+    return make_error(StatusCode::kCorrupt,
+                      "{}: fields kv_lora_rank {}, qk_nope_head_dim {}, qk_rope_head_dim {} and "
+                      "v_head_dim {}: all must be above 0, and the rotated part even",
+                      reader.where(), latent.kv_rank, latent.nope_dim, latent.rope_dim,
+                      latent.value_dim);
+  }
+  NIBBLE_ASSIGN_OR_RETURN(const bool bias, reader.optional_bool("attention_bias", false));
+  if (bias) {
+    return make_error(StatusCode::kUnsupported,
+                      "{}: field attention_bias: biases of latent attention are not known to this "
+                      "build",
+                      reader.where());
+  }
+  return {};
+}
+
+// DeepSeek V3 and R1, and what is built like them: latent attention, some dense layers first, then
+// experts with scores corrected by a bias.
+Status read_fields(const Json& json, const JsonReader& reader, ModelConfig& config) {
+  NIBBLE_RETURN_IF_ERROR(read_latent(json, reader, config));
   MoeConfig& moe = config.moe;
   NIBBLE_ASSIGN_OR_RETURN(moe.experts, read_count(reader, "n_routed_experts"));
   NIBBLE_ASSIGN_OR_RETURN(moe.experts_per_token, read_count(reader, "num_experts_per_tok", 8));
@@ -69,12 +118,17 @@ const Family kKimiK2 = {.name = "kimi_k2",
                         .kv_heads_may_be_absent = true,
                         .worth = WorthQuantizing::kRoutedExperts};
 
-// The language model of Kimi K2.5, under text_config; its vision tower is not described.
+namespace {
+constexpr std::string_view kVision[] = {"vision_tower.", "mm_projector."};
+}  // namespace
+
+// The language model of Kimi K2.5, under text_config; what reads images is left out.
 const Family kKimiK25 = {.name = "kimi_k25",
                          .architecture = "KimiK25ForConditionalGeneration",
                          .model_type = "kimi_k25",
                          .read_fields = read_fields,
                          .prefix = "language_model.",
+                         .others = kVision,
                          .kv_heads_may_be_absent = true,
                          .worth = WorthQuantizing::kRoutedExperts};
 

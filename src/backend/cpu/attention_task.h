@@ -6,7 +6,7 @@ namespace nibble::cpu {
 
 // What the backend hands to the attention kernels. Plain structs: see kernel_table.h.
 
-constexpr int64_t kMaxHeadDim = 512;
+constexpr int64_t kMaxHeadDim = 576;
 constexpr int64_t kQueryRows = 2048;  // query rows (token x head) of one attention task, at most
 constexpr int64_t kKeyBlock = 64;     // keys of one step of the online softmax
 constexpr int64_t kKeyChunk = 512;    // keys that are packed at a time for many query rows
@@ -24,17 +24,32 @@ struct ConstNumbers {
   Element type = Element::kF32;
 };
 
+constexpr int64_t kPageCode = 5;    // KvCode::kInt4Page
+constexpr int64_t kStaticCode = 6;  // KvCode::kInt4Static
+
+/// Where the keys, or the values, of a head lie, counted in bytes from where the head begins.
+struct KvHalf {
+  int64_t rows = 0;
+  int64_t sets = 0;       // of parameters
+  int64_t set_bytes = 0;  // of one; 0: none
+  int64_t set_tokens = 1;
+};
+
 struct KvLayout {
   uint8_t* pages = nullptr;
   int64_t code = 0;    // KvCode
   int64_t kernel = 0;  // the code whose kernels read it: its own, or BF16's over widened rows
   int64_t page_size = 0;
   int64_t page_bytes = 0;
-  int64_t half_bytes = 0;
-  int64_t params_offset = 0;
+  int64_t head_bytes = 0;
+  KvHalf keys;
+  KvHalf values;
   int64_t row_bytes = 0;
-  int64_t row_params = 0;
+  int64_t row_params = 0;  // f32 numbers that kernels read of a row; widened rows have none
   int64_t head_dim = 0;
+  // Keys that have no codes yet, BF16 [page][head][page_size][head_dim]; null: there are none.
+  const uint8_t* residual = nullptr;
+  int64_t residual_page_bytes = 0;
 
   [[nodiscard]] constexpr bool widened() const { return kernel != code; }
 };
@@ -54,11 +69,14 @@ struct AttentionTask {
   bool whole_tops = false;       // AttentionForm::kShared
   void (*turn_back)(float* head, int64_t dim) = nullptr;  // of results, where heads are turned
   const float* value_mean = nullptr;                      // [head_dim], added to results at last
+  const float* value_step = nullptr;                      // [head_dim], multiplies them at first
   int64_t first_position = 0;                             // of the first token
   KvLayout kv;
   int64_t kv_head = 0;
   const int32_t* page_list = nullptr;
-  float* scratch = nullptr;  // kAttentionScratch floats, 64-byte aligned
+  const int32_t* residual_list = nullptr;  // the same of kv.residual
+  int64_t residual_from = INT64_MAX;       // keys from here on are read there
+  float* scratch = nullptr;                // kAttentionScratch floats, 64-byte aligned
   // Null: all keys, results to out. Else only the keys of one piece (kKeyPiece keys from a multiple
   // of kKeyPiece on), whose sums go here: attention_states_floats(), not for F32 caches.
   float* partial = nullptr;

@@ -1,16 +1,59 @@
 #include "backend/cpu/cpu_attention.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <vector>
 
+#include "backend/cpu/kv_rows.h"
 #include "backend/cpu/numbers.h"
 #include "base/check.h"
-#include "quant/codec.h"
 #include "quant/hadamard.h"
 
 namespace nibble::cpu {
+
+KvLayout layout_of(const KvView& kv) {
+  static_assert(static_cast<int>(KvCode::kF32) == 0 && static_cast<int>(KvCode::kBf16) == 1 &&
+                static_cast<int>(KvCode::kInt8) == 2 && static_cast<int>(KvCode::kInt4) == 3 &&
+                static_cast<int>(KvCode::kFp8) == 4 &&
+                static_cast<int>(KvCode::kInt4Page) == kPageCode &&
+                static_cast<int>(KvCode::kInt4Static) == kStaticCode);
+  CHECK_EQ(kv.head_dim % 8, 0);
+  CHECK_LE(kv.head_dim, kMaxHeadDim);
+  KvLayout layout;
+  layout.pages = reinterpret_cast<uint8_t*>(kv.pages);
+  layout.code = static_cast<int64_t>(kv.code);
+  const KvParameters per = kv_format(kv.code).per;
+  const bool own = per == KvParameters::kNone || per == KvParameters::kPerTokenHead;
+  CHECK_EQ(per == KvParameters::kPerChannel,
+           kv.basis.key_step != nullptr && kv.basis.value_step != nullptr);
+  layout.kernel = own ? layout.code : static_cast<int64_t>(KvCode::kBf16);
+  layout.page_size = kv.page_size;
+  layout.page_bytes = kv.page_bytes();
+  layout.head_bytes = kv.head_bytes();
+  layout.row_bytes = kv_row_bytes(kv.code, kv.head_dim);
+  layout.row_params = kv_row_params(kv.code);
+  layout.head_dim = kv.head_dim;
+  layout.keys = {.sets = kv.params_offset(), .set_bytes = 4 * layout.row_params};
+  layout.values = layout.keys;
+  if (!kv.latent) {
+    layout.values.rows += kv.key_bytes();
+    layout.values.sets += kv.key_bytes();
+  }
+  if (kv_has_residual(kv.code)) {
+    CHECK_EQ(kv.page_size % kChannelTokens, 0);
+    CHECK(kv.residual != nullptr);
+    layout.keys.set_bytes = 2 * int64_t{kv_format(kv.code).parameters} * kv.head_dim;
+    layout.keys.set_tokens = kChannelTokens;
+    layout.values.set_bytes = 2 * int64_t{kv_format(kv.code).parameters};
+    layout.residual = reinterpret_cast<const uint8_t*>(kv.residual);
+    layout.residual_page_bytes = kv.residual_page_bytes();
+  }
+  return layout;
+}
+
 namespace {
 
 constexpr int64_t kRotationRows = 4096;  // rows of a batch whose rotations are kept
@@ -18,52 +61,44 @@ constexpr int64_t kPartialFloats = int64_t{4} << 20;
 constexpr int64_t kTasksPerThread = 4;  // so many let threads end at about the same time
 constexpr int64_t kFewestRows = 16;     // rows of a task when there are not enough tasks
 
-KvLayout layout_of(const KvView& kv) {
-  static_assert(static_cast<int>(KvCode::kF32) == 0 && static_cast<int>(KvCode::kBf16) == 1 &&
-                static_cast<int>(KvCode::kInt8) == 2 && static_cast<int>(KvCode::kInt4) == 3 &&
-                static_cast<int>(KvCode::kFp8) == 4);
-  CHECK_EQ(kv.head_dim % 8, 0);
-  CHECK_LE(kv.head_dim, kMaxHeadDim);
-  KvLayout layout;
-  layout.pages = reinterpret_cast<uint8_t*>(kv.pages);
-  layout.code = static_cast<int64_t>(kv.code);
-  const bool widened = kv_format(kv.code).per == KvParameters::kPerTensor;
-  layout.kernel = widened ? static_cast<int64_t>(KvCode::kBf16) : layout.code;
-  layout.page_size = kv.page_size;
-  layout.page_bytes = kv.page_bytes();
-  layout.half_bytes = kv.half_bytes();
-  layout.params_offset = kv.params_offset();
-  layout.row_bytes = kv_row_bytes(kv.code, kv.head_dim);
-  layout.row_params = kv_row_params(kv.code);
-  layout.head_dim = kv.head_dim;
-  return layout;
-}
+/// How the new tokens of sequences are cut: into `unit` at a time, from the first new one on or
+/// from multiples of `unit` in their sequence.
+struct Cut {
+  int64_t unit = 1;
+  bool at_multiples = false;
 
-void write_fp8(const float* values, int64_t dim, float scale, uint8_t* row) {
-  const float factor = 1.0F / scale;  // as GPUs do
-  std::transform(values, values + dim, row,
-                 [&](float value) { return encode_e4m3(value * factor); });
-}
+  /// Of a sequence's new tokens, how many lie in front of the first one's block.
+  [[nodiscard]] int64_t lead(const SequenceSpan& sequence) const {
+    return at_multiples ? (sequence.kv_len - sequence.q_len) % unit : 0;
+  }
+  [[nodiscard]] int64_t blocks(const SequenceSpan& sequence) const {
+    return (lead(sequence) + sequence.q_len + unit - 1) / unit;
+  }
+};
 
-/// Blocks of `unit` new tokens that a step's sequences fall into.
-int64_t count_blocks(std::span<const SequenceSpan> sequences, int64_t unit) {
+/// Blocks that a step's sequences fall into.
+int64_t count_blocks(std::span<const SequenceSpan> sequences, const Cut& cut) {
   int64_t blocks = 0;
   for (const SequenceSpan& sequence : sequences) {
-    blocks += (sequence.q_len + unit - 1) / unit;
+    blocks += cut.blocks(sequence);
   }
   return blocks;
 }
 
 struct TokenBlock {
-  const SequenceSpan* sequence;
+  int64_t sequence;     // its index
   int64_t first_token;  // within the sequence's new tokens
+  int64_t tokens;
 };
 
-TokenBlock find_block(std::span<const SequenceSpan> sequences, int64_t unit, int64_t index) {
-  for (const SequenceSpan& sequence : sequences) {
-    const int64_t blocks = (sequence.q_len + unit - 1) / unit;
+TokenBlock find_block(std::span<const SequenceSpan> sequences, const Cut& cut, int64_t index) {
+  for (size_t s = 0; s < sequences.size(); ++s) {
+    const int64_t blocks = cut.blocks(sequences[s]);
     if (index < blocks) {
-      return {&sequence, index * unit};
+      const int64_t begin = index * cut.unit - cut.lead(sequences[s]);
+      const int64_t end = std::min<int64_t>(begin + cut.unit, sequences[s].q_len);
+      const int64_t first = std::max<int64_t>(begin, 0);
+      return {static_cast<int64_t>(s), first, end - first};
     }
     index -= blocks;
   }
@@ -98,11 +133,43 @@ Status CpuAttention::allocate_scratch() {
 }
 
 void CpuAttention::rope_append_kv(const RopeAppendArgs& args) {
-  const KvLayout layout = layout_of(args.kv);
+  CHECK_MSG(!args.kv.latent, "rows of latent attention are appended by append_latent()");
+  const KvWriter writer(kernels_, args.kv, layout_of(args.kv));
   select_rotation(args);
-  pool_.parallel_for(count_blocks(args.sequences, 1), [&](int64_t index, int) {
-    const TokenBlock block = find_block(args.sequences, 1, index);
-    rope_append_token(args, layout, *block.sequence, block.first_token);
+  pool_.parallel_for(count_blocks(args.sequences, {}), [&](int64_t index, int) {
+    const TokenBlock block = find_block(args.sequences, {}, index);
+    rope_append_token(args, writer, block.sequence, block.first_token);
+  });
+  if (kv_has_residual(args.kv.code)) {
+    code_full_groups(args, writer);
+  }
+  report_.add(writer.far_outside());
+}
+
+/// Codes the keys of groups whose last token was among the step's.
+void CpuAttention::code_full_groups(const RopeAppendArgs& args, const KvWriter& writer) {
+  struct Group {
+    int64_t sequence;
+    int64_t first_token;  // in its sequence
+  };
+  std::vector<Group> groups;
+  for (size_t s = 0; s < args.sequences.size(); ++s) {
+    const SequenceSpan& sequence = args.sequences[s];
+    const int64_t first = (sequence.kv_len - sequence.q_len) / kChannelTokens;
+    for (int64_t group = first; group < sequence.kv_len / kChannelTokens; ++group) {
+      groups.push_back({static_cast<int64_t>(s), group * kChannelTokens});
+    }
+  }
+  const int64_t kv_heads = args.kv.kv_heads;
+  pool_.parallel_for(std::ssize(groups) * kv_heads, [&](int64_t index, int thread) {
+    const auto& [sequence, token] = groups[static_cast<size_t>(index / kv_heads)];
+    const auto s = static_cast<size_t>(sequence);
+    const int64_t page = token / args.kv.page_size;
+    writer.code_keys({.page = args.sequences[s].pages[page],
+                      .residual_page = args.residuals[s].pages[page],
+                      .kv_head = index % kv_heads,
+                      .slot = token % args.kv.page_size},
+                     scratch_.as<float>().data() + thread * kAttentionScratch);
   });
 }
 
@@ -150,16 +217,20 @@ const float* CpuAttention::rotation_of(const RopeAppendArgs& args,
 }
 
 void CpuAttention::rope_append_token(const RopeAppendArgs& args,
-                                     const KvLayout& layout,
-                                     const SequenceSpan& sequence,
+                                     const KvWriter& writer,
+                                     int64_t index,
                                      int64_t token) {
-  const int64_t dim = layout.head_dim;
+  const int64_t dim = args.kv.head_dim;
+  const SequenceSpan& sequence = args.sequences[static_cast<size_t>(index)];
   const int64_t row = sequence.q_begin + token;
   const int64_t position = sequence.kv_len - sequence.q_len + token;
   float spare[kMaxHeadDim];
   const float* cosine = rotation_of(args, sequence, token, spare);
-  const int64_t page = sequence.pages[position / layout.page_size];
-  const int64_t slot = position % layout.page_size;
+  const int64_t page = position / args.kv.page_size;
+  KvSlot slot{.page = sequence.pages[page], .slot = position % args.kv.page_size};
+  if (kv_has_residual(args.kv.code)) {
+    slot.residual_page = args.residuals[static_cast<size_t>(index)].pages[page];
+  }
   const int64_t kv_heads = args.kv.kv_heads;
   for (int64_t head = 0; head < args.heads + 2 * kv_heads; ++head) {
     const Numbers numbers = numbers_of(args.qkv.at(row * args.stride + head * dim));
@@ -187,18 +258,15 @@ void CpuAttention::rope_append_token(const RopeAppendArgs& args,
       hadamard(values, dim);
     }
     if (kv_head < 0) {
+      if (basis.key_step != nullptr) {
+        const float* step = basis.key_step + head / (args.heads / kv_heads) * dim;
+        std::transform(values, values + dim, step, values, std::multiplies<>());
+      }
       kernels_.store(values, dim, numbers);
       continue;
     }
-    uint8_t* half = layout.pages + page * layout.page_bytes +
-                    (kv_head % kv_heads * 2 + kv_head / kv_heads) * layout.half_bytes;
-    uint8_t* stored = half + slot * layout.row_bytes;
-    if (layout.widened()) {
-      write_fp8(values, dim, kv_head < kv_heads ? args.kv.scales.k : args.kv.scales.v, stored);
-      continue;
-    }
-    auto* params = reinterpret_cast<float*>(half + layout.params_offset) + slot * layout.row_params;
-    kernels_.write_kv(layout, values, stored, params);
+    slot.kv_head = kv_head % kv_heads;
+    is_value ? writer.write_value(slot, values) : writer.write_key(slot, values);
   }
 }
 
@@ -206,7 +274,7 @@ void CpuAttention::rope_append_token(const RopeAppendArgs& args,
 struct CpuAttention::Plan {
   KvLayout layout;
   int64_t group = 0;
-  int64_t unit = 0;    // tokens of a task
+  Cut cut;             // of tokens into tasks
   int64_t pieces = 0;  // tasks per block of tokens and KV head, in each its own piece; 0: one task
   int64_t blocks = 0;  // of tokens
 
@@ -218,8 +286,9 @@ AttentionTask CpuAttention::Plan::task(const AttentionArgs& args,
                                        int64_t index,
                                        float* scratch) const {
   const int64_t kv_head = index % args.kv.kv_heads;
-  const TokenBlock block = find_block(args.sequences, unit, index / args.kv.kv_heads);
-  const SequenceSpan& sequence = *block.sequence;
+  const TokenBlock block = find_block(args.sequences, cut, index / args.kv.kv_heads);
+  const auto s = static_cast<size_t>(block.sequence);
+  const SequenceSpan& sequence = args.sequences[s];
   const int64_t row = sequence.q_begin + block.first_token;
   const int64_t offset = kv_head * group * layout.head_dim;
   AttentionTask task;
@@ -227,7 +296,7 @@ AttentionTask CpuAttention::Plan::task(const AttentionArgs& args,
   task.q_stride = args.q_stride;
   task.out = numbers_of(args.out.at(row * args.out_stride + offset));
   task.out_stride = args.out_stride;
-  task.tokens = std::min<int64_t>(unit, sequence.q_len - block.first_token);
+  task.tokens = block.tokens;
   task.group = group;
   task.scale = args.scale * args.kv.scales.k;
   task.value_scale = args.kv.scales.v;
@@ -236,11 +305,17 @@ AttentionTask CpuAttention::Plan::task(const AttentionArgs& args,
   task.turn_back = args.kv.basis.turns_values ? inverse_hadamard : nullptr;
   const float* mean = args.kv.basis.value_mean;
   task.value_mean = mean == nullptr ? nullptr : mean + kv_head * layout.head_dim;
+  const float* step = args.kv.basis.value_step;
+  task.value_step = step == nullptr ? nullptr : step + kv_head * layout.head_dim;
   task.whole_tops = args.form == AttentionForm::kShared && args.kv.code == KvCode::kBf16;
   task.first_position = sequence.kv_len - sequence.q_len + block.first_token;
   task.kv = layout;
   task.kv_head = kv_head;
   task.page_list = sequence.pages;
+  if (kv_has_residual(args.kv.code)) {
+    task.residual_list = args.residuals[s].pages;
+    task.residual_from = task.first_position / kChannelTokens * kChannelTokens;
+  }
   task.scratch = scratch;
   return task;
 }
@@ -254,8 +329,12 @@ CpuAttention::Plan CpuAttention::plan_of(const AttentionArgs& args) const {
   CHECK_LE(plan.group, kQueryRows);
   const int64_t wanted = kTasksPerThread * pool_.threads();
   for (int64_t rows = kernels_.attention_rows;; rows /= 2) {
-    plan.unit = std::max<int64_t>(1, rows / plan.group);
-    plan.blocks = count_blocks(args.sequences, plan.unit);
+    plan.cut.unit = std::max<int64_t>(1, rows / plan.group);
+    if (kv_has_residual(args.kv.code)) {  // tokens of a task read the same keys as they are
+      const auto unit = static_cast<uint64_t>(std::min(plan.cut.unit, kChannelTokens));
+      plan.cut = {.unit = static_cast<int64_t>(std::bit_floor(unit)), .at_multiples = true};
+    }
+    plan.blocks = count_blocks(args.sequences, plan.cut);
     if (rows <= kFewestRows || plan.blocks * args.kv.kv_heads >= wanted) {
       break;
     }
@@ -268,7 +347,7 @@ CpuAttention::Plan CpuAttention::plan_of(const AttentionArgs& args) const {
   for (const SequenceSpan& sequence : args.sequences) {
     pieces = std::max(pieces, pieces_of(sequence, args.sliding_window).count);
   }
-  const int64_t floats = attention_states_floats(plan.unit * plan.group, args.kv.head_dim);
+  const int64_t floats = attention_states_floats(plan.cut.unit * plan.group, args.kv.head_dim);
   if (pieces > 1 && tasks * pieces * floats <= kPartialFloats) {
     plan.pieces = pieces;
   }
@@ -292,7 +371,7 @@ void CpuAttention::attention(const AttentionArgs& args) {
 /// Each piece of the keys as a task of its own; then their sums are merged in order.
 void CpuAttention::run_pieces(const AttentionArgs& args, const Plan& plan) {
   const int64_t tasks = plan.blocks * args.kv.kv_heads;
-  const int64_t floats = attention_states_floats(plan.unit * plan.group, args.kv.head_dim);
+  const int64_t floats = attention_states_floats(plan.cut.unit * plan.group, args.kv.head_dim);
   const auto pieces_for = [&](const AttentionTask& task) {  // those that its tokens see
     const auto tokens = static_cast<int32_t>(task.tokens);
     const auto end = static_cast<int32_t>(task.first_position) + tokens;

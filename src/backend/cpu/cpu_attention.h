@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "backend/cpu/kernel_table.h"
+#include "backend/cpu/kv_writer.h"
 #include "base/thread_pool.h"
 #include "core/buffer.h"
 #include "ops/attention.h"
@@ -29,9 +30,10 @@ class CpuAttention final {
 
   void select_rotation(const RopeAppendArgs& args);
   void rope_append_token(const RopeAppendArgs& args,
-                         const KvLayout& layout,
-                         const SequenceSpan& sequence,
+                         const KvWriter& writer,
+                         int64_t index,
                          int64_t token);
+  void code_full_groups(const RopeAppendArgs& args, const KvWriter& writer);
   const float* rotation_of(const RopeAppendArgs& args,
                            const SequenceSpan& sequence,
                            int64_t token,
@@ -49,6 +51,7 @@ class CpuAttention final {
   float inv_freq_[kMaxHeadDim / 2] = {};
   float attention_factor_ = 0.0F;
   int64_t rotation_dim_ = 0;
+  RangeReport report_;
 };
 
 }  // namespace nibble::cpu

@@ -44,6 +44,16 @@ class CpuBackend final : public Backend {
   [[nodiscard]] std::string_view name() const override { return name_; }
   [[nodiscard]] int threads() const override { return pool_.threads(); }
 
+  [[nodiscard]] Status check_kv(const KvView& shape, int64_t /*heads*/) const override {
+    if (kv_has_residual(shape.code) && shape.page_size % kChannelTokens != 0) {
+      return make_error(StatusCode::kInvalidArgument,
+                        "a cache in {} has pages of whole groups of {} tokens, not of {}; choose "
+                        "--block-size {}",
+                        kv_code_name(shape.code), kChannelTokens, shape.page_size, kChannelTokens);
+    }
+    return {};
+  }
+
   [[nodiscard]] Status check_gemm(const WeightFormat& format,
                                   const ActSpec& act,
                                   int64_t k) const override {
@@ -62,6 +72,7 @@ class CpuBackend final : public Backend {
     if (!entry) {
       return refuse_product(problem, products_);
     }
+    NIBBLE_RETURN_IF_ERROR(check_spec(parts.front(), act));
     choice_->count(*entry, problem);
     return gemm_entries()[*entry].make(
         {.parts = parts, .problem = problem, .act = act, .max_m = max_m}, products_);
@@ -113,8 +124,18 @@ class CpuBackend final : public Backend {
     if (!entry || gemm_entries()[*entry].tiled == nullptr) {
       return refuse_product(problem, products_).with_context(weight.name);
     }
+    NIBBLE_RETURN_IF_ERROR(check_spec(weight, act));
     choice_->count(*entry, problem);
     return gemm_entries()[*entry].tiled;
+  }
+
+  /// Rows in blocks come with their blocks.
+  static Status check_spec(const QuantView& weight, const ActSpec& act) {
+    if (act.format != ActFormat::kIntBlocks) {
+      return {};
+    }
+    CHECK_MSG(act.blocks != nullptr, "{}: activations in blocks without blocks", weight.name);
+    return check_blocks(*act.blocks, weight.format, weight.k).with_context(weight.name);
   }
 
   const KernelTable& kernels_;

@@ -108,7 +108,9 @@ Status CpuExperts::pack(Side& side,
   side.product = std::make_unique<PackedProduct>(side.matrices.front(), act, product, device);
   const RowRounder& rounder = side.product->rounder();
   side.row_stride =
-      std::max(round_up(rounder.row_bytes(), 64), round_up(rounder.pieces(), kSlabPieces) * 64);
+      std::max(round_up(rounder.row_bytes(), 64),
+               round_up(rounder.pieces(), kSlabPieces) * 64 +
+                   round_up(rounder.scaled_blocks() * static_cast<int64_t>(sizeof(float)), 64));
   return {};
 }
 

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "backend/cpu/cpu_attention.h"
+#include "backend/cpu/cpu_latent.h"
 #include "backend/cpu/workspace.h"
 #include "backend/step.h"
 
@@ -26,6 +27,12 @@ class CpuStep final : public Step {
     device_.attention.rope_append_kv(args);
   }
   void attention(const AttentionArgs& args) override { device_.attention.attention(args); }
+  void append_latent(const LatentAppendArgs& args) override {
+    cpu::append_latent(device_.kernels, device_.workspace, args);
+  }
+  void rotate_latent_queries(const LatentQueryArgs& args) override {
+    cpu::rotate_latent_queries(device_.kernels, device_.workspace, args);
+  }
   void normalize(const NormalizeArgs& args) override;
   void add_gated(const GatedAddArgs& args) override;
   void input_rows(const InputRows& args, float* out) override;

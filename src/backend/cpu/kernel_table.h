@@ -62,19 +62,22 @@ struct ProductTask {
   int64_t y_stride = 0;
   bool add = false;
   const float* bias = nullptr;  // [n] or null
+  // Of rows in blocks of 4 and 8 bits: columns of a block, and the bits of each.
+  int64_t x_block = 0;
+  const uint8_t* x_bits = nullptr;
 };
 
 struct GemmTask : ProductTask {
   const float* x = nullptr;  // f32 activations, or bf16 or E4M3 values widened to f32
   int64_t x_stride = 0;
-  // int8 activations, rows padded with 0 to a multiple of 64; or those of FixedRow.
+  // int8 activations, rows padded with 0 to a multiple of 64; or those of FixedRow or BlocksRow.
   const uint8_t* xq = nullptr;
   int64_t xq_stride = 0;
 };
 
-/// Of a group of activations in fixed point: x = unit * code.
+/// Of a group of activations in fixed point, or of rows in blocks: x = unit * code.
 struct FixedGroup {
-  float unit;    // a power of two; NaN when a value is not finite
+  float unit;    // of fixed point a power of two; NaN when a value is not finite
   int32_t bias;  // -8 times the sum of the codes: weights are multiplied as 0 to 15
 };
 
@@ -100,11 +103,14 @@ constexpr int64_t kSlabPieces = 8;
 /// For AMX. Activations come in tiles: pieces of 64 bytes (64 int8 or 32 bf16 columns) of 16 rows,
 /// [slab of 8 pieces][m/16][8][16][64], the last piece padded with zeros. Rows of a slab follow
 /// each other, so that a slab takes all sets of a cache alike.
+/// Of rows in blocks of 32 the pieces are bf16 codes, each eight columns in the order 0, 2, 4, 6,
+/// 1, 3, 5, 7: that in which int4 for int8 activations become pairs.
 struct TileGemmTask : ProductTask {
   const uint8_t* x = nullptr;
   int64_t x_pieces = 0;
   int64_t slab_stride = 0;
-  uint8_t* scratch = nullptr;  // kTileScratchBytes, 64-byte aligned
+  const float* x_group_scales = nullptr;  // of rows in blocks: [m/16][blocks][16]
+  uint8_t* scratch = nullptr;             // kTileScratchBytes, 64-byte aligned
 };
 
 /// A row to round to int8: its codes plus `offset`, in pieces of 64 bytes (see TileGemmTask), the
@@ -118,6 +124,22 @@ struct Int8Row {
   int64_t piece_stride = 64;
   int64_t slab_stride = 512;   // of kSlabPieces pieces
   const void* next = nullptr;  // BF16 row to fetch meanwhile, or null
+};
+
+/// A row to round to blocks of 4 and 8 bits (quant/block_precision.h): its codes, in pieces as
+/// those of Int8Row but without padding, and a unit and a bias for each block, or for each class.
+struct BlocksRow {
+  ConstNumbers x;
+  int64_t k = 0;      // a multiple of the block
+  int64_t block = 0;  // 32, 64 or 128
+  const uint8_t* bits = nullptr;
+  float clip = 0.0F;
+  bool classes = false;  // all blocks of 4 bits, then all of 8, share a scale
+  uint8_t* out = nullptr;
+  int64_t piece_stride = 64;
+  int64_t slab_stride = 512;     // of kSlabPieces pieces
+  FixedGroup* groups = nullptr;  // [k / block] or [2]; null: only scales are wanted
+  float* scales = nullptr;       // of the blocks, 16 apart; null: groups are wanted
 };
 
 /// A row of x, and what is done to it.
@@ -156,6 +178,8 @@ struct GemmKernels {
   Gemm gemm_int4_fixed = nullptr;   // in groups of 32, 64 or 128
   Gemm gemm_int4_fixed_zeros = nullptr;
   Gemm gemm_int4_fixed_minimums = nullptr;
+  Gemm gemm_int4_blocks = nullptr;   // of rows in blocks, weights in groups of as many columns
+  Gemm gemm_int4_classes = nullptr;  // the same, weights with a scale per channel
 };
 
 /// Products in AMX tiles, for bf16 and fp8 activations and int8 ones; null without AMX.
@@ -169,14 +193,25 @@ struct TileKernels {
   TileGemm tiles_int8_int8 = nullptr;
   TileGemm tiles_int4_int8 = nullptr;
   TileGemm tiles_levels_int8 = nullptr;
+  TileGemm tiles_int4_blocks = nullptr;
   // A row rounded to bf16, as pieces of TileGemmTask; the same rounded again as FixedRow says.
   void (*round_pieces)(ConstNumbers row, int64_t k, uint8_t* out, int64_t slab_stride) = nullptr;
   void (*fixed_pieces)(const FixedRow& row, int64_t slab_stride) = nullptr;
+  // int8 codes [k], a multiple of 32, as TileGemmTask has those of rows in blocks of 32.
+  void (*bf16_pieces)(const int8_t* codes, int64_t k, uint8_t* out, int64_t slab_stride) = nullptr;
+};
+
+/// Codes are (x - offset) * inverse, clamped to 0..15, of each channel.
+struct CodeGrid {
+  int64_t dim = 0;
+  const float* inverses = nullptr;
+  const float* offsets = nullptr;
 };
 
 struct RowKernels {
   void (*round_fixed)(const FixedRow& row) = nullptr;
   Int8RowResult (*quantize_int8)(const Int8Row& row) = nullptr;
+  void (*quantize_blocks)(const BlocksRow& row) = nullptr;
   // k values rounded to E4M3 after division by the scale that is returned, or to BF16, as f32.
   // `largest` is that of Int8Row.
   float (*quantize_fp8)(const float* x, int64_t k, float largest, float* out) = nullptr;
@@ -195,6 +230,10 @@ struct RowKernels {
   void (*round_row)(float* x, int64_t n, int places) = nullptr;
   // Writes one head's keys or values of one token.
   void (*write_kv)(const KvLayout& kv, const float* x, uint8_t* row, float* params) = nullptr;
+  // The scale and the offset that INT4 codes of x [n] should have; NaN where one is not finite.
+  void (*fit_int4)(const float* x, int64_t n, float* line) = nullptr;
+  // INT4 codes of x [grid.dim], two in a byte.
+  void (*code_int4)(const float* x, const CodeGrid& grid, uint8_t* row) = nullptr;
 };
 
 struct AttentionKernels {

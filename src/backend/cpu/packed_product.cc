@@ -38,12 +38,18 @@ bool takes_scales(TiledScales scales, const WeightFormat& format, int64_t k) {
     case TiledScales::kLevels:
       return format.scale_per == ScalePer::kGroup && k % format.group_size == 0 &&
              (format.group_size == 64 || format.group_size == 128);
+    case TiledScales::kBlocks:
+      return format.scale_per == ScalePer::kGroup && k % format.group_size == 0 &&
+             is_block_size(format.group_size);
   }
   return false;
 }
 
 /// Tiles hold int8 and bf16: activations in f32 do not fit, nor groups of unusual sizes.
 bool fits_tiles(const PackedWeights& w, ActFormat act) {
+  if (act == ActFormat::kIntBlocks) {
+    return w.k % w.group_size == 0 && is_block_size(w.group_size);
+  }
   return act != ActFormat::kFloat &&
          (w.groups <= 1 || (has_usual_groups(w.groups, w.group_size) && w.k % w.group_size == 0));
 }
@@ -51,9 +57,10 @@ bool fits_tiles(const PackedWeights& w, ActFormat act) {
 /// From this many rows on tiles beat vectors, which fill no more than one row of a tile each.
 /// With 4 bits in groups they win earlier: vectors multiply 16 bits at half the rate of 8, and take
 /// long to decode them for floats.
-int64_t fewest_tile_rows(const PackedWeights& w, WeightCode code, bool fixed) {
+int64_t fewest_tile_rows(const PackedWeights& w, const PackedMatrix& matrix, bool fixed) {
+  const WeightCode code = matrix.format().code;
   const bool four_bits = code == WeightCode::kInt4 || code == WeightCode::kFp4E2M1;
-  if (!four_bits || w.groups <= 1) {
+  if (!four_bits || w.groups <= 1 || is_integer(matrix.act())) {
     return 5;
   }
   return fixed ? 3 : 2;
@@ -85,25 +92,35 @@ PackedProduct::PackedProduct(const PackedMatrix& matrix,
   if (product.tiles != nullptr && fits_tiles(w, matrix.act())) {
     tile_kernel_ = device.kernels.*product.tiles;
   }
-  fewest_tile_rows_ =
-      fewest_tile_rows(w, matrix.format().code, product.rounding == TiledRounding::kFixed);
+  fewest_tile_rows_ = fewest_tile_rows(w, matrix, product.rounding == TiledRounding::kFixed);
+}
+
+int64_t PackedProduct::slabs_bytes(int64_t m) const {
+  return round_up(rounder_.pieces(), kSlabPieces) / kSlabPieces * RoundedRows::slab_stride(m);
+}
+
+float* PackedProduct::block_scales(const RoundedRows& rows, int64_t row) const {
+  auto* scales = reinterpret_cast<float*>(rows.memory + slabs_bytes(rows.m));
+  return scales + row / 16 * 16 * rounder_.scaled_blocks() + row % 16;
 }
 
 int64_t PackedProduct::rows_bytes(int64_t m) const {
   if (!in_tiles(m)) {
     return m * rounder_.row_bytes();
   }
-  return round_up(rounder_.pieces(), kSlabPieces) / kSlabPieces * RoundedRows::slab_stride(m);
+  const int64_t scales = round_up(m, 16) * rounder_.scaled_blocks();
+  return slabs_bytes(m) + scales * static_cast<int64_t>(sizeof(float));
 }
 
 RoundedRow PackedProduct::row_at(const RoundedRows& rows, int64_t row) const {
   const bool tiles = in_tiles(rows.m);
   const int64_t offset =
       tiles ? row / 16 * kSlabPieces * kTileBytes + row % 16 * 64 : row * rounder_.row_bytes();
-  return {.out = rows.memory + offset,
-          .slab_stride = tiles ? RoundedRows::slab_stride(rows.m) : 0,
-          .scale = rows.scales + row,
-          .sum = rows.sums + row};
+  return {
+      .out = rows.memory + offset,
+      .slab_stride = tiles ? RoundedRows::slab_stride(rows.m) : 0,
+      .scale = tiles && rounder_.scaled_blocks() > 0 ? block_scales(rows, row) : rows.scales + row,
+      .sum = rows.sums + row};
 }
 
 ProductTask PackedProduct::product_task(const PackedMatrix& matrix,
@@ -120,6 +137,10 @@ ProductTask PackedProduct::product_task(const PackedMatrix& matrix,
   if (has_token_scales(rounder_.act())) {
     product.x_scales = task.rows.scales + row;
     product.x_sums = task.rows.sums + row;
+  }
+  if (const BlockPrecision* blocks = rounder_.blocks(); blocks != nullptr) {
+    product.x_block = blocks->block;
+    product.x_bits = blocks->bits.data();
   }
   return product;
 }
@@ -160,6 +181,7 @@ void PackedProduct::multiply_tiles(const PackedMatrix& matrix,
     part.x = task.rows.memory + row / 16 * kSlabPieces * kTileBytes;
     part.slab_stride = RoundedRows::slab_stride(task.rows.m);
     part.x_pieces = rounder_.pieces();
+    part.x_group_scales = rounder_.scaled_blocks() > 0 ? block_scales(task.rows, row) : nullptr;
     part.scratch = workspace_.tile_scratch(task.thread);
     tile_kernel_(part, tiles.begin, tiles.end);
   }

@@ -14,6 +14,7 @@ enum class TiledScales : uint8_t {
   kChannel,      // one for each output channel
   kUsualGroups,  // several groups of 32, 64 or 128
   kLevels,       // groups of 64 or 128 in two levels (quant/levels.h)
+  kBlocks,       // groups of 32, 64 or 128, of which there may be one
 };
 
 /// What activations are rounded to besides their ActFormat.
@@ -95,6 +96,9 @@ class PackedProduct final {
   void multiply(const PackedMatrix& matrix, const Task& task, TileRange tiles) const;
 
  private:
+  [[nodiscard]] int64_t slabs_bytes(int64_t m) const;
+  /// In tiles, of rows in blocks that have a scale each: [m/16][blocks][16].
+  [[nodiscard]] float* block_scales(const RoundedRows& rows, int64_t row) const;
   [[nodiscard]] ProductTask product_task(const PackedMatrix& matrix,
                                          const Task& task,
                                          int64_t row) const;

@@ -34,9 +34,8 @@ uint32_t gather(uint32_t x) {
 
 /// A packed word's columns in order.
 uint32_t nibbles_in_order(uint32_t word, ActFormat act) {
-  return act == ActFormat::kInt8Token
-             ? gather(word & 0x0f0f0f0fU) | gather(word >> 4 & 0x0f0f0f0fU) << 16
-             : canonical_word({.reordered = true}, word);
+  return is_integer(act) ? gather(word & 0x0f0f0f0fU) | gather(word >> 4 & 0x0f0f0f0fU) << 16
+                         : canonical_word({.reordered = true}, word);
 }
 
 /// Nibbles of a row's word that lie past k, as a mask.
@@ -46,7 +45,7 @@ uint32_t padding_mask(int64_t columns) {
 
 /// Neighbours of k that lie side by side in a lane.
 int64_t lane_columns(WeightCode code, ActFormat act) {
-  return act == ActFormat::kInt8Token ? 4 : (code == WeightCode::kBf16 ? 2 : 1);
+  return is_integer(act) ? 4 : (code == WeightCode::kBf16 ? 2 : 1);
 }
 
 /// Element (lane, column) of a step.
@@ -56,7 +55,7 @@ int64_t element_index(int64_t lane, int64_t column, int64_t together) {
 
 /// `reordered`: see NibbleForm.
 WordOrder word_order(WeightCode code, bool reordered, ActFormat act) {
-  const bool to_integers = act == ActFormat::kInt8Token;
+  const bool to_integers = is_integer(act);
   if (four_bits(code)) {
     const WordOrder floats = reordered ? WordOrder::kWords : WordOrder::kEvenOdd;
     const WordOrder integers = reordered ? WordOrder::kEvenOdd : WordOrder::kNibbles;
@@ -194,7 +193,7 @@ Status PackedMatrix::pack(Parts parts, int64_t first, int64_t end, ThreadPool& p
 }
 
 int64_t PackedMatrix::packed_steps() const {
-  const int64_t unit = act_ == ActFormat::kInt8Token ? 8 : 4;
+  const int64_t unit = is_integer(act_) ? 8 : 4;
   return (steps() + unit - 1) / unit * unit;
 }
 

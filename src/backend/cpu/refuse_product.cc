@@ -9,7 +9,7 @@ namespace {
 
 // What there are no kernels for, whatever the shape; null when there are.
 const char* missing_kernels(const WeightFormat& format, ActFormat act) {
-  const bool to_integers = act == ActFormat::kInt8Token;
+  const bool to_integers = is_integer(act);
   const bool levels =
       in_two_levels(format, act) && (format.group_size == 64 || format.group_size == 128);
   if (format.zero_points == ZeroPoints::kPerScale && to_integers && !levels) {
@@ -50,6 +50,13 @@ Status refuse_product(const GemmProblem& problem, const GemmDevice& device) {
                       "this backend has no kernels for {}; quantize the model again, with "
                       "--scheme and one of {}",
                       missing, schemes_that_run(device));
+  }
+  if (problem.act == ActFormat::kIntBlocks) {
+    return make_error(StatusCode::kUnsupported,
+                      "activations in blocks of 4 and 8 bits need int4 weights with one scale per "
+                      "output channel, or in groups of 32, 64 or 128 that divide the {} input "
+                      "channels; quantize to {}, or run with --ignore-fmpq",
+                      problem.k, schemes_that_run(device));
   }
   if (problem.act == ActFormat::kInt8Token && problem.weight.zero_points == ZeroPoints::kNone) {
     return make_error(StatusCode::kUnsupported,

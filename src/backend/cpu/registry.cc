@@ -14,6 +14,7 @@ using Acts = std::array<ActFormat, 2>;
 constexpr Acts kBf16Only = {ActFormat::kBf16, ActFormat::kBf16};
 constexpr Acts kInt8Only = {ActFormat::kInt8Token, ActFormat::kInt8Token};
 constexpr Acts kFp8GroupOnly = {ActFormat::kFp8Group, ActFormat::kFp8Group};
+constexpr Acts kBlocksOnly = {ActFormat::kIntBlocks, ActFormat::kIntBlocks};
 constexpr Acts kFp8Only = {ActFormat::kFp8Token, ActFormat::kFp8Token};
 
 // Products of weights in the tiles of PackedMatrix, for few rows and with AMX for many.
@@ -77,6 +78,17 @@ constexpr TiledProduct kW4A8Levels{.name = "gemm_w4a8_levels",
                                    .zero_points = ZeroPoints::kPerScale,
                                    .rows = &GemmKernels::gemm_levels_int8,
                                    .tiles = &TileKernels::tiles_levels_int8};
+constexpr TiledProduct kW4Ax{.name = "gemm_w4ax",
+                             .code = kInt4,
+                             .acts = kBlocksOnly,
+                             .scales = TiledScales::kBlocks,
+                             .rows = &GemmKernels::gemm_int4_blocks,
+                             .tiles = &TileKernels::tiles_int4_blocks};
+constexpr TiledProduct kW4AxClass{.name = "gemm_w4ax_class",
+                                  .code = kInt4,
+                                  .acts = kBlocksOnly,
+                                  .scales = TiledScales::kChannel,
+                                  .rows = &GemmKernels::gemm_int4_classes};
 constexpr TiledProduct kW8A8Int8{.name = "gemm_w8a8_int8",
                                  .code = kInt8,
                                  .acts = kInt8Only,
@@ -123,13 +135,27 @@ constexpr GemmEntry kTiled{
 
 std::span<const GemmEntry> gemm_entries() {
   static constexpr std::array kEntries = {
-      kTiled<kW4A16Fixed>,         kTiled<kW4A16>,           kTiled<kW4A8>,
-      kTiled<kW8A8Int8>,           kTiled<kW8A16Int8>,       kTiled<kW8A8Fp8>,
-      kTiled<kW8A16Fp8>,           kTiled<kBf16Product>,     kTiled<kF16Product>,
-      kTiled<kF32Product>,         kTiled<kW4A16FixedZeros>, kTiled<kW4A16Zeros>,
-      kTiled<kW8A16Zeros>,         kTiled<kFp4Product>,      kTiled<kW8A8Fp8Group>,
-      kTiled<kW4A16FixedMinimums>, kTiled<kW4A16Minimums>,   kTiled<kFp4Fp8Product>,
+      kTiled<kW4A16Fixed>,
+      kTiled<kW4A16>,
+      kTiled<kW4A8>,
+      kTiled<kW8A8Int8>,
+      kTiled<kW8A16Int8>,
+      kTiled<kW8A8Fp8>,
+      kTiled<kW8A16Fp8>,
+      kTiled<kBf16Product>,
+      kTiled<kF16Product>,
+      kTiled<kF32Product>,
+      kTiled<kW4A16FixedZeros>,
+      kTiled<kW4A16Zeros>,
+      kTiled<kW8A16Zeros>,
+      kTiled<kFp4Product>,
+      kTiled<kW8A8Fp8Group>,
+      kTiled<kW4A16FixedMinimums>,
+      kTiled<kW4A16Minimums>,
+      kTiled<kFp4Fp8Product>,
       kTiled<kW4A8Levels>,
+      kTiled<kW4Ax>,
+      kTiled<kW4AxClass>,
   };
   return kEntries;
 }

@@ -5,6 +5,7 @@
 #include <span>
 
 #include "backend/cpu/numbers.h"
+#include "base/math.h"
 
 namespace nibble::cpu {
 namespace {
@@ -25,6 +26,7 @@ RowRounder::RowRounder(const PackedMatrix& matrix,
       spec_(spec),
       k_(matrix.k()),
       group_size_(matrix.format().group_size),
+      block_scales_(block_scales_of(matrix.format())),
       fixed_(fixed == Fixed::kYes) {
   const bool both =
       spec.format == ActFormat::kInt8Token && matrix.format().code == WeightCode::kInt8;
@@ -33,7 +35,8 @@ RowRounder::RowRounder(const PackedMatrix& matrix,
 
 bool RowRounder::rounds_like(const RowRounder& other) const {
   return spec_ == other.spec_ && k_ == other.k_ && int8_offset_ == other.int8_offset_ &&
-         fixed_ == other.fixed_ && (!fixed_ || group_size_ == other.group_size_);
+         (blocks() == nullptr || block_scales_ == other.block_scales_) && fixed_ == other.fixed_ &&
+         (!fixed_ || group_size_ == other.group_size_);
 }
 
 bool RowRounder::reads_as_given(DType type, const GemmInput& input) const {
@@ -45,11 +48,21 @@ int64_t RowRounder::row_bytes() const {
   if (fixed_) {
     return 2 * k_ + k_ / group_size_ * static_cast<int64_t>(sizeof(FixedGroup));
   }
+  if (blocks() != nullptr) {
+    return round_up(k_, 64) +
+           scale_count(*blocks(), block_scales_) * static_cast<int64_t>(sizeof(FixedGroup));
+  }
   return spec_.format == ActFormat::kInt8Token ? pieces() * 64 : k_ * 4;
 }
 
+int64_t RowRounder::scaled_blocks() const {
+  const bool each = blocks() != nullptr && block_scales_ == BlockScales::kEach;
+  return each ? scale_count(*blocks(), block_scales_) : 0;
+}
+
 int64_t RowRounder::pieces() const {
-  const int64_t columns = spec_.format == ActFormat::kInt8Token ? 64 : 32;
+  const bool narrow = blocks() != nullptr && blocks()->block == 32;  // bf16 codes in tiles
+  const int64_t columns = is_integer(spec_.format) && !narrow ? 64 : 32;
   return (k_ + columns - 1) / columns;
 }
 
@@ -68,7 +81,7 @@ ConstNumbers RowRounder::input_row(ConstActivations x,
   if (input.kind == GemmInput::Kind::kPlain) {
     return numbers_of(x);
   }
-  const bool to_int8 = spec_.format == ActFormat::kInt8Token;
+  const bool to_int8 = is_integer(spec_.format);
   kernels_.make_input({.x = numbers_of(x),
                        .k = k_,
                        .input = input,
@@ -136,6 +149,33 @@ void RowRounder::to_int8(ConstNumbers x, const void* next, const RoundedRow& to)
   *to.sum = result.sum;
 }
 
+void RowRounder::to_blocks(ConstNumbers x, const RoundedRow& to, int thread) const {
+  const BlockPrecision& precision = *blocks();
+  const bool tiles = to.slab_stride != 0;
+  const bool narrow = tiles && precision.block == 32;
+  BlocksRow row{.x = x,
+                .k = k_,
+                .block = precision.block,
+                .bits = precision.bits.data(),
+                .clip = precision.clip,
+                .classes = block_scales_ == BlockScales::kClass,
+                .out = to.out};
+  if (!tiles) {
+    row.groups = reinterpret_cast<FixedGroup*>(to.out + round_up(k_, 64));
+    return kernels_.quantize_blocks(row);
+  }
+  row.scales = to.scale;
+  if (!narrow) {
+    row.piece_stride = kTileBytes;
+    row.slab_stride = to.slab_stride;
+    return kernels_.quantize_blocks(row);
+  }
+  auto* codes = reinterpret_cast<int8_t*>(workspace_.spare_row(thread));
+  row.out = reinterpret_cast<uint8_t*>(codes);
+  kernels_.quantize_blocks(row);
+  kernels_.bf16_pieces(codes, k_, to.out, to.slab_stride);
+}
+
 void RowRounder::to_floats(ConstNumbers x, float* buffer, const RoundedRow& to) const {
   const bool tiles = to.slab_stride != 0;
   const ActFormat act = spec_.format;
@@ -172,6 +212,8 @@ void RowRounder::round(ConstActivations given,
   const bool tiles = to.slab_stride != 0;
   if (int8) {
     to_int8(x, as_given ? next : nullptr, to);
+  } else if (blocks() != nullptr) {
+    to_blocks(x, to, thread);
   } else if (fixed_) {
     const FixedRow fixed{.x = x, .k = k_, .group_size = group_size_, .out = to.out};
     tiles ? kernels_.fixed_pieces(fixed, to.slab_stride) : kernels_.round_fixed(fixed);

@@ -13,7 +13,7 @@ struct RoundedRow {
   // 0: the row's bytes follow each other. Else it is one of TileGemmTask's, in pieces of 64 bytes,
   // kTileBytes apart in slabs that are so far apart.
   int64_t slab_stride = 0;
-  float* scale = nullptr;  // of INT8 and FP8 rows
+  float* scale = nullptr;  // of INT8 and FP8 rows; in tiles of the first block of rows in blocks
   int32_t* sum = nullptr;  // of INT8 rows
 };
 
@@ -43,11 +43,14 @@ class RowRounder final {
   [[nodiscard]] int64_t k() const { return k_; }
   [[nodiscard]] ActFormat act() const { return spec_.format; }
   /// Whether rows become integers, not floats.
-  [[nodiscard]] bool integer() const { return fixed_ || spec_.format == ActFormat::kInt8Token; }
+  [[nodiscard]] bool integer() const { return fixed_ || is_integer(spec_.format); }
   /// Bytes of a row whose bytes follow each other.
   [[nodiscard]] int64_t row_bytes() const;
-  /// Pieces of 64 bytes of a row of int8 or bf16.
+  /// Pieces of 64 bytes of a row of int8 or bf16 in tiles.
   [[nodiscard]] int64_t pieces() const;
+  /// The blocks of rows that have such, with a scale for each; 0: others.
+  [[nodiscard]] int64_t scaled_blocks() const;
+  [[nodiscard]] const BlockPrecision* blocks() const { return spec_.blocks.get(); }
 
  private:
   void fetch(const void* row, DType type, const GemmInput& input) const;
@@ -60,6 +63,7 @@ class RowRounder final {
   ///   row  of specified_row()
   [[nodiscard]] float given_largest(ConstNumbers row) const;
   void to_int8(ConstNumbers x, const void* next, const RoundedRow& to) const;
+  void to_blocks(ConstNumbers x, const RoundedRow& to, int thread) const;
   void to_floats(ConstNumbers x, float* buffer, const RoundedRow& to) const;
   /// A row rounded to FP8 with a scale for each group, as numbers again.
   void round_fp8_groups(const float* x, float* out) const;
@@ -70,6 +74,7 @@ class RowRounder final {
   ActSpec spec_;
   int64_t k_ = 0;
   int64_t group_size_ = 0;
+  BlockScales block_scales_ = BlockScales::kEach;
   int32_t int8_offset_ = 0;  // added to INT8 codes: some instructions multiply unsigned ones
   bool fixed_ = false;
 };

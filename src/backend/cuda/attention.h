@@ -48,7 +48,7 @@ struct StepMetadata {
 };
 
 /// Ok when there are kernels for the shape on the current device: head_dim 64, 128 or 256; pages of
-/// whole tiles; bf16, fp8, int8 or int4.
+/// whole tiles; bf16, fp8, int8, int4 or int4_static.
 [[nodiscard]] Status check_attention(const AttentionShape& shape);
 
 /// How a step's work is cut into equal shares. Made on the device once per step and shape (layers

@@ -127,7 +127,9 @@ struct CublasLt::Plan {
     }
     const cudaDataType operand = problem.fp8 ? CUDA_R_8F_E4M3 : CUDA_R_16BF;
     NIBBLE_CUBLASLT(api.layout_create(&w, operand, k, n, problem.k), "layout");
-    NIBBLE_CUBLASLT(api.layout_create(&x, operand, k, m, problem.k), "layout");
+    NIBBLE_CUBLASLT(
+        api.layout_create(&x, operand, k, m, problem.x_stride > 0 ? problem.x_stride : problem.k),
+        "layout");
     NIBBLE_CUBLASLT(api.layout_create(&y, result, n, m, problem.y_stride), "layout");
     return problem.batch.count > 1 ? make_batch(problem.batch) : Status();
   }

@@ -49,6 +49,7 @@ struct CublasLtBatch {
 struct CublasLtProblem {
   int64_t m = 0, n = 0, k = 0;
   int64_t y_stride = 0;
+  int64_t x_stride = 0;     // 0: k
   bool f32_result = false;  // y is f32, else bf16
   bool bias = false;        // of the type of y
   bool fp8 = false;         // x and w are E4M3 as they are, else bf16; n and k multiples of 16

@@ -10,6 +10,7 @@
 #include "backend/cuda/calibration/cuda_calibration.h"
 #include "backend/cuda/cuda_experts.h"
 #include "backend/cuda/cuda_gemm.h"
+#include "backend/cuda/cuda_heads.h"
 #include "backend/cuda/cuda_status.h"
 #include "backend/cuda/cuda_steps.h"
 #include "backend/cuda/cuda_table.h"
@@ -36,6 +37,8 @@ std::string_view name_of(ActFormat act) {
       return "BF16";
     case ActFormat::kInt8Token:
       return "INT8";
+    case ActFormat::kIntBlocks:
+      return "INT4 and INT8";
     case ActFormat::kFp8Token:
     case ActFormat::kFp8Group:
       return "FP8";
@@ -113,7 +116,7 @@ class CudaBackend final : public Backend {
   }
 
   [[nodiscard]] int64_t kv_page_bytes(const KvView& shape) const override {
-    return page_bytes(layout_of(shape));
+    return shape.latent ? latent_page_bytes(latent_shape_of(shape)) : page_bytes(layout_of(shape));
   }
 
   [[nodiscard]] int64_t preferred_page_size(KvCode code) const override {
@@ -121,6 +124,9 @@ class CudaBackend final : public Backend {
   }
 
   [[nodiscard]] Status check_kv(const KvView& shape, int64_t heads) const override {
+    if (shape.latent) {
+      return check_latent_kv(shape, heads);
+    }
     AttentionShape attention{
         .kv = layout_of(shape),
         .heads = static_cast<int32_t>(heads),
@@ -182,13 +188,24 @@ class CudaBackend final : public Backend {
   Result<std::unique_ptr<PreparedGemm>> prepare_gemm(std::span<const QuantView> parts,
                                                      const ActSpec& act,
                                                      int64_t max_m) override {
+    NIBBLE_ASSIGN_OR_RETURN(auto blocks, blocks_of(parts.front(), act));
     NIBBLE_ASSIGN_OR_RETURN(auto packed, pack(parts, act, {.max_m = max_m}));
-    auto gemm = std::make_unique<CudaGemm>(packed, max_m, gemm_context());
-    NIBBLE_RETURN_IF_ERROR(check_packed(*gemm, parts, packed->problem()));
+    auto gemm = std::make_unique<CudaGemm>(packed, max_m, gemm_context(), std::move(blocks));
+    NIBBLE_RETURN_IF_ERROR(check_packed(*gemm, parts, with_type(act)));
     if (parts.size() == 1 && parts.front().format.code == packed->problem().weight.code) {
       matrices_[parts.front().codes] = gemm->codes();
     }
     return std::unique_ptr<PreparedGemm>(std::move(gemm));
+  }
+
+  Result<std::unique_ptr<PreparedHeads>> prepare_heads(std::span<const QuantView> heads,
+                                                       const ActSpec& act,
+                                                       int64_t max_m) override {
+    if (!CudaHeads::takes(heads)) {
+      return Backend::prepare_heads(heads, act, max_m);
+    }
+    return times_.prepare(uploader_->spent(),
+                          [&] { return CudaHeads::create(heads, gemm_context()); });
   }
 
   Result<std::unique_ptr<PreparedExperts>> prepare_experts(const ExpertsRequest& request) override {
@@ -209,7 +226,7 @@ class CudaBackend final : public Backend {
          {std::pair(parts.gate_up, both.first(2)),
           std::pair(parts.down, std::span<const QuantView>(down).first(1))}) {
       CudaGemm first(packed, request.max_m, gemm_context());
-      NIBBLE_RETURN_IF_ERROR(check_packed(first, views, packed->problem()));
+      NIBBLE_RETURN_IF_ERROR(check_packed(first, views, packed->problem().act));
     }
     auto experts = CudaExperts::create(request, std::move(parts), gemm_context(), experts_);
     recordable_ = recordable_ && (!experts.ok() || (*experts)->recordable());
@@ -242,7 +259,10 @@ class CudaBackend final : public Backend {
       NIBBLE_LOG(kInfo, "steps are not recorded: with this --kernel the host's work is measured");
     }
     const Recording recording = records ? Recording::kDecodeSteps : Recording::kNone;
-    NIBBLE_ASSIGN_OR_RETURN(steps_, CudaSteps::create(limits, recording, stream_));
+    // A model that was loaded before goes on with steps that serve both.
+    const StepLimits all = steps_ == nullptr ? limits : both(steps_->limits(), limits);
+    steps_.reset();
+    NIBBLE_ASSIGN_OR_RETURN(steps_, CudaSteps::create(all, recording, stream_));
     if (vocab_ > 0) {
       NIBBLE_RETURN_IF_ERROR(self_check_->check_sampling(vocab_));
     }
@@ -273,6 +293,20 @@ class CudaBackend final : public Backend {
   }
 
  private:
+  [[nodiscard]] Status check_latent_kv(const KvView& shape, int64_t heads) const {
+    if (shape.code != KvCode::kBf16) {
+      return make_error(StatusCode::kUnsupported,
+                        "latent attention on the GPU: there are no kernels for a cache in {}, but "
+                        "for bf16; choose it by --kv-cache-dtype",
+                        kv_code_name(shape.code));
+    }
+    LatentShape latent = latent_shape_of(shape);
+    latent.heads = static_cast<int32_t>(heads);
+    latent.scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(shape.head_dim)));
+    NIBBLE_RETURN_IF_ERROR(check_latent(latent));
+    return self_check_->check_latent(latent);
+  }
+
   /// What matrices are packed for: a dense product, or those of the experts of a layer.
   struct PackedFor {
     int64_t max_m = 0;
@@ -357,11 +391,9 @@ class CudaBackend final : public Backend {
   }
 
   /// Waits until the weights of `gemm` are packed and compares its products with those of `parts`.
-  Status check_packed(CudaGemm& gemm,
-                      std::span<const QuantView> parts,
-                      const GemmProblem& problem) {
+  Status check_packed(CudaGemm& gemm, std::span<const QuantView> parts, const ActSpec& act) {
     NIBBLE_RETURN_IF_ERROR(wait_for("packing weights"));
-    return self_check_->check_product(gemm, parts, problem.act, kMostCheckedRows);
+    return self_check_->check_product(gemm, parts, act, kMostCheckedRows);
   }
 
   /// Waits, while a model is loaded, for what is on its way to the GPU.
@@ -371,7 +403,7 @@ class CudaBackend final : public Backend {
 
   // What no kernel of this backend does to rows, whatever the product.
   static Status check_spec(const ActSpec& act) {
-    const bool columns = act.columns != nullptr;
+    const bool columns = act.columns != nullptr && act.format != ActFormat::kIntBlocks;
     return !columns && act.static_scale == 0.0F
                ? Status()
                : make_error(StatusCode::kUnsupported,
@@ -397,6 +429,15 @@ class CudaBackend final : public Backend {
   // The products take BF16 where the file says nothing of activations.
   static ActFormat product_type(ActFormat act) {
     return act == ActFormat::kFloat ? ActFormat::kBf16 : act;
+  }
+  static ActSpec with_type(ActSpec act) {
+    act.format = product_type(act.format);
+    return act;
+  }
+  static Result<std::shared_ptr<const DeviceBlocks>> blocks_of(const QuantView& first,
+                                                               const ActSpec& act) {
+    auto blocks = DeviceBlocks::create(act, first.format, first.k);
+    return blocks.ok() ? std::move(blocks) : blocks.status().with_context(first.name);
   }
 
   const DeviceInfo device_;

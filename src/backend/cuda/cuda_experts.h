@@ -8,6 +8,7 @@
 #include "backend/cuda/expert_kernels.h"
 #include "backend/cuda/input_rounding.h"
 #include "backend/cuda/packed_matrices.h"
+#include "backend/expert_drifts.h"
 #include "backend/prepared_experts.h"
 
 namespace nibble::cuda {
@@ -49,7 +50,7 @@ class ExpertScratch final {
 /// The experts of one layer: rows are routed and their slots ordered on the GPU, so that the host
 /// knows nothing of the choice and a recorded step is right for any. Where the kernel computes all
 /// experts (AllExpertsGemm), every expert has a slot for every row of a part of the step.
-class CudaExperts final : public PreparedExperts {
+class CudaExperts final : public PreparedExperts, public ExpertDrifts {
  public:
   struct Parts {  // the weights of every expert
     std::shared_ptr<PackedMatrices> gate_up;
@@ -65,6 +66,10 @@ class CudaExperts final : public PreparedExperts {
   void run(const ExpertArgs& args) override;
   /// Waits, to know how many rows each expert has.
   void add_rows(const ExpertView& view, std::span<SiteMath* const> sums) override;
+  void keep_down_rows(const ExpertView& view, void* out) override;
+  void add_rows_and_drifts(const ExpertView& view,
+                           std::span<SiteMath* const> sums,
+                           const void* wanted) override;
   [[nodiscard]] Result<QuantTensor> unpack(int64_t expert, ExpertPart part) const override;
   Status update(int64_t expert,
                 ExpertPart part,
@@ -107,7 +112,13 @@ class CudaExperts final : public PreparedExperts {
   [[nodiscard]] RouteRowsArgs routing(const ExpertArgs& args) const;
   /// How the rows of a step are cut into tiles.
   void cut_tiles(int64_t rows);
-  /// The slots' rows as down reads them, before they are rounded to its form.
+  /// Chooses the experts of a view; their products have what it shows in front of them.
+  void begin_view(const ExpertView& view);
+  /// Copies rows [rows, k] in BF16 to their slots.
+  void scatter_plain(const void* rows, int64_t count, void* to) const;
+  /// The slots' rows as a product reads them, before they are rounded to its form.
+  InputRounding rows_of_view(const ExpertView& view);
+  /// The same of down, behind the product of gate and up.
   [[nodiscard]] InputRounding down_input(int64_t slots) const;
   /// Of every expert, in the step that was routed last; waits.
   [[nodiscard]] std::vector<int64_t> rows_of_experts(int64_t rows) const;

@@ -14,12 +14,14 @@ InputRounding CudaGemm::rounding_of(const GemmArgs& args) const {
           .stride = args.x_stride,
           .rows = args.m,
           .k = problem_.k,
-          .out = {problem_.act, context_.scratch.values(), context_.scratch.scales()}};
+          .out = {problem_.act, context_.scratch.values(), context_.scratch.scales(),
+                  blocks_ != nullptr ? blocks_->view() : IntBlocks()}};
 }
 
 bool CudaGemm::reads_rows_of(const PreparedGemm& other, int64_t /*m*/) const {
   const auto* rows = dynamic_cast<const CudaGemm*>(&other);
-  return rows != nullptr && problem_.act == rows->problem_.act && problem_.k == rows->problem_.k;
+  return rows != nullptr && problem_.act == rows->problem_.act && problem_.k == rows->problem_.k &&
+         (blocks_ == nullptr || blocks_->same_rows(*rows->blocks_));
 }
 
 Status CudaGemm::launch_rounding(const GemmArgs& args) const {
@@ -45,6 +47,7 @@ Status CudaGemm::launch_product(const GemmArgs& args) const {
   return check(packed_->kernel().run(
                    {.x = rounding_of(args).nothing_to_do() ? args.x.data : scratch.values(),
                     .x_scales = scratch.scales(),
+                    .blocks = blocks_ != nullptr ? &blocks_->view() : nullptr,
                     .packed = packed_->at(0),
                     .bias = args.bias,
                     .y = args.y.data,

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "backend/cuda/device_blocks.h"
 #include "backend/cuda/input_rounding.h"
 #include "backend/cuda/packed_matrices.h"
 
@@ -15,9 +16,16 @@ namespace nibble::cuda {
 /// multiplied by another.
 class CudaGemm final : public PreparedGemm {
  public:
-  /// The first of `packed`. `max_m` is the most rows of a product.
-  CudaGemm(std::shared_ptr<PackedMatrices> packed, int64_t max_m, const GemmContext& context)
-      : problem_(packed->problem()), context_(context), max_m_(max_m), packed_(std::move(packed)) {}
+  /// The first of `packed`. `max_m` is the most rows of a product. blocks: of kIntBlocks.
+  CudaGemm(std::shared_ptr<PackedMatrices> packed,
+           int64_t max_m,
+           const GemmContext& context,
+           std::shared_ptr<const DeviceBlocks> blocks = nullptr)
+      : problem_(packed->problem()),
+        context_(context),
+        max_m_(max_m),
+        packed_(std::move(packed)),
+        blocks_(std::move(blocks)) {}
 
   void round_rows(const GemmArgs& args) override;
   void multiply(const GemmArgs& args) override;
@@ -48,6 +56,7 @@ class CudaGemm final : public PreparedGemm {
   GemmContext context_;
   int64_t max_m_ = 0;
   std::shared_ptr<PackedMatrices> packed_;
+  std::shared_ptr<const DeviceBlocks> blocks_;
 };
 
 }  // namespace nibble::cuda

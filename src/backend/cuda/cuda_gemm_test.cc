@@ -9,6 +9,7 @@
 
 #include "backend/cuda/cuda_backend.h"
 #include "backend/cuda/testing/gpu_test.h"
+#include "backend/testing/random_blocks.h"
 #include "base/f16.h"
 #include "quant/testing/random_levels.h"
 
@@ -41,7 +42,7 @@ QuantTensor random_weight(const WeightFormat& format, int64_t n, uint32_t seed) 
 
 std::unique_ptr<PreparedGemm> stack(Backend& backend,
                                     const std::vector<QuantTensor>& parts,
-                                    ActFormat act) {
+                                    const ActSpec& act) {
   std::vector<QuantView> views;
   for (const QuantTensor& part : parts) {
     views.push_back(view_of(part));
@@ -80,7 +81,8 @@ TEST(CudaGemm, UpdatesAPartOfStackedMatricesInPlace) {
   NIBBLE_NEEDS_GPU();
   const auto backend = make_cuda_backend({}).value();
   for (const QuantScheme& scheme : all_schemes()) {
-    const ActFormat act = scheme.act == ActFormat::kFloat ? ActFormat::kBf16 : scheme.act;
+    const ActSpec act =
+        scheme.act == ActFormat::kFloat ? ActFormat::kBf16 : random_act(scheme, kColumns, 5);
     if (!backend->check_gemm(scheme.weight, act, kColumns).ok()) {
       continue;
     }

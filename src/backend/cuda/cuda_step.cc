@@ -35,7 +35,8 @@ void CudaStep::rope_append_kv(const RopeAppendArgs& args) {
   const auto context =
       steps_.scaled_rope_.prepare(args, steps_.limits_.rows, steps_.stream_, launch);
   must(context.status());
-  if (!shape_.prefills && !decode_reads_plan(launch.shape, launch.step)) {
+  // A row that continues another reads what that appends.
+  if (!shape_.prefills && !shape_.chained && !decode_reads_plan(launch.shape, launch.step)) {
     append_ = {launch, *context};
   } else {
     must(rope_append(launch, *context), "rope");
@@ -43,6 +44,9 @@ void CudaStep::rope_append_kv(const RopeAppendArgs& args) {
 }
 
 void CudaStep::attention(const AttentionArgs& args) {
+  if (args.kv.latent) {
+    return attend_latent(args);
+  }
   CHECK(args.q.type == DType::kBF16 && args.out.type == DType::kBF16);
   CHECK(args.sinks == nullptr || args.kv.basis.value_mean == nullptr);
   const AttentionShape shape{.kv = layout_of(args.kv),
@@ -75,8 +79,10 @@ void CudaStep::attention(const AttentionArgs& args) {
   const uint64_t bit = uint64_t{1} << index;
   const bool made = (planned_ & bit) != 0;
   const bool planned = shape_.prefills || decode_reads_plan(shape, launch.step);
-  // The plan is read early: what comes right behind it must not overlap it.
-  const LaunchContext context{.stream = steps_.stream_, .overlap = made || !planned};
+  // The plan is read early, and so are all keys but those of a row's own tile: what comes right
+  // behind the plan, or behind the appends of rows that continue one another, must not overlap it.
+  const LaunchContext context{.stream = steps_.stream_,
+                              .overlap = (made || !planned) && !shape_.chained};
   if (planned && !made) {
     must(plan_attention(shape, launch.step, plan, {steps_.stream_}), "attention plan");
     planned_ |= bit;
@@ -134,8 +140,10 @@ void CudaStep::take_logit_rows(const float* from, int64_t width, float* to) {
 
 void CudaStep::sample(float* logits, int64_t vocab) {
   CHECK(std::exchange(to_sample_, false));
-  must(steps_.sampler_.sample(logits, vocab, logit_rows(), steps_.buffers_.next_tokens(),
-                              steps_.stream_));
+  // A step that is fed by this one has as many rows as this has sequences.
+  int32_t* const next =
+      logit_rows() <= steps_.limits_.sequences ? steps_.buffers_.next_tokens() : nullptr;
+  must(steps_.sampler_.sample(logits, vocab, logit_rows(), next, steps_.stream_));
 }
 
 void CudaStep::finish() const {

@@ -20,6 +20,8 @@ class CudaStep final : public Step {
   /// In decode steps the attention that follows appends, in its own kernel.
   void rope_append_kv(const RopeAppendArgs& args) override;
   void attention(const AttentionArgs& args) override;
+  void append_latent(const LatentAppendArgs& args) override;
+  void rotate_latent_queries(const LatentQueryArgs& args) override;
   void normalize(const NormalizeArgs& args) override;
   void add_gated(const GatedAddArgs& args) override;
   void take_logit_rows(const float* from, int64_t width, float* to) override;
@@ -29,6 +31,7 @@ class CudaStep final : public Step {
 
  private:
   void turn_back(const AttentionLaunch& launch) const;
+  void attend_latent(const AttentionArgs& args);
 
   /// An append that its layer's attention does as well.
   struct PendingAppend {
@@ -41,6 +44,7 @@ class CudaStep final : public Step {
   bool to_sample_;                       // the plan says how, and it has not been done
   std::optional<PendingAppend> append_;  // of the layer's attention, which is to come
   uint64_t planned_ = 0;                 // bit i: attention plan i is made
+  uint64_t latents_planned_ = 0;         // the same of latent attention
 };
 
 }  // namespace nibble::cuda

@@ -18,10 +18,16 @@ bool same(const AttentionShape& a, const AttentionShape& b) {
 
 StepShape shape_of(const StepInput& input) {
   const auto one = [](const SequenceSpan& s) { return s.q_len == 1; };
-  return {.rows = std::ssize(input.tokens),
-          .logit_rows = std::ssize(input.logit_rows),
-          .decodes = std::ranges::any_of(input.sequences, one),
-          .prefills = !std::ranges::all_of(input.sequences, one)};
+  // Tokens that are proposed to follow one another come as spans of one row with the same pages.
+  const auto continues = [](const SequenceSpan& a, const SequenceSpan& b) {
+    return a.pages == b.pages;
+  };
+  return {
+      .rows = std::ssize(input.tokens),
+      .logit_rows = std::ssize(input.logit_rows),
+      .decodes = std::ranges::any_of(input.sequences, one),
+      .prefills = !std::ranges::all_of(input.sequences, one),
+      .chained = std::ranges::adjacent_find(input.sequences, continues) != input.sequences.end()};
 }
 
 }  // namespace
@@ -47,32 +53,49 @@ size_t AttentionPlans::find(const AttentionShape& shape) {
   return plans_.size() - 1;
 }
 
+StepLimits both(const StepLimits& a, const StepLimits& b) {
+  return {.rows = std::max(a.rows, b.rows),
+          .sequences = std::max(a.sequences, b.sequences),
+          .logit_rows = std::max(a.logit_rows, b.logit_rows),
+          .positions = std::max(a.positions, b.positions),
+          .pools = std::max(a.pools, b.pools),
+          .input_width = std::max(a.input_width, b.input_width),
+          .top_k = std::max(a.top_k, b.top_k),
+          .hidden = std::max(a.hidden, b.hidden),
+          .expert_width = std::max(a.expert_width, b.expert_width),
+          .scaled_pairs = std::max(a.scaled_pairs, b.scaled_pairs)};
+}
+
 Result<std::unique_ptr<CudaSteps>> CudaSteps::create(const StepLimits& limits,
                                                      Recording recording,
                                                      cudaStream_t stream) {
   std::unique_ptr<CudaSteps> steps(new CudaSteps(limits, recording, stream));
   NIBBLE_ASSIGN_OR_RETURN(steps->buffers_, StepBuffers::create(limits));
-  NIBBLE_ASSIGN_OR_RETURN(steps->sampler_, StepSampler::create(limits.sequences));
+  NIBBLE_ASSIGN_OR_RETURN(steps->sampler_,
+                          StepSampler::create(std::max(limits.sequences, limits.logit_rows)));
   return steps;
 }
 
-int64_t CudaSteps::record_key(const StepPlan& plan) const {
+int64_t CudaSteps::record_key(const StepPlan& plan, const StepShape& shape) const {
   const bool is_short = buffers_.metadata().longest <= kShortAttention;
   const int64_t kind =
       (plan.sampling.rows.empty() ? 0 : 2 + 2 * sampler_.kind()) + (is_short ? 1 : 0);
-  return plan.program * (2 * StepSampler::kKinds + 2) + kind;
+  constexpr int64_t kKinds = 2 * StepSampler::kKinds + 2;
+  return (2 * plan.program + (shape.chained ? 1 : 0)) * kKinds + kind;
 }
 
 void CudaSteps::run(const StepPlan& plan, const StepLayers& layers) {
   const StepInput& input = plan.input;
   StepShape shape = shape_of(input);
-  const bool record = recording_ == Recording::kDecodeSteps && !shape.prefills &&
+  const bool record = recording_ == Recording::kDecodeSteps && shape.decodes && !shape.prefills &&
                       shape.rows == shape.logit_rows && std::ranges::is_sorted(input.logit_rows);
   if (record) {
     shape.rows = StepRecorder::bucket(shape.rows, std::min(limits_.rows, limits_.sequences));
     shape.logit_rows = shape.rows;
   }
-  must(buffers_.write(plan, shape, stream_));
+  if (shape.rows > 0) {  // else it samples what the step before has computed
+    must(buffers_.write(plan, shape, stream_));
+  }
   const bool samples = !plan.sampling.rows.empty();
   if (samples) {
     must(sampler_.start(plan.sampling));
@@ -85,7 +108,7 @@ void CudaSteps::run(const StepPlan& plan, const StepLayers& layers) {
     step.finish();
   };
   if (record) {
-    must(recorder_.run(record_key(plan), shape.rows, issue));
+    must(recorder_.run(record_key(plan, shape), shape.rows, issue));
   } else {
     issue();
   }

@@ -8,6 +8,7 @@
 #include <cuda_runtime_api.h>
 
 #include "backend/cuda/attention.h"
+#include "backend/cuda/latent_plans.h"
 #include "backend/cuda/memory.h"
 #include "backend/cuda/scaled_rope.h"
 #include "backend/cuda/step_buffers.h"
@@ -47,6 +48,9 @@ class AttentionPlans final {
   std::vector<DeviceBuffer> retired_;  // recorded steps may use them
 };
 
+/// What steps of either kind need.
+[[nodiscard]] StepLimits both(const StepLimits& a, const StepLimits& b);
+
 /// Runs steps on one stream: what they share, and the records of decode steps.
 class CudaSteps final {
  public:
@@ -56,6 +60,8 @@ class CudaSteps final {
   static Result<std::unique_ptr<CudaSteps>> create(const StepLimits& limits,
                                                    Recording recording,
                                                    cudaStream_t stream);
+
+  [[nodiscard]] const StepLimits& limits() const { return limits_; }
 
   void run(const StepPlan& plan, const StepLayers& layers);
   /// Backend::finish_step().
@@ -69,10 +75,11 @@ class CudaSteps final {
         recording_(recording),
         stream_(stream),
         recorder_(stream),
-        attention_plans_(limits) {}
+        attention_plans_(limits),
+        latent_plans_(limits) {}
 
   /// A number that tells apart the steps of one size whose work differs.
-  [[nodiscard]] int64_t record_key(const StepPlan& plan) const;
+  [[nodiscard]] int64_t record_key(const StepPlan& plan, const StepShape& shape) const;
 
   StepLimits limits_;
   Recording recording_;
@@ -81,6 +88,7 @@ class CudaSteps final {
   StepSampler sampler_;
   StepRecorder recorder_;
   AttentionPlans attention_plans_;
+  LatentPlans latent_plans_;
   ScaledRope scaled_rope_;
 };
 

@@ -17,6 +17,8 @@
 
 namespace nibble::cuda {
 
+struct IntBlocks;
+
 enum class GemmResult : uint8_t { kBf16, kF32, kAddF32 };  // stored, stored, added to what is there
 
 /// Start of every workspace that kernels count in; the rest of a workspace holds anything.
@@ -24,11 +26,12 @@ inline constexpr size_t kGemmCounterBytes = 16384;
 
 /// One step's product. All pointers are device memory; x and y are 16-byte aligned.
 struct GemmLaunch {
-  const void* x = nullptr;          // [m, k] dense
-  const float* x_scales = nullptr;  // [m, row_scales()], for the forms that have scales
-  const void* packed = nullptr;     // the weights, as pack() left them
-  const float* bias = nullptr;      // [n], or none
-  void* y = nullptr;                // [m, n] rows y_stride elements apart
+  const void* x = nullptr;            // [m, k] dense
+  const float* x_scales = nullptr;    // [m, row_scales()], for the forms that have scales
+  const IntBlocks* blocks = nullptr;  // of kIntBlocks, whose scales lie as int_blocks.h says
+  const void* packed = nullptr;       // the weights, as pack() left them
+  const float* bias = nullptr;        // [n], or none
+  void* y = nullptr;                  // [m, n] rows y_stride elements apart
   int64_t y_stride = 0;
   int64_t m = 0;
   GemmResult result = GemmResult::kBf16;

@@ -21,7 +21,9 @@ struct InputRounding {
   QuantizedRows out;
 
   /// Whether the product can read x as it is.
-  [[nodiscard]] bool nothing_to_do() const {
+  [[nodiscard]] bool nothing_to_do() const { return keeps_numbers() && stride == k; }
+  /// Whether rows enter the product as they are, dense.
+  [[nodiscard]] bool keeps_numbers() const {
     return input.kind == GemmInput::Kind::kPlain && row_scales(out.format, k) == 0;
   }
 };

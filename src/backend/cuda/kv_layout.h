@@ -14,7 +14,8 @@ namespace nibble::cuda {
 /// (kv_row_offset); rows above 128 bytes are cut into columns of 128 bytes. bf16 rows are so what
 /// wgmma reads as its 128-byte swizzle.
 /// int8 codes are stored plus 128. Parameters are fp16 per token and head: int8 {scale}, value =
-/// (code - 128) * scale; int4 {scale, offset}, value = code * scale + offset; K's, then V's, in the
+/// (code - 128) * scale; int4 {scale, offset}, value = code * scale + offset; int4_static
+/// has none, as KvBasis has its steps, value = (code - 8) * step; K's, then V's, in the
 /// order of kv_parameter_index. fp8 is e4m3 with one scale per layer and none per token, as vLLM
 /// and SGLang keep it: values past 448 times the scale are clipped. The scales are those of the
 /// layer's KvScales.

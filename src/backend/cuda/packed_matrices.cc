@@ -38,8 +38,12 @@ Result<std::shared_ptr<PackedMatrices>> PackedMatrices::create(std::span<const Q
                                                                const GemmContext& context) {
   std::shared_ptr<PackedMatrices> packed(new PackedMatrices(product, context));
   NIBBLE_ASSIGN_OR_RETURN(packed->kernel_, product.entry.make(product.problem, context.device));
+  // Scales of blocks lie token by token, and products read those of whole tiles of tokens.
+  constexpr int64_t kMostTileTokens = 128;
+  const bool of_blocks = product.problem.act == ActFormat::kIntBlocks;
   NIBBLE_RETURN_IF_ERROR(context.scratch.reserve(
-      {product.max_m, product.problem.k, row_scales(product.problem.act, product.problem.k)},
+      {of_blocks ? int_scale_stride(product.max_m) + kMostTileTokens : product.max_m,
+       product.problem.k, row_scales(product.problem.act, product.problem.k)},
       packed->kernel_->workspace_bytes(product.max_m)));
   const int64_t bytes = packed->matrix_bytes();
   packed->stride_ = round_up(bytes, kAlignment);

@@ -7,6 +7,8 @@
 #include "backend/cuda/kernels/gemm_sm80/gemm_sm80.h"
 #include "backend/cuda/kernels/gemm_sm90/gemm_sm90.h"
 #include "backend/cuda/kernels/w4a16_sm90/w4a16_sm90.h"
+#include "backend/cuda/kernels/w4ax/w4ax_sm80.h"
+#include "backend/cuda/kernels/w4ax/w4ax_sm90.h"
 
 namespace nibble::cuda {
 
@@ -23,9 +25,11 @@ std::span<const GemmEntry> gemm_entries() {
       kGemmW4A16ChannelSm90,
       kGemmMxfp4Sm90,
       kGemmMxfp4Fp8Sm90,
+      kGemmW4AxSm90,
       kExpertsW4A16Sm90,
       // For every shape with k % 64 == 0, on sm_80 and up.
       kGemmW4A8Sm80,
+      kGemmW4AxSm80,
       kGemmW8A8Int8Sm80,
       kGemmW8A8Fp8Sm89,
       kGemmW8A8Fp8BlockSm89,

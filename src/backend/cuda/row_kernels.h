@@ -4,6 +4,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "backend/cuda/int_blocks.h"
 #include "backend/cuda/launch.h"
 #include "core/dtype.h"
 #include "core/gemm_input.h"
@@ -22,9 +23,11 @@ namespace nibble::cuda {
 
 inline constexpr int64_t kFp8GroupSize = 128;  // of ActFormat::kFp8Group
 
-/// Scales of a row of n activations; 0 where its values are numbers as they are.
+/// Scales of a row of n activations, of kIntBlocks in the smallest blocks; 0 where its values are
+/// numbers as they are.
 [[nodiscard]] constexpr int64_t row_scales(ActFormat act, int64_t n) {
-  return act == ActFormat::kFp8Group ? (n + kFp8GroupSize - 1) / kFp8GroupSize
+  return act == ActFormat::kFp8Group    ? (n + kFp8GroupSize - 1) / kFp8GroupSize
+         : act == ActFormat::kIntBlocks ? int_k_blocks(n) * 4
          : act == ActFormat::kInt8Token || act == ActFormat::kFp8Token ? 1
                                                                        : 0;
 }
@@ -35,12 +38,15 @@ inline constexpr int64_t kFp8GroupSize = 128;  // of ActFormat::kFp8Group
 ///               [rows] absmax / 127
 ///   kFp8Token   values [rows, n] e4m3, x * (448 / absmax) likewise; scales [rows] absmax / 448
 ///   kFp8Group   the same for each 128 elements of a row; scales [rows, row_scales()]
+///   kIntBlocks  values [rows, n] int8, as quant/block_rounding.h says of `blocks`; scales as
+///               int_blocks.h says of their places
 /// A row (or 128 of it) of zeros has scale 0 and codes 0; one that is not finite has a NaN as its
 /// scale.
 struct QuantizedRows {
   ActFormat format = ActFormat::kBf16;
   void* values = nullptr;
   float* scales = nullptr;
+  IntBlocks blocks;  // of kIntBlocks
 };
 
 /// out[r] = the norm of x[s], where s = row_index[r], or r without index.

@@ -175,6 +175,7 @@ double Difference::relative() const { return std::sqrt(squares / total); }
 double product_tolerance(const WeightFormat& weight, ActFormat act) {
   switch (act) {
     case ActFormat::kInt8Token:  // sums are exact; two scales are applied in F32
+    case ActFormat::kIntBlocks:
       return 1e-6;
     case ActFormat::kFp8Token:  // the tensor cores keep about 14 bits of a running sum
     case ActFormat::kFp8Group:
@@ -189,7 +190,7 @@ double product_tolerance(const WeightFormat& weight, ActFormat act) {
 
 Status SelfCheck::check_product(CudaGemm& gemm,
                                 std::span<const QuantView> parts,
-                                ActFormat act,
+                                const ActSpec& act,
                                 int64_t most_rows) {
   const auto start = std::chrono::steady_clock::now();
   const QuantView& first = parts.front();
@@ -199,7 +200,7 @@ Status SelfCheck::check_product(CudaGemm& gemm,
     n += part.n;
   }
   const auto key = std::tuple{std::string(gemm.kernel_name()) + " " + layer_kind(first.name), n, k,
-                              first.format.group_size, static_cast<int>(act)};
+                              first.format.group_size, static_cast<int>(act.format)};
   if (!products_.insert(key).second) {
     return {};
   }
@@ -219,7 +220,7 @@ Status SelfCheck::check_product(CudaGemm& gemm,
   reference_gemm(
       weight, act,
       {.x = input.data(), .x_stride = k, .m = 1, .y = want.data(), .y_stride = weight.n});
-  const double tolerance = product_tolerance(weight.format, act);
+  const double tolerance = product_tolerance(weight.format, act.format);
   for (const int64_t m : row_counts) {
     Status ran =
         gemm.launch({.x = Activations(device_x.as<uint16_t>() + (most - m) * k, DType::kBF16),
@@ -250,7 +251,9 @@ Status SelfCheck::check_product(CudaGemm& gemm,
     }
   }
   ++checks_;
-  NIBBLE_RETURN_IF_ERROR(check_rows(act, k));
+  NIBBLE_RETURN_IF_ERROR(act.format == ActFormat::kIntBlocks
+                             ? check_block_rows(act, first.format, k)
+                             : check_rows(act.format, k));
   milliseconds_ += milliseconds_since(start);
   return {};
 }
@@ -327,7 +330,7 @@ Status SelfCheck::check_rows(ActFormat act, int64_t n) {
              (layer ? weight[column] : 0.0F);
     }));
   }
-  const SiluForm form = act == ActFormat::kInt8Token ? kSiluOfInt8 : SiluForm{};
+  const SiluForm form = is_integer(act) ? kSiluOfInt8 : SiluForm{};
   constexpr float kLimit = 0.75F;  // of gates and ups about as large
   for (const GemmInput::Kind kind : kActivations) {
     NIBBLE_RETURN_IF_ERROR(check(activation_quantize({.x = device_gate_up.as<void>(),
@@ -345,7 +348,7 @@ Status SelfCheck::check_rows(ActFormat act, int64_t n) {
         return silu(first, form) * bf16_to_f32(given[width + column]);
       }
       if (kind == GemmInput::Kind::kClampedSwiglu) {
-        const SiluForm own = act == ActFormat::kInt8Token ? kSwigluOfInt8 : SiluForm{};
+        const SiluForm own = is_integer(act) ? kSwigluOfInt8 : SiluForm{};
         return clamped_swiglu(first, bf16_to_f32(given[width + column]), kLimit, own);
       }
       return exact_activation(kind, first, 1.0);

@@ -11,6 +11,7 @@
 #include "backend/backend.h"
 #include "backend/cuda/attention.h"
 #include "backend/cuda/cuda_gemm.h"
+#include "backend/cuda/latent.h"
 
 namespace nibble::cuda {
 
@@ -29,13 +30,16 @@ class SelfCheck final {
   /// Done for the first matrix of each kernel, format, shape and last part of the tensor's name.
   Status check_product(CudaGemm& gemm,
                        std::span<const QuantView> parts,
-                       ActFormat act,
+                       const ActSpec& act,
                        int64_t most_rows);
 
   /// A random sequence on a cache of its own: rotated, appended, attended to by prefill and by
   /// decode, beside reference_attention() over an F32 cache. shape.scale must be
   /// 1 / sqrt(head_dim); done once for each shape. A window wider than the sequence hides nothing.
   Status check_attention(const AttentionShape& shape);
+
+  /// The same for latent attention, beside reference_latent_append() too.
+  Status check_latent(const LatentShape& shape);
 
   /// The SiLU of random rows [k], turned (GemmInput::turn), in BF16 and INT8.
   Status check_turned(int64_t turn, int64_t k);
@@ -48,10 +52,12 @@ class SelfCheck final {
 
  private:
   Status check_rows(ActFormat act, int64_t n);
+  Status check_block_rows(const ActSpec& act, const WeightFormat& weight, int64_t n);
 
   cudaStream_t stream_;
   std::set<std::tuple<std::string, int64_t, int64_t, int, int>> products_;
   std::set<std::tuple<int, int, int64_t, int64_t, int64_t, int64_t, int>> attentions_;
+  std::set<std::tuple<int32_t, int32_t, int32_t>> latents_;
   std::set<std::pair<ActFormat, int64_t>> rows_;
   std::set<std::pair<int64_t, int64_t>> turned_;
   int64_t checks_ = 0;

@@ -17,6 +17,7 @@ constexpr int32_t kPages[] = {2, 0};
 constexpr int32_t kPageCount = 3;
 constexpr double kTheta = 10000.0;
 constexpr uint32_t kSeed = 21;
+constexpr float kStep = 0.45F;  // of int4_static, for numbers like those of random_bf16()
 
 /// The sequence, its memory on the GPU, and what of it is one step's.
 class AttentionCheck final {
@@ -34,6 +35,13 @@ class AttentionCheck final {
     const auto width = static_cast<size_t>(shape_.heads) * static_cast<size_t>(shape_.kv.head_dim);
     NIBBLE_ASSIGN_OR_RETURN(device_qkv_, device_copy(qkv_));
     NIBBLE_ASSIGN_OR_RETURN(device_inv_freq_, device_copy(inv_freq_));
+    NIBBLE_ASSIGN_OR_RETURN(
+        steps_, device_copy(std::vector<float>(
+                    static_cast<size_t>(shape_.kv.kv_heads) * shape_.kv.head_dim, kStep)));
+    basis_ = basis_of(shape_.kv.code);
+    if (kv_format(shape_.kv.code).per == KvParameters::kPerChannel) {
+      basis_.key_step = basis_.value_step = steps_.as<float>();
+    }
     NIBBLE_ASSIGN_OR_RETURN(out_, poisoned_device(static_cast<size_t>(tokens_) * width * 2));
     NIBBLE_ASSIGN_OR_RETURN(
         pages_,
@@ -87,7 +95,7 @@ class AttentionCheck final {
                                   .qkv = qkv,
                                   .qkv_stride = stride_,
                                   .inv_freq = device_inv_freq_.as<float>(),
-                                  .basis = basis_of(shape_.kv.code)};
+                                  .basis = basis_};
     const AttentionLaunch launch{.shape = shape_,
                                  .step = metadata,
                                  .plan = plan.as<void>(),
@@ -153,7 +161,8 @@ class AttentionCheck final {
   int64_t stride_ = 0;
   std::vector<uint16_t> qkv_;  // [tokens, stride] before rotation
   std::vector<float> inv_freq_;
-  DeviceBuffer device_qkv_, device_inv_freq_, out_, pages_, workspace_;
+  KvBasis basis_;
+  DeviceBuffer device_qkv_, device_inv_freq_, out_, pages_, workspace_, steps_;
 };
 
 }  // namespace

@@ -201,7 +201,8 @@ TEST(SelfCheck, PassesTheSampler) {
 TEST(SelfCheck, ChecksAttentionOverEveryCache) {
   NIBBLE_NEEDS_GPU();
   for (const int32_t head_dim : {64, 128, 256}) {
-    for (const KvCode code : {KvCode::kBf16, KvCode::kFp8, KvCode::kInt8, KvCode::kInt4}) {
+    for (const KvCode code :
+         {KvCode::kBf16, KvCode::kFp8, KvCode::kInt8, KvCode::kInt4, KvCode::kInt4Static}) {
       for (const int32_t window : {0, 50}) {
         AttentionShape shape{
             .kv = {.code = code, .kv_heads = 8, .head_dim = head_dim},

@@ -17,6 +17,7 @@ struct StepShape {
   int64_t logit_rows = 0;
   bool decodes = false;   // it has sequences of one row
   bool prefills = false;  // and of several
+  bool chained = false;   // of one row each, some of which continue the one in front
 };
 
 /// A step's input on the GPU, at addresses that never change: what recorded kernels read.

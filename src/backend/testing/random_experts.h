@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "backend/prepared_experts.h"
+#include "backend/testing/random_blocks.h"
 #include "backend/testing/random_gemm.h"
 #include "quant/scheme.h"
 
@@ -23,9 +24,11 @@ struct RandomExperts {
   std::vector<ExpertsRequest::Expert> views;
 
   RandomExperts(const QuantScheme& scheme, const ExpertsShape& shape, DType between) {
-    const ActFormat act =
-        scheme.act == ActFormat::kFloat && between == DType::kBF16 ? ActFormat::kBf16 : scheme.act;
-    weights.form = {.top_k = shape.top_k, .act = act, .down_act = act};
+    const auto act = [&](int64_t k) {
+      const bool bf16 = scheme.act == ActFormat::kFloat && between == DType::kBF16;
+      return bf16 ? ActSpec(ActFormat::kBf16) : random_act(scheme, k, 7);
+    };
+    weights.form = {.top_k = shape.top_k, .act = act(shape.hidden), .down_act = act(shape.width)};
     weights.between = between;
     const WeightFormat router{between == DType::kBF16 ? WeightCode::kBf16 : WeightCode::kF32,
                               ScalePer::kNone};

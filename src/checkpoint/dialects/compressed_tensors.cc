@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "checkpoint/dialects/dialects.h"
+#include "checkpoint/fmpq_sidecar.h"
 #include "checkpoint/linear_slots.h"
 
 // vllm-project/compressed-tensors: the dialect that most schemes are written in.
@@ -149,6 +150,10 @@ Status read_activations(const Json* json, const std::string& where, StoredActiva
   NIBBLE_ASSIGN_OR_RETURN(const std::string type, reader.optional_string("type", "int"));
   NIBBLE_ASSIGN_OR_RETURN(const std::string strategy, reader.optional_string("strategy", "tensor"));
   NIBBLE_ASSIGN_OR_RETURN(const bool symmetric, reader.optional_bool("symmetric", true));
+  if (strategy == kFmpqGatherStrategy) {
+    out.gathered = true;
+    return {};
+  }
   const Json* word = json->find("dynamic");
   const bool local = word != nullptr && word->is_string();  // NVFP4: "local"
   bool dynamic = local;
@@ -282,8 +287,9 @@ Json weights_json(const WeightFormat& weight) {
   return json;
 }
 
+// Of kIntBlocks a file of its own tells (fmpq_sidecar.h): without it weights alone are quantized.
 Json activation_json(ActFormat act) {
-  if (act == ActFormat::kFloat || act == ActFormat::kBf16) {
+  if (act == ActFormat::kFloat || act == ActFormat::kBf16 || act == ActFormat::kIntBlocks) {
     return nullptr;
   }
   const bool grouped = act == ActFormat::kFp8Group;

@@ -86,6 +86,10 @@ class FakeModel final : public Model {
 
   void start(const StepInput& batch, PagedKvCache& cache, const SamplingInput& input) override {
     CHECK_LT(started_.size(), size_t{2});
+    if (batch.tokens.empty()) {
+      sample(input);
+      return;
+    }
     StepInput fed = batch;
     if (batch.fed) {
       ++fed_steps_;
@@ -93,8 +97,21 @@ class FakeModel final : public Model {
       fed.tokens = last_tokens_;
     }
     const auto vocab = static_cast<size_t>(config_.vocab_size);
-    std::vector<float> logits(input.rows.size() * vocab);
+    CHECK(unsampled_.empty());
+    std::vector<float> logits(batch.logit_rows.size() * vocab);
     forward(fed, cache, logits);
+    unsampled_ = std::move(logits);
+    if (!input.rows.empty() || batch.logit_rows.empty()) {
+      CHECK_EQ(input.rows.size(), batch.logit_rows.size());
+      sample(input);
+    }
+  }
+
+  void sample(const SamplingInput& input) {
+    const auto vocab = static_cast<size_t>(config_.vocab_size);
+    std::vector<float> logits = std::move(unsampled_);
+    unsampled_.clear();
+    CHECK_EQ(logits.size(), input.rows.size() * vocab);
     for (const LogitEdit& edit : input.edits) {
       float& logit =
           logits[static_cast<size_t>(edit.row) * vocab + static_cast<size_t>(edit.token)];
@@ -114,7 +131,7 @@ class FakeModel final : public Model {
     std::vector<SampledRow> samples(input.rows.size());
     std::vector<int32_t> tokens;
     for (size_t row = 0; row < samples.size(); ++row) {
-      samples[row] = sample(std::span(logits).subspan(row * vocab, vocab), input.rows[row]);
+      samples[row] = draw(std::span(logits).subspan(row * vocab, vocab), input.rows[row]);
       tokens.push_back(std::max(samples[row].token, 0));
     }
     last_tokens_ = std::move(tokens);
@@ -156,7 +173,7 @@ class FakeModel final : public Model {
   }
 
  private:
-  static SampledRow sample(std::span<float> logits, const RowSampling& by) {
+  static SampledRow draw(std::span<float> logits, const RowSampling& by) {
     SamplingParams params;
     params.temperature = by.inverse_temperature == 0 ? 0 : 1.0 / by.inverse_temperature;
     params.top_p = by.top_p;
@@ -272,6 +289,7 @@ class FakeModel final : public Model {
   int64_t fed_steps_ = 0;
   uint64_t differs_ = 0;
   std::vector<int32_t> last_tokens_;  // sampled by the step started last
+  std::vector<float> unsampled_;      // logits of the step started last
   std::deque<std::vector<SampledRow>> started_;
   StepInput last_;
 };

@@ -45,15 +45,25 @@ class SequenceRunner final {
                        .pages = list.data(),
                        .prompt_len = prompt_});
     }
-    std::vector<int32_t> rows(tokens.size());
-    std::iota(rows.begin(), rows.end(), 0);
-    std::vector<float> logits(tokens.size() * static_cast<size_t>(model_.config().vocab_size));
-    model_.forward({.tokens = tokens,
-                    .sequences = std::span(spans).first(1),
-                    .logit_rows = rows,
-                    .other_pools = std::span(spans).subspan(1)},
-                   cache_, logits);
-    return logits;
+    return run(tokens, spans);
+  }
+
+  /// The same, where each token is a span of its own, one behind the other: as what is proposed to
+  /// follow a sequence is verified on devices.
+  std::vector<float> feed_rows(std::span<const int32_t> tokens) {
+    forget_pages(length_);
+    std::vector<SequenceSpan> spans;
+    for (const std::vector<int32_t>& list : lists_) {
+      for (int32_t row = 0; row < std::ssize(tokens); ++row) {
+        spans.push_back({.q_begin = row,
+                         .q_len = 1,
+                         .kv_len = length_ + row + 1,
+                         .pages = list.data(),
+                         .prompt_len = prompt_});
+      }
+    }
+    length_ += static_cast<int32_t>(tokens.size());
+    return run(tokens, spans);
   }
 
   /// Every token's logits, the first `prompt` tokens fed at once and the others in chunks.
@@ -72,6 +82,20 @@ class SequenceRunner final {
 
  private:
   static constexpr int64_t kTokens = 1024;
+
+  // `spans` of all pools, one pool after the other.
+  std::vector<float> run(std::span<const int32_t> tokens, const std::vector<SequenceSpan>& spans) {
+    const size_t sequences = spans.size() / lists_.size();
+    std::vector<int32_t> rows(tokens.size());
+    std::iota(rows.begin(), rows.end(), 0);
+    std::vector<float> logits(tokens.size() * static_cast<size_t>(model_.config().vocab_size));
+    model_.forward({.tokens = tokens,
+                    .sequences = std::span(spans).first(sequences),
+                    .logit_rows = rows,
+                    .other_pools = std::span(spans).subspan(sequences)},
+                   cache_, logits);
+    return logits;
+  }
 
   PagedKvCache make_cache(Model& model, const Backend& backend, KvCode code) {
     const int64_t page_size = backend.preferred_page_size(code);

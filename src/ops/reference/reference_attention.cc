@@ -1,7 +1,9 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <functional>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "base/check.h"
@@ -20,6 +22,7 @@ struct HalfPage {
   const KvView& kv;
   std::byte* memory;
   float scale;  // of formats with parameters per tensor
+  Half half;
 
   [[nodiscard]] std::byte* row(int64_t slot) const {
     return memory + slot * kv_row_bytes(kv.code, kv.head_dim);
@@ -27,11 +30,26 @@ struct HalfPage {
   [[nodiscard]] float* params(int64_t slot) const {
     return reinterpret_cast<float*>(memory + kv.params_offset()) + slot * kv_row_params(kv.code);
   }
+  /// The fp16 scale and offset of an element, `apart` numbers from each other.
+  struct Line {
+    uint16_t* scale;
+    int64_t apart;
+  };
+  [[nodiscard]] Line line(int64_t slot, int64_t d) const {
+    auto* params = reinterpret_cast<uint16_t*>(memory + kv.params_offset());
+    return half == Half::kValues
+               ? Line{params + 2 * slot, 1}
+               : Line{params + 2 * kv.head_dim * (slot / kChannelTokens) + d, kv.head_dim};
+  }
 };
 
 HalfPage half_of(const KvView& kv, Half half, int64_t page, int64_t kv_head) {
-  return half == Half::kKeys ? HalfPage{kv, kv.keys(page, kv_head), kv.scales.k}
-                             : HalfPage{kv, kv.values(page, kv_head), kv.scales.v};
+  return half == Half::kKeys ? HalfPage{kv, kv.keys(page, kv_head), kv.scales.k, half}
+                             : HalfPage{kv, kv.values(page, kv_head), kv.scales.v, half};
+}
+
+int int4_code(const std::byte* row, int64_t d) {
+  return (static_cast<int>(row[d / 2]) >> (d % 2 * 4)) & 15;
 }
 
 double read_element(const HalfPage& half, int64_t slot, int64_t d) {
@@ -44,10 +62,14 @@ double read_element(const HalfPage& half, int64_t slot, int64_t d) {
       return bf16_to_f32(reinterpret_cast<const uint16_t*>(row)[d]);
     case KvCode::kInt8:
       return static_cast<double>(reinterpret_cast<const int8_t*>(row)[d]) * params[0];
-    case KvCode::kInt4: {
-      const int code = (static_cast<int>(row[d / 2]) >> (d % 2 * 4)) & 15;
-      return static_cast<double>(code) * params[0] + params[1];
+    case KvCode::kInt4:
+      return static_cast<double>(int4_code(row, d)) * params[0] + params[1];
+    case KvCode::kInt4Page: {
+      const auto [scale, apart] = half.line(slot, d);
+      return static_cast<double>(int4_code(row, d)) * f16_to_f32(*scale) + f16_to_f32(scale[apart]);
     }
+    case KvCode::kInt4Static:  // in steps: queries and results have their sizes
+      return int4_code(row, d) - 8;
     case KvCode::kFp8:
       return static_cast<double>(decode_e4m3(static_cast<uint8_t>(row[d]))) * half.scale;
   }
@@ -97,7 +119,14 @@ double refit(const float* values, int64_t dim, double& scale, double& offset) {
   return error;
 }
 
-void write_int4(const float* values, int64_t dim, std::byte* row, float* params) {
+struct FittedLine {
+  double scale;  // nearest codes on this one
+  double offset;
+  double end_scale;  // stand for values on this one
+  double end_offset;
+};
+
+FittedLine fit_int4(const float* values, int64_t dim) {
   const auto [low, high] = std::minmax_element(values, values + dim);
   const double middle = 0.5 * (static_cast<double>(*low) + *high);
   double best_scale = 0.0;
@@ -116,14 +145,59 @@ void write_int4(const float* values, int64_t dim, std::byte* row, float* params)
       best_offset = offset;
     }
   }
-  std::fill(row, row + dim / 2, std::byte{0});
+  FittedLine line{best_scale, best_offset, best_scale, best_offset};
+  refit(values, dim, line.end_scale, line.end_offset);
+  return line;
+}
+
+void store_code(std::byte* row, int64_t d, double code) {
+  const std::byte keep = d % 2 == 0 ? std::byte{0xf0} : std::byte{0x0f};
+  row[d / 2] =
+      (row[d / 2] & keep) | static_cast<std::byte>(static_cast<unsigned>(code) << (d % 2 * 4));
+}
+
+void write_int4(const float* values, int64_t dim, std::byte* row, float* params) {
+  const FittedLine line = fit_int4(values, dim);
   for (int64_t d = 0; d < dim; ++d) {
-    const auto bits = static_cast<unsigned>(code_of(values[d], best_scale, best_offset));
-    row[d / 2] |= static_cast<std::byte>(bits << (d % 2 * 4));
+    store_code(row, d, code_of(values[d], line.scale, line.offset));
   }
-  refit(values, dim, best_scale, best_offset);
-  params[0] = static_cast<float>(best_scale);
-  params[1] = static_cast<float>(best_offset);
+  params[0] = static_cast<float>(line.end_scale);
+  params[1] = static_cast<float>(line.end_offset);
+}
+
+/// The line of int4_page, as its fp16 parameters say; they go to `to`.
+std::pair<double, double> rounded_line(const float* values, int64_t count, HalfPage::Line to) {
+  const FittedLine line = fit_int4(values, count);
+  to.scale[0] = f32_to_f16(static_cast<float>(line.end_scale));
+  to.scale[to.apart] = f32_to_f16(static_cast<float>(line.end_offset));
+  return {f16_to_f32(to.scale[0]), f16_to_f32(to.scale[to.apart])};
+}
+
+void write_page_value(const HalfPage& half, int64_t slot, const float* values) {
+  const auto [scale, offset] = rounded_line(values, half.kv.head_dim, half.line(slot, 0));
+  for (int64_t d = 0; d < half.kv.head_dim; ++d) {
+    store_code(half.row(slot), d, code_of(values[d], scale, offset));
+  }
+}
+
+/// Codes the keys of a group from `slot` on, by channel.
+void code_keys(const HalfPage& half, int64_t residual_page, int64_t kv_head, int64_t slot) {
+  for (int64_t d = 0; d < half.kv.head_dim; ++d) {
+    std::vector<float> channel;
+    for (int64_t t = slot; t < slot + kChannelTokens; ++t) {
+      channel.push_back(bf16_to_f32(half.kv.residual_key(residual_page, kv_head, t)[d]));
+    }
+    const auto [scale, offset] = rounded_line(channel.data(), kChannelTokens, half.line(slot, d));
+    for (int64_t t = 0; t < kChannelTokens; ++t) {
+      store_code(half.row(slot + t), d, code_of(channel[static_cast<size_t>(t)], scale, offset));
+    }
+  }
+}
+
+void write_static(const HalfPage& half, int64_t slot, const float* values, const float* steps) {
+  for (int64_t d = 0; d < half.kv.head_dim; ++d) {
+    store_code(half.row(slot), d, code_of(values[d], steps[d], -8.0 * steps[d]));
+  }
 }
 
 void write_row(const HalfPage& half, int64_t slot, const float* values) {
@@ -144,6 +218,11 @@ void write_row(const HalfPage& half, int64_t slot, const float* values) {
       std::transform(values, values + dim, row, [&](float value) {
         return static_cast<std::byte>(encode_e4m3(value / half.scale));
       });
+      return;
+    case KvCode::kInt4Page:
+      return write_page_value(half, slot, values);
+    case KvCode::kInt4Static:
+      CHECK_MSG(false, "int4_static is written with its steps");
       return;
   }
 }
@@ -203,8 +282,9 @@ void turn(float* head, int64_t dim, bool back) {
 }
 
 /// Attention of one query head over the keys first..last (inclusive) of its sequence.
-void attend(const AttentionArgs& args, const SequenceSpan& sequence, int64_t row, int64_t head) {
+void attend(const AttentionArgs& args, size_t index, int64_t row, int64_t head) {
   const KvView& kv = args.kv;
+  const SequenceSpan& sequence = args.sequences[index];
   const int64_t last = sequence.kv_len - sequence.q_len + (row - sequence.q_begin);
   const int64_t first =
       args.sliding_window > 0 ? std::max<int64_t>(0, last - args.sliding_window + 1) : 0;
@@ -213,9 +293,13 @@ void attend(const AttentionArgs& args, const SequenceSpan& sequence, int64_t row
   std::vector<double> scores(static_cast<size_t>(last - first + 1));
   for (int64_t t = first; t <= last; ++t) {
     const HalfPage keys = half_of(kv, Half::kKeys, sequence.pages[t / kv.page_size], kv_head);
+    const bool as_it_is = kv_has_residual(kv.code) && t / kChannelTokens == last / kChannelTokens;
+    const uint16_t* key = as_it_is ? kv.residual_key(args.residuals[index].pages[t / kv.page_size],
+                                                     kv_head, t % kv.page_size)
+                                   : nullptr;
     double dot = 0.0;
     for (int64_t d = 0; d < kv.head_dim; ++d) {
-      dot += q[d] * read_element(keys, t % kv.page_size, d);
+      dot += q[d] * (as_it_is ? bf16_to_f32(key[d]) : read_element(keys, t % kv.page_size, d));
     }
     scores[static_cast<size_t>(t - first)] = dot * args.scale;
   }
@@ -239,6 +323,9 @@ void attend(const AttentionArgs& args, const SequenceSpan& sequence, int64_t row
         static_cast<float>(sum / total);
   }
   float* out = args.out.f32() + row * args.out_stride + head * kv.head_dim;
+  for (int64_t d = 0; kv.basis.value_step != nullptr && d < kv.head_dim; ++d) {
+    out[d] *= kv.basis.value_step[kv_head * kv.head_dim + d];
+  }
   if (kv.basis.turns_values) {
     turn(out, kv.head_dim, true);
   }
@@ -252,10 +339,11 @@ void attend(const AttentionArgs& args, const SequenceSpan& sequence, int64_t row
 void reference_attention(const AttentionArgs& args) {
   CHECK_EQ(args.heads % args.kv.kv_heads, 0);
   CHECK(args.sinks == nullptr || args.kv.basis.value_mean == nullptr);
-  for (const SequenceSpan& sequence : args.sequences) {
+  for (size_t index = 0; index < args.sequences.size(); ++index) {
+    const SequenceSpan& sequence = args.sequences[index];
     for (int64_t i = 0; i < sequence.q_len; ++i) {
       for (int64_t head = 0; head < args.heads; ++head) {
-        attend(args, sequence, sequence.q_begin + i, head);
+        attend(args, index, sequence.q_begin + i, head);
       }
     }
   }
@@ -280,11 +368,39 @@ void subtract(float* x, const float* mean, int64_t count) {
   }
 }
 
+/// Keys and values of one position, changed as the basis says, into the cache.
+void write_position(const RopeAppendArgs& args, size_t index, int64_t position, const float* k) {
+  const KvView& kv = args.kv;
+  const int64_t page = args.sequences[index].pages[position / kv.page_size];
+  const int64_t slot = position % kv.page_size;
+  for (int64_t head = 0; head < kv.kv_heads; ++head, k += kv.head_dim) {
+    const float* v = k + kv.kv_heads * kv.head_dim;
+    const HalfPage keys = half_of(kv, Half::kKeys, page, head);
+    const HalfPage values = half_of(kv, Half::kValues, page, head);
+    if (kv.basis.key_step != nullptr) {
+      write_static(keys, slot, k, kv.basis.key_step + head * kv.head_dim);
+      write_static(values, slot, v, kv.basis.value_step + head * kv.head_dim);
+      continue;
+    }
+    write_row(values, slot, v);
+    if (!kv_has_residual(kv.code)) {
+      write_row(keys, slot, k);
+      continue;
+    }
+    const int64_t residual = args.residuals[index].pages[position / kv.page_size];
+    std::transform(k, k + kv.head_dim, kv.residual_key(residual, head, slot), f32_to_bf16);
+    if ((slot + 1) % kChannelTokens == 0) {
+      code_keys(keys, residual, head, slot + 1 - kChannelTokens);
+    }
+  }
+}
+
 }  // namespace
 
 void reference_rope_append(const RopeAppendArgs& args) {
   const KvView& kv = args.kv;
-  for (const SequenceSpan& sequence : args.sequences) {
+  for (size_t index = 0; index < args.sequences.size(); ++index) {
+    const SequenceSpan& sequence = args.sequences[index];
     for (int64_t i = 0; i < sequence.q_len; ++i) {
       const int64_t position = sequence.kv_len - sequence.q_len + i;
       float* q = args.qkv.f32() + (sequence.q_begin + i) * args.stride;
@@ -310,12 +426,12 @@ void reference_rope_append(const RopeAppendArgs& args) {
           turn(q + head * kv.head_dim, kv.head_dim, false);
         }
       }
-      const int64_t page = sequence.pages[position / kv.page_size];
-      const int64_t slot = position % kv.page_size;
-      for (int64_t head = 0; head < kv.kv_heads; ++head) {
-        write_row(half_of(kv, Half::kKeys, page, head), slot, k + head * kv.head_dim);
-        write_row(half_of(kv, Half::kValues, page, head), slot, v + head * kv.head_dim);
+      for (int64_t head = 0; kv.basis.key_step != nullptr && head < args.heads; ++head) {
+        const float* step = kv.basis.key_step + head / (args.heads / kv.kv_heads) * kv.head_dim;
+        std::transform(step, step + kv.head_dim, q + head * kv.head_dim, q + head * kv.head_dim,
+                       std::multiplies<>());
       }
+      write_position(args, index, position, k);
     }
   }
 }

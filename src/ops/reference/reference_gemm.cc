@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "base/f16.h"
 #include "ops/gemm.h"
+#include "quant/block_rounding.h"
 
 namespace nibble {
 namespace {
@@ -139,11 +140,78 @@ void round_activations(const ActSpec& spec, const float* x, std::span<double> ro
   }
 }
 
+/// A row in blocks, and the exact sums of its products with a row of weights.
+class BlockRow {
+ public:
+  BlockRow(const QuantTensor& weight, const ActSpec& spec, const float* x)
+      : blocks_(*spec.blocks),
+        form_(block_scales_of(weight.format)),
+        codes_(static_cast<size_t>(weight.k)),
+        scales_(static_cast<size_t>(scale_count(blocks_, form_))) {
+    std::vector<float> ordered(x, x + weight.k);
+    for (size_t i = 0; spec.columns != nullptr && i < ordered.size(); ++i) {
+      ordered[i] = x[(*spec.columns)[i]];
+    }
+    round_blocks(blocks_, form_, ordered.data(), {codes_.data(), scales_.data()});
+  }
+
+  /// In F32, one operation after the other, as every device does it.
+  [[nodiscard]] float times(const QuantTensor& weight, int64_t n) const {
+    const auto scales =
+        weight.scales.as<float>().subspan(static_cast<size_t>(n * weight.format.groups(weight.k)));
+    float result = 0.0F;
+    int64_t classes[2] = {0, 0};
+    for (size_t b = 0; b < blocks_.bits.size(); ++b) {
+      const int64_t sum = sum_of(weight, n, b);
+      classes[blocks_.bits[b] == 4 ? kClassOf4Bits : kClassOf8Bits] += sum;
+      if (form_ == BlockScales::kEach) {
+        result = std::fma(static_cast<float>(sum), scales_[b] * scales[b], result);
+      }
+    }
+    if (form_ == BlockScales::kEach) {
+      return result;
+    }
+    const float of8 = static_cast<float>(classes[kClassOf8Bits]) * scales_[kClassOf8Bits];
+    const float of4 = static_cast<float>(classes[kClassOf4Bits]);
+    return scales[0] * std::fma(of4, scales_[kClassOf4Bits], of8);
+  }
+
+ private:
+  [[nodiscard]] int64_t sum_of(const QuantTensor& weight, int64_t n, size_t block) const {
+    const auto first = static_cast<int64_t>(block) * blocks_.block;
+    int64_t sum = 0;
+    for (int64_t k = first; k < first + blocks_.block; ++k) {
+      sum += codes_[static_cast<size_t>(k)] * static_cast<int64_t>(code_value(weight, n, k));
+    }
+    return sum;
+  }
+
+  const BlockPrecision& blocks_;
+  BlockScales form_;
+  std::vector<int8_t> codes_;
+  std::vector<float> scales_;
+};
+
+/// To the bit of what devices compute: all of a product but its integer sums is rounded.
+void reference_blocks(const QuantTensor& weight, const ActSpec& act, const GemmArgs& args) {
+  for (int64_t m = 0; m < args.m; ++m) {
+    const BlockRow row(weight, act, args.x.f32() + m * args.x_stride);
+    for (int64_t n = 0; n < weight.n; ++n) {
+      float& y = args.y.f32()[m * args.y_stride + n];
+      const float value = row.times(weight, n) + (args.bias != nullptr ? args.bias[n] : 0.0F);
+      y = args.output == GemmOutput::kAdd ? y + value : value;
+    }
+  }
+}
+
 }  // namespace
 
 void reference_gemm(const QuantTensor& weight, const ActSpec& act, const GemmArgs& args) {
   CHECK_GE(args.x_stride, weight.k);
   CHECK_GE(args.y_stride, weight.n);
+  if (act.format == ActFormat::kIntBlocks) {
+    return reference_blocks(weight, act, args);
+  }
   std::vector<double> matrix(static_cast<size_t>(weight.n * weight.k));
   for (int64_t n = 0; n < weight.n; ++n) {
     for (int64_t k = 0; k < weight.k; ++k) {

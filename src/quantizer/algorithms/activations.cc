@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/check.h"
 #include "quant/codec.h"
 
 namespace nibble {
@@ -13,10 +14,7 @@ constexpr int64_t kFp8GroupSize = 128;
 
 /// Numbers that share a scale.
 void round_together(ActFormat act, float* x, int64_t count) {
-  float absmax = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    absmax = std::max(absmax, std::fabs(x[i]));
-  }
+  const float absmax = largest_magnitude(x, count);
   const bool integer = act == ActFormat::kInt8Token;
   const float top = integer ? kInt8Max : kE4M3Max;
   const float scale = absmax / top;
@@ -30,10 +28,44 @@ void round_together(ActFormat act, float* x, int64_t count) {
   }
 }
 
+/// As round_blocks() does it.
+void round_to_blocks(const BlockPrecision& blocks, BlockScales form, float* row) {
+  std::vector<int8_t> codes(static_cast<size_t>(blocks.k()));
+  std::vector<float> scales(static_cast<size_t>(scale_count(blocks, form)));
+  round_blocks(blocks, form, row, {codes.data(), scales.data()});
+  for (int64_t i = 0; i < blocks.k(); ++i) {
+    const auto block = static_cast<size_t>(i / blocks.block);
+    const size_t of_class = blocks.bits[block] == 4 ? kClassOf4Bits : kClassOf8Bits;
+    row[i] = static_cast<float>(codes[static_cast<size_t>(i)]) *
+             scales[form == BlockScales::kEach ? block : of_class];
+  }
+}
+
 }  // namespace
 
-void round_row(ActFormat act, float* row, int64_t k) {
+float largest_magnitude(const float* x, int64_t count) {
+  float largest = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    largest = std::max(largest, std::fabs(x[i]));
+  }
+  return largest;
+}
+
+void round_block(const BlockCodes& how, float* x, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    x[i] = round_half_even(std::clamp(x[i] * how.factor, -how.top, how.top)) * how.scale;
+  }
+}
+
+void round_row(const RowForm& form, float* row, int64_t k) {
+  const ActFormat act = form.act.format;
   if (!rounds_rows(act)) {
+    return;
+  }
+  if (act == ActFormat::kIntBlocks) {
+    CHECK(form.act.blocks != nullptr);
+    CHECK_EQ(form.act.blocks->k(), k);
+    round_to_blocks(*form.act.blocks, form.scales, row);
     return;
   }
   const int64_t together = act == ActFormat::kFp8Group ? kFp8GroupSize : k;
@@ -42,11 +74,24 @@ void round_row(ActFormat act, float* row, int64_t k) {
   }
 }
 
-void round_activations(ActFormat act, const ActivationRows& rows, ThreadPool& pool) {
-  if (rounds_rows(act)) {
+void round_activations(const RowForm& form, const ActivationRows& rows, ThreadPool& pool) {
+  if (rounds_rows(form.act.format)) {
     pool.parallel_for(rows.rows,
-                      [&](int64_t row, int) { round_row(act, rows.x + row * rows.k, rows.k); });
+                      [&](int64_t row, int) { round_row(form, rows.x + row * rows.k, rows.k); });
   }
+}
+
+void order_channels(const std::vector<int32_t>& columns,
+                    const ActivationRows& rows,
+                    ThreadPool& pool) {
+  CHECK_EQ(std::ssize(columns), rows.k);
+  pool.parallel_for(rows.rows, [&](int64_t index, int) {
+    float* row = rows.x + index * rows.k;
+    const std::vector<float> old(row, row + rows.k);
+    for (int64_t i = 0; i < rows.k; ++i) {
+      row[i] = old[static_cast<size_t>(columns[static_cast<size_t>(i)])];
+    }
+  });
 }
 
 }  // namespace nibble

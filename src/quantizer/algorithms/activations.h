@@ -1,9 +1,12 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
+#include <vector>
 
 #include "base/thread_pool.h"
-#include "quant/scheme.h"
+#include "quant/act_spec.h"
+#include "quant/block_rounding.h"
 
 namespace nibble {
 
@@ -19,9 +22,31 @@ struct ActivationRows {
   return act != ActFormat::kFloat && act != ActFormat::kBf16;
 }
 
-/// A row [k] f32, finite, as a product of this form multiplies it: codes times their scale.
-void round_row(ActFormat act, float* row, int64_t k);
+/// How rows enter a product, all that decides what it makes of them.
+struct RowForm {
+  ActSpec act;
+  BlockScales scales = BlockScales::kEach;  // of kIntBlocks: as its weights have them
+
+  RowForm() = default;
+  RowForm(ActFormat only_format) : act(only_format) {}  // NOLINT(google-explicit-constructor)
+  RowForm(ActSpec spec, const WeightFormat& weight)
+      : act(std::move(spec)), scales(block_scales_of(weight)) {}
+};
+
+/// A row [k] f32, finite, in the order of the weights' columns, as a product of this form
+/// multiplies it: codes times their scale.
+void round_row(const RowForm& form, float* row, int64_t k);
 /// The same of several rows.
-void round_activations(ActFormat act, const ActivationRows& rows, ThreadPool& pool);
+void round_activations(const RowForm& form, const ActivationRows& rows, ThreadPool& pool);
+/// Puts the channels of rows into the order of the weights' columns: channel i becomes the old one
+/// columns[i].
+void order_channels(const std::vector<int32_t>& columns,
+                    const ActivationRows& rows,
+                    ThreadPool& pool);
+
+/// Of finite numbers.
+[[nodiscard]] float largest_magnitude(const float* x, int64_t count);
+/// Finite numbers that share a scale, as codes times that scale.
+void round_block(const BlockCodes& how, float* x, int64_t count);
 
 }  // namespace nibble

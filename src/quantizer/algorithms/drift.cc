@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/check.h"
+#include "base/huge_pages.h"
 #include "base/math.h"
 #include "quantizer/kernels/find_row_kernels.h"
 
@@ -94,11 +95,11 @@ class RowsToSolve final {
 
 }  // namespace
 
-Drift::Drift(int64_t k)
-    : k_(k),
-      stride_(ceil_div(k, int64_t{rows::kLanes}) * rows::kLanes),
-      sums_(static_cast<size_t>(k * stride_)) {
+Drift::Drift(int64_t k) : k_(k), stride_(ceil_div(k, int64_t{rows::kLanes}) * rows::kLanes) {
   CHECK_GT(k, 0);
+  const auto count = static_cast<size_t>(k * stride_);
+  reserve_in_huge_pages(sums_, count);
+  sums_.resize(count);
 }
 
 void Drift::add(const Rows& rows, ThreadPool& pool) {
@@ -144,7 +145,10 @@ bool Drift::finite() const {
 
 std::vector<float> solve_drift(const Drift& drift, const ColumnFactor& factor, ThreadPool& pool) {
   CHECK_EQ(drift.stride(), factor.stride);
-  std::vector<float> z(static_cast<size_t>(drift.k() * drift.stride()));
+  const auto count = static_cast<size_t>(drift.k() * drift.stride());
+  std::vector<float> z;
+  reserve_in_huge_pages(z, count);
+  z.resize(count);
   std::vector<std::unique_ptr<RowsToSolve>> work(static_cast<size_t>(pool.threads()));
   pool.parallel_for(ceil_div(drift.k(), kRows), [&](int64_t piece, int thread) {
     auto& mine = work[static_cast<size_t>(thread)];

@@ -5,6 +5,7 @@
 #include <numeric>
 #include <utility>
 
+#include "base/huge_pages.h"
 #include "base/math.h"
 #include "quantizer/kernels/find_row_kernels.h"
 
@@ -130,6 +131,7 @@ std::optional<ColumnFactor> make_column_factor(const Gram& gram, ThreadPool& poo
   ColumnFactor factor;
   factor.stride = stride;
   factor.order = column_order(diagonal);
+  reserve_in_huge_pages(factor.triangle, static_cast<size_t>(k * stride));
   for (const Damping& damping : damping_steps(diagonal)) {
     factor.damping = damping.share;
     factor.triangle.assign(static_cast<size_t>(k * stride), 0.0F);

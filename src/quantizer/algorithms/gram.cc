@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "base/check.h"
+#include "base/huge_pages.h"
 #include "base/math.h"
 #include "quantizer/kernels/find_row_kernels.h"
 
@@ -21,11 +22,11 @@ double mean_diagonal(std::span<const float> diagonal) {
          static_cast<double>(diagonal.size());
 }
 
-Gram::Gram(int64_t k)
-    : k_(k),
-      stride_(ceil_div(k, int64_t{rows::kLanes}) * rows::kLanes),
-      sums_(static_cast<size_t>(k * stride_)) {
+Gram::Gram(int64_t k) : k_(k), stride_(ceil_div(k, int64_t{rows::kLanes}) * rows::kLanes) {
   CHECK_GT(k, 0);
+  const auto count = static_cast<size_t>(k * stride_);
+  reserve_in_huge_pages(sums_, count);
+  sums_.resize(count);
 }
 
 void Gram::add(const float* x, int64_t rows, ThreadPool& pool) {

@@ -87,17 +87,27 @@ struct PlainRow {
       scales[group] = stored;
     }
   }
+  void sweep(size_t i) {
+    const double step = gradient(i) / h[i][i];
+    const size_t group = i / width();
+    const double best = nearest(format, values[i] + step, scales[group], zeros[group]);
+    if (std::fabs(values[i] + step - best) < (1 - 0x1p-18) * std::fabs(step)) {
+      values[i] = best;
+    }
+  }
   void refine() {
+    const size_t columns = width() > 128 ? 128 : 128 / width() * width();  // of a block
     for (int turn = 0; turn < 4; ++turn) {
-      for (size_t group = 0; fits_scales && group < scales.size(); ++group) {
+      for (size_t group = 0; fits_scales && width() > 128 && group < scales.size(); ++group) {
         fit(group);
       }
-      for (size_t i = 0; i < w.size(); ++i) {
-        const double step = gradient(i) / h[i][i];
-        const size_t group = i / width();
-        const double best = nearest(format, values[i] + step, scales[group], zeros[group]);
-        if (std::fabs(values[i] + step - best) < (1 - 0x1p-18) * std::fabs(step)) {
-          values[i] = best;
+      for (size_t begin = 0; begin < w.size(); begin += columns) {
+        const size_t end = std::min(begin + columns, w.size());
+        for (size_t i = begin; fits_scales && width() <= 128 && i < end; i += width()) {
+          fit(i / width());
+        }
+        for (size_t i = begin; i < end; ++i) {
+          sweep(i);
         }
       }
     }

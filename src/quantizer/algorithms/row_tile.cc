@@ -8,7 +8,9 @@
 namespace nibble {
 namespace {
 
-constexpr int64_t kDepth = 256;  // columns of a sum in single precision
+constexpr int64_t kDepth = 256;     // columns of a sum in single precision
+constexpr int64_t kRowDepth = 128;  // likewise: numbers of 64 rows that the first cache holds
+constexpr int64_t kBlock = 128;     // columns whose gradients are computed together
 
 }  // namespace
 
@@ -85,16 +87,25 @@ void RowTile::find_asked() {
   }
 }
 
-void RowTile::find_gradients() {
-  for (size_t i = 0; i < errors_.size(); ++i) {
+void RowTile::update_errors(const Columns& changed) {
+  const auto end = static_cast<size_t>((changed.begin + changed.count) * kRows);
+  for (auto i = static_cast<size_t>(changed.begin * kRows); i < end; ++i) {
     errors_[i] = w_[i] - values_[i];
-    gradients_[i] = damping_ * errors_[i];
   }
-  for (size_t i = 0; i < asked_.size(); ++i) {
-    gradients_[i] += asked_[i];
+}
+
+void RowTile::find_gradients(const Columns& of) {
+  const auto end = static_cast<size_t>((of.begin + of.count) * kRows);
+  for (auto i = static_cast<size_t>(of.begin * kRows); i < end; ++i) {
+    gradients_[i] = damping_ * errors_[i] + (asked_.empty() ? 0.0F : asked_[i]);
   }
-  for (int64_t t = 0; t < k(); t += kDepth) {
-    spread({t, std::min(kDepth, k() - t)}, errors_.data() + t * kRows, {0, k()});
+  add_products(of, {0, k()}, errors_.data(), gradients_.data() + of.begin * kRows);
+}
+
+void RowTile::find_gradients() {
+  update_errors({0, k()});
+  for (int64_t begin = 0; begin < k(); begin += kBlock) {
+    find_gradients({begin, std::min(kBlock, k() - begin)});
   }
 }
 
@@ -111,16 +122,22 @@ std::vector<double> RowTile::losses() const {
   return sums;
 }
 
-void RowTile::spread(const Columns& changed, const float* changes, const Columns& to) {
-  kernels_.add_products({.a = gram().data() + changed.begin * gram().stride() + to.begin,
-                         .a_stride = gram().stride(),
-                         .b = changes,
-                         .b_stride = kRows,
-                         .c = gradients_.data() + to.begin * kRows,
-                         .c_stride = kRows,
-                         .m = to.count,
-                         .n = kRows,
-                         .depth = changed.count});
+// H is symmetric: its rows are read, one piece of memory each.
+void RowTile::add_products(const Columns& to,
+                           const Columns& by,
+                           const float* numbers,
+                           float* out) const {
+  for (int64_t t = 0; t < by.count; t += kRowDepth) {
+    kernels_.add_row_products({.a = gram().data() + to.begin * gram().stride() + by.begin + t,
+                               .a_stride = gram().stride(),
+                               .b = numbers + t * kRows,
+                               .b_stride = kRows,
+                               .c = out,
+                               .c_stride = kRows,
+                               .m = to.count,
+                               .n = kRows,
+                               .depth = std::min(kRowDepth, by.count - t)});
+  }
 }
 
 }  // namespace nibble

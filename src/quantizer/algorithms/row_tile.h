@@ -27,17 +27,20 @@ class RowTile final {
   void load(int64_t first, const RoundedMatrix& rounded);
   void store(RoundedMatrix& rounded) const;
 
-  /// Computes the gradients of all values.
-  void find_gradients();
-  /// Of each row that is there; the gradients are up to date.
-  [[nodiscard]] std::vector<double> losses() const;
-  /// Adds what changes [count, kRows] of the errors of columns from `begin` on make to the
-  /// gradients of columns [first, last).
   struct Columns {
     int64_t begin = 0;
     int64_t count = 0;
   };
-  void spread(const Columns& changed, const float* changes, const Columns& to);
+  /// After their values changed.
+  void update_errors(const Columns& changed);
+  /// Computes the gradients of some columns by the errors of all.
+  void find_gradients(const Columns& of);
+  /// Those of all values, after these changed.
+  void find_gradients();
+  /// Of each row that is there; the gradients are up to date.
+  [[nodiscard]] std::vector<double> losses() const;
+  /// to [to.count, kRows] += H of columns `to` and `by`, times numbers [by.count, kRows].
+  void add_products(const Columns& to, const Columns& by, const float* numbers, float* out) const;
 
   [[nodiscard]] int64_t rows() const { return rows_; }
   [[nodiscard]] int64_t k() const { return matrix_.k; }

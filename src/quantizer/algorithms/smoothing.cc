@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "base/check.h"
 #include "base/math.h"
 #include "quantizer/algorithms/activations.h"
 #include "quantizer/algorithms/rtn.h"
@@ -72,7 +73,7 @@ class Trial final {
     for (int64_t i = 0; i < std::ssize(x); ++i) {
       x[static_cast<size_t>(i)] /= factors[static_cast<size_t>(i % k())];
     }
-    round_activations(search_.act, {x.data(), rows, k()}, pool_);
+    round_sample(x);
     x = transposed(x.data(), rows, k(), rows);
     double sum = 0;
     for (size_t index = 0; index < search_.matrices.size(); ++index) {
@@ -83,6 +84,50 @@ class Trial final {
 
  private:
   [[nodiscard]] int64_t k() const { return search_.site.k(); }
+
+  /// As the product rounds its rows.
+  void round_sample(std::vector<float>& x) const {
+    const int64_t rows = search_.site.sample_rows();
+    const int block = search_.blocks.block;
+    if (search_.act != ActFormat::kIntBlocks) {
+      round_activations(search_.act, {x.data(), rows, k()}, pool_);
+      return;
+    }
+    CHECK_EQ(k() % block, 0);
+    const std::vector<int32_t> order = largest_first(x);
+    const auto blocks = static_cast<size_t>(k() / block);
+    const auto eight =
+        static_cast<size_t>(std::lround(search_.blocks.a8_share * static_cast<double>(blocks)));
+    std::vector<float> row(static_cast<size_t>(k()));
+    constexpr float kClip = 0.9F;
+    for (float* at = x.data(); at < x.data() + std::ssize(x); at += k()) {
+      for (size_t i = 0; i < row.size(); ++i) {
+        row[i] = at[order[i]];
+      }
+      for (size_t b = 0; b < blocks; ++b) {
+        float* x_of = row.data() + b * static_cast<size_t>(block);
+        round_block(block_codes(b < eight ? 8 : 4, kClip, largest_magnitude(x_of, block)), x_of,
+                    block);
+      }
+      for (size_t i = 0; i < row.size(); ++i) {
+        at[order[i]] = row[i];
+      }
+    }
+  }
+
+  [[nodiscard]] std::vector<int32_t> largest_first(const std::vector<float>& x) const {
+    std::vector<double> squares(static_cast<size_t>(k()), 0.0);
+    for (size_t i = 0; i < x.size(); ++i) {
+      const auto number = static_cast<double>(x[i]);
+      squares[i % squares.size()] += number * number;
+    }
+    std::vector<int32_t> order(squares.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::ranges::stable_sort(order, [&](int32_t a, int32_t b) {
+      return squares[static_cast<size_t>(a)] > squares[static_cast<size_t>(b)];
+    });
+    return order;
+  }
 
   [[nodiscard]] double error_of(size_t index,
                                 const std::vector<float>& x,

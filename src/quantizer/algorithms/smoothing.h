@@ -21,6 +21,12 @@ struct ChannelStatistics {
   }
 };
 
+/// What is expected of a choice of blocks (ActFormat::kIntBlocks) that is made later.
+struct ExpectedBlocks {
+  int block = 128;
+  double a8_share = 0.16;  // of 8-bit blocks
+};
+
 /// Which factors are tried.
 enum class FactorRule : uint8_t {
   // largest or mean activation^a over largest weight^(1 - a), a from 0.05 to 0.95 (SmoothQuant,
@@ -33,6 +39,8 @@ enum class FactorRule : uint8_t {
 struct FactorSearch {
   FactorRule rule = FactorRule::kLargest;
   ActFormat act = ActFormat::kFloat;
+  /// Of kIntBlocks: channels are ordered by the mean of their squares, and the largest have 8 bits.
+  ExpectedBlocks blocks = {};
   const ChannelStatistics& site;
   /// Matrices of the site, or some of their rows.
   std::span<const MatrixToRound> matrices;

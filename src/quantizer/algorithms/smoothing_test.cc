@@ -23,6 +23,7 @@ struct SmallSite {
   std::unique_ptr<MatrixEncoder> encoder;
   std::vector<float> w;
   ChannelStatistics statistics;
+  ExpectedBlocks blocks{.block = 32, .a8_share = 0};
 
   explicit SmallSite(std::string_view name, float largest) : scheme(find_scheme(name).value()) {
     encoder = make_encoder({.scheme = scheme}, kOutputs, kColumns).value();
@@ -53,6 +54,7 @@ struct SmallSite {
                                .encoder = encoder.get()};
     return search_factors({.rule = rule,
                            .act = scheme.act,
+                           .blocks = blocks,
                            .site = statistics,
                            .matrices = {&matrix, 1},
                            .factor_of = std::move(factor_of)},
@@ -72,6 +74,20 @@ TEST(Smoothing, MakesLargeActivationsSmaller) {
   EXPECT_GE(std::min(factors[3], factors[17]), 4 * others);
 }
 
+// Where the block of the large channels is expected to have 8 bits there is less to gain.
+TEST(Smoothing, KnowsThatBlocksOf8BitsNeedLess) {
+  ThreadPool pool(2);
+  SmallSite site("w4ax_b32", 60.0F);
+  const auto of_large = [&] {
+    const std::vector<float> factors = site.search(FactorRule::kLargest, pool);
+    return std::min(factors[3], factors[17]) / factors[4];
+  };
+  const float four = of_large();
+  site.blocks.a8_share = 0.5;
+  EXPECT_GT(four, 4.0F);
+  EXPECT_LT(of_large(), four);
+}
+
 TEST(Smoothing, MultipliesTheWeightsOfLargeChannels) {
   ThreadPool pool(2);
   const SmallSite site("w4a16_g32", 60.0F);
@@ -83,9 +99,11 @@ TEST(Smoothing, MultipliesTheWeightsOfLargeChannels) {
 TEST(Smoothing, DoesNotDependOnThreads) {
   ThreadPool one(1);
   ThreadPool three(3);
-  const SmallSite site("w4a8", 20.0F);
-  for (const FactorRule rule : {FactorRule::kLargest, FactorRule::kMean}) {
-    EXPECT_EQ(site.search(rule, one), site.search(rule, three));
+  for (const char* scheme : {"w4a8", "w4ax_b32"}) {
+    const SmallSite site(scheme, 20.0F);
+    for (const FactorRule rule : {FactorRule::kLargest, FactorRule::kMean}) {
+      EXPECT_EQ(site.search(rule, one), site.search(rule, three));
+    }
   }
 }
 

@@ -97,8 +97,9 @@ TEST(NearestCodes, AreThoseThatAreStored) {
           .string();
   ThreadPool pool(2);
   for (const QuantScheme& scheme : all_schemes()) {
-    if (!scheme.weight.quantized() || scheme.weight.scale_per == ScalePer::kTensor) {
-      continue;  // fused matrices share a scale, and each has one of its own here
+    if (!scheme.weight.quantized() || scheme.weight.scale_per == ScalePer::kTensor ||
+        scheme.act == ActFormat::kIntBlocks) {
+      continue;  // fused matrices share a scale, and each has one of its own here; or calibrated
     }
     QuantizeOptions options;
     options.source = kModel;

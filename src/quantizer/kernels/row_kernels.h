@@ -132,6 +132,8 @@ struct RowKernels {
   Encode fp4;
   Encode bf16;
   void (*add_products)(const ProductArgs& args);
+  /// The same of a [m, depth]: of its rows, a_stride apart.
+  void (*add_row_products)(const ProductArgs& args);
   using Columns = void (*)(const ColumnsArgs& args);
   Columns columns_int4;
   Columns columns_int4_zeros;

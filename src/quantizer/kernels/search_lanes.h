@@ -452,6 +452,7 @@ constexpr RowKernels rows_named(std::string_view isa) {
           .fp4 = encode_groups<FloatCodec<E2M1, true>>,
           .bf16 = encode_groups<Bf16Codec>,
           .add_products = add_products,
+          .add_row_products = add_row_products,
           .columns_int4 = round_columns<IntCodec<4, 8, false>>,
           .columns_int4_zeros = round_columns<IntCodec<4, 8, true>>,
           .columns_int8 = round_columns<IntCodec<8, 0, false>>,

@@ -262,8 +262,8 @@ inline void contain_values(const uint8_t* value, int64_t dim, int64_t j, const T
 constexpr int64_t kGroupKeys = 16;
 constexpr int64_t kGroupCopyBytes = 2 * kGroupKeys * (kMaxHeadDim * 2 + 2 * 4);
 
-/// 16 neighbouring keys and their values, rows one after the other, those of FP8 caches as BF16
-/// numbers; parameters as the cache has them.
+/// 16 neighbouring keys and their values, rows one after the other, those of widened caches as
+/// BF16 numbers; parameters as the cache has them.
 struct KeyGroup {
   const uint8_t* keys;
   const uint8_t* values;
@@ -279,12 +279,13 @@ inline KeyGroup group_in_page(const AttentionTask& task, int64_t position) {
   const auto at = static_cast<uint32_t>(position);
   const auto page_size = static_cast<uint32_t>(kv.page_size);
   const int64_t slot = at % page_size;
-  const uint8_t* keys =
-      kv.pages + task.page_list[at / page_size] * kv.page_bytes + task.kv_head * 2 * kv.half_bytes;
-  const uint8_t* params = keys + kv.params_offset + slot * kv.row_params * 4;
-  keys += slot * kv.row_bytes;
-  return {keys, keys + kv.half_bytes, reinterpret_cast<const float*>(params),
-          reinterpret_cast<const float*>(params + kv.half_bytes)};
+  const uint8_t* head =
+      kv.pages + task.page_list[at / page_size] * kv.page_bytes + task.kv_head * kv.head_bytes;
+  const auto rows = [&](const KvHalf& half) { return head + half.rows + slot * kv.row_bytes; };
+  const auto params = [&](const KvHalf& half) {
+    return reinterpret_cast<const float*>(head + half.sets + slot * half.set_bytes);
+  };
+  return {rows(kv.keys), rows(kv.values), params(kv.keys), params(kv.values)};
 }
 
 /// Keys j .. j + 15 of a block in `memory`, kGroupCopyBytes; those that are not there are zeros.
@@ -294,31 +295,31 @@ inline KeyGroup copy_group(const AttentionTask& task,
                            uint8_t* memory) {
   const auto bytes =
       static_cast<size_t>(task.kv.widened() ? 2 * task.kv.head_dim : task.kv.row_bytes);
-  const auto copy_row = [&](const uint8_t* from, uint8_t* to) {
-    if (task.kv.widened()) {
-      widen_row(task.kv, from, to);
-    } else {
-      __builtin_memcpy(to, from, bytes);
-    }
-  };
   const auto param_bytes = static_cast<size_t>(task.kv.row_params * 4);
   uint8_t* keys = memory;
   uint8_t* values = keys + kGroupKeys * kMaxHeadDim * 2;
   uint8_t* key_params = values + kGroupKeys * kMaxHeadDim * 2;
   uint8_t* value_params = key_params + kGroupKeys * 2 * 4;
-  __builtin_memset(keys, 0, kGroupKeys * bytes);
-  __builtin_memset(values, 0, kGroupKeys * bytes);
-  __builtin_memset(key_params, 0, 2 * kGroupKeys * 2 * 4);
   const int64_t first = larger(j, pack.range[0]);
   const int64_t last = smaller(j + kGroupKeys, pack.range[1]);
+  if (last - first < kGroupKeys) {
+    __builtin_memset(keys, 0, kGroupKeys * bytes);
+    __builtin_memset(values, 0, kGroupKeys * bytes);
+  }
+  __builtin_memset(key_params, 0, 2 * kGroupKeys * 2 * 4);
   KvRows rows;
   if (first < last) {
     find_rows(task, pack.at + first, pack.at + last, first - j, rows);
   }
-  for (int64_t i = first - j; i < last - j; ++i) {
+  if (task.kv.widened() && first < last) {
+    const int64_t at = first - j;
+    widen_keys(task.kv, rows.keys + at, last - first, keys + static_cast<size_t>(at) * bytes);
+    widen_values(task.kv, rows.values + at, last - first, values + static_cast<size_t>(at) * bytes);
+  }
+  for (int64_t i = first - j; i < last - j && !task.kv.widened(); ++i) {
     const auto at = static_cast<size_t>(i);
-    copy_row(rows.keys[i].codes, keys + at * bytes);
-    copy_row(rows.values[i].codes, values + at * bytes);
+    __builtin_memcpy(keys + at * bytes, rows.keys[i].codes, bytes);
+    __builtin_memcpy(values + at * bytes, rows.values[i].codes, bytes);
     __builtin_memcpy(key_params + at * param_bytes, rows.keys[i].params, param_bytes);
     __builtin_memcpy(value_params + at * param_bytes, rows.values[i].params, param_bytes);
   }

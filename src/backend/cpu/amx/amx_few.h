@@ -17,6 +17,7 @@ struct FewTask {
   const uint8_t* codes;
   int64_t scale_index;
   const uint8_t* x;
+  const float* row_scales;
   int64_t slab_stride;
   int64_t products;
   uint8_t* weights;  // [kRing] tiles
@@ -26,7 +27,7 @@ struct FewTask {
 /// The stages of a product, each some products later than the one before: expand its weights,
 /// multiply, store a group's sums, scale and add them. Groups take turns in tiles of sums; kPhase
 /// is the product's place in one such turn.
-template <typename Panel, int kProducts, int kRows>
+template <typename Panel, typename Kind, int kProducts, int kRows>
 struct FewPipeline {
   static constexpr int kSumTiles = kProducts == 1 ? 4 : 2;
   static constexpr int kPhases = kSumTiles * kProducts;
@@ -47,14 +48,16 @@ struct FewPipeline {
     load_tile<4 + kPhase % 2>(task.x + product / kSlabPieces * task.slab_stride +
                               product % kSlabPieces * kTileBytes);
     load_tile<6 + kPhase % 2>(task.weights + product % kRing * kTileBytes);
-    dot_bf16<kSum, 4 + kPhase % 2, 6 + kPhase % 2>();
+    Kind::template product<kSum, 4 + kPhase % 2, 6 + kPhase % 2>();
   }
 
   [[gnu::always_inline]] static void add(const FewTask& task,
                                          int64_t product,
                                          F32x16 (&total)[kRows]) {
-    add_group(task.sums + product % kRing * kTileBytes,
-              load_scales(task.w, task.scale_index + product / kProducts), total);
+    const int64_t group = product / kProducts;
+    add_group<Kind>(task.sums + product % kRing * kTileBytes,
+                    load_scales(task.w, task.scale_index + group),
+                    task.row_scales + group * (Kind::kRowScales ? 16 : 0), total);
   }
 
   template <int kPhase>
@@ -95,6 +98,7 @@ struct FewPipeline {
                        gemm.w.codes + tile * gemm.w.tile_bytes,
                        tile * gemm.w.groups,
                        gemm.x,
+                       row_scales_at<Kind>(gemm, 0, 0),
                        gemm.slab_stride,
                        gemm.x_pieces,
                        gemm.scratch,
@@ -118,27 +122,28 @@ struct FewPipeline {
   }
 };
 
-template <typename Panel, int kProducts, int kRows>
+template <typename Panel, typename Kind, int kProducts, int kRows>
 void multiply_few(const TileGemmTask& task, int64_t tile_begin, int64_t tile_end) {
   configure_tiles(task.m);
   // Rows past m are added, too, but never stored: denormals there would take five times as long.
-  constexpr auto kSumsBytes = FewPipeline<Panel, kProducts, kRows>::kRing * kTileBytes;
+  using Pipeline = FewPipeline<Panel, Kind, kProducts, kRows>;
+  constexpr auto kSumsBytes = Pipeline::kRing * kTileBytes;
   __builtin_memset(task.scratch + kSumsBytes, 0, kSumsBytes);
   for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
-    FewPipeline<Panel, kProducts, kRows>::run(task, tile);
+    Pipeline::run(task, tile);
   }
   release_tiles();
 }
 
-/// Groups of kProducts * 32 columns, up to 16 rows.
-template <typename Panel, int kProducts>
+/// Groups of kProducts * Kind::kColumns columns, up to 16 rows.
+template <typename Panel, typename Kind, int kProducts>
 void tile_gemm_few(const TileGemmTask& task, int64_t tile_begin, int64_t tile_end) {
   if (task.m <= 4) {
-    multiply_few<Panel, kProducts, 4>(task, tile_begin, tile_end);
+    multiply_few<Panel, Kind, kProducts, 4>(task, tile_begin, tile_end);
   } else if (task.m <= 8) {
-    multiply_few<Panel, kProducts, 8>(task, tile_begin, tile_end);
+    multiply_few<Panel, Kind, kProducts, 8>(task, tile_begin, tile_end);
   } else {
-    multiply_few<Panel, kProducts, 16>(task, tile_begin, tile_end);
+    multiply_few<Panel, Kind, kProducts, 16>(task, tile_begin, tile_end);
   }
 }
 

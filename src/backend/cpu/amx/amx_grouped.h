@@ -10,15 +10,33 @@
 namespace nibble::cpu {
 namespace {
 
+/// What is multiplied, and how the sums of a group become part of a total: those of bf16, times the
+/// scale of the weights.
+struct FloatGroups {
+  static constexpr bool kRowScales = false;
+  static constexpr int64_t kColumns = 32;  // of a tile product
+  template <int kC, int kA, int kB>
+  [[gnu::always_inline]] static void product() {
+    dot_bf16<kC, kA, kB>();
+  }
+  [[gnu::always_inline]] static F32x16 add(const uint8_t* sums,
+                                           F32x16 scale,
+                                           const float* /*row_scale*/,
+                                           F32x16 total) {
+    return Simd::fma(Simd::load(reinterpret_cast<const float*>(sums)), scale, total);
+  }
+};
+
 /// total += scale * (sum of a group), the first kRows rows.
-template <int kRows>
+///   row_scales  those of the rows in this group, where the kind has them
+template <typename Kind, int kRows>
 [[gnu::always_inline]] inline void add_group(const uint8_t* sums,
                                              F32x16 scale,
+                                             const float* row_scales,
                                              F32x16 (&total)[kRows]) {
 #pragma GCC unroll 16
   for (int64_t r = 0; r < kRows; ++r) {
-    total[r] =
-        Simd::fma(Simd::load(reinterpret_cast<const float*>(sums) + r * 16), scale, total[r]);
+    total[r] = Kind::add(sums + r * 64, scale, row_scales + r, total[r]);
   }
 }
 
@@ -27,6 +45,9 @@ struct GroupTotals {
   float* kept;          // [kRows][2][16][16]
   const float* scales;  // [kCols][groups of a slab][16]
   bool start;           // from zero
+  // Of the rows, where a kind has them: [groups][16] of a tile of rows, row_stride from the next.
+  const float* row_scales;
+  int64_t row_stride;
 };
 
 /// A slab of activations and as much of some weight tiles.
@@ -43,7 +64,7 @@ struct GroupedSlab {
 /// rows and from slab to slab: in every slot a group is multiplied, the sums of an earlier one are
 /// stored, and those of a still earlier one are scaled and added. All pairs of tiles take turns in
 /// the products; totals have registers for one pair only, so kRun groups of it are added in a row.
-template <typename Panel, int kProducts, int kRows, int kCols>
+template <typename Panel, typename Kind, int kProducts, int kRows, int kCols>
 class GroupPipeline {
  public:
   static constexpr int kPairs = kRows * kCols;
@@ -53,11 +74,13 @@ class GroupPipeline {
   static constexpr int kStoreLag = kSlots > 4 ? 3 : kSlots / 2;
   static constexpr int kReady = (kPairs - 1) * (kRun - 1) + kStoreLag + 2;  // when a run is stored
   static constexpr int kAddLag = kReady < kSlots ? kReady : kSlots;
-  static_assert(kRows == 1 || kProducts == 1);
+  /// Four pairs of a group of two products: all take the first, then all the second, two pairs in a
+  /// slot, so that none waits for itself.
+  static constexpr bool kTogether = kPairs == 4 && kProducts == 2;
+  static_assert(kRows == 1 || kProducts == 1 || kTogether);
 
   /// `unused`: memory for the totals of what is in the ring at first.
-  GroupPipeline(uint8_t* ring, float* unused)
-      : ring_(ring), unused_(unused), last_{unused, unused, true} {}
+  GroupPipeline(uint8_t* ring, float* unused) : ring_(ring), unused_(unused), last_{nothing()} {}
 
   /// totals += sums of tiles of rows begin .. end-1; the last ones are added later.
   [[gnu::noinline]] void run(const GroupedSlab& slab, int64_t begin, int64_t end, Ahead& ahead) {
@@ -67,6 +90,7 @@ class GroupPipeline {
     for (int64_t i = begin; i < end; i += kRows) {
       GroupTotals totals = slab.totals;
       totals.kept += i * 2 * kTileBytes / 4;
+      totals.row_scales += i * totals.row_stride;
       const SlotTask task{slab.x + i * kSlabPieces * kTileBytes, slab.panel, slab.next, ring_};
       constexpr auto kAll = std::make_integer_sequence<int, kSlots>();
       if (slab.next[0] != nullptr && i + kRows >= end) {
@@ -86,7 +110,7 @@ class GroupPipeline {
       F32x16 total[16];
       copy(total_, total);
       drain_slots(std::make_integer_sequence<int, kAddLag>(), ring_, last_, total);
-      last_ = {unused_, unused_, true};
+      last_ = nothing();
     }
   }
 
@@ -109,9 +133,10 @@ class GroupPipeline {
       end[product_of(pair_of(i), group_of(i))] = i + kAddLag;
     }
     const auto meet = [&](int i, int j) {
+      constexpr int kLag = kTogether ? kStoreLag - 1 : kStoreLag;  // the earliest
       bool both = false;
       for (int turn = -2 * kSlots; turn <= 2 * kSlots; turn += kSlots) {
-        both = both || (i + kStoreLag < end[j] + turn && j + kStoreLag + turn < end[i]);
+        both = both || (i + kLag < end[j] + turn && j + kLag + turn < end[i]);
       }
       return both;
     };
@@ -129,6 +154,8 @@ class GroupPipeline {
   }
 
  private:
+  [[nodiscard]] GroupTotals nothing() const { return {unused_, unused_, true, unused_, 0}; }
+
   static constexpr Places kPlaces = places();
   static_assert(kPlaces.valid);
 
@@ -147,10 +174,22 @@ class GroupPipeline {
     }
   }
 
+  template <int kSlot, int kLag>
+  [[gnu::always_inline]] static void store_lagging(uint8_t* ring) {
+    constexpr int kStored = (kSlot - kLag + kSlots) % kSlots;
+    store_tile<kStored % 4, kPlaces.at[kStored] * kTileBytes>(ring);
+  }
+
+  /// Together the last pair's sums leave with those before it: their tile begins anew in that slot.
   template <int kSlot>
   [[gnu::always_inline]] static void store(uint8_t* ring) {
-    constexpr int kStored = (kSlot - kStoreLag + kSlots) % kSlots;
-    store_tile<kStored % 4, kPlaces.at[kStored] * kTileBytes>(ring);
+    constexpr int kBegins = kSlot % 4;
+    if constexpr (!kTogether || kBegins != 2) {
+      store_lagging<kSlot, kStoreLag>(ring);
+    }
+    if constexpr (kTogether && kBegins == 1) {
+      store_lagging<kSlot, kStoreLag - 1>(ring);
+    }
   }
 
   /// Adds a product to sums; rows and weights that the pairs before have loaded are there. With
@@ -168,7 +207,7 @@ class GroupPipeline {
     if constexpr (kRow == 0) {
       load_tile<kWeightTile, kAt>(task.panel);
     }
-    dot_bf16<kSum, kRowTile, kWeightTile>();
+    Kind::template product<kSum, kRowTile, kWeightTile>();
     if constexpr (kExpand) {
       constexpr int kShare = Panel::kParts / kRows;
       expand_tile<Panel, kRow * kShare, (kRow + 1) * kShare>(
@@ -197,6 +236,14 @@ class GroupPipeline {
     if constexpr (kProducts == 1) {
       zero_tile<kSum>();
       multiply_piece<kExpand, kSum, kPair, kPiece>(task);
+    } else if constexpr (kTogether) {
+      constexpr int kFirst = kPair % 2 * 2;
+      if constexpr (kPair < 2) {
+        zero_tile<kFirst>();
+        zero_tile<kFirst + 1>();
+      }
+      multiply_piece<kExpand, kFirst, kFirst, kPiece + kPair / 2>(task);
+      multiply_piece<kExpand, kFirst + 1, kFirst + 1, kPiece + kPair / 2>(task);
     } else if constexpr (kPairs == 1) {
       zero_tile<kSum>();
       multiply_pieces<kExpand, kSum, kPiece>(std::make_integer_sequence<int, kProducts>(), task);
@@ -226,8 +273,9 @@ class GroupPipeline {
         total[r] = start ? Simd::set(0.0F) : Simd::load(kept + r * 16);
       }
     }
-    add_group(ring + kPlaces.at[product_of(kPair, kGroup)] * kTileBytes,
-              Simd::load(totals.scales + (kPair % kCols * kGroups + kGroup) * 16), total);
+    add_group<Kind>(ring + kPlaces.at[product_of(kPair, kGroup)] * kTileBytes,
+                    Simd::load(totals.scales + (kPair % kCols * kGroups + kGroup) * 16),
+                    totals.row_scales + kPair / kCols * totals.row_stride + kGroup * 16, total);
     if constexpr (kGroup % kRun == kRun - 1) {
 #pragma GCC unroll 16
       for (int r = 0; r < 16; ++r) {
@@ -263,8 +311,16 @@ class GroupPipeline {
   F32x16 total_[16];
 };
 
+/// The scales of a tile of rows from group `first` on, where a kind has them.
+template <typename Kind>
+[[gnu::always_inline]] inline const float* row_scales_at(const TileGemmTask& task,
+                                                         int64_t row_tile,
+                                                         int64_t first) {
+  return Kind::kRowScales ? task.x_group_scales + (row_tile * task.w.groups + first) * 16 : nullptr;
+}
+
 /// Fewer columns than a slab, without a pipeline.
-template <int kProducts>
+template <typename Kind, int kProducts>
 void multiply_part(const TileGemmTask& task,
                    PanelStep& step,
                    const PanelPair& panel,
@@ -282,16 +338,18 @@ void multiply_part(const TileGemmTask& task,
       }
       const uint8_t* x = block_rows(task, block, row);
       const uint8_t* w = panel.tiles[i];
+      const float* row_scales = row_scales_at<Kind>(task, row / 16, block.first / kProducts);
       for (int64_t group = 0; group < groups; ++group) {
         step.ahead.step();
         zero_tile<0>();
         for (int64_t p = 0; p < kProducts; ++p, x += kTileBytes, w += kTileBytes) {
           load_tile<4>(x);
           load_tile<6>(w);
-          dot_bf16<0, 4, 6>();
+          Kind::template product<0, 4, 6>();
         }
         store_tile<0>(sums);
-        add_group(sums, Simd::load(scales + (i * groups + group) * 16), total);
+        add_group<Kind>(sums, Simd::load(scales + (i * groups + group) * 16),
+                        row_scales + group * (Kind::kRowScales ? 16 : 0), total);
       }
 #pragma GCC unroll 16
       for (int64_t r = 0; r < 16; ++r) {
@@ -327,7 +385,7 @@ inline void write_block(const TileGemmTask& given, int64_t tile_begin, int64_t t
 
 /// The steps of a product with weights in groups of 32, 64 or 128 columns, kMainRows tiles of rows
 /// at once.
-template <typename Panel, int kProducts, int kMainRows>
+template <typename Panel, typename Kind, int kProducts, int kMainRows>
 class GroupedSteps {
  public:
   explicit GroupedSteps(const TileGemmTask& task)
@@ -353,7 +411,7 @@ class GroupedSteps {
   }
 
  private:
-  using Main = GroupPipeline<Panel, kProducts, kMainRows, kStepTiles>;
+  using Main = GroupPipeline<Panel, Kind, kProducts, kMainRows, kStepTiles>;
 
   void multiply(PanelStep& step) {
     std::swap(scales_[0], scales_[1]);  // the pipeline needs those of the step before
@@ -362,14 +420,17 @@ class GroupedSteps {
     if (step.block.count != kSlabPieces) {
       main_.drain();
       step.next_tiles = 0;  // nothing is expanded meanwhile
-      return multiply_part<kProducts>(task_, step, panels_.begin(step), other_ring_, scales_[0]);
+      return multiply_part<Kind, kProducts>(task_, step, panels_.begin(step), other_ring_,
+                                            scales_[0]);
     }
     const PanelPair panel = panels_.begin(step);
-    GroupedSlab slab{block_rows(task_, step.block, 0),
-                     task_.scratch,
-                     {panel.next[0], panel.next[1]},
-                     {reinterpret_cast<float*>(kept_sums(task_, 0, step.tile_in_block)), scales_[0],
-                      step.block.starts}};
+    GroupedSlab slab{
+        block_rows(task_, step.block, 0),
+        task_.scratch,
+        {panel.next[0], panel.next[1]},
+        {reinterpret_cast<float*>(kept_sums(task_, 0, step.tile_in_block)), scales_[0],
+         step.block.starts, row_scales_at<Kind>(task_, 0, step.block.first / kProducts),
+         Kind::kRowScales ? task_.w.groups * 16 : 0}};
     if (step.tiles == 1) {
       return run_apart<1>(slab, 0, row_tiles, step.ahead);
     }
@@ -390,7 +451,7 @@ class GroupedSteps {
   template <int kTiles>
   void run_apart(const GroupedSlab& slab, int64_t begin, int64_t end, Ahead& ahead) {
     main_.drain();  // its last sums are in the tiles
-    GroupPipeline<Panel, kProducts, 1, kTiles> pipeline(other_ring_, unused_);
+    GroupPipeline<Panel, Kind, kProducts, 1, kTiles> pipeline(other_ring_, unused_);
     pipeline.run(slab, begin, end, ahead);
     pipeline.drain();
   }
@@ -414,26 +475,26 @@ class GroupedSteps {
   Main main_;
 };
 
-template <typename Panel, int kProducts, int kMainRows>
+template <typename Panel, typename Kind, int kProducts, int kMainRows>
 void multiply_grouped(const TileGemmTask& task, int64_t tile_begin, int64_t tile_end) {
-  GroupedSteps<Panel, kProducts, kMainRows> steps(task);
-  for_panels<Panel>(
+  GroupedSteps<Panel, Kind, kProducts, kMainRows> steps(task);
+  for_panels<Panel, Kind::kColumns>(
       task, {tile_begin, tile_end, kSlabPieces},
       [&](const KBlock& block) { return steps.ahead_steps(block); },
       [&](PanelStep& step) { steps.run(step); });
 }
 
 /// Two tiles of rows at once are the quickest, but one left over stops their pipeline in each step.
-template <typename Panel, int kProducts>
+template <typename Panel, typename Kind, int kProducts>
 void tile_gemm_grouped(const TileGemmTask& task, int64_t tile_begin, int64_t tile_end) {
   constexpr int64_t kFewRowTiles = 8;
   const int64_t row_tiles = (task.m + 15) / 16;
-  if constexpr (kProducts == 1) {
+  if constexpr (kProducts == 1 || (kProducts == 2 && Kind::kRowScales)) {
     if (row_tiles % 2 == 0 || row_tiles > kFewRowTiles) {
-      return multiply_grouped<Panel, kProducts, 2>(task, tile_begin, tile_end);
+      return multiply_grouped<Panel, Kind, kProducts, 2>(task, tile_begin, tile_end);
     }
   }
-  multiply_grouped<Panel, kProducts, 1>(task, tile_begin, tile_end);
+  multiply_grouped<Panel, Kind, kProducts, 1>(task, tile_begin, tile_end);
 }
 
 }  // namespace

@@ -45,6 +45,21 @@ void fixed_pieces(const FixedRow& row, int64_t slab_stride) {
       });
 }
 
+/// Codes of rows in blocks of 32: eight columns are a quarter of a piece, whose order is that of
+/// the weights' pairs.
+inline void bf16_pieces(const int8_t* codes, int64_t k, uint8_t* out, int64_t slab_stride) {
+  const __m512i order =
+      _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15));
+  for (int64_t i = 0; i < k; i += 32) {
+    const auto* at = reinterpret_cast<const uint8_t*>(codes + i);
+    Simd::store_bf16(out, Simd::to_float(Simd::load_s8(at)));
+    Simd::store_bf16(out + 32, Simd::to_float(Simd::load_s8(at + 16)));
+    _mm512_store_si512(out, _mm512_shuffle_epi8(_mm512_load_si512(out), order));
+    const bool slab_ends = i / 32 % kSlabPieces == kSlabPieces - 1;
+    out += slab_ends ? slab_stride - (kSlabPieces - 1) * kTileBytes : kTileBytes;
+  }
+}
+
 inline void fixed_pieces(const FixedRow& row, int64_t slab_stride) {
   return row.x.type == Element::kF32 ? fixed_pieces<Element::kF32>(row, slab_stride)
                                      : fixed_pieces<Element::kBf16>(row, slab_stride);

@@ -116,15 +116,14 @@ Prefetcher weights_ahead(const TileGemmTask& task, const Walk& walk, Place next,
 }
 
 /// The same for the scales of groups, whose lines are too far apart for the processor to foresee.
-inline Prefetcher scales_ahead(const TileGemmTask& task,
-                               const Walk& walk,
-                               Place next,
-                               int64_t count) {
+/// A product is of kColumns.
+template <int64_t kColumns>
+Prefetcher scales_ahead(const TileGemmTask& task, const Walk& walk, Place next, int64_t count) {
   if (task.w.groups <= 1 || next.tile * kTileRows >= task.w.n) {
     return {};
   }
   const int64_t size = kTileRows * (task.w.scale_type == ScaleType::kF32 ? 4 : 2);
-  const int64_t products = task.w.group_size / 32;  // of a group
+  const int64_t products = task.w.group_size / kColumns;  // of a group
   const int64_t bytes = walk.columns(next).count / products * size;
   const uint8_t* begin = static_cast<const uint8_t*>(task.w.scales) +
                          (next.tile * task.w.groups + next.k / products) * size;
@@ -174,7 +173,7 @@ struct PanelStep {
 };
 
 /// multiply(step) for every step, which calls step.ahead.step() ahead_steps(block) times.
-template <typename Panel, typename AheadSteps, typename Multiply>
+template <typename Panel, int64_t kColumns = 32, typename AheadSteps, typename Multiply>
 [[gnu::always_inline]] inline void for_panels(const TileGemmTask& task,
                                               WalkRange range,
                                               const AheadSteps& ahead_steps,
@@ -190,17 +189,17 @@ template <typename Panel, typename AheadSteps, typename Multiply>
     // Weights to expand are read a step before their products.
     const Place read_next = Panel::kDirect ? next : then.after(next);
     const int64_t count = ahead_steps(block);
-    PanelStep step{
-        block,
-        place.tile,
-        place.tile - walk.block_begin,
-        tiles,
-        block.ends && place.tile + tiles == walk.block_end(),
-        next,
-        then.tiles(next),
-        then.columns(next).count,
-        {weights_ahead<Panel>(task, walk, read_next, count), scales_ahead(task, walk, next, count),
-         rows_ahead(task, walk, place.tile, block, count)}};
+    PanelStep step{block,
+                   place.tile,
+                   place.tile - walk.block_begin,
+                   tiles,
+                   block.ends && place.tile + tiles == walk.block_end(),
+                   next,
+                   then.tiles(next),
+                   then.columns(next).count,
+                   {weights_ahead<Panel>(task, walk, read_next, count),
+                    scales_ahead<kColumns>(task, walk, next, count),
+                    rows_ahead(task, walk, place.tile, block, count)}};
     multiply(step);
     walk = then;
     place = next;

@@ -15,8 +15,10 @@ constinit const TileKernels kTiles = {
     .tiles_int8_int8 = tile_gemm<DirectPanel, Int8Sums>,
     .tiles_int4_int8 = tile_gemm<Int4Bytes, Int4Sums>,
     .tiles_levels_int8 = tile_gemm<LevelsBytes, LevelsSums>,
+    .tiles_int4_blocks = tile_gemm_blocks,
     .round_pieces = round_pieces,
     .fixed_pieces = fixed_pieces,
+    .bf16_pieces = bf16_pieces,
 };
 
 }  // namespace nibble::cpu::NIBBLE_ISA

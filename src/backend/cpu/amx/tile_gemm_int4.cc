@@ -11,11 +11,11 @@ void tile_gemm_int4(const TileGemmTask& task, int64_t tile_begin, int64_t tile_e
   }
   switch (task.w.group_size) {
     case 32:
-      return tile_gemm_few<Int4Pairs, 1>(task, tile_begin, tile_end);
+      return tile_gemm_few<Int4Pairs, FloatGroups, 1>(task, tile_begin, tile_end);
     case 64:
-      return tile_gemm_few<Int4Pairs, 2>(task, tile_begin, tile_end);
+      return tile_gemm_few<Int4Pairs, FloatGroups, 2>(task, tile_begin, tile_end);
     default:
-      return tile_gemm_few<Int4Pairs, 4>(task, tile_begin, tile_end);
+      return tile_gemm_few<Int4Pairs, FloatGroups, 4>(task, tile_begin, tile_end);
   }
 }
 

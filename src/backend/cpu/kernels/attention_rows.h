@@ -23,22 +23,109 @@ inline F32x16 load_e4m3(const uint8_t* codes) {
   return Simd::select_less(Simd::set(448.0F), magnitude(x), Simd::set(__builtin_nanf("")), x);
 }
 
-/// A row of a cache whose rows are widened, as BF16 numbers [head_dim], which hold codes exactly.
-inline void widen_row(const KvLayout& kv, const uint8_t* codes, uint8_t* to) {
-  in_vectors(kv.head_dim, [&](int64_t i, int64_t lanes) {
-    uint8_t rest[16] = {};
-    uint8_t wide[32];
-    __builtin_memcpy(rest, codes + i, static_cast<size_t>(lanes));
-    Simd::store_bf16(wide, load_e4m3(rest));
-    __builtin_memcpy(to + 2 * i, wide, static_cast<size_t>(lanes) * 2);
-  });
+/// `count` bytes, then zeros.
+struct SomeBytes {
+  uint8_t bytes[32] = {};
+
+  SomeBytes(const uint8_t* from, int64_t count) {
+    __builtin_memcpy(bytes, from, static_cast<size_t>(count));
+  }
+};
+
+/// `lanes` codes of 4 bits as floats.
+[[gnu::always_inline]] inline F32x16 load_int4(const uint8_t* codes, int64_t lanes) {
+  return Simd::to_float(lanes == 16 ? Simd::load_u4(codes)
+                                    : Simd::load_u4(SomeBytes(codes, lanes / 2).bytes));
 }
 
-/// One head's keys or values of a token.
+[[gnu::always_inline]] inline F32x16 load_some_f16(const uint8_t* numbers, int64_t lanes) {
+  return lanes == 16 ? Simd::load_f16(numbers)
+                     : Simd::load_f16(SomeBytes(numbers, 2 * lanes).bytes);
+}
+
+/// The first `lanes` as BF16 numbers.
+[[gnu::always_inline]] inline void write_bf16(F32x16 x, int64_t lanes, uint8_t* to) {
+  if (lanes == 16) {
+    return Simd::store_bf16(to, x);
+  }
+  uint8_t wide[32];
+  Simd::store_bf16(wide, x);
+  __builtin_memcpy(to, wide, static_cast<size_t>(lanes) * 2);
+}
+
+/// One head's keys or values of a token. A key without parameters, where others have some, is BF16.
 struct KvRow {
   const uint8_t* codes;
   const float* params;
 };
+
+/// Writes f(i, lanes) for the elements i .. i + lanes - 1 of a row [dim] as BF16 numbers.
+template <typename F>
+[[gnu::always_inline]] inline void write_bf16_row(int64_t dim, uint8_t* to, const F& f) {
+  in_vectors(dim, [&](int64_t i, int64_t lanes) { write_bf16(f(i, lanes), lanes, to + 2 * i); });
+}
+
+/// A row of codes without parameters as BF16 numbers [head_dim], which hold them exactly.
+inline void widen_codes(const KvLayout& kv, const uint8_t* codes, uint8_t* to) {
+  const auto fp8 = [&](int64_t i, int64_t lanes) {
+    return load_e4m3(SomeBytes(codes + i, lanes).bytes);
+  };
+  const auto int4 = [&](int64_t i, int64_t lanes) {
+    return Simd::sub(load_int4(codes + i / 2, lanes), Simd::set(8.0F));
+  };
+  return kv.code == kStaticCode ? write_bf16_row(kv.head_dim, to, int4)
+                                : write_bf16_row(kv.head_dim, to, fp8);
+}
+
+/// Keys of kPageCode that share parameters, fp16 [head_dim] scales, then as many offsets, to rows
+/// of `to`.
+inline void widen_channels(const KvLayout& kv, const KvRow* keys, int64_t count, uint8_t* to) {
+  const auto* scales = reinterpret_cast<const uint8_t*>(keys->params);
+  const uint8_t* offsets = scales + 2 * kv.head_dim;
+  in_vectors(kv.head_dim, [&](int64_t i, int64_t lanes) {
+    const F32x16 scale = load_some_f16(scales + 2 * i, lanes);
+    const F32x16 offset = load_some_f16(offsets + 2 * i, lanes);
+    for (int64_t row = 0; row < count; ++row) {
+      const F32x16 code = load_int4(keys[row].codes + i / 2, lanes);
+      write_bf16(Simd::fma(code, scale, offset), lanes, to + 2 * (row * kv.head_dim + i));
+    }
+  });
+}
+
+/// Keys of a widened cache as BF16 numbers, to rows of `to`.
+inline void widen_keys(const KvLayout& kv, const KvRow* keys, int64_t count, uint8_t* to) {
+  const int64_t bytes = 2 * kv.head_dim;
+  for (int64_t row = 0, same = 1; row < count; row += same, same = 1) {
+    uint8_t* const out = to + row * bytes;
+    if (kv.code != kPageCode) {
+      widen_codes(kv, keys[row].codes, out);
+    } else if (keys[row].params == nullptr) {
+      __builtin_memcpy(out, keys[row].codes, static_cast<size_t>(bytes));
+    } else {
+      while (row + same < count && keys[row + same].params == keys[row].params) {
+        ++same;
+      }
+      widen_channels(kv, keys + row, same, out);
+    }
+  }
+}
+
+/// Values as well; of kPageCode, parameters are an fp16 scale and an offset.
+inline void widen_values(const KvLayout& kv, const KvRow* values, int64_t count, uint8_t* to) {
+  for (int64_t row = 0; row < count; ++row, to += 2 * kv.head_dim) {
+    const KvRow& value = values[row];
+    if (kv.code != kPageCode) {
+      widen_codes(kv, value.codes, to);
+      continue;
+    }
+    float line[16];
+    Simd::store(line, load_some_f16(reinterpret_cast<const uint8_t*>(value.params), 2));
+    write_bf16_row(kv.head_dim, to, [&](int64_t i, int64_t lanes) {
+      return Simd::fma(load_int4(value.codes + i / 2, lanes), Simd::set(line[0]),
+                       Simd::set(line[1]));
+    });
+  }
+}
 
 /// Where the rows of a block lie.
 struct KvRows {
@@ -46,22 +133,34 @@ struct KvRows {
   KvRow values[kKeyBlock];
 };
 
+/// A key that is not coded, or not for this task.
+inline KvRow residual_key(const AttentionTask& task, int64_t page, int64_t slot) {
+  const KvLayout& kv = task.kv;
+  const int64_t row = task.kv_head * kv.page_size + slot;
+  return {kv.residual + task.residual_list[page] * kv.residual_page_bytes + row * kv.head_dim * 2,
+          nullptr};
+}
+
 /// Rows of positions first .. last-1, from index `at` on.
 inline void find_rows(
     const AttentionTask& task, int64_t first, int64_t last, int64_t at, KvRows& rows) {
   const KvLayout& kv = task.kv;
+  const auto row_of = [&](const uint8_t* head, const KvHalf& half, int64_t slot) {
+    const int64_t set = half.set_tokens == 1 ? slot : slot / half.set_tokens;
+    return KvRow{head + half.rows + slot * kv.row_bytes,
+                 reinterpret_cast<const float*>(head + half.sets + set * half.set_bytes)};
+  };
   int64_t page = first / kv.page_size;
   int64_t slot = first % kv.page_size;
   const int64_t end = at + last - first;
   for (int64_t i = at; i < end; ++page, slot = 0) {
     const uint8_t* head =
-        kv.pages + task.page_list[page] * kv.page_bytes + task.kv_head * 2 * kv.half_bytes;
+        kv.pages + task.page_list[page] * kv.page_bytes + task.kv_head * kv.head_bytes;
     for (; slot < kv.page_size && i < end; ++slot, ++i) {
-      const uint8_t* codes = head + slot * kv.row_bytes;
-      const uint8_t* params = head + kv.params_offset + slot * kv.row_params * 4;
-      rows.keys[i] = {codes, reinterpret_cast<const float*>(params)};
-      rows.values[i] = {codes + kv.half_bytes,
-                        reinterpret_cast<const float*>(params + kv.half_bytes)};
+      rows.keys[i] = page * kv.page_size + slot < task.residual_from
+                         ? row_of(head, kv.keys, slot)
+                         : residual_key(task, page, slot);
+      rows.values[i] = row_of(head, kv.values, slot);
     }
   }
 }
@@ -74,6 +173,9 @@ inline int64_t first_visible(const AttentionTask& task, int64_t position) {
 /// so; changes `row`.
 inline void store_result(const AttentionTask& task, float* row, int64_t out) {
   const int64_t dim = task.kv.head_dim;
+  for (int64_t d = 0; task.value_step != nullptr && d < dim; ++d) {
+    row[d] *= task.value_step[d];
+  }
   if (task.turn_back != nullptr) {
     task.turn_back(row, dim);
   }
@@ -85,7 +187,7 @@ inline void store_result(const AttentionTask& task, float* row, int64_t out) {
   });
 }
 
-alignas(64) constexpr uint8_t kZeroRow[kMaxHeadDim * 2] = {};
+alignas(64) constexpr uint8_t kZeroRow[kMaxHeadDim * 4] = {};  // codes, or parameters of channels
 
 /// Part of a block of keys: those in `range` exist, the groups of 32 from begin to end are packed.
 struct PackRange {
@@ -104,8 +206,7 @@ inline PackRange pack_range(const int64_t (&keys)[2], int64_t at) {
 
 /// Where the rows of a block's keys lie; those that are not there are zeros.
 inline void find_block(const AttentionTask& task, const PackRange& pack, KvRows& rows) {
-  static constexpr float kNoParams[2] = {0.0F, 0.0F};
-  const KvRow none{kZeroRow, kNoParams};
+  const KvRow none{kZeroRow, reinterpret_cast<const float*>(kZeroRow)};
   find_rows(task, pack.at + pack.range[0], pack.at + pack.range[1], pack.range[0], rows);
   for (int64_t j = pack.begin; j < pack.range[0]; ++j) {
     rows.keys[j] = rows.values[j] = none;
@@ -115,16 +216,18 @@ inline void find_block(const AttentionTask& task, const PackRange& pack, KvRows&
   }
 }
 
-/// Points the rows of a block of an FP8 cache at BF16 copies in `memory`, [2][kKeyBlock][head_dim].
+/// Points the rows of a block of a widened cache at BF16 copies in `memory`,
+/// [2][kKeyBlock][head_dim].
 inline void widen_block(const KvLayout& kv, const PackRange& pack, uint8_t* memory, KvRows& rows) {
   const int64_t bytes = 2 * kv.head_dim;
-  for (int64_t j = pack.begin; j < pack.end; ++j) {
-    uint8_t* key = memory + j * bytes;
-    uint8_t* value = key + kKeyBlock * bytes;
-    widen_row(kv, rows.keys[j].codes, key);
-    widen_row(kv, rows.values[j].codes, value);
-    rows.keys[j].codes = key;
-    rows.values[j].codes = value;
+  const int64_t count = pack.end - pack.begin;
+  uint8_t* keys = memory + pack.begin * bytes;
+  uint8_t* values = keys + kKeyBlock * bytes;
+  widen_keys(kv, rows.keys + pack.begin, count, keys);
+  widen_values(kv, rows.values + pack.begin, count, values);
+  for (int64_t j = pack.begin; j < pack.end; ++j, keys += bytes, values += bytes) {
+    rows.keys[j].codes = keys;
+    rows.values[j].codes = values;
   }
 }
 
@@ -144,11 +247,15 @@ inline void prefetch_rows(const AttentionTask& task, int64_t first, int64_t last
   for (int64_t t = first; t < last;) {
     const int64_t slot = t % kv.page_size;
     const int64_t count = smaller(last - t, kv.page_size - slot);
-    const uint8_t* half = kv.pages + task.page_list[t / kv.page_size] * kv.page_bytes +
-                          task.kv_head * 2 * kv.half_bytes;
-    for (int i = 0; i < 2; ++i, half += kv.half_bytes) {
-      prefetch_bytes(half + slot * kv.row_bytes, count * kv.row_bytes);
-      prefetch_bytes(half + kv.params_offset + slot * kv.row_params * 4, count * kv.row_params * 4);
+    const uint8_t* head =
+        kv.pages + task.page_list[t / kv.page_size] * kv.page_bytes + task.kv_head * kv.head_bytes;
+    for (const KvHalf* half : {&kv.keys, &kv.values}) {
+      if (half == &kv.values && half->rows == kv.keys.rows) {
+        break;  // rows of latent attention are both
+      }
+      prefetch_bytes(head + half->rows + slot * kv.row_bytes, count * kv.row_bytes);
+      prefetch_bytes(head + half->sets + slot / half->set_tokens * half->set_bytes,
+                     (count + half->set_tokens - 1) / half->set_tokens * half->set_bytes);
     }
     t += count;
   }
@@ -160,7 +267,7 @@ class RowPrefetch {
   RowPrefetch(const KvLayout& kv, const KvRows& rows, int64_t begin, int64_t end)
       : rows_(rows),
         bytes_(kv.row_bytes),
-        has_params_(kv.row_params > 0),
+        has_params_(kv.values.set_bytes > 0),
         next_(begin),
         end_(end) {}
 

@@ -1,5 +1,6 @@
 #include NIBBLE_VECTORS
 // The vocabulary comes first.
+#include "backend/cpu/kernels/gemm_blocks.h"
 #include "backend/cpu/kernels/gemm_expanded.h"
 #include "backend/cpu/kernels/gemm_fixed.h"
 #include "backend/cpu/kernels/gemm_levels.h"
@@ -25,6 +26,8 @@ constinit const GemmKernels kGemm = {
     .gemm_int4_fixed = gemm_fixed<Zeros::kNone>,
     .gemm_int4_fixed_zeros = gemm_fixed<Zeros::kEach>,
     .gemm_int4_fixed_minimums = gemm_fixed<Zeros::kMinimums>,
+    .gemm_int4_blocks = gemm_blocks,
+    .gemm_int4_classes = gemm_classes,
 };
 
 }  // namespace nibble::cpu::NIBBLE_ISA

@@ -438,7 +438,14 @@ inline RowLines fit_row(const float* x, int64_t dim, float middle, float range) 
   return {best.line, last.line};
 }
 
-inline void write_kv_int4(const float* x, int64_t dim, uint8_t* row, float* params) {
+/// A row's lines about the middle of its range; the offset is NaN where a number is not finite.
+struct CentredLines {
+  RowLines lines;
+  float middle;
+  float spoiled;
+};
+
+inline CentredLines fit_centred(const float* x, int64_t dim) {
   F32x16 low = Simd::set(x[0]);
   F32x16 high = low;
   in_vectors(dim, [&](int64_t i, int64_t lanes) {
@@ -454,21 +461,46 @@ inline void write_kv_int4(const float* x, int64_t dim, uint8_t* row, float* para
   const float range = Simd::reduce_max(high) - least;
   const float middle = least + 0.5F * range;
   const float spoiled = row_scale(x, dim, 1.0F) * 0.0F;  // NaN when a value is not finite, else 0
-  RowLines lines;
-  if (spoiled == 0.0F && range > 0.0F) {
-    lines = fit_row(x, dim, middle, range);
+  const bool fits = spoiled == 0.0F && range > 0.0F;
+  return {fits ? fit_row(x, dim, middle, range) : RowLines{}, middle, spoiled};
+}
+
+/// Codes of `lanes` numbers, a byte each, two in a byte.
+inline void store_nibbles(const uint8_t* codes, int64_t lanes, uint8_t* row) {
+  for (int64_t j = 0; j < lanes / 2; ++j) {
+    row[j] = static_cast<uint8_t>(codes[2 * j] | (codes[2 * j + 1] << 4));
   }
-  in_centred(x, dim, middle, [&](int64_t i, int64_t lanes, F32x16 v, F32x16) {
+}
+
+inline void write_kv_int4(const float* x, int64_t dim, uint8_t* row, float* params) {
+  const CentredLines fit = fit_centred(x, dim);
+  in_centred(x, dim, fit.middle, [&](int64_t i, int64_t lanes, F32x16 v, F32x16) {
     uint8_t bytes[16] = {};
-    if (lines.values.scale > 0.0F) {
-      Simd::store_u8(bytes, code_on(lines.codes, v));
+    if (fit.lines.values.scale > 0.0F) {
+      Simd::store_u8(bytes, code_on(fit.lines.codes, v));
     }
-    for (int64_t j = 0; j < lanes / 2; ++j) {
-      row[i / 2 + j] = static_cast<uint8_t>(bytes[2 * j] | (bytes[2 * j + 1] << 4));
-    }
+    store_nibbles(bytes, lanes, row + i / 2);
   });
-  params[0] = lines.values.scale;
-  params[1] = lines.values.offset + middle + spoiled;
+  params[0] = fit.lines.values.scale;
+  params[1] = fit.lines.values.offset + fit.middle + fit.spoiled;
+}
+
+/// Scale and offset of the line that suits INT4 codes of x best.
+void fit_int4(const float* x, int64_t n, float* line) {
+  const CentredLines fit = fit_centred(x, n);
+  line[0] = fit.lines.values.scale;
+  line[1] = fit.lines.values.offset + fit.middle + fit.spoiled;
+}
+
+void code_int4(const float* x, const CodeGrid& grid, uint8_t* row) {
+  in_vectors(grid.dim, [&](int64_t i, int64_t lanes) {
+    const F32x16 v = Simd::sub(load_lanes(x + i, lanes), load_lanes(grid.offsets + i, lanes));
+    const F32x16 code = Simd::mul(v, load_lanes(grid.inverses + i, lanes));
+    const F32x16 clamped = Simd::max(Simd::set(0.0F), Simd::min(Simd::set(15.0F), code));
+    uint8_t bytes[16];
+    Simd::store_u8(bytes, Simd::to_int(clamped));
+    store_nibbles(bytes, lanes, row + i / 2);
+  });
 }
 
 void write_kv(const KvLayout& kv, const float* x, uint8_t* row, float* params) {

@@ -1,5 +1,6 @@
 #include NIBBLE_VECTORS
 // The vocabulary comes first.
+#include "backend/cpu/kernels/block_rows.h"
 #include "backend/cpu/kernels/row_kernels.h"
 
 namespace nibble::cpu::NIBBLE_ISA {
@@ -8,6 +9,7 @@ extern const RowKernels kRows;
 constinit const RowKernels kRows = {
     .round_fixed = round_fixed,
     .quantize_int8 = quantize_int8,
+    .quantize_blocks = quantize_blocks,
     .quantize_fp8 = quantize_fp8,
     .round_bf16 = round_bf16,
     .make_input = make_input,
@@ -18,6 +20,8 @@ constinit const RowKernels kRows = {
     .rotate = rotate,
     .round_row = round_row,
     .write_kv = write_kv,
+    .fit_int4 = fit_int4,
+    .code_int4 = code_int4,
 };
 
 }  // namespace nibble::cpu::NIBBLE_ISA

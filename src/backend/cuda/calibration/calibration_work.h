@@ -55,7 +55,7 @@ class CalibrationWork final {
   DeviceBuffer weights, values, turned, sums;        // [n, k], or [k, n] padded
   DeviceBuffer errors;                               // [128, n]
   DeviceBuffer scales, turned_scales, turned_zeros;  // [n, groups], [groups, n]
-  DeviceBuffer products, moved;                      // [k, n], [n]: of wide groups that are refined
+  DeviceBuffer products, moved;                      // [k, n], [n]: of scales that are refined
   DeviceBuffer changes_high, changes_low, wanted;    // rows, of a drift
   DeviceBuffer asked, drift_products;                // [k, k], [n, k]: of a drift
   std::array<DeviceBuffer, kRoundingWays> sent_scales;  // of the host, by way, page-locked

@@ -50,6 +50,10 @@ void CudaDrift::add(const SplitRows& x, const void* wanted, int64_t count) {
   }
 }
 
+void CudaDrift::add_sums(const CudaDrift& other, double factor) {
+  must(add_scaled(other.sums(), factor, k_ * k_, sums_.as<float>(), work_.stream), "adding sums");
+}
+
 // From the last columns on: a block by the inverse of the factor's, then what it takes off the
 // columns in front.
 Result<bool> CudaDrift::solve(float share) {

@@ -24,6 +24,8 @@ class CudaDrift final {
 
   /// Rows x [count, k], and the wanted ones in BF16.
   void add(const SplitRows& x, const void* wanted, int64_t count);
+  /// Adds another's sums, times a factor.
+  void add_sums(const CudaDrift& other, double factor);
   /// Z of Z R^T = D, by the factor R that `work` has; `share` of it is asked for. False where the
   /// sums are no numbers. kResourceExhausted.
   Result<bool> solve(float share);
@@ -31,6 +33,8 @@ class CudaDrift final {
   /// Begins to compute what the errors of the weights' roundings lack: W D, and |W Z|^2 in parts
   /// [kDotParts]. kResourceExhausted.
   Status load(const LoadedWeights& weights, double* parts);
+  /// D [k, k].
+  [[nodiscard]] const float* sums() const { return sums_.as<float>(); }
   /// W D of the weights that were loaded, [n, k].
   [[nodiscard]] const float* products() const { return work_.drift_products.as<float>(); }
 

@@ -22,6 +22,7 @@ CudaRefiner::CudaRefiner(CalibrationWork& work, const MatrixToRefine& matrix)
     : work_(work),
       matrix_(matrix),
       width_(matrix.k / matrix.groups),
+      fits_blocks_(matrix.fits_scales && width_ <= kColumnBlock),
       values_(work.turned.as<float>()),
       gradients_(work.values.as<float>()),
       spare_(work.sums.as<float>()) {
@@ -30,15 +31,22 @@ CudaRefiner::CudaRefiner(CalibrationWork& work, const MatrixToRefine& matrix)
     must(work.room(work.products, matrix.k * matrix.stride * 4, "products of a refinement"));
     must(work.room(work.moved, matrix.stride * 4, "scales of a refinement"));
   }
+  if (fits_blocks_) {
+    must(work.room(work.products, kColumnBlock * matrix.stride * 4, "changes of a refinement"));
+  }
 }
 
 void CudaRefiner::run() {
   load();
+  const bool wide = width_ > kColumnBlock;
+  const int64_t columns = wide ? kColumnBlock : kColumnBlock / width_ * width_;  // whole groups
   for (int turn = 0; turn < kTurns; ++turn) {
-    if (matrix_.fits_scales) {
-      fit_scales();
+    for (int64_t group = 0; wide && matrix_.fits_scales && group < matrix_.groups; ++group) {
+      fit_wide_group(group);
     }
-    sweep();
+    for (int64_t begin = 0; begin < matrix_.k; begin += columns) {
+      improve({begin, std::min(columns, matrix_.k - begin)});
+    }
   }
   store();
 }
@@ -62,7 +70,7 @@ void CudaRefiner::load() {
   }
   must(subtract(spare_, values_, count, spare_, work_.stream), "errors");
   must(add_scaled(spare_, matrix_.damping, count, gradients_, work_.stream), "gradients");
-  multiply({.count = matrix_.k, .numbers = spare_, .to = gradients_});
+  multiply({.of = {0, matrix_.k}, .on = {0, matrix_.k}, .numbers = spare_, .to = gradients_});
 }
 
 void CudaRefiner::store() {
@@ -78,10 +86,11 @@ void CudaRefiner::store() {
   must(turn_back_columns(turn, work_.stream), "turning scales");
 }
 
-RefineBlockArgs CudaRefiner::block(int64_t begin, int64_t count) const {
+RefineBlockArgs CudaRefiner::block(const Columns& columns, float* changes) const {
+  const auto [begin, count] = columns;
   return {.values = values_ + begin * matrix_.stride,
           .gradients = gradients_ + begin * matrix_.stride,
-          .changes = work_.errors.as<float>(),
+          .changes = changes,
           .scales = work_.turned_scales.as<float>(),
           .zeros = matrix_.has_zeros ? work_.turned_zeros.as<float>() : nullptr,
           .sums = matrix_.h + begin * matrix_.k + begin,
@@ -91,22 +100,6 @@ RefineBlockArgs CudaRefiner::block(int64_t begin, int64_t count) const {
           .count = static_cast<int>(count),
           .width = static_cast<int>(width_),
           .damping = matrix_.damping};
-}
-
-void CudaRefiner::fit_scales() {
-  if (width_ > kColumnBlock) {
-    for (int64_t group = 0; group < matrix_.groups; ++group) {
-      fit_wide_group(group);
-    }
-    return;
-  }
-  const int64_t columns = kColumnBlock / width_ * width_;  // whole groups
-  for (int64_t begin = 0; begin < matrix_.k; begin += columns) {
-    const int64_t count = std::min(columns, matrix_.k - begin);
-    must(fit_block(block(begin, count), stored_scale(matrix_.format), work_.stream),
-         "fitting scales");
-    multiply({begin, count, work_.errors.as<float>(), gradients_});
-  }
 }
 
 void CudaRefiner::fit_wide_group(int64_t group) {
@@ -123,30 +116,49 @@ void CudaRefiner::fit_wide_group(int64_t group) {
                          .damping = matrix_.damping,
                          .type = stored_scale(matrix_.format)};
   must(take_steps(args, work_.stream), "steps of codes");
-  multiply({args.begin, width_, spare_, work_.products.as<float>(), 0.0F});
+  multiply({.of = {args.begin, width_},
+            .on = {0, matrix_.k},
+            .numbers = spare_,
+            .to = work_.products.as<float>(),
+            .beta = 0.0F});
   must(fit_wide(args, work_.stream), "fitting scales");
 }
 
-void CudaRefiner::sweep() {
-  const ValueForm form = value_form(matrix_.format);
-  for (int64_t begin = 0; begin < matrix_.k; begin += kColumnBlock) {
-    const int64_t count = std::min(kColumnBlock, matrix_.k - begin);
-    must(sweep_block(block(begin, count), form, work_.stream), "choosing codes anew");
-    multiply({begin, count, work_.errors.as<float>(), gradients_});
+void CudaRefiner::improve(const Columns& columns) {
+  auto* changes = work_.errors.as<float>();
+  auto* fitted = work_.products.as<float>();
+  if (fits_blocks_) {
+    must(fit_block(block(columns, fitted), stored_scale(matrix_.format), work_.stream),
+         "fitting scales");
+    multiply({columns, columns, fitted, gradients_});
   }
+  must(sweep_block(block(columns, changes), value_form(matrix_.format), work_.stream),
+       "choosing codes anew");
+  if (!fits_blocks_) {
+    multiply({columns, {0, matrix_.k}, changes, gradients_});
+    return;
+  }
+  multiply({columns, columns, changes, gradients_});
+  must(add_scaled(fitted, 1.0, columns.count * matrix_.stride, changes, work_.stream), "changes");
+  const int64_t end = columns.begin + columns.count;
+  multiply({columns, {0, columns.begin}, changes, gradients_});
+  multiply({columns, {end, matrix_.k - end}, changes, gradients_});
 }
 
 void CudaRefiner::multiply(const Product& product) {
+  if (product.on.count == 0) {
+    return;
+  }
   work_.multiply({.transpose_b = true,
                   .m = matrix_.stride,
-                  .n = matrix_.k,
-                  .k = product.count,
+                  .n = product.on.count,
+                  .k = product.of.count,
                   .lda = matrix_.stride,
                   .ldb = matrix_.k,
                   .ldc = matrix_.stride},
                  {.a = product.numbers,
-                  .b = matrix_.h + product.begin * matrix_.k,
-                  .c = product.to,
+                  .b = matrix_.h + product.of.begin * matrix_.k + product.on.begin,
+                  .c = product.to + product.on.begin * matrix_.stride,
                   .beta = product.beta});
 }
 

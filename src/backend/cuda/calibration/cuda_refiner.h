@@ -23,9 +23,9 @@ struct MatrixToRefine {
   const CudaDrift* drift = nullptr;  // whose share the loss counts, too; null: none
 };
 
-/// What refine() (quantizer/algorithms/refine.h) does, in its order: in turns every scale, then
-/// every code, each given all others. Blocks of columns are one kernel for all rows; what they
-/// change of the gradients of all columns is one product. While it runs numbers lie column by
+/// What refine() (quantizer/algorithms/refine.h) does, in its order: in turns the scales of a block
+/// of columns, then its codes, each given all others. Either is one kernel for all rows; what both
+/// change of the gradients of all other columns is one product. While it runs numbers lie column by
 /// column in the matrix's order, [k, stride].
 class CudaRefiner final {
  public:
@@ -36,15 +36,18 @@ class CudaRefiner final {
  private:
   void load();
   void store();
-  [[nodiscard]] RefineBlockArgs block(int64_t begin, int64_t count) const;
-  void fit_scales();
-  void fit_wide_group(int64_t group);
-  void sweep();
-  /// A product of numbers [count, stride] and what H has in the columns from `begin` on: it is
-  /// added to `to` [k, stride] where beta is 1, and replaces it where that is 0.
-  struct Product {
+  struct Columns {
     int64_t begin = 0;
     int64_t count = 0;
+  };
+  [[nodiscard]] RefineBlockArgs block(const Columns& columns, float* changes) const;
+  void fit_wide_group(int64_t group);
+  void improve(const Columns& columns);
+  /// A product of numbers [of.count, stride] and what H has of their columns and those of `on`: it
+  /// is added to these of `to` [k, stride] where beta is 1, and replaces them where that is 0.
+  struct Product {
+    Columns of;
+    Columns on;
     const float* numbers = nullptr;
     float* to = nullptr;
     float beta = 1.0F;
@@ -54,6 +57,7 @@ class CudaRefiner final {
   CalibrationWork& work_;
   MatrixToRefine matrix_;
   int64_t width_;     // of a group
+  bool fits_blocks_;  // scales of groups that lie in blocks
   float* values_;     // [k, stride]
   float* gradients_;  // [k, stride]: (H + damping) e of e = w - value and what a drift asks for,
                       // kept up to date

@@ -96,6 +96,9 @@ void CudaSite::add_sums(const SiteMath& other, double factor) {
   CHECK_EQ(site.k_, k_);
   forget_factors();
   must(add_scaled(site.h(), factor, k_ * k_, h(), work_.stream), "adding sums");
+  if (drift_ != nullptr && site.drift_ != nullptr) {
+    drift_->add_sums(*site.drift_, factor);
+  }
 }
 
 std::vector<float> CudaSite::finish() {

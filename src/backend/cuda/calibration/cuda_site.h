@@ -43,6 +43,8 @@ class CudaSite final : public SiteMath {
 
   /// H [k, k] on the device; above the diagonal since finish().
   [[nodiscard]] const float* sums() const { return h(); }
+  /// Null where none is expected.
+  [[nodiscard]] const CudaDrift* drift() const { return drift_.get(); }
   /// How its rows are rounded.
   [[nodiscard]] ActFormat act() const { return act_; }
   [[nodiscard]] CalibrationWork& work() const { return work_; }

@@ -69,6 +69,13 @@ AttentionCase::AttentionCase(const AttentionShape& the_shape,
         std::pow(10000.0, -static_cast<double>(i) / static_cast<double>(frequencies.size())));
   }
   inv_freq = std::make_unique<DeviceArray<float>>(frequencies);
+  if (kv_format(kv.code).per == KvParameters::kPerChannel) {
+    std::uniform_real_distribution<float> uniform(0.25F, 0.45F);
+    steps.resize(static_cast<size_t>(kv.kv_heads * kv.head_dim));
+    std::ranges::generate(steps, [&] { return uniform(random); });
+    device_steps_ = std::make_unique<DeviceArray<float>>(steps);
+    basis.key_step = basis.value_step = device_steps_->data();
+  }
   const auto out_size = static_cast<size_t>(step_.rows * shape.heads * kv.head_dim);
   out = std::make_unique<DeviceArray<uint16_t>>(out_size);
   plan_ = std::make_unique<DeviceArray<uint8_t>>(
@@ -314,6 +321,8 @@ double AttentionCase::cached(
     case KvCode::kInt4:
       return ((*at >> (d % 2 * 4)) & 15) * static_cast<double>(f16_to_f32(half[0])) +
              f16_to_f32(half[1]);
+    case KvCode::kInt4Static:
+      return ((*at >> (d % 2 * 4)) & 15) - 8;
     case KvCode::kInt8:
       return (*at - 128) * static_cast<double>(f16_to_f32(half[0]));
     case KvCode::kFp8:

@@ -49,7 +49,7 @@ class AttentionCase final {
   [[nodiscard]] std::vector<double> expected() const;
   /// Compares the output with expected(), row by row.
   void check(double tolerance) const;
-  /// Element of the cache as the device holds it.
+  /// Element of the cache as the device holds it; of int4_static in steps.
   [[nodiscard]] double cached(
       int32_t sequence, int32_t token, int32_t head, bool value, int32_t d) const;
   void read_cache() { host_pages_ = pages_->host(); }
@@ -68,7 +68,8 @@ class AttentionCase final {
   const float* k_norm = nullptr;
   int32_t longest = INT32_MAX;  // of the step's metadata
   DynamicRope dynamic;
-  KvBasis basis;  // basis_of() the shape's format
+  KvBasis basis;             // basis_of() the shape's format, with `steps` where it has some
+  std::vector<float> steps;  // of keys as of values, [kv_heads, head_dim]
 
  private:
   struct Arrays {
@@ -98,6 +99,7 @@ class AttentionCase final {
   std::unique_ptr<DeviceArray<uint8_t>> pages_;
   std::vector<uint8_t> host_pages_;
   std::unique_ptr<DeviceArray<uint8_t>> plan_, all_plan_, workspace_;
+  std::unique_ptr<DeviceArray<float>> device_steps_;
   std::unique_ptr<DeviceArray<float>> frequencies_;  // of the rows, where RoPE is dynamic
 };
 

@@ -62,6 +62,14 @@ __global__ __launch_bounds__(32 * kWarps) void append_kernel(const AppendArgs ar
         HeadTurn<kDim>::turn(x, lane);
       }
     }
+    if constexpr (kv_format(kCode).per == KvParameters::kPerChannel) {
+      if (is_query) {
+        multiply_by_steps<kDim>(x, args.basis.key_step, head / (args.heads / args.kv_heads), lane);
+      } else {
+        divide_by_steps<kDim>(x, is_value ? args.basis.value_step : args.basis.key_step, kv_head,
+                              lane);
+      }
+    }
     if (is_query) {
       store_query<kDim>(x, at, lane);
       continue;

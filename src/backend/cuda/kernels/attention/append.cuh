@@ -56,7 +56,7 @@ __device__ __forceinline__ HeadValues<kDim> load_head(const uint16_t* head, int 
   return x;
 }
 
-/// A head's means; zeros where there are none.
+/// A head's means, or steps; zeros where there are none.
 ///   means  [kv_heads, kDim] f32, or null
 template <int kDim>
 __device__ __forceinline__ HeadValues<kDim> load_mean(const float* means, int kv_head, int lane) {
@@ -81,6 +81,39 @@ __device__ __forceinline__ void subtract(HeadValues<kDim>& x, const HeadValues<k
 #pragma unroll
   for (int i = 0; i < 2 * kEach; ++i) {
     x.v[i / kEach][i % kEach] -= mean.v[i / kEach][i % kEach];
+  }
+}
+
+/// Multiplies a head by its channels' steps, or divides it by them; by those of 0 into 0.
+///   steps  [kv_heads, kDim] f32, or null: nothing is done
+template <int kDim>
+__device__ __forceinline__ void multiply_by_steps(HeadValues<kDim>& x,
+                                                  const float* steps,
+                                                  int kv_head,
+                                                  int lane) {
+  constexpr int kEach = HeadValues<kDim>::kEach;
+  if (steps != nullptr) {
+    const HeadValues<kDim> step = load_mean<kDim>(steps, kv_head, lane);
+#pragma unroll
+    for (int i = 0; i < 2 * kEach; ++i) {
+      x.v[i / kEach][i % kEach] *= step.v[i / kEach][i % kEach];
+    }
+  }
+}
+
+template <int kDim>
+__device__ __forceinline__ void divide_by_steps(HeadValues<kDim>& x,
+                                                const float* steps,
+                                                int kv_head,
+                                                int lane) {
+  constexpr int kEach = HeadValues<kDim>::kEach;
+  if (steps != nullptr) {
+    const HeadValues<kDim> step = load_mean<kDim>(steps, kv_head, lane);
+#pragma unroll
+    for (int i = 0; i < 2 * kEach; ++i) {
+      const float own = step.v[i / kEach][i % kEach];
+      x.v[i / kEach][i % kEach] *= own > 0.0F ? __frcp_rn(own) : 0.0F;
+    }
   }
 }
 

@@ -101,7 +101,7 @@ __device__ __forceinline__ void tile_scores(uint32_t tile,
     for (int n = 0; n < kTiles; ++n) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        scores[group][n][i] = 0.0F;
+        scores[group][n][i] = Tile::kStatic ? -kStaticMiddle * query.sum[n][i % 2] : 0.0F;
       }
     }
     uint32_t words[2][Tile::kChunks];
@@ -131,7 +131,7 @@ __device__ __forceinline__ void tile_scores(uint32_t tile,
       }
     }
   }
-  if constexpr (Tile::kInteger) {
+  if constexpr (Tile::kHasScale) {
     TileParameters<Tile> parameters;
     parameters.load(tile + 2 * Tile::kRowsBytes, lane / 4);
 #pragma unroll
@@ -253,12 +253,13 @@ __device__ __forceinline__ void add_tile(uint32_t tile,
 
   uint32_t weights[kGroups][kTiles][2];
   [[maybe_unused]] TileParameters<Tile> parameters;
-  if constexpr (Tile::kInteger) {
+  if constexpr (Tile::kHasScale) {
     parameters.load(tile + 2 * Tile::kRowsBytes + Tile::kParameterBytes, lane / 4);
   }
+  constexpr float kUnit = Tile::kStatic ? kWeightUnitLog2 : 0.0F;  // of weights, as an exponent
 #pragma unroll
   for (int i = 0; i < Tile::kTokens / 8; ++i) {
-    [[maybe_unused]] const float scale = Tile::kInteger ? parameters.scale(i) * kWeightUnit : 1.0F;
+    [[maybe_unused]] const float scale = Tile::kHasScale ? parameters.scale(i) * kWeightUnit : 1.0F;
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
       float weight[2];
@@ -268,7 +269,7 @@ __device__ __forceinline__ void add_tile(uint32_t tile,
         if constexpr (kForm == AttentionForm::kShared) {
           weight[c] = shared_weight(__fmaf_rn(score, factor, WeightForm::kBase - state.top[n][c]));
         } else {
-          weight[c] = ptx::exp2_approx(fmaf(score, factor, -state.top[n][c] * factor));
+          weight[c] = ptx::exp2_approx(fmaf(score, factor, kUnit - state.top[n][c] * factor));
         }
       }
       if constexpr (kForm == AttentionForm::kShared) {
@@ -280,7 +281,7 @@ __device__ __forceinline__ void add_tile(uint32_t tile,
         if constexpr (Tile::kHasOffset) {
           state.offset[n][c] = fmaf(weight[c], parameters.offset(i), state.offset[n][c]);
         }
-        if constexpr (Tile::kInteger) {
+        if constexpr (Tile::kHasScale) {
           weight[c] *= scale;
         }
         if constexpr (Tile::kBiased) {
@@ -350,9 +351,13 @@ __device__ __forceinline__ void store_state(DecodeState<Tile, kColumns>& state,
 #pragma unroll
       for (int step = 4; step <= 16; step *= 2) {
         total += __shfl_xor_sync(~0U, total, step);
-        if constexpr (Tile::kInteger) {
+        if constexpr (Tile::kHasScale) {
           offset += __shfl_xor_sync(~0U, offset, step);
         }
+      }
+      if constexpr (Tile::kStatic) {
+        total /= kWeightUnit;
+        offset = -kStaticMiddle * total;
       }
       if constexpr (Tile::kBiased) {
         offset *= -128.0F / kWeightUnit;

@@ -168,6 +168,9 @@ struct FreshToken {
           HeadTurn<kDim>::turn(x, lane);
         }
       }
+      if constexpr (Tile::kStatic) {
+        multiply_by_steps<kDim>(x, args.basis.key_step, first / (args.heads / args.kv_heads), lane);
+      }
       store_query<kDim>(x, to + head * kDim, lane);
     }
   }
@@ -180,7 +183,8 @@ struct FreshToken {
   static __device__ void prefetch_means(const AppendArgs& args, int kv_head, int lane) {
     if constexpr (kv_format(Tile::kFormat).turned) {
       const int32_t at = kv_head * kDim + lane * 32;  // of 128 bytes
-      for (const float* means : {args.basis.key_mean, args.basis.value_mean}) {
+      for (const float* means : {args.basis.key_mean, args.basis.value_mean, args.basis.key_step,
+                                 args.basis.value_step}) {
         if (means != nullptr && lane < kDim / 32) {
           ptx::prefetch(means + at);
         }
@@ -197,6 +201,10 @@ struct FreshToken {
     }
     if (basis.turns_values) {
       HeadTurn<kDim>::turn(value, lane);
+    }
+    if constexpr (Tile::kStatic) {
+      divide_by_steps<kDim>(key, basis.key_step, kv_head, lane);
+      divide_by_steps<kDim>(value, basis.value_step, kv_head, lane);
     }
   }
   /// Puts key and value of the tile's token `token` into two copies of the tile.

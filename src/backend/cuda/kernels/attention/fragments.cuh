@@ -13,6 +13,7 @@
 namespace nibble::cuda {
 
 constexpr float kWeightUnit = 64.0F;  // weights times V's scale are fp16 in units of 1/64
+constexpr float kWeightUnitLog2 = 6.0F;
 
 template <KvCode kCode, int kDim>
 struct KvTile {
@@ -27,9 +28,11 @@ struct KvTile {
   static constexpr int kPairs = 16 / kv_format(kCode).bits;
   static constexpr int kSteps = kDim / 16;
   static constexpr bool kBf16Operands = KvForm<kCode>::kBf16Operands;
-  static constexpr bool kInteger = kv_parameters(kCode) > 0;
+  static constexpr bool kHasScale = kv_parameters(kCode) > 0;  // of each token
   static constexpr bool kHasOffset = kv_parameters(kCode) == 2;
-  static constexpr bool kBiased = kInteger && !kHasOffset;  // codes are stored plus 128
+  static constexpr bool kBiased = kHasScale && !kHasOffset;  // codes are stored plus 128
+  static constexpr bool kStatic = kv_format(kCode).per == KvParameters::kPerChannel;
+  static constexpr bool kInteger = kHasScale || kStatic;
   /// What a stored code is multiplied by on its way into fp16.
   static constexpr float kCodeUnit = kInteger ? 0x1p-24F : 1.0F;
 
@@ -210,13 +213,16 @@ struct TileParameters {
 /// that was never written may hold NaN, which a weight of zero does not silence.
 template <typename Tile>
 __device__ __noinline__ void clear_unused(uint32_t tile, int low, int high, int lane) {
+  if constexpr (Tile::kStatic) {
+    return;  // all codes are finite
+  }
   const uint32_t values = tile + Tile::kRowsBytes;
 #pragma unroll 1
   for (int token = 0; token < Tile::kTokens; ++token) {
     if (token >= low && token < high) {
       continue;
     }
-    if constexpr (Tile::kInteger) {
+    if constexpr (Tile::kHasScale) {
       constexpr int kBytes = 2 * kv_parameters(Tile::kFormat);
       const uint32_t at = values + Tile::kRowsBytes + Tile::kParameterBytes +
                           static_cast<uint32_t>(kv_parameter_index(Tile::kFormat, token) * kBytes);

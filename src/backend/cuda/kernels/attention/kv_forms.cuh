@@ -13,6 +13,8 @@
 
 namespace nibble::cuda {
 
+constexpr float kStaticMiddle = 8.0F;  // the code of int4_static that stands for the mean
+
 /// Elements of a head: kEach neighbours of its first half, as many of the second; kLanes lanes hold
 /// any.
 template <int kDim>
@@ -260,6 +262,25 @@ struct KvForm<KvCode::kInt4> {
       const uint32_t two = ((code.x >> (4 * i)) & 0x000f000fU) | 0x43004300U;
       v[i] = fmaf(__uint_as_float(two << 16), scale, offset);
       v[i + 4] = fmaf(__uint_as_float(two & 0xffff0000U), scale, offset);
+    }
+  }
+};
+
+using Int4Form = KvForm<KvCode::kInt4>;
+
+/// Codes without parameters in the cache: of what the layer's steps have divided, plus 8.
+template <>
+struct KvForm<KvCode::kInt4Static> : Int4Form {
+  template <int kEach>
+  static __device__ __forceinline__ uint64_t codes(const float (&v)[kEach], float factor, float) {
+    return Int4Form::codes(v, factor, -kStaticMiddle);
+  }
+  static __device__ __forceinline__ void widen(uint2 code, uint32_t, float (&v)[8]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t two = ((code.x >> (4 * i)) & 0x000f000fU) | 0x43004300U;  // 128 + code in bf16
+      v[i] = __uint_as_float(two << 16) - (128.0F + kStaticMiddle);
+      v[i + 4] = __uint_as_float(two & 0xffff0000U) - (128.0F + kStaticMiddle);
     }
   }
 };

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "backend/cuda/kernels/attention/kv_forms.cuh"
+#include "backend/cuda/kernels/attention/line.h"
 #include "backend/cuda/kernels/attention/plan.cuh"
 #include "backend/cuda/memory.h"
 #include "backend/cuda/ptx/dependency.cuh"
@@ -20,10 +21,7 @@ struct PlanArgs {
   const int32_t* q_begin;
   const int32_t* kv_len;
   int32_t sequences;
-  int32_t items;  // per sequence
-  int32_t window;
-  int32_t tile_tokens;
-  int32_t grid;
+  LineForm form;
   PlanView plan;
 };
 
@@ -66,6 +64,7 @@ __global__ __launch_bounds__(kThreads) void plan_kernel(const PlanArgs args) {
   __shared__ int32_t warp_sums[kThreads / 32];
   ptx::wait_for_predecessor();
   const PlanView& plan = args.plan;
+  const LineForm& form = args.form;
   int32_t total = 0;
   int32_t prefill_total = 0;
   for (int32_t start = 0; start < args.sequences; start += kThreads) {
@@ -74,16 +73,18 @@ __global__ __launch_bounds__(kThreads) void plan_kernel(const PlanArgs args) {
     const int32_t row = valid ? args.q_begin[s] : 0;
     const int32_t rows = valid ? args.q_begin[s + 1] - row : 0;
     PlannedSequence planned{0, 0, valid ? args.kv_len[s] : 0, row};
-    if (rows == 1 && planned.kv_len > 0) {
-      const int32_t first = args.window > 0 ? max(0, planned.kv_len - args.window) : 0;
-      planned.first_tile = first / args.tile_tokens;
-      planned.end_tile = (planned.kv_len + args.tile_tokens - 1) / args.tile_tokens;
+    const bool on_line = rows <= form.line_rows;
+    if (rows > 0 && on_line && planned.kv_len > 0) {
+      const int32_t first = form.window > 0 ? max(0, planned.kv_len - form.window) : 0;
+      planned.first_tile = first / form.tile_tokens;
+      planned.end_tile = (planned.kv_len + form.tile_tokens - 1) / form.tile_tokens;
     }
     int32_t added = 0;
-    const int32_t tiles = (planned.end_tile - planned.first_tile) * args.items;
+    const int32_t items = form.kv_heads * ((rows * form.ratio + form.columns - 1) / form.columns);
+    const int32_t tiles = (planned.end_tile - planned.first_tile) * items;
     const int32_t begin = total + scan_block(tiles, warp_sums, added);
     total += added;
-    const int32_t blocks = rows > 1 ? (rows + kPrefillRows - 1) / kPrefillRows : 0;
+    const int32_t blocks = on_line ? 0 : (rows + kPrefillRows - 1) / kPrefillRows;
     const int32_t prefill = prefill_total + scan_block(blocks, warp_sums, added);
     prefill_total += added;
     if (valid) {
@@ -94,14 +95,13 @@ __global__ __launch_bounds__(kThreads) void plan_kernel(const PlanArgs args) {
       }
     }
   }
-  // A share is worth a tile per warp at least.
-  const int32_t blocks = min(args.grid, (total + kDecodeWarps - 1) / kDecodeWarps);
+  const int32_t blocks = min(form.blocks, (total + form.least_tiles - 1) / form.least_tiles);
   if (threadIdx.x == 0) {
     plan.sequence_begin[args.sequences] = total;
     *plan.prefill_count = prefill_total;
   }
   __syncthreads();
-  for (int32_t block = static_cast<int32_t>(threadIdx.x); block < args.grid; block += kThreads) {
+  for (int32_t block = static_cast<int32_t>(threadIdx.x); block < form.blocks; block += kThreads) {
     if (block >= blocks) {
       plan.starts[block] = {};
       continue;
@@ -164,6 +164,7 @@ float score_factor(const AttentionShape& shape) {
   const float factor = shape.scale * std::numbers::log2e_v<float>;
   switch (kv_format(shape.kv.code).per) {
     case KvParameters::kPerTokenHead:  // codes stand as fp16 subnormals
+    case KvParameters::kPerChannel:
       return factor * 0x1p24F;
     case KvParameters::kPerTensor:
       return factor * shape.k_scale;
@@ -262,21 +263,31 @@ size_t attention_plan_bytes(const AttentionShape& shape, int32_t max_sequences, 
   return view_plan(nullptr, decode_grid(shape).blocks, max_sequences, max_rows).bytes;
 }
 
+cudaError_t plan_line(const LineForm& form,
+                      const StepMetadata& step,
+                      void* plan,
+                      const LaunchContext& context) {
+  const PlanArgs args{.q_begin = step.q_begin,
+                      .kv_len = step.kv_len,
+                      .sequences = step.sequences,
+                      .form = form,
+                      .plan = view_plan(plan, form.blocks, step.sequences, step.rows)};
+  return launch(plan_kernel, {dim3(1), kThreads, 0}, context, args);
+}
+
 cudaError_t plan_attention(const AttentionShape& shape,
                            const StepMetadata& step,
                            void* plan,
                            const LaunchContext& context) {
   const DecodeGrid grid = decode_grid(shape);
-  PlanArgs args{};
-  args.q_begin = step.q_begin;
-  args.kv_len = step.kv_len;
-  args.sequences = step.sequences;
-  args.items = shape.kv.kv_heads * grid.groups;
-  args.window = shape.sliding_window;
-  args.tile_tokens = kv_tile_tokens(shape.kv.code);
-  args.grid = grid.blocks;
-  args.plan = view_plan(plan, grid.blocks, step.sequences, step.rows);
-  return launch(plan_kernel, {dim3(1), kThreads, 0}, context, args);
+  const LineForm form{.kv_heads = shape.kv.kv_heads,
+                      .ratio = shape.heads / shape.kv.kv_heads,
+                      .columns = grid.columns,
+                      .window = shape.sliding_window,
+                      .tile_tokens = kv_tile_tokens(shape.kv.code),
+                      .blocks = grid.blocks,
+                      .least_tiles = kDecodeWarps};  // a tile per warp
+  return plan_line(form, step, plan, context);
 }
 
 }  // namespace nibble::cuda

@@ -163,7 +163,7 @@ __device__ __forceinline__ void chunk_scores(uint32_t slot,
   for (int i = 0; i < kChunkColumns; ++i) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      scores[i][j] = 0.0F;
+      scores[i][j] = Tile::kStatic ? -kStaticMiddle * state.q_sum[j / 2] : 0.0F;
     }
   }
 #pragma unroll
@@ -188,7 +188,7 @@ __device__ __forceinline__ void chunk_scores(uint32_t slot,
       }
     }
   }
-  if constexpr (Tile::kInteger) {
+  if constexpr (Tile::kHasScale) {
 #pragma unroll
     for (int tile = 0; tile < kPrefillChunk / Tile::kTokens; ++tile) {
       ColumnParameters<Tile> parameters;
@@ -283,7 +283,16 @@ __device__ __forceinline__ void add_values(uint32_t slot,
                                            const LaneOffsets& offsets,
                                            int lane,
                                            PrefillState<Tile>& state) {
-  if constexpr (Tile::kInteger) {
+  if constexpr (Tile::kStatic) {
+#pragma unroll
+    for (float(&pair)[4] : weights) {
+#pragma unroll
+      for (float& weight : pair) {
+        weight *= kWeightUnit;
+      }
+    }
+  }
+  if constexpr (Tile::kHasScale) {
 #pragma unroll
     for (int tile = 0; tile < kPrefillChunk / Tile::kTokens; ++tile) {
       ColumnParameters<Tile> parameters;
@@ -351,6 +360,9 @@ __device__ __forceinline__ void store_rows(PrefillState<Tile>& state,
     }
     if constexpr (Tile::kBiased) {
       offset *= -128.0F / kWeightUnit;
+    }
+    if constexpr (Tile::kStatic) {
+      offset = -kStaticMiddle * total;
     }
     total += sink_weight(args, blockIdx.y, state.top[r] * args.top_factor);
     const float inverse = 1.0F / total;

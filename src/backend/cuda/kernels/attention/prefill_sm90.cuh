@@ -181,7 +181,7 @@ __device__ __forceinline__ void widen_rows(
       } else {
         code[j] = ptx::load_shared8(at);
       }
-      if constexpr (Tile::kInteger) {
+      if constexpr (Tile::kHasScale) {
         const uint32_t own =
             parameters_at + static_cast<uint32_t>(group * kParameter) + parameter_offset[j];
         parameters[j] = kParameter == 4 ? ptx::load_shared4(own) : ptx::load_shared2(own);

@@ -1,5 +1,6 @@
-// Turns the heads of attention's results back where the cache holds turned ones, and adds the means
-// that were taken off values: one warp per head of a row.
+// Multiplies attention's results by the steps of values where the cache has codes alone, turns them
+// back where it holds turned heads, and adds the means that were taken off values: one warp per
+// head of a row.
 
 #include "backend/cuda/kernels/attention/append.cuh"
 #include "backend/cuda/kernels/attention/turn.cuh"
@@ -32,6 +33,7 @@ __global__ __launch_bounds__(32 * kWarps) void turn_back_kernel(const TurnBackAr
   }
   uint16_t* at = args.out + index / args.heads * args.stride + int64_t{head} * kDim;
   HeadValues<kDim> x = load_head<kDim>(at, lane);
+  multiply_by_steps<kDim>(x, args.basis.value_step, head / args.ratio, lane);
   if (args.basis.turns_values) {
     HeadTurn<kDim>::turn_back(x, lane);
   }

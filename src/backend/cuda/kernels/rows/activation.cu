@@ -24,7 +24,7 @@ template <int kPieces, Kind kKind, ActFormat kFormat>
 __global__ __launch_bounds__(kMaxRowThreads) void activation_kernel(const ActivationArgs args) {
   ptx::allow_successor();
   ptx::wait_for_predecessor();
-  constexpr auto kScales = kFormat == ActFormat::kFp8Group ? RowScales::kGroups : RowScales::kOne;
+  constexpr auto kScales = scales_of(kFormat);
   const int64_t row = blockIdx.x;
   store_scaled<kPieces, kScales>(args.out, row, args.n, [&](int, int64_t i) {
     return activated<kKind, kFormat>(args, row, i);
@@ -120,7 +120,7 @@ cudaError_t launch_clusters(const ActivationArgs& args,
 /// To a form that has scales.
 template <Kind kKind, ActFormat kFormat>
 cudaError_t launch_scaled(const ActivationArgs& args, const LaunchContext& context) {
-  if constexpr (kFormat != ActFormat::kFp8Group) {
+  if constexpr (scales_of(kFormat) == RowScales::kOne) {
     const int64_t slice = (args.n / kPiece + kCluster - 1) / kCluster;  // pieces of a block
     if (args.rows > 0 && args.rows <= kClusterRows && slice >= 64 && slice <= kMaxRowThreads &&
         has_clusters()) {
@@ -144,12 +144,16 @@ cudaError_t launch_activation(const ActivationArgs& args, const LaunchContext& c
     const Grid grid{.blocks = dim3(static_cast<unsigned>(blocks)), .threads = kFlatThreads};
     return launch(activation_flat_kernel<kKind>, grid, context, args);
   }
-  if (has_groups(args.out)) {
-    return launch_scaled<kKind, ActFormat::kFp8Group>(args, context);
+  switch (args.out.format) {
+    case ActFormat::kFp8Group:
+      return launch_scaled<kKind, ActFormat::kFp8Group>(args, context);
+    case ActFormat::kIntBlocks:
+      return launch_scaled<kKind, ActFormat::kIntBlocks>(args, context);
+    case ActFormat::kInt8Token:
+      return launch_scaled<kKind, ActFormat::kInt8Token>(args, context);
+    default:
+      return launch_scaled<kKind, ActFormat::kFp8Token>(args, context);
   }
-  return args.out.format == ActFormat::kInt8Token
-             ? launch_scaled<kKind, ActFormat::kInt8Token>(args, context)
-             : launch_scaled<kKind, ActFormat::kFp8Token>(args, context);
 }
 
 }  // namespace

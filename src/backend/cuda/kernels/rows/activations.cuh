@@ -31,7 +31,7 @@ __device__ __forceinline__ float logistic(float gate, float power_of_e, float on
 /// gate. Its last places are the CPU's where bits are cut.
 template <GemmInput::Kind kKind, ActFormat kFormat>
 __device__ __forceinline__ float silu(float gate, float power) {
-  constexpr SiluForm kForm = kFormat == ActFormat::kInt8Token ? silu_of_int8(kKind) : SiluForm{};
+  constexpr SiluForm kForm = is_integer(kFormat) ? silu_of_int8(kKind) : SiluForm{};
   constexpr float kOne = 1.0F / kForm.factor;
   return __uint_as_float(__float_as_uint(logistic(gate, power, kOne)) & kForm.bits);
 }

@@ -130,9 +130,13 @@ __device__ __forceinline__ void store_codes(uint8_t* out,
 }
 
 /// Scales of a row: apart, since a kernel for both would take more registers than one for tokens.
-enum class RowScales : uint8_t { kOne, kGroups };
+enum class RowScales : uint8_t { kOne, kGroups, kBlocks };
 
-inline bool has_groups(const QuantizedRows& out) { return out.format == ActFormat::kFp8Group; }
+[[nodiscard]] __host__ __device__ constexpr RowScales scales_of(ActFormat format) {
+  return format == ActFormat::kFp8Group    ? RowScales::kGroups
+         : format == ActFormat::kIntBlocks ? RowScales::kBlocks
+                                           : RowScales::kOne;
+}
 
 /// Rounds and stores a row of kFp8Group: sixteen neighbouring threads have the pieces of a group.
 template <int kPieces, typename Load>
@@ -179,6 +183,142 @@ __device__ __forceinline__ void store_groups(const QuantizedRows& out,
   }
 }
 
+/// How the numbers of one scale become codes (quant/block_rounding.h).
+struct BlockFactor {
+  float scale, factor, top;
+};
+/// largest: bits of a magnitude.
+__device__ __forceinline__ BlockFactor block_factor(uint32_t largest, int bits, float clip) {
+  const uint32_t infinity = 0x7f800000U;
+  const float finite = __uint_as_float(largest < infinity ? largest : 0x7fc00000U);
+  const float top = bits == 4 ? 7.0F : 127.0F;
+  const float span = bits == 4 ? __fmul_rn(clip, finite) : finite;
+  const float factor = __fdiv_rn(top, span);
+  return {__fdiv_rn(span, top), factor < __uint_as_float(infinity) ? factor : 0.0F, top};
+}
+
+__device__ __forceinline__ void store_block_codes(uint8_t* out, F32x8 x, const BlockFactor& to) {
+#pragma unroll
+  for (float& value : x.v) {
+    value = fminf(fmaxf(__fmul_rn(value, to.factor), -to.top), to.top);
+  }
+  *reinterpret_cast<uint2*>(out) = make_uint2(int8x4_bits(x.v, 1.0F), int8x4_bits(x.v + 4, 1.0F));
+}
+
+/// A row of kIntBlocks with a scale for each block, all of whose pieces neighbouring threads have.
+template <int kPieces, typename Load>
+__device__ __forceinline__ void store_each_block(const QuantizedRows& out,
+                                                 int64_t row,
+                                                 int64_t n,
+                                                 const Load& load) {
+  const IntBlocks& blocks = out.blocks;
+  uint8_t* values = static_cast<uint8_t*>(out.values) + row * n;
+  float* scales = out.scales + row;
+  const int64_t scale_stride = int_scale_stride(gridDim.x);
+  const auto store_piece = [&](int p, int64_t i) {  // by all threads of a warp, past n too
+    F32x8 x = {};
+    uint32_t largest = 0;
+    if (i < n) {
+      x = load(p, i);
+#pragma unroll
+      for (const float value : x.v) {
+        largest = max(largest, magnitude_bits(value));
+      }
+    }
+    for (int distance = blocks.block / kPiece / 2; distance > 0; distance /= 2) {
+      largest = max(largest, __shfl_xor_sync(kAllLanes, largest, distance));
+    }
+    if (i < n) {
+      const int64_t block = i / blocks.block;
+      const BlockFactor to = block_factor(largest, blocks.bits[block], blocks.clip);
+      if (i % blocks.block == 0) {
+        scales[block * scale_stride] = to.scale;
+      }
+      store_block_codes(values + i, x, to);
+    }
+  };
+  const int64_t stride = int64_t{blockDim.x} * kPiece;
+  const int64_t first = int64_t{threadIdx.x} * kPiece;
+  if constexpr (kPieces > 0) {
+#pragma unroll
+    for (int p = 0; p < kPieces; ++p) {
+      store_piece(p, p * stride + first);
+    }
+  } else {
+    for (int64_t begin = 0; begin < n; begin += stride) {
+      store_piece(0, begin + first);
+    }
+  }
+  const int64_t end = int_scale_rows(blocks, n);
+  for (int64_t block = n / blocks.block + threadIdx.x; block < end; block += blockDim.x) {
+    scales[block * scale_stride] = 0.0F;
+  }
+}
+
+/// The same with a scale for all blocks of 4 bits and one for those of 8.
+template <int kPieces, typename Load>
+__device__ __forceinline__ void store_block_classes(const QuantizedRows& out,
+                                                    int64_t row,
+                                                    int64_t n,
+                                                    const Load& load) {
+  const IntBlocks& blocks = out.blocks;
+  uint32_t largest[2] = {};
+  for_each_piece<kPieces>(n, [&](int p, int64_t i) {
+    const F32x8 x = load(p, i);
+    uint32_t own = 0;
+#pragma unroll
+    for (const float value : x.v) {
+      own = max(own, magnitude_bits(value));
+    }
+    const bool eight = blocks.bits[i / blocks.block] == 8;
+    largest[0] = max(largest[0], eight ? 0 : own);
+    largest[1] = max(largest[1], eight ? own : 0);
+  });
+  __shared__ uint32_t shared[2][32];
+  const BlockFactor four = block_factor(max_of_block(largest[0], shared[0]), 4, blocks.clip);
+  const BlockFactor eight = block_factor(max_of_block(largest[1], shared[1]), 8, blocks.clip);
+  if (threadIdx.x < 2) {
+    out.scales[row + threadIdx.x * int_scale_stride(gridDim.x)] =
+        threadIdx.x == 0 ? four.scale : eight.scale;
+  }
+  uint8_t* values = static_cast<uint8_t*>(out.values) + row * n;
+  for_each_piece<kPieces>(n, [&](int p, int64_t i) {
+    store_block_codes(values + i, load(p, i), blocks.bits[i / blocks.block] == 8 ? eight : four);
+  });
+}
+
+/// Rounds and stores a row of kIntBlocks; one whose channels have an order of their own lies in
+/// shared memory (row_shared_bytes) meanwhile.
+template <int kPieces, typename Load>
+__device__ __forceinline__ void store_blocks(const QuantizedRows& out,
+                                             int64_t row,
+                                             int64_t n,
+                                             const Load& load) {
+  const auto store = [&](const auto& from) {
+    if (out.blocks.scales == BlockScales::kEach) {
+      store_each_block<kPieces>(out, row, n, from);
+    } else {
+      store_block_classes<kPieces>(out, row, n, from);
+    }
+  };
+  if (out.blocks.columns == nullptr) {
+    return store(load);
+  }
+  extern __shared__ float4 memory[];
+  auto* x = reinterpret_cast<float*>(memory);
+  for_each_piece<kPieces>(n,
+                          [&](int p, int64_t i) { *reinterpret_cast<F32x8*>(x + i) = load(p, i); });
+  __syncthreads();
+  store([&](int, int64_t i) {
+    F32x8 y;
+#pragma unroll
+    for (int j = 0; j < kPiece; ++j) {
+      y.v[j] = x[__ldg(out.blocks.columns + i + j)];
+    }
+    return y;
+  });
+}
+
 /// Rounds and stores a row of a token form. load(p, i) gives the eight values from element i on.
 template <int kPieces, typename Load>
 __device__ __forceinline__ void store_row(const QuantizedRows& out,
@@ -211,7 +351,9 @@ __device__ __forceinline__ void store_scaled(const QuantizedRows& out,
                                              int64_t row,
                                              int64_t n,
                                              const Load& load) {
-  if constexpr (kScales == RowScales::kGroups) {
+  if constexpr (kScales == RowScales::kBlocks) {
+    store_blocks<kPieces>(out, row, n, load);
+  } else if constexpr (kScales == RowScales::kGroups) {
     store_groups<kPieces>(out, row, n, load);
   } else {
     store_row<kPieces>(out, row, n, load);
@@ -236,8 +378,17 @@ inline RowShape row_shape(int64_t n) {
 
 /// Whether `out` can take rows of n elements.
 inline bool can_store(const QuantizedRows& out, int64_t rows, int64_t n) {
-  return rows >= 0 && rows <= INT32_MAX && row_width_ok(n) &&
+  const bool whole = out.format != ActFormat::kIntBlocks ||
+                     (is_block_size(out.blocks.block) && n % out.blocks.block == 0);
+  return rows >= 0 && rows <= INT32_MAX && row_width_ok(n) && whole &&
          (row_scales(out.format, n) > 0 || out.format == ActFormat::kBf16);
+}
+
+/// Shared memory that store_scaled() needs for a row of n numbers.
+inline size_t row_shared_bytes(const QuantizedRows& out, int64_t n) {
+  return out.format == ActFormat::kIntBlocks && out.blocks.columns != nullptr
+             ? static_cast<size_t>(n) * sizeof(float)
+             : 0;
 }
 
 /// Launches the instance of a row kernel that fits n, one block per row.
@@ -250,8 +401,20 @@ cudaError_t launch_rows(void (*const (&kernels)[4])(Args),
     return cudaSuccess;
   }
   const RowShape shape = row_shape(args.n);
-  const Grid grid{.blocks = dim3(static_cast<unsigned>(args.rows)), .threads = shape.threads};
-  return launch(kernels[shape.pieces == 4 ? 3 : shape.pieces], grid, context, args);
+  const Grid grid{.blocks = dim3(static_cast<unsigned>(args.rows)),
+                  .threads = shape.threads,
+                  .shared_bytes = row_shared_bytes(args.out, args.n)};
+  const auto kernel = kernels[shape.pieces == 4 ? 3 : shape.pieces];
+  constexpr size_t kUsualShared = 40 << 10;  // what a block may have without being asked, and more
+  if (grid.shared_bytes > kUsualShared) {
+    const cudaError_t raised = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                                    cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                    static_cast<int>(grid.shared_bytes));
+    if (raised != cudaSuccess) {
+      return raised;
+    }
+  }
+  return launch(kernel, grid, context, args);
 }
 
 }  // namespace nibble::cuda

@@ -112,8 +112,14 @@ cudaError_t launch_kernel(const NormArgs& args, const LaunchContext& context) {
 
 template <GemmInput::Kind kKind>
 cudaError_t launch_norm(const NormArgs& args, const LaunchContext& context) {
-  return has_groups(args.out) ? launch_kernel<kKind, RowScales::kGroups>(args, context)
-                              : launch_kernel<kKind, RowScales::kOne>(args, context);
+  switch (scales_of(args.out.format)) {
+    case RowScales::kGroups:
+      return launch_kernel<kKind, RowScales::kGroups>(args, context);
+    case RowScales::kBlocks:
+      return launch_kernel<kKind, RowScales::kBlocks>(args, context);
+    default:
+      return launch_kernel<kKind, RowScales::kOne>(args, context);
+  }
 }
 
 }  // namespace

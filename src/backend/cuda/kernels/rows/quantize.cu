@@ -54,8 +54,14 @@ cudaError_t quantize_rows(const QuantizeRowsArgs& given, const LaunchContext& co
       args.stride % kPiece != 0) {
     return cudaErrorInvalidValue;
   }
-  return has_groups(args.out) ? launch_quantize<RowScales::kGroups>(args, context)
-                              : launch_quantize<RowScales::kOne>(args, context);
+  switch (scales_of(args.out.format)) {
+    case RowScales::kGroups:
+      return launch_quantize<RowScales::kGroups>(args, context);
+    case RowScales::kBlocks:
+      return launch_quantize<RowScales::kBlocks>(args, context);
+    default:
+      return launch_quantize<RowScales::kOne>(args, context);
+  }
 }
 
 cudaError_t round_bf16(float* x, int64_t count, const LaunchContext& context) {

@@ -128,8 +128,7 @@ __global__ __launch_bounds__(kMaxRowThreads) void turned_kernel(const Activation
     auto* out = static_cast<__nv_bfloat16*>(args.out.values) + row * args.n;
     for_each_piece<0>(args.n, [&](int p, int64_t i) { store_bf16x8(out + i, load(p, i)); });
   } else {
-    constexpr auto kScales = kFormat == ActFormat::kFp8Group ? RowScales::kGroups : RowScales::kOne;
-    store_scaled<0, kScales>(args.out, row, args.n, load);
+    store_scaled<0, scales_of(kFormat)>(args.out, row, args.n, load);
   }
 }
 
@@ -161,6 +160,8 @@ cudaError_t launch_form(const ActivationArgs& args, const LaunchContext& context
       return launch_turned<kKind, ActFormat::kFp8Token>(args, context);
     case ActFormat::kFp8Group:
       return launch_turned<kKind, ActFormat::kFp8Group>(args, context);
+    case ActFormat::kIntBlocks:
+      return launch_turned<kKind, ActFormat::kIntBlocks>(args, context);
     default:
       return launch_turned<kKind, ActFormat::kBf16>(args, context);
   }

@@ -1,0 +1,156 @@
+// Speed of latent attention's decode in bf16: random caches that do not fit into the L2 cache, as a
+// chain of launches in a CUDA graph. Prints rows of bench/results/h200-mla.json. Usage:
+// latent_bench [bytes per second that the device reads at most].
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <numeric>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "backend/cuda/latent.h"
+#include "base/check.h"
+#include "bench/cuda/bench_timer.h"
+
+namespace nibble::cuda {
+namespace {
+
+constexpr double kReadCeiling = 4.60e12;  // bytes/s, measured on an H200 (docs/kernels.md)
+constexpr int kRowDim = 576;
+constexpr int kValueDim = 512;
+constexpr int kLaunches = 12;
+constexpr int kReplays = 9;
+constexpr size_t kLeastBytes = size_t{600} << 20;  // of the caches of a chain
+
+struct Shape {
+  int heads;
+  int batch;
+  int context;
+};
+
+/// Random numbers of moderate size in `memory`, the same again every 16 MiB.
+Status fill(const DeviceMemory& memory, size_t bytes) {
+  std::vector<uint16_t> piece(size_t{8} << 20);
+  std::mt19937 random(5);
+  for (uint16_t& number : piece) {
+    const uint32_t bits = random();
+    number = static_cast<uint16_t>((bits & 0x80ffU) | 0x3e80U);
+  }
+  for (size_t at = 0; at < bytes; at += piece.size() * 2) {
+    NIBBLE_RETURN_IF_ERROR(
+        check(cudaMemcpy(memory.as<std::byte>() + at, piece.data(),
+                         std::min(piece.size() * 2, bytes - at), cudaMemcpyHostToDevice),
+              "filling a cache"));
+  }
+  return {};
+}
+
+template <typename T>
+Result<DeviceMemory> upload(const std::vector<T>& values) {
+  NIBBLE_ASSIGN_OR_RETURN(DeviceMemory memory, DeviceMemory::allocate(values.size() * sizeof(T)));
+  NIBBLE_RETURN_IF_ERROR(check(
+      cudaMemcpy(memory.as<T>(), values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice),
+      "uploading"));
+  return memory;
+}
+
+/// Median microseconds of one launch.
+Result<double> time_decode(const Shape& shape) {
+  const LatentShape latent{.row_dim = kRowDim,
+                           .heads = shape.heads,
+                           .scale = 1.0F / std::sqrt(static_cast<float>(kRowDim))};
+  const int pages = (shape.context + latent.page_size - 1) / latent.page_size;
+  std::vector<int32_t> table(static_cast<size_t>(shape.batch) * static_cast<size_t>(pages));
+  std::iota(table.begin(), table.end(), 0);
+  std::shuffle(table.begin(), table.end(), std::mt19937(1));
+  std::vector<int32_t> numbers(static_cast<size_t>(shape.batch) + 1);
+  std::iota(numbers.begin(), numbers.end(), 0);  // q_begin, and the rows' sequences
+  const std::vector<int32_t> lengths(static_cast<size_t>(shape.batch), shape.context);
+  const std::vector<int32_t> positions(static_cast<size_t>(shape.batch), shape.context - 1);
+  NIBBLE_ASSIGN_OR_RETURN(const DeviceMemory device_table, upload(table));
+  NIBBLE_ASSIGN_OR_RETURN(const DeviceMemory device_numbers, upload(numbers));
+  NIBBLE_ASSIGN_OR_RETURN(const DeviceMemory device_lengths, upload(lengths));
+  NIBBLE_ASSIGN_OR_RETURN(const DeviceMemory device_positions, upload(positions));
+  const StepMetadata step{.q_begin = device_numbers.as<int32_t>(),
+                          .kv_len = device_lengths.as<int32_t>(),
+                          .page_table = device_table.as<int32_t>(),
+                          .page_table_stride = pages,
+                          .row_position = device_positions.as<int32_t>(),
+                          .row_sequence = device_numbers.as<int32_t>(),
+                          .sequences = shape.batch,
+                          .rows = shape.batch};
+  const size_t layer = table.size() * static_cast<size_t>(latent_page_bytes(latent));
+  const size_t layers = std::clamp<size_t>(kLeastBytes / layer, 1, kLaunches);
+  const auto width = static_cast<size_t>(shape.heads) * kRowDim;
+  const size_t query_bytes = static_cast<size_t>(shape.batch) * width * 2;
+  NIBBLE_ASSIGN_OR_RETURN(const DeviceMemory cache, DeviceMemory::allocate(layer * layers));
+  NIBBLE_ASSIGN_OR_RETURN(const DeviceMemory queries, DeviceMemory::allocate(query_bytes));
+  NIBBLE_ASSIGN_OR_RETURN(const DeviceMemory out, DeviceMemory::allocate(query_bytes));
+  NIBBLE_ASSIGN_OR_RETURN(const DeviceMemory plan, DeviceMemory::allocate(latent_plan_bytes(
+                                                       latent, step.sequences, step.rows)));
+  NIBBLE_ASSIGN_OR_RETURN(const DeviceMemory workspace,
+                          DeviceMemory::allocate(latent_workspace_bytes(latent) + 1));
+  NIBBLE_RETURN_IF_ERROR(fill(cache, layer * layers));
+  NIBBLE_RETURN_IF_ERROR(fill(queries, query_bytes));
+  NIBBLE_ASSIGN_OR_RETURN(const auto timer, Timer::make());
+  NIBBLE_RETURN_IF_ERROR(
+      check(plan_latent(latent, step, plan.as<void>(), {timer->stream(), false}), "plan"));
+  NIBBLE_RETURN_IF_ERROR(timer->wait());
+  NIBBLE_ASSIGN_OR_RETURN(const Recording chain, timer->record([&] {
+    for (size_t i = 0; i < kLaunches; ++i) {
+      const LatentLaunch launch{.shape = latent,
+                                .step = step,
+                                .plan = plan.as<void>(),
+                                .pages = cache.as<std::byte>() + i % layers * layer,
+                                .q = queries.as<void>(),
+                                .q_stride = static_cast<int64_t>(width),
+                                .out = out.as<void>(),
+                                .out_stride = static_cast<int64_t>(width),
+                                .workspace = workspace.as<void>()};
+      NIBBLE_RETURN_IF_ERROR(check(decode_latent(launch, {timer->stream()}), "attention"));
+    }
+    return Status();
+  }));
+  std::vector<double> times;
+  for (int i = 0; i < kReplays; ++i) {
+    NIBBLE_ASSIGN_OR_RETURN(const double us, timer->replay(chain));
+    times.push_back(us);
+  }
+  times.erase(times.begin());  // warms up
+  return median(times) / kLaunches;
+}
+
+int run(double ceiling) {
+  constexpr int kCases[][2] = {{32, 4096}, {64, 8192}, {1, 131072}};
+  std::printf("{\"decode\": [");
+  const char* separator = "";
+  for (const int heads : {128, 64, 32, 16, 8}) {
+    for (const auto& [batch, context] : kCases) {
+      const auto us = time_decode({heads, batch, context});
+      if (!us.ok()) {
+        std::fprintf(stderr, "latent_bench: %s\n", us.status().message().c_str());
+        return 1;
+      }
+      const double tokens = static_cast<double>(batch) * context;
+      std::printf(
+          "%s\n  {\"heads\": %d, \"batch\": %d, \"context\": %d, \"cache\": \"bf16\", "
+          "\"us\": %.2f, \"read_percent\": %.1f, \"tflops\": %.1f, \"vs_bf16\": 1.0}",
+          separator, heads, batch, context, *us, tokens * kRowDim * 2e8 / *us / ceiling,
+          2e-6 * tokens * heads * (kRowDim + kValueDim) / *us);
+      separator = ",";
+    }
+  }
+  std::printf("\n]}\n");
+  return 0;
+}
+
+}  // namespace
+}  // namespace nibble::cuda
+
+int main(int count, char** arguments) {
+  return nibble::cuda::run(count > 1 ? std::strtod(arguments[1], nullptr)
+                                     : nibble::cuda::kReadCeiling);
+}

@@ -1,0 +1,10 @@
+#include "bench/cuda/schedules/mixed_forms.h"
+#include "bench/cuda/schedules/mixed_instance.cuh"
+
+namespace nibble::cuda {
+
+const std::array<MixedTile, 5> kMixedFull =
+    mixed_tiles_of<MixedInt8Codec<kInterleaved, kZeros>, MixedBf16Codec<kInterleaved>, false>(
+        MixedForm::kFull);
+
+}  // namespace nibble::cuda

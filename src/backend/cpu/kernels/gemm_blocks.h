@@ -1,0 +1,274 @@
+#pragma once
+
+// Products of int4 with rows in blocks of 4 and 8 bits (BlocksRow), whose codes are bytes alike.
+// Either each block of a row has a scale, and so have as many weights: y += sum * (scale of the row
+// * scale of the weights), block after block. Or the sums of all blocks of 4 bits and of all of 8
+// have one each: y = scale of the weights * (sum4 * scale4 + sum8 * scale8). The operations and
+// their order are those of quant/block_precision.h on every instruction set.
+
+#include "backend/cpu/kernels/gemm_fixed.h"
+
+namespace nibble::cpu {
+namespace {
+
+/// A row's codes, and the units behind them.
+inline int64_t code_bytes_of(const GemmTask& task) { return (task.w.k + 63) / 64 * 64; }
+
+/// Adds `columns` of one tile times kRows rows, a multiple of 32.
+template <int kRows>
+[[gnu::always_inline]] inline void add_block_sums(const uint8_t* codes,
+                                                  const uint8_t* x,
+                                                  const GemmTask& task,
+                                                  int64_t far,
+                                                  I32x16 (&sums)[kRows]) {
+  constexpr int kSums = Simd::kFewRegisters ? 1 : 2;
+  I32x16 odd[kRows];  // of the other half of each step, where registers allow
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+    odd[r] = Simd::set_int(0);
+  }
+#pragma GCC unroll 1
+  for (int64_t k = 0; k < task.x_block; k += kStepColumns) {
+    fetch_ahead(codes, IntCodecInt4::kStepBytes, far);
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      const I32x16 four = four_bytes(x + k + r * task.xq_stride);
+      sums[r] = IntCodecInt4::dot<0>(sums[r], codes, four);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      I32x16& sum = kSums == 1 ? sums[r] : odd[r];
+      sum = IntCodecInt4::dot<1>(sum, codes, four_bytes(x + k + 4 + r * task.xq_stride));
+    }
+    codes += IntCodecInt4::kStepBytes;
+  }
+  if constexpr (kSums == 2) {
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      sums[r] = Simd::add_int(sums[r], odd[r]);
+    }
+  }
+}
+
+/// The same in sums of 16 bits for 32 columns at a time, where vectors have such: see short_sums().
+template <typename V, int kRows>
+[[gnu::always_inline]] inline void add_short_block(const uint8_t* codes,
+                                                   const uint8_t* x,
+                                                   const GemmTask& task,
+                                                   int64_t far,
+                                                   I32x16 (&sums)[kRows]) {
+#pragma GCC unroll 1
+  for (int64_t k = 0; k < task.x_block; k += 4 * kStepColumns) {
+    if constexpr (kRows > 2) {
+      asm volatile("" : "+m"(sums));  // the 16-bit sums need the registers
+    }
+    I32x16 part[kRows];
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      part[r] = Simd::set_int(0);
+    }
+#pragma GCC unroll 1  // unrolled, gcc runs out of registers
+    for (int64_t step = 0; step < 4; ++step) {
+      fetch_ahead(codes, IntCodecInt4::kStepBytes, far);
+      add_short_half<V, 0>(codes, x, task.xq_stride, part);
+      add_short_half<V, 1>(codes, x, task.xq_stride, part);
+      codes += IntCodecInt4::kStepBytes;
+      x += kStepColumns;
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      sums[r] = Simd::add_int(sums[r], V::widen_short(part[r]));
+    }
+  }
+}
+
+template <int kRows>
+[[gnu::always_inline]] inline void add_block(const uint8_t* codes,
+                                             const uint8_t* x,
+                                             const GemmTask& task,
+                                             int64_t far,
+                                             I32x16 (&sums)[kRows]) {
+  if constexpr (IntCodecInt4::kShortSums) {
+    add_short_block<Simd, kRows>(codes, x, task, far, sums);
+  } else {
+    add_block_sums<kRows>(codes, x, task, far, sums);
+  }
+}
+
+/// total += sum * (scale of the row * scales of the weights).
+[[gnu::always_inline]] inline F32x16 add_scaled(I32x16 sum,
+                                                float unit,
+                                                F32x16 scales,
+                                                F32x16 total) {
+  return Simd::fma(Simd::to_float(sum), Simd::mul(scales, Simd::set(unit)), total);
+}
+
+/// Of one tile and kRows rows.
+template <int kRows>
+void block_rows(const GemmTask& task, int64_t tile, int64_t row) {
+  const PackedWeights& w = task.w;
+  const uint8_t* codes = w.codes + tile * w.tile_bytes;
+  const uint8_t* x = task.xq + row * task.xq_stride;
+  const uint8_t* groups = x + code_bytes_of(task);
+  const int64_t far = far_ahead(w);
+  F32x16 total[kRows];
+  set_zero(total);
+  for (int64_t scale = tile * w.groups; scale < (tile + 1) * w.groups; ++scale) {
+    if constexpr (Simd::kFewRegisters) {
+      asm volatile("" : "+m"(total));  // the loop over a block needs the registers
+    }
+    I32x16 sums[kRows];
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      sums[r] = Simd::set_int(fixed_group(groups + r * task.xq_stride).bias);
+    }
+    add_block<kRows>(codes, x, task, far, sums);
+    codes += task.x_block / kStepColumns * IntCodecInt4::kStepBytes;
+    x += task.x_block;
+    asm("" : "+r"(groups));  // units are loaded here, not kept through the loop
+    const F32x16 scales = load_scales(w, scale);
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      total[r] =
+          add_scaled(sums[r], fixed_group(groups + r * task.xq_stride).unit, scales, total[r]);
+    }
+    groups += sizeof(FixedGroup);
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+    write_tile_row(task, row + r, tile, total[r]);
+  }
+}
+
+/// Where the sums of a block of two weight tiles lie between the loop that makes them and the one
+/// that scales them, each of which needs the registers.
+template <int kRows>
+struct PairSums {
+  I32x16 of[2][kRows];
+};
+
+/// Two weight tiles times a block of kRows rows: each activation that is loaded is used twice.
+template <int kRows>
+[[gnu::noinline]] void pair_sums(const GemmTask& task,
+                                 const uint8_t* codes,
+                                 const uint8_t* x,
+                                 PairSums<kRows>& sums) {
+  const int64_t tile_bytes = task.w.tile_bytes;
+  const int64_t stride = task.xq_stride;
+  I32x16 acc[kRows][2];
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+    acc[r][0] = acc[r][1] = Simd::set_int(0);
+  }
+  for (const uint8_t* end = x + task.x_block; x < end; x += kStepColumns) {
+    add_pair_half<IntCodecInt4, 0>(codes, tile_bytes, x, stride, acc);
+    add_pair_half<IntCodecInt4, 1>(codes, tile_bytes, x, stride, acc);
+    codes += IntCodecInt4::kStepBytes;
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+    sums.of[0][r] = acc[r][0];
+    sums.of[1][r] = acc[r][1];
+  }
+}
+
+template <int kRows>
+void block_pair(const GemmTask& task, int64_t tile, int64_t row) {
+  const PackedWeights& w = task.w;
+  const uint8_t* codes = w.codes + tile * w.tile_bytes;
+  const uint8_t* x = task.xq + row * task.xq_stride;
+  const uint8_t* groups = x + code_bytes_of(task);
+  F32x16 total[2][kRows];
+  set_zero(total[0]);
+  set_zero(total[1]);
+  PairSums<kRows> sums;
+  for (int64_t g = 0; g < w.groups; ++g) {
+    pair_sums<kRows>(task, codes, x, sums);
+    const F32x16 scales[2] = {load_scales(w, tile * w.groups + g),
+                              load_scales(w, (tile + 1) * w.groups + g)};
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) {
+      const FixedGroup group = fixed_group(groups + r * task.xq_stride);
+      const I32x16 bias = Simd::set_int(group.bias);
+      for (int t = 0; t < 2; ++t) {
+        total[t][r] =
+            add_scaled(Simd::add_int(sums.of[t][r], bias), group.unit, scales[t], total[t][r]);
+      }
+    }
+    codes += task.x_block / kStepColumns * IntCodecInt4::kStepBytes;
+    x += task.x_block;
+    groups += sizeof(FixedGroup);
+  }
+  for (int64_t t = 0; t < 2; ++t) {
+    for (int r = 0; r < kRows; ++r) {
+      write_tile_row(task, row + r, tile + t, total[t][r]);
+    }
+  }
+}
+
+/// Rows of one sum each that a weight tile takes at once.
+constexpr int kMostBlockRows = IntCodecInt4::kShortSums ? Simd::kShortRows
+                               : Simd::kFewRegisters    ? 4
+                                                        : Simd::kRows;
+
+inline void gemm_blocks(const GemmTask& task, int64_t tile_begin, int64_t tile_end) {
+  int64_t paired = 0;  // rows that pairs of tiles take
+  int64_t pairs_end = tile_begin;
+  if constexpr (Simd::kPairRows > 0) {
+    paired = task.m / Simd::kPairRows * Simd::kPairRows;
+    pairs_end = tile_begin + (tile_end - tile_begin) / 2 * 2;
+    for (int64_t tile = tile_begin; tile < pairs_end; tile += 2) {
+      for (int64_t row = 0; row < paired; row += Simd::kPairRows) {
+        block_pair<Simd::kPairRows>(task, tile, row);
+      }
+    }
+  }
+  for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
+    const int64_t first = tile < pairs_end ? paired : 0;
+    in_row_blocks<kMostBlockRows>(task.m - first, [&]<int kRows>(int64_t row) {
+      block_rows<kRows>(task, tile, first + row);
+    });
+  }
+}
+
+/// One tile times kRows rows, a sum for each class of bits.
+template <int kRows>
+void class_rows(const GemmTask& task, int64_t tile, int64_t row) {
+  const PackedWeights& w = task.w;
+  const uint8_t* codes = w.codes + tile * w.tile_bytes;
+  const uint8_t* x = task.xq + row * task.xq_stride;
+  const uint8_t* groups = x + code_bytes_of(task);
+  const int64_t far = far_ahead(w);
+  I32x16 sums[2][kRows];
+  for (int i = 0; i < 2; ++i) {
+    for (int r = 0; r < kRows; ++r) {
+      const uint8_t* at = groups + r * task.xq_stride + i * sizeof(FixedGroup);
+      sums[i][r] = Simd::set_int(fixed_group(at).bias);
+    }
+  }
+  for (int64_t b = 0; b < w.k / task.x_block; ++b) {
+    I32x16(&of_class)[kRows] = sums[task.x_bits[b] == 4 ? 0 : 1];
+    add_block<kRows>(codes, x, task, far, of_class);
+    codes += task.x_block / kStepColumns * IntCodecInt4::kStepBytes;
+    x += task.x_block;
+  }
+  const F32x16 scales = load_scales(w, tile);
+  for (int r = 0; r < kRows; ++r) {
+    const uint8_t* at = groups + r * task.xq_stride;
+    const F32x16 eight =
+        Simd::mul(Simd::to_float(sums[1][r]), Simd::set(fixed_group(at + sizeof(FixedGroup)).unit));
+    const F32x16 both =
+        Simd::fma(Simd::to_float(sums[0][r]), Simd::set(fixed_group(at).unit), eight);
+    write_tile_row(task, row + r, tile, Simd::mul(scales, both));
+  }
+}
+
+inline void gemm_classes(const GemmTask& task, int64_t tile_begin, int64_t tile_end) {
+  for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
+    in_row_blocks<kMostBlockRows>(
+        task.m, [&]<int kRows>(int64_t row) { class_rows<kRows>(task, tile, row); });
+  }
+}
+
+}  // namespace
+}  // namespace nibble::cpu

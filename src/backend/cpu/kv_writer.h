@@ -1,0 +1,60 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "backend/cpu/kernel_table.h"
+#include "ops/kv.h"
+
+namespace nibble::cpu {
+
+/// Of one head and token.
+struct KvSlot {
+  int64_t page = 0;
+  int64_t residual_page = 0;  // where the format has a residual
+  int64_t kv_head = 0;
+  int64_t slot = 0;  // in the page
+};
+
+/// Writes keys and values into the pages of a layer. Threads may share it.
+class KvWriter final {
+ public:
+  KvWriter(const KernelTable& kernels, const KvView& kv, const KvLayout& layout)
+      : kernels_(kernels), kv_(kv), layout_(layout) {}
+
+  /// x [head_dim], as it enters the cache; clobbered.
+  void write_key(const KvSlot& slot, float* x) const;
+  void write_value(const KvSlot& slot, float* x) const;
+  /// Codes the kChannelTokens keys from `slot` on, which the residual has.
+  ///   scratch  at least 2 kChannelTokens kMaxHeadDim + 4 kMaxHeadDim floats
+  void code_keys(const KvSlot& slot, float* scratch) const;
+  /// Numbers that were further outside of a static range than half of it, or not finite.
+  [[nodiscard]] int64_t far_outside() const { return far_outside_; }
+
+ private:
+  struct Place {
+    uint8_t* row;
+    uint8_t* params;
+  };
+  [[nodiscard]] Place place(const KvSlot& slot, const KvHalf& half) const;
+  void write_row(const Place& place, const float* x, float fp8_scale) const;
+  void write_static(const float* steps, const float* x, uint8_t* row) const;
+
+  const KernelTable& kernels_;
+  const KvView& kv_;
+  KvLayout layout_;
+  mutable std::atomic<int64_t> far_outside_ = 0;
+};
+
+/// Warns of numbers far outside of static ranges: of the first ones, and then whenever there are
+/// ten times as many.
+class RangeReport final {
+ public:
+  void add(int64_t count);
+
+ private:
+  int64_t count_ = 0;
+  int64_t next_ = 1;
+};
+
+}  // namespace nibble::cpu

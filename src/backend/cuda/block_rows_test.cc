@@ -1,0 +1,226 @@
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include <gmock/gmock.h>
+
+#include "backend/cuda/device_blocks.h"
+#include "backend/cuda/row_kernels.h"
+#include "backend/cuda/testing/gpu_test.h"
+#include "base/f16.h"
+#include "quant/block_rounding.h"
+
+// Rows in blocks of 4 and 8 bits, by the kernels and by quant/block_rounding.h.
+namespace nibble::cuda {
+namespace {
+
+using testing::DeviceArray;
+using testing::random_values;
+
+constexpr WeightFormat kChannels{WeightCode::kInt4, ScalePer::kChannel, 0, DType::kF32};
+WeightFormat groups_of(int block) {
+  return {WeightCode::kInt4, ScalePer::kGroup, block, DType::kBF16};
+}
+
+ActSpec random_spec(int64_t k, int block, bool ordered, std::mt19937& random) {
+  BlockPrecision blocks{.block = block, .bits = {}, .clip = 0.85F};
+  for (int64_t i = 0; i < k / block; ++i) {
+    blocks.bits.push_back(random() % 4 == 0 ? 8 : 4);
+  }
+  ActSpec spec(ActFormat::kIntBlocks);
+  spec.blocks = std::make_shared<const BlockPrecision>(std::move(blocks));
+  if (ordered) {
+    std::vector<int32_t> columns(static_cast<size_t>(k));
+    std::iota(columns.begin(), columns.end(), 0);
+    std::ranges::shuffle(columns, random);
+    spec.columns = std::make_shared<const std::vector<int32_t>>(std::move(columns));
+  }
+  return spec;
+}
+
+/// Rows of n on the GPU and what rounds them.
+class BlockRows final {
+ public:
+  BlockRows(const ActSpec& spec, const WeightFormat& weight, int64_t rows, int64_t n)
+      : spec_(spec),
+        blocks_(DeviceBlocks::create(spec, weight, n).value()),
+        rows_(rows),
+        n_(n),
+        stride_(int_scale_stride(rows)),
+        codes_(static_cast<size_t>(rows * n)),
+        scales_(static_cast<size_t>(int_scale_rows(blocks_->view(), n) * stride_)) {}
+
+  [[nodiscard]] QuantizedRows out() const {
+    return {ActFormat::kIntBlocks, codes_.data(), scales_.data(), blocks_->view()};
+  }
+
+  /// Codes and scales are those of `wanted` [rows, n]: exactly, or, of numbers that were computed,
+  /// next to them.
+  void expect(const std::vector<float>& wanted, bool exactly) const {
+    const std::vector<uint8_t> codes = codes_.host();
+    const std::vector<float> scales = scales_.host();
+    const BlockScales form = blocks_->view().scales;
+    std::vector<int8_t> row(static_cast<size_t>(n_));
+    std::vector<float> ordered(row.size());
+    std::vector<float> steps(static_cast<size_t>(scale_count(*spec_.blocks, form)));
+    for (int64_t r = 0; r < rows_; ++r) {
+      for (size_t i = 0; i < row.size(); ++i) {
+        const size_t from = spec_.columns != nullptr ? static_cast<size_t>((*spec_.columns)[i]) : i;
+        ordered[i] = wanted[static_cast<size_t>(r * n_) + from];
+      }
+      round_blocks(*spec_.blocks, form, ordered.data(), {row.data(), steps.data()});
+      const auto scale_at = [&](size_t b) {
+        return scales[b * static_cast<size_t>(stride_) + static_cast<size_t>(r)];
+      };
+      for (size_t b = 0; b < steps.size(); ++b) {
+        if (std::isnan(steps[b])) {
+          ASSERT_TRUE(std::isnan(scale_at(b)));
+          continue;
+        }
+        ASSERT_NEAR(scale_at(b), steps[b], exactly ? 0.0 : 1e-3 * steps[b])
+            << "row " << r << " scale " << b;
+      }
+      for (size_t b = steps.size(); b < scales.size() / static_cast<size_t>(stride_); ++b) {
+        ASSERT_EQ(scale_at(b), 0.0F) << "scale " << b << " beyond the row";
+      }
+      for (size_t i = 0; i < row.size(); ++i) {
+        const size_t b = i / static_cast<size_t>(spec_.blocks->block);
+        const size_t step = form == BlockScales::kEach ? b : spec_.blocks->bits[b] == 4 ? 0 : 1;
+        if (std::isnan(steps[step])) {
+          continue;  // its codes mean nothing
+        }
+        const int code = static_cast<int8_t>(codes[static_cast<size_t>(r * n_) + i]);
+        ASSERT_LE(std::abs(code - row[i]), exactly ? 0 : 1) << "row " << r << " channel " << i;
+      }
+    }
+  }
+
+ private:
+  ActSpec spec_;
+  std::shared_ptr<const DeviceBlocks> blocks_;
+  int64_t rows_, n_, stride_;
+  DeviceArray<uint8_t> codes_;
+  DeviceArray<float> scales_;
+};
+
+std::vector<uint16_t> to_bf16(std::vector<float>& values) {
+  std::vector<uint16_t> out;
+  for (float& value : values) {
+    out.push_back(f32_to_bf16(value));
+    value = bf16_to_f32(out.back());
+  }
+  return out;
+}
+
+/// Every width, block, form and order: in registers, read twice, and wider than usual memory.
+template <typename Check>
+void for_each_form(const Check& check) {
+  std::mt19937 random(11);
+  for (const int64_t n : {64, 576, 4096, 14336, 40960}) {
+    for (const int block : {32, 64, 128}) {
+      for (int form = 0; form < 4 && n % block == 0; ++form) {
+        SCOPED_TRACE(::testing::Message() << "n " << n << " block " << block << " form " << form);
+        const ActSpec spec = random_spec(n, block, form % 2 == 1, random);
+        check(spec, form < 2 ? groups_of(block) : kChannels, n);
+      }
+    }
+  }
+}
+
+TEST(BlockRows, AreRoundedToTheBitsOfTheRule) {
+  NIBBLE_NEEDS_GPU();
+  for_each_form([](const ActSpec& spec, const WeightFormat& weight, int64_t n) {
+    const int64_t rows = n > 10000 ? 3 : 19;
+    std::vector<float> x = random_values(static_cast<size_t>(rows * n), 5, 1.0F);
+    for (size_t i = 0; i < x.size(); i += 97) {
+      x[i] *= 30.0F;
+    }
+    std::fill_n(x.begin(), spec.blocks->block, 0.0F);
+    if (rows > 2) {
+      x[static_cast<size_t>(2 * n) + 1] = std::numeric_limits<float>::quiet_NaN();
+      x[static_cast<size_t>(3 * n) - 1] = std::numeric_limits<float>::infinity();
+    }
+    const DeviceArray<uint16_t> given(to_bf16(x));
+    const BlockRows result(spec, weight, rows, n);
+    ASSERT_EQ(quantize_rows({.x = given.data(), .rows = rows, .n = n, .out = result.out()}, {}),
+              cudaSuccess);
+    result.expect(x, true);
+  });
+}
+
+TEST(BlockRows, AreNormedAndActivatedInFrontOfIt) {
+  NIBBLE_NEEDS_GPU();
+  for_each_form([](const ActSpec& spec, const WeightFormat& weight, int64_t n) {
+    constexpr int64_t kRows = 3;
+    constexpr float kEps = 1e-5F;
+    std::vector<float> x = random_values(static_cast<size_t>(2 * kRows * n), 6, 1.0F);
+    const DeviceArray<uint16_t> given(to_bf16(x));
+    std::vector<float> wanted(static_cast<size_t>(kRows * n));
+    for (int64_t i = 0; i < kRows * n; ++i) {
+      const auto gate = static_cast<size_t>(i / n * 2 * n + i % n);
+      wanted[static_cast<size_t>(i)] = static_cast<float>(
+          exact_activation(GemmInput::Kind::kSiluMul, x[gate], x[gate + static_cast<size_t>(n)]));
+    }
+    const BlockRows activated(spec, weight, kRows, n);
+    ASSERT_EQ(
+        activation_quantize({.x = given.data(), .rows = kRows, .n = n, .out = activated.out()}, {}),
+        cudaSuccess);
+    activated.expect(wanted, false);
+    const DeviceArray<float> floats(x);
+    const std::vector<float> weights = random_values(static_cast<size_t>(n), 7, 1.0F);
+    const DeviceArray<float> device_weights(weights);
+    for (int64_t r = 0; r < kRows; ++r) {
+      double squares = kEps;
+      for (int64_t i = r * n; i < (r + 1) * n; ++i) {
+        squares += static_cast<double>(x[static_cast<size_t>(i)]) * x[static_cast<size_t>(i)] /
+                   static_cast<double>(n);
+      }
+      for (int64_t i = r * n; i < (r + 1) * n; ++i) {
+        wanted[static_cast<size_t>(i)] = static_cast<float>(
+            x[static_cast<size_t>(i)] / std::sqrt(squares) * weights[static_cast<size_t>(i % n)]);
+      }
+    }
+    const BlockRows normed(spec, weight, kRows, n);
+    ASSERT_EQ(norm_quantize({.x = floats.data(),
+                             .norm = {GemmInput::Kind::kRmsNorm, device_weights.data(), kEps},
+                             .rows = kRows,
+                             .n = n,
+                             .out = normed.out()},
+                            {}),
+              cudaSuccess);
+    normed.expect(wanted, false);
+  });
+}
+
+TEST(ClassOrder, PutsBlocksOf8BitsFirst) {
+  BlockPrecision blocks{.block = 64, .bits = {4, 4, 8, 8, 4, 8, 4, 4, 8, 8}, .clip = 1.0F};
+  const ClassOrder order = class_order(blocks);
+  EXPECT_THAT(order.order, ::testing::ElementsAre(1, 4, 2, 0, 3, 5, 6, 7));
+  EXPECT_THAT(order.precisions, ::testing::ElementsAre(15, 15, 12, 0, 0, 0, 0, 0));
+  EXPECT_EQ(order.eight_blocks, 2);
+  EXPECT_EQ(order.mixed_blocks, 3);
+}
+
+TEST(DeviceBlocks, RefuseWhatIsNoOrderOfChannels) {
+  std::mt19937 random(1);
+  ActSpec spec = random_spec(256, 64, true, random);
+  std::vector<int32_t> columns = *spec.columns;
+  columns[3] = columns[4];
+  spec.columns = std::make_shared<const std::vector<int32_t>>(columns);
+  EXPECT_THAT(std::string(DeviceBlocks::create(spec, kChannels, 256).status().message()),
+              ::testing::HasSubstr("occurs twice"));
+  columns.pop_back();
+  columns[3] = 255;
+  spec.columns = std::make_shared<const std::vector<int32_t>>(columns);
+  EXPECT_FALSE(DeviceBlocks::create(spec, kChannels, 256).ok());
+  spec.blocks = nullptr;
+  EXPECT_THAT(std::string(DeviceBlocks::create(spec, kChannels, 256).status().message()),
+              ::testing::HasSubstr("without the bits"));
+}
+
+}  // namespace
+}  // namespace nibble::cuda

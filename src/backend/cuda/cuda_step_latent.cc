@@ -1,0 +1,81 @@
+// Latent attention in a step.
+
+#include "backend/cuda/cuda_status.h"
+#include "backend/cuda/cuda_step.h"
+#include "base/check.h"
+
+namespace nibble::cuda {
+namespace {
+
+LatentTurn turn_of(const LatentRope& rope) {
+  return {.inv_freq = rope.inv_freq,
+          .dim = static_cast<int32_t>(rope.dim),
+          .factor = rope.attention_factor,
+          .interleaved = rope.interleaved};
+}
+
+}  // namespace
+
+void CudaStep::append_latent(const LatentAppendArgs& args) {
+  CHECK(args.rows.type == DType::kBF16 && args.kv.latent && args.kv.code == KvCode::kBf16);
+  must(cuda::append_latent({.shape = latent_shape_of(args.kv),
+                            .step = steps_.buffers_.metadata(args.kv.pool),
+                            .pages = args.kv.pages,
+                            .rows = args.rows.data,
+                            .stride = args.stride,
+                            .q_rank = static_cast<int32_t>(args.q_rank),
+                            .q_norm = args.q_norm,
+                            .latent_norm = args.latent_norm,
+                            .norm_eps = args.norm_eps,
+                            .turn = turn_of(args.rope)},
+                           {steps_.stream_}),
+       "appending latents");
+}
+
+void CudaStep::rotate_latent_queries(const LatentQueryArgs& args) {
+  CHECK(args.q.type == DType::kBF16 && args.out.type == DType::kBF16);
+  must(cuda::rotate_latent_queries({.step = steps_.buffers_.metadata(),
+                                    .q = args.q.data,
+                                    .q_stride = args.q_stride,
+                                    .heads = static_cast<int32_t>(args.heads),
+                                    .head_dim = static_cast<int32_t>(args.head_dim),
+                                    .turn = turn_of(args.rope),
+                                    .out = args.out.data,
+                                    .out_dim = static_cast<int32_t>(args.out_dim)},
+                                   {steps_.stream_}),
+       "rotating queries");
+}
+
+void CudaStep::attend_latent(const AttentionArgs& args) {
+  CHECK(args.q.type == DType::kBF16 && args.out.type == DType::kBF16);
+  CHECK(args.sliding_window == 0 && args.sinks == nullptr);
+  LatentShape shape = latent_shape_of(args.kv);
+  shape.heads = static_cast<int32_t>(args.heads);
+  shape.scale = args.scale;
+  const size_t index = steps_.latent_plans_.find(shape);
+  const LatentPlans::Memory& memory = steps_.latent_plans_[index];
+  const LatentLaunch launch{.shape = shape,
+                            .step = steps_.buffers_.metadata(args.kv.pool),
+                            .plan = memory.plan.as<void>(),
+                            .pages = args.kv.pages,
+                            .q = args.q.data,
+                            .q_stride = args.q_stride,
+                            .out = args.out.data,
+                            .out_stride = args.out_stride,
+                            .workspace = memory.workspace.as<void>()};
+  CHECK_LT(index, size_t{64});
+  const uint64_t bit = uint64_t{1} << index;
+  const bool made = (latents_planned_ & bit) != 0;
+  if (!made) {
+    must(plan_latent(shape, launch.step, memory.plan.as<void>(), {steps_.stream_}),
+         "attention plan");
+    latents_planned_ |= bit;
+  }
+  // The plan is read early: what comes right behind it must not overlap it.
+  must(decode_latent(launch, {.stream = steps_.stream_, .overlap = made}), "attention");
+  if (shape_.prefills) {
+    must(prefill_latent(launch, {steps_.stream_}), "attention");
+  }
+}
+
+}  // namespace nibble::cuda

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <memory>
+
+#include "backend/cuda/int_blocks.h"
+#include "core/device_buffer.h"
+#include "quant/act_spec.h"
+
+namespace nibble::cuda {
+
+/// What a product's rows in blocks of 4 and 8 bits need of GPU memory.
+class DeviceBlocks final {
+ public:
+  /// Of a spec of kIntBlocks; null for other formats. The errors of check_blocks(), and
+  /// kInvalidArgument where columns are no permutation of k.
+  static Result<std::shared_ptr<const DeviceBlocks>> create(const ActSpec& spec,
+                                                            const WeightFormat& weight,
+                                                            int64_t k);
+
+  [[nodiscard]] const IntBlocks& view() const { return view_; }
+  /// Whether rows become the same codes, scales and places.
+  [[nodiscard]] bool same_rows(const DeviceBlocks& other) const {
+    return spec_ == other.spec_ && view_.scales == other.view_.scales;
+  }
+
+ private:
+  DeviceBlocks() = default;
+
+  ActSpec spec_;
+  DeviceBuffer memory_;
+  IntBlocks view_;
+};
+
+/// The order of K in blocks of 128 for products with a sum for each class: those whose channels all
+/// have 8 bits, those with both, those with 4; what fills K up counts as 4.
+struct ClassOrder {
+  std::vector<uint16_t> order;
+  std::vector<uint8_t> masks;       // of each block, a bit for each 32 channels: 1 for 8 bits
+  std::vector<uint8_t> precisions;  // the same at each place of the order
+  int eight_blocks = 0, mixed_blocks = 0;
+};
+[[nodiscard]] ClassOrder class_order(const BlockPrecision& blocks);
+
+}  // namespace nibble::cuda

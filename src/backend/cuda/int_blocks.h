@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstdint>
+
+#include "quant/block_precision.h"
+
+namespace nibble::cuda {
+
+/// Rows in blocks of 4 and 8 bits (ActFormat::kIntBlocks), as kernels see them: pointers are device
+/// memory.
+struct IntBlocks {
+  int block = 0;  // channels
+  BlockScales scales = BlockScales::kEach;
+  float clip = 1.0F;
+  const uint8_t* bits = nullptr;     // [k / block], 4 or 8
+  const int32_t* columns = nullptr;  // [k]: which element of the row each channel is; or none
+  // For products with two sums, K in blocks of 128, int_k_blocks() of them: their order, those of 8
+  // bits first, those of 4 from mixed_blocks on, and for each place a bit for each block within, 1
+  // for 8 bits.
+  const uint16_t* order = nullptr;
+  const uint8_t* precisions = nullptr;
+  const uint8_t* masks = nullptr;  // the same in the order of K
+  int eight_blocks = 0, mixed_blocks = 0;
+};
+
+/// Blocks of 128 that K is filled up to.
+[[nodiscard]] constexpr int64_t int_k_blocks(int64_t k) { return (k + 511) / 512 * 4; }
+
+/// Scales lie token by token for each block of K, so that a product reads those of its tokens as
+/// they lie: rows of int_scale_stride(m), int_scale_rows() of them, the ones beyond K zeros. With a
+/// scale for each class: those of 4 bits, then those of 8.
+[[nodiscard]] constexpr int64_t int_scale_stride(int64_t m) {
+  return m <= 8 ? 8 : m <= 16 ? 16 : (m + 31) / 32 * 32;
+}
+[[nodiscard]] constexpr int64_t int_scale_rows(const IntBlocks& blocks, int64_t k) {
+  return blocks.scales == BlockScales::kEach ? int_k_blocks(k) * (128 / blocks.block) : 2;
+}
+
+}  // namespace nibble::cuda

@@ -1,0 +1,304 @@
+#pragma once
+
+// Latent attention for items of 8 or 16 queries (sm_90a): tokens, then the numbers of values, are
+// the 64 rows of warpgroup products and queries their columns, so that little is multiplied in
+// vain.
+//
+// One warpgroup multiplies, a warp fetches.
+
+#include "backend/cuda/kernels/latent/latent.cuh"
+#include "backend/cuda/ptx/mma.cuh"
+#include "backend/cuda/ptx/wgmma_turned.cuh"
+
+namespace nibble::cuda {
+
+constexpr int kFewThreads = 160;
+constexpr int kFewBlocks = kLatentValues / 64;  // products of 64 numbers of values
+
+constexpr int kFewTokens = 64;  // of a tile
+using FewRing = LatentRing<kFewTokens, 2, 4>;
+
+template <int kColumns>
+struct FewShared {
+  static constexpr uint32_t kQueryBytes = kColumns / 8 * kLatentGroup;
+  static constexpr uint32_t kWeightBytes = kColumns * kFewTokens * 2;
+  static constexpr int kBytes = static_cast<int>(FewRing::kBytes + kQueryBytes + kWeightBytes);
+  FewRing ring;
+  uint32_t queries;
+  uint32_t weights;  // [kColumns, 64] bf16 of a tile, 128-byte swizzle
+  float* of_warps;   // [2][4][kColumns] tops or totals of the warps
+};
+
+/// Softmax state of queries 8 n + 2 (lane % 4) + c, as [2 n + c]. Totals are of this lane's tokens.
+template <int kColumns>
+struct FewQueries {
+  static constexpr int kOwn = kColumns / 4;
+  float top[kOwn];
+  float total[kOwn];
+};
+
+/// What the warps have of each query, put together.
+template <int kColumns, typename Join>
+__device__ __forceinline__ void join_warps(float (&values)[kColumns / 4],
+                                           float* of_warps,
+                                           int thread,
+                                           const Join& join) {
+  const int lane = thread % 32;
+#pragma unroll
+  for (int q = 0; q < kColumns / 4; ++q) {
+#pragma unroll
+    for (int step = 4; step <= 16; step *= 2) {
+      values[q] = join(values[q], __shfl_xor_sync(~0U, values[q], step));
+    }
+    if (lane < 4) {
+      of_warps[thread / 32 * kColumns + q / 2 * 8 + lane * 2 + q % 2] = values[q];
+    }
+  }
+  ptx::group_sync(1, 128);
+#pragma unroll
+  for (int q = 0; q < kColumns / 4; ++q) {
+    const float* const from = of_warps + q / 2 * 8 + lane % 4 * 2 + q % 2;
+    values[q] = join(join(from[0], from[kColumns]), join(from[2 * kColumns], from[3 * kColumns]));
+  }
+}
+
+/// Scores [query tile][token half][2] of a tile become weights in shared memory; `keep`: what
+/// earlier sums are to be multiplied by.
+template <int kColumns>
+__device__ __forceinline__ void weigh_few(const float (&scores)[kColumns / 2],
+                                          float factor,
+                                          const FewShared<kColumns>& shared,
+                                          float* of_warps,
+                                          int thread,
+                                          FewQueries<kColumns>& queries,
+                                          float (&keep)[kColumns / 4]) {
+  const int lane = thread % 32;
+  float top[kColumns / 4];
+#pragma unroll
+  for (int q = 0; q < kColumns / 4; ++q) {
+    const int at = q / 2 * 4 + q % 2;
+    top[q] = fmaxf(queries.top[q], fmaxf(scores[at], scores[at + 2]));
+  }
+  join_warps<kColumns>(top, of_warps, thread, [](float a, float b) { return fmaxf(a, b); });
+  const int token = thread / 32 * 16 + lane / 4;
+#pragma unroll
+  for (int q = 0; q < kColumns / 4; ++q) {
+    const float shift = top[q] == -INFINITY ? 0.0F : top[q] * factor;
+    keep[q] = ptx::exp2_approx(fmaf(queries.top[q], factor, -shift));
+    queries.top[q] = top[q];
+    queries.total[q] *= keep[q];
+    const int query = q / 2 * 8 + lane % 4 * 2 + q % 2;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float weight =
+          ptx::exp2_approx(fmaf(scores[q / 2 * 4 + q % 2 + 2 * r], factor, -shift));
+      queries.total[q] += weight;
+      const int chunk = (token / 8 + r) ^ (query % 8);
+      ptx::store_shared2(
+          shared.weights + static_cast<uint32_t>(query * 128 + chunk * 16 + token % 8 * 2),
+          static_cast<uint16_t>(ptx::pack_bf16(weight, 0.0F)));
+    }
+  }
+  ptx::fence_shared_to_async();
+  ptx::group_sync(1, 128);
+}
+
+/// Scores [64 tokens, kColumns] of a tile.
+template <int kColumns>
+__device__ __forceinline__ void multiply_few(uint32_t tile,
+                                             uint32_t queries,
+                                             float (&scores)[kColumns / 2]) {
+#pragma unroll
+  for (float& score : scores) {
+    score = 0.0F;
+  }
+  ptx::mma_fence();
+#pragma unroll
+  for (int step = 0; step < kLatentDim / 16; ++step) {
+    ptx::mma_shared<ptx::MmaType::kBf16, kColumns>(scores, LatentOperand<>::rows(tile, step),
+                                                   LatentOperand<>::rows(queries, step));
+  }
+  ptx::mma_commit();
+  ptx::mma_wait<0>();
+  ptx::pin(scores);
+}
+
+/// Gives a segment's sums out, each times its query's factor.
+template <int kColumns>
+__device__ __forceinline__ void give_few(const LatentArgs& args,
+                                         const LatentSegment& segment,
+                                         const float (&sums)[kFewBlocks][kColumns / 2],
+                                         const float (&factors)[kColumns / 4],
+                                         int thread) {
+  const int lane = thread % 32;
+  const int32_t count = segment.queries(args);
+  const int dim = thread / 32 * 16 + lane / 4;
+#pragma unroll
+  for (int q = 0; q < kColumns / 4; ++q) {
+    const int query = q / 2 * 8 + lane % 4 * 2 + q % 2;
+    if (query >= count) {
+      continue;
+    }
+    const int at = q / 2 * 4 + q % 2;
+    if (segment.slot < 0) {
+      uint16_t* const out = segment.result(args, query) + dim;
+#pragma unroll
+      for (int i = 0; i < 2 * kFewBlocks; ++i) {
+        const float value = sums[i / 2][at + i % 2 * 2] * factors[q];
+        out[i / 2 * 64 + i % 2 * 8] = static_cast<uint16_t>(ptx::pack_bf16(value, 0.0F));
+      }
+    } else {
+      float* const out =
+          args.partial_sums + (int64_t{segment.slot} * args.columns + query) * kLatentValues + dim;
+#pragma unroll
+      for (int i = 0; i < 2 * kFewBlocks; ++i) {
+        out[i / 2 * 64 + i % 2 * 8] = sums[i / 2][at + i % 2 * 2];
+      }
+    }
+  }
+}
+
+/// Adds a tile to the sums.
+template <int kColumns>
+__device__ __forceinline__ void sum_few(const FewShared<kColumns>& shared,
+                                        uint32_t index,
+                                        int lane,
+                                        float (&sums)[kFewBlocks][kColumns / 2]) {
+  ptx::mma_fence();
+#pragma unroll
+  for (int piece = 0; piece < 4; ++piece) {
+    const uint32_t at = shared.ring.tile(index) + static_cast<uint32_t>(piece) * kLatentPiece;
+    const uint64_t weights =
+        ptx::swizzled_descriptor(shared.weights + static_cast<uint32_t>(piece) * 32);
+#pragma unroll
+    for (int block = 0; block < kFewBlocks; ++block) {
+      ptx::mma_shared_turned<kColumns>(sums[block], LatentOperand<>::values(at, block), weights);
+    }
+    ptx::mma_commit();
+  }
+  const auto release = [&](uint32_t piece) {
+    if (lane == 0) {  // each warp's products end for themselves
+      ptx::barrier_arrive(shared.ring.empty_of(index, piece));
+    }
+  };
+  ptx::mma_wait<3>();
+  release(0);
+  ptx::mma_wait<2>();
+  release(1);
+  ptx::mma_wait<1>();
+  release(2);
+  ptx::mma_wait<0>();
+  release(3);
+#pragma unroll
+  for (int block = 0; block < kFewBlocks; ++block) {
+    ptx::pin(sums[block]);
+  }
+}
+
+/// The multiplying warpgroup.
+template <int kColumns>
+__device__ __forceinline__ void attend_few(const LatentArgs& args,
+                                           const FewShared<kColumns>& shared,
+                                           int thread) {
+  constexpr int kOwn = kColumns / 4;
+  const int lane = thread % 32;
+  const int own_token = thread / 32 * 16 + lane / 4;
+  uint32_t index = 0;
+  for (LatentLine work(args); work.more(); work.next(args)) {
+    const LatentSegment segment = work.segment();
+    fetch_queries<kColumns>(args, segment, shared.queries, thread);
+    ptx::copy_wait<0>();
+    ptx::fence_shared_to_async();
+    ptx::group_sync(1, 128);
+    const int32_t always = segment.seen(args, 0);  // what all queries of the item see
+    FewQueries<kColumns> queries;
+    float sums[kFewBlocks][kColumns / 2];
+#pragma unroll
+    for (int q = 0; q < kOwn; ++q) {
+      queries.top[q] = -INFINITY;
+      queries.total[q] = 0.0F;
+    }
+#pragma unroll
+    for (int i = 0; i < kFewBlocks * kColumns / 2; ++i) {
+      sums[i / (kColumns / 2)][i % (kColumns / 2)] = 0.0F;
+    }
+    for (int32_t tile = segment.first_tile; tile < segment.end_tile; ++tile, ++index) {
+      const int32_t first = tile * kFewTokens;
+      shared.ring.wait_full(index);
+      if (first + kFewTokens > segment.kv_len) {  // values past the end must be finite
+        clear_rows<kFewTokens>(shared.ring.tile(index), segment.kv_len - first, thread);
+        ptx::group_sync(1, 128);
+      }
+      float scores[kColumns / 2];
+      multiply_few<kColumns>(shared.ring.tile(index), shared.queries, scores);
+      if (first + kFewTokens > always) {
+#pragma unroll
+        for (int e = 0; e < kColumns / 2; ++e) {
+          const int query = e / 4 * 8 + lane % 4 * 2 + e % 2;
+          const int32_t token = first + own_token + (e >> 1 & 1) * 8;
+          scores[e] = token < segment.seen(args, query) ? scores[e] : -INFINITY;
+        }
+      }
+      float keep[kOwn];
+      weigh_few<kColumns>(scores, args.score_factor, shared,
+                          shared.of_warps + index % 2 * 4 * kColumns, thread, queries, keep);
+      bool risen = false;
+#pragma unroll
+      for (int q = 0; q < kOwn; ++q) {
+        risen = risen || keep[q] != 1.0F;
+      }
+      if (__any_sync(~0U, risen)) {
+#pragma unroll
+        for (int i = 0; i < kFewBlocks * kColumns / 2; ++i) {
+          const int e = i % (kColumns / 2);
+          sums[i / (kColumns / 2)][e] *= keep[e / 4 * 2 + e % 2];
+        }
+      }
+      sum_few<kColumns>(shared, index, lane, sums);
+    }
+    ptx::group_sync(1, 128);  // all have read what the last tile's tops were joined from
+    join_warps<kColumns>(queries.total, shared.of_warps, thread,
+                         [](float a, float b) { return a + b; });
+    float factors[kOwn];
+#pragma unroll
+    for (int q = 0; q < kOwn; ++q) {
+      factors[q] = 1.0F / queries.total[q];
+      const int query = q / 2 * 8 + lane % 4 * 2 + q % 2;
+      if (segment.slot >= 0 && thread < 4) {
+        args.partial_tops[segment.slot * args.columns + query] =
+            make_float2(queries.top[q], queries.total[q]);
+      }
+    }
+    give_few<kColumns>(args, segment, sums, factors, thread);
+    ptx::group_sync(1, 128);  // totals have been read
+  }
+}
+
+template <int kColumns>
+__global__ __launch_bounds__(kFewThreads,
+                             1) void few_latent_kernel(const __grid_constant__ LatentArgs args) {
+  extern __shared__ __align__(1024) uint8_t memory[];
+  __shared__ __align__(8) uint64_t barriers[FewRing::kBarriers];
+  __shared__ float of_warps[2 * 4 * kColumns];
+  using Shared = FewShared<kColumns>;
+  Shared shared{};
+  shared.ring.tiles = ptx::shared_address(memory);
+  shared.ring.barriers = ptx::shared_address(barriers);
+  shared.queries = shared.ring.tiles + FewRing::kBytes;
+  shared.weights = shared.queries + Shared::kQueryBytes;
+  shared.of_warps = of_warps;
+  if (threadIdx.x == 0) {
+    shared.ring.init(4);  // warps that multiply
+    ptx::barrier_init_fence();
+  }
+  ptx::allow_successor();
+  __syncthreads();
+  if (threadIdx.x >= 128) {
+    fetch_latents<LatentLine>(args, shared.ring, static_cast<int>(threadIdx.x) % 32);
+  } else {
+    ptx::wait_for_predecessor();
+    attend_few<kColumns>(args, shared, static_cast<int>(threadIdx.x));
+  }
+}
+
+}  // namespace nibble::cuda

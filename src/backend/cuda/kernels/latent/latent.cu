@@ -1,0 +1,74 @@
+// Which kernels serve latent attention, and its plans.
+
+#include <algorithm>
+
+#include "backend/cuda/kernels/attention/plan.cuh"
+#include "backend/cuda/kernels/latent/latent_launch.h"
+
+namespace nibble::cuda {
+namespace {
+
+constexpr int32_t kFastDim = 576;      // of rows that kernels of warpgroup products read
+constexpr int32_t kLineQueries = 256;  // of a sequence that share the work on it among blocks
+
+}  // namespace
+
+bool latent_on_sm90(const LatentShape& shape) {
+  return shape.row_dim == kFastDim && device_attribute(cudaDevAttrComputeCapabilityMajor) == 9;
+}
+
+LineForm latent_line(const LatentShape& shape) {
+  LineForm form;
+  form.ratio = shape.heads;
+  form.columns = shape.heads <= 8 ? 8 : shape.heads <= 16 ? 16 : 64;
+  form.line_rows = std::clamp(kLineQueries / shape.heads, 1, form.columns < 64 ? 4 : 16);
+  form.tile_tokens = 64;
+  form.blocks = std::min(device_attribute(cudaDevAttrMultiProcessorCount), 288);
+  return form;
+}
+
+Status check_latent(const LatentShape& shape) {
+  const auto refuse = [](std::string_view what, int64_t value, std::string_view remedy) {
+    return make_error(StatusCode::kInvalidArgument, "latent attention on the GPU: {} is {}; {}",
+                      what, value, remedy);
+  };
+  if (shape.row_dim <= 0 || shape.row_dim > kMostLatentDim || shape.row_dim % 8 != 0) {
+    return refuse("rows of the cache must have a multiple of 8 numbers, at most 1024; theirs",
+                  shape.row_dim, "use --device cpu");
+  }
+  if (shape.heads <= 0 || shape.heads > 1024) {
+    return refuse("there may be at most 1024 heads; their number", shape.heads, "use --device cpu");
+  }
+  if (shape.page_size <= 0 || shape.page_size % 16 != 0) {
+    return refuse("pages must hold a multiple of 16 tokens; theirs", shape.page_size,
+                  "choose another --block-size");
+  }
+  return {};
+}
+
+size_t latent_plan_bytes(const LatentShape& shape, int32_t max_sequences, int32_t max_rows) {
+  return view_plan(nullptr, latent_line(shape).blocks, max_sequences, max_rows).bytes;
+}
+
+cudaError_t plan_latent(const LatentShape& shape,
+                        const StepMetadata& step,
+                        void* plan,
+                        const LaunchContext& context) {
+  return latent_on_sm90(shape) ? plan_line(latent_line(shape), step, plan, context) : cudaSuccess;
+}
+
+size_t latent_workspace_bytes(const LatentShape& shape) {
+  return latent_on_sm90(shape) ? latent_workspace_sm90(shape) : 0;
+}
+
+cudaError_t decode_latent(const LatentLaunch& args, const LaunchContext& context) {
+  return latent_on_sm90(args.shape) ? decode_latent_sm90(args, context)
+                                    : plain_latent(args, context);
+}
+
+cudaError_t prefill_latent(const LatentLaunch& args, const LaunchContext& context) {
+  // The plain kernel has done all rows.
+  return latent_on_sm90(args.shape) ? prefill_latent_sm90(args, context) : cudaSuccess;
+}
+
+}  // namespace nibble::cuda

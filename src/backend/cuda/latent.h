@@ -1,0 +1,108 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include <cuda_runtime_api.h>
+
+#include "backend/cuda/attention.h"
+#include "backend/cuda/launch.h"
+#include "base/status.h"
+
+namespace nibble::cuda {
+
+/// Latent attention (ops/latent.h) over a cache in bf16, all layers of a model alike. The cache on
+/// the GPU: a page holds page_size rows in groups of 8, each group in columns of 64 numbers (1024
+/// bytes, as wgmma's 128-byte swizzle), rows filled up to whole columns:
+///   [page][group][column][8 rows of 128 bytes]
+struct LatentShape {
+  int32_t page_size = 64;
+  int32_t row_dim = 0;  // numbers of a cached row, and of a head of queries
+  int32_t heads = 0;    // of queries
+  float scale = 1.0F;   // applied to scores
+
+  bool operator==(const LatentShape&) const = default;
+};
+
+[[nodiscard]] constexpr int32_t latent_row_bytes(int32_t row_dim) {
+  return (row_dim + 63) / 64 * 128;
+}
+[[nodiscard]] constexpr int64_t latent_page_bytes(const LatentShape& shape) {
+  return int64_t{shape.page_size} * latent_row_bytes(shape.row_dim);
+}
+/// Where number `dim` of row `token` of a page lies, in bytes.
+[[nodiscard]] constexpr int32_t latent_offset(int32_t row_dim, int32_t token, int32_t dim) {
+  const int32_t line = token % 8 * 128 + dim % 64 * 2;
+  return token / 8 * 8 * latent_row_bytes(row_dim) + dim / 64 * 1024 + (line ^ (token % 8 * 16));
+}
+
+/// Ok when there are kernels for the shape on the current device.
+[[nodiscard]] Status check_latent(const LatentShape& shape);
+
+/// As attention_plan_bytes() and plan_attention().
+[[nodiscard]] size_t latent_plan_bytes(const LatentShape& shape,
+                                       int32_t max_sequences,
+                                       int32_t max_rows);
+cudaError_t plan_latent(const LatentShape& shape,
+                        const StepMetadata& step,
+                        void* plan,
+                        const LaunchContext& context);
+
+/// The rotated parts of the step's queries and rows.
+struct LatentTurn {
+  const float* inv_freq = nullptr;  // [dim / 2]
+  int32_t dim = 0;
+  float factor = 1.0F;  // of cos and sin
+  bool interleaved = true;
+};
+
+/// reference_latent_append(), of rows in bf16.
+struct LatentAppendLaunch {
+  LatentShape shape;
+  StepMetadata step;
+  void* pages = nullptr;
+  void* rows = nullptr;
+  int64_t stride = 0;
+  int32_t q_rank = 0;
+  const float* q_norm = nullptr;
+  const float* latent_norm = nullptr;
+  float norm_eps = 0.0F;
+  LatentTurn turn;
+};
+cudaError_t append_latent(const LatentAppendLaunch& args, const LaunchContext& context);
+
+/// reference_latent_queries(), of queries in bf16.
+struct LatentQueryLaunch {
+  StepMetadata step;
+  const void* q = nullptr;
+  int64_t q_stride = 0;
+  int32_t heads = 0;
+  int32_t head_dim = 0;
+  LatentTurn turn;
+  void* out = nullptr;  // [rows, heads, out_dim]
+  int32_t out_dim = 0;
+};
+cudaError_t rotate_latent_queries(const LatentQueryLaunch& args, const LaunchContext& context);
+
+/// out = softmax(scale q·rows) rows for the step's rows, causally, over the cache (with the step's
+/// tokens). Of rows of 576 numbers the first 512 are values, and only these are written.
+struct LatentLaunch {
+  LatentShape shape;
+  StepMetadata step;
+  const void* plan = nullptr;   // plan_latent's, of this step and shape
+  const void* pages = nullptr;  // of the layer
+  const void* q = nullptr;      // [rows, heads, row_dim] bf16; rows q_stride apart
+  int64_t q_stride = 0;
+  void* out = nullptr;  // [rows, heads, row_dim] bf16
+  int64_t out_stride = 0;
+  void* workspace = nullptr;  // latent_workspace_bytes()
+};
+[[nodiscard]] size_t latent_workspace_bytes(const LatentShape& shape);
+
+/// Sequences with few rows, in equal shares over the multiprocessors. A captured launch serves any
+/// lengths. Results do not depend on timing.
+cudaError_t decode_latent(const LatentLaunch& args, const LaunchContext& context);
+/// The others; not to be launched where there is none with several rows.
+cudaError_t prefill_latent(const LatentLaunch& args, const LaunchContext& context);
+
+}  // namespace nibble::cuda

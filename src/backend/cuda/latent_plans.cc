@@ -1,0 +1,26 @@
+#include "backend/cuda/latent_plans.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "backend/cuda/cuda_status.h"
+
+namespace nibble::cuda {
+
+size_t LatentPlans::find(const LatentShape& shape) {
+  const auto found =
+      std::ranges::find_if(plans_, [&](const Memory& memory) { return memory.shape == shape; });
+  if (found != plans_.end()) {
+    return static_cast<size_t>(found - plans_.begin());
+  }
+  auto plan = allocate_device(latent_plan_bytes(shape, static_cast<int32_t>(limits_.sequences),
+                                                static_cast<int32_t>(limits_.rows)),
+                              "the plan of attention");
+  must(plan.status());
+  auto workspace = allocate_device(latent_workspace_bytes(shape) + 1, "attention");
+  must(workspace.status());
+  plans_.push_back({shape, std::move(plan).value(), std::move(workspace).value()});
+  return plans_.size() - 1;
+}
+
+}  // namespace nibble::cuda

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "calibration/site_acts.h"
+#include "quantizer/algorithms/block_choice.h"
+#include "quantizer/plan.h"
+
+namespace nibble {
+
+/// Whether channels are put into another order within a site, or lie as the model has them, which
+/// may have been permuted before (Transform::kPermute).
+enum class ChannelMoves : uint8_t { kNone, kGather };
+
+struct BlockFinding {
+  const std::string& model;  // folder
+  const CheckpointReader& reader;
+  const QuantizePlan& plan;  // of it
+  const std::vector<std::vector<int32_t>>& windows;
+  ChannelMoves moves = ChannelMoves::kNone;
+  int block = 128;         // channels; grouped weights have groups of as many
+  double a8_share = 0.16;  // of 8-bit blocks that is expected, where blocks share scales
+  std::string beside;      // where a file for hidden states is made, which has no name
+  int threads = 1;
+  const std::atomic<bool>* stop = nullptr;
+};
+
+/// A site whose rows are rounded in blocks.
+struct FoundSite {
+  int64_t layer = 0;
+  Site site = Site::kQkv;
+  std::shared_ptr<const std::vector<int32_t>> columns;  // as of ActSpec; null where channels stay
+};
+
+/// What 4 and 8 bits cost the blocks of a model: of the same number of sites, in the same order.
+struct FoundBlocks {
+  int block = 0;
+  int64_t parts = 1;  // of split sites: split_parts()
+  std::vector<FoundSite> sites;
+  BlockRanking ranking;
+
+  [[nodiscard]] SiteActs acts(const BlockChoice& choice) const;
+};
+
+/// Runs the model, not rounded anywhere, layer by layer over the windows, and judges each block of
+/// the rows that enter products with activations in blocks (ActFormat::kIntBlocks): the squares
+/// that 4 bits, clipped in several ways, and 8 bits change in the outputs. Where channels are
+/// gathered they are ordered first, by the mean of their squares, the largest first; those that
+/// devices may share by columns (of attention's output and of down) stay within each of
+/// split_parts().
+/// Errors: those of LayerRunner::open(); kUnsupported for routed experts in such a scheme, and for
+/// blocks of several sizes; kInvalidArgument for inputs that are no multiple of a block, and for
+/// inputs that are no numbers, naming the matrix; kCancelled, kIo.
+Result<FoundBlocks> find_blocks(const BlockFinding& finding);
+
+}  // namespace nibble

@@ -1,0 +1,102 @@
+#include "model/fmpq_inputs.h"
+
+#include <algorithm>
+#include <memory>
+
+#include "base/file.h"
+#include "base/log.h"
+#include "checkpoint/fmpq_sidecar.h"
+
+namespace nibble {
+namespace {
+
+/// Whether the config.json beside the weights announces a sidecar.
+Result<bool> announced_beside(const CheckpointReader& weights) {
+  const std::string path = weights.path() + "/config.json";
+  if (!file_exists(path)) {
+    return false;
+  }
+  NIBBLE_ASSIGN_OR_RETURN(const std::string text, read_file(path));
+  const auto config = Json::parse(text);
+  return config.ok() ? announces_fmpq(*config)
+                     : Result<bool>(config.status().with_context("config.json"));
+}
+
+ActSpec spec_of(const FmpqSidecar::Site& site, FmpqUse use) {
+  ActSpec spec;
+  if (!site.columns.empty()) {
+    spec.columns = std::make_shared<const std::vector<int32_t>>(site.columns);
+  }
+  if (use == FmpqUse::kApplied) {
+    spec.format = ActFormat::kIntBlocks;
+    spec.blocks = std::make_shared<const BlockPrecision>(site.precision);
+  }
+  return spec;
+}
+
+}  // namespace
+
+Result<FmpqInputs> FmpqInputs::open(const CheckpointReader& weights,
+                                    const QuantConfig& config,
+                                    FmpqUse use) {
+  const auto gathered = std::ranges::find_if(
+      config.groups, [](const QuantGroup& group) { return group.activations.gathered; });
+  NIBBLE_ASSIGN_OR_RETURN(const bool announced, announced_beside(weights));
+  FmpqInputs inputs;
+  if (!announced && gathered != config.groups.end()) {
+    return make_error(StatusCode::kCorrupt,
+                      "config.json: field {} is missing, but {} says that inputs are gathered as "
+                      "the file {} tells; take the config.json that was written with the weights",
+                      kFmpqConfigField, gathered->activations.where, kFmpqSidecarName);
+  }
+  if (!announced) {
+    return inputs;
+  }
+  if (use == FmpqUse::kIgnored && gathered == config.groups.end()) {
+    NIBBLE_LOG(kInfo, "{}: {} is ignored: activations stay as they are", weights.path(),
+               kFmpqSidecarName);
+    return inputs;
+  }
+  NIBBLE_ASSIGN_OR_RETURN(const FmpqSidecar sidecar, read_fmpq_sidecar(weights.path(), weights));
+  NIBBLE_LOG(kInfo, "{}: {}: {}{}", weights.path(), kFmpqSidecarName, describe(sidecar, weights),
+             use == FmpqUse::kIgnored ? "; ignored, but for the order of inputs" : "");
+  for (const FmpqSidecar::Site& site : sidecar.sites) {
+    const ActSpec spec = spec_of(site, use);
+    for (const std::string& module : site.modules) {
+      inputs.inputs_.emplace(module, spec);
+    }
+  }
+  return inputs;
+}
+
+Status FmpqInputs::apply(const std::string& module, MappedLinear& weights) const {
+  const auto found = inputs_.find(module);
+  if (found == inputs_.end()) {
+    return {};
+  }
+  const ActSpec& spec = found->second;
+  const auto bad = [&](const std::string& what) {
+    return make_error(StatusCode::kCorrupt,
+                      "{}: {}: {}; calibrate the model again (nibble quantize --scheme NAME "
+                      "--calibrate TEXT), or run it with --ignore-fmpq",
+                      kFmpqSidecarName, module, what);
+  };
+  if (weights.act.format != ActFormat::kFloat || weights.act.columns != nullptr ||
+      weights.weight.format.code != WeightCode::kInt4) {
+    return bad("its weights are not plain INT4 with activations as they are");
+  }
+  const int64_t k = weights.weight.k;
+  if (spec.blocks != nullptr) {
+    const Status fits = check_blocks(*spec.blocks, weights.weight.format, k);
+    if (!fits.ok()) {
+      return bad(std::string(fits.message()));
+    }
+  }
+  if (spec.columns != nullptr && std::ssize(*spec.columns) != k) {
+    return bad(fmt::format("field columns: has {} entries for {} inputs", spec.columns->size(), k));
+  }
+  weights.act = spec;
+  return {};
+}
+
+}  // namespace nibble

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cstdint>
+
+#include "quant/block_precision.h"
+
+namespace nibble {
+
+/// What the numbers of one scale become, by their largest magnitude.
+struct BlockCodes {
+  float top = 127.0F;   // largest code
+  float factor = 0.0F;  // code = x * factor, to the nearest, ties to even, within -top .. top
+  float scale = 0.0F;   // NaN where a number was not finite; its codes then mean nothing
+};
+
+/// `bits` of 4 or 8. Numbers of 0, and those so small that their factor is infinite, have codes
+/// of 0. F32 throughout: span = clip * largest (8 bits: largest), scale = span / top, factor =
+/// top / span.
+///   largest  NaN when a number is not finite
+[[nodiscard]] BlockCodes block_codes(int bits, float clip, float largest);
+
+/// The only definition of how rows become codes; devices give the same bits.
+///   x       [blocks.k()], in the order of the weights' columns
+///   codes   [blocks.k()] of -7..7 or -127..127; 0 where the scale is NaN
+///   scales  [scale_count(blocks, scales)]
+struct RoundedBlocks {
+  int8_t* codes = nullptr;
+  float* scales = nullptr;
+};
+void round_blocks(const BlockPrecision& blocks,
+                  BlockScales form,
+                  const float* x,
+                  const RoundedBlocks& out);
+
+}  // namespace nibble

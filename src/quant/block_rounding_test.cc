@@ -1,0 +1,178 @@
+#include "quant/block_rounding.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace nibble {
+namespace {
+
+using testing::Each;
+using testing::HasSubstr;
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+struct Rounded {
+  std::vector<int8_t> codes;
+  std::vector<float> scales;
+};
+
+Rounded rounded(const BlockPrecision& blocks, BlockScales form, const std::vector<float>& x) {
+  Rounded out{std::vector<int8_t>(x.size(), 99),
+              std::vector<float>(static_cast<size_t>(scale_count(blocks, form)), -1.0F)};
+  round_blocks(blocks, form, x.data(), {out.codes.data(), out.scales.data()});
+  return out;
+}
+
+std::vector<float> random_row(int64_t k, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> x(static_cast<size_t>(k));
+  for (size_t i = 0; i < x.size(); ++i) {
+    x[i] = normal(random) * (i % 37 == 0 ? 50.0F : 1.0F);
+  }
+  return x;
+}
+
+float largest_of(const std::vector<float>& x, size_t begin, size_t end) {
+  float largest = 0.0F;
+  for (size_t i = begin; i < end; ++i) {
+    largest = std::fmax(largest, std::fabs(x[i]));
+  }
+  return largest;
+}
+
+/// The code of a number among those that share `largest`, in double precision but for the factor.
+int code_of(float x, int bits, float clip, float largest) {
+  const float top = bits == 4 ? 7.0F : 127.0F;
+  const float factor = top / (bits == 4 ? clip * largest : largest);
+  const double code = std::nearbyint(static_cast<double>(static_cast<float>(x * factor)));
+  return static_cast<int>(std::fmin(std::fmax(code, -top), top));
+}
+
+TEST(BlockRounding, EachBlockHasAScaleOfItsBits) {
+  for (const int block : {32, 64, 128}) {
+    const BlockPrecision blocks{.block = block, .bits = {4, 8, 4, 8, 4}, .clip = 0.85F};
+    const std::vector<float> x = random_row(blocks.k(), static_cast<uint32_t>(block));
+    const Rounded out = rounded(blocks, BlockScales::kEach, x);
+    for (size_t b = 0; b < blocks.bits.size(); ++b) {
+      const size_t begin = b * static_cast<size_t>(block);
+      const size_t end = begin + static_cast<size_t>(block);
+      const float largest = largest_of(x, begin, end);
+      EXPECT_EQ(out.scales[b], blocks.bits[b] == 4 ? 0.85F * largest / 7.0F : largest / 127.0F);
+      for (size_t i = begin; i < end; ++i) {
+        EXPECT_EQ(out.codes[i], code_of(x[i], blocks.bits[b], 0.85F, largest)) << i;
+        const float span = out.scales[b] * (blocks.bits[b] == 4 ? 7.0F : 127.0F);
+        const float near = std::clamp(x[i], -span, span);  // what is clipped has the largest code
+        EXPECT_NEAR(out.codes[i] * out.scales[b], near, 0.5001F * out.scales[b]);
+      }
+    }
+  }
+}
+
+TEST(BlockRounding, ClassesHaveOneScaleEach) {
+  const BlockPrecision blocks{.block = 32, .bits = {8, 4, 4, 8}, .clip = 0.9F};
+  const std::vector<float> x = random_row(blocks.k(), 3);
+  const Rounded out = rounded(blocks, BlockScales::kClass, x);
+  const float largest4 = largest_of(x, 32, 96);
+  const float largest8 = std::fmax(largest_of(x, 0, 32), largest_of(x, 96, 128));
+  ASSERT_EQ(out.scales.size(), 2U);
+  EXPECT_EQ(out.scales[kClassOf4Bits], 0.9F * largest4 / 7.0F);
+  EXPECT_EQ(out.scales[kClassOf8Bits], largest8 / 127.0F);
+  for (size_t i = 0; i < x.size(); ++i) {
+    const int bits = blocks.bits[i / 32];
+    EXPECT_EQ(out.codes[i], code_of(x[i], bits, 0.9F, bits == 4 ? largest4 : largest8)) << i;
+  }
+}
+
+TEST(BlockRounding, ClassesWithoutBlocksHaveScales0) {
+  const BlockPrecision four{.block = 32, .bits = {4}, .clip = 1.0F};
+  const BlockPrecision eight{.block = 32, .bits = {8}};
+  const std::vector<float> x = random_row(32, 4);
+  EXPECT_EQ(rounded(four, BlockScales::kClass, x).scales[kClassOf8Bits], 0.0F);
+  EXPECT_EQ(rounded(eight, BlockScales::kClass, x).scales[kClassOf4Bits], 0.0F);
+}
+
+TEST(BlockRounding, ZerosAndNumbersNextToThemAreCodes0) {
+  const BlockPrecision blocks{.block = 32, .bits = {4, 8}};
+  for (const float tiny : {0.0F, -0.0F, 1e-45F, 1e-38F / 127.0F}) {
+    const std::vector<float> x(64, tiny);
+    for (const BlockScales form : {BlockScales::kEach, BlockScales::kClass}) {
+      const Rounded out = rounded(blocks, form, x);
+      EXPECT_THAT(out.codes, Each(0)) << tiny;
+      for (const float scale : out.scales) {
+        EXPECT_TRUE(scale >= 0.0F && scale < 1e-37F) << tiny;
+      }
+    }
+  }
+}
+
+TEST(BlockRounding, WhatIsNotFiniteSpoilsItsScaleAlone) {
+  const BlockPrecision blocks{.block = 32, .bits = {4, 8, 4}};
+  for (const float bad : {kNan, kInfinity, -kInfinity}) {
+    std::vector<float> x = random_row(blocks.k(), 5);
+    const Rounded before = rounded(blocks, BlockScales::kEach, x);
+    x[40] = bad;
+    const Rounded each = rounded(blocks, BlockScales::kEach, x);
+    EXPECT_EQ(each.scales[0], before.scales[0]);
+    EXPECT_TRUE(std::isnan(each.scales[1]));
+    EXPECT_EQ(each.scales[2], before.scales[2]);
+    const Rounded classes = rounded(blocks, BlockScales::kClass, x);
+    EXPECT_FALSE(std::isnan(classes.scales[kClassOf4Bits]));
+    EXPECT_TRUE(std::isnan(classes.scales[kClassOf8Bits]));
+    for (size_t i = 32; i < 64; ++i) {
+      EXPECT_EQ(each.codes[i], 0);
+      EXPECT_EQ(classes.codes[i], 0);
+    }
+  }
+}
+
+TEST(BlockRounding, TheLargestNumbersAreTheLargestCodes) {
+  const BlockPrecision blocks{.block = 32, .bits = {4, 8}, .clip = 0.7F};
+  for (const float largest : {3.4e38F, 1e-30F, 7.0F}) {
+    std::vector<float> x(64, 0.0F);
+    x[0] = x[32] = largest;
+    x[1] = x[33] = -largest;
+    const Rounded out = rounded(blocks, BlockScales::kEach, x);
+    EXPECT_EQ(out.codes[0], 7);
+    EXPECT_EQ(out.codes[1], -7);
+    EXPECT_EQ(out.codes[32], 127);
+    EXPECT_EQ(out.codes[33], -127);
+  }
+}
+
+TEST(BlockPrecision, KnowsTheShareOf4Bits) {
+  EXPECT_EQ(share_of_4_bits({.block = 64, .bits = {4, 8, 4, 4}}), 0.75);
+  EXPECT_EQ(share_of_4_bits({}), 0.0);
+}
+
+TEST(BlockPrecision, RefusalsNameTheField) {
+  const WeightFormat grouped{WeightCode::kInt4, ScalePer::kGroup, 64, DType::kBF16};
+  const WeightFormat channel{WeightCode::kInt4, ScalePer::kChannel};
+  const BlockPrecision good{.block = 64, .bits = {4, 8}};
+  EXPECT_TRUE(check_blocks(good, grouped, 128).ok());
+  EXPECT_TRUE(check_blocks(good, channel, 128).ok());
+  const auto message = [&](const auto& change, const WeightFormat& weight, int64_t k) {
+    BlockPrecision blocks = good;
+    change(blocks);
+    return std::string(check_blocks(blocks, weight, k).message());
+  };
+  const auto nothing = [](BlockPrecision&) {};
+  EXPECT_THAT(message([](auto& b) { b.block = 48; }, channel, 96), HasSubstr("block: 48 is none"));
+  EXPECT_THAT(message([](auto& b) { b.block = 32; }, grouped, 64), HasSubstr("groups of 64"));
+  EXPECT_THAT(message(nothing, channel, 100), HasSubstr("100 input channels are no multiple"));
+  EXPECT_THAT(message(nothing, channel, 192), HasSubstr("has 2 blocks, but 192"));
+  EXPECT_THAT(message([](auto& b) { b.bits[1] = 6; }, channel, 128), HasSubstr("block 1 has 6"));
+  for (const float clip : {0.0F, 1.01F, kNan}) {
+    EXPECT_THAT(message([&](auto& b) { b.clip = clip; }, channel, 128), HasSubstr("field clip"));
+  }
+}
+
+}  // namespace
+}  // namespace nibble
