@@ -34,6 +34,8 @@ FAMILIES = [
     (r"sm80::gemm_kernel<", ("HMMA", "LDGSTS"), 0),
     (r"prefill_sm90_kernel<", ("HGMMA", "UBLKCP"), 0),
     (r"prefill_kernel<.*256>", ("HMMA", "UBLKCP|LDGSTS"), 70),
+    # One register too few.
+    (r"prefill_kernel<.*KvCode\)6, 64>", ("HMMA", "UBLKCP|LDGSTS"), 2),
     (r"prefill_kernel<", ("HMMA", "UBLKCP|LDGSTS"), 0),
     (r"decode_kernel<", ("HMMA", "UBLKCP|LDGSTS"), 64),
     (r"column_kernel<", ("FFMA", "LDS"), 0),
