@@ -127,10 +127,11 @@ Status check_latent(const KvSpec& spec, const Backend& backend) {
     return {};
   }
   if (spec.key_dim == 576 && spec.value_dim != 512 && !backend.host_memory()) {
-    return make_error(StatusCode::kUnsupported,
-                      "{} takes rows of 576 numbers for a latent of 512, but kv_lora_rank is {}; run "
-                      "the model with --device cpu",
-                      backend.name(), spec.value_dim);
+    return make_error(
+        StatusCode::kUnsupported,
+        "{} takes rows of 576 numbers for a latent of 512, but kv_lora_rank is {}; run "
+        "the model with --device cpu",
+        backend.name(), spec.value_dim);
   }
   if (kv_format(spec.code).per == KvParameters::kNone) {
     return {};

@@ -126,10 +126,11 @@ Status check_device(const ModelConfig& config, const Backend& backend) {
   if (config.latent.kv_rank == 0 || backend.host_memory()) {
     return {};
   }
-  return make_error(StatusCode::kUnsupported,
-                    "config.json: field architectures: \"{}\" has latent attention; no model with it "
-                    "has been compared with the CPU's on {}: run it with --device cpu",
-                    config.architecture, backend.name());
+  return make_error(
+      StatusCode::kUnsupported,
+      "config.json: field architectures: \"{}\" has latent attention; no model with it "
+      "has been compared with the CPU's on {}: run it with --device cpu",
+      config.architecture, backend.name());
 }
 
 }  // namespace

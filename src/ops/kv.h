@@ -53,8 +53,8 @@ struct KvBasis {
 /// where a set is one token's parameters in f32, [page_size, p]; of kPerChannelPage keys have
 /// fp16 [page_size / kChannelTokens, p, head_dim], values fp16 [page_size, p].
 /// Of latent attention there are no V: a token's row is its key, and its first numbers are its
-/// value. Attention over it reads and gives whole rows, whose last numbers mean nothing in a result.
-/// A page of the residual is [kv_head][page_size, head_dim] in BF16.
+/// value. Attention over it reads and gives whole rows, whose last numbers mean nothing in a
+/// result. A page of the residual is [kv_head][page_size, head_dim] in BF16.
 struct KvView {
   KvCode code = KvCode::kBf16;
   int64_t page_size = 0;
