@@ -145,7 +145,7 @@ def test_inspect_json(model):
         "attention": 4 * (2 * 32 * 32 + 2 * 16 * 32), "embeddings and head": 4 * VOCAB * HIDDEN,
         "mlp": 4 * 3 * HIDDEN * INTERMEDIATE, "norms": 4 * 3 * HIDDEN}
     memory = {(row["kv"], row["context"], row["concurrency"]): row for row in value["memory"]}
-    assert len(memory) == 5 * 2 * 2  # the model's context is 64, so 4096 becomes that
+    assert len(memory) == 7 * 2 * 2  # the model's context is 64, so 4096 becomes that
     assert memory["bf16", 64, 3]["kv_bytes"] == 2 * 1 * 16 * 2 * 64 * 3
     assert memory["f32", 16, 1]["kv_bytes"] == 2 * 1 * 16 * 4 * 16
     assert memory["int8", 16, 1]["kv_bytes"] < memory["bf16", 16, 1]["kv_bytes"]

@@ -5,12 +5,13 @@ import array
 import copy
 import json
 import random
+import shutil
 import struct
 
 import pytest
 
 from cli_tools import (
-    INVALID, NOT_FOUND, TINY_TENSORS, UNKNOWN_FAMILY, UNSUPPORTED, Model, fails, json_of, succeeds,
+    INVALID, NOT_FOUND, ROOT, TINY_TENSORS, UNKNOWN_FAMILY, UNSUPPORTED, Model, fails, json_of, succeeds,
     write_safetensors)
 
 
@@ -150,16 +151,9 @@ def test_experts_go_together(model):
             more=["--rule", "re:.*experts\\.1\\.=keep"])
 
 
-# Fields that a config.json of this architecture must have.
-LATENT_EXPERTS = {"kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8,
-                  "v_head_dim": 16, "n_routed_experts": 3, "num_experts_per_tok": 2,
-                  "moe_intermediate_size": 32}
-
-
 @pytest.mark.parametrize("config,family", [
     ({"model_type": "kimi_k25", "text_config": {"model_type": "kimi_k2"}}, "kimi_k25"),
     ({"model_type": "kimi_k2"}, "kimi_k2"), ({"model_type": "deepseek_v3"}, "deepseek_v3"),
-    ({"architectures": ["DeepseekV3ForCausalLM"], **LATENT_EXPERTS}, "deepseek_v3"),
     ({"model_type": "gpt_oss"}, "gpt_oss"),
 ])
 def test_ready_made_rules_take_experts_only(model, config, family):
@@ -169,6 +163,20 @@ def test_ready_made_rules_take_experts_only(model, config, family):
     assert kept["action"] == "keep" and kept["rule"] == f"{family}: routed experts only"
     everywhere = plan(model, scheme="w8a8_fp8")
     assert (LAYER + "self_attn.q_proj" in everywhere) == (family == "deepseek_v3")
+
+
+def test_ready_made_rules_follow_the_architecture_alone(tmp_path):
+    source = tmp_path / "model"
+    shutil.copytree(ROOT / "tests/golden/deepseek_v3", source)
+    config = json.loads((source / "config.json").read_text())
+    del config["model_type"]
+    (source / "config.json").write_text(json.dumps(config))
+    value = json_of("quantize", source, tmp_path / "out", "--scheme", "w4a16_g32", "--dry-run")
+    planned = {tensor["name"]: tensor for tensor in value["tensors"]}
+    expert = planned["model.layers.1.mlp.experts.0.up_proj"]
+    assert expert["action"] == "w4a16_g32" and expert["rule"] == "deepseek_v3: routed experts"
+    kept = planned["model.layers.1.self_attn.o_proj.weight"]
+    assert kept["action"] == "keep" and kept["rule"] == "deepseek_v3: routed experts only"
 
 
 def test_k_that_no_group_divides(model):
