@@ -17,15 +17,15 @@ namespace nibble {
 namespace {
 
 struct Shape {
-  KvCode code = KvCode::kF32;
   int64_t heads = 4;
   int64_t rank = 32;
   int64_t rope = 8;
   int64_t nope = 16;
   int64_t q_rank = 24;  // 0: queries have one stage
   int64_t page_size = 16;
-  bool interleaved = true;
+  KvCode code = KvCode::kF32;
   DType type = DType::kF32;
+  bool interleaved = true;
 
   [[nodiscard]] int64_t row() const { return rank + rope; }
   [[nodiscard]] int64_t first() const { return q_rank > 0 ? q_rank : heads * (nope + rope); }
@@ -233,7 +233,7 @@ TEST_P(LatentAttentionTest, AgreesWithTheOracles) {
 
 TEST_P(LatentAttentionTest, Bf16CachesAgreeWithinTheirRounding) {
   for (const DType type : {DType::kF32, DType::kBF16}) {
-    Shape shape{.code = KvCode::kBf16, .heads = 16, .rank = 512, .rope = 64, .type = type};
+    Shape shape{.heads = 16, .rank = 512, .rope = 64, .code = KvCode::kBf16, .type = type};
     const LatentStep::Result actual = LatentStep(shape).run(backend_.get());
     shape.code = KvCode::kF32;
     shape.type = DType::kF32;
@@ -244,7 +244,7 @@ TEST_P(LatentAttentionTest, Bf16CachesAgreeWithinTheirRounding) {
 
 // Integers aside, sums have one order on all instruction sets.
 TEST_P(LatentAttentionTest, GivesTheBitsOfScalarKernels) {
-  const Shape shape{.code = KvCode::kBf16, .heads = 5, .type = DType::kBF16};
+  const Shape shape{.heads = 5, .code = KvCode::kBf16, .type = DType::kBF16};
   auto scalar = make_cpu_backend({.threads = 1, .isa = "scalar"}).value();
   auto weight = QuantTensor::allocate({.code = WeightCode::kF32}, 8, 2048).value();
   std::ranges::fill(weight.codes.as<float>(), 0.0F);
