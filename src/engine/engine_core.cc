@@ -153,6 +153,7 @@ bool EngineCore::step() {
       handle_result(i, item);
     }
   }
+  events_.deliver();
   speculator_->note_step(plan_, std::chrono::duration<double>(Clock::now() - start).count());
   speculator_->propose(plan_);
   if (!ahead_) {
@@ -196,6 +197,7 @@ void EngineCore::end_requests() {
                  sequence->generated() > 0 ? Status() : no_token_in_time(*sequence));
     }
   }
+  events_.deliver();
 }
 
 // Plans and runs or starts a step. False when there is nothing to do.
@@ -350,6 +352,7 @@ void EngineCore::abandon(const std::string& batch_reason, const std::string& oth
     report_end(*sequence, FinishReason::kError,
                Status(StatusCode::kUnavailable, in_batch ? batch_reason : other_reason));
   }
+  events_.deliver();
 }
 
 void EngineCore::cancel_all() {
@@ -361,6 +364,7 @@ void EngineCore::cancel_all() {
   for (const auto& sequence : all) {
     report_end(*sequence, FinishReason::kCancelled, {});
   }
+  events_.deliver();
 }
 
 EngineStats EngineCore::stats() const {

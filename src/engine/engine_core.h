@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "engine/engine.h"
+#include "engine/event_outbox.h"
 #include "engine/mask_filler.h"
 #include "engine/model_runner.h"
 #include "engine/sampling_builder.h"
@@ -101,7 +102,7 @@ class EngineCore final {
   [[nodiscard]] std::unique_ptr<Sequence> take_out(Sequence& sequence);
   [[nodiscard]] Status explain(const Status& failure);
   void finish(Sequence& sequence, FinishReason reason, const Status& failure);
-  static void report_end(Sequence& sequence, FinishReason reason, const Status& failure);
+  void report_end(Sequence& sequence, FinishReason reason, const Status& failure);
 
   std::unique_ptr<Model> model_;
   const EngineOptions options_;
@@ -118,6 +119,7 @@ class EngineCore final {
   std::vector<ScheduledSequence> plan_;  // of the step being run
   SamplerInputs inputs_;
   std::unique_ptr<Speculator> speculator_;
+  EventOutbox events_;
   std::vector<float> states_;  // scratch
   int64_t next_arrival_ = 0;
   Counts never_admitted_;

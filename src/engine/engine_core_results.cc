@@ -157,13 +157,12 @@ bool EngineCore::accept_token(Sequence& sequence, SampledToken sampled) {
              sequence.length() >= options_.max_model_len) {
     event.finish = FinishReason::kLength;
   }
-  if (event.finish == FinishReason::kNone) {
-    request.on_event(std::move(event));
-    return true;
+  const bool running = event.finish == FinishReason::kNone;
+  events_.add(request, std::move(event));
+  if (!running) {
+    events_.keep(take_out(sequence));
   }
-  const auto owned = take_out(sequence);
-  owned->request.on_event(std::move(event));
-  return false;
+  return running;
 }
 
 bool EngineCore::ends_answer(const Sequence& sequence, int32_t token) const {
@@ -182,18 +181,18 @@ std::unique_ptr<Sequence> EngineCore::take_out(Sequence& sequence) {
 }
 
 void EngineCore::finish(Sequence& sequence, FinishReason reason, const Status& failure) {
-  const auto owned = take_out(sequence);
-  report_end(*owned, reason, failure);
+  report_end(sequence, reason, failure);
+  events_.keep(take_out(sequence));
 }
 
 void EngineCore::report_end(Sequence& sequence, FinishReason reason, const Status& failure) {
-  sequence.request.on_event({.prompt_logprobs = std::move(sequence.prompt_scores),
-                             .pooled = pooled_prompt(sequence),
-                             .finish = reason,
-                             .failure = failure,
-                             .prompt_tokens = sequence.prompt_tokens,
-                             .cached_tokens = sequence.cached_tokens,
-                             .queue_seconds = sequence.queue_seconds});
+  events_.add(sequence.request, {.prompt_logprobs = std::move(sequence.prompt_scores),
+                                 .pooled = pooled_prompt(sequence),
+                                 .finish = reason,
+                                 .failure = failure,
+                                 .prompt_tokens = sequence.prompt_tokens,
+                                 .cached_tokens = sequence.cached_tokens,
+                                 .queue_seconds = sequence.queue_seconds});
 }
 
 }  // namespace nibble

@@ -45,6 +45,7 @@ HttpConnection::HttpConnection(Socket socket, std::shared_ptr<HttpHub> hub)
 void HttpConnection::start() {
   error_code ignored;
   socket_.set_option(asio::ip::tcp::no_delay(true), ignored);
+  socket_.non_blocking(true, ignored);
   arm_tick();
   read_head();
 }
@@ -314,8 +315,11 @@ void HttpConnection::on_disconnect(uint64_t serial, std::function<void()> callba
 }
 
 void HttpConnection::send(const std::string& data) {
-  if (!output_.send(data, shared_from_this())) {
+  const Sent sent = output_.send(data, shared_from_this());
+  if (sent == Sent::kRefused) {
     close();
+  } else if (sent == Sent::kWhole && phase_ == Phase::kAnswering && complete_) {
+    asio::post(socket_.get_executor(), [self = shared_from_this()] { self->on_settled({}); });
   }
 }
 

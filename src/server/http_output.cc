@@ -11,16 +11,24 @@ constexpr size_t kMaxUnsentBytes = size_t{64} << 20;
 
 }  // namespace
 
-bool HttpOutput::send(const std::string& data, const std::shared_ptr<void>& owner) {
+Sent HttpOutput::send(std::string_view data, const std::shared_ptr<void>& owner) {
   if (unsent_.size() + data.size() > kMaxUnsentBytes) {
-    return false;
+    return Sent::kRefused;
   }
-  unsent_ += data;
-  if (in_flight_.empty() && !unsent_.empty()) {
-    touch();
-    flush(owner);
+  if (!idle()) {
+    unsent_ += data;
+    return Sent::kPending;
   }
-  return true;
+  touch();
+  // Most pieces of a stream fit the kernel's buffer: no round trip through the event loop for them.
+  boost::system::error_code error;
+  const size_t taken = socket_.write_some(boost::asio::buffer(data), error);
+  if (taken == data.size()) {
+    return Sent::kWhole;
+  }
+  unsent_ = data.substr(taken);
+  flush(owner);  // finds an error of the socket again
+  return Sent::kPending;
 }
 
 void HttpOutput::flush(const std::shared_ptr<void>& owner) {

@@ -1,6 +1,8 @@
 #include "server/metrics.h"
 
 #include <algorithm>
+#include <initializer_list>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -47,6 +49,15 @@ void write_value(std::string& out,
   out += fmt::format("# HELP {0} {0}\n# TYPE {0} {1}\n{0}{{{2}}} {3}\n", name, type, labels, value);
 }
 
+/// Counters with one sample each.
+void write_counters(std::string& out,
+                    std::string_view labels,
+                    std::initializer_list<std::pair<std::string_view, int64_t>> counters) {
+  for (const auto& [name, value] : counters) {
+    write_value(out, "counter", name, labels, static_cast<double>(value));
+  }
+}
+
 /// Share of the pages of a pool that are used, of the pool with the largest: where a cache ends.
 double fullest_pool(const EngineStats& stats) {
   double most = 0;
@@ -80,12 +91,10 @@ void write_pools(std::string& out, std::string_view labels, const EngineStats& s
 
 /// Of servers that propose tokens ahead.
 void write_speculation(std::string& out, std::string_view labels, const SpeculationStats& counts) {
-  const auto write = [&](std::string_view name, int64_t value) {
-    write_value(out, "counter", name, labels, static_cast<double>(value));
-  };
-  write("vllm:spec_decode_num_drafts_total", counts.drafts);
-  write("vllm:spec_decode_num_draft_tokens_total", counts.draft_tokens);
-  write("vllm:spec_decode_num_accepted_tokens_total", counts.accepted_tokens);
+  write_counters(out, labels,
+                 {{"vllm:spec_decode_num_drafts_total", counts.drafts},
+                  {"vllm:spec_decode_num_draft_tokens_total", counts.draft_tokens},
+                  {"vllm:spec_decode_num_accepted_tokens_total", counts.accepted_tokens}});
   constexpr std::string_view kPlaces = "vllm:spec_decode_num_accepted_tokens_per_pos_total";
   out += fmt::format("# HELP {0} {0}\n# TYPE {0} counter\n", kPlaces);
   for (size_t place = 0; place < counts.accepted_at.size(); ++place) {
@@ -96,13 +105,11 @@ void write_speculation(std::string& out, std::string_view labels, const Speculat
 
 /// Tokens of prompts, and where they came from.
 void write_prompts(std::string& out, std::string_view labels, const EngineStats& stats) {
-  const auto write = [&](std::string_view name, int64_t value) {
-    write_value(out, "counter", name, labels, static_cast<double>(value));
-  };
-  write("vllm:prompt_tokens_total", stats.prompt_tokens);
-  write("vllm:prompt_tokens_cached_total", stats.cached_tokens);
-  write("vllm:prefix_cache_queries_total", stats.prompt_tokens);
-  write("vllm:prefix_cache_hits_total", stats.cached_tokens);
+  write_counters(out, labels,
+                 {{"vllm:prompt_tokens_total", stats.prompt_tokens},
+                  {"vllm:prompt_tokens_cached_total", stats.cached_tokens},
+                  {"vllm:prefix_cache_queries_total", stats.prompt_tokens},
+                  {"vllm:prefix_cache_hits_total", stats.cached_tokens}});
   out +=
       "# HELP vllm:prompt_tokens_by_source_total Prompt tokens computed, and found in the cache\n";
   out += "# TYPE vllm:prompt_tokens_by_source_total counter\n";
@@ -120,13 +127,11 @@ void write_experts(std::string& out, std::string_view labels, const ExpertCounts
   if (counts.runs == 0) {
     return;
   }
-  const auto write = [&](std::string_view name, int64_t value) {
-    write_value(out, "counter", name, labels, static_cast<double>(value));
-  };
-  write("nibble:expert_layer_runs_total", counts.runs);
-  write("nibble:expert_active_total", counts.active);
-  write("nibble:expert_slots_total", counts.slots);
-  write("nibble:expert_rows_max_total", counts.rows_max);
+  write_counters(out, labels,
+                 {{"nibble:expert_layer_runs_total", counts.runs},
+                  {"nibble:expert_active_total", counts.active},
+                  {"nibble:expert_slots_total", counts.slots},
+                  {"nibble:expert_rows_max_total", counts.rows_max}});
 }
 
 }  // namespace
@@ -265,9 +270,6 @@ std::string ServerMetrics::render(const EngineStats& stats,
   const auto gauge = [&](std::string_view name, double value) {
     write_value(out, "gauge", name, labels, value);
   };
-  const auto counter = [&](std::string_view name, int64_t value) {
-    write_value(out, "counter", name, labels, static_cast<double>(value));
-  };
   gauge("vllm:num_requests_running", static_cast<double>(stats.running));
   gauge("vllm:num_requests_waiting", static_cast<double>(stats.waiting));
   write_value(out, "gauge", "vllm:num_requests_waiting_by_reason", labels + ",reason=\"capacity\"",
@@ -279,10 +281,11 @@ std::string ServerMetrics::render(const EngineStats& stats,
                           labels, options.page_size, stats.pages_total, options.prefix_caching,
                           kv_code_name(options.kv_code)),
               1);
-  counter("vllm:generation_tokens_total", stats.generated_tokens);
+  write_counters(out, labels, {{"vllm:generation_tokens_total", stats.generated_tokens}});
   write_prompts(out, labels, stats);
-  counter("vllm:num_preemptions_total", stats.preemptions);
-  counter("nibble:engine_steps_total", stats.steps);
+  write_counters(out, labels,
+                 {{"vllm:num_preemptions_total", stats.preemptions},
+                  {"nibble:engine_steps_total", stats.steps}});
   if (options.speculation.tokens > 0) {
     write_speculation(out, labels, stats.speculation);
   }
