@@ -125,22 +125,22 @@ class LayerTrials final {
             .value_step = values.step.data()};
   }
 
-  /// Every form of keys beside one of values, then the other forms of values.
+  /// Every form of keys and of values, the other half centred, where nothing forbids it, and
+  /// turned.
   void add_int4() {
-    constexpr HeadForm kKeys{.centred = true, .turned = true};
-    const HeadForm values{.centred = !sinks_, .turned = true};
+    const HeadForm other{.centred = !sinks_, .turned = true};
     for (const HeadForm form : kHeadForms) {
-      double* const key_error = &layer_.keys.errors.at(head_form_index(form));
-      double* const both =
-          form == kKeys ? &layer_.values.errors.at(head_form_index(values)) : nullptr;
-      trials_.push_back({KvCode::kInt4, basis_of(form, values), {key_error, both}});
-    }
-    for (const HeadForm form : kHeadForms) {
-      if (form != values && !(sinks_ && form.centred)) {
-        trials_.push_back({KvCode::kInt4,
-                           basis_of(kKeys, form),
-                           {&layer_.values.errors.at(head_form_index(form))}});
+      if (sinks_ && form.centred) {
+        continue;
       }
+      double* const key_error = &layer_.keys.errors.at(head_form_index(form));
+      double* const value_error = &layer_.values.errors.at(head_form_index(form));
+      if (form == other) {
+        trials_.push_back({KvCode::kInt4, basis_of(form, form), {key_error, value_error}});
+        continue;
+      }
+      trials_.push_back({KvCode::kInt4, basis_of(form, other), {key_error}});
+      trials_.push_back({KvCode::kInt4, basis_of(other, form), {value_error}});
     }
   }
 
@@ -219,8 +219,8 @@ class KvCalibrator final {
     NIBBLE_RETURN_IF_ERROR(measure(index, trials.trials()));
     trials.choose();
     if (options_.form) {
-      layer.keys.form = layer.values.form = *options_.form;
-      layer.values.form.centred = layer.values.form.centred && !config().sinks;
+      layer.keys.form = layer.values.form = {.centred = options_.form->centred && !config().sinks,
+                                             .turned = options_.form->turned};
       layer.keys.page_form = layer.keys.form;
     }
     NIBBLE_RETURN_IF_ERROR(
@@ -259,7 +259,7 @@ class KvCalibrator final {
       if (!std::ranges::all_of(of_half->sums, [](double sum) { return std::isfinite(sum); })) {
         return not_finite(index, half == &layer.keys ? "keys" : "values");
       }
-      if (half == &layer.values && config().sinks) {
+      if (config().sinks) {
         continue;
       }
       std::ranges::transform(of_half->sums, std::back_inserter(half->mean),
@@ -364,8 +364,8 @@ Result<KvSidecar> calibrate_kv(const KvCalibrationOptions& options) {
   }
   if (config.sinks) {
     NIBBLE_LOG(kInfo,
-               "{}: attention has sinks, whose weights do not add up to 1: values are not centred, "
-               "keys may be",
+               "{}: attention has sinks, whose logits no mean of keys moves and whose weights have "
+               "no values: nothing is centred",
                options.model);
   }
   const int64_t rows = std::ssize(text.windows.front());

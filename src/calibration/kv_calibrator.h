@@ -27,7 +27,7 @@ struct KvCalibrationOptions {
 /// and heads; the other half centred and turned). Then writes all that beside the model
 /// (kv_sidecar_path()). One layer is in memory; hidden states are in a nameless file there. Neither
 /// the result nor the file depends on the threads. Source of centring: the mean of keys shifts all
-/// scores of a query alike.
+/// scores of a query alike; where there are sinks, whose logits stay, nothing is centred.
 /// Errors: those of read_model_text(), load_model() and write_kv_sidecar(); kCorrupt
 /// naming the layer whose keys, values or results are not finite; kCancelled when stopped.
 Result<KvSidecar> calibrate_kv(const KvCalibrationOptions& options);

@@ -184,20 +184,23 @@ std::string forms_text(const KvSidecar& sidecar, KvSidecar::Half KvSidecar::Laye
   return text;
 }
 
-/// What of a layer cannot be where attention has sinks, whose weights do not add up to 1.
+/// What of a layer cannot be where attention has sinks: neither do their logits move with those of
+/// centred keys, nor do the weights of centred values add up to 1.
 Status check_sinks(const KvSidecar::Layer& layer, const std::string& where) {
-  const auto refuse = [&](std::string_view what) {
-    return make_error(StatusCode::kUnsupported,
-                      "{}: {} where attention has sinks, whose weights do not add up to 1; {}",
-                      where, what, kRemedy);
-  };
-  if (layer.values.form.centred) {
-    return refuse("values: field form: values cannot be centred");
-  }
   for (const KvSidecar::Half* half : {&layer.keys, &layer.values}) {
+    const auto refuse = [&](std::string_view what) {
+      return make_error(StatusCode::kUnsupported,
+                        "{}: {}: {} where attention has sinks, which no mean may be taken off; {}",
+                        where, half == &layer.keys ? "keys" : "values", what, kRemedy);
+    };
+    if (half->form.centred) {
+      return refuse("field form: cannot be centred");
+    }
+    if (half->page_form && half->page_form->centred) {
+      return refuse("field page_form: cannot be centred");
+    }
     if (half->ranges && !half->ranges->mean.empty()) {
-      return refuse(half == &layer.keys ? "keys: ranges: field mean: there can be none"
-                                        : "values: ranges: field mean: there can be none");
+      return refuse("ranges: field mean: there can be none");
     }
   }
   return {};

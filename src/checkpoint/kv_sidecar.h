@@ -22,7 +22,7 @@ struct KvSidecarShape {
   int64_t layers = 0;
   int64_t kv_heads = 0;
   int64_t head_dim = 0;
-  bool sinks = false;  // attention has sinks: values cannot be centred
+  bool sinks = false;  // attention has sinks: nothing is centred
 };
 
 [[nodiscard]] KvSidecarShape kv_sidecar_shape(const ModelConfig& config);
@@ -64,7 +64,7 @@ struct KvSidecar {
 [[nodiscard]] std::string kv_sidecar_path(const std::string& model);
 
 /// kCorrupt naming file and field for what is missing, of a wrong type or size, unknown, or not
-/// finite; kUnsupported for another version, and for centred values or means of ranges beside
+/// finite; kUnsupported for another version, and for centred forms or means of ranges beside
 /// sinks; kIo.
 Result<KvSidecar> read_kv_sidecar(const std::string& path, const KvSidecarShape& shape);
 

@@ -131,18 +131,27 @@ TEST_F(KvSidecarFile, IsRefusedByFileAndField) {
               HasSubstr("field layers: has 2 entries, but the model has 3 layers"));
 }
 
-TEST_F(KvSidecarFile, ValuesAreNotCentredBesideSinks) {
+TEST_F(KvSidecarFile, NothingIsCentredBesideSinks) {
   KvSidecarShape sinks = kShape;
   sinks.sinks = true;
-  ASSERT_TRUE(write_kv_sidecar(sidecar(), kShape, path()).ok());
-  const Status status = read_kv_sidecar(path(), sinks).status();
-  EXPECT_EQ(status.code(), StatusCode::kUnsupported);
-  EXPECT_THAT(status.message(), HasSubstr("layers[1]: values: field form"));
-  KvSidecar ranges = sidecar();
-  ranges.layers[1].values.form = {};
-  ASSERT_TRUE(write_kv_sidecar(ranges, kShape, path()).ok());
-  EXPECT_THAT(read_kv_sidecar(path(), sinks).status().message(),
-              HasSubstr("layers[1]: keys: ranges: field mean"));
+  KvSidecar centred = sidecar();
+  const auto refused = [&](const char* words) {
+    ASSERT_TRUE(write_kv_sidecar(centred, kShape, path()).ok());
+    const Status status = read_kv_sidecar(path(), sinks).status();
+    EXPECT_EQ(status.code(), StatusCode::kUnsupported);
+    EXPECT_THAT(status.message(), HasSubstr(words));
+  };
+  refused("layers[0]: keys: field form: cannot be centred");
+  centred.layers[0].keys.form.centred = false;
+  centred.layers[0].keys.page_form->centred = true;
+  refused("layers[0]: keys: field page_form: cannot be centred");
+  centred.layers[0].keys.page_form.reset();
+  refused("layers[1]: keys: ranges: field mean");
+  centred.layers[1].keys.ranges.reset();
+  refused("layers[1]: values: field form: cannot be centred");
+  centred.layers[1].values.form.centred = false;
+  ASSERT_TRUE(write_kv_sidecar(centred, kShape, path()).ok());
+  EXPECT_TRUE(read_kv_sidecar(path(), sinks).ok());
 }
 
 TEST_F(KvSidecarFile, LiesBesideItsModel) {

@@ -322,7 +322,8 @@ AttentionTask CpuAttention::Plan::task(const AttentionArgs& args,
 
 CpuAttention::Plan CpuAttention::plan_of(const AttentionArgs& args) const {
   CHECK_EQ(args.heads % args.kv.kv_heads, 0);
-  CHECK(args.sinks == nullptr || args.kv.basis.value_mean == nullptr);
+  CHECK(args.sinks == nullptr ||
+        (args.kv.basis.key_mean == nullptr && args.kv.basis.value_mean == nullptr));
   Plan plan;
   plan.layout = layout_of(args.kv);
   plan.group = args.heads / args.kv.kv_heads;

@@ -48,7 +48,8 @@ void CudaStep::attention(const AttentionArgs& args) {
     return attend_latent(args);
   }
   CHECK(args.q.type == DType::kBF16 && args.out.type == DType::kBF16);
-  CHECK(args.sinks == nullptr || args.kv.basis.value_mean == nullptr);
+  CHECK(args.sinks == nullptr ||
+        (args.kv.basis.key_mean == nullptr && args.kv.basis.value_mean == nullptr));
   const AttentionShape shape{.kv = layout_of(args.kv),
                              .heads = static_cast<int32_t>(args.heads),
                              .sliding_window = static_cast<int32_t>(args.sliding_window),

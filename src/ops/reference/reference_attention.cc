@@ -338,7 +338,8 @@ void attend(const AttentionArgs& args, size_t index, int64_t row, int64_t head) 
 
 void reference_attention(const AttentionArgs& args) {
   CHECK_EQ(args.heads % args.kv.kv_heads, 0);
-  CHECK(args.sinks == nullptr || args.kv.basis.value_mean == nullptr);
+  CHECK(args.sinks == nullptr ||
+        (args.kv.basis.key_mean == nullptr && args.kv.basis.value_mean == nullptr));
   for (size_t index = 0; index < args.sequences.size(); ++index) {
     const SequenceSpan& sequence = args.sequences[index];
     for (int64_t i = 0; i < sequence.q_len; ++i) {
