@@ -48,7 +48,8 @@ function(nibble_folder name)
   list(FILTER tests INCLUDE REGEX "_test\\.cc$")
   add_library(nibble_${name} STATIC ${sources})
   target_link_libraries(nibble_${name} PUBLIC nibble_options ${ARG_DEPS})
-  if(NIBBLE_CUDA AND name MATCHES "^(base|core|quant|ops|backend)$")  # libnibble_cuda.so has them
+  # libnibble_cuda.so has these. With one setting for all presets their objects come from ccache.
+  if(name MATCHES "^(base|core|quant|ops|backend)$")
     set_target_properties(nibble_${name} PROPERTIES POSITION_INDEPENDENT_CODE ON)
   endif()
   if(NIBBLE_DEVELOPER AND tests)
