@@ -57,7 +57,7 @@ int64_t kv_bytes_read(const ModelConfig& config, KvCode code, int64_t length) {
   double bytes = 0;
   for (const KvSpec& spec : kv_specs(config, code)) {
     const int64_t tokens = spec.window > 0 ? std::min(spec.window, length) : length;
-    bytes += static_cast<double>(tokens * spec.kv_heads) * kv_token_bytes(code, spec.key_dim);
+    bytes += static_cast<double>(tokens) * kv_token_bytes(spec);
   }
   return static_cast<int64_t>(bytes);
 }
