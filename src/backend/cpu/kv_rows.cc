@@ -73,8 +73,7 @@ Status check_kv(const KvView& kv, int64_t heads) {
                       "--block-size {}",
                       kv_code_name(kv.code), kChannelTokens, kv.page_size, kChannelTokens);
   }
-  constexpr std::string_view kRemedy =
-      "such models can be quantized, not run";
+  constexpr std::string_view kRemedy = "such models can be quantized, not run";
   if (kv.head_dim % 8 != 0 || kv.head_dim > kMaxHeadDim) {
     return make_error(StatusCode::kUnsupported,
                       "attention on CPUs takes {} of up to {} numbers, in multiples of 8; this "

@@ -116,7 +116,8 @@ class CudaBackend final : public Backend {
   }
 
   [[nodiscard]] int64_t kv_page_bytes(const KvView& shape) const override {
-    return shape.latent() ? latent_page_bytes(latent_shape_of(shape)) : page_bytes(layout_of(shape));
+    return shape.latent() ? latent_page_bytes(latent_shape_of(shape))
+                          : page_bytes(layout_of(shape));
   }
 
   [[nodiscard]] int64_t preferred_page_size(KvCode code) const override {
