@@ -12,7 +12,12 @@ namespace {
 class ExpertsLoader final {
  public:
   ExpertsLoader(const ExpertsSource& source, int64_t layer)
-      : source_(source), config_(source.config), moe_(source.config.moe), layer_(layer) {}
+      : source_(source),
+        config_(source.config),
+        moe_(source.config.moe),
+        layer_(layer),
+        first_(source.share.first(moe_.experts)),
+        count_(source.share.count(moe_.experts)) {}
 
   Result<std::unique_ptr<PreparedExperts>> load() {
     NIBBLE_RETURN_IF_ERROR(read_router());
@@ -20,6 +25,7 @@ class ExpertsLoader final {
     NIBBLE_RETURN_IF_ERROR(read_biases());
     auto experts =
         source_.backend.prepare_experts({.experts = experts_,
+                                         .first_expert = first_,
                                          .form = {.router = moe_.router,
                                                   .top_k = moe_.experts_per_token,
                                                   .activation = config_.activation,
@@ -68,7 +74,7 @@ class ExpertsLoader final {
     source_.note(part);  // as the file has it
     part.act.format = activations_of(part, config_.dtype);
     ActSpec& act = role == Role::kExpertDown ? down_act_ : act_;
-    if (expert == 0 && role != Role::kExpertUp) {
+    if (expert == first_ && role != Role::kExpertUp) {
       act = part.act;
     } else if (!(part.act == act)) {
       return make_error(
@@ -84,14 +90,14 @@ class ExpertsLoader final {
   Status read_experts() {
     const int64_t hidden = config_.hidden_size;
     std::vector<WeightLoader::ExpertModule> modules;
-    for (int64_t expert = 0; expert < moe_.experts; ++expert) {
+    for (int64_t expert = first_; expert < first_ + count_; ++expert) {
       modules.push_back({name(Role::kExpertGate, expert), moe_.width, hidden});
       modules.push_back({name(Role::kExpertUp, expert), moe_.width, hidden});
       modules.push_back({name(Role::kExpertDown, expert), hidden, moe_.width});
     }
     NIBBLE_ASSIGN_OR_RETURN(parts_, source_.weights.experts(modules));
-    for (int64_t expert = 0; expert < moe_.experts; ++expert) {
-      MappedLinear* parts = parts_.data() + 3 * expert;
+    for (int64_t expert = first_; expert < first_ + count_; ++expert) {
+      MappedLinear* parts = parts_.data() + 3 * (expert - first_);
       ExpertsRequest::Expert views;
       NIBBLE_ASSIGN_OR_RETURN(views.gate, take(Role::kExpertGate, expert, parts[0]));
       NIBBLE_ASSIGN_OR_RETURN(views.up, take(Role::kExpertUp, expert, parts[1]));
@@ -113,7 +119,16 @@ class ExpertsLoader final {
         source_.weights.numbers(name(Role::kExpertsDownBias), {moe_.experts, config_.hidden_size}));
     const bool in_turns = config_.family->fused && config_.family->fused->interleaved;
     gate_up_bias_ = in_turns ? in_halves(stored) : std::move(stored);
+    keep_own(gate_up_bias_);
+    keep_own(down_bias_);
     return {};
+  }
+
+  /// Of numbers of all experts those of the ones that are loaded.
+  void keep_own(std::vector<float>& numbers) const {
+    const auto of_expert = std::ssize(numbers) / moe_.experts;
+    numbers = {numbers.begin() + first_ * of_expert,
+               numbers.begin() + (first_ + count_) * of_expert};
   }
 
   /// Numbers of gate and up in turns, as gate's and then up's of each expert.
@@ -134,6 +149,8 @@ class ExpertsLoader final {
   const ModelConfig& config_;
   const MoeConfig& moe_;
   const int64_t layer_;
+  const int64_t first_;  // expert that is loaded
+  const int64_t count_;
   MappedLinear router_;
   std::vector<float> router_bias_;
   std::vector<float> correction_;

@@ -32,7 +32,7 @@ class ExpertWorkspace final {
   [[nodiscard]] int32_t* sums() { return sums_.as<int32_t>().data(); }
 
   /// Adds a run of a layer.
-  void count(const ExpertSlots& slots, int64_t rows);
+  void count(const ExpertSlots& slots);
   [[nodiscard]] const ExpertCounts& counts() const { return counts_; }
 
  private:
@@ -45,8 +45,8 @@ class ExpertWorkspace final {
   ExpertCounts counts_;
 };
 
-/// The experts of one layer. Of a step's experts only those are read that rows choose, and the
-/// tiles of all of them are shared evenly among the threads.
+/// The experts of one layer that are there. Of a step's experts only those are read that rows
+/// choose, and the tiles of all of them are shared evenly among the threads.
 class CpuExperts final : public PreparedExperts {
  public:
   struct Kernels {
@@ -113,6 +113,7 @@ class CpuExperts final : public PreparedExperts {
   void combine(const ExpertArgs& args);
 
   ExpertsForm form_;
+  int64_t all_experts_;  // that rows choose from
   DType between_;
   std::unique_ptr<PreparedGemm> router_;
   std::vector<float> router_bias_;

@@ -1,11 +1,13 @@
 #pragma once
 
 #include <cmath>
+#include <span>
 #include <vector>
 
 #include "backend/prepared_experts.h"
 #include "backend/testing/random_blocks.h"
 #include "backend/testing/random_gemm.h"
+#include "core/expert_share.h"
 #include "quant/scheme.h"
 
 namespace nibble {
@@ -75,6 +77,22 @@ struct RandomExperts {
             .max_m = max_m};
   }
 };
+
+/// The part of a layer that one of several devices has.
+inline ExpertsRequest share_of(ExpertsRequest request, const ExpertShare& share) {
+  const auto all = std::ssize(request.experts);
+  const auto first = static_cast<size_t>(share.first(all));
+  const auto count = static_cast<size_t>(share.count(all));
+  const auto part = [&](std::span<const float> numbers) {
+    const size_t each = numbers.size() / static_cast<size_t>(all);
+    return numbers.subspan(first * each, count * each);
+  };
+  request.experts = request.experts.subspan(first, count);
+  request.first_expert = share.first(all);
+  request.gate_up_bias = part(request.gate_up_bias);
+  request.down_bias = part(request.down_bias);
+  return request;
+}
 
 /// Of y, which held 1 everywhere before the experts were added.
 inline double relative_error(const std::vector<float>& got, const std::vector<float>& expected) {
