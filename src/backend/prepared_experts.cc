@@ -1,5 +1,7 @@
 #include "backend/prepared_experts.h"
 
+#include <algorithm>
+
 #include "base/check.h"
 #include "ops/route.h"
 
@@ -39,6 +41,16 @@ Status check_experts(const ExpertsRequest& request) {
                       "{} of {} experts for each token: expected at least one, at most all, of at "
                       "most {}",
                       request.form.top_k, experts, kMostExperts);
+  }
+  const ExpertsForm& form = request.form;
+  const bool one_format = std::ranges::all_of(form.down_acts, [&](const ActSpec& act) {
+    return act.format == form.down_acts.front().format;
+  });
+  if (!one_format || (!form.down_acts.empty() && std::ssize(form.down_acts) != experts)) {
+    return make_error(StatusCode::kInvalidArgument,
+                      "{} forms of the rows that down reads for {} experts: expected one in all, or "
+                      "one of each in a common format",
+                      form.down_acts.size(), experts);
   }
   const ExpertsRequest::Expert& first = request.experts.front();
   const int64_t hidden = first.gate.k;

@@ -38,7 +38,7 @@ class ExpertObserver {
 };
 
 /// The experts of a layer before they are prepared. All have the same shapes, and one form for gate
-/// and up and one for down.
+/// and up and one for down; how rows enter down may differ where ExpertsForm says so.
 struct ExpertsRequest {
   struct Expert {
     QuantView gate;  // [width, hidden]

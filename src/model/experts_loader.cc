@@ -1,5 +1,6 @@
 #include "model/experts_loader.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -18,14 +19,15 @@ class ExpertsLoader final {
     NIBBLE_RETURN_IF_ERROR(read_router());
     NIBBLE_RETURN_IF_ERROR(read_experts());
     NIBBLE_RETURN_IF_ERROR(read_biases());
+    ExpertsForm form{.router = moe_.router,
+                     .top_k = moe_.experts_per_token,
+                     .activation = config_.activation,
+                     .limit = moe_.limit,
+                     .act = act_};
+    settle_down_acts(form);
     auto experts =
         source_.backend.prepare_experts({.experts = experts_,
-                                         .form = {.router = moe_.router,
-                                                  .top_k = moe_.experts_per_token,
-                                                  .activation = config_.activation,
-                                                  .limit = moe_.limit,
-                                                  .act = act_,
-                                                  .down_act = down_act_},
+                                         .form = std::move(form),
                                          .router = router_.weight,
                                          .router_bias = router_bias_,
                                          .correction = correction_,
@@ -63,14 +65,20 @@ class ExpertsLoader final {
     return {};
   }
 
-  /// Notes a projection of an expert, whose activations must be those of the first one.
+  /// Notes a projection of an expert. Gate and up of all read the same rows; what each down reads
+  /// is the expert's own, but in one format.
   Result<QuantView> take(Role role, int64_t expert, MappedLinear& part) {
     source_.note(part);  // as the file has it
     part.act.format = activations_of(part, config_.dtype);
-    ActSpec& act = role == Role::kExpertDown ? down_act_ : act_;
-    if (expert == 0 && role != Role::kExpertUp) {
-      act = part.act;
-    } else if (!(part.act == act)) {
+    if (role == Role::kExpertDown) {
+      down_acts_.push_back(part.act);
+    } else if (expert == 0 && role == Role::kExpertGate) {
+      act_ = part.act;
+    }
+    const bool alike = role == Role::kExpertDown
+                           ? part.act.format == down_acts_.front().format
+                           : part.act == act_;
+    if (!alike) {
       return make_error(
           StatusCode::kUnsupported,
           "{}: the activations of expert {} are rounded otherwise than those of the "
@@ -79,6 +87,16 @@ class ExpertsLoader final {
           part.weight.name, expert);
     }
     return part.weight;
+  }
+
+  /// The form of down's rows, alone where all have it.
+  void settle_down_acts(ExpertsForm& form) const {
+    form.down_act = down_acts_.front();
+    const bool one = std::ranges::all_of(
+        down_acts_, [&](const ActSpec& act) { return act == form.down_act; });
+    if (!one) {
+      form.down_acts = down_acts_;
+    }
   }
 
   Status read_experts() {
@@ -140,7 +158,7 @@ class ExpertsLoader final {
   std::vector<MappedLinear> parts_;
   std::vector<ExpertsRequest::Expert> experts_;
   ActSpec act_;
-  ActSpec down_act_;
+  std::vector<ActSpec> down_acts_;  // of each expert
   std::vector<float> gate_up_bias_;
   std::vector<float> down_bias_;
 };

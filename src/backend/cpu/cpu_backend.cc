@@ -84,7 +84,10 @@ class CpuBackend final : public Backend {
     NIBBLE_ASSIGN_OR_RETURN(const TiledProduct* gate_up,
                             tiled_product(first.gate, 2 * first.gate.n, request.form.act));
     NIBBLE_ASSIGN_OR_RETURN(const TiledProduct* down,
-                            tiled_product(first.down, first.down.n, request.form.down_act));
+                            tiled_product(first.down, first.down.n, request.form.down_act_of(0)));
+    for (size_t i = 0; i < request.form.down_acts.size(); ++i) {
+      NIBBLE_RETURN_IF_ERROR(check_spec(request.experts[i].down, request.form.down_acts[i]));
+    }
     const ActFormat act = request.between == DType::kBF16 ? ActFormat::kBf16 : ActFormat::kFloat;
     NIBBLE_ASSIGN_OR_RETURN(auto router, prepare_gemm({&request.router, 1}, act, request.max_m));
     return CpuExperts::create(request,

@@ -92,21 +92,27 @@ Status CpuExperts::pack(Side& side,
                         ExpertPart part,
                         const TiledProduct& product,
                         const GemmDevice& device) {
-  const ActSpec& act = part == ExpertPart::kGateUp ? form_.act : form_.down_act;
+  const bool down = part == ExpertPart::kDown;
+  const ActSpec& first = down ? form_.down_act_of(0) : form_.act;
   for (const ExpertsRequest::Expert& expert : request.experts) {
     std::vector<QuantView> parts;
-    if (part == ExpertPart::kGateUp) {
-      parts = {expert.gate, expert.up};
-    } else {
+    if (down) {
       parts = {expert.down};
+    } else {
+      parts = {expert.gate, expert.up};
     }
     NIBBLE_ASSIGN_OR_RETURN(
         PackedMatrix matrix,
-        PackedMatrix::create(parts, act.format, device.arena, workspace_.pool()));
+        PackedMatrix::create(parts, first.format, device.arena, workspace_.pool()));
     side.matrices.push_back(std::move(matrix));
   }
-  side.product = std::make_unique<PackedProduct>(side.matrices.front(), act, product, device);
-  const RowRounder& rounder = side.product->rounder();
+  const size_t forms = down ? std::max<size_t>(1, form_.down_acts.size()) : 1;
+  side.products.reserve(forms);
+  for (size_t i = 0; i < forms; ++i) {
+    side.products.emplace_back(side.matrices[i], down ? form_.down_act_of(i) : first, product,
+                               device);
+  }
+  const RowRounder& rounder = side.products.front().rounder();  // rows of all take as many bytes
   side.row_stride =
       std::max(round_up(rounder.row_bytes(), 64),
                round_up(rounder.pieces(), kSlabPieces) * 64 +
@@ -247,7 +253,7 @@ RoundedRows CpuExperts::rounded_rows(const Side& side, const ExpertRows& rows) {
 }
 
 void CpuExperts::round_inputs(const ExpertArgs& args) {
-  const PackedProduct& product = *gate_up_.product;
+  const PackedProduct& product = gate_up_.products.front();
   const RowRounder& rounder = product.rounder();
   for_rows(workspace_.pool(), args.m, rounder.k() * slots_.top_k(), [&](int64_t row, int thread) {
     RoundedRow first;  // the row as it was rounded before, not in tiles
@@ -268,7 +274,6 @@ void CpuExperts::round_inputs(const ExpertArgs& args) {
 }
 
 void CpuExperts::round_results(int64_t rows) {
-  const PackedProduct& product = *down_.product;
   const GemmInput activation{.kind = form_.activation, .limit = form_.limit};
   const ConstActivations results(memory_.gate_up(), between_);
   for_rows(workspace_.pool(), rows * slots_.top_k(), 2 * down_.k(), [&](int64_t index, int thread) {
@@ -276,6 +281,7 @@ void CpuExperts::round_results(int64_t rows) {
     const int64_t choice = index % slots_.top_k();
     const int64_t slot = slots_.slot_of(row, choice);
     const ExpertRows& of = slots_.rows_of(slots_.chosen(row)[static_cast<size_t>(choice)]);
+    const PackedProduct& product = down_.product(of.expert);
     product.rounder().round(results.at(slot * gate_up_.n()), activation, nullptr,
                             product.row_at(rounded_rows(down_, of), slot - of.first), thread);
   });
@@ -317,7 +323,7 @@ void CpuExperts::multiply(const Side& side, Activations y, const ExpertObserver*
     task.output.stride = side.n();
     task.output.bias = side.bias.empty() ? nullptr : side.bias.data() + rows.expert * side.n();
     task.thread = thread;
-    side.product->multiply(side.matrices[expert], task, tiles);
+    side.product(rows.expert).multiply(side.matrices[expert], task, tiles);
   });
 }
 

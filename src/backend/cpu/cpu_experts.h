@@ -68,19 +68,24 @@ class CpuExperts final : public PreparedExperts {
                 ExpertPart part,
                 int64_t first_row,
                 const QuantTensor& rows) override;
-  [[nodiscard]] std::string_view kernel_name() const override { return gate_up_.product->name(); }
+  [[nodiscard]] std::string_view kernel_name() const override {
+    return gate_up_.products.front().name();
+  }
   [[nodiscard]] int64_t active_bytes(int64_t experts) const override;
 
  private:
   /// One of the two products, for every expert.
   struct Side {
     std::vector<PackedMatrix> matrices;
-    std::unique_ptr<PackedProduct> product;
+    std::vector<PackedProduct> products;  // one for all, or, where rows enter otherwise, of each
     std::vector<float> bias;  // [experts, n], or empty
     int64_t row_stride = 0;   // bytes of a rounded row, in tiles or not
 
     [[nodiscard]] int64_t n() const { return matrices.front().n(); }
     [[nodiscard]] int64_t k() const { return matrices.front().k(); }
+    [[nodiscard]] const PackedProduct& product(int32_t expert) const {
+      return products[products.size() == 1 ? 0 : static_cast<size_t>(expert)];
+    }
   };
   /// A share of one expert's product: tiles of its matrix, for all its rows.
   struct Piece {

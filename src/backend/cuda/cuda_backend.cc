@@ -210,6 +210,7 @@ class CudaBackend final : public Backend {
 
   Result<std::unique_ptr<PreparedExperts>> prepare_experts(const ExpertsRequest& request) override {
     NIBBLE_RETURN_IF_ERROR(check_experts(request));
+    NIBBLE_RETURN_IF_ERROR(check_rows_of(request.form));
     std::vector<QuantView> gate_up;
     std::vector<QuantView> down;
     for (const ExpertsRequest::Expert& expert : request.experts) {
@@ -411,6 +412,19 @@ class CudaBackend final : public Backend {
                             "use --device cpu",
                             columns ? "activations in the order of their groups (act-order)"
                                     : "activations with a stored scale (static)");
+  }
+
+  // Rows of all experts are rounded by one kernel, which knows no expert.
+  static Status check_rows_of(const ExpertsForm& form) {
+    const bool blocks = form.act.format == ActFormat::kIntBlocks ||
+                        form.down_act_of(0).format == ActFormat::kIntBlocks;
+    return !blocks && form.down_acts.empty()
+               ? Status()
+               : make_error(StatusCode::kUnsupported,
+                            "no CUDA kernel rounds rows of routed experts {}; use --device cpu, or "
+                            "quantize experts in another scheme (nibble quantize --rule "
+                            "'*experts*=NAME')",
+                            blocks ? "in blocks of 4 and 8 bits" : "otherwise for each expert");
   }
 
   Status take_kernels() {

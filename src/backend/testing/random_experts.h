@@ -1,6 +1,11 @@
 #pragma once
 
+#include <algorithm>
 #include <cmath>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <utility>
 #include <vector>
 
 #include "backend/prepared_experts.h"
@@ -39,6 +44,22 @@ struct RandomExperts {
           random_weight(scheme.weight, {2 * shape.width, shape.hidden}, seed).value());
       weights.down.push_back(
           random_weight(scheme.weight, {shape.hidden, shape.width}, seed + 1).value());
+    }
+  }
+
+  /// Rows enter each expert's down in blocks and in an order of its own.
+  void mix_down_acts(const QuantScheme& scheme) {
+    const auto width = static_cast<size_t>(weights.down.front().k);
+    for (size_t e = 0; e < weights.down.size(); ++e) {
+      const auto seed = static_cast<uint32_t>(70 + e);
+      ActSpec act = scheme.act == ActFormat::kFloat
+                        ? weights.form.down_act
+                        : random_act(scheme, static_cast<int64_t>(width), seed);
+      std::vector<int32_t> columns(width);
+      std::iota(columns.begin(), columns.end(), 0);
+      std::shuffle(columns.begin(), columns.end(), std::mt19937(seed));
+      act.columns = std::make_shared<const std::vector<int32_t>>(std::move(columns));
+      weights.form.down_acts.push_back(std::move(act));
     }
   }
 
