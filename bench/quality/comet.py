@@ -144,21 +144,24 @@ class Bench:
                                if key == "items" or key.startswith("acc")}
                 for task in found["models"][0]["tasks"]}
 
+    def measured(self, text):
+        """A row, or None where `nibble` refuses it."""
+        try:
+            return self.measure(text)
+        except SystemExit as refused:
+            print(f"{text}: {str(refused)[-300:]}", flush=True)
+            return None
+
     def measure(self, text):
         row = Row(text)
         made, found = pathlib.Path(self.model), row.keys()
         begin = time.time()
         if not row.as_it_is:
             made = self.folder / text.replace("/", "_")
-            try:
-                report = json.loads(methods.run(
-                    self.args.nibble, "quantize", self.model, made, "--force", "--threads",
-                    self.args.threads, "--calibrate", self.calibration, "--calibration-windows",
-                    self.args.windows, "--calibration-length", self.args.length, *row.flags(),
-                    "--json"))
-            except SystemExit as refused:
-                print(f"{text}: {str(refused)[-300:]}", flush=True)
-                return None
+            report = json.loads(methods.run(
+                self.args.nibble, "quantize", self.model, made, "--force", "--threads",
+                self.args.threads, "--calibrate", self.calibration, "--calibration-windows",
+                self.args.windows, "--calibration-length", self.args.length, *row.flags(), "--json"))
             if report.get("blocks"):
                 found["a4_share"] = report["blocks"]["a4_share"]
         seconds = round(time.time() - begin, 1)
@@ -189,7 +192,7 @@ def measure(args):
             bench = Bench(args, files.split(","), pathlib.Path(folder))
             rows = [spelled(row, args) for row in args.rows or ROWS]
             with ThreadPoolExecutor(args.jobs) as pool:
-                for found in pool.map(bench.measure, rows):
+                for found in pool.map(bench.measured, rows):
                     if found is not None:
                         add(result, {"model": name, **found})
                         methods.save(result, args.result)
