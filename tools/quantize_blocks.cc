@@ -116,9 +116,8 @@ class ShareSearch final {
         NIBBLE_ASSIGN_OR_RETURN(
             QuantTensor codes,
             nearest_codes(matrix, job.scheme, Dialect::kCompressedTensors, pool_));
-        replaced.push_back({.module = job.name(),
-                            .weight = std::move(codes),
-                            .act = *acts.find(site.input)});
+        replaced.push_back(
+            {.module = job.name(), .weight = std::move(codes), .act = *acts.find(site.input)});
       }
     }
     NIBBLE_ASSIGN_OR_RETURN(const DivergenceResult result, meter_->measure(std::move(replaced)));

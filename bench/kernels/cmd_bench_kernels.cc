@@ -83,11 +83,11 @@ void print_ceilings(const cpu::Ceilings& ceilings, const Backend& backend) {
 
 void print_timings(const std::vector<GemmTiming>& timings) {
   for (const GemmTiming& timing : timings) {
-    print_out(fmt::format(
-        "{:14} {:28} {:5} {:6} {:6} {:10.1f} {:9.1f} {:7.2f} {:8.1f} {:7.1f} {:7.3f}\n",
-        timing.scheme, timing.kernel, timing.m, timing.shape.n, timing.shape.k, timing.us,
-        timing.input_us, timing.gbps, timing.tops * 1e3, timing.roofline_percent.median,
-        timing.speed));
+    print_out(
+        fmt::format("{:14} {:28} {:5} {:6} {:6} {:10.1f} {:9.1f} {:7.2f} {:8.1f} {:7.1f} {:7.3f}\n",
+                    timing.scheme, timing.kernel, timing.m, timing.shape.n, timing.shape.k,
+                    timing.us, timing.input_us, timing.gbps, timing.tops * 1e3,
+                    timing.roofline_percent.median, timing.speed));
   }
 }
 
@@ -203,12 +203,12 @@ Status run(const KernelFlags& flags) {
   NIBBLE_ASSIGN_OR_RETURN(auto near, cpu::NearCeilings::create(pool));
   options.ceilings = &near;
   JsonArray kernels;
-  // All schemes one by one, whose weights would not find room beside each other; named ones in turns.
+  // All schemes one by one, whose weights would not find room beside each other; named ones in
+  // turns.
   const size_t at_once = flags.schemes.empty() ? 1 : schemes.size();
   for (size_t i = 0; i < schemes.size(); i += at_once) {
-    NIBBLE_ASSIGN_OR_RETURN(
-        const std::vector<GemmTiming> timings,
-        bench_gemm(*backend, std::span(schemes).subspan(i, at_once), options));
+    NIBBLE_ASSIGN_OR_RETURN(const std::vector<GemmTiming> timings,
+                            bench_gemm(*backend, std::span(schemes).subspan(i, at_once), options));
     for (const GemmTiming& timing : timings) {
       kernels.push_back(timing_json(timing, options.isa));
     }
@@ -245,10 +245,11 @@ void add_bench_kernels(CLI::App& bench, CommandContext& context) {
   add_kernel_choice(*command, backend.kernels);
   add_thread_flags(*command, {backend.threads, backend.pinning, backend.numa});
   command
-      ->add_option("--scheme", flags->schemes,
-                   "Only these schemes, or types of GGUF (Q4_0, Q4_1, Q8_0), with commas between. On "
-                   "CPUs several are timed in turns, and `speed` is that of the first one's times "
-                   "over each one's")
+      ->add_option(
+          "--scheme", flags->schemes,
+          "Only these schemes, or types of GGUF (Q4_0, Q4_1, Q8_0), with commas between. On "
+          "CPUs several are timed in turns, and `speed` is that of the first one's times "
+          "over each one's")
       ->delimiter(',');
   command
       ->add_option("--a4-share", flags->a4_share,
@@ -273,10 +274,10 @@ void add_bench_kernels(CLI::App& bench, CommandContext& context) {
                    "each other, and the power limit lowers clocks")
       ->check(CLI::Range(0.0, 100.0))
       ->capture_default_str();
-  command->add_flag(
-      "--json", flags->json,
-      "Print one JSON object: ceilings (read_gbps, amx_int8_tops, ...), kernels "
-      "(name, scheme, isa, m, n, k, us, input_us, gbps, tops, roofline_percent, _p25, _p75, speed)");
+  command->add_flag("--json", flags->json,
+                    "Print one JSON object: ceilings (read_gbps, amx_int8_tops, ...), kernels "
+                    "(name, scheme, isa, m, n, k, us, input_us, gbps, tops, roofline_percent, "
+                    "_p25, _p75, speed)");
   command->footer(
       "Weights come from memory, medians of at least 9 runs. The roofline is the longer of reading "
       "the weights\nat the bandwidth, and of all operations at the peak of the instructions, both "

@@ -169,7 +169,9 @@ class GemmRounds final {
   }
 
   /// What a product would take at the mean of two roofs.
-  [[nodiscard]] double roof_us(const PackedCopy& copy, const Roof& before, const Roof& after) const {
+  [[nodiscard]] double roof_us(const PackedCopy& copy,
+                               const Roof& before,
+                               const Roof& after) const {
     const auto bytes = static_cast<double>(copy.gemm->weight_bytes());
     const double reading = bytes / ((before.read_gbps + after.read_gbps) / 2) * 1e-3;
     const double tops = (before.tops + after.tops) / 2;

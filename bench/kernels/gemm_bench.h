@@ -41,10 +41,10 @@ struct GemmBenchOptions {
 };
 
 /// Times the products of schemes as a model of BF16 runs them: activations and results are BF16.
-/// Weights and activations are random; the weights come from memory, because the runs of a scheme go
-/// round copies of more than 400 MB. At least 9 timings of each shape and m, those of all schemes in
-/// turns, so that a host that changes its speed touches them alike; none where a product takes none
-/// of `kernels`. `backend` is the CPU's.
+/// Weights and activations are random; the weights come from memory, because the runs of a scheme
+/// go round copies of more than 400 MB. At least 9 timings of each shape and m, those of all
+/// schemes in turns, so that a host that changes its speed touches them alike; none where a product
+/// takes none of `kernels`. `backend` is the CPU's.
 Result<std::vector<GemmTiming>> bench_gemm(Backend& backend,
                                            std::span<const QuantScheme> schemes,
                                            const GemmBenchOptions& options);

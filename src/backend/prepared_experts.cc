@@ -47,10 +47,11 @@ Status check_experts(const ExpertsRequest& request) {
     return act.format == form.down_acts.front().format;
   });
   if (!one_format || (!form.down_acts.empty() && std::ssize(form.down_acts) != experts)) {
-    return make_error(StatusCode::kInvalidArgument,
-                      "{} forms of the rows that down reads for {} experts: expected one in all, or "
-                      "one of each in a common format",
-                      form.down_acts.size(), experts);
+    return make_error(
+        StatusCode::kInvalidArgument,
+        "{} forms of the rows that down reads for {} experts: expected one in all, or "
+        "one of each in a common format",
+        form.down_acts.size(), experts);
   }
   const ExpertsRequest::Expert& first = request.experts.front();
   const int64_t hidden = first.gate.k;

@@ -48,8 +48,8 @@ class BlockFinder final {
   /// What a layer's sites are judged by.
   struct Layer {
     std::vector<FoundSite> sites;
-    std::vector<int64_t> rows;     // that each expert gets
-    size_t first_judged = 0;       // of sites_
+    std::vector<int64_t> rows;  // that each expert gets
+    size_t first_judged = 0;    // of sites_
   };
 
   [[nodiscard]] const PlanJob& first_job(const FoundSite& site) const {
@@ -75,8 +75,7 @@ class BlockFinder final {
   }
 
   [[nodiscard]] bool in_blocks(const std::vector<size_t>& jobs) const {
-    return !jobs.empty() &&
-           finding_.plan.jobs[jobs.front()].scheme.act == ActFormat::kIntBlocks;
+    return !jobs.empty() && finding_.plan.jobs[jobs.front()].scheme.act == ActFormat::kIntBlocks;
   }
 
   [[nodiscard]] Status check_site(const PlanJob& job) const {
@@ -185,7 +184,8 @@ class BlockFinder final {
     ExpertRowSums all = sums_of(layer, range);
     NIBBLE_RETURN_IF_ERROR(
         states.for_each(WindowStates::Inputs::kKept, [&](ForwardContext& context) {
-          walk_sites(runner_, context, [](Site) { return nullptr; }, &all.observer);
+          walk_sites(
+              runner_, context, [](Site) { return nullptr; }, &all.observer);
         }));
     return judge_sums(layer, all);
   }
@@ -237,8 +237,8 @@ class BlockFinder final {
               ? downs.of_experts[static_cast<size_t>(site.input.expert)].all()
               : sizes[static_cast<size_t>(site.input.site)].sizes.all();
       if (!found.empty()) {  // else no row of the text enters it
-        site.columns = std::make_shared<const std::vector<int32_t>>(
-            order_by_size(found, parts_of(site)));
+        site.columns =
+            std::make_shared<const std::vector<int32_t>>(order_by_size(found, parts_of(site)));
       }
     }
     return {};
@@ -310,9 +310,7 @@ class BlockFinder final {
   /// An expert's errors are shares of what down of all of its layer's makes: one with few rows
   /// counts little.
   void share_outputs_of_experts(const Layer& layer) {
-    const auto is_down = [&](size_t i) {
-      return layer.sites[i].input.site == Site::kExpertDown;
-    };
+    const auto is_down = [&](size_t i) { return layer.sites[i].input.site == Site::kExpertDown; };
     double all = 0;
     for (size_t i = 0; i < layer.sites.size(); ++i) {
       all += is_down(i) ? sites_[layer.first_judged + i].outputs : 0;

@@ -217,8 +217,8 @@ TEST_F(Blocks, OfExpertsUpIsCommonAndEachDownItsOwn) {
 
 TEST_F(Blocks, OfExpertsAreWrittenAndReadAgain) {
   for (const char* family : {"gpt_oss", "qwen2_moe"}) {
-    const std::string model = dummy(
-        family, {{"moe_intermediate_size", 96}, {"shared_expert_intermediate_size", 64}});
+    const std::string model =
+        dummy(family, {{"moe_intermediate_size", 96}, {"shared_expert_intermediate_size", 64}});
     for (const ChannelMoves moves : {ChannelMoves::kNone, ChannelMoves::kGather}) {
       for (const char* scheme : {"w4ax_b32", "w4ax_class"}) {
         SCOPED_TRACE(fmt::format("{} {} {}", family, scheme, static_cast<int>(moves)));
@@ -234,7 +234,8 @@ TEST_F(Blocks, OfExpertsAreWrittenAndReadAgain) {
         const CheckpointReader reader = CheckpointReader::open(path("out")).value();
         const auto sidecar = read_fmpq_sidecar(path("out"), reader);
         ASSERT_TRUE(sidecar.ok()) << sidecar.status().message();
-        EXPECT_NEAR(sidecar->share_of_4_bits(reader), 1 - found->ranking.choose(0.3).a8_share, 1e-9);
+        EXPECT_NEAR(sidecar->share_of_4_bits(reader), 1 - found->ranking.choose(0.3).a8_share,
+                    1e-9);
         const double near = distance(logits(path("out")), logits(model));
         EXPECT_LT(near, 0.8);
         EXPECT_GT(near, 0.01);

@@ -97,9 +97,7 @@ class BlockObserver final : public RowObserver {
 class ExpertBlockObserver final : public ExpertObserver {
  public:
   ExpertBlockObserver(const ExpertRange& range, ThreadPool& pool)
-      : range_(range),
-        pool_(pool),
-        experts_(static_cast<size_t>(range.end - range.begin)) {}
+      : range_(range), pool_(pool), experts_(static_cast<size_t>(range.end - range.begin)) {}
 
   /// Sums for one of them; the others are only counted.
   void collect(int64_t expert, BlockRows& to) { of(expert).to = &to; }
@@ -128,7 +126,8 @@ class ExpertBlockObserver final : public ExpertObserver {
   [[nodiscard]] int64_t count(int64_t expert) { return of(expert).count; }
 
  private:
-  static constexpr int64_t kRows = 256;  // that are added up at a time: an expert has few of a window
+  static constexpr int64_t kRows =
+      256;  // that are added up at a time: an expert has few of a window
 
   struct Expert {
     BlockRows* to = nullptr;

@@ -35,8 +35,8 @@ inline constexpr size_t kSites = 9;
   return site == Site::kOutput || site == Site::kDown || site == Site::kSharedDown;
 }
 
-/// Rows that enter products: those of a layer's site, of kExpertDown those of one expert. Gate and up
-/// of all routed experts read the same rows, which are rounded once.
+/// Rows that enter products: those of a layer's site, of kExpertDown those of one expert. Gate and
+/// up of all routed experts read the same rows, which are rounded once.
 struct SiteInput {
   int64_t layer = 0;
   Site site = Site::kQkv;

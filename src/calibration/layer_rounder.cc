@@ -11,8 +11,7 @@ Status run_float_model(const LayerParts& parts) {
   LayerRunner& runner = parts.runner;
   NIBBLE_RETURN_IF_ERROR(parts.windows.for_each(
       {.reads = {Kept::kFloatInput},
-       .run =
-           [&](ForwardContext& context) { runner.add_attention(context); },
+       .run = [&](ForwardContext& context) { runner.add_attention(context); },
        .writes = {Kept::kFloatAttended, Kept::kFloatMiddle}}));
   return parts.windows.for_each({.reads = {Kept::kFloatMiddle},
                                  .run =

@@ -20,8 +20,8 @@ namespace nibble {
 /// layer is in memory. One thread at a time.
 class LayerRunner final {
  public:
-  /// max_rows: longest window. The errors of load_model() and open_backend(); kUnsupported for latent
-  /// attention on a device that is not the host.
+  /// max_rows: longest window. The errors of load_model() and open_backend(); kUnsupported for
+  /// latent attention on a device that is not the host.
   static Result<std::unique_ptr<LayerRunner>> open(const std::string& model_dir,
                                                    int64_t max_rows,
                                                    const BackendOptions& options);

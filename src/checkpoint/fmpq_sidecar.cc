@@ -245,9 +245,10 @@ double FmpqSidecar::share_of_4_bits(const CheckpointReader& weights) const {
   for (const Site& site : sites) {
     for (const std::string& module : site.modules) {
       const TensorInfo* codes = weights.find(module + ".weight_packed");
-      const double work = codes == nullptr || codes->shape.empty()
-                              ? 0.0
-                              : site.rows * static_cast<double>(codes->shape[0] * site.precision.k());
+      const double work =
+          codes == nullptr || codes->shape.empty()
+              ? 0.0
+              : site.rows * static_cast<double>(codes->shape[0] * site.precision.k());
       four += work * nibble::share_of_4_bits(site.precision);
       all += work;
     }

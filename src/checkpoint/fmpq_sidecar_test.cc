@@ -225,8 +225,8 @@ TEST_F(FmpqSidecarFile, WhatCannotBeIsNotWritten) {
 
 TEST(FmpqConfig, AnnouncesTheSidecar) {
   EXPECT_FALSE(announces_fmpq(Json::parse("{}").value()).value());
-  EXPECT_TRUE(
-      announces_fmpq(Json::object({{std::string(kFmpqConfigField), fmpq_config_json({})}})).value());
+  EXPECT_TRUE(announces_fmpq(Json::object({{std::string(kFmpqConfigField), fmpq_config_json({})}}))
+                  .value());
   EXPECT_EQ(announces_fmpq(Json::parse(R"({"nibble_fmpq":3})").value()).status().code(),
             StatusCode::kCorrupt);
 }

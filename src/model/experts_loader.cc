@@ -75,9 +75,8 @@ class ExpertsLoader final {
     } else if (expert == 0 && role == Role::kExpertGate) {
       act_ = part.act;
     }
-    const bool alike = role == Role::kExpertDown
-                           ? part.act.format == down_acts_.front().format
-                           : part.act == act_;
+    const bool alike =
+        role == Role::kExpertDown ? part.act.format == down_acts_.front().format : part.act == act_;
     if (!alike) {
       return make_error(
           StatusCode::kUnsupported,
@@ -92,8 +91,8 @@ class ExpertsLoader final {
   /// The form of down's rows, alone where all have it.
   void settle_down_acts(ExpertsForm& form) const {
     form.down_act = down_acts_.front();
-    const bool one = std::ranges::all_of(
-        down_acts_, [&](const ActSpec& act) { return act == form.down_act; });
+    const bool one =
+        std::ranges::all_of(down_acts_, [&](const ActSpec& act) { return act == form.down_act; });
     if (!one) {
       form.down_acts = down_acts_;
     }

@@ -78,8 +78,8 @@ class CpuExperts final : public PreparedExperts {
   struct Side {
     std::vector<PackedMatrix> matrices;
     std::vector<PackedProduct> products;  // one for all, or, where rows enter otherwise, of each
-    std::vector<float> bias;  // [experts, n], or empty
-    int64_t row_stride = 0;   // bytes of a rounded row, in tiles or not
+    std::vector<float> bias;              // [experts, n], or empty
+    int64_t row_stride = 0;               // bytes of a rounded row, in tiles or not
 
     [[nodiscard]] int64_t n() const { return matrices.front().n(); }
     [[nodiscard]] int64_t k() const { return matrices.front().k(); }
