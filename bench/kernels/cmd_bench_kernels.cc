@@ -3,6 +3,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <fmt/ranges.h>
@@ -21,6 +22,12 @@ namespace nibble {
 
 namespace {
 
+constexpr std::string_view kFooter =
+    "Weights come from memory, medians of at least 9 runs. The roofline is the longer of reading "
+    "the weights\nat the bandwidth, and of all operations at the peak of the instructions, both "
+    "measured directly before\nand after each run. On CPUs input_us is the part of us that rounds "
+    "the activations to what the kernel\nmultiplies: in a model this is one pass with the norm or "
+    "SiLU before, and figures of products elsewhere\noften leave it out.\n\n";
 constexpr int64_t kMostRows = 16384;
 constexpr int64_t kMostChannels = int64_t{1} << 20;
 
@@ -278,15 +285,7 @@ void add_bench_kernels(CLI::App& bench, CommandContext& context) {
                     "Print one JSON object: ceilings (read_gbps, amx_int8_tops, ...), kernels "
                     "(name, scheme, isa, m, n, k, us, input_us, gbps, tops, roofline_percent, "
                     "_p25, _p75, speed)");
-  command->footer(
-      "Weights come from memory, medians of at least 9 runs. The roofline is the longer of reading "
-      "the weights\nat the bandwidth, and of all operations at the peak of the instructions, both "
-      "measured directly before\nand after each run. On CPUs input_us is the part of us that "
-      "rounds "
-      "the activations to what the kernel\nmultiplies: in a model this is one pass with the norm "
-      "or "
-      "SiLU before, and figures of products elsewhere\noften leave it out.\n\n" +
-      bench.get_footer());
+  command->footer(std::string(kFooter) + bench.get_footer());
   command->callback([flags, command, &context] {
     flags->rows_given = command->count("--m") > 0;
     context.action = [flags] { return run(*flags); };
