@@ -100,6 +100,20 @@ TEST(CudaExperts, OfEverySchemeEqualTheReference) {
   }
 }
 
+// Rows of all experts are rounded by one kernel.
+TEST(CudaExperts, RowsOfTheirOwnFormAreRefused) {
+  NIBBLE_NEEDS_GPU();
+  const auto gpu = make_cuda_backend({}).value();
+  for (const char* name : {"w4ax_b32", "w8a8_int8"}) {
+    const QuantScheme scheme = find_scheme(name).value();
+    RandomExperts layer(scheme, {4, 2, 128, 128}, DType::kBF16);
+    layer.mix_down_acts(scheme);
+    const Status refused = gpu->prepare_experts(layer.request(8)).status();
+    EXPECT_EQ(refused.code(), StatusCode::kUnsupported) << name;
+    EXPECT_NE(refused.message().find("--device cpu"), std::string::npos) << refused.message();
+  }
+}
+
 // With and without biases, by either activation: sums are exact and every rounding is the same.
 TEST(CudaExperts, OfInt8ActivationsAreTheCpus) {
   NIBBLE_NEEDS_GPU();
