@@ -38,6 +38,7 @@ ROWS = {
     "w4a16_gB/gptq": "`w4a16_g32`, `gptq`",
     "w4a16_gB/gptaq": "`w4a16_g32`, `gptaq`",
     "w4a8/gptq": "`w4a8`, `gptq`",
+    "w4a8_gG/gptq": "`w4a8_g128`, `gptq`",
     "w4a8_gG/smooth+gptq": "`w4a8_g128`, `smooth,gptq`",
     "w4ax_class/rtn/B/0/none": "W4A4, a scale for each token, `rtn`",
     "w4ax_class/rotate+gptq/B/0/none": "W4A4, a scale for each token, `rotate,gptq`",
@@ -52,7 +53,9 @@ ROWS = {
     "w4ax_class/gptq/B/S": "`w4ax_class`, `gptq`",
     "w4ax_class/smooth+gptq/B/S": "`w4ax_class`, `smooth,gptq`",
     "bf16/kv=int4": "`bf16`, INT4 cache",
+    "w4a8_gG/gptq/kv=int4": "`w4a8_g128`, `gptq`, INT4 cache",
     "w4a8_gG/smooth+gptq/kv=int4": "`w4a8_g128`, `smooth,gptq`, INT4 cache",
+    "w4ax/gptaq/B/S/kv=int4": "`w4ax_b32`, `gptaq`, INT4 cache",
     "w4ax/smooth+gptaq/B/S/kv=int4": "`w4ax_b32`, `smooth,gptaq`, INT4 cache",
 }
 # Rows with blocks of other sizes, which only tables take: they are measured by name.
