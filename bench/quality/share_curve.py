@@ -6,13 +6,14 @@ COLOURS = ["#1f6fb4", "#c8501e", "#3c8c3c", "#8a56ac"]
 
 
 def lines_of(rows, method, block):
-    """{model: [(share, divergence)]} of rows with these blocks, folded, and a BF16 cache."""
+    """{model: [(share, divergence)]} of rows with these blocks, folded, and a BF16 cache, where three
+    shares or more are known."""
     lines = {}
     for row in rows:
         if (row.get("block"), row["method"], row.get("permute"), row["kv"]) == \
                 (block, method, "fold", "bf16") and row["scheme"].endswith("ax"):
             lines.setdefault(row["model"], []).append((1 - row["a4_share"], row["kld"]))
-    return {model: sorted(points) for model, points in sorted(lines.items())}
+    return {model: sorted(points) for model, points in sorted(lines.items()) if len(points) > 2}
 
 
 def draw(lines):
