@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <string>
@@ -38,6 +39,8 @@ struct CacheFacts {
   int64_t layers = 0;
   int64_t kv_heads = 0;
   int64_t head_dim = 0;
+  int64_t latent_rank = 0;  // of latent attention, with what is rotated beside it; 0: none
+  int64_t rope_dim = 0;
   int64_t max_context = 0;
   std::vector<int64_t> windows;  // by layer, 0: none; empty when config.json does not say
 };
@@ -168,6 +171,8 @@ Status read_config(const std::string& path, Summary& summary) {
   NIBBLE_ASSIGN_OR_RETURN(const int64_t hidden, read_size(reader, "hidden_size", 0, kMostSize));
   NIBBLE_ASSIGN_OR_RETURN(
       cache.head_dim, read_size(reader, "head_dim", heads > 0 ? hidden / heads : 0, kMostCount));
+  NIBBLE_ASSIGN_OR_RETURN(cache.latent_rank, read_size(reader, "kv_lora_rank", 0, kMostCount));
+  NIBBLE_ASSIGN_OR_RETURN(cache.rope_dim, read_size(reader, "qk_rope_head_dim", 0, kMostCount));
   NIBBLE_ASSIGN_OR_RETURN(cache.max_context,
                           read_size(reader, "max_position_embeddings", 0, kMostSize));
   if (const auto known = load_model_config(path); known.ok()) {
@@ -195,8 +200,27 @@ Result<Summary> summarize(const std::string& path) {
 
 /// Bytes of a token in a layer.
 int64_t layer_bytes(const CacheFacts& cache, KvCode code) {
-  return static_cast<int64_t>(static_cast<double>(cache.kv_heads) *
-                              kv_token_bytes(code, cache.head_dim));
+  KvSpec layer{.code = code,
+               .kv_heads = cache.kv_heads,
+               .key_dim = cache.head_dim,
+               .value_dim = cache.head_dim};
+  if (cache.latent_rank > 0) {
+    layer = {.code = code,
+             .kv_heads = 1,
+             .key_dim = cache.latent_rank + cache.rope_dim,
+             .value_dim = cache.latent_rank,
+             .latent = true};
+  }
+  return static_cast<int64_t>(kv_token_bytes(layer));
+}
+
+/// Formats that keep the model's keys and values.
+std::vector<KvCode> codes_of(const CacheFacts& cache) {
+  std::vector<KvCode> codes;
+  std::ranges::copy_if(kKvCodes, std::back_inserter(codes), [&](KvCode code) {
+    return cache.latent_rank == 0 || kv_format(code).latent.kept;
+  });
+  return codes;
 }
 
 /// Tokens that all layers keep together of a sequence.
@@ -214,7 +238,7 @@ int64_t kept_tokens(const CacheFacts& cache, int64_t context) {
 struct MemoryRow {
   int64_t context = 0;
   int64_t concurrency = 0;
-  std::array<int64_t, kKvCodes.size()> kv_bytes{};
+  std::vector<int64_t> kv_bytes;  // of each of codes_of()
 };
 
 // Contexts of the table: those asked for, none beyond the model's own.
@@ -232,13 +256,14 @@ std::vector<int64_t> contexts_of(const Flags& flags, const Summary& summary) {
 
 Result<std::vector<MemoryRow>> memory_rows(const Summary& summary, const Flags& flags) {
   std::vector<MemoryRow> rows;
+  const std::vector<KvCode> codes = codes_of(summary.cache);
   for (const int64_t context : contexts_of(flags, summary)) {
     for (const int64_t concurrency : flags.concurrencies) {
       MemoryRow row{context, concurrency, {}};
-      for (size_t i = 0; i < kKvCodes.size(); ++i) {
-        int64_t& bytes = row.kv_bytes.at(i);
+      for (const KvCode code : codes) {
+        int64_t& bytes = row.kv_bytes.emplace_back();
         int64_t total = 0;
-        if (__builtin_mul_overflow(layer_bytes(summary.cache, kKvCodes.at(i)),
+        if (__builtin_mul_overflow(layer_bytes(summary.cache, code),
                                    kept_tokens(summary.cache, row.context), &bytes) ||
             __builtin_mul_overflow(bytes, concurrency, &bytes) ||
             __builtin_add_overflow(bytes, summary.bytes, &total)) {
@@ -260,9 +285,10 @@ void print_json(const Summary& summary, const std::vector<MemoryRow>& rows) {
     kinds.set(kind, bytes);
   }
   JsonArray memory;
-  for (size_t i = 0; i < kKvCodes.size(); ++i) {
+  const std::vector<KvCode> codes = codes_of(summary.cache);
+  for (size_t i = 0; i < codes.size(); ++i) {
     for (const MemoryRow& row : rows) {
-      memory.push_back(Json::object({{"kv", kv_code_name(kKvCodes.at(i))},
+      memory.push_back(Json::object({{"kv", kv_code_name(codes.at(i))},
                                      {"context", row.context},
                                      {"concurrency", row.concurrency},
                                      {"kv_bytes", row.kv_bytes.at(i)},
@@ -296,7 +322,7 @@ void print_table(const Summary& summary, const std::vector<MemoryRow>& rows) {
   }
   std::string text =
       fmt::format("memory for weights and KV cache, MB\n  {:>8}{:>12}", "context", "concurrency");
-  for (const KvCode code : kKvCodes) {
+  for (const KvCode code : codes_of(summary.cache)) {
     text += fmt::format("{:>12}", kv_code_name(code));
   }
   for (const MemoryRow& row : rows) {

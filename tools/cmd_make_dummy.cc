@@ -7,6 +7,7 @@
 #include "flag_checks.h"
 #include "output.h"
 #include "progress.h"
+#include "quant/scheme.h"
 #include "synthetic/dummy.h"
 
 namespace nibble {
@@ -18,6 +19,8 @@ namespace {
 struct Flags {
   DummyOptions options;
   std::string dtype = "auto";
+  std::string scheme;
+  bool tiny = false;
   bool force = false;
   bool json = false;
 };
@@ -51,6 +54,10 @@ Status run(Flags& flags) {
   if (const auto found = kTypes.find(flags.dtype); found != kTypes.end()) {
     options.dtype = found->second;
   }
+  if (!flags.scheme.empty()) {
+    NIBBLE_ASSIGN_OR_RETURN(options.scheme, find_scheme(flags.scheme));
+  }
+  options.widths = flags.tiny ? DummyWidths::kTiny : DummyWidths::kOfConfig;
   options.existing = flags.force ? ExistingOutput::kReplace : ExistingOutput::kRefuse;
   ProgressDisplay display("written", ProgressDisplay::Unit::kBytes);
   options.progress = [&display](int64_t done, int64_t total) { display.update(done, total, ""); };
@@ -76,9 +83,14 @@ void add_make_dummy_command(CLI::App& app, CommandContext& context) {
       ->capture_default_str();
   command
       ->add_option("--dtype", flags->dtype,
-                   "Type of the weights, unquantized; auto: as the config says")
+                   "Type of the weights, unquantized but for --scheme; auto: as the config says")
       ->check(CLI::IsMember({"auto", "bf16", "f16", "f32"}))
       ->capture_default_str();
+  command->add_option("--scheme", flags->scheme,
+                      "Store what nibble quantize would quantize in this scheme, as it does, "
+                      "instead of as the config says");
+  command->add_flag("--tiny", flags->tiny,
+                    "Hidden states of 64 and all else to match, with as many layers and experts");
   command->add_option("--shard-size", options.shard_bytes, "Largest weight file, like 5GB")
       ->transform(CLI::AsSizeValue(false))
       ->check(whole_number(1))

@@ -107,7 +107,7 @@ class ShareSearch final {
     const LayerJobs jobs(of_.plan, of_.config);
     std::vector<ReplacedWeights> replaced;
     for (const FoundSite& site : of_.found.sites) {
-      for (const size_t index : jobs.of(site.layer, site.site)) {
+      for (const size_t index : jobs.readers(site.input)) {
         const PlanJob& job = of_.plan.jobs[index];
         NIBBLE_ASSIGN_OR_RETURN(PlainMatrix matrix, read_matrix(*job.matrix, &of_.reader));
         if (site.columns != nullptr) {
@@ -116,9 +116,8 @@ class ShareSearch final {
         NIBBLE_ASSIGN_OR_RETURN(
             QuantTensor codes,
             nearest_codes(matrix, job.scheme, Dialect::kCompressedTensors, pool_));
-        replaced.push_back({.module = job.name(),
-                            .weight = std::move(codes),
-                            .act = *acts.find(site.layer, site.site)});
+        replaced.push_back(
+            {.module = job.name(), .weight = std::move(codes), .act = *acts.find(site.input)});
       }
     }
     NIBBLE_ASSIGN_OR_RETURN(const DivergenceResult result, meter_->measure(std::move(replaced)));
@@ -137,7 +136,8 @@ std::string digest_of_choice(const FoundBlocks& found, const BlockChoice& choice
   std::string text;
   for (size_t i = 0; i < found.sites.size(); ++i) {
     const FoundSite& site = found.sites[i];
-    text += fmt::format("{} {} {}", site.layer, static_cast<int>(site.site), choice.sites[i].clip);
+    text += fmt::format("{} {} {} {}", site.input.layer, static_cast<int>(site.input.site),
+                        site.input.expert, choice.sites[i].clip);
     text.append(choice.sites[i].bits.begin(), choice.sites[i].bits.end());
     for (size_t c = 0; site.columns != nullptr && c < site.columns->size(); ++c) {
       text += fmt::format(" {}", (*site.columns)[c]);

@@ -1,7 +1,9 @@
 #include <algorithm>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <fmt/ranges.h>
@@ -20,6 +22,12 @@ namespace nibble {
 
 namespace {
 
+constexpr std::string_view kFooter =
+    "Weights come from memory, medians of at least 9 runs. The roofline is the longer of reading "
+    "the weights\nat the bandwidth, and of all operations at the peak of the instructions, both "
+    "measured directly before\nand after each run. On CPUs input_us is the part of us that rounds "
+    "the activations to what the kernel\nmultiplies: in a model this is one pass with the norm or "
+    "SiLU before, and figures of products elsewhere\noften leave it out.\n\n";
 constexpr int64_t kMostRows = 16384;
 constexpr int64_t kMostChannels = int64_t{1} << 20;
 
@@ -28,7 +36,7 @@ struct KernelFlags {
   std::string device = "cpu";
   std::string cuda_library;
   bool rows_given = false;
-  std::string scheme;  // empty: all
+  std::vector<std::string> schemes;  // none: all
   std::vector<int64_t> row_counts = {1, 4, 16, 64, 256, 1024};
   double rest = KernelBenchOptions{}.rest;
   double a4_share = GemmBenchOptions{}.a4_share;
@@ -39,11 +47,6 @@ struct KernelFlags {
 // Of a Llama with 1.1 B parameters, and of one with 8 B.
 constexpr GemmShape kShapes[] = {{2048, 2048}, {5632, 2048}, {2048, 5632}, {4096, 4096}};
 
-struct SchemeTimings {
-  std::string scheme;
-  std::vector<GemmTiming> timings;
-};
-
 Json optional_json(const std::optional<double>& value) { return value ? Json(*value) : Json(); }
 
 Json ceilings_json(const cpu::Ceilings& ceilings) {
@@ -53,9 +56,9 @@ Json ceilings_json(const cpu::Ceilings& ceilings) {
                        {"vnni_int8_tops", optional_json(ceilings.vnni_int8_tops())}});
 }
 
-Json timing_json(const GemmTiming& timing, const std::string& scheme, std::string_view isa) {
+Json timing_json(const GemmTiming& timing, std::string_view isa) {
   return Json::object({{"name", timing.kernel},
-                       {"scheme", scheme},
+                       {"scheme", timing.scheme},
                        {"isa", isa},
                        {"m", timing.m},
                        {"n", timing.shape.n},
@@ -66,7 +69,8 @@ Json timing_json(const GemmTiming& timing, const std::string& scheme, std::strin
                        {"tops", timing.tops},
                        {"roofline_percent", timing.roofline_percent.median},
                        {"roofline_percent_p25", timing.roofline_percent.p25},
-                       {"roofline_percent_p75", timing.roofline_percent.p75}});
+                       {"roofline_percent_p75", timing.roofline_percent.p75},
+                       {"speed", timing.speed}});
 }
 
 void print_ceilings(const cpu::Ceilings& ceilings, const Backend& backend) {
@@ -79,34 +83,43 @@ void print_ceilings(const cpu::Ceilings& ceilings, const Backend& backend) {
       backend.name(), backend.threads(), ceilings.read_gbps, text(ceilings.amx_int8_tops),
       text(ceilings.amx_bf16_tops), text(ceilings.vnni_int8_tops()),
       text(ceilings.fma512_tops ? ceilings.fma512_tops : ceilings.fma256_tops)));
-  print_out(fmt::format("{:14} {:28} {:>5} {:>6} {:>6} {:>10} {:>9} {:>7} {:>8} {:>7}\n", "scheme",
-                        "kernel", "m", "n", "k", "us", "input us", "GB/s", "GOPS", "roof %"));
+  print_out(fmt::format("{:14} {:28} {:>5} {:>6} {:>6} {:>10} {:>9} {:>7} {:>8} {:>7} {:>7}\n",
+                        "scheme", "kernel", "m", "n", "k", "us", "input us", "GB/s", "GOPS",
+                        "roof %", "speed"));
 }
 
-void print_timings(const SchemeTimings& all) {
-  for (const GemmTiming& timing : all.timings) {
-    print_out(fmt::format("{:14} {:28} {:5} {:6} {:6} {:10.1f} {:9.1f} {:7.2f} {:8.1f} {:7.1f}\n",
-                          all.scheme, timing.kernel, timing.m, timing.shape.n, timing.shape.k,
-                          timing.us, timing.input_us, timing.gbps, timing.tops * 1e3,
-                          timing.roofline_percent.median));
+void print_timings(const std::vector<GemmTiming>& timings) {
+  for (const GemmTiming& timing : timings) {
+    print_out(
+        fmt::format("{:14} {:28} {:5} {:6} {:6} {:10.1f} {:9.1f} {:7.2f} {:8.1f} {:7.1f} {:7.3f}\n",
+                    timing.scheme, timing.kernel, timing.m, timing.shape.n, timing.shape.k,
+                    timing.us, timing.input_us, timing.gbps, timing.tops * 1e3,
+                    timing.roofline_percent.median, timing.speed));
   }
 }
 
 /// A scheme of the table, or a type of GGUF that products take as it is.
-Result<std::vector<QuantScheme>> chosen_schemes(const KernelFlags& flags) {
-  const std::string& name = flags.scheme;
-  if (name.empty()) {
-    return std::vector<QuantScheme>(all_schemes().begin(), all_schemes().end());
-  }
+Result<QuantScheme> chosen_scheme(const std::string& name) {
   for (const gguf::Type type : {gguf::Type::kQ4_0, gguf::Type::kQ4_1, gguf::Type::kQ8_0}) {
     const std::string_view type_name = gguf::type_traits(type).name;
     if (name == type_name) {
-      return std::vector<QuantScheme>{{type_name, *gguf_weight_format(type)}};
+      return QuantScheme{type_name, *gguf_weight_format(type)};
     }
   }
   const auto scheme = find_scheme(name);
   NIBBLE_RETURN_IF_ERROR(scheme.status().with_context("--scheme"));
-  return std::vector<QuantScheme>{*scheme};
+  return *scheme;
+}
+
+Result<std::vector<QuantScheme>> chosen_schemes(const KernelFlags& flags) {
+  if (flags.schemes.empty()) {
+    return std::vector<QuantScheme>(all_schemes().begin(), all_schemes().end());
+  }
+  std::vector<QuantScheme> schemes;
+  for (const std::string& name : flags.schemes) {
+    NIBBLE_ASSIGN_OR_RETURN(schemes.emplace_back(), chosen_scheme(name));
+  }
+  return schemes;
 }
 
 /// kInvalidArgument for sizes without a partner and for a k that no scheme of the list can group.
@@ -141,7 +154,7 @@ Status run_on_gpu(const KernelFlags& flags, const std::vector<QuantScheme>& sche
   options.rest = flags.rest;
   options.a4_share = flags.a4_share;
   options.kernels = flags.backend.kernels;
-  if (!flags.scheme.empty()) {
+  if (!flags.schemes.empty()) {
     options.schemes = schemes;
     for (QuantScheme& scheme : options.schemes) {
       if (scheme.weight.scale_dtype == DType::kF16) {
@@ -172,7 +185,7 @@ Status run(const KernelFlags& flags) {
     return run_on_gpu(flags, schemes);
   }
   NIBBLE_ASSIGN_OR_RETURN(const auto backend, make_cpu_backend(flags.backend));
-  if (flags.scheme.empty()) {
+  if (flags.schemes.empty()) {
     std::erase_if(schemes, [&](const QuantScheme& scheme) {
       return !backend->check_gemm(scheme.weight, scheme.act, 4096).ok();
     });
@@ -197,14 +210,17 @@ Status run(const KernelFlags& flags) {
   NIBBLE_ASSIGN_OR_RETURN(auto near, cpu::NearCeilings::create(pool));
   options.ceilings = &near;
   JsonArray kernels;
-  for (const QuantScheme& scheme : schemes) {
-    SchemeTimings all{.scheme = std::string(scheme.name)};
-    NIBBLE_ASSIGN_OR_RETURN(all.timings, bench_gemm(*backend, scheme, options));
-    for (const GemmTiming& timing : all.timings) {
-      kernels.push_back(timing_json(timing, all.scheme, options.isa));
+  // All schemes one by one, whose weights would not find room beside each other; named ones in
+  // turns.
+  const size_t at_once = flags.schemes.empty() ? 1 : schemes.size();
+  for (size_t i = 0; i < schemes.size(); i += at_once) {
+    NIBBLE_ASSIGN_OR_RETURN(const std::vector<GemmTiming> timings,
+                            bench_gemm(*backend, std::span(schemes).subspan(i, at_once), options));
+    for (const GemmTiming& timing : timings) {
+      kernels.push_back(timing_json(timing, options.isa));
     }
     if (!flags.json) {
-      print_timings(all);
+      print_timings(timings);
     }
   }
   if (!options.kernels.empty()) {
@@ -235,8 +251,13 @@ void add_bench_kernels(CLI::App& bench, CommandContext& context) {
   add_kernel_flags(*command, backend.isa, backend.exact_activations);
   add_kernel_choice(*command, backend.kernels);
   add_thread_flags(*command, {backend.threads, backend.pinning, backend.numa});
-  command->add_option("--scheme", flags->scheme,
-                      "Only this scheme, or this type of GGUF: Q4_0, Q4_1, Q8_0");
+  command
+      ->add_option(
+          "--scheme", flags->schemes,
+          "Only these schemes, or types of GGUF (Q4_0, Q4_1, Q8_0), with commas between. On "
+          "CPUs several are timed in turns, and `speed` is that of the first one's times "
+          "over each one's")
+      ->delimiter(',');
   command
       ->add_option("--a4-share", flags->a4_share,
                    "Of schemes with activations in blocks: which share of the blocks has 4 bits")
@@ -260,19 +281,11 @@ void add_bench_kernels(CLI::App& bench, CommandContext& context) {
                    "each other, and the power limit lowers clocks")
       ->check(CLI::Range(0.0, 100.0))
       ->capture_default_str();
-  command->add_flag(
-      "--json", flags->json,
-      "Print one JSON object: ceilings (read_gbps, amx_int8_tops, ...), kernels "
-      "(name, scheme, isa, m, n, k, us, input_us, gbps, tops, roofline_percent, _p25, _p75)");
-  command->footer(
-      "Weights come from memory, medians of at least 9 runs. The roofline is the longer of reading "
-      "the weights\nat the bandwidth, and of all operations at the peak of the instructions, both "
-      "measured directly before\nand after each run. On CPUs input_us is the part of us that "
-      "rounds "
-      "the activations to what the kernel\nmultiplies: in a model this is one pass with the norm "
-      "or "
-      "SiLU before, and figures of products elsewhere\noften leave it out.\n\n" +
-      bench.get_footer());
+  command->add_flag("--json", flags->json,
+                    "Print one JSON object: ceilings (read_gbps, amx_int8_tops, ...), kernels "
+                    "(name, scheme, isa, m, n, k, us, input_us, gbps, tops, roofline_percent, "
+                    "_p25, _p75, speed)");
+  command->footer(std::string(kFooter) + bench.get_footer());
   command->callback([flags, command, &context] {
     flags->rows_given = command->count("--m") > 0;
     context.action = [flags] { return run(*flags); };

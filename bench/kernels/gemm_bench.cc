@@ -84,11 +84,13 @@ struct Timings {
   std::vector<double> roof_us;
 };
 
-/// Goes round the copies, on through all calls.
+/// Goes round the copies of one scheme, on through all calls.
 class GemmRounds final {
  public:
-  GemmRounds(std::vector<PackedCopy> copies, const GemmBenchOptions& options)
-      : copies_(std::move(copies)), options_(options) {}
+  GemmRounds(const QuantScheme& scheme,
+             std::vector<PackedCopy> copies,
+             const GemmBenchOptions& options)
+      : scheme_(scheme), copies_(std::move(copies)), options_(options) {}
 
   Status prepare() {
     int64_t widest_k = 0;
@@ -105,25 +107,41 @@ class GemmRounds final {
     return {};
   }
 
-  /// Timings of each shape.
-  std::vector<Timings> time(int64_t m, ActFormat act) {
-    std::vector<Timings> timings(options_.shapes.size());
-    Roof before = measure_roof(act);
-    while (std::ranges::any_of(timings, [](const auto& t) { return t.us.size() < kTimings; })) {
+  /// Begins the timings of another m.
+  void start(int64_t m) {
+    m_ = m;
+    timings_.assign(options_.shapes.size(), {});
+  }
+  /// Times the product of each shape once.
+  void time_shapes() {
+    for (size_t i = 0; i < options_.shapes.size(); ++i) {
+      const Roof before = measure_roof();
       run(copies_[(next_ + copies_.size() - 1) % copies_.size()], 1);  // wakes the threads
       const PackedCopy& copy = copies_[next_];
       next_ = (next_ + 1) % copies_.size();
-      const RunTime time = run(copy, m);
-      const Roof after = measure_roof(act);
-      timings[copy.shape].us.push_back(time.us);
-      timings[copy.shape].input_us.push_back(time.input_us);
-      timings[copy.shape].roof_us.push_back(roof_us(copy, m, before, after));
-      before = after;
+      const RunTime time = run(copy, m_);
+      timings_[copy.shape].us.push_back(time.us);
+      timings_[copy.shape].input_us.push_back(time.input_us);
+      timings_[copy.shape].roof_us.push_back(roof_us(copy, before, measure_roof()));
     }
-    return timings;
   }
 
-  [[nodiscard]] const PreparedGemm& first_of(size_t shape) const { return *copies_[shape].gemm; }
+  /// first: of the scheme that speeds are compared with.
+  [[nodiscard]] GemmTiming timing(size_t shape, const GemmRounds& first) const {
+    const Timings& timed = timings_[shape];
+    const PreparedGemm& gemm = *copies_[shape].gemm;
+    const double us = median(timed.us);
+    return {.scheme = std::string(scheme_.name),
+            .kernel = std::string(gemm.kernel_name()),
+            .m = m_,
+            .shape = options_.shapes[shape],
+            .us = us,
+            .input_us = median(timed.input_us),
+            .gbps = static_cast<double>(gemm.weight_bytes()) / us * 1e-3,
+            .tops = ops_of(m_, options_.shapes[shape]) / us * 1e-6,
+            .roofline_percent = quartiles(ratios(timed.roof_us, timed.us, 100)),
+            .speed = median(ratios(first.timings_[shape].us, timed.us, 1))};
+  }
 
  private:
   struct RunTime {
@@ -136,17 +154,29 @@ class GemmRounds final {
     double tops = 0;  // 0: not known
   };
 
-  Roof measure_roof(ActFormat act) {
-    const double tops = options_.ceilings->peak_tops(options_.isa, act).value_or(0.0);
+  static std::vector<double> ratios(const std::vector<double>& times,
+                                    const std::vector<double>& of,
+                                    double unit) {
+    std::vector<double> all(of.size());
+    std::ranges::transform(times, of, all.begin(),
+                           [unit](double time, double by) { return unit * time / by; });
+    return all;
+  }
+
+  Roof measure_roof() {
+    const double tops = options_.ceilings->peak_tops(options_.isa, scheme_.act).value_or(0.0);
     return {options_.ceilings->read_gbps(), tops};
   }
 
   /// What a product would take at the mean of two roofs.
-  double roof_us(const PackedCopy& copy, int64_t m, const Roof& before, const Roof& after) const {
+  [[nodiscard]] double roof_us(const PackedCopy& copy,
+                               const Roof& before,
+                               const Roof& after) const {
     const auto bytes = static_cast<double>(copy.gemm->weight_bytes());
     const double reading = bytes / ((before.read_gbps + after.read_gbps) / 2) * 1e-3;
     const double tops = (before.tops + after.tops) / 2;
-    return std::max(reading, tops > 0 ? ops_of(m, options_.shapes[copy.shape]) / tops * 1e-6 : 0.0);
+    const double ops = ops_of(m_, options_.shapes[copy.shape]);
+    return std::max(reading, tops > 0 ? ops / tops * 1e-6 : 0.0);
   }
 
   /// A product as PreparedGemm::run() computes it.
@@ -166,45 +196,44 @@ class GemmRounds final {
     return {.us = both.count(), .input_us = input.count()};
   }
 
+  QuantScheme scheme_;
   std::vector<PackedCopy> copies_;
   const GemmBenchOptions& options_;
   Buffer x_;  // aligned as the engine's
   Buffer y_;
   size_t next_ = 0;
+  int64_t m_ = 0;
+  std::vector<Timings> timings_;  // by shape
 };
+
+/// Whether a product is one of those that are asked for.
+bool wanted(const PreparedGemm& gemm, const GemmBenchOptions& options) {
+  return options.kernels.empty() || std::ranges::count(options.kernels, gemm.kernel_name()) > 0;
+}
 
 }  // namespace
 
 Result<std::vector<GemmTiming>> bench_gemm(Backend& backend,
-                                           const QuantScheme& scheme,
+                                           std::span<const QuantScheme> schemes,
                                            const GemmBenchOptions& options) {
-  NIBBLE_ASSIGN_OR_RETURN(auto copies, make_copies(backend, scheme, options));
-  const std::string_view kernel = copies.front().gemm->kernel_name();
-  if (!options.kernels.empty() &&
-      std::ranges::find(options.kernels, kernel) == options.kernels.end()) {
-    return std::vector<GemmTiming>();
+  std::vector<GemmRounds> rounds;
+  for (const QuantScheme& scheme : schemes) {
+    NIBBLE_ASSIGN_OR_RETURN(auto copies, make_copies(backend, scheme, options));
+    if (wanted(*copies.front().gemm, options)) {
+      rounds.emplace_back(scheme, std::move(copies), options);
+      NIBBLE_RETURN_IF_ERROR(rounds.back().prepare());
+    }
   }
-  GemmRounds rounds(std::move(copies), options);
-  NIBBLE_RETURN_IF_ERROR(rounds.prepare());
   std::vector<GemmTiming> timings;
   for (const int64_t m : options.row_counts) {
-    const auto timed = rounds.time(m, scheme.act);
-    for (size_t i = 0; i < options.shapes.size(); ++i) {
-      const GemmShape shape = options.shapes[i];
-      const PreparedGemm& gemm = rounds.first_of(i);
-      const auto bytes = static_cast<double>(gemm.weight_bytes());
-      const double us = median(timed[i].us);
-      std::vector<double> percents(timed[i].us.size());
-      std::ranges::transform(timed[i].roof_us, timed[i].us, percents.begin(),
-                             [](double roof, double time) { return 100 * roof / time; });
-      timings.push_back({.kernel = std::string(gemm.kernel_name()),
-                         .m = m,
-                         .shape = shape,
-                         .us = us,
-                         .input_us = median(timed[i].input_us),
-                         .gbps = bytes / us * 1e-3,
-                         .tops = ops_of(m, shape) / us * 1e-6,
-                         .roofline_percent = quartiles(percents)});
+    std::ranges::for_each(rounds, [m](GemmRounds& of_scheme) { of_scheme.start(m); });
+    for (size_t i = 0; i < kTimings; ++i) {
+      std::ranges::for_each(rounds, [](GemmRounds& of_scheme) { of_scheme.time_shapes(); });
+    }
+    for (size_t shape = 0; shape < options.shapes.size(); ++shape) {
+      for (const GemmRounds& of_scheme : rounds) {
+        timings.push_back(of_scheme.timing(shape, rounds.front()));
+      }
     }
   }
   return timings;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,7 @@ struct GemmShape {
 };
 
 struct GemmTiming {
+  std::string scheme;
   std::string kernel;
   int64_t m = 0;
   GemmShape shape;
@@ -26,6 +28,7 @@ struct GemmTiming {
   // Of the slower of: reading the weights once, all operations. Of the timings, each
   // compared with the mean of the ceiling directly before and directly after it.
   Quartiles roofline_percent;
+  double speed = 1;  // times of the first scheme over these, timing by timing: the median
 };
 
 struct GemmBenchOptions {
@@ -37,12 +40,13 @@ struct GemmBenchOptions {
   cpu::NearCeilings* ceilings = nullptr;
 };
 
-/// Times a scheme's product as a model of BF16 runs it: activations and results are BF16. Weights
-/// and activations are random; the weights come from memory, because the runs go round copies of
-/// more than 400 MB. At least 9 timings of each shape and m, none where the product takes none of
-/// `kernels`. `backend` is the CPU's.
+/// Times the products of schemes as a model of BF16 runs them: activations and results are BF16.
+/// Weights and activations are random; the weights come from memory, because the runs of a scheme
+/// go round copies of more than 400 MB. At least 9 timings of each shape and m, those of all
+/// schemes in turns, so that a host that changes its speed touches them alike; none where a product
+/// takes none of `kernels`. `backend` is the CPU's.
 Result<std::vector<GemmTiming>> bench_gemm(Backend& backend,
-                                           const QuantScheme& scheme,
+                                           std::span<const QuantScheme> schemes,
                                            const GemmBenchOptions& options);
 
 }  // namespace nibble

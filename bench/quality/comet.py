@@ -1,29 +1,83 @@
 #!/usr/bin/env python3
-"""What activations of 4 and 8 bits cost a model, beside other schemes (COMET's Tables 1 and 2).
+"""What activations of 4 and 8 bits and 4-bit caches cost models, beside other schemes: rows, tables
+and charts of docs/quantization.md, all from `nibble` commands (COMET's Tables 1 and 2).
 
-    bench/quality/comet.py MODEL CALIBRATION TEXT bench/results/comet.json --name NAME [--rows ROW ...]
+    bench/quality/comet.py measure RESULT NAME=MODEL,CALIBRATION,TEXT ... [--rows ROW ...]
+    bench/quality/comet.py measure RESULT NAME=MODEL,CALIBRATION,TEXT ... --tasks FOLDER [--limit N]
+    bench/quality/comet.py tables RESULT docs/quantization.md
+    bench/quality/comet.py charts RESULT FOLDER
 
-Each row is one `nibble quantize` and one `nibble eval kld` beside the model as it is. Rows are
-those of ROWS, or given as SCHEME/METHOD[/BLOCK/A8_SHARE[/PERMUTE]][/kv=FORMAT]; methods of a
-chain are joined by +. The list
-`accuracy` of the result keeps rows of other models and rows that are not measured anew.
+RESULT is bench/results/comet.json. A row is one `nibble quantize`, one `nibble eval kld` beside the
+model as it is, and with --tasks one `nibble eval tasks` on the files NAME.jsonl, packed or not, of a
+folder. Rows are those of ROWS, or given as SCHEME/METHOD[/BLOCK/A8_SHARE[/PERMUTE]][/kv=FORMAT]
+(methods of a chain are joined by +), or bf16 and bf16/kv=FORMAT: the model as it is. A row that
+`nibble` refuses, as it does rotations of latent attention, is left out, with its reason. The list
+`accuracy` of RESULT keeps rows of other models and rows that are not measured anew; `tables` writes
+what stands between <!-- comet:NAME --> and <!-- /comet --> in a page. What `bench/quality/kv_forms.py`
+measures of caches by themselves is the list `kv`.
 """
 import argparse
 import json
+import lzma
 import pathlib
 import shutil
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import kv_forms
 import methods
+import share_curve
 
-# Rows of the tables; B stands for --block, S for --a8-share.
-ROWS = ["w8a8_int8/smooth+rtn", "w4a16_gB/gptq", "w4a16_gB/awq+rtn", "w4a16_gB/lwc",
-        "w4a8_g128/smooth+gptq/kv=int4",
-        "w4ax/rtn/B/0/none", "w4ax/rotate+gptq/B/0/none",
-        "w4ax/rtn/B/S", "w4ax/gptq/B/S", "w4ax/gptaq/B/S", "w4ax/smooth+gptq/B/S",
-        "w4ax/smooth+gptaq/B/S", "w4ax/gptq/B/S/gather", "w4ax/smooth+gptq/B/S/kv=int4"]
+# Rows of the tables, as they are called there. B stands for --block, S for --a8-share, G for --group.
+ROWS = {
+    "bf16": "`bf16`",
+    "w8a8_int8/smooth+rtn": "`w8a8_int8`, `smooth,rtn`",
+    "w4a16_gB/awq+rtn": "`w4a16_g32`, `awq,rtn`",
+    "w4a16_gB/lwc": "`w4a16_g32`, `lwc`",
+    "w4a16_gB/gptq": "`w4a16_g32`, `gptq`",
+    "w4a16_gB/gptaq": "`w4a16_g32`, `gptaq`",
+    "w4a8/gptq": "`w4a8`, `gptq`",
+    "w4a8_gG/gptq": "`w4a8_g128`, `gptq`",
+    "w4a8_gG/smooth+gptq": "`w4a8_g128`, `smooth,gptq`",
+    "w4ax_class/rtn/B/0/none": "W4A4, a scale for each token, `rtn`",
+    "w4ax_class/rotate+gptq/B/0/none": "W4A4, a scale for each token, `rotate,gptq`",
+    "w4ax/rtn/B/0/none": "W4A4, blocks of 32, `rtn`",
+    "w4ax/rotate+gptq/B/0/none": "W4A4, blocks of 32, `rotate,gptq`",
+    "w4ax/rtn/B/S": "`w4ax_b32`, `rtn`",
+    "w4ax/gptq/B/S": "`w4ax_b32`, `gptq`",
+    "w4ax/gptq/B/S/gather": "`w4ax_b32`, `gptq`, `--permute gather`",
+    "w4ax/gptaq/B/S": "`w4ax_b32`, `gptaq`",
+    "w4ax/smooth+gptq/B/S": "`w4ax_b32`, `smooth,gptq`",
+    "w4ax/smooth+gptaq/B/S": "`w4ax_b32`, `smooth,gptaq`",
+    "w4ax_class/gptq/B/S": "`w4ax_class`, `gptq`",
+    "w4ax_class/smooth+gptq/B/S": "`w4ax_class`, `smooth,gptq`",
+    "bf16/kv=int4": "`bf16`, INT4 cache",
+    "w4a8_gG/gptq/kv=int4": "`w4a8_g128`, `gptq`, INT4 cache",
+    "w4a8_gG/smooth+gptq/kv=int4": "`w4a8_g128`, `smooth,gptq`, INT4 cache",
+    "w4ax/gptaq/B/S/kv=int4": "`w4ax_b32`, `gptaq`, INT4 cache",
+    "w4ax/smooth+gptaq/B/S/kv=int4": "`w4ax_b32`, `smooth,gptaq`, INT4 cache",
+}
+# Rows with blocks of other sizes, which only tables take: they are measured by name.
+OTHER_BLOCKS = {
+    "w4ax/gptq/64/0.25": "`w4ax_b64`, `gptq`",
+    "w4ax/gptaq/64/0.25": "`w4ax_b64`, `gptaq`",
+    "w4ax/gptq/128/0.5": "`w4ax`, blocks of 128, `gptq`",
+    "w4ax/gptaq/128/0.5": "`w4ax`, blocks of 128, `gptaq`",
+}
+# Perplexity over that of FP16 on WikiText-2 as published (COMET's Table 1, arXiv 2410.12168; W4A4 of
+# OmniQuant there, rotated that of QuaRot; QoQ as its authors have it, in groups of 128): Llama 3 8B
+# from 6.14, OPT 13B from 10.13.
+PUBLISHED = {
+    "w8a8_int8/smooth+rtn": (6.28, 10.47), "w4a16_gB/awq+rtn": (7.09, 10.39),
+    "w4a16_gB/lwc": (6.81, 10.30), "w4a16_gB/gptq": (7.02, 10.31),
+    "w4ax_class/rtn/B/0/none": (14.27, 11.65), "w4ax_class/rotate+gptq/B/0/none": (8.33, None),
+    "w4ax/gptq/B/S": (6.88, 10.34), "w4a8_gG/smooth+gptq/kv=int4": (6.70, 10.42),
+    "w4ax/smooth+gptaq/B/S/kv=int4": (6.91, 10.44),
+}
+FP16 = (6.14, 10.13)
+TASKS = ["piqa", "arc_easy", "arc_challenge", "hellaswag", "winogrande"]
+KEYS = ["kld", "kld_error", "same_top", "ppl_ratio", "ppl_ratio_error", "tokens"]
 
 
 class Row:
@@ -32,9 +86,13 @@ class Row:
     def __init__(self, text):
         parts = text.split("/")
         self.kv = parts.pop()[3:] if parts[-1].startswith("kv=") else "bf16"
-        self.scheme, self.method, *blocks = parts
+        self.scheme, self.method, *blocks = parts + ["none"] * (len(parts) == 1)
         self.block, self.share, self.permute = blocks + ["fold"] * (len(blocks) == 2) \
             if blocks else (None, None, None)
+
+    @property
+    def as_it_is(self):
+        return self.method == "none"
 
     def flags(self):
         flags = ["--scheme", self.scheme, "--method", self.method.replace("+", ",")]
@@ -55,67 +113,214 @@ def identity(row):
                                           "a8_share_asked", "kv"))
 
 
+def unpacked(folder, to):
+    """The files of the tasks in `to`, where `nibble eval tasks` looks for them."""
+    for task in TASKS:
+        found = sorted(pathlib.Path(folder).glob(f"{task}*.jsonl*"))
+        if not found:
+            raise SystemExit(f"{folder}: has no {task}.jsonl or {task}.jsonl.xz")
+        opened = lzma.open if found[0].suffix == ".xz" else open
+        with opened(found[0], "rb") as packed:
+            (to / f"{task}.jsonl").write_bytes(packed.read())
+    return to
+
+
 class Bench:
-    def __init__(self, args, folder):
+    def __init__(self, args, model, folder):
         self.args, self.folder = args, folder
-        self.text = ["--text", args.text, "--threads", args.threads, "--device", "cpu"]
-        methods.run(args.nibble, "eval", "kld", args.model, "--save-base", folder / "base",
-                    *self.text)
+        self.model, self.calibration, text = model
+        self.device = ["--threads", args.threads, "--device", "cpu"]
+        self.text = ["--text", text, *self.device]
+        self.tasks = unpacked(args.tasks, folder) if args.tasks else None
+        if not args.tasks_only:
+            methods.run(args.nibble, "eval", "kld", self.model, "--save-base", folder / "base",
+                        *self.text)
 
     def divergence(self, model, kv):
-        more = [] if kv == "bf16" else ["--kv-cache-dtype", kv]
         found = json.loads(methods.run(self.args.nibble, "eval", "kld", model, "--base-file",
-                                       self.folder / "base", *self.text, *more, "--json"))
-        keys = ["kld", "kld_error", "same_top", "ppl_ratio", "ppl_ratio_error", "tokens"]
-        return {key: found[key] for key in keys if key in found}
+                                       self.folder / "base", *self.text, *cache(kv), "--json"))
+        return {key: found[key] for key in KEYS if key in found}
+
+    def answers(self, model, kv):
+        found = json.loads(methods.run(
+            self.args.nibble, "eval", "tasks", model, "--tasks", ",".join(TASKS), "--data-dir",
+            self.tasks, "--limit", self.args.limit, *self.device, *cache(kv), "--json"))
+        return {task["task"]: {key: value for key, value in task.items()
+                               if key == "items" or key.startswith("acc")}
+                for task in found["models"][0]["tasks"]}
+
+    def measured(self, text):
+        """A row, or None where `nibble` refuses it."""
+        try:
+            return self.measure(text)
+        except SystemExit as refused:
+            print(f"{text}: {str(refused)[-300:]}", flush=True)
+            return None
 
     def measure(self, text):
         row = Row(text)
-        made = self.folder / text.replace("/", "_")
+        made, found = pathlib.Path(self.model), row.keys()
         begin = time.time()
-        report = json.loads(methods.run(
-            self.args.nibble, "quantize", self.args.model, made, "--force", "--threads",
-            self.args.threads, "--calibrate", self.args.calibration, "--calibration-windows",
-            self.args.windows, "--calibration-length", self.args.length, *row.flags(), "--json"))
-        seconds = time.time() - begin
-        chosen = report.get("blocks") or {}
-        share = {"a4_share": chosen["a4_share"]} if chosen else {}
-        found = {**row.keys(), **share, **self.divergence(made, row.kv),
-                 "bytes": methods.size(made), "seconds": round(seconds, 1)}
-        shutil.rmtree(made)
+        if not row.as_it_is:
+            made = self.folder / text.replace("/", "_")
+            report = json.loads(methods.run(
+                self.args.nibble, "quantize", self.model, made, "--force", "--threads",
+                self.args.threads, "--calibrate", self.calibration, "--calibration-windows",
+                self.args.windows, "--calibration-length", self.args.length, *row.flags(), "--json"))
+            if report.get("blocks"):
+                found["a4_share"] = report["blocks"]["a4_share"]
+        seconds = round(time.time() - begin, 1)
+        if not self.args.tasks_only:
+            found |= self.divergence(made, row.kv)
+            found |= {"bytes": methods.size(made), "seconds": seconds}
+        if self.tasks:
+            found["tasks"] = self.answers(made, row.kv)
+        if not row.as_it_is:
+            shutil.rmtree(made)
         return found
 
 
+def cache(kv):
+    return [] if kv == "bf16" else ["--kv-cache-dtype", kv]
+
+
+def spelled(row, args):
+    return row.replace("gB", f"g{args.block}").replace("gG", f"g{args.group}") \
+        .replace("/B", f"/{args.block}").replace("/S", f"/{args.a8_share}")
+
+
+def measure(args):
+    result = json.loads(args.result.read_text()) if args.result.exists() else {}
+    for word in args.rest:
+        name, _, files = word.partition("=")
+        with tempfile.TemporaryDirectory() as folder:
+            bench = Bench(args, files.split(","), pathlib.Path(folder))
+            rows = [spelled(row, args) for row in args.rows or ROWS]
+            with ThreadPoolExecutor(args.jobs) as pool:
+                for found in pool.map(bench.measured, rows):
+                    if found is not None:
+                        add(result, {"model": name, **found})
+                        methods.save(result, args.result)
+
+
+def add(result, row):
+    """The row in place of the one before; what is not measured anew of it stays."""
+    rows = result.setdefault("accuracy", [])
+    before = [old for old in rows if identity(old) == identity(row)]
+    row = {**(before[0] if before else {}), **row}
+    print(json.dumps(row), flush=True)
+    result["accuracy"] = [old for old in rows if identity(old) != identity(row)] + [row]
+
+
+# --- tables and charts ---------------------------------------------------------------------------
+
+def rows_of(result, args):
+    """{(model, row of ROWS): what was measured}; SmolLM2's rows of w4a8 are in groups of 64."""
+    known = {identity(row): row for row in result["accuracy"]}
+    found = {}
+    for model in dict.fromkeys(row["model"] for row in result["accuracy"]):
+        for text in [*ROWS, *OTHER_BLOCKS]:
+            for group in (args.group, "64"):
+                args_of = argparse.Namespace(**{**vars(args), "group": group})
+                row = known.get(identity({"model": model, **Row(spelled(text, args_of)).keys()}))
+                if row is not None:
+                    found.setdefault((model, text), row)
+    return found
+
+
+def accuracy_table(result, args):
+    found = rows_of(result, args)
+    models = list(dict.fromkeys(model for model, _ in found))
+    tokens = {model: next(row["tokens"] for (of, _), row in found.items()
+                          if of == model and "tokens" in row) for model in models}
+    yield "| Scheme, `--method` | W4A4, % | " + " | ".join(
+        f"{model} ({tokens[model]:,})" for model in models) + " | Llama 3 8B, published | OPT 13B, published |"
+    yield "| --- | --: | " + "--: | " * len(models) + "--: | --: |"
+    for text, label in [*ROWS.items(), *OTHER_BLOCKS.items()]:
+        own = {model: found.get((model, text)) for model in models}
+        shares = [100 * row["a4_share"] for row in own.values() if row and "a4_share" in row]
+        if not any(row and "kld" in row for row in own.values()):
+            continue
+        cells = [f"{row['ppl_ratio']:.3f}, {row['kld']:.4f}" if row and "kld" in row else ""
+                 for row in own.values()]
+        published = [f"{value / base:.3f}" if value else "" for value, base in
+                     zip(PUBLISHED.get(text, (None, None)), FP16)]
+        spread = f"{min(shares):.0f} to {max(shares):.0f}" if shares and \
+            round(max(shares)) > round(min(shares)) else f"{shares[0]:.0f}" if shares else ""
+        yield "| " + " | ".join([label, spread, *cells, *published]) + " |"
+
+
+def tasks_table(result, args):
+    found = {key: row for key, row in rows_of(result, args).items() if "tasks" in row}
+    yield "| Model | Scheme, `--method` | " + " | ".join(TASKS) + " | mean |"
+    yield "| --- | --- |" + " --: |" * (len(TASKS) + 1)
+    for (model, text), row in found.items():
+        means = [row["tasks"][task]["acc"] for task in TASKS]
+        errors = [row["tasks"][task]["acc_error"] for task in TASKS]
+        error = sum(error ** 2 for error in errors) ** 0.5 / len(TASKS)
+        yield "| " + " | ".join(
+            [f"{model} ({max(row['tasks'][task]['items'] for task in TASKS):,} items at most)",
+             (ROWS | OTHER_BLOCKS)[text],
+             *(f"{100 * mean:.1f} ± {100 * se:.1f}" for mean, se in zip(means, errors)),
+             f"{100 * sum(means) / len(means):.1f} ± {100 * error:.1f}"]) + " |"
+
+
+def kv_table(result, _):
+    rows = [row for row in result["kv"] if "kld" in row]
+    models = list(dict.fromkeys(row["model"] for row in rows))
+    yield "| Form | Heads | " + " | ".join(models) + " |"
+    yield "| --- | --- |" + " --: |" * len(models)
+    for form, options in dict.fromkeys((row["form"], row["options"]) for row in rows):
+        cells = []
+        for model in models:
+            own = {row["window"]: row["kld"] for row in rows
+                   if (row["model"], row["form"], row["options"]) == (model, form, options)}
+            long = f" ({own[1024]:.3f})" if 1024 in own else ""
+            cells.append(f"{own[512]:.4f}{long}" if 512 in own else "")
+        yield "| " + " | ".join([f"`{form}`", options, *cells]) + " |"
+
+
+def tables(args):
+    result = json.loads(args.result.read_text())
+    page = pathlib.Path(args.rest[0])
+    text = page.read_text()
+    for name, make in (("accuracy", accuracy_table), ("tasks", tasks_table), ("kv", kv_table)):
+        begin, end = f"<!-- comet:{name} -->\n", "<!-- /comet -->"
+        if text.count(begin) != 1:
+            raise SystemExit(f"{page}: has no place for the table {begin.strip()}")
+        at = text.index(begin) + len(begin)
+        text = text[:at] + "\n".join(make(result, args)) + "\n" + text[text.index(end, at):]
+    page.write_text(text)
+
+
+def charts(args):
+    result = json.loads(args.result.read_text())
+    folder = pathlib.Path(args.rest[0])
+    lines = share_curve.lines_of(result["accuracy"], "gptq", int(args.block))
+    (folder / "comet_share.svg").write_text(share_curve.draw(lines))
+    kv_forms.chart([row for row in result["kv"] if "kld" in row], folder / "kv_forms.svg")
+
+
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model")
-    parser.add_argument("calibration")
-    parser.add_argument("text")
-    parser.add_argument("out", type=pathlib.Path)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["measure", "tables", "charts"])
+    parser.add_argument("result", type=pathlib.Path)
+    parser.add_argument("rest", nargs="+", metavar="NAME=MODEL,CALIBRATION,TEXT | PAGE | FOLDER")
     parser.add_argument("--rows", nargs="+", metavar="ROW", help="instead of those of the tables")
-    parser.add_argument("--name", help="of the model, in the rows")
+    parser.add_argument("--tasks", help="folder of the zero-shot tasks")
+    parser.add_argument("--tasks-only", action="store_true", help="no divergences")
+    parser.add_argument("--limit", default="0", help="items of each task; 0: all")
     parser.add_argument("--nibble", default="build/cpu/tools/nibble")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--jobs", type=int, default=1, help="rows at once, each with --threads")
-    parser.add_argument("--windows", type=int, default=64)
+    parser.add_argument("--windows", type=int, default=32)
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--block", default="32")
     parser.add_argument("--a8-share", default="0.16")
+    parser.add_argument("--group", default="128", help="of w4a8's weights")
     args = parser.parse_args()
-    name = args.name or pathlib.Path(args.model).name
-    result = json.loads(args.out.read_text()) if args.out.exists() else {}
-    rows = args.rows or [row.replace("gB", f"g{args.block}").replace("/B", f"/{args.block}")
-                         .replace("/S", f"/{args.a8_share}") for row in ROWS]
-    with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(args, pathlib.Path(folder))
-        with ThreadPoolExecutor(args.jobs) as pool:
-            for found in pool.map(bench.measure, rows):
-                row = {"model": name, **found}
-                print(json.dumps(row), flush=True)
-                known = [old for old in result.get("accuracy", [])
-                         if identity(old) != identity(row)]
-                result["accuracy"] = known + [row]
-                args.out.write_text(json.dumps(result, indent=1) + "\n")
+    {"measure": measure, "tables": tables, "charts": charts}[args.what](args)
 
 
 if __name__ == "__main__":

@@ -2,31 +2,23 @@
 """What each form of an INT4 KV cache loses: KL divergence to a BF16 cache, in all and by position.
 
     bench/quality/kv_forms.py --nibble NIBBLE OUT.json NAME=MODEL,TEXT,CALIBRATION ...
-    bench/quality/kv_forms.py --chart OUT.json OUT.svg
 
-Writes rows "kv" of OUT.json: model, form, options, window, kld, kld_error, same_top, ppl_ratio, bits
-(of a number, parameters included, on a CPU), by_position. Rows that the file has of other models
-stay. Models are read through links in a temporary folder, where their sidecars are made.
+Writes rows "kv" of OUT.json: model, form, options, window, tokens, kld, kld_error, same_top,
+ppl_ratio, bits (of a number, parameters included, on a CPU), by_position. Rows that the file has of
+other models stay. Models are read through links in a temporary folder, where their sidecars are made.
+`bench/quality/comet.py` makes table and chart of them.
 """
 
 import argparse
 import json
 import math
 import pathlib
-import subprocess
-import sys
 import tempfile
+
+import methods
 
 SIDECAR = "nibble_kv.json"
 WINDOWS = (512, 1024)
-
-
-def run(nibble, *arguments):
-    command = [nibble, *map(str, arguments)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode != 0:
-        sys.exit(f"{' '.join(command)} failed")
-    return done.stdout
 
 
 def links_to(model, folder):
@@ -63,13 +55,14 @@ def bits(form, dim):
     return {"int4": 4 + 64 / dim, "int4_page": 4 + 0.5 * (32 / 64 + 32 / dim), "int4_static": 4}[form]
 
 
-def measure(nibble, name, model, text, calibration):
+def measure(flags, name, model, text, calibration):
     config = json.loads((pathlib.Path(model) / "config.json").read_text())
     dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(temporary)
         links_to(model, folder)
-        run(nibble, "calibrate-kv", folder, "--calibrate", calibration)
+        methods.run(flags.nibble, "calibrate-kv", folder, "--calibrate", calibration,
+                    "--calibration-windows", flags.windows)
         path = folder / SIDECAR
         sidecar = json.loads(path.read_text())
         for form, options, wanted in cases(sidecar):
@@ -77,11 +70,11 @@ def measure(nibble, name, model, text, calibration):
             if wanted is not None:
                 path.write_text(json.dumps(wanted))
             for window in WINDOWS:
-                found = json.loads(run(nibble, "eval", "kld", folder, folder, "--text", text, "--window", window,
-                                       "--kv-cache-dtype", form, "--base-kv-cache-dtype", "bf16",
-                                       "--json"))
+                found = json.loads(methods.run(
+                    flags.nibble, "eval", "kld", folder, folder, "--text", text, "--window", window,
+                    "--kv-cache-dtype", form, "--base-kv-cache-dtype", "bf16", "--json"))
                 row = {"model": name, "form": form, "options": options, "window": window,
-                       "kld": found["kld"], "kld_error": found["kld_error"],
+                       "tokens": found["tokens"], "kld": found["kld"], "kld_error": found["kld_error"],
                        "same_top": found["same_top"], "ppl_ratio": math.exp(found["ln_ppl_ratio"]),
                        "bits": bits(form, dim),
                        "by_position": [[b["from"], b["to"], b["kld"]] for b in found["by_context"]]}
@@ -120,21 +113,18 @@ def chart(rows, svg):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nibble", default="build/cpu/tools/nibble")
-    parser.add_argument("--chart", action="store_true")
+    parser.add_argument("--windows", type=int, default=32, help="of the calibration")
     parser.add_argument("json", type=pathlib.Path)
-    parser.add_argument("rest", nargs="+")
+    parser.add_argument("models", nargs="+", metavar="NAME=MODEL,TEXT,CALIBRATION")
     flags = parser.parse_args()
     results = json.loads(flags.json.read_text()) if flags.json.exists() else {}
-    if flags.chart:
-        chart(results["kv"], flags.rest[0])
-        return
     rows = results.get("kv", [])
-    for text in flags.rest:
+    for text in flags.models:
         name, files = text.split("=", 1)
         rows = [row for row in rows if row.get("model") != name]
-        rows += measure(flags.nibble, name, *files.split(","))
+        rows += measure(flags, name, *files.split(","))
         results["kv"] = rows
-        flags.json.write_text(json.dumps(results, indent=1) + "\n")
+        methods.save(results, flags.json)
 
 
 if __name__ == "__main__":

@@ -76,6 +76,16 @@ class Bench:
         return {"scheme": scheme, "method": label, **self.divergence(folder), "bytes": size(folder)}
 
 
+def save(result, path):
+    """Writes a result file: every row of its lists is one line."""
+    parts = []
+    for key, value in result.items():
+        rows = isinstance(value, list) and value and isinstance(value[0], dict)
+        text = "[\n  " + ",\n  ".join(map(json.dumps, value)) + "\n ]" if rows else json.dumps(value)
+        parts.append(f" {json.dumps(key)}: {text}")
+    path.write_text("{\n" + ",\n".join(parts) + "\n}\n")
+
+
 def size(folder):
     return sum(file.stat().st_size for file in pathlib.Path(folder).glob("*.safetensors"))
 

@@ -1,26 +1,19 @@
-#!/usr/bin/env python3
-"""Draws what the share of 8-bit blocks is worth: KL divergence over it, a line for each model.
-
-    bench/quality/share_curve.py bench/results/comet.json OUT.svg [--method gptq --block 32]
-
-Takes the rows of `accuracy` with these blocks, folded, and a BF16 cache. Standard library only.
+"""Draws what the share of 8-bit blocks is worth: KL divergence over it, a line for each model. A part
+of comet.py.
 """
-import argparse
-import json
-import pathlib
-
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 360, 60, 150, 20, 50
 COLOURS = ["#1f6fb4", "#c8501e", "#3c8c3c", "#8a56ac"]
 
 
 def lines_of(rows, method, block):
-    """{model: [(share, divergence)]}"""
+    """{model: [(share, divergence)]} of rows with these blocks, folded, and a BF16 cache, where three
+    shares or more are known."""
     lines = {}
     for row in rows:
         if (row.get("block"), row["method"], row.get("permute"), row["kv"]) == \
                 (block, method, "fold", "bf16") and row["scheme"].endswith("ax"):
             lines.setdefault(row["model"], []).append((1 - row["a4_share"], row["kld"]))
-    return {model: sorted(points) for model, points in sorted(lines.items())}
+    return {model: sorted(points) for model, points in sorted(lines.items()) if len(points) > 2}
 
 
 def draw(lines):
@@ -55,17 +48,3 @@ def draw(lines):
         parts.append(f'<g fill="{colour}">{text(x + 8, y + 4, model, "start")}</g>')
     return "\n".join(parts + ["</svg>"]) + "\n"
 
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("results", type=pathlib.Path)
-    parser.add_argument("out", type=pathlib.Path)
-    parser.add_argument("--method", default="gptq")
-    parser.add_argument("--block", type=int, default=32)
-    args = parser.parse_args()
-    rows = json.loads(args.results.read_text())["accuracy"]
-    args.out.write_text(draw(lines_of(rows, args.method, args.block)))
-
-
-if __name__ == "__main__":
-    main()

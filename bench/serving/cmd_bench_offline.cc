@@ -1,7 +1,9 @@
 #include <algorithm>
+#include <charconv>
 #include <memory>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "arch/kv_specs.h"
@@ -28,6 +30,8 @@ struct OfflineFlags {
   bool dummy_weights = false;
   std::string scheme;
   int64_t memory = 0;
+  std::string expert_rank;
+  ExpertShare experts;  // of expert_rank
   bool fit_batch = false;
   int64_t max_batch = 512;
   std::vector<int64_t> batches = {1};
@@ -57,7 +61,7 @@ int64_t kv_bytes_read(const ModelConfig& config, KvCode code, int64_t length) {
   double bytes = 0;
   for (const KvSpec& spec : kv_specs(config, code)) {
     const int64_t tokens = spec.window > 0 ? std::min(spec.window, length) : length;
-    bytes += static_cast<double>(tokens * spec.kv_heads) * kv_token_bytes(code, spec.key_dim);
+    bytes += static_cast<double>(tokens) * kv_token_bytes(spec);
   }
   return static_cast<int64_t>(bytes);
 }
@@ -140,7 +144,8 @@ Result<OfflineReport> measure(const OfflineFlags& flags) {
                       .dummy_scheme = flags.scheme,
                       .memory = flags.memory,
                       .batch = flags.fit_batch ? OfflineRequest::Batch::kThatFits
-                                               : OfflineRequest::Batch::kAsSaid}));
+                                               : OfflineRequest::Batch::kAsSaid,
+                      .experts = flags.experts}));
   OfflineReport report{.scheme = setup.scheme,
                        .kv_code = setup.kv_code,
                        .backend = std::string(setup.backend->name()),
@@ -194,9 +199,14 @@ Json to_json(const OfflineReport& report, const ShapeReport& shape, const Offlin
                             {"backend", report.backend},
                             {"threads", int64_t{report.threads}},
                             {"kv_cache_dtype", kv_code_name(report.kv_code)}});
+  if (!flags.experts.whole()) {
+    json.set("expert_rank", flags.expert_rank);
+  }
   if (experts.runs > 0) {
     json.set("active_experts_mean", experts.active_mean());
     json.set("max_over_mean", experts.max_over_mean());
+    json.set("expert_slots_mean",
+             static_cast<double>(experts.slots) / static_cast<double>(experts.runs));
   }
   return json;
 }
@@ -256,6 +266,23 @@ void print_table(const OfflineReport& report, const OfflineFlags& flags) {
                         static_cast<double>(report.peak_rss_bytes) / 1e6));
 }
 
+/// "0/8".
+Result<ExpertShare> parse_expert_rank(const std::string& text) {
+  ExpertShare share;
+  const char* end = text.data() + text.size();
+  const auto [slash, error] = std::from_chars(text.data(), end, share.rank);
+  bool read = error == std::errc() && slash != end && *slash == '/';
+  if (read) {
+    const auto [stop, second_error] = std::from_chars(slash + 1, end, share.ranks);
+    read = second_error == std::errc() && stop == end;
+  }
+  return read && share.rank >= 0 && share.rank < share.ranks
+             ? Result<ExpertShare>(share)
+             : make_error(StatusCode::kInvalidArgument,
+                          "--expert-rank {}: not of the form I/N with I from 0 to N - 1, like 0/8",
+                          text);
+}
+
 Status check_flags(const OfflineFlags& flags) {
   if (flags.dummy_weights == flags.scheme.empty()) {
     return make_error(StatusCode::kInvalidArgument,
@@ -269,8 +296,11 @@ Status check_flags(const OfflineFlags& flags) {
   return {};
 }
 
-Status run(const OfflineFlags& flags) {
+Status run(OfflineFlags& flags) {
   NIBBLE_RETURN_IF_ERROR(check_flags(flags));
+  if (!flags.expert_rank.empty()) {
+    NIBBLE_ASSIGN_OR_RETURN(flags.experts, parse_expert_rank(flags.expert_rank));
+  }
   NIBBLE_ASSIGN_OR_RETURN(const OfflineReport report, measure(flags));
   if (flags.json) {
     print_out(to_json(report, flags).dump() + "\n");
@@ -309,6 +339,9 @@ void add_bench_offline(CLI::App& bench, CommandContext& context) {
       ->transform(CLI::AsSizeValue(false))
       ->check(whole_number(1))
       ->default_str("all");
+  command->add_option("--expert-rank", flags->expert_rank,
+                      "Like 0/8: load the experts of one of so many devices alone, and leave out "
+                      "what rows choose of the others'; all else is whole");
   auto* batch = command->add_flag("--fit-batch", flags->fit_batch,
                                   "Instead of --batch: the largest batch whose prompts and answers "
                                   "fit memory, for the greatest throughput");

@@ -160,7 +160,9 @@ Result<OfflineSetup> set_up_offline(const OfflineRequest& request) {
   NIBBLE_ASSIGN_OR_RETURN(EngineOptions options,
                           OfflineBench::options_for(setup.shapes, base, setup.config));
   const MemoryUse memory(*setup.backend);
-  NIBBLE_ASSIGN_OR_RETURN(auto model, load(request, setup, model_options(options)));
+  ModelOptions of_model = model_options(options);
+  of_model.experts = request.experts;
+  NIBBLE_ASSIGN_OR_RETURN(auto model, load(request, setup, of_model));
   setup.scheme = model->scheme();
   setup.weight_bytes = model->weight_bytes();
   if (request.batch == OfflineRequest::Batch::kThatFits) {

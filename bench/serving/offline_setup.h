@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "bench/serving/offline_bench.h"
+#include "core/expert_share.h"
 #include "tools/model_flags.h"
 
 namespace nibble {
@@ -21,6 +22,7 @@ struct OfflineRequest {
   // Of one shape: its batch becomes the largest, up to what it says, whose sequences fit memory.
   enum class Batch : bool { kAsSaid, kThatFits };
   Batch batch = Batch::kAsSaid;
+  ExpertShare experts = {};  // that one of several devices has
 };
 
 /// A model that is ready to be measured.

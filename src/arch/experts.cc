@@ -26,8 +26,11 @@ Status check_experts_fields(const JsonReader& reader, const ModelConfig& config)
   const RouterForm& router = moe.router;
   if (router.groups < 1 || router.kept_groups < 1 || router.kept_groups > router.groups ||
       moe.experts % router.groups != 0) {
-    return corrupt(fmt::format("fields n_group {} and topk_group {} do not fit {} experts",
-                               router.groups, router.kept_groups, moe.experts));
+    return corrupt(
+        fmt::format("fields n_group {} and topk_group {} do not fit {} experts: groups must divide "
+                    "them, and some or all of the groups be kept; take the fields from the "
+                    "published config.json",
+                    router.groups, router.kept_groups, moe.experts));
   }
   const int64_t of_group = moe.experts / router.groups;
   if (router.groups > router.kept_groups &&

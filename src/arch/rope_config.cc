@@ -73,11 +73,24 @@ Result<RopeKind> parse_kind(const JsonReader& reader) {
                     reader.where(), name);
 }
 
+/// What YaRN multiplies logarithms by: 1 or little else in published models, or absent.
+Result<double> read_mscale(const JsonReader& reader, std::string_view field) {
+  constexpr double kMost = 100;
+  NIBBLE_ASSIGN_OR_RETURN(const double value, reader.optional_double(field, 0.0));
+  if (!(value >= 0.0 && value <= kMost)) {
+    return make_error(StatusCode::kCorrupt,
+                      "{}: field {}: {} is not between 0 and {}; take it from the published "
+                      "config.json",
+                      reader.where(), field, value, kMost);
+  }
+  return value;
+}
+
 /// The factor on cos and sin that YaRN derives when the file gives none.
 Result<double> yarn_attention_factor(const JsonReader& reader, double factor) {
   NIBBLE_ASSIGN_OR_RETURN(const double given, reader.optional_double("attention_factor", 0.0));
-  NIBBLE_ASSIGN_OR_RETURN(const double mscale, reader.optional_double("mscale", 0.0));
-  NIBBLE_ASSIGN_OR_RETURN(const double all_dim, reader.optional_double("mscale_all_dim", 0.0));
+  NIBBLE_ASSIGN_OR_RETURN(const double mscale, read_mscale(reader, "mscale"));
+  NIBBLE_ASSIGN_OR_RETURN(const double all_dim, read_mscale(reader, "mscale_all_dim"));
   const auto magnitude = [factor](double scale) {
     return factor <= 1.0 ? 1.0 : 0.1 * scale * std::log(factor) + 1.0;
   };

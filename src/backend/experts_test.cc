@@ -108,6 +108,60 @@ TEST(Experts, OfEveryRunSchemeEqualTheReference) {
   }
 }
 
+// Gate and up of all experts read rows that are rounded once; what each down reads is its own.
+TEST(Experts, EachDownReadsRowsInItsOwnOrderAndBlocks) {
+  constexpr int64_t kRows = 37;
+  constexpr ExpertsShape kShape{5, 3, 128, 256};
+  for (const char* name : {"w4ax", "w4ax_b32", "w4ax_class", "w4a8", "w4a16_g32"}) {
+    const QuantScheme scheme = find_scheme(name).value();
+    for (const DType between : {DType::kF32, DType::kBF16}) {
+      RandomExperts layer(scheme, kShape, between);
+      const std::vector<float> x = random_rows(kRows, kShape.hidden, 9);
+      const std::vector<float> alike = expected_of(layer.weights, x, kRows);
+      layer.mix_down_acts(scheme);
+      const std::vector<float> expected = expected_of(layer.weights, x, kRows);
+      EXPECT_GT(relative_error(alike, expected), 0.1);
+      const auto narrow = to_bf16(x);
+      const ConstActivations rows = between == DType::kF32
+                                        ? ConstActivations(x.data())
+                                        : ConstActivations(narrow.data(), DType::kBF16);
+      std::vector<float> first;
+      for (const auto& backend : backends()) {
+        SCOPED_TRACE(testing::Message() << name << " " << backend->name());
+        auto experts = backend->prepare_experts(layer.request(kRows));
+        ASSERT_TRUE(experts.ok()) << experts.status().message();
+        const std::vector<float> y = run(**experts, rows, kRows, kShape.hidden);
+        EXPECT_LT(relative_error(y, expected), 3e-2);
+        first = first.empty() ? y : first;
+        EXPECT_EQ(y, first) << "another instruction set gives other bits";
+        for (const int64_t m : {int64_t{1}, int64_t{3}}) {
+          const std::vector<float> fewer = run(**experts, rows, m, kShape.hidden);
+          EXPECT_TRUE(std::equal(fewer.begin(), fewer.end(), y.begin())) << "m = " << m;
+        }
+      }
+    }
+  }
+}
+
+TEST(Experts, FormsOfDownsRowsAreOneOrOneOfEach) {
+  const QuantScheme scheme = find_scheme("w4ax_b32").value();
+  const auto backend = make_cpu_backend({.threads = 1}).value();
+  RandomExperts layer(scheme, {3, 2, 64, 32}, DType::kF32);
+  layer.mix_down_acts(scheme);
+  EXPECT_TRUE(backend->prepare_experts(layer.request(4)).ok());
+  const auto refused = [&] { return backend->prepare_experts(layer.request(4)).status().code(); };
+  layer.weights.form.down_acts[1] = ActFormat::kInt8Token;
+  EXPECT_EQ(refused(), StatusCode::kInvalidArgument);
+  layer.weights.form.down_acts.resize(1);
+  EXPECT_EQ(refused(), StatusCode::kInvalidArgument);
+  layer.weights.form.down_acts.clear();
+  layer.mix_down_acts(scheme);
+  BlockPrecision more = *layer.weights.form.down_acts[2].blocks;
+  more.bits.push_back(4);
+  layer.weights.form.down_acts[2].blocks = std::make_shared<const BlockPrecision>(more);
+  EXPECT_EQ(refused(), StatusCode::kInvalidArgument);
+}
+
 TEST(Experts, AreUnpackedAndReplacedOneByOne) {
   const QuantScheme scheme = find_scheme("w4a16_g32").value();
   constexpr ExpertsShape kShape{4, 2, 128, 96};

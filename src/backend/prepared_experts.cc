@@ -1,5 +1,7 @@
 #include "backend/prepared_experts.h"
 
+#include <algorithm>
+
 #include "base/check.h"
 #include "ops/route.h"
 
@@ -33,12 +35,23 @@ void PreparedExperts::add_rows(const ExpertView& /*view*/, std::span<SiteMath* c
 
 Status check_experts(const ExpertsRequest& request) {
   const auto experts = std::ssize(request.experts);
-  if (experts < 1 || experts > kMostExperts || request.form.top_k < 1 ||
-      request.form.top_k > experts) {
+  const int64_t all = request.router.n;  // that are chosen from
+  if (experts < 1 || all > kMostExperts || request.form.top_k < 1 || request.form.top_k > all) {
     return make_error(StatusCode::kInvalidArgument,
                       "{} of {} experts for each token: expected at least one, at most all, of at "
                       "most {}",
-                      request.form.top_k, experts, kMostExperts);
+                      request.form.top_k, all, kMostExperts);
+  }
+  const ExpertsForm& form = request.form;
+  const bool one_format = std::ranges::all_of(form.down_acts, [&](const ActSpec& act) {
+    return act.format == form.down_acts.front().format;
+  });
+  if (!one_format || (!form.down_acts.empty() && std::ssize(form.down_acts) != experts)) {
+    return make_error(
+        StatusCode::kInvalidArgument,
+        "{} forms of the rows that down reads for {} experts: expected one in all, or "
+        "one of each in a common format",
+        form.down_acts.size(), experts);
   }
   const ExpertsRequest::Expert& first = request.experts.front();
   const int64_t hidden = first.gate.k;
@@ -49,19 +62,19 @@ Status check_experts(const ExpertsRequest& request) {
     NIBBLE_RETURN_IF_ERROR(check_like(expert.up, first.gate, i));
     NIBBLE_RETURN_IF_ERROR(check_like(expert.down, first.down, i));
   }
-  const bool fits = first.down.n == hidden && first.down.k == width &&
-                    request.router.n == experts && request.router.k == hidden;
+  const bool fits = first.down.n == hidden && first.down.k == width && request.first_expert >= 0 &&
+                    request.first_expert <= all - experts && request.router.k == hidden;
   const auto has = [](std::span<const float> values, int64_t count) {
     return values.empty() || std::ssize(values) == count;
   };
-  if (!fits || !has(request.router_bias, experts) || !has(request.correction, experts) ||
+  if (!fits || !has(request.router_bias, all) || !has(request.correction, all) ||
       !has(request.gate_up_bias, experts * 2 * width) ||
       !has(request.down_bias, experts * hidden)) {
     return make_error(StatusCode::kInvalidArgument,
-                      "{} experts [{}, {}] with a router [{}, {}] and down [{}, {}]: the shapes do "
-                      "not fit each other, or the biases do not fit them",
-                      experts, width, hidden, request.router.n, request.router.k, first.down.n,
-                      first.down.k);
+                      "{} experts [{}, {}], the first being {}, with a router [{}, {}] and down "
+                      "[{}, {}]: the shapes do not fit each other, or the biases do not fit them",
+                      experts, width, hidden, request.first_expert, all, request.router.k,
+                      first.down.n, first.down.k);
   }
   return {};
 }

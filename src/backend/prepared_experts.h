@@ -38,7 +38,9 @@ class ExpertObserver {
 };
 
 /// The experts of a layer before they are prepared. All have the same shapes, and one form for gate
-/// and up and one for down.
+/// and up and one for down; how rows enter down may differ where ExpertsForm says so. They may be
+/// some of those that the router chooses from, numbered first_expert and up: then rows add nothing
+/// for others, as one of several devices would do that share them out.
 struct ExpertsRequest {
   struct Expert {
     QuantView gate;  // [width, hidden]
@@ -46,9 +48,10 @@ struct ExpertsRequest {
     QuantView down;  // [hidden, width]
   };
   std::span<const Expert> experts;
+  int64_t first_expert = 0;
   ExpertsForm form;
-  QuantView router;                     // [experts, hidden], not quantized
-  std::span<const float> router_bias;   // [experts], or empty
+  QuantView router;                     // [all experts, hidden], not quantized
+  std::span<const float> router_bias;   // [all experts], or empty
   std::span<const float> correction;    // likewise
   std::span<const float> gate_up_bias;  // [experts, 2 width]: gate, then up; or empty
   std::span<const float> down_bias;     // [experts, hidden], or empty
@@ -60,7 +63,7 @@ struct ExpertsRequest {
 class PreparedExperts {
  public:
   virtual ~PreparedExperts() = default;
-  /// y += the experts of each row. Allocates nothing.
+  /// y += the experts of each row that are there. Allocates nothing.
   virtual void run(const ExpertArgs& args) = 0;
   /// Shows the rows that run() would multiply, expert by expert in their order. A step may be shown
   /// in several parts, from its first rows on, with all experts of each. Only where the backend's
@@ -70,6 +73,7 @@ class PreparedExperts {
   /// where the sums are on the backend's device; view.chosen_by must be view.x.
   virtual void add_rows(const ExpertView& view, std::span<SiteMath* const> sums);
   /// An expert's weights in canonical form again: packing is invertible. Gate's rows come first.
+  /// Here and in what follows experts are numbered as in the request.
   [[nodiscard]] virtual Result<QuantTensor> unpack(int64_t expert, ExpertPart part) const = 0;
   /// Replaces rows [first_row, first_row + rows.n) of an expert's product in place, under the rules
   /// of PreparedGemm::update().
@@ -81,7 +85,8 @@ class PreparedExperts {
   /// Whether a record of run() may stand for it: not where its work on the host is what is
   /// measured.
   [[nodiscard]] virtual bool recordable() const { return true; }
-  /// Read for the rows of a step that choose so many different experts: theirs, and the router.
+  /// Read for the rows of a step that choose so many different experts, of which as many are there
+  /// as of all: theirs, and the router.
   [[nodiscard]] virtual int64_t active_bytes(int64_t experts) const = 0;
 };
 

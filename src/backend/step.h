@@ -40,6 +40,8 @@ struct StepLimits {
   int64_t hidden = 0;        // of their inputs
   int64_t expert_width = 0;  // of one
   int64_t scaled_pairs = 0;  // of a row's frequencies, where DynamicRope scales them
+  int64_t latent_heads = 0;  // of queries, where attention is latent
+  int64_t latent_row = 0;    // numbers of a cached row there
 };
 
 /// A step that runs: what layers call besides their products. It lives while Backend::run_step()

@@ -1,5 +1,6 @@
 // The only file that includes the JSON library: its event parser fills our own value type, which
 // lets us refuse duplicate keys and non-finite numbers and avoids a second tree in memory.
+#include <algorithm>
 #include <cmath>
 #include <unordered_set>
 #include <vector>
@@ -7,6 +8,7 @@
 #include <boost/json/basic_parser_impl.hpp>
 
 #include "base/json.h"
+#include "base/json_events.h"
 
 namespace nibble {
 namespace {
@@ -30,7 +32,7 @@ class TreeBuilder final {
   bool on_key_part(Text part, size_t, Error&) { return append(part); }
   bool on_key(Text part, size_t, Error& error) {
     append(part);
-    if (!stack_.back().keys.insert(text_).second) {
+    if (!is_new_key()) {
       duplicate_ = text_;
       error = boost::json::make_error_code(boost::json::error::exception);
       return false;
@@ -69,9 +71,27 @@ class TreeBuilder final {
   struct Open {
     Json value;
     std::string key;
-    // Looking a key up in a growing object would rebuild its index each time.
+    // Of large objects: looking a key up in a growing one would rebuild its index each time.
     std::unordered_set<std::string> keys = {};
   };
+
+  // Whether text_ is no key of the innermost object. Most objects are small, headers of checkpoints
+  // have 200,000 of them.
+  bool is_new_key() {
+    constexpr size_t kSmall = 8;
+    Open& open = stack_.back();
+    const JsonObject& object = open.value.as_object();
+    if (object.size() < kSmall) {
+      return std::none_of(object.begin(), object.end(),
+                          [&](const JsonObject::Member& member) { return member.first == text_; });
+    }
+    if (open.keys.empty()) {
+      for (const auto& [key, value] : object) {
+        open.keys.insert(key);
+      }
+    }
+    return open.keys.insert(text_).second;
+  }
 
   bool append(Text part) {
     text_.append(part.data(), part.size());
@@ -103,12 +123,90 @@ class TreeBuilder final {
   Json root_;
 };
 
-}  // namespace
+/// Hands events on; texts in several parts are joined first.
+class EventSender final {
+ public:
+  // NOLINTBEGIN(readability-identifier-naming): names that the parser uses
+  static constexpr size_t max_object_size = static_cast<size_t>(-1);
+  static constexpr size_t max_array_size = static_cast<size_t>(-1);
+  static constexpr size_t max_key_size = static_cast<size_t>(-1);
+  static constexpr size_t max_string_size = static_cast<size_t>(-1);
+  using Error = boost::json::error_code;
+  using Text = boost::json::string_view;
 
-Result<Json> Json::parse(std::string_view text) {
+  explicit EventSender(JsonEvents& events) : events_(events) {}
+
+  bool on_document_begin(Error&) { return true; }
+  bool on_document_end(Error&) { return true; }
+  bool on_object_begin(Error& error) { return goes_on(events_.object_begin(), error); }
+  bool on_object_end(size_t, Error& error) { return goes_on(events_.object_end(), error); }
+  bool on_array_begin(Error& error) { return goes_on(events_.array_begin(), error); }
+  bool on_array_end(size_t, Error& error) { return goes_on(events_.array_end(), error); }
+  bool on_key_part(Text part, size_t, Error&) { return append(part); }
+  bool on_key(Text part, size_t, Error& error) { return goes_on(events_.key(whole(part)), error); }
+  bool on_string_part(Text part, size_t, Error&) { return append(part); }
+  bool on_string(Text part, size_t, Error& error) {
+    return goes_on(events_.string(whole(part)), error);
+  }
+  bool on_number_part(Text, Error&) { return true; }
+  bool on_int64(int64_t value, Text, Error& error) {
+    return goes_on(events_.integer(value), error);
+  }
+  bool on_uint64(uint64_t, Text, Error& error) { return goes_on(events_.other(), error); }
+  bool on_double(double, Text, Error& error) { return goes_on(events_.other(), error); }
+  bool on_bool(bool, Error& error) { return goes_on(events_.other(), error); }
+  bool on_null(Error& error) { return goes_on(events_.other(), error); }
+  bool on_comment_part(Text, Error&) { return true; }
+  bool on_comment(Text, Error&) { return true; }
+  // NOLINTEND(readability-identifier-naming)
+
+ private:
+  static bool goes_on(bool yes, Error& error) {
+    if (!yes) {
+      error = boost::json::make_error_code(boost::json::error::exception);
+    }
+    return yes;
+  }
+  bool append(Text part) {
+    text_.append(part.data(), part.size());
+    return true;
+  }
+  std::string_view whole(Text last) {
+    if (text_.empty()) {
+      return {last.data(), last.size()};
+    }
+    append(last);
+    joined_ = std::move(text_);
+    text_.clear();
+    return joined_;
+  }
+
+  JsonEvents& events_;
+  std::string text_;
+  std::string joined_;
+};
+
+boost::json::parse_options parser_options() {
   boost::json::parse_options options;
   options.max_depth = 256;
-  boost::json::basic_parser<TreeBuilder> parser(options);
+  return options;
+}
+
+bool ends_at(std::string_view text, size_t end) {
+  return text.find_first_not_of(" \t\r\n", end) == std::string_view::npos;
+}
+
+}  // namespace
+
+bool read_json_events(std::string_view text, JsonEvents& events) {
+  boost::json::basic_parser<EventSender> parser(parser_options(), events);
+  boost::json::error_code error;
+  const size_t used = parser.write_some(false, text.data(), text.size(), error);
+  return !error && ends_at(text, used);
+}
+
+Result<Json> Json::parse(std::string_view text) {
+  boost::json::basic_parser<TreeBuilder> parser(parser_options());
   boost::json::error_code error;
   const size_t used = parser.write_some(false, text.data(), text.size(), error);
   if (!parser.handler().duplicate().empty()) {
@@ -119,7 +217,7 @@ Result<Json> Json::parse(std::string_view text) {
   if (error) {
     return make_error(StatusCode::kCorrupt, "JSON: {} at byte {}", error.message(), used);
   }
-  if (text.find_first_not_of(" \t\r\n", used) != std::string_view::npos) {
+  if (!ends_at(text, used)) {
     return make_error(StatusCode::kCorrupt, "JSON: text after the value at byte {}", used);
   }
   return parser.handler().take();

@@ -18,19 +18,20 @@ FmpqSidecar sidecar_of(const BlockFiles& files) {
   sidecar.parts = files.parts;
   sidecar.calibration = files.calibration;
   for (const auto& [place, act] : files.acts.all()) {
-    const auto& [layer, site] = place;
+    const ActSpec& spec = act.spec;
     FmpqSidecar::Site entry;
-    for (const size_t job : jobs.of(layer, site)) {
+    for (const size_t job : jobs.readers(place)) {
       entry.modules.push_back(files.plan.jobs[job].name());
       sidecar.scales = block_scales_of(files.plan.jobs[job].scheme.weight);
     }
-    entry.precision = *act.blocks;
-    sidecar.block = act.blocks->block;
-    if (act.columns != nullptr) {
-      entry.columns = *act.columns;
+    entry.precision = *spec.blocks;
+    entry.rows = act.rows;
+    sidecar.block = spec.blocks->block;
+    if (spec.columns != nullptr) {
+      entry.columns = *spec.columns;
       sidecar.permute = FmpqPermute::kGather;
     }
-    entry.split = devices_may_split(site);
+    entry.split = devices_may_split(place.site);
     sidecar.sites.push_back(std::move(entry));
   }
   return sidecar;
@@ -39,7 +40,7 @@ FmpqSidecar sidecar_of(const BlockFiles& files) {
 /// Says that there is a sidecar, and of gathered inputs where other programs look, so that they
 /// refuse columns that they would read in a wrong order.
 void announce(const FmpqSidecar& sidecar, Json& config) {
-  config.set(std::string(kFmpqConfigField), fmpq_config_json());
+  config.set(std::string(kFmpqConfigField), fmpq_config_json(sidecar));
   const Json* stored = config.find("quantization_config");
   if (sidecar.permute != FmpqPermute::kGather || stored == nullptr) {
     return;

@@ -30,11 +30,11 @@ struct BlockFinding {
   const std::atomic<bool>* stop = nullptr;
 };
 
-/// A site whose rows are rounded in blocks.
+/// Rows that are rounded in blocks.
 struct FoundSite {
-  int64_t layer = 0;
-  Site site = Site::kQkv;
+  SiteInput input;
   std::shared_ptr<const std::vector<int32_t>> columns;  // as of ActSpec; null where channels stay
+  double rows = 1;                                      // SiteAct::rows
 };
 
 /// What 4 and 8 bits cost the blocks of a model: of the same number of sites, in the same order.
@@ -52,10 +52,12 @@ struct FoundBlocks {
 /// that 4 bits, clipped in several ways, and 8 bits change in the outputs. Where channels are
 /// gathered they are ordered first, by the mean of their squares, the largest first; those that
 /// devices may share by columns (of attention's output and of down) stay within each of
-/// split_parts().
-/// Errors: those of LayerRunner::open(); kUnsupported for routed experts in such a scheme, and for
-/// blocks of several sizes; kInvalidArgument for inputs that are no multiple of a block, and for
-/// inputs that are no numbers, naming the matrix; kCancelled, kIo.
+/// split_parts(). Of routed experts gate and up of a layer have one order and one choice, by all
+/// rows of the layer, each expert's weights counted by the rows that it gets; each down has its
+/// own, by those rows. Errors of an expert's outputs are shares of all of its layer's, and one that
+/// no row gets has 8 bits throughout. Errors: those of LayerRunner::open(); kUnsupported for blocks
+/// of several sizes; kInvalidArgument for inputs that are no multiple of a block, and for inputs
+/// that are no numbers, naming the matrix; kCancelled, kIo.
 Result<FoundBlocks> find_blocks(const BlockFinding& finding);
 
 }  // namespace nibble

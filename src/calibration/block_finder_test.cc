@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <set>
 
 #include <gmock/gmock.h>
 
@@ -83,7 +84,7 @@ TEST_F(Blocks, AreChosenOverTheWholeModelAndAlikeInEachPart) {
   const SiteActs acts = found.acts(choice);
   for (int64_t layer = 0; layer < 8; ++layer) {
     for (const Site site : {Site::kOutput, Site::kDown}) {
-      const std::vector<uint8_t>& bits = acts.find(layer, site)->blocks->bits;
+      const std::vector<uint8_t>& bits = acts.find({layer, site})->blocks->bits;
       const auto part = std::ssize(bits) / found.parts;
       const auto eights = [&](int64_t i) {
         return std::count(bits.begin() + i * part, bits.begin() + (i + 1) * part, 8);
@@ -103,7 +104,7 @@ TEST_F(Blocks, GatheredChannelsStayInTheirParts) {
   for (const FoundSite& site : found.sites) {
     std::vector<int32_t> sorted = *site.columns;
     EXPECT_FALSE(std::ranges::is_sorted(sorted));
-    const auto part = std::ssize(sorted) / (devices_may_split(site.site) ? found.parts : 1);
+    const auto part = std::ssize(sorted) / (devices_may_split(site.input.site) ? found.parts : 1);
     for (int64_t i = 0; i < std::ssize(sorted); ++i) {
       EXPECT_EQ((*site.columns)[static_cast<size_t>(i)] / part, i / part);
     }
@@ -151,7 +152,7 @@ TEST_F(Blocks, OutputsDependOnNoThreadsAndSayHowTheyAreRead) {
     EXPECT_EQ(sidecar->parts, found.parts);
     const FmpqSidecar::Site* site = sidecar->find("model.layers.3.mlp.down_proj");
     ASSERT_NE(site, nullptr);
-    EXPECT_EQ(site->precision, *how.acts.find(3, Site::kDown)->blocks);
+    EXPECT_EQ(site->precision, *how.acts.find({3, Site::kDown})->blocks);
     EXPECT_THAT(sidecar->find("model.layers.3.mlp.up_proj")->modules,
                 ElementsAre("model.layers.3.mlp.gate_proj", "model.layers.3.mlp.up_proj"));
     EXPECT_NEAR(sidecar->share_of_4_bits(weights), 0.8, 0.02);
@@ -179,6 +180,125 @@ TEST_F(Blocks, RefusalsNameTheMatrix) {
   const Status alone = quantize(ruled, calibration(kModel, Rounding::kGptq)).status();
   EXPECT_EQ(alone.code(), StatusCode::kUnsupported);
   EXPECT_THAT(alone.message(), HasSubstr("with --scheme"));
+}
+
+/// Sums of FoundSite::rows over the downs of a layer's experts.
+double rows_of_downs(const FoundBlocks& found, int64_t layer) {
+  double rows = 0;
+  for (const FoundSite& site : found.sites) {
+    rows += site.input.layer == layer && site.input.site == Site::kExpertDown ? site.rows : 0;
+  }
+  return rows;
+}
+
+// Two layers of six experts, of which a token takes two.
+TEST_F(Blocks, OfExpertsUpIsCommonAndEachDownItsOwn) {
+  const std::string model = dummy("gpt_oss");
+  const FoundBlocks found = find(in_blocks(model, "out"), ChannelMoves::kGather, 2).value();
+  ASSERT_EQ(found.sites.size(), 2U * (1U + 6U));  // of this family experts alone are worth it
+  for (const int64_t layer : {0, 1}) {
+    EXPECT_NEAR(rows_of_downs(found, layer), 2, 1e-12);
+  }
+  std::set<std::vector<int32_t>> orders;
+  for (const FoundSite& site : found.sites) {
+    if (site.input.site == Site::kExpertUp) {
+      EXPECT_NEAR(site.rows, 2.0 / 6, 1e-12);
+      EXPECT_EQ(site.columns->size(), 64U);
+    } else if (site.input.site == Site::kExpertDown && site.rows > 0) {
+      ASSERT_EQ(site.columns->size(), 96U);
+      orders.insert(*site.columns);
+    }
+  }
+  EXPECT_GT(orders.size(), 6U);
+  const SiteActs acts = found.acts(found.ranking.choose(0.3));
+  EXPECT_EQ(acts.find({1, Site::kExpertUp, 5}), acts.find({1, Site::kExpertUp, 0}));
+  EXPECT_NE(acts.find({1, Site::kExpertDown, 5}), acts.find({1, Site::kExpertDown, 0}));
+}
+
+TEST_F(Blocks, OfExpertsAreWrittenAndReadAgain) {
+  for (const char* family : {"gpt_oss", "qwen2_moe"}) {
+    const std::string model =
+        dummy(family, {{"moe_intermediate_size", 96}, {"shared_expert_intermediate_size", 64}});
+    for (const ChannelMoves moves : {ChannelMoves::kNone, ChannelMoves::kGather}) {
+      for (const char* scheme : {"w4ax_b32", "w4ax_class"}) {
+        SCOPED_TRACE(fmt::format("{} {} {}", family, scheme, static_cast<int>(moves)));
+        QuantizeOptions wanted = in_blocks(model, "out");
+        wanted.plan.rules.scheme = find_scheme(scheme).value();
+        wanted.existing = ExistingOutput::kReplace;
+        const auto found = find(wanted, moves, 2);
+        ASSERT_TRUE(found.ok()) << found.status().message();
+        const CalibrationOptions how = rounding(wanted, *found, 0.3);
+        const auto made = quantize(wanted, how);
+        ASSERT_TRUE(made.ok()) << made.status().message();
+        const std::string bytes = weights("out");
+        const CheckpointReader reader = CheckpointReader::open(path("out")).value();
+        const auto sidecar = read_fmpq_sidecar(path("out"), reader);
+        ASSERT_TRUE(sidecar.ok()) << sidecar.status().message();
+        EXPECT_NEAR(sidecar->share_of_4_bits(reader), 1 - found->ranking.choose(0.3).a8_share,
+                    1e-9);
+        const double near = distance(logits(path("out")), logits(model));
+        EXPECT_LT(near, 0.8);
+        EXPECT_GT(near, 0.01);
+        wanted.threads = 3;
+        ASSERT_TRUE(quantize(wanted, how).ok());
+        EXPECT_TRUE(weights("out") == bytes) << "bytes depend on threads";
+      }
+    }
+  }
+}
+
+// Latent attention is run as it is, and folds into the order of the stream.
+TEST_F(Blocks, OfExpertsBesideLatentAttention) {
+  const std::string model = dummy("deepseek_v3", {{"moe_intermediate_size", 64}});
+  QuantizeOptions wanted = in_blocks(model, "out");
+  const auto folded = make_transformed({.quantize = wanted,
+                                        .transforms = {Transform::kPermute},
+                                        .text = calibration(model, Rounding::kRtn).text,
+                                        .blocks = {.block = kBlock}});
+  ASSERT_TRUE(folded.ok()) << folded.status().message();
+  EXPECT_LT(distance(logits(*folded), logits(model)), 2e-5);
+  const auto found = find(wanted, ChannelMoves::kNone, 2);
+  ASSERT_TRUE(found.ok()) << found.status().message();
+  for (const Rounding how : {Rounding::kGptq, Rounding::kGptaq}) {
+    CalibrationOptions options = rounding(wanted, *found, 0.3);
+    options.rounding = how;
+    wanted.existing = ExistingOutput::kReplace;
+    const auto made = quantize(wanted, options);
+    ASSERT_TRUE(made.ok()) << made.status().message();
+    EXPECT_LT(distance(logits(path("out")), logits(model)), 0.8);
+  }
+  wanted.plan.rules.include = {"*kv_b_proj"};
+  const Status refused = quantize(wanted, rounding(wanted, *found, 0.3)).status();
+  EXPECT_EQ(refused.code(), StatusCode::kUnsupported);
+  EXPECT_THAT(refused.message(), HasSubstr("kv_b_proj"));
+  EXPECT_THAT(refused.message(), HasSubstr("latent attention"));
+}
+
+TEST_F(Blocks, OfExpertsWithoutRowsHave8Bits) {
+  const std::string model = dummy("gpt_oss");
+  const QuantizeOptions wanted = in_blocks(model, "out");
+  const CheckpointReader reader = CheckpointReader::open(model).value();
+  const QuantizePlan plan = make_plan(reader, read_config(model).value(), wanted.plan).value();
+  const std::vector<std::vector<int32_t>> windows = {{5}};  // two experts of a layer see it
+  const FoundBlocks found = find_blocks({.model = model,
+                                         .reader = reader,
+                                         .plan = plan,
+                                         .windows = windows,
+                                         .moves = ChannelMoves::kGather,
+                                         .block = kBlock,
+                                         .beside = wanted.destination})
+                                .value();
+  const BlockChoice choice = found.ranking.choose(0);
+  int without = 0;
+  for (size_t i = 0; i < found.sites.size(); ++i) {
+    const bool none = found.sites[i].rows == 0;
+    without += none ? 1 : 0;
+    EXPECT_EQ(found.sites[i].columns == nullptr, none);
+    EXPECT_THAT(choice.sites[i].bits, testing::Each(none ? 8 : 4));
+  }
+  EXPECT_EQ(without, 2 * 4);
+  EXPECT_EQ(choice.a8_share, 0);
+  EXPECT_GT(found.ranking.least_share(), 0);
 }
 
 TEST(ChannelSizes, OrderOfEachPartIsByItself) {

@@ -136,7 +136,25 @@ class Calibrator final : public JobMaker {
     return {};
   }
 
+  /// Nobody sees what latent attention multiplies: it stays as it is.
+  [[nodiscard]] Status check_attention(const QuantizePlan& plan) const {
+    for (const PlanJob& job : plan.jobs) {
+      const bool quantized = job.matrix != nullptr && job.scheme.weight.quantized();
+      const auto role = quantized && config_.latent.kv_rank > 0
+                            ? role_of(*config_.family, job.name())
+                            : std::nullopt;
+      if (role && *role >= Role::kQuery && *role <= Role::kLatentUp) {
+        return make_error(StatusCode::kUnsupported,
+                          "{}: a calibration leaves latent attention as it is; take it out with "
+                          "--rule {}=keep, or quantize without --calibrate",
+                          job.name(), job.name());
+      }
+    }
+    return {};
+  }
+
   [[nodiscard]] Status check_jobs(const QuantizePlan& plan, const LayerJobs& jobs) const {
+    NIBBLE_RETURN_IF_ERROR(check_attention(plan));
     int64_t widest = 0;
     for (const size_t job : jobs.all()) {
       const PlanJob& matrix = plan.jobs[job];

@@ -12,7 +12,7 @@ constexpr int64_t kRows = 256;  // that are added up at a time
 ExpertSums::ExpertSums(const ExpertRange& range, const Form& form, ThreadPool& pool)
     : range_(range), form_(form), pool_(pool) {
   for (int64_t expert = range.begin; expert < range.end; ++expert) {
-    experts_.push_back({InputSums(form.k, form.act, form.with_float), {}, {}});
+    experts_.push_back({InputSums(form.k, form.of(expert), form.with_float), {}, {}});
   }
 }
 

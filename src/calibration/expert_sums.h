@@ -27,8 +27,12 @@ class ExpertSums final : public ExpertObserver {
  public:
   struct Form {
     int64_t k = 0;
-    ActFormat act = ActFormat::kFloat;
+    std::vector<RowForm> rows = {RowForm()};  // of all experts of the layer, or of each
     FloatModel with_float = FloatModel::kNo;
+
+    [[nodiscard]] const RowForm& of(int64_t expert) const {
+      return rows.size() == 1 ? rows.front() : rows[static_cast<size_t>(expert)];
+    }
   };
   ExpertSums(const ExpertRange& range, const Form& form, ThreadPool& pool);
   /// That an expert takes.

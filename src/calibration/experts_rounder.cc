@@ -38,7 +38,7 @@ class ExpertsRounder final {
 
   Status round() {
     NIBBLE_RETURN_IF_ERROR(parts_.windows.for_each(
-        {.reads = {Kept::kInput, Kept::kAttended},
+        {.reads = before_attention_ends(parts_),
          .run = [&](ForwardContext& context) { finish_attention(parts_, context); },
          .writes = {Kept::kOutput}}));
     if (with_float()) {
@@ -134,7 +134,7 @@ class ExpertsRounder final {
       return round_experts_on_device(parts_, layer_, part);
     }
     const PlanJob& first = parts_.context.plan.jobs[parts_.jobs.of(layer_, site).front()];
-    const ExpertSums::Form form{first.matrix->k(), first.scheme.act, parts_.with_float()};
+    const ExpertSums::Form form{first.matrix->k(), forms_of(first, site), parts_.with_float()};
     const std::vector<ExpertRange> ranges = cut(form, first.matrix->n());
     LayerSums all(form);
     few_.clear();
@@ -157,9 +157,22 @@ class ExpertsRounder final {
     return {};
   }
 
+  /// How rows enter the product: alike for all experts, unless their blocks are their own.
+  [[nodiscard]] std::vector<RowForm> forms_of(const PlanJob& first, Site site) const {
+    std::vector<RowForm> forms;
+    for (int64_t expert = 0; expert < experts(); ++expert) {
+      const ActSpec* act = parts_.acts.find({layer_, site, expert});
+      if (act == nullptr) {
+        return {RowForm(first.scheme.act)};
+      }
+      forms.emplace_back(*act, first.scheme.weight);
+    }
+    return forms;
+  }
+
   /// Sums over the rows of all experts of the layer.
   struct LayerSums {
-    explicit LayerSums(const ExpertSums::Form& form) : sums(form.k, form.act, form.with_float) {}
+    explicit LayerSums(const ExpertSums::Form& form) : sums(form.k, form.of(0), form.with_float) {}
     void add(ExpertSums& of, const ExpertRange& range) {
       for (int64_t expert = range.begin; expert < range.end; ++expert) {
         sums.add_sums(of.of(expert), 1);

@@ -371,6 +371,7 @@ Result<KvSidecar> calibrate_kv(const KvCalibrationOptions& options) {
   const int64_t rows = std::ssize(text.windows.front());
   NIBBLE_ASSIGN_OR_RETURN(const auto runner,
                           LayerRunner::open(options.model, rows, options.threads));
+  NIBBLE_RETURN_IF_ERROR(runner->refuse_latent_attention());
   const std::string path = kv_sidecar_path(options.model);
   NIBBLE_ASSIGN_OR_RETURN(
       WindowStates states,

@@ -78,6 +78,20 @@ const std::vector<size_t>& LayerJobs::of(int64_t layer, Site site, int64_t exper
   return found == jobs_.end() ? none : found->second;
 }
 
+std::vector<size_t> LayerJobs::readers(const SiteInput& rows) const {
+  if (rows.site != Site::kExpertUp) {
+    return of(rows.layer, rows.site, rows.expert);
+  }
+  std::vector<size_t> jobs;
+  for (auto at = jobs_.lower_bound({rows.layer, rows.site, 0});
+       at != jobs_.end() && std::get<0>(at->first) == rows.layer &&
+       std::get<1>(at->first) == rows.site;
+       ++at) {
+    jobs.insert(jobs.end(), at->second.begin(), at->second.end());
+  }
+  return jobs;
+}
+
 bool LayerJobs::all_done(const ShardStore& store) const {
   return std::all_of(all_.begin(), all_.end(), [&](size_t job) { return store.done(job); });
 }

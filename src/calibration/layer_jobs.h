@@ -1,5 +1,6 @@
 #pragma once
 
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -34,6 +35,16 @@ inline constexpr size_t kSites = 9;
   return site == Site::kOutput || site == Site::kDown || site == Site::kSharedDown;
 }
 
+/// Rows that enter products: those of a layer's site, of kExpertDown those of one expert. Gate and
+/// up of all routed experts read the same rows, which are rounded once.
+struct SiteInput {
+  int64_t layer = 0;
+  Site site = Site::kQkv;
+  int64_t expert = 0;
+
+  [[nodiscard]] auto operator<=>(const SiteInput&) const = default;
+};
+
 /// The jobs of a plan that calibration makes, by layer and site.
 class LayerJobs final {
  public:
@@ -41,6 +52,8 @@ class LayerJobs final {
 
   /// expert: of the routed ones' sites.
   [[nodiscard]] const std::vector<size_t>& of(int64_t layer, Site site, int64_t expert = 0) const;
+  /// All that read these rows: of kExpertUp those of every expert, in their order.
+  [[nodiscard]] std::vector<size_t> readers(const SiteInput& rows) const;
   [[nodiscard]] const std::set<size_t>& all() const { return all_; }
   [[nodiscard]] bool all_done(const ShardStore& store) const;
   [[nodiscard]] bool layer_done(int64_t layer, const ShardStore& store) const;

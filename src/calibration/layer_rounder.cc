@@ -11,8 +11,7 @@ Status run_float_model(const LayerParts& parts) {
   LayerRunner& runner = parts.runner;
   NIBBLE_RETURN_IF_ERROR(parts.windows.for_each(
       {.reads = {Kept::kFloatInput},
-       .run =
-           [&](ForwardContext& context) { runner.attention().forward(runner.hidden(), context); },
+       .run = [&](ForwardContext& context) { runner.add_attention(context); },
        .writes = {Kept::kFloatAttended, Kept::kFloatMiddle}}));
   return parts.windows.for_each({.reads = {Kept::kFloatMiddle},
                                  .run =
@@ -34,6 +33,9 @@ Status load_attention(const LayerParts& parts, int64_t layer) {
 
 Status round_attention(const LayerParts& parts, int64_t layer) {
   LayerRunner& runner = parts.runner;
+  if (runner.has_latent_attention()) {
+    return {};  // stays as it is
+  }
   NIBBLE_ASSIGN_OR_RETURN(const auto qkv,
                           SiteInputs::create(parts, layer, Site::kQkv, Kept::kFloatInput));
   if (qkv->any()) {
@@ -77,7 +79,7 @@ Status round_dense(const LayerParts& parts, int64_t layer) {
   LayerRunner& runner = parts.runner;
   NIBBLE_ASSIGN_OR_RETURN(const auto up,
                           SiteInputs::create(parts, layer, Site::kUp, Kept::kFloatMiddle));
-  NIBBLE_RETURN_IF_ERROR(parts.windows.for_each({.reads = {Kept::kInput, Kept::kAttended},
+  NIBBLE_RETURN_IF_ERROR(parts.windows.for_each({.reads = before_attention_ends(parts),
                                                  .run =
                                                      [&](ForwardContext& context) {
                                                        finish_attention(parts, context);
@@ -130,8 +132,16 @@ Status load_mlp(const LayerParts& parts, int64_t layer) {
   return parts.times.time(CalibrationPart::kLoad, [&] { return parts.runner.load_mlp(layer); });
 }
 
+std::vector<Kept> before_attention_ends(const LayerParts& parts) {
+  return parts.runner.has_latent_attention() ? std::vector{Kept::kInput}
+                                             : std::vector{Kept::kInput, Kept::kAttended};
+}
+
 void finish_attention(const LayerParts& parts, ForwardContext& context) {
   LayerRunner& runner = parts.runner;
+  if (runner.has_latent_attention()) {
+    return runner.add_attention(context);
+  }
   if (!parts.windows.keeps(Kept::kAttended)) {
     runner.attention().project(runner.hidden(), context);
     runner.attention().attend(context);
@@ -158,7 +168,7 @@ Result<std::unique_ptr<SiteInputs>> SiteInputs::create(const LayerParts& parts,
     inputs->device_observer_.emplace(
         *inputs->site_, DeviceObserver::Parts{parts.runner.backend(), parts.device->math()});
   } else {
-    const ActSpec* act = parts.acts.find(layer, site);
+    const ActSpec* act = parts.acts.find({layer, site});
     inputs->sums_.emplace(
         k, RowForm(act != nullptr ? *act : ActSpec(first.scheme.act), first.scheme.weight),
         parts.with_float());

@@ -72,7 +72,8 @@ class SiteInputs final {
 /// LayerRunner::load_mlp(), timed.
 Status load_mlp(const LayerParts& parts, int64_t layer);
 
-/// In a pass that reads Kept::kInput and Kept::kAttended: attention onto hidden().
+/// In a pass that reads before_attention_ends(): attention onto hidden().
+[[nodiscard]] std::vector<Kept> before_attention_ends(const LayerParts& parts);
 void finish_attention(const LayerParts& parts, ForwardContext& context);
 
 /// Rounds a layer: q, k and v, then the output of attention, gate and up, and down, each reading

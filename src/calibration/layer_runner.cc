@@ -38,10 +38,10 @@ Result<std::unique_ptr<LayerRunner>> LayerRunner::open(const std::string& model_
                                                        const BackendOptions& options) {
   NIBBLE_ASSIGN_OR_RETURN(auto backend, open_backend(options));
   NIBBLE_ASSIGN_OR_RETURN(const ModelConfig stored, load_model_config(model_dir));
-  if (stored.latent.kv_rank > 0) {
+  if (stored.latent.kv_rank > 0 && !backend->host_memory()) {
     return make_error(StatusCode::kUnsupported,
-                      "{}: calibration does not walk through latent attention ({}); quantize it "
-                      "without --calibrate",
+                      "{}: a model with latent attention ({}) is calibrated on the CPU; leave "
+                      "--device out",
                       model_dir, stored.architecture);
   }
   const Backend& device = *backend;
@@ -89,8 +89,27 @@ Status LayerRunner::load_attention(int64_t layer) {
       cache_, PagedKvCache::allocate(KvCacheShape::equal_pools({specs[static_cast<size_t>(layer)]},
                                                                page_size_, std::ssize(pages_)),
                                      *backend_));
-  NIBBLE_ASSIGN_OR_RETURN(attention_, loader_.attention(layer));
+  if (has_latent_attention()) {
+    NIBBLE_ASSIGN_OR_RETURN(attention_, loader_.latent_attention(layer));
+  } else {
+    NIBBLE_ASSIGN_OR_RETURN(attention_, loader_.attention(layer));
+  }
   return {};
+}
+
+Status LayerRunner::refuse_latent_attention() const {
+  return has_latent_attention()
+             ? make_error(StatusCode::kUnsupported,
+                          "{}: what the products of latent attention multiply is not looked at",
+                          config().architecture)
+             : Status();
+}
+
+void LayerRunner::add_attention(ForwardContext& context) {
+  RowObserver* observer = context.observer;
+  context.observer = has_latent_attention() ? nullptr : observer;
+  std::visit([&](auto& attention) { attention.forward(hidden(), context); }, *attention_);
+  context.observer = observer;
 }
 
 Status LayerRunner::load_mlp(int64_t layer) {

@@ -20,7 +20,8 @@ namespace nibble {
 /// layer is in memory. One thread at a time.
 class LayerRunner final {
  public:
-  /// max_rows: longest window. The errors of load_model() and open_backend().
+  /// max_rows: longest window. The errors of load_model() and open_backend(); kUnsupported for
+  /// latent attention on a device that is not the host.
   static Result<std::unique_ptr<LayerRunner>> open(const std::string& model_dir,
                                                    int64_t max_rows,
                                                    const BackendOptions& options);
@@ -53,7 +54,14 @@ class LayerRunner final {
   void unload();
 
   [[nodiscard]] DType activation_type() const { return backend_->activation_type(config().dtype); }
-  [[nodiscard]] Attention& attention() { return *attention_; }
+  /// Whether attention is of latent rows: it is run as a whole, and nobody sees what its products
+  /// multiply.
+  [[nodiscard]] bool has_latent_attention() const { return config().latent.kv_rank > 0; }
+  /// kUnsupported for those who need to see that.
+  [[nodiscard]] Status refuse_latent_attention() const;
+  [[nodiscard]] Attention& attention() { return std::get<Attention>(*attention_); }
+  /// hidden() += attention, of either kind.
+  void add_attention(ForwardContext& context);
   [[nodiscard]] bool has_experts() const { return std::holds_alternative<Moe>(*mlp_); }
   [[nodiscard]] Mlp& mlp() { return std::get<Mlp>(*mlp_); }
   [[nodiscard]] Moe& experts() { return std::get<Moe>(*mlp_); }
@@ -81,7 +89,7 @@ class LayerRunner final {
   ModelOptions options_;
   LayerLoader loader_;
   Embeddings embeddings_;
-  std::optional<Attention> attention_;
+  std::optional<std::variant<Attention, LatentAttention>> attention_;
   std::optional<std::variant<Mlp, Moe>> mlp_;
   std::optional<PagedKvCache> cache_;  // of the layer
   std::vector<int32_t> pages_;

@@ -77,7 +77,7 @@ class OrderFinder final {
     const auto sizes = [&](Site site) -> const std::vector<double>& {
       return sites[static_cast<size_t>(site)].sizes.all();
     };
-    for (const Site site : {Site::kQkv, Site::kUp, Site::kSharedUp}) {
+    for (const Site site : {Site::kQkv, Site::kUp, Site::kExpertUp}) {
       add_to_stream(sizes(site));
     }
     ChannelOrders::Layer orders{.values = of_values(sizes(Site::kOutput))};
@@ -103,6 +103,9 @@ class OrderFinder final {
   [[nodiscard]] std::vector<int32_t> of_values(const std::vector<double>& sizes) const {
     const int64_t dim = config_.head_dim;
     const int64_t group = config_.num_heads / config_.num_kv_heads;
+    if (sizes.empty()) {
+      return {};  // latent attention, whose channels stay
+    }
     std::vector<double> sums(static_cast<size_t>(config_.num_kv_heads * dim), 0.0);
     for (int64_t head = 0; head < config_.num_heads; ++head) {
       for (int64_t i = 0; i < dim; ++i) {

@@ -124,6 +124,7 @@ class OutputJudge final {
     const auto rows = std::ssize(options_.windows.front());
     NIBBLE_ASSIGN_OR_RETURN(runner_,
                             LayerRunner::open(options_.model, rows, options_.how.pool.threads()));
+    NIBBLE_RETURN_IF_ERROR(runner_->refuse_latent_attention());
     std::error_code error;
     const std::string beside = std::filesystem::temp_directory_path(error) / "nibble";
     NIBBLE_ASSIGN_OR_RETURN(

@@ -112,7 +112,8 @@ class ScaleFinder final {
     for (const auto& [site, out] : wanted) {
       const bool mlp = site == Site::kUp || site == Site::kDown;
       const bool passes = site != Site::kDown || (!turned && commutes(runner_.config().activation));
-      if ((dense || !mlp) && passes && !jobs_.of(layer, site).empty()) {
+      const bool seen = mlp ? dense : !runner_.has_latent_attention();
+      if (seen && passes && !jobs_.of(layer, site).empty()) {
         NIBBLE_ASSIGN_OR_RETURN(
             *out, search(jobs_.of(layer, site), site, sites[static_cast<size_t>(site)].statistics));
       }

@@ -9,21 +9,28 @@
 
 namespace nibble {
 
-/// How rows enter the products of a model's sites, where the scheme does not say all of it.
+/// How rows enter products, where the scheme does not say all of it.
+struct SiteAct {
+  ActSpec spec;
+  double rows = 1;  // of a text's rows that enter each of these products, on average
+};
+
+/// Of the sites of a model.
 class SiteActs final {
  public:
-  void set(int64_t layer, Site site, ActSpec act) { acts_[{layer, site}] = std::move(act); }
+  void set(const SiteInput& rows, SiteAct act) { acts_[rows] = std::move(act); }
   [[nodiscard]] bool empty() const { return acts_.empty(); }
   /// In the order of layers and sites.
-  [[nodiscard]] const std::map<std::pair<int64_t, Site>, ActSpec>& all() const { return acts_; }
-  /// Null: as the scheme says.
-  [[nodiscard]] const ActSpec* find(int64_t layer, Site site) const {
-    const auto found = acts_.find({layer, site});
-    return found == acts_.end() ? nullptr : &found->second;
+  [[nodiscard]] const std::map<SiteInput, SiteAct>& all() const { return acts_; }
+  /// Null: as the scheme says. Every expert's gate and up have that of the first.
+  [[nodiscard]] const ActSpec* find(SiteInput rows) const {
+    rows.expert = rows.site == Site::kExpertUp ? 0 : rows.expert;
+    const auto found = acts_.find(rows);
+    return found == acts_.end() ? nullptr : &found->second.spec;
   }
 
  private:
-  std::map<std::pair<int64_t, Site>, ActSpec> acts_;
+  std::map<SiteInput, SiteAct> acts_;
 };
 
 }  // namespace nibble

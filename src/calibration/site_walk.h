@@ -10,8 +10,9 @@ namespace nibble {
 /// Who sees the rows of a site; null: nobody.
 using SiteWatch = std::function<RowObserver*(Site site)>;
 
-/// Runs the layer that the runner has loaded on its hidden states, site by site. `experts`, if
-/// there is one, is shown what down of the routed ones multiplies.
+/// Runs the layer that the runner has loaded on its hidden states, site by site. Who watches
+/// kExpertUp sees all rows of the layer once; `experts`, if there is one, is shown what down of the
+/// routed ones multiplies. Nobody sees the rows of latent attention.
 void walk_sites(LayerRunner& runner,
                 ForwardContext& context,
                 const SiteWatch& watch,

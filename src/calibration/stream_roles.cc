@@ -9,6 +9,8 @@ std::optional<Role> norm_before(Role role) {
     case Role::kQuery:
     case Role::kKey:
     case Role::kValue:
+    case Role::kQueryDown:
+    case Role::kLatentDown:
       return Role::kAttentionNorm;
     case Role::kGate:
     case Role::kUp:

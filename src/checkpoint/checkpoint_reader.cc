@@ -2,13 +2,14 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <functional>
 #include <set>
-#include <unordered_set>
 #include <utility>
 
 #include <sys/stat.h>
 
 #include "base/json.h"
+#include "base/json_events.h"
 #include "checkpoint/gguf_tensors.h"
 #include "gguf/split.h"
 
@@ -37,10 +38,61 @@ bool is_directory(const std::string& path) {
   return ::stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode);
 }
 
-// name -> file, checked: names stay inside the folder.
-Result<std::vector<std::pair<std::string, std::string>>> read_weight_map(
-    const std::string& index_path) {
+using WeightMap = std::vector<std::pair<std::string, std::string>>;  // name -> file
+
+bool is_file_of_folder(std::string_view file) {
+  return !file.empty() && file.find('/') == std::string_view::npos;
+}
+
+/// An index in the usual form, without a tree of it; stops at whatever else there is.
+class IndexReader final : public JsonEvents {
+ public:
+  bool object_begin() override { return ++depth_ <= 2; }
+  bool object_end() override {
+    --depth_;
+    return true;
+  }
+  bool array_begin() override { return false; }
+  bool array_end() override { return false; }
+  bool key(std::string_view text) override {
+    if (depth_ == 1) {
+      in_map_ = text == "weight_map";
+      if (in_map_ && !entries_.empty()) {
+        return false;  // a second one
+      }
+    }
+    name_ = text;
+    return true;
+  }
+  bool string(std::string_view text) override {
+    if (depth_ == 2 && in_map_) {
+      entries_.emplace_back(std::move(name_), text);
+      return is_file_of_folder(text);
+    }
+    return depth_ == 2;
+  }
+  bool integer(int64_t) override { return depth_ == 2 && !in_map_; }
+  bool other() override { return depth_ == 2 && !in_map_; }
+
+  WeightMap take() { return std::move(entries_); }
+
+ private:
+  WeightMap entries_;
+  std::string name_;
+  int depth_ = 0;
+  bool in_map_ = false;
+};
+
+// Checked: names stay inside the folder.
+Result<WeightMap> read_weight_map(const std::string& index_path) {
   NIBBLE_ASSIGN_OR_RETURN(const std::string text, read_file(index_path));
+  IndexReader usual;
+  if (read_json_events(text, usual)) {
+    WeightMap entries = usual.take();
+    if (!entries.empty()) {
+      return entries;
+    }
+  }
   auto json = Json::parse(text);
   if (!json.ok()) {
     return json.status().with_context(kIndexFile);
@@ -50,10 +102,9 @@ Result<std::vector<std::pair<std::string, std::string>>> read_weight_map(
     return make_error(StatusCode::kCorrupt, "{}: field weight_map is missing or no object",
                       kIndexFile);
   }
-  std::vector<std::pair<std::string, std::string>> entries;
+  WeightMap entries;
   for (const auto& [name, file] : map->as_object()) {
-    if (!file.is_string() || file.as_string().empty() ||
-        file.as_string().find('/') != std::string::npos) {
+    if (!file.is_string() || !is_file_of_folder(file.as_string())) {
       return make_error(StatusCode::kCorrupt,
                         "{}: weight_map entry \"{}\" is not the name of a file in the same folder",
                         kIndexFile, name);
@@ -61,6 +112,29 @@ Result<std::vector<std::pair<std::string, std::string>>> read_weight_map(
     entries.emplace_back(name, file.as_string());
   }
   return entries;
+}
+
+/// The bytes of tensors, without seams where they follow each other.
+std::vector<std::span<const std::byte>> joined(std::span<const TensorInfo* const> tensors) {
+  std::vector<std::span<const std::byte>> parts;
+  parts.reserve(tensors.size());
+  for (const TensorInfo* tensor : tensors) {
+    if (!tensor->data.empty()) {
+      parts.push_back(tensor->data);
+    }
+  }
+  std::ranges::sort(parts, std::less<>(), [](const auto& part) { return part.data(); });
+  size_t count = 0;
+  for (const auto& part : parts) {
+    std::span<const std::byte>* last = count == 0 ? nullptr : &parts[count - 1];
+    if (last != nullptr && last->data() + last->size() == part.data()) {
+      *last = {last->data(), last->size() + part.size()};
+    } else {
+      parts[count++] = part;
+    }
+  }
+  parts.resize(count);
+  return parts;
 }
 
 }  // namespace
@@ -84,6 +158,7 @@ Status CheckpointReader::add_file(const std::string& path) {
 // Those of the last shard.
 Status CheckpointReader::enter_tensors() {
   const std::string& path = shards_.back().file.path();
+  by_name_.reserve(by_name_.size() + shards_.back().content.tensors.size());
   for (const TensorInfo& tensor : shards_.back().content.tensors) {
     const auto [found, inserted] = by_name_.emplace(tensor.name, &tensor);
     if (!inserted) {
@@ -122,21 +197,34 @@ Status CheckpointReader::open_sharded(const std::string& folder, const std::stri
     }
   }
   shards_.reserve(files.size());
+  by_name_.reserve(weight_map.size());
+  order_.reserve(weight_map.size());
   for (const std::string& file : files) {
     NIBBLE_RETURN_IF_ERROR(add_file(folder + "/" + file));
   }
-  std::unordered_set<std::string_view> named;
+  return check_index(weight_map);
+}
+
+Status CheckpointReader::check_index(
+    const std::vector<std::pair<std::string, std::string>>& weight_map) const {
+  std::vector<const TensorInfo*> named;
+  named.reserve(weight_map.size());
   for (const auto& [name, file] : weight_map) {
-    named.insert(name);
     const TensorInfo* tensor = find(name);
     if (tensor == nullptr || file_of(*tensor) != file) {
       return make_error(StatusCode::kCorrupt, "{}: tensor {} is said to be in {}, but is {}{}",
                         kIndexFile, name, file, tensor == nullptr ? "in no shard" : "in ",
                         tensor == nullptr ? std::string_view() : file_of(*tensor));
     }
+    named.push_back(tensor);
+  }
+  std::ranges::sort(named);
+  if (const auto twice = std::ranges::adjacent_find(named); twice != named.end()) {
+    return make_error(StatusCode::kCorrupt, "{}: JSON: key \"{}\" appears twice in one object",
+                      kIndexFile, (*twice)->name);
   }
   for (const TensorInfo* tensor : order_) {
-    if (!named.contains(tensor->name) && !is_rope_frequencies(tensor->name)) {
+    if (!std::ranges::binary_search(named, tensor) && !is_rope_frequencies(tensor->name)) {
       return make_error(StatusCode::kCorrupt,
                         "{}: does not name this tensor, so programs disagree whether it is part of "
                         "the model: {}; add it to weight_map, or take it out of the file",
@@ -245,6 +333,24 @@ const MappedFile* CheckpointReader::file_at(std::span<const std::byte> part) con
 void CheckpointReader::read_ahead(const TensorInfo& tensor) const { read_ahead(tensor.data); }
 
 void CheckpointReader::drop_pages(const TensorInfo& tensor) const { drop_pages(tensor.data); }
+
+void CheckpointReader::read_ahead(std::span<const TensorInfo* const> tensors) const {
+  for (const std::span<const std::byte> part : joined(tensors)) {
+    read_ahead(part);
+  }
+}
+
+void CheckpointReader::drop_pages(std::span<const TensorInfo* const> tensors) const {
+  for (const std::span<const std::byte> part : joined(tensors)) {
+    drop_pages(part);
+  }
+}
+
+void CheckpointReader::drop_all_pages() const {
+  for (const Shard& shard : shards_) {
+    shard.file.drop_pages(shard.file.bytes());
+  }
+}
 
 void CheckpointReader::read_ahead(std::span<const std::byte> part) const {
   if (const MappedFile* file = part.empty() ? nullptr : file_at(part)) {

@@ -2,7 +2,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
+#include <string_view>
 #include <utility>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "base/check.h"
 #include "base/json.h"
@@ -18,17 +23,17 @@ bool reference_order(const TensorPlan& a, const TensorPlan& b) {
 }  // namespace
 
 std::string safetensors_header(std::span<const TensorPlan> tensors) {
-  JsonObject header;
-  header.append("__metadata__", Json::object({{"format", "pt"}}));
+  std::string text = R"({"__metadata__":{"format":"pt"})";  // no tree: there may be 200,000
   int64_t at = 0;
   for (const TensorPlan& tensor : tensors) {
-    JsonArray shape(tensor.shape.begin(), tensor.shape.end());
-    header.append(tensor.name, Json::object({{"dtype", dtype_name(tensor.dtype)},
-                                             {"shape", std::move(shape)},
-                                             {"data_offsets", JsonArray{at, at + tensor.bytes}}}));
+    text += ',';
+    append_json_string(text, tensor.name);
+    fmt::format_to(std::back_inserter(text),
+                   R"(:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})",
+                   dtype_name(tensor.dtype), fmt::join(tensor.shape, ","), at, at + tensor.bytes);
     at += tensor.bytes;
   }
-  std::string text = Json(std::move(header)).dump();
+  text += '}';
   text.append((8 - text.size() % 8) % 8, ' ');
   const uint64_t size = text.size();
   std::string prefix(8, '\0');
@@ -119,19 +124,28 @@ Status CheckpointWriter::write_part(std::string_view name, std::span<const std::
 }
 
 Status CheckpointWriter::write_index() {
-  JsonObject map;
   int64_t total = 0;
-  for (size_t shard = 0; shard < shards_.size(); ++shard) {
-    for (const TensorPlan& tensor : shards_[shard].tensors) {
-      map.append(tensor.name, shard_name(shard));
+  for (const Shard& shard : shards_) {
+    for (const TensorPlan& tensor : shard.tensors) {
       total += tensor.bytes;
     }
   }
-  const Json index = Json::object(
-      {{"metadata", Json::object({{"total_size", total}})}, {"weight_map", std::move(map)}});
   NIBBLE_ASSIGN_OR_RETURN(OutputFile file,
                           OutputFile::create(folder_ + "/model.safetensors.index.json"));
-  NIBBLE_RETURN_IF_ERROR(file.write(index.dump_pretty() + "\n"));
+  std::string text = fmt::format(
+      "{{\n  \"metadata\": {{\n    \"total_size\": {}\n  }},\n  \"weight_map\": {{", total);
+  std::string_view separator = "\n    ";
+  for (size_t shard = 0; shard < shards_.size(); ++shard) {
+    for (const TensorPlan& tensor : shards_[shard].tensors) {
+      text += separator;
+      append_json_string(text, tensor.name);
+      text += fmt::format(": \"{}\"", shard_name(shard));
+      separator = ",\n    ";
+    }
+    NIBBLE_RETURN_IF_ERROR(file.write(text));
+    text.clear();
+  }
+  NIBBLE_RETURN_IF_ERROR(file.write(std::string_view("\n  }\n}\n")));
   NIBBLE_RETURN_IF_ERROR(file.finish());
   bytes_written_ += file.bytes_written();
   return {};

@@ -31,6 +31,13 @@ Status bad_field(const std::string& where, std::string_view field, const std::st
 std::string bits_name(size_t site) { return fmt::format("sites.{}.bits", site); }
 std::string columns_name(size_t site) { return fmt::format("sites.{}.columns", site); }
 
+/// The first that says all of it.
+int64_t version_of(const FmpqSidecar& sidecar) {
+  const bool rows = std::ranges::any_of(
+      sidecar.sites, [](const FmpqSidecar::Site& site) { return site.rows != 1; });
+  return rows ? 2 : 1;
+}
+
 std::vector<std::string> modules_of(const FmpqSidecar& sidecar) {
   std::vector<std::string> modules;
   for (const FmpqSidecar::Site& site : sidecar.sites) {
@@ -109,6 +116,7 @@ class SidecarReader final {
     }
     NIBBLE_ASSIGN_OR_RETURN(const double clip, reader.required_double("clip"));
     NIBBLE_ASSIGN_OR_RETURN(site.split, reader.optional_bool("split", false));
+    NIBBLE_ASSIGN_OR_RETURN(site.rows, reader.optional_double("rows", 1.0));
     NIBBLE_ASSIGN_OR_RETURN(const int64_t k, reader.required_int("inputs"));
     site.precision.block = out_.block;
     site.precision.clip = static_cast<float>(clip);
@@ -237,9 +245,10 @@ double FmpqSidecar::share_of_4_bits(const CheckpointReader& weights) const {
   for (const Site& site : sites) {
     for (const std::string& module : site.modules) {
       const TensorInfo* codes = weights.find(module + ".weight_packed");
-      const double work = codes == nullptr || codes->shape.empty()
-                              ? 0.0
-                              : static_cast<double>(codes->shape[0] * site.precision.k());
+      const double work =
+          codes == nullptr || codes->shape.empty()
+              ? 0.0
+              : site.rows * static_cast<double>(codes->shape[0] * site.precision.k());
       four += work * nibble::share_of_4_bits(site.precision);
       all += work;
     }
@@ -259,8 +268,8 @@ Result<bool> announces_fmpq(const Json& config) {
   return true;
 }
 
-Json fmpq_config_json() {
-  return Json::object({{"version", kFmpqVersion}, {"file", kFmpqSidecarName}});
+Json fmpq_config_json(const FmpqSidecar& sidecar) {
+  return Json::object({{"version", version_of(sidecar)}, {"file", kFmpqSidecarName}});
 }
 
 Status check_fmpq_site(const FmpqSidecar& sidecar, const FmpqSidecar::Site& site) {
@@ -271,6 +280,10 @@ Status check_fmpq_site(const FmpqSidecar& sidecar, const FmpqSidecar::Site& site
   if (!site.columns.empty() && std::ssize(site.columns) != site.precision.k()) {
     return make_error(StatusCode::kCorrupt, "field columns: has {} entries for {} inputs; {}",
                       site.columns.size(), site.precision.k(), kRemedy);
+  }
+  if (!(site.rows >= 0 && site.rows <= 1)) {
+    return make_error(StatusCode::kCorrupt, "field rows: {} is no share from 0 to 1; {}", site.rows,
+                      kRemedy);
   }
   NIBBLE_RETURN_IF_ERROR(check_permutation(site.columns));
   return site.split && sidecar.parts > 1 ? check_parts(sidecar, site) : Status();
@@ -286,9 +299,10 @@ Result<FmpqSidecar> read_fmpq_sidecar(const std::string& folder, const Checkpoin
   }
   const JsonReader reader(*json, where);
   NIBBLE_ASSIGN_OR_RETURN(const int64_t version, reader.required_int("nibble_fmpq"));
-  if (version != kFmpqVersion) {
-    return make_error(StatusCode::kUnsupported, "{}: field nibble_fmpq: is version {}, not {}; {}",
-                      where, version, kFmpqVersion, kRemedy);
+  if (version < 1 || version > kFmpqVersion) {
+    return make_error(StatusCode::kUnsupported,
+                      "{}: field nibble_fmpq: is version {}, not 1 to {}; {}", where, version,
+                      kFmpqVersion, kRemedy);
   }
   const std::string tensors_path = fmt::format("{}/{}", folder, kFmpqTensorsName);
   if (!file_exists(tensors_path)) {
@@ -361,10 +375,14 @@ std::string tensors_text(const FmpqSidecar& sidecar) {
 }
 
 Json site_json(const FmpqSidecar::Site& site) {
-  return Json::object({{"modules", JsonArray(site.modules.begin(), site.modules.end())},
-                       {"inputs", site.precision.k()},
-                       {"clip", shortest_number(site.precision.clip)},
-                       {"split", site.split}});
+  Json json = Json::object({{"modules", JsonArray(site.modules.begin(), site.modules.end())},
+                            {"inputs", site.precision.k()},
+                            {"clip", shortest_number(site.precision.clip)},
+                            {"split", site.split}});
+  if (site.rows != 1) {
+    json.set("rows", site.rows);
+  }
+  return json;
 }
 
 /// The index of a folder whose weights are one file.
@@ -403,7 +421,7 @@ Status write_fmpq_sidecar(const FmpqSidecar& sidecar,
   JsonArray sites;
   std::ranges::transform(sidecar.sites, std::back_inserter(sites), site_json);
   const Json json =
-      Json::object({{"nibble_fmpq", kFmpqVersion},
+      Json::object({{"nibble_fmpq", version_of(sidecar)},
                     {"form", kScalesNames.at(static_cast<size_t>(sidecar.scales))},
                     {"block", sidecar.block},
                     {"permute", kPermuteNames.at(static_cast<size_t>(sidecar.permute))},

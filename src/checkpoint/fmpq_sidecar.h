@@ -14,7 +14,7 @@ namespace nibble {
 
 inline constexpr std::string_view kFmpqSidecarName = "nibble_fmpq.json";
 inline constexpr std::string_view kFmpqTensorsName = "nibble_fmpq.safetensors";
-inline constexpr int64_t kFmpqVersion = 1;
+inline constexpr int64_t kFmpqVersion = 2;  // the latest; 1 has no `rows`
 /// Of config.json: an object {"version", "file"} where a folder has a sidecar.
 inline constexpr std::string_view kFmpqConfigField = "nibble_fmpq";
 /// What input_activations of compressed-tensors have as their strategy where inputs are gathered:
@@ -38,6 +38,8 @@ struct FmpqSidecar {
     BlockPrecision precision;
     std::vector<int32_t> columns;  // ActSpec::columns of kGather; empty: as they are
     bool split = false;  // its columns are shared out where a model runs on several devices
+    double rows = 1;     // of a step's rows that each of the modules multiplies, on average: 1, but
+                         // for routed experts
   };
 
   BlockScales scales = BlockScales::kEach;
@@ -51,15 +53,15 @@ struct FmpqSidecar {
 
   /// The site that a module belongs to; null: its activations stay as they are.
   [[nodiscard]] const Site* find(std::string_view module) const;
-  /// Multiply-adds with 4-bit activations, of all with these sites: weighs each by its k and its
-  /// weights' rows, which `weights` tells.
+  /// Multiply-adds with 4-bit activations, of all with these sites: weighs each by its k, by what
+  /// it multiplies of a step's rows, and by its weights' rows, which `weights` tells.
   [[nodiscard]] double share_of_4_bits(const CheckpointReader& weights) const;
 };
 
 /// Whether config.json announces a sidecar. kCorrupt for a field of another type.
 Result<bool> announces_fmpq(const Json& config);
 /// The field of config.json that does.
-[[nodiscard]] Json fmpq_config_json();
+[[nodiscard]] Json fmpq_config_json(const FmpqSidecar& sidecar);
 
 /// Reads both files of a folder. Errors name file and field: kNotFound for a file that is missing;
 /// kUnsupported for another version; kCorrupt for what is missing, of another type, contradictory,

@@ -165,9 +165,30 @@ TEST_F(FmpqSidecarFile, MissingFilesAreNamed) {
   EXPECT_THAT(read().message(), HasSubstr("nibble_fmpq.safetensors: is missing"));
 }
 
+// Of routed experts, whose products take a part of a step's rows.
+TEST_F(FmpqSidecarFile, RowsOfSitesMakeItVersion2) {
+  FmpqSidecar written = sidecar();
+  ASSERT_TRUE(write_fmpq_sidecar(written, weights(), folder()).ok());
+  EXPECT_THAT(read_file(path(kFmpqSidecarName)).value(), HasSubstr("\"nibble_fmpq\": 1"));
+  EXPECT_EQ(fmpq_config_json(written).dump(), R"({"version":1,"file":"nibble_fmpq.json"})");
+  written.sites[1].rows = 0.0;
+  ASSERT_TRUE(write_fmpq_sidecar(written, weights(), folder()).ok());
+  EXPECT_THAT(read_file(path(kFmpqSidecarName)).value(), HasSubstr("\"nibble_fmpq\": 2"));
+  EXPECT_EQ(fmpq_config_json(written).dump(), R"({"version":2,"file":"nibble_fmpq.json"})");
+  const auto read = read_fmpq_sidecar(folder(), weights());
+  ASSERT_TRUE(read.ok()) << read.status().message();
+  EXPECT_EQ(read->sites[0].rows, 1);
+  EXPECT_EQ(read->sites[1].rows, 0);
+  EXPECT_NEAR(read->share_of_4_bits(weights()), 6.0 / 8, 1e-12);  // the first site's alone
+  written.sites[1].rows = -0.25;
+  EXPECT_THAT(write_fmpq_sidecar(written, weights(), folder()).message(), HasSubstr("field rows"));
+}
+
 TEST_F(FmpqSidecarFile, RefusalsNameTheField) {
-  EXPECT_THAT(read_changed("\"nibble_fmpq\": 1", "\"nibble_fmpq\": 2"),
-              HasSubstr("field nibble_fmpq: is version 2, not 1"));
+  EXPECT_THAT(read_changed("\"nibble_fmpq\": 1", "\"nibble_fmpq\": 3"),
+              HasSubstr("field nibble_fmpq: is version 3, not 1 to 2"));
+  EXPECT_THAT(read_changed("\"split\": false", "\"split\": false, \"rows\": 1.5"),
+              HasSubstr("sites[1]: field rows: 1.5 is no share"));
   EXPECT_THAT(read_changed("\"block\": 32", "\"block\": 48"), HasSubstr("48 is none of 32, 64"));
   EXPECT_THAT(read_changed("\"block\": 32", "\"block\": 128"),
               HasSubstr("field bits: is U8 [8], but 256 inputs in blocks of 128 need U8 [2]"));
@@ -204,8 +225,8 @@ TEST_F(FmpqSidecarFile, WhatCannotBeIsNotWritten) {
 
 TEST(FmpqConfig, AnnouncesTheSidecar) {
   EXPECT_FALSE(announces_fmpq(Json::parse("{}").value()).value());
-  EXPECT_TRUE(
-      announces_fmpq(Json::object({{std::string(kFmpqConfigField), fmpq_config_json()}})).value());
+  EXPECT_TRUE(announces_fmpq(Json::object({{std::string(kFmpqConfigField), fmpq_config_json({})}}))
+                  .value());
   EXPECT_EQ(announces_fmpq(Json::parse(R"({"nibble_fmpq":3})").value()).status().code(),
             StatusCode::kCorrupt);
 }

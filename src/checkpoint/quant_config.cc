@@ -74,13 +74,37 @@ Result<Json> read_json(const std::string& folder, std::string_view name) {
   return json.ok() ? json : json.status().with_context(name);
 }
 
+/// Whether two values say the same: members in any order, null ones like absent ones.
+bool says_the_same(const Json* a, const Json* b) {
+  const auto absent = [](const Json* value) { return value == nullptr || value->is_null(); };
+  if (absent(a) || absent(b)) {
+    return absent(a) && absent(b);
+  }
+  if (!a->is_object() || !b->is_object()) {
+    return a->dump() == b->dump();
+  }
+  const auto covers = [](const Json& some, const Json& other) {
+    return std::ranges::all_of(some.as_object(), [&](const JsonObject::Member& member) {
+      return says_the_same(&member.second, other.find(member.first));
+    });
+  };
+  return covers(*a, *b) && covers(*b, *a);
+}
+
 // ModelOpt puts its config below "quantization", AutoGPTQ at the top of a file without a method.
 Result<Found> find_config(const Json& config, const std::string& folder) {
   constexpr std::string_view kKey = "quantization_config";
+  const Json* nested = find_object(find_object(&config, "text_config"), kKey);
   if (const Json* found = find_object(&config, kKey)) {
+    if (nested != nullptr && !says_the_same(found, nested)) {
+      return make_error(StatusCode::kCorrupt,
+                        "config.json: quantization_config and text_config.quantization_config "
+                        "differ, so that programs read the weights differently; remove the one "
+                        "that does not describe them");
+    }
     return Found{*found, "config.json: quantization_config", false};
   }
-  if (const Json* found = find_object(find_object(&config, "text_config"), kKey)) {
+  if (const Json* found = nested) {
     return Found{*found, "config.json: text_config.quantization_config", false};
   }
   if (file_exists(folder + "/hf_quant_config.json")) {

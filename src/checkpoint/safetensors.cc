@@ -2,28 +2,20 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include <fmt/ranges.h>
 
 #include "base/json.h"
 #include "checkpoint/foreign_file.h"
+#include "checkpoint/safetensors_header.h"
 
 namespace nibble {
 namespace {
 
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;
 constexpr std::string_view kMetadataKey = "__metadata__";
-
-struct Span {
-  int64_t begin = 0;
-  int64_t end = 0;
-};
-
-struct Entry {
-  TensorInfo tensor;
-  Span offsets;
-};
 
 Status corrupt(std::string_view where, const std::string& what) {
   return make_error(StatusCode::kCorrupt, "{}: {}", where, what);
@@ -92,8 +84,8 @@ Result<std::vector<int64_t>> parse_integers(const Json& object, std::string_view
   return values;
 }
 
-Result<Entry> parse_entry(const std::string& name, const Json& json) {
-  Entry entry;
+Result<HeaderEntry> parse_entry(const std::string& name, const Json& json) {
+  HeaderEntry entry;
   entry.tensor.name = name;
   if (!json.is_object()) {
     return Status(StatusCode::kCorrupt, "its description is not an object");
@@ -113,50 +105,81 @@ Result<Entry> parse_entry(const std::string& name, const Json& json) {
     return make_error(StatusCode::kCorrupt, "data_offsets has {} entries instead of 2",
                       offsets.size());
   }
-  entry.offsets = {offsets[0], offsets[1]};
-  if (entry.offsets.end < entry.offsets.begin) {
+  entry.begin = offsets[0];
+  entry.end = offsets[1];
+  if (entry.end < entry.begin) {
     return make_error(StatusCode::kCorrupt, "data_offsets [{}, {}] run backwards", offsets[0],
                       offsets[1]);
   }
   NIBBLE_ASSIGN_OR_RETURN(const int64_t bytes,
                           tensor_bytes(entry.tensor.dtype, entry.tensor.shape));
-  if (bytes != entry.offsets.end - entry.offsets.begin) {
+  if (bytes != entry.end - entry.begin) {
     return make_error(StatusCode::kCorrupt, "{} {} needs {} bytes but data_offsets span {}",
                       dtype->as_string(), shape_text(entry.tensor.shape), bytes,
-                      entry.offsets.end - entry.offsets.begin);
+                      entry.end - entry.begin);
   }
   return entry;
 }
 
 // Sorted by offset, the tensors must fill the data section exactly.
-Status place_entries(std::vector<Entry>& entries,
+Status place_entries(std::vector<HeaderEntry>& entries,
                      std::span<const std::byte> data,
                      std::string_view where) {
-  std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
-    return std::pair(a.offsets.begin, a.offsets.end) < std::pair(b.offsets.begin, b.offsets.end);
-  });
+  const auto before = [](const HeaderEntry& a, const HeaderEntry& b) {
+    return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
+  };
+  if (!std::ranges::is_sorted(entries, before)) {
+    std::ranges::sort(entries, before);
+  }
   int64_t at = 0;
-  for (Entry& entry : entries) {
-    if (entry.offsets.begin != at) {
-      return corrupt(where,
-                     fmt::format("tensor {}: its data begins at {} instead of {} ({})",
-                                 entry.tensor.name, entry.offsets.begin, at,
-                                 entry.offsets.begin < at ? "tensors overlap" : "there is a hole"));
+  for (HeaderEntry& entry : entries) {
+    if (entry.begin != at) {
+      return corrupt(where, fmt::format("tensor {}: its data begins at {} instead of {} ({})",
+                                        entry.tensor.name, entry.begin, at,
+                                        entry.begin < at ? "tensors overlap" : "there is a hole"));
     }
-    at = entry.offsets.end;
+    at = entry.end;
     if (static_cast<uint64_t>(at) > data.size()) {
       return corrupt(where, fmt::format("tensor {}: its data ends at {} but the file has only {} "
                                         "data bytes; the file is cut off: download it again",
                                         entry.tensor.name, at, data.size()));
     }
-    entry.tensor.data = data.subspan(static_cast<size_t>(entry.offsets.begin),
-                                     static_cast<size_t>(at - entry.offsets.begin));
+    entry.tensor.data =
+        data.subspan(static_cast<size_t>(entry.begin), static_cast<size_t>(at - entry.begin));
   }
   if (static_cast<uint64_t>(at) != data.size()) {
     return corrupt(where, fmt::format("{} bytes follow the last tensor",
                                       data.size() - static_cast<uint64_t>(at)));
   }
   return {};
+}
+
+/// A header that is not as writers give it: what it says all the same, or what is wrong with it.
+Result<SafetensorsHeader> explain_header(std::span<const std::byte> file,
+                                         std::string_view text,
+                                         std::string_view where) {
+  auto json = Json::parse(text);
+  if (!json.ok()) {
+    NIBBLE_RETURN_IF_ERROR(check_foreign(file, where));
+    return json.status().with_context(fmt::format("{}: header", where));
+  }
+  if (!json->is_object()) {
+    return corrupt(where, "the header is not a JSON object");
+  }
+  SafetensorsHeader header;
+  header.entries.reserve(json->as_object().size());
+  for (const auto& [name, value] : json->as_object()) {
+    if (name == kMetadataKey) {
+      NIBBLE_ASSIGN_OR_RETURN(header.metadata, parse_metadata(value, where));
+      continue;
+    }
+    auto entry = parse_entry(name, value);
+    if (!entry.ok()) {
+      return entry.status().with_context(fmt::format("{}: tensor {}", where, name));
+    }
+    header.entries.push_back(std::move(*entry));
+  }
+  return header;
 }
 
 }  // namespace
@@ -191,32 +214,16 @@ Result<int64_t> tensor_bytes(DType dtype, std::span<const int64_t> shape) {
 Result<SafetensorsContent> parse_safetensors(std::span<const std::byte> file,
                                              std::string_view where) {
   NIBBLE_ASSIGN_OR_RETURN(const uint64_t size, header_size(file, where));
-  const std::string_view header(reinterpret_cast<const char*>(file.data()) + 8, size);
-  auto json = Json::parse(header);
-  if (!json.ok()) {
-    NIBBLE_RETURN_IF_ERROR(check_foreign(file, where));
-    return json.status().with_context(fmt::format("{}: header", where));
+  const std::string_view text(reinterpret_cast<const char*>(file.data()) + 8, size);
+  std::optional<SafetensorsHeader> header = read_usual_header(text);
+  if (!header) {
+    NIBBLE_ASSIGN_OR_RETURN(header, explain_header(file, text, where));
   }
-  if (!json->is_object()) {
-    return corrupt(where, "the header is not a JSON object");
-  }
+  NIBBLE_RETURN_IF_ERROR(place_entries(header->entries, file.subspan(8 + size), where));
   SafetensorsContent content;
-  std::vector<Entry> entries;
-  entries.reserve(json->as_object().size());
-  for (const auto& [name, value] : json->as_object()) {
-    if (name == kMetadataKey) {
-      NIBBLE_ASSIGN_OR_RETURN(content.metadata, parse_metadata(value, where));
-      continue;
-    }
-    auto entry = parse_entry(name, value);
-    if (!entry.ok()) {
-      return entry.status().with_context(fmt::format("{}: tensor {}", where, name));
-    }
-    entries.push_back(std::move(*entry));
-  }
-  NIBBLE_RETURN_IF_ERROR(place_entries(entries, file.subspan(8 + size), where));
-  content.tensors.reserve(entries.size());
-  for (Entry& entry : entries) {
+  content.metadata = std::move(header->metadata);
+  content.tensors.reserve(header->entries.size());
+  for (HeaderEntry& entry : header->entries) {
     content.tensors.push_back(std::move(entry.tensor));
   }
   return content;

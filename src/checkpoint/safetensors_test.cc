@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "checkpoint/checkpoint_writer.h"
+#include "checkpoint/safetensors_header.h"
 
 namespace nibble {
 namespace {
@@ -143,6 +144,49 @@ TEST(Safetensors, AcceptsScalarsEmptyTensorsAndAnyOrder) {
   EXPECT_EQ(content->tensors[1].data.size(), 0U);
   EXPECT_EQ(content->tensors[2].data.size(), 3U);
   EXPECT_EQ(content->metadata.at("format"), "pt");
+}
+
+// Headers as writers give them are read without a tree, others with one: to the same end.
+TEST(Safetensors, UsualAndUnusualHeadersSayTheSame) {
+  const std::string a = R"("dtype":"F32","shape":[1,2],"data_offsets":[0,8])";
+  const std::string b = R"("data_offsets":[8,10],"dtype":"BF16","shape":[])";
+  const std::string metadata = R"("__metadata__":{"format":"pt","k":"\u00e4 \"v\""})";
+  const auto header = [&](const std::string& more, const std::string& name) {
+    return "{" + metadata + ",\"" + name + "\":{" + a + more + "},\n \"b\": { " + b + " } }  ";
+  };
+  const std::string usual = header("", "a.\\u0061");
+  const std::string unusual = header(R"(,"note":[null,{"x":1.5}])", "a.a");
+  ASSERT_TRUE(read_usual_header(usual).has_value());
+  ASSERT_FALSE(read_usual_header(unusual).has_value());
+  for (const std::string& text : {usual, unusual}) {
+    const auto content = parse(file_bytes(text, 10));
+    ASSERT_TRUE(content.ok()) << content.status().message();
+    EXPECT_EQ(content->metadata.at("k"), "\u00e4 \"v\"");
+    EXPECT_EQ(content->metadata.size(), 2U);
+    ASSERT_EQ(content->tensors.size(), 2U);
+    EXPECT_EQ(content->tensors[0].name, "a.a");
+    EXPECT_EQ(content->tensors[0].shape, (std::vector<int64_t>{1, 2}));
+    EXPECT_EQ(content->tensors[1].dtype, DType::kBF16);
+    EXPECT_TRUE(content->tensors[1].shape.empty());
+    EXPECT_EQ(content->tensors[1].data.size(), 2U);
+  }
+}
+
+TEST(Safetensors, HeadersThatAreRefusedAreNotUsual) {
+  const std::string a = R"("a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]})";
+  for (const std::string& text :
+       {"{" + a + "," + a + "}", "{" + a + "}x", std::string("{}}"), std::string("[]"),
+        std::string(R"({"__metadata__":{"k":"v","k":"v"}})"),
+        std::string(R"({"__metadata__":{},"__metadata__":{}})"),
+        std::string(R"({"a":{"dtype":"F32","dtype":"F32","shape":[1],"data_offsets":[0,4]}})"),
+        std::string(R"({"a":{"dtype":"F32","shape":[[1]],"data_offsets":[0,4]}})"),
+        std::string(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4,4]}})"),
+        std::string(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,8]}})"),
+        std::string(R"({"a":{"dtype":{},"shape":[1],"data_offsets":[0,4]}})")}) {
+    EXPECT_FALSE(read_usual_header(text).has_value()) << text;
+    EXPECT_FALSE(parse(file_bytes(text, 4)).ok()) << text;
+  }
+  EXPECT_TRUE(read_usual_header("{" + a + "}").has_value());
 }
 
 TEST(Safetensors, HeaderOfTheFormatNotes) {

@@ -5,6 +5,7 @@
 #include <future>
 #include <utility>
 
+#include "arch/kv_specs.h"
 #include "arch/model_text.h"
 #include "base/file.h"
 #include "base/json.h"
@@ -14,6 +15,7 @@
 #include "engine/draft_loader.h"
 #include "engine/memory_plan.h"
 #include "gguf/split.h"
+#include "kvcache/kv_cache_shape.h"
 #include "quant/kv_formats.h"
 
 namespace nibble {
@@ -94,10 +96,8 @@ KvCode kv_code_for(std::optional<KvCode> asked, const ModelConfig& config, const
   if (config.dtype == DType::kBF16) {
     return KvCode::kBf16;
   }
-  const KvView f32{.code = KvCode::kF32,
-                   .page_size = backend.preferred_page_size(KvCode::kF32),
-                   .kv_heads = config.num_kv_heads,
-                   .head_dim = config.head_dim};
+  const KvView f32 =
+      view_of(kv_specs(config, KvCode::kF32).front(), backend.preferred_page_size(KvCode::kF32));
   if (backend.check_kv(f32, config.num_heads).ok()) {
     return KvCode::kF32;
   }

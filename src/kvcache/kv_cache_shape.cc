@@ -61,8 +61,8 @@ KvView view_of(const KvSpec& spec, int64_t page_size) {
           .page_size = page_size,
           .kv_heads = spec.kv_heads,
           .head_dim = spec.key_dim,
-          .basis = basis_of(spec.code),
-          .latent = spec.latent};
+          .basis = spec.latent ? KvBasis{} : basis_of(spec.code),
+          .latent_rank = spec.latent_rank()};
 }
 
 KvCacheShape KvCacheShape::equal_pools(std::vector<KvSpec> layers,
@@ -121,25 +121,16 @@ int64_t KvCacheShape::sequences_of(int64_t length) const {
 
 namespace {
 
-/// Whether rows of latent attention are kept in a format whose kernels read values out of keys.
-Status check_latent(const KvSpec& spec, const Backend& backend) {
-  if (!spec.latent) {
-    return {};
-  }
-  if (spec.key_dim == 576 && spec.value_dim != 512 && !backend.host_memory()) {
-    return make_error(
-        StatusCode::kUnsupported,
-        "{} takes rows of 576 numbers for a latent of 512, but kv_lora_rank is {}; run "
-        "the model with --device cpu",
-        backend.name(), spec.value_dim);
-  }
-  if (kv_format(spec.code).per == KvParameters::kNone) {
+/// Whether rows of latent attention are kept in the format.
+Status check_latent(const KvSpec& spec) {
+  if (!spec.latent || kv_format(spec.code).latent.kept) {
     return {};
   }
   return make_error(StatusCode::kUnsupported,
-                    "a {} cache has no form for latent attention, whose rows are keys and values "
-                    "at once; take --kv-cache-dtype bf16",
-                    kv_code_name(spec.code));
+                    "a {} cache has no form for latent attention: it keeps parameters of channels "
+                    "of keys and values, but a row of a latent is both at once; choose "
+                    "--kv-cache-dtype {}",
+                    kv_code_name(spec.code), latent_code_names());
 }
 
 }  // namespace
@@ -158,7 +149,7 @@ Status KvCacheShape::check(const Backend& backend, int64_t heads) const {
                         pool.num_layers, layers.size(), spec.key_dim, spec.value_dim,
                         backend.name());
     }
-    NIBBLE_RETURN_IF_ERROR(check_latent(spec, backend));
+    NIBBLE_RETURN_IF_ERROR(check_latent(spec));
     NIBBLE_RETURN_IF_ERROR(backend.check_kv(view_of(spec, page_size), heads));
   }
   return {};

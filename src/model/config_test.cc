@@ -210,8 +210,7 @@ TEST(ModelConfigTest, RotationsThatWouldNotBeFiniteAreRefused) {
       {R"({"rope_type": "yarn", "factor": 4, "rope_theta": 1})", "rope_theta"},
       {R"({"rope_type": "linear", "factor": 1e-300})", "factor"},
       {R"({"rope_type": "yarn", "factor": 4, "beta_fast": 1e-320})", "beta_fast"},
-      {R"({"rope_type": "yarn", "factor": 4, "mscale": 1e308, "mscale_all_dim": 1e-9})",
-       "attention_factor"},
+      {R"({"rope_type": "yarn", "factor": 4, "mscale": 1e308, "mscale_all_dim": 1e-9})", "mscale"},
   };
   for (const auto& [rope, field] : cases) {
     const std::string text = config_text("LlamaForCausalLM", {{"rope_scaling", rope}});

@@ -1,5 +1,6 @@
 #include "model/experts_loader.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -12,20 +13,27 @@ namespace {
 class ExpertsLoader final {
  public:
   ExpertsLoader(const ExpertsSource& source, int64_t layer)
-      : source_(source), config_(source.config), moe_(source.config.moe), layer_(layer) {}
+      : source_(source),
+        config_(source.config),
+        moe_(source.config.moe),
+        layer_(layer),
+        first_(source.share.first(moe_.experts)),
+        count_(source.share.count(moe_.experts)) {}
 
   Result<std::unique_ptr<PreparedExperts>> load() {
     NIBBLE_RETURN_IF_ERROR(read_router());
     NIBBLE_RETURN_IF_ERROR(read_experts());
     NIBBLE_RETURN_IF_ERROR(read_biases());
+    ExpertsForm form{.router = moe_.router,
+                     .top_k = moe_.experts_per_token,
+                     .activation = config_.activation,
+                     .limit = moe_.limit,
+                     .act = act_};
+    settle_down_acts(form);
     auto experts =
         source_.backend.prepare_experts({.experts = experts_,
-                                         .form = {.router = moe_.router,
-                                                  .top_k = moe_.experts_per_token,
-                                                  .activation = config_.activation,
-                                                  .limit = moe_.limit,
-                                                  .act = act_,
-                                                  .down_act = down_act_},
+                                         .first_expert = first_,
+                                         .form = std::move(form),
                                          .router = router_.weight,
                                          .router_bias = router_bias_,
                                          .correction = correction_,
@@ -63,14 +71,19 @@ class ExpertsLoader final {
     return {};
   }
 
-  /// Notes a projection of an expert, whose activations must be those of the first one.
+  /// Notes a projection of an expert. Gate and up of all read the same rows; what each down reads
+  /// is the expert's own, but in one format.
   Result<QuantView> take(Role role, int64_t expert, MappedLinear& part) {
     source_.note(part);  // as the file has it
     part.act.format = activations_of(part, config_.dtype);
-    ActSpec& act = role == Role::kExpertDown ? down_act_ : act_;
-    if (expert == 0 && role != Role::kExpertUp) {
-      act = part.act;
-    } else if (!(part.act == act)) {
+    if (role == Role::kExpertDown) {
+      down_acts_.push_back(part.act);
+    } else if (expert == first_ && role == Role::kExpertGate) {
+      act_ = part.act;
+    }
+    const bool alike =
+        role == Role::kExpertDown ? part.act.format == down_acts_.front().format : part.act == act_;
+    if (!alike) {
       return make_error(
           StatusCode::kUnsupported,
           "{}: the activations of expert {} are rounded otherwise than those of the "
@@ -81,17 +94,27 @@ class ExpertsLoader final {
     return part.weight;
   }
 
+  /// The form of down's rows, alone where all have it.
+  void settle_down_acts(ExpertsForm& form) const {
+    form.down_act = down_acts_.front();
+    const bool one =
+        std::ranges::all_of(down_acts_, [&](const ActSpec& act) { return act == form.down_act; });
+    if (!one) {
+      form.down_acts = down_acts_;
+    }
+  }
+
   Status read_experts() {
     const int64_t hidden = config_.hidden_size;
     std::vector<WeightLoader::ExpertModule> modules;
-    for (int64_t expert = 0; expert < moe_.experts; ++expert) {
+    for (int64_t expert = first_; expert < first_ + count_; ++expert) {
       modules.push_back({name(Role::kExpertGate, expert), moe_.width, hidden});
       modules.push_back({name(Role::kExpertUp, expert), moe_.width, hidden});
       modules.push_back({name(Role::kExpertDown, expert), hidden, moe_.width});
     }
     NIBBLE_ASSIGN_OR_RETURN(parts_, source_.weights.experts(modules));
-    for (int64_t expert = 0; expert < moe_.experts; ++expert) {
-      MappedLinear* parts = parts_.data() + 3 * expert;
+    for (int64_t expert = first_; expert < first_ + count_; ++expert) {
+      MappedLinear* parts = parts_.data() + 3 * (expert - first_);
       ExpertsRequest::Expert views;
       NIBBLE_ASSIGN_OR_RETURN(views.gate, take(Role::kExpertGate, expert, parts[0]));
       NIBBLE_ASSIGN_OR_RETURN(views.up, take(Role::kExpertUp, expert, parts[1]));
@@ -113,7 +136,16 @@ class ExpertsLoader final {
         source_.weights.numbers(name(Role::kExpertsDownBias), {moe_.experts, config_.hidden_size}));
     const bool in_turns = config_.family->fused && config_.family->fused->interleaved;
     gate_up_bias_ = in_turns ? in_halves(stored) : std::move(stored);
+    keep_own(gate_up_bias_);
+    keep_own(down_bias_);
     return {};
+  }
+
+  /// Of numbers of all experts those of the ones that are loaded.
+  void keep_own(std::vector<float>& numbers) const {
+    const auto of_expert = std::ssize(numbers) / moe_.experts;
+    numbers = {numbers.begin() + first_ * of_expert,
+               numbers.begin() + (first_ + count_) * of_expert};
   }
 
   /// Numbers of gate and up in turns, as gate's and then up's of each expert.
@@ -134,13 +166,15 @@ class ExpertsLoader final {
   const ModelConfig& config_;
   const MoeConfig& moe_;
   const int64_t layer_;
+  const int64_t first_;  // expert that is loaded
+  const int64_t count_;
   MappedLinear router_;
   std::vector<float> router_bias_;
   std::vector<float> correction_;
   std::vector<MappedLinear> parts_;
   std::vector<ExpertsRequest::Expert> experts_;
   ActSpec act_;
-  ActSpec down_act_;
+  std::vector<ActSpec> down_acts_;  // of each expert
   std::vector<float> gate_up_bias_;
   std::vector<float> down_bias_;
 };

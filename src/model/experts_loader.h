@@ -5,6 +5,7 @@
 
 #include "arch/config.h"
 #include "backend/backend.h"
+#include "core/expert_share.h"
 #include "model/weight_loader.h"
 
 namespace nibble {
@@ -15,6 +16,7 @@ struct ExpertsSource {
   WeightLoader& weights;
   Backend& backend;
   int64_t max_rows = 0;                           // of a step
+  ExpertShare share = {};                         // which experts are loaded
   std::function<void(const MappedLinear&)> note;  // called for every matrix that is prepared
 };
 

@@ -48,7 +48,7 @@ class FmpqInputsTest : public testing::Test {
       sidecar.sites[0].columns.push_back(kInputs - 1 - i);
     }
     ASSERT_TRUE(write_fmpq_sidecar(sidecar, reader(), root_.string()).ok());
-    announce(fmpq_config_json());
+    announce(fmpq_config_json(sidecar));
   }
   void TearDown() override { fs::remove_all(root_); }
 

@@ -247,6 +247,7 @@ Result<Moe> LayerLoader::moe(int64_t layer) {
                                   .weights = weights_,
                                   .backend = backend_,
                                   .max_rows = max_rows_,
+                                  .share = share_,
                                   .note = [this](const MappedLinear& part) { note_scheme(part); }},
                                  layer));
   NIBBLE_ASSIGN_OR_RETURN(auto shared, shared_expert(layer));

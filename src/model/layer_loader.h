@@ -31,6 +31,8 @@ class LayerLoader final {
     sidecar_ = std::move(sidecar);
     sidecar_code_ = code;
   }
+  /// Layers from now on have these experts alone; the number of them must be a multiple.
+  void use(const ExpertShare& share) { share_ = share; }
   Result<DecoderLayer> layer(int64_t index);
   Result<Attention> attention(int64_t index);
   Result<LatentAttention> latent_attention(int64_t index);
@@ -73,6 +75,7 @@ class LayerLoader final {
   WeightLoader& weights_;
   Backend& backend_;
   int64_t max_rows_;
+  ExpertShare share_;
   std::shared_ptr<const RopeTable> rope_;
   std::optional<KvSidecar> sidecar_;
   KvCode sidecar_code_ = KvCode::kInt4;

@@ -34,6 +34,7 @@ class DecoderLoader final {
         layers_(config_, weights, backend, options.max_batch_tokens) {}
 
   Result<DecoderParts> load() {
+    NIBBLE_RETURN_IF_ERROR(check_share());
     NIBBLE_RETURN_IF_ERROR(layers_.prepare());
     NIBBLE_RETURN_IF_ERROR(load_kv_sidecar());
     NIBBLE_ASSIGN_OR_RETURN(Embeddings embeddings, load_embeddings(config_, weights_, backend_));
@@ -42,13 +43,13 @@ class DecoderLoader final {
     NIBBLE_ASSIGN_OR_RETURN(const std::string head_module, weights_.head_module());
     weights_.read_ahead(head_module);
     for (int64_t index = 0; index < kLayersAhead; ++index) {
-      weights_.read_ahead(layer_prefix(*config_.family, index));
+      weights_.read_ahead(index);
     }
     NIBBLE_ASSIGN_OR_RETURN(Linear head, load_head(head_module));
     std::vector<DecoderLayer> layers;
     for (int64_t index = 0; index < config_.num_layers; ++index) {
       // Packing is faster than disks: what comes next is read meanwhile.
-      weights_.read_ahead(layer_prefix(*config_.family, index + kLayersAhead));
+      weights_.read_ahead(index + kLayersAhead);
       NIBBLE_ASSIGN_OR_RETURN(DecoderLayer layer, layers_.layer(index));
       layers.push_back(std::move(layer));
     }
@@ -67,6 +68,19 @@ class DecoderLoader final {
   }
 
  private:
+  Status check_share() {
+    const ExpertShare& share = options_.experts;
+    layers_.use(share);
+    weights_.use(share);
+    if (share.whole() || (has_experts_somewhere(config_) && share.divides(config_.moe.experts))) {
+      return {};
+    }
+    return make_error(StatusCode::kInvalidArgument,
+                      "--expert-rank {}/{}: the model's {} experts cannot be shared out evenly so; "
+                      "give a rank below a number of devices that divides them",
+                      share.rank, share.ranks, config_.moe.experts);
+  }
+
   Status load_kv_sidecar() {
     const std::string path = kv_sidecar_path(folder_);
     const KvFormat format = kv_format(options_.kv_code);
@@ -164,7 +178,9 @@ Result<std::unique_ptr<Model>> load_model(const std::string& model_dir,
   NIBBLE_LOG(kDebug, "{}: {:.2f} GB of weights were read and prepared in {:.2f} s", model_dir,
              static_cast<double>(weights.total_bytes()) / 1e9, loading.count());
   if (replaced.empty()) {
-    NIBBLE_RETURN_IF_ERROR(weights.check_all_used());
+    if (options.experts.whole()) {
+      NIBBLE_RETURN_IF_ERROR(weights.check_all_used());
+    }
     weights.report_decoded();
     NIBBLE_LOG(kInfo, "{}: {}, {} layers, {}, on {}", model_dir, config.architecture,
                config.num_layers, parts.scheme, backend.name());

@@ -9,6 +9,7 @@
 #include "arch/config.h"
 #include "backend/backend.h"
 #include "base/check.h"
+#include "core/expert_share.h"
 #include "kvcache/paged_kv_cache.h"
 #include "quant/act_spec.h"
 #include "quant/quant_tensor.h"
@@ -23,6 +24,9 @@ struct ModelOptions {
   // folder's sidecar says (checkpoint/kv_sidecar.h).
   KvCode kv_code = KvCode::kBf16;
   bool ignore_fmpq = false;  // activations stay as they are: checkpoint/fmpq_sidecar.h
+  // Of other devices' experts nothing is loaded, and layers add nothing for them: to measure what
+  // one of several devices computes.
+  ExpertShare experts = {};
 };
 
 /// A loaded decoder-only transformer. forward() allocates nothing and is called by one thread.

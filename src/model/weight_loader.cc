@@ -1,9 +1,11 @@
 #include "model/weight_loader.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cstring>
 #include <optional>
 #include <string_view>
+#include <system_error>
 #include <utility>
 
 #include <fmt/ranges.h>
@@ -16,6 +18,7 @@
 #include "checkpoint/gguf_matrix.h"
 #include "checkpoint/kv_scales.h"
 #include "model/blocks.h"
+#include "model/latent_check.h"
 #include "model/tensor_check.h"
 
 namespace nibble {
@@ -33,6 +36,18 @@ float read_element(DType dtype, const std::byte* data, int64_t index) {
   uint16_t half = 0;
   std::memcpy(&half, data + index * 2, sizeof(half));
   return dtype == DType::kBF16 ? bf16_to_f32(half) : f16_to_f32(half);
+}
+
+/// The number that follows the first `text` in a name.
+std::optional<int64_t> number_behind(std::string_view name, std::string_view text) {
+  const size_t at = name.find(text);
+  if (at == std::string_view::npos) {
+    return std::nullopt;
+  }
+  const char* digits = name.data() + at + text.size();
+  int64_t number = 0;
+  const auto read = std::from_chars(digits, name.data() + name.size(), number);
+  return read.ec == std::errc() && number >= 0 ? std::optional(number) : std::nullopt;
 }
 
 }  // namespace
@@ -74,6 +89,7 @@ Result<WeightLoader> WeightLoader::open(const std::string& model_dir,
   NIBBLE_ASSIGN_OR_RETURN(CheckpointReader reader, CheckpointReader::open(model_dir));
   NIBBLE_ASSIGN_OR_RETURN(QuantConfig quant_config, load_quant_config(reader));
   WeightLoader loader(std::move(reader), std::move(quant_config), config);
+  NIBBLE_RETURN_IF_ERROR(check_latent_tensors(*loader.reader_, loader.config_));
   loader.runs_ = std::move(runs);
   NIBBLE_ASSIGN_OR_RETURN(loader.fmpq_,
                           FmpqInputs::open(*loader.reader_, loader.quant_config_, fmpq));
@@ -153,9 +169,7 @@ Result<std::vector<MappedLinear>> WeightLoader::experts(std::span<const ExpertMo
   for (size_t i = 0; i < modules.size(); ++i) {
     const auto& [module, n, k] = modules[i];
     NIBBLE_ASSIGN_OR_RETURN(MappedLinear weights, use(*std::move(mapped[i]), module, n, k));
-    for (const TensorInfo* tensor : weights.tensors) {
-      tensors_.insert(tensor->name);
-    }
+    used_.insert(used_.end(), weights.tensors.begin(), weights.tensors.end());
     experts.push_back(std::move(weights));
   }
   return experts;
@@ -236,7 +250,7 @@ Result<std::vector<float>> WeightLoader::numbers(const std::string& tensor,
   for (size_t i = 0; i < values.size(); ++i) {
     values[i] = read_element(info->dtype, info->data.data(), static_cast<int64_t>(i));
   }
-  tensors_.insert(tensor);
+  used_.push_back(info);
   return values;
 }
 
@@ -248,7 +262,7 @@ Result<std::optional<KvScales>> WeightLoader::kv_scales(int64_t layer) {
                           read_kv_scales(*reader_, module_name(*config_.family, Role::kKey, layer),
                                          module_name(*config_.family, Role::kValue, layer)));
   for (const TensorInfo* tensor : stored.tensors) {
-    tensors_.insert(tensor->name);
+    used_.push_back(tensor);
   }
   return stored.scales;
 }
@@ -270,7 +284,7 @@ Result<std::string> WeightLoader::head_module() {
   const bool same = head != nullptr && table != nullptr && head->dtype == table->dtype &&
                     head->shape == table->shape && std::ranges::equal(head->data, table->data);
   if (same) {
-    tensors_.insert(head->name);
+    used_.push_back(head);
     return shared;
   }
   NIBBLE_LOG(kInfo,
@@ -287,27 +301,59 @@ Status WeightLoader::append_bias(const std::string& module, int64_t n, std::vect
   return {};
 }
 
-void WeightLoader::read_ahead(const std::string& prefix) const {
-  for (const TensorInfo* info : tensors()) {
-    if (info->name.starts_with(prefix)) {
+void WeightLoader::read_ahead(const std::string& module) const {
+  for (const std::string_view suffix : {".weight", ".weight_packed", ".qweight", ".weight_scale"}) {
+    const TensorInfo* info =
+        reader_ == nullptr ? nullptr : reader_->find(module + std::string(suffix));
+    if (info != nullptr) {
       reader_->read_ahead(*info);
     }
   }
 }
 
-void WeightLoader::release(std::span<const MappedLinear> parts) const {
-  std::set<const TensorInfo*> tensors;  // experts share theirs
-  for (const MappedLinear& part : parts) {
-    tensors.insert(part.tensors.begin(), part.tensors.end());
+void WeightLoader::read_ahead(int64_t layer) {
+  if (reader_ == nullptr || layer >= config_.num_layers) {
+    return;
   }
-  for (const TensorInfo* tensor : tensors) {
-    reader_->drop_pages(*tensor);
+  if (of_layers_.empty()) {
+    of_layers_ = sort_by_layer();
+  }
+  reader_->read_ahead(of_layers_[static_cast<size_t>(layer)]);
+}
+
+std::vector<std::vector<const TensorInfo*>> WeightLoader::sort_by_layer() const {
+  std::vector<std::vector<const TensorInfo*>> layers(static_cast<size_t>(config_.num_layers));
+  const std::string first = layer_prefix(*config_.family, 0);  // "model.layers.0."
+  const std::string_view stem = std::string_view(first).substr(0, first.size() - 2);
+  const int64_t begin = share_.first(config_.moe.experts);
+  const int64_t end = begin + share_.count(config_.moe.experts);
+  for (const TensorInfo* info : tensors()) {
+    const std::string_view name = info->name;
+    const auto layer = number_behind(name, stem);
+    const auto expert = number_behind(name, ".experts.");
+    const bool wanted = !expert || (*expert >= begin && *expert < end);
+    if (name.starts_with(stem) && layer && *layer < config_.num_layers && wanted) {
+      layers[static_cast<size_t>(*layer)].push_back(info);
+    }
+  }
+  return layers;
+}
+
+void WeightLoader::release(std::span<const MappedLinear> parts) const {
+  std::vector<const TensorInfo*> tensors;
+  for (const MappedLinear& part : parts) {
+    tensors.insert(tensors.end(), part.tensors.begin(), part.tensors.end());
+  }
+  std::ranges::sort(tensors);  // experts share theirs
+  tensors.erase(std::ranges::unique(tensors).begin(), tensors.end());
+  if (!tensors.empty()) {
+    reader_->drop_pages(tensors);
   }
 }
 
 void WeightLoader::release_all() const {
-  for (const TensorInfo* info : tensors()) {
-    reader_->drop_pages(*info);
+  if (reader_ != nullptr) {
+    reader_->drop_all_pages();
   }
 }
 
@@ -326,12 +372,15 @@ void WeightLoader::report_decoded() const {
 
 Status WeightLoader::check_all_used() const {
   int64_t others = 0;
+  std::vector<const TensorInfo*> used = used_;
+  std::ranges::sort(used);
   for (const TensorInfo* info : tensors()) {
     const std::string_view name = info->name;
     const size_t dot = name.rfind('.');
     const std::string_view module = name.substr(0, dot == std::string_view::npos ? 0 : dot);
     const bool module_used = modules_.contains(module) && !name.ends_with(".bias");
-    if (!module_used && !tensors_.contains(name) && !may_stay_unread(*info, config_)) {
+    if (!module_used && !std::ranges::binary_search(used, info) &&
+        !may_stay_unread(*info, config_)) {
       return unread_error(*reader_, *info);
     }
     others += of_another_model(*config_.family, name) ? 1 : 0;

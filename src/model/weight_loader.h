@@ -1,12 +1,15 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <set>
 #include <span>
 #include <string>
+#include <string_view>
+#include <unordered_set>
 #include <vector>
 
 #include "arch/config.h"
@@ -15,6 +18,7 @@
 #include "checkpoint/linear_reader.h"
 #include "checkpoint/quant_config.h"
 #include "checkpoint/source_matrix.h"
+#include "core/expert_share.h"
 #include "model/fmpq_inputs.h"
 #include "model/weight_maker.h"
 #include "quant/kv_formats.h"
@@ -87,8 +91,12 @@ class WeightLoader final {
   [[nodiscard]] int64_t total_bytes() const { return reader_ ? reader_->total_bytes() : 0; }
   /// What keeps mapped weights in place.
   [[nodiscard]] std::shared_ptr<const void> files() const { return kept_; }
-  /// Starts to read the tensors whose names begin with `prefix` into the system's cache.
-  void read_ahead(const std::string& prefix) const;
+  /// Starts to read a module's tensors, or those of a layer that will be loaded, into the system's
+  /// cache; layers that there are not have none.
+  void read_ahead(const std::string& module) const;
+  void read_ahead(int64_t layer);
+  /// Of experts of other devices nothing is read ahead.
+  void use(const ExpertShare& share) { share_ = share; }
   /// Lets pages go that were read of a layer's tensors; the system's cache keeps them.
   void release(std::span<const MappedLinear> parts) const;
 
@@ -115,6 +123,12 @@ class WeightLoader final {
     QuantTensor weight;
     ActSpec act;
   };
+  /// Names, also looked up by views of them.
+  struct NameHash {
+    using is_transparent = void;
+    size_t operator()(std::string_view name) const { return std::hash<std::string_view>()(name); }
+  };
+  using NameSet = std::unordered_set<std::string, NameHash, std::equal_to<>>;
 
   WeightLoader(std::optional<CheckpointReader> reader,
                QuantConfig quant_config,
@@ -129,6 +143,8 @@ class WeightLoader final {
 
   /// Of the file; none where weights are made.
   [[nodiscard]] const std::vector<const TensorInfo*>& tensors() const;
+  /// The tensors of each layer that will be loaded.
+  [[nodiscard]] std::vector<std::vector<const TensorInfo*>> sort_by_layer() const;
   /// "FILE: tensor NAME" of a linear layer's weights.
   [[nodiscard]] std::string where_weight(const std::string& module) const;
 
@@ -142,8 +158,10 @@ class WeightLoader final {
   FmpqInputs fmpq_;
   ModelConfig config_;
   std::map<std::string, Substitute> substitutes_;
-  std::set<std::string, std::less<>> modules_;
-  std::set<std::string, std::less<>> tensors_;
+  ExpertShare share_;
+  std::vector<std::vector<const TensorInfo*>> of_layers_;  // once one was read ahead
+  NameSet modules_;                                        // that were asked for
+  std::vector<const TensorInfo*> used_;
   std::set<std::string> dropped_;  // what was said once
 };
 

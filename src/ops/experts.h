@@ -20,6 +20,11 @@ struct ExpertsForm {
   float limit = 0.0F;                                      // of kClampedSwiglu
   ActSpec act;                                             // of the rows that gate and up read
   ActSpec down_act;                                        // of those that down reads
+  std::vector<ActSpec> down_acts;  // in its place that of each expert, in one format; or empty
+
+  [[nodiscard]] const ActSpec& down_act_of(size_t expert) const {
+    return down_acts.empty() ? down_act : down_acts[expert];
+  }
 };
 
 /// y += the experts of x, for m rows:

@@ -52,9 +52,13 @@ struct KvBasis {
 ///   [kv_head][ K codes [page_size, row] | K params [sets] | V codes | V params ]
 /// where a set is one token's parameters in f32, [page_size, p]; of kPerChannelPage keys have
 /// fp16 [page_size / kChannelTokens, p, head_dim], values fp16 [page_size, p].
-/// Of latent attention there are no V: a token's row is its key, and its first numbers are its
-/// value. Attention over it reads and gives whole rows, whose last numbers mean nothing in a
-/// result. A page of the residual is [kv_head][page_size, head_dim] in BF16.
+/// Of latent attention there are no V: a token's row is its key, and its first numbers, latent_rank
+/// of them, are its value. Attention over it reads and gives whole rows, whose last numbers mean
+/// nothing in a result. Its pages are
+///   [ rows [page_size, row_bytes()] | params [page_size, sets, parameters] ]
+/// where a row is the codes of the latent and behind them the rotated key; LatentParameters says
+/// which numbers share a set and how wide parameters are. A page of the residual is
+/// [kv_head][page_size, head_dim] in BF16.
 struct KvView {
   KvCode code = KvCode::kBf16;
   int64_t page_size = 0;
@@ -64,25 +68,32 @@ struct KvView {
   int32_t pool = 0;               // of the cache: which of a sequence's lists of pages counts
   KvScales scales;                // 1 unless the format has parameters per tensor
   KvBasis basis;                  // view_of() sets basis_of(code)
-  bool latent = false;            // KvSpec::latent
+  int64_t latent_rank = 0;        // KvSpec::latent_rank(); 0: keys and values are apart
   std::byte* residual = nullptr;  // pages of keys whose group is not full; where the code has them
   int32_t residual_pool = 0;      // whose lists name these pages
 
+  [[nodiscard]] bool latent() const { return latent_rank > 0; }
+  [[nodiscard]] int64_t rope_dim() const { return latent() ? head_dim - latent_rank : 0; }
+  [[nodiscard]] int64_t row_bytes() const {  // of one head's key or value of a token
+    return latent() ? latent_row_bytes(code, latent_rank, rope_dim())
+                    : kv_row_bytes(code, head_dim);
+  }
   [[nodiscard]] int64_t key_bytes() const {  // of one head in one page
-    return kv_key_bytes(code, head_dim, page_size);
+    return latent() ? page_size * (row_bytes() + latent_param_bytes(code, latent_rank))
+                    : kv_key_bytes(code, head_dim, page_size);
   }
   [[nodiscard]] int64_t head_bytes() const {
-    return key_bytes() + (latent ? 0 : kv_value_bytes(code, head_dim, page_size));
+    return key_bytes() + (latent() ? 0 : kv_value_bytes(code, head_dim, page_size));
   }
   [[nodiscard]] int64_t page_bytes() const { return kv_heads * head_bytes(); }
   [[nodiscard]] std::byte* keys(int64_t page, int64_t kv_head) const {
     return pages + page * page_bytes() + kv_head * head_bytes();
   }
   [[nodiscard]] std::byte* values(int64_t page, int64_t kv_head) const {
-    return keys(page, kv_head) + (latent ? 0 : key_bytes());
+    return keys(page, kv_head) + (latent() ? 0 : key_bytes());
   }
   /// Offset of the parameters behind keys() and behind values().
-  [[nodiscard]] int64_t params_offset() const { return page_size * kv_row_bytes(code, head_dim); }
+  [[nodiscard]] int64_t params_offset() const { return page_size * row_bytes(); }
   [[nodiscard]] int64_t residual_page_bytes() const {
     return kv_has_residual(code) ? kv_heads * page_size * head_dim * 2 : 0;
   }

@@ -1,5 +1,9 @@
 #include "quant/kv_formats.h"
 
+#include <algorithm>
+#include <iterator>
+#include <vector>
+
 namespace nibble {
 namespace {
 
@@ -17,6 +21,13 @@ std::optional<HeadForm> find_head_form(std::string_view name) {
     }
   }
   return std::nullopt;
+}
+
+std::string latent_code_names() {
+  std::vector<KvCode> codes;
+  std::ranges::copy_if(kKvCodes, std::back_inserter(codes),
+                       [](KvCode code) { return kv_format(code).latent.kept; });
+  return kv_code_names(codes);
 }
 
 std::string kv_code_names(std::span<const KvCode> codes) {

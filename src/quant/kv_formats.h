@@ -39,6 +39,17 @@ inline constexpr int64_t kChannelTokens = 64;
 /// the low nibble.
 enum class KvOrder : uint8_t { kWhole, kLowNibbleFirst };
 
+/// How a format keeps a token of latent attention (ops/latent.h): codes of the latent, in as many
+/// bits as those of heads, behind them the rotated key in BF16, and parameters of the latent alone.
+/// Of formats without parameters the whole row is of one type. Memory layouts of CPUs; GPUs keep
+/// rows in BF16 alone.
+struct LatentParameters {
+  bool kept = false;       // whether the format has a form for such rows
+  int32_t group = 0;       // numbers of the latent that share a set; 0: all of it is one
+  int32_t parameters = 0;  // of a set: none, a scale, or a scale and an offset
+  int32_t bytes = 0;       // of each: 4 is f32, 2 is fp16
+};
+
 /// One row of the table of cache formats. Memory layouts, flags, messages, reports and plans ask
 /// it. Parameters are fp16 on GPUs; on CPUs they are f32, of int4_page fp16.
 struct KvFormat {
@@ -53,6 +64,7 @@ struct KvFormat {
   // By how much attention may differ from that over the numbers themselves: three times what
   // rounding keys and values of a root mean square of 1.2 costs, as self-tests of GPUs make them.
   double tolerance = 0.02;
+  LatentParameters latent = {};
 };
 
 /// int8: scale = absmax / 127, value = code * scale. int4: value = code * scale + offset, codes
@@ -64,18 +76,22 @@ struct KvFormat {
 /// to BF16 before; parameters are rounded to fp16, codes are the nearest on the rounded line.
 /// int4_static: value = (code - 8) * step + mean, code from 0 to 15, with the layer's step of each
 /// channel and its mean (ops/kv.h: KvBasis); values outside of that are clipped.
+/// Of latents (LatentParameters), never turned: int8 as of heads; fp8: scale = absmax / 448 of the
+/// token, value = code * scale; int4: the line of each group as that of a value of int4_page. What
+/// codes make is rounded to BF16 before it is multiplied.
 [[nodiscard]] constexpr KvFormat kv_format(KvCode code) {
   switch (code) {
     case KvCode::kF32:
-      return {.name = "f32", .bits = 32};
+      return {.name = "f32", .bits = 32, .latent = {.kept = true}};
     case KvCode::kBf16:
-      return {.name = "bf16", .bits = 16};
+      return {.name = "bf16", .bits = 16, .latent = {.kept = true}};
     case KvCode::kInt8:
       return {.name = "int8",
               .bits = 8,
               .per = KvParameters::kPerTokenHead,
               .parameters = 1,
-              .tolerance = 0.03};  // step 2 / 127
+              .tolerance = 0.03,  // step 2 / 127
+              .latent = {.kept = true, .parameters = 1, .bytes = 4}};
     case KvCode::kInt4:
       return {.name = "int4",
               .bits = 4,
@@ -83,7 +99,8 @@ struct KvFormat {
               .parameters = 2,
               .order = KvOrder::kLowNibbleFirst,
               .turned = true,
-              .tolerance = 0.3};  // step 4 / 15
+              .tolerance = 0.3,  // step 4 / 15
+              .latent = {.kept = true, .group = 128, .parameters = 2, .bytes = 2}};
     case KvCode::kInt4Page:
       return {.name = "int4_page",
               .bits = 4,
@@ -104,7 +121,8 @@ struct KvFormat {
               .bits = 8,
               .per = KvParameters::kPerTensor,
               .parameters = 1,
-              .tolerance = 0.12};  // three bits of mantissa
+              .tolerance = 0.12,  // three bits of mantissa
+              .latent = {.kept = true, .parameters = 1, .bytes = 4}};
   }
   return {};
 }
@@ -114,6 +132,9 @@ struct KvFormat {
 
 /// Their names: "f32, bf16, fp8, int8, int4, int4_page, int4_static".
 [[nodiscard]] std::string kv_code_names(std::span<const KvCode> codes = kKvCodes);
+
+/// The formats that have a form for rows of latent attention: "f32, bf16, fp8, int8, int4".
+[[nodiscard]] std::string latent_code_names();
 
 /// Bytes of one head's codes for one token.
 [[nodiscard]] constexpr int64_t kv_row_bytes(KvCode code, int64_t head_dim) {
@@ -152,6 +173,28 @@ struct KvFormat {
          kChannelTokens;
 }
 
+/// Bytes of a token of latent attention on a CPU: a latent of `rank` numbers and its rotated key of
+/// `rope_dim`, without parameters.
+[[nodiscard]] constexpr int64_t latent_row_bytes(KvCode code, int64_t rank, int64_t rope_dim) {
+  const KvFormat format = kv_format(code);
+  const int64_t rope_bits = format.latent.parameters > 0 ? 16 : format.bits;
+  return (rank * format.bits + rope_dim * rope_bits) / 8;
+}
+
+/// Sets of parameters of such a token.
+[[nodiscard]] constexpr int64_t latent_sets(KvCode code, int64_t rank) {
+  const LatentParameters latent = kv_format(code).latent;
+  return latent.parameters == 0 ? 0
+         : latent.group == 0    ? 1
+                                : (rank + latent.group - 1) / latent.group;
+}
+
+/// Bytes of them.
+[[nodiscard]] constexpr int64_t latent_param_bytes(KvCode code, int64_t rank) {
+  const LatentParameters latent = kv_format(code).latent;
+  return latent_sets(code, rank) * latent.parameters * latent.bytes;
+}
+
 /// What codes of formats with parameters per tensor are multiplied with: a layer's keys, and its
 /// values. Checkpoints store them (checkpoint/kv_scales.h); 1 where they do not.
 struct KvScales {
@@ -171,7 +214,19 @@ struct KvSpec {
 
   constexpr bool operator==(const KvSpec&) const = default;
   [[nodiscard]] constexpr bool is_residual() const { return value_dim == 0; }
+  /// Of a latent: numbers of its row that are its value, and those of its rotated key.
+  [[nodiscard]] constexpr int64_t latent_rank() const { return latent ? value_dim : 0; }
+  [[nodiscard]] constexpr int64_t rope_dim() const { return latent ? key_dim - value_dim : 0; }
 };
+
+/// Bytes of a token of a layer on a CPU, parameters included, on average.
+[[nodiscard]] constexpr double kv_token_bytes(const KvSpec& layer) {
+  if (layer.latent) {
+    return static_cast<double>(latent_row_bytes(layer.code, layer.latent_rank(), layer.rope_dim()) +
+                               latent_param_bytes(layer.code, layer.latent_rank()));
+  }
+  return static_cast<double>(layer.kv_heads) * kv_token_bytes(layer.code, layer.key_dim);
+}
 
 /// The residual beside a layer whose code has one: the group of the token that is computed is all
 /// that is kept, which is a window of one token.

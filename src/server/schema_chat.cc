@@ -45,6 +45,15 @@ void check_message(FieldReader& fields, const Json& message, size_t index) {
   }
 }
 
+/// "image_url", for messages.
+std::string type_of_part(const Json& part) {
+  constexpr size_t kLongest = 40;
+  const Json* type = part.find("type");
+  return type != nullptr && type->is_string() && type->as_string().size() <= kLongest
+             ? type->dump()
+             : "that is not known";
+}
+
 /// Content given as text parts becomes one string, as templates expect it. Missing content (a turn
 /// of tool calls only) becomes "".
 void flatten_content(FieldReader& fields, Json& message, size_t index) {
@@ -59,10 +68,12 @@ void flatten_content(FieldReader& fields, Json& message, size_t index) {
       const Json* value = part.find("text");
       if (type == nullptr || !type->is_string() || type->as_string() != "text" ||
           value == nullptr || !value->is_string()) {
-        fields.fail(fmt::format("messages[{}].content", index),
-                    fmt::format("messages[{}].content: only parts {{\"type\": \"text\", \"text\": "
-                                "\"...\"}} are supported",
-                                index));
+        fields.fail(
+            fmt::format("messages[{}].content", index),
+            fmt::format("messages[{}].content: a part of type {} is not supported, as models "
+                        "answer to text alone; send parts {{\"type\": \"text\", "
+                        "\"text\": \"...\"}}",
+                        index, type_of_part(part)));
         return;
       }
       text += value->as_string();

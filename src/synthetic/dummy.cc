@@ -52,6 +52,29 @@ void keep_layers(Json& json, int64_t layers) {
   }
 }
 
+/// Fields of widths, and what they are at most in a narrow model. All fit groups of 32.
+void make_narrow(Json& json) {
+  static constexpr std::pair<std::string_view, int64_t> kWidths[] = {
+      {"hidden_size", 64},
+      {"intermediate_size", 64},
+      {"moe_intermediate_size", 32},
+      {"shared_expert_intermediate_size", 32},
+      {"num_attention_heads", 2},
+      {"num_key_value_heads", 2},
+      {"head_dim", 32},
+      {"q_lora_rank", 32},
+      {"kv_lora_rank", 32},
+      {"qk_nope_head_dim", 16},
+      {"qk_rope_head_dim", 8},
+      {"v_head_dim", 16}};
+  for (const auto& [field, most] : kWidths) {
+    const Json* value = json.find(field);
+    if (value != nullptr && value->is_int()) {
+      json.set(std::string(field), std::min(value->as_int(), most));
+    }
+  }
+}
+
 Status check_layers(const DummyOptions& options, int64_t layers) {
   return options.layers <= layers
              ? Status()
@@ -65,19 +88,19 @@ void set_dtype(Json& json, DType dtype) {
 }
 
 void drop_quantization(Json& json, DType dtype, const DummyOptions& options) {
-  if (json.as_object().erase("quantization_config")) {
+  if (json.as_object().erase("quantization_config") && !options.scheme) {
     NIBBLE_LOG(kInfo, "{}: quantization_config is left out, the weights are {}", options.config,
                dtype_name(dtype));
   }
 }
 
 bool is_coded(const DummyTensor& tensor) {
-  return tensor.content == DummyContent::kInt4Codes || tensor.content == DummyContent::kE2M1Codes ||
-         tensor.content == DummyContent::kE4M3Codes;
+  return tensor.content != DummyContent::kGaussian && weights_of_element(tensor.content) > 0 &&
+         tensor.content != DummyContent::kOnes;
 }
 
-// Dense models are written unquantized; mixtures of experts as their config says, unless a type is
-// asked for.
+// Dense models are written unquantized; mixtures of experts as their config says, unless a type or
+// a scheme is asked for.
 Result<DummyConfig> read_config(const DummyOptions& options) {
   DummyConfig out;
   NIBBLE_ASSIGN_OR_RETURN(const std::string text, read_file(options.config));
@@ -88,22 +111,32 @@ Result<DummyConfig> read_config(const DummyOptions& options) {
   if (options.layers > 0) {
     keep_layers(fields, options.layers);
   }
+  if (options.widths == DummyWidths::kTiny) {
+    make_narrow(fields);
+  }
   const bool experts = out.model.moe.experts > 0;
   NIBBLE_ASSIGN_OR_RETURN(const auto stored,
                           read_dtype_field(fields, JsonReader(fields, options.config)));
   out.dtype = options.dtype.value_or(stored.value_or(experts ? DType::kBF16 : DType::kF32));
-  if (options.dtype || !experts) {
+  if (options.dtype || options.scheme || !experts) {
     set_dtype(fields, out.dtype);
     drop_quantization(fields, out.dtype, options);
     drop_quantization(out.json, out.dtype, options);
   }
   const std::string edited = out.json.dump();
   NIBBLE_ASSIGN_OR_RETURN(out.model, parse_model_config({.text = edited, .path = options.config}));
-  NIBBLE_ASSIGN_OR_RETURN(
-      out.tensors, list_dummy_tensors(
-                       out.model, {.fields = fields, .where = options.config, .dtype = out.dtype}));
+  NIBBLE_ASSIGN_OR_RETURN(DummyList list,
+                          list_dummy_tensors(out.model, {.config = out.json,
+                                                         .fields = fields,
+                                                         .where = options.config,
+                                                         .dtype = out.dtype,
+                                                         .scheme = options.scheme}));
+  out.tensors = std::move(list.tensors);
   if (std::ranges::none_of(out.tensors, is_coded)) {  // dense layers of a model with coded experts
     drop_quantization(fields, out.dtype, options);
+  }
+  if (!list.quantization_config.is_null()) {  // at the top, as quantize writes it
+    out.json.set("quantization_config", std::move(list.quantization_config));
   }
   return out;
 }
@@ -137,18 +170,7 @@ int64_t parameters_of(const DummyTensor& tensor) {
   for (const int64_t size : tensor.shape) {
     elements *= size;
   }
-  switch (tensor.content) {
-    case DummyContent::kInt4Codes:
-      return elements * 8;
-    case DummyContent::kE2M1Codes:
-      return elements * 2;
-    case DummyContent::kOnes:
-    case DummyContent::kGaussian:
-    case DummyContent::kE4M3Codes:
-      return elements;
-    default:
-      return 0;  // scales and shapes
-  }
+  return elements * weights_of_element(tensor.content);
 }
 
 Status write_small_files(const DummyConfig& config, const std::string& folder) {

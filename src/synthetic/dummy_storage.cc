@@ -1,9 +1,15 @@
+#include <algorithm>
+#include <optional>
 #include <set>
 #include <utility>
 
 #include "arch/family.h"
 #include "arch/tensors.h"
+#include "checkpoint/dialect.h"
+#include "checkpoint/linear_slots.h"
 #include "checkpoint/quant_config.h"
+#include "checkpoint/quant_config_writer.h"
+#include "quantizer/rules.h"
 #include "synthetic/dummy_tensors.h"
 
 namespace nibble {
@@ -14,6 +20,41 @@ constexpr int64_t kMxGroup = 32;
 
 /// How linear layers are stored.
 enum class Storage : uint8_t { kPlain, kInt4Experts, kFp8Blocks, kMxfp4Experts };
+
+/// What a tensor of a quantized linear layer holds.
+DummyContent content_of(const TensorSlot& slot, WeightCode code, Dialect dialect) {
+  const bool quark = dialect == Dialect::kQuark;
+  if (slot.suffix == "weight_shape") {
+    return DummyContent::kShape;
+  }
+  const bool scale = slot.suffix.starts_with("weight_scale");
+  switch (code) {
+    case WeightCode::kInt4:
+      if (quark && scale) {
+        return slot.suffix == "weight_scale" ? DummyContent::kE4M3Scales
+                                             : DummyContent::kInt4OfFp8Scales;
+      }
+      return scale   ? DummyContent::kInt4Scales
+             : quark ? DummyContent::kInt4Signed
+                     : DummyContent::kInt4Codes;
+    case WeightCode::kInt8:
+      return scale                       ? DummyContent::kInt8Scales
+             : slot.dtype == DType::kI32 ? DummyContent::kInt8Offset
+                                         : DummyContent::kInt8Codes;
+    case WeightCode::kFp8E4M3:
+      return scale ? DummyContent::kE4M3Scales : DummyContent::kE4M3Codes;
+    case WeightCode::kFp4E2M1:
+      return scale ? DummyContent::kE8M0Scales : DummyContent::kE2M1Codes;
+    default:
+      return DummyContent::kGaussian;
+  }
+}
+
+/// Whether random tensors of this scheme make up weights: not where codes and zero points belong
+/// together, nor where a file beside the weights says how activations are rounded.
+bool can_make(const QuantScheme& scheme) {
+  return scheme.weight.zero_points == ZeroPoints::kNone && scheme.act != ActFormat::kIntBlocks;
+}
 
 bool is_linear(Role role) {
   return role != Role::kEmbedding && role != Role::kHead && role != Role::kRouter &&
@@ -26,18 +67,40 @@ class StoredLister final {
   StoredLister(const ModelConfig& model, const DummyStorage& options)
       : model_(model), options_(options) {}
 
-  Result<std::vector<DummyTensor>> list() {
-    NIBBLE_RETURN_IF_ERROR(read_storage());
+  Result<DummyList> list() {
+    NIBBLE_RETURN_IF_ERROR(options_.scheme ? use_scheme() : read_storage());
     for (const ModelTensor& tensor : list_tensors(model_)) {
       NIBBLE_RETURN_IF_ERROR(add(tensor));
     }
-    return std::move(tensors_);
+    DummyList list{.tensors = std::move(tensors_), .quantization_config = Json()};
+    if (!stored_.uses.empty()) {
+      std::ranges::sort(stored_.ignore);  // as names lie in a file
+      if (model_.tie_word_embeddings) {
+        stored_.ignore.emplace_back("lm_head");  // tied to the embedding, yet a Linear to loaders
+      }
+      NIBBLE_ASSIGN_OR_RETURN(list.quantization_config, stored_config_json(stored_));
+    }
+    return list;
   }
 
  private:
+  // What quantize writes has experts one by one.
   [[nodiscard]] bool fuses_experts() const {
     const auto& fused = model_.family->fused;
-    return fused.has_value() && fused->published;
+    return fused.has_value() && fused->published && !rules_;
+  }
+
+  Status use_scheme() {
+    const QuantScheme& scheme = *options_.scheme;
+    if (!can_make(scheme)) {
+      return make_error(StatusCode::kUnsupported,
+                        "--scheme {}: no random weights are made in it; quantize a checkpoint that "
+                        "--dtype bf16 makes",
+                        scheme.name);
+    }
+    NIBBLE_ASSIGN_OR_RETURN(rules_, RuleSet::create({.scheme = scheme}, options_.config));
+    stored_.dialect = default_dialect(scheme);
+    return {};
   }
 
   Status read_storage() {
@@ -83,8 +146,38 @@ class StoredLister final {
       case TensorKind::kMatrix:
         break;
     }
-    return of_a_routed_expert(tensor.role) && fuses_experts() ? add_fused(tensor)
-                                                              : add_matrix(tensor);
+    return rules_                                               ? add_by_rule(tensor)
+           : of_a_routed_expert(tensor.role) && fuses_experts() ? add_fused(tensor)
+                                                                : add_matrix(tensor);
+  }
+
+  // As the plan of `nibble quantize` has it.
+  Status add_by_rule(const ModelTensor& tensor) {
+    NIBBLE_ASSIGN_OR_RETURN(const Decision decision, rules_->decide(tensor.module));
+    const int64_t n = tensor.shape[0];
+    const int64_t k = tensor.shape[1];
+    if (!decision.scheme || !decision.scheme->weight.quantized()) {
+      if (kind_of(tensor.role) != ModuleKind::kEmbedding) {
+        stored_.ignore.push_back(tensor.module);
+      }
+      plain(tensor.name, tensor.shape);
+      return {};
+    }
+    const QuantScheme& scheme = *decision.scheme;
+    if (scheme.weight.scale_per == ScalePer::kGroup && k % scheme.weight.group_size != 0) {
+      return make_error(StatusCode::kUnsupported,
+                        "{}: {} input channels are no multiple of the group size {}", tensor.module,
+                        k, scheme.weight.group_size);
+    }
+    if (stored_.uses.empty()) {
+      stored_.uses.push_back({scheme, {}});
+    }
+    for (TensorSlot& slot : linear_slots(scheme, stored_.dialect, n, k)) {
+      const DummyContent content = content_of(slot, scheme.weight.code, stored_.dialect);
+      tensors_.push_back({fmt::format("{}.{}", tensor.module, slot.suffix), slot.dtype,
+                          std::move(slot.shape), content, n, k});
+    }
+    return {};
   }
 
   // All experts in one tensor, when the first of them comes: MXFP4 [e, rows, columns / 32, 16],
@@ -156,14 +249,15 @@ class StoredLister final {
   const DummyStorage& options_;
   Storage storage_ = Storage::kPlain;
   int64_t group_size_ = 0;
-  std::set<std::string> fused_;  // tensors of all experts that are listed
+  std::set<std::string> fused_;   // tensors of all experts that are listed
+  std::optional<RuleSet> rules_;  // of a scheme
+  StoredQuantization stored_;     // by those rules
   std::vector<DummyTensor> tensors_;
 };
 
 }  // namespace
 
-Result<std::vector<DummyTensor>> list_dummy_tensors(const ModelConfig& model,
-                                                    const DummyStorage& storage) {
+Result<DummyList> list_dummy_tensors(const ModelConfig& model, const DummyStorage& storage) {
   return StoredLister(model, storage).list();
 }
 

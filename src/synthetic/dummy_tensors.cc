@@ -24,6 +24,7 @@ constexpr int64_t kChunk = int64_t{64} << 10;  // elements of a thread's turn
 constexpr double kInt4Step = 2.07 / 7;
 constexpr double kE2M1Step = 2.07 / 4;
 constexpr double kE4M3Step = 4.0 / 448;
+constexpr double kInt8Step = 4.0 / 127;
 
 /// x with P(X < x) = p for the standard normal distribution, by Newton's method.
 double normal_quantile(double p) {
@@ -102,10 +103,34 @@ uint8_t int4_code(float value) {
 
 float unchanged(float value) { return value; }
 
+uint8_t int4_signed(float value) { return (int4_code(value) ^ 8) & 15; }
+
+/// Codes of 8 bits, picked by all 16.
+Table<uint8_t> code_table(double step, uint8_t (*encode)(float)) {
+  Table<uint8_t> table(kQuantiles);
+  for (size_t i = 0; i < table.size(); ++i) {
+    const double p = (static_cast<double>(i) + 0.5) / static_cast<double>(kQuantiles);
+    table[i] = encode(static_cast<float>(normal_quantile(p) / step));
+  }
+  return table;
+}
+
+uint8_t int8_code(float value) {
+  return static_cast<uint8_t>(static_cast<int8_t>(std::clamp(std::round(value), -127.0F, 127.0F)));
+}
+
+uint8_t int8_offset(float value) { return int8_code(value) ^ 0x80; }
+
 Table<uint8_t> byte_table(DummyContent content) {
   switch (content) {
     case DummyContent::kInt4Codes:
       return pair_table(kInt4Step, int4_code);
+    case DummyContent::kInt4Signed:
+      return pair_table(kInt4Step, int4_signed);
+    case DummyContent::kInt8Codes:
+      return code_table(kInt8Step, int8_code);
+    case DummyContent::kInt8Offset:
+      return code_table(kInt8Step, int8_offset);
     case DummyContent::kE2M1Codes:
       return pair_table(kE2M1Step, encode_e2m1);
     case DummyContent::kE8M0Scales: {
@@ -113,14 +138,8 @@ Table<uint8_t> byte_table(DummyContent content) {
       std::fill_n(table.begin(), kQuantiles / 4, encode_e8m0(0x1p-6F));
       return table;
     }
-    default: {  // kE4M3Codes
-      Table<uint8_t> table(kQuantiles);
-      for (size_t i = 0; i < table.size(); ++i) {
-        const double p = (static_cast<double>(i) + 0.5) / static_cast<double>(kQuantiles);
-        table[i] = encode_e4m3(static_cast<float>(normal_quantile(p) / kE4M3Step));
-      }
-      return table;
-    }
+    default:  // kE4M3Codes
+      return code_table(kE4M3Step, encode_e4m3);
   }
 }
 
@@ -131,6 +150,10 @@ Table<T> float_table(DummyContent content, T (*convert)(float)) {
       return Table<T>(kQuantiles, convert(1));
     case DummyContent::kInt4Scales:
       return scale_table(kDeviation * kInt4Step, convert);
+    case DummyContent::kInt4OfFp8Scales:
+      return scale_table(kInt4Step / kE4M3Step, convert);
+    case DummyContent::kInt8Scales:
+      return scale_table(kDeviation * kInt8Step, convert);
     case DummyContent::kE4M3Scales:
       return scale_table(kDeviation * kE4M3Step, convert);
     default:
@@ -157,8 +180,7 @@ class TensorGenerator final {
 
   Status write(const DummyTensor& tensor, int64_t bytes) {
     if (tensor.content == DummyContent::kShape) {
-      const int32_t shape[2] = {static_cast<int32_t>(tensor.n), static_cast<int32_t>(tensor.k)};
-      return writer_.write(tensor.name, std::as_bytes(std::span(shape)));
+      return write_shape(tensor);
     }
     switch (tensor.dtype) {
       case DType::kF32:
@@ -179,6 +201,15 @@ class TensorGenerator final {
 
  private:
   using Key = std::pair<DummyContent, DType>;
+
+  Status write_shape(const DummyTensor& tensor) {
+    const int64_t wide[2] = {tensor.n, tensor.k};
+    const int32_t narrow[2] = {static_cast<int32_t>(tensor.n), static_cast<int32_t>(tensor.k)};
+    const auto bytes = tensor.dtype == DType::kI64
+                           ? std::span<const std::byte>(std::as_bytes(std::span(wide)))
+                           : std::span<const std::byte>(std::as_bytes(std::span(narrow)));
+    return writer_.write(tensor.name, bytes);
+  }
 
   template <typename T>
   static const Table<T>& table(std::map<Key, Table<T>>& tables,
@@ -221,6 +252,25 @@ class TensorGenerator final {
 };
 
 }  // namespace
+
+int64_t weights_of_element(DummyContent content) {
+  switch (content) {
+    case DummyContent::kInt4Codes:
+    case DummyContent::kInt4Signed:
+      return 8;
+    case DummyContent::kInt8Offset:
+      return 4;
+    case DummyContent::kE2M1Codes:
+      return 2;
+    case DummyContent::kOnes:
+    case DummyContent::kGaussian:
+    case DummyContent::kInt8Codes:
+    case DummyContent::kE4M3Codes:
+      return 1;
+    default:
+      return 0;
+  }
+}
 
 Status write_dummy_tensors(const std::vector<DummyTensor>& tensors,
                            const DummyWriteOptions& options,

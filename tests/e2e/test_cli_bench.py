@@ -237,7 +237,7 @@ def test_bench_without_a_model_or_a_subcommand(tmp_path):
 
 CEILINGS = {"read_gbps", "amx_int8_tops", "amx_bf16_tops", "vnni_int8_tops"}
 KERNEL = {"name", "scheme", "isa", "m", "n", "k", "us", "input_us", "gbps", "tops",
-          "roofline_percent", "roofline_percent_p25", "roofline_percent_p75"}
+          "roofline_percent", "roofline_percent_p25", "roofline_percent_p75", "speed"}
 
 
 def test_bench_kernels_json():
@@ -251,7 +251,7 @@ def test_bench_kernels_json():
         assert set(row) == KERNEL
         assert (row["scheme"], row["n"], row["k"]) == ("w8a8_int8", 4096, 4096)
         assert row["name"].startswith("gemm_w8a8_int8") and row["isa"] in row["name"]
-        assert 0 < row["input_us"] < row["us"]
+        assert 0 < row["input_us"] < row["us"] and row["speed"] == 1
         assert (0 < row["roofline_percent_p25"] <= row["roofline_percent"]
                 <= row["roofline_percent_p75"])
         operations = 2 * row["m"] * 4096 * 4096
@@ -260,6 +260,17 @@ def test_bench_kernels_json():
     # A product of one row is bound by reading, at a bandwidth measured again beside it.
     one, read = value["kernels"][0], value["ceilings"]["read_gbps"]
     assert 1 / 4 < one["roofline_percent"] / (100 * one["gbps"] / read) < 4
+
+
+def test_bench_kernels_in_turns():
+    rows = json_of("bench", "kernels", "--scheme", "w4a8,w4ax,w8a16_channel", "--a4-share", 0.5, "--m",
+                   "1,7", "--n", 512, "--k", 1024, timeout=300)["kernels"]
+    assert [(row["scheme"], row["m"]) for row in rows] == \
+        [(scheme, m) for m in (1, 7) for scheme in ("w4a8", "w4ax", "w8a16_channel")]
+    for first, *others in (rows[:3], rows[3:]):
+        assert first["speed"] == 1
+        for row in others:  # medians of ratios beside the ratio of medians
+            assert 1 / 3 < row["speed"] * row["us"] / first["us"] < 3
 
 
 def test_bench_kernels_table():

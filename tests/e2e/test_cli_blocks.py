@@ -1,8 +1,18 @@
 """`nibble quantize` to schemes whose activations are in blocks of 4 and of 8 bits."""
 
 import json
+import os
+import pathlib
+import sys
 
-from cli_tools import INVALID, UNSUPPORTED, Model, fails, json_of, succeeds
+import pytest
+
+from cli_tools import INVALID, ROOT, UNSUPPORTED, Model, fails, json_of, succeeds
+
+sys.path.insert(0, str(ROOT / "tests/interop"))
+import fmpq_files  # noqa: E402  (the independent reader)
+
+SHARED = pathlib.Path(os.environ.get("NIBBLE_SHARED", ROOT.parent / "shared"))
 
 MODEL = "models/storyteller"
 TEXT = "tests/data/text/the_black_cat.txt"
@@ -91,3 +101,42 @@ def test_refusals_say_what_to_do(tmp_path):
           arguments=["quantize", model.folder, out, "--scheme", "w4ax", *CALIBRATION[:4],
                      "--calibration-length", "60"])
     assert not out.exists()
+
+
+@pytest.mark.parametrize("family", ["storyteller-oss", "storyteller-moe"])
+def test_experts_have_one_order_for_up_and_each_its_own_for_down(tmp_path, family):
+    model = SHARED / "data/models" / family
+    if not model.exists():
+        pytest.skip(f"no {family} in the shared data; set NIBBLE_SHARED to its folder")
+    base = perplexity(model)
+    for name, more in (("fold", []), ("gather", ["--permute", "gather"])):
+        out = tmp_path / name
+        report = json_of("quantize", model, out, *SCHEME, *CALIBRATION, *more)
+        sidecar = fmpq_files.read(out)  # by the page in docs alone
+        assert sidecar["nibble_fmpq"] == 2
+        share = fmpq_files.share_of_4_bits(out, sidecar)
+        assert abs(share - report["blocks"]["a4_share"]) < 1e-9
+        assert abs(share - sidecar["a4_share"]) < 1e-9 and 0.84 <= share < 0.86
+        config = json.loads((model / "config.json").read_text())
+        experts = config.get("n_routed_experts") or config["num_local_experts"]
+        ups = [site for site in sidecar["sites"] if "gate_proj" in site["modules"][0]]
+        downs = [site for site in sidecar["sites"] if "down_proj" in site["modules"][0]]
+        layers = config["num_hidden_layers"] - config.get("first_k_dense_replace", 0)
+        assert len(ups) == layers and len(downs) == layers * experts
+        assert all(len(site["modules"]) == 2 * experts and
+                   abs(site["rows"] - config["num_experts_per_tok"] / experts) < 1e-9 for site in ups)
+        assert abs(sum(site["rows"] for site in downs) -
+                   layers * config["num_experts_per_tok"]) < 1e-9
+        orders = {tuple(site["columns"]) for site in downs}
+        assert len(orders) == (len(downs) if name == "gather" else 1)
+        assert base < perplexity(out) < 1.2 * base
+        assert perplexity(out, "--ignore-fmpq") < perplexity(out)
+
+
+def test_experts_in_two_schemes_are_refused(tmp_path):
+    model = SHARED / "data/models/storyteller-oss"
+    if not model.exists():
+        pytest.skip("no storyteller-oss in the shared data; set NIBBLE_SHARED to its folder")
+    fails(INVALID, "experts", "must be stored alike",
+          arguments=["quantize", model, tmp_path / "out", *SCHEME, *CALIBRATION, "--rule",
+                     "*layers.2*experts.3.down_proj=keep"])

@@ -1,6 +1,7 @@
 """nibble calibrate-kv, and what commands do with its file."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -134,3 +135,42 @@ def test_quantize_makes_one_of_the_output(model, tmp_path):
     (out / "nibble_kv.json").unlink()
     succeeds(*command)  # the weights are there already
     assert (out / "nibble_kv.json").read_text() == sidecar
+
+
+def outside(model, *more):
+    """What the log says of numbers outside of ranges while a prompt of known length is read."""
+    run = succeeds("generate", model, "--prompt", "Once upon a time there was a cat", "--max-tokens", 3,
+                   "--kv-cache-dtype", "int4_static", "--device", "cpu", "--json", *more)
+    counts = [int(number) for number in re.findall(
+        r"(\d+) keys and values so far lay far outside of the int4_static", run.stderr)]
+    return json.loads(run.stdout), counts
+
+
+def narrowed(by):
+    def change(sidecar):
+        for layer in sidecar["layers"]:
+            for half in (layer["keys"], layer["values"]):
+                half["ranges"]["step"] = [step / by for step in half["ranges"]["step"]]
+    return change
+
+
+def test_numbers_far_outside_of_static_ranges_are_counted_and_warned_of(model):
+    edit(model, narrowed(0.01))  # wide enough for anything
+    assert outside(model)[1] == []
+    edit(model, narrowed(1e8))  # for nothing
+    answer, counts = outside(model)
+    numbers = answer["prompt_tokens"] * 2 * 128  # of keys and values of a layer
+    assert counts[0] == numbers  # the first layer's
+    assert counts == sorted(counts) and len(counts) >= 2
+    for before, after in zip(counts, counts[1:]):  # a power of ten lies between two warnings
+        assert len(str(after)) > len(str(before))
+    assert counts[-1] <= 8 * (answer["prompt_tokens"] + 3) * 2 * 128
+
+
+def test_a_few_numbers_outside_are_counted_alone(model):
+    def change(sidecar):  # one channel of one head of one layer
+        sidecar["layers"][2]["values"]["ranges"]["step"][5] /= 1e8
+    edit(model, narrowed(0.01))
+    edit(model, change)
+    answer, counts = outside(model)
+    assert counts[0] == answer["prompt_tokens"]

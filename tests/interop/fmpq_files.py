@@ -10,7 +10,7 @@ import pathlib
 import struct
 import sys
 
-NAME, TENSORS, FIELD, VERSION = "nibble_fmpq.json", "nibble_fmpq.safetensors", "nibble_fmpq", 1
+NAME, TENSORS, FIELD, VERSIONS = "nibble_fmpq.json", "nibble_fmpq.safetensors", "nibble_fmpq", (1, 2)
 MASK = (1 << 64) - 1
 P1, P2, P3, P4, P5 = (11400714785074694791, 14029467366897019727, 1609587929392839161,
                       9650029242287828579, 2870177450012600261)
@@ -100,7 +100,7 @@ def read(model):
     """The sidecar with `bits` and `columns` of every site as lists; raises ValueError for a bad one."""
     model = pathlib.Path(model)
     sidecar = json.loads((model / NAME).read_text())
-    if sidecar["nibble_fmpq"] != VERSION:
+    if sidecar["nibble_fmpq"] not in VERSIONS:
         raise ValueError(f"version {sidecar['nibble_fmpq']}")
     if sidecar["form"] not in ("block", "class") or sidecar["block"] not in (32, 64, 128):
         raise ValueError("form or block")
@@ -116,6 +116,8 @@ def read(model):
         k, block = site["inputs"], sidecar["block"]
         if k % block or not 0 < site["clip"] <= 1:
             raise ValueError(f"sites[{i}]: inputs or clip")
+        if not 0 <= site.get("rows", 1) <= 1 or "rows" in site and sidecar["nibble_fmpq"] == 1:
+            raise ValueError(f"sites[{i}]: rows")
         site["bits"] = numbers(f"sites.{i}.bits", "U8", k // block)
         if set(site["bits"]) - {4, 8}:
             raise ValueError(f"sites[{i}]: bits")
@@ -138,6 +140,16 @@ def read(model):
     return sidecar
 
 
+def share_of_4_bits(model, sidecar):
+    """What `a4_share` says: multiply-adds with 4-bit activations, of all with these sites."""
+    files = {name: shape for path in {path for path, _, _ in weight_files(pathlib.Path(model)).values()}
+             for name, (_, shape, _, _) in header(path).items()}
+    work = [(sum(files[module + ".weight_packed"][0] for module in site["modules"])
+             * site["inputs"] * site.get("rows", 1), site["bits"].count(4) / len(site["bits"]))
+            for site in sidecar["sites"]]
+    return sum(all_of * four for all_of, four in work) / sum(all_of for all_of, _ in work)
+
+
 def write(model, sidecar):
     """Writes what read() gives, with a digest of the model's weights."""
     model = pathlib.Path(model)
@@ -157,7 +169,7 @@ def write(model, sidecar):
                        for site in sidecar["sites"]]
     (model / NAME).write_text(json.dumps(stored))
     config = json.loads((model / "config.json").read_text())
-    config[FIELD] = {"version": VERSION, "file": NAME}
+    config[FIELD] = {"version": sidecar["nibble_fmpq"], "file": NAME}
     (model / "config.json").write_text(json.dumps(config))
 
 

@@ -29,7 +29,7 @@ Status read_router(const JsonReader& reader, RouterForm& router) {
 }
 
 // The square of YaRN's factor on all numbers of queries and keys, of which cos and sin do not show
-// what both share (mscale / mscale_all_dim).
+// what both share (mscale / mscale_all_dim). The field was checked with the others of the rotation.
 Result<double> read_score_factor(const Json& json,
                                  const JsonReader& reader,
                                  const RopeConfig& rope) {
@@ -40,12 +40,6 @@ Result<double> read_score_factor(const Json& json,
     if (const Json* fields = json.find(key); fields != nullptr && fields->is_object()) {
       const JsonReader nested(*fields, reader.where() + ": field " + key);
       NIBBLE_ASSIGN_OR_RETURN(const double all, nested.optional_double("mscale_all_dim", 0.0));
-      if (!(all >= 0.0 && all <= 100.0)) {
-        return make_error(StatusCode::kCorrupt,
-                          "{}: field mscale_all_dim: {} is not between 0 and "
-                          "100",
-                          nested.where(), all);
-      }
       const double factor = all == 0.0 ? 1.0 : 0.1 * all * std::log(rope.factor) + 1.0;
       return factor * factor;
     }
@@ -69,6 +63,13 @@ Status read_latent(const Json& json, const JsonReader& reader, ModelConfig& conf
                       "v_head_dim {}: all must be above 0, and the rotated part even",
                       reader.where(), latent.kv_rank, latent.nope_dim, latent.rope_dim,
                       latent.value_dim);
+  }
+  if (latent.value_dim > latent.kv_rank) {
+    return make_error(
+        StatusCode::kCorrupt,
+        "{}: field v_head_dim: {} is above kv_lora_rank {}, the numbers that a head's "
+        "values are made of; take both from the published config.json",
+        reader.where(), latent.value_dim, latent.kv_rank);
   }
   NIBBLE_ASSIGN_OR_RETURN(const bool bias, reader.optional_bool("attention_bias", false));
   if (bias) {

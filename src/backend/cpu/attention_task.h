@@ -12,6 +12,9 @@ constexpr int64_t kKeyBlock = 64;     // keys of one step of the online softmax
 constexpr int64_t kKeyChunk = 512;    // keys that are packed at a time for many query rows
 constexpr int64_t kDotBlock = 32;     // elements of a product that are summed before the total
 constexpr int64_t kKeyPiece = 2048;   // keys after which the sums of a row start afresh
+// The same of latent attention, where a token has one head's row alone: a piece is what a thread
+// takes of it.
+constexpr int64_t kLatentPiece = 256;
 
 /// Activations: F32 or BF16 numbers. Strides and offsets count numbers.
 enum class Element : uint8_t { kF32, kBf16 };
@@ -24,6 +27,9 @@ struct ConstNumbers {
   Element type = Element::kF32;
 };
 
+constexpr int64_t kBf16Code = 1;    // KvCode::kBf16
+constexpr int64_t kInt8Code = 2;    // KvCode::kInt8
+constexpr int64_t kInt4Code = 3;    // KvCode::kInt4
 constexpr int64_t kPageCode = 5;    // KvCode::kInt4Page
 constexpr int64_t kStaticCode = 6;  // KvCode::kInt4Static
 
@@ -47,6 +53,9 @@ struct KvLayout {
   int64_t row_bytes = 0;
   int64_t row_params = 0;  // f32 numbers that kernels read of a row; widened rows have none
   int64_t head_dim = 0;
+  int64_t value_dim = 0;     // numbers of a result that mean something
+  int64_t latent_rank = 0;   // KvView
+  int64_t latent_group = 0;  // numbers of the latent that share parameters
   // Keys that have no codes yet, BF16 [page][head][page_size][head_dim]; null: there are none.
   const uint8_t* residual = nullptr;
   int64_t residual_page_bytes = 0;
@@ -77,8 +86,9 @@ struct AttentionTask {
   const int32_t* residual_list = nullptr;  // the same of kv.residual
   int64_t residual_from = INT64_MAX;       // keys from here on are read there
   float* scratch = nullptr;                // kAttentionScratch floats, 64-byte aligned
-  // Null: all keys, results to out. Else only the keys of one piece (kKeyPiece keys from a multiple
-  // of kKeyPiece on), whose sums go here: attention_states_floats(), not for F32 caches.
+  int64_t piece_keys = kKeyPiece;          // of a piece, from a multiple of as many on
+  // Null: all keys, results to out. Else only the keys of one piece, whose sums go here:
+  // attention_states_floats(), not for F32 caches.
   float* partial = nullptr;
   int64_t piece = 0;
 };

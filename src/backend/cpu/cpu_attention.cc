@@ -14,50 +14,10 @@
 
 namespace nibble::cpu {
 
-KvLayout layout_of(const KvView& kv) {
-  static_assert(static_cast<int>(KvCode::kF32) == 0 && static_cast<int>(KvCode::kBf16) == 1 &&
-                static_cast<int>(KvCode::kInt8) == 2 && static_cast<int>(KvCode::kInt4) == 3 &&
-                static_cast<int>(KvCode::kFp8) == 4 &&
-                static_cast<int>(KvCode::kInt4Page) == kPageCode &&
-                static_cast<int>(KvCode::kInt4Static) == kStaticCode);
-  CHECK_EQ(kv.head_dim % 8, 0);
-  CHECK_LE(kv.head_dim, kMaxHeadDim);
-  KvLayout layout;
-  layout.pages = reinterpret_cast<uint8_t*>(kv.pages);
-  layout.code = static_cast<int64_t>(kv.code);
-  const KvParameters per = kv_format(kv.code).per;
-  const bool own = per == KvParameters::kNone || per == KvParameters::kPerTokenHead;
-  CHECK_EQ(per == KvParameters::kPerChannel,
-           kv.basis.key_step != nullptr && kv.basis.value_step != nullptr);
-  layout.kernel = own ? layout.code : static_cast<int64_t>(KvCode::kBf16);
-  layout.page_size = kv.page_size;
-  layout.page_bytes = kv.page_bytes();
-  layout.head_bytes = kv.head_bytes();
-  layout.row_bytes = kv_row_bytes(kv.code, kv.head_dim);
-  layout.row_params = kv_row_params(kv.code);
-  layout.head_dim = kv.head_dim;
-  layout.keys = {.sets = kv.params_offset(), .set_bytes = 4 * layout.row_params};
-  layout.values = layout.keys;
-  if (!kv.latent) {
-    layout.values.rows += kv.key_bytes();
-    layout.values.sets += kv.key_bytes();
-  }
-  if (kv_has_residual(kv.code)) {
-    CHECK_EQ(kv.page_size % kChannelTokens, 0);
-    CHECK(kv.residual != nullptr);
-    layout.keys.set_bytes = 2 * int64_t{kv_format(kv.code).parameters} * kv.head_dim;
-    layout.keys.set_tokens = kChannelTokens;
-    layout.values.set_bytes = 2 * int64_t{kv_format(kv.code).parameters};
-    layout.residual = reinterpret_cast<const uint8_t*>(kv.residual);
-    layout.residual_page_bytes = kv.residual_page_bytes();
-  }
-  return layout;
-}
-
 namespace {
 
 constexpr int64_t kRotationRows = 4096;  // rows of a batch whose rotations are kept
-constexpr int64_t kPartialFloats = int64_t{4} << 20;
+constexpr int64_t kPartialFloats = int64_t{16} << 20;
 constexpr int64_t kTasksPerThread = 4;  // so many let threads end at about the same time
 constexpr int64_t kFewestRows = 16;     // rows of a task when there are not enough tasks
 
@@ -106,17 +66,17 @@ TokenBlock find_block(std::span<const SequenceSpan> sequences, const Cut& cut, i
   return {};
 }
 
-/// Pieces of kKeyPiece keys that a sequence's new tokens see.
+/// Pieces of the keys that a sequence's new tokens see.
 struct PieceRange {
   int64_t first;
   int64_t count;
 };
 
-PieceRange pieces_of(const SequenceSpan& sequence, int64_t window) {
+PieceRange pieces_of(const SequenceSpan& sequence, int64_t window, int64_t piece_keys) {
   const int64_t oldest = sequence.kv_len - sequence.q_len;
   const int64_t key = window > 0 ? std::max<int64_t>(0, oldest - window + 1) : 0;
-  const int64_t first = key / kKeyPiece;
-  return {first, (sequence.kv_len + kKeyPiece - 1) / kKeyPiece - first};
+  const int64_t first = key / piece_keys;
+  return {first, (sequence.kv_len + piece_keys - 1) / piece_keys - first};
 }
 
 }  // namespace
@@ -132,8 +92,18 @@ Status CpuAttention::allocate_scratch() {
   return allocate(rotated_places_, kRotationRows * static_cast<int64_t>(sizeof(RotatedPlace)));
 }
 
+int64_t CpuAttention::latent_bytes(const StepLimits& limits, int64_t threads) {
+  if (limits.latent_heads == 0) {
+    return 0;
+  }
+  // Of each thread a block of keys and its rows' queries, sums and those of earlier pieces.
+  const int64_t rows = std::min(kQueryRows, limits.rows * limits.latent_heads);
+  const int64_t floats = (2 * kKeyChunk + 4 * rows) * limits.latent_row;
+  return 4 * (threads * std::min(floats, kAttentionScratch) + kPartialFloats);
+}
+
 void CpuAttention::rope_append_kv(const RopeAppendArgs& args) {
-  CHECK_MSG(!args.kv.latent, "rows of latent attention are appended by append_latent()");
+  CHECK_MSG(!args.kv.latent(), "rows of latent attention are appended by append_latent()");
   const KvWriter writer(kernels_, args.kv, layout_of(args.kv));
   select_rotation(args);
   pool_.parallel_for(count_blocks(args.sequences, {}), [&](int64_t index, int) {
@@ -273,24 +243,31 @@ void CpuAttention::rope_append_token(const RopeAppendArgs& args,
 /// How a step's attention falls into tasks. The results do not depend on it.
 struct CpuAttention::Plan {
   KvLayout layout;
-  int64_t group = 0;
-  Cut cut;             // of tokens into tasks
-  int64_t pieces = 0;  // tasks per block of tokens and KV head, in each its own piece; 0: one task
+  int64_t heads = 0;  // shares of the query heads: those of one KV head, or a part of them
+  int64_t group = 0;  // query heads of a share
+  Cut cut;            // of tokens into tasks
+  int64_t piece_keys = kKeyPiece;
+  int64_t pieces = 0;  // tasks per block of tokens and share, in each its own piece; 0: one task
   int64_t blocks = 0;  // of tokens
 
-  /// All keys of a block of tokens and one KV head; `index` < blocks * kv_heads.
+  [[nodiscard]] int64_t tasks() const { return blocks * heads; }
+  [[nodiscard]] int64_t state_floats() const {
+    return attention_states_floats(cut.unit * group, layout.head_dim);
+  }
+  /// All keys of a block of tokens and one share; `index` < tasks().
   [[nodiscard]] AttentionTask task(const AttentionArgs& args, int64_t index, float* scratch) const;
 };
 
 AttentionTask CpuAttention::Plan::task(const AttentionArgs& args,
                                        int64_t index,
                                        float* scratch) const {
-  const int64_t kv_head = index % args.kv.kv_heads;
-  const TokenBlock block = find_block(args.sequences, cut, index / args.kv.kv_heads);
+  const int64_t share = index % heads;
+  const int64_t kv_head = share / (heads / args.kv.kv_heads);
+  const TokenBlock block = find_block(args.sequences, cut, index / heads);
   const auto s = static_cast<size_t>(block.sequence);
   const SequenceSpan& sequence = args.sequences[s];
   const int64_t row = sequence.q_begin + block.first_token;
-  const int64_t offset = kv_head * group * layout.head_dim;
+  const int64_t offset = share * group * layout.head_dim;
   AttentionTask task;
   task.q = numbers_of(args.q.at(row * args.q_stride + offset));
   task.q_stride = args.q_stride;
@@ -300,7 +277,7 @@ AttentionTask CpuAttention::Plan::task(const AttentionArgs& args,
   task.group = group;
   task.scale = args.scale * args.kv.scales.k;
   task.value_scale = args.kv.scales.v;
-  task.sinks = args.sinks == nullptr ? nullptr : args.sinks + kv_head * group;
+  task.sinks = args.sinks == nullptr ? nullptr : args.sinks + share * group;
   task.window = args.sliding_window;
   task.turn_back = args.kv.basis.turns_values ? inverse_hadamard : nullptr;
   const float* mean = args.kv.basis.value_mean;
@@ -317,6 +294,7 @@ AttentionTask CpuAttention::Plan::task(const AttentionArgs& args,
     task.residual_from = task.first_position / kChannelTokens * kChannelTokens;
   }
   task.scratch = scratch;
+  task.piece_keys = piece_keys;
   return task;
 }
 
@@ -326,7 +304,9 @@ CpuAttention::Plan CpuAttention::plan_of(const AttentionArgs& args) const {
         (args.kv.basis.key_mean == nullptr && args.kv.basis.value_mean == nullptr));
   Plan plan;
   plan.layout = layout_of(args.kv);
+  plan.heads = args.kv.kv_heads;
   plan.group = args.heads / args.kv.kv_heads;
+  plan.piece_keys = args.kv.latent() ? kLatentPiece : kKeyPiece;
   CHECK_LE(plan.group, kQueryRows);
   const int64_t wanted = kTasksPerThread * pool_.threads();
   for (int64_t rows = kernels_.attention_rows;; rows /= 2) {
@@ -336,23 +316,31 @@ CpuAttention::Plan CpuAttention::plan_of(const AttentionArgs& args) const {
       plan.cut = {.unit = static_cast<int64_t>(std::bit_floor(unit)), .at_multiples = true};
     }
     plan.blocks = count_blocks(args.sequences, plan.cut);
-    if (rows <= kFewestRows || plan.blocks * args.kv.kv_heads >= wanted) {
+    if (rows <= kFewestRows || plan.tasks() >= wanted) {
       break;
     }
   }
-  const int64_t tasks = plan.blocks * args.kv.kv_heads;
-  if (args.kv.code == KvCode::kF32 || pool_.threads() == 1 || tasks >= wanted) {
-    return plan;
-  }
-  int64_t pieces = 0;
-  for (const SequenceSpan& sequence : args.sequences) {
-    pieces = std::max(pieces, pieces_of(sequence, args.sliding_window).count);
-  }
-  const int64_t floats = attention_states_floats(plan.cut.unit * plan.group, args.kv.head_dim);
-  if (pieces > 1 && tasks * pieces * floats <= kPartialFloats) {
-    plan.pieces = pieces;
+  if (args.kv.code != KvCode::kF32 && pool_.threads() > 1 && plan.tasks() < wanted) {
+    cut_keys(args, plan);
   }
   return plan;
+}
+
+/// Makes pieces of the keys tasks of their own, and of a latent, whose rows all heads share, parts
+/// of the heads where these are still too few.
+void CpuAttention::cut_keys(const AttentionArgs& args, Plan& plan) const {
+  int64_t pieces = 0;
+  for (const SequenceSpan& sequence : args.sequences) {
+    pieces = std::max(pieces, pieces_of(sequence, args.sliding_window, plan.piece_keys).count);
+  }
+  if (pieces > 1 && plan.tasks() * pieces * plan.state_floats() <= kPartialFloats) {
+    plan.pieces = pieces;
+  }
+  while (args.kv.latent() && plan.tasks() * pieces < pool_.threads() && plan.group % 2 == 0 &&
+         plan.cut.unit * plan.group >= 2 * kFewestRows) {
+    plan.heads *= 2;
+    plan.group /= 2;
+  }
 }
 
 void CpuAttention::attention(const AttentionArgs& args) {
@@ -361,7 +349,7 @@ void CpuAttention::attention(const AttentionArgs& args) {
     run_pieces(args, plan);
     return;
   }
-  const int64_t tasks = plan.blocks * args.kv.kv_heads;
+  const int64_t tasks = plan.tasks();
   pool_.parallel_for(tasks, [&](int64_t index, int thread) {
     // The last tokens of a sequence see most keys: they begin.
     float* scratch = scratch_.as<float>().data() + thread * kAttentionScratch;
@@ -371,12 +359,12 @@ void CpuAttention::attention(const AttentionArgs& args) {
 
 /// Each piece of the keys as a task of its own; then their sums are merged in order.
 void CpuAttention::run_pieces(const AttentionArgs& args, const Plan& plan) {
-  const int64_t tasks = plan.blocks * args.kv.kv_heads;
-  const int64_t floats = attention_states_floats(plan.cut.unit * plan.group, args.kv.head_dim);
+  const int64_t tasks = plan.tasks();
+  const int64_t floats = plan.state_floats();
   const auto pieces_for = [&](const AttentionTask& task) {  // those that its tokens see
     const auto tokens = static_cast<int32_t>(task.tokens);
     const auto end = static_cast<int32_t>(task.first_position) + tokens;
-    return pieces_of({.q_len = tokens, .kv_len = end}, args.sliding_window);
+    return pieces_of({.q_len = tokens, .kv_len = end}, args.sliding_window, plan.piece_keys);
   };
   pool_.parallel_for(tasks * plan.pieces, [&](int64_t index, int thread) {
     float* scratch = scratch_.as<float>().data() + thread * kAttentionScratch;

@@ -4,6 +4,7 @@
 
 #include "backend/cpu/kernel_table.h"
 #include "backend/cpu/kv_writer.h"
+#include "backend/step.h"
 #include "base/thread_pool.h"
 #include "core/buffer.h"
 #include "ops/attention.h"
@@ -17,6 +18,8 @@ class CpuAttention final {
   CpuAttention(const KernelTable& kernels, ThreadPool& pool) : kernels_(kernels), pool_(pool) {}
 
   Status allocate_scratch();
+  /// What latent attention touches of it in steps of these sizes; 0 without.
+  [[nodiscard]] static int64_t latent_bytes(const StepLimits& limits, int64_t threads);
 
   void rope_append_kv(const RopeAppendArgs& args);
   void attention(const AttentionArgs& args);
@@ -39,6 +42,7 @@ class CpuAttention final {
                            int64_t token,
                            float* spare);
   [[nodiscard]] Plan plan_of(const AttentionArgs& args) const;
+  void cut_keys(const AttentionArgs& args, Plan& plan) const;
   void run_pieces(const AttentionArgs& args, const Plan& plan);
 
   const KernelTable& kernels_;

@@ -7,9 +7,11 @@
 #include "backend/backend.h"
 #include "backend/cpu/cpu_attention.h"
 #include "backend/cpu/cpu_experts.h"
+#include "backend/cpu/cpu_heads.h"
 #include "backend/cpu/cpu_step.h"
 #include "backend/cpu/cpu_table.h"
 #include "backend/cpu/isa.h"
+#include "backend/cpu/kv_rows.h"
 #include "backend/cpu/registry.h"
 #include "backend/kernel_choice.h"
 #include "base/log.h"
@@ -44,14 +46,15 @@ class CpuBackend final : public Backend {
   [[nodiscard]] std::string_view name() const override { return name_; }
   [[nodiscard]] int threads() const override { return pool_.threads(); }
 
-  [[nodiscard]] Status check_kv(const KvView& shape, int64_t /*heads*/) const override {
-    if (kv_has_residual(shape.code) && shape.page_size % kChannelTokens != 0) {
-      return make_error(StatusCode::kInvalidArgument,
-                        "a cache in {} has pages of whole groups of {} tokens, not of {}; choose "
-                        "--block-size {}",
-                        kv_code_name(shape.code), kChannelTokens, shape.page_size, kChannelTokens);
-    }
-    return {};
+  [[nodiscard]] Status check_kv(const KvView& shape, int64_t heads) const override {
+    return cpu::check_kv(shape, heads);
+  }
+
+  [[nodiscard]] int64_t step_bytes(const StepLimits& limits) const override {
+    return CpuAttention::latent_bytes(limits, pool_.threads()) +
+           (limits.latent_heads == 0
+                ? 0
+                : CpuHeads::workspace_bytes(limits.latent_heads, limits.latent_row, limits.rows));
   }
 
   [[nodiscard]] Status check_gemm(const WeightFormat& format,
@@ -78,13 +81,24 @@ class CpuBackend final : public Backend {
         {.parts = parts, .problem = problem, .act = act, .max_m = max_m}, products_);
   }
 
+  Result<std::unique_ptr<PreparedHeads>> prepare_heads(std::span<const QuantView> heads,
+                                                       const ActSpec& act,
+                                                       int64_t max_m) override {
+    NIBBLE_ASSIGN_OR_RETURN(const TiledProduct* product,
+                            tiled_product(heads.front(), heads.front().n, act));
+    return CpuHeads::create({.heads = heads, .act = act, .max_m = max_m}, *product, products_);
+  }
+
   Result<std::unique_ptr<PreparedExperts>> prepare_experts(const ExpertsRequest& request) override {
     NIBBLE_RETURN_IF_ERROR(check_experts(request));
     const ExpertsRequest::Expert& first = request.experts.front();
     NIBBLE_ASSIGN_OR_RETURN(const TiledProduct* gate_up,
                             tiled_product(first.gate, 2 * first.gate.n, request.form.act));
     NIBBLE_ASSIGN_OR_RETURN(const TiledProduct* down,
-                            tiled_product(first.down, first.down.n, request.form.down_act));
+                            tiled_product(first.down, first.down.n, request.form.down_act_of(0)));
+    for (size_t i = 0; i < request.form.down_acts.size(); ++i) {
+      NIBBLE_RETURN_IF_ERROR(check_spec(request.experts[i].down, request.form.down_acts[i]));
+    }
     const ActFormat act = request.between == DType::kBF16 ? ActFormat::kBf16 : ActFormat::kFloat;
     NIBBLE_ASSIGN_OR_RETURN(auto router, prepare_gemm({&request.router, 1}, act, request.max_m));
     return CpuExperts::create(request,
@@ -115,7 +129,7 @@ class CpuBackend final : public Backend {
   }
 
  private:
-  /// The product that a matrix of an expert takes.
+  /// The product that a matrix of an expert, or of a head, takes.
   Result<const TiledProduct*> tiled_product(const QuantView& weight,
                                             int64_t n,
                                             const ActSpec& act) {

@@ -47,9 +47,10 @@ Status ExpertWorkspace::reserve(const Sizes& sizes) {
   return grow(sums_, sizes.rows * 4);
 }
 
-void ExpertWorkspace::count(const ExpertSlots& slots, int64_t rows) {
-  ExpertCounts run{.runs = 1, .active = std::ssize(slots.active()), .slots = rows * slots.top_k()};
+void ExpertWorkspace::count(const ExpertSlots& slots) {
+  ExpertCounts run{.runs = 1, .active = std::ssize(slots.active())};
   for (const ExpertRows& of_expert : slots.active()) {
+    run.slots += of_expert.count;
     run.rows_max = std::max(run.rows_max, of_expert.count);
   }
   counts_ += run;
@@ -60,6 +61,7 @@ CpuExperts::CpuExperts(const ExpertsRequest& request,
                        const GemmDevice& device,
                        ExpertWorkspace& memory)
     : form_(request.form),
+      all_experts_(request.router.n),
       between_(request.between),
       router_(std::move(router)),
       router_bias_(copy(request.router_bias)),
@@ -68,7 +70,9 @@ CpuExperts::CpuExperts(const ExpertsRequest& request,
       workspace_(device.workspace),
       memory_(memory),
       max_rows_(rows_at_a_time(request)),
-      slots_(max_rows_, std::ssize(request.experts), request.form.top_k) {
+      slots_(max_rows_,
+             {.first = request.first_expert, .count = std::ssize(request.experts)},
+             request.form.top_k) {
   gate_up_.bias = copy(request.gate_up_bias);
   down_.bias = copy(request.down_bias);
 }
@@ -92,21 +96,21 @@ Status CpuExperts::pack(Side& side,
                         ExpertPart part,
                         const TiledProduct& product,
                         const GemmDevice& device) {
-  const ActSpec& act = part == ExpertPart::kGateUp ? form_.act : form_.down_act;
+  const bool down = part == ExpertPart::kDown;
+  const ActSpec& first = down ? form_.down_act_of(0) : form_.act;
+  std::vector<std::vector<QuantView>> parts;
   for (const ExpertsRequest::Expert& expert : request.experts) {
-    std::vector<QuantView> parts;
-    if (part == ExpertPart::kGateUp) {
-      parts = {expert.gate, expert.up};
-    } else {
-      parts = {expert.down};
-    }
-    NIBBLE_ASSIGN_OR_RETURN(
-        PackedMatrix matrix,
-        PackedMatrix::create(parts, act.format, device.arena, workspace_.pool()));
-    side.matrices.push_back(std::move(matrix));
+    parts.push_back(down ? std::vector{expert.down} : std::vector{expert.gate, expert.up});
   }
-  side.product = std::make_unique<PackedProduct>(side.matrices.front(), act, product, device);
-  const RowRounder& rounder = side.product->rounder();
+  NIBBLE_ASSIGN_OR_RETURN(side.matrices, PackedMatrix::create_all(parts, first.format, device.arena,
+                                                                  workspace_.pool()));
+  const size_t forms = down ? std::max<size_t>(1, form_.down_acts.size()) : 1;
+  side.products.reserve(forms);
+  for (size_t i = 0; i < forms; ++i) {
+    side.products.emplace_back(side.matrices[i], down ? form_.down_act_of(i) : first, product,
+                               device);
+  }
+  const RowRounder& rounder = side.products.front().rounder();  // rows of all take as many bytes
   side.row_stride =
       std::max(round_up(rounder.row_bytes(), 64),
                round_up(rounder.pieces(), kSlabPieces) * 64 +
@@ -120,7 +124,7 @@ Status CpuExperts::reserve() {
       memory_.reserve({.rounded = slots * std::max(gate_up_.row_stride, down_.row_stride),
                        .gate_up = slots * gate_up_.n() * dtype_bits(between_) / 8,
                        .down = slots * down_.n(),
-                       .logits = max_rows_ * std::ssize(gate_up_.matrices),
+                       .logits = max_rows_ * all_experts_,
                        .rows = slots}));
   // Rows of activations of a thread, and sums of tiles.
   NIBBLE_RETURN_IF_ERROR(workspace_.reserve(1, std::max(gate_up_.k(), down_.k())));
@@ -152,8 +156,9 @@ Status CpuExperts::update(int64_t expert,
 }
 
 int64_t CpuExperts::active_bytes(int64_t experts) const {
+  const int64_t present = ceil_div(experts * std::ssize(gate_up_.matrices), all_experts_);
   return router_->weight_bytes() +
-         experts * (gate_up_.matrices.front().bytes() + down_.matrices.front().bytes());
+         present * (gate_up_.matrices.front().bytes() + down_.matrices.front().bytes());
 }
 
 void CpuExperts::run(const ExpertArgs& args) {
@@ -194,8 +199,10 @@ void CpuExperts::show_part(const ExpertView& view, int64_t before, ExpertObserve
   }
   std::vector<int64_t> row_of(static_cast<size_t>(slots_.capacity()));
   for (int64_t i = 0; i < view.m * slots_.top_k(); ++i) {
-    row_of[static_cast<size_t>(slots_.slot_of(i / slots_.top_k(), i % slots_.top_k()))] =
-        i / slots_.top_k();
+    const int64_t slot = slots_.slot_of(i / slots_.top_k(), i % slots_.top_k());
+    if (slot != ExpertSlots::kDropped) {
+      row_of[static_cast<size_t>(slot)] = i / slots_.top_k();
+    }
   }
   const int64_t k = down ? down_.k() : gate_up_.k();
   const GemmInput activation{.kind = form_.activation, .limit = form_.limit};
@@ -221,7 +228,7 @@ void CpuExperts::show_part(const ExpertView& view, int64_t before, ExpertObserve
 }
 
 void CpuExperts::choose(ConstActivations x, int64_t x_stride, int64_t rows) {
-  const int64_t experts = std::ssize(gate_up_.matrices);
+  const int64_t experts = all_experts_;
   router_->run({.x = x,
                 .x_stride = x_stride,
                 .m = rows,
@@ -236,7 +243,7 @@ void CpuExperts::choose(ConstActivations x, int64_t x_stride, int64_t rows) {
            .weights = slots_.weights(row)});
   });
   slots_.sort(rows);
-  memory_.count(slots_, rows);
+  memory_.count(slots_);
 }
 
 RoundedRows CpuExperts::rounded_rows(const Side& side, const ExpertRows& rows) {
@@ -247,11 +254,14 @@ RoundedRows CpuExperts::rounded_rows(const Side& side, const ExpertRows& rows) {
 }
 
 void CpuExperts::round_inputs(const ExpertArgs& args) {
-  const PackedProduct& product = *gate_up_.product;
+  const PackedProduct& product = gate_up_.products.front();
   const RowRounder& rounder = product.rounder();
   for_rows(workspace_.pool(), args.m, rounder.k() * slots_.top_k(), [&](int64_t row, int thread) {
     RoundedRow first;  // the row as it was rounded before, not in tiles
     for (int64_t i = 0; i < slots_.top_k(); ++i) {
+      if (slots_.slot_of(row, i) == ExpertSlots::kDropped) {
+        continue;
+      }
       const ExpertRows& rows = slots_.rows_of(slots_.chosen(row)[static_cast<size_t>(i)]);
       const RoundedRow to =
           product.row_at(rounded_rows(gate_up_, rows), slots_.slot_of(row, i) - rows.first);
@@ -268,14 +278,17 @@ void CpuExperts::round_inputs(const ExpertArgs& args) {
 }
 
 void CpuExperts::round_results(int64_t rows) {
-  const PackedProduct& product = *down_.product;
   const GemmInput activation{.kind = form_.activation, .limit = form_.limit};
   const ConstActivations results(memory_.gate_up(), between_);
   for_rows(workspace_.pool(), rows * slots_.top_k(), 2 * down_.k(), [&](int64_t index, int thread) {
     const int64_t row = index / slots_.top_k();
     const int64_t choice = index % slots_.top_k();
     const int64_t slot = slots_.slot_of(row, choice);
+    if (slot == ExpertSlots::kDropped) {
+      return;
+    }
     const ExpertRows& of = slots_.rows_of(slots_.chosen(row)[static_cast<size_t>(choice)]);
+    const PackedProduct& product = down_.product(of.expert);
     product.rounder().round(results.at(slot * gate_up_.n()), activation, nullptr,
                             product.row_at(rounded_rows(down_, of), slot - of.first), thread);
   });
@@ -317,7 +330,7 @@ void CpuExperts::multiply(const Side& side, Activations y, const ExpertObserver*
     task.output.stride = side.n();
     task.output.bias = side.bias.empty() ? nullptr : side.bias.data() + rows.expert * side.n();
     task.thread = thread;
-    side.product->multiply(side.matrices[expert], task, tiles);
+    side.product(rows.expert).multiply(side.matrices[expert], task, tiles);
   });
 }
 
@@ -326,8 +339,11 @@ void CpuExperts::combine(const ExpertArgs& args) {
   for_rows(workspace_.pool(), args.m, hidden * slots_.top_k(), [&](int64_t row, int) {
     float* y = args.y + row * args.y_stride;
     for (int64_t i = 0; i < slots_.top_k(); ++i) {
-      const ConstNumbers x{memory_.down() + slots_.slot_of(row, i) * hidden, Element::kF32};
-      kernels_.add_weighted(x, hidden, slots_.weights(row)[static_cast<size_t>(i)], y);
+      const int64_t slot = slots_.slot_of(row, i);
+      if (slot != ExpertSlots::kDropped) {
+        const ConstNumbers x{memory_.down() + slot * hidden, Element::kF32};
+        kernels_.add_weighted(x, hidden, slots_.weights(row)[static_cast<size_t>(i)], y);
+      }
     }
   });
 }

@@ -32,7 +32,7 @@ class ExpertWorkspace final {
   [[nodiscard]] int32_t* sums() { return sums_.as<int32_t>().data(); }
 
   /// Adds a run of a layer.
-  void count(const ExpertSlots& slots, int64_t rows);
+  void count(const ExpertSlots& slots);
   [[nodiscard]] const ExpertCounts& counts() const { return counts_; }
 
  private:
@@ -45,8 +45,8 @@ class ExpertWorkspace final {
   ExpertCounts counts_;
 };
 
-/// The experts of one layer. Of a step's experts only those are read that rows choose, and the
-/// tiles of all of them are shared evenly among the threads.
+/// The experts of one layer that are there. Of a step's experts only those are read that rows
+/// choose, and the tiles of all of them are shared evenly among the threads.
 class CpuExperts final : public PreparedExperts {
  public:
   struct Kernels {
@@ -68,19 +68,24 @@ class CpuExperts final : public PreparedExperts {
                 ExpertPart part,
                 int64_t first_row,
                 const QuantTensor& rows) override;
-  [[nodiscard]] std::string_view kernel_name() const override { return gate_up_.product->name(); }
+  [[nodiscard]] std::string_view kernel_name() const override {
+    return gate_up_.products.front().name();
+  }
   [[nodiscard]] int64_t active_bytes(int64_t experts) const override;
 
  private:
   /// One of the two products, for every expert.
   struct Side {
     std::vector<PackedMatrix> matrices;
-    std::unique_ptr<PackedProduct> product;
-    std::vector<float> bias;  // [experts, n], or empty
-    int64_t row_stride = 0;   // bytes of a rounded row, in tiles or not
+    std::vector<PackedProduct> products;  // one for all, or, where rows enter otherwise, of each
+    std::vector<float> bias;              // [experts, n], or empty
+    int64_t row_stride = 0;               // bytes of a rounded row, in tiles or not
 
     [[nodiscard]] int64_t n() const { return matrices.front().n(); }
     [[nodiscard]] int64_t k() const { return matrices.front().k(); }
+    [[nodiscard]] const PackedProduct& product(int32_t expert) const {
+      return products[products.size() == 1 ? 0 : static_cast<size_t>(expert)];
+    }
   };
   /// A share of one expert's product: tiles of its matrix, for all its rows.
   struct Piece {
@@ -113,6 +118,7 @@ class CpuExperts final : public PreparedExperts {
   void combine(const ExpertArgs& args);
 
   ExpertsForm form_;
+  int64_t all_experts_;  // that rows choose from
   DType between_;
   std::unique_ptr<PreparedGemm> router_;
   std::vector<float> router_bias_;

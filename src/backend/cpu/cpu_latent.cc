@@ -6,6 +6,7 @@
 
 #include "backend/cpu/attention_task.h"
 #include "backend/cpu/kv_rows.h"
+#include "backend/cpu/kv_writer.h"
 #include "backend/cpu/numbers.h"
 #include "base/check.h"
 
@@ -75,10 +76,11 @@ void load_normed(const KernelTable& kernels,
 }  // namespace
 
 void append_latent(const KernelTable& kernels, Workspace& workspace, const LatentAppendArgs& args) {
-  const KvLayout layout = layout_of(args.kv);
-  const int64_t rank = args.kv.head_dim - args.rope.dim;
+  const KvWriter writer(kernels, args.kv, layout_of(args.kv));
+  const int64_t rank = args.kv.latent_rank;
   const std::vector<TokenPlace> places = places_of(args.sequences);
-  CHECK(args.kv.latent && rank > 0);
+  CHECK(args.kv.latent());
+  CHECK_EQ(args.kv.rope_dim(), args.rope.dim);
   workspace.pool().parallel_for(std::ssize(places), [&](int64_t index, int thread) {
     const TokenPlace& place = places[static_cast<size_t>(index)];
     const Activations row = args.rows.at(place.row * args.stride);
@@ -91,10 +93,9 @@ void append_latent(const KernelTable& kernels, Workspace& workspace, const Laten
     load_normed(kernels, row.at(args.q_rank), rank, args.latent_norm, args.norm_eps, cached);
     load_normed(kernels, row.at(args.q_rank + rank), args.rope.dim, nullptr, 0.0F, cached + rank);
     rotate_to_halves(kernels, args.rope, Angles(args.rope, place.position), cached + rank);
-    const int64_t page = place.sequence->pages[place.position / layout.page_size];
-    uint8_t* half = layout.pages + page * layout.page_bytes;
-    kernels.write_kv(layout, cached, half + place.position % layout.page_size * layout.row_bytes,
-                     nullptr);
+    writer.write_latent({.page = place.sequence->pages[place.position / args.kv.page_size],
+                         .slot = place.position % args.kv.page_size},
+                        cached);
   });
 }
 

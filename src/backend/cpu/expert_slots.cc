@@ -7,22 +7,28 @@
 
 namespace nibble::cpu {
 
-ExpertSlots::ExpertSlots(int64_t max_rows, int64_t experts, int64_t top_k) : top_k_(top_k) {
+ExpertSlots::ExpertSlots(int64_t max_rows, const PresentExperts& experts, int64_t top_k)
+    : first_expert_(experts.first), top_k_(top_k) {
   const int64_t slots = max_rows * top_k;
-  capacity_ = slots + (kTileRows - 1) * std::min(experts, slots);
+  capacity_ = slots + (kTileRows - 1) * std::min(experts.count, slots);
   chosen_.resize(static_cast<size_t>(slots));
   weights_.resize(static_cast<size_t>(slots));
   slot_of_.resize(static_cast<size_t>(slots));
-  place_.resize(static_cast<size_t>(experts));
-  next_.resize(static_cast<size_t>(experts));
-  active_.reserve(static_cast<size_t>(experts));
+  place_.resize(static_cast<size_t>(experts.count));
+  next_.resize(static_cast<size_t>(experts.count));
+  active_.reserve(static_cast<size_t>(experts.count));
 }
 
 void ExpertSlots::sort(int64_t rows) {
   const auto slots = static_cast<size_t>(rows * top_k_);
   std::ranges::fill(next_, 0);
   for (size_t i = 0; i < slots; ++i) {
-    ++next_[static_cast<size_t>(chosen_[i])];
+    const int64_t expert = chosen_[i] - first_expert_;
+    const bool present = expert >= 0 && expert < std::ssize(next_);
+    chosen_[i] = static_cast<int32_t>(present ? expert : kDropped);
+    if (present) {
+      ++next_[static_cast<size_t>(expert)];
+    }
   }
   active_.clear();
   int64_t first = 0;
@@ -36,8 +42,7 @@ void ExpertSlots::sort(int64_t rows) {
     }
   }
   for (size_t i = 0; i < slots; ++i) {
-    int64_t& next = next_[static_cast<size_t>(chosen_[i])];
-    slot_of_[i] = next++;
+    slot_of_[i] = chosen_[i] == kDropped ? kDropped : next_[static_cast<size_t>(chosen_[i])]++;
   }
 }
 

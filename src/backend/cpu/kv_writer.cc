@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "base/check.h"
 #include "base/f16.h"
 #include "base/log.h"
 #include "quant/codec.h"
@@ -82,13 +83,51 @@ void KvWriter::write_value(const KvSlot& slot, float* x) const {
   if (!kv_has_residual(kv_.code)) {
     return write_row(to, x, kv_.scales.v);
   }
+  write_int4_line(x, kv_.head_dim, to);
+}
+
+/// Codes of `count` numbers and their line in fp16.
+void KvWriter::write_int4_line(const float* x, int64_t count, const Place& to) const {
   float line[2];
-  kernels_.fit_int4(x, kv_.head_dim, line);
+  kernels_.fit_int4(x, count, line);
   float inverses[kMaxHeadDim];
   float offsets[kMaxHeadDim];
-  std::fill_n(inverses, kv_.head_dim, inverse_of(store_f16(line[0], to.params)));
-  std::fill_n(offsets, kv_.head_dim, store_f16(line[1], to.params + 2));
-  kernels_.code_int4(x, {.dim = kv_.head_dim, .inverses = inverses, .offsets = offsets}, to.row);
+  std::fill_n(inverses, count, inverse_of(store_f16(line[0], to.params)));
+  std::fill_n(offsets, count, store_f16(line[1], to.params + 2));
+  kernels_.code_int4(x, {.dim = count, .inverses = inverses, .offsets = offsets}, to.row);
+}
+
+void KvWriter::write_latent(const KvSlot& slot, const float* x) const {
+  const Place to = place(slot, layout_.keys);
+  if (!layout_.widened()) {
+    return kernels_.write_kv(layout_, x, to.row, nullptr);
+  }
+  write_latent_codes(to, x);
+  uint8_t* key = to.row + kv_row_bytes(kv_.code, kv_.latent_rank);
+  kernels_.store(x + kv_.latent_rank, kv_.rope_dim(), {key, Element::kBf16});
+}
+
+void KvWriter::write_latent_codes(const Place& to, const float* x) const {
+  const int64_t rank = kv_.latent_rank;
+  if (kv_.code == KvCode::kFp8) {
+    float codes[kMaxHeadDim];
+    const float scale = kernels_.quantize_fp8(x, rank, 0.0F, codes);
+    std::transform(codes, codes + rank, to.row, encode_e4m3);
+    std::memcpy(to.params, &scale, sizeof scale);
+  } else if (kv_.code == KvCode::kInt8) {
+    KvLayout latent = layout_;
+    latent.head_dim = rank;
+    kernels_.write_kv(latent, x, to.row, reinterpret_cast<float*>(to.params));
+  } else {
+    CHECK(kv_.code == KvCode::kInt4);
+    Place group = to;
+    for (int64_t i = 0; i < rank; i += layout_.latent_group) {
+      const int64_t count = std::min(layout_.latent_group, rank - i);
+      write_int4_line(x + i, count, group);
+      group.row += count / 2;
+      group.params += 4;
+    }
+  }
 }
 
 void KvWriter::code_keys(const KvSlot& slot, float* scratch) const {

@@ -25,6 +25,8 @@ class KvWriter final {
   /// x [head_dim], as it enters the cache; clobbered.
   void write_key(const KvSlot& slot, float* x) const;
   void write_value(const KvSlot& slot, float* x) const;
+  /// Of latent attention: the latent, then the rotated key. kv_head and residual_page are 0.
+  void write_latent(const KvSlot& slot, const float* x) const;
   /// Codes the kChannelTokens keys from `slot` on, which the residual has.
   ///   scratch  at least 2 kChannelTokens kMaxHeadDim + 4 kMaxHeadDim floats
   void code_keys(const KvSlot& slot, float* scratch) const;
@@ -38,6 +40,8 @@ class KvWriter final {
   };
   [[nodiscard]] Place place(const KvSlot& slot, const KvHalf& half) const;
   void write_row(const Place& place, const float* x, float fp8_scale) const;
+  void write_latent_codes(const Place& place, const float* x) const;
+  void write_int4_line(const float* x, int64_t count, const Place& to) const;
   void write_static(const float* steps, const float* x, uint8_t* row) const;
 
   const KernelTable& kernels_;

@@ -95,6 +95,51 @@ Result<PackedMatrix> PackedMatrix::create(Parts parts,
                                           ActFormat act,
                                           BufferArena& arena,
                                           ThreadPool& pool) {
+  PackedMatrix packed = sized(parts, act);
+  NIBBLE_RETURN_IF_ERROR(packed.allocate(arena));
+  NIBBLE_RETURN_IF_ERROR(packed.pack(parts, 0, packed.tiles(), pool));
+  return packed;
+}
+
+Result<std::vector<PackedMatrix>> PackedMatrix::create_all(
+    std::span<const std::vector<QuantView>> matrices,
+    ActFormat act,
+    BufferArena& arena,
+    ThreadPool& pool) {
+  constexpr int64_t kFewestOfThread = 4;  // that keep all threads busy until the last are done
+  const auto count = std::ssize(matrices);
+  std::vector<PackedMatrix> packed(matrices.size());
+  if (count < kFewestOfThread * pool.threads()) {
+    for (size_t i = 0; i < packed.size(); ++i) {
+      NIBBLE_ASSIGN_OR_RETURN(packed[i], create(matrices[i], act, arena, pool));
+    }
+    return packed;
+  }
+  pool.parallel_for(count, [&](int64_t i, int) {
+    packed[static_cast<size_t>(i)] = sized(matrices[static_cast<size_t>(i)], act);
+  });
+  for (PackedMatrix& matrix : packed) {
+    NIBBLE_RETURN_IF_ERROR(matrix.allocate(arena));
+  }
+  std::atomic<int64_t> bad = count;  // the first one
+  pool.parallel_for(count, [&](int64_t i, int) {
+    PackedMatrix& matrix = packed[static_cast<size_t>(i)];
+    bool valid = true;
+    for (int64_t tile = 0; tile < matrix.tiles(); ++tile) {
+      valid = matrix.pack_tile(matrices[static_cast<size_t>(i)], tile) && valid;
+    }
+    int64_t before = bad;
+    while (!valid && i < before && !bad.compare_exchange_weak(before, i)) {
+    }
+  });
+  if (bad < count) {
+    const auto first = static_cast<size_t>(bad.load());
+    return packed[first].invalid_rows(matrices[first]);
+  }
+  return packed;
+}
+
+PackedMatrix PackedMatrix::sized(Parts parts, ActFormat act) {
   CHECK(!parts.empty());
   const QuantView& first = parts.front();
   const WeightFormat& format = first.format;
@@ -113,25 +158,27 @@ Result<PackedMatrix> PackedMatrix::create(Parts parts,
                              ? packed.scale_type_
                              : ScaleType::kF32;
   }
-  const int64_t rows = packed.tiles() * kTileRows;
-  const int64_t code_size = packed.tiles() * packed.packed_steps() * step_bytes(format.code);
-  NIBBLE_ASSIGN_OR_RETURN(packed.codes_, arena.allocate(static_cast<size_t>(code_size)));
-  const int64_t scale_bytes = rows * packed.packed_groups() * bytes_of(packed.scale_type_);
-  NIBBLE_ASSIGN_OR_RETURN(packed.scales_, arena.allocate(static_cast<size_t>(scale_bytes)));
-  if (packed.has_levels()) {
-    const int64_t level_bytes = packed.tiles() * format.groups(packed.k_) * kLevelBytes;
-    NIBBLE_ASSIGN_OR_RETURN(packed.levels_, arena.allocate(static_cast<size_t>(level_bytes)));
-  } else if (format.zero_points == ZeroPoints::kPerScale) {
-    NIBBLE_ASSIGN_OR_RETURN(packed.zeros_,
-                            arena.allocate(static_cast<size_t>(rows * format.groups(packed.k_))));
-  } else if (format.zero_points == ZeroPoints::kMinimum) {
-    NIBBLE_ASSIGN_OR_RETURN(packed.minimums_, arena.allocate(static_cast<size_t>(scale_bytes)));
-  }
-  if (act == ActFormat::kInt8Token && format.code == WeightCode::kInt8) {
-    NIBBLE_ASSIGN_OR_RETURN(packed.row_sums_, arena.allocate(static_cast<size_t>(rows * 4)));
-  }
-  NIBBLE_RETURN_IF_ERROR(packed.pack(parts, 0, packed.tiles(), pool));
   return packed;
+}
+
+Status PackedMatrix::allocate(BufferArena& arena) {
+  const int64_t rows = tiles() * kTileRows;
+  const int64_t code_size = tiles() * packed_steps() * step_bytes(format_.code);
+  NIBBLE_ASSIGN_OR_RETURN(codes_, arena.allocate(static_cast<size_t>(code_size)));
+  const int64_t scale_bytes = rows * packed_groups() * bytes_of(scale_type_);
+  NIBBLE_ASSIGN_OR_RETURN(scales_, arena.allocate(static_cast<size_t>(scale_bytes)));
+  if (has_levels()) {
+    const int64_t level_bytes = tiles() * format_.groups(k_) * kLevelBytes;
+    NIBBLE_ASSIGN_OR_RETURN(levels_, arena.allocate(static_cast<size_t>(level_bytes)));
+  } else if (format_.zero_points == ZeroPoints::kPerScale) {
+    NIBBLE_ASSIGN_OR_RETURN(zeros_, arena.allocate(static_cast<size_t>(rows * format_.groups(k_))));
+  } else if (format_.zero_points == ZeroPoints::kMinimum) {
+    NIBBLE_ASSIGN_OR_RETURN(minimums_, arena.allocate(static_cast<size_t>(scale_bytes)));
+  }
+  if (act_ == ActFormat::kInt8Token && format_.code == WeightCode::kInt8) {
+    NIBBLE_ASSIGN_OR_RETURN(row_sums_, arena.allocate(static_cast<size_t>(rows * 4)));
+  }
+  return {};
 }
 
 Status PackedMatrix::update(int64_t first_row, const QuantView& weight, ThreadPool& pool) {
@@ -179,9 +226,10 @@ Status PackedMatrix::pack(Parts parts, int64_t first, int64_t end, ThreadPool& p
       bad_tile = first + i;
     }
   });
-  if (bad_tile < 0) {
-    return {};
-  }
+  return bad_tile < 0 ? Status() : invalid_rows(parts);
+}
+
+Status PackedMatrix::invalid_rows(Parts parts) const {
   for (const QuantView& part : parts) {
     for (int64_t row = 0; row < part.n; ++row) {
       if (!is_valid_row(part, row, act_)) {

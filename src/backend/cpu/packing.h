@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "backend/cpu/kernel_table.h"
 #include "base/thread_pool.h"
@@ -24,6 +25,13 @@ class PackedMatrix final {
                                      ActFormat act,
                                      BufferArena& arena,
                                      ThreadPool& pool);
+  /// The same of many matrices, of which each thread packs whole ones where there are enough: a
+  /// model has 46,000 of experts, and a loop of all threads for each takes longer than small ones.
+  static Result<std::vector<PackedMatrix>> create_all(
+      std::span<const std::vector<QuantView>> matrices,
+      ActFormat act,
+      BufferArena& arena,
+      ThreadPool& pool);
 
   /// Packs other weights of the same format and k over the rows from first_row on, in the same
   /// memory; leaves them as they are when the new ones cannot be used.
@@ -47,10 +55,15 @@ class PackedMatrix final {
     int64_t row = 0;
   };
 
+  /// Everything but memory: sizes and types.
+  static PackedMatrix sized(Parts parts, ActFormat act);
+  Status allocate(BufferArena& arena);
   /// False when a tile's rows are not valid; the tile is packed nevertheless.
   bool pack_tile(Parts parts, int64_t tile);
   /// Packs tiles [first, end) of the rows of the parts below each other.
   Status pack(Parts parts, int64_t first, int64_t end, ThreadPool& pool);
+  /// Names the first row that is not valid.
+  [[nodiscard]] Status invalid_rows(Parts parts) const;
   /// Rows [first, end) of one tile as they are now, in canonical form.
   [[nodiscard]] Result<QuantTensor> unpack_rows(int64_t first, int64_t end) const;
   enum class GroupNumbers : uint8_t { kScales, kMinimums };

@@ -116,7 +116,8 @@ class CudaBackend final : public Backend {
   }
 
   [[nodiscard]] int64_t kv_page_bytes(const KvView& shape) const override {
-    return shape.latent ? latent_page_bytes(latent_shape_of(shape)) : page_bytes(layout_of(shape));
+    return shape.latent() ? latent_page_bytes(latent_shape_of(shape))
+                          : page_bytes(layout_of(shape));
   }
 
   [[nodiscard]] int64_t preferred_page_size(KvCode code) const override {
@@ -124,7 +125,7 @@ class CudaBackend final : public Backend {
   }
 
   [[nodiscard]] Status check_kv(const KvView& shape, int64_t heads) const override {
-    if (shape.latent) {
+    if (shape.latent()) {
       return check_latent_kv(shape, heads);
     }
     AttentionShape attention{
@@ -210,6 +211,7 @@ class CudaBackend final : public Backend {
 
   Result<std::unique_ptr<PreparedExperts>> prepare_experts(const ExpertsRequest& request) override {
     NIBBLE_RETURN_IF_ERROR(check_experts(request));
+    NIBBLE_RETURN_IF_ERROR(check_rows_of(request.form));
     std::vector<QuantView> gate_up;
     std::vector<QuantView> down;
     for (const ExpertsRequest::Expert& expert : request.experts) {
@@ -247,7 +249,9 @@ class CudaBackend final : public Backend {
   [[nodiscard]] int64_t step_bytes(const StepLimits& limits) const override {
     // Rounded rows of BF16 and as much again for the workspaces of products; scaled frequencies.
     return limits.rows * 4 * (limits.input_width + limits.scaled_pairs) +
-           limits.rows * ExpertScratch::row_bytes(limits.top_k, limits.hidden, limits.expert_width);
+           limits.rows *
+               ExpertScratch::row_bytes(limits.top_k, limits.hidden, limits.expert_width) +
+           LatentPlans::bytes(limits);
   }
 
   Status prepare_steps(const StepLimits& limits) override {
@@ -299,6 +303,12 @@ class CudaBackend final : public Backend {
                         "latent attention on the GPU: there are no kernels for a cache in {}, but "
                         "for bf16; choose it by --kv-cache-dtype",
                         kv_code_name(shape.code));
+    }
+    if (shape.head_dim == 576 && shape.latent_rank != 512) {
+      return make_error(StatusCode::kUnsupported,
+                        "{} takes rows of 576 numbers for a latent of 512, but kv_lora_rank is {}; "
+                        "run the model with --device cpu",
+                        name(), shape.latent_rank);
     }
     LatentShape latent = latent_shape_of(shape);
     latent.heads = static_cast<int32_t>(heads);
@@ -411,6 +421,19 @@ class CudaBackend final : public Backend {
                             "use --device cpu",
                             columns ? "activations in the order of their groups (act-order)"
                                     : "activations with a stored scale (static)");
+  }
+
+  // Rows of all experts are rounded by one kernel, which knows no expert.
+  static Status check_rows_of(const ExpertsForm& form) {
+    const bool blocks = form.act.format == ActFormat::kIntBlocks ||
+                        form.down_act_of(0).format == ActFormat::kIntBlocks;
+    return !blocks && form.down_acts.empty()
+               ? Status()
+               : make_error(StatusCode::kUnsupported,
+                            "no CUDA kernel rounds rows of routed experts {}; use --device cpu, or "
+                            "quantize experts in another scheme (nibble quantize --rule "
+                            "'*experts*=NAME')",
+                            blocks ? "in blocks of 4 and 8 bits" : "otherwise for each expert");
   }
 
   Status take_kernels() {

@@ -65,7 +65,7 @@ Status ExpertScratch::reserve(const Sizes& sizes) {
   NIBBLE_RETURN_IF_ERROR(grow(weights, slots * 4));
   NIBBLE_RETURN_IF_ERROR(grow(slot_of, slots * 4));
   NIBBLE_RETURN_IF_ERROR(grow(tiles, sizes.tiles() * static_cast<int64_t>(sizeof(ExpertTile))));
-  NIBBLE_RETURN_IF_ERROR(grow(tile_count, 2 * 4));
+  NIBBLE_RETURN_IF_ERROR(grow(tile_count, 3 * 4));
   NIBBLE_RETURN_IF_ERROR(grow(counts, sizeof(ExpertCounts)));
   NIBBLE_RETURN_IF_ERROR(grow(x, slots * std::max(sizes.hidden, sizes.width) * 2));
   NIBBLE_RETURN_IF_ERROR(grow(x_scales, slots * sizes.row_scales * 4));
@@ -80,7 +80,9 @@ CudaExperts::CudaExperts(const ExpertsRequest& request,
     : form_(request.form),
       context_(context),
       memory_(memory),
+      first_expert_(request.first_expert),
       experts_(std::ssize(request.experts)),
+      all_experts_(request.router.n),
       max_m_(request.max_m) {
   const ExpertsRequest::Expert& first = request.experts.front();
   const auto on_device = [](ActFormat act) {
@@ -132,13 +134,13 @@ Result<std::unique_ptr<PreparedExperts>> CudaExperts::create(const ExpertsReques
 ExpertScratch::Sizes CudaExperts::sizes() const {
   ExpertScratch::Sizes sizes{.rows = max_m_,
                              .top_k = form_.top_k,
-                             .experts = experts_,
+                             .experts = all_experts_,
                              .hidden = down_.n,
                              .width = down_.k,
                              .row_scales = most_row_scales()};
   if (gate_up_.all != nullptr) {
     sizes.rows = std::min(max_m_, AllExpertsGemm::most_rows(experts_));
-    sizes.top_k = experts_;
+    sizes.top_k = std::max(experts_, form_.top_k);
   }
   return sizes;
 }
@@ -167,7 +169,8 @@ bool CudaExperts::recordable() const {
 }
 
 int64_t CudaExperts::active_bytes(int64_t experts) const {
-  const int64_t read = gate_up_.all != nullptr ? experts_ : experts;
+  const int64_t present = (experts * experts_ + all_experts_ - 1) / all_experts_;
+  const int64_t read = gate_up_.all != nullptr ? experts_ : present;
   return static_cast<int64_t>(router_.size()) +
          read * (gate_up_.weights->matrix_bytes() + down_.weights->matrix_bytes());
 }
@@ -201,7 +204,7 @@ void CudaExperts::run(const ExpertArgs& args) {
 
 void CudaExperts::cut_tiles(int64_t rows) {
   const int64_t slots = rows * form_.top_k;
-  const int64_t of_expert = (slots + experts_ - 1) / experts_;
+  const int64_t of_expert = (slots + all_experts_ - 1) / all_experts_;
   cut_ = cut_of_both(gate_up_.weights->kernel().grouped_rows(of_expert, rows),
                      down_.weights->kernel().grouped_rows(of_expert, rows));
   max_tiles_ = std::min(slots, std::min(experts_, slots) + slots / cut_.most);
@@ -213,7 +216,7 @@ void CudaExperts::compute_logits(const ExpertArgs& args) {
                       .bias = floats(router_bias_),
                       .rows = args.m,
                       .hidden = gate_up_.k,
-                      .experts = static_cast<int32_t>(experts_),
+                      .experts = static_cast<int32_t>(all_experts_),
                       .logits = memory_.logits.as<float>()},
                      {context_.stream}),
        "a router");
@@ -223,11 +226,14 @@ RouteRowsArgs CudaExperts::routing(const ExpertArgs& args) const {
   return {.logits = memory_.logits.as<float>(),
           .correction = floats(correction_),
           .form = form_.router,
-          .experts = static_cast<int32_t>(experts_),
+          .experts = static_cast<int32_t>(all_experts_),
           .top_k = static_cast<int32_t>(form_.top_k),
           .rows = args.m,
           .chosen = memory_.chosen.as<int32_t>(),
-          .weights = memory_.weights.as<float>()};
+          .weights = memory_.weights.as<float>(),
+          .first_expert = static_cast<int32_t>(first_expert_),
+          .present = static_cast<int32_t>(experts_),
+          .slot_of = memory_.slot_of.as<int32_t>()};
 }
 
 void CudaExperts::choose(const ExpertArgs& args) {
@@ -242,6 +248,7 @@ void CudaExperts::choose(const ExpertArgs& args) {
                        .tiles = memory_.tiles.as<ExpertTile>(),
                        .tile_count = memory_.tile_count.as<int32_t>(),
                        .max_tiles = max_tiles_,
+                       .slot_count = memory_.tile_count.as<int32_t>() + 2,
                        .counts = memory_.counts.as<ExpertCounts>()},
                       {context_.stream}),
        "routing");
@@ -289,12 +296,16 @@ void CudaExperts::scatter(const ExpertArgs& args) {
 }
 
 void CudaExperts::activate(int64_t slots) {
+  // Of a share of the experts the host knows no better number of slots.
+  const bool share = gate_up_.all == nullptr && experts_ < all_experts_;
+  const int32_t* wanted = share ? memory_.tile_count.as<int32_t>() + 2 : nullptr;
   must(activation_quantize({.x = memory_.gate_up.as<void>(),
                             .kind = form_.activation,
                             .rows = slots,
                             .n = down_.k,
                             .out = {down_.act, memory_.x.as<void>(), memory_.x_scales.as<float>()},
-                            .limit = form_.limit},
+                            .limit = form_.limit,
+                            .wanted = wanted},
                            {context_.stream}),
        "activation");
 }

@@ -21,7 +21,7 @@ class ExpertScratch final {
   struct Sizes {
     int64_t rows = 0;
     int64_t top_k = 0;
-    int64_t experts = 0;
+    int64_t experts = 0;  // that rows choose from
     int64_t hidden = 0;
     int64_t width = 0;
     int64_t row_scales = 1;  // most scales of a row of x
@@ -39,7 +39,7 @@ class ExpertScratch final {
   DeviceBuffer weights;     // [rows, top_k] f32
   DeviceBuffer slot_of;     // [rows, top_k] int32
   DeviceBuffer tiles;       // [2, slots] ExpertTile
-  DeviceBuffer tile_count;  // [2] int32
+  DeviceBuffer tile_count;  // [2] int32, then the slots of experts that are there
   DeviceBuffer counts;      // ExpertCounts of all layers so far
   DeviceBuffer x;           // [slots, hidden or width] of up to 2 bytes
   DeviceBuffer x_scales;    // [slots, row_scales] f32
@@ -139,12 +139,14 @@ class CudaExperts final : public PreparedExperts, public ExpertDrifts {
   ExpertsForm form_;
   Side gate_up_;
   Side down_;
-  DeviceBuffer router_;  // [experts, hidden] f32
+  DeviceBuffer router_;  // [all experts, hidden] f32
   DeviceBuffer router_bias_;
   DeviceBuffer correction_;
   GemmContext context_;
   ExpertScratch& memory_;
-  int64_t experts_ = 0;
+  int64_t first_expert_ = 0;
+  int64_t experts_ = 0;      // that are there
+  int64_t all_experts_ = 0;  // that rows choose from
   int64_t max_m_ = 0;
   bool activates_ = false;  // the product of gate and up does it
   // Of the step that runs:

@@ -100,6 +100,49 @@ TEST(CudaExperts, OfEverySchemeEqualTheReference) {
   }
 }
 
+// Slots of other devices' experts are dropped: what all of them add is what the whole layer adds.
+TEST(CudaExperts, OfSharesAddUpToTheWholeLayer) {
+  NIBBLE_NEEDS_GPU();
+  constexpr ExpertsShape kShape{24, 3, 256, 128};
+  constexpr int64_t kRanks = 4;
+  const auto backend = make_cuda_backend({}).value();
+  for (const char* name : {"w4a16_g32", "w4a8", "w8a8_fp8"}) {
+    RandomExperts layer(find_scheme(name).value(), kShape, DType::kBF16);
+    layer.add_biases();
+    for (const int64_t rows : {1, 4, 17, 400}) {
+      SCOPED_TRACE(::testing::Message() << name << ", " << rows << " rows");
+      const auto x = to_bf16(random_values(static_cast<size_t>(rows * kShape.hidden), 7, 1.0F));
+      const ExpertsRequest request = layer.request(rows);
+      auto whole = backend->prepare_experts(request).value();
+      const std::vector<float> expected = run(*whole, x, rows, kShape.hidden);
+      std::vector<float> sum(expected.size(), 1.0F);
+      const int64_t before = backend->expert_counts().slots;
+      for (int64_t rank = 0; rank < kRanks; ++rank) {
+        auto part =
+            backend->prepare_experts(share_of(request, {.rank = rank, .ranks = kRanks})).value();
+        const std::vector<float> y = run(*part, x, rows, kShape.hidden);
+        std::ranges::transform(y, sum, sum.begin(), [](float a, float b) { return a - 1.0F + b; });
+      }
+      EXPECT_EQ(backend->expert_counts().slots - before, rows * kShape.top_k);
+      EXPECT_LT(relative_error(sum, expected), rows >= 400 ? 1e-2 : 1e-5);
+    }
+  }
+}
+
+// Rows of all experts are rounded by one kernel.
+TEST(CudaExperts, RowsOfTheirOwnFormAreRefused) {
+  NIBBLE_NEEDS_GPU();
+  const auto gpu = make_cuda_backend({}).value();
+  for (const char* name : {"w4ax_b32", "w8a8_int8"}) {
+    const QuantScheme scheme = find_scheme(name).value();
+    RandomExperts layer(scheme, {4, 2, 128, 128}, DType::kBF16);
+    layer.mix_down_acts(scheme);
+    const Status refused = gpu->prepare_experts(layer.request(8)).status();
+    EXPECT_EQ(refused.code(), StatusCode::kUnsupported) << name;
+    EXPECT_NE(refused.message().find("--device cpu"), std::string::npos) << refused.message();
+  }
+}
+
 // With and without biases, by either activation: sums are exact and every rounding is the same.
 TEST(CudaExperts, OfInt8ActivationsAreTheCpus) {
   NIBBLE_NEEDS_GPU();

@@ -44,7 +44,7 @@ void CudaStep::rope_append_kv(const RopeAppendArgs& args) {
 }
 
 void CudaStep::attention(const AttentionArgs& args) {
-  if (args.kv.latent) {
+  if (args.kv.latent()) {
     return attend_latent(args);
   }
   CHECK(args.q.type == DType::kBF16 && args.out.type == DType::kBF16);

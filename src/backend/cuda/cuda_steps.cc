@@ -63,7 +63,9 @@ StepLimits both(const StepLimits& a, const StepLimits& b) {
           .top_k = std::max(a.top_k, b.top_k),
           .hidden = std::max(a.hidden, b.hidden),
           .expert_width = std::max(a.expert_width, b.expert_width),
-          .scaled_pairs = std::max(a.scaled_pairs, b.scaled_pairs)};
+          .scaled_pairs = std::max(a.scaled_pairs, b.scaled_pairs),
+          .latent_heads = std::max(a.latent_heads, b.latent_heads),
+          .latent_row = std::max(a.latent_row, b.latent_row)};
 }
 
 Result<std::unique_ptr<CudaSteps>> CudaSteps::create(const StepLimits& limits,

@@ -29,9 +29,13 @@ struct RouterLogitsArgs {
 };
 cudaError_t router_logits(const RouterLogitsArgs& args, const LaunchContext& context);
 
-/// route() for each row: a warp per row.
+/// A slot whose expert another device has: no row of any product.
+constexpr int32_t kNoSlot = -1;
+
+/// route() for each row: a warp per row. Chosen experts are numbered from first_expert on; those
+/// that are none of `present` become -1, and their slots kNoSlot.
 ///   logits [rows, experts] f32, correction [experts] f32 or null
-///   chosen [rows, top_k], weights [rows, top_k]
+///   chosen [rows, top_k], weights [rows, top_k], slot_of [rows, top_k]; null where all are present
 struct RouteRowsArgs {
   const float* logits = nullptr;
   const float* correction = nullptr;
@@ -41,14 +45,17 @@ struct RouteRowsArgs {
   int64_t rows = 0;
   int32_t* chosen = nullptr;
   float* weights = nullptr;
+  int32_t first_expert = 0;
+  int32_t present = INT32_MAX;
+  int32_t* slot_of = nullptr;
 };
 cudaError_t route_rows(const RouteRowsArgs& args, const LaunchContext& context);
 
 /// Orders the slots (row, choice) by experts, then rows, and lists tiles of one expert's rows,
 /// those of most steps first; those past a list's last have no rows. Experts of up to cut.few rows
-/// are in the second list.
+/// are in the second list. Slots of no expert (-1) are passed over.
 ///   slot_of [rows, top_k], tiles [1 or 2][max_tiles], tile_count [1 or 2]
-///   counts: what this run is added to, or null
+///   slot_count: slots that have an expert, or null; counts: what this run is added to, or null
 struct SortSlotsArgs {
   const int32_t* chosen = nullptr;
   int32_t experts = 0;
@@ -59,6 +66,7 @@ struct SortSlotsArgs {
   ExpertTile* tiles = nullptr;
   int32_t* tile_count = nullptr;
   int64_t max_tiles = 0;
+  int32_t* slot_count = nullptr;
   ExpertCounts* counts = nullptr;
 };
 cudaError_t sort_slots(const SortSlotsArgs& args, const LaunchContext& context);
@@ -68,7 +76,8 @@ cudaError_t route_and_sort(const RouteRowsArgs& route,
                            const SortSlotsArgs& sort,
                            const LaunchContext& context);
 
-/// Slots where every expert has every row: slot_of[row, i] = chosen[row, i] * rows + row.
+/// Slots where every expert has every row: slot_of[row, i] = chosen[row, i] * rows + row; those of
+/// no expert (-1) stay as they are.
 ///   chosen, slot_of [rows, top_k]
 struct NumberSlotsArgs {
   const int32_t* chosen = nullptr;
@@ -78,8 +87,8 @@ struct NumberSlotsArgs {
 };
 cudaError_t number_slots(const NumberSlotsArgs& args, const LaunchContext& context);
 
-/// to[slot_of[row, i]] = from[row] for each i, rows of row_bytes, a multiple of 16, and their
-/// scales, if any:
+/// to[slot_of[row, i]] = from[row] for each i that has a slot, rows of row_bytes, a multiple of 16,
+/// and their scales, if any:
 ///   scales [rows, row_scales], slot_scales [slots, row_scales] f32
 struct ScatterRowsArgs {
   const void* from = nullptr;
@@ -94,7 +103,8 @@ struct ScatterRowsArgs {
 };
 cudaError_t scatter_rows(const ScatterRowsArgs& args, const LaunchContext& context);
 
-/// y[row] += the sum of weights[row, i] * results[slot_of[row, i]], in the order of choice.
+/// y[row] += the sum of weights[row, i] * results[slot_of[row, i]] over those i that have a slot,
+/// in the order of choice.
 ///   results [slots, n] f32 or bf16, y [rows, n] f32, rows y_stride apart; n and the stride
 ///   multiples of 4
 struct CombineSlotsArgs {

@@ -23,4 +23,15 @@ size_t LatentPlans::find(const LatentShape& shape) {
   return plans_.size() - 1;
 }
 
+int64_t LatentPlans::bytes(const StepLimits& limits) {
+  if (limits.latent_heads == 0) {
+    return 0;
+  }
+  const LatentShape shape{.row_dim = static_cast<int32_t>(limits.latent_row),
+                          .heads = static_cast<int32_t>(limits.latent_heads)};
+  return static_cast<int64_t>(latent_plan_bytes(shape, static_cast<int32_t>(limits.sequences),
+                                                static_cast<int32_t>(limits.rows)) +
+                              latent_workspace_bytes(shape));
+}
+
 }  // namespace nibble::cuda

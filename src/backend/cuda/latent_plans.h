@@ -21,6 +21,8 @@ class LatentPlans final {
   };
   /// Number of the plan for layers of this shape; allocated when the shape first occurs.
   size_t find(const LatentShape& shape);
+  /// What one plan takes with its workspace in steps of these sizes; 0 without latent attention.
+  [[nodiscard]] static int64_t bytes(const StepLimits& limits);
   [[nodiscard]] const Memory& operator[](size_t index) const { return plans_[index]; }
 
  private:

@@ -214,7 +214,7 @@ class LatentCase {
                     .kv_heads = 1,
                     .head_dim = shape.row_dim,
                     .pages = reinterpret_cast<std::byte*>(bytes),
-                    .latent = true};
+                    .latent_rank = std::min(shape.row_dim, kFastValues)};
     std::vector<float> out(static_cast<size_t>(row) * width());
     reference_attention({.q = queries.data(),
                          .q_stride = static_cast<int64_t>(width()),
@@ -371,7 +371,7 @@ void check_rows(int32_t row_dim, int32_t rope_dim, int32_t q_rank, bool interlea
                   .kv_heads = 1,
                   .head_dim = row_dim,
                   .pages = reinterpret_cast<std::byte*>(cache.data()),
-                  .latent = true};
+                  .latent_rank = row_dim - rope_dim};
   const LatentRope rope{.inv_freq = inv_freq.data(),
                         .dim = rope_dim,
                         .attention_factor = 1.25F,

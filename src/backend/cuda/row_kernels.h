@@ -72,6 +72,8 @@ struct ActivationArgs {
   QuantizedRows out;
   float limit = 0.0F;  // of kClampedSwiglu
   int64_t turn = 0;    // GemmInput::turn; rows of most_turned() elements at most
+  // Of the device: rows from this one on may be left as they are; null: all are wanted.
+  const int32_t* wanted = nullptr;
 };
 cudaError_t activation_quantize(const ActivationArgs& args, const LaunchContext& context);
 

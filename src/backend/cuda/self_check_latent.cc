@@ -127,7 +127,7 @@ class LatentCheck final {
               .page_size = shape_.page_size,
               .kv_heads = 1,
               .head_dim = shape_.row_dim,
-              .latent = true};
+              .latent_rank = shape_.row_dim - rope_dim_};
     std::vector<std::byte> pages(static_cast<size_t>(kv.page_bytes() * kPageCount));
     kv.pages = pages.data();
     SequenceSpan span{.q_begin = 0, .q_len = tokens_, .kv_len = tokens_, .pages = kPages};

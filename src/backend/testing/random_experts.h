@@ -1,11 +1,18 @@
 #pragma once
 
+#include <algorithm>
 #include <cmath>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "backend/prepared_experts.h"
 #include "backend/testing/random_blocks.h"
 #include "backend/testing/random_gemm.h"
+#include "core/expert_share.h"
 #include "quant/scheme.h"
 
 namespace nibble {
@@ -42,6 +49,22 @@ struct RandomExperts {
     }
   }
 
+  /// Rows enter each expert's down in blocks and in an order of its own.
+  void mix_down_acts(const QuantScheme& scheme) {
+    const auto width = static_cast<size_t>(weights.down.front().k);
+    for (size_t e = 0; e < weights.down.size(); ++e) {
+      const auto seed = static_cast<uint32_t>(70 + e);
+      ActSpec act = scheme.act == ActFormat::kFloat
+                        ? weights.form.down_act
+                        : random_act(scheme, static_cast<int64_t>(width), seed);
+      std::vector<int32_t> columns(width);
+      std::iota(columns.begin(), columns.end(), 0);
+      std::shuffle(columns.begin(), columns.end(), std::mt19937(seed));
+      act.columns = std::make_shared<const std::vector<int32_t>>(std::move(columns));
+      weights.form.down_acts.push_back(std::move(act));
+    }
+  }
+
   void add_biases() {
     const auto experts = static_cast<int64_t>(weights.down.size());
     weights.router_bias = random_floats(experts, 2);
@@ -75,6 +98,26 @@ struct RandomExperts {
             .max_m = max_m};
   }
 };
+
+/// The part of a layer that one of several devices has.
+inline ExpertsRequest share_of(ExpertsRequest request, const ExpertShare& share) {
+  const auto all = std::ssize(request.experts);
+  const auto first = static_cast<size_t>(share.first(all));
+  const auto count = static_cast<size_t>(share.count(all));
+  const auto part = [&](std::span<const float> numbers) {
+    const size_t each = numbers.size() / static_cast<size_t>(all);
+    return numbers.subspan(first * each, count * each);
+  };
+  request.experts = request.experts.subspan(first, count);
+  request.first_expert = share.first(all);
+  if (std::vector<ActSpec>& acts = request.form.down_acts; !acts.empty()) {
+    acts = {acts.begin() + request.first_expert,
+            acts.begin() + request.first_expert + static_cast<int64_t>(count)};
+  }
+  request.gate_up_bias = part(request.gate_up_bias);
+  request.down_bias = part(request.down_bias);
+  return request;
+}
 
 /// Of y, which held 1 everywhere before the experts were added.
 inline double relative_error(const std::vector<float>& got, const std::vector<float>& expected) {

@@ -144,8 +144,8 @@ void reference_experts(const ReferenceExperts& experts, const ExpertArgs& args) 
         activated.push_back(static_cast<float>(
             exact_activation(form.activation, gate_up[j], gate_up[width + j], form.limit)));
       }
-      const std::vector<float> y =
-          product(experts.down[expert], form.down_act, activated, experts.down_bias, expert);
+      const std::vector<float> y = product(experts.down[expert], form.down_act_of(expert),
+                                           activated, experts.down_bias, expert);
       for (size_t j = 0; j < y.size(); ++j) {
         sum[j] += static_cast<double>(weights[i]) * y[j];
       }

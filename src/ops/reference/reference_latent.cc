@@ -1,9 +1,8 @@
 #include <cmath>
 #include <vector>
 
-#include "base/check.h"
-#include "base/f16.h"
 #include "ops/latent.h"
+#include "ops/reference/latent_rows.h"
 
 namespace nibble {
 namespace {
@@ -34,23 +33,10 @@ std::vector<float> rotated(const float* x, int64_t position, const LatentRope& r
   return out;
 }
 
-void write_row(const KvView& kv, const SequenceSpan& sequence, int64_t position, const float* row) {
-  std::byte* at = kv.keys(sequence.pages[position / kv.page_size], 0) +
-                  position % kv.page_size * kv_row_bytes(kv.code, kv.head_dim);
-  for (int64_t i = 0; i < kv.head_dim; ++i) {
-    if (kv.code == KvCode::kF32) {
-      reinterpret_cast<float*>(at)[i] = row[i];
-    } else {
-      CHECK(kv.code == KvCode::kBf16);
-      reinterpret_cast<uint16_t*>(at)[i] = f32_to_bf16(row[i]);
-    }
-  }
-}
-
 }  // namespace
 
 void reference_latent_append(const LatentAppendArgs& args) {
-  const int64_t rank = args.kv.head_dim - args.rope.dim;
+  const int64_t rank = args.kv.latent_rank;
   for (const SequenceSpan& sequence : args.sequences) {
     for (int64_t i = 0; i < sequence.q_len; ++i) {
       const int64_t position = sequence.kv_len - sequence.q_len + i;
@@ -62,7 +48,9 @@ void reference_latent_append(const LatentAppendArgs& args) {
       normalize(cached.data(), rank, args.latent_norm, args.norm_eps);
       const std::vector<float> key = rotated(row + args.q_rank + rank, position, args.rope);
       cached.insert(cached.end(), key.begin(), key.end());
-      write_row(args.kv, sequence, position, cached.data());
+      reference::write_latent(args.kv,
+                              args.kv.keys(sequence.pages[position / args.kv.page_size], 0),
+                              position % args.kv.page_size, cached.data());
     }
   }
 }

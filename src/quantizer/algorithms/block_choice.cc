@@ -1,6 +1,7 @@
 #include "quantizer/algorithms/block_choice.h"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 #include <utility>
 
@@ -55,7 +56,8 @@ void BlockRanking::add_units(size_t index) {
   for (Unit& unit : units) {
     unit.site = index;
     unit.work = site.work * std::ssize(unit.blocks);
-    unit.gain /= static_cast<double>(unit.work);
+    constexpr double kFree = std::numeric_limits<double>::infinity();
+    unit.gain = unit.work > 0 ? unit.gain / static_cast<double>(unit.work) : kFree;
     units_.push_back(std::move(unit));
   }
 }
@@ -108,7 +110,9 @@ void BlockRanking::choose_clip(size_t index, BlockChoice& choice) const {
 double BlockRanking::least_share() const {
   double least = 1;
   for (const Unit& unit : units_) {
-    least = std::min(least, static_cast<double>(unit.work) / static_cast<double>(work_));
+    if (unit.work > 0) {
+      least = std::min(least, static_cast<double>(unit.work) / static_cast<double>(work_));
+    }
   }
   return least;
 }

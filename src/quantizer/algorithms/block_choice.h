@@ -11,9 +11,10 @@ namespace nibble {
 struct BlockSite {
   BlockCosts costs;
   double outputs = 0;  // squares of the outputs that the costs are shares of; 0: they count nothing
-  int64_t work = 0;    // multiply-adds of a block for one row: channels times rows of all matrices
-  int64_t parts = 1;   // that the channels are cut into, each with as many 8-bit blocks as the
-                       // others: of the devices that share a product by its columns
+  int64_t work = 0;   // multiply-adds of a block over the text: channels times rows of all matrices
+                      // times rows that enter them; 0: none does, and 8 bits cost nothing
+  int64_t parts = 1;  // that the channels are cut into, each with as many 8-bit blocks as the
+                      // others: of the devices that share a product by its columns
 };
 
 /// How the rows of a site are rounded.

@@ -51,6 +51,17 @@ TEST(BlockChoice, PassesOverWhatDoesNotFit) {
   EXPECT_THAT(choice.sites[1].bits, ElementsAre(8, 4));
 }
 
+// Of experts that no row reached.
+TEST(BlockChoice, GivesWhatHasNoWork8Bits) {
+  const BlockRanking ranking({site_of({9}, 50), site_of({0, 0}, 0), site_of({1, 1}, 25)});
+  const BlockChoice choice = ranking.choose(0);
+  EXPECT_THAT(choice.sites[0].bits, ElementsAre(4));
+  EXPECT_THAT(choice.sites[1].bits, ElementsAre(8, 8));
+  EXPECT_THAT(choice.sites[2].bits, ElementsAre(4, 4));
+  EXPECT_EQ(choice.a8_share, 0);
+  EXPECT_DOUBLE_EQ(ranking.least_share(), 0.25);
+}
+
 TEST(BlockChoice, GivesEachPartAsManyBlocks) {
   const BlockRanking ranking({site_of({1, 9, 2, 3, 8, 7}, 10, 2)});
   EXPECT_THAT(ranking.choose(0.4).sites[0].bits, ElementsAre(4, 8, 4, 4, 8, 4));

@@ -314,7 +314,12 @@ inline KeyGroup copy_group(const AttentionTask& task,
   if (task.kv.widened() && first < last) {
     const int64_t at = first - j;
     widen_keys(task.kv, rows.keys + at, last - first, keys + static_cast<size_t>(at) * bytes);
-    widen_values(task.kv, rows.values + at, last - first, values + static_cast<size_t>(at) * bytes);
+    if (task.kv.latent_rank > 0) {
+      values = keys;
+    } else {
+      widen_values(task.kv, rows.values + at, last - first,
+                   values + static_cast<size_t>(at) * bytes);
+    }
   }
   for (int64_t i = first - j; i < last - j && !task.kv.widened(); ++i) {
     const auto at = static_cast<size_t>(i);

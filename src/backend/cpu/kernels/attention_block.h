@@ -4,6 +4,7 @@
 
 #include "backend/cpu/kernels/attention_keys.h"
 #include "backend/cpu/kernels/attention_state.h"
+#include "backend/cpu/kernels/attention_widen.h"
 
 namespace nibble::cpu {
 namespace {
@@ -159,6 +160,20 @@ KeyCodes key_codes(const KvRow* rows) {
   return {Simd::load(params[0]), Simd::load(params[1])};
 }
 
+/// Words begin .. begin + 15 of keys j .. j + 15, a lane each; 0 past the `count` of a row.
+inline void load_key_words(const KvRow* rows, int64_t begin, int64_t count, F32x16 (&words)[16]) {
+  if (begin + 16 <= count) {
+    for (int64_t i = 0; i < 16; ++i) {
+      words[i] = Simd::from_bits(Simd::load_int(rows[i].codes + 4 * begin));
+    }
+  } else {
+    for (int64_t i = 0; i < 16; ++i) {
+      words[i] = Simd::from_bits(Simd::load_words(rows[i].codes + 4 * begin, count - begin));
+    }
+  }
+  Simd::transpose(words);
+}
+
 template <int kCode>
 void load_keys(const AttentionTask& task,
                const PackRange& pack,
@@ -171,20 +186,28 @@ void load_keys(const AttentionTask& task,
     const KeyCodes int4 = key_codes<kCode>(rows.keys + j);
     for (int64_t begin = 0; begin < count; begin += 16) {
       F32x16 words[16];
-      if (begin + 16 <= count) {
-        for (int64_t i = 0; i < 16; ++i) {
-          words[i] = Simd::from_bits(Simd::load_int(rows.keys[j + i].codes + 4 * begin));
-        }
-      } else {
-        for (int64_t i = 0; i < 16; ++i) {
-          words[i] =
-              Simd::from_bits(Simd::load_words(rows.keys[j + i].codes + 4 * begin, count - begin));
-        }
-      }
-      Simd::transpose(words);
+      load_key_words(rows.keys + j, begin, count, words);
       for (int64_t w = begin; w < smaller(count, begin + 16); ++w) {
         store_keys<kCode>(Simd::bits(words[w - begin]), w, j, int4, block);
       }
+    }
+  }
+}
+
+/// Dims d .. d + 31 of BF16 keys alone, at the beginning of block.keys.
+inline void load_key_dims(const AttentionTask& task,
+                          const PackRange& pack,
+                          const KvRows& rows,
+                          int64_t d,
+                          const KeyBlock& block) {
+  for (int64_t j = pack.begin; j < pack.end; j += 16) {
+    F32x16 words[16];
+    load_key_words(rows.keys + j, d / 2, task.kv.head_dim / 2, words);
+#pragma GCC unroll 16
+    for (int64_t w = 0; w < 16; ++w) {
+      float* keys = block.keys + 2 * w * kKeyBlock + j;
+      Simd::store(keys, Simd::from_bits(Simd::shift_left<16>(Simd::bits(words[w]))));
+      Simd::store(keys + kKeyBlock, upper_halves(Simd::bits(words[w])));
     }
   }
 }
@@ -220,6 +243,34 @@ void load_values(const AttentionTask& task,
       const int64_t count = round_up(dim - whole, 16);
       __builtin_memcpy(values, rest, static_cast<size_t>(count) * 4);
       values += count;
+    }
+  }
+}
+
+constexpr int64_t kValueColumns = 64;  // of values that are multiplied at a time
+
+/// Columns d .. d + kValueColumns - 1 of BF16 values alone, in rows of as many at the beginning of
+/// block.values; 0 past their end.
+inline void load_value_columns(const AttentionTask& task,
+                               const PackRange& pack,
+                               const KvRows& rows,
+                               int64_t d,
+                               const KeyBlock& block) {
+  const int64_t columns = smaller(kValueColumns, task.kv.head_dim - d);
+  float* values = block.values + pack.begin * kValueColumns;
+  for (int64_t j = pack.begin; j < pack.end; ++j, values += kValueColumns) {
+    const uint8_t* row = rows.values[j].codes + 2 * d;
+    if (columns == kValueColumns) {
+#pragma GCC unroll 4
+      for (int64_t i = 0; i < kValueColumns; i += 16) {
+        Simd::store(values + i, load_bf16(row + 2 * i));
+      }
+      continue;
+    }
+    uint8_t bytes[2 * kValueColumns] = {};
+    __builtin_memcpy(bytes, row, static_cast<size_t>(columns) * 2);
+    for (int64_t i = 0; i < kValueColumns; i += 16) {
+      Simd::store(values + i, load_bf16(bytes + 2 * i));
     }
   }
 }

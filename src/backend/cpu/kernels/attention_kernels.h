@@ -7,6 +7,9 @@
 //   scores or the result.
 // - Queries that meet codes are INT8 codes themselves, whose products are exact in integers
 //   (attention_queries.h), and INT4 keys become such codes (attention_keys.h).
+// - Rows of latent attention in codes become BF16 numbers with their scales (attention_widen.h),
+// and
+//   are key and value alike.
 // - Values are multiplied as BF16 numbers: INT8 codes, and what INT4 codes and their offset make in
 //   units of the scale (code_values). Products of BF16 numbers sum blocks of 32 elements: two sums
 //   from 0, of the even and of the odd elements (values of INT8 and INT4 caches: of the first and
@@ -19,7 +22,7 @@
 // - Sums of weights are kept per lane, key modulo 16 (AttentionForm::kShared: of rounded weights,
 //   two neighbours of 32 keys to a lane; INT8 and INT4 caches: of what the values are multiplied
 //   with, times 1 / scale in BF16, the second 16 of 32 keys first), and added at the end of a piece
-//   of 2048 keys.
+//   of 2048 keys (latent attention: 256).
 // Keys that a row does not see have weight 0 and change no bit: a row's result depends on its own
 // position and the cache alone.
 
@@ -71,42 +74,58 @@ inline KeyRange keys_seen(const AttentionTask& task, const PackRange& pack, int6
 template <int kCode, bool kWholeTops>
 class BlockStep {
  public:
+  /// narrow: rows of keys and values that the block does not hold yet; a few of their numbers at a
+  /// time are loaded for the few rows of the task, and stay in the first cache. Null: it holds
+  /// them.
   BlockStep(const AttentionTask& task,
             const KeyBlock& block,
             const QueryRows& rows,
             const PackRange& pack,
-            RowPrefetch& ahead)
+            RowPrefetch& ahead,
+            const KvRows* narrow)
       : task_(task),
         block_(block),
         rows_(rows),
         pack_(pack),
         ahead_(ahead),
+        narrow_(narrow),
         dim_(round_up(task.kv.head_dim, 16)),
+        value_dim_(round_up(task.kv.value_dim, 16)),
         width_(round_up(task.kv.head_dim, kDotBlock)) {}
 
-  /// Folds the block into all rows, a few at a time, so that keys, then values stay in the first
-  /// cache.
+  /// Folds the block into all rows, a few at a time, so that their scores stay in the first cache.
   void run() {
     const int64_t count = task_.tokens * task_.group;
     for (int64_t begin = 0; begin < count; begin += kTileRowCount) {
-      const int64_t end = smaller(count, begin + kTileRowCount);
-      const auto each_group = [&](const auto& step) {
-        for (int64_t r = begin; r < end; r += kProductRows) {
-          const int64_t last = smaller(end, r + kProductRows);
-          const KeyRange keys = seen_by(r, last);
-          if (keys.begin < keys.end) {
-            step(r, last - r, keys);
-          }
-        }
-      };
+      find_groups(begin, smaller(count, begin + kTileRowCount));
       scores_ = rows_.scores - begin * kKeyBlock;
-      each_group([&](int64_t r, int64_t n, const KeyRange& keys) { score(r, n, keys); });
-      each_group([&](int64_t r, int64_t n, const KeyRange& keys) { weigh(r, n, keys); });
-      each_group([&](int64_t r, int64_t n, const KeyRange& keys) { add_values(r, n, keys); });
+      score();
+      for (int64_t i = 0; i < num_groups_; ++i) {
+        weigh(groups_[i]);
+      }
+      add_values();
     }
   }
 
  private:
+  /// Rows whose products share what is loaded of the keys.
+  struct RowGroup {
+    int64_t first;
+    int64_t count;
+    KeyRange keys;
+  };
+
+  void find_groups(int64_t begin, int64_t end) {
+    num_groups_ = 0;
+    for (int64_t r = begin; r < end; r += kProductRows) {
+      const int64_t last = smaller(end, r + kProductRows);
+      const KeyRange keys = seen_by(r, last);
+      if (keys.begin < keys.end) {
+        groups_[num_groups_++] = {r, last - r, keys};
+      }
+    }
+  }
+
   /// Keys that rows first .. last-1 see.
   [[nodiscard]] KeyRange seen_by(int64_t first, int64_t last) const {
     const int64_t begin = keys_seen(task_, pack_, first).begin;
@@ -114,31 +133,56 @@ class BlockStep {
     return {begin / kDotBlock * kDotBlock, begin < end ? round_up(end, kDotBlock) : 0};
   }
 
-  void score(int64_t r, int64_t count, const KeyRange& keys) {
+  void score() {
     if constexpr (kCode != 1) {
-      const int64_t pairs = task_.kv.head_dim / 2;
-      const PairProduct p{
-          rows_.pairs + r * pairs, pairs,          block_.key_pairs + keys.begin,        kKeyBlock,
-          rows_.bias + r,          rows_.unit + r, scores_ + r * kKeyBlock + keys.begin, kKeyBlock};
-      multiply_pair_rows(p, count, keys.end - keys.begin);
+      for (int64_t i = 0; i < num_groups_; ++i) {
+        score_pairs(groups_[i]);
+      }
       return;
     }
-    Product p{rows_.q + r * width_,
-              width_,
-              block_.keys + keys.begin,
-              kKeyBlock,
-              scores_ + r * kKeyBlock + keys.begin,
-              kKeyBlock};
-    multiply_rows<true, Halves::kEvenAndOdd>(p, count, keys.end - keys.begin);
+    score_dims<true>(0);
     for (int64_t d = kDotBlock; d < width_; d += kDotBlock) {
-      p.a += kDotBlock;
-      p.b += kDotBlock * kKeyBlock;
-      multiply_rows<false, Halves::kEvenAndOdd>(p, count, keys.end - keys.begin);
+      score_dims<false>(d);
     }
   }
 
-  void weigh(int64_t first, int64_t count, const KeyRange& keys) {
-    for (int64_t r = first; r < first + count; ++r) {
+  void score_pairs(const RowGroup& group) {
+    const int64_t r = group.first;
+    const int64_t pairs = task_.kv.head_dim / 2;
+    const PairProduct p{rows_.pairs + r * pairs,
+                        pairs,
+                        block_.key_pairs + group.keys.begin,
+                        kKeyBlock,
+                        rows_.bias + r,
+                        rows_.unit + r,
+                        scores_ + r * kKeyBlock + group.keys.begin,
+                        kKeyBlock};
+    multiply_pair_rows(p, group.count, group.keys.end - group.keys.begin);
+  }
+
+  /// Adds the products of dims d .. d + 31, which stay in the first cache, to all rows' scores.
+  template <bool kFirst>
+  void score_dims(int64_t d) {
+    const float* dims = block_.keys + d * kKeyBlock;
+    if (narrow_ != nullptr) {
+      ahead_.next(2);
+      load_key_dims(task_, pack_, *narrow_, d, block_);
+      dims = block_.keys;
+    }
+    for (int64_t i = 0; i < num_groups_; ++i) {
+      const auto& [r, count, keys] = groups_[i];
+      const Product p{rows_.q + r * width_ + d,
+                      width_,
+                      dims + keys.begin,
+                      kKeyBlock,
+                      scores_ + r * kKeyBlock + keys.begin,
+                      kKeyBlock};
+      multiply_rows<kFirst, Halves::kEvenAndOdd>(p, count, keys.end - keys.begin);
+    }
+  }
+
+  void weigh(const RowGroup& group) {
+    for (int64_t r = group.first; r < group.first + group.count; ++r) {
       ahead_.next(2);
       const KeyRange seen = keys_seen(task_, pack_, r);
       float* scores = scores_ + r * kKeyBlock;
@@ -148,17 +192,43 @@ class BlockStep {
       }
       const BlockRow row{seen.begin,           seen.end,       scores, rows_.sums + r * 16,
                          rows_.acc + r * dim_, rows_.shift + r};
-      weigh_row<kCode, kWholeTops>(block_, keys, row, dim_);
+      weigh_row<kCode, kWholeTops>(block_, group.keys, row, dim_);
     }
   }
 
-  void add_values(int64_t r, int64_t count, const KeyRange& keys) {
-    for (int64_t j = keys.begin; j < keys.end; j += kDotBlock) {
-      ahead_.next(4);
-      const Product p{scores_ + r * kKeyBlock + j, kKeyBlock, block_.values + j * dim_, dim_,
-                      rows_.acc + r * dim_,        dim_};
-      multiply_rows<false, kCode == 1 ? Halves::kEvenAndOdd : Halves::kFirstAndSecond>(p, count,
-                                                                                       dim_);
+  /// A few columns of values at a time, which stay in the first cache for all rows.
+  void add_values() {
+    for (int64_t d = 0; d < value_dim_; d += kValueColumns) {
+      const int64_t columns = smaller(kValueColumns, value_dim_ - d);
+      if (narrow_ != nullptr) {
+        load_value_columns(task_, pack_, *narrow_, d, block_);
+        add_columns({block_.values, kValueColumns}, d, columns);
+      } else {
+        add_columns({block_.values + d, dim_}, d, columns);
+      }
+    }
+  }
+
+  /// Where columns of values begin, and how far apart rows are.
+  struct Columns {
+    const float* values;
+    int64_t stride;
+  };
+
+  void add_columns(const Columns& from, int64_t d, int64_t columns) {
+    constexpr Halves kHalves = kCode == 1 ? Halves::kEvenAndOdd : Halves::kFirstAndSecond;
+    for (int64_t j = 0; j < kKeyBlock; j += kDotBlock) {
+      for (int64_t i = 0; i < num_groups_; ++i) {
+        const auto& [r, count, keys] = groups_[i];
+        if (j < keys.begin || j >= keys.end) {
+          continue;
+        }
+        ahead_.next(2);
+        const Product p{scores_ + r * kKeyBlock + j,   kKeyBlock,
+                        from.values + j * from.stride, from.stride,
+                        rows_.acc + r * dim_ + d,      dim_};
+        multiply_rows<false, kHalves>(p, count, columns);
+      }
     }
   }
 
@@ -167,9 +237,13 @@ class BlockStep {
   const QueryRows& rows_;
   const PackRange& pack_;
   RowPrefetch& ahead_;
+  const KvRows* narrow_;
   int64_t dim_;              // of a row of values
+  int64_t value_dim_;        // numbers of it that are multiplied
   int64_t width_;            // of a row of queries
   float* scores_ = nullptr;  // of row 0
+  RowGroup groups_[(kTileRowCount + kProductRows - 1) / kProductRows];
+  int64_t num_groups_ = 0;
 };
 
 /// Sums over the keys first .. end-1, which lie in one piece.
@@ -194,17 +268,24 @@ void sum_piece(const AttentionTask& task,
       widen_block(task.kv, pack, block.wide, found);
     }
     load_params<kCode>(task, pack, found, block);
+    if constexpr (kCode == 1) {
+      const bool narrow = task.tokens == 1 && rows <= kTileRowCount;
+      if (!narrow) {
+        load_keys<kCode>(task, pack, found, block, ahead);
+        load_values<kCode>(task, pack, found, block, ahead);
+      }
+      if (task.tokens > 1) {
+        contain_values(dim, pack.range, block);
+      }
+      const KvRows* unpacked = narrow ? &found : nullptr;
+      if (task.whole_tops) {
+        return BlockStep<kCode, true>(task, block, queries, pack, ahead, unpacked).run();
+      }
+      return BlockStep<kCode, false>(task, block, queries, pack, ahead, unpacked).run();
+    }
     load_keys<kCode>(task, pack, found, block, ahead);
     load_values<kCode>(task, pack, found, block, ahead);
-    if (kCode == 1 && task.tokens > 1) {
-      contain_values(dim, pack.range, block);
-    }
-    if constexpr (kCode == 1) {
-      if (task.whole_tops) {
-        return BlockStep<kCode, true>(task, block, queries, pack, ahead).run();
-      }
-    }
-    BlockStep<kCode, false>(task, block, queries, pack, ahead).run();
+    BlockStep<kCode, false>(task, block, queries, pack, ahead, nullptr).run();
   });
   for (int64_t r = 0; r < rows; ++r) {
     states.top[r] = ExponentRange<kCode>::kBase - queries.shift[r];
@@ -227,7 +308,7 @@ void attention_of(const AttentionTask& task) {
   KeyBlock block;
   block.keys = take(kKeyBlock * width);
   block.key_pairs = reinterpret_cast<int32_t*>(block.keys);
-  block.values = take(kKeyBlock * padded_dim);
+  block.values = take(kKeyBlock * larger(padded_dim, kValueColumns));
   block.wide = reinterpret_cast<uint8_t*>(
       take(kCode == 1 && task.kv.widened() ? kKeyBlock * task.kv.head_dim : 0));
   block.score_scale = take(kKeyBlock);

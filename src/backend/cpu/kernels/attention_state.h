@@ -128,11 +128,12 @@ void in_pieces(const AttentionTask& task, float* memory, const Add& add) {
   const int64_t first = first_visible(task, task.first_position);
   const int64_t end = task.first_position + task.tokens;
   const bool partial = task.partial != nullptr;
-  const int64_t begin = partial ? task.piece * kKeyPiece : first / kKeyPiece * kKeyPiece;
-  const int64_t stop = partial ? begin + kKeyPiece : end;
+  const int64_t keys = task.piece_keys;
+  const int64_t begin = partial ? task.piece * keys : first / keys * keys;
+  const int64_t stop = partial ? begin + keys : end;
   const RowStates total = states_at(partial ? task.partial : memory, rows, padded_dim);
-  for (int64_t piece = begin; piece < stop; piece += kKeyPiece) {
-    add(larger(first, piece), smaller(end, piece + kKeyPiece), total, piece == begin);
+  for (int64_t piece = begin; piece < stop; piece += keys) {
+    add(larger(first, piece), smaller(end, piece + keys), total, piece == begin);
   }
   if (!partial) {
     write_results(task, total, padded_dim);

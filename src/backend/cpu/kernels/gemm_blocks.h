@@ -140,60 +140,55 @@ void block_rows(const GemmTask& task, int64_t tile, int64_t row) {
   }
 }
 
-/// Where the sums of a block of two weight tiles lie between the loop that makes them and the one
-/// that scales them, each of which needs the registers.
+/// Sums of two weight tiles and kRows rows: each activation that is loaded is used twice.
 template <int kRows>
-struct PairSums {
-  I32x16 of[2][kRows];
-};
+using PairSums = I32x16[kRows][2];
 
-/// Two weight tiles times a block of kRows rows: each activation that is loaded is used twice.
+/// Where the sums of each row start: with the bias of its group, which follow each other.
 template <int kRows>
-[[gnu::noinline]] void pair_sums(const GemmTask& task,
-                                 const uint8_t* codes,
-                                 const uint8_t* x,
-                                 PairSums<kRows>& sums) {
-  const int64_t tile_bytes = task.w.tile_bytes;
-  const int64_t stride = task.xq_stride;
-  I32x16 acc[kRows][2];
+[[gnu::always_inline]] inline void start_pair(const uint8_t* groups,
+                                              int64_t stride,
+                                              PairSums<kRows>& sums) {
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
-    acc[r][0] = acc[r][1] = Simd::set_int(0);
-  }
-  for (const uint8_t* end = x + task.x_block; x < end; x += kStepColumns) {
-    add_pair_half<IntCodecInt4, 0>(codes, tile_bytes, x, stride, acc);
-    add_pair_half<IntCodecInt4, 1>(codes, tile_bytes, x, stride, acc);
-    codes += IntCodecInt4::kStepBytes;
-  }
-#pragma GCC unroll 16
-  for (int r = 0; r < kRows; ++r) {
-    sums.of[0][r] = acc[r][0];
-    sums.of[1][r] = acc[r][1];
+    sums[r][0] = sums[r][1] = Simd::set_int(fixed_group(groups + r * stride).bias);
   }
 }
 
+/// Adds a block of `columns`.
+template <int kRows>
+[[gnu::always_inline]] inline void add_pair_block(const GemmTask& task,
+                                                  const uint8_t* codes,
+                                                  const uint8_t* x,
+                                                  PairSums<kRows>& sums) {
+  for (const uint8_t* end = x + task.x_block; x < end; x += kStepColumns) {
+    add_pair_half<IntCodecInt4, 0>(codes, task.w.tile_bytes, x, task.xq_stride, sums);
+    add_pair_half<IntCodecInt4, 1>(codes, task.w.tile_bytes, x, task.xq_stride, sums);
+    codes += IntCodecInt4::kStepBytes;
+  }
+}
+
+/// The sums of a block have the registers, the totals lie in memory.
 template <int kRows>
 void block_pair(const GemmTask& task, int64_t tile, int64_t row) {
   const PackedWeights& w = task.w;
   const uint8_t* codes = w.codes + tile * w.tile_bytes;
   const uint8_t* x = task.xq + row * task.xq_stride;
   const uint8_t* groups = x + code_bytes_of(task);
-  F32x16 total[2][kRows];
-  set_zero(total[0]);
-  set_zero(total[1]);
-  PairSums<kRows> sums;
+  F32x16 total[kRows][2];
+  clear(total);
   for (int64_t g = 0; g < w.groups; ++g) {
-    pair_sums<kRows>(task, codes, x, sums);
+    asm volatile("" : "+m"(total));
+    PairSums<kRows> sums;
+    start_pair<kRows>(groups, task.xq_stride, sums);
+    add_pair_block<kRows>(task, codes, x, sums);
     const F32x16 scales[2] = {load_scales(w, tile * w.groups + g),
                               load_scales(w, (tile + 1) * w.groups + g)};
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
-      const FixedGroup group = fixed_group(groups + r * task.xq_stride);
-      const I32x16 bias = Simd::set_int(group.bias);
-      for (int t = 0; t < 2; ++t) {
-        total[t][r] =
-            add_scaled(Simd::add_int(sums.of[t][r], bias), group.unit, scales[t], total[t][r]);
-      }
+      const float unit = fixed_group(groups + r * task.xq_stride).unit;
+      total[r][0] = add_scaled(sums[r][0], unit, scales[0], total[r][0]);
+      total[r][1] = add_scaled(sums[r][1], unit, scales[1], total[r][1]);
     }
     codes += task.x_block / kStepColumns * IntCodecInt4::kStepBytes;
     x += task.x_block;
@@ -201,7 +196,7 @@ void block_pair(const GemmTask& task, int64_t tile, int64_t row) {
   }
   for (int64_t t = 0; t < 2; ++t) {
     for (int r = 0; r < kRows; ++r) {
-      write_tile_row(task, row + r, tile + t, total[t][r]);
+      write_tile_row(task, row + r, tile + t, total[r][t]);
     }
   }
 }
@@ -211,24 +206,41 @@ constexpr int kMostBlockRows = IntCodecInt4::kShortSums ? Simd::kShortRows
                                : Simd::kFewRegisters    ? 4
                                                         : Simd::kRows;
 
-inline void gemm_blocks(const GemmTask& task, int64_t tile_begin, int64_t tile_end) {
+struct Tiles {
+  int64_t begin;
+  int64_t end;
+};
+
+/// All rows and some tiles: pairs of these as far as there are rows enough for such.
+template <typename Pair, typename Rows>
+[[gnu::always_inline]] inline void in_pairs(const GemmTask& task,
+                                            const Tiles& tiles,
+                                            const Pair& pair,
+                                            const Rows& rows) {
   int64_t paired = 0;  // rows that pairs of tiles take
-  int64_t pairs_end = tile_begin;
+  int64_t pairs_end = tiles.begin;
   if constexpr (Simd::kPairRows > 0) {
     paired = task.m / Simd::kPairRows * Simd::kPairRows;
-    pairs_end = tile_begin + (tile_end - tile_begin) / 2 * 2;
-    for (int64_t tile = tile_begin; tile < pairs_end; tile += 2) {
+    pairs_end = tiles.begin + (tiles.end - tiles.begin) / 2 * 2;
+    for (int64_t tile = tiles.begin; tile < pairs_end; tile += 2) {
       for (int64_t row = 0; row < paired; row += Simd::kPairRows) {
-        block_pair<Simd::kPairRows>(task, tile, row);
+        pair.template operator()<Simd::kPairRows>(tile, row);
       }
     }
   }
-  for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
+  for (int64_t tile = tiles.begin; tile < tiles.end; ++tile) {
     const int64_t first = tile < pairs_end ? paired : 0;
     in_row_blocks<kMostBlockRows>(task.m - first, [&]<int kRows>(int64_t row) {
-      block_rows<kRows>(task, tile, first + row);
+      rows.template operator()<kRows>(tile, first + row);
     });
   }
+}
+
+inline void gemm_blocks(const GemmTask& task, int64_t tile_begin, int64_t tile_end) {
+  in_pairs(
+      task, {tile_begin, tile_end},
+      [&]<int kRows>(int64_t tile, int64_t row) { block_pair<kRows>(task, tile, row); },
+      [&]<int kRows>(int64_t tile, int64_t row) { block_rows<kRows>(task, tile, row); });
 }
 
 /// One tile times kRows rows, a sum for each class of bits.
@@ -263,11 +275,47 @@ void class_rows(const GemmTask& task, int64_t tile, int64_t row) {
   }
 }
 
-inline void gemm_classes(const GemmTask& task, int64_t tile_begin, int64_t tile_end) {
-  for (int64_t tile = tile_begin; tile < tile_end; ++tile) {
-    in_row_blocks<kMostBlockRows>(
-        task.m, [&]<int kRows>(int64_t row) { class_rows<kRows>(task, tile, row); });
+/// Two tiles: the blocks of one class, then those of the other, so that one set of sums is enough.
+template <int kRows>
+void class_pair(const GemmTask& task, int64_t tile, int64_t row) {
+  const PackedWeights& w = task.w;
+  const uint8_t* x = task.xq + row * task.xq_stride;
+  F32x16 both[kRows][2];
+  clear(both);
+  for (const int bits : {8, 4}) {
+    const uint8_t* groups = x + code_bytes_of(task) + (bits == 4 ? 0 : sizeof(FixedGroup));
+    asm volatile("" : "+m"(both));
+    PairSums<kRows> sums;
+    start_pair<kRows>(groups, task.xq_stride, sums);
+    for (int64_t b = 0; b < w.k / task.x_block; ++b) {
+      if (task.x_bits[b] == bits) {
+        const int64_t step = b * task.x_block / kStepColumns;
+        add_pair_block<kRows>(task, w.codes + tile * w.tile_bytes + step * IntCodecInt4::kStepBytes,
+                              x + b * task.x_block, sums);
+      }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) {
+      const F32x16 unit = Simd::set(fixed_group(groups + r * task.xq_stride).unit);
+      for (int t = 0; t < 2; ++t) {
+        const F32x16 sum = Simd::to_float(sums[r][t]);
+        both[r][t] = bits == 8 ? Simd::mul(sum, unit) : Simd::fma(sum, unit, both[r][t]);
+      }
+    }
   }
+  for (int64_t t = 0; t < 2; ++t) {
+    const F32x16 scales = load_scales(w, tile + t);
+    for (int r = 0; r < kRows; ++r) {
+      write_tile_row(task, row + r, tile + t, Simd::mul(scales, both[r][t]));
+    }
+  }
+}
+
+inline void gemm_classes(const GemmTask& task, int64_t tile_begin, int64_t tile_end) {
+  in_pairs(
+      task, {tile_begin, tile_end},
+      [&]<int kRows>(int64_t tile, int64_t row) { class_pair<kRows>(task, tile, row); },
+      [&]<int kRows>(int64_t tile, int64_t row) { class_rows<kRows>(task, tile, row); });
 }
 
 }  // namespace

@@ -64,9 +64,19 @@ struct Simd {
   static F32x16 div(F32x16 a, F32x16 b) {
     return f([&](int i) { return a.v[i] / b.v[i]; });
   }
-  /// a * b + c, rounded once.
+  /// a * b + c, rounded once. The product is exact in F64; rounding their sum to F64 first changes
+  /// the result only where that sum lies between two F32 numbers, or below the normal ones. A call
+  /// of the library for every lane would take most of a kernel's time.
+  static float fma(float a, float b, float c) {
+    const double sum = static_cast<double>(a) * b + c;
+    uint64_t bits = 0;
+    __builtin_memcpy(&bits, &sum, sizeof bits);
+    const bool halfway = (bits & 0x1fffffff) == 0x10000000;
+    return halfway || (sum != 0 && __builtin_fabs(sum) < 0x1p-125) ? __builtin_fmaf(a, b, c)
+                                                                   : static_cast<float>(sum);
+  }
   static F32x16 fma(F32x16 a, F32x16 b, F32x16 c) {
-    return f([&](int i) { return __builtin_fmaf(a.v[i], b.v[i], c.v[i]); });
+    return f([&](int i) { return fma(a.v[i], b.v[i], c.v[i]); });
   }
   /// a < b ? a : b, so b when either is NaN.
   static F32x16 min(F32x16 a, F32x16 b) {

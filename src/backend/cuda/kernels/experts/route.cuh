@@ -138,7 +138,12 @@ __device__ inline void route_row(const RouteRowsArgs& args, int64_t row, const R
     }
     best = best_of_warp(best);
     if (lane == 0) {
-      args.chosen[row * args.top_k + i] = best.index;
+      const int number = best.index - args.first_expert;
+      const bool present = number >= 0 && number < args.present;
+      args.chosen[row * args.top_k + i] = present ? number : -1;
+      if (!present) {
+        args.slot_of[row * args.top_k + i] = kNoSlot;
+      }
       weights[i] = scores[best.index];
       choice[best.index] = kTaken;
     }

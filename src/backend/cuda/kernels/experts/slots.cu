@@ -15,7 +15,9 @@ __global__ __launch_bounds__(kCopyThreads) void number_kernel(const NumberSlotsA
   ptx::wait_for_predecessor();
   const int64_t i = int64_t{blockIdx.x} * kCopyThreads + threadIdx.x;
   if (i < args.rows * args.top_k) {
-    args.slot_of[i] = static_cast<int32_t>(args.chosen[i] * args.rows + i / args.top_k);
+    if (const int expert = args.chosen[i]; expert >= 0) {
+      args.slot_of[i] = static_cast<int32_t>(expert * args.rows + i / args.top_k);
+    }
   }
 }
 
@@ -34,8 +36,10 @@ __global__ __launch_bounds__(kCopyThreads) void scatter_kernel(const ScatterRows
   if (blockIdx.y == 0) {
     for (int64_t i = thread; i < args.top_k * args.row_scales; i += kCopyThreads) {
       const int64_t number = i % args.row_scales;
-      args.slot_scales[slots[i / args.row_scales] * args.row_scales + number] =
-          args.scales[row * args.row_scales + number];
+      if (const int slot = slots[i / args.row_scales]; slot != kNoSlot) {
+        args.slot_scales[slot * args.row_scales + number] =
+            args.scales[row * args.row_scales + number];
+      }
     }
   }
   const int64_t words = args.row_bytes / 16;
@@ -45,7 +49,9 @@ __global__ __launch_bounds__(kCopyThreads) void scatter_kernel(const ScatterRows
        i += int64_t{gridDim.y} * kCopyThreads) {
     const uint4 word = from[i];
     for (int c = 0; c < args.top_k; ++c) {
-      to[slots[c] * words + i] = word;
+      if (slots[c] != kNoSlot) {
+        to[slots[c] * words + i] = word;
+      }
     }
   }
 }
@@ -70,7 +76,8 @@ __global__ __launch_bounds__(kCombineThreads) void combine_kernel(const CombineS
   const int64_t words = args.n / 4;
   if (thread < args.top_k) {
     const int64_t slot = args.slot_of[row * args.top_k + thread];
-    slots[thread] = static_cast<const Word*>(args.results) + slot * words;
+    slots[thread] =
+        slot == kNoSlot ? nullptr : static_cast<const Word*>(args.results) + slot * words;
     weights[thread] = args.weights[row * args.top_k + thread];
   }
   __syncthreads();
@@ -82,11 +89,12 @@ __global__ __launch_bounds__(kCombineThreads) void combine_kernel(const CombineS
       float4 x[kAtOnce];
 #pragma unroll
       for (int c = 0; c < kAtOnce; ++c) {
-        x[c] = first + c < args.top_k ? four_of(__ldcs(slots[first + c] + i)) : float4{};
+        const Word* of = first + c < args.top_k ? slots[first + c] : nullptr;
+        x[c] = of != nullptr ? four_of(__ldcs(of + i)) : float4{};
       }
 #pragma unroll
       for (int c = 0; c < kAtOnce; ++c) {
-        if (first + c < args.top_k) {
+        if (first + c < args.top_k && slots[first + c] != nullptr) {
           const float weight = weights[first + c];
           sum.x = __fadd_rn(sum.x, __fmul_rn(x[c].x, weight));
           sum.y = __fadd_rn(sum.y, __fmul_rn(x[c].y, weight));

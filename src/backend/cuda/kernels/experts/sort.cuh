@@ -38,7 +38,8 @@ __device__ inline int inclusive_sum(int value, int* of_warps) {
 }
 
 /// visit(slot, expert, rank) for the slots of this warp's run, 32 at a time: `rank` among those of
-/// one expert; then count(expert, of them). An expert's slots come in their order.
+/// one expert; then count(expert, of them). An expert's slots come in their order. Those without an
+/// expert are passed over.
 template <typename Visit>
 __device__ __forceinline__ void walk_run(
     const SortSlotsArgs& args, int slots, int run, int runs, uint16_t* counts, const Visit& visit) {
@@ -137,7 +138,10 @@ __device__ inline void list_tiles(
 
 /// Adds a run of a layer: by one thread. Layers follow each other on one stream, and an addition
 /// whose result nobody asks for is not waited for.
-__device__ inline void add_counts(const SortSlotsArgs& args, int active, int rows_max) {
+__device__ inline void add_counts(const SortSlotsArgs& args, int active, int slots, int rows_max) {
+  if (args.slot_count != nullptr) {
+    *args.slot_count = slots;
+  }
   if (args.counts == nullptr) {
     return;
   }
@@ -146,7 +150,7 @@ __device__ inline void add_counts(const SortSlotsArgs& args, int active, int row
   };
   add(&args.counts->runs, 1);
   add(&args.counts->active, active);
-  add(&args.counts->slots, args.rows * args.top_k);
+  add(&args.counts->slots, slots);
   add(&args.counts->rows_max, rows_max);
 }
 
@@ -195,7 +199,7 @@ __device__ inline void sort_block(const SortSlotsArgs& args, uint16_t* counts) {
   }
   __syncthreads();
   if (thread == kSortThreads - 1) {
-    add_counts(args, active, rows_max);
+    add_counts(args, active, first + count, rows_max);
   }
   if (warp < runs) {
     walk_run(args, slots, warp, runs, own,
@@ -207,11 +211,13 @@ __device__ inline void sort_block(const SortSlotsArgs& args, uint16_t* counts) {
 __device__ inline void sort_warp(const SortSlotsArgs& args) {
   const int lane = static_cast<int>(threadIdx.x % kWarp);
   const auto slots = static_cast<int>(args.rows * args.top_k);
-  const int expert = lane < slots ? args.chosen[lane] : kMostExperts;
+  const int number = lane < slots ? args.chosen[lane] : -1;
+  const bool present = number >= 0;
+  const int expert = present ? number : kMostExperts;
   const unsigned peers = __match_any_sync(kWarpLanes, expert);
   const int rank = __popc(peers & ((1U << lane) - 1));
   const int count = __popc(peers);
-  const ExpertCut cut(args.cut, lane < slots && rank == 0 ? count : 0);
+  const ExpertCut cut(args.cut, present && rank == 0 ? count : 0);
   // Of a list in each half of a word. So few rows are in the order of their experts alone.
   const int own_tiles = cut.few ? cut.tiles << 16 : cut.tiles;
   int first = 0, tile = 0;  // slots and tiles of lower experts
@@ -221,7 +227,7 @@ __device__ inline void sort_warp(const SortSlotsArgs& args) {
     first += of_other < expert ? 1 : 0;
     tile += of_other < expert ? tiles : 0;
   }
-  if (lane < slots) {
+  if (present) {
     args.slot_of[lane] = first + rank;
   }
   cut.list(args.tiles + (cut.few ? args.max_tiles + (tile >> 16) : tile & 0xffff), expert, first);
@@ -235,10 +241,11 @@ __device__ inline void sort_warp(const SortSlotsArgs& args) {
       args.tile_count[list] = listed;
     }
   }
-  const int active = __popc(__ballot_sync(kWarpLanes, lane < slots && rank == 0));
-  const int rows_max = __reduce_max_sync(kWarpLanes, lane < slots ? count : 0);
+  const int active = __popc(__ballot_sync(kWarpLanes, present && rank == 0));
+  const int of_experts = __popc(__ballot_sync(kWarpLanes, present));
+  const int rows_max = __reduce_max_sync(kWarpLanes, present ? count : 0);
   if (lane == 0) {
-    add_counts(args, active, rows_max);
+    add_counts(args, active, of_experts, rows_max);
   }
 }
 

@@ -20,12 +20,20 @@ constexpr int64_t kClusterRows = 32;  // 256 blocks; from 64 rows on a block per
 
 using Kind = GemmInput::Kind;
 
+/// Behind the predecessor, which may write it.
+__device__ __forceinline__ bool is_wanted(const ActivationArgs& args, int64_t row) {
+  return args.wanted == nullptr || row < *args.wanted;
+}
+
 template <int kPieces, Kind kKind, ActFormat kFormat>
 __global__ __launch_bounds__(kMaxRowThreads) void activation_kernel(const ActivationArgs args) {
   ptx::allow_successor();
   ptx::wait_for_predecessor();
   constexpr auto kScales = scales_of(kFormat);
   const int64_t row = blockIdx.x;
+  if (!is_wanted(args, row)) {
+    return;
+  }
   store_scaled<kPieces, kScales>(args.out, row, args.n, [&](int, int64_t i) {
     return activated<kKind, kFormat>(args, row, i);
   });
@@ -45,6 +53,9 @@ __global__ __launch_bounds__(kMaxRowThreads) void activation_cluster_kernel(
   ptx::wait_for_predecessor();
   const cg::cluster_group cluster = cg::this_cluster();
   const int64_t row = blockIdx.x / kCluster;
+  if (!is_wanted(args, row)) {
+    return;  // so does the whole cluster
+  }
   const int64_t i = (int64_t{blockIdx.x % kCluster} * blockDim.x + threadIdx.x) * kPiece;
   F32x8 y = {};
   uint32_t own = 0;
@@ -85,6 +96,9 @@ __global__ __launch_bounds__(kFlatThreads) void activation_flat_kernel(const Act
     return;
   }
   const int64_t row = index / pieces;
+  if (!is_wanted(args, row)) {
+    return;
+  }
   const int64_t i = (index - row * pieces) * kPiece;
   auto* out = static_cast<__nv_bfloat16*>(args.out.values) + row * args.n;
   store_bf16x8(out + i, activated<kKind, ActFormat::kBf16>(args, row, i));
