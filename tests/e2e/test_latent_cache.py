@@ -8,7 +8,7 @@ from test_openai import Server
 
 RANK, ROPE, LAYERS = 136, 24, 3  # a group of INT4 that is not full
 CONFIG = {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3",
-          "vocab_size": 512, "hidden_size": 64, "num_hidden_layers": LAYERS,
+          "vocab_size": 512, "hidden_size": 96, "num_hidden_layers": LAYERS,
           "num_attention_heads": 3, "num_key_value_heads": 3, "max_position_embeddings": 1024,
           "q_lora_rank": 48, "kv_lora_rank": RANK, "qk_nope_head_dim": 32,
           "qk_rope_head_dim": ROPE, "v_head_dim": 40, "first_k_dense_replace": 1,
