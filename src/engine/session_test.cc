@@ -71,6 +71,7 @@ TEST(Session, KvCacheDtypeNames) {
 TEST(Session, TheCacheHoldsWhatTheCheckpointsTypeHolds) {
   const auto backend = open_backend({}).value();
   ModelConfig config;
+  config.num_layers = 1;
   config.num_heads = 4;
   config.num_kv_heads = 2;
   config.head_dim = 16;
