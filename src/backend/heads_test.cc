@@ -2,7 +2,6 @@
 #include <cmath>
 #include <limits>
 #include <memory>
-#include <random>
 #include <string>
 #include <vector>
 
@@ -12,6 +11,7 @@
 #include "backend/cpu/isa.h"
 #include "backend/prepared_heads.h"
 #include "backend/testing/bf16_rows.h"
+#include "backend/testing/random_bf16.h"
 #include "base/f16.h"
 
 namespace nibble {
@@ -25,14 +25,6 @@ struct Shape {
   DType type = DType::kBF16;  // of weights and rows
 };
 
-std::vector<float> random_floats(int64_t count, uint32_t seed) {
-  std::mt19937 random(seed);
-  std::normal_distribution<float> normal(0.0F, 1.0F);
-  std::vector<float> values(static_cast<size_t>(count));
-  std::ranges::generate(values, [&] { return normal(random); });
-  return to_f32(to_bf16(values));
-}
-
 /// Rows whose heads lie apart, in front of numbers that no head has.
 class HeadsCase {
  public:
@@ -40,8 +32,8 @@ class HeadsCase {
       : shape_(shape),
         x_head_(shape.k + 3),
         x_stride_(shape.heads * x_head_ + 5),
-        x_(random_floats(shape.m * x_stride_, 1)),
-        weights_(random_floats(shape.heads * shape.n * shape.k, 2)) {
+        x_(random_bf16_floats(shape.m * x_stride_, 1)),
+        weights_(random_bf16_floats(shape.heads * shape.n * shape.k, 2)) {
     for (int64_t head = 0; head < shape.heads; ++head) {
       const WeightCode code = shape.type == DType::kF32 ? WeightCode::kF32 : WeightCode::kBf16;
       tensors_.push_back(QuantTensor::allocate({.code = code}, shape.n, shape.k).value());

@@ -3,7 +3,6 @@
 #include <cmath>
 #include <iterator>
 #include <limits>
-#include <random>
 #include <string>
 #include <vector>
 
@@ -12,6 +11,7 @@
 #include "backend/backend.h"
 #include "backend/cpu/isa.h"
 #include "backend/testing/bf16_rows.h"
+#include "backend/testing/random_bf16.h"
 #include "ops/attention.h"
 #include "ops/latent.h"
 #include "ops/reference/latent_rows.h"
@@ -39,14 +39,6 @@ struct Shape {
 
 constexpr float kEps = 1e-6F;
 constexpr float kScale = 0.2F;
-
-std::vector<float> random_floats(int64_t count, uint32_t seed) {
-  std::mt19937 random(seed);
-  std::normal_distribution<float> normal(0.0F, 1.0F);
-  std::vector<float> values(static_cast<size_t>(count));
-  std::ranges::generate(values, [&] { return normal(random); });
-  return to_f32(to_bf16(values));
-}
 
 /// Memory of activations in F32 or BF16.
 class Rows {
@@ -87,8 +79,8 @@ class LatentStep {
       inv_freq_.push_back(
           std::pow(10000.0F, -2.0F * static_cast<float>(i) / static_cast<float>(shape.rope)));
     }
-    q_norm_ = random_floats(shape.first(), 3);
-    latent_norm_ = random_floats(shape.rank, 4);
+    q_norm_ = random_bf16_floats(shape.first(), 3);
+    latent_norm_ = random_bf16_floats(shape.rank, 4);
   }
 
   struct Result {
@@ -153,14 +145,14 @@ class LatentStep {
     const int32_t tokens = counts[0] + counts[1];
     const int64_t stride = s.first() + s.row();
     const auto seed = static_cast<uint32_t>(100 + done[0]);
-    std::vector<float> numbers = random_floats(tokens * stride, seed);
+    std::vector<float> numbers = random_bf16_floats(tokens * stride, seed);
     if (s.spoiled && done[0] > 0) {
       numbers[static_cast<size_t>((counts[0] - 1) * stride + s.first())] =
           std::numeric_limits<float>::infinity();
     }
     Rows rows(numbers, s.type);
-    Rows raw(random_floats(tokens * s.heads * (s.nope + s.rope), seed + 1), s.type);
-    Rows queries(random_floats(tokens * s.heads * s.row(), seed + 2), s.type);
+    Rows raw(random_bf16_floats(tokens * s.heads * (s.nope + s.rope), seed + 1), s.type);
+    Rows queries(random_bf16_floats(tokens * s.heads * s.row(), seed + 2), s.type);
     const std::vector<float> poison(static_cast<size_t>(tokens * s.heads * s.row()),
                                     std::numeric_limits<float>::quiet_NaN());
     Rows out(poison, s.type);

@@ -13,7 +13,8 @@
 namespace nibble {
 namespace {
 
-class TreeBuilder final {
+/// What the parser wants of every receiver of its events, however it uses them.
+class ParserEvents {
  public:
   // NOLINTBEGIN(readability-identifier-naming): names that the parser uses
   static constexpr size_t max_object_size = static_cast<size_t>(-1);
@@ -25,11 +26,29 @@ class TreeBuilder final {
 
   bool on_document_begin(Error&) { return true; }
   bool on_document_end(Error&) { return true; }
+  bool on_key_part(Text part, size_t, Error&) { return append(part); }
+  bool on_string_part(Text part, size_t, Error&) { return append(part); }
+  bool on_number_part(Text, Error&) { return true; }
+  bool on_comment_part(Text, Error&) { return true; }
+  bool on_comment(Text, Error&) { return true; }
+  // NOLINTEND(readability-identifier-naming)
+
+ protected:
+  bool append(Text part) {
+    text_.append(part.data(), part.size());
+    return true;
+  }
+
+  std::string text_;  // of the key or string so far
+};
+
+class TreeBuilder final : public ParserEvents {
+ public:
+  // NOLINTBEGIN(readability-identifier-naming): names that the parser uses
   bool on_object_begin(Error&) { return open(Json(JsonObject())); }
   bool on_object_end(size_t, Error&) { return close(); }
   bool on_array_begin(Error&) { return open(Json(JsonArray())); }
   bool on_array_end(size_t, Error&) { return close(); }
-  bool on_key_part(Text part, size_t, Error&) { return append(part); }
   bool on_key(Text part, size_t, Error& error) {
     append(part);
     if (!is_new_key()) {
@@ -41,14 +60,12 @@ class TreeBuilder final {
     text_.clear();
     return true;
   }
-  bool on_string_part(Text part, size_t, Error&) { return append(part); }
   bool on_string(Text part, size_t, Error&) {
     append(part);
     std::string value = std::move(text_);
     text_.clear();
     return add(Json(std::move(value)));
   }
-  bool on_number_part(Text, Error&) { return true; }
   bool on_int64(int64_t value, Text, Error&) { return add(Json(value)); }
   bool on_uint64(uint64_t value, Text, Error&) { return add(Json(value)); }
   bool on_double(double value, Text, Error& error) {
@@ -60,8 +77,6 @@ class TreeBuilder final {
   }
   bool on_bool(bool value, Error&) { return add(Json(value)); }
   bool on_null(Error&) { return add(Json()); }
-  bool on_comment_part(Text, Error&) { return true; }
-  bool on_comment(Text, Error&) { return true; }
   // NOLINTEND(readability-identifier-naming)
 
   [[nodiscard]] const std::string& duplicate() const { return duplicate_; }
@@ -93,10 +108,6 @@ class TreeBuilder final {
     return open.keys.insert(text_).second;
   }
 
-  bool append(Text part) {
-    text_.append(part.data(), part.size());
-    return true;
-  }
   bool open(Json value) {
     stack_.push_back({std::move(value), {}, {}});
     return true;
@@ -118,37 +129,24 @@ class TreeBuilder final {
   }
 
   std::vector<Open> stack_;
-  std::string text_;
   std::string duplicate_;
   Json root_;
 };
 
 /// Hands events on; texts in several parts are joined first.
-class EventSender final {
+class EventSender final : public ParserEvents {
  public:
   // NOLINTBEGIN(readability-identifier-naming): names that the parser uses
-  static constexpr size_t max_object_size = static_cast<size_t>(-1);
-  static constexpr size_t max_array_size = static_cast<size_t>(-1);
-  static constexpr size_t max_key_size = static_cast<size_t>(-1);
-  static constexpr size_t max_string_size = static_cast<size_t>(-1);
-  using Error = boost::json::error_code;
-  using Text = boost::json::string_view;
-
   explicit EventSender(JsonEvents& events) : events_(events) {}
 
-  bool on_document_begin(Error&) { return true; }
-  bool on_document_end(Error&) { return true; }
   bool on_object_begin(Error& error) { return goes_on(events_.object_begin(), error); }
   bool on_object_end(size_t, Error& error) { return goes_on(events_.object_end(), error); }
   bool on_array_begin(Error& error) { return goes_on(events_.array_begin(), error); }
   bool on_array_end(size_t, Error& error) { return goes_on(events_.array_end(), error); }
-  bool on_key_part(Text part, size_t, Error&) { return append(part); }
   bool on_key(Text part, size_t, Error& error) { return goes_on(events_.key(whole(part)), error); }
-  bool on_string_part(Text part, size_t, Error&) { return append(part); }
   bool on_string(Text part, size_t, Error& error) {
     return goes_on(events_.string(whole(part)), error);
   }
-  bool on_number_part(Text, Error&) { return true; }
   bool on_int64(int64_t value, Text, Error& error) {
     return goes_on(events_.integer(value), error);
   }
@@ -156,8 +154,6 @@ class EventSender final {
   bool on_double(double, Text, Error& error) { return goes_on(events_.other(), error); }
   bool on_bool(bool, Error& error) { return goes_on(events_.other(), error); }
   bool on_null(Error& error) { return goes_on(events_.other(), error); }
-  bool on_comment_part(Text, Error&) { return true; }
-  bool on_comment(Text, Error&) { return true; }
   // NOLINTEND(readability-identifier-naming)
 
  private:
@@ -166,10 +162,6 @@ class EventSender final {
       error = boost::json::make_error_code(boost::json::error::exception);
     }
     return yes;
-  }
-  bool append(Text part) {
-    text_.append(part.data(), part.size());
-    return true;
   }
   std::string_view whole(Text last) {
     if (text_.empty()) {
@@ -182,7 +174,6 @@ class EventSender final {
   }
 
   JsonEvents& events_;
-  std::string text_;
   std::string joined_;
 };
 

@@ -29,7 +29,7 @@ struct AttentionArgs {
   std::span<const SequenceSpan> sequences;
   AttentionForm form = AttentionForm::kOwn;
   // [heads] f32 in the backend's memory: a logit of each head that takes part in the softmax and
-  // has no value; null: none. kv.basis has no mean of values then.
+  // has no value; null: none. kv.basis has no means then.
   const float* sinks = nullptr;
   std::span<const SequenceSpan> residuals = {};  // the same sequences, with pages of kv.residual
 };

@@ -20,8 +20,8 @@ static_assert(kKeyGroup == kChannelTokens);
 
 /// How a layer's keys and values enter its cache, and queries and results meet them. Softmax does
 /// not change when all keys move by the same numbers, and its weights add up to 1, so that neither
-/// mean changes what is computed; but for sinks, which take part without a value: with these,
-/// values keep their means.
+/// mean changes what is computed; but for sinks, whose logits do not move with the keys and which
+/// have no values: with these, there are no means.
 struct KvBasis {
   bool turns_keys = false;            // keys and queries as hadamard() turns their heads
   bool turns_values = false;          // results are turned back
