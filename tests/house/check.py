@@ -453,13 +453,20 @@ def help_flags(binary):
     return flags
 
 
+def script_flags(tree, page):
+    """The flags of the Python scripts that `page` names, as they tell them to argparse."""
+    return {flag for name in re.findall(r"(?<![\w/])[\w/.-]+\.py\b", tree.text[page])
+            for flag in re.findall(r"""add_argument\(["'](--[a-z][a-z0-9-]*)""", tree.text.get(name, ""))}
+
+
 def check_doc_flags(tree, report, known):
     """`known`: the flags of nibble --help."""
-    allowed = known | FOREIGN_FLAGS
+    shared = known | FOREIGN_FLAGS
     for path, text in tree.text.items():
         if path.startswith("scripts/") or path == ".ci/run":
-            allowed = allowed | set(re.findall(r"(--[a-z][a-z0-9-]*)(?=\)|\s*\|)", text))
+            shared = shared | set(re.findall(r"(--[a-z][a-z0-9-]*)(?=\)|\s*\|)", text))
     for path in tree.docs:
+        allowed = shared | script_flags(tree, path)
         for line, code, _ in spans(tree.text[path]):
             for flag in re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", code):
                 if flag not in allowed:

@@ -228,6 +228,13 @@ class RulesTest(unittest.TestCase):
         report = run(files, check.check_doc_flags, {"--known"})
         self.assertEqual(len(report.errors), 1, report.errors)
 
+    def test_flags_of_scripts_that_a_page_names(self):
+        files = {**GOOD, "bench/x.py": 'parser.add_argument("--small", action="store_true")\n',
+                 "docs/flags.md": "`bench/x.py --small --large`\n", "docs/other.md": "`--small`\n"}
+        report = run(files, check.check_doc_flags, set())
+        self.assertEqual(sorted(str(error).split(": ")[-1] for error in report.errors),
+                         ["--large is in no --help", "--small is in no --help"])
+
     def test_weak_symbols(self):
         listing = ("0000000000000000 W std::vector<int>::push_back(int&&)\n"
                    "0000000000000000 T nibble::gemm_avx2(int)\n"
