@@ -1,10 +1,11 @@
 """What --speculative-config gains: two servers of one model, asked the same in turns.
 
-Usage: speculation.py MODEL CONFIG [--text FILE] [--chat] [--repeat] [--among N] [--device D]
-                      [--tokens N] [--batch N] [--rounds N] [--threads N] [--temperature T]
+Usage: speculation.py MODEL CONFIG [--text FILE] [--chat] [--edit] [--repeat] [--among N]
+                      [--device D] [--tokens N] [--batch N] [--rounds N] [--threads N] [--temperature T]
 
-Prompts are passages of FILE; with --chat a few tasks; with --repeat a story three times, so that
-the answer repeats it; with --among N answers are of N tokens alone, by bias, so that proposals to
+Prompts are passages of FILE; with --chat a few tasks; with --edit short programs to be
+written again with one name changed; with --repeat a story three times, so that the answer repeats
+it; with --among N answers are of N tokens alone, by bias, so that proposals to
 a model of any weights are right about once in N. In every round each server answers `batch`
 prompts at once, in changing order; seconds are those of all answers. Prints the median
 ratio of tokens per second with its quartiles, what was proposed and accepted, and whether every
@@ -38,6 +39,36 @@ TASKS = [
 STORY = ("Lily had a red ball. She went to the park with her mom. At the park, Lily saw a big dog. "
          "The dog wanted to play with the ball. ")
 BEGINNINGS = ["Lily had a red ball.", "Lily", "One day, Lily had a red", "She went"]
+
+
+PROGRAM = '''import json
+import pathlib
+
+
+def read_records(path):
+    """All records of a file, one a line."""
+    records = []
+    for line in pathlib.Path(path).read_text().splitlines():
+        if line.strip():
+            records.append(json.loads(line))
+    return records
+
+
+def total_of(records, field):
+    total = 0
+    for record in records:
+        total += record.get(field, 0)
+    return total
+
+
+def main():
+    records = read_records("sales.jsonl")
+    print("records:", len(records))
+    print("total:", total_of(records, "amount"))
+'''
+EDIT = (f"Here is a Python file:\n\n```python\n{PROGRAM}```\n\n"
+        "Write the file again, with the name {old} changed to {new}.")
+CHANGES = [("records", "rows"), ("total", "amount_sum"), ("line", "text"), ("field", "column")]
 
 
 class Server:
@@ -97,6 +128,9 @@ def bodies_of(args):
                 for number in range(64)]
     if args.chat:
         return [{"messages": [{"role": "user", "content": task}], **common} for task in TASKS]
+    if args.edit:
+        return [{"messages": [{"role": "user", "content": EDIT.format(old=old, new=new)}], **common}
+                for old, new in CHANGES]
     text = pathlib.Path(args.text).read_text(errors="replace")
     step = max(len(text) // 64, 1500)
     return [{"prompt": text[at:at + 1500], **common} for at in range(0, len(text) - 1500, step)]
@@ -108,6 +142,7 @@ def main():
     parser.add_argument("config")
     parser.add_argument("--text")
     parser.add_argument("--chat", action="store_true")
+    parser.add_argument("--edit", action="store_true")
     parser.add_argument("--repeat", action="store_true")
     parser.add_argument("--among", type=int, default=0)
     parser.add_argument("--device", default="cpu")
