@@ -1,6 +1,7 @@
-// Speed of latent attention's decode in bf16: random caches that do not fit into the L2 cache, as a
-// chain of launches in a CUDA graph. Prints rows of bench/results/h200-mla.json. Usage:
-// latent_bench [bytes per second that the device reads at most].
+// Speed of latent attention in bf16. Decode: random caches that do not fit into the L2 cache, as a
+// chain of launches in a CUDA graph. Prefill: the absorbed form beside the expanded one, with the
+// products of heads. Prints rows of bench/results/h200-mla.json. Usage: latent_bench [bytes per
+// second that the device reads at most].
 
 #include <algorithm>
 #include <cmath>
@@ -11,9 +12,11 @@
 #include <utility>
 #include <vector>
 
+#include "backend/cuda/expanded_plan.h"
 #include "backend/cuda/latent.h"
 #include "base/check.h"
 #include "bench/cuda/bench_timer.h"
+#include "bench/cuda/latent_prefill_bench.h"
 
 namespace nibble::cuda {
 namespace {
@@ -123,16 +126,20 @@ Result<double> time_decode(const Shape& shape) {
   return median(times) / kLaunches;
 }
 
-int run(double ceiling) {
+int fail(const Status& status) {
+  std::fprintf(stderr, "latent_bench: %s\n", status.message().c_str());
+  return 1;
+}
+
+int run_decode(double ceiling) {
   constexpr int kCases[][2] = {{32, 4096}, {64, 8192}, {1, 131072}};
-  std::printf("{\"decode\": [");
+  std::printf("\"decode\": [");
   const char* separator = "";
   for (const int heads : {128, 64, 32, 16, 8}) {
     for (const auto& [batch, context] : kCases) {
       const auto us = time_decode({heads, batch, context});
       if (!us.ok()) {
-        std::fprintf(stderr, "latent_bench: %s\n", us.status().message().c_str());
-        return 1;
+        return fail(us.status());
       }
       const double tokens = static_cast<double>(batch) * context;
       std::printf(
@@ -143,8 +150,53 @@ int run(double ceiling) {
       separator = ",";
     }
   }
-  std::printf("\n]}\n");
+  std::printf("\n]");
   return 0;
+}
+
+/// TFLOPS are FlashAttention's count of the expanded form, 2 (192 + 128) for a head's pair of a row
+/// and a token, over all the time; of attention alone, over what expansion leaves of it.
+int run_prefill() {
+  constexpr int kCached = 8192;
+  std::vector<std::pair<int, int>> cases = {{2048, 2048}, {8192, 8192}, {32768, 32768}};
+  for (const int rows : {1, 16, 64, 96, 128, 192, 256, 512, 1024, 2048, 4096, 8192}) {
+    cases.emplace_back(rows, kCached + rows);
+  }
+  std::printf("\"prefill\": [");
+  const char* separator = "";
+  for (const int heads : {64, 128, 16}) {
+    for (const auto& [rows, kv_len] : cases) {
+      const auto times = time_latent_prefill({.heads = heads, .rows = rows, .kv_len = kv_len});
+      if (!times.ok()) {
+        return fail(times.status());
+      }
+      const double pairs = static_cast<double>(rows) * (kv_len - rows) + 0.5 * rows * (rows + 1.0);
+      const double flops = 2e-6 * pairs * heads * (kExpandedNope + kExpandedRope + kExpandedValue);
+      const bool chosen = is_expanded(heads, {.rows = rows, .kv_len = kv_len});
+      std::printf(
+          "%s\n  {\"heads\": %d, \"rows\": %d, \"tokens\": %d, \"absorbed_us\": %.1f, "
+          "\"expanded_us\": %.1f, \"expansion_us\": %.1f, \"absorbed_tflops\": %.1f, "
+          "\"expanded_tflops\": %.1f, \"attention_tflops\": %.1f, \"chosen\": \"%s\"}",
+          separator, heads, rows, kv_len, times->absorbed_us, times->expanded_us,
+          times->expansion_us, flops / times->absorbed_us, flops / times->expanded_us,
+          flops / (times->expanded_us - times->expansion_us), chosen ? "expanded" : "absorbed");
+      std::fflush(stdout);
+      separator = ",";
+    }
+  }
+  std::printf("\n]");
+  return 0;
+}
+
+int run(double ceiling) {
+  std::printf("{");
+  if (const int code = run_decode(ceiling); code != 0) {
+    return code;
+  }
+  std::printf(",\n");
+  const int code = run_prefill();
+  std::printf("}\n");
+  return code;
 }
 
 }  // namespace

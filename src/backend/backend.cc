@@ -20,6 +20,12 @@ void Step::rotate_latent_queries(const LatentQueryArgs& /*args*/) {
   CHECK_MSG(false, "latent attention is not computed on this device");
 }
 
+std::vector<RowRange> Step::absorbed_rows(const ExpandedLatentArgs& /*args*/) {
+  return {{.first = 0, .count = rows()}};
+}
+
+void Step::attend_expanded(const ExpandedLatentArgs& /*args*/) {}
+
 Status check_update(const GemmProblem& prepared, int64_t first_row, const QuantView& rows) {
   if (!(rows.format == prepared.weight) || rows.k != prepared.k) {
     return make_error(StatusCode::kInvalidArgument,

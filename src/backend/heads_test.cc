@@ -12,6 +12,7 @@
 #include "backend/prepared_heads.h"
 #include "backend/testing/bf16_rows.h"
 #include "backend/testing/random_bf16.h"
+#include "base/check.h"
 #include "base/f16.h"
 
 namespace nibble {
@@ -126,6 +127,17 @@ TEST_P(HeadsTest, EachHeadIsMultipliedByItsMatrix) {
       }
     }
   }
+}
+
+TEST(Heads, CpusMultiplyInOneDirectionAlone) {
+  const std::vector<float> weights = random_bf16_floats(16 * 16, 3);
+  QuantTensor tensor = QuantTensor::allocate({.code = WeightCode::kF32}, 16, 16).value();
+  std::copy(weights.begin(), weights.end(), tensor.codes.as<float>().begin());
+  const QuantView view = view_of(tensor);
+  auto backend = make_cpu_backend({.threads = 1}).value();
+  const auto heads = backend->prepare_heads({&view, 1}, ActFormat::kFloat, 1).value();
+  EXPECT_FALSE(heads->has_transposed());
+  EXPECT_THROW(heads->run_transposed({}), InternalError);
 }
 
 INSTANTIATE_TEST_SUITE_P(InstructionSets,

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "backend/prepared_gemm.h"
+#include "base/check.h"
 
 namespace nibble {
 
@@ -23,10 +24,17 @@ struct HeadsArgs {
 };
 
 /// A matrix for each head of an attention layer, packed for one kernel: y_h = x_h · dequant(w_h)ᵀ.
+/// Where x_head is 0 all heads multiply the same numbers.
 class PreparedHeads {
  public:
   virtual ~PreparedHeads() = default;
   virtual void run(const HeadsArgs& args) = 0;
+  /// The same with matrices that are not transposed: y_h = x_h · dequant(w_h), of as many numbers
+  /// as matrices have columns. Only where has_transposed().
+  virtual void run_transposed(const HeadsArgs& /*args*/) {
+    CHECK_MSG(false, "these heads are multiplied in one direction alone");
+  }
+  [[nodiscard]] virtual bool has_transposed() const { return false; }
   [[nodiscard]] virtual int64_t weight_bytes() const = 0;
 };
 

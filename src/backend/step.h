@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <span>
+#include <vector>
 
 #include "ops/attention.h"
 #include "ops/latent.h"
@@ -10,6 +11,16 @@
 #include "ops/sampling.h"
 
 namespace nibble {
+
+struct ExpandedLatentArgs;
+
+/// Rows of a step that lie one behind the other.
+struct RowRange {
+  int64_t first = 0;
+  int64_t count = 0;
+
+  bool operator==(const RowRange&) const = default;
+};
 
 /// What a step works on; row r of its activations belongs to tokens[r].
 struct StepInput {
@@ -42,6 +53,8 @@ struct StepLimits {
   int64_t scaled_pairs = 0;  // of a row's frequencies, where DynamicRope scales them
   int64_t latent_heads = 0;  // of queries, where attention is latent
   int64_t latent_row = 0;    // numbers of a cached row there
+  int64_t latent_key = 0;    // numbers of a head's key that are made from the latent
+  int64_t latent_value = 0;  // numbers of a head's value
 };
 
 /// A step that runs: what layers call besides their products. It lives while Backend::run_step()
@@ -69,6 +82,11 @@ class Step {
   /// (Backend::check_kv).
   virtual void append_latent(const LatentAppendArgs& args);
   virtual void rotate_latent_queries(const LatentQueryArgs& args);
+  /// The rows whose latent attention is computed over cached rows as they are (absorbed). For the
+  /// others it costs less to make keys and values first: attention() of the same layer leaves them
+  /// out, and attend_expanded() computes them. All rows, where a device does no such thing.
+  [[nodiscard]] virtual std::vector<RowRange> absorbed_rows(const ExpandedLatentArgs& args);
+  virtual void attend_expanded(const ExpandedLatentArgs& args);
   virtual void normalize(const NormalizeArgs& args) = 0;
   virtual void add_gated(const GatedAddArgs& args) = 0;
   /// out[r] = input(x[r]) as f32 for every row of the step, [rows(), width] in the host's memory:

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <utility>
+#include <vector>
 
 #include "base/check.h"
 
@@ -46,9 +47,18 @@ std::array<ScratchNeed, 5> LatentAttention::scratch(const ModelConfig& config) {
            {ScratchName::kAttended, config.num_heads * form.value_dim}}};
 }
 
+float LatentAttention::scale() const {
+  const double scale = form_.score_factor / std::sqrt(static_cast<double>(form_.query_dim()));
+  return static_cast<float>(scale);
+}
+
 void LatentAttention::forward(float* hidden, const ForwardContext& context) {
-  absorb(project(hidden, context), context);
-  attend(context);
+  const Queries queries = project(hidden, context);
+  const ExpandedLatentArgs expanded = this->expanded(queries, context);
+  const std::vector<RowRange> absorbed = context.step.absorbed_rows(expanded);
+  absorb(queries, absorbed, context);
+  attend(absorbed, context);
+  context.step.attend_expanded(expanded);
   add_output(hidden, context);
 }
 
@@ -76,45 +86,72 @@ LatentAttention::Queries LatentAttention::project(const float* hidden,
   return {queries, parts_.q_up->n()};
 }
 
-/// Queries as rows of the cache meet them, [rows, heads, row_dim].
-void LatentAttention::absorb(const Queries& queries, const ForwardContext& context) {
-  const Activations absorbed = context.scratch[ScratchName::kAbsorbed];
-  parts_.keys->run({.x = queries.at,
-                    .x_stride = queries.stride,
-                    .x_head = form_.query_dim(),
-                    .m = context.rows,
-                    .y = absorbed,
-                    .y_stride = heads_ * form_.row_dim(),
-                    .y_head = form_.row_dim()});
+ExpandedLatentArgs LatentAttention::expanded(const Queries& queries,
+                                             const ForwardContext& context) const {
+  return {.heads = heads_,
+          .nope_dim = form_.nope_dim,
+          .value_dim = form_.value_dim,
+          .scale = scale(),
+          .q = queries.at,
+          .q_stride = queries.stride,
+          .rotated = context.scratch[ScratchName::kAbsorbed],
+          .unfinished = context.scratch[ScratchName::kUp],
+          .out = context.scratch[ScratchName::kAttended],
+          .keys = parts_.keys.get(),
+          .values = parts_.values.get(),
+          .kv = context.kv};
+}
+
+/// Queries as rows of the cache meet them, [rows, heads, row_dim]: of all rows what is rotated, of
+/// the absorbed ones the rest as well.
+void LatentAttention::absorb(const Queries& queries,
+                             std::span<const RowRange> absorbed,
+                             const ForwardContext& context) {
+  const Activations rows = context.scratch[ScratchName::kAbsorbed];
+  const int64_t stride = heads_ * form_.row_dim();
+  for (const RowRange& range : absorbed) {
+    parts_.keys->run({.x = queries.at.at(range.first * queries.stride),
+                      .x_stride = queries.stride,
+                      .x_head = form_.query_dim(),
+                      .m = range.count,
+                      .y = rows.at(range.first * stride),
+                      .y_stride = stride,
+                      .y_head = form_.row_dim()});
+  }
   context.step.rotate_latent_queries({.q = queries.at,
                                       .q_stride = queries.stride,
                                       .heads = heads_,
                                       .head_dim = form_.query_dim(),
                                       .rope = rope(),
-                                      .out = absorbed,
+                                      .out = rows,
                                       .out_dim = form_.row_dim(),
                                       .sequences = context.sequences});
 }
 
-void LatentAttention::attend(const ForwardContext& context) {
+void LatentAttention::attend(std::span<const RowRange> absorbed, const ForwardContext& context) {
+  if (absorbed.empty()) {
+    return;
+  }
   const Activations attended = context.scratch[ScratchName::kUp];
   const int64_t stride = heads_ * form_.row_dim();
-  const double scale = form_.score_factor / std::sqrt(static_cast<double>(form_.query_dim()));
   context.step.attention({.q = context.scratch[ScratchName::kAbsorbed],
                           .q_stride = stride,
                           .out = attended,
                           .out_stride = stride,
                           .heads = heads_,
-                          .scale = static_cast<float>(scale),
+                          .scale = scale(),
                           .kv = context.kv,
                           .sequences = context.sequences});
-  parts_.values->run({.x = attended,
-                      .x_stride = stride,
-                      .x_head = form_.row_dim(),
-                      .m = context.rows,
-                      .y = context.scratch[ScratchName::kAttended],
-                      .y_stride = heads_ * form_.value_dim,
-                      .y_head = form_.value_dim});
+  const int64_t width = heads_ * form_.value_dim;
+  for (const RowRange& range : absorbed) {
+    parts_.values->run({.x = attended.at(range.first * stride),
+                        .x_stride = stride,
+                        .x_head = form_.row_dim(),
+                        .m = range.count,
+                        .y = context.scratch[ScratchName::kAttended].at(range.first * width),
+                        .y_stride = width,
+                        .y_head = form_.value_dim});
+  }
 }
 
 void LatentAttention::add_output(float* hidden, const ForwardContext& context) {

@@ -4,8 +4,10 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 
 #include "arch/config.h"
+#include "backend/expanded_latent.h"
 #include "backend/prepared_heads.h"
 #include "layers/attention.h"
 #include "layers/forward_context.h"
@@ -19,6 +21,7 @@ namespace nibble {
 /// cached row per token (multi-head latent attention, DeepSeek-V2, section 2.1), in its absorbed
 /// form: a head's queries are multiplied by its part of the matrix that would make keys, attend
 /// over the rows themselves, and what comes out is multiplied by the part that would make values.
+/// Rows for which keys and values are made after all (Step::absorbed_rows) are left to the step.
 class LatentAttention final {
  public:
   struct Parts {
@@ -53,8 +56,13 @@ class LatentAttention final {
   [[nodiscard]] int64_t first_width() const;  // of `down`, in front of the row of the cache
   [[nodiscard]] LatentRope rope() const;
   Queries project(const float* hidden, const ForwardContext& context);
-  void absorb(const Queries& queries, const ForwardContext& context);
-  void attend(const ForwardContext& context);
+  [[nodiscard]] float scale() const;
+  [[nodiscard]] ExpandedLatentArgs expanded(const Queries& queries,
+                                            const ForwardContext& context) const;
+  void absorb(const Queries& queries,
+              std::span<const RowRange> absorbed,
+              const ForwardContext& context);
+  void attend(std::span<const RowRange> absorbed, const ForwardContext& context);
   void add_output(float* hidden, const ForwardContext& context);
 
   Parts parts_;

@@ -61,7 +61,9 @@ StepLimits step_limits(const ModelConfig& config, const ModelOptions& options) {
           .expert_width = config.moe.width,
           .scaled_pairs = scaled ? config.head_dim / 2 : 0,
           .latent_heads = config.latent.kv_rank > 0 ? config.num_heads : 0,
-          .latent_row = config.latent.kv_rank > 0 ? config.latent.row_dim() : 0};
+          .latent_row = config.latent.kv_rank > 0 ? config.latent.row_dim() : 0,
+          .latent_key = config.latent.kv_rank > 0 ? config.latent.nope_dim : 0,
+          .latent_value = config.latent.kv_rank > 0 ? config.latent.value_dim : 0};
 }
 
 }  // namespace nibble

@@ -91,7 +91,7 @@ int64_t cublaslt_bucket(int64_t m) {
 }
 
 /// Descriptors of one call, with its algorithm. In cuBLAS's column-major terms: yᵀ [n, m] = wᵀᵀ [n,
-/// k] · xᵀ [k, m].
+/// k] · xᵀ [k, m], where wᵀ lies as [k, n]; of w_by_k as [n, k], which is not transposed again.
 struct CublasLt::Plan {
   const CublasLtApi& api;
   cublasLtMatmulDesc_t desc = nullptr;
@@ -119,14 +119,17 @@ struct CublasLt::Plan {
     const auto m = static_cast<uint64_t>(problem.m);
     const cudaDataType result = problem.f32_result ? CUDA_R_32F : CUDA_R_16BF;
     NIBBLE_CUBLASLT(api.desc_create(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F), "descriptor");
-    NIBBLE_RETURN_IF_ERROR(set(CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T));
+    NIBBLE_RETURN_IF_ERROR(
+        set(CUBLASLT_MATMUL_DESC_TRANSA, problem.w_by_k ? CUBLAS_OP_N : CUBLAS_OP_T));
     if (problem.bias) {
       NIBBLE_RETURN_IF_ERROR(set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS));
       NIBBLE_RETURN_IF_ERROR(set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, result));
       NIBBLE_RETURN_IF_ERROR(set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias));
     }
     const cudaDataType operand = problem.fp8 ? CUDA_R_8F_E4M3 : CUDA_R_16BF;
-    NIBBLE_CUBLASLT(api.layout_create(&w, operand, k, n, problem.k), "layout");
+    NIBBLE_CUBLASLT(problem.w_by_k ? api.layout_create(&w, operand, n, k, problem.n)
+                                   : api.layout_create(&w, operand, k, n, problem.k),
+                    "layout");
     NIBBLE_CUBLASLT(
         api.layout_create(&x, operand, k, m, problem.x_stride > 0 ? problem.x_stride : problem.k),
         "layout");
@@ -183,6 +186,7 @@ Result<std::shared_ptr<CublasLt>> CublasLt::open(const DeviceInfo& device) {
 }
 
 Result<cublasLtMatmulAlgo_t> CublasLt::choose(const CublasLtProblem& problem) {
+  CHECK(!problem.w_by_k);
   const int64_t bucket = cublaslt_bucket(problem.m);
   const Key key{bucket,      problem.n, problem.k, problem.y_stride % 8 == 0, problem.f32_result,
                 problem.bias};

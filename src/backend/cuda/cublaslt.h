@@ -45,7 +45,7 @@ struct CublasLtBatch {
   auto operator<=>(const CublasLtBatch&) const = default;
 };
 
-/// A product y [m, n] = x [m, k] · w [n, k]ᵀ.
+/// A product y [m, n] = x [m, k] · w [n, k]ᵀ, or x [m, k] · w [k, n].
 struct CublasLtProblem {
   int64_t m = 0, n = 0, k = 0;
   int64_t y_stride = 0;
@@ -53,6 +53,7 @@ struct CublasLtProblem {
   bool f32_result = false;  // y is f32, else bf16
   bool bias = false;        // of the type of y
   bool fp8 = false;         // x and w are E4M3 as they are, else bf16; n and k multiples of 16
+  bool w_by_k = false;      // w is [k, n]; bf16 and of run_exactly() alone
   CublasLtBatch batch = {};
 
   auto operator<=>(const CublasLtProblem&) const = default;

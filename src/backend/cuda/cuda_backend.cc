@@ -251,7 +251,7 @@ class CudaBackend final : public Backend {
     return limits.rows * 4 * (limits.input_width + limits.scaled_pairs) +
            limits.rows *
                ExpertScratch::row_bytes(limits.top_k, limits.hidden, limits.expert_width) +
-           LatentPlans::bytes(limits);
+           LatentPlans::bytes(limits) + ExpandedLatents::bytes(ExpandedLatents::sizes(limits));
   }
 
   Status prepare_steps(const StepLimits& limits) override {
@@ -314,7 +314,10 @@ class CudaBackend final : public Backend {
     latent.heads = static_cast<int32_t>(heads);
     latent.scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(shape.head_dim)));
     NIBBLE_RETURN_IF_ERROR(check_latent(latent));
-    return self_check_->check_latent(latent);
+    NIBBLE_RETURN_IF_ERROR(self_check_->check_latent(latent));
+    return latent.row_dim == kExpandedRank + kExpandedRope && device_.hopper()
+               ? self_check_->check_expanded(latent)
+               : Status();
   }
 
   /// What matrices are packed for: a dense product, or those of the experts of a layer.

@@ -50,20 +50,38 @@ Result<std::unique_ptr<PreparedHeads>> CudaHeads::create(std::span<const QuantVi
 }
 
 void CudaHeads::run(const HeadsArgs& args) {
-  CHECK(args.x.type == DType::kBF16 && args.y.type == DType::kBF16);
-  if (args.m == 0) {
-    return;
-  }
-  const CublasLtProblem problem{
+  CublasLtProblem problem{
       .m = args.m,
       .n = n_,
       .k = k_,
       .y_stride = args.y_stride,
       .x_stride = args.x_stride,
       .batch = {.count = count_, .x = args.x_head, .w = n_ * k_, .y = args.y_head}};
-  must(library_->run_exactly(problem,
-                             {.x = args.x.data, .w = weights_.as<void>(), .y = args.y.data},
-                             CublasLt::Planning::kKept, stream_));
+  if (args.x_head == 0 && args.y_head == n_) {  // one matrix, as its rows lie
+    problem.n = count_ * n_;
+    problem.batch = {};
+  }
+  multiply(problem, args);
+}
+
+void CudaHeads::run_transposed(const HeadsArgs& args) {
+  multiply({.m = args.m,
+            .n = k_,
+            .k = n_,
+            .y_stride = args.y_stride,
+            .x_stride = args.x_stride,
+            .w_by_k = true,
+            .batch = {.count = count_, .x = args.x_head, .w = n_ * k_, .y = args.y_head}},
+           args);
+}
+
+void CudaHeads::multiply(const CublasLtProblem& problem, const HeadsArgs& args) {
+  CHECK(args.x.type == DType::kBF16 && args.y.type == DType::kBF16);
+  if (args.m > 0) {
+    must(library_->run_exactly(problem,
+                               {.x = args.x.data, .w = weights_.as<void>(), .y = args.y.data},
+                               CublasLt::Planning::kKept, stream_));
+  }
 }
 
 }  // namespace nibble::cuda

@@ -21,6 +21,8 @@ class CudaHeads final : public PreparedHeads {
                                                        const GemmContext& context);
 
   void run(const HeadsArgs& args) override;
+  void run_transposed(const HeadsArgs& args) override;
+  [[nodiscard]] bool has_transposed() const override { return true; }
   [[nodiscard]] int64_t weight_bytes() const override {
     return static_cast<int64_t>(weights_.size());
   }
@@ -34,6 +36,8 @@ class CudaHeads final : public PreparedHeads {
         k_(heads.front().k),
         library_(std::move(library)),
         stream_(stream) {}
+
+  void multiply(const CublasLtProblem& problem, const HeadsArgs& args);
 
   int64_t count_, n_, k_;
   std::shared_ptr<CublasLt> library_;

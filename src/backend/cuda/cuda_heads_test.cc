@@ -8,40 +8,15 @@
 
 #include "backend/cuda/self_check.h"
 #include "backend/cuda/testing/gpu_test.h"
+#include "backend/cuda/testing/heads_bench.h"
 #include "base/f16.h"
 
 namespace nibble::cuda {
 namespace {
 
 using testing::DeviceArray;
-using testing::random_values;
-
-std::vector<uint16_t> random_bits(size_t count, uint32_t seed) {
-  const std::vector<float> values = random_values(count, seed, 1.0F);
-  std::vector<uint16_t> bits(count);
-  std::ranges::transform(values, bits.begin(), f32_to_bf16);
-  return bits;
-}
-
-/// What products of heads need of a backend.
-struct HeadsBench {
-  DeviceInfo device = query_device(0).value();
-  cudaStream_t stream = nullptr;
-  GemmScratch scratch;
-  std::unique_ptr<Uploader> uploader;
-
-  HeadsBench() {
-    EXPECT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
-    uploader = std::make_unique<Uploader>(Uploader::create(stream).value());
-  }
-  ~HeadsBench() {
-    cudaStreamSynchronize(stream);
-    cudaStreamDestroy(stream);
-  }
-  [[nodiscard]] GemmContext context() {
-    return {.device = device, .stream = stream, .scratch = scratch, .uploader = *uploader};
-  }
-};
+using testing::HeadsBench;
+using testing::random_bits;
 
 struct HeadsShape {
   int64_t heads, n, k;
@@ -116,6 +91,56 @@ TEST(CudaHeads, MultipliesEveryHeadByItsMatrix) {
   }
 }
 
+/// Rows that all heads read, times their matrices or, transposed, from the other side.
+void check_shared_rows(HeadsBench& bench, const HeadsShape& shape, int64_t m, bool transposed) {
+  const auto [heads, n, k] = shape;
+  SCOPED_TRACE(::testing::Message() << heads << " heads [" << n << ", " << k << "], " << m
+                                    << (transposed ? " rows, transposed" : " rows"));
+  const std::vector<uint16_t> weights = random_bits(static_cast<size_t>(heads * n * k), 1);
+  const auto prepared = bench.prepare(weights, n, k);
+  const int64_t width = transposed ? n : k;   // of x
+  const int64_t result = transposed ? k : n;  // of y
+  const int64_t x_stride = width + 24;
+  const std::vector<uint16_t> x = random_bits(static_cast<size_t>(m * x_stride), 2);
+  const DeviceArray<uint16_t> device_x(x);
+  const DeviceArray<uint16_t> y(static_cast<size_t>(m * heads * result));
+  const HeadsArgs args{.x = {device_x.data(), DType::kBF16},
+                       .x_stride = x_stride,
+                       .x_head = 0,
+                       .m = m,
+                       .y = {y.data(), DType::kBF16},
+                       .y_stride = heads * result,
+                       .y_head = result};
+  transposed ? prepared->run_transposed(args) : prepared->run(args);
+  ASSERT_EQ(cudaStreamSynchronize(bench.stream), cudaSuccess);
+  const std::vector<uint16_t> got = y.host();
+  for (int64_t i = 0; i < std::ssize(got); ++i) {
+    const int64_t row = i / (heads * result);
+    const int64_t head = i / result % heads;
+    const int64_t column = i % result;
+    double want = 0.0;
+    for (int64_t j = 0; j < width; ++j) {
+      const int64_t at = transposed ? j * k + column : column * k + j;
+      want += static_cast<double>(bf16_to_f32(x[static_cast<size_t>(row * x_stride + j)])) *
+              bf16_to_f32(weights[static_cast<size_t>(head * n * k + at)]);
+    }
+    ASSERT_NEAR(bf16_to_f32(got[static_cast<size_t>(i)]), want, 0.005 * std::fabs(want) + 0.02)
+        << "row " << row << ", head " << head << ", column " << column;
+  }
+}
+
+TEST(CudaHeads, AllHeadsMayReadTheSameRows) {
+  NIBBLE_NEEDS_GPU();
+  HeadsBench bench;
+  for (const bool transposed : {false, true}) {
+    for (const int64_t m : {1, 3, 128}) {
+      check_shared_rows(bench, {5, 512, 128}, m, transposed);
+      check_shared_rows(bench, {5, 128, 512}, m, transposed);
+      check_shared_rows(bench, {1, 24, 16}, m, transposed);
+    }
+  }
+}
+
 TEST(CudaHeads, LeavesOtherShapesToProductsOfOneHead) {
   QuantView view{.format = {.code = WeightCode::kBf16}, .n = 12, .k = 16};
   EXPECT_FALSE(CudaHeads::takes({&view, 1}));
@@ -138,6 +163,23 @@ TEST(SelfCheck, LatentAttention) {
     }
   }
   EXPECT_EQ(check.checks(), 15);
+}
+
+TEST(SelfCheck, ExpandedLatentAttention) {
+  NIBBLE_NEEDS_GPU();
+  HeadsBench bench;
+  if (!bench.device.hopper()) {
+    GTEST_SKIP() << "the kernel is made for sm_90 alone";
+  }
+  SelfCheck check(bench.stream);
+  for (const int32_t heads : {1, 2, 64, 128}) {
+    for (const int32_t page : {16, 64}) {
+      const Status status =
+          check.check_expanded({.page_size = page, .row_dim = 576, .heads = heads});
+      EXPECT_TRUE(status.ok()) << status.message();
+    }
+  }
+  EXPECT_EQ(check.checks(), 6);  // heads beyond a few are not more
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "backend/cuda/cuda_steps.h"
 
@@ -22,6 +23,8 @@ class CudaStep final : public Step {
   void attention(const AttentionArgs& args) override;
   void append_latent(const LatentAppendArgs& args) override;
   void rotate_latent_queries(const LatentQueryArgs& args) override;
+  [[nodiscard]] std::vector<RowRange> absorbed_rows(const ExpandedLatentArgs& args) override;
+  void attend_expanded(const ExpandedLatentArgs& args) override;
   void normalize(const NormalizeArgs& args) override;
   void add_gated(const GatedAddArgs& args) override;
   void take_logit_rows(const float* from, int64_t width, float* to) override;
@@ -32,6 +35,10 @@ class CudaStep final : public Step {
  private:
   void turn_back(const AttentionLaunch& launch) const;
   void attend_latent(const AttentionArgs& args);
+  /// Whether latent attention has sequences of several rows that are not expanded.
+  [[nodiscard]] bool absorbs_prefills() const;
+  /// The plan of absorbed attention, unless it is there; whether it was.
+  bool plan_absorbed(size_t index, const LatentLaunch& launch);
 
   /// An append that its layer's attention does as well.
   struct PendingAppend {
@@ -41,10 +48,12 @@ class CudaStep final : public Step {
 
   CudaSteps& steps_;
   StepShape shape_;
-  bool to_sample_;                       // the plan says how, and it has not been done
-  std::optional<PendingAppend> append_;  // of the layer's attention, which is to come
-  uint64_t planned_ = 0;                 // bit i: attention plan i is made
-  uint64_t latents_planned_ = 0;         // the same of latent attention
+  bool to_sample_;                          // the plan says how, and it has not been done
+  std::optional<PendingAppend> append_;     // of the layer's attention, which is to come
+  uint64_t planned_ = 0;                    // bit i: attention plan i is made
+  uint64_t latents_planned_ = 0;            // the same of latent attention
+  std::vector<ExpandedSequence> expanded_;  // of the layer whose absorbed_rows() came last
+  std::vector<int32_t> left_out_;           // sequences that plans of latent attention are without
 };
 
 }  // namespace nibble::cuda

@@ -1,5 +1,9 @@
 // Latent attention in a step.
 
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
 #include "backend/cuda/cuda_status.h"
 #include "backend/cuda/cuda_step.h"
 #include "base/check.h"
@@ -63,18 +67,63 @@ void CudaStep::attend_latent(const AttentionArgs& args) {
                             .out = args.out.data,
                             .out_stride = args.out_stride,
                             .workspace = memory.workspace.as<void>()};
-  CHECK_LT(index, size_t{64});
-  const uint64_t bit = uint64_t{1} << index;
-  const bool made = (latents_planned_ & bit) != 0;
-  if (!made) {
-    must(plan_latent(shape, launch.step, memory.plan.as<void>(), {steps_.stream_}),
-         "attention plan");
-    latents_planned_ |= bit;
-  }
+  const bool made = plan_absorbed(index, launch);
   // The plan is read early: what comes right behind it must not overlap it.
   must(decode_latent(launch, {.stream = steps_.stream_, .overlap = made}), "attention");
-  if (shape_.prefills) {
+  if (absorbs_prefills()) {
     must(prefill_latent(launch, {steps_.stream_}), "attention");
+  }
+}
+
+bool CudaStep::plan_absorbed(size_t index, const LatentLaunch& launch) {
+  std::vector<int32_t> left_out;
+  std::ranges::transform(expanded_, std::back_inserter(left_out), &ExpandedSequence::sequence);
+  if (left_out != left_out_) {  // of a layer of another form
+    latents_planned_ = 0;
+    left_out_ = std::move(left_out);
+  }
+  CHECK_LT(index, size_t{64});
+  const uint64_t bit = uint64_t{1} << index;
+  if ((latents_planned_ & bit) != 0) {
+    return true;
+  }
+  StepMetadata step = launch.step;
+  if (!left_out_.empty()) {
+    step.kv_len = steps_.expanded_->lengths_without(left_out_, step, steps_.stream_);
+  }
+  must(plan_latent(launch.shape, step, steps_.latent_plans_[index].plan.as<void>(),
+                   {steps_.stream_}),
+       "attention plan");
+  latents_planned_ |= bit;
+  return false;
+}
+
+bool CudaStep::absorbs_prefills() const {
+  const auto several = [](const SequenceSpan& span) { return span.q_len > 1; };
+  return std::ranges::count_if(input().sequences, several) > std::ssize(expanded_);
+}
+
+std::vector<RowRange> CudaStep::absorbed_rows(const ExpandedLatentArgs& args) {
+  expanded_.clear();
+  if (!shape_.prefills || steps_.expanded_ == nullptr || !steps_.expanded_->takes(args)) {
+    return Step::absorbed_rows(args);
+  }
+  const std::span<const SequenceSpan> spans = input().sequences;
+  for (size_t i = 0; i < spans.size(); ++i) {
+    const ExpandedSequence sequence{.sequence = static_cast<int32_t>(i),
+                                    .first_row = spans[i].q_begin,
+                                    .rows = spans[i].q_len,
+                                    .kv_len = spans[i].kv_len};
+    if (is_expanded(args.heads, sequence)) {
+      expanded_.push_back(sequence);
+    }
+  }
+  return rows_beside(expanded_, rows());
+}
+
+void CudaStep::attend_expanded(const ExpandedLatentArgs& args) {
+  if (!expanded_.empty()) {
+    steps_.expanded_->run(args, expanded_, steps_.buffers_.metadata(args.kv.pool), steps_.stream_);
   }
 }
 

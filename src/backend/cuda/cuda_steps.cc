@@ -65,7 +65,9 @@ StepLimits both(const StepLimits& a, const StepLimits& b) {
           .expert_width = std::max(a.expert_width, b.expert_width),
           .scaled_pairs = std::max(a.scaled_pairs, b.scaled_pairs),
           .latent_heads = std::max(a.latent_heads, b.latent_heads),
-          .latent_row = std::max(a.latent_row, b.latent_row)};
+          .latent_row = std::max(a.latent_row, b.latent_row),
+          .latent_key = std::max(a.latent_key, b.latent_key),
+          .latent_value = std::max(a.latent_value, b.latent_value)};
 }
 
 Result<std::unique_ptr<CudaSteps>> CudaSteps::create(const StepLimits& limits,
@@ -75,6 +77,9 @@ Result<std::unique_ptr<CudaSteps>> CudaSteps::create(const StepLimits& limits,
   NIBBLE_ASSIGN_OR_RETURN(steps->buffers_, StepBuffers::create(limits));
   NIBBLE_ASSIGN_OR_RETURN(steps->sampler_,
                           StepSampler::create(std::max(limits.sequences, limits.logit_rows)));
+  if (const auto sizes = ExpandedLatents::sizes(limits); sizes.heads > 0) {
+    NIBBLE_ASSIGN_OR_RETURN(steps->expanded_, ExpandedLatents::create(sizes));
+  }
   return steps;
 }
 

@@ -8,6 +8,7 @@
 #include <cuda_runtime_api.h>
 
 #include "backend/cuda/attention.h"
+#include "backend/cuda/expanded_latents.h"
 #include "backend/cuda/latent_plans.h"
 #include "backend/cuda/memory.h"
 #include "backend/cuda/scaled_rope.h"
@@ -89,6 +90,7 @@ class CudaSteps final {
   StepRecorder recorder_;
   AttentionPlans attention_plans_;
   LatentPlans latent_plans_;
+  std::unique_ptr<ExpandedLatents> expanded_;  // null: no layer's attention is expanded
   ScaledRope scaled_rope_;
 };
 

@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 #include <tuple>
+#include <utility>
 
 #include <cuda_runtime_api.h>
 
@@ -41,6 +42,9 @@ class SelfCheck final {
   /// The same for latent attention, beside reference_latent_append() too.
   Status check_latent(const LatentShape& shape);
 
+  /// Prefill of latent attention in its expanded form over random keys and values, in two pieces.
+  Status check_expanded(const LatentShape& shape);
+
   /// The SiLU of random rows [k], turned (GemmInput::turn), in BF16 and INT8.
   Status check_turned(int64_t turn, int64_t k);
 
@@ -58,6 +62,7 @@ class SelfCheck final {
   std::set<std::tuple<std::string, int64_t, int64_t, int, int>> products_;
   std::set<std::tuple<int, int, int64_t, int64_t, int64_t, int64_t, int>> attentions_;
   std::set<std::tuple<int32_t, int32_t, int32_t>> latents_;
+  std::set<std::pair<int32_t, int32_t>> expanded_;
   std::set<std::pair<ActFormat, int64_t>> rows_;
   std::set<std::pair<int64_t, int64_t>> turned_;
   int64_t checks_ = 0;

@@ -84,7 +84,8 @@ __global__ __launch_bounds__(kThreads) void plan_kernel(const PlanArgs args) {
     const int32_t tiles = (planned.end_tile - planned.first_tile) * items;
     const int32_t begin = total + scan_block(tiles, warp_sums, added);
     total += added;
-    const int32_t blocks = on_line ? 0 : (rows + kPrefillRows - 1) / kPrefillRows;
+    const bool none = on_line || planned.kv_len == 0;
+    const int32_t blocks = none ? 0 : (rows + kPrefillRows - 1) / kPrefillRows;
     const int32_t prefill = prefill_total + scan_block(blocks, warp_sums, added);
     prefill_total += added;
     if (valid) {

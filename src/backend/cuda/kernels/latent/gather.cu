@@ -1,0 +1,142 @@
+// Rows of the cache for latent attention's expanded form, and which sequences the absorbed form
+// leaves out.
+
+#include <algorithm>
+#include <array>
+
+#include "backend/cuda/expanded.h"
+#include "backend/cuda/ptx/dependency.cuh"
+
+namespace nibble::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kRows = kThreads / 32;  // of a block
+constexpr int kRowDim = kExpandedRank + kExpandedRope;
+constexpr int kListed = 64;  // sequences that a launch leaves out
+
+struct GatherArgs {
+  LatentShape shape;
+  ExpandedPiece piece;
+  const uint8_t* pages;
+  const int32_t* page_table;
+  int64_t page_table_stride;
+  uint4* latents;
+  uint4* rotated;
+};
+
+/// Numbers 8 chunk..+7 of a cached row in bf16: what knows how the cache keeps them.
+__device__ __forceinline__ uint4 load_eight(const LatentShape& shape,
+                                            const uint8_t* page,
+                                            int32_t token,
+                                            int32_t chunk) {
+  return __ldcg(reinterpret_cast<const uint4*>(page + latent_offset(kRowDim, token, chunk * 8)));
+}
+
+/// The cache's page and row of a row of the piece; none: -1.
+struct GatheredRow {
+  int32_t page = -1;
+  int32_t token = 0;
+
+  __device__ GatheredRow(const GatherArgs& args, int32_t row) {
+    int32_t s = 0;
+    while (s + 1 < args.piece.count && args.piece.segments[s + 1].base <= row) {
+      ++s;
+    }
+    const ExpandedSegment& segment = args.piece.segments[s];
+    const int32_t inside = row - segment.base;
+    if (inside >= 0 && inside < segment.tokens) {
+      const int32_t at = segment.first_token + inside;
+      page = __ldg(args.page_table + segment.sequence * args.page_table_stride +
+                   at / args.shape.page_size);
+      token = at % args.shape.page_size;
+    }
+  }
+};
+
+/// A warp for each row of the piece.
+__global__ __launch_bounds__(kThreads) void gather_kernel(const __grid_constant__ GatherArgs args) {
+  ptx::allow_successor();
+  const auto row = static_cast<int32_t>(blockIdx.x) * kRows + static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  ptx::wait_for_predecessor();
+  if (row >= args.piece.tokens) {
+    return;
+  }
+  const GatheredRow from(args, row);
+  const uint8_t* const page =
+      args.pages + static_cast<int64_t>(max(0, from.page)) * latent_page_bytes(args.shape);
+#pragma unroll
+  for (int chunk = lane; chunk < kRowDim / 8; chunk += 32) {
+    const uint4 eight =
+        from.page < 0 ? make_uint4(0, 0, 0, 0) : load_eight(args.shape, page, from.token, chunk);
+    if (chunk < kExpandedRank / 8) {
+      args.latents[int64_t{row} * (kExpandedRank / 8) + chunk] = eight;
+    } else {
+      args.rotated[int64_t{row} * (kExpandedRope / 8) + chunk - kExpandedRank / 8] = eight;
+    }
+  }
+}
+
+struct LengthArgs {
+  const int32_t* from;  // may be where they go to
+  int32_t* to;
+  int32_t sequences;
+  int32_t count;
+  int32_t left_out[kListed];
+};
+
+__global__ __launch_bounds__(kThreads) void lengths_kernel(
+    const __grid_constant__ LengthArgs args) {
+  ptx::allow_successor();
+  ptx::wait_for_predecessor();
+  const auto sequence = static_cast<int32_t>(blockIdx.x * kThreads + threadIdx.x);
+  if (sequence >= args.sequences) {
+    return;
+  }
+  int32_t length = args.from[sequence];
+  for (int32_t i = 0; i < args.count; ++i) {
+    length = args.left_out[i] == sequence ? 0 : length;
+  }
+  args.to[sequence] = length;
+}
+
+}  // namespace
+
+cudaError_t gather_latents(const GatherLatentsLaunch& launch, const LaunchContext& context) {
+  const GatherArgs args{.shape = launch.shape,
+                        .piece = *launch.piece,
+                        .pages = static_cast<const uint8_t*>(launch.pages),
+                        .page_table = launch.step.page_table,
+                        .page_table_stride = launch.step.page_table_stride,
+                        .latents = static_cast<uint4*>(launch.latents),
+                        .rotated = static_cast<uint4*>(launch.rotated)};
+  const auto blocks = static_cast<unsigned>((args.piece.tokens + kRows - 1) / kRows);
+  return launch.piece->tokens == 0
+             ? cudaSuccess
+             : cuda::launch(gather_kernel, {dim3(blocks), kThreads, 0}, context, args);
+}
+
+cudaError_t leave_out_sequences(const StepMetadata& step,
+                                const int32_t* sequences,
+                                int32_t count,
+                                int32_t* lengths,
+                                const LaunchContext& context) {
+  const auto blocks = static_cast<unsigned>((step.sequences + kThreads - 1) / kThreads);
+  for (int32_t first = 0; first < count; first += kListed) {
+    LengthArgs args{.from = first == 0 ? step.kv_len : lengths,
+                    .to = lengths,
+                    .sequences = step.sequences,
+                    .count = std::min(kListed, count - first),
+                    .left_out = {}};
+    std::copy_n(sequences + first, args.count, args.left_out);
+    const cudaError_t status =
+        cuda::launch(lengths_kernel, {dim3(blocks), kThreads, 0}, context, args);
+    if (status != cudaSuccess) {
+      return status;
+    }
+  }
+  return cudaSuccess;
+}
+
+}  // namespace nibble::cuda
