@@ -33,6 +33,7 @@ FAMILIES = [
     (r"sm80::gemm_kernel<.*CodecW4A16Channel", ("HMMA", "LDGSTS"), 6),
     (r"sm80::gemm_kernel<", ("HMMA", "LDGSTS"), 0),
     (r"prefill_sm90_kernel<", ("HGMMA", "UBLKCP"), 0),
+    (r"expanded_sm90_kernel", ("HGMMA", "UTMALDG"), 0),
     (r"prefill_kernel<.*256>", ("HMMA", "UBLKCP|LDGSTS"), 70),
     # One register too few.
     (r"prefill_kernel<.*KvCode\)6, 64>", ("HMMA", "UBLKCP|LDGSTS"), 2),

@@ -23,8 +23,8 @@ struct ExpandedSequence {
 [[nodiscard]] double absorbed_cost(int64_t heads, const ExpandedSequence& sequence);
 [[nodiscard]] double expanded_cost(int64_t heads, const ExpandedSequence& sequence);
 
-/// Whether keys and values are to be made for a sequence: its own lengths decide, so that its
-/// result does not depend on what else the step holds.
+/// Whether keys and values are to be made for a sequence. Its own lengths decide, not what else the
+/// step holds.
 [[nodiscard]] bool is_expanded(int64_t heads, const ExpandedSequence& sequence);
 
 /// The rows of a step of `rows` that belong to none of the sequences.

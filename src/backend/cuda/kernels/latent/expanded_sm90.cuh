@@ -267,7 +267,8 @@ __device__ __forceinline__ void weigh_expanded(ExpandedScores& scores,
     largest = fmaxf(largest, __shfl_xor_sync(~0U, largest, 2));
     // A row may have seen nothing yet.
     shift[r] = largest == -INFINITY ? 0.0F : largest * factor;
-    keep[r] = ptx::exp2_approx(fmaf(rows.top[r], factor, -shift[r]));
+    const float fallen = ptx::exp2_approx(fmaf(rows.top[r], factor, -shift[r]));
+    keep[r] = rows.top[r] == largest ? 1.0F : fallen;  // no rounding where nothing has changed
     rows.top[r] = largest;
   }
   float total[2][kChains] = {};
