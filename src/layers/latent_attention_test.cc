@@ -221,13 +221,11 @@ class LatentLayer {
   }
   std::unique_ptr<PreparedHeads> heads(const std::vector<float>& values, int64_t n, int64_t k) {
     std::vector<QuantTensor> tensors;
-    std::vector<QuantView> views;
     for (int64_t head = 0; head < kHeads; ++head) {
       tensors.push_back(tensor(values.data() + head * n * k, n, k));
     }
-    for (const QuantTensor& head : tensors) {
-      views.push_back(view_of(head));
-    }
+    std::vector<QuantView> views(tensors.size());
+    std::ranges::transform(tensors, views.begin(), view_of);
     return backend_->prepare_heads(views, ActFormat::kFloat, kRows).value();
   }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include <cuda.h>
 #include <cuda_runtime_api.h>
@@ -82,11 +83,10 @@ struct ExpandedLaunch {
 };
 cudaError_t attend_expanded(const ExpandedLaunch& args, const LaunchContext& context);
 
-/// lengths[s] = kv_len[s], but 0 for `count` sequences of the step, which plan_latent() then leaves
-/// out. `sequences` is read before this returns.
+/// lengths[s] = kv_len[s], but 0 for some sequences of the step, which plan_latent() then leaves
+/// out. The host's `left_out` is read before this returns.
 cudaError_t leave_out_sequences(const StepMetadata& step,
-                                const int32_t* sequences,
-                                int32_t count,
+                                std::span<const int32_t> left_out,
                                 int32_t* lengths,
                                 const LaunchContext& context);
 

@@ -125,9 +125,7 @@ const int32_t* ExpandedLatents::lengths_without(std::span<const int32_t> left_ou
                                                 cudaStream_t stream) {
   CHECK_LE(int64_t{step.sequences}, sizes_.sequences);
   auto* const lengths = reinterpret_cast<int32_t*>(memory_.as<std::byte>() + lengths_);
-  must(leave_out_sequences(step, left_out.data(), static_cast<int32_t>(left_out.size()), lengths,
-                           {stream}),
-       "lengths of sequences");
+  must(leave_out_sequences(step, left_out, lengths, {stream}), "lengths of sequences");
   return lengths;
 }
 

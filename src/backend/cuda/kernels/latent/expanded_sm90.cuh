@@ -384,14 +384,53 @@ __device__ __forceinline__ void end_expanded(const ExpandedArgs& args,
   }
 }
 
+/// Hides what the thread's rows do not see of a tile, if any row of the warpgroup does not.
+struct ExpandedMask {
+  int32_t seen[2];
+  int32_t always;  // what all rows of the warpgroup see
+
+  __device__ ExpandedMask(const ExpandedWork& work, const ExpandedThread& thread)
+      : seen{work.seen(thread.row), work.seen(thread.row + 8)},
+        always(work.seen(thread.group * kGroupRows)) {}
+
+  __device__ void hide(ExpandedScores& scores, uint32_t tile) const {
+    const int32_t first = static_cast<int32_t>(tile) * kExpandedTile;
+    if (first + kExpandedTile > always) {
+      const int32_t rest[2] = {seen[0] - first, seen[1] - first};
+      hide_expanded(scores, rest);
+    }
+  }
+};
+
+/// The warpgroups start their products in turns, one turn for each tile, the first one first.
+struct ExpandedTurns {
+  static constexpr uint32_t kBoth = 256;  // threads
+  uint32_t own;
+  uint32_t other;
+  uint32_t tiles;
+
+  __device__ ExpandedTurns(int group, int32_t count)
+      : own(kExpandedTurn + static_cast<uint32_t>(group)),
+        other(kExpandedTurn + 1 - static_cast<uint32_t>(group)),
+        tiles(static_cast<uint32_t>(count)) {
+    if (own != kExpandedTurn) {
+      ptx::group_arrive(other, kBoth);
+    }
+  }
+  __device__ void begin() const { ptx::group_sync(own, kBoth); }
+  __device__ void end(uint32_t tile) const {
+    if (own == kExpandedTurn || tile + 1 < tiles) {  // barriers are left as they were found
+      ptx::group_arrive(other, kBoth);
+    }
+  }
+};
+
 /// A multiplying warpgroup.
 __device__ __forceinline__ void multiply_expanded(const ExpandedArgs& args,
                                                   const ExpandedWork& work,
                                                   const ExpandedShared& shared,
                                                   int group) {
-  constexpr uint32_t kBoth = 256;  // threads that take turns
   const ExpandedThread thread(group);
-  const auto own_turn = kExpandedTurn + static_cast<uint32_t>(group);
   const auto tiles = static_cast<uint32_t>(work.tiles);
   const uint32_t queries = shared.queries(group);
   fetch_expanded_queries(args, work, queries, group);
@@ -401,12 +440,11 @@ __device__ __forceinline__ void multiply_expanded(const ExpandedArgs& args,
   ptx::copy_wait<0>();
   ptx::fence_shared_to_async();
   ptx::group_sync(kExpandedOwn + static_cast<uint32_t>(group), 128);
-  if (group == 1) {  // the first turn is the other's
-    ptx::group_arrive(kExpandedTurn, kBoth);
-  }
-  const auto end_turn = [&](uint32_t tile) {
-    if (group == 0 || tile + 1 < tiles) {  // barriers are left as they were found
-      ptx::group_arrive(kExpandedTurn + 1 - static_cast<uint32_t>(group), kBoth);
+  const ExpandedTurns turns(group, work.tiles);
+  const ExpandedMask mask(work, thread);
+  const auto wait_keys = [&](uint32_t tile) {
+    if (tile < tiles) {
+      shared.wait_full(shared.keys_full(tile), tile);
     }
   };
   const auto release = [&](uint32_t barrier) {
@@ -414,45 +452,31 @@ __device__ __forceinline__ void multiply_expanded(const ExpandedArgs& args,
       ptx::barrier_arrive(barrier);
     }
   };
-  const int32_t seen[2] = {work.seen(thread.row), work.seen(thread.row + 8)};
-  const int32_t always = work.seen(group * kGroupRows);  // what all rows of the warpgroup see
-  const auto hide = [&](ExpandedScores& scores, uint32_t tile) {
-    const int32_t first = static_cast<int32_t>(tile) * kExpandedTile;
-    if (first + kExpandedTile > always) {
-      const int32_t rest[2] = {seen[0] - first, seen[1] - first};
-      hide_expanded(scores, rest);
-    }
-  };
-  const auto wait_keys = [&](uint32_t tile) {
-    if (tile < tiles) {
-      shared.wait_full(shared.keys_full(tile), tile);
-    }
-  };
 
   float keep[2];
   ExpandedScores scores = {};
   ExpandedWeights weights;
   wait_keys(0);
-  ptx::group_sync(own_turn, kBoth);
+  turns.begin();
   start_expanded_scores(queries, shared.keys(0), scores);
-  end_turn(0);
+  turns.end(0);
   ptx::mma_wait<0>();
   ptx::pin(scores);
   release(shared.keys_empty(0));
-  hide(scores, 0);
+  mask.hide(scores, 0);
   weigh_expanded(scores, args.score_factor, rows, keep);
   take_expanded(scores, keep, sums, weights);
   wait_keys(1);
   for (uint32_t tile = 0; tile + 1 < tiles; ++tile) {
-    ptx::group_sync(own_turn, kBoth);
+    turns.begin();
     start_expanded_scores(queries, shared.keys(tile + 1), scores);
     shared.wait_full(shared.values_full(tile), tile);
     start_expanded_values(weights, shared.values(tile), sums);
-    end_turn(tile + 1);
+    turns.end(tile + 1);
     ptx::mma_wait<1>();
     ptx::pin(scores);
     release(shared.keys_empty(tile + 1));
-    hide(scores, tile + 1);
+    mask.hide(scores, tile + 1);
     weigh_expanded(scores, args.score_factor, rows, keep);
     ptx::pin(scores);
     ptx::pin(rows.total);

@@ -2,7 +2,6 @@
 // leaves out.
 
 #include <algorithm>
-#include <array>
 
 #include "backend/cuda/expanded.h"
 #include "backend/cuda/ptx/dependency.cuh"
@@ -118,23 +117,26 @@ cudaError_t gather_latents(const GatherLatentsLaunch& launch, const LaunchContex
 }
 
 cudaError_t leave_out_sequences(const StepMetadata& step,
-                                const int32_t* sequences,
-                                int32_t count,
+                                std::span<const int32_t> left_out,
                                 int32_t* lengths,
                                 const LaunchContext& context) {
   const auto blocks = static_cast<unsigned>((step.sequences + kThreads - 1) / kThreads);
-  for (int32_t first = 0; first < count; first += kListed) {
-    LengthArgs args{.from = first == 0 ? step.kv_len : lengths,
+  const int32_t* from = step.kv_len;
+  while (!left_out.empty()) {
+    const auto listed = left_out.first(std::min(left_out.size(), size_t{kListed}));
+    LengthArgs args{.from = from,
                     .to = lengths,
                     .sequences = step.sequences,
-                    .count = std::min(kListed, count - first),
+                    .count = static_cast<int32_t>(listed.size()),
                     .left_out = {}};
-    std::copy_n(sequences + first, args.count, args.left_out);
+    std::ranges::copy(listed, args.left_out);
     const cudaError_t status =
         cuda::launch(lengths_kernel, {dim3(blocks), kThreads, 0}, context, args);
     if (status != cudaSuccess) {
       return status;
     }
+    left_out = left_out.subspan(listed.size());
+    from = lengths;
   }
   return cudaSuccess;
 }
