@@ -68,9 +68,9 @@ class LayerOn {
       parts.q_norm = norm(q_rank);
       parts.q_up = linear(queries, q_rank);
     }
-    std::vector<float> frequencies;
-    for (int i = 0; i < form.rope_dim / 2; ++i) {
-      frequencies.push_back(static_cast<float>(std::pow(10000.0, -i / 32.0)));
+    std::vector<float> frequencies(static_cast<size_t>(form.rope_dim / 2));
+    for (size_t i = 0; i < frequencies.size(); ++i) {
+      frequencies[i] = static_cast<float>(std::pow(10000.0, static_cast<double>(i) / -32.0));
     }
     layer_ = std::make_unique<LatentAttention>(
         std::move(parts), config_,

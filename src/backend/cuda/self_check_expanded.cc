@@ -1,5 +1,7 @@
+#include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <numeric>
 #include <vector>
 
 #include "backend/cuda/expanded_plan.h"
@@ -15,8 +17,8 @@ constexpr int32_t kRowDim = kExpandedRank + kExpandedRope;
 constexpr int32_t kQueryDim = kExpandedNope + kExpandedRope;
 constexpr int32_t kTokens = 300;  // of the sequence, in two pieces
 constexpr int32_t kPiece = 256;
-constexpr int32_t kRows = 140;                       // its last ones, which are attended for
-constexpr int32_t kCompared[] = {0, 115, 116, 139};  // the second piece begins in row 116's place
+constexpr int32_t kRows = 140;                     // its last ones, which are attended for
+constexpr int32_t kCompared[] = {0, 95, 96, 139};  // the second piece begins with row 96's token
 constexpr int32_t kMostHeads = 3;
 constexpr double kTolerance = 0.02;
 constexpr uint32_t kSeed = 29;
@@ -70,16 +72,14 @@ class ExpandedCheck final {
     const int32_t pages = (kTokens + shape_.page_size - 1) / shape_.page_size;
     const auto page_numbers = static_cast<size_t>(latent_page_bytes(shape_)) / 2;
     std::vector<uint16_t> memory(static_cast<size_t>(pages) * page_numbers, 0xffff);
-    std::vector<int32_t> table;
-    for (int32_t page = 0; page < pages; ++page) {
-      table.push_back(pages - 1 - page);
-    }
+    std::vector<int32_t> table(static_cast<size_t>(pages));
+    std::iota(table.rbegin(), table.rend(), 0);
     for (int32_t token = 0; token < kTokens; ++token) {
       const auto page = static_cast<size_t>(table[static_cast<size_t>(token / shape_.page_size)]);
       for (int32_t dim = 0; dim < kRowDim; ++dim) {
         const int32_t at = latent_offset(kRowDim, token % shape_.page_size, dim);
         memory[page * page_numbers + static_cast<size_t>(at) / 2] =
-            cached_[static_cast<size_t>(token * kRowDim + dim)];
+            cached_[static_cast<size_t>(token) * kRowDim + static_cast<size_t>(dim)];
       }
     }
     NIBBLE_ASSIGN_OR_RETURN(pages_, device_copy(memory));
@@ -143,14 +143,15 @@ class ExpandedCheck final {
 
   /// A result in double precision.
   [[nodiscard]] std::vector<double> expected(int32_t row, int32_t head) const {
-    const auto query = static_cast<size_t>(row * heads_ + head);
+    const auto heads = static_cast<size_t>(heads_);
+    const size_t query = static_cast<size_t>(row) * heads + static_cast<size_t>(head);
     const auto at = [](const std::vector<uint16_t>& numbers, size_t row, size_t width, int32_t i) {
       return static_cast<double>(bf16_to_f32(numbers[row * width + static_cast<size_t>(i)]));
     };
     std::vector<double> sums(kExpandedValue, 0.0);
     double total = 0.0;
     for (int32_t token = 0; token <= kTokens - kRows + row; ++token) {
-      const auto key = static_cast<size_t>(token * heads_ + head);
+      const size_t key = static_cast<size_t>(token) * heads + static_cast<size_t>(head);
       double score = 0.0;
       for (int32_t i = 0; i < kExpandedNope; ++i) {
         score += at(q_, query, kQueryDim, i) * at(keys_, key, kExpandedNope, i);

@@ -501,6 +501,9 @@ __global__ __launch_bounds__(kExpandedThreads, 1) void expanded_sm90_kernel(
   const ExpandedShared shared{ptx::shared_address(memory), ptx::shared_address(barriers)};
   if (threadIdx.x == 0) {
     shared.init();
+    ptx::prefetch_tensor_map(args.maps.keys);
+    ptx::prefetch_tensor_map(args.maps.rotated);
+    ptx::prefetch_tensor_map(args.maps.values);
   }
   ptx::wait_for_predecessor();
   ptx::allow_successor();
