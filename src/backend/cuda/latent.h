@@ -8,32 +8,65 @@
 #include "backend/cuda/attention.h"
 #include "backend/cuda/launch.h"
 #include "base/status.h"
+#include "quant/kv_formats.h"
 
 namespace nibble::cuda {
 
-/// Latent attention (ops/latent.h) over a cache in bf16, all layers of a model alike. The cache on
-/// the GPU: a page holds page_size rows in groups of 8, each group in columns of 64 numbers (1024
-/// bytes, as wgmma's 128-byte swizzle), rows filled up to whole columns:
+/// Latent attention (ops/latent.h) over a cache in bf16, fp8 or int8, all layers of a model alike.
+/// The cache on the GPU: a page holds page_size rows in groups of 8, each group in columns of 128
+/// bytes a row (1024 bytes, as wgmma's 128-byte swizzle), parts of rows filled up to whole columns:
 ///   [page][group][column][8 rows of 128 bytes]
+/// In bf16 a row is one part, 64 numbers in a column. In 8 bits it has two: codes of the latent,
+/// 128 in a column, and the rotated key in bf16; behind the page's groups lie the scales of its
+/// rows in f32. A row whose codes are all zero has the scale 0.
 struct LatentShape {
+  KvCode code = KvCode::kBf16;
   int32_t page_size = 64;
-  int32_t row_dim = 0;  // numbers of a cached row, and of a head of queries
-  int32_t heads = 0;    // of queries
-  float scale = 1.0F;   // applied to scores
+  int32_t row_dim = 0;   // numbers of a cached row, and of a head of queries
+  int32_t rope_dim = 0;  // of which are the rotated key; bf16 does not ask
+  int32_t heads = 0;     // of queries
+  float scale = 1.0F;    // applied to scores
 
   bool operator==(const LatentShape&) const = default;
+  /// Whether rows are codes of 8 bits.
+  [[nodiscard]] constexpr bool coded() const { return code != KvCode::kBf16; }
+  [[nodiscard]] constexpr int32_t rank() const { return row_dim - rope_dim; }
 };
 
 [[nodiscard]] constexpr int32_t latent_row_bytes(int32_t row_dim) {
   return (row_dim + 63) / 64 * 128;
 }
-[[nodiscard]] constexpr int64_t latent_page_bytes(const LatentShape& shape) {
-  return int64_t{shape.page_size} * latent_row_bytes(shape.row_dim);
+[[nodiscard]] constexpr int32_t latent_row_bytes(const LatentShape& shape) {
+  return shape.coded() ? (shape.rank() + 127) / 128 * 128 + latent_row_bytes(shape.rope_dim)
+                       : latent_row_bytes(shape.row_dim);
 }
-/// Where number `dim` of row `token` of a page lies, in bytes.
+[[nodiscard]] constexpr int64_t latent_page_bytes(const LatentShape& shape) {
+  const int32_t scale_bytes = shape.coded() ? 4 : 0;
+  return int64_t{shape.page_size} * (latent_row_bytes(shape) + scale_bytes);
+}
+/// Where byte `byte` of row `token` lies in a page whose rows have row_bytes.
+[[nodiscard]] constexpr int32_t latent_place(int32_t row_bytes, int32_t token, int32_t byte) {
+  const int32_t line = token % 8 * 128 + byte % 128;
+  return token / 8 * 8 * row_bytes + byte / 128 * 1024 + (line ^ (token % 8 * 16));
+}
+/// Where number `dim` of row `token` of a page in bf16 lies, in bytes.
 [[nodiscard]] constexpr int32_t latent_offset(int32_t row_dim, int32_t token, int32_t dim) {
-  const int32_t line = token % 8 * 128 + dim % 64 * 2;
-  return token / 8 * 8 * latent_row_bytes(row_dim) + dim / 64 * 1024 + (line ^ (token % 8 * 16));
+  return latent_place(latent_row_bytes(row_dim), token, 2 * dim);
+}
+/// The same of any page: of a code, or of a number of the rotated key.
+[[nodiscard]] constexpr int32_t latent_offset(const LatentShape& shape,
+                                              int32_t token,
+                                              int32_t dim) {
+  if (!shape.coded()) {
+    return latent_offset(shape.row_dim, token, dim);
+  }
+  const int32_t codes = (shape.rank() + 127) / 128 * 128;  // bytes of the first part
+  const int32_t byte = dim < shape.rank() ? dim : codes + 2 * (dim - shape.rank());
+  return latent_place(latent_row_bytes(shape), token, byte);
+}
+/// Where the scale of row `token` lies in a page in 8 bits.
+[[nodiscard]] constexpr int32_t latent_scale_offset(const LatentShape& shape, int32_t token) {
+  return shape.page_size * latent_row_bytes(shape) + 4 * token;
 }
 
 /// Ok when there are kernels for the shape on the current device.
@@ -56,7 +89,8 @@ struct LatentTurn {
   bool interleaved = true;
 };
 
-/// reference_latent_append(), of rows in bf16.
+/// reference_latent_append(), of rows in bf16. In 8 bits a row whose scale would be below 1e-30 is
+/// stored as zeros; numbers that are not finite make the scale NaN.
 struct LatentAppendLaunch {
   LatentShape shape;
   StepMetadata step;
@@ -85,7 +119,9 @@ struct LatentQueryLaunch {
 cudaError_t rotate_latent_queries(const LatentQueryLaunch& args, const LaunchContext& context);
 
 /// out = softmax(scale q·rows) rows for the step's rows, causally, over the cache (with the step's
-/// tokens). Of rows of 576 numbers the first 512 are values, and only these are written.
+/// tokens). Of rows of 576 numbers the first 512 are values, and only these are written. In 8 bits
+/// scores over rows of 512 + 64 are sums of products of codes: queries have 15 bits there over
+/// int8, and two e4m3, 8 bits, over fp8.
 struct LatentLaunch {
   LatentShape shape;
   StepMetadata step;

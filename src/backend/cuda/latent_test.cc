@@ -6,6 +6,7 @@
 #include <memory>
 #include <numeric>
 #include <random>
+#include <span>
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -14,6 +15,7 @@
 #include "base/f16.h"
 #include "ops/attention.h"
 #include "ops/latent.h"
+#include "quant/codec.h"
 
 namespace nibble::cuda {
 namespace {
@@ -138,30 +140,63 @@ class LatentCase {
   std::vector<float> queries;
 
  private:
+  /// Random rows at the places of their tokens, and the same in F32 for the reference.
   void fill_pages(size_t count) {
-    const size_t page_numbers = static_cast<size_t>(latent_page_bytes(shape)) / 2;
-    std::vector<uint16_t> pages(count * page_numbers, 0xffff);
-    host_pages_.assign(
-        count * static_cast<size_t>(shape.page_size) * static_cast<size_t>(shape.row_dim), 0);
+    const auto page_bytes = static_cast<size_t>(latent_page_bytes(shape));
+    const auto dim_count = static_cast<size_t>(shape.row_dim);
+    std::vector<uint8_t> pages(count * page_bytes, 0xff);
+    host_pages_.assign(count * static_cast<size_t>(shape.page_size) * dim_count, 0.0F);
     for (size_t s = 0; s < sequences_.size(); ++s) {
       const auto length = static_cast<size_t>(sequences_[s].kv_len);
-      const std::vector<uint16_t> rows = bf16_bits(
-          bf16_values(length * static_cast<size_t>(shape.row_dim), 100 + static_cast<uint32_t>(s)));
-      for (size_t i = 0; i < rows.size(); ++i) {
-        const auto token = static_cast<int32_t>(i / static_cast<size_t>(shape.row_dim));
-        const auto dim = static_cast<int32_t>(i % static_cast<size_t>(shape.row_dim));
+      std::vector<float> rows = bf16_values(length * dim_count, 100 + static_cast<uint32_t>(s));
+      for (size_t token = 0; token < length; ++token) {
+        const auto place = static_cast<int32_t>(token);
         const auto page = static_cast<size_t>(table_[s * static_cast<size_t>(stride_) +
-                                                     static_cast<size_t>(token / shape.page_size)]);
-        const int32_t slot = token % shape.page_size;
-        pages[page * page_numbers +
-              static_cast<size_t>(latent_offset(shape.row_dim, slot, dim)) / 2] = rows[i];
-        host_pages_[(page * static_cast<size_t>(shape.page_size) + static_cast<size_t>(slot)) *
-                        static_cast<size_t>(shape.row_dim) +
-                    static_cast<size_t>(dim)] = rows[i];
+                                                     token / static_cast<size_t>(shape.page_size)]);
+        const int32_t slot = place % shape.page_size;
+        const std::span<float> row(rows.data() + token * dim_count, dim_count);
+        store_row(row, slot, pages.data() + page * page_bytes);
+        std::ranges::copy(
+            row, host_pages_.begin() +
+                     static_cast<ptrdiff_t>(
+                         (page * static_cast<size_t>(shape.page_size) + static_cast<size_t>(slot)) *
+                         dim_count));
       }
     }
-    pages_ = std::make_unique<DeviceArray<uint8_t>>(pages.size() * 2);
+    pages_ = std::make_unique<DeviceArray<uint8_t>>(pages.size());
     EXPECT_TRUE(copy_to_device(pages_->data(), pages.data(), pages_->bytes()).ok());
+  }
+
+  /// Stores a row of bf16 numbers in a page; of coded rows the latent becomes what codes make. Rows
+  /// of different tokens have scales of different size, and some are zeros.
+  void store_row(std::span<float> row, int32_t slot, uint8_t* page) {
+    const auto put = [&](int32_t dim, const auto& value) {
+      std::memcpy(page + latent_offset(shape, slot, dim), &value, sizeof(value));
+    };
+    const int32_t rank = shape.coded() ? shape.rank() : 0;
+    for (int32_t d = rank; d < shape.row_dim; ++d) {
+      put(d, f32_to_bf16(row[static_cast<size_t>(d)]));
+    }
+    if (!shape.coded()) {
+      return;
+    }
+    constexpr float kSizes[] = {1.0F, 3.0F, 0.05F, 0.0F, 0.7F};
+    const float size = kSizes[rows_stored_++ % std::size(kSizes)];
+    const float top = shape.code == KvCode::kInt8 ? 127.0F : 448.0F;
+    const float scale = size / top;
+    for (int32_t d = 0; d < rank; ++d) {
+      float& number = row[static_cast<size_t>(d)];
+      if (shape.code == KvCode::kInt8) {
+        const auto code = static_cast<int8_t>(std::lround(number * top * (size > 0.0F ? 1 : 0)));
+        put(d, code);
+        number = static_cast<float>(code) * scale;
+      } else {
+        const uint8_t code = size > 0.0F ? encode_e4m3(number * top) : uint8_t{0};
+        put(d, code);
+        number = decode_e4m3(code) * scale;
+      }
+    }
+    std::memcpy(page + latent_scale_offset(shape, slot), &scale, sizeof(scale));
   }
 
   void make_step() {
@@ -208,8 +243,8 @@ class LatentCase {
                        .pages = table_.data() + s * static_cast<size_t>(stride_)});
       row += sequences_[s].q_len;
     }
-    auto* const bytes = const_cast<uint16_t*>(host_pages_.data());
-    const KvView kv{.code = KvCode::kBf16,
+    auto* const bytes = const_cast<float*>(host_pages_.data());
+    const KvView kv{.code = KvCode::kF32,
                     .page_size = shape.page_size,
                     .kv_heads = 1,
                     .head_dim = shape.row_dim,
@@ -230,7 +265,8 @@ class LatentCase {
   std::vector<TestSequence> sequences_;
   int32_t stride_ = 0;  // pages of a sequence in the table
   std::vector<int32_t> table_;
-  std::vector<uint16_t> host_pages_;
+  std::vector<float> host_pages_;
+  size_t rows_stored_ = 0;
   StepMetadata step_;
   std::unique_ptr<DeviceArray<int32_t>> q_begin_, kv_len_, position_, owner_, device_table_;
   std::unique_ptr<DeviceArray<uint16_t>> device_queries_, out_;
@@ -238,21 +274,33 @@ class LatentCase {
 };
 
 LatentShape shape_of(int32_t heads, int32_t row_dim = kFastDim, int32_t page_size = 64) {
-  return {.page_size = page_size,
+  return {.code = KvCode::kBf16,
+          .page_size = page_size,
           .row_dim = row_dim,
           .heads = heads,
           .scale = 1.0F / std::sqrt(static_cast<float>(row_dim))};
 }
 
 void check_case(const LatentShape& shape, const std::vector<TestSequence>& sequences) {
-  SCOPED_TRACE(fmt::format("{} heads, rows of {}, pages of {}", shape.heads, shape.row_dim,
-                           shape.page_size));
+  SCOPED_TRACE(fmt::format("{} heads, rows of {} in {}, pages of {}", shape.heads, shape.row_dim,
+                           kv_code_name(shape.code), shape.page_size));
   LatentCase test(shape, sequences);
   const std::vector<uint16_t> first = test.run(false);
   test.check(first);
   if (!testing::brief_tests()) {
     EXPECT_EQ(first, test.run(true)) << "two runs differ";
   }
+}
+
+LatentShape coded_shape(KvCode code,
+                        int32_t heads,
+                        int32_t rank = kFastValues,
+                        int32_t page_size = 64) {
+  const int32_t rope_dim = rank == kFastValues ? kFastDim - kFastValues : 8;
+  LatentShape shape = shape_of(heads, rank + rope_dim, page_size);
+  shape.code = code;
+  shape.rope_dim = rope_dim;
+  return shape;
 }
 
 std::vector<TestSequence> decode_lengths() {
@@ -297,6 +345,38 @@ TEST(Latent, FewRowsOfSequencesAreSharedAndManyAreNot) {
   check_case(shape_of(5), {{131, 140}, {37, 200}});
 }
 
+TEST(Latent, RowsInEightBits) {
+  NIBBLE_NEEDS_GPU();
+  for (const KvCode code : {KvCode::kInt8, KvCode::kFp8}) {
+    for (const int32_t heads : {1, 5, 8, 12, 16, 20, 64, 96, 128}) {
+      check_case(coded_shape(code, heads), decode_lengths());
+    }
+    for (const int32_t page : {16, 48, 128}) {
+      check_case(coded_shape(code, 16, kFastValues, page), decode_lengths());
+      check_case(coded_shape(code, 64, kFastValues, page), decode_lengths());
+    }
+  }
+}
+
+TEST(Latent, RowsInEightBitsOfManyTokensAndQueries) {
+  NIBBLE_NEEDS_GPU();
+  for (const KvCode code : {KvCode::kInt8, KvCode::kFp8}) {
+    for (const int32_t heads : {3, 16, 33, 64}) {
+      check_case(coded_shape(code, heads), {{1, 9001}});
+      check_case(coded_shape(code, heads), {{3, 130}, {1, 64}, {2, 2}, {4, 700}, {1, 300}});
+      check_case(coded_shape(code, heads), {{17, 200}, {1, 64}, {2, 66}});
+      std::vector<TestSequence> many;
+      for (int32_t i = 0; i < 150; ++i) {
+        many.push_back({1, 1 + i * 37 % 300});
+      }
+      check_case(coded_shape(code, heads), many);
+    }
+    check_case(coded_shape(code, 5), {{131, 140}, {37, 200}});
+    check_case(coded_shape(code, 3, 32), decode_lengths());  // by the kernel for any shape
+    check_case(coded_shape(code, 4, 136, 16), {{5, 40}, {1, 130}});
+  }
+}
+
 TEST(Latent, OtherDimensions) {
   NIBBLE_NEEDS_GPU();
   for (const int32_t dim : {16, 40, 96, 136, 1024}) {
@@ -307,8 +387,9 @@ TEST(Latent, OtherDimensions) {
 
 TEST(Latent, ACapturedStepServesOtherLengths) {
   NIBBLE_NEEDS_GPU();
-  for (const int32_t heads : {16, 64}) {
-    LatentCase test(shape_of(heads), {{1, 3000}, {1, 700}, {1, 64}});
+  for (const LatentShape& shape : {shape_of(16), shape_of(64), coded_shape(KvCode::kInt8, 16),
+                                   coded_shape(KvCode::kFp8, 64)}) {
+    LatentCase test(shape, {{1, 3000}, {1, 700}, {1, 64}});
     cudaStream_t stream = nullptr;
     ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
     ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
@@ -417,6 +498,68 @@ TEST(Latent, RowsAreNormedRotatedAndAppended) {
   check_rows(40, 8, 4096, false);
 }
 
+/// A row of numbers, some of them not finite, appended in 8 bits and taken apart again.
+void check_coded_rows(KvCode code, int32_t rank) {
+  SCOPED_TRACE(fmt::format("{} numbers in {}", rank, kv_code_name(code)));
+  LatentCase test(coded_shape(code, 2, rank, 16), {{3, 35}, {1, 17}});
+  const int32_t dim = test.shape.row_dim;
+  const std::vector<float> norm(static_cast<size_t>(rank), 1.0F);
+  const std::vector<float> inv_freq(static_cast<size_t>(test.shape.rope_dim / 2), 0.0F);
+  std::vector<float> rows = bf16_values(static_cast<size_t>(4 * dim), 7);
+  std::fill_n(rows.begin() + dim, rank, 0.0F);  // the second row is zeros
+  rows[static_cast<size_t>(3 * dim + 5)] = INFINITY;
+  const DeviceArray<float> device_norm(norm);
+  const DeviceArray<float> device_freq(inv_freq);
+  const DeviceArray<uint16_t> device(bf16_bits(rows));
+  ASSERT_EQ(append_latent({.shape = test.shape,
+                           .step = test.step(),
+                           .pages = test.pages().data(),
+                           .rows = device.data(),
+                           .stride = dim,
+                           .latent_norm = device_norm.data(),
+                           .norm_eps = 1e-6F,
+                           .turn = {.inv_freq = device_freq.data(), .dim = test.shape.rope_dim}},
+                          {nullptr, false}),
+            cudaSuccess);
+  const std::vector<uint8_t> cached = test.pages().host();
+  const int32_t positions[][2] = {{0, 32}, {0, 33}, {0, 34}, {1, 16}};  // of the step's rows
+  for (size_t row = 0; row < 4; ++row) {
+    const auto [sequence, position] = positions[row];
+    const uint8_t* const page =
+        cached.data() + static_cast<size_t>(test.page(sequence, position / 16)) *
+                            static_cast<size_t>(latent_page_bytes(test.shape));
+    float scale = 0.0F;
+    std::memcpy(&scale, page + latent_scale_offset(test.shape, position % 16), sizeof(scale));
+    if (row == 3) {
+      EXPECT_TRUE(std::isnan(scale));
+      continue;
+    }
+    double squares = 0.0;
+    for (int32_t d = 0; d < rank; ++d) {
+      const double number = rows[row * static_cast<size_t>(dim) + static_cast<size_t>(d)];
+      squares += number * number / rank;
+    }
+    const double factor = 1.0 / std::sqrt(squares + 1e-6);
+    for (int32_t d = 0; d < rank; ++d) {
+      const double want = rows[row * static_cast<size_t>(dim) + static_cast<size_t>(d)] * factor;
+      const uint8_t bits = page[latent_offset(test.shape, position % 16, d)];
+      const double got =
+          scale * (code == KvCode::kInt8 ? static_cast<int8_t>(bits) : decode_e4m3(bits));
+      const double step = code == KvCode::kInt8 ? 0.51 * scale : 0.064 * std::fabs(want) + scale;
+      ASSERT_NEAR(got, want, step + 1e-6) << "row " << row << ", number " << d;
+    }
+  }
+}
+
+TEST(Latent, RowsAreAppendedInEightBits) {
+  NIBBLE_NEEDS_GPU();
+  for (const KvCode code : {KvCode::kInt8, KvCode::kFp8}) {
+    check_coded_rows(code, kFastValues);
+    check_coded_rows(code, 32);
+    check_coded_rows(code, 1016);
+  }
+}
+
 TEST(Latent, QueriesAreRotated) {
   NIBBLE_NEEDS_GPU();
   for (const bool interleaved : {true, false}) {
@@ -474,6 +617,8 @@ TEST(Latent, RefusesWhatHasNoKernel) {
   EXPECT_FALSE(check_latent(shape_of(64, 20)).ok());
   EXPECT_FALSE(check_latent(shape_of(64, 576, 24)).ok());
   EXPECT_FALSE(check_latent(shape_of(2048)).ok());
+  EXPECT_TRUE(check_latent(coded_shape(KvCode::kInt8, 64)).ok());
+  EXPECT_FALSE(check_latent({.code = KvCode::kInt8, .row_dim = 576, .heads = 8}).ok());
 }
 
 }  // namespace

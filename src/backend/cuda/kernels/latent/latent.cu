@@ -9,12 +9,21 @@ namespace nibble::cuda {
 namespace {
 
 constexpr int32_t kFastDim = 576;      // of rows that kernels of warpgroup products read
+constexpr int32_t kFastRopeDim = 64;   // of which are the rotated key, where rows have codes
 constexpr int32_t kLineQueries = 256;  // of a sequence that share the work on it among blocks
+
+constexpr int kFp8Capability = 89;
+
+int capability() {
+  return 10 * device_attribute(cudaDevAttrComputeCapabilityMajor) +
+         device_attribute(cudaDevAttrComputeCapabilityMinor);
+}
 
 }  // namespace
 
 bool latent_on_sm90(const LatentShape& shape) {
-  return shape.row_dim == kFastDim && device_attribute(cudaDevAttrComputeCapabilityMajor) == 9;
+  return shape.row_dim == kFastDim && (!shape.coded() || shape.rope_dim == kFastRopeDim) &&
+         device_attribute(cudaDevAttrComputeCapabilityMajor) == 9;
 }
 
 LineForm latent_line(const LatentShape& shape) {
@@ -23,7 +32,8 @@ LineForm latent_line(const LatentShape& shape) {
   form.columns = shape.heads <= 8 ? 8 : shape.heads <= 16 ? 16 : 64;
   form.line_rows = std::clamp(kLineQueries / shape.heads, 1, form.columns < 64 ? 4 : 16);
   form.tile_tokens = 64;
-  form.blocks = std::min(device_attribute(cudaDevAttrMultiProcessorCount), 288);
+  const int32_t of_each = shape.coded() && form.columns < 64 ? 2 : 1;  // blocks of a multiprocessor
+  form.blocks = std::min(of_each * device_attribute(cudaDevAttrMultiProcessorCount), 288);
   return form;
 }
 
@@ -32,6 +42,14 @@ Status check_latent(const LatentShape& shape) {
     return make_error(StatusCode::kInvalidArgument, "latent attention on the GPU: {} is {}; {}",
                       what, value, remedy);
   };
+  if (shape.coded() && (shape.rope_dim <= 0 || shape.rope_dim % 8 != 0 || shape.rank() % 8 != 0)) {
+    return refuse("the rotated key of rows in 8 bits must have a multiple of 8 numbers; theirs",
+                  shape.rope_dim, "use --kv-cache-dtype bf16");
+  }
+  if (shape.code == KvCode::kFp8 && capability() < kFp8Capability) {
+    return refuse("a cache in fp8 needs a compute capability of 8.9; this one, times ten,",
+                  capability(), "use --kv-cache-dtype int8");
+  }
   if (shape.row_dim <= 0 || shape.row_dim > kMostLatentDim || shape.row_dim % 8 != 0) {
     return refuse("rows of the cache must have a multiple of 8 numbers, at most 1024; theirs",
                   shape.row_dim, "use --device cpu");

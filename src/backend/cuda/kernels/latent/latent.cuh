@@ -1,7 +1,7 @@
 #pragma once
 
-// Attention over cached latents of 512 + 64 bf16 numbers on sm_90a: what its kernels share. A row
-// of the cache is read from memory once, for its score and as a value.
+// Attention over cached latents of 512 + 64 numbers on sm_90a: what its kernels share. A row of the
+// cache is read from memory once, for its score and as a value.
 //
 // A block walks along its share of the plan's line (attention/plan.cuh); what it does of one item,
 // a segment, is a run of tiles for up to `columns` queries of one sequence: all heads of its rows
@@ -21,6 +21,17 @@ constexpr int kLatentValues = 512;                     // of which are values
 constexpr uint32_t kLatentGroup = 8 * 2 * kLatentDim;  // bytes of 8 tokens
 constexpr uint32_t kLatentPiece = 2 * kLatentGroup;    // of 16 tokens: what is freed at once
 
+/// Rows of a tile in shared memory, which are as the cache has them.
+struct Bf16Rows {
+  static constexpr uint32_t kGroup = kLatentGroup;
+  static constexpr bool kScaled = false;
+};
+/// In 8 bits: 512 codes, 64 numbers in bf16, and apart from them the rows' scales in f32.
+struct CodedRows {
+  static constexpr uint32_t kGroup = 8 * (kLatentValues + 2 * (kLatentDim - kLatentValues));
+  static constexpr bool kScaled = true;
+};
+
 struct LatentArgs {
   const uint16_t* q;
   int64_t q_stride;
@@ -28,6 +39,7 @@ struct LatentArgs {
   int64_t out_stride;
   const uint8_t* pages;
   int64_t page_bytes;
+  int64_t scales_at;  // in a page of coded rows
   const int32_t* page_table;
   int64_t page_table_stride;
   int32_t pieces_per_page;  // of 16 tokens
@@ -189,16 +201,19 @@ struct LatentOperand {
 
 /// A ring of tiles in shared memory: each has a barrier that says that it has come, and kParts that
 /// say that a part of it has been read and may be overwritten.
-template <int kTokens, int kSlots, int kParts>
+template <int kTokens, int kSlots, int kParts, typename Rows = Bf16Rows>
 struct LatentRing {
   static constexpr int kTileTokens = kTokens;
   static constexpr int kPieces = kTokens / 16;
   static constexpr int kPiecesOfPart = kPieces / kParts;
   static constexpr uint32_t kBarriers = kSlots * (1 + kParts);
-  static constexpr uint32_t kTileBytes = kPieces * kLatentPiece;
-  static constexpr uint32_t kBytes = kSlots * kTileBytes;
-  static constexpr uint32_t kAhead = kSlots;
-  uint32_t tiles;
+  static constexpr uint32_t kGroup = Rows::kGroup;  // bytes of 8 tokens
+  static constexpr uint32_t kPiece = 2 * kGroup;
+  static constexpr uint32_t kTileBytes = kPieces * kPiece;
+  static constexpr uint32_t kScaleBytes = Rows::kScaled ? 16 * 4 : 0;  // of a piece
+  static constexpr uint32_t kScales = (kSlots * kPieces * kScaleBytes + 1023) / 1024 * 1024;
+  static constexpr uint32_t kBytes = kSlots * kTileBytes + kScales;  // a multiple of 1024
+  uint32_t tiles;  // and behind them the scales of coded rows
   uint32_t barriers;
 
   /// By one thread.
@@ -209,6 +224,10 @@ struct LatentRing {
   }
   [[nodiscard]] __device__ uint32_t tile(uint32_t index) const {
     return tiles + index % kSlots * kTileBytes;
+  }
+  /// f32 scales of the tile's rows.
+  [[nodiscard]] __device__ uint32_t scales(uint32_t index) const {
+    return tiles + kSlots * kTileBytes + index % kSlots * kPieces * kScaleBytes;
   }
   [[nodiscard]] __device__ uint32_t full_of(uint32_t index) const {
     return barriers + 8 * (index % kSlots);
@@ -248,9 +267,8 @@ __device__ __forceinline__ void fetch_latents(const LatentArgs& args, const Ring
         waited = true;
       }
       const int32_t pieces = min(kPieces, (segment.kv_len - tile * Ring::kTileTokens + 15) / 16);
-      const uint8_t* const source =
-          args.pages + page * args.page_bytes +
-          (tile * kPieces + lane % kPieces) % args.pieces_per_page * kLatentPiece;
+      const uint8_t* const source = args.pages + page * args.page_bytes;
+      const int32_t place = (tile * kPieces + lane % kPieces) % args.pieces_per_page;
       const int32_t next = tile + 1 < segment.end_tile ? page_of(tile + 1) : 0;
 #pragma unroll
       for (int32_t piece = 0; piece < kPieces; ++piece) {
@@ -258,13 +276,19 @@ __device__ __forceinline__ void fetch_latents(const LatentArgs& args, const Ring
           ring.wait_empty(index, static_cast<uint32_t>(piece / Ring::kPiecesOfPart));
         }
         if (piece == 0 && lane == 0) {
-          ptx::barrier_arrive_expect(ring.full_of(index),
-                                     static_cast<uint32_t>(pieces) * kLatentPiece);
+          ptx::barrier_arrive_expect(ring.full_of(index), static_cast<uint32_t>(pieces) *
+                                                              (Ring::kPiece + Ring::kScaleBytes));
         }
         __syncwarp();
         if (lane == piece && piece < pieces) {
-          ptx::bulk_copy(ring.tile(index) + static_cast<uint32_t>(piece) * kLatentPiece, source,
-                         kLatentPiece, ring.full_of(index), args.hint);
+          ptx::bulk_copy(ring.tile(index) + static_cast<uint32_t>(piece) * Ring::kPiece,
+                         source + place * int64_t{Ring::kPiece}, Ring::kPiece, ring.full_of(index),
+                         args.hint);
+          if constexpr (Ring::kScaleBytes > 0) {
+            ptx::bulk_copy(ring.scales(index) + static_cast<uint32_t>(piece) * Ring::kScaleBytes,
+                           source + args.scales_at + place * int64_t{Ring::kScaleBytes},
+                           Ring::kScaleBytes, ring.full_of(index), args.hint);
+          }
         }
       }
       page = next;
@@ -297,14 +321,24 @@ __device__ __forceinline__ void fetch_queries(const LatentArgs& args,
   ptx::copy_commit();
 }
 
-/// Makes the rows of a tile of kTokens from `known` on zeros. By 128 threads.
-template <int kTokens>
-__device__ __forceinline__ void clear_rows(uint32_t tile, int32_t known, int thread) {
-  constexpr int kChunks = kLatentDim / 8;
-  for (int i = thread + max(0, known) * kChunks; i < kTokens * kChunks; i += 128) {
-    ptx::store_shared16(
-        tile + static_cast<uint32_t>(latent_offset(kLatentDim, i / kChunks, i % kChunks * 8)),
-        make_uint4(0, 0, 0, 0));
+/// Makes the rows of a tile from `known` on zeros, their scales 1. By 128 threads.
+template <typename Ring>
+__device__ __forceinline__ void clear_rows(const Ring& ring,
+                                           uint32_t index,
+                                           int32_t known,
+                                           int thread) {
+  constexpr int kRowBytes = static_cast<int>(Ring::kGroup / 8);
+  constexpr int kChunks = kRowBytes / 16;
+  known = max(0, known);
+  for (int i = thread + known * kChunks; i < Ring::kTileTokens * kChunks; i += 128) {
+    ptx::store_shared16(ring.tile(index) + static_cast<uint32_t>(latent_place(
+                                               kRowBytes, i / kChunks, i % kChunks * 16)),
+                        make_uint4(0, 0, 0, 0));
+  }
+  if constexpr (Ring::kScaleBytes > 0) {
+    for (int i = thread + known; i < Ring::kTileTokens; i += 128) {
+      ptx::store_shared4(ring.scales(index) + static_cast<uint32_t>(4 * i), __float_as_uint(1.0F));
+    }
   }
   ptx::fence_shared_to_async();
 }

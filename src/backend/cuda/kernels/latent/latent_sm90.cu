@@ -4,9 +4,11 @@
 #include <numbers>
 
 #include "backend/cuda/kernels/attention/line.h"
-#include "backend/cuda/kernels/latent/few_sm90.cuh"
+#include "backend/cuda/kernels/latent/few_bf16.cuh"
+#include "backend/cuda/kernels/latent/few_codes.cuh"
 #include "backend/cuda/kernels/latent/latent_launch.h"
-#include "backend/cuda/kernels/latent/many_sm90.cuh"
+#include "backend/cuda/kernels/latent/many_bf16.cuh"
+#include "backend/cuda/kernels/latent/many_codes.cuh"
 #include "backend/cuda/kernels/latent/merge.cuh"
 
 namespace nibble::cuda {
@@ -24,6 +26,7 @@ LatentArgs latent_args(const LatentLaunch& launch) {
   args.out_stride = launch.out_stride;
   args.pages = static_cast<const uint8_t*>(launch.pages);
   args.page_bytes = latent_page_bytes(shape);
+  args.scales_at = latent_scale_offset(shape, 0);
   args.page_table = launch.step.page_table;
   args.page_table_stride = launch.step.page_table_stride;
   args.pieces_per_page = shape.page_size / 16;
@@ -51,6 +54,50 @@ cudaError_t launch_large(void (*kernel)(LatentArgs),
   return status != cudaSuccess ? status : launch(kernel, grid, context, args);
 }
 
+template <typename Form>
+cudaError_t launch_few(int32_t blocks, const LatentArgs& args, const LaunchContext& context) {
+  return launch_large(few_latent_kernel<Form>,
+                      {dim3(static_cast<unsigned>(blocks)), kFewThreads, FewShared<Form>::kBytes},
+                      context, args);
+}
+
+template <typename Form, typename Work>
+cudaError_t launch_many(const dim3& grid, const LatentArgs& args, const LaunchContext& context) {
+  return launch_large(many_latent_kernel<Form, Work>,
+                      {grid, kManyThreads, ManyShared<Form>::kBytes}, context, args);
+}
+
+cudaError_t decode_bf16(const LatentArgs& args,
+                        const LineForm& form,
+                        const LaunchContext& context) {
+  switch (form.columns) {
+    case 8:
+      return launch_few<FewBf16<8>>(form.blocks, args, context);
+    case 16:
+      return launch_few<FewBf16<16>>(form.blocks, args, context);
+    default:
+      return launch_many<ManyBf16, LatentLine>(dim3(static_cast<unsigned>(form.blocks)), args,
+                                               context);
+  }
+}
+
+template <typename Codes>
+cudaError_t decode_coded(const LatentArgs& args,
+                         const LineForm& form,
+                         const LaunchContext& context) {
+  switch (form.columns) {
+    case 8:
+      return launch_few<FewCodes<Codes, 8>>(form.blocks, args, context);
+    case 16:
+      return launch_few<FewCodes<Codes, 16>>(form.blocks, args, context);
+    default:
+      return launch_many<ManyCodes<Codes>, LatentLine>(dim3(static_cast<unsigned>(form.blocks)),
+                                                       args, context);
+  }
+}
+
+int multiprocessors() { return device_attribute(cudaDevAttrMultiProcessorCount); }
+
 }  // namespace
 
 size_t latent_workspace_sm90(const LatentShape& shape) {
@@ -62,25 +109,15 @@ size_t latent_workspace_sm90(const LatentShape& shape) {
 cudaError_t decode_latent_sm90(const LatentLaunch& launch, const LaunchContext& context) {
   const LatentArgs args = latent_args(launch);
   const LineForm form = latent_line(launch.shape);
-  const auto blocks = static_cast<unsigned>(form.blocks);
-  cudaError_t status = cudaSuccess;
-  switch (form.columns) {
-    case 8:
-      status = launch_large(few_latent_kernel<8>, {dim3(blocks), kFewThreads, FewShared<8>::kBytes},
-                            context, args);
-      break;
-    case 16:
-      status = launch_large(few_latent_kernel<16>,
-                            {dim3(blocks), kFewThreads, FewShared<16>::kBytes}, context, args);
-      break;
-    default:
-      status = launch_large(many_latent_kernel<LatentLine>,
-                            {dim3(blocks), kManyThreads, kManyShared}, context, args);
-  }
+  const auto decode = launch.shape.code == KvCode::kInt8  ? decode_coded<Int8Latents>
+                      : launch.shape.code == KvCode::kFp8 ? decode_coded<Fp8Latents>
+                                                          : decode_bf16;
+  const cudaError_t status = decode(args, form, context);
   if (status != cudaSuccess) {
     return status;
   }
-  return cuda::launch(merge_latent_kernel, {dim3(kMergeBlocks * blocks), kMergeThreads, 0},
+  const auto merges = static_cast<unsigned>(kMergeBlocks * multiprocessors());
+  return cuda::launch(merge_latent_kernel, {dim3(merges), kMergeThreads, 0},
                       {.stream = context.stream}, args);
 }
 
@@ -91,9 +128,15 @@ cudaError_t prefill_latent_sm90(const LatentLaunch& launch, const LaunchContext&
   args.hint = ptx::CacheHint::kNormal;
   const int64_t blocks = prefill_blocks(launch.step.sequences, launch.step.rows);
   const int32_t items = (kPrefillRows * args.heads + kManyQueries - 1) / kManyQueries;
-  const Grid grid{dim3(static_cast<unsigned>(items), static_cast<unsigned>(blocks)), kManyThreads,
-                  kManyShared};
-  return launch_large(many_latent_kernel<LatentBlock>, grid, context, args);
+  const dim3 grid(static_cast<unsigned>(items), static_cast<unsigned>(blocks));
+  switch (launch.shape.code) {
+    case KvCode::kInt8:
+      return launch_many<ManyCodes<Int8Latents>, LatentBlock>(grid, args, context);
+    case KvCode::kFp8:
+      return launch_many<ManyCodes<Fp8Latents>, LatentBlock>(grid, args, context);
+    default:
+      return launch_many<ManyBf16, LatentBlock>(grid, args, context);
+  }
 }
 
 }  // namespace nibble::cuda

@@ -3,9 +3,10 @@
 // once, as on the CPU.
 
 #include "backend/cuda/kernels/attention/append.cuh"
-#include "backend/cuda/latent.h"
+#include "backend/cuda/kernels/latent/latent_launch.h"
 #include "backend/cuda/ptx/dependency.cuh"
 #include "backend/cuda/ptx/memory.cuh"
+#include "backend/cuda/ptx/mma.cuh"
 
 namespace nibble::cuda {
 namespace {
@@ -13,6 +14,8 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 constexpr int kManyRows = 128;  // from here on a block does all heads of a row
+constexpr int kMostPairs = kMostLatentDim / 2 / kThreads;
+constexpr float kLeastScale = 1e-30F;  // of codes that are not all zero
 
 __device__ __forceinline__ float2 load_pair(const uint16_t* from) {
   const uint32_t two = __ldcg(reinterpret_cast<const unsigned*>(from));
@@ -79,6 +82,44 @@ __device__ __forceinline__ float squares(const uint16_t* from, int count) {
   return sum;
 }
 
+/// The scale of the codes of the block's pairs: NaN if one is not finite.
+__device__ __forceinline__ float scale_of_block(KvCode code, const float2 (&own)[kMostPairs]) {
+  __shared__ float2 of_warps[kWarps];  // largest magnitude, and NaN or 0
+  float2 all = make_float2(0.0F, 0.0F);
+#pragma unroll
+  for (const float2& pair : own) {
+    all.x = fmaxf(all.x, fmaxf(fabsf(pair.x), fabsf(pair.y)));
+    all.y = fmaf(pair.x, 0.0F, fmaf(pair.y, 0.0F, all.y));
+  }
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) {
+    all.x = fmaxf(all.x, __shfl_xor_sync(~0U, all.x, step));
+    all.y += __shfl_xor_sync(~0U, all.y, step);
+  }
+  if (threadIdx.x % 32 == 0) {
+    of_warps[threadIdx.x / 32] = all;
+  }
+  __syncthreads();
+  all = of_warps[0];
+#pragma unroll
+  for (int warp = 1; warp < kWarps; ++warp) {
+    all.x = fmaxf(all.x, of_warps[warp].x);
+    all.y += of_warps[warp].y;
+  }
+  const float scale = all.x / (code == KvCode::kInt8 ? 127.0F : 448.0F);
+  return (scale < kLeastScale ? 0.0F : scale) + all.y;
+}
+
+/// Two numbers as codes, the first in the low byte.
+__device__ __forceinline__ uint16_t coded(KvCode code, float2 pair, float inverse) {
+  if (code == KvCode::kInt8) {
+    const int first = max(-127, min(127, __float2int_rn(pair.x * inverse)));
+    const int second = max(-127, min(127, __float2int_rn(pair.y * inverse)));
+    return static_cast<uint16_t>((first & 0xff) | (second & 0xff) << 8);
+  }
+  return static_cast<uint16_t>(ptx::narrow_e4m3(pair.x * inverse, pair.y * inverse));
+}
+
 /// A block per row.
 __global__ __launch_bounds__(kThreads) void append_kernel(const LatentAppendLaunch args) {
   ptx::allow_successor();  // attention fetches what earlier steps wrote meanwhile
@@ -115,14 +156,39 @@ __global__ __launch_bounds__(kThreads) void append_kernel(const LatentAppendLaun
   const int32_t slot = position % args.shape.page_size;
   uint8_t* const to = static_cast<uint8_t*>(args.pages) + page * latent_page_bytes(args.shape);
   const auto place = [&](int dim) {
-    return reinterpret_cast<uint16_t*>(to + latent_offset(args.shape.row_dim, slot, dim));
+    return reinterpret_cast<uint16_t*>(to + latent_offset(args.shape, slot, dim));
   };
   const float factor = rsqrtf(sums.y / static_cast<float>(rank) + args.norm_eps);
-  for (int i = thread; i < rank / 2; i += kThreads) {
-    const float2 pair = load_pair(latent + 2 * i);
-    const float2 weight = __ldg(reinterpret_cast<const float2*>(args.latent_norm) + i);
-    *reinterpret_cast<uint32_t*>(place(2 * i)) =
-        ptx::pack_bf16(pair.x * factor * weight.x, pair.y * factor * weight.y);
+  float2 own[kMostPairs];  // of the latent, those of this thread
+#pragma unroll
+  for (int j = 0; j < kMostPairs; ++j) {
+    const int i = thread + j * kThreads;
+    own[j] = make_float2(0.0F, 0.0F);
+    if (i < rank / 2) {
+      const float2 pair = load_pair(latent + 2 * i);
+      const float2 weight = __ldg(reinterpret_cast<const float2*>(args.latent_norm) + i);
+      own[j] = make_float2(pair.x * factor * weight.x, pair.y * factor * weight.y);
+    }
+  }
+  float inverse = 0.0F;
+  if (args.shape.coded()) {
+    const float scale = scale_of_block(args.shape.code, own);
+    inverse = scale > 0.0F ? 1.0F / scale : 0.0F;
+    if (thread == 0) {
+      *reinterpret_cast<float*>(to + latent_scale_offset(args.shape, slot)) = scale;
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < kMostPairs; ++j) {
+    const int i = thread + j * kThreads;
+    if (i >= rank / 2) {
+      continue;
+    }
+    if (args.shape.coded()) {
+      *place(2 * i) = coded(args.shape.code, own[j], inverse);
+    } else {
+      *reinterpret_cast<uint32_t*>(place(2 * i)) = ptx::pack_bf16(own[j].x, own[j].y);
+    }
   }
   for (int i = thread; i < half; i += kThreads) {
     const float2 pair = turned_pair(args.turn, latent + rank, i,
