@@ -12,13 +12,14 @@
 
 namespace nibble::cuda {
 
-/// Latent attention (ops/latent.h) over a cache in bf16, fp8 or int8, all layers of a model alike.
+/// Latent attention (ops/latent.h) over a cache in bf16, fp8, int8 or int4, all layers alike.
 /// The cache on the GPU: a page holds page_size rows in groups of 8, each group in columns of 128
 /// bytes a row (1024 bytes, as wgmma's 128-byte swizzle), parts of rows filled up to whole columns:
 ///   [page][group][column][8 rows of 128 bytes]
-/// In bf16 a row is one part, 64 numbers in a column. In 8 bits it has two: codes of the latent,
-/// 128 in a column, and the rotated key in bf16; behind the page's groups lie the scales of its
-/// rows in f32. A row whose codes are all zero has the scale 0.
+/// In bf16 a row is one part, 64 numbers in a column. Of other types it has two: codes of the
+/// latent, 128 of 8 bits or 256 of 4 in a column (the first of a byte in its low half), and the
+/// rotated key in bf16; behind the page's groups lie the parameters of its rows: of 8 bits a scale
+/// in f32, 0 where all codes are, of int4 for each 128 numbers a scale and an offset in fp16.
 struct LatentShape {
   KvCode code = KvCode::kBf16;
   int32_t page_size = 64;
@@ -28,21 +29,27 @@ struct LatentShape {
   float scale = 1.0F;    // applied to scores
 
   bool operator==(const LatentShape&) const = default;
-  /// Whether rows are codes of 8 bits.
   [[nodiscard]] constexpr bool coded() const { return code != KvCode::kBf16; }
   [[nodiscard]] constexpr int32_t rank() const { return row_dim - rope_dim; }
+  /// Bytes of a row's codes, as its first part.
+  [[nodiscard]] constexpr int32_t code_bytes() const {
+    return (rank() * kv_format(code).bits / 8 + 127) / 128 * 128;
+  }
+  /// Bytes of a row's parameters.
+  [[nodiscard]] constexpr int32_t param_bytes() const {
+    return static_cast<int32_t>(latent_param_bytes(code, rank()));
+  }
 };
 
 [[nodiscard]] constexpr int32_t latent_row_bytes(int32_t row_dim) {
   return (row_dim + 63) / 64 * 128;
 }
 [[nodiscard]] constexpr int32_t latent_row_bytes(const LatentShape& shape) {
-  return shape.coded() ? (shape.rank() + 127) / 128 * 128 + latent_row_bytes(shape.rope_dim)
+  return shape.coded() ? shape.code_bytes() + latent_row_bytes(shape.rope_dim)
                        : latent_row_bytes(shape.row_dim);
 }
 [[nodiscard]] constexpr int64_t latent_page_bytes(const LatentShape& shape) {
-  const int32_t scale_bytes = shape.coded() ? 4 : 0;
-  return int64_t{shape.page_size} * (latent_row_bytes(shape) + scale_bytes);
+  return int64_t{shape.page_size} * (latent_row_bytes(shape) + shape.param_bytes());
 }
 /// Where byte `byte` of row `token` lies in a page whose rows have row_bytes.
 [[nodiscard]] constexpr int32_t latent_place(int32_t row_bytes, int32_t token, int32_t byte) {
@@ -53,20 +60,20 @@ struct LatentShape {
 [[nodiscard]] constexpr int32_t latent_offset(int32_t row_dim, int32_t token, int32_t dim) {
   return latent_place(latent_row_bytes(row_dim), token, 2 * dim);
 }
-/// The same of any page: of a code, or of a number of the rotated key.
+/// The same of any page: of the byte of a code, or of a number of the rotated key.
 [[nodiscard]] constexpr int32_t latent_offset(const LatentShape& shape,
                                               int32_t token,
                                               int32_t dim) {
   if (!shape.coded()) {
     return latent_offset(shape.row_dim, token, dim);
   }
-  const int32_t codes = (shape.rank() + 127) / 128 * 128;  // bytes of the first part
-  const int32_t byte = dim < shape.rank() ? dim : codes + 2 * (dim - shape.rank());
+  const int32_t byte = dim < shape.rank() ? dim * kv_format(shape.code).bits / 8
+                                          : shape.code_bytes() + 2 * (dim - shape.rank());
   return latent_place(latent_row_bytes(shape), token, byte);
 }
-/// Where the scale of row `token` lies in a page in 8 bits.
-[[nodiscard]] constexpr int32_t latent_scale_offset(const LatentShape& shape, int32_t token) {
-  return shape.page_size * latent_row_bytes(shape) + 4 * token;
+/// Where the parameters of row `token` lie in a page.
+[[nodiscard]] constexpr int32_t latent_params_offset(const LatentShape& shape, int32_t token) {
+  return shape.page_size * latent_row_bytes(shape) + shape.param_bytes() * token;
 }
 
 /// Ok when there are kernels for the shape on the current device.
@@ -90,7 +97,7 @@ struct LatentTurn {
 };
 
 /// reference_latent_append(), of rows in bf16. In 8 bits a row whose scale would be below 1e-30 is
-/// stored as zeros; numbers that are not finite make the scale NaN.
+/// stored as zeros; numbers that are not finite make the scale NaN, of int4 their group's.
 struct LatentAppendLaunch {
   LatentShape shape;
   StepMetadata step;
@@ -121,7 +128,7 @@ cudaError_t rotate_latent_queries(const LatentQueryLaunch& args, const LaunchCon
 /// out = softmax(scale q·rows) rows for the step's rows, causally, over the cache (with the step's
 /// tokens). Of rows of 576 numbers the first 512 are values, and only these are written. In 8 bits
 /// scores over rows of 512 + 64 are sums of products of codes: queries have 15 bits there over
-/// int8, and two e4m3, 8 bits, over fp8.
+/// int8, two e4m3, 8 bits, over fp8, and over int4 rows and queries are fp16.
 struct LatentLaunch {
   LatentShape shape;
   StepMetadata step;

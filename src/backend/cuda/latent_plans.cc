@@ -41,7 +41,7 @@ int64_t LatentPlans::bytes(const StepLimits& limits) {
                                                   static_cast<int32_t>(limits.rows)) +
                                 latent_workspace_bytes(shape));
   };
-  return std::max(bytes_in(KvCode::kBf16), bytes_in(KvCode::kInt8));
+  return std::max({bytes_in(KvCode::kBf16), bytes_in(KvCode::kInt8), bytes_in(KvCode::kInt4)});
 }
 
 }  // namespace nibble::cuda

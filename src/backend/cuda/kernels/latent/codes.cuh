@@ -165,13 +165,14 @@ __device__ __forceinline__ float row_scale(uint32_t address) {
   return scale == 0.0F ? 1.0F : scale;
 }
 
-/// Where a lane reads values from a piece of 16 rows: those of its warp's 16 numbers of 64, of 64
-/// and of the next 64. The next 128 numbers are 1024 bytes further.
+/// Where a lane reads values from a piece of 16 rows: two of the eight 16-byte chunks of a column,
+/// its warp's and the fourth from there. The next column is 1024 bytes further.
+template <typename Rows = CodedRows>
 __device__ __forceinline__ uint32_t values_of_lane(int thread) {
   const int lane = thread % 32;
   const int row = lane % 8;
   const int chunk = lane / 16 * 4 + thread / 32;
-  return static_cast<uint32_t>(lane / 8 % 2) * CodedRows::kGroup +
+  return static_cast<uint32_t>(lane / 8 % 2) * Rows::kGroup +
          static_cast<uint32_t>(row * 128 + (chunk ^ row) * 16);
 }
 

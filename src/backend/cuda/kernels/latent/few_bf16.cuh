@@ -11,10 +11,13 @@ template <int kQueries>
 class FewBf16 {
  public:
   static constexpr int kColumns = kQueries;
-  static constexpr int kBlocks = 1;   // of a multiprocessor
-  static constexpr int kRowDims = 8;  // numbers between rows g and g + 8 of a product
+  static constexpr int kBlocks = 1;  // of a multiprocessor
   using Ring = LatentRing<kFewTokens, 2, 4>;
   static constexpr uint32_t kQueryBytes = kColumns / 8 * kLatentGroup;
+  static __device__ __forceinline__ int first_dim(int thread) {
+    return thread / 32 * 16 + thread % 32 / 4;
+  }
+  static constexpr int dim_of(int block, int row) { return block * 64 + row * 8; }
   static __device__ __forceinline__ uint32_t pack(float a, float b) { return ptx::pack_bf16(a, b); }
 
   /// Fetches the segment's queries.

@@ -12,12 +12,15 @@ template <typename Codes, int kQueries>
 class FewCodes {
  public:
   static constexpr int kColumns = kQueries;
-  static constexpr int kBlocks = 2;   // of a multiprocessor
-  static constexpr int kRowDims = 1;  // numbers between rows g and g + 8 of a product
+  static constexpr int kBlocks = 2;  // of a multiprocessor
   using Ring = LatentRing<kFewTokens, 2, 4, CodedRows>;
   using Shared = FewShared<FewCodes>;
   using Queries = CodedQueries<kColumns>;
   static constexpr uint32_t kQueryBytes = Queries::kBytes;
+  static __device__ __forceinline__ int first_dim(int thread) {
+    return thread / 32 * 16 + thread % 32 / 4 * 2;
+  }
+  static constexpr int dim_of(int block, int row) { return block * 64 + row; }
   static __device__ __forceinline__ uint32_t pack(float a, float b) { return ptx::pack_f16(a, b); }
 
   /// Codes the segment's queries.
@@ -66,7 +69,7 @@ class FewCodes {
     float shift[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      scale[r] = row_scale(shared.ring.scales(index) + static_cast<uint32_t>(4 * (token + 8 * r)));
+      scale[r] = row_scale(shared.ring.params(index) + static_cast<uint32_t>(4 * (token + 8 * r)));
       shift[r] = __log2f(scale[r]) * log_unit_;
       units[r] = 1.0F / scale[r];
     }

@@ -15,7 +15,7 @@ constexpr int kFewThreads = 160;
 constexpr int kFewBlocks = kLatentValues / 64;  // products of 64 numbers of values
 constexpr int kFewTokens = 64;                  // of a tile
 
-/// Form: how rows are kept (few_bf16.cuh, few_codes.cuh).
+/// Form: how rows are kept (few_bf16.cuh, few_codes.cuh, few_int4.cuh).
 template <typename Form>
 struct FewShared {
   static constexpr int kColumns = Form::kColumns;
@@ -27,7 +27,7 @@ struct FewShared {
   uint32_t queries;
   uint32_t weights;     // [kColumns, 64] of 2 bytes of a tile, 128-byte swizzle
   float* of_warps;      // [2][4][kColumns] tops or totals of the warps
-  float* query_scales;  // [kColumns] of coded queries
+  float* query_scales;  // [kColumns] of queries that are not as they came
 };
 
 /// Softmax state of queries 8 n + 2 (lane % 4) + c, as [2 n + c]. Totals are of this lane's tokens.
@@ -106,8 +106,8 @@ __device__ __forceinline__ void weigh_few(const float (&scores)[kColumns / 2],
   ptx::group_sync(1, 128);
 }
 
-/// Gives a segment's sums out, each times its query's factor. Rows lane / 4 and lane / 4 + 8 of a
-/// product are numbers Form::kRowDims apart.
+/// Gives a segment's sums out, each times its query's factor. Rows lane / 4 and lane / 4 + 8 of
+/// product `block` are numbers Form::first_dim(thread) + Form::dim_of(block, 0 or 1).
 template <typename Form, int kColumns = Form::kColumns>
 __device__ __forceinline__ void give_few(const LatentArgs& args,
                                          const LatentSegment& segment,
@@ -116,7 +116,7 @@ __device__ __forceinline__ void give_few(const LatentArgs& args,
                                          int thread) {
   const int lane = thread % 32;
   const int32_t count = segment.queries(args);
-  const int dim = thread / 32 * 16 + lane / 4 * (Form::kRowDims == 1 ? 2 : 1);
+  const int dim = Form::first_dim(thread);
 #pragma unroll
   for (int q = 0; q < kColumns / 4; ++q) {
     const int query = q / 2 * 8 + lane % 4 * 2 + q % 2;
@@ -129,22 +129,21 @@ __device__ __forceinline__ void give_few(const LatentArgs& args,
 #pragma unroll
       for (int i = 0; i < 2 * kFewBlocks; ++i) {
         const float value = sums[i / 2][at + i % 2 * 2] * factors[q];
-        out[i / 2 * 64 + i % 2 * Form::kRowDims] =
-            static_cast<uint16_t>(ptx::pack_bf16(value, 0.0F));
+        out[Form::dim_of(i / 2, i % 2)] = static_cast<uint16_t>(ptx::pack_bf16(value, 0.0F));
       }
     } else {
       float* const out =
           args.partial_sums + (int64_t{segment.slot} * args.columns + query) * kLatentValues + dim;
 #pragma unroll
       for (int i = 0; i < 2 * kFewBlocks; ++i) {
-        out[i / 2 * 64 + i % 2 * Form::kRowDims] = sums[i / 2][at + i % 2 * 2];
+        out[Form::dim_of(i / 2, i % 2)] = sums[i / 2][at + i % 2 * 2];
       }
     }
   }
 }
 
 /// The multiplying warpgroup.
-template <typename Form>
+template <typename Form, typename Work>
 __device__ __forceinline__ void attend_few(const LatentArgs& args,
                                            const FewShared<Form>& shared,
                                            int thread) {
@@ -153,7 +152,7 @@ __device__ __forceinline__ void attend_few(const LatentArgs& args,
   const int lane = thread % 32;
   const int own_token = thread / 32 * 16 + lane / 4;
   uint32_t index = 0;
-  for (LatentLine work(args); work.more(); work.next(args)) {
+  for (Work work(args); work.more(); work.next(args)) {
     const LatentSegment segment = work.segment();
     const Form form(args, segment, shared, thread);
     const int32_t always = segment.seen(args, 0);  // what all queries of the item see
@@ -221,7 +220,8 @@ __device__ __forceinline__ void attend_few(const LatentArgs& args,
   }
 }
 
-template <typename Form>
+/// Work: as of many_latent_kernel().
+template <typename Form, typename Work>
 __global__ __launch_bounds__(kFewThreads, Form::kBlocks) void few_latent_kernel(
     const __grid_constant__ LatentArgs args) {
   using Shared = FewShared<Form>;
@@ -243,10 +243,10 @@ __global__ __launch_bounds__(kFewThreads, Form::kBlocks) void few_latent_kernel(
   ptx::allow_successor();
   __syncthreads();
   if (threadIdx.x >= 128) {
-    fetch_latents<LatentLine>(args, shared.ring, static_cast<int>(threadIdx.x) % 32);
+    fetch_latents<Work>(args, shared.ring, static_cast<int>(threadIdx.x) % 32);
   } else {
     ptx::wait_for_predecessor();
-    attend_few<Form>(args, shared, static_cast<int>(threadIdx.x));
+    attend_few<Form, Work>(args, shared, static_cast<int>(threadIdx.x));
   }
 }
 

@@ -29,7 +29,8 @@ bool latent_on_sm90(const LatentShape& shape) {
 LineForm latent_line(const LatentShape& shape) {
   LineForm form;
   form.ratio = shape.heads;
-  form.columns = shape.heads <= 8 ? 8 : shape.heads <= 16 ? 16 : 64;
+  const bool few = shape.heads <= 16 || shape.code == KvCode::kInt4;
+  form.columns = shape.heads <= 8 ? 8 : few ? 16 : 64;
   form.line_rows = std::clamp(kLineQueries / shape.heads, 1, form.columns < 64 ? 4 : 16);
   form.tile_tokens = 64;
   const int32_t of_each = shape.coded() && form.columns < 64 ? 2 : 1;  // blocks of a multiprocessor
@@ -43,8 +44,13 @@ Status check_latent(const LatentShape& shape) {
                       what, value, remedy);
   };
   if (shape.coded() && (shape.rope_dim <= 0 || shape.rope_dim % 8 != 0 || shape.rank() % 8 != 0)) {
-    return refuse("the rotated key of rows in 8 bits must have a multiple of 8 numbers; theirs",
+    return refuse("the rotated key of rows in codes must have a multiple of 8 numbers; theirs",
                   shape.rope_dim, "use --kv-cache-dtype bf16");
+  }
+  if (shape.code == KvCode::kInt4 && !latent_on_sm90(shape)) {
+    return refuse(
+        "a cache in int4 has kernels for rows of 512 + 64 numbers on Hopper alone; theirs",
+        shape.row_dim, "use --kv-cache-dtype int8");
   }
   if (shape.code == KvCode::kFp8 && capability() < kFp8Capability) {
     return refuse("a cache in fp8 needs a compute capability of 8.9; this one, times ten,",

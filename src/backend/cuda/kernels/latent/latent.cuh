@@ -24,12 +24,20 @@ constexpr uint32_t kLatentPiece = 2 * kLatentGroup;    // of 16 tokens: what is 
 /// Rows of a tile in shared memory, which are as the cache has them.
 struct Bf16Rows {
   static constexpr uint32_t kGroup = kLatentGroup;
-  static constexpr bool kScaled = false;
+  static constexpr uint32_t kParamBytes = 0;  // of a row, which lie apart
+  static constexpr uint32_t kNoParams = 0;    // four bytes of those of a row that is not there
 };
-/// In 8 bits: 512 codes, 64 numbers in bf16, and apart from them the rows' scales in f32.
+/// In 8 bits: 512 codes, 64 numbers in bf16, and a scale in f32.
 struct CodedRows {
   static constexpr uint32_t kGroup = 8 * (kLatentValues + 2 * (kLatentDim - kLatentValues));
-  static constexpr bool kScaled = true;
+  static constexpr uint32_t kParamBytes = 4;
+  static constexpr uint32_t kNoParams = 0x3f800000;  // 1
+};
+/// In 4 bits: 512 codes, 64 numbers in bf16, and of four groups a scale and an offset in fp16.
+struct Int4Rows {
+  static constexpr uint32_t kGroup = 8 * (kLatentValues / 2 + 2 * (kLatentDim - kLatentValues));
+  static constexpr uint32_t kParamBytes = 16;
+  static constexpr uint32_t kNoParams = 0;
 };
 
 struct LatentArgs {
@@ -39,7 +47,7 @@ struct LatentArgs {
   int64_t out_stride;
   const uint8_t* pages;
   int64_t page_bytes;
-  int64_t scales_at;  // in a page of coded rows
+  int64_t params_at;  // in a page of coded rows
   const int32_t* page_table;
   int64_t page_table_stride;
   int32_t pieces_per_page;  // of 16 tokens
@@ -210,10 +218,11 @@ struct LatentRing {
   static constexpr uint32_t kGroup = Rows::kGroup;  // bytes of 8 tokens
   static constexpr uint32_t kPiece = 2 * kGroup;
   static constexpr uint32_t kTileBytes = kPieces * kPiece;
-  static constexpr uint32_t kScaleBytes = Rows::kScaled ? 16 * 4 : 0;  // of a piece
-  static constexpr uint32_t kScales = (kSlots * kPieces * kScaleBytes + 1023) / 1024 * 1024;
-  static constexpr uint32_t kBytes = kSlots * kTileBytes + kScales;  // a multiple of 1024
-  uint32_t tiles;  // and behind them the scales of coded rows
+  static constexpr uint32_t kParamBytes = 16 * Rows::kParamBytes;  // of a piece
+  static constexpr uint32_t kNoParams = Rows::kNoParams;
+  static constexpr uint32_t kParams = (kSlots * kPieces * kParamBytes + 1023) / 1024 * 1024;
+  static constexpr uint32_t kBytes = kSlots * kTileBytes + kParams;  // a multiple of 1024
+  uint32_t tiles;  // and behind them the parameters of coded rows
   uint32_t barriers;
 
   /// By one thread.
@@ -225,9 +234,9 @@ struct LatentRing {
   [[nodiscard]] __device__ uint32_t tile(uint32_t index) const {
     return tiles + index % kSlots * kTileBytes;
   }
-  /// f32 scales of the tile's rows.
-  [[nodiscard]] __device__ uint32_t scales(uint32_t index) const {
-    return tiles + kSlots * kTileBytes + index % kSlots * kPieces * kScaleBytes;
+  /// Parameters of the tile's rows.
+  [[nodiscard]] __device__ uint32_t params(uint32_t index) const {
+    return tiles + kSlots * kTileBytes + index % kSlots * kPieces * kParamBytes;
   }
   [[nodiscard]] __device__ uint32_t full_of(uint32_t index) const {
     return barriers + 8 * (index % kSlots);
@@ -277,17 +286,17 @@ __device__ __forceinline__ void fetch_latents(const LatentArgs& args, const Ring
         }
         if (piece == 0 && lane == 0) {
           ptx::barrier_arrive_expect(ring.full_of(index), static_cast<uint32_t>(pieces) *
-                                                              (Ring::kPiece + Ring::kScaleBytes));
+                                                              (Ring::kPiece + Ring::kParamBytes));
         }
         __syncwarp();
         if (lane == piece && piece < pieces) {
           ptx::bulk_copy(ring.tile(index) + static_cast<uint32_t>(piece) * Ring::kPiece,
                          source + place * int64_t{Ring::kPiece}, Ring::kPiece, ring.full_of(index),
                          args.hint);
-          if constexpr (Ring::kScaleBytes > 0) {
-            ptx::bulk_copy(ring.scales(index) + static_cast<uint32_t>(piece) * Ring::kScaleBytes,
-                           source + args.scales_at + place * int64_t{Ring::kScaleBytes},
-                           Ring::kScaleBytes, ring.full_of(index), args.hint);
+          if constexpr (Ring::kParamBytes > 0) {
+            ptx::bulk_copy(ring.params(index) + static_cast<uint32_t>(piece) * Ring::kParamBytes,
+                           source + args.params_at + place * int64_t{Ring::kParamBytes},
+                           Ring::kParamBytes, ring.full_of(index), args.hint);
           }
         }
       }
@@ -321,7 +330,7 @@ __device__ __forceinline__ void fetch_queries(const LatentArgs& args,
   ptx::copy_commit();
 }
 
-/// Makes the rows of a tile from `known` on zeros, their scales 1. By 128 threads.
+/// Makes the rows of a tile from `known` on zeros. By 128 threads.
 template <typename Ring>
 __device__ __forceinline__ void clear_rows(const Ring& ring,
                                            uint32_t index,
@@ -335,9 +344,10 @@ __device__ __forceinline__ void clear_rows(const Ring& ring,
                                                kRowBytes, i / kChunks, i % kChunks * 16)),
                         make_uint4(0, 0, 0, 0));
   }
-  if constexpr (Ring::kScaleBytes > 0) {
-    for (int i = thread + known; i < Ring::kTileTokens; i += 128) {
-      ptx::store_shared4(ring.scales(index) + static_cast<uint32_t>(4 * i), __float_as_uint(1.0F));
+  if constexpr (Ring::kParamBytes > 0) {
+    constexpr int kWords = static_cast<int>(Ring::kParamBytes / 16 / 4);
+    for (int i = thread + known * kWords; i < Ring::kTileTokens * kWords; i += 128) {
+      ptx::store_shared4(ring.params(index) + static_cast<uint32_t>(4 * i), Ring::kNoParams);
     }
   }
   ptx::fence_shared_to_async();

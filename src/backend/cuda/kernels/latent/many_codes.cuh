@@ -138,7 +138,7 @@ class ManyCodes {
                                                    int lane,
                                                    int e) {
     const int token = e / 4 * 8 + lane % 4 * 2 + e % 2;
-    return row_scale(shared.ring.scales(index) + static_cast<uint32_t>(4 * token));
+    return row_scale(shared.ring.params(index) + static_cast<uint32_t>(4 * token));
   }
 
   /// Sums, times the factors of their queries, 8 n + 2 (lane % 4) and the next.

@@ -45,7 +45,7 @@ __device__ __forceinline__ float number_of(const PlainArgs& args,
     return widened(__ldcg(reinterpret_cast<const unsigned short*>(at)));
   }
   const float scale =
-      __ldcg(reinterpret_cast<const float*>(page + latent_scale_offset(args.shape, token)));
+      __ldcg(reinterpret_cast<const float*>(page + latent_params_offset(args.shape, token)));
   const uint8_t code = __ldcg(at);
   if (args.shape.code == KvCode::kInt8) {
     return static_cast<float>(static_cast<int8_t>(code)) * scale;

@@ -120,6 +120,48 @@ __device__ __forceinline__ uint16_t coded(KvCode code, float2 pair, float invers
   return static_cast<uint16_t>(ptx::narrow_e4m3(pair.x * inverse, pair.y * inverse));
 }
 
+__device__ __forceinline__ bool is_bytes(KvCode code) {
+  return code == KvCode::kInt8 || code == KvCode::kFp8;
+}
+
+/// Stores the block's pairs in 4 bits, a warp for each group.
+__device__ __forceinline__ void store_groups(const LatentShape& shape,
+                                             const float2 (&own)[kMostPairs],
+                                             uint8_t* page,
+                                             int32_t slot) {
+  constexpr int kGroup = 128;
+  __shared__ float2 all[kMostLatentDim / 2];
+  const int thread = static_cast<int>(threadIdx.x);
+#pragma unroll
+  for (int j = 0; j < kMostPairs; ++j) {
+    all[thread + j * kThreads] = own[j];
+  }
+  __syncthreads();
+  const int group = thread / 32;
+  const int lane = thread % 32;
+  if (group * kGroup >= shape.rank()) {
+    return;
+  }
+  const float2 low = all[group * kGroup / 2 + lane];
+  const float2 high = all[group * kGroup / 2 + 32 + lane];
+  const HeadValues<kGroup> x{{{low.x, low.y}, {high.x, high.y}}};
+  const __half2 line = KvForm<KvCode::kInt4>::fit<kGroup>(x, lane);
+  const float scale = scale_of(line);
+  const float offset = offset_of(line);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const uint64_t codes =
+        KvForm<KvCode::kInt4>::codes(x.v[half], scale > 0.0F ? 1.0F / scale : 0.0F, offset);
+    page[latent_offset(shape, slot, group * kGroup + half * kGroup / 2 + 2 * lane)] =
+        static_cast<uint8_t>(codes);
+  }
+  const float bad = sum_warp((low.x + low.y + high.x + high.y) * 0.0F);  // NaN if not finite
+  if (lane == 0) {
+    reinterpret_cast<__half2*>(page + latent_params_offset(shape, slot))[group] =
+        __halves2half2(__low2half(line), __float2half_rn(offset + bad));
+  }
+}
+
 /// A block per row.
 __global__ __launch_bounds__(kThreads) void append_kernel(const LatentAppendLaunch args) {
   ptx::allow_successor();  // attention fetches what earlier steps wrote meanwhile
@@ -170,12 +212,15 @@ __global__ __launch_bounds__(kThreads) void append_kernel(const LatentAppendLaun
       own[j] = make_float2(pair.x * factor * weight.x, pair.y * factor * weight.y);
     }
   }
+  if (args.shape.code == KvCode::kInt4) {
+    store_groups(args.shape, own, to, slot);
+  }
   float inverse = 0.0F;
-  if (args.shape.coded()) {
+  if (is_bytes(args.shape.code)) {
     const float scale = scale_of_block(args.shape.code, own);
     inverse = scale > 0.0F ? 1.0F / scale : 0.0F;
     if (thread == 0) {
-      *reinterpret_cast<float*>(to + latent_scale_offset(args.shape, slot)) = scale;
+      *reinterpret_cast<float*>(to + latent_params_offset(args.shape, slot)) = scale;
     }
   }
 #pragma unroll
@@ -184,9 +229,9 @@ __global__ __launch_bounds__(kThreads) void append_kernel(const LatentAppendLaun
     if (i >= rank / 2) {
       continue;
     }
-    if (args.shape.coded()) {
+    if (is_bytes(args.shape.code)) {
       *place(2 * i) = coded(args.shape.code, own[j], inverse);
-    } else {
+    } else if (!args.shape.coded()) {
       *reinterpret_cast<uint32_t*>(place(2 * i)) = ptx::pack_bf16(own[j].x, own[j].y);
     }
   }
