@@ -20,6 +20,10 @@ namespace nibble::cuda {
 /// latent, 128 of 8 bits or 256 of 4 in a column (the first of a byte in its low half), and the
 /// rotated key in bf16; behind the page's groups lie the parameters of its rows: of 8 bits a scale
 /// in f32, 0 where all codes are, of int4 for each 128 numbers a scale and an offset in fp16.
+/// Which kernels serve rows of 512 + 64 numbers: the fastest that the device has, or those of one
+/// warp's products (mma.sync), which older GPUs take and others take in tests.
+enum class LatentKernels : uint8_t { kBest, kOfWarps };
+
 struct LatentShape {
   KvCode code = KvCode::kBf16;
   int32_t page_size = 64;
@@ -27,6 +31,7 @@ struct LatentShape {
   int32_t rope_dim = 0;  // of which are the rotated key; bf16 does not ask
   int32_t heads = 0;     // of queries
   float scale = 1.0F;    // applied to scores
+  LatentKernels kernels = LatentKernels::kBest;
 
   bool operator==(const LatentShape&) const = default;
   [[nodiscard]] constexpr bool coded() const { return code != KvCode::kBf16; }

@@ -65,6 +65,19 @@ TEST(Latent, FewRowsOfSequencesAreSharedAndManyAreNot) {
   check_case(latent_shape(5), {{131, 140}, {37, 200}});
 }
 
+TEST(Latent, ProductsOfWarps) {
+  NIBBLE_NEEDS_GPU();
+  for (const int32_t heads : {1, 5, 16, 20, 64, 128}) {
+    LatentShape shape = latent_shape(heads);
+    shape.kernels = LatentKernels::kOfWarps;
+    check_case(shape, decode_lengths());
+    check_case(shape, {{3, 130}, {1, 64}, {2, 2}, {4, 700}, {1, 3000}});
+    check_case(shape, {{17, 200}, {1, 64}, {131, 140}});
+    shape.page_size = 16;
+    check_case(shape, {{1, 33}, {5, 47}});
+  }
+}
+
 TEST(Latent, OtherDimensions) {
   NIBBLE_NEEDS_GPU();
   for (const int32_t dim : {16, 40, 96, 136, 1024}) {

@@ -220,10 +220,11 @@ __device__ __forceinline__ void attend_few(const LatentArgs& args,
   }
 }
 
-/// Work: as of many_latent_kernel().
+/// Work: as of many_latent_sm90().
 template <typename Form, typename Work>
-__global__ __launch_bounds__(kFewThreads, Form::kBlocks) void few_latent_kernel(
+__global__ __launch_bounds__(kFewThreads, Form::kBlocks) void few_latent_sm90(
     const __grid_constant__ LatentArgs args) {
+#if __CUDA_ARCH__ >= 900
   using Shared = FewShared<Form>;
   extern __shared__ __align__(1024) uint8_t memory[];
   __shared__ __align__(8) uint64_t barriers[Form::Ring::kBarriers];
@@ -248,6 +249,7 @@ __global__ __launch_bounds__(kFewThreads, Form::kBlocks) void few_latent_kernel(
     ptx::wait_for_predecessor();
     attend_few<Form, Work>(args, shared, static_cast<int>(threadIdx.x));
   }
+#endif
 }
 
 }  // namespace nibble::cuda

@@ -1,12 +1,13 @@
 #pragma once
 
-// Attention over cached latents of 512 + 64 numbers on sm_90a: what its kernels share. A row of the
-// cache is read from memory once, for its score and as a value.
+// Attention over cached latents of 512 + 64 numbers: what its kernels share, those of sm_90a above
+// all. A row of the cache is read from memory once, for its score and as a value.
 //
 // A block walks along its share of the plan's line (attention/plan.cuh); what it does of one item,
 // a segment, is a run of tiles for up to `columns` queries of one sequence: all heads of its rows
 // are queries alike, numbered row by row.
 
+#include "backend/cuda/kernels/attention/line.h"
 #include "backend/cuda/kernels/attention/plan.cuh"
 #include "backend/cuda/latent.h"
 #include "backend/cuda/ptx/barrier.cuh"
@@ -61,6 +62,11 @@ struct LatentArgs {
   float* partial_sums;   // [2 grid][columns][kLatentValues]
   float2* partial_tops;  // [2 grid][columns]: top, total
 };
+
+[[nodiscard]] LatentArgs latent_args(const LatentLaunch& launch, const LineForm& form);
+/// Behind the kernel that has decoded: items that several of its blocks have shared become one, in
+/// the order of the line.
+cudaError_t merge_latent(const LatentArgs& args, const LaunchContext& context);
 
 /// One item's run of tiles.
 struct LatentSegment {

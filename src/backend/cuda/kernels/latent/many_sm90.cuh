@@ -191,7 +191,8 @@ __device__ __forceinline__ void weigh_segments(const LatentArgs& args,
 /// Work: LatentLine, or LatentBlock with a grid of (items of kPrefillRows rows, blocks of rows).
 template <typename Form, typename Work>
 __global__ __launch_bounds__(kManyThreads,
-                             1) void many_latent_kernel(const __grid_constant__ LatentArgs args) {
+                             1) void many_latent_sm90(const __grid_constant__ LatentArgs args) {
+#if __CUDA_ARCH__ >= 900
   using Shared = ManyShared<Form>;
   extern __shared__ __align__(1024) uint8_t memory[];
   __shared__ __align__(8) uint64_t barriers[Form::Ring::kBarriers];
@@ -225,6 +226,7 @@ __global__ __launch_bounds__(kManyThreads,
     ptx::wait_for_predecessor();
     Form::template sum_segments<Work>(args, shared, group);
   }
+#endif
 }
 
 }  // namespace nibble::cuda
