@@ -9,6 +9,7 @@
 
 #include "backend/cuda/attention.h"
 #include "backend/cuda/latent_plans.h"
+#include "backend/cuda/static_ranges.h"
 #include "backend/cuda/memory.h"
 #include "backend/cuda/scaled_rope.h"
 #include "backend/cuda/step_buffers.h"
@@ -90,6 +91,7 @@ class CudaSteps final {
   AttentionPlans attention_plans_;
   LatentPlans latent_plans_;
   ScaledRope scaled_rope_;
+  StaticRanges static_ranges_;
 };
 
 }  // namespace nibble::cuda
