@@ -13,6 +13,7 @@ one is on the disk at a time. Forms:
   w4a16  INT4 in groups of 32 with BF16 activations, as the model is published
   w4a8   INT4 by way of FP8 with a scale per output channel, as Quark stores it, INT8 activations
   w8a8   FP8 with a scale per output channel, FP8 activations
+  w4a16_channel  if asked for: weights as in w4a8, BF16 activations
 
 A line of JSON for each form and concurrency: ttft_ms, tpot_ms and e2e_ms (median and p99),
 output_tokens_per_s, total_tokens_per_s, the tokens that fit the cache beside the model, seconds to
@@ -37,7 +38,8 @@ from cpu_process import Server, file_bytes
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # What make-dummy is told of each.
-FORMS = {"w4a16": [], "w4a8": ["--scheme", "w4a8"], "w8a8": ["--scheme", "w8a8_fp8"]}
+FORMS = {"w4a16": [], "w4a8": ["--scheme", "w4a8"], "w8a8": ["--scheme", "w8a8_fp8"],
+         "w4a16_channel": ["--scheme", "w4a16_channel"]}
 SMALL = {"device": "cpu", "input_len": 48, "output_len": 8, "concurrency": [2, 4], "rounds": 1,
          "make": ["--tiny"]}
 # Few tokens of a random model have text, and events come with text: answers are of letters.
@@ -115,6 +117,8 @@ def row_of(measured, **facts):
 def measure(args, form, emit):
     """Makes, serves and asks one form; its rows by concurrency."""
     rows = {}
+    if args.work:
+        pathlib.Path(args.work).mkdir(parents=True, exist_ok=True)
     folder = pathlib.Path(tempfile.mkdtemp(prefix="kimi-", dir=args.work))
     try:
         model = folder / "model"
@@ -164,7 +168,7 @@ def arguments():
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--config", default=str(ROOT / "bench/configs/kimi_k25.json"))
     parser.add_argument("--layers", type=int, default=4, help="the first of them dense")
-    parser.add_argument("--forms", nargs="+", choices=FORMS, default=list(FORMS))
+    parser.add_argument("--forms", nargs="+", choices=FORMS, default=["w4a16", "w4a8", "w8a8"])
     parser.add_argument("--input-len", type=int, default=10240)
     parser.add_argument("--output-len", type=int, default=512)
     parser.add_argument("--concurrency", type=int, nargs="+", default=[2, 40])

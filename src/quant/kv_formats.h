@@ -41,8 +41,8 @@ enum class KvOrder : uint8_t { kWhole, kLowNibbleFirst };
 
 /// How a format keeps a token of latent attention (ops/latent.h): codes of the latent, in as many
 /// bits as those of heads, behind them the rotated key in BF16, and parameters of the latent alone.
-/// Of formats without parameters the whole row is of one type. Memory layouts of CPUs; GPUs keep
-/// rows in BF16 alone.
+/// Of formats without parameters the whole row is of one type. Memory layouts of CPUs; those of
+/// GPUs are in backend/cuda/latent.h.
 struct LatentParameters {
   bool kept = false;       // whether the format has a form for such rows
   int32_t group = 0;       // numbers of the latent that share a set; 0: all of it is one

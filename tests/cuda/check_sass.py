@@ -32,6 +32,10 @@ FAMILIES = [
     # Three registers too few in its largest tile; Hopper takes gemm_w4a16_channel_sm90 instead.
     (r"sm80::gemm_kernel<.*CodecW4A16Channel", ("HMMA", "LDGSTS"), 6),
     (r"sm80::gemm_kernel<", ("HMMA", "LDGSTS"), 0),
+    (r"(few|many)_latent_sm90<.*Int8Latents", ("IGMMA", "HGMMA", "UBLKCP"), 8),
+    (r"(few|many)_latent_sm90<.*Fp8Latents", ("QGMMA", "HGMMA", "UBLKCP"), 8),
+    (r"(few|many)_latent_sm90<", ("HGMMA", "UBLKCP"), 0),
+    (r"warp_latent_kernel<", ("HMMA", "LDGSTS"), 0),
     (r"prefill_sm90_kernel<", ("HGMMA", "UBLKCP"), 0),
     (r"expanded_sm90_kernel", ("HGMMA", "UTMALDG"), 0),
     (r"prefill_kernel<.*256>", ("HMMA", "UBLKCP|LDGSTS"), 70),

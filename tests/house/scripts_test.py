@@ -21,6 +21,15 @@ ninja: build stopped: subcommand failed.
 """
 
 
+class FuzzTargetsTest(unittest.TestCase):
+    def test_every_target_has_seeds_and_words(self):
+        fuzz = SCRIPTS.parent / "tests" / "fuzz"
+        for target in fuzz.glob("fuzz_*.cc"):
+            name = target.stem.removeprefix("fuzz_")
+            self.assertTrue(any((fuzz / "corpus" / name).iterdir()), name)
+            self.assertTrue((fuzz / "dictionaries" / f"{name}.dict").is_file(), name)
+
+
 class ScriptsTest(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()

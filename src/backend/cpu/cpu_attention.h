@@ -4,6 +4,7 @@
 
 #include "backend/cpu/kernel_table.h"
 #include "backend/cpu/kv_writer.h"
+#include "backend/range_report.h"
 #include "backend/step.h"
 #include "base/thread_pool.h"
 #include "core/buffer.h"

@@ -4,16 +4,15 @@
 #include <cmath>
 #include <cstring>
 
+#include "backend/range_report.h"
 #include "base/check.h"
 #include "base/f16.h"
-#include "base/log.h"
 #include "quant/codec.h"
 
 namespace nibble::cpu {
 namespace {
 
 constexpr float kMiddleCode = 8.0F;  // of int4_static: stands for the mean
-constexpr float kFarSteps = 16.0F;   // from the mean: a range is about 8 steps to each side
 
 void write_fp8(const float* values, int64_t dim, float scale, uint8_t* row) {
   const float factor = 1.0F / scale;  // as GPUs do
@@ -154,21 +153,6 @@ void KvWriter::code_keys(const KvSlot& slot, float* scratch) const {
   for (int64_t t = 0; t < kChannelTokens; ++t) {
     kernels_.code_int4(rows + t * dim, {.dim = dim, .inverses = inverses, .offsets = offsets},
                        first.row + t * layout_.row_bytes);
-  }
-}
-
-void RangeReport::add(int64_t count) {
-  count_ += count;
-  if (count_ < next_) {
-    return;
-  }
-  NIBBLE_LOG(kWarning,
-             "{} keys and values so far lay far outside of the int4_static cache's ranges and were "
-             "clipped; calibrate again (nibble calibrate-kv) on text like this, or choose another "
-             "--kv-cache-dtype",
-             count_);
-  while (next_ <= count_) {
-    next_ *= 10;
   }
 }
 

@@ -30,7 +30,7 @@ class KvWriter final {
   /// Codes the kChannelTokens keys from `slot` on, which the residual has.
   ///   scratch  at least 2 kChannelTokens kMaxHeadDim + 4 kMaxHeadDim floats
   void code_keys(const KvSlot& slot, float* scratch) const;
-  /// Numbers that were further outside of a static range than half of it, or not finite.
+  /// Numbers that were far outside of a static range (kFarSteps), or not finite.
   [[nodiscard]] int64_t far_outside() const { return far_outside_; }
 
  private:
@@ -48,17 +48,6 @@ class KvWriter final {
   const KvView& kv_;
   KvLayout layout_;
   mutable std::atomic<int64_t> far_outside_ = 0;
-};
-
-/// Warns of numbers far outside of static ranges: of the first ones, and then whenever there are
-/// ten times as many.
-class RangeReport final {
- public:
-  void add(int64_t count);
-
- private:
-  int64_t count_ = 0;
-  int64_t next_ = 1;
 };
 
 }  // namespace nibble::cpu

@@ -76,6 +76,9 @@ struct RopeAppendLaunch {
   const float* k_norm = nullptr;
   float norm_eps = 1e-6F;
   KvBasis basis;  // of formats with HeadForm alone (KvFormat::turned)
+  // int4_static: how many numbers were far outside of their ranges (backend/range_report.h) or not
+  // finite is added to it, a number that the host may read at any time; null: nobody counts.
+  uint32_t* far_outside = nullptr;
 };
 cudaError_t rope_append(const RopeAppendLaunch& args, const LaunchContext& context);
 

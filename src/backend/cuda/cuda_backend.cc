@@ -298,11 +298,10 @@ class CudaBackend final : public Backend {
 
  private:
   [[nodiscard]] Status check_latent_kv(const KvView& shape, int64_t heads) const {
-    if (shape.code != KvCode::kBf16) {
+    if (shape.code == KvCode::kF32) {
       return make_error(StatusCode::kUnsupported,
-                        "latent attention on the GPU: there are no kernels for a cache in {}, but "
-                        "for bf16; choose it by --kv-cache-dtype",
-                        kv_code_name(shape.code));
+                        "latent attention on the GPU: there are no kernels for a cache in f32, but "
+                        "for bf16, fp8, int8 and int4; choose one by --kv-cache-dtype");
     }
     if (shape.head_dim == 576 && shape.latent_rank != 512) {
       return make_error(StatusCode::kUnsupported,

@@ -32,6 +32,11 @@ void CudaStep::rope_append_kv(const RopeAppendArgs& args) {
                           .k_norm = args.k_norm,
                           .norm_eps = args.norm_eps,
                           .basis = args.kv.basis};
+  if (kv_format(args.kv.code).per == KvParameters::kPerChannel) {
+    auto counter = steps_.static_ranges_.counter();
+    must(counter.status());
+    launch.far_outside = *counter;
+  }
   const auto context =
       steps_.scaled_rope_.prepare(args, steps_.limits_.rows, steps_.stream_, launch);
   must(context.status());

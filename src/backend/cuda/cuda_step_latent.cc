@@ -21,7 +21,7 @@ LatentTurn turn_of(const LatentRope& rope) {
 }  // namespace
 
 void CudaStep::append_latent(const LatentAppendArgs& args) {
-  CHECK(args.rows.type == DType::kBF16 && args.kv.latent() && args.kv.code == KvCode::kBf16);
+  CHECK(args.rows.type == DType::kBF16 && args.kv.latent());
   must(cuda::append_latent({.shape = latent_shape_of(args.kv),
                             .step = steps_.buffers_.metadata(args.kv.pool),
                             .pages = args.kv.pages,

@@ -124,6 +124,9 @@ void CudaSteps::run(const StepPlan& plan, const StepLayers& layers) {
   }
 }
 
-void CudaSteps::finish(std::span<SampledRow> out) { must(sampler_.finish(out)); }
+void CudaSteps::finish(std::span<SampledRow> out) {
+  must(sampler_.finish(out));
+  static_ranges_.report();
+}
 
 }  // namespace nibble::cuda

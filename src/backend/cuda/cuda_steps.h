@@ -10,6 +10,7 @@
 #include "backend/cuda/attention.h"
 #include "backend/cuda/expanded_latents.h"
 #include "backend/cuda/latent_plans.h"
+#include "backend/cuda/static_ranges.h"
 #include "backend/cuda/memory.h"
 #include "backend/cuda/scaled_rope.h"
 #include "backend/cuda/step_buffers.h"
@@ -92,6 +93,7 @@ class CudaSteps final {
   LatentPlans latent_plans_;
   std::unique_ptr<ExpandedLatents> expanded_;  // null: no layer's attention is expanded
   ScaledRope scaled_rope_;
+  StaticRanges static_ranges_;
 };
 
 }  // namespace nibble::cuda

@@ -6,6 +6,11 @@
 #include "backend/cuda/cuda_status.h"
 
 namespace nibble::cuda {
+namespace {
+
+constexpr int32_t kPlannedRopeDim = 64;  // of rows whose kernels have plans
+
+}  // namespace
 
 size_t LatentPlans::find(const LatentShape& shape) {
   const auto found =
@@ -27,11 +32,16 @@ int64_t LatentPlans::bytes(const StepLimits& limits) {
   if (limits.latent_heads == 0) {
     return 0;
   }
-  const LatentShape shape{.row_dim = static_cast<int32_t>(limits.latent_row),
-                          .heads = static_cast<int32_t>(limits.latent_heads)};
-  return static_cast<int64_t>(latent_plan_bytes(shape, static_cast<int32_t>(limits.sequences),
-                                                static_cast<int32_t>(limits.rows)) +
-                              latent_workspace_bytes(shape));
+  const auto bytes_in = [&](KvCode code) {
+    const LatentShape shape{.code = code,
+                            .row_dim = static_cast<int32_t>(limits.latent_row),
+                            .rope_dim = kPlannedRopeDim,
+                            .heads = static_cast<int32_t>(limits.latent_heads)};
+    return static_cast<int64_t>(latent_plan_bytes(shape, static_cast<int32_t>(limits.sequences),
+                                                  static_cast<int32_t>(limits.rows)) +
+                                latent_workspace_bytes(shape));
+  };
+  return std::max({bytes_in(KvCode::kBf16), bytes_in(KvCode::kInt8), bytes_in(KvCode::kInt4)});
 }
 
 }  // namespace nibble::cuda

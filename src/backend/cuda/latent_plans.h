@@ -31,8 +31,10 @@ class LatentPlans final {
 };
 
 [[nodiscard]] inline LatentShape latent_shape_of(const KvView& kv) {
-  return {.page_size = static_cast<int32_t>(kv.page_size),
-          .row_dim = static_cast<int32_t>(kv.head_dim)};
+  return {.code = kv.code,
+          .page_size = static_cast<int32_t>(kv.page_size),
+          .row_dim = static_cast<int32_t>(kv.head_dim),
+          .rope_dim = static_cast<int32_t>(kv.rope_dim())};
 }
 
 }  // namespace nibble::cuda

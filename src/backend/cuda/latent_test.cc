@@ -3,266 +3,34 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <memory>
-#include <numeric>
-#include <random>
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "backend/cuda/testing/gpu_test.h"
+#include "backend/cuda/testing/latent_case.h"
 #include "base/f16.h"
-#include "ops/attention.h"
 #include "ops/latent.h"
 
 namespace nibble::cuda {
 namespace {
 
+using testing::bf16_bits;
+using testing::bf16_values;
+using testing::check_case;
+using testing::coded_shape;
+using testing::decode_lengths;
 using testing::DeviceArray;
+using testing::kFastDim;
+using testing::latent_shape;
+using testing::LatentCase;
+using testing::LatentSequence;
 using testing::random_values;
-
-constexpr int32_t kFastDim = 576;
-constexpr int32_t kFastValues = 512;
-constexpr int32_t kPadding = 2;      // sequences and rows of a graph's bucket that are not there
-constexpr double kTolerance = 6e-3;  // weights and results are rounded to bf16
-
-struct TestSequence {
-  int32_t q_len;
-  int32_t kv_len;
-};
-
-std::vector<float> bf16_values(size_t count, uint32_t seed) {
-  std::vector<float> values = random_values(count, seed, 1.0F);
-  std::ranges::transform(values, values.begin(),
-                         [](float x) { return bf16_to_f32(f32_to_bf16(x)); });
-  return values;
-}
-
-std::vector<uint16_t> bf16_bits(const std::vector<float>& values) {
-  std::vector<uint16_t> bits(values.size());
-  std::ranges::transform(values, bits.begin(), f32_to_bf16);
-  return bits;
-}
-
-/// One step: random rows in scattered pages on the GPU, whose other memory is NaNs, and the same on
-/// the host.
-class LatentCase {
- public:
-  LatentCase(const LatentShape& shape, std::vector<TestSequence> sequences)
-      : shape(shape), sequences_(std::move(sequences)) {
-    int32_t longest = 0;
-    for (const TestSequence& sequence : sequences_) {
-      longest = std::max(longest, sequence.kv_len);
-    }
-    stride_ = (longest + shape.page_size - 1) / shape.page_size + 1;
-    std::vector<int32_t> ids((sequences_.size() + 1) * static_cast<size_t>(stride_));
-    std::iota(ids.begin(), ids.end(), 0);
-    std::shuffle(ids.begin(), ids.end(), std::mt19937(3));
-    table_.assign(ids.begin(), ids.end());
-    fill_pages(ids.size());
-    make_step();
-    const auto numbers = static_cast<size_t>(step_.rows) * width();
-    queries = bf16_values(numbers, 11);
-    device_queries_ = std::make_unique<DeviceArray<uint16_t>>(bf16_bits(queries));
-    out_ = std::make_unique<DeviceArray<uint16_t>>(numbers);
-    plan_ = std::make_unique<DeviceArray<uint8_t>>(
-        latent_plan_bytes(shape, step_.sequences, step_.rows));
-    workspace_ = std::make_unique<DeviceArray<uint8_t>>(latent_workspace_bytes(shape) + 1);
-  }
-
-  [[nodiscard]] size_t width() const {
-    return static_cast<size_t>(shape.heads) * static_cast<size_t>(shape.row_dim);
-  }
-  [[nodiscard]] const StepMetadata& step() const { return step_; }
-  [[nodiscard]] DeviceArray<uint8_t>& pages() { return *pages_; }
-  [[nodiscard]] int32_t page(int32_t sequence, int32_t index) const {
-    return table_[static_cast<size_t>(sequence * stride_ + index)];
-  }
-
-  /// Other lengths in the same device arrays.
-  void change_lengths(const std::vector<int32_t>& lengths) {
-    for (size_t s = 0; s < sequences_.size(); ++s) {
-      sequences_[s].kv_len = lengths[s];
-    }
-    std::vector<int32_t> padded = lengths;
-    padded.resize(padded.size() + kPadding, 0);
-    ASSERT_TRUE(copy_to_device(kv_len_->data(), padded.data(), kv_len_->bytes()).ok());
-  }
-
-  void launch(cudaStream_t stream, bool overlap) {
-    ASSERT_EQ(plan_latent(shape, step_, plan_->data(), {stream, false}), cudaSuccess);
-    const LatentLaunch args{.shape = shape,
-                            .step = step_,
-                            .plan = plan_->data(),
-                            .pages = pages_->data(),
-                            .q = device_queries_->data(),
-                            .q_stride = static_cast<int64_t>(width()),
-                            .out = out_->data(),
-                            .out_stride = static_cast<int64_t>(width()),
-                            .workspace = workspace_->data()};
-    ASSERT_EQ(decode_latent(args, {stream, false}), cudaSuccess);
-    if (std::ranges::any_of(sequences_, [](const TestSequence& s) { return s.q_len > 1; })) {
-      ASSERT_EQ(prefill_latent(args, {stream, overlap}), cudaSuccess);
-    }
-  }
-
-  /// The output, over poisoned memory.
-  std::vector<uint16_t> run(bool overlap) {
-    EXPECT_TRUE(fill_device(out_->data(), 0xff, out_->bytes()).ok());
-    launch(nullptr, overlap);
-    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-    return out_->host();
-  }
-  [[nodiscard]] std::vector<uint16_t> output() const { return out_->host(); }
-
-  /// Compares an output with sums in double precision, head by head.
-  void check(const std::vector<uint16_t>& output) const {
-    const int32_t values = shape.row_dim == kFastDim ? kFastValues : shape.row_dim;
-    const std::vector<float> want = expected();
-    for (size_t head = 0; head * static_cast<size_t>(shape.row_dim) < want.size(); ++head) {
-      double gap = 0.0;
-      double size = 0.0;
-      for (int32_t i = 0; i < values; ++i) {
-        const size_t at = head * static_cast<size_t>(shape.row_dim) + static_cast<size_t>(i);
-        const double difference = bf16_to_f32(output[at]) - want[at];
-        gap += difference * difference;
-        size += static_cast<double>(want[at]) * want[at];
-      }
-      ASSERT_LT(std::sqrt(gap / size), kTolerance)
-          << "row " << head / static_cast<size_t>(shape.heads) << ", head "
-          << head % static_cast<size_t>(shape.heads);
-    }
-  }
-
-  LatentShape shape;
-  std::vector<float> queries;
-
- private:
-  void fill_pages(size_t count) {
-    const size_t page_numbers = static_cast<size_t>(latent_page_bytes(shape)) / 2;
-    std::vector<uint16_t> pages(count * page_numbers, 0xffff);
-    host_pages_.assign(
-        count * static_cast<size_t>(shape.page_size) * static_cast<size_t>(shape.row_dim), 0);
-    for (size_t s = 0; s < sequences_.size(); ++s) {
-      const auto length = static_cast<size_t>(sequences_[s].kv_len);
-      const std::vector<uint16_t> rows = bf16_bits(
-          bf16_values(length * static_cast<size_t>(shape.row_dim), 100 + static_cast<uint32_t>(s)));
-      for (size_t i = 0; i < rows.size(); ++i) {
-        const auto token = static_cast<int32_t>(i / static_cast<size_t>(shape.row_dim));
-        const auto dim = static_cast<int32_t>(i % static_cast<size_t>(shape.row_dim));
-        const auto page = static_cast<size_t>(table_[s * static_cast<size_t>(stride_) +
-                                                     static_cast<size_t>(token / shape.page_size)]);
-        const int32_t slot = token % shape.page_size;
-        pages[page * page_numbers +
-              static_cast<size_t>(latent_offset(shape.row_dim, slot, dim)) / 2] = rows[i];
-        host_pages_[(page * static_cast<size_t>(shape.page_size) + static_cast<size_t>(slot)) *
-                        static_cast<size_t>(shape.row_dim) +
-                    static_cast<size_t>(dim)] = rows[i];
-      }
-    }
-    pages_ = std::make_unique<DeviceArray<uint8_t>>(pages.size() * 2);
-    EXPECT_TRUE(copy_to_device(pages_->data(), pages.data(), pages_->bytes()).ok());
-  }
-
-  void make_step() {
-    std::vector<int32_t> begin{0};
-    std::vector<int32_t> length;
-    std::vector<int32_t> position;
-    std::vector<int32_t> owner;
-    for (size_t s = 0; s < sequences_.size(); ++s) {
-      for (int32_t i = 0; i < sequences_[s].q_len; ++i) {
-        position.push_back(sequences_[s].kv_len - sequences_[s].q_len + i);
-        owner.push_back(static_cast<int32_t>(s));
-      }
-      begin.push_back(static_cast<int32_t>(position.size()));
-      length.push_back(sequences_[s].kv_len);
-    }
-    for (int32_t i = 0; i < kPadding; ++i) {
-      begin.push_back(begin.back());
-      length.push_back(0);
-      position.push_back(0);
-      owner.push_back(-1);
-    }
-    q_begin_ = std::make_unique<DeviceArray<int32_t>>(begin);
-    kv_len_ = std::make_unique<DeviceArray<int32_t>>(length);
-    position_ = std::make_unique<DeviceArray<int32_t>>(position);
-    owner_ = std::make_unique<DeviceArray<int32_t>>(owner);
-    device_table_ = std::make_unique<DeviceArray<int32_t>>(table_);
-    step_ = {.q_begin = q_begin_->data(),
-             .kv_len = kv_len_->data(),
-             .page_table = device_table_->data(),
-             .page_table_stride = stride_,
-             .row_position = position_->data(),
-             .row_sequence = owner_->data(),
-             .sequences = static_cast<int32_t>(length.size()),
-             .rows = static_cast<int32_t>(position.size())};
-  }
-
-  [[nodiscard]] std::vector<float> expected() const {
-    std::vector<SequenceSpan> spans;
-    int32_t row = 0;
-    for (size_t s = 0; s < sequences_.size(); ++s) {
-      spans.push_back({.q_begin = row,
-                       .q_len = sequences_[s].q_len,
-                       .kv_len = sequences_[s].kv_len,
-                       .pages = table_.data() + s * static_cast<size_t>(stride_)});
-      row += sequences_[s].q_len;
-    }
-    auto* const bytes = const_cast<uint16_t*>(host_pages_.data());
-    const KvView kv{.code = KvCode::kBf16,
-                    .page_size = shape.page_size,
-                    .kv_heads = 1,
-                    .head_dim = shape.row_dim,
-                    .pages = reinterpret_cast<std::byte*>(bytes),
-                    .latent_rank = std::min(shape.row_dim, kFastValues)};
-    std::vector<float> out(static_cast<size_t>(row) * width());
-    reference_attention({.q = queries.data(),
-                         .q_stride = static_cast<int64_t>(width()),
-                         .out = out.data(),
-                         .out_stride = static_cast<int64_t>(width()),
-                         .heads = shape.heads,
-                         .scale = shape.scale,
-                         .kv = kv,
-                         .sequences = spans});
-    return out;
-  }
-
-  std::vector<TestSequence> sequences_;
-  int32_t stride_ = 0;  // pages of a sequence in the table
-  std::vector<int32_t> table_;
-  std::vector<uint16_t> host_pages_;
-  StepMetadata step_;
-  std::unique_ptr<DeviceArray<int32_t>> q_begin_, kv_len_, position_, owner_, device_table_;
-  std::unique_ptr<DeviceArray<uint16_t>> device_queries_, out_;
-  std::unique_ptr<DeviceArray<uint8_t>> pages_, plan_, workspace_;
-};
-
-LatentShape shape_of(int32_t heads, int32_t row_dim = kFastDim, int32_t page_size = 64) {
-  return {.page_size = page_size,
-          .row_dim = row_dim,
-          .heads = heads,
-          .scale = 1.0F / std::sqrt(static_cast<float>(row_dim))};
-}
-
-void check_case(const LatentShape& shape, const std::vector<TestSequence>& sequences) {
-  SCOPED_TRACE(fmt::format("{} heads, rows of {}, pages of {}", shape.heads, shape.row_dim,
-                           shape.page_size));
-  LatentCase test(shape, sequences);
-  const std::vector<uint16_t> first = test.run(false);
-  test.check(first);
-  if (!testing::brief_tests()) {
-    EXPECT_EQ(first, test.run(true)) << "two runs differ";
-  }
-}
-
-std::vector<TestSequence> decode_lengths() {
-  return {{1, 1}, {1, 3}, {1, 17}, {1, 63}, {1, 64}, {1, 65}, {1, 257}, {1, 700}};
-}
 
 TEST(Latent, DecodesForAnyNumberOfHeads) {
   NIBBLE_NEEDS_GPU();
   for (const int32_t heads : {1, 5, 8, 12, 16, 20, 32, 40, 64, 96, 128}) {
-    check_case(shape_of(heads), decode_lengths());
+    check_case(latent_shape(heads), decode_lengths());
   }
 }
 
@@ -270,7 +38,7 @@ TEST(Latent, PageSizes) {
   NIBBLE_NEEDS_GPU();
   for (const int32_t page : {16, 32, 48, 128}) {
     for (const int32_t heads : {8, 64}) {
-      check_case(shape_of(heads, kFastDim, page), decode_lengths());
+      check_case(latent_shape(heads, kFastDim, page), decode_lengths());
     }
   }
 }
@@ -278,37 +46,52 @@ TEST(Latent, PageSizes) {
 TEST(Latent, LongSequencesAreCutAndManyShareBlocks) {
   NIBBLE_NEEDS_GPU();
   for (const int32_t heads : {3, 16, 33}) {
-    check_case(shape_of(heads), {{1, 9001}});
-    check_case(shape_of(heads), {{1, 4001}, {1, 5}, {1, 900}});
-    std::vector<TestSequence> many;
+    check_case(latent_shape(heads), {{1, 9001}});
+    check_case(latent_shape(heads), {{1, 4001}, {1, 5}, {1, 900}});
+    std::vector<LatentSequence> many;
     for (int32_t i = 0; i < 150; ++i) {
       many.push_back({1, 1 + i * 37 % 300});
     }
-    check_case(shape_of(heads), many);
+    check_case(latent_shape(heads), many);
   }
 }
 
 TEST(Latent, FewRowsOfSequencesAreSharedAndManyAreNot) {
   NIBBLE_NEEDS_GPU();
   for (const int32_t heads : {8, 16, 20, 64}) {
-    check_case(shape_of(heads), {{3, 130}, {1, 64}, {2, 2}, {4, 700}, {1, 300}});
-    check_case(shape_of(heads), {{17, 200}, {1, 64}, {2, 66}});
+    check_case(latent_shape(heads), {{3, 130}, {1, 64}, {2, 2}, {4, 700}, {1, 300}});
+    check_case(latent_shape(heads), {{17, 200}, {1, 64}, {2, 66}});
   }
-  check_case(shape_of(5), {{131, 140}, {37, 200}});
+  check_case(latent_shape(5), {{131, 140}, {37, 200}});
+}
+
+TEST(Latent, ProductsOfWarps) {
+  NIBBLE_NEEDS_GPU();
+  for (const int32_t heads : {1, 5, 16, 20, 64, 128}) {
+    LatentShape shape = latent_shape(heads);
+    shape.kernels = LatentKernels::kOfWarps;
+    check_case(shape, decode_lengths());
+    check_case(shape, {{3, 130}, {1, 64}, {2, 2}, {4, 700}, {1, 3000}});
+    check_case(shape, {{17, 200}, {1, 64}, {131, 140}});
+    shape.page_size = 16;
+    check_case(shape, {{1, 33}, {5, 47}});
+  }
 }
 
 TEST(Latent, OtherDimensions) {
   NIBBLE_NEEDS_GPU();
   for (const int32_t dim : {16, 40, 96, 136, 1024}) {
-    check_case(shape_of(3, dim), decode_lengths());
-    check_case(shape_of(4, dim, 16), {{5, 40}, {1, 130}});
+    check_case(latent_shape(3, dim), decode_lengths());
+    check_case(latent_shape(4, dim, 16), {{5, 40}, {1, 130}});
   }
 }
 
 TEST(Latent, ACapturedStepServesOtherLengths) {
   NIBBLE_NEEDS_GPU();
-  for (const int32_t heads : {16, 64}) {
-    LatentCase test(shape_of(heads), {{1, 3000}, {1, 700}, {1, 64}});
+  for (const LatentShape& shape :
+       {latent_shape(16), latent_shape(64), coded_shape(KvCode::kInt8, 16),
+        coded_shape(KvCode::kFp8, 64), coded_shape(KvCode::kInt4, 64)}) {
+    LatentCase test(shape, {{1, 3000}, {1, 700}, {1, 64}});
     cudaStream_t stream = nullptr;
     ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
     ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
@@ -333,7 +116,7 @@ TEST(Latent, ACapturedStepServesOtherLengths) {
 /// Appends the rows of two sequences, and rotates queries, beside the references.
 void check_rows(int32_t row_dim, int32_t rope_dim, int32_t q_rank, bool interleaved) {
   SCOPED_TRACE(fmt::format("rows of {}, {} rotated, queries of {}", row_dim, rope_dim, q_rank));
-  LatentCase test(shape_of(2, row_dim, 16), {{3, 35}, {1, 17}});
+  LatentCase test(latent_shape(2, row_dim, 16), {{3, 35}, {1, 17}});
   const int32_t rows = test.step().rows;
   const int64_t stride = q_rank + row_dim + 8;
   std::vector<float> inv_freq;
@@ -421,7 +204,7 @@ TEST(Latent, QueriesAreRotated) {
   NIBBLE_NEEDS_GPU();
   for (const bool interleaved : {true, false}) {
     for (const int32_t heads : {1, 3, 128}) {
-      LatentCase test(shape_of(heads, 576, 16), {{3, 35}, {1, 17}});
+      LatentCase test(latent_shape(heads, 576, 16), {{3, 35}, {1, 17}});
       const int64_t stride = heads * 192 + 16;
       const std::vector<float> q = bf16_values(static_cast<size_t>(6 * stride), 9);
       const DeviceArray<uint16_t> device(bf16_bits(q));
@@ -468,12 +251,15 @@ TEST(Latent, QueriesAreRotated) {
 
 TEST(Latent, RefusesWhatHasNoKernel) {
   NIBBLE_NEEDS_GPU();
-  EXPECT_TRUE(check_latent(shape_of(64)).ok());
-  EXPECT_TRUE(check_latent(shape_of(7, 96, 16)).ok());
-  EXPECT_FALSE(check_latent(shape_of(64, 1032)).ok());
-  EXPECT_FALSE(check_latent(shape_of(64, 20)).ok());
-  EXPECT_FALSE(check_latent(shape_of(64, 576, 24)).ok());
-  EXPECT_FALSE(check_latent(shape_of(2048)).ok());
+  EXPECT_TRUE(check_latent(latent_shape(64)).ok());
+  EXPECT_TRUE(check_latent(latent_shape(7, 96, 16)).ok());
+  EXPECT_FALSE(check_latent(latent_shape(64, 1032)).ok());
+  EXPECT_FALSE(check_latent(latent_shape(64, 20)).ok());
+  EXPECT_FALSE(check_latent(latent_shape(64, 576, 24)).ok());
+  EXPECT_FALSE(check_latent(latent_shape(2048)).ok());
+  EXPECT_TRUE(check_latent(coded_shape(KvCode::kInt8, 64)).ok());
+  EXPECT_FALSE(check_latent(coded_shape(KvCode::kInt4, 8, 32)).ok());
+  EXPECT_FALSE(check_latent({.code = KvCode::kInt8, .row_dim = 576, .heads = 8}).ok());
 }
 
 }  // namespace

@@ -61,7 +61,7 @@ class SelfCheck final {
   cudaStream_t stream_;
   std::set<std::tuple<std::string, int64_t, int64_t, int, int>> products_;
   std::set<std::tuple<int, int, int64_t, int64_t, int64_t, int64_t, int>> attentions_;
-  std::set<std::tuple<int32_t, int32_t, int32_t>> latents_;
+  std::set<std::tuple<KvCode, int32_t, int32_t, int32_t>> latents_;
   std::set<std::pair<int32_t, int32_t>> expanded_;
   std::set<std::pair<ActFormat, int64_t>> rows_;
   std::set<std::pair<int64_t, int64_t>> turned_;

@@ -20,7 +20,6 @@ constexpr int32_t kRopeDim = 8;  // of rows of any size but that of the kernels 
 constexpr int32_t kFastDim = 576;
 constexpr int32_t kFastRopeDim = 64;
 constexpr double kTheta = 10000.0;
-constexpr double kTolerance = 0.02;
 constexpr uint32_t kSeed = 23;
 
 /// The sequence, its memory on the GPU, and what of it is one step's.
@@ -30,7 +29,9 @@ class LatentCheck final {
       : shape_(shape),
         stream_(stream),
         tokens_(shape.page_size + kLastPage),
-        rope_dim_(shape.row_dim == kFastDim ? kFastRopeDim : kRopeDim),
+        rope_dim_(shape.coded()               ? shape.rope_dim
+                  : shape.row_dim == kFastDim ? kFastRopeDim
+                                              : kRopeDim),
         width_(static_cast<int64_t>(shape.heads) * shape.row_dim),
         rows_(
             random_bf16(static_cast<size_t>(tokens_) * static_cast<size_t>(shape.row_dim), kSeed)),
@@ -167,18 +168,21 @@ class LatentCheck final {
 
 Status SelfCheck::check_latent(const LatentShape& shape) {
   const auto start = std::chrono::steady_clock::now();
-  if (!latents_.insert({shape.page_size, shape.row_dim, shape.heads}).second) {
+  if (!latents_.insert({shape.code, shape.page_size, shape.row_dim, shape.heads}).second) {
     return {};
   }
   NIBBLE_ASSIGN_OR_RETURN(const Difference difference, LatentCheck(shape, stream_).run());
-  if (!difference.within(kTolerance)) {
+  const double tolerance = kv_format(shape.code).tolerance;
+  if (!difference.within(tolerance)) {
     return make_error(
         StatusCode::kUnavailable,
-        "self-test: latent attention of {} heads over rows of {} is wrong on this GPU ({}): it "
+        "self-test: latent attention of {} heads over rows of {} in {} is wrong on this GPU ({}): "
+        "it "
         "differs from the reference by {:.2g} of its size ({:.2g} is allowed), most at output {}: "
         "{:.6g} instead of {:.6g}; use --device cpu, and report it",
-        shape.heads, shape.row_dim, difference.row == kCompared - 1 ? "decode" : "prefill",
-        difference.relative(), kTolerance, difference.column, difference.got, difference.want);
+        shape.heads, shape.row_dim, kv_code_name(shape.code),
+        difference.row == kCompared - 1 ? "decode" : "prefill", difference.relative(), tolerance,
+        difference.column, difference.got, difference.want);
   }
   ++checks_;
   milliseconds_ += milliseconds_since(start);

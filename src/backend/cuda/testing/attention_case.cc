@@ -160,6 +160,7 @@ RopeAppendLaunch AttentionCase::append_launch(const StepMetadata& step, uint16_t
   append.q_norm = q_norm;
   append.k_norm = k_norm;
   append.basis = basis;
+  append.far_outside = far_outside;
   if (dynamic.original > 0) {
     const int32_t pairs = shape.kv.head_dim / 2;
     frequencies_ = std::make_unique<DeviceArray<float>>(static_cast<size_t>(step.rows * pairs));

@@ -68,8 +68,9 @@ class AttentionCase final {
   const float* k_norm = nullptr;
   int32_t longest = INT32_MAX;  // of the step's metadata
   DynamicRope dynamic;
-  KvBasis basis;             // basis_of() the shape's format, with `steps` where it has some
-  std::vector<float> steps;  // of keys as of values, [kv_heads, head_dim]
+  KvBasis basis;                    // basis_of() the shape's format, with `steps` where it has some
+  uint32_t* far_outside = nullptr;  // RopeAppendLaunch's
+  std::vector<float> steps;         // of keys as of values, [kv_heads, head_dim]
 
  private:
   struct Arrays {

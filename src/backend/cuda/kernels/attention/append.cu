@@ -67,7 +67,7 @@ __global__ __launch_bounds__(32 * kWarps) void append_kernel(const AppendArgs ar
         multiply_by_steps<kDim>(x, args.basis.key_step, head / (args.heads / args.kv_heads), lane);
       } else {
         divide_by_steps<kDim>(x, is_value ? args.basis.value_step : args.basis.key_step, kv_head,
-                              lane);
+                              lane, args.far_outside);
       }
     }
     if (is_query) {
@@ -127,6 +127,7 @@ AppendArgs append_args(const RopeAppendLaunch& launch) {
   out.v_factor = 1.0F / launch.shape.v_scale;
   out.shared = launch.shape.form == AttentionForm::kShared;
   out.basis = launch.basis;
+  out.far_outside = launch.far_outside;
   return out;
 }
 

@@ -8,6 +8,7 @@
 
 #include "backend/cuda/attention.h"
 #include "backend/cuda/kernels/attention/kv_forms.cuh"
+#include "backend/range_report.h"
 
 namespace nibble::cuda {
 
@@ -33,6 +34,7 @@ struct AppendArgs {
   float v_factor;
   bool shared;  // AttentionForm::kShared
   KvBasis basis;
+  uint32_t* far_outside;
 };
 
 [[nodiscard]] AppendArgs append_args(const RopeAppendLaunch& launch);
@@ -101,18 +103,27 @@ __device__ __forceinline__ void multiply_by_steps(HeadValues<kDim>& x,
   }
 }
 
+/// Numbers that are far outside of their ranges are added to *far_outside, unless it is null.
 template <int kDim>
-__device__ __forceinline__ void divide_by_steps(HeadValues<kDim>& x,
-                                                const float* steps,
-                                                int kv_head,
-                                                int lane) {
+__device__ __forceinline__ void divide_by_steps(
+    HeadValues<kDim>& x, const float* steps, int kv_head, int lane, uint32_t* far_outside) {
   constexpr int kEach = HeadValues<kDim>::kEach;
-  if (steps != nullptr) {
-    const HeadValues<kDim> step = load_mean<kDim>(steps, kv_head, lane);
+  if (steps == nullptr) {
+    return;
+  }
+  const HeadValues<kDim> step = load_mean<kDim>(steps, kv_head, lane);
+  unsigned far = 0;
 #pragma unroll
-    for (int i = 0; i < 2 * kEach; ++i) {
-      const float own = step.v[i / kEach][i % kEach];
-      x.v[i / kEach][i % kEach] *= own > 0.0F ? __frcp_rn(own) : 0.0F;
+  for (int i = 0; i < 2 * kEach; ++i) {
+    const float own = step.v[i / kEach][i % kEach];
+    float& number = x.v[i / kEach][i % kEach];
+    far += fabsf(number) <= kFarSteps * own ? 0U : 1U;
+    number *= own > 0.0F ? __frcp_rn(own) : 0.0F;
+  }
+  if (far_outside != nullptr && __any_sync(~0U, far != 0)) {
+    far = __reduce_add_sync(~0U, far);
+    if (lane == 0) {
+      atomicAdd_system(far_outside, far);
     }
   }
 }

@@ -203,8 +203,8 @@ struct FreshToken {
       HeadTurn<kDim>::turn(value, lane);
     }
     if constexpr (Tile::kStatic) {
-      divide_by_steps<kDim>(key, basis.key_step, kv_head, lane);
-      divide_by_steps<kDim>(value, basis.value_step, kv_head, lane);
+      divide_by_steps<kDim>(key, basis.key_step, kv_head, lane, args.far_outside);
+      divide_by_steps<kDim>(value, basis.value_step, kv_head, lane, args.far_outside);
     }
   }
   /// Puts key and value of the tile's token `token` into two copies of the tile.

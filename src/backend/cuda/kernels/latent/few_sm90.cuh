@@ -8,25 +8,26 @@
 
 #include "backend/cuda/kernels/latent/latent.cuh"
 #include "backend/cuda/ptx/mma.cuh"
-#include "backend/cuda/ptx/wgmma_turned.cuh"
 
 namespace nibble::cuda {
 
 constexpr int kFewThreads = 160;
 constexpr int kFewBlocks = kLatentValues / 64;  // products of 64 numbers of values
+constexpr int kFewTokens = 64;                  // of a tile
 
-constexpr int kFewTokens = 64;  // of a tile
-using FewRing = LatentRing<kFewTokens, 2, 4>;
-
-template <int kColumns>
+/// Form: how rows are kept (few_bf16.cuh, few_codes.cuh, few_int4.cuh).
+template <typename Form>
 struct FewShared {
-  static constexpr uint32_t kQueryBytes = kColumns / 8 * kLatentGroup;
+  static constexpr int kColumns = Form::kColumns;
   static constexpr uint32_t kWeightBytes = kColumns * kFewTokens * 2;
-  static constexpr int kBytes = static_cast<int>(FewRing::kBytes + kQueryBytes + kWeightBytes);
-  FewRing ring;
+  static constexpr uint32_t kWeightsAt = Form::Ring::kBytes + Form::kQueryBytes;
+  static constexpr int kBytes = static_cast<int>(kWeightsAt + kWeightBytes);
+  static_assert(kWeightsAt % 1024 == 0);
+  typename Form::Ring ring;
   uint32_t queries;
-  uint32_t weights;  // [kColumns, 64] bf16 of a tile, 128-byte swizzle
-  float* of_warps;   // [2][4][kColumns] tops or totals of the warps
+  uint32_t weights;     // [kColumns, 64] of 2 bytes of a tile, 128-byte swizzle
+  float* of_warps;      // [2][4][kColumns] tops or totals of the warps
+  float* query_scales;  // [kColumns] of queries that are not as they came
 };
 
 /// Softmax state of queries 8 n + 2 (lane % 4) + c, as [2 n + c]. Totals are of this lane's tokens.
@@ -63,11 +64,13 @@ __device__ __forceinline__ void join_warps(float (&values)[kColumns / 4],
 }
 
 /// Scores [query tile][token half][2] of a tile become weights in shared memory; `keep`: what
-/// earlier sums are to be multiplied by.
-template <int kColumns>
+/// earlier sums are to be multiplied by; `units`: what weights of the lane's two tokens count in
+/// totals.
+template <typename Form, int kColumns = Form::kColumns>
 __device__ __forceinline__ void weigh_few(const float (&scores)[kColumns / 2],
+                                          const float (&units)[2],
                                           float factor,
-                                          const FewShared<kColumns>& shared,
+                                          const FewShared<Form>& shared,
                                           float* of_warps,
                                           int thread,
                                           FewQueries<kColumns>& queries,
@@ -92,39 +95,20 @@ __device__ __forceinline__ void weigh_few(const float (&scores)[kColumns / 2],
     for (int r = 0; r < 2; ++r) {
       const float weight =
           ptx::exp2_approx(fmaf(scores[q / 2 * 4 + q % 2 + 2 * r], factor, -shift));
-      queries.total[q] += weight;
+      queries.total[q] += weight * units[r];
       const int chunk = (token / 8 + r) ^ (query % 8);
       ptx::store_shared2(
           shared.weights + static_cast<uint32_t>(query * 128 + chunk * 16 + token % 8 * 2),
-          static_cast<uint16_t>(ptx::pack_bf16(weight, 0.0F)));
+          static_cast<uint16_t>(Form::pack(weight, 0.0F)));
     }
   }
   ptx::fence_shared_to_async();
   ptx::group_sync(1, 128);
 }
 
-/// Scores [64 tokens, kColumns] of a tile.
-template <int kColumns>
-__device__ __forceinline__ void multiply_few(uint32_t tile,
-                                             uint32_t queries,
-                                             float (&scores)[kColumns / 2]) {
-#pragma unroll
-  for (float& score : scores) {
-    score = 0.0F;
-  }
-  ptx::mma_fence();
-#pragma unroll
-  for (int step = 0; step < kLatentDim / 16; ++step) {
-    ptx::mma_shared<ptx::MmaType::kBf16, kColumns>(scores, LatentOperand<>::rows(tile, step),
-                                                   LatentOperand<>::rows(queries, step));
-  }
-  ptx::mma_commit();
-  ptx::mma_wait<0>();
-  ptx::pin(scores);
-}
-
-/// Gives a segment's sums out, each times its query's factor.
-template <int kColumns>
+/// Gives a segment's sums out, each times its query's factor. Rows lane / 4 and lane / 4 + 8 of
+/// product `block` are numbers Form::first_dim(thread) + Form::dim_of(block, 0 or 1).
+template <typename Form, int kColumns = Form::kColumns>
 __device__ __forceinline__ void give_few(const LatentArgs& args,
                                          const LatentSegment& segment,
                                          const float (&sums)[kFewBlocks][kColumns / 2],
@@ -132,7 +116,7 @@ __device__ __forceinline__ void give_few(const LatentArgs& args,
                                          int thread) {
   const int lane = thread % 32;
   const int32_t count = segment.queries(args);
-  const int dim = thread / 32 * 16 + lane / 4;
+  const int dim = Form::first_dim(thread);
 #pragma unroll
   for (int q = 0; q < kColumns / 4; ++q) {
     const int query = q / 2 * 8 + lane % 4 * 2 + q % 2;
@@ -145,71 +129,32 @@ __device__ __forceinline__ void give_few(const LatentArgs& args,
 #pragma unroll
       for (int i = 0; i < 2 * kFewBlocks; ++i) {
         const float value = sums[i / 2][at + i % 2 * 2] * factors[q];
-        out[i / 2 * 64 + i % 2 * 8] = static_cast<uint16_t>(ptx::pack_bf16(value, 0.0F));
+        out[Form::dim_of(i / 2, i % 2)] = static_cast<uint16_t>(ptx::pack_bf16(value, 0.0F));
       }
     } else {
       float* const out =
           args.partial_sums + (int64_t{segment.slot} * args.columns + query) * kLatentValues + dim;
 #pragma unroll
       for (int i = 0; i < 2 * kFewBlocks; ++i) {
-        out[i / 2 * 64 + i % 2 * 8] = sums[i / 2][at + i % 2 * 2];
+        out[Form::dim_of(i / 2, i % 2)] = sums[i / 2][at + i % 2 * 2];
       }
     }
   }
 }
 
-/// Adds a tile to the sums.
-template <int kColumns>
-__device__ __forceinline__ void sum_few(const FewShared<kColumns>& shared,
-                                        uint32_t index,
-                                        int lane,
-                                        float (&sums)[kFewBlocks][kColumns / 2]) {
-  ptx::mma_fence();
-#pragma unroll
-  for (int piece = 0; piece < 4; ++piece) {
-    const uint32_t at = shared.ring.tile(index) + static_cast<uint32_t>(piece) * kLatentPiece;
-    const uint64_t weights =
-        ptx::swizzled_descriptor(shared.weights + static_cast<uint32_t>(piece) * 32);
-#pragma unroll
-    for (int block = 0; block < kFewBlocks; ++block) {
-      ptx::mma_shared_turned<kColumns>(sums[block], LatentOperand<>::values(at, block), weights);
-    }
-    ptx::mma_commit();
-  }
-  const auto release = [&](uint32_t piece) {
-    if (lane == 0) {  // each warp's products end for themselves
-      ptx::barrier_arrive(shared.ring.empty_of(index, piece));
-    }
-  };
-  ptx::mma_wait<3>();
-  release(0);
-  ptx::mma_wait<2>();
-  release(1);
-  ptx::mma_wait<1>();
-  release(2);
-  ptx::mma_wait<0>();
-  release(3);
-#pragma unroll
-  for (int block = 0; block < kFewBlocks; ++block) {
-    ptx::pin(sums[block]);
-  }
-}
-
 /// The multiplying warpgroup.
-template <int kColumns>
+template <typename Form, typename Work>
 __device__ __forceinline__ void attend_few(const LatentArgs& args,
-                                           const FewShared<kColumns>& shared,
+                                           const FewShared<Form>& shared,
                                            int thread) {
+  constexpr int kColumns = Form::kColumns;
   constexpr int kOwn = kColumns / 4;
   const int lane = thread % 32;
   const int own_token = thread / 32 * 16 + lane / 4;
   uint32_t index = 0;
-  for (LatentLine work(args); work.more(); work.next(args)) {
+  for (Work work(args); work.more(); work.next(args)) {
     const LatentSegment segment = work.segment();
-    fetch_queries<kColumns>(args, segment, shared.queries, thread);
-    ptx::copy_wait<0>();
-    ptx::fence_shared_to_async();
-    ptx::group_sync(1, 128);
+    const Form form(args, segment, shared, thread);
     const int32_t always = segment.seen(args, 0);  // what all queries of the item see
     FewQueries<kColumns> queries;
     float sums[kFewBlocks][kColumns / 2];
@@ -226,11 +171,12 @@ __device__ __forceinline__ void attend_few(const LatentArgs& args,
       const int32_t first = tile * kFewTokens;
       shared.ring.wait_full(index);
       if (first + kFewTokens > segment.kv_len) {  // values past the end must be finite
-        clear_rows<kFewTokens>(shared.ring.tile(index), segment.kv_len - first, thread);
+        clear_rows(shared.ring, index, segment.kv_len - first, thread);
         ptx::group_sync(1, 128);
       }
       float scores[kColumns / 2];
-      multiply_few<kColumns>(shared.ring.tile(index), shared.queries, scores);
+      float units[2];
+      form.multiply(shared, index, own_token, scores, units);
       if (first + kFewTokens > always) {
 #pragma unroll
         for (int e = 0; e < kColumns / 2; ++e) {
@@ -240,8 +186,8 @@ __device__ __forceinline__ void attend_few(const LatentArgs& args,
         }
       }
       float keep[kOwn];
-      weigh_few<kColumns>(scores, args.score_factor, shared,
-                          shared.of_warps + index % 2 * 4 * kColumns, thread, queries, keep);
+      weigh_few<Form>(scores, units, args.score_factor, shared,
+                      shared.of_warps + index % 2 * 4 * kColumns, thread, queries, keep);
       bool risen = false;
 #pragma unroll
       for (int q = 0; q < kOwn; ++q) {
@@ -254,7 +200,7 @@ __device__ __forceinline__ void attend_few(const LatentArgs& args,
           sums[i / (kColumns / 2)][e] *= keep[e / 4 * 2 + e % 2];
         }
       }
-      sum_few<kColumns>(shared, index, lane, sums);
+      form.sum(shared, index, thread, sums);
     }
     ptx::group_sync(1, 128);  // all have read what the last tile's tops were joined from
     join_warps<kColumns>(queries.total, shared.of_warps, thread,
@@ -269,24 +215,28 @@ __device__ __forceinline__ void attend_few(const LatentArgs& args,
             make_float2(queries.top[q], queries.total[q]);
       }
     }
-    give_few<kColumns>(args, segment, sums, factors, thread);
+    give_few<Form>(args, segment, sums, factors, thread);
     ptx::group_sync(1, 128);  // totals have been read
   }
 }
 
-template <int kColumns>
-__global__ __launch_bounds__(kFewThreads,
-                             1) void few_latent_kernel(const __grid_constant__ LatentArgs args) {
+/// Work: as of many_latent_sm90().
+template <typename Form, typename Work>
+__global__ __launch_bounds__(kFewThreads, Form::kBlocks) void few_latent_sm90(
+    const __grid_constant__ LatentArgs args) {
+#if __CUDA_ARCH__ >= 900
+  using Shared = FewShared<Form>;
   extern __shared__ __align__(1024) uint8_t memory[];
-  __shared__ __align__(8) uint64_t barriers[FewRing::kBarriers];
-  __shared__ float of_warps[2 * 4 * kColumns];
-  using Shared = FewShared<kColumns>;
+  __shared__ __align__(8) uint64_t barriers[Form::Ring::kBarriers];
+  __shared__ float of_warps[2 * 4 * Form::kColumns];
+  __shared__ float query_scales[Form::kColumns];
   Shared shared{};
   shared.ring.tiles = ptx::shared_address(memory);
   shared.ring.barriers = ptx::shared_address(barriers);
-  shared.queries = shared.ring.tiles + FewRing::kBytes;
-  shared.weights = shared.queries + Shared::kQueryBytes;
+  shared.queries = shared.ring.tiles + Form::Ring::kBytes;
+  shared.weights = shared.ring.tiles + Shared::kWeightsAt;
   shared.of_warps = of_warps;
+  shared.query_scales = query_scales;
   if (threadIdx.x == 0) {
     shared.ring.init(4);  // warps that multiply
     ptx::barrier_init_fence();
@@ -294,11 +244,12 @@ __global__ __launch_bounds__(kFewThreads,
   ptx::allow_successor();
   __syncthreads();
   if (threadIdx.x >= 128) {
-    fetch_latents<LatentLine>(args, shared.ring, static_cast<int>(threadIdx.x) % 32);
+    fetch_latents<Work>(args, shared.ring, static_cast<int>(threadIdx.x) % 32);
   } else {
     ptx::wait_for_predecessor();
-    attend_few<kColumns>(args, shared, static_cast<int>(threadIdx.x));
+    attend_few<Form, Work>(args, shared, static_cast<int>(threadIdx.x));
   }
+#endif
 }
 
 }  // namespace nibble::cuda

@@ -8,22 +8,47 @@
 namespace nibble::cuda {
 namespace {
 
-constexpr int32_t kFastDim = 576;      // of rows that kernels of warpgroup products read
+constexpr int32_t kFastDim = 576;     // of rows that kernels of warpgroup products read
+constexpr int32_t kFastRopeDim = 64;  // of which are the rotated key, where rows have codes
+constexpr int32_t kFastValues = kFastDim - kFastRopeDim;
 constexpr int32_t kLineQueries = 256;  // of a sequence that share the work on it among blocks
+
+constexpr int kFp8Capability = 89;
+constexpr int kMostBlocks = 288;  // that merge.cu puts together
+
+int capability() {
+  return 10 * device_attribute(cudaDevAttrComputeCapabilityMajor) +
+         device_attribute(cudaDevAttrComputeCapabilityMinor);
+}
 
 }  // namespace
 
-bool latent_on_sm90(const LatentShape& shape) {
-  return shape.row_dim == kFastDim && device_attribute(cudaDevAttrComputeCapabilityMajor) == 9;
+LatentFamily latent_family(const LatentShape& shape) {
+  if (shape.row_dim != kFastDim || (shape.coded() && shape.rope_dim != kFastRopeDim)) {
+    return LatentFamily::kPlain;
+  }
+  if (capability() / 10 == 9 && shape.kernels == LatentKernels::kBest) {
+    return LatentFamily::kWarpgroups;
+  }
+  return shape.coded() ? LatentFamily::kPlain : LatentFamily::kWarps;
 }
 
 LineForm latent_line(const LatentShape& shape) {
   LineForm form;
   form.ratio = shape.heads;
-  form.columns = shape.heads <= 8 ? 8 : shape.heads <= 16 ? 16 : 64;
+  if (latent_family(shape) == LatentFamily::kWarps) {
+    form.columns = 16;
+    form.line_rows = std::clamp(kLineQueries / shape.heads, 1, 4);
+    form.tile_tokens = 32;
+    form.blocks = std::min(device_attribute(cudaDevAttrMultiProcessorCount), kMostBlocks);
+    return form;
+  }
+  const bool few = shape.heads <= 16 || shape.code == KvCode::kInt4;
+  form.columns = shape.heads <= 8 ? 8 : few ? 16 : 64;
   form.line_rows = std::clamp(kLineQueries / shape.heads, 1, form.columns < 64 ? 4 : 16);
   form.tile_tokens = 64;
-  form.blocks = std::min(device_attribute(cudaDevAttrMultiProcessorCount), 288);
+  const int32_t of_each = shape.coded() && form.columns < 64 ? 2 : 1;  // blocks of a multiprocessor
+  form.blocks = std::min(of_each * device_attribute(cudaDevAttrMultiProcessorCount), kMostBlocks);
   return form;
 }
 
@@ -32,6 +57,19 @@ Status check_latent(const LatentShape& shape) {
     return make_error(StatusCode::kInvalidArgument, "latent attention on the GPU: {} is {}; {}",
                       what, value, remedy);
   };
+  if (shape.coded() && (shape.rope_dim <= 0 || shape.rope_dim % 8 != 0 || shape.rank() % 8 != 0)) {
+    return refuse("the rotated key of rows in codes must have a multiple of 8 numbers; theirs",
+                  shape.rope_dim, "use --kv-cache-dtype bf16");
+  }
+  if (shape.code == KvCode::kInt4 && latent_family(shape) != LatentFamily::kWarpgroups) {
+    return refuse(
+        "a cache in int4 has kernels for rows of 512 + 64 numbers on Hopper alone; theirs",
+        shape.row_dim, "use --kv-cache-dtype int8");
+  }
+  if (shape.code == KvCode::kFp8 && capability() < kFp8Capability) {
+    return refuse("a cache in fp8 needs a compute capability of 8.9; this one, times ten,",
+                  capability(), "use --kv-cache-dtype int8");
+  }
   if (shape.row_dim <= 0 || shape.row_dim > kMostLatentDim || shape.row_dim % 8 != 0) {
     return refuse("rows of the cache must have a multiple of 8 numbers, at most 1024; theirs",
                   shape.row_dim, "use --device cpu");
@@ -54,21 +92,42 @@ cudaError_t plan_latent(const LatentShape& shape,
                         const StepMetadata& step,
                         void* plan,
                         const LaunchContext& context) {
-  return latent_on_sm90(shape) ? plan_line(latent_line(shape), step, plan, context) : cudaSuccess;
+  return latent_family(shape) == LatentFamily::kPlain
+             ? cudaSuccess
+             : plan_line(latent_line(shape), step, plan, context);
 }
 
 size_t latent_workspace_bytes(const LatentShape& shape) {
-  return latent_on_sm90(shape) ? latent_workspace_sm90(shape) : 0;
+  if (latent_family(shape) == LatentFamily::kPlain) {
+    return 0;
+  }
+  const LineForm form = latent_line(shape);
+  return size_t{2} * static_cast<size_t>(form.blocks) * static_cast<size_t>(form.columns) *
+         (kFastValues * sizeof(float) + sizeof(float2));
 }
 
 cudaError_t decode_latent(const LatentLaunch& args, const LaunchContext& context) {
-  return latent_on_sm90(args.shape) ? decode_latent_sm90(args, context)
-                                    : plain_latent(args, context);
+  switch (latent_family(args.shape)) {
+    case LatentFamily::kWarpgroups:
+      return decode_latent_sm90(args, context);
+    case LatentFamily::kWarps:
+      return decode_latent_warps(args, context);
+    case LatentFamily::kPlain:
+      break;
+  }
+  return plain_latent(args, context);
 }
 
 cudaError_t prefill_latent(const LatentLaunch& args, const LaunchContext& context) {
-  // The plain kernel has done all rows.
-  return latent_on_sm90(args.shape) ? prefill_latent_sm90(args, context) : cudaSuccess;
+  switch (latent_family(args.shape)) {
+    case LatentFamily::kWarpgroups:
+      return prefill_latent_sm90(args, context);
+    case LatentFamily::kWarps:
+      return prefill_latent_warps(args, context);
+    case LatentFamily::kPlain:
+      break;
+  }
+  return cudaSuccess;  // the plain kernel has done all rows
 }
 
 }  // namespace nibble::cuda

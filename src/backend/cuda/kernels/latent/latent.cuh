@@ -1,12 +1,13 @@
 #pragma once
 
-// Attention over cached latents of 512 + 64 bf16 numbers on sm_90a: what its kernels share. A row
-// of the cache is read from memory once, for its score and as a value.
+// Attention over cached latents of 512 + 64 numbers: what its kernels share, those of sm_90a above
+// all. A row of the cache is read from memory once, for its score and as a value.
 //
 // A block walks along its share of the plan's line (attention/plan.cuh); what it does of one item,
 // a segment, is a run of tiles for up to `columns` queries of one sequence: all heads of its rows
 // are queries alike, numbered row by row.
 
+#include "backend/cuda/kernels/attention/line.h"
 #include "backend/cuda/kernels/attention/plan.cuh"
 #include "backend/cuda/latent.h"
 #include "backend/cuda/ptx/barrier.cuh"
@@ -21,6 +22,25 @@ constexpr int kLatentValues = 512;                     // of which are values
 constexpr uint32_t kLatentGroup = 8 * 2 * kLatentDim;  // bytes of 8 tokens
 constexpr uint32_t kLatentPiece = 2 * kLatentGroup;    // of 16 tokens: what is freed at once
 
+/// Rows of a tile in shared memory, which are as the cache has them.
+struct Bf16Rows {
+  static constexpr uint32_t kGroup = kLatentGroup;
+  static constexpr uint32_t kParamBytes = 0;  // of a row, which lie apart
+  static constexpr uint32_t kNoParams = 0;    // four bytes of those of a row that is not there
+};
+/// In 8 bits: 512 codes, 64 numbers in bf16, and a scale in f32.
+struct CodedRows {
+  static constexpr uint32_t kGroup = 8 * (kLatentValues + 2 * (kLatentDim - kLatentValues));
+  static constexpr uint32_t kParamBytes = 4;
+  static constexpr uint32_t kNoParams = 0x3f800000;  // 1
+};
+/// In 4 bits: 512 codes, 64 numbers in bf16, and of four groups a scale and an offset in fp16.
+struct Int4Rows {
+  static constexpr uint32_t kGroup = 8 * (kLatentValues / 2 + 2 * (kLatentDim - kLatentValues));
+  static constexpr uint32_t kParamBytes = 16;
+  static constexpr uint32_t kNoParams = 0;
+};
+
 struct LatentArgs {
   const uint16_t* q;
   int64_t q_stride;
@@ -28,6 +48,7 @@ struct LatentArgs {
   int64_t out_stride;
   const uint8_t* pages;
   int64_t page_bytes;
+  int64_t params_at;  // in a page of coded rows
   const int32_t* page_table;
   int64_t page_table_stride;
   int32_t pieces_per_page;  // of 16 tokens
@@ -41,6 +62,11 @@ struct LatentArgs {
   float* partial_sums;   // [2 grid][columns][kLatentValues]
   float2* partial_tops;  // [2 grid][columns]: top, total
 };
+
+[[nodiscard]] LatentArgs latent_args(const LatentLaunch& launch, const LineForm& form);
+/// Behind the kernel that has decoded: items that several of its blocks have shared become one, in
+/// the order of the line.
+cudaError_t merge_latent(const LatentArgs& args, const LaunchContext& context);
 
 /// One item's run of tiles.
 struct LatentSegment {
@@ -189,16 +215,20 @@ struct LatentOperand {
 
 /// A ring of tiles in shared memory: each has a barrier that says that it has come, and kParts that
 /// say that a part of it has been read and may be overwritten.
-template <int kTokens, int kSlots, int kParts>
+template <int kTokens, int kSlots, int kParts, typename Rows = Bf16Rows>
 struct LatentRing {
   static constexpr int kTileTokens = kTokens;
   static constexpr int kPieces = kTokens / 16;
   static constexpr int kPiecesOfPart = kPieces / kParts;
   static constexpr uint32_t kBarriers = kSlots * (1 + kParts);
-  static constexpr uint32_t kTileBytes = kPieces * kLatentPiece;
-  static constexpr uint32_t kBytes = kSlots * kTileBytes;
-  static constexpr uint32_t kAhead = kSlots;
-  uint32_t tiles;
+  static constexpr uint32_t kGroup = Rows::kGroup;  // bytes of 8 tokens
+  static constexpr uint32_t kPiece = 2 * kGroup;
+  static constexpr uint32_t kTileBytes = kPieces * kPiece;
+  static constexpr uint32_t kParamBytes = 16 * Rows::kParamBytes;  // of a piece
+  static constexpr uint32_t kNoParams = Rows::kNoParams;
+  static constexpr uint32_t kParams = (kSlots * kPieces * kParamBytes + 1023) / 1024 * 1024;
+  static constexpr uint32_t kBytes = kSlots * kTileBytes + kParams;  // a multiple of 1024
+  uint32_t tiles;  // and behind them the parameters of coded rows
   uint32_t barriers;
 
   /// By one thread.
@@ -209,6 +239,10 @@ struct LatentRing {
   }
   [[nodiscard]] __device__ uint32_t tile(uint32_t index) const {
     return tiles + index % kSlots * kTileBytes;
+  }
+  /// Parameters of the tile's rows.
+  [[nodiscard]] __device__ uint32_t params(uint32_t index) const {
+    return tiles + kSlots * kTileBytes + index % kSlots * kPieces * kParamBytes;
   }
   [[nodiscard]] __device__ uint32_t full_of(uint32_t index) const {
     return barriers + 8 * (index % kSlots);
@@ -248,9 +282,8 @@ __device__ __forceinline__ void fetch_latents(const LatentArgs& args, const Ring
         waited = true;
       }
       const int32_t pieces = min(kPieces, (segment.kv_len - tile * Ring::kTileTokens + 15) / 16);
-      const uint8_t* const source =
-          args.pages + page * args.page_bytes +
-          (tile * kPieces + lane % kPieces) % args.pieces_per_page * kLatentPiece;
+      const uint8_t* const source = args.pages + page * args.page_bytes;
+      const int32_t place = (tile * kPieces + lane % kPieces) % args.pieces_per_page;
       const int32_t next = tile + 1 < segment.end_tile ? page_of(tile + 1) : 0;
 #pragma unroll
       for (int32_t piece = 0; piece < kPieces; ++piece) {
@@ -258,13 +291,19 @@ __device__ __forceinline__ void fetch_latents(const LatentArgs& args, const Ring
           ring.wait_empty(index, static_cast<uint32_t>(piece / Ring::kPiecesOfPart));
         }
         if (piece == 0 && lane == 0) {
-          ptx::barrier_arrive_expect(ring.full_of(index),
-                                     static_cast<uint32_t>(pieces) * kLatentPiece);
+          ptx::barrier_arrive_expect(ring.full_of(index), static_cast<uint32_t>(pieces) *
+                                                              (Ring::kPiece + Ring::kParamBytes));
         }
         __syncwarp();
         if (lane == piece && piece < pieces) {
-          ptx::bulk_copy(ring.tile(index) + static_cast<uint32_t>(piece) * kLatentPiece, source,
-                         kLatentPiece, ring.full_of(index), args.hint);
+          ptx::bulk_copy(ring.tile(index) + static_cast<uint32_t>(piece) * Ring::kPiece,
+                         source + place * int64_t{Ring::kPiece}, Ring::kPiece, ring.full_of(index),
+                         args.hint);
+          if constexpr (Ring::kParamBytes > 0) {
+            ptx::bulk_copy(ring.params(index) + static_cast<uint32_t>(piece) * Ring::kParamBytes,
+                           source + args.params_at + place * int64_t{Ring::kParamBytes},
+                           Ring::kParamBytes, ring.full_of(index), args.hint);
+          }
         }
       }
       page = next;
@@ -297,14 +336,25 @@ __device__ __forceinline__ void fetch_queries(const LatentArgs& args,
   ptx::copy_commit();
 }
 
-/// Makes the rows of a tile of kTokens from `known` on zeros. By 128 threads.
-template <int kTokens>
-__device__ __forceinline__ void clear_rows(uint32_t tile, int32_t known, int thread) {
-  constexpr int kChunks = kLatentDim / 8;
-  for (int i = thread + max(0, known) * kChunks; i < kTokens * kChunks; i += 128) {
-    ptx::store_shared16(
-        tile + static_cast<uint32_t>(latent_offset(kLatentDim, i / kChunks, i % kChunks * 8)),
-        make_uint4(0, 0, 0, 0));
+/// Makes the rows of a tile from `known` on zeros. By 128 threads.
+template <typename Ring>
+__device__ __forceinline__ void clear_rows(const Ring& ring,
+                                           uint32_t index,
+                                           int32_t known,
+                                           int thread) {
+  constexpr int kRowBytes = static_cast<int>(Ring::kGroup / 8);
+  constexpr int kChunks = kRowBytes / 16;
+  known = max(0, known);
+  for (int i = thread + known * kChunks; i < Ring::kTileTokens * kChunks; i += 128) {
+    ptx::store_shared16(ring.tile(index) + static_cast<uint32_t>(latent_place(
+                                               kRowBytes, i / kChunks, i % kChunks * 16)),
+                        make_uint4(0, 0, 0, 0));
+  }
+  if constexpr (Ring::kParamBytes > 0) {
+    constexpr int kWords = static_cast<int>(Ring::kParamBytes / 16 / 4);
+    for (int i = thread + known * kWords; i < Ring::kTileTokens * kWords; i += 128) {
+      ptx::store_shared4(ring.params(index) + static_cast<uint32_t>(4 * i), Ring::kNoParams);
+    }
   }
   ptx::fence_shared_to_async();
 }

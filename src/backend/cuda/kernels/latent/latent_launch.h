@@ -7,14 +7,19 @@ namespace nibble::cuda {
 
 constexpr int kMostLatentDim = 1024;  // numbers of a row
 
-/// Whether the current device has kernels of warpgroup products for the shape.
-[[nodiscard]] bool latent_on_sm90(const LatentShape& shape);
-/// How a step becomes a line, for these.
+/// Who serves a shape on the current device.
+enum class LatentFamily : uint8_t { kWarpgroups, kWarps, kPlain };
+[[nodiscard]] LatentFamily latent_family(const LatentShape& shape);
+/// How a step becomes a line, for the first two.
 [[nodiscard]] LineForm latent_line(const LatentShape& shape);
 
-[[nodiscard]] size_t latent_workspace_sm90(const LatentShape& shape);
+/// Products of warpgroups, for sm_90a.
 cudaError_t decode_latent_sm90(const LatentLaunch& args, const LaunchContext& context);
 cudaError_t prefill_latent_sm90(const LatentLaunch& args, const LaunchContext& context);
+
+/// Products of warps over rows in bf16, from sm_80 on.
+cudaError_t decode_latent_warps(const LatentLaunch& args, const LaunchContext& context);
+cudaError_t prefill_latent_warps(const LatentLaunch& args, const LaunchContext& context);
 
 /// All rows of the step, by a kernel for any shape and device.
 cudaError_t plain_latent(const LatentLaunch& args, const LaunchContext& context);

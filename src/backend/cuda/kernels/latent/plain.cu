@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numbers>
 
+#include <cuda_fp16.h>
+
 #include "backend/cuda/kernels/latent/latent_launch.h"
 #include "backend/cuda/ptx/dependency.cuh"
 #include "backend/cuda/ptx/memory.cuh"
@@ -38,8 +40,18 @@ __device__ __forceinline__ float number_of(const PlainArgs& args,
                                            const uint8_t* page,
                                            int token,
                                            int dim) {
-  return widened(__ldcg(reinterpret_cast<const unsigned short*>(
-      page + latent_offset(args.shape.row_dim, token, dim))));
+  const uint8_t* const at = page + latent_offset(args.shape, token, dim);
+  if (!args.shape.coded() || dim >= args.shape.rank()) {
+    return widened(__ldcg(reinterpret_cast<const unsigned short*>(at)));
+  }
+  const float scale =
+      __ldcg(reinterpret_cast<const float*>(page + latent_params_offset(args.shape, token)));
+  const uint8_t code = __ldcg(at);
+  if (args.shape.code == KvCode::kInt8) {
+    return static_cast<float>(static_cast<int8_t>(code)) * scale;
+  }
+  const uint32_t wide = ptx::widen_e4m3(code);
+  return __half2float(__ushort_as_half(static_cast<uint16_t>(wide))) * scale;
 }
 
 __global__ __launch_bounds__(kThreads) void plain_kernel(const PlainArgs args) {

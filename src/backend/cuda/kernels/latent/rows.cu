@@ -3,9 +3,10 @@
 // once, as on the CPU.
 
 #include "backend/cuda/kernels/attention/append.cuh"
-#include "backend/cuda/latent.h"
+#include "backend/cuda/kernels/latent/latent_launch.h"
 #include "backend/cuda/ptx/dependency.cuh"
 #include "backend/cuda/ptx/memory.cuh"
+#include "backend/cuda/ptx/mma.cuh"
 
 namespace nibble::cuda {
 namespace {
@@ -13,6 +14,8 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 constexpr int kManyRows = 128;  // from here on a block does all heads of a row
+constexpr int kMostPairs = kMostLatentDim / 2 / kThreads;
+constexpr float kLeastScale = 1e-30F;  // of codes that are not all zero
 
 __device__ __forceinline__ float2 load_pair(const uint16_t* from) {
   const uint32_t two = __ldcg(reinterpret_cast<const unsigned*>(from));
@@ -79,6 +82,86 @@ __device__ __forceinline__ float squares(const uint16_t* from, int count) {
   return sum;
 }
 
+/// The scale of the codes of the block's pairs: NaN if one is not finite.
+__device__ __forceinline__ float scale_of_block(KvCode code, const float2 (&own)[kMostPairs]) {
+  __shared__ float2 of_warps[kWarps];  // largest magnitude, and NaN or 0
+  float2 all = make_float2(0.0F, 0.0F);
+#pragma unroll
+  for (const float2& pair : own) {
+    all.x = fmaxf(all.x, fmaxf(fabsf(pair.x), fabsf(pair.y)));
+    all.y = fmaf(pair.x, 0.0F, fmaf(pair.y, 0.0F, all.y));
+  }
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) {
+    all.x = fmaxf(all.x, __shfl_xor_sync(~0U, all.x, step));
+    all.y += __shfl_xor_sync(~0U, all.y, step);
+  }
+  if (threadIdx.x % 32 == 0) {
+    of_warps[threadIdx.x / 32] = all;
+  }
+  __syncthreads();
+  all = of_warps[0];
+#pragma unroll
+  for (int warp = 1; warp < kWarps; ++warp) {
+    all.x = fmaxf(all.x, of_warps[warp].x);
+    all.y += of_warps[warp].y;
+  }
+  const float scale = all.x / (code == KvCode::kInt8 ? 127.0F : 448.0F);
+  return (scale < kLeastScale ? 0.0F : scale) + all.y;
+}
+
+/// Two numbers as codes, the first in the low byte.
+__device__ __forceinline__ uint16_t coded(KvCode code, float2 pair, float inverse) {
+  if (code == KvCode::kInt8) {
+    const int first = max(-127, min(127, __float2int_rn(pair.x * inverse)));
+    const int second = max(-127, min(127, __float2int_rn(pair.y * inverse)));
+    return static_cast<uint16_t>((first & 0xff) | (second & 0xff) << 8);
+  }
+  return static_cast<uint16_t>(ptx::narrow_e4m3(pair.x * inverse, pair.y * inverse));
+}
+
+__device__ __forceinline__ bool is_bytes(KvCode code) {
+  return code == KvCode::kInt8 || code == KvCode::kFp8;
+}
+
+/// Stores the block's pairs in 4 bits, a warp for each group.
+__device__ __forceinline__ void store_groups(const LatentShape& shape,
+                                             const float2 (&own)[kMostPairs],
+                                             uint8_t* page,
+                                             int32_t slot) {
+  constexpr int kGroup = 128;
+  __shared__ float2 all[kMostLatentDim / 2];
+  const int thread = static_cast<int>(threadIdx.x);
+#pragma unroll
+  for (int j = 0; j < kMostPairs; ++j) {
+    all[thread + j * kThreads] = own[j];
+  }
+  __syncthreads();
+  const int group = thread / 32;
+  const int lane = thread % 32;
+  if (group * kGroup >= shape.rank()) {
+    return;
+  }
+  const float2 low = all[group * kGroup / 2 + lane];
+  const float2 high = all[group * kGroup / 2 + 32 + lane];
+  const HeadValues<kGroup> x{{{low.x, low.y}, {high.x, high.y}}};
+  const __half2 line = KvForm<KvCode::kInt4>::fit<kGroup>(x, lane);
+  const float scale = scale_of(line);
+  const float offset = offset_of(line);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const uint64_t codes =
+        KvForm<KvCode::kInt4>::codes(x.v[half], scale > 0.0F ? 1.0F / scale : 0.0F, offset);
+    page[latent_offset(shape, slot, group * kGroup + half * kGroup / 2 + 2 * lane)] =
+        static_cast<uint8_t>(codes);
+  }
+  const float bad = sum_warp((low.x + low.y + high.x + high.y) * 0.0F);  // NaN if not finite
+  if (lane == 0) {
+    reinterpret_cast<__half2*>(page + latent_params_offset(shape, slot))[group] =
+        __halves2half2(__low2half(line), __float2half_rn(offset + bad));
+  }
+}
+
 /// A block per row.
 __global__ __launch_bounds__(kThreads) void append_kernel(const LatentAppendLaunch args) {
   ptx::allow_successor();  // attention fetches what earlier steps wrote meanwhile
@@ -115,14 +198,42 @@ __global__ __launch_bounds__(kThreads) void append_kernel(const LatentAppendLaun
   const int32_t slot = position % args.shape.page_size;
   uint8_t* const to = static_cast<uint8_t*>(args.pages) + page * latent_page_bytes(args.shape);
   const auto place = [&](int dim) {
-    return reinterpret_cast<uint16_t*>(to + latent_offset(args.shape.row_dim, slot, dim));
+    return reinterpret_cast<uint16_t*>(to + latent_offset(args.shape, slot, dim));
   };
   const float factor = rsqrtf(sums.y / static_cast<float>(rank) + args.norm_eps);
-  for (int i = thread; i < rank / 2; i += kThreads) {
-    const float2 pair = load_pair(latent + 2 * i);
-    const float2 weight = __ldg(reinterpret_cast<const float2*>(args.latent_norm) + i);
-    *reinterpret_cast<uint32_t*>(place(2 * i)) =
-        ptx::pack_bf16(pair.x * factor * weight.x, pair.y * factor * weight.y);
+  float2 own[kMostPairs];  // of the latent, those of this thread
+#pragma unroll
+  for (int j = 0; j < kMostPairs; ++j) {
+    const int i = thread + j * kThreads;
+    own[j] = make_float2(0.0F, 0.0F);
+    if (i < rank / 2) {
+      const float2 pair = load_pair(latent + 2 * i);
+      const float2 weight = __ldg(reinterpret_cast<const float2*>(args.latent_norm) + i);
+      own[j] = make_float2(pair.x * factor * weight.x, pair.y * factor * weight.y);
+    }
+  }
+  if (args.shape.code == KvCode::kInt4) {
+    store_groups(args.shape, own, to, slot);
+  }
+  float inverse = 0.0F;
+  if (is_bytes(args.shape.code)) {
+    const float scale = scale_of_block(args.shape.code, own);
+    inverse = scale > 0.0F ? 1.0F / scale : 0.0F;
+    if (thread == 0) {
+      *reinterpret_cast<float*>(to + latent_params_offset(args.shape, slot)) = scale;
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < kMostPairs; ++j) {
+    const int i = thread + j * kThreads;
+    if (i >= rank / 2) {
+      continue;
+    }
+    if (is_bytes(args.shape.code)) {
+      *place(2 * i) = coded(args.shape.code, own[j], inverse);
+    } else if (!args.shape.coded()) {
+      *reinterpret_cast<uint32_t*>(place(2 * i)) = ptx::pack_bf16(own[j].x, own[j].y);
+    }
   }
   for (int i = thread; i < half; i += kThreads) {
     const float2 pair = turned_pair(args.turn, latent + rank, i,

@@ -1,13 +1,17 @@
-#pragma once
+// What the kernels of latent attention are told, and how their parts become results. Items that
+// several blocks have shared: their results become one, in the order of the line. A kernel behind
+// the one that made them. Its warps take 128 numbers of a query each; where items are few, all
+// warps of a block share the parts of such.
 
-// Items that several blocks have shared: their results become one, in the order of the line. A
-// kernel behind the one that made them. Its warps take 128 numbers of a query each; where items are
-// few, all warps of a block share the parts of such.
+#include <numbers>
 
 #include "backend/cuda/kernels/latent/latent.cuh"
+#include "backend/cuda/ptx/mma.cuh"
 
 namespace nibble::cuda {
+namespace {
 
+constexpr int kMergeBlocks = 2;  // per multiprocessor
 constexpr int kMergeWarps = 8;
 constexpr int kMergeThreads = 32 * kMergeWarps;
 constexpr int kMergeItems = 288;  // at most: blocks that share the line
@@ -195,6 +199,42 @@ __global__ __launch_bounds__(kMergeThreads,
       give_merged(args, item, query, dim, merge_parts<4>(args, item, query, dim, make_int2(0, 1)));
     }
   }
+}
+
+}  // namespace
+
+LatentArgs latent_args(const LatentLaunch& launch, const LineForm& form) {
+  const LatentShape& shape = launch.shape;
+  LatentArgs args{};
+  args.q = static_cast<const uint16_t*>(launch.q);
+  args.q_stride = launch.q_stride;
+  args.out = static_cast<uint16_t*>(launch.out);
+  args.out_stride = launch.out_stride;
+  args.pages = static_cast<const uint8_t*>(launch.pages);
+  args.page_bytes = latent_page_bytes(shape);
+  args.params_at = latent_params_offset(shape, 0);
+  args.page_table = launch.step.page_table;
+  args.page_table_stride = launch.step.page_table_stride;
+  args.pieces_per_page = shape.page_size / 16;
+  args.heads = shape.heads;
+  args.columns = form.columns;
+  args.tile_tokens = form.tile_tokens;
+  args.q_begin = launch.step.q_begin;
+  args.score_factor = shape.scale * std::numbers::log2e_v<float>;
+  args.hint = shape.heads > form.columns ? ptx::CacheHint::kNormal : ptx::CacheHint::kEvictFirst;
+  args.plan = view_plan(const_cast<void*>(launch.plan), form.blocks, launch.step.sequences,
+                        launch.step.rows);
+  auto* const workspace = static_cast<uint8_t*>(launch.workspace);
+  const size_t slots = size_t{2} * static_cast<size_t>(form.blocks) * form.columns;
+  args.partial_sums = reinterpret_cast<float*>(workspace);
+  args.partial_tops = reinterpret_cast<float2*>(workspace + slots * kLatentValues * sizeof(float));
+  return args;
+}
+
+cudaError_t merge_latent(const LatentArgs& args, const LaunchContext& context) {
+  const int blocks = kMergeBlocks * device_attribute(cudaDevAttrMultiProcessorCount);
+  return launch(merge_latent_kernel, {dim3(static_cast<unsigned>(blocks)), kMergeThreads, 0},
+                {.stream = context.stream}, args);
 }
 
 }  // namespace nibble::cuda

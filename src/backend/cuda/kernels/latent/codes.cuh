@@ -1,0 +1,197 @@
+#pragma once
+
+// Latents in 8 bits on sm_90a: how attention meets their codes.
+//
+// Scores: a query's 512 numbers become codes of the same kind, each a high and a low one, so that
+// products of codes lose next to nothing; the rotated part is multiplied in bf16. Values: codes
+// become fp16 in registers, where they are the operand of 64 rows, two neighbouring numbers of a
+// lane in rows g and g + 8; weights are multiplied by the scales of their tokens instead, and enter
+// totals without. So that weights fit fp16, the softmax is over scores to which log2 of the scale
+// has been added.
+
+#include <cuda_fp16.h>
+
+#include "backend/cuda/kernels/latent/latent.cuh"
+#include "backend/cuda/ptx/mma.cuh"
+#include "backend/cuda/ptx/wgmma_f16.cuh"
+
+namespace nibble::cuda {
+
+constexpr int kCodeSteps = kLatentValues / 32;                 // products over a row's codes
+constexpr int kRopeSteps = (kLatentDim - kLatentValues) / 16;  // over its rotated key
+using CodedOperand = LatentOperand<static_cast<int>(CodedRows::kGroup / 16)>;
+using QueryCodes = LatentOperand<kLatentValues / 2>;  // rows of 512 bytes
+using QueryRope = LatentOperand<kLatentDim - kLatentValues>;
+constexpr float kLeastLatentScale = 1e-30F;  // what is smaller counts as zero
+
+/// Numbers of up to kTop become raise(high) + low.
+struct Int8Latents {
+  using Sum = int32_t;
+  static constexpr ptx::MmaType kType = ptx::MmaType::kInt8;
+  static constexpr float kTop = 127.0F * 128.0F;
+
+  /// Four numbers, as bytes.
+  static __device__ __forceinline__ uint2 split(const float (&x)[4]) {
+    uint2 codes = make_uint2(0, 0);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int whole = __float2int_rn(x[i]);
+      const int high = (whole + 64) >> 7;  // -127 to 127
+      const int low = whole - high * 128;  // -64 to 63
+      codes.x |= static_cast<uint32_t>(high & 0xff) << (8 * i);
+      codes.y |= static_cast<uint32_t>(low & 0xff) << (8 * i);
+    }
+    return codes;
+  }
+  /// A sum of high codes in units of low ones; with these it stays below 2^31.
+  static __device__ __forceinline__ Sum raise(Sum high) { return high * 128; }
+  /// Bytes 0 and 2, and bytes 1 and 3, as fp16.
+  static __device__ __forceinline__ uint2 widen(uint32_t codes) {
+    const __half2 offset = __halves2half2(__ushort_as_half(0x6480), __ushort_as_half(0x6480));
+    const auto from = [&](uint32_t order) {  // 1024 + 128 + code, less that
+      const uint32_t biased = __byte_perm(codes ^ 0x80808080U, 0x64646464U, order);
+      const __half2 value = __hsub2(*reinterpret_cast<const __half2*>(&biased), offset);
+      return *reinterpret_cast<const uint32_t*>(&value);
+    };
+    return make_uint2(from(0x4240), from(0x4341));
+  }
+};
+
+struct Fp8Latents {
+  using Sum = float;
+  static constexpr ptx::MmaType kType = ptx::MmaType::kE4M3;
+  static constexpr float kUnit = 16.0F;
+  static constexpr float kTop = 448.0F * kUnit;
+
+  static __device__ __forceinline__ uint2 split(const float (&x)[4]) {
+    uint2 codes = make_uint2(0, 0);
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+      const uint32_t high = ptx::narrow_e4m3(x[i] / kUnit, x[i + 1] / kUnit);
+      const uint32_t wide = ptx::widen_e4m3(high);
+      const float2 value = __half22float2(*reinterpret_cast<const __half2*>(&wide));
+      const uint32_t low =
+          ptx::narrow_e4m3(fmaf(value.x, -kUnit, x[i]), fmaf(value.y, -kUnit, x[i + 1]));
+      codes.x |= high << (8 * i);
+      codes.y |= low << (8 * i);
+    }
+    return codes;
+  }
+  static __device__ __forceinline__ Sum raise(Sum high) { return high * kUnit; }
+  static __device__ __forceinline__ uint2 widen(uint32_t codes) {
+    const uint32_t pairs = __byte_perm(codes, 0, 0x3120);
+    return make_uint2(ptx::widen_e4m3(pairs & 0xffffU), ptx::widen_e4m3(pairs >> 16));
+  }
+};
+
+/// Where the queries of an item lie: rows of high codes, rows of low ones, rotated parts in bf16.
+template <int kQueries>
+struct CodedQueries {
+  static constexpr uint32_t kLow = kQueries * kLatentValues;
+  static constexpr uint32_t kRope = 2 * kLow;
+  static constexpr uint32_t kBytes = kRope + kQueries * 2 * (kLatentDim - kLatentValues);
+};
+
+__device__ __forceinline__ void unpack_bf16(uint4 packed, float (&x)[16], int first) {
+  const uint32_t words[4] = {packed.x, packed.y, packed.z, packed.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    x[first + 2 * i] = __uint_as_float(words[i] << 16);
+    x[first + 2 * i + 1] = __uint_as_float(words[i] & 0xffff0000U);
+  }
+}
+
+/// The segment's queries as codes at `to`, and what each query's codes are to be multiplied with;
+/// those that are not there are zeros. By 128 threads, who have to wait for one another after it.
+template <typename Codes, int kQueries>
+__device__ __forceinline__ void code_queries(
+    const LatentArgs& args, const LatentSegment& segment, uint32_t to, float* scales, int thread) {
+  using Place = CodedQueries<kQueries>;
+  const int lane = thread % 32;
+  const int32_t count = segment.queries(args);
+#pragma unroll 2
+  for (int query = thread / 32; query < kQueries; query += 4) {
+    const bool there = query < count;
+    const auto* const from = reinterpret_cast<const uint4*>(segment.query(args, there ? query : 0));
+    const uint4 zeros = make_uint4(0, 0, 0, 0);
+    float x[16];
+    unpack_bf16(there ? from[lane] : zeros, x, 0);
+    unpack_bf16(there ? from[32 + lane] : zeros, x, 8);
+    float top = 0.0F;
+    float bad = 0.0F;  // NaN if a number is not finite
+#pragma unroll
+    for (const float number : x) {
+      top = fmaxf(top, fabsf(number));
+      bad = fmaf(number, 0.0F, bad);
+    }
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+      top = fmaxf(top, __shfl_xor_sync(~0U, top, step));
+      bad += __shfl_xor_sync(~0U, bad, step);
+    }
+    const float inverse = top < kLeastLatentScale ? 0.0F : Codes::kTop / top;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      uint2 codes[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float four[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          four[j] = x[half * 8 + i * 4 + j] * inverse;
+        }
+        codes[i] = Codes::split(four);
+      }
+      const auto place = static_cast<uint32_t>(
+          latent_place(kLatentValues, query, half * (kLatentValues / 2) + lane * 8));
+      ptx::store_shared8(to + place, make_uint2(codes[0].x, codes[1].x));
+      ptx::store_shared8(to + Place::kLow + place, make_uint2(codes[0].y, codes[1].y));
+    }
+    if (lane < 8) {
+      ptx::store_shared16(
+          to + Place::kRope + static_cast<uint32_t>(latent_place(128, query, lane * 16)),
+          there ? from[64 + lane] : zeros);
+    }
+    if (lane == 0) {
+      scales[query] = top / Codes::kTop + bad;
+    }
+  }
+  ptx::fence_shared_to_async();
+}
+
+/// The scale of a row, 1 where its codes are zeros.
+__device__ __forceinline__ float row_scale(uint32_t address) {
+  const float scale = __uint_as_float(ptx::load_shared4(address));
+  return scale == 0.0F ? 1.0F : scale;
+}
+
+/// Where a lane reads values from a piece of 16 rows: two of the eight 16-byte chunks of a column,
+/// its warp's and the fourth from there. The next column is 1024 bytes further.
+template <typename Rows = CodedRows>
+__device__ __forceinline__ uint32_t values_of_lane(int thread) {
+  const int lane = thread % 32;
+  const int row = lane % 8;
+  const int chunk = lane / 16 * 4 + thread / 32;
+  return static_cast<uint32_t>(lane / 8 % 2) * Rows::kGroup +
+         static_cast<uint32_t>(row * 128 + (chunk ^ row) * 16);
+}
+
+/// Codes of two blocks of 64 numbers by 16 rows, as operands.
+template <typename Codes>
+__device__ __forceinline__ void widen_values(const uint32_t (&codes)[4],
+                                             uint32_t (&first)[4],
+                                             uint32_t (&second)[4]) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const uint2 one = Codes::widen(codes[i]);
+    first[2 * i] = one.x;
+    first[2 * i + 1] = one.y;
+    const uint2 other = Codes::widen(codes[2 + i]);
+    second[2 * i] = other.x;
+    second[2 * i + 1] = other.y;
+  }
+  ptx::pin(first);
+  ptx::pin(second);
+}
+
+}  // namespace nibble::cuda
