@@ -47,7 +47,7 @@ struct ExpandedPiece {
   int32_t blocks = 0;  // of kExpandedTile rows, of all segments
 };
 
-/// The rows of a piece out of the cache.
+/// The rows of a piece out of the cache, of bf16, fp8, int8 or int4.
 struct GatherLatentsLaunch {
   LatentShape shape;
   StepMetadata step;

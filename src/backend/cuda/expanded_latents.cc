@@ -14,6 +14,12 @@ namespace {
 
 constexpr int64_t kRowDim = kExpandedRank + kExpandedRope;
 
+/// Whether gather_latents() reads a cache of this format.
+bool is_gathered(KvCode code) {
+  using enum KvCode;
+  return code == kBf16 || code == kFp8 || code == kInt8 || code == kInt4;
+}
+
 }  // namespace
 
 ExpandedLatents::Sizes ExpandedLatents::sizes(const StepLimits& limits) {
@@ -60,7 +66,7 @@ ExpandedLatents::ExpandedLatents(const Sizes& sizes, const TensorMaps& maps, Dev
 
 bool ExpandedLatents::takes(const ExpandedLatentArgs& args) const {
   return args.heads <= sizes_.heads && args.nope_dim == kExpandedNope &&
-         args.value_dim == kExpandedValue && args.kv.code == KvCode::kBf16 &&
+         args.value_dim == kExpandedValue && is_gathered(args.kv.code) &&
          args.kv.head_dim == kRowDim && args.kv.latent_rank == kExpandedRank &&
          args.q.type == DType::kBF16 && args.out.type == DType::kBF16 && args.q_stride % 8 == 0 &&
          args.keys->has_transposed();

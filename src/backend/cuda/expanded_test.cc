@@ -1,9 +1,11 @@
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <memory>
 #include <numeric>
 #include <random>
 #include <set>
+#include <span>
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -12,6 +14,7 @@
 #include "backend/cuda/latent.h"
 #include "backend/cuda/testing/heads_bench.h"
 #include "base/f16.h"
+#include "quant/codec.h"
 
 namespace nibble::cuda {
 namespace {
@@ -19,11 +22,13 @@ namespace {
 using testing::DeviceArray;
 using testing::HeadsBench;
 using testing::random_bits;
+using testing::random_values;
 
 constexpr int32_t kRowDim = kExpandedRank + kExpandedRope;
 constexpr int32_t kQueryDim = kExpandedNope + kExpandedRope;
 constexpr double kTolerance = 1e-2;       // keys, values, weights and results are rounded to bf16
 constexpr double kAbsorbedGap = 2e-2;     // both forms round, each elsewhere
+constexpr double kCodedGap = 5e-2;        // and the absorbed form rounds queries to codes
 constexpr float kWeightSpread = 0.0442F;  // 1 / sqrt(kExpandedRank): keys and values of about 1
 
 #define NIBBLE_NEEDS_HOPPER()                               \
@@ -189,7 +194,7 @@ class ExpandedCase {
   };
 
   [[nodiscard]] ExpandedLatentArgs args() const {
-    KvView kv{.code = KvCode::kBf16,
+    KvView kv{.code = shape_.code,
               .page_size = shape_.page_size,
               .kv_heads = 1,
               .head_dim = kRowDim,
@@ -233,23 +238,59 @@ class ExpandedCase {
     std::iota(ids.begin(), ids.end(), 0);
     std::shuffle(ids.begin(), ids.end(), std::mt19937(3));
     table_ = ids;
-    const size_t page_numbers = static_cast<size_t>(latent_page_bytes(shape_)) / 2;
-    std::vector<uint16_t> pages(ids.size() * page_numbers, 0xffff);
+    const auto page_bytes = static_cast<size_t>(latent_page_bytes(shape_));
+    std::vector<uint8_t> pages(ids.size() * page_bytes, 0xff);
     for (size_t s = 0; s < sequences_.size(); ++s) {
-      cached_.push_back(random_bits(static_cast<size_t>(sequences_[s].kv_len) * kRowDim,
-                                    100 + static_cast<uint32_t>(s)));
-      for (size_t i = 0; i < cached_.back().size(); ++i) {
-        const auto token = static_cast<int32_t>(i / kRowDim);
+      const auto length = static_cast<size_t>(sequences_[s].kv_len);
+      cached_.push_back(random_values(length * kRowDim, 100 + static_cast<uint32_t>(s), 1.0F));
+      for (size_t token = 0; token < length; ++token) {
         const auto page =
             static_cast<size_t>(table_[s * static_cast<size_t>(stride_) +
-                                       static_cast<size_t>(token / shape_.page_size)]);
-        const int32_t at =
-            latent_offset(kRowDim, token % shape_.page_size, static_cast<int32_t>(i % kRowDim));
-        pages[page * page_numbers + static_cast<size_t>(at) / 2] = cached_.back()[i];
+                                       token / static_cast<size_t>(shape_.page_size)]);
+        store_row(std::span(cached_.back()).subspan(token * kRowDim, kRowDim),
+                  static_cast<int32_t>(token), pages.data() + page * page_bytes);
       }
     }
-    pages_ = std::make_unique<DeviceArray<uint8_t>>(pages.size() * 2);
+    pages_ = std::make_unique<DeviceArray<uint8_t>>(pages.size());
     EXPECT_TRUE(copy_to_device(pages_->data(), pages.data(), pages_->bytes()).ok());
+  }
+
+  /// Stores a row in a page as the cache's format has it; the row becomes what the page says.
+  void store_row(std::span<float> row, int32_t token, uint8_t* page) const {
+    const int32_t slot = token % shape_.page_size;
+    const auto put = [&](size_t dim, const auto& value) {
+      std::memcpy(page + latent_offset(shape_, slot, static_cast<int32_t>(dim)), &value,
+                  sizeof(value));
+    };
+    uint8_t* const params = page + latent_params_offset(shape_, slot);
+    const float size = 0.5F * static_cast<float>(1 + token % 3);
+    for (size_t d = 0; d < kRowDim; ++d) {
+      float& number = row[d];
+      if (!shape_.coded() || d >= kExpandedRank) {
+        const uint16_t bits = f32_to_bf16(number);
+        put(d, bits);
+        number = bf16_to_f32(bits);
+      } else if (shape_.code == KvCode::kInt8) {
+        const float scale = size / 32.0F;
+        const auto code = static_cast<int8_t>(std::clamp(number * 32.0F, -127.0F, 127.0F));
+        put(d, code);
+        std::memcpy(params, &scale, sizeof(scale));
+        number = static_cast<float>(code) * scale;
+      } else if (shape_.code == KvCode::kFp8) {
+        const uint8_t code = encode_e4m3(number * 64.0F);
+        const float scale = size / 64.0F;
+        put(d, code);
+        std::memcpy(params, &scale, sizeof(scale));
+        number = decode_e4m3(code) * scale;
+      } else {
+        const uint16_t line[2] = {f32_to_f16(size / 4.0F), f32_to_f16(-2.0F * size)};
+        const auto code = static_cast<uint8_t>(std::clamp(number * 4.0F + 8.0F, 0.0F, 15.0F));
+        uint8_t& byte = page[latent_offset(shape_, slot, static_cast<int32_t>(d))];
+        byte = static_cast<uint8_t>(d % 2 == 0 ? code : byte | code << 4);
+        std::memcpy(params + d / 128 * 4, line, sizeof(line));
+        number = static_cast<float>(code) * f16_to_f32(line[0]) + f16_to_f32(line[1]);
+      }
+    }
   }
 
   void make_step() {
@@ -282,7 +323,7 @@ class ExpandedCase {
   }
 
   [[nodiscard]] Expanded expand(const ExpandedSequence& sequence, int32_t head) const {
-    const std::vector<uint16_t>& cached = cached_[static_cast<size_t>(sequence.sequence)];
+    const std::vector<float>& cached = cached_[static_cast<size_t>(sequence.sequence)];
     std::vector<float> keys(size_t{kExpandedRank} * kExpandedNope);
     std::vector<float> values(size_t{kExpandedRank} * kExpandedValue);  // [value, latent]
     const auto begin = static_cast<int64_t>(keys.size()) * head;
@@ -292,9 +333,8 @@ class ExpandedCase {
                    values.begin(), bf16_to_f32);
     Expanded out;
     for (int32_t token = 0; token < sequence.kv_len; ++token) {
-      std::vector<float> row(kRowDim);
-      std::transform(cached.begin() + int64_t{token} * kRowDim,
-                     cached.begin() + int64_t{token + 1} * kRowDim, row.begin(), bf16_to_f32);
+      const std::vector<float> row(cached.begin() + int64_t{token} * kRowDim,
+                                   cached.begin() + int64_t{token + 1} * kRowDim);
       std::vector<double> key(kExpandedNope, 0.0);
       for (size_t j = 0; j < kExpandedRank; ++j) {
         for (size_t i = 0; i < kExpandedNope; ++i) {
@@ -361,7 +401,7 @@ class ExpandedCase {
   int32_t rows_ = 0;
   int32_t stride_ = 0;  // pages of a sequence in the table
   std::vector<int32_t> table_;
-  std::vector<std::vector<uint16_t>> cached_;  // [sequences][kv_len, kRowDim]
+  std::vector<std::vector<float>> cached_;  // [sequences][kv_len, kRowDim]
   std::vector<uint16_t> keys_, values_, q_, rotated_;
   std::unique_ptr<PreparedHeads> prepared_keys_, prepared_values_;
   StepMetadata step_;
@@ -373,6 +413,7 @@ class ExpandedCase {
 LatentShape shape_of(int32_t heads, int32_t page_size = 64) {
   return {.page_size = page_size,
           .row_dim = kRowDim,
+          .rope_dim = kExpandedRope,
           .heads = heads,
           .scale = 1.0F / std::sqrt(static_cast<float>(kQueryDim))};
 }
@@ -389,7 +430,8 @@ void check_case(HeadsBench& bench,
   test.check(first);
   if (!testing::brief_tests()) {
     EXPECT_EQ(first, test.run(piece_tokens)) << "two runs differ";
-    EXPECT_LT(test.largest_gap(first, test.run_absorbed()), kAbsorbedGap);
+    EXPECT_LT(test.largest_gap(first, test.run_absorbed()),
+              shape.coded() ? kCodedGap : kAbsorbedGap);
   }
 }
 
@@ -426,6 +468,18 @@ TEST(Expanded, SequencesInPieces) {
   check_case(bench, shape_of(3), {{300, 301}}, 128);
   check_case(bench, shape_of(16), {{17, 385}}, 128);
   check_case(bench, shape_of(64), {{70, 600}}, 256);
+}
+
+TEST(Expanded, CachesInCodes) {
+  NIBBLE_NEEDS_HOPPER();
+  HeadsBench bench;
+  for (const KvCode code : {KvCode::kFp8, KvCode::kInt8, KvCode::kInt4}) {
+    LatentShape shape = shape_of(5);
+    shape.code = code;
+    check_case(bench, shape, {{129, 300}, {65, 65}}, 256);
+    shape.page_size = 128;
+    check_case(bench, shape, {{70, 500}}, 1024);
+  }
 }
 
 TEST(Expanded, SequencesShareAPiece) {

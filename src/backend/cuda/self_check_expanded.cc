@@ -26,10 +26,11 @@ constexpr uint32_t kSeed = 29;
 constexpr float kScale = 0.03F;
 
 /// A sequence whose keys and values are random, its memory on the GPU, and what it leaves there.
+/// Its cache is in bf16, whatever the model's.
 class ExpandedCheck final {
  public:
   ExpandedCheck(const LatentShape& shape, cudaStream_t stream)
-      : shape_(shape),
+      : shape_{.page_size = shape.page_size, .row_dim = kRowDim, .rope_dim = kExpandedRope},
         stream_(stream),
         heads_(std::min(shape.heads, kMostHeads)),
         cached_(random_bf16(size_t{kTokens} * kRowDim, kSeed)),

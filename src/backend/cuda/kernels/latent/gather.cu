@@ -3,8 +3,12 @@
 
 #include <algorithm>
 
+#include <cuda_fp16.h>
+
 #include "backend/cuda/expanded.h"
 #include "backend/cuda/ptx/dependency.cuh"
+#include "backend/cuda/ptx/memory.cuh"
+#include "backend/cuda/ptx/mma.cuh"
 
 namespace nibble::cuda {
 namespace {
@@ -12,7 +16,8 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kRows = kThreads / 32;  // of a block
 constexpr int kRowDim = kExpandedRank + kExpandedRope;
-constexpr int kListed = 64;  // sequences that a launch leaves out
+constexpr int kListed = 64;        // sequences that a launch leaves out
+constexpr int kLineNumbers = 128;  // of a latent in int4, of one scale and offset
 
 struct GatherArgs {
   LatentShape shape;
@@ -24,12 +29,42 @@ struct GatherArgs {
   uint4* rotated;
 };
 
-/// Numbers 8 chunk..+7 of a cached row in bf16: what knows how the cache keeps them.
+/// Numbers dim..+7 of a cached row in bf16, dim a multiple of 8: what knows how the cache keeps
+/// them.
 __device__ __forceinline__ uint4 load_eight(const LatentShape& shape,
                                             const uint8_t* page,
                                             int32_t token,
-                                            int32_t chunk) {
-  return __ldcg(reinterpret_cast<const uint4*>(page + latent_offset(kRowDim, token, chunk * 8)));
+                                            int32_t dim) {
+  const uint8_t* const at = page + latent_offset(shape, token, dim);
+  const uint8_t* const params = page + latent_params_offset(shape, token);
+  if (!shape.coded() || dim >= kExpandedRank) {
+    return __ldcg(reinterpret_cast<const uint4*>(at));
+  }
+  float numbers[8];
+  if (shape.code == KvCode::kInt4) {
+    const uint32_t codes = __ldcg(reinterpret_cast<const unsigned*>(at));
+    const uint32_t line = __ldcg(reinterpret_cast<const unsigned*>(params) + dim / kLineNumbers);
+    const float scale = __half2float(__ushort_as_half(static_cast<uint16_t>(line)));
+    const float offset = __half2float(__ushort_as_half(static_cast<uint16_t>(line >> 16)));
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      numbers[i] = fmaf(static_cast<float>(codes >> (4 * i) & 15U), scale, offset);
+    }
+  } else {
+    const uint2 codes = __ldcg(reinterpret_cast<const uint2*>(at));
+    const float scale = __ldcg(reinterpret_cast<const float*>(params));
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const uint32_t code = (i < 4 ? codes.x : codes.y) >> (8 * (i % 4)) & 0xffU;
+      const float number =
+          shape.code == KvCode::kInt8
+              ? static_cast<float>(static_cast<int8_t>(code))
+              : __half2float(__ushort_as_half(static_cast<uint16_t>(ptx::widen_e4m3(code))));
+      numbers[i] = number * scale;
+    }
+  }
+  return make_uint4(ptx::pack_bf16(numbers[0], numbers[1]), ptx::pack_bf16(numbers[2], numbers[3]),
+                    ptx::pack_bf16(numbers[4], numbers[5]), ptx::pack_bf16(numbers[6], numbers[7]));
 }
 
 /// The cache's page and row of a row of the piece; none: -1.
@@ -67,8 +102,8 @@ __global__ __launch_bounds__(kThreads) void gather_kernel(const __grid_constant_
       args.pages + static_cast<int64_t>(max(0, from.page)) * latent_page_bytes(args.shape);
 #pragma unroll
   for (int chunk = lane; chunk < kRowDim / 8; chunk += 32) {
-    const uint4 eight =
-        from.page < 0 ? make_uint4(0, 0, 0, 0) : load_eight(args.shape, page, from.token, chunk);
+    const uint4 eight = from.page < 0 ? make_uint4(0, 0, 0, 0)
+                                      : load_eight(args.shape, page, from.token, chunk * 8);
     if (chunk < kExpandedRank / 8) {
       args.latents[int64_t{row} * (kExpandedRank / 8) + chunk] = eight;
     } else {

@@ -31,8 +31,8 @@ cudaError_t launch_few(const dim3& grid, const LatentArgs& args, const LaunchCon
 
 template <typename Form, typename Work>
 cudaError_t launch_many(const dim3& grid, const LatentArgs& args, const LaunchContext& context) {
-  return launch_large(many_latent_sm90<Form, Work>,
-                      {grid, kManyThreads, ManyShared<Form>::kBytes}, context, args);
+  return launch_large(many_latent_sm90<Form, Work>, {grid, kManyThreads, ManyShared<Form>::kBytes},
+                      context, args);
 }
 
 dim3 blocks_of(const LineForm& form) { return dim3(static_cast<unsigned>(form.blocks)); }
