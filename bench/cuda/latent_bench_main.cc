@@ -1,12 +1,13 @@
-// Speed of latent attention in bf16. Decode: random caches that do not fit into the L2 cache, as a
-// chain of launches in a CUDA graph. Prefill: the absorbed form beside the expanded one, with the
-// products of heads. Prints rows of bench/results/h200-mla.json. Usage: latent_bench [bytes per
-// second that the device reads at most].
+// Speed of latent attention. Decode: random caches of each type that do not fit into the L2 cache,
+// as a chain of launches in a CUDA graph. Prefill, in bf16: the absorbed form beside the expanded
+// one, with the products of heads. Prints rows of bench/results/h200-mla.json. Usage: latent_bench
+// [bytes per second that the device reads at most].
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <numeric>
 #include <random>
 #include <utility>
@@ -15,6 +16,7 @@
 #include "backend/cuda/expanded_plan.h"
 #include "backend/cuda/latent.h"
 #include "base/check.h"
+#include "base/f16.h"
 #include "bench/cuda/bench_timer.h"
 #include "bench/cuda/latent_prefill_bench.h"
 
@@ -29,26 +31,78 @@ constexpr int kReplays = 9;
 constexpr size_t kLeastBytes = size_t{600} << 20;  // of the caches of a chain
 
 struct Shape {
+  KvCode code;
   int heads;
   int batch;
   int context;
 };
 
-/// Random numbers of moderate size in `memory`, the same again every 16 MiB.
-Status fill(const DeviceMemory& memory, size_t bytes) {
-  std::vector<uint16_t> piece(size_t{8} << 20);
-  std::mt19937 random(5);
-  for (uint16_t& number : piece) {
-    const uint32_t bits = random();
-    number = static_cast<uint16_t>((bits & 0x80ffU) | 0x3e80U);
-  }
-  for (size_t at = 0; at < bytes; at += piece.size() * 2) {
+LatentShape latent_shape(const Shape& shape) {
+  return {.code = shape.code,
+          .row_dim = kRowDim,
+          .rope_dim = kRowDim - kValueDim,
+          .heads = shape.heads,
+          .scale = 1.0F / std::sqrt(static_cast<float>(kRowDim))};
+}
+
+/// Random numbers of moderate size as bf16.
+uint16_t moderate(std::mt19937& random) {
+  return static_cast<uint16_t>((random() & 0x80ffU) | 0x3e80U);
+}
+
+/// Repeats `piece` in `memory`.
+Status fill(const DeviceMemory& memory, size_t bytes, const std::vector<uint8_t>& piece) {
+  for (size_t at = 0; at < bytes; at += piece.size()) {
     NIBBLE_RETURN_IF_ERROR(
         check(cudaMemcpy(memory.as<std::byte>() + at, piece.data(),
-                         std::min(piece.size() * 2, bytes - at), cudaMemcpyHostToDevice),
+                         std::min(piece.size(), bytes - at), cudaMemcpyHostToDevice),
               "filling a cache"));
   }
   return {};
+}
+
+std::vector<uint8_t> random_numbers() {
+  std::vector<uint8_t> piece(size_t{16} << 20);
+  std::mt19937 random(5);
+  for (size_t at = 0; at < piece.size(); at += 2) {
+    const uint16_t number = moderate(random);
+    std::memcpy(piece.data() + at, &number, sizeof(number));
+  }
+  return piece;
+}
+
+/// 16 MiB of whole pages: random codes, none of them NaN, rotated keys of moderate size, and
+/// parameters that make numbers of about 1.
+std::vector<uint8_t> random_pages(const LatentShape& shape) {
+  if (!shape.coded()) {
+    return random_numbers();
+  }
+  const auto page_bytes = static_cast<size_t>(latent_page_bytes(shape));
+  std::vector<uint8_t> pages((size_t{16} << 20) / page_bytes * page_bytes);
+  std::mt19937 random(5);
+  for (uint8_t& byte : pages) {
+    byte = static_cast<uint8_t>(random() & 0xb7U);  // e4m3 up to 1.75
+  }
+  for (size_t begin = 0; begin < pages.size(); begin += page_bytes) {
+    uint8_t* const page = pages.data() + begin;
+    for (int32_t token = 0; token < shape.page_size; ++token) {
+      for (int32_t dim = shape.rank(); dim < shape.row_dim; ++dim) {
+        const uint16_t number = moderate(random);
+        std::memcpy(page + latent_offset(shape, token, dim), &number, sizeof(number));
+      }
+      uint8_t* const params = page + latent_params_offset(shape, token);
+      const float scale = shape.code == KvCode::kInt8 ? 1.0F / 127 : 0.5F;
+      const uint16_t line[2] = {f32_to_f16(2.0F / 15), f32_to_f16(-1.0F)};
+      for (int32_t at = 0; at < shape.param_bytes(); at += 4) {
+        if (shape.code == KvCode::kInt4) {
+          std::memcpy(params + at, line, sizeof(line));
+        } else {
+          std::memcpy(params + at, &scale, sizeof(scale));
+        }
+      }
+    }
+  }
+  return pages;
 }
 
 template <typename T>
@@ -62,9 +116,7 @@ Result<DeviceMemory> upload(const std::vector<T>& values) {
 
 /// Median microseconds of one launch.
 Result<double> time_decode(const Shape& shape) {
-  const LatentShape latent{.row_dim = kRowDim,
-                           .heads = shape.heads,
-                           .scale = 1.0F / std::sqrt(static_cast<float>(kRowDim))};
+  const LatentShape latent = latent_shape(shape);
   const int pages = (shape.context + latent.page_size - 1) / latent.page_size;
   std::vector<int32_t> table(static_cast<size_t>(shape.batch) * static_cast<size_t>(pages));
   std::iota(table.begin(), table.end(), 0);
@@ -96,8 +148,8 @@ Result<double> time_decode(const Shape& shape) {
                                                        latent, step.sequences, step.rows)));
   NIBBLE_ASSIGN_OR_RETURN(const DeviceMemory workspace,
                           DeviceMemory::allocate(latent_workspace_bytes(latent) + 1));
-  NIBBLE_RETURN_IF_ERROR(fill(cache, layer * layers));
-  NIBBLE_RETURN_IF_ERROR(fill(queries, query_bytes));
+  NIBBLE_RETURN_IF_ERROR(fill(cache, layer * layers, random_pages(latent)));
+  NIBBLE_RETURN_IF_ERROR(fill(queries, query_bytes, random_numbers()));
   NIBBLE_ASSIGN_OR_RETURN(const auto timer, Timer::make());
   NIBBLE_RETURN_IF_ERROR(
       check(plan_latent(latent, step, plan.as<void>(), {timer->stream(), false}), "plan"));
@@ -133,21 +185,32 @@ int fail(const Status& status) {
 
 int run_decode(double ceiling) {
   constexpr int kCases[][2] = {{32, 4096}, {64, 8192}, {1, 131072}};
+  constexpr KvCode kCodes[] = {KvCode::kBf16, KvCode::kFp8, KvCode::kInt8, KvCode::kInt4};
   std::printf("\"decode\": [");
   const char* separator = "";
   for (const int heads : {128, 64, 32, 16, 8}) {
     for (const auto& [batch, context] : kCases) {
-      const auto us = time_decode({heads, batch, context});
-      if (!us.ok()) {
-        return fail(us.status());
+      double of_bf16 = 0.0;
+      for (const KvCode code : kCodes) {
+        const Shape shape{code, heads, batch, context};
+        const auto us = time_decode(shape);
+        if (!us.ok()) {
+          return fail(us.status());
+        }
+        of_bf16 = code == KvCode::kBf16 ? *us : of_bf16;
+        const LatentShape latent = latent_shape(shape);
+        const double tokens = static_cast<double>(batch) * context;
+        const double bytes =
+            tokens * static_cast<double>(latent_page_bytes(latent)) / latent.page_size;
+        std::printf(
+            "%s\n  {\"heads\": %d, \"batch\": %d, \"context\": %d, \"cache\": \"%s\", "
+            "\"us\": %.2f, \"read_percent\": %.1f, \"tflops\": %.1f, \"vs_bf16\": %.3f}",
+            separator, heads, batch, context, kv_format(code).name, *us,
+            bytes * 1e8 / *us / ceiling, 2e-6 * tokens * heads * (kRowDim + kValueDim) / *us,
+            of_bf16 / *us);
+        std::fflush(stdout);
+        separator = ",";
       }
-      const double tokens = static_cast<double>(batch) * context;
-      std::printf(
-          "%s\n  {\"heads\": %d, \"batch\": %d, \"context\": %d, \"cache\": \"bf16\", "
-          "\"us\": %.2f, \"read_percent\": %.1f, \"tflops\": %.1f, \"vs_bf16\": 1.0}",
-          separator, heads, batch, context, *us, tokens * kRowDim * 2e8 / *us / ceiling,
-          2e-6 * tokens * heads * (kRowDim + kValueDim) / *us);
-      separator = ",";
     }
   }
   std::printf("\n]");
