@@ -5,6 +5,7 @@
 #include <memory>
 #include <numeric>
 #include <random>
+#include <span>
 #include <vector>
 
 #include "arch/kv_specs.h"
@@ -57,7 +58,7 @@ std::vector<float> random_bf16_pairs(int64_t count) {
   return out;
 }
 
-/// Writes keys and values of random tokens to every page of every layer.
+/// Writes keys and values, or latents, of random tokens to every page of every layer.
 class Filler final {
  public:
   static Result<Filler> create(Backend& backend,
@@ -66,13 +67,20 @@ class Filler final {
                                int64_t rows) {
     Filler filler(backend, config, cache);
     const int64_t page_size = cache.shape().page_size;
-    filler.stride_ = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim;
+    const bool latent = config.latent.kv_rank > 0;
+    filler.stride_ = latent ? config.latent.row_dim()
+                            : (config.num_heads + 2 * config.num_kv_heads) * config.head_dim;
     filler.pages_per_step_ = std::max<int64_t>(1, rows / page_size);
     const int64_t most_rows = filler.pages_per_step_ * page_size;
-    NIBBLE_ASSIGN_OR_RETURN(filler.qkv_,
+    NIBBLE_ASSIGN_OR_RETURN(filler.rows_,
                             backend.upload(random_bf16_pairs(most_rows * filler.stride_ / 2)));
-    const std::vector<float> frequencies(static_cast<size_t>(config.head_dim / 2), 0.01F);
+    const int64_t turned = latent ? config.latent.rope_dim : config.head_dim;
+    const std::vector<float> frequencies(static_cast<size_t>(turned / 2), 0.01F);
     NIBBLE_ASSIGN_OR_RETURN(filler.inv_freq_, backend.upload(frequencies));
+    const std::vector<float> ones(static_cast<size_t>(config.latent.kv_rank), 1.0F);
+    if (latent) {
+      NIBBLE_ASSIGN_OR_RETURN(filler.latent_norm_, backend.upload(ones));
+    }
     filler.tokens_.assign(static_cast<size_t>(most_rows), 0);
     return filler;
   }
@@ -113,15 +121,30 @@ class Filler final {
       for (int64_t layer = 0; layer < config_->num_layers; ++layer) {
         const KvView view = cache_->view(layer);
         if (view.pool == pool) {
-          step.rope_append_kv({.qkv = Activations(qkv_.as<void>(), DType::kBF16),
-                               .stride = stride_,
-                               .heads = config_->num_heads,
-                               .inv_freq = inv_freq_.as<float>(),
-                               .kv = view,
-                               .sequences = spans});
+          append(step, view, spans);
         }
       }
     });
+  }
+
+  void append(Step& step, const KvView& view, std::span<const SequenceSpan> spans) {
+    const Activations rows(rows_.as<void>(), DType::kBF16);
+    if (view.latent()) {
+      step.append_latent({.rows = rows,
+                          .stride = stride_,
+                          .latent_norm = latent_norm_.as<float>(),
+                          .norm_eps = 1e-6F,
+                          .rope = {.inv_freq = inv_freq_.as<float>(), .dim = view.rope_dim()},
+                          .kv = view,
+                          .sequences = spans});
+      return;
+    }
+    step.rope_append_kv({.qkv = rows,
+                         .stride = stride_,
+                         .heads = config_->num_heads,
+                         .inv_freq = inv_freq_.as<float>(),
+                         .kv = view,
+                         .sequences = spans});
   }
 
   Backend* backend_;
@@ -129,8 +152,9 @@ class Filler final {
   const PagedKvCache* cache_;
   int64_t stride_ = 0;
   int64_t pages_per_step_ = 0;
-  DeviceBuffer qkv_;
+  DeviceBuffer rows_;  // of a step: q, k and v of all heads, or latents and keys
   DeviceBuffer inv_freq_;
+  DeviceBuffer latent_norm_;
   std::vector<int32_t> tokens_;
 };
 
