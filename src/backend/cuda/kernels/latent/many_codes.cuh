@@ -32,6 +32,7 @@ class ManyCodes {
                        const Shared& shared,
                        int thread)
       : log_unit_(1.0F / args.score_factor) {
+    ptx::group_sync(kWeigherBarrier, 128);  // all have read the queries before
     code_queries<Codes, kManyQueries>(args, segment, shared.queries, shared.query_scales, thread);
     ptx::group_sync(kWeigherBarrier, 128);
     const int row = thread / 32 * 16 + thread % 32 / 4;
