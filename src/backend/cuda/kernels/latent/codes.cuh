@@ -25,8 +25,8 @@ using QueryRope = LatentOperand<kLatentDim - kLatentValues>;
 constexpr float kLeastLatentScale = 1e-30F;  // what is smaller counts as zero
 
 /// Numbers of up to kTop become raise(high) + low. Where both sums take the same registers, that of
-/// the codes that come first becomes carry() of it before the others are added, and all of it counts
-/// kCarried.
+/// the codes that come first becomes its carry() before the others are added, and the whole counts
+/// kCarried times.
 struct Int8Latents {
   using Sum = int32_t;
   static constexpr ptx::MmaType kType = ptx::MmaType::kInt8;
