@@ -182,7 +182,8 @@ void LatentCase::store_groups(std::span<float> row, float size, int32_t slot, ui
     const uint16_t scale = f32_to_f16(size * static_cast<float>(1 + group) / 15.0F);
     const uint16_t offset = f32_to_f16(size * (static_cast<float>(group) - 1.5F));
     float& number = row[static_cast<size_t>(d)];
-    const auto code = static_cast<uint8_t>(std::lround((number + 1.0F) * 7.5F));
+    const float place = std::clamp((number + 1.0F) * 7.5F, 0.0F, 15.0F);
+    const auto code = static_cast<uint8_t>(std::lround(place));
     uint8_t& byte = page[latent_offset(shape, slot, d)];
     byte = static_cast<uint8_t>(d % 2 == 0 ? code : byte | code << 4);
     number = static_cast<float>(code) * f16_to_f32(scale) + f16_to_f32(offset);

@@ -24,7 +24,9 @@ using QueryCodes = LatentOperand<kLatentValues / 2>;  // rows of 512 bytes
 using QueryRope = LatentOperand<kLatentDim - kLatentValues>;
 constexpr float kLeastLatentScale = 1e-30F;  // what is smaller counts as zero
 
-/// Numbers of up to kTop become raise(high) + low.
+/// Numbers of up to kTop become raise(high) + low. Where both sums take the same registers, that of
+/// the codes that come first becomes its carry() before the others are added, and the whole counts
+/// kCarried times.
 struct Int8Latents {
   using Sum = int32_t;
   static constexpr ptx::MmaType kType = ptx::MmaType::kInt8;
@@ -45,6 +47,9 @@ struct Int8Latents {
   }
   /// A sum of high codes in units of low ones; with these it stays below 2^31.
   static __device__ __forceinline__ Sum raise(Sum high) { return high * 128; }
+  static constexpr bool kHighFirst = true;
+  static constexpr float kCarried = 1.0F;
+  static __device__ __forceinline__ Sum carry(Sum high) { return raise(high); }
   /// Bytes 0 and 2, and bytes 1 and 3, as fp16.
   static __device__ __forceinline__ uint2 widen(uint32_t codes) {
     const __half2 offset = __halves2half2(__ushort_as_half(0x6480), __ushort_as_half(0x6480));
@@ -78,6 +83,10 @@ struct Fp8Latents {
     return codes;
   }
   static __device__ __forceinline__ Sum raise(Sum high) { return high * kUnit; }
+  // Products of e4m3 are added with some 14 bits of the largest: small sums have to come first.
+  static constexpr bool kHighFirst = false;
+  static constexpr float kCarried = kUnit;
+  static __device__ __forceinline__ Sum carry(Sum low) { return low / kUnit; }
   static __device__ __forceinline__ uint2 widen(uint32_t codes) {
     const uint32_t pairs = __byte_perm(codes, 0, 0x3120);
     return make_uint2(ptx::widen_e4m3(pairs & 0xffffU), ptx::widen_e4m3(pairs >> 16));

@@ -287,7 +287,8 @@ __device__ __forceinline__ void fetch_latents(const LatentArgs& args, const Ring
       const int32_t next = tile + 1 < segment.end_tile ? page_of(tile + 1) : 0;
 #pragma unroll
       for (int32_t piece = 0; piece < kPieces; ++piece) {
-        if (piece % Ring::kPiecesOfPart == 0) {
+        // A part that gets nothing could be given back before a lane had looked: none waits for it.
+        if (piece % Ring::kPiecesOfPart == 0 && piece < pieces) {
           ring.wait_empty(index, static_cast<uint32_t>(piece / Ring::kPiecesOfPart));
         }
         if (piece == 0 && lane == 0) {

@@ -32,11 +32,12 @@ class ManyCodes {
                        const Shared& shared,
                        int thread)
       : log_unit_(1.0F / args.score_factor) {
+    ptx::group_sync(kWeigherBarrier, 128);  // all have read the queries before
     code_queries<Codes, kManyQueries>(args, segment, shared.queries, shared.query_scales, thread);
     ptx::group_sync(kWeigherBarrier, 128);
     const int row = thread / 32 * 16 + thread % 32 / 4;
-    scales_[0] = shared.query_scales[row];
-    scales_[1] = shared.query_scales[row + 8];
+    scales_[0] = shared.query_scales[row] * Codes::kCarried;
+    scales_[1] = shared.query_scales[row + 8] * Codes::kCarried;
   }
 
   /// Scores of a tile, with the logarithms of the tokens' scales.
@@ -54,7 +55,7 @@ class ManyCodes {
     ptx::pin(sums);  // zeros are there before the first product
     ptx::pin(scores);
     ptx::mma_fence();
-    add_codes(sums, shared.queries, tile);
+    add_codes(sums, shared.queries + (Codes::kHighFirst ? 0 : Queries::kLow), tile);
 #pragma unroll
     for (int step = 0; step < kRopeSteps; ++step) {
       ptx::mma_shared<ptx::MmaType::kBf16, kManyTokens>(
@@ -67,10 +68,10 @@ class ManyCodes {
     ptx::pin(scores);
 #pragma unroll
     for (auto& sum : sums) {
-      sum = Codes::raise(sum);
+      sum = Codes::carry(sum);
     }
     ptx::mma_fence();
-    add_codes(sums, shared.queries + Queries::kLow, tile);
+    add_codes(sums, shared.queries + (Codes::kHighFirst ? Queries::kLow : 0), tile);
     ptx::mma_commit();
     ptx::mma_wait<0>();
     ptx::pin(sums);
