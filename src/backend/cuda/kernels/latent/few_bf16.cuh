@@ -71,19 +71,7 @@ class FewBf16 {
       }
       ptx::mma_commit();
     }
-    const auto release = [&](uint32_t piece) {
-      if (thread % 32 == 0) {  // each warp's products end for themselves
-        ptx::barrier_arrive(shared.ring.empty_of(index, piece));
-      }
-    };
-    ptx::mma_wait<3>();
-    release(0);
-    ptx::mma_wait<2>();
-    release(1);
-    ptx::mma_wait<1>();
-    release(2);
-    ptx::mma_wait<0>();
-    release(3);
+    release_read_parts(shared.ring, index, thread % 32);
 #pragma unroll
     for (int block = 0; block < kFewBlocks; ++block) {
       ptx::pin(sums[block]);

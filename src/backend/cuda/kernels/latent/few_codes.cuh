@@ -31,10 +31,7 @@ class FewCodes {
       : values_(values_of_lane(thread)), log_unit_(1.0F / args.score_factor) {
     code_queries<Codes, kColumns>(args, segment, shared.queries, shared.query_scales, thread);
     ptx::group_sync(1, 128);
-#pragma unroll
-    for (int q = 0; q < kColumns / 4; ++q) {
-      scales_[q] = shared.query_scales[q / 2 * 8 + thread % 4 * 2 + q % 2];
-    }
+    load_query_scales(shared, thread, scales_);
   }
 
   /// Scores [64 tokens, kColumns] of a tile, with the logarithms of the tokens' scales.

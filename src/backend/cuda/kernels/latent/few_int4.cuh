@@ -56,10 +56,7 @@ class FewInt4 {
       : values_(values_of_lane<Int4Rows>(thread)), rows_(rows_of_lane(thread)) {
     fetch_scaled(args, segment, shared, thread);
     ptx::group_sync(1, 128);
-#pragma unroll
-    for (int q = 0; q < kColumns / 4; ++q) {
-      scales_[q] = shared.query_scales[q / 2 * 8 + thread % 4 * 2 + q % 2];
-    }
+    load_query_scales(shared, thread, scales_);
   }
 
   /// Scores [64 tokens, kColumns] of a tile.

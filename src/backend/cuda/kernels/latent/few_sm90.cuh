@@ -30,6 +30,17 @@ struct FewShared {
   float* query_scales;  // [kColumns] of queries that are not as they came
 };
 
+/// The scales of the queries that a lane has scores of.
+template <typename Form, int kColumns = Form::kColumns>
+__device__ __forceinline__ void load_query_scales(const FewShared<Form>& shared,
+                                                  int thread,
+                                                  float (&scales)[kColumns / 4]) {
+#pragma unroll
+  for (int q = 0; q < kColumns / 4; ++q) {
+    scales[q] = shared.query_scales[q / 2 * 8 + thread % 4 * 2 + q % 2];
+  }
+}
+
 /// Softmax state of queries 8 n + 2 (lane % 4) + c, as [2 n + c]. Totals are of this lane's tokens.
 template <int kColumns>
 struct FewQueries {

@@ -14,6 +14,7 @@
 #include "backend/cuda/ptx/copy.cuh"
 #include "backend/cuda/ptx/dependency.cuh"
 #include "backend/cuda/ptx/memory.cuh"
+#include "backend/cuda/ptx/wgmma.cuh"
 
 namespace nibble::cuda {
 
@@ -259,6 +260,25 @@ struct LatentRing {
     }
   }
 };
+
+/// Frees the four parts of a tile one by one, as the warp's groups of products that read them end:
+/// one group has been committed for each, the last ones of all.
+template <typename Ring>
+__device__ __forceinline__ void release_read_parts(const Ring& ring, uint32_t index, int lane) {
+  const auto release = [&](uint32_t part) {
+    if (lane == 0) {  // each warp's products end for themselves
+      ptx::barrier_arrive(ring.empty_of(index, part));
+    }
+  };
+  ptx::mma_wait<3>();
+  release(0);
+  ptx::mma_wait<2>();
+  release(1);
+  ptx::mma_wait<1>();
+  release(2);
+  ptx::mma_wait<0>();
+  release(3);
+}
 
 /// The fetching warp: all tiles of the block's segments, in order. Tiles that hold none of the
 /// step's own tokens do not wait for the kernels before.

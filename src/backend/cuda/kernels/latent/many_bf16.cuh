@@ -153,19 +153,7 @@ class ManyBf16 {
       }
       ptx::mma_commit();
     }
-    const auto release = [&](uint32_t piece) {
-      if (lane == 0) {  // each warp's products end for themselves
-        ptx::barrier_arrive(shared.ring.empty_of(index, piece));
-      }
-    };
-    ptx::mma_wait<3>();
-    release(0);
-    ptx::mma_wait<2>();
-    release(1);
-    ptx::mma_wait<1>();
-    release(2);
-    ptx::mma_wait<0>();
-    release(3);
+    release_read_parts(shared.ring, index, lane);
     ptx::pin(sums[0]);
     ptx::pin(sums[1]);
   }
