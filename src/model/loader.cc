@@ -135,18 +135,6 @@ class DecoderLoader final {
   LayerLoader layers_;
 };
 
-/// Whether models of this kind have been compared with the CPU's on the device.
-Status check_device(const ModelConfig& config, const Backend& backend) {
-  if (config.latent.kv_rank == 0 || backend.host_memory()) {
-    return {};
-  }
-  return make_error(
-      StatusCode::kUnsupported,
-      "config.json: field architectures: \"{}\" has latent attention; no model with it "
-      "has been compared with the CPU's on {}: run it with --device cpu",
-      config.architecture, backend.name());
-}
-
 }  // namespace
 
 Result<std::unique_ptr<Model>> load_model(const std::string& model_dir,
@@ -160,7 +148,6 @@ Result<std::unique_ptr<Model>> load_model(const std::string& model_dir,
                                           const ModelOptions& options,
                                           std::vector<ReplacedWeights> replaced) {
   NIBBLE_ASSIGN_OR_RETURN(const ModelConfig stored, load_model_config(model_dir));
-  NIBBLE_RETURN_IF_ERROR(check_device(stored, backend));
   const RunsFormat runs = [&](const WeightFormat& format, int64_t k) {
     const bool bf16 = stored.dtype == DType::kBF16;
     return backend.check_gemm(format, bf16 ? ActFormat::kBf16 : ActFormat::kFloat, k).ok();

@@ -56,6 +56,25 @@ constexpr const char* kGptOssDense = R"({"architectures": ["GptOssForCausalLM"],
     "sliding_window": 32, "num_hidden_layers": 3, "vocab_size": 1024,
     "max_position_embeddings": 300})";
 
+/// Kimi's dimensions of attention, whose prompts are expanded, and its router.
+constexpr const char* kKimi = R"({"architectures": ["DeepseekV3ForCausalLM"],
+    "hidden_size": 256, "intermediate_size": 384, "moe_intermediate_size": 128,
+    "n_routed_experts": 16, "num_experts_per_tok": 4, "n_shared_experts": 1, "n_group": 1,
+    "topk_group": 1, "norm_topk_prob": true, "routed_scaling_factor": 2.8,
+    "first_k_dense_replace": 1, "num_attention_heads": 16, "num_key_value_heads": 16,
+    "q_lora_rank": 192, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+    "v_head_dim": 128, "num_hidden_layers": 3, "vocab_size": 1024,
+    "max_position_embeddings": 300, "rope_theta": 50000.0})";
+/// Plain queries, groups of experts, and dimensions for which there are plain kernels only.
+constexpr const char* kDeepseek = R"({"architectures": ["DeepseekV3ForCausalLM"],
+    "hidden_size": 256, "intermediate_size": 384, "moe_intermediate_size": 128,
+    "n_routed_experts": 16, "num_experts_per_tok": 4, "n_shared_experts": 2, "n_group": 4,
+    "topk_group": 2, "norm_topk_prob": true, "routed_scaling_factor": 2.5,
+    "first_k_dense_replace": 0, "num_attention_heads": 4, "num_key_value_heads": 4,
+    "kv_lora_rank": 128, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32,
+    "v_head_dim": 64, "num_hidden_layers": 2, "vocab_size": 1024,
+    "max_position_embeddings": 300})";
+
 struct RandomModel {
   const char* name;
   const char* config;
@@ -179,6 +198,12 @@ INSTANTIATE_TEST_SUITE_P(Floats,
                                            RandomModel{"qwen3_moe", kQwen3Moe, "w4a16_g32"},
                                            RandomModel{"mixtral", kMixtral, "w4a16_g128"},
                                            RandomModel{"gpt_oss", kGptOss, "mxfp4"},
+                                           RandomModel{"kimi", kKimi, "bf16"},
+                                           RandomModel{"kimi", kKimi, "w4a8"},
+                                           RandomModel{"kimi", kKimi, "w4a16_g32"},
+                                           RandomModel{"kimi", kKimi, "w8a8_fp8"},
+                                           RandomModel{"deepseek", kDeepseek, "bf16"},
+                                           RandomModel{"deepseek", kDeepseek, "w8a8_fp8_block"},
                                            RandomModel{"qwen3_moe", kQwen3Moe, "w8a16_channel"}),
                          [](const auto& info) {
                            return std::string(info.param.name) + "_" + info.param.scheme;
