@@ -1,7 +1,7 @@
 // Speed of latent attention. Decode: random caches of each type that do not fit into the L2 cache,
 // as a chain of launches in a CUDA graph. Prefill, in bf16: the absorbed form beside the expanded
 // one, with the products of heads. Prints rows of bench/results/h200-mla.json. Usage: latent_bench
-// [bytes per second that the device reads at most].
+// [bytes per second that the device reads at most [heads of decode alone, one number or several]].
 
 #include <algorithm>
 #include <cmath>
@@ -183,12 +183,12 @@ int fail(const Status& status) {
   return 1;
 }
 
-int run_decode(double ceiling) {
+int run_decode(double ceiling, const std::vector<int>& head_counts) {
   constexpr int kCases[][2] = {{32, 4096}, {64, 8192}, {1, 131072}};
   constexpr KvCode kCodes[] = {KvCode::kBf16, KvCode::kFp8, KvCode::kInt8, KvCode::kInt4};
   std::printf("\"decode\": [");
   const char* separator = "";
-  for (const int heads : {128, 64, 32, 16, 8}) {
+  for (const int heads : head_counts) {
     for (const auto& [batch, context] : kCases) {
       double of_bf16 = 0.0;
       for (const KvCode code : kCodes) {
@@ -251,21 +251,29 @@ int run_prefill() {
   return 0;
 }
 
-int run(double ceiling) {
+int run(int count, char** arguments) {
+  const double ceiling = count > 1 ? std::strtod(arguments[1], nullptr) : kReadCeiling;
+  std::vector<int> heads;
+  for (int i = 2; i < count; ++i) {
+    heads.push_back(static_cast<int>(std::strtol(arguments[i], nullptr, 10)));
+  }
+  const bool all = heads.empty();
   std::printf("{");
-  if (const int code = run_decode(ceiling); code != 0) {
+  if (const int code = run_decode(ceiling, all ? std::vector{128, 64, 32, 16, 8} : heads);
+      code != 0) {
     return code;
   }
-  std::printf(",\n");
-  const int code = run_prefill();
+  if (all) {
+    std::printf(",\n");
+    if (const int code = run_prefill(); code != 0) {
+      return code;
+    }
+  }
   std::printf("}\n");
-  return code;
+  return 0;
 }
 
 }  // namespace
 }  // namespace nibble::cuda
 
-int main(int count, char** arguments) {
-  return nibble::cuda::run(count > 1 ? std::strtod(arguments[1], nullptr)
-                                     : nibble::cuda::kReadCeiling);
-}
+int main(int count, char** arguments) { return nibble::cuda::run(count, arguments); }

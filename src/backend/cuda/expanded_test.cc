@@ -229,7 +229,9 @@ class ExpandedCase {
                               .out_stride = width,
                               .workspace = workspace.data()};
     ASSERT_EQ(decode_latent(launch, {bench_.stream, false}), cudaSuccess);
-    ASSERT_EQ(prefill_latent(launch, {bench_.stream}), cudaSuccess);
+    if (step.rows > step.sequences) {
+      ASSERT_EQ(prefill_latent(launch, {bench_.stream}), cudaSuccess);
+    }
     ASSERT_EQ(cudaStreamSynchronize(bench_.stream), cudaSuccess);
   }
 

@@ -68,7 +68,7 @@ class FewCodes {
     for (int r = 0; r < 2; ++r) {
       scale[r] = row_scale(shared.ring.params(index) + static_cast<uint32_t>(4 * (token + 8 * r)));
       shift[r] = __log2f(scale[r]) * log_unit_;
-      units[r] = 1.0F / scale[r];
+      units[r] = __fdividef(1.0F, scale[r]);
     }
     ptx::mma_wait<0>();
     ptx::pin(sums);

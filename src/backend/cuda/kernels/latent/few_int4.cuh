@@ -212,16 +212,24 @@ class FewInt4 {
                                                       int thread) {
     const int lane = thread % 32;
     const int32_t count = segment.queries(args);
-    for (int query = thread / 32; query < kColumns; query += 4) {
-      const bool there = query < count;
-      const auto* const from =
-          reinterpret_cast<const uint4*>(segment.query(args, there ? query : 0));
-      const uint4 zeros = make_uint4(0, 0, 0, 0);
+    constexpr int kOfWarp = kColumns / 4;  // all on their way together
+    RawQuery raw[kOfWarp];
+    uint32_t ropes[kOfWarp];
+#pragma unroll
+    for (int i = 0; i < kOfWarp; ++i) {
+      const int query = thread / 32 + 4 * i;
+      raw[i].load(args, segment, query, lane);
+      ropes[i] = query < count ? reinterpret_cast<const uint32_t*>(
+                                     segment.query(args, query))[kLatentValues / 2 + lane]
+                               : 0;
+    }
+#pragma unroll
+    for (int i = 0; i < kOfWarp; ++i) {
+      const int query = thread / 32 + 4 * i;
+      const uint32_t rope = ropes[i];
       float x[16];
-      unpack_bf16(there ? from[lane] : zeros, x, 0);
-      unpack_bf16(there ? from[32 + lane] : zeros, x, 8);
-      const uint32_t rope =
-          there ? reinterpret_cast<const uint32_t*>(from)[kLatentValues / 2 + lane] : 0;
+      unpack_bf16(raw[i].parts[0], x, 0);
+      unpack_bf16(raw[i].parts[1], x, 8);
       float turned[2] = {__uint_as_float(rope << 16), __uint_as_float(rope & 0xffff0000U)};
       float top = fmaxf(fabsf(turned[0]), fabsf(turned[1]));
 #pragma unroll
@@ -239,12 +247,12 @@ class FewInt4 {
       for (int half = 0; half < 2; ++half) {
         const int chunk = half * 8 + lane / 4;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int place = chunk * kInt4Chunk + i * 8 + lane % 4 * 2;
+        for (int j = 0; j < 4; ++j) {
+          const int place = chunk * kInt4Chunk + j * 8 + lane % 4 * 2;
           ptx::store_shared4(
               shared.queries +
                   static_cast<uint32_t>(latent_place(2 * kLatentValues, query, 2 * place)),
-              ptx::pack_f16(x[half * 8 + i] * inverse, x[half * 8 + i + 4] * inverse));
+              ptx::pack_f16(x[half * 8 + j] * inverse, x[half * 8 + j + 4] * inverse));
         }
       }
       ptx::store_shared4(

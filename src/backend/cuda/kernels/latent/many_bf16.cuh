@@ -54,6 +54,7 @@ __device__ __forceinline__ void give_sums(const LatentArgs& args,
 class ManyBf16 {
  public:
   static constexpr uint32_t kWeightBuffers = 1;
+  static constexpr int kTokenLines = 1;  // none are used
   static constexpr int kFetchRegisters = 32;
   static constexpr int kSumRegisters = 168;
   using Ring = LatentRing<kManyTokens, 2, 4>;
@@ -76,7 +77,7 @@ class ManyBf16 {
   /// Scores of a tile: queries by rows.
   __device__ __forceinline__ void multiply(const Shared& shared,
                                            uint32_t index,
-                                           int /*lane*/,
+                                           int /*thread*/,
                                            ManyScores& scores) const {
 #pragma unroll
     for (float& score : scores) {
@@ -97,7 +98,7 @@ class ManyBf16 {
   /// What weight e of the lane counts in totals.
   __device__ __forceinline__ float unit(const Shared& /*shared*/,
                                         uint32_t /*index*/,
-                                        int /*lane*/,
+                                        int /*thread*/,
                                         int /*e*/) const {
     return 1.0F;
   }

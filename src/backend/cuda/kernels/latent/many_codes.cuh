@@ -17,14 +17,15 @@ template <typename Codes>
 class ManyCodes {
  public:
   static constexpr uint32_t kWeightBuffers = 2;
+  static constexpr int kTokenLines = 2 * kManyTokens;
   static constexpr int kFetchRegisters = 24;
-  static constexpr int kSumRegisters = 176;
+  static constexpr int kSumRegisters = 168;
   using Ring = LatentRing<kManyTokens, 3, 4, CodedRows>;
   using Shared = ManyShared<ManyCodes>;
   using Queries = CodedQueries<kManyQueries>;
   static constexpr uint32_t kQueryBytes = Queries::kBytes;
   static __device__ __forceinline__ uint32_t pack(float a, float b) { return ptx::pack_f16(a, b); }
-  static __device__ __forceinline__ void take_weigher_registers() { ptx::registers_take<136>(); }
+  static __device__ __forceinline__ void take_weigher_registers() { ptx::registers_take<152>(); }
 
   /// Codes the segment's queries.
   __device__ ManyCodes(const LatentArgs& args,
@@ -36,26 +37,30 @@ class ManyCodes {
     code_queries<Codes, kManyQueries>(args, segment, shared.queries, shared.query_scales, thread);
     ptx::group_sync(kWeigherBarrier, 128);
     const int row = thread / 32 * 16 + thread % 32 / 4;
-    scales_[0] = shared.query_scales[row] * Codes::kCarried;
-    scales_[1] = shared.query_scales[row + 8] * Codes::kCarried;
+    scales_[0] = shared.query_scales[row];
+    scales_[1] = shared.query_scales[row + 8];
   }
 
   /// Scores of a tile, with the logarithms of the tokens' scales.
   __device__ __forceinline__ void multiply(const Shared& shared,
                                            uint32_t index,
-                                           int lane,
+                                           int thread,
                                            ManyScores& scores) const {
     const uint32_t tile = shared.ring.tile(index);
-    typename Codes::Sum sums[kManyTokens / 2];
+    typename Codes::Sum high[kManyTokens / 2];
+    typename Codes::Sum low[kManyTokens / 2];
 #pragma unroll
     for (int i = 0; i < kManyTokens / 2; ++i) {
-      sums[i] = 0;
+      high[i] = 0;
+      low[i] = 0;
       scores[i] = 0.0F;
     }
-    ptx::pin(sums);  // zeros are there before the first product
+    ptx::pin(high);  // zeros are there before the first product
+    ptx::pin(low);
     ptx::pin(scores);
     ptx::mma_fence();
-    add_codes(sums, shared.queries + (Codes::kHighFirst ? 0 : Queries::kLow), tile);
+    add_codes(high, shared.queries, tile);
+    add_codes(low, shared.queries + Queries::kLow, tile);
 #pragma unroll
     for (int step = 0; step < kRopeSteps; ++step) {
       ptx::mma_shared<ptx::MmaType::kBf16, kManyTokens>(
@@ -63,32 +68,27 @@ class ManyCodes {
           CodedOperand::rows(tile, kCodeSteps + step));
     }
     ptx::mma_commit();
+    describe_token(shared, index, thread);
+    ptx::group_sync(kWeigherBarrier, 128);
     ptx::mma_wait<0>();
-    ptx::pin(sums);
+    ptx::pin(high);
+    ptx::pin(low);
     ptx::pin(scores);
 #pragma unroll
-    for (auto& sum : sums) {
-      sum = Codes::carry(sum);
-    }
-    ptx::mma_fence();
-    add_codes(sums, shared.queries + (Codes::kHighFirst ? Queries::kLow : 0), tile);
-    ptx::mma_commit();
-    ptx::mma_wait<0>();
-    ptx::pin(sums);
-#pragma unroll
     for (int e = 0; e < kManyTokens / 2; ++e) {
-      const float scale = scale_of(shared, index, lane, e);
-      scores[e] = fmaf(static_cast<float>(sums[e]), scales_[e >> 1 & 1] * scale,
-                       scores[e] + __log2f(scale) * log_unit_);
+      const float4& token = token_of(shared, index, thread, e);
+      const auto product = Codes::raise(high[e]) + low[e];
+      scores[e] = fmaf(static_cast<float>(product), scales_[e >> 1 & 1] * token.x,
+                       scores[e] + token.y);
     }
   }
 
   /// What weight e of the lane counts in totals.
   __device__ __forceinline__ float unit(const Shared& shared,
                                         uint32_t index,
-                                        int lane,
+                                        int thread,
                                         int e) const {
-    return __frcp_rn(scale_of(shared, index, lane, e));
+    return token_of(shared, index, thread, e).z;
   }
 
   /// A warpgroup that sums values: numbers 256 half..+255.
@@ -133,13 +133,25 @@ class ManyCodes {
     }
   }
 
-  /// Of the row that score e of the lane belongs to.
-  static __device__ __forceinline__ float scale_of(const Shared& shared,
-                                                   uint32_t index,
-                                                   int lane,
-                                                   int e) {
-    const int token = e / 4 * 8 + lane % 4 * 2 + e % 2;
-    return row_scale(shared.ring.params(index) + static_cast<uint32_t>(4 * token));
+  /// A token's scale, what its logarithm adds to scores, and what weights count in totals, for all
+  /// lanes: by one thread for each token, while products run.
+  __device__ __forceinline__ void describe_token(const Shared& shared,
+                                                 uint32_t index,
+                                                 int thread) const {
+    if (thread < kManyTokens) {
+      const float scale =
+          row_scale(shared.ring.params(index) + static_cast<uint32_t>(4 * thread));
+      shared.tokens[index % 2 * kManyTokens + static_cast<uint32_t>(thread)] =
+          make_float4(scale, __log2f(scale) * log_unit_, __fdividef(1.0F, scale), 0.0F);
+    }
+  }
+  /// Of the token that score e of the lane belongs to.
+  static __device__ __forceinline__ const float4& token_of(const Shared& shared,
+                                                           uint32_t index,
+                                                           int thread,
+                                                           int e) {
+    return shared.tokens[index % 2 * kManyTokens +
+                         static_cast<uint32_t>(e / 4 * 8 + thread % 4 * 2 + e % 2)];
   }
 
   /// Sums, times the factors of their queries, 8 n + 2 (lane % 4) and the next.
@@ -164,39 +176,43 @@ class ManyCodes {
 
   static __device__ __forceinline__ void add_tile(
       const Shared& shared, uint32_t index, uint32_t buffer, int half, CodedSums& sums) {
+    constexpr int kSteps = 8;  // two for each piece, of two blocks of numbers each
     const int thread = static_cast<int>(threadIdx.x) % 128;
     const uint32_t values =
         shared.ring.tile(index) + values_of_lane(thread) + static_cast<uint32_t>(half) * 2048;
     uint32_t codes[2][4];
-    const auto load = [&](int piece) {
-      const uint32_t at = values + static_cast<uint32_t>(piece) * Ring::kPiece;
-      ptx::load_matrix4_transposed(codes[0], at);
-      ptx::load_matrix4_transposed(codes[1], at + 1024);
+    const auto load = [&](int step) {
+      ptx::load_matrix4_transposed(codes[step % 2],
+                                   values + static_cast<uint32_t>(step / 2) * Ring::kPiece +
+                                       static_cast<uint32_t>(step % 2) * 1024);
     };
     load(0);
-    uint32_t operands[kCodedBlocks][4];
+    uint32_t own[2][4];
 #pragma unroll
-    for (int piece = 0; piece < 4; ++piece) {
-      if (piece > 0) {
+    for (int step = 0; step < kSteps; ++step) {
+      const int piece = step / 2;
+      const int first = step % 2 * 2;  // block
+      if (step + 1 < kSteps) {
+        load(step + 1);
+      }
+      if (step >= 1) {
         ptx::mma_wait<0>();  // operands have been read
       }
-      widen_values<Codes>(codes[0], operands[0], operands[1]);
-      widen_values<Codes>(codes[1], operands[2], operands[3]);
-      __syncwarp();
-      if (thread % 32 == 0) {
-        ptx::barrier_arrive(shared.ring.empty_of(index, static_cast<uint32_t>(piece)));
+      widen_values<Codes>(codes[step % 2], own[0], own[1]);
+      if (step % 2 == 1) {
+        __syncwarp();
+        if (thread % 32 == 0) {
+          ptx::barrier_arrive(shared.ring.empty_of(index, static_cast<uint32_t>(piece)));
+        }
       }
       const uint64_t weights =
           ptx::swizzled_descriptor(shared.weights_of(buffer) + static_cast<uint32_t>(piece) * 32);
       ptx::mma_fence();
 #pragma unroll
-      for (int block = 0; block < kCodedBlocks; ++block) {
-        ptx::mma_registers_f16<kManyQueries>(sums[block], operands[block], weights);
+      for (int block = 0; block < 2; ++block) {
+        ptx::mma_registers_f16<kManyQueries>(sums[first + block], own[block], weights);
       }
       ptx::mma_commit();
-      if (piece < 3) {
-        load(piece + 1);
-      }
     }
     ptx::mma_wait<0>();
 #pragma unroll

@@ -38,6 +38,7 @@ struct ManyShared {
   uint32_t weights;     // [buffers][64, 64] of 2 bytes of a tile, 128-byte swizzle
   float* factors;       // [buffers][64] that earlier sums are to be multiplied by
   float* query_scales;  // [64] of coded queries
+  float4* tokens;       // [2][64] what the scales of a tile's coded rows mean
 
   [[nodiscard]] __device__ uint32_t weights_of(uint32_t buffer) const {
     return weights + buffer * kManyWeightBytes;
@@ -150,7 +151,7 @@ __device__ __forceinline__ void weigh_segments(const LatentArgs& args,
         ptx::group_sync(kWeigherBarrier, 128);
       }
       ManyScores scores;
-      form.multiply(shared, index, lane, scores);
+      form.multiply(shared, index, thread, scores);
       if (first + kManyTokens > always) {
 #pragma unroll
         for (int e = 0; e < kManyTokens / 2; ++e) {
@@ -160,7 +161,7 @@ __device__ __forceinline__ void weigh_segments(const LatentArgs& args,
       }
       float keep[2];
       weigh_many(
-          scores, [&](int e) { return form.unit(shared, index, lane, e); }, args.score_factor, rows,
+          scores, [&](int e) { return form.unit(shared, index, thread, e); }, args.score_factor, rows,
           keep);
       wait_read();
       store_weights<Form>(scores, shared.weights_of(given % kBuffers), row, lane);
@@ -198,6 +199,7 @@ __global__ __launch_bounds__(kManyThreads,
   __shared__ __align__(8) uint64_t barriers[Form::Ring::kBarriers];
   __shared__ float factors[Form::kWeightBuffers * kManyQueries];
   __shared__ float query_scales[kManyQueries];
+  __shared__ float4 tokens[Form::kTokenLines];
   Shared shared{};
   shared.ring.tiles = ptx::shared_address(memory);
   shared.ring.barriers = ptx::shared_address(barriers);
@@ -205,6 +207,7 @@ __global__ __launch_bounds__(kManyThreads,
   shared.weights = shared.ring.tiles + Shared::kWeightsAt;
   shared.factors = factors;
   shared.query_scales = query_scales;
+  shared.tokens = tokens;
   if (threadIdx.x == 0) {
     shared.ring.init(8);  // warps that sum
     ptx::barrier_init_fence();
