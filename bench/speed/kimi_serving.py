@@ -18,13 +18,14 @@ one is on the disk at a time. Forms:
 
 A line of JSON for each form and concurrency: ttft_ms, tpot_ms and e2e_ms (median and p99),
 output_tokens_per_s, total_tokens_per_s, the tokens that fit the cache beside the model, seconds to
-ready, what the server said of loading, bytes of the checkpoint, command, commit and machine. In the
-end, for each concurrency, the ratios of every form to the first. Prompts are random token ids,
-answers letters. --model measures a checkpoint that is there, of the one form that is given, and
-leaves it there. --answers N compares N greedy answers (512 tokens in, 32 out) alone and all at
-once. --first-token starts a process anew, with the checkpoint in the page cache: seconds to its first
-token, bytes of the checkpoint a second, peaks of its memory. --small is a run of the script itself
-on a CPU in seconds: tiny widths, prompts of 48 and answers of 8 tokens. Standard library only.
+ready, what the server said of loading and of its sizes, bytes of the checkpoint, command, commit
+and machine. In the end, for each concurrency, the ratios of every form to the first. Prompts are
+random token ids, answers letters. --model measures a checkpoint that is there, of the one form that
+is given, and leaves it there. --answers N compares N greedy answers (512 tokens in, 32 out) alone
+and all at once. --first-token starts a process anew, with the checkpoint in the page cache: seconds to its
+first token, bytes of the checkpoint a second, peaks of its memory. --small is a run of the script
+itself on a CPU in seconds: tiny widths, prompts of 48 and answers of 8 tokens. Standard library
+only.
 """
 
 import argparse
@@ -146,7 +147,9 @@ def serve(args, model, facts, emit):
     begin = time.monotonic()
     with Server(args.nibble, str(model), *facts["serve_flags"]) as server:
         facts["ready_s"] = time.monotonic() - begin
-        facts["loading"] = re.findall(r" weights: (.*)", "".join(server.said))
+        said = "".join(server.said)
+        facts["loading"] = re.findall(r" weights: (.*)", said)
+        facts["sizes"] = re.findall(r" (?:GPU memory|steps): (.*)", said)
         facts["tokens_that_fit"] = tokens_that_fit(server.url)
         for number, concurrency in enumerate(args.concurrency):
             measured, command = ask(args, server.url, concurrency, 1 + number)

@@ -33,9 +33,10 @@ KINDS = [("norm_kernel", "norm + quantize"), ("activation_", ACTIVATION),
          ("grouped_kernel", "experts"), ("scatter_kernel", "rows to experts"),
          ("combine_kernel", COMBINED), ("route_", "routing"), ("logits_kernel", "routing"),
          ("sort_kernel", "routing"), ("round_bf16", "round logits"),
-         ("quantize_kernel", "quantize"), ("EmbeddingArgs", "embedding"), ("gather_kernel", "gather latents"),
-         ("feed_back", "feedback"), ("argmax_kernel", "sampling"), ("weigh_kernel", "sampling"),
-         ("draw_kernel", "sampling"), ("edit_kernel", "sampling"), ("splitKreduce", PARTS)]
+         ("quantize_kernel", "quantize"), ("EmbeddingArgs", "embedding"),
+         ("gather_kernel", "gather latents"), ("feed_back", "feedback"),
+         ("argmax_kernel", "sampling"), ("weigh_kernel", "sampling"), ("draw_kernel", "sampling"),
+         ("edit_kernel", "sampling"), ("splitKreduce", PARTS)]
 Record = collections.namedtuple("Record", "what begin end launch blocks bytes name")
 
 
