@@ -1,5 +1,6 @@
-"""What is measured of `nibble` processes from outside, for cpu_table.py: the time to a first token,
-memory while serving, and decoding beside another process that is always busy."""
+"""What is measured of `nibble` processes from outside, for cpu_table.py and kimi_serving.py: the
+time to a first token, memory while loading and serving, and decoding beside another process that is
+always busy."""
 import contextlib
 import http.client
 import json
@@ -10,6 +11,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.request
@@ -23,15 +25,57 @@ def file_bytes(model):
     return sum(path.stat().st_size for path in model_files(model))
 
 
+class MemoryPeaks:
+    """The most bytes of each kind that a process has resident while the block runs, as read every
+    few milliseconds: RssFile and RssShmem are pages of mapped files."""
+
+    def __init__(self, pid):
+        self.pid = pid
+        self.bytes = {"RssAnon": 0, "RssFile": 0, "RssShmem": 0}
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self.watch, daemon=True)
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.over.set()
+        self.thread.join()
+
+    def watch(self):
+        while not self.over.wait(0.005):
+            with contextlib.suppress(OSError):
+                status = pathlib.Path(f"/proc/{self.pid}/status").read_text()
+                for key, most in self.bytes.items():
+                    if found := re.search(rf"^{key}:\s+(\d+) kB", status, re.M):
+                        self.bytes[key] = max(most, 1024 * int(found[1]))
+
+
+def start_to_first_token(nibble, model, *flags):
+    """Of a process that answers with one token: the seconds from its start to that, those of
+    loading and what it said of it, and the peaks of its memory."""
+    begin = time.monotonic()
+    command = [nibble, "generate", model, "--prompt", "a", "--max-tokens", "1", "--json", *flags]
+    with (tempfile.TemporaryFile("w+") as log,
+          subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log) as process):
+        with MemoryPeaks(process.pid) as peaks:
+            line = process.stdout.readline()
+            seconds = time.monotonic() - begin
+        process.wait()
+        log.seek(0)
+        said = log.read()
+    if not line:
+        raise RuntimeError(f"{command}: exit code {process.returncode}: {said.strip()[-500:]}")
+    answer = json.loads(line)
+    return {"seconds": seconds, "load_s": answer["load_ms"] / 1e3,
+            "loading": re.findall(r" weights: (.*)", said),
+            "peaks": {"all": answer["peak_rss_bytes"], **peaks.bytes}}
+
+
 def first_token(nibble, model, *flags):
     """Seconds from the start of a process to its answer of one token."""
-    begin = time.monotonic()
-    with subprocess.Popen([nibble, "generate", model, "--prompt", "a", "--max-tokens", "1", "--json",
-                           *flags], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-        line = process.stdout.readline()
-        seconds = time.monotonic() - begin
-    json.loads(line)
-    return seconds
+    return start_to_first_token(nibble, model, *flags)["seconds"]
 
 
 def drop_from_cache(model):
@@ -60,7 +104,7 @@ class Server:
     def __enter__(self):
         self.process = subprocess.Popen(self.command, stdout=subprocess.PIPE,
                                         stderr=subprocess.STDOUT, text=True)
-        said = []
+        self.said = said = []
         for line in self.process.stdout:
             said.append(line)
             if found := re.search(r"serving .* at (http://\S+)/v1", line):

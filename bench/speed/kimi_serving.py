@@ -2,8 +2,9 @@
 """What serving a model shaped like Kimi K2.5 gains by INT4 and 8-bit experts, form by form.
 
 Usage: kimi_serving.py --nibble FILE [--device cuda] [--layers 4] [--forms w4a16 w4a8 w8a8]
-                       [--input-len 10240] [--output-len 512] [--concurrency 2 40] [--rounds 2]
-                       [--work FOLDER] [--out FILE] [--small] [-- more flags of serve]
+                       [--input-len 10240] [--output-len 512] [--concurrency 2 40] [--rounds 4 2]
+                       [--work FOLDER] [--model FOLDER] [--answers N] [--first-token] [--out FILE]
+                       [--small] [-- more flags of serve]
 
 For each form a checkpoint with random weights is made (`nibble make-dummy`: the first layers, the
 first of them dense, the others with all 384 experts), served (`nibble serve`) and asked by `nibble
@@ -17,12 +18,18 @@ one is on the disk at a time. Forms:
 
 A line of JSON for each form and concurrency: ttft_ms, tpot_ms and e2e_ms (median and p99),
 output_tokens_per_s, total_tokens_per_s, the tokens that fit the cache beside the model, seconds to
-ready, bytes of the checkpoint, command, commit and machine. In the end, for each concurrency, the
-ratios of every form to the first. Prompts are random token ids, answers letters. --small is a run of the script itself on
-a CPU in seconds: tiny widths, prompts of 48 and answers of 8 tokens. Standard library only.
+ready, what the server said of loading and of its sizes, bytes of the checkpoint, command, commit
+and machine. In the end, for each concurrency, the ratios of every form to the first. Prompts are
+random token ids, answers letters. --model measures a checkpoint that is there, of the one form that
+is given, and leaves it there. --answers N compares N greedy answers (512 tokens in, 32 out) alone
+and all at once. --first-token starts a process anew, with the checkpoint in the page cache: seconds to its
+first token, bytes of the checkpoint a second, peaks of its memory. --small is a run of the script
+itself on a CPU in seconds: tiny widths, prompts of 48 and answers of 8 tokens. Standard library
+only.
 """
 
 import argparse
+import contextlib
 import json
 import pathlib
 import platform
@@ -34,13 +41,14 @@ import tempfile
 import time
 import urllib.request
 
-from cpu_process import Server, file_bytes
+import same_answers
+from cpu_process import Server, file_bytes, start_to_first_token
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # What make-dummy is told of each.
 FORMS = {"w4a16": [], "w4a8": ["--scheme", "w4a8"], "w8a8": ["--scheme", "w8a8_fp8"],
          "w4a16_channel": ["--scheme", "w4a16_channel"]}
-SMALL = {"device": "cpu", "input_len": 48, "output_len": 8, "concurrency": [2, 4], "rounds": 1,
+SMALL = {"device": "cpu", "input_len": 48, "output_len": 8, "concurrency": [2, 4], "rounds": [1],
          "make": ["--tiny"]}
 # Few tokens of a random model have text, and events come with text: answers are of letters.
 LETTERS = json.dumps({"logit_bias": {str(token): 100 for token in range(97, 123)}})
@@ -86,7 +94,8 @@ def tokens_that_fit(url):
 
 def ask(args, url, concurrency, seed):
     """One run of `nibble bench serve`, as its JSON object."""
-    prompts = max(concurrency * args.rounds, 2)
+    rounds = dict(zip(args.concurrency, args.rounds * len(args.concurrency)))[concurrency]
+    prompts = max(concurrency * rounds, 2)
     command = [args.nibble, "bench", "serve", "--base-url", url, "--dataset-name", "random",
                "--prompt-form", "ids", "--vocab-size", args.vocabulary,
                "--random-input-len", args.input_len, "--random-output-len", args.output_len,
@@ -114,33 +123,62 @@ def row_of(measured, **facts):
     return row
 
 
-def measure(args, form, emit):
-    """Makes, serves and asks one form; its rows by concurrency."""
-    rows = {}
+@contextlib.contextmanager
+def checkpoint(args, form):
+    """The folder of one and what is known of its making; one that was made is gone afterwards."""
+    if args.model:
+        yield pathlib.Path(args.model), {}
+        return
     if args.work:
         pathlib.Path(args.work).mkdir(parents=True, exist_ok=True)
     folder = pathlib.Path(tempfile.mkdtemp(prefix="kimi-", dir=args.work))
     try:
-        model = folder / "model"
-        made = json.loads(run([args.nibble, "make-dummy", "--config", args.config, "--out", model,
-                               "--layers", args.layers, "--json", *args.make, *FORMS[form]]))
-        flags = ["--device", args.device, *args.flags]
-        begin = time.monotonic()
-        with Server(args.nibble, str(model), *flags) as server:
-            ready = time.monotonic() - begin
-            fit = tokens_that_fit(server.url)
-            for number, concurrency in enumerate(args.concurrency):
-                measured, command = ask(args, server.url, concurrency, 1 + number)
-                rows[concurrency] = row_of(
-                    measured, form=form, concurrency=concurrency, layers=args.layers,
-                    input_len=args.input_len, output_len=args.output_len,
-                    prompts=measured["completed"], tokens_that_fit=fit, ready_s=ready,
-                    file_bytes=file_bytes(model), tensors=made["tensors"], device=args.device,
-                    serve_flags=flags, machine=machine(), commit=commit(),
-                    command=" ".join(map(str, command[1:])).replace(LETTERS, "LETTERS"))
-                emit(rows[concurrency])
+        made = json.loads(run([args.nibble, "make-dummy", "--config", args.config, "--out",
+                               folder / "model", "--layers", args.layers, "--json", *args.make,
+                               *FORMS[form]]))
+        yield folder / "model", {"tensors": made["tensors"], "make_s": made["seconds"]}
     finally:
         shutil.rmtree(folder)
+
+
+def serve(args, model, facts, emit):
+    """Rows by concurrency of what a server of this model is asked."""
+    rows = {}
+    begin = time.monotonic()
+    with Server(args.nibble, str(model), *facts["serve_flags"]) as server:
+        facts["ready_s"] = time.monotonic() - begin
+        said = "".join(server.said)
+        facts["loading"] = re.findall(r" weights: (.*)", said)
+        facts["sizes"] = re.findall(r" (?:GPU memory|steps): (.*)", said)
+        facts["tokens_that_fit"] = tokens_that_fit(server.url)
+        for number, concurrency in enumerate(args.concurrency):
+            measured, command = ask(args, server.url, concurrency, 1 + number)
+            rows[concurrency] = row_of(
+                measured, concurrency=concurrency, input_len=args.input_len,
+                output_len=args.output_len, prompts=measured["completed"], **facts,
+                command=" ".join(map(str, command[1:])).replace(LETTERS, "LETTERS"))
+            emit(rows[concurrency])
+        if args.answers > 0:
+            emit({"form": facts["form"],
+                  **same_answers.compare(server.url, args.vocabulary, args.answers,
+                                         min(512, args.input_len), min(32, args.output_len))})
+    return rows
+
+
+def measure(args, form, emit):
+    """Makes, serves and asks one form; its rows by concurrency."""
+    with checkpoint(args, form) as (model, made):
+        size = file_bytes(model)
+        facts = {"form": form, "layers": args.layers, "file_bytes": size, **made,
+                 "device": args.device, "serve_flags": ["--device", args.device, *args.flags],
+                 "machine": machine(), "commit": commit()}
+        rows = serve(args, model, facts, emit)
+        if args.first_token:
+            start = start_to_first_token(args.nibble, str(model), "--device", args.device)
+            emit({"form": form, "first_token_s": start["seconds"], "load_s": start["load_s"],
+                  "gb_per_s_to_first_token": size / start["seconds"] / 1e9,
+                  "gb_per_s_of_loading": size / start["load_s"] / 1e9, "loading": start["loading"],
+                  "peak_bytes": start["peaks"]})
     return rows
 
 
@@ -172,14 +210,20 @@ def arguments():
     parser.add_argument("--input-len", type=int, default=10240)
     parser.add_argument("--output-len", type=int, default=512)
     parser.add_argument("--concurrency", type=int, nargs="+", default=[2, 40])
-    parser.add_argument("--rounds", type=int, default=2, help="prompts of each stream")
+    parser.add_argument("--rounds", type=int, nargs="+", default=[2],
+                        help="prompts of each stream, or of each number of --concurrency")
     parser.add_argument("--work", help="folder for the checkpoint; default: the system's")
+    parser.add_argument("--model", help="a checkpoint that is there, of the only one of --forms")
+    parser.add_argument("--answers", type=int, default=0, help="so many, alone and all at once")
+    parser.add_argument("--first-token", action="store_true", help="of a process anew")
     parser.add_argument("--out", help="file that the lines are appended to")
     parser.add_argument("--small", action="store_true", help="tiny widths on a CPU")
     words = sys.argv[1:]
     split = words.index("--") if "--" in words else len(words)
     args = parser.parse_args(words[:split])
     args.flags = words[split + 1:]
+    if args.model and len(args.forms) > 1:
+        parser.error("--model is of one form: name it with --forms")
     args.make = []
     if args.small:
         vars(args).update(SMALL)

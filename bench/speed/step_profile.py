@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """Where a decode step's time on a GPU goes.
 
-Usage: step_profile.py --nibble FILE --trace LIBRARY MODEL [--batch 1 64] [--context 1008]
+Usage: step_profile.py --nibble FILE [--trace LIBRARY] MODEL [--batch 1 64] [--context 1008]
                        [--kv bf16] [--json OUT] [-- more flags of bench offline]
 
-Runs `nibble bench offline` as it is and under kernel_trace.cc (built as its head says), and shares
-out the time between the starts of two recorded steps among what ran: a kernel or copy gets the time
-from the end of what ended before it to its own end, less the time in which nothing ran. Kernels
-overlap their predecessors (programmatic dependent launch), so this is what each adds to the step.
-Times are medians over steps; tracing slows kernels a little, so the untraced step stands beside it.
+Runs `nibble bench offline` as it is and, with --trace, under kernel_trace.cc (built as its head
+says), and shares out the time between the starts of two recorded steps among what ran: a kernel or
+copy gets the time from the end of what ended before it to its own end, less the time in which
+nothing ran. Kernels overlap their predecessors (programmatic dependent launch), so this is what
+each adds to the step. Times are medians over steps; tracing slows kernels a little, so the untraced
+step stands beside it.
 """
 
 import argparse
@@ -20,12 +21,22 @@ import subprocess
 import sys
 import tempfile
 
-KINDS = [("norm_kernel", "norm + quantize"), ("activation_", "activation + quantize"),
-         ("append_kernel", "rope + append"), ("plan_kernel", "attention plan"),
-         ("decode_kernel", "attention"), ("decode_short", "attention"), ("round_bf16", "round logits"),
-         ("quantize_kernel", "quantize"), ("gather_kernel", "embedding"), ("feed_back", "feedback"),
+ATTENTION, QUERIES, ACTIVATION = "attention", "rotate queries", "activation + quantize"
+COMBINED, PARTS = "combine experts", "parts of a product"
+# Words of names, in the order in which they are looked for.
+KINDS = [("norm_kernel", "norm + quantize"), ("activation_", ACTIVATION),
+         ("append_kernel", "rope + append"), ("queries_kernel", QUERIES),
+         ("plan_kernel", "attention plan"), ("lengths_kernel", "attention plan"),
+         ("decode_kernel", ATTENTION), ("decode_short", ATTENTION), ("latent_sm90", ATTENTION),
+         ("merge_latent", ATTENTION), ("warp_latent", ATTENTION), ("plain_kernel", ATTENTION),
+         ("expanded_sm90", ATTENTION), ("gemm_experts_", "experts"), ("gemm_grouped_", "experts"),
+         ("grouped_kernel", "experts"), ("scatter_kernel", "rows to experts"),
+         ("combine_kernel", COMBINED), ("route_", "routing"), ("logits_kernel", "routing"),
+         ("sort_kernel", "routing"), ("round_bf16", "round logits"),
+         ("quantize_kernel", "quantize"), ("EmbeddingArgs", "embedding"),
+         ("gather_kernel", "gather latents"), ("feed_back", "feedback"),
          ("argmax_kernel", "sampling"), ("weigh_kernel", "sampling"), ("draw_kernel", "sampling"),
-         ("edit_kernel", "sampling")]
+         ("edit_kernel", "sampling"), ("splitKreduce", PARTS)]
 Record = collections.namedtuple("Record", "what begin end launch blocks bytes name")
 
 
@@ -43,22 +54,51 @@ def kind_of(record):
     return next((kind for word, kind in KINDS if word in record.name), "product")
 
 
+def is_product(kind):
+    return kind in ("product", PARTS)
+
+
+def names_of_run(before, after, latent):
+    """Of products that follow each other, by what stands around them."""
+    names = []
+    if before == ACTIVATION:
+        names.append("down")
+    if before == ATTENTION:
+        names += ["values", "o"] if latent else ["o"]
+    if after == "rope + append":
+        names.append("q_a + kv_a" if latent else "qkv")
+    elif after == QUERIES:
+        names += ["q_b", "keys"]
+    elif after == ATTENTION:
+        names.append("qkv")  # that is rotated there
+    elif after == ACTIVATION:
+        names.append("gate_up")
+    elif not names:
+        names.append("head")
+    return names
+
+
 def name_products(kinds):
-    """Tells the products apart by what stands around them, and by their order where nothing does."""
+    """Tells the products apart by what stands around them, and by their order where nothing does.
+    What adds the parts of one has its name; those of an expert that every token takes, or that
+    tokens choose, are told from a dense layer's."""
     named = list(kinds)
-    starts = [i for i, kind in enumerate(kinds)
-              if kind == "product" and (i == 0 or kinds[i - 1] != "product")]
-    for start in starts:
-        end = next((i for i in range(start, len(kinds)) if kinds[i] != "product"), len(kinds))
-        before = kinds[start - 1] if start > 0 else ""
-        after = kinds[end] if end < len(kinds) else ""
-        names = ([] if before != "silu + quantize" else ["down"]) + (
-            [] if before not in ("attention", "quantize") else ["o"])
-        last = ("qkv" if after in ("rope + append", "attention") else
-                "gate_up" if after == "silu + quantize" else "head")
-        names += [last] * (end - start - len(names))
-        for i, name in zip(range(start, end), names):
-            named[i] = "product " + name
+    shared = False  # behind the experts that tokens choose
+    for i, kind in enumerate(kinds):
+        shared = kind == COMBINED or (shared and kind != "norm + quantize")
+        if kind == ACTIVATION and "experts" in kinds[max(0, i - 1):i]:
+            named[i] = "activation of experts"
+        if not is_product(kind) or (i > 0 and is_product(kinds[i - 1])):
+            continue
+        end = next((j for j in range(i, len(kinds)) if not is_product(kinds[j])), len(kinds))
+        before = next((k for k in reversed(kinds[:i]) if k != "quantize"), "")
+        names = names_of_run(before, kinds[end] if end < len(kinds) else "", QUERIES in kinds)
+        names = names[-max(1, kinds[i:end].count("product")):]
+        number = -1
+        for j in range(i, end):
+            number += kinds[j] == "product" or j == i
+            name = names[min(number, len(names) - 1)]
+            named[j] = f"product {'shared ' if shared else ''}{name}"
     return named
 
 
@@ -85,45 +125,76 @@ def share_out(step):
     return out
 
 
-def profile(args, batch):
+def offline(args, batches, **environment):
+    """Shapes that `nibble bench offline` measured in one process."""
     command = [os.path.abspath(args.nibble), "--log-level", "warning", "bench", "offline",
-               os.path.abspath(args.model), "--device", "cuda", "--batch", str(batch), "--context",
-               str(args.context), "--input-len", "16", "--output-len", "32", "--repeats", "2",
-               "--max-num-batched-tokens", "8192", "--kv-cache-dtype", args.kv, "--json",
-               *args.more]
-    plain = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+               os.path.abspath(args.model), "--device", "cuda", "--batch",
+               ",".join(map(str, batches)), "--context", str(args.context), "--input-len", "16",
+               "--output-len", "32", "--repeats", "2", "--max-num-batched-tokens", "8192",
+               "--kv-cache-dtype", args.kv, "--json", *args.more]
     with tempfile.TemporaryDirectory() as folder:
-        environment = dict(os.environ, CUDA_INJECTION64_PATH=os.path.abspath(args.trace))
-        traced = json.loads(subprocess.run(command, check=True, capture_output=True, cwd=folder,
-                                           env=environment).stdout)
-        trace = read(os.path.join(folder, "kernel_trace.txt"))
-        steps = [share_out(step) for step in steps_of(trace)]
+        result = subprocess.run(command, capture_output=True, text=True, cwd=folder,
+                                env=dict(os.environ, **environment))
+        if result.returncode != 0:
+            raise RuntimeError(f"{' '.join(command)}: exit code {result.returncode}: "
+                               f"{result.stderr.strip()[-500:]}")
+        measured = json.loads(result.stdout)
+        trace = os.path.join(folder, "kernel_trace.txt")
+        records = read(trace) if os.path.exists(trace) else []
+        if environment and not records:
+            raise RuntimeError(f"{args.trace} recorded nothing: {result.stderr.strip()[-500:]}")
+    return measured.get("shapes", [measured]), records
+
+
+def trace_step(args, batch):
+    """What is in a step, from a run under the library that records it."""
+    (shape,), records = offline(args, [batch], CUDA_INJECTION64_PATH=os.path.abspath(args.trace))
+    steps = [share_out(step) for step in steps_of(records)]
     # Rounds begin with prefills: those steps hold more than a recorded step and its sampling.
     size = statistics.mode(sum(n for _, n in step.values()) for step in steps)
     steps = [step for step in steps if sum(n for _, n in step.values()) == size]
     kinds = sorted({kind for step in steps for kind in step})
     rows = [{"kind": kind, "launches": steps[-1][kind][1],
              "us": statistics.median(step[kind][0] for step in steps)} for kind in kinds]
-    return {"batch": batch, "context": args.context, "kv": args.kv, "scheme": plain["scheme"],
-            "step_ms": plain["decode_ms_median"], "traced_step_ms": traced["decode_ms_median"],
-            "steps": len(steps), "kinds": sorted(rows, key=lambda row: -row["us"])}
+    return {"traced_step_ms": shape["decode_ms_median"], "steps": len(steps),
+            "kinds": sorted(rows, key=lambda row: -row["us"])}
+
+
+def profiles(args):
+    """A row for each batch; without a trace where it fails, with the reason."""
+    shapes, _ = offline(args, args.batch)
+    for shape in shapes:
+        row = {"batch": shape["batch"], "context": args.context, "kv": args.kv,
+               "scheme": shape["scheme"], "flags": args.more, "step_ms": shape["decode_ms_median"]}
+        row.update({key: shape[key] for key in ("weight_bytes", "kv_bytes", "read_gbps", "load_ms",
+                                                "active_experts_mean", "expert_slots_mean")
+                    if key in shape})
+        if args.trace:
+            try:
+                row.update(trace_step(args, shape["batch"]))
+            except (RuntimeError, statistics.StatisticsError, ValueError) as error:
+                row["no_trace"] = str(error)
+        yield row
 
 
 def show(result):
-    total = sum(row["us"] for row in result["kinds"])
     print(f"{result['scheme']}, batch {result['batch']} after {result['context']}, "
-          f"KV {result['kv']}: {result['step_ms']:.3f} ms a step; traced "
-          f"{result['traced_step_ms']:.3f}, of which the kinds are {total / 1e3:.3f}")
+          f"KV {result['kv']}: {result['step_ms']:.3f} ms a step; ", end="")
+    if "kinds" not in result:
+        print(result.get("no_trace", "not traced"), flush=True)
+        return
+    total = sum(row["us"] for row in result["kinds"])
+    print(f"traced {result['traced_step_ms']:.3f}, of which the kinds are {total / 1e3:.3f}")
     for row in result["kinds"]:
         print(f"  {row['kind']:24s} {row['launches']:4d} {row['us']:9.1f} us "
-              f"{100 * row['us'] / total:5.1f} %")
+              f"{100 * row['us'] / total:5.1f} %", flush=True)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("model")
     parser.add_argument("--nibble", required=True)
-    parser.add_argument("--trace", required=True)
+    parser.add_argument("--trace", help="without it, steps are timed and not shared out")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 64])
     parser.add_argument("--context", type=int, default=1008)
     parser.add_argument("--kv", default="bf16")
@@ -131,13 +202,14 @@ def main():
     split = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     args = parser.parse_args(sys.argv[1:split])
     args.more = sys.argv[split + 1:]
-    results = [profile(args, batch) for batch in args.batch]
-    for result in results:
-        show(result)
-    if args.json:
-        with open(args.json, "a") as file:
-            for result in results:
-                file.write(json.dumps(result) + "\n")
+    try:
+        for result in profiles(args):
+            show(result)
+            if args.json:
+                with open(args.json, "a") as file:
+                    file.write(json.dumps(result) + "\n")
+    except RuntimeError as error:
+        sys.exit(f"step_profile.py: {error}")
 
 
 if __name__ == "__main__":

@@ -265,3 +265,49 @@ def test_the_experiment_runs_in_small(tmp_path):
         expected = rows[2 + rows[4:].index(row)]["e2e_ms"]["median"] / base["e2e_ms"]["median"]
         assert row["w8a8"]["e2e_ms"] == pytest.approx(expected, rel=1e-2)
     assert [path.name for path in tmp_path.iterdir()] == ["rows"]  # one checkpoint at a time, then none
+
+
+def test_the_experiment_of_a_checkpoint_that_is_there(model, tmp_path):
+    command = [sys.executable, ROOT / "bench/speed/kimi_serving.py", "--nibble", BINARY, "--small",
+               "--model", model, "--out", tmp_path / "rows", "--answers", "5", "--first-token",
+               "--config", model.parent / "in.json"]
+    wrong = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert wrong.returncode == 2 and "--forms" in wrong.stderr
+    subprocess.run([*command, "--forms", "w4a16"], check=True, stdout=subprocess.DEVNULL,
+                   timeout=300)
+    assert (model / "config.json").exists()
+    rows = [json.loads(line) for line in (tmp_path / "rows").read_text().splitlines()]
+    assert [row.get("concurrency") for row in rows] == [2, 4, None, None]
+    assert rows[2]["answers"] == 5 and rows[2]["equal"] + len(rows[2]["differing"]) == 5
+    start = rows[3]
+    assert start["first_token_s"] > start["load_s"] > 0
+    assert start["peak_bytes"]["all"] > start["peak_bytes"]["RssAnon"] > 0
+
+
+def test_the_products_of_a_step_are_told_apart(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "bench/speed"))
+    import step_profile
+    attention = ["norm", "p", "rope + append", "p", "p", "rotate queries", "attention", "p",
+                 "parts of a product", "p", "norm"]
+    dense = ["p", "activation + quantize", "p"]
+    experts = ["routing", "experts", "activation + quantize", "experts", "combine experts", *dense]
+    full = {"p": "product", "norm": "norm + quantize"}
+    step = [full.get(kind, kind)
+            for kind in [*attention, *dense, *attention, *experts, "norm", "p"]]
+    names = [name[8:] for name in step_profile.name_products(step) if name.startswith("product ")]
+    of_layer = ["q_a + kv_a", "q_b", "keys", "values", "values", "o"]
+    assert names == [*of_layer, "gate_up", "down", *of_layer, "shared gate_up", "shared down",
+                     "head"]
+    plain = ["norm", "p", "rope + append", "attention", "p", "norm", *dense, "norm", "p"]
+    names = step_profile.name_products([full.get(kind, kind) for kind in plain])
+    assert [name for name in names if name.startswith("product")] == [
+        "product qkv", "product o", "product gate_up", "product down", "product head"]
+    mangled = {"_ZN6nibble4cuda12_GLOBAL__N_113gather_kernelI13__nv_bfloat16EEvNS0_13EmbeddingArgsE":
+               "embedding", "_ZN6nibble4cuda12_GLOBAL__N_113gather_kernelENS1_10GatherArgsE":
+               "gather latents", "_ZN6nibble4cuda15few_latent_sm90INS0_7FewBf16ILi8EEEEvE":
+               "attention", "_ZN6nibble4cuda21gemm_experts_few_sm90INS0_9Int4CodecEEEv": "experts",
+               "nvjet_sm90_tst_64x8_64x16_4x1_v_bz_TNT": "product",
+               "_ZN6nibble4cuda24gemm_w4a16_decode_sm90E": "product"}
+    for name, kind in mangled.items():
+        record = step_profile.Record("kernel", 0, 1, 0, 1, 0, name)
+        assert step_profile.kind_of(record) == kind
