@@ -151,7 +151,7 @@ class PrefillBench final {
     NIBBLE_ASSIGN_OR_RETURN(plan_,
                             DeviceMemory::allocate(latent_plan_bytes(latent_, 1, shape_.rows)));
     NIBBLE_ASSIGN_OR_RETURN(workspace_,
-                            DeviceMemory::allocate(latent_workspace_bytes(latent_) + 1));
+                            DeviceMemory::allocate(latent_workspace_bytes(latent_, 1) + 1));
     NIBBLE_RETURN_IF_ERROR(
         check(plan_latent(latent_, step_, plan_.as<void>(), {timer_->stream(), false}), "plan"));
     return timer_->wait();

@@ -216,7 +216,7 @@ class ExpandedCase {
 
   void attend_absorbed(const void* queries, const StepMetadata& step) {
     const DeviceArray<uint8_t> plan(latent_plan_bytes(shape_, step.sequences, step.rows));
-    const DeviceArray<uint8_t> workspace(latent_workspace_bytes(shape_) + 1);
+    const DeviceArray<uint8_t> workspace(latent_workspace_bytes(shape_, step.sequences) + 1);
     ASSERT_EQ(plan_latent(shape_, step, plan.data(), {bench_.stream}), cudaSuccess);
     const auto width = static_cast<int64_t>(shape_.heads) * kRowDim;
     const LatentLaunch launch{.shape = shape_,

@@ -145,7 +145,7 @@ struct LatentLaunch {
   int64_t out_stride = 0;
   void* workspace = nullptr;  // latent_workspace_bytes()
 };
-[[nodiscard]] size_t latent_workspace_bytes(const LatentShape& shape);
+[[nodiscard]] size_t latent_workspace_bytes(const LatentShape& shape, int32_t max_sequences);
 
 /// Sequences with few rows, in equal shares over the multiprocessors. A captured launch serves any
 /// lengths. Results do not depend on timing.

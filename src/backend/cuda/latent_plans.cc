@@ -22,7 +22,8 @@ size_t LatentPlans::find(const LatentShape& shape) {
                                                 static_cast<int32_t>(limits_.rows)),
                               "the plan of attention");
   must(plan.status());
-  auto workspace = allocate_device(latent_workspace_bytes(shape) + 1, "attention");
+  auto workspace = allocate_device(
+      latent_workspace_bytes(shape, static_cast<int32_t>(limits_.sequences)) + 1, "attention");
   must(workspace.status());
   plans_.push_back({shape, std::move(plan).value(), std::move(workspace).value()});
   return plans_.size() - 1;
@@ -39,7 +40,7 @@ int64_t LatentPlans::bytes(const StepLimits& limits) {
                             .heads = static_cast<int32_t>(limits.latent_heads)};
     return static_cast<int64_t>(latent_plan_bytes(shape, static_cast<int32_t>(limits.sequences),
                                                   static_cast<int32_t>(limits.rows)) +
-                                latent_workspace_bytes(shape));
+                                latent_workspace_bytes(shape, static_cast<int32_t>(limits.sequences)));
   };
   return std::max({bytes_in(KvCode::kBf16), bytes_in(KvCode::kInt8), bytes_in(KvCode::kInt4)});
 }

@@ -50,7 +50,7 @@ class LatentCheck final {
     NIBBLE_ASSIGN_OR_RETURN(out_, poisoned_device(static_cast<size_t>(tokens_ * width_) * 2));
     NIBBLE_ASSIGN_OR_RETURN(
         pages_, poisoned_device(static_cast<size_t>(latent_page_bytes(shape_) * kPageCount)));
-    NIBBLE_ASSIGN_OR_RETURN(workspace_, poisoned_device(latent_workspace_bytes(shape_) + 1));
+    NIBBLE_ASSIGN_OR_RETURN(workspace_, poisoned_device(latent_workspace_bytes(shape_, 1) + 1));
     NIBBLE_RETURN_IF_ERROR(step(0, tokens_ - 1));
     NIBBLE_RETURN_IF_ERROR(step(tokens_ - 1, 1));
     const std::vector<float> want = reference();

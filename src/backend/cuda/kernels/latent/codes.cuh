@@ -22,7 +22,7 @@ constexpr int kRopeSteps = (kLatentDim - kLatentValues) / 16;  // over its rotat
 using CodedOperand = LatentOperand<static_cast<int>(CodedRows::kGroup / 16)>;
 using QueryCodes = LatentOperand<kLatentValues / 2>;  // rows of 512 bytes
 using QueryRope = LatentOperand<kLatentDim - kLatentValues>;
-constexpr float kLeastLatentScale = 1e-30F;  // what is smaller counts as zero
+constexpr int kInt4Chunk = 32;  // numbers of 16 bytes of a row in 4 bits
 
 /// The lowest bytes of four words.
 __device__ __forceinline__ uint32_t low_bytes(const uint32_t (&words)[4]) {
@@ -30,7 +30,9 @@ __device__ __forceinline__ uint32_t low_bytes(const uint32_t (&words)[4]) {
                      __byte_perm(words[2], words[3], 0x0040), 0x5410);
 }
 
-/// Numbers of up to kTop become raise(high) + low.
+/// Numbers of up to kTop become raise(high) + low. Where both sums take the same registers, that of
+/// the codes that come first becomes its carry() before the others are added, and the whole counts
+/// kCarried times.
 struct Int8Latents {
   using Sum = int32_t;
   static constexpr ptx::MmaType kType = ptx::MmaType::kInt8;
@@ -51,6 +53,9 @@ struct Int8Latents {
   }
   /// A sum of high codes in units of low ones; with these it stays below 2^31.
   static __device__ __forceinline__ Sum raise(Sum high) { return high * 128; }
+  static constexpr bool kHighFirst = true;
+  static constexpr float kCarried = 1.0F;
+  static __device__ __forceinline__ Sum carry(Sum high) { return raise(high); }
   /// Bytes 0 and 2, and bytes 1 and 3, as fp16.
   static __device__ __forceinline__ uint2 widen(uint32_t codes) {
     const __half2 offset = __halves2half2(__ushort_as_half(0x6480), __ushort_as_half(0x6480));
@@ -84,114 +89,15 @@ struct Fp8Latents {
     return codes;
   }
   static __device__ __forceinline__ Sum raise(Sum high) { return high * kUnit; }
+  // Products of e4m3 are added with some 14 bits of the largest: small sums have to come first.
+  static constexpr bool kHighFirst = false;
+  static constexpr float kCarried = kUnit;
+  static __device__ __forceinline__ Sum carry(Sum low) { return low / kUnit; }
   static __device__ __forceinline__ uint2 widen(uint32_t codes) {
     const uint32_t pairs = __byte_perm(codes, 0, 0x3120);
     return make_uint2(ptx::widen_e4m3(pairs & 0xffffU), ptx::widen_e4m3(pairs >> 16));
   }
 };
-
-/// Where the queries of an item lie: rows of high codes, rows of low ones, rotated parts in bf16.
-template <int kQueries>
-struct CodedQueries {
-  static constexpr uint32_t kLow = kQueries * kLatentValues;
-  static constexpr uint32_t kRope = 2 * kLow;
-  static constexpr uint32_t kBytes = kRope + kQueries * 2 * (kLatentDim - kLatentValues);
-};
-
-__device__ __forceinline__ void unpack_bf16(uint4 packed, float (&x)[16], int first) {
-  const uint32_t words[4] = {packed.x, packed.y, packed.z, packed.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    x[first + 2 * i] = __uint_as_float(words[i] << 16);
-    x[first + 2 * i + 1] = __uint_as_float(words[i] & 0xffff0000U);
-  }
-}
-
-/// A query's numbers, 8 lane..+7 and 256 + 8 lane..+7 of each lane.
-struct RawQuery {
-  uint4 parts[2];
-
-  __device__ __forceinline__ void load(const LatentArgs& args,
-                                       const LatentSegment& segment,
-                                       int query,
-                                       int lane) {
-    const bool there = query < segment.queries(args);
-    const auto* const from = reinterpret_cast<const uint4*>(segment.query(args, there ? query : 0));
-    const uint4 zeros = make_uint4(0, 0, 0, 0);
-    parts[0] = there ? from[lane] : zeros;
-    parts[1] = there ? from[32 + lane] : zeros;
-  }
-};
-
-/// A warp's query as codes at `to`, and what they are to be multiplied with.
-template <typename Codes, int kQueries>
-__device__ __forceinline__ void code_query(
-    const RawQuery& raw, int query, uint32_t to, float* scales, int lane) {
-  float x[16];
-  unpack_bf16(raw.parts[0], x, 0);
-  unpack_bf16(raw.parts[1], x, 8);
-  float top = 0.0F;
-  float bad = 0.0F;  // not 0 if a number is not finite
-#pragma unroll
-  for (const float number : x) {
-    top = fmaxf(top, fabsf(number));
-    bad = fmaf(number, 0.0F, bad);
-  }
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) {
-    top = fmaxf(top, __shfl_xor_sync(~0U, top, step));
-  }
-  const bool finite = __all_sync(~0U, bad == 0.0F);
-  const float inverse = top < kLeastLatentScale ? 0.0F : __fdividef(Codes::kTop, top);
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    uint2 codes[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      float four[4];
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        four[j] = x[half * 8 + i * 4 + j] * inverse;
-      }
-      codes[i] = Codes::split(four);
-    }
-    const auto place = static_cast<uint32_t>(
-        latent_place(kLatentValues, query, half * (kLatentValues / 2) + lane * 8));
-    ptx::store_shared8(to + place, make_uint2(codes[0].x, codes[1].x));
-    ptx::store_shared8(to + CodedQueries<kQueries>::kLow + place,
-                       make_uint2(codes[0].y, codes[1].y));
-  }
-  if (lane == 0) {
-    scales[query] = finite ? top * (1.0F / Codes::kTop) : NAN;
-  }
-}
-
-/// The segment's queries as codes at `to`, and what each query's codes are to be multiplied with;
-/// those that are not there are zeros. By 128 threads, who have to wait for one another after it.
-/// While a tile's copies fill the memory system a load takes microseconds: up to 8 queries of a
-/// warp are on their way together.
-template <typename Codes, int kQueries>
-__device__ __forceinline__ void code_queries(
-    const LatentArgs& args, const LatentSegment& segment, uint32_t to, float* scales, int thread) {
-  constexpr int kOfWarp = kQueries / 4;
-  constexpr int kAhead = kOfWarp < 8 ? kOfWarp : 8;
-  fetch_queries<kQueries, kLatentValues>(args, segment, to + CodedQueries<kQueries>::kRope, thread);
-  const int lane = thread % 32;
-#pragma unroll 1
-  for (int first = thread / 32; first < kQueries; first += 4 * kAhead) {
-    RawQuery raw[kAhead];
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      raw[i].load(args, segment, first + 4 * i, lane);
-    }
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      code_query<Codes, kQueries>(raw[i], first + 4 * i, to, scales, lane);
-    }
-  }
-  ptx::copy_wait<0>();
-  ptx::fence_shared_to_async();
-}
 
 /// The scale of a row, 1 where its codes are zeros.
 __device__ __forceinline__ float row_scale(uint32_t address) {

@@ -21,15 +21,20 @@ class FewBf16 {
   static __device__ __forceinline__ uint32_t pack(float a, float b) { return ptx::pack_bf16(a, b); }
 
   /// Fetches the segment's queries.
-  __device__ FewBf16(const LatentArgs& args,
-                     const LatentSegment& segment,
-                     const FewShared<FewBf16>& shared,
-                     int thread) {
+  template <typename Work>
+  static __device__ __forceinline__ void take(const LatentArgs& args,
+                                              const LatentSegment& segment,
+                                              const FewShared<FewBf16>& shared,
+                                              uint32_t /*taken*/,
+                                              int thread,
+                                              const Work& /*work*/) {
     fetch_queries<kColumns>(args, segment, shared.queries, thread);
     ptx::copy_wait<0>();
     ptx::fence_shared_to_async();
-    ptx::group_sync(1, 128);
   }
+  __device__ FewBf16(const LatentArgs& /*args*/,
+                     const FewShared<FewBf16>& /*shared*/,
+                     int /*thread*/) {}
 
   /// Scores [64 tokens, kColumns] of a tile.
   __device__ __forceinline__ void multiply(const FewShared<FewBf16>& shared,

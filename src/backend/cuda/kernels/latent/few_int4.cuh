@@ -2,8 +2,7 @@
 
 // Rows in 4 bits for latent attention with few queries (few_sm90.cuh). Codes become fp16 in
 // registers, times their group's scale plus its offset, as the operands of 64 rows of all products:
-// tokens by numbers for scores, numbers by tokens for values. Queries are fp16, each times a power
-// of two that makes its largest number 1 to 2.
+// tokens by numbers for scores, numbers by tokens for values. Queries are fp16.
 
 #include <cuda_fp16.h>
 
@@ -11,8 +10,6 @@
 #include "backend/cuda/kernels/latent/few_sm90.cuh"
 
 namespace nibble::cuda {
-
-constexpr int kInt4Chunk = 32;  // numbers of 16 bytes
 
 /// Four pairs of codes of a word, times a scale plus an offset: codes i and i + 4 of the word.
 __device__ __forceinline__ void widen_int4(uint32_t codes,
@@ -38,8 +35,8 @@ class FewInt4 {
   static constexpr int kBlocks = 2;  // of a multiprocessor
   using Ring = LatentRing<kFewTokens, 3, 4, Int4Rows>;
   using Shared = FewShared<FewInt4>;
-  static constexpr uint32_t kRope = kColumns * 2 * kLatentValues;  // behind the first 512 numbers
-  static constexpr uint32_t kQueryBytes = kRope + kColumns * 2 * (kLatentDim - kLatentValues);
+  using Queries = ScaledQueries<kColumns>;
+  static constexpr uint32_t kQueryBytes = Queries::kBytes;
   static __device__ __forceinline__ int first_dim(int thread) {
     return thread / 32 * 32 + thread % 32 / 4 * 4;
   }
@@ -48,14 +45,17 @@ class FewInt4 {
   }
   static __device__ __forceinline__ uint32_t pack(float a, float b) { return ptx::pack_f16(a, b); }
 
-  /// Fetches the segment's queries.
-  __device__ FewInt4(const LatentArgs& args,
-                     const LatentSegment& segment,
-                     const Shared& shared,
-                     int thread)
+  template <typename Work>
+  static __device__ __forceinline__ void take(const LatentArgs& args,
+                                              const LatentSegment& segment,
+                                              const Shared& shared,
+                                              uint32_t taken,
+                                              int thread,
+                                              const Work& work) {
+    take_queries<Queries, kColumns>(args, segment, shared.query_place, taken, thread, work);
+  }
+  __device__ FewInt4(const LatentArgs& /*args*/, const Shared& shared, int thread)
       : values_(values_of_lane<Int4Rows>(thread)), rows_(rows_of_lane(thread)) {
-    fetch_scaled(args, segment, shared, thread);
-    ptx::group_sync(1, 128);
     load_query_scales(shared, thread, scales_);
   }
 
@@ -82,7 +82,7 @@ class FewInt4 {
     for (int step = 0; step < kRopeSteps; ++step) {
       ptx::mma_shared<ptx::MmaType::kBf16, kColumns>(
           scores, Operand::rows(tile, kLatentValues / 2 / 32 + step),
-          QueryRope::rows(shared.queries + kRope, step));
+          QueryRope::rows(shared.queries + Queries::kRope, step));
     }
     ptx::mma_commit();
     uint32_t operands[2][4][4];
@@ -112,7 +112,7 @@ class FewInt4 {
 #pragma unroll
       for (int step = 0; step < 4; ++step) {
         ptx::mma_registers_f16<kColumns>(scores, own[step],
-                                         Queries::rows(shared.queries, pair * 4 + step));
+                                         QueryRows::rows(shared.queries, pair * 4 + step));
       }
       ptx::mma_commit();
     }
@@ -189,7 +189,7 @@ class FewInt4 {
   static constexpr int kGroupDims = 128;  // numbers that share a scale and an offset
   static constexpr int kGroups = kLatentValues / kGroupDims;
   using Operand = LatentOperand<static_cast<int>(Int4Rows::kGroup / 16)>;
-  using Queries = LatentOperand<kLatentValues>;
+  using QueryRows = LatentOperand<kLatentValues>;
 
   /// Where a lane reads codes for scores: of its warp's 16 rows, two neighbouring chunks.
   static __device__ __forceinline__ uint32_t rows_of_lane(int thread) {
@@ -202,67 +202,6 @@ class FewInt4 {
   /// Chunks 2 pair and the next, of an address that has those of pair 0.
   static __device__ __forceinline__ uint32_t chunks(uint32_t first, int pair) {
     return (first ^ static_cast<uint32_t>(pair % 4 * 32)) + static_cast<uint32_t>(pair / 4) * 1024;
-  }
-
-  /// The segment's queries in fp16, numbers in the order in which widen_int4() gives those of rows,
-  /// and the rotated parts in bf16. By 128 threads, who have to wait for one another after it.
-  static __device__ __forceinline__ void fetch_scaled(const LatentArgs& args,
-                                                      const LatentSegment& segment,
-                                                      const Shared& shared,
-                                                      int thread) {
-    const int lane = thread % 32;
-    const int32_t count = segment.queries(args);
-    constexpr int kOfWarp = kColumns / 4;  // all on their way together
-    RawQuery raw[kOfWarp];
-    uint32_t ropes[kOfWarp];
-#pragma unroll
-    for (int i = 0; i < kOfWarp; ++i) {
-      const int query = thread / 32 + 4 * i;
-      raw[i].load(args, segment, query, lane);
-      ropes[i] = query < count ? reinterpret_cast<const uint32_t*>(
-                                     segment.query(args, query))[kLatentValues / 2 + lane]
-                               : 0;
-    }
-#pragma unroll
-    for (int i = 0; i < kOfWarp; ++i) {
-      const int query = thread / 32 + 4 * i;
-      const uint32_t rope = ropes[i];
-      float x[16];
-      unpack_bf16(raw[i].parts[0], x, 0);
-      unpack_bf16(raw[i].parts[1], x, 8);
-      float turned[2] = {__uint_as_float(rope << 16), __uint_as_float(rope & 0xffff0000U)};
-      float top = fmaxf(fabsf(turned[0]), fabsf(turned[1]));
-#pragma unroll
-      for (const float number : x) {
-        top = fmaxf(top, fabsf(number));
-      }
-#pragma unroll
-      for (int step = 16; step > 0; step /= 2) {
-        top = fmaxf(top, __shfl_xor_sync(~0U, top, step));
-      }
-      const uint32_t exponent = __float_as_uint(top) >> 23;
-      const bool usual = exponent > 0 && exponent < 254;
-      const float inverse = usual ? __uint_as_float((254U - exponent) << 23) : 1.0F;
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int chunk = half * 8 + lane / 4;
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          const int place = chunk * kInt4Chunk + j * 8 + lane % 4 * 2;
-          ptx::store_shared4(
-              shared.queries +
-                  static_cast<uint32_t>(latent_place(2 * kLatentValues, query, 2 * place)),
-              ptx::pack_f16(x[half * 8 + j] * inverse, x[half * 8 + j + 4] * inverse));
-        }
-      }
-      ptx::store_shared4(
-          shared.queries + kRope + static_cast<uint32_t>(latent_place(128, query, lane * 4)),
-          ptx::pack_bf16(turned[0] * inverse, turned[1] * inverse));
-      if (lane == 0) {
-        shared.query_scales[query] = 1.0F / inverse;
-      }
-    }
-    ptx::fence_shared_to_async();
   }
 
   uint32_t values_;

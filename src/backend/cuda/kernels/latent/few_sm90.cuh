@@ -6,7 +6,7 @@
 //
 // One warpgroup multiplies, a warp fetches.
 
-#include "backend/cuda/kernels/latent/latent.cuh"
+#include "backend/cuda/kernels/latent/queries.cuh"
 #include "backend/cuda/ptx/mma.cuh"
 
 namespace nibble::cuda {
@@ -27,7 +27,7 @@ struct FewShared {
   uint32_t queries;
   uint32_t weights;     // [kColumns, 64] of 2 bytes of a tile, 128-byte swizzle
   float* of_warps;      // [2][4][kColumns] tops or totals of the warps
-  float* query_scales;  // [kColumns] of queries that are not as they came
+  QueryPlace query_place;  // of queries that are not as they came: scales [kColumns]
 };
 
 /// The scales of the queries that a lane has scores of.
@@ -37,7 +37,7 @@ __device__ __forceinline__ void load_query_scales(const FewShared<Form>& shared,
                                                   float (&scales)[kColumns / 4]) {
 #pragma unroll
   for (int q = 0; q < kColumns / 4; ++q) {
-    scales[q] = shared.query_scales[q / 2 * 8 + thread % 4 * 2 + q % 2];
+    scales[q] = shared.query_place.scales[q / 2 * 8 + thread % 4 * 2 + q % 2];
   }
 }
 
@@ -135,19 +135,28 @@ __device__ __forceinline__ void give_few(const LatentArgs& args,
       continue;
     }
     const int at = q / 2 * 4 + q % 2;
-    if (segment.slot < 0) {
-      uint16_t* const out = segment.result(args, query) + dim;
+    const bool whole = segment.slot < 0;
+    uint16_t* const out = segment.result(args, query) + dim;
+    float* const partial = args.partial_sums +
+                           (int64_t{segment.slot} * args.columns + query) * kLatentValues + dim;
 #pragma unroll
-      for (int i = 0; i < 2 * kFewBlocks; ++i) {
-        const float value = sums[i / 2][at + i % 2 * 2] * factors[q];
-        out[Form::dim_of(i / 2, i % 2)] = static_cast<uint16_t>(ptx::pack_bf16(value, 0.0F));
-      }
-    } else {
-      float* const out =
-          args.partial_sums + (int64_t{segment.slot} * args.columns + query) * kLatentValues + dim;
-#pragma unroll
-      for (int i = 0; i < 2 * kFewBlocks; ++i) {
-        out[Form::dim_of(i / 2, i % 2)] = sums[i / 2][at + i % 2 * 2];
+    for (int block = 0; block < kFewBlocks; ++block) {
+      const float first = sums[block][at];
+      const float second = sums[block][at + 2];
+      constexpr bool kNeighbours = Form::dim_of(0, 1) == Form::dim_of(0, 0) + 1;
+      if (whole) {
+        const uint32_t both = ptx::pack_bf16(first * factors[q], second * factors[q]);
+        if constexpr (kNeighbours) {
+          *reinterpret_cast<uint32_t*>(out + Form::dim_of(block, 0)) = both;
+        } else {
+          out[Form::dim_of(block, 0)] = static_cast<uint16_t>(both);
+          out[Form::dim_of(block, 1)] = static_cast<uint16_t>(both >> 16);
+        }
+      } else if constexpr (kNeighbours) {
+        *reinterpret_cast<float2*>(partial + Form::dim_of(block, 0)) = make_float2(first, second);
+      } else {
+        partial[Form::dim_of(block, 0)] = first;
+        partial[Form::dim_of(block, 1)] = second;
       }
     }
   }
@@ -163,9 +172,12 @@ __device__ __forceinline__ void attend_few(const LatentArgs& args,
   const int lane = thread % 32;
   const int own_token = thread / 32 * 16 + lane / 4;
   uint32_t index = 0;
-  for (Work work(args); work.more(); work.next(args)) {
+  uint32_t taken = 0;  // segments
+  for (Work work(args); work.more(); work.next(args), ++taken) {
     const LatentSegment segment = work.segment();
-    const Form form(args, segment, shared, thread);
+    Form::take(args, segment, shared, taken, thread, work);
+    ptx::group_sync(1, 128);
+    const Form form(args, shared, thread);
     const int32_t always = segment.seen(args, 0);  // what all queries of the item see
     FewQueries<kColumns> queries;
     float sums[kFewBlocks][kColumns / 2];
@@ -240,16 +252,20 @@ __global__ __launch_bounds__(kFewThreads, Form::kBlocks) void few_latent_sm90(
   extern __shared__ __align__(1024) uint8_t memory[];
   __shared__ __align__(8) uint64_t barriers[Form::Ring::kBarriers];
   __shared__ float of_warps[2 * 4 * Form::kColumns];
-  __shared__ float query_scales[Form::kColumns];
+  __shared__ __align__(16) float query_scales[Form::kColumns];
+  __shared__ __align__(8) uint64_t query_barrier;
   Shared shared{};
   shared.ring.tiles = ptx::shared_address(memory);
   shared.ring.barriers = ptx::shared_address(barriers);
   shared.queries = shared.ring.tiles + Form::Ring::kBytes;
   shared.weights = shared.ring.tiles + Shared::kWeightsAt;
   shared.of_warps = of_warps;
-  shared.query_scales = query_scales;
+  shared.query_place.codes = shared.queries;
+  shared.query_place.scales = query_scales;
+  shared.query_place.barrier = ptx::shared_address(&query_barrier);
   if (threadIdx.x == 0) {
     shared.ring.init(4);  // warps that multiply
+    ptx::barrier_init(shared.query_place.barrier, 1);
     ptx::barrier_init_fence();
   }
   ptx::allow_successor();

@@ -97,13 +97,16 @@ cudaError_t plan_latent(const LatentShape& shape,
              : plan_line(latent_line(shape), step, plan, context);
 }
 
-size_t latent_workspace_bytes(const LatentShape& shape) {
+size_t latent_workspace_bytes(const LatentShape& shape, int32_t max_sequences) {
   if (latent_family(shape) == LatentFamily::kPlain) {
     return 0;
   }
   const LineForm form = latent_line(shape);
-  return size_t{2} * static_cast<size_t>(form.blocks) * static_cast<size_t>(form.columns) *
-         (kFastValues * sizeof(float) + sizeof(float2));
+  const size_t parts = size_t{2} * static_cast<size_t>(form.blocks) *
+                       static_cast<size_t>(form.columns) *
+                       (kFastValues * sizeof(float) + sizeof(float2));
+  return parts +
+         (shape.coded() ? static_cast<size_t>(max_sequences) * latent_image_bytes(shape) : 0);
 }
 
 cudaError_t decode_latent(const LatentLaunch& args, const LaunchContext& context) {

@@ -62,6 +62,8 @@ struct LatentArgs {
   PlanView plan;
   float* partial_sums;   // [2 grid][columns][kLatentValues]
   float2* partial_tops;  // [2 grid][columns]: top, total
+  uint8_t* images;       // [sequences][line_items] of queries over rows in codes (queries.cuh)
+  int32_t line_items;    // of a sequence on the line, at most
 };
 
 [[nodiscard]] LatentArgs latent_args(const LatentLaunch& launch, const LineForm& form);
@@ -335,23 +337,22 @@ __device__ __forceinline__ void fetch_latents(const LatentArgs& args, const Ring
   }
 }
 
-/// Asks for the segment's queries, from number kFirst on, as rows of an operand; those that are not
-/// there are zeros. By 128 threads, who have to wait for their copies and make them visible.
-template <int kQueries, int kFirst = 0>
+/// Asks for the segment's queries, as rows of an operand; those that are not there are zeros. By 128
+/// threads, who have to wait for their copies and make them visible.
+template <int kQueries>
 __device__ __forceinline__ void fetch_queries(const LatentArgs& args,
                                               const LatentSegment& segment,
                                               uint32_t to,
                                               int thread) {
-  constexpr int kDim = kLatentDim - kFirst;
-  constexpr int kChunks = kDim / 8;  // of a row, 16 bytes each
+  constexpr int kChunks = kLatentDim / 8;  // of a row, 16 bytes each
   const int32_t queries = segment.queries(args);
 #pragma unroll 4
   for (int i = thread; i < kQueries * kChunks; i += 128) {
     const int query = i / kChunks;
     const int chunk = i % kChunks;
     const bool there = query < queries;
-    const uint16_t* const from = segment.query(args, there ? query : 0) + kFirst + chunk * 8;
-    ptx::copy_async16(to + static_cast<uint32_t>(latent_offset(kDim, query, chunk * 8)), from,
+    const uint16_t* const from = segment.query(args, there ? query : 0) + chunk * 8;
+    ptx::copy_async16(to + static_cast<uint32_t>(latent_offset(kLatentDim, query, chunk * 8)), from,
                       there ? 16 : 0);
   }
   ptx::copy_commit();

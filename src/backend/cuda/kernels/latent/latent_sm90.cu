@@ -12,7 +12,34 @@ namespace nibble::cuda {
 namespace {
 
 constexpr int kPrefillInt4 = 16;  // queries of an item of prefill over rows in 4 bits
+constexpr int kImageWarps = 8;
 static_assert(kFewTokens == kManyTokens);
+
+/// Images of what the sequences on the line have as queries, a warp for each.
+template <typename Queries, int kQueries>
+__global__ __launch_bounds__(32 * kImageWarps) void query_images_sm90(
+    const __grid_constant__ LatentArgs args, int32_t line_rows) {
+#if __CUDA_ARCH__ >= 900
+  ptx::allow_successor();
+  ptx::wait_for_predecessor();  // all do, so that what comes behind waits for the same
+  const auto number = static_cast<int32_t>(blockIdx.x * kImageWarps + threadIdx.x / 32);
+  LatentSegment segment{};
+  segment.sequence = static_cast<int32_t>(blockIdx.y);
+  segment.row = __ldcg(args.q_begin + segment.sequence);
+  segment.rows = __ldcg(args.q_begin + segment.sequence + 1) - segment.row;
+  segment.first_query = number / kQueries * kQueries;
+  if (segment.rows > line_rows || segment.first_query >= segment.rows * args.heads) {
+    return;
+  }
+  const int64_t item =
+      int64_t{segment.sequence} * args.line_items + segment.first_query / kQueries;
+  uint8_t* const image = args.images + item * kQueryImage<Queries, kQueries>;
+  RawQuery raw;
+  raw.load(args, segment, number % kQueries, static_cast<int>(threadIdx.x) % 32);
+  Queries::store(raw, number % kQueries, image, reinterpret_cast<float*>(image + Queries::kBytes),
+                 static_cast<int>(threadIdx.x) % 32);
+#endif
+}
 
 cudaError_t launch_large(void (*kernel)(LatentArgs),
                          const Grid& grid,
@@ -37,51 +64,95 @@ cudaError_t launch_many(const dim3& grid, const LatentArgs& args, const LaunchCo
 
 dim3 blocks_of(const LineForm& form) { return dim3(static_cast<unsigned>(form.blocks)); }
 
-cudaError_t decode_bf16(const LatentArgs& args,
-                        const LineForm& form,
+template <typename Form, int kQueries>
+cudaError_t make_images(const LineForm& form,
+                        int32_t sequences,
+                        const LatentArgs& args,
                         const LaunchContext& context) {
-  switch (form.columns) {
+  const int32_t blocks = args.line_items * kQueries / kImageWarps;
+  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(sequences));
+  return launch(query_images_sm90<typename Form::Queries, kQueries>, {grid, 32 * kImageWarps, 0},
+                context, args, form.line_rows);
+}
+
+/// What a step decodes with.
+struct Decode {
+  LineForm form;
+  int32_t sequences;
+  LatentArgs args;
+  LaunchContext context;
+
+  template <typename Form, int kQueries>
+  [[nodiscard]] cudaError_t few() const {
+    return behind_images<Form, kQueries>(launch_few<Form>);
+  }
+  template <typename Form>
+  [[nodiscard]] cudaError_t many() const {
+    return behind_images<Form, kManyQueries>(launch_many<Form, LatentLine>);
+  }
+
+ private:
+  template <typename Form, int kQueries>
+  [[nodiscard]] cudaError_t behind_images(cudaError_t (*decode)(const dim3&,
+                                                                const LatentArgs&,
+                                                                const LaunchContext&)) const {
+    LaunchContext own = context;
+    if constexpr (requires { typename Form::Queries; }) {
+      const cudaError_t status = make_images<Form, kQueries>(form, sequences, args, context);
+      if (status != cudaSuccess) {
+        return status;
+      }
+      own.overlap = true;
+    }
+    return decode(blocks_of(form), args, own);
+  }
+};
+
+cudaError_t decode_bf16(const Decode& step) {
+  switch (step.form.columns) {
     case 8:
-      return launch_few<FewBf16<8>>(blocks_of(form), args, context);
+      return step.few<FewBf16<8>, 8>();
     case 16:
-      return launch_few<FewBf16<16>>(blocks_of(form), args, context);
+      return step.few<FewBf16<16>, 16>();
     default:
-      return launch_many<ManyBf16, LatentLine>(blocks_of(form), args, context);
+      return step.many<ManyBf16>();
   }
 }
 
 template <typename Codes>
-cudaError_t decode_coded(const LatentArgs& args,
-                         const LineForm& form,
-                         const LaunchContext& context) {
-  switch (form.columns) {
+cudaError_t decode_coded(const Decode& step) {
+  switch (step.form.columns) {
     case 8:
-      return launch_few<FewCodes<Codes, 8>>(blocks_of(form), args, context);
+      return step.few<FewCodes<Codes, 8>, 8>();
     case 16:
-      return launch_few<FewCodes<Codes, 16>>(blocks_of(form), args, context);
+      return step.few<FewCodes<Codes, 16>, 16>();
     default:
-      return launch_many<ManyCodes<Codes>, LatentLine>(blocks_of(form), args, context);
+      return step.many<ManyCodes<Codes>>();
   }
 }
 
-cudaError_t decode_int4(const LatentArgs& args,
-                        const LineForm& form,
-                        const LaunchContext& context) {
-  return form.columns == 8 ? launch_few<FewInt4<8>>(blocks_of(form), args, context)
-                           : launch_few<FewInt4<16>>(blocks_of(form), args, context);
+cudaError_t decode_int4(const Decode& step) {
+  return step.form.columns == 8 ? step.few<FewInt4<8>, 8>() : step.few<FewInt4<16>, 16>();
 }
 
 }  // namespace
 
+size_t latent_image_bytes(const LatentShape& shape) {
+  const LineForm form = latent_line(shape);
+  const int32_t items = (form.line_rows * shape.heads + form.columns - 1) / form.columns;
+  return static_cast<size_t>(items) * static_cast<size_t>(form.columns) *
+         (2 * kLatentDim + sizeof(float));
+}
+
 cudaError_t decode_latent_sm90(const LatentLaunch& launch, const LaunchContext& context) {
   const LineForm form = latent_line(launch.shape);
-  const LatentArgs args = latent_args(launch, form);
+  const Decode step{form, launch.step.sequences, latent_args(launch, form), context};
   const auto decode = launch.shape.code == KvCode::kInt8   ? decode_coded<Int8Latents>
                       : launch.shape.code == KvCode::kFp8  ? decode_coded<Fp8Latents>
                       : launch.shape.code == KvCode::kInt4 ? decode_int4
                                                            : decode_bf16;
-  const cudaError_t status = decode(args, form, context);
-  return status != cudaSuccess ? status : merge_latent(args, context);
+  const cudaError_t status = decode(step);
+  return status != cudaSuccess ? status : merge_latent(step.args, context);
 }
 
 cudaError_t prefill_latent_sm90(const LatentLaunch& launch, const LaunchContext& context) {

@@ -55,6 +55,7 @@ class ManyBf16 {
  public:
   static constexpr uint32_t kWeightBuffers = 1;
   static constexpr int kTokenLines = 1;  // none are used
+  static constexpr bool kAhead = false;
   static constexpr int kFetchRegisters = 32;
   static constexpr int kSumRegisters = 168;
   using Ring = LatentRing<kManyTokens, 2, 4>;
@@ -64,25 +65,33 @@ class ManyBf16 {
   static __device__ __forceinline__ void take_weigher_registers() { ptx::registers_take<136>(); }
 
   /// Fetches the segment's queries.
-  __device__ ManyBf16(const LatentArgs& args,
-                      const LatentSegment& segment,
-                      const Shared& shared,
-                      int thread) {
+  template <typename Work>
+  static __device__ __forceinline__ void take(const LatentArgs& args,
+                                              const LatentSegment& segment,
+                                              const Shared& shared,
+                                              uint32_t /*taken*/,
+                                              int thread,
+                                              const Work& /*work*/) {
     fetch_queries<kManyQueries>(args, segment, shared.queries, thread);
     ptx::copy_wait<0>();
     ptx::fence_shared_to_async();
-    ptx::group_sync(kWeigherBarrier, 128);
   }
+  __device__ ManyBf16(const LatentArgs& /*args*/, const Shared& /*shared*/, int /*thread*/) {}
+
+  __device__ __forceinline__ void begin(const Shared& /*shared*/,
+                                        uint32_t /*index*/,
+                                        int /*thread*/) const {}
 
   /// Scores of a tile: queries by rows.
-  __device__ __forceinline__ void multiply(const Shared& shared,
-                                           uint32_t index,
-                                           int /*thread*/,
-                                           ManyScores& scores) const {
+  __device__ __forceinline__ void finish(const Shared& shared,
+                                         uint32_t index,
+                                         int /*thread*/,
+                                         ManyScores& scores) const {
 #pragma unroll
     for (float& score : scores) {
       score = 0.0F;
     }
+    ptx::pin(scores);
     ptx::mma_fence();
 #pragma unroll
     for (int step = 0; step < kLatentDim / 16; ++step) {

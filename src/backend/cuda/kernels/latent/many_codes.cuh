@@ -18,68 +18,79 @@ class ManyCodes {
  public:
   static constexpr uint32_t kWeightBuffers = 2;
   static constexpr int kTokenLines = 2 * kManyTokens;
+  static constexpr bool kAhead = true;  // a tile's products begin before the one before is weighed
   static constexpr int kFetchRegisters = 24;
   static constexpr int kSumRegisters = 168;
   using Ring = LatentRing<kManyTokens, 3, 4, CodedRows>;
   using Shared = ManyShared<ManyCodes>;
-  using Queries = CodedQueries<kManyQueries>;
+  using Queries = CodedQueries<Codes, kManyQueries>;
   static constexpr uint32_t kQueryBytes = Queries::kBytes;
   static __device__ __forceinline__ uint32_t pack(float a, float b) { return ptx::pack_f16(a, b); }
   static __device__ __forceinline__ void take_weigher_registers() { ptx::registers_take<152>(); }
 
-  /// Codes the segment's queries.
-  __device__ ManyCodes(const LatentArgs& args,
-                       const LatentSegment& segment,
-                       const Shared& shared,
-                       int thread)
+  template <typename Work>
+  static __device__ __forceinline__ void take(const LatentArgs& args,
+                                              const LatentSegment& segment,
+                                              const Shared& shared,
+                                              uint32_t taken,
+                                              int thread,
+                                              const Work& work) {
+    take_queries<Queries, kManyQueries>(args, segment, shared.query_place, taken, thread, work);
+  }
+  __device__ ManyCodes(const LatentArgs& args, const Shared& shared, int thread)
       : log_unit_(1.0F / args.score_factor) {
-    ptx::group_sync(kWeigherBarrier, 128);  // all have read the queries before
-    code_queries<Codes, kManyQueries>(args, segment, shared.queries, shared.query_scales, thread);
-    ptx::group_sync(kWeigherBarrier, 128);
     const int row = thread / 32 * 16 + thread % 32 / 4;
-    scales_[0] = shared.query_scales[row];
-    scales_[1] = shared.query_scales[row + 8];
+    scales_[0] = shared.query_place.scales[row] * Codes::kCarried;
+    scales_[1] = shared.query_place.scales[row + 8] * Codes::kCarried;
   }
 
-  /// Scores of a tile, with the logarithms of the tokens' scales.
-  __device__ __forceinline__ void multiply(const Shared& shared,
-                                           uint32_t index,
-                                           int thread,
-                                           ManyScores& scores) const {
+  /// Starts the products of a tile: of the codes that come first, and of the rotated parts.
+  __device__ __forceinline__ void begin(const Shared& shared, uint32_t index, int thread) {
     const uint32_t tile = shared.ring.tile(index);
-    typename Codes::Sum high[kManyTokens / 2];
-    typename Codes::Sum low[kManyTokens / 2];
 #pragma unroll
     for (int i = 0; i < kManyTokens / 2; ++i) {
-      high[i] = 0;
-      low[i] = 0;
-      scores[i] = 0.0F;
+      sums_[i] = 0;
+      turned_[i] = 0.0F;
     }
-    ptx::pin(high);  // zeros are there before the first product
-    ptx::pin(low);
-    ptx::pin(scores);
+    ptx::pin(sums_);  // zeros are there before the first product
+    ptx::pin(turned_);
     ptx::mma_fence();
-    add_codes(high, shared.queries, tile);
-    add_codes(low, shared.queries + Queries::kLow, tile);
+    add_codes(sums_, shared.queries + (Codes::kHighFirst ? 0 : Queries::kLow), tile);
 #pragma unroll
     for (int step = 0; step < kRopeSteps; ++step) {
       ptx::mma_shared<ptx::MmaType::kBf16, kManyTokens>(
-          scores, QueryRope::rows(shared.queries + Queries::kRope, step),
+          turned_, QueryRope::rows(shared.queries + Queries::kRope, step),
           CodedOperand::rows(tile, kCodeSteps + step));
     }
     ptx::mma_commit();
     describe_token(shared, index, thread);
-    ptx::group_sync(kWeigherBarrier, 128);
+  }
+
+  /// Scores of the tile that was begun, with the logarithms of the tokens' scales.
+  __device__ __forceinline__ void finish(const Shared& shared,
+                                         uint32_t index,
+                                         int thread,
+                                         ManyScores& scores) {
     ptx::mma_wait<0>();
-    ptx::pin(high);
-    ptx::pin(low);
-    ptx::pin(scores);
+    ptx::pin(sums_);
+    ptx::pin(turned_);
+#pragma unroll
+    for (auto& sum : sums_) {
+      sum = Codes::carry(sum);
+    }
+    ptx::pin(sums_);
+    ptx::mma_fence();
+    add_codes(sums_, shared.queries + (Codes::kHighFirst ? Queries::kLow : 0),
+              shared.ring.tile(index));
+    ptx::mma_commit();
+    ptx::group_sync(kWeigherBarrier, 128);  // tokens have been described
+    ptx::mma_wait<0>();
+    ptx::pin(sums_);
 #pragma unroll
     for (int e = 0; e < kManyTokens / 2; ++e) {
       const float4& token = token_of(shared, index, thread, e);
-      const auto product = Codes::raise(high[e]) + low[e];
-      scores[e] = fmaf(static_cast<float>(product), scales_[e >> 1 & 1] * token.x,
-                       scores[e] + token.y);
+      scores[e] = fmaf(static_cast<float>(sums_[e]), scales_[e >> 1 & 1] * token.x,
+                       turned_[e] + token.y);
     }
   }
 
@@ -254,7 +265,9 @@ class ManyCodes {
   }
 
   float log_unit_;
-  float scales_[2];  // of the lane's queries
+  float scales_[2];                           // of the lane's queries
+  typename Codes::Sum sums_[kManyTokens / 2];  // of the tile that was begun
+  float turned_[kManyTokens / 2];              // products of rotated parts
 };
 
 }  // namespace nibble::cuda

@@ -4,7 +4,7 @@
 // queries by a tile's rows and makes weights of the scores; two multiply weights by the tile's
 // first 512 numbers, 256 each, so that the tensor cores have work while weights are made.
 
-#include "backend/cuda/kernels/latent/latent.cuh"
+#include "backend/cuda/kernels/latent/queries.cuh"
 #include "backend/cuda/ptx/mma.cuh"
 #include "backend/cuda/ptx/wgmma.cuh"
 
@@ -37,7 +37,7 @@ struct ManyShared {
   uint32_t queries;
   uint32_t weights;     // [buffers][64, 64] of 2 bytes of a tile, 128-byte swizzle
   float* factors;       // [buffers][64] that earlier sums are to be multiplied by
-  float* query_scales;  // [64] of coded queries
+  QueryPlace query_place;  // of coded queries
   float4* tokens;       // [2][64] what the scales of a tile's coded rows mean
 
   [[nodiscard]] __device__ uint32_t weights_of(uint32_t buffer) const {
@@ -122,6 +122,7 @@ __device__ __forceinline__ void weigh_segments(const LatentArgs& args,
   const int row = thread / 32 * 16 + lane / 4;
   uint32_t index = 0;  // of tiles
   uint32_t given = 0;  // weights and last factors
+  uint32_t taken = 0;  // segments
   const auto publish = [&](const float(&factors)[2]) {
     const uint32_t buffer = given % kBuffers;
     if (lane % 4 == 0) {
@@ -137,21 +138,25 @@ __device__ __forceinline__ void weigh_segments(const LatentArgs& args,
       ptx::group_sync(weights_empty(given % kBuffers), kWeightThreads);
     }
   };
-  for (Work work(args); work.more(); work.next(args)) {
+  for (Work work(args); work.more(); work.next(args), ++taken) {
     const LatentSegment segment = work.segment();
-    const Form form(args, segment, shared, thread);
+    ptx::group_sync(kWeigherBarrier, 128);  // all have read the queries before
+    Form::take(args, segment, shared, taken, thread, work);
+    ptx::group_sync(kWeigherBarrier, 128);
+    Form form(args, shared, thread);
     const int32_t seen[2] = {segment.seen(args, row), segment.seen(args, row + 8)};
     const int32_t always = segment.seen(args, 0);  // what all queries of the item see
     ManyRows rows{{-INFINITY, -INFINITY}, {0.0F, 0.0F}};
-    for (int32_t tile = segment.first_tile; tile < segment.end_tile; ++tile, ++index) {
-      const int32_t first = tile * kManyTokens;
-      shared.ring.wait_full(index);
-      if (first + kManyTokens > segment.kv_len) {  // values past the end must be finite
-        clear_rows(shared.ring, index, segment.kv_len - first, thread);
+    const auto begin = [&](int32_t tile, uint32_t at) {
+      shared.ring.wait_full(at);
+      if ((tile + 1) * kManyTokens > segment.kv_len) {  // values past the end must be finite
+        clear_rows(shared.ring, at, segment.kv_len - tile * kManyTokens, thread);
         ptx::group_sync(kWeigherBarrier, 128);
       }
-      ManyScores scores;
-      form.multiply(shared, index, thread, scores);
+      form.begin(shared, at, thread);
+    };
+    const auto weigh = [&](int32_t tile, ManyScores& scores) {
+      const int32_t first = tile * kManyTokens;
       if (first + kManyTokens > always) {
 #pragma unroll
         for (int e = 0; e < kManyTokens / 2; ++e) {
@@ -161,12 +166,27 @@ __device__ __forceinline__ void weigh_segments(const LatentArgs& args,
       }
       float keep[2];
       weigh_many(
-          scores, [&](int e) { return form.unit(shared, index, thread, e); }, args.score_factor, rows,
-          keep);
+          scores, [&](int e) { return form.unit(shared, index, thread, e); }, args.score_factor,
+          rows, keep);
       wait_read();
       store_weights<Form>(scores, shared.weights_of(given % kBuffers), row, lane);
       publish(keep);
+    };
+    ManyScores scores;
+    begin(segment.first_tile, index);
+    for (int32_t tile = segment.first_tile; tile < segment.end_tile - 1; ++tile, ++index) {
+      form.finish(shared, index, thread, scores);
+      if constexpr (Form::kAhead) {
+        begin(tile + 1, index + 1);
+        weigh(tile, scores);
+      } else {
+        weigh(tile, scores);
+        begin(tile + 1, index + 1);
+      }
     }
+    form.finish(shared, index, thread, scores);
+    weigh(segment.end_tile - 1, scores);
+    ++index;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       rows.total[r] += __shfl_xor_sync(~0U, rows.total[r], 1);
@@ -198,7 +218,8 @@ __global__ __launch_bounds__(kManyThreads,
   extern __shared__ __align__(1024) uint8_t memory[];
   __shared__ __align__(8) uint64_t barriers[Form::Ring::kBarriers];
   __shared__ float factors[Form::kWeightBuffers * kManyQueries];
-  __shared__ float query_scales[kManyQueries];
+  __shared__ __align__(16) float query_scales[kManyQueries];
+  __shared__ __align__(8) uint64_t query_barrier;
   __shared__ float4 tokens[Form::kTokenLines];
   Shared shared{};
   shared.ring.tiles = ptx::shared_address(memory);
@@ -206,10 +227,13 @@ __global__ __launch_bounds__(kManyThreads,
   shared.queries = shared.ring.tiles + Form::Ring::kBytes;
   shared.weights = shared.ring.tiles + Shared::kWeightsAt;
   shared.factors = factors;
-  shared.query_scales = query_scales;
+  shared.query_place.codes = shared.queries;
+  shared.query_place.scales = query_scales;
+  shared.query_place.barrier = ptx::shared_address(&query_barrier);
   shared.tokens = tokens;
   if (threadIdx.x == 0) {
     shared.ring.init(8);  // warps that sum
+    ptx::barrier_init(shared.query_place.barrier, 1);
     ptx::barrier_init_fence();
   }
   ptx::allow_successor();

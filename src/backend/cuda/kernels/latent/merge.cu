@@ -11,7 +11,7 @@
 namespace nibble::cuda {
 namespace {
 
-constexpr int kMergeBlocks = 2;  // per multiprocessor
+constexpr int kMergeBlocks = 4;  // per multiprocessor
 constexpr int kMergeWarps = 8;
 constexpr int kMergeThreads = 32 * kMergeWarps;
 constexpr int kMergeItems = 288;  // at most: blocks that share the line
@@ -173,7 +173,7 @@ __device__ __forceinline__ void merge_together(const LatentArgs& args,
 }
 
 __global__ __launch_bounds__(kMergeThreads,
-                             2) void merge_latent_kernel(const __grid_constant__ LatentArgs args) {
+                             kMergeBlocks) void merge_latent_kernel(const __grid_constant__ LatentArgs args) {
   __shared__ SharedItem shared_items[kMergeItems];
   ptx::allow_successor();
   const int32_t blocks = __ldcg(&args.plan.starts->blocks);
@@ -228,6 +228,8 @@ LatentArgs latent_args(const LatentLaunch& launch, const LineForm& form) {
   const size_t slots = size_t{2} * static_cast<size_t>(form.blocks) * form.columns;
   args.partial_sums = reinterpret_cast<float*>(workspace);
   args.partial_tops = reinterpret_cast<float2*>(workspace + slots * kLatentValues * sizeof(float));
+  args.images = workspace + slots * (kLatentValues * sizeof(float) + sizeof(float2));
+  args.line_items = (form.line_rows * shape.heads + form.columns - 1) / form.columns;
   return args;
 }
 
