@@ -3,7 +3,9 @@
 #include <algorithm>
 
 #include "backend/cuda/kernels/attention/plan.cuh"
+#include "backend/cuda/kernels/latent/latent.cuh"
 #include "backend/cuda/kernels/latent/latent_launch.h"
+#include "base/math.h"
 
 namespace nibble::cuda {
 namespace {
@@ -14,7 +16,6 @@ constexpr int32_t kFastValues = kFastDim - kFastRopeDim;
 constexpr int32_t kLineQueries = 256;  // of a sequence that share the work on it among blocks
 
 constexpr int kFp8Capability = 89;
-constexpr int kMostBlocks = 288;  // that merge.cu puts together
 
 int capability() {
   return 10 * device_attribute(cudaDevAttrComputeCapabilityMajor) +
@@ -85,16 +86,22 @@ Status check_latent(const LatentShape& shape) {
 }
 
 size_t latent_plan_bytes(const LatentShape& shape, int32_t max_sequences, int32_t max_rows) {
-  return view_plan(nullptr, latent_line(shape).blocks, max_sequences, max_rows).bytes;
+  return round_up(view_plan(nullptr, latent_line(shape).blocks, max_sequences, max_rows).bytes,
+                  alignof(int4)) +
+         sizeof(SharedItems);
 }
 
 cudaError_t plan_latent(const LatentShape& shape,
                         const StepMetadata& step,
                         void* plan,
                         const LaunchContext& context) {
-  return latent_family(shape) == LatentFamily::kPlain
-             ? cudaSuccess
-             : plan_line(latent_line(shape), step, plan, context);
+  if (latent_family(shape) == LatentFamily::kPlain) {
+    return cudaSuccess;
+  }
+  const LineForm form = latent_line(shape);
+  const cudaError_t status = plan_line(form, step, plan, context);
+  const LatentLaunch launch{.shape = shape, .step = step, .plan = plan};
+  return status != cudaSuccess ? status : list_shared(latent_args(launch, form), context.stream);
 }
 
 size_t latent_workspace_bytes(const LatentShape& shape, int32_t max_sequences) {

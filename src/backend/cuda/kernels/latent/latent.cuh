@@ -42,6 +42,25 @@ struct Int4Rows {
   static constexpr uint32_t kNoParams = 0;
 };
 
+/// An item that several blocks have shared: first..first + parts - 1 have its parts.
+struct SharedItem {
+  int32_t row;  // the sequence's first of the step
+  int32_t rows;
+  int32_t first_query;
+  int32_t first;
+  int32_t parts;
+  int32_t first_slot;  // of the first block; the others' are their first
+};
+
+constexpr int kMostBlocks = 288;  // that share the line
+
+/// Those of a step, behind its plan.
+struct SharedItems {
+  int32_t count;
+  int32_t together;  // not 0 if there are so few that warps share the parts of each
+  SharedItem items[kMostBlocks];
+};
+
 struct LatentArgs {
   const uint16_t* q;
   int64_t q_stride;
@@ -60,6 +79,7 @@ struct LatentArgs {
   float score_factor;
   ptx::CacheHint hint;  // of copies: whether other blocks read the same rows
   PlanView plan;
+  SharedItems* shared;
   float* partial_sums;   // [2 grid][columns][kLatentValues]
   float2* partial_tops;  // [2 grid][columns]: top, total
   uint8_t* images;       // [sequences][line_items] of queries over rows in codes (queries.cuh)
@@ -67,6 +87,8 @@ struct LatentArgs {
 };
 
 [[nodiscard]] LatentArgs latent_args(const LatentLaunch& launch, const LineForm& form);
+/// Lists the items that blocks share, behind the plan of the line.
+cudaError_t list_shared(const LatentArgs& args, cudaStream_t stream);
 /// Behind the kernel that has decoded: items that several of its blocks have shared become one, in
 /// the order of the line.
 cudaError_t merge_latent(const LatentArgs& args, const LaunchContext& context);

@@ -20,13 +20,13 @@ class ManyCodes {
   static constexpr int kTokenLines = 2 * kManyTokens;
   static constexpr bool kAhead = true;  // a tile's products begin before the one before is weighed
   static constexpr int kFetchRegisters = 24;
-  static constexpr int kSumRegisters = 168;
+  static constexpr int kSumRegisters = 176;
   using Ring = LatentRing<kManyTokens, 3, 4, CodedRows>;
   using Shared = ManyShared<ManyCodes>;
   using Queries = CodedQueries<Codes, kManyQueries>;
   static constexpr uint32_t kQueryBytes = Queries::kBytes;
   static __device__ __forceinline__ uint32_t pack(float a, float b) { return ptx::pack_f16(a, b); }
-  static __device__ __forceinline__ void take_weigher_registers() { ptx::registers_take<152>(); }
+  static __device__ __forceinline__ void take_weigher_registers() { ptx::registers_take<136>(); }
 
   template <typename Work>
   static __device__ __forceinline__ void take(const LatentArgs& args,
@@ -191,25 +191,19 @@ class ManyCodes {
     const int thread = static_cast<int>(threadIdx.x) % 128;
     const uint32_t values =
         shared.ring.tile(index) + values_of_lane(thread) + static_cast<uint32_t>(half) * 2048;
-    uint32_t codes[2][4];
-    const auto load = [&](int step) {
-      ptx::load_matrix4_transposed(codes[step % 2],
-                                   values + static_cast<uint32_t>(step / 2) * Ring::kPiece +
-                                       static_cast<uint32_t>(step % 2) * 1024);
-    };
-    load(0);
-    uint32_t own[2][4];
+    uint32_t operands[2][2][4];
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int piece = step / 2;
       const int first = step % 2 * 2;  // block
-      if (step + 1 < kSteps) {
-        load(step + 1);
+      uint32_t codes[4];
+      ptx::load_matrix4_transposed(codes, values + static_cast<uint32_t>(piece) * Ring::kPiece +
+                                              static_cast<uint32_t>(step % 2) * 1024);
+      if (step >= 2) {
+        ptx::mma_wait<1>();  // the step before the last has read its operands
       }
-      if (step >= 1) {
-        ptx::mma_wait<0>();  // operands have been read
-      }
-      widen_values<Codes>(codes[step % 2], own[0], own[1]);
+      uint32_t(&own)[2][4] = operands[step % 2];
+      widen_values<Codes>(codes, own[0], own[1]);
       if (step % 2 == 1) {
         __syncwarp();
         if (thread % 32 == 0) {

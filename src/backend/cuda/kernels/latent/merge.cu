@@ -1,45 +1,42 @@
 // What the kernels of latent attention are told, and how their parts become results. Items that
-// several blocks have shared: their results become one, in the order of the line. A kernel behind
-// the one that made them. Its warps take 128 numbers of a query each; where items are few, all
+// several blocks have shared: their results become one, in the order of the line. Which these are
+// is part of a step's plan; a kernel behind the one that made their parts merges them. Its warps take 128 numbers of a query each; where items are few, all
 // warps of a block share the parts of such.
 
 #include <numbers>
 
 #include "backend/cuda/kernels/latent/latent.cuh"
 #include "backend/cuda/ptx/mma.cuh"
+#include "base/math.h"
 
 namespace nibble::cuda {
 namespace {
 
-constexpr int kMergeBlocks = 4;  // per multiprocessor
+constexpr int kMergeBlocks = 3;  // per multiprocessor
 constexpr int kMergeWarps = 8;
 constexpr int kMergeThreads = 32 * kMergeWarps;
-constexpr int kMergeItems = 288;  // at most: blocks that share the line
 constexpr int kMergeMany = 8;     // parts of an item from which on warps share them
 constexpr int kMergePieces = kLatentValues / 128;
 
-/// An item that is shared: blocks first..first + parts - 1 have its parts.
-struct SharedItem {
-  int32_t row;  // the sequence's first of the step
-  int32_t rows;
-  int32_t first_query;
-  int32_t first;
-  int32_t parts;
-  int32_t first_slot;  // of the first block; the others' are their first
-
-  __device__ bool has(const LatentArgs& args, int32_t query) const {
-    return first_query + query < rows * args.heads;
-  }
-  __device__ int64_t place(const LatentArgs& args, int32_t part, int32_t query) const {
-    const int32_t slot = part == 0 ? first_slot : 2 * (first + part);
-    return int64_t{slot} * args.columns + query;
-  }
-  __device__ uint16_t* result(const LatentArgs& args, int32_t query) const {
-    const int32_t at = first_query + query;
-    return args.out + int64_t{row + at / args.heads} * args.out_stride +
-           at % args.heads * kLatentDim;
-  }
-};
+__device__ __forceinline__ bool has_query(const LatentArgs& args,
+                                          const SharedItem& item,
+                                          int32_t query) {
+  return item.first_query + query < item.rows * args.heads;
+}
+__device__ __forceinline__ int64_t place_of_part(const LatentArgs& args,
+                                                 const SharedItem& item,
+                                                 int32_t part,
+                                                 int32_t query) {
+  const int32_t slot = part == 0 ? item.first_slot : 2 * (item.first + part);
+  return int64_t{slot} * args.columns + query;
+}
+__device__ __forceinline__ uint16_t* result_of(const LatentArgs& args,
+                                               const SharedItem& item,
+                                               int32_t query) {
+  const int32_t at = item.first_query + query;
+  return args.out + int64_t{item.row + at / args.heads} * args.out_stride +
+         at % args.heads * kLatentDim;
+}
 
 /// The item within which a share begins, if no share before that one does.
 __device__ __forceinline__ bool find_shared_item(const LatentArgs& args,
@@ -62,12 +59,12 @@ __device__ __forceinline__ bool find_shared_item(const LatentArgs& args,
   return true;
 }
 
-/// All shared items, in order; their number. By all threads.
-__device__ __forceinline__ int32_t find_shared_items(const LatentArgs& args,
-                                                     int32_t blocks,
-                                                     SharedItem* items) {
+/// Lists the shared items, in order. By one block.
+__global__ __launch_bounds__(kMergeThreads) void list_shared_items(
+    const __grid_constant__ LatentArgs args) {
   __shared__ int32_t counts[kMergeWarps];
   const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int32_t blocks = __ldcg(&args.plan.starts->blocks);
   int32_t found = 0;
   for (int32_t start = 1; start < blocks; start += kMergeThreads) {
     const int32_t block = start + static_cast<int32_t>(threadIdx.x);
@@ -84,11 +81,14 @@ __device__ __forceinline__ int32_t find_shared_items(const LatentArgs& args,
       found += counts[warp];
     }
     if (is_one) {
-      items[before + __popc(votes & ((1U << lane) - 1))] = item;
+      args.shared->items[before + __popc(votes & ((1U << lane) - 1))] = item;
     }
     __syncthreads();
   }
-  return found;
+  if (threadIdx.x == 0) {
+    args.shared->count = found;
+    args.shared->together = blocks > kMergeMany * found ? 1 : 0;
+  }
 }
 
 /// A sum of parts, in units of 2^top.
@@ -123,7 +123,7 @@ __device__ __forceinline__ MergedSum merge_parts(
     for (int i = 0; i < kBatch; ++i) {
       const int32_t part = start + i * from_step.y;
       if (part < item.parts) {
-        const int64_t at = item.place(args, part, query);
+        const int64_t at = place_of_part(args, item, part, query);
         tops[i] = __ldcg(args.partial_tops + at);
         sums[i] =
             __ldcg(reinterpret_cast<const float4*>(args.partial_sums + at * kLatentValues + dim));
@@ -145,7 +145,7 @@ __device__ __forceinline__ void give_merged(const LatentArgs& args,
                                             int dim,
                                             const MergedSum& merged) {
   const float inverse = 1.0F / merged.total;
-  *reinterpret_cast<uint2*>(item.result(args, query) + dim) =
+  *reinterpret_cast<uint2*>(result_of(args, item, query) + dim) =
       make_uint2(ptx::pack_bf16(merged.sum.x * inverse, merged.sum.y * inverse),
                  ptx::pack_bf16(merged.sum.z * inverse, merged.sum.w * inverse));
 }
@@ -158,7 +158,7 @@ __device__ __forceinline__ void merge_together(const LatentArgs& args,
   __shared__ MergedSum of_warps[kMergeWarps][32];
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  of_warps[warp][lane] = merge_parts<9>(args, item, query, dim, make_int2(warp, kMergeWarps));
+  of_warps[warp][lane] = merge_parts<5>(args, item, query, dim, make_int2(warp, kMergeWarps));
   __syncthreads();
   if (warp == 0) {
     MergedSum merged = of_warps[0][lane];
@@ -174,23 +174,20 @@ __device__ __forceinline__ void merge_together(const LatentArgs& args,
 
 __global__ __launch_bounds__(kMergeThreads,
                              kMergeBlocks) void merge_latent_kernel(const __grid_constant__ LatentArgs args) {
-  __shared__ SharedItem shared_items[kMergeItems];
   ptx::allow_successor();
-  const int32_t blocks = __ldcg(&args.plan.starts->blocks);
-  const int32_t items = find_shared_items(args, blocks, shared_items);
+  const int32_t units = __ldcg(&args.shared->count) * args.columns * kMergePieces;
+  const bool together = __ldcg(&args.shared->together) != 0;
   ptx::wait_for_predecessor();
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const bool together = blocks > kMergeMany * items;
-  const int32_t units = items * args.columns * kMergePieces;
   const auto block = static_cast<int32_t>(blockIdx.x);
   const auto grid = static_cast<int32_t>(gridDim.x);
   const int32_t step = together ? grid : grid * kMergeWarps;
   for (int32_t unit = together ? block : block * kMergeWarps + warp; unit < units; unit += step) {
-    const SharedItem& item = shared_items[unit / kMergePieces / args.columns];
+    const SharedItem item = args.shared->items[unit / kMergePieces / args.columns];
     const int32_t query = unit / kMergePieces % args.columns;
     const int dim = unit % kMergePieces * 128 + lane * 4;
-    if (!item.has(args, query)) {
+    if (!has_query(args, item, query)) {
       continue;
     }
     if (together) {
@@ -224,6 +221,8 @@ LatentArgs latent_args(const LatentLaunch& launch, const LineForm& form) {
   args.hint = shape.heads > form.columns ? ptx::CacheHint::kNormal : ptx::CacheHint::kEvictFirst;
   args.plan = view_plan(const_cast<void*>(launch.plan), form.blocks, launch.step.sequences,
                         launch.step.rows);
+  args.shared = reinterpret_cast<SharedItems*>(static_cast<uint8_t*>(const_cast<void*>(launch.plan)) +
+                                               round_up(args.plan.bytes, alignof(int4)));
   auto* const workspace = static_cast<uint8_t*>(launch.workspace);
   const size_t slots = size_t{2} * static_cast<size_t>(form.blocks) * form.columns;
   args.partial_sums = reinterpret_cast<float*>(workspace);
@@ -231,6 +230,10 @@ LatentArgs latent_args(const LatentLaunch& launch, const LineForm& form) {
   args.images = workspace + slots * (kLatentValues * sizeof(float) + sizeof(float2));
   args.line_items = (form.line_rows * shape.heads + form.columns - 1) / form.columns;
   return args;
+}
+
+cudaError_t list_shared(const LatentArgs& args, cudaStream_t stream) {
+  return launch(list_shared_items, {dim3(1), kMergeThreads, 0}, {stream, false}, args);
 }
 
 cudaError_t merge_latent(const LatentArgs& args, const LaunchContext& context) {
