@@ -146,8 +146,9 @@ Result<double> time_decode(const Shape& shape) {
   NIBBLE_ASSIGN_OR_RETURN(const DeviceMemory out, DeviceMemory::allocate(query_bytes));
   NIBBLE_ASSIGN_OR_RETURN(const DeviceMemory plan, DeviceMemory::allocate(latent_plan_bytes(
                                                        latent, step.sequences, step.rows)));
-  NIBBLE_ASSIGN_OR_RETURN(const DeviceMemory workspace,
-                          DeviceMemory::allocate(latent_workspace_bytes(latent, step.sequences) + 1));
+  NIBBLE_ASSIGN_OR_RETURN(
+      const DeviceMemory workspace,
+      DeviceMemory::allocate(latent_workspace_bytes(latent, step.sequences) + 1));
   NIBBLE_RETURN_IF_ERROR(fill(cache, layer * layers, random_pages(latent)));
   NIBBLE_RETURN_IF_ERROR(fill(queries, query_bytes, random_numbers()));
   NIBBLE_ASSIGN_OR_RETURN(const auto timer, Timer::make());

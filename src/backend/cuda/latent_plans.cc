@@ -38,9 +38,10 @@ int64_t LatentPlans::bytes(const StepLimits& limits) {
                             .row_dim = static_cast<int32_t>(limits.latent_row),
                             .rope_dim = kPlannedRopeDim,
                             .heads = static_cast<int32_t>(limits.latent_heads)};
-    return static_cast<int64_t>(latent_plan_bytes(shape, static_cast<int32_t>(limits.sequences),
-                                                  static_cast<int32_t>(limits.rows)) +
-                                latent_workspace_bytes(shape, static_cast<int32_t>(limits.sequences)));
+    return static_cast<int64_t>(
+        latent_plan_bytes(shape, static_cast<int32_t>(limits.sequences),
+                          static_cast<int32_t>(limits.rows)) +
+        latent_workspace_bytes(shape, static_cast<int32_t>(limits.sequences)));
   };
   return std::max({bytes_in(KvCode::kBf16), bytes_in(KvCode::kInt8), bytes_in(KvCode::kInt4)});
 }

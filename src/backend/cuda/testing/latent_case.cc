@@ -54,7 +54,8 @@ LatentCase::LatentCase(const LatentShape& shape, std::vector<LatentSequence> seq
   out_ = std::make_unique<DeviceArray<uint16_t>>(numbers);
   plan_ =
       std::make_unique<DeviceArray<uint8_t>>(latent_plan_bytes(shape, step_.sequences, step_.rows));
-  workspace_ = std::make_unique<DeviceArray<uint8_t>>(latent_workspace_bytes(shape, step_.sequences) + 1);
+  workspace_ =
+      std::make_unique<DeviceArray<uint8_t>>(latent_workspace_bytes(shape, step_.sequences) + 1);
 }
 
 size_t LatentCase::width() const {

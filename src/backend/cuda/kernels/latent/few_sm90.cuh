@@ -25,8 +25,8 @@ struct FewShared {
   static_assert(kWeightsAt % 1024 == 0);
   typename Form::Ring ring;
   uint32_t queries;
-  uint32_t weights;     // [kColumns, 64] of 2 bytes of a tile, 128-byte swizzle
-  float* of_warps;      // [2][4][kColumns] tops or totals of the warps
+  uint32_t weights;        // [kColumns, 64] of 2 bytes of a tile, 128-byte swizzle
+  float* of_warps;         // [2][4][kColumns] tops or totals of the warps
   QueryPlace query_place;  // of queries that are not as they came: scales [kColumns]
 };
 
@@ -137,8 +137,8 @@ __device__ __forceinline__ void give_few(const LatentArgs& args,
     const int at = q / 2 * 4 + q % 2;
     const bool whole = segment.slot < 0;
     uint16_t* const out = segment.result(args, query) + dim;
-    float* const partial = args.partial_sums +
-                           (int64_t{segment.slot} * args.columns + query) * kLatentValues + dim;
+    float* const partial =
+        args.partial_sums + (int64_t{segment.slot} * args.columns + query) * kLatentValues + dim;
 #pragma unroll
     for (int block = 0; block < kFewBlocks; ++block) {
       const float first = sums[block][at];

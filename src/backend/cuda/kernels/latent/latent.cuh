@@ -359,8 +359,8 @@ __device__ __forceinline__ void fetch_latents(const LatentArgs& args, const Ring
   }
 }
 
-/// Asks for the segment's queries, as rows of an operand; those that are not there are zeros. By 128
-/// threads, who have to wait for their copies and make them visible.
+/// Asks for the segment's queries, as rows of an operand; those that are not there are zeros. By
+/// 128 threads, who have to wait for their copies and make them visible.
 template <int kQueries>
 __device__ __forceinline__ void fetch_queries(const LatentArgs& args,
                                               const LatentSegment& segment,

@@ -31,8 +31,7 @@ __global__ __launch_bounds__(32 * kImageWarps) void query_images_sm90(
   if (segment.rows > line_rows || segment.first_query >= segment.rows * args.heads) {
     return;
   }
-  const int64_t item =
-      int64_t{segment.sequence} * args.line_items + segment.first_query / kQueries;
+  const int64_t item = int64_t{segment.sequence} * args.line_items + segment.first_query / kQueries;
   uint8_t* const image = args.images + item * kQueryImage<Queries, kQueries>;
   RawQuery raw;
   raw.load(args, segment, number % kQueries, static_cast<int>(threadIdx.x) % 32);

@@ -89,8 +89,8 @@ class ManyCodes {
 #pragma unroll
     for (int e = 0; e < kManyTokens / 2; ++e) {
       const float4& token = token_of(shared, index, thread, e);
-      scores[e] = fmaf(static_cast<float>(sums_[e]), scales_[e >> 1 & 1] * token.x,
-                       turned_[e] + token.y);
+      scores[e] =
+          fmaf(static_cast<float>(sums_[e]), scales_[e >> 1 & 1] * token.x, turned_[e] + token.y);
     }
   }
 
@@ -150,8 +150,7 @@ class ManyCodes {
                                                  uint32_t index,
                                                  int thread) const {
     if (thread < kManyTokens) {
-      const float scale =
-          row_scale(shared.ring.params(index) + static_cast<uint32_t>(4 * thread));
+      const float scale = row_scale(shared.ring.params(index) + static_cast<uint32_t>(4 * thread));
       shared.tokens[index % 2 * kManyTokens + static_cast<uint32_t>(thread)] =
           make_float4(scale, __log2f(scale) * log_unit_, __fdividef(1.0F, scale), 0.0F);
     }
@@ -259,7 +258,7 @@ class ManyCodes {
   }
 
   float log_unit_;
-  float scales_[2];                           // of the lane's queries
+  float scales_[2];                            // of the lane's queries
   typename Codes::Sum sums_[kManyTokens / 2];  // of the tile that was begun
   float turned_[kManyTokens / 2];              // products of rotated parts
 };

@@ -35,10 +35,10 @@ struct ManyShared {
   static_assert(kWeightsAt % 1024 == 0);
   typename Form::Ring ring;
   uint32_t queries;
-  uint32_t weights;     // [buffers][64, 64] of 2 bytes of a tile, 128-byte swizzle
-  float* factors;       // [buffers][64] that earlier sums are to be multiplied by
+  uint32_t weights;        // [buffers][64, 64] of 2 bytes of a tile, 128-byte swizzle
+  float* factors;          // [buffers][64] that earlier sums are to be multiplied by
   QueryPlace query_place;  // of coded queries
-  float4* tokens;       // [2][64] what the scales of a tile's coded rows mean
+  float4* tokens;          // [2][64] what the scales of a tile's coded rows mean
 
   [[nodiscard]] __device__ uint32_t weights_of(uint32_t buffer) const {
     return weights + buffer * kManyWeightBytes;

@@ -1,7 +1,8 @@
 // What the kernels of latent attention are told, and how their parts become results. Items that
 // several blocks have shared: their results become one, in the order of the line. Which these are
-// is part of a step's plan; a kernel behind the one that made their parts merges them. Its warps take 128 numbers of a query each; where items are few, all
-// warps of a block share the parts of such.
+// is part of a step's plan; a kernel behind the one that made their parts merges them. Its warps
+// take 128 numbers of a query each; where items are few, all warps of a block share the parts of
+// such.
 
 #include <numbers>
 
@@ -12,10 +13,10 @@
 namespace nibble::cuda {
 namespace {
 
-constexpr int kMergeBlocks = 3;  // per multiprocessor
+constexpr int kMergeBlocks = 2;  // per multiprocessor
 constexpr int kMergeWarps = 8;
 constexpr int kMergeThreads = 32 * kMergeWarps;
-constexpr int kMergeMany = 8;     // parts of an item from which on warps share them
+constexpr int kMergeMany = 8;  // parts of an item from which on warps share them
 constexpr int kMergePieces = kLatentValues / 128;
 
 __device__ __forceinline__ bool has_query(const LatentArgs& args,
@@ -158,7 +159,7 @@ __device__ __forceinline__ void merge_together(const LatentArgs& args,
   __shared__ MergedSum of_warps[kMergeWarps][32];
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  of_warps[warp][lane] = merge_parts<5>(args, item, query, dim, make_int2(warp, kMergeWarps));
+  of_warps[warp][lane] = merge_parts<9>(args, item, query, dim, make_int2(warp, kMergeWarps));
   __syncthreads();
   if (warp == 0) {
     MergedSum merged = of_warps[0][lane];
@@ -172,8 +173,8 @@ __device__ __forceinline__ void merge_together(const LatentArgs& args,
   __syncthreads();
 }
 
-__global__ __launch_bounds__(kMergeThreads,
-                             kMergeBlocks) void merge_latent_kernel(const __grid_constant__ LatentArgs args) {
+__global__ __launch_bounds__(kMergeThreads, kMergeBlocks) void merge_latent_kernel(
+    const __grid_constant__ LatentArgs args) {
   ptx::allow_successor();
   const int32_t units = __ldcg(&args.shared->count) * args.columns * kMergePieces;
   const bool together = __ldcg(&args.shared->together) != 0;
@@ -221,8 +222,9 @@ LatentArgs latent_args(const LatentLaunch& launch, const LineForm& form) {
   args.hint = shape.heads > form.columns ? ptx::CacheHint::kNormal : ptx::CacheHint::kEvictFirst;
   args.plan = view_plan(const_cast<void*>(launch.plan), form.blocks, launch.step.sequences,
                         launch.step.rows);
-  args.shared = reinterpret_cast<SharedItems*>(static_cast<uint8_t*>(const_cast<void*>(launch.plan)) +
-                                               round_up(args.plan.bytes, alignof(int4)));
+  args.shared =
+      reinterpret_cast<SharedItems*>(static_cast<uint8_t*>(const_cast<void*>(launch.plan)) +
+                                     round_up(args.plan.bytes, alignof(int4)));
   auto* const workspace = static_cast<uint8_t*>(launch.workspace);
   const size_t slots = size_t{2} * static_cast<size_t>(form.blocks) * form.columns;
   args.partial_sums = reinterpret_cast<float*>(workspace);

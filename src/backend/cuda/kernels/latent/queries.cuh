@@ -173,7 +173,8 @@ __device__ __forceinline__ void take_queries(const LatentArgs& args,
                                              const LatentLine& /*work*/) {
   constexpr uint32_t kBytes = kQueryImage<Queries, kQueries>;
   if (thread == 0) {
-    const int64_t item = int64_t{segment.sequence} * args.line_items + segment.first_query / kQueries;
+    const int64_t item =
+        int64_t{segment.sequence} * args.line_items + segment.first_query / kQueries;
     const uint8_t* const image = args.images + item * kBytes;
     ptx::barrier_arrive_expect(to.barrier, kBytes);
     ptx::bulk_copy(to.codes, image, Queries::kBytes, to.barrier);
