@@ -52,8 +52,8 @@ void keep_layers(Json& json, int64_t layers) {
   }
 }
 
-/// Fields of widths, and what they are at most in a narrow model. All fit groups of 32, and products
-/// of schemes have 64 inputs, the fewest that GPUs take.
+/// Fields of widths, and what they are at most in a narrow model. All fit groups of 32, and
+/// products of schemes have 64 inputs, the fewest that GPUs take.
 void make_narrow(Json& json) {
   static constexpr std::pair<std::string_view, int64_t> kWidths[] = {
       {"hidden_size", 64},
