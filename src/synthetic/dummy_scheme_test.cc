@@ -95,18 +95,17 @@ Layout published_layout(DType shape) {
     const std::string at = kLayer + std::to_string(layer) + ".";
     plain(at + "input_layernorm", {64});
     plain(at + "post_attention_layernorm", {64});
-    plain(at + "self_attn.q_a_proj", {32, 64});
-    plain(at + "self_attn.q_a_layernorm", {32});
-    plain(at + "self_attn.q_b_proj", {2 * 24, 32});
+    plain(at + "self_attn.q_a_proj", {64, 64});
+    plain(at + "self_attn.q_a_layernorm", {64});
+    plain(at + "self_attn.q_b_proj", {2 * 24, 64});
     plain(at + "self_attn.kv_a_proj_with_mqa", {32 + 8, 64});
     plain(at + "self_attn.kv_a_layernorm", {32});
-    plain(at + "self_attn.kv_b_proj", {2 * 32, 32});
-    plain(at + "self_attn.o_proj", {64, 2 * 16});
+    plain(at + "self_attn.kv_b_proj", {2 * 48, 32});
+    plain(at + "self_attn.o_proj", {64, 2 * 32});
     const std::string shared = layer == 0 ? "mlp." : "mlp.shared_experts.";
-    const int64_t width = layer == 0 ? 64 : 32;
-    plain(at + shared + "gate_proj", {width, 64});
-    plain(at + shared + "up_proj", {width, 64});
-    plain(at + shared + "down_proj", {64, width});
+    plain(at + shared + "gate_proj", {64, 64});
+    plain(at + shared + "up_proj", {64, 64});
+    plain(at + shared + "down_proj", {64, 64});
     if (layer == 0) {
       continue;
     }
@@ -114,9 +113,9 @@ Layout published_layout(DType shape) {
     layout[at + "mlp.gate.e_score_correction_bias"] = {DType::kF32, {6}};
     for (int expert = 0; expert < 6; ++expert) {
       const std::string module = at + "mlp.experts." + std::to_string(expert) + ".";
-      add_published(layout, module + "gate_proj", 32, 64, shape);
-      add_published(layout, module + "up_proj", 32, 64, shape);
-      add_published(layout, module + "down_proj", 64, 32, shape);
+      add_published(layout, module + "gate_proj", 64, 64, shape);
+      add_published(layout, module + "up_proj", 64, 64, shape);
+      add_published(layout, module + "down_proj", 64, 64, shape);
     }
   }
   return layout;

@@ -97,10 +97,10 @@ def test_half_of_a_pair_is_missing(model, lost, there, tmp_path):
 
 
 @pytest.mark.parametrize("matrix,rows,words", [
-    ("kv_b_proj", 60, "num_attention_heads 2 x (qk_nope_head_dim 16 + v_head_dim 16) = 64"),
+    ("kv_b_proj", 60, "num_attention_heads 2 x (qk_nope_head_dim 16 + v_head_dim 32) = 96"),
     ("q_b_proj", 40, "num_attention_heads 2 x (qk_nope_head_dim 16 + qk_rope_head_dim 8) = 48"),
     ("kv_a_proj_with_mqa", 39, "kv_lora_rank 32 + qk_rope_head_dim 8 = 40"),
-    ("q_a_proj", 30, "q_lora_rank 32 = 32"),
+    ("q_a_proj", 30, "q_lora_rank 64 = 64"),
 ])
 def test_rows_that_do_not_fit_the_heads(model, matrix, rows, words, tmp_path):
     name = f"{ATTENTION}{matrix}.weight"
@@ -209,7 +209,7 @@ YARN = {"type": "yarn", "factor": 64.0, "original_max_position_embeddings": 4096
      ("rope_scaling: field mscale_all_dim: 1000000000",)),
     ({"rope_scaling": {**YARN, "factor": 0}}, CORRUPT, ("rope_scaling: field factor",)),
     ({"q_lora_rank": None}, CORRUPT, ("q_a_proj.weight", "q_lora_rank", "two stages")),
-    ({"q_lora_rank": 48}, CORRUPT, ("q_a_proj.weight: 32 rows", "q_lora_rank 48")),
+    ({"q_lora_rank": 48}, CORRUPT, ("q_a_proj.weight: 64 rows", "q_lora_rank 48")),
     ({"num_attention_heads": 4, "num_key_value_heads": 4}, CORRUPT,
      ("q_b_proj.weight: 48 rows", "num_attention_heads 4")),
 ])

@@ -9,16 +9,16 @@ namespace nibble::cuda {
 namespace {
 
 constexpr int32_t kTile = kExpandedTile;
-constexpr int32_t kFewestRows = 64;  // fewer leave most of a block's products to rows of zeros
 constexpr int64_t kPieceBytes = int64_t{512} << 20;
 constexpr int32_t kMostTokens = int32_t{1} << 20;  // of a piece, whatever the heads
 
-// Rates of one H200: of absorbed attention and of batched products as measured (bench/results/
-// h200-mla.json, h200-kernels.json), of expanded attention as it is aimed at; FLOP and bytes per
-// microsecond.
-constexpr double kAbsorbedRate = 480e6;
-constexpr double kExpandedRate = 500e6;
-constexpr double kProductRate = 600e6;
+// Rates of one H200, FLOP and bytes per microsecond, from what latent_bench measured of prefill
+// (bench/results/h200-mla.json): 45 shapes of 16, 64 and 128 heads, of all of which the costs below
+// choose the faster form. From 16 rows on they are within 9 % of what was measured, but for whole
+// prompts of 2048 tokens, where they are a fifth to a quarter below it.
+constexpr double kAbsorbedRate = 600e6;
+constexpr double kExpandedRate = 690e6;
+constexpr double kProductRate = 670e6;
 constexpr double kMemoryRate = 4e6;
 constexpr double kLaunch = 4.0;  // microseconds of a launch that nothing hides
 constexpr int64_t kMultiprocessors = 132;
@@ -29,6 +29,12 @@ constexpr int32_t kRowDim = kExpandedRank + kExpandedRope;
 /// Pairs of a row and a token that it sees, of a sequence's last `rows`.
 double pairs(const ExpandedSequence& sequence, double rows) {
   return rows * (sequence.kv_len - rows) + rows * (rows + 1) / 2;
+}
+
+/// The most rows of a sequence whose cache all blocks share out, as latent_line() has it; a
+/// sequence of more rows has blocks of its own, each over the whole cache.
+int64_t shared_rows(int64_t heads) {
+  return std::clamp<int64_t>(256 / heads, 1, heads <= 16 ? 4 : 16);
 }
 
 /// The share of the multiprocessors that so many blocks keep busy; of many, causal rows are longer
@@ -42,11 +48,14 @@ double busy(int64_t blocks) {
 }  // namespace
 
 double absorbed_cost(int64_t heads, const ExpandedSequence& sequence) {
-  const auto count = static_cast<double>(heads);
-  const double attention = 2 * pairs(sequence, sequence.rows) * count * (kRowDim + kExpandedRank) /
-                           kAbsorbedRate / busy(ceil_div(sequence.rows * heads, kAbsorbedQueries));
-  const double products =
-      2.0 * sequence.rows * count * kExpandedRank * (kExpandedNope + kExpandedValue) / kProductRate;
+  // Blocks of few queries are as long as full ones.
+  const int64_t blocks = ceil_div(sequence.rows * heads, kAbsorbedQueries);
+  const double seen = pairs(sequence, sequence.rows) / sequence.rows;  // tokens, of a mean row
+  const double attention = 2 * seen * static_cast<double>(blocks * kAbsorbedQueries) *
+                           (kRowDim + kExpandedRank) / kAbsorbedRate /
+                           (sequence.rows <= shared_rows(heads) ? 1.0 : busy(blocks));
+  const double products = 2.0 * sequence.rows * static_cast<double>(heads) * kExpandedRank *
+                          (kExpandedNope + kExpandedValue) / kProductRate;
   return attention + products + 3 * kLaunch;
 }
 
@@ -70,7 +79,7 @@ double expanded_cost(int64_t heads, const ExpandedSequence& sequence) {
 }
 
 bool is_expanded(int64_t heads, const ExpandedSequence& sequence) {
-  return sequence.rows >= kFewestRows &&
+  return sequence.rows > shared_rows(heads) &&
          expanded_cost(heads, sequence) < absorbed_cost(heads, sequence);
 }
 
