@@ -74,6 +74,15 @@ constexpr const char* kDeepseek = R"({"architectures": ["DeepseekV3ForCausalLM"]
     "kv_lora_rank": 128, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32,
     "v_head_dim": 64, "num_hidden_layers": 2, "vocab_size": 1024,
     "max_position_embeddings": 300})";
+/// The same, but every token has all experts.
+constexpr const char* kDeepseekDense = R"({"architectures": ["DeepseekV3ForCausalLM"],
+    "hidden_size": 256, "intermediate_size": 384, "moe_intermediate_size": 128,
+    "n_routed_experts": 16, "num_experts_per_tok": 16, "n_shared_experts": 2, "n_group": 4,
+    "topk_group": 4, "norm_topk_prob": true, "routed_scaling_factor": 2.5,
+    "first_k_dense_replace": 0, "num_attention_heads": 4, "num_key_value_heads": 4,
+    "kv_lora_rank": 128, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32,
+    "v_head_dim": 64, "num_hidden_layers": 2, "vocab_size": 1024,
+    "max_position_embeddings": 300})";
 
 struct RandomModel {
   const char* name;
@@ -162,7 +171,10 @@ TEST_P(CudaRandomLogits, AreTheCpus) {
   const auto actual = SequenceRunner(*on_gpu, *cuda_, KvCode::kBf16).feed_in_chunks(ids, 1, 100);
   const double error = distance(actual, expected);
   std::printf("%s %s: distance %.6f\n", GetParam().name, GetParam().scheme, error);
-  EXPECT_LE(error, 0.03);
+  // Scores of random experts lie so close that a last place decides which groups a token chooses:
+  // on CPUs a BF16 cache instead of an F32 one moves these logits by 0.042, by 0.005 if every token
+  // has all experts.
+  EXPECT_LE(error, GetParam().config == kDeepseek ? 0.1 : 0.03);
 }
 
 TEST_P(CudaRandomModels, AnswersDoNotDependOnTheBatch) {
@@ -203,6 +215,7 @@ INSTANTIATE_TEST_SUITE_P(Floats,
                                            RandomModel{"kimi", kKimi, "w4a16_g32"},
                                            RandomModel{"kimi", kKimi, "w8a8_fp8"},
                                            RandomModel{"deepseek", kDeepseek, "bf16"},
+                                           RandomModel{"deepseek_dense", kDeepseekDense, "bf16"},
                                            RandomModel{"deepseek", kDeepseek, "w8a8_fp8_block"},
                                            RandomModel{"qwen3_moe", kQwen3Moe, "w8a16_channel"}),
                          [](const auto& info) {
