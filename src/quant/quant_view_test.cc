@@ -147,6 +147,28 @@ TEST(QuantView, CopiesOtherNibblesAsCanonicalOnes) {
   }
 }
 
+TEST(QuantView, LongRunsOfNibblesAreThoseOfSingleWords) {
+  constexpr size_t kWords = 45;  // of whole vectors and words behind them
+  std::byte memory[4 * kWords + 1];
+  for (size_t i = 0; i < sizeof(memory); ++i) {
+    memory[i] = static_cast<std::byte>(i * 2654435761U >> 11U);
+  }
+  for (const NibbleForm form :
+       {NibbleForm{}, NibbleForm{true, false}, NibbleForm{false, true}, NibbleForm{true, true}}) {
+    std::byte copy[sizeof(memory)];
+    std::memcpy(copy, memory, sizeof(memory));
+    canonical_words(form, copy + 1, kWords, copy + 1);  // in place, aligned to nothing
+    EXPECT_EQ(copy[0], memory[0]);
+    for (size_t i = 0; i < kWords; ++i) {
+      uint32_t word = 0;
+      uint32_t got = 0;
+      std::memcpy(&word, memory + 1 + 4 * i, 4);
+      std::memcpy(&got, copy + 1 + 4 * i, 4);
+      EXPECT_EQ(got, canonical_word(form, word)) << i << form.reordered << form.signed_code;
+    }
+  }
+}
+
 TEST(QuantView, RowsMayLieApart) {
   uint8_t codes[3 * 10];
   for (size_t i = 0; i < sizeof(codes); ++i) {
