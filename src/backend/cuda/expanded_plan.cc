@@ -13,8 +13,8 @@ constexpr int64_t kPieceBytes = int64_t{512} << 20;
 constexpr int32_t kMostTokens = int32_t{1} << 20;  // of a piece, whatever the heads
 
 // Rates of one H200, FLOP and bytes per microsecond, from what latent_bench measured of prefill
-// (bench/results/h200-mla.json): 45 shapes of 16, 64 and 128 heads, of all of which the costs below
-// choose the faster form. From 16 rows on they are within 9 % of what was measured, but for whole
+// (bench/results/h200-mla.json): 45 shapes of 16, 64 and 128 heads, of which the costs below choose
+// the faster form. From 16 rows on they are within 9 % of what was measured, but for whole
 // prompts of 2048 tokens, where they are a fifth to a quarter below it.
 constexpr double kAbsorbedRate = 600e6;
 constexpr double kExpandedRate = 690e6;
@@ -24,17 +24,15 @@ constexpr double kLaunch = 4.0;  // microseconds of a launch that nothing hides
 constexpr int64_t kMultiprocessors = 132;
 constexpr int64_t kAbsorbedQueries = 64;  // of a block: a row has one for each head
 
+// Sequences of few rows come in numbers, as proposals that are verified: their blocks fill the
+// multiprocessors together, where each alone would leave most of them idle. They stay absorbed.
+constexpr int32_t kFewestRows = 64;
+
 constexpr int32_t kRowDim = kExpandedRank + kExpandedRope;
 
 /// Pairs of a row and a token that it sees, of a sequence's last `rows`.
 double pairs(const ExpandedSequence& sequence, double rows) {
   return rows * (sequence.kv_len - rows) + rows * (rows + 1) / 2;
-}
-
-/// The most rows of a sequence whose cache all blocks share out, as latent_line() has it; a
-/// sequence of more rows has blocks of its own, each over the whole cache.
-int64_t shared_rows(int64_t heads) {
-  return std::clamp<int64_t>(256 / heads, 1, heads <= 16 ? 4 : 16);
 }
 
 /// The share of the multiprocessors that so many blocks keep busy; of many, causal rows are longer
@@ -52,8 +50,7 @@ double absorbed_cost(int64_t heads, const ExpandedSequence& sequence) {
   const int64_t blocks = ceil_div(sequence.rows * heads, kAbsorbedQueries);
   const double seen = pairs(sequence, sequence.rows) / sequence.rows;  // tokens, of a mean row
   const double attention = 2 * seen * static_cast<double>(blocks * kAbsorbedQueries) *
-                           (kRowDim + kExpandedRank) / kAbsorbedRate /
-                           (sequence.rows <= shared_rows(heads) ? 1.0 : busy(blocks));
+                           (kRowDim + kExpandedRank) / kAbsorbedRate / busy(blocks);
   const double products = 2.0 * sequence.rows * static_cast<double>(heads) * kExpandedRank *
                           (kExpandedNope + kExpandedValue) / kProductRate;
   return attention + products + 3 * kLaunch;
@@ -79,7 +76,7 @@ double expanded_cost(int64_t heads, const ExpandedSequence& sequence) {
 }
 
 bool is_expanded(int64_t heads, const ExpandedSequence& sequence) {
-  return sequence.rows > shared_rows(heads) &&
+  return sequence.rows >= kFewestRows &&
          expanded_cost(heads, sequence) < absorbed_cost(heads, sequence);
 }
 

@@ -26,11 +26,12 @@ TEST(ExpandedCost, ManyRowsAreExpandedAndFewAreNot) {
   }
 }
 
-// Rows whose cache all blocks share out.
-TEST(ExpandedCost, SharedRowsStayAbsorbed) {
-  EXPECT_FALSE(is_expanded(16, lengths(4, 8192)));
-  EXPECT_TRUE(is_expanded(16, lengths(5, 8192)));
-  EXPECT_FALSE(is_expanded(32, lengths(8, 8192)));
+// Of many sequences, each with proposals, none is worth keys and values of its own.
+TEST(ExpandedCost, FewRowsStayAbsorbedWhateverTheyCostAlone) {
+  EXPECT_LT(expanded_cost(16, lengths(16, 8192)), absorbed_cost(16, lengths(16, 8192)));
+  EXPECT_FALSE(is_expanded(16, lengths(16, 8192)));
+  EXPECT_FALSE(is_expanded(16, lengths(63, 8192)));
+  EXPECT_TRUE(is_expanded(16, lengths(64, 8192)));
 }
 
 TEST(ExpandedCost, SharesOfAPromptTurnBetweenOneAndFiveHundredRows) {
@@ -61,7 +62,8 @@ TEST(ExpandedCost, IsNearWhatWasMeasuredAndChoosesTheFaster) {
     const ExpandedSequence chunk = lengths(row.rows, 8192 + row.rows);
     EXPECT_NEAR(absorbed_cost(row.heads, chunk) / row.absorbed, 1, 0.15);
     EXPECT_NEAR(expanded_cost(row.heads, chunk) / row.expanded, 1, 0.15);
-    EXPECT_EQ(is_expanded(row.heads, chunk), row.expanded < row.absorbed);
+    EXPECT_EQ(expanded_cost(row.heads, chunk) < absorbed_cost(row.heads, chunk),
+              row.expanded < row.absorbed);
   }
 }
 
