@@ -32,8 +32,13 @@ FAMILIES = [
     # Three registers too few in its largest tile; Hopper takes gemm_w4a16_channel_sm90 instead.
     (r"sm80::gemm_kernel<.*CodecW4A16Channel", ("HMMA", "LDGSTS"), 6),
     (r"sm80::gemm_kernel<", ("HMMA", "LDGSTS"), 0),
-    (r"(few|many)_latent_sm90<.*Int8Latents", ("IGMMA", "HGMMA", "UBLKCP"), 8),
+    # What a block of prefill keeps of its segment while it codes queries; loops of tiles have none.
+    (r"many_latent_sm90<.*Int8Latents.*LatentBlock", ("IGMMA", "HGMMA", "UBLKCP"), 52),
+    (r"many_latent_sm90<.*Fp8Latents.*LatentBlock", ("QGMMA", "HGMMA", "UBLKCP"), 52),
+    (r"(few|many)_latent_sm90<.*Int8Latents", ("IGMMA", "HGMMA", "UBLKCP"), 12),
     (r"(few|many)_latent_sm90<.*Fp8Latents", ("QGMMA", "HGMMA", "UBLKCP"), 8),
+    # Four addresses are loaded for each tile, which 168 registers do not hold.
+    (r"few_latent_sm90<.*FewInt4<16>.*LatentLine", ("HGMMA", "UBLKCP"), 32),
     (r"(few|many)_latent_sm90<", ("HGMMA", "UBLKCP"), 0),
     (r"warp_latent_kernel<", ("HMMA", "LDGSTS"), 0),
     (r"prefill_sm90_kernel<", ("HGMMA", "UBLKCP"), 0),
@@ -45,6 +50,11 @@ FAMILIES = [
     (r"decode_kernel<", ("HMMA", "UBLKCP|LDGSTS"), 64),
     (r"column_kernel<", ("FFMA", "LDS"), 0),
 ]
+# Where registers do not suffice, ptxas puts a wait behind every product of warpgroups, which then
+# follow one another, and says so in a remark alone (C7512): there are fewer waits than this share.
+PRODUCT = {"HGMMA", "IGMMA", "QGMMA"}
+MOST_WAITS = 0.75
+WAITS_FOR_EACH = re.compile(r"W4AxForm<4,")  # blocks of 32: each product is a sum of its own
 # Products of INT4, which GPUs before Hopper have: where they are made for, and what Hopper calls
 # instead, 190 instructions around two products of INT8.
 INT4_FAMILY = r"w4ax_kernel<"
@@ -70,6 +80,8 @@ def instructions(library):
             counts[match[1]] += 1
             if INT4_PRODUCT.search(line):
                 counts["INT4"] += 1
+            if "WARPGROUP.DEPBAR" in line:
+                counts["WAIT"] += 1
         elif match := ARCHITECTURE.search(line):
             architecture = match[1]
         elif match := FUNCTION.search(line):
@@ -112,6 +124,10 @@ def main():
             errors.append(f"{title}: no products of INT4")
         if architecture.startswith("sm_9") and counts["INT4"]:
             errors.append(f"{title}: products of INT4, which Hopper has not")
+        products = sum(counts[op] for op in PRODUCT)
+        if counts["WAIT"] > max(4, MOST_WAITS * products) and not WAITS_FOR_EACH.search(name):
+            errors.append(f"{title}: {counts['WAIT']} waits for {products} products of warpgroups, "
+                          "which follow one another for want of registers")
         if local > most:
             errors.append(f"{title}: {local} loads and stores of local memory, at most {most}")
     errors += [f"{name}: emulates products of INT4 on Hopper" for name in emulated_int4(library)]
