@@ -16,7 +16,7 @@ TEST(ExpandedCost, ManyRowsAreExpandedAndFewAreNot) {
   for (const int64_t heads : {16, 32, 64, 128}) {
     for (const int32_t kv_len : {1024, 8192, 16384, 131072}) {
       SCOPED_TRACE(testing::Message() << heads << " heads, " << kv_len << " tokens");
-      for (const int32_t rows : {1, 2}) {
+      for (const int32_t rows : {1, 2, 17, 63}) {
         EXPECT_FALSE(is_expanded(heads, lengths(rows, kv_len))) << rows;
       }
       for (const int32_t rows : {1024, 8192, 65536}) {
